@@ -1,0 +1,173 @@
+"""One step of attention, and all steps of one sequence. The law that decides how they run:
+
+a variant that asks for `previous`, `coverage`, `step` or `state` is recurrent and its queries are scanned in order;
+every other variant is vmapped over its queries.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention_jax.functional.alignments import ALIGNMENTS
+from attention_jax.functional.masking import accumulator, masked
+from attention_jax.functional.scores import SCORES
+from attention_jax.functional.table import Row, init_row, lookup
+
+Params = Mapping[str, Any]
+
+
+class Memory(NamedTuple):
+  """What is looked at. `key` is already projected if the score wants it; `mask` is True where it may be attended to."""
+
+  key: Float[Array, 'S D']
+  value: Float[Array, 'S V']
+  mask: Bool[Array, 'S']
+
+
+class Carry(NamedTuple):
+  """What one step hands to the next: the last weights, the sum of all weights, how many steps, private states."""
+
+  previous: Float[Array, 'S']
+  coverage: Float[Array, 'S']
+  step: Int[Array, '']
+  state: tuple[Any, Any]
+
+
+class Attended(NamedTuple):
+  """The context and the weights it was made with (None where an implementation does not have them)."""
+
+  context: Float[Array, '*T V']
+  weights: Float[Array, '*T S'] | None
+
+
+def hide(memory: Memory) -> Memory:
+  """The memory with zeros where no query may look, so that not even a NaN there can reach a result or a gradient.
+
+  A mask may be [S] or, per query, [T, S].
+  """
+  seen = memory.mask.any(-2) if memory.mask.ndim > memory.key.ndim - 1 else memory.mask
+  return memory._replace(key=masked(memory.key, seen), value=masked(memory.value, seen))
+
+
+def is_recurrent(score: Row, alignment: Row) -> bool:
+  """Whether queries must be attended in order."""
+  return score.recurrent or alignment.recurrent
+
+
+def init_carry(score: Row, alignment: Row, size: int, dtype=jnp.float32) -> Carry:
+  """The carry before the first query over a memory of `size` positions."""
+  nothing = jnp.zeros((size,), dtype)
+  state = tuple(row.init_state(size) if row.init_state else () for row in (score, alignment))
+  return Carry(nothing, nothing, jnp.zeros((), jnp.int32), state)
+
+
+def init_params(
+  rng: jax.Array, *, score, alignment='softmax', query: int, key: int, features: int
+) -> dict[str, dict[str, Array] | Array]:
+  """Initial parameters for `attend`. Consumes rng.
+
+  Args:
+    rng: a PRNG key.
+    score, alignment: spec string, table row or function.
+    query, key, features: sizes Dq, Dk and F. Rows that do not project ignore F where they do not need it.
+
+  Returns: `{'score': {...}, 'alignment': {...}}` and, for rows that project, 'query' [Dq, F] and 'key' [Dk, F].
+  Raises: UserError for an unknown variant or option.
+  """
+  score, alignment = lookup(score, SCORES, 'score'), lookup(alignment, ALIGNMENTS, 'alignment')
+  sizes = {'query': query, 'key': key, 'features': features}
+  of = lambda i: jax.random.fold_in(rng, i)
+  params = {'score': init_row(of(0), score, sizes), 'alignment': init_row(of(1), alignment, sizes)}
+  if score.project:
+    glorot = jax.nn.initializers.glorot_uniform()
+    params |= {'query': glorot(of(2), (query, features)), 'key': glorot(of(3), (key, features))}
+  return params
+
+
+def project(x: Float[Array, '... D'], params: Params, name: str) -> Float[Array, '... F']:
+  """x @ params[name] if it is there; x itself, taken as already projected, if not."""
+  return x if name not in params else jnp.einsum('...d,df->...f', x, params[name])
+
+
+def _call(row: Row, fn, args: tuple, params: Params, supplies: Mapping[str, Any], state):
+  """fn(*args) with its parameters and what it asks for; the new state beside the result."""
+  extra = {name: supplies[name] for name in row.needs - {'state'}}
+  if 'state' not in row.needs:
+    return fn(*args, **params, **extra), ()
+  return fn(*args, **params, **extra, state=state)
+
+
+def attend_step(
+  score: Row,
+  alignment: Row,
+  params: Params,
+  carry: Carry,
+  query: Float[Array, 'D'],
+  memory: Memory,
+  *,
+  bias: Float[Array, 'S'] | None = None,
+  rng: jax.Array | None = None,
+  deterministic: bool = True,
+) -> tuple[Carry, Attended]:
+  """One query over one memory: scores -> weights -> context = weights @ value.
+
+  Args:
+    params: as `init_params` gives them. The query is projected here when 'query' is among them; the key never is,
+      because that is done once per memory.
+    bias: added to the scores before masking; -inf in it masks.
+    rng: consumed, by variants that draw.
+    deterministic: replaces an expected alignment by its test-time twin.
+
+  The memory is taken as it is: `hide` it once if NaNs may stand behind its mask, not at every step.
+  """
+  supplies = carry._asdict() | {'rng': rng, 'query': query, 'key': memory.key}
+  scores, score_state = _call(
+    score, score.fn, (project(query, params, 'query'), memory.key), params.get('score', {}), supplies, carry.state[0]
+  )
+  mask = memory.mask
+  if bias is not None:
+    mask = mask & (bias > -jnp.inf)
+    scores = scores + masked(bias, mask).astype(scores.dtype)
+  align = alignment.at_test if deterministic and alignment.at_test else alignment.fn
+  weights, state = _call(alignment, align, (scores, mask), params.get('alignment', {}), supplies, carry.state[1])
+  context = jnp.einsum('s,sv->v', weights, memory.value.astype(weights.dtype)).astype(memory.value.dtype)
+  before = carry.previous.dtype
+  carry = Carry(weights.astype(before), carry.coverage + weights.astype(before), carry.step + 1, (score_state, state))
+  return carry, Attended(context, weights)
+
+
+def attend(
+  score: Row,
+  alignment: Row,
+  params: Params,
+  query: Float[Array, 'T D'],
+  memory: Memory,
+  *,
+  bias: Float[Array, 'T S'] | None = None,
+  rng: jax.Array | None = None,
+  deterministic: bool = True,
+) -> Attended:
+  """All queries of one sequence: scanned for recurrent variants, vmapped for the others.
+
+  The definition that every kernel is held against. memory.mask may be [S] or, per query, [T, S].
+  """
+  memory = hide(memory)
+  steps, size = query.shape[0], memory.key.shape[0]
+  carry = init_carry(score, alignment, size, accumulator(query, memory.key))
+  mask = jnp.broadcast_to(memory.mask, (steps, size))
+  rngs = None if rng is None else jax.random.split(rng, steps)
+
+  def one(carry, xs):
+    query, mask, bias, rng = xs
+    visible = memory._replace(mask=mask)
+    return attend_step(
+      score, alignment, params, carry, query, visible, bias=bias, rng=rng, deterministic=deterministic
+    )
+
+  xs = (query, mask, bias, rngs)
+  if is_recurrent(score, alignment):
+    return jax.lax.scan(one, carry, xs)[1]
+  return jax.vmap(lambda xs: one(carry, xs)[1])(xs)

@@ -1,0 +1,60 @@
+"""Masks: bool, True = may be attended to."""
+
+import functools
+import operator
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+def padding_mask(lengths: Int[Array, '...'], size: int) -> Bool[Array, '... S']:
+  """True for the first `lengths` of `size` positions."""
+  lengths = jnp.asarray(lengths)
+  return jnp.arange(size).reshape((1,) * lengths.ndim + (size,)) < lengths[..., None]
+
+
+def causal_mask(size: int) -> Bool[Array, 'T S']:
+  """True where position s is not after query t."""
+  return window_mask(size, size, 0)
+
+
+def window_mask(size: int, left: int, right: int) -> Bool[Array, 'T S']:
+  """True where t - left <= s <= t + right."""
+  offset = jnp.arange(size)[None, :] - jnp.arange(size)[:, None]
+  return (-left <= offset) & (offset <= right)
+
+
+def combine_masks(*masks: Bool[Array, '...'] | None) -> Bool[Array, '...'] | None:
+  """Logical and of all masks that are not None, broadcast against each other; None if there are none."""
+  given = [jnp.asarray(m) for m in masks if m is not None]
+  if not given:
+    return None
+  rank = max(m.ndim for m in given)
+  return functools.reduce(operator.and_, (m.reshape((1,) * (rank - m.ndim) + m.shape) for m in given))
+
+
+def masked(array: Array, mask: Bool[Array, '...'] | None) -> Array:
+  """`array` with exact zeros where the mask is False, whatever stood there, and no gradient from there.
+
+  The mask may lack trailing axes of the array.
+  """
+  if mask is None:
+    return array
+  mask = mask.reshape(mask.shape + (1,) * (array.ndim - mask.ndim))
+  return jnp.where(mask, array, jnp.zeros((), array.dtype))
+
+
+def accumulator(*arrays: Array):
+  """The dtype in which sums of `arrays` are kept: float32, or float64 if any of them is."""
+  return jnp.float64 if any(jnp.asarray(a).dtype == jnp.float64 for a in arrays) else jnp.float32
+
+
+def at_least_float32(scores: Float[Array, '...']) -> Float[Array, '...']:
+  """Weights are float32 even when everything else is bfloat16; float64 stays float64."""
+  return jnp.asarray(scores).astype(accumulator(scores))
+
+
+def lowest(dtype) -> jax.Array:
+  """The most negative finite number: what a masked score counts as in a maximum or a sort."""
+  return jnp.asarray(jnp.finfo(dtype).min, dtype)

@@ -1,0 +1,158 @@
+"""Score functions: how well one query matches each memory position. query [D], key [S, D] -> scores [S].
+
+Every formula is written for ONE query; `attend` lifts it over queries, heads and batch. Scores are at least float32.
+Keyword-only arguments without a default are learned parameters (shapes in SCORES) or what the step supplies.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from attention_jax.functional.masking import accumulator, at_least_float32
+from attention_jax.functional.table import Param, Row, check
+
+Scores = Float[Array, 'S']
+
+
+def _sum(spec: str, *operands: Array) -> Array:
+  """An einsum that adds up in at least float32."""
+  return jnp.einsum(spec, *operands, preferred_element_type=accumulator(*operands))
+
+
+def dot(query: Float[Array, 'D'], key: Float[Array, 'S D']) -> Scores:
+  """eₛ = q · kₛ. Luong, Pham & Manning 2015, section 3.1."""
+  return _sum('d,sd->s', query, key)
+
+
+def scaled_dot(query: Float[Array, 'D'], key: Float[Array, 'S D']) -> Scores:
+  """eₛ = q · kₛ / √D. Vaswani et al. 2017, equation 1."""
+  return dot(query, key) * (query.shape[-1] ** -0.5)
+
+
+def general(query: Float[Array, 'Dq'], key: Float[Array, 'S Dk'], *, w: Float[Array, 'Dq Dk']) -> Scores:
+  """eₛ = qᵀ W kₛ. Luong et al. 2015, section 3.1."""
+  return dot(_sum('q,qk->k', query, w).astype(key.dtype), key)
+
+
+def low_rank(
+  query: Float[Array, 'Dq'], key: Float[Array, 'S Dk'], *, u: Float[Array, 'Dq R'], v: Float[Array, 'Dk R']
+) -> Scores:
+  """eₛ = (Uᵀ q) · (Vᵀ kₛ): `general` with W = U Vᵀ of rank R. Britz et al. 2017 (their 'mul' with projections)."""
+  return dot(_sum('q,qr->r', query, u).astype(key.dtype), _sum('sk,kr->sr', key, v).astype(key.dtype))
+
+
+def additive(query: Float[Array, 'F'], key: Float[Array, 'S F'], *, v: Float[Array, 'F']) -> Scores:
+  """eₛ = vᵀ tanh(q + kₛ), q and k already projected. Bahdanau, Cho & Bengio 2015, appendix A.1.2."""
+  return _sum('sf,f->s', jnp.tanh(query[None, :] + key), v)
+
+
+def normed_additive(
+  query: Float[Array, 'F'],
+  key: Float[Array, 'S F'],
+  *,
+  v: Float[Array, 'F'],
+  gain: Float[Array, ''],
+  bias: Float[Array, 'F'],
+) -> Scores:
+  """eₛ = g v/‖v‖ · tanh(q + kₛ + b). Weight normalisation (Salimans & Kingma 2016) of the additive score."""
+  direction = at_least_float32(v)
+  direction = direction * jax.lax.rsqrt(jnp.sum(direction**2))
+  return at_least_float32(gain) * _sum('sf,f->s', jnp.tanh((query + bias)[None, :] + key), direction.astype(key.dtype))
+
+
+def concat(
+  query: Float[Array, 'Dq'], key: Float[Array, 'S Dk'], *, w: Float[Array, 'DqDk F'], v: Float[Array, 'F']
+) -> Scores:
+  """eₛ = vᵀ tanh(Wᵀ [q; kₛ]), on unprojected input. Luong et al. 2015, section 3.1."""
+  from_query = _sum('d,df->f', query, w[: query.shape[-1]])
+  from_key = _sum('sd,df->sf', key, w[query.shape[-1] :])
+  return _sum('sf,f->s', jnp.tanh(from_query[None, :] + from_key).astype(key.dtype), v)
+
+
+def cosine(query: Float[Array, 'D'], key: Float[Array, 'S D'], *, beta: Float[Array, '']) -> Scores:
+  """eₛ = β q·kₛ / (‖q‖ ‖kₛ‖), and 0 for a zero vector. Graves, Wayne & Danihelka 2014, equations 5 and 6."""
+  query, key = _unit(query), _unit(key)
+  return at_least_float32(beta) * dot(query, key)
+
+
+def _unit(x: Float[Array, '... D']) -> Float[Array, '... D']:
+  x = at_least_float32(x)
+  square = jnp.sum(x**2, axis=-1, keepdims=True)
+  # Double where: the square root must not see 0, or its infinite slope would turn the zero gradient into NaN.
+  some = square > 0
+  return jnp.where(some, x * jax.lax.rsqrt(jnp.where(some, square, 1.0)), 0.0)
+
+
+def location(query: Float[Array, 'Dq'], key: Float[Array, 'S Dk'], *, w: Float[Array, 'M Dq']) -> Scores:
+  """e = (W q)[:S]: from the query alone. Luong et al. 2015, section 3.1.
+
+  Raises: ValueError if the memory has more positions than w has rows.
+  """
+  if key.shape[0] > w.shape[0]:
+    raise ValueError(
+      f'location: the memory has S={key.shape[0]} positions but w only max_positions={w.shape[0]} rows; '
+      f"set 'location(max_positions={key.shape[0]})'"
+    )
+  return _sum('sd,d->s', w[: key.shape[0]], query)
+
+
+def location_sensitive(
+  query: Float[Array, 'F'],
+  key: Float[Array, 'S F'],
+  *,
+  previous: Float[Array, 'S'],
+  filters: Float[Array, 'C W'],
+  u: Float[Array, 'C F'],
+  v: Float[Array, 'F'],
+) -> Scores:
+  """eₛ = vᵀ tanh(q + kₛ + Uᵀ fₛ), f = filters ∗ previous weights. Chorowski et al. 2015, equations 8 and 9.
+
+  A true (flipping) convolution, zero-padded and centred: f[c, s] = convolve(previous, filters[c])[W // 2 + s].
+  """
+  start, size = filters.shape[1] // 2, previous.shape[0]
+  # mode='full' and a slice, because mode='same' returns the filter's width when the memory is shorter.
+  convolve = lambda one: jnp.convolve(previous.astype(one.dtype), one, mode='full')[start : start + size]
+  features = _sum('cs,cf->sf', jax.vmap(convolve)(filters), u).astype(key.dtype)
+  return additive(query, key + features, v=v)
+
+
+def coverage(
+  query: Float[Array, 'F'],
+  key: Float[Array, 'S F'],
+  *,
+  coverage: Float[Array, 'S'],
+  u: Float[Array, 'F'],
+  v: Float[Array, 'F'],
+) -> Scores:
+  """eₛ = vᵀ tanh(q + kₛ + u cₛ), c = the sum of all weights so far. See, Liu & Manning 2017, equation 11."""
+  return additive(query, key + coverage.astype(key.dtype)[:, None] * u[None, :], v=v)
+
+
+_V = Param(('features',), 'vector')
+
+SCORES = check(
+  {
+    'dot': Row(dot),
+    'scaled_dot': Row(scaled_dot),
+    'general': Row(general, params={'w': Param(('query', 'key'))}),
+    'low_rank': Row(
+      low_rank, params={'u': Param(('query', 'rank')), 'v': Param(('key', 'rank'))}, sizes={'rank': 32}
+    ),
+    'additive': Row(additive, params={'v': _V}, project=True),
+    'normed_additive': Row(
+      normed_additive,
+      params={'v': _V, 'gain': Param((), 'inverse_root'), 'bias': Param(('features',), 0.0)},
+      project=True,
+    ),
+    'concat': Row(concat, params={'w': Param(('query+key', 'features')), 'v': _V}),
+    'cosine': Row(cosine, params={'beta': Param((), 1.0)}),
+    'location': Row(location, params={'w': Param(('max_positions', 'query'))}, sizes={'max_positions': 128}),
+    'location_sensitive': Row(
+      location_sensitive,
+      params={'filters': Param(('channels', 'width')), 'u': Param(('channels', 'features')), 'v': _V},
+      sizes={'channels': 10, 'width': 31},
+      project=True,
+    ),
+    'coverage': Row(coverage, params={'u': Param(('features',), 'vector'), 'v': _V}, project=True),
+  }
+)

@@ -1,0 +1,133 @@
+"""Sparse alignments: argmax over the simplex of p·z + H_α(p), which sets small scores to exactly zero weight.
+
+H_α is the Tsallis entropy (1 - Σ pᵅ) / (α(α - 1)); α = 1 is softmax, α = 2 sparsemax. Gradients are taken from the
+output, never through the sort or the bisection: with s = p^(2 - α) on the support, ∂p/∂z = diag(s) - s sᵀ / Σ s.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from attention_jax.errors import UserError
+from attention_jax.functional.masking import at_least_float32, lowest
+
+Scores = Float[Array, 'S']
+Mask = Bool[Array, 'S']
+Weights = Float[Array, 'S']
+
+
+def sparsemax(scores: Scores, mask: Mask) -> Weights:
+  """argmin over the simplex of ‖p - z‖². Martins & Astudillo 2016, equation 2 and algorithm 1."""
+  return _sparsemax(at_least_float32(scores), mask)
+
+
+def entmax15(scores: Scores, mask: Mask) -> Weights:
+  """α-entmax with α = 1.5, exactly, by sorting. Peters, Niculae & Martins 2019, equation 10 and algorithm 2."""
+  return _entmax15(at_least_float32(scores), mask)
+
+
+def entmax(scores: Scores, mask: Mask, *, alpha: float | Float[Array, '']) -> Weights:
+  """α-entmax for any α > 1, by bisection: p = [(α - 1) z - τ]₊^(1/(α - 1)). Peters et al. 2019, algorithm 1.
+
+  Args: alpha: a number, or an array [] that is learned (its gradient: Correia et al. 2019, proposition 1). A learned
+    alpha below 1.01 counts as 1.01 and keeps its gradient, so that it can come back.
+  Raises: UserError for a number alpha <= 1 (softmax is the limit at 1).
+  """
+  if isinstance(alpha, int | float) and not alpha > 1:
+    raise UserError(f"entmax: alpha must be greater than 1, got {alpha} ('softmax' is the limit at 1)")
+  scores = at_least_float32(scores)
+  alpha = jnp.asarray(alpha, scores.dtype)
+  return _entmax(scores, mask, alpha + jax.lax.stop_gradient(jnp.maximum(alpha, 1.01) - alpha))
+
+
+def _shifted(scores: Scores, mask: Mask) -> Scores:
+  """Scores with their maximum at 0, and a large negative number that still can be squared behind the mask."""
+  low = lowest(scores.dtype)
+  top = jnp.max(jnp.where(mask, scores, low))
+  # 0 is at the top of every support and -4 is outside all of them (α >= 1.5); bisection masks by itself.
+  return jnp.where(mask, scores - top, -4.0)
+
+
+def _finish(weights: Weights, mask: Mask) -> Weights:
+  """Exact zeros behind the mask, and rounding errors of the threshold spread over the support."""
+  weights = jnp.where(mask, weights, 0.0)
+  total = jnp.sum(weights)
+  return weights / jnp.where(total > 0, total, 1.0)
+
+
+def _from_output(weights: Weights, slope: Weights, tangent: Scores) -> Weights:
+  """(diag(s) - s sᵀ / Σ s) · tangent."""
+  total = jnp.sum(slope)
+  return slope * (tangent - jnp.sum(slope * tangent) / jnp.where(total > 0, total, 1.0))
+
+
+def _slope(weights: Weights, alpha) -> Weights:
+  support = weights > 0
+  return jnp.where(support, jnp.where(support, weights, 1.0) ** (2.0 - alpha), 0.0)
+
+
+@jax.custom_jvp
+def _sparsemax(scores, mask):
+  z = jnp.maximum(_shifted(scores, mask), -4.0)
+  ordered = jnp.sort(z, descending=True)
+  rank = jnp.arange(1, z.size + 1, dtype=z.dtype)
+  threshold = (jnp.cumsum(ordered) - 1.0) / rank
+  tau = threshold[jnp.sum(ordered > threshold) - 1]
+  return _finish(jnp.maximum(z - tau, 0.0), mask)
+
+
+@jax.custom_jvp
+def _entmax15(scores, mask):
+  z = jnp.maximum(_shifted(scores, mask), -4.0) / 2.0
+  ordered = jnp.sort(z, descending=True)
+  rank = jnp.arange(1, z.size + 1, dtype=z.dtype)
+  mean = jnp.cumsum(ordered) / rank
+  spread = rank * (jnp.cumsum(ordered**2) / rank - mean**2)
+  tau = mean - jnp.sqrt(jnp.maximum((1.0 - spread) / rank, 0.0))
+  tau = tau[jnp.sum(tau <= ordered) - 1]
+  return _finish(jnp.maximum(z - tau, 0.0) ** 2, mask)
+
+
+@jax.custom_jvp
+def _entmax(scores, mask, alpha):
+  z = (alpha - 1.0) * jnp.where(mask, _shifted(scores, mask), 0.0)
+  power = 1.0 / (alpha - 1.0)
+
+  def weights(tau):
+    above = mask & (z > tau)
+    return jnp.where(above, jnp.where(above, z - tau, 1.0) ** power, 0.0)
+
+  def halve(_, bracket):
+    low, width = bracket
+    width = width / 2.0
+    return jnp.where(jnp.sum(weights(low + width)) >= 1.0, low + width, low), width
+
+  # The largest score is 0, so that its weight is at most 1: τ in [-1, 0].
+  steps = 30 if scores.dtype == jnp.float32 else 60
+  tau, _ = jax.lax.fori_loop(0, steps, halve, (jnp.full((), -1.0, z.dtype), jnp.ones((), z.dtype)))
+  return _finish(weights(tau), mask)
+
+
+@_sparsemax.defjvp
+def _(primals, tangents):
+  weights = _sparsemax(*primals)
+  return weights, _from_output(weights, _slope(weights, 2.0), tangents[0])
+
+
+@_entmax15.defjvp
+def _(primals, tangents):
+  weights = _entmax15(*primals)
+  return weights, _from_output(weights, _slope(weights, 1.5), tangents[0])
+
+
+@_entmax.defjvp
+def _(primals, tangents):
+  alpha = primals[2]
+  weights = _entmax(*primals)
+  slope = _slope(weights, alpha)
+  total = jnp.sum(slope)
+  share = slope / jnp.where(total > 0, total, 1.0)
+  support = weights > 0
+  entropy = jnp.where(support, -weights * jnp.log(jnp.where(support, weights, 1.0)), 0.0)
+  by_alpha = (weights - share) / (alpha - 1.0) ** 2 + (entropy - share * jnp.sum(entropy)) / (alpha - 1.0)
+  return weights, _from_output(weights, slope, tangents[0]) + by_alpha * tangents[2]

@@ -1,0 +1,167 @@
+"""Tables of variants. A variant's signature is its schema: its keyword-only arguments say all that it needs.
+
+- no default and one of SUPPLIED: the attention step passes it;
+- no default and any other name: a learned parameter, whose shape stands in the table row;
+- a default: an option, which a spec string may set: `'softmax(temperature=0.5)'`.
+"""
+
+import ast
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.errors import UserError, choose
+
+SUPPLIED = frozenset({'query', 'key', 'rng', 'previous', 'coverage', 'step', 'state'})
+RECURRENT = frozenset({'previous', 'coverage', 'step', 'state'})
+SIZES = frozenset({'query', 'key', 'features'})  # sizes that every row knows; a row's own stand in Row.sizes
+
+INITIALIZERS: Mapping[str, Callable] = {
+  'glorot': lambda rng, shape, sizes: jax.nn.initializers.glorot_uniform()(rng, shape),
+  'vector': lambda rng, shape, sizes: jax.random.uniform(rng, shape, minval=-1.0) * (3 / shape[-1]) ** 0.5,
+  'inverse_root': lambda rng, shape, sizes: jnp.full(shape, sizes['features'] ** -0.5),
+}
+
+
+class Param(NamedTuple):
+  """A learned parameter: `shape` names sizes or their sums ('query+key'), `init` a row of INITIALIZERS or a number.
+
+  A parameter of shape () may be fixed by a spec string, and is then learned no more: `'entmax(alpha=1.3)'`.
+  """
+
+  shape: tuple[str, ...]
+  init: str | float = 'glorot'
+
+
+class Row(NamedTuple):
+  """One variant of a table.
+
+  Attributes:
+    fn: the variant itself, a pure function.
+    at_test: what replaces it when deterministic (the hard twin of an expected alignment); None keeps it.
+    params: learned parameters by the name of the function's argument.
+    sizes: the sizes of its own that `params` mention, with their defaults; a spec string may set them.
+    project: whether the query and the key are projected to `features` before the function sees them.
+    init_state: memory size -> where its private state starts; needed if and only if fn asks for `state`.
+  """
+
+  fn: Callable
+  at_test: Callable | None = None
+  params: Mapping[str, Param] = {}
+  sizes: Mapping[str, int] = {}
+  project: bool = False
+  init_state: Callable[[int], Any] | None = None
+
+  @property
+  def needs(self) -> frozenset[str]:
+    """What the attention step has to supply."""
+    return frozenset(_required(self.fn)) & SUPPLIED
+
+  @property
+  def recurrent(self) -> bool:
+    """Whether its queries must be scanned in order; every other variant is vmapped over them."""
+    return bool(self.needs & RECURRENT)
+
+
+def _keywords(fn: Callable) -> dict[str, inspect.Parameter]:
+  parameters = inspect.signature(fn).parameters.values()
+  return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def _required(fn: Callable) -> list[str]:
+  return [name for name, p in _keywords(fn).items() if p.default is p.empty]
+
+
+def learned(row: Row) -> list[str]:
+  """Names of the learned parameters that `row.fn` asks for."""
+  return [name for name in _required(row.fn) if name not in SUPPLIED]
+
+
+def options(row: Row) -> dict[str, Any]:
+  """What a spec string may set: keyword defaults, the row's sizes, and parameters that are one number."""
+  defaults = {k: p.default for k, p in _keywords(row.fn).items() if p.default is not p.empty}
+  scalars = {k: p.init if isinstance(p.init, float) else 1.0 for k, p in row.params.items() if p.shape == ()}
+  return defaults | dict(row.sizes) | scalars
+
+
+def check(table: Mapping[str, Row]) -> Mapping[str, Row]:
+  """Returns `table`; raises TypeError where a row contradicts its function. Every table is checked at import."""
+  for name, row in table.items():
+    if set(learned(row)) != set(row.params):
+      raise TypeError(f'{name}: the function learns {learned(row)}, the row gives shapes for {list(row.params)}')
+    for param, (shape, init) in row.params.items():
+      unknown = {name for size in shape for name in size.split('+')} - SIZES - set(row.sizes)
+      if unknown or not (isinstance(init, float) or init in INITIALIZERS):
+        raise TypeError(f'{name}: parameter {param} has unknown sizes {sorted(unknown)} or initialiser {init!r}')
+    if ('state' in row.needs) != (row.init_state is not None):
+      raise TypeError(f'{name}: init_state must be given if and only if the function asks for state')
+    if row.at_test is not None and not set(_required(row.at_test)) <= set(_required(row.fn)):
+      raise TypeError(f'{name}: at_test asks for what the variant itself does not have')
+    if overlap := set(options(row)) & SUPPLIED:
+      raise TypeError(f'{name}: {sorted(overlap)} cannot be options')
+  return table
+
+
+def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
+  """`'name(option=literal)'` -> (`'name'`, `{'option': literal}`). Raises UserError for anything else."""
+  try:
+    node = ast.parse(spec.strip(), mode='eval').body
+    if isinstance(node, ast.Name):
+      return node.id, {}
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
+      return node.func.id, {k.arg: ast.literal_eval(k.value) for k in node.keywords if k.arg}
+  except (SyntaxError, ValueError, AttributeError):
+    pass
+  raise UserError(f"cannot read {spec!r}; write 'name' or 'name(option=literal, ...)'")
+
+
+def lookup(spec: str | Row | Callable, table: Mapping[str, Row], what: str) -> Row:
+  """The row that `spec` means: a spec string, a row, or a user's own function of the same signature.
+
+  Raises: UserError for an unknown name or option, with what is possible.
+  """
+  if isinstance(spec, Row):
+    return spec
+  if callable(spec):
+    return Row(spec)
+  name, given = parse_spec(spec)
+  row = table[choose(name, table, what)]
+  possible = options(row)
+  for option, value in given.items():
+    choose(option, possible, f'option of {what} {name!r}:')
+    _same_kind(name, option, value, possible[option])
+  sizes = {k: given.pop(k, v) for k, v in row.sizes.items()}
+  if any(size < 1 for size in sizes.values()):
+    raise UserError(f'{name}: sizes must be at least 1, got {sizes}')
+  params = {k: p for k, p in row.params.items() if k not in given}
+  fn, at_test = _bind(row.fn, given), row.at_test and _bind(row.at_test, given)
+  return row._replace(fn=fn, at_test=at_test, sizes=sizes, params=params)
+
+
+def _bind(fn: Callable, given: Mapping[str, Any]) -> Callable:
+  """`fn` with the given options, as far as it has them: a test-time twin may have fewer."""
+  mine = {k: v for k, v in given.items() if k in _keywords(fn)}
+  return functools.partial(fn, **mine) if mine else fn
+
+
+def _same_kind(name: str, option: str, value: Any, default: Any) -> None:
+  kinds = (int, float) if type(default) is float else type(default)
+  if default is not None and (not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool)):
+    raise UserError(f'{name}: option {option} is a {type(default).__name__} like {default!r}, got {value!r}')
+
+
+def init_row(rng: jax.Array, row: Row, sizes: Mapping[str, int]) -> dict[str, jax.Array]:
+  """Initial parameters of one row, float32. Consumes rng. Raises UserError when a user's function has no shapes."""
+  if missing := set(learned(row)) - set(row.params):
+    raise UserError(f'no shapes for the parameters {sorted(missing)} of {row.fn}; give a Row(fn, params=...) instead')
+  sizes = {**sizes, **row.sizes}
+  params = {}
+  for i, (name, (shape, init)) in enumerate(sorted(row.params.items())):
+    shape = tuple(sum(sizes[part] for part in size.split('+')) for size in shape)
+    make = INITIALIZERS.get(init, lambda rng, shape, sizes, value=init: jnp.full(shape, value, jnp.float32))
+    params[name] = make(jax.random.fold_in(rng, i), shape, sizes)
+  return params

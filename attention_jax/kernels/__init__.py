@@ -1,0 +1,119 @@
+"""Floor 1: the same mathematics in less time and memory. 'xla' defines what is right; a named one runs or raises."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from attention_jax.errors import choose
+from attention_jax.functional import attend as definition
+from attention_jax.functional.alignments import ALIGNMENTS
+from attention_jax.functional.attend import Attended, Memory, project
+from attention_jax.functional.scores import SCORES
+from attention_jax.functional.table import Row, learned, lookup
+
+IMPLEMENTATIONS: Mapping[str, Callable] = {'xla': definition.attend}
+
+
+def attend_with(implementation: str) -> Callable:
+  """The function behind a name; same signature as `functional.attend.attend`. Raises UserError for other names."""
+  return IMPLEMENTATIONS[choose(implementation, IMPLEMENTATIONS, 'implementation')]
+
+
+def attend(
+  query: Float[Array, '*B T Dq'],
+  key: Float[Array, '*B S Dk'],
+  value: Float[Array, '*B S V'],
+  mask: Bool[Array, '...'] | None = None,
+  *,
+  score: str | Row | Callable = 'scaled_dot',
+  alignment: str | Row | Callable = 'softmax',
+  params: Mapping | None = None,
+  bias: Float[Array, '...'] | None = None,
+  rng: jax.Array | None = None,
+  deterministic: bool = True,
+  implementation: str = 'xla',
+  return_weights: bool = True,
+) -> Attended:
+  """weights = alignment(score(query, key) + bias, mask); context = weights @ value.
+
+  Queries are scanned in order if the score or the alignment asks for `previous`, `coverage`, `step` or `state`, and
+  attended all at once otherwise. Batch axes are vmapped.
+
+  Args:
+    query: [..., T, Dq].
+    key: [..., S, Dk].
+    value: [..., S, V].
+    mask: bool, True = may be attended to; broadcastable to [..., T, S]. A query that may attend to nothing gets zero
+      weights, a zero context and zero gradients.
+    score, alignment: a spec string such as 'low_rank(rank=16)', a table row, or a function of the same signature.
+    params: as `init_params` gives them; 'query' [Dq, F] and 'key' [Dk, F] project when they are there, and query and
+      key are taken as already projected when they are not.
+    bias: float, broadcastable to [..., T, S], added to the scores before masking; -inf masks.
+    rng: a PRNG key, consumed; needed by variants that draw.
+    deterministic: test-time behaviour, for variants that have one.
+    implementation: a name of IMPLEMENTATIONS. It computes exactly this or raises.
+    return_weights: whether to return the weights; they never change the context.
+
+  Returns: Attended(context [..., T, V], weights [..., T, S] float32 or None).
+  Raises: UserError for unknown names and options; ValueError for shapes that do not fit or missing params.
+  """
+  score, alignment = lookup(score, SCORES, 'score'), lookup(alignment, ALIGNMENTS, 'alignment')
+  params = {'score': {}, 'alignment': {}} | dict(params or {})
+  run = attend_with(implementation)
+  query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
+  batch = _batch_shape(query, key, value)
+  full = (*batch, query.shape[-2], key.shape[-2])
+  mask = _broadcast('mask', mask, full, jnp.bool_) if mask is not None else jnp.ones(full[-1:], jnp.bool_)
+  bias = None if bias is None else _broadcast('bias', bias, full, jnp.floating)
+  for kind, row in (('score', score), ('alignment', alignment)):
+    _check_params(kind, row, params[kind], rng, deterministic)
+
+  mask = jnp.broadcast_to(mask, full)
+  # Hidden before the projection, whose gradient would otherwise meet a NaN behind the mask.
+  key = project(definition.hide(Memory(key, value, mask)).key, params, 'key')
+  rngs = None if rng is None else jax.random.split(rng, math.prod(batch)).reshape((*batch, *rng.shape))
+
+  def one(query, key, value, mask, bias, rng):
+    memory = Memory(key, value, mask)
+    return run(score, alignment, params, query, memory, bias=bias, rng=rng, deterministic=deterministic)
+
+  for _ in batch:
+    one = jax.vmap(one)
+  attended = one(query, key, value, mask, bias, rngs)
+  return attended if return_weights else attended._replace(weights=None)
+
+
+def _batch_shape(query: Array, key: Array, value: Array) -> tuple[int, ...]:
+  shapes = f'query {query.shape}, key {key.shape}, value {value.shape}'
+  if min(query.ndim, key.ndim, value.ndim) < 2:
+    raise ValueError(f'attend: query is [..., T, Dq], key [..., S, Dk], value [..., S, V]; got {shapes}')
+  if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+    raise ValueError(f'attend: query, key and value must have the same leading (batch) axes; got {shapes}')
+  if key.shape[-2] != value.shape[-2]:
+    raise ValueError(f'attend: key and value must have the same number of positions S; got {shapes}')
+  return query.shape[:-2]
+
+
+def _broadcast(name: str, array, full: tuple[int, ...], kind) -> Array:
+  array = jnp.asarray(array)
+  if not jnp.issubdtype(array.dtype, kind):
+    raise ValueError(f'attend: {name} must be {jnp.dtype(kind) if kind is jnp.bool_ else "float"}, got {array.dtype}')
+  try:
+    return jnp.broadcast_to(array.reshape((1,) * (len(full) - array.ndim) + array.shape), full)
+  except (ValueError, TypeError):
+    raise ValueError(
+      f'attend: {name} {array.shape} does not broadcast to [..., T, S] = {full}; a padding mask [B, S] is mask[:, None]'
+    ) from None
+
+
+def _check_params(kind: str, row: Row, given: Mapping, rng, deterministic: bool) -> None:
+  wanted = set(learned(row))
+  if wanted != set(given):
+    raise ValueError(
+      f"attend: params['{kind}'] must hold {sorted(wanted)}, got {sorted(given)}; init_params(...) makes them"
+    )
+  if 'rng' in row.needs and rng is None and not (deterministic and row.at_test):
+    raise ValueError(f'attend: this {kind} draws at random; give rng, a PRNG key')
