@@ -1,0 +1,35 @@
+"""Floor 3': data on the host, with numpy and grain. Knows nothing of models.
+
+files, text: lines and corpora. vocab: text <-> ids. encoding: splits as ids, and which bucket holds a row.
+batching, pipeline: batches as a function of (seed, step). tasks: what a config can name. builders: tfds builders.
+What only some tasks need (tensorflow_datasets, sentencepiece, grain) is imported when it is used.
+"""
+
+from attention_jax.data.batching import Batch, Batches, in_order
+from attention_jax.data.encoding import Encoded, encode
+from attention_jax.data.pipeline import stream
+from attention_jax.data.tasks import TASKS, Data, load, load_vocabularies, split_of
+from attention_jax.data.text import Corpus, group_references
+from attention_jax.data.vocab import BOS, EOS, PAD, UNK, VOCABULARIES, Vocabulary
+
+__all__ = [
+  'BOS',
+  'EOS',
+  'PAD',
+  'TASKS',
+  'UNK',
+  'VOCABULARIES',
+  'Batch',
+  'Batches',
+  'Corpus',
+  'Data',
+  'Encoded',
+  'Vocabulary',
+  'encode',
+  'group_references',
+  'in_order',
+  'load',
+  'load_vocabularies',
+  'split_of',
+  'stream',
+]

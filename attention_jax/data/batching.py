@@ -1,0 +1,147 @@
+"""Batches as a pure function of (seed, step), with static shapes from a short stated list of buckets."""
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from attention_jax.data.encoding import Encoded, assign, check_buckets
+from attention_jax.data.vocab import PAD
+from attention_jax.errors import UserError, choose
+
+
+class Batch(NamedTuple):
+  """B rows of one bucket (S, T).
+
+  Attributes:
+    source: int32 [B, S], each row ending with EOS, then PAD.
+    source_mask: bool [B, S], True = real.
+    target: int32 [B, T], each row ending with EOS, without BOS.
+    target_mask: bool [B, T].
+    index: int32 [B], the row in its split; -1 = a filler row, whose masks are all False.
+  """
+
+  source: np.ndarray
+  source_mask: np.ndarray
+  target: np.ndarray
+  target_mask: np.ndarray
+  index: np.ndarray
+
+
+def _sentences(size: int, bucket: tuple[int, int]) -> int:
+  return size
+
+
+def _tokens(size: int, bucket: tuple[int, int]) -> int:
+  return max(8, size // max(bucket) // 8 * 8)
+
+
+UNITS = {'sentences': _sentences, 'tokens': _tokens}  # (batch size, bucket) -> rows of a batch
+
+
+class Batches:
+  """The training batches of one split, without end: `batches[step]` for any step >= 0.
+
+  Step `s` lies in epoch `s // len(batches)`. Each epoch has every row that fits a bucket exactly once, in an order
+  given by (seed, epoch) alone; the last batch of each bucket is filled up with filler rows. Nothing is kept between
+  steps but a cache, so that a run is resumed by knowing its step, and threads may share one object.
+  """
+
+  def __init__(
+    self,
+    encoded: Encoded,
+    buckets: Iterable[Sequence[int]],
+    size: int,
+    unit: str = 'sentences',
+    seed: int = 0,
+    shard: int = 0,
+    shards: int = 1,
+  ):
+    """Args:
+      encoded: the split.
+      buckets: (source, target) length pairs, EOS included.
+      size: rows of a batch, or its tokens (rows times the longer side of the bucket).
+      unit: a name in UNITS.
+      seed: of the order.
+      shard, shards: this process gets the rows `shard::shards` of every batch.
+
+    Raises: UserError when no row fits a bucket, or the rows of a batch cannot be divided among the shards.
+    """
+    if size < 1 or seed < 0 or not 0 <= shard < shards:
+      raise UserError(f'batch size {size} must be at least 1, seed {seed} at least 0, shard {shard} below {shards}')
+    rows_of = UNITS[choose(unit, UNITS, 'batch unit')]
+    chosen = assign(encoded, buckets)
+    held = [(bucket, np.flatnonzero(chosen == i)) for i, bucket in enumerate(check_buckets(buckets))]
+    self._held = [(bucket, rows) for bucket, rows in held if len(rows)]
+    self._sizes = [rows_of(size, bucket) for bucket, _ in self._held]
+    self._encoded, self._seed, self._shard, self._shards = encoded, seed, shard, shards
+    if not self._held:
+      raise UserError(f'none of the {encoded.rows} pairs fits a bucket of {check_buckets(buckets)}')
+    for (bucket, _), size in zip(self._held, self._sizes, strict=True):
+      if size % shards:
+        raise UserError(f'the {size} rows of a batch of bucket {bucket} cannot be divided among {shards} processes')
+    self._chunks = [-(-len(rows) // size) for (_, rows), size in zip(self._held, self._sizes, strict=True)]
+    self._epoch = functools.lru_cache(maxsize=2)(self._order)  # prefetching threads may straddle two epochs
+
+  def __len__(self) -> int:
+    """Batches in an epoch."""
+    return sum(self._chunks)
+
+  @property
+  def shapes(self) -> list[tuple[int, int, int]]:
+    """The (B, S, T) that occur: at most as many as buckets, each one compilation."""
+    return [(size // self._shards, *bucket) for (bucket, _), size in zip(self._held, self._sizes, strict=True)]
+
+  def __getitem__(self, step: int) -> Batch:
+    """The batch of a step: a pure function of (seed, step)."""
+    if step < 0:
+      raise IndexError(f'step {step} is negative')
+    epoch, place = divmod(step, len(self))
+    shuffled, plan = self._epoch(epoch)
+    which, chunk = plan[place]
+    size = self._sizes[which]
+    rows = _filled(shuffled[which][chunk * size : (chunk + 1) * size], size)
+    return gather(self._encoded, rows[self._shard :: self._shards], self._held[which][0])
+
+  def _order(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """The rows of each bucket, shuffled, and the (bucket, chunk) of each batch of an epoch, shuffled."""
+    rng = np.random.default_rng((self._seed, epoch))
+    shuffled = [rng.permutation(rows) for _, rows in self._held]
+    plan = [(which, chunk) for which, chunks in enumerate(self._chunks) for chunk in range(chunks)]
+    return shuffled, rng.permutation(np.array(plan))
+
+
+def in_order(encoded: Encoded, buckets: Iterable[Sequence[int]], size: int) -> Iterator[Batch]:
+  """Batches of `size` rows for evaluation: every row that fits a bucket once, by bucket, then by source length.
+
+  A row that fits no bucket is in no batch: the caller knows it by its index that never comes (encoding.describe
+  reports it).
+  """
+  chosen = assign(encoded, buckets)
+  lengths = encoded.lengths[0]
+  for i, bucket in enumerate(check_buckets(buckets)):
+    rows = np.flatnonzero(chosen == i)
+    rows = rows[np.argsort(lengths[rows], kind='stable')]
+    for start in range(0, len(rows), size):
+      yield gather(encoded, _filled(rows[start : start + size], size), bucket)
+
+
+def gather(encoded: Encoded, rows: np.ndarray, bucket: tuple[int, int]) -> Batch:
+  """The given rows (-1 = a filler row) as one batch of the shape of `bucket`, which must hold them."""
+  source = _padded(encoded.source, encoded.source_offsets, rows, bucket[0])
+  target = _padded(encoded.target, encoded.target_offsets, rows, bucket[1])
+  return Batch(*source, *target, rows.astype(np.int32))
+
+
+def _padded(flat: np.ndarray, offsets: np.ndarray, rows: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+  starts = offsets[rows]
+  lengths = np.where(rows < 0, 0, offsets[rows + 1] - starts)
+  columns = np.arange(length)
+  mask = columns < lengths[:, None]
+  ids = flat[np.where(mask, starts[:, None] + columns, 0)]
+  return np.where(mask, ids, PAD).astype(np.int32), mask
+
+
+def _filled(rows: np.ndarray, size: int) -> np.ndarray:
+  return np.pad(rows, (0, size - len(rows)), constant_values=-1)

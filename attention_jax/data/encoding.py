@@ -1,0 +1,98 @@
+"""A corpus as ids: flat arrays that are cheap to index and fit millions of lines in memory."""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from attention_jax.data.text import Corpus, count, numbers
+from attention_jax.data.vocab import EOS, UNK, Vocabulary
+from attention_jax.errors import UserError
+
+Buckets = tuple[tuple[int, int], ...]
+
+
+class Encoded(NamedTuple):
+  """One split as ids. Row i of the source is `source[source_offsets[i]:source_offsets[i + 1]]` and ends with EOS.
+
+  Attributes:
+    source: int32, all rows after one another.
+    source_offsets: int64 [rows + 1].
+    target: int32, all rows after one another.
+    target_offsets: int64 [rows + 1].
+  """
+
+  source: np.ndarray
+  source_offsets: np.ndarray
+  target: np.ndarray
+  target_offsets: np.ndarray
+
+  @property
+  def rows(self) -> int:
+    return len(self.source_offsets) - 1
+
+  @property
+  def lengths(self) -> tuple[np.ndarray, np.ndarray]:
+    """Source and target lengths [rows], EOS included."""
+    return np.diff(self.source_offsets), np.diff(self.target_offsets)
+
+
+def encode(corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary) -> Encoded:
+  """The ids of a corpus, EOS appended on both sides."""
+  return Encoded(*_flat(corpus.source, source_vocab.encode), *_flat(corpus.target, target_vocab.encode))
+
+
+def _flat(lines: Iterable[str], ids: Callable[[str], list[int]]) -> tuple[np.ndarray, np.ndarray]:
+  lengths = [0]
+
+  def line_ids(line: str) -> list[int]:
+    row = [*ids(line), EOS]
+    lengths.append(len(row))
+    return row
+
+  flat = np.fromiter(itertools.chain.from_iterable(map(line_ids, lines)), np.int32)
+  return flat, np.cumsum(lengths, dtype=np.int64)
+
+
+def check_buckets(buckets: Iterable[Sequence[int]]) -> Buckets:
+  """The (source, target) length pairs, EOS included, smallest area first. Raises: UserError for anything else."""
+  try:
+    pairs = [(source, target) for source, target in buckets]
+  except (TypeError, ValueError):
+    pairs = []
+  whole = all(isinstance(size, int | np.integer) and size > 0 for pair in pairs for size in pair)
+  if not pairs or not whole or len(set(pairs)) < len(pairs):
+    raise UserError(f'buckets are different (source, target) lengths such as ((20, 20), (40, 40)), got {buckets}')
+  return tuple(sorted(pairs, key=lambda pair: (pair[0] * pair[1], pair)))
+
+
+def assign(encoded: Encoded, buckets: Iterable[Sequence[int]]) -> np.ndarray:
+  """For each row the position, in check_buckets' order, of the smallest bucket that holds the pair; -1 for none."""
+  source, target = encoded.lengths
+  chosen = np.full(encoded.rows, -1, np.int32)
+  for i, (longest_source, longest_target) in reversed(list(enumerate(check_buckets(buckets)))):
+    chosen[(source <= longest_source) & (target <= longest_target)] = i
+  return chosen
+
+
+def describe(split: str, corpus: Corpus, encoded: Encoded, buckets: Iterable[Sequence[int]]) -> list[str]:
+  """What a person should know of an encoded split: counts, rows per bucket, unknown tokens, and what is left out."""
+  buckets, chosen = check_buckets(buckets), assign(encoded, buckets)
+  sizes = ', '.join(f'{s}x{t}: {np.sum(chosen == i)}' for i, (s, t) in enumerate(buckets))
+  unknown = ', '.join(
+    f'{np.mean(ids == UNK):.2%} of {side} tokens'
+    for side, ids in (('source', encoded.source), ('target', encoded.target))
+    if np.any(ids == UNK)
+  )
+  report = [*corpus.report, f'{split}: {count(encoded.rows, "pair")} ({corpus.name}); buckets {sizes}']
+  if unknown:
+    report.append(f'{split}: unknown {unknown}')
+  if len(long := np.flatnonzero(chosen < 0)):
+    lines = numbers([corpus.line(row) for row in long])
+    longest = ' and '.join(str(max(lengths)) for lengths in encoded.lengths)
+    report.append(
+      f'{split}: {len(long)} of {count(encoded.rows, "pair")} fit no bucket and are left out '
+      f'({lines} of {corpus.name}); the longest source and target have {longest} tokens with EOS'
+    )
+  return report

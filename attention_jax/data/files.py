@@ -1,0 +1,52 @@
+"""Lines of a text file, plain or .gz, with one clear error for everything that can be wrong with it."""
+
+import difflib
+import gzip
+import os
+import zlib
+
+from attention_jax.errors import UserError
+
+
+def read_lines(path: str) -> list[str]:
+  """The lines of a UTF-8 file, split at '\\n' only. A byte order mark and the '\\r' of CRLF line ends are stripped.
+
+  Raises: UserError when the file is missing, a directory, unreadable, empty, not UTF-8, or not the gzip it says it is.
+  """
+  data = _read_bytes(path)
+  try:
+    text = data.decode('utf-8')
+  except UnicodeDecodeError as error:
+    line = data.count(b'\n', 0, error.start) + 1
+    column = error.start - data.rfind(b'\n', 0, error.start)
+    byte = f'byte 0x{data[error.start]:02x}, number {column} of the line'
+    raise UserError(f'{path}:{line}: not UTF-8 ({byte}); convert the file to UTF-8') from None
+  text = text.removeprefix('\ufeff')
+  if not text:
+    raise UserError(f'{path}: the file is empty')
+  # Not str.splitlines: it also splits at characters that occur inside sentences, such as U+2028 or U+0085.
+  lines = text.removesuffix('\n').split('\n')
+  return [line.removesuffix('\r') for line in lines] if '\r' in text else lines
+
+
+def _read_bytes(path: str) -> bytes:
+  try:
+    with open(path, 'rb') as file:
+      data = file.read()
+    return gzip.decompress(data) if path.endswith('.gz') else data
+  except FileNotFoundError:
+    raise UserError(f'{path}: no such file{_nearest(path)}') from None
+  except IsADirectoryError:
+    raise UserError(f'{path}: is a directory, expected a file') from None
+  except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+    raise UserError(f'{path}: not a whole gzip file ({error})') from None
+  except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
+    raise UserError(f'{path!r}: cannot be read ({getattr(error, "strerror", None) or error})') from None
+
+
+def _nearest(path: str) -> str:
+  folder, name = os.path.split(path)
+  if not os.path.isdir(folder or '.'):
+    return f" (there is no folder '{folder}')"
+  near = difflib.get_close_matches(name, os.listdir(folder or '.'), n=1)
+  return f" (did you mean '{os.path.join(folder, near[0])}'?)" if near else ''

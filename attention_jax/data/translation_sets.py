@@ -1,0 +1,68 @@
+"""Translation sets in tfds format (`wmt14_translate/de-en` and the like), read without TensorFlow."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from attention_jax.data.text import Corpus, count, from_pairs
+from attention_jax.errors import UserError, choose
+
+
+def read(folder: str, name: str, source: str | None, target: str | None, splits: Iterable[str]) -> dict[str, Corpus]:
+  """Those of `splits` that the set has.
+
+  Raises: UserError when the set is not prepared under `folder`, is not stored as array_record, has no training split,
+    or does not have the languages.
+  """
+  builder = _builder(folder, name)
+  languages = sorted(builder.info.features)
+  source, target = _languages(name, source, target, languages)
+  have = [split for split in splits if split in builder.info.splits]
+  if 'train' not in have:
+    raise UserError(f"tfds set '{name}' has no split 'train'; it has: {', '.join(builder.info.splits) or 'none'}")
+  return {split: _corpus(builder, split, source, target) for split in have}
+
+
+def _builder(folder: str, name: str) -> Any:
+  import tensorflow_datasets as tfds
+  from tensorflow_datasets.core.registered import DatasetNotFoundError
+
+  if not isinstance(name, str):
+    raise UserError(f"tfds: name is the name of a set such as 'wmt14_translate/de-en', got {name!r}")
+  prepare = f"'tfds build {name} --file_format=array_record --data_dir={folder or '.'}'"
+  try:
+    # Only what lies in the folder is looked at: tfds.builder would also ask the network.
+    builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=folder or '.')
+    formats = {builder.info.file_format.value, *(f.value for f in builder.info.alternative_file_formats)}
+    if 'array_record' not in formats:
+      raise UserError(
+        f"tfds set '{name}' in {builder.data_dir} is stored as {', '.join(sorted(formats))}, which only TensorFlow "
+        f"reads; where it is installed, run 'python -m tensorflow_datasets.scripts.convert_format "
+        f"--dataset_version_dir={builder.data_dir} --out_file_format=array_record'"
+      )
+    return tfds.core.read_only_builder.builder_from_files(name, data_dir=folder or '.', file_format='array_record')
+  except DatasetNotFoundError:
+    raise UserError(f"tfds set '{name}' is not prepared in '{folder or '.'}'; run {prepare}") from None
+
+
+def _languages(name: str, source: str | None, target: str | None, languages: list[str]) -> tuple[str, str]:
+  if source is None and target is None:
+    source, _, target = name.partition(':')[0].rpartition('/')[2].partition('-')
+  for given in (source, target):
+    choose(given, languages, f"language of tfds set '{name}':")
+  if source == target:
+    raise UserError(f"tfds set '{name}': source and target are both '{source}'; possible: {', '.join(languages)}")
+  return source, target
+
+
+def _corpus(builder: Any, split: str, source: str, target: str) -> Corpus:
+  name = f'{builder.info.full_name} {split}'
+  columns, broken = ([], []), 0
+  for example in builder.as_data_source(split=split):
+    for column, language in zip(columns, (source, target), strict=True):
+      line = example[language].decode('utf-8')
+      whole = line.replace('\r', ' ').replace('\n', ' ')  # a corpus has one line each
+      broken += whole != line
+      column.append(whole)
+  corpus = from_pairs(*columns, name=name)
+  note = f'{name}: line breaks inside {count(broken, "text")} read as spaces'
+  return corpus._replace(report=(*corpus.report, note)) if broken else corpus

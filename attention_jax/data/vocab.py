@@ -1,0 +1,236 @@
+"""Vocabularies: text <-> integer ids. One row each in VOCABULARIES; a run stores its own and never trains it again."""
+
+import collections
+import io
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from attention_jax.data.options import bind
+from attention_jax.errors import UserError
+
+PAD, BOS, EOS, UNK = range(4)
+SPECIAL = ('<pad>', '<s>', '</s>', '<unk>')
+
+
+class Vocabulary(Protocol):
+  """What the rest of the package knows of a vocabulary. Ids 0 to 3 are PAD, BOS, EOS and UNK in each."""
+
+  def tokens(self, text: str) -> list[str]:
+    """The tokens of a line: what links count and what stands on the axes of a heatmap."""
+
+  def encode(self, text: str) -> list[int]:
+    """One id per token; neither BOS nor EOS is added."""
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """The text up to the first EOS, without PAD and BOS."""
+
+  def piece(self, id: int) -> str:
+    """How one id is written."""
+
+  def __len__(self) -> int: ...
+
+  def save(self, folder: str, side: str) -> str:
+    """Writes itself as the vocabulary of `side` ('source', 'target', 'shared') and returns the path."""
+
+
+class Listed:
+  """A vocabulary of listed tokens, 'char' (Unicode code points) or 'word' (split at spaces)."""
+
+  def __init__(self, kind: str, tokens: Sequence[str]):
+    self.kind, self._pieces = kind, (*SPECIAL, *tokens)
+    self._ids = {token: id for id, token in enumerate(tokens, len(SPECIAL))}
+
+  def tokens(self, text: str) -> list[str]:
+    return list(text) if self.kind == 'char' else text.split()
+
+  def encode(self, text: str) -> list[int]:
+    find = self._ids.get
+    return [find(token, UNK) for token in self.tokens(text)]
+
+  def decode(self, ids: Iterable[int]) -> str:
+    unknown = SPECIAL[UNK] if self.kind == 'word' else '\N{REPLACEMENT CHARACTER}'  # still one character per token
+    pieces = (unknown if id == UNK else self._pieces[id] for id in _content(ids))
+    return (' ' if self.kind == 'word' else '').join(pieces)
+
+  def piece(self, id: int) -> str:
+    return self._pieces[id]
+
+  def __len__(self) -> int:
+    return len(self._pieces)
+
+  def save(self, folder: str, side: str) -> str:
+    content = {'kind': self.kind, 'tokens': self._pieces[len(SPECIAL) :]}
+    return _write(_path(self.kind, folder, side), json.dumps(content, ensure_ascii=False, indent=0).encode())
+
+
+class Subword:
+  """A sentencepiece model. The text is not normalised, so that what is decoded is what was written."""
+
+  def __init__(self, model: bytes):
+    import sentencepiece
+
+    self._model = model
+    self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+
+  def tokens(self, text: str) -> list[str]:
+    return self._processor.encode(text, out_type=str)
+
+  def encode(self, text: str) -> list[int]:
+    return self._processor.encode(text)
+
+  def decode(self, ids: Iterable[int]) -> str:
+    return self._processor.decode(_content(ids))
+
+  def piece(self, id: int) -> str:
+    return self._processor.id_to_piece(int(id))
+
+  def __len__(self) -> int:
+    return self._processor.get_piece_size()
+
+  def save(self, folder: str, side: str) -> str:
+    return _write(_path('subword', folder, side), self._model)
+
+
+def char(lines: Iterable[str]) -> Listed:
+  """Every character (Unicode code point) of the lines, most frequent first, ties in code point order."""
+  return Listed('char', _frequent(lines, list, 1))
+
+
+def word(lines: Iterable[str], *, min_count: int = 1) -> Listed:
+  """The words seen at least `min_count` times, most frequent first, ties in code point order."""
+  _positive('min_count', min_count)
+  words = _frequent(lines, str.split, min_count)
+  if not words:
+    raise UserError(f'vocabulary word(min_count={min_count}): no word of the training split occurs that often')
+  return Listed('word', words)
+
+
+def subword(lines: Iterable[str], *, size: int = 8000) -> Subword:
+  """Byte-pair encoding by sentencepiece (Sennrich et al. 2016; Kudo and Richardson 2018), `size` pieces in all.
+
+  Raises: UserError when the lines have fewer pieces than `size`, or more characters.
+  """
+  import sentencepiece
+
+  _positive('size', size)
+  model = io.BytesIO()
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=iter(lines), model_writer=model, vocab_size=size, model_type='bpe',
+      pad_id=PAD, bos_id=BOS, eos_id=EOS, unk_id=UNK, pad_piece=SPECIAL[PAD], unk_surface=SPECIAL[UNK],
+      character_coverage=1.0, normalization_rule_name='identity', max_sentence_length=1 << 20, minloglevel=2,
+    )  # fmt: skip
+  except RuntimeError as error:
+    reason = str(error).rpartition('] ')[2].strip() or str(error)
+    raise UserError(f'vocabulary subword(size={size}) does not fit the training split: {reason}') from None
+  return Subword(model.getvalue())
+
+
+class Kind(NamedTuple):
+  """A row of VOCABULARIES: lines -> a vocabulary, the stored bytes -> the same vocabulary, the stored file's suffix."""
+
+  train: Callable[..., Vocabulary]
+  restore: Callable[[bytes], Vocabulary]
+  suffix: str
+
+
+def _restore_listed(kind: str) -> Callable[[bytes], Listed]:
+  def restore(data: bytes) -> Listed:
+    content = json.loads(data)
+    tokens = content['tokens']
+    if content['kind'] != kind:
+      raise ValueError(f'it is of kind {content["kind"]!r}')
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+      raise TypeError('its tokens are not a list of strings')
+    if len(set(tokens)) < len(tokens):
+      raise ValueError('it holds a token twice')
+    return Listed(kind, tokens)
+
+  return restore
+
+
+def _restore_subword(data: bytes) -> Subword:
+  vocabulary = Subword(data)
+  if not data or [vocabulary.piece(id) for id in range(len(SPECIAL))] != list(SPECIAL):
+    raise ValueError('not a model of this package')
+  return vocabulary
+
+
+VOCABULARIES = {
+  'char': Kind(char, _restore_listed('char'), 'json'),
+  'word': Kind(word, _restore_listed('word'), 'json'),
+  'subword': Kind(subword, _restore_subword, 'model'),
+}
+
+
+def kind(spec: str) -> str:
+  """`word(min_count=2)` -> `word`. Raises UserError for what is not in VOCABULARIES, unknown options included."""
+  return _bind(spec)[0]
+
+
+def train(spec: str, lines: Iterable[str]) -> Vocabulary:
+  """The vocabulary that `spec` names, from the lines of the training split."""
+  _, fn, options = _bind(spec)
+  return fn(lines, **options)
+
+
+def stored(spec: str, folder: str, side: str) -> Vocabulary | None:
+  """The vocabulary of `side` that a run stored in its folder; None when there is none.
+
+  Raises: UserError when the file is damaged or holds a vocabulary of another kind.
+  """
+  name = kind(spec)
+  path = _path(name, folder, side)
+  try:
+    with open(path, 'rb') as file:
+      return VOCABULARIES[name].restore(file.read())
+  except FileNotFoundError:
+    return None
+  except OSError as error:
+    raise UserError(f'{path}: cannot be read ({error.strerror})') from None
+  except (ValueError, LookupError, TypeError, RuntimeError) as error:
+    reason = ' '.join(str(error).split())
+    raise UserError(f"{path}: not a stored vocabulary of kind '{name}', or damaged ({reason})") from None
+
+
+def _bind(spec: str) -> tuple[str, Callable[..., Any], dict[str, Any]]:
+  return bind(spec, {name: row.train for name, row in VOCABULARIES.items()}, 'vocabulary')
+
+
+def _frequent(lines: Iterable[str], split: Callable[[str], list[str]], min_count: int) -> list[str]:
+  counts: collections.Counter[str] = collections.Counter()
+  for line in lines:
+    counts.update(split(line))
+  return sorted((token for token, n in counts.items() if n >= min_count), key=lambda token: (-counts[token], token))
+
+
+def _content(ids: Iterable[int]) -> list[int]:
+  content = []
+  for id in map(int, ids):
+    if id == EOS:
+      break
+    if id not in (PAD, BOS):
+      content.append(id)
+  return content
+
+
+def _positive(option: str, value: Any) -> None:
+  if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    raise UserError(f'vocabulary option {option} is a whole number of at least 1, got {value!r}')
+
+
+def _path(name: str, folder: str, side: str) -> str:
+  return os.path.join(folder, f'vocabulary.{side}.{VOCABULARIES[name].suffix}')
+
+
+def _write(path: str, data: bytes) -> str:
+  """Writes a file whole or not at all: a run may be killed at any moment, and several processes may write the same."""
+  os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+  partial = f'{path}.{uuid.uuid4().hex}'
+  with open(partial, 'wb') as file:
+    file.write(data)
+  os.replace(partial, path)
+  return path
