@@ -79,7 +79,7 @@ TASKS: Mapping[str, Callable[..., dict[str, Corpus]]] = {'dates': dates, 'text':
 
 
 def _under(folder: str, path: str) -> str:
-  return os.path.join(os.path.expanduser(folder), os.path.expanduser(path))
+  return os.path.join(folder, os.path.expanduser(path))
 
 
 def _each_split(read: Callable[[str, Any], Corpus], *given: Any) -> dict[str, Corpus]:
@@ -89,7 +89,7 @@ def _each_split(read: Callable[[str, Any], Corpus], *given: Any) -> dict[str, Co
 def load_corpora(config: Mapping[str, Any]) -> dict[str, Corpus]:
   """The splits of the task that `config['task']` names, from `config['folder']`; 'train' is always among them."""
   _, row, options = bind(config['task'], TASKS, 'task')
-  return row(config['folder'] or '', **options)
+  return row(os.path.expanduser(config['folder'] or ''), **options)
 
 
 def load_vocabularies(config: Mapping[str, Any], run_folder: str) -> tuple[vocab.Vocabulary, vocab.Vocabulary]:
@@ -104,7 +104,8 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> Data:
   """Reads the task of a config, makes or restores the run's vocabularies, and encodes every split.
 
   Args:
-    config: task, folder, vocabulary, shared_vocabulary, buckets (see the module's docstring and `configs/`).
+    config: task (a spec of TASKS), folder (what relative paths start from), vocabulary (a spec of VOCABULARIES),
+      shared_vocabulary (one for both sides), buckets.
     run_folder: where the vocabularies are stored, and taken from when they are there; None stores nothing.
 
   Raises: UserError for whatever is wrong with the config or the files.

@@ -47,10 +47,13 @@ def _builder(folder: str, name: str) -> Any:
 def _languages(name: str, source: str | None, target: str | None, languages: list[str]) -> tuple[str, str]:
   if source is None and target is None:
     source, _, target = name.partition(':')[0].rpartition('/')[2].partition('-')
+  possible = f'possible: {", ".join(languages)}'
+  if source is None or target is None:
+    raise UserError(f"tfds set '{name}': source and target are given together, or neither; {possible}")
   for given in (source, target):
     choose(given, languages, f"language of tfds set '{name}':")
   if source == target:
-    raise UserError(f"tfds set '{name}': source and target are both '{source}'; possible: {', '.join(languages)}")
+    raise UserError(f"tfds set '{name}': source and target are both '{source}'; {possible}")
   return source, target
 
 

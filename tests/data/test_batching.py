@@ -1,0 +1,192 @@
+"""Batches: pure in (seed, step), every row once an epoch, static shapes, shards that add up."""
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attention_jax.data.batching import UNITS, Batches, gather, in_order
+from attention_jax.data.encoding import Encoded, assign, check_buckets, describe, encode
+from attention_jax.data.pipeline import stream
+from attention_jax.data.text import Corpus
+from attention_jax.data.vocab import EOS, PAD, train
+from attention_jax.errors import UserError
+
+BUCKETS = ((3, 5), (8, 8), (8, 13))
+ROWS = st.lists(st.tuples(st.integers(1, 10), st.integers(1, 15)), min_size=1, max_size=60)
+
+
+def split(lengths):
+  """An encoded split with these (source, target) lengths; every id tells its row and place."""
+
+  def side(sizes, sign):
+    rows = [[100 * (2 * row + sign) + 4 + place for place in range(size - 1)] + [EOS] for row, size in enumerate(sizes)]
+    return np.fromiter(itertools.chain(*rows), np.int32), np.cumsum([0, *sizes])
+
+  return Encoded(*side([s for s, _ in lengths], 0), *side([t for _, t in lengths], 1))
+
+
+def some(seed=0, rows=53):
+  return split(np.random.default_rng(seed).integers(1, 9, (rows, 2)).tolist())
+
+
+def same(first, second):
+  for a, b in zip(first, second, strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+def fitting(lengths):
+  return [row for row, (s, t) in enumerate(lengths) if any(s <= x and t <= y for x, y in BUCKETS)]
+
+
+@given(ROWS, st.integers(1, 9), st.integers(0, 2**40))
+def test_every_fitting_row_once_an_epoch(lengths, size, seed):
+  if not fitting(lengths):
+    return
+  batches = Batches(split(lengths), BUCKETS, size, seed=seed)
+  for epoch in (0, 3):
+    index = np.concatenate([batches[epoch * len(batches) + i].index for i in range(len(batches))])
+    assert sorted(index[index >= 0]) == fitting(lengths)
+
+
+@given(ROWS, st.integers(1, 9))
+def test_in_order_covers_every_fitting_row_once_sorted_by_source(lengths, size):
+  all_batches = list(in_order(split(lengths), BUCKETS, size))
+  index = np.concatenate([batch.index for batch in all_batches] or [[]])
+  assert sorted(index[index >= 0]) == fitting(lengths)
+  in_bucket = {bucket: [] for bucket in BUCKETS}
+  for batch in all_batches:
+    assert batch.source.shape[0] == size
+    in_bucket[batch.source.shape[1], batch.target.shape[1]] += [lengths[row][0] for row in batch.index if row >= 0]
+  assert all(sources == sorted(sources) for sources in in_bucket.values())
+
+
+@given(ROWS, st.sampled_from(sorted(UNITS)), st.integers(1, 90))
+def test_shapes_come_from_the_buckets_and_masks_tell_what_is_real(lengths, unit, size):
+  if not fitting(lengths):
+    return
+  encoded = split(lengths)
+  batches = Batches(encoded, BUCKETS, size, unit)
+  assert len(batches.shapes) <= len(BUCKETS)
+  for step in range(len(batches)):
+    batch = batches[step]
+    assert (*batch.source.shape, batch.target.shape[1]) in batches.shapes
+    assert [array.dtype for array in batch] == [np.int32, bool, np.int32, bool, np.int32]
+    assert (batch.source[~batch.source_mask] == PAD).all() and (batch.target[~batch.target_mask] == PAD).all()
+    for i, row in enumerate(batch.index):
+      if row < 0:
+        assert not batch.source_mask[i].any() and not batch.target_mask[i].any()
+        continue
+      source = encoded.source[encoded.source_offsets[row] : encoded.source_offsets[row + 1]]
+      target = encoded.target[encoded.target_offsets[row] : encoded.target_offsets[row + 1]]
+      np.testing.assert_array_equal(batch.source[i][batch.source_mask[i]], source)
+      np.testing.assert_array_equal(batch.target[i][batch.target_mask[i]], target)
+      assert source[-1] == target[-1] == EOS
+      assert batch.source_mask[i, : len(source)].all() and batch.target_mask[i, : len(target)].all()
+
+
+def test_batches_are_a_pure_function_of_seed_and_step():
+  first, second = Batches(some(), BUCKETS, 4, seed=7), Batches(some(), BUCKETS, 4, seed=7)
+  steps = list(range(3 * len(first)))
+  forward = [first[step] for step in steps]
+  for step in np.random.default_rng(0).permutation(steps):
+    same(second[int(step)], forward[step])
+
+
+def test_epochs_and_seeds_differ():
+  batches, other = Batches(some(), BUCKETS, 4, seed=0), Batches(some(), BUCKETS, 4, seed=1)
+  order = [[tuple(b[step].index) for step in range(start, start + len(b))] for b, start in ((batches, 0), (other, 0))]
+  later = [tuple(batches[step].index) for step in range(len(batches), 2 * len(batches))]
+  assert order[0] != order[1] and order[0] != later
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 99))
+def test_shards_together_are_the_whole_batch(shards, per_shard, step):
+  size = shards * per_shard
+  whole = Batches(some(), BUCKETS, size)[step]
+  for shard in range(shards):
+    part = Batches(some(), BUCKETS, size, shard=shard, shards=shards)
+    same(part[step], (array[shard::shards] for array in whole))
+    assert all(rows == per_shard for rows, _, _ in part.shapes)
+
+
+def test_a_pair_goes_to_the_smallest_bucket_that_holds_it():
+  assert check_buckets([[8, 13], (3, 5), (8, 8)]) == BUCKETS
+  assert assign(split([(3, 5), (3, 6), (1, 1), (8, 8), (1, 9), (9, 1), (1, 14)]), BUCKETS[::-1]).tolist() == [
+    0, 1, 0, 1, 2, -1, -1,
+  ]  # fmt: skip
+
+
+@pytest.mark.parametrize(('size', 'rows'), [(4096, 168), (24 * 8, 8), (24 * 16 - 1, 8), (24 * 16, 16), (1, 8)])
+def test_tokens_unit_rounds_rows_down_to_eights(size, rows):
+  assert UNITS['tokens'](size, (20, 24)) == UNITS['tokens'](size, (24, 20)) == rows
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    ({'unit': 'token'}, "unknown batch unit 'token' (did you mean 'tokens'?); possible: sentences, tokens"),
+    ({'shards': 3}, 'the 4 rows of a batch of bucket (3, 5) cannot be divided among 3 processes'),
+    ({'size': 0}, 'batch size 0 must be at least 1, seed 0 at least 0, shard 0 below 1'),
+    ({'seed': -1}, 'batch size 4 must be at least 1, seed -1 at least 0, shard 0 below 1'),
+    ({'shard': 2, 'shards': 2}, 'batch size 4 must be at least 1, seed 0 at least 0, shard 2 below 2'),
+    ({'buckets': ((1, 1),)}, 'none of the 1 pairs fits a bucket of ((1, 1),)'),
+    ({'buckets': ()}, 'buckets are different (source, target) lengths such as ((20, 20), (40, 40)), got ()'),
+    ({'buckets': (9,)}, 'buckets are different (source, target) lengths such as ((20, 20), (40, 40)), got (9,)'),
+    (
+      {'buckets': ((0, 2),)},
+      'buckets are different (source, target) lengths such as ((20, 20), (40, 40)), got ((0, 2),)',
+    ),
+  ],
+)
+def test_what_cannot_be_batched(arguments, message):
+  with pytest.raises(UserError) as caught:
+    Batches(**{'encoded': split([(2, 3)]), 'buckets': BUCKETS, 'size': 4, **arguments})
+  assert str(caught.value) == message
+
+
+def test_steps_start_at_zero():
+  with pytest.raises(IndexError):
+    Batches(some(), BUCKETS, 4)[-1]
+
+
+def test_stream_is_exact_and_leaves_no_threads():
+  batches = Batches(some(), BUCKETS, 4)
+  before = threading.active_count()
+  streamed = list(stream(batches, 5, 90))
+  assert len(streamed) == 85
+  for step, batch in enumerate(streamed, 5):
+    same(batch, batches[step])
+  assert list(stream(batches, 5, 5)) == []
+  started = stream(batches, 0, 10**9)
+  same(next(started), batches[0])
+  started.close()
+  for thread in threading.enumerate():
+    if thread.name.startswith('grain'):
+      thread.join(5)
+  assert threading.active_count() == before
+
+
+@given(st.lists(st.tuples(st.text('ab ', min_size=1), st.text('xyz', min_size=1)), min_size=1))
+def test_encoding_appends_eos_on_both_sides(pairs):
+  corpus = Corpus([s for s, _ in pairs], [t for _, t in pairs])
+  vocabularies = train('char', corpus.source), train('char', corpus.target)
+  encoded = encode(corpus, *vocabularies)
+  batch = gather(encoded, np.arange(encoded.rows), tuple(max(lengths) for lengths in encoded.lengths))
+  for i, (source, target) in enumerate(pairs):
+    assert batch.source[i][batch.source_mask[i]].tolist() == [*vocabularies[0].encode(source), EOS]
+    assert batch.target[i][batch.target_mask[i]].tolist() == [*vocabularies[1].encode(target), EOS]
+
+
+def test_pairs_longer_than_the_longest_bucket_are_reported_with_their_lines():
+  corpus = Corpus(['a', 'a a a', 'b', 'b'], ['x', 'x', 'x', 'x x x'], name='f.tsv', lines=[1, 4, 5, 9])
+  vocabularies = train('word', ['a']), train('word', ['x'])
+  assert describe('train', corpus, encode(corpus, *vocabularies), [(2, 2)]) == [
+    'train: 4 pairs (f.tsv); buckets 2x2: 2',
+    'train: unknown 20.00% of source tokens',
+    'train: 2 of 4 pairs fit no bucket and are left out (lines 4, 9 of f.tsv); '
+    'the longest source and target have 4 and 4 tokens with EOS',
+  ]

@@ -1,0 +1,234 @@
+"""Tasks: from a config's words to splits, vocabularies and ids, and one clear line for each mistake."""
+
+import json
+import subprocess
+import sys
+import types
+
+import pytest
+
+from attention_jax.data import load, load_vocabularies, split_of, tasks
+from attention_jax.errors import UserError
+
+BUCKETS = ((4, 4), (8, 8))
+TEXT = "text(train='train', validation='val', source='en', target='de')"
+
+
+def config(task, folder='', vocabulary='word', shared=False, buckets=BUCKETS):
+  return {
+    'task': task, 'folder': str(folder), 'vocabulary': vocabulary, 'shared_vocabulary': shared, 'buckets': buckets,
+  }  # fmt: skip
+
+
+def says(function, *args):
+  with pytest.raises(UserError) as caught:
+    function(*args)
+  assert '\n' not in str(caught.value)
+  return str(caught.value)
+
+
+@pytest.fixture
+def folder(tmp_path):
+  files = {
+    'train.en': 'a dog\na cat\n\nthe bird sings\n', 'train.de': 'ein Hund\neine Katze\nnichts\nder Vogel singt\n',
+    'val.en': 'a bird\n', 'val.de': 'ein Vogel\n',
+    'train.tsv': 'a b\tA\t0-0 1-0\nc\tC\t0-0\n', 'dev.tsv': 'b a\tB\n',
+  }  # fmt: skip
+  for name, content in files.items():
+    (tmp_path / name).write_text(content)
+  return tmp_path
+
+
+def test_text(folder):
+  data = load(config(TEXT, folder), str(folder / 'run'))
+  assert list(data.corpora) == list(data.encoded) == ['train', 'validation']
+  assert data.corpora['validation'][:3] == (['a bird'], ['ein Vogel'], None)
+  assert data.encoded['train'].rows == 3
+  assert data.source_vocab.decode(data.encoded['validation'].source) == 'a bird'
+  where = f'{folder}/train'
+  assert data.report == [
+    'source vocabulary word: 10 entries, made from the training split',
+    'target vocabulary word: 11 entries, made from the training split',
+    f'{where}.en, {where}.de: 1 blank line skipped (line 3)',
+    f'train: 3 pairs ({where}.en); buckets 4x4: 3, 8x8: 0',
+    f'validation: 1 pair ({folder}/val.en); buckets 4x4: 1, 8x8: 0',
+  ]
+
+
+def test_text_by_two_paths_each(folder):
+  corpora = tasks.load_corpora(config("text(train=('train.en', 'train.de'))", folder))
+  assert corpora['train'].target == ['ein Hund', 'eine Katze', 'der Vogel singt']
+
+
+def test_tsv_links(folder):
+  task = "tsv(train='train.tsv', test='dev.tsv')"
+  data = load(config(task, folder), None)
+  assert data.corpora['train'].links == [((0, 0), (1, 0)), ((0, 0),)] and data.corpora['test'].links is None
+  data = load(config(task, folder, 'char'), None)
+  assert data.corpora['train'].links is None
+  assert 'train: links between words are not used with a char vocabulary' in data.report
+
+
+def test_a_run_keeps_its_vocabularies(folder):
+  run = str(folder / 'run')
+  assert says(load_vocabularies, config(TEXT), run) == (
+    f'{run}: holds no source and no target vocabulary; was a run started there?'
+  )
+  first = load(config(TEXT, folder), run)
+  (folder / 'train.en').write_text('other\nwords\nin\nhere\n')
+  second = load(config(TEXT, folder), run)
+  assert second.source_vocab.encode('a dog') == first.source_vocab.encode('a dog')
+  assert 'source vocabulary word: 10 entries, stored' in second.report
+  source, target = load_vocabularies(config(TEXT), run)
+  assert (len(source), len(target)) == (len(first.source_vocab), len(first.target_vocab))
+
+
+@pytest.mark.parametrize('vocabulary', ['char', 'word', 'subword(size=36)'])
+def test_shared_vocabulary(folder, vocabulary):
+  data = load(config(TEXT, folder, vocabulary, shared=True), str(folder / 'run'))
+  assert data.source_vocab is data.target_vocab
+  assert data.source_vocab.decode(data.source_vocab.encode('a Katze')) == 'a Katze'
+  source, target = load_vocabularies(config(TEXT, folder, vocabulary, shared=True), str(folder / 'run'))
+  assert source is target and len(source) == len(data.source_vocab)
+
+
+def test_dates_are_asked_of_their_builder(monkeypatch, tmp_path):
+  row = {'source': '4. März', 'target': '-03-04', 'links': '0-5 3-2', 'locale': 'de'}
+  asked = []
+
+  def fake_load(split, data_dir):
+    asked.append((split, data_dir))
+    return [row]
+
+  builder = types.ModuleType('dates')
+  builder.load = fake_load
+  import attention_jax.data.builders as builders
+
+  monkeypatch.setitem(sys.modules, 'attention_jax.data.builders.dates', builder)
+  monkeypatch.setattr(builders, 'dates', builder, raising=False)
+  data = load(config('dates', tmp_path, 'char'), None)
+  assert asked == [(split, str(tmp_path)) for split in ('train', 'validation', 'test', 'unseen')]
+  assert data.corpora['unseen'][:4] == (['4. März'], ['-03-04'], [((0, 5), (3, 2))], 'char')
+
+
+@pytest.mark.parametrize(
+  ('task', 'message'),
+  [
+    ('txt', "unknown task 'txt' (did you mean 'text'?); possible: dates, text, tfds, tsv"),
+    ('text(', "cannot read 'text('; write 'name' or 'name(option=literal, ...)'"),
+    ('dates(size=3)', "task 'dates' has no options, got 'size'"),
+    (
+      "tsv(trian='train.tsv')",
+      "unknown option of task 'tsv': 'trian' (did you mean 'train'?); possible: level, test, train, unseen, validation",
+    ),
+    ("tsv(test='dev.tsv')", "task 'tsv' needs train; its options: train, validation, test, unseen, level"),
+    ('tsv(train=3)', "task 'tsv': train is the path of one table, got 3"),
+    ("text(train='train')", "task 'text': train='train' is a prefix and needs source and target such as 'en' and 'de'"),
+    ("text(train=('a',))", "task 'text': train is a prefix or a pair of (source, target) paths, got ('a',)"),
+  ],
+)
+def test_bad_tasks(folder, task, message):
+  assert says(load, config(task, folder), None) == message
+
+
+def test_bad_paths_and_values(folder):
+  wrong = TEXT.replace("'val'", "'vall'")
+  assert says(load, config(wrong, folder), None) == (
+    f"{folder}/vall.en: no such file (did you mean '{folder}/val.en'?)"
+  )
+  assert says(load, config(TEXT, folder, 'words'), None).startswith("unknown vocabulary 'words'")
+  assert says(load, config(TEXT, folder, buckets=(4, 4)), None).startswith('buckets are different (source, target)')
+
+
+def test_unknown_split(folder):
+  data = load(config(TEXT, folder), None)
+  assert split_of(data, 'train')[1] is data.encoded['train']
+  assert says(split_of, data, 'valid') == (
+    "unknown split 'valid' (did you mean 'validation'?); possible: train, validation"
+  )
+
+
+@pytest.fixture(scope='module')
+def prepared(tmp_path_factory):
+  """A folder with a translation set as tfds writes it."""
+  tfds = pytest.importorskip('tensorflow_datasets')
+  folder = tmp_path_factory.mktemp('tfds')
+  rows = {'train': [('ein Hund', 'a dog'), ('Grüße\n漢字', 'greetings')], 'test': [('eine Katze', 'a cat')]}
+
+  class TinyTranslate(tfds.core.GeneratorBasedBuilder):
+    VERSION = tfds.core.Version('1.0.0')
+    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name='de-en')]  # noqa: RUF012 tfds asks for it
+
+    def _info(self):
+      return tfds.core.DatasetInfo(builder=self, features=tfds.features.Translation(['de', 'en']))
+
+    def _split_generators(self, _):
+      return {split: self._generate_examples(pairs) for split, pairs in rows.items()}
+
+    def _generate_examples(self, pairs):
+      yield from enumerate({'de': de, 'en': en} for de, en in pairs)
+
+  tfds.disable_progress_bar()
+  TinyTranslate(data_dir=folder, config='de-en', file_format='array_record').download_and_prepare()
+  return folder
+
+
+def test_tfds(prepared):
+  data = load(config("tfds(name='tiny_translate/de-en')", prepared), None)
+  pairs = dict(zip(data.corpora['train'].source, data.corpora['train'].target, strict=True))
+  assert pairs == {'ein Hund': 'a dog', 'Grüße 漢字': 'greetings'}
+  assert data.corpora['test'][:3] == (['eine Katze'], ['a cat'], None)
+  assert 'tiny_translate/de-en/1.0.0 train: line breaks inside 1 text read as spaces' in data.report
+  assert 'tensorflow' not in sys.modules
+
+
+def test_tfds_languages_may_be_turned_round(prepared):
+  corpora = tasks.load_corpora(config("tfds(name='tiny_translate/de-en:1.0.0', source='en', target='de')", prepared))
+  assert corpora['test'][:2] == (['a cat'], ['eine Katze'])
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    (
+      "name='wmt14_translate/de-en'",
+      "tfds set 'wmt14_translate/de-en' is not prepared in '{0}'; "
+      "run 'tfds build wmt14_translate/de-en --file_format=array_record --data_dir={0}'",
+    ),
+    (
+      "name='tiny_translate/de-en', source='fr', target='en'",
+      "unknown language of tfds set 'tiny_translate/de-en': 'fr'; possible: de, en",
+    ),
+    (
+      "name='tiny_translate/de-en', source='en', target='en'",
+      "tfds set 'tiny_translate/de-en': source and target are both 'en'; possible: de, en",
+    ),
+    (
+      "name='tiny_translate/de-en', source='en'",
+      "tfds set 'tiny_translate/de-en': source and target are given together, or neither; possible: de, en",
+    ),
+    ('name=3', "tfds: name is the name of a set such as 'wmt14_translate/de-en', got 3"),
+  ],
+)
+def test_bad_tfds(prepared, options, message):
+  assert says(load, config(f'tfds({options})', prepared), None) == message.format(prepared)
+
+
+def test_tfds_in_a_format_that_needs_tensorflow(prepared, tmp_path):
+  stored = prepared / 'tiny_translate/de-en/1.0.0'
+  copy = tmp_path / 'tiny_translate/de-en/1.0.0'
+  copy.mkdir(parents=True)
+  (copy / 'features.json').write_bytes((stored / 'features.json').read_bytes())
+  info = json.loads((stored / 'dataset_info.json').read_text())
+  (copy / 'dataset_info.json').write_text(json.dumps(info | {'fileFormat': 'tfrecord'}))
+  assert says(load, config("tfds(name='tiny_translate/de-en')", tmp_path), None) == (
+    f"tfds set 'tiny_translate/de-en' in {copy} is stored as tfrecord, which only TensorFlow reads; where it is "
+    "installed, run 'python -m tensorflow_datasets.scripts.convert_format "
+    f"--dataset_version_dir={copy} --out_file_format=array_record'"
+  )
+
+
+def test_importing_data_loads_nothing_heavy():
+  heavy = {'tensorflow_datasets', 'sentencepiece', 'grain', 'tensorflow', 'flax'}
+  script = f'import sys, attention_jax.data; print(sorted({heavy} & set(sys.modules)))'
+  assert subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, check=True).stdout == '[]\n'

@@ -1,0 +1,152 @@
+"""Vocabularies: ids, round trips, determinism, storage, and what is said of damaged files and impossible sizes."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attention_jax.data import vocab
+from attention_jax.data.vocab import BOS, EOS, PAD, UNK, VOCABULARIES
+from attention_jax.errors import UserError
+
+TEXT = st.text(st.characters(exclude_categories=['Cs']))
+LINES = ['the cat sat on the mat', 'a cat and a dog', 'the dog sat', 'schöne Grüße 漢字', 'e\u0301 👩‍👩‍👧 ع'] * 3
+SPECS = {'char': 'char', 'word': 'word(min_count=1)', 'subword': 'subword(size=80)'}
+
+
+@pytest.fixture(params=SPECS)
+def kind(request):
+  return request.param
+
+
+def test_every_row_has_a_case():
+  assert set(SPECS) == set(VOCABULARIES)
+
+
+def test_round_trip_and_ids(kind):
+  vocabulary = vocab.train(SPECS[kind], LINES)
+  for line in LINES:
+    ids = vocabulary.encode(line)
+    assert len(ids) == len(vocabulary.tokens(line))
+    assert all(UNK < id < len(vocabulary) for id in ids)
+    assert vocabulary.decode([BOS, *ids, EOS, ids[0], PAD]) == line
+    assert [vocabulary.piece(id) for id in ids] == vocabulary.tokens(line)
+  assert (PAD, BOS, EOS, UNK) == (0, 1, 2, 3)
+  assert [vocabulary.piece(id) for id in range(4)] == ['<pad>', '<s>', '</s>', '<unk>']
+
+
+def test_training_is_deterministic_and_storage_keeps_everything(kind, tmp_path):
+  first, second = (vocab.train(SPECS[kind], iter(LINES)) for _ in range(2))
+  assert vocab.stored(SPECS[kind], str(tmp_path), 'source') is None
+  path, again = Path(first.save(str(tmp_path), 'source')), Path(second.save(str(tmp_path / 'new'), 'source'))
+  assert (path.name, path.read_bytes()) == (again.name, again.read_bytes())
+  assert list((tmp_path / 'new').iterdir()) == [again]
+  third = vocab.stored(SPECS[kind], str(tmp_path), 'source')
+  assert [third.piece(id) for id in range(len(third))] == [first.piece(id) for id in range(len(first))]
+  assert [third.encode(line) for line in LINES] == [first.encode(line) for line in LINES]
+
+
+@given(TEXT, TEXT)
+def test_characters_round_trip_any_text(text, other):
+  vocabulary = vocab.train('char', [text])
+  assert vocabulary.decode(vocabulary.encode(text)) == text
+  seen = ''.join(c if c in text else '\ufffd' for c in other)
+  assert vocabulary.decode(vocabulary.encode(other)) == seen
+  assert len(vocabulary.encode(other)) == len(other)
+
+
+@given(TEXT.filter(str.strip))
+def test_words_round_trip_up_to_spaces(text):
+  vocabulary = vocab.train('word', [text])
+  assert vocabulary.decode(vocabulary.encode(text)) == ' '.join(text.split())
+
+
+@given(TEXT)
+def test_subwords_give_one_id_per_token_of_any_text(text):
+  vocabulary = subwords()
+  assert len(vocabulary.encode(text)) == len(vocabulary.tokens(text))
+  assert PAD not in vocabulary.encode(text) and EOS not in vocabulary.encode(text)
+
+
+def subwords(cache=[]):  # noqa: B006 one model for all examples
+  if not cache:
+    cache.append(vocab.train(SPECS['subword'], LINES))
+  return cache[0]
+
+
+@given(st.lists(st.text('abc ', min_size=1), min_size=1))
+def test_order_is_by_count_then_code_point(lines):
+  vocabulary = vocab.train('char', lines)
+  text = ''.join(lines)
+  pieces = [vocabulary.piece(id) for id in range(4, len(vocabulary))]
+  assert pieces == sorted(set(text), key=lambda c: (-text.count(c), c))
+
+
+def test_text_never_becomes_a_special_token(kind):
+  vocabulary = vocab.train(SPECS[kind], LINES)
+  assert not {PAD, BOS, EOS} & set(vocabulary.encode('<pad> <s> </s>'))
+
+
+def test_rare_words_are_unknown():
+  vocabulary = vocab.train('word(min_count=2)', ['a a b'])
+  assert vocabulary.encode('a b c') == [4, UNK, UNK]
+  assert vocabulary.decode([4, UNK]) == 'a <unk>'
+
+
+@pytest.mark.parametrize(
+  ('spec', 'message'),
+  [
+    ('words', "unknown vocabulary 'words' (did you mean 'word'?); possible: char, subword, word"),
+    (
+      'word(mincount=2)',
+      "unknown option of vocabulary 'word': 'mincount' (did you mean 'min_count'?); possible: min_count",
+    ),
+    ('char(size=2)', "vocabulary 'char' has no options, got 'size'"),
+    ('word(', "cannot read 'word('; write 'name' or 'name(option=literal, ...)'"),
+    ('word(min_count=0)', 'vocabulary option min_count is a whole number of at least 1, got 0'),
+    ("subword(size='8k')", "vocabulary option size is a whole number of at least 1, got '8k'"),
+    ('word(min_count=9)', 'vocabulary word(min_count=9): no word of the training split occurs that often'),
+  ],
+)
+def test_bad_specs(spec, message):
+  with pytest.raises(UserError) as caught:
+    vocab.train(spec, ['a few words'])
+  assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+  ('size', 'reason'), [(8000, 'Vocabulary size too high'), (7, 'Vocabulary size is smaller than required_chars')]
+)
+def test_subword_sizes_that_do_not_fit(size, reason, capfd):
+  with pytest.raises(UserError) as caught:
+    vocab.train(f'subword(size={size})', LINES)
+  assert str(caught.value).startswith(f'vocabulary subword(size={size}) does not fit the training split: {reason}')
+  assert capfd.readouterr() == ('', '')
+
+
+@pytest.mark.parametrize(
+  'damage', [lambda data: b'', lambda data: data[: len(data) // 2], lambda data: b'\xff\xfe garbage']
+)
+def test_damaged_files(kind, damage, tmp_path, capfd):
+  path = Path(vocab.train(SPECS[kind], LINES).save(str(tmp_path), 'target'))
+  path.write_bytes(damage(path.read_bytes()))
+  with pytest.raises(UserError) as caught:
+    vocab.stored(SPECS[kind], str(tmp_path), 'target')
+  assert str(caught.value).startswith(f"{path}: not a stored vocabulary of kind '{kind}', or damaged (")
+  assert '\n' not in str(caught.value) and capfd.readouterr().err == ''
+
+
+@pytest.mark.parametrize(
+  'content', ['[]', '{}', '{"kind": "word", "tokens": "ab"}', '{"kind": "word", "tokens": ["a", "a"]}']
+)
+def test_json_of_something_else(content, tmp_path):
+  (tmp_path / 'vocabulary.source.json').write_text(content)
+  with pytest.raises(UserError, match="not a stored vocabulary of kind 'word', or damaged"):
+    vocab.stored('word', str(tmp_path), 'source')
+
+
+def test_a_vocabulary_of_another_kind_is_refused(tmp_path):
+  vocab.train('char', LINES).save(str(tmp_path), 'source')
+  with pytest.raises(UserError, match=r"kind 'word', or damaged \(it is of kind 'char'\)$"):
+    vocab.stored('word', str(tmp_path), 'source')
