@@ -1,0 +1,1 @@
+"""Floor 3: encoders x decoders, and search over them."""

@@ -1,0 +1,45 @@
+"""Decoders: start, step, and a call over all steps. Training uses the call, search uses step; both are one path."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from attention_jax.models.cells import Output
+from attention_jax.models.encoders import Encoded
+
+
+class Decoder(nn.Module):
+  """A scan over a cell of CELLS."""
+
+  cell: nn.Module
+
+  def start(self, encoded: Encoded) -> tuple[Any, Any]:
+    """What is prepared once per source: the first carry and the memory."""
+    memory = self.cell.remember(encoded)
+    return self.cell.start(encoded, memory), memory
+
+  def step(self, carry: Any, embedding: jax.Array, memory: Any, deterministic: bool = True) -> tuple[Any, Output]:
+    """One step: embedding [B, E] of the token before -> Output with [B, ...]."""
+    embeddings = embedding[:, None]
+    carry, trace = self.cell.recur(carry, self.cell.before(embeddings)[:, 0], memory, deterministic)
+    output = self.cell.after(jax.tree.map(lambda x: x[:, None], trace), embeddings, memory, deterministic)
+    return carry, jax.tree.map(lambda x: x[:, 0], output)
+
+  def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> Output:
+    """All steps: embeddings [B, T, E] of the targets shifted right -> Output with [B, T, ...]."""
+    carry, memory = self.start(encoded)
+
+    def recur(cell, carry, inputs):
+      return cell.recur(carry, inputs, memory, deterministic)
+
+    # Rematerialised: keeping [B, S, F] of every step for the backward pass costs more than computing it again.
+    scan = nn.scan(
+      nn.remat(recur, prevent_cse=False),
+      variable_broadcast='params',
+      split_rngs={'params': False, 'dropout': True, 'attention': True},
+      in_axes=1,
+      out_axes=1,
+    )
+    _, traces = scan(self.cell, carry, self.cell.before(embeddings))
+    return self.cell.after(traces, embeddings, memory, deterministic)

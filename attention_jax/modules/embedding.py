@@ -1,0 +1,27 @@
+"""Token embeddings."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+
+class Embedding(nn.Module):
+  """Token ids [...] -> vectors [..., F], with dropout; `attend` gives the tied output layer's scores."""
+
+  size: int
+  features: int
+  dropout: float = 0.0
+  dtype: jnp.dtype = jnp.float32
+
+  def setup(self):
+    self.table = nn.Embed(
+      self.size, self.features, dtype=self.dtype, embedding_init=nn.initializers.normal(self.features**-0.5)
+    )
+    self.drop = nn.Dropout(self.dropout)
+
+  def __call__(self, ids: jax.Array, deterministic: bool = True) -> jax.Array:
+    return self.drop(self.table(ids), deterministic=deterministic)
+
+  def scores(self, features: jax.Array) -> jax.Array:
+    """features [..., F] -> scores [..., size] against every embedding."""
+    return self.table.attend(features)

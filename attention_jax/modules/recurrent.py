@@ -1,0 +1,184 @@
+"""Recurrent layers: the recurrences as pure functions, and modules that own their parameters.
+
+What does not depend on the recurrence (the projection of the inputs) is done for all steps at once, outside the scan.
+Padding is right in both directions: a masked step leaves the carry as it was, so that a reverse layer starts at the
+last real position, and the outputs at masked positions are zero.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from attention_jax.errors import UserError, choose
+from attention_jax.functional.masking import masked
+
+State = tuple[jax.Array, ...]  # the first of it is the layer's output
+
+
+class Recurrence(NamedTuple):
+  """One kind of recurrence.
+
+  Attributes:
+    gates: how many times `features` wide the projected inputs are.
+    states: how many arrays its state has.
+    step: (projected inputs [..., G F], state, hidden kernel [F, G F], bias [F]) -> state.
+  """
+
+  gates: int
+  states: int
+  step: Callable
+
+
+def _simple(x: jax.Array, state: State, kernel: jax.Array, bias: jax.Array) -> State:
+  """h = tanh(x + h U + b). Elman 1990."""
+  return (jnp.tanh(x + state[0] @ kernel + _row(bias, x)),)
+
+
+def _gru(x: jax.Array, state: State, kernel: jax.Array, bias: jax.Array) -> State:
+  """Gated recurrent unit (Cho et al. 2014), with the reset gate after the product, as cuDNN has it."""
+  (h,) = state
+  product = h @ kernel
+  reset, update, new = jnp.split(product, 3, axis=-1)
+  x_reset, x_update, x_new = jnp.split(x, 3, axis=-1)
+  reset, update = jax.nn.sigmoid(x_reset + reset), jax.nn.sigmoid(x_update + update)
+  new = jnp.tanh(x_new + reset * (new + _row(bias, new)))
+  return (new + update * (h - new),)
+
+
+def _lstm(x: jax.Array, state: State, kernel: jax.Array, bias: jax.Array) -> State:
+  """Long short-term memory (Hochreiter & Schmidhuber 1997; forget gate of Gers et al. 2000, its bias b)."""
+  h, c = state
+  i, f, g, o = jnp.split(x + h @ kernel, 4, axis=-1)
+  c = jax.nn.sigmoid(f + _row(bias, f)) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+  return jax.nn.sigmoid(o) * jnp.tanh(c), c
+
+
+def _row(bias: jax.Array, like: jax.Array) -> jax.Array:
+  return bias.reshape((1,) * (like.ndim - 1) + bias.shape)
+
+
+RECURRENCES: Mapping[str, Recurrence] = {
+  'simple': Recurrence(1, 1, _simple),
+  'gru': Recurrence(3, 1, _gru),
+  'lstm': Recurrence(4, 2, _lstm),
+}
+
+
+class RecurrentCell(nn.Module):
+  """One recurrent layer, one step at a time: `project` the inputs of all steps, then call it step by step."""
+
+  kind: str = 'gru'
+  features: int = 256
+  dtype: jnp.dtype = jnp.float32
+
+  def setup(self):
+    self.recurrence = RECURRENCES[choose(self.kind, RECURRENCES, 'rnn')]
+    width = self.recurrence.gates * self.features
+    self.inputs = nn.Dense(width, dtype=self.dtype, kernel_init=nn.initializers.glorot_uniform())
+    self.kernel = self.param('kernel', _orthogonal_gates(self.recurrence.gates), (self.features, width))
+    bias = nn.initializers.ones if self.kind == 'lstm' else nn.initializers.zeros
+    self.bias = self.param('bias', bias, (self.features,))
+
+  def project(self, inputs: jax.Array) -> jax.Array:
+    """[..., D] -> [..., G F]: what a step needs of its inputs."""
+    return self.inputs(inputs)
+
+  def __call__(self, state: State, projected: jax.Array) -> State:
+    """One step; state[0] is its output [..., F]."""
+    return self.step()(state, projected)
+
+  def step(self) -> Callable[[State, jax.Array], State]:
+    """The step as a plain function of (state, projected), for jax.lax.scan."""
+    kernel, bias, fn = self.kernel.astype(self.dtype), self.bias.astype(self.dtype), self.recurrence.step
+    return lambda state, projected: fn(projected, state, kernel, bias)
+
+
+def _orthogonal_gates(gates: int):
+  def init(rng, shape, dtype=jnp.float32):
+    square = (shape[0], shape[1] // gates)
+    rngs = jax.random.split(rng, gates)
+    return jnp.concatenate([nn.initializers.orthogonal()(r, square, dtype) for r in rngs], axis=1)
+
+  return init
+
+
+class RecurrentLayer(nn.Module):
+  """One recurrent layer over a whole sequence, in one direction."""
+
+  kind: str = 'gru'
+  features: int = 256
+  reverse: bool = False
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, inputs: jax.Array, mask: jax.Array) -> tuple[jax.Array, State]:
+    """inputs [B, S, D], mask [B, S] -> outputs [B, S, F] (zero where masked), the state after the last real step."""
+    cell = RecurrentCell(self.kind, self.features, self.dtype)
+    projected = jnp.moveaxis(cell.project(masked(inputs, mask)), 1, 0)
+    step, states = cell.step(), cell.recurrence.states
+
+    def body(state, xs):
+      x, real = xs
+      state = jax.tree.map(lambda new, old: jnp.where(real[:, None], new, old), step(state, x), state)
+      return state, state[0]
+
+    initial = (jnp.zeros((inputs.shape[0], self.features), self.dtype),) * states
+    state, outputs = jax.lax.scan(body, initial, (projected, mask.T), reverse=self.reverse)
+    return masked(jnp.moveaxis(outputs, 0, 1), mask), state
+
+
+class RecurrentStack(nn.Module):
+  """Stacked recurrent layers of a decoder, one step at a time. The lowest layer's inputs may be projected before.
+
+  Attributes:
+    residual: adds the input of every layer above the first to its output (Wu et al. 2016).
+    dropout: between layers.
+  """
+
+  kind: str = 'gru'
+  features: int = 256
+  layers: int = 1
+  residual: bool = False
+  dropout: float = 0.0
+  dtype: jnp.dtype = jnp.float32
+
+  def setup(self):
+    if self.layers < 1:
+      raise UserError(f'layers must be at least 1, got {self.layers}')
+    self.cells = [RecurrentCell(self.kind, self.features, self.dtype) for _ in range(self.layers)]
+    self.between = nn.Dropout(self.dropout)
+    self.bridges = [
+      [nn.Dense(self.features, dtype=self.dtype) for _ in range(RECURRENCES[self.kind].states)]
+      for _ in range(self.layers)
+    ]
+
+  @property
+  def width(self) -> int:
+    """How wide projected inputs are."""
+    return RECURRENCES[choose(self.kind, RECURRENCES, 'rnn')].gates * self.features
+
+  def start(self, summary: jax.Array) -> tuple[State, ...]:
+    """The states of all layers before the first step, from a summary [B, D] of the source: h = tanh(W x), c = W x."""
+    return tuple(
+      tuple(jnp.tanh(b(summary)) if i == 0 else b(summary) for i, b in enumerate(layer)) for layer in self.bridges
+    )
+
+  def project(self, inputs: jax.Array) -> jax.Array:
+    """What the lowest layer needs of its inputs."""
+    return self.cells[0].project(inputs)
+
+  def __call__(
+    self, states: tuple[State, ...], projected: jax.Array, deterministic: bool
+  ) -> tuple[tuple[State, ...], jax.Array]:
+    """One step: the new states, and the output [B, F] of the top layer."""
+    states, new = list(states), []
+    new.append(self.cells[0](states[0], projected))
+    output = new[0][0]
+    for cell, state in zip(self.cells[1:], states[1:], strict=True):
+      below = self.between(output, deterministic=deterministic)
+      new.append(cell(state, cell.project(below)))
+      output = new[-1][0] + (below if self.residual else 0.0)
+    return tuple(new), output
