@@ -30,9 +30,10 @@ def dates(folder: str) -> dict[str, Corpus]:
 
   corpora = {}
   for split in SPLITS:
-    rows = builder.load(split, folder)
-    columns = ([row[name] for row in rows] for name in ('source', 'target', 'links'))
-    corpora[split] = from_pairs(*columns, level='char', name=f'dates {split}')
+    columns = builder.load(split, folder or '.')
+    corpora[split] = from_pairs(
+      columns['source'], columns['target'], columns['links'], level='char', name=f'dates {split}'
+    )
   return corpora
 
 

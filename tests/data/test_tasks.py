@@ -93,12 +93,12 @@ def test_shared_vocabulary(folder, vocabulary):
 
 
 def test_dates_are_asked_of_their_builder(monkeypatch, tmp_path):
-  row = {'source': '4. März', 'target': '-03-04', 'links': '0-5 3-2', 'locale': 'de'}
+  columns = {'source': ['4. März'], 'target': ['-03-04'], 'links': ['0-5 3-2'], 'locale': ['de']}
   asked = []
 
   def fake_load(split, data_dir):
     asked.append((split, data_dir))
-    return [row]
+    return columns
 
   builder = types.ModuleType('dates')
   builder.load = fake_load
