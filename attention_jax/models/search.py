@@ -1,0 +1,205 @@
+"""Greedy and beam search. They know only `step`; the carry is never opened, it is reordered with one tree.map.
+
+`step(carry, token [B], memory) -> carry, (logits [B, vocabulary], weights [B, S])`, every leaf of carry with the batch
+first. Shapes are static. Beams are a vmapped axis beside the batch, and the memory is shared by them. Nothing is copied
+when beams are reordered but the carry: each step leaves its tokens, weights and parents behind, and the hypotheses are
+read off by walking back from their ends.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+PAD, BOS, EOS = 0, 1, 2
+NEVER = -1e9  # finite, so that sums and length normalisation of it stay ordered
+
+
+class Hypotheses(NamedTuple):
+  """The best hypotheses of each source, best first.
+
+  Attributes:
+    tokens: [B, K, T] ids, EOS at the end and PAD after it.
+    scores: [B, K] log-probability over the length penalty; NEVER where there are fewer than K hypotheses.
+    log_probs: [B, K] natural log of the probability, EOS included.
+    lengths: [B, K] tokens, EOS included.
+    weights: [B, K, T, S] of every hypothesis, zero after its end.
+  """
+
+  tokens: jax.Array
+  scores: jax.Array
+  log_probs: jax.Array
+  lengths: jax.Array
+  weights: jax.Array
+
+
+class Trail(NamedTuple):
+  """What the steps leave behind; level t holds the beams before step t. All arrays [T, B, K, ...]."""
+
+  tokens: jax.Array  # the token that led to this beam
+  parents: jax.Array  # the beam of level t - 1 it came from
+  weights: jax.Array  # the weights of its own step
+
+
+class Ends(NamedTuple):
+  """Finished hypotheses [B, K]: EOS was chosen at step `level` by beam `beam`."""
+
+  scores: jax.Array
+  log_probs: jax.Array
+  level: jax.Array
+  beam: jax.Array
+
+
+def length_penalty(length: jax.Array | int, alpha: float) -> jax.Array:
+  """((5 + |Y|) / 6)^α. Wu et al. 2016, equation 14."""
+  return ((5.0 + length) / 6.0) ** alpha
+
+
+def beam(
+  step: Callable, carry: Any, memory: Any, *, beams: int, max_length: int, alpha: float = 0.6
+) -> Hypotheses:
+  """Beam search with the length normalisation of Wu et al. 2016.
+
+  The loop stops as soon as no beam of any source can still beat the source's K finished hypotheses. At the last of
+  `max_length` steps only EOS may be chosen, so that every hypothesis ends with one.
+
+  Args:
+    step, carry, memory: of the model, for sources [B].
+    beams: K.
+    max_length: T, EOS included.
+    alpha: of the length penalty; 0 is none.
+  """
+  batch = jax.tree.leaves(carry)[0].shape[0]
+  carry = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], (batch, beams, *x.shape[1:])), carry)
+  step = jax.vmap(step, in_axes=(1, 1, None), out_axes=1)
+  token = jnp.full((batch, beams), BOS, jnp.int32)
+  _, (logits, weights) = jax.eval_shape(step, carry, token, memory)
+
+  trail = Trail(
+    jnp.full((max_length, batch, beams), BOS, jnp.int32),
+    jnp.zeros((max_length, batch, beams), jnp.int32),
+    jnp.zeros((max_length, *weights.shape), weights.dtype),
+  )
+  only_first = jnp.where(jnp.arange(beams) == 0, 0.0, NEVER)
+  alive = jnp.broadcast_to(only_first[None, :], (batch, beams))
+  none = jnp.zeros((batch, beams), jnp.int32)
+  ends = Ends(jnp.full((batch, beams), NEVER), jnp.full((batch, beams), NEVER), none, none)
+  _, goes_on = _allowed(logits.shape[-1])
+
+  def body(loop):
+    level, carry, alive, trail, ends = loop
+    carry, (logits, weights) = step(carry, trail.tokens[level], memory)
+    totals = alive[..., None] + jax.nn.log_softmax(logits)
+    ends = _finish(ends, totals[..., EOS], level, alpha)
+    alive, parents, tokens = _best(jnp.where(goes_on[None, None, :], totals, NEVER), beams)
+    alive = jnp.maximum(alive, NEVER)
+    carry = jax.tree.map(lambda x: _pick(x, parents), carry)
+    trail = Trail(
+      trail.tokens.at[level + 1].set(tokens, mode='drop'),
+      trail.parents.at[level + 1].set(parents, mode='drop'),
+      trail.weights.at[level].set(weights),
+    )
+    return level + 1, carry, alive, trail, ends
+
+  def goes_on_at_all(loop):
+    level, _, alive, _, ends = loop
+    # Log-probabilities only fall, and the penalty divides by most at the greatest length.
+    hope = alive.max(1) / length_penalty(max_length, alpha)
+    return (level < max_length) & jnp.any(hope > ends.scores.min(1))
+
+  loop = (jnp.zeros((), jnp.int32), carry, alive, trail, ends)
+  *_, trail, ends = jax.lax.while_loop(goes_on_at_all, body, loop)
+  return _read_off(trail, ends)
+
+
+def greedy(step: Callable, carry: Any, memory: Any, *, max_length: int) -> Hypotheses:
+  """The most probable token at every step, until EOS; the same outputs as `beam` with K = 1 hypotheses."""
+  batch = jax.tree.leaves(carry)[0].shape[0]
+  token = jnp.full((batch,), BOS, jnp.int32)
+  _, (logits, weights) = jax.eval_shape(step, carry, token, memory)
+  ends_allowed, goes_on = _allowed(logits.shape[-1])
+  allowed = goes_on | ends_allowed
+
+  def body(loop):
+    level, carry, token, done, tokens, total, history = loop
+    carry, (logits, weights) = step(carry, token, memory)
+    allow = jnp.where(level == max_length - 1, ends_allowed, allowed)
+    log_probs = jax.nn.log_softmax(logits)
+    token = jnp.where(done, PAD, jnp.argmax(jnp.where(allow[None, :], log_probs, -jnp.inf), axis=-1).astype(jnp.int32))
+    total = total + jnp.where(done, 0.0, jnp.take_along_axis(log_probs, token[:, None], axis=1)[:, 0])
+    tokens = tokens.at[level].set(token)
+    history = history.at[level].set(jnp.where(done[:, None], 0.0, weights))
+    return level + 1, carry, token, done | (token == EOS), tokens, total, history
+
+  loop = (
+    jnp.zeros((), jnp.int32),
+    carry,
+    token,
+    jnp.zeros((batch,), bool),
+    jnp.full((max_length, batch), PAD, jnp.int32),
+    jnp.zeros((batch,)),
+    jnp.zeros((max_length, *weights.shape), weights.dtype),
+  )
+  loop = jax.lax.while_loop(lambda loop: (loop[0] < max_length) & ~jnp.all(loop[3]), body, loop)
+  tokens, total, history = loop[4].T[:, None], loop[5][:, None], jnp.moveaxis(loop[6], 0, 1)[:, None]
+  lengths = jnp.sum(tokens != PAD, axis=-1)
+  return Hypotheses(tokens, total, total, lengths, history)
+
+
+def _allowed(size: int) -> tuple[jax.Array, jax.Array]:
+  """[vocabulary] masks of what may end a hypothesis, and of what may continue one."""
+  ids = jnp.arange(size)
+  return ids == EOS, (ids != PAD) & (ids != BOS) & (ids != EOS)
+
+
+def _best(totals: jax.Array, beams: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """totals [B, K, vocabulary] -> the K best of each source: totals, beams they come from, tokens."""
+  # First within each beam, then among those: the second sort is over K * K instead of K * vocabulary.
+  within, tokens = jax.lax.top_k(totals, min(beams, totals.shape[-1]))
+  flat = within.reshape(within.shape[0], -1)
+  best, index = jax.lax.top_k(flat, beams)
+  tokens = jnp.take_along_axis(tokens.reshape(flat.shape), index, axis=1)
+  return best, index // within.shape[-1], tokens.astype(jnp.int32)
+
+
+def _finish(ends: Ends, log_probs: jax.Array, level: jax.Array, alpha: float) -> Ends:
+  """The K best of the finished hypotheses and of those [B, K] that end now."""
+  scores = jnp.maximum(log_probs / length_penalty(level + 1, alpha), NEVER)
+  here = jnp.broadcast_to(jnp.arange(scores.shape[1])[None, :], scores.shape)
+  new = Ends(scores, log_probs, jnp.full_like(here, level), here)
+  both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), ends, new)
+  _, index = jax.lax.top_k(both.scores, scores.shape[1])
+  return jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=1), both)
+
+
+def _pick(x: jax.Array, index: jax.Array) -> jax.Array:
+  """x [B, K, ...] at index [B, K]."""
+  return jax.vmap(lambda x, index: x[index])(x, index)
+
+
+def _read_off(trail: Trail, ends: Ends) -> Hypotheses:
+  """Walks back from the ends [B, K] over the levels, last first."""
+  steps = trail.tokens.shape[0]
+
+  def back(beam, xs):
+    level, (tokens, parents, weights) = xs
+    inside = level <= ends.level
+    at = jnp.where(inside, beam, 0)
+    here = jax.tree.map(lambda x: _pick(x, at), (tokens, parents, weights))
+    # The token that led to level t stands at position t - 1; position `ends.level` is EOS.
+    before = jnp.where(inside, here[0], PAD)
+    weights = jnp.where(inside[..., None], here[2], 0.0)
+    return jnp.where(inside, here[1], beam), (before, weights)
+
+  _, (before, weights) = jax.lax.scan(back, ends.beam, (jnp.arange(steps), trail), reverse=True)
+  tokens = jnp.concatenate([before[1:], jnp.full_like(before[:1], PAD)])
+  position = jnp.arange(steps)[:, None, None]
+  tokens = jnp.where(position == ends.level[None], EOS, tokens)
+  found = ends.scores > NEVER / 2
+  tokens = jnp.where(found[None], tokens, PAD)
+  weights = jnp.where(found[None, ..., None], weights, 0.0)
+  lengths = jnp.where(found, ends.level + 1, 0)
+  return Hypotheses(
+    jnp.moveaxis(tokens, 0, 2), ends.scores, ends.log_probs, lengths, jnp.moveaxis(weights, 0, 2)
+  )
