@@ -1,0 +1,128 @@
+"""Checkpoints of a run: `checkpoints/` holds the latest states, `best/` the best one so far.
+
+Each is a folder named by its step that appears whole or not at all (orbax renames it into place). Saving waits for the
+disk: the training step donates its state, so nobody may still be reading it afterwards. Nothing here ever deletes a
+checkpoint that cannot be read.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from absl import logging as absl_logging
+
+from attention_jax.errors import UserError
+from attention_jax.training.state import TrainState, is_finite
+
+LATEST, BEST = 'checkpoints', 'best'
+
+
+class Checkpoints:
+  """The checkpoints of one run.
+
+  Args:
+    folder: the run's folder.
+    keep: how many of the latest states stay; of the best there is one.
+    read_only: for programs that look at a run, which may be going on: nothing is created or cleaned up.
+  """
+
+  def __init__(self, folder: str | Path, keep: int = 2, read_only: bool = False):
+    self.folder = Path(folder).absolute()
+    self._read_only = read_only
+    self._managers = {LATEST: self._manager(LATEST, keep), BEST: self._manager(BEST, 1)}
+
+  def latest(self, kind: str = LATEST) -> int | None:
+    """The last step that is kept, or None."""
+    manager = self._managers[kind]
+    return None if manager is None else manager.latest_step()
+
+  def save(self, state: TrainState, host: Mapping[str, Any], kind: str = LATEST) -> None:
+    """Writes `state` and `host` (what else the run must remember, as JSON) under the state's step.
+
+    A step that is there already, or a later best one, came from this same run before it was interrupted; it stays.
+    Raises: UserError when the state is not finite; such a state is never written.
+    """
+    step = int(state.step)
+    if not is_finite(state):
+      raise UserError(f'the parameters are not finite after step {step}; not saved, {self.describe()}')
+    if (self.latest(kind) or -1) >= step:
+      return
+    values = {'layout': _layout(state), 'host': dict(host)}
+    items = ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(values))
+    with _quiet():
+      self._managers[kind].save(step, args=items, force=True)
+
+  def restore(self, like: TrainState, kind: str = LATEST) -> tuple[TrainState, dict[str, Any]]:
+    """The last state of `kind` and its host values.
+
+    Args: like: a state, or jax.ShapeDtypeStructs (jax.eval_shape) with shardings, of the same shapes and dtypes.
+    Raises: UserError when there is none, when it cannot be read, or when it holds another model.
+    """
+    step = self.latest(kind)
+    if step is None:
+      raise UserError(f'no checkpoint in {self.folder / kind}; possible: a folder that a training run has saved to')
+    with _quiet():
+      host = self._read(kind, step, host=ocp.args.JsonRestore())
+      if found := _difference(host['layout'], _layout(like)):
+        path = self.folder / kind / str(step)
+        raise UserError(f'checkpoint {path} holds another model: {found}; possible: the config it was trained with')
+      return self._read(kind, step, state=ocp.args.StandardRestore(like)), host['host']
+
+  def describe(self) -> str:
+    """One clause that says where to go on from."""
+    step = self.latest()
+    return f'the last good checkpoint is {self.folder / LATEST / str(step)}' if step else 'there is no checkpoint yet'
+
+  def close(self) -> None:
+    """Ends the threads of the managers."""
+    for manager in filter(None, self._managers.values()):
+      manager.close()
+
+  def _read(self, kind: str, step: int, **item) -> Any:
+    try:
+      (found,) = self._managers[kind].restore(step, args=ocp.args.Composite(**item)).values()
+      return found
+    except Exception as error:  # orbax, tensorstore and json each raise their own kinds
+      reason = ' '.join(str(error).split())[:160]
+      earlier = [s for s in self._managers[kind].all_steps() if s < step]
+      rest = f'go on from step {max(earlier)}' if earlier else 'start anew' if kind == LATEST else 'do without it'
+      path = self.folder / kind / str(step)
+      raise UserError(f'cannot read checkpoint {path}: {reason}; possible: move it away to {rest}') from error
+
+  def _manager(self, kind: str, keep: int) -> ocp.CheckpointManager | None:
+    if self._read_only and not (self.folder / kind).is_dir():
+      return None
+    here = {'save_interval_steps': 0, 'read_only': True, 'create': False} if self._read_only else {'max_to_keep': keep}
+    options = ocp.CheckpointManagerOptions(
+      enable_async_checkpointing=False, cleanup_tmp_directories=not self._read_only, **here
+    )
+    with _quiet():
+      return ocp.CheckpointManager(self.folder / kind, options=options)
+
+
+def _layout(state) -> dict[str, str]:
+  """{'params/dense/kernel': 'float32[3,4]', ...}"""
+  name = lambda path: jax.tree_util.keystr(path, simple=True, separator='/')
+  return {name(path): f'{x.dtype}{list(x.shape)}'.replace(' ', '') for path, x in jax.tree.leaves_with_path(state)}
+
+
+def _difference(stored: Mapping[str, str], wanted: Mapping[str, str]) -> str | None:
+  """The first array that differs; orbax would cast some of these differences away unseen."""
+  for name in sorted(stored.keys() | wanted.keys()):
+    there, here = stored.get(name, 'absent'), wanted.get(name, 'absent')
+    if there != here:
+      return f'{name} is {there} there, {here} in this config'
+
+
+@contextlib.contextmanager
+def _quiet():
+  """Only errors from orbax: its notes about its own options are no news to a user."""
+  before = absl_logging.get_verbosity()
+  absl_logging.set_verbosity(absl_logging.ERROR)
+  try:
+    yield
+  finally:
+    absl_logging.set_verbosity(before)

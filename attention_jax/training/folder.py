@@ -1,0 +1,89 @@
+"""The folder of a run: it belongs to one config, which is stored in it and compared when the run is resumed."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+
+from attention_jax.errors import UserError
+
+CONFIG = 'config.json'
+
+# What may differ when a run is resumed: these change how long it goes on and what it writes, not where it goes.
+# (A schedule that ends with the run, such as 'cosine', does follow training.steps, unless its spec says its own.)
+FREE = frozenset({
+  'training.steps', 'training.patience', 'training.log_every', 'training.checkpoint_every', 'training.keep',
+})  # fmt: skip
+
+
+def prepare_folder(folder: str | Path, config: Mapping[str, Any]) -> Path:
+  """Makes `folder` the folder of a run with this config (plain JSON values), new or resumed; returns its path.
+
+  Raises: UserError when it holds another config (the differing fields are listed) or files but no config. Then
+    nothing in it has been touched.
+  """
+  folder = Path(folder).absolute()
+  config = json.loads(json.dumps(config))  # as it will be read back: tuples are lists
+  if jax.process_index() == 0:
+    _prepare(folder, config)
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices('prepare_folder')
+  return folder
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+  """The config stored in a run's folder. Raises UserError when there is none or it is not JSON."""
+  path = Path(folder).absolute() / CONFIG
+  try:
+    return json.loads(path.read_text('utf-8'))
+  except FileNotFoundError as error:
+    raise UserError(f'{folder} holds no {CONFIG}; possible: the folder of a training run') from error
+  except (OSError, ValueError) as error:
+    raise UserError(f'cannot read {path}: {" ".join(str(error).split())}') from error
+
+
+def _prepare(folder: Path, config: dict[str, Any]) -> None:
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    present = sorted(path.name for path in folder.iterdir() if path.name != _temporary(folder).name)
+  except OSError as error:
+    raise UserError(f'cannot use {folder} as the folder of a run: {error.strerror}') from error
+  if CONFIG in present:
+    stored = read_config(folder)
+    _compare(folder, stored, config)
+    if stored == config:
+      return
+  elif present:
+    names = ', '.join(present[:3]) + (', ...' if len(present) > 3 else '')
+    raise UserError(f'{folder} holds files ({names}) but no {CONFIG}; possible: an empty or new folder')
+  _temporary(folder).write_text(json.dumps(config, indent=2) + '\n', 'utf-8')
+  os.replace(_temporary(folder), folder / CONFIG)
+
+
+def _temporary(folder: Path) -> Path:
+  return folder / f'.{CONFIG}.part'
+
+
+def _compare(folder: Path, stored: dict[str, Any], given: dict[str, Any]) -> None:
+  stored, given = _flat(stored), _flat(given)
+  show = lambda fields, name: json.dumps(fields[name], ensure_ascii=False) if name in fields else 'absent'
+  differing = [
+    f'{name} is {show(stored, name)} there, {show(given, name)} given'
+    for name in sorted(stored.keys() | given.keys())
+    if show(stored, name) != show(given, name) and name not in FREE
+  ]
+  if differing:
+    raise UserError(f'{folder} holds another config: {"; ".join(differing)}; possible: that config or another folder')
+
+
+def _flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  """{'a': {'b': 1}} -> {'a.b': 1}."""
+  flat = {}
+  for name, value in config.items():
+    nested = isinstance(value, dict) and value
+    flat |= _flat(value, f'{prefix}{name}.') if nested else {f'{prefix}{name}': value}
+  return flat

@@ -1,0 +1,178 @@
+"""Everything periodic around the loop. A hook is called after each update with (step, state, metrics, last) and may
+return why training should stop; the hooks after it then see last=True. Only hooks that are due wait for the device.
+"""
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from attention_jax.errors import UserError, choose
+from attention_jax.training.checkpoint import BEST, Checkpoints
+from attention_jax.training.state import TrainState
+
+Hook = Callable[[int, TrainState, Mapping[str, jax.Array], bool], str | None]
+Writer = Callable[[int, Mapping[str, Any]], None]
+
+
+def due(step: int, every: int, last: bool = False) -> bool:
+  """Whether something is to happen after `step` updates: each `every` of them (0: never) and after the last."""
+  return last or (every > 0 and step % every == 0)
+
+
+class Guard:
+  """Stops at the first update whose loss or gradient is not finite, naming it; looks whenever another hook is due."""
+
+  def __init__(self, cadences: Sequence[int], checkpoints: Checkpoints):
+    self._cadences, self._checkpoints = cadences, checkpoints
+    self._seen: list[tuple[int, Any]] = []
+
+  def __call__(self, step, state, metrics, last):
+    self._seen.append((step, (metrics['loss'], metrics['grad_norm'])))
+    if not any(due(step, every, last) for every in self._cadences):
+      return
+    for at, values in jax.device_get(self._seen):
+      for name, value in zip(('loss', 'gradient norm'), values, strict=True):
+        if not np.isfinite(value):
+          possible = 'a lower learning rate, a longer warm-up, clipping'
+          raise UserError(f'{name} is {value} at step {at}; {self._checkpoints.describe()}; possible: {possible}')
+    self._seen.clear()
+
+
+class Clock:
+  """Seconds spent on training itself: what runs inside `paused()` does not count."""
+
+  def __init__(self):
+    self._since = time.monotonic()
+
+  def lap(self) -> float:
+    """Seconds since the last lap."""
+    now = time.monotonic()
+    seconds, self._since = now - self._since, now
+    return max(seconds, 1e-9)
+
+  @contextlib.contextmanager
+  def paused(self):
+    began = time.monotonic()
+    yield
+    self._since += time.monotonic() - began
+
+
+class Log:
+  """Hands the metrics of the update, with rates over the interval and the number of compilations, to the writers."""
+
+  def __init__(self, every: int, writers: Sequence[Writer], clock: Clock, compilations: Callable[[], int]):
+    self._every, self._writers, self._clock, self._compilations = every, writers, clock, compilations
+    self._tokens: list[jax.Array] = []
+
+  def __call__(self, step, state, metrics, last):
+    self._tokens.append(metrics['tokens'])
+    if not due(step, self._every, last):
+      return
+    metrics, tokens = jax.device_get((dict(metrics), self._tokens))
+    seconds = self._clock.lap()
+    record = {f'train/{name}': float(value) for name, value in metrics.items() if name != 'tokens'}
+    record['train/tokens_per_second'] = float(sum(tokens)) / seconds
+    record['train/steps_per_second'] = len(tokens) / seconds
+    record['train/compilations'] = self._compilations()
+    self._tokens.clear()
+    for write in self._writers:
+      write(step, record)
+
+
+class Best(NamedTuple):
+  """How the evaluations went; stored with each checkpoint, so that a resumed run stops where it would have."""
+
+  value: float | None = None
+  step: int | None = None
+  stale: int = 0  # evaluations since
+
+  def after(self, step: int, value: float, direction: str) -> 'Best':
+    """With one more evaluation. NaN is never better."""
+    first = self.value is None and not np.isnan(value)
+    better = first or (self.value is not None and (value < self.value if direction == 'min' else value > self.value))
+    return Best(value, step, 0) if better else self._replace(stale=self.stale + 1)
+
+  def stop(self, patience: int) -> str | None:
+    """Why to stop, if it is time: `patience` evaluations without improvement (0: never)."""
+    if patience and self.stale >= patience:
+      return f'no improvement in {self.stale} evaluations since step {self.step}'
+
+
+class Evaluate:
+  """Evaluates, keeps the best state in `best/` by one metric, and stops when it has not improved for long enough.
+
+  Args:
+    evaluate: state -> metrics by name; numbers, or strings that are only written down.
+    select: the metric that decides, and direction, 'min' or 'max', what is better.
+    best: where an interrupted run left off.
+  """
+
+  def __init__(
+    self, every: int, evaluate: Callable[[TrainState], Mapping[str, Any]], *, select: str, direction: str,
+    patience: int, checkpoints: Checkpoints, writers: Sequence[Writer], clock: Clock, best: Best,
+  ):
+    choose(direction, ('min', 'max'), 'direction')
+    self.best = best
+    self._every, self._evaluate, self._select, self._direction = every, evaluate, select, direction
+    self._patience, self._checkpoints, self._writers, self._clock = patience, checkpoints, writers, clock
+
+  def __call__(self, step, state, metrics, last):
+    if not due(step, self._every, last):
+      return None
+    with self._clock.paused():
+      jax.block_until_ready(state)
+      found = self._evaluate(state)
+      value = float(found[choose(self._select, found, 'metric to select by')])
+      self.best = self.best.after(step, value, self._direction)
+      for write in self._writers:
+        write(step, {f'validation/{name}': v if isinstance(v, str) else float(v) for name, v in found.items()})
+      if self.best.step == step:
+        self._checkpoints.save(state, {'best': self.best._asdict()}, BEST)
+    return self.best.stop(self._patience)
+
+
+class Interrupt:
+  """Turns SIGTERM (preemption) and the first Ctrl-C into a clean stop after the update at hand; a context manager.
+
+  A second Ctrl-C interrupts at once. With several processes the signals keep their meaning, as all would have to stop
+  at the same update: such a run is resumed from its last checkpoint.
+  """
+
+  def __init__(self):
+    self._caught: str | None = None
+
+  def __call__(self, step, state, metrics, last):
+    return self._caught
+
+  def __enter__(self):
+    self._before = {}
+    with contextlib.suppress(ValueError):  # signals belong to the main thread; elsewhere there is nothing to catch
+      for number in (signal.SIGTERM, signal.SIGINT) if jax.process_count() == 1 else ():
+        self._before[number] = signal.signal(number, self._catch)
+    return self
+
+  def __exit__(self, *_):
+    for number, handler in self._before.items():
+      signal.signal(number, handler)
+
+  def _catch(self, number, frame):
+    self._caught = f'stopped by {signal.Signals(number).name}'
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Save:
+  """Saves the latest state, with what the run must remember, and always after the last update."""
+
+  def __init__(self, every: int, checkpoints: Checkpoints, clock: Clock, host: Callable[[], Mapping[str, Any]]):
+    self._every, self._checkpoints, self._clock, self._host = every, checkpoints, clock, host
+
+  def __call__(self, step, state, metrics, last):
+    if due(step, self._every, last):
+      with self._clock.paused():
+        jax.block_until_ready(state)
+        self._checkpoints.save(state, self._host())

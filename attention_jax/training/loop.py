@@ -1,0 +1,166 @@
+"""The training loop, and `fit`, which puts a whole run together: resumable, logged, evaluated, stopped in time."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from attention_jax.errors import UserError
+from attention_jax.training import hooks as h
+from attention_jax.training.checkpoint import Checkpoints
+from attention_jax.training.losses import Loss
+from attention_jax.training.optim import make_optimizer, make_schedule
+from attention_jax.training.partition import make_mesh, replicate
+from attention_jax.training.state import TrainState, init_state
+from attention_jax.training.step import TrainStep, make_train_step
+from attention_jax.training.writers import JsonLines, Progress, TensorBoard
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+  """How to train; the fields of `config.training`.
+
+  Attributes:
+    steps: updates in all. May be raised when a run is resumed.
+    seed: of everything random: initial parameters, order of batches, dropout.
+    optimizer, schedule: specs, see the tables in optim.py. Schedules count updates.
+    clip: bound of the gradients' global norm; 0 leaves them as they are.
+    label_smoothing: mass given to all words alike.
+    accumulate: parts in which a batch is worked through, for less memory; the update stays the same.
+    average: decay of the moving average of the parameters, which is then what is evaluated; 0 keeps none.
+    log_every, evaluate_every, checkpoint_every: in updates; 0 means only after the last.
+    keep: how many of the latest checkpoints stay (the best one stays beside them).
+    patience: evaluations without improvement after which to stop; 0 never does.
+    select, direction: the metric of the evaluation that decides what is best, and whether 'min' or 'max' is.
+  """
+
+  steps: int = 10_000
+  seed: int = 0
+  optimizer: str = 'adam'
+  schedule: str = 'constant(rate=1e-3)'
+  clip: float = 1.0
+  label_smoothing: float = 0.0
+  accumulate: int = 1
+  average: float = 0.0
+  log_every: int = 100
+  evaluate_every: int = 1000
+  checkpoint_every: int = 1000
+  keep: int = 2
+  patience: int = 0
+  select: str = 'loss'
+  direction: str = 'min'
+
+  def __post_init__(self):
+    limits = {'steps': 1, 'accumulate': 1, 'keep': 1}
+    limits |= dict.fromkeys(('clip', 'log_every', 'evaluate_every', 'checkpoint_every', 'patience'), 0)
+    for name, least in limits.items():
+      if getattr(self, name) < least:
+        raise UserError(f'training.{name} is {getattr(self, name)}; possible: {least} or more')
+    for name in ('label_smoothing', 'average'):
+      if not 0 <= getattr(self, name) < 1:
+        raise UserError(f'training.{name} is {getattr(self, name)}; possible: from 0 to below 1')
+
+
+class Result(NamedTuple):
+  """The state after the last update, why training stopped, the best evaluation, and how many shapes were compiled."""
+
+  state: TrainState
+  reason: str
+  best: h.Best
+  compilations: int
+
+
+def train(
+  train_step: Callable, state: TrainState, stream: Callable[[int, int], Iterable], hooks: Sequence[h.Hook],
+  start: int, stop: int,
+) -> tuple[TrainState, str]:
+  """Makes the updates `start` + 1 to `stop`; returns the last state and why it stopped.
+
+  stream(i, j) gives the batches of the updates i + 1 to j, which are the steps i to j - 1 of the data.
+  """
+  reason = f'all {stop} steps are done'
+  if start >= stop:
+    return state, reason
+  for step, batch in enumerate(stream(start, stop), start + 1):
+    state, metrics = train_step(state, batch)
+    last = step == stop
+    for hook in hooks:
+      if found := hook(step, state, metrics, last):
+        reason, last = found, True
+    if last:
+      break
+  return state, reason
+
+
+def fit(
+  folder: str | Path, training: Training, *, loss: Loss, params: Any, stream: Callable[[int, int], Iterable],
+  evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None, mesh: Mesh | None = None,
+) -> Result:
+  """Trains in `folder` (see folder.prepare_folder), from its last checkpoint where there is one.
+
+  The same call on the same folder resumes a run that was killed at any moment, exactly: the state is a function of its
+  step, as the batches and all randomness are.
+
+  Args:
+    loss: see losses.py. params: the initial parameters.
+    stream: (start, stop) -> the batches of those steps, a pure function of the step.
+    evaluate: state -> metrics by name, among them `training.select`; see state.evaluation_params.
+    mesh: by default all devices.
+  Raises: UserError when the loss is no longer finite or a checkpoint cannot be used.
+  """
+  mesh = mesh or make_mesh()
+  schedule = make_schedule(training.schedule, training.steps)
+  optimizer = make_optimizer(training.optimizer, schedule, training.clip)
+  train_step = make_train_step(
+    loss, optimizer, schedule, mesh, seed=training.seed, accumulate=training.accumulate, average=training.average
+  )
+  state = replicate(init_state(params, optimizer, training.average), mesh)
+  with contextlib.ExitStack() as stack:
+    checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep)))
+    best = h.Best()
+    if checkpoints.latest() is not None:
+      state, host = checkpoints.restore(state)
+      best = h.Best(**host['best'])
+    start = int(state.step)
+    if reason := best.stop(training.patience):
+      return Result(state, reason, best, 0)
+    writers = _writers(Path(folder), start, training.steps, stack)
+    hooks, best = _hooks(training, checkpoints, writers, train_step, evaluate, best, stack)
+    state, reason = train(train_step, state, stream, hooks, start, training.steps)
+    return Result(state, reason, best(), train_step.compilations())
+
+
+def _writers(folder: Path, start: int, stop: int, stack: contextlib.ExitStack) -> list[h.Writer]:
+  if jax.process_index() > 0:
+    return []  # one process writes
+  writers = [Progress(start, stop), JsonLines(folder), TensorBoard(folder, start)]
+  return [stack.enter_context(contextlib.closing(writer)) for writer in writers]
+
+
+def _hooks(
+  training: Training, checkpoints: Checkpoints, writers: Sequence[h.Writer], train_step: TrainStep,
+  evaluate: Callable | None, best: h.Best, stack: contextlib.ExitStack,
+) -> tuple[list[h.Hook], Callable[[], h.Best]]:
+  """The hooks in the order that makes resuming exact, and how to ask for the best evaluation so far.
+
+  Lines are written before the checkpoint that covers them; an evaluation comes before the checkpoint that remembers it;
+  an interruption comes after both, so that it neither evaluates nor logs where an uninterrupted run would not.
+  """
+  t, clock = training, h.Clock()
+  cadences = (t.log_every, t.evaluate_every if evaluate else 0, t.checkpoint_every)
+  hooks = [h.Guard(cadences, checkpoints), h.Log(t.log_every, writers, clock, train_step.compilations)]
+  current = lambda: best
+  if evaluate:
+    evaluation = h.Evaluate(
+      t.evaluate_every, evaluate, select=t.select, direction=t.direction, patience=t.patience,
+      checkpoints=checkpoints, writers=writers, clock=clock, best=best,
+    )  # fmt: skip
+    hooks.append(evaluation)
+    current = lambda: evaluation.best
+  hooks.append(stack.enter_context(h.Interrupt()))
+  hooks.append(h.Save(t.checkpoint_every, checkpoints, clock, lambda: {'best': current()._asdict()}))
+  return hooks, current

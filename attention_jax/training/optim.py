@@ -1,0 +1,104 @@
+"""Optimisers and learning-rate schedules, chosen by spec strings: 'adam(b2=0.98)', 'rsqrt(peak=1e-3, warmup=4000)'.
+
+A schedule is `f(*, options) -> (update number n = 1, 2, ... -> rate)`; its keyword defaults are what a spec may set.
+`steps` has no default: the run supplies its length, unless the spec says another.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+from attention_jax.errors import UserError, choose
+from attention_jax.functional.table import parse_spec
+
+Schedule = Callable[[Any], Any]
+
+
+def _constant(*, rate: float = 1e-3, warmup: int = 0) -> Schedule:
+  return _warm(optax.constant_schedule(rate), rate, warmup)
+
+
+def _rsqrt(*, peak: float = 1e-3, warmup: int = 4000) -> Schedule:
+  return _warm(lambda count: peak * jnp.sqrt(max(warmup, 1) / (count + max(warmup, 1))), peak, warmup)
+
+
+def _cosine(*, steps: int, peak: float = 1e-3, warmup: int = 0, end: float = 0.0) -> Schedule:
+  return _warm(optax.cosine_decay_schedule(peak, max(steps - warmup, 1), end / peak), peak, warmup)
+
+
+def _linear(*, steps: int, peak: float = 1e-3, warmup: int = 0, end: float = 0.0) -> Schedule:
+  return _warm(optax.linear_schedule(peak, end, max(steps - warmup, 1)), peak, warmup)
+
+
+def _halve(*, rate: float = 1.0, after: int = 10_000, every: int = 1_000) -> Schedule:
+  """Luong et al. 2015: constant up to update `after`, then halved there and again each `every` updates."""
+  return lambda n: rate * 0.5 ** jnp.maximum(0, jnp.floor((n - after) / every) + 1)
+
+
+def _warm(schedule: Schedule, peak: float, warmup: int) -> Schedule:
+  """Linear from peak / warmup at the first update to peak at number `warmup`; `schedule` counts from there."""
+  return optax.join_schedules([lambda n: peak * n / max(warmup, 1), schedule], [warmup])
+
+
+SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
+  'constant': _constant,  # after a warm-up of `warmup` updates
+  'rsqrt': _rsqrt,  # peak at `warmup`, then falling with the root of the update's number (Vaswani et al. 2017)
+  'cosine': _cosine,
+  'linear': _linear,
+  'halve': _halve,
+}
+
+OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
+  'adabelief': optax.adabelief,
+  'adadelta': optax.adadelta,
+  'adafactor': optax.adafactor,
+  'adagrad': optax.adagrad,
+  'adam': optax.adam,
+  'adamw': optax.adamw,
+  'lamb': optax.lamb,
+  'lion': optax.lion,
+  'nadam': optax.nadam,
+  'radam': optax.radam,
+  'rmsprop': optax.rmsprop,
+  'sgd': optax.sgd,
+}
+
+
+def make_schedule(spec: str, steps: int) -> Schedule:
+  """Update number n = 1, 2, ... -> learning rate. `steps` is the length of the run.
+
+  Raises: UserError for an unknown name or option, with what is possible.
+  """
+  return _build(spec, SCHEDULES, 'schedule', {'steps': steps})
+
+
+def make_optimizer(spec: str, schedule: Schedule, clip: float = 0.0) -> optax.GradientTransformation:
+  """The optimiser that `spec` names, at the rates of `schedule`; clip > 0 bounds the gradients' global norm before it.
+
+  Raises: UserError for an unknown name or option, with what is possible.
+  """
+  rate = lambda count: schedule(count + 1)  # optax counts the updates already made
+  optimizer = _build(spec, OPTIMIZERS, 'optimizer', {'learning_rate': rate}, fixed=('learning_rate',))
+  return optax.chain(optax.clip_by_global_norm(clip), optimizer) if clip else optimizer
+
+
+def _build(spec: str, table: Mapping[str, Callable], what: str, supplied: Mapping[str, Any], fixed=()):
+  name, given = parse_spec(spec)
+  function = table[choose(name, table, what)]
+  parameters = inspect.signature(function).parameters
+  # What a literal can say: numbers, switches, and what is off (None) until it is set.
+  number = (bool, int, float)
+  possible = {k for k, p in parameters.items() if k in supplied or p.default is None or isinstance(p.default, number)}
+  for option, value in given.items():
+    choose(option, possible - set(fixed), f'option of {what} {name!r}:')
+    words = (str, type(None)) if parameters[option].default is None else ()  # such as mu_dtype='bfloat16'
+    if not isinstance(value, number + words):
+      raise UserError(f'{what} {spec!r}: option {option} is a number, got {value!r}')
+  arguments = {k: v for k, v in supplied.items() if k in parameters} | given
+  try:
+    return function(**arguments)
+  except (TypeError, ValueError, ZeroDivisionError) as error:
+    raise UserError(f'{what} {spec!r} cannot be built: {error}') from error

@@ -1,0 +1,48 @@
+"""Where arrays live: one mesh over all devices, and a table that says which axis of the mesh splits what."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from attention_jax.errors import UserError
+
+AXES = ('data',)
+
+RULES = {
+  'batch': PartitionSpec('data'),  # rows
+  'parts': PartitionSpec(None, 'data'),  # [parts, rows, ...] when gradients are accumulated
+  'state': PartitionSpec(),  # a copy on every device
+}
+
+
+def make_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
+  """A one-dimensional mesh over `devices`, by default all there are."""
+  return Mesh(np.asarray(jax.devices() if devices is None else devices), AXES)
+
+
+def sharding(mesh: Mesh, rule: str) -> NamedSharding:
+  """The sharding that a row of RULES means on this mesh."""
+  return NamedSharding(mesh, RULES[rule])
+
+
+def check_rows(rows: int, mesh: Mesh, parts: int = 1) -> None:
+  """Raises UserError unless a global batch of `rows` divides evenly over the devices and the accumulated parts."""
+  devices = mesh.shape['data']
+  if rows % (devices * parts):
+    several = f' x {parts} accumulated parts' if parts > 1 else ''
+    possible = f'a multiple of {devices * parts}'
+    raise UserError(f'a batch of {rows} rows does not divide over {devices} devices{several}; possible: {possible}')
+
+
+def replicate(tree, mesh: Mesh):
+  """A copy of every array of `tree` on every device; every process gives the same values."""
+  return jax.device_put(tree, sharding(mesh, 'state'))
+
+
+def place(batch, mesh: Mesh, parts: int = 1):
+  """This process's rows of a batch (numpy arrays) -> global arrays, split over the devices by their first axis."""
+  check_rows(len(jax.tree.leaves(batch)[0]) * jax.process_count(), mesh, parts)
+  rows = sharding(mesh, 'batch')
+  return jax.tree.map(lambda x: jax.make_array_from_process_local_data(rows, x), batch)

@@ -1,0 +1,113 @@
+"""One update, compiled once per batch shape: gradients, optimiser, average. Also the loss of a whole split."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from attention_jax.training.losses import Loss
+from attention_jax.training.partition import place, sharding
+from attention_jax.training.state import TrainState, update_average
+
+RNGS = ('dropout', 'attention')  # the streams of randomness that models draw from
+
+
+def step_rngs(rng: jax.Array) -> dict[str, jax.Array]:
+  """One rng per stream; does not depend on which of them the model uses."""
+  return {name: jax.random.fold_in(rng, i) for i, name in enumerate(RNGS)}
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainStep:
+  """`train_step(state, batch) -> (state, metrics)`. The given state is donated: it is gone afterwards.
+
+  metrics are [] float32 arrays still on the device (nothing waits for them): loss, accuracy (and whatever else the loss
+  sums) per token, tokens, grad_norm before clipping, learning_rate.
+  """
+
+  compiled: Callable
+  mesh: Mesh
+  accumulate: int = 1
+
+  def __call__(self, state: TrainState, batch) -> tuple[TrainState, dict[str, jax.Array]]:
+    return self.compiled(state, place(batch, self.mesh, self.accumulate))
+
+  def compilations(self) -> int:
+    """How many batch shapes have been compiled so far."""
+    return self.compiled._cache_size()
+
+
+def make_train_step(
+  loss: Loss, optimizer: optax.GradientTransformation, schedule: Callable, mesh: Mesh, *, seed: int,
+  accumulate: int = 1, average: float = 0.0,
+) -> TrainStep:
+  """One update as a function of (state, batch, seed).
+
+  Args:
+    accumulate: the batch is worked through in so many parts, one after the other, for less memory. The update is that
+      of the whole batch: tokens, not parts, are weighted equally, and `step` counts updates.
+    average: decay of the moving average of the parameters; 0 keeps none. See state.update_average.
+  """
+  root = jax.random.key(seed)
+
+  def gradients(params, batch, rng):
+    objective = lambda p: (lambda sums: (sums['loss'], sums))(loss(p, batch, step_rngs(rng)))
+    (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params)
+    return sums, grads
+
+  def update(state, batch):
+    rng = jax.random.fold_in(root, state.step)
+    whole = gradients if accumulate == 1 else _in_parts(gradients, accumulate, sharding(mesh, 'parts'))
+    sums, grads = whole(state.params, batch, rng)
+    count = jnp.maximum(sums['tokens'], 1)
+    grads = jax.tree.map(lambda g: g / count.astype(g.dtype), grads)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    step = state.step + 1
+    metrics = {name: total / count for name, total in sums.items()} | {
+      'tokens': sums['tokens'],
+      'grad_norm': optax.tree.norm(grads),
+      'learning_rate': jnp.asarray(schedule(step), jnp.float32),
+    }
+    return TrainState(step, params, opt_state, update_average(state.average, params, step, average)), metrics
+
+  everywhere, rows = sharding(mesh, 'state'), sharding(mesh, 'batch')
+  compiled = jax.jit(update, donate_argnums=0, in_shardings=(everywhere, rows), out_shardings=everywhere)
+  return TrainStep(compiled, mesh, accumulate)
+
+
+def _in_parts(gradients: Callable, parts: int, layout) -> Callable:
+  """`gradients` as a scan over `parts` slices of the batch: the same sums, one slice in memory at a time."""
+
+  def split(x):
+    # Part i takes the rows i, i + parts, ...: each device slices its own rows and none has to move.
+    x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
+    return jax.lax.with_sharding_constraint(x, layout)
+
+  def whole(params, batch, rng):
+    slices = jax.tree.map(split, batch)
+    one = lambda i: gradients(params, jax.tree.map(lambda x: x[i], slices), jax.random.fold_in(rng, i))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, 0))
+    add = lambda total, i: (jax.tree.map(jnp.add, total, one(i)), None)
+    return jax.lax.scan(add, zeros, jnp.arange(parts))[0]
+
+  return whole
+
+
+def make_evaluation(loss: Loss, mesh: Mesh) -> Callable:
+  """`evaluate(params, batches) -> {'loss': ..., 'accuracy': ..., 'tokens': ...}`, per token of all batches, as floats.
+
+  Deterministic; filler rows and padding change nothing. Compiled once per batch shape.
+  """
+  sums = jax.jit(lambda params, batch: loss(params, batch, None), out_shardings=sharding(mesh, 'state'))
+
+  def evaluate(params, batches: Iterable) -> dict[str, float]:
+    totals = [sums(params, place(batch, mesh)) for batch in batches]
+    totals = jax.tree.map(lambda *x: float(sum(x)), *jax.device_get(totals))
+    tokens = max(totals['tokens'], 1.0)
+    return {name: total / tokens for name, total in totals.items()} | {'tokens': totals['tokens']}
+
+  return evaluate
