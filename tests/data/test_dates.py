@@ -219,3 +219,11 @@ def test_unknown_split():
     dates.load('valid', '/nowhere')
   with pytest.raises(UserError, match='train'):
     next(dates.generate('all'))
+
+
+def test_a_folder_that_is_a_file(tmp_path):
+  path = tmp_path / 'taken'
+  path.write_text('mine')
+  with pytest.raises(UserError, match=f'^{path}: cannot hold the dates data'):
+    dates.load('test', str(path))
+  assert path.read_text() == 'mine'

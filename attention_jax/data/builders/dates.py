@@ -34,7 +34,7 @@ from typing import NamedTuple
 import tensorflow_datasets as tfds
 
 from attention_jax.data.builders import date_formats as formats
-from attention_jax.errors import choose
+from attention_jax.errors import UserError, choose
 
 SIZES = {'train': 20000, 'validation': 1000, 'test': 1000, 'unseen': 1000}
 FIELDS = ('source', 'target', 'links', 'locale')
@@ -136,7 +136,7 @@ def load(split: str, data_dir: str, seed: int = 0) -> dict[str, list[str]]:
   Preparing is atomic: tfds writes into a folder of its own and renames it, so that a killed preparation leaves nothing
   that could be taken for the data, and of two processes at once the slower one uses what the faster one wrote.
 
-  Raises: UserError for an unknown split.
+  Raises: UserError for an unknown split, or a `data_dir` that cannot be written to.
   """
   choose(split, SPLITS, 'split of dates')
   rows = _prepared(data_dir, seed).as_data_source(split)
@@ -153,10 +153,10 @@ def _prepared(data_dir: str, seed: int) -> Dates:
   try:
     with contextlib.redirect_stdout(io.StringIO()):  # tfds announces downloads there, and programs write results there
       builder.download_and_prepare()
-  except OSError:  # the rename: another process was faster
+  except OSError as error:
     if not builder.data_path.exists():
-      raise
-    builder = Dates(data_dir=data_dir, config=config, file_format='array_record')
+      raise UserError(f'{data_dir}: cannot hold the dates data ({error.strerror or error}); name another folder') from None
+    builder = Dates(data_dir=data_dir, config=config, file_format='array_record')  # another process was faster
   finally:
     tfds.enable_progress_bar()
   return builder
