@@ -155,7 +155,7 @@ def _prepared(data_dir: str, seed: int) -> Dates:
       builder.download_and_prepare()
   except OSError as error:
     if not builder.data_path.exists():
-      raise UserError(f'{data_dir}: cannot hold the dates data ({error.strerror or error}); name another folder') from None
+      raise UserError(f'{data_dir}: cannot hold the dates data: {error.strerror or error}') from None
     builder = Dates(data_dir=data_dir, config=config, file_format='array_record')  # another process was faster
   finally:
     tfds.enable_progress_bar()
