@@ -1,0 +1,25 @@
+"""What a model attended to: alignment scores, entropy, links, pictures. The first picture loads matplotlib."""
+
+from attention_jax.analysis.alignment import (
+  AlignmentScores,
+  alignment_error_rate,
+  alignment_scores,
+  entropy,
+  format_pharaoh,
+  links_from_weights,
+  parse_pharaoh,
+)
+from attention_jax.analysis.plots import Heatmap, grid, heatmap
+
+__all__ = [
+  'AlignmentScores',
+  'Heatmap',
+  'alignment_error_rate',
+  'alignment_scores',
+  'entropy',
+  'format_pharaoh',
+  'grid',
+  'heatmap',
+  'links_from_weights',
+  'parse_pharaoh',
+]

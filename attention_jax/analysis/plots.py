@@ -1,0 +1,158 @@
+"""Pictures of weights: a heatmap with the tokens of any script on its axes, and several of them in one picture."""
+
+import io
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from attention_jax.analysis.fonts import families, visible
+from attention_jax.errors import UserError
+
+DPI = 160
+COLOURS, GOLD, LINE, INK = 'Blues', '#e8590c', '#dfe3e8', '#24292f'
+
+
+class Heatmap(NamedTuple):
+  """One picture. Only the part of `weights` [T, S] that has tokens is drawn; gold are (source, target) pairs."""
+
+  weights: np.ndarray
+  source_tokens: Sequence[str]
+  target_tokens: Sequence[str]
+  gold: Iterable[tuple[int, int]] | None = None
+  title: str | None = None
+
+
+def heatmap(
+  weights: np.ndarray,
+  source_tokens: Sequence[str],
+  target_tokens: Sequence[str],
+  path: str | Path,
+  *,
+  gold: Iterable[tuple[int, int]] | None = None,
+  title: str | None = None,
+) -> None:
+  """Writes a PNG: the source on top, the target at the left, dark where the weight is near 1.
+
+  Args:
+    weights: [T, S] from 0 to 1. Rows and columns beyond the tokens are padding and not drawn; NaN stays white.
+    source_tokens: at most S.
+    target_tokens: at most T.
+    path: ends with .png, in a folder that exists.
+    gold: (source, target) pairs to outline; those outside the tokens are not drawn.
+    title: a line above the picture.
+
+  Raises: UserError for weights that do not fit the tokens or a path that cannot be written.
+  """
+  _write(_render(Heatmap(weights, source_tokens, target_tokens, gold, title)), path)
+
+
+def grid(items: Iterable[Heatmap], path: str | Path, columns: int = 2) -> None:
+  """Writes one PNG with all heatmaps, `columns` to a row. Raises: UserError as `heatmap` does, or without any item."""
+  pictures = [_render(item) for item in items]
+  if not pictures:
+    raise UserError('a grid needs at least one heatmap, got none')
+  rows = [pictures[i : i + columns] for i in range(0, len(pictures), columns)]
+  widths = [max(row[c].shape[1] for row in rows if c < len(row)) for c in range(max(map(len, rows)))]
+  _write(np.concatenate([_row(row, widths) for row in rows]), path)
+
+
+def _row(pictures: list[np.ndarray], widths: list[int]) -> np.ndarray:
+  height = max(picture.shape[0] for picture in pictures)
+  row = np.ones((height, sum(widths), 3), np.float32)
+  for picture, left in zip(pictures, np.cumsum([0, *widths]), strict=False):
+    row[: picture.shape[0], left : left + picture.shape[1]] = picture
+  return row
+
+
+def _write(picture: np.ndarray, path: str | Path) -> None:
+  from matplotlib.image import imsave
+
+  if Path(path).suffix.lower() != '.png':
+    raise UserError(f'{path}: pictures are PNG; give a path that ends with .png')
+  try:
+    imsave(path, picture, format='png', dpi=DPI)
+  except OSError as error:
+    raise UserError(f'{path}: cannot write the picture: {error.strerror}') from error
+
+
+def _render(item: Heatmap) -> np.ndarray:
+  """[height, width, 3] from 0 to 1, cropped to what was drawn."""
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+  from matplotlib.image import imread
+
+  weights, source, target = _check(item)
+  cell = float(np.clip(11 / max(len(source), len(target)), 0.18, 0.3))  # inches; large enough to read at 60 tokens
+  width, height = cell * len(source), cell * len(target)
+  figure = Figure(figsize=(width, height), dpi=DPI)
+  FigureCanvasAgg(figure)
+  axes = figure.add_axes((0, 0, 1, 1))
+  image = axes.imshow(weights, COLOURS, vmin=0, vmax=1, aspect='auto', interpolation='nearest')
+  _label(axes, source, target, size=cell * 72 * 0.56)
+  bar = _colour_bar(figure, image, width, height)
+  if item.gold is not None:
+    _outline(axes, item.gold, len(source), len(target))
+    bar.text(0, -0.06, '□ gold', transform=bar.transAxes, va='top', fontsize=8, color=GOLD, family=families('□'))
+  if item.title:
+    axes.set_title(item.title, fontsize=11, color=INK, pad=8, loc='left', parse_math=False, family=families(item.title))
+  file = io.BytesIO()
+  figure.savefig(file, format='png', bbox_inches='tight', pad_inches=0.15)  # 'tight' grows as far as the labels reach
+  return imread(io.BytesIO(file.getvalue()))[..., :3]
+
+
+def _check(item: Heatmap) -> tuple[np.ndarray, list[str], list[str]]:
+  weights = np.asarray(item.weights, np.float32)
+  source, target = [[visible(str(token)) for token in tokens] for tokens in (item.source_tokens, item.target_tokens)]
+  needed = (len(target), len(source))
+  if weights.ndim != 2 or 0 in needed or weights.shape[0] < needed[0] or weights.shape[1] < needed[1]:
+    raise UserError(
+      f'weights must be [T, S] with at least the {needed[0]} target and {needed[1]} source tokens (at least one each), '
+      f'got shape {list(weights.shape)}'
+    )
+  return weights[: needed[0], : needed[1]], source, target
+
+
+def _label(axes, source: list[str], target: list[str], size: float) -> None:
+  """Tokens on the axes: words at the top are turned, single characters stand upright."""
+  axes.xaxis.tick_top()
+  turned = max(map(_columns, source)) > 2
+  angle = 90 if len(source) > 30 else 50
+  anchor = {'rotation': angle, 'rotation_mode': 'anchor', 'ha': 'left', 'va': 'center_baseline'}
+  axes.set_xticks(range(len(source)), source, **(anchor if turned else {}))
+  axes.set_yticks(range(len(target)), target)
+  for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+    label.set(fontsize=size, color=INK, parse_math=False, fontfamily=families(label.get_text()))
+  axes.tick_params(length=0, pad=4)
+  axes.set_xticks(np.arange(0.5, len(source) - 1), minor=True)
+  axes.set_yticks(np.arange(0.5, len(target) - 1), minor=True)
+  axes.grid(which='minor', color=LINE, linewidth=0.5)
+  axes.tick_params(which='minor', length=0)
+  axes.spines[:].set(color=LINE, linewidth=0.8)
+
+
+def _columns(text: str) -> int:
+  """How many characters wide: combining marks take no room of their own."""
+  return sum(not unicodedata.category(char).startswith('M') for char in text)
+
+
+def _colour_bar(figure, image, width: float, height: float):
+  """Axes with a bar from 0 to 1 at the right, the same few inches for every size of heatmap."""
+  tall = min(height, 2.0)
+  axes = figure.add_axes(((width + 0.2) / width, 1 - tall / height, 0.12 / width, tall / height))
+  bar = figure.colorbar(image, cax=axes, ticks=[0, 0.5, 1])
+  bar.outline.set(edgecolor=LINE, linewidth=0.8)
+  axes.tick_params(length=0, labelsize=8, labelcolor=INK)
+  for label in axes.get_yticklabels():
+    label.set_fontfamily(families('0'))
+  return axes
+
+
+def _outline(axes, gold: Iterable[tuple[int, int]], source_length: int, target_length: int) -> None:
+  from matplotlib.patches import Rectangle
+
+  for s, t in gold:
+    if 0 <= s < source_length and 0 <= t < target_length:
+      axes.add_patch(Rectangle((s - 0.36, t - 0.36), 0.72, 0.72, fill=False, edgecolor=GOLD, linewidth=1.1))
