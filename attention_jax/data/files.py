@@ -13,7 +13,11 @@ def read_lines(path: str) -> list[str]:
 
   Raises: UserError when the file is missing, a directory, unreadable, empty, not UTF-8, or not the gzip it says it is.
   """
-  data = _read_bytes(path)
+  return split_lines(_read_bytes(path), path)
+
+
+def split_lines(data: bytes, path: str) -> list[str]:
+  """The lines of `data` as `read_lines` gives them; `path` is what errors call it."""
   try:
     text = data.decode('utf-8')
   except UnicodeDecodeError as error:

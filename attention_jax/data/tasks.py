@@ -1,5 +1,6 @@
 """Tasks: what a config can name. A row of TASKS turns a folder and options into the splits of a corpus."""
 
+import collections
 import itertools
 import os
 from collections.abc import Callable, Mapping
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 from attention_jax.data import vocab
 from attention_jax.data.encoding import Encoded, check_buckets, describe, encode
 from attention_jax.data.options import bind
-from attention_jax.data.text import Corpus, from_pairs, parallel_paths, read_parallel, read_tsv
+from attention_jax.data.text import Corpus, Links, from_pairs, parallel_paths, read_parallel, read_tsv
 from attention_jax.errors import UserError, choose
 
 SPLITS = ('train', 'validation', 'test', 'unseen')
@@ -31,10 +32,15 @@ def dates(folder: str) -> dict[str, Corpus]:
   corpora = {}
   for split in SPLITS:
     columns = builder.load(split, folder or '.')
-    corpora[split] = from_pairs(
-      columns['source'], columns['target'], columns['links'], level='char', name=f'dates {split}'
-    )
+    corpus = from_pairs(columns['source'], columns['target'], columns['links'], level='char', name=f'dates {split}')
+    corpora[split] = corpus._replace(links=[_sure(links) for links in corpus.links], possible=corpus.links)
   return corpora
+
+
+def _sure(links: Links) -> Links:
+  """The links of target characters that have one; a character read from a whole span may look at any part of it."""
+  spans = collections.Counter(target for _, target in links)
+  return tuple((source, target) for source, target in links if spans[target] == 1)
 
 
 def text(
@@ -130,7 +136,7 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> Data:
     report += describe(split, corpus, encoded[split], buckets)
     if corpus.links is not None and corpus.level != level:
       report.append(f'{split}: links between {corpus.level}s are not used with a {level} vocabulary')
-      corpora[split] = corpus._replace(links=None)
+      corpora[split] = corpus._replace(links=None, possible=None)
   return Data(source_vocab, target_vocab, corpora, encoded, report)
 
 

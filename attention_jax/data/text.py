@@ -23,7 +23,8 @@ class Corpus(NamedTuple):
   Attributes:
     source: one line each.
     target: one line each, as many as in source.
-    links: per row the gold (source token, target token) pairs, 0-based; None where the data has none.
+    links: per row the sure gold (source token, target token) pairs, 0-based; None where the data has none.
+    possible: per row all pairs that are not wrong, the sure ones among them; None: those in links.
     level: what links count, a name in TOKENS.
     name: where the rows come from, for messages (the source file's path).
     lines: the 1-based line number of each row in that file; None: row i is line i + 1.
@@ -33,6 +34,7 @@ class Corpus(NamedTuple):
   source: list[str]
   target: list[str]
   links: list[Links] | None = None
+  possible: list[Links] | None = None
   level: str = 'word'
   name: str = ''
   lines: Sequence[int] | None = None

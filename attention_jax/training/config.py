@@ -1,0 +1,105 @@
+"""The fields of a config, with their defaults taken from where each is used, and the presets: a preset is a paper."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from attention_jax.errors import choose
+from attention_jax.models.seq2seq import Model
+from attention_jax.modules.attention import Attention
+from attention_jax.training.loop import Training
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """The fields of `config.data`.
+
+  Attributes:
+    task: a spec of data.tasks.TASKS.
+    folder: what relative paths in the task start from; where tfds sets are.
+    vocabulary: a spec of data.vocab.VOCABULARIES.
+    shared_vocabulary: one vocabulary for both sides.
+    buckets: (source, target) lengths, the end-of-sentence token included; each is one compilation.
+    batch_size, batch_unit: rows of a batch ('sentences'), or its tokens ('tokens').
+  """
+
+  task: str = 'dates'
+  folder: str = 'data'
+  vocabulary: str = 'char'
+  shared_vocabulary: bool = False
+  buckets: tuple[tuple[int, int], ...] = ((42, 11),)
+  batch_size: int = 128
+  batch_unit: str = 'sentences'
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """The fields of `config.evaluation`.
+
+  Attributes:
+    metrics: specs of training.metrics.METRICS.
+    group_references: whether rows with the same source are one question with several right answers.
+    beams: of the search at the end of training and in evaluate.py; 1 is greedy. Validation while training is greedy.
+    alpha: of the length penalty ((5 + length) / 6)^alpha.
+    max_length: of hypotheses; 0 is the longest target of the buckets.
+    batch_size: sources searched at once.
+  """
+
+  metrics: tuple[str, ...] = ('exact_match', 'token_error_rate')
+  group_references: bool = False
+  beams: int = 5
+  alpha: float = 0.6
+  max_length: int = 0
+  batch_size: int = 128
+
+
+def default_config() -> ConfigDict:
+  """Every field there is, at its default."""
+  config = ConfigDict({'data': _fields(Source), 'model': _fields(Model), 'training': _fields(Training)})
+  config.model.attention = ConfigDict(_fields(Attention, without=('dtype', 'parent', 'name')))
+  config.evaluation = ConfigDict(_fields(Evaluation))
+  return config
+
+
+def _fields(cls: type, without: tuple[str, ...] = ()) -> dict[str, Any]:
+  return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in without}
+
+
+# What a paper says of the structure. Sizes are the task's: {features} of every layer, {layers} of the deep models.
+_LUONG = {
+  'encoder': 'rnn(rnn="lstm", features={features}, layers={layers})',
+  'decoder': 'luong(rnn="lstm", features={features}, layers={layers})',
+}
+PRESETS: Mapping[str, Mapping[str, str]] = {
+  'sutskever2014': {
+    'encoder': 'rnn(rnn="lstm", features={features}, layers={layers}, direction="backward")',
+    'decoder': 'plain(rnn="lstm", features={features}, layers={layers})',
+  },
+  'bahdanau2015': {
+    'encoder': 'birnn(rnn="gru", features={features})',
+    'decoder': 'bahdanau(rnn="gru", features={features}, readout={features})',
+    'score': 'additive',
+  },
+  'luong2015': _LUONG | {'score': 'general'},
+  'luong2015_dot': _LUONG | {'score': 'dot'},
+  'luong2015_general': _LUONG | {'score': 'general'},
+  'luong2015_concat': _LUONG | {'score': 'concat'},
+  'luong2015_location': _LUONG | {'score': 'location(max_positions={positions})'},
+}
+
+
+def apply_preset(config: ConfigDict, preset: str, *, features: int, layers: int = 1) -> ConfigDict:
+  """Sets `config.model` to what the paper `preset` has, in these sizes. Call it when `config.data.buckets` stand.
+
+  Raises: UserError for an unknown preset, naming the presets.
+  """
+  paper = PRESETS[choose(preset, PRESETS, 'preset')]
+  # Sources longer than every bucket are still searched, at up to four times that length.
+  positions = 4 * max(source for source, _ in config.data.buckets)
+  sized = {k: v.format(features=features, layers=layers, positions=positions) for k, v in paper.items()}
+  config.model.attention.features = features
+  config.model.attention.score = sized.pop('score', config.model.attention.score)
+  config.model.update(sized)
+  return config

@@ -1,0 +1,108 @@
+"""Metrics of a split: loss, what search makes of its sources, and alignments against gold links."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from attention_jax.analysis.alignment import alignment_scores, entropy, links_from_weights
+from attention_jax.data.batching import Batch, in_order
+from attention_jax.data.encoding import Encoded
+from attention_jax.data.text import Corpus, group_references
+from attention_jax.functional.table import parse_spec
+from attention_jax.models.seq2seq import EncoderDecoder
+from attention_jax.training.losses import cross_entropy, shift_right
+from attention_jax.training.metrics import Result, measure
+from attention_jax.training.partition import make_mesh, place, replicate
+from attention_jax.training.prediction import Prediction, Predictor
+
+
+class Forced(NamedTuple):
+  """What a model says of given targets: loss and accuracy per token, and per row (None where it fits no bucket) the
+  weights [T, S] of its target tokens, EOS included, over its source tokens, EOS included."""
+
+  loss: float
+  accuracy: float
+  weights: list[np.ndarray | None]
+
+
+class Scorer:
+  """Scores given targets (teacher forcing). Every process does all of it on its own devices."""
+
+  def __init__(self, model: EncoderDecoder, buckets: Sequence[Sequence[int]], batch_size: int):
+    self._mesh, self._buckets = make_mesh(jax.local_devices()), buckets
+    devices = self._mesh.devices.size
+    self._rows = -(-batch_size // devices) * devices
+
+    def run(params, batch: Batch):
+      outputs = model.apply({'params': params}, batch.source, batch.source_mask, shift_right(batch.target))
+      return cross_entropy(outputs.logits, batch.target, batch.target_mask), outputs.weights
+
+    self._run = jax.jit(run)
+
+  def __call__(self, params: Any, encoded: Encoded, want_weights: bool) -> Forced:
+    params = replicate(jax.device_get(params), self._mesh)
+    totals, weights = [], [None] * encoded.rows
+    for batch in in_order(encoded, self._buckets, self._rows):
+      sums, found = self._run(params, place(batch, self._mesh))
+      totals.append(sums)
+      if want_weights:
+        for i, matrix in zip(batch.index, np.asarray(found), strict=True):
+          if i >= 0:
+            source, target = (lengths[i] for lengths in encoded.lengths)
+            weights[i] = matrix[:target, :source]
+    sums = jax.tree.map(lambda *x: float(sum(x)), *jax.device_get(totals))
+    return Forced(sums['loss'] / sums['tokens'], sums['accuracy'] / sums['tokens'], weights)
+
+
+def alignment_metrics(corpus: Corpus, weights: Sequence[np.ndarray | None]) -> dict[str, Result]:
+  """Alignment error rate, precision and recall of the heaviest weights against the corpus' links, and their entropy.
+
+  Target tokens without any gold link (the '-' of an ISO date) belong to no source token: they are left out.
+  """
+  rows = [row for row, matrix in enumerate(weights) if matrix is not None]
+  sure = [corpus.links[r] for r in rows]
+  possible = sure if corpus.possible is None else [corpus.possible[r] for r in rows]
+  links = [_predicted(weights[r], {target for _, target in gold}) for r, gold in zip(rows, possible, strict=True)]
+  scores = alignment_scores(links, sure, possible)
+  nats = np.concatenate([entropy(weights[r][:-1]) for r in rows])
+  percent = {'alignment_error_rate': scores.error_rate, 'precision': scores.precision, 'recall': scores.recall}
+  signature = f'links:argmax|targets:forced,linked|rows:{len(rows)}'
+  found = {name: Result(100 * value, '%', signature) for name, value in percent.items()}
+  if nats.size:
+    found['entropy'] = Result(float(nats.mean()), 'nat', signature)
+  return found
+
+
+def _predicted(weights: np.ndarray, linked: set[int]) -> list[tuple[int, int]]:
+  links = links_from_weights(weights, weights.shape[1] - 1, weights.shape[0] - 1)
+  return [(source, target) for source, target in links if target in linked]
+
+
+def text_metrics(
+  corpus: Corpus, predictor: Predictor, options: Mapping[str, Any], *, beams: int
+) -> tuple[dict[str, Result], list[Prediction]]:
+  """`options` is config.evaluation: searches for every source of the corpus and measures the best hypotheses."""
+  sources, references = list(corpus.source), [[target] for target in corpus.target]
+  if options['group_references']:
+    sources, references, _ = group_references(corpus)
+  predictions = predictor(sources, beams=beams, alpha=options['alpha'])
+  hypotheses = [p.hypotheses[0].text if p.hypotheses else '' for p in predictions]
+  found = {parse_spec(spec)[0]: measure(spec, hypotheses, references) for spec in options['metrics']}
+  return found, predictions
+
+
+def evaluate(
+  params: Any, corpus: Corpus, encoded: Encoded, scorer: Scorer, predictor: Predictor, options: Mapping[str, Any], *,
+  beams: int,
+) -> tuple[dict[str, Result], list[Prediction]]:  # fmt: skip
+  """Everything that is measured on a split, and the predictions it was measured on."""
+  forced = scorer(params, encoded, corpus.links is not None)
+  found = {'loss': Result(forced.loss, 'nat/token', 'targets:forced')}
+  found['accuracy'] = Result(100 * forced.accuracy, '%', 'targets:forced')
+  texts, predictions = text_metrics(corpus, predictor, options, beams=beams)
+  found |= texts
+  if corpus.links is not None:
+    found |= alignment_metrics(corpus, forced.weights)
+  return found, predictions

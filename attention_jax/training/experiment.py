@@ -1,0 +1,201 @@
+"""A whole experiment from its config: data, model, training, test metrics. And how to open one that was run."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.data import tasks
+from attention_jax.data.batching import Batches
+from attention_jax.data.pipeline import stream
+from attention_jax.models.seq2seq import EncoderDecoder, build
+from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
+from attention_jax.training.evaluation import Scorer, evaluate
+from attention_jax.training.folder import prepare_folder, read_config
+from attention_jax.training.loop import Result, Training, fit
+from attention_jax.training.losses import sequence_loss
+from attention_jax.training.metrics import Result as Measured
+from attention_jax.training.metrics import higher_is_better, measure
+from attention_jax.training.optim import make_optimizer, make_schedule
+from attention_jax.training.partition import make_mesh, replicate
+from attention_jax.training.prediction import Predictor
+from attention_jax.training.state import TrainState, evaluation_params, init_state
+
+RESULTS = 'results.json'
+TESTED = ('test', 'unseen')  # splits that are measured once, at the end
+Config = Mapping[str, Any]
+
+
+class Run(NamedTuple):
+  """A trained run: its folder, config and model, the parameters to predict with, and the step they are from."""
+
+  folder: Path
+  config: Config
+  model: EncoderDecoder
+  params: Any
+  step: int
+  predictor: Predictor
+
+
+def initial_params(model: EncoderDecoder, seed: int) -> Any:
+  """The initial parameters: a function of the seed alone."""
+  ids, mask = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
+  rng = jax.random.key(seed)
+  return jax.jit(lambda rng: model.init(rng, ids, mask, ids))(rng)['params']
+
+
+def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, Measured]]:
+  """Trains in `folder`, or goes on where a run of the same config was interrupted; then measures the tested splits.
+
+  Args:
+    config: as `training.config.default_config` lays it out.
+    folder: of the run; what is in it afterwards is listed by `say`.
+    say: is told what a person should read.
+
+  Returns: split -> metric -> Result, of the best parameters by validation. Also written to results.json.
+  Raises: UserError for anything wrong with the config, the data or the folder, before anything is overwritten.
+  """
+  training = Training(**config['training'])
+  _check_metrics(config, training)
+  folder = prepare_folder(folder, config)
+  data = tasks.load(config['data'], str(folder))
+  for line in data.report:
+    say(line)
+  model = build(config['model'], len(data.source_vocab), len(data.target_vocab))
+  params = initial_params(model, training.seed)
+  say(_describe(model, params))
+  batches = Batches(
+    data.encoded['train'], config['data']['buckets'], config['data']['batch_size'], config['data']['batch_unit'],
+    seed=training.seed, shard=jax.process_index(), shards=jax.process_count(),
+  )  # fmt: skip
+  say(f'{len(batches)} batches an epoch, of shapes (rows, source, target) {sorted(set(batches.shapes))}')
+  began = time.monotonic()
+  result = fit(
+    folder, training, loss=sequence_loss(model, training.label_smoothing), params=params,
+    stream=lambda start, stop: stream(batches, start, stop), evaluate=_validation(config, model, data),
+  )  # fmt: skip
+  say(f'{result.reason} ({time.monotonic() - began:.0f} s, {result.compilations} shapes compiled)')
+  if result.reason.startswith('stopped by'):
+    say(f'the same command goes on from step {int(result.state.step)}')
+    return {}
+  return _finish(config, folder, model, data, result, say)
+
+
+def open_run(folder: str | Path, checkpoint: str = 'best') -> Run:
+  """A run that was trained, ready to predict, without its data. `checkpoint`: 'best' or 'latest'.
+
+  Raises: UserError when the folder holds no run, or its checkpoint cannot be read.
+  """
+  folder = Path(folder)
+  config = read_config(folder)
+  source_vocab, target_vocab = tasks.load_vocabularies(config['data'], str(folder))
+  model = build(config['model'], len(source_vocab), len(target_vocab))
+  state = _restore(config, folder, model, BEST if checkpoint == 'best' else LATEST)
+  params = evaluation_params(state)
+  predictor = _predictor(config, model, params, source_vocab, target_vocab)
+  return Run(folder, config, model, params, int(state.step), predictor)
+
+
+def evaluate_split(run: Run, split: str, *, beams: int | None = None, data: tasks.Data | None = None):
+  """(metrics, predictions) of one split of a run's task. Raises: UserError naming the splits there are."""
+  data = data or tasks.load(run.config['data'], str(run.folder))
+  corpus, encoded = tasks.split_of(data, split)
+  options = run.config['evaluation']
+  scorer = Scorer(run.model, run.config['data']['buckets'], options['batch_size'])
+  beams = options['beams'] if beams is None else beams
+  return evaluate(run.params, corpus, encoded, scorer, run.predictor, options, beams=beams)
+
+
+def _check_metrics(config: Config, training: Training) -> None:
+  """Says what is wrong with the metrics before an hour of training."""
+  for spec in config['evaluation']['metrics']:
+    measure(spec, ['a'], [['a']])
+    higher_is_better(spec)
+
+
+def _describe(model: EncoderDecoder, params: Any) -> str:
+  size = sum(x.size for x in jax.tree.leaves(params))
+  devices = jax.devices()
+  return (
+    f'{size / 1e6:.2f} M parameters; attention implementation '
+    f'{model.decoder.cell.attention.implementation!r}; {len(devices)} x {devices[0].device_kind}'
+  )
+
+
+def _predictor(config: Config, model: EncoderDecoder, params: Any, source_vocab, target_vocab) -> Predictor:
+  options = config['evaluation']
+  return Predictor(
+    model, params, source_vocab, target_vocab, buckets=config['data']['buckets'],
+    max_length=options['max_length'], batch_size=options['batch_size'],
+  )  # fmt: skip
+
+
+def _validation(config: Config, model: EncoderDecoder, data: tasks.Data):
+  """state -> metrics of the validation split by greedy search; None where the task has no validation split."""
+  if 'validation' not in data.corpora:
+    return None
+  options = config['evaluation']
+  scorer = Scorer(model, config['data']['buckets'], options['batch_size'])
+  predictor = None
+
+  def validate(state: TrainState) -> dict[str, float]:
+    nonlocal predictor
+    params = evaluation_params(state)
+    if predictor is None:
+      predictor = _predictor(config, model, params, data.source_vocab, data.target_vocab)
+    predictor.use(params)
+    found, _ = evaluate(
+      params, data.corpora['validation'], data.encoded['validation'], scorer, predictor, options, beams=1
+    )
+    return {name: result.value for name, result in found.items()}
+
+  return validate
+
+
+def _restore(config: Config, folder: Path, model: EncoderDecoder, kind: str) -> TrainState:
+  training = Training(**config['training'])
+  optimizer = make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
+  like = lambda: init_state(initial_params(model, training.seed), optimizer, training.average)
+  checkpoints = Checkpoints(folder, training.keep, read_only=True)
+  try:
+    kind = kind if checkpoints.latest(kind) is not None else LATEST
+    return checkpoints.restore(replicate(like(), make_mesh(jax.local_devices())), kind)[0]
+  finally:
+    checkpoints.close()
+
+
+def _finish(config: Config, folder: Path, model, data: tasks.Data, result: Result, say) -> dict:
+  """Measures the tested splits with the best parameters and writes results and hypotheses."""
+  state = _restore(config, folder, model, BEST)
+  params = evaluation_params(state)
+  predictor = _predictor(config, model, params, data.source_vocab, data.target_vocab)
+  run = Run(folder, config, model, params, int(state.step), predictor)
+  results = {}
+  for split in TESTED:
+    if split in data.corpora:
+      results[split], predictions = evaluate_split(run, split, data=data)
+      write_hypotheses(folder / f'hypotheses.{split}.txt', predictions)
+  say(f'measured at step {run.step}, the best by validation {config["training"]["select"]}')
+  record = {'step': run.step, 'beams': config['evaluation']['beams']}
+  record['implementation'] = config['model']['attention']['implementation']
+  record['results'] = {s: {n: m._asdict() for n, m in found.items()} for s, found in results.items()}
+  _write(folder / RESULTS, json.dumps(record, indent=2) + '\n')
+  return results
+
+
+def write_hypotheses(path: Path, predictions) -> None:
+  """The best hypothesis of every source, one a line, in order."""
+  lines = [p.hypotheses[0].text if p.hypotheses else '' for p in predictions]
+  _write(path, ''.join(f'{line}\n' for line in lines))
+
+
+def _write(path: Path, text: str) -> None:
+  if jax.process_index() == 0:
+    partial = path.with_name(f'.{path.name}.part')
+    partial.write_text(text, 'utf-8')
+    os.replace(partial, path)

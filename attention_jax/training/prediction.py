@@ -1,0 +1,112 @@
+"""From source text to hypotheses: search over whole batches, one compiled call per bucket."""
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from attention_jax.data.batching import Batch, in_order
+from attention_jax.data.encoding import encode
+from attention_jax.data.text import Corpus
+from attention_jax.data.vocab import Vocabulary
+from attention_jax.models import search
+from attention_jax.models.seq2seq import EncoderDecoder
+from attention_jax.training.partition import make_mesh, place, replicate
+
+
+class Hypothesis(NamedTuple):
+  """One output of a source: `tokens` without EOS; weights [T, S] has a row for EOS and a column for the source's EOS."""
+
+  text: str
+  tokens: list[str]
+  score: float
+  log_prob: float
+  weights: np.ndarray
+
+
+class Prediction(NamedTuple):
+  """A source, its tokens without EOS, and its hypotheses, best first."""
+
+  source: str
+  tokens: list[str]
+  hypotheses: list[Hypothesis]
+
+
+class Predictor:
+  """Translates lines of text. Every process does all of it on its own devices.
+
+  Args:
+    model, params: a trained model.
+    source_vocab, target_vocab: the run's vocabularies.
+    buckets: of training; a longer source gets a bucket of its own, rounded up to a multiple of 32.
+    max_length: of hypotheses, EOS included; 0 is the longest target of the buckets.
+    batch_size: sources searched at once, rounded up to a multiple of the devices.
+  """
+
+  def __init__(
+    self, model: EncoderDecoder, params: Any, source_vocab: Vocabulary, target_vocab: Vocabulary, *,
+    buckets: Sequence[Sequence[int]], max_length: int = 0, batch_size: int = 128,
+  ):  # fmt: skip
+    self.model, self.source_vocab, self.target_vocab = model, source_vocab, target_vocab
+    self._mesh = make_mesh(jax.local_devices())
+    self.use(params)
+    self._sizes = sorted({source for source, _ in buckets})
+    self._max_length = max_length or max(target for _, target in buckets)
+    devices = self._mesh.devices.size
+    self._rows = -(-batch_size // devices) * devices
+    self._search = functools.cache(self._compile)
+
+  def use(self, params: Any) -> None:
+    """Predicts with these parameters from now on; nothing is compiled again."""
+    self._params = replicate(jax.device_get(params), self._mesh)
+
+  def __call__(self, lines: Sequence[str], *, beams: int = 1, alpha: float = 0.6) -> list[Prediction]:
+    """One prediction per line, in order. beams=1 is greedy search."""
+    found: list[Prediction | None] = [None] * len(lines)
+    for row, prediction in self.stream(lines, beams=beams, alpha=alpha):
+      found[row] = prediction
+    return found
+
+  def stream(self, lines: Sequence[str], *, beams: int, alpha: float) -> Iterable[tuple[int, Prediction]]:
+    """(row, prediction) as they get done: batches of sources of similar length."""
+    corpus = Corpus(list(lines), [''] * len(lines))
+    encoded = encode(corpus, self.source_vocab, self.target_vocab)
+    run = self._search(beams, alpha)
+    for batch in in_order(encoded, self._buckets(encoded.lengths[0]), self._rows):
+      hypotheses = jax.device_get(run(self._params, *place((batch.source, batch.source_mask), self._mesh)))
+      yield from self._read(batch, hypotheses, corpus.source)
+
+  def _buckets(self, lengths: np.ndarray) -> list[tuple[int, int]]:
+    sizes, longest = list(self._sizes), int(lengths.max(initial=1))
+    if longest > sizes[-1]:
+      sizes.append(-(-longest // 32) * 32)
+    return [(size, 1) for size in sizes]
+
+  def _compile(self, beams: int, alpha: float):
+    def run(params, source, source_mask):
+      variables = {'params': params}
+      carry, memory = self.model.apply(variables, source, source_mask, method='start')
+      step = lambda carry, token, memory: self.model.apply(variables, carry, token, memory, method='step')
+      if beams == 1:
+        return search.greedy(step, carry, memory, max_length=self._max_length)
+      return search.beam(step, carry, memory, beams=beams, max_length=self._max_length, alpha=alpha)
+
+    return jax.jit(run)
+
+  def _read(self, batch: Batch, found: search.Hypotheses, lines: Sequence[str]) -> Iterable[tuple[int, Prediction]]:
+    for i, row in enumerate(batch.index):
+      if row >= 0:
+        size = int(batch.source_mask[i].sum())
+        best = [self._hypothesis(found, i, k, size) for k in range(found.lengths.shape[1]) if found.lengths[i, k]]
+        yield int(row), Prediction(lines[row], self.source_vocab.tokens(lines[row]), best)
+
+  def _hypothesis(self, found: search.Hypotheses, i: int, k: int, size: int) -> Hypothesis:
+    length = int(found.lengths[i, k])
+    ids = found.tokens[i, k, :length].tolist()
+    content = ids[:-1] if ids[-1] == search.EOS else ids
+    tokens = [self.target_vocab.piece(id) for id in content]
+    weights = found.weights[i, k, :length, :size]
+    text = self.target_vocab.decode(content)
+    return Hypothesis(text, tokens, float(found.scores[i, k]), float(found.log_probs[i, k]), weights)

@@ -1,0 +1,23 @@
+"""Dates as people write them in many languages -> ISO 8601, by characters. Needs no download.
+
+python -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/dates
+"""
+
+from attention_jax.training.config import apply_preset, default_config
+
+
+def get_config(preset: str = 'bahdanau2015'):
+  config = default_config()
+  config.data.task = 'dates'
+  config.data.buckets = ((16, 11), (24, 11), (42, 11))
+  config.data.batch_size = 64
+  apply_preset(config, preset, features=128)
+  config.model.embedding = 64
+  config.model.dropout = 0.1
+  config.training.steps = 3000
+  config.training.schedule = 'cosine(peak=3e-3, warmup=100)'
+  config.training.evaluate_every = 500
+  config.training.checkpoint_every = 500
+  config.training.select = 'exact_match'
+  config.training.direction = 'max'
+  return config

@@ -1,0 +1,30 @@
+"""Multi30k task 1 (image captions), English -> German by words, lower-cased and tokenised.
+
+python -m experiments.train --config=configs/multi30k.py:bahdanau2015 --workdir=runs/multi30k \
+  --config.data.folder=FOLDER     # with train.en, train.de, val.en, val.de, test2016.en, test2016.de
+"""
+
+from attention_jax.training.config import apply_preset, default_config
+
+
+def get_config(preset: str = 'bahdanau2015'):
+  config = default_config()
+  config.data.task = "text(train='train', validation='val', test='test2016', source='en', target='de')"
+  config.data.folder = 'data/multi30k'
+  config.data.vocabulary = 'word(min_count=2)'
+  config.data.buckets = ((10, 10), (12, 12), (14, 14), (16, 16), (20, 20), (26, 26), (44, 48))
+  config.data.batch_size = 128
+  apply_preset(config, preset, features=512)
+  config.model.embedding = 256
+  config.model.dropout = 0.3
+  config.training.steps = 2800
+  config.training.schedule = 'cosine(peak=1.5e-3, warmup=200)'
+  config.training.label_smoothing = 0.1
+  config.training.log_every = 50
+  config.training.evaluate_every = 280
+  config.training.checkpoint_every = 280
+  config.training.select = 'bleu'
+  config.training.direction = 'max'
+  config.evaluation.metrics = ('bleu(tokenize="none")', 'chrf', 'ter')
+  config.evaluation.max_length = 50
+  return config

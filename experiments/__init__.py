@@ -1,0 +1,1 @@
+"""Floor 5: the programs. absl flags live here and nowhere else."""

@@ -1,0 +1,39 @@
+"""Trains a model and measures it, or goes on where the same command was interrupted.
+
+  python -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/dates
+  python -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/cosine \
+    --config.model.attention.score='cosine'
+"""
+
+import jax
+from absl import flags
+from ml_collections import config_flags
+from rich.console import Console
+
+from attention_jax.errors import UserError
+from experiments.launch import FLAGS, launch, required
+from experiments.tables import results_table
+
+config_flags.DEFINE_config_file('config', None, 'a file of configs/ and a preset: configs/dates.py:bahdanau2015')
+flags.DEFINE_string('workdir', None, 'the folder of the run; an interrupted run goes on there')
+flags.DEFINE_bool('distributed', False, 'several processes: calls jax.distributed.initialize() first')
+
+
+def main() -> None:
+  if FLAGS.config is None:
+    raise UserError('--config is missing; for example --config=configs/dates.py:bahdanau2015')
+  folder = required('workdir')
+  if FLAGS.distributed:
+    jax.distributed.initialize()
+  from attention_jax.training import experiment
+
+  console = Console(highlight=False)
+  say = lambda line: console.print(line, markup=False, soft_wrap=True)
+  results = experiment.train(FLAGS.config.to_dict(), folder, say)
+  if results:
+    console.print(results_table(results))
+    say(f'written to {folder}: results.json, hypotheses.*.txt, metrics.jsonl, tensorboard/, best/, checkpoints/')
+
+
+if __name__ == '__main__':
+  launch(main)

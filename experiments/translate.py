@@ -1,0 +1,72 @@
+"""Translates lines from a file or from stdin with a trained run.
+
+  echo 'March 5th, 1999' | python -m experiments.translate --workdir=runs/dates
+  python -m experiments.translate --workdir=runs/dates --input=lines.txt --nbest=3 --alignments
+  python -m experiments.translate --workdir=runs/dates --input=lines.txt --json
+
+With --nbest or --alignments the fields of a line are separated by tabs: the line's number, score, hypothesis,
+alignment (source-target pairs in Pharaoh format, counted from 0). --json gives one object per input line.
+"""
+
+import json
+import sys
+
+from absl import flags
+
+from attention_jax.analysis.alignment import format_pharaoh, links_from_weights
+from attention_jax.errors import UserError
+from experiments.launch import FLAGS, define_run, launch, required
+
+define_run()
+flags.DEFINE_string('input', '-', 'a file of lines, or - for stdin')
+flags.DEFINE_integer('beams', None, 'hypotheses kept by the search; 1 is greedy; by default as in the config', 1)
+flags.DEFINE_integer('nbest', None, 'how many hypotheses to print for each line, at most --beams', 1)
+flags.DEFINE_bool('alignments', False, 'print the alignment of each hypothesis in Pharaoh format')
+flags.DEFINE_bool('json', False, 'print one JSON object per line: hypotheses, scores, tokens, alignments, weights')
+
+
+def main() -> None:
+  from attention_jax.data.files import read_lines, split_lines
+  from attention_jax.training import experiment
+
+  run = experiment.open_run(required('workdir'), FLAGS.checkpoint)
+  beams = FLAGS.beams or run.config['evaluation']['beams']
+  if (FLAGS.nbest or 1) > beams:
+    raise UserError(f'--nbest={FLAGS.nbest} is more than --beams={beams}')
+  lines = split_lines(sys.stdin.buffer.read(), 'stdin') if FLAGS.input == '-' else read_lines(FLAGS.input)
+  empty = [number for number, line in enumerate(lines, 1) if not line.strip()]
+  predictions = iter(run.predictor([line for line in lines if line.strip()], beams=beams,
+                                   alpha=run.config['evaluation']['alpha']))  # fmt: skip
+  write = _as_json if FLAGS.json else _as_columns if FLAGS.nbest or FLAGS.alignments else _as_text
+  for number, line in enumerate(lines, 1):
+    write(number, line, next(predictions).hypotheses[: FLAGS.nbest or 1] if line.strip() else [])
+  if empty:
+    print(f'{len(empty)} empty lines gave empty output (line {empty[0]} first)', file=sys.stderr)
+
+
+def _as_text(number, line, hypotheses) -> None:
+  print(hypotheses[0].text if hypotheses else '')
+
+
+def _as_columns(number, line, hypotheses) -> None:
+  for h in hypotheses:
+    print(number, f'{h.score:.4f}', h.text, *([format_pharaoh(_links(h))] if FLAGS.alignments else []), sep='\t')
+
+
+def _as_json(number, line, hypotheses) -> None:
+  found = [
+    {
+      'text': h.text, 'score': h.score, 'log_prob': h.log_prob, 'tokens': h.tokens, 'alignment': _links(h),
+      'weights': [[round(float(w), 6) for w in row] for row in h.weights],
+    }
+    for h in hypotheses
+  ]  # fmt: skip
+  print(json.dumps({'line': number, 'source': line, 'hypotheses': found}, ensure_ascii=False))
+
+
+def _links(hypothesis) -> tuple[tuple[int, int], ...]:
+  return links_from_weights(hypothesis.weights, hypothesis.weights.shape[1] - 1, len(hypothesis.tokens))
+
+
+if __name__ == '__main__':
+  launch(main)
