@@ -6,6 +6,9 @@ checkpoint that cannot be read.
 """
 
 import contextlib
+import gc
+import logging
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -82,15 +85,17 @@ class Checkpoints:
       manager.close()
 
   def _read(self, kind: str, step: int, **item) -> Any:
-    try:
-      (found,) = self._managers[kind].restore(step, args=ocp.args.Composite(**item)).values()
-      return found
-    except Exception as error:  # orbax, tensorstore and json each raise their own kinds
-      reason = ' '.join(str(error).split())[:160]
-      earlier = [s for s in self._managers[kind].all_steps() if s < step]
-      rest = f'go on from step {max(earlier)}' if earlier else 'start anew' if kind == LATEST else 'do without it'
-      path = self.folder / kind / str(step)
-      raise UserError(f'cannot read checkpoint {path}: {reason}; possible: move it away to {rest}') from error
+    reason = None
+    with _silent_failures():
+      try:
+        (found,) = self._managers[kind].restore(step, args=ocp.args.Composite(**item)).values()
+        return found
+      except Exception as error:  # orbax, tensorstore and json each raise their own kinds
+        reason = ' '.join(str(error).split())[:160]
+    earlier = [s for s in self._managers[kind].all_steps() if s < step]
+    rest = f'go on from step {max(earlier)}' if earlier else 'start anew' if kind == LATEST else 'do without it'
+    path = self.folder / kind / str(step)
+    raise UserError(f'cannot read checkpoint {path}: {reason}; possible: move it away to {rest}')
 
   def _manager(self, kind: str, keep: int) -> ocp.CheckpointManager | None:
     if self._read_only and not (self.folder / kind).is_dir():
@@ -115,6 +120,18 @@ def _difference(stored: Mapping[str, str], wanted: Mapping[str, str]) -> str | N
     there, here = stored.get(name, 'absent'), wanted.get(name, 'absent')
     if there != here:
       return f'{name} is {there} there, {here} in this config'
+
+
+@contextlib.contextmanager
+def _silent_failures():
+  """When one array cannot be read, orbax abandons the reads of the others, and each complains as it is collected."""
+  hook, log = sys.unraisablehook, logging.getLogger('asyncio')
+  sys.unraisablehook, log.disabled = lambda _: None, True
+  try:
+    yield
+    gc.collect()
+  finally:
+    sys.unraisablehook, log.disabled = hook, False
 
 
 @contextlib.contextmanager

@@ -1,0 +1,105 @@
+"""Schedules against their formulas, every optimiser once, and what a wrong spec is told."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.training.optim import OPTIMIZERS, SCHEDULES, make_optimizer, make_schedule
+from attention_jax.training.state import update_average
+
+
+def cosine(n):
+  return 0.1 + 1.9 * 0.5 * (1 + np.cos(np.pi * (n - 10) / 90)) if n >= 10 else 2.0 * n / 10
+
+
+CASES = {
+  'constant(rate=0.3)': lambda n: 0.3,
+  'constant(rate=0.3, warmup=5)': lambda n: 0.3 * min(1, n / 5),
+  'rsqrt(peak=2.0, warmup=10)': lambda n: 2.0 * min(n / 10, (10 / n) ** 0.5),
+  'cosine(peak=2.0, warmup=10, end=0.1)': cosine,
+  'linear(peak=2.0, warmup=10, end=0.5, steps=60)': lambda n: 0.2 * n if n < 10 else max(0.5, 2 - 1.5 * (n - 10) / 50),
+  'halve(rate=1.0, after=20, every=7)': lambda n: 1.0 if n < 20 else 0.5 ** ((n - 20) // 7 + 1),
+}
+
+
+@pytest.mark.parametrize('spec', CASES)
+def test_schedule_follows_its_formula(spec):
+  schedule = make_schedule(spec, steps=100)
+  for n in range(1, 101):
+    np.testing.assert_allclose(schedule(jnp.int32(n)), CASES[spec](n), rtol=1e-5, err_msg=f'update {n}')
+
+
+def test_every_schedule_has_a_case():
+  assert {spec.split('(')[0] for spec in CASES} == set(SCHEDULES)
+
+
+@pytest.mark.parametrize('name', SCHEDULES)
+def test_defaults_make_a_positive_rate(name):
+  schedule = make_schedule(name, steps=50)
+  assert all(0 < schedule(jnp.int32(n)) < 10 for n in (1, 2, 49))
+
+
+@pytest.mark.parametrize('name', OPTIMIZERS)
+def test_optimizer_goes_downhill(name):
+  optimizer = make_optimizer(name, make_schedule('constant(rate=0.01)', 10), clip=1.0)
+  params = {'w': jnp.array([3.0, -2.0])}
+  state = optimizer.init(params)
+  value = lambda p: jnp.sum(p['w'] ** 2)
+  before = value(params)
+  for _ in range(5):
+    updates, state = optimizer.update({'w': 2 * params['w']}, state, params)
+    params = optax.apply_updates(params, updates)
+  assert value(params) < before
+
+
+def test_first_update_uses_the_first_rate_and_options_reach_optax():
+  schedule = make_schedule('constant(rate=1.0, warmup=4)', 10)
+  params, grads = {'w': jnp.zeros(2)}, {'w': jnp.array([3.0, 4.0])}
+  for clip, norm in ((0.0, 5.0), (1.0, 1.0), (100.0, 5.0)):
+    optimizer = make_optimizer('sgd(momentum=0.5)', schedule, clip)
+    first, state = optimizer.update(grads, optimizer.init(params), params)
+    second, _ = optimizer.update(grads, state, params)
+    np.testing.assert_allclose(np.linalg.norm(first['w']), 0.25 * norm, rtol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(second['w']), 0.5 * 1.5 * norm, rtol=1e-5)
+
+
+def test_adam_equals_optax():
+  schedule = make_schedule('constant(rate=0.1)', 10)
+  params, grads = {'w': jnp.ones(3)}, {'w': jnp.array([1.0, -2.0, 0.5])}
+  mine, theirs = make_optimizer('adam(b2=0.98, eps=1e-6)', schedule), optax.adam(0.1, b2=0.98, eps=1e-6)
+  found, _ = mine.update(grads, mine.init(params), params)
+  wanted, _ = theirs.update(grads, theirs.init(params), params)
+  np.testing.assert_array_equal(found['w'], wanted['w'])
+
+
+def test_average_formula():
+  average, literal = {'w': jnp.zeros(2)}, np.zeros(2)
+  for n in range(1, 40):
+    params = np.array([n, -n], np.float32)
+    d = min(0.8, (1 + n) / (10 + n))
+    literal = d * literal + (1 - d) * params
+    average = update_average(average, {'w': jnp.asarray(params)}, jnp.int32(n), 0.8)
+  np.testing.assert_allclose(average['w'], literal, rtol=1e-5)
+  assert update_average((), {'w': jnp.ones(2)}, jnp.int32(1), 0.0) == ()
+
+
+@pytest.mark.parametrize(
+  ('build', 'message'),
+  [
+    (lambda: make_optimizer('adamm', None), "unknown optimizer 'adamm' .*'adam'.*possible: .*sgd"),
+    (lambda: make_optimizer('adam(beta2=0.9)', None), "option of optimizer 'adam': 'beta2'.*possible: .*b2"),
+    (lambda: make_optimizer('adam(learning_rate=0.1)', None), "unknown .* 'learning_rate'"),
+    (lambda: make_optimizer('adam(b2=[1])', None), 'b2 is a number'),
+    (lambda: make_optimizer('adam(0.1)', None), 'cannot read'),
+    (lambda: make_schedule('rsqr', 10), "did you mean 'rsqrt'"),
+    (lambda: make_schedule('rsqrt(warm=3)', 10), "did you mean 'warmup'"),
+    (lambda: make_schedule("rsqrt(warmup='x')", 10), 'warmup is a number'),
+    (lambda: make_schedule('cosine(peak=0)', 10), 'cannot be built'),
+  ],
+)
+def test_wrong_specs_are_told_in_one_line(build, message):
+  with pytest.raises(UserError, match=message) as error:
+    build()
+  assert '\n' not in str(error.value)
