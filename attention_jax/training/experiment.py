@@ -176,16 +176,21 @@ def _finish(config: Config, folder: Path, model, data: tasks.Data, result: Resul
   predictor = _predictor(config, model, params, data.source_vocab, data.target_vocab)
   run = Run(folder, config, model, params, int(state.step), predictor)
   results = {}
-  for split in TESTED:
-    if split in data.corpora:
-      results[split], predictions = evaluate_split(run, split, data=data)
-      write_hypotheses(folder / f'hypotheses.{split}.txt', predictions)
-  say(f'measured at step {run.step}, the best by validation {config["training"]["select"]}')
+  for split in _measured(data):
+    results[split], predictions = evaluate_split(run, split, data=data)
+    write_hypotheses(folder / f'hypotheses.{split}.txt', predictions)
+  chosen = f'the best by validation {config["training"]["select"]}' if 'validation' in data.corpora else 'the last'
+  say(f'measured at step {run.step}, {chosen}')
   record = {'step': run.step, 'beams': config['evaluation']['beams']}
   record['implementation'] = config['model']['attention']['implementation']
   record['results'] = {s: {n: m._asdict() for n, m in found.items()} for s, found in results.items()}
   _write(folder / RESULTS, json.dumps(record, indent=2) + '\n')
   return results
+
+
+def _measured(data: tasks.Data) -> list[str]:
+  """The tested splits; of a task that has none (it comes without a test set) the one that chose the parameters."""
+  return [split for split in TESTED if split in data.corpora] or [s for s in ('validation',) if s in data.corpora]
 
 
 def write_hypotheses(path: Path, predictions) -> None:

@@ -1,0 +1,26 @@
+"""NETtalk: English letters -> phonemes, with hand-made links between them: alignments are measured against people's.
+
+python -m experiments.train --config=configs/nettalk.py:bahdanau2015 --workdir=runs/nettalk \
+  --config.data.folder=FOLDER     # with train.tsv and dev.tsv: letters TAB phonemes TAB links
+"""
+
+from attention_jax.training.config import apply_preset, default_config
+
+
+def get_config(preset: str = 'bahdanau2015'):
+  config = default_config()
+  config.data.task = "tsv(train='train.tsv', validation='dev.tsv')"
+  config.data.folder = 'data/nettalk'
+  config.data.vocabulary = 'word'
+  config.data.buckets = ((8, 8), (12, 12), (20, 20))
+  config.data.batch_size = 64
+  apply_preset(config, preset, features=128)
+  config.model.embedding = 64
+  config.model.dropout = 0.3
+  config.training.steps = 4000
+  config.training.schedule = 'cosine(peak=2e-3, warmup=200)'
+  config.training.evaluate_every = 500
+  config.training.select = 'phoneme_error_rate'
+  config.evaluation.metrics = ('phoneme_error_rate', 'sequence_error_rate')
+  config.evaluation.group_references = True
+  return config

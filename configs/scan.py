@@ -1,0 +1,26 @@
+"""SCAN: commands -> actions, split by length, by the primitive 'jump', or at random ('simple').
+
+python -m experiments.train --config=configs/scan.py:luong2015 --workdir=runs/scan \
+  --config.data.folder=FOLDER     # with length.train.tsv.gz and length.test.tsv.gz
+  --config.data.task="tsv(train='jump.train.tsv.gz', test='jump.test.tsv.gz')"     # another split
+
+SCAN has no validation split, and its test split must not choose anything: the last parameters are the ones measured.
+"""
+
+from attention_jax.training.config import apply_preset, default_config
+
+
+def get_config(preset: str = 'luong2015'):
+  config = default_config()
+  config.data.task = "tsv(train='length.train.tsv.gz', test='length.test.tsv.gz')"
+  config.data.folder = 'data/scan'
+  config.data.vocabulary = 'word'
+  config.data.buckets = ((10, 10), (10, 20), (10, 30), (10, 50))
+  config.data.batch_size = 64
+  apply_preset(config, preset, features=200)
+  config.model.embedding = 200
+  config.model.dropout = 0.5
+  config.training.steps = 10_000
+  config.training.clip = 5.0
+  config.evaluation.metrics = ('exact_match', 'token_error_rate')
+  return config

@@ -1,0 +1,34 @@
+"""Your own parallel text: FOLDER/train.SOURCE, train.TARGET, validation.*, test.*, one sentence a line (.gz allowed).
+
+python -m experiments.train --config=configs/text.py:bahdanau2015 --workdir=runs/mine --config.data.folder=FOLDER \
+  --config.data.task="text(train='train', validation='validation', test='test', source='en', target='de')"
+
+Subwords by sentencepiece, batches by tokens. A table is read with
+--config.data.task="tsv(train='train.tsv', validation='validation.tsv')", a translation set in tfds format with
+--config.data.task="tfds(name='wmt14_translate/de-en')" and --config.data.folder=TFDS_DATA_DIR.
+"""
+
+from attention_jax.training.config import apply_preset, default_config
+
+
+def get_config(preset: str = 'bahdanau2015'):
+  config = default_config()
+  config.data.task = "text(train='train', validation='validation', test='test', source='source', target='target')"
+  config.data.folder = 'data/text'
+  config.data.vocabulary = 'subword(size=8000)'
+  config.data.shared_vocabulary = True
+  config.data.buckets = ((16, 16), (32, 32), (64, 64))
+  config.data.batch_size = 4096
+  config.data.batch_unit = 'tokens'
+  apply_preset(config, preset, features=512)
+  config.model.embedding = 256
+  config.model.share_embeddings = True
+  config.model.dropout = 0.2
+  config.training.steps = 20_000
+  config.training.schedule = 'rsqrt(peak=1e-3, warmup=1000)'
+  config.training.label_smoothing = 0.1
+  config.training.average = 0.999
+  config.training.select = 'bleu'
+  config.training.direction = 'max'
+  config.evaluation.metrics = ('bleu', 'chrf', 'ter')
+  return config
