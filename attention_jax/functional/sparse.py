@@ -22,7 +22,7 @@ def sparsemax(scores: Scores, mask: Mask) -> Weights:
 
 
 def entmax15(scores: Scores, mask: Mask) -> Weights:
-  """α-entmax with α = 1.5, exactly, by sorting. Peters, Niculae & Martins 2019, equation 10 and algorithm 2."""
+  """α-entmax with α = 1.5, exactly, by sorting. Peters, Niculae & Martins 2019, algorithm 2."""
   return _entmax15(at_least_float32(scores), mask)
 
 

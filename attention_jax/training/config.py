@@ -47,7 +47,7 @@ class Evaluation:
     batch_size: sources searched at once.
   """
 
-  metrics: tuple[str, ...] = ('exact_match', 'token_error_rate')
+  metrics: tuple[str, ...] = ('exact_match', 'character_error_rate')
   group_references: bool = False
   beams: int = 5
   alpha: float = 0.6

@@ -1,0 +1,79 @@
+"""The tables of variants in README.md, from the registries.
+
+  python -m experiments.readme           # prints them
+  python -m experiments.readme --write   # puts them into README.md
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from absl import flags
+
+from attention_jax.functional.alignments import ALIGNMENTS
+from attention_jax.functional.scores import SCORES
+from attention_jax.functional.table import Row, learned, options
+from attention_jax.models.cells import CELLS
+from attention_jax.models.encoders import ENCODERS
+from experiments.launch import FLAGS, launch
+
+README = Path(__file__).parent.parent / 'README.md'
+BEGIN, END = '<!-- tables:', '<!-- /tables -->'
+
+flags.DEFINE_bool('write', False, 'put the tables into README.md')
+
+
+def tables() -> str:
+  """Markdown: scores, alignments, encoders and cells, each with the first sentence of its docstring."""
+  parts = [
+    _table('score', _rows(SCORES)),
+    _table('alignment', _rows(ALIGNMENTS)),
+    _modules('encoder', ENCODERS),
+    _modules('cell (decoder)', CELLS),
+  ]
+  return '\n\n'.join(parts)
+
+
+def updated(readme: str) -> str:
+  """`readme` with the tables of now."""
+  head, rest = readme.split(BEGIN, 1)
+  marker, rest = rest.split('\n', 1)
+  _, tail = rest.split(END, 1)
+  return f'{head}{BEGIN}{marker}\n{tables()}\n{END}{tail}'
+
+
+def _rows(table: Mapping[str, Row]) -> Iterable[tuple[str, ...]]:
+  for name, row in table.items():
+    mine = {k: v for k, v in options(row).items() if k not in row.params}
+    recurrent = 'in order' if row.recurrent else 'all at once'
+    yield name, _first(row.fn), _listed(learned(row)), _listed(f'{k}={v}' for k, v in mine.items()), recurrent
+
+
+def _table(what: str, rows: Iterable[tuple[str, ...]]) -> str:
+  head = [what, 'equation and source', 'learned', 'options', 'queries']
+  lines = ['| ' + ' | '.join(head) + ' |', '|' + ' --- |' * len(head)]
+  return '\n'.join(lines + [f'| `{name}` | ' + ' | '.join(cells) + ' |' for name, *cells in rows])
+
+
+def _modules(what: str, table: Mapping[str, type]) -> str:
+  lines = [f'| {what} | |', '| --- | --- |']
+  return '\n'.join(lines + [f'| `{name}` | {_first(cls)} |' for name, cls in table.items()])
+
+
+def _first(thing: Callable) -> str:
+  return inspect.getdoc(thing).split('\n\n')[0].replace('\n', ' ').replace('|', '\\|')
+
+
+def _listed(names: Iterable[str]) -> str:
+  return ', '.join(f'`{name}`' for name in names)
+
+
+def main() -> None:
+  if FLAGS.write:
+    README.write_text(updated(README.read_text('utf-8')), 'utf-8')
+  else:
+    print(tables())
+
+
+if __name__ == '__main__':
+  launch(main)
