@@ -1,17 +1,29 @@
 """What every program shares: a user's mistake is one line and exit code 2, never a traceback."""
 
 import difflib
+import itertools
 import os
-import re
+import runpy
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 from absl import flags, logging
+from ml_collections import ConfigDict
+from ml_collections.config_flags import tuple_parser
 
-from attention_jax.errors import UserError
+from attention_jax.errors import UserError, choose
 
 FLAGS = flags.FLAGS
+HELP = ('-h', '-help', '--help', '--helpfull', '--helpshort')
+KINDS = {
+  int: ('a whole number', flags.IntegerParser()),
+  float: ('a number', flags.FloatParser()),
+  bool: ('true or false', flags.BooleanParser()),
+  tuple: ('a tuple', tuple_parser.TupleParser()),
+}
 
 
 def define_run(help: str = 'the folder of a trained run') -> None:
@@ -26,12 +38,14 @@ def launch(main: Callable[[], None]) -> None:
   logging.set_verbosity(logging.ERROR)
   warnings.filterwarnings('ignore', category=UserWarning)
   try:
-    rest = _parse(sys.argv)
-    if rest:
-      raise UserError(f"unexpected argument '{rest[0]}'; flags are written --name=value")
+    if any(arg in HELP for arg in sys.argv[1:]):
+      return _print_help()
+    _parse(sys.argv)
     main()
+    sys.stdout.flush()
   except UserError as error:
-    sys.exit(_say(error))
+    print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
+    sys.exit(2)
   except KeyboardInterrupt:
     print('interrupted', file=sys.stderr)
     sys.exit(130)
@@ -48,38 +62,90 @@ def required(name: str) -> str:
   return value
 
 
-def _say(error: Exception) -> int:
-  print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
-  return 2
+def load_config(path: str) -> ConfigDict:
+  """What get_config(preset) of 'FILE:PRESET' returns, or get_config() where no preset is given.
 
-
-def _parse(argv: list[str]) -> list[str]:
-  if any(arg in ('--help', '-h', '--helpfull', '--helpshort') for arg in argv[1:]):
-    print(sys.modules['__main__'].__doc__.strip(), '\n')
-    print(FLAGS.get_help(include_special_flags=False) if len(argv) < 3 else FLAGS.main_module_help())
-    sys.exit(0)
+  Raises: UserError naming the file, and the line where something is wrong in it.
+  """
+  path, *preset = path.split(':', 1)
+  if not os.path.isfile(path):
+    raise UserError(_no_file(path))
   try:
-    return FLAGS(argv)[1:]
+    return runpy.run_path(path)['get_config'](*preset)
   except UserError:
     raise
+  except SyntaxError as error:
+    raise UserError(f'{error.filename}:{error.lineno}: {error.msg}') from error
+  except Exception as error:  # whatever a user's own file raises
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    where = f'{path}:{lines[-1]}' if lines else path
+    raise UserError(f'{where}: {type(error).__name__}: {error}; a config file defines get_config(preset)') from error
+
+
+def _no_file(path: str) -> str:
+  folder, name = os.path.dirname(path) or '.', os.path.basename(path)
+  files = sorted(f for f in os.listdir(folder) if f.endswith('.py') and f[0] != '_') if os.path.isdir(folder) else []
+  near = difflib.get_close_matches(name, files, n=1)
+  hint = f" (did you mean '{os.path.join(folder, near[0])}'?)" if near else ''
+  return f"no config file '{path}'{hint}; possible in {folder}: {', '.join(files) or 'none'}"
+
+
+def _parse(argv: list[str]) -> None:
+  if 'config' in FLAGS:
+    _check_config(argv)
+  try:
+    if rest := FLAGS(argv)[1:]:
+      raise UserError(f"unexpected argument '{rest[0]}'; flags are written --name=value")
   except flags.UnrecognizedFlagError as error:
-    mine = [n for n in FLAGS if FLAGS.find_module_defining_flag(n) in (sys.argv[0], '__main__', 'experiments.launch')]
+    mine = [flag.name for flag in _flags()]
     near = difflib.get_close_matches(error.flagname, mine, n=1)
     hint = f' (did you mean --{near[0]}?)' if near else ''
     raise UserError(f'unknown flag --{error.flagname}{hint}; possible: {", ".join(sorted(mine))}') from None
-  except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError, ImportError, SyntaxError) as error:
-    raise UserError(_config_error(argv, error)) from None
+  except flags.Error as error:
+    raise UserError(str(error)) from None
 
 
-def _config_error(argv: list[str], error: Exception) -> str:
-  """What is wrong with a --config flag, as far as it can be told; ml_collections' own words otherwise."""
-  for arg in argv:
-    if found := re.match(r'--?config(?:=|$)([^:]*)', arg):
-      path = found.group(1)
-      if not os.path.isfile(path):
-        folder = os.path.dirname(path) or '.'
-        files = sorted(f for f in os.listdir(folder) if f.endswith('.py')) if os.path.isdir(folder) else []
-        near = difflib.get_close_matches(os.path.basename(path), files, n=1)
-        hint = f" (did you mean '{near[0]}'?)" if near else ''
-        return f"no config file '{path}'{hint}; possible in {folder}: {', '.join(f for f in files if f[0] != '_')}"
-  return str(error)
+def _check_config(argv: list[str]) -> None:
+  """Says what is wrong with --config and its fields; ml_collections would say it in several lines, or not at all."""
+  config = None
+  for arg, after in itertools.pairwise([*argv[1:], '']):
+    name, given, value = arg.lstrip('-').partition('=')
+    value = value if given else after
+    if not arg.startswith('-'):
+      continue
+    if name == 'config':
+      config = load_config(value)
+    elif name.startswith(('config.', 'noconfig.')):
+      if config is None:
+        raise UserError(f'{arg}: write --config=FILE:PRESET before it')
+      _check_field(config, name.removeprefix('no'), value, given)
+
+
+def _check_field(config: ConfigDict, name: str, value: str, given: str) -> None:
+  found: Any = config
+  path, *parts = name.split('.')
+  for part in parts:
+    if not isinstance(found, ConfigDict):
+      raise UserError(f'--{name}: {path} is {found!r} and has no fields')
+    choose(part, found, f'field of {path}:')
+    found, path = found[part], f'{path}.{part}'
+  if isinstance(found, ConfigDict):
+    raise UserError(f'--{name} is a group of fields; possible: --{name}.FIELD with {", ".join(found)}')
+  if type(found) in KINDS and (given or not isinstance(found, bool)):
+    kind, parser = KINDS[type(found)]
+    try:
+      parser.parse(value)
+    except (ValueError, TypeError):
+      raise UserError(f"{name} is {kind} like {found!r}, got '{value}'") from None
+
+
+def _flags() -> list[flags.Flag]:
+  """The flags of this program: not those of absl."""
+  return [flag for module in (sys.argv[0], __name__) for flag in FLAGS.get_flags_for_module(module)]
+
+
+def _print_help() -> None:
+  print(sys.modules['__main__'].__doc__)
+  for flag in _flags():
+    default = '' if flag.default in (None, False, []) else f' (default: {flag.default_as_str})'
+    print(f'  --{flag.name}: {flag.help}{default}')

@@ -1,7 +1,7 @@
 """Trains a model and measures it, or goes on where the same command was interrupted.
 
   python -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/dates
-  python -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/cosine \
+  python -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/cosine \\
     --config.model.attention.score='cosine'
 """
 
