@@ -85,13 +85,12 @@ class Checkpoints:
       manager.close()
 
   def _read(self, kind: str, step: int, **item) -> Any:
-    reason = None
-    with _silent_failures():
-      try:
+    try:
+      with _silent_failures():
         (found,) = self._managers[kind].restore(step, args=ocp.args.Composite(**item)).values()
         return found
-      except Exception as error:  # orbax, tensorstore and json each raise their own kinds
-        reason = ' '.join(str(error).split())[:160]
+    except Exception as error:  # orbax, tensorstore and json each raise their own kinds
+      reason = ' '.join(str(error).split())[:160]
     earlier = [s for s in self._managers[kind].all_steps() if s < step]
     rest = f'go on from step {max(earlier)}' if earlier else 'start anew' if kind == LATEST else 'do without it'
     path = self.folder / kind / str(step)
@@ -124,14 +123,23 @@ def _difference(stored: Mapping[str, str], wanted: Mapping[str, str]) -> str | N
 
 @contextlib.contextmanager
 def _silent_failures():
-  """When one array cannot be read, orbax abandons the reads of the others, and each complains as it is collected."""
-  hook, log = sys.unraisablehook, logging.getLogger('asyncio')
-  sys.unraisablehook, log.disabled = lambda _: None, True
+  """When one array cannot be read, orbax abandons the reads of the others, and each complains to stderr as it ends.
+
+  Some end later, on threads of tensorstore, so after a failure the hook that ignores them stays.
+  """
+  before, log = sys.unraisablehook, logging.getLogger('asyncio')
+
+  def hook(unraisable):
+    if not any(words in str(unraisable.exc_value) for words in ('Event loop is closed', 'reading array index')):
+      before(unraisable)
+
+  sys.unraisablehook, log.disabled = hook, True
   try:
     yield
-    gc.collect()
+    sys.unraisablehook = before
   finally:
-    sys.unraisablehook, log.disabled = hook, False
+    gc.collect()
+    log.disabled = False
 
 
 @contextlib.contextmanager

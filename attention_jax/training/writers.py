@@ -101,7 +101,7 @@ class Progress:
     training = RATE in record
     words = [f'step {step}/{self._stop}']
     if training:
-      words.append(f'left {_clock(self._seconds_left(step, record[RATE]))}')
+      words.append(f'left {self._left(step)}')
     shown = SHOWN.items() if training else ((name, name) for name in record)
     line = '  '.join(words + [f'{label} {_number(record[name])}' for name, label in shown if name in record])
     if self._live and training:
@@ -113,22 +113,18 @@ class Progress:
     if self._live:
       self._live.stop()
 
-  def _seconds_left(self, step: int, rate: float) -> float:
-    """By the pace since the first line, evaluations included and the first compilation not."""
+  def _left(self, step: int) -> str:
+    """By the pace since the first line, so that evaluations count and the first compilation does not."""
     now = time.monotonic()
-    if self._first is None:
-      self._first = (step, now)
-      return (self._stop - step) / rate
+    self._first = self._first or (step, now)
     done, began = step - self._first[0], self._first[1]
-    return (self._stop - step) * (now - began) / done
+    if not done and step < self._stop:
+      return '?'
+    minutes, seconds = divmod(round((self._stop - step) * (now - began) / max(done, 1)), 60)
+    return f'{minutes // 60}:{minutes % 60:02d}:{seconds:02d}'
 
 
 def _number(value: Any) -> str:
   if not isinstance(value, float):
     return str(value)
   return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.4g}'
-
-
-def _clock(seconds: float) -> str:
-  minutes, seconds = divmod(round(seconds), 60)
-  return f'{minutes // 60}:{minutes % 60:02d}:{seconds:02d}'
