@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from attention_jax.data import vocab
+from attention_jax.data.batching import UNITS
 from attention_jax.data.encoding import Encoded, check_buckets, describe, encode
 from attention_jax.data.options import bind
 from attention_jax.data.text import Corpus, Links, from_pairs, parallel_paths, read_parallel, read_tsv
@@ -107,18 +108,27 @@ def load_vocabularies(config: Mapping[str, Any], run_folder: str) -> tuple[vocab
   return _both(found)
 
 
-def load(config: Mapping[str, Any], run_folder: str | None) -> Data:
+def check(config: Mapping[str, Any]) -> None:
+  """Raises UserError for what is wrong with a config whatever its files hold."""
+  bind(config['task'], TASKS, 'task')
+  vocab.kind(config['vocabulary'])
+  check_buckets(config['buckets'])
+  choose(config['batch_unit'], UNITS, 'batch unit')
+
+
+def load(config: Mapping[str, Any], run_folder: str | None, corpora: dict[str, Corpus] | None = None) -> Data:
   """Reads the task of a config, makes or restores the run's vocabularies, and encodes every split.
 
   Args:
     config: task (a spec of TASKS), folder (what relative paths start from), vocabulary (a spec of VOCABULARIES),
       shared_vocabulary (one for both sides), buckets.
     run_folder: where the vocabularies are stored, and taken from when they are there; None stores nothing.
+    corpora: the splits, if they have been read.
 
   Raises: UserError for whatever is wrong with the config or the files.
   """
   buckets, level = check_buckets(config['buckets']), vocab.kind(config['vocabulary'])
-  corpora = load_corpora(config)
+  corpora = load_corpora(config) if corpora is None else dict(corpora)
   sides = _sides(config)
   found = {side: vocab.stored(config['vocabulary'], run_folder, side) if run_folder else None for side in sides}
   report = []

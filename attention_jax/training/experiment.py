@@ -20,7 +20,7 @@ from attention_jax.training.folder import prepare_folder, read_config
 from attention_jax.training.loop import Result, Training, fit
 from attention_jax.training.losses import sequence_loss
 from attention_jax.training.metrics import Result as Measured
-from attention_jax.training.metrics import higher_is_better, measure
+from attention_jax.training.metrics import measure
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, replicate
 from attention_jax.training.prediction import Predictor
@@ -60,10 +60,10 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
   Returns: split -> metric -> Result, of the best parameters by validation. Also written to results.json.
   Raises: UserError for anything wrong with the config, the data or the folder, before anything is overwritten.
   """
-  training = Training(**config['training'])
-  _check_metrics(config, training)
+  training = _checked(config)
+  corpora = tasks.load_corpora(config['data'])
   folder = prepare_folder(folder, config)
-  data = tasks.load(config['data'], str(folder))
+  data = tasks.load(config['data'], str(folder), corpora)
   for line in data.report:
     say(line)
   model = build(config['model'], len(data.source_vocab), len(data.target_vocab))
@@ -111,11 +111,15 @@ def evaluate_split(run: Run, split: str, *, beams: int | None = None, data: task
   return evaluate(run.params, corpus, encoded, scorer, run.predictor, options, beams=beams)
 
 
-def _check_metrics(config: Config, training: Training) -> None:
-  """Says what is wrong with the metrics before an hour of training."""
+def _checked(config: Config) -> Training:
+  """Everything in a config that can be wrong without its data, said before the folder belongs to it."""
+  training = Training(**config['training'])
+  make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
+  jax.eval_shape(lambda: initial_params(build(config['model'], 4, 4), 0))
+  tasks.check(config['data'])
   for spec in config['evaluation']['metrics']:
     measure(spec, ['a'], [['a']])
-    higher_is_better(spec)
+  return training
 
 
 def _describe(model: EncoderDecoder, params: Any) -> str:
