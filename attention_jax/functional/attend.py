@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.masking import accumulator, masked
+from attention_jax.functional.masking import accumulator, masked, vary_like
 from attention_jax.functional.scores import SCORES
-from attention_jax.functional.table import Row, init_row, lookup
+from attention_jax.functional.table import Row, init_row, learned, lookup
 
 Params = Mapping[str, Any]
 
@@ -89,15 +90,30 @@ def init_params(
 
 def project(x: Float[Array, '... D'], params: Params, name: str) -> Float[Array, '... F']:
   """x @ params[name] if it is there; x itself, taken as already projected, if not."""
-  return x if name not in params else jnp.einsum('...d,df->...f', x, params[name])
+  if name not in params:
+    return x
+  if params[name].ndim != 2 or params[name].shape[0] != x.shape[-1]:
+    raise ValueError(f"attend: params['{name}'] {params[name].shape} does not project {name} {x.shape}")
+  return jnp.einsum('...d,df->...f', x, params[name])
 
 
-def _call(row: Row, fn, args: tuple, params: Params, supplies: Mapping[str, Any], state):
-  """fn(*args) with its parameters and what it asks for; the new state beside the result."""
-  extra = {name: supplies[name] for name in row.needs - {'state'}}
-  if 'state' not in row.needs:
-    return fn(*args, **params, **extra), ()
-  return fn(*args, **params, **extra, state=state)
+def _call(fn, args: tuple, params: Params, supplies: Mapping[str, Any], state):
+  """fn(*args) with what it asks for, which may be less for a test-time twin; the new state beside the result."""
+  asks = Row(fn)
+  given = {name: params[name] for name in learned(asks)} | {name: supplies[name] for name in asks.needs - {'state'}}
+  if 'state' not in asks.needs:
+    return fn(*args, **given), state
+  return fn(*args, **given, state=state)
+
+
+def _scores(score: Row, query: Array, key: Array, params: Params, supplies: Mapping[str, Any], state):
+  try:
+    return _call(score.fn, (query, key), params, supplies, state)
+  except (UserError, jax.errors.JAXTypeError):
+    raise
+  except (TypeError, ValueError) as error:
+    shapes = ', '.join(f'{k} {jnp.shape(v)}' for k, v in {'query': query, 'key': key, **params}.items())
+    raise ValueError(f'attend: the score cannot take {shapes} (of one sequence, projected): {error}') from error
 
 
 def attend_step(
@@ -124,15 +140,14 @@ def attend_step(
   The memory is taken as it is: `hide` it once if NaNs may stand behind its mask, not at every step.
   """
   supplies = carry._asdict() | {'rng': rng, 'query': query, 'key': memory.key}
-  scores, score_state = _call(
-    score, score.fn, (project(query, params, 'query'), memory.key), params.get('score', {}), supplies, carry.state[0]
-  )
+  query = project(query, params, 'query')
+  scores, score_state = _scores(score, query, memory.key, params.get('score', {}), supplies, carry.state[0])
   mask = memory.mask
   if bias is not None:
-    mask = mask & (bias > -jnp.inf)
+    mask = mask & ~jnp.isneginf(bias)
     scores = scores + masked(bias, mask).astype(scores.dtype)
   align = alignment.at_test if deterministic and alignment.at_test else alignment.fn
-  weights, state = _call(alignment, align, (scores, mask), params.get('alignment', {}), supplies, carry.state[1])
+  weights, state = _call(align, (scores, mask), params.get('alignment', {}), supplies, carry.state[1])
   context = jnp.einsum('s,sv->v', weights, memory.value.astype(weights.dtype)).astype(memory.value.dtype)
   before = carry.previous.dtype
   carry = Carry(weights.astype(before), carry.coverage + weights.astype(before), carry.step + 1, (score_state, state))
@@ -169,5 +184,5 @@ def attend(
 
   xs = (query, mask, bias, rngs)
   if is_recurrent(score, alignment):
-    return jax.lax.scan(one, carry, xs)[1]
+    return jax.lax.scan(one, vary_like(carry, params, memory, xs), xs)[1]
   return jax.vmap(lambda xs: one(carry, xs)[1])(xs)

@@ -5,10 +5,11 @@ import operator
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 
-def padding_mask(lengths: Int[Array, '...'], size: int) -> Bool[Array, '... S']:
+def padding_mask(lengths: Int[ArrayLike, '...'], size: int) -> Bool[Array, '... S']:
   """True for the first `lengths` of `size` positions."""
   lengths = jnp.asarray(lengths)
   return jnp.arange(size).reshape((1,) * lengths.ndim + (size,)) < lengths[..., None]
@@ -53,6 +54,15 @@ def accumulator(*arrays: Array):
 def at_least_float32(scores: Float[Array, '...']) -> Float[Array, '...']:
   """Weights are float32 even when everything else is bfloat16; float64 stays float64."""
   return jnp.asarray(scores).astype(accumulator(scores))
+
+
+def vary_like(start, *given):
+  """`start`, the constants a loop over `given` starts from, typed as varying over the mesh axes that `given` does.
+
+  shard_map asks for it: a loop's carry must come out with the type it went in with.
+  """
+  axes = frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in jax.tree.leaves(given)))
+  return jax.lax.pcast(start, tuple(axes), to='varying') if axes else start
 
 
 def lowest(dtype) -> jax.Array:

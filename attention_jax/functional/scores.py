@@ -51,13 +51,14 @@ def normed_additive(
   key: Float[Array, 'S F'],
   *,
   v: Float[Array, 'F'],
-  gain: Float[Array, ''],
+  gain: float | Float[Array, ''],
   bias: Float[Array, 'F'],
 ) -> Scores:
   """eₛ = g v/‖v‖ · tanh(q + kₛ + b). Weight normalisation (Salimans & Kingma 2016) of the additive score."""
   direction = at_least_float32(v)
   direction = direction * jax.lax.rsqrt(jnp.sum(direction**2))
-  return at_least_float32(gain) * _sum('sf,f->s', jnp.tanh((query + bias)[None, :] + key), direction.astype(key.dtype))
+  scores = _sum('sf,f->s', jnp.tanh((query + bias)[None, :] + key), direction.astype(key.dtype))
+  return jnp.asarray(gain, scores.dtype) * scores
 
 
 def concat(
@@ -69,10 +70,10 @@ def concat(
   return _sum('sf,f->s', jnp.tanh(from_query[None, :] + from_key).astype(key.dtype), v)
 
 
-def cosine(query: Float[Array, 'D'], key: Float[Array, 'S D'], *, beta: Float[Array, '']) -> Scores:
+def cosine(query: Float[Array, 'D'], key: Float[Array, 'S D'], *, beta: float | Float[Array, '']) -> Scores:
   """eₛ = β q·kₛ / (‖q‖ ‖kₛ‖), and 0 for a zero vector. Graves, Wayne & Danihelka 2014, equations 5 and 6."""
-  query, key = _unit(query), _unit(key)
-  return at_least_float32(beta) * dot(query, key)
+  scores = dot(_unit(query), _unit(key))
+  return jnp.asarray(beta, scores.dtype) * scores
 
 
 def _unit(x: Float[Array, '... D']) -> Float[Array, '... D']:

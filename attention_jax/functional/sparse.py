@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention_jax.errors import UserError
-from attention_jax.functional.masking import at_least_float32, lowest
+from attention_jax.functional.masking import at_least_float32, lowest, vary_like
 
 Scores = Float[Array, 'S']
 Mask = Bool[Array, 'S']
@@ -104,7 +104,8 @@ def _entmax(scores, mask, alpha):
 
   # The largest score is 0, so that its weight is at most 1: τ in [-1, 0].
   steps = 30 if scores.dtype == jnp.float32 else 60
-  tau, _ = jax.lax.fori_loop(0, steps, halve, (jnp.full((), -1.0, z.dtype), jnp.ones((), z.dtype)))
+  start = vary_like((jnp.full((), -1.0, z.dtype), jnp.ones((), z.dtype)), z, mask)
+  tau, _ = jax.lax.fori_loop(0, steps, halve, start)
   return _finish(weights(tau), mask)
 
 

@@ -113,8 +113,10 @@ def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
     if isinstance(node, ast.Name):
       return node.id, {}
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
-      return node.func.id, {k.arg: ast.literal_eval(k.value) for k in node.keywords if k.arg}
-  except (SyntaxError, ValueError, AttributeError):
+      given = {k.arg: ast.literal_eval(k.value) for k in node.keywords}
+      if None not in given and len(given) == len(node.keywords):  # neither **options nor the same option twice
+        return node.func.id, given
+  except (SyntaxError, ValueError, TypeError, AttributeError):
     pass
   raise UserError(f"cannot read {spec!r}; write 'name' or 'name(option=literal, ...)'")
 
@@ -162,6 +164,6 @@ def init_row(rng: jax.Array, row: Row, sizes: Mapping[str, int]) -> dict[str, ja
   params = {}
   for i, (name, (shape, init)) in enumerate(sorted(row.params.items())):
     shape = tuple(sum(sizes[part] for part in size.split('+')) for size in shape)
-    make = INITIALIZERS.get(init, lambda rng, shape, sizes, value=init: jnp.full(shape, value, jnp.float32))
-    params[name] = make(jax.random.fold_in(rng, i), shape, sizes)
+    make = INITIALIZERS.get(init, lambda rng, shape, sizes, value=init: jnp.full(shape, value))
+    params[name] = make(jax.random.fold_in(rng, i), shape, sizes).astype(jnp.float32)
   return params

@@ -62,6 +62,8 @@ def attend(
   """
   score, alignment = lookup(score, SCORES, 'score'), lookup(alignment, ALIGNMENTS, 'alignment')
   params = {'score': {}, 'alignment': {}} | dict(params or {})
+  for name in params:
+    choose(name, ('score', 'alignment', 'query', 'key'), "entry of attend's params")
   run = attend_with(implementation)
   query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
   batch = _batch_shape(query, key, value)
@@ -72,6 +74,8 @@ def attend(
     _check_params(kind, row, params[kind], rng, deterministic)
 
   mask = jnp.broadcast_to(mask, full)
+  if bias is not None:
+    mask = mask & ~jnp.isneginf(bias)
   # Hidden before the projection, whose gradient would otherwise meet a NaN behind the mask.
   key = project(definition.hide(Memory(key, value, mask)).key, params, 'key')
   rngs = None if rng is None else jax.random.split(rng, math.prod(batch)).reshape((*batch, *rng.shape))
@@ -88,12 +92,16 @@ def attend(
 
 def _batch_shape(query: Array, key: Array, value: Array) -> tuple[int, ...]:
   shapes = f'query {query.shape}, key {key.shape}, value {value.shape}'
+  if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in (query, key, value)):
+    raise ValueError(f'attend: query, key and value must be float, got {query.dtype}, {key.dtype}, {value.dtype}')
   if min(query.ndim, key.ndim, value.ndim) < 2:
     raise ValueError(f'attend: query is [..., T, Dq], key [..., S, Dk], value [..., S, V]; got {shapes}')
   if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
     raise ValueError(f'attend: query, key and value must have the same leading (batch) axes; got {shapes}')
   if key.shape[-2] != value.shape[-2]:
     raise ValueError(f'attend: key and value must have the same number of positions S; got {shapes}')
+  if not key.shape[-2]:
+    raise ValueError(f'attend: the memory must have at least one position, masked or not; got {shapes}')
   return query.shape[:-2]
 
 
