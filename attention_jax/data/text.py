@@ -24,21 +24,21 @@ class Corpus(NamedTuple):
     source: one line each.
     target: one line each, as many as in source.
     links: per row the sure gold (source token, target token) pairs, 0-based; None where the data has none.
-    possible: per row all pairs that are not wrong, the sure ones among them; None: those in links.
     level: what links count, a name in TOKENS.
     name: where the rows come from, for messages (the source file's path).
     lines: the 1-based line number of each row in that file; None: row i is line i + 1.
     report: what reading left out, one human line each.
+    possible: per row all pairs that are not wrong, the sure ones among them; None: those in links.
   """
 
   source: list[str]
   target: list[str]
   links: list[Links] | None = None
-  possible: list[Links] | None = None
   level: str = 'word'
   name: str = ''
   lines: Sequence[int] | None = None
   report: tuple[str, ...] = ()
+  possible: list[Links] | None = None
 
   def line(self, row: int) -> int:
     """The line number of a row in its file."""
