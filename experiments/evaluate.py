@@ -3,15 +3,12 @@
   python -m experiments.evaluate --workdir=runs/dates --split=unseen --output=unseen.txt
 """
 
-import os
 from pathlib import Path
 
 from absl import flags
-from rich.console import Console
 
-from attention_jax.errors import UserError
-from experiments.launch import FLAGS, define_run, launch, required
-from experiments.tables import results_table
+from experiments.launch import FLAGS, define_run, launch, new_file, required
+from experiments.tables import print_results
 
 define_run()
 flags.DEFINE_string('split', 'test', 'train, validation, test or unseen, as far as the task has them')
@@ -22,13 +19,13 @@ flags.DEFINE_string('output', None, 'a file for the hypotheses; it must not exis
 def main() -> None:
   from attention_jax.training import experiment
 
+  output = Path(new_file(FLAGS.output, 'output')) if FLAGS.output else None
   run = experiment.open_run(required('workdir'), FLAGS.checkpoint)
-  if FLAGS.output and os.path.exists(FLAGS.output):
-    raise UserError(f'{FLAGS.output} exists and is not overwritten; possible: another --output')
   found, predictions = experiment.evaluate_split(run, FLAGS.split, beams=FLAGS.beams)
-  Console(highlight=False).print(results_table({f'{FLAGS.split} (step {run.step})': found}))
-  if FLAGS.output:
-    experiment.write_hypotheses(Path(FLAGS.output), predictions)
+  print_results({f'{FLAGS.split} (step {run.step})': found})
+  if output:
+    experiment.write_hypotheses(output, predictions)
+    print(f'written to {output}')
 
 
 if __name__ == '__main__':

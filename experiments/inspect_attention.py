@@ -9,20 +9,20 @@ Rows of a split show its gold links as outlined squares, where it has them, and 
 
 from absl import flags
 
-from experiments.launch import FLAGS, define_run, launch, required
+from experiments.launch import FLAGS, define_run, launch, new_file, required
 
 define_run()
 flags.DEFINE_string('split', 'test', 'train, validation, test or unseen, as far as the task has them')
 flags.DEFINE_list('rows', ['0', '1', '2', '3'], 'rows of the split, counted from 0')
 flags.DEFINE_multi_string('text', [], 'a source line to draw instead of rows of the split; may be given repeatedly')
-flags.DEFINE_string('output', None, 'the PNG; by default attention.png in the workdir')
+flags.DEFINE_string('output', None, 'a new PNG; by default attention.png in the workdir, drawn anew')
 
 
 def main() -> None:
   from attention_jax.training import pictures
 
   folder = required('workdir')
-  path = FLAGS.output or f'{folder}/attention.png'
+  path = new_file(FLAGS.output, 'output') if FLAGS.output else f'{folder}/attention.png'
   pictures.draw(folder, path, split=FLAGS.split, rows=FLAGS.rows, lines=FLAGS.text, checkpoint=FLAGS.checkpoint)
   print(f'written to {path}')
 

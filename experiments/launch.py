@@ -62,6 +62,16 @@ def required(name: str) -> str:
   return value
 
 
+def new_file(path: str, flag: str) -> str:
+  """`path`, where a file can be written that does not exist yet."""
+  folder = os.path.dirname(path) or '.'
+  if os.path.exists(path):
+    raise UserError(f'{path} exists and is not overwritten; possible: another --{flag}')
+  if not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
+    raise UserError(f"--{flag}={path}: '{folder}' is no folder that can be written to")
+  return path
+
+
 def load_config(path: str) -> ConfigDict:
   """What get_config(preset) of 'FILE:PRESET' returns, or get_config() where no preset is given.
 

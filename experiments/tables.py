@@ -2,18 +2,29 @@
 
 from collections.abc import Mapping
 
+from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from attention_jax.training.metrics import Result
 
 
-def results_table(results: Mapping[str, Mapping[str, Result]]) -> Table:
-  """One row per metric, one column per split."""
-  table = Table('metric', *results, 'unit', 'signature')
-  names = list(dict.fromkeys(name for found in results.values() for name in found))
-  for name in names:
-    row = [found.get(name) for found in results.values()]
-    some = next(result for result in row if result)
-    values = ['' if result is None else f'{result.value:.2f}' if result.value >= 1 else f'{result.value:.4f}' for result in row]
-    table.add_row(name, *values, some.unit, some.signature)
-  return table
+def print_results(results: Mapping[str, Mapping[str, Result]]) -> None:
+  """One row per metric and one column per split; below them, whole, the signatures of what was computed."""
+  console = Console(highlight=False)
+  table = Table('metric', box=box.SIMPLE_HEAD)
+  for split in results:
+    table.add_column(split, justify='right')
+  table.add_column('unit')
+  rows = {name: result for found in results.values() for name, result in found.items()}
+  for name, some in rows.items():
+    table.add_row(name, *(_value(found.get(name)) for found in results.values()), some.unit)
+  console.print(table)
+  for name, some in rows.items():
+    console.print(f'  {name}: {some.signature}', soft_wrap=True, markup=False)
+
+
+def _value(result: Result | None) -> str:
+  if result is None:
+    return ''
+  return f'{result.value:.2f}' if result.unit in ('%', 'points') else f'{result.value:.4f}'

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from attention_jax.errors import UserError
 from experiments.launch import FLAGS, launch, required
-from experiments.tables import results_table
+from experiments.tables import print_results
 
 config_flags.DEFINE_config_file('config', None, 'a file of configs/ and a preset: configs/dates.py:bahdanau2015')
 flags.DEFINE_string('workdir', None, 'the folder of the run; an interrupted run goes on there')
@@ -31,8 +31,7 @@ def main() -> None:
   say = lambda line: console.print(line, markup=False, soft_wrap=True)
   results = experiment.train(FLAGS.config.to_dict(), folder, say)
   if results:
-    console.print(results_table(results))
-    say(f'written to {folder}: results.json, hypotheses.*.txt, metrics.jsonl, tensorboard/, best/, checkpoints/')
+    print_results(results)
 
 
 if __name__ == '__main__':

@@ -27,6 +27,7 @@ flags.DEFINE_bool('json', False, 'print one JSON object per line: hypotheses, sc
 
 def main() -> None:
   from attention_jax.data.files import read_lines, split_lines
+  from attention_jax.data.text import count, numbers
   from attention_jax.training import experiment
 
   run = experiment.open_run(required('workdir'), FLAGS.checkpoint)
@@ -41,7 +42,7 @@ def main() -> None:
   for number, line in enumerate(lines, 1):
     write(number, line, next(predictions).hypotheses[: FLAGS.nbest or 1] if line.strip() else [])
   if empty:
-    print(f'{len(empty)} empty lines gave empty output (line {empty[0]} first)', file=sys.stderr)
+    print(f'{count(len(empty), "empty line")} gave empty output ({numbers(empty)})', file=sys.stderr)
 
 
 def _as_text(number, line, hypotheses) -> None:

@@ -22,7 +22,7 @@ from attention_jax.training.losses import sequence_loss
 from attention_jax.training.metrics import Result as Measured
 from attention_jax.training.metrics import measure
 from attention_jax.training.optim import make_optimizer, make_schedule
-from attention_jax.training.partition import make_mesh, replicate
+from attention_jax.training.partition import make_mesh, sharding
 from attention_jax.training.prediction import Predictor
 from attention_jax.training.state import TrainState, evaluation_params, init_state
 
@@ -126,7 +126,7 @@ def _describe(model: EncoderDecoder, params: Any) -> str:
   size = sum(x.size for x in jax.tree.leaves(params))
   devices = jax.devices()
   return (
-    f'{size / 1e6:.2f} M parameters; attention implementation '
+    f'{size:,} parameters; attention implementation '
     f'{model.decoder.cell.attention.implementation!r}; {len(devices)} x {devices[0].device_kind}'
   )
 
@@ -164,11 +164,14 @@ def _validation(config: Config, model: EncoderDecoder, data: tasks.Data):
 def _restore(config: Config, folder: Path, model: EncoderDecoder, kind: str) -> TrainState:
   training = Training(**config['training'])
   optimizer = make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
-  like = lambda: init_state(initial_params(model, training.seed), optimizer, training.average)
+  # Shapes are enough: initial values would take seconds to compile.
+  like = jax.eval_shape(lambda: init_state(initial_params(model, training.seed), optimizer, training.average))
+  place = sharding(make_mesh(jax.local_devices()), 'state')
   checkpoints = Checkpoints(folder, training.keep, read_only=True)
   try:
     kind = kind if checkpoints.latest(kind) is not None else LATEST
-    return checkpoints.restore(replicate(like(), make_mesh(jax.local_devices())), kind)[0]
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), like)
+    return checkpoints.restore(like, kind)[0]
   finally:
     checkpoints.close()
 
@@ -184,11 +187,13 @@ def _finish(config: Config, folder: Path, model, data: tasks.Data, result: Resul
     results[split], predictions = evaluate_split(run, split, data=data)
     write_hypotheses(folder / f'hypotheses.{split}.txt', predictions)
   chosen = f'the best by validation {config["training"]["select"]}' if 'validation' in data.corpora else 'the last'
-  say(f'measured at step {run.step}, {chosen}')
+  what = ' and '.join(results) or 'nothing, as the task has only a training split'
+  say(f'measured: {what}; parameters: step {run.step}, {chosen}')
   record = {'step': run.step, 'beams': config['evaluation']['beams']}
   record['implementation'] = config['model']['attention']['implementation']
   record['results'] = {s: {n: m._asdict() for n, m in found.items()} for s, found in results.items()}
   _write(folder / RESULTS, json.dumps(record, indent=2) + '\n')
+  say(f'written to {folder}: {", ".join(sorted(p.name + "/" * p.is_dir() for p in folder.iterdir()))}')
   return results
 
 

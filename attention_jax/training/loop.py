@@ -126,7 +126,7 @@ def fit(
       state, host = checkpoints.restore(state)
       best = h.Best(**host['best'])
     start = int(state.step)
-    if reason := best.stop(training.patience):
+    if reason := best.stop(training.patience) or (start >= training.steps and f'all {start} steps are done'):
       return Result(state, reason, best, 0)
     writers = _writers(Path(folder), start, training.steps, stack)
     hooks, best = _hooks(training, checkpoints, writers, train_step, evaluate, best, stack)

@@ -28,6 +28,8 @@ def draw(
 
 def _of_lines(run: Run, lines: Sequence[str]) -> list[Heatmap]:
   options = run.config['evaluation']
+  if not all(line.strip() for line in lines):
+    raise UserError('an empty line attends to nothing; possible: a line of text')
   items = []
   for line, prediction in zip(lines, run.predictor(lines, beams=options['beams'], alpha=options['alpha']), strict=True):
     if not prediction.hypotheses:
@@ -40,7 +42,7 @@ def _of_lines(run: Run, lines: Sequence[str]) -> list[Heatmap]:
 def _of_rows(run: Run, split: str, rows: Sequence[str]) -> list[Heatmap]:
   data = tasks.load(run.config['data'], str(run.folder))
   corpus, encoded = tasks.split_of(data, split)
-  if bad := [row for row in rows if not row.strip().isdigit() or int(row) >= encoded.rows]:
+  if bad := [row for row in rows or [''] if not row.strip().isdecimal() or int(row) >= encoded.rows]:
     raise UserError(f"row '{bad[0]}' is not in split '{split}'; possible: 0 to {encoded.rows - 1}")
   chosen = [int(row) for row in rows]
   some = corpus._replace(source=[corpus.source[r] for r in chosen], target=[corpus.target[r] for r in chosen])

@@ -45,3 +45,32 @@ def run(capsys, program: str, *args: str, stdin: bytes = b'') -> Ran:
         delattr(flags.FLAGS, name)
       flags.FLAGS.unparse_flags()
   return Ran(code, *capsys.readouterr())
+
+
+WORDS = 'eins zwei drei vier fünf sechs sieben'.split()
+
+
+def write_task(folder: Path, rows: int = 24) -> Path:
+  """A task of tables: the target is the source backwards, and every word is linked to itself."""
+  folder.mkdir(parents=True, exist_ok=True)
+  for split, first in (('train', 0), ('dev', 1), ('test', 2)):
+    lines = []
+    for row in range(rows if split == 'train' else 5):
+      words = [WORDS[(first + row * (k + 1)) % len(WORDS)] for k in range(1 + (first + row) % 4)]
+      links = ' '.join(f'{k}-{len(words) - 1 - k}' for k in range(len(words)))
+      lines.append(f'{" ".join(words)}\t{" ".join(reversed(words))}\t{links}\n')
+    (folder / f'{split}.tsv').write_text(''.join(lines), 'utf-8')
+  return folder
+
+
+def tiny(folder: Path, workdir: Path, *more: str) -> tuple[str, ...]:
+  """The arguments of train.py for a model of a few numbers on the task of `write_task`."""
+  return (
+    '--config=configs/nettalk.py:bahdanau2015', f'--workdir={workdir}', f'--config.data.folder={folder}',
+    "--config.data.task=tsv(train='train.tsv', validation='dev.tsv', test='test.tsv')",
+    '--config.data.buckets=((5, 5),)', '--config.data.batch_size=8',
+    '--config.model.encoder=birnn(features=4)', '--config.model.decoder=bahdanau(features=4, readout=4)',
+    '--config.model.embedding=4', '--config.model.attention.features=4',
+    '--config.training.steps=4', '--config.training.log_every=1', '--config.training.evaluate_every=2',
+    '--config.training.checkpoint_every=2', '--config.evaluation.beams=2', '--config.evaluation.batch_size=8', *more,
+  )  # fmt: skip
