@@ -19,5 +19,4 @@ def get_config(preset: str = 'bahdanau2015'):
   config.training.evaluate_every = 500
   config.training.checkpoint_every = 500
   config.training.select = 'exact_match'
-  config.training.direction = 'max'
   return config

@@ -24,7 +24,6 @@ def get_config(preset: str = 'bahdanau2015'):
   config.training.evaluate_every = 280
   config.training.checkpoint_every = 280
   config.training.select = 'bleu'
-  config.training.direction = 'max'
   config.evaluation.metrics = ('bleu(tokenize="none")', 'chrf', 'ter')
   config.evaluation.max_length = 50
   return config

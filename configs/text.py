@@ -29,6 +29,5 @@ def get_config(preset: str = 'bahdanau2015'):
   config.training.label_smoothing = 0.1
   config.training.average = 0.999
   config.training.select = 'bleu'
-  config.training.direction = 'max'
   config.evaluation.metrics = ('bleu', 'chrf', 'ter')
   return config

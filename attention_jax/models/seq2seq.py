@@ -86,6 +86,8 @@ def build(model: Mapping[str, Any], source_size: int, target_size: int) -> Encod
   parts = {'dtype': DTYPES[choose(options.dtype, DTYPES, 'dtype')], 'dropout': options.dropout}
   if options.share_embeddings and source_size != target_size:
     raise UserError(f'share_embeddings needs a shared vocabulary; got {source_size} and {target_size} tokens')
+  for name, value in {**dataclasses.asdict(options), **model['attention']}.items():
+    _check_range('model', name, value)
   attention = Attention(**model['attention'], dtype=parts['dtype'])
   target = Embedding(target_size, options.embedding, **parts)
   source = target if options.share_embeddings else Embedding(source_size, options.embedding, **parts)
@@ -108,4 +110,12 @@ def make(spec: str, table: Mapping[str, type[nn.Module]], what: str, **parts: An
     kinds = (int, float) if isinstance(default, float) else type(default)
     if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool):
       raise UserError(f'{what} {name!r}: option {option} is a {type(default).__name__} like {default!r}, got {value!r}')
+    _check_range(f'{what} {name!r}', option, value)
   return cls(**(parts | given))
+
+
+def _check_range(what: str, option: str, value: Any) -> None:
+  if type(value) is int and value < 1:
+    raise UserError(f'{what}: {option} is {value}; possible: 1 or more')
+  if option == 'dropout' and not 0 <= value < 1:
+    raise UserError(f'{what}: dropout is {value}; possible: from 0 to below 1')

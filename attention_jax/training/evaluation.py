@@ -17,6 +17,9 @@ from attention_jax.training.metrics import Result, measure
 from attention_jax.training.partition import make_mesh, place, replicate
 from attention_jax.training.prediction import Prediction, Predictor
 
+# What is measured on given targets, whatever the config: whether more of it is better. Alignments need gold links.
+FORCED = {'loss': False, 'accuracy': True, 'alignment_error_rate': False, 'precision': True, 'recall': True}
+
 
 class Forced(NamedTuple):
   """What a model says of given targets: loss and accuracy per token, and per row (None where it fits no bucket) the

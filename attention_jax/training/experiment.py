@@ -13,14 +13,16 @@ import jax.numpy as jnp
 from attention_jax.data import tasks
 from attention_jax.data.batching import Batches
 from attention_jax.data.pipeline import stream
+from attention_jax.errors import choose
+from attention_jax.functional.table import parse_spec
 from attention_jax.models.seq2seq import EncoderDecoder, build
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
-from attention_jax.training.evaluation import Scorer, evaluate
+from attention_jax.training.evaluation import FORCED, Scorer, evaluate
 from attention_jax.training.folder import prepare_folder, read_config
 from attention_jax.training.loop import Result, Training, fit
 from attention_jax.training.losses import sequence_loss
 from attention_jax.training.metrics import Result as Measured
-from attention_jax.training.metrics import measure
+from attention_jax.training.metrics import higher_is_better
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, sharding
 from attention_jax.training.prediction import Predictor
@@ -78,6 +80,7 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
   result = fit(
     folder, training, loss=sequence_loss(model, training.label_smoothing), params=params,
     stream=lambda start, stop: stream(batches, start, stop), evaluate=_validation(config, model, data),
+    direction='max' if selectable(config)[training.select] else 'min',
   )  # fmt: skip
   say(f'{result.reason} ({time.monotonic() - began:.0f} s, {result.compilations} shapes compiled)')
   if result.reason.startswith('stopped by'):
@@ -117,9 +120,14 @@ def _checked(config: Config) -> Training:
   make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
   jax.eval_shape(lambda: initial_params(build(config['model'], 4, 4), 0))
   tasks.check(config['data'])
-  for spec in config['evaluation']['metrics']:
-    measure(spec, ['a'], [['a']])
+  choose(training.select, selectable(config), 'metric in training.select:')
   return training
+
+
+def selectable(config: Config) -> dict[str, bool]:
+  """The metrics a validation may have, and whether more of each is better."""
+  texts = {parse_spec(spec)[0]: higher_is_better(spec) for spec in config['evaluation']['metrics']}
+  return FORCED | texts
 
 
 def _describe(model: EncoderDecoder, params: Any) -> str:

@@ -35,7 +35,7 @@ class Training:
     log_every, evaluate_every, checkpoint_every: in updates; 0 means only after the last.
     keep: how many of the latest checkpoints stay (the best one stays beside them).
     patience: evaluations without improvement after which to stop; 0 never does.
-    select, direction: the metric of the evaluation that decides what is best, and whether 'min' or 'max' is.
+    select: the metric of the evaluation that decides what is best.
   """
 
   steps: int = 10_000
@@ -52,7 +52,6 @@ class Training:
   keep: int = 2
   patience: int = 0
   select: str = 'loss'
-  direction: str = 'min'
 
   def __post_init__(self):
     limits = {'steps': 1, 'accumulate': 1, 'keep': 1}
@@ -98,7 +97,8 @@ def train(
 
 def fit(
   folder: str | Path, training: Training, *, loss: Loss, params: Any, stream: Callable[[int, int], Iterable],
-  evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None, mesh: Mesh | None = None,
+  evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None, direction: str = 'min',
+  mesh: Mesh | None = None,
 ) -> Result:
   """Trains in `folder` (see folder.prepare_folder), from its last checkpoint where there is one.
 
@@ -109,6 +109,7 @@ def fit(
     loss: see losses.py. params: the initial parameters.
     stream: (start, stop) -> the batches of those steps, a pure function of the step.
     evaluate: state -> metrics by name, among them `training.select`; see state.evaluation_params.
+    direction: 'min' or 'max', whichever is the better end of `training.select`.
     mesh: by default all devices.
   Raises: UserError when the loss is no longer finite or a checkpoint cannot be used.
   """
@@ -129,7 +130,7 @@ def fit(
     if reason := best.stop(training.patience) or (start >= training.steps and f'all {start} steps are done'):
       return Result(state, reason, best, 0)
     writers = _writers(Path(folder), start, training.steps, stack)
-    hooks, best = _hooks(training, checkpoints, writers, train_step, evaluate, best, stack)
+    hooks, best = _hooks(training, checkpoints, writers, train_step, evaluate, direction, best, stack)
     state, reason = train(train_step, state, stream, hooks, start, training.steps)
     return Result(state, reason, best(), train_step.compilations())
 
@@ -143,7 +144,7 @@ def _writers(folder: Path, start: int, stop: int, stack: contextlib.ExitStack) -
 
 def _hooks(
   training: Training, checkpoints: Checkpoints, writers: Sequence[h.Writer], train_step: TrainStep,
-  evaluate: Callable | None, best: h.Best, stack: contextlib.ExitStack,
+  evaluate: Callable | None, direction: str, best: h.Best, stack: contextlib.ExitStack,
 ) -> tuple[list[h.Hook], Callable[[], h.Best]]:
   """The hooks in the order that makes resuming exact, and how to ask for the best evaluation so far.
 
@@ -156,7 +157,7 @@ def _hooks(
   current = lambda: best
   if evaluate:
     evaluation = h.Evaluate(
-      t.evaluate_every, evaluate, select=t.select, direction=t.direction, patience=t.patience,
+      t.evaluate_every, evaluate, select=t.select, direction=direction, patience=t.patience,
       checkpoints=checkpoints, writers=writers, clock=clock, best=best,
     )  # fmt: skip
     hooks.append(evaluation)

@@ -17,7 +17,7 @@ from attention_jax.training.partition import make_mesh, place, replicate
 
 
 class Hypothesis(NamedTuple):
-  """One output of a source: `tokens` without EOS; weights [T, S] has a row for EOS and a column for the source's EOS."""
+  """One output of a source: tokens without EOS; weights [T, S] with a row for EOS and a column for the source's EOS."""
 
   text: str
   tokens: list[str]

@@ -1,7 +1,7 @@
-"""One update, compiled once per batch shape: gradients, optimiser, average. Also the loss of a whole split."""
+"""One update, compiled once per batch shape: gradients, optimiser, average."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -96,18 +96,3 @@ def _in_parts(gradients: Callable, parts: int, layout) -> Callable:
 
   return whole
 
-
-def make_evaluation(loss: Loss, mesh: Mesh) -> Callable:
-  """`evaluate(params, batches) -> {'loss': ..., 'accuracy': ..., 'tokens': ...}`, per token of all batches, as floats.
-
-  Deterministic; filler rows and padding change nothing. Compiled once per batch shape.
-  """
-  sums = jax.jit(lambda params, batch: loss(params, batch, None), out_shardings=sharding(mesh, 'state'))
-
-  def evaluate(params, batches: Iterable) -> dict[str, float]:
-    totals = [sums(params, place(batch, mesh)) for batch in batches]
-    totals = jax.tree.map(lambda *x: float(sum(x)), *jax.device_get(totals))
-    tokens = max(totals['tokens'], 1.0)
-    return {name: total / tokens for name, total in totals.items()} | {'tokens': totals['tokens']}
-
-  return evaluate

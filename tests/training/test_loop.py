@@ -60,7 +60,7 @@ def test_the_progress_line(capsys, tmp_path):
   assert lines[0] == 'starting at step 0 of 5'
   for word in ('step 5/5', 'left 0:00:00', 'loss ', 'tokens/s', 'steps/s', 'learning rate', 'compiled shapes 1'):
     assert word in lines[1]
-  assert lines[2].startswith('step 5/5  validation/accuracy')
+  assert lines[2].startswith('step 5/5  validation/loss')
 
 
 def test_resuming_equals_an_uninterrupted_run(whole, tmp_path, capsys):

@@ -11,7 +11,7 @@ from attention_jax.training.losses import sequence_loss
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, replicate
 from attention_jax.training.state import evaluation_params, init_state, is_finite
-from attention_jax.training.step import make_evaluation, make_train_step
+from attention_jax.training.step import make_train_step
 
 
 def setup(devices=1, dropout=0.0, optimizer='adam', average=0.9, seed=1, **options):
@@ -107,16 +107,6 @@ def test_average_follows_the_parameters():
     literal = jax.tree.map(lambda a, p, d=d: d * a + (1 - d) * np.asarray(p), literal, state.params)
   close(state.average, literal, rtol=1e-4, atol=1e-6)
   assert evaluation_params(state) is state.average
-
-
-def test_evaluation_is_per_token_of_the_whole_split_and_deterministic():
-  batches = [make_batch(i, rows=8) for i in range(4)]
-  loss, params = sequence_loss(Toy(dropout=0.5)), init_params()
-  found = make_evaluation(loss, make_mesh())(params, batches)
-  sums = [loss(params, batch) for batch in batches]
-  tokens = sum(float(s['tokens']) for s in sums)
-  assert found['tokens'] == tokens == sum(batch.target_mask.sum() for batch in batches)
-  np.testing.assert_allclose(found['loss'], sum(float(s['loss']) for s in sums) / tokens, rtol=1e-5)
 
 
 def test_a_batch_of_filler_rows_only_changes_nothing_but_the_step():

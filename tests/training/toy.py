@@ -16,7 +16,6 @@ from attention_jax.training.loop import Training, fit
 from attention_jax.training.losses import sequence_loss
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.state import evaluation_params
-from attention_jax.training.step import make_evaluation
 
 WORDS = 13
 
@@ -84,13 +83,17 @@ def fit_toy(folder, *, stream=stream, evaluate=None, **fields):
   }  # fmt: skip
   training = Training(**options | fields)
   prepare_folder(folder, {'training': vars(training)})
-  mesh = make_mesh(jax.devices()[:2])
-  evaluation = make_evaluation(sequence_loss(Toy()), mesh)
-  validation = [make_batch(10_000 + i) for i in range(4)]
   return fit(
-    folder, training, loss=sequence_loss(Toy(), training.label_smoothing), params=init_params(), mesh=mesh,
-    stream=stream, evaluate=evaluate or (lambda state: evaluation(evaluation_params(state), validation)),
+    folder, training, loss=sequence_loss(Toy(), training.label_smoothing), params=init_params(),
+    mesh=make_mesh(jax.devices()[:2]), stream=stream, evaluate=evaluate or validate,
   )  # fmt: skip
+
+
+def validate(state) -> dict[str, float]:
+  """The mean loss per token of a few batches."""
+  loss = jax.jit(sequence_loss(Toy()))
+  sums = [jax.device_get(loss(evaluation_params(state), make_batch(10_000 + i))) for i in range(4)]
+  return {'loss': float(sum(s['loss'] for s in sums) / sum(s['tokens'] for s in sums))}
 
 
 def bits(state) -> list[str]:
