@@ -1,0 +1,39 @@
+"""Masks against loops over their positions."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attention_jax as aj
+
+
+@pytest.mark.parametrize(
+  'lengths', [0, 3, 9, [0, 2, 7], [[1, 2, 3], [7, 0, 9]], np.zeros((2, 0, 3), int)], ids=lambda x: str(np.shape(x))
+)
+def test_padding_mask(lengths):
+  lengths = np.asarray(lengths)
+  expected = np.zeros((*lengths.shape, 7), bool)
+  for place in np.ndindex(lengths.shape):
+    expected[place][: lengths[place]] = True
+  for given in (lengths, jnp.asarray(lengths)) + ((int(lengths),) if lengths.ndim == 0 else ()):
+    mask = aj.padding_mask(given, 7)
+    assert mask.dtype == bool
+    np.testing.assert_array_equal(mask, expected)
+
+
+@pytest.mark.parametrize(('size', 'left', 'right'), [(7, 2, 1), (5, 0, 0), (3, 9, 9), (1, 0, 0), (5, -1, 3)])
+def test_window_mask(size, left, right):
+  expected = [[t - left <= s <= t + right for s in range(size)] for t in range(size)]
+  np.testing.assert_array_equal(aj.window_mask(size, left, right), expected)
+
+
+def test_causal_mask():
+  np.testing.assert_array_equal(aj.causal_mask(5), [[s <= t for s in range(5)] for t in range(5)])
+
+
+def test_combine_masks():
+  padding, causal = aj.padding_mask(jnp.asarray([2, 5, 0]), 5)[:, None], aj.causal_mask(5)
+  assert aj.combine_masks() is None and aj.combine_masks(None, None) is None
+  np.testing.assert_array_equal(aj.combine_masks(None, causal), causal)
+  expected = [[[s <= t and s < n for s in range(5)] for t in range(5)] for n in (2, 5, 0)]
+  np.testing.assert_array_equal(aj.combine_masks(padding, None, causal, jnp.ones(5, bool)), expected)
