@@ -20,8 +20,9 @@ def print_results(results: Mapping[str, Mapping[str, Result]]) -> None:
   for name, some in rows.items():
     table.add_row(name, *(_value(found.get(name)) for found in results.values()), some.unit)
   console.print(table)
-  for name, some in rows.items():
-    console.print(f'  {name}: {some.signature}', soft_wrap=True, markup=False)
+  for signature in dict.fromkeys(result.signature for found in results.values() for result in found.values()):
+    names = [n for n in rows if any(n in found and found[n].signature == signature for found in results.values())]
+    console.print(f'  {", ".join(names)}: {signature}', soft_wrap=True, markup=False)
 
 
 def _value(result: Result | None) -> str:

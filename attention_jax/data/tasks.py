@@ -116,19 +116,18 @@ def check(config: Mapping[str, Any]) -> None:
   choose(config['batch_unit'], UNITS, 'batch unit')
 
 
-def load(config: Mapping[str, Any], run_folder: str | None, corpora: dict[str, Corpus] | None = None) -> Data:
+def load(config: Mapping[str, Any], run_folder: str | None) -> Data:
   """Reads the task of a config, makes or restores the run's vocabularies, and encodes every split.
 
   Args:
     config: task (a spec of TASKS), folder (what relative paths start from), vocabulary (a spec of VOCABULARIES),
       shared_vocabulary (one for both sides), buckets.
     run_folder: where the vocabularies are stored, and taken from when they are there; None stores nothing.
-    corpora: the splits, if they have been read.
 
   Raises: UserError for whatever is wrong with the config or the files.
   """
   buckets, level = check_buckets(config['buckets']), vocab.kind(config['vocabulary'])
-  corpora = load_corpora(config) if corpora is None else dict(corpora)
+  corpora = load_corpora(config)
   sides = _sides(config)
   found = {side: vocab.stored(config['vocabulary'], run_folder, side) if run_folder else None for side in sides}
   report = []
@@ -148,6 +147,12 @@ def load(config: Mapping[str, Any], run_folder: str | None, corpora: dict[str, C
       report.append(f'{split}: links between {corpus.level}s are not used with a {level} vocabulary')
       corpora[split] = corpus._replace(links=None, possible=None)
   return Data(source_vocab, target_vocab, corpora, encoded, report)
+
+
+def save_vocabularies(config: Mapping[str, Any], data: Data, run_folder: str) -> None:
+  """Stores the vocabularies of `data` where `load` finds them again."""
+  for side in _sides(config):
+    (data.target_vocab if side == 'target' else data.source_vocab).save(run_folder, side)
 
 
 def _sides(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:

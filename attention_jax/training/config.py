@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from attention_jax.errors import choose
+from attention_jax.errors import UserError, choose
 from attention_jax.models.seq2seq import Model
 from attention_jax.modules.attention import Attention
 from attention_jax.training.loop import Training
@@ -53,6 +53,11 @@ class Evaluation:
   alpha: float = 0.6
   max_length: int = 0
   batch_size: int = 128
+
+  def __post_init__(self):
+    for name, least in {'beams': 1, 'alpha': 0, 'max_length': 0, 'batch_size': 1}.items():
+      if getattr(self, name) < least:
+        raise UserError(f'evaluation.{name} is {getattr(self, name)}; possible: {least} or more')
 
 
 def default_config() -> ConfigDict:

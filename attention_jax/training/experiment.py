@@ -17,12 +17,13 @@ from attention_jax.errors import choose
 from attention_jax.functional.table import parse_spec
 from attention_jax.models.seq2seq import EncoderDecoder, build
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
+from attention_jax.training.config import Evaluation
 from attention_jax.training.evaluation import FORCED, Scorer, evaluate
-from attention_jax.training.folder import prepare_folder, read_config
+from attention_jax.training.folder import check_folder, prepare_folder, read_config
 from attention_jax.training.loop import Result, Training, fit
 from attention_jax.training.losses import sequence_loss
 from attention_jax.training.metrics import Result as Measured
-from attention_jax.training.metrics import higher_is_better
+from attention_jax.training.metrics import higher_is_better, measure
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, sharding
 from attention_jax.training.prediction import Predictor
@@ -63,9 +64,8 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
   Raises: UserError for anything wrong with the config, the data or the folder, before anything is overwritten.
   """
   training = _checked(config)
-  corpora = tasks.load_corpora(config['data'])
-  folder = prepare_folder(folder, config)
-  data = tasks.load(config['data'], str(folder), corpora)
+  resumed = check_folder(folder, config)
+  data = tasks.load(config['data'], str(folder) if resumed else None)
   for line in data.report:
     say(line)
   model = build(config['model'], len(data.source_vocab), len(data.target_vocab))
@@ -76,6 +76,9 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
     seed=training.seed, shard=jax.process_index(), shards=jax.process_count(),
   )  # fmt: skip
   say(f'{len(batches)} batches an epoch, of shapes (rows, source, target) {sorted(set(batches.shapes))}')
+  folder = prepare_folder(folder, config)
+  if not resumed:
+    tasks.save_vocabularies(config['data'], data, str(folder))
   began = time.monotonic()
   result = fit(
     folder, training, loss=sequence_loss(model, training.label_smoothing), params=params,
@@ -120,6 +123,9 @@ def _checked(config: Config) -> Training:
   make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
   jax.eval_shape(lambda: initial_params(build(config['model'], 4, 4), 0))
   tasks.check(config['data'])
+  Evaluation(**config['evaluation'])
+  for spec in config['evaluation']['metrics']:
+    measure(spec, ['a'], [['a']])  # also refuses values that only the metric itself knows
   choose(training.select, selectable(config), 'metric in training.select:')
   return training
 

@@ -35,6 +35,12 @@ def prepare_folder(folder: str | Path, config: Mapping[str, Any]) -> Path:
   return folder
 
 
+def check_folder(folder: str | Path, config: Mapping[str, Any]) -> bool:
+  """Whether `folder` is that of a run with this config already. Touches nothing; raises as `prepare_folder` does."""
+  folder = Path(folder).absolute()
+  return folder.is_dir() and _check(folder, json.loads(json.dumps(config))) is not None
+
+
 def read_config(folder: str | Path) -> dict[str, Any]:
   """The config stored in a run's folder. Raises UserError when there is none or it is not JSON."""
   path = Path(folder).absolute() / CONFIG
@@ -49,19 +55,27 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 def _prepare(folder: Path, config: dict[str, Any]) -> None:
   try:
     folder.mkdir(parents=True, exist_ok=True)
+    if _check(folder, config) != config:
+      _temporary(folder).write_text(json.dumps(config, indent=2) + '\n', 'utf-8')
+      os.replace(_temporary(folder), folder / CONFIG)
+  except OSError as error:
+    raise UserError(f'cannot use {folder} as the folder of a run: {error.strerror}') from error
+
+
+def _check(folder: Path, config: dict[str, Any]) -> dict[str, Any] | None:
+  """The config stored in `folder`, None where there is nothing."""
+  try:
     present = sorted(path.name for path in folder.iterdir() if path.name != _temporary(folder).name)
   except OSError as error:
     raise UserError(f'cannot use {folder} as the folder of a run: {error.strerror}') from error
   if CONFIG in present:
     stored = read_config(folder)
     _compare(folder, stored, config)
-    if stored == config:
-      return
-  elif present:
+    return stored
+  if present:
     names = ', '.join(present[:3]) + (', ...' if len(present) > 3 else '')
     raise UserError(f'{folder} holds files ({names}) but no {CONFIG}; possible: an empty or new folder')
-  _temporary(folder).write_text(json.dumps(config, indent=2) + '\n', 'utf-8')
-  os.replace(_temporary(folder), folder / CONFIG)
+  return None
 
 
 def _temporary(folder: Path) -> Path:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import grain  # noqa: F401 - so that its flags are there before those of any program
 import pytest
 from absl import flags, logging
 
@@ -47,7 +48,7 @@ def run(capsys, program: str, *args: str, stdin: bytes = b'') -> Ran:
   return Ran(code, *capsys.readouterr())
 
 
-WORDS = 'eins zwei drei vier fünf sechs sieben'.split()
+WORDS = ['eins', 'zwei', 'drei', 'vier', 'fünf', 'sechs', 'sieben']
 
 
 def write_task(folder: Path, rows: int = 24) -> Path:
