@@ -150,15 +150,17 @@ class RecurrentStack(nn.Module):
       raise UserError(f'layers must be at least 1, got {self.layers}')
     self.cells = [RecurrentCell(self.kind, self.features, self.dtype) for _ in range(self.layers)]
     self.between = nn.Dropout(self.dropout)
-    self.bridges = [
-      [nn.Dense(self.features, dtype=self.dtype) for _ in range(RECURRENCES[self.kind].states)]
-      for _ in range(self.layers)
-    ]
+    states = self._recurrence.states
+    self.bridges = [[nn.Dense(self.features, dtype=self.dtype) for _ in range(states)] for _ in range(self.layers)]
+
+  @property
+  def _recurrence(self) -> Recurrence:
+    return RECURRENCES[choose(self.kind, RECURRENCES, 'rnn')]
 
   @property
   def width(self) -> int:
     """How wide projected inputs are."""
-    return RECURRENCES[choose(self.kind, RECURRENCES, 'rnn')].gates * self.features
+    return self._recurrence.gates * self.features
 
   def start(self, summary: jax.Array) -> tuple[State, ...]:
     """The states of all layers before the first step, from a summary [B, D] of the source: h = tanh(W x), c = W x."""
