@@ -1,0 +1,75 @@
+"""Embeddings and output layers."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_jax.modules.embedding import Embedding
+from attention_jax.modules.outputs import OUTPUTS, TiedOutput, VocabularyOutput
+from tests.modules.quick import assert_close, draw, variables
+
+B, T, FEATURES, EMBEDDED, WORDS = 2, 3, 7, 5, 11
+IDS = jnp.asarray([[1, 4, 2], [10, 0, 3]])
+
+
+class Both(nn.Module):
+  """Embeddings and the output layer that may share them."""
+
+  kind: type
+  dtype: jnp.dtype = jnp.float32
+
+  def setup(self):
+    self.embedding = Embedding(WORDS, EMBEDDED, dtype=self.dtype)
+    self.output = self.kind(WORDS, self.embedding, self.dtype)
+
+  def __call__(self, ids, features):
+    return self.embedding(ids), self.output(features)
+
+
+def test_vocabulary_output_is_a_linear_layer():
+  layer, features = Both(VocabularyOutput), draw(B, T, FEATURES)
+  params = variables(layer, IDS, features)
+  _, logits = layer.apply(params, IDS, features)
+  dense = jax.tree.map(np.asarray, params['params']['output']['Dense_0'])
+  assert logits.shape == (B, T, WORDS)
+  assert_close(logits, np.asarray(features) @ dense['kernel'] + dense['bias'])
+
+
+def test_tied_output_scores_against_the_very_embeddings():
+  layer, features = Both(TiedOutput), draw(B, T, FEATURES)
+  params = variables(layer, IDS, features)
+  embedded, logits = layer.apply(params, IDS, features)
+  own = jax.tree.map(np.asarray, params['params'])
+  table = own['embedding']['table']['embedding']
+  assert table.shape == (WORDS, EMBEDDED) and set(own['output']) == {'Dense_0', 'bias'}
+  assert_close(embedded, table[np.asarray(IDS)])
+  assert_close(logits, np.asarray(features) @ own['output']['Dense_0']['kernel'] @ table.T + own['output']['bias'])
+  # One step, without the axis of time, is the same.
+  _, logits_of_one = layer.apply(params, IDS, features[:, 1])
+  assert_close(logits_of_one, logits[:, 1])
+
+
+@pytest.mark.parametrize('kind', OUTPUTS)
+def test_logits_are_float32(kind):
+  layer, features = Both(OUTPUTS[kind], jnp.bfloat16), draw(B, T, FEATURES).astype(jnp.bfloat16)
+  embedded, logits = jax.eval_shape(layer.apply, variables(layer, IDS, features), IDS, features)
+  assert embedded.dtype == jnp.bfloat16 and logits.dtype == jnp.float32
+
+
+def test_embeddings_drop_out_only_while_training():
+  layer = Embedding(WORDS, EMBEDDED, dropout=0.5)
+  params = variables(layer, IDS)
+  run = lambda seed, deterministic: np.asarray(
+    functools.partial(layer.apply, rngs={'dropout': jax.random.key(seed)})(params, IDS, deterministic)
+  )
+  whole = run(0, True)
+  np.testing.assert_array_equal(run(1, True), whole)
+  dropped = run(0, False)
+  kept = dropped != 0
+  assert 0 < kept.sum() < kept.size
+  np.testing.assert_allclose(dropped[kept], 2 * whole[kept], rtol=1e-6)
+  assert np.any(run(1, False) != dropped)
