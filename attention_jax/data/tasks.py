@@ -6,9 +6,11 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from attention_jax.data import vocab
 from attention_jax.data.batching import UNITS
-from attention_jax.data.encoding import Encoded, check_buckets, describe, encode
+from attention_jax.data.encoding import Encoded, assign, check_buckets, describe, encode
 from attention_jax.data.options import bind
 from attention_jax.data.text import Corpus, Links, from_pairs, parallel_paths, read_parallel, read_tsv
 from attention_jax.errors import UserError, choose
@@ -143,6 +145,8 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> Data:
   encoded = {split: encode(corpus, source_vocab, target_vocab) for split, corpus in corpora.items()}
   for split, corpus in corpora.items():
     report += describe(split, corpus, encoded[split], buckets)
+    if np.all(assign(encoded[split], buckets) < 0):
+      raise UserError(f'{report[-1]}; possible: longer config.data.buckets than {buckets}')
     if corpus.links is not None and corpus.level != level:
       report.append(f'{split}: links between {corpus.level}s are not used with a {level} vocabulary')
       corpora[split] = corpus._replace(links=None, possible=None)

@@ -85,10 +85,11 @@ def test_a_run_keeps_its_vocabularies(folder):
 
 @pytest.mark.parametrize('vocabulary', ['char', 'word', 'subword(size=36)'])
 def test_shared_vocabulary(folder, vocabulary):
-  data = load(config(TEXT, folder, vocabulary, shared=True), str(folder / 'run'))
+  shared = config(TEXT, folder, vocabulary, shared=True, buckets=((32, 32),))
+  data = load(shared, str(folder / 'run'))
   assert data.source_vocab is data.target_vocab
   assert data.source_vocab.decode(data.source_vocab.encode('a Katze')) == 'a Katze'
-  source, target = load_vocabularies(config(TEXT, folder, vocabulary, shared=True), str(folder / 'run'))
+  source, target = load_vocabularies(shared, str(folder / 'run'))
   assert source is target and len(source) == len(data.source_vocab)
 
 
@@ -137,6 +138,8 @@ def test_bad_paths_and_values(folder):
     f"{folder}/vall.en: no such file (did you mean '{folder}/val.en'?)"
   )
   assert says(load, config(TEXT, folder, 'words'), None).startswith("unknown vocabulary 'words'")
+  none = says(load, config(TEXT, folder, buckets=((1, 1),)), None)
+  assert none.startswith('train: 3 of 3 pairs fit no bucket') and 'lines 1, 2, 4 of' in none
   assert says(load, config(TEXT, folder, buckets=(4, 4)), None).startswith('buckets are different (source, target)')
 
 
