@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention_jax.errors import UserError
+
 PAD, BOS, EOS = 0, 1, 2
 NEVER = -1e9  # finite, so that sums and length normalisation of it stay ordered
 
@@ -69,7 +71,11 @@ def beam(
     beams: K.
     max_length: T, EOS included.
     alpha: of the length penalty; 0 is none.
+
+  Raises: UserError for numbers that mean nothing.
   """
+  if beams < 1 or max_length < 1 or alpha < 0:
+    raise UserError(f'search: beams={beams} and max_length={max_length} must be at least 1, alpha={alpha} at least 0')
   batch = jax.tree.leaves(carry)[0].shape[0]
   carry = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], (batch, beams, *x.shape[1:])), carry)
   step = jax.vmap(step, in_axes=(1, 1, None), out_axes=1)
@@ -165,7 +171,8 @@ def _best(totals: jax.Array, beams: int) -> tuple[jax.Array, jax.Array, jax.Arra
 
 def _finish(ends: Ends, log_probs: jax.Array, level: jax.Array, alpha: float) -> Ends:
   """The K best of the finished hypotheses and of those [B, K] that end now."""
-  scores = jnp.maximum(log_probs / length_penalty(level + 1, alpha), NEVER)
+  # A beam that does not exist must not climb above NEVER by its length.
+  scores = jnp.where(log_probs > NEVER / 2, log_probs / length_penalty(level + 1, alpha), NEVER)
   here = jnp.broadcast_to(jnp.arange(scores.shape[1])[None, :], scores.shape)
   new = Ends(scores, log_probs, jnp.full_like(here, level), here)
   both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), ends, new)
@@ -196,7 +203,7 @@ def _read_off(trail: Trail, ends: Ends) -> Hypotheses:
   tokens = jnp.concatenate([before[1:], jnp.full_like(before[:1], PAD)])
   position = jnp.arange(steps)[:, None, None]
   tokens = jnp.where(position == ends.level[None], EOS, tokens)
-  found = ends.scores > NEVER / 2
+  found = ends.scores > NEVER
   tokens = jnp.where(found[None], tokens, PAD)
   weights = jnp.where(found[None, ..., None], weights, 0.0)
   lengths = jnp.where(found, ends.level + 1, 0)
