@@ -116,12 +116,13 @@ def _check(item: Heatmap) -> tuple[np.ndarray, list[str], list[str]]:
 
 
 def _label(axes, source: list[str], target: list[str], size: float) -> None:
-  """Tokens on the axes: words at the top are turned, single characters stand upright."""
+  """Tokens on the axes: words at the top are turned, single characters stand upright, and of those only '</s>' turns."""
   axes.xaxis.tick_top()
-  turned = max(map(_columns, source)) > 2
-  angle = 90 if len(source) > 30 else 50
-  anchor = {'rotation': angle, 'rotation_mode': 'anchor', 'ha': 'left', 'va': 'center_baseline'}
-  axes.set_xticks(range(len(source)), source, **(anchor if turned else {}))
+  axes.set_xticks(range(len(source)), source)
+  words = np.median([_columns(token) for token in source]) > 2
+  for token, label in zip(source, axes.get_xticklabels(), strict=True):
+    if words or _columns(token) > 2:
+      label.set(rotation=90 if len(source) > 30 else 50, rotation_mode='anchor', ha='left', va='center_baseline')
   axes.set_yticks(range(len(target)), target)
   for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
     label.set(fontsize=size, color=INK, parse_math=False, fontfamily=families(label.get_text()))
