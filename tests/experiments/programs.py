@@ -1,8 +1,12 @@
-"""Runs a program of experiments/ as its command line would, within this process, and says what came of it."""
+"""Runs the programs of experiments/ as their command lines would, on tasks of a few words."""
 
+import contextlib
 import io
+import os
 import runpy
+import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,14 +30,17 @@ class Stdin:
     self.buffer = io.BytesIO(data)
 
 
-def run(capsys, program: str, *args: str, stdin: bytes = b'') -> Ran:
+def run(program: str, *args: object, stdin: bytes = b'') -> Ran:
   """`python -m experiments.PROGRAM ARGS` from the repository's root, as far as one process can do it."""
-  before = set(flags.FLAGS)
-  verbosity = logging.get_verbosity()
-  capsys.readouterr()
-  with pytest.MonkeyPatch.context() as patch:
+  before, verbosity = set(flags.FLAGS), logging.get_verbosity()
+  out, err = io.StringIO(), io.StringIO()
+  with (
+    pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(),
+    contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
+  ):  # fmt: skip
+    warnings.filterwarnings('ignore', message=r'the load_module\(\) method is deprecated')  # of ml_collections
     patch.chdir(ROOT)
-    patch.setattr(sys, 'argv', [program, *args])
+    patch.setattr(sys, 'argv', [program, *map(str, args)])
     patch.setattr(sys, 'stdin', Stdin(stdin))
     try:
       runpy.run_module(f'experiments.{program}', run_name='__main__', alter_sys=True)
@@ -45,7 +52,20 @@ def run(capsys, program: str, *args: str, stdin: bytes = b'') -> Ran:
       for name in set(flags.FLAGS) - before:
         delattr(flags.FLAGS, name)
       flags.FLAGS.unparse_flags()
-  return Ran(code, *capsys.readouterr())
+  return Ran(code, out.getvalue(), err.getvalue())
+
+
+def start(*args: object) -> subprocess.Popen:
+  """train.py with these arguments in a process of its own, its output and errors together."""
+  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONUNBUFFERED': '1'}
+  command = [sys.executable, '-m', 'experiments.train', *map(str, args)]
+  pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
+  return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+  """Every file under a folder."""
+  return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
 
 
 WORDS = ['eins', 'zwei', 'drei', 'vier', 'fünf', 'sechs', 'sieben']
