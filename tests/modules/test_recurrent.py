@@ -9,6 +9,7 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.modules.recurrent import RECURRENCES, RecurrentCell, RecurrentLayer, RecurrentStack
+from tests.modules.literal import PAPERS
 from tests.modules.quick import assert_close, assert_same, draw, quick_jit, variables
 
 B, S, D, F = 3, 7, 5, 4
@@ -16,33 +17,6 @@ LENGTHS = [S, 4, 0]
 MASK = aj.padding_mask(jnp.asarray(LENGTHS), S)
 every_kind = pytest.mark.parametrize('kind', RECURRENCES)
 every_direction = pytest.mark.parametrize('reverse', [False, True])
-
-
-def sigmoid(x):
-  return 1 / (1 + np.exp(-x))
-
-
-def elman(x, state, hidden, bias):
-  return (np.tanh(x + state[0] @ hidden + bias),)
-
-
-def gated(x, state, hidden, bias):
-  (h,) = state
-  xr, xz, xn = np.split(x, 3)
-  ur, uz, un = np.split(hidden, 3, axis=1)
-  r, z = sigmoid(xr + h @ ur), sigmoid(xz + h @ uz)
-  return ((1 - z) * np.tanh(xn + r * (h @ un + bias)) + z * h,)
-
-
-def long_short_term(x, state, hidden, bias):
-  h, c = state
-  xi, xf, xg, xo = np.split(x, 4)
-  ui, uf, ug, uo = np.split(hidden, 4, axis=1)
-  c = sigmoid(xf + h @ uf + bias) * c + sigmoid(xi + h @ ui) * np.tanh(xg + h @ ug)
-  return sigmoid(xo + h @ uo) * np.tanh(c), c
-
-
-PAPERS = {'simple': (1, elman), 'gru': (1, gated), 'lstm': (2, long_short_term)}
 
 
 def literal(kind, cell, inputs):

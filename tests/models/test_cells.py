@@ -1,0 +1,174 @@
+"""Cells: one step in NumPy, the whole product score x alignment x cell in shapes, gradients for every row."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attention_jax as aj
+from attention_jax.models.cells import CELLS
+from tests.models.tiny import LENGTHS, TARGET_WORDS, B, S, T, build_tiny, inputs
+from tests.modules.literal import PAPERS
+from tests.modules.quick import RNGS, quick_jit, variables
+
+# ------------------------------------------------------------------------------------------------- one step in NumPy
+
+
+def first_two_steps(model):
+  """The literal inputs of a decoder (its parameters, the encoded source, the embeddings) and what the model makes."""
+  source, mask, target = inputs()
+  params = variables(model, source, mask, target)
+
+  @quick_jit
+  def run(params, source, mask, target):
+    encoded = model.apply(params, source, mask, method=lambda model, *given: model.encoder(*given, True))
+    embeddings = model.apply(params, target, method=lambda model, target: model.embedding(target))
+    carry, memory = model.apply(params, source, mask, method='start')
+    made = []
+    for t in range(2):
+      carry, outputs = model.apply(params, carry, target[:, t], memory, method='step')
+      made.append(outputs)
+    return encoded, embeddings, made
+
+  return jax.tree.map(np.asarray, (params['params'], *run(params, source, mask, target)))
+
+
+def dense(params, x):
+  return x @ params['kernel'] + params.get('bias', 0.0)
+
+
+def additive(params, query, encoded):
+  """Context and weights of one query over the real positions of one source."""
+  query, key = (x @ params[f'{side}_kernel']['kernel'][0] for side, x in (('query', query), ('key', encoded)))
+  exponentials = np.exp([np.tanh(query + row) @ params['score_params']['v'][0] for row in key])
+  weights = exponentials / exponentials.sum()
+  return sum(w * row for w, row in zip(weights, encoded, strict=True)), weights
+
+
+def recur(kind, params, state, projected):
+  return PAPERS[kind][1](projected, state, params['kernel'], params['bias'])
+
+
+def first_state(kind, stack, final):
+  state = [dense(stack[f'bridges_0_{i}'], final) for i in range(PAPERS[kind][0])]
+  return (np.tanh(state[0]), *state[1:])
+
+
+def assert_step(made, b, logits, weights):
+  np.testing.assert_allclose(made.logits[b], logits, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(made.weights[b, : len(weights)], weights, rtol=1e-4, atol=1e-6)
+  assert np.all(made.weights[b, len(weights) :] == 0)
+
+
+@pytest.mark.parametrize('kind', ['gru', 'lstm'])
+def test_bahdanau_attends_with_the_state_before(kind):
+  params, encoded, embeddings, made = first_two_steps(build_tiny('bahdanau', f'rnn="{kind}"'))
+  cell, output = params['decoder']['cell'], params['output']['Dense_0']
+  for b, length in enumerate(LENGTHS):
+    state = first_state(kind, cell['stack'], encoded.final[b])
+    for t in range(2):
+      word = embeddings[b, t]
+      context, weights = additive(cell['attention'], state[0], encoded.memory[b, :length])
+      rnn = cell['stack']['cells_0']
+      state = recur(kind, rnn, state, dense(rnn['inputs'], word) + dense(cell['context_gates'], context))
+      deep = np.tanh(dense(cell['deep'], np.concatenate([state[0], context, word])))
+      assert_step(made[t], b, dense(output, deep), weights)
+
+
+@pytest.mark.parametrize('input_feeding', [True, False])
+def test_luong_attends_with_the_new_state(input_feeding):
+  model = build_tiny('luong', f'rnn="lstm", input_feeding={input_feeding}')
+  params, encoded, embeddings, made = first_two_steps(model)
+  cell, output = params['decoder']['cell'], params['output']['Dense_0']
+  for b, length in enumerate(LENGTHS):
+    state, feed = first_state('lstm', cell['stack'], encoded.final[b]), None
+    for t in range(2):
+      rnn = cell['stack']['cells_0']
+      projected = dense(rnn['inputs'], embeddings[b, t])
+      if input_feeding and feed is not None:
+        projected = projected + dense(cell['feed_gates'], feed)
+      state = recur('lstm', rnn, state, projected)
+      context, weights = additive(cell['attention'], state[0], encoded.memory[b, :length])
+      feed = np.tanh(dense(cell['attentional'], np.concatenate([context, state[0]])))
+      assert_step(made[t], b, dense(output, feed), weights)
+
+
+@pytest.mark.parametrize('feed_context', [True, False])
+def test_plain_sees_one_fixed_vector(feed_context):
+  model = build_tiny('plain', f'rnn="simple", feed_context={feed_context}')
+  params, encoded, embeddings, made = first_two_steps(model)
+  cell, output = params['decoder']['cell'], params['output']['Dense_0']
+  for b in range(B):
+    state = first_state('simple', cell['stack'], encoded.final[b])
+    for t in range(2):
+      rnn = cell['stack']['cells_0']
+      projected = dense(rnn['inputs'], embeddings[b, t])
+      if feed_context:
+        projected = projected + dense(cell['context_gates'], encoded.final[b])
+      state = recur('simple', rnn, state, projected)
+      assert_step(made[t], b, dense(output, state[0]), [])
+
+
+def test_weights_of_several_heads_are_averaged():
+  model = build_tiny('bahdanau', 'rnn="simple"', heads=3)
+  source, mask, target = inputs()
+  params = variables(model, source, mask, target)
+  outputs = quick_jit(model.apply)(params, source, mask, target)
+  np.testing.assert_allclose(outputs.weights.sum(-1), np.ones((B, T)), rtol=1e-5)
+
+
+# --------------------------------------------------------------------------------------------------- the whole product
+
+
+def call_and_step(model, source, mask, target):
+  """Everything a model does, in training and in search."""
+  carry, memory = model.start(source, mask)
+  after, stepped = model.step(carry, target[:, 0], memory)
+  same = lambda x, y: (x.shape, x.dtype) == (y.shape, y.dtype)
+  assert jax.tree.all(jax.tree.map(same, carry, after)), 'a carry must come out as it went in'
+  return model(source, mask, target), stepped
+
+
+@pytest.mark.product
+@pytest.mark.parametrize('cell', CELLS)
+@pytest.mark.parametrize('score', aj.SCORES)
+def test_every_alignment_fits(score, cell):
+  for alignment, heads in zip(aj.ALIGNMENTS, itertools.cycle((1, 2)), strict=False):
+    model = build_tiny(cell, 'rnn="simple"', score=score, alignment=alignment, heads=heads, dtype='bfloat16')
+    run = functools.partial(model.init_with_output, method=call_and_step)
+    (outputs, stepped), _ = jax.eval_shape(run, RNGS, *inputs())
+    assert (outputs.logits.shape, outputs.weights.shape) == ((B, T, TARGET_WORDS), (B, T, S))
+    assert (stepped.logits.shape, stepped.weights.shape) == ((B, TARGET_WORDS), (B, S))
+    assert {leaf.dtype for leaf in (*outputs, *stepped)} == {jnp.dtype(jnp.float32)}
+
+
+# ----------------------------------------------------------------------------------------------------------- gradients
+
+# Every third pair: each score with two alignments, each alignment with three or four scores. The pairs that are left
+# out have their gradients checked by themselves in tests/functional, without a cell around them.
+PAIRS = [
+  (score, alignment)
+  for (i, score), (j, alignment) in itertools.product(enumerate(aj.SCORES), enumerate(aj.ALIGNMENTS))
+  if (i + j) % 3 == 0
+]
+
+
+@pytest.mark.parametrize(('score', 'alignment'), PAIRS)
+def test_gradients_reach_every_parameter(score, alignment):
+  encoder = 'rnn(rnn="simple", features=10)'
+  model = build_tiny('bahdanau', 'rnn="simple"', score=score, alignment=alignment, encoder=encoder)
+  source, mask, target = inputs()
+  params = variables(model, source, mask, target, scale=0.4)
+
+  def loss(params):
+    logits = model.apply(params, source, mask, target).logits
+    return -jnp.mean(jax.nn.log_softmax(logits)[..., 5])
+
+  for path, gradient in jax.tree.leaves_with_path(quick_jit(jax.grad(loss))(params)):
+    name = jax.tree_util.keystr(path)
+    assert np.all(np.isfinite(gradient)), name
+    # The choice of the largest has no gradient, and what leads to it is the attention's.
+    assert np.any(gradient != 0) == (alignment != 'hardmax' or "['attention']" not in name), name

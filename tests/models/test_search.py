@@ -1,0 +1,294 @@
+"""Greedy and beam search, against every possible output, against a search in NumPy, and against themselves."""
+
+import functools
+import itertools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.models import search
+from attention_jax.models.search import BOS, EOS, NEVER, PAD, Hypotheses, length_penalty
+from tests.models.tiny import build_tiny, inputs
+from tests.modules.quick import assert_close, assert_same, draw, quick_jit, variables
+
+B, S, D, WORDS = 5, 3, 7, 11
+
+
+class Toy(NamedTuple):
+  """A recurrent model of the next word in a few lines, so that NumPy can search with it as well."""
+
+  hidden: np.ndarray  # [D, D]
+  words: np.ndarray  # [V, D]: embeddings, and the output layer
+  ends: np.ndarray  # [B]: how much each source likes to end
+  memory: np.ndarray  # [B, S, D]
+
+  def first(self):
+    return jnp.zeros_like(self.memory[:, 0])
+
+  def step(self, carry, token, memory):
+    return self._step(jnp, jax.nn.one_hot(EOS, len(self.words)), carry, self.words[token], memory)
+
+  def literally(self, carry, token, b):
+    """The same for one source b and one hypothesis, in float64."""
+    memory = self.memory[None, b].astype(np.float64), self.ends[None, b]
+    eos = np.eye(len(self.words))[EOS]
+    carry, (logits, weights) = self._step(np, eos, carry, self.words[[token]], memory)
+    shifted = logits[0] - logits[0].max()
+    return carry, shifted - np.log(np.exp(shifted).sum()), weights[0]
+
+  def _step(self, xp, eos, carry, embedded, memory):
+    encoded, ends = memory
+    scores = xp.exp(xp.einsum('bd,bsd->bs', carry, encoded))
+    weights = scores / scores.sum(-1, keepdims=True)
+    carry = xp.tanh(carry @ self.hidden + embedded + xp.einsum('bs,bsd->bd', weights, encoded))
+    return carry, (carry @ self.words.T + ends[:, None] * eos[None, :], weights)
+
+
+def toy(words: int = WORDS, ends=(-2.0, 0.0, 1.0, 3.0, -4.0), seed: int = 0) -> Toy:
+  arrays = draw(D, D, seed=seed), draw(words, D, seed=seed + 1), ends, draw(len(ends), S, D, seed=seed + 2)
+  return Toy(*(np.asarray(x, np.float32) for x in arrays))
+
+
+@functools.partial(quick_jit, static_argnames=('beams', 'max_length', 'alpha'))
+def beam(model: Toy, **options) -> Hypotheses:
+  return search.beam(model.step, model.first(), (model.memory, model.ends), **options)
+
+
+@functools.partial(quick_jit, static_argnames='max_length')
+def greedy(model: Toy, **options) -> Hypotheses:
+  return search.greedy(model.step, model.first(), (model.memory, model.ends), **options)
+
+
+class Path(NamedTuple):
+  """A hypothesis of the search in NumPy."""
+
+  log_prob: float
+  tokens: tuple[int, ...]
+  weights: tuple[np.ndarray, ...]
+  carry: np.ndarray
+
+
+def literal_search(model: Toy, b: int, beams: int, max_length: int, alpha: float) -> list[Path]:
+  """Beam search over Python lists, never stopped early; the best finished hypotheses of source b."""
+  alive, finished = [Path(0.0, (), (), np.zeros((1, D)))], []
+  for _ in range(max_length):
+    new = []
+    for path in alive:
+      last = path.tokens[-1] if path.tokens else BOS
+      carry, log_probs, weights = model.literally(path.carry, last, b)
+      grow = lambda token, path=path, carry=carry, log_probs=log_probs, weights=weights: Path(
+        path.log_prob + log_probs[token], (*path.tokens, token), (*path.weights, weights), carry
+      )
+      finished.append(grow(EOS))
+      new.extend(grow(token) for token in range(len(model.words)) if token not in (PAD, BOS, EOS))
+    alive = sorted(new, key=lambda path: -path.log_prob)[:beams]
+  return sorted(finished, key=lambda path: -score(path, alpha))[:beams]
+
+
+def score(path: Path, alpha: float) -> float:
+  return path.log_prob / ((5 + len(path.tokens)) / 6) ** alpha
+
+
+def assert_hypotheses(found: Hypotheses, b: int, expected: list[Path], alpha: float):
+  """Source b has exactly these, in this order."""
+  for k, path in enumerate(expected):
+    length = len(path.tokens)
+    assert found.lengths[b, k] == length
+    assert tuple(found.tokens[b, k, :length].tolist()) == path.tokens and np.all(found.tokens[b, k, length:] == PAD)
+    np.testing.assert_allclose(found.log_probs[b, k], path.log_prob, rtol=1e-4)
+    np.testing.assert_allclose(found.scores[b, k], score(path, alpha), rtol=1e-4)
+    np.testing.assert_allclose(found.weights[b, k, :length], path.weights, rtol=1e-3, atol=1e-5)
+    assert np.all(found.weights[b, k, length:] == 0)
+  k = len(expected)
+  assert np.all(found.scores[b, k:] == np.float32(NEVER)) and np.all(found.lengths[b, k:] == 0)
+  assert np.all(found.tokens[b, k:] == PAD) and np.all(found.weights[b, k:] == 0)
+
+
+@pytest.mark.parametrize(
+  ('beams', 'max_length', 'alpha'), [(1, 6, 0.6), (3, 6, 0.6), (3, 6, 0.0), (4, 1, 1.0), (13, 4, 1.0)]
+)
+def test_beam_is_the_search_in_numpy(beams, max_length, alpha):
+  model = toy()
+  found = jax.device_get(beam(model, beams=beams, max_length=max_length, alpha=alpha))
+  assert found.tokens.shape == (B, beams, max_length) and found.weights.shape == (B, beams, max_length, S)
+  for b in range(B):
+    assert_hypotheses(found, b, literal_search(model, b, beams, max_length, alpha), alpha)
+
+
+@pytest.mark.parametrize('alpha', [0.0, 0.6])
+def test_stopping_early_changes_nothing(alpha):
+  model = toy(ends=(8.0, 1.0, 3.0))
+  found = jax.device_get(beam(model, beams=3, max_length=23, alpha=alpha))
+  for b in range(3):
+    assert_hypotheses(found, b, literal_search(model, b, 3, 23, alpha), alpha)
+
+
+def test_the_loop_does_stop_early():
+  for find in (functools.partial(search.beam, beams=2), search.greedy):
+    steps = []
+
+    def run(model, find=find, steps=steps):
+      def counted(carry, token, memory):
+        jax.debug.callback(lambda _: steps.append(1), token)
+        return model.step(carry, token, memory)
+
+      return find(counted, model.first(), (model.memory, model.ends), max_length=41)
+
+    jax.block_until_ready(quick_jit(run)(toy(ends=(9.0, 8.0))))
+    jax.effects_barrier()
+    assert 0 < len(steps) < 41
+
+
+# A vocabulary of so few words that all outputs can be written down; beams in plenty are simply not found.
+@pytest.mark.parametrize(('words', 'max_length', 'possible'), [(4, 20, 20), (5, 4, 15), (6, 3, 13)])
+def test_what_is_not_there_is_not_found(words, max_length, possible):
+  model = toy(words)
+  found = jax.device_get(beam(model, beams=possible + 3, max_length=max_length, alpha=0.6))
+  for b in range(B):
+    expected = literal_search(model, b, possible + 3, max_length, 0.6)
+    assert len(expected) == possible
+    assert_hypotheses(found, b, expected, 0.6)
+
+
+def test_hypotheses_are_sorted_distinct_and_end():
+  for beams in (2, 7):
+    found = jax.device_get(beam(toy(), beams=beams, max_length=5, alpha=0.6))
+    assert np.all(np.diff(found.scores, axis=1) <= 0)
+    for b in range(B):
+      assert len({tuple(tokens) for tokens in found.tokens[b].tolist()}) == beams
+      for tokens, length in zip(found.tokens[b], found.lengths[b], strict=True):
+        assert tokens[length - 1] == EOS and not np.isin(tokens[: length - 1], (PAD, BOS, EOS)).any()
+
+
+def test_a_source_does_not_feel_its_neighbours():
+  model = toy()
+  options = {'beams': 3, 'max_length': 6, 'alpha': 0.6}
+  found, order = beam(model, **options), np.array([3, 0, 4, 2, 1])
+  moved = model._replace(ends=model.ends[order], memory=model.memory[order])
+  assert_same(beam(moved, **options), jax.tree.map(lambda x: x[order], found))
+  fast = greedy(model, max_length=6)
+  assert_same(greedy(moved, max_length=6), jax.tree.map(lambda x: x[order], fast))
+  # A neighbour that goes on for long does not keep the others from being what they are alone.
+  for b in (3, 4):
+    alone = model._replace(ends=model.ends[b : b + 1], memory=model.memory[b : b + 1])
+    assert_close(beam(alone, **options), jax.tree.map(lambda x, b=b: x[b : b + 1], found))
+    assert_close(greedy(alone, max_length=6), jax.tree.map(lambda x, b=b: x[b : b + 1], fast))
+
+
+@pytest.mark.parametrize('max_length', [1, 6])
+def test_greedy_is_the_most_probable_token_at_every_step(max_length):
+  model = toy()
+  found = jax.device_get(greedy(model, max_length=max_length))
+  assert found.tokens.shape == (B, 1, max_length)
+  for b in range(B):
+    path = Path(0.0, (), (), np.zeros((1, D)))
+    while EOS not in path.tokens:
+      carry, log_probs, weights = model.literally(path.carry, path.tokens[-1] if path.tokens else BOS, b)
+      allowed = [EOS] if len(path.tokens) == max_length - 1 else [*range(EOS, WORDS)]
+      token = max(allowed, key=lambda token, log_probs=log_probs: log_probs[token])
+      path = Path(path.log_prob + log_probs[token], (*path.tokens, token), (*path.weights, weights), carry)
+    assert_hypotheses(found, b, [path], 0.0)
+
+
+@pytest.mark.parametrize(
+  'one', [functools.partial(beam, beams=2, max_length=3, alpha=0.5), functools.partial(greedy, max_length=3)]
+)
+def test_equal_shapes_are_compiled_once(one):
+  traced = []
+
+  class Counted(Toy):
+    def step(self, *args):
+      traced.append(1)
+      return super().step(*args)
+
+  jax.tree_util.register_pytree_node(Counted, lambda model: (tuple(model), None), lambda _, leaves: Counted(*leaves))
+  one(Counted(*toy(seed=1)))
+  first = len(traced)
+  one(Counted(*toy(seed=2)))
+  assert len(traced) == first > 0
+
+
+def test_length_penalty():
+  assert length_penalty(1, 0.6) == 1 and length_penalty(7, 0.0) == 1
+  np.testing.assert_allclose(length_penalty(jnp.asarray([4, 13]), 0.6), [1.5**0.6, 3**0.6], rtol=1e-6)
+
+
+@pytest.mark.parametrize('wrong', [{'beams': 0}, {'max_length': 0}, {'alpha': -0.1}])
+def test_numbers_that_mean_nothing_are_named(wrong):
+  options = {'beams': 2, 'max_length': 3, 'alpha': 0.6} | wrong
+  with pytest.raises(UserError, match='{}={}'.format(*next(iter(wrong.items())))):
+    search.beam(toy().step, toy().first(), None, **options)
+
+
+# ----------------------------------------------------------------------------------------------------- with the models
+
+MAX_LENGTH = 4
+POSSIBLE = [(*words, EOS) for n in range(MAX_LENGTH) for words in itertools.product((3, 4), repeat=n)]
+SIZES = (7, 5)  # PAD, BOS, EOS and two words
+
+
+@functools.partial(quick_jit, static_argnums=0, static_argnames='beams')
+def search_with(model, params, source, mask, beams):
+  carry, memory = model.apply(params, source, mask, method='start')
+  step = lambda carry, token, memory: model.apply(params, carry, token, memory, method='step')
+  return (
+    search.beam(step, carry, memory, beams=beams, max_length=MAX_LENGTH),
+    search.greedy(step, carry, memory, max_length=MAX_LENGTH),
+  )
+
+
+@functools.partial(quick_jit, static_argnums=0)
+def forced(model, params, source, mask):
+  """log-probability [B, N] and weights [B, N, T, S] of every possible output, by the call that training uses."""
+  tokens = np.array([[*path, *[PAD] * (MAX_LENGTH - len(path))] for path in POSSIBLE])
+  entering = jnp.asarray(np.concatenate([np.full((len(tokens), 1), BOS), tokens[:, :-1]], axis=1))
+
+  def one(source, mask):
+    many = [jnp.broadcast_to(x[None], (len(tokens), *x.shape)) for x in (source, mask)]
+    logits, weights = model.apply(params, *many, entering)
+    log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.asarray(tokens)[..., None], -1)[..., 0]
+    return jnp.sum(jnp.where(jnp.asarray(tokens) != PAD, log_probs, 0.0), axis=-1), weights
+
+  return jax.lax.map(lambda xs: one(*xs), (source, mask))
+
+
+@pytest.mark.parametrize(
+  ('cell', 'options', 'attention'),
+  [
+    ('plain', 'rnn="lstm", feed_context=True', {}),
+    ('bahdanau', 'rnn="gru", layers=2', {'score': 'location_sensitive', 'heads': 2}),
+    ('bahdanau', 'rnn="simple"', {'score': 'coverage', 'alignment': 'entmax15'}),
+    ('luong', 'rnn="gru"', {'score': 'general'}),
+  ],
+)
+def test_beams_in_plenty_are_every_possible_output(cell, options, attention):
+  model = build_tiny(cell, options, sizes=SIZES, **attention)
+  source, mask, target = inputs(sizes=SIZES)
+  params = variables(model, source, mask, target)
+  found, fast = jax.device_get(search_with(model, params, source, mask, beams=len(POSSIBLE)))
+  log_probs, weights = jax.device_get(forced(model, params, source, mask))
+  for b in range(len(source)):
+    every = [
+      Path(log_probs[b, n], path, tuple(weights[b, n, : len(path)]), np.zeros(0)) for n, path in enumerate(POSSIBLE)
+    ]
+    assert_hypotheses(found, b, sorted(every, key=lambda path: -score(path, 0.6)), 0.6)
+    chosen = POSSIBLE.index(tuple(fast.tokens[b, 0, : fast.lengths[b, 0]].tolist()))
+    assert_hypotheses(fast, b, [every[chosen]], 0.0)
+
+  noise = jnp.where(mask, source, source + 1)
+  assert_same(search_with(model, params, noise, mask, beams=len(POSSIBLE)), (found, fast))
+
+
+def test_a_source_is_found_the_same_without_padding_and_neighbours():
+  model = build_tiny('bahdanau', 'rnn="simple"', score='coverage')
+  source, mask, target = inputs()
+  params = variables(model, source, mask, target)
+  cut = int(mask[1].sum())
+  alone = search_with(model, params, source[1:2, :cut], mask[1:2, :cut], beams=2)
+  for one, every in zip(alone, search_with(model, params, source, mask, beams=2), strict=True):
+    row = jax.tree.map(lambda x: x[1:2], every)
+    assert_close(one, row._replace(weights=row.weights[..., :cut]))

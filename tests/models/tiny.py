@@ -1,0 +1,39 @@
+"""Encoder-decoders of a few numbers, with a different size on every axis where the formulas allow it."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.models.seq2seq import EncoderDecoder, Model, build
+
+B, T, S = 3, 5, 7
+SOURCE_WORDS, TARGET_WORDS = 11, 13
+EMBEDDING, ENCODED, STATE, READOUT, FEATURES = 4, 10, 8, 9, 6
+LENGTHS = np.array([S, 4, 2])
+# One head of these compares states and memory as they are, so that both must have one width.
+ALIKE = ('dot', 'scaled_dot', 'cosine')
+
+
+def build_tiny(
+  cell: str = 'bahdanau', options: str = '', *, score: str = 'additive', alignment: str = 'softmax', heads: int = 1,
+  encoder: str = f'birnn(rnn="simple", features={ENCODED})', sizes=(SOURCE_WORDS, TARGET_WORDS), **fields,
+) -> EncoderDecoder:  # fmt: skip
+  """The model of a config with these fields; `options` are the cell's own, as in 'layers=2, rnn="gru"'."""
+  state = ENCODED if score in ALIKE and heads == 1 and cell != 'plain' else STATE
+  own = [f'features={state}', *([f'readout={READOUT}'] if cell == 'bahdanau' else []), *([options] if options else [])]
+  attention = {'score': score, 'alignment': alignment, 'features': FEATURES, 'heads': heads}
+  decoder = f'{cell}({", ".join(own)})'
+  config = dataclasses.asdict(Model(encoder, decoder, embedding=EMBEDDING)) | fields
+  return build(config | {'attention': attention}, *sizes)
+
+
+def inputs(seed: int = 0, lengths=LENGTHS, steps: int = T, sizes=(SOURCE_WORDS, TARGET_WORDS)):
+  """source [B, S], source_mask [B, S] of these lengths, target_in [B, T] with BOS in front."""
+  random = np.random.default_rng(seed)
+  size = max(lengths)
+  source = random.integers(3, sizes[0], (len(lengths), size), dtype=np.int32)
+  target = random.integers(3, sizes[1], (len(lengths), steps), dtype=np.int32)
+  target[:, 0] = 1
+  mask = np.arange(size) < np.asarray(lengths)[:, None]
+  return jnp.asarray(source), jnp.asarray(mask), jnp.asarray(target)

@@ -1,0 +1,31 @@
+"""The recurrences of one sequence as NumPy formulas: (projected inputs, state, hidden kernel, bias) -> state."""
+
+import numpy as np
+
+
+def sigmoid(x):
+  return 1 / (1 + np.exp(-x))
+
+
+def elman(x, state, hidden, bias):
+  return (np.tanh(x + state[0] @ hidden + bias),)
+
+
+def gated(x, state, hidden, bias):
+  (h,) = state
+  xr, xz, xn = np.split(x, 3)
+  ur, uz, un = np.split(hidden, 3, axis=1)
+  r, z = sigmoid(xr + h @ ur), sigmoid(xz + h @ uz)
+  return ((1 - z) * np.tanh(xn + r * (h @ un + bias)) + z * h,)
+
+
+def long_short_term(x, state, hidden, bias):
+  h, c = state
+  xi, xf, xg, xo = np.split(x, 4)
+  ui, uf, ug, uo = np.split(hidden, 4, axis=1)
+  c = sigmoid(xf + h @ uf + bias) * c + sigmoid(xi + h @ ui) * np.tanh(xg + h @ ug)
+  return sigmoid(xo + h @ uo) * np.tanh(c), c
+
+
+# By name: how many arrays the state has, and the formula.
+PAPERS = {'simple': (1, elman), 'gru': (1, gated), 'lstm': (2, long_short_term)}
