@@ -81,7 +81,7 @@ def load_config(path: str) -> ConfigDict:
   if not os.path.isfile(path):
     raise UserError(_no_file(path))
   try:
-    return runpy.run_path(path)['get_config'](*preset)
+    config = runpy.run_path(path)['get_config'](*preset)
   except UserError:
     raise
   except SyntaxError as error:
@@ -90,6 +90,9 @@ def load_config(path: str) -> ConfigDict:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     where = f'{path}:{lines[-1]}' if lines else path
     raise UserError(f'{where}: {type(error).__name__}: {error}; a config file defines get_config(preset)') from error
+  if not isinstance(config, ConfigDict):
+    raise UserError(f'{path}: get_config returned {config!r}; possible: a changed training.config.default_config()')
+  return config
 
 
 def _no_file(path: str) -> str:

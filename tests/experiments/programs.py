@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import grain  # noqa: F401 - so that its flags are there before those of any program
+import jax
 import pytest
 from absl import flags, logging
 
@@ -58,6 +59,8 @@ def run(program: str, *args: object, stdin: bytes = b'') -> Ran:
 def start(*args: object) -> subprocess.Popen:
   """train.py with these arguments in a process of its own, its output and errors together."""
   environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONUNBUFFERED': '1'}
+  environment['JAX_COMPILATION_CACHE_DIR'] = jax.config.jax_compilation_cache_dir  # see conftest.py
+  environment['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
   command = [sys.executable, '-m', 'experiments.train', *map(str, args)]
   pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
   return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)

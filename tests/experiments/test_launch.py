@@ -1,0 +1,41 @@
+"""Help, and config files of a user's own."""
+
+import pytest
+from programs import run
+from test_bad_input import assert_refused
+
+PROGRAMS = {
+  'train': ('--config:', '--workdir:', '--distributed:'),
+  'evaluate': ('--workdir:', '--checkpoint:', '--split:', '--beams:', '--output:'),
+  'translate': ('--workdir:', '--checkpoint:', '--input:', '--beams:', '--nbest:', '--alignments:', '--json:'),
+  'inspect_attention': ('--workdir:', '--checkpoint:', '--split:', '--rows:', '--text:', '--output:'),
+}
+
+
+@pytest.mark.parametrize('program', PROGRAMS)
+def test_help_is_what_the_program_is_for_and_its_own_flags(program):
+  ran = run(program, '--help')
+  assert ran.code == 0 and ran.err == ''
+  assert f'python -m experiments.{program} --' in ran.out
+  flags = [line.split()[0] for line in ran.out.splitlines() if line.startswith('  --') and ':' in line.split()[0]]
+  assert sorted(flags) == sorted(PROGRAMS[program])
+
+
+@pytest.mark.parametrize(('text', 'parts'), [
+  ('def get_config(preset):\n  return preset +\n', [':2: invalid syntax']),
+  ('import nosuchmodule\n', [":1: ModuleNotFoundError: No module named 'nosuchmodule'"]),
+  ('def get_config(preset):\n  x = 1\n  return x.y\n', [':3: AttributeError']),
+  ('def other():\n  pass\n', ["KeyError: 'get_config'", 'a config file defines get_config(preset)']),
+  ('def get_config():\n  pass\n', ['TypeError: get_config() takes 0 positional arguments but 1 was given']),
+  ('def get_config(preset):\n  return 3\n', ['get_config returned 3', 'default_config()']),
+])  # fmt: skip
+def test_config_files_with_mistakes(text, parts, tmp_path):
+  path = tmp_path / 'mine.py'
+  path.write_text(text)
+  assert_refused(run('train', f'--config={path}:preset', f'--workdir={tmp_path}/run'), [str(path), *parts])
+
+
+def test_config_file_that_needs_a_preset(tmp_path):
+  path = tmp_path / 'mine.py'
+  path.write_text('def get_config(preset):\n  return preset\n')
+  assert_refused(run('train', f'--config={path}', f'--workdir={tmp_path}/run'), ["missing 1 required", "'preset'"])

@@ -1,0 +1,126 @@
+"""Train, evaluate, translate, inspect, on a task of a few words: what is printed and what is written."""
+
+import json
+
+import matplotlib.image
+import pytest
+from programs import contents, run, tiny
+
+from attention_jax.analysis.alignment import parse_pharaoh
+from attention_jax.training.folder import read_config
+from attention_jax.training.writers import read_metrics
+
+MEASURED = ['loss', 'accuracy', 'phoneme_error_rate', 'sequence_error_rate',
+            'alignment_error_rate', 'precision', 'recall', 'entropy']  # fmt: skip
+
+
+def test_training_prints_and_writes(trained):
+  folder, printed = trained
+  for line in ('source vocabulary word: 11 entries', 'train: 24 pairs', 'starting at step 0 of 4', 'step 4/4  left 0',
+               'all 4 steps are done', 'measured: test; parameters: step', f'written to {folder}: best/'):  # fmt: skip
+    assert line in printed
+  assert '  phoneme_error_rate: token_error_rate|case:mixed|tok:space|refs:nearest\n' in printed  # whole
+  results = json.loads((folder / 'results.json').read_text())
+  assert results['beams'] == 2 and results['implementation'] == 'xla' and results['step'] in (2, 4)
+  assert list(results['results']) == ['test'] and list(results['results']['test']) == MEASURED
+  assert all(set(found) == {'value', 'unit', 'signature'} for found in results['results']['test'].values())
+  hypotheses = (folder / 'hypotheses.test.txt').read_text('utf-8')
+  assert hypotheses.count('\n') == len({row.split('\t')[0] for row in (rows(folder, 'test'))})
+  metrics = read_metrics(folder)
+  assert [record['step'] for record in metrics] == [1, 2, 3, 4]
+  assert all('train/loss' in record for record in metrics)
+  assert ['validation/loss' in record for record in metrics] == [False, True, False, True]
+  assert list((folder / 'tensorboard').iterdir())
+
+
+def rows(folder, split):
+  data = read_config(folder)['data']['folder']
+  with open(f'{data}/{split}.tsv', encoding='utf-8') as file:
+    return file.read().splitlines()
+
+
+def test_a_finished_run_is_left_as_it_is(trained, task):
+  folder, _ = trained
+  before = contents(folder)
+  ran = run('train', *tiny(task, folder))
+  assert ran.code == 0 and 'all 4 steps are done (' in ran.out and 'starting' not in ran.out
+  assert contents(folder) == before
+
+
+def test_evaluate(trained, tmp_path):
+  folder, _ = trained
+  before = contents(folder)
+  ran = run('evaluate', f'--workdir={folder}', f'--output={tmp_path}/h.txt')
+  assert ran.code == 0 and 'test (step' in ran.out and all(name in ran.out for name in MEASURED)
+  assert (tmp_path / 'h.txt').read_bytes() == before['hypotheses.test.txt']
+  again = json.loads(before['results.json'])['results']['test']
+  assert f'{again["phoneme_error_rate"]["value"]:.2f}' in ran.out and f'{again["entropy"]["value"]:.4f}' in ran.out
+  latest = run('evaluate', f'--workdir={folder}', '--split=train', '--checkpoint=latest', '--beams=1')
+  assert latest.code == 0 and 'train (step 4)' in latest.out
+  assert contents(folder) == before
+
+
+def test_translate_lines(trained, tmp_path):
+  workdir = f'--workdir={trained[0]}'
+  given = 'eins zwei\r\n\nneun fünf drei'.encode()
+  ran = run('translate', workdir, stdin=given)
+  assert ran.code == 0 and ran.out.count('\n') == 3 and ran.out.split('\n')[1] == ''
+  assert ran.err == '1 empty line gave empty output (line 2)\n'
+  (tmp_path / 'lines.txt').write_bytes(given)
+  assert run('translate', workdir, f'--input={tmp_path}/lines.txt') == ran
+  (tmp_path / 'unseen').write_text(' '.join(['eins'] * 40))  # longer than every bucket
+  assert run('translate', workdir, f'--input={tmp_path}/unseen').code == 0
+
+
+def test_translate_with_alternatives_and_alignments(trained):
+  workdir, given = f'--workdir={trained[0]}', b'eins zwei\n\ndrei'
+  plain = run('translate', workdir, stdin=given).out.splitlines()
+  ran = run('translate', workdir, '--nbest=2', '--alignments', stdin=given)
+  fields = [line.split('\t') for line in ran.out.splitlines()]
+  assert [int(number) for number, *_ in fields] == [1, 1, 3, 3]
+  assert [fields[0][2], '', fields[2][2]] == plain
+  for (_, first, *_), (_, second, *_) in ((fields[0], fields[1]), (fields[2], fields[3])):
+    assert float(first) >= float(second)
+  for number, _, text, alignment in fields:
+    links = parse_pharaoh(alignment)
+    assert all(source < (2, 0, 1)[int(number) - 1] and target < len(text.split()) for source, target in links)
+  parsed = [json.loads(line) for line in run('translate', workdir, '--json', '--nbest=2', stdin=given).out.splitlines()]
+  shapes = [(p['line'], p['source'], len(p['hypotheses'])) for p in parsed]
+  assert shapes == [(1, 'eins zwei', 2), (2, '', 0), (3, 'drei', 2)]
+  for found, columns in zip((h for p in parsed for h in p['hypotheses']), fields, strict=True):
+    assert found['text'] == columns[2] and f'{found["score"]:.4f}' == columns[1]
+    assert len(found['weights']) in (len(found['tokens']), len(found['tokens']) + 1)
+    assert all(abs(sum(row) - 1) < 1e-4 for row in found['weights'])
+    assert {tuple(link) for link in found['alignment']} == set(parse_pharaoh(columns[3]))
+
+
+def test_inspect_attention(trained, tmp_path):
+  folder, _ = trained
+  ran = run('inspect_attention', f'--workdir={folder}', '--rows=0,3', f'--output={tmp_path}/rows.png')
+  assert ran.code == 0 and ran.out == f'written to {tmp_path}/rows.png\n'
+  assert matplotlib.image.imread(tmp_path / 'rows.png').std() > 0
+  lines = ['--text=eins fünf', '--text=zwei']
+  assert run('inspect_attention', f'--workdir={folder}', *lines, f'--output={tmp_path}/lines.png').code == 0
+  assert run('inspect_attention', f'--workdir={folder}', '--rows=0').out == f'written to {folder}/attention.png\n'
+  (folder / 'attention.png').unlink()
+
+
+def test_what_is_left_out_is_counted(tmp_path):
+  table = tmp_path / 'odd.tsv'
+  table.write_bytes(b'eins zwei\tzwei eins\r\n\r\ndrei\teins\r\neins eins eins eins eins\teins\r\n')
+  few = (f"--config.data.task=tsv(train='{table}')", '--config.training.steps=1')
+  ran = run('train', *tiny(tmp_path, tmp_path / 'run', *few))
+  assert ran.code == 0, ran.err
+  assert f'{table}: 1 blank line skipped (line 2)' in ran.out
+  assert 'train: 1 of 3 pairs fit no bucket and are left out (line 4 of' in ran.out
+  assert 'measured: nothing, as the task has only a training split; parameters: step 1, the last' in ran.out
+  assert json.loads((tmp_path / 'run' / 'results.json').read_text())['results'] == {}
+
+
+@pytest.mark.parametrize(('score', 'alignment'), [('location_sensitive', 'entmax(alpha=1.3)'), ('low_rank', 'sigmoid')])
+def test_an_ablation_is_one_flag(task, tmp_path, score, alignment):
+  """Two rows with needs of their own: all of them are trained by the tests of modules and models."""
+  choice = (f'--config.model.attention.score={score}', f'--config.model.attention.alignment={alignment}')
+  less = ('--config.training.steps=2', '--config.evaluation.beams=1', "--config.data.task=tsv(train='train.tsv')")
+  ran = run('train', *tiny(task, tmp_path / 'run', *choice, *less))
+  assert ran.code == 0 and 'all 2 steps are done' in ran.out, ran.err
