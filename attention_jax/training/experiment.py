@@ -17,7 +17,7 @@ from attention_jax.errors import choose
 from attention_jax.functional.table import parse_spec
 from attention_jax.models.seq2seq import EncoderDecoder, build
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
-from attention_jax.training.config import Evaluation
+from attention_jax.training.config import Evaluation, check_fields
 from attention_jax.training.evaluation import FORCED, Scorer, evaluate
 from attention_jax.training.folder import check_folder, prepare_folder, read_config
 from attention_jax.training.loop import Result, Training, fit
@@ -99,6 +99,7 @@ def open_run(folder: str | Path, checkpoint: str = 'best') -> Run:
   """
   folder = Path(folder)
   config = read_config(folder)
+  check_fields(config, f'{folder}/config.json')
   source_vocab, target_vocab = tasks.load_vocabularies(config['data'], str(folder))
   model = build(config['model'], len(source_vocab), len(target_vocab))
   state = _restore(config, folder, model, BEST if checkpoint == 'best' else LATEST)
@@ -119,6 +120,7 @@ def evaluate_split(run: Run, split: str, *, beams: int | None = None, data: task
 
 def _checked(config: Config) -> Training:
   """Everything in a config that can be wrong without its data, said before the folder belongs to it."""
+  check_fields(config, 'the config')
   training = Training(**config['training'])
   make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
   jax.eval_shape(lambda: initial_params(build(config['model'], 4, 4), 0))

@@ -159,6 +159,13 @@ def test_no_run(program, tmp_path):
   assert os.listdir(tmp_path) == []
 
 
+def test_run_of_another_version(trained, tmp_path):
+  config = (trained[0] / 'config.json').read_text()
+  (tmp_path / 'config.json').write_text(config.replace('"seed": 0', '"sed": 0'))
+  ran = run('translate', f'--workdir={tmp_path}', stdin=b'eins')
+  assert_refused(ran, [f'{tmp_path}/config.json has training.sed and lacks training.seed', 'possible: '])
+
+
 def test_what_a_run_does_not_have(trained, tmp_path):
   folder, _ = trained
   workdir = f'--workdir={folder}'
