@@ -48,13 +48,19 @@ def additive(params, query, encoded):
   return sum(w * row for w, row in zip(weights, encoded, strict=True)), weights
 
 
-def recur(kind, params, state, projected):
-  return PAPERS[kind][1](projected, state, params['kernel'], params['bias'])
+def recur(kind, stack, states, projected):
+  """One step of all layers."""
+  new = []
+  for layer, state in enumerate(states):
+    cell = stack[f'cells_{layer}']
+    inputs = dense(cell['inputs'], new[-1][0]) if layer else projected
+    new.append(PAPERS[kind][1](inputs, state, cell['kernel'], cell['bias']))
+  return new
 
 
-def first_state(kind, stack, final):
-  state = [dense(stack[f'bridges_0_{i}'], final) for i in range(PAPERS[kind][0])]
-  return (np.tanh(state[0]), *state[1:])
+def first_states(kind, stack, layers, final):
+  bridges = [[dense(stack[f'bridges_{layer}_{i}'], final) for i in range(PAPERS[kind][0])] for layer in range(layers)]
+  return [(np.tanh(hidden), *rest) for hidden, *rest in bridges]
 
 
 def assert_step(made, b, logits, weights):
@@ -63,36 +69,36 @@ def assert_step(made, b, logits, weights):
   assert np.all(made.weights[b, len(weights) :] == 0)
 
 
-@pytest.mark.parametrize('kind', ['gru', 'lstm'])
-def test_bahdanau_attends_with_the_state_before(kind):
-  params, encoded, embeddings, made = first_two_steps(build_tiny('bahdanau', f'rnn="{kind}"'))
-  cell, output = params['decoder']['cell'], params['output']['Dense_0']
-  for b, length in enumerate(LENGTHS):
-    state = first_state(kind, cell['stack'], encoded.final[b])
-    for t in range(2):
-      word = embeddings[b, t]
-      context, weights = additive(cell['attention'], state[0], encoded.memory[b, :length])
-      rnn = cell['stack']['cells_0']
-      state = recur(kind, rnn, state, dense(rnn['inputs'], word) + dense(cell['context_gates'], context))
-      deep = np.tanh(dense(cell['deep'], np.concatenate([state[0], context, word])))
-      assert_step(made[t], b, dense(output, deep), weights)
-
-
-@pytest.mark.parametrize('input_feeding', [True, False])
-def test_luong_attends_with_the_new_state(input_feeding):
-  model = build_tiny('luong', f'rnn="lstm", input_feeding={input_feeding}')
+@pytest.mark.parametrize(('kind', 'layers'), [('gru', 1), ('lstm', 2)])
+def test_bahdanau_attends_with_the_state_before(kind, layers):
+  model = build_tiny('bahdanau', f'rnn="{kind}", layers={layers}')
   params, encoded, embeddings, made = first_two_steps(model)
   cell, output = params['decoder']['cell'], params['output']['Dense_0']
   for b, length in enumerate(LENGTHS):
-    state, feed = first_state('lstm', cell['stack'], encoded.final[b]), None
+    states = first_states(kind, cell['stack'], layers, encoded.final[b])
     for t in range(2):
-      rnn = cell['stack']['cells_0']
-      projected = dense(rnn['inputs'], embeddings[b, t])
+      word = embeddings[b, t]
+      context, weights = additive(cell['attention'], states[-1][0], encoded.memory[b, :length])
+      projected = dense(cell['stack']['cells_0']['inputs'], word) + dense(cell['context_gates'], context)
+      states = recur(kind, cell['stack'], states, projected)
+      deep = np.tanh(dense(cell['deep'], np.concatenate([states[-1][0], context, word])))
+      assert_step(made[t], b, dense(output, deep), weights)
+
+
+@pytest.mark.parametrize(('input_feeding', 'layers'), [(True, 2), (False, 1)])
+def test_luong_attends_with_the_new_state(input_feeding, layers):
+  model = build_tiny('luong', f'rnn="lstm", layers={layers}, input_feeding={input_feeding}')
+  params, encoded, embeddings, made = first_two_steps(model)
+  cell, output = params['decoder']['cell'], params['output']['Dense_0']
+  for b, length in enumerate(LENGTHS):
+    states, feed = first_states('lstm', cell['stack'], layers, encoded.final[b]), None
+    for t in range(2):
+      projected = dense(cell['stack']['cells_0']['inputs'], embeddings[b, t])
       if input_feeding and feed is not None:
         projected = projected + dense(cell['feed_gates'], feed)
-      state = recur('lstm', rnn, state, projected)
-      context, weights = additive(cell['attention'], state[0], encoded.memory[b, :length])
-      feed = np.tanh(dense(cell['attentional'], np.concatenate([context, state[0]])))
+      states = recur('lstm', cell['stack'], states, projected)
+      context, weights = additive(cell['attention'], states[-1][0], encoded.memory[b, :length])
+      feed = np.tanh(dense(cell['attentional'], np.concatenate([context, states[-1][0]])))
       assert_step(made[t], b, dense(output, feed), weights)
 
 
@@ -102,14 +108,13 @@ def test_plain_sees_one_fixed_vector(feed_context):
   params, encoded, embeddings, made = first_two_steps(model)
   cell, output = params['decoder']['cell'], params['output']['Dense_0']
   for b in range(B):
-    state = first_state('simple', cell['stack'], encoded.final[b])
+    states = first_states('simple', cell['stack'], 1, encoded.final[b])
     for t in range(2):
-      rnn = cell['stack']['cells_0']
-      projected = dense(rnn['inputs'], embeddings[b, t])
+      projected = dense(cell['stack']['cells_0']['inputs'], embeddings[b, t])
       if feed_context:
         projected = projected + dense(cell['context_gates'], encoded.final[b])
-      state = recur('simple', rnn, state, projected)
-      assert_step(made[t], b, dense(output, state[0]), [])
+      states = recur('simple', cell['stack'], states, projected)
+      assert_step(made[t], b, dense(output, states[-1][0]), [])
 
 
 def test_weights_of_several_heads_are_averaged():

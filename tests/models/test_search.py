@@ -143,6 +143,23 @@ def test_the_loop_does_stop_early():
     assert 0 < len(steps) < 41
 
 
+def test_what_pays_off_late_is_waited_for():
+  """Ending at once is the more probable; a long way is better by its length, but only at its very end."""
+  size, word, other = 12, 3, 4
+  probabilities = np.full((size, 6), 1e-12)
+  probabilities[0, [EOS, word, other, 5]] = np.exp(-1.0), np.exp(-1.3), 0.2, 0.15
+  probabilities[1:-1, word] = probabilities[-1, EOS] = 1.0
+  table = jnp.log(jnp.asarray(probabilities, jnp.float32))
+
+  def step(carry, token, memory):
+    return carry + 1, (table[carry], jnp.zeros((*carry.shape, S)))
+
+  find = quick_jit(lambda: search.beam(step, jnp.zeros((1,), jnp.int32), (), beams=1, max_length=size, alpha=0.6))
+  found = find()
+  assert found.tokens[0, 0].tolist() == [word] * (size - 1) + [EOS]
+  np.testing.assert_allclose(found.scores, [[-1.3 / ((5 + size) / 6) ** 0.6]], rtol=0.02)
+
+
 # A vocabulary of so few words that all outputs can be written down; beams in plenty are simply not found.
 @pytest.mark.parametrize(('words', 'max_length', 'possible'), [(4, 20, 20), (5, 4, 15), (6, 3, 13)])
 def test_what_is_not_there_is_not_found(words, max_length, possible):

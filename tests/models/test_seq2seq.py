@@ -121,7 +121,8 @@ def test_shared_embeddings_are_one_table_and_tied_outputs_score_against_it():
 @pytest.mark.parametrize('direction', DIRECTIONS)
 def test_encoder_layers_residuals_and_directions(direction):
   spec = f'rnn(rnn="lstm", features=10, layers=3, residual={{}}, direction="{direction}")'
-  residual, without = (build_tiny(encoder=spec.format(x)) for x in (True, False))
+  # Embeddings are as wide as the layers, so that only the rule keeps the first layer from adding its input.
+  residual, without = (build_tiny(encoder=spec.format(x), embedding=10) for x in (True, False))
   given = inputs()
   params = variables(residual, *given)
   encode = lambda model: quick_jit(
@@ -133,9 +134,10 @@ def test_encoder_layers_residuals_and_directions(direction):
   assert encoded.final.shape == (B, 3 * 2 * 10)  # h and c of every layer, whatever the directions
   assert np.any(encoded.memory != plain.memory)
   assert np.all(encoded.memory[~np.asarray(given[1])] == 0)
-  # The first layer has no residual: its final states are the same in both.
-  first = 2 * 10
-  assert_same(encoded.final[:, :first], plain.final[:, :first])
+  # The first layer has no residual: up to the second layer's final states both are the same.
+  same = 2 * 2 * 10
+  assert_same(encoded.final[:, :same], plain.final[:, :same])
+  assert np.any(encoded.final[:, same:] != plain.final[:, same:])
   layers = {name.split('/')[1] for name in shapes(residual) if name.startswith('encoder/RecurrentLayer')}
   assert len(layers) == 3 * sides
 
