@@ -1,6 +1,7 @@
 """What every program shares: a user's mistake is one line and exit code 2, never a traceback."""
 
 import difflib
+import io
 import itertools
 import os
 import runpy
@@ -35,6 +36,8 @@ def define_run(help: str = 'the folder of a trained run') -> None:
 def launch(main: Callable[[], None]) -> None:
   """Parses the flags and calls main(). Exits with 2 and one line where the user can mend it."""
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+  if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(encoding='utf-8')  # as it is read, whatever the locale
   logging.set_verbosity(logging.ERROR)
   warnings.filterwarnings('ignore', category=UserWarning)
   try:

@@ -17,6 +17,8 @@ from attention_jax.analysis.alignment import format_pharaoh, links_from_weights
 from attention_jax.errors import UserError
 from experiments.launch import FLAGS, define_run, launch, required
 
+WINDOW = 4096  # lines searched before the first of them is printed: sorted by length among themselves
+
 define_run()
 flags.DEFINE_string('input', '-', 'a file of lines, or - for stdin')
 flags.DEFINE_integer('beams', None, 'hypotheses kept by the search; 1 is greedy; by default as in the config', 1)
@@ -35,14 +37,22 @@ def main() -> None:
   if (FLAGS.nbest or 1) > beams:
     raise UserError(f'--nbest={FLAGS.nbest} is more than --beams={beams}')
   lines = split_lines(sys.stdin.buffer.read(), 'stdin') if FLAGS.input == '-' else read_lines(FLAGS.input)
-  empty = [number for number, line in enumerate(lines, 1) if not line.strip()]
-  predictions = iter(run.predictor([line for line in lines if line.strip()], beams=beams,
-                                   alpha=run.config['evaluation']['alpha']))  # fmt: skip
   write = _as_json if FLAGS.json else _as_columns if FLAGS.nbest or FLAGS.alignments else _as_text
-  for number, line in enumerate(lines, 1):
-    write(number, line, next(predictions).hypotheses[: FLAGS.nbest or 1] if line.strip() else [])
+  empty, cut = [], []
+  for start in range(0, len(lines), WINDOW):
+    window = lines[start : start + WINDOW]
+    some = [line for line in window if line.strip()]
+    predictions = iter(run.predictor(some, beams=beams, alpha=run.config['evaluation']['alpha']))
+    for number, line in enumerate(window, start + 1):
+      hypotheses = next(predictions).hypotheses[: FLAGS.nbest or 1] if line.strip() else []
+      write(number, line, hypotheses)
+      empty += [] if line.strip() else [number]
+      cut += [number] if any(len(h.weights) >= run.predictor.max_length for h in hypotheses) else []
   if empty:
     print(f'{count(len(empty), "empty line")} gave empty output ({numbers(empty)})', file=sys.stderr)
+  if cut:
+    longest = f'evaluation.max_length or the longest bucket of the run allows {run.predictor.max_length} tokens'
+    print(f'{count(len(cut), "output")} may have been cut ({numbers(cut)}): {longest}', file=sys.stderr)
 
 
 def _as_text(number, line, hypotheses) -> None:

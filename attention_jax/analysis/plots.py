@@ -116,7 +116,7 @@ def _check(item: Heatmap) -> tuple[np.ndarray, list[str], list[str]]:
 
 
 def _label(axes, source: list[str], target: list[str], size: float) -> None:
-  """Tokens on the axes: words at the top are turned, single characters stand upright, and of those only '</s>' turns."""
+  """Tokens on the axes: words at the top are turned, single characters stand upright, all but '</s>'."""
   axes.xaxis.tick_top()
   axes.set_xticks(range(len(source)), source)
   words = np.median([_columns(token) for token in source]) > 2

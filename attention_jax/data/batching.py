@@ -44,8 +44,9 @@ class Batches:
   """The training batches of one split, without end: `batches[step]` for any step >= 0.
 
   Step `s` lies in epoch `s // len(batches)`. Each epoch has every row that fits a bucket exactly once, in an order
-  given by (seed, epoch) alone; the last batch of each bucket is filled up with filler rows. Nothing is kept between
-  steps but a cache, so that a run is resumed by knowing its step, and threads may share one object.
+  given by (seed, epoch) alone, and the bucket of a step by the epoch alone; the last batch of each bucket is filled up
+  with filler rows. Nothing is kept between steps but a cache, so that a run is resumed by knowing its step, and threads
+  may share one object.
   """
 
   def __init__(
@@ -109,7 +110,8 @@ class Batches:
     rng = np.random.default_rng((self._seed, epoch))
     shuffled = [rng.permutation(rows) for _, rows in self._held]
     plan = [(which, chunk) for which, chunks in enumerate(self._chunks) for chunk in range(chunks)]
-    return shuffled, rng.permutation(np.array(plan))
+    # Not by the seed: at a given step all seeds have batches of one shape, and can be trained side by side.
+    return shuffled, np.random.default_rng(epoch).permutation(np.array(plan))
 
 
 def in_order(encoded: Encoded, buckets: Iterable[Sequence[int]], size: int) -> Iterator[Batch]:

@@ -92,7 +92,7 @@ def describe(split: str, corpus: Corpus, encoded: Encoded, buckets: Iterable[Seq
     lines = numbers([corpus.line(row) for row in long])
     longest = ' and '.join(str(max(lengths)) for lengths in encoded.lengths)
     report.append(
-      f'{split}: {len(long)} of {count(encoded.rows, "pair")} fit no bucket and are left out '
-      f'({lines} of {corpus.name}); the longest source and target have {longest} tokens with EOS'
+      f'{split}: {len(long)} of {count(encoded.rows, "pair")} fit no bucket and are left out of training, loss and '
+      f'alignments ({lines} of {corpus.name}); the longest source and target have {longest} tokens with EOS'
     )
   return report

@@ -61,7 +61,7 @@ def is_recurrent(score: Row, alignment: Row) -> bool:
 def init_carry(score: Row, alignment: Row, size: int, dtype=jnp.float32) -> Carry:
   """The carry before the first query over a memory of `size` positions."""
   nothing = jnp.zeros((size,), dtype)
-  state = tuple(row.init_state(size) if row.init_state else () for row in (score, alignment))
+  state = tuple(row.init_state(size, dtype) if row.init_state else () for row in (score, alignment))
   return Carry(nothing, nothing, jnp.zeros((), jnp.int32), state)
 
 
@@ -81,7 +81,8 @@ def init_params(
   score, alignment = lookup(score, SCORES, 'score'), lookup(alignment, ALIGNMENTS, 'alignment')
   sizes = {'query': query, 'key': key, 'features': features}
   of = lambda i: jax.random.fold_in(rng, i)
-  params = {'score': init_row(of(0), score, sizes), 'alignment': init_row(of(1), alignment, sizes)}
+  remembered = sizes | {'key': features if score.project else key}  # an alignment is given the key as it is remembered
+  params = {'score': init_row(of(0), score, sizes), 'alignment': init_row(of(1), alignment, remembered)}
   if score.project:
     glorot = jax.nn.initializers.glorot_uniform()
     params |= {'query': glorot(of(2), (query, features)), 'key': glorot(of(3), (key, features))}
@@ -93,7 +94,7 @@ def project(x: Float[Array, '... D'], params: Params, name: str) -> Float[Array,
   if name not in params:
     return x
   if params[name].ndim != 2 or params[name].shape[0] != x.shape[-1]:
-    raise ValueError(f"attend: params['{name}'] {params[name].shape} does not project {name} {x.shape}")
+    raise UserError(f"attend: params['{name}'] {params[name].shape} does not project {name} {x.shape}")
   return jnp.einsum('...d,df->...f', x, params[name])
 
 
@@ -113,7 +114,7 @@ def _scores(score: Row, query: Array, key: Array, params: Params, supplies: Mapp
     raise
   except (TypeError, ValueError) as error:
     shapes = ', '.join(f'{k} {jnp.shape(v)}' for k, v in {'query': query, 'key': key, **params}.items())
-    raise ValueError(f'attend: the score cannot take {shapes} (of one sequence, projected): {error}') from error
+    raise UserError(f'attend: the score cannot take {shapes} (of one sequence, projected): {error}') from error
 
 
 def attend_step(
@@ -139,7 +140,8 @@ def attend_step(
 
   The memory is taken as it is: `hide` it once if NaNs may stand behind its mask, not at every step.
   """
-  supplies = carry._asdict() | {'rng': rng, 'query': query, 'key': memory.key}
+  rngs = (None, None) if rng is None else jax.random.split(rng)
+  supplies = carry._asdict() | {'query': query, 'key': memory.key, 'rng': rngs[0]}
   query = project(query, params, 'query')
   scores, score_state = _scores(score, query, memory.key, params.get('score', {}), supplies, carry.state[0])
   mask = memory.mask
@@ -147,6 +149,7 @@ def attend_step(
     mask = mask & ~jnp.isneginf(bias)
     scores = scores + masked(bias, mask).astype(scores.dtype)
   align = alignment.at_test if deterministic and alignment.at_test else alignment.fn
+  supplies['rng'] = rngs[1]
   weights, state = _call(align, (scores, mask), params.get('alignment', {}), supplies, carry.state[1])
   context = jnp.einsum('s,sv->v', weights, memory.value.astype(weights.dtype)).astype(memory.value.dtype)
   before = carry.previous.dtype

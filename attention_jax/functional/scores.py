@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from attention_jax.errors import UserError
 from attention_jax.functional.masking import accumulator, at_least_float32
 from attention_jax.functional.table import Param, Row, check
 
@@ -55,9 +56,7 @@ def normed_additive(
   bias: Float[Array, 'F'],
 ) -> Scores:
   """eₛ = g v/‖v‖ · tanh(q + kₛ + b). Weight normalisation (Salimans & Kingma 2016) of the additive score."""
-  direction = at_least_float32(v)
-  direction = direction * jax.lax.rsqrt(jnp.sum(direction**2))
-  scores = _sum('sf,f->s', jnp.tanh((query + bias)[None, :] + key), direction.astype(key.dtype))
+  scores = _sum('sf,f->s', jnp.tanh((query + bias)[None, :] + key), _unit(v).astype(key.dtype))
   return jnp.asarray(gain, scores.dtype) * scores
 
 
@@ -87,10 +86,10 @@ def _unit(x: Float[Array, '... D']) -> Float[Array, '... D']:
 def location(query: Float[Array, 'Dq'], key: Float[Array, 'S Dk'], *, w: Float[Array, 'M Dq']) -> Scores:
   """e = (W q)[:S]: from the query alone. Luong et al. 2015, section 3.1.
 
-  Raises: ValueError if the memory has more positions than w has rows.
+  Raises: UserError if the memory has more positions than w has rows.
   """
   if key.shape[0] > w.shape[0]:
-    raise ValueError(
+    raise UserError(
       f'location: the memory has S={key.shape[0]} positions but w only max_positions={w.shape[0]} rows; '
       f"set 'location(max_positions={key.shape[0]})'"
     )

@@ -46,7 +46,7 @@ class Row(NamedTuple):
     params: learned parameters by the name of the function's argument.
     sizes: the sizes of its own that `params` mention, with their defaults; a spec string may set them.
     project: whether the query and the key are projected to `features` before the function sees them.
-    init_state: memory size -> where its private state starts; needed if and only if fn asks for `state`.
+    init_state: (memory size, dtype) -> where its private state starts; needed if and only if fn asks for `state`.
   """
 
   fn: Callable
@@ -54,7 +54,7 @@ class Row(NamedTuple):
   params: Mapping[str, Param] = {}
   sizes: Mapping[str, int] = {}
   project: bool = False
-  init_state: Callable[[int], Any] | None = None
+  init_state: Callable[[int, Any], Any] | None = None
 
   @property
   def needs(self) -> frozenset[str]:

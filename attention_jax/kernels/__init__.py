@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention_jax.errors import choose
+from attention_jax.errors import UserError, choose
 from attention_jax.functional import attend as definition
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Memory, project
@@ -58,7 +58,7 @@ def attend(
     return_weights: whether to return the weights; they never change the context.
 
   Returns: Attended(context [..., T, V], weights [..., T, S] float32 or None).
-  Raises: UserError for unknown names and options; ValueError for shapes that do not fit or missing params.
+  Raises: UserError (a ValueError) for unknown names and options, shapes that do not fit, missing params.
   """
   score, alignment = lookup(score, SCORES, 'score'), lookup(alignment, ALIGNMENTS, 'alignment')
   params = {'score': {}, 'alignment': {}} | dict(params or {})
@@ -93,26 +93,26 @@ def attend(
 def _batch_shape(query: Array, key: Array, value: Array) -> tuple[int, ...]:
   shapes = f'query {query.shape}, key {key.shape}, value {value.shape}'
   if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in (query, key, value)):
-    raise ValueError(f'attend: query, key and value must be float, got {query.dtype}, {key.dtype}, {value.dtype}')
+    raise UserError(f'attend: query, key and value must be float, got {query.dtype}, {key.dtype}, {value.dtype}')
   if min(query.ndim, key.ndim, value.ndim) < 2:
-    raise ValueError(f'attend: query is [..., T, Dq], key [..., S, Dk], value [..., S, V]; got {shapes}')
+    raise UserError(f'attend: query is [..., T, Dq], key [..., S, Dk], value [..., S, V]; got {shapes}')
   if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
-    raise ValueError(f'attend: query, key and value must have the same leading (batch) axes; got {shapes}')
+    raise UserError(f'attend: query, key and value must have the same leading (batch) axes; got {shapes}')
   if key.shape[-2] != value.shape[-2]:
-    raise ValueError(f'attend: key and value must have the same number of positions S; got {shapes}')
+    raise UserError(f'attend: key and value must have the same number of positions S; got {shapes}')
   if not key.shape[-2]:
-    raise ValueError(f'attend: the memory must have at least one position, masked or not; got {shapes}')
+    raise UserError(f'attend: the memory must have at least one position, masked or not; got {shapes}')
   return query.shape[:-2]
 
 
 def _broadcast(name: str, array, full: tuple[int, ...], kind) -> Array:
   array = jnp.asarray(array)
   if not jnp.issubdtype(array.dtype, kind):
-    raise ValueError(f'attend: {name} must be {jnp.dtype(kind) if kind is jnp.bool_ else "float"}, got {array.dtype}')
+    raise UserError(f'attend: {name} must be {jnp.dtype(kind) if kind is jnp.bool_ else "float"}, got {array.dtype}')
   try:
     return jnp.broadcast_to(array.reshape((1,) * (len(full) - array.ndim) + array.shape), full)
   except (ValueError, TypeError):
-    raise ValueError(
+    raise UserError(
       f'attend: {name} {array.shape} does not broadcast to [..., T, S] = {full}; a padding mask [B, S] is mask[:, None]'
     ) from None
 
@@ -120,8 +120,8 @@ def _broadcast(name: str, array, full: tuple[int, ...], kind) -> Array:
 def _check_params(kind: str, row: Row, given: Mapping, rng, deterministic: bool) -> None:
   wanted = set(learned(row))
   if wanted != set(given):
-    raise ValueError(
+    raise UserError(
       f"attend: params['{kind}'] must hold {sorted(wanted)}, got {sorted(given)}; init_params(...) makes them"
     )
   if 'rng' in row.needs and rng is None and not (deterministic and row.at_test):
-    raise ValueError(f'attend: this {kind} draws at random; give rng, a PRNG key')
+    raise UserError(f'attend: this {kind} draws at random; give rng, a PRNG key')

@@ -59,8 +59,9 @@ def length_penalty(length: jax.Array | int, alpha: float) -> jax.Array:
 
 
 def beam(
-  step: Callable, carry: Any, memory: Any, *, beams: int, max_length: int, alpha: float = 0.6
-) -> Hypotheses:
+  step: Callable, carry: Any, memory: Any, *, beams: int, max_length: int, alpha: float = 0.6,
+  real: jax.Array | None = None,
+) -> Hypotheses:  # fmt: skip
   """Beam search with the length normalisation of Wu et al. 2016.
 
   The loop stops as soon as no beam of any source can still beat the source's K finished hypotheses. At the last of
@@ -71,6 +72,7 @@ def beam(
     beams: K.
     max_length: T, EOS included.
     alpha: of the length penalty; 0 is none.
+    real: [B] bool; the others are filler rows, which nobody waits for.
 
   Raises: UserError for numbers that mean nothing.
   """
@@ -112,15 +114,17 @@ def beam(
     level, _, alive, _, ends = loop
     # Log-probabilities only fall, and the penalty divides by most at the greatest length.
     hope = alive.max(1) / length_penalty(max_length, alpha)
-    return (level < max_length) & jnp.any(hope > ends.scores.min(1))
+    return (level < max_length) & jnp.any(_real(real, batch) & (hope > ends.scores.min(1)))
 
   loop = (jnp.zeros((), jnp.int32), carry, alive, trail, ends)
   *_, trail, ends = jax.lax.while_loop(goes_on_at_all, body, loop)
   return _read_off(trail, ends)
 
 
-def greedy(step: Callable, carry: Any, memory: Any, *, max_length: int) -> Hypotheses:
-  """The most probable token at every step, until EOS; the same outputs as `beam` with K = 1 hypotheses."""
+def greedy(
+  step: Callable, carry: Any, memory: Any, *, max_length: int, alpha: float = 0.6, real: jax.Array | None = None
+) -> Hypotheses:
+  """The most probable token at every step, until EOS: K = 1 hypothesis. Arguments and scores as those of `beam`."""
   batch = jax.tree.leaves(carry)[0].shape[0]
   token = jnp.full((batch,), BOS, jnp.int32)
   _, (logits, weights) = jax.eval_shape(step, carry, token, memory)
@@ -142,7 +146,7 @@ def greedy(step: Callable, carry: Any, memory: Any, *, max_length: int) -> Hypot
     jnp.zeros((), jnp.int32),
     carry,
     token,
-    jnp.zeros((batch,), bool),
+    ~_real(real, batch),
     jnp.full((max_length, batch), PAD, jnp.int32),
     jnp.zeros((batch,)),
     jnp.zeros((max_length, *weights.shape), weights.dtype),
@@ -150,7 +154,11 @@ def greedy(step: Callable, carry: Any, memory: Any, *, max_length: int) -> Hypot
   loop = jax.lax.while_loop(lambda loop: (loop[0] < max_length) & ~jnp.all(loop[3]), body, loop)
   tokens, total, history = loop[4].T[:, None], loop[5][:, None], jnp.moveaxis(loop[6], 0, 1)[:, None]
   lengths = jnp.sum(tokens != PAD, axis=-1)
-  return Hypotheses(tokens, total, total, lengths, history)
+  return Hypotheses(tokens, total / length_penalty(lengths, alpha), total, lengths, history)
+
+
+def _real(real: jax.Array | None, batch: int) -> jax.Array:
+  return jnp.ones((batch,), bool) if real is None else real
 
 
 def _allowed(size: int) -> tuple[jax.Array, jax.Array]:

@@ -139,7 +139,9 @@ class Attention(nn.Module):
     }
     if self.projects:
       params['query'] = self.query_kernel(size)
-    params = jax.tree.map(lambda p: p.astype(self.dtype), params)
+    # Single numbers and what alignments learn stay float32: bfloat16 would move them in steps that matter.
+    cast = lambda p: p if p.ndim == 1 else p.astype(self.dtype)
+    params = {name: p if name == 'alignment' else jax.tree.map(cast, p) for name, p in params.items()}
     shared = Memory(0, 0, None)
     over_heads = jax.vmap(fn, in_axes=(0, 0, None, shared, 0))
     over_batch = jax.vmap(over_heads, in_axes=(None, 0, 0, 0, 0))

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 
 class Embedding(nn.Module):
-  """Token ids [...] -> vectors [..., F], with dropout; `attend` gives the tied output layer's scores."""
+  """Token ids [...] -> vectors [..., F], with dropout; `scores` is what a tied output layer needs."""
 
   size: int
   features: int

@@ -24,12 +24,14 @@ class Recurrence(NamedTuple):
   Attributes:
     gates: how many times `features` wide the projected inputs are.
     states: how many arrays its state has.
-    step: (projected inputs [..., G F], state, hidden kernel [F, G F], bias [F]) -> state.
+    step: (projected inputs [..., G F], state, recurrent kernel [F, G F], bias [F]) -> state.
+    bias: where its bias starts; 1 opens the forget gate.
   """
 
   gates: int
   states: int
   step: Callable
+  bias: float = 0.0
 
 
 def _simple(x: jax.Array, state: State, kernel: jax.Array, bias: jax.Array) -> State:
@@ -63,7 +65,7 @@ def _row(bias: jax.Array, like: jax.Array) -> jax.Array:
 RECURRENCES: Mapping[str, Recurrence] = {
   'simple': Recurrence(1, 1, _simple),
   'gru': Recurrence(3, 1, _gru),
-  'lstm': Recurrence(4, 2, _lstm),
+  'lstm': Recurrence(4, 2, _lstm, bias=1.0),
 }
 
 
@@ -79,8 +81,7 @@ class RecurrentCell(nn.Module):
     width = self.recurrence.gates * self.features
     self.inputs = nn.Dense(width, dtype=self.dtype, kernel_init=nn.initializers.glorot_uniform())
     self.kernel = self.param('kernel', _orthogonal_gates(self.recurrence.gates), (self.features, width))
-    bias = nn.initializers.ones if self.kind == 'lstm' else nn.initializers.zeros
-    self.bias = self.param('bias', bias, (self.features,))
+    self.bias = self.param('bias', nn.initializers.constant(self.recurrence.bias), (self.features,))
 
   def project(self, inputs: jax.Array) -> jax.Array:
     """[..., D] -> [..., G F]: what a step needs of its inputs."""

@@ -111,8 +111,8 @@ def apply_preset(config: ConfigDict, preset: str, *, features: int, layers: int 
   Raises: UserError for an unknown preset, naming the presets.
   """
   paper = PRESETS[choose(preset, PRESETS, 'preset')]
-  # Sources longer than every bucket are still searched, at up to four times that length.
-  positions = 4 * max(source for source, _ in config.data.buckets)
+  # Sources longer than every bucket are still searched, at up to four times that length (and in steps of 32).
+  positions = -(-4 * max(source for source, _ in config.data.buckets) // 32) * 32
   sized = {k: v.format(features=features, layers=layers, positions=positions) for k, v in paper.items()}
   config.model.attention.features = features
   config.model.attention.score = sized.pop('score', config.model.attention.score)

@@ -18,7 +18,8 @@ from attention_jax.training.partition import make_mesh, place, replicate
 from attention_jax.training.prediction import Prediction, Predictor
 
 # What is measured on given targets, whatever the config: whether more of it is better. Alignments need gold links.
-FORCED = {'loss': False, 'accuracy': True, 'alignment_error_rate': False, 'precision': True, 'recall': True}
+ALIGNMENT = {'alignment_error_rate': False, 'precision': True, 'recall': True}
+FORCED = {'loss': False, 'accuracy': True} | ALIGNMENT
 
 
 class Forced(NamedTuple):
@@ -54,7 +55,7 @@ class Scorer:
         for i, matrix in zip(batch.index, np.asarray(found), strict=True):
           if i >= 0:
             source, target = (lengths[i] for lengths in encoded.lengths)
-            weights[i] = matrix[:target, :source]
+            weights[i] = matrix[:target, :source].copy()  # a view would keep the whole batch
     sums = jax.tree.map(lambda *x: float(sum(x)), *jax.device_get(totals))
     return Forced(sums['loss'] / sums['tokens'], sums['accuracy'] / sums['tokens'], weights)
 
@@ -62,9 +63,12 @@ class Scorer:
 def alignment_metrics(corpus: Corpus, weights: Sequence[np.ndarray | None]) -> dict[str, Result]:
   """Alignment error rate, precision and recall of the heaviest weights against the corpus' links, and their entropy.
 
-  Target tokens without any gold link (the '-' of an ISO date) belong to no source token: they are left out.
+  Target tokens without any gold link (the '-' of an ISO date) belong to no source token: they are left out. Nothing is
+  measured of a model that attends to nothing.
   """
-  rows = [row for row, matrix in enumerate(weights) if matrix is not None]
+  rows = [row for row, matrix in enumerate(weights) if matrix is not None and matrix.any()]
+  if not rows:
+    return {}
   sure = [corpus.links[r] for r in rows]
   possible = sure if corpus.possible is None else [corpus.possible[r] for r in rows]
   links = [_predicted(weights[r], {target for _, target in gold}) for r, gold in zip(rows, possible, strict=True)]
@@ -86,14 +90,18 @@ def _predicted(weights: np.ndarray, linked: set[int]) -> list[tuple[int, int]]:
 def text_metrics(
   corpus: Corpus, predictor: Predictor, options: Mapping[str, Any], *, beams: int
 ) -> tuple[dict[str, Result], list[Prediction]]:
-  """`options` is config.evaluation: searches for every source of the corpus and measures the best hypotheses."""
+  """Searches for every source of the corpus and measures the best hypotheses; one prediction per row of the corpus.
+
+  `options` is config.evaluation.
+  """
   sources, references = list(corpus.source), [[target] for target in corpus.target]
   if options['group_references']:
     sources, references, _ = group_references(corpus)
   predictions = predictor(sources, beams=beams, alpha=options['alpha'])
   hypotheses = [p.hypotheses[0].text if p.hypotheses else '' for p in predictions]
   found = {parse_spec(spec)[0]: measure(spec, hypotheses, references) for spec in options['metrics']}
-  return found, predictions
+  by_source = dict(zip(sources, predictions, strict=True))
+  return found, [by_source[source] for source in corpus.source]
 
 
 def evaluate(

@@ -13,19 +13,19 @@ import jax.numpy as jnp
 from attention_jax.data import tasks
 from attention_jax.data.batching import Batches
 from attention_jax.data.pipeline import stream
-from attention_jax.errors import choose
+from attention_jax.errors import UserError, choose
 from attention_jax.functional.table import parse_spec
 from attention_jax.models.seq2seq import EncoderDecoder, build
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.config import Evaluation, check_fields
-from attention_jax.training.evaluation import FORCED, Scorer, evaluate
+from attention_jax.training.evaluation import ALIGNMENT, FORCED, Scorer, evaluate
 from attention_jax.training.folder import check_folder, prepare_folder, read_config
 from attention_jax.training.loop import Result, Training, fit
 from attention_jax.training.losses import sequence_loss
 from attention_jax.training.metrics import Result as Measured
 from attention_jax.training.metrics import higher_is_better, measure
 from attention_jax.training.optim import make_optimizer, make_schedule
-from attention_jax.training.partition import make_mesh, sharding
+from attention_jax.training.partition import check_rows, make_mesh, sharding
 from attention_jax.training.prediction import Predictor
 from attention_jax.training.state import TrainState, evaluation_params, init_state
 
@@ -65,6 +65,7 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
   """
   training = _checked(config)
   resumed = check_folder(folder, config)
+  say = say if jax.process_index() == 0 else lambda line: None
   data = tasks.load(config['data'], str(folder) if resumed else None)
   for line in data.report:
     say(line)
@@ -76,6 +77,7 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
     seed=training.seed, shard=jax.process_index(), shards=jax.process_count(),
   )  # fmt: skip
   say(f'{len(batches)} batches an epoch, of shapes (rows, source, target) {sorted(set(batches.shapes))}')
+  _check_with_data(config, data, batches, say)
   folder = prepare_folder(folder, config)
   if not resumed:
     tasks.save_vocabularies(config['data'], data, str(folder))
@@ -130,6 +132,17 @@ def _checked(config: Config) -> Training:
     measure(spec, ['a'], [['a']])  # also refuses values that only the metric itself knows
   choose(training.select, selectable(config), 'metric in training.select:')
   return training
+
+
+def _check_with_data(config: Config, data: tasks.Data, batches: Batches, say) -> None:
+  """What only the data can tell to be wrong with a config."""
+  training, validation = config['training'], data.corpora.get('validation')
+  if validation is None:
+    say('no validation split: training.select and training.patience have nothing to look at, the last step is measured')
+  if validation is not None and validation.links is None and training['select'] in ALIGNMENT:
+    raise UserError(f'training.select={training["select"]!r} needs gold links, which the validation split has not')
+  for rows, _, _ in batches.shapes:
+    check_rows(rows * jax.process_count(), make_mesh(), training['accumulate'])
 
 
 def selectable(config: Config) -> dict[str, bool]:

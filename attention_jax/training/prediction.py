@@ -53,7 +53,7 @@ class Predictor:
     self._mesh = make_mesh(jax.local_devices())
     self.use(params)
     self._sizes = sorted({source for source, _ in buckets})
-    self._max_length = max_length or max(target for _, target in buckets)
+    self.max_length = max_length or max(target for _, target in buckets)
     devices = self._mesh.devices.size
     self._rows = -(-batch_size // devices) * devices
     self._search = functools.cache(self._compile)
@@ -89,9 +89,10 @@ class Predictor:
       variables = {'params': params}
       carry, memory = self.model.apply(variables, source, source_mask, method='start')
       step = lambda carry, token, memory: self.model.apply(variables, carry, token, memory, method='step')
+      given = {'max_length': self.max_length, 'alpha': alpha, 'real': source_mask.any(-1)}
       if beams == 1:
-        return search.greedy(step, carry, memory, max_length=self._max_length)
-      return search.beam(step, carry, memory, beams=beams, max_length=self._max_length, alpha=alpha)
+        return search.greedy(step, carry, memory, **given)
+      return search.beam(step, carry, memory, beams=beams, **given)
 
     return jax.jit(run)
 
@@ -107,6 +108,6 @@ class Predictor:
     ids = found.tokens[i, k, :length].tolist()
     content = ids[:-1] if ids[-1] == search.EOS else ids
     tokens = [self.target_vocab.piece(id) for id in content]
-    weights = found.weights[i, k, :length, :size]
+    weights = found.weights[i, k, :length, :size].copy()  # a view would keep the whole batch
     text = self.target_vocab.decode(content)
     return Hypothesis(text, tokens, float(found.scores[i, k]), float(found.log_probs[i, k]), weights)

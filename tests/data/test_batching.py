@@ -187,6 +187,6 @@ def test_pairs_longer_than_the_longest_bucket_are_reported_with_their_lines():
   assert describe('train', corpus, encode(corpus, *vocabularies), [(2, 2)]) == [
     'train: 4 pairs (f.tsv); buckets 2x2: 2',
     'train: unknown 20.00% of source tokens',
-    'train: 2 of 4 pairs fit no bucket and are left out (lines 4, 9 of f.tsv); '
+    'train: 2 of 4 pairs fit no bucket and are left out of training, loss and alignments (lines 4, 9 of f.tsv); '
     'the longest source and target have 4 and 4 tokens with EOS',
   ]

@@ -112,7 +112,7 @@ def test_what_is_left_out_is_counted(tmp_path):
   ran = run('train', *tiny(tmp_path, tmp_path / 'run', *few))
   assert ran.code == 0, ran.err
   assert f'{table}: 1 blank line skipped (line 2)' in ran.out
-  assert 'train: 1 of 3 pairs fit no bucket and are left out (line 4 of' in ran.out
+  assert 'train: 1 of 3 pairs fit no bucket and are left out of training, loss and alignments (line 4 of' in ran.out
   assert 'measured: nothing, as the task has only a training split; parameters: step 1, the last' in ran.out
   assert json.loads((tmp_path / 'run' / 'results.json').read_text())['results'] == {}
 

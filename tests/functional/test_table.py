@@ -35,7 +35,7 @@ def takes_query(scores, mask, *, query=1.0):
     (Row(learns, params={'w': Param(('key+rank',))}), r"w has unknown sizes \['rank'\]"),
     (Row(learns, params={'w': Param(('key',), 'orthogonal')}), "initialiser 'orthogonal'"),
     (Row(keeps), 'init_state must be given if and only if'),
-    (Row(plain, init_state=lambda size: 0), 'init_state must be given if and only if'),
+    (Row(plain, init_state=lambda size, dtype: 0), 'init_state must be given if and only if'),
     (Row(plain, at_test=draws), 'at_test asks for what the variant itself does not have'),
     (Row(takes_query), r"\['query'\] cannot be options"),
     (Row(plain, sizes={'state': 3}), r"\['state'\] cannot be options"),
@@ -48,7 +48,7 @@ def test_a_row_that_contradicts_its_function_is_refused(row, message):
 
 def test_a_row_that_agrees_is_returned():
   row = Row(learns, params={'w': Param(('key', 'rank'))}, sizes={'rank': 2})
-  table = {'mine': row, 'keeps': Row(keeps, init_state=int)}
+  table = {'mine': row, 'keeps': Row(keeps, init_state=lambda size, dtype: 0)}
   assert check(table) is table
 
 

@@ -106,7 +106,7 @@ def counting(scores, mask, *, rng, state, bonus=1.0):
 
 
 NOISY = aj.Row(noisy, at_test=aj.alignments.softmax)
-COUNTING = aj.Row(counting, at_test=aj.alignments.hardmax, init_state=lambda size: jnp.zeros((), jnp.int32))
+COUNTING = aj.Row(counting, at_test=aj.alignments.hardmax, init_state=lambda size, dtype: jnp.zeros((), jnp.int32))
 
 
 def test_randomness_is_the_rng_and_nothing_else(rng):
