@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from attention_jax.errors import UserError, choose
@@ -69,13 +69,15 @@ def default_config() -> ConfigDict:
   return config
 
 
-def check_fields(config: Mapping[str, Any], where: str) -> None:
-  """Raises UserError when a config has other fields than there are, as one of another version may."""
-  given, known = (set(flatten_dict(c, sep='.')) for c in (config, default_config().to_dict()))
-  if given != known:
-    parts = [f'{verb} {", ".join(sorted(names))}' for verb, names in (('has', given - known), ('lacks', known - given))]
-    wrong = ' and '.join(part for part in parts if not part.endswith(' '))
-    raise UserError(f'{where} {wrong}; possible: exactly the fields of training.config.default_config()')
+def complete(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+  """`config` with the defaults of the fields it lacks, as one of an earlier version may.
+
+  Raises: UserError for fields that there are not.
+  """
+  given, known = (flatten_dict(c, sep='.') for c in (config, default_config().to_dict()))
+  if unknown := sorted(set(given) - set(known)):
+    raise UserError(f'{where} has {", ".join(unknown)}; possible: the fields of training.config.default_config()')
+  return unflatten_dict(known | given, sep='.')
 
 
 def _fields(cls: type, without: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.functional.table import parse_spec
 from attention_jax.models.seq2seq import EncoderDecoder, build
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
-from attention_jax.training.config import Evaluation, check_fields
+from attention_jax.training.config import Evaluation, complete
 from attention_jax.training.evaluation import ALIGNMENT, FORCED, Scorer, evaluate
 from attention_jax.training.folder import check_folder, prepare_folder, read_config
 from attention_jax.training.loop import Result, Training, fit
@@ -63,6 +63,7 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
   Returns: split -> metric -> Result, of the best parameters by validation. Also written to results.json.
   Raises: UserError for anything wrong with the config, the data or the folder, before anything is overwritten.
   """
+  config = complete(config, 'the config')
   training = _checked(config)
   resumed = check_folder(folder, config)
   say = say if jax.process_index() == 0 else lambda line: None
@@ -100,8 +101,7 @@ def open_run(folder: str | Path, checkpoint: str = 'best') -> Run:
   Raises: UserError when the folder holds no run, or its checkpoint cannot be read.
   """
   folder = Path(folder)
-  config = read_config(folder)
-  check_fields(config, f'{folder}/config.json')
+  config = complete(read_config(folder), f'{folder}/config.json')
   source_vocab, target_vocab = tasks.load_vocabularies(config['data'], str(folder))
   model = build(config['model'], len(source_vocab), len(target_vocab))
   state = _restore(config, folder, model, BEST if checkpoint == 'best' else LATEST)
@@ -122,7 +122,6 @@ def evaluate_split(run: Run, split: str, *, beams: int | None = None, data: task
 
 def _checked(config: Config) -> Training:
   """Everything in a config that can be wrong without its data, said before the folder belongs to it."""
-  check_fields(config, 'the config')
   training = Training(**config['training'])
   make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
   jax.eval_shape(lambda: initial_params(build(config['model'], 4, 4), 0))
