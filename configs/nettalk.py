@@ -1,7 +1,7 @@
-"""NETtalk: English letters -> phonemes, with hand-made links between them: alignments are measured against people's.
+"""python -m experiments.train --config=configs/nettalk.py:bahdanau2015 --workdir=runs/nettalk --config.data.folder=FOLDER
 
-python -m experiments.train --config=configs/nettalk.py:bahdanau2015 --workdir=runs/nettalk \
-  --config.data.folder=FOLDER     # with train.tsv and dev.tsv: letters TAB phonemes TAB links
+NETtalk: English letters -> phonemes, with hand-made links between them: alignments are measured against people's.
+FOLDER holds train.tsv and dev.tsv: letters TAB phonemes TAB links.
 """
 
 from attention_jax.training.config import apply_preset, default_config

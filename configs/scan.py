@@ -1,10 +1,8 @@
-"""SCAN: commands -> actions, split by length, by the primitive 'jump', or at random ('simple').
+"""python -m experiments.train --config=configs/scan.py:luong2015 --workdir=runs/scan --config.data.folder=FOLDER
 
-python -m experiments.train --config=configs/scan.py:luong2015 --workdir=runs/scan \
-  --config.data.folder=FOLDER     # with length.train.tsv.gz and length.test.tsv.gz
-  --config.data.task="tsv(train='jump.train.tsv.gz', test='jump.test.tsv.gz')"     # another split
-
-SCAN has no validation split, and its test split must not choose anything: the last parameters are the ones measured.
+SCAN: commands -> actions, split by length; FOLDER holds length.train.tsv.gz and length.test.tsv.gz. Another split:
+--config.data.task="tsv(train='jump.train.tsv.gz', test='jump.test.tsv.gz')"
+It has no validation split, and its test split must not choose anything: the last parameters are the ones measured.
 """
 
 from attention_jax.training.config import apply_preset, default_config

@@ -1,9 +1,8 @@
-"""Your own parallel text: FOLDER/train.SOURCE, train.TARGET, validation.*, test.*, one sentence a line (.gz allowed).
-
-python -m experiments.train --config=configs/text.py:bahdanau2015 --workdir=runs/mine --config.data.folder=FOLDER \
+"""python -m experiments.train --config=configs/text.py:bahdanau2015 --workdir=runs/mine --config.data.folder=FOLDER \\
   --config.data.task="text(train='train', validation='validation', test='test', source='en', target='de')"
 
-Subwords by sentencepiece, batches by tokens. A table is read with
+Your own parallel text: FOLDER/train.en, train.de and so on, one sentence a line (.gz allowed). Subwords by
+sentencepiece, batches by tokens. A table is read with
 --config.data.task="tsv(train='train.tsv', validation='validation.tsv')", a translation set in tfds format with
 --config.data.task="tfds(name='wmt14_translate/de-en')" and --config.data.folder=TFDS_DATA_DIR.
 """
