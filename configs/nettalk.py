@@ -1,4 +1,4 @@
-"""python -m experiments.train --config=configs/nettalk.py:bahdanau2015 --workdir=runs/nettalk --config.data.folder=FOLDER
+"""python -m experiments.train --config=configs/nettalk.py:bahdanau2015 --workdir=runs/n --config.data.folder=FOLDER
 
 NETtalk: English letters -> phonemes, with hand-made links between them: alignments are measured against people's.
 FOLDER holds train.tsv and dev.tsv: letters TAB phonemes TAB links.

@@ -12,7 +12,7 @@ import attention_jax as aj
 
 ROOT = Path(aj.__file__).parent.parent
 # Floor by floor; a file may import from its own folder and from lower floors. Training draws what analysis computes.
-FLOORS = ['errors', 'functional', 'kernels', 'modules', 'models data', 'analysis', 'training', 'experiments']
+FLOORS = ['errors tokens', 'functional', 'kernels', 'modules', 'models data', 'analysis', 'training', 'experiments']
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 LONGEST = 420
 HEAVY = ['flax', 'optax', 'orbax', 'grain', 'tensorflow', 'tensorflow_datasets', 'absl', 'ml_collections', 'matplotlib']

@@ -10,7 +10,8 @@ from attention_jax.data.encoding import Encoded, encode
 from attention_jax.data.pipeline import stream
 from attention_jax.data.tasks import TASKS, Data, load, load_vocabularies, split_of
 from attention_jax.data.text import Corpus, group_references
-from attention_jax.data.vocab import BOS, EOS, PAD, UNK, VOCABULARIES, Vocabulary
+from attention_jax.data.vocab import VOCABULARIES, Vocabulary
+from attention_jax.tokens import BOS, EOS, PAD, UNK
 
 __all__ = [
   'BOS',

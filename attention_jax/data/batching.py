@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from attention_jax.data.encoding import Encoded, assign, check_buckets
-from attention_jax.data.vocab import PAD
 from attention_jax.errors import UserError, choose
+from attention_jax.tokens import PAD
 
 
 class Batch(NamedTuple):

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from attention_jax.data.text import Corpus, count, numbers
-from attention_jax.data.vocab import EOS, UNK, Vocabulary
+from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
+from attention_jax.tokens import EOS, UNK
 
 Buckets = tuple[tuple[int, int], ...]
 

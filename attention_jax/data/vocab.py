@@ -10,9 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from attention_jax.data.options import bind
 from attention_jax.errors import UserError
-
-PAD, BOS, EOS, UNK = range(4)
-SPECIAL = ('<pad>', '<s>', '</s>', '<unk>')
+from attention_jax.tokens import BOS, EOS, PAD, SPECIAL, UNK
 
 
 class Vocabulary(Protocol):

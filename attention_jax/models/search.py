@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.errors import UserError
+from attention_jax.tokens import BOS, EOS, PAD
 
-PAD, BOS, EOS = 0, 1, 2
 NEVER = -1e9  # finite, so that sums and length normalisation of it stay ordered
 
 

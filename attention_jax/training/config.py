@@ -85,6 +85,9 @@ def _fields(cls: type, without: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 # What a paper says of the structure. Sizes are the task's: {features} of every layer, {layers} of the deep models.
+# Where all of them differ from their papers: the decoder starts from a learned map of the encoder's last states
+# (sutskever2014 and luong2015 copy them; bahdanau2015 maps the backward one alone), and training is the task's.
+# bahdanau2015 besides: tanh for maxout in the deep output, and the GRU's reset gate after the product.
 _LUONG = {
   'encoder': 'rnn(rnn="lstm", features={features}, layers={layers})',
   'decoder': 'luong(rnn="lstm", features={features}, layers={layers})',

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-BOS = 1  # as in the vocabularies
+from attention_jax.tokens import BOS
 
 Sums = Mapping[str, jax.Array]
 Loss = Callable[..., Sums]

@@ -7,8 +7,8 @@ import numpy as np
 
 from attention_jax.analysis.plots import Heatmap, grid
 from attention_jax.data import tasks
-from attention_jax.data.vocab import EOS, SPECIAL
 from attention_jax.errors import UserError
+from attention_jax.tokens import EOS, SPECIAL
 from attention_jax.training.evaluation import Scorer
 from attention_jax.training.experiment import Run, open_run
 

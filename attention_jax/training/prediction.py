@@ -13,6 +13,7 @@ from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.models import search
 from attention_jax.models.seq2seq import EncoderDecoder
+from attention_jax.tokens import EOS
 from attention_jax.training.partition import make_mesh, place, replicate
 
 
@@ -106,7 +107,7 @@ class Predictor:
   def _hypothesis(self, found: search.Hypotheses, i: int, k: int, size: int) -> Hypothesis:
     length = int(found.lengths[i, k])
     ids = found.tokens[i, k, :length].tolist()
-    content = ids[:-1] if ids[-1] == search.EOS else ids
+    content = ids[:-1] if ids[-1] == EOS else ids
     tokens = [self.target_vocab.piece(id) for id in content]
     weights = found.weights[i, k, :length, :size].copy()  # a view would keep the whole batch
     text = self.target_vocab.decode(content)

@@ -12,8 +12,9 @@ from attention_jax.data.batching import UNITS, Batches, gather, in_order
 from attention_jax.data.encoding import Encoded, assign, check_buckets, describe, encode
 from attention_jax.data.pipeline import stream
 from attention_jax.data.text import Corpus
-from attention_jax.data.vocab import EOS, PAD, train
+from attention_jax.data.vocab import train
 from attention_jax.errors import UserError
+from attention_jax.tokens import EOS, PAD
 
 BUCKETS = ((3, 5), (8, 8), (8, 13))
 ROWS = st.lists(st.tuples(st.integers(1, 10), st.integers(1, 15)), min_size=1, max_size=60)

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_jax.data import vocab
-from attention_jax.data.vocab import BOS, EOS, PAD, UNK, VOCABULARIES
+from attention_jax.data.vocab import VOCABULARIES
 from attention_jax.errors import UserError
+from attention_jax.tokens import BOS, EOS, PAD, UNK
 
 TEXT = st.text(st.characters(exclude_categories=['Cs']))
 LINES = ['the cat sat on the mat', 'a cat and a dog', 'the dog sat', 'schöne Grüße 漢字', 'e\u0301 👩‍👩‍👧 ع'] * 3

@@ -11,7 +11,8 @@ import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.models import search
-from attention_jax.models.search import BOS, EOS, NEVER, PAD, Hypotheses, length_penalty
+from attention_jax.models.search import NEVER, Hypotheses, length_penalty
+from attention_jax.tokens import BOS, EOS, PAD
 from tests.models.tiny import build_tiny, inputs
 from tests.modules.quick import assert_close, assert_same, draw, quick_jit, variables
 
