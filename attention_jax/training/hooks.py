@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from attention_jax.errors import UserError, choose
 from attention_jax.training.checkpoint import BEST, Checkpoints
@@ -128,6 +129,8 @@ class Evaluate:
       jax.block_until_ready(state)
       found = self._evaluate(state)
       value = float(found[choose(self._select, found, 'metric to select by')])
+      # All processes must agree on what is best: they save together.
+      value = float(multihost_utils.broadcast_one_to_all(np.asarray(value)))
       self.best = self.best.after(step, value, self._direction)
       for write in self._writers:
         write(step, {f'validation/{name}': v if isinstance(v, str) else float(v) for name, v in found.items()})

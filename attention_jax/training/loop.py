@@ -30,7 +30,8 @@ class Training:
     optimizer, schedule: specs, see the tables in optim.py. Schedules count updates.
     clip: bound of the gradients' global norm; 0 leaves them as they are.
     label_smoothing: mass given to all words alike.
-    accumulate: parts in which a batch is worked through, for less memory; the update stays the same.
+    accumulate: parts in which a batch is worked through, for less memory; the update stays the same
+      but for what dropout draws.
     average: decay of the moving average of the parameters, which is then what is evaluated; 0 keeps none.
     log_every, evaluate_every, checkpoint_every: in updates; 0 means only after the last.
     keep: how many of the latest checkpoints stay (the best one stays beside them).
