@@ -135,7 +135,7 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], what: str) -> R
   possible = options(row)
   for option, value in given.items():
     choose(option, possible, f'option of {what} {name!r}:')
-    _same_kind(name, option, value, possible[option])
+    check_option(name, option, value, possible[option])
   sizes = {k: given.pop(k, v) for k, v in row.sizes.items()}
   if any(size < 1 for size in sizes.values()):
     raise UserError(f'{name}: sizes must be at least 1, got {sizes}')
@@ -150,10 +150,15 @@ def _bind(fn: Callable, given: Mapping[str, Any]) -> Callable:
   return functools.partial(fn, **mine) if mine else fn
 
 
-def _same_kind(name: str, option: str, value: Any, default: Any) -> None:
+def check_option(what: str, option: str, value: Any, default: Any) -> None:
+  """Raises UserError unless `value` is of the kind of `default`; whole numbers are numbers, and None takes anything."""
   kinds = (int, float) if type(default) is float else type(default)
   if default is not None and (not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool)):
-    raise UserError(f'{name}: option {option} is a {type(default).__name__} like {default!r}, got {value!r}')
+    kind = _KINDS.get(type(default), type(default).__name__)
+    raise UserError(f'{what}: option {option} is {kind} like {default!r}, got {value!r}')
+
+
+_KINDS = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a string', tuple: 'a tuple'}
 
 
 def init_row(rng: jax.Array, row: Row, sizes: Mapping[str, int]) -> dict[str, jax.Array]:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.errors import UserError, choose
-from attention_jax.functional.table import parse_spec
+from attention_jax.functional.table import check_option, parse_spec
 from attention_jax.models.cells import CELLS
 from attention_jax.models.decoders import Decoder
 from attention_jax.models.encoders import DIRECTIONS, ENCODERS
@@ -106,10 +106,7 @@ def make(spec: str, table: Mapping[str, type[nn.Module]], what: str, **parts: An
   possible = {n for n in fields if n not in ('parent', 'name', *parts)} | {'dropout'} & set(fields)
   for option, value in given.items():
     choose(option, possible, f'option of {what} {name!r}:')
-    default = fields[option].default
-    kinds = (int, float) if isinstance(default, float) else type(default)
-    if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool):
-      raise UserError(f'{what} {name!r}: option {option} is a {type(default).__name__} like {default!r}, got {value!r}')
+    check_option(f'{what} {name!r}', option, value, fields[option].default)
     _check_range(f'{what} {name!r}', option, value)
   return cls(**(parts | given))
 

@@ -13,7 +13,7 @@ from rapidfuzz.distance import Levenshtein
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from attention_jax.errors import UserError, choose
-from attention_jax.functional.table import parse_spec
+from attention_jax.functional.table import check_option, parse_spec
 
 References = Sequence[Sequence[str]]
 # sacrebleu's other tokenizers need further packages or download a model.
@@ -67,9 +67,7 @@ def _read(spec: str) -> tuple[str, dict[str, Any]]:
   parameters = inspect.signature(METRICS[choose(name, METRICS, 'metric')].fn).parameters.values()
   defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
   for option, value in options.items():
-    default = defaults[choose(option, defaults, f"option of metric '{name}':")]
-    if type(value) is not type(default):
-      raise UserError(f'{name}: option {option} is a {type(default).__name__} like {default!r}, got {value!r}')
+    check_option(name, option, value, defaults[choose(option, defaults, f"option of metric '{name}':")])
   return name, options
 
 

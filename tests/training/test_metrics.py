@@ -73,7 +73,7 @@ def test_rates_agree_with_jiwer(rows):
     ('blue', *SAME, r"unknown metric 'blue' \(did you mean 'bleu'\?\)"),
     ('bleu(tokenise="none")', *SAME, "did you mean 'tokenize'"),
     ('bleu(tokenize="non")', *SAME, "did you mean 'none'"),
-    ('bleu(lowercase="yes")', *SAME, 'lowercase is a bool like False'),
+    ('bleu(lowercase="yes")', *SAME, 'lowercase is True or False like False'),
     ('exact_match(lowercase=True)', *SAME, "unknown option of metric 'exact_match'"),
     ('bleu(', *SAME, 'cannot read'),
     ('bleu', [], [], 'at least one row'),
