@@ -24,7 +24,10 @@ def main() -> None:
     raise UserError('--config is missing; for example --config=configs/dates.py:bahdanau2015')
   folder = required('workdir')
   if FLAGS.distributed:
-    jax.distributed.initialize()
+    try:
+      jax.distributed.initialize()
+    except (ValueError, RuntimeError) as error:
+      raise UserError(f'--distributed: {error} It needs a cluster that jax recognises, such as SLURM or TPU') from error
   from attention_jax.training import experiment
 
   console = Console(highlight=False)

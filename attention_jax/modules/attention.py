@@ -92,13 +92,13 @@ class Attention(nn.Module):
 
   def remember(self, encoded: jax.Array, mask: jax.Array) -> Memory:
     """The memory of a source, prepared once: key [B, N, S, F] projected, value [B, N, S, V], mask [B, 1, S]."""
-    hidden = functional.hide(Memory(encoded, encoded, mask)).key.astype(self.dtype)
+    seen = functional.hide(Memory(encoded, encoded, mask)).key.astype(self.dtype)
 
     def heads(kernel_of):
-      return jnp.einsum('bsd,ndf->bnsf', hidden, kernel_of(hidden.shape[-1]).astype(self.dtype))
+      return jnp.einsum('bsd,ndf->bnsf', seen, kernel_of(seen.shape[-1]).astype(self.dtype))
 
-    key = heads(self.key_kernel) if self.projects else hidden[:, None]
-    value = heads(self.value_kernel) if self.heads > 1 else hidden[:, None]
+    key = heads(self.key_kernel) if self.projects else seen[:, None]
+    value = heads(self.value_kernel) if self.heads > 1 else seen[:, None]
     return Memory(key, value, mask[:, None])
 
   def init_carry(self, memory: Memory) -> Carry:
