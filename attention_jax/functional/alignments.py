@@ -1,57 +1,88 @@
-"""Alignments: maps from scores [S] and a mask [S] (True = may be attended to) to weights [S].
+"""The table of alignments: maps from scores [S] and a mask [S] (True = may be attended to) to weights [S].
 
-Weights are float32 (float64 for float64 scores), exactly 0 where masked, and all 0 when everything is masked.
+Weights are float32 (float64 for float64 scores), exactly 0 where masked, and all 0 when everything is masked. Those
+with a state return (weights, state).
 """
 
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
-
-from attention_jax.errors import UserError
-from attention_jax.functional.masking import at_least_float32, lowest
+from attention_jax.functional.dense import coverage_penalised, hardmax, sigmoid, smoothed, softmax
+from attention_jax.functional.latent import (
+  Latent,
+  chain_posterior,
+  chain_start,
+  latent,
+  latent_monotonic,
+  observe_chain,
+  posterior,
+)
+from attention_jax.functional.local import local_m, local_p, window_m, window_p, windowed
+from attention_jax.functional.monotonic import (
+  at_start,
+  chunk_lookback,
+  forward,
+  forward_agent,
+  forward_start,
+  hard_mocha,
+  hard_monotonic,
+  mocha,
+  monotonic,
+)
+from attention_jax.functional.sampling import gumbel, gumbel_annealed, hard, no_draws
 from attention_jax.functional.sparse import entmax, entmax15, sparsemax
 from attention_jax.functional.table import Param, Row, check
 
-Scores = Float[Array, 'S']
-Mask = Bool[Array, 'S']
-Weights = Float[Array, 'S']
-
-
-def softmax(scores: Scores, mask: Mask, *, temperature: float = 1.0) -> Weights:
-  """wₛ = exp(eₛ/τ) / Σ exp(e/τ). Bahdanau, Cho & Bengio 2015, equation 6.
-
-  Raises: UserError unless temperature > 0.
-  """
-  if isinstance(temperature, int | float) and not temperature > 0:
-    raise UserError(f"softmax: temperature must be greater than 0, got {temperature} ('hardmax' is the limit at 0)")
-  scores = at_least_float32(scores) / temperature
-  top = jax.lax.stop_gradient(jnp.max(jnp.where(mask, scores, lowest(scores.dtype))))
-  # Double where: exp must not see what stands behind the mask, or 0 · inf would make its gradient NaN.
-  exponentials = jnp.where(mask, jnp.exp(jnp.where(mask, scores - top, 0.0)), 0.0)
-  total = jnp.sum(exponentials)
-  return exponentials / jnp.where(total > 0, total, 1.0)
-
-
-def sigmoid(scores: Scores, mask: Mask) -> Weights:
-  """wₛ = 1 / (1 + exp(-eₛ)): every position by itself, the weights need not sum to 1."""
-  return jnp.where(mask, jax.nn.sigmoid(jnp.where(mask, at_least_float32(scores), 0.0)), 0.0)
-
-
-def hardmax(scores: Scores, mask: Mask) -> Weights:
-  """1 at the largest score (the first of equals), 0 elsewhere; no gradient."""
-  scores = jnp.where(mask, at_least_float32(scores), -jnp.inf)
-  return jnp.where(mask, jax.nn.one_hot(jnp.argmax(scores), scores.size, dtype=scores.dtype), 0.0)
-
+_CHUNK = {'w': Param(('query', 'key')), 'bias': Param(('key',), 0.0), 'v': Param(('key',), 'vector')}
 
 ALIGNMENTS = check(
   {
     'softmax': Row(softmax),
     'sigmoid': Row(sigmoid),
+    'smoothed': Row(smoothed),
     'sparsemax': Row(sparsemax),
     'entmax15': Row(entmax15),
     'entmax': Row(entmax, params={'alpha': Param((), 1.5)}),
     'hardmax': Row(hardmax),
+    'coverage_penalised': Row(coverage_penalised),
+    'local_m': Row(local_m, window=window_m),
+    'local_p': Row(
+      local_p, params={'w': Param(('query', 'features')), 'v': Param(('features',), 'vector')}, window=window_p
+    ),
+    'windowed': Row(windowed),
+    'hard': Row(hard, at_test=hardmax, init_state=no_draws, loss='reinforce'),
+    'gumbel': Row(gumbel, at_test=hardmax),
+    'gumbel_annealed': Row(gumbel_annealed, at_test=hardmax, params={'temperature': Param((), 1.0)}),
+    'latent': Row(latent, latent=Latent(lambda state, log_likelihood: state, posterior)),
+    'latent_monotonic': Row(latent_monotonic, init_state=chain_start, latent=Latent(observe_chain, chain_posterior)),
+    'monotonic': Row(monotonic, at_test=hard_monotonic, init_state=at_start, lookback=lambda: 0),
+    'mocha': Row(mocha, at_test=hard_mocha, params=_CHUNK, init_state=at_start, lookback=chunk_lookback),
+    'forward': Row(forward, init_state=forward_start),
+    'forward_agent': Row(
+      forward_agent, params={'w': Param(('query',), 'vector'), 'bias': Param((), 0.0)}, init_state=forward_start
+    ),
   }
 )
 
-__all__ = ['ALIGNMENTS', 'entmax', 'entmax15', 'hardmax', 'sigmoid', 'softmax', 'sparsemax']
+__all__ = [
+  'ALIGNMENTS',
+  'coverage_penalised',
+  'entmax',
+  'entmax15',
+  'forward',
+  'forward_agent',
+  'gumbel',
+  'gumbel_annealed',
+  'hard',
+  'hard_mocha',
+  'hard_monotonic',
+  'hardmax',
+  'latent',
+  'latent_monotonic',
+  'local_m',
+  'local_p',
+  'mocha',
+  'monotonic',
+  'sigmoid',
+  'smoothed',
+  'softmax',
+  'sparsemax',
+  'windowed',
+]

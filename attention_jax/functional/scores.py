@@ -60,6 +60,20 @@ def normed_additive(
   return jnp.asarray(gain, scores.dtype) * scores
 
 
+def offset_additive(
+  query: Float[Array, 'F'],
+  key: Float[Array, 'S F'],
+  *,
+  v: Float[Array, 'F'],
+  gain: float | Float[Array, ''],
+  bias: Float[Array, 'F'],
+  offset: float | Float[Array, ''],
+) -> Scores:
+  """eₛ = g v/‖v‖ · tanh(q + kₛ + b) + r: r < 0 lets a monotonic walk go on at first. Raffel et al. 2017."""
+  scores = normed_additive(query, key, v=v, gain=gain, bias=bias)
+  return scores + jnp.asarray(offset, scores.dtype)
+
+
 def concat(
   query: Float[Array, 'Dq'], key: Float[Array, 'S Dk'], *, w: Float[Array, 'DqDk F'], v: Float[Array, 'F']
 ) -> Scores:
@@ -128,24 +142,45 @@ def coverage(
   return additive(query, key + coverage.astype(key.dtype)[:, None] * u[None, :], v=v)
 
 
+def fertility(
+  query: Float[Array, 'F'],
+  key: Float[Array, 'S F'],
+  *,
+  coverage: Float[Array, 'S'],
+  u: Float[Array, 'F'],
+  v: Float[Array, 'F'],
+  w: Float[Array, 'F'],
+  most: float = 2.0,
+) -> Scores:
+  """eₛ = vᵀ tanh(q + kₛ + u cₛ/Φₛ), Φₛ = N σ(wᵀ kₛ): how much attention a position wants. Tu et al. 2016, section 3.1.
+
+  c is the sum of all weights so far, N = `most`. Raises: UserError unless most > 0.
+  """
+  if not most > 0:
+    raise UserError(f'fertility: most must be greater than 0, got {most}')
+  wanted = most * jax.nn.sigmoid(_sum('sf,f->s', key, w))
+  return additive(query, key + (coverage / wanted.astype(coverage.dtype)).astype(key.dtype)[:, None] * u[None, :], v=v)
+
+
 _V = Param(('features',), 'vector')
+_NORMED = {'v': _V, 'gain': Param((), 'inverse_root'), 'bias': Param(('features',), 0.0)}
 
 SCORES = check(
   {
-    'dot': Row(dot),
-    'scaled_dot': Row(scaled_dot),
-    'general': Row(general, params={'w': Param(('query', 'key'))}),
+    'dot': Row(dot, pointwise=True),
+    'scaled_dot': Row(scaled_dot, pointwise=True),
+    'general': Row(general, params={'w': Param(('query', 'key'))}, pointwise=True),
     'low_rank': Row(
-      low_rank, params={'u': Param(('query', 'rank')), 'v': Param(('key', 'rank'))}, sizes={'rank': 32}
+      low_rank,
+      params={'u': Param(('query', 'rank')), 'v': Param(('key', 'rank'))},
+      sizes={'rank': 32},
+      pointwise=True,
     ),
-    'additive': Row(additive, params={'v': _V}, project=True),
-    'normed_additive': Row(
-      normed_additive,
-      params={'v': _V, 'gain': Param((), 'inverse_root'), 'bias': Param(('features',), 0.0)},
-      project=True,
-    ),
-    'concat': Row(concat, params={'w': Param(('query+key', 'features')), 'v': _V}),
-    'cosine': Row(cosine, params={'beta': Param((), 1.0)}),
+    'additive': Row(additive, params={'v': _V}, project=True, pointwise=True),
+    'normed_additive': Row(normed_additive, params=_NORMED, project=True, pointwise=True),
+    'offset_additive': Row(offset_additive, params=_NORMED | {'offset': Param((), -1.0)}, project=True, pointwise=True),
+    'concat': Row(concat, params={'w': Param(('query+key', 'features')), 'v': _V}, pointwise=True),
+    'cosine': Row(cosine, params={'beta': Param((), 1.0)}, pointwise=True),
     'location': Row(location, params={'w': Param(('max_positions', 'query'))}, sizes={'max_positions': 128}),
     'location_sensitive': Row(
       location_sensitive,
@@ -153,6 +188,7 @@ SCORES = check(
       sizes={'channels': 10, 'width': 31},
       project=True,
     ),
-    'coverage': Row(coverage, params={'u': Param(('features',), 'vector'), 'v': _V}, project=True),
+    'coverage': Row(coverage, params={'u': _V, 'v': _V}, project=True),
+    'fertility': Row(fertility, params={'u': _V, 'v': _V, 'w': _V}, project=True),
   }
 )

@@ -47,6 +47,12 @@ class Row(NamedTuple):
     sizes: the sizes of its own that `params` mention, with their defaults; a spec string may set them.
     project: whether the query and the key are projected to `features` before the function sees them.
     init_state: (memory size, dtype) -> where its private state starts; needed if and only if fn asks for `state`.
+    pointwise: of a score: whether that of a position comes from its key (and its coverage) alone, so that a part of the
+      memory can be scored by itself.
+    window: of an alignment that looks through a window: (unmasked positions, *, ...) -> local.Window.
+    lookback: of an alignment that can follow a source while it still arrives: how far back it looks, by its options.
+    latent: of an alignment over which training sums: latent.Latent.
+    loss: the auxiliary loss without which its scores learn nothing, '' where gradients are enough.
   """
 
   fn: Callable
@@ -55,6 +61,11 @@ class Row(NamedTuple):
   sizes: Mapping[str, int] = {}
   project: bool = False
   init_state: Callable[[int, Any], Any] | None = None
+  pointwise: bool = False
+  window: Callable | None = None
+  lookback: Callable[..., int] | None = None
+  latent: Any = None
+  loss: str = ''
 
   @property
   def needs(self) -> frozenset[str]:
@@ -65,6 +76,9 @@ class Row(NamedTuple):
   def recurrent(self) -> bool:
     """Whether its queries must be scanned in order; every other variant is vmapped over them."""
     return bool(self.needs & RECURRENT)
+
+
+TWINS = ('at_test', 'window', 'lookback')  # functions of a row with the options of `fn`, as far as they have them
 
 
 def _keywords(fn: Callable) -> dict[str, inspect.Parameter]:
@@ -99,8 +113,9 @@ def check(table: Mapping[str, Row]) -> Mapping[str, Row]:
         raise TypeError(f'{name}: parameter {param} has unknown sizes {sorted(unknown)} or initialiser {init!r}')
     if ('state' in row.needs) != (row.init_state is not None):
       raise TypeError(f'{name}: init_state must be given if and only if the function asks for state')
-    if row.at_test is not None and not set(_required(row.at_test)) <= set(_required(row.fn)):
-      raise TypeError(f'{name}: at_test asks for what the variant itself does not have')
+    for twin in TWINS:
+      if (fn := getattr(row, twin)) and not set(_required(fn)) <= set(_required(row.fn)):
+        raise TypeError(f'{name}: {twin} asks for what the variant itself does not have')
     if overlap := set(options(row)) & SUPPLIED:
       raise TypeError(f'{name}: {sorted(overlap)} cannot be options')
   return table
@@ -140,12 +155,14 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], what: str) -> R
   if any(size < 1 for size in sizes.values()):
     raise UserError(f'{name}: sizes must be at least 1, got {sizes}')
   params = {k: p for k, p in row.params.items() if k not in given}
-  fn, at_test = _bind(row.fn, given), row.at_test and _bind(row.at_test, given)
-  return row._replace(fn=fn, at_test=at_test, sizes=sizes, params=params)
+  bound = {twin: _bind(getattr(row, twin), given) for twin in ('fn', *TWINS)}
+  return row._replace(**bound, sizes=sizes, params=params)
 
 
-def _bind(fn: Callable, given: Mapping[str, Any]) -> Callable:
+def _bind(fn: Callable | None, given: Mapping[str, Any]) -> Callable | None:
   """`fn` with the given options, as far as it has them: a test-time twin may have fewer."""
+  if fn is None:
+    return None
   mine = {k: v for k, v in given.items() if k in _keywords(fn)}
   return functools.partial(fn, **mine) if mine else fn
 

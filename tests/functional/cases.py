@@ -13,7 +13,10 @@ T, S, QUERY, KEY, VALUE, FEATURES, RANK, CHANNELS, WIDTH, POSITIONS = 3, 7, 5, 1
 
 
 class Case(NamedTuple):
-  """One row: `name` is a spec string, `given` the arguments by name, `paper` the same formula as a literal loop."""
+  """One row: `name` is a spec string, `given` the arguments by name, `paper` the same formula as a literal loop.
+
+  Of an alignment that keeps a state, `paper` returns (weights, state).
+  """
 
   name: str
   given: Mapping[str, Any]
@@ -81,6 +84,11 @@ def _coverage(query, key, s, coverage, u, v):
   return sum(v[f] * np.tanh(query[f] + key[f] + u[f] * coverage[s]) for f in range(len(v)))
 
 
+def _fertility(query, key, s, coverage, u, v, w, most=2.0):
+  wanted = most / (1 + np.exp(-sum(w[f] * key[f] for f in range(len(w)))))
+  return sum(v[f] * np.tanh(query[f] + key[f] + u[f] * coverage[s] / wanted) for f in range(len(v)))
+
+
 _SAME = {'query': draw(QUERY), 'key': draw(S, QUERY)}
 _OTHER = {'query': draw(QUERY), 'key': draw(S, KEY)}
 _PROJECTED = {'query': draw(FEATURES), 'key': draw(S, FEATURES)}
@@ -100,6 +108,11 @@ SCORE_CASES = [
   Case(
     'normed_additive', {**_PROJECTED, **_V, 'gain': np.array(0.7), 'bias': draw(FEATURES)}, loop(_weight_normalised)
   ),
+  Case(
+    'offset_additive',
+    {**_PROJECTED, **_V, 'gain': np.array(0.7), 'bias': draw(FEATURES), 'offset': np.array(-0.4)},
+    loop(lambda q, k, s, v, gain, bias, offset: _weight_normalised(q, k, s, v, gain, bias) + offset),
+  ),
   Case('concat', {**_OTHER, 'w': draw(QUERY + KEY, FEATURES), **_V}, loop(_concatenated)),
   Case('cosine', {**_SAME, 'beta': np.array(2.3)}, loop(_cosine)),
   Case(f'location(max_positions={POSITIONS})', {**_OTHER, 'w': draw(POSITIONS, QUERY)}, loop(_by_position)),
@@ -117,68 +130,14 @@ SCORE_CASES = [
   Case(
     'coverage', {**_PROJECTED, 'coverage': 2 * np.abs(draw(S)), 'u': draw(FEATURES, seed=2), **_V}, loop(_coverage)
   ),
-]
-
-# --------------------------------------------------------------------------------------------------------- alignments
-
-
-def over_real(formula):
-  """Applies a formula to the unmasked scores alone; everything else is 0."""
-
-  def paper(scores, mask, **rest):
-    weights = np.zeros(len(scores))
-    weights[mask] = formula(scores[mask], **rest)
-    return weights
-
-  return paper
-
-
-def _softmax(scores, temperature=1.0):
-  return np.array([np.exp(e / temperature) for e in scores]) / sum(np.exp(e / temperature) for e in scores)
-
-
-def _nearest_on_simplex(scores):
-  """sparsemax by trying every support: the feasible projection that is nearest to the scores."""
-  best, nearest = np.inf, None
-  for chosen in range(1, 2 ** len(scores)):
-    support = np.array([chosen >> s & 1 for s in range(len(scores))], bool)
-    point = np.where(support, scores - (scores[support].sum() - 1) / support.sum(), 0.0)
-    if point.min() >= 0 and (distance := ((point - scores) ** 2).sum()) < best:
-      best, nearest = distance, point
-  return nearest
-
-
-def entropic(scores, alpha):
-  """α-entmax from its optimality condition: the threshold at which [(α - 1) z - τ]₊^(1/(α - 1)) sums to 1."""
-  z = (alpha - 1) * scores
-  low, high = z.max() - 1, z.max()
-  weights = lambda tau: np.maximum(z - tau, 0) ** (1 / (alpha - 1))
-  for _ in range(100):
-    tau = (low + high) / 2
-    low, high = (tau, high) if weights(tau).sum() > 1 else (low, tau)
-  return weights(low)
-
-
-def _first_largest(scores):
-  return np.array([float(s == list(scores).index(max(scores))) for s in range(len(scores))])
-
-
-_SCORED = {'scores': draw(S), 'mask': np.array([1, 1, 0, 1, 1, 1, 0], bool)}
-
-ALIGNMENT_CASES = [
-  Case('softmax', {**_SCORED, 'temperature': 0.4}, over_real(_softmax)),
-  Case('sigmoid', _SCORED, over_real(lambda scores: np.array([1 / (1 + np.exp(-e)) for e in scores]))),
-  Case('sparsemax', _SCORED, over_real(_nearest_on_simplex)),
-  Case('entmax15', _SCORED, over_real(lambda scores: entropic(scores, 1.5))),
-  Case('entmax', {**_SCORED, 'alpha': np.array(1.3)}, over_real(entropic)),
-  Case('hardmax', _SCORED, over_real(_first_largest)),
+  Case(
+    'fertility',
+    {
+      **_PROJECTED, 'coverage': 2 * np.abs(draw(S)), 'u': draw(FEATURES, seed=2), **_V,
+      'w': draw(FEATURES, seed=4) / 4, 'most': 3.0,
+    },
+    loop(_fertility),
+  ),
 ]
 
 SCORES_BY_NAME = {case.row: case for case in SCORE_CASES}
-ALIGNMENTS_BY_NAME = {case.row: case for case in ALIGNMENT_CASES}
-PAIRS = [(s.name, a.name) for s in SCORE_CASES for a in ALIGNMENT_CASES]
-# Every row once, for the laws that need a compilation of their own: each score with the first alignment, and each
-# other alignment with the last score, which is recurrent.
-SPINE = [(s.name, ALIGNMENT_CASES[0].name) for s in SCORE_CASES] + [
-  (SCORE_CASES[-1].name, a.name) for a in ALIGNMENT_CASES[1:]
-]

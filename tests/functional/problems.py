@@ -43,9 +43,15 @@ def attend(score: str, alignment: str, given: Problem, mask=None, **options) -> 
   return aj.attend(query, key, value, mask, score=score, alignment=alignment, params=params, **options)
 
 
-def loss(score: str, alignment: str, given: Problem, mask=None):
+def steady(alignment: str) -> bool:
+  """Whether a small change of the scores is a small change of the weights, at test."""
+  row = lookup(alignment, aj.ALIGNMENTS, 'alignment')
+  return row.at_test is None and row.fn is not aj.alignments.hardmax
+
+
+def loss(score: str, alignment: str, given: Problem, mask=None, **options):
   """A number that every entry of context and weights moves, with them beside it."""
-  attended = attend(score, alignment, given, mask)
+  attended = attend(score, alignment, given, mask, **options)
   probe = lambda x: jnp.sin(jnp.arange(x.shape[-1])).astype(x.dtype)
   total = sum(jnp.sum(jnp.einsum('...i,i->...', x, probe(x)).astype(jnp.float32)) for x in attended)
   return total, attended
