@@ -137,7 +137,10 @@ def test_bfloat16(score, alignment):
     np.testing.assert_allclose(attended.weights, exact.weights, atol=0.05)
 
 
-@pytest.mark.parametrize(('score', 'alignment'), [SPINE[2], ('coverage', 'entmax15'), ('coverage', 'latent_monotonic'), ('dot', 'local_p'), ('dot', 'forward_agent')])
+CHECKED = [SPINE[2], ('coverage', 'entmax15'), ('coverage', 'latent_monotonic'), ('dot', 'local_p'), ('dot', 'forward_agent')]
+
+
+@pytest.mark.parametrize(('score', 'alignment'), CHECKED)
 def test_gradients_equal_numeric_ones(score, alignment):
   with jax.enable_x64(True):
     given = problem(score, alignment, dtype=jnp.float64)
