@@ -7,6 +7,7 @@ from attention_jax.analysis.alignment import (
   entropy,
   format_pharaoh,
   links_from_weights,
+  merge_weights,
   parse_pharaoh,
 )
 from attention_jax.analysis.plots import Heatmap, grid, heatmap
@@ -21,5 +22,6 @@ __all__ = [
   'grid',
   'heatmap',
   'links_from_weights',
+  'merge_weights',
   'parse_pharaoh',
 ]

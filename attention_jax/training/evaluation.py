@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from attention_jax.analysis.alignment import alignment_scores, entropy, links_from_weights
+from attention_jax.analysis.alignment import alignment_scores, entropy, links_from_weights, merge_weights
 from attention_jax.data.batching import Batch, in_order
-from attention_jax.data.encoding import Encoded
+from attention_jax.data.encoding import Encoded, units
 from attention_jax.data.text import Corpus, group_references
+from attention_jax.data.vocab import Vocabulary
 from attention_jax.functional.table import parse_spec
 from attention_jax.models.seq2seq import EncoderDecoder
 from attention_jax.training.losses import cross_entropy, shift_right
@@ -60,9 +61,12 @@ class Scorer:
     return Forced(sums['loss'] / sums['tokens'], sums['accuracy'] / sums['tokens'], weights)
 
 
-def alignment_metrics(corpus: Corpus, weights: Sequence[np.ndarray | None]) -> dict[str, Result]:
+def alignment_metrics(
+  corpus: Corpus, weights: Sequence[np.ndarray | None], source_vocab: Vocabulary, target_vocab: Vocabulary
+) -> dict[str, Result]:
   """Alignment error rate, precision and recall of the heaviest weights against the corpus' links, and their entropy.
 
+  Links between words are held against weights that are merged to words (analysis.merge_weights), whatever the tokens.
   Target tokens without any gold link (the '-' of an ISO date) belong to no source token: they are left out. Nothing is
   measured of a model that attends to nothing.
   """
@@ -71,14 +75,17 @@ def alignment_metrics(corpus: Corpus, weights: Sequence[np.ndarray | None]) -> d
     return {}
   sure = [corpus.links[r] for r in rows]
   possible = sure if corpus.possible is None else [corpus.possible[r] for r in rows]
-  links = [_predicted(weights[r], {target for _, target in gold}) for r, gold in zip(rows, possible, strict=True)]
+  source_units, target_units = units(source_vocab, corpus.level), units(target_vocab, corpus.level)
+  merged = [merge_weights(weights[r], source_units(corpus.source[r]), target_units(corpus.target[r])) for r in rows]
+  links = [_predicted(w, {target for _, target in gold}) for w, gold in zip(merged, possible, strict=True)]
   scores = alignment_scores(links, sure, possible)
   nats = np.concatenate([entropy(weights[r][:-1]) for r in rows])
   percent = {'alignment_error_rate': scores.error_rate, 'precision': scores.precision, 'recall': scores.recall}
-  signature = f'links:argmax|targets:forced,linked|rows:{len(rows)}'
+  how = '' if {source_vocab.kind, target_vocab.kind} == {corpus.level} else f'|merged:{corpus.level}s'
+  signature = f'links:argmax{how}|targets:forced,linked|rows:{len(rows)}'
   found = {name: Result(100 * value, '%', signature) for name, value in percent.items()}
   if nats.size:
-    found['entropy'] = Result(float(nats.mean()), 'nat', signature)
+    found['entropy'] = Result(float(nats.mean()), 'nat', f'per:token|targets:forced|rows:{len(rows)}')
   return found
 
 
@@ -115,5 +122,5 @@ def evaluate(
   texts, predictions = text_metrics(corpus, predictor, options, beams=beams)
   found |= texts
   if corpus.links is not None:
-    found |= alignment_metrics(corpus, forced.weights)
+    found |= alignment_metrics(corpus, forced.weights, predictor.source_vocab, predictor.target_vocab)
   return found, predictions
