@@ -3,6 +3,7 @@
 A link is a pair (source token, target token), both counted from 0.
 """
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -102,6 +103,21 @@ def links_from_weights(weights: np.ndarray, source_length: int, target_length: i
   best = rows.argmax(axis=1)
   real = rows.any(axis=1) & (best < source_length)
   return tuple((int(best[t]), int(t)) for t in np.flatnonzero(real))
+
+
+def monotonicity(weights: np.ndarray, source_length: int, target_length: int) -> np.ndarray:
+  """For each two target tokens t, t + 1 that have a link (links_from_weights), whether the second does not move back.
+
+  A token without weights, or one that looks at the end of the source, takes part in no pair, and what stands before it
+  is not compared with what stands after it. Staying at the same source token is no move back.
+
+  Args: as of links_from_weights.
+
+  Returns: bool [P], one for each of the P pairs in their order. Their mean is the share of steps that do not move back.
+  Raises: as links_from_weights.
+  """
+  links = links_from_weights(weights, source_length, target_length)
+  return np.array([s <= after for (s, t), (after, u) in itertools.pairwise(links) if u == t + 1], bool)
 
 
 def merge_weights(weights: np.ndarray, source_words: Sequence[int], target_words: Sequence[int]) -> np.ndarray:

@@ -48,7 +48,7 @@ def _of_rows(run: Run, split: str, rows: Sequence[str]) -> list[Heatmap]:
   chosen = [int(row) for row in rows]
   some = Corpus([corpus.source[r] for r in chosen], [corpus.target[r] for r in chosen])
   few = tasks.encode(some, data.source_vocab, data.target_vocab)
-  forced = Scorer(run.model, run.config['data']['buckets'], len(chosen))(run.params, few, True)
+  forced = Scorer(run.model, run.config['data']['buckets'], len(chosen))(run.params, few)
   items = []
   for i, row in enumerate(chosen):
     if forced.weights[i] is None:

@@ -71,6 +71,26 @@ def test_entropy_in_nats_without_empty_rows():
   np.testing.assert_allclose(analysis.entropy(weights), [0.0, np.log(4), np.log(2)], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+  ('heaviest', 'onward'),
+  [
+    ([0, 0, 2, 1, 1], [True, True, False, True]),
+    ([2, 1, 0], [False, False]),
+    ([2, None, 0, 1], [True]),  # nothing is attended to: no pair on either side
+    ([2, 3, 0, 1], [True]),  # 3 is the EOS
+    ([1, None, 0, 3], []),
+    ([2], []),
+    ([], []),
+  ],
+)
+def test_monotonicity_by_hand(heaviest, onward):
+  weights = np.full((len(heaviest) + 1, 6), 0.1)  # the last row is the EOS, the last two columns padding
+  for row, best in zip(weights, heaviest, strict=False):
+    row[:] = 0 if best is None else row + 0.5 * (np.arange(6) == best)
+  found = analysis.monotonicity(weights, source_length=3, target_length=len(heaviest))
+  assert found.dtype == bool and found.tolist() == onward
+
+
 @given(PAIRS)
 def test_pharaoh_round_trip(links):
   assert analysis.parse_pharaoh(analysis.format_pharaoh(links)) == tuple(sorted(set(links)))

@@ -36,6 +36,18 @@ def test_links_between_words_are_measured_with_every_vocabulary(kind):
   assert found['recall'].signature == f'links:argmax{merged}|targets:forced,linked|rows:2'
 
 
+def test_without_links_weights_are_still_described():
+  vocabulary = train('word', ['cab ab dab'])
+  found = alignment_metrics(CORPUS._replace(links=None), WORDS, vocabulary, vocabulary)
+  nats = [*(-p * np.log(p) - (1 - p) * np.log(1 - p) for p in (0.55, 0.6)), 0]
+  assert found == {
+    'entropy': (pytest.approx(np.mean(nats)), 'nat', 'per:token|targets:forced|rows:2'),
+    'monotonicity': (100, '%', 'links:argmax|per:token|targets:forced|rows:2'),
+  }
+  assert list(alignment_metrics(CORPUS, WORDS, vocabulary, vocabulary))[3:] == list(found)
+  assert list(alignment_metrics(CORPUS._replace(links=None), [None, WORDS[1]], vocabulary, vocabulary)) == ['entropy']
+
+
 def test_rows_that_fit_no_bucket_or_attend_to_nothing_are_left_out():
   vocabulary = train('word', ['cab ab dab'])
   found = alignment_metrics(CORPUS, [None, WORDS[1]], vocabulary, vocabulary)
