@@ -1,4 +1,4 @@
-"""What a model attended to: alignment scores, entropy, links, pictures. The first picture loads matplotlib."""
+"""What a model attended to: its links against gold, what weights are like, pictures (the first loads matplotlib)."""
 
 from attention_jax.analysis.alignment import (
   AlignmentScores,
@@ -7,6 +7,8 @@ from attention_jax.analysis.alignment import (
   entropy,
   format_pharaoh,
   links_from_weights,
+  merge_weights,
+  monotonicity,
   parse_pharaoh,
 )
 from attention_jax.analysis.plots import Heatmap, grid, heatmap
@@ -21,5 +23,7 @@ __all__ = [
   'grid',
   'heatmap',
   'links_from_weights',
+  'merge_weights',
+  'monotonicity',
   'parse_pharaoh',
 ]

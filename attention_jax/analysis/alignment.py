@@ -3,8 +3,9 @@
 A link is a pair (source token, target token), both counted from 0.
 """
 
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -102,6 +103,50 @@ def links_from_weights(weights: np.ndarray, source_length: int, target_length: i
   best = rows.argmax(axis=1)
   real = rows.any(axis=1) & (best < source_length)
   return tuple((int(best[t]), int(t)) for t in np.flatnonzero(real))
+
+
+def monotonicity(weights: np.ndarray, source_length: int, target_length: int) -> np.ndarray:
+  """For each two target tokens t, t + 1 that have a link (links_from_weights), whether the second does not move back.
+
+  A token without weights, or one that looks at the end of the source, takes part in no pair, and what stands before it
+  is not compared with what stands after it. Staying at the same source token is no move back.
+
+  Args: as of links_from_weights.
+
+  Returns: bool [P], one for each of the P pairs in their order. Their mean is the share of steps that do not move back.
+  Raises: as links_from_weights.
+  """
+  links = links_from_weights(weights, source_length, target_length)
+  return np.array([s <= after for (s, t), (after, u) in itertools.pairwise(links) if u == t + 1], bool)
+
+
+def merge_weights(weights: np.ndarray, source_words: Sequence[int], target_words: Sequence[int]) -> np.ndarray:
+  """Weights between parts of words -> weights between words: the sum over a source word, the mean over a target word.
+
+  Args:
+    weights: [T, S], the last row and the last column those of the EOS.
+    source_words: the word that each of the S - 1 source tokens is part of, counted from 0; -1 for a token of no word,
+      whose weight is dropped.
+    target_words: likewise of the T - 1 target tokens.
+
+  Returns: [T', S'] float64, a row per target word and a column per source word, up to the last that has a token, and
+    the row and the column of the EOS as the last ones. The row of a target word without tokens is zero.
+  Raises: UserError if the weights are not of that shape.
+  """
+  weights = np.asarray(weights, np.float64)
+  if weights.shape != (len(target_words) + 1, len(source_words) + 1):
+    raise UserError(
+      f'weights of {len(source_words)} source and {len(target_words)} target tokens must be '
+      f'[{len(target_words) + 1}, {len(source_words) + 1}], EOS included, got shape {list(weights.shape)}'
+    )
+  source, target = _members(source_words), _members(target_words)
+  return target @ (weights @ source.T) / np.maximum(target.sum(axis=1, keepdims=True), 1)
+
+
+def _members(words: Sequence[int]) -> np.ndarray:
+  """bool [words + 1, tokens + 1]: which tokens are parts of which word; the EOS is a word of its own."""
+  end = max(words, default=-1) + 1
+  return np.arange(end + 1)[:, None] == np.array([*words, end])
 
 
 def entropy(weights: np.ndarray) -> np.ndarray:

@@ -20,6 +20,8 @@ class Batch(NamedTuple):
     target: int32 [B, T], each row ending with EOS, without BOS.
     target_mask: bool [B, T].
     index: int32 [B], the row in its split; -1 = a filler row, whose masks are all False.
+    links: bool [B, T, S], True = gold says that the target token belongs to the source token; all False in rows without
+      links and in filler rows. None where they were not asked for.
   """
 
   source: np.ndarray
@@ -27,6 +29,7 @@ class Batch(NamedTuple):
   target: np.ndarray
   target_mask: np.ndarray
   index: np.ndarray
+  links: np.ndarray | None = None
 
 
 def _sentences(size: int, bucket: tuple[int, int]) -> int:
@@ -58,6 +61,7 @@ class Batches:
     seed: int = 0,
     shard: int = 0,
     shards: int = 1,
+    links: bool = False,
   ):
     """Args:
       encoded: the split.
@@ -66,8 +70,10 @@ class Batches:
       unit: a name in UNITS.
       seed: of the order.
       shard, shards: this process gets the rows `shard::shards` of every batch.
+      links: whether batches have the links of their rows.
 
-    Raises: UserError when no row fits a bucket, or the rows of a batch cannot be divided among the shards.
+    Raises: UserError when no row fits a bucket, the rows of a batch cannot be divided among the shards, or links are
+      asked of a split that has none.
     """
     if size < 1 or seed < 0 or not 0 <= shard < shards:
       raise UserError(f'batch size {size} must be at least 1, seed {seed} at least 0, shard {shard} below {shards}')
@@ -76,9 +82,11 @@ class Batches:
     held = [(bucket, np.flatnonzero(chosen == i)) for i, bucket in enumerate(check_buckets(buckets))]
     self._held = [(bucket, rows) for bucket, rows in held if len(rows)]
     self._sizes = [rows_of(size, bucket) for bucket, _ in self._held]
-    self._encoded, self._seed, self._shard, self._shards = encoded, seed, shard, shards
+    self._encoded, self._seed, self._shard, self._shards, self._links = encoded, seed, shard, shards, links
     if not self._held:
       raise UserError(f'none of the {encoded.rows} pairs fits a bucket of {check_buckets(buckets)}')
+    if links and encoded.links is None:
+      raise UserError(f'links are asked for, but the {encoded.rows} pairs come without links between their tokens')
     for (bucket, _), size in zip(self._held, self._sizes, strict=True):
       if size % shards:
         raise UserError(f'the {size} rows of a batch of bucket {bucket} cannot be divided among {shards} processes')
@@ -103,7 +111,7 @@ class Batches:
     which, chunk = plan[place]
     size = self._sizes[which]
     rows = _filled(shuffled[which][chunk * size : (chunk + 1) * size], size)
-    return gather(self._encoded, rows[self._shard :: self._shards], self._held[which][0])
+    return gather(self._encoded, rows[self._shard :: self._shards], self._held[which][0], links=self._links)
 
   def _order(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
     """The rows of each bucket, shuffled, and the (bucket, chunk) of each batch of an epoch, shuffled."""
@@ -114,11 +122,11 @@ class Batches:
     return shuffled, np.random.default_rng(epoch).permutation(np.array(plan))
 
 
-def in_order(encoded: Encoded, buckets: Iterable[Sequence[int]], size: int) -> Iterator[Batch]:
+def in_order(encoded: Encoded, buckets: Iterable[Sequence[int]], size: int, *, links: bool = False) -> Iterator[Batch]:
   """Batches of `size` rows for evaluation: every row that fits a bucket once, by bucket, then by source length.
 
   A row that fits no bucket is in no batch: the caller knows it by its index that never comes (encoding.describe
-  reports it).
+  reports it). `links`: whether batches have the links of their rows.
   """
   chosen = assign(encoded, buckets)
   lengths = encoded.lengths[0]
@@ -126,14 +134,22 @@ def in_order(encoded: Encoded, buckets: Iterable[Sequence[int]], size: int) -> I
     rows = np.flatnonzero(chosen == i)
     rows = rows[np.argsort(lengths[rows], kind='stable')]
     for start in range(0, len(rows), size):
-      yield gather(encoded, _filled(rows[start : start + size], size), bucket)
+      yield gather(encoded, _filled(rows[start : start + size], size), bucket, links=links)
 
 
-def gather(encoded: Encoded, rows: np.ndarray, bucket: tuple[int, int]) -> Batch:
+def gather(encoded: Encoded, rows: np.ndarray, bucket: tuple[int, int], *, links: bool = False) -> Batch:
   """The given rows (-1 = a filler row) as one batch of the shape of `bucket`, which must hold them."""
   source = _padded(encoded.source, encoded.source_offsets, rows, bucket[0])
   target = _padded(encoded.target, encoded.target_offsets, rows, bucket[1])
-  return Batch(*source, *target, rows.astype(np.int32))
+  return Batch(*source, *target, rows.astype(np.int32), _dense_links(encoded, rows, bucket) if links else None)
+
+
+def _dense_links(encoded: Encoded, rows: np.ndarray, bucket: tuple[int, int]) -> np.ndarray:
+  dense = np.zeros((len(rows), bucket[1], bucket[0]), bool)
+  for i in np.flatnonzero(rows >= 0):
+    source, target = encoded.row_links(rows[i]).T
+    dense[i, target, source] = True
+  return dense
 
 
 def _padded(flat: np.ndarray, offsets: np.ndarray, rows: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,12 +1,13 @@
 """A corpus as ids: flat arrays that are cheap to index and fit millions of lines in memory."""
 
+import collections
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from attention_jax.data.text import Corpus, count, numbers
+from attention_jax.data.text import Corpus, Links, count, numbers
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
 from attention_jax.tokens import EOS, UNK
@@ -22,12 +23,17 @@ class Encoded(NamedTuple):
     source_offsets: int64 [rows + 1].
     target: int32, all rows after one another.
     target_offsets: int64 [rows + 1].
+    links: int32 [N, 2], gold (source token, target token) pairs of all rows after one another, the possible ones where
+      the data tells them from sure ones; None where the data has none, or none between parts of these tokens.
+    link_offsets: int64 [rows + 1]; None without links.
   """
 
   source: np.ndarray
   source_offsets: np.ndarray
   target: np.ndarray
   target_offsets: np.ndarray
+  links: np.ndarray | None = None
+  link_offsets: np.ndarray | None = None
 
   @property
   def rows(self) -> int:
@@ -38,10 +44,23 @@ class Encoded(NamedTuple):
     """Source and target lengths [rows], EOS included."""
     return np.diff(self.source_offsets), np.diff(self.target_offsets)
 
+  def row_links(self, row: int) -> np.ndarray:
+    """The links [n, 2] of one row of a split that has links."""
+    return self.links[self.link_offsets[row] : self.link_offsets[row + 1]]
+
 
 def encode(corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary) -> Encoded:
-  """The ids of a corpus, EOS appended on both sides."""
-  return Encoded(*_flat(corpus.source, source_vocab.encode), *_flat(corpus.target, target_vocab.encode))
+  """The ids of a corpus, EOS appended on both sides, and its links as links between tokens."""
+  sides = *_flat(corpus.source, source_vocab.encode), *_flat(corpus.target, target_vocab.encode)
+  return Encoded(*sides, *_flat_links(corpus, source_vocab, target_vocab))
+
+
+def units(vocabulary: Vocabulary, level: str) -> Callable[[str], Sequence[int]] | None:
+  """line -> for each token the unit of `level` (text.TOKENS) that it is part of, -1 for none.
+
+  None for a vocabulary whose tokens are not parts of such units.
+  """
+  return {'word': vocabulary.words, vocabulary.kind: lambda line: range(len(vocabulary.tokens(line)))}.get(level)
 
 
 def _flat(lines: Iterable[str], ids: Callable[[str], list[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -54,6 +73,32 @@ def _flat(lines: Iterable[str], ids: Callable[[str], list[int]]) -> tuple[np.nda
 
   flat = np.fromiter(itertools.chain.from_iterable(map(line_ids, lines)), np.int32)
   return flat, np.cumsum(lengths, dtype=np.int64)
+
+
+def _flat_links(corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary):
+  gold = corpus.links if corpus.possible is None else corpus.possible
+  source_units, target_units = (units(vocabulary, corpus.level) for vocabulary in (source_vocab, target_vocab))
+  if gold is None or source_units is None or target_units is None:
+    return None, None
+  rows = [
+    _between_tokens(links, source_units(source), target_units(target))
+    for links, source, target in zip(gold, corpus.source, corpus.target, strict=True)
+  ]
+  flat = np.array(list(itertools.chain.from_iterable(rows)), np.int32).reshape(-1, 2)
+  return flat, np.cumsum([0, *map(len, rows)], dtype=np.int64)
+
+
+def _between_tokens(links: Links, source: Sequence[int], target: Sequence[int]) -> Links:
+  """Links between units -> links between all tokens of the one and all tokens of the other."""
+  sources, targets = _tokens_of(source), _tokens_of(target)
+  return tuple((i, j) for s, t in links for i in sources[s] for j in targets[t])
+
+
+def _tokens_of(units: Sequence[int]) -> dict[int, list[int]]:
+  tokens = collections.defaultdict(list)
+  for token, unit in enumerate(units):
+    tokens[unit].append(token)
+  return tokens
 
 
 def check_buckets(buckets: Iterable[Sequence[int]]) -> Buckets:

@@ -147,7 +147,7 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> Data:
     report += describe(split, corpus, encoded[split], buckets)
     if np.all(assign(encoded[split], buckets) < 0):
       raise UserError(f'{report[-1]}; possible: longer config.data.buckets than {buckets}')
-    if corpus.links is not None and corpus.level != level:
+    if corpus.links is not None and encoded[split].links is None:
       report.append(f'{split}: links between {corpus.level}s are not used with a {level} vocabulary')
       corpora[split] = corpus._replace(links=None, possible=None)
   return Data(source_vocab, target_vocab, corpora, encoded, report)

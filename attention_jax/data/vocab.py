@@ -2,6 +2,7 @@
 
 import collections
 import io
+import itertools
 import json
 import os
 import uuid
@@ -14,10 +15,19 @@ from attention_jax.tokens import BOS, EOS, PAD, SPECIAL, UNK
 
 
 class Vocabulary(Protocol):
-  """What the rest of the package knows of a vocabulary. Ids 0 to 3 are PAD, BOS, EOS and UNK in each."""
+  """What the rest of the package knows of a vocabulary. Ids 0 to 3 are PAD, BOS, EOS and UNK in each.
+
+  Attributes:
+    kind: its name in VOCABULARIES.
+  """
+
+  kind: str
 
   def tokens(self, text: str) -> list[str]:
-    """The tokens of a line: what links count and what stands on the axes of a heatmap."""
+    """The tokens of a line: what stands on the axes of a heatmap."""
+
+  def words(self, text: str) -> list[int]:
+    """For each token of a line the word, as str.split counts them, that it is part of; -1 for one that is of none."""
 
   def encode(self, text: str) -> list[int]:
     """One id per token; neither BOS nor EOS is added."""
@@ -44,6 +54,9 @@ class Listed:
   def tokens(self, text: str) -> list[str]:
     return list(text) if self.kind == 'char' else text.split()
 
+  def words(self, text: str) -> list[int]:
+    return _WORDS[self.kind](text)
+
   def encode(self, text: str) -> list[int]:
     find = self._ids.get
     return [find(token, UNK) for token in self.tokens(text)]
@@ -67,6 +80,8 @@ class Listed:
 class Subword:
   """A sentencepiece model. The text is not normalised, so that what is decoded is what was written."""
 
+  kind = 'subword'
+
   def __init__(self, model: bytes):
     import sentencepiece
 
@@ -75,6 +90,11 @@ class Subword:
 
   def tokens(self, text: str) -> list[str]:
     return self._processor.encode(text, out_type=str)
+
+  def words(self, text: str) -> list[int]:
+    """By where each piece begins, as '▁' may stand in the text itself. Spaces belong to the word that comes next."""
+    words = [*_next_words(text), -1]
+    return [words[begin] for begin, _ in self._processor.encode(text, return_type='offset_mapping')['offsets']]
 
   def encode(self, text: str) -> list[int]:
     return self._processor.encode(text)
@@ -89,7 +109,7 @@ class Subword:
     return self._processor.get_piece_size()
 
   def save(self, folder: str, side: str) -> str:
-    return _write(_path('subword', folder, side), self._model)
+    return _write(_path(self.kind, folder, side), self._model)
 
 
 def char(lines: Iterable[str]) -> Listed:
@@ -203,6 +223,22 @@ def _frequent(lines: Iterable[str], split: Callable[[str], list[str]], min_count
   for line in lines:
     counts.update(split(line))
   return sorted((token for token, n in counts.items() if n >= min_count), key=lambda token: (-counts[token], token))
+
+
+def _next_words(text: str) -> list[int]:
+  """For each character the word that it is in or, of white space, that comes next; -1 where none does."""
+  found, words = [], 0
+  for before, character in itertools.pairwise(f' {text}'):
+    words += before.isspace() and not character.isspace()
+    found.append(words - (not character.isspace()))
+  return [-1 if word == words else word for word in found]
+
+
+def _words_of_characters(text: str) -> list[int]:
+  return [-1 if character.isspace() else word for character, word in zip(text, _next_words(text), strict=True)]
+
+
+_WORDS = {'char': _words_of_characters, 'word': lambda text: list(range(len(text.split())))}  # of listed tokens
 
 
 def _content(ids: Iterable[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Metrics of a split: loss, what search makes of its sources, and alignments against gold links."""
+"""Metrics of a split: loss, what search makes of its sources, what weights are like and how they agree with links."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -6,10 +6,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from attention_jax.analysis.alignment import alignment_scores, entropy, links_from_weights
+from attention_jax.analysis.alignment import (
+  alignment_scores,
+  entropy,
+  links_from_weights,
+  merge_weights,
+  monotonicity,
+)
 from attention_jax.data.batching import Batch, in_order
-from attention_jax.data.encoding import Encoded
+from attention_jax.data.encoding import Encoded, units
 from attention_jax.data.text import Corpus, group_references
+from attention_jax.data.vocab import Vocabulary
 from attention_jax.functional.table import parse_spec
 from attention_jax.models.seq2seq import EncoderDecoder
 from attention_jax.training.losses import cross_entropy, shift_right
@@ -45,40 +52,62 @@ class Scorer:
 
     self._run = jax.jit(run)
 
-  def __call__(self, params: Any, encoded: Encoded, want_weights: bool) -> Forced:
+  def __call__(self, params: Any, encoded: Encoded) -> Forced:
     params = replicate(jax.device_get(params), self._mesh)
     totals, weights = [], [None] * encoded.rows
+    source_lengths, target_lengths = encoded.lengths
     for batch in in_order(encoded, self._buckets, self._rows):
       sums, found = self._run(params, place(batch, self._mesh))
       totals.append(sums)
-      if want_weights:
-        for i, matrix in zip(batch.index, np.asarray(found), strict=True):
-          if i >= 0:
-            source, target = (lengths[i] for lengths in encoded.lengths)
-            weights[i] = matrix[:target, :source].copy()  # a view would keep the whole batch
+      for i, matrix in zip(batch.index, np.asarray(found), strict=True):
+        if i >= 0:
+          weights[i] = matrix[: target_lengths[i], : source_lengths[i]].copy()  # a view would keep the whole batch
     sums = jax.tree.map(lambda *x: float(sum(x)), *jax.device_get(totals))
     return Forced(sums['loss'] / sums['tokens'], sums['accuracy'] / sums['tokens'], weights)
 
 
-def alignment_metrics(corpus: Corpus, weights: Sequence[np.ndarray | None]) -> dict[str, Result]:
-  """Alignment error rate, precision and recall of the heaviest weights against the corpus' links, and their entropy.
+def alignment_metrics(
+  corpus: Corpus, weights: Sequence[np.ndarray | None], source_vocab: Vocabulary, target_vocab: Vocabulary
+) -> dict[str, Result]:
+  """What the weights of given targets are like, and where the corpus has links, how far they agree with these.
 
-  Target tokens without any gold link (the '-' of an ISO date) belong to no source token: they are left out. Nothing is
-  measured of a model that attends to nothing.
+  Nothing is measured of a model that attends to nothing.
   """
   rows = [row for row, matrix in enumerate(weights) if matrix is not None and matrix.any()]
   if not rows:
     return {}
+  against_links = {} if corpus.links is None else _link_metrics(corpus, weights, rows, source_vocab, target_vocab)
+  return against_links | _weight_metrics([weights[row] for row in rows])
+
+
+def _link_metrics(corpus, weights, rows, source_vocab, target_vocab) -> dict[str, Result]:
+  """Alignment error rate, precision and recall of the heaviest weights against the corpus' links.
+
+  Links between words are held against weights that are merged to words (analysis.merge_weights), whatever the tokens.
+  Target tokens without any gold link (the '-' of an ISO date) belong to no source token: they are left out.
+  """
   sure = [corpus.links[r] for r in rows]
   possible = sure if corpus.possible is None else [corpus.possible[r] for r in rows]
-  links = [_predicted(weights[r], {target for _, target in gold}) for r, gold in zip(rows, possible, strict=True)]
+  source_units, target_units = units(source_vocab, corpus.level), units(target_vocab, corpus.level)
+  merged = [merge_weights(weights[r], source_units(corpus.source[r]), target_units(corpus.target[r])) for r in rows]
+  links = [_predicted(w, {target for _, target in gold}) for w, gold in zip(merged, possible, strict=True)]
   scores = alignment_scores(links, sure, possible)
-  nats = np.concatenate([entropy(weights[r][:-1]) for r in rows])
   percent = {'alignment_error_rate': scores.error_rate, 'precision': scores.precision, 'recall': scores.recall}
-  signature = f'links:argmax|targets:forced,linked|rows:{len(rows)}'
-  found = {name: Result(100 * value, '%', signature) for name, value in percent.items()}
+  how = '' if {source_vocab.kind, target_vocab.kind} == {corpus.level} else f'|merged:{corpus.level}s'
+  signature = f'links:argmax{how}|targets:forced,linked|rows:{len(rows)}'
+  return {name: Result(100 * value, '%', signature) for name, value in percent.items()}
+
+
+def _weight_metrics(weights: Sequence[np.ndarray]) -> dict[str, Result]:
+  """Entropy and monotonicity of the target tokens' weights, each where there is something to measure it of."""
+  nats = np.concatenate([entropy(w[:-1]) for w in weights])
+  onward = np.concatenate([monotonicity(w, w.shape[1] - 1, w.shape[0] - 1) for w in weights])
+  signature = f'per:token|targets:forced|rows:{len(weights)}'
+  found = {}
   if nats.size:
     found['entropy'] = Result(float(nats.mean()), 'nat', signature)
+  if onward.size:
+    found['monotonicity'] = Result(100 * float(onward.mean()), '%', f'links:argmax|{signature}')
   return found
 
 
@@ -109,11 +138,10 @@ def evaluate(
   beams: int,
 ) -> tuple[dict[str, Result], list[Prediction]]:  # fmt: skip
   """Everything that is measured on a split, and the predictions it was measured on."""
-  forced = scorer(params, encoded, corpus.links is not None)
+  forced = scorer(params, encoded)
   found = {'loss': Result(forced.loss, 'nat/token', 'targets:forced')}
   found['accuracy'] = Result(100 * forced.accuracy, '%', 'targets:forced')
   texts, predictions = text_metrics(corpus, predictor, options, beams=beams)
   found |= texts
-  if corpus.links is not None:
-    found |= alignment_metrics(corpus, forced.weights)
+  found |= alignment_metrics(corpus, forced.weights, predictor.source_vocab, predictor.target_vocab)
   return found, predictions

@@ -7,6 +7,7 @@ import numpy as np
 
 from attention_jax.analysis.plots import Heatmap, grid
 from attention_jax.data import tasks
+from attention_jax.data.text import Corpus
 from attention_jax.errors import UserError
 from attention_jax.tokens import EOS, SPECIAL
 from attention_jax.training.evaluation import Scorer
@@ -45,10 +46,10 @@ def _of_rows(run: Run, split: str, rows: Sequence[str]) -> list[Heatmap]:
   if bad := [row for row in rows or [''] if not row.strip().isdecimal() or int(row) >= encoded.rows]:
     raise UserError(f"row '{bad[0]}' is not in split '{split}'; possible: 0 to {encoded.rows - 1}")
   chosen = [int(row) for row in rows]
-  some = corpus._replace(source=[corpus.source[r] for r in chosen], target=[corpus.target[r] for r in chosen])
+  some = Corpus([corpus.source[r] for r in chosen], [corpus.target[r] for r in chosen])
   few = tasks.encode(some, data.source_vocab, data.target_vocab)
-  forced = Scorer(run.model, run.config['data']['buckets'], len(chosen))(run.params, few, True)
-  items, gold = [], corpus.possible or corpus.links
+  forced = Scorer(run.model, run.config['data']['buckets'], len(chosen))(run.params, few)
+  items = []
   for i, row in enumerate(chosen):
     if forced.weights[i] is None:
       raise UserError(f"row {row} of split '{split}' fits no bucket; see config.data.buckets")
@@ -58,7 +59,7 @@ def _of_rows(run: Run, split: str, rows: Sequence[str]) -> list[Heatmap]:
         np.asarray(forced.weights[i]),
         [*data.source_vocab.tokens(source), END],
         [*data.target_vocab.tokens(target), END],
-        gold=gold[row] if gold else None,
+        gold=None if encoded.links is None else encoded.row_links(row),
         title=f'{split} {row}',
       )
     )

@@ -54,9 +54,41 @@ def test_links_skip_empty_rows_eos_and_padding():
     analysis.links_from_weights(weights, source_length=2, target_length=5)
 
 
+def test_merged_weights_by_hand():
+  weights = [[0.1, 0.2, 0.3, 0.4, 0.0], [0.5, 0.1, 0.0, 0.4, 0.0], [0.2, 0.2, 0.2, 0.2, 0.2], [0.0, 0.0, 0.0, 0.0, 1.0]]
+  merged = analysis.merge_weights(np.array(weights, np.float32), source_words=[0, 0, 1, 1], target_words=[0, 0, 1])
+  np.testing.assert_allclose(merged, [[0.45, 0.55, 0.0], [0.4, 0.4, 0.2], [0.0, 0.0, 1.0]], rtol=1e-6)
+  gaps = analysis.merge_weights(weights, [0, -1, 2, -1], [1, -1, 1])  # spaces, and words without a token of their own
+  np.testing.assert_allclose(gaps, [[0, 0, 0, 0], [0.15, 0, 0.25, 0.1], [0, 0, 0, 1]], rtol=1e-6)
+  np.testing.assert_array_equal(analysis.merge_weights(weights, range(4), range(3)), weights)
+  np.testing.assert_array_equal(analysis.merge_weights([[0.3]], [], []), [[0.3]])
+  with pytest.raises(UserError, match=r'of 4 source and 2 target tokens must be \[3, 5\], .* got shape \[4, 5\]'):
+    analysis.merge_weights(weights, [0, 0, 1, 1], [0, 1])
+
+
 def test_entropy_in_nats_without_empty_rows():
   weights = np.array([[[1.0, 0, 0, 0], [0, 0, 0, 0]], [[0.25] * 4, [0.2, 0.2, 0, 0]]], np.float32)
   np.testing.assert_allclose(analysis.entropy(weights), [0.0, np.log(4), np.log(2)], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ('heaviest', 'onward'),
+  [
+    ([0, 0, 2, 1, 1], [True, True, False, True]),
+    ([2, 1, 0], [False, False]),
+    ([2, None, 0, 1], [True]),  # nothing is attended to: no pair on either side
+    ([2, 3, 0, 1], [True]),  # 3 is the EOS
+    ([1, None, 0, 3], []),
+    ([2], []),
+    ([], []),
+  ],
+)
+def test_monotonicity_by_hand(heaviest, onward):
+  weights = np.full((len(heaviest) + 1, 6), 0.1)  # the last row is the EOS, the last two columns padding
+  for row, best in zip(weights, heaviest, strict=False):
+    row[:] = 0 if best is None else row + 0.5 * (np.arange(6) == best)
+  found = analysis.monotonicity(weights, source_length=3, target_length=len(heaviest))
+  assert found.dtype == bool and found.tolist() == onward
 
 
 @given(PAIRS)

@@ -75,7 +75,7 @@ def test_shapes_come_from_the_buckets_and_masks_tell_what_is_real(lengths, unit,
   for step in range(len(batches)):
     batch = batches[step]
     assert (*batch.source.shape, batch.target.shape[1]) in batches.shapes
-    assert [array.dtype for array in batch] == [np.int32, bool, np.int32, bool, np.int32]
+    assert [array.dtype for array in batch[:5]] == [np.int32, bool, np.int32, bool, np.int32] and batch.links is None
     assert (batch.source[~batch.source_mask] == PAD).all() and (batch.target[~batch.target_mask] == PAD).all()
     for i, row in enumerate(batch.index):
       if row < 0:
@@ -110,7 +110,7 @@ def test_shards_together_are_the_whole_batch(shards, per_shard, step):
   whole = Batches(some(), BUCKETS, size)[step]
   for shard in range(shards):
     part = Batches(some(), BUCKETS, size, shard=shard, shards=shards)
-    same(part[step], (array[shard::shards] for array in whole))
+    same(part[step][:5], (array[shard::shards] for array in whole[:5]))
     assert all(rows == per_shard for rows, _, _ in part.shapes)
 
 

@@ -65,8 +65,12 @@ def test_tsv_links(folder):
   data = load(config(task, folder), None)
   assert data.corpora['train'].links == [((0, 0), (1, 0)), ((0, 0),)] and data.corpora['test'].links is None
   data = load(config(task, folder, 'char'), None)
-  assert data.corpora['train'].links is None
-  assert 'train: links between words are not used with a char vocabulary' in data.report
+  assert data.corpora['train'].links == [((0, 0), (1, 0)), ((0, 0),)]  # as they are: between words
+  assert not any('links between' in line for line in data.report)
+  assert data.encoded['train'].links.tolist() == [[0, 0], [2, 0], [0, 0]] and data.encoded['test'].links is None
+  data = load(config("tsv(train='train.tsv', level='char')", folder, 'word'), None)
+  assert data.corpora['train'].links is None and data.encoded['train'].links is None
+  assert 'train: links between chars are not used with a word vocabulary' in data.report
 
 
 def test_a_run_keeps_its_vocabularies(folder):

@@ -45,6 +45,7 @@ def test_training_is_deterministic_and_storage_keeps_everything(kind, tmp_path):
   assert list((tmp_path / 'new').iterdir()) == [again]
   third = vocab.stored(SPECS[kind], str(tmp_path), 'source')
   assert [third.piece(id) for id in range(len(third))] == [first.piece(id) for id in range(len(first))]
+  assert kind == first.kind == third.kind
   assert [third.encode(line) for line in LINES] == [first.encode(line) for line in LINES]
 
 
@@ -68,6 +69,43 @@ def test_subwords_give_one_id_per_token_of_any_text(text):
   vocabulary = subwords()
   assert len(vocabulary.encode(text)) == len(vocabulary.tokens(text))
   assert PAD not in vocabulary.encode(text) and EOS not in vocabulary.encode(text)
+
+
+@pytest.mark.parametrize(
+  ('text', 'chars', 'pieces'),
+  [
+    ('the  dog ', [0, 0, 0, -1, -1, 1, 1, 1, -1], [('▁the', 0), ('▁dog', 1)]),
+    ('  schöne 漢字 Ω', [-1, -1, *[0] * 6, -1, 1, 1, -1, 2], [('▁schöne', 0), ('▁漢字', 1), ('▁', 2), ('Ω', 2)]),
+    ('ع\u3000cat ', [0, -1, 1, 1, 1, -1], [('▁ع', 0), ('\u3000', 1), ('c', 1), ('at', 1)]),
+    ('▁the cat▁a', [0] * 4 + [-1] + [1] * 5, [('▁', 0), ('▁the', 0), ('▁cat', 1), ('▁a', 1)]),  # its own ▁ is no space
+    ('', [], []),
+    (' ', [-1], []),
+  ],
+)
+def test_words_by_hand(text, chars, pieces):
+  assert vocab.train('char', LINES).words(text) == chars
+  assert list(zip(subwords().tokens(text), subwords().words(text), strict=True)) == pieces
+  assert vocab.train('word', LINES).words(text) == list(range(len(text.split())))
+
+
+@given(st.text(st.sampled_from('abcdogthe \N{WHITE SMILING FACE}漢é')))
+def test_tokens_of_a_word_spell_it(text):
+  words = subwords().words(text)
+  assert len(words) == len(subwords().tokens(text)) and words == sorted(words)
+  for vocabulary, space in ((subwords(), '▁'), (vocab.train('char', LINES), '')):
+    spelled = [''] * len(text.split())
+    for token, word in zip(vocabulary.tokens(text), vocabulary.words(text), strict=True):
+      if word >= 0:
+        spelled[word] += token.removeprefix(space)
+    assert spelled == text.split()
+
+
+@given(TEXT)
+def test_any_token_is_of_a_word_that_there_is(text):
+  for vocabulary in (subwords(), vocab.train('char', LINES), vocab.train('word', LINES)):
+    words = vocabulary.words(text)
+    assert len(words) == len(vocabulary.encode(text))
+    assert all(-1 <= word < len(text.split()) for word in words)
 
 
 def subwords(cache=[]):  # noqa: B006 one model for all examples

@@ -11,7 +11,7 @@ from attention_jax.training.folder import read_config
 from attention_jax.training.writers import read_metrics
 
 MEASURED = ['loss', 'accuracy', 'phoneme_error_rate', 'sequence_error_rate',
-            'alignment_error_rate', 'precision', 'recall', 'entropy']  # fmt: skip
+            'alignment_error_rate', 'precision', 'recall', 'entropy', 'monotonicity']  # fmt: skip
 
 
 def test_training_prints_and_writes(trained):

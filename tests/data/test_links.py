@@ -1,0 +1,109 @@
+"""Gold links on their way from text to batches: between tokens, dense, and only where they can be."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attention_jax.data.batching import Batches, gather, in_order
+from attention_jax.data.encoding import encode, units
+from attention_jax.data.pipeline import stream
+from attention_jax.data.text import TOKENS, Corpus
+from attention_jax.data.vocab import train
+from attention_jax.errors import UserError
+
+BUCKETS = ((6, 9), (40, 40))
+LINES = ['ab  cd', 'e\u0301f ab', 'cd 漢字 ab']
+SPECS = {'char': 'char', 'word': 'word', 'subword': 'subword(size=18)'}
+# level of links, vocabulary -> for each token of ' ab  漢字 q' the unit that it is part of; None: they are not used
+UNITS = {
+  ('word', 'word'): [0, 1, 2],
+  ('word', 'subword'): [0, 1, 1, 1, 2, 2],  # ▁ab ▁ 漢 字 ▁ q
+  ('word', 'char'): [-1, 0, 0, -1, -1, 1, 1, -1, 2],
+  ('char', 'char'): [0, 1, 2, 3, 4, 5, 6, 7, 8],
+  ('char', 'word'): None,
+  ('char', 'subword'): None,
+}
+USED = [pair for pair, found in UNITS.items() if found]
+
+
+def test_every_pair_of_level_and_vocabulary_has_a_case():
+  assert set(UNITS) == set(itertools.product(TOKENS, SPECS))
+
+
+@pytest.mark.parametrize(('level', 'kind'), UNITS)
+def test_units_by_hand(level, kind):
+  vocabulary = train(SPECS[kind], LINES * 3)
+  found = units(vocabulary, level)
+  assert (found and list(found(' ab  漢字 q'))) == UNITS[level, kind]
+  links = encode(Corpus(['ab cd'], ['ab'], [((0, 0),)], level), vocabulary, vocabulary).links
+  assert (links is None) == (found is None)
+
+
+def test_links_between_words_become_links_between_all_their_pieces():
+  source, target = train('char', ['ab cd']), train('subword(size=18)', LINES * 3)
+  corpus = Corpus(['ab c', 'ab', 'b'], ['漢字 ab', 'ab', '漢字'], [((0, 0), (1, 1)), (), ((0, 0),)])
+  assert [target.tokens(line) for line in corpus.target] == [['▁', '漢', '字', '▁ab'], ['▁ab'], ['▁', '漢', '字']]
+  encoded = encode(corpus, source, target)
+  pairs = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (3, 3)]
+  assert encoded.links.tolist() == [list(pair) for pair in [*pairs, (0, 0), (0, 1), (0, 2)]]
+  assert encoded.link_offsets.tolist() == [0, 7, 7, 10] and encoded.row_links(1).shape == (0, 2)
+  assert (encoded.links.dtype, encoded.link_offsets.dtype) == (np.int32, np.int64)
+
+
+def test_possible_links_are_used_where_there_are_any():
+  vocabulary = train('word', ['a b'])
+  corpus = Corpus(['a b'], ['b a'], [((0, 1),)], possible=[((0, 1), (1, 1))])
+  assert encode(corpus, vocabulary, vocabulary).links.tolist() == [[0, 1], [1, 1]]
+  assert encode(corpus._replace(links=None, possible=None), vocabulary, vocabulary).links is None
+
+
+def linked(rows=23, seed=0):
+  """A corpus of words with random links, some rows without."""
+  random = np.random.default_rng(seed)
+  lengths = random.integers(1, 9, (rows, 2))
+  links = [tuple(map(tuple, random.integers(0, pair, (row % 4, 2)).tolist())) for row, pair in enumerate(lengths)]
+  return Corpus(*([' '.join('abcd'[i % 4] for i in range(n)) for n in side] for side in lengths.T), links=links)
+
+
+@given(st.integers(1, 7), st.integers(0, 99), st.sampled_from(USED))
+def test_batches_have_the_links_of_their_rows(size, step, pair):
+  level, kind = pair
+  vocabulary = train(SPECS[kind], LINES * 3)
+  corpus = linked()._replace(level=level)
+  encoded = encode(corpus, vocabulary, vocabulary)
+  for batch in (Batches(encoded, BUCKETS, size, links=True)[step], next(in_order(encoded, BUCKETS, size, links=True))):
+    assert batch.links.dtype == bool and batch.links.shape == (*batch.target.shape, batch.source.shape[1])
+    for row, dense in zip(batch.index, batch.links, strict=True):
+      gold = np.zeros_like(dense)
+      if row >= 0:
+        sides = (units(vocabulary, level)(side[row]) for side in (corpus.source, corpus.target))
+        for (s, i), (t, j) in itertools.product(*map(enumerate, sides)):
+          gold[t, s] = (i, j) in corpus.links[row]
+      np.testing.assert_array_equal(dense, gold)
+    outside = ~(batch.target_mask[:, :, None] & batch.source_mask[:, None, :])
+    assert not batch.links[outside].any()
+
+
+def test_links_change_nothing_else_and_shards_and_streams_have_them():
+  vocabulary = train('word', ['a b c d'])
+  encoded = encode(linked(), vocabulary, vocabulary)
+  plain, whole = Batches(encoded, BUCKETS, 4), Batches(encoded, BUCKETS, 4, links=True)
+  parts = [Batches(encoded, BUCKETS, 4, shard=shard, shards=2, links=True) for shard in (0, 1)]
+  for step, batch in enumerate(stream(whole, 0, 2 * len(whole))):
+    np.testing.assert_array_equal(batch.links, whole[step].links)
+    for with_links, without in zip(batch[:5], plain[step][:5], strict=True):
+      np.testing.assert_array_equal(with_links, without)
+    for shard, part in enumerate(parts):
+      np.testing.assert_array_equal(part[step].links, batch.links[shard::2])
+  assert plain[0].links is None and gather(encoded, np.array([-1]), (3, 2), links=True).links.shape == (1, 2, 3)
+
+
+def test_a_split_without_links_cannot_give_them():
+  vocabulary = train('word', ['a'])
+  encoded = encode(Corpus(['a'], ['a']), vocabulary, vocabulary)
+  with pytest.raises(UserError) as caught:
+    Batches(encoded, BUCKETS, 4, links=True)
+  assert str(caught.value) == 'links are asked for, but the 1 pairs come without links between their tokens'
