@@ -98,7 +98,7 @@ def project(x: Float[Array, '... D'], params: Params, name: str) -> Float[Array,
   return jnp.einsum('...d,df->...f', x, params[name])
 
 
-def _call(fn, args: tuple, params: Params, supplies: Mapping[str, Any], state):
+def call(fn, args: tuple, params: Params, supplies: Mapping[str, Any], state):
   """fn(*args) with what it asks for, which may be less for a test-time twin; the new state beside the result."""
   asks = Row(fn)
   given = {name: params[name] for name in learned(asks)} | {name: supplies[name] for name in asks.needs - {'state'}}
@@ -107,9 +107,10 @@ def _call(fn, args: tuple, params: Params, supplies: Mapping[str, Any], state):
   return fn(*args, **given, state=state)
 
 
-def _scores(score: Row, query: Array, key: Array, params: Params, supplies: Mapping[str, Any], state):
+def score_keys(score: Row, query: Array, key: Array, params: Params, supplies: Mapping[str, Any], state):
+  """The scores of one projected query, and the score's new state. Raises: UserError for shapes that do not fit."""
   try:
-    return _call(score.fn, (query, key), params, supplies, state)
+    return call(score.fn, (query, key), params, supplies, state)
   except (UserError, jax.errors.JAXTypeError):
     raise
   except (TypeError, ValueError) as error:
@@ -143,14 +144,14 @@ def attend_step(
   rngs = (None, None) if rng is None else jax.random.split(rng)
   supplies = carry._asdict() | {'query': query, 'key': memory.key, 'rng': rngs[0]}
   query = project(query, params, 'query')
-  scores, score_state = _scores(score, query, memory.key, params.get('score', {}), supplies, carry.state[0])
+  scores, score_state = score_keys(score, query, memory.key, params.get('score', {}), supplies, carry.state[0])
   mask = memory.mask
   if bias is not None:
     mask = mask & ~jnp.isneginf(bias)
     scores = scores + masked(bias, mask).astype(scores.dtype)
   align = alignment.at_test if deterministic and alignment.at_test else alignment.fn
   supplies['rng'] = rngs[1]
-  weights, state = _call(align, (scores, mask), params.get('alignment', {}), supplies, carry.state[1])
+  weights, state = call(align, (scores, mask), params.get('alignment', {}), supplies, carry.state[1])
   context = jnp.einsum('s,sv->v', weights, memory.value.astype(weights.dtype)).astype(memory.value.dtype)
   before = carry.previous.dtype
   carry = Carry(weights.astype(before), carry.coverage + weights.astype(before), carry.step + 1, (score_state, state))

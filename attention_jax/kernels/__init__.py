@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +14,35 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Memory, project
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, learned, lookup
+from attention_jax.kernels import window
 
-IMPLEMENTATIONS: Mapping[str, Callable] = {'xla': definition.attend}
+
+class Implementation(NamedTuple):
+  """One way to compute attention.
+
+  Attributes:
+    attend: all queries of one sequence; the signature of `functional.attend.attend`.
+    attend_step: one query; the signature of `functional.attend.attend_step`.
+    refuse: (score row, alignment row) -> why it cannot compute this pair, '' if it can.
+  """
+
+  attend: Callable
+  attend_step: Callable
+  refuse: Callable[[Row, Row], str]
 
 
-def attend_with(implementation: str) -> Callable:
-  """The function behind a name; same signature as `functional.attend.attend`. Raises UserError for other names."""
-  return IMPLEMENTATIONS[choose(implementation, IMPLEMENTATIONS, 'implementation')]
+IMPLEMENTATIONS: Mapping[str, Implementation] = {
+  'xla': Implementation(definition.attend, definition.attend_step, lambda score, alignment: ''),
+  'window': Implementation(window.attend, window.attend_step, window.refuse),
+}
+
+
+def implementation_of(name: str, score: Row, alignment: Row) -> Implementation:
+  """The implementation behind a name. Raises: UserError for other names, and for a pair that it cannot compute."""
+  found = IMPLEMENTATIONS[choose(name, IMPLEMENTATIONS, 'implementation')]
+  if reason := found.refuse(score, alignment):
+    raise UserError(f"implementation '{name}' cannot compute this: {reason}")
+  return found
 
 
 def attend(
@@ -64,18 +87,17 @@ def attend(
   params = {'score': {}, 'alignment': {}} | dict(params or {})
   for name in params:
     choose(name, ('score', 'alignment', 'query', 'key'), "entry of attend's params")
-  run = attend_with(implementation)
+  run = implementation_of(implementation, score, alignment).attend
   query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
   batch = _batch_shape(query, key, value)
   full = (*batch, query.shape[-2], key.shape[-2])
-  mask = _broadcast('mask', mask, full, jnp.bool_) if mask is not None else jnp.ones(full[-1:], jnp.bool_)
+  mask = _shared_mask(mask, full)
   bias = None if bias is None else _broadcast('bias', bias, full, jnp.floating)
   for kind, row in (('score', score), ('alignment', alignment)):
     _check_params(kind, row, params[kind], rng, deterministic)
 
-  mask = jnp.broadcast_to(mask, full)
   if bias is not None:
-    mask = mask & ~jnp.isneginf(bias)
+    mask = jnp.broadcast_to(mask if mask.ndim == len(full) else mask[..., None, :], full) & ~jnp.isneginf(bias)
   # Hidden before the projection, whose gradient would otherwise meet a NaN behind the mask.
   key = project(definition.hide(Memory(key, value, mask)).key, params, 'key')
   rngs = None if rng is None else jax.random.split(rng, math.prod(batch)).reshape((*batch, *rng.shape))
@@ -103,6 +125,17 @@ def _batch_shape(query: Array, key: Array, value: Array) -> tuple[int, ...]:
   if not key.shape[-2]:
     raise UserError(f'attend: the memory must have at least one position, masked or not; got {shapes}')
   return query.shape[:-2]
+
+
+def _shared_mask(mask, full: tuple[int, ...]) -> Array:
+  """The mask [..., S] where all queries have the same, [..., T, S] where each has its own."""
+  shared = (*full[:-2], full[-1])
+  if mask is None:
+    return jnp.ones(shared, jnp.bool_)
+  mask = jnp.asarray(mask)
+  if mask.ndim < 2 or mask.shape[-2] == 1:
+    return _broadcast('mask', mask, (*full[:-2], 1, full[-1]), jnp.bool_)[..., 0, :]
+  return _broadcast('mask', mask, full, jnp.bool_)
 
 
 def _broadcast(name: str, array, full: tuple[int, ...], kind) -> Array:

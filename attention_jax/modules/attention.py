@@ -10,7 +10,7 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Carry, Memory
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, init_row, lookup
-from attention_jax.kernels import attend_with
+from attention_jax.kernels import implementation_of
 
 
 class RowParams(nn.Module):
@@ -73,7 +73,9 @@ class Attention(nn.Module):
     self.alignment_row = lookup(self.alignment, ALIGNMENTS, 'alignment')
     self.score_params = RowParams(self.score_row, self.heads)
     self.alignment_params = RowParams(self.alignment_row, self.heads)
-    self.run = attend_with(self.implementation)
+    self.run = implementation_of(self.implementation, self.score_row, self.alignment_row)
+    if self.heads > 1 and self.alignment_row.latent:
+      raise UserError(f'attention: a latent alignment is over one position, got heads={self.heads}; possible: heads=1')
     if self.projects:
       self.query_kernel = HeadKernel(self.heads, self.features // self.heads)
       self.key_kernel = HeadKernel(self.heads, self.features // self.heads)
@@ -89,6 +91,11 @@ class Attention(nn.Module):
   def recurrent(self) -> bool:
     """Whether its queries must come in order."""
     return lookup(self.score, SCORES, 'score').recurrent or lookup(self.alignment, ALIGNMENTS, 'alignment').recurrent
+
+  @property
+  def latent(self):
+    """What makes the alignment latent (functional.latent.Latent), or None."""
+    return lookup(self.alignment, ALIGNMENTS, 'alignment').latent
 
   def remember(self, encoded: jax.Array, mask: jax.Array) -> Memory:
     """The memory of a source, prepared once: key [B, N, S, F] projected, value [B, N, S, V], mask [B, 1, S]."""
@@ -112,7 +119,7 @@ class Attention(nn.Module):
     """One step: query [B, D] -> context [B, V], weights [B, S]."""
 
     def step(params, carry, query, memory, rng):
-      return functional.attend_step(
+      return self.run.attend_step(
         self.score_row, self.alignment_row, params, carry, query, memory, rng=rng, deterministic=deterministic
       )
 
@@ -123,7 +130,7 @@ class Attention(nn.Module):
     """All steps: query [B, T, D] -> context [B, T, V], weights [B, T, S]. Scanned where the law wants it."""
 
     def steps(params, _, query, memory, rng):
-      return self.run(
+      return self.run.attend(
         self.score_row, self.alignment_row, params, query, memory, rng=rng, deterministic=deterministic
       )
 

@@ -137,7 +137,7 @@ def test_bfloat16(score, alignment):
     np.testing.assert_allclose(attended.weights, exact.weights, atol=0.05)
 
 
-CHECKED = [SPINE[2], ('coverage', 'entmax15'), ('coverage', 'latent_monotonic'), ('dot', 'local_p'), ('dot', 'forward_agent')]
+CHECKED = [SPINE[2], ('coverage', 'entmax15'), ('coverage', 'latent_monotonic'), ('dot', 'local_p')]
 
 
 @pytest.mark.parametrize(('score', 'alignment'), CHECKED)

@@ -6,7 +6,8 @@ import pytest
 from jaxtyping import config
 
 import attention_jax as aj
-from attention_jax.kernels import IMPLEMENTATIONS, attend_with
+from attention_jax.functional import attend as definition
+from attention_jax.kernels import IMPLEMENTATIONS
 
 B, T, S, D, K, V, F = 2, 3, 7, 5, 11, 13, 17
 GIVEN = {'query': jnp.ones((B, T, D)), 'key': jnp.ones((B, S, D)), 'value': jnp.ones((B, S, V))}
@@ -68,7 +69,7 @@ def test_a_mistake_inside_a_users_function_keeps_its_type():
 
 
 def test_xla_is_the_definition():
-  assert attend_with('xla') is IMPLEMENTATIONS['xla']
+  assert IMPLEMENTATIONS['xla'].attend is definition.attend
 
 
 @pytest.mark.parametrize('shape', [(), (3,), (2, 5), (0,)])

@@ -1,0 +1,74 @@
+"""Implementation 'window': local alignments that read nothing but their window.
+
+2 reach + 1 positions of the memory are sliced out for each query, scored, weighed and summed, so that the cost of a
+query does not grow with the memory. Weights [S], where they are wanted, are zeros with the window put in.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.functional.attend import Attended, Carry, Memory, call, hide, init_carry, project, score_keys
+from attention_jax.functional.masking import accumulator, masked
+from attention_jax.functional.table import Row
+
+
+def refuse(score: Row, alignment: Row) -> str:
+  """Why this pair cannot be computed through a window; '' if it can."""
+  if alignment.window is None:
+    return 'the alignment looks at the whole memory; possible: local_m, local_p'
+  if not score.pointwise:
+    return 'the score of a position needs more than its key'
+  return ''
+
+
+def attend_step(
+  score: Row, alignment: Row, params, carry: Carry, query, memory: Memory, *, bias=None, rng=None, deterministic=True
+) -> tuple[Carry, Attended]:
+  """As functional.attend_step."""
+  memory = _barred(memory, bias)
+  attended = _look(score, alignment, params, carry, query, memory, memory.mask.sum(), bias)
+  weights = attended.weights.astype(carry.previous.dtype)
+  return carry._replace(previous=weights, coverage=carry.coverage + weights, step=carry.step + 1), attended
+
+
+def attend(
+  score: Row, alignment: Row, params, query, memory: Memory, *, bias=None, rng=None, deterministic=True
+) -> Attended:
+  """As functional.attend. The window of a query does not depend on other queries: all are attended at once."""
+  memory = _barred(hide(memory), bias)
+  steps, size = query.shape[0], memory.key.shape[0]
+  carry = init_carry(score, alignment, size, accumulator(query, memory.key))
+  counts = jnp.broadcast_to(memory.mask.sum(-1), (steps,))
+
+  def one(step, query, mask, bias, count):
+    at = carry._replace(step=step)
+    return _look(score, alignment, params, at, query, memory._replace(mask=mask), count, bias)
+
+  own_mask = 0 if memory.mask.ndim == 2 else None
+  over = jax.vmap(one, in_axes=(0, 0, own_mask, None if bias is None else 0, 0))
+  return over(jnp.arange(steps, dtype=jnp.int32), query, memory.mask, bias, counts)
+
+
+def _look(score: Row, alignment: Row, params, carry: Carry, query, memory: Memory, count, bias) -> Attended:
+  size = memory.key.shape[0]
+  supplies = {'query': query, 'step': carry.step}
+  window, _ = call(alignment.window, (count,), params.get('alignment', {}), supplies, ())
+  reach = min(2 * window.reach + 1, size)
+  first = jnp.ceil(window.centre - window.reach).astype(jnp.int32)
+  start = jnp.clip(first, 0, size - reach)
+  part = lambda x: jax.lax.dynamic_slice_in_dim(x, start, reach)
+
+  key, value, mask = (part(x) for x in memory)
+  scores, _ = score_keys(score, project(query, params, 'query'), key, params.get('score', {}), supplies, ())
+  if bias is not None:
+    scores = scores + masked(part(bias), mask).astype(scores.dtype)
+  positions = (start + jnp.arange(reach)).astype(window.centre.dtype)
+  weights = window.weigh(scores, mask, positions - window.centre)
+  context = jnp.einsum('s,sv->v', weights, value.astype(weights.dtype)).astype(value.dtype)
+  whole = jax.lax.dynamic_update_slice_in_dim(jnp.zeros((size,), weights.dtype), weights, start, 0)
+  return Attended(context, whole)
+
+
+def _barred(memory: Memory, bias) -> Memory:
+  """The memory masked where the bias is -inf, which the count of its positions must know."""
+  return memory if bias is None else memory._replace(mask=memory.mask & ~jnp.isneginf(bias))

@@ -1,0 +1,83 @@
+"""Every implementation beside 'xla' computes what 'xla' does, in value and gradient, or says why it cannot."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attention_jax as aj
+from attention_jax.functional.table import lookup
+from tests.functional.alignment_cases import PAIRS
+from tests.functional.cases import S, T
+from tests.functional.problems import assert_same, attend, loss, problem
+
+CLOSE = {'rtol': 1e-4, 'atol': 1e-5}
+
+
+def accepts(name, score, alignment):
+  rows = lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
+  return not aj.IMPLEMENTATIONS[name].refuse(*rows)
+
+
+OTHERS = [(name, *pair) for name in aj.IMPLEMENTATIONS if name != 'xla' for pair in PAIRS]
+ACCEPTED = [case for case in OTHERS if accepts(*case)]
+REFUSED = [case for case in OTHERS if not accepts(*case)]
+
+
+def masks():
+  yield None
+  yield aj.padding_mask(jnp.asarray([S, 3]), S)[:, None]
+  yield jnp.asarray(np.random.default_rng(1).random((2, T, S)) < 0.5)
+
+
+@pytest.mark.parametrize(('name', 'score', 'alignment'), ACCEPTED)
+def test_it_equals_xla(name, score, alignment):
+  given = problem(score, alignment, batch=(2,))
+  bias = jnp.asarray(np.random.default_rng(2).normal(size=(2, T, S)), jnp.float32).at[0, 1, 2].set(-jnp.inf)
+
+  @jax.jit
+  def both(given):
+    ways = {}
+    for implementation in ('xla', name):
+      run = jax.value_and_grad(
+        lambda given, mask, bias, chosen=implementation: loss(
+          score, alignment, given, mask, bias=bias, implementation=chosen
+        ),
+        has_aux=True,
+      )
+      ways[implementation] = [run(given, mask, None) for mask in masks()] + [run(given, None, bias)]
+    return ways
+
+  ways = both(given)
+  assert_same(ways[name], ways['xla'], **CLOSE)
+
+
+@pytest.mark.parametrize(('name', 'score', 'alignment'), REFUSED[:: len(REFUSED) // 12])
+def test_what_it_cannot_compute_it_refuses(name, score, alignment):
+  with pytest.raises(aj.UserError, match=f"implementation '{name}' cannot compute this: "):
+    attend(score, alignment, problem(score, alignment), implementation=name)
+
+
+@pytest.mark.parametrize('alignment', ['local_m(width=2)', 'local_p(width=2)'])
+def test_the_window_reads_its_window_and_nothing_else(alignment):
+  seen = []
+
+  def counted(query, key):
+    seen.append(key.shape[0])
+    return key @ query
+
+  row = aj.Row(counted, pointwise=True)
+  draw = lambda *shape: jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+  params = aj.init_params(jax.random.key(0), score=row, alignment=alignment, query=5, key=5, features=3)
+  given = draw(T, 5), draw(500, 5), draw(500, 2)
+  options = {'score': row, 'alignment': alignment, 'params': params}
+  attended = aj.attend(*given, **options, implementation='window')
+  assert seen == [5]
+  assert_same(attended, aj.attend(*given, **options), **CLOSE)
+
+
+@pytest.mark.parametrize('size', [1, 2, 5])
+def test_a_memory_shorter_than_the_window(size):
+  given = problem('dot', 'local_p(width=4)', size=size)
+  ways = [attend('dot', 'local_p(width=4)', given, implementation=name) for name in ('xla', 'window')]
+  assert_same(*ways, **CLOSE)
