@@ -15,6 +15,7 @@ from attention_jax.data.batching import Batches
 from attention_jax.data.pipeline import stream
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.table import parse_spec
+from attention_jax.models.search import Ranking
 from attention_jax.models.seq2seq import EncoderDecoder, build
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.config import Evaluation, complete
@@ -163,7 +164,7 @@ def _predictor(config: Config, model: EncoderDecoder, params: Any, source_vocab,
   options = config['evaluation']
   return Predictor(
     model, params, source_vocab, target_vocab, buckets=config['data']['buckets'],
-    max_length=options['max_length'], batch_size=options['batch_size'],
+    max_length=options['max_length'], batch_size=options['batch_size'], ranking=Ranking(options['alpha']),
   )  # fmt: skip
 
 
