@@ -25,17 +25,20 @@ UNSEEN = 1e-6  # what less attention than this counts as in the coverage penalty
 class Ranking:
   """What finished hypotheses are ranked by: s(Y, X) = log P(Y|X) / lp(Y) + cp(X; Y). Wu et al. 2016, equation 14.
 
-  Beams that go on are ranked by log P alone.
+  With end-of-sentence normalisation log P(Y|X) counts the log-probability of EOS `eos_factor` times. Beams that go on
+  are ranked by log P alone.
 
   Attributes:
     alpha: of the length penalty lp; 0 is none.
     beta: of the coverage penalty cp; 0 is none.
+    gamma: of the end-of-sentence normalisation; 0 is none.
 
   Raises: UserError for numbers that mean nothing.
   """
 
   alpha: float = 0.6
   beta: float = 0.0
+  gamma: float = 0.0
 
   def __post_init__(self):
     for name, value in dataclasses.asdict(self).items():
@@ -96,6 +99,15 @@ def coverage_penalty(coverage: jax.Array, source_mask: jax.Array, beta: float) -
   return beta * jnp.sum(jnp.where(source_mask, seen, 0.0), axis=-1)
 
 
+def eos_factor(source_length: jax.Array, length: jax.Array | int, gamma: float) -> jax.Array:
+  """γ |X| / |Y|, by which the log-probability of EOS is multiplied: the shorter the output, the dearer its end.
+
+  This is the option -eos_norm of OpenNMT (Klein et al. 2017) in Lua, as its program (onmt/translate/Beam.lua) computes
+  it; the manual calls the factor itself the penalty of EOS. A γ below |Y| / |X| makes ending cheaper, not dearer.
+  """
+  return gamma * source_length / length
+
+
 def beam(
   step: Callable, carry: Any, memory: Any, *, beams: int, max_length: int, ranking: Ranking = DEFAULT,
   source_mask: jax.Array | None = None,
@@ -139,9 +151,11 @@ def beam(
   def body(loop):
     level, carry, coverage, alive, trail, ends = loop
     carry, (logits, weights) = step(carry, trail.tokens[level], memory)
-    totals = alive[..., None] + jax.nn.log_softmax(logits)
+    log_probs = jax.nn.log_softmax(logits)
+    totals = alive[..., None] + log_probs
     coverage = coverage + weights
-    ends = _finish(ends, totals[..., EOS], level, coverage, source_mask, ranking)
+    scores = _scores(totals[..., EOS], log_probs[..., EOS], level + 1, coverage, source_mask, ranking)
+    ends = _finish(ends, totals[..., EOS], scores, level)
     alive, parents, tokens = _best(jnp.where(goes_on[None, None, :], totals, NEVER), beams)
     alive = jnp.maximum(alive, NEVER)
     carry, coverage = jax.tree.map(lambda x: _pick(x, parents), (carry, coverage))
@@ -154,8 +168,8 @@ def beam(
 
   def goes_on_at_all(loop):
     level, _, _, alive, _, ends = loop
-    # Log-probabilities only fall, and the penalty divides by most at the greatest length. Coverage has a say only when
-    # a hypothesis ends, and then at most 0: what no beam can beat without it, none beats with it.
+    # Log-probabilities only fall, and the penalty divides by most at the greatest length. The rest has a say only when
+    # a hypothesis ends: EOS gives at most 0 whatever its factor, coverage at most 0, so that nothing rises above hope.
     hope = alive.max(1) / length_penalty(max_length, ranking.alpha)
     return (level < max_length) & jnp.any(real & (hope > ends.scores.min(1)))
 
@@ -177,15 +191,16 @@ def greedy(
   source_mask = _source_mask(source_mask, batch, weights.shape[-1])
 
   def body(loop):
-    level, carry, token, done, tokens, total, history = loop
+    level, carry, token, done, tokens, total, last, history = loop
     carry, (logits, weights) = step(carry, token, memory)
     allow = jnp.where(level == max_length - 1, ends_allowed, allowed)
     log_probs = jax.nn.log_softmax(logits)
     token = jnp.where(done, PAD, jnp.argmax(jnp.where(allow[None, :], log_probs, -jnp.inf), axis=-1).astype(jnp.int32))
-    total = total + jnp.where(done, 0.0, jnp.take_along_axis(log_probs, token[:, None], axis=1)[:, 0])
+    last = jnp.where(done, last, jnp.take_along_axis(log_probs, token[:, None], axis=1)[:, 0])
+    total = total + jnp.where(done, 0.0, last)
     tokens = tokens.at[level].set(token)
     history = history.at[level].set(jnp.where(done[:, None], 0.0, weights))
-    return level + 1, carry, token, done | (token == EOS), tokens, total, history
+    return level + 1, carry, token, done | (token == EOS), tokens, total, last, history
 
   loop = (
     jnp.zeros((), jnp.int32),
@@ -194,12 +209,14 @@ def greedy(
     ~source_mask.any(-1),
     jnp.full((max_length, batch), PAD, jnp.int32),
     jnp.zeros((batch,)),
+    jnp.zeros((batch,)),
     jnp.zeros((max_length, *weights.shape), weights.dtype),
   )
   loop = jax.lax.while_loop(lambda loop: (loop[0] < max_length) & ~jnp.all(loop[3]), body, loop)
-  tokens, total, history = loop[4].T[:, None], loop[5][:, None], jnp.moveaxis(loop[6], 0, 1)[:, None]
+  # The last token is EOS: nothing else is allowed at the end.
+  (tokens, total, of_eos), history = (x[:, None] for x in (loop[4].T, *loop[5:7])), jnp.moveaxis(loop[7], 0, 1)[:, None]
   lengths = jnp.sum(tokens != PAD, axis=-1)
-  scores = _scores(total, lengths, history.sum(2), source_mask, ranking)
+  scores = _scores(total, of_eos, lengths, history.sum(2), source_mask, ranking)
   return Hypotheses(tokens, scores, total, lengths, history)
 
 
@@ -208,9 +225,14 @@ def _source_mask(given: jax.Array | None, batch: int, size: int) -> jax.Array:
 
 
 def _scores(
-  log_probs: jax.Array, lengths: jax.Array | int, coverage: jax.Array, source_mask: jax.Array, ranking: Ranking
-) -> jax.Array:
-  """What hypotheses [B, K] that end with this coverage [B, K, S] are ranked by."""
+  log_probs: jax.Array, of_eos: jax.Array, lengths: jax.Array | int, coverage: jax.Array, source_mask: jax.Array,
+  ranking: Ranking,
+) -> jax.Array:  # fmt: skip
+  """What hypotheses [B, K] with these log-probabilities, in all and of their EOS, and coverage [B, K, S] rank by."""
+  if ranking.gamma:
+    sources = source_mask.sum(-1)[:, None]
+    # Filler rows have no length.
+    log_probs = log_probs + (eos_factor(sources, jnp.maximum(lengths, 1), ranking.gamma) - 1.0) * of_eos
   penalty = coverage_penalty(coverage, source_mask[:, None], ranking.beta)
   return log_probs / length_penalty(lengths, ranking.alpha) + penalty
 
@@ -231,11 +253,8 @@ def _best(totals: jax.Array, beams: int) -> tuple[jax.Array, jax.Array, jax.Arra
   return best, index // within.shape[-1], tokens.astype(jnp.int32)
 
 
-def _finish(
-  ends: Ends, log_probs: jax.Array, level: jax.Array, coverage: jax.Array, source_mask: jax.Array, ranking: Ranking
-) -> Ends:
+def _finish(ends: Ends, log_probs: jax.Array, scores: jax.Array, level: jax.Array) -> Ends:
   """The K best of the finished hypotheses and of those [B, K] that end now."""
-  scores = _scores(log_probs, level + 1, coverage, source_mask, ranking)
   # A beam that does not exist must not climb above NEVER by its length.
   scores = jnp.where(log_probs > NEVER / 2, scores, NEVER)
   here = jnp.broadcast_to(jnp.arange(scores.shape[1])[None, :], scores.shape)

@@ -78,19 +78,20 @@ class Path(NamedTuple):
   log_prob: float
   tokens: tuple[int, ...]
   weights: tuple[np.ndarray, ...]
+  last: float  # the log-probability of its last token
   carry: np.ndarray
 
 
 def literal_search(model: Toy, b: int, beams: int, max_length: int, ranking: Ranking) -> list[Path]:
   """Beam search over Python lists, never stopped early; the best finished hypotheses of source b."""
-  alive, finished = [Path(0.0, (), (), np.zeros((1, D)))], []
+  alive, finished = [Path(0.0, (), (), 0.0, np.zeros((1, D)))], []
   for _ in range(max_length):
     new = []
     for path in alive:
       last = path.tokens[-1] if path.tokens else BOS
       carry, log_probs, weights = model.literally(path.carry, last, b)
       grow = lambda token, path=path, carry=carry, log_probs=log_probs, weights=weights: Path(
-        path.log_prob + log_probs[token], (*path.tokens, token), (*path.weights, weights), carry
+        path.log_prob + log_probs[token], (*path.tokens, token), (*path.weights, weights), log_probs[token], carry
       )
       finished.append(grow(EOS))
       new.extend(grow(token) for token in range(len(model.words)) if token not in (PAD, BOS, EOS))
@@ -99,7 +100,10 @@ def literal_search(model: Toy, b: int, beams: int, max_length: int, ranking: Ran
 
 
 def score(path: Path, ranking: Ranking, source_mask: np.ndarray) -> float:
-  total = path.log_prob / ((5 + len(path.tokens)) / 6) ** ranking.alpha
+  total = path.log_prob
+  if ranking.gamma:
+    total += (ranking.gamma * source_mask.sum() / len(path.tokens) - 1) * path.last
+  total /= ((5 + len(path.tokens)) / 6) ** ranking.alpha
   for i in np.flatnonzero(source_mask):
     seen = sum(float(weights[i]) for weights in path.weights)
     total += ranking.beta * math.log(min(max(seen, UNSEEN), 1.0))
@@ -131,6 +135,8 @@ def assert_hypotheses(found: Hypotheses, b: int, expected: list[Path], ranking: 
     (13, 4, Ranking(alpha=1.0)),
     (3, 6, Ranking(beta=0.2)),
     (13, 4, Ranking(alpha=0.0, beta=5.0)),
+    (3, 6, Ranking(gamma=2.0)),
+    (13, 4, Ranking(beta=0.5, gamma=0.3)),
   ],
 )
 def test_beam_is_the_search_in_numpy(beams, max_length, ranking):
@@ -141,7 +147,9 @@ def test_beam_is_the_search_in_numpy(beams, max_length, ranking):
     assert_hypotheses(found, b, literal_search(model, b, beams, max_length, ranking), ranking, model.mask[b])
 
 
-@pytest.mark.parametrize('ranking', [Ranking(alpha=0.0), DEFAULT, Ranking(beta=1.0)])
+@pytest.mark.parametrize(
+  'ranking', [Ranking(alpha=0.0), DEFAULT, Ranking(beta=1.0), Ranking(gamma=0.1), Ranking(gamma=9.0)]
+)
 def test_stopping_early_changes_nothing(ranking):
   model = toy(ends=(8.0, 1.0, 3.0))
   found = jax.device_get(beam(model, beams=3, max_length=23, ranking=ranking))
@@ -223,11 +231,28 @@ def test_who_attends_to_nothing_is_ranked_all_the_same():
   np.testing.assert_allclose(ranked.scores, plain.scores + lost, rtol=1e-5)
 
 
+def test_an_end_that_comes_early_is_dearer():
+  """The short output is the more probable one, until its EOS counts twice and that of the long one once."""
+  probabilities = np.full((2, 4), 1e-12)
+  probabilities[0, [EOS, 3]], probabilities[1, EOS] = (0.6, 0.4), 1.0
+  table = jnp.log(jnp.asarray(probabilities, jnp.float32))
+
+  @functools.partial(quick_jit, static_argnames='gamma')
+  def find(level, gamma):
+    step = lambda carry, token, memory: (carry + 1, (table[carry], jnp.zeros((*carry.shape, 2))))
+    return search.beam(step, level, (), beams=2, max_length=2, ranking=Ranking(alpha=0.0, gamma=gamma))
+
+  for gamma, lengths, scores in ((0.0, [1, 2], (0.6, 0.4)), (0.5, [1, 2], (0.6, 0.4)), (1.0, [2, 1], (0.4, 0.36))):
+    found = find(jnp.zeros((1,), jnp.int32), gamma)
+    assert found.lengths[0].tolist() == lengths
+    np.testing.assert_allclose(found.scores[0], np.log(scores), rtol=1e-5)
+
+
 # A vocabulary of so few words that all outputs can be written down; beams in plenty are simply not found.
 @pytest.mark.parametrize(('words', 'max_length', 'possible'), [(4, 20, 20), (5, 4, 15), (6, 3, 13)])
 def test_what_is_not_there_is_not_found(words, max_length, possible):
   model = toy(words)
-  ranking = Ranking(beta=0.2)
+  ranking = Ranking(beta=0.2, gamma=0.7)
   found = jax.device_get(beam(model, beams=possible + 3, max_length=max_length, ranking=ranking))
   for b in range(B):
     expected = literal_search(model, b, possible + 3, max_length, ranking)
@@ -247,7 +272,7 @@ def test_hypotheses_are_sorted_distinct_and_end():
 
 def test_a_source_does_not_feel_its_neighbours():
   model = toy()
-  options = {'beams': 3, 'max_length': 6, 'ranking': Ranking(beta=0.2)}
+  options = {'beams': 3, 'max_length': 6, 'ranking': Ranking(beta=0.2, gamma=0.7)}
   found, order = beam(model, **options), np.array([3, 0, 4, 2, 1])
   moved = some(model, order)
   assert_same(beam(moved, **options), jax.tree.map(lambda x: x[order], found))
@@ -260,18 +285,19 @@ def test_a_source_does_not_feel_its_neighbours():
     assert_close(greedy(alone, max_length=6), jax.tree.map(lambda x, b=b: x[b : b + 1], fast))
 
 
-@pytest.mark.parametrize(('max_length', 'ranking'), [(1, DEFAULT), (6, Ranking(beta=0.2))])
+@pytest.mark.parametrize(('max_length', 'ranking'), [(1, DEFAULT), (6, Ranking(beta=0.2, gamma=0.7))])
 def test_greedy_is_the_most_probable_token_at_every_step(max_length, ranking):
   model = toy()
   found = jax.device_get(greedy(model, max_length=max_length, ranking=ranking))
   assert found.tokens.shape == (B, 1, max_length)
   for b in range(B):
-    path = Path(0.0, (), (), np.zeros((1, D)))
+    path = Path(0.0, (), (), 0.0, np.zeros((1, D)))
     while EOS not in path.tokens:
       carry, log_probs, weights = model.literally(path.carry, path.tokens[-1] if path.tokens else BOS, b)
       allowed = [EOS] if len(path.tokens) == max_length - 1 else [*range(EOS, WORDS)]
       token = max(allowed, key=lambda token, log_probs=log_probs: log_probs[token])
-      path = Path(path.log_prob + log_probs[token], (*path.tokens, token), (*path.weights, weights), carry)
+      grown = (*path.tokens, token), (*path.weights, weights)
+      path = Path(path.log_prob + log_probs[token], *grown, log_probs[token], carry)
     assert_hypotheses(found, b, [path], ranking, model.mask[b])
 
 
@@ -305,7 +331,7 @@ def test_numbers_that_mean_nothing_are_named(wrong):
     search.beam(toy().step, toy().first(), None, **options)
 
 
-@pytest.mark.parametrize('name', ['alpha', 'beta'])
+@pytest.mark.parametrize('name', ['alpha', 'beta', 'gamma'])
 @pytest.mark.parametrize('value', [-0.1, math.inf, math.nan])
 def test_a_ranking_that_means_nothing_is_named(name, value):
   with pytest.raises(UserError, match=f'search: {name}={value}; possible: 0 or more'):
@@ -329,7 +355,8 @@ def search_with(model, params, source, mask, beams, ranking):
 
 @functools.partial(quick_jit, static_argnums=0)
 def forced(model, params, source, mask):
-  """log-probability [B, N] and weights [B, N, T, S] of every possible output, by the call that training uses."""
+  """Of every possible output, by the call that training uses: the log-probabilities [B, N, T] of its tokens, 0 after
+  its end, and its weights [B, N, T, S]."""
   tokens = np.array([[*path, *[PAD] * (MAX_LENGTH - len(path))] for path in POSSIBLE])
   entering = jnp.asarray(np.concatenate([np.full((len(tokens), 1), BOS), tokens[:, :-1]], axis=1))
 
@@ -337,7 +364,7 @@ def forced(model, params, source, mask):
     many = [jnp.broadcast_to(x[None], (len(tokens), *x.shape)) for x in (source, mask)]
     logits, weights = model.apply(params, *many, entering)
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.asarray(tokens)[..., None], -1)[..., 0]
-    return jnp.sum(jnp.where(jnp.asarray(tokens) != PAD, log_probs, 0.0), axis=-1), weights
+    return jnp.where(jnp.asarray(tokens) != PAD, log_probs, 0.0), weights
 
   return jax.lax.map(lambda xs: one(*xs), (source, mask))
 
@@ -355,12 +382,13 @@ def test_beams_in_plenty_are_every_possible_output(cell, options, attention):
   model = build_tiny(cell, options, sizes=SIZES, **attention)
   source, mask, target = inputs(sizes=SIZES)
   params = variables(model, source, mask, target)
-  options = {'beams': len(POSSIBLE), 'ranking': Ranking(beta=0.2)}
+  options = {'beams': len(POSSIBLE), 'ranking': Ranking(beta=0.2, gamma=0.7)}
   found, fast = jax.device_get(search_with(model, params, source, mask, **options))
   log_probs, weights = jax.device_get(forced(model, params, source, mask))
   for b in range(len(source)):
     every = [
-      Path(log_probs[b, n], path, tuple(weights[b, n, : len(path)]), np.zeros(0)) for n, path in enumerate(POSSIBLE)
+      Path(row.sum(), path, tuple(matrix[: len(path)]), row[len(path) - 1], np.zeros(0))
+      for row, path, matrix in zip(log_probs[b], POSSIBLE, weights[b], strict=True)
     ]
     ranked = options['ranking'], mask[b]
     assert_hypotheses(found, b, sorted(every, key=lambda path, ranked=ranked: -score(path, *ranked)), *ranked)
@@ -376,7 +404,7 @@ def test_a_source_is_found_the_same_without_padding_and_neighbours():
   source, mask, target = inputs()
   params = variables(model, source, mask, target)
   cut = int(mask[1].sum())
-  options = {'beams': 2, 'ranking': Ranking(beta=0.2)}
+  options = {'beams': 2, 'ranking': Ranking(beta=0.2, gamma=0.7)}
   alone = search_with(model, params, source[1:2, :cut], mask[1:2, :cut], **options)
   for one, every in zip(alone, search_with(model, params, source, mask, **options), strict=True):
     row = jax.tree.map(lambda x: x[1:2], every)
