@@ -33,7 +33,7 @@ def main() -> None:
   console = Console(highlight=False)
   say = lambda line: console.print(line, markup=False, soft_wrap=True)
   results = experiment.train(FLAGS.config.to_dict(), folder, say)
-  if results:
+  if results and jax.process_index() == 0:
     print_results(results)
 
 

@@ -42,7 +42,7 @@ def main() -> None:
   for start in range(0, len(lines), WINDOW):
     window = lines[start : start + WINDOW]
     some = [line for line in window if line.strip()]
-    predictions = iter(run.predictor(some, beams=beams, alpha=run.config['evaluation']['alpha']))
+    predictions = iter(run.predictor(some, beams=beams))
     for number, line in enumerate(window, start + 1):
       hypotheses = next(predictions).hypotheses[: FLAGS.nbest or 1] if line.strip() else []
       write(number, line, hypotheses)

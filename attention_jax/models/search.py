@@ -6,6 +6,8 @@ when beams are reordered but the carry: each step leaves its tokens, weights and
 read off by walking back from their ends.
 """
 
+import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,6 +18,35 @@ from attention_jax.errors import UserError
 from attention_jax.tokens import BOS, EOS, PAD
 
 NEVER = -1e9  # finite, so that sums and length normalisation of it stay ordered
+UNSEEN = 1e-6  # what less attention than this counts as in the coverage penalty, whose logarithm stays finite
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranking:
+  """What finished hypotheses are ranked by: s(Y, X) = log P(Y|X) / lp(Y) + cp(X; Y). Wu et al. 2016, equation 14.
+
+  With end-of-sentence normalisation log P(Y|X) counts the log-probability of EOS `eos_factor` times. Beams that go on
+  are ranked by log P alone.
+
+  Attributes:
+    alpha: of the length penalty lp; 0 is none.
+    beta: of the coverage penalty cp; 0 is none.
+    gamma: of the end-of-sentence normalisation; 0 is none.
+
+  Raises: UserError for numbers that mean nothing.
+  """
+
+  alpha: float = 0.6
+  beta: float = 0.0
+  gamma: float = 0.0
+
+  def __post_init__(self):
+    for name, value in dataclasses.asdict(self).items():
+      if not 0 <= value < math.inf:
+        raise UserError(f'search: {name}={value}; possible: 0 or more, and finite')
+
+
+DEFAULT = Ranking()
 
 
 class Hypotheses(NamedTuple):
@@ -23,7 +54,7 @@ class Hypotheses(NamedTuple):
 
   Attributes:
     tokens: [B, K, T] ids, EOS at the end and PAD after it.
-    scores: [B, K] log-probability over the length penalty; NEVER where there are fewer than K hypotheses.
+    scores: [B, K] by which they are ranked, see Ranking; NEVER where there are fewer than K hypotheses.
     log_probs: [B, K] natural log of the probability, EOS included.
     lengths: [B, K] tokens, EOS included.
     weights: [B, K, T, S] of every hypothesis, zero after its end.
@@ -58,11 +89,30 @@ def length_penalty(length: jax.Array | int, alpha: float) -> jax.Array:
   return ((5.0 + length) / 6.0) ** alpha
 
 
+def coverage_penalty(coverage: jax.Array, source_mask: jax.Array, beta: float) -> jax.Array:
+  """β Σᵢ log(min(Σⱼ pᵢⱼ, 1)) of coverage [..., S] -> [...]. Wu et al. 2016, equation 14.
+
+  The coverage Σⱼ pᵢⱼ is all the attention that position i got, from the step that chose EOS too. Less than UNSEEN
+  counts as UNSEEN, so that a position without any costs 13.8 β and not everything: alignments may give exact zeros.
+  """
+  seen = jnp.log(jnp.clip(coverage, UNSEEN, 1.0))
+  return beta * jnp.sum(jnp.where(source_mask, seen, 0.0), axis=-1)
+
+
+def eos_factor(source_length: jax.Array, length: jax.Array | int, gamma: float) -> jax.Array:
+  """γ |X| / |Y|, by which the log-probability of EOS is multiplied: the shorter the output, the dearer its end.
+
+  This is the option -eos_norm of OpenNMT (Klein et al. 2017) in Lua, as its program (onmt/translate/Beam.lua) computes
+  it; the manual calls the factor itself the penalty of EOS. A γ below |Y| / |X| makes ending cheaper, not dearer.
+  """
+  return gamma * source_length / length
+
+
 def beam(
-  step: Callable, carry: Any, memory: Any, *, beams: int, max_length: int, alpha: float = 0.6,
-  real: jax.Array | None = None,
+  step: Callable, carry: Any, memory: Any, *, beams: int, max_length: int, ranking: Ranking = DEFAULT,
+  source_mask: jax.Array | None = None,
 ) -> Hypotheses:  # fmt: skip
-  """Beam search with the length normalisation of Wu et al. 2016.
+  """Beam search with the length normalisation and the coverage penalty of Wu et al. 2016.
 
   The loop stops as soon as no beam of any source can still beat the source's K finished hypotheses. At the last of
   `max_length` steps only EOS may be chosen, so that every hypothesis ends with one.
@@ -71,13 +121,14 @@ def beam(
     step, carry, memory: of the model, for sources [B].
     beams: K.
     max_length: T, EOS included.
-    alpha: of the length penalty; 0 is none.
-    real: [B] bool; the others are filler rows, which nobody waits for.
+    ranking: of the finished hypotheses.
+    source_mask: [B, S] bool, True = real; by default everything is. Rows without any are filler rows, which nobody
+      waits for.
 
   Raises: UserError for numbers that mean nothing.
   """
-  if beams < 1 or max_length < 1 or alpha < 0:
-    raise UserError(f'search: beams={beams} and max_length={max_length} must be at least 1, alpha={alpha} at least 0')
+  if beams < 1 or max_length < 1:
+    raise UserError(f'search: beams={beams} and max_length={max_length} must be at least 1')
   batch = jax.tree.leaves(carry)[0].shape[0]
   carry = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], (batch, beams, *x.shape[1:])), carry)
   step = jax.vmap(step, in_axes=(1, 1, None), out_axes=1)
@@ -94,71 +145,96 @@ def beam(
   none = jnp.zeros((batch, beams), jnp.int32)
   ends = Ends(jnp.full((batch, beams), NEVER), jnp.full((batch, beams), NEVER), none, none)
   _, goes_on = _allowed(logits.shape[-1])
+  source_mask = _source_mask(source_mask, batch, weights.shape[-1])
+  real = source_mask.any(-1)
 
   def body(loop):
-    level, carry, alive, trail, ends = loop
+    level, carry, coverage, alive, trail, ends = loop
     carry, (logits, weights) = step(carry, trail.tokens[level], memory)
-    totals = alive[..., None] + jax.nn.log_softmax(logits)
-    ends = _finish(ends, totals[..., EOS], level, alpha)
+    log_probs = jax.nn.log_softmax(logits)
+    totals = alive[..., None] + log_probs
+    coverage = coverage + weights
+    scores = _scores(totals[..., EOS], log_probs[..., EOS], level + 1, coverage, source_mask, ranking)
+    ends = _finish(ends, totals[..., EOS], scores, level)
     alive, parents, tokens = _best(jnp.where(goes_on[None, None, :], totals, NEVER), beams)
     alive = jnp.maximum(alive, NEVER)
-    carry = jax.tree.map(lambda x: _pick(x, parents), carry)
+    carry, coverage = jax.tree.map(lambda x: _pick(x, parents), (carry, coverage))
     trail = Trail(
       trail.tokens.at[level + 1].set(tokens, mode='drop'),
       trail.parents.at[level + 1].set(parents, mode='drop'),
       trail.weights.at[level].set(weights),
     )
-    return level + 1, carry, alive, trail, ends
+    return level + 1, carry, coverage, alive, trail, ends
 
   def goes_on_at_all(loop):
-    level, _, alive, _, ends = loop
-    # Log-probabilities only fall, and the penalty divides by most at the greatest length.
-    hope = alive.max(1) / length_penalty(max_length, alpha)
-    return (level < max_length) & jnp.any(_real(real, batch) & (hope > ends.scores.min(1)))
+    level, _, _, alive, _, ends = loop
+    # Log-probabilities only fall, and the penalty divides by most at the greatest length. The rest has a say only when
+    # a hypothesis ends: EOS gives at most 0 whatever its factor, coverage at most 0, so that nothing rises above hope.
+    hope = alive.max(1) / length_penalty(max_length, ranking.alpha)
+    return (level < max_length) & jnp.any(real & (hope > ends.scores.min(1)))
 
-  loop = (jnp.zeros((), jnp.int32), carry, alive, trail, ends)
+  loop = (jnp.zeros((), jnp.int32), carry, jnp.zeros(weights.shape, weights.dtype), alive, trail, ends)
   *_, trail, ends = jax.lax.while_loop(goes_on_at_all, body, loop)
   return _read_off(trail, ends)
 
 
 def greedy(
-  step: Callable, carry: Any, memory: Any, *, max_length: int, alpha: float = 0.6, real: jax.Array | None = None
-) -> Hypotheses:
+  step: Callable, carry: Any, memory: Any, *, max_length: int, ranking: Ranking = DEFAULT,
+  source_mask: jax.Array | None = None,
+) -> Hypotheses:  # fmt: skip
   """The most probable token at every step, until EOS: K = 1 hypothesis. Arguments and scores as those of `beam`."""
   batch = jax.tree.leaves(carry)[0].shape[0]
   token = jnp.full((batch,), BOS, jnp.int32)
   _, (logits, weights) = jax.eval_shape(step, carry, token, memory)
   ends_allowed, goes_on = _allowed(logits.shape[-1])
   allowed = goes_on | ends_allowed
+  source_mask = _source_mask(source_mask, batch, weights.shape[-1])
 
   def body(loop):
-    level, carry, token, done, tokens, total, history = loop
+    level, carry, token, done, tokens, total, last, history = loop
     carry, (logits, weights) = step(carry, token, memory)
     allow = jnp.where(level == max_length - 1, ends_allowed, allowed)
     log_probs = jax.nn.log_softmax(logits)
     token = jnp.where(done, PAD, jnp.argmax(jnp.where(allow[None, :], log_probs, -jnp.inf), axis=-1).astype(jnp.int32))
-    total = total + jnp.where(done, 0.0, jnp.take_along_axis(log_probs, token[:, None], axis=1)[:, 0])
+    last = jnp.where(done, last, jnp.take_along_axis(log_probs, token[:, None], axis=1)[:, 0])
+    total = total + jnp.where(done, 0.0, last)
     tokens = tokens.at[level].set(token)
     history = history.at[level].set(jnp.where(done[:, None], 0.0, weights))
-    return level + 1, carry, token, done | (token == EOS), tokens, total, history
+    return level + 1, carry, token, done | (token == EOS), tokens, total, last, history
 
   loop = (
     jnp.zeros((), jnp.int32),
     carry,
     token,
-    ~_real(real, batch),
+    ~source_mask.any(-1),
     jnp.full((max_length, batch), PAD, jnp.int32),
+    jnp.zeros((batch,)),
     jnp.zeros((batch,)),
     jnp.zeros((max_length, *weights.shape), weights.dtype),
   )
   loop = jax.lax.while_loop(lambda loop: (loop[0] < max_length) & ~jnp.all(loop[3]), body, loop)
-  tokens, total, history = loop[4].T[:, None], loop[5][:, None], jnp.moveaxis(loop[6], 0, 1)[:, None]
+  # The last token is EOS: nothing else is allowed at the end.
+  (tokens, total, of_eos), history = (x[:, None] for x in (loop[4].T, *loop[5:7])), jnp.moveaxis(loop[7], 0, 1)[:, None]
   lengths = jnp.sum(tokens != PAD, axis=-1)
-  return Hypotheses(tokens, total / length_penalty(lengths, alpha), total, lengths, history)
+  scores = _scores(total, of_eos, lengths, history.sum(2), source_mask, ranking)
+  return Hypotheses(tokens, scores, total, lengths, history)
 
 
-def _real(real: jax.Array | None, batch: int) -> jax.Array:
-  return jnp.ones((batch,), bool) if real is None else real
+def _source_mask(given: jax.Array | None, batch: int, size: int) -> jax.Array:
+  return jnp.ones((batch, size), bool) if given is None else given
+
+
+def _scores(
+  log_probs: jax.Array, of_eos: jax.Array, lengths: jax.Array | int, coverage: jax.Array, source_mask: jax.Array,
+  ranking: Ranking,
+) -> jax.Array:  # fmt: skip
+  """What hypotheses [B, K] with these log-probabilities, in all and of their EOS, and coverage [B, K, S] rank by."""
+  if ranking.gamma:
+    sources = source_mask.sum(-1)[:, None]
+    # Filler rows have no length.
+    log_probs = log_probs + (eos_factor(sources, jnp.maximum(lengths, 1), ranking.gamma) - 1.0) * of_eos
+  penalty = coverage_penalty(coverage, source_mask[:, None], ranking.beta)
+  return log_probs / length_penalty(lengths, ranking.alpha) + penalty
 
 
 def _allowed(size: int) -> tuple[jax.Array, jax.Array]:
@@ -177,10 +253,10 @@ def _best(totals: jax.Array, beams: int) -> tuple[jax.Array, jax.Array, jax.Arra
   return best, index // within.shape[-1], tokens.astype(jnp.int32)
 
 
-def _finish(ends: Ends, log_probs: jax.Array, level: jax.Array, alpha: float) -> Ends:
+def _finish(ends: Ends, log_probs: jax.Array, scores: jax.Array, level: jax.Array) -> Ends:
   """The K best of the finished hypotheses and of those [B, K] that end now."""
   # A beam that does not exist must not climb above NEVER by its length.
-  scores = jnp.where(log_probs > NEVER / 2, log_probs / length_penalty(level + 1, alpha), NEVER)
+  scores = jnp.where(log_probs > NEVER / 2, scores, NEVER)
   here = jnp.broadcast_to(jnp.arange(scores.shape[1])[None, :], scores.shape)
   new = Ends(scores, log_probs, jnp.full_like(here, level), here)
   both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), ends, new)
@@ -215,6 +291,4 @@ def _read_off(trail: Trail, ends: Ends) -> Hypotheses:
   tokens = jnp.where(found[None], tokens, PAD)
   weights = jnp.where(found[None, ..., None], weights, 0.0)
   lengths = jnp.where(found, ends.level + 1, 0)
-  return Hypotheses(
-    jnp.moveaxis(tokens, 0, 2), ends.scores, ends.log_probs, lengths, jnp.moveaxis(weights, 0, 2)
-  )
+  return Hypotheses(jnp.moveaxis(tokens, 0, 2), ends.scores, ends.log_probs, lengths, jnp.moveaxis(weights, 0, 2))

@@ -1,6 +1,7 @@
 """The fields of a config, with their defaults taken from where each is used, and the presets: a preset is a paper."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from attention_jax.errors import UserError, choose
+from attention_jax.models.search import DEFAULT, Ranking
 from attention_jax.models.seq2seq import Model
 from attention_jax.modules.attention import Attention
 from attention_jax.training.loop import Training
@@ -43,7 +45,8 @@ class Evaluation:
     metrics: specs of training.metrics.METRICS.
     group_references: whether rows with the same source are one question with several right answers.
     beams: of the search at the end of training and in evaluate.py; 1 is greedy. Validation while training is greedy.
-    alpha: of the length penalty ((5 + length) / 6)^alpha.
+    alpha, beta, gamma: of the ranking of hypotheses, see models.search.Ranking: the length penalty
+      ((5 + length) / 6)^alpha, the coverage penalty and the end-of-sentence normalisation; 0 is none.
     max_length: of hypotheses; 0 is the longest target of the buckets.
     batch_size: sources searched at once.
   """
@@ -51,14 +54,21 @@ class Evaluation:
   metrics: tuple[str, ...] = ('exact_match', 'character_error_rate')
   group_references: bool = False
   beams: int = 5
-  alpha: float = 0.6
+  alpha: float = DEFAULT.alpha
+  beta: float = DEFAULT.beta
+  gamma: float = DEFAULT.gamma
   max_length: int = 0
   batch_size: int = 128
 
   def __post_init__(self):
-    for name, least in {'beams': 1, 'alpha': 0, 'max_length': 0, 'batch_size': 1}.items():
-      if getattr(self, name) < least:
-        raise UserError(f'evaluation.{name} is {getattr(self, name)}; possible: {least} or more')
+    for name, least in {'beams': 1, 'alpha': 0, 'beta': 0, 'gamma': 0, 'max_length': 0, 'batch_size': 1}.items():
+      if not least <= getattr(self, name) < math.inf:
+        raise UserError(f'evaluation.{name} is {getattr(self, name)}; possible: {least} or more, and finite')
+
+  @property
+  def ranking(self) -> Ranking:
+    """What the search ranks finished hypotheses by."""
+    return Ranking(self.alpha, self.beta, self.gamma)
 
 
 def default_config() -> ConfigDict:

@@ -126,7 +126,7 @@ def text_metrics(
   sources, references = list(corpus.source), [[target] for target in corpus.target]
   if options['group_references']:
     sources, references, _ = group_references(corpus)
-  predictions = predictor(sources, beams=beams, alpha=options['alpha'])
+  predictions = predictor(sources, beams=beams)
   hypotheses = [p.hypotheses[0].text if p.hypotheses else '' for p in predictions]
   found = {parse_spec(spec)[0]: measure(spec, hypotheses, references) for spec in options['metrics']}
   by_source = dict(zip(sources, predictions, strict=True))

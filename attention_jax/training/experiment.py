@@ -17,7 +17,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.functional.table import parse_spec
 from attention_jax.models.seq2seq import EncoderDecoder, build
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
-from attention_jax.training.config import Evaluation, complete
+from attention_jax.training.config import Evaluation, complete, default_config
 from attention_jax.training.evaluation import ALIGNMENT, FORCED, Scorer, evaluate
 from attention_jax.training.folder import check_folder, prepare_folder, read_config
 from attention_jax.training.loop import Result, Training, fit
@@ -65,7 +65,8 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
   """
   config = complete(config, 'the config')
   training = _checked(config)
-  resumed = check_folder(folder, config)
+  defaults = default_config().to_dict()
+  resumed = check_folder(folder, config, defaults)
   say = say if jax.process_index() == 0 else lambda line: None
   data = tasks.load(config['data'], str(folder) if resumed else None)
   for line in data.report:
@@ -79,7 +80,7 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
   )  # fmt: skip
   say(f'{len(batches)} batches an epoch, of shapes (rows, source, target) {sorted(set(batches.shapes))}')
   _check_with_data(config, data, batches, say)
-  folder = prepare_folder(folder, config)
+  folder = prepare_folder(folder, config, defaults)
   if not resumed:
     tasks.save_vocabularies(config['data'], data, str(folder))
   began = time.monotonic()
@@ -163,7 +164,7 @@ def _predictor(config: Config, model: EncoderDecoder, params: Any, source_vocab,
   options = config['evaluation']
   return Predictor(
     model, params, source_vocab, target_vocab, buckets=config['data']['buckets'],
-    max_length=options['max_length'], batch_size=options['batch_size'],
+    max_length=options['max_length'], batch_size=options['batch_size'], ranking=Evaluation(**options).ranking,
   )  # fmt: skip
 
 

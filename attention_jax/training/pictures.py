@@ -28,11 +28,10 @@ def draw(
 
 
 def _of_lines(run: Run, lines: Sequence[str]) -> list[Heatmap]:
-  options = run.config['evaluation']
   if not all(line.strip() for line in lines):
     raise UserError('an empty line attends to nothing; possible: a line of text')
-  items = []
-  for line, prediction in zip(lines, run.predictor(lines, beams=options['beams'], alpha=options['alpha']), strict=True):
+  items, beams = [], run.config['evaluation']['beams']
+  for line, prediction in zip(lines, run.predictor(lines, beams=beams), strict=True):
     if not prediction.hypotheses:
       raise UserError(f'no output for {line!r}')
     best = prediction.hypotheses[0]

@@ -44,13 +44,15 @@ class Predictor:
     buckets: of training; a longer source gets a bucket of its own, rounded up to a multiple of 32.
     max_length: of hypotheses, EOS included; 0 is the longest target of the buckets.
     batch_size: sources searched at once, rounded up to a multiple of the devices.
+    ranking: of hypotheses, where a call does not say another.
   """
 
   def __init__(
     self, model: EncoderDecoder, params: Any, source_vocab: Vocabulary, target_vocab: Vocabulary, *,
     buckets: Sequence[Sequence[int]], max_length: int = 0, batch_size: int = 128,
+    ranking: search.Ranking = search.DEFAULT,
   ):  # fmt: skip
-    self.model, self.source_vocab, self.target_vocab = model, source_vocab, target_vocab
+    self.model, self.source_vocab, self.target_vocab, self.ranking = model, source_vocab, target_vocab, ranking
     self._mesh = make_mesh(jax.local_devices())
     self.use(params)
     self._sizes = sorted({source for source, _ in buckets})
@@ -63,18 +65,22 @@ class Predictor:
     """Predicts with these parameters from now on; nothing is compiled again."""
     self._params = replicate(jax.device_get(params), self._mesh)
 
-  def __call__(self, lines: Sequence[str], *, beams: int = 1, alpha: float = 0.6) -> list[Prediction]:
+  def __call__(
+    self, lines: Sequence[str], *, beams: int = 1, ranking: search.Ranking | None = None
+  ) -> list[Prediction]:
     """One prediction per line, in order. beams=1 is greedy search."""
     found: list[Prediction | None] = [None] * len(lines)
-    for row, prediction in self.stream(lines, beams=beams, alpha=alpha):
+    for row, prediction in self.stream(lines, beams=beams, ranking=ranking):
       found[row] = prediction
     return found
 
-  def stream(self, lines: Sequence[str], *, beams: int, alpha: float) -> Iterable[tuple[int, Prediction]]:
+  def stream(
+    self, lines: Sequence[str], *, beams: int, ranking: search.Ranking | None = None
+  ) -> Iterable[tuple[int, Prediction]]:
     """(row, prediction) as they get done: batches of sources of similar length."""
     corpus = Corpus(list(lines), [''] * len(lines))
     encoded = encode(corpus, self.source_vocab, self.target_vocab)
-    run = self._search(beams, alpha)
+    run = self._search(beams, ranking or self.ranking)
     for batch in in_order(encoded, self._buckets(encoded.lengths[0]), self._rows):
       hypotheses = jax.device_get(run(self._params, *place((batch.source, batch.source_mask), self._mesh)))
       yield from self._read(batch, hypotheses, corpus.source)
@@ -85,12 +91,12 @@ class Predictor:
       sizes.append(-(-longest // 32) * 32)
     return [(size, 1) for size in sizes]
 
-  def _compile(self, beams: int, alpha: float):
+  def _compile(self, beams: int, ranking: search.Ranking):
     def run(params, source, source_mask):
       variables = {'params': params}
       carry, memory = self.model.apply(variables, source, source_mask, method='start')
       step = lambda carry, token, memory: self.model.apply(variables, carry, token, memory, method='step')
-      given = {'max_length': self.max_length, 'alpha': alpha, 'real': source_mask.any(-1)}
+      given = {'max_length': self.max_length, 'ranking': ranking, 'source_mask': source_mask}
       if beams == 1:
         return search.greedy(step, carry, memory, **given)
       return search.beam(step, carry, memory, beams=beams, **given)

@@ -56,9 +56,10 @@ def run(program: str, *args: object, stdin: bytes = b'') -> Ran:
   return Ran(code, out.getvalue(), err.getvalue())
 
 
-def start(*args: object) -> subprocess.Popen:
-  """train.py with these arguments in a process of its own, its output and errors together."""
-  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONUNBUFFERED': '1'}
+def start(*args: object, **settings: str) -> subprocess.Popen:
+  """train.py with these arguments in a process of its own with these environment variables, its output and errors
+  together."""
+  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONUNBUFFERED': '1'} | settings
   environment['JAX_COMPILATION_CACHE_DIR'] = jax.config.jax_compilation_cache_dir  # see conftest.py
   environment['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
   command = [sys.executable, '-m', 'experiments.train', *map(str, args)]

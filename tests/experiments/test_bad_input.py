@@ -59,6 +59,9 @@ FIELDS = [
   ('evaluation.metrics=blue', ["unknown metric 'blue'", "'bleu'?", 'chrf']),
   ('evaluation.metrics=("exact_match", "bleu(tokenize=\'x\')")', ["unknown tokenizer of bleu 'x'", '13a']),
   ('evaluation.beams=0', ['evaluation.beams is 0', '1 or more']),
+  ('evaluation.beta=-0.1', ['evaluation.beta is -0.1', '0 or more']),
+  ('evaluation.gamma=-1', ['evaluation.gamma is -1.0', '0 or more']),
+  ('evaluation.gamma=nan', ['evaluation.gamma is nan', '0 or more']),
 ]
 
 # a table's bytes -> what the line says of it; {path} is its path

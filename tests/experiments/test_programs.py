@@ -1,6 +1,7 @@
 """Train, evaluate, translate, inspect, on a task of a few words: what is printed and what is written."""
 
 import json
+import shutil
 
 import matplotlib.image
 import pytest
@@ -92,6 +93,36 @@ def test_translate_with_alternatives_and_alignments(trained):
     assert len(found['weights']) in (len(found['tokens']), len(found['tokens']) + 1)
     assert all(abs(sum(row) - 1) < 1e-4 for row in found['weights'])
     assert {tuple(link) for link in found['alignment']} == set(parse_pharaoh(columns[3]))
+
+
+def with_evaluation(trained, folder, change):
+  """A copy of the run whose stored config.evaluation went through `change`."""
+  shutil.copytree(trained[0], folder)
+  config = read_config(folder)
+  change(config['evaluation'])
+  (folder / 'config.json').write_text(json.dumps(config))
+  return folder
+
+
+@pytest.mark.parametrize('field', ['alpha', 'beta', 'gamma'])
+@pytest.mark.parametrize('beams', [1, 2])
+def test_hypotheses_are_ranked_as_the_config_says(trained, tmp_path, field, beams):
+  folder = with_evaluation(trained, tmp_path / 'run', lambda evaluation: evaluation.update({field: 3.0}))
+  read = lambda workdir: run('translate', f'--workdir={workdir}', f'--beams={beams}', '--nbest=1', stdin=b'eins zwei')
+  (_, before, *_), (_, after, *_) = (read(workdir).out.split('\t') for workdir in (trained[0], folder))
+  assert float(before) != float(after)
+
+
+def test_a_run_from_before_a_field_still_opens_and_goes_on(trained, task, tmp_path):
+  forget = lambda evaluation: [evaluation.pop(name) for name in ('beta', 'gamma')]
+  folder = with_evaluation(trained, tmp_path / 'run', forget)
+  old, new = (run('translate', f'--workdir={workdir}', stdin=b'eins zwei') for workdir in (folder, trained[0]))
+  assert old.code == 0 and old == new
+  assert run('train', *tiny(task, folder)).code == 0
+  assert read_config(folder)['evaluation'] == read_config(trained[0])['evaluation']
+  again = with_evaluation(trained, tmp_path / 'other', forget)
+  ran = run('train', *tiny(task, again, '--config.evaluation.beta=0.2'))
+  assert ran.code == 2 and 'evaluation.beta is 0.0 there, 0.2 given' in ran.err
 
 
 def test_inspect_attention(trained, tmp_path):

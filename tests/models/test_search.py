@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from typing import NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.models import search
-from attention_jax.models.search import NEVER, Hypotheses, length_penalty
+from attention_jax.models.search import DEFAULT, NEVER, UNSEEN, Hypotheses, Ranking, length_penalty
 from attention_jax.tokens import BOS, EOS, PAD
 from tests.models.tiny import build_tiny, inputs
 from tests.modules.quick import assert_close, assert_same, draw, quick_jit, variables
@@ -26,6 +27,7 @@ class Toy(NamedTuple):
   words: np.ndarray  # [V, D]: embeddings, and the output layer
   ends: np.ndarray  # [B]: how much each source likes to end
   memory: np.ndarray  # [B, S, D]
+  mask: np.ndarray  # [B, S]: only the search heeds it, so that what it masks has got attention
 
   def first(self):
     return jnp.zeros_like(self.memory[:, 0])
@@ -49,19 +51,25 @@ class Toy(NamedTuple):
     return carry, (carry @ self.words.T + ends[:, None] * eos[None, :], weights)
 
 
-def toy(words: int = WORDS, ends=(-2.0, 0.0, 1.0, 3.0, -4.0), seed: int = 0) -> Toy:
+def toy(words: int = WORDS, ends=(-2.0, 0.0, 1.0, 3.0, -4.0), seed: int = 0, lengths=(3, 2, 3, 1, 2)) -> Toy:
   arrays = draw(D, D, seed=seed), draw(words, D, seed=seed + 1), ends, draw(len(ends), S, D, seed=seed + 2)
-  return Toy(*(np.asarray(x, np.float32) for x in arrays))
+  mask = np.arange(S) < np.asarray(lengths[: len(ends)])[:, None]
+  return Toy(*(np.asarray(x, np.float32) for x in arrays), mask)
 
 
-@functools.partial(quick_jit, static_argnames=('beams', 'max_length', 'alpha'))
+def some(model: Toy, rows) -> Toy:
+  """The same model of these sources."""
+  return model._replace(ends=model.ends[rows], memory=model.memory[rows], mask=model.mask[rows])
+
+
+@functools.partial(quick_jit, static_argnames=('beams', 'max_length', 'ranking'))
 def beam(model: Toy, **options) -> Hypotheses:
-  return search.beam(model.step, model.first(), (model.memory, model.ends), **options)
+  return search.beam(model.step, model.first(), (model.memory, model.ends), source_mask=model.mask, **options)
 
 
-@functools.partial(quick_jit, static_argnames='max_length')
+@functools.partial(quick_jit, static_argnames=('max_length', 'ranking'))
 def greedy(model: Toy, **options) -> Hypotheses:
-  return search.greedy(model.step, model.first(), (model.memory, model.ends), **options)
+  return search.greedy(model.step, model.first(), (model.memory, model.ends), source_mask=model.mask, **options)
 
 
 class Path(NamedTuple):
@@ -70,38 +78,46 @@ class Path(NamedTuple):
   log_prob: float
   tokens: tuple[int, ...]
   weights: tuple[np.ndarray, ...]
+  last: float  # the log-probability of its last token
   carry: np.ndarray
 
 
-def literal_search(model: Toy, b: int, beams: int, max_length: int, alpha: float) -> list[Path]:
+def literal_search(model: Toy, b: int, beams: int, max_length: int, ranking: Ranking) -> list[Path]:
   """Beam search over Python lists, never stopped early; the best finished hypotheses of source b."""
-  alive, finished = [Path(0.0, (), (), np.zeros((1, D)))], []
+  alive, finished = [Path(0.0, (), (), 0.0, np.zeros((1, D)))], []
   for _ in range(max_length):
     new = []
     for path in alive:
       last = path.tokens[-1] if path.tokens else BOS
       carry, log_probs, weights = model.literally(path.carry, last, b)
       grow = lambda token, path=path, carry=carry, log_probs=log_probs, weights=weights: Path(
-        path.log_prob + log_probs[token], (*path.tokens, token), (*path.weights, weights), carry
+        path.log_prob + log_probs[token], (*path.tokens, token), (*path.weights, weights), log_probs[token], carry
       )
       finished.append(grow(EOS))
       new.extend(grow(token) for token in range(len(model.words)) if token not in (PAD, BOS, EOS))
     alive = sorted(new, key=lambda path: -path.log_prob)[:beams]
-  return sorted(finished, key=lambda path: -score(path, alpha))[:beams]
+  return sorted(finished, key=lambda path: -score(path, ranking, model.mask[b]))[:beams]
 
 
-def score(path: Path, alpha: float) -> float:
-  return path.log_prob / ((5 + len(path.tokens)) / 6) ** alpha
+def score(path: Path, ranking: Ranking, source_mask: np.ndarray) -> float:
+  total = path.log_prob
+  if ranking.gamma:
+    total += (ranking.gamma * source_mask.sum() / len(path.tokens) - 1) * path.last
+  total /= ((5 + len(path.tokens)) / 6) ** ranking.alpha
+  for i in np.flatnonzero(source_mask):
+    seen = sum(float(weights[i]) for weights in path.weights)
+    total += ranking.beta * math.log(min(max(seen, UNSEEN), 1.0))
+  return total
 
 
-def assert_hypotheses(found: Hypotheses, b: int, expected: list[Path], alpha: float):
+def assert_hypotheses(found: Hypotheses, b: int, expected: list[Path], ranking: Ranking, source_mask: np.ndarray):
   """Source b has exactly these, in this order."""
   for k, path in enumerate(expected):
     length = len(path.tokens)
     assert found.lengths[b, k] == length
     assert tuple(found.tokens[b, k, :length].tolist()) == path.tokens and np.all(found.tokens[b, k, length:] == PAD)
     np.testing.assert_allclose(found.log_probs[b, k], path.log_prob, rtol=1e-4)
-    np.testing.assert_allclose(found.scores[b, k], score(path, alpha), rtol=1e-4)
+    np.testing.assert_allclose(found.scores[b, k], score(path, ranking, source_mask), rtol=1e-4)
     np.testing.assert_allclose(found.weights[b, k, :length], path.weights, rtol=1e-3, atol=1e-5)
     assert np.all(found.weights[b, k, length:] == 0)
   k = len(expected)
@@ -110,25 +126,38 @@ def assert_hypotheses(found: Hypotheses, b: int, expected: list[Path], alpha: fl
 
 
 @pytest.mark.parametrize(
-  ('beams', 'max_length', 'alpha'), [(1, 6, 0.6), (3, 6, 0.6), (3, 6, 0.0), (4, 1, 1.0), (13, 4, 1.0)]
+  ('beams', 'max_length', 'ranking'),
+  [
+    (1, 6, DEFAULT),
+    (3, 6, DEFAULT),
+    (3, 6, Ranking(alpha=0.0)),
+    (4, 1, Ranking(alpha=1.0)),
+    (13, 4, Ranking(alpha=1.0)),
+    (3, 6, Ranking(beta=0.2)),
+    (13, 4, Ranking(alpha=0.0, beta=5.0)),
+    (3, 6, Ranking(gamma=2.0)),
+    (13, 4, Ranking(beta=0.5, gamma=0.3)),
+  ],
 )
-def test_beam_is_the_search_in_numpy(beams, max_length, alpha):
+def test_beam_is_the_search_in_numpy(beams, max_length, ranking):
   model = toy()
-  found = jax.device_get(beam(model, beams=beams, max_length=max_length, alpha=alpha))
+  found = jax.device_get(beam(model, beams=beams, max_length=max_length, ranking=ranking))
   assert found.tokens.shape == (B, beams, max_length) and found.weights.shape == (B, beams, max_length, S)
   for b in range(B):
-    assert_hypotheses(found, b, literal_search(model, b, beams, max_length, alpha), alpha)
+    assert_hypotheses(found, b, literal_search(model, b, beams, max_length, ranking), ranking, model.mask[b])
 
 
-@pytest.mark.parametrize('alpha', [0.0, 0.6])
-def test_stopping_early_changes_nothing(alpha):
+@pytest.mark.parametrize(
+  'ranking', [Ranking(alpha=0.0), DEFAULT, Ranking(beta=1.0), Ranking(gamma=0.1), Ranking(gamma=9.0)]
+)
+def test_stopping_early_changes_nothing(ranking):
   model = toy(ends=(8.0, 1.0, 3.0))
-  found = jax.device_get(beam(model, beams=3, max_length=23, alpha=alpha))
+  found = jax.device_get(beam(model, beams=3, max_length=23, ranking=ranking))
   for b in range(3):
-    assert_hypotheses(found, b, literal_search(model, b, 3, 23, alpha), alpha)
+    assert_hypotheses(found, b, literal_search(model, b, 3, 23, ranking), ranking, model.mask[b])
 
 
-def test_the_loop_does_stop_early():
+def test_the_loop_stops_early_and_waits_for_no_filler_rows():
   for find in (functools.partial(search.beam, beams=2), search.greedy):
     steps = []
 
@@ -137,9 +166,9 @@ def test_the_loop_does_stop_early():
         jax.debug.callback(lambda _: steps.append(1), token)
         return model.step(carry, token, memory)
 
-      return find(counted, model.first(), (model.memory, model.ends), max_length=41)
+      return find(counted, model.first(), (model.memory, model.ends), max_length=41, source_mask=model.mask)
 
-    jax.block_until_ready(quick_jit(run)(toy(ends=(9.0, 8.0))))
+    jax.block_until_ready(quick_jit(run)(toy(ends=(9.0, 8.0, -99.0), lengths=(3, 2, 0))))
     jax.effects_barrier()
     assert 0 < len(steps) < 41
 
@@ -155,26 +184,85 @@ def test_what_pays_off_late_is_waited_for():
   def step(carry, token, memory):
     return carry + 1, (table[carry], jnp.zeros((*carry.shape, S)))
 
-  find = quick_jit(lambda: search.beam(step, jnp.zeros((1,), jnp.int32), (), beams=1, max_length=size, alpha=0.6))
+  find = quick_jit(lambda: search.beam(step, jnp.zeros((1,), jnp.int32), (), beams=1, max_length=size))
   found = find()
   assert found.tokens[0, 0].tolist() == [word] * (size - 1) + [EOS]
   np.testing.assert_allclose(found.scores, [[-1.3 / ((5 + size) / 6) ** 0.6]], rtol=0.02)
+
+
+def test_coverage_stays_with_its_hypothesis():
+  """The second beam overtakes the first, and what they have looked at goes with them."""
+  word, other = 3, 4
+  probabilities, weights = np.full((3, 5, 5), 1e-12), np.zeros((3, 5, 2), np.float32)
+  probabilities[0, BOS, [word, other]] = 0.6, 0.4
+  probabilities[1, word, [word, other]], probabilities[1, other, word] = 0.5, 1.0
+  probabilities[2, :, EOS] = 1.0
+  weights[1, word], weights[1, other], weights[2] = (0.5, 0.75), (0.5, 0.0), (0.75, 0.0)
+  table = jnp.log(jnp.asarray(probabilities, jnp.float32))
+
+  def step(carry, token, memory):
+    return carry + 1, (table[carry, token], jnp.asarray(weights)[carry, token])
+
+  @functools.partial(quick_jit, static_argnames='beta')
+  def find(level, beta):
+    return search.beam(step, level, (), beams=2, max_length=3, ranking=Ranking(alpha=0.0, beta=beta))
+
+  assert find(jnp.zeros((1,), jnp.int32), 0.0).tokens[0].tolist() == [[other, word, EOS], [word, word, EOS]]
+  found = find(jnp.zeros((1,), jnp.int32), 0.5)
+  assert found.tokens[0].tolist() == [[word, word, EOS], [other, word, EOS]]
+  # The first position has got more than it needs; the second 0.75, or nothing at all.
+  np.testing.assert_allclose(found.scores[0], np.log([0.3, 0.4]) + 0.5 * np.log([0.75, UNSEEN]), rtol=1e-5)
+  np.testing.assert_allclose(found.log_probs[0], np.log([0.3, 0.4]), rtol=1e-5)
+
+
+def test_who_attends_to_nothing_is_ranked_all_the_same():
+  @functools.partial(quick_jit, static_argnames='ranking')
+  def find(model, ranking):
+    def step(carry, token, memory):
+      carry, (logits, weights) = model.step(carry, token, memory)
+      return carry, (logits, jnp.zeros_like(weights))
+
+    given = {'ranking': ranking, 'source_mask': model.mask}
+    return search.beam(step, model.first(), (model.memory, model.ends), beams=3, max_length=4, **given)
+
+  plain, ranked = find(toy(), DEFAULT), find(toy(), Ranking(beta=2.0))
+  assert_same(ranked.tokens, plain.tokens)
+  lost = 2.0 * math.log(UNSEEN) * toy().mask.sum(-1, keepdims=True)
+  np.testing.assert_allclose(ranked.scores, plain.scores + lost, rtol=1e-5)
+
+
+def test_an_end_that_comes_early_is_dearer():
+  """The short output is the more probable one, until its EOS counts twice and that of the long one once."""
+  probabilities = np.full((2, 4), 1e-12)
+  probabilities[0, [EOS, 3]], probabilities[1, EOS] = (0.6, 0.4), 1.0
+  table = jnp.log(jnp.asarray(probabilities, jnp.float32))
+
+  @functools.partial(quick_jit, static_argnames='gamma')
+  def find(level, gamma):
+    step = lambda carry, token, memory: (carry + 1, (table[carry], jnp.zeros((*carry.shape, 2))))
+    return search.beam(step, level, (), beams=2, max_length=2, ranking=Ranking(alpha=0.0, gamma=gamma))
+
+  for gamma, lengths, scores in ((0.0, [1, 2], (0.6, 0.4)), (0.5, [1, 2], (0.6, 0.4)), (1.0, [2, 1], (0.4, 0.36))):
+    found = find(jnp.zeros((1,), jnp.int32), gamma)
+    assert found.lengths[0].tolist() == lengths
+    np.testing.assert_allclose(found.scores[0], np.log(scores), rtol=1e-5)
 
 
 # A vocabulary of so few words that all outputs can be written down; beams in plenty are simply not found.
 @pytest.mark.parametrize(('words', 'max_length', 'possible'), [(4, 20, 20), (5, 4, 15), (6, 3, 13)])
 def test_what_is_not_there_is_not_found(words, max_length, possible):
   model = toy(words)
-  found = jax.device_get(beam(model, beams=possible + 3, max_length=max_length, alpha=0.6))
+  ranking = Ranking(beta=0.2, gamma=0.7)
+  found = jax.device_get(beam(model, beams=possible + 3, max_length=max_length, ranking=ranking))
   for b in range(B):
-    expected = literal_search(model, b, possible + 3, max_length, 0.6)
+    expected = literal_search(model, b, possible + 3, max_length, ranking)
     assert len(expected) == possible
-    assert_hypotheses(found, b, expected, 0.6)
+    assert_hypotheses(found, b, expected, ranking, model.mask[b])
 
 
 def test_hypotheses_are_sorted_distinct_and_end():
   for beams in (2, 7):
-    found = jax.device_get(beam(toy(), beams=beams, max_length=5, alpha=0.6))
+    found = jax.device_get(beam(toy(), beams=beams, max_length=5))
     assert np.all(np.diff(found.scores, axis=1) <= 0)
     for b in range(B):
       assert len({tuple(tokens) for tokens in found.tokens[b].tolist()}) == beams
@@ -184,36 +272,37 @@ def test_hypotheses_are_sorted_distinct_and_end():
 
 def test_a_source_does_not_feel_its_neighbours():
   model = toy()
-  options = {'beams': 3, 'max_length': 6, 'alpha': 0.6}
+  options = {'beams': 3, 'max_length': 6, 'ranking': Ranking(beta=0.2, gamma=0.7)}
   found, order = beam(model, **options), np.array([3, 0, 4, 2, 1])
-  moved = model._replace(ends=model.ends[order], memory=model.memory[order])
+  moved = some(model, order)
   assert_same(beam(moved, **options), jax.tree.map(lambda x: x[order], found))
   fast = greedy(model, max_length=6)
   assert_same(greedy(moved, max_length=6), jax.tree.map(lambda x: x[order], fast))
   # A neighbour that goes on for long does not keep the others from being what they are alone.
   for b in (3, 4):
-    alone = model._replace(ends=model.ends[b : b + 1], memory=model.memory[b : b + 1])
+    alone = some(model, slice(b, b + 1))
     assert_close(beam(alone, **options), jax.tree.map(lambda x, b=b: x[b : b + 1], found))
     assert_close(greedy(alone, max_length=6), jax.tree.map(lambda x, b=b: x[b : b + 1], fast))
 
 
-@pytest.mark.parametrize('max_length', [1, 6])
-def test_greedy_is_the_most_probable_token_at_every_step(max_length):
+@pytest.mark.parametrize(('max_length', 'ranking'), [(1, DEFAULT), (6, Ranking(beta=0.2, gamma=0.7))])
+def test_greedy_is_the_most_probable_token_at_every_step(max_length, ranking):
   model = toy()
-  found = jax.device_get(greedy(model, max_length=max_length))
+  found = jax.device_get(greedy(model, max_length=max_length, ranking=ranking))
   assert found.tokens.shape == (B, 1, max_length)
   for b in range(B):
-    path = Path(0.0, (), (), np.zeros((1, D)))
+    path = Path(0.0, (), (), 0.0, np.zeros((1, D)))
     while EOS not in path.tokens:
       carry, log_probs, weights = model.literally(path.carry, path.tokens[-1] if path.tokens else BOS, b)
       allowed = [EOS] if len(path.tokens) == max_length - 1 else [*range(EOS, WORDS)]
       token = max(allowed, key=lambda token, log_probs=log_probs: log_probs[token])
-      path = Path(path.log_prob + log_probs[token], (*path.tokens, token), (*path.weights, weights), carry)
-    assert_hypotheses(found, b, [path], 0.6)
+      grown = (*path.tokens, token), (*path.weights, weights)
+      path = Path(path.log_prob + log_probs[token], *grown, log_probs[token], carry)
+    assert_hypotheses(found, b, [path], ranking, model.mask[b])
 
 
 @pytest.mark.parametrize(
-  'one', [functools.partial(beam, beams=2, max_length=3, alpha=0.5), functools.partial(greedy, max_length=3)]
+  'one', [functools.partial(beam, beams=2, max_length=3, ranking=Ranking(0.5)), functools.partial(greedy, max_length=3)]
 )
 def test_equal_shapes_are_compiled_once(one):
   traced = []
@@ -235,11 +324,18 @@ def test_length_penalty():
   np.testing.assert_allclose(length_penalty(jnp.asarray([4, 13]), 0.6), [1.5**0.6, 3**0.6], rtol=1e-6)
 
 
-@pytest.mark.parametrize('wrong', [{'beams': 0}, {'max_length': 0}, {'alpha': -0.1}])
+@pytest.mark.parametrize('wrong', [{'beams': 0}, {'max_length': 0}])
 def test_numbers_that_mean_nothing_are_named(wrong):
-  options = {'beams': 2, 'max_length': 3, 'alpha': 0.6} | wrong
+  options = {'beams': 2, 'max_length': 3} | wrong
   with pytest.raises(UserError, match='{}={}'.format(*next(iter(wrong.items())))):
     search.beam(toy().step, toy().first(), None, **options)
+
+
+@pytest.mark.parametrize('name', ['alpha', 'beta', 'gamma'])
+@pytest.mark.parametrize('value', [-0.1, math.inf, math.nan])
+def test_a_ranking_that_means_nothing_is_named(name, value):
+  with pytest.raises(UserError, match=f'search: {name}={value}; possible: 0 or more'):
+    Ranking(**{name: value})
 
 
 # ----------------------------------------------------------------------------------------------------- with the models
@@ -249,19 +345,18 @@ POSSIBLE = [(*words, EOS) for n in range(MAX_LENGTH) for words in itertools.prod
 SIZES = (7, 5)  # PAD, BOS, EOS and two words
 
 
-@functools.partial(quick_jit, static_argnums=0, static_argnames='beams')
-def search_with(model, params, source, mask, beams):
+@functools.partial(quick_jit, static_argnums=0, static_argnames=('beams', 'ranking'))
+def search_with(model, params, source, mask, beams, ranking):
   carry, memory = model.apply(params, source, mask, method='start')
   step = lambda carry, token, memory: model.apply(params, carry, token, memory, method='step')
-  return (
-    search.beam(step, carry, memory, beams=beams, max_length=MAX_LENGTH),
-    search.greedy(step, carry, memory, max_length=MAX_LENGTH),
-  )
+  options = {'max_length': MAX_LENGTH, 'ranking': ranking, 'source_mask': mask}
+  return search.beam(step, carry, memory, beams=beams, **options), search.greedy(step, carry, memory, **options)
 
 
 @functools.partial(quick_jit, static_argnums=0)
 def forced(model, params, source, mask):
-  """log-probability [B, N] and weights [B, N, T, S] of every possible output, by the call that training uses."""
+  """Of every possible output, by the call that training uses: the log-probabilities [B, N, T] of its tokens, 0 after
+  its end, and its weights [B, N, T, S]."""
   tokens = np.array([[*path, *[PAD] * (MAX_LENGTH - len(path))] for path in POSSIBLE])
   entering = jnp.asarray(np.concatenate([np.full((len(tokens), 1), BOS), tokens[:, :-1]], axis=1))
 
@@ -269,7 +364,7 @@ def forced(model, params, source, mask):
     many = [jnp.broadcast_to(x[None], (len(tokens), *x.shape)) for x in (source, mask)]
     logits, weights = model.apply(params, *many, entering)
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.asarray(tokens)[..., None], -1)[..., 0]
-    return jnp.sum(jnp.where(jnp.asarray(tokens) != PAD, log_probs, 0.0), axis=-1), weights
+    return jnp.where(jnp.asarray(tokens) != PAD, log_probs, 0.0), weights
 
   return jax.lax.map(lambda xs: one(*xs), (source, mask))
 
@@ -287,18 +382,21 @@ def test_beams_in_plenty_are_every_possible_output(cell, options, attention):
   model = build_tiny(cell, options, sizes=SIZES, **attention)
   source, mask, target = inputs(sizes=SIZES)
   params = variables(model, source, mask, target)
-  found, fast = jax.device_get(search_with(model, params, source, mask, beams=len(POSSIBLE)))
+  options = {'beams': len(POSSIBLE), 'ranking': Ranking(beta=0.2, gamma=0.7)}
+  found, fast = jax.device_get(search_with(model, params, source, mask, **options))
   log_probs, weights = jax.device_get(forced(model, params, source, mask))
   for b in range(len(source)):
     every = [
-      Path(log_probs[b, n], path, tuple(weights[b, n, : len(path)]), np.zeros(0)) for n, path in enumerate(POSSIBLE)
+      Path(row.sum(), path, tuple(matrix[: len(path)]), row[len(path) - 1], np.zeros(0))
+      for row, path, matrix in zip(log_probs[b], POSSIBLE, weights[b], strict=True)
     ]
-    assert_hypotheses(found, b, sorted(every, key=lambda path: -score(path, 0.6)), 0.6)
+    ranked = options['ranking'], mask[b]
+    assert_hypotheses(found, b, sorted(every, key=lambda path, ranked=ranked: -score(path, *ranked)), *ranked)
     chosen = POSSIBLE.index(tuple(fast.tokens[b, 0, : fast.lengths[b, 0]].tolist()))
-    assert_hypotheses(fast, b, [every[chosen]], 0.6)
+    assert_hypotheses(fast, b, [every[chosen]], *ranked)
 
   noise = jnp.where(mask, source, source + 1)
-  assert_same(search_with(model, params, noise, mask, beams=len(POSSIBLE)), (found, fast))
+  assert_same(search_with(model, params, noise, mask, **options), (found, fast))
 
 
 def test_a_source_is_found_the_same_without_padding_and_neighbours():
@@ -306,7 +404,8 @@ def test_a_source_is_found_the_same_without_padding_and_neighbours():
   source, mask, target = inputs()
   params = variables(model, source, mask, target)
   cut = int(mask[1].sum())
-  alone = search_with(model, params, source[1:2, :cut], mask[1:2, :cut], beams=2)
-  for one, every in zip(alone, search_with(model, params, source, mask, beams=2), strict=True):
+  options = {'beams': 2, 'ranking': Ranking(beta=0.2, gamma=0.7)}
+  alone = search_with(model, params, source[1:2, :cut], mask[1:2, :cut], **options)
+  for one, every in zip(alone, search_with(model, params, source, mask, **options), strict=True):
     row = jax.tree.map(lambda x: x[1:2], every)
     assert_close(one, row._replace(weights=row.weights[..., :cut]))
