@@ -50,7 +50,7 @@ ALIGNMENTS = check(
     'hard': Row(hard, at_test=hardmax, init_state=no_draws, loss='reinforce'),
     'gumbel': Row(gumbel, at_test=hardmax),
     'gumbel_annealed': Row(gumbel_annealed, at_test=hardmax, params={'temperature': Param((), 1.0)}),
-    'latent': Row(latent, latent=Latent(lambda state, log_likelihood: state, posterior)),
+    'latent': Row(latent, latent=Latent(None, posterior)),
     'latent_monotonic': Row(latent_monotonic, init_state=chain_start, latent=Latent(observe_chain, chain_posterior)),
     'monotonic': Row(monotonic, at_test=hard_monotonic, init_state=at_start, lookback=lambda: 0),
     'mocha': Row(mocha, at_test=hard_mocha, params=_CHUNK, init_state=at_start, lookback=chunk_lookback),

@@ -27,11 +27,12 @@ class Latent(NamedTuple):
   """What makes an alignment latent.
 
   Attributes:
-    observe: (state, log_likelihood [S]) -> the state when the output of this step is known.
+    observe: (state, log_likelihood [S]) -> the state when the output of this step is known; None where later steps do
+      not depend on it.
     posterior: (weights [T, S], states of the T steps, log_likelihood [T, S]) -> posterior weights [T, S].
   """
 
-  observe: Callable[[Any, Array], Any]
+  observe: Callable[[Any, Array], Any] | None
   posterior: Callable[[Array, Any, Array], Array]
 
 

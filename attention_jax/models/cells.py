@@ -1,9 +1,10 @@
-"""Decoder cells: a cell is where attention sits. Every cell has the same four methods.
+"""Decoder cells: a cell is where attention sits. Every cell has the same methods.
 
 - remember(encoded) -> memory, once per source; start(encoded, memory) -> carry;
 - before(embeddings [B, T, E]) -> inputs [B, T, ...]: what does not depend on the recurrence, for all steps at once;
 - recur(carry, inputs [B, ...], memory, deterministic) -> carry, trace: the recurrence itself, one step;
-- after(traces [B, T, ...], embeddings, memory, deterministic) -> Output: what follows it, for all steps at once.
+- after(traces [B, T, ...], embeddings, memory, deterministic) -> Output: what follows it, for all steps at once;
+- observe(carry, log_likelihood) -> carry: for latent alignments, what a step makes of the output once it is known.
 
 One step of a decoder is `before`, `recur` and `after` with T = 1; all steps are the same three with a scan of `recur`.
 """
@@ -22,11 +23,16 @@ from attention_jax.modules.recurrent import RecurrentStack
 
 
 class Output(NamedTuple):
-  """What a decoder step gives: features [..., D] for the output layer, the context [..., V], the weights [..., S]."""
+  """What a decoder step gives: features [..., D] for the output layer, the context [..., V], the weights [..., S].
+
+  `state` is the private state of the alignment after the step. With a latent alignment there are features for every
+  position that the output may be read at: [..., S, D].
+  """
 
   features: jax.Array
   context: jax.Array
   weights: jax.Array
+  state: Any = ()
 
 
 class CellCarry(NamedTuple):
@@ -38,11 +44,12 @@ class CellCarry(NamedTuple):
 
 
 class Trace(NamedTuple):
-  """What one step of the recurrence leaves for `after`: the top state, and the context and weights if it attended."""
+  """What one step of the recurrence leaves for `after`: the top state, and what attention gave if it attended."""
 
   state: jax.Array
-  context: Any
-  weights: Any
+  context: Any = ()
+  weights: Any = ()
+  alignment: Any = ()
 
 
 class Fixed(NamedTuple):
@@ -52,63 +59,35 @@ class Fixed(NamedTuple):
   mask: jax.Array
 
 
-def one_head(weights: jax.Array, heads: int) -> jax.Array:
-  """Weights [B, N, ..., S] of several heads averaged to [B, ..., S]."""
-  return weights if heads == 1 else weights.mean(1)
+class Joined(nn.Module):
+  """A linear layer over parts [..., D1], [..., D2], ... side by side, whose other axes are broadcast, not copied."""
 
-
-class Plain(nn.Module):
-  """No attention: the source is one fixed vector. Sutskever, Vinyals & Le 2014; with `feed_context`, Cho et al. 2014.
-
-  Attributes:
-    attention: not used; it is there so that every cell is made alike.
-    rnn: a row of RECURRENCES.
-    features, layers, residual, dropout: of the recurrent stack.
-    feed_context: whether the vector is an input of every step, and not only the source of the first state.
-  """
-
-  attention: Attention
-  rnn: str = 'lstm'
-  features: int = 512
-  layers: int = 1
-  residual: bool = False
-  dropout: float = 0.0
-  feed_context: bool = False
+  features: int
+  bias: bool = False
   dtype: jnp.dtype = jnp.float32
 
-  def setup(self):
-    self.stack = RecurrentStack(self.rnn, self.features, self.layers, self.residual, self.dropout, self.dtype)
-    if self.feed_context:
-      self.context_gates = nn.Dense(self.stack.width, use_bias=False, dtype=self.dtype)
-
-  def remember(self, encoded: Encoded) -> Fixed:
-    return Fixed(encoded.final, encoded.mask)
-
-  def start(self, encoded: Encoded, memory: Fixed) -> CellCarry:
-    gates = self.context_gates(memory.vector) if self.feed_context else ()
-    return CellCarry(self.stack.start(encoded.final), (), gates)
-
-  def before(self, embeddings: jax.Array) -> jax.Array:
-    return self.stack.project(embeddings)
-
-  def recur(self, carry: CellCarry, inputs: jax.Array, memory: Fixed, deterministic: bool) -> tuple[CellCarry, Trace]:
-    if self.feed_context:
-      inputs = inputs + carry.feed
-    states, state = self.stack(carry.states, inputs, deterministic)
-    return carry._replace(states=states), Trace(state, (), ())
-
-  def after(self, traces: Trace, embeddings: jax.Array, memory: Fixed, deterministic: bool) -> Output:
-    steps = traces.state.shape[:2]
-    context = jnp.broadcast_to(memory.vector[:, None], (*steps, memory.vector.shape[-1]))
-    nowhere = jnp.zeros((*steps, memory.mask.shape[-1]), jnp.float32)
-    return Output(traces.state, context, nowhere)
+  @nn.compact
+  def __call__(self, *parts: jax.Array) -> jax.Array:
+    sizes = [part.shape[-1] for part in parts]
+    kernel = self.param('kernel', nn.initializers.lecun_normal(), (sum(sizes), self.features)).astype(self.dtype)
+    at, total = 0, 0.0
+    for part, size in zip(parts, sizes, strict=True):
+      total, at = total + part.astype(self.dtype) @ kernel[at : at + size], at + size
+    if self.bias:
+      bias = self.param('bias', nn.initializers.zeros, (self.features,)).astype(self.dtype)
+      total = total + bias.reshape((1,) * (total.ndim - 1) + bias.shape)
+    return total
 
 
-class Bahdanau(nn.Module):
-  """Attend with the state before, then the RNN; deep output. Bahdanau, Cho & Bengio 2015, section 3.1.
+class Cell(nn.Module):
+  """What the cells share.
 
-  c_t = attend(s_{t-1}); s_t = RNN(s_{t-1}, [y_{t-1}; c_t]); the output layer sees tanh(W [s_t; c_t; y_{t-1}]), where
-  the paper has maxout. Attributes as in Plain; readout: the width of the deep output.
+  Attributes:
+    attention: where the cell looks.
+    rnn: a row of RECURRENCES.
+    features, layers, residual, dropout: of the recurrent stack.
+    bridge: whether the first states are a learned map of the encoder's last ones; without it they are zeros, and
+      nothing of the source is needed before its end has come.
   """
 
   attention: Attention
@@ -117,55 +96,146 @@ class Bahdanau(nn.Module):
   layers: int = 1
   residual: bool = False
   dropout: float = 0.0
-  readout: int = 512
+  bridge: bool = True
   dtype: jnp.dtype = jnp.float32
 
-  def setup(self):
-    self.stack = RecurrentStack(self.rnn, self.features, self.layers, self.residual, self.dropout, self.dtype)
-    self.context_gates = nn.Dense(self.stack.width, use_bias=False, dtype=self.dtype)
-    self.deep = nn.Dense(self.readout, dtype=self.dtype)
+  @property
+  def latent(self):
+    """What makes the alignment of this cell latent (functional.latent.Latent), or None."""
+    return self.attention.alignment_of.latent
+
+  @property
+  def needed_loss(self) -> str:
+    """The auxiliary loss without which the alignment learns nothing, or ''."""
+    return self.attention.alignment_of.loss
+
+  @property
+  def width(self) -> int:
+    """How wide the features for the output layer are."""
+    return self.features
+
+  def make_stack(self) -> RecurrentStack:
+    return RecurrentStack(self.rnn, self.features, self.layers, self.residual, self.dropout, self.bridge, self.dtype)
 
   def remember(self, encoded: Encoded) -> Memory:
     return self.attention.remember(encoded.memory, encoded.mask)
 
-  def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
-    states = self.stack.start(encoded.final)
-    return CellCarry(states, self.attention.init_carry(memory), ())
-
   def before(self, embeddings: jax.Array) -> jax.Array:
     return self.stack.project(embeddings)
 
+  def attend(self, carry: CellCarry, query: jax.Array, memory: Memory, deterministic: bool):
+    """One step of attention inside the recurrence -> carry, context [B, V], Trace without the top state."""
+    attention, (context, weights) = self.attention(carry.attention, query, memory, deterministic)
+    trace = Trace((), context, one_head(weights, self.attention.heads), attention.state[1])
+    return carry._replace(attention=attention), trace
+
+  def observe(self, carry: CellCarry, log_likelihood: jax.Array) -> CellCarry:
+    """The carry when the output of its step is known, whose log-likelihood [B, S] is that of reading it at each s."""
+    return carry._replace(attention=self.attention.observe(carry.attention, log_likelihood))
+
+  def read(self, traces: Trace, embeddings: jax.Array, memory: Memory) -> jax.Array:
+    """Features for the output layer: of the context, or of every position where the alignment is latent."""
+    if not self.latent:
+      return self.features_of(traces.state, traces.context, embeddings)
+    everywhere = memory.value  # [B, 1, S, V]: the axis of the one head is that of the steps
+    return self.features_of(traces.state[:, :, None], everywhere, embeddings[:, :, None])
+
+
+def one_head(weights: jax.Array, heads: int) -> jax.Array:
+  """Weights [B, N, ..., S] of several heads averaged to [B, ..., S]."""
+  return weights if heads == 1 else weights.mean(1)
+
+
+class Plain(Cell):
+  """No attention: the source is one fixed vector. Sutskever, Vinyals & Le 2014; with `feed_context`, Cho et al. 2014.
+
+  Attributes as in Cell, where `attention` is not used; feed_context: whether the vector is an input of every step, and
+  not only the source of the first state.
+  """
+
+  rnn: str = 'lstm'
+  feed_context: bool = False
+
+  def setup(self):
+    self.stack = self.make_stack()
+    if self.feed_context:
+      self.context_gates = nn.Dense(self.stack.width, use_bias=False, dtype=self.dtype)
+
+  @property
+  def latent(self):
+    return None
+
+  @property
+  def needed_loss(self) -> str:
+    return ''
+
+  def remember(self, encoded: Encoded) -> Fixed:
+    return Fixed(encoded.final, encoded.mask)
+
+  def start(self, encoded: Encoded, memory: Fixed) -> CellCarry:
+    gates = self.context_gates(memory.vector) if self.feed_context else ()
+    return CellCarry(self.stack.start(encoded.final), (), gates)
+
+  def recur(self, carry: CellCarry, inputs: jax.Array, memory: Fixed, deterministic: bool) -> tuple[CellCarry, Trace]:
+    if self.feed_context:
+      inputs = inputs + carry.feed
+    states, state = self.stack(carry.states, inputs, deterministic)
+    return carry._replace(states=states), Trace(state)
+
+  def after(self, traces: Trace, embeddings: jax.Array, memory: Fixed, deterministic: bool) -> Output:
+    steps = traces.state.shape[:2]
+    context = jnp.broadcast_to(memory.vector[:, None], (*steps, memory.vector.shape[-1]))
+    nowhere = jnp.zeros((*steps, memory.mask.shape[-1]), jnp.float32)
+    return Output(traces.state, context, nowhere)
+
+
+class Bahdanau(Cell):
+  """Attend with the state before, then the RNN; deep output. Bahdanau, Cho & Bengio 2015, section 3.1.
+
+  c_t = attend(s_{t-1}); s_t = RNN(s_{t-1}, [y_{t-1}; c_t]); the output layer sees tanh(W [s_t; c_t; y_{t-1}]), where
+  the paper has maxout. Attributes as in Cell; readout: the width of the deep output.
+  """
+
+  readout: int = 512
+
+  @property
+  def width(self) -> int:
+    return self.readout
+
+  def setup(self):
+    self.stack = self.make_stack()
+    self.context_gates = nn.Dense(self.stack.width, use_bias=False, dtype=self.dtype)
+    self.deep = Joined(self.readout, bias=True, dtype=self.dtype)
+
+  def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
+    return CellCarry(self.stack.start(encoded.final), self.attention.init_carry(memory), ())
+
   def recur(self, carry: CellCarry, inputs: jax.Array, memory: Memory, deterministic: bool) -> tuple[CellCarry, Trace]:
-    attention, (context, weights) = self.attention(carry.attention, carry.states[-1][0], memory, deterministic)
-    states, state = self.stack(carry.states, inputs + self.context_gates(context), deterministic)
-    return CellCarry(states, attention, ()), Trace(state, context, one_head(weights, self.attention.heads))
+    carry, trace = self.attend(carry, carry.states[-1][0], memory, deterministic)
+    states, state = self.stack(carry.states, inputs + self.context_gates(trace.context), deterministic)
+    return carry._replace(states=states), trace._replace(state=state)
 
   def after(self, traces: Trace, embeddings: jax.Array, memory: Memory, deterministic: bool) -> Output:
-    state, context, weights = traces
-    deep = jnp.tanh(self.deep(jnp.concatenate([state, context, embeddings], axis=-1)))
-    return Output(deep, context, weights)
+    return Output(self.read(traces, embeddings, memory), traces.context, traces.weights, traces.alignment)
+
+  def features_of(self, state: jax.Array, context: jax.Array, embeddings: jax.Array) -> jax.Array:
+    return jnp.tanh(self.deep(state, context, embeddings))
 
 
-class Luong(nn.Module):
+class Luong(Cell):
   """The RNN first, then attend with its new state. Luong, Pham & Manning 2015, section 3.
 
   s_t = RNN(s_{t-1}, [y_{t-1}; a_{t-1}]); c_t = attend(s_t); a_t = tanh(W [c_t; s_t]), the attentional vector, which is
   the output and, with input feeding, part of the next input. Without it nothing of attention is in the recurrence, and
-  all steps are attended at once wherever the alignment allows it. Attributes as in Plain.
+  all steps are attended at once wherever the alignment allows it. Attributes as in Cell.
   """
 
-  attention: Attention
   rnn: str = 'lstm'
-  features: int = 512
-  layers: int = 1
-  residual: bool = False
-  dropout: float = 0.0
   input_feeding: bool = True
-  dtype: jnp.dtype = jnp.float32
 
   def setup(self):
-    self.stack = RecurrentStack(self.rnn, self.features, self.layers, self.residual, self.dropout, self.dtype)
-    self.attentional = nn.Dense(self.features, use_bias=False, dtype=self.dtype)
+    self.stack = self.make_stack()
+    self.attentional = Joined(self.features, dtype=self.dtype)
     if self.input_feeding:
       self.feed_gates = nn.Dense(self.stack.width, use_bias=False, dtype=self.dtype)
 
@@ -174,16 +244,10 @@ class Luong(nn.Module):
     """Whether attention is part of the recurrence."""
     return self.input_feeding or self.attention.recurrent
 
-  def remember(self, encoded: Encoded) -> Memory:
-    return self.attention.remember(encoded.memory, encoded.mask)
-
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
     states = self.stack.start(encoded.final)
     attention = self.attention.init_carry(memory) if self.attends_inside else ()
     return CellCarry(states, attention, jnp.zeros_like(states[-1][0]) if self.input_feeding else ())
-
-  def before(self, embeddings: jax.Array) -> jax.Array:
-    return self.stack.project(embeddings)
 
   def recur(self, carry: CellCarry, inputs: jax.Array, memory: Memory, deterministic: bool) -> tuple[CellCarry, Trace]:
     if self.input_feeding:
@@ -191,22 +255,20 @@ class Luong(nn.Module):
     states, state = self.stack(carry.states, inputs, deterministic)
     carry = carry._replace(states=states)
     if not self.attends_inside:
-      return carry, Trace(state, (), ())
-    attention, (context, weights) = self.attention(carry.attention, state, memory, deterministic)
-    carry = carry._replace(attention=attention)
+      return carry, Trace(state)
+    carry, trace = self.attend(carry, state, memory, deterministic)
     if self.input_feeding:
-      carry = carry._replace(feed=self._attentional(state, context))
-    return carry, Trace(state, context, one_head(weights, self.attention.heads))
+      carry = carry._replace(feed=self.features_of(state, trace.context, ()))
+    return carry, trace._replace(state=state)
 
   def after(self, traces: Trace, embeddings: jax.Array, memory: Memory, deterministic: bool) -> Output:
-    state, context, weights = traces
     if not self.attends_inside:
-      context, weights = self.attention.parallel(state, memory, deterministic)
-      weights = one_head(weights, self.attention.heads)
-    return Output(self._attentional(state, context), context, weights)
+      context, weights = self.attention.parallel(traces.state, memory, deterministic)
+      traces = traces._replace(context=context, weights=one_head(weights, self.attention.heads))
+    return Output(self.read(traces, embeddings, memory), traces.context, traces.weights, traces.alignment)
 
-  def _attentional(self, state: jax.Array, context: jax.Array) -> jax.Array:
-    return jnp.tanh(self.attentional(jnp.concatenate([context, state], axis=-1)))
+  def features_of(self, state: jax.Array, context: jax.Array, embeddings: jax.Array) -> jax.Array:
+    return jnp.tanh(self.attentional(context, state))
 
 
 CELLS: Mapping[str, type[nn.Module]] = {'plain': Plain, 'bahdanau': Bahdanau, 'luong': Luong}

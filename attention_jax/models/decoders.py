@@ -19,6 +19,10 @@ class Decoder(nn.Module):
     memory = self.cell.remember(encoded)
     return self.cell.start(encoded, memory), memory
 
+  def observe(self, carry: Any, log_likelihood: jax.Array) -> Any:
+    """The carry of a latent alignment when the output of its step is known; log_likelihood [B, S] of every position."""
+    return self.cell.observe(carry, log_likelihood)
+
   def step(self, carry: Any, embedding: jax.Array, memory: Any, deterministic: bool = True) -> tuple[Any, Output]:
     """One step: embedding [B, E] of the token before -> Output with [B, ...]."""
     embeddings = embedding[:, None]

@@ -133,7 +133,7 @@ def beam(
   carry = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], (batch, beams, *x.shape[1:])), carry)
   step = jax.vmap(step, in_axes=(1, 1, None), out_axes=1)
   token = jnp.full((batch, beams), BOS, jnp.int32)
-  _, (logits, weights) = jax.eval_shape(step, carry, token, memory)
+  _, (logits, weights, *_) = jax.eval_shape(step, carry, token, memory)
 
   trail = Trail(
     jnp.full((max_length, batch, beams), BOS, jnp.int32),
@@ -150,7 +150,7 @@ def beam(
 
   def body(loop):
     level, carry, coverage, alive, trail, ends = loop
-    carry, (logits, weights) = step(carry, trail.tokens[level], memory)
+    carry, (logits, weights, *_) = step(carry, trail.tokens[level], memory)
     log_probs = jax.nn.log_softmax(logits)
     totals = alive[..., None] + log_probs
     coverage = coverage + weights
@@ -185,14 +185,14 @@ def greedy(
   """The most probable token at every step, until EOS: K = 1 hypothesis. Arguments and scores as those of `beam`."""
   batch = jax.tree.leaves(carry)[0].shape[0]
   token = jnp.full((batch,), BOS, jnp.int32)
-  _, (logits, weights) = jax.eval_shape(step, carry, token, memory)
+  _, (logits, weights, *_) = jax.eval_shape(step, carry, token, memory)
   ends_allowed, goes_on = _allowed(logits.shape[-1])
   allowed = goes_on | ends_allowed
   source_mask = _source_mask(source_mask, batch, weights.shape[-1])
 
   def body(loop):
     level, carry, token, done, tokens, total, last, history = loop
-    carry, (logits, weights) = step(carry, token, memory)
+    carry, (logits, weights, *_) = step(carry, token, memory)
     allow = jnp.where(level == max_length - 1, ends_allowed, allowed)
     log_probs = jax.nn.log_softmax(logits)
     token = jnp.where(done, PAD, jnp.argmax(jnp.where(allow[None, :], log_probs, -jnp.inf), axis=-1).astype(jnp.int32))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.errors import UserError, choose
+from attention_jax.functional.latent import log_mixture
 from attention_jax.functional.table import check_option, parse_spec
 from attention_jax.models.cells import CELLS
 from attention_jax.models.decoders import Decoder
@@ -16,15 +17,37 @@ from attention_jax.models.encoders import DIRECTIONS, ENCODERS
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.embedding import Embedding
 from attention_jax.modules.outputs import OUTPUTS
+from attention_jax.tokens import BOS
 
 DTYPES: Mapping[str, Any] = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
 
 
 class Outputs(NamedTuple):
-  """Logits [B, T, vocabulary] float32, and the weights [B, T, S] they were made with."""
+  """What a model says of targets.
+
+  Attributes:
+    logits: [B, T, vocabulary] float32; log-probabilities where the alignment is latent.
+    weights: [B, T, S] they were made with.
+    state: the private state of the alignment after each step: [B, T, N, ...], () where it has none.
+    likelihood: log p(y_t | position s) [B, T, S] where the alignment is latent, else ().
+  """
 
   logits: jax.Array
   weights: jax.Array
+  state: Any = ()
+  likelihood: Any = ()
+
+
+class Pending(NamedTuple):
+  """The carry of a latent alignment: that of the decoder, and the features [B, S, D] that the last token came from."""
+
+  decoder: Any
+  features: jax.Array
+
+
+def shift_right(target: jax.Array) -> jax.Array:
+  """target [B, T] -> what the decoder reads [B, T]: BOS, then every token but the last."""
+  return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
 
 
 class EncoderDecoder(nn.Module):
@@ -39,22 +62,84 @@ class EncoderDecoder(nn.Module):
   def setup(self):
     self.drop = nn.Dropout(self.dropout)
 
+  @property
+  def latent(self):
+    """What makes the alignment latent (functional.latent.Latent), or None."""
+    return self.decoder.cell.latent
+
+  @property
+  def needed_loss(self) -> str:
+    """The auxiliary loss without which the alignment learns nothing, or ''."""
+    return self.decoder.cell.needed_loss
+
   def __call__(
-    self, source: jax.Array, source_mask: jax.Array, target_in: jax.Array, deterministic: bool = True
+    self, source: jax.Array, source_mask: jax.Array, target: jax.Array, deterministic: bool = True
   ) -> Outputs:
-    """source [B, S] ids, source_mask [B, S], target_in [B, T] ids (shifted right, BOS first) -> Outputs."""
-    encoded = self.encoder(source, source_mask, deterministic)
-    features, _, weights = self.decoder(encoded, self.embedding(target_in, deterministic), deterministic)
-    return Outputs(self.output(self.drop(features, deterministic=deterministic)), weights)
+    """source [B, S] ids, source_mask [B, S], target [B, T] ids, each read after those before it -> Outputs."""
+    encoded, entering = self.encoder(source, source_mask, deterministic), shift_right(target)
+    if self.latent:
+      return self._sum_over_positions(encoded, entering, target, deterministic)
+    embeddings = self.embedding(entering, deterministic)
+    features, _, weights, state = self.decoder(encoded, embeddings, deterministic)
+    return Outputs(self.output(self.drop(features, deterministic=deterministic)), weights, state)
 
   def start(self, source: jax.Array, source_mask: jax.Array) -> tuple[Any, Any]:
     """The first carry and the memory, at test time."""
-    return self.decoder.start(self.encoder(source, source_mask, True))
+    return self._start(self.encoder(source, source_mask, True))
 
   def step(self, carry: Any, token: jax.Array, memory: Any) -> tuple[Any, Outputs]:
     """token [B] ids -> the next carry, and Outputs for the token after it: logits [B, vocabulary], weights [B, S]."""
+    if self.latent:
+      carry, outputs, _ = self._latent_step(carry, token, memory, True)
+      return carry, outputs
     carry, output = self.decoder.step(carry, self.embedding(token), memory)
-    return carry, Outputs(self.output(output.features), output.weights)
+    return carry, Outputs(self.output(output.features), output.weights, output.state)
+
+  def posterior(self, outputs: Outputs) -> jax.Array:
+    """Weights [B, T, S] given the whole target: of a latent alignment where each token was read, of others as used."""
+    if not self.latent:
+      return outputs.weights
+    one_head = jax.tree.map(lambda x: x[:, :, 0], outputs.state)
+    return jax.vmap(self.latent.posterior)(outputs.weights, one_head, outputs.likelihood)
+
+  def _start(self, encoded) -> tuple[Any, Any]:
+    carry, memory = self.decoder.start(encoded)
+    if self.latent and self.latent.observe:
+      # The first token, BOS, tells nothing: the chain starts at a known position, whatever it is said to be read from.
+      cell, places = self.decoder.cell, encoded.mask.shape
+      carry = Pending(carry, jnp.zeros((*places, cell.width), cell.dtype))
+    return carry, memory
+
+  def _sum_over_positions(self, encoded, entering: jax.Array, target: jax.Array, deterministic: bool) -> Outputs:
+    """All steps of a latent alignment, one after the other: log-probabilities [B, S, vocabulary] of one at a time."""
+    carry, memory = self._start(encoded)
+
+    def step(model, carry, tokens):
+      entering, token = tokens
+      carry, outputs, log_probs = model._latent_step(carry, entering, memory, deterministic)
+      likelihood = jnp.take_along_axis(log_probs, token[:, None, None], axis=-1)[..., 0]
+      return carry, outputs._replace(likelihood=likelihood)
+
+    scan = nn.scan(
+      nn.remat(step, prevent_cse=False),
+      variable_broadcast='params',
+      split_rngs={'params': False, 'dropout': True, 'attention': True},
+      in_axes=1,
+      out_axes=1,
+    )
+    return scan(self, carry, (entering, target))[1]
+
+  def _latent_step(self, carry: Any, token: jax.Array, memory: Any, deterministic: bool):
+    """-> the next carry, Outputs, and log p(y | position s) [B, S, vocabulary]."""
+    if self.latent.observe:
+      seen = jax.nn.log_softmax(self.output(carry.features))
+      likelihood = jnp.take_along_axis(seen, token[:, None, None], axis=-1)[..., 0]
+      carry = self.decoder.observe(carry.decoder, likelihood)
+    carry, output = self.decoder.step(carry, self.embedding(token, deterministic), memory, deterministic)
+    features = self.drop(output.features, deterministic=deterministic)
+    log_probs = jax.nn.log_softmax(self.output(features))
+    outputs = Outputs(log_mixture(output.weights, log_probs), output.weights, output.state)
+    return Pending(carry, features) if self.latent.observe else carry, outputs, log_probs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Attention(nn.Module):
     if self.heads < 1 or self.features % self.heads:
       raise UserError(f'attention: features={self.features} cannot be divided among heads={self.heads}')
     self.score_row = lookup(self.score, SCORES, 'score')
-    self.alignment_row = lookup(self.alignment, ALIGNMENTS, 'alignment')
+    self.alignment_row = self.alignment_of
     self.score_params = RowParams(self.score_row, self.heads)
     self.alignment_params = RowParams(self.alignment_row, self.heads)
     self.run = implementation_of(self.implementation, self.score_row, self.alignment_row)
@@ -90,12 +90,12 @@ class Attention(nn.Module):
   @property
   def recurrent(self) -> bool:
     """Whether its queries must come in order."""
-    return lookup(self.score, SCORES, 'score').recurrent or lookup(self.alignment, ALIGNMENTS, 'alignment').recurrent
+    return lookup(self.score, SCORES, 'score').recurrent or self.alignment_of.recurrent
 
   @property
-  def latent(self):
-    """What makes the alignment latent (functional.latent.Latent), or None."""
-    return lookup(self.alignment, ALIGNMENTS, 'alignment').latent
+  def alignment_of(self) -> Row:
+    """The row of the alignment; known without parameters."""
+    return lookup(self.alignment, ALIGNMENTS, 'alignment')
 
   def remember(self, encoded: jax.Array, mask: jax.Array) -> Memory:
     """The memory of a source, prepared once: key [B, N, S, F] projected, value [B, N, S, V], mask [B, 1, S]."""
@@ -112,6 +112,12 @@ class Attention(nn.Module):
     """The carry before the first query: every leaf [B, N, ...]."""
     carry = functional.init_carry(self.score_row, self.alignment_row, memory.key.shape[-2])
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*memory.key.shape[:2], *leaf.shape)), carry)
+
+  def observe(self, carry: Carry, log_likelihood: jax.Array) -> Carry:
+    """The carry of a latent alignment once the output of its step is known: log_likelihood [B, S] of each position."""
+    observe = jax.vmap(jax.vmap(self.alignment_row.latent.observe))
+    score_state, state = carry.state
+    return carry._replace(state=(score_state, observe(state, log_likelihood[:, None])))
 
   def __call__(
     self, carry: Carry, query: jax.Array, memory: Memory, deterministic: bool = True

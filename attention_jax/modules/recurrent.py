@@ -137,6 +137,7 @@ class RecurrentStack(nn.Module):
   Attributes:
     residual: adds the input of every layer above the first to its output (Wu et al. 2016).
     dropout: between layers.
+    bridge: whether `start` is a learned map of the summary; without it, it is zeros.
   """
 
   kind: str = 'gru'
@@ -144,6 +145,7 @@ class RecurrentStack(nn.Module):
   layers: int = 1
   residual: bool = False
   dropout: float = 0.0
+  bridge: bool = True
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
@@ -151,7 +153,7 @@ class RecurrentStack(nn.Module):
       raise UserError(f'layers must be at least 1, got {self.layers}')
     self.cells = [RecurrentCell(self.kind, self.features, self.dtype) for _ in range(self.layers)]
     self.between = nn.Dropout(self.dropout)
-    states = self._recurrence.states
+    states = self._recurrence.states if self.bridge else 0
     self.bridges = [[nn.Dense(self.features, dtype=self.dtype) for _ in range(states)] for _ in range(self.layers)]
 
   @property
@@ -165,6 +167,9 @@ class RecurrentStack(nn.Module):
 
   def start(self, summary: jax.Array) -> tuple[State, ...]:
     """The states of all layers before the first step, from a summary [B, D] of the source: h = tanh(W x), c = W x."""
+    if not self.bridge:
+      zeros = jnp.zeros((summary.shape[0], self.features), self.dtype)
+      return ((zeros,) * self._recurrence.states,) * self.layers
     return tuple(
       tuple(jnp.tanh(b(summary)) if i == 0 else b(summary) for i, b in enumerate(layer)) for layer in self.bridges
     )

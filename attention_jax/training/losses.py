@@ -9,15 +9,8 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from attention_jax.tokens import BOS
-
 Sums = Mapping[str, jax.Array]
 Loss = Callable[..., Sums]
-
-
-def shift_right(target: jax.Array) -> jax.Array:
-  """target [B, T] -> what the decoder reads [B, T]: BOS, then every token but the last."""
-  return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
 
 
 def cross_entropy(logits: jax.Array, target: jax.Array, mask: jax.Array, smoothing: float = 0.0) -> Sums:
@@ -45,7 +38,7 @@ def sequence_loss(model, smoothing: float = 0.0) -> Loss:
       {'params': params},
       batch.source,
       batch.source_mask,
-      shift_right(batch.target),
+      batch.target,
       deterministic=rngs is None,
       rngs=rngs,
     )

@@ -10,6 +10,7 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.models.cells import CELLS
+from attention_jax.models.seq2seq import shift_right
 from tests.models.tiny import LENGTHS, TARGET_WORDS, B, S, T, build_tiny, inputs
 from tests.modules.literal import PAPERS
 from tests.modules.quick import RNGS, quick_jit, variables
@@ -25,11 +26,11 @@ def first_two_steps(model):
   @quick_jit
   def run(params, source, mask, target):
     encoded = model.apply(params, source, mask, method=lambda model, *given: model.encoder(*given, True))
-    embeddings = model.apply(params, target, method=lambda model, target: model.embedding(target))
+    embeddings = model.apply(params, shift_right(target), method=lambda model, target: model.embedding(target))
     carry, memory = model.apply(params, source, mask, method='start')
     made = []
     for t in range(2):
-      carry, outputs = model.apply(params, carry, target[:, t], memory, method='step')
+      carry, outputs = model.apply(params, carry, shift_right(target)[:, t], memory, method='step')
       made.append(outputs)
     return encoded, embeddings, made
 
@@ -131,7 +132,7 @@ def test_weights_of_several_heads_are_averaged():
 def call_and_step(model, source, mask, target):
   """Everything a model does, in training and in search."""
   carry, memory = model.start(source, mask)
-  after, stepped = model.step(carry, target[:, 0], memory)
+  after, stepped = model.step(carry, shift_right(target)[:, 0], memory)
   same = lambda x, y: (x.shape, x.dtype) == (y.shape, y.dtype)
   assert jax.tree.all(jax.tree.map(same, carry, after)), 'a carry must come out as it went in'
   return model(source, mask, target), stepped
@@ -142,12 +143,13 @@ def call_and_step(model, source, mask, target):
 @pytest.mark.parametrize('score', aj.SCORES)
 def test_every_alignment_fits(score, cell):
   for alignment, heads in zip(aj.ALIGNMENTS, itertools.cycle((1, 2)), strict=False):
+    heads = 1 if aj.ALIGNMENTS[alignment].latent else heads
     model = build_tiny(cell, 'rnn="simple"', score=score, alignment=alignment, heads=heads, dtype='bfloat16')
     run = functools.partial(model.init_with_output, method=call_and_step)
     (outputs, stepped), _ = jax.eval_shape(run, RNGS, *inputs())
     assert (outputs.logits.shape, outputs.weights.shape) == ((B, T, TARGET_WORDS), (B, T, S))
     assert (stepped.logits.shape, stepped.weights.shape) == ((B, TARGET_WORDS), (B, S))
-    assert {leaf.dtype for leaf in (*outputs, *stepped)} == {jnp.dtype(jnp.float32)}
+    assert {leaf.dtype for leaf in jax.tree.leaves((outputs, stepped))} == {jnp.dtype(jnp.float32)}
 
 
 # ----------------------------------------------------------------------------------------------------------- gradients
@@ -169,8 +171,9 @@ def test_gradients_reach_every_parameter(score, alignment):
   params = variables(model, source, mask, target, scale=0.4)
 
   def loss(params):
-    logits = model.apply(params, source, mask, target).logits
-    return -jnp.mean(jax.nn.log_softmax(logits)[..., 5])
+    outputs = model.apply(params, source, mask, target, deterministic=False, rngs=RNGS)
+    drawn = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(outputs.state) if alignment == 'hard')
+    return drawn - jnp.mean(jax.nn.log_softmax(outputs.logits)[..., 5])
 
   for path, gradient in jax.tree.leaves_with_path(quick_jit(jax.grad(loss))(params)):
     name = jax.tree_util.keystr(path)

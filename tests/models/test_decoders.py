@@ -13,6 +13,7 @@ import attention_jax as aj
 from attention_jax.models.cells import Output, Trace
 from attention_jax.models.decoders import Decoder
 from attention_jax.models.encoders import Encoded
+from attention_jax.models.seq2seq import shift_right
 from tests.models.tiny import TARGET_WORDS, B, S, T, build_tiny, inputs
 from tests.modules.quick import RNGS, assert_close, assert_same, draw, quick_jit, variables
 
@@ -24,9 +25,16 @@ ATTENDING = [
   ('bahdanau', 'rnn="lstm", layers=2, residual=True'),
   ('luong', 'rnn="simple", layers=2'),
 ]
+LATENT = [
+  (ATTENDING[0], 'coverage', 'latent_monotonic'),
+  (ATTENDING[1], 'general', 'latent'),
+  (ATTENDING[2], 'additive', 'latent_monotonic'),
+]
 # A sample that has every score and every alignment, every cell, and one head as well as two.
 _CYCLES = map(itertools.cycle, (ATTENDING, aj.SCORES, aj.ALIGNMENTS, (1, 2, 2)))
 SAMPLE = list(itertools.islice(zip(*_CYCLES, strict=False), max(len(aj.SCORES), len(aj.ALIGNMENTS))))
+SAMPLE = [(*case[:3], 1 if aj.ALIGNMENTS[case[2]].latent else case[3]) for case in SAMPLE]
+SAMPLE += [(*case, 1) for case in LATENT]
 SAMPLE += [(cell, 'additive', 'softmax', 1) for cell in PLAIN]
 SAMPLE += [(ATTENDING[2], 'coverage', 'sparsemax', 2)]  # scanned although nothing is fed
 
@@ -36,8 +44,9 @@ def both_ways(model, params, source, mask, target):
   """The call over all steps, and one step after the other."""
   carry, memory = model.apply(params, source, mask, method='start')
   step = lambda carry, token: model.apply(params, carry, token, memory, method='step')
-  _, stepped = jax.lax.scan(step, carry, target.T)
-  return model.apply(params, source, mask, target), jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), stepped)
+  _, stepped = jax.lax.scan(step, carry, shift_right(target).T)
+  whole = model.apply(params, source, mask, target)
+  return whole._replace(likelihood=()), jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), stepped)
 
 
 @pytest.mark.parametrize(('cell', 'score', 'alignment', 'heads'), SAMPLE)
@@ -123,7 +132,7 @@ def test_every_step_draws_for_itself_and_backward_sees_the_same_draw():
   width, encoded = 37, Encoded(draw(B, S, 2), jnp.ones((B, S), bool), draw(B, 2))
   apply = lambda x, rngs: Decoder(Noisy()).apply({}, encoded, x, False, rngs=rngs)
   ones = jnp.ones((B, T, width))
-  features, drawn, _ = quick_jit(apply)(ones, RNGS)
+  features, drawn, *_ = quick_jit(apply)(ones, RNGS)
   masks = {tuple(row) for row in np.asarray(features).reshape(B * T, width).tolist()}
   assert len(masks) == B * T and len(np.unique(drawn)) == B * T
   # The step is computed again in the backward pass, with the mask of the forward pass.

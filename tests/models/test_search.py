@@ -358,11 +358,10 @@ def forced(model, params, source, mask):
   """Of every possible output, by the call that training uses: the log-probabilities [B, N, T] of its tokens, 0 after
   its end, and its weights [B, N, T, S]."""
   tokens = np.array([[*path, *[PAD] * (MAX_LENGTH - len(path))] for path in POSSIBLE])
-  entering = jnp.asarray(np.concatenate([np.full((len(tokens), 1), BOS), tokens[:, :-1]], axis=1))
 
   def one(source, mask):
     many = [jnp.broadcast_to(x[None], (len(tokens), *x.shape)) for x in (source, mask)]
-    logits, weights = model.apply(params, *many, entering)
+    logits, weights, *_ = model.apply(params, *many, jnp.asarray(tokens))
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.asarray(tokens)[..., None], -1)[..., 0]
     return jnp.where(jnp.asarray(tokens) != PAD, log_probs, 0.0), weights
 

@@ -29,11 +29,10 @@ def build_tiny(
 
 
 def inputs(seed: int = 0, lengths=LENGTHS, steps: int = T, sizes=(SOURCE_WORDS, TARGET_WORDS)):
-  """source [B, S], source_mask [B, S] of these lengths, target_in [B, T] with BOS in front."""
+  """source [B, S], source_mask [B, S] of these lengths, target [B, T]."""
   random = np.random.default_rng(seed)
   size = max(lengths)
   source = random.integers(3, sizes[0], (len(lengths), size), dtype=np.int32)
   target = random.integers(3, sizes[1], (len(lengths), steps), dtype=np.int32)
-  target[:, 0] = 1
   mask = np.arange(size) < np.asarray(lengths)[:, None]
   return jnp.asarray(source), jnp.asarray(mask), jnp.asarray(target)

@@ -149,6 +149,8 @@ def test_a_mask_may_differ_from_query_to_query():
 @every_row
 @pytest.mark.parametrize('heads', [1, 2])
 def test_bfloat16_keeps_its_type_and_the_weights_float32(score, alignment, heads):
+  if aj.ALIGNMENTS[alignment].latent:
+    heads = 1
   module = aj.Attention(score, alignment, FEATURES, heads, dtype=jnp.bfloat16)
   query, encoded = given(score, heads)
   params = parameters(module, query, encoded)
@@ -210,6 +212,8 @@ def test_options_reach_the_parameters():
     ({'score': 'aditive'}, r"unknown score 'aditive' \(did you mean 'additive'\?\); possible: additive, concat"),
     ({'alignment': 'softmx'}, r"unknown alignment 'softmx' \(did you mean 'softmax'\?\)"),
     ({'alignment': 'softmax(heat=2)'}, r"unknown option of alignment 'softmax': 'heat'"),
+    ({'implementation': 'window'}, "implementation 'window' cannot compute this: the alignment looks at the whole"),
+    ({'alignment': 'latent', 'heads': 2}, 'a latent alignment is over one position, got heads=2'),
     ({'implementation': 'fused'}, "unknown implementation 'fused'"),
   ],
 )

@@ -7,8 +7,7 @@ import optax
 import pytest
 from toy import Toy, init_params, make_batch
 
-from attention_jax.tokens import BOS
-from attention_jax.training.losses import cross_entropy, sequence_loss, shift_right
+from attention_jax.training.losses import cross_entropy, sequence_loss
 
 B, T, V = 3, 5, 7
 
@@ -63,10 +62,6 @@ def test_bfloat16_is_summed_in_float32_and_forbidden_words_stay_finite(case):
   assert cross_entropy(logits.astype(jnp.bfloat16), target, mask)['loss'].dtype == jnp.float32
   forbidden = logits.at[..., 0].set(-jnp.inf)
   assert jnp.isfinite(cross_entropy(forbidden, jnp.maximum(target, 1), mask)['loss'])
-
-
-def test_shift_right():
-  np.testing.assert_array_equal(shift_right(jnp.array([[5, 6, 2], [7, 2, 0]])), [[BOS, 5, 6], [BOS, 7, 2]])
 
 
 def test_padding_and_filler_rows_change_nothing():

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.models.seq2seq import shift_right
 from attention_jax.training.folder import prepare_folder
 from attention_jax.training.loop import Training, fit
 from attention_jax.training.losses import sequence_loss
@@ -39,11 +40,11 @@ class Toy(nn.Module):
   dropout: float = 0.1
 
   @nn.compact
-  def __call__(self, source, source_mask, target_in, deterministic=True):
+  def __call__(self, source, source_mask, target, deterministic=True):
     embed = nn.Embed(WORDS, 6)
     real = source_mask[..., None]
     context = jnp.sum(embed(source) * real, axis=1) / jnp.maximum(real.sum(axis=1), 1)
-    words = nn.Dropout(self.dropout)(embed(target_in), deterministic=deterministic)
+    words = nn.Dropout(self.dropout)(embed(shift_right(target)), deterministic=deterministic)
     hidden = jnp.tanh(nn.Dense(7)(words) + nn.Dense(7, use_bias=False)(context)[:, None])
     return Outputs(nn.Dense(WORDS)(hidden), None)
 
