@@ -17,6 +17,7 @@ from attention_jax.data.batching import Batch, in_order
 from attention_jax.data.encoding import Encoded, units
 from attention_jax.data.text import Corpus, group_references
 from attention_jax.data.vocab import Vocabulary
+from attention_jax.functional.masking import masked
 from attention_jax.functional.table import parse_spec
 from attention_jax.models.seq2seq import EncoderDecoder
 from attention_jax.training.losses import cross_entropy
@@ -31,7 +32,8 @@ FORCED = {'loss': False, 'accuracy': True} | ALIGNMENT
 
 class Forced(NamedTuple):
   """What a model says of given targets: loss and accuracy per token, and per row (None where it fits no bucket) the
-  weights [T, S] of its target tokens, EOS included, over its source tokens, EOS included."""
+  weights [T, S] of its target tokens, EOS included, over its source tokens, EOS included; of a latent alignment those
+  given the whole target."""
 
   loss: float
   accuracy: float
@@ -48,7 +50,10 @@ class Scorer:
 
     def run(params, batch: Batch):
       outputs = model.apply({'params': params}, batch.source, batch.source_mask, batch.target)
-      return cross_entropy(outputs.logits, batch.target, batch.target_mask), model.posterior(outputs)
+      # What stands behind the mask is no output: a posterior must not be moved by it.
+      given = jax.tree.map(lambda x: masked(x, batch.target_mask), outputs.likelihood)
+      weights = model.posterior(outputs._replace(likelihood=given))
+      return cross_entropy(outputs.logits, batch.target, batch.target_mask), weights
 
     self._run = jax.jit(run)
 
