@@ -48,7 +48,7 @@ class Scorer:
 
     def run(params, batch: Batch):
       outputs = model.apply({'params': params}, batch.source, batch.source_mask, batch.target)
-      return cross_entropy(outputs.logits, batch.target, batch.target_mask), model.posterior(outputs)
+      return cross_entropy(outputs.logits, batch.target, batch.target_mask), model.posterior(outputs, batch.target_mask)
 
     self._run = jax.jit(run)
 
