@@ -5,7 +5,7 @@
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -15,20 +15,24 @@ from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, learned, options
 from attention_jax.models.cells import CELLS
 from attention_jax.models.encoders import ENCODERS
+from attention_jax.training import auxiliary
+from attention_jax.training.auxiliary import LOSSES
 from attention_jax.training.presets import PRESETS, Preset
 from experiments.launch import FLAGS, launch
 
 README = Path(__file__).parent.parent / 'README.md'
+HEAD = ('equation and source', 'learned', 'options', 'queries')
 BEGIN, END = '<!-- tables:', '<!-- /tables -->'
 
 flags.DEFINE_bool('write', False, 'put the tables into README.md')
 
 
 def tables() -> str:
-  """Markdown: scores, alignments, encoders and cells, each with the first sentence of its docstring; presets."""
+  """Markdown: scores, alignments, losses, encoders, cells with the first sentence of their docstrings; presets."""
   parts = [
-    _table('score', _rows(SCORES)),
-    _table('alignment', _rows(ALIGNMENTS)),
+    _table(['score', *HEAD], _rows(SCORES)),
+    _table(['alignment', *HEAD], _rows(ALIGNMENTS)),
+    _table(['auxiliary loss', *HEAD[:1], 'options'], _losses()),
     _modules('encoder', ENCODERS),
     _modules('cell (decoder)', CELLS),
     _presets(PRESETS),
@@ -51,8 +55,12 @@ def _rows(table: Mapping[str, Row]) -> Iterable[tuple[str, ...]]:
     yield name, _first(row.fn), _listed(learned(row)), _listed(f'{k}={v}' for k, v in mine.items()), recurrent
 
 
-def _table(what: str, rows: Iterable[tuple[str, ...]]) -> str:
-  head = [what, 'equation and source', 'learned', 'options', 'queries']
+def _losses() -> Iterable[tuple[str, ...]]:
+  for name, row in LOSSES.items():
+    yield name, _first(row.fn), _listed(f'{k}={v}' for k, v in auxiliary.options(row).items())
+
+
+def _table(head: Sequence[str], rows: Iterable[tuple[str, ...]]) -> str:
   lines = ['| ' + ' | '.join(head) + ' |', '|' + ' --- |' * len(head)]
   return '\n'.join(lines + [f'| `{name}` | ' + ' | '.join(cells) + ' |' for name, *cells in rows])
 

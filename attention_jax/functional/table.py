@@ -6,6 +6,7 @@
 """
 
 import ast
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -123,17 +124,41 @@ def check(table: Mapping[str, Row]) -> Mapping[str, Row]:
 
 def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
   """`'name(option=literal)'` -> (`'name'`, `{'option': literal}`). Raises UserError for anything else."""
+  found = [_call(node) for node in _terms(spec)]
+  if len(found) == 1 and found[0]:
+    return found[0]
+  raise UserError(f"cannot read {spec!r}; write 'name' or 'name(option=literal, ...)'")
+
+
+def parse_specs(specs: str) -> dict[str, dict[str, Any]]:
+  """`'a(option=literal) + b'` -> `{'a': {'option': literal}, 'b': {}}`; nothing in `''`. Raises UserError otherwise."""
+  found = [_call(node) for node in _terms(specs)] if specs.strip() else []
+  if all(found) and len(named := dict(found)) == len(found):
+    return named
+  raise UserError(f"cannot read {specs!r}; write 'name(option=literal, ...) + name + ...', each name once")
+
+
+def _terms(specs: str) -> list[ast.expr | None]:
+  """The terms of a sum from left to right; [None] for what is no expression."""
   try:
-    node = ast.parse(spec.strip(), mode='eval').body
-    if isinstance(node, ast.Name):
-      return node.id, {}
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
+    node, terms = ast.parse(specs.strip(), mode='eval').body, []
+  except (SyntaxError, ValueError, TypeError, AttributeError):
+    return [None]
+  while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+    node, terms = node.left, [node.right, *terms]
+  return [node, *terms]
+
+
+def _call(node: ast.expr | None) -> tuple[str, dict[str, Any]] | None:
+  """`name` or `name(option=literal)`; None for anything else."""
+  if isinstance(node, ast.Name):
+    return node.id, {}
+  if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
+    with contextlib.suppress(ValueError, TypeError):
       given = {k.arg: ast.literal_eval(k.value) for k in node.keywords}
       if None not in given and len(given) == len(node.keywords):  # neither **options nor the same option twice
         return node.func.id, given
-  except (SyntaxError, ValueError, TypeError, AttributeError):
-    pass
-  raise UserError(f"cannot read {spec!r}; write 'name' or 'name(option=literal, ...)'")
+  return None
 
 
 def lookup(spec: str | Row | Callable, table: Mapping[str, Row], what: str) -> Row:

@@ -21,6 +21,7 @@ from attention_jax.errors import UserError
 from attention_jax.training.state import TrainState, is_finite
 
 LATEST, BEST = 'checkpoints', 'best'
+LATER = ('running',)  # fields of a state that checkpoints of earlier versions have not
 
 
 class Checkpoints:
@@ -54,7 +55,7 @@ class Checkpoints:
     if (self.latest(kind) or -1) >= step:
       return
     values = {'layout': _layout(state), 'host': dict(host)}
-    items = ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(values))
+    items = ocp.args.Composite(state=ocp.args.StandardSave(_stored(state)), host=ocp.args.JsonSave(values))
     with _quiet():
       self._managers[kind].save(step, args=items, force=True)
 
@@ -72,7 +73,8 @@ class Checkpoints:
       if found := _difference(host['layout'], _layout(like)):
         path = self.folder / kind / str(step)
         raise UserError(f'checkpoint {path} holds another model: {found}; possible: the config it was trained with')
-      return self._read(kind, step, state=ocp.args.StandardRestore(like)), host['host']
+      found = self._read(kind, step, state=ocp.args.StandardRestore(_stored(like)))
+      return like._replace(**found), host['host']
 
   def describe(self) -> str:
     """One clause that says where to go on from."""
@@ -105,6 +107,11 @@ class Checkpoints:
     )
     with _quiet():
       return ocp.CheckpointManager(self.folder / kind, options=options)
+
+
+def _stored(state: TrainState) -> dict[str, Any]:
+  """The fields of a state as they are stored: those that came later only where there is something in them."""
+  return {name: value for name, value in state._asdict().items() if name not in LATER or value}
 
 
 def _layout(state) -> dict[str, str]:

@@ -31,7 +31,8 @@ FORCED = {'loss': False, 'accuracy': True} | ALIGNMENT
 
 class Forced(NamedTuple):
   """What a model says of given targets: loss and accuracy per token, and per row (None where it fits no bucket) the
-  weights [T, S] of its target tokens, EOS included, over its source tokens, EOS included."""
+  weights [T, S] of its target tokens, EOS included, over its source tokens, EOS included; of a latent alignment those
+  given the whole target."""
 
   loss: float
   accuracy: float

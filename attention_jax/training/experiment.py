@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.data import tasks
-from attention_jax.data.batching import Batches
+from attention_jax.data.batching import Batch, Batches
 from attention_jax.data.pipeline import stream
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.table import parse_spec
@@ -21,13 +21,14 @@ from attention_jax.training.config import Evaluation, complete, default_config
 from attention_jax.training.evaluation import ALIGNMENT, FORCED, Scorer, evaluate
 from attention_jax.training.folder import check_folder, prepare_folder, read_config
 from attention_jax.training.loop import Result, Training, fit
-from attention_jax.training.losses import sequence_loss
+from attention_jax.training.losses import Loss, sequence_loss
 from attention_jax.training.metrics import Result as Measured
 from attention_jax.training.metrics import higher_is_better, measure
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import check_rows, make_mesh, sharding
 from attention_jax.training.prediction import Predictor
 from attention_jax.training.state import TrainState, evaluation_params, init_state
+from attention_jax.training.step import step_rngs
 
 RESULTS = 'results.json'
 TESTED = ('test', 'unseen')  # splits that are measured once, at the end
@@ -47,9 +48,14 @@ class Run(NamedTuple):
 
 def initial_params(model: EncoderDecoder, seed: int) -> Any:
   """The initial parameters: a function of the seed alone."""
-  ids, mask = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
-  rng = jax.random.key(seed)
-  return jax.jit(lambda rng: model.init(rng, ids, mask, ids))(rng)['params']
+  batch, rng = _smallest(), jax.random.key(seed)
+  return jax.jit(lambda rng: model.init(rng, batch.source, batch.source_mask, batch.target))(rng)['params']
+
+
+def _smallest() -> Batch:
+  """A batch by which parameters and shapes are told."""
+  ids, real = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
+  return Batch(ids, real, ids, real, ids[:, 0], jnp.ones((1, 2, 2), bool))
 
 
 def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, Measured]]:
@@ -74,9 +80,10 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
   model = build(config['model'], len(data.source_vocab), len(data.target_vocab))
   params = initial_params(model, training.seed)
   say(_describe(model, params))
+  loss = _loss(model, training)
   batches = Batches(
     data.encoded['train'], config['data']['buckets'], config['data']['batch_size'], config['data']['batch_unit'],
-    seed=training.seed, shard=jax.process_index(), shards=jax.process_count(),
+    seed=training.seed, shard=jax.process_index(), shards=jax.process_count(), links=loss.links,
   )  # fmt: skip
   say(f'{len(batches)} batches an epoch, of shapes (rows, source, target) {sorted(set(batches.shapes))}')
   _check_with_data(config, data, batches, say)
@@ -85,8 +92,8 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
     tasks.save_vocabularies(config['data'], data, str(folder))
   began = time.monotonic()
   result = fit(
-    folder, training, loss=sequence_loss(model, training.label_smoothing), params=params,
-    stream=lambda start, stop: stream(batches, start, stop), evaluate=_validation(config, model, data),
+    folder, training, loss=loss, params=params, stream=lambda start, stop: stream(batches, start, stop),
+    evaluate=_validation(config, model, data),
     direction='max' if selectable(config)[training.select] else 'min',
   )  # fmt: skip
   say(f'{result.reason} ({time.monotonic() - began:.0f} s, {result.compilations} shapes compiled)')
@@ -125,13 +132,23 @@ def _checked(config: Config) -> Training:
   """Everything in a config that can be wrong without its data, said before the folder belongs to it."""
   training = Training(**config['training'])
   make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
-  jax.eval_shape(lambda: initial_params(build(config['model'], 4, 4), 0))
+  _check_with_model(build(config['model'], 4, 4), training)
   tasks.check(config['data'])
   Evaluation(**config['evaluation'])
   for spec in config['evaluation']['metrics']:
     measure(spec, ['a'], [['a']])  # also refuses values that only the metric itself knows
   choose(training.select, selectable(config), 'metric in training.select:')
   return training
+
+
+def _loss(model: EncoderDecoder, training: Training) -> Loss:
+  return sequence_loss(model, training.label_smoothing, training.auxiliary)
+
+
+def _check_with_model(model: EncoderDecoder, training: Training) -> None:
+  """What can be wrong with a model, and with losses for it; all of it is told by shapes alone."""
+  loss, params = _loss(model, training), jax.eval_shape(lambda: initial_params(model, 0))
+  jax.eval_shape(loss, params, _smallest(), step_rngs(jax.random.key(0)), dict.fromkeys(loss.running, 0.0))
 
 
 def _check_with_data(config: Config, data: tasks.Data, batches: Batches, say) -> None:
@@ -194,7 +211,8 @@ def _restore(config: Config, folder: Path, model: EncoderDecoder, kind: str) -> 
   training = Training(**config['training'])
   optimizer = make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
   # Shapes are enough: initial values would take seconds to compile.
-  like = jax.eval_shape(lambda: init_state(initial_params(model, training.seed), optimizer, training.average))
+  running = _loss(model, training).running
+  like = jax.eval_shape(lambda: init_state(initial_params(model, training.seed), optimizer, training.average, running))
   place = sharding(make_mesh(jax.local_devices()), 'state')
   checkpoints = Checkpoints(folder, training.keep, read_only=True)
   try:

@@ -33,6 +33,8 @@ class Training:
     accumulate: parts in which a batch is worked through, for less memory; the update stays the same
       but for what dropout draws.
     average: decay of the moving average of the parameters, which is then what is evaluated; 0 keeps none.
+    auxiliary: losses beside the cross entropy, specs of auxiliary.LOSSES: 'guided(weight=0.5) + coverage'. The one that
+      the alignment learns nothing without is added by itself.
     log_every, evaluate_every, checkpoint_every: in updates; 0 means only after the last.
     keep: how many of the latest checkpoints stay (the best one stays beside them).
     patience: evaluations without improvement after which to stop; 0 never does.
@@ -47,6 +49,7 @@ class Training:
   label_smoothing: float = 0.0
   accumulate: int = 1
   average: float = 0.0
+  auxiliary: str = ''
   log_every: int = 100
   evaluate_every: int = 1000
   checkpoint_every: int = 1000
@@ -120,7 +123,7 @@ def fit(
   train_step = make_train_step(
     loss, optimizer, schedule, mesh, seed=training.seed, accumulate=training.accumulate, average=training.average
   )
-  state = replicate(init_state(params, optimizer, training.average), mesh)
+  state = replicate(init_state(params, optimizer, training.average, loss.running), mesh)
   with contextlib.ExitStack() as stack:
     checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep)))
     best = h.Best()

@@ -1,16 +1,37 @@
 """Losses as sums over real tokens: the step divides once, by the tokens of the whole global batch.
 
-A loss is `f(params, batch, rngs) -> {'loss': [], 'tokens': [], ...}`, float32 sums over the batch; what else it names
-('accuracy') is divided by the tokens and logged. `rngs=None` means deterministic.
+A loss gives `{'loss': [], 'tokens': [], ...}`, float32 sums over the batch. 'loss' is what is minimised; what else it
+names ('accuracy', auxiliary losses) is divided by the tokens and logged.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 
+from attention_jax.training.auxiliary import MEASURES, Means, auxiliary_losses
+
 Sums = Mapping[str, jax.Array]
-Loss = Callable[..., Sums]
+NONE: Means = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+  """`loss(params, batch, rngs=None, running={}) -> sums`; `rngs=None` means deterministic.
+
+  Attributes:
+    fn: the loss itself.
+    running: names of its sums whose running means per token it is given, as the updates before left them.
+    links: whether its batches must have links.
+  """
+
+  fn: Callable[..., Sums]
+  running: tuple[str, ...] = ()
+  links: bool = False
+
+  def __call__(self, params, batch, rngs=None, running: Means = NONE) -> Sums:
+    return self.fn(params, batch, rngs, running)
 
 
 def cross_entropy(logits: jax.Array, target: jax.Array, mask: jax.Array, smoothing: float = 0.0) -> Sums:
@@ -30,18 +51,25 @@ def cross_entropy(logits: jax.Array, target: jax.Array, mask: jax.Array, smoothi
   return {'loss': total(losses), 'accuracy': total(right), 'tokens': total(mask)}
 
 
-def sequence_loss(model, smoothing: float = 0.0) -> Loss:
-  """Teacher forcing for a sequence-to-sequence flax model: `loss(params, batch, rngs=None)` on a data Batch."""
+def sequence_loss(model, smoothing: float = 0.0, auxiliary: str = '') -> Loss:
+  """Teacher forcing for a sequence-to-sequence flax model on data Batches, with auxiliary losses beside it.
 
-  def loss(params, batch, rngs=None) -> Sums:
+  Args: auxiliary, specs of auxiliary.LOSSES joined by '+'; the one that the model cannot do without is added.
+  Raises: UserError for an unknown name or option.
+  """
+  extra = auxiliary_losses(auxiliary, model.needed_loss)
+  measured = tuple(sorted({name for row in extra.values() for name in row.running}))
+
+  def loss(params, batch, rngs, running) -> Sums:
     outputs = model.apply(
-      {'params': params},
-      batch.source,
-      batch.source_mask,
-      batch.target,
-      deterministic=rngs is None,
-      rngs=rngs,
+      {'params': params}, batch.source, batch.source_mask, batch.target, deterministic=rngs is None, rngs=rngs
     )
-    return cross_entropy(outputs.logits, batch.target, batch.target_mask, smoothing)
+    sums = cross_entropy(outputs.logits, batch.target, batch.target_mask, smoothing)
+    if not extra:
+      return sums
+    beside = {name: row.fn(outputs, batch, running) for name, row in extra.items()}
+    total = sums['loss'] + sum(row.weight * beside[name] for name, row in extra.items())
+    measures = {name: MEASURES[name](outputs, batch) for name in measured}
+    return {**sums, **measures, **beside, 'cross_entropy': sums['loss'], 'loss': total}
 
-  return loss
+  return Loss(loss, measured, any(row.links for row in extra.values()))

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from attention_jax.training.losses import Loss
 from attention_jax.training.partition import place, sharding
-from attention_jax.training.state import TrainState, update_average
+from attention_jax.training.state import TrainState, update_average, update_running
 
 RNGS = ('dropout', 'attention')  # the streams of randomness that models draw from
 
@@ -53,26 +53,27 @@ def make_train_step(
   """
   root = jax.random.key(seed)
 
-  def gradients(params, batch, rng):
-    objective = lambda p: (lambda sums: (sums['loss'], sums))(loss(p, batch, step_rngs(rng)))
+  def gradients(params, running, batch, rng):
+    objective = lambda p: (lambda sums: (sums['loss'], sums))(loss(p, batch, step_rngs(rng), running))
     (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params)
     return sums, grads
 
   def update(state, batch):
     rng = jax.random.fold_in(root, state.step)
     whole = gradients if accumulate == 1 else _in_parts(gradients, accumulate, sharding(mesh, 'parts'))
-    sums, grads = whole(state.params, batch, rng)
+    sums, grads = whole(state.params, state.running, batch, rng)
     count = jnp.maximum(sums['tokens'], 1)
     grads = jax.tree.map(lambda g: g / count.astype(g.dtype), grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
     step = state.step + 1
+    params = optax.apply_updates(state.params, updates)
+    averages = update_average(state.average, params, step, average)
     metrics = {name: total / count for name, total in sums.items()} | {
       'tokens': sums['tokens'],
       'grad_norm': optax.tree.norm(grads),
       'learning_rate': jnp.asarray(schedule(step), jnp.float32),
     }
-    return TrainState(step, params, opt_state, update_average(state.average, params, step, average)), metrics
+    return TrainState(step, params, opt_state, averages, update_running(state.running, metrics, step)), metrics
 
   everywhere, rows = sharding(mesh, 'state'), sharding(mesh, 'batch')
   compiled = jax.jit(update, donate_argnums=0, in_shardings=(everywhere, rows), out_shardings=everywhere)
@@ -87,9 +88,9 @@ def _in_parts(gradients: Callable, parts: int, layout) -> Callable:
     x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
     return jax.lax.with_sharding_constraint(x, layout)
 
-  def whole(params, batch, rng):
+  def whole(params, running, batch, rng):
     slices = jax.tree.map(split, batch)
-    one = lambda i: gradients(params, jax.tree.map(lambda x: x[i], slices), jax.random.fold_in(rng, i))
+    one = lambda i: gradients(params, running, jax.tree.map(lambda x: x[i], slices), jax.random.fold_in(rng, i))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, 0))
     add = lambda total, i: (jax.tree.map(jnp.add, total, one(i)), None)
     return jax.lax.scan(add, zeros, jnp.arange(parts))[0]

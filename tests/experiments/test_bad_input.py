@@ -54,6 +54,11 @@ FIELDS = [
   ('model.dropout=1.5', ['dropout is 1.5', 'from 0 to below 1']),
   ('training.optimizer=adan', ["unknown optimizer 'adan'", "'adam'?"]),
   ('training.schedule=cosin(peak=1)', ["unknown schedule 'cosin'", "'cosine'?"]),
+  ('training.auxiliary=guide', ["unknown auxiliary loss 'guide'", "'guided'?", 'coverage, diagonal']),
+  ('training.auxiliary=diagonal(widht=1)', ["option of auxiliary loss 'diagonal': 'widht'", "'width'?"]),
+  ('training.auxiliary=diagonal(width=0)', ['diagonal: width must be greater than 0, got 0']),
+  ('training.auxiliary=coverage, guided', ["cannot read 'coverage, guided'", "'name(option=literal, ...) + name"]),
+  ('training.auxiliary=reinforce', ['reinforce needs an alignment that draws', 'possible: hard']),
   ('training.steps=0', ['training.steps is 0', '1 or more']),
   ('training.select=bleu', ["'bleu'", 'exact_match']),
   ('evaluation.metrics=blue', ["unknown metric 'blue'", "'bleu'?", 'chrf']),
@@ -119,6 +124,17 @@ def test_files_that_cannot_be_read(task, tmp_path):
   refused(f"text(train='{tmp_path}/a', source='en', target='fr')", 'a.fr: no such file')
   refused("tsv(trian='train.tsv')", "unknown option of task 'tsv': 'trian'", "'train'?")
   refused("tfds(name='nosuchset/de-en')", "tfds set 'nosuchset/de-en' is not prepared in")
+
+
+def test_losses_that_need_what_is_not_there(task, tmp_path):
+  def refused(fields, *parts):
+    ran = run('train', *tiny(task, tmp_path / 'run', *(f'--config.{field}' for field in fields)))
+    assert_refused(ran, parts)
+    assert not (tmp_path / 'run').exists()
+
+  (tmp_path / 'plain.tsv').write_text('eins\tzwei\n' * 8)
+  unlinked = f"data.task=tsv(train='{tmp_path}/plain.tsv')"
+  refused([unlinked, 'training.auxiliary=guided'], 'links are asked for, but the 8 pairs come without links')
 
 
 def test_vocabulary_that_does_not_fit_leaves_no_folder(task, tmp_path):

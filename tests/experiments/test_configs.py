@@ -69,11 +69,12 @@ def one_step(config, data, devices):
   model = build(config['model'], len(data.source_vocab), len(data.target_vocab))
   schedule = make_schedule(training.schedule, training.steps)
   optimizer = make_optimizer(training.optimizer, schedule, training.clip)
-  step = make_train_step(sequence_loss(model, training.label_smoothing), optimizer, schedule, mesh, seed=0)
+  loss = sequence_loss(model, training.label_smoothing, training.auxiliary)
+  step = make_train_step(loss, optimizer, schedule, mesh, seed=0)
   params = jax.tree.map(lambda x: np.full(x.shape, 0.1, x.dtype), jax.eval_shape(lambda: initial_params(model, 0)))
   source = config['data']
   batches = Batches(data.encoded['train'], source['buckets'], source['batch_size'], source['batch_unit'], seed=0)
-  return step(replicate(init_state(params, optimizer, training.average), mesh), batches[0])
+  return step(replicate(init_state(params, optimizer, training.average, loss.running), mesh), batches[0])
 
 
 @pytest.mark.parametrize('preset', PRESETS)

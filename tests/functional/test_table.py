@@ -3,7 +3,7 @@
 import pytest
 
 import attention_jax as aj
-from attention_jax.functional.table import Param, Row, check, lookup, parse_spec
+from attention_jax.functional.table import Param, Row, check, lookup, parse_spec, parse_specs
 
 
 def plain(query, key):
@@ -68,7 +68,7 @@ def test_specs(spec, expected):
 @pytest.mark.parametrize(
   'spec',
   ['', 'a b', 'a.b', 'dot(', 'dot(3)', 'dot(x=y)', 'dot(x=f(1))', 'dot(**{"x": 1})', 'dot(x=1, x=2)', 'dot(x={[]: 1})',
-   '3', 'dot\0'],
+   '3', 'dot\0', 'dot + sum'],
 )  # fmt: skip
 def test_unreadable_specs(spec):
   with pytest.raises(aj.UserError, match=r"^cannot read .*; write 'name' or 'name\(option=literal, ...\)'$"):
@@ -76,9 +76,32 @@ def test_unreadable_specs(spec):
 
 
 @pytest.mark.parametrize(
+  ('specs', 'expected'),
+  [
+    ('', {}),
+    (' dot ', {'dot': {}}),
+    ("a(x='+')+b + c(y=-1, z=(1 + 2j))", {'a': {'x': '+'}, 'b': {}, 'c': {'y': -1, 'z': 1 + 2j}}),
+    ('a + (b + c)', None),
+    ('a + a(x=1)', None),
+    ('a + 3', None),
+    ('a - b', None),
+    ('+a', None),
+    ('a +', None),
+    ('a, b', None),
+  ],
+)
+def test_sums_of_specs(specs, expected):
+  if expected is not None:
+    assert parse_specs(specs) == expected and list(parse_specs(specs)) == list(expected)
+    return
+  with pytest.raises(aj.UserError, match=r"^cannot read .*; write 'name\(option=literal, ...\) \+ name \+ ...', each"):
+    parse_specs(specs)
+
+
+@pytest.mark.parametrize(
   ('spec', 'table', 'message'),
   [
-    ('sofmax', aj.ALIGNMENTS, r"^unknown kind 'sofmax' \(did you mean 'softmax'\?\); possible: entmax, .*, sparsemax$"),
+    ('sofmax', aj.ALIGNMENTS, r"^unknown kind 'sofmax' \(did you mean 'softmax'\?\); possible: coverage.*, windowed$"),
     ('bahdanau', aj.SCORES, r"^unknown kind 'bahdanau'; possible: additive, concat, "),
     ('softmax(temprature=1)', aj.ALIGNMENTS, r"'softmax': 'temprature' \(did you mean 'temperature'"),
     ('dot(scale=2)', aj.SCORES, "unknown option of kind 'dot': 'scale'"),

@@ -1,11 +1,16 @@
 """What is measured of weights: by hand, and the same for words however they are cut into tokens."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attention_jax.data.batching import gather
+from attention_jax.data.encoding import encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import train
-from attention_jax.training.evaluation import alignment_metrics
+from attention_jax.models.seq2seq import Model, build
+from attention_jax.training.evaluation import Scorer, alignment_metrics
+from attention_jax.training.experiment import initial_params
 
 SPECS = {'word': 'word', 'char': 'char', 'subword': 'subword(size=16)'}
 CORPUS = Corpus(['cab  ab', 'dab'], ['ab dab', 'cab'], [((0, 0), (1, 1)), ((0, 0),)])
@@ -46,6 +51,24 @@ def test_without_links_weights_are_still_described():
   }
   assert list(alignment_metrics(CORPUS, WORDS, vocabulary, vocabulary))[3:] == list(found)
   assert list(alignment_metrics(CORPUS._replace(links=None), [None, WORDS[1]], vocabulary, vocabulary)) == ['entropy']
+
+
+@pytest.mark.parametrize('alignment', ['softmax', 'latent_monotonic'])
+def test_alignments_are_measured_given_the_whole_target_and_no_padding(alignment):
+  vocabulary = train('word', ['cab ab dab'])
+  encoded = encode(CORPUS, vocabulary, vocabulary)
+  attention = {'score': 'additive', 'alignment': alignment, 'features': 4, 'heads': 1, 'implementation': 'xla'}
+  fields = vars(Model('birnn(features=4)', 'luong(features=8)', embedding=4))
+  model = build(fields | {'attention': attention}, len(vocabulary), len(vocabulary))
+  params = initial_params(model, 1)
+  tight, wide = (Scorer(model, buckets, 8)(params, encoded) for buckets in (((3, 2), (3, 3)), ((6, 7),)))
+  np.testing.assert_allclose(tight.loss, wide.loss, rtol=1e-5)
+  for row, (one, other) in enumerate(zip(tight.weights, wide.weights, strict=True)):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    batch = gather(encoded, np.array([row]), one.shape[::-1])
+    outputs = model.apply({'params': params}, *map(jnp.asarray, batch[:3]))
+    np.testing.assert_allclose(one, model.posterior(outputs)[0], rtol=1e-4, atol=1e-6)
+    assert np.allclose(one, outputs.weights[0], rtol=1e-3) == (alignment == 'softmax')
 
 
 def test_rows_that_fit_no_bucket_or_attend_to_nothing_are_left_out():

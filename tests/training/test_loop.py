@@ -1,5 +1,6 @@
 """Whole runs: resumed exactly after any end, SIGKILL included; stopped in time; told in one line when they fail."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -45,7 +46,9 @@ def test_a_run_learns_and_leaves_everything(whole):
   assert result.compilations == len(toy.BUCKETS)
   assert [r['step'] for r in found if 'train/loss' in r] == list(range(5, 61, 5))
   assert [r['step'] for r in found if 'validation/loss' in r] == [20, 40, 60]
-  assert found[-1]['train/loss'] < found[0]['train/loss']
+  assert found[-1]['train/cross_entropy'] < found[0]['train/cross_entropy']
+  assert {'train/coverage', 'train/reinforce', 'train/log_likelihood'} <= set(found[0])
+  assert result.state.running['log_likelihood'] < 0
   assert sorted(os.listdir(folder)) == ['best', 'checkpoints', 'config.json', 'metrics.jsonl', 'tensorboard']
   assert sorted(os.listdir(folder / LATEST)) == ['45', '60'] and os.listdir(folder / BEST) == [str(result.best.step)]
   assert result.best.value == min(r['validation/loss'] for r in found if 'validation/loss' in r)
@@ -134,7 +137,8 @@ def test_nan_is_told_with_its_step_and_never_saved(tmp_path, monkeypatch):
   def broken(*args):
     loss = healthy(*args)
     poison = lambda sums, batch: jax.numpy.where(batch.index[0] < 0, jax.numpy.nan, sums['loss'])
-    return lambda p, batch, rngs=None: (lambda s: {**s, 'loss': poison(s, batch)})(loss(p, batch, rngs))
+    fn = lambda params, batch, *more: (lambda s: {**s, 'loss': poison(s, batch)})(loss(params, batch, *more))
+    return dataclasses.replace(loss, fn=fn)
 
   def stream(start, stop):
     for step, batch in enumerate(LIGHT['stream'](start, stop), start):

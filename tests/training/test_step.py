@@ -7,20 +7,29 @@ import pytest
 from toy import BUCKETS, Toy, init_params, make_batch
 
 from attention_jax.errors import UserError
-from attention_jax.training.losses import sequence_loss
+from attention_jax.training.losses import Loss, sequence_loss
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, replicate
 from attention_jax.training.state import evaluation_params, init_state, is_finite
 from attention_jax.training.step import make_train_step
 
 
-def setup(devices=1, dropout=0.0, optimizer='adam', average=0.9, seed=1, **options):
+def leaning(params, batch, rngs, running):
+  """A loss that its running means change, and nothing random does."""
+  sums = sequence_loss(Toy(0.0), 0.1)(params, batch)
+  return {**sums, 'loss': sums['loss'] * (1 + 10 * running['accuracy'])}
+
+
+LEANING = Loss(leaning, ('accuracy',))
+
+
+def setup(devices=1, dropout=0.0, optimizer='adam', average=0.9, seed=1, loss=None, **options):
   mesh = make_mesh(jax.devices()[:devices])
   schedule = make_schedule('constant(rate=0.1)', 10)
   transform = make_optimizer(optimizer, schedule, clip=1.0)
-  loss = sequence_loss(Toy(dropout), 0.1)
+  loss = loss or sequence_loss(Toy(dropout), 0.1)
   step = make_train_step(loss, transform, schedule, mesh, seed=seed, average=average, **options)
-  return step, replicate(init_state(init_params(), transform, average), mesh)
+  return step, replicate(init_state(init_params(), transform, average, loss.running), mesh)
 
 
 def run(step, state, steps=4):
@@ -107,6 +116,27 @@ def test_average_follows_the_parameters():
     literal = jax.tree.map(lambda a, p, d=d: d * a + (1 - d) * np.asarray(p), literal, state.params)
   close(state.average, literal, rtol=1e-4, atol=1e-6)
   assert evaluation_params(state) is state.average
+
+
+def test_running_means_are_those_of_the_updates_before():
+  step, state = setup(loss=LEANING)
+  assert state.running == {'accuracy': 0}
+  mean = 0.0
+  for n in range(1, 15):
+    wanted = sequence_loss(Toy(0.0), 0.1)(state.params, make_batch(n))
+    state, metrics = step(state, make_batch(n))
+    np.testing.assert_allclose(metrics['loss'], wanted['loss'] / wanted['tokens'] * (1 + 10 * mean), rtol=1e-5)
+    mean += (metrics['accuracy'] - mean) * max(0.1, 1 / n)
+    np.testing.assert_allclose(state.running['accuracy'], mean, rtol=1e-5)
+  assert mean > 0
+
+
+@pytest.mark.parametrize(('devices', 'parts'), [(1, 4), (8, 1), (8, 2)])
+def test_running_means_do_not_depend_on_parts_and_devices(devices, parts):
+  whole, losses = run(*setup(loss=LEANING))
+  split, same = run(*setup(devices, loss=LEANING, accumulate=parts))
+  np.testing.assert_allclose(losses, same, rtol=1e-4)
+  close(whole.running, split.running, rtol=1e-4)
 
 
 def test_a_batch_of_filler_rows_only_changes_nothing_but_the_step():

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.models.seq2seq import shift_right
+from attention_jax.models.seq2seq import Outputs, shift_right
 from attention_jax.training.folder import prepare_folder
 from attention_jax.training.loop import Training, fit
 from attention_jax.training.losses import sequence_loss
@@ -29,15 +29,14 @@ class Batch(NamedTuple):
   index: Any
 
 
-class Outputs(NamedTuple):
-  logits: Any
-  weights: Any
-
-
 class Toy(nn.Module):
-  """Mean of the source and the word before -> the next word, with dropout."""
+  """Mean of the source and the word before -> the next word, with dropout; and a look at the source beside it.
+
+  If it needs the loss 'reinforce', it draws where it looks.
+  """
 
   dropout: float = 0.1
+  needed_loss: str = ''
 
   @nn.compact
   def __call__(self, source, source_mask, target, deterministic=True):
@@ -46,7 +45,14 @@ class Toy(nn.Module):
     context = jnp.sum(embed(source) * real, axis=1) / jnp.maximum(real.sum(axis=1), 1)
     words = nn.Dropout(self.dropout)(embed(shift_right(target)), deterministic=deterministic)
     hidden = jnp.tanh(nn.Dense(7)(words) + nn.Dense(7, use_bias=False)(context)[:, None])
-    return Outputs(nn.Dense(WORDS)(hidden), None)
+    temperature = self.param('temperature', nn.initializers.ones, ())
+    scores = jnp.einsum('btd,bsd->bts', words, embed(source)) / temperature
+    log_weights = jax.nn.log_softmax(jnp.where(source_mask[:, None], scores, -1e9))
+    if deterministic or not self.needed_loss:
+      return Outputs(nn.Dense(WORDS)(hidden), jnp.exp(log_weights), (), ())
+    drawn = jax.nn.one_hot(jax.random.categorical(self.make_rng('attention'), log_weights), source.shape[1])
+    draws = jnp.sum(drawn * log_weights, axis=-1)
+    return Outputs(nn.Dense(WORDS)(hidden), drawn, jnp.cumsum(draws, axis=1)[..., None], ())
 
 
 BUCKETS = ((4, 5), (6, 7))
@@ -81,12 +87,14 @@ def fit_toy(folder, *, stream=stream, evaluate=None, **fields):
   options = {
     'steps': 60, 'optimizer': 'adam', 'schedule': 'rsqrt(peak=1e-2, warmup=20)', 'average': 0.9, 'accumulate': 2,
     'label_smoothing': 0.1, 'log_every': 5, 'evaluate_every': 20, 'checkpoint_every': 15, 'patience': 50,
+    'auxiliary': 'coverage(weight=0.1)',
   }  # fmt: skip
   training = Training(**options | fields)
   prepare_folder(folder, {'training': vars(training)})
+  loss = sequence_loss(Toy(needed_loss='reinforce'), training.label_smoothing, training.auxiliary)
   return fit(
-    folder, training, loss=sequence_loss(Toy(), training.label_smoothing), params=init_params(),
-    mesh=make_mesh(jax.devices()[:2]), stream=stream, evaluate=evaluate or validate,
+    folder, training, loss=loss, params=init_params(), mesh=make_mesh(jax.devices()[:2]), stream=stream,
+    evaluate=evaluate or validate,
   )  # fmt: skip
 
 

@@ -1,0 +1,142 @@
+"""Auxiliary losses, minimised beside the cross entropy: `training.auxiliary='guided(weight=0.5) + coverage'`.
+
+An auxiliary loss is `f(outputs, batch, running, *, options) -> [] float32`: a sum over the real target tokens of the
+batch, as the cross entropy is. `running` holds the running means that its row names. Nothing behind a mask counts, in
+the value or in the gradient.
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.errors import UserError, choose
+from attention_jax.functional import latent
+from attention_jax.functional.alignments import ALIGNMENTS
+from attention_jax.functional.table import check_option, parse_specs
+
+Means = Mapping[str, jax.Array]
+
+
+class Auxiliary(NamedTuple):
+  """One auxiliary loss.
+
+  Attributes:
+    fn: the loss itself; its keyword-only arguments are options.
+    links: whether it needs Batch.links.
+    running: the metrics of MEASURES whose running means it uses.
+    weight: its factor in what is minimised; an option of every row.
+  """
+
+  fn: Callable[..., jax.Array]
+  links: bool = False
+  running: tuple[str, ...] = ()
+  weight: float = 1.0
+
+
+def coverage(outputs, batch, running: Means) -> jax.Array:
+  """Σ_t Σ_s min(w_ts, c_ts), c the sum of the weights before. See, Liu & Manning 2017, equation 12."""
+  weights = _seen(outputs, batch)
+  before = jnp.cumsum(jnp.pad(weights[:, :-1], ((0, 0), (1, 0), (0, 0))), axis=1)
+  return jnp.sum(jnp.minimum(weights, before))
+
+
+def guided(outputs, batch, running: Means) -> jax.Array:
+  """−Σ_t mean over the gold links (t, s) of t of log(w_ts + 10⁻⁶). Chen et al. 2016, guided alignment, cross entropy.
+
+  Target tokens without links cost nothing.
+  """
+  gold = batch.links & batch.target_mask[..., None]
+  logs = jnp.log(jnp.where(gold, _seen(outputs, batch) + 1e-6, 1.0))
+  return -jnp.sum(logs.sum(axis=-1) / jnp.maximum(gold.sum(axis=-1), 1))
+
+
+def diagonal(outputs, batch, running: Means, *, width: float = 0.2) -> jax.Array:
+  """Σ_ts w_ts (1 − exp(−(s/S − t/T)² / 2g²)), S and T the real lengths. Tachibana et al. 2018, guided attention.
+
+  Raises: UserError unless width > 0.
+  """
+  if not width > 0:
+    raise UserError(f'diagonal: width must be greater than 0, got {width}')
+  target, source = (
+    jnp.arange(mask.shape[1])[None] / jnp.maximum(mask.sum(axis=1, keepdims=True), 1)
+    for mask in (batch.target_mask, batch.source_mask)
+  )
+  offset = source[:, None, :] - target[:, :, None]
+  return -jnp.sum(_seen(outputs, batch) * jnp.expm1(-((offset / width) ** 2) / 2))
+
+
+def reinforce(outputs, batch, running: Means, *, entropy: float = 0.01) -> jax.Array:
+  """REINFORCE for alignments that draw: each draw is rewarded by log p(y) of its token and those after it.
+
+  The baseline is the running mean of the log-likelihood per token, times the tokens to come. Xu et al. 2015, section
+  4.1.
+
+  Raises: UserError when the alignment leaves no log-probabilities of draws [B, T, N] behind.
+  """
+  if getattr(outputs.state, 'ndim', 0) != 3:
+    possible = ', '.join(name for name, row in ALIGNMENTS.items() if row.loss == 'reinforce')
+    raise UserError(f'auxiliary loss reinforce needs an alignment that draws and learns by it; possible: {possible}')
+  real = batch.target_mask
+  draws = jnp.diff(outputs.state.astype(jnp.float32), axis=1, prepend=0).sum(axis=-1)
+  draws = jnp.where(real, draws, 0.0)
+  to_come = jnp.cumsum(real[:, ::-1], axis=1)[:, ::-1]
+  baseline = running['log_likelihood'] * to_come
+  surrogate = jax.vmap(functools.partial(latent.reinforce, entropy=entropy))
+  return -jnp.sum(surrogate(draws, log_likelihoods(outputs, batch), baseline))
+
+
+def log_likelihoods(outputs, batch) -> jax.Array:
+  """log p(y_t) of the real target tokens, 0 behind the mask: [B, T] float32."""
+  logits = jnp.where(batch.target_mask[..., None], outputs.logits.astype(jnp.float32), 0.0)
+  chosen = jnp.take_along_axis(logits, batch.target[..., None], axis=-1)[..., 0]
+  return jnp.where(batch.target_mask, chosen - jax.nn.logsumexp(logits, axis=-1), 0.0)
+
+
+LOSSES: Mapping[str, Auxiliary] = {
+  'coverage': Auxiliary(coverage),
+  'diagonal': Auxiliary(diagonal),
+  'guided': Auxiliary(guided, links=True),
+  'reinforce': Auxiliary(reinforce, running=('log_likelihood',)),
+}
+
+# What running means may be of: f(outputs, batch) -> a sum over the real target tokens.
+MEASURES: Mapping[str, Callable[..., jax.Array]] = {
+  'log_likelihood': lambda outputs, batch: jnp.sum(log_likelihoods(outputs, batch)),
+}
+
+
+def auxiliary_losses(specs: str, needed: str = '') -> dict[str, Auxiliary]:
+  """The rows that `specs`, joined by '+', mean, with their options set; `needed` is added unless it is among them.
+
+  Raises: UserError for an unknown name or option, with what is possible.
+  """
+  given = ({needed: {}} if needed else {}) | parse_specs(specs)
+  return {name: _row(name, options) for name, options in given.items()}
+
+
+def options(row: Auxiliary) -> dict[str, float]:
+  """What a spec may set, with the defaults."""
+  parameters = inspect.signature(row.fn).parameters.values()
+  return {'weight': row.weight} | {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def _row(name: str, given: Mapping[str, float]) -> Auxiliary:
+  row = LOSSES[choose(name, LOSSES, 'auxiliary loss')]
+  possible = options(row)
+  for option, value in given.items():
+    choose(option, possible, f'option of auxiliary loss {name!r}:')
+    check_option(f'auxiliary loss {name!r}', option, value, possible[option])
+    if not 0 <= value < math.inf:
+      raise UserError(f'auxiliary loss {name!r}: {option} is {value}; possible: 0 or more, and finite')
+  own = {option: value for option, value in given.items() if option != 'weight'}
+  return row._replace(fn=functools.partial(row.fn, **own), weight=given.get('weight', row.weight))
+
+
+def _seen(outputs, batch) -> jax.Array:
+  """The weights [B, T, S] of real target tokens over real source tokens, 0 elsewhere."""
+  return jnp.where(batch.target_mask[:, :, None] & batch.source_mask[:, None, :], outputs.weights, 0.0)
