@@ -5,7 +5,8 @@ Measured on 2 CPU cores, seed 0: 69 s of training, 99.5 % exact match on test, 8
 error rate 13.6 %; sutskever2014: 52 s, 89.0 %, 81.8 %.
 """
 
-from attention_jax.training.config import apply_preset, default_config
+from attention_jax.training.config import default_config
+from attention_jax.training.presets import apply_preset
 
 
 def get_config(preset: str = 'bahdanau2015'):

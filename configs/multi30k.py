@@ -6,7 +6,8 @@ Measured on 2 CPU cores at commit 7428385, whose batches came in another order: 
 test2016 (beam 5, tokenize=none).
 """
 
-from attention_jax.training.config import apply_preset, default_config
+from attention_jax.training.config import default_config
+from attention_jax.training.presets import apply_preset
 
 
 def get_config(preset: str = 'bahdanau2015'):

@@ -17,6 +17,7 @@ from attention_jax.models.cells import CELLS
 from attention_jax.models.encoders import ENCODERS
 from attention_jax.training import auxiliary
 from attention_jax.training.auxiliary import LOSSES
+from attention_jax.training.presets import PRESETS, Preset
 from experiments.launch import FLAGS, launch
 
 README = Path(__file__).parent.parent / 'README.md'
@@ -27,13 +28,14 @@ flags.DEFINE_bool('write', False, 'put the tables into README.md')
 
 
 def tables() -> str:
-  """Markdown: scores, alignments, losses, encoders and cells, each with the first sentence of its docstring."""
+  """Markdown: scores, alignments, losses, encoders, cells with the first sentence of their docstrings; presets."""
   parts = [
     _table(['score', *HEAD], _rows(SCORES)),
     _table(['alignment', *HEAD], _rows(ALIGNMENTS)),
     _table(['auxiliary loss', *HEAD[:1], 'options'], _losses()),
     _modules('encoder', ENCODERS),
     _modules('cell (decoder)', CELLS),
+    _presets(PRESETS),
   ]
   return '\n\n'.join(parts)
 
@@ -66,6 +68,15 @@ def _table(head: Sequence[str], rows: Iterable[tuple[str, ...]]) -> str:
 def _modules(what: str, table: Mapping[str, type]) -> str:
   lines = [f'| {what} | |', '| --- | --- |']
   return '\n'.join(lines + [f'| `{name}` | {_first(cls)} |' for name, cls in table.items()])
+
+
+def _presets(table: Mapping[str, Preset]) -> str:
+  lines = ['| preset | paper | encoder | decoder | score | alignment |', '|' + ' --- |' * 6]
+  fields = ('model.encoder', 'model.decoder', 'model.attention.score', 'model.attention.alignment')
+  for name, (paper, settings) in table.items():
+    values = (settings.get(field, '').partition('(')[0] for field in fields)
+    lines.append(f'| `{name}` | {paper} | ' + ' | '.join(f'`{v}`' if v else '' for v in values) + ' |')
+  return '\n'.join(lines)
 
 
 def _first(thing: Callable) -> str:

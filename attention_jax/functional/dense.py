@@ -46,7 +46,11 @@ def hardmax(scores: Scores, mask: Mask) -> Weights:
 def coverage_penalised(
   scores: Scores, mask: Mask, *, coverage: Float[Array, 'S'], penalty: float | Float[Array, ''] = 1.0
 ) -> Weights:
-  """softmax(eₛ - λ cₛ): what has been attended to (its weights so far sum to cₛ) is attended to less."""
+  """softmax(eₛ - λ cₛ): what has been attended to (its weights so far sum to cₛ) is attended to less.
+
+  Raises: UserError for a negative penalty.
+  """
+  check_least('coverage_penalised', 'penalty', penalty, 0)
   scores = at_least_float32(scores)
   return softmax(scores - penalty * coverage.astype(scores.dtype), mask)
 
@@ -70,3 +74,9 @@ def check_temperature(name: str, temperature) -> None:
   """Raises UserError for a number that is no temperature; a learned one cannot be looked at here."""
   if isinstance(temperature, int | float) and not temperature > 0:
     raise UserError(f"{name}: temperature must be greater than 0, got {temperature} ('hardmax' is the limit at 0)")
+
+
+def check_least(name: str, option: str, value, least: float) -> None:
+  """Raises UserError for a number below the least possible."""
+  if isinstance(value, int | float) and not value >= least:
+    raise UserError(f'{name}: {option} must be at least {least}, got {value}')

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention_jax.functional.dense import log_softmax, softmax
+from attention_jax.functional.dense import check_least, log_softmax, softmax
 from attention_jax.functional.local import check_width
 from attention_jax.functional.masking import at_least_float32
 
@@ -32,7 +32,9 @@ def monotonic(scores: Scores, mask: Mask, *, state: Weights, rng: jax.Array, noi
 
   wₛ = pₛ qₛ, qₛ = (1 - pₛ₋₁) qₛ₋₁ + w'ₛ, with w' the weights before: the state. Consumes rng: Gaussian noise of the
   deviation `noise` makes it learn probabilities near 0 and 1. At test it is `hard_monotonic`.
+  Raises: UserError for negative noise.
   """
+  check_least('monotonic', 'noise', noise, 0)
   scores = at_least_float32(scores)
   # Drawn in float32 in any precision, so that a seed means the same walk.
   stop = scores + noise * jax.random.normal(rng, scores.shape, jnp.float32).astype(scores.dtype)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.latent import log_mixture
+from attention_jax.functional.masking import masked
 from attention_jax.functional.table import check_option, parse_spec
 from attention_jax.models.cells import CELLS
 from attention_jax.models.decoders import Decoder
@@ -95,12 +96,16 @@ class EncoderDecoder(nn.Module):
     carry, output = self.decoder.step(carry, self.embedding(token), memory)
     return carry, Outputs(self.output(output.features), output.weights, output.state)
 
-  def posterior(self, outputs: Outputs) -> jax.Array:
-    """Weights [B, T, S] given the whole target: of a latent alignment where each token was read, of others as used."""
+  def posterior(self, outputs: Outputs, target_mask: jax.Array) -> jax.Array:
+    """Weights [B, T, S] given the whole target: of a latent alignment where each token was read, of others as used.
+
+    What stands behind target_mask [B, T] tells nothing of the tokens before it.
+    """
     if not self.latent:
       return outputs.weights
     one_head = jax.tree.map(lambda x: x[:, :, 0], outputs.state)
-    return jax.vmap(self.latent.posterior)(outputs.weights, one_head, outputs.likelihood)
+    known = jnp.where(target_mask[..., None], outputs.likelihood, 0.0)
+    return masked(jax.vmap(self.latent.posterior)(outputs.weights, one_head, known), target_mask)
 
   def _start(self, encoded) -> tuple[Any, Any]:
     carry, memory = self.decoder.start(encoded)

@@ -1,4 +1,4 @@
-"""The fields of a config, with their defaults taken from where each is used, and the presets: a preset is a paper."""
+"""The fields of a config, with their defaults taken from where each is used."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ from typing import Any
 from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
-from attention_jax.errors import UserError, choose
+from attention_jax.errors import UserError
 from attention_jax.models.search import DEFAULT, Ranking
 from attention_jax.models.seq2seq import Model
 from attention_jax.modules.attention import Attention
@@ -92,44 +92,3 @@ def complete(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _fields(cls: type, without: tuple[str, ...] = ()) -> dict[str, Any]:
   return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in without}
-
-
-# What a paper says of the structure. Sizes are the task's: {features} of every layer, {layers} of the deep models.
-# Where all of them differ from their papers: the decoder starts from a learned map of the encoder's last states
-# (sutskever2014 and luong2015 copy them; bahdanau2015 maps the backward one alone), and training is the task's.
-# bahdanau2015 besides: tanh for maxout in the deep output, and the GRU's reset gate after the product.
-_LUONG = {
-  'encoder': 'rnn(rnn="lstm", features={features}, layers={layers})',
-  'decoder': 'luong(rnn="lstm", features={features}, layers={layers})',
-}
-PRESETS: Mapping[str, Mapping[str, str]] = {
-  'sutskever2014': {
-    'encoder': 'rnn(rnn="lstm", features={features}, layers={layers}, direction="backward")',
-    'decoder': 'plain(rnn="lstm", features={features}, layers={layers})',
-  },
-  'bahdanau2015': {
-    'encoder': 'birnn(rnn="gru", features={features})',
-    'decoder': 'bahdanau(rnn="gru", features={features}, readout={features})',
-    'score': 'additive',
-  },
-  'luong2015': _LUONG | {'score': 'general'},
-  'luong2015_dot': _LUONG | {'score': 'dot'},
-  'luong2015_general': _LUONG | {'score': 'general'},
-  'luong2015_concat': _LUONG | {'score': 'concat'},
-  'luong2015_location': _LUONG | {'score': 'location(max_positions={positions})'},
-}
-
-
-def apply_preset(config: ConfigDict, preset: str, *, features: int, layers: int = 1) -> ConfigDict:
-  """Sets `config.model` to what the paper `preset` has, in these sizes. Call it when `config.data.buckets` stand.
-
-  Raises: UserError for an unknown preset, naming the presets.
-  """
-  paper = PRESETS[choose(preset, PRESETS, 'preset')]
-  # Sources longer than every bucket are still searched, at up to four times that length (and in steps of 32).
-  positions = -(-4 * max(source for source, _ in config.data.buckets) // 32) * 32
-  sized = {k: v.format(features=features, layers=layers, positions=positions) for k, v in paper.items()}
-  config.model.attention.features = features
-  config.model.attention.score = sized.pop('score', config.model.attention.score)
-  config.model.update(sized)
-  return config

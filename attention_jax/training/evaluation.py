@@ -17,7 +17,6 @@ from attention_jax.data.batching import Batch, in_order
 from attention_jax.data.encoding import Encoded, units
 from attention_jax.data.text import Corpus, group_references
 from attention_jax.data.vocab import Vocabulary
-from attention_jax.functional.masking import masked
 from attention_jax.functional.table import parse_spec
 from attention_jax.models.seq2seq import EncoderDecoder
 from attention_jax.training.losses import cross_entropy
@@ -50,10 +49,7 @@ class Scorer:
 
     def run(params, batch: Batch):
       outputs = model.apply({'params': params}, batch.source, batch.source_mask, batch.target)
-      # What stands behind the mask is no output: a posterior must not be moved by it.
-      given = jax.tree.map(lambda x: masked(x, batch.target_mask), outputs.likelihood)
-      weights = model.posterior(outputs._replace(likelihood=given))
-      return cross_entropy(outputs.logits, batch.target, batch.target_mask), weights
+      return cross_entropy(outputs.logits, batch.target, batch.target_mask), model.posterior(outputs, batch.target_mask)
 
     self._run = jax.jit(run)
 

@@ -5,12 +5,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.data.batching import Batch, in_order
 from attention_jax.data.encoding import encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
+from attention_jax.functional.masking import padding_mask
 from attention_jax.models import search
 from attention_jax.models.seq2seq import EncoderDecoder
 from attention_jax.tokens import EOS
@@ -97,11 +99,24 @@ class Predictor:
       carry, memory = self.model.apply(variables, source, source_mask, method='start')
       step = lambda carry, token, memory: self.model.apply(variables, carry, token, memory, method='step')
       given = {'max_length': self.max_length, 'ranking': ranking, 'source_mask': source_mask}
-      if beams == 1:
-        return search.greedy(step, carry, memory, **given)
-      return search.beam(step, carry, memory, beams=beams, **given)
+      find = search.greedy if beams == 1 else functools.partial(search.beam, beams=beams)
+      found = find(step, carry, memory, **given)
+      if self.model.latent:
+        found = found._replace(weights=self._posterior(variables, source, source_mask, found))
+      return found
 
     return jax.jit(run)
+
+  def _posterior(self, variables: Any, source: jax.Array, source_mask: jax.Array, found: search.Hypotheses):
+    """Weights [B, K, T, S] of a latent alignment given whole hypotheses: while searching, only what stood before."""
+
+    def forced(given):
+      tokens, lengths = given
+      outputs = self.model.apply(variables, source, source_mask, tokens)
+      return self.model.posterior(outputs, padding_mask(lengths, tokens.shape[-1]))
+
+    by_rank = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (found.tokens, found.lengths))
+    return jnp.moveaxis(jax.lax.map(forced, by_rank), 0, 1)
 
   def _read(self, batch: Batch, found: search.Hypotheses, lines: Sequence[str]) -> Iterable[tuple[int, Prediction]]:
     for i, row in enumerate(batch.index):

@@ -14,12 +14,12 @@ from attention_jax.data import tasks
 from attention_jax.data.batching import Batches
 from attention_jax.data.builders import dates
 from attention_jax.models.seq2seq import build
-from attention_jax.training.config import PRESETS
 from attention_jax.training.experiment import initial_params, selectable
 from attention_jax.training.loop import Training
 from attention_jax.training.losses import sequence_loss
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, replicate
+from attention_jax.training.presets import PRESETS
 from attention_jax.training.state import init_state
 from attention_jax.training.step import make_train_step
 from experiments.launch import load_config

@@ -13,6 +13,16 @@ import attention_jax as aj
 # Few shapes and pairs, so that most examples find their program compiled.
 SHAPES = [(1, 1), (3, 2), (2, 7)]
 PAIRS = [('scaled_dot', 'softmax'), ('cosine', 'sparsemax'), ('coverage', 'entmax15'), ('dot', 'entmax(alpha=1.2)')]
+# Their weights may sum to less than 1: a window that holds nothing, mass that runs off the end.
+PARTIAL = [
+  ('dot', 'local_m(width=1)'),
+  ('general', 'local_p(width=2)'),
+  ('offset_additive', 'monotonic'),
+  ('dot', 'mocha(width=2)'),
+  ('fertility', 'forward_agent'),
+  ('location_sensitive(width=3)', 'windowed(width=1)'),
+  ('dot', 'latent_monotonic'),
+]
 WIDTH = 5
 
 
@@ -38,15 +48,17 @@ def problems(draw):
   return array(queries, WIDTH), array(size, WIDTH), array(size, WIDTH), mask
 
 
-@settings(max_examples=200, derandomize=True, deadline=None, database=None)
-@given(st.sampled_from(PAIRS), problems(), st.sampled_from([np.nan, np.inf, -np.inf, 1e30, -7.0]))
+@settings(max_examples=400, derandomize=True, deadline=None, database=None)
+@given(st.sampled_from(PAIRS + PARTIAL), problems(), st.sampled_from([np.nan, np.inf, -np.inf, 1e30, -7.0]))
 def test_the_contract_holds_for_any_mask(pair, problem, filler):
   query, key, value, mask = problem
   run = compiled(*pair)
   (_, attended), gradients = result = jax.device_get(run(*problem))
   total = attended.weights.sum(-1)
   assert np.all(attended.weights[~mask] == 0) and np.all(attended.weights >= 0)
-  np.testing.assert_allclose(total, mask.any(-1), atol=1e-5)
+  if pair in PAIRS:
+    np.testing.assert_allclose(total, mask.any(-1), atol=1e-5)
+  assert np.all(total <= mask.any(-1) + 1e-5)
   assert np.all(attended.context[~mask.any(-1)] == 0) and np.all(gradients[0][~mask.any(-1)] == 0)
   assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(result))
 

@@ -1,5 +1,7 @@
 """Every row by itself: against its literal loop, in every precision, at every length, and against numeric gradients."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -197,3 +199,24 @@ def test_options_are_checked():
     aj.alignments.softmax(scores, mask, temperature=0)
   with pytest.raises(aj.UserError, match=r"alpha must be greater than 1, got 1 \('softmax' is the limit at 1\)"):
     aj.alignments.entmax(scores, mask, alpha=1)
+
+
+@pytest.mark.parametrize(
+  ('alignment', 'message'),
+  [
+    ('local_m(width=-1)', 'local_m: width must be a whole number of at least 0, got -1'),
+    ('local_p(width=0)', 'local_p: width must be a whole number of at least 1, got 0'),
+    ('windowed(width=0)', 'windowed: width must be a whole number of at least 1, got 0'),
+    ('mocha(width=0)', 'mocha: width must be a whole number of at least 1, got 0'),
+    ('mocha(width=2.5)', "mocha: option width is a whole number like 3, got 2.5"),
+    ('gumbel(temperature=0)', 'gumbel: temperature must be greater than 0, got 0'),
+    ('monotonic(noise=-1.0)', 'monotonic: noise must be at least 0, got -1.0'),
+    ('coverage_penalised(penalty=-2.0)', 'coverage_penalised: penalty must be at least 0, got -2.0'),
+  ],
+)
+def test_options_that_mean_nothing_are_named(alignment, message):
+  params = aj.init_params(jax.random.key(0), score='dot', alignment=alignment.split('(')[0], query=3, key=3, features=2)
+  given = jnp.ones((2, 3)), jnp.ones((4, 3)), jnp.ones((4, 3))
+  options = {'params': params, 'rng': jax.random.key(1), 'deterministic': False}
+  with pytest.raises(aj.UserError, match=re.escape(message)):
+    aj.attend(*given, score='dot', alignment=alignment, **options)

@@ -1,0 +1,96 @@
+"""Presets: a preset is a paper. What it says of the structure; sizes and training are the task's."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from attention_jax.errors import choose
+
+
+class Preset(NamedTuple):
+  """A row of PRESETS: the paper, and values for fields of a config by their dotted paths.
+
+  In the values {features} is the size of every layer, {layers} the number of layers of deep models and {positions} the
+  longest memory.
+  """
+
+  paper: str
+  settings: Mapping[str, str]
+
+
+def _model(encoder: str, decoder: str, score: str = '', alignment: str = 'softmax') -> dict[str, str]:
+  attention = {'model.attention.score': score, 'model.attention.alignment': alignment} if score else {}
+  return {'model.encoder': encoder, 'model.decoder': decoder, **attention}
+
+
+_SIZE = 'features={features}'
+_BIRNN = f'birnn(rnn="gru", {_SIZE})'
+_BILSTM = f'birnn(rnn="lstm", {_SIZE}, layers={{layers}})'
+_ONWARD = f'rnn(rnn="lstm", {_SIZE}, layers={{layers}})'  # one direction: it can be read while the source arrives
+_BAHDANAU = f'bahdanau(rnn="gru", {_SIZE}, readout={{features}})'
+_LUONG = f'luong(rnn="lstm", {_SIZE}, layers={{layers}})'
+_STREAM = f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}}, bridge=False)'
+
+# Where all of them differ from their papers: the decoder starts from a learned map of the encoder's last states
+# (sutskever2014 and luong2015 copy them; bahdanau2015 maps the backward one alone), and training is the task's.
+# bahdanau2015 besides: tanh for maxout in the deep output, and the GRU's reset gate after the product. luong2015:
+# the encoder reads in both directions, without which its attention is late to learn from as few sentences as ours.
+# martins2016_sparsemax had no decoder of its own, peters2019_entmax's is that of Luong et al.; xu2015_hard and
+# chorowski2015 read words and letters here, where the papers have pictures and speech; wu2019_hard_monotonic adds no
+# tags to its source but those that stand in the data.
+PRESETS: Mapping[str, Preset] = {
+  'sutskever2014': Preset(
+    'Sutskever, Vinyals & Le 2014',
+    _model(
+      f'rnn(rnn="lstm", {_SIZE}, layers={{layers}}, direction="backward")',
+      f'plain(rnn="lstm", {_SIZE}, layers={{layers}})',
+    ),
+  ),
+  'bahdanau2015': Preset('Bahdanau, Cho & Bengio 2015', _model(_BIRNN, _BAHDANAU, 'additive')),
+  'luong2015': Preset('Luong, Pham & Manning 2015', _model(_BILSTM, _LUONG, 'general')),
+  'luong2015_dot': Preset('Luong et al. 2015, dot', _model(_BILSTM, _LUONG, 'dot')),
+  'luong2015_general': Preset('Luong et al. 2015, general', _model(_BILSTM, _LUONG, 'general')),
+  'luong2015_concat': Preset('Luong et al. 2015, concat', _model(_BILSTM, _LUONG, 'concat')),
+  'luong2015_location': Preset(
+    'Luong et al. 2015, location', _model(_BILSTM, _LUONG, 'location(max_positions={positions})')
+  ),
+  'luong2015_local_m': Preset('Luong et al. 2015, local-m', _model(_BILSTM, _LUONG, 'general', 'local_m(width=10)')),
+  'luong2015_local_p': Preset('Luong et al. 2015, local-p', _model(_BILSTM, _LUONG, 'general', 'local_p(width=10)')),
+  'chorowski2015': Preset(
+    'Chorowski et al. 2015',
+    _model(_BIRNN, _BAHDANAU, 'location_sensitive(channels=10, width=31)', 'smoothed'),
+  ),
+  'xu2015_hard': Preset(
+    'Xu et al. 2015, hard',
+    _model(_BIRNN, f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}})', 'additive', 'hard'),
+  ),
+  'tu2016': Preset('Tu et al. 2016, linguistic coverage with fertility', _model(_BIRNN, _BAHDANAU, 'fertility')),
+  'martins2016_sparsemax': Preset('Martins & Astudillo 2016', _model(_BIRNN, _BAHDANAU, 'additive', 'sparsemax')),
+  'raffel2017': Preset('Raffel et al. 2017', _model(_ONWARD, _STREAM, 'offset_additive', 'monotonic')),
+  'chiu2018': Preset('Chiu & Raffel 2018', _model(_ONWARD, _STREAM, 'offset_additive', 'mocha(width=2)')),
+  'zhang2018_forward': Preset('Zhang, Ling & Dai 2018', _model(_BIRNN, _BAHDANAU, 'additive', 'forward_agent')),
+  'wu2018_hard': Preset(
+    'Wu, Shapiro & Cotterell 2018',
+    _model(_BILSTM, f'luong(rnn="lstm", {_SIZE}, input_feeding=False)', 'general', 'latent'),
+  ),
+  'wu2019_hard_monotonic': Preset(
+    'Wu & Cotterell 2019',
+    _model(_BILSTM, f'luong(rnn="lstm", {_SIZE}, input_feeding=False)', 'general', 'latent_monotonic'),
+  ),
+  'peters2019_entmax': Preset('Peters, Niculae & Martins 2019', _model(_BILSTM, _LUONG, 'general', 'entmax15')),
+}
+
+
+def apply_preset(config: ConfigDict, preset: str, *, features: int, layers: int = 1) -> ConfigDict:
+  """Sets the fields of `config` that the paper `preset` has a say in. Call it when `config.data.buckets` stand.
+
+  Raises: UserError for an unknown preset, naming the presets.
+  """
+  settings = PRESETS[choose(preset, PRESETS, 'preset')].settings
+  # Sources longer than every bucket are still searched, at up to four times that length (and in steps of 32).
+  positions = -(-4 * max(source for source, _ in config.data.buckets) // 32) * 32
+  config.model.attention.features = features
+  sized = {k: v.format(features=features, layers=layers, positions=positions) for k, v in settings.items()}
+  config.update_from_flattened_dict(sized)
+  return config
