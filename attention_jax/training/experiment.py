@@ -16,6 +16,7 @@ from attention_jax.data.pipeline import stream
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.table import parse_spec
 from attention_jax.models.seq2seq import EncoderDecoder, build
+from attention_jax.training.anneal import make_anneal
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.config import Evaluation, complete, default_config
 from attention_jax.training.evaluation import ALIGNMENT, FORCED, Scorer, evaluate
@@ -146,8 +147,9 @@ def _loss(model: EncoderDecoder, training: Training) -> Loss:
 
 
 def _check_with_model(model: EncoderDecoder, training: Training) -> None:
-  """What can be wrong with a model, and with losses for it; all of it is told by shapes alone."""
+  """What can be wrong with a model, and with losses and schedules for it; all of it is told by shapes alone."""
   loss, params = _loss(model, training), jax.eval_shape(lambda: initial_params(model, 0))
+  make_anneal(training.anneal, params, training.steps)
   jax.eval_shape(loss, params, _smallest(), step_rngs(jax.random.key(0)), dict.fromkeys(loss.running, 0.0))
 
 

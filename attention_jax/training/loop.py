@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from attention_jax.errors import UserError
 from attention_jax.training import hooks as h
+from attention_jax.training.anneal import follow, make_anneal
 from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.losses import Loss
 from attention_jax.training.optim import make_optimizer, make_schedule
@@ -35,6 +36,7 @@ class Training:
     average: decay of the moving average of the parameters, which is then what is evaluated; 0 keeps none.
     auxiliary: losses beside the cross entropy, specs of auxiliary.LOSSES: 'guided(weight=0.5) + coverage'. The one that
       the alignment learns nothing without is added by itself.
+    anneal: schedules of parameters that are one number: 'temperature: linear(peak=2.0, end=0.5); beta: cosine'.
     log_every, evaluate_every, checkpoint_every: in updates; 0 means only after the last.
     keep: how many of the latest checkpoints stay (the best one stays beside them).
     patience: evaluations without improvement after which to stop; 0 never does.
@@ -50,6 +52,7 @@ class Training:
   accumulate: int = 1
   average: float = 0.0
   auxiliary: str = ''
+  anneal: str = ''
   log_every: int = 100
   evaluate_every: int = 1000
   checkpoint_every: int = 1000
@@ -120,10 +123,12 @@ def fit(
   mesh = mesh or make_mesh()
   schedule = make_schedule(training.schedule, training.steps)
   optimizer = make_optimizer(training.optimizer, schedule, training.clip)
+  anneal = make_anneal(training.anneal, params, training.steps)
   train_step = make_train_step(
-    loss, optimizer, schedule, mesh, seed=training.seed, accumulate=training.accumulate, average=training.average
-  )
-  state = replicate(init_state(params, optimizer, training.average, loss.running), mesh)
+    loss, optimizer, schedule, mesh, seed=training.seed, accumulate=training.accumulate, average=training.average,
+    anneal=anneal,
+  )  # fmt: skip
+  state = replicate(init_state(follow(params, anneal, 1), optimizer, training.average, loss.running), mesh)
   with contextlib.ExitStack() as stack:
     checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep)))
     best = h.Best()

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from attention_jax.training.anneal import NONE, Schedules, follow, hold
 from attention_jax.training.losses import Loss
 from attention_jax.training.partition import place, sharding
 from attention_jax.training.state import TrainState, update_average, update_running
@@ -42,7 +43,7 @@ class TrainStep:
 
 def make_train_step(
   loss: Loss, optimizer: optax.GradientTransformation, schedule: Callable, mesh: Mesh, *, seed: int,
-  accumulate: int = 1, average: float = 0.0,
+  accumulate: int = 1, average: float = 0.0, anneal: Schedules = NONE,
 ) -> TrainStep:
   """One update as a function of (state, batch, seed).
 
@@ -50,6 +51,7 @@ def make_train_step(
     accumulate: the batch is worked through in so many parts, one after the other, for less memory. The update is that
       of the whole batch: tokens, not parts, are weighted equally, and `step` counts updates.
     average: decay of the moving average of the parameters; 0 keeps none. See state.update_average.
+    anneal: schedules of parameters that have no gradient then: after update n they are at their values for n + 1.
   """
   root = jax.random.key(seed)
 
@@ -63,11 +65,11 @@ def make_train_step(
     whole = gradients if accumulate == 1 else _in_parts(gradients, accumulate, sharding(mesh, 'parts'))
     sums, grads = whole(state.params, state.running, batch, rng)
     count = jnp.maximum(sums['tokens'], 1)
-    grads = jax.tree.map(lambda g: g / count.astype(g.dtype), grads)
+    grads = hold(jax.tree.map(lambda g: g / count.astype(g.dtype), grads), anneal)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     step = state.step + 1
-    params = optax.apply_updates(state.params, updates)
-    averages = update_average(state.average, params, step, average)
+    params = follow(optax.apply_updates(state.params, updates), anneal, step + 1)
+    averages = follow(update_average(state.average, params, step, average), anneal, step + 1)
     metrics = {name: total / count for name, total in sums.items()} | {
       'tokens': sums['tokens'],
       'grad_norm': optax.tree.norm(grads),

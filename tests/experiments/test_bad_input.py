@@ -59,6 +59,8 @@ FIELDS = [
   ('training.auxiliary=diagonal(width=0)', ['diagonal: width must be greater than 0, got 0']),
   ('training.auxiliary=coverage, guided', ["cannot read 'coverage, guided'", "'name(option=literal, ...) + name"]),
   ('training.auxiliary=reinforce', ['reinforce needs an alignment that draws', 'possible: hard']),
+  ('training.anneal=temperature: cosine', ['training.anneal: this model learns no single number', 'gumbel_annealed']),
+  ('training.anneal=temperature', ['training.anneal: ']),
   ('training.steps=0', ['training.steps is 0', '1 or more']),
   ('training.select=bleu', ["'bleu'", 'exact_match']),
   ('evaluation.metrics=blue', ["unknown metric 'blue'", "'bleu'?", 'chrf']),
@@ -126,7 +128,7 @@ def test_files_that_cannot_be_read(task, tmp_path):
   refused("tfds(name='nosuchset/de-en')", "tfds set 'nosuchset/de-en' is not prepared in")
 
 
-def test_losses_that_need_what_is_not_there(task, tmp_path):
+def test_losses_and_schedules_that_need_what_is_not_there(task, tmp_path):
   def refused(fields, *parts):
     ran = run('train', *tiny(task, tmp_path / 'run', *(f'--config.{field}' for field in fields)))
     assert_refused(ran, parts)
@@ -135,6 +137,10 @@ def test_losses_that_need_what_is_not_there(task, tmp_path):
   (tmp_path / 'plain.tsv').write_text('eins\tzwei\n' * 8)
   unlinked = f"data.task=tsv(train='{tmp_path}/plain.tsv')"
   refused([unlinked, 'training.auxiliary=guided'], 'links are asked for, but the 8 pairs come without links')
+  learned = ['model.attention.alignment=entmax', 'model.attention.score=cosine']
+  annealed = "unknown parameter in training.anneal: 'temperature'"
+  refused([*learned, 'training.anneal=temperature: cosine'], annealed, 'possible: alpha, beta')
+  refused([*learned, 'training.anneal=alpha: cosin'], "unknown schedule 'cosin'", "'cosine'?")
 
 
 def test_vocabulary_that_does_not_fit_leaves_no_folder(task, tmp_path):

@@ -20,14 +20,18 @@ def train(task, folder, **fields):
   return [r for r in records if 'train/loss' in r], [r for r in records if 'validation/loss' in r], open_run(folder)
 
 
-def test_links_guide(task, tmp_path):
-  logged, validated, _ = train(
-    task, tmp_path / 'run', model__attention__alignment='gumbel', training__auxiliary='guided(weight=0.5) + coverage'
-  )
+def test_links_guide_and_a_temperature_falls(task, tmp_path):
+  spec = 'temperature: linear(peak=2.0, end=0.5)'
+  logged, validated, opened = train(
+    task, tmp_path / 'run', model__attention__alignment='gumbel_annealed', training__anneal=spec,
+    training__auxiliary='guided(weight=0.5) + coverage',
+  )  # fmt: skip
   for record in logged:
     total = record['train/cross_entropy'] + 0.5 * record['train/guided'] + record['train/coverage']
     assert record['train/loss'] == pytest.approx(total, rel=1e-5)
   assert 'validation/guided' not in validated[0]
+  temperature = opened.params['decoder']['cell']['attention']['alignment_params']['temperature']
+  assert temperature == pytest.approx([2.0 - 1.5 * min(opened.step + 1, 4) / 4])
 
 
 def test_draws_are_rewarded_without_being_told_to(task, tmp_path):

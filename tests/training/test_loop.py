@@ -49,6 +49,7 @@ def test_a_run_learns_and_leaves_everything(whole):
   assert found[-1]['train/cross_entropy'] < found[0]['train/cross_entropy']
   assert {'train/coverage', 'train/reinforce', 'train/log_likelihood'} <= set(found[0])
   assert result.state.running['log_likelihood'] < 0
+  assert result.state.params['temperature'] == result.state.average['temperature'] == pytest.approx(0.5, rel=1e-6)
   assert sorted(os.listdir(folder)) == ['best', 'checkpoints', 'config.json', 'metrics.jsonl', 'tensorboard']
   assert sorted(os.listdir(folder / LATEST)) == ['45', '60'] and os.listdir(folder / BEST) == [str(result.best.step)]
   assert result.best.value == min(r['validation/loss'] for r in found if 'validation/loss' in r)

@@ -7,6 +7,7 @@ import pytest
 from toy import BUCKETS, Toy, init_params, make_batch
 
 from attention_jax.errors import UserError
+from attention_jax.training.anneal import follow, make_anneal
 from attention_jax.training.losses import Loss, sequence_loss
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, replicate
@@ -23,13 +24,15 @@ def leaning(params, batch, rngs, running):
 LEANING = Loss(leaning, ('accuracy',))
 
 
-def setup(devices=1, dropout=0.0, optimizer='adam', average=0.9, seed=1, loss=None, **options):
+def setup(devices=1, dropout=0.0, optimizer='adam', average=0.9, seed=1, loss=None, anneal='', **options):
   mesh = make_mesh(jax.devices()[:devices])
   schedule = make_schedule('constant(rate=0.1)', 10)
   transform = make_optimizer(optimizer, schedule, clip=1.0)
   loss = loss or sequence_loss(Toy(dropout), 0.1)
-  step = make_train_step(loss, transform, schedule, mesh, seed=seed, average=average, **options)
-  return step, replicate(init_state(init_params(), transform, average, loss.running), mesh)
+  anneal = make_anneal(anneal, init_params(), 10)
+  step = make_train_step(loss, transform, schedule, mesh, seed=seed, average=average, anneal=anneal, **options)
+  params = follow(init_params(), anneal, 1)
+  return step, replicate(init_state(params, transform, average, loss.running), mesh)
 
 
 def run(step, state, steps=4):
@@ -137,6 +140,20 @@ def test_running_means_do_not_depend_on_parts_and_devices(devices, parts):
   split, same = run(*setup(devices, loss=LEANING, accumulate=parts))
   np.testing.assert_allclose(losses, same, rtol=1e-4)
   close(whole.running, split.running, rtol=1e-4)
+
+
+@pytest.mark.parametrize('average', [0.0, 0.9])
+def test_an_annealed_parameter_follows_its_schedule_instead_of_its_gradient(average):
+  loss = sequence_loss(Toy(0.0), 0.1, 'diagonal')
+  schedule = make_schedule('linear(peak=2.0, end=0.5)', 10)
+  step, state = setup(loss=loss, average=average, anneal='temperature: linear(peak=2.0, end=0.5)', optimizer='adamw')
+  for n in range(1, 13):
+    for held in (state.params, evaluation_params(state)):
+      np.testing.assert_allclose(held['temperature'], schedule(n), rtol=1e-6)
+    grads = jax.grad(lambda p: (lambda s: s['loss'] / s['tokens'])(loss(p, make_batch(n))))(state.params)  # noqa: B023
+    assert grads['temperature'] != 0
+    state, metrics = step(state, make_batch(n))
+    np.testing.assert_allclose(metrics['grad_norm'], optax.tree.norm(grads | {'temperature': 0.0}), rtol=1e-4)
 
 
 def test_a_batch_of_filler_rows_only_changes_nothing_but_the_step():

@@ -87,7 +87,7 @@ def fit_toy(folder, *, stream=stream, evaluate=None, **fields):
   options = {
     'steps': 60, 'optimizer': 'adam', 'schedule': 'rsqrt(peak=1e-2, warmup=20)', 'average': 0.9, 'accumulate': 2,
     'label_smoothing': 0.1, 'log_every': 5, 'evaluate_every': 20, 'checkpoint_every': 15, 'patience': 50,
-    'auxiliary': 'coverage(weight=0.1)',
+    'auxiliary': 'coverage(weight=0.1)', 'anneal': 'temperature: linear(peak=2.0, end=0.5, steps=60)',
   }  # fmt: skip
   training = Training(**options | fields)
   prepare_folder(folder, {'training': vars(training)})
