@@ -32,6 +32,8 @@ def folder(tmp_path_factory):
   """The files that the configs name, with a few lines in each."""
   folder = write_task(tmp_path_factory.mktemp('data'))
   table = (folder / 'train.tsv').read_bytes()
+  for name in ('german.train', 'german.dev'):
+    (folder / f'{name}.tsv').write_bytes(table)
   for name in ('length.train', 'length.test'):
     (folder / f'{name}.tsv.gz').write_bytes(gzip.compress(table))
   for split in ('train', 'val', 'validation', 'test2016', 'test'):

@@ -374,7 +374,11 @@ def forced(model, params, source, mask):
     ('plain', 'rnn="lstm", feed_context=True', {}),
     ('bahdanau', 'rnn="gru", layers=2', {'score': 'location_sensitive', 'heads': 2}),
     ('bahdanau', 'rnn="simple"', {'score': 'coverage', 'alignment': 'entmax15'}),
-    ('luong', 'rnn="gru"', {'score': 'general'}),
+    ('luong', 'rnn="gru"', {'score': 'general', 'alignment': 'local_p(width=2)'}),
+    ('luong', 'rnn="gru"', {'alignment': 'monotonic'}),
+    ('luong', 'rnn="gru", input_feeding=False', {'alignment': 'forward'}),
+    ('bahdanau', 'rnn="simple"', {'alignment': 'latent_monotonic'}),
+    ('luong', 'rnn="gru"', {'score': 'general', 'alignment': 'latent'}),
   ],
 )
 def test_beams_in_plenty_are_every_possible_output(cell, options, attention):

@@ -61,6 +61,17 @@ def test_one_head_is_attend_and_steps_as_it_runs_at_once(score, alignment):
   assert_close(attended, quick_jit(fn)(query, encoded, encoded, MASK[:, None]))
 
 
+@pytest.mark.parametrize('alignment', [name for name, row in aj.ALIGNMENTS.items() if row.window])
+@pytest.mark.parametrize('heads', [1, 2])
+def test_another_implementation_is_the_same_attention(alignment, heads):
+  alignment = f'{alignment}(width=1)'
+  query, encoded = given('additive', heads)
+  whole = aj.Attention('additive', alignment, FEATURES, heads)
+  params = parameters(whole, query, encoded)
+  window = aj.Attention('additive', alignment, FEATURES, heads, implementation='window')
+  assert_close(run_both_ways(window, params, query, encoded, MASK), run_both_ways(whole, params, query, encoded, MASK))
+
+
 @pytest.mark.parametrize(
   ('score', 'alignment'), [('location_sensitive', 'entmax'), ('coverage', 'sparsemax'), ('general', 'sigmoid')]
 )
