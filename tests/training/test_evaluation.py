@@ -66,8 +66,9 @@ def test_alignments_are_measured_given_the_whole_target_and_no_padding(alignment
   for row, (one, other) in enumerate(zip(tight.weights, wide.weights, strict=True)):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
     batch = gather(encoded, np.array([row]), one.shape[::-1])
-    outputs = model.apply({'params': params}, *map(jnp.asarray, batch[:3]))
-    np.testing.assert_allclose(one, model.posterior(outputs, batch.target_mask)[0], rtol=1e-4, atol=1e-6)
+    source, source_mask, target, target_mask = map(jnp.asarray, batch[:4])
+    outputs = model.apply({'params': params}, source, source_mask, target)
+    np.testing.assert_allclose(one, model.posterior(outputs, target_mask)[0], rtol=1e-4, atol=1e-6)
     assert np.allclose(one, outputs.weights[0], rtol=1e-3) == (alignment == 'softmax')
 
 
