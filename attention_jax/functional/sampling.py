@@ -36,8 +36,11 @@ def gumbel(scores: Scores, mask: Mask, *, rng: jax.Array, temperature: float | F
 
 
 def gumbel_annealed(scores: Scores, mask: Mask, *, rng: jax.Array, temperature: float | Float[Array, '']) -> Weights:
-  """`gumbel` whose temperature is a parameter: `training.anneal` lets it fall, or else it is learned."""
-  return gumbel(scores, mask, rng=rng, temperature=temperature)
+  """`gumbel` whose temperature is a parameter: `training.anneal` lets it fall, or else it is learned.
+
+  A temperature below 0.01 counts as 0.01: a schedule may end at 0.
+  """
+  return gumbel(scores, mask, rng=rng, temperature=jnp.maximum(temperature, 0.01))
 
 
 def no_draws(size: int, dtype) -> Float[Array, '']:

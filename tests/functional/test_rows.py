@@ -96,6 +96,12 @@ def test_straight_through_has_the_gradient_of_the_softmax_it_was_drawn_from(row)
   assert_near(jax.grad(drawn, argnums=(0, 1))(*at), jax.grad(relaxed, argnums=(0, 1))(*at), rtol=1e-6)
 
 
+def test_an_annealed_temperature_may_end_at_zero(rng):
+  scores, mask = jnp.asarray(draw(S), jnp.float32), jnp.ones(S, bool)
+  weights = lambda scores: aj.alignments.gumbel_annealed(scores, mask, rng=rng, temperature=jnp.zeros(()))
+  assert np.all(np.isfinite(jax.jacobian(weights)(scores))) and weights(scores).sum() == 1
+
+
 @every_row
 @pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16], ids=['bfloat16', 'float16'])
 def test_half_precision_gives_float32_without_mixing_types(module, case, dtype):

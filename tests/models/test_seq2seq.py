@@ -10,8 +10,9 @@ import pytest
 from attention_jax.errors import UserError
 from attention_jax.models.decoders import Decoder
 from attention_jax.models.encoders import DIRECTIONS, RNN, BiRNN
-from attention_jax.models.seq2seq import Model, build
+from attention_jax.models.seq2seq import Model, build, shift_right
 from attention_jax.modules.attention import Attention
+from attention_jax.tokens import BOS
 from tests.models.tiny import SOURCE_WORDS, TARGET_WORDS, B, S, T, build_tiny, inputs
 from tests.modules.quick import assert_close, assert_same, quick_jit, variables
 
@@ -175,3 +176,7 @@ def test_initial_parameters_are_finite_and_a_function_of_the_seed():
   assert jax.tree.all(kernels)
   logits = quick_jit(model.apply)({'params': params}, *given).logits
   assert logits.shape == (B, T, TARGET_WORDS) and np.all(np.isfinite(logits))
+
+
+def test_targets_are_read_one_step_late():
+  np.testing.assert_array_equal(shift_right(jnp.array([[5, 6, 2], [7, 2, 0]])), [[BOS, 5, 6], [BOS, 7, 2]])
