@@ -45,7 +45,8 @@ def test_contract(score, alignment):
   assert np.all(attended.weights[EMPTY] == 0) and np.all(attended.context[EMPTY] == 0)
   assert np.all(gradients.query[EMPTY] == 0)
   assert np.all(gradients.key[~padding] == 0) and np.all(gradients.value[~padding] == 0)
-  assert np.any(gradients.value[FULL] != 0)
+  # A hard walk may stop nowhere; whatever was attended to has a gradient.
+  assert np.any(gradients.value[FULL] != 0) == np.any(attended.weights[FULL] != 0)
 
   # What is behind the mask changes nothing, bit for bit.
   for filler in (jnp.nan, jnp.inf, -jnp.inf, 1e30):
