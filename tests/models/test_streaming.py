@@ -13,11 +13,10 @@ from attention_jax.functional.scores import SCORES, additive
 from attention_jax.models import search
 from attention_jax.models.streaming import Streaming, check
 from attention_jax.tokens import EOS, PAD
-from tests.models.tiny import ENCODED, SOURCE_WORDS, build_tiny
+from tests.models.tiny import ENCODED, FORWARD, SOURCE_WORDS, build_streaming, build_tiny
 from tests.modules.quick import assert_close, quick_jit, variables
 
 S, T = 9, 12
-FORWARD = f'rnn(rnn="gru", features={ENCODED})'
 DEEP = f'rnn(rnn="lstm", features={ENCODED}, layers=2, residual=True)'
 # cell, its options, encoder, score, alignment
 CASES = [
@@ -28,12 +27,6 @@ CASES = [
   ('luong', 'rnn="gru", input_feeding=False', FORWARD, 'concat', 'mocha'),
   ('luong', 'rnn="gru", layers=2, input_feeding=False', DEEP, 'general', 'monotonic'),
 ]
-
-
-def build_streaming(
-  cell='luong', options='rnn="gru"', encoder=FORWARD, score='additive', alignment='monotonic', **more
-):
-  return build_tiny(cell, f'{options}, bridge=False', encoder=encoder, score=score, alignment=alignment, **more)
 
 
 def drawn(model, seed: int):
