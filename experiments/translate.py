@@ -3,9 +3,12 @@
   echo 'March 5th, 1999' | python -m experiments.translate --workdir=runs/dates
   python -m experiments.translate --workdir=runs/dates --input=lines.txt --nbest=3 --alignments
   python -m experiments.translate --workdir=runs/dates --input=lines.txt --json
+  python -m experiments.translate --workdir=runs/monotonic --stream
 
 With --nbest or --alignments the fields of a line are separated by tabs: the line's number, score, hypothesis,
-alignment (source-target pairs in Pharaoh format, counted from 0). --json gives one object per input line.
+alignment (source-target pairs in Pharaoh format, counted from 0). --json gives one object per input line. --stream
+prints each token as soon as enough of its line has arrived on stdin, for models that can: greedy search with
+monotonic or mocha, rnn(direction="forward") and bridge=False.
 """
 
 import json
@@ -18,21 +21,31 @@ from attention_jax.errors import UserError
 from experiments.launch import FLAGS, define_run, launch, required
 
 WINDOW = 4096  # lines searched before the first of them is printed: sorted by length among themselves
+STREAMED = {'input': '-', 'beams': 1, 'nbest': 1, 'alignments': False, 'json': False}  # what --stream can do
 
 define_run()
 flags.DEFINE_string('input', '-', 'a file of lines, or - for stdin')
 flags.DEFINE_integer('beams', None, 'hypotheses kept by the search; 1 is greedy; by default as in the config', 1)
 flags.DEFINE_integer('nbest', None, 'how many hypotheses to print for each line, at most --beams', 1)
 flags.DEFINE_bool('alignments', False, 'print the alignment of each hypothesis in Pharaoh format')
+flags.DEFINE_bool('stream', False, 'translate lines of stdin while they arrive, token by token')
 flags.DEFINE_bool('json', False, 'print one JSON object per line: hypotheses, scores, tokens, alignments, weights')
 
 
 def main() -> None:
-  from attention_jax.data.files import read_lines, split_lines
-  from attention_jax.data.text import count, numbers
   from attention_jax.training import experiment
 
-  run = experiment.open_run(required('workdir'), FLAGS.checkpoint)
+  workdir = required('workdir')
+  if FLAGS.stream:
+    _check_streamed()
+  translate = _stream if FLAGS.stream else _translate
+  translate(experiment.open_run(workdir, FLAGS.checkpoint))
+
+
+def _translate(run) -> None:
+  """Searches over whole lines, many at once."""
+  from attention_jax.data.files import read_lines, split_lines
+
   beams = FLAGS.beams or run.config['evaluation']['beams']
   if (FLAGS.nbest or 1) > beams:
     raise UserError(f'--nbest={FLAGS.nbest} is more than --beams={beams}')
@@ -48,10 +61,42 @@ def main() -> None:
       write(number, line, hypotheses)
       empty += [] if line.strip() else [number]
       cut += [number] if any(len(h.weights) >= run.predictor.max_length for h in hypotheses) else []
+  _report(empty, cut, run.predictor.max_length)
+
+
+def _check_streamed() -> None:
+  for name, possible in STREAMED.items():
+    if FLAGS[name].value not in (None, possible):
+      given = f'--{name}={FLAGS[name].value}'
+      raise UserError(f'{given} cannot be given with --stream, which prints one greedy hypothesis of stdin as it comes')
+
+
+def _stream(run) -> None:
+  """Prints each token of a line as soon as enough of the line has arrived."""
+  from attention_jax.data import arriving
+  from attention_jax.training.streaming import Interpreter
+
+  of = run.predictor
+  interpret = Interpreter(run.model, run.params, of.source_vocab, of.target_vocab, max_length=of.max_length)
+  empty, cut = [], []
+  for number, line in enumerate(arriving.lines(sys.stdin.buffer.read1, 'stdin'), 1):
+    length = 0
+    for text, _ in interpret(line):
+      print(text, end='', flush=True)
+      length += 1
+    print(flush=True)
+    empty += [] if length else [number]
+    cut += [number] if length >= of.max_length else []
+  _report(empty, cut, of.max_length)
+
+
+def _report(empty: list[int], cut: list[int], max_length: int) -> None:
+  from attention_jax.data.text import count, numbers
+
   if empty:
     print(f'{count(len(empty), "empty line")} gave empty output ({numbers(empty)})', file=sys.stderr)
   if cut:
-    longest = f'evaluation.max_length or the longest bucket of the run allows {run.predictor.max_length} tokens'
+    longest = f'evaluation.max_length or the longest bucket of the run allows {max_length} tokens'
     print(f'{count(len(cut), "output")} may have been cut ({numbers(cut)}): {longest}', file=sys.stderr)
 
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from attention_jax.data.options import bind
@@ -31,6 +31,9 @@ class Vocabulary(Protocol):
 
   def encode(self, text: str) -> list[int]:
     """One id per token; neither BOS nor EOS is added."""
+
+  def parts(self, characters: Iterable[str]) -> Iterator[str]:
+    """A line that still arrives in parts, each as soon as its ids are certain; together they are those of the line."""
 
   def decode(self, ids: Iterable[int]) -> str:
     """The text up to the first EOS, without PAD and BOS."""
@@ -60,6 +63,9 @@ class Listed:
   def encode(self, text: str) -> list[int]:
     find = self._ids.get
     return [find(token, UNK) for token in self.tokens(text)]
+
+  def parts(self, characters: Iterable[str]) -> Iterator[str]:
+    return _PARTS[self.kind](characters)
 
   def decode(self, ids: Iterable[int]) -> str:
     unknown = SPECIAL[UNK] if self.kind == 'word' else '\N{REPLACEMENT CHARACTER}'  # still one character per token
@@ -98,6 +104,10 @@ class Subword:
 
   def encode(self, text: str) -> list[int]:
     return self._processor.encode(text)
+
+  def parts(self, characters: Iterable[str]) -> Iterator[str]:
+    """Words: no piece reaches over a space. Only spaces after a '▁' of the text itself stay with what follows them."""
+    return _runs(characters, lambda run, character: character == ' ' and not run.rstrip(' ').endswith('▁'))
 
   def decode(self, ids: Iterable[int]) -> str:
     return self._processor.decode(_content(ids))
@@ -238,6 +248,20 @@ def _words_of_characters(text: str) -> list[int]:
   return [-1 if character.isspace() else word for character, word in zip(text, _next_words(text), strict=True)]
 
 
+def _runs(characters: Iterable[str], ends: Callable[[str, str], bool]) -> Iterator[str]:
+  """The runs of characters between those where ends(run so far, character), which belong to none."""
+  run = ''
+  for character in characters:
+    if not ends(run, character):
+      run += character
+    elif run:
+      yield run
+      run = ''
+  if run:
+    yield run
+
+
+_PARTS = {'char': iter, 'word': lambda characters: _runs(characters, lambda _, character: character.isspace())}
 _WORDS = {'char': _words_of_characters, 'word': lambda text: list(range(len(text.split())))}  # of listed tokens
 
 

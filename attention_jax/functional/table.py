@@ -52,6 +52,8 @@ class Row(NamedTuple):
       memory can be scored by itself.
     window: of an alignment that looks through a window: (unmasked positions, *, ...) -> local.Window.
     lookback: of an alignment that can follow a source while it still arrives: how far back it looks, by its options.
+      At test it selects one position at or after that of its state, or gives only zeros; its state before the first
+      query stands at the first position, and mirrored at the last.
     latent: of an alignment over which training sums: latent.Latent.
     loss: the auxiliary loss without which its scores learn nothing, '' where gradients are enough.
   """

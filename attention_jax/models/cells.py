@@ -4,7 +4,8 @@
 - before(embeddings [B, T, E]) -> inputs [B, T, ...]: what does not depend on the recurrence, for all steps at once;
 - recur(carry, inputs [B, ...], memory, deterministic) -> carry, trace: the recurrence itself, one step;
 - after(traces [B, T, ...], embeddings, memory, deterministic) -> Output: what follows it, for all steps at once;
-- observe(carry, log_likelihood) -> carry: for latent alignments, what a step makes of the output once it is known.
+- observe(carry, log_likelihood) -> carry: for latent alignments, what a step makes of the output once it is known;
+- resume(carry, memory) -> carry: for alignments with a lookback, the next step is to stand at the end of this memory.
 
 One step of a decoder is `before`, `recur` and `after` with T = 1; all steps are the same three with a scan of `recur`.
 """
@@ -110,6 +111,11 @@ class Cell(nn.Module):
     return self.attention.alignment_of.loss
 
   @property
+  def starts_alone(self) -> bool:
+    """Whether nothing but attention tells this cell of the source, so that it may start before the source has come."""
+    return not self.bridge
+
+  @property
   def width(self) -> int:
     """How wide the features for the output layer are."""
     return self.features
@@ -132,6 +138,10 @@ class Cell(nn.Module):
   def observe(self, carry: CellCarry, log_likelihood: jax.Array) -> CellCarry:
     """The carry when the output of its step is known, whose log-likelihood [B, S] is that of reading it at each s."""
     return carry._replace(attention=self.attention.observe(carry.attention, log_likelihood))
+
+  def resume(self, carry: CellCarry, memory: Memory) -> CellCarry:
+    """The carry of a walk that stands at the last position of another memory; states and what is fed back stay."""
+    return carry._replace(attention=self.attention.carry_at_end(memory))
 
   def read(self, traces: Trace, embeddings: jax.Array, memory: Memory) -> jax.Array:
     """Features for the output layer: of the context, or of every position where the alignment is latent."""
@@ -168,6 +178,10 @@ class Plain(Cell):
   @property
   def needed_loss(self) -> str:
     return ''
+
+  @property
+  def starts_alone(self) -> bool:
+    return False
 
   def remember(self, encoded: Encoded) -> Fixed:
     return Fixed(encoded.final, encoded.mask)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.functional.masking import masked
-from attention_jax.modules.recurrent import RecurrentLayer
+from attention_jax.modules.recurrent import RecurrentLayer, State, zero_state
 
 DIRECTIONS: Mapping[str, tuple[bool, ...]] = {'forward': (False,), 'backward': (True,), 'both': (False, True)}
 
@@ -43,26 +43,47 @@ class RNN(nn.Module):
   dropout: float = 0.0
   dtype: jnp.dtype = jnp.float32
 
-  @nn.compact
+  @property
+  def incremental(self) -> bool:
+    """Whether a source may be encoded part by part: nothing that comes later changes what was encoded before."""
+    return not any(DIRECTIONS[self.direction])
+
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
     """source [B, S] ids, mask [B, S] -> Encoded."""
+    states, memory = self.extend(self.begin(source.shape[0]), source, mask, deterministic)
+    return Encoded(memory, mask, jnp.concatenate(jax.tree.leaves(states), axis=-1))
+
+  def begin(self, batch: int) -> tuple[State, ...]:
+    """The states of all layers, each in all its directions, before the first token of `batch` sources."""
+    directions = len(DIRECTIONS[self.direction])
+    return (zero_state(self.rnn, batch, self.features // directions, self.dtype),) * (self.layers * directions)
+
+  @nn.compact
+  def extend(
+    self, states: tuple[State, ...], ids: jax.Array, mask: jax.Array | None = None, deterministic: bool = True
+  ) -> tuple[tuple[State, ...], jax.Array]:
+    """Goes on after these states with ids [B, n], mask [B, n] -> the new states, memory [B, n, D] of these positions.
+
+    By default everything is real. What is not `incremental` takes the whole source at once.
+    """
     directions = DIRECTIONS[self.direction]
     if self.layers < 1 or self.features % len(directions):
       raise UserError(f'encoder: features={self.features} in {self.direction!r} direction(s), layers={self.layers}')
-    outputs, finals = self.embedding(source, deterministic), []
+    mask = jnp.ones(ids.shape, bool) if mask is None else mask
+    outputs, before, after = self.embedding(ids, deterministic), iter(states), []
     drop = nn.Dropout(self.dropout)
     for layer in range(self.layers):
       inputs, sides = outputs, []
       for reverse in directions:
         side = RecurrentLayer(self.rnn, self.features // len(directions), reverse, self.dtype)
-        output, state = side(inputs, mask)
+        output, state = side(inputs, mask, next(before))
         sides.append(output)
-        finals.extend(state)
+        after.append(state)
       outputs = jnp.concatenate(sides, axis=-1)
       if self.residual and layer and inputs.shape == outputs.shape:
         outputs = outputs + masked(inputs, mask)
       outputs = drop(outputs, deterministic=deterministic)
-    return Encoded(outputs, mask, jnp.concatenate(finals, axis=-1))
+    return tuple(after), outputs
 
 
 class BiRNN(RNN):

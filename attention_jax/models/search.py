@@ -185,17 +185,14 @@ def greedy(
   """The most probable token at every step, until EOS: K = 1 hypothesis. Arguments and scores as those of `beam`."""
   batch = jax.tree.leaves(carry)[0].shape[0]
   token = jnp.full((batch,), BOS, jnp.int32)
-  _, (logits, weights, *_) = jax.eval_shape(step, carry, token, memory)
-  ends_allowed, goes_on = _allowed(logits.shape[-1])
-  allowed = goes_on | ends_allowed
+  _, (_, weights, *_) = jax.eval_shape(step, carry, token, memory)
   source_mask = _source_mask(source_mask, batch, weights.shape[-1])
 
   def body(loop):
     level, carry, token, done, tokens, total, last, history = loop
     carry, (logits, weights, *_) = step(carry, token, memory)
-    allow = jnp.where(level == max_length - 1, ends_allowed, allowed)
     log_probs = jax.nn.log_softmax(logits)
-    token = jnp.where(done, PAD, jnp.argmax(jnp.where(allow[None, :], log_probs, -jnp.inf), axis=-1).astype(jnp.int32))
+    token = jnp.where(done, PAD, likeliest(log_probs, level == max_length - 1))
     last = jnp.where(done, last, jnp.take_along_axis(log_probs, token[:, None], axis=1)[:, 0])
     total = total + jnp.where(done, 0.0, last)
     tokens = tokens.at[level].set(token)
@@ -218,6 +215,13 @@ def greedy(
   lengths = jnp.sum(tokens != PAD, axis=-1)
   scores = _scores(total, of_eos, lengths, history.sum(2), source_mask, ranking)
   return Hypotheses(tokens, scores, total, lengths, history)
+
+
+def likeliest(log_probs: jax.Array, last: jax.Array | bool) -> jax.Array:
+  """log_probs [B, vocabulary] -> the most probable token [B] of those that may come; at the last step EOS."""
+  ends, goes_on = _allowed(log_probs.shape[-1])
+  allow = jnp.where(last, ends, goes_on | ends)
+  return jnp.argmax(jnp.where(allow[None, :], log_probs, -jnp.inf), axis=-1).astype(jnp.int32)
 
 
 def _source_mask(given: jax.Array | None, batch: int, size: int) -> jax.Array:

@@ -113,6 +113,12 @@ class Attention(nn.Module):
     carry = functional.init_carry(self.score_row, self.alignment_row, memory.key.shape[-2])
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*memory.key.shape[:2], *leaf.shape)), carry)
 
+  def carry_at_end(self, memory: Memory) -> Carry:
+    """The carry of an alignment with a lookback that stands at the last position of the memory."""
+    carry = self.init_carry(memory)
+    score_state, state = carry.state
+    return carry._replace(state=(score_state, jax.tree.map(lambda leaf: jnp.flip(leaf, -1), state)))
+
   def observe(self, carry: Carry, log_likelihood: jax.Array) -> Carry:
     """The carry of a latent alignment once the output of its step is known: log_likelihood [B, S] of each position."""
     observe = jax.vmap(jax.vmap(self.alignment_row.latent.observe))

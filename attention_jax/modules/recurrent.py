@@ -106,8 +106,14 @@ def _orthogonal_gates(gates: int):
   return init
 
 
+def zero_state(kind: str, batch: int, features: int, dtype=jnp.float32) -> State:
+  """The state of one layer [batch, features] before its first step."""
+  zeros = jnp.zeros((batch, features), dtype)
+  return (zeros,) * RECURRENCES[choose(kind, RECURRENCES, 'rnn')].states
+
+
 class RecurrentLayer(nn.Module):
-  """One recurrent layer over a whole sequence, in one direction."""
+  """One recurrent layer over a whole sequence, in one direction; or over a part of it, from a given state."""
 
   kind: str = 'gru'
   features: int = 256
@@ -115,19 +121,19 @@ class RecurrentLayer(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, inputs: jax.Array, mask: jax.Array) -> tuple[jax.Array, State]:
+  def __call__(self, inputs: jax.Array, mask: jax.Array, state: State | None = None) -> tuple[jax.Array, State]:
     """inputs [B, S, D], mask [B, S] -> outputs [B, S, F] (zero where masked), the state after the last real step."""
     cell = RecurrentCell(self.kind, self.features, self.dtype)
     projected = jnp.moveaxis(cell.project(masked(inputs, mask)), 1, 0)
-    step, states = cell.step(), cell.recurrence.states
+    step = cell.step()
+    state = zero_state(self.kind, inputs.shape[0], self.features, self.dtype) if state is None else state
 
     def body(state, xs):
       x, real = xs
       state = jax.tree.map(lambda new, old: jnp.where(real[:, None], new, old), step(state, x), state)
       return state, state[0]
 
-    initial = (jnp.zeros((inputs.shape[0], self.features), self.dtype),) * states
-    state, outputs = jax.lax.scan(body, initial, (projected, mask.T), reverse=self.reverse)
+    state, outputs = jax.lax.scan(body, state, (projected, mask.T), reverse=self.reverse)
     return masked(jnp.moveaxis(outputs, 0, 1), mask), state
 
 
@@ -168,8 +174,7 @@ class RecurrentStack(nn.Module):
   def start(self, summary: jax.Array) -> tuple[State, ...]:
     """The states of all layers before the first step, from a summary [B, D] of the source: h = tanh(W x), c = W x."""
     if not self.bridge:
-      zeros = jnp.zeros((summary.shape[0], self.features), self.dtype)
-      return ((zeros,) * self._recurrence.states,) * self.layers
+      return (zero_state(self.kind, summary.shape[0], self.features, self.dtype),) * self.layers
     return tuple(
       tuple(jnp.tanh(b(summary)) if i == 0 else b(summary) for i, b in enumerate(layer)) for layer in self.bridges
     )

@@ -71,6 +71,22 @@ def test_subwords_give_one_id_per_token_of_any_text(text):
   assert PAD not in vocabulary.encode(text) and EOS not in vocabulary.encode(text)
 
 
+SPACED = st.text(st.sampled_from('the catdog▁ \t\u3000\u0085Ω\n'), max_size=20)
+
+
+@given(TEXT | SPACED)
+def test_parts_have_the_ids_of_the_line(text):
+  for vocabulary in (vocab.train('char', LINES), vocab.train('word', LINES), subwords()):
+    parts = list(vocabulary.parts(iter(text)))
+    assert [id for part in parts for id in vocabulary.encode(part)] == vocabulary.encode(text)
+
+
+def test_a_part_is_there_as_soon_as_it_is_whole(kind):
+  characters = iter('the cat')
+  first = next(vocab.train(SPECS[kind], LINES).parts(characters))
+  assert (first, ''.join(characters)) == (('t', 'he cat') if kind == 'char' else ('the', 'cat'))
+
+
 @pytest.mark.parametrize(
   ('text', 'chars', 'pieces'),
   [

@@ -59,12 +59,20 @@ def run(program: str, *args: object, stdin: bytes = b'') -> Ran:
 def start(*args: object, **settings: str) -> subprocess.Popen:
   """train.py with these arguments in a process of its own with these environment variables, its output and errors
   together."""
+  return _start('train', args, settings, stderr=subprocess.STDOUT)
+
+
+def start_translate(*args: object) -> subprocess.Popen:
+  """translate.py with these arguments in a process of its own, reading a pipe."""
+  return _start('translate', args, {}, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def _start(program: str, args, settings, **pipes) -> subprocess.Popen:
   environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONUNBUFFERED': '1'} | settings
   environment['JAX_COMPILATION_CACHE_DIR'] = jax.config.jax_compilation_cache_dir  # see conftest.py
   environment['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
-  command = [sys.executable, '-m', 'experiments.train', *map(str, args)]
-  pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
-  return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+  command = [sys.executable, '-m', f'experiments.{program}', *map(str, args)]
+  return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, **pipes)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -10,6 +10,7 @@ from attention_jax.models.seq2seq import EncoderDecoder, Model, build
 B, T, S = 3, 5, 7
 SOURCE_WORDS, TARGET_WORDS = 11, 13
 EMBEDDING, ENCODED, STATE, READOUT, FEATURES = 4, 10, 8, 9, 6
+FORWARD = f'rnn(rnn="gru", features={ENCODED})'
 LENGTHS = np.array([S, 4, 2])
 # One head of these compares states and memory as they are, so that both must have one width.
 ALIKE = ('dot', 'scaled_dot', 'cosine')
@@ -26,6 +27,14 @@ def build_tiny(
   decoder = f'{cell}({", ".join(own)})'
   config = dataclasses.asdict(Model(encoder, decoder, embedding=EMBEDDING)) | fields
   return build(config | {'attention': attention}, *sizes)
+
+
+def build_streaming(
+  cell: str = 'luong', options: str = 'rnn="gru"', encoder: str = FORWARD, score='additive',
+  alignment: str = 'monotonic', **fields,
+) -> EncoderDecoder:  # fmt: skip
+  """One that can follow its source."""
+  return build_tiny(cell, f'{options}, bridge=False', encoder=encoder, score=score, alignment=alignment, **fields)
 
 
 def inputs(seed: int = 0, lengths=LENGTHS, steps: int = T, sizes=(SOURCE_WORDS, TARGET_WORDS)):
