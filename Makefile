@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(VENV)/bin/python
 
-.PHONY: train test clean
+.PHONY: train test test-all clean
 
 train: $(VENV)/installed
 	$(RUN) -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/dates
@@ -12,6 +12,10 @@ train: $(VENV)/installed
 test: $(VENV)/installed
 	$(VENV)/bin/ruff check .
 	$(RUN) -m pytest -n 2
+
+# With the rest of the sweep over score x alignment x cell.
+test-all: $(VENV)/installed
+	$(RUN) -m pytest -n 2 -m 'product or not product'
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or later is needed; make PYTHON=python3.12"'
