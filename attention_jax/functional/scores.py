@@ -152,13 +152,14 @@ def fertility(
   w: Float[Array, 'F'],
   most: float = 2.0,
 ) -> Scores:
-  """eₛ = vᵀ tanh(q + kₛ + u cₛ/Φₛ), Φₛ = N σ(wᵀ kₛ): how much attention a position wants. Tu et al. 2016, section 3.1.
+  """eₛ = vᵀ tanh(q + kₛ + u cₛ/Φₛ), Φₛ = N σ(wᵀ kₛ): how much attention a position wants. Tu et al. 2016.
 
-  c is the sum of all weights so far, N = `most`. Raises: UserError unless most > 0.
+  c is the sum of all weights so far, N = `most`; Φ is at least 10⁻⁶, so that what has not been attended to costs nothing
+  even where nothing is wanted. Raises: UserError unless most > 0.
   """
   if not most > 0:
     raise UserError(f'fertility: most must be greater than 0, got {most}')
-  wanted = most * jax.nn.sigmoid(_sum('sf,f->s', key, w))
+  wanted = jnp.maximum(most * jax.nn.sigmoid(_sum('sf,f->s', key, w)), 1e-6)
   return additive(query, key + (coverage / wanted.astype(coverage.dtype)).astype(key.dtype)[:, None] * u[None, :], v=v)
 
 

@@ -7,7 +7,7 @@ from test_bad_input import assert_refused
 PROGRAMS = {
   'train': ('--config:', '--workdir:', '--distributed:'),
   'evaluate': ('--workdir:', '--checkpoint:', '--split:', '--beams:', '--output:'),
-  'translate': ('--workdir:', '--checkpoint:', '--input:', '--beams:', '--nbest:', '--alignments:', '--json:'),
+  'translate': ('--workdir:', '--checkpoint:', '--input:', '--beams:', '--nbest:', '--alignments:', '--json:', '--stream:'),
   'inspect_attention': ('--workdir:', '--checkpoint:', '--split:', '--rows:', '--text:', '--output:'),
 }
 

@@ -10,6 +10,7 @@ from attention_jax.functional.table import lookup
 from tests.functional.alignment_cases import PAIRS
 from tests.functional.cases import S, T
 from tests.functional.problems import assert_same, attend, loss, problem
+from tests.modules.quick import quick_jit
 
 CLOSE = {'rtol': 1e-4, 'atol': 1e-5}
 
@@ -35,7 +36,7 @@ def test_it_equals_xla(name, score, alignment):
   given = problem(score, alignment, batch=(2,))
   bias = jnp.asarray(np.random.default_rng(2).normal(size=(2, T, S)), jnp.float32).at[0, 1, 2].set(-jnp.inf)
 
-  @jax.jit
+  @quick_jit
   def both(given):
     ways = {}
     for implementation in ('xla', name):
