@@ -154,8 +154,8 @@ def fertility(
 ) -> Scores:
   """eₛ = vᵀ tanh(q + kₛ + u cₛ/Φₛ), Φₛ = N σ(wᵀ kₛ): how much attention a position wants. Tu et al. 2016.
 
-  c is the sum of all weights so far, N = `most`; Φ is at least 10⁻⁶, so that what has not been attended to costs nothing
-  even where nothing is wanted. Raises: UserError unless most > 0.
+  c is the sum of all weights so far, N = `most`; Φ is at least 10⁻⁶, so that nothing is divided by 0 where nothing is
+  wanted. Raises: UserError unless most > 0.
   """
   if not most > 0:
     raise UserError(f'fertility: most must be greater than 0, got {most}')

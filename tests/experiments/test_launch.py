@@ -7,9 +7,11 @@ from test_bad_input import assert_refused
 PROGRAMS = {
   'train': ('--config:', '--workdir:', '--distributed:'),
   'evaluate': ('--workdir:', '--checkpoint:', '--split:', '--beams:', '--output:'),
-  'translate': ('--workdir:', '--checkpoint:', '--input:', '--beams:', '--nbest:', '--alignments:', '--json:', '--stream:'),
+  'translate': (
+    '--workdir:', '--checkpoint:', '--input:', '--beams:', '--nbest:', '--alignments:', '--json:', '--stream:',
+  ),
   'inspect_attention': ('--workdir:', '--checkpoint:', '--split:', '--rows:', '--text:', '--output:'),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize('program', PROGRAMS)
