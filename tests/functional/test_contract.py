@@ -151,7 +151,7 @@ def test_gradients_equal_numeric_ones(score, alignment):
   with jax.enable_x64(True):
     given = problem(score, alignment, dtype=jnp.float64)
     mask = jnp.asarray(np.random.default_rng(2).random((T, S)) < 0.7)
-    run = quick_jit(lambda given: attend(score, alignment, given, mask))
+    run = jax.jit(lambda given: attend(score, alignment, given, mask))
     attended = run(given)
     assert attended.weights.dtype == attended.context.dtype == jnp.float64
     check_grads(run, (given,), order=1, modes=('rev',), eps=1e-6, rtol=1e-4, atol=1e-6)
