@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention_jax.errors import UserError
+from attention_jax.functional.dense import normalised
 from attention_jax.functional.masking import at_least_float32, lowest, vary_like
 
 Scores = Float[Array, 'S']
@@ -50,9 +51,7 @@ def _shifted(scores: Scores, mask: Mask) -> Scores:
 
 def _finish(weights: Weights, mask: Mask) -> Weights:
   """Exact zeros behind the mask, and rounding errors of the threshold spread over the support."""
-  weights = jnp.where(mask, weights, 0.0)
-  total = jnp.sum(weights)
-  return weights / jnp.where(total > 0, total, 1.0)
+  return normalised(jnp.where(mask, weights, 0.0))
 
 
 def _from_output(weights: Weights, slope: Weights, tangent: Scores) -> Weights:

@@ -48,8 +48,7 @@ class Row(NamedTuple):
     sizes: the sizes of its own that `params` mention, with their defaults; a spec string may set them.
     project: whether the query and the key are projected to `features` before the function sees them.
     init_state: (memory size, dtype) -> where its private state starts; needed if and only if fn asks for `state`.
-    pointwise: of a score: whether that of a position comes from its key (and its coverage) alone, so that a part of the
-      memory can be scored by itself.
+    pointwise: of a score: whether that of a position comes from its key alone, whatever the others are.
     window: of an alignment that looks through a window: (unmasked positions, *, ...) -> local.Window.
     lookback: of an alignment that can follow a source while it still arrives: how far back it looks, by its options.
       At test it selects one position at or after that of its state, or gives only zeros; its state before the first
@@ -79,6 +78,11 @@ class Row(NamedTuple):
   def recurrent(self) -> bool:
     """Whether its queries must be scanned in order; every other variant is vmapped over them."""
     return bool(self.needs & RECURRENT)
+
+  @property
+  def stands_alone(self) -> bool:
+    """Of a score: whether a part of the memory can be scored by itself, with nothing but a query and its keys."""
+    return self.pointwise and self.needs <= {'query', 'key'}
 
 
 TWINS = ('at_test', 'window', 'lookback')  # functions of a row with the options of `fn`, as far as they have them

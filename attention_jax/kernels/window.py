@@ -16,7 +16,7 @@ def refuse(score: Row, alignment: Row) -> str:
   """Why this pair cannot be computed through a window; '' if it can."""
   if alignment.window is None:
     return 'the alignment looks at the whole memory; possible: local_m, local_p'
-  if not score.pointwise:
+  if not score.stands_alone:
     return 'the score of a position needs more than its key'
   return ''
 

@@ -129,8 +129,10 @@ class Cell(nn.Module):
   def before(self, embeddings: jax.Array) -> jax.Array:
     return self.stack.project(embeddings)
 
-  def attend(self, carry: CellCarry, query: jax.Array, memory: Memory, deterministic: bool):
-    """One step of attention inside the recurrence -> carry, context [B, V], Trace without the top state."""
+  def attend(
+    self, carry: CellCarry, query: jax.Array, memory: Memory, deterministic: bool
+  ) -> tuple[CellCarry, Trace]:
+    """One step of attention inside the recurrence -> carry, Trace without the top state."""
     attention, (context, weights) = self.attention(carry.attention, query, memory, deterministic)
     trace = Trace((), context, one_head(weights, self.attention.heads), attention.state[1])
     return carry._replace(attention=attention), trace

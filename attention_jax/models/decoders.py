@@ -9,6 +9,18 @@ from attention_jax.models.cells import Output
 from attention_jax.models.encoders import Encoded
 
 
+def over_steps(step):
+  """step(module, carry, inputs [B, ...]) -> (carry, outputs) lifted to a scan over the axis T of inputs [B, T, ...]."""
+  # Rematerialised: keeping [B, S, F] of every step for the backward pass costs more than computing it again.
+  return nn.scan(
+    nn.remat(step, prevent_cse=False),
+    variable_broadcast='params',
+    split_rngs={'params': False, 'dropout': True, 'attention': True},
+    in_axes=1,
+    out_axes=1,
+  )
+
+
 class Decoder(nn.Module):
   """A scan over a cell of CELLS."""
 
@@ -37,13 +49,5 @@ class Decoder(nn.Module):
     def recur(cell, carry, inputs):
       return cell.recur(carry, inputs, memory, deterministic)
 
-    # Rematerialised: keeping [B, S, F] of every step for the backward pass costs more than computing it again.
-    scan = nn.scan(
-      nn.remat(recur, prevent_cse=False),
-      variable_broadcast='params',
-      split_rngs={'params': False, 'dropout': True, 'attention': True},
-      in_axes=1,
-      out_axes=1,
-    )
-    _, traces = scan(self.cell, carry, self.cell.before(embeddings))
+    _, traces = over_steps(recur)(self.cell, carry, self.cell.before(embeddings))
     return self.cell.after(traces, embeddings, memory, deterministic)

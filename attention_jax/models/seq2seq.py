@@ -13,7 +13,7 @@ from attention_jax.functional.latent import log_mixture
 from attention_jax.functional.masking import masked
 from attention_jax.functional.table import check_option, parse_spec
 from attention_jax.models.cells import CELLS
-from attention_jax.models.decoders import Decoder
+from attention_jax.models.decoders import Decoder, over_steps
 from attention_jax.models.encoders import DIRECTIONS, ENCODERS
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.embedding import Embedding
@@ -125,14 +125,7 @@ class EncoderDecoder(nn.Module):
       likelihood = jnp.take_along_axis(log_probs, token[:, None, None], axis=-1)[..., 0]
       return carry, outputs._replace(likelihood=likelihood)
 
-    scan = nn.scan(
-      nn.remat(step, prevent_cse=False),
-      variable_broadcast='params',
-      split_rngs={'params': False, 'dropout': True, 'attention': True},
-      in_axes=1,
-      out_axes=1,
-    )
-    return scan(self, carry, (entering, target))[1]
+    return over_steps(step)(self, carry, (entering, target))[1]
 
   def _latent_step(self, carry: Any, token: jax.Array, memory: Any, deterministic: bool):
     """-> the next carry, Outputs, and log p(y | position s) [B, S, vocabulary]."""

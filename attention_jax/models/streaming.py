@@ -18,7 +18,6 @@ from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Memory
 from attention_jax.functional.scores import SCORES
-from attention_jax.functional.table import Row, lookup
 from attention_jax.models import search
 from attention_jax.models.cells import CELLS
 from attention_jax.models.encoders import ENCODERS, Encoded
@@ -69,7 +68,7 @@ class Streaming:
   def __init__(self, model: EncoderDecoder, *, max_length: int):
     check(model)
     self.max_length = max_length
-    self.lookback = alignment_of(model).lookback()
+    self.lookback = model.decoder.cell.attention.alignment_of.lookback()
 
     def compiled(fn: Callable) -> Callable:
       return jax.jit(lambda params, *given: model.apply({'params': params}, *given, method=fn))
@@ -147,14 +146,6 @@ class Need(NamedTuple):
   possible: Iterable[str]
 
 
-def alignment_of(model: EncoderDecoder) -> Row:
-  return lookup(model.decoder.cell.attention.alignment, ALIGNMENTS, 'alignment')
-
-
-def _stands_alone(score: Row) -> bool:
-  return score.pointwise and not score.recurrent
-
-
 def _name(module: Any, table) -> str:
   return next((name for name, cls in table.items() if cls is type(module)), type(module).__name__)
 
@@ -167,13 +158,14 @@ NEEDS = (
   ),
   Need(
     'an alignment that can follow its source', 'model.attention.alignment',
-    lambda model: alignment_of(model).lookback is not None, lambda model: model.decoder.cell.attention.alignment,
+    lambda model: model.decoder.cell.attention.alignment_of.lookback is not None,
+    lambda model: model.decoder.cell.attention.alignment,
     [name for name, row in ALIGNMENTS.items() if row.lookback],
   ),
   Need(
     'a score that depends on one position alone', 'model.attention.score',
-    lambda model: _stands_alone(lookup(model.decoder.cell.attention.score, SCORES, 'score')),
-    lambda model: model.decoder.cell.attention.score, [name for name, row in SCORES.items() if _stands_alone(row)],
+    lambda model: model.decoder.cell.attention.score_of.stands_alone,
+    lambda model: model.decoder.cell.attention.score, [name for name, row in SCORES.items() if row.stands_alone],
   ),
   Need(  # each head would stand at a place of its own
     'one head', 'model.attention.heads',

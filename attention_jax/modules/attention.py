@@ -69,7 +69,7 @@ class Attention(nn.Module):
   def setup(self):
     if self.heads < 1 or self.features % self.heads:
       raise UserError(f'attention: features={self.features} cannot be divided among heads={self.heads}')
-    self.score_row = lookup(self.score, SCORES, 'score')
+    self.score_row = self.score_of
     self.alignment_row = self.alignment_of
     self.score_params = RowParams(self.score_row, self.heads)
     self.alignment_params = RowParams(self.alignment_row, self.heads)
@@ -84,13 +84,18 @@ class Attention(nn.Module):
       self.join = nn.Dense(self.features, use_bias=False, dtype=self.dtype)
 
   @property
+  def score_of(self) -> Row:
+    """The row of the score; known without parameters."""
+    return lookup(self.score, SCORES, 'score')
+
+  @property
   def projects(self) -> bool:
-    return self.heads > 1 or lookup(self.score, SCORES, 'score').project
+    return self.heads > 1 or self.score_of.project
 
   @property
   def recurrent(self) -> bool:
     """Whether its queries must come in order."""
-    return lookup(self.score, SCORES, 'score').recurrent or self.alignment_of.recurrent
+    return self.score_of.recurrent or self.alignment_of.recurrent
 
   @property
   def alignment_of(self) -> Row:
