@@ -143,18 +143,35 @@ def attend_step(
   """
   rngs = (None, None) if rng is None else jax.random.split(rng)
   supplies = carry._asdict() | {'query': query, 'key': memory.key, 'rng': rngs[0]}
-  query = project(query, params, 'query')
-  scores, score_state = score_keys(score, query, memory.key, params.get('score', {}), supplies, carry.state[0])
+  projected = project(query, params, 'query')
+  scores, state = score_keys(score, projected, memory.key, params.get('score', {}), supplies, carry.state[0])
+  carry = carry._replace(state=(state, carry.state[1]))
+  return weigh(alignment, params, carry, scores, query, memory, bias=bias, rng=rngs[1], deterministic=deterministic)
+
+
+def weigh(
+  alignment: Row,
+  params: Params,
+  carry: Carry,
+  scores: Float[Array, 'S'],
+  query: Float[Array, 'D'],
+  memory: Memory,
+  *,
+  bias: Float[Array, 'S'] | None,
+  rng: jax.Array | None,
+  deterministic: bool,
+) -> tuple[Carry, Attended]:
+  """The second half of a step, from the scores on. As `attend_step`; the carry already has the score's new state."""
   mask = memory.mask
   if bias is not None:
     mask = mask & ~jnp.isneginf(bias)
     scores = scores + masked(bias, mask).astype(scores.dtype)
   align = alignment.at_test if deterministic and alignment.at_test else alignment.fn
-  supplies['rng'] = rngs[1]
+  supplies = carry._asdict() | {'query': query, 'key': memory.key, 'rng': rng}
   weights, state = call(align, (scores, mask), params.get('alignment', {}), supplies, carry.state[1])
   context = jnp.einsum('s,sv->v', weights, memory.value.astype(weights.dtype)).astype(memory.value.dtype)
-  before = carry.previous.dtype
-  carry = Carry(weights.astype(before), carry.coverage + weights.astype(before), carry.step + 1, (score_state, state))
+  kept = weights.astype(carry.previous.dtype)
+  carry = Carry(kept, carry.coverage + kept, carry.step + 1, (carry.state[0], state))
   return carry, Attended(context, weights)
 
 
@@ -168,6 +185,7 @@ def attend(
   bias: Float[Array, 'T S'] | None = None,
   rng: jax.Array | None = None,
   deterministic: bool = True,
+  return_weights: bool = True,
 ) -> Attended:
   """All queries of one sequence: scanned for recurrent variants, vmapped for the others.
 
@@ -177,7 +195,6 @@ def attend(
   steps, size = query.shape[0], memory.key.shape[0]
   carry = init_carry(score, alignment, size, accumulator(query, memory.key))
   mask = jnp.broadcast_to(memory.mask, (steps, size))
-  rngs = None if rng is None else jax.random.split(rng, steps)
 
   def one(carry, xs):
     query, mask, bias, rng = xs
@@ -186,7 +203,22 @@ def attend(
       score, alignment, params, carry, query, visible, bias=bias, rng=rng, deterministic=deterministic
     )
 
-  xs = (query, mask, bias, rngs)
-  if is_recurrent(score, alignment):
-    return jax.lax.scan(one, vary_like(carry, params, memory, xs), xs)[1]
-  return jax.vmap(lambda xs: one(carry, xs)[1])(xs)
+  xs = (query, mask, bias, rngs_of(rng, steps))
+  attended = over_queries(one, is_recurrent(score, alignment), carry, xs, (params, memory))[1]
+  return attended if return_weights else attended._replace(weights=None)
+
+
+def rngs_of(rng: jax.Array | None, steps: int) -> jax.Array | None:
+  """One rng per query."""
+  return None if rng is None else jax.random.split(rng, steps)
+
+
+def over_queries(step, recurrent: bool, carry, xs, given):
+  """step(carry, x) -> (carry, y) over all xs: in order where it is recurrent, at once and from one carry if not.
+
+  Args: given, what else the step works with.
+  Returns: the last carry, and ys.
+  """
+  if recurrent:
+    return jax.lax.scan(step, vary_like(carry, given, xs), xs)
+  return carry, jax.vmap(lambda x: step(carry, x)[1])(xs)

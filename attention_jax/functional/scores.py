@@ -163,6 +163,23 @@ def fertility(
   return additive(query, key + (coverage / wanted.astype(coverage.dtype)).astype(key.dtype)[:, None] * u[None, :], v=v)
 
 
+def _additive_sum(query, key, *, v):
+  return query, key, v, 0.0
+
+
+def _normed_sum(query, key, *, v, gain, bias):
+  return query + bias, key, gain * _unit(v), 0.0
+
+
+def _offset_sum(query, key, *, v, gain, bias, offset):
+  return query + bias, key, gain * _unit(v), offset
+
+
+def _concat_sum(query, key, *, w, v):
+  own = query.shape[-1]
+  return _sum('d,df->f', query, w[:own]), _sum('sd,df->sf', key, w[own:]), v, 0.0
+
+
 _V = Param(('features',), 'vector')
 _NORMED = {'v': _V, 'gain': Param((), 'inverse_root'), 'bias': Param(('features',), 0.0)}
 
@@ -177,10 +194,18 @@ SCORES = check(
       sizes={'rank': 32},
       pointwise=True,
     ),
-    'additive': Row(additive, params={'v': _V}, project=True, pointwise=True),
-    'normed_additive': Row(normed_additive, params=_NORMED, project=True, pointwise=True),
-    'offset_additive': Row(offset_additive, params=_NORMED | {'offset': Param((), -1.0)}, project=True, pointwise=True),
-    'concat': Row(concat, params={'w': Param(('query+key', 'features')), 'v': _V}, pointwise=True),
+    'additive': Row(additive, params={'v': _V}, project=True, tanh_sum=_additive_sum, pointwise=True),
+    'normed_additive': Row(normed_additive, params=_NORMED, project=True, tanh_sum=_normed_sum, pointwise=True),
+    'offset_additive': Row(
+      offset_additive,
+      params=_NORMED | {'offset': Param((), -1.0)},
+      project=True,
+      tanh_sum=_offset_sum,
+      pointwise=True,
+    ),
+    'concat': Row(
+      concat, params={'w': Param(('query+key', 'features')), 'v': _V}, tanh_sum=_concat_sum, pointwise=True
+    ),
     'cosine': Row(cosine, params={'beta': Param((), 1.0)}, pointwise=True),
     'location': Row(location, params={'w': Param(('max_positions', 'query'))}, sizes={'max_positions': 128}),
     'location_sensitive': Row(

@@ -48,6 +48,8 @@ class Row(NamedTuple):
     sizes: the sizes of its own that `params` mention, with their defaults; a spec string may set them.
     project: whether the query and the key are projected to `features` before the function sees them.
     init_state: (memory size, dtype) -> where its private state starts; needed if and only if fn asks for `state`.
+    tanh_sum: of a score that is v · tanh(q + k) + offset: (query, key, *, ...) -> (q [F], k [S, F], v [F], offset []),
+      where q comes from the query alone and k from the keys alone.
     pointwise: of a score: whether that of a position comes from its key alone, whatever the others are.
     window: of an alignment that looks through a window: (unmasked positions, *, ...) -> local.Window.
     lookback: of an alignment that can follow a source while it still arrives: how far back it looks, by its options.
@@ -63,6 +65,7 @@ class Row(NamedTuple):
   sizes: Mapping[str, int] = {}
   project: bool = False
   init_state: Callable[[int, Any], Any] | None = None
+  tanh_sum: Callable | None = None
   pointwise: bool = False
   window: Callable | None = None
   lookback: Callable[..., int] | None = None
@@ -85,7 +88,8 @@ class Row(NamedTuple):
     return self.pointwise and self.needs <= {'query', 'key'}
 
 
-TWINS = ('at_test', 'window', 'lookback')  # functions of a row with the options of `fn`, as far as they have them
+# Functions of a row with the options of `fn`, as far as they have them.
+TWINS = ('at_test', 'tanh_sum', 'window', 'lookback')
 
 
 def _keywords(fn: Callable) -> dict[str, inspect.Parameter]:

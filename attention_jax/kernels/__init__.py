@@ -14,7 +14,7 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Memory, project
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, learned, lookup
-from attention_jax.kernels import window
+from attention_jax.kernels import chunked, factored, window
 
 
 class Implementation(NamedTuple):
@@ -33,6 +33,8 @@ class Implementation(NamedTuple):
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
   'xla': Implementation(definition.attend, definition.attend_step, lambda score, alignment: ''),
+  'chunked': Implementation(chunked.attend, definition.attend_step, lambda score, alignment: ''),
+  'factored': Implementation(factored.attend, definition.attend_step, factored.refuse),
   'window': Implementation(window.attend, window.attend_step, window.refuse),
 }
 
@@ -104,12 +106,14 @@ def attend(
 
   def one(query, key, value, mask, bias, rng):
     memory = Memory(key, value, mask)
-    return run(score, alignment, params, query, memory, bias=bias, rng=rng, deterministic=deterministic)
+    return run(
+      score, alignment, params, query, memory,
+      bias=bias, rng=rng, deterministic=deterministic, return_weights=return_weights,
+    )  # fmt: skip
 
   for _ in batch:
     one = jax.vmap(one)
-  attended = one(query, key, value, mask, bias, rngs)
-  return attended if return_weights else attended._replace(weights=None)
+  return one(query, key, value, mask, bias, rngs)
 
 
 def _batch_shape(query: Array, key: Array, value: Array) -> tuple[int, ...]:

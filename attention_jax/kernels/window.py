@@ -32,8 +32,9 @@ def attend_step(
 
 
 def attend(
-  score: Row, alignment: Row, params, query, memory: Memory, *, bias=None, rng=None, deterministic=True
-) -> Attended:
+  score: Row, alignment: Row, params, query, memory: Memory, *, bias=None, rng=None, deterministic=True,
+  return_weights=True,
+) -> Attended:  # fmt: skip
   """As functional.attend. The window of a query does not depend on other queries: all are attended at once."""
   memory = _barred(hide(memory), bias)
   steps, size = query.shape[0], memory.key.shape[0]
@@ -46,7 +47,8 @@ def attend(
 
   own_mask = 0 if memory.mask.ndim == 2 else None
   over = jax.vmap(one, in_axes=(0, 0, own_mask, None if bias is None else 0, 0))
-  return over(jnp.arange(steps, dtype=jnp.int32), query, memory.mask, bias, counts)
+  attended = over(jnp.arange(steps, dtype=jnp.int32), query, memory.mask, bias, counts)
+  return attended if return_weights else attended._replace(weights=None)
 
 
 def _look(score: Row, alignment: Row, params, carry: Carry, query, memory: Memory, count, bias) -> Attended:

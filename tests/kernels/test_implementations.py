@@ -7,7 +7,8 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.functional.table import lookup
-from tests.functional.alignment_cases import PAIRS
+from attention_jax.kernels import chunked
+from tests.functional.alignment_cases import PAIRS, SPINE
 from tests.functional.cases import S, T
 from tests.functional.problems import assert_same, attend, loss, problem
 from tests.modules.quick import quick_jit
@@ -20,8 +21,14 @@ def accepts(name, score, alignment):
   return not aj.IMPLEMENTATIONS[name].refuse(*rows)
 
 
+# Every row under every implementation; the rest of the product is swept by `make test-all`.
+OFTEN = {*SPINE, *((score, 'softmax') for score in aj.SCORES)}
 OTHERS = [(name, *pair) for name in aj.IMPLEMENTATIONS if name != 'xla' for pair in PAIRS]
-ACCEPTED = [case for case in OTHERS if accepts(*case)]
+ACCEPTED = [
+  case if case[0] == 'window' or case[1:] in OFTEN else pytest.param(*case, marks=pytest.mark.product)
+  for case in OTHERS
+  if accepts(*case)
+]
 REFUSED = [case for case in OTHERS if not accepts(*case)]
 
 
@@ -29,6 +36,11 @@ def masks():
   yield None
   yield aj.padding_mask(jnp.asarray([S, 3]), S)[:, None]
   yield jnp.asarray(np.random.default_rng(1).random((2, T, S)) < 0.5)
+
+
+@pytest.fixture(autouse=True)
+def several_blocks(monkeypatch):
+  monkeypatch.setattr(chunked, 'BLOCK', 2 * S)
 
 
 @pytest.mark.parametrize(('name', 'score', 'alignment'), ACCEPTED)

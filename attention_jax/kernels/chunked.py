@@ -1,0 +1,73 @@
+"""Implementation 'chunked': queries in blocks, each computed again for its gradient. Memory is linear in T + S.
+
+A block has whole rows of scores, so that every score and every alignment allows it: those that are recurrent hand
+their carry from block to block.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.functional.attend import (
+  Attended,
+  Memory,
+  attend_step,
+  hide,
+  init_carry,
+  is_recurrent,
+  over_queries,
+  rngs_of,
+)
+from attention_jax.functional.masking import accumulator, vary_like
+from attention_jax.functional.table import Row
+
+BLOCK = 2**20  # scores of a block
+
+
+def score_each(score: Row, alignment: Row, params, carry, xs, memory: Memory, deterministic: bool):
+  """The queries of a block one by one, as the definition has them -> carry, Attended."""
+
+  def one(carry, xs):
+    query, mask, bias, rng = xs
+    visible = memory._replace(mask=mask)
+    return attend_step(
+      score, alignment, params, carry, query, visible, bias=bias, rng=rng, deterministic=deterministic
+    )
+
+  recurrent = is_recurrent(score, alignment)
+  # A recurrent score may make [S, F] of every query, which must not be kept for all of them.
+  step = jax.checkpoint(one, prevent_cse=False) if recurrent else one
+  return over_queries(step, recurrent, carry, xs, (params, memory))
+
+
+def attend(
+  score: Row, alignment: Row, params, query, memory: Memory, *, bias=None, rng=None, deterministic=True,
+  return_weights=True, block: Callable = score_each,
+) -> Attended:  # fmt: skip
+  """As functional.attend; block(score, alignment, params, carry, xs, memory, deterministic) attends some queries."""
+  memory = hide(memory)
+  steps, size = query.shape[0], memory.key.shape[0]
+  carry = init_carry(score, alignment, size, accumulator(query, memory.key))
+  own_mask = memory.mask if memory.mask.ndim == 2 else None
+  xs = (query, own_mask, bias, rngs_of(rng, steps))
+
+  def some(carry, xs):
+    query, mask, bias, rngs = xs
+    mask = jnp.broadcast_to(memory.mask if mask is None else mask, (query.shape[0], size))
+    carry, attended = block(score, alignment, params, carry, (query, mask, bias, rngs), memory, deterministic)
+    return carry, attended if return_weights else attended._replace(weights=None)
+
+  rows = max(1, BLOCK // size)
+  if rows >= steps:
+    return some(carry, xs)[1]
+  blocks = -(-steps // rows)
+  rows = -(-steps // blocks)  # as even as can be: no more than blocks - 1 rows are there for nothing
+
+  def cut(x):
+    x = jnp.concatenate([x, jnp.broadcast_to(x[-1:], (blocks * rows - steps, *x.shape[1:]))])
+    return x.reshape(blocks, rows, *x.shape[1:])
+
+  one_block = jax.checkpoint(some, prevent_cse=False)
+  _, attended = jax.lax.scan(one_block, vary_like(carry, params, memory, xs), jax.tree.map(cut, xs))
+  return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:steps], attended)
