@@ -11,9 +11,11 @@ from attention_jax.models.encoders import Encoded
 
 def over_steps(step):
   """step(module, carry, inputs [B, ...]) -> (carry, outputs) lifted to a scan over the axis T of inputs [B, T, ...]."""
-  # Rematerialised: keeping [B, S, F] of every step for the backward pass costs more than computing it again.
+  # To keep [B, S, F] of every step for the backward pass costs more than to compute it again; not so products with
+  # kernels, which are most of the work and leave little.
+  kept = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
   return nn.scan(
-    nn.remat(step, prevent_cse=False),
+    nn.remat(step, prevent_cse=False, policy=kept),
     variable_broadcast='params',
     split_rngs={'params': False, 'dropout': True, 'attention': True},
     in_axes=1,

@@ -31,12 +31,14 @@ class Outputs(NamedTuple):
     weights: [B, T, S] they were made with.
     state: the private state of the alignment after each step: [B, T, N, ...], () where it has none.
     likelihood: log p(y_t | position s) [B, T, S] where the alignment is latent, else ().
+    linear: what the logits of a whole sequence come from, modules.outputs.Linear; () where they are a mixture.
   """
 
   logits: jax.Array
   weights: jax.Array
   state: Any = ()
   likelihood: Any = ()
+  linear: Any = ()
 
 
 class Pending(NamedTuple):
@@ -82,7 +84,8 @@ class EncoderDecoder(nn.Module):
       return self._sum_over_positions(encoded, entering, target, deterministic)
     embeddings = self.embedding(entering, deterministic)
     features, _, weights, state = self.decoder(encoded, embeddings, deterministic)
-    return Outputs(self.output(self.drop(features, deterministic=deterministic)), weights, state)
+    linear = self.output(self.drop(features, deterministic=deterministic))
+    return Outputs(linear.logits(), weights, state, linear=linear)
 
   def start(self, source: jax.Array, source_mask: jax.Array) -> tuple[Any, Any]:
     """The first carry and the memory, at test time."""
@@ -94,7 +97,7 @@ class EncoderDecoder(nn.Module):
       carry, outputs, _ = self._latent_step(carry, token, memory, True)
       return carry, outputs
     carry, output = self.decoder.step(carry, self.embedding(token), memory)
-    return carry, Outputs(self.output(output.features), output.weights, output.state)
+    return carry, Outputs(self.output(output.features).logits(), output.weights, output.state)
 
   def posterior(self, outputs: Outputs, target_mask: jax.Array) -> jax.Array:
     """Weights [B, T, S] given the whole target: of a latent alignment where each token was read, of others as used.
@@ -130,12 +133,12 @@ class EncoderDecoder(nn.Module):
   def _latent_step(self, carry: Any, token: jax.Array, memory: Any, deterministic: bool):
     """-> the next carry, Outputs, and log p(y | position s) [B, S, vocabulary]."""
     if self.latent.observe:
-      seen = jax.nn.log_softmax(self.output(carry.features))
+      seen = jax.nn.log_softmax(self.output(carry.features).logits())
       likelihood = jnp.take_along_axis(seen, token[:, None, None], axis=-1)[..., 0]
       carry = self.decoder.observe(carry.decoder, likelihood)
     carry, output = self.decoder.step(carry, self.embedding(token, deterministic), memory, deterministic)
     features = self.drop(output.features, deterministic=deterministic)
-    log_probs = jax.nn.log_softmax(self.output(features))
+    log_probs = jax.nn.log_softmax(self.output(features).logits())
     outputs = Outputs(log_mixture(output.weights, log_probs), output.weights, output.state)
     return Pending(carry, features) if self.latent.observe else carry, outputs, log_probs
 

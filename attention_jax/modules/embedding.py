@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 
 class Embedding(nn.Module):
-  """Token ids [...] -> vectors [..., F], with dropout; `scores` is what a tied output layer needs."""
+  """Token ids [...] -> vectors [..., F], with dropout; `vectors` is what a tied output layer needs."""
 
   size: int
   features: int
@@ -22,6 +22,6 @@ class Embedding(nn.Module):
   def __call__(self, ids: jax.Array, deterministic: bool = True) -> jax.Array:
     return self.drop(self.table(ids), deterministic=deterministic)
 
-  def scores(self, features: jax.Array) -> jax.Array:
-    """features [..., F] -> scores [..., size] against every embedding."""
-    return self.table.attend(features)
+  def vectors(self) -> jax.Array:
+    """All vectors [size, F]."""
+    return self.table.embedding

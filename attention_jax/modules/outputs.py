@@ -1,22 +1,37 @@
 """Output layers: from a decoder's features to logits over the vocabulary. Logits are float32."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 
+class Linear(NamedTuple):
+  """Logits that are not computed yet: features [..., D] @ kernel [D, V] + bias [V], in the dtype of the features."""
+
+  features: jax.Array
+  kernel: jax.Array
+  bias: jax.Array
+
+  def logits(self) -> jax.Array:
+    scores = self.features @ self.kernel.astype(self.features.dtype)
+    bias = self.bias.astype(self.features.dtype)
+    return (scores + bias.reshape((1,) * (scores.ndim - 1) + bias.shape)).astype(jnp.float32)
+
+
 class VocabularyOutput(nn.Module):
-  """A linear layer over the vocabulary: features [..., D] -> logits [..., size]."""
+  """A linear layer over the vocabulary: features [..., D] -> Linear, whose logits are [..., size]."""
 
   size: int
   embedding: nn.Module
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, features: jax.Array) -> jax.Array:
-    return nn.Dense(self.size, dtype=self.dtype)(features).astype(jnp.float32)
+  def __call__(self, features: jax.Array) -> Linear:
+    kernel = self.param('kernel', nn.initializers.lecun_normal(), (features.shape[-1], self.size))
+    return Linear(features.astype(self.dtype), kernel, self.param('bias', nn.initializers.zeros, (self.size,)))
 
 
 class TiedOutput(nn.Module):
@@ -27,11 +42,9 @@ class TiedOutput(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, features: jax.Array) -> jax.Array:
+  def __call__(self, features: jax.Array) -> Linear:
     narrow = nn.Dense(self.embedding.features, use_bias=False, dtype=self.dtype)(features)
-    bias = self.param('bias', nn.initializers.zeros, (self.size,))
-    scores = self.embedding.scores(narrow).astype(jnp.float32)
-    return scores + bias.reshape((1,) * (scores.ndim - 1) + bias.shape)
+    return Linear(narrow, self.embedding.vectors().T, self.param('bias', nn.initializers.zeros, (self.size,)))
 
 
 OUTPUTS: Mapping[str, type[nn.Module]] = {'vocabulary': VocabularyOutput, 'tied': TiedOutput}

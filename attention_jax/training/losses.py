@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.training.auxiliary import MEASURES, Means, auxiliary_losses
+from attention_jax.training.vocabulary_loss import linear_cross_entropy
 
 Sums = Mapping[str, jax.Array]
 NONE: Means = {}
@@ -51,6 +52,14 @@ def cross_entropy(logits: jax.Array, target: jax.Array, mask: jax.Array, smoothi
   return {'loss': total(losses), 'accuracy': total(right), 'tokens': total(mask)}
 
 
+def output_loss(outputs, target: jax.Array, mask: jax.Array, smoothing: float = 0.0) -> Sums:
+  """`cross_entropy` of a model's outputs, by the shorter way where their logits are those of a linear layer."""
+  if not outputs.linear:
+    return cross_entropy(outputs.logits, target, mask, smoothing)
+  loss, accuracy = linear_cross_entropy(outputs.linear, target, mask, smoothing)
+  return {'loss': loss, 'accuracy': accuracy, 'tokens': jnp.sum(mask, dtype=jnp.float32)}
+
+
 def sequence_loss(model, smoothing: float = 0.0, auxiliary: str = '') -> Loss:
   """Teacher forcing for a sequence-to-sequence flax model on data Batches, with auxiliary losses beside it.
 
@@ -64,7 +73,7 @@ def sequence_loss(model, smoothing: float = 0.0, auxiliary: str = '') -> Loss:
     outputs = model.apply(
       {'params': params}, batch.source, batch.source_mask, batch.target, deterministic=rngs is None, rngs=rngs
     )
-    sums = cross_entropy(outputs.logits, batch.target, batch.target_mask, smoothing)
+    sums = output_loss(outputs, batch.target, batch.target_mask, smoothing)
     if not extra:
       return sums
     beside = {name: row.fn(outputs, batch, running) for name, row in extra.items()}

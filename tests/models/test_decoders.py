@@ -46,7 +46,7 @@ def both_ways(model, params, source, mask, target):
   step = lambda carry, token: model.apply(params, carry, token, memory, method='step')
   _, stepped = jax.lax.scan(step, carry, shift_right(target).T)
   whole = model.apply(params, source, mask, target)
-  return whole._replace(likelihood=()), jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), stepped)
+  return whole._replace(likelihood=(), linear=()), jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), stepped)
 
 
 @pytest.mark.parametrize(('cell', 'score', 'alignment', 'heads'), SAMPLE)

@@ -27,14 +27,14 @@ class Both(nn.Module):
     self.output = self.kind(WORDS, self.embedding, self.dtype)
 
   def __call__(self, ids, features):
-    return self.embedding(ids), self.output(features)
+    return self.embedding(ids), self.output(features).logits()
 
 
 def test_vocabulary_output_is_a_linear_layer():
   layer, features = Both(VocabularyOutput), draw(B, T, FEATURES)
   params = variables(layer, IDS, features)
   _, logits = layer.apply(params, IDS, features)
-  dense = jax.tree.map(np.asarray, params['params']['output']['Dense_0'])
+  dense = jax.tree.map(np.asarray, params['params']['output'])
   assert logits.shape == (B, T, WORDS)
   assert_close(logits, np.asarray(features) @ dense['kernel'] + dense['bias'])
 

@@ -7,6 +7,8 @@ import optax
 import pytest
 from toy import Toy, init_params, make_batch
 
+from attention_jax.modules.outputs import Linear
+from attention_jax.training import vocabulary_loss
 from attention_jax.training.losses import cross_entropy, sequence_loss
 
 B, T, V = 3, 5, 7
@@ -62,6 +64,28 @@ def test_bfloat16_is_summed_in_float32_and_forbidden_words_stay_finite(case):
   assert cross_entropy(logits.astype(jnp.bfloat16), target, mask)['loss'].dtype == jnp.float32
   forbidden = logits.at[..., 0].set(-jnp.inf)
   assert jnp.isfinite(cross_entropy(forbidden, jnp.maximum(target, 1), mask)['loss'])
+
+
+@pytest.mark.parametrize(('at_a_time', 'smoothing'), [(1, 0.0), (2 * B * V, 0.1), (2**21, 0.1)])
+def test_of_a_linear_layer_it_needs_no_logits(case, monkeypatch, at_a_time, smoothing):
+  monkeypatch.setattr(vocabulary_loss, 'LOGITS', at_a_time)
+  _, target, mask = case
+  rng = np.random.default_rng(0)
+  linear = Linear(*(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((B, T, 4), (4, V), (V,))))
+  dirty = linear._replace(features=jnp.where(mask[..., None], linear.features, 1e30))
+
+  def shorter(linear):
+    loss, accuracy = vocabulary_loss.linear_cross_entropy(linear, target, mask, smoothing)
+    return 3 * loss, accuracy
+
+  def longer(linear):
+    sums = cross_entropy(linear.logits(), target, mask, smoothing)
+    return 3 * sums['loss'], sums['accuracy']
+
+  for fn in (shorter, jax.value_and_grad(shorter, has_aux=True)):
+    wanted = (longer if fn is shorter else jax.value_and_grad(longer, has_aux=True))(linear)
+    for given in (linear, dirty):
+      jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), jax.jit(fn)(given), wanted)
 
 
 def test_padding_and_filler_rows_change_nothing():
