@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from absl import flags, logging
 from ml_collections import ConfigDict
 from ml_collections.config_flags import tuple_parser
@@ -38,6 +39,7 @@ def launch(main: Callable[[], None]) -> None:
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(encoding='utf-8')  # as it is read, whatever the locale
+  _remember_compiled()
   logging.set_verbosity(logging.ERROR)
   warnings.filterwarnings('ignore', category=UserWarning)
   try:
@@ -55,6 +57,13 @@ def launch(main: Callable[[], None]) -> None:
   except BrokenPipeError:  # the reader of our output has gone, as `head` does
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
+
+
+def _remember_compiled() -> None:
+  """What took a second or more to compile is kept in the user's cache; JAX_COMPILATION_CACHE_DIR names another place."""
+  if not jax.config.jax_compilation_cache_dir:
+    home = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
+    jax.config.update('jax_compilation_cache_dir', os.path.join(home, 'attention_jax', 'compiled'))
 
 
 def required(name: str) -> str:

@@ -94,29 +94,7 @@ class Predictor:
     return [(size, 1) for size in sizes]
 
   def _compile(self, beams: int, ranking: search.Ranking):
-    def run(params, source, source_mask):
-      variables = {'params': params}
-      carry, memory = self.model.apply(variables, source, source_mask, method='start')
-      step = lambda carry, token, memory: self.model.apply(variables, carry, token, memory, method='step')
-      given = {'max_length': self.max_length, 'ranking': ranking, 'source_mask': source_mask}
-      find = search.greedy if beams == 1 else functools.partial(search.beam, beams=beams)
-      found = find(step, carry, memory, **given)
-      if self.model.latent:
-        found = found._replace(weights=self._posterior(variables, source, source_mask, found))
-      return found
-
-    return jax.jit(run)
-
-  def _posterior(self, variables: Any, source: jax.Array, source_mask: jax.Array, found: search.Hypotheses):
-    """Weights [B, K, T, S] of a latent alignment given whole hypotheses: while searching, only what stood before."""
-
-    def forced(given):
-      tokens, lengths = given
-      outputs = self.model.apply(variables, source, source_mask, tokens)
-      return self.model.posterior(outputs, padding_mask(lengths, tokens.shape[-1]))
-
-    by_rank = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (found.tokens, found.lengths))
-    return jnp.moveaxis(jax.lax.map(forced, by_rank), 0, 1)
+    return compile_search(self.model, beams, self.max_length, ranking)
 
   def _read(self, batch: Batch, found: search.Hypotheses, lines: Sequence[str]) -> Iterable[tuple[int, Prediction]]:
     for i, row in enumerate(batch.index):
@@ -133,3 +111,32 @@ class Predictor:
     weights = found.weights[i, k, :length, :size].copy()  # a view would keep the whole batch
     text = self.target_vocab.decode(content)
     return Hypothesis(text, tokens, float(found.scores[i, k]), float(found.log_probs[i, k]), weights)
+
+
+def compile_search(model: EncoderDecoder, beams: int, max_length: int, ranking: search.Ranking = search.DEFAULT):
+  """(params, source [B, S], source_mask [B, S]) -> search.Hypotheses, compiled once per shape. One beam is greedy."""
+
+  def run(params, source, source_mask):
+    variables = {'params': params}
+    carry, memory = model.apply(variables, source, source_mask, method='start')
+    step = lambda carry, token, memory: model.apply(variables, carry, token, memory, method='step')
+    given = {'max_length': max_length, 'ranking': ranking, 'source_mask': source_mask}
+    find = search.greedy if beams == 1 else functools.partial(search.beam, beams=beams)
+    found = find(step, carry, memory, **given)
+    if model.latent:
+      found = found._replace(weights=_posterior(model, variables, source, source_mask, found))
+    return found
+
+  return jax.jit(run)
+
+
+def _posterior(model, variables: Any, source: jax.Array, source_mask: jax.Array, found: search.Hypotheses):
+  """Weights [B, K, T, S] of a latent alignment given whole hypotheses: while searching, only what stood before."""
+
+  def forced(given):
+    tokens, lengths = given
+    outputs = model.apply(variables, source, source_mask, tokens)
+    return model.posterior(outputs, padding_mask(lengths, tokens.shape[-1]))
+
+  by_rank = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (found.tokens, found.lengths))
+  return jnp.moveaxis(jax.lax.map(forced, by_rank), 0, 1)

@@ -1,0 +1,25 @@
+"""python -m experiments.benchmark --out=runs/benchmark [--suites=kernels,training]
+
+Measures this machine: attention kernels, training, decoding, input pipeline, start-up. Every figure is a ratio of sides
+that were run in turns in one process; beside PyTorch where it is installed (requirements-bench.txt).
+"""
+
+from absl import flags
+
+from experiments.launch import FLAGS, launch
+
+SUITES = ('limits', 'kernels', 'growth', 'training', 'decoding', 'pipeline', 'startup')
+
+flags.DEFINE_list('suites', list(SUITES), f'which of {", ".join(SUITES)}')
+flags.DEFINE_string('out', 'runs/benchmark', 'folder for benchmark.json and the pictures')
+flags.DEFINE_integer('repeats', 7, 'how often each side is run', lower_bound=2)
+
+
+def main() -> None:
+  from experiments.benchmarks.report import run_suites
+
+  run_suites(FLAGS.suites, FLAGS.out, FLAGS.repeats)
+
+
+if __name__ == '__main__':
+  launch(main)

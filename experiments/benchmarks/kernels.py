@@ -1,0 +1,69 @@
+"""Attention by itself: every implementation beside the plain formula and PyTorch, and how time grows with length."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import attention_jax as aj
+from experiments.benchmarks import peers
+from experiments.benchmarks.measure import Timing, compare, exponent, jitted
+
+# case: score, alignment, batch, heads, T, S, features, implementations, mask
+CASES = {
+  'additive, B=1 T=S=512 F=256': ('additive', 1, 1, 512, 512, 256, ('xla', 'chunked', 'factored')),
+  'additive, B=32 T=S=64 F=256': ('additive', 32, 1, 64, 64, 256, ('xla', 'factored')),
+  'scaled_dot, B=1 N=8 T=S=2048 D=64': ('scaled_dot', 1, 8, 2048, 2048, 64, ('xla', 'chunked')),
+}
+LONGEST = 8192
+
+
+def problem(score: str, batch: int, heads: int, queries: int, size: int, features: int):
+  """Parameters without projections, and query, key and value [B, N, T or S, F]."""
+  rng = np.random.default_rng(0)
+  draw = lambda steps: jnp.asarray(rng.normal(size=(batch, heads, steps, features)), jnp.float32)
+  params = aj.init_params(jax.random.key(0), score=score, query=features, key=features, features=features)
+  params = {'score': {name: jnp.asarray(rng.normal(size=p.shape), p.dtype) / 16 for name, p in params['score'].items()}}
+  return params, draw(queries), draw(size), draw(size)
+
+
+def forward(score: str, implementation: str):
+  def run(params, query, key, value):
+    options = {'score': score, 'params': params, 'implementation': implementation, 'return_weights': False}
+    return aj.attend(query, key, value, **options).context
+
+  return run
+
+
+def backward(score: str, implementation: str):
+  run = forward(score, implementation)
+  return jax.value_and_grad(lambda *given: jnp.sum(jnp.sin(run(*given))), argnums=(0, 1, 2, 3))
+
+
+def kernels(say, repeats: int) -> list[Timing]:
+  timings = []
+  for case, (score, *sizes, implementations) in CASES.items():
+    given = problem(score, *sizes)
+    theirs = peers.attention(score, *(np.asarray(x) for x in given[1:]), given[0]['score'])
+    for name, way, theirs_way in (('forward', forward, 'forward'), ('forward and backward', backward, 'backward')):
+      say(f'{case}: {name}')
+      sides = {implementation: jitted(way(score, implementation), *given) for implementation in implementations}
+      sides |= {side: runs[theirs_way] for side, runs in theirs.items()}
+      timings += compare('kernels', f'{case}, {name}', sides, repeats=repeats)
+  return timings
+
+
+def growth(say, repeats: int) -> list[Timing]:
+  """Forward and backward of one sequence with T = S = 64 ... LONGEST."""
+  timings = []
+  for score, implementation, features in (('additive', 'factored', 64), ('scaled_dot', 'chunked', 64)):
+    sizes, seconds = [], []
+    for power in range(6, LONGEST.bit_length()):
+      size = 2**power
+      say(f'growth of {score} by {implementation}: T = S = {size}')
+      given = problem(score, 1, 1, size, size, features)
+      side = jitted(backward(score, implementation), *given)
+      timings += compare('growth', f'{score} T=S={size}', {implementation: side}, repeats=max(2, repeats // 2))
+      sizes.append(size)
+      seconds.append(timings[-1].median)
+    say(f'{score} by {implementation}: time grows with the length to the power {exponent(sizes[3:], seconds[3:]):.2f}')
+  return timings

@@ -1,0 +1,71 @@
+"""What the machine can do at most, measured in the same run: products of matrices, copies, special functions."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+from jax.interpreters import partial_eval
+
+from experiments.benchmarks.measure import Timing, compare, jitted
+
+
+def _median(fn: Callable, *args, repeats: int = 5) -> float:
+  return compare('', '', {'': jitted(fn, *args)}, repeats=repeats)[0].median
+
+
+def machine(say) -> list[Timing]:
+  """Rates of a square product, of a copy, and of tanh and a division over an array that the caches do not hold."""
+  say('limits of this machine')
+  size, many = 2048, 2**25
+  square, long = jnp.ones((size, size)), jnp.linspace(-3.0, 3.0, many)
+  cases = (
+    ('matrix product', lambda x: x @ x, square, 2 * size**3, 'FLOP'),
+    ('copy', lambda x: x + 1, long, 8 * many, 'B'),
+    ('tanh', jnp.tanh, long, many, 'values'),
+    ('division', lambda x: 1 / (x + 4), long, many, 'values'),
+  )
+  timings = []
+  for name, fn, x, amount, unit in cases:
+    timings += compare('limits', name, {'xla': jitted(fn, x)}, amount=amount, unit=unit)
+  return timings
+
+
+def products(fn: Callable, *args) -> Counter:
+  """How often fn(*args) multiplies matrices of which shapes: {(left, right, dimensions): times}."""
+  found = Counter()
+
+  def walk(jaxpr, times):
+    for equation in jaxpr.eqns:
+      if equation.primitive.name == 'dot_general':
+        left, right = (v.aval for v in equation.invars)
+        found[left.shape, right.shape, equation.params['dimension_numbers']] += times
+      inner = times * equation.params.get('length', 1) if equation.primitive.name == 'scan' else times
+      for value in equation.params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+          if isinstance(part, core.ClosedJaxpr | core.Jaxpr):
+            walk(part.jaxpr if isinstance(part, core.ClosedJaxpr) else part, inner)
+
+  whole = jax.make_jaxpr(fn)(*args).jaxpr
+  used, _ = partial_eval.dce_jaxpr(whole, [True] * len(whole.outvars))  # without what nobody looks at, as compiled
+  walk(used, 1)
+  return found
+
+
+def seconds_of_products(found: Counter, *, gradients: bool) -> tuple[float, float]:
+  """(seconds, FLOP) of these products by themselves, one after the other; with their gradients if so asked."""
+  seconds = flop = 0.0
+  for (left, right, dimensions), times in found.items():
+    x, y = jnp.ones(left), jnp.ones(right)
+    product = lambda x, y, dimensions=dimensions: jax.lax.dot_general(x, y, dimensions)
+    (contracted, _), _ = dimensions
+    out = jax.eval_shape(product, x, y)
+    own = 2 * np.prod(out.shape) * np.prod([left[i] for i in contracted])
+    run = product
+    if gradients:
+      run = lambda x, y, g, product=product: (product(x, y), *jax.vjp(product, x, y)[1](g))
+    seconds += times * _median(run, x, y, *([jnp.ones(out.shape)] if gradients else []))
+    flop += times * own * (3 if gradients else 1)
+  return seconds, float(flop)

@@ -1,0 +1,87 @@
+"""Times that can be compared: of one process and one run, taken in turns, as medians with their spread."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+Say = Callable[[str], None]
+
+
+class Side(NamedTuple):
+  """One way to do a piece of work.
+
+  Attributes:
+    run: does it once and returns when it is done.
+    memory: bytes it needs beside its inputs and outputs; None where nobody can say.
+  """
+
+  run: Callable[[], Any]
+  memory: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+  """Seconds of one side of a case: median, quartiles, and the ratio of the first side's median to it.
+
+  `case` names the work, `amount` how much of `unit` one run does (0: none that is worth a rate).
+  """
+
+  suite: str
+  case: str
+  side: str
+  median: float
+  low: float
+  high: float
+  speed: float
+  amount: float = 0.0
+  unit: str = ''
+  memory: int | None = None
+  note: str = ''
+
+  @property
+  def rate(self) -> float:
+    return self.amount / self.median
+
+
+def jitted(fn: Callable, *args) -> Side:
+  """fn(*args) compiled, with the temporary memory of the program."""
+  compiled = jax.jit(fn).lower(*args).compile()
+  memory = compiled.memory_analysis()
+  return Side(lambda: jax.block_until_ready(compiled(*args)), getattr(memory, 'temp_size_in_bytes', None))
+
+
+def compare(
+  suite: str, case: str, sides: Mapping[str, Side], *, repeats: int = 7, amount: float = 0.0, unit: str = '',
+  notes: Mapping[str, str] | None = None,
+) -> list[Timing]:  # fmt: skip
+  """All sides in turns. The first is what the others are compared with.
+
+  A turn is one run that is not timed and one that is: the first pays for caches and pages that the side before it took.
+  """
+  for side in sides.values():
+    side.run()
+  seconds = {name: [] for name in sides}
+  for _ in range(repeats):
+    for name, side in sides.items():
+      side.run()
+      began = time.perf_counter()
+      side.run()
+      seconds[name].append(time.perf_counter() - began)
+  base = np.median(seconds[next(iter(sides))])
+  timings = []
+  for name, side in sides.items():
+    low, median, high = (float(x) for x in np.quantile(seconds[name], (0.25, 0.5, 0.75)))
+    note = (notes or {}).get(name, '')
+    timings.append(
+      Timing(suite, case, name, median, low, high, float(base / median), amount, unit, side.memory, note)
+    )
+  return timings
+
+
+def exponent(sizes, seconds) -> float:
+  """The slope of log seconds over log sizes: how the time grows."""
+  return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])

@@ -1,0 +1,97 @@
+"""The same work in PyTorch, as its users would write it. Nothing of it where torch is not installed."""
+
+import os
+from collections.abc import Callable
+
+os.environ.setdefault('OMP_WAIT_POLICY', 'passive')  # threads that spin while they wait slow down whoever comes next
+
+import numpy as np
+
+from experiments.benchmarks.measure import Side
+
+try:
+  import torch
+except ImportError:
+  torch = None
+
+VERSION = f'PyTorch {torch.__version__}' if torch else 'no PyTorch (pip install -r requirements-bench.txt)'
+
+
+def attention(score: str, query, key, value, params) -> dict[str, dict[str, Side]]:
+  """{'torch': {'forward': Side, 'backward': Side}, ...} of one score."""
+  if torch is None:
+    return {}
+  given = [torch.tensor(x) for x in (query, key, value)]
+  if score == 'additive':
+    v = torch.tensor(np.asarray(params['v']))
+
+    def formula(query, key, value):
+      scores = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ v
+      return torch.softmax(scores, -1) @ value
+
+    ways = {'torch': formula}
+    if compiled := _compiled(formula, given):
+      ways['torch.compile'] = compiled
+  else:
+    ways = {'torch sdpa': torch.nn.functional.scaled_dot_product_attention}
+  return {name: {'forward': _forward(way, given), 'backward': _backward(way, given)} for name, way in ways.items()}
+
+
+def _compiled(fn: Callable, given) -> Callable | None:
+  """torch.compile(fn) where it works: it needs a C++ compiler."""
+  try:
+    compiled = torch.compile(fn)
+    compiled(*given)
+    return compiled
+  except Exception:
+    return None
+
+
+def _forward(fn: Callable, given) -> Side:
+  def run():
+    with torch.no_grad():
+      return fn(*given)
+
+  return Side(run)
+
+
+def _backward(fn: Callable, given) -> Side:
+  leaves = [x.clone().requires_grad_() for x in given]
+  return Side(lambda: torch.autograd.grad(torch.sin(fn(*leaves)).sum(), leaves))
+
+
+def train_step(batch, sizes) -> Side | None:
+  """One update of the encoder-decoder of Bahdanau et al. on (source, target) ids with 0 for padding."""
+  if torch is None:
+    return None
+  from experiments.benchmarks.torch_model import Bahdanau
+
+  torch.manual_seed(0)
+  model = Bahdanau(**sizes)
+  optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
+  source, target = (torch.tensor(np.asarray(x), dtype=torch.long) for x in batch)
+
+  def run():
+    optimizer.zero_grad(set_to_none=True)
+    model.loss(source, target).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+  return Side(run)
+
+
+def decode(source, sizes, beams: int, steps: int) -> Side | None:
+  """A beam search of so many steps; with one beam, greedy search."""
+  if torch is None:
+    return None
+  from experiments.benchmarks.torch_model import Bahdanau
+
+  torch.manual_seed(0)
+  model = Bahdanau(**sizes).eval()
+  source = torch.tensor(np.asarray(source), dtype=torch.long)
+
+  def run():
+    with torch.no_grad():
+      return model.search(source, beams, steps)
+
+  return Side(run)

@@ -1,0 +1,113 @@
+"""Runs suites and says what came out: a table, benchmark.json, and pictures of growth and of ratios."""
+
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import jax
+from matplotlib.figure import Figure
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from attention_jax.errors import choose
+from experiments.benchmarks import kernels, limits, peers, systems
+from experiments.benchmarks.measure import Timing
+
+SUITES: Mapping[str, Callable[[Callable, int], list[Timing]]] = {
+  'limits': lambda say, repeats: limits.machine(say),
+  'kernels': kernels.kernels,
+  'growth': kernels.growth,
+  'training': systems.training,
+  'decoding': systems.decoding,
+  'pipeline': systems.pipeline,
+  'startup': systems.startup,
+}
+
+
+def run_suites(names: Sequence[str], out: str, repeats: int) -> list[Timing]:
+  """Raises: UserError for a suite that there is not."""
+  for name in names:
+    choose(name, SUITES, 'suite')
+  folder, began, timings = Path(out), time.monotonic(), []
+  folder.mkdir(parents=True, exist_ok=True)
+  device = jax.devices()[0]
+  about = {
+    'device': f'{len(jax.devices())} x {device.device_kind}', 'cores': os.cpu_count(), 'machine': platform.machine(),
+    'jax': jax.__version__, 'beside': peers.VERSION, 'when': datetime.datetime.now().isoformat(timespec='seconds'),
+  }  # fmt: skip
+  print(', '.join(f'{name} {value}' for name, value in about.items()), flush=True)
+  say = lambda line: print(f'[{time.monotonic() - began:4.0f} s] {line}', flush=True)
+  for name in names:
+    timings += SUITES[name](say, repeats)
+    # After every suite: what was measured is not lost with what comes later.
+    found = [dataclasses.asdict(t) | {'rate': t.rate} for t in timings]
+    (folder / 'benchmark.json').write_text(json.dumps({'about': about, 'timings': found}, indent=1) + '\n')
+  print_timings(timings)
+  written = [folder / 'benchmark.json', *draw(timings, folder)]
+  print('written: ' + ', '.join(str(path) for path in written))
+  return timings
+
+
+def print_timings(timings: Sequence[Timing]) -> None:
+  """One row per side; 'speed' is how many times as fast as the first side of its case."""
+  table = Table('case', 'side', box=box.SIMPLE_HEAD)
+  for column in ('ms', 'quartiles', 'speed', 'rate', 'temporary MB'):
+    table.add_column(column, justify='right')
+  last = None
+  for t in timings:
+    spread = f'{1e3 * t.low:.1f}-{1e3 * t.high:.1f}'
+    rate = f'{_short(t.rate)} {t.unit}/s' if t.amount else ''
+    memory = '' if t.memory is None else f'{t.memory / 1e6:.1f}'
+    case = t.case if t.case != last else ''
+    table.add_row(case, t.side, f'{1e3 * t.median:.2f}', spread, f'{t.speed:.2f}', rate, memory)
+    if t.note:
+      table.add_row('', f'  {t.note}')
+    last = t.case
+  Console(highlight=False, width=160).print(table)
+
+
+def _short(number: float) -> str:
+  for size, letter in ((1e9, 'G'), (1e6, 'M'), (1e4, 'k')):
+    if number >= size:
+      return f'{number / (1e3 if letter == "k" else size):.1f} {letter}'
+  return f'{number:.0f}'
+
+
+def draw(timings: Sequence[Timing], folder: Path) -> list[Path]:
+  """Speeds beside the first side of each case, and times over lengths."""
+  written = []
+  if shown := [t for t in timings if t.suite in ('kernels', 'training', 'decoding')]:
+    figure = Figure(figsize=(9, 0.32 * len(shown) + 1), layout='constrained')
+    axes = figure.subplots()
+    cases = list(dict.fromkeys(t.case for t in shown))
+    colours = [f'C{cases.index(t.case) % 10}' for t in shown]
+    axes.barh([f'{t.case}: {t.side}' for t in shown], [1e3 * t.median for t in shown], color=colours)
+    axes.set_xscale('log')
+    axes.invert_yaxis()
+    axes.set_xlabel('milliseconds (median)')
+    axes.tick_params(labelsize=7)
+    written.append(_save(figure, folder / 'times.png'))
+  if grown := [t for t in timings if t.suite == 'growth']:
+    figure = Figure(figsize=(8, 3.6), layout='constrained')
+    left, right = figure.subplots(1, 2)
+    for kind in dict.fromkeys((t.case.split()[0], t.side) for t in grown):
+      some = [t for t in grown if (t.case.split()[0], t.side) == kind]
+      sizes = [int(t.case.split('=')[-1]) for t in some]
+      left.loglog(sizes, [t.median for t in some], 'o-', label=' by '.join(kind))
+      right.loglog(sizes, [t.memory / 2**20 for t in some], 'o-', label=' by '.join(kind))
+    left.set(xlabel='T = S', ylabel='seconds, forward and backward')
+    right.set(xlabel='T = S', ylabel='temporary memory, MiB')
+    left.legend(fontsize=8)
+    written.append(_save(figure, folder / 'growth.png'))
+  return written
+
+
+def _save(figure: Figure, path: Path) -> Path:
+  figure.savefig(path, dpi=150)
+  return path

@@ -1,0 +1,132 @@
+"""Whole systems at the sizes of configs/multi30k.py: training, decoding, the input pipeline, start-up."""
+
+import dataclasses
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.data.batching import Batch, Batches
+from attention_jax.data.encoding import Encoded
+from attention_jax.data.pipeline import stream
+from attention_jax.models.seq2seq import build
+from attention_jax.training.experiment import initial_params
+from attention_jax.training.losses import sequence_loss
+from attention_jax.training.optim import make_optimizer, make_schedule
+from attention_jax.training.partition import make_mesh, replicate
+from attention_jax.training.prediction import compile_search
+from attention_jax.training.state import init_state
+from attention_jax.training.step import make_train_step, step_rngs
+from configs import multi30k
+from experiments.benchmarks import peers
+from experiments.benchmarks.limits import products, seconds_of_products
+from experiments.benchmarks.measure import Side, Timing, compare
+
+WORDS = (5921, 7859)  # of Multi30k, English and German, with a minimum count of 2
+ROWS, STEPS = 128, 20
+DROPOUT = 0.2
+TORCH = {'source_size': WORDS[0], 'target_size': WORDS[1], 'embedding': 256, 'features': 512, 'dropout': DROPOUT}
+
+
+def sentences(rng, longest: int, words: int) -> np.ndarray:
+  """Ids [ROWS, longest] of sentences that a bucket of this length holds, 0 behind their ends."""
+  lengths = rng.integers(longest - 3, longest + 1, ROWS)
+  ids = rng.integers(4, words, (ROWS, longest))
+  return np.where(np.arange(longest) < lengths[:, None], ids, 0).astype(np.int32)
+
+
+def batch_of(longest: int) -> Batch:
+  rng = np.random.default_rng(longest)
+  source, target = (sentences(rng, longest, words) for words in WORDS)
+  return Batch(source, source > 0, target, target > 0, np.arange(ROWS), None)
+
+
+def model_of(preset: str):
+  config = multi30k.get_config(preset)
+  config.model.dropout = DROPOUT
+  model = build(config.model.to_dict(), *WORDS)
+  return model, initial_params(model, 0)
+
+
+def training(say, repeats: int) -> list[Timing]:
+  """Updates of Adam with clipping; the limit is the time that the products of matrices alone would take."""
+  timings = []
+  for preset, longest in (('bahdanau2015', 14), ('bahdanau2015', 26), ('luong2015', 14)):
+    case = f'{preset}, {ROWS} x {longest} -> {longest}'
+    say(f'training of {case}')
+    batch = batch_of(longest)
+    model, params = model_of(preset)
+    loss, schedule = sequence_loss(model), make_schedule('constant', 1)
+    optimizer, mesh = make_optimizer('adam', schedule, 1.0), make_mesh()
+    found = products(loss, params, batch, step_rngs(jax.random.key(0)))
+    state = [replicate(init_state(params, optimizer), mesh)]
+    step = make_train_step(loss, optimizer, schedule, mesh, seed=0)
+
+    def update(step=step, state=state, batch=batch):
+      state[0], metrics = step(state[0], batch)
+      jax.block_until_ready(metrics)
+
+    sides = {'attention_jax': Side(update)}
+    if preset == 'bahdanau2015' and (theirs := peers.train_step((batch.source, batch.target), TORCH)):
+      sides['torch'] = theirs
+    tokens = int(batch.target_mask.sum())
+    some = compare('training', case, sides, repeats=repeats, amount=tokens, unit='target tokens')
+    alone, flop = seconds_of_products(found, gradients=True)
+    note = f'{flop / tokens / 1e6:.0f} MFLOP a token; products alone at {flop / alone / 1e9:.0f} GFLOP/s'
+    limit = Timing('training', case, 'limit: products', *[alone] * 3, some[0].median / alone, tokens, 'target tokens')
+    timings += [*some, dataclasses.replace(limit, note=note)]
+  return timings
+
+
+def decoding(say, repeats: int) -> list[Timing]:
+  """Search of so many steps with untrained models, which never want to stop."""
+  timings = []
+  model, params = model_of('bahdanau2015')
+  never = params['output']['bias'].at[2].set(-1e9)  # the end of a sentence
+  params = {**params, 'output': {**params['output'], 'bias': never}}
+  batch = batch_of(14)
+  for beams in (1, 5):
+    say(f'decoding with {beams} beam(s)')
+    search = compile_search(model, beams, STEPS)
+    given = params, jnp.asarray(batch.source), jnp.asarray(batch.source_mask)
+    sides = {'attention_jax': Side(lambda search=search, given=given: jax.block_until_ready(search(*given)))}
+    if theirs := peers.decode(batch.source, TORCH, beams, STEPS):
+      sides['torch'] = theirs
+    case = f'bahdanau2015, {ROWS} sentences of 14, beam {beams}, {STEPS} steps'
+    timings += compare('decoding', case, sides, repeats=repeats, amount=ROWS, unit='sentences')
+  return timings
+
+
+def pipeline(say, repeats: int) -> list[Timing]:
+  """Batches of 29,000 sentence pairs as fast as they come, with nobody who trains on them."""
+  say('input pipeline')
+  rng, pairs = np.random.default_rng(0), 29_000
+  sides = []
+  for words, mean in zip(WORDS, (14, 13.4), strict=True):
+    offsets = np.cumsum([0, *np.clip(rng.normal(mean, 4, pairs), 4, 40).astype(int)])
+    sides += [rng.integers(4, words, offsets[-1]).astype(np.int32), offsets]
+  encoded = Encoded(*sides, None, None)
+  batches = Batches(encoded, multi30k.get_config().data.buckets, ROWS, 'sentences', seed=0)
+  tokens = [0]
+
+  def epoch():
+    tokens[0] = sum(int(batch.target_mask.sum()) for batch in stream(batches, 0, len(batches)))
+
+  epoch()
+  return compare(
+    'pipeline', 'an epoch of batches', {'attention_jax': Side(epoch)}, repeats=min(repeats, 3), amount=tokens[0],
+    unit='target tokens',
+  )  # fmt: skip
+
+
+def startup(say, repeats: int) -> list[Timing]:
+  """Seconds until a new interpreter has imported what a program needs."""
+  say('start-up')
+  run = lambda code: Side(lambda: subprocess.run([sys.executable, '-c', code], check=True))
+  sides = {'import attention_jax': run('import attention_jax'), 'import jax': run('import jax, jax.numpy')}
+  sides['the trainer'] = run('import attention_jax.training.experiment')
+  return compare('startup', 'imports', sides, repeats=min(repeats, 3))
+
+

@@ -1,0 +1,79 @@
+"""The encoder-decoder of Bahdanau et al. in plain PyTorch, with what a careful user takes out of its loop taken out."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+PAD, BOS = 0, 1
+
+
+class Bahdanau(nn.Module):
+  def __init__(self, source_size, target_size, embedding, features, dropout):
+    super().__init__()
+    self.source = nn.Embedding(source_size, embedding)
+    self.target = nn.Embedding(target_size, embedding)
+    self.encoder = nn.GRU(embedding, features // 2, bidirectional=True, batch_first=True)
+    self.bridge = nn.Linear(features, features)
+    self.key = nn.Linear(features, features, bias=False)
+    self.query = nn.Linear(features, features, bias=False)
+    self.v = nn.Parameter(torch.randn(features) * features**-0.5)
+    self.embedded = nn.Linear(embedding, 3 * features)
+    self.context = nn.Linear(features, 3 * features, bias=False)
+    self.hidden = nn.Linear(features, 3 * features)
+    self.deep = nn.Linear(2 * features + embedding, features)
+    self.output = nn.Linear(features, target_size)
+    self.drop = nn.Dropout(dropout)
+
+  def encode(self, source):
+    lengths = (source != PAD).sum(1).cpu()
+    packed = nn.utils.rnn.pack_padded_sequence(
+      self.drop(self.source(source)), lengths, batch_first=True, enforce_sorted=False
+    )
+    outputs, last = self.encoder(packed)
+    memory, _ = nn.utils.rnn.pad_packed_sequence(outputs, batch_first=True, total_length=source.shape[1])
+    memory = self.drop(memory)
+    return memory, self.key(memory), source == PAD, torch.tanh(self.bridge(torch.cat([last[0], last[1]], -1)))
+
+  def recur(self, state, gates, memory, key, padding):
+    scores = torch.tanh(key + self.query(state).unsqueeze(1)) @ self.v
+    weights = torch.softmax(scores.masked_fill(padding, float('-inf')), -1)
+    context = torch.bmm(weights.unsqueeze(1), memory).squeeze(1)
+    reset_x, update_x, new_x = (gates + self.context(context)).chunk(3, -1)
+    reset_h, update_h, new_h = self.hidden(state).chunk(3, -1)
+    new = torch.tanh(new_x + torch.sigmoid(reset_x + reset_h) * new_h)
+    return new + torch.sigmoid(update_x + update_h) * (state - new), context
+
+  def loss(self, source, target):
+    memory, key, padding, state = self.encode(source)
+    entering = F.pad(target[:, :-1], (1, 0), value=BOS)
+    embedded = self.drop(self.target(entering))
+    states, contexts = [], []
+    for gates in self.embedded(embedded).unbind(1):
+      state, context = self.recur(state, gates, memory, key, padding)
+      states.append(state)
+      contexts.append(context)
+    real = target != PAD
+    parts = torch.stack(states, 1)[real], torch.stack(contexts, 1)[real], embedded[real]
+    return F.cross_entropy(self.output(self.drop(torch.tanh(self.deep(torch.cat(parts, -1))))), target[real])
+
+  def search(self, source, beams, steps):
+    """Beam search of a fixed number of steps, all sentences at once: tokens [B, steps] of the best hypotheses."""
+    given = self.encode(source)
+    batch = source.shape[0]
+    memory, key, padding, state = (x.repeat_interleave(beams, 0) for x in given)
+    token = torch.full((batch * beams,), BOS)
+    totals = torch.full((batch, beams), float('-inf'))
+    totals[:, 0] = 0.0
+    history = torch.zeros(batch, beams, 0, dtype=torch.long)
+    first = torch.arange(batch).unsqueeze(1) * beams
+    for _ in range(steps):
+      embedded = self.target(token)
+      state, context = self.recur(state, self.embedded(embedded), memory, key, padding)
+      logits = self.output(torch.tanh(self.deep(torch.cat([state, context, embedded], -1))))
+      scores = totals.unsqueeze(-1) + torch.log_softmax(logits, -1).view(batch, beams, -1)
+      totals, chosen = scores.view(batch, -1).topk(beams)
+      parents, tokens = chosen // logits.shape[-1], chosen % logits.shape[-1]
+      state, token = state[(first + parents).view(-1)], tokens.view(-1)
+      history = history.gather(1, parents.unsqueeze(-1).expand(-1, -1, history.shape[-1]))
+      history = torch.cat([history, tokens.unsqueeze(-1)], -1)
+    return history[:, 0]
