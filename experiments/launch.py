@@ -60,7 +60,7 @@ def launch(main: Callable[[], None]) -> None:
 
 
 def _remember_compiled() -> None:
-  """What took a second or more to compile is kept in the user's cache; JAX_COMPILATION_CACHE_DIR names another place."""
+  """What took a second or more to compile is kept in the user's cache, or in JAX_COMPILATION_CACHE_DIR."""
   if not jax.config.jax_compilation_cache_dir:
     home = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
     jax.config.update('jax_compilation_cache_dir', os.path.join(home, 'attention_jax', 'compiled'))

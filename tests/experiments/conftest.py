@@ -18,10 +18,7 @@ def compiled_once(tmp_path_factory):
   for name, value in settings.items():
     jax.config.update(name, value)
   compilation_cache.reset_cache()
-  with pytest.MonkeyPatch.context() as patch:  # those that run in processes of their own as well
-    for name, value in settings.items():
-      patch.setenv(name.upper(), str(value))
-    yield
+  yield
   for name, value in before.items():
     jax.config.update(name, value)
   compilation_cache.reset_cache()

@@ -108,7 +108,9 @@ def with_evaluation(trained, folder, change):
 @pytest.mark.parametrize('beams', [1, 2])
 def test_hypotheses_are_ranked_as_the_config_says(trained, tmp_path, field, beams):
   folder = with_evaluation(trained, tmp_path / 'run', lambda evaluation: evaluation.update({field: 3.0}))
-  read = lambda workdir: run('translate', f'--workdir={workdir}', f'--beams={beams}', '--nbest=1', stdin=b'eins zwei')
+  # Long enough that no short output covers it: only then has a coverage penalty something to say.
+  given = b'eins zwei drei eins zwei drei eins'
+  read = lambda workdir: run('translate', f'--workdir={workdir}', f'--beams={beams}', '--nbest=1', stdin=given)
   (_, before, *_), (_, after, *_) = (read(workdir).out.split('\t') for workdir in (trained[0], folder))
   assert float(before) != float(after)
 
