@@ -5,6 +5,7 @@
 """
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from absl import flags
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, learned, options
+from attention_jax.kernels import IMPLEMENTATIONS
 from attention_jax.models.cells import CELLS
 from attention_jax.models.encoders import ENCODERS
 from attention_jax.training import auxiliary
@@ -28,11 +30,12 @@ flags.DEFINE_bool('write', False, 'put the tables into README.md')
 
 
 def tables() -> str:
-  """Markdown: scores, alignments, losses, encoders, cells with the first sentence of their docstrings; presets."""
+  """Markdown: scores, alignments, losses, implementations, encoders, cells with the first sentence of their docstrings; presets."""
   parts = [
     _table(['score', *HEAD], _rows(SCORES)),
     _table(['alignment', *HEAD], _rows(ALIGNMENTS)),
     _table(['auxiliary loss', *HEAD[:1], 'options'], _losses()),
+    _table(['implementation', '', 'refuses'], _implementations()),
     _modules('encoder', ENCODERS),
     _modules('cell (decoder)', CELLS),
     _presets(PRESETS),
@@ -53,6 +56,13 @@ def _rows(table: Mapping[str, Row]) -> Iterable[tuple[str, ...]]:
     mine = {k: v for k, v in options(row).items() if k not in row.params}
     recurrent = 'in order' if row.recurrent else 'all at once'
     yield name, _first(row.fn), _listed(learned(row)), _listed(f'{k}={v}' for k, v in mine.items()), recurrent
+
+
+def _implementations() -> Iterable[tuple[str, ...]]:
+  pairs = list(itertools.product(SCORES.values(), ALIGNMENTS.values()))
+  for name, implementation in IMPLEMENTATIONS.items():
+    reasons = dict.fromkeys(filter(None, (implementation.refuse(*pair) for pair in pairs)))
+    yield name, implementation.about, 'pairs where ' + ', or '.join(reasons) if reasons else 'nothing'
 
 
 def _losses() -> Iterable[tuple[str, ...]]:

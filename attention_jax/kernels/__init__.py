@@ -21,21 +21,35 @@ class Implementation(NamedTuple):
   """One way to compute attention.
 
   Attributes:
+    about: what it does and what for, in one line.
     attend: all queries of one sequence; the signature of `functional.attend.attend`.
     attend_step: one query; the signature of `functional.attend.attend_step`.
     refuse: (score row, alignment row) -> why it cannot compute this pair, '' if it can.
   """
 
+  about: str
   attend: Callable
   attend_step: Callable
   refuse: Callable[[Row, Row], str]
 
 
-IMPLEMENTATIONS: Mapping[str, Implementation] = {
-  'xla': Implementation(definition.attend, definition.attend_step, lambda score, alignment: ''),
-  'chunked': Implementation(chunked.attend, definition.attend_step, lambda score, alignment: ''),
-  'factored': Implementation(factored.attend, definition.attend_step, factored.refuse),
-  'window': Implementation(window.attend, window.attend_step, window.refuse),
+IMPLEMENTATIONS: Mapping[str, Implementation] = {  # fmt: skip
+  'xla': Implementation(
+    'the formulas as they stand, compiled by XLA: the definition',
+    definition.attend, definition.attend_step, lambda score, alignment: '',
+  ),
+  'chunked': Implementation(
+    'queries in blocks, each computed again for its gradient: memory grows with T + S, not with T S',
+    chunked.attend, definition.attend_step, lambda score, alignment: '',
+  ),
+  'factored': Implementation(
+    'additive scores from exponentials of queries and of keys, in such blocks: no [T, S, F], and no tanh of its entries',
+    factored.attend, definition.attend_step, factored.refuse,
+  ),
+  'window': Implementation(
+    'local alignments that read nothing but their window: the cost of a query does not grow with S',
+    window.attend, window.attend_step, window.refuse,
+  ),
 }
 
 
