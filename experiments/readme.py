@@ -30,7 +30,7 @@ flags.DEFINE_bool('write', False, 'put the tables into README.md')
 
 
 def tables() -> str:
-  """Markdown: scores, alignments, losses, implementations, encoders, cells with the first sentence of their docstrings; presets."""
+  """Markdown: scores, alignments, losses, implementations, encoders, cells, presets; what each says of itself."""
   parts = [
     _table(['score', *HEAD], _rows(SCORES)),
     _table(['alignment', *HEAD], _rows(ALIGNMENTS)),

@@ -33,7 +33,7 @@ class Implementation(NamedTuple):
   refuse: Callable[[Row, Row], str]
 
 
-IMPLEMENTATIONS: Mapping[str, Implementation] = {  # fmt: skip
+IMPLEMENTATIONS: Mapping[str, Implementation] = {
   'xla': Implementation(
     'the formulas as they stand, compiled by XLA: the definition',
     definition.attend, definition.attend_step, lambda score, alignment: '',
@@ -43,7 +43,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {  # fmt: skip
     chunked.attend, definition.attend_step, lambda score, alignment: '',
   ),
   'factored': Implementation(
-    'additive scores from exponentials of queries and of keys, in such blocks: no [T, S, F], and no tanh of its entries',
+    'additive scores from exponentials of queries and of keys, in such blocks: no [T, S, F], no tanh of each entry',
     factored.attend, definition.attend_step, factored.refuse,
   ),
   'window': Implementation(

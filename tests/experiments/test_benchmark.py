@@ -1,0 +1,65 @@
+"""What the benchmark is made of: turns, limits, its report. That it is quick is nobody's to assert here."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import attention_jax as aj
+from experiments.benchmarks import limits, report, systems
+from experiments.benchmarks.measure import Side, Timing, compare, exponent, jitted
+
+
+def test_sides_are_run_in_turns_and_compared_with_the_first():
+  order = []
+  sides = {name: Side(lambda name=name: order.append(name)) for name in 'ab'}
+  first, second = compare('suite', 'case', sides, repeats=3, amount=5, unit='things')
+  assert order == list('ab') + list('aabb') * 3
+  assert first.speed == 1 and second.speed == first.median / second.median
+  assert second.low <= second.median <= second.high and second.rate == 5 / second.median
+
+
+def test_growth_has_an_exponent():
+  assert exponent([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
+
+
+def test_products_are_counted_with_their_repetitions_and_without_what_nobody_uses():
+  w, x = jnp.ones((3, 5)), jnp.ones((7, 4, 3))
+
+  def fn(w, x):
+    unused = x @ w @ jnp.ones((5, 9))
+    del unused
+    return jax.lax.scan(lambda total, row: (total + (row @ w).sum(), None), 0.0, x)[0]
+
+  ((left, right, _), times), = limits.products(fn, w, x).items()
+  assert (left, right, times) == ((4, 3), (3, 5), 7)
+  seconds, flop = limits.seconds_of_products(limits.products(fn, w, x), gradients=True)
+  assert flop == 3 * 7 * 2 * 4 * 3 * 5 and seconds > 0
+
+
+def test_temporary_memory_is_told():
+  assert jitted(lambda x: jnp.sort(x @ x).sum(), jnp.ones((64, 64))).memory >= 64 * 64 * 4
+
+
+def test_a_suite_is_reported_and_drawn(tmp_path, monkeypatch, capsys):
+  def suite(say, repeats):
+    say('something')
+    growth = [Timing('growth', f'additive T=S={n}', 'factored', n / 1e3, 0, 1, 1.0, memory=n) for n in (64, 128)]
+    return [Timing('kernels', 'a case', 'xla', 0.5, 0.4, 0.6, 1.0, 10, 'things', 2**20, 'a note'), *growth]
+
+  monkeypatch.setattr(report, 'SUITES', {'kernels': suite})
+  report.run_suites(['kernels'], str(tmp_path), 2)
+  said = capsys.readouterr().out
+  assert 'a case' in said and '20 things/s' in said and 'a note' in said
+  found = json.loads((tmp_path / 'benchmark.json').read_text())
+  assert found['timings'][0]['rate'] == 20 and found['about']['jax'] == jax.__version__
+  assert {path.name for path in tmp_path.iterdir()} == {'benchmark.json', 'times.png', 'growth.png'}
+  with pytest.raises(aj.UserError, match='unknown suite'):
+    report.run_suites(['kernel'], str(tmp_path), 2)
+
+
+def test_batches_have_the_lengths_of_their_bucket():
+  batch = systems.batch_of(14)
+  assert batch.source.shape == (systems.ROWS, 14) and set(batch.source_mask.sum(1)) <= {11, 12, 13, 14}
+  assert (batch.target > 0).sum() == batch.target_mask.sum()
