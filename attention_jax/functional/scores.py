@@ -181,8 +181,6 @@ def _concat_sum(query, key, *, w, v):
 
 
 _V = Param(('features',), 'vector')
-# Bahdanau et al. (appendix B.1) start with all positions alike; alignments come out nearer to people's for it.
-_FLAT = {'v': Param(('features',), 0.0)}
 _NORMED = {'v': _V, 'gain': Param((), 'inverse_root'), 'bias': Param(('features',), 0.0)}
 
 SCORES = check(
@@ -196,7 +194,7 @@ SCORES = check(
       sizes={'rank': 32},
       pointwise=True,
     ),
-    'additive': Row(additive, params=_FLAT, project=True, tanh_sum=_additive_sum, pointwise=True),
+    'additive': Row(additive, params={'v': _V}, project=True, tanh_sum=_additive_sum, pointwise=True),
     'normed_additive': Row(normed_additive, params=_NORMED, project=True, tanh_sum=_normed_sum, pointwise=True),
     'offset_additive': Row(
       offset_additive,

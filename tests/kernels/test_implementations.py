@@ -1,5 +1,7 @@
 """Every implementation beside 'xla' computes what 'xla' does, in value and gradient, or says why it cannot."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 import attention_jax as aj
 from attention_jax.functional.table import lookup
 from attention_jax.kernels import chunked
-from tests.functional.alignment_cases import PAIRS, SPINE
+from tests.functional.alignment_cases import PAIRS
 from tests.functional.cases import S, T
 from tests.functional.problems import assert_same, attend, loss, problem
 from tests.modules.quick import quick_jit
@@ -22,7 +24,8 @@ def accepts(name, score, alignment):
 
 
 # Every row under every implementation; the rest of the product is swept by `make test-all`.
-OFTEN = {*SPINE, *((score, 'softmax') for score in aj.SCORES)}
+TANH_SUMS = itertools.cycle(name for name, row in aj.SCORES.items() if row.tanh_sum)
+OFTEN = {pair for row in (itertools.cycle(aj.SCORES), TANH_SUMS) for pair in zip(row, aj.ALIGNMENTS, strict=False)}
 OTHERS = [(name, *pair) for name in aj.IMPLEMENTATIONS if name != 'xla' for pair in PAIRS]
 ACCEPTED = [
   case if case[0] == 'window' or case[1:] in OFTEN else pytest.param(*case, marks=pytest.mark.product)
@@ -32,12 +35,6 @@ ACCEPTED = [
 REFUSED = [case for case in OTHERS if not accepts(*case)]
 
 
-def masks():
-  yield None
-  yield aj.padding_mask(jnp.asarray([S, 3]), S)[:, None]
-  yield jnp.asarray(np.random.default_rng(1).random((2, T, S)) < 0.5)
-
-
 @pytest.fixture(autouse=True)
 def several_blocks(monkeypatch):
   monkeypatch.setattr(chunked, 'BLOCK', 2 * S)
@@ -45,20 +42,21 @@ def several_blocks(monkeypatch):
 
 @pytest.mark.parametrize(('name', 'score', 'alignment'), ACCEPTED)
 def test_it_equals_xla(name, score, alignment):
-  given = problem(score, alignment, batch=(2,))
-  bias = jnp.asarray(np.random.default_rng(2).normal(size=(2, T, S)), jnp.float32).at[0, 1, 2].set(-jnp.inf)
+  given, rng = problem(score, alignment, batch=(2,)), np.random.default_rng(1)
+  shared = jnp.stack([jnp.ones((2, 1, S), bool), aj.padding_mask(jnp.asarray([S, 3]), S)[:, None]])
+  own = jnp.asarray(rng.random((2, 2, T, S)) < 0.5)
+  bias = jnp.asarray(rng.normal(size=(2, 2, T, S)), jnp.float32).at[1, 0, 1, 2].set(-jnp.inf)
 
   @quick_jit
   def both(given):
     ways = {}
     for implementation in ('xla', name):
-      run = jax.value_and_grad(
-        lambda given, mask, bias, chosen=implementation: loss(
-          score, alignment, given, mask, bias=bias, implementation=chosen
-        ),
-        has_aux=True,
-      )
-      ways[implementation] = [run(given, mask, None) for mask in masks()] + [run(given, None, bias)]
+
+      def run(mask, bias, chosen=implementation):
+        way = lambda given: loss(score, alignment, given, mask, bias=bias, implementation=chosen)
+        return jax.value_and_grad(way, has_aux=True)(given)
+
+      ways[implementation] = jax.vmap(run, in_axes=(0, None))(shared, None), jax.vmap(run)(own, bias)
     return ways
 
   ways = both(given)
