@@ -8,7 +8,6 @@ error rate 12.9 % (three seeds: 14.8 ± 1.6); sutskever2014: 56 s, 89.0 %, 81.8 
 from attention_jax.training.config import default_config
 from attention_jax.training.presets import apply_preset
 
-
 # Weight normalisation keeps the scores small: attention stays wider, and its heaviest weight nearer to people's links
 # (alignment error rate over three seeds 12.4 ± 0.8 %, where the plain score has 14.8 ± 1.6 %; exact match is the same).
 SCORES = {'additive': 'normed_additive'}
