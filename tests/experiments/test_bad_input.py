@@ -59,7 +59,7 @@ FIELDS = [
   ('training.auxiliary=diagonal(width=0)', ['diagonal: width must be greater than 0, got 0']),
   ('training.auxiliary=coverage, guided', ["cannot read 'coverage, guided'", "'name(option=literal, ...) + name"]),
   ('training.auxiliary=reinforce', ['reinforce needs an alignment that draws', 'possible: hard']),
-  ('training.anneal=temperature: cosine', ['training.anneal: this model learns no single number', 'gumbel_annealed']),
+  ('training.anneal=temperature: cosine', ["unknown parameter in training.anneal: 'temperature'", 'possible: gain']),
   ('training.anneal=temperature', ['training.anneal: ']),
   ('training.steps=0', ['training.steps is 0', '1 or more']),
   ('training.select=bleu', ["'bleu'", 'exact_match']),
