@@ -14,7 +14,7 @@ from absl import flags
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, learned, options
-from attention_jax.kernels import IMPLEMENTATIONS
+from attention_jax.kernels import IMPLEMENTATIONS, pallas_additive
 from attention_jax.models.cells import CELLS
 from attention_jax.models.encoders import ENCODERS
 from attention_jax.training import auxiliary
@@ -61,7 +61,8 @@ def _rows(table: Mapping[str, Row]) -> Iterable[tuple[str, ...]]:
 def _implementations() -> Iterable[tuple[str, ...]]:
   pairs = list(itertools.product(SCORES.values(), ALIGNMENTS.values()))
   for name, implementation in IMPLEMENTATIONS.items():
-    reasons = dict.fromkeys(filter(None, (implementation.refuse(*pair) for pair in pairs)))
+    with pallas_additive.target('gpu'):  # whatever this machine has
+      reasons = dict.fromkeys(filter(None, (implementation.refuse(*pair) for pair in pairs)))
     yield name, implementation.about, 'pairs where ' + ', or '.join(reasons) if reasons else 'nothing'
 
 

@@ -14,7 +14,7 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Memory, project
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, learned, lookup
-from attention_jax.kernels import chunked, factored, window
+from attention_jax.kernels import chunked, factored, pallas_additive, window
 
 
 class Implementation(NamedTuple):
@@ -45,6 +45,10 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   'factored': Implementation(
     'additive scores from exponentials of queries and of keys, in such blocks: no [T, S, F], no tanh of each entry',
     factored.attend, definition.attend_step, factored.refuse,
+  ),
+  'pallas_additive': Implementation(
+    'additive scores with softmax in Pallas, on a GPU or a TPU: [T, S, F] never leaves fast memory',
+    pallas_additive.attend, definition.attend_step, pallas_additive.refuse,
   ),
   'window': Implementation(
     'local alignments that read nothing but their window: the cost of a query does not grow with S',

@@ -1,0 +1,1 @@
+"""What experiments/benchmark.py measures, and beside what."""
