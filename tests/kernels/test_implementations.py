@@ -25,7 +25,7 @@ def accepts(name, score, alignment):
 
 # Every row under every implementation; the rest of the product is swept by `make test-all`.
 TANH_SUMS = itertools.cycle(name for name, row in aj.SCORES.items() if row.tanh_sum)
-OFTEN = {pair for row in (itertools.cycle(aj.SCORES), TANH_SUMS) for pair in zip(row, aj.ALIGNMENTS, strict=False)}
+OFTEN = {*zip(TANH_SUMS, aj.ALIGNMENTS, strict=False), *((score, 'softmax') for score in aj.SCORES)}
 OTHERS = [(name, *pair) for name in aj.IMPLEMENTATIONS if name != 'xla' for pair in PAIRS]
 ACCEPTED = [
   case if case[0] == 'window' or case[1:] in OFTEN else pytest.param(*case, marks=pytest.mark.product)
