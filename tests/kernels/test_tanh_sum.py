@@ -85,19 +85,15 @@ def test_a_batch_is_its_members_and_one_wide_member_harms_no_other():
     np.testing.assert_allclose(together[i, 0], run(*problem), rtol=1e-4, atol=2e-4)
 
 
-def test_memory_is_linear_in_the_lengths():
-  def temporary(size):
-    row = jax.ShapeDtypeStruct((1, size, 64), jnp.float32)
-    params = jax.eval_shape(
-      lambda: aj.init_params(jax.random.key(0), score='additive', query=64, key=64, features=64)
-    )
+def test_neither_all_entries_nor_all_scores_are_in_memory():
+  size = 8192
+  row = jax.ShapeDtypeStruct((1, size, 64), jnp.float32)
+  params = jax.eval_shape(lambda: aj.init_params(jax.random.key(0), score='additive', query=64, key=64, features=64))
 
-    def loss(params, query, key, value):
-      options = {'score': 'additive', 'params': params, 'return_weights': False}
-      return aj.attend(query, key, value, **options, implementation='factored').context.sum()
+  def loss(params, query, key, value):
+    options = {'score': 'additive', 'params': params, 'return_weights': False}
+    return aj.attend(query, key, value, **options, implementation='factored').context.sum()
 
-    lowered = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))).lower(params, row, row, row)
-    return lowered.compile(QUICK).memory_analysis().temp_size_in_bytes
-
-  small, large = temporary(2048), temporary(8192)
-  assert large < 6 * small and large < 2**30  # sixteen times the scores; with [T, S, F] it would be 16 GiB
+  lowered = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))).lower(params, row, row, row)
+  # The scores alone, [T, S] in float32, are 256 MiB; [T, S, F] is 16 GiB.
+  assert lowered.compile(QUICK).memory_analysis().temp_size_in_bytes < 2**26
