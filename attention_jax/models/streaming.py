@@ -136,14 +136,14 @@ class Need(NamedTuple):
     field: of the config, that says it.
     holds: model -> whether it has it.
     given: model -> what it has.
-    possible: what it might have instead.
+    possible: () -> what it might have instead.
   """
 
   what: str
   field: str
   holds: Callable[[EncoderDecoder], bool]
   given: Callable[[EncoderDecoder], Any]
-  possible: Iterable[str]
+  possible: Callable[[], Iterable[str]]
 
 
 def _name(module: Any, table) -> str:
@@ -154,27 +154,29 @@ NEEDS = (
   Need(
     'a decoder that attends and starts without the end of its source', 'model.decoder',
     lambda model: model.decoder.cell.starts_alone, lambda model: _name(model.decoder.cell, CELLS),
-    [f'{name}(bridge=False)' for name, cls in CELLS.items() if cls(Attention(), bridge=False).starts_alone],
+    lambda: [f'{name}(bridge=False)' for name, cls in CELLS.items() if cls(Attention(), bridge=False).starts_alone],
   ),
   Need(
     'an alignment that can follow its source', 'model.attention.alignment',
     lambda model: model.decoder.cell.attention.alignment_of.lookback is not None,
     lambda model: model.decoder.cell.attention.alignment,
-    [name for name, row in ALIGNMENTS.items() if row.lookback],
+    lambda: [name for name, row in ALIGNMENTS.items() if row.lookback],
   ),
   Need(
     'a score that depends on one position alone', 'model.attention.score',
     lambda model: model.decoder.cell.attention.score_of.stands_alone,
-    lambda model: model.decoder.cell.attention.score, [name for name, row in SCORES.items() if row.stands_alone],
+    lambda model: model.decoder.cell.attention.score,
+    lambda: [name for name, row in SCORES.items() if row.stands_alone],
   ),
   Need(  # each head would stand at a place of its own
     'one head', 'model.attention.heads',
-    lambda model: model.decoder.cell.attention.heads == 1, lambda model: model.decoder.cell.attention.heads, ['1'],
+    lambda model: model.decoder.cell.attention.heads == 1,
+    lambda model: model.decoder.cell.attention.heads, lambda: ['1'],
   ),
   Need(
     'an encoder that reads its source once, from its start', 'model.encoder',
     lambda model: getattr(model.encoder, 'incremental', False), lambda model: _name(model.encoder, ENCODERS),
-    ['rnn(direction="forward")'],
+    lambda: ['rnn(direction="forward")'],
   ),
 )  # fmt: skip
 
@@ -183,5 +185,5 @@ def check(model: EncoderDecoder) -> None:
   """Raises: UserError naming the field for which the model cannot follow a source, and what is possible there."""
   for need in NEEDS:
     if not need.holds(model):
-      possible = ', '.join(sorted(need.possible))
+      possible = ', '.join(sorted(need.possible()))
       raise UserError(f'streaming needs {need.what}: {need.field} is {need.given(model)!r}; possible: {possible}')
