@@ -8,9 +8,7 @@ from absl import flags
 
 from experiments.launch import FLAGS, launch
 
-SUITES = ('limits', 'kernels', 'growth', 'training', 'decoding', 'pipeline', 'startup')
-
-flags.DEFINE_list('suites', list(SUITES), f'which of {", ".join(SUITES)}')
+flags.DEFINE_list('suites', [], 'which suites; all of them where none is named')
 flags.DEFINE_string('out', 'runs/benchmark', 'folder for benchmark.json and the pictures')
 flags.DEFINE_integer('repeats', 7, 'how often each side is run', lower_bound=2)
 

@@ -14,7 +14,7 @@ from experiments.launch import FLAGS, launch
 
 flags.DEFINE_string('topology', 'v5e:2x2', 'of the TPU: v5e:16x16, v5p:8x8x16, ...')
 flags.DEFINE_string('score', 'normed_additive', 'an additive score')
-flags.DEFINE_list('lengths', ['512', '4096'], 'of queries and memory')
+flags.DEFINE_multi_integer('lengths', [512, 4096], 'of queries and memory', lower_bound=1)
 flags.DEFINE_integer('features', 256, 'of query, key and value', lower_bound=1)
 flags.DEFINE_integer('batch', 8, 'sequences', lower_bound=1)
 
@@ -40,7 +40,7 @@ def main() -> None:
 
   total = lambda *given: context(*given).astype(jnp.float32).sum()
   ways = {'forward': context, 'backward': jax.grad(total, argnums=(0, 1, 2, 3))}
-  for length in map(int, FLAGS.lengths):
+  for length in FLAGS.lengths:
     for dtype in (jnp.float32, jnp.bfloat16):
       place = lambda x, dtype=dtype: jax.ShapeDtypeStruct(x.shape, dtype, sharding=on_device)
       row = place(jnp.broadcast_to(0.0, (FLAGS.batch, length, size)))

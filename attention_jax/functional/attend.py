@@ -195,17 +195,28 @@ def attend(
   steps, size = query.shape[0], memory.key.shape[0]
   carry = init_carry(score, alignment, size, accumulator(query, memory.key))
   mask = jnp.broadcast_to(memory.mask, (steps, size))
+  xs = (query, mask, bias, rngs_of(rng, steps))
+  attended = attend_each(score, alignment, params, carry, xs, memory, deterministic)[1]
+  return attended if return_weights else attended._replace(weights=None)
 
-  def one(carry, xs):
-    query, mask, bias, rng = xs
+
+def attend_each(
+  score: Row, alignment: Row, params: Params, carry: Carry, xs, memory: Memory, deterministic: bool, *, wrap=None
+) -> tuple[Carry, Attended]:
+  """Steps over xs = (query [T, D], mask [T, S], bias [T, S] or None, rngs [T] or None) -> the last carry, Attended.
+
+  Args: wrap, what becomes of the step where it is scanned, such as jax.checkpoint.
+  """
+
+  def one(carry, x):
+    query, mask, bias, rng = x
     visible = memory._replace(mask=mask)
     return attend_step(
       score, alignment, params, carry, query, visible, bias=bias, rng=rng, deterministic=deterministic
     )
 
-  xs = (query, mask, bias, rngs_of(rng, steps))
-  attended = over_queries(one, is_recurrent(score, alignment), carry, xs, (params, memory))[1]
-  return attended if return_weights else attended._replace(weights=None)
+  recurrent = is_recurrent(score, alignment)
+  return over_queries(wrap(one) if wrap and recurrent else one, recurrent, carry, xs, (params, memory))
 
 
 def rngs_of(rng: jax.Array | None, steps: int) -> jax.Array | None:

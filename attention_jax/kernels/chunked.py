@@ -4,6 +4,7 @@ A block has whole rows of scores, so that every score and every alignment allows
 their carry from block to block.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -12,11 +13,9 @@ import jax.numpy as jnp
 from attention_jax.functional.attend import (
   Attended,
   Memory,
-  attend_step,
+  attend_each,
   hide,
   init_carry,
-  is_recurrent,
-  over_queries,
   rngs_of,
 )
 from attention_jax.functional.masking import accumulator, vary_like
@@ -25,20 +24,8 @@ from attention_jax.functional.table import Row
 BLOCK = 2**20  # scores of a block
 
 
-def score_each(score: Row, alignment: Row, params, carry, xs, memory: Memory, deterministic: bool):
-  """The queries of a block one by one, as the definition has them -> carry, Attended."""
-
-  def one(carry, xs):
-    query, mask, bias, rng = xs
-    visible = memory._replace(mask=mask)
-    return attend_step(
-      score, alignment, params, carry, query, visible, bias=bias, rng=rng, deterministic=deterministic
-    )
-
-  recurrent = is_recurrent(score, alignment)
-  # A recurrent score may make [S, F] of every query, which must not be kept for all of them.
-  step = jax.checkpoint(one, prevent_cse=False) if recurrent else one
-  return over_queries(step, recurrent, carry, xs, (params, memory))
+# A recurrent score may make [S, F] of every query, which must not be kept for all of them.
+score_each = functools.partial(attend_each, wrap=functools.partial(jax.checkpoint, prevent_cse=False))
 
 
 def attend(

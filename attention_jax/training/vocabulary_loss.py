@@ -1,7 +1,7 @@
 """The cross entropy of a linear layer over a large vocabulary, without the logits of a whole batch.
 
 Steps of the batch are worked through a few at a time: logits, their softmax, and at once what they say to the gradient.
-No logits are kept, and none are computed twice. Loops over `cross_entropy` in losses.py say what is right.
+No logits are kept, and none are computed twice. `losses.cross_entropy` of all logits says what is right.
 """
 
 import functools

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-Say = Callable[[str], None]
-
 
 class Side(NamedTuple):
   """One way to do a piece of work.
@@ -56,7 +54,6 @@ def jitted(fn: Callable, *args) -> Side:
 
 def compare(
   suite: str, case: str, sides: Mapping[str, Side], *, repeats: int = 7, amount: float = 0.0, unit: str = '',
-  notes: Mapping[str, str] | None = None,
 ) -> list[Timing]:  # fmt: skip
   """All sides in turns. The first is what the others are compared with.
 
@@ -75,10 +72,7 @@ def compare(
   timings = []
   for name, side in sides.items():
     low, median, high = (float(x) for x in np.quantile(seconds[name], (0.25, 0.5, 0.75)))
-    note = (notes or {}).get(name, '')
-    timings.append(
-      Timing(suite, case, name, median, low, high, float(base / median), amount, unit, side.memory, note)
-    )
+    timings.append(Timing(suite, case, name, median, low, high, float(base / median), amount, unit, side.memory))
   return timings
 
 

@@ -17,34 +17,34 @@ except ImportError:
 VERSION = f'PyTorch {torch.__version__}' if torch else 'no PyTorch (pip install -r requirements-bench.txt)'
 
 
-def attention(score: str, query, key, value, params) -> dict[str, dict[str, Side]]:
-  """{'torch': {'forward': Side, 'backward': Side}, ...} of one score."""
+def attention(say, score: str, query, key, value, params) -> dict[str, dict[str, Side]]:
+  """{'torch': {'forward': Side, 'backward': Side}, ...} of one score of WAYS."""
   if torch is None:
     return {}
   given = [torch.tensor(x) for x in (query, key, value)]
-  if score == 'additive':
-    v = torch.tensor(np.asarray(params['v']))
-
-    def formula(query, key, value):
-      scores = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ v
-      return torch.softmax(scores, -1) @ value
-
-    ways = {'torch': formula}
-    if compiled := _compiled(formula, given):
-      ways['torch.compile'] = compiled
-  else:
-    ways = {'torch sdpa': torch.nn.functional.scaled_dot_product_attention}
+  ways = WAYS[score](say, given, {name: torch.tensor(np.asarray(p)) for name, p in params.items()})
   return {name: {'forward': _forward(way, given), 'backward': _backward(way, given)} for name, way in ways.items()}
 
 
-def _compiled(fn: Callable, given) -> Callable | None:
-  """torch.compile(fn) where it works: it needs a C++ compiler."""
+def _additive(say, given, params) -> dict[str, Callable]:
+  def formula(query, key, value):
+    scores = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ params['v']
+    return torch.softmax(scores, -1) @ value
+
+  compiled = torch.compile(formula)
   try:
-    compiled = torch.compile(fn)
     compiled(*given)
-    return compiled
-  except Exception:
-    return None
+  except Exception as error:  # it needs a C++ compiler, and fails in ways of its own
+    say(f'torch.compile does not work here and is left out: {type(error).__name__}')
+    return {'torch': formula}
+  return {'torch': formula, 'torch.compile': compiled}
+
+
+def _scaled_dot(say, given, params) -> dict[str, Callable]:
+  return {'torch sdpa': torch.nn.functional.scaled_dot_product_attention}
+
+
+WAYS = {'additive': _additive, 'scaled_dot': _scaled_dot}
 
 
 def _forward(fn: Callable, given) -> Side:

@@ -31,7 +31,8 @@ SUITES: Mapping[str, Callable[[Callable, int], list[Timing]]] = {
 
 
 def run_suites(names: Sequence[str], out: str, repeats: int) -> list[Timing]:
-  """Raises: UserError for a suite that there is not."""
+  """Runs these suites, or all of them. Raises: UserError for a suite that there is not."""
+  names = names or list(SUITES)
   for name in names:
     choose(name, SUITES, 'suite')
   folder, began, timings = Path(out), time.monotonic(), []
