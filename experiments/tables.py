@@ -6,11 +6,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from attention_jax.training.metrics import Result
+from attention_jax.training.metrics import Result, Spread
 
 
-def print_results(results: Mapping[str, Mapping[str, Result]]) -> None:
-  """One row per metric and one column per split; below them, whole, the signatures of what was computed."""
+def print_results(results: Mapping[str, Mapping[str, Result | Spread]]) -> None:
+  """One row per metric and one column per split; below them, whole, the signatures of what was computed.
+
+  Of several runs: mean ± standard deviation.
+  """
   console = Console(highlight=False)
   table = Table('metric', box=box.SIMPLE_HEAD)
   for split in results:
@@ -25,7 +28,9 @@ def print_results(results: Mapping[str, Mapping[str, Result]]) -> None:
     console.print(f'  {", ".join(names)}: {signature}', soft_wrap=True, markup=False)
 
 
-def _value(result: Result | None) -> str:
+def _value(result: Result | Spread | None) -> str:
   if result is None:
     return ''
-  return f'{result.value:.2f}' if result.unit in ('%', 'points') else f'{result.value:.4f}'
+  digits = 2 if result.unit in ('%', 'points') else 4
+  spread = f' ± {result.deviation:.{digits}f}' if isinstance(result, Spread) else ''
+  return f'{result.value:.{digits}f}{spread}'

@@ -122,6 +122,17 @@ class Batches:
     return shuffled, np.random.default_rng(epoch).permutation(np.array(plan))
 
 
+class Together:
+  """The batches of several runs side by side: those of a step, which have one shape, under a new first axis."""
+
+  def __init__(self, runs: Sequence[Batches]):
+    self._runs = runs
+
+  def __getitem__(self, step: int) -> Batch:
+    stack = lambda *arrays: None if arrays[0] is None else np.stack(arrays)
+    return Batch(*map(stack, *(run[step] for run in self._runs)))
+
+
 def in_order(encoded: Encoded, buckets: Iterable[Sequence[int]], size: int, *, links: bool = False) -> Iterator[Batch]:
   """Batches of `size` rows for evaluation: every row that fits a bucket once, by bucket, then by source length.
 

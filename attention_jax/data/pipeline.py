@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from attention_jax.data.batching import Batch, Batches
+from attention_jax.data.batching import Batch, Batches, Together
 
 
-def stream(batches: Batches, start: int, stop: int, threads: int = 2, ahead: int = 8) -> Iterator[Batch]:
+def stream(batches: Batches | Together, start: int, stop: int, threads: int = 2, ahead: int = 8) -> Iterator[Batch]:
   """Yields `batches[start]` to `batches[stop - 1]` in order, up to `ahead` of them made beforehand by threads.
 
   No process is spawned. Closing the iterator, or dropping it, ends the threads.

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging as absl_logging
 
@@ -21,7 +22,6 @@ from attention_jax.errors import UserError
 from attention_jax.training.state import TrainState, is_finite
 
 LATEST, BEST = 'checkpoints', 'best'
-LATER = ('running',)  # fields of a state that checkpoints of earlier versions have not
 
 
 class Checkpoints:
@@ -49,13 +49,13 @@ class Checkpoints:
     A step that is there already, or a later best one, came from this same run before it was interrupted; it stays.
     Raises: UserError when the state is not finite; such a state is never written.
     """
-    step = int(state.step)
+    step = int(np.max(state.step))  # runs side by side are all at one step
     if not is_finite(state):
       raise UserError(f'the parameters are not finite after step {step}; not saved, {self.describe()}')
     if (self.latest(kind) or -1) >= step:
       return
     values = {'layout': _layout(state), 'host': dict(host)}
-    items = ocp.args.Composite(state=ocp.args.StandardSave(_stored(state)), host=ocp.args.JsonSave(values))
+    items = ocp.args.Composite(state=ocp.args.StandardSave(state._asdict()), host=ocp.args.JsonSave(values))
     with _quiet():
       self._managers[kind].save(step, args=items, force=True)
 
@@ -73,7 +73,7 @@ class Checkpoints:
       if found := _difference(host['layout'], _layout(like)):
         path = self.folder / kind / str(step)
         raise UserError(f'checkpoint {path} holds another model: {found}; possible: the config it was trained with')
-      found = self._read(kind, step, state=ocp.args.StandardRestore(_stored(like)))
+      found = self._read(kind, step, state=ocp.args.StandardRestore(like._asdict()))
       return like._replace(**found), host['host']
 
   def describe(self) -> str:
@@ -107,11 +107,6 @@ class Checkpoints:
     )
     with _quiet():
       return ocp.CheckpointManager(self.folder / kind, options=options)
-
-
-def _stored(state: TrainState) -> dict[str, Any]:
-  """The fields of a state as they are stored: those that came later only where there is something in them."""
-  return {name: value for name, value in state._asdict().items() if name not in LATER or value}
 
 
 def _layout(state) -> dict[str, str]:

@@ -76,6 +76,7 @@ def default_config() -> ConfigDict:
   config = ConfigDict({'data': _fields(Source), 'model': _fields(Model), 'training': _fields(Training)})
   config.model.attention = ConfigDict(_fields(Attention, without=('dtype', 'parent', 'name')))
   config.evaluation = ConfigDict(_fields(Evaluation))
+  config.seeds = 1  # runs trained side by side, with training.seed and the seeds that follow it
   return config
 
 

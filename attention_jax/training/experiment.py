@@ -1,5 +1,6 @@
 """A whole experiment from its config: data, model, training, test metrics. And how to open one that was run."""
 
+import functools
 import json
 import os
 import time
@@ -11,23 +12,24 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.data import tasks
-from attention_jax.data.batching import Batch, Batches
+from attention_jax.data.batching import Batch, Batches, Together
 from attention_jax.data.pipeline import stream
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.table import parse_spec
 from attention_jax.models.seq2seq import EncoderDecoder, build
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
-from attention_jax.training.config import Evaluation, complete, default_config
+from attention_jax.training.config import Evaluation, complete
 from attention_jax.training.evaluation import ALIGNMENT, FORCED, Scorer, evaluate
 from attention_jax.training.folder import check_folder, prepare_folder, read_config
-from attention_jax.training.loop import Result, Training, fit
+from attention_jax.training.loop import Training, fit
 from attention_jax.training.losses import Loss, sequence_loss
 from attention_jax.training.metrics import Result as Measured
-from attention_jax.training.metrics import higher_is_better, measure
+from attention_jax.training.metrics import Spread, higher_is_better, measure, over_runs
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import check_rows, make_mesh, sharding
 from attention_jax.training.prediction import Predictor
+from attention_jax.training.seeds import fit_seeds
 from attention_jax.training.state import TrainState, evaluation_params, init_state
 from attention_jax.training.step import step_rngs
 
@@ -49,8 +51,13 @@ class Run(NamedTuple):
 
 def initial_params(model: EncoderDecoder, seed: int) -> Any:
   """The initial parameters: a function of the seed alone."""
-  batch, rng = _smallest(), jax.random.key(seed)
-  return jax.jit(lambda rng: model.init(rng, batch.source, batch.source_mask, batch.target))(rng)['params']
+  return _initializer(model)(jax.random.key(seed))
+
+
+@functools.lru_cache(maxsize=1)  # several seeds are drawn by one program
+def _initializer(model: EncoderDecoder):
+  batch = _smallest()
+  return jax.jit(lambda rng: model.init(rng, batch.source, batch.source_mask, batch.target)['params'])
 
 
 def _smallest() -> Batch:
@@ -59,49 +66,60 @@ def _smallest() -> Batch:
   return Batch(ids, real, ids, real, ids[:, 0], jnp.ones((1, 2, 2), bool))
 
 
-def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, Measured]]:
+def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, Measured | Spread]]:
   """Trains in `folder`, or goes on where a run of the same config was interrupted; then measures the tested splits.
+
+  With config['seeds'] of several, so many runs are trained side by side, each in a folder seed_N below, and what is
+  returned are means over them.
 
   Args:
     config: as `training.config.default_config` lays it out.
     folder: of the run; what is in it afterwards is listed by `say`.
     say: is told what a person should read.
 
-  Returns: split -> metric -> Result, of the best parameters by validation. Also written to results.json.
+  Returns: split -> metric -> what was measured, of the best parameters by validation. Also written to results.json.
   Raises: UserError for anything wrong with the config, the data or the folder, before anything is overwritten.
   """
   config = complete(config, 'the config')
   training = _checked(config)
-  defaults = default_config().to_dict()
-  resumed = check_folder(folder, config, defaults)
+  resumed = check_folder(folder, config)
   say = say if jax.process_index() == 0 else lambda line: None
   data = tasks.load(config['data'], str(folder) if resumed else None)
   for line in data.report:
     say(line)
   model = build(config['model'], len(data.source_vocab), len(data.target_vocab))
-  params = initial_params(model, training.seed)
-  say(_describe(model, params))
+  seeds = _seeds(config)
+  params = [initial_params(model, seed) for seed in seeds]
+  say(_describe(model, params[0]))
   loss = _loss(model, training)
-  batches = Batches(
-    data.encoded['train'], config['data']['buckets'], config['data']['batch_size'], config['data']['batch_unit'],
-    seed=training.seed, shard=jax.process_index(), shards=jax.process_count(), links=loss.links,
-  )  # fmt: skip
-  say(f'{len(batches)} batches an epoch, of shapes (rows, source, target) {sorted(set(batches.shapes))}')
-  _check_with_data(config, data, batches, say)
-  folder = prepare_folder(folder, config, defaults)
+  batches = [_batches(config, data, loss, seed) for seed in seeds]
+  say(f'{len(batches[0])} batches an epoch, of shapes (rows, source, target) {sorted(set(batches[0].shapes))}')
+  _check_with_data(config, data, batches[0], say)
+  folder = prepare_folder(folder, config)
   if not resumed:
     tasks.save_vocabularies(config['data'], data, str(folder))
-  began = time.monotonic()
-  result = fit(
-    folder, training, loss=loss, params=params, stream=lambda start, stop: stream(batches, start, stop),
-    evaluate=_validation(config, model, data),
-    direction='max' if selectable(config)[training.select] else 'min',
-  )  # fmt: skip
-  say(f'{result.reason} ({time.monotonic() - began:.0f} s, {result.compilations} shapes compiled)')
-  if result.reason.startswith('stopped by'):
-    say(f'the same command goes on from step {int(result.state.step)}')
+  began, direction = time.monotonic(), 'max' if selectable(config)[training.select] else 'min'
+  given = {'loss': loss, 'evaluate': _validation(config, model, data), 'direction': direction}
+  if len(seeds) == 1:
+    members = [(config, folder)]
+    result = fit(
+      folder, training, params=params[0], stream=lambda start, stop: stream(batches[0], start, stop), **given
+    )
+    step, reasons, compilations = int(result.state.step), [result.reason], result.compilations
+  else:
+    members = _members(config, folder, data)
+    together = Together(batches)
+    step, reasons, compilations = fit_seeds(
+      folder, [own for _, own in members], training, params=params,
+      stream=lambda start, stop: stream(together, start, stop), **given,
+    )  # fmt: skip
+  for reason in dict.fromkeys(reasons):
+    say(f'{reason} ({time.monotonic() - began:.0f} s, {compilations} shapes compiled)')
+  if any(reason.startswith('stopped by') for reason in reasons):
+    say(f'the same command goes on from step {step}')
     return {}
-  return _finish(config, folder, model, data, result, say)
+  found = [_finish(own_config, own, model, data, say) for own_config, own in members]
+  return found[0] if len(seeds) == 1 else _summary(folder, seeds, found, say)
 
 
 def open_run(folder: str | Path, checkpoint: str = 'best') -> Run:
@@ -111,6 +129,9 @@ def open_run(folder: str | Path, checkpoint: str = 'best') -> Run:
   """
   folder = Path(folder)
   config = complete(read_config(folder), f'{folder}/config.json')
+  if config['seeds'] > 1:
+    possible = ', '.join(str(_own(folder, seed)) for seed in _seeds(config))
+    raise UserError(f'{folder} holds {config["seeds"]} runs, one for each seed; possible: {possible}')
   source_vocab, target_vocab = tasks.load_vocabularies(config['data'], str(folder))
   model = build(config['model'], len(source_vocab), len(target_vocab))
   state = _restore(config, folder, model, BEST if checkpoint == 'best' else LATEST)
@@ -129,8 +150,38 @@ def evaluate_split(run: Run, split: str, *, beams: int | None = None, data: task
   return evaluate(run.params, corpus, encoded, scorer, run.predictor, options, beams=beams)
 
 
+def _seeds(config: Config) -> list[int]:
+  """The seeds of the runs of a config."""
+  return [config['training']['seed'] + i for i in range(config['seeds'])]
+
+
+def _own(folder: Path, seed: int) -> Path:
+  """The folder of one of several runs."""
+  return folder / f'seed_{seed}'
+
+
+def _members(config: Config, folder: Path, data: tasks.Data) -> list[tuple[Config, Path]]:
+  """The config and the folder of each of several runs: those that it would have if it were trained alone."""
+  configs = [dict(config, seeds=1, training=config['training'] | {'seed': seed}) for seed in _seeds(config)]
+  members = [(own, prepare_folder(_own(folder, own['training']['seed']), own)) for own in configs]
+  for own, path in members:
+    tasks.save_vocabularies(own['data'], data, str(path))
+  return members
+
+
+def _batches(config: Config, data: tasks.Data, loss: Loss, seed: int) -> Batches:
+  """The training batches of a run."""
+  return Batches(
+    data.encoded['train'], config['data']['buckets'], config['data']['batch_size'], config['data']['batch_unit'],
+    seed=seed, shard=jax.process_index(), shards=jax.process_count(), links=loss.links,
+  )  # fmt: skip
+
+
 def _checked(config: Config) -> Training:
   """Everything in a config that can be wrong without its data, said before the folder belongs to it."""
+  if config['seeds'] < 1 or (config['seeds'] > 1 and jax.process_count() > 1):
+    possible = '1 in several processes' if jax.process_count() > 1 else '1 or more'
+    raise UserError(f'config.seeds is {config["seeds"]}; possible: {possible}')
   training = Training(**config['training'])
   make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
   _check_with_model(build(config['model'], 4, 4), training)
@@ -161,7 +212,7 @@ def _check_with_data(config: Config, data: tasks.Data, batches: Batches, say) ->
   if validation is not None and validation.links is None and training['select'] in ALIGNMENT:
     raise UserError(f'training.select={training["select"]!r} needs gold links, which the validation split has not')
   for rows, _, _ in batches.shapes:
-    check_rows(rows * jax.process_count(), make_mesh(), training['accumulate'])
+    check_rows(rows * jax.process_count(), make_mesh(seeds=config['seeds']), training['accumulate'])
 
 
 def selectable(config: Config) -> dict[str, bool]:
@@ -225,7 +276,7 @@ def _restore(config: Config, folder: Path, model: EncoderDecoder, kind: str) -> 
     checkpoints.close()
 
 
-def _finish(config: Config, folder: Path, model, data: tasks.Data, result: Result, say) -> dict:
+def _finish(config: Config, folder: Path, model, data: tasks.Data, say) -> dict[str, dict[str, Measured]]:
   """Measures the tested splits with the best parameters and writes results and hypotheses."""
   state = _restore(config, folder, model, BEST)
   params = evaluation_params(state)
@@ -243,6 +294,17 @@ def _finish(config: Config, folder: Path, model, data: tasks.Data, result: Resul
   record['results'] = {s: {n: m._asdict() for n, m in found.items()} for s, found in results.items()}
   _write(folder / RESULTS, json.dumps(record, indent=2) + '\n')
   say(f'written to {folder}: {", ".join(sorted(p.name + "/" * p.is_dir() for p in folder.iterdir()))}')
+  return results
+
+
+def _summary(folder: Path, seeds: list[int], found: list[dict[str, dict[str, Measured]]], say):
+  """Mean and spread over runs of what was measured in each; written to results.json as well."""
+  results = {
+    split: {name: over_runs([run[split][name] for run in found]) for name in found[0][split]} for split in found[0]
+  }
+  record = {'seeds': seeds, 'results': {s: {n: m._asdict() for n, m in some.items()} for s, some in results.items()}}
+  _write(folder / RESULTS, json.dumps(record, indent=2) + '\n')
+  say(f'written to {folder}: the means over {len(seeds)} seeds in {RESULTS}')
   return results
 
 

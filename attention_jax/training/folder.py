@@ -12,7 +12,6 @@ from jax.experimental import multihost_utils
 from attention_jax.errors import UserError
 
 CONFIG = 'config.json'
-NONE: Mapping[str, Any] = {}
 
 # What may differ when a run is resumed: these change how long it goes on and what it writes, not where it goes.
 # (A schedule that ends with the run, such as 'cosine', does follow training.steps, unless its spec says its own.)
@@ -21,10 +20,8 @@ FREE = frozenset({
 })  # fmt: skip
 
 
-def prepare_folder(folder: str | Path, config: Mapping[str, Any], defaults: Mapping[str, Any] = NONE) -> Path:
+def prepare_folder(folder: str | Path, config: Mapping[str, Any]) -> Path:
   """Makes `folder` the folder of a run with this config (plain JSON values), new or resumed; returns its path.
-
-  `defaults` are of the fields that a config stored by an earlier version may lack.
 
   Raises: UserError when it holds another config (the differing fields are listed) or files but no config. Then
     nothing in it has been touched.
@@ -32,16 +29,16 @@ def prepare_folder(folder: str | Path, config: Mapping[str, Any], defaults: Mapp
   folder = Path(folder).absolute()
   config = json.loads(json.dumps(config))  # as it will be read back: tuples are lists
   if jax.process_index() == 0:
-    _prepare(folder, config, defaults)
+    _prepare(folder, config)
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices('prepare_folder')
   return folder
 
 
-def check_folder(folder: str | Path, config: Mapping[str, Any], defaults: Mapping[str, Any] = NONE) -> bool:
+def check_folder(folder: str | Path, config: Mapping[str, Any]) -> bool:
   """Whether `folder` is that of a run with this config already. Touches nothing; raises as `prepare_folder` does."""
   folder = Path(folder).absolute()
-  return folder.is_dir() and _check(folder, json.loads(json.dumps(config)), defaults) is not None
+  return folder.is_dir() and _check(folder, json.loads(json.dumps(config))) is not None
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -55,17 +52,17 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     raise UserError(f'cannot read {path}: {" ".join(str(error).split())}') from error
 
 
-def _prepare(folder: Path, config: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+def _prepare(folder: Path, config: dict[str, Any]) -> None:
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    if _check(folder, config, defaults) != config:
+    if _check(folder, config) != config:
       _temporary(folder).write_text(json.dumps(config, indent=2) + '\n', 'utf-8')
       os.replace(_temporary(folder), folder / CONFIG)
   except OSError as error:
     raise UserError(f'cannot use {folder} as the folder of a run: {error.strerror}') from error
 
 
-def _check(folder: Path, config: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any] | None:
+def _check(folder: Path, config: dict[str, Any]) -> dict[str, Any] | None:
   """The config stored in `folder`, None where there is nothing."""
   try:
     present = sorted(path.name for path in folder.iterdir() if path.name != _temporary(folder).name)
@@ -73,7 +70,7 @@ def _check(folder: Path, config: dict[str, Any], defaults: Mapping[str, Any]) ->
     raise UserError(f'cannot use {folder} as the folder of a run: {error.strerror}') from error
   if CONFIG in present:
     stored = read_config(folder)
-    _compare(folder, _flat(defaults) | _flat(stored), _flat(config))
+    _compare(folder, _flat(stored), _flat(config))
     return stored
   if present:
     names = ', '.join(present[:3]) + (', ...' if len(present) > 3 else '')

@@ -38,9 +38,11 @@ class Guard:
       return
     for at, values in jax.device_get(self._seen):
       for name, value in zip(('loss', 'gradient norm'), values, strict=True):
-        if not np.isfinite(value):
+        for run in np.argwhere(~np.isfinite(value))[:1]:  # [] where there is only one
+          whose = f' of run {int(run[0])}' if run.size else ''
           possible = 'a lower learning rate, a longer warm-up, clipping'
-          raise UserError(f'{name} is {value} at step {at}; {self._checkpoints.describe()}; possible: {possible}')
+          what = f'{name}{whose} is {value[tuple(run)]} at step {at}'
+          raise UserError(f'{what}; {self._checkpoints.describe()}; possible: {possible}')
     self._seen.clear()
 
 
@@ -64,7 +66,10 @@ class Clock:
 
 
 class Log:
-  """Hands the metrics of the update, with rates over the interval and the number of compilations, to the writers."""
+  """Hands the metrics of the update, with rates over the interval and the number of compilations, to the writers.
+
+  Of runs side by side the metrics are arrays with a number for each; the rates are of all together.
+  """
 
   def __init__(self, every: int, writers: Sequence[Writer], clock: Clock, compilations: Callable[[], int]):
     self._every, self._writers, self._clock, self._compilations = every, writers, clock, compilations
@@ -76,8 +81,8 @@ class Log:
       return
     metrics, tokens = jax.device_get((dict(metrics), self._tokens))
     seconds = self._clock.lap()
-    record = {f'train/{name}': float(value) for name, value in metrics.items() if name != 'tokens'}
-    record['train/tokens_per_second'] = float(sum(tokens)) / seconds
+    record = {f'train/{name}': np.asarray(value).tolist() for name, value in metrics.items() if name != 'tokens'}
+    record['train/tokens_per_second'] = float(np.sum(tokens)) / seconds
     record['train/steps_per_second'] = len(tokens) / seconds
     record['train/compilations'] = self._compilations()
     self._tokens.clear()

@@ -121,14 +121,8 @@ def fit(
   Raises: UserError when the loss is no longer finite or a checkpoint cannot be used.
   """
   mesh = mesh or make_mesh()
-  schedule = make_schedule(training.schedule, training.steps)
-  optimizer = make_optimizer(training.optimizer, schedule, training.clip)
-  anneal = make_anneal(training.anneal, params, training.steps)
-  train_step = make_train_step(
-    loss, optimizer, schedule, mesh, seed=training.seed, accumulate=training.accumulate, average=training.average,
-    anneal=anneal,
-  )  # fmt: skip
-  state = replicate(init_state(follow(params, anneal, 1), optimizer, training.average, loss.running), mesh)
+  train_step, init = begin(training, loss, params, mesh, training.seed)
+  state = replicate(init(params), mesh)
   with contextlib.ExitStack() as stack:
     checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep)))
     best = h.Best()
@@ -142,6 +136,19 @@ def fit(
     hooks, best = _hooks(training, checkpoints, writers, train_step, evaluate, direction, best, stack)
     state, reason = train(train_step, state, stream, hooks, start, training.steps)
     return Result(state, reason, best(), train_step.compilations())
+
+
+def begin(
+  training: Training, loss: Loss, params: Any, mesh: Mesh, seed: int | Sequence[int]
+) -> tuple[TrainStep, Callable[[Any], TrainState]]:
+  """The update, and params -> the state before the first one. `params` tell the shapes; `seed` as in step.py."""
+  schedule = make_schedule(training.schedule, training.steps)
+  optimizer = make_optimizer(training.optimizer, schedule, training.clip)
+  anneal = make_anneal(training.anneal, params, training.steps)
+  train_step = make_train_step(
+    loss, optimizer, schedule, mesh, seed=seed, accumulate=training.accumulate, average=training.average, anneal=anneal
+  )
+  return train_step, lambda params: init_state(follow(params, anneal, 1), optimizer, training.average, loss.running)
 
 
 def _writers(folder: Path, start: int, stop: int, stack: contextlib.ExitStack) -> list[h.Writer]:

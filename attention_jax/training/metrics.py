@@ -6,6 +6,7 @@ hypothesis is much longer than its reference.
 """
 
 import inspect
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +27,22 @@ class Result(NamedTuple):
   value: float
   unit: str
   signature: str
+
+
+class Spread(NamedTuple):
+  """A Result over several runs: their mean, their standard deviation (n - 1), and the value of each."""
+
+  value: float
+  unit: str
+  signature: str
+  deviation: float
+  values: tuple[float, ...]
+
+
+def over_runs(results: Sequence[Result]) -> Spread:
+  """One metric of two or more runs, together."""
+  values = tuple(result.value for result in results)
+  return Spread(statistics.fmean(values), *results[0][1:], statistics.stdev(values), values)
 
 
 class Metric(NamedTuple):

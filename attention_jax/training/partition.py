@@ -1,5 +1,6 @@
 """Where arrays live: one mesh over all devices, and a table that says which axis of the mesh splits what."""
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -8,18 +9,21 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from attention_jax.errors import UserError
 
-AXES = ('data',)
+AXES = ('seed', 'data')
 
 RULES = {
   'batch': PartitionSpec('data'),  # rows
   'parts': PartitionSpec(None, 'data'),  # [parts, rows, ...] when gradients are accumulated
   'state': PartitionSpec(),  # a copy on every device
+  'batches': PartitionSpec('seed', 'data'),  # [seeds, rows, ...] of runs that are trained side by side
+  'states': PartitionSpec('seed'),  # [seeds, ...]
 }
 
 
-def make_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """A one-dimensional mesh over `devices`, by default all there are."""
-  return Mesh(np.asarray(jax.devices() if devices is None else devices), AXES)
+def make_mesh(devices: Sequence[jax.Device] | None = None, seeds: int = 1) -> Mesh:
+  """A mesh over `devices`, by default all there are: over as many of the `seeds` as divide them, then over rows."""
+  devices = np.asarray(jax.devices() if devices is None else devices)
+  return Mesh(devices.reshape(math.gcd(seeds, devices.size), -1), AXES)
 
 
 def sharding(mesh: Mesh, rule: str) -> NamedSharding:
@@ -41,8 +45,9 @@ def replicate(tree, mesh: Mesh):
   return jax.device_put(tree, sharding(mesh, 'state'))
 
 
-def place(batch, mesh: Mesh, parts: int = 1):
-  """This process's rows of a batch (numpy arrays) -> global arrays, split over the devices by their first axis."""
-  check_rows(len(jax.tree.leaves(batch)[0]) * jax.process_count(), mesh, parts)
-  rows = sharding(mesh, 'batch')
+def place(batch, mesh: Mesh, parts: int = 1, rule: str = 'batch'):
+  """This process's rows of a batch (numpy arrays) -> global arrays, split over the devices as `rule` says."""
+  size = jax.tree.leaves(batch)[0].shape[RULES[rule].index('data')]
+  check_rows(size * jax.process_count(), mesh, parts)
+  rows = sharding(mesh, rule)
   return jax.tree.map(lambda x: jax.make_array_from_process_local_data(rows, x), batch)

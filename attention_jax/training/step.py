@@ -1,7 +1,7 @@
-"""One update, compiled once per batch shape: gradients, optimiser, average."""
+"""One update, compiled once per batch shape: gradients, optimiser, average. Of one run, or of several side by side."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -26,15 +26,18 @@ class TrainStep:
   """`train_step(state, batch) -> (state, metrics)`. The given state is donated: it is gone afterwards.
 
   metrics are [] float32 arrays still on the device (nothing waits for them): loss, accuracy (and whatever else the loss
-  sums) per token, tokens, grad_norm before clipping, learning_rate.
+  sums) per token, tokens, grad_norm before clipping, learning_rate. Of several seeds, everything has an axis of them in
+  front.
   """
 
   compiled: Callable
+  root: jax.Array
   mesh: Mesh
   accumulate: int = 1
+  rule: str = 'batch'
 
   def __call__(self, state: TrainState, batch) -> tuple[TrainState, dict[str, jax.Array]]:
-    return self.compiled(state, place(batch, self.mesh, self.accumulate))
+    return self.compiled(self.root, state, place(batch, self.mesh, self.accumulate, self.rule))
 
   def compilations(self) -> int:
     """How many batch shapes have been compiled so far."""
@@ -42,25 +45,26 @@ class TrainStep:
 
 
 def make_train_step(
-  loss: Loss, optimizer: optax.GradientTransformation, schedule: Callable, mesh: Mesh, *, seed: int,
+  loss: Loss, optimizer: optax.GradientTransformation, schedule: Callable, mesh: Mesh, *, seed: int | Sequence[int],
   accumulate: int = 1, average: float = 0.0, anneal: Schedules = NONE,
 ) -> TrainStep:
   """One update as a function of (state, batch, seed).
 
   Args:
+    seed: of all randomness. With several, each is a run of its own: state, batch and metrics have a leading axis of
+      them, which the mesh splits (partition.make_mesh).
     accumulate: the batch is worked through in so many parts, one after the other, for less memory. The update is that
       of the whole batch: tokens, not parts, are weighted equally, and `step` counts updates.
     average: decay of the moving average of the parameters; 0 keeps none. See state.update_average.
     anneal: schedules of parameters that have no gradient then: after update n they are at their values for n + 1.
   """
-  root = jax.random.key(seed)
 
   def gradients(params, running, batch, rng):
     objective = lambda p: (lambda sums: (sums['loss'], sums))(loss(p, batch, step_rngs(rng), running))
     (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params)
     return sums, grads
 
-  def update(state, batch):
+  def update(root, state, batch):
     rng = jax.random.fold_in(root, state.step)
     whole = gradients if accumulate == 1 else _in_parts(gradients, accumulate, sharding(mesh, 'parts'))
     sums, grads = whole(state.params, state.running, batch, rng)
@@ -77,9 +81,14 @@ def make_train_step(
     }
     return TrainState(step, params, opt_state, averages, update_running(state.running, metrics, step)), metrics
 
-  everywhere, rows = sharding(mesh, 'state'), sharding(mesh, 'batch')
-  compiled = jax.jit(update, donate_argnums=0, in_shardings=(everywhere, rows), out_shardings=everywhere)
-  return TrainStep(compiled, mesh, accumulate)
+  several = not isinstance(seed, int)
+  root = jax.vmap(jax.random.key)(jnp.asarray(seed)) if several else jax.random.key(seed)
+  update = jax.vmap(update, spmd_axis_name='seed') if several else update
+  states, rows = ('states', 'batches') if several else ('state', 'batch')
+  held = sharding(mesh, states)
+  # The root is an argument: the program is the same for every seed, and compiled once for all of them.
+  compiled = jax.jit(update, donate_argnums=1, in_shardings=(held, held, sharding(mesh, rows)), out_shardings=held)
+  return TrainStep(compiled, jax.device_put(root, held), mesh, accumulate, rows)
 
 
 def _in_parts(gradients: Callable, parts: int, layout) -> Callable:

@@ -115,16 +115,23 @@ def test_hypotheses_are_ranked_as_the_config_says(trained, tmp_path, field, beam
   assert float(before) != float(after)
 
 
-def test_a_run_from_before_a_field_still_opens_and_goes_on(trained, task, tmp_path):
-  forget = lambda evaluation: [evaluation.pop(name) for name in ('beta', 'gamma')]
-  folder = with_evaluation(trained, tmp_path / 'run', forget)
-  old, new = (run('translate', f'--workdir={workdir}', stdin=b'eins zwei') for workdir in (folder, trained[0]))
-  assert old.code == 0 and old == new
-  assert run('train', *tiny(task, folder)).code == 0
-  assert read_config(folder)['evaluation'] == read_config(trained[0])['evaluation']
-  again = with_evaluation(trained, tmp_path / 'other', forget)
-  ran = run('train', *tiny(task, again, '--config.evaluation.beta=0.2'))
-  assert ran.code == 2 and 'evaluation.beta is 0.0 there, 0.2 given' in ran.err
+def test_several_seeds_at_once(trained, task, tmp_path):
+  folder = tmp_path / 'both'
+  ran = run('train', *tiny(task, folder, '--config.seeds=2'))
+  assert ran.code == 0, ran.err
+  assert 'seed 1  validation/loss' in ran.out and ' ± ' in ran.out and 'the means over 2 seeds' in ran.out
+  alone, first = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder / 'seed_0'))
+  assert first['results']['test']['loss']['value'] == pytest.approx(alone['results']['test']['loss']['value'], rel=1e-4)
+  both = json.loads((folder / 'results.json').read_text())
+  found = both['results']['test']['loss']
+  assert both['seeds'] == [0, 1] and found['value'] == pytest.approx(sum(found['values']) / 2)
+  assert found['values'][0] == first['results']['test']['loss']['value'] and found['deviation'] > 0
+  assert read_config(folder / 'seed_1')['training']['seed'] == 1 and read_config(folder / 'seed_1')['seeds'] == 1
+  assert run('translate', f'--workdir={folder}/seed_1', stdin=b'eins zwei').code == 0
+  ran = run('translate', f'--workdir={folder}', stdin=b'eins zwei')
+  assert ran.code == 2 and f'holds 2 runs, one for each seed; possible: {folder}/seed_0, {folder}/seed_1' in ran.err
+  ran = run('train', *tiny(task, tmp_path / 'none', '--config.seeds=0'))
+  assert ran.code == 2 and 'config.seeds is 0; possible: 1 or more' in ran.err
 
 
 def test_inspect_attention(trained, tmp_path):

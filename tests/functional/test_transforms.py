@@ -13,7 +13,6 @@ from attention_jax.functional.table import lookup
 from tests.functional.alignment_cases import ALIGNMENT_CASES, SPINE
 from tests.functional.cases import SCORES_BY_NAME, S, T
 from tests.functional.problems import Problem, assert_same, attend, problem, steady
-from tests.modules.quick import quick_jit
 
 BATCH = 8
 MASK = aj.padding_mask(jnp.arange(BATCH), S)[:, None]
@@ -31,16 +30,16 @@ def test_every_transformation_gives_the_same(score, alignment):
   one = lambda query, key, value, mask: attend(score, alignment, Problem(given.params, query, key, value), mask)
 
   traces = []
-  plain = quick_jit(lambda *arrays: (traces.append(1), one(*arrays))[1])
+  plain = jax.jit(lambda *arrays: (traces.append(1), one(*arrays))[1])
   expected = plain(*arrays)
   plain(*(x + 0 if x.dtype != bool else ~x for x in arrays))
   assert len(traces) == 1, 'the second call was compiled again'
 
-  scanned = quick_jit(lambda *arrays: jax.lax.scan(lambda _, x: ((), one(*x)), (), arrays)[1])
+  scanned = jax.jit(lambda *arrays: jax.lax.scan(lambda _, x: ((), one(*x)), (), arrays)[1])
   mesh = jax.make_mesh((BATCH,), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
-  sharded = quick_jit(jax.shard_map(one, mesh=mesh, in_specs=P('data'), out_specs=P('data')))
+  sharded = jax.jit(jax.shard_map(one, mesh=mesh, in_specs=P('data'), out_specs=P('data')))
   exported = export.export(plain)(*arrays).call
-  for transformed in (quick_jit(jax.vmap(one)), scanned, sharded, exported):
+  for transformed in (jax.jit(jax.vmap(one)), scanned, sharded, exported):
     assert_same(transformed(*arrays), expected, **CLOSE)
 
 
@@ -52,7 +51,7 @@ def test_scanning_equals_stepping(score, alignment):
   rows = lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
   memory = aj.Memory(project(given.key, given.params, 'key'), given.value, mask)
   memory = hide(memory)
-  step = quick_jit(lambda carry, query: aj.attend_step(*rows, given.params, carry, query, memory))
+  step = jax.jit(lambda carry, query: aj.attend_step(*rows, given.params, carry, query, memory))
 
   carry, steps = init_carry(*rows, S), []
   for query in given.query:
@@ -69,7 +68,7 @@ def test_scanning_equals_stepping(score, alignment):
 def test_queries_in_order_only_where_the_law_says_so(score, alignment):
   """A recurrent pair depends on earlier queries; every other pair must not."""
   given = problem(score, alignment)
-  later = quick_jit(lambda query: attend(score, alignment, given._replace(query=query)).weights[-1])
+  later = jax.jit(lambda query: attend(score, alignment, given._replace(query=query)).weights[-1])
   rows = lookup(score, aj.SCORES, ''), lookup(alignment, aj.ALIGNMENTS, '')
   looks_back = any(row.needs & {'previous', 'coverage', 'state'} for row in rows)
   changed = np.any(later(given.query) != later(given.query.at[0].multiply(-3.0)))

@@ -13,26 +13,24 @@ from attention_jax.kernels import chunked
 from tests.functional.alignment_cases import PAIRS
 from tests.functional.cases import S, T
 from tests.functional.problems import assert_same, attend, loss, problem
-from tests.modules.quick import quick_jit
 
 CLOSE = {'rtol': 1e-4, 'atol': 1e-5}
 
 
-def accepts(name, score, alignment):
+def accepting(score, alignment):
+  """The implementations beside 'xla' that compute this pair."""
   rows = lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
-  return not aj.IMPLEMENTATIONS[name].refuse(*rows)
+  return [name for name, made in aj.IMPLEMENTATIONS.items() if name != 'xla' and not made.refuse(*rows)]
 
 
-# Every row under every implementation; the rest of the product is swept by `make test-all`.
-TANH_SUMS = itertools.cycle(name for name, row in aj.SCORES.items() if row.tanh_sum)
-OFTEN = {*zip(TANH_SUMS, aj.ALIGNMENTS, strict=False), *((score, 'softmax') for score in aj.SCORES)}
-OTHERS = [(name, *pair) for name in aj.IMPLEMENTATIONS if name != 'xla' for pair in PAIRS]
-ACCEPTED = [
-  case if case[0] == 'window' or case[1:] in OFTEN else pytest.param(*case, marks=pytest.mark.product)
-  for case in OTHERS
-  if accepts(*case)
-]
-REFUSED = [case for case in OTHERS if not accepts(*case)]
+# Every row under every implementation, each alignment with a sum of tanh that 'factored' takes; the rest of the product
+# is swept by `make test-all`.
+EVERY_SCORE, EVERY_ALIGNMENT = (list(dict.fromkeys(names)) for names in zip(*PAIRS, strict=True))
+TANH_SUMS = [score for score in EVERY_SCORE if lookup(score, aj.SCORES, 'score').tanh_sum]
+OFTEN = {*zip(itertools.cycle(TANH_SUMS), EVERY_ALIGNMENT, strict=False)}
+OFTEN |= {(score, EVERY_ALIGNMENT[0]) for score in EVERY_SCORE if score not in TANH_SUMS}
+SWEPT = [pair if pair in OFTEN else pytest.param(*pair, marks=pytest.mark.product) for pair in PAIRS]
+REFUSED = [(n, *pair) for n in aj.IMPLEMENTATIONS for pair in PAIRS if n != 'xla' and n not in accepting(*pair)]
 
 
 @pytest.fixture(autouse=True)
@@ -40,17 +38,17 @@ def several_blocks(monkeypatch):
   monkeypatch.setattr(chunked, 'BLOCK', 2 * S)
 
 
-@pytest.mark.parametrize(('name', 'score', 'alignment'), ACCEPTED)
-def test_it_equals_xla(name, score, alignment):
+@pytest.mark.parametrize(('score', 'alignment'), SWEPT)
+def test_it_equals_xla(score, alignment):
   given, rng = problem(score, alignment, batch=(2,)), np.random.default_rng(1)
   shared = jnp.stack([jnp.ones((2, 1, S), bool), aj.padding_mask(jnp.asarray([S, 3]), S)[:, None]])
   own = jnp.asarray(rng.random((2, 2, T, S)) < 0.5).at[0, 0, 1].set(False)  # one query may look nowhere
   bias = jnp.asarray(rng.normal(size=(2, 2, T, S)), jnp.float32).at[1, 0, 1, 2].set(-jnp.inf)
 
-  @quick_jit
-  def both(given):
+  @jax.jit
+  def every(given):
     ways = {}
-    for implementation in ('xla', name):
+    for implementation in ('xla', *accepting(score, alignment)):
 
       def run(mask, bias, chosen=implementation):
         way = lambda given: loss(score, alignment, given, mask, bias=bias, implementation=chosen)
@@ -59,8 +57,9 @@ def test_it_equals_xla(name, score, alignment):
       ways[implementation] = jax.vmap(run, in_axes=(0, None))(shared, None), jax.vmap(run)(own, bias)
     return ways
 
-  ways = both(given)
-  assert_same(ways[name], ways['xla'], **CLOSE)
+  ways = every(given)
+  for way in ways.values():
+    assert_same(way, ways['xla'], **CLOSE)
 
 
 @pytest.mark.parametrize(('name', 'score', 'alignment'), REFUSED[:: len(REFUSED) // 12])

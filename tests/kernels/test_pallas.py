@@ -12,7 +12,6 @@ import attention_jax as aj
 from attention_jax.functional.table import lookup
 from attention_jax.kernels import pallas_additive
 from tests.functional.problems import Problem, assert_same, attend, loss, problem
-from tests.modules.quick import quick_jit
 
 T, S = 19, 37  # no multiples of a tile; more than one block of queries, more than one span of keys
 CLOSE = {'rtol': 1e-4, 'atol': 1e-5}
@@ -48,13 +47,13 @@ def both(score, given, mask, bias=None, alignment='softmax', **options):
   def way(implementation):
     total = functools.partial(loss, score, alignment, implementation=implementation, **options)
     run = jax.value_and_grad(lambda given, bias: total(given, mask, bias=bias), argnums=(0, 1), has_aux=True)
-    return quick_jit(run)(given, bias)
+    return jax.jit(run)(given, bias)
 
   return way('xla'), way('pallas_additive')
 
 
 def computed(score, given, mask, **options):
-  return quick_jit(lambda given: attend(score, 'softmax', given, mask, **options))(given)
+  return jax.jit(lambda given: attend(score, 'softmax', given, mask, **options))(given)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from jax.test_util import check_grads
 
 import attention_jax as aj
 from attention_jax.kernels import tanh_sum
-from tests.modules.quick import quick_jit
 
 T, S, F = 19, 23, 37
 QUICK = {'xla_backend_optimization_level': 0}
@@ -29,7 +28,7 @@ def formula(q, k, v, g):
   return tanh @ v, slope.sum(1), slope.sum(0), (g[..., None] * tanh).sum((0, 1))
 
 
-@quick_jit
+@jax.jit
 def ours(q, k, v, g):
   value, back = jax.vjp(lambda *x: tanh_sum.scores(*x, jnp.ones(k.shape[0], bool)), q, k, v)
   return value, *back(g)
@@ -67,7 +66,7 @@ def test_gradients_in_float64():
 def test_what_is_masked_has_no_influence():
   q, k, v, _ = given()
   seen = jnp.arange(S) < 11
-  fn = quick_jit(tanh_sum.scores)
+  fn = jax.jit(tanh_sum.scores)
   for behind in (1e30, jnp.nan, -jnp.inf):
     scores = fn(q, jnp.where(seen[:, None], k, behind), v, seen)
     np.testing.assert_array_equal(scores[:, :11], fn(q, jnp.where(seen[:, None], k, 0.0), v, seen)[:, :11])
@@ -78,7 +77,7 @@ def test_a_batch_is_its_members_and_one_wide_member_harms_no_other():
   problems = [given(spread)[:3] for spread in (1.0, 20.0, 3.0)]
   stacked = [jnp.stack(x) for x in zip(*problems, strict=True)]
   run = lambda q, k, v: tanh_sum.scores(q, k, v, jnp.ones(S, bool))
-  together = quick_jit(jax.vmap(jax.vmap(run, in_axes=(0, None, None)), in_axes=(0, 0, 0)))(
+  together = jax.jit(jax.vmap(jax.vmap(run, in_axes=(0, None, None)), in_axes=(0, 0, 0)))(
     stacked[0][:, None], *stacked[1:]
   )
   for i, problem in enumerate(problems):

@@ -15,7 +15,7 @@ from attention_jax.models.decoders import Decoder
 from attention_jax.models.encoders import Encoded
 from attention_jax.models.seq2seq import shift_right
 from tests.models.tiny import TARGET_WORDS, B, S, T, build_tiny, inputs
-from tests.modules.quick import RNGS, assert_close, assert_same, draw, quick_jit, variables
+from tests.modules.quick import RNGS, assert_close, assert_same, draw, variables
 
 PLAIN = [('plain', 'rnn="simple"'), ('plain', 'rnn="lstm", layers=2, feed_context=True')]
 ATTENDING = [
@@ -39,7 +39,7 @@ SAMPLE += [(cell, 'additive', 'softmax', 1) for cell in PLAIN]
 SAMPLE += [(ATTENDING[2], 'coverage', 'sparsemax', 2)]  # scanned although nothing is fed
 
 
-@functools.partial(quick_jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
 def both_ways(model, params, source, mask, target):
   """The call over all steps, and one step after the other."""
   carry, memory = model.apply(params, source, mask, method='start')
@@ -75,7 +75,7 @@ def test_how_much_padding_there_is_changes_nothing(cell):
   model = build_tiny(*cell, score='location_sensitive', encoder='birnn(rnn="lstm", features=10, layers=2)')
   source, mask, target = inputs()
   params = variables(model, source, mask, target)
-  run = quick_jit(model.apply)
+  run = jax.jit(model.apply)
   outputs, size = run(params, source, mask, target), int(mask[1].sum())
   alone = run(params, source[1:2, :size], mask[1:2, :size], target[1:2])
   assert_close(alone.logits, outputs.logits[1:2])
@@ -90,7 +90,7 @@ def test_an_empty_source_is_finite(cell):
   mask = mask.at[1].set(False)
   params = variables(model, source, mask, target)
   loss = lambda params: jnp.sum(model.apply(params, source, mask, target).logits[0])
-  value, gradients = quick_jit(jax.value_and_grad(loss))(params)
+  value, gradients = jax.jit(jax.value_and_grad(loss))(params)
   assert np.isfinite(value) and all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradients))
 
 
@@ -98,7 +98,7 @@ def test_dropout_is_only_there_while_training():
   source, mask, target = inputs()
   model = build_tiny('luong', 'rnn="simple", layers=2', dropout=0.5)
   params = variables(model, source, mask, target)
-  run = quick_jit(model.apply, static_argnums=4)
+  run = jax.jit(model.apply, static_argnums=4)
   trained = lambda seed: run(params, source, mask, target, False, rngs={'dropout': jax.random.key(seed)}).logits
   whole = run(params, source, mask, target, True).logits
   assert np.any(trained(1) != trained(2)) and np.any(trained(1) != whole)
@@ -132,12 +132,12 @@ def test_every_step_draws_for_itself_and_backward_sees_the_same_draw():
   width, encoded = 37, Encoded(draw(B, S, 2), jnp.ones((B, S), bool), draw(B, 2))
   apply = lambda x, rngs: Decoder(Noisy()).apply({}, encoded, x, False, rngs=rngs)
   ones = jnp.ones((B, T, width))
-  features, drawn, *_ = quick_jit(apply)(ones, RNGS)
+  features, drawn, *_ = jax.jit(apply)(ones, RNGS)
   masks = {tuple(row) for row in np.asarray(features).reshape(B * T, width).tolist()}
   assert len(masks) == B * T and len(np.unique(drawn)) == B * T
   # The step is computed again in the backward pass, with the mask of the forward pass.
   loss = lambda x: jnp.sum(apply(x, RNGS).features)
-  assert_same(quick_jit(jax.grad(loss))(ones), features)
+  assert_same(jax.jit(jax.grad(loss))(ones), features)
 
 
 def noisy(scores, mask, *, rng):
@@ -149,6 +149,6 @@ def test_what_draws_draws_at_every_step(cell):
   model = build_tiny(*cell, alignment=noisy)
   source, mask, target = inputs()
   params = variables(model, source, mask, target)
-  weights = quick_jit(model.apply)(params, source, mask, target, rngs=RNGS).weights
+  weights = jax.jit(model.apply)(params, source, mask, target, rngs=RNGS).weights
   drawn = np.asarray(weights)[np.broadcast_to(mask[:, None], weights.shape)]
   assert len(np.unique(drawn)) == drawn.size

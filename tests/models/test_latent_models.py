@@ -7,7 +7,7 @@ import pytest
 
 from attention_jax.functional.latent import chain_log_marginal
 from tests.models.tiny import LENGTHS, B, T, build_tiny, inputs
-from tests.modules.quick import quick_jit, variables
+from tests.modules.quick import variables
 
 ALL = jnp.ones((B, T), bool)
 CELLS = [('luong', 'rnn="gru", input_feeding=False'), ('luong', 'rnn="lstm"'), ('bahdanau', 'rnn="gru"')]
@@ -17,7 +17,7 @@ CELLS = [('luong', 'rnn="gru", input_feeding=False'), ('luong', 'rnn="lstm"'), (
 def test_the_output_is_a_marginal_and_the_posterior_knows_it(cell):
   model = build_tiny(*cell, alignment='latent_monotonic')
   source, mask, target = inputs()
-  outputs = quick_jit(model.apply)(variables(model, source, mask, target), source, mask, target)
+  outputs = jax.jit(model.apply)(variables(model, source, mask, target), source, mask, target)
   chosen = jnp.take_along_axis(outputs.logits, target[..., None], -1)[..., 0].sum(-1)
   scores = outputs.state.scores[:, :, 0]
   np.testing.assert_allclose(chosen, jax.vmap(chain_log_marginal)(scores, outputs.likelihood), rtol=1e-4)
@@ -35,7 +35,7 @@ def test_the_output_is_a_marginal_and_the_posterior_knows_it(cell):
 def test_order_zero_posterior_is_prior_times_likelihood():
   model = build_tiny('bahdanau', 'rnn="gru"', alignment='latent')
   source, mask, target = inputs()
-  outputs = quick_jit(model.apply)(variables(model, source, mask, target), source, mask, target)
+  outputs = jax.jit(model.apply)(variables(model, source, mask, target), source, mask, target)
   joint = outputs.weights * jnp.exp(outputs.likelihood)
   np.testing.assert_allclose(model.posterior(outputs, ALL), joint / joint.sum(-1, keepdims=True), rtol=1e-4, atol=1e-6)
   chosen = jnp.take_along_axis(outputs.logits, target[..., None], -1)[..., 0]
@@ -46,7 +46,7 @@ def test_what_comes_after_the_end_changes_no_posterior():
   model = build_tiny('luong', 'rnn="gru", input_feeding=False', alignment='latent_monotonic')
   source, mask, target = inputs()
   params, real = variables(model, source, mask, target), ALL.at[:, 3:].set(False)
-  run = quick_jit(model.apply)
+  run = jax.jit(model.apply)
   one, other = (run(params, source, mask, tokens) for tokens in (target, target.at[:, 3:].set(0)))
   found = np.asarray(model.posterior(one, real))
   np.testing.assert_allclose(model.posterior(other, real), found, rtol=1e-4, atol=1e-6)
@@ -56,5 +56,5 @@ def test_what_comes_after_the_end_changes_no_posterior():
 def test_what_is_not_latent_has_its_weights_for_a_posterior():
   model = build_tiny('bahdanau', 'rnn="gru"')
   source, mask, target = inputs()
-  outputs = quick_jit(model.apply)(variables(model, source, mask, target), source, mask, target)
+  outputs = jax.jit(model.apply)(variables(model, source, mask, target), source, mask, target)
   assert model.posterior(outputs, ALL) is outputs.weights and outputs.likelihood == ()

@@ -15,7 +15,7 @@ from attention_jax.models import search
 from attention_jax.models.search import DEFAULT, NEVER, UNSEEN, Hypotheses, Ranking, length_penalty
 from attention_jax.tokens import BOS, EOS, PAD
 from tests.models.tiny import build_tiny, inputs
-from tests.modules.quick import assert_close, assert_same, draw, quick_jit, variables
+from tests.modules.quick import assert_close, assert_same, draw, variables
 
 B, S, D, WORDS = 5, 3, 7, 11
 
@@ -62,12 +62,12 @@ def some(model: Toy, rows) -> Toy:
   return model._replace(ends=model.ends[rows], memory=model.memory[rows], mask=model.mask[rows])
 
 
-@functools.partial(quick_jit, static_argnames=('beams', 'max_length', 'ranking'))
+@functools.partial(jax.jit, static_argnames=('beams', 'max_length', 'ranking'))
 def beam(model: Toy, **options) -> Hypotheses:
   return search.beam(model.step, model.first(), (model.memory, model.ends), source_mask=model.mask, **options)
 
 
-@functools.partial(quick_jit, static_argnames=('max_length', 'ranking'))
+@functools.partial(jax.jit, static_argnames=('max_length', 'ranking'))
 def greedy(model: Toy, **options) -> Hypotheses:
   return search.greedy(model.step, model.first(), (model.memory, model.ends), source_mask=model.mask, **options)
 
@@ -168,7 +168,7 @@ def test_the_loop_stops_early_and_waits_for_no_filler_rows():
 
       return find(counted, model.first(), (model.memory, model.ends), max_length=41, source_mask=model.mask)
 
-    jax.block_until_ready(quick_jit(run)(toy(ends=(9.0, 8.0, -99.0), lengths=(3, 2, 0))))
+    jax.block_until_ready(jax.jit(run)(toy(ends=(9.0, 8.0, -99.0), lengths=(3, 2, 0))))
     jax.effects_barrier()
     assert 0 < len(steps) < 41
 
@@ -184,7 +184,7 @@ def test_what_pays_off_late_is_waited_for():
   def step(carry, token, memory):
     return carry + 1, (table[carry], jnp.zeros((*carry.shape, S)))
 
-  find = quick_jit(lambda: search.beam(step, jnp.zeros((1,), jnp.int32), (), beams=1, max_length=size))
+  find = jax.jit(lambda: search.beam(step, jnp.zeros((1,), jnp.int32), (), beams=1, max_length=size))
   found = find()
   assert found.tokens[0, 0].tolist() == [word] * (size - 1) + [EOS]
   np.testing.assert_allclose(found.scores, [[-1.3 / ((5 + size) / 6) ** 0.6]], rtol=0.02)
@@ -203,7 +203,7 @@ def test_coverage_stays_with_its_hypothesis():
   def step(carry, token, memory):
     return carry + 1, (table[carry, token], jnp.asarray(weights)[carry, token])
 
-  @functools.partial(quick_jit, static_argnames='beta')
+  @functools.partial(jax.jit, static_argnames='beta')
   def find(level, beta):
     return search.beam(step, level, (), beams=2, max_length=3, ranking=Ranking(alpha=0.0, beta=beta))
 
@@ -216,7 +216,7 @@ def test_coverage_stays_with_its_hypothesis():
 
 
 def test_who_attends_to_nothing_is_ranked_all_the_same():
-  @functools.partial(quick_jit, static_argnames='ranking')
+  @functools.partial(jax.jit, static_argnames='ranking')
   def find(model, ranking):
     def step(carry, token, memory):
       carry, (logits, weights) = model.step(carry, token, memory)
@@ -237,7 +237,7 @@ def test_an_end_that_comes_early_is_dearer():
   probabilities[0, [EOS, 3]], probabilities[1, EOS] = (0.6, 0.4), 1.0
   table = jnp.log(jnp.asarray(probabilities, jnp.float32))
 
-  @functools.partial(quick_jit, static_argnames='gamma')
+  @functools.partial(jax.jit, static_argnames='gamma')
   def find(level, gamma):
     step = lambda carry, token, memory: (carry + 1, (table[carry], jnp.zeros((*carry.shape, 2))))
     return search.beam(step, level, (), beams=2, max_length=2, ranking=Ranking(alpha=0.0, gamma=gamma))
@@ -345,7 +345,7 @@ POSSIBLE = [(*words, EOS) for n in range(MAX_LENGTH) for words in itertools.prod
 SIZES = (7, 5)  # PAD, BOS, EOS and two words
 
 
-@functools.partial(quick_jit, static_argnums=0, static_argnames=('beams', 'ranking'))
+@functools.partial(jax.jit, static_argnums=0, static_argnames=('beams', 'ranking'))
 def search_with(model, params, source, mask, beams, ranking):
   carry, memory = model.apply(params, source, mask, method='start')
   step = lambda carry, token, memory: model.apply(params, carry, token, memory, method='step')
@@ -353,7 +353,7 @@ def search_with(model, params, source, mask, beams, ranking):
   return search.beam(step, carry, memory, beams=beams, **options), search.greedy(step, carry, memory, **options)
 
 
-@functools.partial(quick_jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
 def forced(model, params, source, mask):
   """Of every possible output, by the call that training uses: the log-probabilities [B, N, T] of its tokens, 0 after
   its end, and its weights [B, N, T, S]."""

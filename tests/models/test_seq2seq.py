@@ -14,7 +14,7 @@ from attention_jax.models.seq2seq import Model, build, shift_right
 from attention_jax.modules.attention import Attention
 from attention_jax.tokens import BOS
 from tests.models.tiny import SOURCE_WORDS, TARGET_WORDS, B, S, T, build_tiny, inputs
-from tests.modules.quick import assert_close, assert_same, quick_jit, variables
+from tests.modules.quick import assert_close, assert_same, variables
 
 ATTENTION = {'score': 'dot', 'alignment': 'softmax', 'features': 6, 'heads': 2, 'implementation': 'xla'}
 
@@ -114,7 +114,7 @@ def test_shared_embeddings_are_one_table_and_tied_outputs_score_against_it():
   given = inputs(sizes=sizes)
   params = variables(model, *given)
   loss = lambda params: jnp.sum(jnp.sin(model.apply(params, *given).logits))
-  gradients = quick_jit(jax.grad(loss))(params)['params']
+  gradients = jax.jit(jax.grad(loss))(params)['params']
   [table] = [leaf for leaf in jax.tree.leaves(gradients) if leaf.shape == (TARGET_WORDS, 4)]
   assert np.all(np.any(table != 0, axis=1))  # every word is scored, also those that are not there
 
@@ -126,7 +126,7 @@ def test_encoder_layers_residuals_and_directions(direction):
   residual, without = (build_tiny(encoder=spec.format(x), embedding=10) for x in (True, False))
   given = inputs()
   params = variables(residual, *given)
-  encode = lambda model: quick_jit(
+  encode = lambda model: jax.jit(
     lambda params, source, mask: model.apply(params, source, mask, method=lambda m, *given: m.encoder(*given, True))
   )(params, *given[:2])
   encoded, plain = encode(residual), encode(without)
@@ -147,7 +147,7 @@ def test_a_backward_encoder_is_a_forward_one_of_the_reversed_source():
   forward, backward = (build_tiny(encoder=f'rnn(features=10, direction="{d}")') for d in ('forward', 'backward'))
   source, mask, target = inputs()
   params = variables(forward, source, mask, target)
-  run = lambda model, *given: quick_jit(
+  run = lambda model, *given: jax.jit(
     lambda params, *given: model.apply(params, *given, method=lambda m, *given: m.encoder(*given, True))
   )(params, *given)
   one, other = run(backward, source, mask), run(forward, source[:1, ::-1], mask[:1])
@@ -161,20 +161,20 @@ def test_bfloat16_computes_in_it_and_keeps_parameters_logits_and_weights_in_floa
   exact, near = (build_tiny('bahdanau', 'layers=2', heads=2, dtype=d) for d in ('float32', 'bfloat16'))
   encoded = jax.eval_shape(lambda: near.apply(params, *given[:2], method=lambda m, *given: m.encoder(*given, True)))
   assert encoded.memory.dtype == encoded.final.dtype == jnp.bfloat16
-  whole, rounded = quick_jit(exact.apply)(params, *given), quick_jit(near.apply)(params, *given)
+  whole, rounded = jax.jit(exact.apply)(params, *given), jax.jit(near.apply)(params, *given)
   assert rounded.logits.dtype == rounded.weights.dtype == jnp.float32
   assert_close(rounded, whole, rtol=0.1, atol=0.05)
 
 
 def test_initial_parameters_are_finite_and_a_function_of_the_seed():
   model, given = build_tiny('luong', 'rnn="gru"', output='tied'), inputs()
-  init = quick_jit(lambda rng: model.init(rng, *given)['params'])
+  init = jax.jit(lambda rng: model.init(rng, *given)['params'])
   params, again, other = (init(jax.random.key(seed)) for seed in (1, 1, 2))
   assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(params))
   assert_same(params, again)
   kernels = jax.tree.map(lambda x, y: x.ndim < 2 or np.any(x != y), params, other)
   assert jax.tree.all(kernels)
-  logits = quick_jit(model.apply)({'params': params}, *given).logits
+  logits = jax.jit(model.apply)({'params': params}, *given).logits
   assert logits.shape == (B, T, TARGET_WORDS) and np.all(np.isfinite(logits))
 
 

@@ -14,7 +14,7 @@ from attention_jax.models import search
 from attention_jax.models.streaming import Streaming, check
 from attention_jax.tokens import EOS, PAD
 from tests.models.tiny import ENCODED, FORWARD, SOURCE_WORDS, build_streaming, build_tiny
-from tests.modules.quick import assert_close, quick_jit, variables
+from tests.modules.quick import assert_close, variables
 
 S, T = 9, 12
 DEEP = f'rnn(rnn="lstm", features={ENCODED}, layers=2, residual=True)'
@@ -39,7 +39,7 @@ def source_of(seed: int, length: int) -> list[int]:
   return [*np.random.default_rng(seed).integers(4, SOURCE_WORDS, length - 1).tolist(), EOS]
 
 
-@functools.partial(quick_jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
 def whole(model, params, source, mask):
   carry, memory = model.apply(params, source, mask, method='start')
   step = lambda carry, token, memory: model.apply(params, carry, token, memory, method='step')
@@ -62,8 +62,8 @@ def test_encoding_token_by_token_is_encoding_the_whole(options):
   encoder = build_tiny(encoder=f'rnn(features={ENCODED}, {options})').encoder
   source, mask = jnp.asarray([source_of(seed, S) for seed in range(3)]), jnp.ones((3, S), bool)
   params = variables(encoder, source, mask, True)
-  encoded = quick_jit(encoder.apply, static_argnums=3)(params, source, mask, True)
-  extend = quick_jit(lambda states, ids: encoder.apply(params, states, ids, method='extend'))
+  encoded = jax.jit(encoder.apply, static_argnums=3)(params, source, mask, True)
+  extend = jax.jit(lambda states, ids: encoder.apply(params, states, ids, method='extend'))
   states, parts = encoder.begin(3), []
   for part in (source[:, :1], source[:, 1:2], source[:, 2:5], *jnp.split(source[:, 5:], S - 5, axis=1)):
     states, memory = extend(states, part)
@@ -99,7 +99,9 @@ def test_streaming_is_greedy_search_of_the_whole(case):
     rows = np.array([one.row(len(source)) for one in emitted])
     np.testing.assert_allclose(rows, weights, rtol=1e-4, atol=1e-5)
     seen |= happened(places_of(rows))
-  assert len(seen) == 6, seen  # the weights above are of every kind
+    if seed > S and len(seen) == 6:  # the weights above are of every kind
+      return
+  assert len(seen) == 6, seen
 
 
 def test_no_source_at_all_is_one_run_off():

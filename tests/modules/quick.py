@@ -1,13 +1,10 @@
-"""What keeps these tests quick: parameters that NumPy draws, and programs that are compiled without optimisation."""
-
-import functools
+"""What these tests share: parameters that NumPy draws, for no initialiser has to be compiled, and comparisons."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 RNGS = {'params': jax.random.key(0), 'dropout': jax.random.key(1), 'attention': jax.random.key(2)}
-quick_jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
 
 
 def draw(*shape: int, seed: int = 0) -> jax.Array:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from tests.modules.quick import assert_close, assert_same, draw, quick_jit, variables
+from tests.modules.quick import assert_close, assert_same, draw, variables
 
 B, T, S, QUERY, ENCODED, FEATURES = 2, 3, 7, 5, 11, 6
 LENGTHS = [S, 4]
@@ -42,7 +42,7 @@ def both_ways(module, params, query, encoded, mask):
   return module.apply(params, query, memory, method='parallel'), stepped
 
 
-run_both_ways = quick_jit(both_ways, static_argnums=0)
+run_both_ways = jax.jit(both_ways, static_argnums=0)
 
 
 @every_row
@@ -58,7 +58,7 @@ def test_one_head_is_attend_and_steps_as_it_runs_at_once(score, alignment):
   flat = {'score': own.get('score_params', {}), 'alignment': own.get('alignment_params', {})}
   flat |= {side: own[f'{side}_kernel']['kernel'] for side in ('query', 'key') if f'{side}_kernel' in own}
   fn = functools.partial(aj.attend, score=score, alignment=alignment, params=flat)
-  assert_close(attended, quick_jit(fn)(query, encoded, encoded, MASK[:, None]))
+  assert_close(attended, jax.jit(fn)(query, encoded, encoded, MASK[:, None]))
 
 
 @pytest.mark.parametrize('alignment', [name for name, row in aj.ALIGNMENTS.items() if row.window])
@@ -141,7 +141,7 @@ def test_an_empty_memory_gives_zeros_and_no_gradient(heads):
     assert np.all(result.weights[1] == 0) and np.all(result.context[1] == 0)
     assert np.all(np.isfinite(result.context))
   loss = lambda query, encoded: jnp.sum(module.apply(params, query, encoded, empty, method=at_once).context)
-  for gradient in quick_jit(jax.grad(loss, argnums=(0, 1)))(query, encoded):
+  for gradient in jax.jit(jax.grad(loss, argnums=(0, 1)))(query, encoded):
     assert np.all(np.isfinite(gradient)) and np.all(gradient[1] == 0) and np.any(gradient[0] != 0)
 
 
@@ -149,7 +149,7 @@ def test_a_mask_may_differ_from_query_to_query():
   module = aj.Attention('additive', 'softmax', FEATURES)
   query, encoded = given('additive')
   params = parameters(module, query, encoded)
-  run = quick_jit(functools.partial(module.apply, method=at_once))
+  run = jax.jit(functools.partial(module.apply, method=at_once))
   mask = MASK[:, None] & aj.window_mask(S, 1, 2)[None, :T]
   attended = run(params, query, encoded, mask)
   for t in range(T):
@@ -189,7 +189,7 @@ def test_what_draws_draws_for_every_row_head_and_query_by_itself():
   query, encoded = jnp.ones((B, T, QUERY)), jnp.ones((B, S, ENCODED))
   mask = jnp.ones((B, S), bool)
   params = variables(module, query, encoded, mask, method=at_once)
-  run = quick_jit(lambda rng: module.apply(params, query, encoded, mask, method=at_once, rngs={'attention': rng}))
+  run = jax.jit(lambda rng: module.apply(params, query, encoded, mask, method=at_once, rngs={'attention': rng}))
   weights = np.asarray(run(jax.random.key(0)).weights)
   assert len(np.unique(weights)) == weights.size
   assert_same(run(jax.random.key(0)).weights, weights)
@@ -201,7 +201,7 @@ def test_the_twin_for_test_time_needs_no_randomness():
   module = aj.Attention('additive', row, FEATURES)
   query, encoded = given('additive')
   params = parameters(module, query, encoded)
-  run = quick_jit(functools.partial(module.apply, method=at_once))
+  run = jax.jit(functools.partial(module.apply, method=at_once))
   assert set(np.unique(run(params, query, encoded, MASK).weights)) == {0.0, 1.0}
 
 

@@ -10,7 +10,7 @@ import pytest
 import attention_jax as aj
 from attention_jax.modules.recurrent import RECURRENCES, RecurrentCell, RecurrentLayer, RecurrentStack
 from tests.modules.literal import PAPERS
-from tests.modules.quick import assert_close, assert_same, draw, quick_jit, variables
+from tests.modules.quick import assert_close, assert_same, draw, variables
 
 B, S, D, F = 3, 7, 5, 4
 LENGTHS = [S, 4, 0]
@@ -41,7 +41,7 @@ def test_layer_is_the_literal_loop_over_what_is_real(kind, reverse):
   layer = RecurrentLayer(kind, F, reverse)
   inputs = draw(B, S, D)
   params = variables(layer, inputs, MASK)
-  run = quick_jit(layer.apply)
+  run = jax.jit(layer.apply)
   outputs, state = run(params, inputs, MASK)
   assert outputs.shape == (B, S, F) and len(state) == RECURRENCES[kind].states
   order = slice(None, None, -1 if reverse else 1)
@@ -64,7 +64,7 @@ def test_nothing_flows_back_from_padding(kind):
     outputs, state = layer.apply(params, inputs, MASK)
     return jnp.sum(outputs) + sum(jnp.sum(part) for part in state)
 
-  of_params, of_inputs = quick_jit(jax.grad(loss, argnums=(0, 1)))(params, jnp.where(MASK[..., None], inputs, jnp.nan))
+  of_params, of_inputs = jax.jit(jax.grad(loss, argnums=(0, 1)))(params, jnp.where(MASK[..., None], inputs, jnp.nan))
   assert all(np.all(np.isfinite(leaf)) and np.any(leaf != 0) for leaf in jax.tree.leaves(of_params))
   assert np.all((of_inputs != 0).any(-1) == MASK)
 
@@ -82,8 +82,8 @@ def test_stepping_equals_the_layer(kind):
     start = (jnp.zeros((B, F)),) * RECURRENCES[kind].states
     return jax.lax.scan(step, start, jnp.moveaxis(projected, 1, 0))
 
-  state, states = quick_jit(stepped)(inputs)
-  outputs, last = quick_jit(layer.apply)(params, inputs, mask)
+  state, states = jax.jit(stepped)(inputs)
+  outputs, last = jax.jit(layer.apply)(params, inputs, mask)
   assert_close((jnp.moveaxis(states[0], 0, 1), state), (outputs, last))
 
 
@@ -108,7 +108,7 @@ def test_stack_is_the_literal_step_layer_by_layer(kind, residual):
   stack = RecurrentStack(kind, F, layers=3, residual=residual)
   summary, inputs = draw(B, 11), draw(B, D)
   params = variables(stack, summary, inputs, method=whole_step)
-  run = quick_jit(functools.partial(stack.apply, method=whole_step))
+  run = jax.jit(functools.partial(stack.apply, method=whole_step))
   states, new, output = run(params, summary, inputs)
   own, count = jax.tree.map(np.asarray, params['params']), RECURRENCES[kind].states
   for b in range(B):

@@ -97,7 +97,12 @@ def test_a_signal_stops_cleanly_and_changes_nothing(whole, tmp_path, number):
 
 
 def start_toy(folder, pause):
-  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(Path(__file__).parents[2])}
+  environment = os.environ | {
+    'JAX_PLATFORMS': 'cpu',
+    'PYTHONPATH': str(Path(__file__).parents[2]),
+    'JAX_COMPILATION_CACHE_DIR': jax.config.jax_compilation_cache_dir,  # see tests/conftest.py
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+  }
   command = [sys.executable, '-W', 'error', toy.__file__, str(folder), '60', str(pause)]
   return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

@@ -11,8 +11,10 @@ from attention_jax.training.partition import AXES, RULES, check_rows, make_mesh,
 
 
 def test_mesh_spans_all_devices():
-  assert make_mesh().shape == {'data': jax.device_count()}
-  assert make_mesh(jax.devices()[:3]).shape == {'data': 3}
+  assert make_mesh().shape == {'seed': 1, 'data': jax.device_count()}
+  assert make_mesh(jax.devices()[:3]).shape == {'seed': 1, 'data': 3}
+  for seeds, along in ((2, 2), (6, 2), (16, 8), (3, 1)):
+    assert make_mesh(jax.devices()[:8], seeds).shape == {'seed': along, 'data': 8 // along}
 
 
 def test_rules_name_axes_of_the_mesh():

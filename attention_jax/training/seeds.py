@@ -1,0 +1,141 @@
+"""Runs that differ in their seed alone, trained side by side: one compiled update makes a step of each.
+
+Each has a folder of its own with what a run alone would leave there. What is needed to go on exactly, the states of all
+in one, is kept in the folder above: there is one moment of which all of them are known.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from attention_jax.training import hooks as h
+from attention_jax.training.checkpoint import Checkpoints
+from attention_jax.training.loop import Training, begin, train
+from attention_jax.training.losses import Loss
+from attention_jax.training.partition import make_mesh, sharding
+from attention_jax.training.state import TrainState
+from attention_jax.training.writers import JsonLines, Progress, TensorBoard
+
+
+class Results(NamedTuple):
+  """The step that was reached, why each run stopped, and how many shapes were compiled."""
+
+  step: int
+  reasons: list[str]
+  compilations: int
+
+
+class Runs:
+  """What the runs have each for itself: checkpoints, writers, the best evaluation, and why one has stopped.
+
+  Args:
+    folders, seeds: one of each per run.
+    best: how the evaluations went so far. start: the step that all go on from.
+    pick: (states, i) -> the state of run i.
+    evaluate: a hook made for each run from (its checkpoints, its writers, its best), or None.
+  """
+
+  def __init__(
+    self, folders: Sequence[Path], seeds: Sequence[int], training: Training, best: Sequence[h.Best], start: int,
+    pick: Callable[[TrainState, int], TrainState], evaluate: Callable[..., h.Evaluate] | None,
+    stack: contextlib.ExitStack,
+  ):  # fmt: skip
+    close = lambda thing: stack.enter_context(contextlib.closing(thing))
+    self._seeds, self._training, self._pick, self._best = seeds, training, pick, list(best)
+    self._checkpoints = [close(Checkpoints(folder, training.keep)) for folder in folders]
+    self._writers = [[close(JsonLines(folder)), close(TensorBoard(folder, start))] for folder in folders]
+    self._progress = close(Progress(start, training.steps))
+    self.stopped = {i: reason for i, one in enumerate(best) if (reason := one.stop(training.patience))}
+    self._evaluations = [
+      evaluate(checkpoints=checkpoints, writers=[*writers, self._named(seed)], best=one)
+      for checkpoints, writers, seed, one in zip(self._checkpoints, self._writers, seeds, best, strict=True)
+    ] if evaluate else []  # fmt: skip
+
+  @property
+  def best(self) -> list[h.Best]:
+    """How the evaluations of each went."""
+    return [one.best for one in self._evaluations] or self._best
+
+  def write(self, step: int, record: Mapping[str, Any]) -> None:
+    """A writer: a line with the means of all for a person, and the record of each to its own writers."""
+    own = lambda i: {name: value[i] if isinstance(value, list) else value for name, value in record.items()}
+    self._progress(step, {n: float(np.mean(v)) if isinstance(v, list) else v for n, v in record.items()})
+    for i, writers in enumerate(self._writers):
+      for write in writers if i not in self.stopped else ():
+        write(step, own(i))
+
+  def __call__(self, step: int, states: TrainState, metrics: Mapping[str, jax.Array], last: bool) -> str | None:
+    """A hook: evaluates each run that has not stopped, and saves the state that one ends with."""
+    if not h.due(step, self._training.evaluate_every if self._evaluations else 0, last):
+      return None
+    for i, checkpoints in enumerate(self._checkpoints):
+      if i in self.stopped:
+        continue
+      state = self._pick(states, i)
+      reason = self._evaluations[i](step, state, metrics, last) if self._evaluations else None
+      if reason:
+        self.stopped[i] = reason
+      if reason or last:
+        checkpoints.save(state, {'best': self.best[i]._asdict()})
+    return 'every run has stopped' if len(self.stopped) == len(self._seeds) else None
+
+  def _named(self, seed: int) -> h.Writer:
+    return lambda step, record: self._progress(step, {'seed': seed, **record})
+
+
+def fit_seeds(
+  folder: str | Path, folders: Sequence[Path], training: Training, *, loss: Loss, params: Sequence[Any],
+  stream: Callable[[int, int], Iterable], evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None,
+  direction: str = 'min', mesh: Mesh | None = None,
+) -> Results:  # fmt: skip
+  """`loop.fit` for the seeds training.seed, training.seed + 1, ..., as many as there are `folders`, all at once.
+
+  Args:
+    folder: of them all. folders: of each run; see folder.prepare_folder.
+    params: the initial parameters of each.
+    stream: (start, stop) -> batches with a first axis of runs; see batching.Together.
+    evaluate: as for fit, of one run at a time.
+  Raises: UserError when a loss is no longer finite, naming the run, or a checkpoint cannot be used.
+  """
+  seeds = [training.seed + i for i in range(len(folders))]
+  mesh = mesh or make_mesh(seeds=len(seeds))
+  train_step, init = begin(training, loss, params[0], mesh, seeds)
+  states = jax.vmap(init)(jax.tree.map(lambda *leaves: np.stack(leaves), *map(jax.device_get, params)))
+  states = jax.device_put(states, sharding(mesh, 'states'))
+  # A run that is looked at alone is on every device, as one that is trained alone.
+  pick = jax.jit(lambda states, i: jax.tree.map(lambda x: x[i], states), out_shardings=sharding(mesh, 'state'))
+  with contextlib.ExitStack() as stack:
+    checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep)))
+    best = [h.Best()] * len(seeds)
+    if checkpoints.latest() is not None:
+      states, host = checkpoints.restore(states)
+      best = [h.Best(**one) for one in host['best']]
+    start, clock = int(states.step[0]), h.Clock()
+    reasons = {i: reason for i, one in enumerate(best) if (reason := one.stop(training.patience))}
+    over = f'all {training.steps} steps are done'
+    if len(reasons) == len(seeds) or start >= training.steps:
+      return Results(start, [reasons.get(i, over) for i in range(len(seeds))], 0)
+
+    def make(**own):
+      return h.Evaluate(
+        training.evaluate_every, evaluate, select=training.select, direction=direction, patience=training.patience,
+        clock=clock, **own,
+      )  # fmt: skip
+
+    runs = Runs(folders, seeds, training, best, start, pick, make if evaluate else None, stack)
+    cadences = (training.log_every, training.evaluate_every if evaluate else 0, training.checkpoint_every)
+    hooks = [
+      h.Guard(cadences, checkpoints),
+      h.Log(training.log_every, [runs.write], clock, train_step.compilations),
+      runs,
+      stack.enter_context(h.Interrupt()),
+      h.Save(training.checkpoint_every, checkpoints, clock, lambda: {'best': [b._asdict() for b in runs.best]}),
+    ]
+    states, reason = train(train_step, states, stream, hooks, start, training.steps)
+    ends = [runs.stopped.get(i, reason) for i in range(len(seeds))]
+    return Results(int(states.step[0]), ends, train_step.compilations())
