@@ -16,7 +16,6 @@ os.environ['XLA_FLAGS'] += ' --xla_force_host_platform_device_count=8'
 import jax
 import jaxtyping
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
@@ -29,22 +28,3 @@ jaxtyping.install_import_hook(
 @pytest.fixture
 def rng():
   return jax.random.key(7)
-
-
-@pytest.fixture(scope='session', autouse=True)
-def compiled_once(tmp_path_factory, worker_id):
-  """What several tests compile is compiled once, for all workers and for the processes that tests start."""
-  base = tmp_path_factory.getbasetemp()
-  settings = {
-    'jax_compilation_cache_dir': str((base if worker_id == 'master' else base.parent) / 'compiled'),
-    'jax_persistent_cache_min_compile_time_secs': 0.0,
-    'jax_persistent_cache_min_entry_size_bytes': -1,
-  }
-  before = {name: getattr(jax.config, name) for name in settings}
-  for name, value in settings.items():
-    jax.config.update(name, value)
-  compilation_cache.reset_cache()
-  yield
-  for name, value in before.items():
-    jax.config.update(name, value)
-  compilation_cache.reset_cache()

@@ -3,6 +3,8 @@
 import pytest
 from programs import run, tiny, write_task
 
+from tests.compiled import compiled_once  # noqa: F401 - a fixture
+
 
 @pytest.fixture(scope='package')
 def task(tmp_path_factory):

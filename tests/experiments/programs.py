@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import grain  # noqa: F401 - so that its flags are there before those of any program
-import jax
 import pytest
 from absl import flags, logging
+
+from tests import compiled
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,9 +69,7 @@ def start_translate(*args: object) -> subprocess.Popen:
 
 
 def _start(program: str, args, settings, **pipes) -> subprocess.Popen:
-  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONUNBUFFERED': '1'} | settings
-  environment['JAX_COMPILATION_CACHE_DIR'] = jax.config.jax_compilation_cache_dir  # see conftest.py
-  environment['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONUNBUFFERED': '1'} | compiled.environment() | settings
   command = [sys.executable, '-m', f'experiments.{program}', *map(str, args)]
   return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, **pipes)
 

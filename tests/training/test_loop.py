@@ -21,6 +21,7 @@ from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.hooks import Best, due
 from attention_jax.training.loop import Training
 from attention_jax.training.writers import read_metrics
+from tests import compiled
 
 TIMES = {'train/tokens_per_second', 'train/steps_per_second', 'train/compilations'}
 
@@ -97,14 +98,10 @@ def test_a_signal_stops_cleanly_and_changes_nothing(whole, tmp_path, number):
 
 
 def start_toy(folder, pause):
-  environment = os.environ | {
-    'JAX_PLATFORMS': 'cpu',
-    'PYTHONPATH': str(Path(__file__).parents[2]),
-    'JAX_COMPILATION_CACHE_DIR': jax.config.jax_compilation_cache_dir,  # see tests/conftest.py
-    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-  }
+  settings = {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(Path(__file__).parents[2])} | compiled.environment()
   command = [sys.executable, '-W', 'error', toy.__file__, str(folder), '60', str(pause)]
-  return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+  pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT}
+  return subprocess.Popen(command, env=os.environ | settings, text=True, **pipes)
 
 
 def test_killed_at_random_moments_ends_with_the_same_bits(whole, tmp_path):
