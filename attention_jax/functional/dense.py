@@ -1,5 +1,8 @@
 """Alignments that look at the whole memory: softmax and its relatives. Their table is ALIGNMENTS in alignments.py."""
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -23,6 +26,18 @@ def softmax(scores: Scores, mask: Mask, *, temperature: float | Float[Array, '']
   top = jax.lax.stop_gradient(jnp.max(jnp.where(mask, scores, lowest(scores.dtype))))
   # Double where: exp must not see what stands behind the mask, or 0 · inf would make its gradient NaN.
   return normalised(jnp.where(mask, jnp.exp(jnp.where(mask, scores - top, 0.0)), 0.0))
+
+
+def plain(fn: Callable) -> Callable:
+  """The function of an alignment behind its options."""
+  return fn.func if isinstance(fn, functools.partial) and not fn.args else fn
+
+
+def temperature_of(fn: Callable) -> float | Float[Array, '']:
+  """The temperature of a softmax with options. Raises: UserError unless it is greater than 0."""
+  temperature = getattr(fn, 'keywords', {}).get('temperature', 1.0)
+  check_temperature('softmax', temperature)
+  return temperature
 
 
 def sigmoid(scores: Scores, mask: Mask) -> Weights:

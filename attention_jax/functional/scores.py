@@ -32,14 +32,14 @@ def scaled_dot(query: Float[Array, 'D'], key: Float[Array, 'S D']) -> Scores:
 
 def general(query: Float[Array, 'Dq'], key: Float[Array, 'S Dk'], *, w: Float[Array, 'Dq Dk']) -> Scores:
   """eₛ = qᵀ W kₛ. Luong et al. 2015, section 3.1."""
-  return dot(_sum('q,qk->k', query, w).astype(key.dtype), key)
+  return dot(*_general_product(query, key, w=w))
 
 
 def low_rank(
   query: Float[Array, 'Dq'], key: Float[Array, 'S Dk'], *, u: Float[Array, 'Dq R'], v: Float[Array, 'Dk R']
 ) -> Scores:
   """eₛ = (Uᵀ q) · (Vᵀ kₛ): `general` with W = U Vᵀ of rank R. Britz et al. 2017 (their 'mul' with projections)."""
-  return dot(_sum('q,qr->r', query, u).astype(key.dtype), _sum('sk,kr->sr', key, v).astype(key.dtype))
+  return dot(*_low_rank_product(query, key, u=u, v=v))
 
 
 def additive(query: Float[Array, 'F'], key: Float[Array, 'S F'], *, v: Float[Array, 'F']) -> Scores:
@@ -163,6 +163,26 @@ def fertility(
   return additive(query, key + (coverage / wanted.astype(coverage.dtype)).astype(key.dtype)[:, None] * u[None, :], v=v)
 
 
+def _dot_product(query, key):
+  return query, key
+
+
+def _scaled_product(query, key):
+  return at_least_float32(query) * (query.shape[-1] ** -0.5), key
+
+
+def _general_product(query, key, *, w):
+  return _sum('q,qk->k', query, w).astype(key.dtype), key
+
+
+def _low_rank_product(query, key, *, u, v):
+  return _sum('q,qr->r', query, u).astype(key.dtype), _sum('sk,kr->sr', key, v).astype(key.dtype)
+
+
+def _cosine_product(query, key, *, beta):
+  return beta * _unit(query), _unit(key)
+
+
 def _additive_sum(query, key, *, v):
   return query, key, v, 0.0
 
@@ -185,13 +205,14 @@ _NORMED = {'v': _V, 'gain': Param((), 'inverse_root'), 'bias': Param(('features'
 
 SCORES = check(
   {
-    'dot': Row(dot, pointwise=True),
-    'scaled_dot': Row(scaled_dot, pointwise=True),
-    'general': Row(general, params={'w': Param(('query', 'key'))}, pointwise=True),
+    'dot': Row(dot, product=_dot_product, pointwise=True),
+    'scaled_dot': Row(scaled_dot, product=_scaled_product, pointwise=True),
+    'general': Row(general, params={'w': Param(('query', 'key'))}, product=_general_product, pointwise=True),
     'low_rank': Row(
       low_rank,
       params={'u': Param(('query', 'rank')), 'v': Param(('key', 'rank'))},
       sizes={'rank': 32},
+      product=_low_rank_product,
       pointwise=True,
     ),
     'additive': Row(additive, params={'v': _V}, project=True, tanh_sum=_additive_sum, pointwise=True),
@@ -206,7 +227,7 @@ SCORES = check(
     'concat': Row(
       concat, params={'w': Param(('query+key', 'features')), 'v': _V}, tanh_sum=_concat_sum, pointwise=True
     ),
-    'cosine': Row(cosine, params={'beta': Param((), 1.0)}, pointwise=True),
+    'cosine': Row(cosine, params={'beta': Param((), 1.0)}, product=_cosine_product, pointwise=True),
     'location': Row(location, params={'w': Param(('max_positions', 'query'))}, sizes={'max_positions': 128}),
     'location_sensitive': Row(
       location_sensitive,

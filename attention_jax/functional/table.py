@@ -50,6 +50,7 @@ class Row(NamedTuple):
     init_state: (memory size, dtype) -> where its private state starts; needed if and only if fn asks for `state`.
     tanh_sum: of a score that is v · tanh(q + k) + offset: (query, key, *, ...) -> (q [F], k [S, F], v [F], offset []),
       where q comes from the query alone and k from the keys alone.
+    product: of a score that is q · k: (query, key, *, ...) -> (q [D], k [S, D]), as for tanh_sum.
     pointwise: of a score: whether that of a position comes from its key alone, whatever the others are.
     window: of an alignment that looks through a window: (unmasked positions, *, ...) -> local.Window.
     lookback: of an alignment that can follow a source while it still arrives: how far back it looks, by its options.
@@ -66,6 +67,7 @@ class Row(NamedTuple):
   project: bool = False
   init_state: Callable[[int, Any], Any] | None = None
   tanh_sum: Callable | None = None
+  product: Callable | None = None
   pointwise: bool = False
   window: Callable | None = None
   lookback: Callable[..., int] | None = None
@@ -89,7 +91,7 @@ class Row(NamedTuple):
 
 
 # Functions of a row with the options of `fn`, as far as they have them.
-TWINS = ('at_test', 'tanh_sum', 'window', 'lookback')
+TWINS = ('at_test', 'tanh_sum', 'product', 'window', 'lookback')
 
 
 def _keywords(fn: Callable) -> dict[str, inspect.Parameter]:

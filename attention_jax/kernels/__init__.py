@@ -14,7 +14,7 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Memory, project
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, learned, lookup
-from attention_jax.kernels import chunked, factored, pallas_additive, window
+from attention_jax.kernels import chunked, factored, flash, pallas_additive, window
 
 
 class Implementation(NamedTuple):
@@ -45,6 +45,10 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   'factored': Implementation(
     'additive scores from exponentials of queries and of keys, in such blocks: no [T, S, F], no tanh of each entry',
     factored.attend, definition.attend_step, factored.refuse,
+  ),
+  'flash': Implementation(
+    'products q . k with softmax, block by block: weights never in memory, hidden blocks left out; without weights',
+    flash.attend, definition.attend_step, flash.refuse,
   ),
   'pallas_additive': Implementation(
     'additive scores with softmax in Pallas, on a GPU or a TPU: [T, S, F] never leaves fast memory',
@@ -154,7 +158,8 @@ def _shared_mask(mask, full: tuple[int, ...]) -> Array:
   shared = (*full[:-2], full[-1])
   if mask is None:
     return jnp.ones(shared, jnp.bool_)
-  mask = jnp.asarray(mask)
+  # A compiler that knows a large mask would look for what is hidden by itself, and take seconds over it.
+  mask = jax.lax.optimization_barrier(jnp.asarray(mask))
   if mask.ndim < 2 or mask.shape[-2] == 1:
     return _broadcast('mask', mask, (*full[:-2], 1, full[-1]), jnp.bool_)[..., 0, :]
   return _broadcast('mask', mask, full, jnp.bool_)

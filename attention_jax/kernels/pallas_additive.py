@@ -27,7 +27,7 @@ from jax.experimental.pallas import triton
 
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.attend import Attended, Memory, call, hide, project
-from attention_jax.functional.dense import check_temperature, softmax
+from attention_jax.functional.dense import plain, softmax, temperature_of
 from attention_jax.functional.masking import lowest, masked, vary_like
 from attention_jax.functional.table import Row
 
@@ -79,7 +79,7 @@ def refuse(score: Row, alignment: Row) -> str:
   """Why this pair cannot be computed so, here; '' if it can."""
   if score.tanh_sum is None:
     return 'the score is not v . tanh(q + k) with q of the query and k of the key alone'
-  if _plain(alignment.fn) is not softmax:
+  if plain(alignment.fn) is not softmax:
     return 'the alignment is not softmax'
   if _here() not in TARGETS:
     return f'needs a GPU or a TPU, this machine has {_here()}'
@@ -99,7 +99,7 @@ def attend(
     return call(score.tanh_sum, (project(query, params, 'query'), memory.key), params.get('score', {}), {}, ())[0]
 
   q, k, v, _ = jax.vmap(parts, out_axes=(0, None, None, None))(query)
-  scale = 1 / jnp.asarray(_temperature(alignment.fn), jnp.float32)
+  scale = 1 / jnp.asarray(temperature_of(alignment.fn), jnp.float32)
   mask = memory.mask if memory.mask.ndim == 2 else memory.mask[None]
   barred = jnp.where(mask, 0.0, -jnp.inf)
   if bias is not None:
@@ -115,17 +115,6 @@ def attend(
 
 def _here() -> str:
   return _chosen.get() or jax.default_backend()
-
-
-def _plain(fn: Callable) -> Callable:
-  """The function behind its options."""
-  return fn.func if isinstance(fn, functools.partial) and not fn.args else fn
-
-
-def _temperature(fn: Callable):
-  temperature = getattr(fn, 'keywords', {}).get('temperature', 1.0)
-  check_temperature('softmax', temperature)
-  return temperature
 
 
 class Plan(NamedTuple):

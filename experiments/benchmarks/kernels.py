@@ -8,11 +8,12 @@ import attention_jax as aj
 from experiments.benchmarks import peers
 from experiments.benchmarks.measure import Timing, compare, exponent, jitted
 
-# case: score, batch, heads, T, S, features
+# case: score, whether the mask is causal, batch, heads, T, S, features
 CASES = {
-  'additive, B=1 T=S=512 F=256': ('additive', 1, 1, 512, 512, 256),
-  'additive, B=32 T=S=64 F=256': ('additive', 32, 1, 64, 64, 256),
-  'scaled_dot, B=1 N=8 T=S=2048 D=64': ('scaled_dot', 1, 8, 2048, 2048, 64),
+  'additive, B=1 T=S=512 F=256': ('additive', False, 1, 1, 512, 512, 256),
+  'additive, B=32 T=S=64 F=256': ('additive', False, 32, 1, 64, 64, 256),
+  'scaled_dot, B=1 N=8 T=S=2048 D=64': ('scaled_dot', False, 1, 8, 2048, 2048, 64),
+  'scaled_dot, causal, B=1 N=8 T=S=2048 D=64': ('scaled_dot', True, 1, 8, 2048, 2048, 64),
 }
 LONGEST = 8192
 SOFTMAX = aj.ALIGNMENTS['softmax']
@@ -27,28 +28,29 @@ def problem(score: str, batch: int, heads: int, queries: int, size: int, feature
   return params, draw(queries), draw(size), draw(size)
 
 
-def forward(score: str, implementation: str):
+def forward(score: str, implementation: str, causal: bool = False):
   def run(params, query, key, value):
+    mask = aj.causal_mask(query.shape[-2]) if causal else None
     options = {'score': score, 'params': params, 'implementation': implementation, 'return_weights': False}
-    return aj.attend(query, key, value, **options).context
+    return aj.attend(query, key, value, mask, **options).context
 
   return run
 
 
-def backward(score: str, implementation: str):
-  run = forward(score, implementation)
+def backward(score: str, implementation: str, causal: bool = False):
+  run = forward(score, implementation, causal)
   return jax.value_and_grad(lambda *given: jnp.sum(jnp.sin(run(*given))), argnums=(0, 1, 2, 3))
 
 
 def kernels(say, repeats: int) -> list[Timing]:
   timings = []
-  for case, (score, *sizes) in CASES.items():
+  for case, (score, causal, *sizes) in CASES.items():
     implementations = [name for name, way in aj.IMPLEMENTATIONS.items() if not way.refuse(aj.SCORES[score], SOFTMAX)]
     given = problem(score, *sizes)
-    theirs = peers.attention(say, score, *(np.asarray(x) for x in given[1:]), given[0]['score'])
+    theirs = peers.attention(say, score, causal, *(np.asarray(x) for x in given[1:]), given[0]['score'])
     for name, way, theirs_way in (('forward', forward, 'forward'), ('forward and backward', backward, 'backward')):
       say(f'{case}: {name}')
-      sides = {implementation: jitted(way(score, implementation), *given) for implementation in implementations}
+      sides = {implementation: jitted(way(score, implementation, causal), *given) for implementation in implementations}
       sides |= {side: runs[theirs_way] for side, runs in theirs.items()}
       timings += compare('kernels', f'{case}, {name}', sides, repeats=repeats)
   return timings
@@ -57,7 +59,7 @@ def kernels(say, repeats: int) -> list[Timing]:
 def growth(say, repeats: int) -> list[Timing]:
   """Forward and backward of one sequence with T = S = 64 ... LONGEST."""
   timings = []
-  for score, implementation, features in (('additive', 'factored', 64), ('scaled_dot', 'chunked', 64)):
+  for score, implementation, features in (('additive', 'factored', 64), ('scaled_dot', 'flash', 64)):
     sizes, seconds = [], []
     for power in range(6, LONGEST.bit_length()):
       size = 2**power

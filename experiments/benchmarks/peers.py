@@ -1,5 +1,6 @@
 """The same work in PyTorch, as its users would write it. Nothing of it where torch is not installed."""
 
+import functools
 import os
 from collections.abc import Callable
 
@@ -17,16 +18,16 @@ except ImportError:
 VERSION = f'PyTorch {torch.__version__}' if torch else 'no PyTorch (pip install -r requirements-bench.txt)'
 
 
-def attention(say, score: str, query, key, value, params) -> dict[str, dict[str, Side]]:
+def attention(say, score: str, causal: bool, query, key, value, params) -> dict[str, dict[str, Side]]:
   """{'torch': {'forward': Side, 'backward': Side}, ...} of one score of WAYS."""
   if torch is None:
     return {}
   given = [torch.tensor(x) for x in (query, key, value)]
-  ways = WAYS[score](say, given, {name: torch.tensor(np.asarray(p)) for name, p in params.items()})
+  ways = WAYS[score](say, given, {name: torch.tensor(np.asarray(p)) for name, p in params.items()}, causal)
   return {name: {'forward': _forward(way, given), 'backward': _backward(way, given)} for name, way in ways.items()}
 
 
-def _additive(say, given, params) -> dict[str, Callable]:
+def _additive(say, given, params, causal) -> dict[str, Callable]:
   def formula(query, key, value):
     scores = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ params['v']
     return torch.softmax(scores, -1) @ value
@@ -40,8 +41,8 @@ def _additive(say, given, params) -> dict[str, Callable]:
   return {'torch': formula, 'torch.compile': compiled}
 
 
-def _scaled_dot(say, given, params) -> dict[str, Callable]:
-  return {'torch sdpa': torch.nn.functional.scaled_dot_product_attention}
+def _scaled_dot(say, given, params, causal) -> dict[str, Callable]:
+  return {'torch sdpa': functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=causal)}
 
 
 WAYS = {'additive': _additive, 'scaled_dot': _scaled_dot}

@@ -1,0 +1,213 @@
+"""Implementation 'flash': products q · k with softmax, block by block (Dao et al. 2022, algorithms 1, 2 and 4).
+
+The weights are never in memory, in value or gradient: a block of them is made from its queries and keys, used and
+forgotten, and made again from the saved log of its sum where the gradient asks for it. Blocks that no query may look
+into are left out, so that a causal mask saves half of the work, and only blocks that are partly hidden read the mask.
+
+Blocks stand as [keys, queries]. Maxima and sums then run along the first axis, which compilers vectorise, and every
+product has its operands in the order that CPUs multiply fastest. Sequences of a batch and heads follow one another: the
+working set is that of one, and each of its products is large enough for all cores.
+
+Weights that are asked for are [T, S] whatever one does; then this is the definition. Derivatives of the gradient are
+not offered.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import sequential_vmap
+
+from attention_jax.functional import attend as definition
+from attention_jax.functional.attend import Attended, Memory, call, hide, project
+from attention_jax.functional.dense import plain, softmax, temperature_of
+from attention_jax.functional.masking import accumulator, lowest, masked, vary_like
+from attention_jax.functional.table import Row
+
+BLOCK = 1024  # queries, and keys, of a block: a megabyte of scores for each 512 of one and of the other
+
+
+def refuse(score: Row, alignment: Row) -> str:
+  """Why this pair cannot be computed so; '' if it can."""
+  if score.product is None:
+    return 'the score is not a product q . k with q of the query and k of the key alone'
+  if plain(alignment.fn) is not softmax:
+    return 'the alignment is not softmax'
+  return ''
+
+
+def attend(
+  score: Row, alignment: Row, params, query, memory: Memory, *, bias=None, rng=None, deterministic=True,
+  return_weights=True,
+) -> Attended:  # fmt: skip
+  """As functional.attend."""
+  if return_weights:
+    return definition.attend(
+      score, alignment, params, query, memory, bias=bias, rng=rng, deterministic=deterministic
+    )
+  memory = hide(memory)
+
+  def parts(query):
+    return call(score.product, (project(query, params, 'query'), memory.key), params.get('score', {}), {}, ())[0]
+
+  q, k = jax.vmap(parts, out_axes=(0, None))(query)
+  dtype = accumulator(q, k, memory.value)
+  scale = 1 / jnp.asarray(temperature_of(alignment.fn), dtype)
+  mask = memory.mask if memory.mask.ndim == 2 else memory.mask[None]
+  if bias is not None:
+    mask = mask & ~jnp.isneginf(bias)
+    bias = masked(bias, mask).astype(dtype) * scale
+  given = [x.astype(dtype) for x in (q, k, memory.value)]
+  context = attended(given[0] * scale, *given[1:], mask, bias)
+  return Attended(context.astype(memory.value.dtype), None)
+
+
+@jax.custom_vjp
+def attended(q, k, v, mask, bias) -> jax.Array:
+  """softmax(q kᵀ + bias) v over what the mask shows, 0 where it shows nothing.
+
+  Args: q [T, D], k [S, D], v [S, V] of one floating type; mask [T, S] or, for all queries, [1, S]; bias [T, S] or None.
+  Returns: [T, V].
+  """
+  return _forward(q, k, v, mask, bias)[0]
+
+
+def _saved(q, k, v, mask, bias):
+  context, log = _forward(q, k, v, mask, bias)
+  return context, (q, k, v, mask, bias, context, log)
+
+
+def _gradients(saved, slope):
+  dq, dk, dv, dbias = _backward(*saved, slope)
+  return dq, dk, dv, None, dbias
+
+
+attended.defvjp(_saved, _gradients)
+
+
+class Blocks(NamedTuple):
+  """How T queries and S keys are cut: so many blocks of so many rows, as even as can be."""
+
+  queries: int
+  rows: int
+  keys: int
+  columns: int
+
+  @classmethod
+  def of(cls, steps: int, size: int) -> 'Blocks':
+    even = lambda n: (-(-n // BLOCK), -(-n // -(-n // BLOCK)))
+    return cls(*even(steps), *even(size))
+
+  def by_query(self, x: jax.Array) -> jax.Array:
+    """[T, ...] -> [blocks, rows, ...], filled up with zeros."""
+    return _cut(x, self.queries, self.rows)
+
+  def by_key(self, x: jax.Array) -> jax.Array:
+    return _cut(x, self.keys, self.columns)
+
+  def whole(self, x: jax.Array) -> jax.Array:
+    """[T or 1, S] -> the same, filled up with zeros or False."""
+    rows = 0 if x.shape[0] == 1 else self.queries * self.rows - x.shape[0]
+    return jnp.pad(x, ((0, rows), (0, self.keys * self.columns - x.shape[1])))
+
+  def at(self, x: jax.Array, i, j) -> jax.Array:
+    """Block (i, j) of what `whole` gave, as [columns, rows or 1]."""
+    rows, first = (1, 0) if x.shape[0] == 1 else (self.rows, i * self.rows)
+    return jax.lax.dynamic_slice(x, (first, j * self.columns), (rows, self.columns)).T
+
+  def kinds(self, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """[blocks of queries, of keys] bool: where something is shown, and where nothing is hidden."""
+    rows = mask.reshape(1 if mask.shape[0] == 1 else self.queries, -1, mask.shape[1])
+    by_key = lambda x: x.reshape(x.shape[0], self.keys, -1)
+    kinds = by_key(rows.any(1)).any(-1), by_key(rows.all(1)).all(-1)
+    return tuple(jnp.broadcast_to(kind, (self.queries, self.keys)) for kind in kinds)
+
+
+def _cut(x: jax.Array, blocks: int, rows: int) -> jax.Array:
+  x = jnp.pad(x, ((0, blocks * rows - x.shape[0]), *((0, 0),) * (x.ndim - 1)))
+  return x.reshape(blocks, rows, *x.shape[1:])
+
+
+def _order(live: jax.Array, full: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Of each row of blocks: the full ones, then the other live ones, then the rest; how many of the first, of both."""
+  rank = jnp.where(full, 0, jnp.where(live, 1, 2))
+  return jnp.argsort(rank, axis=1), full.sum(1), live.sum(1)
+
+
+def _walk(step: Callable, order, full, live, carry):
+  """step(masked, block, carry) over the live blocks of a row."""
+  one = lambda hidden: lambda n, carry: step(hidden, order[n], carry)
+  carry = jax.lax.fori_loop(0, full, one(False), carry)
+  return jax.lax.fori_loop(full, live, one(True), carry)
+
+
+@sequential_vmap
+def _forward(q, k, v, mask, bias):
+  """The context [T, V], and the log of the sum of exponentials [T], inf where there is nothing to sum."""
+  (steps, _), (size, width) = q.shape, v.shape
+  cut = Blocks.of(steps, size)
+  shown, added = cut.whole(mask), None if bias is None else cut.whole(bias)
+  keys, values = cut.by_key(k), cut.by_key(v).swapaxes(1, 2)
+
+  def row(xs):
+    i, query, order, full, live = xs
+
+    def step(hidden, j, carry):
+      top, total, context = carry
+      scores = _scores(keys[j], query, cut, shown, added, hidden, i, j)
+      highest = jnp.maximum(top, scores.max(0, keepdims=True))
+      weights, before = jnp.exp(scores - highest), jnp.exp(top - highest)
+      return highest, total * before + weights.sum(0, keepdims=True), context * before + values[j] @ weights
+
+    zeros = lambda size: jnp.zeros((size, cut.rows), q.dtype)
+    start = vary_like((zeros(1) + lowest(q.dtype), zeros(1), zeros(width)), q, k, v, mask, bias)
+    top, total, context = _walk(step, order, full, live, start)
+    some = total > 0
+    log = jnp.where(some, top + jnp.log(jnp.where(some, total, 1.0)), jnp.inf)
+    return (context / jnp.where(some, total, 1.0)).T, log[0]
+
+  context, log = jax.lax.map(row, (jnp.arange(cut.queries), cut.by_query(q), *_order(*cut.kinds(shown))))
+  return context.reshape(-1, width)[:steps], log.reshape(-1)[:steps]
+
+
+@sequential_vmap
+def _backward(q, k, v, mask, bias, context, log, slope):
+  """The gradients of q, k, v and bias."""
+  (steps, features), (size, width) = q.shape, v.shape
+  cut = Blocks.of(steps, size)
+  shown, added = cut.whole(mask), None if bias is None else cut.whole(bias)
+  queries, slopes, logs = cut.by_query(q), cut.by_query(slope), cut.by_query(log)
+  shared = cut.by_query((slope * context).sum(1))
+  keys = cut.by_key(k)
+
+  def column(carry, xs):
+    j, key, key_t, value, order, full, live = xs
+
+    def step(hidden, i, carry):
+      (dq, dbias), dk, dv = carry
+      weights = jnp.exp(_scores(key, queries[i], cut, shown, added, hidden, i, j) - logs[i][None])
+      dscores = weights * (value @ slopes[i].T - shared[i][None])
+      if bias is not None:
+        dbias = jax.lax.dynamic_update_slice(dbias, dscores.T, (i * cut.rows, j * cut.columns))
+      return (dq.at[i].add(key_t @ dscores), dbias), dk + dscores @ queries[i], dv + weights @ slopes[i]
+
+    start = jnp.zeros((cut.columns, features), q.dtype), jnp.zeros((cut.columns, width), q.dtype)
+    carry, dk, dv = _walk(step, order, full, live, (carry, *vary_like(start, q, k, v, mask, bias, slope)))
+    return carry, (dk, dv)
+
+  start = jnp.zeros((cut.queries, features, cut.rows), q.dtype), None if bias is None else jnp.zeros_like(added)
+  live, full = cut.kinds(shown)
+  xs = (jnp.arange(cut.keys), keys, keys.swapaxes(1, 2), cut.by_key(v), *_order(live.T, full.T))
+  (dq, dbias), (dk, dv) = jax.lax.scan(column, vary_like(start, q, k, v, mask, bias, slope), xs)
+  dq = dq.swapaxes(1, 2).reshape(-1, features)[:steps]
+  dbias = None if bias is None else dbias[:steps, :size]
+  return dq, dk.reshape(-1, features)[:size], dv.reshape(-1, width)[:size], dbias
+
+
+def _scores(key, query, cut: Blocks, shown, added, hidden: bool, i, j) -> jax.Array:
+  """The scores [columns, rows] of block (i, j), -inf where they are masked; `hidden`, whether any may be."""
+  scores = key @ query.T
+  if added is not None:
+    scores = scores + cut.at(added, i, j)
+  return jnp.where(cut.at(shown, i, j), scores, -jnp.inf) if hidden else scores
