@@ -14,7 +14,7 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Memory, project
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, learned, lookup
-from attention_jax.kernels import chunked, factored, flash, pallas_additive, window
+from attention_jax.kernels import chunked, cudnn, factored, flash, pallas_additive, window
 
 
 class Implementation(NamedTuple):
@@ -49,6 +49,10 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   'flash': Implementation(
     'products q . k with softmax, block by block: weights never in memory, hidden blocks left out; without weights',
     flash.attend, definition.attend_step, flash.refuse,
+  ),
+  'cudnn': Implementation(
+    "products q . k with softmax by NVIDIA's kernel, in bfloat16 or float16; without weights",
+    cudnn.attend, definition.attend_step, cudnn.refuse,
   ),
   'pallas_additive': Implementation(
     'additive scores with softmax in Pallas, on a GPU or a TPU: [T, S, F] never leaves fast memory',

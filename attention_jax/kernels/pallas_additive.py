@@ -81,8 +81,8 @@ def refuse(score: Row, alignment: Row) -> str:
     return 'the score is not v . tanh(q + k) with q of the query and k of the key alone'
   if plain(alignment.fn) is not softmax:
     return 'the alignment is not softmax'
-  if _here() not in TARGETS:
-    return f'needs a GPU or a TPU, this machine has {_here()}'
+  if here() not in TARGETS:
+    return f'needs a GPU or a TPU, this machine has {here()}'
   return ''
 
 
@@ -105,7 +105,7 @@ def attend(
   if bias is not None:
     mask = mask & ~jnp.isneginf(bias)
     barred = jnp.where(mask, masked(bias, mask).astype(jnp.float32) * scale, -jnp.inf)
-  plan = Plan(_here(), return_weights, bias is not None)
+  plan = Plan(here(), return_weights, bias is not None)
   given = [jnp.asarray(x, jnp.float32) for x in (q, k, v * scale, barred, memory.value)]
   nothing = vary_like(jnp.zeros(()), *given)  # shard_map: all arrays of a kernel vary over the same axes of the mesh
   given = [x + nothing for x in given]
@@ -113,7 +113,8 @@ def attend(
   return Attended(context.astype(memory.value.dtype), weights)
 
 
-def _here() -> str:
+def here() -> str:
+  """What kernels are made for: what this machine has, unless `target` says otherwise."""
   return _chosen.get() or jax.default_backend()
 
 

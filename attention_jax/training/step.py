@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -65,7 +66,7 @@ def make_train_step(
     return sums, grads
 
   def update(root, state, batch):
-    rng = jax.random.fold_in(root, state.step)
+    rng = jax.random.fold_in(jax.random.wrap_key_data(root), state.step)
     whole = gradients if accumulate == 1 else _in_parts(gradients, accumulate, sharding(mesh, 'parts'))
     sums, grads = whole(state.params, state.running, batch, rng)
     count = jnp.maximum(sums['tokens'], 1)
@@ -82,7 +83,9 @@ def make_train_step(
     return TrainState(step, params, opt_state, averages, update_running(state.running, metrics, step)), metrics
 
   several = not isinstance(seed, int)
-  root = jax.vmap(jax.random.key)(jnp.asarray(seed)) if several else jax.random.key(seed)
+  # As plain numbers, which several processes can put on one mesh.
+  key_data = lambda seed: np.asarray(jax.random.key_data(jax.random.key(seed)))
+  root = np.stack([key_data(one) for one in seed]) if several else key_data(seed)
   update = jax.vmap(update, spmd_axis_name='seed') if several else update
   states, rows = ('states', 'batches') if several else ('state', 'batch')
   held = sharding(mesh, states)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attention_jax.errors import choose
-from experiments.benchmarks import kernels, limits, peers, systems
+from experiments.benchmarks import kernels, limits, peers, seeds, systems
 from experiments.benchmarks.measure import Timing
 
 SUITES: Mapping[str, Callable[[Callable, int], list[Timing]]] = {
@@ -24,6 +24,7 @@ SUITES: Mapping[str, Callable[[Callable, int], list[Timing]]] = {
   'kernels': kernels.kernels,
   'growth': kernels.growth,
   'training': systems.training,
+  'seeds': seeds.side_by_side,
   'decoding': systems.decoding,
   'pipeline': systems.pipeline,
   'startup': systems.startup,
@@ -83,7 +84,7 @@ def _short(number: float) -> str:
 def draw(timings: Sequence[Timing], folder: Path) -> list[Path]:
   """Speeds beside the first side of each case, and times over lengths."""
   written = []
-  if shown := [t for t in timings if t.suite in ('kernels', 'training', 'decoding')]:
+  if shown := [t for t in timings if t.suite in ('kernels', 'training', 'seeds', 'decoding')]:
     figure = Figure(figsize=(9, 0.32 * len(shown) + 1), layout='constrained')
     axes = figure.subplots()
     cases = list(dict.fromkeys(t.case for t in shown))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import attention_jax as aj
-from experiments.benchmarks import limits, report, systems
+from experiments.benchmarks import limits, report, seeds, systems
 from experiments.benchmarks.measure import Side, Timing, compare, exponent, jitted
 
 
@@ -63,3 +63,14 @@ def test_batches_have_the_lengths_of_their_bucket():
   batch = systems.batch_of(14)
   assert batch.source.shape == (systems.ROWS, 14) and set(batch.source_mask.sum(1)) <= {11, 12, 13, 14}
   assert (batch.target > 0).sum() == batch.target_mask.sum()
+
+
+def test_seeds_are_compared_on_the_same_work():
+  config, words, bucket = seeds.CASES['cmudict:luong2015']
+  config = config.copy_and_resolve_references()
+  config.model.update({'encoder': 'rnn(features=4)', 'decoder': 'luong(features=4)', 'embedding': 4})
+  config.model.attention.score = 'general'
+  batch = seeds.batch_of(8, words, bucket)
+  assert batch.source.shape == (8, 9) and 6 <= batch.target_mask.sum(1).min() <= batch.target_mask.sum(1).max() <= 9
+  for make in (seeds.updating, seeds.together):
+    make(config, words, batch, 2).run()

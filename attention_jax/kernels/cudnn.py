@@ -1,0 +1,63 @@
+"""Implementation 'cudnn': products q · k with softmax by NVIDIA's own kernel, as jax.nn offers it, under our contract.
+
+It computes in bfloat16 or float16 with float32 sums, takes one width for queries, keys and values, and gives uniform
+weights to a query that may look nowhere: widths are filled up with zeros, and such a query gets the zeros it is owed.
+Weights that are asked for are [T, S] whatever one does; then this is the definition.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.errors import UserError
+from attention_jax.functional import attend as definition
+from attention_jax.functional.attend import Attended, Memory, call, hide, project
+from attention_jax.functional.dense import temperature_of
+from attention_jax.functional.masking import masked
+from attention_jax.functional.table import Row
+from attention_jax.kernels import flash
+from attention_jax.kernels.pallas_additive import here
+
+KERNEL = 'cudnn'  # of jax.nn.dot_product_attention; tests put 'xla' here
+TYPES = ('bfloat16', 'float16')
+WIDEST, STEP = 128, 8  # of features: what every GPU since Ampere takes, and what it must be a multiple of
+
+
+def refuse(score: Row, alignment: Row) -> str:
+  """Why this pair cannot be computed so, here; '' if it can."""
+  if reason := flash.refuse(score, alignment):
+    return reason
+  return '' if here() == 'gpu' else f'needs an NVIDIA GPU, this machine has {here()}'
+
+
+def attend(
+  score: Row, alignment: Row, params, query, memory: Memory, *, bias=None, rng=None, deterministic=True,
+  return_weights=True,
+) -> Attended:  # fmt: skip
+  """As functional.attend. Raises: UserError for other types than TYPES, and for more than WIDEST features."""
+  if return_weights:
+    return definition.attend(
+      score, alignment, params, query, memory, bias=bias, rng=rng, deterministic=deterministic
+    )
+  memory = hide(memory)
+  dtype = memory.value.dtype
+  if dtype.name not in TYPES:
+    raise UserError(f"implementation 'cudnn' computes in {' or '.join(TYPES)}, got {dtype}; possible: 'flash'")
+
+  def parts(query):
+    return call(score.product, (project(query, params, 'query'), memory.key), params.get('score', {}), {}, ())[0]
+
+  q, k = jax.vmap(parts, out_axes=(0, None))(query)
+  width = max(q.shape[-1], memory.value.shape[-1])
+  if width > WIDEST:
+    raise UserError(f"implementation 'cudnn' takes at most {WIDEST} features, got {width}; possible: 'flash'")
+  scale = 1 / jnp.asarray(temperature_of(alignment.fn), jnp.float32)
+  mask = jnp.broadcast_to(memory.mask, (query.shape[0], k.shape[0]))
+  if bias is not None:
+    mask = mask & ~jnp.isneginf(bias)
+    bias = (masked(bias, mask).astype(jnp.float32) * scale).astype(dtype)[None, None]
+  grown = lambda x: jnp.pad(x.astype(dtype), ((0, 0), (0, -(-width // STEP) * STEP - x.shape[-1])))[None, :, None]
+  context = jax.nn.dot_product_attention(
+    grown(q.astype(jnp.float32) * scale), grown(k), grown(memory.value), bias, mask[None, None], scale=1.0,
+    implementation=KERNEL,
+  )  # fmt: skip
+  return Attended(masked(context[0, :, 0, : memory.value.shape[-1]], mask.any(-1)), None)
