@@ -107,6 +107,17 @@ def call(fn, args: tuple, params: Params, supplies: Mapping[str, Any], state):
   return fn(*args, **given, state=state)
 
 
+def parts_of(fn, params: Params, query: Float[Array, 'T D'], memory: Memory) -> tuple:
+  """fn(query, key), a row's `tanh_sum` or `product`: its first part for each query, and what is the same for all."""
+
+  def one(query):
+    first, *rest = call(fn, (project(query, params, 'query'), memory.key), params.get('score', {}), {}, ())[0]
+    return first, rest
+
+  first, rest = jax.vmap(one, out_axes=(0, None))(query)
+  return first, *rest
+
+
 def score_keys(score: Row, query: Array, key: Array, params: Params, supplies: Mapping[str, Any], state):
   """The scores of one projected query, and the score's new state. Raises: UserError for shapes that do not fit."""
   try:

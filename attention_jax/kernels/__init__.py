@@ -47,11 +47,11 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     factored.attend, definition.attend_step, factored.refuse,
   ),
   'flash': Implementation(
-    'products q . k with softmax, block by block: weights never in memory, hidden blocks left out; without weights',
+    'products q . k with softmax, block by block, hidden blocks left out: no weights in memory unless asked for',
     flash.attend, definition.attend_step, flash.refuse,
   ),
   'cudnn': Implementation(
-    "products q . k with softmax by NVIDIA's kernel, in bfloat16 or float16; without weights",
+    "products q . k with softmax by NVIDIA's kernel, in bfloat16 or float16; it has no weights to give",
     cudnn.attend, definition.attend_step, cudnn.refuse,
   ),
   'pallas_additive': Implementation(

@@ -2,15 +2,14 @@
 
 It computes in bfloat16 or float16 with float32 sums, takes one width for queries, keys and values, and gives uniform
 weights to a query that may look nowhere: widths are filled up with zeros, and such a query gets the zeros it is owed.
-Weights that are asked for are [T, S] whatever one does; then this is the definition.
+It has no weights to give.
 """
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.errors import UserError
-from attention_jax.functional import attend as definition
-from attention_jax.functional.attend import Attended, Memory, call, hide, project
+from attention_jax.functional.attend import Attended, Memory, hide, parts_of
 from attention_jax.functional.dense import temperature_of
 from attention_jax.functional.masking import masked
 from attention_jax.functional.table import Row
@@ -33,20 +32,18 @@ def attend(
   score: Row, alignment: Row, params, query, memory: Memory, *, bias=None, rng=None, deterministic=True,
   return_weights=True,
 ) -> Attended:  # fmt: skip
-  """As functional.attend. Raises: UserError for other types than TYPES, and for more than WIDEST features."""
+  """As functional.attend.
+
+  Raises: UserError where weights are asked for, for other types than TYPES, and for more than WIDEST features.
+  """
   if return_weights:
-    return definition.attend(
-      score, alignment, params, query, memory, bias=bias, rng=rng, deterministic=deterministic
-    )
+    raise UserError("implementation 'cudnn' has no weights to give; possible: return_weights=False, or 'flash'")
   memory = hide(memory)
   dtype = memory.value.dtype
   if dtype.name not in TYPES:
     raise UserError(f"implementation 'cudnn' computes in {' or '.join(TYPES)}, got {dtype}; possible: 'flash'")
 
-  def parts(query):
-    return call(score.product, (project(query, params, 'query'), memory.key), params.get('score', {}), {}, ())[0]
-
-  q, k = jax.vmap(parts, out_axes=(0, None))(query)
+  q, k = parts_of(score.product, params, query, memory)
   width = max(q.shape[-1], memory.value.shape[-1])
   if width > WIDEST:
     raise UserError(f"implementation 'cudnn' takes at most {WIDEST} features, got {width}; possible: 'flash'")

@@ -9,7 +9,7 @@ import functools
 
 import jax
 
-from attention_jax.functional.attend import Memory, call, is_recurrent, over_queries, project, weigh
+from attention_jax.functional.attend import Memory, is_recurrent, over_queries, parts_of, weigh
 from attention_jax.functional.table import Row
 from attention_jax.kernels import chunked, tanh_sum
 
@@ -24,11 +24,7 @@ def refuse(score: Row, alignment: Row) -> str:
 def score_together(score: Row, alignment: Row, params, carry, xs, memory: Memory, deterministic: bool):
   """The scores of a block of queries by one contraction, then its weights -> carry, Attended."""
   query, mask, bias, rngs = xs
-
-  def parts(query):
-    return call(score.tanh_sum, (project(query, params, 'query'), memory.key), params.get('score', {}), {}, ())[0]
-
-  q, k, v, offset = jax.vmap(parts, out_axes=(0, None, None, None))(query)
+  q, k, v, offset = parts_of(score.tanh_sum, params, query, memory)
   scores = tanh_sum.scores(q, k, v, mask.any(0)) + offset
 
   def one(carry, xs):

@@ -2,14 +2,13 @@
 
 The weights are never in memory, in value or gradient: a block of them is made from its queries and keys, used and
 forgotten, and made again from the saved log of its sum where the gradient asks for it. Blocks that no query may look
-into are left out, so that a causal mask saves half of the work, and only blocks that are partly hidden read the mask.
+into are left out, up to half of them under a causal mask, and only blocks that are partly hidden read the mask.
 
 Blocks stand as [keys, queries]. Maxima and sums then run along the first axis, which compilers vectorise, and every
 product has its operands in the order that CPUs multiply fastest. Sequences of a batch and heads follow one another: the
 working set is that of one, and each of its products is large enough for all cores.
 
-Weights that are asked for are [T, S] whatever one does; then this is the definition. Derivatives of the gradient are
-not offered.
+Weights, where asked for, are one more product, [T, S], from the saved log. Derivatives of the gradient are not offered.
 """
 
 from collections.abc import Callable
@@ -19,13 +18,12 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
-from attention_jax.functional import attend as definition
-from attention_jax.functional.attend import Attended, Memory, call, hide, project
+from attention_jax.functional.attend import Attended, Memory, hide, parts_of
 from attention_jax.functional.dense import plain, softmax, temperature_of
 from attention_jax.functional.masking import accumulator, lowest, masked, vary_like
 from attention_jax.functional.table import Row
 
-BLOCK = 1024  # queries, and keys, of a block: a megabyte of scores for each 512 of one and of the other
+BLOCK = 1024  # queries, and keys, of a block: 4 MB of scores in float32
 
 
 def refuse(score: Row, alignment: Row) -> str:
@@ -42,44 +40,43 @@ def attend(
   return_weights=True,
 ) -> Attended:  # fmt: skip
   """As functional.attend."""
-  if return_weights:
-    return definition.attend(
-      score, alignment, params, query, memory, bias=bias, rng=rng, deterministic=deterministic
-    )
   memory = hide(memory)
-
-  def parts(query):
-    return call(score.product, (project(query, params, 'query'), memory.key), params.get('score', {}), {}, ())[0]
-
-  q, k = jax.vmap(parts, out_axes=(0, None))(query)
+  q, k = parts_of(score.product, params, query, memory)
   dtype = accumulator(q, k, memory.value)
   scale = 1 / jnp.asarray(temperature_of(alignment.fn), dtype)
   mask = memory.mask if memory.mask.ndim == 2 else memory.mask[None]
   if bias is not None:
     mask = mask & ~jnp.isneginf(bias)
     bias = masked(bias, mask).astype(dtype) * scale
-  given = [x.astype(dtype) for x in (q, k, memory.value)]
-  context = attended(given[0] * scale, *given[1:], mask, bias)
-  return Attended(context.astype(memory.value.dtype), None)
+  q, k, v = (x.astype(dtype) for x in (q * scale, k, memory.value))
+  context, log = attended(q, k, v, mask, bias)
+  weights = _weights(q, k, mask, bias, log) if return_weights else None
+  return Attended(context.astype(memory.value.dtype), weights)
+
+
+def _weights(q, k, mask, bias, log) -> jax.Array:
+  """[T, S], from the log of the sum of each query's exponentials; its gradient goes on through that."""
+  scores = q @ k.T if bias is None else q @ k.T + bias
+  return jnp.where(mask, jnp.exp(jnp.where(mask, scores - log[:, None], 0.0)), 0.0)
 
 
 @jax.custom_vjp
-def attended(q, k, v, mask, bias) -> jax.Array:
-  """softmax(q kᵀ + bias) v over what the mask shows, 0 where it shows nothing.
+def attended(q, k, v, mask, bias) -> tuple[jax.Array, jax.Array]:
+  """softmax(q kᵀ + bias) v over what the mask shows, 0 where it shows nothing; and the log of its sum of exponentials.
 
   Args: q [T, D], k [S, D], v [S, V] of one floating type; mask [T, S] or, for all queries, [1, S]; bias [T, S] or None.
-  Returns: [T, V].
+  Returns: [T, V]; [T], inf where nothing is shown.
   """
-  return _forward(q, k, v, mask, bias)[0]
+  return _forward(q, k, v, mask, bias)
 
 
 def _saved(q, k, v, mask, bias):
   context, log = _forward(q, k, v, mask, bias)
-  return context, (q, k, v, mask, bias, context, log)
+  return (context, log), (q, k, v, mask, bias, context, log)
 
 
-def _gradients(saved, slope):
-  dq, dk, dv, dbias = _backward(*saved, slope)
+def _gradients(saved, slopes):
+  dq, dk, dv, dbias = _backward(*saved, *slopes)
   return dq, dk, dv, None, dbias
 
 
@@ -172,13 +169,13 @@ def _forward(q, k, v, mask, bias):
 
 
 @sequential_vmap
-def _backward(q, k, v, mask, bias, context, log, slope):
+def _backward(q, k, v, mask, bias, context, log, slope, log_slope):
   """The gradients of q, k, v and bias."""
   (steps, features), (size, width) = q.shape, v.shape
   cut = Blocks.of(steps, size)
   shown, added = cut.whole(mask), None if bias is None else cut.whole(bias)
   queries, slopes, logs = cut.by_query(q), cut.by_query(slope), cut.by_query(log)
-  shared = cut.by_query((slope * context).sum(1))
+  shared = cut.by_query((slope * context).sum(1) - log_slope)
   keys = cut.by_key(k)
 
   def column(carry, xs):
@@ -193,13 +190,13 @@ def _backward(q, k, v, mask, bias, context, log, slope):
       return (dq.at[i].add(key_t @ dscores), dbias), dk + dscores @ queries[i], dv + weights @ slopes[i]
 
     start = jnp.zeros((cut.columns, features), q.dtype), jnp.zeros((cut.columns, width), q.dtype)
-    carry, dk, dv = _walk(step, order, full, live, (carry, *vary_like(start, q, k, v, mask, bias, slope)))
+    carry, dk, dv = _walk(step, order, full, live, (carry, *vary_like(start, q, k, v, mask, bias, slope, log_slope)))
     return carry, (dk, dv)
 
   start = jnp.zeros((cut.queries, features, cut.rows), q.dtype), None if bias is None else jnp.zeros_like(added)
   live, full = cut.kinds(shown)
   xs = (jnp.arange(cut.keys), keys, keys.swapaxes(1, 2), cut.by_key(v), *_order(live.T, full.T))
-  (dq, dbias), (dk, dv) = jax.lax.scan(column, vary_like(start, q, k, v, mask, bias, slope), xs)
+  (dq, dbias), (dk, dv) = jax.lax.scan(column, vary_like(start, q, k, v, mask, bias, slope, log_slope), xs)
   dq = dq.swapaxes(1, 2).reshape(-1, features)[:steps]
   dbias = None if bias is None else dbias[:steps, :size]
   return dq, dk.reshape(-1, features)[:size], dv.reshape(-1, width)[:size], dbias

@@ -26,7 +26,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from attention_jax.errors import UserError, choose
-from attention_jax.functional.attend import Attended, Memory, call, hide, project
+from attention_jax.functional.attend import Attended, Memory, hide, parts_of
 from attention_jax.functional.dense import plain, softmax, temperature_of
 from attention_jax.functional.masking import lowest, masked, vary_like
 from attention_jax.functional.table import Row
@@ -94,11 +94,7 @@ def attend(
   if jnp.float64 in (query.dtype, memory.key.dtype, memory.value.dtype):
     raise UserError("implementation 'pallas_additive' computes in float32; give it no float64, or take 'factored'")
   memory = hide(memory)
-
-  def parts(query):
-    return call(score.tanh_sum, (project(query, params, 'query'), memory.key), params.get('score', {}), {}, ())[0]
-
-  q, k, v, _ = jax.vmap(parts, out_axes=(0, None, None, None))(query)
+  q, k, v, _ = parts_of(score.tanh_sum, params, query, memory)
   scale = 1 / jnp.asarray(temperature_of(alignment.fn), jnp.float32)
   mask = memory.mask if memory.mask.ndim == 2 else memory.mask[None]
   barred = jnp.where(mask, 0.0, -jnp.inf)

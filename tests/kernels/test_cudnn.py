@@ -47,6 +47,8 @@ def test_what_it_cannot_do_it_says(monkeypatch):
     run('cudnn', problem(), alignment='sparsemax')
   monkeypatch.setattr(cudnn, 'KERNEL', 'xla')
   monkeypatch.setattr(cudnn, 'here', lambda: 'gpu')
+  with pytest.raises(aj.UserError, match="'cudnn' has no weights to give; possible: return_weights=False, or 'flash'"):
+    run('cudnn', problem(), return_weights=True)
   with pytest.raises(aj.UserError, match="in bfloat16 or float16, got float32; possible: 'flash'"):
     run('cudnn', problem(jnp.float32))
   with pytest.raises(aj.UserError, match='at most 128 features, got 130'):

@@ -128,10 +128,31 @@ def test_only_blocks_that_are_seen_are_walked():
   assert full.tolist() == [1] * 4 and live.tolist() == [2] * 4
 
 
-def test_weights_on_request_and_what_it_refuses():
+@pytest.mark.parametrize('bias', [None, BIAS], ids=['plain', 'biased'])
+def test_weights_on_request_have_gradients_of_their_own(bias):
   params, query, key, value = problem()
-  ways = [aj.attend(query, key, value, OWN, params=params, implementation=name) for name in ('flash', 'xla')]
-  jax.tree.map(np.testing.assert_array_equal, *ways)
+
+  def loss(implementation, query, key):
+    given = {'params': params, 'bias': bias, 'implementation': implementation}
+    attended = aj.attend(query, key, value, OWN, **given)
+    return jnp.sum(jnp.sin(attended.context)) + jnp.sum(jnp.cos(3 * attended.weights)), attended
+
+  run = lambda name: jax.jit(jax.value_and_grad(functools.partial(loss, name), (0, 1), has_aux=True))(query, key)
+  assert_close(run('flash'), run('xla'))
+
+
+def test_the_kernel_runs_when_a_model_attends(monkeypatch):
+  seen, attended = [], flash.attended
+  monkeypatch.setattr(flash, 'attended', lambda *given: seen.append(1) or attended(*given))
+  module = aj.Attention('general', 'softmax', 6, implementation='flash')
+  query, encoded = jnp.ones((B, T, D)), jnp.ones((B, S, D))
+  look = lambda module: module.parallel(query, module.remember(encoded, jnp.ones((B, S), bool)))
+  module.init_with_output(jax.random.key(0), method=look)
+  assert seen
+
+
+def test_what_it_refuses():
+  params, query, key, value = problem()
   with pytest.raises(aj.UserError, match="'flash' cannot compute this: the score is not a product"):
     run('flash', params, query, key, value, score='location')
   with pytest.raises(aj.UserError, match="'flash' cannot compute this: the alignment is not softmax"):
