@@ -4,7 +4,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from attention_jax.training.metrics import Spread, higher_is_better, measure, ov
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import check_rows, make_mesh, sharding
 from attention_jax.training.prediction import Predictor
-from attention_jax.training.seeds import fit_seeds
+from attention_jax.training.seeds import Results, fit_seeds
 from attention_jax.training.state import TrainState, evaluation_params, init_state
 from attention_jax.training.step import step_rngs
 
@@ -100,19 +100,8 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
     tasks.save_vocabularies(config['data'], data, str(folder))
   began, direction = time.monotonic(), 'max' if selectable(config)[training.select] else 'min'
   given = {'loss': loss, 'evaluate': _validation(config, model, data), 'direction': direction}
-  if len(seeds) == 1:
-    members = [(config, folder)]
-    result = fit(
-      folder, training, params=params[0], stream=lambda start, stop: stream(batches[0], start, stop), **given
-    )
-    step, reasons, compilations = int(result.state.step), [result.reason], result.compilations
-  else:
-    members = _members(config, folder, data)
-    together = Together(batches)
-    step, reasons, compilations = fit_seeds(
-      folder, [own for _, own in members], training, params=params,
-      stream=lambda start, stop: stream(together, start, stop), **given,
-    )  # fmt: skip
+  members = _members(config, folder, data)
+  step, reasons, compilations = _fit(folder, [own for _, own in members], training, params, batches, given)
   for reason in dict.fromkeys(reasons):
     say(f'{reason} ({time.monotonic() - began:.0f} s, {compilations} shapes compiled)')
   if any(reason.startswith('stopped by') for reason in reasons):
@@ -120,6 +109,19 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
     return {}
   found = [_finish(own_config, own, model, data, say) for own_config, own in members]
   return found[0] if len(seeds) == 1 else _summary(folder, seeds, found, say)
+
+
+def _fit(
+  folder: Path, folders: Sequence[Path], training: Training, params: Sequence[Any], batches: Sequence[Batches],
+  given: Mapping[str, Any],
+) -> Results:  # fmt: skip
+  """One run by itself, several side by side. `folders`, `params` and `batches`: of each run; `given`: for either."""
+  if len(params) > 1:
+    together = lambda start, stop: stream(Together(batches), start, stop)
+    return fit_seeds(folder, folders, training, params=params, stream=together, **given)
+  alone = lambda start, stop: stream(batches[0], start, stop)
+  result = fit(folder, training, params=params[0], stream=alone, **given)
+  return Results(int(result.state.step), [result.reason], result.compilations)
 
 
 def open_run(folder: str | Path, checkpoint: str = 'best') -> Run:
@@ -161,7 +163,9 @@ def _own(folder: Path, seed: int) -> Path:
 
 
 def _members(config: Config, folder: Path, data: tasks.Data) -> list[tuple[Config, Path]]:
-  """The config and the folder of each of several runs: those that it would have if it were trained alone."""
+  """The config and the folder of each run; of several, those that it would have if it were trained alone."""
+  if config['seeds'] == 1:
+    return [(config, folder)]
   configs = [dict(config, seeds=1, training=config['training'] | {'seed': seed}) for seed in _seeds(config)]
   members = [(own, prepare_folder(_own(folder, own['training']['seed']), own)) for own in configs]
   for own, path in members:

@@ -26,10 +26,13 @@ def due(step: int, every: int, last: bool = False) -> bool:
 
 
 class Guard:
-  """Stops at the first update whose loss or gradient is not finite, naming it; looks whenever another hook is due."""
+  """Stops at the first update whose loss or gradient is not finite, naming it; looks whenever another hook is due.
 
-  def __init__(self, cadences: Sequence[int], checkpoints: Checkpoints):
-    self._cadences, self._checkpoints = cadences, checkpoints
+  Args: seeds, of runs side by side, whose losses are arrays; none for one run.
+  """
+
+  def __init__(self, cadences: Sequence[int], checkpoints: Checkpoints, seeds: Sequence[int] = ()):
+    self._cadences, self._checkpoints, self._seeds = cadences, checkpoints, seeds
     self._seen: list[tuple[int, Any]] = []
 
   def __call__(self, step, state, metrics, last):
@@ -39,7 +42,7 @@ class Guard:
     for at, values in jax.device_get(self._seen):
       for name, value in zip(('loss', 'gradient norm'), values, strict=True):
         for run in np.argwhere(~np.isfinite(value))[:1]:  # [] where there is only one
-          whose = f' of run {int(run[0])}' if run.size else ''
+          whose = f' of seed {self._seeds[run[0]]}' if run.size else ''
           possible = 'a lower learning rate, a longer warm-up, clipping'
           what = f'{name}{whose} is {value[tuple(run)]} at step {at}'
           raise UserError(f'{what}; {self._checkpoints.describe()}; possible: {possible}')

@@ -19,6 +19,7 @@ from attention_jax.training.loop import Training, begin, train
 from attention_jax.training.losses import Loss
 from attention_jax.training.partition import make_mesh, sharding
 from attention_jax.training.state import TrainState
+from attention_jax.training.step import TrainStep
 from attention_jax.training.writers import JsonLines, Progress, TensorBoard
 
 
@@ -35,22 +36,23 @@ class Runs:
 
   Args:
     folders, seeds: one of each per run.
-    best: how the evaluations went so far. start: the step that all go on from.
+    best: how the evaluations went so far. stopped: why runs have stopped, by their number. start: the step that all go
+      on from.
     pick: (states, i) -> the state of run i.
     evaluate: a hook made for each run from (its checkpoints, its writers, its best), or None.
   """
 
   def __init__(
-    self, folders: Sequence[Path], seeds: Sequence[int], training: Training, best: Sequence[h.Best], start: int,
-    pick: Callable[[TrainState, int], TrainState], evaluate: Callable[..., h.Evaluate] | None,
-    stack: contextlib.ExitStack,
+    self, folders: Sequence[Path], seeds: Sequence[int], training: Training, best: Sequence[h.Best],
+    stopped: Mapping[int, str], start: int, pick: Callable[[TrainState, int], TrainState],
+    evaluate: Callable[..., h.Evaluate] | None, stack: contextlib.ExitStack,
   ):  # fmt: skip
     close = lambda thing: stack.enter_context(contextlib.closing(thing))
     self._seeds, self._training, self._pick, self._best = seeds, training, pick, list(best)
     self._checkpoints = [close(Checkpoints(folder, training.keep)) for folder in folders]
     self._writers = [[close(JsonLines(folder)), close(TensorBoard(folder, start))] for folder in folders]
     self._progress = close(Progress(start, training.steps))
-    self.stopped = {i: reason for i, one in enumerate(best) if (reason := one.stop(training.patience))}
+    self.stopped = dict(stopped)
     self._evaluations = [
       evaluate(checkpoints=checkpoints, writers=[*writers, self._named(seed)], best=one)
       for checkpoints, writers, seed, one in zip(self._checkpoints, self._writers, seeds, best, strict=True)
@@ -88,6 +90,16 @@ class Runs:
     return lambda step, record: self._progress(step, {'seed': seed, **record})
 
 
+def begin_together(
+  training: Training, loss: Loss, params: Sequence[Any], mesh: Mesh
+) -> tuple[TrainStep, TrainState]:
+  """The update of all runs, whose seeds are training.seed and those that follow, and their states before the first."""
+  seeds = [training.seed + i for i in range(len(params))]
+  train_step, init = begin(training, loss, params[0], mesh, seeds)
+  states = jax.vmap(init)(jax.tree.map(lambda *leaves: np.stack(leaves), *map(jax.device_get, params)))
+  return train_step, jax.device_put(states, sharding(mesh, 'states'))
+
+
 def fit_seeds(
   folder: str | Path, folders: Sequence[Path], training: Training, *, loss: Loss, params: Sequence[Any],
   stream: Callable[[int, int], Iterable], evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None,
@@ -100,13 +112,11 @@ def fit_seeds(
     params: the initial parameters of each.
     stream: (start, stop) -> batches with a first axis of runs; see batching.Together.
     evaluate: as for fit, of one run at a time.
-  Raises: UserError when a loss is no longer finite, naming the run, or a checkpoint cannot be used.
+  Raises: UserError when a loss is no longer finite, naming the seed, or a checkpoint cannot be used.
   """
   seeds = [training.seed + i for i in range(len(folders))]
   mesh = mesh or make_mesh(seeds=len(seeds))
-  train_step, init = begin(training, loss, params[0], mesh, seeds)
-  states = jax.vmap(init)(jax.tree.map(lambda *leaves: np.stack(leaves), *map(jax.device_get, params)))
-  states = jax.device_put(states, sharding(mesh, 'states'))
+  train_step, states = begin_together(training, loss, params, mesh)
   # A run that is looked at alone is on every device, as one that is trained alone.
   pick = jax.jit(lambda states, i: jax.tree.map(lambda x: x[i], states), out_shardings=sharding(mesh, 'state'))
   with contextlib.ExitStack() as stack:
@@ -116,10 +126,10 @@ def fit_seeds(
       states, host = checkpoints.restore(states)
       best = [h.Best(**one) for one in host['best']]
     start, clock = int(states.step[0]), h.Clock()
-    reasons = {i: reason for i, one in enumerate(best) if (reason := one.stop(training.patience))}
+    stopped = {i: reason for i, one in enumerate(best) if (reason := one.stop(training.patience))}
     over = f'all {training.steps} steps are done'
-    if len(reasons) == len(seeds) or start >= training.steps:
-      return Results(start, [reasons.get(i, over) for i in range(len(seeds))], 0)
+    if len(stopped) == len(seeds) or start >= training.steps:
+      return Results(start, [stopped.get(i, over) for i in range(len(seeds))], 0)
 
     def make(**own):
       return h.Evaluate(
@@ -127,10 +137,10 @@ def fit_seeds(
         clock=clock, **own,
       )  # fmt: skip
 
-    runs = Runs(folders, seeds, training, best, start, pick, make if evaluate else None, stack)
+    runs = Runs(folders, seeds, training, best, stopped, start, pick, make if evaluate else None, stack)
     cadences = (training.log_every, training.evaluate_every if evaluate else 0, training.checkpoint_every)
     hooks = [
-      h.Guard(cadences, checkpoints),
+      h.Guard(cadences, checkpoints, seeds),
       h.Log(training.log_every, [runs.write], clock, train_step.compilations),
       runs,
       stack.enter_context(h.Interrupt()),

@@ -1,7 +1,6 @@
 """Eight seeds in one update (config.seeds) beside eight updates one after the other."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -10,7 +9,10 @@ from attention_jax.models.seq2seq import build
 from attention_jax.training.experiment import initial_params
 from attention_jax.training.loop import Training, begin
 from attention_jax.training.losses import sequence_loss
-from attention_jax.training.partition import make_mesh, replicate, sharding
+from attention_jax.training.partition import make_mesh, replicate
+from attention_jax.training.seeds import begin_together
+from attention_jax.training.state import TrainState
+from attention_jax.training.step import TrainStep
 from configs import cmudict, dates
 from experiments.benchmarks.measure import Side, Timing, compare
 
@@ -31,43 +33,35 @@ def batch_of(rows: int, words: tuple[int, int], bucket: tuple[int, int]) -> Batc
   return Batch(*sides, np.arange(rows, dtype=np.int32))
 
 
-def updating(config: ConfigDict, words: tuple[int, int], batch: Batch, seeds: int) -> Side:
-  """One update of one run, `seeds` times; or one update of all of them."""
-  model = build(config.model.to_dict(), *words)
-  params, loss, training = initial_params(model, 0), sequence_loss(model), Training(**config.training.to_dict())
+def updating(config: ConfigDict, words: tuple[int, int], batch: Batch, seeds: int) -> dict[str, Side]:
+  """One update of one run, `seeds` times; and one update of `seeds` runs at once."""
+  model, training = build(config.model.to_dict(), *words), Training(**config.training.to_dict())
+  params, loss = initial_params(model, 0), sequence_loss(model)
   step, init = begin(training, loss, params, make_mesh(), 0)
-  state = [replicate(init(params), make_mesh())]
-
-  def one_by_one():
-    for _ in range(seeds):
-      state[0], metrics = step(state[0], batch)
-    jax.block_until_ready(metrics)
-
-  return Side(one_by_one)
-
-
-def together(config: ConfigDict, words: tuple[int, int], batch: Batch, seeds: int) -> Side:
-  model, mesh = build(config.model.to_dict(), *words), make_mesh(seeds=seeds)
-  params, loss, training = initial_params(model, 0), sequence_loss(model), Training(**config.training.to_dict())
-  step, init = begin(training, loss, params, mesh, list(range(seeds)))
-  many = jax.tree.map(lambda x: jnp.stack([x] * seeds), params)
-  state = [jax.device_put(jax.vmap(init)(many), sharding(mesh, 'states'))]
+  alone = _repeating(step, replicate(init(params), make_mesh()), batch, seeds)
   batches = Batch(*(None if x is None else np.stack([x] * seeds) for x in batch))
+  step, states = begin_together(training, loss, [params] * seeds, make_mesh(seeds=seeds))
+  return {'one after the other': alone, 'side by side': _repeating(step, states, batches, 1)}
 
-  def at_once():
-    state[0], metrics = step(state[0], batches)
+
+def _repeating(step: TrainStep, state: TrainState, batch: Batch, times: int) -> Side:
+  """`times` updates, each of the state that the one before left."""
+  kept = [state]
+
+  def run():
+    for _ in range(times):
+      kept[0], metrics = step(kept[0], batch)
     jax.block_until_ready(metrics)
 
-  return Side(at_once)
+  return Side(run)
 
 
 def side_by_side(say, repeats: int) -> list[Timing]:
   timings = []
   for case, (config, words, bucket) in CASES.items():
     say(f'{SEEDS} seeds of {case}')
-    given = config, words, batch_of(config.data.batch_size, words, bucket), SEEDS
-    sides = {'one after the other': updating(*given), 'side by side': together(*given)}
-    tokens = SEEDS * int(given[2].target_mask.sum())
+    batch = batch_of(config.data.batch_size, words, bucket)
+    sides, tokens = updating(config, words, batch, SEEDS), SEEDS * int(batch.target_mask.sum())
     timings += compare(
       'seeds', f'{case}, {SEEDS} seeds', sides, repeats=repeats, amount=tokens, unit='target tokens'
     )

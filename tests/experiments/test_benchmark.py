@@ -72,5 +72,5 @@ def test_seeds_are_compared_on_the_same_work():
   config.model.attention.score = 'general'
   batch = seeds.batch_of(8, words, bucket)
   assert batch.source.shape == (8, 9) and 6 <= batch.target_mask.sum(1).min() <= batch.target_mask.sum(1).max() <= 9
-  for make in (seeds.updating, seeds.together):
-    make(config, words, batch, 2).run()
+  for side in seeds.updating(config, words, batch, 2).values():
+    side.run()

@@ -13,6 +13,9 @@ from attention_jax.functional.table import lookup
 from tests.functional.alignment_cases import SPINE
 from tests.functional.cases import FEATURES, KEY, QUERY, SCORES_BY_NAME, VALUE, S, T
 
+# Every row is in the spine, and is compiled as users compile it; other pairs as conftest.py says.
+AS_USERS_DO = {'xla_backend_optimization_level': 3, 'xla_llvm_disable_expensive_passes': False}
+
 
 class Problem(NamedTuple):
   params: dict
@@ -61,10 +64,8 @@ def loss(score: str, alignment: str, given: Problem, mask=None, **options):
 @functools.cache
 def compiled(score: str, alignment: str):
   """(problem, mask) -> ((loss, attended), gradients of the problem)."""
-  # Pairs of the whole product are compiled without optimisation; every row is among the others.
-  quick = {} if (score, alignment) in SPINE else {'xla_backend_optimization_level': 0}
   run = jax.value_and_grad(functools.partial(loss, score, alignment), has_aux=True)
-  return jax.jit(run, compiler_options=quick)
+  return jax.jit(run, compiler_options=AS_USERS_DO if (score, alignment) in SPINE else {})
 
 
 def assert_same(one, other, **tolerance):

@@ -101,6 +101,17 @@ def test_it_goes_on_exactly_and_however_many_devices_there_are(whole, tmp_path):
         os.kill(os.getpid(), signal.SIGTERM)
       yield batch
 
+  def crashes(state):
+    """In the midst of an evaluation: two runs of four have theirs of this step."""
+    evaluated.append(int(state.step))
+    if len(evaluated) == RUNS + 3:
+      raise KeyboardInterrupt
+    return validate(state)
+
+  evaluated = []
+  with pytest.raises(KeyboardInterrupt):
+    fit_all(tmp_path, evaluate=crashes)
+  assert evaluated[-1] == 10 and stored(tmp_path) == 6
   results = fit_all(tmp_path, stream=interrupted)
   assert results.step == 9 and set(results.reasons) == {'stopped by SIGTERM'}
   assert fit_all(tmp_path) == whole[0]
@@ -138,13 +149,13 @@ def test_one_that_stops_early_leaves_the_others_alone(tmp_path):
   assert evaluated == {0: 4, 1: 3, 2: 4, 3: 4}
 
 
-def test_nan_is_told_with_its_run(tmp_path):
+def test_nan_is_told_with_its_seed(tmp_path):
   params = [params_of(3 + i) for i in range(RUNS)]
   params[2] = jax.tree.map(lambda x: x * np.float32('nan'), params[2])
   folders = [tmp_path / str(i) for i in range(RUNS)]
   for own in folders:
     own.mkdir()
-  with pytest.raises(UserError, match='loss of run 2 is nan at step 1; there is no checkpoint yet'):
+  with pytest.raises(UserError, match='loss of seed 5 is nan at step 1; there is no checkpoint yet'):
     fit_seeds(
       tmp_path, folders, Training(**FIELDS), loss=loss, params=params, stream=together,
       mesh=make_mesh(jax.devices()[:1], RUNS),
