@@ -16,7 +16,6 @@ def get_config(preset: str = 'luong2015'):
   config.data.vocabulary = 'word'
   config.data.buckets = ((7, 7), (9, 9), (11, 11), (14, 14), (24, 24))
   config.data.batch_size = 256
-  apply_preset(config, preset, features=256)
   config.model.embedding = 128
   config.model.dropout = 0.2
   config.training.steps = 12_000
@@ -26,4 +25,5 @@ def get_config(preset: str = 'luong2015'):
   config.evaluation.metrics = ('phoneme_error_rate', 'sequence_error_rate')
   config.evaluation.group_references = True
   config.evaluation.batch_size = 256
+  apply_preset(config, preset, features=256)
   return config

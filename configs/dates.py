@@ -18,8 +18,6 @@ def get_config(preset: str = 'bahdanau2015'):
   config.data.task = 'dates'
   config.data.buckets = ((16, 11), (24, 11), (42, 11))
   config.data.batch_size = 64
-  apply_preset(config, preset, features=128)
-  config.model.attention.score = SCORES.get(config.model.attention.score, config.model.attention.score)
   config.model.embedding = 64
   config.model.dropout = 0.1
   config.training.steps = 3000
@@ -28,4 +26,6 @@ def get_config(preset: str = 'bahdanau2015'):
   config.training.checkpoint_every = 500
   config.training.select = 'exact_match'
   config.evaluation.max_length = 12  # a date has 11 tokens with its end; one that needs a twelfth is told to be cut
+  apply_preset(config, preset, features=128)
+  config.model.attention.score = SCORES.get(config.model.attention.score, config.model.attention.score)
   return config

@@ -17,7 +17,6 @@ def get_config(preset: str = 'bahdanau2015'):
   config.data.vocabulary = 'word(min_count=2)'
   config.data.buckets = ((10, 10), (12, 12), (14, 14), (16, 16), (20, 20), (26, 26), (44, 48))
   config.data.batch_size = 128
-  apply_preset(config, preset, features=512)
   config.model.embedding = 256
   config.model.dropout = 0.3
   config.training.steps = 3220
@@ -29,4 +28,5 @@ def get_config(preset: str = 'bahdanau2015'):
   config.training.select = 'bleu'
   config.evaluation.metrics = ('bleu(tokenize="none")', 'chrf', 'ter')
   config.evaluation.max_length = 50
+  apply_preset(config, preset, features=512)
   return config

@@ -15,7 +15,6 @@ def get_config(preset: str = 'bahdanau2015'):
   config.data.vocabulary = 'word'
   config.data.buckets = ((8, 8), (12, 12), (20, 20))
   config.data.batch_size = 64
-  apply_preset(config, preset, features=128)
   config.model.embedding = 64
   config.model.dropout = 0.3
   config.training.steps = 4000
@@ -24,4 +23,5 @@ def get_config(preset: str = 'bahdanau2015'):
   config.training.select = 'phoneme_error_rate'
   config.evaluation.metrics = ('phoneme_error_rate', 'sequence_error_rate')
   config.evaluation.group_references = True
+  apply_preset(config, preset, features=128)
   return config

@@ -16,10 +16,10 @@ def get_config(preset: str = 'luong2015'):
   config.data.vocabulary = 'word'
   config.data.buckets = ((10, 10), (10, 20), (10, 30), (10, 50))
   config.data.batch_size = 64
-  apply_preset(config, preset, features=200)
   config.model.embedding = 200
   config.model.dropout = 0.5
   config.training.steps = 10_000
   config.training.clip = 5.0
   config.evaluation.metrics = ('exact_match', 'token_error_rate')
+  apply_preset(config, preset, features=200)
   return config

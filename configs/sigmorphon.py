@@ -18,7 +18,6 @@ def get_config(preset: str = 'wu2019_hard_monotonic'):
   config.data.vocabulary = 'word'
   config.data.buckets = ((14, 12), (18, 18), (24, 24), (50, 48))
   config.data.batch_size = 64
-  apply_preset(config, preset, features=256)
   config.model.embedding = 128
   config.model.dropout = 0.3
   config.training.steps = 6000
@@ -26,4 +25,5 @@ def get_config(preset: str = 'wu2019_hard_monotonic'):
   config.training.evaluate_every = 500
   config.training.select = 'exact_match'
   config.evaluation.metrics = ('exact_match', 'character_error_rate')
+  apply_preset(config, preset, features=256)
   return config

@@ -20,7 +20,6 @@ def get_config(preset: str = 'bahdanau2015'):
   config.data.buckets = ((16, 16), (32, 32), (64, 64))
   config.data.batch_size = 4096
   config.data.batch_unit = 'tokens'
-  apply_preset(config, preset, features=512)
   config.model.embedding = 256
   config.model.share_embeddings = True
   config.model.dropout = 0.2
@@ -30,4 +29,5 @@ def get_config(preset: str = 'bahdanau2015'):
   config.training.average = 0.999
   config.training.select = 'bleu'
   config.evaluation.metrics = ('bleu', 'chrf', 'ter')
+  apply_preset(config, preset, features=512)
   return config

@@ -15,8 +15,9 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, learned, options
 from attention_jax.kernels import IMPLEMENTATIONS, pallas_additive
-from attention_jax.models.cells import CELLS
+from attention_jax.models.decoders import DECODERS
 from attention_jax.models.encoders import ENCODERS
+from attention_jax.modules.positions import POSITIONS
 from attention_jax.training import auxiliary
 from attention_jax.training.auxiliary import LOSSES
 from attention_jax.training.presets import PRESETS, Preset
@@ -30,14 +31,15 @@ flags.DEFINE_bool('write', False, 'put the tables into README.md')
 
 
 def tables() -> str:
-  """Markdown: scores, alignments, losses, implementations, encoders, cells, presets; what each says of itself."""
+  """Markdown: every table that a config can name a row of; what each row says of itself."""
   parts = [
     _table(['score', *HEAD], _rows(SCORES)),
     _table(['alignment', *HEAD], _rows(ALIGNMENTS)),
     _table(['auxiliary loss', *HEAD[:1], 'options'], _losses()),
     _table(['implementation', '', 'refuses'], _implementations()),
     _modules('encoder', ENCODERS),
-    _modules('cell (decoder)', CELLS),
+    _modules('decoder', DECODERS),
+    _modules('position of a Transformer', POSITIONS),
     _presets(PRESETS),
   ]
   return '\n\n'.join(parts)

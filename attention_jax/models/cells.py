@@ -27,13 +27,15 @@ class Output(NamedTuple):
   """What a decoder step gives: features [..., D] for the output layer, the context [..., V], the weights [..., S].
 
   `state` is the private state of the alignment after the step. With a latent alignment there are features for every
-  position that the output may be read at: [..., S, D].
+  position that the output may be read at: [..., S, D]. `layers` are the weights of every layer and head [..., L, N, S],
+  where there are several layers.
   """
 
   features: jax.Array
   context: jax.Array
   weights: jax.Array
   state: Any = ()
+  layers: Any = ()
 
 
 class CellCarry(NamedTuple):

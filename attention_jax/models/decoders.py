@@ -1,12 +1,23 @@
-"""Decoders: start, step, and a call over all steps. Training uses the call, search uses step; both are one path."""
+"""Decoders: start, step, and a call over all steps. Training uses the call, search uses step; both are one path.
 
-from typing import Any
+- start(encoded, max_length) -> carry, memory: what is prepared once per source, for at most so many steps;
+- step(carry, embedding [B, E], memory, deterministic) -> carry, Output with [B, ...];
+- a call: (encoded, embeddings [B, T, E], deterministic) -> Output with [B, T, ...].
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
-from attention_jax.models.cells import Output
+from attention_jax.errors import UserError
+from attention_jax.functional.attend import Memory
+from attention_jax.models.cells import CELLS, Cell, Output
 from attention_jax.models.encoders import Encoded
+from attention_jax.modules.attention import Attention
+from attention_jax.modules.transformer import DecoderLayer, LayerCarry, Stack, learns_alone, visible
 
 
 def over_steps(step):
@@ -24,12 +35,38 @@ def over_steps(step):
 
 
 class Decoder(nn.Module):
-  """A scan over a cell of CELLS."""
+  """A scan over a cell of CELLS.
 
-  cell: nn.Module
+  Attributes: dropout, on the features for the output layer.
+  """
 
-  def start(self, encoded: Encoded) -> tuple[Any, Any]:
-    """What is prepared once per source: the first carry and the memory."""
+  cell: Cell
+  dropout: float = 0.0
+
+  def setup(self):
+    self.drop = nn.Dropout(self.dropout)
+
+  @property
+  def attention(self) -> Attention:
+    """What looks at the memory."""
+    return self.cell.attention
+
+  @property
+  def latent(self):
+    """What makes the alignment latent (functional.latent.Latent), or None."""
+    return self.cell.latent
+
+  @property
+  def needed_loss(self) -> str:
+    """The auxiliary loss without which the alignment learns nothing, or ''."""
+    return self.cell.needed_loss
+
+  @property
+  def starts_alone(self) -> bool:
+    """Whether it may start before the source has come."""
+    return self.cell.starts_alone
+
+  def start(self, encoded: Encoded, max_length: int) -> tuple[Any, Any]:
     memory = self.cell.remember(encoded)
     return self.cell.start(encoded, memory), memory
 
@@ -38,18 +75,102 @@ class Decoder(nn.Module):
     return self.cell.observe(carry, log_likelihood)
 
   def step(self, carry: Any, embedding: jax.Array, memory: Any, deterministic: bool = True) -> tuple[Any, Output]:
-    """One step: embedding [B, E] of the token before -> Output with [B, ...]."""
     embeddings = embedding[:, None]
     carry, trace = self.cell.recur(carry, self.cell.before(embeddings)[:, 0], memory, deterministic)
     output = self.cell.after(jax.tree.map(lambda x: x[:, None], trace), embeddings, memory, deterministic)
-    return carry, jax.tree.map(lambda x: x[:, 0], output)
+    return carry, self._dropped(jax.tree.map(lambda x: x[:, 0], output), deterministic)
 
   def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> Output:
-    """All steps: embeddings [B, T, E] of the targets shifted right -> Output with [B, T, ...]."""
-    carry, memory = self.start(encoded)
+    carry, memory = self.start(encoded, embeddings.shape[1])
 
     def recur(cell, carry, inputs):
       return cell.recur(carry, inputs, memory, deterministic)
 
     _, traces = over_steps(recur)(self.cell, carry, self.cell.before(embeddings))
-    return self.cell.after(traces, embeddings, memory, deterministic)
+    return self._dropped(self.cell.after(traces, embeddings, memory, deterministic), deterministic)
+
+  def _dropped(self, output: Output, deterministic: bool) -> Output:
+    return output._replace(features=self.drop(output.features, deterministic=deterministic))
+
+
+class StackCarry(NamedTuple):
+  """How many steps have been made [B], the same for all of a batch, and the carry of every layer."""
+
+  step: jax.Array
+  layers: tuple[LayerCarry, ...]
+
+
+class TransformerDecoder(Stack):
+  """Layers that look at their own sequence and at the memory. Vaswani et al. 2017, section 3.1.
+
+  Attributes as in Stack, and
+    attention: how each layer looks at the memory; its features are those of the decoder.
+    weights_of: the layer whose weights over the memory, averaged over heads, are the weights of the model; counted from
+      0, from the last one by negative numbers. Output.layers has those of all layers and heads.
+  """
+
+  attention: Attention = Attention('scaled_dot', features=512, heads=8)
+  weights_of: int = -1
+  latent = None
+  needed_loss = ''
+  starts_alone = False
+
+  def setup(self):
+    self.prepare(causal=True)
+    if self.attention.features != self.features:
+      given = f'model.attention.features={self.attention.features}, decoder features={self.features}'
+      raise UserError(f'transformer: {given}; they must be the same')
+    if not -self.layers <= self.weights_of < self.layers:
+      raise UserError(f'transformer: weights_of={self.weights_of}; possible: {-self.layers} to {self.layers - 1}')
+    cross = learns_alone(self.attention)
+    self.blocks = [
+      DecoderLayer(self.own_attention(), cross.clone(project_values=True), self.feed_forward(), self.residual)
+      for _ in range(self.layers)
+    ]
+
+  def start(self, encoded: Encoded, max_length: int) -> tuple[StackCarry, tuple[Memory, ...]]:
+    self.positions.check(max_length)
+    memory = self._remember(encoded)
+    layers = zip(self.blocks, memory, strict=True)
+    carries = tuple(block.start(looked_at, max_length, self.features) for block, looked_at in layers)
+    return StackCarry(jnp.zeros((encoded.memory.shape[0],), jnp.int32), carries), memory
+
+  def step(
+    self, carry: StackCarry, embedding: jax.Array, memory: tuple[Memory, ...], deterministic: bool = True
+  ) -> tuple[StackCarry, Output]:
+    at, size = carry.step[0], carry.layers[0].key.shape[2]
+    x = self.enter(embedding[:, None], at[None])[:, 0]
+    sight = jnp.broadcast_to(self._visible(at[None], size), (x.shape[0], size))
+    carries, seen = [], []
+    for block, own, looked_at in zip(self.blocks, carry.layers, memory, strict=True):
+      own, x, weights = block.step(own, x, looked_at, sight, at, deterministic)
+      carries.append(own)
+      seen.append(weights)
+    return StackCarry(carry.step + 1, tuple(carries)), self._output(x, seen, 1)
+
+  def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> Output:
+    at = jnp.arange(embeddings.shape[1])
+    x, seen = self.enter(embeddings, at), []
+    sight = jnp.broadcast_to(self._visible(at, len(at)), (x.shape[0], len(at), len(at)))
+    for block, looked_at in zip(self.blocks, self._remember(encoded), strict=True):
+      x, weights = block(x, looked_at, sight, at, deterministic)
+      seen.append(jnp.moveaxis(weights, 2, 1))
+    return self._output(x, seen, 2)
+
+  def _visible(self, at: jax.Array, size: int) -> jax.Array:
+    return visible(at, size, causal=True, window=self.window, sinks=self.sinks)
+
+  def _remember(self, encoded: Encoded) -> tuple[Memory, ...]:
+    return tuple(block.remember(encoded.memory, encoded.mask) for block in self.blocks)
+
+  def _output(self, x: jax.Array, seen: list[jax.Array], axis: int) -> Output:
+    """seen: of each layer, the weights [..., N, S]; the layers get this axis."""
+    return Output(self.leave(x), (), seen[self.weights_of].mean(-2), layers=jnp.stack(seen, axis))
+
+
+DECODERS: Mapping[str, type[nn.Module]] = {**CELLS, 'transformer': TransformerDecoder}
+
+
+def decoder_of(module: nn.Module, dropout: float) -> nn.Module:
+  """A row of DECODERS as a decoder: a cell is scanned over."""
+  return Decoder(module, dropout) if isinstance(module, Cell) else module

@@ -7,9 +7,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from attention_jax.errors import UserError
+from attention_jax.errors import UserError, choose
 from attention_jax.functional.masking import masked
 from attention_jax.modules.recurrent import RecurrentLayer, State, zero_state
+from attention_jax.modules.transformer import EncoderLayer, Stack, visible
 
 DIRECTIONS: Mapping[str, tuple[bool, ...]] = {'forward': (False,), 'backward': (True,), 'both': (False, True)}
 
@@ -44,9 +45,14 @@ class RNN(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   @property
+  def directions(self) -> tuple[bool, ...]:
+    """Of each side, whether it reads the source backward. Raises: UserError for what there is not."""
+    return DIRECTIONS[choose(self.direction, DIRECTIONS, 'direction')]
+
+  @property
   def incremental(self) -> bool:
     """Whether a source may be encoded part by part: nothing that comes later changes what was encoded before."""
-    return not any(DIRECTIONS[self.direction])
+    return not any(self.directions)
 
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
     """source [B, S] ids, mask [B, S] -> Encoded."""
@@ -55,7 +61,7 @@ class RNN(nn.Module):
 
   def begin(self, batch: int) -> tuple[State, ...]:
     """The states of all layers, each in all its directions, before the first token of `batch` sources."""
-    directions = len(DIRECTIONS[self.direction])
+    directions = len(self.directions)
     return (zero_state(self.rnn, batch, self.features // directions, self.dtype),) * (self.layers * directions)
 
   @nn.compact
@@ -66,7 +72,7 @@ class RNN(nn.Module):
 
     By default everything is real. What is not `incremental` takes the whole source at once.
     """
-    directions = DIRECTIONS[self.direction]
+    directions = self.directions
     if self.layers < 1 or self.features % len(directions):
       raise UserError(f'encoder: features={self.features} in {self.direction!r} direction(s), layers={self.layers}')
     mask = jnp.ones(ids.shape, bool) if mask is None else mask
@@ -92,4 +98,35 @@ class BiRNN(RNN):
   direction: str = 'both'
 
 
-ENCODERS: Mapping[str, type[nn.Module]] = {'rnn': RNN, 'birnn': BiRNN}
+class TransformerEncoder(Stack):
+  """Layers that look at their own sequence; `final` is the mean of the memory. Vaswani et al. 2017, section 3.1.
+
+  Attributes as in Stack, and embedding: module from ids to vectors.
+  """
+
+  embedding: nn.Module = None
+
+  def setup(self):
+    self.prepare(causal=False)
+    self.blocks = [
+      EncoderLayer(self.own_attention(), self.feed_forward(), self.residual) for _ in range(self.layers)
+    ]
+
+  def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
+    """source [B, S] ids, mask [B, S] -> Encoded."""
+    at = jnp.arange(source.shape[1])
+    x, sight = self.enter(self.embedding(source, deterministic), at), mask
+    if self.window:
+      seen = visible(at, len(at), causal=False, window=self.window, sinks=self.sinks)
+      sight = mask[:, None, :] & seen[None]
+    for block in self.blocks:
+      x = block(x, sight, at, deterministic)
+    memory = masked(self.leave(x), mask)
+    return Encoded(memory, mask, memory.sum(1) / jnp.maximum(mask.sum(1, keepdims=True), 1).astype(memory.dtype))
+
+
+ENCODERS: Mapping[str, type[nn.Module]] = {
+  'rnn': RNN,
+  'birnn': BiRNN,
+  'transformer': TransformerEncoder,
+}

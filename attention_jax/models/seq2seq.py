@@ -12,9 +12,8 @@ from attention_jax.errors import UserError, choose
 from attention_jax.functional.latent import log_mixture
 from attention_jax.functional.masking import masked
 from attention_jax.functional.table import check_option, parse_spec
-from attention_jax.models.cells import CELLS
-from attention_jax.models.decoders import Decoder, over_steps
-from attention_jax.models.encoders import DIRECTIONS, ENCODERS
+from attention_jax.models.decoders import DECODERS, decoder_of, over_steps
+from attention_jax.models.encoders import ENCODERS
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.embedding import Embedding
 from attention_jax.modules.outputs import OUTPUTS
@@ -32,6 +31,7 @@ class Outputs(NamedTuple):
     state: the private state of the alignment after each step: [B, T, N, ...], () where it has none.
     likelihood: log p(y_t | position s) [B, T, S] where the alignment is latent, else ().
     linear: what the logits of a whole sequence come from, modules.outputs.Linear; () where they are a mixture.
+    layers: the weights of every layer and head [B, T, L, N, S] of a decoder with several layers of attention, else ().
   """
 
   logits: jax.Array
@@ -39,6 +39,7 @@ class Outputs(NamedTuple):
   state: Any = ()
   likelihood: Any = ()
   linear: Any = ()
+  layers: Any = ()
 
 
 class Pending(NamedTuple):
@@ -60,20 +61,16 @@ class EncoderDecoder(nn.Module):
   decoder: nn.Module
   embedding: nn.Module
   output: nn.Module
-  dropout: float = 0.0
-
-  def setup(self):
-    self.drop = nn.Dropout(self.dropout)
 
   @property
   def latent(self):
     """What makes the alignment latent (functional.latent.Latent), or None."""
-    return self.decoder.cell.latent
+    return self.decoder.latent
 
   @property
   def needed_loss(self) -> str:
     """The auxiliary loss without which the alignment learns nothing, or ''."""
-    return self.decoder.cell.needed_loss
+    return self.decoder.needed_loss
 
   def __call__(
     self, source: jax.Array, source_mask: jax.Array, target: jax.Array, deterministic: bool = True
@@ -83,13 +80,13 @@ class EncoderDecoder(nn.Module):
     if self.latent:
       return self._sum_over_positions(encoded, entering, target, deterministic)
     embeddings = self.embedding(entering, deterministic)
-    features, _, weights, state = self.decoder(encoded, embeddings, deterministic)
-    linear = self.output(self.drop(features, deterministic=deterministic))
-    return Outputs(linear.logits(), weights, state, linear=linear)
+    found = self.decoder(encoded, embeddings, deterministic)
+    linear = self.output(found.features)
+    return Outputs(linear.logits(), found.weights, found.state, linear=linear, layers=found.layers)
 
-  def start(self, source: jax.Array, source_mask: jax.Array) -> tuple[Any, Any]:
-    """The first carry and the memory, at test time."""
-    return self._start(self.encoder(source, source_mask, True))
+  def start(self, source: jax.Array, source_mask: jax.Array, max_length: int) -> tuple[Any, Any]:
+    """The first carry and the memory, at test time, for at most `max_length` steps."""
+    return self._start(self.encoder(source, source_mask, True), max_length)
 
   def step(self, carry: Any, token: jax.Array, memory: Any) -> tuple[Any, Outputs]:
     """token [B] ids -> the next carry, and Outputs for the token after it: logits [B, vocabulary], weights [B, S]."""
@@ -97,7 +94,8 @@ class EncoderDecoder(nn.Module):
       carry, outputs, _ = self._latent_step(carry, token, memory, True)
       return carry, outputs
     carry, output = self.decoder.step(carry, self.embedding(token), memory)
-    return carry, Outputs(self.output(output.features).logits(), output.weights, output.state)
+    logits = self.output(output.features).logits()
+    return carry, Outputs(logits, output.weights, output.state, layers=output.layers)
 
   def posterior(self, outputs: Outputs, target_mask: jax.Array) -> jax.Array:
     """Weights [B, T, S] given the whole target: of a latent alignment where each token was read, of others as used.
@@ -110,8 +108,8 @@ class EncoderDecoder(nn.Module):
     known = jnp.where(target_mask[..., None], outputs.likelihood, 0.0)
     return masked(jax.vmap(self.latent.posterior)(outputs.weights, one_head, known), target_mask)
 
-  def _start(self, encoded) -> tuple[Any, Any]:
-    carry, memory = self.decoder.start(encoded)
+  def _start(self, encoded, max_length: int) -> tuple[Any, Any]:
+    carry, memory = self.decoder.start(encoded, max_length)
     if self.latent and self.latent.observe:
       # The first token, BOS, tells nothing: the chain starts at a known position, whatever it is said to be read from.
       cell, places = self.decoder.cell, encoded.mask.shape
@@ -120,7 +118,7 @@ class EncoderDecoder(nn.Module):
 
   def _sum_over_positions(self, encoded, entering: jax.Array, target: jax.Array, deterministic: bool) -> Outputs:
     """All steps of a latent alignment, one after the other: log-probabilities [B, S, vocabulary] of one at a time."""
-    carry, memory = self._start(encoded)
+    carry, memory = self._start(encoded, target.shape[1])
 
     def step(model, carry, tokens):
       entering, token = tokens
@@ -137,10 +135,9 @@ class EncoderDecoder(nn.Module):
       likelihood = jnp.take_along_axis(seen, token[:, None, None], axis=-1)[..., 0]
       carry = self.decoder.observe(carry.decoder, likelihood)
     carry, output = self.decoder.step(carry, self.embedding(token, deterministic), memory, deterministic)
-    features = self.drop(output.features, deterministic=deterministic)
-    log_probs = jax.nn.log_softmax(self.output(features).logits())
+    log_probs = jax.nn.log_softmax(self.output(output.features).logits())
     outputs = Outputs(log_mixture(output.weights, log_probs), output.weights, output.state)
-    return Pending(carry, features) if self.latent.observe else carry, outputs, log_probs
+    return Pending(carry, output.features) if self.latent.observe else carry, outputs, log_probs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +145,7 @@ class Model:
   """The fields of `config.model` and their defaults.
 
   Attributes:
-    encoder, decoder, output: spec strings for ENCODERS, CELLS and OUTPUTS; their options are the fields of the
+    encoder, decoder, output: spec strings for ENCODERS, DECODERS and OUTPUTS; their options are the fields of the
       modules there.
     embedding: features of the source and target embeddings.
     share_embeddings: one table for both sides; needs a shared vocabulary.
@@ -172,16 +169,16 @@ def build(model: Mapping[str, Any], source_size: int, target_size: int) -> Encod
   parts = {'dtype': DTYPES[choose(options.dtype, DTYPES, 'dtype')], 'dropout': options.dropout}
   if options.share_embeddings and source_size != target_size:
     raise UserError(f'share_embeddings needs a shared vocabulary; got {source_size} and {target_size} tokens')
+  defaults = {field.name: field.default for cls in (Model, Attention) for field in dataclasses.fields(cls)}
   for name, value in {**dataclasses.asdict(options), **model['attention']}.items():
-    _check_range('model', name, value)
+    _check_range('model', name, value, defaults[name])
   attention = Attention(**model['attention'], dtype=parts['dtype'])
   target = Embedding(target_size, options.embedding, **parts)
   source = target if options.share_embeddings else Embedding(source_size, options.embedding, **parts)
   encoder = make(options.encoder, ENCODERS, 'encoder', embedding=source, **parts)
-  choose(encoder.direction, DIRECTIONS, 'direction')
-  cell = make(options.decoder, CELLS, 'decoder', attention=attention, **parts)
+  decoder = decoder_of(make(options.decoder, DECODERS, 'decoder', attention=attention, **parts), options.dropout)
   output = make(options.output, OUTPUTS, 'output', size=target_size, embedding=target, dtype=parts['dtype'])
-  return EncoderDecoder(encoder, Decoder(cell), target, output, options.dropout)
+  return EncoderDecoder(encoder, decoder, target, output)
 
 
 def make(spec: str, table: Mapping[str, type[nn.Module]], what: str, **parts: Any) -> nn.Module:
@@ -193,12 +190,13 @@ def make(spec: str, table: Mapping[str, type[nn.Module]], what: str, **parts: An
   for option, value in given.items():
     choose(option, possible, f'option of {what} {name!r}:')
     check_option(f'{what} {name!r}', option, value, fields[option].default)
-    _check_range(f'{what} {name!r}', option, value)
+    _check_range(f'{what} {name!r}', option, value, fields[option].default)
   return cls(**(parts | given))
 
 
-def _check_range(what: str, option: str, value: Any) -> None:
-  if type(value) is int and value < 1:
-    raise UserError(f'{what}: {option} is {value}; possible: 1 or more')
+def _check_range(what: str, option: str, value: Any, default: Any) -> None:
+  """Numbers of things are 1 or more, or 0 or more where that is their default; what may be negative is none of them."""
+  if type(value) is int and default >= 0 and value < (least := min(1, default)):
+    raise UserError(f'{what}: {option} is {value}; possible: {least} or more')
   if option == 'dropout' and not 0 <= value < 1:
     raise UserError(f'{what}: dropout is {value}; possible: from 0 to below 1')

@@ -20,6 +20,7 @@ from attention_jax.functional.attend import Memory
 from attention_jax.functional.scores import SCORES
 from attention_jax.models import search
 from attention_jax.models.cells import CELLS
+from attention_jax.models.decoders import DECODERS
 from attention_jax.models.encoders import ENCODERS, Encoded
 from attention_jax.models.seq2seq import EncoderDecoder
 from attention_jax.modules.attention import Attention
@@ -68,7 +69,7 @@ class Streaming:
   def __init__(self, model: EncoderDecoder, *, max_length: int):
     check(model)
     self.max_length = max_length
-    self.lookback = model.decoder.cell.attention.alignment_of.lookback()
+    self.lookback = model.decoder.attention.alignment_of.lookback()
 
     def compiled(fn: Callable) -> Callable:
       return jax.jit(lambda params, *given: model.apply({'params': params}, *given, method=fn))
@@ -153,25 +154,26 @@ def _name(module: Any, table) -> str:
 NEEDS = (
   Need(
     'a decoder that attends and starts without the end of its source', 'model.decoder',
-    lambda model: model.decoder.cell.starts_alone, lambda model: _name(model.decoder.cell, CELLS),
+    lambda model: model.decoder.starts_alone,
+    lambda model: _name(getattr(model.decoder, 'cell', model.decoder), DECODERS),
     lambda: [f'{name}(bridge=False)' for name, cls in CELLS.items() if cls(Attention(), bridge=False).starts_alone],
   ),
   Need(
     'an alignment that can follow its source', 'model.attention.alignment',
-    lambda model: model.decoder.cell.attention.alignment_of.lookback is not None,
-    lambda model: model.decoder.cell.attention.alignment,
+    lambda model: model.decoder.attention.alignment_of.lookback is not None,
+    lambda model: model.decoder.attention.alignment,
     lambda: [name for name, row in ALIGNMENTS.items() if row.lookback],
   ),
   Need(
     'a score that depends on one position alone', 'model.attention.score',
-    lambda model: model.decoder.cell.attention.score_of.stands_alone,
-    lambda model: model.decoder.cell.attention.score,
+    lambda model: model.decoder.attention.score_of.stands_alone,
+    lambda model: model.decoder.attention.score,
     lambda: [name for name, row in SCORES.items() if row.stands_alone],
   ),
   Need(  # each head would stand at a place of its own
     'one head', 'model.attention.heads',
-    lambda model: model.decoder.cell.attention.heads == 1,
-    lambda model: model.decoder.cell.attention.heads, lambda: ['1'],
+    lambda model: model.decoder.attention.heads == 1,
+    lambda model: model.decoder.attention.heads, lambda: ['1'],
   ),
   Need(
     'an encoder that reads its source once, from its start', 'model.encoder',

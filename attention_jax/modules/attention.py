@@ -11,6 +11,7 @@ from attention_jax.functional.attend import Attended, Carry, Memory
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, init_row, lookup
 from attention_jax.kernels import implementation_of
+from attention_jax.modules.positions import Positions
 
 
 class RowParams(nn.Module):
@@ -30,14 +31,17 @@ class RowParams(nn.Module):
 
 
 class HeadKernel(nn.Module):
-  """A linear projection [D] -> [N, F] without bias; returns its kernel [N, D, F] for an input of D features."""
+  """A linear projection [D] -> [N, F] without bias; returns its kernel [N, D, F] for an input of D features.
+
+  It starts as one layer of D -> N F does (Glorot & Bengio 2010), however many heads share its output.
+  """
 
   heads: int
   features: int
 
   @nn.compact
   def __call__(self, size: int) -> jax.Array:
-    init = nn.initializers.variance_scaling(1.0, 'fan_avg', 'uniform', in_axis=1, out_axis=2, batch_axis=(0,))
+    init = nn.initializers.variance_scaling(1.0, 'fan_avg', 'uniform', in_axis=1, out_axis=(0, 2))
     return self.param('kernel', init, (self.heads, size, self.features))
 
 
@@ -45,8 +49,8 @@ class Attention(nn.Module):
   """Attention over a memory, one query at a time or all at once.
 
   One head is the form of the papers before 2017: the query and the key are projected only if the score's row says so,
-  and the value never is. With more heads the query, the key and the value are projected to `features / heads` each,
-  and the contexts are joined and projected to `features`.
+  and the value never is. With more heads, or where `project_values` asks for it, the query, the key and the value are
+  projected to `features / heads` each, and the contexts are joined and projected to `features`.
 
   Shapes: query [B, D] for one step and [B, T, D] for all; encoded [B, S, D]; mask [B, S], or [B, T, S] for `parallel`.
   Weights are [B, S] and [B, T, S] for one head; with more, an axis N stands after B.
@@ -55,7 +59,11 @@ class Attention(nn.Module):
     score, alignment: a spec string, a table row, or a function of the same signature.
     features: the width F of the projections.
     heads: N.
+    kv_heads: G, heads of keys and values, each shared by N / G heads of queries (Ainslie et al. 2023; with one,
+      Shazeer 2019); 0 means as many as heads.
     implementation: a name of `attention_jax.IMPLEMENTATIONS`.
+    project_values: whether one head projects as several do.
+    positions: a module of modules.positions, for attention of a sequence to itself.
     dtype: of the computation; weights are float32 in any case.
   """
 
@@ -63,12 +71,17 @@ class Attention(nn.Module):
   alignment: str = 'softmax'
   features: int = 128
   heads: int = 1
+  kv_heads: int = 0
   implementation: str = 'xla'
+  project_values: bool = False
+  positions: Positions | None = None
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
     if self.heads < 1 or self.features % self.heads:
       raise UserError(f'attention: features={self.features} cannot be divided among heads={self.heads}')
+    if self.kv_heads < 0 or self.heads % self.groups:
+      raise UserError(f'attention: heads={self.heads} cannot share kv_heads={self.kv_heads}; possible: a divisor, or 0')
     self.score_row = self.score_of
     self.alignment_row = self.alignment_of
     self.score_params = RowParams(self.score_row, self.heads)
@@ -76,12 +89,24 @@ class Attention(nn.Module):
     self.run = implementation_of(self.implementation, self.score_row, self.alignment_row)
     if self.heads > 1 and self.alignment_row.latent:
       raise UserError(f'attention: a latent alignment is over one position, got heads={self.heads}; possible: heads=1')
+    own = self.features // self.heads
     if self.projects:
-      self.query_kernel = HeadKernel(self.heads, self.features // self.heads)
-      self.key_kernel = HeadKernel(self.heads, self.features // self.heads)
-    if self.heads > 1:
-      self.value_kernel = HeadKernel(self.heads, self.features // self.heads)
+      self.query_kernel = HeadKernel(self.heads, own)
+      self.key_kernel = HeadKernel(self.groups, own)
+    if self.projects_values:
+      self.value_kernel = HeadKernel(self.groups, own)
       self.join = nn.Dense(self.features, use_bias=False, dtype=self.dtype)
+    if self.turns and self.score_row.product is None:
+      raise UserError(f'attention: these positions turn products q . k, and score {self.score!r} is none')
+
+  @property
+  def groups(self) -> int:
+    """Heads of keys and values."""
+    return self.kv_heads or self.heads
+
+  @property
+  def turns(self) -> bool:
+    return self.positions is not None and self.positions.products
 
   @property
   def score_of(self) -> Row:
@@ -90,7 +115,11 @@ class Attention(nn.Module):
 
   @property
   def projects(self) -> bool:
-    return self.heads > 1 or self.score_of.project
+    return self.projects_values or self.score_of.project
+
+  @property
+  def projects_values(self) -> bool:
+    return self.heads > 1 or self.project_values
 
   @property
   def recurrent(self) -> bool:
@@ -102,21 +131,25 @@ class Attention(nn.Module):
     """The row of the alignment; known without parameters."""
     return lookup(self.alignment, ALIGNMENTS, 'alignment')
 
-  def remember(self, encoded: jax.Array, mask: jax.Array) -> Memory:
-    """The memory of a source, prepared once: key [B, N, S, F] projected, value [B, N, S, V], mask [B, 1, S]."""
+  def remember(self, encoded: jax.Array, mask: jax.Array, at: jax.Array | None = None) -> Memory:
+    """The memory of a source, prepared once: key [B, G, S, F] projected, value [B, G, S, V], mask [B, 1, S].
+
+    Args: at [S], where they stand, for attention that knows of positions.
+    """
     seen = functional.hide(Memory(encoded, encoded, mask)).key.astype(self.dtype)
 
     def heads(kernel_of):
       return jnp.einsum('bsd,ndf->bnsf', seen, kernel_of(seen.shape[-1]).astype(self.dtype))
 
     key = heads(self.key_kernel) if self.projects else seen[:, None]
-    value = heads(self.value_kernel) if self.heads > 1 else seen[:, None]
-    return Memory(key, value, mask[:, None])
+    value = heads(self.value_kernel) if self.projects_values else seen[:, None]
+    return Memory(key if self.positions is None else self.positions.turn(key, at), value, mask[:, None])
 
   def init_carry(self, memory: Memory) -> Carry:
     """The carry before the first query: every leaf [B, N, ...]."""
     carry = functional.init_carry(self.score_row, self.alignment_row, memory.key.shape[-2])
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*memory.key.shape[:2], *leaf.shape)), carry)
+    shape = (memory.key.shape[0], self.heads)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*shape, *leaf.shape)), carry)
 
   def carry_at_end(self, memory: Memory) -> Carry:
     """The carry of an alignment with a lookback that stands at the last position of the memory."""
@@ -131,55 +164,85 @@ class Attention(nn.Module):
     return carry._replace(state=(score_state, observe(state, log_likelihood[:, None])))
 
   def __call__(
-    self, carry: Carry, query: jax.Array, memory: Memory, deterministic: bool = True
+    self, carry: Carry, query: jax.Array, memory: Memory, deterministic: bool = True, at: jax.Array | None = None
   ) -> tuple[Carry, Attended]:
-    """One step: query [B, D] -> context [B, V], weights [B, S]."""
+    """One step: query [B, D] -> context [B, V], weights [B, S]. at []: where the query stands."""
 
-    def step(params, carry, query, memory, rng):
-      return self.run.attend_step(
-        self.score_row, self.alignment_row, params, carry, query, memory, rng=rng, deterministic=deterministic
-      )
+    def step(params, carry, query, memory, bias, rng):
+      carry, attended = self.run.attend_step(
+        self.score_row, self.alignment_row, params, carry, query[0], memory,
+        bias=None if bias is None else bias[0], rng=rng, deterministic=deterministic,
+      )  # fmt: skip
+      return carry, jax.tree.map(lambda x: x[None], attended)
 
-    carry, attended = self._over_heads(step, carry, query, memory, deterministic)
-    return carry, self._joined(attended)
+    at = None if at is None else at[None]
+    carry, attended = self._over_heads(step, carry, query[:, None], memory, deterministic, at)
+    return carry, jax.tree.map(lambda x: jnp.squeeze(x, -2), self._joined(attended, at))
 
-  def parallel(self, query: jax.Array, memory: Memory, deterministic: bool = True) -> Attended:
-    """All steps: query [B, T, D] -> context [B, T, V], weights [B, T, S]. Scanned where the law wants it."""
+  def parallel(
+    self, query: jax.Array, memory: Memory, deterministic: bool = True, at: jax.Array | None = None
+  ) -> Attended:
+    """All steps: query [B, T, D] -> context [B, T, V], weights [B, T, S]. Scanned where the law wants it.
 
-    def steps(params, _, query, memory, rng):
+    Args: at [T], where the queries stand.
+    """
+
+    def steps(params, _, query, memory, bias, rng):
       return self.run.attend(
-        self.score_row, self.alignment_row, params, query, memory, rng=rng, deterministic=deterministic
+        self.score_row, self.alignment_row, params, query, memory, bias=bias, rng=rng, deterministic=deterministic
       )
 
-    return self._joined(self._over_heads(steps, (), query, memory, deterministic))
+    return self._joined(self._over_heads(steps, (), query, memory, deterministic, at), at)
 
-  def _over_heads(self, fn, carry, query, memory: Memory, deterministic: bool):
-    """fn(params, carry, query, memory, rng) under vmaps over batch and heads."""
+  def _over_heads(self, fn, carry, query, memory: Memory, deterministic: bool, at: jax.Array | None):
+    """fn(params, carry, query [T, D], memory, bias, rng) lifted over the batch, over heads of keys and over those that
+    share one; what it gives has axes B, N."""
     query = query.astype(self.dtype)
-    size, own = query.shape[-1], self.features // self.heads
+    size, own, key = query.shape[-1], self.features // self.heads, memory.key.shape[-1]
+    # With positions inside, queries are projected and turned here, and nothing sees them before that.
+    inside = self.positions is not None
     params = {
-      'score': self.score_params(own if self.projects else size, memory.key.shape[-1], own),
-      'alignment': self.alignment_params(size, memory.key.shape[-1], own),
+      'score': self.score_params(own if self.projects else size, key, own),
+      'alignment': self.alignment_params(own if inside else size, key, own),
     }
     if self.projects:
       params['query'] = self.query_kernel(size)
     # Single numbers and what alignments learn stay float32: bfloat16 would move them in steps that matter.
     cast = lambda p: p if p.ndim == 1 else p.astype(self.dtype)
     params = {name: p if name == 'alignment' else jax.tree.map(cast, p) for name, p in params.items()}
-    shared = Memory(0, 0, None)
-    over_heads = jax.vmap(fn, in_axes=(0, 0, None, shared, 0))
-    over_batch = jax.vmap(over_heads, in_axes=(None, 0, 0, 0, 0))
-    memory = memory._replace(mask=memory.mask[:, 0])
-    return over_batch(params, carry, query, memory, self._rngs(memory.key.shape[:2], deterministic))
+    bias, each, over_batch = None, None, 0  # heads share a query that each of them projects itself
+    if inside:
+      query = self.positions.turn(jnp.einsum('btd,ndf->bntf', query, params.pop('query')), at)
+      bias, each = self.positions.bias(query, at, memory.key.shape[-2]), 0
+      query = self._grouped(query, 1)
+    if bias is not None:
+      over_batch = 0 if bias.ndim == 4 else None
+      bias = self._grouped(bias, bias.ndim - 3)
+    params = self._grouped(params, 0)
+    carry, rngs = self._grouped((carry, self._rngs((query.shape[0], self.heads), deterministic)), 1)
+    run = jax.vmap(fn, in_axes=(0, 0, each, None, 0, 0), axis_size=self.heads // self.groups)
+    run = jax.vmap(run, in_axes=(0, 0, each, Memory(0, 0, None), 0, 0))
+    run = jax.vmap(run, in_axes=(None, 0, 0, 0, over_batch, 0))
+    given = run(params, carry, query, memory._replace(mask=memory.mask[:, 0]), bias, rngs)
+    return jax.tree.map(lambda x: x.reshape(x.shape[0], self.heads, *x.shape[3:]), given)
+
+  def _grouped(self, tree, axis: int):
+    """Leaves with N on this axis -> G, N / G."""
+    shape = (self.groups, self.heads // self.groups)
+    return jax.tree.map(lambda x: x.reshape(*x.shape[:axis], *shape, *x.shape[axis + 1 :]), tree)
 
   def _rngs(self, shape: tuple[int, int], deterministic: bool):
     row = self.alignment_row
     draws = 'rng' in self.score_row.needs or ('rng' in row.needs and not (deterministic and row.at_test))
     return jax.random.split(self.make_rng('attention'), shape) if draws else None
 
-  def _joined(self, attended: Attended) -> Attended:
+  def _joined(self, attended: Attended, at: jax.Array | None) -> Attended:
+    """Heads [B, N, T, ...] side by side."""
     context, weights = attended
-    if self.heads == 1:
+    if not self.projects_values:
       return Attended(context[:, 0], weights[:, 0])
+    if self.positions is not None and (shift := self.positions.shift(weights, at)) is not None:
+      context = context + shift.astype(context.dtype)
     joined = jnp.moveaxis(context, 1, -2)
-    return Attended(self.join(joined.reshape(*joined.shape[:-2], -1)), weights)
+    joined = self.join(joined.reshape(*joined.shape[:-2], -1))
+    return Attended(joined, weights if self.heads > 1 else weights[:, 0])

@@ -35,7 +35,7 @@ class VocabularyOutput(nn.Module):
 
 
 class TiedOutput(nn.Module):
-  """Logits against the target embeddings (Press & Wolf 2017), after a projection to their width."""
+  """Logits against the target embeddings (Press & Wolf 2017); features of another width are projected to theirs."""
 
   size: int
   embedding: nn.Module
@@ -43,8 +43,10 @@ class TiedOutput(nn.Module):
 
   @nn.compact
   def __call__(self, features: jax.Array) -> Linear:
-    narrow = nn.Dense(self.embedding.features, use_bias=False, dtype=self.dtype)(features)
-    return Linear(narrow, self.embedding.vectors().T, self.param('bias', nn.initializers.zeros, (self.size,)))
+    if features.shape[-1] != self.embedding.features:
+      features = nn.Dense(self.embedding.features, use_bias=False, dtype=self.dtype)(features)
+    bias = self.param('bias', nn.initializers.zeros, (self.size,))
+    return Linear(features.astype(self.dtype), self.embedding.vectors().T, bias)
 
 
 OUTPUTS: Mapping[str, type[nn.Module]] = {'vocabulary': VocabularyOutput, 'tied': TiedOutput}

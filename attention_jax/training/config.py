@@ -74,7 +74,8 @@ class Evaluation:
 def default_config() -> ConfigDict:
   """Every field there is, at its default."""
   config = ConfigDict({'data': _fields(Source), 'model': _fields(Model), 'training': _fields(Training)})
-  config.model.attention = ConfigDict(_fields(Attention, without=('dtype', 'parent', 'name')))
+  decoders_say = ('project_values', 'positions', 'dtype', 'parent', 'name')
+  config.model.attention = ConfigDict(_fields(Attention, without=decoders_say))
   config.evaluation = ConfigDict(_fields(Evaluation))
   config.seeds = 1  # runs trained side by side, with training.seed and the seeds that follow it
   return config

@@ -230,7 +230,7 @@ def _describe(model: EncoderDecoder, params: Any) -> str:
   devices = jax.devices()
   return (
     f'{size:,} parameters; attention implementation '
-    f'{model.decoder.cell.attention.implementation!r}; {len(devices)} x {devices[0].device_kind}'
+    f'{model.decoder.attention.implementation!r}; {len(devices)} x {devices[0].device_kind}'
   )
 
 

@@ -118,7 +118,7 @@ def compile_search(model: EncoderDecoder, beams: int, max_length: int, ranking: 
 
   def run(params, source, source_mask):
     variables = {'params': params}
-    carry, memory = model.apply(variables, source, source_mask, method='start')
+    carry, memory = model.apply(variables, source, source_mask, max_length, method='start')
     step = lambda carry, token, memory: model.apply(variables, carry, token, memory, method='step')
     given = {'max_length': max_length, 'ranking': ranking, 'source_mask': source_mask}
     find = search.greedy if beams == 1 else functools.partial(search.beam, beams=beams)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from attention_jax.errors import choose
@@ -11,8 +12,9 @@ from attention_jax.errors import choose
 class Preset(NamedTuple):
   """A row of PRESETS: the paper, and values for fields of a config by their dotted paths.
 
-  In the values {features} is the size of every layer, {layers} the number of layers of deep models and {positions} the
-  longest memory.
+  In the values {features} is the size of every layer, {layers} the number of layers of deep models, {positions} the
+  longest memory; of a Transformer {depth} is the number of layers, {heads} of heads with 64 features each, and {hidden}
+  the width of feed-forward networks, four times that of the layers.
   """
 
   paper: str
@@ -22,6 +24,15 @@ class Preset(NamedTuple):
 def _model(encoder: str, decoder: str, score: str = '', alignment: str = 'softmax') -> dict[str, str]:
   attention = {'model.attention.score': score, 'model.attention.alignment': alignment} if score else {}
   return {'model.encoder': encoder, 'model.decoder': decoder, **attention}
+
+
+def _transformer(features: int | str, layers: int | str, heads: int | str, hidden: int | str, more: str = '') -> dict:
+  """Both sides alike, embeddings as wide as the layers and tied to the output layer."""
+  size = f'features={features}, layers={layers}, heads={heads}, hidden={hidden}{more}'
+  settings = _model(f'transformer({size})', f'transformer({size})', 'scaled_dot')
+  attention = {'model.attention.features': str(features), 'model.attention.heads': str(heads)}
+  training = {'training.optimizer': 'adam(b2=0.98)', 'training.label_smoothing': '0.1'}
+  return settings | attention | training | {'model.embedding': str(features), 'model.output': 'tied'}
 
 
 _SIZE = 'features={features}'
@@ -78,12 +89,23 @@ PRESETS: Mapping[str, Preset] = {
     'Wu & Cotterell 2019',
     _model(_BILSTM, f'luong(rnn="lstm", {_SIZE}, input_feeding=False)', 'general', 'latent_monotonic'),
   ),
+  'transformer2017': Preset(
+    'Vaswani et al. 2017, as large as the task has it', _transformer('{features}', '{depth}', '{heads}', '{hidden}')
+  ),
+  'transformer2017_tiny': Preset('Vaswani et al. 2017, sizes of Wu et al. 2021', _transformer(128, 4, 4, 256)),
+  'transformer2017_small': Preset('Vaswani et al. 2017, small', _transformer(256, 3, 4, 1024)),
+  'transformer2017_base': Preset('Vaswani et al. 2017, base', _transformer(512, 6, 8, 2048)),
+  'transformer2017_big': Preset('Vaswani et al. 2017, big', _transformer(1024, 6, 16, 4096)),
+  'shaw2018': Preset(
+    'Shaw, Uszkoreit & Vaswani 2018',
+    _transformer('{features}', '{depth}', '{heads}', '{hidden}', ', position="shaw"'),
+  ),
   'peters2019_entmax': Preset('Peters, Niculae & Martins 2019', _model(_BILSTM, _LUONG, 'general', 'entmax15')),
 }
 
 
-def apply_preset(config: ConfigDict, preset: str, *, features: int, layers: int = 1) -> ConfigDict:
-  """Sets the fields of `config` that the paper `preset` has a say in. Call it when `config.data.buckets` stand.
+def apply_preset(config: ConfigDict, preset: str, *, features: int, layers: int = 1, depth: int = 3) -> ConfigDict:
+  """Sets the fields of `config` that the paper `preset` has a say in. Call it when the task has set its own.
 
   Raises: UserError for an unknown preset, naming the presets.
   """
@@ -91,6 +113,9 @@ def apply_preset(config: ConfigDict, preset: str, *, features: int, layers: int 
   # Sources longer than every bucket are still searched, at up to four times that length (and in steps of 32).
   positions = -(-4 * max(source for source, _ in config.data.buckets) // 32) * 32
   config.model.attention.features = features
-  sized = {k: v.format(features=features, layers=layers, positions=positions) for k, v in settings.items()}
+  sizes = {'features': features, 'layers': layers, 'positions': positions}
+  sizes |= {'depth': depth, 'heads': max(1, features // 64), 'hidden': 4 * features}
+  known = flatten_dict(config.to_dict(), sep='.')
+  sized = {k: type(known[k])(v.format(**sizes)) for k, v in settings.items()}
   config.update_from_flattened_dict(sized)
   return config

@@ -60,8 +60,10 @@ def shrunken(name: str, preset: str):
   """A config with every size of its model at 4."""
   config = load_config(f'{ROOT}/configs/{name}.py:{preset}').lock()
   model = config.model
-  model.encoder, model.decoder = (re.sub(r'(features|readout)=\d+', r'\1=4', x) for x in (model.encoder, model.decoder))
+  small = lambda spec: re.sub(r'(layers|heads)=\d+', r'\1=2', re.sub(r'(features|readout|hidden)=\d+', r'\1=4', spec))
+  model.encoder, model.decoder = small(model.encoder), small(model.decoder)
   model.embedding = model.attention.features = 4
+  model.attention.heads = min(2, model.attention.heads)
   return config.to_dict()
 
 

@@ -27,7 +27,7 @@ def first_two_steps(model):
   def run(params, source, mask, target):
     encoded = model.apply(params, source, mask, method=lambda model, *given: model.encoder(*given, True))
     embeddings = model.apply(params, shift_right(target), method=lambda model, target: model.embedding(target))
-    carry, memory = model.apply(params, source, mask, method='start')
+    carry, memory = model.apply(params, source, mask, target.shape[1], method='start')
     made = []
     for t in range(2):
       carry, outputs = model.apply(params, carry, shift_right(target)[:, t], memory, method='step')
@@ -131,7 +131,7 @@ def test_weights_of_several_heads_are_averaged():
 
 def call_and_step(model, source, mask, target):
   """Everything a model does, in training and in search."""
-  carry, memory = model.start(source, mask)
+  carry, memory = model.start(source, mask, target.shape[1])
   after, stepped = model.step(carry, shift_right(target)[:, 0], memory)
   same = lambda x, y: (x.shape, x.dtype) == (y.shape, y.dtype)
   assert jax.tree.all(jax.tree.map(same, carry, after)), 'a carry must come out as it went in'

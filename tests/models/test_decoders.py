@@ -42,7 +42,7 @@ SAMPLE += [(ATTENDING[2], 'coverage', 'sparsemax', 2)]  # scanned although nothi
 @functools.partial(jax.jit, static_argnums=0)
 def both_ways(model, params, source, mask, target):
   """The call over all steps, and one step after the other."""
-  carry, memory = model.apply(params, source, mask, method='start')
+  carry, memory = model.apply(params, source, mask, target.shape[1], method='start')
   step = lambda carry, token: model.apply(params, carry, token, memory, method='step')
   _, stepped = jax.lax.scan(step, carry, shift_right(target).T)
   whole = model.apply(params, source, mask, target)

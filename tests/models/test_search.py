@@ -347,7 +347,7 @@ SIZES = (7, 5)  # PAD, BOS, EOS and two words
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames=('beams', 'ranking'))
 def search_with(model, params, source, mask, beams, ranking):
-  carry, memory = model.apply(params, source, mask, method='start')
+  carry, memory = model.apply(params, source, mask, MAX_LENGTH, method='start')
   step = lambda carry, token, memory: model.apply(params, carry, token, memory, method='step')
   options = {'max_length': MAX_LENGTH, 'ranking': ranking, 'source_mask': mask}
   return search.beam(step, carry, memory, beams=beams, **options), search.greedy(step, carry, memory, **options)

@@ -38,7 +38,7 @@ def test_specs_become_modules_with_their_options():
   assert (type(encoder), encoder.rnn, encoder.features, encoder.layers) == (RNN, 'lstm', 14, 2)
   assert (encoder.residual, encoder.direction, encoder.dropout) == (True, 'backward', 0.1)
   assert (cell.rnn, cell.features, cell.input_feeding, cell.layers, cell.dropout) == ('simple', 8, False, 1, 0.3)
-  assert isinstance(model.decoder, Decoder) and model.dropout == model.embedding.dropout == 0.3
+  assert isinstance(model.decoder, Decoder) and model.decoder.dropout == model.embedding.dropout == 0.3
   assert (model.embedding.size, model.embedding.features) == (TARGET_WORDS, 4)
   assert encoder.embedding.size == SOURCE_WORDS and model.output.size == TARGET_WORDS
   assert isinstance(cell.attention, Attention)
@@ -68,7 +68,6 @@ def test_defaults_of_the_specs_are_the_modules_own():
     ({'decoder': 'luong(layers=True)'}, "decoder 'luong': option layers is a whole number like 1, got True"),
     ({'decoder': 'luong(input_feeding=1)'}, 'option input_feeding is True or False like True, got 1'),
     ({'decoder': 'luong(dropout=True)'}, 'option dropout is a number like 0.0, got True'),
-    ({'encoder': 'rnn(direction="up")'}, "unknown direction 'up'; possible: backward, both, forward"),
     ({'encoder': 'rnn(layers=0)'}, "encoder 'rnn': layers is 0; possible: 1 or more"),
     ({'decoder': 'bahdanau(readout=-1)'}, "decoder 'bahdanau': readout is -1; possible: 1 or more"),
     ({'decoder': 'luong(dropout=1.0)'}, "decoder 'luong': dropout is 1.0; possible: from 0 to below 1"),
@@ -92,6 +91,7 @@ def test_mistakes_are_named_when_the_model_is_built(fields, message):
     ({'cell': 'plain', 'options': 'rnn="gruu"'}, "unknown rnn 'gruu'"),
     ({'cell': 'bahdanau', 'options': 'rnn="gruu"'}, "unknown rnn 'gruu'"),
     ({'cell': 'luong', 'options': 'rnn="gruu", input_feeding=False'}, "unknown rnn 'gruu'"),
+    ({'encoder': 'rnn(direction="up")'}, "unknown direction 'up'; possible: backward, both, forward"),
     ({'encoder': 'birnn(features=9)'}, "encoder: features=9 in 'both' direction"),
     ({'score': 'aditive'}, "unknown score 'aditive'"),
     ({'heads': 4}, 'features=6 cannot be divided among heads=4'),

@@ -41,7 +41,7 @@ def source_of(seed: int, length: int) -> list[int]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def whole(model, params, source, mask):
-  carry, memory = model.apply(params, source, mask, method='start')
+  carry, memory = model.apply(params, source, mask, T, method='start')
   step = lambda carry, token, memory: model.apply(params, carry, token, memory, method='step')
   return search.greedy(step, carry, memory, max_length=T, source_mask=mask)
 

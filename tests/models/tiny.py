@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.functional.table import parse_spec
 from attention_jax.models.seq2seq import EncoderDecoder, Model, build
 
 B, T, S = 3, 5, 7
@@ -45,3 +46,22 @@ def inputs(seed: int = 0, lengths=LENGTHS, steps: int = T, sizes=(SOURCE_WORDS, 
   target = random.integers(3, sizes[1], (len(lengths), steps), dtype=np.int32)
   mask = np.arange(size) < np.asarray(lengths)[:, None]
   return jnp.asarray(source), jnp.asarray(mask), jnp.asarray(target)
+
+
+WIDE = 8  # features of a Transformer, which adds what goes in to what comes out
+
+
+def build_transformer(
+  encoder: str = '', decoder: str = '', *, score: str = 'scaled_dot', alignment: str = 'softmax', heads: int = 4,
+  features: int = WIDE, encoder_spec: str = '', decoder_spec: str = '', **fields,
+) -> EncoderDecoder:  # fmt: skip
+  """Two layers a side; `encoder` and `decoder` are options of each, what stands there last counts."""
+  base = {'features': WIDE, 'layers': 2, 'heads': 4, 'hidden': 10}
+  of = lambda more: f'transformer({", ".join(f"{k}={v!r}" for k, v in (base | _options(more)).items())})'
+  config = dataclasses.asdict(Model(encoder_spec or of(encoder), decoder_spec or of(decoder), embedding=WIDE)) | fields
+  attention = {'score': score, 'alignment': alignment, 'features': features, 'heads': heads}
+  return build(config | {'attention': attention}, SOURCE_WORDS, TARGET_WORDS)
+
+
+def _options(more: str) -> dict:
+  return parse_spec(f'options({more})')[1] if more else {}

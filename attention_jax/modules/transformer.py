@@ -1,0 +1,277 @@
+"""Transformer layers: a sequence looks at itself, by any score and any alignment, and then each position by itself.
+
+Both methods of a decoder layer, all steps at once and one step with a cache, are the same three sublayers; they differ
+in what is handed to them as the way to attend.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from attention_jax.errors import UserError, choose
+from attention_jax.functional.attend import Memory
+from attention_jax.modules.attention import Attention
+from attention_jax.modules.positions import POSITIONS, Positions
+
+EPSILON = 1e-5  # of normalisations
+NORMS: Mapping[str, Callable[..., nn.Module]] = {'layer': nn.LayerNorm, 'rms': nn.RMSNorm}
+
+
+class Activation(NamedTuple):
+  """What stands between the two layers of a feed-forward network; gated: act(x U) * (x V) (Shazeer 2020)."""
+
+  fn: Callable[[jax.Array], jax.Array]
+  gated: bool = False
+
+
+ACTIVATIONS: Mapping[str, Activation] = {
+  'relu': Activation(jax.nn.relu),
+  'gelu': Activation(jax.nn.gelu),
+  'swiglu': Activation(jax.nn.silu, gated=True),
+  'geglu': Activation(jax.nn.gelu, gated=True),
+}
+
+
+def visible(at: jax.Array, size: int, *, causal: bool, window: int = 0, sinks: int = 0) -> jax.Array:
+  """[T, S]: which of the positions 0 ... size - 1 the queries at `at` may see.
+
+  Args:
+    causal: nothing that comes after them.
+    window: no position that is further away than this; 0 is no bound.
+    sinks: the first positions, which are seen however far away (Xiao et al. 2024).
+  """
+  offset = jnp.arange(size)[None, :] - at[:, None]
+  near = (jnp.abs(offset) <= window) | (jnp.arange(size) < sinks)[None, :] if window else jnp.ones_like(offset, bool)
+  return near & (offset <= 0) if causal else near
+
+
+class FeedForward(nn.Module):
+  """act(x U + b) V + c, for each position by itself. Vaswani et al. 2017, equation 2. No b and c where it is gated."""
+
+  features: int
+  hidden: int
+  activation: str = 'relu'
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    act, gated = ACTIVATIONS[choose(self.activation, ACTIVATIONS, 'activation')]
+    layer = lambda features: nn.Dense(features, not gated, self.dtype, kernel_init=nn.initializers.glorot_uniform())
+    hidden = act(layer(self.hidden)(x))
+    return layer(self.features)(hidden * layer(self.hidden)(x) if gated else hidden)
+
+
+class Residual(nn.Module):
+  """x + drop(f(x)), normalised afterwards (Vaswani et al. 2017, section 3.1), or with f of the normalised x instead.
+
+  Attributes: norm, a row of NORMS; first, whether to normalise what goes into f (Xiong et al. 2020, pre-norm).
+  """
+
+  norm: str = 'layer'
+  first: bool = False
+  dropout: float = 0.0
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, fn: Callable[[jax.Array], tuple[jax.Array, Any]], x: jax.Array, deterministic: bool):
+    """fn(x) -> (y, anything); returns the new x and anything."""
+    norm = normalise(self.norm, self.dtype)
+    y, beside = fn(norm(x) if self.first else x)
+    x = x + nn.Dropout(self.dropout)(y, deterministic=deterministic)
+    return (x if self.first else norm(x)), beside
+
+
+def normalise(name: str, dtype) -> nn.Module:
+  return NORMS[choose(name, NORMS, 'norm')](epsilon=EPSILON, dtype=dtype)
+
+
+class EncoderLayer(nn.Module):
+  """A sequence looks at itself, then each position by itself."""
+
+  attention: Attention
+  feed: FeedForward
+  residual: Callable[[], Residual]
+
+  def setup(self):
+    self.residuals = [self.residual() for _ in range(2)]
+
+  def __call__(self, x: jax.Array, mask: jax.Array, at: jax.Array, deterministic: bool) -> jax.Array:
+    """x [B, S, D]; mask [B, S] or [B, S, S]; at [S]."""
+
+    def look(x):
+      return self.attention.parallel(x, self.attention.remember(x, mask, at), deterministic, at)
+
+    x, _ = self.residuals[0](look, x, deterministic)
+    return self.residuals[1](lambda x: (self.feed(x), None), x, deterministic)[0]
+
+
+class LayerCarry(NamedTuple):
+  """What one step of a decoder layer hands to the next: keys and values of the steps so far [B, G, L, F], and the
+  carries of its attentions, () where their queries may come in any order."""
+
+  key: jax.Array
+  value: jax.Array
+  own: Any
+  cross: Any
+
+
+class DecoderLayer(nn.Module):
+  """A sequence looks at itself, at the memory, then each position by itself."""
+
+  attention: Attention
+  cross: Attention
+  feed: FeedForward
+  residual: Callable[[], Residual]
+
+  def setup(self):
+    self.residuals = [self.residual() for _ in range(3)]
+
+  def remember(self, encoded: jax.Array, mask: jax.Array) -> Memory:
+    """What is looked at in every step, prepared once: encoded [B, S, D], mask [B, S]."""
+    return self.cross.remember(encoded, mask)
+
+  def start(self, memory: Memory, size: int, features: int) -> LayerCarry:
+    """The carry before the first of `size` steps."""
+    batch = memory.key.shape[0]
+    nothing = jnp.zeros((batch, 1, features), self.attention.dtype)
+    one = self.attention.remember(nothing, jnp.ones((batch, 1), bool), jnp.zeros((1,), jnp.int32))
+    room = lambda x: jnp.zeros((*x.shape[:2], size, x.shape[-1]), x.dtype)
+    cache = Memory(room(one.key), room(one.value), one.mask)
+    carry_of = lambda attention, memory: attention.init_carry(memory) if attention.recurrent else ()
+    return LayerCarry(cache.key, cache.value, carry_of(self.attention, cache), carry_of(self.cross, memory))
+
+  def __call__(self, x: jax.Array, memory: Memory, sight: jax.Array, at: jax.Array, deterministic: bool):
+    """All steps: x [B, T, D], sight [B, T, T] -> x, weights over the memory [B, N, T, S]."""
+
+    def own(x):
+      return self.attention.parallel(x, self.attention.remember(x, sight, at), deterministic, at)
+
+    def cross(x):
+      return self.cross.parallel(x, memory, deterministic)
+
+    x, _, weights = self._through(x, own, cross, deterministic)
+    return x, weights if self.cross.heads > 1 else weights[:, None]
+
+  def step(
+    self, carry: LayerCarry, x: jax.Array, memory: Memory, sight: jax.Array, at: jax.Array, deterministic: bool
+  ):
+    """One step: x [B, D], sight [B, L], at [] -> the next carry, x, weights over the memory [B, N, S]."""
+
+    def own(x):
+      new = self.attention.remember(x[:, None], jnp.ones((x.shape[0], 1), bool), at[None])
+      put = lambda cache, new: jax.lax.dynamic_update_slice_in_dim(cache, new, at, axis=2)
+      cache = Memory(put(carry.key, new.key), put(carry.value, new.value), sight[:, None])
+      after, context = _attend_one(self.attention, carry.own, x, cache, deterministic, at)[:2]
+      return context, (cache, after)
+
+    def cross(x):
+      after, context, weights = _attend_one(self.cross, carry.cross, x, memory, deterministic)
+      return context, (after, weights)
+
+    x, (cache, own_after), (cross_after, weights) = self._through(x, own, cross, deterministic)
+    carry = LayerCarry(cache.key, cache.value, own_after, cross_after)
+    return carry, x, weights if self.cross.heads > 1 else weights[:, None]
+
+  def _through(self, x: jax.Array, own: Callable, cross: Callable, deterministic: bool):
+    x, of_own = self.residuals[0](own, x, deterministic)
+    x, of_cross = self.residuals[1](cross, x, deterministic)
+    x, _ = self.residuals[2](lambda x: (self.feed(x), None), x, deterministic)
+    return x, of_own, of_cross
+
+
+def _attend_one(attention: Attention, carry: Any, query: jax.Array, memory: Memory, deterministic: bool, at=None):
+  """-> the next carry, () if there is none to hand on, context, weights."""
+  after, attended = attention(carry or attention.init_carry(memory), query, memory, deterministic, at)
+  return (after if attention.recurrent else ()), *attended
+
+
+class Stack(nn.Module):
+  """What Transformer encoders and decoders share.
+
+  Attributes:
+    features, layers, heads: D, how many layers, and N.
+    hidden: of the feed-forward networks.
+    score, alignment, implementation, kv_heads: of the attention of a sequence to itself; see modules.attention.
+    position: a row of POSITIONS. max_positions: of the learned ones.
+    window, sinks: of the attention of a sequence to itself, see `visible`.
+    norm, norm_first, activation: rows of NORMS and ACTIVATIONS, and where norms stand; see Residual.
+    dropout: on what every sublayer gives.
+  """
+
+  features: int = 512
+  layers: int = 6
+  heads: int = 8
+  hidden: int = 2048
+  score: str = 'scaled_dot'
+  alignment: str = 'softmax'
+  implementation: str = 'xla'
+  kv_heads: int = 0
+  position: str = 'sinusoidal'
+  max_positions: int = 512
+  window: int = 0
+  sinks: int = 0
+  norm: str = 'layer'
+  norm_first: bool = False
+  activation: str = 'relu'
+  dropout: float = 0.0
+  dtype: jnp.dtype = jnp.float32
+
+  def prepare(self, *, causal: bool) -> None:
+    """Makes what both have in `setup`. Raises: UserError for options that do not go together."""
+    if self.features % self.heads:
+      raise UserError(f'transformer: features={self.features} cannot be divided among heads={self.heads}')
+    if self.sinks and not self.window:
+      raise UserError(f'transformer: sinks={self.sinks} are seen beyond a window, and window=0 sees everything')
+    cls = POSITIONS[choose(self.position, POSITIONS, 'position')]
+    own = {'max_positions': self.max_positions} if hasattr(cls, 'max_positions') else {}
+    make = functools.partial(cls, self.heads, self.features // self.heads, not causal, **own)
+    each = cls.inside and not cls.shared  # every layer has its own, and the embeddings none
+    self.positions = Positions() if each else make()
+    self.inside = make if each else lambda: self.positions if cls.inside else None
+    if self.norm_first:
+      self.final_norm = normalise(self.norm, self.dtype)
+
+  def own_attention(self) -> Attention:
+    """The attention of one layer to its own sequence."""
+    attention = Attention(
+      self.score, self.alignment, self.features, self.heads, self.kv_heads, self.implementation, project_values=True,
+      positions=self.inside(), dtype=self.dtype,
+    )  # fmt: skip
+    return learns_alone(attention)
+
+  def feed_forward(self) -> FeedForward:
+    return FeedForward(self.features, self.hidden, self.activation, self.dtype)
+
+  @property
+  def residual(self) -> Callable[[], Residual]:
+    return functools.partial(Residual, self.norm, self.norm_first, self.dropout, self.dtype)
+
+  def enter(self, embeddings: jax.Array, at: jax.Array) -> jax.Array:
+    """Embeddings [B, T, E] at positions [T] -> x [B, T, D]: times √D, as in Vaswani et al. 2017, section 3.4."""
+    return self.positions.embed(self._fitted(embeddings).astype(self.dtype) * self.features**0.5, at)
+
+  @nn.compact
+  def _fitted(self, embeddings: jax.Array) -> jax.Array:
+    if embeddings.shape[-1] == self.features:
+      return embeddings
+    return nn.Dense(self.features, use_bias=False, dtype=self.dtype, name='widen')(embeddings)
+
+  def leave(self, x: jax.Array) -> jax.Array:
+    """What comes out of the last layer, normalised once more where layers normalise what goes in."""
+    return self.final_norm(x) if self.norm_first else x
+
+
+def learns_alone(attention: Attention) -> Attention:
+  """The attention, if gradients are enough for it. Raises: UserError if not."""
+  row = attention.alignment_of
+  if row.latent or row.loss:
+    what = 'sums over positions' if row.latent else f'learns by the loss {row.loss!r}'
+    raise UserError(
+      f'transformer: alignment {attention.alignment!r} {what}, which recurrent decoders alone offer; '
+      "possible: any that learns by gradients, such as 'gumbel'"
+    )
+  return attention

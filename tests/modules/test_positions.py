@@ -1,0 +1,93 @@
+"""Positions: every formula by a literal loop, and what each promises of distances."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.modules.positions import POSITIONS, alibi_slopes, bucket_of
+from tests.modules.quick import assert_close, draw, variables
+
+B, N, T, F = 2, 3, 11, 6
+AT = jnp.arange(T)
+
+
+def test_sinusoids_as_the_paper_has_them():
+  x = draw(B, T, 8)
+  added = POSITIONS['sinusoidal']().embed(x, AT) - x
+  for t in range(T):
+    for i in range(4):
+      angle = t / 10000 ** (2 * i / 8)
+      np.testing.assert_allclose(added[:, t, [i, 4 + i]], [[np.sin(angle), np.cos(angle)]] * B, atol=1e-5)
+  assert_close(POSITIONS['sinusoidal']().embed(x[:, 4:6], AT[4:6]), (x + added)[:, 4:6])
+
+
+def test_learned_positions_end_somewhere():
+  learned = POSITIONS['learned'](max_positions=T)
+  params = variables(learned, draw(B, T, 8), AT, method='embed')
+  table = params['params']['table']
+  assert_close(learned.apply(params, draw(B, 2, 8), AT[5:7], method='embed'), draw(B, 2, 8) + table[None, 5:7])
+  with pytest.raises(UserError, match="position 'learned': max_positions=11, got a sequence of 12"):
+    learned.apply(params, draw(B, T + 1, 8), jnp.arange(T + 1), method='embed')
+  with pytest.raises(UserError, match='got a sequence of 12'):
+    learned.check(T + 1)
+
+
+def test_shaw_measures_queries_against_clipped_distances():
+  shaw = POSITIONS['shaw'](N, F, max_distance=2)
+  query, weights = draw(B, N, T, F), jax.nn.softmax(draw(B, N, T, T))
+  params = variables(shaw, query, AT, T, method='bias')
+  keys, values = params['params']['of_keys'], params['params']['of_values']
+  bias = shaw.apply(params, query, AT, T, method='bias')
+  shift = shaw.apply(params, weights, AT, method='shift')
+  for t in range(T):
+    row = [2 + max(-2, min(2, s - t)) for s in range(T)]
+    for s in range(T):
+      np.testing.assert_allclose(bias[..., t, s], query[..., t, :] @ keys[row[s]] / np.sqrt(F), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(shift[:, :, t], weights[:, :, t] @ values[np.asarray(row)], rtol=1e-4, atol=1e-6)
+  later = shaw.apply(params, query[:, :, 3:4], AT[3:4], T, method='bias')
+  assert_close(later, bias[:, :, 3:4])
+
+
+def literal_bucket(distance, buckets, furthest):
+  """One distance, 0 or more: half of the buckets by themselves, the others by its logarithm."""
+  exact = buckets // 2
+  if distance < exact:
+    return distance
+  return min(buckets - 1, exact + int(np.log(distance / exact) / np.log(furthest / exact) * (buckets - exact)))
+
+
+def test_buckets_grow_with_the_logarithm_of_the_distance():
+  offsets = jnp.asarray([-1000, -127, -90, -40, -17, -16, -15, -3, -1, 0, 1, 7, 8, 9, 30, 1000])
+  expected = [literal_bucket(max(-int(o), 0), 32, 128) for o in offsets]
+  assert bucket_of(offsets, 32, 128, bidirectional=False).tolist() == expected
+  both = [16 * (o > 0) + literal_bucket(abs(int(o)), 16, 128) for o in offsets]
+  assert bucket_of(offsets, 32, 128, bidirectional=True).tolist() == both
+
+  module = POSITIONS['t5'](N, F, False, buckets=4, max_distance=8)
+  params = variables(module, None, AT, T, method='bias')
+  bias = module.apply(params, None, AT, T, method='bias')
+  assert bias.shape == (N, T, T)
+  np.testing.assert_array_equal(bias[:, 9, 9 - 1], params['params']['table'][:, 1])
+
+
+def test_rotary_turns_pairs_so_that_products_know_distances_alone():
+  query, key = draw(B, N, T, F), draw(B, N, T, F)[:, ::-1]
+  turn = POSITIONS['rope']().turn
+  turned = np.asarray(turn(query, AT))
+  angles = np.arange(T)[:, None] / 10000 ** (2 * np.arange(F // 2) / F)
+  pairs = (np.asarray(query[..., : F // 2]) + 1j * np.asarray(query[..., F // 2 :])) * np.exp(1j * angles)
+  np.testing.assert_allclose(turned, np.concatenate([pairs.real, pairs.imag], -1), rtol=1e-4, atol=1e-5)
+  product = lambda shift: jnp.einsum('bntf,bnsf->bnts', turn(query, AT + shift), turn(key, AT + shift))
+  assert_close(product(0), product(5), rtol=1e-4, atol=1e-4)
+  with pytest.raises(UserError, match='turns pairs of features; got 5 features a head'):
+    turn(query[..., :5], AT)
+
+
+def test_alibi_slopes_are_geometric():
+  assert alibi_slopes(8) == [2.0**-i for i in range(1, 9)]
+  assert alibi_slopes(6) == [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]
+  bias = POSITIONS['alibi'](8).bias(None, AT, T)
+  assert bias.shape == (8, T, T)
+  np.testing.assert_allclose(bias[2, 7], [-abs(7 - s) / 8 for s in range(T)])
