@@ -61,14 +61,30 @@ def _backward(fn: Callable, given) -> Side:
   return Side(lambda: torch.autograd.grad(torch.sin(fn(*leaves)).sum(), leaves))
 
 
-def train_step(batch, sizes) -> Side | None:
-  """One update of the encoder-decoder of Bahdanau et al. on (source, target) ids with 0 for padding."""
-  if torch is None:
-    return None
-  from experiments.benchmarks.torch_model import Bahdanau
+def model_of(name: str, sizes):
+  """A model of torch_model.py or torch_transformer.py."""
+  from experiments.benchmarks import torch_model, torch_transformer
 
   torch.manual_seed(0)
-  model = Bahdanau(**sizes)
+  return (getattr(torch_model, name, None) or getattr(torch_transformer, name))(**sizes)
+
+
+def difference(params, logits, batch, sizes) -> float | None:
+  """The greatest difference between these logits and those of PyTorch's Transformer with the same parameters."""
+  if torch is None:
+    return None
+  model = model_of('Transformer', sizes).eval()
+  model.take(params)
+  with torch.no_grad():
+    found = model.logits(*(torch.tensor(np.asarray(x), dtype=torch.long) for x in batch))
+  return float(np.abs(found.numpy() - np.asarray(logits)).max())
+
+
+def train_step(name: str, batch, sizes) -> Side | None:
+  """One update of a model on (source, target) ids with 0 for padding."""
+  if torch is None:
+    return None
+  model = model_of(name, sizes)
   optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
   source, target = (torch.tensor(np.asarray(x), dtype=torch.long) for x in batch)
 
@@ -85,10 +101,7 @@ def decode(source, sizes, beams: int, steps: int) -> Side | None:
   """A beam search of so many steps; with one beam, greedy search."""
   if torch is None:
     return None
-  from experiments.benchmarks.torch_model import Bahdanau
-
-  torch.manual_seed(0)
-  model = Bahdanau(**sizes).eval()
+  model = model_of('Bahdanau', sizes).eval()
   source = torch.tensor(np.asarray(source), dtype=torch.long)
 
   def run():

@@ -23,6 +23,7 @@ SUITES: Mapping[str, Callable[[Callable, int], list[Timing]]] = {
   'limits': lambda say, repeats: limits.machine(say),
   'kernels': kernels.kernels,
   'growth': kernels.growth,
+  'agreement': systems.agreement,
   'training': systems.training,
   'seeds': seeds.side_by_side,
   'decoding': systems.decoding,

@@ -28,6 +28,19 @@ WORDS = (5921, 7859)  # of Multi30k, English and German, with a minimum count of
 ROWS, STEPS = 128, 20
 DROPOUT = 0.2
 TORCH = {'source_size': WORDS[0], 'target_size': WORDS[1], 'embedding': 256, 'features': 512, 'dropout': DROPOUT}
+SMALL = {'source_size': WORDS[0], 'target_size': WORDS[1], 'features': 256, 'heads': 4, 'layers': 3, 'hidden': 1024}
+NOT_FED = {
+  'model.encoder': "birnn(rnn='gru', features=512)",
+  'model.decoder': "luong(rnn='gru', features=512, input_feeding=False)",
+}
+# name of the case: preset, other fields of the config, what PyTorch has beside it
+MODELS = {
+  'bahdanau2015': ('bahdanau2015', {}, ('Bahdanau', TORCH)),
+  'luong2015, input feeding': ('luong2015', {}, None),
+  'luong2015, GRU, not fed': ('luong2015', NOT_FED, ('Luong', TORCH)),
+  'transformer2017_small': ('transformer2017_small', {}, ('Transformer', SMALL | {'dropout': DROPOUT})),
+}
+TRAINED = [('bahdanau2015', 14), ('bahdanau2015', 26), *((name, 14) for name in MODELS if name != 'bahdanau2015')]
 
 
 def sentences(rng, longest: int, words: int) -> np.ndarray:
@@ -43,8 +56,10 @@ def batch_of(longest: int) -> Batch:
   return Batch(source, source > 0, target, target > 0, np.arange(ROWS), None)
 
 
-def model_of(preset: str):
+def model_of(name: str):
+  preset, fields, _ = MODELS[name]
   config = multi30k.get_config(preset)
+  config.update_from_flattened_dict(fields)
   config.model.dropout = DROPOUT
   model = build(config.model.to_dict(), *WORDS)
   return model, initial_params(model, 0)
@@ -53,11 +68,11 @@ def model_of(preset: str):
 def training(say, repeats: int) -> list[Timing]:
   """Updates of Adam with clipping; the limit is the time that the products of matrices alone would take."""
   timings = []
-  for preset, longest in (('bahdanau2015', 14), ('bahdanau2015', 26), ('luong2015', 14)):
-    case = f'{preset}, {ROWS} x {longest} -> {longest}'
+  for name, longest in TRAINED:
+    case = f'{name}, {ROWS} x {longest} -> {longest}'
     say(f'training of {case}')
     batch = batch_of(longest)
-    model, params = model_of(preset)
+    model, params = model_of(name)
     loss, schedule = sequence_loss(model), make_schedule('constant', 1)
     optimizer, mesh = make_optimizer('adam', schedule, 1.0), make_mesh()
     found = products(loss, params, batch, step_rngs(jax.random.key(0)))
@@ -69,7 +84,8 @@ def training(say, repeats: int) -> list[Timing]:
       jax.block_until_ready(metrics)
 
     sides = {'attention_jax': Side(update)}
-    if preset == 'bahdanau2015' and (theirs := peers.train_step((batch.source, batch.target), TORCH)):
+    peer, ids = MODELS[name][2], (batch.source, batch.target)
+    if peer and (theirs := peers.train_step(peer[0], ids, peer[1])):
       sides['torch'] = theirs
     tokens = int(batch.target_mask.sum())
     some = compare('training', case, sides, repeats=repeats, amount=tokens, unit='target tokens')
@@ -78,6 +94,20 @@ def training(say, repeats: int) -> list[Timing]:
     limit = Timing('training', case, 'limit: products', *[alone] * 3, some[0].median / alone, tokens, 'target tokens')
     timings += [*some, dataclasses.replace(limit, note=note)]
   return timings
+
+
+def agreement(say, repeats: int) -> list[Timing]:
+  """Says how far our Transformer and PyTorch's are apart with the same parameters. Raises: SystemExit above 1e-4."""
+  model, params = model_of('transformer2017_small')
+  batch = batch_of(14)
+  logits = jax.jit(model.apply)({'params': params}, batch.source, batch.source_mask, batch.target).logits
+  found = peers.difference(params, logits, (batch.source, batch.target), SMALL | {'dropout': 0.0})
+  if found is not None:
+    size = float(jnp.abs(logits).max())
+    say(f"logits of our Transformer and PyTorch's differ by at most {found:.1e}; the largest is {size:.2f}")
+    if not found < 1e-4:
+      raise SystemExit('they are not the same model')
+  return []
 
 
 def decoding(say, repeats: int) -> list[Timing]:

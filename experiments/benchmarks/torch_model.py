@@ -1,4 +1,4 @@
-"""The encoder-decoder of Bahdanau et al. in plain PyTorch, with what a careful user takes out of its loop taken out."""
+"""Recurrent encoder-decoders in plain PyTorch, with what a careful user takes out of their loops taken out."""
 
 import torch
 from torch import nn
@@ -7,7 +7,9 @@ from torch.nn import functional as F
 PAD, BOS = 0, 1
 
 
-class Bahdanau(nn.Module):
+class Recurrent(nn.Module):
+  """Embeddings, a bidirectional encoder, keys, a bridge to the decoder's first state, and the output layer."""
+
   def __init__(self, source_size, target_size, embedding, features, dropout):
     super().__init__()
     self.source = nn.Embedding(source_size, embedding)
@@ -15,12 +17,6 @@ class Bahdanau(nn.Module):
     self.encoder = nn.GRU(embedding, features // 2, bidirectional=True, batch_first=True)
     self.bridge = nn.Linear(features, features)
     self.key = nn.Linear(features, features, bias=False)
-    self.query = nn.Linear(features, features, bias=False)
-    self.v = nn.Parameter(torch.randn(features) * features**-0.5)
-    self.embedded = nn.Linear(embedding, 3 * features)
-    self.context = nn.Linear(features, 3 * features, bias=False)
-    self.hidden = nn.Linear(features, 3 * features)
-    self.deep = nn.Linear(2 * features + embedding, features)
     self.output = nn.Linear(features, target_size)
     self.drop = nn.Dropout(dropout)
 
@@ -33,6 +29,36 @@ class Bahdanau(nn.Module):
     memory, _ = nn.utils.rnn.pad_packed_sequence(outputs, batch_first=True, total_length=source.shape[1])
     memory = self.drop(memory)
     return memory, self.key(memory), source == PAD, torch.tanh(self.bridge(torch.cat([last[0], last[1]], -1)))
+
+
+class Luong(Recurrent):
+  """A GRU over the whole target, then general attention of all steps at once: nothing is fed back."""
+
+  def __init__(self, source_size, target_size, embedding, features, dropout):
+    super().__init__(source_size, target_size, embedding, features, dropout)
+    self.decoder = nn.GRU(embedding, features, batch_first=True)
+    self.attentional = nn.Linear(2 * features, features, bias=False)
+
+  def loss(self, source, target):
+    memory, key, padding, state = self.encode(source)
+    entering = F.pad(target[:, :-1], (1, 0), value=BOS)
+    states, _ = self.decoder(self.drop(self.target(entering)), state.unsqueeze(0))
+    scores = torch.bmm(states, key.transpose(1, 2)).masked_fill(padding.unsqueeze(1), float('-inf'))
+    contexts = torch.bmm(torch.softmax(scores, -1), memory)
+    real = target != PAD
+    joined = torch.cat((contexts[real], states[real]), -1)
+    return F.cross_entropy(self.output(self.drop(torch.tanh(self.attentional(joined)))), target[real])
+
+
+class Bahdanau(Recurrent):
+  def __init__(self, source_size, target_size, embedding, features, dropout):
+    super().__init__(source_size, target_size, embedding, features, dropout)
+    self.query = nn.Linear(features, features, bias=False)
+    self.v = nn.Parameter(torch.randn(features) * features**-0.5)
+    self.embedded = nn.Linear(embedding, 3 * features)
+    self.context = nn.Linear(features, 3 * features, bias=False)
+    self.hidden = nn.Linear(features, 3 * features)
+    self.deep = nn.Linear(2 * features + embedding, features)
 
   def recur(self, state, gates, memory, key, padding):
     scores = torch.tanh(key + self.query(state).unsqueeze(1)) @ self.v
