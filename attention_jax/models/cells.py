@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from attention_jax.functional.attend import Memory
 from attention_jax.models.encoders import Encoded
 from attention_jax.modules.attention import Attention
+from attention_jax.modules.linear import Dense, product
 from attention_jax.modules.recurrent import RecurrentStack
 
 
@@ -75,7 +76,7 @@ class Joined(nn.Module):
     kernel = self.param('kernel', nn.initializers.lecun_normal(), (sum(sizes), self.features)).astype(self.dtype)
     at, total = 0, 0.0
     for part, size in zip(parts, sizes, strict=True):
-      total, at = total + part.astype(self.dtype) @ kernel[at : at + size], at + size
+      total, at = total + product(part.astype(self.dtype), kernel[at : at + size]), at + size
     if self.bias:
       bias = self.param('bias', nn.initializers.zeros, (self.features,)).astype(self.dtype)
       total = total + bias.reshape((1,) * (total.ndim - 1) + bias.shape)
@@ -173,7 +174,7 @@ class Plain(Cell):
   def setup(self):
     self.stack = self.make_stack()
     if self.feed_context:
-      self.context_gates = nn.Dense(self.stack.width, use_bias=False, dtype=self.dtype)
+      self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
 
   @property
   def latent(self):
@@ -222,7 +223,7 @@ class Bahdanau(Cell):
 
   def setup(self):
     self.stack = self.make_stack()
-    self.context_gates = nn.Dense(self.stack.width, use_bias=False, dtype=self.dtype)
+    self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
     self.deep = Joined(self.readout, bias=True, dtype=self.dtype)
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
@@ -255,7 +256,7 @@ class Luong(Cell):
     self.stack = self.make_stack()
     self.attentional = Joined(self.features, dtype=self.dtype)
     if self.input_feeding:
-      self.feed_gates = nn.Dense(self.stack.width, use_bias=False, dtype=self.dtype)
+      self.feed_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
 
   @property
   def attends_inside(self) -> bool:

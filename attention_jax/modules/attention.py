@@ -11,6 +11,7 @@ from attention_jax.functional.attend import Attended, Carry, Memory
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, init_row, lookup
 from attention_jax.kernels import implementation_of
+from attention_jax.modules.linear import Dense, product
 from attention_jax.modules.positions import Positions
 
 
@@ -28,6 +29,13 @@ class RowParams(nn.Module):
       return jax.vmap(lambda rng: init_row(rng, self.row, sizes)[name])(jax.random.split(rng, self.heads))
 
     return {name: self.param(name, initial, name) for name in self.row.params}
+
+
+def into_heads(x: jax.Array, kernel: jax.Array) -> jax.Array:
+  """x [B, T, D], kernel [N, D, F] -> [B, N, T, F]."""
+  heads, size, features = kernel.shape
+  y = product(x, jnp.moveaxis(kernel, 0, 1).reshape(size, heads * features))
+  return jnp.moveaxis(y.reshape(*x.shape[:-1], heads, features), -2, 1)
 
 
 class HeadKernel(nn.Module):
@@ -95,7 +103,7 @@ class Attention(nn.Module):
       self.key_kernel = HeadKernel(self.groups, own)
     if self.projects_values:
       self.value_kernel = HeadKernel(self.groups, own)
-      self.join = nn.Dense(self.features, use_bias=False, dtype=self.dtype)
+      self.join = Dense(self.features, use_bias=False, dtype=self.dtype)
     if self.turns and self.score_row.product is None:
       raise UserError(f'attention: these positions turn products q . k, and score {self.score!r} is none')
 
@@ -139,7 +147,7 @@ class Attention(nn.Module):
     seen = functional.hide(Memory(encoded, encoded, mask)).key.astype(self.dtype)
 
     def heads(kernel_of):
-      return jnp.einsum('bsd,ndf->bnsf', seen, kernel_of(seen.shape[-1]).astype(self.dtype))
+      return into_heads(seen, kernel_of(seen.shape[-1]).astype(self.dtype))
 
     key = heads(self.key_kernel) if self.projects else seen[:, None]
     value = heads(self.value_kernel) if self.projects_values else seen[:, None]
@@ -212,7 +220,7 @@ class Attention(nn.Module):
     params = {name: p if name == 'alignment' else jax.tree.map(cast, p) for name, p in params.items()}
     bias, each, over_batch = None, None, 0  # heads share a query that each of them projects itself
     if inside:
-      query = self.positions.turn(jnp.einsum('btd,ndf->bntf', query, params.pop('query')), at)
+      query = self.positions.turn(into_heads(query, params.pop('query')), at)
       bias, each = self.positions.bias(query, at, memory.key.shape[-2]), 0
       query = self._grouped(query, 1)
     if bias is not None:

@@ -7,6 +7,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from attention_jax.modules.linear import Dense, product
+
 
 class Linear(NamedTuple):
   """Logits that are not computed yet: features [..., D] @ kernel [D, V] + bias [V], in the dtype of the features."""
@@ -16,7 +18,7 @@ class Linear(NamedTuple):
   bias: jax.Array
 
   def logits(self) -> jax.Array:
-    scores = self.features @ self.kernel.astype(self.features.dtype)
+    scores = product(self.features, self.kernel.astype(self.features.dtype))
     bias = self.bias.astype(self.features.dtype)
     return (scores + bias.reshape((1,) * (scores.ndim - 1) + bias.shape)).astype(jnp.float32)
 
@@ -44,7 +46,7 @@ class TiedOutput(nn.Module):
   @nn.compact
   def __call__(self, features: jax.Array) -> Linear:
     if features.shape[-1] != self.embedding.features:
-      features = nn.Dense(self.embedding.features, use_bias=False, dtype=self.dtype)(features)
+      features = Dense(self.embedding.features, use_bias=False, dtype=self.dtype)(features)
     bias = self.param('bias', nn.initializers.zeros, (self.size,))
     return Linear(features.astype(self.dtype), self.embedding.vectors().T, bias)
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.masking import masked
+from attention_jax.modules.linear import Dense
 
 State = tuple[jax.Array, ...]  # the first of it is the layer's output
 
@@ -79,7 +80,7 @@ class RecurrentCell(nn.Module):
   def setup(self):
     self.recurrence = RECURRENCES[choose(self.kind, RECURRENCES, 'rnn')]
     width = self.recurrence.gates * self.features
-    self.inputs = nn.Dense(width, dtype=self.dtype, kernel_init=nn.initializers.glorot_uniform())
+    self.inputs = Dense(width, dtype=self.dtype, kernel_init=nn.initializers.glorot_uniform())
     self.kernel = self.param('kernel', _orthogonal_gates(self.recurrence.gates), (self.features, width))
     self.bias = self.param('bias', nn.initializers.constant(self.recurrence.bias), (self.features,))
 
@@ -160,7 +161,7 @@ class RecurrentStack(nn.Module):
     self.cells = [RecurrentCell(self.kind, self.features, self.dtype) for _ in range(self.layers)]
     self.between = nn.Dropout(self.dropout)
     states = self._recurrence.states if self.bridge else 0
-    self.bridges = [[nn.Dense(self.features, dtype=self.dtype) for _ in range(states)] for _ in range(self.layers)]
+    self.bridges = [[Dense(self.features, dtype=self.dtype) for _ in range(states)] for _ in range(self.layers)]
 
   @property
   def _recurrence(self) -> Recurrence:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.attend import Memory
 from attention_jax.modules.attention import Attention
+from attention_jax.modules.linear import Dense
 from attention_jax.modules.positions import POSITIONS, Positions
 
 EPSILON = 1e-5  # of normalisations
@@ -60,7 +61,7 @@ class FeedForward(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     act, gated = ACTIVATIONS[choose(self.activation, ACTIVATIONS, 'activation')]
-    layer = lambda features: nn.Dense(features, not gated, self.dtype, kernel_init=nn.initializers.glorot_uniform())
+    layer = lambda features: Dense(features, not gated, self.dtype, kernel_init=nn.initializers.glorot_uniform())
     hidden = act(layer(self.hidden)(x))
     return layer(self.features)(hidden * layer(self.hidden)(x) if gated else hidden)
 
@@ -258,7 +259,7 @@ class Stack(nn.Module):
   def _fitted(self, embeddings: jax.Array) -> jax.Array:
     if embeddings.shape[-1] == self.features:
       return embeddings
-    return nn.Dense(self.features, use_bias=False, dtype=self.dtype, name='widen')(embeddings)
+    return Dense(self.features, use_bias=False, dtype=self.dtype, name='widen')(embeddings)
 
   def leave(self, x: jax.Array) -> jax.Array:
     """What comes out of the last layer, normalised once more where layers normalise what goes in."""

@@ -49,7 +49,7 @@ def _over_steps(linear: Linear, target, mask, smoothing, differentiate: bool):
 
   def some_steps(total, part):
     sums, to_kernel, to_bias = total
-    x, target, mask = part
+    x, target, mask = (x.reshape(-1, *x.shape[2:]) for x in part)  # one product of two matrices each: modules/linear.py
     logits = jnp.where(mask[..., None], Linear(x, kernel, bias).logits(), 0.0)
     top = logits.max(-1, keepdims=True)
     powers = jnp.exp(logits - top)
@@ -63,11 +63,11 @@ def _over_steps(linear: Linear, target, mask, smoothing, differentiate: bool):
     sums = jax.tree.map(jnp.add, sums, new)
     if not differentiate:
       return (sums, to_kernel, to_bias), ()
-    wanted = (1 - smoothing) * (jnp.arange(vocabulary)[None, None] == target[..., None]) + smoothing / vocabulary
+    wanted = (1 - smoothing) * (jnp.arange(vocabulary)[None] == target[..., None]) + smoothing / vocabulary
     slope = jnp.where(real, powers / mass - wanted, 0.0).astype(x.dtype)
-    to_kernel = to_kernel + jnp.einsum('tbd,tbv->dv', x, slope, preferred_element_type=jnp.float32)
-    to_bias = to_bias + slope.sum((0, 1), dtype=jnp.float32)
-    return (sums, to_kernel, to_bias), slope @ kernel.astype(x.dtype).T
+    to_kernel = to_kernel + jnp.einsum('rd,rv->dv', x, slope, preferred_element_type=jnp.float32)
+    to_bias = to_bias + slope.sum(0, dtype=jnp.float32)
+    return (sums, to_kernel, to_bias), (slope @ kernel.astype(x.dtype).T).reshape(part[0].shape)
 
   nothing = jnp.zeros((), jnp.float32)
   like = lambda x: jnp.zeros(x.shape, jnp.float32) if differentiate else ()
