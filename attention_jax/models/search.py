@@ -18,6 +18,7 @@ from attention_jax.errors import UserError
 from attention_jax.tokens import BOS, EOS, PAD
 
 NEVER = -1e9  # finite, so that sums and length normalisation of it stay ordered
+BLOCK = 64  # tokens among which one maximum is taken
 UNSEEN = 1e-6  # what less attention than this counts as in the coverage penalty, whose logarithm stays finite
 
 
@@ -151,12 +152,11 @@ def beam(
   def body(loop):
     level, carry, coverage, alive, trail, ends = loop
     carry, (logits, weights, *_) = step(carry, trail.tokens[level], memory)
-    log_probs = jax.nn.log_softmax(logits)
-    totals = alive[..., None] + log_probs
-    coverage = coverage + weights
-    scores = _scores(totals[..., EOS], log_probs[..., EOS], level + 1, coverage, source_mask, ranking)
-    ends = _finish(ends, totals[..., EOS], scores, level)
-    alive, parents, tokens = _best(jnp.where(goes_on[None, None, :], totals, NEVER), beams)
+    mass = jax.nn.logsumexp(logits, axis=-1)
+    coverage, of_eos = coverage + weights, logits[..., EOS] - mass
+    scores = _scores(alive + of_eos, of_eos, level + 1, coverage, source_mask, ranking)
+    ends = _finish(ends, alive + of_eos, scores, level)
+    alive, parents, tokens = _best(alive - mass, logits, goes_on)
     alive = jnp.maximum(alive, NEVER)
     carry, coverage = jax.tree.map(lambda x: _pick(x, parents), (carry, coverage))
     trail = Trail(
@@ -191,9 +191,9 @@ def greedy(
   def body(loop):
     level, carry, token, done, tokens, total, last, history = loop
     carry, (logits, weights, *_) = step(carry, token, memory)
-    log_probs = jax.nn.log_softmax(logits)
-    token = jnp.where(done, PAD, likeliest(log_probs, level == max_length - 1))
-    last = jnp.where(done, last, jnp.take_along_axis(log_probs, token[:, None], axis=1)[:, 0])
+    token = likeliest(logits, level == max_length - 1)
+    log_prob = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0] - jax.nn.logsumexp(logits, axis=-1)
+    token, last = jnp.where(done, PAD, token), jnp.where(done, last, log_prob)
     total = total + jnp.where(done, 0.0, last)
     tokens = tokens.at[level].set(token)
     history = history.at[level].set(jnp.where(done[:, None], 0.0, weights))
@@ -217,11 +217,30 @@ def greedy(
   return Hypotheses(tokens, scores, total, lengths, history)
 
 
-def likeliest(log_probs: jax.Array, last: jax.Array | bool) -> jax.Array:
-  """log_probs [B, vocabulary] -> the most probable token [B] of those that may come; at the last step EOS."""
-  ends, goes_on = _allowed(log_probs.shape[-1])
-  allow = jnp.where(last, ends, goes_on | ends)
-  return jnp.argmax(jnp.where(allow[None, :], log_probs, -jnp.inf), axis=-1).astype(jnp.int32)
+def likeliest(logits: jax.Array, last: jax.Array | bool) -> jax.Array:
+  """logits [B, vocabulary] -> the most probable token [B] of those that may come; at the last step EOS."""
+  ends, goes_on = _allowed(logits.shape[-1])
+  return largest(logits, jnp.where(last, ends, goes_on | ends), 1)[1][..., 0]
+
+
+def largest(logits: jax.Array, allowed: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+  """The `count` largest (or all, if there are fewer) of logits [..., V] where allowed [V], first of equals first.
+
+  Only blocks with the largest maxima can hold them, so that one pass of maxima takes the place of a sort.
+  Returns: values [..., count], -inf where nothing is left, and indices.
+  """
+  size = logits.shape[-1]
+  blocks = -(-size // BLOCK)
+  shown = jnp.where(allowed.reshape((1,) * (logits.ndim - 1) + (size,)), logits, -jnp.inf)
+  shown = jnp.pad(shown, [(0, 0)] * (logits.ndim - 1) + [(0, blocks * BLOCK - size)], constant_values=-jnp.inf)
+  tops = shown.reshape(*logits.shape[:-1], blocks, BLOCK).max(-1)
+  which = jnp.sort(jax.lax.top_k(tops, min(count, blocks))[1], axis=-1)  # so that the first of equals stays the first
+  inside = jnp.arange(BLOCK).reshape((1,) * logits.ndim + (BLOCK,))
+  ids = (which[..., None] * BLOCK + inside).reshape(*which.shape[:-1], -1)
+  there = jnp.minimum(ids, size - 1)
+  near = jnp.where((ids < size) & allowed[there], jnp.take_along_axis(logits, there, axis=-1), -jnp.inf)
+  values, at = jax.lax.top_k(near, min(count, size))
+  return values, jnp.take_along_axis(there, at, axis=-1).astype(jnp.int32)
 
 
 def _source_mask(given: jax.Array | None, batch: int, size: int) -> jax.Array:
@@ -247,10 +266,12 @@ def _allowed(size: int) -> tuple[jax.Array, jax.Array]:
   return ids == EOS, (ids != PAD) & (ids != BOS) & (ids != EOS)
 
 
-def _best(totals: jax.Array, beams: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """totals [B, K, vocabulary] -> the K best of each source: totals, beams they come from, tokens."""
-  # First within each beam, then among those: the second sort is over K * K instead of K * vocabulary.
-  within, tokens = jax.lax.top_k(totals, min(beams, totals.shape[-1]))
+def _best(before: jax.Array, logits: jax.Array, allowed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """before [B, K], to which logits [B, K, V] add -> the K best of each source: totals, beams they come from, tokens."""
+  # First within each beam, then among those: the second sort is over K * K instead of K * V.
+  beams = before.shape[-1]
+  within, tokens = largest(logits, allowed, beams)
+  within = before[..., None] + within
   flat = within.reshape(within.shape[0], -1)
   best, index = jax.lax.top_k(flat, beams)
   tokens = jnp.take_along_axis(tokens.reshape(flat.shape), index, axis=1)

@@ -123,7 +123,7 @@ def _read(model: EncoderDecoder, states: Any, window: Memory, ids: jax.Array):
 def _try(model: EncoderDecoder, carry: Any, token: jax.Array, window: Memory, last: jax.Array):
   """One step of the decoder that may attend at the end of the window -> carry, the next token [1], weights [1, S]."""
   carry, outputs = model.step(model.decoder.cell.resume(carry, window), token, window)
-  return carry, search.likeliest(jax.nn.log_softmax(outputs.logits), last), outputs.weights
+  return carry, search.likeliest(outputs.logits, last), outputs.weights
 
 
 # --------------------------------------------------------------------------------------------- what can follow a source

@@ -412,3 +412,16 @@ def test_a_source_is_found_the_same_without_padding_and_neighbours():
   for one, every in zip(alone, search_with(model, params, source, mask, **options), strict=True):
     row = jax.tree.map(lambda x: x[1:2], every)
     assert_close(one, row._replace(weights=row.weights[..., :cut]))
+
+
+@pytest.mark.parametrize('size', [3, 64, 65, 200])
+@pytest.mark.parametrize('count', [1, 5, 70])
+def test_the_largest_are_those_of_a_sort(size, count):
+  random = np.random.default_rng(size)
+  logits = random.integers(-9, 9, (2, 3, size)).astype(np.float32)  # many of them equal
+  allowed = random.random(size) < 0.8
+  values, ids = search.largest(jnp.asarray(logits), jnp.asarray(allowed), count)
+  order = np.argsort(-np.where(allowed, logits, -np.inf), axis=-1, kind='stable')[..., :count]
+  kept = np.take_along_axis(np.where(allowed, logits, -np.inf), order, -1)
+  np.testing.assert_array_equal(values, kept)
+  np.testing.assert_array_equal(np.where(kept > -np.inf, ids, -1), np.where(kept > -np.inf, order, -1))
