@@ -18,6 +18,7 @@ from attention_jax.errors import UserError
 from attention_jax.tokens import BOS, EOS, PAD
 
 NEVER = -1e9  # finite, so that sums and length normalisation of it stay ordered
+FEWEST = 32  # sources: fewer cost hardly less
 BLOCK = 64  # tokens among which one maximum is taken
 UNSEEN = 1e-6  # what less attention than this counts as in the coverage penalty, whose logarithm stays finite
 
@@ -85,6 +86,16 @@ class Ends(NamedTuple):
   beam: jax.Array
 
 
+class Going(NamedTuple):
+  """What beams [B, K] go on from: the model's carry, their coverage [B, K, S], their log-probabilities, and what of
+  their source has ended."""
+
+  carry: Any
+  coverage: jax.Array
+  alive: jax.Array
+  ends: Ends
+
+
 def length_penalty(length: jax.Array | int, alpha: float) -> jax.Array:
   """((5 + |Y|) / 6)^α. Wu et al. 2016, equation 14."""
   return ((5.0 + length) / 6.0) ** alpha
@@ -115,8 +126,8 @@ def beam(
 ) -> Hypotheses:  # fmt: skip
   """Beam search with the length normalisation and the coverage penalty of Wu et al. 2016.
 
-  The loop stops as soon as no beam of any source can still beat the source's K finished hypotheses. At the last of
-  `max_length` steps only EOS may be chosen, so that every hypothesis ends with one.
+  A source is done as soon as none of its beams can still beat its K finished hypotheses. At the last of `max_length`
+  steps only EOS may be chosen, so that every hypothesis ends with one.
 
   Args:
     step, carry, memory: of the model, for sources [B].
@@ -147,10 +158,10 @@ def beam(
   ends = Ends(jnp.full((batch, beams), NEVER), jnp.full((batch, beams), NEVER), none, none)
   _, goes_on = _allowed(logits.shape[-1])
   source_mask = _source_mask(source_mask, batch, weights.shape[-1])
-  real = source_mask.any(-1)
 
-  def body(loop):
-    level, carry, coverage, alive, trail, ends = loop
+  def body(level, going, trail, given):
+    carry, coverage, alive, ends = going
+    memory, source_mask = given
     carry, (logits, weights, *_) = step(carry, trail.tokens[level], memory)
     mass = jax.nn.logsumexp(logits, axis=-1)
     coverage, of_eos = coverage + weights, logits[..., EOS] - mass
@@ -164,17 +175,16 @@ def beam(
       trail.parents.at[level + 1].set(parents, mode='drop'),
       trail.weights.at[level].set(weights),
     )
-    return level + 1, carry, coverage, alive, trail, ends
+    return Going(carry, coverage, alive, ends), trail
 
-  def goes_on_at_all(loop):
-    level, _, _, alive, _, ends = loop
+  def waits(going, given):
     # Log-probabilities only fall, and the penalty divides by most at the greatest length. The rest has a say only when
     # a hypothesis ends: EOS gives at most 0 whatever its factor, coverage at most 0, so that nothing rises above hope.
-    hope = alive.max(1) / length_penalty(max_length, ranking.alpha)
-    return (level < max_length) & jnp.any(real & (hope > ends.scores.min(1)))
+    hope = going.alive.max(1) / length_penalty(max_length, ranking.alpha)
+    return given[1].any(-1) & (hope > going.ends.scores.min(1))
 
-  loop = (jnp.zeros((), jnp.int32), carry, jnp.zeros(weights.shape, weights.dtype), alive, trail, ends)
-  *_, trail, ends = jax.lax.while_loop(goes_on_at_all, body, loop)
+  going = Going(carry, jnp.zeros(weights.shape, weights.dtype), alive, ends)
+  ends, trail = run_down(body, waits, lambda going: going.ends, max_length, going, trail, (memory, source_mask))
   return _read_off(trail, ends)
 
 
@@ -188,33 +198,67 @@ def greedy(
   _, (_, weights, *_) = jax.eval_shape(step, carry, token, memory)
   source_mask = _source_mask(source_mask, batch, weights.shape[-1])
 
-  def body(loop):
-    level, carry, token, done, tokens, total, last, history = loop
-    carry, (logits, weights, *_) = step(carry, token, memory)
+  def body(level, going, trail, given):
+    carry, token, done, total, last = going
+    tokens, history = trail
+    carry, (logits, weights, *_) = step(carry, token, given[0])
     token = likeliest(logits, level == max_length - 1)
     log_prob = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0] - jax.nn.logsumexp(logits, axis=-1)
     token, last = jnp.where(done, PAD, token), jnp.where(done, last, log_prob)
     total = total + jnp.where(done, 0.0, last)
     tokens = tokens.at[level].set(token)
     history = history.at[level].set(jnp.where(done[:, None], 0.0, weights))
-    return level + 1, carry, token, done | (token == EOS), tokens, total, last, history
+    return (carry, token, done | (token == EOS), total, last), (tokens, history)
 
-  loop = (
-    jnp.zeros((), jnp.int32),
-    carry,
-    token,
-    ~source_mask.any(-1),
-    jnp.full((max_length, batch), PAD, jnp.int32),
-    jnp.zeros((batch,)),
-    jnp.zeros((batch,)),
-    jnp.zeros((max_length, *weights.shape), weights.dtype),
-  )
-  loop = jax.lax.while_loop(lambda loop: (loop[0] < max_length) & ~jnp.all(loop[3]), body, loop)
+  nothing = jnp.zeros((batch,))
+  going = carry, token, ~source_mask.any(-1), nothing, nothing
+  trail = jnp.full((max_length, batch), PAD, jnp.int32), jnp.zeros((max_length, *weights.shape), weights.dtype)
   # The last token is EOS: nothing else is allowed at the end.
-  (tokens, total, of_eos), history = (x[:, None] for x in (loop[4].T, *loop[5:7])), jnp.moveaxis(loop[7], 0, 1)[:, None]
+  (total, of_eos), (tokens, history) = run_down(
+    body, lambda going, _: ~going[2], lambda going: going[3:], max_length, going, trail, (memory,)
+  )
+  tokens, total, of_eos = (x[:, None] for x in (tokens.T, total, of_eos))
+  history = jnp.moveaxis(history, 0, 1)[:, None]
   lengths = jnp.sum(tokens != PAD, axis=-1)
   scores = _scores(total, of_eos, lengths, history.sum(2), source_mask, ranking)
   return Hypotheses(tokens, scores, total, lengths, history)
+
+
+def run_down(
+  body: Callable, waits: Callable, kept: Callable, steps: int, going: Any, trail: Any, given: Any,
+  level: int | jax.Array = 0,
+) -> tuple[Any, Any]:  # fmt: skip
+  """body(level, going, trail, given) -> going, trail, until no source waits or all steps are made.
+
+  Sources that are done stop costing: whenever half of them are, the others go on by themselves, down to FEWEST.
+
+  Args:
+    waits: (going, given) -> [B], which sources are not done.
+    kept: going -> what of it is wanted.
+    going, given: leaves [B, ...], with what changes from step to step and what does not.
+    trail: leaves [T, B, ...]; a step writes its level, and the first of them is `level`.
+  Returns: what is kept, and the trail, of all sources.
+  """
+  size = jax.tree.leaves(trail)[0].shape[1]
+  fewer = size // 2 if size >= 2 * FEWEST else 0
+
+  def on(loop):
+    level, going, _ = loop
+    return (level < steps) & (jnp.sum(waits(going, given)) > fewer)
+
+  def one(loop):
+    level, going, trail = loop
+    return level + 1, *body(level, going, trail, given)
+
+  level, going, trail = jax.lax.while_loop(on, one, (jnp.asarray(level), going, trail))
+  if not fewer:
+    return kept(going), trail
+  rest = jnp.argsort(~waits(going, given))[:fewer]  # stable: those that wait come first
+  those = jax.tree.map(lambda x: x[rest], (going, given))
+  seen = jax.tree.map(lambda x: x[:, rest], trail)
+  found, seen = run_down(body, waits, kept, steps, those[0], seen, those[1], level)
+  whole = jax.tree.map(lambda x, new: x.at[rest].set(new), kept(going), found)
+  return whole, jax.tree.map(lambda x, new: x.at[:, rest].set(new), trail, seen)
 
 
 def likeliest(logits: jax.Array, last: jax.Array | bool) -> jax.Array:
