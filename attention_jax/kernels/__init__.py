@@ -14,7 +14,7 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Memory, project
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, learned, lookup
-from attention_jax.kernels import chunked, cudnn, factored, flash, pallas_additive, window
+from attention_jax.kernels import auto, chunked, cudnn, factored, flash, pallas_additive, window
 
 
 class Implementation(NamedTuple):
@@ -34,6 +34,10 @@ class Implementation(NamedTuple):
 
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
+  'auto': Implementation(
+    'the fastest of the others for these sizes on this machine, as measured; where nothing was measured, `xla`',
+    auto.attend, definition.attend_step, auto.refuse,
+  ),
   'xla': Implementation(
     'the formulas as they stand, compiled by XLA: the definition',
     definition.attend, definition.attend_step, lambda score, alignment: '',

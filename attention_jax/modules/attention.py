@@ -8,9 +8,10 @@ from attention_jax.errors import UserError
 from attention_jax.functional import attend as functional
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Carry, Memory
+from attention_jax.functional.dropout import with_dropout
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, init_row, lookup
-from attention_jax.kernels import implementation_of
+from attention_jax.kernels import IMPLEMENTATIONS, implementation_of
 from attention_jax.modules.linear import Dense, product
 from attention_jax.modules.positions import Positions
 
@@ -70,6 +71,7 @@ class Attention(nn.Module):
     kv_heads: G, heads of keys and values, each shared by N / G heads of queries (Ainslie et al. 2023; with one,
       Shazeer 2019); 0 means as many as heads.
     implementation: a name of `attention_jax.IMPLEMENTATIONS`.
+    dropout: on weights, while training.
     project_values: whether one head projects as several do.
     positions: a module of modules.positions, for attention of a sequence to itself.
     dtype: of the computation; weights are float32 in any case.
@@ -81,6 +83,7 @@ class Attention(nn.Module):
   heads: int = 1
   kv_heads: int = 0
   implementation: str = 'xla'
+  dropout: float = 0.0
   project_values: bool = False
   positions: Positions | None = None
   dtype: jnp.dtype = jnp.float32
@@ -94,7 +97,11 @@ class Attention(nn.Module):
     self.alignment_row = self.alignment_of
     self.score_params = RowParams(self.score_row, self.heads)
     self.alignment_params = RowParams(self.alignment_row, self.heads)
-    self.run = implementation_of(self.implementation, self.score_row, self.alignment_row)
+    self.run = implementation_of(self.implementation, self.score_row, lookup(self.alignment, ALIGNMENTS, 'alignment'))
+    if self.run.refuse(self.score_row, self.alignment_row):
+      able = [name for name, way in IMPLEMENTATIONS.items() if not way.refuse(self.score_row, self.alignment_row)]
+      possible = f"'{self.implementation}' has no dropout on weights; possible: dropout=0.0, or {', '.join(able)}"
+      raise UserError(f'attention: implementation {possible}')
     if self.heads > 1 and self.alignment_row.latent:
       raise UserError(f'attention: a latent alignment is over one position, got heads={self.heads}; possible: heads=1')
     own = self.features // self.heads
@@ -137,7 +144,7 @@ class Attention(nn.Module):
   @property
   def alignment_of(self) -> Row:
     """The row of the alignment; known without parameters."""
-    return lookup(self.alignment, ALIGNMENTS, 'alignment')
+    return with_dropout(lookup(self.alignment, ALIGNMENTS, 'alignment'), self.dropout)
 
   def remember(self, encoded: jax.Array, mask: jax.Array, at: jax.Array | None = None) -> Memory:
     """The memory of a source, prepared once: key [B, G, S, F] projected, value [B, G, S, V], mask [B, 1, S].

@@ -200,7 +200,7 @@ class Stack(nn.Module):
     position: a row of POSITIONS. max_positions: of the learned ones.
     window, sinks: of the attention of a sequence to itself, see `visible`.
     norm, norm_first, activation: rows of NORMS and ACTIVATIONS, and where norms stand; see Residual.
-    dropout: on what every sublayer gives.
+    dropout: on what every sublayer gives; attention_dropout: on the weights of the attention to its own sequence.
   """
 
   features: int = 512
@@ -211,6 +211,7 @@ class Stack(nn.Module):
   alignment: str = 'softmax'
   implementation: str = 'xla'
   kv_heads: int = 0
+  attention_dropout: float = 0.0
   position: str = 'sinusoidal'
   max_positions: int = 512
   window: int = 0
@@ -239,8 +240,8 @@ class Stack(nn.Module):
   def own_attention(self) -> Attention:
     """The attention of one layer to its own sequence."""
     attention = Attention(
-      self.score, self.alignment, self.features, self.heads, self.kv_heads, self.implementation, project_values=True,
-      positions=self.inside(), dtype=self.dtype,
+      self.score, self.alignment, self.features, self.heads, self.kv_heads, self.implementation,
+      self.attention_dropout, project_values=True, positions=self.inside(), dtype=self.dtype,
     )  # fmt: skip
     return learns_alone(attention)
 

@@ -16,6 +16,7 @@ from attention_jax.data.batching import Batch, Batches, Together
 from attention_jax.data.pipeline import stream
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.table import parse_spec
+from attention_jax.kernels import auto
 from attention_jax.models.seq2seq import EncoderDecoder, build
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
@@ -228,10 +229,15 @@ def selectable(config: Config) -> dict[str, bool]:
 def _describe(model: EncoderDecoder, params: Any) -> str:
   size = sum(x.size for x in jax.tree.leaves(params))
   devices = jax.devices()
-  return (
-    f'{size:,} parameters; attention implementation '
-    f'{model.decoder.attention.implementation!r}; {len(devices)} x {devices[0].device_kind}'
-  )
+  where = f'{len(devices)} x {devices[0].device_kind}'
+  return f'{size:,} parameters; attention implementation {_implementation(model)}; {where}'
+
+
+def _implementation(model: EncoderDecoder) -> str:
+  """The name of what computes attention; of 'auto' with what it chooses."""
+  attention = model.decoder.attention
+  chosen = f' ({auto.described(attention.score_of, attention.alignment_of)})'
+  return attention.implementation + chosen * (attention.implementation == 'auto')
 
 
 def _predictor(config: Config, model: EncoderDecoder, params: Any, source_vocab, target_vocab) -> Predictor:
@@ -294,7 +300,7 @@ def _finish(config: Config, folder: Path, model, data: tasks.Data, say) -> dict[
   what = ' and '.join(results) or 'nothing, as the task has only a training split'
   say(f'measured: {what}; parameters: step {run.step}, {chosen}')
   record = {'step': run.step, 'beams': config['evaluation']['beams']}
-  record['implementation'] = config['model']['attention']['implementation']
+  record['implementation'] = _implementation(model)
   record['results'] = {s: {n: m._asdict() for n, m in found.items()} for s, found in results.items()}
   _write(folder / RESULTS, json.dumps(record, indent=2) + '\n')
   say(f'written to {folder}: {", ".join(sorted(p.name + "/" * p.is_dir() for p in folder.iterdir()))}')

@@ -16,6 +16,12 @@ CASES = {
   'scaled_dot, causal, B=1 N=8 T=S=2048 D=64': ('scaled_dot', True, 1, 8, 2048, 2048, 64),
 }
 LONGEST = 8192
+# candidate of kernels.auto: score, alignment, features, (batch, T = S) from small to large
+CROSSING = {
+  'factored': ('additive', 'softmax', 256, ((128, 8), (128, 14), (64, 32))),
+  'flash': ('scaled_dot', 'softmax', 64, ((16, 128), (8, 256), (8, 512), (8, 1024))),
+  'window': ('general', 'local_m(width=10)', 256, ((64, 32), (32, 64), (16, 128), (8, 256))),
+}
 SOFTMAX = aj.ALIGNMENTS['softmax']
 
 
@@ -28,17 +34,17 @@ def problem(score: str, batch: int, heads: int, queries: int, size: int, feature
   return params, draw(queries), draw(size), draw(size)
 
 
-def forward(score: str, implementation: str, causal: bool = False):
+def forward(score: str, implementation: str, causal: bool = False, alignment: str = 'softmax'):
   def run(params, query, key, value):
     mask = aj.causal_mask(query.shape[-2]) if causal else None
-    options = {'score': score, 'params': params, 'implementation': implementation, 'return_weights': False}
-    return aj.attend(query, key, value, mask, **options).context
+    options = {'score': score, 'alignment': alignment, 'params': params, 'implementation': implementation}
+    return aj.attend(query, key, value, mask, **options, return_weights=False).context
 
   return run
 
 
-def backward(score: str, implementation: str, causal: bool = False):
-  run = forward(score, implementation, causal)
+def backward(score: str, implementation: str, causal: bool = False, alignment: str = 'softmax'):
+  run = forward(score, implementation, causal, alignment)
   return jax.value_and_grad(lambda *given: jnp.sum(jnp.sin(run(*given))), argnums=(0, 1, 2, 3))
 
 
@@ -53,6 +59,19 @@ def kernels(say, repeats: int) -> list[Timing]:
       sides = {implementation: jitted(way(score, implementation, causal), *given) for implementation in implementations}
       sides |= {side: runs[theirs_way] for side, runs in theirs.items()}
       timings += compare('kernels', f'{case}, {name}', sides, repeats=repeats)
+  return timings
+
+
+def crossing(say, repeats: int) -> list[Timing]:
+  """From which size on each candidate of 'auto' is faster than the definition, forward and backward."""
+  timings = []
+  for name, (score, alignment, features, sizes) in CROSSING.items():
+    for batch, size in sizes:
+      say(f'{name} beside the definition, T = S = {size}')
+      given = problem(score, batch, 1, size, size, features)
+      way = lambda implementation: jitted(backward(score, implementation, alignment=alignment), *given)  # noqa: B023
+      sides = {'xla': way('xla'), name: way(name)}
+      timings += compare('crossing', f'{score}, {alignment}, B={batch} T=S={size} F={features}', sides, repeats=repeats)
   return timings
 
 

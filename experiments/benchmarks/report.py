@@ -22,6 +22,7 @@ from experiments.benchmarks.measure import Timing
 SUITES: Mapping[str, Callable[[Callable, int], list[Timing]]] = {
   'limits': lambda say, repeats: limits.machine(say),
   'kernels': kernels.kernels,
+  'crossing': kernels.crossing,
   'growth': kernels.growth,
   'agreement': systems.agreement,
   'training': systems.training,

@@ -9,7 +9,7 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.functional.table import lookup
-from attention_jax.kernels import chunked
+from attention_jax.kernels import auto, chunked
 from tests.functional.alignment_cases import PAIRS
 from tests.functional.cases import S, T
 from tests.functional.problems import assert_same, attend, loss, problem
@@ -36,6 +36,7 @@ REFUSED = [(n, *pair) for n in aj.IMPLEMENTATIONS for pair in PAIRS if n != 'xla
 @pytest.fixture(autouse=True)
 def several_blocks(monkeypatch):
   monkeypatch.setattr(chunked, 'BLOCK', 2 * S)
+  monkeypatch.setattr(auto, 'FASTER', {'cpu': dict.fromkeys(auto.CANDIDATES, 0)})
 
 
 @pytest.mark.parametrize(('score', 'alignment'), SWEPT)
@@ -95,3 +96,22 @@ def test_a_memory_shorter_than_the_window(size):
   given = problem('dot', 'local_p(width=4)', size=size)
   ways = [attend('dot', 'local_p(width=4)', given, implementation=name) for name in ('xla', 'window')]
   assert_same(*ways, **CLOSE)
+
+
+def test_auto_chooses_by_pair_and_size(monkeypatch):
+  monkeypatch.setattr(auto, 'FASTER', {'cpu': {'window': 50, 'factored': 100}})
+  rows = lambda score, alignment: (lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment'))
+  of = lambda score, alignment, scores: auto.choice(*rows(score, alignment), scores)
+  assert [of('additive', 'softmax', n) for n in (99, 100)] == ['xla', 'factored']
+  assert of('additive', 'local_m', 60) == 'window' and of('dot', 'softmax', 10**6) == 'xla'
+  assert auto.described(*rows('additive', 'softmax')) == 'xla, from T S = 100 on factored'
+  assert auto.described(*rows('location', 'hard')) == 'xla'
+  monkeypatch.setattr(auto, 'FASTER', {'gpu': {'factored': 0}})  # nothing was measured on a CPU
+  assert of('additive', 'softmax', 10**6) == 'xla'
+
+
+def test_auto_runs_what_it_chooses(monkeypatch):
+  given, seen = problem('additive', 'softmax'), []
+  monkeypatch.setattr(auto.factored, 'attend', lambda *args, **options: seen.append(1) or aj.Attended(0.0, None))
+  attend('additive', 'softmax', given, implementation='auto')
+  assert seen

@@ -1,0 +1,50 @@
+"""Implementation 'auto': the fastest of the others for these sizes on this machine, as measured. It alone may choose.
+
+Sizes from which another implementation was faster than the definition, forward and backward, stand in FASTER, as
+`python -m experiments.benchmark --suites=crossing` measures them. Where nothing was measured, it is the definition.
+"""
+
+from collections.abc import Mapping
+from types import ModuleType
+
+import jax
+
+from attention_jax.functional import attend as definition
+from attention_jax.functional.attend import Attended, Memory
+from attention_jax.functional.table import Row
+from attention_jax.kernels import factored, flash, window
+
+CANDIDATES: Mapping[str, ModuleType] = {'window': window, 'factored': factored, 'flash': flash}
+# backend -> candidate -> the least T S of a sequence that it is taken for; the first that fits is taken
+FASTER: Mapping[str, Mapping[str, int]] = {'cpu': {'window': 2**16, 'factored': 2**7, 'flash': 2**18}}
+
+
+def choice(score: Row, alignment: Row, scores: int) -> str:
+  """The name of what computes this pair for T S `scores` of a sequence."""
+  for name, least in FASTER.get(jax.default_backend(), {}).items():
+    if scores >= least and not CANDIDATES[name].refuse(score, alignment):
+      return name
+  return 'xla'
+
+
+def described(score: Row, alignment: Row) -> str:
+  """What it chooses among for this pair, here: 'xla, from T S = 128 on factored'."""
+  options = FASTER.get(jax.default_backend(), {})
+  fits = [name for name in options if not CANDIDATES[name].refuse(score, alignment)]
+  return ', '.join(['xla', *(f'from T S = {options[name]} on {name}' for name in fits[:1])])
+
+
+def refuse(score: Row, alignment: Row) -> str:
+  """It refuses nothing."""
+  return ''
+
+
+def attend(
+  score: Row, alignment: Row, params, query, memory: Memory, *, bias=None, rng=None, deterministic=True,
+  return_weights=True,
+) -> Attended:  # fmt: skip
+  """As functional.attend."""
+  name = choice(score, alignment, query.shape[0] * memory.key.shape[0])
+  run = CANDIDATES[name].attend if name in CANDIDATES else definition.attend
+  given = {'bias': bias, 'rng': rng, 'deterministic': deterministic, 'return_weights': return_weights}
+  return run(score, alignment, params, query, memory, **given)
