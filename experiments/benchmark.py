@@ -11,12 +11,14 @@ from experiments.launch import FLAGS, launch
 flags.DEFINE_list('suites', [], 'which suites; all of them where none is named')
 flags.DEFINE_string('out', 'runs/benchmark', 'folder for benchmark.json and the pictures')
 flags.DEFINE_integer('repeats', 7, 'how often each side is run', lower_bound=2)
+flags.DEFINE_string('run', '', 'folder of a trained bahdanau2015: also measures how fast it translates')
+flags.DEFINE_string('data', 'data/multi30k', 'folder with test2016.en and test2016.de, for --run')
 
 
 def main() -> None:
   from experiments.benchmarks.report import run_suites
 
-  run_suites(FLAGS.suites, FLAGS.out, FLAGS.repeats)
+  run_suites(FLAGS.suites, FLAGS.out, FLAGS.repeats, FLAGS.run, FLAGS.data)
 
 
 if __name__ == '__main__':

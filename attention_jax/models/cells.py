@@ -17,6 +17,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from attention_jax.errors import UserError
 from attention_jax.functional.attend import Memory
 from attention_jax.models.encoders import Encoded
 from attention_jax.modules.attention import Attention
@@ -290,4 +291,49 @@ class Luong(Cell):
     return jnp.tanh(self.attentional(context, state))
 
 
-CELLS: Mapping[str, type[nn.Module]] = {'plain': Plain, 'bahdanau': Bahdanau, 'luong': Luong}
+class GNMT(Cell):
+  """Attend with the lowest layer; the context is an input of all layers. Wu et al. 2016, section 3.
+
+  s_t = LSTM([y_{t-1}; c_{t-1}]), c_t = attend(s_t), and every layer above gets [output below; c_{t-1}]: the context
+  that the lowest layer's output before has found, as in the paper. With `current` it is c_t, the one just found, as in
+  the variant gnmt_v2 of github.com/tensorflow/nmt. Layers from the third on add what comes from below to their output.
+  Attributes as in Cell.
+  """
+
+  rnn: str = 'lstm'
+  layers: int = 4
+  residual: bool = True
+  current: bool = True
+
+  def setup(self):
+    if self.latent:
+      name = self.attention.alignment
+      raise UserError(f'gnmt: alignment {name!r} needs a readout of each position, which bahdanau and luong alone have')
+    if self.layers < 2:
+      raise UserError(f'gnmt: layers={self.layers}; possible: 2 or more, the lowest one attends')
+    stack = lambda layers: RecurrentStack(
+      self.rnn, self.features, layers, self.residual, self.dropout, self.bridge, self.dtype
+    )
+    self.stack, self.above = stack(1), stack(self.layers - 1)
+    self.drop = nn.Dropout(self.dropout)
+    self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
+
+  def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
+    states = self.stack.start(encoded.final), self.above.start(encoded.final)
+    nothing = jnp.zeros((encoded.final.shape[0], self.attention.context_width(memory)), self.dtype)
+    return CellCarry(states, self.attention.init_carry(memory), nothing)
+
+  def recur(self, carry: CellCarry, inputs: jax.Array, memory: Memory, deterministic: bool) -> tuple[CellCarry, Trace]:
+    before = carry.feed
+    lowest, output = self.stack(carry.states[0], inputs + self.context_gates(before), deterministic)
+    carry, trace = self.attend(carry, output, memory, deterministic)
+    context = trace.context if self.current else before
+    given = jnp.concatenate([self.drop(output, deterministic=deterministic), context], axis=-1)
+    above, top = self.above(carry.states[1], self.above.project(given), deterministic, context)
+    return carry._replace(states=(lowest, above), feed=trace.context), trace._replace(state=top)
+
+  def after(self, traces: Trace, embeddings: jax.Array, memory: Memory, deterministic: bool) -> Output:
+    return Output(traces.state, traces.context, traces.weights, traces.alignment)
+
+
+CELLS: Mapping[str, type[nn.Module]] = {'plain': Plain, 'bahdanau': Bahdanau, 'luong': Luong, 'gnmt': GNMT}

@@ -30,7 +30,7 @@ class RNN(nn.Module):
     embedding: module from ids to vectors.
     rnn: a row of RECURRENCES.
     features: of each layer; a bidirectional layer has half of them in each direction.
-    layers, residual: how many, and whether each above the first adds its input (where the widths agree).
+    layers, residual: how many, and whether each from number `residual_from` on adds its input, where the widths agree.
     direction: 'forward', 'backward' (Sutskever et al. 2014 read the source backward) or 'both'.
     dropout: on the memory and between layers.
   """
@@ -43,16 +43,21 @@ class RNN(nn.Module):
   direction: str = 'forward'
   dropout: float = 0.0
   dtype: jnp.dtype = jnp.float32
+  residual_from = 1
 
   @property
   def directions(self) -> tuple[bool, ...]:
     """Of each side, whether it reads the source backward. Raises: UserError for what there is not."""
     return DIRECTIONS[choose(self.direction, DIRECTIONS, 'direction')]
 
+  def sides(self, layer: int) -> tuple[tuple[bool, int], ...]:
+    """Of each side of a layer, whether it reads the source backward, and its features."""
+    return tuple((backward, self.features // len(self.directions)) for backward in self.directions)
+
   @property
   def incremental(self) -> bool:
     """Whether a source may be encoded part by part: nothing that comes later changes what was encoded before."""
-    return not any(self.directions)
+    return not any(backward for layer in range(self.layers) for backward, _ in self.sides(layer))
 
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
     """source [B, S] ids, mask [B, S] -> Encoded."""
@@ -61,8 +66,8 @@ class RNN(nn.Module):
 
   def begin(self, batch: int) -> tuple[State, ...]:
     """The states of all layers, each in all its directions, before the first token of `batch` sources."""
-    directions = len(self.directions)
-    return (zero_state(self.rnn, batch, self.features // directions, self.dtype),) * (self.layers * directions)
+    sides = [side for layer in range(self.layers) for side in self.sides(layer)]
+    return tuple(zero_state(self.rnn, batch, features, self.dtype) for _, features in sides)
 
   @nn.compact
   def extend(
@@ -72,21 +77,20 @@ class RNN(nn.Module):
 
     By default everything is real. What is not `incremental` takes the whole source at once.
     """
-    directions = self.directions
-    if self.layers < 1 or self.features % len(directions):
+    if self.layers < 1 or self.features % len(self.directions):
       raise UserError(f'encoder: features={self.features} in {self.direction!r} direction(s), layers={self.layers}')
     mask = jnp.ones(ids.shape, bool) if mask is None else mask
     outputs, before, after = self.embedding(ids, deterministic), iter(states), []
     drop = nn.Dropout(self.dropout)
     for layer in range(self.layers):
       inputs, sides = outputs, []
-      for reverse in directions:
-        side = RecurrentLayer(self.rnn, self.features // len(directions), reverse, self.dtype)
+      for backward, features in self.sides(layer):
+        side = RecurrentLayer(self.rnn, features, backward, self.dtype)
         output, state = side(inputs, mask, next(before))
         sides.append(output)
         after.append(state)
       outputs = jnp.concatenate(sides, axis=-1)
-      if self.residual and layer and inputs.shape == outputs.shape:
+      if self.residual and layer >= self.residual_from and inputs.shape == outputs.shape:
         outputs = outputs + masked(inputs, mask)
       outputs = drop(outputs, deterministic=deterministic)
     return tuple(after), outputs
@@ -96,6 +100,21 @@ class BiRNN(RNN):
   """RNN in both directions."""
 
   direction: str = 'both'
+
+
+class GNMT(RNN):
+  """A layer in both directions, then layers forward with residual connections from the third on. Wu et al. 2016.
+
+  Attributes as in RNN, without a direction; the lowest layer has all features in each direction.
+  """
+
+  rnn: str = 'lstm'
+  layers: int = 4
+  residual: bool = True
+  residual_from = 2
+
+  def sides(self, layer):
+    return ((False, self.features), (True, self.features)) if layer == 0 else ((False, self.features),)
 
 
 class TransformerEncoder(Stack):
@@ -128,5 +147,6 @@ class TransformerEncoder(Stack):
 ENCODERS: Mapping[str, type[nn.Module]] = {
   'rnn': RNN,
   'birnn': BiRNN,
+  'gnmt': GNMT,
   'transformer': TransformerEncoder,
 }

@@ -160,6 +160,10 @@ class Attention(nn.Module):
     value = heads(self.value_kernel) if self.projects_values else seen[:, None]
     return Memory(key if self.positions is None else self.positions.turn(key, at), value, mask[:, None])
 
+  def context_width(self, memory: Memory) -> int:
+    """How wide contexts are."""
+    return self.features if self.projects_values else memory.value.shape[-1]
+
   def init_carry(self, memory: Memory) -> Carry:
     """The carry before the first query: every leaf [B, N, ...]."""
     carry = functional.init_carry(self.score_row, self.alignment_row, memory.key.shape[-2])

@@ -185,14 +185,18 @@ class RecurrentStack(nn.Module):
     return self.cells[0].project(inputs)
 
   def __call__(
-    self, states: tuple[State, ...], projected: jax.Array, deterministic: bool
+    self, states: tuple[State, ...], projected: jax.Array, deterministic: bool, beside: jax.Array | None = None
   ) -> tuple[tuple[State, ...], jax.Array]:
-    """One step: the new states, and the output [B, F] of the top layer."""
+    """One step: the new states, and the output [B, F] of the top layer.
+
+    Args: beside [B, V], an input of every layer above the lowest, besides what comes from below.
+    """
     states, new = list(states), []
     new.append(self.cells[0](states[0], projected))
     output = new[0][0]
     for cell, state in zip(self.cells[1:], states[1:], strict=True):
       below = self.between(output, deterministic=deterministic)
-      new.append(cell(state, cell.project(below)))
+      given = below if beside is None else jnp.concatenate([below, beside], axis=-1)
+      new.append(cell(state, cell.project(given)))
       output = new[-1][0] + (below if self.residual else 0.0)
     return tuple(new), output

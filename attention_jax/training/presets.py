@@ -13,8 +13,8 @@ class Preset(NamedTuple):
   """A row of PRESETS: the paper, and values for fields of a config by their dotted paths.
 
   In the values {features} is the size of every layer, {layers} the number of layers of deep models, {positions} the
-  longest memory; of a Transformer {depth} is the number of layers, {heads} of heads with 64 features each, and {hidden}
-  the width of feed-forward networks, four times that of the layers.
+  longest memory. Of GNMT and Transformers {depth} is the number of layers, {heads} of heads with 64 features each, and
+  {hidden} the width of feed-forward networks, four times that of the layers.
   """
 
   paper: str
@@ -88,6 +88,12 @@ PRESETS: Mapping[str, Preset] = {
   'wu2019_hard_monotonic': Preset(
     'Wu & Cotterell 2019',
     _model(_BILSTM, f'luong(rnn="lstm", {_SIZE}, input_feeding=False)', 'general', 'latent_monotonic'),
+  ),
+  'gnmt2016': Preset(
+    'Wu et al. 2016',
+    _model(
+      f'gnmt({_SIZE}, layers={{depth}})', f'gnmt({_SIZE}, layers={{depth}}, current=False)', 'normed_additive'
+    ),
   ),
   'transformer2017': Preset(
     'Vaswani et al. 2017, as large as the task has it', _transformer('{features}', '{depth}', '{heads}', '{hidden}')

@@ -80,6 +80,20 @@ def difference(params, logits, batch, sizes) -> float | None:
   return float(np.abs(found.numpy() - np.asarray(logits)).max())
 
 
+def translate(params, sizes, beams: int, longest: int):
+  """padded sources [B, S] -> the target ids of each, without EOS, by Bahdanau with these parameters of ours."""
+  if torch is None:
+    return None
+  model = model_of('Bahdanau', sizes).eval()
+  model.take(params)
+
+  def run(source):
+    with torch.inference_mode():
+      return model.translate(torch.tensor(source, dtype=torch.long), beams, longest)
+
+  return run
+
+
 def train_step(name: str, batch, sizes) -> Side | None:
   """One update of a model on (source, target) ids with 0 for padding."""
   if torch is None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import functools
 import json
 import os
 import platform
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attention_jax.errors import choose
-from experiments.benchmarks import kernels, limits, peers, seeds, systems
+from experiments.benchmarks import kernels, limits, peers, seeds, systems, trained
 from experiments.benchmarks.measure import Timing
 
 SUITES: Mapping[str, Callable[[Callable, int], list[Timing]]] = {
@@ -33,11 +34,15 @@ SUITES: Mapping[str, Callable[[Callable, int], list[Timing]]] = {
 }
 
 
-def run_suites(names: Sequence[str], out: str, repeats: int) -> list[Timing]:
-  """Runs these suites, or all of them. Raises: UserError for a suite that there is not."""
-  names = names or list(SUITES)
+def run_suites(names: Sequence[str], out: str, repeats: int, run: str = '', data: str = '') -> list[Timing]:
+  """Runs these suites, or all of them; 'translation' where a trained run is given, see trained.py.
+
+  Raises: UserError for a suite that there is not.
+  """
+  suites = SUITES | ({'translation': functools.partial(trained.translation, run, data)} if run else {})
+  names = names or list(suites)
   for name in names:
-    choose(name, SUITES, 'suite')
+    choose(name, suites, 'suite')
   folder, began, timings = Path(out), time.monotonic(), []
   folder.mkdir(parents=True, exist_ok=True)
   device = jax.devices()[0]
@@ -48,7 +53,7 @@ def run_suites(names: Sequence[str], out: str, repeats: int) -> list[Timing]:
   print(', '.join(f'{name} {value}' for name, value in about.items()), flush=True)
   say = lambda line: print(f'[{time.monotonic() - began:4.0f} s] {line}', flush=True)
   for name in names:
-    timings += SUITES[name](say, repeats)
+    timings += suites[name](say, repeats)
     # After every suite: what was measured is not lost with what comes later.
     found = [dataclasses.asdict(t) | {'rate': t.rate} for t in timings]
     (folder / 'benchmark.json').write_text(json.dumps({'about': about, 'timings': found}, indent=1) + '\n')

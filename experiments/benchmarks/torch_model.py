@@ -1,10 +1,21 @@
 """Recurrent encoder-decoders in plain PyTorch, with what a careful user takes out of their loops taken out."""
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-PAD, BOS = 0, 1
+PAD, BOS, EOS = 0, 1, 2
+
+
+def _gates(own) -> dict[str, np.ndarray]:
+  """Our GRU as PyTorch has it: the bias of the product with the state is that of the new state alone."""
+  features = own['kernel'].shape[0]
+  inner = np.concatenate([np.zeros(2 * features, np.float32), np.asarray(own['bias'])])
+  return {
+    'weight_ih': np.asarray(own['inputs']['kernel']).T, 'weight_hh': np.asarray(own['kernel']).T,
+    'bias_ih': np.asarray(own['inputs']['bias']), 'bias_hh': inner,
+  }  # fmt: skip
 
 
 class Recurrent(nn.Module):
@@ -81,6 +92,68 @@ class Bahdanau(Recurrent):
     real = target != PAD
     parts = torch.stack(states, 1)[real], torch.stack(contexts, 1)[real], embedded[real]
     return F.cross_entropy(self.output(self.drop(torch.tanh(self.deep(torch.cat(parts, -1))))), target[real])
+
+  def translate(self, source, beams, longest, alpha=0.6):
+    """The ids of each source's best hypothesis; the search ends when all beams of all sources have ended."""
+    batch, rows = source.shape[0], torch.arange(source.shape[0]).unsqueeze(1)
+    memory, key, padding, state = (x.repeat_interleave(beams, 0) for x in self.encode(source))
+    token, done = torch.full((batch * beams,), BOS), torch.zeros(batch, beams, dtype=torch.bool)
+    totals, lengths = torch.full((batch, beams), float('-inf')), torch.zeros(batch, beams)
+    totals[:, 0] = 0.0
+    history = torch.zeros(batch, beams, 0, dtype=torch.long)
+    for _ in range(longest):
+      embedded = self.target(token)
+      state, context = self.recur(state, self.embedded(embedded), memory, key, padding)
+      logits = self.output(torch.tanh(self.deep(torch.cat([state, context, embedded], -1))))
+      if beams == 1:  # its probability decides nothing
+        parents = torch.zeros(batch, 1, dtype=torch.long)
+        tokens = torch.where(done, PAD, logits.argmax(-1, keepdim=True))
+      else:
+        steps = torch.log_softmax(logits, -1).view(batch, beams, -1)
+        nothing = torch.full_like(steps, float('-inf'))
+        nothing[..., PAD] = 0.0  # what has ended goes on with padding, at no cost
+        sums = totals.unsqueeze(-1) + torch.where(done.unsqueeze(-1), nothing, steps)
+        _, chosen = sums.view(batch, -1).topk(beams)
+        parents, tokens = chosen // logits.shape[-1], chosen % logits.shape[-1]
+        totals = sums.view(batch, -1).gather(1, chosen)
+        lengths, done = lengths.gather(1, parents), done.gather(1, parents)
+        state = state[(rows * beams + parents).view(-1)]
+      lengths = torch.where(done, lengths, lengths + 1)
+      done = done | (tokens == EOS)
+      token = tokens.view(-1)
+      history = torch.cat([history.gather(1, parents.unsqueeze(-1).expand_as(history)), tokens.unsqueeze(-1)], -1)
+      if done.all():
+        break
+    best = (totals / ((5 + lengths) / 6) ** alpha).argmax(1) if beams > 1 else torch.zeros(batch, dtype=torch.long)
+    found = history[rows[:, 0], best].tolist()
+    return [ids[: ids.index(EOS)] if EOS in ids else ids for ids in found]
+
+  def take(self, params):
+    """Puts the parameters of our bahdanau2015 here."""
+    tensor = lambda x: torch.tensor(np.asarray(x))
+    cell, encoder = params['decoder']['cell'], params['encoder']
+    layers = {'encoder.{}_l0': 0, 'encoder.{}_l0_reverse': 1}
+    state = {}
+    for name, i in layers.items():
+      own = encoder[f'RecurrentLayer_{i}']['RecurrentCell_0']
+      state |= {name.format(part): tensor(x) for part, x in _gates(own).items()}
+    step = _gates(cell['stack']['cells_0'])
+    state |= {'embedded.weight': tensor(step['weight_ih']), 'embedded.bias': tensor(step['bias_ih'])}
+    state |= {'hidden.weight': tensor(step['weight_hh']), 'hidden.bias': tensor(step['bias_hh'])}
+    linear = {
+      'bridge': cell['stack']['bridges_0_0'], 'deep': cell['deep'], 'output': params['output'],
+      'context': cell['context_gates'],
+    }  # fmt: skip
+    for name, own in linear.items():
+      state[f'{name}.weight'] = tensor(own['kernel']).T
+      if 'bias' in own:
+        state[f'{name}.bias'] = tensor(own['bias'])
+    attention = cell['attention']
+    state |= {f'{side}.weight': tensor(attention[f'{side}_kernel']['kernel'][0]).T for side in ('query', 'key')}
+    state['v'] = tensor(attention['score_params']['v'][0])
+    state['source.weight'] = tensor(encoder['embedding']['table']['embedding'])
+    state['target.weight'] = tensor(params['embedding']['table']['embedding'])
+    self.load_state_dict(state)
 
   def search(self, source, beams, steps):
     """Beam search of a fixed number of steps, all sentences at once: tokens [B, steps] of the best hypotheses."""

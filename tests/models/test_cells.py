@@ -103,6 +103,39 @@ def test_luong_attends_with_the_new_state(input_feeding, layers):
       assert_step(made[t], b, dense(output, feed), weights)
 
 
+@pytest.mark.parametrize('current', [True, False])
+def test_gnmt_tells_all_layers_what_the_lowest_one_has_found(current):
+  model = build_tiny('gnmt', f'layers=4, current={current}', encoder='gnmt(rnn="simple", features=5, layers=3)')
+  params, encoded, embeddings, made = first_two_steps(model)
+  cell, output = params['decoder']['cell'], params['output']
+  for b, length in enumerate(LENGTHS):
+    states = first_states('lstm', cell['stack'], 1, encoded.final[b])
+    states += first_states('lstm', cell['above'], 3, encoded.final[b])
+    context = np.zeros(encoded.memory.shape[-1])
+    for t in range(2):
+      given, new = context, []
+      for layer, state in enumerate(states):
+        own = cell['above'][f'cells_{layer - 1}'] if layer else cell['stack']['cells_0']
+        if layer == 0:
+          projected = dense(own['inputs'], embeddings[b, t]) + dense(cell['context_gates'], given)
+        else:
+          projected = dense(own['inputs'], np.concatenate([below, given]))
+        new.append(PAPERS['lstm'][1](projected, state, own['kernel'], own['bias']))
+        below = new[-1][0] + (below if layer >= 2 else 0.0)
+        if layer == 0:
+          context, weights = additive(cell['attention'], new[0][0], encoded.memory[b, :length])
+          given = context if current else given
+      states = new
+      assert_step(made[t], b, dense(output, below), weights)
+
+
+def test_gnmt_says_what_it_cannot_do():
+  for options, message in (('layers=1', 'possible: 2 or more'), ('layers=2', "alignment 'latent' needs a readout")):
+    model = build_tiny('gnmt', options, alignment='latent' if options == 'layers=2' else 'softmax')
+    with pytest.raises(aj.UserError, match=message):
+      jax.eval_shape(model.init, RNGS, *inputs())
+
+
 @pytest.mark.parametrize('feed_context', [True, False])
 def test_plain_sees_one_fixed_vector(feed_context):
   model = build_tiny('plain', f'rnn="simple", feed_context={feed_context}')
@@ -149,7 +182,8 @@ def test_every_alignment_fits(score, part, half):
   cells = itertools.islice(itertools.cycle(CELLS), place + part, None)
   triples = zip(aj.ALIGNMENTS, cells, itertools.cycle((1, 1, 2, 2)), strict=False)
   for alignment, cell, heads in itertools.islice(triples, (place + half) % 2, None, 2):
-    heads = 1 if aj.ALIGNMENTS[alignment].latent else heads
+    latent = aj.ALIGNMENTS[alignment].latent
+    heads, cell = (1, 'luong' if cell == 'gnmt' else cell) if latent else (heads, cell)
     model = build_tiny(cell, 'rnn="simple"', score=score, alignment=alignment, heads=heads, dtype='bfloat16')
     run = functools.partial(model.init_with_output, method=call_and_step)
     (outputs, stepped), _ = jax.eval_shape(run, RNGS, *inputs())

@@ -37,6 +37,7 @@ SAMPLE = [(*case[:3], 1 if aj.ALIGNMENTS[case[2]].latent else case[3]) for case 
 SAMPLE += [(*case, 1) for case in LATENT]
 SAMPLE += [(cell, 'additive', 'softmax', 1) for cell in PLAIN]
 SAMPLE += [(ATTENDING[2], 'coverage', 'sparsemax', 2)]  # scanned although nothing is fed
+SAMPLE += [(('gnmt', 'layers=3'), 'general', 'softmax', 2), (('gnmt', 'layers=2, current=False'), 'dot', 'mocha', 1)]
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -1,0 +1,85 @@
+"""Translation of a test set by a trained run, beside PyTorch with the same parameters: batches by length, until each
+sentence has ended."""
+
+import jax
+import numpy as np
+
+from attention_jax.data.encoding import encode
+from attention_jax.data.text import Corpus
+from attention_jax.errors import UserError
+from attention_jax.training.experiment import open_run
+from attention_jax.training.metrics import measure
+from experiments.benchmarks import peers
+from experiments.benchmarks.measure import Side, Timing, compare
+
+ROWS, LONGEST = 128, 50
+METRIC = 'bleu(tokenize="none")'
+
+
+def translation(folder: str, data: str, say, repeats: int) -> list[Timing]:
+  """Greedy search and beam 5. `folder` holds a run of bahdanau2015 on text; `data`, files FOLDER/test2016.{en,de}.
+
+  Raises: UserError where the run is another model than the one that PyTorch has beside it.
+  """
+  run = open_run(folder)
+  lines, references = (_lines(f'{data}/test2016.{side}') for side in ('en', 'de'))
+  timings = []
+  for beams in (1, 5):
+    say(f'translation of {len(lines)} sentences by {folder}, {beams} beam(s)')
+    said: dict[str, list[str]] = {}
+
+    def ours(beams=beams, said=said):
+      said['attention_jax'] = [p.hypotheses[0].text for p in run.predictor(lines, beams=beams)]
+
+    sides = {'attention_jax': Side(ours)}
+    if theirs := _torch(run, lines, beams, said):
+      sides['torch'] = theirs
+    found = compare(
+      'translation', f'test2016, {beams} beam(s)', sides, repeats=repeats, amount=len(lines), unit='sentences'
+    )
+    for timing in found:
+      value = measure(METRIC, said[timing.side], [[line] for line in references]).value
+      say(f'{timing.side}: {timing.rate:.0f} sentences/s, BLEU {value:.2f}')
+    timings += found
+  return timings
+
+
+def _lines(path: str) -> list[str]:
+  try:
+    with open(path, encoding='utf-8') as file:
+      return file.read().splitlines()
+  except OSError as error:
+    raise UserError(f'{path}: {error.strerror}; --data is a folder with test2016.en and test2016.de') from error
+
+
+def _torch(run, lines: list[str], beams: int, said: dict[str, list[str]]) -> Side | None:
+  params = jax.device_get(run.params)
+  try:
+    sizes = {
+      'source_size': params['encoder']['embedding']['table']['embedding'].shape[0],
+      'target_size': params['output']['kernel'].shape[1],
+      'embedding': params['embedding']['table']['embedding'].shape[1],
+      'features': params['decoder']['cell']['stack']['cells_0']['kernel'].shape[0],
+      'dropout': 0.0,
+    }
+    translate = peers.translate(params, sizes, beams, LONGEST)
+  except (KeyError, RuntimeError) as error:
+    raise UserError(f'{run.folder}: PyTorch has bahdanau2015 with one layer beside it, and no other model') from error
+  if translate is None:
+    return None
+  encoded = encode(Corpus(lines, [''] * len(lines)), run.predictor.source_vocab, run.predictor.target_vocab)
+  ids = [encoded.source[a:b] for a, b in zip(encoded.source_offsets, encoded.source_offsets[1:], strict=False)]
+  order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+
+  def theirs():
+    texts = [''] * len(ids)
+    for start in range(0, len(ids), ROWS):
+      rows = order[start : start + ROWS]
+      padded = np.zeros((len(rows), max(len(ids[i]) for i in rows)), np.int32)
+      for row, i in zip(padded, rows, strict=True):
+        row[: len(ids[i])] = ids[i]
+      for i, tokens in zip(rows, translate(padded), strict=True):
+        texts[i] = run.predictor.target_vocab.decode(tokens)
+    said['torch'] = texts
+
+  return Side(theirs)
