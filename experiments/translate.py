@@ -3,6 +3,7 @@
   echo 'March 5th, 1999' | python -m experiments.translate --workdir=runs/dates
   python -m experiments.translate --workdir=runs/dates --input=lines.txt --nbest=3 --alignments
   python -m experiments.translate --workdir=runs/dates --input=lines.txt --json
+  python -m experiments.translate --workdir=runs/dates --input=lines.txt --samples=3 --temperature=0.8 --top_p=0.9
   python -m experiments.translate --workdir=runs/monotonic --stream
 
 With --nbest or --alignments the fields of a line are separated by tabs: the line's number, score, hypothesis,
@@ -21,13 +22,20 @@ from attention_jax.errors import UserError
 from experiments.launch import FLAGS, define_run, launch, required
 
 WINDOW = 4096  # lines searched before the first of them is printed: sorted by length among themselves
-STREAMED = {'input': '-', 'beams': 1, 'nbest': 1, 'alignments': False, 'json': False}  # what --stream can do
+# What --stream can do.
+STREAMED = {'input': '-', 'beams': 1, 'samples': None, 'nbest': 1, 'alignments': False, 'json': False}
 
 define_run()
 flags.DEFINE_string('input', '-', 'a file of lines, or - for stdin')
 flags.DEFINE_integer('beams', None, 'hypotheses kept by the search; 1 is greedy; by default as in the config', 1)
 flags.DEFINE_integer('nbest', None, 'how many hypotheses to print for each line, at most --beams', 1)
 flags.DEFINE_bool('alignments', False, 'print the alignment of each hypothesis in Pharaoh format')
+flags.DEFINE_integer('samples', None, 'draw so many hypotheses of each line instead of searching for the best', 1)
+flags.DEFINE_integer('seed', 0, 'of --samples')
+flags.DEFINE_float('temperature', 1.0, 'of --samples: below 1 likely tokens are preferred')
+flags.DEFINE_integer('top_k', 0, 'of --samples: only the k likeliest tokens; 0 is all')
+flags.DEFINE_float('top_p', 1.0, 'of --samples: only the likeliest tokens, whose probability reaches p')
+flags.DEFINE_float('min_p', 0.0, 'of --samples: only tokens at least this times as likely as the likeliest')
 flags.DEFINE_bool('stream', False, 'translate lines of stdin while they arrive, token by token')
 flags.DEFINE_bool('json', False, 'print one JSON object per line: hypotheses, scores, tokens, alignments, weights')
 
@@ -47,21 +55,38 @@ def _translate(run) -> None:
   from attention_jax.data.files import read_lines, split_lines
 
   beams = FLAGS.beams or run.config['evaluation']['beams']
-  if (FLAGS.nbest or 1) > beams:
-    raise UserError(f'--nbest={FLAGS.nbest} is more than --beams={beams}')
+  sampling, shown = _sampling(), FLAGS.nbest or FLAGS.samples or 1
+  if shown > (FLAGS.samples or beams):
+    what = f'--samples={FLAGS.samples}' if FLAGS.samples else f'--beams={beams}'
+    raise UserError(f'--nbest={FLAGS.nbest} is more than {what}')
   lines = split_lines(sys.stdin.buffer.read(), 'stdin') if FLAGS.input == '-' else read_lines(FLAGS.input)
-  write = _as_json if FLAGS.json else _as_columns if FLAGS.nbest or FLAGS.alignments else _as_text
+  write = _as_json if FLAGS.json else _as_columns if FLAGS.nbest or FLAGS.alignments or shown > 1 else _as_text
   empty, cut = [], []
   for start in range(0, len(lines), WINDOW):
     window = lines[start : start + WINDOW]
     some = [line for line in window if line.strip()]
-    predictions = iter(run.predictor(some, beams=beams))
+    predictions = iter(run.predictor(some, beams=beams, sampling=sampling, first=start))
     for number, line in enumerate(window, start + 1):
-      hypotheses = next(predictions).hypotheses[: FLAGS.nbest or 1] if line.strip() else []
+      hypotheses = next(predictions).hypotheses[:shown] if line.strip() else []
       write(number, line, hypotheses)
       empty += [] if line.strip() else [number]
       cut += [number] if any(len(h.weights) >= run.predictor.max_length for h in hypotheses) else []
   _report(empty, cut, run.predictor.max_length)
+
+
+def _sampling():
+  """What --samples and its options mean; None without them."""
+  from attention_jax.models.sampling import Sampling
+
+  options = {name: FLAGS[name].value for name in ('seed', 'temperature', 'top_k', 'top_p', 'min_p')}
+  if FLAGS.samples is None:
+    for name, value in options.items():
+      if value != FLAGS[name].default:
+        raise UserError(f'--{name}={value} is an option of --samples, which is not given')
+    return None
+  if FLAGS.beams:
+    raise UserError(f'--samples={FLAGS.samples} draws, --beams={FLAGS.beams} searches; possible: one of them')
+  return Sampling(FLAGS.samples, **options)
 
 
 def _check_streamed() -> None:

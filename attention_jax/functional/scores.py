@@ -205,8 +205,8 @@ _NORMED = {'v': _V, 'gain': Param((), 'inverse_root'), 'bias': Param(('features'
 
 SCORES = check(
   {
-    'dot': Row(dot, product=_dot_product, pointwise=True),
-    'scaled_dot': Row(scaled_dot, product=_scaled_product, pointwise=True),
+    'dot': Row(dot, product=_dot_product, turns=True, pointwise=True),
+    'scaled_dot': Row(scaled_dot, product=_scaled_product, turns=True, pointwise=True),
     'general': Row(general, params={'w': Param(('query', 'key'))}, product=_general_product, pointwise=True),
     'low_rank': Row(
       low_rank,

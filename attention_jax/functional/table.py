@@ -51,6 +51,7 @@ class Row(NamedTuple):
     tanh_sum: of a score that is v · tanh(q + k) + offset: (query, key, *, ...) -> (q [F], k [S, F], v [F], offset []),
       where q comes from the query alone and k from the keys alone.
     product: of a score that is q · k: (query, key, *, ...) -> (q [D], k [S, D]), as for tanh_sum.
+    turns: of a score: whether it is q · k up to a factor that does not change when both are turned alike.
     pointwise: of a score: whether that of a position comes from its key alone, whatever the others are.
     window: of an alignment that looks through a window: (unmasked positions, *, ...) -> local.Window.
     lookback: of an alignment that can follow a source while it still arrives: how far back it looks, by its options.
@@ -68,6 +69,7 @@ class Row(NamedTuple):
   init_state: Callable[[int, Any], Any] | None = None
   tanh_sum: Callable | None = None
   product: Callable | None = None
+  turns: bool = False
   pointwise: bool = False
   window: Callable | None = None
   lookback: Callable[..., int] | None = None

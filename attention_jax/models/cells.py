@@ -294,10 +294,10 @@ class Luong(Cell):
 class GNMT(Cell):
   """Attend with the lowest layer; the context is an input of all layers. Wu et al. 2016, section 3.
 
-  s_t = LSTM([y_{t-1}; c_{t-1}]), c_t = attend(s_t), and every layer above gets [output below; c_{t-1}]: the context
-  that the lowest layer's output before has found, as in the paper. With `current` it is c_t, the one just found, as in
-  the variant gnmt_v2 of github.com/tensorflow/nmt. Layers from the third on add what comes from below to their output.
-  Attributes as in Cell.
+  c_t = attend(s_{t-1}) with the state that the lowest layer had, s_t = LSTM([y_{t-1}; c_t]), and every layer above gets
+  [output below; c_t]. With `current` it is s_t = LSTM([y_{t-1}; c_{t-1}]) first and c_t = attend(s_t) for the layers
+  above, as in the variant gnmt_v2 of github.com/tensorflow/nmt. Layers from the third on add what comes from below to
+  their output. Attributes as in Cell.
   """
 
   rnn: str = 'lstm'
@@ -321,16 +321,20 @@ class GNMT(Cell):
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
     states = self.stack.start(encoded.final), self.above.start(encoded.final)
     nothing = jnp.zeros((encoded.final.shape[0], self.attention.context_width(memory)), self.dtype)
-    return CellCarry(states, self.attention.init_carry(memory), nothing)
+    return CellCarry(states, self.attention.init_carry(memory), nothing if self.current else ())
 
   def recur(self, carry: CellCarry, inputs: jax.Array, memory: Memory, deterministic: bool) -> tuple[CellCarry, Trace]:
-    before = carry.feed
-    lowest, output = self.stack(carry.states[0], inputs + self.context_gates(before), deterministic)
-    carry, trace = self.attend(carry, output, memory, deterministic)
-    context = trace.context if self.current else before
-    given = jnp.concatenate([self.drop(output, deterministic=deterministic), context], axis=-1)
-    above, top = self.above(carry.states[1], self.above.project(given), deterministic, context)
-    return carry._replace(states=(lowest, above), feed=trace.context), trace._replace(state=top)
+    states, context = carry.states, carry.feed
+    if not self.current:
+      carry, trace = self.attend(carry, states[0][-1][0], memory, deterministic)
+      context = trace.context
+    lowest, output = self.stack(states[0], inputs + self.context_gates(context), deterministic)
+    if self.current:
+      carry, trace = self.attend(carry, output, memory, deterministic)
+    given = jnp.concatenate([self.drop(output, deterministic=deterministic), trace.context], axis=-1)
+    above, top = self.above(states[1], self.above.project(given), deterministic, trace.context)
+    feed = trace.context if self.current else ()
+    return carry._replace(states=(lowest, above), feed=feed), trace._replace(state=top)
 
   def after(self, traces: Trace, embeddings: jax.Array, memory: Memory, deterministic: bool) -> Output:
     return Output(traces.state, traces.context, traces.weights, traces.alignment)

@@ -126,8 +126,9 @@ def beam(
 ) -> Hypotheses:  # fmt: skip
   """Beam search with the length normalisation and the coverage penalty of Wu et al. 2016.
 
-  A source is done as soon as none of its beams can still beat its K finished hypotheses. At the last of `max_length`
-  steps only EOS may be chosen, so that every hypothesis ends with one.
+  A hypothesis ends where EOS is among the K best continuations of its source: an end that would have fallen out of the
+  beam as any other word is none. A source is done as soon as none of its beams can still beat its K finished
+  hypotheses. At the last of `max_length` steps only EOS may be chosen, so that every hypothesis ends with one.
 
   Args:
     step, carry, memory: of the model, for sources [B].
@@ -156,8 +157,8 @@ def beam(
   alive = jnp.broadcast_to(only_first[None, :], (batch, beams))
   none = jnp.zeros((batch, beams), jnp.int32)
   ends = Ends(jnp.full((batch, beams), NEVER), jnp.full((batch, beams), NEVER), none, none)
-  _, goes_on = _allowed(logits.shape[-1])
-  source_mask = _source_mask(source_mask, batch, weights.shape[-1])
+  _, goes_on = allowed(logits.shape[-1])
+  source_mask = all_real(source_mask, batch, weights.shape[-1])
 
   def body(level, going, trail, given):
     carry, coverage, alive, ends = going
@@ -165,10 +166,13 @@ def beam(
     carry, (logits, weights, *_) = step(carry, trail.tokens[level], memory)
     mass = jax.nn.logsumexp(logits, axis=-1)
     coverage, of_eos = coverage + weights, logits[..., EOS] - mass
-    scores = _scores(alive + of_eos, of_eos, level + 1, coverage, source_mask, ranking)
-    ends = _finish(ends, alive + of_eos, scores, level)
+    ended = alive + of_eos
     alive, parents, tokens = _best(alive - mass, logits, goes_on)
     alive = jnp.maximum(alive, NEVER)
+    worst = jax.lax.top_k(jnp.concatenate([alive, ended], axis=1), beams)[0][:, -1:]
+    ended = jnp.where((ended >= worst) | (level == max_length - 1), ended, NEVER)
+    scores = scores_of(ended, of_eos, level + 1, coverage, source_mask, ranking)
+    ends = _finish(ends, ended, scores, level)
     carry, coverage = jax.tree.map(lambda x: _pick(x, parents), (carry, coverage))
     trail = Trail(
       trail.tokens.at[level + 1].set(tokens, mode='drop'),
@@ -196,7 +200,7 @@ def greedy(
   batch = jax.tree.leaves(carry)[0].shape[0]
   token = jnp.full((batch,), BOS, jnp.int32)
   _, (_, weights, *_) = jax.eval_shape(step, carry, token, memory)
-  source_mask = _source_mask(source_mask, batch, weights.shape[-1])
+  source_mask = all_real(source_mask, batch, weights.shape[-1])
 
   def body(level, going, trail, given):
     carry, token, done, total, last = going
@@ -220,7 +224,7 @@ def greedy(
   tokens, total, of_eos = (x[:, None] for x in (tokens.T, total, of_eos))
   history = jnp.moveaxis(history, 0, 1)[:, None]
   lengths = jnp.sum(tokens != PAD, axis=-1)
-  scores = _scores(total, of_eos, lengths, history.sum(2), source_mask, ranking)
+  scores = scores_of(total, of_eos, lengths, history.sum(2), source_mask, ranking)
   return Hypotheses(tokens, scores, total, lengths, history)
 
 
@@ -263,7 +267,7 @@ def run_down(
 
 def likeliest(logits: jax.Array, last: jax.Array | bool) -> jax.Array:
   """logits [B, vocabulary] -> the most probable token [B] of those that may come; at the last step EOS."""
-  ends, goes_on = _allowed(logits.shape[-1])
+  ends, goes_on = allowed(logits.shape[-1])
   return largest(logits, jnp.where(last, ends, goes_on | ends), 1)[1][..., 0]
 
 
@@ -287,11 +291,11 @@ def largest(logits: jax.Array, allowed: jax.Array, count: int) -> tuple[jax.Arra
   return values, jnp.take_along_axis(there, at, axis=-1).astype(jnp.int32)
 
 
-def _source_mask(given: jax.Array | None, batch: int, size: int) -> jax.Array:
+def all_real(given: jax.Array | None, batch: int, size: int) -> jax.Array:
   return jnp.ones((batch, size), bool) if given is None else given
 
 
-def _scores(
+def scores_of(
   log_probs: jax.Array, of_eos: jax.Array, lengths: jax.Array | int, coverage: jax.Array, source_mask: jax.Array,
   ranking: Ranking,
 ) -> jax.Array:  # fmt: skip
@@ -304,7 +308,7 @@ def _scores(
   return log_probs / length_penalty(lengths, ranking.alpha) + penalty
 
 
-def _allowed(size: int) -> tuple[jax.Array, jax.Array]:
+def allowed(size: int) -> tuple[jax.Array, jax.Array]:
   """[vocabulary] masks of what may end a hypothesis, and of what may continue one."""
   ids = jnp.arange(size)
   return ids == EOS, (ids != PAD) & (ids != BOS) & (ids != EOS)

@@ -1,7 +1,8 @@
 """From source text to hypotheses: search over whole batches, one compiled call per bucket."""
 
+import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.functional.masking import padding_mask
 from attention_jax.models import search
+from attention_jax.models.sampling import Sampling, sample
 from attention_jax.models.seq2seq import EncoderDecoder
 from attention_jax.tokens import EOS
 from attention_jax.training.partition import make_mesh, place, replicate
@@ -61,30 +63,43 @@ class Predictor:
     self.max_length = max_length or max(target for _, target in buckets)
     devices = self._mesh.devices.size
     self._rows = -(-batch_size // devices) * devices
-    self._search = functools.cache(self._compile)
+    self._search = functools.cache(lambda beams, ranking: compile_search(model, beams, self.max_length, ranking))
+    self._sample = functools.cache(lambda how, ranking: compile_sampling(model, how, self.max_length, ranking))
 
   def use(self, params: Any) -> None:
     """Predicts with these parameters from now on; nothing is compiled again."""
     self._params = replicate(jax.device_get(params), self._mesh)
 
   def __call__(
-    self, lines: Sequence[str], *, beams: int = 1, ranking: search.Ranking | None = None
-  ) -> list[Prediction]:
-    """One prediction per line, in order. beams=1 is greedy search."""
+    self, lines: Sequence[str], *, beams: int = 1, ranking: search.Ranking | None = None,
+    sampling: Sampling | None = None, first: int = 0,
+  ) -> list[Prediction]:  # fmt: skip
+    """One prediction per line, in order. beams=1 is greedy search.
+
+    Args:
+      sampling: draws hypotheses instead of searching for them.
+      first: the number of the first line; what is drawn of a line depends on its number.
+    """
     found: list[Prediction | None] = [None] * len(lines)
-    for row, prediction in self.stream(lines, beams=beams, ranking=ranking):
+    for row, prediction in self.stream(lines, beams=beams, ranking=ranking, sampling=sampling, first=first):
       found[row] = prediction
     return found
 
   def stream(
-    self, lines: Sequence[str], *, beams: int, ranking: search.Ranking | None = None
-  ) -> Iterable[tuple[int, Prediction]]:
+    self, lines: Sequence[str], *, beams: int, ranking: search.Ranking | None = None,
+    sampling: Sampling | None = None, first: int = 0,
+  ) -> Iterable[tuple[int, Prediction]]:  # fmt: skip
     """(row, prediction) as they get done: batches of sources of similar length."""
     corpus = Corpus(list(lines), [''] * len(lines))
     encoded = encode(corpus, self.source_vocab, self.target_vocab)
-    run = self._search(beams, ranking or self.ranking)
+    find = functools.partial(self._search, beams, ranking or self.ranking)
+    if sampling:  # one program for all seeds
+      find = functools.partial(self._sample, dataclasses.replace(sampling, seed=0), ranking or self.ranking)
     for batch in in_order(encoded, self._buckets(encoded.lengths[0]), self._rows):
-      hypotheses = jax.device_get(run(self._params, *place((batch.source, batch.source_mask), self._mesh)))
+      given = (batch.source, batch.source_mask)
+      if sampling:
+        given = *given, np.full_like(batch.index, sampling.seed), batch.index + first
+      hypotheses = jax.device_get(find()(self._params, *place(given, self._mesh)))
       yield from self._read(batch, hypotheses, corpus.source)
 
   def _buckets(self, lengths: np.ndarray) -> list[tuple[int, int]]:
@@ -92,9 +107,6 @@ class Predictor:
     if longest > sizes[-1]:
       sizes.append(-(-longest // 32) * 32)
     return [(size, 1) for size in sizes]
-
-  def _compile(self, beams: int, ranking: search.Ranking):
-    return compile_search(self.model, beams, self.max_length, ranking)
 
   def _read(self, batch: Batch, found: search.Hypotheses, lines: Sequence[str]) -> Iterable[tuple[int, Prediction]]:
     for i, row in enumerate(batch.index):
@@ -115,19 +127,36 @@ class Predictor:
 
 def compile_search(model: EncoderDecoder, beams: int, max_length: int, ranking: search.Ranking = search.DEFAULT):
   """(params, source [B, S], source_mask [B, S]) -> search.Hypotheses, compiled once per shape. One beam is greedy."""
+  find = search.greedy if beams == 1 else functools.partial(search.beam, beams=beams)
+  return jax.jit(_finder(model, find, max_length, ranking))
+
+
+def compile_sampling(
+  model: EncoderDecoder, sampling: Sampling, max_length: int, ranking: search.Ranking = search.DEFAULT
+):
+  """As compile_search, but drawn: seeds [B] and numbers [B] of the sources follow source and source_mask."""
+
+  def run(params, source, source_mask, seeds, numbers):
+    rngs = jax.vmap(lambda seed, number: jax.random.fold_in(jax.random.key(seed), number))(seeds, numbers)
+    draw = functools.partial(sample, rngs=rngs, sampling=sampling)
+    return _finder(model, draw, max_length, ranking)(params, source, source_mask)
+
+  return jax.jit(run)
+
+
+def _finder(model: EncoderDecoder, find: Callable, max_length: int, ranking: search.Ranking) -> Callable:
+  """(params, source, source_mask) -> what `find` makes of the model's steps."""
 
   def run(params, source, source_mask):
     variables = {'params': params}
     carry, memory = model.apply(variables, source, source_mask, max_length, method='start')
     step = lambda carry, token, memory: model.apply(variables, carry, token, memory, method='step')
-    given = {'max_length': max_length, 'ranking': ranking, 'source_mask': source_mask}
-    find = search.greedy if beams == 1 else functools.partial(search.beam, beams=beams)
-    found = find(step, carry, memory, **given)
+    found = find(step, carry, memory, max_length=max_length, ranking=ranking, source_mask=source_mask)
     if model.latent:
       found = found._replace(weights=_posterior(model, variables, source, source_mask, found))
     return found
 
-  return jax.jit(run)
+  return run
 
 
 def _posterior(model, variables: Any, source: jax.Array, source_mask: jax.Array, found: search.Hypotheses):

@@ -217,3 +217,6 @@ def test_lines_that_cannot_be_translated(trained, tmp_path):
   assert_refused(run('translate', workdir, stdin=b'eins\n\xff\n'), ['stdin:2: not UTF-8', '0xff'])
   assert_refused(run('translate', workdir, f'--input={tmp_path}/no.txt'), [f'{tmp_path}/no.txt: no such file'])
   assert_refused(run('translate', workdir, '--nbest=3', stdin=b'eins'), ['--nbest=3 is more than --beams=2'])
+  assert_refused(run('translate', workdir, '--top_p=0.5', stdin=b'eins'), ['--top_p=0.5 is an option of --samples'])
+  assert_refused(run('translate', workdir, '--samples=1', '--beams=2', stdin=b'eins'), ['possible: one of them'])
+  assert_refused(run('translate', workdir, '--samples=1', '--min_p=2', stdin=b'eins'), ['min_p=2.0; possible: from 0'])

@@ -95,6 +95,18 @@ def test_translate_with_alternatives_and_alignments(trained):
     assert {tuple(link) for link in found['alignment']} == set(parse_pharaoh(columns[3]))
 
 
+def test_translate_by_drawing(trained):
+  workdir, given = f'--workdir={trained[0]}', b'eins zwei\n\ndrei\neins zwei'
+  drawn = run('translate', workdir, '--samples=3', '--temperature=5', stdin=given)
+  fields = [line.split('\t') for line in drawn.out.splitlines()]
+  assert [int(number) for number, *_ in fields] == [1, 1, 1, 3, 3, 3, 4, 4, 4]
+  assert [f[2] for f in fields[:3]] != [f[2] for f in fields[6:]]  # the same line again is drawn anew
+  assert run('translate', workdir, '--samples=3', '--temperature=5', stdin=given) == drawn
+  assert run('translate', workdir, '--samples=3', '--temperature=5', '--seed=1', stdin=given).out != drawn.out
+  greedy = run('translate', workdir, '--beams=1', stdin=given).out
+  assert run('translate', workdir, '--samples=1', '--top_k=1', stdin=given).out == greedy
+
+
 def with_evaluation(trained, folder, change):
   """A copy of the run whose stored config.evaluation went through `change`."""
   shutil.copytree(trained[0], folder)

@@ -113,6 +113,8 @@ def test_gnmt_tells_all_layers_what_the_lowest_one_has_found(current):
     states += first_states('lstm', cell['above'], 3, encoded.final[b])
     context = np.zeros(encoded.memory.shape[-1])
     for t in range(2):
+      if not current:
+        context, weights = additive(cell['attention'], states[0][0], encoded.memory[b, :length])
       given, new = context, []
       for layer, state in enumerate(states):
         own = cell['above'][f'cells_{layer - 1}'] if layer else cell['stack']['cells_0']
@@ -122,9 +124,9 @@ def test_gnmt_tells_all_layers_what_the_lowest_one_has_found(current):
           projected = dense(own['inputs'], np.concatenate([below, given]))
         new.append(PAPERS['lstm'][1](projected, state, own['kernel'], own['bias']))
         below = new[-1][0] + (below if layer >= 2 else 0.0)
-        if layer == 0:
+        if layer == 0 and current:
           context, weights = additive(cell['attention'], new[0][0], encoded.memory[b, :length])
-          given = context if current else given
+          given = context
       states = new
       assert_step(made[t], b, dense(output, below), weights)
 

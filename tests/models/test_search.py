@@ -85,16 +85,18 @@ class Path(NamedTuple):
 def literal_search(model: Toy, b: int, beams: int, max_length: int, ranking: Ranking) -> list[Path]:
   """Beam search over Python lists, never stopped early; the best finished hypotheses of source b."""
   alive, finished = [Path(0.0, (), (), 0.0, np.zeros((1, D)))], []
-  for _ in range(max_length):
-    new = []
+  for step in range(max_length):
+    new, ends = [], []
     for path in alive:
       last = path.tokens[-1] if path.tokens else BOS
       carry, log_probs, weights = model.literally(path.carry, last, b)
       grow = lambda token, path=path, carry=carry, log_probs=log_probs, weights=weights: Path(
         path.log_prob + log_probs[token], (*path.tokens, token), (*path.weights, weights), log_probs[token], carry
       )
-      finished.append(grow(EOS))
+      ends.append(grow(EOS))
       new.extend(grow(token) for token in range(len(model.words)) if token not in (PAD, BOS, EOS))
+    best = sorted(new + ends, key=lambda path: -path.log_prob)[:beams]
+    finished += ends if step == max_length - 1 else [path for path in best if path.tokens[-1] == EOS]
     alive = sorted(new, key=lambda path: -path.log_prob)[:beams]
   return sorted(finished, key=lambda path: -score(path, ranking, model.mask[b]))[:beams]
 
