@@ -28,7 +28,7 @@ STREAMED = {'input': '-', 'beams': 1, 'samples': None, 'nbest': 1, 'alignments':
 define_run()
 flags.DEFINE_string('input', '-', 'a file of lines, or - for stdin')
 flags.DEFINE_integer('beams', None, 'hypotheses kept by the search; 1 is greedy; by default as in the config', 1)
-flags.DEFINE_integer('nbest', None, 'how many hypotheses to print for each line, at most --beams', 1)
+flags.DEFINE_integer('nbest', None, 'how many hypotheses to print for each line, at most --beams or --samples', 1)
 flags.DEFINE_bool('alignments', False, 'print the alignment of each hypothesis in Pharaoh format')
 flags.DEFINE_integer('samples', None, 'draw so many hypotheses of each line instead of searching for the best', 1)
 flags.DEFINE_integer('seed', 0, 'of --samples')
@@ -45,6 +45,7 @@ def main() -> None:
 
   workdir = required('workdir')
   if FLAGS.stream:
+    _sampling()
     _check_streamed()
   translate = _stream if FLAGS.stream else _translate
   translate(experiment.open_run(workdir, FLAGS.checkpoint))

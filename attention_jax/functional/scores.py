@@ -227,7 +227,7 @@ SCORES = check(
     'concat': Row(
       concat, params={'w': Param(('query+key', 'features')), 'v': _V}, tanh_sum=_concat_sum, pointwise=True
     ),
-    'cosine': Row(cosine, params={'beta': Param((), 1.0)}, product=_cosine_product, pointwise=True),
+    'cosine': Row(cosine, params={'beta': Param((), 1.0)}, product=_cosine_product, turns=True, pointwise=True),
     'location': Row(location, params={'w': Param(('max_positions', 'query'))}, sizes={'max_positions': 128}),
     'location_sensitive': Row(
       location_sensitive,

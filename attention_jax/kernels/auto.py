@@ -15,23 +15,24 @@ from attention_jax.functional.table import Row
 from attention_jax.kernels import factored, flash, window
 
 CANDIDATES: Mapping[str, ModuleType] = {'window': window, 'factored': factored, 'flash': flash}
-# backend -> candidate -> the least T S of a sequence that it is taken for; the first that fits is taken
+# backend -> candidate -> the least T S of a sequence that it is taken for; of several, the one with the largest
 FASTER: Mapping[str, Mapping[str, int]] = {'cpu': {'window': 2**16, 'factored': 2**7, 'flash': 2**18}}
 
 
 def choice(score: Row, alignment: Row, scores: int) -> str:
   """The name of what computes this pair for T S `scores` of a sequence."""
-  for name, least in FASTER.get(jax.default_backend(), {}).items():
-    if scores >= least and not CANDIDATES[name].refuse(score, alignment):
-      return name
-  return 'xla'
+  return ['xla', *(name for least, name in _fits(score, alignment) if scores >= least)][-1]
 
 
 def described(score: Row, alignment: Row) -> str:
   """What it chooses among for this pair, here: 'xla, from T S = 128 on factored'."""
+  return ', '.join(['xla', *(f'from T S = {least} on {name}' for least, name in _fits(score, alignment))])
+
+
+def _fits(score: Row, alignment: Row) -> list[tuple[int, str]]:
+  """(the least T S, candidate) of those that compute this pair, smallest first."""
   options = FASTER.get(jax.default_backend(), {})
-  fits = [name for name in options if not CANDIDATES[name].refuse(score, alignment)]
-  return ', '.join(['xla', *(f'from T S = {options[name]} on {name}' for name in fits[:1])])
+  return sorted((n, name) for name, n in options.items() if not CANDIDATES[name].refuse(score, alignment))
 
 
 def refuse(score: Row, alignment: Row) -> str:

@@ -38,7 +38,8 @@ class Sampling:
   def __post_init__(self):
     limits = {
       'samples': (self.samples >= 1, '1 or more'),
-      'temperature': (0 < self.temperature < math.inf, 'greater than 0, and finite'),
+      'seed': (0 <= self.seed < 2**31, f'from 0 to {2**31 - 1}'),
+      'temperature': (1e-3 <= self.temperature < math.inf, '0.001 or more, and finite'),
       'top_k': (self.top_k >= 0, '0 or more'),
       'top_p': (0 < self.top_p <= 1, 'greater than 0, up to 1'),
       'min_p': (0 <= self.min_p <= 1, 'from 0 to 1'),

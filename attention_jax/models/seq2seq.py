@@ -149,7 +149,8 @@ class Model:
       modules there.
     embedding: features of the source and target embeddings.
     share_embeddings: one table for both sides; needs a shared vocabulary.
-    dropout: on embeddings, on the memory, between recurrent layers and before the output layer.
+    dropout: on embeddings; where it is recurrent, on the memory, between layers and before the output layer; in a
+      Transformer, on what every sublayer gives.
     dtype: of the computation, 'float32' or 'bfloat16'; parameters are float32.
   """
 

@@ -111,8 +111,9 @@ class Attention(nn.Module):
     if self.projects_values:
       self.value_kernel = HeadKernel(self.groups, own)
       self.join = Dense(self.features, use_bias=False, dtype=self.dtype)
-    if self.turns and self.score_row.product is None:
-      raise UserError(f'attention: these positions turn products q . k, and score {self.score!r} is none')
+    if self.turns and not self.score_row.turns:
+      possible = ', '.join(name for name, row in SCORES.items() if row.turns)
+      raise UserError(f'attention: these positions turn q and k of a product, not {self.score!r}; possible: {possible}')
 
   @property
   def groups(self) -> int:
@@ -134,7 +135,7 @@ class Attention(nn.Module):
 
   @property
   def projects_values(self) -> bool:
-    return self.heads > 1 or self.project_values
+    return self.heads > 1 or self.project_values or self.positions is not None
 
   @property
   def recurrent(self) -> bool:
@@ -199,17 +200,22 @@ class Attention(nn.Module):
     return carry, jax.tree.map(lambda x: jnp.squeeze(x, -2), self._joined(attended, at))
 
   def parallel(
-    self, query: jax.Array, memory: Memory, deterministic: bool = True, at: jax.Array | None = None
-  ) -> Attended:
+    self, query: jax.Array, memory: Memory, deterministic: bool = True, at: jax.Array | None = None,
+    return_weights: bool = True,
+  ) -> Attended:  # fmt: skip
     """All steps: query [B, T, D] -> context [B, T, V], weights [B, T, S]. Scanned where the law wants it.
 
-    Args: at [T], where the queries stand.
+    Args:
+      at: [T], where the queries stand.
+      return_weights: whether they are wanted, which implementations without any refuse.
     """
+    return_weights = return_weights or (self.positions is not None and self.positions.weighs)
 
     def steps(params, _, query, memory, bias, rng):
       return self.run.attend(
-        self.score_row, self.alignment_row, params, query, memory, bias=bias, rng=rng, deterministic=deterministic
-      )
+        self.score_row, self.alignment_row, params, query, memory, bias=bias, rng=rng, deterministic=deterministic,
+        return_weights=return_weights,
+      )  # fmt: skip
 
     return self._joined(self._over_heads(steps, (), query, memory, deterministic, at), at)
 
@@ -230,6 +236,8 @@ class Attention(nn.Module):
     cast = lambda p: p if p.ndim == 1 else p.astype(self.dtype)
     params = {name: p if name == 'alignment' else jax.tree.map(cast, p) for name, p in params.items()}
     bias, each, over_batch = None, None, 0  # heads share a query that each of them projects itself
+    if inside and at is None:
+      raise UserError('attention: with positions it must be told where queries stand, by at')
     if inside:
       query = self.positions.turn(into_heads(query, params.pop('query')), at)
       bias, each = self.positions.bias(query, at, memory.key.shape[-2]), 0
@@ -259,9 +267,9 @@ class Attention(nn.Module):
     """Heads [B, N, T, ...] side by side."""
     context, weights = attended
     if not self.projects_values:
-      return Attended(context[:, 0], weights[:, 0])
+      return Attended(context[:, 0], None if weights is None else weights[:, 0])
     if self.positions is not None and (shift := self.positions.shift(weights, at)) is not None:
       context = context + shift.astype(context.dtype)
     joined = jnp.moveaxis(context, 1, -2)
     joined = self.join(joined.reshape(*joined.shape[:-2], -1))
-    return Attended(joined, weights if self.heads > 1 else weights[:, 0])
+    return Attended(joined, weights if weights is None or self.heads > 1 else weights[:, 0])

@@ -27,8 +27,9 @@ class Positions(nn.Module):
   Attributes:
     heads, features: N and F of the attention that asks.
     bidirectional: whether queries see what comes after them.
-    products: whether it works on scores that are products q . k alone.
+    products: whether it works on products q . k alone, where q and k are the projected query and key.
     inside: whether attention has to ask it; if not, it is the embeddings that tell of positions.
+    weighs: whether `shift` needs the weights.
     shared: whether all layers have the same parameters.
   """
 
@@ -37,6 +38,7 @@ class Positions(nn.Module):
   bidirectional: bool = True
   products = False
   inside = False
+  weighs = False
   shared = False
 
   def check(self, size: int) -> None:
@@ -93,6 +95,7 @@ class Shaw(Positions):
 
   max_distance: int = 16
   inside = True
+  weighs = True
 
   def setup(self):
     init, shape = nn.initializers.glorot_uniform(), (2 * self.max_distance + 1, self.features)

@@ -104,7 +104,7 @@ class EncoderLayer(nn.Module):
     """x [B, S, D]; mask [B, S] or [B, S, S]; at [S]."""
 
     def look(x):
-      return self.attention.parallel(x, self.attention.remember(x, mask, at), deterministic, at)
+      return self.attention.parallel(x, self.attention.remember(x, mask, at), deterministic, at, return_weights=False)
 
     x, _ = self.residuals[0](look, x, deterministic)
     return self.residuals[1](lambda x: (self.feed(x), None), x, deterministic)[0]
@@ -149,7 +149,7 @@ class DecoderLayer(nn.Module):
     """All steps: x [B, T, D], sight [B, T, T] -> x, weights over the memory [B, N, T, S]."""
 
     def own(x):
-      return self.attention.parallel(x, self.attention.remember(x, sight, at), deterministic, at)
+      return self.attention.parallel(x, self.attention.remember(x, sight, at), deterministic, at, return_weights=False)
 
     def cross(x):
       return self.cross.parallel(x, memory, deterministic)
@@ -200,7 +200,8 @@ class Stack(nn.Module):
     position: a row of POSITIONS. max_positions: of the learned ones.
     window, sinks: of the attention of a sequence to itself, see `visible`.
     norm, norm_first, activation: rows of NORMS and ACTIVATIONS, and where norms stand; see Residual.
-    dropout: on what every sublayer gives; attention_dropout: on the weights of the attention to its own sequence.
+    dropout: on embeddings, before positions are added, and on what every sublayer gives.
+    attention_dropout: on the weights of the attention to its own sequence.
   """
 
   features: int = 512
@@ -230,6 +231,8 @@ class Stack(nn.Module):
       raise UserError(f'transformer: sinks={self.sinks} are seen beyond a window, and window=0 sees everything')
     cls = POSITIONS[choose(self.position, POSITIONS, 'position')]
     own = {'max_positions': self.max_positions} if hasattr(cls, 'max_positions') else {}
+    if not own and self.max_positions != Stack.max_positions:
+      raise UserError(f'transformer: position {self.position!r} has no max_positions; possible: learned')
     make = functools.partial(cls, self.heads, self.features // self.heads, not causal, **own)
     each = cls.inside and not cls.shared  # every layer has its own, and the embeddings none
     self.positions = Positions() if each else make()

@@ -1,15 +1,15 @@
 """A whole experiment from its config: data, model, training, test metrics. And how to open one that was run."""
 
-import functools
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attention_jax.data import tasks
 from attention_jax.data.batching import Batch, Batches, Together
@@ -52,19 +52,24 @@ class Run(NamedTuple):
 
 def initial_params(model: EncoderDecoder, seed: int) -> Any:
   """The initial parameters: a function of the seed alone."""
-  return _initializer(model)(jax.random.key(seed))
+  return initializer(model)(seed)
 
 
-@functools.lru_cache(maxsize=1)  # several seeds are drawn by one program
-def _initializer(model: EncoderDecoder):
+def initializer(model: EncoderDecoder) -> Callable[[int], Any]:
+  """seed -> `initial_params`; several seeds are drawn by one program."""
   batch = _smallest()
-  return jax.jit(lambda rng: model.init(rng, batch.source, batch.source_mask, batch.target)['params'])
+
+  @jax.jit
+  def drawn(rng):
+    return model.init(rng, *map(jnp.asarray, (batch.source, batch.source_mask, batch.target)))['params']
+
+  return lambda seed: drawn(jax.random.key(seed))
 
 
 def _smallest() -> Batch:
   """A batch by which parameters and shapes are told."""
-  ids, real = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
-  return Batch(ids, real, ids, real, ids[:, 0], jnp.ones((1, 2, 2), bool))
+  ids, real = np.zeros((1, 2), np.int32), np.ones((1, 2), bool)
+  return Batch(ids, real, ids, real, ids[:, 0], np.ones((1, 2, 2), bool))
 
 
 def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, Measured | Spread]]:
@@ -90,7 +95,7 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
     say(line)
   model = build(config['model'], len(data.source_vocab), len(data.target_vocab))
   seeds = _seeds(config)
-  params = [initial_params(model, seed) for seed in seeds]
+  params = list(map(initializer(model), seeds))
   say(_describe(model, params[0]))
   loss = _loss(model, training)
   batches = [_batches(config, data, loss, seed) for seed in seeds]
@@ -234,7 +239,7 @@ def _describe(model: EncoderDecoder, params: Any) -> str:
 
 
 def _implementation(model: EncoderDecoder) -> str:
-  """The name of what computes attention; of 'auto' with what it chooses."""
+  """The name of what computes attention over the source, all queries at once; of 'auto' with what it chooses."""
   attention = model.decoder.attention
   chosen = f' ({auto.described(attention.score_of, attention.alignment_of)})'
   return attention.implementation + chosen * (attention.implementation == 'auto')

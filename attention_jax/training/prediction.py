@@ -32,7 +32,7 @@ class Hypothesis(NamedTuple):
 
 
 class Prediction(NamedTuple):
-  """A source, its tokens without EOS, and its hypotheses, best first."""
+  """A source, its tokens without EOS, and its hypotheses, best first, or in the order in which they were drawn."""
 
   source: str
   tokens: list[str]

@@ -47,6 +47,7 @@ _STREAM = f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}}, bridge=False)'
 # (sutskever2014 and luong2015 copy them; bahdanau2015 maps the backward one alone), and training is the task's.
 # bahdanau2015 besides: tanh for maxout in the deep output, and the GRU's reset gate after the product. luong2015:
 # the encoder reads in both directions, without which its attention is late to learn from as few sentences as ours.
+# The Transformers drop embeddings before positions are added, and have source embeddings of their own.
 # martins2016_sparsemax had no decoder of its own, peters2019_entmax's is that of Luong et al.; xu2015_hard and
 # chorowski2015 read words and letters here, where the papers have pictures and speech; wu2019_hard_monotonic adds no
 # tags to its source but those that stand in the data.

@@ -140,7 +140,7 @@ def fit_seeds(
     runs = Runs(folders, seeds, training, best, stopped, start, pick, make if evaluate else None, stack)
     cadences = (training.log_every, training.evaluate_every if evaluate else 0, training.checkpoint_every)
     hooks = [
-      h.Guard(cadences, checkpoints, seeds),
+      h.Guard(cadences, checkpoints, seeds, lambda: runs.stopped),
       h.Log(training.log_every, [runs.write], clock, train_step.compilations),
       runs,
       stack.enter_context(h.Interrupt()),

@@ -82,8 +82,6 @@ def difference(params, logits, batch, sizes) -> float | None:
 
 def translate(params, sizes, beams: int, longest: int):
   """padded sources [B, S] -> the target ids of each, without EOS, by Bahdanau with these parameters of ours."""
-  if torch is None:
-    return None
   model = model_of('Bahdanau', sizes).eval()
   model.take(params)
 

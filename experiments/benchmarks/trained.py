@@ -5,6 +5,7 @@ import jax
 import numpy as np
 
 from attention_jax.data.encoding import encode
+from attention_jax.data.files import read_lines
 from attention_jax.data.text import Corpus
 from attention_jax.errors import UserError
 from attention_jax.training.experiment import open_run
@@ -12,7 +13,8 @@ from attention_jax.training.metrics import measure
 from experiments.benchmarks import peers
 from experiments.benchmarks.measure import Side, Timing, compare
 
-ROWS, LONGEST = 128, 50
+ROWS = 128
+SAME = {'score': 'additive', 'alignment': 'softmax', 'heads': 1, 'dtype': 'float32'}  # what PyTorch has beside it
 METRIC = 'bleu(tokenize="none")'
 
 
@@ -22,7 +24,7 @@ def translation(folder: str, data: str, say, repeats: int) -> list[Timing]:
   Raises: UserError where the run is another model than the one that PyTorch has beside it.
   """
   run = open_run(folder)
-  lines, references = (_lines(f'{data}/test2016.{side}') for side in ('en', 'de'))
+  lines, references = (read_lines(f'{data}/test2016.{side}') for side in ('en', 'de'))
   timings = []
   for beams in (1, 5):
     say(f'translation of {len(lines)} sentences by {folder}, {beams} beam(s)')
@@ -44,17 +46,15 @@ def translation(folder: str, data: str, say, repeats: int) -> list[Timing]:
   return timings
 
 
-def _lines(path: str) -> list[str]:
-  try:
-    with open(path, encoding='utf-8') as file:
-      return file.read().splitlines()
-  except OSError as error:
-    raise UserError(f'{path}: {error.strerror}; --data is a folder with test2016.en and test2016.de') from error
-
-
 def _torch(run, lines: list[str], beams: int, said: dict[str, list[str]]) -> Side | None:
-  params = jax.device_get(run.params)
+  """The same in PyTorch, from ids on; None without it."""
+  if peers.torch is None:
+    return None
+  params, model = jax.device_get(run.params), run.config['model']
   try:
+    other = {k: v for k, v in {**model['attention'], 'dtype': model['dtype']}.items() if SAME.get(k, v) != v}
+    if other or len(params['decoder']['cell']['stack']) != 2:  # a bridge and a layer
+      raise KeyError
     sizes = {
       'source_size': params['encoder']['embedding']['table']['embedding'].shape[0],
       'target_size': params['output']['kernel'].shape[1],
@@ -62,11 +62,9 @@ def _torch(run, lines: list[str], beams: int, said: dict[str, list[str]]) -> Sid
       'features': params['decoder']['cell']['stack']['cells_0']['kernel'].shape[0],
       'dropout': 0.0,
     }
-    translate = peers.translate(params, sizes, beams, LONGEST)
+    translate = peers.translate(params, sizes, beams, run.predictor.max_length)
   except (KeyError, RuntimeError) as error:
     raise UserError(f'{run.folder}: PyTorch has bahdanau2015 with one layer beside it, and no other model') from error
-  if translate is None:
-    return None
   encoded = encode(Corpus(lines, [''] * len(lines)), run.predictor.source_vocab, run.predictor.target_vocab)
   ids = [encoded.source[a:b] for a, b in zip(encoded.source_offsets, encoded.source_offsets[1:], strict=False)]
   order = sorted(range(len(ids)), key=lambda i: len(ids[i]))

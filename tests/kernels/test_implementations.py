@@ -99,11 +99,12 @@ def test_a_memory_shorter_than_the_window(size):
 
 
 def test_auto_chooses_by_pair_and_size(monkeypatch):
-  monkeypatch.setattr(auto, 'FASTER', {'cpu': {'window': 50, 'factored': 100}})
+  monkeypatch.setattr(auto, 'FASTER', {'cpu': {'window': 150, 'factored': 100}})
   rows = lambda score, alignment: (lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment'))
   of = lambda score, alignment, scores: auto.choice(*rows(score, alignment), scores)
   assert [of('additive', 'softmax', n) for n in (99, 100)] == ['xla', 'factored']
-  assert of('additive', 'local_m', 60) == 'window' and of('dot', 'softmax', 10**6) == 'xla'
+  assert [of('additive', 'local_m', n) for n in (99, 149, 150)] == ['xla', 'factored', 'window']
+  assert of('dot', 'softmax', 10**6) == 'xla'
   assert auto.described(*rows('additive', 'softmax')) == 'xla, from T S = 100 on factored'
   assert auto.described(*rows('location', 'hard')) == 'xla'
   monkeypatch.setattr(auto, 'FASTER', {'gpu': {'factored': 0}})  # nothing was measured on a CPU

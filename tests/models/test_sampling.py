@@ -91,7 +91,8 @@ def test_a_source_is_drawn_by_seed_and_number_whatever_stands_beside_it():
   ('options', 'message'),
   [
     ({'samples': 0}, 'samples=0; possible: 1 or more'),
-    ({'temperature': 0.0}, 'temperature=0.0; possible: greater than 0, and finite'),
+    ({'temperature': 0.0}, 'temperature=0.0; possible: 0.001 or more, and finite'),
+    ({'seed': 2**31}, 'seed=2147483648; possible: from 0 to 2147483647'),
     ({'top_k': -1}, 'top_k=-1; possible: 0 or more'),
     ({'top_p': 0.0}, 'top_p=0.0; possible: greater than 0, up to 1'),
     ({'min_p': 1.5}, 'min_p=1.5; possible: from 0 to 1'),

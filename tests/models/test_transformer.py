@@ -40,7 +40,7 @@ CASES = list(itertools.islice(zip(*map(itertools.cycle, _TABLES), strict=False),
 def test_stepping_equals_all_at_once_and_padding_is_not_seen(
   score, alignment, position, norm, activation, first, window
 ):
-  score = score if position != 'rope' or aj.SCORES[score].product else 'general'
+  score = score if position != 'rope' or aj.SCORES[score].turns else 'cosine'
   own = (
     f'score="{score}", alignment="{alignment}", position="{position}", norm="{norm}", activation="{activation}", '
     f'norm_first={first}, window={window}, sinks={int(window > 0)}, kv_heads={2 if first else 0}'
@@ -176,10 +176,12 @@ def test_any_encoder_with_any_decoder():
     ({'encoder': 'position="rop"'}, r"unknown position 'rop' \(did you mean 'rope'\?\); possible: alibi, "),
     ({'decoder': 'norm="batch"'}, "unknown norm 'batch'; possible: layer, rms"),
     ({'encoder': 'activation="elu"'}, "unknown activation 'elu'"),
-    ({'encoder': 'position="rope", score="additive"'}, "turn products q . k, and score 'additive' is none"),
+    ({'encoder': 'position="rope", score="additive"'}, "not 'additive'; possible: dot, scaled_dot, cosine"),
     ({'decoder': 'alignment="latent"'}, "alignment 'latent' sums over positions, which recurrent decoders alone offer"),
     ({'alignment': 'hard'}, "transformer: alignment 'hard' learns by the loss 'reinforce'"),
     ({'decoder': 'kv_heads=3'}, 'attention: heads=4 cannot share kv_heads=3; possible: a divisor, or 0'),
+    ({'encoder': 'position="rope", score="general"'}, "turn q and k of a product, not 'general'"),
+    ({'encoder': 'position="rope", max_positions=9'}, "position 'rope' has no max_positions; possible: learned"),
     ({'decoder': 'sinks=2'}, 'sinks=2 are seen beyond a window, and window=0 sees everything'),
     ({'decoder': 'weights_of=2'}, 'transformer: weights_of=2; possible: -2 to 1'),
     ({'encoder': 'heads=5'}, 'transformer: features=8 cannot be divided among heads=5'),
