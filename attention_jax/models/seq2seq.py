@@ -170,9 +170,10 @@ def build(model: Mapping[str, Any], source_size: int, target_size: int) -> Encod
   parts = {'dtype': DTYPES[choose(options.dtype, DTYPES, 'dtype')], 'dropout': options.dropout}
   if options.share_embeddings and source_size != target_size:
     raise UserError(f'share_embeddings needs a shared vocabulary; got {source_size} and {target_size} tokens')
-  defaults = {field.name: field.default for cls in (Model, Attention) for field in dataclasses.fields(cls)}
-  for name, value in {**dataclasses.asdict(options), **model['attention']}.items():
-    _check_range('model', name, value, defaults[name])
+  for what, cls, given in (('model', Model, dataclasses.asdict(options)), ('attention', Attention, model['attention'])):
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    for name, value in given.items():
+      _check_range(what, name, value, defaults[name])
   attention = Attention(**model['attention'], dtype=parts['dtype'])
   target = Embedding(target_size, options.embedding, **parts)
   source = target if options.share_embeddings else Embedding(source_size, options.embedding, **parts)
