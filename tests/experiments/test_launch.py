@@ -9,6 +9,7 @@ PROGRAMS = {
   'evaluate': ('--workdir:', '--checkpoint:', '--split:', '--beams:', '--output:'),
   'translate': (
     '--workdir:', '--checkpoint:', '--input:', '--beams:', '--nbest:', '--alignments:', '--json:', '--stream:',
+    '--samples:', '--seed:', '--temperature:', '--top_k:', '--top_p:', '--min_p:',
   ),
   'inspect_attention': ('--workdir:', '--checkpoint:', '--split:', '--rows:', '--text:', '--output:'),
 }  # fmt: skip

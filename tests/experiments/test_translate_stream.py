@@ -76,7 +76,7 @@ def test_what_cannot_be_streamed(flag, tmp_path):
 
 def test_runs_and_input_that_cannot_be_streamed(trained, follows):
   ran = run('translate', f'--workdir={trained[0]}', '--stream', stdin=b'eins')
-  assert_refused(ran, ["model.decoder is 'bahdanau'; possible: bahdanau(bridge=False), luong(bridge=False)"])
+  assert_refused(ran, ["model.decoder is 'bahdanau'; possible: bahdanau(bridge=False), gnmt(bridge=False), "])
   workdir = f'--workdir={follows}'
   assert_refused(run('translate', workdir, '--stream', stdin=b''), ['stdin: the file is empty'])
   assert_refused(run('translate', workdir, '--stream', stdin=b'\xff'), ['stdin:1: not UTF-8', '0xff'])
