@@ -26,6 +26,8 @@ CASES = [
   ('luong', 'rnn="simple", layers=2, residual=True', FORWARD, 'cosine', 'mocha(width=1)'),
   ('luong', 'rnn="gru", input_feeding=False', FORWARD, 'concat', 'mocha'),
   ('luong', 'rnn="gru", layers=2, input_feeding=False', DEEP, 'general', 'monotonic'),
+  ('gnmt', 'rnn="gru", layers=2', FORWARD, 'general', 'monotonic'),
+  ('gnmt', 'rnn="gru", layers=3, current=False', FORWARD, 'additive', 'mocha'),
 ]
 
 
