@@ -20,10 +20,15 @@ def causal_mask(size: int) -> Bool[Array, 'T S']:
   return window_mask(size, size, 0)
 
 
-def window_mask(size: int, left: int, right: int) -> Bool[Array, 'T S']:
-  """True where t - left <= s <= t + right."""
-  offset = jnp.arange(size)[None, :] - jnp.arange(size)[:, None]
+def window_mask(size: int, left: int, right: int, at: Int[Array, 'T'] | None = None) -> Bool[Array, 'T S']:
+  """True where t - left <= s <= t + right. The queries stand at `at`; by default, one at each of `size` positions."""
+  offset = offsets(jnp.arange(size) if at is None else at, size)
   return (-left <= offset) & (offset <= right)
+
+
+def offsets(at: Int[Array, 'T'], size: int) -> Int[Array, 'T S']:
+  """s - t of queries at `at` and the positions 0 ... size - 1."""
+  return jnp.arange(size)[None, :] - at[:, None]
 
 
 def combine_masks(*masks: Bool[Array, '...'] | None) -> Bool[Array, '...'] | None:

@@ -100,7 +100,7 @@ class StackCarry(NamedTuple):
   layers: tuple[LayerCarry, ...]
 
 
-class TransformerDecoder(Stack):
+class TransformerDecoder(Stack, kw_only=True):
   """Layers that look at their own sequence and at the memory. Vaswani et al. 2017, section 3.1.
 
   Attributes as in Stack, and
@@ -109,7 +109,7 @@ class TransformerDecoder(Stack):
       0, from the last one by negative numbers. Output.layers has those of all layers and heads.
   """
 
-  attention: Attention = Attention('scaled_dot', features=512, heads=8)
+  attention: Attention
   weights_of: int = -1
   latent = None
   needed_loss = ''
@@ -132,7 +132,7 @@ class TransformerDecoder(Stack):
     self.positions.check(max_length)
     memory = self._remember(encoded)
     layers = zip(self.blocks, memory, strict=True)
-    carries = tuple(block.start(looked_at, max_length, self.features) for block, looked_at in layers)
+    carries = tuple(block.start(own_memory, max_length, self.features) for block, own_memory in layers)
     return StackCarry(jnp.zeros((encoded.memory.shape[0],), jnp.int32), carries), memory
 
   def step(
@@ -140,10 +140,10 @@ class TransformerDecoder(Stack):
   ) -> tuple[StackCarry, Output]:
     at, size = carry.step[0], carry.layers[0].key.shape[2]
     x = self.enter(embedding[:, None], at[None])[:, 0]
-    sight = jnp.broadcast_to(self._visible(at[None], size), (x.shape[0], size))
+    mask = jnp.broadcast_to(self._visible(at[None], size), (x.shape[0], size))
     carries, seen = [], []
-    for block, own, looked_at in zip(self.blocks, carry.layers, memory, strict=True):
-      own, x, weights = block.step(own, x, looked_at, sight, at, deterministic)
+    for block, own, own_memory in zip(self.blocks, carry.layers, memory, strict=True):
+      own, x, weights = block.step(own, x, own_memory, mask, at, deterministic)
       carries.append(own)
       seen.append(weights)
     return StackCarry(carry.step + 1, tuple(carries)), self._output(x, seen, 1)
@@ -151,9 +151,9 @@ class TransformerDecoder(Stack):
   def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> Output:
     at = jnp.arange(embeddings.shape[1])
     x, seen = self.enter(embeddings, at), []
-    sight = jnp.broadcast_to(self._visible(at, len(at)), (x.shape[0], len(at), len(at)))
-    for block, looked_at in zip(self.blocks, self._remember(encoded), strict=True):
-      x, weights = block(x, looked_at, sight, at, deterministic)
+    mask = jnp.broadcast_to(self._visible(at, len(at)), (x.shape[0], len(at), len(at)))
+    for block, own_memory in zip(self.blocks, self._remember(encoded), strict=True):
+      x, weights = block(x, own_memory, mask, at, deterministic)
       seen.append(jnp.moveaxis(weights, 2, 1))
     return self._output(x, seen, 2)
 

@@ -23,15 +23,14 @@ class Encoded(NamedTuple):
   final: jax.Array
 
 
-class RNN(nn.Module):
+class Recurrent(nn.Module):
   """Stacked recurrent layers over embedded tokens; `final` is every layer's last state, side by side.
 
   Attributes:
     embedding: module from ids to vectors.
     rnn: a row of RECURRENCES.
-    features: of each layer; a bidirectional layer has half of them in each direction.
+    features: of each layer.
     layers, residual: how many, and whether each from number `residual_from` on adds its input, where the widths agree.
-    direction: 'forward', 'backward' (Sutskever et al. 2014 read the source backward) or 'both'.
     dropout: on the memory and between layers.
   """
 
@@ -40,19 +39,13 @@ class RNN(nn.Module):
   features: int = 512
   layers: int = 1
   residual: bool = False
-  direction: str = 'forward'
   dropout: float = 0.0
   dtype: jnp.dtype = jnp.float32
   residual_from = 1
 
-  @property
-  def directions(self) -> tuple[bool, ...]:
-    """Of each side, whether it reads the source backward. Raises: UserError for what there is not."""
-    return DIRECTIONS[choose(self.direction, DIRECTIONS, 'direction')]
-
   def sides(self, layer: int) -> tuple[tuple[bool, int], ...]:
     """Of each side of a layer, whether it reads the source backward, and its features."""
-    return tuple((backward, self.features // len(self.directions)) for backward in self.directions)
+    raise NotImplementedError
 
   @property
   def incremental(self) -> bool:
@@ -77,8 +70,6 @@ class RNN(nn.Module):
 
     By default everything is real. What is not `incremental` takes the whole source at once.
     """
-    if self.layers < 1 or self.features % len(self.directions):
-      raise UserError(f'encoder: features={self.features} in {self.direction!r} direction(s), layers={self.layers}')
     mask = jnp.ones(ids.shape, bool) if mask is None else mask
     outputs, before, after = self.embedding(ids, deterministic), iter(states), []
     drop = nn.Dropout(self.dropout)
@@ -96,16 +87,32 @@ class RNN(nn.Module):
     return tuple(after), outputs
 
 
+class RNN(Recurrent):
+  """Recurrent layers that all read in one direction, or all in both.
+
+  Attributes as in Recurrent, and direction: 'forward', 'backward' (Sutskever et al. 2014 read the source backward) or
+  'both', where each direction has half of the features.
+  """
+
+  direction: str = 'forward'
+
+  def sides(self, layer):
+    backward = DIRECTIONS[choose(self.direction, DIRECTIONS, 'direction')]
+    if self.features % len(backward):
+      raise UserError(f'encoder: features={self.features} cannot be divided between both directions')
+    return tuple((one, self.features // len(backward)) for one in backward)
+
+
 class BiRNN(RNN):
   """RNN in both directions."""
 
   direction: str = 'both'
 
 
-class GNMT(RNN):
+class GNMT(Recurrent):
   """A layer in both directions, then layers forward with residual connections from the third on. Wu et al. 2016.
 
-  Attributes as in RNN, without a direction; the lowest layer has all features in each direction.
+  Attributes as in Recurrent; the lowest layer has all features in each direction.
   """
 
   rnn: str = 'lstm'
@@ -117,13 +124,13 @@ class GNMT(RNN):
     return ((False, self.features), (True, self.features)) if layer == 0 else ((False, self.features),)
 
 
-class TransformerEncoder(Stack):
+class TransformerEncoder(Stack, kw_only=True):
   """Layers that look at their own sequence; `final` is the mean of the memory. Vaswani et al. 2017, section 3.1.
 
   Attributes as in Stack, and embedding: module from ids to vectors.
   """
 
-  embedding: nn.Module = None
+  embedding: nn.Module
 
   def setup(self):
     self.prepare(causal=False)
@@ -134,12 +141,11 @@ class TransformerEncoder(Stack):
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
     """source [B, S] ids, mask [B, S] -> Encoded."""
     at = jnp.arange(source.shape[1])
-    x, sight = self.enter(self.embedding(source, deterministic), at), mask
+    x, near = self.enter(self.embedding(source, deterministic), at), mask
     if self.window:
-      seen = visible(at, len(at), causal=False, window=self.window, sinks=self.sinks)
-      sight = mask[:, None, :] & seen[None]
+      near = mask[:, None, :] & visible(at, len(at), causal=False, window=self.window, sinks=self.sinks)[None]
     for block in self.blocks:
-      x = block(x, sight, at, deterministic)
+      x = block(x, near, at, deterministic)
     memory = masked(self.leave(x), mask)
     return Encoded(memory, mask, memory.sum(1) / jnp.maximum(mask.sum(1, keepdims=True), 1).astype(memory.dtype))
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.errors import UserError
+from attention_jax.functional.masking import offsets
 
 
 class Positions(nn.Module):
@@ -103,7 +104,7 @@ class Shaw(Positions):
     self.of_values = self.param('of_values', init, shape)
 
   def _distances(self, at, size):
-    return jnp.clip(_offsets(at, size), -self.max_distance, self.max_distance) + self.max_distance
+    return jnp.clip(offsets(at, size), -self.max_distance, self.max_distance) + self.max_distance
 
   def bias(self, query, at, size):
     measured = jnp.einsum('bntf,rf->bntr', query, self.of_keys.astype(query.dtype)) * query.shape[-1] ** -0.5
@@ -130,7 +131,7 @@ class Buckets(Positions):
   @nn.compact
   def bias(self, query, at, size):
     table = self.param('table', nn.initializers.normal(self.features**-0.5), (self.heads, self.buckets))
-    return table[:, bucket_of(_offsets(at, size), self.buckets, self.max_distance, self.bidirectional)]
+    return table[:, bucket_of(offsets(at, size), self.buckets, self.max_distance, self.bidirectional)]
 
 
 class Rotary(Positions):
@@ -162,7 +163,7 @@ class Alibi(Positions):
 
   def bias(self, query, at, size):
     slopes = jnp.asarray(alibi_slopes(self.heads), jnp.float32)
-    return -slopes[:, None, None] * jnp.abs(_offsets(at, size))[None]
+    return -slopes[:, None, None] * jnp.abs(offsets(at, size))[None]
 
 
 POSITIONS: Mapping[str, type[Positions]] = {
@@ -196,11 +197,6 @@ def bucket_of(offset: jax.Array, buckets: int, max_distance: int, bidirectional:
   far = jnp.log(jnp.maximum(distance, 1) / exact) / np.log(max_distance / exact) * (buckets - exact)
   far = jnp.minimum(exact + far.astype(jnp.int32), buckets - 1)
   return ahead + jnp.where(distance < exact, distance, far)
-
-
-def _offsets(at: jax.Array, size: int) -> jax.Array:
-  """s - t [T, S]."""
-  return jnp.arange(size)[None, :] - at[:, None]
 
 
 def _sinusoids(at: jax.Array, features: int) -> jax.Array:

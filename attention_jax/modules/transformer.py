@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.attend import Memory
+from attention_jax.functional.masking import window_mask
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.positions import POSITIONS, Positions
@@ -45,9 +46,9 @@ def visible(at: jax.Array, size: int, *, causal: bool, window: int = 0, sinks: i
     window: no position that is further away than this; 0 is no bound.
     sinks: the first positions, which are seen however far away (Xiao et al. 2024).
   """
-  offset = jnp.arange(size)[None, :] - at[:, None]
-  near = (jnp.abs(offset) <= window) | (jnp.arange(size) < sinks)[None, :] if window else jnp.ones_like(offset, bool)
-  return near & (offset <= 0) if causal else near
+  after = 0 if causal else size
+  near = window_mask(size, window or size, min(window or size, after), at)
+  return near | (window_mask(size, size, after, at) & (jnp.arange(size) < sinks)[None, :])
 
 
 class FeedForward(nn.Module):
@@ -145,37 +146,41 @@ class DecoderLayer(nn.Module):
     carry_of = lambda attention, memory: attention.init_carry(memory) if attention.recurrent else ()
     return LayerCarry(cache.key, cache.value, carry_of(self.attention, cache), carry_of(self.cross, memory))
 
-  def __call__(self, x: jax.Array, memory: Memory, sight: jax.Array, at: jax.Array, deterministic: bool):
-    """All steps: x [B, T, D], sight [B, T, T] -> x, weights over the memory [B, N, T, S]."""
+  def __call__(self, x: jax.Array, memory: Memory, mask: jax.Array, at: jax.Array, deterministic: bool):
+    """All steps: x [B, T, D], mask [B, T, T] -> x, weights over the memory [B, N, T, S]."""
 
     def own(x):
-      return self.attention.parallel(x, self.attention.remember(x, sight, at), deterministic, at, return_weights=False)
+      return self.attention.parallel(x, self.attention.remember(x, mask, at), deterministic, at, return_weights=False)
 
     def cross(x):
-      return self.cross.parallel(x, memory, deterministic)
+      context, weights = self.cross.parallel(x, memory, deterministic)
+      return context, self._by_head(weights)
 
     x, _, weights = self._through(x, own, cross, deterministic)
-    return x, weights if self.cross.heads > 1 else weights[:, None]
+    return x, weights
 
   def step(
-    self, carry: LayerCarry, x: jax.Array, memory: Memory, sight: jax.Array, at: jax.Array, deterministic: bool
+    self, carry: LayerCarry, x: jax.Array, memory: Memory, mask: jax.Array, at: jax.Array, deterministic: bool
   ):
-    """One step: x [B, D], sight [B, L], at [] -> the next carry, x, weights over the memory [B, N, S]."""
+    """One step: x [B, D], mask [B, L], at [] -> the next carry, x, weights over the memory [B, N, S]."""
 
     def own(x):
       new = self.attention.remember(x[:, None], jnp.ones((x.shape[0], 1), bool), at[None])
       put = lambda cache, new: jax.lax.dynamic_update_slice_in_dim(cache, new, at, axis=2)
-      cache = Memory(put(carry.key, new.key), put(carry.value, new.value), sight[:, None])
+      cache = Memory(put(carry.key, new.key), put(carry.value, new.value), mask[:, None])
       after, context = _attend_one(self.attention, carry.own, x, cache, deterministic, at)[:2]
       return context, (cache, after)
 
     def cross(x):
       after, context, weights = _attend_one(self.cross, carry.cross, x, memory, deterministic)
-      return context, (after, weights)
+      return context, (after, self._by_head(weights))
 
     x, (cache, own_after), (cross_after, weights) = self._through(x, own, cross, deterministic)
-    carry = LayerCarry(cache.key, cache.value, own_after, cross_after)
-    return carry, x, weights if self.cross.heads > 1 else weights[:, None]
+    return LayerCarry(cache.key, cache.value, own_after, cross_after), x, weights
+
+  def _by_head(self, weights: jax.Array) -> jax.Array:
+    """[B, N, ..., S] however many heads there are."""
+    return weights if self.cross.heads > 1 else weights[:, None]
 
   def _through(self, x: jax.Array, own: Callable, cross: Callable, deterministic: bool):
     x, of_own = self.residuals[0](own, x, deterministic)
@@ -261,6 +266,7 @@ class Stack(nn.Module):
 
   @nn.compact
   def _fitted(self, embeddings: jax.Array) -> jax.Array:
+    """Embeddings as wide as the layers, by a projection where they are not."""
     if embeddings.shape[-1] == self.features:
       return embeddings
     return Dense(self.features, use_bias=False, dtype=self.dtype, name='widen')(embeddings)

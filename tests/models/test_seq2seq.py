@@ -93,7 +93,7 @@ def test_mistakes_are_named_when_the_model_is_built(fields, message):
     ({'cell': 'bahdanau', 'options': 'rnn="gruu"'}, "unknown rnn 'gruu'"),
     ({'cell': 'luong', 'options': 'rnn="gruu", input_feeding=False'}, "unknown rnn 'gruu'"),
     ({'encoder': 'rnn(direction="up")'}, "unknown direction 'up'; possible: backward, both, forward"),
-    ({'encoder': 'birnn(features=9)'}, "encoder: features=9 in 'both' direction"),
+    ({'encoder': 'birnn(features=9)'}, 'encoder: features=9 cannot be divided between both directions'),
     ({'score': 'aditive'}, "unknown score 'aditive'"),
     ({'heads': 4}, 'features=6 cannot be divided among heads=4'),
   ],
