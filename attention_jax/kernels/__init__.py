@@ -23,13 +23,14 @@ class Implementation(NamedTuple):
   Attributes:
     about: what it does and what for, in one line.
     attend: all queries of one sequence; the signature of `functional.attend.attend`.
-    attend_step: one query; the signature of `functional.attend.attend_step`.
+    attend_step: one query; the signature of `functional.attend.attend_step`. None where it has no way of its own: one
+      query is cheap by the definition.
     refuse: (score row, alignment row) -> why it cannot compute this pair, '' if it can.
   """
 
   about: str
   attend: Callable
-  attend_step: Callable
+  attend_step: Callable | None
   refuse: Callable[[Row, Row], str]
 
 
@@ -44,23 +45,23 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
   ),
   'chunked': Implementation(
     'queries in blocks, each computed again for its gradient: memory grows with T + S, not with T S',
-    chunked.attend, definition.attend_step, lambda score, alignment: '',
+    chunked.attend, None, lambda score, alignment: '',
   ),
   'factored': Implementation(
     'additive scores from exponentials of queries and of keys, in such blocks: no [T, S, F], no tanh of each entry',
-    factored.attend, definition.attend_step, factored.refuse,
+    factored.attend, None, factored.refuse,
   ),
   'flash': Implementation(
     'products q . k with softmax, block by block, hidden blocks left out: no weights in memory unless asked for',
-    flash.attend, definition.attend_step, flash.refuse,
+    flash.attend, None, flash.refuse,
   ),
   'cudnn': Implementation(
     "products q . k with softmax by NVIDIA's kernel, in bfloat16 or float16; it has no weights to give",
-    cudnn.attend, definition.attend_step, cudnn.refuse,
+    cudnn.attend, None, cudnn.refuse,
   ),
   'pallas_additive': Implementation(
     'additive scores with softmax in Pallas, on a GPU or a TPU: [T, S, F] never leaves fast memory',
-    pallas_additive.attend, definition.attend_step, pallas_additive.refuse,
+    pallas_additive.attend, None, pallas_additive.refuse,
   ),
   'window': Implementation(
     'local alignments that read nothing but their window: the cost of a query does not grow with S',

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.errors import UserError
-from attention_jax.functional.attend import Attended, Memory, hide, parts_of
-from attention_jax.functional.dense import temperature_of
+from attention_jax.functional.attend import Attended, Memory
 from attention_jax.functional.masking import masked
 from attention_jax.functional.table import Row
 from attention_jax.kernels import flash
@@ -38,23 +37,18 @@ def attend(
   """
   if return_weights:
     raise UserError("implementation 'cudnn' has no weights to give; possible: return_weights=False, or 'flash'")
-  memory = hide(memory)
   dtype = memory.value.dtype
   if dtype.name not in TYPES:
     raise UserError(f"implementation 'cudnn' computes in {' or '.join(TYPES)}, got {dtype}; possible: 'flash'")
 
-  q, k = parts_of(score.product, params, query, memory)
-  width = max(q.shape[-1], memory.value.shape[-1])
+  q, k, v, mask, bias = flash.operands(score, alignment, params, query, memory, bias)
+  width = max(q.shape[-1], v.shape[-1])
   if width > WIDEST:
     raise UserError(f"implementation 'cudnn' takes at most {WIDEST} features, got {width}; possible: 'flash'")
-  scale = 1 / jnp.asarray(temperature_of(alignment.fn), jnp.float32)
-  mask = jnp.broadcast_to(memory.mask, (query.shape[0], k.shape[0]))
-  if bias is not None:
-    mask = mask & ~jnp.isneginf(bias)
-    bias = (masked(bias, mask).astype(jnp.float32) * scale).astype(dtype)[None, None]
+  mask = jnp.broadcast_to(mask, (q.shape[0], k.shape[0]))
+  bias = None if bias is None else bias.astype(dtype)[None, None]
   grown = lambda x: jnp.pad(x.astype(dtype), ((0, 0), (0, -(-width // STEP) * STEP - x.shape[-1])))[None, :, None]
   context = jax.nn.dot_product_attention(
-    grown(q.astype(jnp.float32) * scale), grown(k), grown(memory.value), bias, mask[None, None], scale=1.0,
-    implementation=KERNEL,
-  )  # fmt: skip
-  return Attended(masked(context[0, :, 0, : memory.value.shape[-1]], mask.any(-1)), None)
+    grown(q), grown(k), grown(v), bias, mask[None, None], scale=1.0, implementation=KERNEL
+  )
+  return Attended(masked(context[0, :, 0, : v.shape[-1]], mask.any(-1)).astype(dtype), None)

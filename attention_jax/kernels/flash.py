@@ -40,6 +40,18 @@ def attend(
   return_weights=True,
 ) -> Attended:  # fmt: skip
   """As functional.attend."""
+  q, k, v, mask, bias = operands(score, alignment, params, query, memory, bias)
+  context, log = attended(q, k, v, mask, bias)
+  weights = _weights(q, k, mask, bias, log) if return_weights else None
+  return Attended(context.astype(memory.value.dtype), weights)
+
+
+def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) -> tuple[jax.Array, ...]:
+  """What a pair that is not refused comes down to: q, k, v, mask [T, S] or [1, S], bias [T, S] or None.
+
+  The alignment's temperature is in q and the bias, infinite biases are in the mask, and nothing hidden is left. All
+  are of the type in which sums are made.
+  """
   memory = hide(memory)
   q, k = parts_of(score.product, params, query, memory)
   dtype = accumulator(q, k, memory.value)
@@ -48,10 +60,7 @@ def attend(
   if bias is not None:
     mask = mask & ~jnp.isneginf(bias)
     bias = masked(bias, mask).astype(dtype) * scale
-  q, k, v = (x.astype(dtype) for x in (q * scale, k, memory.value))
-  context, log = attended(q, k, v, mask, bias)
-  weights = _weights(q, k, mask, bias, log) if return_weights else None
-  return Attended(context.astype(memory.value.dtype), weights)
+  return q.astype(dtype) * scale, k.astype(dtype), memory.value.astype(dtype), mask, bias
 
 
 def _weights(q, k, mask, bias, log) -> jax.Array:

@@ -115,6 +115,11 @@ class Cell(nn.Module):
     return self.attention.alignment_of.loss
 
   @property
+  def attends_inside(self) -> bool:
+    """Whether attention is part of the recurrence, one query at a time."""
+    return True
+
+  @property
   def starts_alone(self) -> bool:
     """Whether nothing but attention tells this cell of the source, so that it may start before the source has come."""
     return not self.bridge
@@ -137,6 +142,7 @@ class Cell(nn.Module):
     self, carry: CellCarry, query: jax.Array, memory: Memory, deterministic: bool
   ) -> tuple[CellCarry, Trace]:
     """One step of attention inside the recurrence -> carry, Trace without the top state."""
+    self.attention.check_steps()
     attention, (context, weights) = self.attention(carry.attention, query, memory, deterministic)
     trace = Trace((), context, one_head(weights, self.attention.heads), attention.state[1])
     return carry._replace(attention=attention), trace
@@ -261,7 +267,6 @@ class Luong(Cell):
 
   @property
   def attends_inside(self) -> bool:
-    """Whether attention is part of the recurrence."""
     return self.input_feeding or self.attention.recurrent
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:

@@ -62,6 +62,11 @@ class Decoder(nn.Module):
     return self.cell.needed_loss
 
   @property
+  def attends_inside(self) -> bool:
+    """Whether attention over the source is part of a recurrence, one query at a time."""
+    return self.cell.attends_inside
+
+  @property
   def starts_alone(self) -> bool:
     """Whether it may start before the source has come."""
     return self.cell.starts_alone
@@ -114,6 +119,10 @@ class TransformerDecoder(Stack, kw_only=True):
   latent = None
   needed_loss = ''
   starts_alone = False
+
+  @property
+  def attends_inside(self) -> bool:
+    return self.attention.recurrent
 
   def setup(self):
     self.prepare(causal=True)

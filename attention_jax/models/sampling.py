@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.models import search
-from attention_jax.tokens import BOS, EOS, PAD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,33 +73,14 @@ def sample(
   batch, count = rngs.shape[0], sampling.samples
   carry = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], (batch, count, *x.shape[1:])), carry)
   step = jax.vmap(step, in_axes=(1, 1, None), out_axes=1)
-  token = jnp.full((batch, count), BOS, jnp.int32)
-  _, (logits, weights, *_) = jax.eval_shape(step, carry, token, memory)
-  source_mask = search.all_real(source_mask, batch, weights.shape[-1])
-  ends, goes_on = search.allowed(logits.shape[-1])
 
-  def body(level, going, trail, given):
-    carry, token, done, total, last, rngs = going
-    carry, (logits, weights, *_) = step(carry, token, given)
+  def pick(logits, level, rngs):
+    ends, goes_on = search.allowed(logits.shape[-1])
     may_come = jnp.where(level == max_length - 1, ends, goes_on | ends)
     drawn_from = sampling.left(jnp.where(may_come[None, None], logits, -jnp.inf))
     own = jax.vmap(lambda rng: jax.random.split(jax.random.fold_in(rng, level), count))(rngs)
-    token = jax.vmap(jax.vmap(jax.random.categorical))(own, drawn_from).astype(jnp.int32)
-    log_probs = jnp.take_along_axis(logits, token[..., None], -1)[..., 0] - jax.nn.logsumexp(logits, -1)
-    token, last = jnp.where(done, PAD, token), jnp.where(done, last, log_probs)
-    total = total + jnp.where(done, 0.0, last)
-    tokens, history = trail
-    trail = tokens.at[level].set(token), history.at[level].set(jnp.where(done[..., None], 0.0, weights))
-    return (carry, token, done | (token == EOS), total, last, rngs), trail
+    return jax.vmap(jax.vmap(jax.random.categorical))(own, drawn_from).astype(jnp.int32)
 
-  nothing = jnp.zeros((batch, count))
-  filler = jnp.broadcast_to(~source_mask.any(-1)[:, None], (batch, count))
-  going = carry, token, filler, nothing, nothing, rngs
-  trail = jnp.full((max_length, batch, count), PAD, jnp.int32), jnp.zeros((max_length, *weights.shape), weights.dtype)
-  (total, of_eos), (tokens, history) = search.run_down(
-    body, lambda going, _: ~going[2].all(-1), lambda going: going[3:5], max_length, going, trail, memory
+  return search.follow(
+    step, carry, memory, pick, rngs, hypotheses=count, max_length=max_length, ranking=ranking, source_mask=source_mask
   )
-  tokens, history = jnp.moveaxis(tokens, 0, -1), jnp.moveaxis(history, 0, -2)
-  lengths = jnp.sum(tokens != PAD, axis=-1)
-  scores = search.scores_of(total, of_eos, lengths, history.sum(2), source_mask, ranking)
-  return search.Hypotheses(tokens, scores, total, lengths, history)

@@ -197,32 +197,57 @@ def greedy(
   source_mask: jax.Array | None = None,
 ) -> Hypotheses:  # fmt: skip
   """The most probable token at every step, until EOS: K = 1 hypothesis. Arguments and scores as those of `beam`."""
+
+  def of_one(carry, token, memory):
+    carry, (logits, weights, *_) = step(carry, token[:, 0], memory)
+    return carry, (logits[:, None], weights[:, None])
+
+  def pick(logits, level, _):
+    return likeliest(logits, level == max_length - 1)
+
+  return follow(
+    of_one, carry, memory, pick, (), hypotheses=1, max_length=max_length, ranking=ranking, source_mask=source_mask
+  )
+
+
+def follow(
+  step: Callable, carry: Any, memory: Any, pick: Callable, noise: Any, *, hypotheses: int, max_length: int,
+  ranking: Ranking, source_mask: jax.Array | None,
+) -> Hypotheses:  # fmt: skip
+  """K hypotheses of each source, none of which knows of the others, until each has its EOS.
+
+  Args:
+    step: as everywhere, for tokens [B, K], with a carry of any shape.
+    pick: (logits [B, K, vocabulary], level, noise) -> the next token [B, K]; EOS at the last level.
+    noise: leaves [B, ...], what pick needs of each source.
+    hypotheses: K.
+  The others are those of `beam`.
+  """
   batch = jax.tree.leaves(carry)[0].shape[0]
-  token = jnp.full((batch,), BOS, jnp.int32)
+  token = jnp.full((batch, hypotheses), BOS, jnp.int32)
   _, (_, weights, *_) = jax.eval_shape(step, carry, token, memory)
   source_mask = all_real(source_mask, batch, weights.shape[-1])
 
   def body(level, going, trail, given):
-    carry, token, done, total, last = going
-    tokens, history = trail
-    carry, (logits, weights, *_) = step(carry, token, given[0])
-    token = likeliest(logits, level == max_length - 1)
-    log_prob = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0] - jax.nn.logsumexp(logits, axis=-1)
+    (carry, token, done, total, last), (tokens, history), (memory, noise) = going, trail, given
+    carry, (logits, weights, *_) = step(carry, token, memory)
+    token = pick(logits, level, noise)
+    log_prob = jnp.take_along_axis(logits, token[..., None], axis=-1)[..., 0] - jax.nn.logsumexp(logits, axis=-1)
     token, last = jnp.where(done, PAD, token), jnp.where(done, last, log_prob)
     total = total + jnp.where(done, 0.0, last)
-    tokens = tokens.at[level].set(token)
-    history = history.at[level].set(jnp.where(done[:, None], 0.0, weights))
-    return (carry, token, done | (token == EOS), total, last), (tokens, history)
+    weights = jnp.where(done[..., None], 0.0, weights)
+    going = carry, token, done | (token == EOS), total, last
+    return going, (tokens.at[level].set(token), history.at[level].set(weights))
 
-  nothing = jnp.zeros((batch,))
-  going = carry, token, ~source_mask.any(-1), nothing, nothing
-  trail = jnp.full((max_length, batch), PAD, jnp.int32), jnp.zeros((max_length, *weights.shape), weights.dtype)
+  nothing = jnp.zeros((batch, hypotheses))
+  filler = jnp.broadcast_to(~source_mask.any(-1)[:, None], nothing.shape)
+  going = carry, token, filler, nothing, nothing
+  trail = jnp.full((max_length, *nothing.shape), PAD, jnp.int32), jnp.zeros((max_length, *weights.shape), weights.dtype)
   # The last token is EOS: nothing else is allowed at the end.
   (total, of_eos), (tokens, history) = run_down(
-    body, lambda going, _: ~going[2], lambda going: going[3:], max_length, going, trail, (memory,)
+    body, lambda going, _: ~going[2].all(-1), lambda going: going[3:], max_length, going, trail, (memory, noise)
   )
-  tokens, total, of_eos = (x[:, None] for x in (tokens.T, total, of_eos))
-  history = jnp.moveaxis(history, 0, 1)[:, None]
+  tokens, history = jnp.moveaxis(tokens, 0, -1), jnp.moveaxis(history, 0, -2)
   lengths = jnp.sum(tokens != PAD, axis=-1)
   scores = scores_of(total, of_eos, lengths, history.sum(2), source_mask, ranking)
   return Hypotheses(tokens, scores, total, lengths, history)
@@ -266,7 +291,7 @@ def run_down(
 
 
 def likeliest(logits: jax.Array, last: jax.Array | bool) -> jax.Array:
-  """logits [B, vocabulary] -> the most probable token [B] of those that may come; at the last step EOS."""
+  """logits [..., vocabulary] -> the most probable token [...] of those that may come; at the last step EOS."""
   ends, goes_on = allowed(logits.shape[-1])
   return largest(logits, jnp.where(last, ends, goes_on | ends), 1)[1][..., 0]
 

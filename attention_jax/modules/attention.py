@@ -142,6 +142,14 @@ class Attention(nn.Module):
     """Whether its queries must come in order."""
     return self.score_of.recurrent or self.alignment_of.recurrent
 
+  def check_steps(self) -> None:
+    """Raises: UserError where queries that come one at a time are not computed by the implementation asked for."""
+    if IMPLEMENTATIONS[self.implementation].attend_step is None:
+      able = [name for name, way in IMPLEMENTATIONS.items() if way.attend_step]
+      able = [name for name in able if not IMPLEMENTATIONS[name].refuse(self.score_of, self.alignment_of)]
+      mistake = f"implementation '{self.implementation}' computes many queries at once, this decoder asks for one"
+      raise UserError(f'attention: {mistake}; possible: {", ".join(able)}')
+
   @property
   def alignment_of(self) -> Row:
     """The row of the alignment; known without parameters."""
@@ -189,7 +197,7 @@ class Attention(nn.Module):
     """One step: query [B, D] -> context [B, V], weights [B, S]. at []: where the query stands."""
 
     def step(params, carry, query, memory, bias, rng):
-      carry, attended = self.run.attend_step(
+      carry, attended = (self.run.attend_step or functional.attend_step)(
         self.score_row, self.alignment_row, params, carry, query[0], memory,
         bias=None if bias is None else bias[0], rng=rng, deterministic=deterministic,
       )  # fmt: skip

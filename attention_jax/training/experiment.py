@@ -13,6 +13,7 @@ import numpy as np
 
 from attention_jax.data import tasks
 from attention_jax.data.batching import Batch, Batches, Together
+from attention_jax.data.encoding import assign, check_buckets
 from attention_jax.data.pipeline import stream
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.table import parse_spec
@@ -29,7 +30,7 @@ from attention_jax.training.metrics import Result as Measured
 from attention_jax.training.metrics import Spread, higher_is_better, measure, over_runs
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import check_rows, make_mesh, sharding
-from attention_jax.training.prediction import Predictor
+from attention_jax.training.prediction import Predictor, compile_search, longest_output, searched_sizes
 from attention_jax.training.seeds import Results, fit_seeds
 from attention_jax.training.state import TrainState, evaluation_params, init_state
 from attention_jax.training.step import step_rngs
@@ -66,10 +67,10 @@ def initializer(model: EncoderDecoder) -> Callable[[int], Any]:
   return lambda seed: drawn(jax.random.key(seed))
 
 
-def _smallest() -> Batch:
-  """A batch by which parameters and shapes are told."""
-  ids, real = np.zeros((1, 2), np.int32), np.ones((1, 2), bool)
-  return Batch(ids, real, ids, real, ids[:, 0], np.ones((1, 2, 2), bool))
+def _smallest(source: int = 2, target: int = 2) -> Batch:
+  """A batch of one pair of these lengths, by which parameters and shapes are told."""
+  side = lambda size: (np.zeros((1, size), np.int32), np.ones((1, size), bool))
+  return Batch(*side(source), *side(target), np.zeros(1, np.int32), np.ones((1, target, source), bool))
 
 
 def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, Measured | Spread]]:
@@ -100,7 +101,7 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
   loss = _loss(model, training)
   batches = [_batches(config, data, loss, seed) for seed in seeds]
   say(f'{len(batches[0])} batches an epoch, of shapes (rows, source, target) {sorted(set(batches[0].shapes))}')
-  _check_with_data(config, data, batches[0], say)
+  _check_with_data(config, data, batches[0], model, loss, say)
   folder = prepare_folder(folder, config)
   if not resumed:
     tasks.save_vocabularies(config['data'], data, str(folder))
@@ -211,10 +212,15 @@ def _check_with_model(model: EncoderDecoder, training: Training) -> None:
   """What can be wrong with a model, and with losses and schedules for it; all of it is told by shapes alone."""
   loss, params = _loss(model, training), jax.eval_shape(lambda: initial_params(model, 0))
   make_anneal(training.anneal, params, training.steps)
-  jax.eval_shape(loss, params, _smallest(), step_rngs(jax.random.key(0)), dict.fromkeys(loss.running, 0.0))
+  _trace(loss, params, _smallest())
 
 
-def _check_with_data(config: Config, data: tasks.Data, batches: Batches, say) -> None:
+def _trace(loss: Loss, params: Any, batch: Batch) -> None:
+  """Raises whatever the loss raises at a batch of this shape; computes nothing."""
+  jax.eval_shape(loss, params, batch, step_rngs(jax.random.key(0)), dict.fromkeys(loss.running, 0.0))
+
+
+def _check_with_data(config: Config, data: tasks.Data, batches: Batches, model: EncoderDecoder, loss: Loss, say):
   """What only the data can tell to be wrong with a config."""
   training, validation = config['training'], data.corpora.get('validation')
   if validation is None:
@@ -223,6 +229,20 @@ def _check_with_data(config: Config, data: tasks.Data, batches: Batches, say) ->
     raise UserError(f'training.select={training["select"]!r} needs gold links, which the validation split has not')
   for rows, _, _ in batches.shapes:
     check_rows(rows * jax.process_count(), make_mesh(seeds=config['seeds']), training['accumulate'])
+  _check_lengths(config, data, model, loss)
+
+
+def _check_lengths(config: Config, data: tasks.Data, model: EncoderDecoder, loss: Loss) -> None:
+  """Raises what a model with a greatest length would raise hours later, at the longest source or target of a split."""
+  buckets = check_buckets(config['data']['buckets'])
+  chosen = np.unique(np.concatenate([assign(encoded, buckets) for encoded in data.encoded.values()]))
+  sources, targets = zip(*(buckets[i] for i in chosen if i >= 0), strict=True)
+  params = jax.eval_shape(lambda: initial_params(model, 0))
+  _trace(loss, params, _smallest(max(sources), max(targets)))
+  longest = max(int(encoded.lengths[0].max(initial=1)) for encoded in data.encoded.values())
+  source = max(*sources, min(size for size in searched_sizes(buckets, longest) if size >= longest))
+  find = compile_search(model, 1, longest_output(buckets, config['evaluation']['max_length']))
+  jax.eval_shape(find, params, *_smallest(source)[:2])
 
 
 def selectable(config: Config) -> dict[str, bool]:
@@ -239,9 +259,10 @@ def _describe(model: EncoderDecoder, params: Any) -> str:
 
 
 def _implementation(model: EncoderDecoder) -> str:
-  """The name of what computes attention over the source, all queries at once; of 'auto' with what it chooses."""
+  """The name of what computes attention over the source; of 'auto' with what it chooses."""
   attention = model.decoder.attention
-  chosen = f' ({auto.described(attention.score_of, attention.alignment_of)})'
+  several = auto.described(attention.score_of, attention.alignment_of)
+  chosen = f' ({"xla, one query at a time" if model.decoder.attends_inside else several})'
   return attention.implementation + chosen * (attention.implementation == 'auto')
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.data.batching import Batch, in_order
-from attention_jax.data.encoding import encode
+from attention_jax.data.encoding import Encoded, encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.functional.masking import padding_mask
@@ -59,8 +59,8 @@ class Predictor:
     self.model, self.source_vocab, self.target_vocab, self.ranking = model, source_vocab, target_vocab, ranking
     self._mesh = make_mesh(jax.local_devices())
     self.use(params)
-    self._sizes = sorted({source for source, _ in buckets})
-    self.max_length = max_length or max(target for _, target in buckets)
+    self._buckets = buckets
+    self.max_length = longest_output(buckets, max_length)
     devices = self._mesh.devices.size
     self._rows = -(-batch_size // devices) * devices
     self._search = functools.cache(lambda beams, ranking: compile_search(model, beams, self.max_length, ranking))
@@ -95,18 +95,15 @@ class Predictor:
     find = functools.partial(self._search, beams, ranking or self.ranking)
     if sampling:  # one program for all seeds
       find = functools.partial(self._sample, dataclasses.replace(sampling, seed=0), ranking or self.ranking)
-    for batch in in_order(encoded, self._buckets(encoded.lengths[0]), self._rows):
+    for batch in in_order(encoded, self._any_target(encoded), self._rows):
       given = (batch.source, batch.source_mask)
       if sampling:
         given = *given, np.full_like(batch.index, sampling.seed), batch.index + first
       hypotheses = jax.device_get(find()(self._params, *place(given, self._mesh)))
       yield from self._read(batch, hypotheses, corpus.source)
 
-  def _buckets(self, lengths: np.ndarray) -> list[tuple[int, int]]:
-    sizes, longest = list(self._sizes), int(lengths.max(initial=1))
-    if longest > sizes[-1]:
-      sizes.append(-(-longest // 32) * 32)
-    return [(size, 1) for size in sizes]
+  def _any_target(self, encoded: Encoded) -> list[tuple[int, int]]:
+    return [(size, 1) for size in searched_sizes(self._buckets, int(encoded.lengths[0].max(initial=1)))]
 
   def _read(self, batch: Batch, found: search.Hypotheses, lines: Sequence[str]) -> Iterable[tuple[int, Prediction]]:
     for i, row in enumerate(batch.index):
@@ -123,6 +120,17 @@ class Predictor:
     weights = found.weights[i, k, :length, :size].copy()  # a view would keep the whole batch
     text = self.target_vocab.decode(content)
     return Hypothesis(text, tokens, float(found.scores[i, k]), float(found.log_probs[i, k]), weights)
+
+
+def searched_sizes(buckets: Sequence[Sequence[int]], longest: int) -> tuple[int, ...]:
+  """The lengths to which sources are padded for a search, where the longest of them has so many tokens."""
+  sizes = sorted({source for source, _ in buckets})
+  return (*sizes, *([-(-longest // 32) * 32] if longest > sizes[-1] else []))
+
+
+def longest_output(buckets: Sequence[Sequence[int]], max_length: int) -> int:
+  """Tokens that a hypothesis may have, EOS included: max_length, or the longest target of the buckets for 0."""
+  return max_length or max(target for _, target in buckets)
 
 
 def compile_search(model: EncoderDecoder, beams: int, max_length: int, ranking: search.Ranking = search.DEFAULT):

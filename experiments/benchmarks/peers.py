@@ -8,6 +8,7 @@ os.environ.setdefault('OMP_WAIT_POLICY', 'passive')  # threads that spin while t
 
 import numpy as np
 
+from attention_jax.tokens import EOS
 from experiments.benchmarks.measure import Side
 
 try:
@@ -115,9 +116,11 @@ def decode(source, sizes, beams: int, steps: int) -> Side | None:
     return None
   model = model_of('Bahdanau', sizes).eval()
   source = torch.tensor(np.asarray(source), dtype=torch.long)
+  with torch.no_grad():
+    model.output.bias[EOS] = -1e9  # no hypothesis ends, so that all steps are made
 
   def run():
-    with torch.no_grad():
-      return model.search(source, beams, steps)
+    with torch.inference_mode():
+      return model.translate(source, beams, steps)
 
   return Side(run)

@@ -154,25 +154,3 @@ class Bahdanau(Recurrent):
     state['source.weight'] = tensor(encoder['embedding']['table']['embedding'])
     state['target.weight'] = tensor(params['embedding']['table']['embedding'])
     self.load_state_dict(state)
-
-  def search(self, source, beams, steps):
-    """Beam search of a fixed number of steps, all sentences at once: tokens [B, steps] of the best hypotheses."""
-    given = self.encode(source)
-    batch = source.shape[0]
-    memory, key, padding, state = (x.repeat_interleave(beams, 0) for x in given)
-    token = torch.full((batch * beams,), BOS)
-    totals = torch.full((batch, beams), float('-inf'))
-    totals[:, 0] = 0.0
-    history = torch.zeros(batch, beams, 0, dtype=torch.long)
-    first = torch.arange(batch).unsqueeze(1) * beams
-    for _ in range(steps):
-      embedded = self.target(token)
-      state, context = self.recur(state, self.embedded(embedded), memory, key, padding)
-      logits = self.output(torch.tanh(self.deep(torch.cat([state, context, embedded], -1))))
-      scores = totals.unsqueeze(-1) + torch.log_softmax(logits, -1).view(batch, beams, -1)
-      totals, chosen = scores.view(batch, -1).topk(beams)
-      parents, tokens = chosen // logits.shape[-1], chosen % logits.shape[-1]
-      state, token = state[(first + parents).view(-1)], tokens.view(-1)
-      history = history.gather(1, parents.unsqueeze(-1).expand(-1, -1, history.shape[-1]))
-      history = torch.cat([history, tokens.unsqueeze(-1)], -1)
-    return history[:, 0]

@@ -44,6 +44,11 @@ FIELDS = [
   ('model.attention.alignment=softmax(temp=3)', ["unknown option of alignment 'softmax': 'temp'", "'temperature'?"]),
   ('model.attention.alignment=softmx', ["unknown alignment 'softmx'", "'softmax'?", 'sparsemax']),
   ('model.attention.implementation=fast', ["unknown implementation 'fast'", 'xla']),
+  ('model.attention.implementation=chunked', ['computes many queries at once, this decoder asks for one', 'auto, xla']),
+  (
+    'model.encoder=transformer(features=128, heads=4, hidden=128, position="learned", max_positions=20)',
+    ["position 'learned': max_positions=20, got a sequence of"],
+  ),
   ('model.attention.heads=3', ['features=128 cannot be divided among heads=3']),
   ('model.encoder=birn', ["unknown encoder 'birn'", "'birnn'?"]),
   ('model.encoder=birnn(rnn="gruu")', ["unknown rnn 'gruu'", "'gru'?", 'lstm']),
