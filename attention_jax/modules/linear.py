@@ -1,7 +1,7 @@
 """Linear layers over arrays of any rank, as one product of two matrices.
 
 A product that leaves several axes in place is no slower itself, but its gradient to the kernel is: compilers for CPUs
-copy the whole input into another order first, which took as long as multiplying.
+copy the whole input into another order first.
 """
 
 import functools
