@@ -19,7 +19,7 @@ class Encoded(NamedTuple):
   """One split as ids. Row i of the source is `source[source_offsets[i]:source_offsets[i + 1]]` and ends with EOS.
 
   Attributes:
-    source: int32, all rows after one another.
+    source: int32, all rows after one another; ids from the size of the vocabulary on are unknown tokens, see `encode`.
     source_offsets: int64 [rows + 1].
     target: int32, all rows after one another.
     target_offsets: int64 [rows + 1].
@@ -50,9 +50,40 @@ class Encoded(NamedTuple):
 
 
 def encode(corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary) -> Encoded:
-  """The ids of a corpus, EOS appended on both sides, and its links as links between tokens."""
-  sides = *_flat(corpus.source, source_vocab.encode), *_flat(corpus.target, target_vocab.encode)
-  return Encoded(*sides, *_flat_links(corpus, source_vocab, target_vocab))
+  """The ids of a corpus, EOS appended on both sides, and its links as links between tokens.
+
+  A token of the source that the vocabulary does not know has the id V + s, where V is the size of the vocabulary and s
+  where that token stands first in its line; the same token in the target has the same s. Other unknown ones are UNK.
+  """
+  places: list[dict[str, int]] = []
+
+  def source(line: str) -> list[int]:
+    ids, tokens = source_vocab.encode(line), source_vocab.tokens
+    places.append(_first_places(tokens(line), ids) if UNK in ids else {})
+    return _placed(ids, tokens, line, places[-1], len(source_vocab)) if places[-1] else ids
+
+  def target(line: str) -> list[int]:
+    ids, known = target_vocab.encode(line), next(of_sources)
+    return _placed(ids, target_vocab.tokens, line, known, len(target_vocab)) if known and UNK in ids else ids
+
+  sources = _flat(corpus.source, source)
+  of_sources = iter(places)
+  return Encoded(*sources, *_flat(corpus.target, target), *_flat_links(corpus, source_vocab, target_vocab))
+
+
+def _first_places(tokens: Sequence[str], ids: Sequence[int]) -> dict[str, int]:
+  """Where each unknown token of a line stands first."""
+  places = {}
+  for place, (token, id) in enumerate(zip(tokens, ids, strict=True)):
+    if id == UNK:
+      places.setdefault(token, place)
+  return places
+
+
+def _placed(ids: Sequence[int], tokens: Callable, line: str, places: dict[str, int], size: int) -> list[int]:
+  """The ids of a line, unknown ones as the places they have."""
+  named = zip(ids, tokens(line), strict=True)
+  return [size + places[token] if id == UNK and token in places else id for id, token in named]
 
 
 def units(vocabulary: Vocabulary, level: str) -> Callable[[str], Sequence[int]] | None:
@@ -122,15 +153,18 @@ def assign(encoded: Encoded, buckets: Iterable[Sequence[int]]) -> np.ndarray:
   return chosen
 
 
-def describe(split: str, corpus: Corpus, encoded: Encoded, buckets: Iterable[Sequence[int]]) -> list[str]:
-  """What a person should know of an encoded split: counts, rows per bucket, unknown tokens, and what is left out."""
+def describe(
+  split: str, corpus: Corpus, encoded: Encoded, buckets: Iterable[Sequence[int]], entries: tuple[int, int]
+) -> list[str]:
+  """What a person should know of an encoded split: counts, rows per bucket, unknown tokens, and what is left out.
+
+  Args: entries, of the source and the target vocabulary.
+  """
   buckets, chosen = check_buckets(buckets), assign(encoded, buckets)
   sizes = ', '.join(f'{s}x{t}: {np.sum(chosen == i)}' for i, (s, t) in enumerate(buckets))
-  unknown = ', '.join(
-    f'{np.mean(ids == UNK):.2%} of {side} tokens'
-    for side, ids in (('source', encoded.source), ('target', encoded.target))
-    if np.any(ids == UNK)
-  )
+  sides = zip(('source', 'target'), (encoded.source, encoded.target), entries, strict=True)
+  shares = {side: np.mean((ids == UNK) | (ids >= known)) for side, ids, known in sides}
+  unknown = ', '.join(f'{share:.2%} of {side} tokens' for side, share in shares.items() if share)
   report = [*corpus.report, f'{split}: {count(encoded.rows, "pair")} ({corpus.name}); buckets {sizes}']
   if unknown:
     report.append(f'{split}: unknown {unknown}')

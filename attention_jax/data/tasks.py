@@ -144,7 +144,7 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> Data:
   source_vocab, target_vocab = _both(found)
   encoded = {split: encode(corpus, source_vocab, target_vocab) for split, corpus in corpora.items()}
   for split, corpus in corpora.items():
-    report += describe(split, corpus, encoded[split], buckets)
+    report += describe(split, corpus, encoded[split], buckets, (len(source_vocab), len(target_vocab)))
     if np.all(assign(encoded[split], buckets) < 0):
       raise UserError(f'{report[-1]}; possible: longer config.data.buckets than {buckets}')
     if corpus.links is not None and encoded[split].links is None:

@@ -35,8 +35,8 @@ class Vocabulary(Protocol):
   def parts(self, characters: Iterable[str]) -> Iterator[str]:
     """A line that still arrives in parts, each as soon as its ids are certain; together they are those of the line."""
 
-  def decode(self, ids: Iterable[int]) -> str:
-    """The text up to the first EOS, without PAD and BOS."""
+  def decode(self, ids: Iterable[int], more: Sequence[str] = ()) -> str:
+    """The text up to the first EOS, without PAD and BOS. `more`: the tokens that ids from len(self) on stand for."""
 
   def piece(self, id: int) -> str:
     """How one id is written."""
@@ -67,9 +67,9 @@ class Listed:
   def parts(self, characters: Iterable[str]) -> Iterator[str]:
     return _PARTS[self.kind](characters)
 
-  def decode(self, ids: Iterable[int]) -> str:
+  def decode(self, ids: Iterable[int], more: Sequence[str] = ()) -> str:
     unknown = SPECIAL[UNK] if self.kind == 'word' else '\N{REPLACEMENT CHARACTER}'  # still one character per token
-    pieces = (unknown if id == UNK else self._pieces[id] for id in _content(ids))
+    pieces = (unknown if id == UNK else _piece(self, id, more) for id in _content(ids))
     return (' ' if self.kind == 'word' else '').join(pieces)
 
   def piece(self, id: int) -> str:
@@ -109,8 +109,8 @@ class Subword:
     """Words: no piece reaches over a space. Only spaces after a '▁' of the text itself stay with what follows them."""
     return _runs(characters, lambda run, character: character == ' ' and not run.rstrip(' ').endswith('▁'))
 
-  def decode(self, ids: Iterable[int]) -> str:
-    return self._processor.decode(_content(ids))
+  def decode(self, ids: Iterable[int], more: Sequence[str] = ()) -> str:
+    return self._processor.decode([_piece(self, id, more) for id in _content(ids)])
 
   def piece(self, id: int) -> str:
     return self._processor.id_to_piece(int(id))
@@ -263,6 +263,10 @@ def _runs(characters: Iterable[str], ends: Callable[[str, str], bool]) -> Iterat
 
 _PARTS = {'char': iter, 'word': lambda characters: _runs(characters, lambda _, character: character.isspace())}
 _WORDS = {'char': _words_of_characters, 'word': lambda text: list(range(len(text.split())))}  # of listed tokens
+
+
+def _piece(vocabulary: Vocabulary, id: int, more: Sequence[str]) -> str:
+  return more[id - len(vocabulary)] if id >= len(vocabulary) else vocabulary.piece(id)
 
 
 def _content(ids: Iterable[int]) -> list[int]:

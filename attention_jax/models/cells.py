@@ -21,7 +21,7 @@ from attention_jax.errors import UserError
 from attention_jax.functional.attend import Memory
 from attention_jax.models.encoders import Encoded
 from attention_jax.modules.attention import Attention
-from attention_jax.modules.linear import Dense, product
+from attention_jax.modules.linear import Dense, Joined
 from attention_jax.modules.recurrent import RecurrentStack
 
 
@@ -30,7 +30,7 @@ class Output(NamedTuple):
 
   `state` is the private state of the alignment after the step. With a latent alignment there are features for every
   position that the output may be read at: [..., S, D]. `layers` are the weights of every layer and head [..., L, N, S],
-  where there are several layers.
+  where there are several layers. `top` is the state of the highest layer [..., H].
   """
 
   features: jax.Array
@@ -38,6 +38,7 @@ class Output(NamedTuple):
   weights: jax.Array
   state: Any = ()
   layers: Any = ()
+  top: Any = ()
 
 
 class CellCarry(NamedTuple):
@@ -62,26 +63,6 @@ class Fixed(NamedTuple):
 
   vector: jax.Array
   mask: jax.Array
-
-
-class Joined(nn.Module):
-  """A linear layer over parts [..., D1], [..., D2], ... side by side, whose other axes are broadcast, not copied."""
-
-  features: int
-  bias: bool = False
-  dtype: jnp.dtype = jnp.float32
-
-  @nn.compact
-  def __call__(self, *parts: jax.Array) -> jax.Array:
-    sizes = [part.shape[-1] for part in parts]
-    kernel = self.param('kernel', nn.initializers.lecun_normal(), (sum(sizes), self.features)).astype(self.dtype)
-    at, total = 0, 0.0
-    for part, size in zip(parts, sizes, strict=True):
-      total, at = total + product(part.astype(self.dtype), kernel[at : at + size]), at + size
-    if self.bias:
-      bias = self.param('bias', nn.initializers.zeros, (self.features,)).astype(self.dtype)
-      total = total + bias.reshape((1,) * (total.ndim - 1) + bias.shape)
-    return total
 
 
 class Cell(nn.Module):
@@ -113,6 +94,8 @@ class Cell(nn.Module):
   def needed_loss(self) -> str:
     """The auxiliary loss without which the alignment learns nothing, or ''."""
     return self.attention.alignment_of.loss
+
+  attends = True  # at all
 
   @property
   def attends_inside(self) -> bool:
@@ -155,6 +138,9 @@ class Cell(nn.Module):
     """The carry of a walk that stands at the last position of another memory; states and what is fed back stay."""
     return carry._replace(attention=self.attention.carry_at_end(memory))
 
+  def output(self, features: jax.Array, traces: Trace) -> Output:
+    return Output(features, traces.context, traces.weights, traces.alignment, top=traces.state)
+
   def read(self, traces: Trace, embeddings: jax.Array, memory: Memory) -> jax.Array:
     """Features for the output layer: of the context, or of every position where the alignment is latent."""
     if not self.latent:
@@ -177,6 +163,7 @@ class Plain(Cell):
 
   rnn: str = 'lstm'
   feed_context: bool = False
+  attends = False
 
   def setup(self):
     self.stack = self.make_stack()
@@ -212,7 +199,7 @@ class Plain(Cell):
     steps = traces.state.shape[:2]
     context = jnp.broadcast_to(memory.vector[:, None], (*steps, memory.vector.shape[-1]))
     nowhere = jnp.zeros((*steps, memory.mask.shape[-1]), jnp.float32)
-    return Output(traces.state, context, nowhere)
+    return Output(traces.state, context, nowhere, top=traces.state)
 
 
 class Bahdanau(Cell):
@@ -242,7 +229,7 @@ class Bahdanau(Cell):
     return carry._replace(states=states), trace._replace(state=state)
 
   def after(self, traces: Trace, embeddings: jax.Array, memory: Memory, deterministic: bool) -> Output:
-    return Output(self.read(traces, embeddings, memory), traces.context, traces.weights, traces.alignment)
+    return self.output(self.read(traces, embeddings, memory), traces)
 
   def features_of(self, state: jax.Array, context: jax.Array, embeddings: jax.Array) -> jax.Array:
     return jnp.tanh(self.deep(state, context, embeddings))
@@ -290,7 +277,7 @@ class Luong(Cell):
     if not self.attends_inside:
       context, weights = self.attention.parallel(traces.state, memory, deterministic)
       traces = traces._replace(context=context, weights=one_head(weights, self.attention.heads))
-    return Output(self.read(traces, embeddings, memory), traces.context, traces.weights, traces.alignment)
+    return self.output(self.read(traces, embeddings, memory), traces)
 
   def features_of(self, state: jax.Array, context: jax.Array, embeddings: jax.Array) -> jax.Array:
     return jnp.tanh(self.attentional(context, state))
@@ -342,7 +329,7 @@ class GNMT(Cell):
     return carry._replace(states=(lowest, above), feed=feed), trace._replace(state=top)
 
   def after(self, traces: Trace, embeddings: jax.Array, memory: Memory, deterministic: bool) -> Output:
-    return Output(traces.state, traces.context, traces.weights, traces.alignment)
+    return self.output(traces.state, traces)
 
 
 CELLS: Mapping[str, type[nn.Module]] = {'plain': Plain, 'bahdanau': Bahdanau, 'luong': Luong, 'gnmt': GNMT}

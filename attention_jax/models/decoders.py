@@ -52,6 +52,16 @@ class Decoder(nn.Module):
     return self.cell.attention
 
   @property
+  def attends(self) -> bool:
+    """Whether it attends to anything."""
+    return self.cell.attends
+
+  @property
+  def width(self) -> int:
+    """How wide the features for the output layer are."""
+    return self.cell.width
+
+  @property
   def latent(self):
     """What makes the alignment latent (functional.latent.Latent), or None."""
     return self.cell.latent
@@ -116,9 +126,14 @@ class TransformerDecoder(Stack, kw_only=True):
 
   attention: Attention
   weights_of: int = -1
+  attends = True
   latent = None
   needed_loss = ''
   starts_alone = False
+
+  @property
+  def width(self) -> int:
+    return self.features
 
   @property
   def attends_inside(self) -> bool:
@@ -174,7 +189,8 @@ class TransformerDecoder(Stack, kw_only=True):
 
   def _output(self, x: jax.Array, seen: list[jax.Array], axis: int) -> Output:
     """seen: of each layer, the weights [..., N, S]; the layers get this axis."""
-    return Output(self.leave(x), (), seen[self.weights_of].mean(-2), layers=jnp.stack(seen, axis))
+    features = self.leave(x)
+    return Output(features, (), seen[self.weights_of].mean(-2), layers=jnp.stack(seen, axis), top=features)
 
 
 DECODERS: Mapping[str, type[nn.Module]] = {**CELLS, 'transformer': TransformerDecoder}

@@ -15,8 +15,8 @@ from attention_jax.functional.table import check_option, parse_spec
 from attention_jax.models.decoders import DECODERS, decoder_of, over_steps
 from attention_jax.models.encoders import ENCODERS
 from attention_jax.modules.attention import Attention
-from attention_jax.modules.embedding import Embedding
-from attention_jax.modules.outputs import OUTPUTS
+from attention_jax.modules.embedding import Embedding, known
+from attention_jax.modules.outputs import OUTPUTS, Seen
 from attention_jax.tokens import BOS
 
 DTYPES: Mapping[str, Any] = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
@@ -26,7 +26,8 @@ class Outputs(NamedTuple):
   """What a model says of targets.
 
   Attributes:
-    logits: [B, T, vocabulary] float32; log-probabilities where the alignment is latent.
+    logits: [B, T, V] float32, of the vocabulary; log-probabilities where the alignment is latent or the output layer
+      copies, which also says the words of the source that the vocabulary does not know: [B, T, V + S].
     weights: [B, T, S] they were made with.
     state: the private state of the alignment after each step: [B, T, N, ...], () where it has none.
     likelihood: log p(y_t | position s) [B, T, S] where the alignment is latent, else ().
@@ -40,6 +41,13 @@ class Outputs(NamedTuple):
   likelihood: Any = ()
   linear: Any = ()
   layers: Any = ()
+
+
+class Remembered(NamedTuple):
+  """What is prepared once per source: by the decoder, and by the output layer."""
+
+  memory: Any
+  kept: Any = ()
 
 
 class Pending(NamedTuple):
@@ -75,27 +83,31 @@ class EncoderDecoder(nn.Module):
   def __call__(
     self, source: jax.Array, source_mask: jax.Array, target: jax.Array, deterministic: bool = True
   ) -> Outputs:
-    """source [B, S] ids, source_mask [B, S], target [B, T] ids, each read after those before it -> Outputs."""
+    """source [B, S] ids, source_mask [B, S], target [B, T] ids, each read after those before it -> Outputs.
+
+    Ids V + s, from the size of the vocabulary on, are words that it does not know: those that stand at s of the source,
+    and nowhere before.
+    """
     encoded, entering = self.encoder(source, source_mask, deterministic), shift_right(target)
     if self.latent:
-      return self._sum_over_positions(encoded, entering, target, deterministic)
+      return self._sum_over_positions(encoded, entering, known(target, self.embedding.size), deterministic)
     embeddings = self.embedding(entering, deterministic)
-    found = self.decoder(encoded, embeddings, deterministic)
-    linear = self.output(found.features)
-    return Outputs(linear.logits(), found.weights, found.state, linear=linear, layers=found.layers)
+    return self._say(self.decoder(encoded, embeddings, deterministic), embeddings, self._keep(encoded, source))
 
   def start(self, source: jax.Array, source_mask: jax.Array, max_length: int) -> tuple[Any, Any]:
     """The first carry and the memory, at test time, for at most `max_length` steps."""
-    return self._start(self.encoder(source, source_mask, True), max_length)
+    encoded = self.encoder(source, source_mask, True)
+    carry, memory = self._start(encoded, max_length)
+    return carry, Remembered(memory, self._keep(encoded, source))
 
-  def step(self, carry: Any, token: jax.Array, memory: Any) -> tuple[Any, Outputs]:
-    """token [B] ids -> the next carry, and Outputs for the token after it: logits [B, vocabulary], weights [B, S]."""
+  def step(self, carry: Any, token: jax.Array, memory: Remembered) -> tuple[Any, Outputs]:
+    """token [B] ids -> the next carry, and Outputs for the token after it: logits [B, V], weights [B, S]."""
     if self.latent:
-      carry, outputs, _ = self._latent_step(carry, token, memory, True)
+      carry, outputs, _ = self._latent_step(carry, token, memory.memory, True)
       return carry, outputs
-    carry, output = self.decoder.step(carry, self.embedding(token), memory)
-    logits = self.output(output.features).logits()
-    return carry, Outputs(logits, output.weights, output.state, layers=output.layers)
+    embedding = self.embedding(token)
+    carry, output = self.decoder.step(carry, embedding, memory.memory)
+    return carry, self._say(output, embedding, memory.kept)._replace(linear=())
 
   def posterior(self, outputs: Outputs, target_mask: jax.Array) -> jax.Array:
     """Weights [B, T, S] given the whole target: of a latent alignment where each token was read, of others as used.
@@ -107,6 +119,16 @@ class EncoderDecoder(nn.Module):
     one_head = jax.tree.map(lambda x: x[:, :, 0], outputs.state)
     known = jnp.where(target_mask[..., None], outputs.likelihood, 0.0)
     return masked(jax.vmap(self.latent.posterior)(outputs.weights, one_head, known), target_mask)
+
+  def _keep(self, encoded, source: jax.Array) -> Any:
+    """What the output layer keeps of a source."""
+    return self.output.remember(encoded.memory, encoded.mask, source, self.decoder.width)
+
+  def _say(self, output, embeddings: jax.Array, kept: Any) -> Outputs:
+    """Outputs of one step or of all, from those of the decoder and what it read."""
+    parts = tuple(part for part in (output.context, output.top, embeddings) if not isinstance(part, tuple))
+    said = self.output(output.features, Seen(kept, output.weights, parts))
+    return Outputs(said.logits(), output.weights, output.state, linear=said.linear, layers=output.layers)
 
   def _start(self, encoded, max_length: int) -> tuple[Any, Any]:
     carry, memory = self.decoder.start(encoded, max_length)
@@ -180,7 +202,20 @@ def build(model: Mapping[str, Any], source_size: int, target_size: int) -> Encod
   encoder = make(options.encoder, ENCODERS, 'encoder', embedding=source, **parts)
   decoder = decoder_of(make(options.decoder, DECODERS, 'decoder', attention=attention, **parts), options.dropout)
   output = make(options.output, OUTPUTS, 'output', size=target_size, embedding=target, dtype=parts['dtype'])
+  _check_copies(options.output, output, decoder, source_size, target_size)
   return EncoderDecoder(encoder, decoder, target, output)
+
+
+def _check_copies(spec: str, output: nn.Module, decoder: nn.Module, source_size: int, target_size: int) -> None:
+  if not output.copies:
+    return
+  if source_size != target_size:
+    raise UserError(f'output {spec!r} copies and needs a shared vocabulary; got {source_size} and {target_size} tokens')
+  if not decoder.attends:
+    raise UserError(f'output {spec!r} copies by weights, and this decoder attends to nothing')
+  if decoder.latent:
+    possible = ', '.join(name for name, cls in OUTPUTS.items() if not cls.copies)
+    raise UserError(f'output {spec!r} copies by weights, a latent alignment sums over positions; possible: {possible}')
 
 
 def make(spec: str, table: Mapping[str, type[nn.Module]], what: str, **parts: Any) -> nn.Module:

@@ -22,8 +22,9 @@ from attention_jax.models import search
 from attention_jax.models.cells import CELLS
 from attention_jax.models.decoders import DECODERS
 from attention_jax.models.encoders import ENCODERS, Encoded
-from attention_jax.models.seq2seq import EncoderDecoder
+from attention_jax.models.seq2seq import EncoderDecoder, Remembered
 from attention_jax.modules.attention import Attention
+from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.tokens import BOS, EOS, PAD
 
 
@@ -122,7 +123,7 @@ def _read(model: EncoderDecoder, states: Any, window: Memory, ids: jax.Array):
 
 def _try(model: EncoderDecoder, carry: Any, token: jax.Array, window: Memory, last: jax.Array):
   """One step of the decoder that may attend at the end of the window -> carry, the next token [1], weights [1, S]."""
-  carry, outputs = model.step(model.decoder.cell.resume(carry, window), token, window)
+  carry, outputs = model.step(model.decoder.cell.resume(carry, window), token, Remembered(window))
   return carry, search.likeliest(outputs.logits, last), outputs.weights
 
 
@@ -179,6 +180,10 @@ NEEDS = (
     'an encoder that reads its source once, from its start', 'model.encoder',
     lambda model: getattr(model.encoder, 'incremental', False), lambda model: _name(model.encoder, ENCODERS),
     lambda: ['rnn(direction="forward")'],
+  ),
+  Need(
+    'an output layer that keeps nothing of its source', 'model.output', lambda model: not model.output.copies,
+    lambda model: _name(model.output, OUTPUTS), lambda: [name for name, cls in OUTPUTS.items() if not cls.copies],
   ),
 )  # fmt: skip
 

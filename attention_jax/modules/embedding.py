@@ -4,9 +4,19 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from attention_jax.tokens import UNK
+
+
+def known(ids: jax.Array, size: int) -> jax.Array:
+  """ids, with UNK for words that stand in the source alone: those from `size` on."""
+  return jnp.where(ids < size, ids, UNK)
+
 
 class Embedding(nn.Module):
-  """Token ids [...] -> vectors [..., F], with dropout; `vectors` is what a tied output layer needs."""
+  """Token ids [...] -> vectors [..., F], with dropout; `vectors` is what a tied output layer needs.
+
+  Ids from `size` on are words that the vocabulary does not know, and read as UNK.
+  """
 
   size: int
   features: int
@@ -20,7 +30,7 @@ class Embedding(nn.Module):
     self.drop = nn.Dropout(self.dropout)
 
   def __call__(self, ids: jax.Array, deterministic: bool = True) -> jax.Array:
-    return self.drop(self.table(ids), deterministic=deterministic)
+    return self.drop(self.table(known(ids, self.size)), deterministic=deterministic)
 
   def vectors(self) -> jax.Array:
     """All vectors [size, F]."""

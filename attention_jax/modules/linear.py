@@ -8,6 +8,7 @@ import functools
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 
 def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -22,3 +23,23 @@ def _of_last_axis(x, kernel, dimensions, precision=None, preferred_element_type=
 
 
 Dense = functools.partial(nn.Dense, dot_general=_of_last_axis)
+
+
+class Joined(nn.Module):
+  """A linear layer over parts [..., D1], [..., D2], ... side by side, whose other axes are broadcast, not copied."""
+
+  features: int
+  bias: bool = False
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, *parts: jax.Array) -> jax.Array:
+    sizes = [part.shape[-1] for part in parts]
+    kernel = self.param('kernel', nn.initializers.lecun_normal(), (sum(sizes), self.features)).astype(self.dtype)
+    at, total = 0, 0.0
+    for part, size in zip(parts, sizes, strict=True):
+      total, at = total + product(part.astype(self.dtype), kernel[at : at + size]), at + size
+    if self.bias:
+      bias = self.param('bias', nn.initializers.zeros, (self.features,)).astype(self.dtype)
+      total = total + bias.reshape((1,) * (total.ndim - 1) + bias.shape)
+    return total

@@ -19,7 +19,7 @@ from attention_jax.data.text import Corpus, group_references
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.functional.table import parse_spec
 from attention_jax.models.seq2seq import EncoderDecoder
-from attention_jax.training.losses import output_loss
+from attention_jax.training.losses import in_reach, output_loss
 from attention_jax.training.metrics import Result, measure
 from attention_jax.training.partition import make_mesh, place, replicate
 from attention_jax.training.prediction import Prediction, Predictor
@@ -49,6 +49,7 @@ class Scorer:
 
     def run(params, batch: Batch):
       outputs = model.apply({'params': params}, batch.source, batch.source_mask, batch.target)
+      batch = in_reach(outputs, batch)
       return output_loss(outputs, batch.target, batch.target_mask), model.posterior(outputs, batch.target_mask)
 
     self._run = jax.jit(run)

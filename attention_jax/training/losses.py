@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
+from attention_jax.modules.embedding import known
 from attention_jax.training.auxiliary import MEASURES, Means, auxiliary_losses
 from attention_jax.training.vocabulary_loss import linear_cross_entropy
 
@@ -52,6 +53,11 @@ def cross_entropy(logits: jax.Array, target: jax.Array, mask: jax.Array, smoothi
   return {'loss': total(losses), 'accuracy': total(right), 'tokens': total(mask)}
 
 
+def in_reach(outputs, batch):
+  """The batch, with UNK for words of the target that the outputs cannot say: those that the source alone knows."""
+  return batch._replace(target=known(batch.target, outputs.logits.shape[-1]))
+
+
 def output_loss(outputs, target: jax.Array, mask: jax.Array, smoothing: float = 0.0) -> Sums:
   """`cross_entropy` of a model's outputs, by the shorter way where their logits are those of a linear layer."""
   if not outputs.linear:
@@ -73,6 +79,7 @@ def sequence_loss(model, smoothing: float = 0.0, auxiliary: str = '') -> Loss:
     outputs = model.apply(
       {'params': params}, batch.source, batch.source_mask, batch.target, deterministic=rngs is None, rngs=rngs
     )
+    batch = in_reach(outputs, batch)
     sums = output_loss(outputs, batch.target, batch.target_mask, smoothing)
     if not extra:
       return sums

@@ -109,16 +109,18 @@ class Predictor:
     for i, row in enumerate(batch.index):
       if row >= 0:
         size = int(batch.source_mask[i].sum())
-        best = [self._hypothesis(found, i, k, size) for k in range(found.lengths.shape[1]) if found.lengths[i, k]]
-        yield int(row), Prediction(lines[row], self.source_vocab.tokens(lines[row]), best)
+        tokens, which = self.source_vocab.tokens(lines[row]), range(found.lengths.shape[1])
+        best = [self._hypothesis(found, i, k, size, tokens) for k in which if found.lengths[i, k]]
+        yield int(row), Prediction(lines[row], tokens, best)
 
-  def _hypothesis(self, found: search.Hypotheses, i: int, k: int, size: int) -> Hypothesis:
+  def _hypothesis(self, found: search.Hypotheses, i: int, k: int, size: int, source: list[str]) -> Hypothesis:
     length = int(found.lengths[i, k])
     ids = found.tokens[i, k, :length].tolist()
     content = ids[:-1] if ids[-1] == EOS else ids
-    tokens = [self.target_vocab.piece(id) for id in content]
+    known = len(self.target_vocab)
+    tokens = [self.target_vocab.piece(id) if id < known else source[id - known] for id in content]
     weights = found.weights[i, k, :length, :size].copy()  # a view would keep the whole batch
-    text = self.target_vocab.decode(content)
+    text = self.target_vocab.decode(content, source)
     return Hypothesis(text, tokens, float(found.scores[i, k]), float(found.log_probs[i, k]), weights)
 
 

@@ -185,7 +185,7 @@ def test_encoding_appends_eos_on_both_sides(pairs):
 def test_pairs_longer_than_the_longest_bucket_are_reported_with_their_lines():
   corpus = Corpus(['a', 'a a a', 'b', 'b'], ['x', 'x', 'x', 'x x x'], name='f.tsv', lines=[1, 4, 5, 9])
   vocabularies = train('word', ['a']), train('word', ['x'])
-  assert describe('train', corpus, encode(corpus, *vocabularies), [(2, 2)]) == [
+  assert describe('train', corpus, encode(corpus, *vocabularies), [(2, 2)], (5, 5)) == [
     'train: 4 pairs (f.tsv); buckets 2x2: 2',
     'train: unknown 20.00% of source tokens',
     'train: 2 of 4 pairs fit no bucket and are left out of training, loss and alignments (lines 4, 9 of f.tsv); '

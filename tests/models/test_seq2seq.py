@@ -56,7 +56,7 @@ def test_defaults_of_the_specs_are_the_modules_own():
   [
     ({'encoder': 'birn'}, r"unknown encoder 'birn' \(did you mean 'birnn'\?\); possible: birnn, gnmt, rnn, "),
     ({'decoder': 'bahdnau'}, r"unknown decoder 'bahdnau' \(did you mean 'bahdanau'\?\); possible: bahdanau, "),
-    ({'output': 'tie'}, r"unknown output 'tie' \(did you mean 'tied'\?\); possible: tied, vocabulary"),
+    ({'output': 'tie'}, r"unknown output 'tie' \(did you mean 'tied'\?\); possible: copynet, pointer, "),
     ({'dtype': 'float16'}, r"unknown dtype 'float16' .*possible: bfloat16, float32"),
     ({'encoder': 'birnn(layer=2)'}, r"unknown option of encoder 'birnn': 'layer' \(did you mean 'layers'\?\)"),
     ({'encoder': 'birnn(embedding=2)'}, "unknown option of encoder 'birnn': 'embedding'"),

@@ -53,14 +53,14 @@ WIDE = 8  # features of a Transformer, which adds what goes in to what comes out
 
 def build_transformer(
   encoder: str = '', decoder: str = '', *, score: str = 'scaled_dot', alignment: str = 'softmax', heads: int = 4,
-  features: int = WIDE, encoder_spec: str = '', decoder_spec: str = '', **fields,
+  features: int = WIDE, encoder_spec: str = '', decoder_spec: str = '', sizes=(SOURCE_WORDS, TARGET_WORDS), **fields,
 ) -> EncoderDecoder:  # fmt: skip
   """Two layers a side; `encoder` and `decoder` are options of each, what stands there last counts."""
   base = {'features': WIDE, 'layers': 2, 'heads': 4, 'hidden': 10}
   of = lambda more: f'transformer({", ".join(f"{k}={v!r}" for k, v in (base | _options(more)).items())})'
   config = dataclasses.asdict(Model(encoder_spec or of(encoder), decoder_spec or of(decoder), embedding=WIDE)) | fields
   attention = {'score': score, 'alignment': alignment, 'features': features, 'heads': heads}
-  return build(config | {'attention': attention}, SOURCE_WORDS, TARGET_WORDS)
+  return build(config | {'attention': attention}, *sizes)
 
 
 def _options(more: str) -> dict:

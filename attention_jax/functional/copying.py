@@ -1,0 +1,57 @@
+"""Probabilities over the vocabulary and the words of the source: pointing, copying, and mixtures of both.
+
+Formulas are written for one query, as scores are. ids [S] are the words of the source: below V they are words of the
+vocabulary; V + s is a word that the vocabulary does not know and that stands at s for the first time. Every formula
+gives log-probabilities [V + S] of the vocabulary followed by those words, float32. A word that stands at several
+positions gets what all of them get. What cannot be said has the logarithm of TINY, so that losses stay finite.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention_jax.functional.masking import at_least_float32, masked
+
+TINY = 1e-30
+
+Words = Float[Array, 'W']  # W = V + S
+
+
+def point(weights: Float[Array, 'S'], ids: Int[Array, 'S'], size: int) -> Words:
+  """log P(y) with P(y) = Σ_{s: ids_s = y} w_s. Vinyals, Fortunato & Jaitly 2015, over words instead of positions.
+
+  Args: size, of the vocabulary.
+  """
+  return _log(_onto_words(at_least_float32(weights), ids, size))
+
+
+def generate_or_copy(
+  logits: Float[Array, 'V'], gate: Float[Array, ''], weights: Float[Array, 'S'], ids: Int[Array, 'S']
+) -> Words:
+  """log P(y) with P(y) = g softmax(logits)_y + (1 - g) Σ_{s: ids_s = y} w_s. See, Liu & Manning 2017, equation 9.
+
+  Args: gate, g from 0 to 1.
+  """
+  said = jnp.pad(gate * jax.nn.softmax(at_least_float32(logits)), (0, ids.shape[0]))
+  return _log(said + (1 - gate) * _onto_words(at_least_float32(weights), ids, logits.shape[0]))
+
+
+def generate_and_copy(
+  logits: Float[Array, 'V'], scores: Float[Array, 'S'], mask: Bool[Array, 'S'], ids: Int[Array, 'S']
+) -> Words:
+  """log P(y) with P(y) ∝ exp(logits_y) + Σ_{s: ids_s = y} exp(scores_s): CopyNet. Gu, Lu, Li & Li 2016, section 3.2."""
+  size = logits.shape[0]
+  both = jnp.concatenate([at_least_float32(logits), at_least_float32(scores)])
+  seen = jnp.concatenate([jnp.ones(size, bool), mask])
+  top = jax.lax.stop_gradient(jnp.max(both, where=seen, initial=jnp.finfo(both.dtype).min))
+  powers = masked(jnp.exp(jnp.where(seen, both - top, 0.0)), seen)
+  mass = jnp.pad(powers[:size], (0, ids.shape[0])) + _onto_words(powers[size:], ids, size)
+  return _log(mass / powers.sum())
+
+
+def _onto_words(mass: Float[Array, 'S'], ids: Int[Array, 'S'], size: int) -> Words:
+  return jnp.zeros(size + ids.shape[0], mass.dtype).at[ids].add(mass)
+
+
+def _log(probs: Words) -> Words:
+  return jnp.log(jnp.maximum(probs, TINY))
