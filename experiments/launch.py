@@ -19,6 +19,7 @@ from ml_collections.config_flags import tuple_parser
 from attention_jax.errors import UserError, choose
 
 FLAGS = flags.FLAGS
+SEVERAL = 'the folder of a trained run; several with commas between them speak as one'
 HELP = ('-h', '-help', '--help', '--helpfull', '--helpshort')
 KINDS = {
   int: ('a whole number', flags.IntegerParser()),
@@ -31,7 +32,8 @@ KINDS = {
 def define_run(help: str = 'the folder of a trained run') -> None:
   """The flags of programs that open a run that was trained."""
   flags.DEFINE_string('workdir', None, help)
-  flags.DEFINE_enum('checkpoint', 'best', ['best', 'latest'], 'which checkpoint of the run')
+  which = 'which checkpoint of the run; average is the mean of all that are kept'
+  flags.DEFINE_enum('checkpoint', 'best', ['best', 'latest', 'average'], which)
 
 
 def launch(main: Callable[[], None]) -> None:

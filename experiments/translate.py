@@ -4,6 +4,9 @@
   python -m experiments.translate --workdir=runs/dates --input=lines.txt --nbest=3 --alignments
   python -m experiments.translate --workdir=runs/dates --input=lines.txt --json
   python -m experiments.translate --workdir=runs/dates --input=lines.txt --samples=3 --temperature=0.8 --top_p=0.9
+  python -m experiments.translate --workdir=runs/dates --input=lines.txt --samples=20 --mbr=chrf
+  python -m experiments.translate --workdir=runs/dates --input=lines.txt --beams=6 --groups=3 --nbest=6
+  python -m experiments.translate --workdir=runs/a,runs/b --input=lines.txt --prefixes=begun.txt
   python -m experiments.translate --workdir=runs/monotonic --stream
 
 With --nbest or --alignments the fields of a line are separated by tabs: the line's number, score, hypothesis,
@@ -19,16 +22,24 @@ from absl import flags
 
 from attention_jax.analysis.alignment import format_pharaoh, links_from_weights
 from attention_jax.errors import UserError
-from experiments.launch import FLAGS, define_run, launch, required
+from experiments.launch import FLAGS, SEVERAL, define_run, launch, required
 
 WINDOW = 4096  # lines searched before the first of them is printed: sorted by length among themselves
 # What --stream can do.
-STREAMED = {'input': '-', 'beams': 1, 'samples': None, 'nbest': 1, 'alignments': False, 'json': False}
+STREAMED = {
+  'input': '-', 'beams': 1, 'groups': 1, 'samples': None, 'nbest': 1, 'alignments': False, 'json': False, 'mbr': None,
+  'prefixes': None, 'replace_unknown': False,
+}  # fmt: skip
 
-define_run()
+define_run(SEVERAL)
 flags.DEFINE_string('input', '-', 'a file of lines, or - for stdin')
 flags.DEFINE_integer('beams', None, 'hypotheses kept by the search; 1 is greedy; by default as in the config', 1)
 flags.DEFINE_integer('nbest', None, 'how many hypotheses to print for each line, at most --beams or --samples', 1)
+flags.DEFINE_integer('groups', 1, 'groups of beams that take different words, of a diverse search', 1)
+flags.DEFINE_float('diversity', 0.5, 'of --groups: what a word costs that an earlier group has just taken')
+flags.DEFINE_string('prefixes', None, 'a file with a line for each of the input, with which its output begins')
+flags.DEFINE_bool('replace_unknown', False, 'write the source word with the heaviest weight for an unknown one')
+flags.DEFINE_string('mbr', None, 'a metric: rank hypotheses by how much the others agree with each in it')
 flags.DEFINE_bool('alignments', False, 'print the alignment of each hypothesis in Pharaoh format')
 flags.DEFINE_integer('samples', None, 'draw so many hypotheses of each line instead of searching for the best', 1)
 flags.DEFINE_integer('seed', 0, 'of --samples')
@@ -48,7 +59,7 @@ def main() -> None:
     _sampling()
     _check_streamed()
   translate = _stream if FLAGS.stream else _translate
-  translate(experiment.open_run(workdir, FLAGS.checkpoint))
+  translate(experiment.open_runs(workdir, FLAGS.checkpoint))
 
 
 def _translate(run) -> None:
@@ -56,23 +67,40 @@ def _translate(run) -> None:
   from attention_jax.data.files import read_lines, split_lines
 
   beams = FLAGS.beams or run.config['evaluation']['beams']
-  sampling, shown = _sampling(), FLAGS.nbest or FLAGS.samples or 1
+  sampling, shown = _sampling(), FLAGS.nbest or (1 if FLAGS.mbr else FLAGS.samples) or 1
   if shown > (FLAGS.samples or beams):
     what = f'--samples={FLAGS.samples}' if FLAGS.samples else f'--beams={beams}'
     raise UserError(f'--nbest={FLAGS.nbest} is more than {what}')
   lines = split_lines(sys.stdin.buffer.read(), 'stdin') if FLAGS.input == '-' else read_lines(FLAGS.input)
+  prefixes = read_lines(FLAGS.prefixes) if FLAGS.prefixes else [''] * len(lines)
+  if len(prefixes) != len(lines):
+    raise UserError(f'{FLAGS.prefixes} has {len(prefixes)} lines, the input {len(lines)}; possible: one for each')
+  options = {'beams': beams, 'groups': FLAGS.groups, 'diversity': FLAGS.diversity, 'sampling': sampling}
+  options['replace_unknown'] = FLAGS.replace_unknown
   write = _as_json if FLAGS.json else _as_columns if FLAGS.nbest or FLAGS.alignments or shown > 1 else _as_text
   empty, cut = [], []
   for start in range(0, len(lines), WINDOW):
     window = lines[start : start + WINDOW]
-    some = [line for line in window if line.strip()]
-    predictions = iter(run.predictor(some, beams=beams, sampling=sampling, first=start))
+    real = [i for i, line in enumerate(window) if line.strip()]
+    begun = {'prefixes': [prefixes[start + i] for i in real]} if FLAGS.prefixes else {}
+    predictions = iter(run.predictor([window[i] for i in real], first=start, **begun, **options))
     for number, line in enumerate(window, start + 1):
-      hypotheses = next(predictions).hypotheses[:shown] if line.strip() else []
+      hypotheses = _ranked(next(predictions).hypotheses)[:shown] if line.strip() else []
       write(number, line, hypotheses)
       empty += [] if line.strip() else [number]
       cut += [number] if any(len(h.weights) >= run.predictor.max_length for h in hypotheses) else []
   _report(empty, cut, run.predictor.max_length)
+
+
+def _ranked(hypotheses: list) -> list:
+  """In their order, or with --mbr in that of how much the others agree, which is then their score."""
+  from attention_jax.training.consensus import expected_utility
+
+  if not FLAGS.mbr:
+    return hypotheses
+  utilities = expected_utility([h.text for h in hypotheses], FLAGS.mbr)
+  scored = [h._replace(score=utility) for h, utility in zip(hypotheses, utilities, strict=True)]
+  return sorted(scored, key=lambda h: -h.score)
 
 
 def _sampling():

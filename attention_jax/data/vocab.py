@@ -224,6 +224,11 @@ def stored(spec: str, folder: str, side: str) -> Vocabulary | None:
     raise UserError(f"{path}: not a stored vocabulary of kind '{name}', or damaged ({reason})") from None
 
 
+def same(one: Vocabulary, other: Vocabulary) -> bool:
+  """Whether two vocabularies have the same entries."""
+  return len(one) == len(other) and all(one.piece(id) == other.piece(id) for id in range(len(one)))
+
+
 def _bind(spec: str) -> tuple[str, Callable[..., Any], dict[str, Any]]:
   return bind(spec, {name: row.train for name, row in VOCABULARIES.items()}, 'vocabulary')
 

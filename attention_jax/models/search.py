@@ -6,7 +6,6 @@ when beams are reordered but the carry: each step leaves its tokens, weights and
 read off by walking back from their ends.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,40 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.errors import UserError
+from attention_jax.models.ranking import DEFAULT, Ranking, length_penalty, scores_of
 from attention_jax.tokens import BOS, EOS, PAD
 
 NEVER = -1e9  # finite, so that sums and length normalisation of it stay ordered
 FEWEST = 32  # sources: fewer cost hardly less
 BLOCK = 64  # tokens among which one maximum is taken
-UNSEEN = 1e-6  # what less attention than this counts as in the coverage penalty, whose logarithm stays finite
-
-
-@dataclasses.dataclass(frozen=True)
-class Ranking:
-  """What finished hypotheses are ranked by: s(Y, X) = log P(Y|X) / lp(Y) + cp(X; Y). Wu et al. 2016, equation 14.
-
-  With end-of-sentence normalisation log P(Y|X) counts the log-probability of EOS `eos_factor` times. Beams that go on
-  are ranked by log P alone.
-
-  Attributes:
-    alpha: of the length penalty lp; 0 is none.
-    beta: of the coverage penalty cp; 0 is none.
-    gamma: of the end-of-sentence normalisation; 0 is none.
-
-  Raises: UserError for numbers that mean nothing.
-  """
-
-  alpha: float = 0.6
-  beta: float = 0.0
-  gamma: float = 0.0
-
-  def __post_init__(self):
-    for name, value in dataclasses.asdict(self).items():
-      if not 0 <= value < math.inf:
-        raise UserError(f'search: {name}={value}; possible: 0 or more, and finite')
-
-
-DEFAULT = Ranking()
 
 
 class Hypotheses(NamedTuple):
@@ -96,33 +67,9 @@ class Going(NamedTuple):
   ends: Ends
 
 
-def length_penalty(length: jax.Array | int, alpha: float) -> jax.Array:
-  """((5 + |Y|) / 6)^α. Wu et al. 2016, equation 14."""
-  return ((5.0 + length) / 6.0) ** alpha
-
-
-def coverage_penalty(coverage: jax.Array, source_mask: jax.Array, beta: float) -> jax.Array:
-  """β Σᵢ log(min(Σⱼ pᵢⱼ, 1)) of coverage [..., S] -> [...]. Wu et al. 2016, equation 14.
-
-  The coverage Σⱼ pᵢⱼ is all the attention that position i got, from the step that chose EOS too. Less than UNSEEN
-  counts as UNSEEN, so that a position without any costs 13.8 β and not everything: alignments may give exact zeros.
-  """
-  seen = jnp.log(jnp.clip(coverage, UNSEEN, 1.0))
-  return beta * jnp.sum(jnp.where(source_mask, seen, 0.0), axis=-1)
-
-
-def eos_factor(source_length: jax.Array, length: jax.Array | int, gamma: float) -> jax.Array:
-  """γ |X| / |Y|, by which the log-probability of EOS is multiplied: the shorter the output, the dearer its end.
-
-  This is the option -eos_norm of OpenNMT (Klein et al. 2017) in Lua, as its program (onmt/translate/Beam.lua) computes
-  it; the manual calls the factor itself the penalty of EOS. A γ below |Y| / |X| makes ending cheaper, not dearer.
-  """
-  return gamma * source_length / length
-
-
 def beam(
   step: Callable, carry: Any, memory: Any, *, beams: int, max_length: int, ranking: Ranking = DEFAULT,
-  source_mask: jax.Array | None = None,
+  source_mask: jax.Array | None = None, groups: int = 1, diversity: float = 0.5,
 ) -> Hypotheses:  # fmt: skip
   """Beam search with the length normalisation and the coverage penalty of Wu et al. 2016.
 
@@ -130,18 +77,26 @@ def beam(
   beam as any other word is none. A source is done as soon as none of its beams can still beat its K finished
   hypotheses. At the last of `max_length` steps only EOS may be chosen, so that every hypothesis ends with one.
 
+  With several groups it is the diverse search of Vijayakumar et al. 2018: groups of K / G beams take turns at every
+  step, and a word costs `diversity` for each time that an earlier group has just taken it. Ends and scores know nothing
+  of that.
+
   Args:
     step, carry, memory: of the model, for sources [B].
-    beams: K.
+    beams: K, of all groups.
     max_length: T, EOS included.
     ranking: of the finished hypotheses.
     source_mask: [B, S] bool, True = real; by default everything is. Rows without any are filler rows, which nobody
       waits for.
+    groups, diversity: G and λ of a diverse search.
 
   Raises: UserError for numbers that mean nothing.
   """
   if beams < 1 or max_length < 1:
     raise UserError(f'search: beams={beams} and max_length={max_length} must be at least 1')
+  if groups < 1 or beams % groups or not 0 <= diversity < math.inf:
+    possible = f'groups that divide beams={beams}, diversity of 0 or more'
+    raise UserError(f'search: groups={groups}, diversity={diversity}; possible: {possible}')
   batch = jax.tree.leaves(carry)[0].shape[0]
   carry = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], (batch, beams, *x.shape[1:])), carry)
   step = jax.vmap(step, in_axes=(1, 1, None), out_axes=1)
@@ -153,7 +108,7 @@ def beam(
     jnp.zeros((max_length, batch, beams), jnp.int32),
     jnp.zeros((max_length, *weights.shape), weights.dtype),
   )
-  only_first = jnp.where(jnp.arange(beams) == 0, 0.0, NEVER)
+  only_first = jnp.where(jnp.arange(beams) % (beams // groups) == 0, 0.0, NEVER)
   alive = jnp.broadcast_to(only_first[None, :], (batch, beams))
   none = jnp.zeros((batch, beams), jnp.int32)
   ends = Ends(jnp.full((batch, beams), NEVER), jnp.full((batch, beams), NEVER), none, none)
@@ -167,12 +122,13 @@ def beam(
     mass = jax.nn.logsumexp(logits, axis=-1)
     coverage, of_eos = coverage + weights, logits[..., EOS] - mass
     ended = alive + of_eos
-    alive, parents, tokens = _best(alive - mass, logits, goes_on)
+    alive, parents, tokens = _continue(alive - mass, logits, goes_on, groups, diversity)
     alive = jnp.maximum(alive, NEVER)
-    worst = jax.lax.top_k(jnp.concatenate([alive, ended], axis=1), beams)[0][:, -1:]
+    among = jnp.concatenate([_by_group(alive, groups), _by_group(ended, groups)], axis=-1)
+    worst = jnp.repeat(jax.lax.top_k(among, beams // groups)[0][..., -1], beams // groups, axis=-1)
     ended = jnp.where((ended >= worst) | (level == max_length - 1), ended, NEVER)
     scores = scores_of(ended, of_eos, level + 1, coverage, source_mask, ranking)
-    ends = _finish(ends, ended, scores, level)
+    ends = _finish(ends, ended, scores, level, groups)
     carry, coverage = jax.tree.map(lambda x: _pick(x, parents), (carry, coverage))
     trail = Trail(
       trail.tokens.at[level + 1].set(tokens, mode='drop'),
@@ -189,7 +145,8 @@ def beam(
 
   going = Going(carry, jnp.zeros(weights.shape, weights.dtype), alive, ends)
   ends, trail = run_down(body, waits, lambda going: going.ends, max_length, going, trail, (memory, source_mask))
-  return _read_off(trail, ends)
+  best_first = jnp.argsort(-ends.scores, axis=1)
+  return _read_off(trail, jax.tree.map(lambda x: jnp.take_along_axis(x, best_first, axis=1), ends))
 
 
 def greedy(
@@ -320,23 +277,32 @@ def all_real(given: jax.Array | None, batch: int, size: int) -> jax.Array:
   return jnp.ones((batch, size), bool) if given is None else given
 
 
-def scores_of(
-  log_probs: jax.Array, of_eos: jax.Array, lengths: jax.Array | int, coverage: jax.Array, source_mask: jax.Array,
-  ranking: Ranking,
-) -> jax.Array:  # fmt: skip
-  """What hypotheses [B, K] with these log-probabilities, in all and of their EOS, and coverage [B, K, S] rank by."""
-  if ranking.gamma:
-    sources = source_mask.sum(-1)[:, None]
-    # Filler rows have no length.
-    log_probs = log_probs + (eos_factor(sources, jnp.maximum(lengths, 1), ranking.gamma) - 1.0) * of_eos
-  penalty = coverage_penalty(coverage, source_mask[:, None], ranking.beta)
-  return log_probs / length_penalty(lengths, ranking.alpha) + penalty
-
-
 def allowed(size: int) -> tuple[jax.Array, jax.Array]:
   """[vocabulary] masks of what may end a hypothesis, and of what may continue one."""
   ids = jnp.arange(size)
   return ids == EOS, (ids != PAD) & (ids != BOS) & (ids != EOS)
+
+
+def _by_group(x: jax.Array, groups: int) -> jax.Array:
+  """[B, K, ...] -> [B, G, K / G, ...]."""
+  return x.reshape(x.shape[0], groups, -1, *x.shape[2:])
+
+
+def _continue(
+  before: jax.Array, logits: jax.Array, allowed: jax.Array, groups: int, diversity: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """As `_best`, by groups of beams, one after the other: words that earlier groups took cost `diversity` each time."""
+  found, taken, size = [], 0.0, before.shape[1] // groups
+  for group in range(groups):
+    own = slice(group * size, (group + 1) * size)
+    total, parents, tokens = _best(before[:, own], logits[:, own] - taken, allowed)
+    if group:
+      total = total + jnp.take_along_axis(taken[:, 0], tokens, axis=1)
+    if group < groups - 1:
+      cost = jax.nn.one_hot(tokens, logits.shape[-1], dtype=logits.dtype).sum(1, keepdims=True)
+      taken = taken + diversity * cost
+    found.append((total, parents + group * size, tokens))
+  return tuple(jnp.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
 
 
 def _best(before: jax.Array, logits: jax.Array, allowed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -351,15 +317,15 @@ def _best(before: jax.Array, logits: jax.Array, allowed: jax.Array) -> tuple[jax
   return best, index // within.shape[-1], tokens.astype(jnp.int32)
 
 
-def _finish(ends: Ends, log_probs: jax.Array, scores: jax.Array, level: jax.Array) -> Ends:
-  """The K best of the finished hypotheses and of those [B, K] that end now."""
+def _finish(ends: Ends, log_probs: jax.Array, scores: jax.Array, level: jax.Array, groups: int) -> Ends:
+  """The K best of the finished hypotheses and of those [B, K] that end now: of each group, its own."""
   # A beam that does not exist must not climb above NEVER by its length.
   scores = jnp.where(log_probs > NEVER / 2, scores, NEVER)
   here = jnp.broadcast_to(jnp.arange(scores.shape[1])[None, :], scores.shape)
   new = Ends(scores, log_probs, jnp.full_like(here, level), here)
-  both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), ends, new)
-  _, index = jax.lax.top_k(both.scores, scores.shape[1])
-  return jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=1), both)
+  both = jax.tree.map(lambda *x: jnp.concatenate([_by_group(part, groups) for part in x], axis=-1), ends, new)
+  _, index = jax.lax.top_k(both.scores, scores.shape[1] // groups)
+  return jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=-1).reshape(scores.shape), both)
 
 
 def _pick(x: jax.Array, index: jax.Array) -> jax.Array:

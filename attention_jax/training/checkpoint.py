@@ -43,6 +43,11 @@ class Checkpoints:
     manager = self._managers[kind]
     return None if manager is None else manager.latest_step()
 
+  def steps(self, kind: str = LATEST) -> list[int]:
+    """The steps that are kept, the last one last."""
+    manager = self._managers[kind]
+    return [] if manager is None else sorted(manager.all_steps())
+
   def save(self, state: TrainState, host: Mapping[str, Any], kind: str = LATEST) -> None:
     """Writes `state` and `host` (what else the run must remember, as JSON) under the state's step.
 
@@ -59,13 +64,15 @@ class Checkpoints:
     with _quiet():
       self._managers[kind].save(step, args=items, force=True)
 
-  def restore(self, like: TrainState, kind: str = LATEST) -> tuple[TrainState, dict[str, Any]]:
-    """The last state of `kind` and its host values.
+  def restore(
+    self, like: TrainState, kind: str = LATEST, step: int | None = None
+  ) -> tuple[TrainState, dict[str, Any]]:
+    """A state of `kind`, the last one unless `step` says another, and its host values.
 
     Args: like: a state, or jax.ShapeDtypeStructs (jax.eval_shape) with shardings, of the same shapes and dtypes.
     Raises: UserError when there is none, when it cannot be read, or when it holds another model.
     """
-    step = self.latest(kind)
+    step = self.latest(kind) if step is None else step
     if step is None:
       raise UserError(f'no checkpoint in {self.folder / kind}; possible: a folder that a training run has saved to')
     with _quiet():

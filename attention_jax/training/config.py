@@ -9,7 +9,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from attention_jax.errors import UserError
-from attention_jax.models.search import DEFAULT, Ranking
+from attention_jax.models.ranking import DEFAULT, Ranking
 from attention_jax.models.seq2seq import Model
 from attention_jax.modules.attention import Attention
 from attention_jax.training.loop import Training

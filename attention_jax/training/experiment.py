@@ -15,9 +15,11 @@ from attention_jax.data import tasks
 from attention_jax.data.batching import Batch, Batches, Together
 from attention_jax.data.encoding import assign, check_buckets
 from attention_jax.data.pipeline import stream
+from attention_jax.data.vocab import same
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.table import parse_spec
 from attention_jax.kernels import auto
+from attention_jax.models.ensemble import Ensemble
 from attention_jax.models.seq2seq import EncoderDecoder, build
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
@@ -131,9 +133,28 @@ def _fit(
   return Results(int(result.state.step), [result.reason], result.compilations)
 
 
-def open_run(folder: str | Path, checkpoint: str = 'best') -> Run:
-  """A run that was trained, ready to predict, without its data. `checkpoint`: 'best' or 'latest'.
+def open_runs(folders: str, checkpoint: str = 'best') -> Run:
+  """As open_run; folders with commas between them are an ensemble, with the config of the first.
 
+  Raises: UserError besides where runs have different vocabularies.
+  """
+  runs = [open_run(folder, checkpoint) for folder in folders.split(',')]
+  if len(runs) == 1:
+    return runs[0]
+  first = runs[0]
+  for run in runs[1:]:
+    for side in ('source_vocab', 'target_vocab'):
+      if not same(getattr(first.predictor, side), getattr(run.predictor, side)):
+        raise UserError(f'{first.folder} and {run.folder} cannot be an ensemble: they have different vocabularies')
+  model, params = Ensemble([run.model for run in runs]), tuple(run.params for run in runs)
+  vocabularies = first.predictor.source_vocab, first.predictor.target_vocab
+  return first._replace(model=model, params=params, predictor=_predictor(first.config, model, params, *vocabularies))
+
+
+def open_run(folder: str | Path, checkpoint: str = 'best') -> Run:
+  """A run that was trained, ready to predict, without its data.
+
+  Args: checkpoint, 'best', 'latest', or 'average': the mean of the parameters of all that are kept (training.keep).
   Raises: UserError when the folder holds no run, or its checkpoint cannot be read.
   """
   folder = Path(folder)
@@ -143,7 +164,7 @@ def open_run(folder: str | Path, checkpoint: str = 'best') -> Run:
     raise UserError(f'{folder} holds {config["seeds"]} runs, one for each seed; possible: {possible}')
   source_vocab, target_vocab = tasks.load_vocabularies(config['data'], str(folder))
   model = build(config['model'], len(source_vocab), len(target_vocab))
-  state = _restore(config, folder, model, BEST if checkpoint == 'best' else LATEST)
+  state = _restore(config, folder, model, BEST if checkpoint == 'best' else LATEST, checkpoint == 'average')
   params = evaluation_params(state)
   predictor = _predictor(config, model, params, source_vocab, target_vocab)
   return Run(folder, config, model, params, int(state.step), predictor)
@@ -296,7 +317,8 @@ def _validation(config: Config, model: EncoderDecoder, data: tasks.Data):
   return validate
 
 
-def _restore(config: Config, folder: Path, model: EncoderDecoder, kind: str) -> TrainState:
+def _restore(config: Config, folder: Path, model: EncoderDecoder, kind: str, mean: bool = False) -> TrainState:
+  """The last state of a kind; `mean`: with the mean of the parameters of all that are kept."""
   training = Training(**config['training'])
   optimizer = make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
   # Shapes are enough: initial values would take seconds to compile.
@@ -307,7 +329,12 @@ def _restore(config: Config, folder: Path, model: EncoderDecoder, kind: str) -> 
   try:
     kind = kind if checkpoints.latest(kind) is not None else LATEST
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), like)
-    return checkpoints.restore(like, kind)[0]
+    states = [checkpoints.restore(like, kind, step)[0] for step in checkpoints.steps(kind)[0 if mean else -1 :]]
+    last = states[-1] if states else checkpoints.restore(like, kind)[0]
+    if not mean:
+      return last
+    params = [evaluation_params(state) for state in states]
+    return last._replace(params=jax.tree.map(lambda *x: sum(x) / len(x), *params), average=())
   finally:
     checkpoints.close()
 

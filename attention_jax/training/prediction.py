@@ -13,11 +13,13 @@ from attention_jax.data.batching import Batch, in_order
 from attention_jax.data.encoding import Encoded, encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
+from attention_jax.errors import UserError
 from attention_jax.functional.masking import padding_mask
 from attention_jax.models import search
+from attention_jax.models.prefix import begun
 from attention_jax.models.sampling import Sampling, sample
 from attention_jax.models.seq2seq import EncoderDecoder
-from attention_jax.tokens import EOS
+from attention_jax.tokens import EOS, PAD, UNK
 from attention_jax.training.partition import make_mesh, place, replicate
 
 
@@ -63,63 +65,80 @@ class Predictor:
     self.max_length = longest_output(buckets, max_length)
     devices = self._mesh.devices.size
     self._rows = -(-batch_size // devices) * devices
-    self._search = functools.cache(lambda beams, ranking: compile_search(model, beams, self.max_length, ranking))
-    self._sample = functools.cache(lambda how, ranking: compile_sampling(model, how, self.max_length, ranking))
+    self._find = functools.cache(lambda how, ranking: compile_finder(model, how, self.max_length, ranking))
 
   def use(self, params: Any) -> None:
     """Predicts with these parameters from now on; nothing is compiled again."""
     self._params = replicate(jax.device_get(params), self._mesh)
 
-  def __call__(
-    self, lines: Sequence[str], *, beams: int = 1, ranking: search.Ranking | None = None,
-    sampling: Sampling | None = None, first: int = 0,
-  ) -> list[Prediction]:  # fmt: skip
-    """One prediction per line, in order. beams=1 is greedy search.
-
-    Args:
-      sampling: draws hypotheses instead of searching for them.
-      first: the number of the first line; what is drawn of a line depends on its number.
-    """
+  def __call__(self, lines: Sequence[str], **options: Any) -> list[Prediction]:
+    """One prediction per line, in order; options as those of `stream`."""
     found: list[Prediction | None] = [None] * len(lines)
-    for row, prediction in self.stream(lines, beams=beams, ranking=ranking, sampling=sampling, first=first):
+    for row, prediction in self.stream(lines, **options):
       found[row] = prediction
     return found
 
   def stream(
-    self, lines: Sequence[str], *, beams: int, ranking: search.Ranking | None = None,
-    sampling: Sampling | None = None, first: int = 0,
+    self, lines: Sequence[str], *, beams: int = 1, groups: int = 1, diversity: float = 0.5,
+    ranking: search.Ranking | None = None, sampling: Sampling | None = None, first: int = 0,
+    prefixes: Sequence[str] | None = None, replace_unknown: bool = False,
   ) -> Iterable[tuple[int, Prediction]]:  # fmt: skip
-    """(row, prediction) as they get done: batches of sources of similar length."""
-    corpus = Corpus(list(lines), [''] * len(lines))
+    """(row, prediction) as they get done: batches of sources of similar length.
+
+    Args:
+      beams: of the search; 1 is greedy.
+      groups, diversity: of a diverse search, see search.beam.
+      sampling: draws hypotheses instead of searching for them.
+      first: the number of the first line; what is drawn of a line depends on its number.
+      prefixes: how the hypotheses of each line begin, '' for anyhow.
+      replace_unknown: writes the source token with the heaviest weight in the place of an unknown one (Jean et al.
+        2015; Luong et al. 2015).
+
+    Raises: UserError for a prefix that leaves nothing of the greatest length.
+    """
+    corpus = Corpus(list(lines), list(prefixes or [''] * len(lines)))
     encoded = encode(corpus, self.source_vocab, self.target_vocab)
-    find = functools.partial(self._search, beams, ranking or self.ranking)
-    if sampling:  # one program for all seeds
-      find = functools.partial(self._sample, dataclasses.replace(sampling, seed=0), ranking or self.ranking)
+    how = dataclasses.replace(sampling, seed=0) if sampling else Beams(beams, groups, diversity)  # one for all seeds
+    find = self._find(how, ranking or self.ranking)
     for batch in in_order(encoded, self._any_target(encoded), self._rows):
-      given = (batch.source, batch.source_mask)
-      if sampling:
-        given = *given, np.full_like(batch.index, sampling.seed), batch.index + first
-      hypotheses = jax.device_get(find()(self._params, *place(given, self._mesh)))
-      yield from self._read(batch, hypotheses, corpus.source)
+      drawn = sampling and (np.full_like(batch.index, sampling.seed), batch.index + first)
+      given = batch.source, batch.source_mask, drawn, self._begun(encoded, batch) if prefixes else None
+      hypotheses = jax.device_get(find(self._params, *place(given, self._mesh)))
+      yield from self._read(batch, hypotheses, corpus.source, replace_unknown)
+
+  def _begun(self, encoded: Encoded, batch: Batch) -> np.ndarray:
+    """The prefixes [B, P] of a batch, in few shapes."""
+    target = np.where(batch.target == EOS, PAD, batch.target)
+    longest = int((target != PAD).sum(1).max())
+    if longest >= self.max_length:
+      raise UserError(f'a prefix has {longest} tokens, and hypotheses at most {self.max_length} with their end')
+    return np.pad(target, ((0, 0), (0, -target.shape[1] % 8)), constant_values=PAD)
 
   def _any_target(self, encoded: Encoded) -> list[tuple[int, int]]:
-    return [(size, 1) for size in searched_sizes(self._buckets, int(encoded.lengths[0].max(initial=1)))]
+    longest, target = (int(lengths.max(initial=1)) for lengths in encoded.lengths)
+    return [(size, target) for size in searched_sizes(self._buckets, longest)]
 
-  def _read(self, batch: Batch, found: search.Hypotheses, lines: Sequence[str]) -> Iterable[tuple[int, Prediction]]:
+  def _read(
+    self, batch: Batch, found: search.Hypotheses, lines: Sequence[str], replace_unknown: bool
+  ) -> Iterable[tuple[int, Prediction]]:
     for i, row in enumerate(batch.index):
       if row >= 0:
         size = int(batch.source_mask[i].sum())
         tokens, which = self.source_vocab.tokens(lines[row]), range(found.lengths.shape[1])
-        best = [self._hypothesis(found, i, k, size, tokens) for k in which if found.lengths[i, k]]
+        best = [self._hypothesis(found, i, k, size, tokens, replace_unknown) for k in which if found.lengths[i, k]]
         yield int(row), Prediction(lines[row], tokens, best)
 
-  def _hypothesis(self, found: search.Hypotheses, i: int, k: int, size: int, source: list[str]) -> Hypothesis:
+  def _hypothesis(
+    self, found: search.Hypotheses, i: int, k: int, size: int, source: list[str], replace_unknown: bool
+  ) -> Hypothesis:
     length = int(found.lengths[i, k])
     ids = found.tokens[i, k, :length].tolist()
-    content = ids[:-1] if ids[-1] == EOS else ids
-    known = len(self.target_vocab)
-    tokens = [self.target_vocab.piece(id) if id < known else source[id - known] for id in content]
+    content, known = ids[:-1] if ids[-1] == EOS else ids, len(self.target_vocab)
     weights = found.weights[i, k, :length, :size].copy()  # a view would keep the whole batch
+    if replace_unknown and source:
+      heaviest = weights[:, : len(source)].argmax(-1)
+      content = [known + int(heaviest[t]) if id == UNK else id for t, id in enumerate(content)]
+    tokens = [self.target_vocab.piece(id) if id < known else source[id - known] for id in content]
     text = self.target_vocab.decode(content, source)
     return Hypothesis(text, tokens, float(found.scores[i, k]), float(found.log_probs[i, k]), weights)
 
@@ -135,38 +154,49 @@ def longest_output(buckets: Sequence[Sequence[int]], max_length: int) -> int:
   return max_length or max(target for _, target in buckets)
 
 
+@dataclasses.dataclass(frozen=True)
+class Beams:
+  """How a search goes: with one beam it is greedy; groups and diversity as in search.beam."""
+
+  beams: int = 1
+  groups: int = 1
+  diversity: float = 0.5
+
+  def finder(self) -> Callable:
+    if self.beams == 1:
+      return search.greedy
+    return functools.partial(search.beam, beams=self.beams, groups=self.groups, diversity=self.diversity)
+
+
+def _drawing(sampling: Sampling, drawn: tuple[jax.Array, jax.Array]) -> Callable:
+  rngs = jax.vmap(lambda seed, number: jax.random.fold_in(jax.random.key(seed), number))(*drawn)
+  return functools.partial(sample, rngs=rngs, sampling=sampling)
+
+
 def compile_search(model: EncoderDecoder, beams: int, max_length: int, ranking: search.Ranking = search.DEFAULT):
   """(params, source [B, S], source_mask [B, S]) -> search.Hypotheses, compiled once per shape. One beam is greedy."""
-  find = search.greedy if beams == 1 else functools.partial(search.beam, beams=beams)
-  return jax.jit(_finder(model, find, max_length, ranking))
+  return compile_finder(model, Beams(beams), max_length, ranking)
 
 
-def compile_sampling(
-  model: EncoderDecoder, sampling: Sampling, max_length: int, ranking: search.Ranking = search.DEFAULT
-):
-  """As compile_search, but drawn: seeds [B] and numbers [B] of the sources follow source and source_mask."""
+def compile_finder(model: EncoderDecoder, how: Beams | Sampling, max_length: int, ranking: search.Ranking) -> Callable:
+  """(params, source, source_mask, drawn, prefix) -> search.Hypotheses, compiled once per shape.
 
-  def run(params, source, source_mask, seeds, numbers):
-    rngs = jax.vmap(lambda seed, number: jax.random.fold_in(jax.random.key(seed), number))(seeds, numbers)
-    draw = functools.partial(sample, rngs=rngs, sampling=sampling)
-    return _finder(model, draw, max_length, ranking)(params, source, source_mask)
+  `drawn`, for Sampling alone: seeds [B] and numbers [B] of the sources. `prefix`: [B, P], or None.
+  """
 
-  return jax.jit(run)
-
-
-def _finder(model: EncoderDecoder, find: Callable, max_length: int, ranking: search.Ranking) -> Callable:
-  """(params, source, source_mask) -> what `find` makes of the model's steps."""
-
-  def run(params, source, source_mask):
+  def run(params, source, source_mask, drawn=None, prefix=None):
     variables = {'params': params}
     carry, memory = model.apply(variables, source, source_mask, max_length, method='start')
     step = lambda carry, token, memory: model.apply(variables, carry, token, memory, method='step')
+    if prefix is not None:
+      step, carry, memory = begun(step, carry, memory, prefix)
+    find = how.finder() if drawn is None else _drawing(how, drawn)
     found = find(step, carry, memory, max_length=max_length, ranking=ranking, source_mask=source_mask)
     if model.latent:
       found = found._replace(weights=_posterior(model, variables, source, source_mask, found))
     return found
 
-  return run
+  return jax.jit(run)
 
 
 def _posterior(model, variables: Any, source: jax.Array, source_mask: jax.Array, found: search.Hypotheses):

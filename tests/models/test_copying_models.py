@@ -9,7 +9,7 @@ from attention_jax.data.encoding import encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import word
 from attention_jax.errors import UserError
-from attention_jax.models.search import Ranking
+from attention_jax.models.ranking import Ranking
 from attention_jax.models.seq2seq import build
 from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.tokens import EOS, UNK

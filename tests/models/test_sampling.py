@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.models.ranking import DEFAULT
 from attention_jax.models.sampling import Sampling
 from attention_jax.tokens import EOS, PAD
-from attention_jax.training.prediction import compile_sampling, compile_search
+from attention_jax.training.prediction import compile_finder, compile_search
 from tests.models.tiny import TARGET_WORDS, B, S, build_tiny, build_transformer, inputs
 from tests.modules.quick import assert_same, variables
 
@@ -40,8 +41,8 @@ def test_what_is_left(options, kept):
 def draws(model, params, given, sampling, seed=0, numbers=None):
   source, mask, _ = given
   rows = jnp.arange(B) if numbers is None else jnp.asarray(numbers)
-  run = compile_sampling(model, sampling, 4)
-  return jax.device_get(run(params['params'], source, mask, jnp.full((B,), seed), rows))
+  run = compile_finder(model, sampling, 4, DEFAULT)
+  return jax.device_get(run(params['params'], source, mask, (jnp.full((B,), seed), rows)))
 
 
 def test_tokens_come_as_often_as_they_are_likely():

@@ -1,0 +1,43 @@
+"""Several models that speak as one: the mean of their probabilities, and of their weights."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.errors import UserError
+from attention_jax.models.seq2seq import EncoderDecoder, Outputs
+
+
+class Ensemble:
+  """Models of the same vocabularies, used as an EncoderDecoder is whose parameters are a tuple, one set for each.
+
+  P(y) is the mean of the models' probabilities of y. Weights are means too; models may differ in everything else.
+  """
+
+  latent = None
+
+  def __init__(self, models: Sequence[EncoderDecoder]):
+    self.models = tuple(models)
+    if len(kinds := {model.output.copies for model in self.models}) > 1:
+      raise UserError(f'ensemble: some of the {len(self.models)} models copy and some do not, {sorted(kinds)}')
+
+  def apply(self, variables: Any, *given: Any, method: str = '__call__') -> Any:
+    """As of a flax module, at test time."""
+    each = [(model, {'params': params}) for model, params in zip(self.models, variables['params'], strict=True)]
+    if method == 'step':
+      carries, token, memories = given
+      found = [m.apply(own, c, token, k, method=method) for (m, own), c, k in zip(each, carries, memories, strict=True)]
+      return tuple(carry for carry, _ in found), _mean([outputs for _, outputs in found])
+    found = [model.apply(own, *given, method=method) for model, own in each]
+    return tuple(zip(*found, strict=True)) if method == 'start' else _mean(found)
+
+  def posterior(self, outputs: Outputs, target_mask: jax.Array) -> jax.Array:
+    return outputs.weights
+
+
+def _mean(several: Sequence[Outputs]) -> Outputs:
+  log_probs = jnp.stack([jax.nn.log_softmax(outputs.logits) for outputs in several])
+  weights = jnp.stack([outputs.weights for outputs in several])
+  return Outputs(jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(several)), weights.mean(0))

@@ -1,0 +1,22 @@
+"""Which of several hypotheses the others agree with most: minimum Bayes risk (Kumar & Byrne 2004)."""
+
+from collections.abc import Sequence
+
+from attention_jax.training.metrics import higher_is_better, measure
+
+
+def expected_utility(texts: Sequence[str], metric: str) -> list[float]:
+  """Of each text, the mean of a metric over all texts as references; of metrics where less is better, less than 0.
+
+  With samples of a model for texts this estimates the utility that the model expects (Eikema & Aziz 2020). It takes as
+  many measurements of single lines as there are pairs of different texts.
+
+  Args: metric, a spec of training.metrics.METRICS.
+  Raises: UserError for an unknown metric or option.
+  """
+  sign, found = (1 if higher_is_better(metric) else -1), {}
+  for text in texts:
+    for reference in texts:
+      if (text, reference) not in found:
+        found[text, reference] = sign * measure(metric, [text], [[reference]]).value
+  return [sum(found[text, reference] for reference in texts) / len(texts) for text in texts]

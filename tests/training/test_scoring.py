@@ -1,0 +1,68 @@
+"""Given targets token by token, hypotheses by consensus, unknown words replaced."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_jax.data.text import Corpus
+from attention_jax.data.vocab import word
+from attention_jax.errors import UserError
+from attention_jax.tokens import EOS
+from attention_jax.training.consensus import expected_utility
+from attention_jax.training.prediction import Predictor
+from attention_jax.training.scoring import score_pairs
+from tests.models.tiny import build_tiny
+
+WORDS = word(['a b c d e f g'])  # 11 entries
+SIZES = (len(WORDS), len(WORDS))
+
+
+@pytest.fixture(scope='module')
+def trained():
+  model = build_tiny('bahdanau', 'rnn="gru"', sizes=SIZES)
+  ids = jnp.ones((1, 3), jnp.int32)
+  params = model.init(jax.random.key(0), ids, ids > 0, ids)['params']
+  return model, params
+
+
+def test_scores_are_those_of_the_model(trained):
+  model, params = trained
+  corpus = Corpus(['a b', 'c ' * 40, 'd'], ['b', 'a x a', 'c c'])
+  scored = score_pairs(model, params, corpus, WORDS, WORDS, [(4, 4)])
+  assert [one.tokens for one in scored] == [['b'], ['a', 'x', 'a'], ['c', 'c']]
+  for row, one in enumerate(scored):
+    source, target = ([*WORDS.encode(side[row]), EOS] for side in (corpus.source, corpus.target))
+    given = jnp.asarray([source]), jnp.ones((1, len(source)), bool), jnp.asarray([target])
+    outputs = model.apply({'params': params}, *given)
+    expected = np.asarray(jax.nn.log_softmax(outputs.logits[0]))[np.arange(len(target)), target]
+    np.testing.assert_allclose(one.log_probs, expected, rtol=1e-4, atol=1e-5)
+    assert one.weights.shape == (len(target), len(source))
+    np.testing.assert_allclose(one.weights, outputs.weights[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_prefix_must_leave_room(trained):
+  predictor = Predictor(*trained, WORDS, WORDS, buckets=[(4, 4)], max_length=3)
+  assert predictor(['a b'], prefixes=['c d'])[0].hypotheses[0].text == 'c d'
+  with pytest.raises(UserError, match='a prefix has 3 tokens, and hypotheses at most 3 with their end'):
+    predictor(['a b'], prefixes=['c d e'])
+
+
+def test_unknown_words_are_replaced_by_where_the_weights_are(trained):
+  predictor = Predictor(*trained, WORDS, WORDS, buckets=[(4, 4)], max_length=4)
+  given = {'prefixes': ['zzz', ''], 'replace_unknown': True}
+  (found, _), (plain, _) = (predictor(['a Ulm', 'b'], **some) for some in (given, given | {'replace_unknown': False}))
+  said = found.hypotheses[0]
+  assert plain.hypotheses[0].tokens[0] == '<unk>'
+  assert said.tokens[0] == ['a', 'Ulm'][int(said.weights[0, :2].argmax())] and said.text.split()[0] == said.tokens[0]
+
+
+def test_utility_is_the_mean_agreement_with_all():
+  texts = ['a b c d', 'a b c e', 'x', 'a b c d']
+  exact = expected_utility(texts, 'exact_match')
+  assert exact == [50, 25, 25, 50]
+  chrf = expected_utility(texts, 'chrf')
+  assert np.argmax(chrf) == 0 and chrf[0] == chrf[3] > chrf[1] > chrf[2]
+  assert expected_utility(['a', 'b'], 'ter') == [-50, -50]  # edits: less is better
+  with pytest.raises(UserError, match="unknown metric 'blue'"):
+    expected_utility(texts, 'blue')
