@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Memory
 from attention_jax.models.cells import CELLS, Cell, Output
-from attention_jax.models.encoders import Encoded
+from attention_jax.models.convolutional import ConvDecoder
+from attention_jax.models.encoded import Encoded
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.transformer import DecoderLayer, LayerCarry, Stack, learns_alone, visible
 
@@ -170,14 +171,14 @@ class TransformerDecoder(Stack, kw_only=True):
     return visible(at, size, causal=True, window=self.window, sinks=self.sinks)
 
   def _remember(self, encoded: Encoded) -> tuple[Memory, ...]:
-    return tuple(block.remember(encoded.memory, encoded.mask) for block in self.blocks)
+    return tuple(block.remember(encoded.memory, encoded.mask, encoded.values) for block in self.blocks)
 
   def _output(self, x: jax.Array, seen: list[jax.Array], axis: int) -> Output:
     """seen: of each layer, the weights [..., N, S]; the layers get this axis."""
     return Output(self.leave(x), (), seen[self.weights_of].mean(-2), layers=jnp.stack(seen, axis))
 
 
-DECODERS: Mapping[str, type[nn.Module]] = {**CELLS, 'transformer': TransformerDecoder}
+DECODERS: Mapping[str, type[nn.Module]] = {**CELLS, 'conv': ConvDecoder, 'transformer': TransformerDecoder}
 
 
 def decoder_of(module: nn.Module, dropout: float) -> nn.Module:
