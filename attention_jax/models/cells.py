@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Memory
-from attention_jax.models.encoders import Encoded
+from attention_jax.models.encoded import Encoded
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.linear import Dense, Joined
 from attention_jax.modules.recurrent import RecurrentStack
@@ -116,7 +116,7 @@ class Cell(nn.Module):
     return RecurrentStack(self.rnn, self.features, self.layers, self.residual, self.dropout, self.bridge, self.dtype)
 
   def remember(self, encoded: Encoded) -> Memory:
-    return self.attention.remember(encoded.memory, encoded.mask)
+    return self.attention.remember(encoded.memory, encoded.mask, value=encoded.values)
 
   def before(self, embeddings: jax.Array) -> jax.Array:
     return self.stack.project(embeddings)

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Memory
 from attention_jax.models.cells import CELLS, Cell, Output
-from attention_jax.models.encoders import Encoded
+from attention_jax.models.convolutional import ConvDecoder
+from attention_jax.models.encoded import Encoded
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.transformer import DecoderLayer, LayerCarry, Stack, learns_alone, visible
 
@@ -55,11 +56,6 @@ class Decoder(nn.Module):
   def attends(self) -> bool:
     """Whether it attends to anything."""
     return self.cell.attends
-
-  @property
-  def width(self) -> int:
-    """How wide the features for the output layer are."""
-    return self.cell.width
 
   @property
   def latent(self):
@@ -132,10 +128,6 @@ class TransformerDecoder(Stack, kw_only=True):
   starts_alone = False
 
   @property
-  def width(self) -> int:
-    return self.features
-
-  @property
   def attends_inside(self) -> bool:
     return self.attention.recurrent
 
@@ -185,7 +177,7 @@ class TransformerDecoder(Stack, kw_only=True):
     return visible(at, size, causal=True, window=self.window, sinks=self.sinks)
 
   def _remember(self, encoded: Encoded) -> tuple[Memory, ...]:
-    return tuple(block.remember(encoded.memory, encoded.mask) for block in self.blocks)
+    return tuple(block.remember(encoded.memory, encoded.mask, encoded.values) for block in self.blocks)
 
   def _output(self, x: jax.Array, seen: list[jax.Array], axis: int) -> Output:
     """seen: of each layer, the weights [..., N, S]; the layers get this axis."""
@@ -193,7 +185,7 @@ class TransformerDecoder(Stack, kw_only=True):
     return Output(features, (), seen[self.weights_of].mean(-2), layers=jnp.stack(seen, axis), top=features)
 
 
-DECODERS: Mapping[str, type[nn.Module]] = {**CELLS, 'transformer': TransformerDecoder}
+DECODERS: Mapping[str, type[nn.Module]] = {**CELLS, 'conv': ConvDecoder, 'transformer': TransformerDecoder}
 
 
 def decoder_of(module: nn.Module, dropout: float) -> nn.Module:

@@ -1,7 +1,6 @@
 """Encoders: from a source to a memory. All of them return `Encoded`, so that every decoder takes every encoder."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -9,18 +8,12 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.masking import masked
+from attention_jax.models.convolutional import ConvEncoder
+from attention_jax.models.encoded import Encoded
 from attention_jax.modules.recurrent import RecurrentLayer, State, zero_state
 from attention_jax.modules.transformer import EncoderLayer, Stack, visible
 
 DIRECTIONS: Mapping[str, tuple[bool, ...]] = {'forward': (False,), 'backward': (True,), 'both': (False, True)}
-
-
-class Encoded(NamedTuple):
-  """An encoded source: memory [B, S, D] (zero where masked), mask [B, S], and a summary `final` [B, D']."""
-
-  memory: jax.Array
-  mask: jax.Array
-  final: jax.Array
 
 
 class Recurrent(nn.Module):
@@ -154,5 +147,6 @@ ENCODERS: Mapping[str, type[nn.Module]] = {
   'rnn': RNN,
   'birnn': BiRNN,
   'gnmt': GNMT,
+  'conv': ConvEncoder,
   'transformer': TransformerEncoder,
 }

@@ -122,7 +122,7 @@ class EncoderDecoder(nn.Module):
 
   def _keep(self, encoded, source: jax.Array) -> Any:
     """What the output layer keeps of a source."""
-    return self.output.remember(encoded.memory, encoded.mask, source, self.decoder.width)
+    return self.output.remember(encoded.memory, encoded.mask, source)
 
   def _say(self, output, embeddings: jax.Array, kept: Any) -> Outputs:
     """Outputs of one step or of all, from those of the decoder and what it read."""

@@ -21,7 +21,8 @@ from attention_jax.functional.scores import SCORES
 from attention_jax.models import search
 from attention_jax.models.cells import CELLS
 from attention_jax.models.decoders import DECODERS
-from attention_jax.models.encoders import ENCODERS, Encoded
+from attention_jax.models.encoded import Encoded
+from attention_jax.models.encoders import ENCODERS
 from attention_jax.models.seq2seq import EncoderDecoder, Remembered
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.outputs import OUTPUTS

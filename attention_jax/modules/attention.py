@@ -155,18 +155,23 @@ class Attention(nn.Module):
     """The row of the alignment; known without parameters."""
     return with_dropout(lookup(self.alignment, ALIGNMENTS, 'alignment'), self.dropout)
 
-  def remember(self, encoded: jax.Array, mask: jax.Array, at: jax.Array | None = None) -> Memory:
+  def remember(
+    self, encoded: jax.Array, mask: jax.Array, at: jax.Array | None = None, value: jax.Array | None = None
+  ) -> Memory:
     """The memory of a source, prepared once: key [B, G, S, F] projected, value [B, G, S, V], mask [B, 1, S].
 
-    Args: at [S], where they stand, for attention that knows of positions.
+    Args:
+      at: [S], where they stand, for attention that knows of positions.
+      value: [B, S, V], what contexts are made of if not of `encoded`.
     """
-    seen = functional.hide(Memory(encoded, encoded, mask)).key.astype(self.dtype)
+    seen = functional.hide(Memory(encoded, encoded if value is None else value, mask))
 
-    def heads(kernel_of):
-      return into_heads(seen, kernel_of(seen.shape[-1]).astype(self.dtype))
+    def heads(x, kernel_of):
+      x = x.astype(self.dtype)
+      return into_heads(x, kernel_of(x.shape[-1]).astype(self.dtype)) if kernel_of else x[:, None]
 
-    key = heads(self.key_kernel) if self.projects else seen[:, None]
-    value = heads(self.value_kernel) if self.projects_values else seen[:, None]
+    key = heads(seen.key, self.key_kernel if self.projects else None)
+    value = heads(seen.value, self.value_kernel if self.projects_values else None)
     return Memory(key if self.positions is None else self.positions.turn(key, at), value, mask[:, None])
 
   def context_width(self, memory: Memory) -> int:

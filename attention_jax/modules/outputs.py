@@ -2,7 +2,7 @@
 
 An output layer has
 - copies: whether it can say words of the source, whatever the vocabulary holds;
-- remember(memory [B, S, D], mask [B, S], source [B, S] ids, width of features) -> what it keeps of a source, once;
+- remember(memory [B, S, D], mask [B, S], source [B, S] ids) -> what it keeps of a source, prepared once;
 - a call: (features [..., D], seen) -> what has `logits()`, and `linear` where a loss may take a shorter way. Those that
   do not copy look at the features alone.
 
@@ -73,7 +73,7 @@ class Output(nn.Module):
   dtype: jnp.dtype = jnp.float32
   copies = False
 
-  def remember(self, memory: jax.Array, mask: jax.Array, source: jax.Array, width: int) -> Any:
+  def remember(self, memory: jax.Array, mask: jax.Array, source: jax.Array) -> Any:
     return ()
 
 
@@ -102,7 +102,7 @@ class PointerOutput(Output):
 
   copies = True
 
-  def remember(self, memory: jax.Array, mask: jax.Array, source: jax.Array, width: int) -> Any:
+  def remember(self, memory: jax.Array, mask: jax.Array, source: jax.Array) -> Any:
     return source
 
   def __call__(self, features: jax.Array, seen: Seen | None = None) -> Mixture:
@@ -134,7 +134,7 @@ class PointerGenerator(Generating):
     super().setup()
     self.gate = Joined(1, bias=True, dtype=self.dtype)
 
-  def remember(self, memory: jax.Array, mask: jax.Array, source: jax.Array, width: int) -> Any:
+  def remember(self, memory: jax.Array, mask: jax.Array, source: jax.Array) -> Any:
     return source
 
   def __call__(self, features: jax.Array, seen: Seen | None = None) -> Mixture:
@@ -146,16 +146,23 @@ class PointerGenerator(Generating):
 class CopyNet(Generating):
   """One softmax over the vocabulary and the positions of the source, whose scores are tanh(W h_s) · features.
 
-  Gu, Lu, Li & Li 2016, section 3.2. The paper's decoder also reads the memory where it copied last; ours does not.
+  Features of another width than the target embeddings are projected to theirs. Gu, Lu, Li & Li 2016, section 3.2. The
+  paper's decoder also reads the memory where it copied last; ours does not.
   """
 
-  @nn.compact
-  def remember(self, memory: jax.Array, mask: jax.Array, source: jax.Array, width: int) -> Any:
-    return jnp.tanh(Dense(width, use_bias=False, dtype=self.dtype, name='copied')(memory)), mask, source
+  def setup(self):
+    super().setup()
+    dense = lambda: Dense(self.embedding.features, use_bias=False, dtype=self.dtype)
+    self.key, self.query = dense(), dense()
+
+  def remember(self, memory: jax.Array, mask: jax.Array, source: jax.Array) -> Any:
+    return jnp.tanh(self.key(memory)), mask, source
 
   def __call__(self, features: jax.Array, seen: Seen | None = None) -> Mixture:
     key, mask, source = seen.kept
-    scores = jnp.einsum('b...d,bsd->b...s', features.astype(self.dtype), key, preferred_element_type=jnp.float32)
+    query = features.astype(self.dtype)
+    query = query if query.shape[-1] == key.shape[-1] else self.query(query)
+    scores = jnp.einsum('b...d,bsd->b...s', query, key, preferred_element_type=jnp.float32)
     mask = jnp.broadcast_to(mask.reshape(mask.shape[0], *(1,) * (scores.ndim - 2), -1), scores.shape)
     return Mixture(_each(copying.generate_and_copy, self.generator(features).logits(), scores, mask, source))
 

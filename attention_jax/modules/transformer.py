@@ -132,9 +132,9 @@ class DecoderLayer(nn.Module):
   def setup(self):
     self.residuals = [self.residual() for _ in range(3)]
 
-  def remember(self, encoded: jax.Array, mask: jax.Array) -> Memory:
-    """What is looked at in every step, prepared once: encoded [B, S, D], mask [B, S]."""
-    return self.cross.remember(encoded, mask)
+  def remember(self, encoded: jax.Array, mask: jax.Array, value: jax.Array) -> Memory:
+    """What is looked at in every step, prepared once: encoded and value [B, S, D], mask [B, S]."""
+    return self.cross.remember(encoded, mask, value=value)
 
   def start(self, memory: Memory, size: int, features: int) -> LayerCarry:
     """The carry before the first of `size` steps."""
@@ -154,7 +154,7 @@ class DecoderLayer(nn.Module):
 
     def cross(x):
       context, weights = self.cross.parallel(x, memory, deterministic)
-      return context, self._by_head(weights)
+      return context, by_head(weights, self.cross.heads)
 
     x, _, weights = self._through(x, own, cross, deterministic)
     return x, weights
@@ -168,19 +168,15 @@ class DecoderLayer(nn.Module):
       new = self.attention.remember(x[:, None], jnp.ones((x.shape[0], 1), bool), at[None])
       put = lambda cache, new: jax.lax.dynamic_update_slice_in_dim(cache, new, at, axis=2)
       cache = Memory(put(carry.key, new.key), put(carry.value, new.value), mask[:, None])
-      after, context = _attend_one(self.attention, carry.own, x, cache, deterministic, at)[:2]
+      after, context = attend_one(self.attention, carry.own, x, cache, deterministic, at)[:2]
       return context, (cache, after)
 
     def cross(x):
-      after, context, weights = _attend_one(self.cross, carry.cross, x, memory, deterministic)
-      return context, (after, self._by_head(weights))
+      after, context, weights = attend_one(self.cross, carry.cross, x, memory, deterministic)
+      return context, (after, by_head(weights, self.cross.heads))
 
     x, (cache, own_after), (cross_after, weights) = self._through(x, own, cross, deterministic)
     return LayerCarry(cache.key, cache.value, own_after, cross_after), x, weights
-
-  def _by_head(self, weights: jax.Array) -> jax.Array:
-    """[B, N, ..., S] however many heads there are."""
-    return weights if self.cross.heads > 1 else weights[:, None]
 
   def _through(self, x: jax.Array, own: Callable, cross: Callable, deterministic: bool):
     x, of_own = self.residuals[0](own, x, deterministic)
@@ -189,7 +185,12 @@ class DecoderLayer(nn.Module):
     return x, of_own, of_cross
 
 
-def _attend_one(attention: Attention, carry: Any, query: jax.Array, memory: Memory, deterministic: bool, at=None):
+def by_head(weights: jax.Array, heads: int) -> jax.Array:
+  """[B, N, ..., S] however many heads there are."""
+  return weights if heads > 1 else weights[:, None]
+
+
+def attend_one(attention: Attention, carry: Any, query: jax.Array, memory: Memory, deterministic: bool, at=None):
   """-> the next carry, () if there is none to hand on, context, weights."""
   after, attended = attention(carry or attention.init_carry(memory), query, memory, deterministic, at)
   return (after if attention.recurrent else ()), *attended
@@ -276,13 +277,13 @@ class Stack(nn.Module):
     return self.final_norm(x) if self.norm_first else x
 
 
-def learns_alone(attention: Attention) -> Attention:
-  """The attention, if gradients are enough for it. Raises: UserError if not."""
+def learns_alone(attention: Attention, who: str = 'transformer') -> Attention:
+  """The attention, if gradients are enough for it. Raises: UserError, in the name of `who` asks, if not."""
   row = attention.alignment_of
   if row.latent or row.loss:
     what = 'sums over positions' if row.latent else f'learns by the loss {row.loss!r}'
     raise UserError(
-      f'transformer: alignment {attention.alignment!r} {what}, which recurrent decoders alone offer; '
+      f'{who}: alignment {attention.alignment!r} {what}, which recurrent decoders alone offer; '
       "possible: any that learns by gradients, such as 'gumbel'"
     )
   return attention

@@ -13,8 +13,8 @@ class Preset(NamedTuple):
   """A row of PRESETS: the paper, and values for fields of a config by their dotted paths.
 
   In the values {features} is the size of every layer, {layers} the number of layers of deep models, {positions} the
-  longest memory. Of GNMT and Transformers {depth} is the number of layers, {heads} of heads with 64 features each, and
-  {hidden} the width of feed-forward networks, four times that of the layers.
+  longest memory. Of GNMT, convolutions and Transformers {depth} is the number of layers; {heads} is that of heads with
+  64 features each, and {hidden} the width of feed-forward networks, four times that of the layers.
   """
 
   paper: str
@@ -47,6 +47,7 @@ _STREAM = f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}}, bridge=False)'
 # (sutskever2014 and luong2015 copy them; bahdanau2015 maps the backward one alone), and training is the task's.
 # bahdanau2015 besides: tanh for maxout in the deep output, and the GRU's reset gate after the product. luong2015:
 # the encoder reads in both directions, without which its attention is late to learn from as few sentences as ours.
+# gehring2017 has layers of one width, and fewer of them; see models/convolutional.py for what else differs.
 # The Transformers drop embeddings before positions are added, and have source embeddings of their own.
 # martins2016_sparsemax had no decoder of its own, peters2019_entmax's is that of Luong et al.; xu2015_hard and
 # chorowski2015 read words and letters here, where the papers have pictures and speech; wu2019_hard_monotonic adds no
@@ -95,6 +96,15 @@ PRESETS: Mapping[str, Preset] = {
     _model(
       f'gnmt({_SIZE}, layers={{depth}})', f'gnmt({_SIZE}, layers={{depth}}, current=False)', 'normed_additive'
     ),
+  ),
+  'gehring2017': Preset(
+    'Gehring et al. 2017',
+    _model(
+      f'conv({_SIZE}, layers={{depth}}, width=3, max_positions={{positions}})',
+      f'conv({_SIZE}, layers={{depth}}, width=3)',
+      'dot',
+    )
+    | {'model.embedding': '{features}'},
   ),
   'transformer2017': Preset(
     'Vaswani et al. 2017, as large as the task has it', _transformer('{features}', '{depth}', '{heads}', '{hidden}')

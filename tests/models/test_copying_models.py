@@ -15,7 +15,7 @@ from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.tokens import EOS, UNK
 from attention_jax.training.config import default_config
 from attention_jax.training.prediction import Predictor
-from tests.models.tiny import S, T, build_tiny, build_transformer, inputs
+from tests.models.tiny import S, T, build_conv, build_tiny, build_transformer, inputs
 from tests.modules.quick import variables
 
 WORDS = 11
@@ -26,6 +26,7 @@ MODELS = {
   'luong': lambda output: build_tiny('luong', 'rnn="gru"', sizes=SIZES, output=output, heads=2),
   'gnmt': lambda output: build_tiny('gnmt', 'layers=2', sizes=SIZES, output=output),
   'transformer': lambda output: build_transformer(sizes=SIZES, output=output),
+  'conv': lambda output: build_conv(sizes=SIZES, output=output),
 }
 
 

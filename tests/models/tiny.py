@@ -63,5 +63,17 @@ def build_transformer(
   return build(config | {'attention': attention}, *sizes)
 
 
+def build_conv(
+  encoder: str = '', decoder: str = '', *, score='dot', alignment='softmax', heads=1, encoder_spec='',
+  decoder_spec='', sizes=(SOURCE_WORDS, TARGET_WORDS), **fields,
+) -> EncoderDecoder:  # fmt: skip
+  """Two layers of convolutions a side; `encoder` and `decoder` are more options of each."""
+  encoder = encoder_spec or f'conv(features=5, layers=2{encoder and ", " + encoder})'
+  decoder = decoder_spec or f'conv(features=6, layers=2{decoder and ", " + decoder})'
+  config = dataclasses.asdict(Model(encoder, decoder, embedding=EMBEDDING)) | fields
+  attention = {'score': score, 'alignment': alignment, 'features': 8, 'heads': heads}
+  return build(config | {'attention': attention}, *sizes)
+
+
 def _options(more: str) -> dict:
   return parse_spec(f'options({more})')[1] if more else {}

@@ -1,0 +1,46 @@
+"""Windows, layers with normalised weights, and parts of gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.modules.convolution import GatedConvolution, Normed, halved, lessened, windows
+from tests.modules.quick import assert_close, assert_same, draw, variables
+
+
+def test_windows_are_zero_beyond_the_ends():
+  x = jnp.arange(1.0, 7.0).reshape(1, 3, 2)
+  assert windows(x, 2, 0).tolist() == [[[0, 0, 0, 0, 1, 2], [0, 0, 1, 2, 3, 4], [1, 2, 3, 4, 5, 6]]]
+  assert windows(x, 1, 1).tolist() == [[[0, 0, 1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [3, 4, 5, 6, 0, 0]]]
+  assert_same(windows(x, 0, 0), x)
+  assert windows(x, 5, 4).shape == (1, 3, 20)  # wider than the sequence
+
+
+def test_normed_weights_have_the_length_of_their_gains():
+  x = draw(5, 7, 3)
+  params = variables(Normed(4), x)
+  own = {name: np.asarray(p, np.float64) for name, p in params['params'].items()}
+  weights = own['gain'] * own['direction'] / np.sqrt((own['direction'] ** 2).sum(0))
+  assert_close(Normed(4).apply(params, x), np.asarray(x) @ weights + own['bias'])
+  longer = {'params': params['params'] | {'direction': 3 * params['params']['direction']}}
+  assert_close(Normed(4).apply(longer, x), Normed(4).apply(params, x))
+
+
+def test_at_first_what_goes_in_and_what_comes_out_vary_alike():
+  """Gehring et al. 2017, section 3.5, dropout included; a gate leaves a quarter of what goes into it, or more."""
+  x, keep = draw(4000, 96), 0.7
+  dropped = jnp.where(jax.random.uniform(jax.random.key(1), x.shape) < keep, x / keep, 0)
+  y, params = Normed(64, keep).init_with_output(jax.random.key(0), dropped)
+  np.testing.assert_allclose(y.var(), 1, rtol=0.1)
+  assert_close(params['params']['gain'], jnp.sqrt((params['params']['direction'] ** 2).sum(0)))
+  into_gates = Normed(64, 4 * keep).init_with_output(jax.random.key(0), dropped)[0]
+  np.testing.assert_allclose(into_gates.var(), 4, rtol=0.1)
+  y = GatedConvolution(32, 1 - keep).init_with_output(jax.random.key(0), dropped)[0]
+  assert 0.9 < y.var() < 1.6
+  np.testing.assert_allclose(halved(x[:2000], x[2000:]).var(), 1, rtol=0.1)
+
+
+def test_lessened_is_the_same_with_a_part_of_the_gradient():
+  x = draw(5)
+  assert_same(lessened(x, 0.25), x)
+  assert_same(jax.grad(lambda x: jnp.sum(lessened(x, 0.25) ** 2))(x), 0.25 * 2 * x)
