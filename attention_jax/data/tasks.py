@@ -40,6 +40,18 @@ def dates(folder: str) -> dict[str, Corpus]:
   return corpora
 
 
+def records(folder: str, *, form: str = 'sentence', seed: int = 0) -> dict[str, Corpus]:
+  """Records of people and a question about them -> the answer, with word links; generated, nothing is stored."""
+  from attention_jax.data.builders import records as builder
+
+  corpora = {}
+  for split in SPLITS:
+    rows = list(builder.generate(split, form, seed))
+    columns = ([row[field] for row in rows] for field in ('source', 'target', 'links'))
+    corpora[split] = from_pairs(*columns, level='word', name=f'records {split}')
+  return corpora
+
+
 def _sure(links: Links) -> Links:
   """The links of target characters that have one; a character read from a whole span may look at any part of it."""
   spans = collections.Counter(target for _, target in links)
@@ -85,7 +97,9 @@ def tfds(folder: str, *, name: str, source: str | None = None, target: str | Non
   return translation_sets.read(folder, name, source, target, SPLITS)
 
 
-TASKS: Mapping[str, Callable[..., dict[str, Corpus]]] = {'dates': dates, 'text': text, 'tsv': tsv, 'tfds': tfds}
+TASKS: Mapping[str, Callable[..., dict[str, Corpus]]] = {
+  'dates': dates, 'records': records, 'text': text, 'tsv': tsv, 'tfds': tfds,
+}  # fmt: skip
 
 
 def _under(folder: str, path: str) -> str:

@@ -35,6 +35,11 @@ def _transformer(features: int | str, layers: int | str, heads: int | str, hidde
   return settings | attention | training | {'model.embedding': str(features), 'model.output': 'tied'}
 
 
+def _copying(output: str) -> dict[str, str]:
+  """An output layer that says words of the source; both sides have one vocabulary."""
+  return {'model.output': output, 'data.shared_vocabulary': 'True', 'model.share_embeddings': 'True'}
+
+
 _SIZE = 'features={features}'
 _BIRNN = f'birnn(rnn="gru", {_SIZE})'
 _BILSTM = f'birnn(rnn="lstm", {_SIZE}, layers={{layers}})'
@@ -47,6 +52,8 @@ _STREAM = f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}}, bridge=False)'
 # (sutskever2014 and luong2015 copy them; bahdanau2015 maps the backward one alone), and training is the task's.
 # bahdanau2015 besides: tanh for maxout in the deep output, and the GRU's reset gate after the product. luong2015:
 # the encoder reads in both directions, without which its attention is late to learn from as few sentences as ours.
+# see2017: the decoder is fed the attentional vector, which is also what the vocabulary is scored with, where the paper
+# feeds the context and has two linear layers; coverage is there from the start. gu2016 reads no memory selectively.
 # gehring2017 has layers of one width, and fewer of them; see models/convolutional.py for what else differs.
 # The Transformers drop embeddings before positions are added, and have source embeddings of their own.
 # martins2016_sparsemax had no decoder of its own, peters2019_entmax's is that of Luong et al.; xu2015_hard and
@@ -105,6 +112,18 @@ PRESETS: Mapping[str, Preset] = {
       'dot',
     )
     | {'model.embedding': '{features}'},
+  ),
+  'vinyals2015': Preset(
+    'Vinyals, Fortunato & Jaitly 2015',
+    _model(f'rnn(rnn="lstm", {_SIZE})', f'luong(rnn="lstm", {_SIZE}, input_feeding=False)', 'additive')
+    | _copying('pointer'),
+  ),
+  'gu2016': Preset('Gu, Lu, Li & Li 2016', _model(_BIRNN, _BAHDANAU, 'additive') | _copying('copynet')),
+  'see2017': Preset(
+    'See, Liu & Manning 2017, with coverage',
+    _model(f'birnn(rnn="lstm", {_SIZE})', f'luong(rnn="lstm", {_SIZE})', 'coverage')
+    | _copying('pointer_generator')
+    | {'training.auxiliary': 'coverage'},
   ),
   'transformer2017': Preset(
     'Vaswani et al. 2017, as large as the task has it', _transformer('{features}', '{depth}', '{heads}', '{hidden}')

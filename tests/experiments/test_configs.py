@@ -12,7 +12,7 @@ from programs import ROOT, WORDS, write_task
 
 from attention_jax.data import tasks
 from attention_jax.data.batching import Batches
-from attention_jax.data.builders import dates
+from attention_jax.data.builders import dates, records
 from attention_jax.models.seq2seq import build
 from attention_jax.training.experiment import initial_params, selectable
 from attention_jax.training.loop import Training
@@ -46,14 +46,18 @@ def folder(tmp_path_factory):
 def few_dates(monkeypatch):
   columns = {'source': ['5 March 1999'] * 8, 'target': ['1999-03-05'] * 8, 'links': ['8-0 9-1'] * 8}
   monkeypatch.setattr(dates, 'load', lambda split, folder: columns)
+  monkeypatch.setattr(records, 'SIZES', dict.fromkeys(records.SIZES, 64))
+
+
+def data(config, folder: Path):
+  """The data of a config, with few subwords; they hardly depend on the preset."""
+  source = config['data'] | {'folder': str(folder), 'vocabulary': config['data']['vocabulary'].replace('8000', '40')}
+  return loaded(tuple(source.items()))
 
 
 @functools.cache
-def data(name: str, folder: Path):
-  """The data of a config, with few subwords; they do not depend on the preset."""
-  source = load_config(str(ROOT / f'configs/{name}.py')).data.to_dict() | {'folder': str(folder)}
-  source['vocabulary'] = source['vocabulary'].replace('8000', '40')
-  return tasks.load(source, None)
+def loaded(source):
+  return tasks.load(dict(source), None)
 
 
 def shrunken(name: str, preset: str):
@@ -85,16 +89,18 @@ def one_step(config, data, devices):
 @pytest.mark.parametrize('name', CONFIGS)
 def test_builds(name, preset, folder):
   config = shrunken(name, preset)
-  found = data(name, folder)
+  found = data(config, folder)
   assert config['training']['select'] in selectable(config)
   assert 'train' in found.corpora and set(found.corpora) & {'validation', 'test'}
   model = build(config['model'], len(found.source_vocab), len(found.target_vocab))
   params, ids = jax.eval_shape(lambda: initial_params(model, 0)), jax.ShapeDtypeStruct((8, 5), np.int32)
   outputs = jax.eval_shape(lambda p, x: model.apply({'params': p}, x, x == 0, x), params, ids)
-  assert outputs.logits.shape == (8, 5, len(found.target_vocab)) and outputs.weights.shape == (8, 5, 5)
+  words = len(found.target_vocab) + 5 * model.output.copies
+  assert outputs.logits.shape == (8, 5, words) and outputs.weights.shape == (8, 5, 5)
 
 
 @pytest.mark.parametrize(('name', 'preset'), [(CONFIGS[i % len(CONFIGS)], p) for i, p in enumerate(PRESETS)])
 def test_one_step(name, preset, folder):
-  state, metrics = one_step(shrunken(name, preset), data(name, folder), jax.devices()[:1])
+  config = shrunken(name, preset)
+  state, metrics = one_step(config, data(config, folder), jax.devices()[:1])
   assert int(state.step) == 1 and np.isfinite(metrics['loss']) and metrics['grad_norm'] > 0

@@ -1,0 +1,134 @@
+"""Records of people and a question about them -> the answer: data in which names have to be copied.
+
+  Ana Lima , baker , Porto ; Bo Ek , pilot , Graz ; Ida Holm , baker , Oslo ? Graz   -> Bo Ek is a pilot from Graz .
+  the same with ? baker                                                             -> baker : Ana Lima and Ida Holm .
+
+Names and towns are real ones of many countries, from Faker's lists. How often they are drawn falls with their place in
+a list, so that a vocabulary of frequent words knows some of them; those of the split 'unseen' stand in no other. A
+person may have a name that somebody else in the same records has too. As 'list' the answer has nothing but words of the
+source: `Bo Ek` and `Ana Lima ; Ida Holm`.
+
+Gold links say which source word each name, occupation and town of an answer was copied from, where that is one.
+"""
+
+import functools
+import importlib
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from attention_jax.errors import choose
+
+SIZES = {'train': 20000, 'validation': 1000, 'test': 1000, 'unseen': 1000}
+LOCALES = ('cs_CZ', 'da_DK', 'de_DE', 'fi_FI', 'hr_HR', 'pt_PT', 'ro_RO', 'sk_SK', 'sl_SI', 'sv_SE')
+OCCUPATIONS = (
+  'baker', 'brewer', 'butcher', 'carpenter', 'dentist', 'farmer', 'florist', 'gardener', 'lawyer', 'mason', 'nurse',
+  'painter', 'pilot', 'plumber', 'potter', 'sailor', 'surgeon', 'tailor', 'teacher', 'weaver',
+)  # fmt: skip
+MOST = 300  # words of a kind from one country
+PEOPLE = (2, 3, 4)
+NAMESAKES = 0.15  # of the people after the first have a part of an earlier one's name
+UNSEEN = 7  # of 23 words stand in the split 'unseen' alone
+
+
+class Person(NamedTuple):
+  """One record, and where its four words stand in the source."""
+
+  words: tuple[str, str, str, str]  # first name, last name, occupation, town
+  places: tuple[int, int, int, int]
+
+
+def generate(split: str, form: str = 'sentence', seed: int = 0) -> Iterator[dict[str, str]]:
+  """Yields the examples of a split, a pure function of (split, form, seed).
+
+  Args:
+    split: 'train', 'validation' and 'test' share their names; those of 'unseen' stand nowhere else.
+    form: of the answers, a name in FORMS.
+    seed: any integer.
+
+  Yields: source, target, links (Pharaoh format between words, counted from 0).
+  Raises: UserError for an unknown split or form.
+  """
+  size, answer = SIZES[choose(split, SIZES, 'split of records')], FORMS[choose(form, FORMS, 'form of records')]
+  # Only random() is promised to stay the same from one Python version to the next, so every draw below comes from it.
+  draw = random.Random(f'records {split} {seed}').random
+  names = [_words(kind, split == 'unseen') for kind in ('first_names', 'last_names', 'cities')]
+  for _ in range(size):
+    people = _people(draw, names)
+    one = people[int(draw() * len(people))]
+    by_town = draw() < 0.5
+    asked = one.words[3 if by_town else 2]
+    matching = [person for person in people if person.words[3 if by_town else 2] == asked]
+    words, links = answer(matching, by_town, asked)
+    records = ' ; '.join('{} {} , {} , {}'.format(*person.words) for person in people)
+    pairs = ' '.join(f'{source}-{target}' for target, source in links)
+    yield {'source': f'{records} ? {asked}', 'target': ' '.join(words), 'links': pairs}
+
+
+def _people(draw: Callable[[], float], names: list[tuple[str, ...]]) -> list[Person]:
+  people, towns = [], set()
+  for i in range(PEOPLE[int(draw() * len(PEOPLE))]):
+    first, last, town = (_frequent(draw, words) for words in names)
+    while town in towns:
+      town = _frequent(draw, names[2])
+    towns.add(town)
+    if people and draw() < NAMESAKES:
+      other = people[int(draw() * len(people))]
+      first, last = (other.words[0], last) if draw() < 0.5 else (first, other.words[1])
+    occupation = OCCUPATIONS[int(draw() * len(OCCUPATIONS))]
+    if people and draw() < 0.3:
+      occupation = people[-1].words[2]
+    start = 7 * i  # first last , occupation , town ;
+    people.append(Person((first, last, occupation, town), (start, start + 1, start + 3, start + 5)))
+  return people
+
+
+def _frequent(draw: Callable[[], float], words: tuple[str, ...]) -> str:
+  return words[int(len(words) * draw() ** 2)]
+
+
+Links = list[tuple[int, int]]  # (target word, source word)
+
+
+def _sentence(people: list[Person], by_town: bool, asked: str) -> tuple[list[str], Links]:
+  if by_town:
+    (first, last, occupation, town), places = people[0]
+    words = [first, last, 'is', 'a', occupation, 'from', town, '.']
+    return words, list(zip((0, 1, 4, 6), places, strict=True))
+  words, links = _names(people, 'and', 2)
+  return [asked, ':', *words, '.'], links
+
+
+def _list(people: list[Person], by_town: bool, asked: str) -> tuple[list[str], Links]:
+  return _names(people, ';', 0)
+
+
+FORMS = {'sentence': _sentence, 'list': _list}
+
+
+def _names(people: list[Person], between: str, start: int) -> tuple[list[str], Links]:
+  """The names of people one after the other, the first of them at `start` of the target."""
+  words, links = [], []
+  for person in people:
+    words += [between] * bool(words)
+    links += [(start + len(words), person.places[0]), (start + len(words) + 1, person.places[1])]
+    words += person.words[:2]
+  return words, links
+
+
+@functools.cache
+def _words(kind: str, unseen: bool) -> tuple[str, ...]:
+  """Single words of a kind, of every country in turn, so that the most frequent ones are from everywhere."""
+  by_country = [_of_country(kind, locale) for locale in LOCALES]
+  turns = max(map(len, by_country))
+  words = dict.fromkeys(words[i] for i in range(turns) for words in by_country if i < len(words))
+  return tuple(word for word in words if (zlib.crc32(word.encode()) * 23 >> 32 < UNSEEN) == unseen)
+
+
+def _of_country(kind: str, locale: str) -> list[str]:
+  of = 'address' if kind == 'cities' else 'person'
+  provider = importlib.import_module(f'faker.providers.{of}.{locale}').Provider
+  given = (word if isinstance(word, str) else word[0] for word in getattr(provider, kind))
+  # Anything but letters would be taken for what stands between words.
+  return list(dict.fromkeys(word for word in given if word.isalpha() and word not in OCCUPATIONS))[:MOST]

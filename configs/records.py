@@ -1,0 +1,30 @@
+"""python -m experiments.train --config=configs/records.py:see2017 --workdir=runs/records
+
+Records of people and a question about them -> an answer that quotes their names, many of which the vocabulary does not
+know. Needs no download. Compare bahdanau2015, which cannot copy; vinyals2015 answers with nothing but words of its
+source.
+"""
+
+from attention_jax.training.config import default_config
+from attention_jax.training.presets import apply_preset
+
+FORMS = {'pointer': 'list'}  # what an output layer can say; any other can say sentences
+
+
+def get_config(preset: str = 'see2017'):
+  config = default_config()
+  config.data.vocabulary = 'word(min_count=40)'
+  config.data.shared_vocabulary = True
+  config.data.buckets = ((16, 16), (24, 16), (32, 16))
+  config.data.batch_size = 64
+  config.model.embedding = 64
+  config.model.dropout = 0.1
+  config.training.steps = 3000
+  config.training.schedule = 'cosine(peak=3e-3, warmup=100)'
+  config.training.evaluate_every = 500
+  config.training.checkpoint_every = 500
+  config.training.select = 'exact_match'
+  config.evaluation.metrics = ('exact_match', 'token_error_rate')
+  apply_preset(config, preset, features=128)
+  config.data.task = f'records(form={FORMS.get(config.model.output, "sentence")!r})'
+  return config
