@@ -17,6 +17,7 @@ from attention_jax.functional.table import Row, learned, options
 from attention_jax.kernels import IMPLEMENTATIONS, pallas_additive
 from attention_jax.models.decoders import DECODERS
 from attention_jax.models.encoders import ENCODERS
+from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.modules.positions import POSITIONS
 from attention_jax.training import auxiliary
 from attention_jax.training.auxiliary import LOSSES
@@ -39,6 +40,7 @@ def tables() -> str:
     _table(['implementation', '', 'refuses'], _implementations()),
     _modules('encoder', ENCODERS),
     _modules('decoder', DECODERS),
+    _modules('output', OUTPUTS),
     _modules('position of a Transformer', POSITIONS),
     _presets(PRESETS),
   ]
