@@ -1,0 +1,39 @@
+"""python -m experiments.train --config=configs/wmt14.py:transformer2017_base --workdir=runs/wmt \\
+  --config.data.folder=FOLDER
+
+WMT 2014, English -> German: 4.5 million pairs, 32,000 subwords for both sides, batches of 25,000 tokens and the
+schedule of Vaswani et al. 2017. Their large model: transformer2017_big, --config.training.steps=300000
+--config.training.schedule='rsqrt(peak=5e-4, warmup=4000)'. FOLDER holds the tfds set wmt14_translate/de-en as
+array_record. The rows of a batch divide over 1 to 64 devices. Never trained here; `python -m
+experiments.compile_for_tpu --config=configs/wmt14.py:transformer2017_base` compiles its updates ahead of time.
+"""
+
+from attention_jax.training.config import default_config
+from attention_jax.training.presets import apply_preset
+
+
+def get_config(preset: str = 'transformer2017_base'):
+  config = default_config()
+  config.data.task = "tfds(name='wmt14_translate/de-en', source='en', target='de')"
+  config.data.folder = '~/tensorflow_datasets'
+  config.data.vocabulary = 'subword(size=32000)'
+  config.data.shared_vocabulary = True
+  config.data.buckets = ((16, 16), (32, 32), (64, 64), (96, 96), (128, 128))
+  config.data.batch_size = 24576
+  config.data.batch_unit = 'tokens'
+  config.model.share_embeddings = True
+  config.model.embedding = 512
+  config.model.dropout = 0.1
+  config.model.dtype = 'bfloat16'
+  config.training.steps = 100_000
+  config.training.schedule = 'rsqrt(peak=7e-4, warmup=4000)'
+  config.training.label_smoothing = 0.1
+  config.training.evaluate_every = 2000
+  config.training.checkpoint_every = 1000
+  config.training.keep = 5
+  config.training.select = 'bleu'
+  config.evaluation.metrics = ('bleu', 'chrf')
+  config.evaluation.beams = 4
+  config.evaluation.max_length = 160
+  apply_preset(config, preset, features=512, depth=6)
+  return config
