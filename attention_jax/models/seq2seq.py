@@ -200,5 +200,5 @@ def _check_range(what: str, option: str, value: Any, default: Any) -> None:
   """Numbers of things are 1 or more, or 0 or more where that is their default; what may be negative is none of them."""
   if type(value) is int and default >= 0 and value < (least := min(1, default)):
     raise UserError(f'{what}: {option} is {value}; possible: {least} or more')
-  if option in ('dropout', 'attention_dropout') and not 0 <= value < 1:
+  if option in ('dropout', 'attention_dropout', 'layer_dropout') and not 0 <= value < 1:
     raise UserError(f'{what}: {option} is {value}; possible: from 0 to below 1')
