@@ -205,7 +205,7 @@ def _checked(config: Config) -> Training:
 
 
 def _loss(model: EncoderDecoder, training: Training) -> Loss:
-  return sequence_loss(model, training.label_smoothing, training.auxiliary)
+  return sequence_loss(model, training.label_smoothing, training.auxiliary, training.objective)
 
 
 def _check_with_model(model: EncoderDecoder, training: Training) -> None:
