@@ -15,6 +15,7 @@ from attention_jax.data import tasks
 from attention_jax.data.batching import Batch, Batches, Together
 from attention_jax.data.encoding import assign, check_buckets
 from attention_jax.data.pipeline import stream
+from attention_jax.data.resegment import resegmented
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.table import parse_spec
 from attention_jax.kernels import auto
@@ -182,9 +183,12 @@ def _members(config: Config, folder: Path, data: tasks.Data) -> list[tuple[Confi
 
 def _batches(config: Config, data: tasks.Data, loss: Loss, seed: int) -> Batches:
   """The training batches of a run."""
+  encoded = data.encoded['train']
+  resegment = resegmented(encoded, data.corpora['train'], data.source_vocab, data.target_vocab, seed)
   return Batches(
-    data.encoded['train'], config['data']['buckets'], config['data']['batch_size'], config['data']['batch_unit'],
+    encoded, config['data']['buckets'], config['data']['batch_size'], config['data']['batch_unit'],
     seed=seed, shard=jax.process_index(), shards=jax.process_count(), links=loss.links,
+    resegment=resegment,
   )  # fmt: skip
 
 

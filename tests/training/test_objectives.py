@@ -248,7 +248,7 @@ def test_until_then_it_is_the_likelihood(tiny_params):
 
 
 def test_runs_side_by_side_draw_as_each_does_alone(tiny_params):
-  spec, batch, seeds = 'reinforce(samples=3)', tiny_batch(), (3, 4)
+  spec, batch, seeds = 'reinforce(samples=3)', tiny_batch(), (5, 8)
   loss, optimizer = sequence_loss(TINY, 0.1, '', spec), optax.sgd(0.1)
   copies = lambda tree: jax.tree.map(lambda x: np.stack([x, x]), tree)
   state = copies(init_state(tiny_params, optimizer, running=loss.running))
