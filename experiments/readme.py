@@ -21,6 +21,7 @@ from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.modules.positions import POSITIONS
 from attention_jax.training import auxiliary
 from attention_jax.training.auxiliary import LOSSES
+from attention_jax.training.objectives import OBJECTIVES
 from attention_jax.training.presets import PRESETS, Preset
 from experiments.launch import FLAGS, launch
 
@@ -36,6 +37,7 @@ def tables() -> str:
   parts = [
     _table(['score', *HEAD], _rows(SCORES)),
     _table(['alignment', *HEAD], _rows(ALIGNMENTS)),
+    _table(['objective', *HEAD[:1], 'options'], _objectives()),
     _table(['auxiliary loss', *HEAD[:1], 'options'], _losses()),
     _table(['implementation', '', 'refuses'], _implementations()),
     _modules('encoder', ENCODERS),
@@ -73,6 +75,12 @@ def _implementations() -> Iterable[tuple[str, ...]]:
 def _losses() -> Iterable[tuple[str, ...]]:
   for name, row in LOSSES.items():
     yield name, _first(row.fn), _listed(f'{k}={v}' for k, v in auxiliary.options(row).items())
+
+
+def _objectives() -> Iterable[tuple[str, ...]]:
+  for name, row in OBJECTIVES.items():
+    given = inspect.signature(row.build).parameters.values()
+    yield name, _first(row.build), _listed(f'{p.name}={p.default}' for p in given)
 
 
 def _table(head: Sequence[str], rows: Iterable[tuple[str, ...]]) -> str:

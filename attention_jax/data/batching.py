@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attention_jax.data.encoding import Encoded, assign, check_buckets
+from attention_jax.data.resegment import Resegment
 from attention_jax.errors import UserError, choose
 from attention_jax.tokens import PAD
 
@@ -62,6 +63,7 @@ class Batches:
     shard: int = 0,
     shards: int = 1,
     links: bool = False,
+    resegment: Resegment | None = None,
   ):
     """Args:
       encoded: the split.
@@ -71,9 +73,10 @@ class Batches:
       seed: of the order.
       shard, shards: this process gets the rows `shard::shards` of every batch.
       links: whether batches have the links of their rows.
+      resegment: see resegment.resegmented; None leaves rows as they are.
 
     Raises: UserError when no row fits a bucket, the rows of a batch cannot be divided among the shards, or links are
-      asked of a split that has none.
+      asked of a split that has none, or whose rows are cut anew.
     """
     if size < 1 or seed < 0 or not 0 <= shard < shards:
       raise UserError(f'batch size {size} must be at least 1, seed {seed} at least 0, shard {shard} below {shards}')
@@ -87,6 +90,9 @@ class Batches:
       raise UserError(f'none of the {encoded.rows} pairs fits a bucket of {check_buckets(buckets)}')
     if links and encoded.links is None:
       raise UserError(f'links are asked for, but the {encoded.rows} pairs come without links between their tokens')
+    if links and resegment:
+      raise UserError('links are asked for, but they are between tokens, and lines are cut into other ones: dropout=0')
+    self._resegment = resegment
     for (bucket, _), size in zip(self._held, self._sizes, strict=True):
       if size % shards:
         raise UserError(f'the {size} rows of a batch of bucket {bucket} cannot be divided among {shards} processes')
@@ -110,8 +116,11 @@ class Batches:
     shuffled, plan = self._epoch(epoch)
     which, chunk = plan[place]
     size = self._sizes[which]
-    rows = _filled(shuffled[which][chunk * size : (chunk + 1) * size], size)
-    return gather(self._encoded, rows[self._shard :: self._shards], self._held[which][0], links=self._links)
+    rows = _filled(shuffled[which][chunk * size : (chunk + 1) * size], size)[self._shard :: self._shards]
+    bucket = self._held[which][0]
+    if self._resegment:
+      return gather(self._resegment(epoch, rows, bucket), np.arange(len(rows)), bucket)._replace(index=_index(rows))
+    return gather(self._encoded, rows, bucket, links=self._links)
 
   def _order(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
     """The rows of each bucket, shuffled, and the (bucket, chunk) of each batch of an epoch, shuffled."""
@@ -152,7 +161,11 @@ def gather(encoded: Encoded, rows: np.ndarray, bucket: tuple[int, int], *, links
   """The given rows (-1 = a filler row) as one batch of the shape of `bucket`, which must hold them."""
   source = _padded(encoded.source, encoded.source_offsets, rows, bucket[0])
   target = _padded(encoded.target, encoded.target_offsets, rows, bucket[1])
-  return Batch(*source, *target, rows.astype(np.int32), _dense_links(encoded, rows, bucket) if links else None)
+  return Batch(*source, *target, _index(rows), _dense_links(encoded, rows, bucket) if links else None)
+
+
+def _index(rows: np.ndarray) -> np.ndarray:
+  return rows.astype(np.int32)
 
 
 def _dense_links(encoded: Encoded, rows: np.ndarray, bucket: tuple[int, int]) -> np.ndarray:

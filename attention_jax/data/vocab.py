@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -13,15 +14,19 @@ from attention_jax.data.options import bind
 from attention_jax.errors import UserError
 from attention_jax.tokens import BOS, EOS, PAD, SPECIAL, UNK
 
+_SEEDED = threading.Lock()  # sentencepiece has one seed for the whole process
+
 
 class Vocabulary(Protocol):
   """What the rest of the package knows of a vocabulary. Ids 0 to 3 are PAD, BOS, EOS and UNK in each.
 
   Attributes:
     kind: its name in VOCABULARIES.
+    sample: (line, seed) -> ids as of `encode`, of a way to cut the line that is drawn; None where there is but one.
   """
 
   kind: str
+  sample: Callable[[str, int], list[int]] | None
 
   def tokens(self, text: str) -> list[str]:
     """The tokens of a line: what stands on the axes of a heatmap."""
@@ -49,6 +54,8 @@ class Vocabulary(Protocol):
 
 class Listed:
   """A vocabulary of listed tokens, 'char' (Unicode code points) or 'word' (split at spaces)."""
+
+  sample = None
 
   def __init__(self, kind: str, tokens: Sequence[str]):
     self.kind, self._pieces = kind, (*SPECIAL, *tokens)
@@ -84,15 +91,25 @@ class Listed:
 
 
 class Subword:
-  """A sentencepiece model. The text is not normalised, so that what is decoded is what was written."""
+  """A sentencepiece model. The text is not normalised, so that what is decoded is what was written.
+
+  `sample` leaves out each merge with probability `dropout` (Provilkov, Emelianenko & Voita 2020, BPE-dropout).
+  """
 
   kind = 'subword'
 
-  def __init__(self, model: bytes):
+  def __init__(self, model: bytes, dropout: float = 0.0):
     import sentencepiece
 
-    self._model = model
+    self._model, self._dropout = model, dropout
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    self._seed = sentencepiece.set_random_generator_seed
+    self.sample = self._sample if dropout else None
+
+  def _sample(self, text: str, seed: int) -> list[int]:
+    with _SEEDED:
+      self._seed(seed % (2**32 - 1))  # the number after those means: not to be reproduced
+      return self._processor.encode(text, enable_sampling=True, alpha=self._dropout, nbest_size=-1)
 
   def tokens(self, text: str) -> list[str]:
     return self._processor.encode(text, out_type=str)
@@ -136,14 +153,17 @@ def word(lines: Iterable[str], *, min_count: int = 1) -> Listed:
   return Listed('word', words)
 
 
-def subword(lines: Iterable[str], *, size: int = 8000) -> Subword:
+def subword(lines: Iterable[str], *, size: int = 8000, dropout: float = 0.0) -> Subword:
   """Byte-pair encoding by sentencepiece (Sennrich et al. 2016; Kudo and Richardson 2018), `size` pieces in all.
+
+  With `dropout` training lines are cut anew in each epoch, each merge left out with this probability.
 
   Raises: UserError when the lines have fewer pieces than `size`, or more characters.
   """
   import sentencepiece
 
   _positive('size', size)
+  _dropout(dropout)
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
@@ -154,19 +174,20 @@ def subword(lines: Iterable[str], *, size: int = 8000) -> Subword:
   except RuntimeError as error:
     reason = str(error).rpartition('] ')[2].strip() or str(error)
     raise UserError(f'vocabulary subword(size={size}) does not fit the training split: {reason}') from None
-  return Subword(model.getvalue())
+  return Subword(model.getvalue(), dropout)
 
 
 class Kind(NamedTuple):
-  """A row of VOCABULARIES: lines -> a vocabulary, the stored bytes -> the same vocabulary, the stored file's suffix."""
+  """A row of VOCABULARIES: lines -> a vocabulary, the stored bytes and its options -> the same vocabulary, the stored
+  file's suffix."""
 
   train: Callable[..., Vocabulary]
-  restore: Callable[[bytes], Vocabulary]
+  restore: Callable[..., Vocabulary]
   suffix: str
 
 
-def _restore_listed(kind: str) -> Callable[[bytes], Listed]:
-  def restore(data: bytes) -> Listed:
+def _restore_listed(kind: str) -> Callable[..., Listed]:
+  def restore(data: bytes, **options: Any) -> Listed:
     content = json.loads(data)
     tokens = content['tokens']
     if content['kind'] != kind:
@@ -180,8 +201,8 @@ def _restore_listed(kind: str) -> Callable[[bytes], Listed]:
   return restore
 
 
-def _restore_subword(data: bytes) -> Subword:
-  vocabulary = Subword(data)
+def _restore_subword(data: bytes, *, dropout: float = 0.0, **options: Any) -> Subword:
+  vocabulary = Subword(data, dropout)
   if not data or [vocabulary.piece(id) for id in range(len(SPECIAL))] != list(SPECIAL):
     raise ValueError('not a model of this package')
   return vocabulary
@@ -210,11 +231,11 @@ def stored(spec: str, folder: str, side: str) -> Vocabulary | None:
 
   Raises: UserError when the file is damaged or holds a vocabulary of another kind.
   """
-  name = kind(spec)
+  name, _, options = _bind(spec)
   path = _path(name, folder, side)
   try:
     with open(path, 'rb') as file:
-      return VOCABULARIES[name].restore(file.read())
+      return VOCABULARIES[name].restore(file.read(), **options)
   except FileNotFoundError:
     return None
   except OSError as error:
@@ -287,6 +308,11 @@ def _content(ids: Iterable[int]) -> list[int]:
 def _positive(option: str, value: Any) -> None:
   if not isinstance(value, int) or isinstance(value, bool) or value < 1:
     raise UserError(f'vocabulary option {option} is a whole number of at least 1, got {value!r}')
+
+
+def _dropout(value: Any) -> None:
+  if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+    raise UserError(f'vocabulary option dropout is a number from 0 to below 1, got {value!r}')
 
 
 def _path(name: str, folder: str, side: str) -> str:

@@ -169,7 +169,8 @@ class TransformerDecoder(Stack, kw_only=True):
     x, seen = self.enter(embeddings, at), []
     mask = jnp.broadcast_to(self._visible(at, len(at)), (x.shape[0], len(at), len(at)))
     for block, own_memory in zip(self.blocks, self._remember(encoded), strict=True):
-      x, weights = block(x, own_memory, mask, at, deterministic)
+      after, weights = block(x, own_memory, mask, at, deterministic)
+      x = self.through(x, after, deterministic)
       seen.append(jnp.moveaxis(weights, 2, 1))
     return self._output(x, seen, 2)
 

@@ -138,7 +138,7 @@ class TransformerEncoder(Stack, kw_only=True):
     if self.window:
       near = mask[:, None, :] & visible(at, len(at), causal=False, window=self.window, sinks=self.sinks)[None]
     for block in self.blocks:
-      x = block(x, near, at, deterministic)
+      x = self.through(x, block(x, near, at, deterministic), deterministic)
     memory = masked(self.leave(x), mask)
     return Encoded(memory, mask, memory.sum(1) / jnp.maximum(mask.sum(1, keepdims=True), 1).astype(memory.dtype))
 

@@ -33,6 +33,9 @@ class Ensemble:
     found = [model.apply(own, *given, method=method) for model, own in each]
     return tuple(zip(*found, strict=True)) if method == 'start' else _mean(found)
 
+  def reach(self, source_length: int) -> int:
+    return self.models[0].reach(source_length)
+
   def posterior(self, outputs: Outputs, target_mask: jax.Array) -> jax.Array:
     return outputs.weights
 

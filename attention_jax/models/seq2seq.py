@@ -80,6 +80,10 @@ class EncoderDecoder(nn.Module):
     """The auxiliary loss without which the alignment learns nothing, or ''."""
     return self.decoder.needed_loss
 
+  def reach(self, source_length: int) -> int:
+    """How many tokens it can say: ids below that."""
+    return self.embedding.size + source_length * self.output.copies
+
   def __call__(
     self, source: jax.Array, source_mask: jax.Array, target: jax.Array, deterministic: bool = True
   ) -> Outputs:
@@ -235,5 +239,5 @@ def _check_range(what: str, option: str, value: Any, default: Any) -> None:
   """Numbers of things are 1 or more, or 0 or more where that is their default; what may be negative is none of them."""
   if type(value) is int and default >= 0 and value < (least := min(1, default)):
     raise UserError(f'{what}: {option} is {value}; possible: {least} or more')
-  if option in ('dropout', 'attention_dropout') and not 0 <= value < 1:
+  if option in ('dropout', 'attention_dropout', 'layer_dropout') and not 0 <= value < 1:
     raise UserError(f'{what}: {option} is {value}; possible: from 0 to below 1')

@@ -208,6 +208,8 @@ class Stack(nn.Module):
     norm, norm_first, activation: rows of NORMS and ACTIVATIONS, and where norms stand; see Residual.
     dropout: on embeddings, before positions are added, and on what every sublayer gives.
     attention_dropout: on the weights of the attention to its own sequence.
+    layer_dropout: how likely a whole layer is left out of a batch while training (Fan, Grave & Joulin 2020, LayerDrop).
+      What it would have given is computed all the same.
   """
 
   features: int = 512
@@ -219,6 +221,7 @@ class Stack(nn.Module):
   implementation: str = 'xla'
   kv_heads: int = 0
   attention_dropout: float = 0.0
+  layer_dropout: float = 0.0
   position: str = 'sinusoidal'
   max_positions: int = 512
   window: int = 0
@@ -271,6 +274,12 @@ class Stack(nn.Module):
     if embeddings.shape[-1] == self.features:
       return embeddings
     return Dense(self.features, use_bias=False, dtype=self.dtype, name='widen')(embeddings)
+
+  def through(self, x: jax.Array, after: jax.Array, deterministic: bool) -> jax.Array:
+    """What goes on from a layer that makes `after` of x: x itself where the layer is left out."""
+    if deterministic or not self.layer_dropout:
+      return after
+    return jnp.where(jax.random.bernoulli(self.make_rng('dropout'), self.layer_dropout), x, after)
 
   def leave(self, x: jax.Array) -> jax.Array:
     """What comes out of the last layer, normalised once more where layers normalise what goes in."""

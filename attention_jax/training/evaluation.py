@@ -48,8 +48,8 @@ class Scorer:
     self._rows = -(-batch_size // devices) * devices
 
     def run(params, batch: Batch):
+      batch = in_reach(model, batch)
       outputs = model.apply({'params': params}, batch.source, batch.source_mask, batch.target)
-      batch = in_reach(outputs, batch)
       return output_loss(outputs, batch.target, batch.target_mask), model.posterior(outputs, batch.target_mask)
 
     self._run = jax.jit(run)

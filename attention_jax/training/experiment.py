@@ -15,6 +15,7 @@ from attention_jax.data import tasks
 from attention_jax.data.batching import Batch, Batches, Together
 from attention_jax.data.encoding import assign, check_buckets
 from attention_jax.data.pipeline import stream
+from attention_jax.data.resegment import resegmented
 from attention_jax.data.vocab import same
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.table import parse_spec
@@ -203,9 +204,12 @@ def _members(config: Config, folder: Path, data: tasks.Data) -> list[tuple[Confi
 
 def _batches(config: Config, data: tasks.Data, loss: Loss, seed: int) -> Batches:
   """The training batches of a run."""
+  encoded = data.encoded['train']
+  resegment = resegmented(encoded, data.corpora['train'], data.source_vocab, data.target_vocab, seed)
   return Batches(
-    data.encoded['train'], config['data']['buckets'], config['data']['batch_size'], config['data']['batch_unit'],
+    encoded, config['data']['buckets'], config['data']['batch_size'], config['data']['batch_unit'],
     seed=seed, shard=jax.process_index(), shards=jax.process_count(), links=loss.links,
+    resegment=resegment,
   )  # fmt: skip
 
 
@@ -226,7 +230,7 @@ def _checked(config: Config) -> Training:
 
 
 def _loss(model: EncoderDecoder, training: Training) -> Loss:
-  return sequence_loss(model, training.label_smoothing, training.auxiliary)
+  return sequence_loss(model, training.label_smoothing, training.auxiliary, training.objective)
 
 
 def _check_with_model(model: EncoderDecoder, training: Training) -> None:

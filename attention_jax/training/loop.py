@@ -34,6 +34,7 @@ class Training:
     accumulate: parts in which a batch is worked through, for less memory; the update stays the same
       but for what dropout draws.
     average: decay of the moving average of the parameters, which is then what is evaluated; 0 keeps none.
+    objective: what is minimised, a spec of objectives.OBJECTIVES: 'r_drop(alpha=5.0)'.
     auxiliary: losses beside the cross entropy, specs of auxiliary.LOSSES: 'guided(weight=0.5) + coverage'. The one that
       the alignment learns nothing without is added by itself.
     anneal: schedules of parameters that are one number: 'temperature: linear(peak=2.0, end=0.5); beta: cosine'.
@@ -51,6 +52,7 @@ class Training:
   label_smoothing: float = 0.0
   accumulate: int = 1
   average: float = 0.0
+  objective: str = 'likelihood'
   auxiliary: str = ''
   anneal: str = ''
   log_every: int = 100

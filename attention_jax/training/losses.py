@@ -12,18 +12,20 @@ import jax.numpy as jnp
 
 from attention_jax.modules.embedding import known
 from attention_jax.training.auxiliary import MEASURES, Means, auxiliary_losses
+from attention_jax.training.objectives import Task, likelihood, make_objective
 from attention_jax.training.vocabulary_loss import linear_cross_entropy
 
 Sums = Mapping[str, jax.Array]
 NONE: Means = {}
+OBJECTIVE = 'objective'  # the stream of randomness that an objective draws from itself
 
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-  """`loss(params, batch, rngs=None, running={}) -> sums`; `rngs=None` means deterministic.
+  """`loss(params, batch, rngs=None, running={}, update=1) -> sums`; `rngs=None` means deterministic.
 
   Attributes:
-    fn: the loss itself.
+    fn: the loss itself, of all five; `update` is the number of the update that is being made.
     running: names of its sums whose running means per token it is given, as the updates before left them.
     links: whether its batches must have links.
   """
@@ -32,8 +34,8 @@ class Loss:
   running: tuple[str, ...] = ()
   links: bool = False
 
-  def __call__(self, params, batch, rngs=None, running: Means = NONE) -> Sums:
-    return self.fn(params, batch, rngs, running)
+  def __call__(self, params, batch, rngs=None, running: Means = NONE, update: int | jax.Array = 1) -> Sums:
+    return self.fn(params, batch, rngs, running, update)
 
 
 def cross_entropy(logits: jax.Array, target: jax.Array, mask: jax.Array, smoothing: float = 0.0) -> Sums:
@@ -53,9 +55,9 @@ def cross_entropy(logits: jax.Array, target: jax.Array, mask: jax.Array, smoothi
   return {'loss': total(losses), 'accuracy': total(right), 'tokens': total(mask)}
 
 
-def in_reach(outputs, batch):
-  """The batch, with UNK for words of the target that the outputs cannot say: those that the source alone knows."""
-  return batch._replace(target=known(batch.target, outputs.logits.shape[-1]))
+def in_reach(model, batch):
+  """The batch, with UNK for words of the target that the model cannot say: those that the source alone knows."""
+  return batch._replace(target=known(batch.target, model.reach(batch.source.shape[-1])))
 
 
 def output_loss(outputs, target: jax.Array, mask: jax.Array, smoothing: float = 0.0) -> Sums:
@@ -66,26 +68,32 @@ def output_loss(outputs, target: jax.Array, mask: jax.Array, smoothing: float = 
   return {'loss': loss, 'accuracy': accuracy, 'tokens': jnp.sum(mask, dtype=jnp.float32)}
 
 
-def sequence_loss(model, smoothing: float = 0.0, auxiliary: str = '') -> Loss:
-  """Teacher forcing for a sequence-to-sequence flax model on data Batches, with auxiliary losses beside it.
+def sequence_loss(model, smoothing: float = 0.0, auxiliary: str = '', objective: str = 'likelihood') -> Loss:
+  """What a sequence-to-sequence flax model minimises on data Batches, with auxiliary losses beside it.
 
-  Args: auxiliary, specs of auxiliary.LOSSES joined by '+'; the one that the model cannot do without is added.
+  Args:
+    auxiliary: specs of auxiliary.LOSSES joined by '+'; the one that the model cannot do without is added.
+    objective: a spec of objectives.OBJECTIVES. Without rngs it is the likelihood, whatever is trained.
   Raises: UserError for an unknown name or option.
   """
   extra = auxiliary_losses(auxiliary, model.needed_loss)
   measured = tuple(sorted({name for row in extra.values() for name in row.running}))
+  trained, running_too = make_objective(objective)
+  forced = likelihood()
 
-  def loss(params, batch, rngs, running) -> Sums:
-    outputs = model.apply(
-      {'params': params}, batch.source, batch.source_mask, batch.target, deterministic=rngs is None, rngs=rngs
-    )
-    batch = in_reach(outputs, batch)
-    sums = output_loss(outputs, batch.target, batch.target_mask, smoothing)
+  def loss(params, batch, rngs, running, update) -> Sums:
+    batch = in_reach(model, batch)
+    score = lambda outputs: output_loss(outputs, batch.target, batch.target_mask, smoothing)
+    of_model = rngs and {name: rng for name, rng in rngs.items() if name != OBJECTIVE}
+    own = rngs and rngs.get(OBJECTIVE)
+    task = Task(model, params, batch, of_model, own, running, update, score)
+    sums, passes = (forced if rngs is None else trained)(task)
     if not extra:
       return sums
-    beside = {name: row.fn(outputs, batch, running) for name, row in extra.items()}
-    total = sums['loss'] + sum(row.weight * beside[name] for name, row in extra.items())
-    measures = {name: MEASURES[name](outputs, batch) for name in measured}
-    return {**sums, **measures, **beside, 'cross_entropy': sums['loss'], 'loss': total}
+    mean = lambda measure: sum(map(measure, passes)) / len(passes)
+    beside = {name: mean(lambda outputs, fn=row.fn: fn(outputs, batch, running)) for name, row in extra.items()}
+    total = sums['loss'] + len(passes) * sum(row.weight * beside[name] for name, row in extra.items())
+    measures = {name: mean(lambda outputs, fn=MEASURES[name]: fn(outputs, batch)) for name in measured}
+    return {'cross_entropy': sums['loss'], **sums, **measures, **beside, 'loss': total}
 
-  return Loss(loss, measured, any(row.links for row in extra.values()))
+  return Loss(loss, (*measured, *running_too), any(row.links for row in extra.values()))

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.table import parse_spec
@@ -60,6 +61,7 @@ OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
   'adamw': optax.adamw,
   'lamb': optax.lamb,
   'lion': optax.lion,
+  'muon': optax.contrib.muon,  # of matrices [D, F]; nadam of all else, kernels of three axes among it
   'nadam': optax.nadam,
   'radam': optax.radam,
   'rmsprop': optax.rmsprop,

@@ -32,8 +32,8 @@ def score_pairs(
   """One Scored per pair, in order. Pairs longer than every bucket get one of their own, in steps of 32."""
 
   def run(params, batch):
+    batch = in_reach(model, batch)
     outputs = model.apply({'params': params}, batch.source, batch.source_mask, batch.target)
-    batch = in_reach(outputs, batch)
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(outputs.logits), batch.target[..., None], axis=-1)[..., 0]
     return log_probs, model.posterior(outputs, batch.target_mask)
 

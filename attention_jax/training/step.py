@@ -10,11 +10,11 @@ import optax
 from jax.sharding import Mesh
 
 from attention_jax.training.anneal import NONE, Schedules, follow, hold
-from attention_jax.training.losses import Loss
+from attention_jax.training.losses import OBJECTIVE, Loss
 from attention_jax.training.partition import place, sharding
 from attention_jax.training.state import TrainState, update_average, update_running
 
-RNGS = ('dropout', 'attention')  # the streams of randomness that models draw from
+RNGS = ('dropout', 'attention', OBJECTIVE)  # the streams of randomness that models and objectives draw from
 
 
 def step_rngs(rng: jax.Array) -> dict[str, jax.Array]:
@@ -60,19 +60,19 @@ def make_train_step(
     anneal: schedules of parameters that have no gradient then: after update n they are at their values for n + 1.
   """
 
-  def gradients(params, running, batch, rng):
-    objective = lambda p: (lambda sums: (sums['loss'], sums))(loss(p, batch, step_rngs(rng), running))
+  def gradients(params, running, number, batch, rng):
+    objective = lambda p: (lambda sums: (sums['loss'], sums))(loss(p, batch, step_rngs(rng), running, number))
     (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params)
     return sums, grads
 
   def update(root, state, batch):
     rng = jax.random.fold_in(jax.random.wrap_key_data(root), state.step)
     whole = gradients if accumulate == 1 else _in_parts(gradients, accumulate, sharding(mesh, 'parts'))
-    sums, grads = whole(state.params, state.running, batch, rng)
+    step = state.step + 1
+    sums, grads = whole(state.params, state.running, step, batch, rng)
     count = jnp.maximum(sums['tokens'], 1)
     grads = hold(jax.tree.map(lambda g: g / count.astype(g.dtype), grads), anneal)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    step = state.step + 1
     params = follow(optax.apply_updates(state.params, updates), anneal, step + 1)
     averages = follow(update_average(state.average, params, step, average), anneal, step + 1)
     metrics = {name: total / count for name, total in sums.items()} | {
@@ -102,9 +102,9 @@ def _in_parts(gradients: Callable, parts: int, layout) -> Callable:
     x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
     return jax.lax.with_sharding_constraint(x, layout)
 
-  def whole(params, running, batch, rng):
+  def whole(params, running, number, batch, rng):
     slices = jax.tree.map(split, batch)
-    one = lambda i: gradients(params, running, jax.tree.map(lambda x: x[i], slices), jax.random.fold_in(rng, i))
+    one = lambda i: gradients(params, running, number, jax.tree.map(lambda x: x[i], slices), jax.random.fold_in(rng, i))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, 0))
     add = lambda total, i: (jax.tree.map(jnp.add, total, one(i)), None)
     return jax.lax.scan(add, zeros, jnp.arange(parts))[0]

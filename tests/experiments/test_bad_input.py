@@ -64,6 +64,9 @@ FIELDS = [
   ('training.auxiliary=diagonal(width=0)', ['diagonal: width must be greater than 0, got 0']),
   ('training.auxiliary=coverage, guided', ["cannot read 'coverage, guided'", "'name(option=literal, ...) + name"]),
   ('training.auxiliary=reinforce', ['reinforce needs an alignment that draws', 'possible: hard']),
+  ('training.objective=r_dorp', ["unknown objective 'r_dorp'", "'r_drop'?", 'likelihood, minimum_risk']),
+  ('training.objective=minimum_risk(samples=1)', ['minimum_risk: samples is 1', '2 or more']),
+  ('model.encoder=transformer(layer_dropout=1)', ['layer_dropout is 1', 'from 0 to below 1']),
   ('training.anneal=temperature: cosine', ["unknown parameter in training.anneal: 'temperature'", 'possible: gain']),
   ('training.anneal=temperature', ['training.anneal: ']),
   ('training.steps=0', ['training.steps is 0', '1 or more']),
@@ -142,6 +145,7 @@ def test_losses_and_schedules_that_need_what_is_not_there(task, tmp_path):
   (tmp_path / 'plain.tsv').write_text('eins\tzwei\n' * 8)
   unlinked = f"data.task=tsv(train='{tmp_path}/plain.tsv')"
   refused([unlinked, 'training.auxiliary=guided'], 'links are asked for, but the 8 pairs come without links')
+  refused(['model.dropout=0', 'training.objective=r_drop'], 'r_drop: the model drops nothing', 'set model.dropout')
   learned = ['model.attention.alignment=entmax', 'model.attention.score=cosine']
   annealed = "unknown parameter in training.anneal: 'temperature'"
   refused([*learned, 'training.anneal=temperature: cosine'], annealed, 'possible: alpha, beta')

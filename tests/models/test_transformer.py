@@ -58,6 +58,26 @@ def test_stepping_equals_all_at_once_and_padding_is_not_seen(
   assert_same(later.logits[:, :3], outputs.logits[:, :3])
 
 
+def test_layers_are_left_out_of_whole_batches_while_training():
+  source, mask, target = inputs()
+  half, plain = (build_transformer(*[f'layer_dropout={p}'] * 2) for p in (0.5, 0.0))
+  params = variables(half, source, mask, target)
+  at_test = [run(model, params, source, mask, target).logits for model in (half, plain)]
+  assert_same(*at_test)
+
+  def drawn(model, draws):
+    one = lambda rng: model.apply(params, source, mask, target, False, rngs={'dropout': rng}).logits
+    return np.asarray(jax.jit(lambda: jax.vmap(one)(jax.random.split(jax.random.key(0), draws)))())
+
+  # Each of two layers a side is there or not; if both of the decoder are not, it does not matter which of the encoder.
+  several = np.unique(np.round(drawn(half, 200), 4), axis=0)
+  assert len(several) == 4 * 3 + 1
+  none = drawn(build_transformer(*['layer_dropout=0.999999'] * 2), 1)[0]
+  assert any(np.allclose(none, one, atol=1e-3) for one in several)
+  entered = half.bind(params).decoder.enter(half.bind(params).embedding(shift_right(target)), jnp.arange(T))
+  assert_close(half.bind(params).output(entered).logits(), none)
+
+
 def test_gradients_reach_every_parameter():
   own = 'position="shaw", norm_first=True, activation="swiglu", kv_heads=2'
   model = build_transformer(own, own, score='additive', alignment='entmax15')

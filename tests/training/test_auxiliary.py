@@ -134,7 +134,9 @@ def test_rewards_have_no_gradient():
 
 
 def stub(outputs, needed=''):
-  return types.SimpleNamespace(apply=lambda *_, **__: outputs, needed_loss=needed)
+  return types.SimpleNamespace(
+    apply=lambda *_, **__: outputs, needed_loss=needed, reach=lambda _: outputs.logits.shape[-1]
+  )
 
 
 def test_the_total_is_what_is_weighted_and_the_parts_are_not():

@@ -74,6 +74,23 @@ def test_adam_equals_optax():
   np.testing.assert_array_equal(found['w'], wanted['w'])
 
 
+def test_muon_turns_matrices_and_leaves_all_else_to_nadam():
+  shapes = {'kernel': (6, 4), 'heads': (2, 5, 3), 'bias': (4,)}
+  params = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+  rng = np.random.default_rng(0)
+  grads = {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+  schedule = make_schedule('constant(rate=0.1)', 10)
+  optimizer = make_optimizer('muon(ns_steps=8)', schedule)
+  updates, _ = optimizer.update(grads, optimizer.init(params), params)
+  left, _, right = np.linalg.svd(grads['kernel'], full_matrices=False)
+  np.testing.assert_allclose(np.linalg.svd(updates['kernel'])[1], 0.1, rtol=0.35)  # its iteration is a rough one
+  np.testing.assert_allclose(np.diagonal(-left.T @ updates['kernel'] @ right.T), 0.1, rtol=0.35)
+  nadam = make_optimizer('nadam', schedule)
+  wanted, _ = nadam.update(grads, nadam.init(params), params)
+  for name in ('heads', 'bias'):
+    np.testing.assert_allclose(updates[name], wanted[name], rtol=1e-4)
+
+
 def test_average_formula():
   average, literal = {'w': jnp.zeros(2)}, np.zeros(2)
   for n in range(1, 40):

@@ -28,7 +28,9 @@ FIELDS = {
   'auxiliary': 'coverage(weight=0.1)', 'anneal': 'temperature: linear(peak=2.0, end=0.5, steps=20)',
 }  # fmt: skip
 RUNS = 4
-loss = sequence_loss(Toy(needed_loss='reinforce'), 0.1, FIELDS['auxiliary'])
+loss = sequence_loss(
+  Toy(needed_loss='reinforce'), 0.1, FIELDS['auxiliary'], 'scheduled_sampling(schedule="linear(slope=0.02)")'
+)
 
 
 @functools.cache

@@ -38,6 +38,9 @@ class Toy(nn.Module):
   dropout: float = 0.1
   needed_loss: str = ''
 
+  def reach(self, source_length):
+    return WORDS
+
   @nn.compact
   def __call__(self, source, source_mask, target, deterministic=True):
     embed = nn.Embed(WORDS, 6)
@@ -88,10 +91,12 @@ def fit_toy(folder, *, stream=stream, evaluate=None, **fields):
     'steps': 60, 'optimizer': 'adam', 'schedule': 'rsqrt(peak=1e-2, warmup=20)', 'average': 0.9, 'accumulate': 2,
     'label_smoothing': 0.1, 'log_every': 5, 'evaluate_every': 20, 'checkpoint_every': 15, 'patience': 50,
     'auxiliary': 'coverage(weight=0.1)', 'anneal': 'temperature: linear(peak=2.0, end=0.5, steps=60)',
+    'objective': 'scheduled_sampling(schedule="linear(slope=0.01)")',
   }  # fmt: skip
   training = Training(**options | fields)
   prepare_folder(folder, {'training': vars(training)})
-  loss = sequence_loss(Toy(needed_loss='reinforce'), training.label_smoothing, training.auxiliary)
+  model = Toy(needed_loss='reinforce')
+  loss = sequence_loss(model, training.label_smoothing, training.auxiliary, training.objective)
   return fit(
     folder, training, loss=loss, params=init_params(), mesh=make_mesh(jax.devices()[:2]), stream=stream,
     evaluate=evaluate or validate,
