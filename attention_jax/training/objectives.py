@@ -202,8 +202,12 @@ def minimum_risk(
   Args:
     samples: of each source, 2 or more; those that were drawn twice count once.
     gold: whether the target of the data is among them, as in the paper.
+    sharpness: the paper's. It is also a factor of the gradient, which it makes some thousand times smaller than that of
+      the likelihood: Adam, which remembers the latter for as many updates, hardly moves after the change (measured on
+      dates). A greater one, or a `likelihood` beside it, goes on.
     likelihood: factor of −log p of the data's target beside it.
-    after: so many updates of likelihood alone come first, which cost no samples.
+    after: so many updates of likelihood alone come first. Nothing is drawn in them, but room for the gradient of the
+      samples is made: they take 1.7 times as long as plain ones, and those after them 10 times (8 samples, dates, CPU).
   """
   _within('objective minimum_risk: samples', samples, samples >= 2, '2 or more')
   _within('objective minimum_risk: sharpness', sharpness, sharpness > 0, 'greater than 0')
