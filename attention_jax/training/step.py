@@ -54,6 +54,28 @@ def make_train_step(
   Args:
     seed: of all randomness. With several, each is a run of its own: state, batch and metrics have a leading axis of
       them, which the mesh splits (partition.make_mesh).
+  The others are those of `compile_update`.
+  """
+  several = not isinstance(seed, int)
+  # As plain numbers, which several processes can put on one mesh.
+  key_data = lambda seed: np.asarray(jax.random.key_data(jax.random.key(seed)))
+  root = np.stack([key_data(one) for one in seed]) if several else key_data(seed)
+  compiled = compile_update(
+    loss, optimizer, schedule, mesh, several=several, accumulate=accumulate, average=average, anneal=anneal
+  )
+  root = jax.device_put(root, sharding(mesh, 'states' if several else 'state'))
+  return TrainStep(compiled, root, mesh, accumulate, 'batches' if several else 'batch')
+
+
+def compile_update(
+  loss: Loss, optimizer: optax.GradientTransformation, schedule: Callable, mesh: Mesh, *, several: bool = False,
+  accumulate: int = 1, average: float = 0.0, anneal: Schedules = NONE,
+) -> Callable:
+  """(root, state, batch) -> (state, metrics), compiled once per shape; root is the data of a PRNG key. The state is
+  donated.
+
+  Args:
+    several: whether runs are side by side, under a leading axis of root, state and batch.
     accumulate: the batch is worked through in so many parts, one after the other, for less memory. The update is that
       of the whole batch: tokens, not parts, are weighted equally, and `step` counts updates.
     average: decay of the moving average of the parameters; 0 keeps none. See state.update_average.
@@ -82,16 +104,11 @@ def make_train_step(
     }
     return TrainState(step, params, opt_state, averages, update_running(state.running, metrics, step)), metrics
 
-  several = not isinstance(seed, int)
-  # As plain numbers, which several processes can put on one mesh.
-  key_data = lambda seed: np.asarray(jax.random.key_data(jax.random.key(seed)))
-  root = np.stack([key_data(one) for one in seed]) if several else key_data(seed)
   update = jax.vmap(update, spmd_axis_name='seed') if several else update
   states, rows = ('states', 'batches') if several else ('state', 'batch')
   held = sharding(mesh, states)
   # The root is an argument: the program is the same for every seed, and compiled once for all of them.
-  compiled = jax.jit(update, donate_argnums=1, in_shardings=(held, held, sharding(mesh, rows)), out_shardings=held)
-  return TrainStep(compiled, jax.device_put(root, held), mesh, accumulate, rows)
+  return jax.jit(update, donate_argnums=1, in_shardings=(held, held, sharding(mesh, rows)), out_shardings=held)
 
 
 def _in_parts(gradients: Callable, parts: int, layout) -> Callable:
