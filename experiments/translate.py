@@ -68,6 +68,7 @@ def _translate(run) -> None:
 
   beams = FLAGS.beams or run.config['evaluation']['beams']
   sampling, shown = _sampling(), FLAGS.nbest or (1 if FLAGS.mbr else FLAGS.samples) or 1
+  _check_search()
   if shown > (FLAGS.samples or beams):
     what = f'--samples={FLAGS.samples}' if FLAGS.samples else f'--beams={beams}'
     raise UserError(f'--nbest={FLAGS.nbest} is more than {what}')
@@ -116,6 +117,17 @@ def _sampling():
   if FLAGS.beams:
     raise UserError(f'--samples={FLAGS.samples} draws, --beams={FLAGS.beams} searches; possible: one of them')
   return Sampling(FLAGS.samples, **options)
+
+
+def _check_search() -> None:
+  from attention_jax.training.metrics import higher_is_better
+
+  if FLAGS.samples and FLAGS.groups > 1:
+    raise UserError(f'--samples={FLAGS.samples} draws, --groups={FLAGS.groups} searches; possible: one of them')
+  if FLAGS.groups == 1 and FLAGS.diversity != FLAGS['diversity'].default:
+    raise UserError(f'--diversity={FLAGS.diversity} is an option of --groups, of which there is one')
+  if FLAGS.mbr:
+    higher_is_better(FLAGS.mbr)  # refuses what is no metric
 
 
 def _check_streamed() -> None:

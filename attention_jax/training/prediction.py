@@ -163,7 +163,7 @@ class Beams:
   diversity: float = 0.5
 
   def finder(self) -> Callable:
-    if self.beams == 1:
+    if self.beams == self.groups == 1:
       return search.greedy
     return functools.partial(search.beam, beams=self.beams, groups=self.groups, diversity=self.diversity)
 

@@ -1,0 +1,70 @@
+"""What translate can do besides, and score: on a run of a few words."""
+
+import json
+
+import pytest
+from programs import run
+
+GIVEN = b'eins zwei\n\ndrei'
+
+
+def columns(ran):
+  assert ran.code == 0, ran
+  return [line.split('\t') for line in ran.out.splitlines()]
+
+
+def test_diverse_beams(trained):
+  found = columns(run('translate', f'--workdir={trained[0]}', '--beams=4', '--groups=2', '--nbest=4', stdin=GIVEN))
+  assert {number for number, *_ in found} == {'1', '3'} and len(found) > 4
+
+
+def test_an_ensemble_of_one_run_twice_is_that_run(trained):
+  twice = f'--workdir={trained[0]},{trained[0]}'
+  assert run('translate', twice, stdin=GIVEN).out == run('translate', f'--workdir={trained[0]}', stdin=GIVEN).out
+  assert run('evaluate', twice, '--split=train').code == 0
+  assert run('translate', twice, '--checkpoint=average', stdin=GIVEN).code == 0
+
+
+def test_outputs_begin_as_told(trained, tmp_path):
+  plain = run('translate', f'--workdir={trained[0]}', stdin=GIVEN).out.splitlines()
+  begun = tmp_path / 'begun'
+  begun.write_text(f'{plain[2].split()[0]}\n\n\n')
+  found = run('translate', f'--workdir={trained[0]}', f'--prefixes={begun}', stdin=GIVEN).out.splitlines()
+  assert found[0].split()[0] == plain[2].split()[0] and found[1:] == plain[1:]
+
+
+def test_the_hypothesis_that_the_others_agree_with(trained):
+  drawn = run('translate', f'--workdir={trained[0]}', '--samples=4', '--temperature=3', '--mbr=chrf', stdin=GIVEN)
+  every = columns(run('translate', f'--workdir={trained[0]}', '--samples=4', '--temperature=3', stdin=GIVEN))
+  assert drawn.out.count('\n') == 3
+  assert drawn.out.splitlines()[0] in {text for number, _, text in every if number == '1'}
+
+
+def test_given_translations_are_scored(trained, tmp_path):
+  paths = [tmp_path / name for name in ('source', 'target')]
+  paths[0].write_text('eins zwei\n\ndrei\n')
+  paths[1].write_text('one two\n\nthree three\n')
+  ran = run('score', f'--workdir={trained[0]}', f'--source={paths[0]}', f'--target={paths[1]}')
+  assert ran.code == 0 and '1 blank line skipped (line 2)' in ran.err
+  found = [json.loads(line) for line in ran.out.splitlines()]
+  assert [(one['line'], one['tokens']) for one in found] == [(1, ['one', 'two']), (3, ['three', 'three'])]
+  for one in found:
+    assert len(one['log_probs']) == len(one['tokens']) + 1 == len(one['weights'])
+    assert one['log_prob'] == pytest.approx(sum(one['log_probs'])) and one['log_prob'] < 0
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    (['--beams=3', '--groups=2'], 'groups=2, diversity=0.5; possible: groups that divide beams=3'),
+    (['--beams=1', '--groups=2'], 'groups that divide beams=1'),
+    (['--samples=2', '--groups=2'], '--samples=2 draws, --groups=2 searches; possible: one of them'),
+    (['--diversity=2'], '--diversity=2.0 is an option of --groups, of which there is one'),
+    (['--mbr=blue'], "unknown metric 'blue'"),
+    (['--prefixes=/dev/null'], '/dev/null'),
+    (['--stream', '--groups=2'], '--groups=2 cannot be given with --stream'),
+  ],
+)
+def test_mistakes_are_one_line(trained, flags, message):
+  ran = run('translate', f'--workdir={trained[0]}', *flags, stdin=GIVEN)
+  assert ran.code == 2 and ran.err.startswith('error: ') and ran.err.count('\n') == 1 and message in ran.err, ran.err
