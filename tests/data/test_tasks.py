@@ -119,7 +119,7 @@ def test_dates_are_asked_of_their_builder(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
   ('task', 'message'),
   [
-    ('txt', "unknown task 'txt' (did you mean 'text'?); possible: dates, text, tfds, tsv"),
+    ('txt', "unknown task 'txt' (did you mean 'text'?); possible: dates, records, text, tfds, tsv"),
     ('text(', "cannot read 'text('; write 'name' or 'name(option=literal, ...)'"),
     ('dates(size=3)', "task 'dates' has no options, got 'size'"),
     (

@@ -9,8 +9,10 @@ PROGRAMS = {
   'evaluate': ('--workdir:', '--checkpoint:', '--split:', '--beams:', '--output:'),
   'translate': (
     '--workdir:', '--checkpoint:', '--input:', '--beams:', '--nbest:', '--alignments:', '--json:', '--stream:',
-    '--samples:', '--seed:', '--temperature:', '--top_k:', '--top_p:', '--min_p:',
+    '--samples:', '--seed:', '--temperature:', '--top_k:', '--top_p:', '--min_p:', '--groups:', '--diversity:',
+    '--prefixes:', '--replace_unknown:', '--mbr:',
   ),
+  'score': ('--workdir:', '--checkpoint:', '--source:', '--target:'),
   'inspect_attention': ('--workdir:', '--checkpoint:', '--split:', '--rows:', '--text:', '--output:'),
 }  # fmt: skip
 

@@ -1,5 +1,7 @@
 """Models whose output layer says words of the source, whatever the vocabulary holds."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,8 +39,11 @@ def given(seed=0):
   return source, mask, target.at[:, 0].set(WORDS + 1)
 
 
-@pytest.mark.parametrize('output', [*COPYING, 'pointer_generator(tied=True)'])
-@pytest.mark.parametrize('decoder', MODELS)
+EACH = [('bahdanau', output) for output in (*COPYING, 'pointer_generator(tied=True)')]
+EACH += [('luong', 'copynet'), ('gnmt', 'pointer_generator'), ('transformer', 'copynet'), ('conv', 'pointer_generator')]
+
+
+@pytest.mark.parametrize(('decoder', 'output'), EACH)
 def test_steps_say_what_all_at_once_say(decoder, output):
   model, (source, mask, target) = MODELS[decoder](output), given()
   params = variables(model, source, mask, target)
@@ -61,6 +66,13 @@ def test_pointers_say_where_the_weights_are():
     for word_ in set(np.asarray(source[b])[np.asarray(mask[b])].tolist()):
       whole = np.asarray(outputs.weights[b])[:, (np.asarray(source[b]) == word_) & np.asarray(mask[b])].sum(-1)
       np.testing.assert_allclose(jnp.exp(outputs.logits[b, :, word_]), whole, rtol=1e-4)
+
+
+@pytest.mark.parametrize(('decoder', 'output'), list(itertools.product(MODELS, COPYING)))
+def test_everything_copies(decoder, output):
+  model, (source, mask, target) = MODELS[decoder](output), given()
+  both = lambda *given: model.init_with_output(jax.random.key(0), *given)[0]
+  assert jax.eval_shape(both, source, mask, target).logits.shape == (*target.shape, WORDS + S)
 
 
 @pytest.mark.parametrize('output', COPYING)

@@ -53,7 +53,7 @@ def test_tied_output_scores_against_the_very_embeddings():
   assert_close(logits_of_one, logits[:, 1])
 
 
-@pytest.mark.parametrize('kind', OUTPUTS)
+@pytest.mark.parametrize('kind', [name for name, cls in OUTPUTS.items() if not cls.copies])
 def test_logits_are_float32(kind):
   layer, features = Both(OUTPUTS[kind], jnp.bfloat16), draw(B, T, FEATURES).astype(jnp.bfloat16)
   embedded, logits = jax.eval_shape(layer.apply, variables(layer, IDS, features), IDS, features)

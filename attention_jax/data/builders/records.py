@@ -1,14 +1,15 @@
-"""Records of people and a question about them -> the answer: data in which names have to be copied.
+"""Records of people and an occupation that is asked for -> who has it: data in which names have to be copied.
 
-  Ana Lima , baker , Porto ; Bo Ek , pilot , Graz ; Ida Holm , baker , Oslo ? Graz   -> Bo Ek is a pilot from Graz .
-  the same with ? baker                                                             -> baker : Ana Lima and Ida Holm .
+  Ana Lima , baker , Porto ; Bo Ek , pilot , Graz ; Ida Holm , baker , Oslo ? pilot   -> Bo Ek is a pilot from Graz .
+  the same with ? baker                                                              -> baker : Ana Lima and Ida Holm .
 
 Names and towns are real ones of many countries, from Faker's lists. How often they are drawn falls with their place in
 a list, so that a vocabulary of frequent words knows some of them; those of the split 'unseen' stand in no other. A
 person may have a name that somebody else in the same records has too. As 'list' the answer has nothing but words of the
 source: `Bo Ek` and `Ana Lima ; Ida Holm`.
 
-Gold links say which source word each name, occupation and town of an answer was copied from, where that is one.
+Gold links say which source word each name, occupation and town of an answer was copied from, where that is one. What is
+asked for is one of a few words, which every vocabulary knows: unknown ones look all the same to a model.
 """
 
 import functools
@@ -56,11 +57,8 @@ def generate(split: str, form: str = 'sentence', seed: int = 0) -> Iterator[dict
   names = [_words(kind, split == 'unseen') for kind in ('first_names', 'last_names', 'cities')]
   for _ in range(size):
     people = _people(draw, names)
-    one = people[int(draw() * len(people))]
-    by_town = draw() < 0.5
-    asked = one.words[3 if by_town else 2]
-    matching = [person for person in people if person.words[3 if by_town else 2] == asked]
-    words, links = answer(matching, by_town, asked)
+    asked = people[int(draw() * len(people))].words[2]
+    words, links = answer([person for person in people if person.words[2] == asked], asked)
     records = ' ; '.join('{} {} , {} , {}'.format(*person.words) for person in people)
     pairs = ' '.join(f'{source}-{target}' for target, source in links)
     yield {'source': f'{records} ? {asked}', 'target': ' '.join(words), 'links': pairs}
@@ -91,8 +89,8 @@ def _frequent(draw: Callable[[], float], words: tuple[str, ...]) -> str:
 Links = list[tuple[int, int]]  # (target word, source word)
 
 
-def _sentence(people: list[Person], by_town: bool, asked: str) -> tuple[list[str], Links]:
-  if by_town:
+def _sentence(people: list[Person], asked: str) -> tuple[list[str], Links]:
+  if len(people) == 1:
     (first, last, occupation, town), places = people[0]
     words = [first, last, 'is', 'a', occupation, 'from', town, '.']
     return words, list(zip((0, 1, 4, 6), places, strict=True))
@@ -100,7 +98,7 @@ def _sentence(people: list[Person], by_town: bool, asked: str) -> tuple[list[str
   return [asked, ':', *words, '.'], links
 
 
-def _list(people: list[Person], by_town: bool, asked: str) -> tuple[list[str], Links]:
+def _list(people: list[Person], asked: str) -> tuple[list[str], Links]:
   return _names(people, ';', 0)
 
 
