@@ -24,8 +24,7 @@ def test_every_question_has_its_answer(split):
   for row in ALL[split]:
     people, asked = parse(row)
     found = [one for one in people if asked == one[2]]
-    listed = f'{asked} : {" and ".join(" ".join(one[:2]) for one in found)} .'
-    assert row['target'] == ('{} {} is a {} from {} .'.format(*found[0]) if len(found) == 1 else listed)
+    assert row['target'] == f'{asked} : {" and ".join("{} {} from {}".format(*one[:2], one[3]) for one in found)} .'
     kinds.add(len(found))
   assert kinds == {1, 2, 3, 4}
 

@@ -1,15 +1,15 @@
 """Records of people and an occupation that is asked for -> who has it: data in which names have to be copied.
 
-  Ana Lima , baker , Porto ; Bo Ek , pilot , Graz ; Ida Holm , baker , Oslo ? pilot   -> Bo Ek is a pilot from Graz .
-  the same with ? baker                                                              -> baker : Ana Lima and Ida Holm .
+  Ana Lima , baker , Porto ; Bo Ek , pilot , Graz ; Ida Holm , baker , Oslo ? pilot   -> pilot : Bo Ek from Graz .
+  the same with ? baker                     -> baker : Ana Lima from Porto and Ida Holm from Oslo .
 
 Names and towns are real ones of many countries, from Faker's lists. How often they are drawn falls with their place in
 a list, so that a vocabulary of frequent words knows some of them; those of the split 'unseen' stand in no other. A
 person may have a name that somebody else in the same records has too. As 'list' the answer has nothing but words of the
 source: `Bo Ek` and `Ana Lima ; Ida Holm`.
 
-Gold links say which source word each name, occupation and town of an answer was copied from, where that is one. What is
-asked for is one of a few words, which every vocabulary knows: unknown ones look all the same to a model.
+Gold links say which source word each name and town of an answer was copied from. What is asked for is one of a few
+words, which every vocabulary knows: unknown ones look all the same to a model.
 """
 
 import functools
@@ -90,28 +90,30 @@ Links = list[tuple[int, int]]  # (target word, source word)
 
 
 def _sentence(people: list[Person], asked: str) -> tuple[list[str], Links]:
-  if len(people) == 1:
-    (first, last, occupation, town), places = people[0]
-    words = [first, last, 'is', 'a', occupation, 'from', town, '.']
-    return words, list(zip((0, 1, 4, 6), places, strict=True))
-  words, links = _names(people, 'and', 2)
+  words, links = _each(people, 'and', 2, lambda person: ((0, 1), 'from', (3,)))
   return [asked, ':', *words, '.'], links
 
 
 def _list(people: list[Person], asked: str) -> tuple[list[str], Links]:
-  return _names(people, ';', 0)
+  return _each(people, ';', 0, lambda person: ((0, 1),))
 
 
 FORMS = {'sentence': _sentence, 'list': _list}
 
 
-def _names(people: list[Person], between: str, start: int) -> tuple[list[str], Links]:
-  """The names of people one after the other, the first of them at `start` of the target."""
+def _each(people: list[Person], between: str, start: int, parts: Callable) -> tuple[list[str], Links]:
+  """What is said of each person, one after the other, the first word of it at `start` of the target.
+
+  parts(person) are words, and tuples of which words of the person to copy.
+  """
   words, links = [], []
   for person in people:
     words += [between] * bool(words)
-    links += [(start + len(words), person.places[0]), (start + len(words) + 1, person.places[1])]
-    words += person.words[:2]
+    for part in parts(person):
+      for which in part if isinstance(part, tuple) else ():
+        links.append((start + len(words), person.places[which]))
+        words.append(person.words[which])
+      words += [part] if isinstance(part, str) else []
   return words, links
 
 
