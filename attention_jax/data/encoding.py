@@ -58,13 +58,14 @@ def encode(corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary) -
   places: list[dict[str, int]] = []
 
   def source(line: str) -> list[int]:
-    ids, tokens = source_vocab.encode(line), source_vocab.tokens
-    places.append(_first_places(tokens(line), ids) if UNK in ids else {})
-    return _placed(ids, tokens, line, places[-1], len(source_vocab)) if places[-1] else ids
+    ids = source_vocab.encode(line)
+    tokens = source_vocab.tokens(line) if UNK in ids else []
+    places.append(_first_places(tokens, ids) if tokens else {})
+    return _placed(ids, tokens, places[-1], len(source_vocab)) if tokens else ids
 
   def target(line: str) -> list[int]:
     ids, known = target_vocab.encode(line), next(of_sources)
-    return _placed(ids, target_vocab.tokens, line, known, len(target_vocab)) if known and UNK in ids else ids
+    return _placed(ids, target_vocab.tokens(line), known, len(target_vocab)) if known and UNK in ids else ids
 
   sources = _flat(corpus.source, source)
   of_sources = iter(places)
@@ -80,9 +81,9 @@ def _first_places(tokens: Sequence[str], ids: Sequence[int]) -> dict[str, int]:
   return places
 
 
-def _placed(ids: Sequence[int], tokens: Callable, line: str, places: dict[str, int], size: int) -> list[int]:
+def _placed(ids: Sequence[int], tokens: Sequence[str], places: dict[str, int], size: int) -> list[int]:
   """The ids of a line, unknown ones as the places they have."""
-  named = zip(ids, tokens(line), strict=True)
+  named = zip(ids, tokens, strict=True)
   return [size + places[token] if id == UNK and token in places else id for id, token in named]
 
 

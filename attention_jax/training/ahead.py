@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from attention_jax.data.batching import UNITS, Batch
 from attention_jax.data.encoding import check_buckets
 from attention_jax.models.seq2seq import build
+from attention_jax.training.anneal import make_anneal
 from attention_jax.training.config import complete
 from attention_jax.training.experiment import initial_params
 from attention_jax.training.loop import Training
@@ -40,10 +41,11 @@ def updates(config: Mapping[str, Any], entries: int, mesh: Mesh, platform: str) 
   loss = sequence_loss(model, training.label_smoothing, training.auxiliary, training.objective)
   schedule = make_schedule(training.schedule, training.steps)
   optimizer = make_optimizer(training.optimizer, schedule, training.clip)
-  update = compile_update(
-    loss, optimizer, schedule, mesh, accumulate=training.accumulate, average=training.average
-  )
   params = jax.eval_shape(lambda: initial_params(model, 0))
+  anneal = make_anneal(training.anneal, params, training.steps)
+  update = compile_update(
+    loss, optimizer, schedule, mesh, accumulate=training.accumulate, average=training.average, anneal=anneal
+  )
   state = jax.eval_shape(lambda: init_state(initial_params(model, 0), optimizer, training.average, loss.running))
   root = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
   for source, target in check_buckets(data['buckets']):

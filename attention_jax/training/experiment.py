@@ -220,8 +220,13 @@ def _checked(config: Config) -> Training:
     raise UserError(f'config.seeds is {config["seeds"]}; possible: {possible}')
   training = Training(**config['training'])
   make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
-  _check_with_model(build(config['model'], 4, 4), training)
+  model = build(config['model'], 4, 4)
+  _check_with_model(model, training)
   tasks.check(config['data'])
+  # Two vocabularies of one size would pass for a shared one.
+  if (model.output.copies or config['model']['share_embeddings']) and not config['data']['shared_vocabulary']:
+    which = 'share_embeddings' if config['model']['share_embeddings'] else f'output={config["model"]["output"]!r}'
+    raise UserError(f'config.model.{which} needs one vocabulary for both sides; set config.data.shared_vocabulary=True')
   Evaluation(**config['evaluation'])
   for spec in config['evaluation']['metrics']:
     measure(spec, ['a'], [['a']])  # also refuses values that only the metric itself knows

@@ -8,6 +8,7 @@ from attention_jax.data.encoding import encode
 from attention_jax.data.files import read_lines
 from attention_jax.data.text import Corpus
 from attention_jax.errors import UserError
+from attention_jax.tokens import UNK
 from attention_jax.training.experiment import open_run
 from attention_jax.training.metrics import measure
 from experiments.benchmarks import peers
@@ -66,7 +67,8 @@ def _torch(run, lines: list[str], beams: int, said: dict[str, list[str]]) -> Sid
   except (KeyError, RuntimeError) as error:
     raise UserError(f'{run.folder}: PyTorch has bahdanau2015 with one layer beside it, and no other model') from error
   encoded = encode(Corpus(lines, [''] * len(lines)), run.predictor.source_vocab, run.predictor.target_vocab)
-  ids = [encoded.source[a:b] for a, b in zip(encoded.source_offsets, encoded.source_offsets[1:], strict=False)]
+  flat = np.where(encoded.source < sizes['source_size'], encoded.source, UNK)
+  ids = [flat[a:b] for a, b in zip(encoded.source_offsets, encoded.source_offsets[1:], strict=False)]
   order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
 
   def theirs():

@@ -55,6 +55,7 @@ FIELDS = [
   ('model.encoder=birnn(layer=2)', ["unknown option of encoder 'birnn': 'layer'", "'layers'?"]),
   ('model.decoder=bahdanu', ["unknown decoder 'bahdanu'", "'bahdanau'?", 'luong']),
   ('model.decoder=luong(features=0)', ["decoder 'luong': features is 0", '1 or more']),
+  ('model.output=pointer', ["config.model.output='pointer' needs one vocabulary", 'shared_vocabulary=True']),
   ('model.dtype=float64', ["unknown dtype 'float64'", 'bfloat16, float32']),
   ('model.dropout=1.5', ['dropout is 1.5', 'from 0 to below 1']),
   ('training.optimizer=adan', ["unknown optimizer 'adan'", "'adam'?"]),
