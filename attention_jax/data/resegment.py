@@ -20,6 +20,9 @@ def resegmented(
   How a row is cut is a function of (seed, epoch, row) and of the side, whatever was cut before and by which thread. A
   pair that would no longer fit its bucket stays as it is in `encoded`. A row of -1 has no tokens.
 
+  A piece that the vocabulary does not know is UNK here, without its place in the source (`encoding.encode`): layers
+  that copy can write it when they translate, and have not learned to by these lines.
+
   What it costs: every line of every batch is cut when its batch is made, on the threads that prefetch; 60 µs for a line
   of 15 pieces on one core, about 1.6 times what cutting it once takes.
   """

@@ -187,9 +187,7 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], what: str) -> R
   name, given = parse_spec(spec)
   row = table[choose(name, table, what)]
   possible = options(row)
-  for option, value in given.items():
-    choose(option, possible, f'option of {what} {name!r}:')
-    check_option(name, option, value, possible[option])
+  check_options(f'{what} {name!r}', given, possible)
   sizes = {k: given.pop(k, v) for k, v in row.sizes.items()}
   if any(size < 1 for size in sizes.values()):
     raise UserError(f'{name}: sizes must be at least 1, got {sizes}')
@@ -206,8 +204,14 @@ def _bind(fn: Callable | None, given: Mapping[str, Any]) -> Callable | None:
   return functools.partial(fn, **mine) if mine else fn
 
 
-def check_option(what: str, option: str, value: Any, default: Any) -> None:
-  """Raises UserError unless `value` is of the kind of `default`; whole numbers are numbers, and None takes anything."""
+def check_options(what: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+  """Raises UserError unless each option that is given has a default and is of its kind."""
+  for option, value in given.items():
+    _check_option(what, option, value, defaults[choose(option, defaults, f'option of {what}:')])
+
+
+def _check_option(what: str, option: str, value: Any, default: Any) -> None:
+  """Whole numbers are numbers, and None takes anything."""
   kinds = (int, float) if type(default) is float else type(default)
   if default is not None and (not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool)):
     kind = _KINDS.get(type(default), type(default).__name__)

@@ -18,6 +18,7 @@ from attention_jax.functional.attend import Memory
 from attention_jax.functional.masking import masked
 from attention_jax.models.cells import Output
 from attention_jax.models.encoded import Encoded
+from attention_jax.models.layered import Layered, LayersCarry, first_carry
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.convolution import GatedConvolution, Normed, halved, lessened, windows
 from attention_jax.modules.positions import Learned
@@ -160,52 +161,31 @@ class DecoderLayer(nn.Module):
     return after, halved(h, x), by_head(weights, self.attention.heads)
 
 
-class ConvCarry(NamedTuple):
-  """How many steps have been made [B], the same for all of a batch, and the carry of every layer."""
-
-  step: jax.Array
-  layers: tuple[LayerCarry, ...]
-
-
-class ConvDecoder(Convolutional, kw_only=True):
+class ConvDecoder(Layered, Convolutional, kw_only=True):
   """Gated convolutions over what came before, each followed by attention. Gehring et al. 2017, sections 3.2 and 3.3.
 
-  The features for the output layer are as wide as the embeddings. Attributes as in Convolutional, and
-    attention: how each layer looks at the memory; the paper has score='dot' and one head.
-    weights_of: the layer whose weights over the memory, averaged over heads, are the weights of the model; counted from
-      0, from the last one by negative numbers. Output.layers has those of all layers and heads.
+  The features for the output layer are as wide as the embeddings. Attributes as in Layered and Convolutional; the paper
+  has score='dot' and one head.
   """
-
-  attention: Attention
-  weights_of: int = -1
-  attends = True
-  latent = None
-  needed_loss = ''
-  starts_alone = False
-
-  @property
-  def attends_inside(self) -> bool:
-    return self.attention.recurrent
 
   def setup(self):
     self.prepare()
-    if not -self.layers <= self.weights_of < self.layers:
-      raise UserError(f'conv: weights_of={self.weights_of}; possible: {-self.layers} to {self.layers - 1}')
+    self.check_layers('conv')
     attention = learns_alone(self.attention, 'conv')
     self.blocks = [
       DecoderLayer(attention.clone(), self.features, self.width, self.dropout, self.dtype) for _ in range(self.layers)
     ]
     self.drop = nn.Dropout(self.dropout)
 
-  def start(self, encoded: Encoded, max_length: int) -> tuple[ConvCarry, tuple[Memory, ...]]:
+  def start(self, encoded: Encoded, max_length: int) -> tuple[LayersCarry, tuple[Memory, ...]]:
     self.positions.check(max_length)
     memory = self._remember(encoded)
     layers = tuple(block.start(own_memory) for block, own_memory in zip(self.blocks, memory, strict=True))
-    return ConvCarry(jnp.zeros((encoded.memory.shape[0],), jnp.int32), layers), memory
+    return first_carry(encoded.memory.shape[0], layers), memory
 
   def step(
-    self, carry: ConvCarry, embedding: jax.Array, memory: tuple[Memory, ...], deterministic: bool = True
-  ) -> tuple[ConvCarry, Output]:
+    self, carry: LayersCarry, embedding: jax.Array, memory: tuple[Memory, ...], deterministic: bool = True
+  ) -> tuple[LayersCarry, Output]:
     embedded, x = (y[:, 0] for y in self.enter(embedding[:, None], carry.step[:1]))
     carries, seen = [], []
     for block, own, own_memory in zip(self.blocks, carry.layers, memory, strict=True):
@@ -213,7 +193,7 @@ class ConvDecoder(Convolutional, kw_only=True):
       carries.append(own)
       seen.append(weights)
     output = self._output(x, embedded, seen, 1, deterministic)
-    return ConvCarry(carry.step + 1, tuple(carries)), output
+    return LayersCarry(carry.step + 1, tuple(carries)), output
 
   def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> Output:
     (embedded, x), seen = self.enter(embeddings, jnp.arange(embeddings.shape[1])), []
@@ -230,6 +210,5 @@ class ConvDecoder(Convolutional, kw_only=True):
     return tuple(block.remember(encoded) for block in self.blocks)
 
   def _output(self, x: jax.Array, embedded: jax.Array, seen: list[jax.Array], axis: int, deterministic: bool) -> Output:
-    """seen: of each layer, the weights [..., N, S]; the layers get this axis."""
     features = self.drop(self.leave(x, embedded.shape[-1]), deterministic=deterministic)
-    return Output(features, (), seen[self.weights_of].mean(-2), layers=jnp.stack(seen, axis), top=features)
+    return self.gather(features, seen, axis)

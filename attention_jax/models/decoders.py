@@ -6,7 +6,7 @@
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -17,8 +17,9 @@ from attention_jax.functional.attend import Memory
 from attention_jax.models.cells import CELLS, Cell, Output
 from attention_jax.models.convolutional import ConvDecoder
 from attention_jax.models.encoded import Encoded
+from attention_jax.models.layered import Layered, LayersCarry, first_carry
 from attention_jax.modules.attention import Attention
-from attention_jax.modules.transformer import DecoderLayer, LayerCarry, Stack, learns_alone, visible
+from attention_jax.modules.transformer import DecoderLayer, Stack, learns_alone, visible
 
 
 def over_steps(step):
@@ -104,56 +105,34 @@ class Decoder(nn.Module):
     return output._replace(features=self.drop(output.features, deterministic=deterministic))
 
 
-class StackCarry(NamedTuple):
-  """How many steps have been made [B], the same for all of a batch, and the carry of every layer."""
-
-  step: jax.Array
-  layers: tuple[LayerCarry, ...]
-
-
-class TransformerDecoder(Stack, kw_only=True):
+class TransformerDecoder(Layered, Stack, kw_only=True):
   """Layers that look at their own sequence and at the memory. Vaswani et al. 2017, section 3.1.
 
-  Attributes as in Stack, and
-    attention: how each layer looks at the memory; its features are those of the decoder.
-    weights_of: the layer whose weights over the memory, averaged over heads, are the weights of the model; counted from
-      0, from the last one by negative numbers. Output.layers has those of all layers and heads.
+  Attributes as in Layered and Stack; the features of the attention are those of the decoder.
   """
-
-  attention: Attention
-  weights_of: int = -1
-  attends = True
-  latent = None
-  needed_loss = ''
-  starts_alone = False
-
-  @property
-  def attends_inside(self) -> bool:
-    return self.attention.recurrent
 
   def setup(self):
     self.prepare(causal=True)
     if self.attention.features != self.features:
       given = f'model.attention.features={self.attention.features}, decoder features={self.features}'
       raise UserError(f'transformer: {given}; they must be the same')
-    if not -self.layers <= self.weights_of < self.layers:
-      raise UserError(f'transformer: weights_of={self.weights_of}; possible: {-self.layers} to {self.layers - 1}')
+    self.check_layers('transformer')
     cross = learns_alone(self.attention)
     self.blocks = [
       DecoderLayer(self.own_attention(), cross.clone(project_values=True), self.feed_forward(), self.residual)
       for _ in range(self.layers)
     ]
 
-  def start(self, encoded: Encoded, max_length: int) -> tuple[StackCarry, tuple[Memory, ...]]:
+  def start(self, encoded: Encoded, max_length: int) -> tuple[LayersCarry, tuple[Memory, ...]]:
     self.positions.check(max_length)
     memory = self._remember(encoded)
     layers = zip(self.blocks, memory, strict=True)
     carries = tuple(block.start(own_memory, max_length, self.features) for block, own_memory in layers)
-    return StackCarry(jnp.zeros((encoded.memory.shape[0],), jnp.int32), carries), memory
+    return first_carry(encoded.memory.shape[0], carries), memory
 
   def step(
-    self, carry: StackCarry, embedding: jax.Array, memory: tuple[Memory, ...], deterministic: bool = True
-  ) -> tuple[StackCarry, Output]:
+    self, carry: LayersCarry, embedding: jax.Array, memory: tuple[Memory, ...], deterministic: bool = True
+  ) -> tuple[LayersCarry, Output]:
     at, size = carry.step[0], carry.layers[0].key.shape[2]
     x = self.enter(embedding[:, None], at[None])[:, 0]
     mask = jnp.broadcast_to(self._visible(at[None], size), (x.shape[0], size))
@@ -162,7 +141,7 @@ class TransformerDecoder(Stack, kw_only=True):
       own, x, weights = block.step(own, x, own_memory, mask, at, deterministic)
       carries.append(own)
       seen.append(weights)
-    return StackCarry(carry.step + 1, tuple(carries)), self._output(x, seen, 1)
+    return LayersCarry(carry.step + 1, tuple(carries)), self.gather(self.leave(x), seen, 1)
 
   def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> Output:
     at = jnp.arange(embeddings.shape[1])
@@ -172,18 +151,13 @@ class TransformerDecoder(Stack, kw_only=True):
       after, weights = block(x, own_memory, mask, at, deterministic)
       x = self.through(x, after, deterministic)
       seen.append(jnp.moveaxis(weights, 2, 1))
-    return self._output(x, seen, 2)
+    return self.gather(self.leave(x), seen, 2)
 
   def _visible(self, at: jax.Array, size: int) -> jax.Array:
     return visible(at, size, causal=True, window=self.window, sinks=self.sinks)
 
   def _remember(self, encoded: Encoded) -> tuple[Memory, ...]:
     return tuple(block.remember(encoded.memory, encoded.mask, encoded.values) for block in self.blocks)
-
-  def _output(self, x: jax.Array, seen: list[jax.Array], axis: int) -> Output:
-    """seen: of each layer, the weights [..., N, S]; the layers get this axis."""
-    features = self.leave(x)
-    return Output(features, (), seen[self.weights_of].mean(-2), layers=jnp.stack(seen, axis), top=features)
 
 
 DECODERS: Mapping[str, type[nn.Module]] = {**CELLS, 'conv': ConvDecoder, 'transformer': TransformerDecoder}

@@ -1,6 +1,7 @@
 """Hypotheses drawn at random instead of searched for. As search.py, this knows only `step`."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -46,6 +47,11 @@ class Sampling:
     for name, (fine, possible) in limits.items():
       if not fine:
         raise UserError(f'sampling: {name}={getattr(self, name)}; possible: {possible}')
+
+  def finder(self, drawn: tuple[jax.Array, jax.Array]) -> Callable:
+    """What draws hypotheses of a model's steps, for sources with these seeds [B] and numbers [B]."""
+    rngs = jax.vmap(lambda seed, number: jax.random.fold_in(jax.random.key(seed), number))(*drawn)
+    return functools.partial(sample, rngs=rngs, sampling=self)
 
   def left(self, logits: jax.Array) -> jax.Array:
     """logits [..., V] / temperature, -inf for tokens that may not be drawn. The likeliest one is always left."""

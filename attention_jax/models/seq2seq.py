@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.latent import log_mixture
 from attention_jax.functional.masking import masked
-from attention_jax.functional.table import check_option, parse_spec
+from attention_jax.functional.table import check_options, parse_spec
 from attention_jax.models.decoders import DECODERS, decoder_of, over_steps
 from attention_jax.models.encoders import ENCODERS
 from attention_jax.modules.attention import Attention
@@ -228,9 +228,8 @@ def make(spec: str, table: Mapping[str, type[nn.Module]], what: str, **parts: An
   cls = table[choose(name, table, what)]
   fields = {f.name: f for f in dataclasses.fields(cls)}
   possible = {n for n in fields if n not in ('parent', 'name', *parts)} | {'dropout'} & set(fields)
+  check_options(f'{what} {name!r}', given, {option: fields[option].default for option in possible})
   for option, value in given.items():
-    choose(option, possible, f'option of {what} {name!r}:')
-    check_option(f'{what} {name!r}', option, value, fields[option].default)
     _check_range(f'{what} {name!r}', option, value, fields[option].default)
   return cls(**(parts | given))
 

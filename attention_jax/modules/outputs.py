@@ -62,7 +62,7 @@ class Seen(NamedTuple):
   parts: tuple[jax.Array, ...]
 
 
-class Output(nn.Module):
+class OutputLayer(nn.Module):
   """What output layers share.
 
   Attributes: size, of the vocabulary; embedding, of the target.
@@ -77,7 +77,7 @@ class Output(nn.Module):
     return ()
 
 
-class VocabularyOutput(Output):
+class VocabularyOutput(OutputLayer):
   """A linear layer over the vocabulary: features [..., D] -> Linear, whose logits are [..., V]."""
 
   @nn.compact
@@ -86,7 +86,7 @@ class VocabularyOutput(Output):
     return Linear(features.astype(self.dtype), kernel, self.param('bias', nn.initializers.zeros, (self.size,)))
 
 
-class TiedOutput(Output):
+class TiedOutput(OutputLayer):
   """Logits against the target embeddings (Press & Wolf 2017); features of another width are projected to theirs."""
 
   @nn.compact
@@ -97,7 +97,7 @@ class TiedOutput(Output):
     return Linear(features.astype(self.dtype), self.embedding.vectors().T, bias)
 
 
-class PointerOutput(Output):
+class PointerOutput(OutputLayer):
   """Nothing but words of the source, at the weights of the attention. Vinyals, Fortunato & Jaitly 2015."""
 
   copies = True
@@ -109,7 +109,7 @@ class PointerOutput(Output):
     return Mixture(_each(lambda weights, ids: copying.point(weights, ids, self.size), seen.weights, seen.kept))
 
 
-class Generating(Output):
+class Generating(OutputLayer):
   """Layers that copy and generate.
 
   Attributes: tied, whether the vocabulary is scored against the target embeddings.
@@ -175,7 +175,7 @@ def _each(formula, *given: jax.Array) -> jax.Array:
   return jax.vmap(formula)(*of_step, ids)
 
 
-OUTPUTS: Mapping[str, type[Output]] = {
+OUTPUTS: Mapping[str, type[OutputLayer]] = {
   'vocabulary': VocabularyOutput,
   'tied': TiedOutput,
   'pointer': PointerOutput,

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError, choose
 from attention_jax.functional import latent
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.table import check_option, parse_specs
+from attention_jax.functional.table import check_options, parse_specs
 
 Means = Mapping[str, jax.Array]
 
@@ -128,9 +128,8 @@ def options(row: Auxiliary) -> dict[str, float]:
 def _row(name: str, given: Mapping[str, float]) -> Auxiliary:
   row = LOSSES[choose(name, LOSSES, 'auxiliary loss')]
   possible = options(row)
+  check_options(f'auxiliary loss {name!r}', given, possible)
   for option, value in given.items():
-    choose(option, possible, f'option of auxiliary loss {name!r}:')
-    check_option(f'auxiliary loss {name!r}', option, value, possible[option])
     if not 0 <= value < math.inf:
       raise UserError(f'auxiliary loss {name!r}: {option} is {value}; possible: 0 or more, and finite')
   own = {option: value for option, value in given.items() if option != 'weight'}

@@ -14,7 +14,7 @@ from rapidfuzz.distance import Levenshtein
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from attention_jax.errors import UserError, choose
-from attention_jax.functional.table import check_option, parse_spec
+from attention_jax.functional.table import check_options, parse_spec
 
 References = Sequence[Sequence[str]]
 # sacrebleu's other tokenizers need further packages or download a model.
@@ -83,8 +83,7 @@ def _read(spec: str) -> tuple[str, dict[str, Any]]:
   name, options = parse_spec(spec)
   parameters = inspect.signature(METRICS[choose(name, METRICS, 'metric')].fn).parameters.values()
   defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-  for option, value in options.items():
-    check_option(name, option, value, defaults[choose(option, defaults, f"option of metric '{name}':")])
+  check_options(f'metric {name!r}', options, defaults)
   return name, options
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax.errors import InvalidRngError
 
 from attention_jax.errors import UserError, choose
-from attention_jax.functional.table import check_option, parse_spec
+from attention_jax.functional.table import check_options, parse_spec
 from attention_jax.models import search
 from attention_jax.models.sampling import Sampling, sample
 from attention_jax.tokens import EOS, PAD
@@ -366,9 +366,8 @@ def build(spec: str, table: Mapping[str, Callable], what: str) -> Callable:
   name, given = parse_spec(spec)
   function = table[choose(name, table, what)]
   possible = {k: p.default for k, p in inspect.signature(function).parameters.items()}
+  check_options(f'{what} {name!r}', given, possible)
   for option, value in given.items():
-    choose(option, possible, f'option of {what} {name!r}:')
-    check_option(f'{what} {name!r}', option, value, possible[option])
     if not isinstance(value, str | bool):
       _within(f'{what} {name!r}: {option}', value, 0 <= value < math.inf, '0 or more, and finite')
   return function(**given)

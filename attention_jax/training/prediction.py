@@ -17,7 +17,7 @@ from attention_jax.errors import UserError
 from attention_jax.functional.masking import padding_mask
 from attention_jax.models import search
 from attention_jax.models.prefix import begun
-from attention_jax.models.sampling import Sampling, sample
+from attention_jax.models.sampling import Sampling
 from attention_jax.models.seq2seq import EncoderDecoder
 from attention_jax.tokens import EOS, PAD, UNK
 from attention_jax.training.partition import make_mesh, place, replicate
@@ -162,15 +162,11 @@ class Beams:
   groups: int = 1
   diversity: float = 0.5
 
-  def finder(self) -> Callable:
+  def finder(self, drawn: Any = None) -> Callable:
+    """What finds hypotheses of a model's steps; it draws nothing."""
     if self.beams == self.groups == 1:
       return search.greedy
     return functools.partial(search.beam, beams=self.beams, groups=self.groups, diversity=self.diversity)
-
-
-def _drawing(sampling: Sampling, drawn: tuple[jax.Array, jax.Array]) -> Callable:
-  rngs = jax.vmap(lambda seed, number: jax.random.fold_in(jax.random.key(seed), number))(*drawn)
-  return functools.partial(sample, rngs=rngs, sampling=sampling)
 
 
 def compile_search(model: EncoderDecoder, beams: int, max_length: int, ranking: search.Ranking = search.DEFAULT):
@@ -190,8 +186,7 @@ def compile_finder(model: EncoderDecoder, how: Beams | Sampling, max_length: int
     step = lambda carry, token, memory: model.apply(variables, carry, token, memory, method='step')
     if prefix is not None:
       step, carry, memory = begun(step, carry, memory, prefix)
-    find = how.finder() if drawn is None else _drawing(how, drawn)
-    found = find(step, carry, memory, max_length=max_length, ranking=ranking, source_mask=source_mask)
+    found = how.finder(drawn)(step, carry, memory, max_length=max_length, ranking=ranking, source_mask=source_mask)
     if model.latent:
       found = found._replace(weights=_posterior(model, variables, source, source_mask, found))
     return found
