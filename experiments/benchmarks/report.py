@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attention_jax.errors import choose
-from experiments.benchmarks import kernels, limits, peers, seeds, systems, trained
+from experiments.benchmarks import kernels, limits, memory, peers, seeds, systems, trained
 from experiments.benchmarks.measure import Timing
 
 SUITES: Mapping[str, Callable[[Callable, int], list[Timing]]] = {
@@ -27,6 +27,7 @@ SUITES: Mapping[str, Callable[[Callable, int], list[Timing]]] = {
   'growth': kernels.growth,
   'agreement': systems.agreement,
   'training': systems.training,
+  'memory': memory.of_training,
   'seeds': seeds.side_by_side,
   'decoding': systems.decoding,
   'pipeline': systems.pipeline,

@@ -65,6 +65,26 @@ def model_of(name: str):
   return model, initial_params(model, 0)
 
 
+def our_update(model, params, batch: Batch) -> Side:
+  """One update of Adam with clipping, compiled at its first run."""
+  loss, schedule, mesh = sequence_loss(model), make_schedule('constant', 1), make_mesh()
+  optimizer = make_optimizer('adam', schedule, 1.0)
+  state = [replicate(init_state(params, optimizer), mesh)]
+  step = make_train_step(loss, optimizer, schedule, mesh, seed=0)
+
+  def update():
+    state[0], metrics = step(state[0], batch)
+    jax.block_until_ready(metrics)
+
+  return Side(update)
+
+
+def their_update(name: str, batch: Batch) -> Side | None:
+  """The same in PyTorch; None where it has no such model, or is not there."""
+  peer = MODELS[name][2]
+  return peers.train_step(peer[0], (batch.source, batch.target), peer[1]) if peer else None
+
+
 def training(say, repeats: int) -> list[Timing]:
   """Updates of Adam with clipping; the limit is the time that the products of matrices alone would take."""
   timings = []
@@ -73,19 +93,9 @@ def training(say, repeats: int) -> list[Timing]:
     say(f'training of {case}')
     batch = batch_of(longest)
     model, params = model_of(name)
-    loss, schedule = sequence_loss(model), make_schedule('constant', 1)
-    optimizer, mesh = make_optimizer('adam', schedule, 1.0), make_mesh()
-    found = products(loss, params, batch, step_rngs(jax.random.key(0)))
-    state = [replicate(init_state(params, optimizer), mesh)]
-    step = make_train_step(loss, optimizer, schedule, mesh, seed=0)
-
-    def update(step=step, state=state, batch=batch):
-      state[0], metrics = step(state[0], batch)
-      jax.block_until_ready(metrics)
-
-    sides = {'attention_jax': Side(update)}
-    peer, ids = MODELS[name][2], (batch.source, batch.target)
-    if peer and (theirs := peers.train_step(peer[0], ids, peer[1])):
+    found = products(sequence_loss(model), params, batch, step_rngs(jax.random.key(0)))
+    sides = {'attention_jax': our_update(model, params, batch)}
+    if theirs := their_update(name, batch):
       sides['torch'] = theirs
     tokens = int(batch.target_mask.sum())
     some = compare('training', case, sides, repeats=repeats, amount=tokens, unit='target tokens')

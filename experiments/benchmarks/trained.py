@@ -1,6 +1,9 @@
 """Translation of a test set by a trained run, beside PyTorch with the same parameters: batches by length, until each
 sentence has ended."""
 
+import subprocess
+import sys
+
 import jax
 import numpy as np
 
@@ -44,7 +47,15 @@ def translation(folder: str, data: str, say, repeats: int) -> list[Timing]:
       value = measure(METRIC, said[timing.side], [[line] for line in references]).value
       say(f'{timing.side}: {timing.rate:.0f} sentences/s, BLEU {value:.2f}')
     timings += found
-  return timings
+  return timings + _start(folder, lines[0], say, repeats)
+
+
+def _start(folder: str, line: str, say, repeats: int) -> list[Timing]:
+  """Seconds of a whole process that translates one line; its programs were compiled, and stored, by the one before."""
+  say('a new process that translates one sentence')
+  command = [sys.executable, '-m', 'experiments.translate', f'--workdir={folder}']
+  run = lambda: subprocess.run(command, input=line, text=True, check=True, stdout=subprocess.PIPE)
+  return compare('translation', 'start and one sentence', {'attention_jax': Side(run)}, repeats=min(repeats, 3))
 
 
 def _torch(run, lines: list[str], beams: int, said: dict[str, list[str]]) -> Side | None:

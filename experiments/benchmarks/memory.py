@@ -1,0 +1,64 @@
+"""How much memory training takes: the greatest resident size of a process that makes updates and nothing else.
+
+`python -m experiments.benchmarks.memory SIDE NAME LONGEST` is such a process. It prints two numbers of bytes: the
+greatest resident size when everything is imported, which is the same for all sides, and that at its end.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from experiments.benchmarks import peers
+from experiments.benchmarks.measure import Timing
+from experiments.benchmarks.systems import MODELS, ROWS, TRAINED, batch_of, model_of, our_update, their_update
+
+UPDATES = 3
+
+
+def of_training(say, repeats: int) -> list[Timing]:
+  """Updates of Adam on the batches of systems.TRAINED, of every model that PyTorch has too, each in a new process."""
+  if not peers.torch:
+    say('memory is left out: ' + peers.VERSION)
+    return []
+  timings = []
+  for name, longest in ((name, longest) for name, longest in TRAINED if MODELS[name][2]):
+    case = f'{name}, {ROWS} x {longest} -> {longest}, a process of {UPDATES} updates'
+    say(f'memory of {case}')
+    rounds = [{side: _process(side, name, longest) for side in SIDES} for _ in range(min(repeats, 3))]
+    base = np.median([found['attention_jax']['seconds'] for found in rounds])
+    for side in SIDES:
+      low, median, high = np.quantile([found[side]['seconds'] for found in rounds], (0.25, 0.5, 0.75))
+      imports, peak = (int(np.median([found[side][key] for found in rounds])) for key in ('imports', 'peak'))
+      note = f'greatest resident size {peak / 1e6:.0f} MB, {imports / 1e6:.0f} of it imports'
+      timings.append(Timing('memory', case, side, median, low, high, base / median, memory=peak - imports, note=note))
+  return timings
+
+
+def _process(side: str, name: str, longest: int) -> dict[str, float]:
+  began = time.perf_counter()
+  command = [sys.executable, '-m', 'experiments.benchmarks.memory', side, name, str(longest)]
+  done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+  return json.loads(done.stdout.splitlines()[-1]) | {'seconds': time.perf_counter() - began}
+
+
+SIDES = {
+  'attention_jax': lambda name, batch: our_update(*model_of(name), batch),
+  'torch': lambda name, batch: their_update(name, batch),
+}
+
+
+def _peak() -> int:
+  """The greatest resident size of this process so far, bytes. Linux counts in units of 1024, macOS in bytes."""
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
+
+
+if __name__ == '__main__':
+  imports = _peak()
+  update = SIDES[sys.argv[1]](sys.argv[2], batch_of(int(sys.argv[3])))
+  for _ in range(UPDATES):
+    update.run()
+  print(json.dumps({'imports': imports, 'peak': _peak()}))
