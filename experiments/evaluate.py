@@ -25,7 +25,7 @@ def main() -> None:
   found, predictions = experiment.evaluate_split(run, FLAGS.split, beams=FLAGS.beams)
   print_results({f'{FLAGS.split} (step {run.step})': found})
   if output:
-    experiment.write_hypotheses(output, predictions)
+    experiment.write_lines(output, run.system.lines(predictions))
     print(f'written to {output}')
 
 

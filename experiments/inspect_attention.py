@@ -19,11 +19,13 @@ flags.DEFINE_string('output', None, 'a new PNG; by default attention.png in the 
 
 
 def main() -> None:
-  from attention_jax.training import pictures
+  from attention_jax.training import experiment
 
   folder = required('workdir')
-  path = new_file(FLAGS.output, 'output') if FLAGS.output else f'{folder}/attention.png'
-  pictures.draw(folder, path, split=FLAGS.split, rows=FLAGS.rows, lines=FLAGS.text, checkpoint=FLAGS.checkpoint)
+  output = new_file(FLAGS.output, 'output') if FLAGS.output else None
+  run = experiment.open_run(folder, FLAGS.checkpoint)
+  path = output or f'{folder}/{run.system.drawing}'
+  run.system.draw(run.params, path, split=FLAGS.split, rows=FLAGS.rows, given=FLAGS.text)
   print(f'written to {path}')
 
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,55 +44,38 @@ def _tokens(size: int, bucket: tuple[int, int]) -> int:
 UNITS = {'sentences': _sentences, 'tokens': _tokens}  # (batch size, bucket) -> rows of a batch
 
 
-class Batches:
-  """The training batches of one split, without end: `batches[step]` for any step >= 0.
+class Order:
+  """Which rows of a split make the batch of a step, without end: `order[step]` for any step >= 0.
 
-  Step `s` lies in epoch `s // len(batches)`. Each epoch has every row that fits a bucket exactly once, in an order
-  given by (seed, epoch) alone, and the bucket of a step by the epoch alone; the last batch of each bucket is filled up
-  with filler rows. Nothing is kept between steps but a cache, so that a run is resumed by knowing its step, and threads
-  may share one object.
+  Step `s` lies in epoch `s // len(order)`. Each epoch has every row that fits a bucket exactly once, in an order given
+  by (seed, epoch) alone, and the bucket of a step by the epoch alone; the last batch of each bucket is filled up with
+  filler rows. Nothing is kept between steps but a cache, so that a run is resumed by knowing its step, and threads may
+  share one object.
   """
 
   def __init__(
-    self,
-    encoded: Encoded,
-    buckets: Iterable[Sequence[int]],
-    size: int,
-    unit: str = 'sentences',
-    seed: int = 0,
-    shard: int = 0,
-    shards: int = 1,
-    links: bool = False,
-    resegment: Resegment | None = None,
-  ):
+    self, chosen: np.ndarray, buckets: Sequence[tuple[int, ...]], size: int, unit: str = 'sentences', seed: int = 0,
+    shard: int = 0, shards: int = 1,
+  ):  # fmt: skip
     """Args:
-      encoded: the split.
-      buckets: (source, target) length pairs, EOS included.
-      size: rows of a batch, or its tokens (rows times the longer side of the bucket).
+      chosen: the number of the bucket of each row of a split; -1 for one that fits none.
+      buckets: what each is like: lengths.
+      size: rows of a batch, or its tokens (rows times the longest side of the bucket).
       unit: a name in UNITS.
       seed: of the order.
       shard, shards: this process gets the rows `shard::shards` of every batch.
-      links: whether batches have the links of their rows.
-      resegment: see resegment.resegmented; None leaves rows as they are.
 
-    Raises: UserError when no row fits a bucket, the rows of a batch cannot be divided among the shards, or links are
-      asked of a split that has none, or whose rows are cut anew.
+    Raises: UserError when no row fits a bucket, or the rows of a batch cannot be divided among the shards.
     """
     if size < 1 or seed < 0 or not 0 <= shard < shards:
       raise UserError(f'batch size {size} must be at least 1, seed {seed} at least 0, shard {shard} below {shards}')
     rows_of = UNITS[choose(unit, UNITS, 'batch unit')]
-    chosen = assign(encoded, buckets)
-    held = [(bucket, np.flatnonzero(chosen == i)) for i, bucket in enumerate(check_buckets(buckets))]
+    held = [(bucket, np.flatnonzero(chosen == i)) for i, bucket in enumerate(buckets)]
     self._held = [(bucket, rows) for bucket, rows in held if len(rows)]
     self._sizes = [rows_of(size, bucket) for bucket, _ in self._held]
-    self._encoded, self._seed, self._shard, self._shards, self._links = encoded, seed, shard, shards, links
+    self._seed, self._shard, self._shards = seed, shard, shards
     if not self._held:
-      raise UserError(f'none of the {encoded.rows} pairs fits a bucket of {check_buckets(buckets)}')
-    if links and encoded.links is None:
-      raise UserError(f'links are asked for, but the {encoded.rows} pairs come without links between their tokens')
-    if links and resegment:
-      raise UserError('links are asked for, but they are between tokens, and lines are cut into other ones: dropout=0')
-    self._resegment = resegment
+      raise UserError(f'none of the {len(chosen)} rows fits a bucket of {buckets}')
     for (bucket, _), size in zip(self._held, self._sizes, strict=True):
       if size % shards:
         raise UserError(f'the {size} rows of a batch of bucket {bucket} cannot be divided among {shards} processes')
@@ -104,12 +87,12 @@ class Batches:
     return sum(self._chunks)
 
   @property
-  def shapes(self) -> list[tuple[int, int, int]]:
-    """The (B, S, T) that occur: at most as many as buckets, each one compilation."""
+  def shapes(self) -> list[tuple[int, ...]]:
+    """The (rows, *bucket) that occur: at most as many as buckets, each one compilation."""
     return [(size // self._shards, *bucket) for (bucket, _), size in zip(self._held, self._sizes, strict=True)]
 
-  def __getitem__(self, step: int) -> Batch:
-    """The batch of a step: a pure function of (seed, step)."""
+  def __getitem__(self, step: int) -> tuple[int, np.ndarray, tuple[int, ...]]:
+    """The epoch of a step, the rows of its batch (-1 = a filler row), and their bucket: a function of (seed, step)."""
     if step < 0:
       raise IndexError(f'step {step} is negative')
     epoch, place = divmod(step, len(self))
@@ -117,10 +100,7 @@ class Batches:
     which, chunk = plan[place]
     size = self._sizes[which]
     rows = _filled(shuffled[which][chunk * size : (chunk + 1) * size], size)[self._shard :: self._shards]
-    bucket = self._held[which][0]
-    if self._resegment:
-      return gather(self._resegment(epoch, rows, bucket), np.arange(len(rows)), bucket)._replace(index=_index(rows))
-    return gather(self._encoded, rows, bucket, links=self._links)
+    return epoch, rows, self._held[which][0]
 
   def _order(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
     """The rows of each bucket, shuffled, and the (bucket, chunk) of each batch of an epoch, shuffled."""
@@ -131,15 +111,60 @@ class Batches:
     return shuffled, np.random.default_rng(epoch).permutation(np.array(plan))
 
 
+class Batches:
+  """The training batches of one split of pairs, without end: `batches[step]` for any step >= 0, see Order."""
+
+  sides = 'rows, source, target'
+
+  def __init__(
+    self, encoded: Encoded, buckets: Iterable[Sequence[int]], size: int, unit: str = 'sentences', seed: int = 0,
+    shard: int = 0, shards: int = 1, links: bool = False, resegment: Resegment | None = None,
+  ):  # fmt: skip
+    """Args:
+      encoded: the split.
+      buckets: (source, target) length pairs, EOS included.
+      size, unit, seed, shard, shards: see Order.
+      links: whether batches have the links of their rows.
+      resegment: see resegment.resegmented; None leaves rows as they are.
+
+    Raises: UserError as Order does, and when links are asked of a split that has none, or whose rows are cut anew.
+    """
+    buckets = check_buckets(buckets)
+    self._order = Order(assign(encoded, buckets), buckets, size, unit, seed, shard, shards)
+    self._encoded, self._links, self._resegment = encoded, links, resegment
+    if links and encoded.links is None:
+      raise UserError(f'links are asked for, but the {encoded.rows} pairs come without links between their tokens')
+    if links and resegment:
+      raise UserError('links are asked for, but they are between tokens, and lines are cut into other ones: dropout=0')
+
+  def __len__(self) -> int:
+    """Batches in an epoch."""
+    return len(self._order)
+
+  @property
+  def shapes(self) -> list[tuple[int, int, int]]:
+    """The (B, S, T) that occur: at most as many as buckets, each one compilation."""
+    return self._order.shapes
+
+  def __getitem__(self, step: int) -> Batch:
+    """The batch of a step: a pure function of (seed, step)."""
+    epoch, rows, bucket = self._order[step]
+    if self._resegment:
+      return gather(self._resegment(epoch, rows, bucket), np.arange(len(rows)), bucket)._replace(index=_index(rows))
+    return gather(self._encoded, rows, bucket, links=self._links)
+
+
 class Together:
   """The batches of several runs side by side: those of a step, which have one shape, under a new first axis."""
 
-  def __init__(self, runs: Sequence[Batches]):
+  def __init__(self, runs: Sequence[Any]):
+    """runs: of each, what gives a NamedTuple of arrays, or None, for a step."""
     self._runs = runs
 
-  def __getitem__(self, step: int) -> Batch:
+  def __getitem__(self, step: int) -> Any:
     stack = lambda *arrays: None if arrays[0] is None else np.stack(arrays)
-    return Batch(*map(stack, *(run[step] for run in self._runs)))
+    batches = [run[step] for run in self._runs]
+    return type(batches[0])(*map(stack, *batches))
 
 
 def in_order(encoded: Encoded, buckets: Iterable[Sequence[int]], size: int, *, links: bool = False) -> Iterator[Batch]:
@@ -148,13 +173,20 @@ def in_order(encoded: Encoded, buckets: Iterable[Sequence[int]], size: int, *, l
   A row that fits no bucket is in no batch: the caller knows it by its index that never comes (encoding.describe
   reports it). `links`: whether batches have the links of their rows.
   """
-  chosen = assign(encoded, buckets)
-  lengths = encoded.lengths[0]
-  for i, bucket in enumerate(check_buckets(buckets)):
+  buckets = check_buckets(buckets)
+  for rows, bucket in chunks(assign(encoded, buckets), buckets, encoded.lengths[0], size):
+    yield gather(encoded, rows, bucket, links=links)
+
+
+def chunks(
+  chosen: np.ndarray, buckets: Sequence[tuple[int, ...]], lengths: np.ndarray, size: int
+) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
+  """The rows (-1 = a filler row) and the bucket of batches for evaluation: by bucket, then by length."""
+  for i, bucket in enumerate(buckets):
     rows = np.flatnonzero(chosen == i)
     rows = rows[np.argsort(lengths[rows], kind='stable')]
     for start in range(0, len(rows), size):
-      yield gather(encoded, _filled(rows[start : start + size], size), bucket, links=links)
+      yield _filled(rows[start : start + size], size), bucket
 
 
 def gather(encoded: Encoded, rows: np.ndarray, bucket: tuple[int, int], *, links: bool = False) -> Batch:

@@ -1,11 +1,10 @@
 """The stream of batches that training reads: grain prefetches on threads, the order stays exact."""
 
 from collections.abc import Iterator
+from typing import Any
 
-from attention_jax.data.batching import Batch, Batches, Together
 
-
-def stream(batches: Batches | Together, start: int, stop: int, threads: int = 2, ahead: int = 8) -> Iterator[Batch]:
+def stream(batches: Any, start: int, stop: int, threads: int = 2, ahead: int = 8) -> Iterator[Any]:
   """Yields `batches[start]` to `batches[stop - 1]` in order, up to `ahead` of them made beforehand by threads.
 
   No process is spawned. Closing the iterator, or dropping it, ends the threads.

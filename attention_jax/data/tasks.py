@@ -167,10 +167,12 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> Data:
   return Data(source_vocab, target_vocab, corpora, encoded, report)
 
 
-def save_vocabularies(config: Mapping[str, Any], data: Data, run_folder: str) -> None:
-  """Stores the vocabularies of `data` where `load` finds them again."""
+def save_vocabularies(
+  config: Mapping[str, Any], source_vocab: vocab.Vocabulary, target_vocab: vocab.Vocabulary, run_folder: str
+) -> None:
+  """Stores both where `load` finds them again."""
   for side in _sides(config):
-    (data.target_vocab if side == 'target' else data.source_vocab).save(run_folder, side)
+    (target_vocab if side == 'target' else source_vocab).save(run_folder, side)
 
 
 def _sides(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:

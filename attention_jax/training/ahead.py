@@ -12,13 +12,13 @@ from attention_jax.data.encoding import check_buckets
 from attention_jax.models.seq2seq import build
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.config import complete
-from attention_jax.training.experiment import initial_params
 from attention_jax.training.loop import Training
 from attention_jax.training.losses import sequence_loss
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import check_rows
 from attention_jax.training.state import init_state
 from attention_jax.training.step import compile_update
+from attention_jax.training.translation import initial_params
 
 
 class Ahead(NamedTuple):

@@ -1,7 +1,8 @@
-"""Heatmaps of what a trained run attends to."""
+"""Heatmaps of what a trained model attends to."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -9,45 +10,38 @@ from attention_jax.analysis.plots import Heatmap, grid
 from attention_jax.data import tasks
 from attention_jax.data.text import Corpus
 from attention_jax.errors import UserError
+from attention_jax.models.seq2seq import EncoderDecoder
 from attention_jax.tokens import EOS, SPECIAL
 from attention_jax.training.evaluation import Scorer
-from attention_jax.training.experiment import Run, open_run
+from attention_jax.training.prediction import Predictor
+from attention_jax.training.system import chosen_rows
 
 END = SPECIAL[EOS]
 
 
-def draw(
-  folder: str | Path, path: str | Path, *, split: str, rows: Sequence[str], lines: Sequence[str], checkpoint: str
-) -> None:
-  """Writes one PNG with a heatmap for each of `rows` of a split (forced targets, gold links) or, if given, of `lines`.
-
-  Raises: UserError for rows that do not exist or lines without an output.
-  """
-  run = open_run(folder, checkpoint)
-  grid(_of_lines(run, lines) if lines else _of_rows(run, split, rows), path)
-
-
-def _of_lines(run: Run, lines: Sequence[str]) -> list[Heatmap]:
+def of_lines(predictor: Predictor, lines: Sequence[str], beams: int, path: str | Path) -> None:
+  """Writes one PNG with a heatmap for the best hypothesis of each line. Raises: UserError for one without an output."""
   if not all(line.strip() for line in lines):
     raise UserError('an empty line attends to nothing; possible: a line of text')
-  items, beams = [], run.config['evaluation']['beams']
-  for line, prediction in zip(lines, run.predictor(lines, beams=beams), strict=True):
+  items = []
+  for line, prediction in zip(lines, predictor(lines, beams=beams), strict=True):
     if not prediction.hypotheses:
       raise UserError(f'no output for {line!r}')
     best = prediction.hypotheses[0]
     items.append(Heatmap(best.weights, [*prediction.tokens, END], [*best.tokens, END], title=f'{line} → {best.text}'))
-  return items
+  grid(items, path)
 
 
-def _of_rows(run: Run, split: str, rows: Sequence[str]) -> list[Heatmap]:
-  data = tasks.load(run.config['data'], str(run.folder))
+def of_rows(
+  model: EncoderDecoder, params: Any, data: tasks.Data, split: str, rows: Sequence[str],
+  buckets: Sequence[Sequence[int]], path: str | Path,
+) -> None:  # fmt: skip
+  """The same for rows of a split: forced targets, gold links. Raises: UserError for rows that do not exist."""
   corpus, encoded = tasks.split_of(data, split)
-  if bad := [row for row in rows or [''] if not row.strip().isdecimal() or int(row) >= encoded.rows]:
-    raise UserError(f"row '{bad[0]}' is not in split '{split}'; possible: 0 to {encoded.rows - 1}")
-  chosen = [int(row) for row in rows]
+  chosen = chosen_rows(rows, split, encoded.rows)
   some = Corpus([corpus.source[r] for r in chosen], [corpus.target[r] for r in chosen])
   few = tasks.encode(some, data.source_vocab, data.target_vocab)
-  forced = Scorer(run.model, run.config['data']['buckets'], len(chosen))(run.params, few)
+  forced = Scorer(model, buckets, len(chosen))(params, few)
   items = []
   for i, row in enumerate(chosen):
     if forced.weights[i] is None:
@@ -62,4 +56,4 @@ def _of_rows(run: Run, split: str, rows: Sequence[str]) -> list[Heatmap]:
         title=f'{split} {row}',
       )
     )
-  return items
+  grid(items, path)

@@ -6,13 +6,13 @@ from ml_collections import ConfigDict
 
 from attention_jax.data.batching import Batch
 from attention_jax.models.seq2seq import build
-from attention_jax.training.experiment import initial_params
 from attention_jax.training.loop import Training, begin
 from attention_jax.training.losses import sequence_loss
 from attention_jax.training.partition import make_mesh, replicate
 from attention_jax.training.seeds import begin_together
 from attention_jax.training.state import TrainState
 from attention_jax.training.step import TrainStep
+from attention_jax.training.translation import initial_params
 from configs import cmudict, dates
 from experiments.benchmarks.measure import Side, Timing, compare
 

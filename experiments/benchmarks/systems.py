@@ -12,13 +12,13 @@ from attention_jax.data.batching import Batch, Batches
 from attention_jax.data.encoding import Encoded
 from attention_jax.data.pipeline import stream
 from attention_jax.models.seq2seq import build
-from attention_jax.training.experiment import initial_params
 from attention_jax.training.losses import sequence_loss
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, replicate
 from attention_jax.training.prediction import compile_search
 from attention_jax.training.state import init_state
 from attention_jax.training.step import make_train_step, step_rngs
+from attention_jax.training.translation import initial_params
 from configs import multi30k
 from experiments.benchmarks import peers
 from experiments.benchmarks.limits import products, seconds_of_products

@@ -14,7 +14,6 @@ from attention_jax.data import tasks
 from attention_jax.data.batching import Batches
 from attention_jax.data.builders import dates, records
 from attention_jax.models.seq2seq import build
-from attention_jax.training.experiment import initial_params, selectable
 from attention_jax.training.loop import Training
 from attention_jax.training.losses import sequence_loss
 from attention_jax.training.optim import make_optimizer, make_schedule
@@ -22,6 +21,7 @@ from attention_jax.training.partition import make_mesh, replicate
 from attention_jax.training.presets import PRESETS
 from attention_jax.training.state import init_state
 from attention_jax.training.step import make_train_step
+from attention_jax.training.translation import Translation, initial_params
 from experiments.launch import load_config
 
 CONFIGS = sorted(path.stem for path in (ROOT / 'configs').glob('[a-z]*.py'))
@@ -94,7 +94,7 @@ def one_step(config, data, devices):
 def test_builds(name, preset, folder):
   config = shrunken(name, preset)
   found = data(config, folder)
-  assert config['training']['select'] in selectable(config)
+  assert config['training']['select'] in Translation.selectable(config)
   assert 'train' in found.corpora and set(found.corpora) & {'validation', 'test'}
   model = build(config['model'], len(found.source_vocab), len(found.target_vocab))
   ids = jax.ShapeDtypeStruct((8, 5), np.int32)

@@ -10,7 +10,7 @@ from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import train
 from attention_jax.models.seq2seq import Model, build
 from attention_jax.training.evaluation import Scorer, alignment_metrics
-from attention_jax.training.experiment import initial_params
+from attention_jax.training.translation import initial_params
 
 SPECS = {'word': 'word', 'char': 'char', 'subword': 'subword(size=16)'}
 CORPUS = Corpus(['cab  ab', 'dab'], ['ab dab', 'cab'], [((0, 0), (1, 1)), ((0, 0),)])

@@ -1,0 +1,8 @@
+"""The table of systems: a config says which one it is of."""
+
+from collections.abc import Mapping
+
+from attention_jax.training.system import System
+from attention_jax.training.translation import Translation
+
+SYSTEMS: Mapping[str, type[System]] = {'translation': Translation}
