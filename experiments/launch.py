@@ -16,6 +16,7 @@ from absl import flags, logging
 from ml_collections import ConfigDict
 from ml_collections.config_flags import tuple_parser
 
+from attention_jax.data.files import cache_folder
 from attention_jax.errors import UserError, choose
 
 FLAGS = flags.FLAGS
@@ -64,8 +65,7 @@ def launch(main: Callable[[], None]) -> None:
 def _remember_compiled() -> None:
   """What took a second or more to compile is kept in the user's cache, or in JAX_COMPILATION_CACHE_DIR."""
   if not jax.config.jax_compilation_cache_dir:
-    home = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
-    jax.config.update('jax_compilation_cache_dir', os.path.join(home, 'attention_jax', 'compiled'))
+    jax.config.update('jax_compilation_cache_dir', cache_folder('compiled'))
 
 
 def required(name: str) -> str:

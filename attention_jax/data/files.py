@@ -45,6 +45,12 @@ def empty(path: str) -> UserError:
   return UserError(f'{path}: the file is empty')
 
 
+def cache_folder(name: str) -> str:
+  """Where what can be made again is kept between runs: a folder of this user's cache."""
+  home = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
+  return os.path.join(home, 'attention_jax', name)
+
+
 def _read_bytes(path: str) -> bytes:
   try:
     with open(path, 'rb') as file:

@@ -13,7 +13,7 @@ def read(folder: str, name: str, source: str | None, target: str | None, splits:
   Raises: UserError when the set is not prepared under `folder`, is not stored as array_record, has no training split,
     or does not have the languages.
   """
-  builder = _builder(folder, name)
+  builder = open_set(folder, name)
   languages = sorted(builder.info.features)
   source, target = _languages(name, source, target, languages)
   have = [split for split in splits if split in builder.info.splits]
@@ -22,7 +22,8 @@ def read(folder: str, name: str, source: str | None, target: str | None, splits:
   return {split: _corpus(builder, split, source, target) for split in have}
 
 
-def _builder(folder: str, name: str) -> Any:
+def open_set(folder: str, name: str) -> Any:
+  """The builder of a set that is prepared under `folder`. Raises: UserError where it is not, or not as array_record."""
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core.registered import DatasetNotFoundError
 

@@ -143,9 +143,27 @@ class TransformerEncoder(Stack, kw_only=True):
     return Encoded(memory, mask, memory.sum(1) / jnp.maximum(mask.sum(1, keepdims=True), 1).astype(memory.dtype))
 
 
+class Embedded(nn.Module):
+  """Nothing but embeddings, whose mean is `final`: attention over words as they stand.
+
+  Attributes: embedding, module from ids to vectors. Its features are those of the embedding.
+  """
+
+  embedding: nn.Module
+  dropout: float = 0.0
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
+    """source [B, S] ids, mask [B, S] -> Encoded."""
+    memory = masked(self.embedding(source, deterministic).astype(self.dtype), mask)
+    return Encoded(memory, mask, memory.sum(1) / jnp.maximum(mask.sum(1, keepdims=True), 1).astype(memory.dtype))
+
+
 ENCODERS: Mapping[str, type[nn.Module]] = {
   'rnn': RNN,
   'birnn': BiRNN,
+  'embedded': Embedded,
   'gnmt': GNMT,
   'conv': ConvEncoder,
   'transformer': TransformerEncoder,

@@ -196,10 +196,8 @@ def build(model: Mapping[str, Any], source_size: int, target_size: int) -> Encod
   parts = {'dtype': DTYPES[choose(options.dtype, DTYPES, 'dtype')], 'dropout': options.dropout}
   if options.share_embeddings and source_size != target_size:
     raise UserError(f'share_embeddings needs a shared vocabulary; got {source_size} and {target_size} tokens')
-  for what, cls, given in (('model', Model, dataclasses.asdict(options)), ('attention', Attention, model['attention'])):
-    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-    for name, value in given.items():
-      _check_range(what, name, value, defaults[name])
+  check_ranges('model', Model, dataclasses.asdict(options))
+  check_ranges('attention', Attention, model['attention'])
   attention = Attention(**model['attention'], dtype=parts['dtype'])
   target = Embedding(target_size, options.embedding, **parts)
   source = target if options.share_embeddings else Embedding(source_size, options.embedding, **parts)
@@ -232,6 +230,13 @@ def make(spec: str, table: Mapping[str, type[nn.Module]], what: str, **parts: An
   for option, value in given.items():
     _check_range(f'{what} {name!r}', option, value, fields[option].default)
   return cls(**(parts | given))
+
+
+def check_ranges(what: str, cls: type, given: Mapping[str, Any]) -> None:
+  """Raises UserError for fields of a dataclass that are out of their range."""
+  defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+  for name, value in given.items():
+    _check_range(what, name, value, defaults[name])
 
 
 def _check_range(what: str, option: str, value: Any, default: Any) -> None:

@@ -110,13 +110,17 @@ MEASURES: Mapping[str, Callable[..., jax.Array]] = {
 }
 
 
-def auxiliary_losses(specs: str, needed: str = '') -> dict[str, Auxiliary]:
+def auxiliary_losses(
+  specs: str, needed: str = '', table: Mapping[str, Auxiliary] | None = None
+) -> dict[str, Auxiliary]:
   """The rows that `specs`, joined by '+', mean, with their options set; `needed` is added unless it is among them.
+
+  Args: table, LOSSES where none is given.
 
   Raises: UserError for an unknown name or option, with what is possible.
   """
   given = ({needed: {}} if needed else {}) | parse_specs(specs)
-  return {name: _row(name, options) for name, options in given.items()}
+  return {name: _row(name, options, LOSSES if table is None else table) for name, options in given.items()}
 
 
 def options(row: Auxiliary) -> dict[str, float]:
@@ -125,8 +129,8 @@ def options(row: Auxiliary) -> dict[str, float]:
   return {'weight': row.weight} | {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-def _row(name: str, given: Mapping[str, float]) -> Auxiliary:
-  row = LOSSES[choose(name, LOSSES, 'auxiliary loss')]
+def _row(name: str, given: Mapping[str, float], table: Mapping[str, Auxiliary]) -> Auxiliary:
+  row = table[choose(name, table, 'auxiliary loss')]
   possible = options(row)
   check_options(f'auxiliary loss {name!r}', given, possible)
   for option, value in given.items():

@@ -10,7 +10,7 @@ from attention_jax.errors import choose
 
 
 class Preset(NamedTuple):
-  """A row of PRESETS: the paper, and values for fields of a config by their dotted paths.
+  """A row of PRESETS: the paper, values for fields of a config by their dotted paths, and the system they are of.
 
   In the values {features} is the size of every layer, {layers} the number of layers of deep models, {positions} the
   longest memory. Of GNMT, convolutions and Transformers {depth} is the number of layers; {heads} is that of heads with
@@ -19,6 +19,10 @@ class Preset(NamedTuple):
 
   paper: str
   settings: Mapping[str, str]
+  system: str = 'translation'
+
+
+NOTHING: Mapping[str, str] = {}
 
 
 def _model(encoder: str, decoder: str, score: str = '', alignment: str = 'softmax') -> dict[str, str]:
@@ -40,6 +44,11 @@ def _copying(output: str) -> dict[str, str]:
   return {'model.output': output, 'data.shared_vocabulary': 'True', 'model.share_embeddings': 'True'}
 
 
+def _classifier(paper: str, classifier: str, encoder: str, pooling: str, more: Mapping[str, str] = NOTHING) -> Preset:
+  settings = {'model.classifier': classifier, 'model.encoder': encoder, 'model.pooling': pooling}
+  return Preset(paper, settings | {'model.attention.score': 'dot'} | more, 'classification')
+
+
 _SIZE = 'features={features}'
 _BIRNN = f'birnn(rnn="gru", {_SIZE})'
 _BILSTM = f'birnn(rnn="lstm", {_SIZE}, layers={{layers}})'
@@ -55,6 +64,7 @@ _STREAM = f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}}, bridge=False)'
 # see2017: the decoder is fed the attentional vector, which is also what the vocabulary is scored with, where the paper
 # feeds the context and has two linear layers; coverage is there from the start. gu2016 reads no memory selectively.
 # gehring2017 has layers of one width, and fewer of them; see models/convolutional.py for what else differs.
+# lin2017 has fewer hops and no layer that prunes; parikh2016 learns its embeddings, and attends to no sentence itself.
 # The Transformers drop embeddings before positions are added, and have source embeddings of their own.
 # martins2016_sparsemax had no decoder of its own, peters2019_entmax's is that of Luong et al.; xu2015_hard and
 # chorowski2015 read words and letters here, where the papers have pictures and speech; wu2019_hard_monotonic adds no
@@ -136,6 +146,12 @@ PRESETS: Mapping[str, Preset] = {
     'Shaw, Uszkoreit & Vaswani 2018',
     _transformer('{features}', '{depth}', '{heads}', '{hidden}', ', position="shaw"'),
   ),
+  'yang2016': _classifier('Yang et al. 2016', 'hierarchical', f'birnn({_SIZE})', 'attention'),
+  'lin2017': _classifier(
+    'Lin et al. 2017', 'flat', f'birnn(rnn="lstm", {_SIZE})', 'attention(hops=8, bias=False)',
+    {'training.auxiliary': 'redundancy(weight=0.1)', 'model.hidden': '{features}'},
+  ),
+  'parikh2016': _classifier('Parikh et al. 2016', 'decomposable(width={features})', 'embedded', 'sum'),
   'peters2019_entmax': Preset('Peters, Niculae & Martins 2019', _model(_BILSTM, _LUONG, 'general', 'entmax15')),
 }
 
@@ -143,9 +159,10 @@ PRESETS: Mapping[str, Preset] = {
 def apply_preset(config: ConfigDict, preset: str, *, features: int, layers: int = 1, depth: int = 3) -> ConfigDict:
   """Sets the fields of `config` that the paper `preset` has a say in. Call it when the task has set its own.
 
-  Raises: UserError for an unknown preset, naming the presets.
+  Raises: UserError for an unknown preset, or one of another system, naming the presets.
   """
-  settings = PRESETS[choose(preset, PRESETS, 'preset')].settings
+  known = {name: row for name, row in PRESETS.items() if row.system == config.system}
+  settings = known[choose(preset, known, f'preset of {config.system}:' if preset in PRESETS else 'preset')].settings
   # Sources longer than every bucket are still searched, at up to four times that length (and in steps of 32).
   positions = -(-4 * max(source for source, _ in config.data.buckets) // 32) * 32
   config.model.attention.features = features

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
+from attention_jax.training.classification import Classification
 from attention_jax.training.system import System
 from attention_jax.training.translation import Translation
 
-SYSTEMS: Mapping[str, type[System]] = {'translation': Translation}
+SYSTEMS: Mapping[str, type[System]] = {'classification': Classification, 'translation': Translation}

@@ -1,0 +1,161 @@
+"""Documents with a label, or pairs of texts with one: readers, and every row still knows the line it came from."""
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from attention_jax.data import sentences
+from attention_jax.data.files import read_lines
+from attention_jax.data.options import bind
+from attention_jax.data.translation_sets import open_set
+from attention_jax.errors import UserError, choose
+
+SPLITS = ('train', 'validation', 'test', 'unseen')
+
+
+class Documents(NamedTuple):
+  """One split.
+
+  Attributes:
+    sentences: of each document, lines of tokens with single spaces between them; of a pair of texts, one line for each.
+    labels: one each.
+    name: where they come from, for messages.
+    lines: the number of the line, or of the row, of each there.
+  """
+
+  sentences: list[list[str]]
+  labels: list[str]
+  name: str
+  lines: Sequence[int]
+
+  def where(self, row: int) -> str:
+    """A row's place, for messages."""
+    return f'{self.name}:{self.lines[row]}'
+
+
+def jsonl(
+  folder: str, *, train: str, validation: str | None = None, test: str | None = None, unseen: str | None = None,
+  text: str | tuple[str, str] = 'text', label: str = 'label', language: str = 'en', html: bool = False,
+) -> dict[str, Documents]:  # fmt: skip
+  """Files with one JSON object a line, plain or .gz.
+
+  Args:
+    text: the field with the text; the names of two for pairs of texts.
+    label: the field with the label.
+    language, html: see sentences.split.
+
+  Raises: UserError naming the file and the line that is not as it should be.
+  """
+  fields = (text,) if isinstance(text, str) else tuple(text)
+  if len(fields) not in (1, 2) or not all(isinstance(field, str) for field in (*fields, label)):
+    raise UserError(f"task 'jsonl': text is the name of a field, or of two, got {text!r} and label={label!r}")
+  given = zip(SPLITS, (train, validation, test, unseen), strict=True)
+  paths = {split: os.path.join(folder, os.path.expanduser(path)) for split, path in given if path is not None}
+  return {split: _read_jsonl(path, fields, label, language, html) for split, path in paths.items()}
+
+
+def tfds(
+  folder: str, *, name: str, text: str = 'text', label: str = 'label', validation: str = 'validation',
+  language: str = 'en', html: bool = False,
+) -> dict[str, Documents]:  # fmt: skip
+  """A tfds set with texts and class labels under `folder`, such as 'imdb_reviews' or 'yelp_polarity_reviews'.
+
+  Args: validation, the split that is validated on; it may be a part of another: 'train[90%:]' (then the rest of it
+    is trained on).
+  """
+  builder = open_set(folder, name)
+  for field in (text, label):
+    choose(field, builder.info.features, f"feature of tfds set '{name}':")
+  names = getattr(builder.info.features[label], 'names', None)
+  have = {'train': 'train', 'validation': validation, 'test': 'test'}
+  if validation.startswith('train['):
+    have['train'] = f'train[:{validation[len("train[") : -1].rstrip(":")}]'
+  found = {}
+  for split, given in have.items():
+    if given.partition('[')[0] in builder.info.splits:
+      rows = list(builder.as_data_source(split=given))
+      texts = [[row[text].decode('utf-8')] for row in rows]
+      labels = [str(names[int(row[label])] if names else row[label]) for row in rows]
+      found[split] = _documents(texts, labels, f'{name} {given}', range(len(rows)), language, html)
+  if 'train' not in found:
+    raise UserError(f"tfds set '{name}' has no split 'train'; it has: {', '.join(builder.info.splits) or 'none'}")
+  return found
+
+
+def entailment(folder: str, *, seed: int = 0) -> dict[str, Documents]:
+  """Pairs of sentences about the same scene: does the second follow from the first? Generated, nothing is stored."""
+  from attention_jax.data.builders import entailment as builder
+
+  found = {}
+  for split in SPLITS:
+    rows = list(builder.generate(split, seed))
+    pairs, labels = [[row['premise'], row['hypothesis']] for row in rows], [row['label'] for row in rows]
+    found[split] = Documents(pairs, labels, f'entailment {split}', range(len(rows)))
+  return found
+
+
+DOCUMENTS: Mapping[str, Callable[..., dict[str, Documents]]] = {'jsonl': jsonl, 'tfds': tfds, 'entailment': entailment}
+
+
+def load_documents(config: Mapping[str, Any]) -> dict[str, Documents]:
+  """The splits of the task that `config['task']` names, from `config['folder']`; 'train' is always among them.
+
+  Raises: UserError for whatever is wrong, and for labels of other splits that no training document has.
+  """
+  _, row, options = bind(config['task'], DOCUMENTS, 'task')
+  splits = row(os.path.expanduser(config['folder'] or ''), **options)
+  labels = set(splits['train'].labels)
+  if len(labels) < 2:
+    raise UserError(f'{splits["train"].name}: every label is {min(labels)!r}; possible: two labels or more')
+  for split in splits.values():
+    for row, label in enumerate(split.labels):
+      if label not in labels:
+        raise UserError(f'{split.where(row)}: label {label!r} is unknown; in training: {", ".join(sorted(labels))}')
+  return splits
+
+
+def _read_jsonl(path: str, fields: tuple[str, ...], label: str, language: str, html: bool) -> Documents:
+  texts, labels = [], []
+  for number, line in enumerate(read_lines(path), 1):
+    row = _row(line, f'{path}:{number}')
+    for field in (*fields, label):
+      if field not in row:
+        raise UserError(f"{path}:{number}: no field '{field}'; it has: {', '.join(row)}")
+    texts.append([row[field] for field in fields])
+    if wrong := [field for field in fields if not isinstance(row[field], str)]:
+      raise UserError(f'{path}:{number}: {wrong[0]} is no text but {row[wrong[0]]!r}')
+    if not isinstance(row[label], str | int) or row[label] == '':
+      raise UserError(f'{path}:{number}: {label} is {row[label]!r}; possible: a text or a whole number')
+    labels.append(str(row[label]))
+  return _documents(texts, labels, path, range(1, len(texts) + 1), language, html)
+
+
+def _row(line: str, where: str) -> dict[str, Any]:
+  try:
+    row = json.loads(line)
+  except ValueError as error:
+    raise UserError(f'{where}: no JSON ({error})') from None
+  if not isinstance(row, dict):
+    raise UserError(f'{where}: a JSON object is expected in each line, got {line[:40]!r}')
+  return row
+
+
+def _documents(
+  texts: list[list[str]], labels: list[str], name: str, lines: Sequence[int], language: str, html: bool
+) -> Documents:
+  """Split into sentences; of several texts, each is one."""
+  several = bool(texts) and len(texts[0]) > 1
+  split = functools.partial(sentences.split, language=language, whole=several, html=html)
+  columns = [split(column) for column in zip(*texts, strict=True)]
+  found = Documents([list(_joined(parts)) for parts in zip(*columns, strict=True)], labels, name, lines)
+  for row, parts in enumerate(zip(*columns, strict=True)):
+    if not all(parts):
+      raise UserError(f'{found.where(row)}: the text is empty')
+  return found
+
+
+def _joined(parts: Iterable[list[str]]) -> Iterable[str]:
+  for part in parts:
+    yield from part

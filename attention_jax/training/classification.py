@@ -1,0 +1,319 @@
+"""From documents, or pairs of texts, to labels: the system of classifiers."""
+
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.analysis import shading
+from attention_jax.analysis.alignment import entropy
+from attention_jax.data import vocab
+from attention_jax.data.documents import DOCUMENTS, Documents, load_documents
+from attention_jax.data.labelled import (
+  DocumentBatches,
+  EncodedDocuments,
+  LabelledBatch,
+  check_shapes,
+  describe_documents,
+  documents_in_order,
+  encode_documents,
+  largest,
+  pieces,
+)
+from attention_jax.data.options import bind
+from attention_jax.data.sentences import split as split_sentences
+from attention_jax.errors import UserError, choose
+from attention_jax.kernels import auto
+from attention_jax.models.classify import Classifier, ClassifierModel, build_classifier
+from attention_jax.training.anneal import make_anneal
+from attention_jax.training.auxiliary import Auxiliary, auxiliary_losses
+from attention_jax.training.loop import Training
+from attention_jax.training.losses import Loss, cross_entropy
+from attention_jax.training.metrics import Result
+from attention_jax.training.partition import make_mesh, place, replicate
+from attention_jax.training.step import step_rngs
+from attention_jax.training.system import Config, chosen_rows
+
+LABELS = 'labels.json'
+SELECTABLE = {'loss': False, 'accuracy': True}
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """The fields of `config.data`.
+
+  Attributes:
+    task: a spec of data.documents.DOCUMENTS.
+    folder: what relative paths in the task start from; where tfds sets are.
+    vocabulary: a spec of data.vocab.VOCABULARIES.
+    joined: whether a document is one sentence, whatever stands in it.
+    buckets: (sentences, words) of documents; each is one compilation. The largest says how much is read: longer
+      sentences are cut into several, and what comes behind is left out.
+    batch_size: documents of a batch.
+  """
+
+  task: str = 'entailment'
+  folder: str = 'data'
+  vocabulary: str = 'word'
+  joined: bool = False
+  buckets: tuple[tuple[int, int], ...] = ((2, 20),)
+  batch_size: int = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """The fields of `config.evaluation`: documents that are classified at once."""
+
+  batch_size: int = 128
+
+  def __post_init__(self):
+    if self.batch_size < 1:
+      raise UserError(f'evaluation.batch_size is {self.batch_size}; possible: 1 or more')
+
+
+class Guess(NamedTuple):
+  """What is said of a document: a label, the probability of each by its name, and weights of what was read.
+
+  words: of each sentence [H, W]; sentences: [H, N].
+  """
+
+  label: str
+  probabilities: dict[str, float]
+  words: list[np.ndarray]
+  sentences: np.ndarray
+
+
+def redundancy(outputs, batch, running) -> jax.Array:
+  """Σ over documents of ‖A Aᵀ − I‖², A the weights of the hops. Lin et al. 2017, equation 8."""
+  weights = jnp.moveaxis(outputs.words, 1, 2)  # [B, H, N, W]
+  weights = weights.reshape(*weights.shape[:2], -1)
+  apart = jnp.einsum('bhs,bgs->bhg', weights, weights) - jnp.eye(weights.shape[1])[None]
+  return jnp.sum(jnp.where((batch.index >= 0)[:, None, None], apart**2, 0.0))
+
+
+LOSSES: Mapping[str, Auxiliary] = {'redundancy': Auxiliary(redundancy)}
+
+
+class Classification:
+  """Any classifier, encoder and pooling on any task of documents, or of pairs of texts."""
+
+  fields: Mapping[str, type] = {'data': Source, 'model': ClassifierModel, 'evaluation': Evaluation}
+  drawing = 'attention.html'
+
+  def __init__(
+    self, config: Config, vocabulary: vocab.Vocabulary, labels: Sequence[str],
+    data: Callable[[], Mapping[str, Documents]],
+  ):  # fmt: skip
+    """`data` gives the splits when they are asked for."""
+    self.config, self.vocabulary, self.labels, self._data = config, vocabulary, list(labels), data
+    self.model = build_classifier(config['model'], len(vocabulary), len(labels))
+
+  @classmethod
+  def load(cls, config: Config, folder: str | None) -> 'Classification':
+    documents = load_documents(config['data'])
+    spec, train = config['data']['vocabulary'], documents['train']
+    vocabulary = vocab.stored(spec, folder, 'source') if folder else None
+    if vocabulary is None:
+      vocabulary = vocab.train(spec, (line for sentences in train.sentences for line in sentences))
+    labels = _stored_labels(folder) if folder else sorted(set(train.labels))
+    return cls(config, vocabulary, labels, lambda: documents)
+
+  @classmethod
+  def open(cls, config: Config, folder: str) -> 'Classification':
+    vocabulary = vocab.stored(config['data']['vocabulary'], folder, 'source')
+    if vocabulary is None:
+      raise UserError(f'{folder}: holds no source vocabulary; was a run started there?')
+    return cls(config, vocabulary, _stored_labels(folder), lambda: load_documents(config['data']))
+
+  @classmethod
+  def check(cls, config: Config, training: Training) -> None:
+    largest(check_shapes(config['data']['buckets']))
+    bind(config['data']['task'], DOCUMENTS, 'task')
+    vocab.kind(config['data']['vocabulary'])
+    Evaluation(**config['evaluation'])
+    if training.objective != 'likelihood':
+      raise UserError(f'training.objective is {training.objective!r}; possible for documents: likelihood')
+    model = build_classifier(config['model'], 5, 2)
+    params, batch = jax.eval_shape(lambda: initializer(model)(0)), _smallest()
+    make_anneal(training.anneal, params, training.steps)
+    jax.eval_shape(_loss(model, training), params, batch, step_rngs(jax.random.key(0)), {})
+
+  @classmethod
+  def selectable(cls, config: Config) -> dict[str, bool]:
+    return SELECTABLE
+
+  @functools.cached_property
+  def documents(self) -> Mapping[str, Documents]:
+    """The splits as text."""
+    return self._data()
+
+  @functools.cached_property
+  def encoded(self) -> dict[str, EncodedDocuments]:
+    """The splits as ids."""
+    return {split: self._encode(documents) for split, documents in self.documents.items()}
+
+  @functools.cached_property
+  def loss(self) -> Loss:
+    return _loss(self.model, Training(**self.config['training']))
+
+  @property
+  def report(self) -> list[str]:
+    entries = f'vocabulary {self.config["data"]["vocabulary"]}: {len(self.vocabulary)} entries'
+    each = self.documents.items()
+    return [entries, *(describe_documents(split, d, self.encoded[split], self.labels) for split, d in each)]
+
+  @property
+  def splits(self) -> list[str]:
+    return list(self.documents)
+
+  @property
+  def implementation(self) -> str:
+    attention = self.model.attention
+    several = auto.described(attention.score_of, attention.alignment_of)
+    return attention.implementation + f' ({several})' * (attention.implementation == 'auto')
+
+  def save(self, folder: str) -> None:
+    self.vocabulary.save(folder, 'source')
+    path = os.path.join(folder, LABELS)
+    with open(f'{path}.part', 'w', encoding='utf-8') as file:
+      json.dump(self.labels, file, ensure_ascii=False)
+    os.replace(f'{path}.part', path)
+
+  def initializer(self) -> Callable[[int], Any]:
+    return initializer(self.model)
+
+  def batches(self, seed: int) -> DocumentBatches:
+    return DocumentBatches(
+      self.encoded['train'], self._buckets, self.config['data']['batch_size'], seed,
+      jax.process_index(), jax.process_count(),
+    )  # fmt: skip
+
+  def check_data(self, say: Callable[[str], None]) -> None:
+    """Nothing is left that the readers have not told."""
+
+  def measure(self, params: Any, split: str, *, beams: int | None = None):
+    choose(split, self.documents, 'split')
+    sums, guesses = self._guess(params, self.encoded[split])
+    rows = f'rows:{self.encoded[split].rows}'
+    found = {'loss': Result(sums['loss'] / sums['tokens'], 'nat/document', rows)}
+    found['accuracy'] = Result(100 * sums['accuracy'] / sums['tokens'], '%', rows)
+    nats = [entropy(weights) for guess in guesses for weights in guess.words if weights.any()]
+    found['entropy'] = Result(float(np.concatenate(nats).mean()), 'nat', f'words of a sentence|{rows}')
+    return found, guesses
+
+  def lines(self, predictions: Sequence[Guess]) -> list[str]:
+    return [guess.label for guess in predictions]
+
+  def draw(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], given: Sequence[str]) -> None:
+    """Writes a page with documents whose sentences and words are shaded by their weights."""
+    if given:
+      lines = split_sentences(given)
+      if blank := [text for text, sentences in zip(given, lines, strict=True) if not sentences]:
+        raise UserError(f'the text {blank[0]!r} is empty')
+      documents = Documents(lines, [self.labels[0]] * len(given), 'given', range(len(given)))
+      titles, right = list(given), [''] * len(given)
+    else:
+      every = self.documents[choose(split, self.documents, 'split')]
+      chosen = chosen_rows(rows, split, len(every.labels))
+      documents = Documents(
+        *([column[row] for row in chosen] for column in (every.sentences, every.labels)), every.name, chosen
+      )
+      titles, right = [f'{split} {row}' for row in chosen], documents.labels
+    _, guesses = self._guess(params, self._encode(documents))
+    shaded = []
+    for title, label, sentences, guess in zip(titles, right, documents.sentences, guesses, strict=True):
+      tokens = [tokens for tokens, _ in self._pieces(sentences)][: self._most[0]]
+      shaded.append(shading.Document(title, label, guess.probabilities, tokens, guess.words, guess.sentences))
+    shading.write(shaded, path)
+
+  @property
+  def _buckets(self) -> tuple[tuple[int, int], ...]:
+    return check_shapes(self.config['data']['buckets'])
+
+  @property
+  def _most(self) -> tuple[int, int]:
+    return largest(self._buckets)
+
+  def _pieces(self, sentences: Sequence[str]) -> list[tuple[list[str], list[int]]]:
+    return pieces(sentences, self.vocabulary, self._most[1], self.config['data']['joined'])
+
+  def _encode(self, documents: Documents) -> EncodedDocuments:
+    return encode_documents(documents, self.vocabulary, self.labels, self._most, self.config['data']['joined'])
+
+  @functools.cached_property
+  def _run(self) -> Callable:
+    """(params, batch) -> sums, log-probabilities [B, L], weights: compiled once per shape."""
+
+    def run(params, batch):
+      outputs = self.model.apply({'params': params}, batch.source, batch.source_mask)
+      return _sums(outputs, batch), jax.nn.log_softmax(outputs.logits), outputs.words, outputs.sentences
+
+    return jax.jit(run)
+
+  def _guess(self, params: Any, encoded: EncodedDocuments) -> tuple[dict[str, float], list[Guess]]:
+    mesh = make_mesh(jax.local_devices())
+    rows = -(-self.config['evaluation']['batch_size'] // mesh.devices.size) * mesh.devices.size
+    params, totals, guesses = replicate(jax.device_get(params), mesh), [], [None] * encoded.rows
+    for batch in documents_in_order(encoded, self._buckets, rows):
+      sums, log_probs, words, sentences = jax.device_get(self._run(params, place(batch, mesh)))
+      totals.append(sums)
+      for i in np.flatnonzero(batch.index >= 0):
+        lengths = batch.source_mask[i].sum(-1)
+        there = range(int(np.count_nonzero(lengths)))
+        each = dict(zip(self.labels, np.exp(log_probs[i]).tolist(), strict=True))
+        of_words = [words[i, n, :, : lengths[n]].copy() for n in there]
+        guesses[batch.index[i]] = Guess(
+          self.labels[int(log_probs[i].argmax())], each, of_words, sentences[i, :, : len(there)].copy()
+        )
+    return jax.tree.map(lambda *x: float(sum(x)), *totals), guesses
+
+
+def initializer(model: Classifier) -> Callable[[int], Any]:
+  """seed -> initial parameters, a function of the seed alone."""
+  batch = _smallest()
+  drawn = jax.jit(lambda rng: model.init(rng, jnp.asarray(batch.source), jnp.asarray(batch.source_mask))['params'])
+  return lambda seed: drawn(jax.random.key(seed))
+
+
+def _smallest() -> LabelledBatch:
+  """A batch of one document of two sentences, by which parameters and shapes are told."""
+  nothing = np.zeros(1, np.int32)
+  return LabelledBatch(np.zeros((1, 2, 2), np.int32), np.ones((1, 2, 2), bool), nothing, nothing)
+
+
+def _sums(outputs, batch: LabelledBatch, smoothing: float = 0.0):
+  real = batch.index >= 0
+  return cross_entropy(outputs.logits[:, None], batch.label[:, None], real[:, None], smoothing)
+
+
+def _loss(model: Classifier, training: Training) -> Loss:
+  """The cross entropy of labels, with auxiliary losses of LOSSES beside it."""
+  extra = auxiliary_losses(training.auxiliary, table=LOSSES)
+
+  def loss(params, batch, rngs, running, update):
+    rngs = rngs and {name: rng for name, rng in rngs.items() if name in ('dropout', 'attention')}
+    outputs = model.apply({'params': params}, batch.source, batch.source_mask, rngs is None, rngs=rngs)
+    sums = _sums(outputs, batch, training.label_smoothing if rngs else 0.0)
+    beside = {name: row.fn(outputs, batch, running) for name, row in extra.items()}
+    if not beside:
+      return sums
+    total = sums['loss'] + sum(row.weight * beside[name] for name, row in extra.items())
+    return {'cross_entropy': sums['loss'], **sums, **beside, 'loss': total}
+
+  return Loss(loss)
+
+
+def _stored_labels(folder: str) -> list[str]:
+  path = os.path.join(folder, LABELS)
+  try:
+    with open(path, encoding='utf-8') as file:
+      return json.load(file)
+  except (OSError, ValueError) as error:
+    raise UserError(f'{path}: cannot be read ({error}); was a run started there?') from error

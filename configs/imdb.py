@@ -1,0 +1,28 @@
+"""python -m experiments.train --config=configs/imdb.py:yang2016 --workdir=runs/imdb --config.data.folder=FOLDER
+
+Reviews of films -> whether they praise (1) or not (0), Maas et al. 2011. FOLDER holds train.jsonl.gz and dev.jsonl.gz
+with fields text and label; the set of tfds is read by
+`--config.data.task="tfds(name='imdb_reviews', validation='train[80%:]')"`.
+"""
+
+from attention_jax.training.config import default_config
+from attention_jax.training.presets import apply_preset
+
+JOINED = ('lin2017',)  # one level: nothing has to know of sentences
+
+
+def get_config(preset: str = 'yang2016'):
+  config = default_config('classification')
+  config.data.task = "jsonl(train='train.jsonl.gz', validation='dev.jsonl.gz', html=True)"
+  config.data.vocabulary = 'word(min_count=5)'
+  config.data.joined = preset in JOINED
+  config.data.buckets = ((1, 128), (1, 256), (1, 400)) if config.data.joined else ((8, 32), (16, 32), (32, 32))
+  config.data.batch_size = 64
+  config.model.embedding = 100
+  config.model.dropout = 0.3
+  config.training.steps = 1600
+  config.training.schedule = 'cosine(peak=2e-3, warmup=100)'
+  config.training.evaluate_every = 320
+  config.training.checkpoint_every = 320
+  config.training.select = 'accuracy'
+  return apply_preset(config, preset, features=100)
