@@ -15,18 +15,25 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, learned, options
 from attention_jax.kernels import IMPLEMENTATIONS, pallas_additive
+from attention_jax.models.classify import CLASSIFIERS
 from attention_jax.models.decoders import DECODERS
 from attention_jax.models.encoders import ENCODERS
 from attention_jax.modules.outputs import OUTPUTS
+from attention_jax.modules.pooling import POOLINGS
 from attention_jax.modules.positions import POSITIONS
-from attention_jax.training import auxiliary
-from attention_jax.training.auxiliary import LOSSES
+from attention_jax.training import auxiliary, classification
+from attention_jax.training.auxiliary import Auxiliary
 from attention_jax.training.objectives import OBJECTIVES
-from attention_jax.training.presets import PRESETS, Preset
+from attention_jax.training.presets import PRESETS
 from experiments.launch import FLAGS, launch
 
 README = Path(__file__).parent.parent / 'README.md'
 HEAD = ('equation and source', 'learned', 'options', 'queries')
+# What the tables of presets show of each: column -> field of config.model.
+PAIRS = {
+  'encoder': 'encoder', 'decoder': 'decoder', 'score': 'attention.score', 'alignment': 'attention.alignment',
+}  # fmt: skip
+DOCUMENTS = {name: name for name in ('classifier', 'encoder', 'pooling')} | {'score': 'attention.score'}
 BEGIN, END = '<!-- tables:', '<!-- /tables -->'
 
 flags.DEFINE_bool('write', False, 'put the tables into README.md')
@@ -38,13 +45,17 @@ def tables() -> str:
     _table(['score', *HEAD], _rows(SCORES)),
     _table(['alignment', *HEAD], _rows(ALIGNMENTS)),
     _table(['objective', *HEAD[:1], 'options'], _objectives()),
-    _table(['auxiliary loss', *HEAD[:1], 'options'], _losses()),
+    _table(['auxiliary loss', *HEAD[:1], 'options'], _losses(auxiliary.LOSSES)),
     _table(['implementation', '', 'refuses'], _implementations()),
     _modules('encoder', ENCODERS),
     _modules('decoder', DECODERS),
     _modules('output', OUTPUTS),
     _modules('position of a Transformer', POSITIONS),
-    _presets(PRESETS),
+    _presets('translation', PAIRS),
+    _modules('classifier of documents', CLASSIFIERS),
+    _modules('pooling', POOLINGS),
+    _table(['auxiliary loss of classifiers', *HEAD[:1], 'options'], _losses(classification.LOSSES)),
+    _presets('classification', DOCUMENTS),
   ]
   return '\n\n'.join(parts)
 
@@ -72,8 +83,8 @@ def _implementations() -> Iterable[tuple[str, ...]]:
     yield name, implementation.about, 'pairs where ' + ', or '.join(reasons) if reasons else 'nothing'
 
 
-def _losses() -> Iterable[tuple[str, ...]]:
-  for name, row in LOSSES.items():
+def _losses(table: Mapping[str, Auxiliary]) -> Iterable[tuple[str, ...]]:
+  for name, row in table.items():
     yield name, _first(row.fn), _listed(f'{k}={v}' for k, v in auxiliary.options(row).items())
 
 
@@ -93,11 +104,10 @@ def _modules(what: str, table: Mapping[str, type]) -> str:
   return '\n'.join(lines + [f'| `{name}` | {_first(cls)} |' for name, cls in table.items()])
 
 
-def _presets(table: Mapping[str, Preset]) -> str:
-  lines = ['| preset | paper | encoder | decoder | score | alignment |', '|' + ' --- |' * 6]
-  fields = ('model.encoder', 'model.decoder', 'model.attention.score', 'model.attention.alignment')
-  for name, (paper, settings) in table.items():
-    values = (settings.get(field, '').partition('(')[0] for field in fields)
+def _presets(system: str, fields: Mapping[str, str]) -> str:
+  lines = [f'| preset | paper | {" | ".join(fields)} |', '|' + ' --- |' * (2 + len(fields))]
+  for name, (paper, settings, _) in ((name, row) for name, row in PRESETS.items() if row.system == system):
+    values = (settings.get(f'model.{field}', '').partition('(')[0] for field in fields.values())
     lines.append(f'| `{name}` | {paper} | ' + ' | '.join(f'`{v}`' if v else '' for v in values) + ' |')
   return '\n'.join(lines)
 

@@ -58,8 +58,9 @@ def main() -> None:
   if FLAGS.stream:
     _sampling()
     _check_streamed()
-  translate = _stream if FLAGS.stream else _translate
-  translate(experiment.open_runs(workdir, FLAGS.checkpoint))
+  run = experiment.open_runs(workdir, FLAGS.checkpoint)
+  _ = run.predictor  # says so where the run does not translate
+  (_stream if FLAGS.stream else _translate)(run)
 
 
 def _translate(run) -> None:

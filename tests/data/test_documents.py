@@ -1,0 +1,154 @@
+"""Documents: what readers say of wrong files, sentences, ids and batches, and pairs whose label is known."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from attention_jax.data import sentences, vocab
+from attention_jax.data.builders import entailment
+from attention_jax.data.documents import Documents, load_documents
+from attention_jax.data.labelled import (
+  DocumentBatches,
+  check_shapes,
+  describe_documents,
+  documents_in_order,
+  encode_documents,
+  largest,
+)
+from attention_jax.errors import UserError
+from attention_jax.tokens import PAD
+
+ROWS = [
+  {'text': 'It is good. Very good!', 'label': 1},
+  {'text': 'Not so<br />good &amp; long.', 'label': 0},
+]
+
+
+def write(folder, rows, name='train.jsonl'):
+  (folder / name).write_text('\n'.join(row if isinstance(row, str) else json.dumps(row) for row in rows), 'utf-8')
+  return {'task': f"jsonl(train='{name}', html=True)", 'folder': str(folder)}
+
+
+def test_texts_are_sentences_of_tokens(tmp_path):
+  found = load_documents(write(tmp_path, ROWS))['train']
+  assert found.sentences == [['it is good .', 'very good !'], ['not so good & long .']]
+  assert found.labels == ['1', '0'] and found.where(1).endswith('train.jsonl:2')
+
+
+def test_pairs_are_one_sentence_each(tmp_path):
+  row = {'a': 'One. Two.', 'b': 'Three', 'gold': 'yes'}
+  write(tmp_path, [row, row | {'gold': 'no'}])
+  config = {'task': "jsonl(train='train.jsonl', text=('a', 'b'), label='gold')", 'folder': str(tmp_path)}
+  assert load_documents(config)['train'].sentences[0] == ['one . two .', 'three']
+
+
+@pytest.mark.parametrize(
+  ('rows', 'said'),
+  [
+    ([*ROWS, '{'], 'train.jsonl:3: no JSON'),
+    ([*ROWS, '[1]'], 'train.jsonl:3: a JSON object is expected'),
+    ([*ROWS, {'label': 1}], "train.jsonl:3: no field 'text'; it has: label"),
+    ([*ROWS, {'text': ' <p> ', 'label': 1}], 'train.jsonl:3: the text is empty'),
+    ([*ROWS, {'text': 3, 'label': 1}], 'train.jsonl:3: text is no text but 3'),
+    ([*ROWS, {'text': 'a', 'label': None}], 'train.jsonl:3: label is None; possible: a text or a whole number'),
+    (ROWS[:1], "every label is '1'"),
+  ],
+)
+def test_wrong_rows_are_named(tmp_path, rows, said):
+  with pytest.raises(UserError, match=said.replace('[', r'\[').replace('?', r'\?')):
+    load_documents(write(tmp_path, rows))
+
+
+def test_labels_that_training_has_not_are_named(tmp_path):
+  write(tmp_path, [*ROWS, {'text': 'a', 'label': 2}], 'dev.jsonl')
+  config = write(tmp_path, ROWS)
+  config['task'] = "jsonl(train='train.jsonl', validation='dev.jsonl')"
+  with pytest.raises(UserError, match=r"dev\.jsonl:3: label '2' is unknown; in training: 0, 1"):
+    load_documents(config)
+  with pytest.raises(UserError, match="spaCy has no language 'xx_no'"):
+    load_documents(config | {'task': "jsonl(train='train.jsonl', language='xx_no')"})
+
+
+def test_what_was_split_is_remembered(tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  monkeypatch.setattr(sentences, 'LARGE', 10)
+  texts = ['One. Two.', 'Three, four?']
+  wanted = [['one .', 'two .'], ['three , four ?']]
+  assert sentences.split(texts) == wanted
+  (path,) = (tmp_path / 'attention_jax' / 'sentences').iterdir()
+  monkeypatch.setattr(sentences, '_split', None)
+  assert sentences.split(texts) == wanted
+  monkeypatch.undo()
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  monkeypatch.setattr(sentences, 'LARGE', 10)
+  path.write_bytes(gzip.compress(b'[')[:9])  # cut short: made again
+  assert sentences.split(texts) == wanted and sentences.split(texts, whole=True)[0] == ['one . two .']
+
+
+TEXTS = Documents(
+  [['a b c d e', 'f'], ['a b'], ['c', 'd e', 'f a', 'b', 'c'], ['a b c', 'd']], ['x', 'y', 'x', 'x'], 'here', range(4)
+)
+
+
+def encoded(most, joined=False):
+  words = vocab.train('word', (line for lines in TEXTS.sentences for line in lines))
+  return words, encode_documents(TEXTS, words, ['x', 'y'], most, joined)
+
+
+def test_long_sentences_are_cut_and_the_rest_is_left_out():
+  words, found = encoded((3, 2))
+  rows = next(iter(documents_in_order(found, ((3, 2),), 4)))
+  read = [[' '.join(words.piece(i) for i in line if i != PAD) for line in row] for row in rows.source]
+  by_row = dict(zip(rows.index.tolist(), read, strict=True))
+  assert by_row == {0: ['a b', 'c d', 'e'], 1: ['a b', '', ''], 2: ['c', 'd e', 'f a'], 3: ['a b', 'c', 'd']}
+  assert rows.label.tolist() == [{0: 0, 1: 1, 2: 0, 3: 0}[i] for i in rows.index]
+  assert describe_documents('train', TEXTS, found, ['x', 'y']).endswith(
+    '4 documents (3 x, 1 y); unknown words: 0.00 %; 15.8 % of the words are behind the largest bucket'
+  )
+  words, found = encoded((1, 4), joined=True)
+  (rows,) = documents_in_order(found, ((1, 4),), 4)
+  assert sorted(rows.source_mask.sum((1, 2)).tolist()) == [2, 4, 4, 4]
+
+
+def test_batches_are_a_function_of_seed_and_step():
+  _, found = encoded((5, 5))
+  buckets = check_shapes([[5, 5], (2, 5)])
+  one, two = (DocumentBatches(found, buckets, 2, seed) for seed in (0, 1))
+  assert len(one) == 3 and one.shapes == [(2, 2, 5), (2, 5, 5)]
+  epoch = [one[step] for step in range(len(one))]
+  assert sorted(i for batch in epoch for i in batch.index if i >= 0) == [0, 1, 2, 3]
+  for step in (5, 2, 9):
+    assert all(np.array_equal(x, y) for x, y in zip(one[step], one[step], strict=True))
+    assert one[step].source.shape == two[step].source.shape
+  filler = next(batch for batch in epoch if -1 in batch.index)
+  assert not filler.source_mask[filler.index == -1].any() and not filler.source[filler.index == -1].any()
+
+
+@pytest.mark.parametrize('buckets', [(), ((1,),), ((0, 3),), 'ab', 5])
+def test_wrong_buckets_are_refused(buckets):
+  with pytest.raises(UserError, match=r'different \(sentences, words\)'):
+    check_shapes(buckets)
+
+
+def test_one_bucket_holds_everything():
+  with pytest.raises(UserError, match=r'must hold all that is read: \(4, 9\)'):
+    largest(check_shapes(((4, 3), (2, 9))))
+
+
+def test_pairs_have_the_labels_that_their_words_say():
+  rows = list(entailment.generate('test'))
+  assert rows == list(entailment.generate('test')) != list(entailment.generate('test', seed=1))
+  assert {label: sum(row['label'] == label for row in rows) for label in entailment.LABELS} == {
+    'entailment': 334, 'neutral': 333, 'contradiction': 333,
+  }  # fmt: skip
+  groups = [*entailment.AGENTS.items(), *entailment.OBJECTS.items()]
+  wider = {noun: wide for wide, nouns in groups for noun in nouns}
+  for row in rows:
+    premise, hypothesis = (set(row[name].split()) for name in ('premise', 'hypothesis'))
+    if row['label'] == 'entailment':
+      assert hypothesis - premise <= {'some', *(wider[word] for word in premise if word in wider)}
+    assert row['premise'] != row['hypothesis']
+    assert not premise & entailment.UNSEEN
+  assert any(entailment.UNSEEN & set(row['premise'].split()) for row in entailment.generate('unseen'))

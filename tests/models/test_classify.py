@@ -1,0 +1,94 @@
+"""Classifiers: padding, documents beside each other, and decomposable attention against its formula."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.models.classify import ClassifierModel, build_classifier
+from attention_jax.modules.attention import Attention
+from attention_jax.modules.pooling import POOLINGS
+from tests.modules.quick import assert_close, draw, variables
+
+LENGTHS = np.array([[5, 3, 0], [4, 0, 0], [2, 2, 5]])  # words of each sentence of each document
+MASK = jnp.asarray(np.arange(5) < LENGTHS[..., None])
+SOURCE = jnp.where(MASK, np.random.default_rng(0).integers(4, 20, MASK.shape), 0)
+
+
+def classifier(**fields):
+  own = {f.name: f.default for f in dataclasses.fields(Attention) if f.name in ('alignment', 'heads', 'implementation')}
+  model = dataclasses.asdict(ClassifierModel(encoder='birnn(features=6)', embedding=7)) | fields
+  return build_classifier(model | {'attention': own | {'score': 'dot', 'features': 6}}, 20, 3)
+
+
+CASES = [
+  *({'classifier': c, 'pooling': p} for c, p in itertools.product(('flat', 'hierarchical'), POOLINGS)),
+  {'classifier': 'hierarchical', 'encoder': 'embedded', 'hidden': 5},
+  {'classifier': 'flat', 'encoder': 'transformer(features=8, layers=1, heads=2)', 'pooling': 'attention(hops=3)'},
+]
+
+
+@pytest.mark.parametrize('fields', CASES, ids=lambda fields: '-'.join(map(str, fields.values())))
+def test_a_document_is_the_same_without_padding_and_neighbours(fields):
+  model = classifier(**fields)
+  params = variables(model, SOURCE, MASK)
+  run = lambda source, mask: model.apply(params, source, mask)
+  whole = run(SOURCE, MASK)
+  assert whole.logits.shape == (3, 3) and np.isfinite(whole.logits).all()
+  alone = run(SOURCE[1:2, :1, :4], MASK[1:2, :1, :4])
+  assert_close(whole.logits[1:2], alone.logits)
+  assert_close(whole.words[1:2, :1, :, :4], alone.words)
+  there = MASK[:, :, None]
+  assert not jnp.where(there, 0.0, whole.words).any()
+  if fields['classifier'] == 'hierarchical':
+    np.testing.assert_allclose(whole.words.sum(-1)[MASK.any(-1)], 1, rtol=1e-5)
+    assert_close(whole.sentences[1, 0], np.array([1.0, 0, 0]))
+
+
+def test_decomposable_attention_is_the_formula_of_its_paper():
+  model = classifier(classifier='decomposable(width=6)', encoder='embedded', pooling='sum')
+  source, mask = SOURCE[:, ::2], MASK[:, ::2]
+  params = variables(model, source, mask)
+  own, found = jax.tree.map(np.asarray, params['params']), model.apply(params, source, mask)
+  relu = lambda x: np.maximum(x, 0)
+
+  def layers(name, x):
+    for i in (0, 1):
+      x = relu(x @ own[name][f'Dense_{i}']['kernel'] + own[name][f'Dense_{i}']['bias'])
+    return x
+
+  table, (n, m) = np.asarray(own['embedding']['table']['embedding']), LENGTHS[2, [0, 2]]
+  a, b = table[source[2, 0, :n]], table[source[2, 1, :m]]
+  e = np.exp(layers('attend', a) @ layers('attend', b).T)
+  beta, alpha = e / e.sum(1, keepdims=True) @ b, (e / e.sum(0)).T @ a
+  compared = [layers('compare', np.concatenate(pair, 1)).sum(0) for pair in ((a, beta), (b, alpha))]
+  logits = layers('decide', np.concatenate(compared)) @ own['labels']['kernel'] + own['labels']['bias']
+  assert_close(found.logits[2], logits, rtol=1e-3)
+  assert_close(found.words[2, 1, :n, :m], e / e.sum(1, keepdims=True))
+  assert_close(found.words[2, 0, :m, :n], (e / e.sum(0)).T)
+
+
+def test_gradients_are_finite_where_a_sentence_is_empty():
+  model = classifier(classifier='hierarchical')
+  params = variables(model, SOURCE, MASK)
+  nothing = jnp.zeros_like(MASK)
+  for mask in (MASK, nothing):
+    grads = jax.grad(lambda p, mask=mask: jnp.sum(model.apply(p, SOURCE, mask).logits * draw(3, 3)))(params)
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
+
+
+def test_every_word_of_a_spec_is_known():
+  for fields, said in (
+    ({'classifier': 'flatt'}, "unknown classifier 'flatt'"),
+    ({'pooling': 'attenton'}, "unknown pooling 'attenton'"),
+    ({'pooling': 'attention(hop=2)'}, "unknown option of pooling 'attention': 'hop'"),
+    ({'pooling': 'attention(hops=0)'}, 'hops is 0'),
+    ({'encoder': 'birn'}, "unknown encoder 'birn'"),
+    ({'dropout': 1.0}, 'dropout is 1.0'),
+  ):
+    with pytest.raises(UserError, match=said.replace('(', r'\(')):
+      classifier(**fields)
