@@ -106,7 +106,7 @@ def _modules(what: str, table: Mapping[str, type]) -> str:
 
 def _presets(system: str, fields: Mapping[str, str]) -> str:
   lines = [f'| preset | paper | {" | ".join(fields)} |', '|' + ' --- |' * (2 + len(fields))]
-  for name, (paper, settings, _) in ((name, row) for name, row in PRESETS.items() if row.system == system):
+  for name, (paper, settings) in PRESETS[system].items():
     values = (settings.get(f'model.{field}', '').partition('(')[0] for field in fields.values())
     lines.append(f'| `{name}` | {paper} | ' + ' | '.join(f'`{v}`' if v else '' for v in values) + ' |')
   return '\n'.join(lines)

@@ -23,7 +23,7 @@ def test_the_example_prints_what_it_says():
 
 
 def test_presets_and_configs_are_named():
-  for preset in PRESETS:
+  for preset in (name for presets in PRESETS.values() for name in presets):
     assert f'`{preset}`' in TEXT
   for config in (readme.README.parent / 'configs').glob('[a-z]*.py'):
     assert f'`{config.stem}`' in TEXT

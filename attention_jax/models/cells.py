@@ -206,10 +206,13 @@ class Bahdanau(Cell):
   """Attend with the state before, then the RNN; deep output. Bahdanau, Cho & Bengio 2015, section 3.1.
 
   c_t = attend(s_{t-1}); s_t = RNN(s_{t-1}, [y_{t-1}; c_t]); the output layer sees tanh(W [s_t; c_t; y_{t-1}]), where
-  the paper has maxout. Attributes as in Cell; readout: the width of the deep output.
+  the paper has maxout. Attributes as in Cell, and
+    readout: the width of the deep output.
+    gate: whether the context is weighed by σ(w s_{t-1} + b), how much of it is wanted (Xu et al. 2015, section 4.2.1).
   """
 
   readout: int = 512
+  gate: bool = False
 
   @property
   def width(self) -> int:
@@ -219,12 +222,19 @@ class Bahdanau(Cell):
     self.stack = self.make_stack()
     self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
     self.deep = Joined(self.readout, bias=True, dtype=self.dtype)
+    if self.gate and self.latent:
+      what = f'alignment {self.attention.alignment!r} has one for each position'
+      raise UserError(f'bahdanau: gate=True weighs one context, {what}; possible: gate=False')
+    self.wanted = Dense(1, dtype=self.dtype) if self.gate else None
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
     return CellCarry(self.stack.start(encoded.final), self.attention.init_carry(memory), ())
 
   def recur(self, carry: CellCarry, inputs: jax.Array, memory: Memory, deterministic: bool) -> tuple[CellCarry, Trace]:
-    carry, trace = self.attend(carry, carry.states[-1][0], memory, deterministic)
+    before = carry.states[-1][0]
+    carry, trace = self.attend(carry, before, memory, deterministic)
+    if self.gate:
+      trace = trace._replace(context=trace.context * jax.nn.sigmoid(self.wanted(before)))
     states, state = self.stack(carry.states, inputs + self.context_gates(trace.context), deterministic)
     return carry._replace(states=states), trace._replace(state=state)
 

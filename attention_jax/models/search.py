@@ -274,7 +274,8 @@ def largest(logits: jax.Array, allowed: jax.Array, count: int) -> tuple[jax.Arra
 
 
 def all_real(given: jax.Array | None, batch: int, size: int) -> jax.Array:
-  return jnp.ones((batch, size), bool) if given is None else given
+  """A mask [batch, size]; one of [batch, 1], as pictures have it, holds for every position."""
+  return jnp.broadcast_to(True if given is None else given, (batch, size))
 
 
 def allowed(size: int) -> tuple[jax.Array, jax.Array]:

@@ -191,21 +191,35 @@ class Model:
 
 def build(model: Mapping[str, Any], source_size: int, target_size: int) -> EncoderDecoder:
   """The model that `config.model` means, for vocabularies of these sizes. Raises UserError for what does not exist."""
-  options = {field.name: model[field.name] for field in dataclasses.fields(Model)}
-  options = Model(**options)
-  parts = {'dtype': DTYPES[choose(options.dtype, DTYPES, 'dtype')], 'dropout': options.dropout}
+  options, parts = options_of(model)
   if options.share_embeddings and source_size != target_size:
     raise UserError(f'share_embeddings needs a shared vocabulary; got {source_size} and {target_size} tokens')
-  check_ranges('model', Model, dataclasses.asdict(options))
-  check_ranges('attention', Attention, model['attention'])
-  attention = Attention(**model['attention'], dtype=parts['dtype'])
   target = Embedding(target_size, options.embedding, **parts)
   source = target if options.share_embeddings else Embedding(source_size, options.embedding, **parts)
   encoder = make(options.encoder, ENCODERS, 'encoder', embedding=source, **parts)
-  decoder = decoder_of(make(options.decoder, DECODERS, 'decoder', attention=attention, **parts), options.dropout)
-  output = make(options.output, OUTPUTS, 'output', size=target_size, embedding=target, dtype=parts['dtype'])
-  _check_copies(options.output, output, decoder, source_size, target_size)
-  return EncoderDecoder(encoder, decoder, target, output)
+  built = assemble(options, parts, model['attention'], encoder, target_size, target)
+  _check_copies(options.output, built.output, built.decoder, source_size, target_size)
+  return built
+
+
+def options_of(model: Mapping[str, Any]) -> tuple[Model, dict[str, Any]]:
+  """The fields of `config.model`, and what all of its modules are given: dropout and dtype."""
+  options = Model(**{field.name: model[field.name] for field in dataclasses.fields(Model)})
+  check_ranges('model', Model, dataclasses.asdict(options))
+  check_ranges('attention', Attention, model['attention'])
+  return options, {'dtype': DTYPES[choose(options.dtype, DTYPES, 'dtype')], 'dropout': options.dropout}
+
+
+def assemble(
+  options: Model, parts: Mapping[str, Any], attention: Mapping[str, Any], encoder: nn.Module, size: int,
+  embedding: Embedding | None = None,
+) -> EncoderDecoder:  # fmt: skip
+  """An encoder with the decoder and the output layer of a config, for a target vocabulary of this size."""
+  embedding = embedding or Embedding(size, options.embedding, **parts)
+  look = Attention(**attention, dtype=parts['dtype'])
+  decoder = decoder_of(make(options.decoder, DECODERS, 'decoder', attention=look, **parts), options.dropout)
+  output = make(options.output, OUTPUTS, 'output', size=size, embedding=embedding, dtype=parts['dtype'])
+  return EncoderDecoder(encoder, decoder, embedding, output)
 
 
 def _check_copies(spec: str, output: nn.Module, decoder: nn.Module, source_size: int, target_size: int) -> None:

@@ -45,6 +45,13 @@ def coverage(outputs, batch, running: Means) -> jax.Array:
   return jnp.sum(jnp.minimum(weights, before))
 
 
+def doubly_stochastic(outputs, batch, running: Means) -> jax.Array:
+  """Σ_s (1 − Σ_t w_ts)²: every position is looked at about once. Xu et al. 2015, equation 14."""
+  looked = jnp.sum(_seen(outputs, batch), axis=1)
+  there = jnp.broadcast_to(batch.source_mask, looked.shape)
+  return jnp.sum(jnp.where(there, (1 - looked) ** 2, 0.0))
+
+
 def guided(outputs, batch, running: Means) -> jax.Array:
   """−Σ_t mean over the gold links (t, s) of t of log(w_ts + 10⁻⁶). Chen et al. 2016, guided alignment, cross entropy.
 
@@ -100,6 +107,7 @@ def log_likelihoods(outputs, batch) -> jax.Array:
 LOSSES: Mapping[str, Auxiliary] = {
   'coverage': Auxiliary(coverage),
   'diagonal': Auxiliary(diagonal),
+  'doubly_stochastic': Auxiliary(doubly_stochastic),
   'guided': Auxiliary(guided, links=True),
   'reinforce': Auxiliary(reinforce, running=('log_likelihood',)),
 }

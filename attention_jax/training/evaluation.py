@@ -1,6 +1,6 @@
 """Metrics of a split: loss, what search makes of its sources, what weights are like and how they agree with links."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -45,7 +45,7 @@ class Scorer:
   def __init__(self, model: EncoderDecoder, buckets: Sequence[Sequence[int]], batch_size: int):
     self._mesh, self._buckets = make_mesh(jax.local_devices()), buckets
     devices = self._mesh.devices.size
-    self._rows = -(-batch_size // devices) * devices
+    self.rows = -(-batch_size // devices) * devices
 
     def run(params, batch: Batch):
       batch = in_reach(model, batch)
@@ -55,15 +55,20 @@ class Scorer:
     self._run = jax.jit(run)
 
   def __call__(self, params: Any, encoded: Encoded) -> Forced:
+    return self.of_batches(params, in_order(encoded, self._buckets, self.rows), encoded.rows)
+
+  def of_batches(self, params: Any, batches: Iterable[Batch], rows: int) -> Forced:
+    """Of a split of so many rows, each of them in one of the batches of `self.rows`, or in none."""
     params = replicate(jax.device_get(params), self._mesh)
-    totals, weights = [], [None] * encoded.rows
-    source_lengths, target_lengths = encoded.lengths
-    for batch in in_order(encoded, self._buckets, self._rows):
+    totals, weights = [], [None] * rows
+    for batch in batches:
       sums, found = self._run(params, place(batch, self._mesh))
       totals.append(sums)
-      for i, matrix in zip(batch.index, np.asarray(found), strict=True):
-        if i >= 0:
-          weights[i] = matrix[: target_lengths[i], : source_lengths[i]].copy()  # a view would keep the whole batch
+      for i, matrix in enumerate(np.asarray(found)):
+        if batch.index[i] >= 0:
+          target = int(batch.target_mask[i].sum())
+          source = int(np.broadcast_to(batch.source_mask[i], matrix.shape[1:]).sum())
+          weights[batch.index[i]] = matrix[:target, :source].copy()  # a view would keep the whole batch
     sums = jax.tree.map(lambda *x: float(sum(x)), *jax.device_get(totals))
     return Forced(sums['loss'] / sums['tokens'], sums['accuracy'] / sums['tokens'], weights)
 
@@ -79,7 +84,7 @@ def alignment_metrics(
   if not rows:
     return {}
   against_links = {} if corpus.links is None else _link_metrics(corpus, weights, rows, source_vocab, target_vocab)
-  return against_links | _weight_metrics([weights[row] for row in rows])
+  return against_links | weight_metrics([weights[row] for row in rows])
 
 
 def _link_metrics(corpus, weights, rows, source_vocab, target_vocab) -> dict[str, Result]:
@@ -100,7 +105,7 @@ def _link_metrics(corpus, weights, rows, source_vocab, target_vocab) -> dict[str
   return {name: Result(100 * value, '%', signature) for name, value in percent.items()}
 
 
-def _weight_metrics(weights: Sequence[np.ndarray]) -> dict[str, Result]:
+def weight_metrics(weights: Sequence[np.ndarray]) -> dict[str, Result]:
   """Entropy and monotonicity of the target tokens' weights, each where there is something to measure it of."""
   nats = np.concatenate([entropy(w[:-1]) for w in weights])
   onward = np.concatenate([monotonicity(w, w.shape[1] - 1, w.shape[0] - 1) for w in weights])

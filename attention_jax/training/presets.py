@@ -10,7 +10,7 @@ from attention_jax.errors import choose
 
 
 class Preset(NamedTuple):
-  """A row of PRESETS: the paper, values for fields of a config by their dotted paths, and the system they are of.
+  """A row of PRESETS: the paper, and values for fields of a config by their dotted paths.
 
   In the values {features} is the size of every layer, {layers} the number of layers of deep models, {positions} the
   longest memory. Of GNMT, convolutions and Transformers {depth} is the number of layers; {heads} is that of heads with
@@ -19,7 +19,6 @@ class Preset(NamedTuple):
 
   paper: str
   settings: Mapping[str, str]
-  system: str = 'translation'
 
 
 NOTHING: Mapping[str, str] = {}
@@ -46,7 +45,7 @@ def _copying(output: str) -> dict[str, str]:
 
 def _classifier(paper: str, classifier: str, encoder: str, pooling: str, more: Mapping[str, str] = NOTHING) -> Preset:
   settings = {'model.classifier': classifier, 'model.encoder': encoder, 'model.pooling': pooling}
-  return Preset(paper, settings | {'model.attention.score': 'dot'} | more, 'classification')
+  return Preset(paper, settings | {'model.attention.score': 'dot'} | more)
 
 
 _SIZE = 'features={features}'
@@ -67,9 +66,9 @@ _STREAM = f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}}, bridge=False)'
 # lin2017 has fewer hops and no layer that prunes; parikh2016 learns its embeddings, and attends to no sentence itself.
 # The Transformers drop embeddings before positions are added, and have source embeddings of their own.
 # martins2016_sparsemax had no decoder of its own, peters2019_entmax's is that of Luong et al.; xu2015_hard and
-# chorowski2015 read words and letters here, where the papers have pictures and speech; wu2019_hard_monotonic adds no
-# tags to its source but those that stand in the data.
-PRESETS: Mapping[str, Preset] = {
+# chorowski2015 read words and letters here, where the papers have pictures (the system captioning has them too) and
+# speech; wu2019_hard_monotonic adds no tags to its source but those that stand in the data.
+TRANSLATION: Mapping[str, Preset] = {
   'sutskever2014': Preset(
     'Sutskever, Vinyals & Le 2014',
     _model(
@@ -146,13 +145,35 @@ PRESETS: Mapping[str, Preset] = {
     'Shaw, Uszkoreit & Vaswani 2018',
     _transformer('{features}', '{depth}', '{heads}', '{hidden}', ', position="shaw"'),
   ),
+  'peters2019_entmax': Preset('Peters, Niculae & Martins 2019', _model(_BILSTM, _LUONG, 'general', 'entmax15')),
+}
+
+CLASSIFICATION: Mapping[str, Preset] = {
   'yang2016': _classifier('Yang et al. 2016', 'hierarchical', f'birnn({_SIZE})', 'attention'),
   'lin2017': _classifier(
     'Lin et al. 2017', 'flat', f'birnn(rnn="lstm", {_SIZE})', 'attention(hops=8, bias=False)',
     {'training.auxiliary': 'redundancy(weight=0.1)', 'model.hidden': '{features}'},
   ),
   'parikh2016': _classifier('Parikh et al. 2016', 'decomposable(width={features})', 'embedded', 'sum'),
-  'peters2019_entmax': Preset('Peters, Niculae & Martins 2019', _model(_BILSTM, _LUONG, 'general', 'entmax15')),
+}
+
+_CAPTIONS = {
+  'model.encoder': 'grid(features={features})',
+  'model.decoder': 'bahdanau(rnn="lstm", features={features}, readout={features}, gate=True)',
+  'model.attention.score': 'additive',
+}
+CAPTIONING: Mapping[str, Preset] = {
+  'xu2015_soft': Preset(
+    'Xu et al. 2015, soft and doubly stochastic', _CAPTIONS | {'training.auxiliary': 'doubly_stochastic(weight=0.01)'}
+  ),
+  'xu2015_hard': Preset('Xu et al. 2015, hard', _CAPTIONS | {'model.attention.alignment': 'hard'}),
+}
+
+# By the system that they are of.
+PRESETS: Mapping[str, Mapping[str, Preset]] = {
+  'captioning': CAPTIONING,
+  'classification': CLASSIFICATION,
+  'translation': TRANSLATION,
 }
 
 
@@ -161,10 +182,10 @@ def apply_preset(config: ConfigDict, preset: str, *, features: int, layers: int 
 
   Raises: UserError for an unknown preset, or one of another system, naming the presets.
   """
-  known = {name: row for name, row in PRESETS.items() if row.system == config.system}
-  settings = known[choose(preset, known, f'preset of {config.system}:' if preset in PRESETS else 'preset')].settings
+  settings = PRESETS[config.system][choose(preset, PRESETS[config.system], 'preset')].settings
   # Sources longer than every bucket are still searched, at up to four times that length (and in steps of 32).
-  positions = -(-4 * max(source for source, _ in config.data.buckets) // 32) * 32
+  longest = max(bucket if isinstance(bucket, int) else bucket[0] for bucket in config.data.buckets)
+  positions = -(-4 * longest // 32) * 32
   config.model.attention.features = features
   sizes = {'features': features, 'layers': layers, 'positions': positions}
   sizes |= {'depth': depth, 'heads': max(1, features // 64), 'hidden': 4 * features}

@@ -130,8 +130,7 @@ class Translation:
 
   @classmethod
   def selectable(cls, config: Config) -> dict[str, bool]:
-    texts = {parse_spec(spec)[0]: higher_is_better(spec) for spec in config['evaluation']['metrics']}
-    return FORCED | texts
+    return FORCED | text_directions(config)
 
   def together(self, others: Sequence['Translation']) -> 'Translation':
     """This and others as one, whose parameters are a tuple with those of each.
@@ -219,6 +218,11 @@ class Translation:
       self._tools = scorer, self.predictor(params)
     self._tools[1].use(params)
     return self._tools
+
+
+def text_directions(config: Config) -> dict[str, bool]:
+  """The metrics of texts that a config names, and whether more of each is better."""
+  return {parse_spec(spec)[0]: higher_is_better(spec) for spec in config['evaluation']['metrics']}
 
 
 def initial_params(model: EncoderDecoder, seed: int) -> Any:

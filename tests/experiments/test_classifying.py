@@ -90,4 +90,4 @@ def test_programs_for_other_systems_say_so(trained):
   ran = run('evaluate', f'--workdir={folder},{folder}')
   assert ran.code == 2 and "runs of system 'classification' cannot be an ensemble" in ran.err
   ran = run('train', '--config=configs/imdb.py:luong2015', '--workdir=x')
-  assert ran.code == 2 and "unknown preset of classification: 'luong2015'" in ran.err
+  assert ran.code == 2 and "unknown preset 'luong2015'" in ran.err

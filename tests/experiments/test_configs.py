@@ -21,7 +21,7 @@ from attention_jax.training.systems import SYSTEMS
 from experiments.launch import load_config
 
 CONFIGS = {path.stem: load_config(str(path)).system for path in sorted((ROOT / 'configs').glob('[a-z]*.py'))}
-PAIRS = [(name, preset) for name in CONFIGS for preset, row in PRESETS.items() if row.system == CONFIGS[name]]
+PAIRS = [(name, preset) for name in CONFIGS for preset in PRESETS[CONFIGS[name]]]
 
 
 @pytest.fixture(scope='module')
@@ -84,7 +84,7 @@ def different():
   found = []
   for system in SYSTEMS:
     kinds, names = {}, [name for name in CONFIGS if CONFIGS[name] == system]
-    for preset in (preset for preset, row in PRESETS.items() if row.system == system):
+    for preset in PRESETS[system]:
       config = shrunken(names[-1], preset)
       kinds.setdefault(str((config['model'], config['training'], config['data'].get('shared_vocabulary'))), preset)
     found += [(names[i % len(names)], preset) for i, preset in enumerate(kinds.values())]

@@ -1,0 +1,95 @@
+"""What a captioner looks at while it says a word: maps over the picture, side by side and as an animation."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from attention_jax.analysis.fonts import families
+from attention_jax.errors import UserError
+
+SIDE, GOLD, INK = 1.6, '#e8590c', '#24292f'  # inches of a panel
+PER_ROW = 7
+
+
+class Told(NamedTuple):
+  """A picture [height, width, 3] uint8, the words said of it, and where was looked: weights [words, rows, columns].
+
+  boxes: of each word the gold box (left, top, right, bottom) in pixels, or None.
+  """
+
+  picture: np.ndarray
+  words: Sequence[str]
+  maps: np.ndarray
+  title: str = ''
+  boxes: Sequence | None = None
+
+
+def write(items: Sequence[Told], path: str | Path) -> None:
+  """One PNG with a panel for each word of each item, and beside it the same as a GIF with a frame for each word.
+
+  Raises: UserError for a path that does not end with .png or cannot be written.
+  """
+  path = Path(path)
+  if path.suffix.lower() != '.png':
+    raise UserError(f'{path}: pictures are PNG; give a path that ends with .png')
+  try:
+    _grid(items, path)
+    _animate(items, path.with_suffix('.gif'))
+  except OSError as error:
+    raise UserError(f'{path}: cannot write the picture: {error.strerror}') from error
+
+
+def blended(picture: np.ndarray, weights: np.ndarray) -> np.ndarray:
+  """The picture, lit where the weights are heavy and dark elsewhere: [height, width, 3] from 0 to 1."""
+  from PIL import Image
+
+  height, width = picture.shape[:2]
+  light = Image.fromarray((weights / max(float(weights.max()), 1e-9)).astype(np.float32))
+  light = np.asarray(light.resize((width, height), Image.Resampling.BICUBIC)).clip(0, 1)[..., None]
+  return picture / 255.0 * (0.25 + 0.75 * light)
+
+
+def _grid(items: Sequence[Told], path: Path) -> None:
+  from matplotlib.figure import Figure
+
+  lines = [-(-(len(item.words) + 1) // PER_ROW) for item in items]
+  figure = Figure(figsize=(SIDE * PER_ROW, (SIDE + 0.3) * sum(lines)), layout='constrained')
+  panels, top = figure.subplots(sum(lines), PER_ROW, squeeze=False), 0
+  for axes in panels.flat:
+    axes.axis('off')
+  for item, count in zip(items, lines, strict=True):
+    places = panels[top : top + count].flat
+    _panel(next(places), item.picture / 255.0, item.title)
+    for word, (text, weights) in enumerate(zip(item.words, item.maps, strict=True)):
+      box = item.boxes[word] if item.boxes is not None and word < len(item.boxes) else None
+      _panel(next(places), blended(item.picture, weights), text, box)
+    top += count
+  figure.savefig(path, dpi=110)
+
+
+def _panel(axes, picture: np.ndarray, title: str, box=None) -> None:
+  from matplotlib.patches import Rectangle
+
+  axes.imshow(picture, vmin=0, vmax=1)
+  axes.set_title(title[:28], fontsize=9, color=INK, parse_math=False, family=families(title))
+  if box is not None:
+    (left, upper, right, lower), style = box, {'fill': False, 'edgecolor': GOLD, 'linewidth': 1.5}
+    axes.add_patch(Rectangle((left - 0.5, upper - 0.5), right - left, lower - upper, **style))
+
+
+def _animate(items: Sequence[Told], path: Path) -> None:
+  from PIL import Image, ImageDraw, ImageFont
+
+  size, font, frames = 320, ImageFont.load_default(18), []
+  for item in items:
+    for word, weights in enumerate(item.maps):
+      lit = Image.fromarray((255 * blended(item.picture, weights)).astype(np.uint8))
+      frame = Image.new('RGB', (size, size + 64), 'white')
+      frame.paste(lit.resize((size, size), Image.Resampling.BICUBIC), (0, 0))
+      pen = ImageDraw.Draw(frame)
+      pen.text((8, size + 6), item.words[word], fill=INK, font=font)
+      pen.text((8, size + 34), ' '.join(item.words[: word + 1])[-42:], fill='#57606a', font=ImageFont.load_default(13))
+      frames.append(frame)
+  frames[0].save(path, save_all=True, append_images=frames[1:], duration=600, loop=0)

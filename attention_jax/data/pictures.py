@@ -1,0 +1,243 @@
+"""Pictures with captions: readers, and their batches as functions of (seed, step)."""
+
+import csv
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attention_jax.data.batching import Batch, Order, chunks
+from attention_jax.data.files import read_lines
+from attention_jax.data.options import bind
+from attention_jax.data.text import Corpus, count
+from attention_jax.data.vocab import Vocabulary
+from attention_jax.errors import UserError
+from attention_jax.tokens import EOS, PAD
+
+SPLITS = ('train', 'validation', 'test', 'unseen')
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; the last two lie outside
+
+
+class Pictures(NamedTuple):
+  """One split.
+
+  Attributes:
+    pictures: [P, height, width, C]: uint8, or float32 features of a grid.
+    names: of each picture.
+    captions: rows, of one picture or of several.
+    shown: the picture of each caption, its number.
+    boxes: of each caption the gold box of each word, None for words that have none; None where nobody knows any.
+  """
+
+  pictures: np.ndarray
+  names: list[str]
+  captions: list[str]
+  shown: list[int]
+  boxes: list[list[Box | None]] | None = None
+
+  @property
+  def corpus(self) -> Corpus:
+    """Names of pictures and captions, as pairs of texts."""
+    return Corpus([self.names[i] for i in self.shown], self.captions)
+
+
+def shapes(folder: str, *, seed: int = 0) -> dict[str, Pictures]:
+  """Things on a cluttered ground, told from left to right, with gold boxes; generated, nothing is stored."""
+  from attention_jax.data.builders import shapes as builder
+
+  found = {}
+  for split in SPLITS:
+    pictures, captions, boxes = zip(*builder.generate(split, seed), strict=True)
+    names = [f'{split} {i}' for i in range(len(pictures))]
+    found[split] = Pictures(np.stack(pictures), names, list(captions), list(range(len(names))), list(boxes))
+  return found
+
+
+def captions(
+  folder: str, *, images: str = 'images', captions: str = 'captions.csv', size: int = 64, features: str = '',
+  validation: float = 0.1, test: float = 0.1, lowercase: bool = True,
+) -> dict[str, Pictures]:  # fmt: skip
+  """A folder of images and a table of their captions, with the columns image and caption, and split if it has one.
+
+  Args:
+    images, captions: paths below the folder.
+    size: to which images are scaled, pixels: the middle square of each.
+    features: an .npz file with an array [height, width, C] for each image by its name, to be read instead of images.
+    validation, test: shares of the images where the table has no splits: those last in the order of their names.
+    lowercase: whether captions are read in lower case.
+
+  Raises: UserError naming the file and the row that is not as it should be.
+  """
+  path = os.path.join(folder, captions)
+  rows = _read_table(path)
+  names = sorted({row['image'] for _, row in rows})
+  if 'split' not in rows[0][1]:
+    held = [round(len(names) * share) for share in (validation, test)]
+    edges = len(names) - sum(held), len(names) - held[1]
+    split_of = {name: SPLITS[(i >= edges[0]) + (i >= edges[1])] for i, name in enumerate(names)}
+    rows = [(number, row | {'split': split_of[row['image']]}) for number, row in rows]
+  stored = _features(os.path.join(folder, features)) if features else None
+  found = {}
+  for split in SPLITS:
+    mine = [(number, row) for number, row in rows if row['split'] == split]
+    if mine:
+      numbers, pictures = {}, []
+      for number, row in mine:
+        if (name := row['image']) not in numbers:
+          numbers[name] = len(numbers)
+          where = f'{path}:{number}: '
+          file = os.path.join(folder, images, name)
+          pictures.append(_stored(stored, name, where) if features else read_image(file, size, where))
+      texts = [row['caption'].lower() if lowercase else row['caption'] for _, row in mine]
+      found[split] = Pictures(_stack(pictures, path), list(numbers), texts, [numbers[row['image']] for _, row in mine])
+  if 'train' not in found:
+    raise UserError(f'{path}: no row of split train; it has: {", ".join(sorted({row["split"] for _, row in rows}))}')
+  return found
+
+
+PICTURES: Mapping[str, Callable[..., dict[str, Pictures]]] = {'captions': captions, 'shapes': shapes}
+
+
+def load_pictures(config: Mapping[str, Any]) -> dict[str, Pictures]:
+  """The splits of the task that `config['task']` names, from `config['folder']`; 'train' is always among them."""
+  _, row, options = bind(config['task'], PICTURES, 'task')
+  return row(os.path.expanduser(config['folder'] or ''), **options)
+
+
+def _read_table(path: str) -> list[tuple[int, dict[str, str]]]:
+  rows = csv.DictReader(io.StringIO('\n'.join(read_lines(path)) + '\n'))
+  if missing := [name for name in ('image', 'caption') if name not in (rows.fieldnames or ())]:
+    raise UserError(f"{path}:1: no column '{missing[0]}'; it has: {', '.join(rows.fieldnames or ())}")
+  found = []
+  for row in rows:
+    for name in rows.fieldnames:
+      if not (row[name] or '').strip():
+        raise UserError(f'{path}:{rows.line_num}: {name} is empty')
+    if row.get('split', 'train') not in SPLITS:
+      raise UserError(f'{path}:{rows.line_num}: split {row["split"]!r}; possible: {", ".join(SPLITS)}')
+    found.append((rows.line_num, row))
+  if not found:
+    raise UserError(f'{path}: no captions')
+  return found
+
+
+def read_image(path: str, size: int, where: str = '') -> np.ndarray:
+  """The middle square of an image, [size, size, 3] uint8. Raises: UserError, at `where`, for one that is no image."""
+  from PIL import Image, ImageOps
+
+  try:
+    with Image.open(path) as image:
+      return np.asarray(ImageOps.fit(image.convert('RGB'), (size, size)), np.uint8)
+  except FileNotFoundError as error:
+    raise UserError(f'{where}{path}: no such file') from error
+  except (OSError, ValueError, Image.DecompressionBombError) as error:
+    raise UserError(f'{where}{path}: not an image that can be read ({" ".join(str(error).split())})') from error
+
+
+def _features(path: str) -> Mapping[str, np.ndarray]:
+  try:
+    return np.load(path)
+  except (OSError, ValueError) as error:
+    raise UserError(f'{path}: not an .npz file that can be read ({error})') from error
+
+
+def _stored(stored: Mapping[str, np.ndarray], name: str, where: str) -> np.ndarray:
+  if name not in stored:
+    raise UserError(f'{where}the features have no array {name!r}')
+  if stored[name].ndim != 3:
+    raise UserError(f'{where}features of {name!r} are {list(stored[name].shape)}; expected [height, width, features]')
+  return stored[name].astype(np.float32)
+
+
+def _stack(pictures: Sequence[np.ndarray], path: str) -> np.ndarray:
+  if len(shapes := {picture.shape for picture in pictures}) > 1:
+    raise UserError(f'{path}: pictures of different shapes: {", ".join(map(str, sorted(shapes)))}')
+  return np.stack(pictures)
+
+
+class Captioned(NamedTuple):
+  """A split as ids: captions with EOS, all after one another, and what each shows."""
+
+  pictures: np.ndarray
+  shown: np.ndarray
+  target: np.ndarray
+  offsets: np.ndarray
+
+  @property
+  def lengths(self) -> np.ndarray:
+    return np.diff(self.offsets)
+
+
+def encode_captions(split: Pictures, vocabulary: Vocabulary) -> Captioned:
+  """The ids of the captions of a split."""
+  rows = [np.array([*vocabulary.encode(caption), EOS], np.int32) for caption in split.captions]
+  offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+  return Captioned(split.pictures, np.array(split.shown), np.concatenate(rows), offsets)
+
+
+def check_lengths(buckets: Any) -> tuple[int, ...]:
+  """Lengths of captions, EOS included, the shortest first. Raises: UserError for anything else."""
+  lengths = [buckets] if isinstance(buckets, int) else list(buckets) if isinstance(buckets, tuple | list) else []
+  if not lengths or not all(isinstance(length, int) and length > 0 for length in lengths):
+    raise UserError(f'buckets are lengths of captions such as (16, 32), got {buckets!r}')
+  return tuple(sorted(set(lengths)))
+
+
+def _chosen(encoded: Captioned, lengths: Sequence[int]) -> np.ndarray:
+  """For each caption the position of the shortest length that holds it; -1 for none."""
+  found = np.searchsorted(np.array(lengths), encoded.lengths)
+  return np.where(found < len(lengths), found, -1)
+
+
+class CaptionBatches:
+  """The training batches of one split, without end: `batches[step]` for any step >= 0, see batching.Order."""
+
+  sides = 'rows, caption'
+
+  def __init__(
+    self, encoded: Captioned, lengths: Sequence[int], size: int, seed: int = 0, shard: int = 0, shards: int = 1
+  ):
+    buckets = [(length,) for length in lengths]
+    self._order = Order(_chosen(encoded, lengths), buckets, size, seed=seed, shard=shard, shards=shards)
+    self._encoded = encoded
+
+  def __len__(self) -> int:
+    """Batches in an epoch."""
+    return len(self._order)
+
+  @property
+  def shapes(self) -> list[tuple[int, int]]:
+    """The (rows, caption) that occur."""
+    return self._order.shapes
+
+  def __getitem__(self, step: int) -> Batch:
+    _, rows, (length,) = self._order[step]
+    return gather_captions(self._encoded, rows, length)
+
+
+def captions_in_order(encoded: Captioned, lengths: Sequence[int], size: int) -> Iterator[Batch]:
+  """Batches for evaluation: every caption that fits once."""
+  buckets = [(length,) for length in lengths]
+  for rows, (length,) in chunks(_chosen(encoded, lengths), buckets, encoded.lengths, size):
+    yield gather_captions(encoded, rows, length)
+
+
+def gather_captions(encoded: Captioned, rows: np.ndarray, length: int) -> Batch:
+  """The given rows (-1 = a filler row), with a picture [height, width, C] for each as the source, of one part."""
+  real = rows >= 0
+  starts = encoded.offsets[rows]
+  lengths = np.where(real, encoded.offsets[rows + 1] - starts, 0)
+  mask = np.arange(length) < lengths[:, None]
+  ids = encoded.target[np.where(mask, starts[:, None] + np.arange(length), 0)]
+  target = np.where(mask, ids, PAD).astype(np.int32)
+  return Batch(encoded.pictures[encoded.shown[rows]], real[:, None], target, mask, rows.astype(np.int32), None)
+
+
+def describe_captions(name: str, split: Pictures, encoded: Captioned, lengths: Sequence[int]) -> str:
+  """A line on a split: how many pictures and captions, and how many are longer than every bucket."""
+  shape = ' x '.join(map(str, split.pictures.shape[1:]))
+  long = int(np.sum(_chosen(encoded, lengths) < 0))
+  left = f'; {count(long, "caption")} longer than {lengths[-1]} tokens left out' if long else ''
+  return f'{name}: {count(len(split.names), "picture")} ({shape}), {count(len(split.captions), "caption")}{left}'

@@ -1,0 +1,87 @@
+"""Encoders of pictures: from a picture to a memory of the cells of a grid. IMAGE_ENCODERS, and `build_captioner`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from attention_jax.functional.masking import masked
+from attention_jax.models.encoded import Encoded
+from attention_jax.models.seq2seq import EncoderDecoder, assemble, make, options_of
+
+
+class _Image(nn.Module):
+  """What encoders of pictures share: pictures [B, height, width, C], mask [B, 1], True = real -> Encoded.
+
+  Memory is [B, S, D], the cells of the grid row by row; `final` is their mean, as in Xu et al. 2015, section 3.1.2.
+  """
+
+  dropout: float = 0.0
+  dtype: jnp.dtype = jnp.float32
+
+  def grid(self, pictures: jax.Array, deterministic: bool) -> jax.Array:
+    """[B, height, width, C] -> [B, rows, columns, D]."""
+    raise NotImplementedError
+
+  @nn.compact
+  def __call__(self, pictures: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
+    grid = self.grid(pictures, deterministic)
+    memory = grid.reshape(len(grid), -1, grid.shape[-1])
+    mask = jnp.broadcast_to(mask, memory.shape[:2])
+    memory = masked(nn.Dropout(self.dropout)(memory, deterministic=deterministic), mask)
+    return Encoded(memory, mask, memory.mean(1))
+
+
+class Grid(_Image):
+  """Convolutions of 3 x 3, the first `halvings` of which halve the grid; ReLU and LayerNorm after each; places told.
+
+  Attributes:
+    features: of each cell; the first convolutions have half as many, a quarter, ...
+    halvings: how often rows and columns are halved: the picture's size must be divisible by 2^halvings.
+    layers: convolutions after that.
+  """
+
+  features: int = 128
+  halvings: int = 3
+  layers: int = 1
+
+  def grid(self, pictures, deterministic):
+    x = pictures.astype(self.dtype) / 127.5 - 1
+    for layer in range(self.halvings + self.layers):
+      halves = layer < self.halvings
+      features = self.features >> max(0, self.halvings - 1 - layer)
+      x = nn.Conv(features, (3, 3), strides=2 if halves else 1, dtype=self.dtype)(x)
+      x = nn.LayerNorm(dtype=self.dtype)(nn.relu(x))
+    _, rows, columns, _ = x.shape
+    place = self.param('place', nn.initializers.normal(0.1), (1, rows, columns, self.features))
+    return x + place.astype(self.dtype)
+
+
+class Given(_Image):
+  """Features that somebody else has computed, such as those of a pretrained network, projected to `features`.
+
+  Attributes: features, of each cell.
+  """
+
+  features: int = 128
+
+  def grid(self, pictures, deterministic):
+    return nn.Dense(self.features, dtype=self.dtype)(pictures.astype(self.dtype))
+
+
+IMAGE_ENCODERS: Mapping[str, type[nn.Module]] = {'given': Given, 'grid': Grid}
+
+
+def build_captioner(model: Mapping[str, Any], target_size: int) -> EncoderDecoder:
+  """The model that `config.model` means, for captions of so many words. Raises UserError for what does not exist."""
+  options, parts = options_of(model)
+  encoder = make(options.encoder, IMAGE_ENCODERS, 'encoder of pictures', **parts)
+  return assemble(options, parts, model['attention'], encoder, target_size)
+
+
+def cells(size: int) -> int:
+  """How many rows, and columns, a square grid of so many cells has."""
+  rows = round(size**0.5)
+  return rows if rows * rows == size else 0

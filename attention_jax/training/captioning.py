@@ -1,0 +1,291 @@
+"""From pictures to text: the system of captioners."""
+
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.analysis import overlays
+from attention_jax.data import vocab
+from attention_jax.data.batching import Batch
+from attention_jax.data.options import bind
+from attention_jax.data.pictures import (
+  PICTURES,
+  CaptionBatches,
+  Captioned,
+  Pictures,
+  captions_in_order,
+  check_lengths,
+  describe_captions,
+  encode_captions,
+  load_pictures,
+  read_image,
+)
+from attention_jax.errors import UserError, choose
+from attention_jax.kernels import auto
+from attention_jax.models.images import build_captioner, cells
+from attention_jax.models.seq2seq import EncoderDecoder, Model
+from attention_jax.tokens import EOS
+from attention_jax.training.anneal import make_anneal
+from attention_jax.training.evaluation import Scorer, text_metrics, weight_metrics
+from attention_jax.training.loop import Training
+from attention_jax.training.losses import Loss, sequence_loss
+from attention_jax.training.metrics import Result, measure
+from attention_jax.training.partition import make_mesh, place, replicate
+from attention_jax.training.prediction import Beams, Hypothesis, Prediction, compile_finder
+from attention_jax.training.step import step_rngs
+from attention_jax.training.system import Config, chosen_rows
+from attention_jax.training.translation import Evaluation, text_directions
+
+SHAPE = 'pictures.json'
+FORCED = {'loss': False, 'accuracy': True, 'pointing': True}
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """The fields of `config.data`.
+
+  Attributes:
+    task: a spec of data.pictures.PICTURES.
+    folder: what relative paths in the task start from.
+    vocabulary: of the captions, a spec of data.vocab.VOCABULARIES.
+    buckets: lengths of captions, the end-of-sentence token included; each is one compilation.
+    batch_size: captions of a batch, each with its picture.
+  """
+
+  task: str = 'shapes'
+  folder: str = 'data'
+  vocabulary: str = 'word'
+  buckets: tuple[int, ...] = (20,)
+  batch_size: int = 64
+
+
+class Captioning:
+  """Any encoder of pictures with any decoder and output layer that says words."""
+
+  fields: Mapping[str, type] = {'data': Source, 'model': Model, 'evaluation': Evaluation}
+  drawing = 'attention.png'
+
+  def __init__(self, config: Config, vocabulary, shape: Sequence[int], data: Callable[[], Mapping[str, Pictures]]):
+    """shape: of a picture. `data` gives the splits when they are asked for."""
+    self.config, self.vocabulary, self.shape, self._data = config, vocabulary, tuple(shape), data
+    self.model = build_captioner(config['model'], len(vocabulary))
+
+  @classmethod
+  def load(cls, config: Config, folder: str | None) -> 'Captioning':
+    pictures = load_pictures(config['data'])
+    spec, train = config['data']['vocabulary'], pictures['train']
+    vocabulary = vocab.stored(spec, folder, 'target') if folder else None
+    vocabulary = vocabulary or vocab.train(spec, train.captions)
+    return cls(config, vocabulary, train.pictures.shape[1:], lambda: pictures)
+
+  @classmethod
+  def open(cls, config: Config, folder: str) -> 'Captioning':
+    vocabulary = vocab.stored(config['data']['vocabulary'], folder, 'target')
+    try:
+      with open(os.path.join(folder, SHAPE), encoding='utf-8') as file:
+        shape = json.load(file)
+    except (OSError, ValueError) as error:
+      raise UserError(f'{folder}/{SHAPE}: cannot be read ({error}); was a run started there?') from error
+    return cls(config, vocabulary, shape, lambda: load_pictures(config['data']))
+
+  @classmethod
+  def check(cls, config: Config, training: Training) -> None:
+    check_lengths(config['data']['buckets'])
+    bind(config['data']['task'], PICTURES, 'task')
+    vocab.kind(config['data']['vocabulary'])
+    Evaluation(**config['evaluation'])
+    for spec in config['evaluation']['metrics']:
+      measure(spec, ['a'], [['a']])
+    model = build_captioner(config['model'], 5)
+    if model.output.copies or config['model']['share_embeddings']:
+      raise UserError('a picture has no words: no output layer copies from it, and share_embeddings is False')
+    batch = _smallest((64, 64, 3))
+    params = jax.eval_shape(lambda: initializer(model, (64, 64, 3))(0))
+    make_anneal(training.anneal, params, training.steps)
+    loss = _loss(model, training)
+    jax.eval_shape(loss, params, batch, step_rngs(jax.random.key(0)), dict.fromkeys(loss.running, 0.0))
+
+  @classmethod
+  def selectable(cls, config: Config) -> dict[str, bool]:
+    return FORCED | text_directions(config)
+
+  @functools.cached_property
+  def pictures(self) -> Mapping[str, Pictures]:
+    """The splits as pictures and text."""
+    return self._data()
+
+  @functools.cached_property
+  def encoded(self) -> dict[str, Captioned]:
+    """The splits as pictures and ids."""
+    return {name: encode_captions(split, self.vocabulary) for name, split in self.pictures.items()}
+
+  @functools.cached_property
+  def loss(self) -> Loss:
+    return _loss(self.model, Training(**self.config['training']))
+
+  @property
+  def report(self) -> list[str]:
+    entries = f'vocabulary {self.config["data"]["vocabulary"]}: {len(self.vocabulary)} entries'
+    each = self.pictures.items()
+    return [entries, *(describe_captions(name, split, self.encoded[name], self._lengths) for name, split in each)]
+
+  @property
+  def splits(self) -> list[str]:
+    return list(self.pictures)
+
+  @property
+  def implementation(self) -> str:
+    attention = self.model.decoder.attention
+    several = auto.described(attention.score_of, attention.alignment_of)
+    return attention.implementation + f' ({several})' * (attention.implementation == 'auto')
+
+  def save(self, folder: str) -> None:
+    self.vocabulary.save(folder, 'target')
+    path = os.path.join(folder, SHAPE)
+    with open(f'{path}.part', 'w', encoding='utf-8') as file:
+      json.dump(self.shape, file)
+    os.replace(f'{path}.part', path)
+
+  def initializer(self) -> Callable[[int], Any]:
+    return initializer(self.model, self.shape)
+
+  def batches(self, seed: int) -> CaptionBatches:
+    size = self.config['data']['batch_size']
+    return CaptionBatches(
+      self.encoded['train'], self._lengths, size, seed, jax.process_index(), jax.process_count()
+    )  # fmt: skip
+
+  def check_data(self, say: Callable[[str], None]) -> None:
+    if self.config['training']['select'] == 'pointing' and self.pictures['validation'].boxes is None:
+      raise UserError("training.select='pointing' needs gold boxes, which the validation split has not")
+    params = jax.eval_shape(lambda: self.initializer()(0))  # a picture that does not suit the encoder
+    jax.eval_shape(self.loss, params, _smallest(self.shape), None, dict.fromkeys(self.loss.running, 0.0))
+
+  def measure(self, params: Any, split: str, *, beams: int | None = None):
+    pictures, encoded = self.pictures[choose(split, self.pictures, 'split')], self.encoded[split]
+    forced = self._scorer.of_batches(
+      params, captions_in_order(encoded, self._lengths, self._scorer.rows), len(pictures.captions)
+    )
+    found = {'loss': Result(forced.loss, 'nat/token', 'targets:forced')}
+    found['accuracy'] = Result(100 * forced.accuracy, '%', 'targets:forced')
+    options = self.config['evaluation']
+    numbers = {name: i for i, name in enumerate(pictures.names)}
+    predict = lambda names, beams: self.predict(params, pictures.pictures[[numbers[n] for n in names]], names, beams)
+    texts, predictions = text_metrics(pictures.corpus, predict, options, beams=beams or options['beams'])
+    found |= texts
+    if weights := [w for w in forced.weights if w is not None and w.any()]:
+      found['entropy'] = weight_metrics(weights)['entropy']
+      if pictures.boxes is not None:
+        found['pointing'] = self._pointing(pictures, forced.weights)
+    return found, predictions
+
+  def predict(self, params: Any, pictures: np.ndarray, names: Sequence[str], beams: int) -> list[Prediction]:
+    """The captions of pictures [P, height, width, C]."""
+    find, mesh, rows = self._find(beams), make_mesh(jax.local_devices()), self._scorer.rows
+    params, found = replicate(jax.device_get(params), mesh), []
+    for start in range(0, len(pictures), rows):
+      some = pictures[start : start + rows]
+      real = np.arange(rows) < len(some)
+      padded = np.pad(some, [(0, rows - len(some))] + [(0, 0)] * (some.ndim - 1))
+      told = jax.device_get(find(params, *place((padded, real[:, None]), mesh)))
+      found += [self._read(told, i, names[start + i]) for i in range(len(some))]
+    return found
+
+  def lines(self, predictions: Sequence[Prediction]) -> list[str]:
+    return [p.hypotheses[0].text if p.hypotheses else '' for p in predictions]
+
+  def draw(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], given: Sequence[str]) -> None:
+    """A picture with the map of every word, and the same as an animation beside it (.gif).
+
+    Rows are pictures of the split; `given` are files with images.
+    """
+    if given:
+      shown, names, boxes = np.stack([read_image(file, self.shape[0]) for file in given]), list(given), None
+    else:
+      pictures = self.pictures[choose(split, self.pictures, 'split')]
+      chosen = chosen_rows(rows, split, len(pictures.names))
+      shown, names, boxes = pictures.pictures[chosen], [pictures.names[i] for i in chosen], pictures.boxes
+    items = []
+    for i, said in enumerate(self.predict(params, shown, names, self.config['evaluation']['beams'])):
+      if not said.hypotheses:
+        raise UserError(f'no caption for {said.source!r}')
+      best = said.hypotheses[0]
+      rows_of_grid = cells(best.weights.shape[1])
+      if not rows_of_grid or shown[i].dtype != np.uint8:
+        raise UserError('only square grids over pictures can be drawn')
+      maps = best.weights[: len(best.tokens)].reshape(-1, rows_of_grid, rows_of_grid)
+      first = None if boxes is None else pictures.shown.index(chosen[i])
+      right = boxes is not None and pictures.captions[first] == best.text
+      items.append(overlays.Told(shown[i], best.tokens, maps, said.source, boxes[first] if right else None))
+    overlays.write(items, path)
+
+  @property
+  def _lengths(self) -> tuple[int, ...]:
+    return check_lengths(self.config['data']['buckets'])
+
+  @functools.cached_property
+  def _scorer(self) -> Scorer:
+    return Scorer(self.model, (), self.config['evaluation']['batch_size'])
+
+  @functools.cached_property
+  def _find(self) -> Callable[[int], Callable]:
+    """How many beams -> what finds captions, compiled once."""
+    options = Evaluation(**self.config['evaluation'])
+    longest = options.max_length or self._lengths[-1]
+    return functools.cache(lambda beams: compile_finder(self.model, Beams(beams), longest, options.ranking))
+
+  def _read(self, told, i: int, name: str) -> Prediction:
+    hypotheses = []
+    for k in range(told.lengths.shape[1]):
+      if length := int(told.lengths[i, k]):
+        ids = told.tokens[i, k, :length].tolist()
+        content = ids[:-1] if ids[-1] == EOS else ids
+        tokens, weights = [self.vocabulary.piece(id) for id in content], told.weights[i, k, :length].copy()
+        text, score, log_prob = self.vocabulary.decode(content), told.scores[i, k], told.log_probs[i, k]
+        hypotheses.append(Hypothesis(text, tokens, float(score), float(log_prob), weights))
+    return Prediction(name, [], hypotheses)
+
+  def _pointing(self, pictures: Pictures, weights: Iterable[np.ndarray | None]) -> Result:
+    """How often the heaviest weight of a word lies in the box of what the word tells of (Zhang et al. 2018)."""
+    hits = total = 0
+    for boxes, caption, matrix in zip(pictures.boxes, pictures.captions, weights, strict=True):
+      if matrix is None:
+        continue
+      rows = cells(matrix.shape[1])
+      for token, word in enumerate(self.vocabulary.words(caption)):
+        if word >= 0 and boxes[word] is not None:
+          row, column = divmod(int(matrix[token].argmax()), rows)
+          x, y = ((place + 0.5) * size / rows for place, size in ((column, self.shape[1]), (row, self.shape[0])))
+          left, top, right, bottom = boxes[word]
+          hits, total = hits + (left <= x < right and top <= y < bottom), total + 1
+    return Result(100 * hits / max(total, 1), '%', f'argmax cell in box|targets:forced|words:{total}')
+
+
+def initializer(model: EncoderDecoder, shape: Sequence[int]) -> Callable[[int], Any]:
+  """seed -> initial parameters, a function of the seed alone."""
+  batch = _smallest(shape)
+
+  @jax.jit
+  def drawn(rng):
+    return model.init(rng, *map(jnp.asarray, (batch.source, batch.source_mask, batch.target)))['params']
+
+  return lambda seed: drawn(jax.random.key(seed))
+
+
+def _smallest(shape: Sequence[int]) -> Batch:
+  """A batch of one picture of this shape with a caption of two tokens, by which parameters and shapes are told."""
+  source = np.zeros((1, *shape), np.uint8 if shape[-1] in (1, 3) else np.float32)
+  real, target = np.ones((1, 1), bool), np.zeros((1, 2), np.int32)
+  return Batch(source, real, target, np.ones((1, 2), bool), np.zeros(1, np.int32))
+
+
+def _loss(model: EncoderDecoder, training: Training) -> Loss:
+  return sequence_loss(model, training.label_smoothing, training.auxiliary, training.objective)

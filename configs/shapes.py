@@ -1,0 +1,21 @@
+"""python -m experiments.train --config=configs/shapes.py:xu2015_soft --workdir=runs/shapes
+
+Pictures of coloured things on a cluttered ground -> where they are and what they look like. Generated; no download.
+"""
+
+from attention_jax.training.config import default_config
+from attention_jax.training.presets import apply_preset
+
+
+def get_config(preset: str = 'xu2015_soft'):
+  config = default_config('captioning')
+  config.data.task = 'shapes'
+  config.data.buckets = (20,)
+  config.model.embedding = 64
+  config.training.steps = 4000
+  config.training.schedule = 'cosine(peak=1e-3, warmup=200)'
+  config.training.evaluate_every = 500
+  config.training.checkpoint_every = 500
+  config.training.select = 'exact_match'
+  config.evaluation.metrics = ('exact_match', 'bleu(tokenize="none")')
+  return apply_preset(config, preset, features=128)
