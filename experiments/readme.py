@@ -18,6 +18,7 @@ from attention_jax.kernels import IMPLEMENTATIONS, pallas_additive
 from attention_jax.models.classify import CLASSIFIERS
 from attention_jax.models.decoders import DECODERS
 from attention_jax.models.encoders import ENCODERS
+from attention_jax.models.images import IMAGE_ENCODERS
 from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.modules.pooling import POOLINGS
 from attention_jax.modules.positions import POSITIONS
@@ -56,6 +57,8 @@ def tables() -> str:
     _modules('pooling', POOLINGS),
     _table(['auxiliary loss of classifiers', *HEAD[:1], 'options'], _losses(classification.LOSSES)),
     _presets('classification', DOCUMENTS),
+    _modules('encoder of pictures', IMAGE_ENCODERS),
+    _presets('captioning', PAIRS),
   ]
   return '\n\n'.join(parts)
 
