@@ -59,6 +59,7 @@ def tables() -> str:
     _presets('classification', DOCUMENTS),
     _modules('encoder of pictures', IMAGE_ENCODERS),
     _presets('captioning', PAIRS),
+    _presets('glimpsing', {}),
   ]
   return '\n\n'.join(parts)
 

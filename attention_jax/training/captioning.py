@@ -32,6 +32,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.kernels import auto
 from attention_jax.models.images import build_captioner, cells
 from attention_jax.models.seq2seq import EncoderDecoder, Model
+from attention_jax.modules.attention import Attention
 from attention_jax.tokens import EOS
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.evaluation import Scorer, text_metrics, weight_metrics
@@ -70,7 +71,9 @@ class Source:
 class Captioning:
   """Any encoder of pictures with any decoder and output layer that says words."""
 
-  fields: Mapping[str, type] = {'data': Source, 'model': Model, 'evaluation': Evaluation}
+  fields: Mapping[str, type] = {
+    'data': Source, 'model': Model, 'model.attention': Attention, 'evaluation': Evaluation,
+  }  # fmt: skip
   drawing = 'attention.png'
 
   def __init__(self, config: Config, vocabulary, shape: Sequence[int], data: Callable[[], Mapping[str, Pictures]]):

@@ -32,6 +32,7 @@ from attention_jax.data.sentences import split as split_sentences
 from attention_jax.errors import UserError, choose
 from attention_jax.kernels import auto
 from attention_jax.models.classify import Classifier, ClassifierModel, build_classifier
+from attention_jax.modules.attention import Attention
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.auxiliary import Auxiliary, auxiliary_losses
 from attention_jax.training.loop import Training
@@ -104,7 +105,9 @@ LOSSES: Mapping[str, Auxiliary] = {'redundancy': Auxiliary(redundancy)}
 class Classification:
   """Any classifier, encoder and pooling on any task of documents, or of pairs of texts."""
 
-  fields: Mapping[str, type] = {'data': Source, 'model': ClassifierModel, 'evaluation': Evaluation}
+  fields: Mapping[str, type] = {
+    'data': Source, 'model': ClassifierModel, 'model.attention': Attention, 'evaluation': Evaluation,
+  }  # fmt: skip
   drawing = 'attention.html'
 
   def __init__(

@@ -21,8 +21,9 @@ def default_config(system: str = 'translation') -> ConfigDict:
   fields = SYSTEMS[choose(system, SYSTEMS, 'system')].fields
   config = ConfigDict({'system': system, 'training': _fields(Training)})
   for group, cls in fields.items():
-    config[group] = ConfigDict(_fields(cls))
-  config.model.attention = ConfigDict(_fields(Attention, without=OTHERS_SAY))
+    *path, name = group.split('.')
+    within = config[path[0]] if path else config
+    within[name] = ConfigDict(_fields(cls, without=OTHERS_SAY if cls is Attention else ()))
   config.seeds = 1  # runs trained side by side, with training.seed and the seeds that follow it
   return config
 

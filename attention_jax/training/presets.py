@@ -169,10 +169,13 @@ CAPTIONING: Mapping[str, Preset] = {
   'xu2015_hard': Preset('Xu et al. 2015, hard', _CAPTIONS | {'model.attention.alignment': 'hard'}),
 }
 
+GLIMPSING: Mapping[str, Preset] = {'mnih2014': Preset('Mnih et al. 2014', {'model.features': '{features}'})}
+
 # By the system that they are of.
 PRESETS: Mapping[str, Mapping[str, Preset]] = {
   'captioning': CAPTIONING,
   'classification': CLASSIFICATION,
+  'glimpsing': GLIMPSING,
   'translation': TRANSLATION,
 }
 
@@ -184,9 +187,10 @@ def apply_preset(config: ConfigDict, preset: str, *, features: int, layers: int 
   """
   settings = PRESETS[config.system][choose(preset, PRESETS[config.system], 'preset')].settings
   # Sources longer than every bucket are still searched, at up to four times that length (and in steps of 32).
-  longest = max(bucket if isinstance(bucket, int) else bucket[0] for bucket in config.data.buckets)
+  longest = max(bucket if isinstance(bucket, int) else bucket[0] for bucket in config.data.get('buckets', (0,)))
   positions = -(-4 * longest // 32) * 32
-  config.model.attention.features = features
+  if 'attention' in config.model:
+    config.model.attention.features = features
   sizes = {'features': features, 'layers': layers, 'positions': positions}
   sizes |= {'depth': depth, 'heads': max(1, features // 64), 'hidden': 4 * features}
   known = flatten_dict(config.to_dict(), sep='.')

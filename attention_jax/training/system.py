@@ -36,7 +36,7 @@ class System(Protocol):
   """A row of systems.SYSTEMS is a class of these.
 
   Attributes:
-    fields: of the config, the dataclass that says what there is in each of its groups.
+    fields: of the config, the dataclass that says what there is in each of its groups; those within others come later.
     drawing: the name of the file that `draw` writes by default.
     config: the whole config of the run.
     model: a flax module.

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 
 from attention_jax.training.captioning import Captioning
 from attention_jax.training.classification import Classification
+from attention_jax.training.glimpsing import Glimpsing
 from attention_jax.training.system import System
 from attention_jax.training.translation import Translation
 
 SYSTEMS: Mapping[str, type[System]] = {
   'captioning': Captioning,
   'classification': Classification,
+  'glimpsing': Glimpsing,
   'translation': Translation,
 }

@@ -22,6 +22,7 @@ from attention_jax.kernels import auto
 from attention_jax.models.ensemble import Ensemble
 from attention_jax.models.ranking import DEFAULT, Ranking
 from attention_jax.models.seq2seq import EncoderDecoder, Model, build
+from attention_jax.modules.attention import Attention
 from attention_jax.training import pictures
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.evaluation import ALIGNMENT, FORCED, Scorer, evaluate
@@ -92,7 +93,9 @@ class Evaluation:
 class Translation:
   """Any encoder, decoder and output layer on any task of pairs of texts."""
 
-  fields: Mapping[str, type] = {'data': Source, 'model': Model, 'evaluation': Evaluation}
+  fields: Mapping[str, type] = {
+    'data': Source, 'model': Model, 'model.attention': Attention, 'evaluation': Evaluation,
+  }  # fmt: skip
   drawing = 'attention.png'
 
   def __init__(self, config: Config, model, source_vocab, target_vocab, data: Callable[[], tasks.Data]):

@@ -26,7 +26,7 @@ FLAGS = [
 ]
 
 FIELDS = [
-  ('modle.dropout=0', ["unknown field of config: 'modle'", "'model'?", 'data, evaluation, model, seeds, training']),
+  ('modle.dropout=0', ["unknown field of config: 'modle'", "'model'?", 'evaluation, model, seeds, system, training']),
   ('model.atention.score=dot', ["unknown field of config.model: 'atention'", "'attention'?", 'possible: attention']),
   ('model.attention.scor=dot', ["unknown field of config.model.attention: 'scor'", "'score'?", 'implementation']),
   ('training.steps.x=3', ['config.training.steps is 3000 and has no fields']),

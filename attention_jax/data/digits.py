@@ -1,0 +1,153 @@
+"""Digits with labels: handwritten ones, put anywhere on a larger canvas, among pieces of others."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attention_jax.data.batching import Order, chunks
+from attention_jax.data.options import bind
+from attention_jax.errors import UserError
+
+
+class Digits(NamedTuple):
+  """One split.
+
+  Attributes:
+    pictures: uint8 [P, height, width], as they were written.
+    labels: int32 [P].
+    canvas: the height and width that they are put on; 0 leaves them as they are.
+    clutter: how many pieces of other pictures are put there too.
+    piece: how many pixels high and wide they are.
+  """
+
+  pictures: np.ndarray
+  labels: np.ndarray
+  canvas: int = 0
+  clutter: int = 0
+  piece: int = 8
+
+
+class DigitBatch(NamedTuple):
+  """B pictures of one shape.
+
+  Attributes:
+    picture: uint8 [B, height, width].
+    label: int32 [B].
+    index: int32 [B], the row in its split; -1 = a filler row.
+  """
+
+  picture: np.ndarray
+  label: np.ndarray
+  index: np.ndarray
+
+
+def digits(folder: str, *, canvas: int = 0, clutter: int = 0, piece: int = 4) -> dict[str, Digits]:
+  """The 1797 digits of 8 x 8 pixels that scikit-learn brings along."""
+  from sklearn.datasets import load_digits
+
+  found = load_digits()
+  pictures = np.clip(found.images * 16, 0, 255).astype(np.uint8)
+  order = np.random.default_rng(0).permutation(len(pictures))
+  parts = {'train': order[:1297], 'validation': order[1297:1547], 'test': order[1547:]}
+  return {split: _digits(pictures[rows], found.target[rows], canvas, clutter, piece) for split, rows in parts.items()}
+
+
+def npz(
+  folder: str, *, path: str = 'mnist.npz', validation: int = 5000, canvas: int = 0, clutter: int = 0, piece: int = 8
+) -> dict[str, Digits]:
+  """An .npz file with x_train, y_train, x_test and y_test, as MNIST is often kept; the last of training validate."""
+  path = os.path.join(folder, os.path.expanduser(path))
+  try:
+    with np.load(path) as file:
+      missing = [name for name in ('x_train', 'y_train', 'x_test', 'y_test') if name not in file]
+      if missing:
+        raise UserError(f'{path}: no array {missing[0]!r}; it has: {", ".join(file)}')
+      x, y, x_test, y_test = (file[name] for name in ('x_train', 'y_train', 'x_test', 'y_test'))
+  except (OSError, ValueError) as error:
+    raise UserError(f'{path}: not an .npz file that can be read ({error})') from error
+  for name, pictures, labels in (('train', x, y), ('test', x_test, y_test)):
+    if pictures.ndim != 3 or pictures.dtype != np.uint8 or len(pictures) != len(labels):
+      raise UserError(f'{path}: x_{name} is {pictures.dtype} {list(pictures.shape)}; expected uint8 [P, height, width]')
+  if not 0 < validation < len(x):
+    raise UserError(f'{path}: validation={validation} of {len(x)} pictures; possible: from 1 to {len(x) - 1}')
+  parts = {'train': (x[:-validation], y[:-validation]), 'validation': (x[-validation:], y[-validation:])}
+  parts['test'] = (x_test, y_test)
+  return {split: _digits(*part, canvas, clutter, piece) for split, part in parts.items()}
+
+
+DIGITS: Mapping[str, Callable[..., dict[str, Digits]]] = {'digits': digits, 'npz': npz}
+
+
+def load_digits_of(config: Mapping[str, Any]) -> dict[str, Digits]:
+  """The splits of the task that `config['task']` names, from `config['folder']`."""
+  _, row, options = bind(config['task'], DIGITS, 'task')
+  return row(os.path.expanduser(config['folder'] or ''), **options)
+
+
+def _digits(pictures: np.ndarray, labels: np.ndarray, canvas: int, clutter: int, piece: int) -> Digits:
+  size = max(pictures.shape[1:])
+  if canvas and canvas < size:
+    raise UserError(f'canvas={canvas} is smaller than the pictures; possible: 0, or {size} and more')
+  if clutter and not canvas:
+    raise UserError(f'clutter={clutter} needs a canvas; possible: canvas=60')
+  if clutter < 0 or (clutter and not 1 <= piece <= size):
+    raise UserError(f'piece={piece}, clutter={clutter}; possible: pieces of 1 to {size} pixels, clutter of 0 or more')
+  return Digits(pictures, labels.astype(np.int32), canvas, clutter, piece)
+
+
+def paint(split: Digits, row: int, draw: np.random.Generator) -> np.ndarray:
+  """The picture of a row as it is shown: [height, width] uint8. Mnih et al. 2014, sections 4.1.2 and 4.1.3."""
+  if not split.canvas:
+    return split.pictures[row]
+  shown = np.zeros((split.canvas, split.canvas), np.uint8)
+  _put(shown, split.pictures[row], draw)
+  for _ in range(split.clutter):
+    other = split.pictures[draw.integers(len(split.pictures))]
+    top, left = (draw.integers(size - split.piece + 1) for size in other.shape)
+    _put(shown, other[top : top + split.piece, left : left + split.piece], draw)
+  return shown
+
+
+def _put(shown: np.ndarray, what: np.ndarray, draw: np.random.Generator) -> None:
+  top, left = (draw.integers(whole - part + 1) for whole, part in zip(shown.shape, what.shape, strict=True))
+  place = shown[top : top + what.shape[0], left : left + what.shape[1]]
+  np.maximum(place, what, out=place)
+
+
+class DigitBatches:
+  """The training batches of one split, without end, see batching.Order: in each epoch every digit is put elsewhere."""
+
+  sides = 'rows, height, width'
+
+  def __init__(self, split: Digits, size: int, seed: int = 0, shard: int = 0, shards: int = 1):
+    shape = paint(split, 0, np.random.default_rng(0)).shape
+    self._order = Order(np.zeros(len(split.labels), int), [shape], size, seed=seed, shard=shard, shards=shards)
+    self._split, self._seed = split, seed
+
+  def __len__(self) -> int:
+    """Batches in an epoch."""
+    return len(self._order)
+
+  @property
+  def shapes(self) -> list[tuple[int, int, int]]:
+    """The (rows, height, width) that occur: one."""
+    return self._order.shapes
+
+  def __getitem__(self, step: int) -> DigitBatch:
+    epoch, rows, _ = self._order[step]
+    return gather_digits(self._split, rows, (self._seed, epoch))
+
+
+def digits_in_order(split: Digits, size: int) -> list[DigitBatch]:
+  """Batches for evaluation: every digit once, put where it always is."""
+  chosen = np.zeros(len(split.labels), int)
+  return [gather_digits(split, rows, (0,)) for rows, _ in chunks(chosen, [()], chosen, size)]
+
+
+def gather_digits(split: Digits, rows: np.ndarray, seed: Sequence[int]) -> DigitBatch:
+  """The given rows (-1 = a filler row); how each is put is a function of (seed, row)."""
+  real = rows >= 0
+  shown = [paint(split, row, np.random.default_rng((*seed, int(row)))) for row in np.maximum(rows, 0)]
+  return DigitBatch(np.stack(shown), np.where(real, split.labels[rows], 0).astype(np.int32), rows.astype(np.int32))

@@ -1,0 +1,125 @@
+"""The recurrent model of visual attention: a few glimpses of a picture, each where the model wants the next one."""
+
+import dataclasses
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from attention_jax.errors import UserError
+from attention_jax.modules.linear import Dense
+
+
+class Glimpsed(NamedTuple):
+  """What came of a picture.
+
+  Attributes:
+    logits: [B, L], after the last glimpse.
+    locations: [B, T, 2], where it looked: row and column, from -1 at the top left to 1 at the bottom right.
+    log_policy: [B, T], the log-density of each location, given what was seen before it; 0 for the first, which is
+      drawn from no policy, and where nothing is drawn.
+    baselines: [B, T], the reward that was expected before each.
+  """
+
+  logits: jax.Array
+  locations: jax.Array
+  log_policy: jax.Array
+  baselines: jax.Array
+
+
+def retina(picture: jax.Array, location: jax.Array, size: int, scales: int) -> jax.Array:
+  """Patches of size, 2 size, 4 size ... pixels around a location, each as size x size means: [scales, size, size].
+
+  Args: picture [height, width], 0 beyond its edges; location [2] as in Glimpsed. Mnih et al. 2014, section 3.1.
+  """
+  widest = size * 2 ** (scales - 1)
+  padded = jnp.pad(picture, widest)
+  extent = jnp.array(picture.shape, jnp.float32)
+  middle = jnp.round((location + 1) / 2 * extent).astype(jnp.int32) + widest
+
+  def patch(scale: int) -> jax.Array:
+    width = size * 2**scale
+    corner = middle - width // 2
+    cut = jax.lax.dynamic_slice(padded, (corner[0], corner[1]), (width, width))
+    return cut.reshape(size, 2**scale, size, 2**scale).mean((1, 3))
+
+  return jnp.stack([patch(scale) for scale in range(scales)])
+
+
+class Glimpses(nn.Module):
+  """h_t = ReLU(W h_{t-1} + V g_t), g_t of the retina and the location; l_{t+1} ~ N(tanh(U h_t), deviation²).
+
+  Mnih et al. 2014, section 3.1: the glimpse network, the core, the location network, and the label after the last
+  glimpse. Nothing of the policy or of the baseline sends gradients into h.
+
+  Attributes:
+    labels: how many.
+    glimpses: T.
+    size, scales: of the retina, see `retina`.
+    hidden, features: widths of what the retina and the location become, and of g and h.
+    deviation: of a location, in units of half a picture.
+  """
+
+  labels: int
+  glimpses: int = 6
+  size: int = 8
+  scales: int = 1
+  hidden: int = 128
+  features: int = 256
+  deviation: float = 0.15
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, pictures: jax.Array, first: jax.Array, deterministic: bool = True) -> Glimpsed:
+    """pictures [B, height, width] from 0 to 1; first [B, 2], the first location. It draws from the rng 'attention'."""
+    layer = lambda features, name: Dense(features, dtype=self.dtype, name=name)
+    seen, placed = layer(self.hidden, 'seen'), layer(self.hidden, 'placed')
+    what, where, core = (layer(self.features, name) for name in ('what', 'where', 'core'))
+    inputs, policy, expect = layer(self.features, 'inputs'), layer(2, 'policy'), layer(1, 'baseline')
+    location, h = first, jnp.zeros((len(pictures), self.features), self.dtype)
+    density, locations, densities, baselines = jnp.zeros(len(pictures)), [], [], []
+    for step in range(self.glimpses):
+      expected = expect(jax.lax.stop_gradient(h))[:, 0].astype(jnp.float32)
+      locations, densities, baselines = [*locations, location], [*densities, density], [*baselines, expected]
+      patches = jax.vmap(lambda picture, at: retina(picture, at, self.size, self.scales))(pictures, location)
+      of_retina = nn.relu(seen(patches.reshape(len(pictures), -1)))
+      g = nn.relu(what(of_retina) + where(nn.relu(placed(location))))
+      h = nn.relu(core(h) + inputs(g))
+      if step + 1 < self.glimpses:
+        location, density = self._next(jnp.tanh(policy(jax.lax.stop_gradient(h)).astype(jnp.float32)), deterministic)
+    logits = layer(self.labels, 'labels')(h).astype(jnp.float32)
+    return Glimpsed(logits, *(jnp.stack(x, 1) for x in (locations, densities, baselines)))
+
+  def _next(self, mean: jax.Array, deterministic: bool) -> tuple[jax.Array, jax.Array]:
+    """A location around its mean, and its log-density; the mean itself where nothing is drawn."""
+    if deterministic:
+      return mean, jnp.zeros(len(mean))
+    noise = jax.random.normal(self.make_rng('attention'), mean.shape)
+    drawn = jax.lax.stop_gradient(mean + self.deviation * noise)
+    away = (drawn - mean) / self.deviation
+    return drawn.clip(-1, 1), -jnp.sum(away**2 / 2 + jnp.log(self.deviation * jnp.sqrt(2 * jnp.pi)), -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class GlimpseModel:
+  """The fields of `config.model` and their defaults.
+
+  Attributes as in Glimpses, and samples: ways of looking at each picture of a batch while training.
+  """
+
+  samples: int = 1
+  glimpses: int = 6
+  size: int = 8
+  scales: int = 1
+  hidden: int = 128
+  features: int = 256
+  deviation: float = 0.15
+  dtype: str = 'float32'
+
+  def __post_init__(self):
+    for name in ('samples', 'glimpses', 'size', 'scales', 'hidden', 'features'):
+      if getattr(self, name) < 1:
+        raise UserError(f'model.{name} is {getattr(self, name)}; possible: 1 or more')
+    if not self.deviation > 0:
+      raise UserError(f'model.deviation is {self.deviation}; possible: more than 0')

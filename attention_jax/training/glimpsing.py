@@ -1,0 +1,255 @@
+"""From pictures to labels by a few glimpses: the system of recurrent models of visual attention."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.analysis import paths
+from attention_jax.data.digits import (
+  DIGITS,
+  DigitBatch,
+  DigitBatches,
+  Digits,
+  digits_in_order,
+  gather_digits,
+  load_digits_of,
+  paint,
+)
+from attention_jax.data.options import bind
+from attention_jax.data.text import count
+from attention_jax.errors import UserError, choose
+from attention_jax.models.glimpse import GlimpseModel, Glimpses
+from attention_jax.models.seq2seq import DTYPES
+from attention_jax.training.anneal import make_anneal
+from attention_jax.training.auxiliary import auxiliary_losses
+from attention_jax.training.loop import Training
+from attention_jax.training.losses import OBJECTIVE, Loss, cross_entropy
+from attention_jax.training.metrics import Result
+from attention_jax.training.partition import make_mesh, place, replicate
+from attention_jax.training.step import step_rngs
+from attention_jax.training.system import Config, chosen_rows
+
+LABELS = 10
+SELECTABLE = {'loss': False, 'error': False}
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """The fields of `config.data`: a spec of data.digits.DIGITS, what its paths start from, pictures of a batch."""
+
+  task: str = 'digits'
+  folder: str = 'data'
+  batch_size: int = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """The fields of `config.evaluation`.
+
+  Attributes:
+    samples: ways of looking at each picture, whose probabilities are averaged.
+    batch_size: pictures at once.
+  """
+
+  samples: int = 10
+  batch_size: int = 128
+
+  def __post_init__(self):
+    for name in ('samples', 'batch_size'):
+      if getattr(self, name) < 1:
+        raise UserError(f'evaluation.{name} is {getattr(self, name)}; possible: 1 or more')
+
+
+class Look(NamedTuple):
+  """What is said of a picture: a label, the probability of each, and one of the ways [T, 2] of looking at it."""
+
+  label: int
+  probabilities: np.ndarray
+  locations: np.ndarray
+
+
+class Glimpsing:
+  """Glimpses of digits, or of any pictures of one channel with labels from 0 to 9."""
+
+  fields: Mapping[str, type] = {'data': Source, 'model': GlimpseModel, 'evaluation': Evaluation}
+  drawing = 'glimpses.png'
+  implementation = 'hard, by glimpses'
+
+  def __init__(self, config: Config, data: Callable[[], Mapping[str, Digits]]):
+    """`data` gives the splits when they are asked for."""
+    self.config, self._data, self.model = config, data, _build(config['model'])
+
+  @classmethod
+  def load(cls, config: Config, folder: str | None) -> 'Glimpsing':
+    splits = load_digits_of(config['data'])
+    return cls(config, lambda: splits)
+
+  @classmethod
+  def open(cls, config: Config, folder: str) -> 'Glimpsing':
+    return cls(config, lambda: load_digits_of(config['data']))
+
+  @classmethod
+  def check(cls, config: Config, training: Training) -> None:
+    bind(config['data']['task'], DIGITS, 'task')
+    Evaluation(**config['evaluation'])
+    for name, possible in (('objective', 'likelihood'), ('auxiliary', '')):
+      if getattr(training, name) != possible:
+        raise UserError(f'training.{name} is {getattr(training, name)!r}; possible for glimpses: {possible!r}')
+    model = _build(config['model'])
+    params, batch = jax.eval_shape(lambda: _initial(model, 0)), _smallest()
+    make_anneal(training.anneal, params, training.steps)
+    jax.eval_shape(_loss(model, config, training), params, batch, step_rngs(jax.random.key(0)), {})
+
+  @classmethod
+  def selectable(cls, config: Config) -> dict[str, bool]:
+    return SELECTABLE
+
+  @functools.cached_property
+  def digits(self) -> Mapping[str, Digits]:
+    """The splits."""
+    return self._data()
+
+  @functools.cached_property
+  def loss(self) -> Loss:
+    return _loss(self.model, self.config, Training(**self.config['training']))
+
+  @property
+  def report(self) -> list[str]:
+    shape = ' x '.join(map(str, paint(self.digits['train'], 0, np.random.default_rng(0)).shape))
+    clutter = self.digits['train'].clutter
+    among = f', among {count(clutter, "piece")} of others' if clutter else ''
+    return [f'{name}: {count(len(split.labels), "picture")} ({shape}{among})' for name, split in self.digits.items()]
+
+  @property
+  def splits(self) -> list[str]:
+    return list(self.digits)
+
+  def save(self, folder: str) -> None:
+    """Nothing but the config is needed to open a run."""
+
+  def initializer(self) -> Callable[[int], Any]:
+    return jax.jit(functools.partial(_initial, self.model))
+
+  def batches(self, seed: int) -> DigitBatches:
+    return DigitBatches(
+      self.digits['train'], self.config['data']['batch_size'], seed, jax.process_index(), jax.process_count()
+    )  # fmt: skip
+
+  def check_data(self, say: Callable[[str], None]) -> None:
+    for split in self.digits.values():
+      if split.labels.min() < 0 or split.labels.max() >= LABELS:
+        raise UserError(f'labels are {split.labels.min()} to {split.labels.max()}; possible: 0 to {LABELS - 1}')
+
+  def measure(self, params: Any, split: str, *, beams: int | None = None):
+    digits = self.digits[choose(split, self.digits, 'split')]
+    looks, losses = self._look(params, digits_in_order(digits, self._rows), len(digits.labels))
+    samples = self.config['evaluation']['samples']
+    how = f'samples:{samples}|rows:{len(digits.labels)}'
+    wrong = float(np.mean([look.label != label for look, label in zip(looks, digits.labels, strict=True)]))
+    return {'loss': Result(float(np.mean(losses)), 'nat/picture', how), 'error': Result(100 * wrong, '%', how)}, looks
+
+  def lines(self, predictions: Sequence[Look]) -> list[str]:
+    return [str(look.label) for look in predictions]
+
+  def draw(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], given: Sequence[str]) -> None:
+    """Writes the pictures of some rows, where the model looked at them, in order, and what the retina saw."""
+    if given:
+      raise UserError('--text has nothing to look at; possible: --split and --rows')
+    digits = self.digits[choose(split, self.digits, 'split')]
+    chosen = np.array(chosen_rows(rows, split, len(digits.labels)))
+    batch = gather_digits(digits, chosen, (0,))
+    model, numbered = self.config['model'], batch._replace(index=np.arange(len(chosen)).astype(np.int32))
+    looks, _ = self._look(params, [numbered], len(chosen))
+    items = [
+      paths.Path(picture, look.locations, f'{split} {row}: {label}, said {look.label}')
+      for picture, look, row, label in zip(batch.picture, looks, chosen, batch.label, strict=True)
+    ]
+    paths.write(items, path, model['size'], model['scales'])
+
+  @property
+  def _rows(self) -> int:
+    devices = len(jax.local_devices())
+    return -(-self.config['evaluation']['batch_size'] // devices) * devices
+
+  @functools.cached_property
+  def _run(self) -> Callable:
+    """(params, batch, rng) -> probabilities [B, L] and a way [B, T, 2]: each picture looked at in several ways."""
+
+    def run(params, batch, rng):
+      def one(rng):
+        found = _apply(self.model, params, batch, rng)
+        return jax.nn.softmax(found.logits), found.locations
+
+      probabilities, locations = jax.lax.map(one, jax.random.split(rng, self.config['evaluation']['samples']))
+      return probabilities.mean(0), locations[0]
+
+    return jax.jit(run)
+
+  def _look(self, params: Any, batches: Sequence[DigitBatch], rows: int) -> tuple[list[Look], np.ndarray]:
+    mesh, looks, losses = make_mesh(jax.local_devices()), [None] * rows, np.zeros(rows)
+    params = replicate(jax.device_get(params), mesh)
+    for number, batch in enumerate(batches):
+      whole = len(batch.index) % mesh.devices.size == 0
+      placed = place(batch, mesh) if whole else batch
+      probabilities, locations = jax.device_get(self._run(params, placed, jax.random.key(number)))
+      for i in np.flatnonzero(batch.index >= 0):
+        looks[batch.index[i]] = Look(int(probabilities[i].argmax()), probabilities[i], locations[i])
+        losses[batch.index[i]] = -np.log(max(float(probabilities[i, batch.label[i]]), 1e-30))
+    return looks, losses
+
+
+def _build(model: Mapping[str, Any]) -> Glimpses:
+  options = dataclasses.asdict(GlimpseModel(**model))
+  dtype = DTYPES[choose(options.pop('dtype'), DTYPES, 'dtype')]
+  options.pop('samples')
+  return Glimpses(LABELS, **options, dtype=dtype)
+
+
+def _initial(model: Glimpses, seed: int) -> Any:
+  rng = jax.random.key(seed)
+  rngs = {'params': rng, 'attention': rng}
+  return model.init(rngs, jnp.zeros((1, 2 * model.size, 2 * model.size)), jnp.zeros((1, 2)))['params']
+
+
+def _smallest() -> DigitBatch:
+  return DigitBatch(np.zeros((1, 32, 32), np.uint8), np.zeros(1, np.int32), np.zeros(1, np.int32))
+
+
+def _apply(model: Glimpses, params: Any, batch: DigitBatch, rng: jax.Array):
+  """Glimpsed, from a first location that is drawn anywhere. Locations are drawn too, at test time as in training."""
+  first, rng = jax.random.split(rng)
+  start = jax.random.uniform(first, (len(batch.label), 2), minval=-1.0, maxval=1.0)
+  pictures = batch.picture.astype(jnp.float32) / 255
+  return model.apply({'params': params}, pictures, start, False, rngs={'attention': rng})
+
+
+def _loss(model: Glimpses, config: Config, training: Training) -> Loss:
+  """−log p(y) − Σ_t log π(l_t) (R − b_t) + Σ_t (R − b_t)², R whether the label is right. Mnih et al. 2014, section 3.2.
+
+  The mean over `model.samples` ways of looking at each picture.
+  """
+  auxiliary_losses(training.auxiliary, table={})
+  samples = GlimpseModel(**config['model']).samples
+
+  def one(params, batch, rng):
+    found, real = _apply(model, params, batch, rng), batch.index >= 0
+    sums = cross_entropy(found.logits[:, None], batch.label[:, None], real[:, None], training.label_smoothing)
+    reward = (found.logits.argmax(-1) == batch.label).astype(jnp.float32)
+    ahead = jnp.where(real[:, None], reward[:, None] - found.baselines, 0.0)[:, 1:]
+    beside = {
+      'reinforce': -jnp.sum(found.log_policy[:, 1:] * jax.lax.stop_gradient(ahead)), 'baseline': jnp.sum(ahead**2),
+    }  # fmt: skip
+    return {'cross_entropy': sums['loss'], **sums, **beside, 'loss': sums['loss'] + sum(beside.values())}
+
+  def loss(params, batch, rngs, running, update):
+    rng = jax.random.key(0) if rngs is None else rngs[OBJECTIVE]
+    found = jax.vmap(one, (None, None, 0))(params, batch, jax.random.split(rng, samples))
+    return jax.tree.map(lambda x: x.mean(0), found)
+
+  return Loss(loss)

@@ -1,0 +1,22 @@
+"""python -m experiments.train --config=configs/digits.py:mnih2014 --workdir=runs/digits
+
+Handwritten digits of 8 x 8 pixels (they come with scikit-learn) on a canvas of 20 x 20, by glimpses of 4 x 4.
+"""
+
+from attention_jax.training.config import default_config
+from attention_jax.training.presets import apply_preset
+
+
+def get_config(preset: str = 'mnih2014'):
+  config = default_config('glimpsing')
+  config.data.task = 'digits(canvas=20)'
+  config.data.batch_size = 64
+  config.model.size = 4
+  config.model.scales = 2
+  config.model.samples = 4
+  config.training.steps = 4000
+  config.training.schedule = 'cosine(peak=1e-3, warmup=100)'
+  config.training.evaluate_every = 500
+  config.training.checkpoint_every = 500
+  config.training.select = 'error'
+  return apply_preset(config, preset, features=128)

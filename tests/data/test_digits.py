@@ -1,0 +1,78 @@
+"""Digits on canvases: where they are put, what clutter is, and what is said of wrong files."""
+
+import numpy as np
+import pytest
+
+from attention_jax.data.digits import DigitBatches, digits_in_order, load_digits_of, paint
+from attention_jax.errors import UserError
+
+RNG = np.random.default_rng
+
+
+@pytest.fixture
+def folder(tmp_path):
+  pictures = np.arange(1, 13, dtype=np.uint8)[:, None, None] * np.ones((12, 4, 4), np.uint8)
+  np.savez(tmp_path / 'own.npz', x_train=pictures, y_train=np.arange(12) % 10, x_test=pictures[:3], y_test=np.arange(3))
+  return tmp_path
+
+
+def load(folder, **options):
+  given = ', '.join(f'{name}={value!r}' for name, value in ({'path': 'own.npz', 'validation': 4} | options).items())
+  return load_digits_of({'task': f'npz({given})', 'folder': str(folder)})
+
+
+def test_splits_are_parts_of_the_file(folder):
+  found = load(folder)
+  assert {split: digits.labels.tolist() for split, digits in found.items()} == {
+    'train': [*range(8)], 'validation': [8, 9, 0, 1], 'test': [0, 1, 2],
+  }  # fmt: skip
+  assert load_digits_of({'task': 'digits', 'folder': ''})['test'].pictures.shape == (250, 8, 8)
+
+
+def test_a_digit_stands_somewhere_on_its_canvas(folder):
+  train = load(folder, canvas=9, piece=2)['train']
+  places = set()
+  for i in range(60):
+    shown = paint(train, 5, RNG(i))
+    rows, columns = np.nonzero(shown)
+    assert shown.shape == (9, 9) and (shown > 0).sum() == 16 and shown.max() == 6
+    places.add((rows.min(), columns.min()))
+  assert places <= {(r, c) for r in range(6) for c in range(6)} and len(places) > 20
+  cluttered = paint(load(folder, canvas=30, clutter=3, piece=2)['train'], 5, RNG(0))
+  assert 16 + 2 <= (cluttered > 0).sum() <= 16 + 3 * 4
+
+
+def test_batches_are_a_function_of_seed_and_step(folder):
+  train = load(folder, canvas=9)['train']
+  batches, same, other = (DigitBatches(train, 3, seed) for seed in (0, 0, 1))
+  assert batches.shapes == [(3, 9, 9)] and len(batches) == 3
+  for step in (0, 2, 7):
+    assert all(np.array_equal(x, y) for x, y in zip(batches[step], same[step], strict=True))
+  assert any(not np.array_equal(batches[s].picture, other[s].picture) for s in range(3))
+  epochs = [{int(i): p for b in (batches[s] for s in steps) for i, p in zip(b.index, b.picture, strict=True)}
+            for steps in (range(3), range(3, 6))]  # fmt: skip
+  assert set(epochs[0]) == {-1, *range(8)}
+  assert any(not np.array_equal(epochs[0][i], epochs[1][i]) for i in range(8))  # put elsewhere in another epoch
+  again = [np.concatenate([b.picture for b in digits_in_order(train, 3)]) for _ in range(2)]
+  assert np.array_equal(*again)
+
+
+@pytest.mark.parametrize(
+  ('options', 'said'),
+  [
+    ({'path': 'no.npz'}, r'no\.npz: not an \.npz file'),
+    ({'validation': 12}, 'validation=12 of 12 pictures; possible: from 1 to 11'),
+    ({'canvas': 3}, 'canvas=3 is smaller than the pictures; possible: 0, or 4 and more'),
+    ({'clutter': 2}, 'clutter=2 needs a canvas'),
+    ({'canvas': 9, 'clutter': 1, 'piece': 5}, 'pieces of 1 to 4 pixels'),
+  ],
+)
+def test_wrong_options_are_named(folder, options, said):
+  with pytest.raises(UserError, match=said):
+    load(folder, **options)
+
+
+def test_wrong_arrays_are_named(folder):
+  np.savez(folder / 'own.npz', x_train=np.zeros((3, 4)))
+  with pytest.raises(UserError, match="no array 'y_train'; it has: x_train"):
+    load(folder)

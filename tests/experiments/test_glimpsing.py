@@ -1,0 +1,67 @@
+"""The programs on glimpses: trained, resumed, drawn, refused."""
+
+import json
+
+import pytest
+from programs import run
+
+SMALL = {
+  'model.features': 16, 'model.hidden': 8, 'model.glimpses': 3, 'model.samples': 2, 'training.steps': 20,
+  'training.evaluate_every': 10, 'training.checkpoint_every': 5, 'training.schedule': 'constant(rate=3e-3)',
+  'evaluation.samples': 2,
+}  # fmt: skip
+ARGS = ['--config=configs/digits.py:mnih2014', *(f'--config.{name}={value}' for name, value in SMALL.items())]
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('glimpsed') / 'run'
+  ran = run('train', *ARGS, f'--workdir={folder}')
+  assert ran.code == 0, ran.err
+  return folder, ran.out
+
+
+def test_what_is_measured(trained):
+  folder, out = trained
+  assert 'train: 1297 pictures (20 x 20)' in out and 'hard, by glimpses' in out
+  results = json.loads((folder / 'results.json').read_text())['results']['test']
+  assert set(results) == {'loss', 'error'} and results['error']['signature'] == 'samples:2|rows:250'
+  assert len((folder / 'hypotheses.test.txt').read_text().split()) == 250
+
+
+def test_the_same_command_goes_on_exactly(trained, tmp_path):
+  for steps in (10, 20):
+    assert run('train', *ARGS, f'--config.training.steps={steps}', f'--workdir={tmp_path}/run').code == 0
+  whole, parts = (json.loads((path / 'results.json').read_text()) for path in (trained[0], tmp_path / 'run'))
+  assert whole == parts
+
+
+def test_it_is_evaluated_and_drawn(trained):
+  folder, _ = trained
+  ran = run('evaluate', f'--workdir={folder}', '--split=validation')
+  assert ran.code == 0 and 'error' in ran.out
+  assert run('inspect_attention', f'--workdir={folder}', '--rows=0,5').code == 0
+  assert (folder / 'glimpses.png').exists()
+  ran = run('inspect_attention', f'--workdir={folder}', '--text=7')
+  assert ran.code == 2 and '--text has nothing to look at' in ran.err
+
+
+@pytest.mark.parametrize(
+  ('flag', 'said'),
+  [
+    ('model.glimpses=0', 'model.glimpses is 0; possible: 1 or more'),
+    ('model.deviation=0.0', 'model.deviation is 0.0; possible: more than 0'),
+    ('model.dtype=int8', "unknown dtype 'int8'"),
+    ('data.task=digit', "unknown task 'digit'"),
+    ('data.task=digits(canvas=4)', 'canvas=4 is smaller than the pictures'),
+    ('training.objective=r_drop', 'possible for glimpses'),
+    ('training.auxiliary=coverage', 'possible for glimpses'),
+    ('training.select=accuracy', "unknown metric in training.select: 'accuracy'"),
+    ('evaluation.samples=0', 'evaluation.samples is 0'),
+    ('model.attention.score=dot', "unknown field of config.model: 'attention'"),
+  ],
+)
+def test_mistakes_are_one_line(tmp_path, flag, said):
+  ran = run('train', *ARGS, f'--config.{flag}', f'--workdir={tmp_path}/run')
+  assert ran.code == 2 and said in ran.err and ran.err.count('\n') == 1
+  assert not (tmp_path / 'run').exists()

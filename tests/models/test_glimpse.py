@@ -1,0 +1,92 @@
+"""The retina against a literal loop, and which part of the loss teaches which part of the model."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_jax.models.glimpse import Glimpses, retina
+from tests.modules.quick import assert_close, draw
+
+PICTURE = np.random.default_rng(0).uniform(size=(9, 11)).astype(np.float32)
+MODEL = Glimpses(3, glimpses=3, size=2, scales=2, hidden=4, features=5)
+
+
+@pytest.mark.parametrize('location', [(0.0, 0.0), (-1.0, 1.0), (0.7, -0.3)])
+def test_patches_are_means_around_the_location(location):
+  found = np.asarray(retina(jnp.asarray(PICTURE), jnp.array(location), 2, 3))
+  middle = [round((place + 1) / 2 * size) for place, size in zip(location, PICTURE.shape, strict=True)]
+  for scale in range(3):
+    cell = 2**scale
+    for row in range(2):
+      for column in range(2):
+        total = 0.0
+        for y in range(cell):
+          for x in range(cell):
+            at = middle[0] - cell + row * cell + y, middle[1] - cell + column * cell + x
+            inside = 0 <= at[0] < PICTURE.shape[0] and 0 <= at[1] < PICTURE.shape[1]
+            total += PICTURE[at] if inside else 0.0
+        np.testing.assert_allclose(found[scale, row, column], total / cell**2, rtol=1e-5)
+
+
+def applied(params, rng, deterministic=False, pictures=PICTURE[None]):
+  rngs = {'attention': rng}
+  return MODEL.apply({'params': params}, jnp.asarray(pictures), jnp.zeros((len(pictures), 2)), deterministic, rngs=rngs)
+
+
+@pytest.fixture(scope='module')
+def params():
+  rngs = {'params': jax.random.key(0), 'attention': jax.random.key(1)}
+  return MODEL.init(rngs, jnp.asarray(PICTURE[None]), jnp.zeros((1, 2)))['params']
+
+
+def test_locations_are_drawn_around_the_policy(params):
+  found = applied(params, jax.random.key(3))
+  assert found.locations.shape == (1, 3, 2) and found.locations[0, 0].tolist() == [0, 0]
+  assert found.log_policy[0, 0] == 0 and found.log_policy[0, 1] != 0
+  still = applied(params, jax.random.key(3), True)
+  again = applied(params, jax.random.key(4), True)
+  assert_close(still, again)
+  assert not still.log_policy.any()
+  first = jax.vmap(lambda rng: applied(params, rng))(jax.random.split(jax.random.key(5), 500))
+  drawn, densities = np.asarray(first.locations[:, 0, 1]), np.asarray(first.log_policy[:, 0, 1])
+  np.testing.assert_allclose(drawn.mean(0), still.locations[0, 1], atol=0.03)
+  np.testing.assert_allclose(drawn.std(0), MODEL.deviation, rtol=0.1)
+  away = (drawn - np.asarray(still.locations[0, 1])) / MODEL.deviation
+  literal = -0.5 * (away**2).sum(1) - 2 * np.log(MODEL.deviation * np.sqrt(2 * np.pi))
+  np.testing.assert_allclose(densities, literal, rtol=1e-3, atol=1e-3)
+
+
+def taught(params, of):
+  grads = jax.grad(lambda p: jnp.sum(of(applied(p, jax.random.key(3)))))(params)
+  return {name for name, part in grads.items() if any(np.abs(g).max() > 0 for g in jax.tree.leaves(part))}
+
+
+def test_each_part_of_the_loss_teaches_its_own_part_of_the_model(params):
+  assert taught(params, lambda found: found.log_policy) == {'policy'}
+  assert taught(params, lambda found: found.baselines) == {'baseline'}
+  of_labels = taught(params, lambda found: found.logits * draw(3)[None])
+  assert of_labels == {'seen', 'placed', 'what', 'where', 'core', 'inputs', 'labels'}
+
+
+def test_the_policy_gradient_is_that_of_the_expected_reward(params):
+  """E[R ∇ log π] against the derivative of E[R] by the policy's bias, R a function of the second location alone."""
+  rngs = jax.random.split(jax.random.key(9), 40_000)
+  two = MODEL.clone(glimpses=2)
+
+  def run(bias, rng):
+    policy = params['policy'] | {'bias': params['policy']['bias'] + jnp.array([1.0, 0.0]) * bias}
+    given = {'params': params | {'policy': policy}}
+    found = two.apply(given, jnp.asarray(PICTURE[None]), jnp.zeros((1, 2)), False, rngs={'attention': rng})
+    return found.locations[0, 1, 0], found.log_policy[0, 1]
+
+  @jax.jit
+  def estimate(bias):
+    (drawn, _), (_, slopes) = jax.vmap(lambda rng: jax.jvp(lambda b: run(b, rng), (bias,), (1.0,)))(rngs)
+    return drawn.mean(), (drawn * slopes).mean(), ((drawn - drawn.mean()) * slopes).mean()
+
+  above, below = estimate(0.05)[0], estimate(-0.05)[0]
+  _, plain, lessened = estimate(0.0)
+  exact = (above - below) / 0.1  # with the same draws
+  np.testing.assert_allclose(lessened, exact, rtol=0.05)
+  np.testing.assert_allclose(plain, exact, rtol=0.15)
