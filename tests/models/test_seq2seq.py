@@ -54,7 +54,7 @@ def test_defaults_of_the_specs_are_the_modules_own():
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    ({'encoder': 'birn'}, r"unknown encoder 'birn' \(did you mean 'birnn'\?\); possible: birnn, conv, gnmt, "),
+    ({'encoder': 'birn'}, r"unknown encoder 'birn' \(did you mean 'birnn'\?\); possible: birnn, conv, embedded"),
     ({'decoder': 'bahdnau'}, r"unknown decoder 'bahdnau' \(did you mean 'bahdanau'\?\); possible: bahdanau, "),
     ({'output': 'tie'}, r"unknown output 'tie' \(did you mean 'tied'\?\); possible: copynet, pointer, "),
     ({'dtype': 'float16'}, r"unknown dtype 'float16' .*possible: bfloat16, float32"),

