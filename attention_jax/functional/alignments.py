@@ -4,6 +4,7 @@ Weights are float32 (float64 for float64 scores), exactly 0 where masked, and al
 with a state return (weights, state).
 """
 
+from attention_jax.functional.addressing import addressing
 from attention_jax.functional.dense import coverage_penalised, hardmax, sigmoid, smoothed, softmax
 from attention_jax.functional.latent import (
   Latent,
@@ -31,6 +32,9 @@ from attention_jax.functional.sparse import entmax, entmax15, sparsemax
 from attention_jax.functional.table import Param, Row, check
 
 _CHUNK = {'w': Param(('query', 'key')), 'bias': Param(('key',), 0.0), 'v': Param(('key',), 'vector')}
+_ADDRESS = {name: Param(('query',), 'vector') for name in ('strength', 'gate', 'power')}
+_ADDRESS |= {name + '_bias': Param((), 0.0) for name in _ADDRESS}
+_ADDRESS |= {'shift': Param(('shifts', 'query')), 'shift_bias': Param(('shifts',), 0.0)}
 
 ALIGNMENTS = check(
   {
@@ -58,11 +62,13 @@ ALIGNMENTS = check(
     'forward_agent': Row(
       forward_agent, params={'w': Param(('query',), 'vector'), 'bias': Param((), 0.0)}, init_state=forward_start
     ),
+    'addressing': Row(addressing, params=_ADDRESS, sizes={'shifts': 3}),
   }
 )
 
 __all__ = [
   'ALIGNMENTS',
+  'addressing',
   'coverage_penalised',
   'entmax',
   'entmax15',

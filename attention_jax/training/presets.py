@@ -171,11 +171,16 @@ CAPTIONING: Mapping[str, Preset] = {
 
 GLIMPSING: Mapping[str, Preset] = {'mnih2014': Preset('Mnih et al. 2014', {'model.features': '{features}'})}
 
+RECALL: Mapping[str, Preset] = {
+  'graves2014': Preset('Graves, Wayne & Danihelka 2014', {'model.cell': 'turing(features={features})'})
+}
+
 # By the system that they are of.
 PRESETS: Mapping[str, Mapping[str, Preset]] = {
   'captioning': CAPTIONING,
   'classification': CLASSIFICATION,
   'glimpsing': GLIMPSING,
+  'recall': RECALL,
   'translation': TRANSLATION,
 }
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from programs import ROOT, WORDS, write_task
 
-from attention_jax.data.builders import dates, entailment, records
+from attention_jax.data.builders import dates, entailment, records, shapes
 from attention_jax.training.loop import Training
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, replicate
@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
 def few_dates(monkeypatch):
   columns = {'source': ['5 March 1999'] * 8, 'target': ['1999-03-05'] * 8, 'links': ['8-0 9-1'] * 8}
   monkeypatch.setattr(dates, 'load', lambda split, folder: columns)
-  for builder in (records, entailment):
+  for builder in (records, entailment, shapes):
     monkeypatch.setattr(builder, 'SIZES', dict.fromkeys(builder.SIZES, 64))
 
 
@@ -54,18 +54,22 @@ def shrunken(name: str, preset: str):
   """A config with every size of its model at 4, and few rows in a batch."""
   config = load_config(f'{ROOT}/configs/{name}.py:{preset}').lock()
   small = lambda spec: re.sub(r'(layers|heads)=\d+', r'\1=2', re.sub(r'(features|readout|hidden)=\d+', r'\1=4', spec))
-  for part in {'encoder', 'decoder', 'classifier'} & set(config.model):
+  for part in {'encoder', 'decoder', 'classifier', 'cell'} & set(config.model):
     config.model[part] = small(config.model[part])
-  config.model.embedding = config.model.attention.features = 4
-  config.model.attention.heads = min(2, config.model.attention.heads)
+  for size in {'embedding', 'features', 'hidden'} & set(config.model):
+    config.model[size] = min(4, config.model[size])
+  if 'attention' in config.model:
+    config.model.attention.features = 4
+    config.model.attention.heads = min(2, config.model.attention.heads)
   config.data.batch_size = {'sentences': 8, 'tokens': 256}[config.data.get('batch_unit', 'sentences')]
   return config.to_dict()
 
 
 def opened(config, folder: Path):
   """The system of a config on the files of `folder`, with few subwords."""
-  source = config['data'] | {'folder': str(folder)}
-  source['vocabulary'] = re.sub(r'size=\d+', 'size=40', source['vocabulary'])
+  source = config['data'] | ({'folder': str(folder)} if 'folder' in config['data'] else {})
+  if 'vocabulary' in source:
+    source['vocabulary'] = re.sub(r'size=\d+', 'size=40', source['vocabulary'])
   if config['system'] == 'translation' and source['task'].startswith('tfds'):  # which has tests of its own
     source['task'] = "text(train='train', test='test', source='en', target='de')"
   return SYSTEMS[config['system']].load(config | {'data': source}, None)

@@ -180,6 +180,23 @@ def _forward_agent(scores, mask, query, w, bias, state):
   return _forward(scores, mask, state, _sigmoid(sum(query[i] * w[i] for i in range(len(query))) + bias))
 
 
+def _addressing(scores, mask, query, previous, shift, shift_bias, **of):
+  """Graves et al. 2014, equations 5 and 7 to 9, between the first and the last unmasked position."""
+  weights, (inside,) = np.zeros(len(scores)), np.nonzero(mask)
+  if not len(inside):
+    return weights
+  softplus = lambda x: np.log(1 + np.exp(x))
+  said = {name: sum(of[name] * query) + of[f'{name}_bias'] for name in ('strength', 'gate', 'power')}
+  gate = _sigmoid(said['gate']) if any(previous[mask]) else 1.0
+  before = gate * over_real(_softmax)(softplus(said['strength']) * scores, mask) + (1 - gate) * previous * mask
+  moves, first, size = _softmax(shift @ query + shift_bias), inside[0], inside[-1] - inside[0] + 1
+  for i in range(size):
+    for k in range(len(moves)):
+      weights[first + (i + k - len(moves) // 2) % size] += before[first + i] * moves[k]
+  sharp = (weights * mask) ** (1 + softplus(said['power']))
+  return sharp / sum(sharp)
+
+
 _SCORED = {'scores': draw(S), 'mask': np.array([1, 1, 0, 1, 1, 1, 0], bool)}
 _BEFORE = np.array([0.3, 0.1, 0.2, 0.0, 0.1, 0.0, 0.0])
 _LOGS = np.log(np.maximum(_BEFORE, 1e-9))
@@ -217,6 +234,15 @@ ALIGNMENT_CASES = [
     'forward_agent',
     {**_SCORED, **_QUERY, 'w': draw(QUERY, seed=2), 'bias': np.array(0.3), 'state': _LOGS},
     _forward_agent,
+  ),
+  Case(
+    'addressing',
+    {
+      **_SCORED, **_QUERY, 'previous': _BEFORE, 'shift': draw(4, QUERY, seed=2), 'shift_bias': draw(4),
+      **{name: draw(QUERY, seed=3 + i) / 2 for i, name in enumerate(('strength', 'gate', 'power'))},
+      **{name: np.array(0.2) for name in ('strength_bias', 'gate_bias', 'power_bias')},
+    },
+    _addressing,
   ),
 ]
 TWIN_CASES = [

@@ -1,0 +1,87 @@
+"""What a network with a memory was shown, what it said, and where it wrote and read, step by step."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path as File
+from typing import NamedTuple
+
+import numpy as np
+
+from attention_jax.errors import UserError
+
+LOOKED = 0.1  # the weight from which on a slot is one that was looked at
+
+
+class Tape(NamedTuple):
+  """One episode of T steps.
+
+  Attributes:
+    shown: [N, I], the inputs of the first steps.
+    answer: [A, O], bits asked for in the steps after that.
+    said: [A, O], the probability of each.
+    heads: weights [T, H, S] by what the heads do; those of no heads are not drawn.
+  """
+
+  shown: np.ndarray
+  answer: np.ndarray
+  said: np.ndarray
+  heads: Mapping[str, np.ndarray]
+  title: str = ''
+
+
+def write(items: Sequence[Tape], path: str | File) -> None:
+  """One PNG with a column for each episode; steps go from left to right, as in Graves et al. 2014, figure 6.
+
+  Raises: UserError for a path that does not end with .png or cannot be written.
+  """
+  from matplotlib.figure import Figure
+
+  if File(path).suffix.lower() != '.png':
+    raise UserError(f'{path}: pictures are PNG; give a path that ends with .png')
+  columns = [_panels(item) for item in items]
+  rows = max(map(len, columns))
+  widths = [max(3.5, 0.09 * (len(item.shown) + len(item.answer))) for item in items]
+  heights = [max(0.9, 0.09 * max(column[row][1].shape[0] for column in columns if row < len(column)))
+             for row in range(rows)]  # fmt: skip
+  figure = Figure(figsize=(sum(widths), sum(heights) + 0.35 * rows), layout='constrained')
+  figure.get_layout_engine().set(wspace=0.05, hspace=0.03)
+  grid = figure.subplots(
+    rows, len(items), squeeze=False, gridspec_kw={'width_ratios': widths, 'height_ratios': heights}
+  )
+  for axes in grid.flat:
+    axes.axis('off')
+  for number, (item, column) in enumerate(zip(items, columns, strict=True)):
+    for axes, (title, picture, first) in zip(grid[:, number], column, strict=False):
+      _draw(axes, title, picture, first, len(item.shown))
+    grid[0, number].set_title(f'{item.title}\n{column[0][0]}' if item.title else column[0][0], fontsize=9, loc='left')
+  try:
+    figure.savefig(path, dpi=110)
+  except OSError as error:
+    raise UserError(f'{path}: cannot write the picture: {error.strerror}') from error
+
+
+def _panels(item: Tape) -> list[tuple[str, np.ndarray, int]]:
+  """(title, picture with a column for each step, number of its first row)."""
+  asked = len(item.answer)
+  inputs = np.pad(item.shown, ((0, asked), (0, 0)))
+  later = lambda x: np.pad(x, ((len(item.shown), 0), (0, 0)))
+  found = [('shown', inputs.T, 0), ('asked for', later(item.answer).T, 0), ('said', later(item.said).T, 0)]
+  for name, weights in item.heads.items():
+    for head in range(weights.shape[1]):
+      own = weights[:, head].T
+      used = np.flatnonzero(own.max(1) >= LOOKED)
+      first, last = (used[0], used[-1] + 1) if len(used) else (0, len(own))
+      number = f' of head {head + 1}' if weights.shape[1] > 1 else ''
+      found.append((f'{name} weights{number}, slots {first} to {last - 1}', own[first:last], int(first)))
+  return found
+
+
+def _draw(axes, title: str, picture: np.ndarray, first: int, shown: int) -> None:
+  axes.axis('on')
+  top, bottom = first - 0.5, first + picture.shape[0] - 0.5
+  extent = (-0.5, picture.shape[1] - 0.5, bottom, top)
+  lowest = min(0.0, float(picture.min()))
+  axes.imshow(picture, cmap='gray_r', vmin=lowest, vmax=max(1.0, float(picture.max())), aspect='auto', extent=extent,
+              interpolation='nearest')  # fmt: skip
+  axes.axvline(shown - 0.5, color='#e8590c', linewidth=0.8)
+  axes.set_title(title, fontsize=9, loc='left')
+  axes.tick_params(labelsize=7)

@@ -1,0 +1,22 @@
+"""python -m experiments.train --config=configs/recall.py:graves2014 --workdir=runs/recall
+
+Copying sequences of up to 20 vectors of 8 bits by a Neural Turing Machine, Graves et al. 2014; the split 'unseen' has
+sequences of 50. The other tasks, and a network without a memory:
+
+  --config.data.task=repeat_copy
+  --config.data.task=associative_recall
+  --config.model.cell='recurrent(features=256, layers=3)'
+"""
+
+from attention_jax.training.config import default_config
+from attention_jax.training.presets import apply_preset
+
+
+def get_config(preset: str = 'graves2014'):
+  config = default_config('recall')
+  config.training.steps = 2000
+  config.training.schedule = 'cosine(peak=3e-3, warmup=100)'
+  config.training.evaluate_every = 500
+  config.training.checkpoint_every = 500
+  config.training.select = 'cost'
+  return apply_preset(config, preset, features=100)

@@ -1,0 +1,119 @@
+"""Neural Turing Machines against the equations of the paper in NumPy, and what a memory is asked to do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.functional.addressing import moved, sharpened, written
+from attention_jax.models.turing import EMPTY, build_recaller
+from tests.functional.alignment_cases import ALIGNMENTS_BY_NAME
+from tests.modules.quick import draw
+
+SLOTS, WIDTH, FEATURES, INPUTS, OUTPUTS = 5, 3, 4, 2, 2
+CELL = f'turing(slots={SLOTS}, width={WIDTH}, features={FEATURES}, reads=2, writes=2, controller="CONTROLLER")'
+X = draw(2, 6, INPUTS)
+
+
+def built(controller='feedforward', **options):
+  model = build_recaller({'cell': CELL.replace('CONTROLLER', controller)} | options, OUTPUTS)
+  return model, model.init(jax.random.key(0), X)['params']
+
+
+def test_writing_erases_then_adds():
+  given = draw(SLOTS, WIDTH), jax.nn.softmax(draw(2, SLOTS)), jax.nn.sigmoid(draw(2, WIDTH, seed=1)), draw(2, WIDTH)
+  memory, weights, erase, add = map(np.asarray, given)
+  expected = memory.copy()
+  for s in range(SLOTS):
+    for d in range(WIDTH):
+      for h in range(2):
+        expected[s, d] *= 1 - weights[h, s] * erase[h, d]
+      for h in range(2):
+        expected[s, d] += weights[h, s] * add[h, d]
+  np.testing.assert_allclose(written(*given), expected, rtol=1e-5)
+
+
+def test_weights_go_round_and_are_sharpened():
+  mask, weights = jnp.array([0, 1, 1, 1, 0], bool), jnp.array([0, 0.2, 0.1, 0.7, 0])
+  np.testing.assert_allclose(moved(weights, mask, jnp.array([0.0, 0, 1])), [0, 0.7, 0.2, 0.1, 0], rtol=1e-6)
+  np.testing.assert_allclose(moved(weights, mask, jnp.array([1.0, 0, 0])), [0, 0.1, 0.7, 0.2, 0], rtol=1e-6)
+  np.testing.assert_allclose(moved(weights, mask, jnp.array([0.0, 0, 0, 0, 1])), [0, 0.1, 0.7, 0.2, 0], rtol=1e-6)
+  squares = weights**2
+  np.testing.assert_allclose(sharpened(weights, jnp.array(2.0)), squares / squares.sum(), rtol=1e-5)
+  assert sharpened(weights, jnp.array(1e4)).tolist() == [0, 0, 0, 1, 0] and not sharpened(0 * weights, jnp.array(2.0)).any()
+
+
+def literal(params, inputs):
+  """The whole machine for one sequence [T, I], step by step; the controller is tanh(W x + b)."""
+  params, cell = jax.tree.map(lambda x: np.asarray(x, np.float64), (params, params['cell']))
+  layer = lambda x, p: x @ p['kernel'] + p['bias']
+  sigmoid, case = lambda x: 1 / (1 + np.exp(-x)), ALIGNMENTS_BY_NAME['addressing']
+  memory, read = np.full((SLOTS, WIDTH), EMPTY), np.zeros((2, WIDTH))
+  previous = {heads: np.eye(SLOTS)[[0, 0]] for heads in ('writers', 'readers')}
+
+  def look(heads, h):
+    of = cell[heads]['heads']
+    for i in range(2):
+      key = h @ of['query'][i]
+      cosine = np.array([key @ slot / np.linalg.norm(key) / np.linalg.norm(slot) for slot in memory])
+      given = {name: x[i] for name, x in of['alignment'].items()}
+      real = np.ones(SLOTS, bool)
+      previous[heads][i] = case.paper(cosine, real, query=h, previous=previous[heads][i], **given)
+    return previous[heads]
+
+  logits = []
+  for x in inputs:
+    h = np.tanh(layer(np.concatenate([x, read.ravel()]), cell['control']['inputs']))
+    weights = look('writers', h)
+    erase, add = (layer(h, cell[name]).reshape(2, WIDTH) for name in ('erase', 'add'))
+    kept = np.prod([1 - np.outer(w, sigmoid(e)) for w, e in zip(weights, erase, strict=True)], axis=0)
+    memory = memory * kept + sum(np.outer(w, a) for w, a in zip(weights, add, strict=True))
+    read = look('readers', h) @ memory
+    logits.append(layer(np.concatenate([h, read.ravel()]), params['bits']))
+  return np.array(logits), memory
+
+
+def test_equals_the_equations_of_the_paper():
+  model, params = built()
+  found = model.apply({'params': params}, X)
+  for row in range(2):
+    np.testing.assert_allclose(found.logits[row], literal(params, np.asarray(X[row]))[0], rtol=2e-4, atol=2e-5)
+  assert found.read.shape == found.write.shape == (2, 6, 2, SLOTS)
+  np.testing.assert_allclose(found.read.sum(-1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize('controller', ['lstm', 'gru'])
+def test_what_comes_later_tells_nothing_of_before(controller):
+  model, params = built(controller)
+  run = lambda x: model.apply({'params': params}, x).logits
+  later = X.at[:, 3:].set(7.0)
+  np.testing.assert_allclose(run(later)[:, :3], run(X)[:, :3], rtol=1e-6)
+  assert np.abs(run(later)[:, 3:] - run(X)[:, 3:]).max() > 1e-3
+  grads = jax.grad(lambda p: (model.apply({'params': p}, X).logits ** 2).sum())(params)
+  assert all(np.isfinite(g).all() and np.abs(g).max() > 0 for g in jax.tree.leaves(grads))
+
+
+@pytest.mark.parametrize(
+  ('score', 'alignment'), [('dot', 'sparsemax'), ('additive', 'softmax'), ('cosine(beta=1.0)', 'forward')]
+)
+def test_any_score_and_alignment(score, alignment):
+  model, params = built(score=score, alignment=alignment)
+  found = model.apply({'params': params}, X)
+  assert np.isfinite(found.logits).all() and (found.write >= 0).all()
+
+
+@pytest.mark.parametrize(
+  ('options', 'said'),
+  [
+    ({'cell': 'turin'}, "unknown cell 'turin' .*possible: recurrent, turing"),
+    ({'cell': 'turing(slots=0)'}, "cell 'turing': slots is 0; possible: 1 or more"),
+    ({'cell': 'turing(controller="rnn")'}, "unknown controller 'rnn'; possible: feedforward, gru, lstm, simple"),
+    ({'alignment': 'hard'}, "alignment='hard' draws or sums over positions; possible: .*addressing"),
+    ({'alignment': 'latent'}, "alignment='latent' draws"),
+    ({'score': 'cosin'}, "unknown score 'cosin'"),
+  ],
+)
+def test_mistakes_are_one_line(options, said):
+  with pytest.raises(UserError, match=said):
+    build_recaller(options, OUTPUTS).init(jax.random.key(0), X)
