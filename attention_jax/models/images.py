@@ -40,18 +40,18 @@ class Grid(_Image):
   Attributes:
     features: of each cell; the first convolutions have half as many, a quarter, ...
     halvings: how often rows and columns are halved: the picture's size must be divisible by 2^halvings.
-    layers: convolutions after that.
+    layers: convolutions after that; without any, a cell has seen little but itself, and attention has to look there.
   """
 
   features: int = 128
   halvings: int = 3
-  layers: int = 1
+  layers: int = 0
 
   def grid(self, pictures, deterministic):
     x = pictures.astype(self.dtype) / 127.5 - 1
     for layer in range(self.halvings + self.layers):
       halves = layer < self.halvings
-      features = self.features >> max(0, self.halvings - 1 - layer)
+      features = max(1, self.features >> max(0, self.halvings - 1 - layer))
       x = nn.Conv(features, (3, 3), strides=2 if halves else 1, dtype=self.dtype)(x)
       x = nn.LayerNorm(dtype=self.dtype)(nn.relu(x))
     _, rows, columns, _ = x.shape

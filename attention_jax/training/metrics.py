@@ -5,6 +5,7 @@ returns a Result. Distances and n-gram statistics come from sacrebleu and rapidf
 hypothesis is much longer than its reference.
 """
 
+import functools
 import inspect
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -88,12 +89,16 @@ def _read(spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def bleu(
-  hypotheses: Sequence[str], references: References, *, tokenize: str = '13a', lowercase: bool = False
+  hypotheses: Sequence[str], references: References, *, tokenize: str = '13a', lowercase: bool = False, order: int = 4
 ) -> Result:
-  """BLEU, Papineni et al. (2002). tokenize='none' for text that is tokenised already."""
+  """BLEU, Papineni et al. (2002), of n-grams up to `order`. tokenize='none' for text that is tokenised already."""
   choose(tokenize, TOKENIZERS, 'tokenizer of bleu')
+  if order < 1:
+    raise UserError(f'bleu: order is {order}; possible: 1 or more')
   # force: the tokenizer is chosen by name and stands in the signature, so a warning about it would say nothing new.
-  return _sacrebleu(BLEU(tokenize=tokenize, lowercase=lowercase, force=True), 'points', hypotheses, references)
+  metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=True, max_ngram_order=order)
+  found = _sacrebleu(metric, 'points', hypotheses, references)
+  return found if order == 4 else found._replace(signature=f'{found.signature}|order:{order}')
 
 
 def chrf(
@@ -153,6 +158,7 @@ def _error_rate(hypotheses: Sequence[str], references: References, split: Callab
 
 METRICS: Mapping[str, Metric] = {
   'bleu': Metric(bleu, True),
+  **{f'bleu_{order}': Metric(functools.partial(bleu, order=order), True) for order in (1, 2, 3)},
   'character_error_rate': Metric(character_error_rate, False),
   'chrf': Metric(chrf, True),
   'exact_match': Metric(exact_match, True),

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 from programs import ROOT, WORDS, write_task
 
 from attention_jax.data.builders import dates, entailment, records, shapes
@@ -39,6 +40,11 @@ def folder(tmp_path_factory):
   rows = [json.dumps({'text': 'It is good. ' * (i + 1), 'label': i % 2}) for i in range(8)]
   for split in ('train', 'dev'):
     (folder / f'{split}.jsonl.gz').write_bytes(gzip.compress('\n'.join(rows).encode()))
+  (folder / 'images').mkdir()
+  for i in range(10):
+    Image.new('RGB', (20, 20), (25 * i, 0, 0)).save(folder / 'images' / f'{i}.png')
+  captions = [f'{i % 10}.png,{WORDS[0]} {WORDS[1]}\n' for i in range(20)]
+  (folder / 'captions.csv').write_text('image,caption\n' + ''.join(captions), 'utf-8')
   return folder
 
 

@@ -1,5 +1,7 @@
 """Metrics by hand, against jiwer, and with a different number of references in every row."""
 
+import math
+
 import jiwer
 import pytest
 from hypothesis import given
@@ -35,6 +37,17 @@ def test_options_reach_sacrebleu():
   assert measure('chrf(lowercase=True)', *given).value == pytest.approx(100)
   assert 'nw:2' in measure('chrf(word_order=2)', *given).signature
   assert 'case:mixed' in measure('ter(lowercase=False)', *given).signature
+
+
+def test_bleu_of_shorter_n_grams_by_hand():
+  given = ['a b c x'], [['a b c d', 'a x']]  # all 4 words, 2 of 3 pairs, 1 of 3 - 1 triples; as long as a reference
+  for order, precisions in ((1, [1]), (2, [1, 2 / 3]), (3, [1, 2 / 3, 1 / 2])):
+    expected = 100 * math.prod(precisions) ** (1 / order)
+    found = measure(f'bleu_{order}(tokenize="none")', *given)
+    assert found.value == pytest.approx(expected) and found.signature.endswith(f'|order:{order}')
+    assert found == measure(f'bleu(tokenize="none", order={order})', *given)
+  with pytest.raises(UserError, match='order is 0; possible: 1 or more'):
+    measure('bleu(order=0)', *given)
 
 
 def test_a_row_with_fewer_references_is_not_padded_with_an_empty_one():
