@@ -1,4 +1,4 @@
-"""python -m experiments.train --config=configs/flickr8k.py:xu2015_soft --workdir=runs/flickr --config.data.folder=FOLDER
+"""python -m experiments.train --config=configs/flickr8k.py:xu2015_soft --workdir=runs/f --config.data.folder=FOLDER
 
 Photographs -> what they show, from a folder with images/ and captions.csv (a thousand pictures of Flickr8k, say). The
 table has no splits: a tenth of the images validates and another is the test, by name. So few pictures teach a network

@@ -19,6 +19,7 @@ from attention_jax.models.classify import CLASSIFIERS
 from attention_jax.models.decoders import DECODERS
 from attention_jax.models.encoders import ENCODERS
 from attention_jax.models.images import IMAGE_ENCODERS
+from attention_jax.models.turing import RECALL_CELLS
 from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.modules.pooling import POOLINGS
 from attention_jax.modules.positions import POSITIONS
@@ -60,6 +61,8 @@ def tables() -> str:
     _modules('encoder of pictures', IMAGE_ENCODERS),
     _presets('captioning', PAIRS),
     _presets('glimpsing', {}),
+    _modules('cell of a network that remembers', RECALL_CELLS),
+    _presets('recall', {'cell': 'cell'}),
   ]
   return '\n\n'.join(parts)
 
@@ -109,10 +112,10 @@ def _modules(what: str, table: Mapping[str, type]) -> str:
 
 
 def _presets(system: str, fields: Mapping[str, str]) -> str:
-  lines = [f'| preset | paper | {" | ".join(fields)} |', '|' + ' --- |' * (2 + len(fields))]
+  lines = ['| ' + ' | '.join(('preset', 'paper', *fields)) + ' |', '|' + ' --- |' * (2 + len(fields))]
   for name, (paper, settings) in PRESETS[system].items():
     values = (settings.get(f'model.{field}', '').partition('(')[0] for field in fields.values())
-    lines.append(f'| `{name}` | {paper} | ' + ' | '.join(f'`{v}`' if v else '' for v in values) + ' |')
+    lines.append('| ' + ' | '.join((f'`{name}`', paper, *(f'`{v}`' if v else '' for v in values))) + ' |')
   return '\n'.join(lines)
 
 

@@ -40,8 +40,9 @@ def test_weights_go_round_and_are_sharpened():
   np.testing.assert_allclose(moved(weights, mask, jnp.array([1.0, 0, 0])), [0, 0.1, 0.7, 0.2, 0], rtol=1e-6)
   np.testing.assert_allclose(moved(weights, mask, jnp.array([0.0, 0, 0, 0, 1])), [0, 0.1, 0.7, 0.2, 0], rtol=1e-6)
   squares = weights**2
-  np.testing.assert_allclose(sharpened(weights, jnp.array(2.0)), squares / squares.sum(), rtol=1e-5)
-  assert sharpened(weights, jnp.array(1e4)).tolist() == [0, 0, 0, 1, 0] and not sharpened(0 * weights, jnp.array(2.0)).any()
+  sharp = lambda weights, power: sharpened(weights, jnp.array(power))
+  np.testing.assert_allclose(sharp(weights, 2.0), squares / squares.sum(), rtol=1e-5)
+  assert sharp(weights, 1e4).tolist() == [0, 0, 0, 1, 0] and not sharp(0 * weights, 2.0).any()
 
 
 def literal(params, inputs):
