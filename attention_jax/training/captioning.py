@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.analysis import overlays
+from attention_jax.analysis.pointing import pointing
 from attention_jax.data import vocab
 from attention_jax.data.batching import Batch
 from attention_jax.data.options import bind
@@ -46,7 +47,7 @@ from attention_jax.training.system import Config, chosen_rows
 from attention_jax.training.translation import Evaluation, text_directions
 
 SHAPE = 'pictures.json'
-FORCED = {'loss': False, 'accuracy': True, 'pointing': True}
+FORCED = {'loss': False, 'accuracy': True, 'pointing': True, 'pointing_words': True}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,8 +168,9 @@ class Captioning:
     )  # fmt: skip
 
   def check_data(self, say: Callable[[str], None]) -> None:
-    if self.config['training']['select'] == 'pointing' and self.pictures['validation'].boxes is None:
-      raise UserError("training.select='pointing' needs gold boxes, which the validation split has not")
+    select = self.config['training']['select']
+    if select.startswith('pointing') and self.pictures['validation'].boxes is None:
+      raise UserError(f"training.select={select!r} needs gold boxes, which the validation split has not")
     params = jax.eval_shape(lambda: self.initializer()(0))  # a picture that does not suit the encoder
     jax.eval_shape(self.loss, params, _smallest(self.shape), None, dict.fromkeys(self.loss.running, 0.0))
 
@@ -187,7 +189,7 @@ class Captioning:
     if weights := [w for w in forced.weights if w is not None and w.any()]:
       found['entropy'] = weight_metrics(weights)['entropy']
       if pictures.boxes is not None:
-        found['pointing'] = self._pointing(pictures, forced.weights)
+        found |= self._pointing(pictures, forced.weights)
     return found, predictions
 
   def predict(self, params: Any, pictures: np.ndarray, names: Sequence[str], beams: int) -> list[Prediction]:
@@ -256,20 +258,19 @@ class Captioning:
         hypotheses.append(Hypothesis(text, tokens, float(score), float(log_prob), weights))
     return Prediction(name, [], hypotheses)
 
-  def _pointing(self, pictures: Pictures, weights: Iterable[np.ndarray | None]) -> Result:
-    """How often the heaviest weight of a word lies in the box of what the word tells of (Zhang et al. 2018)."""
-    hits = total = 0
-    for boxes, caption, matrix in zip(pictures.boxes, pictures.captions, weights, strict=True):
-      if matrix is None:
-        continue
-      rows = cells(matrix.shape[1])
-      for token, word in enumerate(self.vocabulary.words(caption)):
-        if word >= 0 and boxes[word] is not None:
-          row, column = divmod(int(matrix[token].argmax()), rows)
-          x, y = ((place + 0.5) * size / rows for place, size in ((column, self.shape[1]), (row, self.shape[0])))
-          left, top, right, bottom = boxes[word]
-          hits, total = hits + (left <= x < right and top <= y < bottom), total + 1
-    return Result(100 * hits / max(total, 1), '%', f'argmax cell in box|targets:forced|words:{total}')
+  def _pointing(self, pictures: Pictures, weights: Iterable[np.ndarray | None]) -> dict[str, Result]:
+    """Whether the weights of what is told of a thing point at it: those of all its words together, and of each."""
+    found = {}
+    rows = [
+      (matrix, [boxes[word] if word >= 0 else None for word in self.vocabulary.words(caption)])
+      for boxes, caption, matrix in zip(pictures.boxes, pictures.captions, weights, strict=True) if matrix is not None
+    ]  # fmt: skip
+    for name, phrases in (('pointing', True), ('pointing_words', False)):
+      played = [pointing(matrix, boxes, self.shape[:2], phrases=phrases) for matrix, boxes in rows]
+      hits, total = map(sum, zip(*played, strict=True))
+      what = f'{"things" if phrases else "words"}:{total}'
+      found[name] = Result(100 * hits / max(total, 1), '%', f'argmax cell in box|targets:forced|{what}')
+    return found
 
 
 def initializer(model: EncoderDecoder, shape: Sequence[int]) -> Callable[[int], Any]:

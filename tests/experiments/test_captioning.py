@@ -36,9 +36,10 @@ def test_what_is_measured(trained):
   folder, out = trained
   assert 'test: 16 pictures (64 x 64 x 3), 16 captions' in out
   results = json.loads((folder / 'results.json').read_text())['results']
-  assert set(results['test']) == {'loss', 'accuracy', 'exact_match', 'bleu', 'entropy', 'pointing'}
-  words = sum(box is not None for scene in shapes.generate('test') for box in scene.boxes)
-  assert results['test']['pointing']['signature'].endswith(f'words:{words}')
+  assert set(results['test']) == {'loss', 'accuracy', 'exact_match', 'bleu', 'entropy', 'pointing', 'pointing_words'}
+  boxes = [box for scene in shapes.generate('test') for box in scene.boxes if box]
+  assert results['test']['pointing_words']['signature'].endswith(f'words:{len(boxes)}')
+  assert results['test']['pointing']['signature'].endswith(f'things:{len(set(boxes))}')
   assert len((folder / 'hypotheses.unseen.txt').read_text().split('\n')) == 9
 
 
