@@ -40,7 +40,7 @@ class Grid(_Image):
   Attributes:
     features: of each cell; the first convolutions have half as many, a quarter, ...
     halvings: how often rows and columns are halved: the picture's size must be divisible by 2^halvings.
-    layers: convolutions after that; without any, a cell has seen little but itself, and attention has to look there.
+    layers: convolutions after that; without any, a cell has seen little but itself.
   """
 
   features: int = 128

@@ -158,13 +158,13 @@ CLASSIFICATION: Mapping[str, Preset] = {
 }
 
 _CAPTIONS = {
-  'model.encoder': 'grid(features={features})',
+  'model.encoder': 'grid(features={features}, layers=1)',
   'model.decoder': 'bahdanau(rnn="lstm", features={features}, readout={features}, gate=True)',
   'model.attention.score': 'additive',
 }
 CAPTIONING: Mapping[str, Preset] = {
   'xu2015_soft': Preset(
-    'Xu et al. 2015, soft and doubly stochastic', _CAPTIONS | {'training.auxiliary': 'doubly_stochastic(weight=0.01)'}
+    'Xu et al. 2015, soft and doubly stochastic', _CAPTIONS | {'training.auxiliary': 'doubly_stochastic(weight=0.001)'}
   ),
   'xu2015_hard': Preset('Xu et al. 2015, hard', _CAPTIONS | {'model.attention.alignment': 'hard'}),
 }
