@@ -76,6 +76,8 @@ def _panels(item: Tape) -> list[tuple[str, np.ndarray, int]]:
 
 
 def _draw(axes, title: str, picture: np.ndarray, first: int, shown: int) -> None:
+  from matplotlib.ticker import MaxNLocator
+
   axes.axis('on')
   top, bottom = first - 0.5, first + picture.shape[0] - 0.5
   extent = (-0.5, picture.shape[1] - 0.5, bottom, top)
@@ -84,4 +86,5 @@ def _draw(axes, title: str, picture: np.ndarray, first: int, shown: int) -> None
               interpolation='nearest')  # fmt: skip
   axes.axvline(shown - 0.5, color='#e8590c', linewidth=0.8)
   axes.set_title(title, fontsize=9, loc='left')
+  axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
   axes.tick_params(labelsize=7)
