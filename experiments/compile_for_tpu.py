@@ -19,6 +19,7 @@ flags.DEFINE_integer('entries', 32000, 'of --config: of both vocabularies; the d
 flags.DEFINE_string('score', 'normed_additive', 'an additive score')
 flags.DEFINE_multi_integer('lengths', [512, 4096], 'of queries and memory', lower_bound=1)
 flags.DEFINE_integer('features', 256, 'of query, key and value', lower_bound=1)
+flags.DEFINE_float('dropout', 0.0, 'on weights', lower_bound=0.0)
 flags.DEFINE_integer('batch', 8, 'sequences', lower_bound=1)
 
 
@@ -59,8 +60,11 @@ def _kernels(devices) -> None:
     lambda: aj.init_params(jax.random.key(0), score=FLAGS.score, query=size, key=size, features=size)
   )
 
+  alignment = aj.with_dropout(aj.ALIGNMENTS['softmax'], FLAGS.dropout)
+
   def context(params, query, key, value, mask):
     options = {'score': FLAGS.score, 'params': params, 'implementation': 'pallas_additive', 'return_weights': False}
+    options |= {'alignment': alignment, 'rng': jax.random.key(0), 'deterministic': False}
     return aj.attend(query, key, value, mask, **options).context
 
   total = lambda *given: context(*given).astype(jnp.float32).sum()

@@ -1,12 +1,47 @@
 """Dropout on weights, as one more alignment made of any other."""
 
 import inspect
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from attention_jax.errors import UserError
+from attention_jax.functional.attend import rngs_of
 from attention_jax.functional.table import Row
+
+
+class Dropout(NamedTuple):
+  """What a row made by `with_dropout` is made of: the function whose weights it drops, and how many of them."""
+
+  fn: Callable
+  rate: float
+
+  def factors(self, rng: jax.Array, size: int) -> Float[Array, 'S']:
+    """For each weight 0, or 1 / (1 - rate). Consumes rng."""
+    return jax.random.bernoulli(rng, 1 - self.rate, (size,)) / (1 - self.rate)
+
+
+def undropped(alignment: Row) -> Callable:
+  """The function of an alignment, without dropout."""
+  return alignment.dropout.fn if alignment.dropout else alignment.fn
+
+
+def factors_of(alignment: Row, rng: jax.Array | None, steps: int, size: int) -> Float[Array, 'T S'] | None:
+  """What the weights of all queries of one sequence are multiplied by; None for an alignment without dropout.
+
+  The same numbers as `attend` draws from the same rng.
+  """
+  if not alignment.dropout:
+    return None
+
+  def of_query(rng):
+    _, of_alignment = jax.random.split(rng)  # as attend_step has them for the score and for the alignment,
+    _, mine = jax.random.split(of_alignment)  # and `dropped` for what it drops weights of and for itself
+    return alignment.dropout.factors(mine, size)
+
+  return jax.vmap(of_query)(rngs_of(rng, steps))
 
 
 def with_dropout(alignment: Row, rate: float) -> Row:
@@ -24,14 +59,16 @@ def with_dropout(alignment: Row, rate: float) -> Row:
   if alignment.latent:
     raise UserError('dropout on weights: those of a latent alignment are probabilities that are summed over')
 
+  dropout = Dropout(alignment.fn, rate)
+
   def dropped(scores, mask, *, rng, **given):
     own, mine = jax.random.split(rng)
     found = alignment.fn(scores, mask, **given, **({'rng': own} if 'rng' in alignment.needs else {}))
     weights, *state = found if isinstance(found, tuple) else (found,)
-    weights = jnp.where(jax.random.bernoulli(mine, 1 - rate, weights.shape), weights / (1 - rate), 0.0)
+    weights = weights * dropout.factors(mine, len(weights)).astype(weights.dtype)
     return (weights, *state) if state else weights
 
   asked = [p for p in inspect.signature(alignment.fn).parameters.values() if p.name != 'rng']
   rng = inspect.Parameter('rng', inspect.Parameter.KEYWORD_ONLY)
   dropped.__signature__ = inspect.Signature([*asked, rng])
-  return alignment._replace(fn=dropped, at_test=alignment.at_test or alignment.fn, window=None)
+  return alignment._replace(fn=dropped, at_test=alignment.at_test or alignment.fn, window=None, dropout=dropout)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from attention_jax.errors import UserError
 from attention_jax.functional.dense import check_temperature, hardmax, log_softmax, softmax
 from attention_jax.functional.masking import at_least_float32
 
@@ -15,14 +16,25 @@ Mask = Bool[Array, 'S']
 Weights = Float[Array, 'S']
 
 
-def hard(scores: Scores, mask: Mask, *, rng: jax.Array, state: Float[Array, '']) -> tuple[Weights, Float[Array, '']]:
-  """One position drawn from softmax(e). Xu et al. 2015, section 4.1.
+def hard(
+  scores: Scores, mask: Mask, *, rng: jax.Array, state: Float[Array, ''], expected: float = 0.0
+) -> tuple[Weights, Float[Array, '']]:
+  """One position drawn from softmax(e); with probability `expected` nothing is drawn, and it is softmax(e) itself.
 
-  The weights have no gradient; the state is the sum of log-probabilities of all draws so far, and its gradient is what
-  the REINFORCE estimator multiplies with the reward. Consumes rng.
+  Xu et al. 2015, section 4.1, who toss once for an image what is tossed here at every step: half of the time their
+  model looks everywhere at once, and learns where to look before its draws are any good.
+
+  A drawn weight has no gradient; the state is the sum of log-probabilities of all draws so far, and its gradient is
+  what the REINFORCE estimator multiplies with the reward. Consumes rng. Raises: UserError unless 0 <= expected <= 1.
   """
-  weights = jax.lax.stop_gradient(_draw(scores, mask, rng))
-  return weights, state + jnp.sum(weights * log_softmax(scores, mask)).astype(state.dtype)
+  if not 0 <= expected <= 1:
+    raise UserError(f'hard: expected is {expected}; possible: from 0 to 1')
+  drawn = jax.lax.stop_gradient(_draw(scores, mask, rng))
+  log_prob = jnp.sum(drawn * log_softmax(scores, mask)).astype(state.dtype)
+  if not expected:
+    return drawn, state + log_prob
+  soft = jax.random.bernoulli(jax.random.fold_in(rng, 1), expected)
+  return jnp.where(soft, softmax(scores, mask), drawn), state + jnp.where(soft, 0.0, log_prob)
 
 
 def gumbel(scores: Scores, mask: Mask, *, rng: jax.Array, temperature: float | Float[Array, ''] = 1.0) -> Weights:

@@ -59,6 +59,7 @@ class Row(NamedTuple):
       query stands at the first position, and mirrored at the last.
     latent: of an alignment over which training sums: latent.Latent.
     loss: the auxiliary loss without which its scores learn nothing, '' where gradients are enough.
+    dropout: of an alignment with dropout on its weights: dropout.Dropout.
   """
 
   fn: Callable
@@ -75,6 +76,7 @@ class Row(NamedTuple):
   lookback: Callable[..., int] | None = None
   latent: Any = None
   loss: str = ''
+  dropout: Any = None
 
   @property
   def needs(self) -> frozenset[str]:

@@ -22,6 +22,8 @@ WIDEST, STEP = 128, 8  # of features: what every GPU since Ampere takes, and wha
 
 def refuse(score: Row, alignment: Row) -> str:
   """Why this pair cannot be computed so, here; '' if it can."""
+  if alignment.dropout:
+    return 'the kernel draws what it drops by itself, and could not be held against the definition'
   if reason := flash.refuse(score, alignment):
     return reason
   return '' if here() == 'gpu' else f'needs an NVIDIA GPU, this machine has {here()}'

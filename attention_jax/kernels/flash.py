@@ -8,7 +8,9 @@ Blocks stand as [keys, queries]. Maxima and sums then run along the first axis, 
 product has its operands in the order that CPUs multiply fastest. Sequences of a batch and heads follow one another: the
 working set is that of one, and each of its products is large enough for all cores.
 
-Weights, where asked for, are one more product, [T, S], from the saved log. Derivatives of the gradient are not offered.
+Weights, where asked for, are one more product, [T, S], from the saved log. Dropout multiplies them by factors [T, S]
+that are drawn before, the same as the definition draws: with it memory grows with T S. Derivatives of the gradient are
+not offered.
 """
 
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from jax.custom_batching import sequential_vmap
 
 from attention_jax.functional.attend import Attended, Memory, hide, parts_of
 from attention_jax.functional.dense import plain, softmax, temperature_of
+from attention_jax.functional.dropout import factors_of, undropped
 from attention_jax.functional.masking import accumulator, lowest, masked, vary_like
 from attention_jax.functional.table import Row
 
@@ -30,7 +33,7 @@ def refuse(score: Row, alignment: Row) -> str:
   """Why this pair cannot be computed so; '' if it can."""
   if score.product is None:
     return 'the score is not a product q . k with q of the query and k of the key alone'
-  if plain(alignment.fn) is not softmax:
+  if plain(undropped(alignment)) is not softmax:
     return 'the alignment is not softmax'
   return ''
 
@@ -41,8 +44,10 @@ def attend(
 ) -> Attended:  # fmt: skip
   """As functional.attend."""
   q, k, v, mask, bias = operands(score, alignment, params, query, memory, bias)
-  context, log = attended(q, k, v, mask, bias)
-  weights = _weights(q, k, mask, bias, log) if return_weights else None
+  factors = None if deterministic else factors_of(alignment, rng, q.shape[0], k.shape[0])
+  factors = None if factors is None else factors.astype(q.dtype)
+  context, log = attended(q, k, v, mask, bias, factors)
+  weights = _weights(q, k, mask, bias, log) * (1.0 if factors is None else factors) if return_weights else None
   return Attended(context.astype(memory.value.dtype), weights)
 
 
@@ -55,7 +60,7 @@ def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) ->
   memory = hide(memory)
   q, k = parts_of(score.product, params, query, memory)
   dtype = accumulator(q, k, memory.value)
-  scale = 1 / jnp.asarray(temperature_of(alignment.fn), dtype)
+  scale = 1 / jnp.asarray(temperature_of(undropped(alignment)), dtype)
   mask = memory.mask if memory.mask.ndim == 2 else memory.mask[None]
   if bias is not None:
     mask = mask & ~jnp.isneginf(bias)
@@ -70,23 +75,25 @@ def _weights(q, k, mask, bias, log) -> jax.Array:
 
 
 @jax.custom_vjp
-def attended(q, k, v, mask, bias) -> tuple[jax.Array, jax.Array]:
-  """softmax(q kᵀ + bias) v over what the mask shows, 0 where it shows nothing; and the log of its sum of exponentials.
+def attended(q, k, v, mask, bias, factors) -> tuple[jax.Array, jax.Array]:
+  """(factors · softmax(q kᵀ + bias)) v over what the mask shows, 0 where it shows nothing; and the log of its sum.
 
-  Args: q [T, D], k [S, D], v [S, V] of one floating type; mask [T, S] or, for all queries, [1, S]; bias [T, S] or None.
-  Returns: [T, V]; [T], inf where nothing is shown.
+  Args: q [T, D], k [S, D], v [S, V] of one floating type; mask [T, S] or, for all queries, [1, S]; bias [T, S] or None;
+    factors of dropout [T, S] or None, without a gradient.
+  Returns: [T, V]; [T], the log of the sum of exponentials, inf where nothing is shown.
   """
-  return _forward(q, k, v, mask, bias)
+  return _forward(q, k, v, mask, bias, factors)
 
 
-def _saved(q, k, v, mask, bias):
-  context, log = _forward(q, k, v, mask, bias)
-  return (context, log), (q, k, v, mask, bias, context, log)
+def _saved(q, k, v, mask, bias, factors):
+  context, log = _forward(q, k, v, mask, bias, factors)
+  return (context, log), (q, k, v, mask, bias, factors, context, log)
 
 
 def _gradients(saved, slopes):
   dq, dk, dv, dbias = _backward(*saved, *slopes)
-  return dq, dk, dv, None, dbias
+  factors = saved[5]
+  return dq, dk, dv, None, dbias, None if factors is None else jnp.zeros_like(factors)
 
 
 attended.defvjp(_saved, _gradients)
@@ -149,11 +156,12 @@ def _walk(step: Callable, order, full, live, carry):
 
 
 @sequential_vmap
-def _forward(q, k, v, mask, bias):
+def _forward(q, k, v, mask, bias, factors):
   """The context [T, V], and the log of the sum of exponentials [T], inf where there is nothing to sum."""
   (steps, _), (size, width) = q.shape, v.shape
   cut = Blocks.of(steps, size)
-  shown, added = cut.whole(mask), None if bias is None else cut.whole(bias)
+  shown, added, kept = (None if x is None else cut.whole(x) for x in (mask, bias, factors))
+  left = lambda block, i, j: block if kept is None else block * cut.at(kept, i, j)
   keys, values = cut.by_key(k), cut.by_key(v).swapaxes(1, 2)
 
   def row(xs):
@@ -164,10 +172,10 @@ def _forward(q, k, v, mask, bias):
       scores = _scores(keys[j], query, cut, shown, added, hidden, i, j)
       highest = jnp.maximum(top, scores.max(0, keepdims=True))
       weights, before = jnp.exp(scores - highest), jnp.exp(top - highest)
-      return highest, total * before + weights.sum(0, keepdims=True), context * before + values[j] @ weights
+      return highest, total * before + weights.sum(0, keepdims=True), context * before + values[j] @ left(weights, i, j)
 
     zeros = lambda size: jnp.zeros((size, cut.rows), q.dtype)
-    start = vary_like((zeros(1) + lowest(q.dtype), zeros(1), zeros(width)), q, k, v, mask, bias)
+    start = vary_like((zeros(1) + lowest(q.dtype), zeros(1), zeros(width)), q, k, v, mask, bias, factors)
     top, total, context = _walk(step, order, full, live, start)
     some = total > 0
     log = jnp.where(some, top + jnp.log(jnp.where(some, total, 1.0)), jnp.inf)
@@ -178,14 +186,16 @@ def _forward(q, k, v, mask, bias):
 
 
 @sequential_vmap
-def _backward(q, k, v, mask, bias, context, log, slope, log_slope):
+def _backward(q, k, v, mask, bias, factors, context, log, slope, log_slope):
   """The gradients of q, k, v and bias."""
   (steps, features), (size, width) = q.shape, v.shape
   cut = Blocks.of(steps, size)
-  shown, added = cut.whole(mask), None if bias is None else cut.whole(bias)
+  shown, added, kept = (None if x is None else cut.whole(x) for x in (mask, bias, factors))
+  left = lambda block, i, j: block if kept is None else block * cut.at(kept, i, j)
   queries, slopes, logs = cut.by_query(q), cut.by_query(slope), cut.by_query(log)
   shared = cut.by_query((slope * context).sum(1) - log_slope)
   keys = cut.by_key(k)
+  vary = lambda start: vary_like(start, q, k, v, mask, bias, factors, slope, log_slope)
 
   def column(carry, xs):
     j, key, key_t, value, order, full, live = xs
@@ -193,19 +203,19 @@ def _backward(q, k, v, mask, bias, context, log, slope, log_slope):
     def step(hidden, i, carry):
       (dq, dbias), dk, dv = carry
       weights = jnp.exp(_scores(key, queries[i], cut, shown, added, hidden, i, j) - logs[i][None])
-      dscores = weights * (value @ slopes[i].T - shared[i][None])
+      dscores = weights * (left(value @ slopes[i].T, i, j) - shared[i][None])
       if bias is not None:
         dbias = jax.lax.dynamic_update_slice(dbias, dscores.T, (i * cut.rows, j * cut.columns))
-      return (dq.at[i].add(key_t @ dscores), dbias), dk + dscores @ queries[i], dv + weights @ slopes[i]
+      return (dq.at[i].add(key_t @ dscores), dbias), dk + dscores @ queries[i], dv + left(weights, i, j) @ slopes[i]
 
     start = jnp.zeros((cut.columns, features), q.dtype), jnp.zeros((cut.columns, width), q.dtype)
-    carry, dk, dv = _walk(step, order, full, live, (carry, *vary_like(start, q, k, v, mask, bias, slope, log_slope)))
+    carry, dk, dv = _walk(step, order, full, live, (carry, *vary(start)))
     return carry, (dk, dv)
 
   start = jnp.zeros((cut.queries, features, cut.rows), q.dtype), None if bias is None else jnp.zeros_like(added)
   live, full = cut.kinds(shown)
   xs = (jnp.arange(cut.keys), keys, keys.swapaxes(1, 2), cut.by_key(v), *_order(live.T, full.T))
-  (dq, dbias), (dk, dv) = jax.lax.scan(column, vary_like(start, q, k, v, mask, bias, slope, log_slope), xs)
+  (dq, dbias), (dk, dv) = jax.lax.scan(column, vary(start), xs)
   dq = dq.swapaxes(1, 2).reshape(-1, features)[:steps]
   dbias = None if bias is None else dbias[:steps, :size]
   return dq, dk.reshape(-1, features)[:size], dv.reshape(-1, width)[:size], dbias

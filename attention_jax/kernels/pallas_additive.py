@@ -10,6 +10,8 @@ gradient. With that, sums over keys and sums over queries are two runs of one ke
 bits every time. An entry costs three tanh there; kernels that also computed its score each for itself would need four.
 A score's offset shifts all positions alike, which a softmax does not see: it has no part in this.
 
+Dropout multiplies weights by factors [T, S] that are drawn before, the same as the definition draws.
+
 Inside, everything is float32. On a CPU it runs only under `target('interpret')`, for tests.
 Derivatives of the gradient are not offered.
 """
@@ -28,6 +30,7 @@ from jax.experimental.pallas import triton
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.attend import Attended, Memory, hide, parts_of
 from attention_jax.functional.dense import plain, softmax, temperature_of
+from attention_jax.functional.dropout import factors_of, undropped
 from attention_jax.functional.masking import lowest, masked, vary_like
 from attention_jax.functional.table import Row
 
@@ -79,7 +82,7 @@ def refuse(score: Row, alignment: Row) -> str:
   """Why this pair cannot be computed so, here; '' if it can."""
   if score.tanh_sum is None:
     return 'the score is not v . tanh(q + k) with q of the query and k of the key alone'
-  if plain(alignment.fn) is not softmax:
+  if plain(undropped(alignment)) is not softmax:
     return 'the alignment is not softmax'
   if here() not in TARGETS:
     return f'needs a GPU or a TPU, this machine has {here()}'
@@ -95,14 +98,16 @@ def attend(
     raise UserError("implementation 'pallas_additive' computes in float32; give it no float64, or take 'factored'")
   memory = hide(memory)
   q, k, v, _ = parts_of(score.tanh_sum, params, query, memory)
-  scale = 1 / jnp.asarray(temperature_of(alignment.fn), jnp.float32)
+  scale = 1 / jnp.asarray(temperature_of(undropped(alignment)), jnp.float32)
   mask = memory.mask if memory.mask.ndim == 2 else memory.mask[None]
   barred = jnp.where(mask, 0.0, -jnp.inf)
   if bias is not None:
     mask = mask & ~jnp.isneginf(bias)
     barred = jnp.where(mask, masked(bias, mask).astype(jnp.float32) * scale, -jnp.inf)
-  plan = Plan(here(), return_weights, bias is not None)
-  given = [jnp.asarray(x, jnp.float32) for x in (q, k, v * scale, barred, memory.value)]
+  factors = None if deterministic else factors_of(alignment, rng, q.shape[0], k.shape[0])
+  plan = Plan(here(), return_weights, bias is not None, factors is not None)
+  factors = jnp.ones((1, 1)) if factors is None else factors
+  given = [jnp.asarray(x, jnp.float32) for x in (q, k, v * scale, barred, factors, memory.value)]
   nothing = vary_like(jnp.zeros(()), *given)  # shard_map: all arrays of a kernel vary over the same axes of the mesh
   given = [x + nothing for x in given]
   context, weights = attended(plan, *given)
@@ -115,11 +120,15 @@ def here() -> str:
 
 
 class Plan(NamedTuple):
-  """What is fixed when a program is made: a row of TARGETS, whether weights are wanted, whether bias has a gradient."""
+  """What is fixed when a program is made.
+
+  Attributes: target, a row of TARGETS; whether weights are wanted, bias has a gradient, weights are dropped.
+  """
 
   target: str
   weights: bool
   biased: bool
+  dropout: bool
 
   @property
   def tile(self) -> Tile:
@@ -142,16 +151,17 @@ class Plan(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def attended(plan: Plan, q, k, v, barred, value) -> tuple[jax.Array, jax.Array | None]:
-  """weights = softmax over s of v · tanh(q + k) + barred; context = weights @ value. All float32.
+def attended(plan: Plan, q, k, v, barred, factors, value) -> tuple[jax.Array, jax.Array | None]:
+  """weights = factors · softmax over s of v · tanh(q + k) + barred; context = weights @ value. All float32.
 
-  Args: q [T, F], k [S, F], v [F], barred [T, S] or, for all queries, [1, S]: the bias, -inf where masked; value [S, V].
+  Args: q [T, F], k [S, F], v [F], barred [T, S] or, for all queries, [1, S]: the bias, -inf where masked; factors
+    [T, S], of dropout, which have no gradient, or anything where the plan has none; value [S, V].
   Returns: context [T, V], weights [T, S] or None.
   """
-  return _forward(plan, q, k, v, barred, value)[0]
+  return _forward(plan, q, k, v, barred, factors, value)[0]
 
 
-def _forward(plan: Plan, q, k, v, barred, value):
+def _forward(plan: Plan, q, k, v, barred, factors, value):
   """Each program has a block of queries and a span of keys; what comes of the spans is then put together."""
   rows = plan.tile.queries
   spans, span = plan.tile.spans(k.shape[0])
@@ -165,13 +175,17 @@ def _forward(plan: Plan, q, k, v, barred, value):
     (padded[3], *_bar_block(barred, rows, span)),
     (_grown(value, (keys, width)), (span, width), other),
   ]
+  everywhere = (rows, span), lambda t, s: (t, s)
+  if plan.dropout:
+    ins.append((_grown(factors, (queries, keys)), *everywhere))
   part = lambda size: ((spans, queries, size), (None, rows, size), lambda t, s: (s, t, 0))
-  outs = [part(width), part(1)] + [((queries, keys), (rows, span), lambda t, s: (t, s))] * plan.weights
-  contexts, logs, *scores = plan.run(_context_kernel, (queries // rows, spans), ins, outs)
+  outs = [part(width), part(1)] + [((queries, keys), *everywhere)] * plan.weights
+  kernel = functools.partial(_context_kernel, plan.dropout)
+  contexts, logs, *scores = plan.run(kernel, (queries // rows, spans), ins, outs)
   context, log = _together(contexts, logs)
   steps, size = q.shape[0], k.shape[0]
-  weights = jnp.exp(scores[0] - log)[:steps, :size] if scores else None
-  return (context[:steps, : value.shape[1]], weights), (q, k, v, barred, value, log)
+  weights = jnp.exp(scores[0] - log)[:steps, :size] * (factors if plan.dropout else 1.0) if scores else None
+  return (context[:steps, : value.shape[1]], weights), (q, k, v, barred, factors, value, log)
 
 
 def _together(contexts: jax.Array, logs: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -185,16 +199,18 @@ def _together(contexts: jax.Array, logs: jax.Array) -> tuple[jax.Array, jax.Arra
 
 
 def _backward(plan: Plan, saved, g):
-  q, k, v, barred, value, logs = saved
+  q, k, v, barred, factors, value, logs = saved
   to_context, to_weights = g
   weights = _weights(plan, q, k, v, barred, logs)
+  left = factors if plan.dropout else 1.0
   einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
-  to_weights = einsum('tv,sv->ts', to_context, value) + (0.0 if to_weights is None else to_weights)
+  to_weights = left * (einsum('tv,sv->ts', to_context, value) + (0.0 if to_weights is None else to_weights))
   to_scores = weights * (to_weights - jnp.sum(weights * to_weights, -1, keepdims=True))
   to_q, tanhs = _slopes(plan, q, k, to_scores, True)
   (to_k,) = _slopes(plan, k, q, to_scores.T, False)
   to_barred = to_scores if plan.biased else jnp.zeros_like(barred)
-  return to_q * v[None], to_k * v[None], tanhs.sum(0), to_barred, einsum('ts,tv->sv', weights, to_context)
+  to_value = einsum('ts,tv->sv', left * weights, to_context)
+  return to_q * v[None], to_k * v[None], tanhs.sum(0), to_barred, jnp.zeros_like(factors), to_value
 
 
 attended.defvjp(_forward, _backward)
@@ -238,8 +254,12 @@ def _slopes(plan: Plan, x, y, g, with_tanh: bool) -> list[jax.Array]:
   return [jnp.sum(total, axis=0)[: x.shape[0], : x.shape[1]] for total in sums]
 
 
-def _context_kernel(tile: Tile, q, k, v, barred, value, context, logs, *scores):
-  """References of a block of queries and a span of keys -> context, log of the sum of exponentials, wanted scores."""
+def _context_kernel(dropout: bool, tile: Tile, q, k, v, barred, value, *refs):
+  """References of a block of queries and a span of keys, and factors where weights are dropped.
+
+  They are followed by those of the context, the log of the sum of exponentials, and the scores if they are wanted.
+  """
+  factors, (context, logs, *scores) = refs[:dropout], refs[dropout:]
   rows, width = context.shape
 
   def step(i, carry):
@@ -251,7 +271,8 @@ def _context_kernel(tile: Tile, q, k, v, barred, value, context, logs, *scores):
     higher = jnp.maximum(top, jnp.max(jnp.where(seen, found, lowest(found.dtype)), axis=1, keepdims=True))
     powers = jnp.where(seen, jnp.exp(jnp.where(seen, found - higher, 0.0)), 0.0)
     shrink = jnp.exp(top - higher)
-    more = jax.lax.dot(powers, value[at, :], precision=jax.lax.Precision.HIGHEST)
+    left = powers * factors[0][:, at] if dropout else powers
+    more = jax.lax.dot(left, value[at, :], precision=jax.lax.Precision.HIGHEST)
     return higher, total * shrink + jnp.sum(powers, axis=1, keepdims=True), mixed * shrink + more
 
   column = lambda fill: jnp.full((rows, 1), fill, jnp.float32)

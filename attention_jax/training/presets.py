@@ -166,7 +166,7 @@ CAPTIONING: Mapping[str, Preset] = {
   'xu2015_soft': Preset(
     'Xu et al. 2015, soft and doubly stochastic', _CAPTIONS | {'training.auxiliary': 'doubly_stochastic(weight=0.001)'}
   ),
-  'xu2015_hard': Preset('Xu et al. 2015, hard', _CAPTIONS | {'model.attention.alignment': 'hard'}),
+  'xu2015_hard': Preset('Xu et al. 2015, hard', _CAPTIONS | {'model.attention.alignment': 'hard(expected=0.5)'}),
 }
 
 GLIMPSING: Mapping[str, Preset] = {'mnih2014': Preset('Mnih et al. 2014', {'model.features': '{features}'})}

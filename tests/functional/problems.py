@@ -54,10 +54,10 @@ def steady(alignment: str) -> bool:
 
 
 def loss(score: str, alignment: str, given: Problem, mask=None, **options):
-  """A number that every entry of context and weights moves, with them beside it."""
+  """A number that every entry of what was asked for moves, with it beside the number."""
   attended = attend(score, alignment, given, mask, **options)
   probe = lambda x: jnp.sin(jnp.arange(x.shape[-1])).astype(x.dtype)
-  total = sum(jnp.sum(jnp.einsum('...i,i->...', x, probe(x)).astype(jnp.float32)) for x in attended)
+  total = sum(jnp.sum(jnp.einsum('...i,i->...', x, probe(x)).astype(jnp.float32)) for x in attended if x is not None)
   return total, attended
 
 

@@ -63,6 +63,6 @@ def test_mistakes_are_named(name, rate, message):
 
 
 def test_a_module_says_which_implementations_drop_weights():
-  module = aj.Attention('general', 'softmax', 6, implementation='flash', dropout=0.1)
-  with pytest.raises(aj.UserError, match=r"'flash' has no dropout on weights; possible: dropout=0\.0, or auto, "):
+  module = aj.Attention('general', 'local_m', 6, implementation='window', dropout=0.1)
+  with pytest.raises(aj.UserError, match=r"'window' has no dropout on weights; possible: dropout=0\.0, or auto, "):
     module.init(jax.random.key(0), jnp.ones((2, 5, 4)), jnp.ones((2, 5), bool), method='remember')

@@ -142,3 +142,24 @@ def test_a_bias_is_added_and_minus_infinity_masks():
   slope = jax.grad(lambda bias: attend(score=nearest, bias=bias).context.sum())(bias.at[1].set(-jnp.inf))
   assert np.all(np.isfinite(slope)) and np.all(slope[1] == 0) and np.any(slope[0] != 0)
   assert np.all(np.isnan(attend(score=nearest, bias=bias.at[0, 0].set(jnp.nan)).context[0]))  # no mask, a mistake
+
+
+def test_hard_attention_looks_everywhere_as_often_as_it_is_told():
+  scores, state, rngs = jnp.asarray(draw(S), jnp.float32), jnp.array(-1.5), jax.random.split(jax.random.key(0), 400)
+  run = lambda scores, rng, **options: aj.alignments.hard(scores, MASK, rng=rng, state=state, **options)
+  several = lambda **options: jax.vmap(lambda rng: run(scores, rng, **options))(rngs)
+  soft, (drawn, log_probs) = aj.alignments.softmax(scores, MASK), several()
+  weights, states = several(expected=0.3)
+  everywhere = np.asarray(jnp.all(weights == soft[None], axis=1))
+  assert 0.22 < everywhere.mean() < 0.38
+  np.testing.assert_array_equal(weights[~everywhere], drawn[~everywhere])
+  np.testing.assert_array_equal(states, np.where(everywhere, state, log_probs))
+  always = several(expected=1.0)
+  np.testing.assert_array_equal(always[0], jnp.broadcast_to(soft, always[0].shape))
+  probed = lambda x: jnp.sum(x * VALUES[:, 0])
+  slope = lambda rng, of, **options: jax.grad(lambda scores: probed(run(scores, rng, **options)[of]))(scores)
+  exact = jax.grad(lambda scores: probed(aj.alignments.softmax(scores, MASK)))(scores)
+  np.testing.assert_allclose(slope(rngs[0], 0, expected=1.0), exact, rtol=1e-5)
+  assert not slope(rngs[0], 0).any() and not slope(rngs[0], 1, expected=1.0).any() and slope(rngs[0], 1).any()
+  with pytest.raises(aj.UserError, match=r'hard: expected is 1\.5; possible: from 0 to 1'):
+    run(scores, rngs[0], expected=1.5)

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
 import attention_jax as aj
+from attention_jax.functional.table import lookup
 from attention_jax.kernels import flash
 
 B, T, S, D, V = 2, 13, 11, 6, 5
@@ -61,6 +62,19 @@ def test_it_equals_the_definition_for_any_mask(mask, bias):
   same = functools.partial(gradients, given=given, mask=mask, bias=bias)
   assert_close(same('flash'), same('xla'))
   assert_close(run('flash', *given, mask, bias), run('xla', *given, mask, bias))
+
+
+@pytest.mark.parametrize('bias', [None, BIAS], ids=['plain', 'biased'])
+def test_it_drops_the_weights_that_the_definition_drops(bias):
+  row = aj.with_dropout(lookup('softmax(temperature=0.3)', aj.ALIGNMENTS, 'alignment'), 0.4)
+  options = {'alignment': row, 'rng': jax.random.key(5), 'deterministic': False}
+  same = functools.partial(gradients, given=problem(), mask=OWN, bias=bias, **options)
+  assert_close(same('flash'), same('xla'))
+  params, *inputs = problem()
+  weights = lambda name: aj.attend(*inputs, OWN, params=params, bias=bias, implementation=name, **options).weights
+  assert_close(weights('flash'), weights('xla'))
+  still = functools.partial(run, 'flash', *problem(), OWN, bias)
+  assert_close(still(alignment=row, deterministic=True), still(alignment='softmax(temperature=0.3)'))
 
 
 @pytest.mark.parametrize('alignment', ['softmax', 'softmax(temperature=0.3)'])

@@ -71,6 +71,18 @@ def test_it_equals_the_definition(interpreted, score, alignment, mask, bias):
   assert_same(ours, definition, **CLOSE)
 
 
+@pytest.mark.parametrize('weights', [True, False])
+def test_it_drops_the_weights_that_the_definition_drops(interpreted, weights):
+  row = aj.with_dropout(lookup('softmax(temperature=0.5)', aj.ALIGNMENTS, 'alignment'), 0.4)
+  given, options = problem('additive', 'softmax', (2,), T, S), {'rng': jax.random.key(5), 'deterministic': False}
+  definition, ours = both('additive', given, own_mask(), bias(), row, **options, return_weights=weights)
+  assert_same(ours, definition, **CLOSE)
+  if weights:
+    assert 0.2 < np.mean(ours[0][1].weights[1, :2, :5] == 0) < 0.95
+  still = both('additive', given, padding(), None, row, deterministic=True)
+  assert_same(still[1], both('additive', given, padding(), None, 'softmax(temperature=0.5)')[1])
+
+
 def test_batch_and_heads_and_contexts_alone(interpreted):
   given = problem('normed_additive', 'softmax', (2, 3), T, S)
   ways = [
