@@ -1,9 +1,10 @@
 """Pictures with captions: readers, and their batches as functions of (seed, step)."""
 
 import csv
+import functools
 import io
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,16 +44,34 @@ class Pictures(NamedTuple):
     return Corpus([self.names[i] for i in self.shown], self.captions)
 
 
-def shapes(folder: str, *, seed: int = 0) -> dict[str, Pictures]:
+class WhenAsked(Mapping):
+  """Splits by their names, each made when it is first asked for."""
+
+  def __init__(self, names: Iterable[str], make: Callable[[str], Any]):
+    self._names, self._make = list(names), functools.cache(make)
+
+  def __getitem__(self, name: str) -> Any:
+    if name not in self._names:
+      raise KeyError(name)
+    return self._make(name)
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._names)
+
+  def __len__(self) -> int:
+    return len(self._names)
+
+
+def shapes(folder: str, *, seed: int = 0) -> Mapping[str, Pictures]:
   """Things on a cluttered ground, told from left to right, with gold boxes; generated, nothing is stored."""
   from attention_jax.data.builders import shapes as builder
 
-  found = {}
-  for split in SPLITS:
+  def drawn(split: str) -> Pictures:
     pictures, captions, boxes = zip(*builder.generate(split, seed), strict=True)
     names = [f'{split} {i}' for i in range(len(pictures))]
-    found[split] = Pictures(np.stack(pictures), names, list(captions), list(range(len(names))), list(boxes))
-  return found
+    return Pictures(np.stack(pictures), names, list(captions), list(range(len(names))), list(boxes))
+
+  return WhenAsked(SPLITS, drawn)
 
 
 def captions(
@@ -97,10 +116,10 @@ def captions(
   return found
 
 
-PICTURES: Mapping[str, Callable[..., dict[str, Pictures]]] = {'captions': captions, 'shapes': shapes}
+PICTURES: Mapping[str, Callable[..., Mapping[str, Pictures]]] = {'captions': captions, 'shapes': shapes}
 
 
-def load_pictures(config: Mapping[str, Any]) -> dict[str, Pictures]:
+def load_pictures(config: Mapping[str, Any]) -> Mapping[str, Pictures]:
   """The splits of the task that `config['task']` names, from `config['folder']`; 'train' is always among them."""
   _, row, options = bind(config['task'], PICTURES, 'task')
   return row(os.path.expanduser(config['folder'] or ''), **options)

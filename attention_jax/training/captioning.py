@@ -22,6 +22,7 @@ from attention_jax.data.pictures import (
   CaptionBatches,
   Captioned,
   Pictures,
+  WhenAsked,
   captions_in_order,
   check_lengths,
   describe_captions,
@@ -127,9 +128,9 @@ class Captioning:
     return self._data()
 
   @functools.cached_property
-  def encoded(self) -> dict[str, Captioned]:
+  def encoded(self) -> Mapping[str, Captioned]:
     """The splits as pictures and ids."""
-    return {name: encode_captions(split, self.vocabulary) for name, split in self.pictures.items()}
+    return WhenAsked(self.pictures, lambda name: encode_captions(self.pictures[name], self.vocabulary))
 
   @functools.cached_property
   def loss(self) -> Loss:

@@ -20,7 +20,7 @@ import numpy as np
 
 from attention_jax.errors import choose
 
-SIZES = {'train': 8000, 'validation': 500, 'test': 500, 'unseen': 500}
+SIZES = {'train': 24000, 'validation': 500, 'test': 500, 'unseen': 500}
 WIDTH = 64  # pixels, and as many rows
 FINE = 4  # drawn so many times as large
 COLOURS = {
@@ -138,9 +138,11 @@ def _draw_thing(picture, thing: Thing) -> None:
   from PIL import Image, ImageDraw
 
   x, y, r = (value * FINE for value in (thing.x, thing.y, thing.radius))
-  outline = Image.new('L', picture.size, 0)
+  left, top, side = int(x - r) - 1, int(y - r) - 1, int(2 * r) + 4
+  x, y = x - left, y - top
+  outline = Image.new('L', (side, side), 0)
   OUTLINES[thing.shape](ImageDraw.Draw(outline), x, y, r)
-  filled = Image.new('RGB', picture.size, COLOURS[thing.colour])
+  filled = Image.new('RGB', (side, side), COLOURS[thing.colour])
   pen, step = ImageDraw.Draw(filled), 4 * FINE
   starts = range(int(-r // step) * step, int(r) + step, step)
   if thing.texture == 'striped':
@@ -150,7 +152,7 @@ def _draw_thing(picture, thing: Thing) -> None:
     for across in starts:
       for down in starts:
         pen.ellipse((x + across - FINE, y + down - FINE, x + across + FINE, y + down + FINE), 'white')
-  picture.paste(filled, (0, 0), outline)
+  picture.paste(filled, (left, top), outline)
 
 
 def _cross(pen, x: float, y: float, r: float) -> None:
