@@ -14,7 +14,7 @@ def get_config(preset: str = 'parikh2016'):
   config.model.embedding = 100
   config.model.dropout = 0.1
   config.training.steps = 3000
-  config.training.schedule = 'cosine(peak=1e-3, warmup=100)'
+  config.training.schedule = 'cosine(peak=3e-3, warmup=100)'
   config.training.evaluate_every = 500
   config.training.checkpoint_every = 500
   config.training.select = 'accuracy'
