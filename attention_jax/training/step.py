@@ -104,11 +104,19 @@ def compile_update(
     }
     return TrainState(step, params, opt_state, averages, update_running(state.running, metrics, step)), metrics
 
-  update = jax.vmap(update, spmd_axis_name='seed') if several else update
+  update = _of_each(update, mesh) if several else update
   states, rows = ('states', 'batches') if several else ('state', 'batch')
   held = sharding(mesh, states)
   # The root is an argument: the program is the same for every seed, and compiled once for all of them.
   return jax.jit(update, donate_argnums=1, in_shardings=(held, held, sharding(mesh, rows)), out_shardings=held)
+
+
+def _of_each(update: Callable, mesh: Mesh) -> Callable:
+  """`update` of several runs, under a leading axis of all that it takes and gives."""
+  if mesh.shape['seed'] == 1 and mesh.devices.flat[0].platform == 'cpu':
+    # One run keeps all cores busy; several at once would only share their caches.
+    return lambda *given: jax.lax.map(lambda own: update(*own), given)
+  return jax.vmap(update, spmd_axis_name='seed')
 
 
 def _in_parts(gradients: Callable, parts: int, layout) -> Callable:

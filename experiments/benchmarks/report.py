@@ -35,12 +35,16 @@ SUITES: Mapping[str, Callable[[Callable, int], list[Timing]]] = {
 }
 
 
-def run_suites(names: Sequence[str], out: str, repeats: int, run: str = '', data: str = '') -> list[Timing]:
+def run_suites(
+  names: Sequence[str], out: str, repeats: int, run: str = '', data: str = '', joey: str = ''
+) -> list[Timing]:
   """Runs these suites, or all of them; 'translation' where a trained run is given, see trained.py.
 
+  Args: joey, an interpreter with Joey NMT, or ''.
   Raises: UserError for a suite that there is not.
   """
-  suites = SUITES | ({'translation': functools.partial(trained.translation, run, data)} if run else {})
+  suites = SUITES | {name: functools.partial(SUITES[name], joey=joey) for name in ('training', 'decoding')}
+  suites |= ({'translation': functools.partial(trained.translation, run, data)} if run else {})
   names = names or list(suites)
   for name in names:
     choose(name, suites, 'suite')

@@ -21,6 +21,7 @@ from attention_jax.training.step import make_train_step, step_rngs
 from attention_jax.training.translation import initial_params
 from configs import multi30k
 from experiments.benchmarks import peers
+from experiments.benchmarks.joey import Joey
 from experiments.benchmarks.limits import products, seconds_of_products
 from experiments.benchmarks.measure import Side, Timing, compare
 
@@ -85,8 +86,17 @@ def their_update(name: str, batch: Batch) -> Side | None:
   return peers.train_step(peer[0], (batch.source, batch.target), peer[1]) if peer else None
 
 
-def training(say, repeats: int) -> list[Timing]:
-  """Updates of Adam with clipping; the limit is the time that the products of matrices alone would take."""
+def by_joey(python: str, name: str, batch: Batch) -> Joey | None:
+  """A model of the same kind and size in Joey NMT; None where there is none, or no interpreter was named."""
+  peer = MODELS[name][2]
+  return Joey(python, *peer, batch.source, batch.target) if python and peer else None
+
+
+def training(say, repeats: int, joey: str = '') -> list[Timing]:
+  """Updates of Adam with clipping; the limit is the time that the products of matrices alone would take.
+
+  Args: joey, an interpreter with Joey NMT.
+  """
   timings = []
   for name, longest in TRAINED:
     case = f'{name}, {ROWS} x {longest} -> {longest}'
@@ -97,8 +107,12 @@ def training(say, repeats: int) -> list[Timing]:
     sides = {'attention_jax': our_update(model, params, batch)}
     if theirs := their_update(name, batch):
       sides['torch'] = theirs
+    if other := by_joey(joey, name, batch):
+      sides['Joey NMT'] = other.side('train')
     tokens = int(batch.target_mask.sum())
     some = compare('training', case, sides, repeats=repeats, amount=tokens, unit='target tokens')
+    if other:
+      other.end()
     alone, flop = seconds_of_products(found, gradients=True)
     note = f'{flop / tokens / 1e6:.0f} MFLOP a token; products alone at {flop / alone / 1e9:.0f} GFLOP/s'
     limit = Timing('training', case, 'limit: products', *[alone] * 3, some[0].median / alone, tokens, 'target tokens')
@@ -120,13 +134,14 @@ def agreement(say, repeats: int) -> list[Timing]:
   return []
 
 
-def decoding(say, repeats: int) -> list[Timing]:
-  """Search of so many steps with untrained models, which never want to stop."""
+def decoding(say, repeats: int, joey: str = '') -> list[Timing]:
+  """Search of so many steps with untrained models, which never want to stop. Args: joey, as of `training`."""
   timings = []
   model, params = model_of('bahdanau2015')
   never = params['output']['bias'].at[2].set(-1e9)  # the end of a sentence
   params = {**params, 'output': {**params['output'], 'bias': never}}
   batch = batch_of(14)
+  other = by_joey(joey, 'bahdanau2015', batch)
   for beams in (1, 5):
     say(f'decoding with {beams} beam(s)')
     search = compile_search(model, beams, STEPS)
@@ -134,6 +149,8 @@ def decoding(say, repeats: int) -> list[Timing]:
     sides = {'attention_jax': Side(lambda search=search, given=given: jax.block_until_ready(search(*given)))}
     if theirs := peers.decode(batch.source, TORCH, beams, STEPS):
       sides['torch'] = theirs
+    if other:
+      sides['Joey NMT'] = other.side(f'search {beams} {STEPS}')
     case = f'bahdanau2015, {ROWS} sentences of 14, beam {beams}, {STEPS} steps'
     timings += compare('decoding', case, sides, repeats=repeats, amount=ROWS, unit='sentences')
   return timings

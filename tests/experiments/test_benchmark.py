@@ -1,6 +1,7 @@
 """What the benchmark is made of: turns, limits, its report. That it is quick is nobody's to assert here."""
 
 import json
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import pytest
 
 import attention_jax as aj
 from experiments.benchmarks import limits, report, seeds, systems
+from experiments.benchmarks.joey import Joey
 from experiments.benchmarks.measure import Side, Timing, compare, exponent, jitted
 
 
@@ -74,3 +76,10 @@ def test_seeds_are_compared_on_the_same_work():
   assert batch.source.shape == (8, 9) and 6 <= batch.target_mask.sum(1).min() <= batch.target_mask.sum(1).max() <= 9
   for side in seeds.updating(config, words, batch, 2).values():
     side.run()
+
+
+@pytest.mark.parametrize('python', ['/no/such/python', sys.executable])
+def test_an_interpreter_without_joey_nmt_is_told_in_one_line(python):
+  batch = systems.batch_of(14)
+  with pytest.raises(aj.UserError, match=f'--joey={python}: (cannot be run|has no Joey NMT)'):
+    Joey(python, *systems.MODELS['bahdanau2015'][2], batch.source, batch.target)
