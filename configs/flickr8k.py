@@ -15,18 +15,16 @@ TOKENISED = 'tokenize="none"'
 
 def get_config(preset: str = 'xu2015_soft'):
   config = default_config('captioning')
-  config.data.task = 'captions(size=128)'
+  config.data.task = 'captions(size=64)'
   config.data.vocabulary = 'word(min_count=2)'
   config.data.buckets = (12, 18, 32)
   config.model.embedding = 128
   config.model.dropout = 0.4
-  config.training.steps = 2000
+  config.training.steps = 1500
   config.training.schedule = 'cosine(peak=1e-3, warmup=200)'
   config.training.evaluate_every = 250
   config.training.checkpoint_every = 250
   config.training.select = 'bleu'
   config.evaluation.metrics = (f'bleu({TOKENISED})', *(f'bleu_{order}({TOKENISED})' for order in (1, 2, 3)))
   config.evaluation.group_references = True  # five people say what a picture shows
-  config = apply_preset(config, preset, features=192)
-  config.model.encoder = 'grid(features=192, halvings=4)'
-  return config
+  return apply_preset(config, preset, features=128)
