@@ -43,8 +43,11 @@ def run_suites(
   Args: joey, an interpreter with Joey NMT, or ''.
   Raises: UserError for a suite that there is not.
   """
-  suites = SUITES | {name: functools.partial(SUITES[name], joey=joey) for name in ('training', 'decoding')}
-  suites |= ({'translation': functools.partial(trained.translation, run, data)} if run else {})
+  suites = dict(SUITES)
+  if joey:
+    suites |= {name: functools.partial(SUITES[name], joey=joey) for name in ('training', 'decoding')}
+  if run:
+    suites |= {'translation': functools.partial(trained.translation, run, data)}
   names = names or list(suites)
   for name in names:
     choose(name, suites, 'suite')
