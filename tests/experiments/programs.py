@@ -7,16 +7,22 @@ import runpy
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import grain  # noqa: F401 - so that its flags are there before those of any program
+import jax
 import pytest
 from absl import flags, logging
 
 from tests import compiled
 
 ROOT = Path(__file__).parents[2]
+
+
+def _first_two(devices, *args, **options):
+  return devices(*args, **options)[:2]
 
 
 class Ran(NamedTuple):
@@ -33,7 +39,10 @@ class Stdin:
 
 
 def run(program: str, *args: object, stdin: bytes = b'') -> Ran:
-  """`python -m experiments.PROGRAM ARGS` from the repository's root, as far as one process can do it."""
+  """`python -m experiments.PROGRAM ARGS` from the repository's root, as far as one process can do it.
+
+  It sees two of the devices: as many as there are cores, and enough to be sharded.
+  """
   before, verbosity = set(flags.FLAGS), logging.get_verbosity()
   out, err = io.StringIO(), io.StringIO()
   with (
@@ -41,6 +50,8 @@ def run(program: str, *args: object, stdin: bytes = b'') -> Ran:
     contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
   ):  # fmt: skip
     warnings.filterwarnings('ignore', message=r'the load_module\(\) method is deprecated')  # of ml_collections
+    for name in ('devices', 'local_devices'):
+      patch.setattr(jax, name, partial(_first_two, getattr(jax, name)))
     patch.chdir(ROOT)
     patch.setattr(sys, 'argv', [program, *map(str, args)])
     patch.setattr(sys, 'stdin', Stdin(stdin))

@@ -101,7 +101,7 @@ def test_sums_of_specs(specs, expected):
 @pytest.mark.parametrize(
   ('spec', 'table', 'message'),
   [
-    ('sofmax', aj.ALIGNMENTS, r"^unknown kind 'sofmax' \(did you mean 'softmax'\?\); possible: coverage.*, windowed$"),
+    ('sofmax', aj.ALIGNMENTS, r"^unknown kind 'sofmax' \(did you mean 'softmax'\?\); possible: addr.*, windowed$"),
     ('bahdanau', aj.SCORES, r"^unknown kind 'bahdanau'; possible: additive, concat, "),
     ('softmax(temprature=1)', aj.ALIGNMENTS, r"'softmax': 'temprature' \(did you mean 'temperature'"),
     ('dot(scale=2)', aj.SCORES, "unknown option of kind 'dot': 'scale'"),
