@@ -1,9 +1,9 @@
 """What the programs are tried on: a task of a few words, and one run trained on it."""
 
 import pytest
-from programs import run, tiny, write_task
 
 from tests.compiled import compiled_once  # noqa: F401 - a fixture
+from tests.experiments.programs import run, tiny, write_task
 
 
 @pytest.fixture(scope='package')

@@ -4,7 +4,8 @@ import os
 import shutil
 
 import pytest
-from programs import contents, run, tiny
+
+from tests.experiments.programs import contents, run, tiny
 
 CONFIG = '--config=configs/dates.py:bahdanau2015'
 SOME = '--workdir=somewhere'

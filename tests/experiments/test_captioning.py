@@ -4,9 +4,9 @@ import json
 
 import pytest
 from PIL import Image
-from programs import run
 
 from attention_jax.data.builders import shapes
+from tests.experiments.programs import run
 
 SMALL = {
   'model.encoder': 'grid(features=8, halvings=4)', 'model.embedding': 8, 'model.attention.features': 8,

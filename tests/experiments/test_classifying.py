@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from programs import run
+
+from tests.experiments.programs import run
 
 WORDS = {'good': 'praise', 'fine': 'praise', 'bad': 'blame', 'dull': 'blame'}
 

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
-from programs import ROOT, WORDS, write_task
 
 from attention_jax.data.builders import dates, entailment, records, shapes
 from attention_jax.training.loop import Training
@@ -20,6 +19,7 @@ from attention_jax.training.state import init_state
 from attention_jax.training.step import make_train_step
 from attention_jax.training.systems import SYSTEMS
 from experiments.launch import load_config
+from tests.experiments.programs import ROOT, WORDS, write_task
 
 CONFIGS = {path.stem: load_config(str(path)).system for path in sorted((ROOT / 'configs').glob('[a-z]*.py'))}
 PAIRS = [(name, preset) for name in CONFIGS for preset in PRESETS[CONFIGS[name]]]

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from programs import run
+
+from tests.experiments.programs import run
 
 GIVEN = b'eins zwei\n\ndrei'
 

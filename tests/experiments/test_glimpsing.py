@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from programs import run
+
+from tests.experiments.programs import run
 
 SMALL = {
   'model.features': 16, 'model.hidden': 8, 'model.glimpses': 3, 'model.samples': 2, 'training.steps': 20,

@@ -1,8 +1,9 @@
 """Help, and config files of a user's own."""
 
 import pytest
-from programs import run
-from test_bad_input import assert_refused
+
+from tests.experiments.programs import run
+from tests.experiments.test_bad_input import assert_refused
 
 PROGRAMS = {
   'train': ('--config:', '--workdir:', '--distributed:'),

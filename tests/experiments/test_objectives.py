@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from programs import run, tiny
 
 from attention_jax.data.batching import Batch
 from attention_jax.training.experiment import open_run
 from attention_jax.training.losses import sequence_loss
 from attention_jax.training.step import step_rngs
 from attention_jax.training.writers import read_metrics
+from tests.experiments.programs import run, tiny
 
 
 def train(task, folder, **fields):

@@ -5,11 +5,11 @@ import shutil
 
 import matplotlib.image
 import pytest
-from programs import contents, run, tiny
 
 from attention_jax.analysis.alignment import parse_pharaoh
 from attention_jax.training.folder import read_config
 from attention_jax.training.writers import read_metrics
+from tests.experiments.programs import contents, run, tiny
 
 MEASURED = ['loss', 'accuracy', 'phoneme_error_rate', 'sequence_error_rate',
             'alignment_error_rate', 'precision', 'recall', 'entropy', 'monotonicity']  # fmt: skip

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from programs import run
+
+from tests.experiments.programs import run
 
 SMALL = {
   'model.cell': 'turing(features=8, slots=8, width=4)', 'data.task': 'copy(bits=2, longest=3, beyond=5)',

@@ -6,10 +6,10 @@ import signal
 import time
 
 import numpy as np
-from programs import start, tiny
 
 from attention_jax.training.experiment import open_run
 from attention_jax.training.writers import read_metrics
+from tests.experiments.programs import start, tiny
 
 TIMES = {'train/tokens_per_second', 'train/steps_per_second', 'train/compilations'}
 

@@ -3,11 +3,11 @@
 import itertools
 
 import pytest
-from programs import WORDS, run, start_translate, tiny
-from test_bad_input import assert_refused
 
 from attention_jax.training.experiment import open_run
 from attention_jax.training.streaming import Interpreter
+from tests.experiments.programs import WORDS, run, start_translate, tiny
+from tests.experiments.test_bad_input import assert_refused
 
 # As it was drawn, with scores around 0: about half of all positions are selected, and outputs differ.
 FOLLOWS = (

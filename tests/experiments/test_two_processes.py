@@ -9,10 +9,10 @@ import time
 import jax
 import numpy as np
 import pytest
-from programs import run, start, tiny
 
 from attention_jax.training.experiment import open_run
 from attention_jax.training.writers import METRICS, read_metrics
+from tests.experiments.programs import run, start, tiny
 
 # Dropout draws by the place of a row in the batch, which is another one here; with SGD an update is as exact as its
 # gradient.

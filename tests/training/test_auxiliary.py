@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toy import Toy, init_params, make_batch
 
 from attention_jax.data.batching import Batch
 from attention_jax.errors import UserError
 from attention_jax.models.seq2seq import Outputs
 from attention_jax.training.auxiliary import LOSSES, MEASURES, auxiliary_losses
 from attention_jax.training.losses import cross_entropy, sequence_loss
+from tests.training.toy import Toy, init_params, make_batch
 
 B, T, S, V, N = 4, 5, 7, 11, 2
 SOURCE, TARGET = (7, 3, 5, 0), (5, 1, 3, 0)  # lengths; the last is a filler row

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import jax
 import pytest
-import toy
-from toy import bits, fit_toy
 
 from attention_jax.errors import UserError
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
@@ -22,6 +20,8 @@ from attention_jax.training.hooks import Best, due
 from attention_jax.training.loop import Training
 from attention_jax.training.writers import read_metrics
 from tests import compiled
+from tests.training import toy
+from tests.training.toy import bits, fit_toy
 
 TIMES = {'train/tokens_per_second', 'train/steps_per_second', 'train/compilations'}
 

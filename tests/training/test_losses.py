@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from toy import Toy, init_params, make_batch
 
 from attention_jax.modules.outputs import Linear
 from attention_jax.training import vocabulary_loss
 from attention_jax.training.losses import cross_entropy, sequence_loss
+from tests.training.toy import Toy, init_params, make_batch
 
 B, T, V = 3, 5, 7
 

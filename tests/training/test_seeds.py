@@ -8,8 +8,6 @@ import signal
 import jax
 import numpy as np
 import pytest
-import toy
-from toy import Toy, validate
 
 from attention_jax.data.batching import Batches, Together
 from attention_jax.data.encoding import encode
@@ -22,6 +20,8 @@ from attention_jax.training.losses import sequence_loss
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.seeds import fit_seeds
 from attention_jax.training.writers import read_metrics
+from tests.training import toy
+from tests.training.toy import Toy, validate
 
 FIELDS = {
   'steps': 20, 'seed': 3, 'average': 0.9, 'accumulate': 2, 'log_every': 2, 'evaluate_every': 5, 'checkpoint_every': 6,

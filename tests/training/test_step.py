@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import optax
 import pytest
-from toy import BUCKETS, Toy, init_params, make_batch
 
 from attention_jax.errors import UserError
 from attention_jax.training.anneal import follow, make_anneal
@@ -13,6 +12,7 @@ from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, replicate
 from attention_jax.training.state import evaluation_params, init_state, is_finite
 from attention_jax.training.step import make_train_step
+from tests.training.toy import BUCKETS, Toy, init_params, make_batch
 
 
 def leaning(params, batch, rngs, running, update):

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from toy import Toy, init_params, make_batch
 
 from attention_jax.data.batching import Batch
 from attention_jax.errors import UserError
@@ -21,6 +20,7 @@ from attention_jax.training.state import init_state
 from attention_jax.training.step import make_train_step, step_rngs
 from tests.models.tiny import build_tiny, build_transformer
 from tests.training.test_sentence_bleu import literal as bleu
+from tests.training.toy import Toy, init_params, make_batch
 
 RNGS = step_rngs(jax.random.key(4))
 NO_RNGS = {'objective': RNGS['objective']}
