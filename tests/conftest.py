@@ -13,11 +13,16 @@ os.environ.setdefault(
 )
 os.environ['XLA_FLAGS'] += ' --xla_force_host_platform_device_count=8'
 
+import hypothesis
 import jax
 import jaxtyping
 import pytest
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
+
+# No example fails because the machine was busy.
+hypothesis.settings.register_profile('untimed', deadline=None)
+hypothesis.settings.load_profile('untimed')
 
 # Before the first import of the package: every jaxtyping annotation of floor 0 is enforced from here on.
 jaxtyping.install_import_hook(
