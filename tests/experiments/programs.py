@@ -80,7 +80,9 @@ def start_translate(*args: object) -> subprocess.Popen:
 
 
 def _start(program: str, args, settings, **pipes) -> subprocess.Popen:
-  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONUNBUFFERED': '1'} | compiled.environment() | settings
+  devices = f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count=2'
+  fixed = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': devices, 'PYTHONUNBUFFERED': '1'}
+  environment = os.environ | fixed | compiled.environment() | settings
   command = [sys.executable, '-m', f'experiments.{program}', *map(str, args)]
   return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, **pipes)
 

@@ -1,7 +1,6 @@
 """Two processes that train together do what one does alone, in one folder."""
 
 import json
-import os
 import socket
 import subprocess
 import time
@@ -28,9 +27,8 @@ def start_together(*args: object) -> list[subprocess.Popen]:
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
     address = f'127.0.0.1:{free.getsockname()[1]}'
-  devices = f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count=2'
   cluster = {'SLURM_JOB_ID': '1', 'SLURM_STEP_NODELIST': 'localhost', 'SLURM_NTASKS': '2'}
-  cluster |= {'JAX_COORDINATOR_ADDRESS': address, 'XLA_FLAGS': devices}
+  cluster |= {'JAX_COORDINATOR_ADDRESS': address}
   return [start('--distributed', *args, **cluster, SLURM_PROCID=str(i), SLURM_LOCALID=str(i)) for i in range(2)]
 
 
