@@ -68,7 +68,8 @@ class RecallBatch(NamedTuple):
 
 def copy(*, bits: int = 8, longest: int = 20, beyond: int = 50) -> Task:
   """Vectors, then a mark; the answer is the vectors. Section 4.1."""
-  _check('copy', 1, bits=bits, longest=longest, beyond=beyond)
+  _check('copy', 1, bits=bits, longest=longest)
+  _check('copy', longest + 1, beyond=beyond)
 
   def draw(rng: Draw, size: Sizes) -> Episode:
     vectors = _bits(rng, size[0], bits)
@@ -84,9 +85,13 @@ def repeat_copy(
 
   Numbers are brought to mean 0 and variance 1 over those that training has.
   """
-  _check('repeat_copy', 1, bits=bits, longest=longest, repeats=repeats, beyond=beyond, beyond_repeats=beyond_repeats)
+  _check('repeat_copy', 1, bits=bits, longest=longest, repeats=repeats)
+  _check('repeat_copy', longest, beyond=beyond)
+  _check('repeat_copy', repeats + (beyond == longest), beyond_repeats=beyond_repeats)
+  if repeats % 2:
+    raise UserError(f'repeat_copy: repeats is {repeats}, and the middle number would be shown as 0; possible: even ones')
   counts = np.arange(1, repeats + 1)
-  mean, deviation = counts.mean(), counts.std() or 1.0
+  mean, deviation = counts.mean(), counts.std()
 
   def draw(rng: Draw, size: Sizes) -> Episode:
     length, times = size
@@ -104,8 +109,9 @@ def associative_recall(*, bits: int = 6, each: int = 3, fewest: int = 2, most: i
   Section 4.3. Items of an episode differ, so that what comes next is never in doubt.
   """
   _check('associative_recall', 1, bits=bits, each=each)
-  _check('associative_recall', 2, fewest=fewest, beyond=beyond)
+  _check('associative_recall', 2, fewest=fewest)
   _check('associative_recall', fewest, most=most)
+  _check('associative_recall', most + 1, beyond=beyond)
   if 2 ** (bits * each) < 4 * max(most, beyond):
     raise UserError(f'associative_recall: {bits * each} bits of an item are too few for {max(most, beyond)} items')
 

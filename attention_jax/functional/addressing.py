@@ -27,9 +27,9 @@ def addressing(
 ) -> Weights:
   """w ∝ (s ∗ (g softmax(β e) + (1 - g) w'))^γ: by content, or from where it was before, moved on and sharpened.
 
-  Of the query q: β = ζ(bᵀ q), g = σ(gᵀ q), s = softmax(S q) over moves by -⌊K/2⌋ ... ⌊K/2⌋ positions, γ = 1 + ζ(pᵀ
-  q), each with its bias; ζ is softplus. ∗ goes round, see `moved`. Before anything was attended to (w' = 0) there is
-  content alone. Graves, Wayne & Danihelka 2014, equations 5 and 7 to 9; with the score `cosine(beta=1.0)` (their
+  Of the query q: β = ζ(bᵀ q), g = σ(gᵀ q), s = softmax(S q) over moves by -⌊K/2⌋ ... ⌊K/2⌋ positions (an even K lacks
+  the last), γ = 1 + ζ(pᵀ q), each with its bias; ζ is softplus. ∗ goes round, see `moved`. Before anything was attended
+  to (w' = 0) there is content alone. Graves, Wayne & Danihelka 2014, equations 5 and 7 to 9; with the score `cosine(beta=1.0)` (their
   equation 6) it is the whole of their section 3.3.
   """
   scores = at_least_float32(scores)
@@ -47,7 +47,8 @@ def addressing(
 def moved(weights: Weights, mask: Mask, moves: Float[Array, 'K']) -> Weights:
   """Σ_k moves[k] weights[s - k + ⌊K/2⌋]; what leaves at the last unmasked position comes in at the first.
 
-  Graves et al. 2014, equation 8.
+  Graves et al. 2014, equation 8. What would come to a masked position between them is left out, or stays where it was
+  where nothing else would be left.
   """
   here, size, reach = jnp.arange(len(mask)), len(mask), len(moves) // 2
   first, last = jnp.min(jnp.where(mask, here, size)), jnp.max(jnp.where(mask, here, -1))
@@ -62,7 +63,8 @@ def moved(weights: Weights, mask: Mask, moves: Float[Array, 'K']) -> Weights:
     total = total + moves[reach - k] * back
     if reach + k < len(moves):
       total = total + moves[reach + k] * ahead
-  return masked(total, mask)
+  total = masked(total, mask)
+  return jnp.where(total.any(), total, weights)
 
 
 def sharpened(weights: Weights, power: Float[Array, '']) -> Weights:
@@ -72,7 +74,8 @@ def sharpened(weights: Weights, power: Float[Array, '']) -> Weights:
   # Double where: the logarithm must not see what is 0 or so small that one over it is not finite.
   some = share > jnp.finfo(share.dtype).tiny
   powers = jnp.where(some, jnp.exp(power * jnp.log(jnp.where(some, share, 1.0))), 0.0)
-  return powers / jnp.maximum(powers.sum(), 1.0)  # the largest is 1, where there is one
+  total = powers.sum()  # no maximum with 1: of two that are equal each has half of the gradient
+  return powers / jnp.where(total > 0, total, 1.0)
 
 
 def written(

@@ -13,7 +13,7 @@ from attention_jax.functional.addressing import written
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Carry, Memory, attend_step, init_carry, init_params, project
 from attention_jax.functional.scores import SCORES
-from attention_jax.functional.table import Row, lookup
+from attention_jax.functional.table import Row, init_row, lookup
 from attention_jax.models.seq2seq import DTYPES, make
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.recurrent import RECURRENCES, RecurrentCell, State, zero_state
@@ -39,8 +39,10 @@ class Heads(nn.Module):
     def initial(rng):
       of_query, of_row = jax.random.split(rng)
       given = {'query': nn.initializers.glorot_uniform()(of_query, (size, width))}  # the key vector of the paper
-      rows = {'score': self.score, 'alignment': self.alignment}
-      return given | init_params(of_row, **rows, query=size, key=width, features=width)
+      sizes = {'query': size, 'key': width, 'features': width}
+      given |= init_params(of_row, score=self.score, alignment=self.alignment, **sizes)
+      projected = sizes | {'query': size if self.score.project else width}
+      return given | {'score': init_row(of_row, self.score, projected)}
 
     params = self.param('heads', lambda rng: jax.vmap(initial)(jax.random.split(rng, self.heads)))
 
@@ -136,6 +138,7 @@ class Turing(nn.Module):
     reads, writes: heads.
   """
 
+  attends = True
   score: str
   alignment: str
   controller: str = 'lstm'
@@ -148,9 +151,9 @@ class Turing(nn.Module):
 
   def setup(self):
     score, alignment = lookup(self.score, SCORES, 'score'), lookup(self.alignment, ALIGNMENTS, 'alignment')
-    if not _plain(score) or not _plain(alignment):
-      table, what = (SCORES, 'score') if not _plain(score) else (ALIGNMENTS, 'alignment')
-      possible = ', '.join(name for name, row in table.items() if _plain(row))
+    if not plain(score) or not plain(alignment):
+      table, what = (SCORES, 'score') if not plain(score) else (ALIGNMENTS, 'alignment')
+      possible = ', '.join(name for name, row in table.items() if plain(row))
       raise UserError(f'turing: {what}={getattr(self, what)!r} draws or sums over positions; possible: {possible}')
     self.control = choose_controller(self.controller).make(self.features, self.dtype)
     self.readers, self.writers = Heads(score, alignment, self.reads), Heads(score, alignment, self.writes)
@@ -182,9 +185,10 @@ class Turing(nn.Module):
 class Recurrent(nn.Module):
   """A recurrent network without a memory, to compare with.
 
-  Attributes: score, alignment, not used; rnn, a row of RECURRENCES; features; layers.
+  Attributes: score, alignment, not used, as it attends to nothing; rnn, a row of RECURRENCES; features; layers.
   """
 
+  attends = False
   score: str
   alignment: str
   rnn: str = 'lstm'
@@ -252,6 +256,7 @@ class RecallModel:
 def build_recaller(model: Mapping[str, Any], outputs: int) -> Recaller:
   """The model that `config.model` means, for so many bits at once. Raises UserError for what does not exist."""
   options = RecallModel(**model)
+  lookup(options.score, SCORES, 'score'), lookup(options.alignment, ALIGNMENTS, 'alignment')
   dtype = DTYPES[choose(options.dtype, DTYPES, 'dtype')]
   parts = {'score': options.score, 'alignment': options.alignment, 'dtype': dtype}
   return Recaller(make(options.cell, RECALL_CELLS, 'cell', **parts), outputs, dtype)
@@ -261,6 +266,6 @@ def choose_controller(name: str) -> Controller:
   return CONTROLLERS[choose(name, CONTROLLERS, 'controller')]
 
 
-def _plain(row: Row) -> bool:
+def plain(row: Row) -> bool:
   """Whether a row needs nothing but parameters and what it did before."""
   return not row.latent and not row.loss and 'rng' not in row.needs

@@ -27,7 +27,6 @@ from attention_jax.errors import UserError, choose
 from attention_jax.models.glimpse import GlimpseModel, Glimpses
 from attention_jax.models.seq2seq import DTYPES
 from attention_jax.training.anneal import make_anneal
-from attention_jax.training.auxiliary import auxiliary_losses
 from attention_jax.training.loop import Training
 from attention_jax.training.losses import OBJECTIVE, Loss, cross_entropy
 from attention_jax.training.metrics import Result
@@ -234,7 +233,6 @@ def _loss(model: Glimpses, config: Config, training: Training) -> Loss:
 
   The mean over `model.samples` ways of looking at each picture.
   """
-  auxiliary_losses(training.auxiliary, table={})
   samples = GlimpseModel(**config['model']).samples
 
   def one(params, batch, rng):

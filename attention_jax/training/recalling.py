@@ -16,7 +16,6 @@ from attention_jax.data.text import count
 from attention_jax.errors import UserError, choose
 from attention_jax.models.turing import Recaller, RecallModel, build_recaller
 from attention_jax.training.anneal import make_anneal
-from attention_jax.training.auxiliary import auxiliary_losses
 from attention_jax.training.loop import Training
 from attention_jax.training.losses import Loss
 from attention_jax.training.metrics import Result
@@ -95,7 +94,6 @@ class Recall:
         raise UserError(f'training.{name} is {getattr(training, name)!r}; possible for recall: {possible!r}')
     if training.label_smoothing:
       raise UserError('training.label_smoothing smooths words; possible for bits: 0.0')
-    auxiliary_losses(training.auxiliary, table={})
     system = cls(config)
     params = jax.eval_shape(lambda: system.initializer()(0))
     make_anneal(training.anneal, params, training.steps)
@@ -119,7 +117,8 @@ class Recall:
 
   @property
   def implementation(self) -> str:
-    return f'{self.config["model"]["score"]} and {self.config["model"]["alignment"]}, step by step'
+    heads = f'{self.config["model"]["score"]} and {self.config["model"]["alignment"]}, step by step'
+    return heads if self.model.cell.attends else 'nothing is attended to'
 
   def save(self, folder: str) -> None:
     """Nothing but the config is needed to open a run."""
@@ -181,7 +180,7 @@ class Recall:
       totals = {name: total + float(sums[name]) for name, total in totals.items()}
       for i in np.flatnonzero(batch.index >= 0):
         asked, last = batch.real[i], np.flatnonzero(batch.real[i])[-1] + 1
-        probabilities = 1 / (1 + np.exp(-told.logits[i, asked]))
+        probabilities = (1 + np.tanh(told.logits[i, asked] / 2)) / 2  # no exponential overflows
         found[batch.index[i]] = Recollection(probabilities, told.read[i, :last], told.write[i, :last])
     return found, totals
 

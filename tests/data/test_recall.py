@@ -16,12 +16,12 @@ def test_copy_shows_vectors_and_a_mark():
 
 
 def test_repeat_copy_tells_how_often():
-  task = recall_task('repeat_copy(bits=3, repeats=3)')
-  for times in (1, 2, 3):
+  task = recall_task('repeat_copy(bits=3, repeats=4)')
+  for times in (1, 2, 3, 4):
     shown, answer = task.draw(RNG(0), (2, times))
     vectors = shown[1:3, :3]
     assert shown[0].tolist() == [0, 0, 0, 1, 0] and not shown[1:3, 3:].any()
-    np.testing.assert_allclose(shown[3], [0, 0, 0, 0, (times - 2) / np.sqrt(2 / 3)], rtol=1e-6)
+    np.testing.assert_allclose(shown[3], [0, 0, 0, 0, (times - 2.5) / np.sqrt(5 / 4)], rtol=1e-6)
     assert np.array_equal(answer[:-1, :3], np.tile(vectors, (times, 1))) and not answer[:-1, 3].any()
     assert answer[-1].tolist() == [0, 0, 0, 1]
 
@@ -75,6 +75,10 @@ def test_unseen_episodes_are_larger_and_every_one_is_measured_once():
   [
     ('cpy', "unknown task 'cpy' .*did you mean 'copy'"),
     ('copy(longest=0)', 'copy: longest is 0; possible: 1 or more'),
+    ('copy(longest=60)', 'copy: beyond is 50; possible: 61 or more'),
+    ('repeat_copy(repeats=3)', 'the middle number would be shown as 0; possible: even ones'),
+    ('repeat_copy(longest=20, repeats=20)', 'beyond_repeats is 10; possible: 21 or more'),
+    ('associative_recall(most=12)', 'beyond is 12; possible: 13 or more'),
     ('copy(length=3)', "option of task 'copy': 'length'"),
     ('associative_recall(fewest=1)', 'fewest is 1; possible: 2 or more'),
     ('associative_recall(fewest=4, most=3)', 'most is 3; possible: 4 or more'),

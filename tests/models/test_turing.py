@@ -7,7 +7,8 @@ import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.functional.addressing import moved, sharpened, written
-from attention_jax.models.turing import EMPTY, build_recaller
+from attention_jax.functional.scores import SCORES
+from attention_jax.models.turing import EMPTY, build_recaller, plain
 from tests.functional.alignment_cases import ALIGNMENTS_BY_NAME
 from tests.modules.quick import draw
 
@@ -39,10 +40,29 @@ def test_weights_go_round_and_are_sharpened():
   np.testing.assert_allclose(moved(weights, mask, jnp.array([0.0, 0, 1])), [0, 0.7, 0.2, 0.1, 0], rtol=1e-6)
   np.testing.assert_allclose(moved(weights, mask, jnp.array([1.0, 0, 0])), [0, 0.1, 0.7, 0.2, 0], rtol=1e-6)
   np.testing.assert_allclose(moved(weights, mask, jnp.array([0.0, 0, 0, 0, 1])), [0, 0.1, 0.7, 0.2, 0], rtol=1e-6)
+  hole = jnp.array([1, 1, 0, 1, 0], bool), jnp.array([0.0, 0, 1])
+  np.testing.assert_allclose(moved(jnp.array([0.3, 0.5, 0, 0.2, 0]), *hole), [0.2, 0.3, 0, 0, 0], rtol=1e-6)
+  assert moved(jnp.array([0.0, 1, 0, 0, 0]), *hole).tolist() == [0, 1, 0, 0, 0]  # where else?
   squares = weights**2
   sharp = lambda weights, power: sharpened(weights, jnp.array(power))
   np.testing.assert_allclose(sharp(weights, 2.0), squares / squares.sum(), rtol=1e-5)
   assert sharp(weights, 1e4).tolist() == [0, 0, 0, 1, 0] and not sharp(0 * weights, 2.0).any()
+
+
+@pytest.mark.parametrize('weights', [[0.999, 1e-7, 0], [0.7, 0.3, 1e-4], [0.5, 0.5, 1e-8]])
+def test_the_gradient_of_sharp_weights(weights):
+  weights, power = np.array(weights), 1.2
+  powers = weights**power
+  slopes = power * np.where(weights > 0, weights, 1) ** (power - 1) * (weights > 0)
+  exact = np.diag(slopes) / powers.sum() - np.outer(powers, slopes) / powers.sum() ** 2
+  found = jax.jacobian(sharpened)(jnp.array(weights, jnp.float32), jnp.array(power))
+  np.testing.assert_allclose(found[:, weights > 0], exact[:, weights > 0], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize('score', [name for name, row in SCORES.items() if plain(row)])
+def test_heads_address_by_any_score(score):
+  model, params = built('lstm', score=score)
+  assert np.isfinite(model.apply({'params': params}, X).logits).all()
 
 
 def literal(params, inputs):
