@@ -28,7 +28,7 @@ class Document(NamedTuple):
     label: the right one; '' where nobody knows.
     probabilities: of each label.
     tokens: of each sentence.
-    words: of each sentence the weights [H, W] of its words; heads and hops are averaged.
+    words: of each sentence the weights [H, W] of its words; heads and hops that look at any are averaged.
     sentences: the weights [H, N] of sentences.
   """
 
@@ -62,9 +62,13 @@ def _document(document: Document) -> str:
   each = ', '.join(f'{escape(label)} {value:.3f}' for label, value in document.probabilities.items())
   shares = document.sentences.mean(0)
   lines = zip(document.tokens, document.words, shares, strict=True)
-  rows = '\n'.join(_sentence(tokens, weights.mean(0), float(share)) for tokens, weights, share in lines)
+  rows = '\n'.join(_sentence(tokens, _mean(weights), float(share)) for tokens, weights, share in lines)
   head = f'<h2>{escape(document.title[:200])}</h2><div class="said{wrong}">said: {escape(said)}{known} · {each}</div>'
   return f'{head}\n{rows}'
+
+
+def _mean(weights: np.ndarray) -> np.ndarray:
+  return weights.sum(0) / max(np.count_nonzero(weights.any(1)), 1)
 
 
 def _sentence(tokens: Sequence[str], weights: np.ndarray, share: float) -> str:

@@ -1,9 +1,10 @@
 """Documents with a label, or pairs of texts with one: readers, and every row still knows the line it came from."""
 
 import functools
+import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from attention_jax.data import sentences
@@ -23,12 +24,14 @@ class Documents(NamedTuple):
     labels: one each.
     name: where they come from, for messages.
     lines: the number of the line, or of the row, of each there.
+    pairs: whether each is a pair of texts.
   """
 
   sentences: list[list[str]]
   labels: list[str]
   name: str
   lines: Sequence[int]
+  pairs: bool = False
 
   def where(self, row: int) -> str:
     """A row's place, for messages."""
@@ -92,7 +95,7 @@ def entailment(folder: str, *, seed: int = 0) -> dict[str, Documents]:
   for split in SPLITS:
     rows = list(builder.generate(split, seed))
     pairs, labels = [[row['premise'], row['hypothesis']] for row in rows], [row['label'] for row in rows]
-    found[split] = Documents(pairs, labels, f'entailment {split}', range(len(rows)))
+    found[split] = Documents(pairs, labels, f'entailment {split}', range(len(rows)), pairs=True)
   return found
 
 
@@ -149,13 +152,9 @@ def _documents(
   several = bool(texts) and len(texts[0]) > 1
   split = functools.partial(sentences.split, language=language, whole=several, html=html)
   columns = [split(column) for column in zip(*texts, strict=True)]
-  found = Documents([list(_joined(parts)) for parts in zip(*columns, strict=True)], labels, name, lines)
+  joined = [list(itertools.chain.from_iterable(parts)) for parts in zip(*columns, strict=True)]
+  found = Documents(joined, labels, name, lines, several)
   for row, parts in enumerate(zip(*columns, strict=True)):
     if not all(parts):
       raise UserError(f'{found.where(row)}: the text is empty')
   return found
-
-
-def _joined(parts: Iterable[list[str]]) -> Iterable[str]:
-  for part in parts:
-    yield from part

@@ -61,18 +61,20 @@ class LabelledBatch(NamedTuple):
 
 
 def pieces(
-  sentences: Sequence[str], vocabulary: Vocabulary, most: int, joined: bool
+  sentences: Sequence[str], vocabulary: Vocabulary, most: int, *, joined: bool, pairs: bool
 ) -> list[tuple[list[str], list[int]]]:
   """The sentences of a document as (tokens, ids), cut wherever they are longer than `most`.
 
-  Args: joined, whether the document is one sentence, of whose words the first `most` are left.
+  Args:
+    joined: whether the document is one sentence, of whose words the first `most` are left.
+    pairs: whether it is a pair of texts, of each of which the first `most` words are left.
   """
   if joined:
     sentences = [' '.join(sentences)]
   found = []
   for sentence in sentences:
     tokens, ids = vocabulary.tokens(sentence), vocabulary.encode(sentence)
-    starts = range(0, len(ids), most)[: 1 if joined else None]
+    starts = range(0, len(ids), most)[: 1 if joined or pairs else None]
     found += [(tokens[start : start + most], ids[start : start + most]) for start in starts]
   return found
 
@@ -83,7 +85,7 @@ def encode_documents(
   """The ids of a split, of each document as many sentences and words as `most` says, see `pieces`."""
   flat, lengths, sizes = [], [], []
   for sentences in documents.sentences:
-    kept = pieces(sentences, vocabulary, most[1], joined)[: most[0]]
+    kept = pieces(sentences, vocabulary, most[1], joined=joined, pairs=documents.pairs)[: most[0]]
     flat += [id for _, ids in kept for id in ids]
     lengths += [len(ids) for _, ids in kept]
     sizes.append(len(kept))

@@ -89,7 +89,7 @@ def repeat_copy(
   _check('repeat_copy', longest, beyond=beyond)
   _check('repeat_copy', repeats + (beyond == longest), beyond_repeats=beyond_repeats)
   if repeats % 2:
-    raise UserError(f'repeat_copy: repeats is {repeats}, and the middle number would be shown as 0; possible: even ones')
+    raise UserError(f'repeat_copy: repeats is {repeats}, whose middle would be shown as 0; possible: even numbers')
   counts = np.arange(1, repeats + 1)
   mean, deviation = counts.mean(), counts.std()
 

@@ -29,8 +29,8 @@ def addressing(
 
   Of the query q: β = ζ(bᵀ q), g = σ(gᵀ q), s = softmax(S q) over moves by -⌊K/2⌋ ... ⌊K/2⌋ positions (an even K lacks
   the last), γ = 1 + ζ(pᵀ q), each with its bias; ζ is softplus. ∗ goes round, see `moved`. Before anything was attended
-  to (w' = 0) there is content alone. Graves, Wayne & Danihelka 2014, equations 5 and 7 to 9; with the score `cosine(beta=1.0)` (their
-  equation 6) it is the whole of their section 3.3.
+  to (w' = 0) there is content alone. Graves, Wayne & Danihelka 2014, equations 5 and 7 to 9; with the score
+  `cosine(beta=1.0)` (their equation 6) it is the whole of their section 3.3.
   """
   scores = at_least_float32(scores)
   query = at_least_float32(query)

@@ -8,7 +8,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from attention_jax.errors import choose
+from attention_jax.errors import UserError, choose
+from attention_jax.functional.alignments import ALIGNMENTS
+from attention_jax.functional.masking import masked
+from attention_jax.functional.table import Row
 from attention_jax.models.encoders import ENCODERS
 from attention_jax.models.seq2seq import DTYPES, check_ranges, make
 from attention_jax.modules.attention import Attention
@@ -34,6 +37,8 @@ class Classified(NamedTuple):
 class Classifier(nn.Module):
   """What classifiers share.
 
+  `pairs` says whether it reads pairs of texts, `one_level` whether all words of a document are pooled at once.
+
   Attributes:
     embedding: module from ids to vectors.
     encoder: spec of ENCODERS, that reads the words (of a sentence), and the sentences.
@@ -43,6 +48,7 @@ class Classifier(nn.Module):
     hidden: width of a layer of ReLU before the labels; 0 is none.
   """
 
+  pairs, one_level = False, False
   embedding: nn.Module
   encoder: str
   pooling: str
@@ -77,13 +83,18 @@ class Same(nn.Module):
 class Flat(Classifier):
   """One level: all words of a document in a row, whatever sentence they stand in."""
 
+  one_level = True
+
   @nn.compact
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool = True) -> Classified:
     """source [B, N, W] ids, mask [B, N, W]."""
     batch, sentences, words = source.shape
     ids, real = (x.reshape(batch, sentences * words) for x in (source, mask))
+    order = jnp.argsort(~real, axis=1, stable=True)  # no gaps where sentences end: a place is how many words are before
+    ids, real = (jnp.take_along_axis(x, order, 1) for x in (ids, real))
     encoded = self.reader(self.embedding)(ids, real, deterministic)
     summary, weights = self.pool()(encoded.memory, encoded.mask, encoded.final, deterministic)
+    weights = jnp.take_along_axis(weights, jnp.argsort(order, axis=1)[:, None], 2)
     of_words = jnp.moveaxis(weights.reshape(batch, -1, sentences, words), 1, 2)
     return Classified(self.say(summary, deterministic), of_words, jnp.ones((batch, 1, sentences), jnp.float32))
 
@@ -114,11 +125,14 @@ class Decomposable(Classifier):
   Attributes as in Classifier, and width: of F, G and H.
   """
 
+  pairs = True
   width: int = 200
 
   @nn.compact
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool = True) -> Classified:
     """source [B, 2, W] ids, mask [B, 2, W]."""
+    if source.shape[1] != 2:
+      raise UserError(f'decomposable: two texts are compared, got {source.shape[1]}; possible: buckets of (2, words)')
     attend, compare = (_Layers(self.width, self.dropout, self.dtype, name=name) for name in ('attend', 'compare'))
     reader, pool, attention = self.reader(self.embedding), self.pool(), self.attention.copy()
     encoded = [reader(source[:, side], mask[:, side], deterministic) for side in (0, 1)]
@@ -128,9 +142,10 @@ class Decomposable(Classifier):
       memory = attention.remember(keys[other], mask[:, other], value=encoded[other].memory)
       read = attention.parallel(keys[mine], memory, deterministic)
       compared = compare(jnp.concatenate([encoded[mine].memory, read.context], -1), deterministic)
-      summary, _ = pool(compared, mask[:, mine], compared.mean(1), deterministic)
+      mean = masked(compared, mask[:, mine]).sum(1) / jnp.maximum(mask[:, mine].sum(1, keepdims=True), 1)
+      summary, _ = pool(compared, mask[:, mine], mean.astype(compared.dtype), deterministic)
       found.append(summary)
-      weights.append(read.weights)
+      weights.append(masked(read.weights, mask[:, mine]))
     said = _Layers(self.width, self.dropout, self.dtype, name='decide')(jnp.concatenate(found, -1), deterministic)
     # Of each text the weights of its words, by each word of the other one.
     of_words = jnp.stack([x.reshape(len(mask), -1, mask.shape[-1]) for x in reversed(weights)], 1)
@@ -187,9 +202,20 @@ def build_classifier(model: Mapping[str, Any], words: int, labels: int) -> Class
   check_ranges('attention', Attention, model['attention'])
   parts = {'dtype': DTYPES[choose(options.dtype, DTYPES, 'dtype')], 'dropout': options.dropout}
   attention = Attention(**model['attention'], dtype=parts['dtype'])
+  if _needs_more(attention.alignment_of):
+    possible = ', '.join(name for name, row in ALIGNMENTS.items() if not _needs_more(row))
+    raise UserError(
+      f'attention.alignment={attention.alignment!r} learns by a loss over words that are said; possible for documents: '
+      + possible
+    )
   given = {'embedding': Embedding(words, options.embedding, **parts), 'attention': attention, 'labels': labels, **parts}
   given |= {name: getattr(options, name) for name in ('encoder', 'pooling', 'hidden')}
   classifier = make(options.classifier, CLASSIFIERS, 'classifier', **given)
   for spec, table, what in ((options.encoder, ENCODERS, 'encoder'), (options.pooling, POOLINGS, 'pooling')):
     make(spec, table, what, **{'encoder': {'embedding': Same(), **parts}, 'pooling': {'attention': attention}}[what])
   return classifier
+
+
+def _needs_more(row: Row) -> bool:
+  """Whether an alignment learns by more than the gradient of what it gives."""
+  return bool(row.latent or row.loss)

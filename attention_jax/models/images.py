@@ -6,6 +6,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attention_jax.functional.masking import masked
 from attention_jax.models.encoded import Encoded
@@ -16,8 +17,10 @@ class _Image(nn.Module):
   """What encoders of pictures share: pictures [B, height, width, C], mask [B, 1], True = real -> Encoded.
 
   Memory is [B, S, D], the cells of the grid row by row; `final` is their mean, as in Xu et al. 2015, section 3.1.2.
+  `reads` is the dtype of its pictures.
   """
 
+  reads = np.uint8
   dropout: float = 0.0
   dtype: jnp.dtype = jnp.float32
 
@@ -39,7 +42,7 @@ class Grid(_Image):
 
   Attributes:
     features: of each cell; the first convolutions have half as many, a quarter, ...
-    halvings: how often rows and columns are halved: the picture's size must be divisible by 2^halvings.
+    halvings: how often rows and columns are halved; an odd number of them becomes the larger half.
     layers: convolutions after that; without any, a cell has seen little but itself.
   """
 
@@ -65,6 +68,7 @@ class Given(_Image):
   Attributes: features, of each cell.
   """
 
+  reads = np.float32
   features: int = 128
 
   def grid(self, pictures, deterministic):

@@ -28,12 +28,14 @@ class Auxiliary(NamedTuple):
   Attributes:
     fn: the loss itself; its keyword-only arguments are options.
     links: whether it needs Batch.links.
+    text: whether the source must be a text, in its order.
     running: the metrics of MEASURES whose running means it uses.
     weight: its factor in what is minimised; an option of every row.
   """
 
   fn: Callable[..., jax.Array]
   links: bool = False
+  text: bool = False
   running: tuple[str, ...] = ()
   weight: float = 1.0
 
@@ -106,9 +108,9 @@ def log_likelihoods(outputs, batch) -> jax.Array:
 
 LOSSES: Mapping[str, Auxiliary] = {
   'coverage': Auxiliary(coverage),
-  'diagonal': Auxiliary(diagonal),
+  'diagonal': Auxiliary(diagonal, text=True),
   'doubly_stochastic': Auxiliary(doubly_stochastic),
-  'guided': Auxiliary(guided, links=True),
+  'guided': Auxiliary(guided, links=True, text=True),
   'reinforce': Auxiliary(reinforce, running=('log_likelihood',)),
 }
 

@@ -37,6 +37,7 @@ from attention_jax.models.seq2seq import EncoderDecoder, Model
 from attention_jax.modules.attention import Attention
 from attention_jax.tokens import EOS
 from attention_jax.training.anneal import make_anneal
+from attention_jax.training.auxiliary import LOSSES, auxiliary_losses
 from attention_jax.training.evaluation import Scorer, text_metrics, weight_metrics
 from attention_jax.training.loop import Training
 from attention_jax.training.losses import Loss, sequence_loss
@@ -112,7 +113,11 @@ class Captioning:
     model = build_captioner(config['model'], 5)
     if model.output.copies or config['model']['share_embeddings']:
       raise UserError('a picture has no words: no output layer copies from it, and share_embeddings is False')
-    batch = _smallest((64, 64, 3))
+    for name, row in auxiliary_losses(training.auxiliary).items():
+      if row.text:
+        possible = ', '.join(name for name, row in LOSSES.items() if not row.text)
+        raise UserError(f'auxiliary loss {name} is of a source of words; possible for pictures: {possible}')
+    batch = _smallest(model, (64, 64, 3))
     params = jax.eval_shape(lambda: initializer(model, (64, 64, 3))(0))
     make_anneal(training.anneal, params, training.steps)
     loss = _loss(model, training)
@@ -172,8 +177,15 @@ class Captioning:
     select = self.config['training']['select']
     if select.startswith('pointing') and self.pictures['validation'].boxes is None:
       raise UserError(f"training.select={select!r} needs gold boxes, which the validation split has not")
+    found, reads = self.pictures['train'].pictures.dtype, self.model.encoder.reads
+    if found != reads:
+      raise UserError(
+        f'config.model.encoder={self.config["model"]["encoder"]!r} reads {reads.__name__}, the pictures are {found}; '
+        'possible: grid for pictures (uint8), given for features (float32)'
+      )
     params = jax.eval_shape(lambda: self.initializer()(0))  # a picture that does not suit the encoder
-    jax.eval_shape(self.loss, params, _smallest(self.shape), None, dict.fromkeys(self.loss.running, 0.0))
+    batch = _smallest(self.model, self.shape)
+    jax.eval_shape(self.loss, params, batch, None, dict.fromkeys(self.loss.running, 0.0))
 
   def measure(self, params: Any, split: str, *, beams: int | None = None):
     pictures, encoded = self.pictures[choose(split, self.pictures, 'split')], self.encoded[split]
@@ -213,6 +225,8 @@ class Captioning:
 
     Rows are pictures of the split; `given` are files with images.
     """
+    if self.model.encoder.reads is not np.uint8:
+      raise UserError('only pictures can be drawn, and this run reads features of them')
     if given:
       shown, names, boxes = np.stack([read_image(file, self.shape[0]) for file in given]), list(given), None
     else:
@@ -225,8 +239,8 @@ class Captioning:
         raise UserError(f'no caption for {said.source!r}')
       best = said.hypotheses[0]
       rows_of_grid = cells(best.weights.shape[1])
-      if not rows_of_grid or shown[i].dtype != np.uint8:
-        raise UserError('only square grids over pictures can be drawn')
+      if not rows_of_grid:
+        raise UserError('only square grids can be drawn')
       maps = best.weights[: len(best.tokens)].reshape(-1, rows_of_grid, rows_of_grid)
       first = None if boxes is None else pictures.shown.index(chosen[i])
       right = boxes is not None and pictures.captions[first] == best.text
@@ -276,7 +290,7 @@ class Captioning:
 
 def initializer(model: EncoderDecoder, shape: Sequence[int]) -> Callable[[int], Any]:
   """seed -> initial parameters, a function of the seed alone."""
-  batch = _smallest(shape)
+  batch = _smallest(model, shape)
 
   @jax.jit
   def drawn(rng):
@@ -285,9 +299,9 @@ def initializer(model: EncoderDecoder, shape: Sequence[int]) -> Callable[[int], 
   return lambda seed: drawn(jax.random.key(seed))
 
 
-def _smallest(shape: Sequence[int]) -> Batch:
+def _smallest(model: EncoderDecoder, shape: Sequence[int]) -> Batch:
   """A batch of one picture of this shape with a caption of two tokens, by which parameters and shapes are told."""
-  source = np.zeros((1, *shape), np.uint8 if shape[-1] in (1, 3) else np.float32)
+  source = np.zeros((1, *shape), model.encoder.reads)
   real, target = np.ones((1, 1), bool), np.zeros((1, 2), np.int32)
   return Batch(source, real, target, np.ones((1, 2), bool), np.zeros(1, np.int32))
 

@@ -137,14 +137,14 @@ class Classification:
 
   @classmethod
   def check(cls, config: Config, training: Training) -> None:
-    largest(check_shapes(config['data']['buckets']))
     bind(config['data']['task'], DOCUMENTS, 'task')
     vocab.kind(config['data']['vocabulary'])
     Evaluation(**config['evaluation'])
     if training.objective != 'likelihood':
       raise UserError(f'training.objective is {training.objective!r}; possible for documents: likelihood')
     model = build_classifier(config['model'], 5, 2)
-    params, batch = jax.eval_shape(lambda: initializer(model)(0)), _smallest()
+    batch = _smallest(largest(check_shapes(config['data']['buckets']))[0])
+    params = jax.eval_shape(lambda: initializer(model)(0))
     make_anneal(training.anneal, params, training.steps)
     jax.eval_shape(_loss(model, training), params, batch, step_rngs(jax.random.key(0)), {})
 
@@ -199,7 +199,12 @@ class Classification:
     )  # fmt: skip
 
   def check_data(self, say: Callable[[str], None]) -> None:
-    """Nothing is left that the readers have not told."""
+    for split in self.documents.values() if self.model.pairs else ():
+      if not split.pairs or self.config['data']['joined']:
+        raise UserError(
+          f"{split.name}: the classifier compares pairs of texts; possible: text=('premise', 'hypothesis') in "
+          'config.data.task, config.data.joined=False'
+        )
 
   def measure(self, params: Any, split: str, *, beams: int | None = None):
     choose(split, self.documents, 'split')
@@ -216,6 +221,8 @@ class Classification:
 
   def draw(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], given: Sequence[str]) -> None:
     """Writes a page with documents whose sentences and words are shaded by their weights."""
+    if given and self.model.pairs:
+      raise UserError('--text is one text and not a pair; possible: --split and --rows')
     if given:
       lines = split_sentences(given)
       if blank := [text for text, sentences in zip(given, lines, strict=True) if not sentences]:
@@ -225,14 +232,13 @@ class Classification:
     else:
       every = self.documents[choose(split, self.documents, 'split')]
       chosen = chosen_rows(rows, split, len(every.labels))
-      documents = Documents(
-        *([column[row] for row in chosen] for column in (every.sentences, every.labels)), every.name, chosen
-      )
+      some = [[column[row] for row in chosen] for column in (every.sentences, every.labels)]
+      documents = Documents(*some, every.name, chosen, every.pairs)
       titles, right = [f'{split} {row}' for row in chosen], documents.labels
     _, guesses = self._guess(params, self._encode(documents))
     shaded = []
     for title, label, sentences, guess in zip(titles, right, documents.sentences, guesses, strict=True):
-      tokens = [tokens for tokens, _ in self._pieces(sentences)][: self._most[0]]
+      tokens = [tokens for tokens, _ in self._pieces(sentences, documents.pairs)][: self._most[0]]
       shaded.append(shading.Document(title, label, guess.probabilities, tokens, guess.words, guess.sentences))
     shading.write(shaded, path)
 
@@ -244,8 +250,8 @@ class Classification:
   def _most(self) -> tuple[int, int]:
     return largest(self._buckets)
 
-  def _pieces(self, sentences: Sequence[str]) -> list[tuple[list[str], list[int]]]:
-    return pieces(sentences, self.vocabulary, self._most[1], self.config['data']['joined'])
+  def _pieces(self, sentences: Sequence[str], pairs: bool) -> list[tuple[list[str], list[int]]]:
+    return pieces(sentences, self.vocabulary, self._most[1], joined=self.config['data']['joined'], pairs=pairs)
 
   def _encode(self, documents: Documents) -> EncodedDocuments:
     return encode_documents(documents, self.vocabulary, self.labels, self._most, self.config['data']['joined'])
@@ -285,10 +291,10 @@ def initializer(model: Classifier) -> Callable[[int], Any]:
   return lambda seed: drawn(jax.random.key(seed))
 
 
-def _smallest() -> LabelledBatch:
-  """A batch of one document of two sentences, by which parameters and shapes are told."""
-  nothing = np.zeros(1, np.int32)
-  return LabelledBatch(np.zeros((1, 2, 2), np.int32), np.ones((1, 2, 2), bool), nothing, nothing)
+def _smallest(sentences: int = 2) -> LabelledBatch:
+  """A batch of one document of so many sentences, by which parameters and shapes are told."""
+  nothing, shape = np.zeros(1, np.int32), (1, sentences, 2)
+  return LabelledBatch(np.zeros(shape, np.int32), np.ones(shape, bool), nothing, nothing)
 
 
 def _sums(outputs, batch: LabelledBatch, smoothing: float = 0.0):
@@ -299,6 +305,8 @@ def _sums(outputs, batch: LabelledBatch, smoothing: float = 0.0):
 def _loss(model: Classifier, training: Training) -> Loss:
   """The cross entropy of labels, with auxiliary losses of LOSSES beside it."""
   extra = auxiliary_losses(training.auxiliary, table=LOSSES)
+  if extra and not model.one_level:
+    raise UserError(f'auxiliary={training.auxiliary!r} is of one level; possible: config.model.classifier=flat')
 
   def loss(params, batch, rngs, running, update):
     rngs = rngs and {name: rng for name, rng in rngs.items() if name in ('dropout', 'attention')}

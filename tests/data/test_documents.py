@@ -41,7 +41,7 @@ def test_pairs_are_one_sentence_each(tmp_path):
   row = {'a': 'One. Two.', 'b': 'Three', 'gold': 'yes'}
   write(tmp_path, [row, row | {'gold': 'no'}])
   config = {'task': "jsonl(train='train.jsonl', text=('a', 'b'), label='gold')", 'folder': str(tmp_path)}
-  assert load_documents(config)['train'].sentences[0] == ['one . two .', 'three']
+  assert load_documents(config)['train'][:1] == ([['one . two .', 'three']] * 2,)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,14 @@ def test_long_sentences_are_cut_and_the_rest_is_left_out():
   words, found = encoded((1, 4), joined=True)
   (rows,) = documents_in_order(found, ((1, 4),), 4)
   assert sorted(rows.source_mask.sum((1, 2)).tolist()) == [2, 4, 4, 4]
+
+
+def test_a_long_text_of_a_pair_leaves_the_other_its_place():
+  pair = Documents([['a b c d e f g', 'x y z']], ['x'], 'here', [1], pairs=True)
+  words = vocab.train('word', pair.sentences[0])
+  found = encode_documents(pair, words, ['x'], (2, 4), joined=False)
+  (rows,) = documents_in_order(found, ((2, 4),), 1)
+  assert rows.source[0].tolist() == [words.encode('a b c d'), [*words.encode('x y z'), PAD]]
 
 
 def test_batches_are_a_function_of_seed_and_step():

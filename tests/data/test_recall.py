@@ -76,7 +76,7 @@ def test_unseen_episodes_are_larger_and_every_one_is_measured_once():
     ('cpy', "unknown task 'cpy' .*did you mean 'copy'"),
     ('copy(longest=0)', 'copy: longest is 0; possible: 1 or more'),
     ('copy(longest=60)', 'copy: beyond is 50; possible: 61 or more'),
-    ('repeat_copy(repeats=3)', 'the middle number would be shown as 0; possible: even ones'),
+    ('repeat_copy(repeats=3)', 'repeats is 3, whose middle would be shown as 0; possible: even numbers'),
     ('repeat_copy(longest=20, repeats=20)', 'beyond_repeats is 10; possible: 21 or more'),
     ('associative_recall(most=12)', 'beyond is 12; possible: 13 or more'),
     ('copy(length=3)', "option of task 'copy': 'length'"),

@@ -79,6 +79,8 @@ def test_hard_attention_is_trained_by_its_own_loss(tmp_path):
     ('model.encoder=birnn', "unknown encoder of pictures 'birnn'"),
     ('model.output=pointer', 'a picture has no words'),
     ('data.buckets=((4, 4),)', 'buckets are lengths of captions'),
+    ('model.encoder=given(features=8)', 'reads float32, the pictures are uint8; possible: grid for pictures'),
+    ('training.auxiliary=guided', 'guided is of a source of words; possible for pictures: coverage'),
     ('data.task=dates', "unknown task 'dates'"),
     ('training.select=bleu_4', "unknown metric in training.select: 'bleu_4'"),
     ('model.encoder=grid(halvings=-1)', 'halvings is -1'),

@@ -68,6 +68,9 @@ def test_the_same_command_goes_on_exactly(reviews, trained, tmp_path):
   [
     (['--config.model.pooling=attenton'], "unknown pooling 'attenton'"),
     (['--config.model.classifier=flatt'], "unknown classifier 'flatt'"),
+    (['--config.model.classifier=decomposable'], 'two texts are compared, got 4'),
+    (['--config.model.classifier=decomposable', '--config.data.buckets=((2, 16),)'], 'compares pairs of texts'),
+    (['--config.training.auxiliary=redundancy'], 'is of one level; possible: config.model.classifier=flat'),
     (['--config.training.objective=r_drop'], "training.objective is 'r_drop'; possible for documents: likelihood"),
     (['--config.training.auxiliary=coverage'], "unknown auxiliary loss 'coverage'"),
     (['--config.training.select=bleu'], "unknown metric in training.select: 'bleu'"),
@@ -79,7 +82,9 @@ def test_the_same_command_goes_on_exactly(reviews, trained, tmp_path):
   ],
 )
 def test_mistakes_are_one_line(reviews, tmp_path, flags, said):
-  ran = run('train', *reviews[1], *flags, f'--workdir={tmp_path}/run')
+  name = lambda flag: flag.partition('=')[0]
+  others = [flag for flag in reviews[1] if name(flag) not in map(name, flags)]
+  ran = run('train', *others, *flags, f'--workdir={tmp_path}/run')
   assert ran.code == 2 and said in ran.err and ran.err.count('\n') == 1
   assert not (tmp_path / 'run').exists()
 

@@ -21,8 +21,10 @@ SOURCE = jnp.where(MASK, np.random.default_rng(0).integers(4, 20, MASK.shape), 0
 
 def classifier(**fields):
   own = {f.name: f.default for f in dataclasses.fields(Attention) if f.name in ('alignment', 'heads', 'implementation')}
+  own |= {'score': 'dot', 'features': 6}
+  own |= {name: fields.pop(name) for name in tuple(fields) if name in own}
   model = dataclasses.asdict(ClassifierModel(encoder='birnn(features=6)', embedding=7)) | fields
-  return build_classifier(model | {'attention': own | {'score': 'dot', 'features': 6}}, 20, 3)
+  return build_classifier(model | {'attention': own}, 20, 3)
 
 
 CASES = [
@@ -47,6 +49,38 @@ def test_a_document_is_the_same_without_padding_and_neighbours(fields):
   if fields['classifier'] == 'hierarchical':
     np.testing.assert_allclose(whole.words.sum(-1)[MASK.any(-1)], 1, rtol=1e-5)
     assert_close(whole.sentences[1, 0], np.array([1.0, 0, 0]))
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {'encoder': 'transformer(features=8, layers=1, heads=2)'}, {'encoder': 'conv(features=6, layers=1)'},
+    {'pooling': 'attention', 'score': 'location(max_positions=40)'},
+    {'pooling': 'attention', 'alignment': 'addressing'},
+  ],
+  ids=lambda fields: '-'.join(fields.values()),
+)  # fmt: skip
+def test_where_sentences_are_padded_is_nothing_to_one_level(fields):
+  model = classifier(classifier='flat', **fields)
+  params = variables(model, SOURCE, MASK)
+  tight = model.apply(params, SOURCE, MASK)
+  wide = model.apply(params, *(jnp.pad(x, ((0, 0), (0, 1), (0, 2))) for x in (SOURCE, MASK)))
+  assert_close(wide.logits, tight.logits)
+  assert_close(wide.words[:, :3, :, :5], tight.words)
+
+
+@pytest.mark.parametrize('pooling', POOLINGS)
+def test_pairs_are_the_same_without_padding(pooling):
+  model = classifier(classifier='decomposable(width=6)', pooling=pooling)
+  source, mask = SOURCE[:, ::2], MASK[:, ::2]
+  params = variables(model, source, mask)
+  tight = model.apply(params, source, mask)
+  wide = model.apply(params, *(jnp.pad(x, ((0, 0), (0, 0), (0, 3))) for x in (source, mask)))
+  assert_close(wide.logits, tight.logits)
+  assert_close(wide.words[:, :, :5, :5], tight.words)
+  assert not wide.words[:, :, 5:].any()  # words that are not there look at nothing
+  with pytest.raises(UserError, match='decomposable: two texts are compared, got 3'):
+    model.apply(params, SOURCE, MASK)
 
 
 def test_decomposable_attention_is_the_formula_of_its_paper():
@@ -89,6 +123,8 @@ def test_every_word_of_a_spec_is_known():
     ({'pooling': 'attention(hops=0)'}, 'hops is 0'),
     ({'encoder': 'birn'}, "unknown encoder 'birn'"),
     ({'dropout': 1.0}, 'dropout is 1.0'),
+    ({'alignment': 'hard'}, "alignment='hard' learns by a loss over words that are said"),
+    ({'alignment': 'latent'}, "alignment='latent' learns by a loss over words that are said"),
   ):
     with pytest.raises(UserError, match=said.replace('(', r'\(')):
       classifier(**fields)

@@ -1,0 +1,23 @@
+"""What a captioner looked at: a panel for every word, a frame for every word, and both where nothing was said."""
+
+import numpy as np
+from PIL import Image
+
+from attention_jax.analysis import overlays
+
+
+def test_every_word_has_a_frame_and_no_word_the_bare_picture(tmp_path):
+  picture = np.full((8, 8, 3), 200, np.uint8)
+  said = overlays.Told(picture, ['a', 'cat'], np.eye(4).reshape(4, 2, 2)[:2])
+  silent = overlays.Told(picture, [], np.zeros((0, 2, 2)))
+  for items, frames in (([said], 2), ([silent], 1), ([said, silent], 3)):
+    overlays.write(items, tmp_path / 'out.png')
+    with Image.open(tmp_path / 'out.gif') as film:
+      assert film.n_frames == frames
+  with Image.open(tmp_path / 'out.png') as panels:
+    assert panels.width > panels.height
+
+
+def test_light_falls_where_the_weights_are():
+  lit = overlays.blended(np.full((8, 8, 3), 200, np.uint8), np.array([[0.0, 1.0], [0.0, 0.0]]))
+  assert lit[0, 7].mean() > 2 * lit[7, 0].mean() > 0
