@@ -51,7 +51,8 @@ class Glimpses(nn.Module):
   """h_t = ReLU(W h_{t-1} + V g_t), g_t of the retina and the location; l_{t+1} ~ N(tanh(U h_t), deviation²).
 
   Mnih et al. 2014, section 3.1: the glimpse network, the core, the location network, and the label after the last
-  glimpse. Nothing of the policy or of the baseline sends gradients into h.
+  glimpse. In their section 4 the mean of a location is U h_t; the tanh keeps it in the picture. Nothing of the policy
+  or of the baseline sends gradients into h.
 
   Attributes:
     labels: how many.

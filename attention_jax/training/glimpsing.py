@@ -163,13 +163,12 @@ class Glimpsing:
     digits = self.digits[choose(split, self.digits, 'split')]
     chosen = np.array(chosen_rows(rows, split, len(digits.labels)))
     batch = gather_digits(digits, chosen, (0,))
-    model, numbered = self.config['model'], batch._replace(index=np.arange(len(chosen)).astype(np.int32))
-    looks, _ = self._look(params, [numbered], len(chosen))
+    looks, _ = self._look(params, [batch], len(digits.labels))
     items = [
-      paths.Path(picture, look.locations, f'{split} {row}: {label}, said {look.label}')
-      for picture, look, row, label in zip(batch.picture, looks, chosen, batch.label, strict=True)
+      paths.Path(picture, looks[row].locations, f'{split} {row}: {label}, said {looks[row].label}')
+      for picture, row, label in zip(batch.picture, chosen, batch.label, strict=True)
     ]
-    paths.write(items, path, model['size'], model['scales'])
+    paths.write(items, path, self.config['model']['size'], self.config['model']['scales'])
 
   @property
   def _rows(self) -> int:
@@ -178,25 +177,30 @@ class Glimpsing:
 
   @functools.cached_property
   def _run(self) -> Callable:
-    """(params, batch, rng) -> probabilities [B, L] and a way [B, T, 2]: each picture looked at in several ways."""
+    """(params, batch) -> probabilities [B, L] and a way [B, T, 2]: each picture looked at in several ways, which are
+    drawn by its number, whatever is beside it."""
 
-    def run(params, batch, rng):
-      def one(rng):
-        found = _apply(self.model, params, batch, rng)
-        return jax.nn.softmax(found.logits), found.locations
+    def run(params, batch):
+      def picture(one):
+        def way(rng):
+          found = _apply(self.model, params, jax.tree.map(lambda x: x[None], one), rng)
+          return jax.nn.softmax(found.logits[0]), found.locations[0]
 
-      probabilities, locations = jax.lax.map(one, jax.random.split(rng, self.config['evaluation']['samples']))
-      return probabilities.mean(0), locations[0]
+        rng = jax.random.fold_in(jax.random.key(0), one.index)
+        probabilities, locations = jax.lax.map(way, jax.random.split(rng, self.config['evaluation']['samples']))
+        return probabilities.mean(0), locations[0]
+
+      return jax.vmap(picture)(batch)
 
     return jax.jit(run)
 
   def _look(self, params: Any, batches: Sequence[DigitBatch], rows: int) -> tuple[list[Look], np.ndarray]:
     mesh, looks, losses = make_mesh(jax.local_devices()), [None] * rows, np.zeros(rows)
     params = replicate(jax.device_get(params), mesh)
-    for number, batch in enumerate(batches):
+    for batch in batches:
       whole = len(batch.index) % mesh.devices.size == 0
       placed = place(batch, mesh) if whole else batch
-      probabilities, locations = jax.device_get(self._run(params, placed, jax.random.key(number)))
+      probabilities, locations = jax.device_get(self._run(params, placed))
       for i in np.flatnonzero(batch.index >= 0):
         looks[batch.index[i]] = Look(int(probabilities[i].argmax()), probabilities[i], locations[i])
         losses[batch.index[i]] = -np.log(max(float(probabilities[i, batch.label[i]]), 1e-30))

@@ -2,8 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
+from attention_jax.training.experiment import open_run
+from attention_jax.training.glimpsing import Glimpsing
 from tests.experiments.programs import run
 
 SMALL = {
@@ -45,6 +48,18 @@ def test_it_is_evaluated_and_drawn(trained):
   assert (folder / 'glimpses.png').exists()
   ran = run('inspect_attention', f'--workdir={folder}', '--text=7')
   assert ran.code == 2 and '--text has nothing to look at' in ran.err
+
+
+def test_where_it_looks_is_a_function_of_the_picture_alone(trained):
+  opened = open_run(trained[0])
+  found = []
+  for size in (16, 128):
+    config = opened.config | {'evaluation': {'batch_size': size, 'samples': 2}}
+    found.append(Glimpsing.open(config, str(trained[0])).measure(opened.params, 'test'))
+  (one, looks), (other, same) = found
+  assert one['loss'].value == pytest.approx(other['loss'].value, rel=1e-5)
+  for look, again in zip(looks, same, strict=True):
+    np.testing.assert_allclose(look.locations, again.locations, atol=1e-4)
 
 
 @pytest.mark.parametrize(
