@@ -46,10 +46,6 @@ FIELDS = [
   ('model.attention.alignment=softmx', ["unknown alignment 'softmx'", "'softmax'?", 'sparsemax']),
   ('model.attention.implementation=fast', ["unknown implementation 'fast'", 'xla']),
   ('model.attention.implementation=chunked', ['computes many queries at once, this decoder asks for one', 'auto, xla']),
-  (
-    'model.encoder=transformer(features=128, heads=4, hidden=128, position="learned", max_positions=20)',
-    ["position 'learned': max_positions=20, got a sequence of"],
-  ),
   ('model.attention.heads=3', ['features=128 cannot be divided among heads=3']),
   ('model.encoder=birn', ["unknown encoder 'birn'", "'birnn'?"]),
   ('model.encoder=birnn(rnn="gruu")', ["unknown rnn 'gruu'", "'gru'?", 'lstm']),
@@ -108,6 +104,13 @@ def test_flags(args, parts):
 @pytest.mark.parametrize(('field', 'parts'), FIELDS)
 def test_config_fields(field, parts, tmp_path):
   assert_refused(run('train', CONFIG, f'--workdir={tmp_path / "run"}', f'--config.{field}'), parts)
+  assert not (tmp_path / 'run').exists()
+
+
+def test_positions_that_buckets_exceed(task, tmp_path):
+  encoder = 'transformer(features=4, heads=2, hidden=4, position="learned", max_positions=3)'
+  ran = run('train', *tiny(task, tmp_path / 'run', f'--config.model.encoder={encoder}'))
+  assert_refused(ran, ["position 'learned': max_positions=3, got a sequence of 5"])
   assert not (tmp_path / 'run').exists()
 
 
