@@ -2,7 +2,8 @@
 
 Photographs -> what they show, from a folder with images/ and captions.csv (a thousand pictures of Flickr8k, say). The
 table has no splits: a tenth of the images validates and another is the test, by name. So few pictures teach a network
-that starts from nothing little more than what captions are like; with features of a pretrained one, in an .npz file:
+that starts from nothing little more than what captions are like; with features of a pretrained one, in an .npz file
+(python -m experiments.features writes it):
 
   --config.data.task="captions(features='features.npz')" --config.model.encoder='given(features=256)'
 """

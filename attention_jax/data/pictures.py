@@ -30,6 +30,7 @@ class Pictures(NamedTuple):
     captions: rows, of one picture or of several.
     shown: the picture of each caption, its number.
     boxes: of each caption the gold box of each word, None for words that have none; None where nobody knows any.
+    files: of each picture the image that it is or that features were computed from; None where there are none.
   """
 
   pictures: np.ndarray
@@ -37,6 +38,7 @@ class Pictures(NamedTuple):
   captions: list[str]
   shown: list[int]
   boxes: list[list[Box | None]] | None = None
+  files: list[str] | None = None
 
   @property
   def corpus(self) -> Corpus:
@@ -110,7 +112,10 @@ def captions(
           file = os.path.join(folder, images, name)
           pictures.append(_stored(stored, name, where) if features else read_image(file, size, where))
       texts = [row['caption'].lower() if lowercase else row['caption'] for _, row in mine]
-      found[split] = Pictures(_stack(pictures, path), list(numbers), texts, [numbers[row['image']] for _, row in mine])
+      found[split] = Pictures(
+        _stack(pictures, path), list(numbers), texts, [numbers[row['image']] for _, row in mine],
+        files=[os.path.join(folder, images, name) for name in numbers],
+      )  # fmt: skip
   if 'train' not in found:
     raise UserError(f'{path}: no row of split train; it has: {", ".join(sorted({row["split"] for _, row in rows}))}')
   return found

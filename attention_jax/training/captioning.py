@@ -49,6 +49,7 @@ from attention_jax.training.system import Config, chosen_rows
 from attention_jax.training.translation import Evaluation, text_directions
 
 SHAPE = 'pictures.json'
+DRAWN = 224  # pixels of an image whose features were read
 FORCED = {'loss': False, 'accuracy': True, 'pointing': True, 'pointing_words': True}
 
 
@@ -223,10 +224,12 @@ class Captioning:
   def draw(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], given: Sequence[str]) -> None:
     """A picture with the map of every word, and the same as an animation beside it (.gif).
 
-    Rows are pictures of the split; `given` are files with images.
+    Rows are pictures of the split; `given` are files with images. Where features are read, the images that they were
+    computed from are drawn.
     """
-    if self.model.encoder.reads is not np.uint8:
-      raise UserError('only pictures can be drawn, and this run reads features of them')
+    features = self.model.encoder.reads is not np.uint8
+    if given and features:
+      raise UserError('--text: this run reads features and no images; possible: --split and --rows')
     if given:
       shown, names, boxes = np.stack([read_image(file, self.shape[0]) for file in given]), list(given), None
     else:
@@ -244,7 +247,8 @@ class Captioning:
       maps = best.weights[: len(best.tokens)].reshape(-1, rows_of_grid, rows_of_grid)
       first = None if boxes is None else pictures.shown.index(chosen[i])
       right = boxes is not None and pictures.captions[first] == best.text
-      items.append(overlays.Told(shown[i], best.tokens, maps, said.source, boxes[first] if right else None))
+      picture = read_image(pictures.files[chosen[i]], DRAWN) if features else shown[i]
+      items.append(overlays.Told(picture, best.tokens, maps, said.source, boxes[first] if right else None))
     overlays.write(items, path)
 
   @property
