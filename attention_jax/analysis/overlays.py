@@ -73,7 +73,7 @@ def _panel(axes, picture: np.ndarray, title: str, box=None) -> None:
   from matplotlib.patches import Rectangle
 
   axes.imshow(picture, vmin=0, vmax=1)
-  axes.set_title(title[:28], fontsize=9, color=INK, parse_math=False, family=families(title))
+  axes.set_title(title[:22], fontsize=9, color=INK, parse_math=False, family=families(title))
   if box is not None:
     (left, upper, right, lower), style = box, {'fill': False, 'edgecolor': GOLD, 'linewidth': 1.5}
     axes.add_patch(Rectangle((left - 0.5, upper - 0.5), right - left, lower - upper, **style))
