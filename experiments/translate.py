@@ -28,7 +28,7 @@ WINDOW = 4096  # lines searched before the first of them is printed: sorted by l
 # What --stream can do.
 STREAMED = {
   'input': '-', 'beams': 1, 'groups': 1, 'samples': None, 'nbest': 1, 'alignments': False, 'json': False, 'mbr': None,
-  'prefixes': None, 'replace_unknown': False,
+  'prefixes': None, 'replace_unknown': False, 'diversity': 0.5,
 }  # fmt: skip
 
 define_run(SEVERAL)
@@ -57,7 +57,7 @@ def main() -> None:
   workdir = required('workdir')
   if FLAGS.stream:
     _sampling()
-    _check_streamed()
+    _check_streamed(workdir)
   run = experiment.open_runs(workdir, FLAGS.checkpoint)
   _ = run.predictor  # says so where the run does not translate
   (_stream if FLAGS.stream else _translate)(run)
@@ -131,11 +131,13 @@ def _check_search() -> None:
     higher_is_better(FLAGS.mbr)  # refuses what is no metric
 
 
-def _check_streamed() -> None:
+def _check_streamed(workdir: str) -> None:
   for name, possible in STREAMED.items():
     if FLAGS[name].value not in (None, possible):
       given = f'--{name}={FLAGS[name].value}'
       raise UserError(f'{given} cannot be given with --stream, which prints one greedy hypothesis of stdin as it comes')
+  if ',' in workdir:
+    raise UserError(f'--workdir={workdir}: several runs cannot stream; possible: one')
 
 
 def _stream(run) -> None:

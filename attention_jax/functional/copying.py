@@ -6,6 +6,8 @@ gives log-probabilities [V + S] of the vocabulary followed by those words, float
 positions gets what all of them get. What cannot be said has the logarithm of TINY, so that losses stay finite.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -47,6 +49,11 @@ def generate_and_copy(
   powers = masked(jnp.exp(jnp.where(seen, both - top, 0.0)), seen)
   mass = jnp.pad(powers[:size], (0, ids.shape[0])) + _onto_words(powers[size:], ids, size)
   return _log(mass / powers.sum())
+
+
+def sayable(log_probs: Float[Array, '... W']) -> Bool[Array, '... W']:
+  """Which words can be said at all, by what the formulas above give."""
+  return log_probs > math.log(TINY) + 0.1  # more than rounding, or the mean of an ensemble, takes from it
 
 
 def _onto_words(mass: Float[Array, 'S'], ids: Int[Array, 'S'], size: int) -> Words:

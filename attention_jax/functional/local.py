@@ -36,7 +36,7 @@ def local_m(scores: Scores, mask: Mask, *, step: Int[Array, ''], width: int = 10
 
   A query whose window holds no position gets zero weights. Raises: UserError for a negative width.
   """
-  return _over_all(window_m(mask.sum(), step=step, width=width), scores, mask)
+  return _over_all(window_m(mask.sum(), jnp.argmax(mask), step=step, width=width), scores, mask)
 
 
 def local_p(
@@ -50,25 +50,31 @@ def local_p(
 ) -> Weights:
   """softmax over |s - p| ≤ D, times exp(-(s - p)² / 2σ²), σ = D/2, where p = S σ(vᵀ tanh(Wᵀ q)) ('predictive').
 
-  Luong et al. 2015, equations 9 and 10. S counts the unmasked positions; the weights are not normalised again, so that
-  they sum to less than 1. Raises: UserError unless width ≥ 1.
+  Luong et al. 2015, equations 9 and 10. S counts the unmasked positions, and p is counted from the first of them; the
+  weights are not normalised again, so that they sum to less than 1. Raises: UserError unless width ≥ 1.
   """
-  return _over_all(window_p(mask.sum(), query=query, w=w, v=v, width=width), scores, mask)
+  return _over_all(window_p(mask.sum(), jnp.argmax(mask), query=query, w=w, v=v, width=width), scores, mask)
 
 
-def window_m(size: Int[Array, ''], *, step: Int[Array, ''], width: int = 10) -> Window:
+def window_m(size: Int[Array, ''], first: Int[Array, ''], *, step: Int[Array, ''], width: int = 10) -> Window:
   """The window of `local_m`."""
   check_width('local_m', width, 0)
   return Window(step, width, _softmax_inside(width))
 
 
 def window_p(
-  size: Int[Array, ''], *, query: Float[Array, 'Dq'], w: Float[Array, 'Dq F'], v: Float[Array, 'F'], width: int = 10
+  size: Int[Array, ''],
+  first: Int[Array, ''],
+  *,
+  query: Float[Array, 'Dq'],
+  w: Float[Array, 'Dq F'],
+  v: Float[Array, 'F'],
+  width: int = 10,
 ) -> Window:
-  """The window of `local_p` in a memory of `size` unmasked positions."""
+  """The window of `local_p` in a memory of `size` unmasked positions, the `first` of which is here."""
   check_width('local_p', width, 1)
   query, w, v = (at_least_float32(x) for x in (query, w, v))
-  centre = size.astype(query.dtype) * jax.nn.sigmoid(jnp.tanh(query @ w) @ v)
+  centre = first + size.astype(query.dtype) * jax.nn.sigmoid(jnp.tanh(query @ w) @ v)
 
   def weigh(scores, mask, offset):
     # Outside the window the exponent is not looked at: far away its square would overflow.

@@ -166,6 +166,8 @@ class Plain(Cell):
   attends = False
 
   def setup(self):
+    if not self.bridge and not self.feed_context:
+      raise UserError('plain: with bridge=False nothing tells of the source; possible: feed_context=True')
     self.stack = self.make_stack()
     if self.feed_context:
       self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)

@@ -146,7 +146,7 @@ class TransformerEncoder(Stack, kw_only=True):
 class Embedded(nn.Module):
   """Nothing but embeddings, whose mean is `final`: attention over words as they stand.
 
-  Attributes: embedding, module from ids to vectors. Its features are those of the embedding.
+  Attributes: embedding, module from ids to vectors. Its features are those of the embedding, and so is its dropout.
   """
 
   embedding: nn.Module

@@ -16,12 +16,13 @@ class Ensemble:
   P(y) is the mean of the models' probabilities of y. Weights are means too; models may differ in everything else.
   """
 
-  latent = None
-
   def __init__(self, models: Sequence[EncoderDecoder]):
     self.models = tuple(models)
-    if len(kinds := {model.output.copies for model in self.models}) > 1:
-      raise UserError(f'ensemble: some of the {len(self.models)} models copy and some do not, {sorted(kinds)}')
+    if len({model.copies for model in self.models}) > 1:
+      raise UserError(f'ensemble: some of the {len(self.models)} models copy and some do not')
+    self.copies = self.models[0].copies
+    self.attends = any(model.attends for model in self.models)
+    self.latent = any(model.latent for model in self.models)
 
   def apply(self, variables: Any, *given: Any, method: str = '__call__') -> Any:
     """As of a flax module, at test time."""
@@ -31,13 +32,15 @@ class Ensemble:
       found = [m.apply(own, c, token, k, method=method) for (m, own), c, k in zip(each, carries, memories, strict=True)]
       return tuple(carry for carry, _ in found), _mean([outputs for _, outputs in found])
     found = [model.apply(own, *given, method=method) for model, own in each]
-    return tuple(zip(*found, strict=True)) if method == 'start' else _mean(found)
+    return tuple(zip(*found, strict=True)) if method == 'start' else _mean(found)._replace(state=tuple(found))
 
   def reach(self, source_length: int) -> int:
     return self.models[0].reach(source_length)
 
   def posterior(self, outputs: Outputs, target_mask: jax.Array) -> jax.Array:
-    return outputs.weights
+    """As of an EncoderDecoder, of the outputs of whole targets."""
+    each = [model.posterior(own, target_mask) for model, own in zip(self.models, outputs.state, strict=True)]
+    return jnp.stack(each).mean(0)
 
 
 def _mean(several: Sequence[Outputs]) -> Outputs:

@@ -80,9 +80,18 @@ class EncoderDecoder(nn.Module):
     """The auxiliary loss without which the alignment learns nothing, or ''."""
     return self.decoder.needed_loss
 
+  @property
+  def copies(self) -> bool:
+    """Whether words of the source can be said as such."""
+    return self.output.copies
+
+  @property
+  def attends(self) -> bool:
+    return self.decoder.attends
+
   def reach(self, source_length: int) -> int:
     """How many tokens it can say: ids below that."""
-    return self.embedding.size + source_length * self.output.copies
+    return self.embedding.size + source_length * self.copies
 
   def __call__(
     self, source: jax.Array, source_mask: jax.Array, target: jax.Array, deterministic: bool = True

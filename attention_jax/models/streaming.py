@@ -183,7 +183,7 @@ NEEDS = (
     lambda: ['rnn(direction="forward")'],
   ),
   Need(
-    'an output layer that keeps nothing of its source', 'model.output', lambda model: not model.output.copies,
+    'an output layer that keeps nothing of its source', 'model.output', lambda model: not model.copies,
     lambda model: _name(model.output, OUTPUTS), lambda: [name for name, cls in OUTPUTS.items() if not cls.copies],
   ),
 )  # fmt: skip

@@ -112,7 +112,7 @@ class Captioning:
     for spec in config['evaluation']['metrics']:
       measure(spec, ['a'], [['a']])
     model = build_captioner(config['model'], 5)
-    if model.output.copies or config['model']['share_embeddings']:
+    if model.copies or config['model']['share_embeddings']:
       raise UserError('a picture has no words: no output layer copies from it, and share_embeddings is False')
     for name, row in auxiliary_losses(training.auxiliary).items():
       if row.text:

@@ -9,7 +9,8 @@ def expected_utility(texts: Sequence[str], metric: str) -> list[float]:
   """Of each text, the mean of a metric over all texts as references; of metrics where less is better, less than 0.
 
   With samples of a model for texts this estimates the utility that the model expects (Eikema & Aziz 2020). It takes as
-  many measurements of single lines as there are pairs of different texts.
+  many measurements of single lines as there are pairs of different texts. An empty reference agrees with an empty text
+  as equal words do, and with any other as different words do.
 
   Args: metric, a spec of training.metrics.METRICS.
   Raises: UserError for an unknown metric or option.
@@ -18,5 +19,11 @@ def expected_utility(texts: Sequence[str], metric: str) -> list[float]:
   for text in texts:
     for reference in texts:
       if (text, reference) not in found:
-        found[text, reference] = sign * measure(metric, [text], [[reference]]).value
+        found[text, reference] = sign * _of_lines(text, reference, metric)
   return [sum(found[text, reference] for reference in texts) / len(texts) for text in texts]
+
+
+def _of_lines(text: str, reference: str, metric: str) -> float:
+  if not reference.strip():
+    text, reference = ('a' if text.strip() else 'b'), 'b'
+  return measure(metric, [text], [[reference]], apart=True).value

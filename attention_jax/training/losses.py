@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
+from attention_jax.functional.copying import sayable
+from attention_jax.functional.masking import masked
 from attention_jax.modules.embedding import known
 from attention_jax.training.auxiliary import MEASURES, Means, auxiliary_losses
 from attention_jax.training.objectives import Task, likelihood, make_objective
@@ -38,17 +40,23 @@ class Loss:
     return self.fn(params, batch, rngs, running, update)
 
 
-def cross_entropy(logits: jax.Array, target: jax.Array, mask: jax.Array, smoothing: float = 0.0) -> Sums:
+def cross_entropy(
+  logits: jax.Array, target: jax.Array, mask: jax.Array, smoothing: float = 0.0, among: jax.Array | None = None
+) -> Sums:
   """−Σ ((1 − ε) log p(y) + ε/V Σ_v log p(v)) over real tokens; ε = smoothing (Szegedy et al. 2016).
 
-  Args: logits [B, T, V], any float, computed in float32; target [B, T]; mask [B, T], True = real.
+  Args:
+    logits: [B, T, V], any float, computed in float32; target [B, T]; mask [B, T], True = real.
+    among: [B, T, V] bool, the v and V of the sum; by default all.
   Returns: sums 'loss', 'tokens' and 'accuracy' (tokens whose argmax is the target). Nothing behind the mask counts,
     in the value or in the gradient.
   """
   logits = jnp.where(mask[..., None], logits.astype(jnp.float32), 0.0)
   chosen = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
   if smoothing:  # not with 0 · mean: a logit of -inf (a forbidden token) would make it NaN
-    chosen = (1 - smoothing) * chosen + smoothing * logits.mean(axis=-1)
+    among = jnp.ones_like(logits, bool) if among is None else among
+    mean = masked(logits, among).sum(-1) / jnp.maximum(among.sum(-1), 1)
+    chosen = (1 - smoothing) * chosen + smoothing * mean
   losses = jax.nn.logsumexp(logits, axis=-1) - chosen
   right = logits.argmax(axis=-1) == target
   total = lambda x: jnp.sum(jnp.where(mask, x, 0), dtype=jnp.float32)
@@ -60,10 +68,14 @@ def in_reach(model, batch):
   return batch._replace(target=known(batch.target, model.reach(batch.source.shape[-1])))
 
 
-def output_loss(outputs, target: jax.Array, mask: jax.Array, smoothing: float = 0.0) -> Sums:
-  """`cross_entropy` of a model's outputs, by the shorter way where their logits are those of a linear layer."""
+def output_loss(outputs, target: jax.Array, mask: jax.Array, smoothing: float = 0.0, copies: bool = False) -> Sums:
+  """`cross_entropy` of a model's outputs, by the shorter way where their logits are those of a linear layer.
+
+  Where it copies, smoothing is over the words that can be said: how many others there are is up to the padding.
+  """
   if not outputs.linear:
-    return cross_entropy(outputs.logits, target, mask, smoothing)
+    among = sayable(outputs.logits) if copies and smoothing else None
+    return cross_entropy(outputs.logits, target, mask, smoothing, among)
   loss, accuracy = linear_cross_entropy(outputs.linear, target, mask, smoothing)
   return {'loss': loss, 'accuracy': accuracy, 'tokens': jnp.sum(mask, dtype=jnp.float32)}
 
@@ -83,7 +95,7 @@ def sequence_loss(model, smoothing: float = 0.0, auxiliary: str = '', objective:
 
   def loss(params, batch, rngs, running, update) -> Sums:
     batch = in_reach(model, batch)
-    score = lambda outputs: output_loss(outputs, batch.target, batch.target_mask, smoothing)
+    score = lambda outputs: output_loss(outputs, batch.target, batch.target_mask, smoothing, model.copies)
     of_model = rngs and {name: rng for name, rng in rngs.items() if name != OBJECTIVE}
     own = rngs and rngs.get(OBJECTIVE)
     task = Task(model, params, batch, of_model, own, running, update, score)

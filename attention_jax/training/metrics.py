@@ -47,19 +47,22 @@ def over_runs(results: Sequence[Result]) -> Spread:
 
 
 class Metric(NamedTuple):
-  """A row of METRICS: fn(hypotheses, references, *, options) -> Result, and which way is better."""
+  """A row of METRICS: fn(hypotheses, references, *, options) -> Result, which way is better, and what options it has
+  where single lines are compared."""
 
   fn: Callable[..., Result]
   higher_is_better: bool
+  apart: tuple[tuple[str, Any], ...] = ()
 
 
-def measure(spec: str, hypotheses: Sequence[str], references: References) -> Result:
+def measure(spec: str, hypotheses: Sequence[str], references: References, *, apart: bool = False) -> Result:
   """The metric that `spec` names, over a whole corpus.
 
   Args:
     spec: a name of METRICS, with options or without.
     hypotheses: one string per row, at least one row.
     references: one or more strings per row.
+    apart: whether the rows are no corpus but lines that are compared with one another, see Metric.
 
   Raises: UserError for an unknown metric or option, no rows, rows that do not match, or a row without a reference.
   """
@@ -72,7 +75,8 @@ def measure(spec: str, hypotheses: Sequence[str], references: References) -> Res
   for row, several in enumerate(references):
     if isinstance(several, str) or not several:
       raise UserError(f'{name}: row {row} needs a list of at least one reference, got {several!r}')
-  return METRICS[name].fn(hypotheses, references, **options)
+  row = METRICS[name]
+  return row.fn(hypotheses, references, **(dict(row.apart) if apart else {}) | options)
 
 
 def higher_is_better(spec: str) -> bool:
@@ -89,14 +93,19 @@ def _read(spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def bleu(
-  hypotheses: Sequence[str], references: References, *, tokenize: str = '13a', lowercase: bool = False, order: int = 4
-) -> Result:
-  """BLEU, Papineni et al. (2002), of n-grams up to `order`. tokenize='none' for text that is tokenised already."""
+  hypotheses: Sequence[str], references: References, *, tokenize: str = '13a', lowercase: bool = False, order: int = 4,
+  effective_order: bool = False,
+) -> Result:  # fmt: skip
+  """BLEU, Papineni et al. (2002), of n-grams up to `order`. tokenize='none' for text that is tokenised already.
+
+  With effective_order, n-grams that are longer than every line do not count; of a corpus that is no BLEU.
+  """
   choose(tokenize, TOKENIZERS, 'tokenizer of bleu')
   if order < 1:
     raise UserError(f'bleu: order is {order}; possible: 1 or more')
   # force: the tokenizer is chosen by name and stands in the signature, so a warning about it would say nothing new.
-  metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=True, max_ngram_order=order)
+  options = {'tokenize': tokenize, 'lowercase': lowercase, 'effective_order': effective_order}
+  metric = BLEU(**options, force=True, max_ngram_order=order)
   found = _sacrebleu(metric, 'points', hypotheses, references)
   return found if order == 4 else found._replace(signature=f'{found.signature}|order:{order}')
 
@@ -156,9 +165,11 @@ def _error_rate(hypotheses: Sequence[str], references: References, split: Callab
   return Result(100 * edits / length, '%', f'{signature}|refs:nearest')
 
 
+SHORT = (('effective_order', True),)  # otherwise no line of three words is like any other
+
 METRICS: Mapping[str, Metric] = {
-  'bleu': Metric(bleu, True),
-  **{f'bleu_{order}': Metric(functools.partial(bleu, order=order), True) for order in (1, 2, 3)},
+  'bleu': Metric(bleu, True, SHORT),
+  **{f'bleu_{order}': Metric(functools.partial(bleu, order=order), True, SHORT) for order in (1, 2, 3)},
   'character_error_rate': Metric(character_error_rate, False),
   'chrf': Metric(chrf, True),
   'exact_match': Metric(exact_match, True),

@@ -5,9 +5,11 @@ A schedule is `f(*, options) -> (update number n = 1, 2, ... -> rate)`; its keyw
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 import optax.contrib
@@ -36,6 +38,8 @@ def _linear(*, steps: int, peak: float = 1e-3, warmup: int = 0, end: float = 0.0
 
 def _halve(*, rate: float = 1.0, after: int = 10_000, every: int = 1_000) -> Schedule:
   """Luong et al. 2015: constant up to update `after`, then halved there and again each `every` updates."""
+  if every < 1:
+    raise ValueError(f'every is {every}; possible: 1 or more')
   return lambda n: rate * 0.5 ** jnp.maximum(0, jnp.floor((n - after) / every) + 1)
 
 
@@ -74,7 +78,7 @@ def make_schedule(spec: str, steps: int) -> Schedule:
 
   Raises: UserError for an unknown name or option, with what is possible.
   """
-  return _build(spec, SCHEDULES, 'schedule', {'steps': steps})
+  return _build(spec, SCHEDULES, 'schedule', {'steps': steps}, lambda schedule: jax.eval_shape(schedule, 1))
 
 
 def make_optimizer(spec: str, schedule: Schedule, clip: float = 0.0) -> optax.GradientTransformation:
@@ -83,11 +87,14 @@ def make_optimizer(spec: str, schedule: Schedule, clip: float = 0.0) -> optax.Gr
   Raises: UserError for an unknown name or option, with what is possible.
   """
   rate = lambda count: schedule(count + 1)  # optax counts the updates already made
-  optimizer = _build(spec, OPTIMIZERS, 'optimizer', {'learning_rate': rate}, fixed=('learning_rate',))
+  optimizer = _build(spec, OPTIMIZERS, 'optimizer', {'learning_rate': rate}, _one_update, fixed=('learning_rate',))
   return optax.chain(optax.clip_by_global_norm(clip), optimizer) if clip else optimizer
 
 
-def _build(spec: str, table: Mapping[str, Callable], what: str, supplied: Mapping[str, Any], fixed=()):
+def _build(
+  spec: str, table: Mapping[str, Callable], what: str, supplied: Mapping[str, Any], tried: Callable, fixed=()
+):
+  """`tried` uses what is built once, for what options break only then."""
   name, given = parse_spec(spec)
   function = table[choose(name, table, what)]
   parameters = inspect.signature(function).parameters
@@ -97,10 +104,21 @@ def _build(spec: str, table: Mapping[str, Callable], what: str, supplied: Mappin
   for option, value in given.items():
     choose(option, possible - set(fixed), f'option of {what} {name!r}:')
     words = (str, type(None)) if parameters[option].default is None else ()  # such as mu_dtype='bfloat16'
-    if not isinstance(value, number + words):
+    switch = isinstance(value, bool) and isinstance(parameters[option].default, int | float)
+    if not isinstance(value, number + words) or (switch and not isinstance(parameters[option].default, bool)):
       raise UserError(f'{what} {spec!r}: option {option} is a number, got {value!r}')
+    if isinstance(value, int | float) and not 0 <= value < math.inf:
+      raise UserError(f'{what} {spec!r}: {option} is {value}; possible: 0 or more, and finite')
   arguments = {k: v for k, v in supplied.items() if k in parameters} | given
   try:
-    return function(**arguments)
+    built = function(**arguments)
+    tried(built)
+    return built
   except (TypeError, ValueError, ZeroDivisionError) as error:
     raise UserError(f'{what} {spec!r} cannot be built: {error}') from error
+
+
+def _one_update(optimizer: optax.GradientTransformation) -> None:
+  """Raises what some option raises only when it is used."""
+  params = {'kernel': jnp.zeros((2, 2)), 'bias': jnp.zeros(2)}
+  jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p), params)

@@ -14,6 +14,7 @@ from attention_jax.data.encoding import Encoded, encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
+from attention_jax.functional.copying import sayable
 from attention_jax.functional.masking import padding_mask
 from attention_jax.models import search
 from attention_jax.models.prefix import begun
@@ -94,8 +95,11 @@ class Predictor:
       replace_unknown: writes the source token with the heaviest weight in the place of an unknown one (Jean et al.
         2015; Luong et al. 2015).
 
-    Raises: UserError for a prefix that leaves nothing of the greatest length.
+    Raises: UserError for a prefix that leaves nothing of the greatest length, and where nothing tells what an unknown
+      word stands for.
     """
+    if replace_unknown and not self.model.attends:
+      raise UserError('unknown words are replaced by where the weights are, and this decoder attends to nothing')
     corpus = Corpus(list(lines), list(prefixes or [''] * len(lines)))
     encoded = encode(corpus, self.source_vocab, self.target_vocab)
     how = dataclasses.replace(sampling, seed=0) if sampling else Beams(beams, groups, diversity)  # one for all seeds
@@ -104,7 +108,7 @@ class Predictor:
       drawn = sampling and (np.full_like(batch.index, sampling.seed), batch.index + first)
       given = batch.source, batch.source_mask, drawn, self._begun(encoded, batch) if prefixes else None
       hypotheses = jax.device_get(find(self._params, *place(given, self._mesh)))
-      yield from self._read(batch, hypotheses, corpus.source, replace_unknown)
+      yield from self._read(batch, hypotheses, corpus, replace_unknown)
 
   def _begun(self, encoded: Encoded, batch: Batch) -> np.ndarray:
     """The prefixes [B, P] of a batch, in few shapes."""
@@ -119,27 +123,34 @@ class Predictor:
     return [(size, target) for size in searched_sizes(self._buckets, longest)]
 
   def _read(
-    self, batch: Batch, found: search.Hypotheses, lines: Sequence[str], replace_unknown: bool
+    self, batch: Batch, found: search.Hypotheses, corpus: Corpus, replace_unknown: bool
   ) -> Iterable[tuple[int, Prediction]]:
     for i, row in enumerate(batch.index):
       if row >= 0:
         size = int(batch.source_mask[i].sum())
-        tokens, which = self.source_vocab.tokens(lines[row]), range(found.lengths.shape[1])
-        best = [self._hypothesis(found, i, k, size, tokens, replace_unknown) for k in which if found.lengths[i, k]]
-        yield int(row), Prediction(lines[row], tokens, best)
+        source, target = corpus.source[row], corpus.target[row]
+        given = self.source_vocab.tokens(source), self.target_vocab.tokens(target), replace_unknown
+        which = range(found.lengths.shape[1])
+        best = [self._hypothesis(found, i, k, size, *given) for k in which if found.lengths[i, k]]
+        yield int(row), Prediction(source, given[0], best)
 
   def _hypothesis(
-    self, found: search.Hypotheses, i: int, k: int, size: int, source: list[str], replace_unknown: bool
-  ) -> Hypothesis:
+    self, found: search.Hypotheses, i: int, k: int, size: int, source: list[str], begins: list[str],
+    replace_unknown: bool,
+  ) -> Hypothesis:  # fmt: skip
+    """begins: the tokens that it had to begin with, which the vocabulary need not know."""
     length = int(found.lengths[i, k])
     ids = found.tokens[i, k, :length].tolist()
     content, known = ids[:-1] if ids[-1] == EOS else ids, len(self.target_vocab)
     weights = found.weights[i, k, :length, :size].copy()  # a view would keep the whole batch
     if replace_unknown and source:
-      heaviest = weights[:, : len(source)].argmax(-1)
-      content = [known + int(heaviest[t]) if id == UNK else id for t, id in enumerate(content)]
-    tokens = [self.target_vocab.piece(id) if id < known else source[id - known] for id in content]
-    text = self.target_vocab.decode(content, source)
+      near = weights[: len(content), : len(source)]
+      heaviest = np.where(near.any(-1), known + near.argmax(-1), UNK)  # no weight tells nothing
+      content = [int(heaviest[t]) if id == UNK else id for t, id in enumerate(content)]
+    content[: len(begins)] = [known + len(source) + t for t in range(len(begins))]
+    words = source + begins
+    tokens = [self.target_vocab.piece(id) if id < known else words[id - known] for id in content]
+    text = self.target_vocab.decode(content, words)
     return Hypothesis(text, tokens, float(found.scores[i, k]), float(found.log_probs[i, k]), weights)
 
 
@@ -184,6 +195,8 @@ def compile_finder(model: EncoderDecoder, how: Beams | Sampling, max_length: int
     variables = {'params': params}
     carry, memory = model.apply(variables, source, source_mask, max_length, method='start')
     step = lambda carry, token, memory: model.apply(variables, carry, token, memory, method='step')
+    if model.copies:
+      step = of_words(step)
     if prefix is not None:
       step, carry, memory = begun(step, carry, memory, prefix)
     found = how.finder(drawn)(step, carry, memory, max_length=max_length, ranking=ranking, source_mask=source_mask)
@@ -192,6 +205,17 @@ def compile_finder(model: EncoderDecoder, how: Beams | Sampling, max_length: int
     return found
 
   return jax.jit(run)
+
+
+def of_words(step: Callable) -> Callable:
+  """A step of an output layer that copies, without the words that cannot be said; an end always can."""
+
+  def able(carry, token, memory):
+    carry, (logits, *rest) = step(carry, token, memory)
+    possible = sayable(logits).at[..., EOS].set(True)
+    return carry, (jnp.where(possible, logits, search.NEVER), *rest)
+
+  return able
 
 
 def _posterior(model, variables: Any, source: jax.Array, source_mask: jax.Array, found: search.Hypotheses):

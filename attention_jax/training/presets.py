@@ -197,7 +197,8 @@ def apply_preset(config: ConfigDict, preset: str, *, features: int, layers: int 
   if 'attention' in config.model:
     config.model.attention.features = features
   sizes = {'features': features, 'layers': layers, 'positions': positions}
-  sizes |= {'depth': depth, 'heads': max(1, features // 64), 'hidden': 4 * features}
+  heads = max(n for n in range(1, max(1, features // 64) + 1) if features % n == 0)
+  sizes |= {'depth': depth, 'heads': heads, 'hidden': 4 * features}
   known = flatten_dict(config.to_dict(), sep='.')
   sized = {k: type(known[k])(v.format(**sizes)) for k, v in settings.items()}
   config.update_from_flattened_dict(sized)

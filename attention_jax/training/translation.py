@@ -25,6 +25,7 @@ from attention_jax.models.seq2seq import EncoderDecoder, Model, build
 from attention_jax.modules.attention import Attention
 from attention_jax.training import pictures
 from attention_jax.training.anneal import make_anneal
+from attention_jax.training.auxiliary import auxiliary_losses
 from attention_jax.training.evaluation import ALIGNMENT, FORCED, Scorer, evaluate
 from attention_jax.training.loop import Training
 from attention_jax.training.losses import Loss, sequence_loss
@@ -123,10 +124,12 @@ class Translation:
     _trace(loss, params, _smallest())
     tasks.check(config['data'])
     # Two vocabularies of one size would pass for a shared one.
-    if (model.output.copies or config['model']['share_embeddings']) and not config['data']['shared_vocabulary']:
+    if (model.copies or config['model']['share_embeddings']) and not config['data']['shared_vocabulary']:
       which = 'share_embeddings' if config['model']['share_embeddings'] else f'output={config["model"]["output"]!r}'
       possible = 'one vocabulary for both sides; set config.data.shared_vocabulary=True'
       raise UserError(f'config.model.{which} needs {possible}')
+    if not model.attends and (beside := auxiliary_losses(training.auxiliary)):
+      raise UserError(f'auxiliary loss {next(iter(beside))} is of weights, and this decoder attends to nothing')
     Evaluation(**config['evaluation'])
     for spec in config['evaluation']['metrics']:
       measure(spec, ['a'], [['a']])  # also refuses values that only the metric itself knows

@@ -11,12 +11,15 @@ from attention_jax.data.encoding import encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import word
 from attention_jax.errors import UserError
-from attention_jax.models.ranking import Ranking
+from attention_jax.functional.copying import sayable
+from attention_jax.models.ranking import DEFAULT, Ranking
+from attention_jax.models.sampling import Sampling
 from attention_jax.models.seq2seq import build
 from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.tokens import EOS, UNK
 from attention_jax.training.config import default_config
-from attention_jax.training.prediction import Predictor
+from attention_jax.training.losses import cross_entropy
+from attention_jax.training.prediction import Beams, Predictor, compile_finder
 from tests.models.tiny import S, T, build_conv, build_tiny, build_transformer, inputs
 from tests.modules.quick import variables
 
@@ -129,3 +132,35 @@ def test_unknown_words_come_out_as_they_are_written(beams):
     assert set(said.tokens) <= set(line.split()) and said.text == ' '.join(said.tokens)
     written += said.tokens
   assert 'Oslo' in written or 'Bern' in written
+
+
+@pytest.mark.parametrize('how', [Beams(1), Beams(4), Sampling(4), Sampling(4, temperature=20.0)], ids=str)
+@pytest.mark.parametrize('alignment', ['softmax', 'hardmax', 'monotonic', 'local_m(width=0)'])
+def test_nothing_is_said_that_cannot_be(how, alignment):
+  model = build_tiny(sizes=SIZES, output='pointer', alignment=alignment)
+  source, mask, target = given()
+  params = variables(model, source, mask, target, scale=3.0)
+  found = compile_finder(model, how, 6, DEFAULT)(params['params'], source, mask, drawn(how, len(source)))
+  for words, real, tokens, lengths in zip(source, mask, found.tokens, found.lengths, strict=True):
+    for ids, length in zip(tokens, lengths, strict=True):
+      assert set(ids[:length].tolist()) <= {*words[real].tolist(), EOS}
+  assert np.isfinite(found.log_probs[found.lengths > 0]).all() and (found.log_probs[found.lengths > 0] > -1e6).all()
+
+
+def drawn(how, rows):
+  return (jnp.zeros(rows, jnp.int32), jnp.arange(rows)) if isinstance(how, Sampling) else None
+
+
+@pytest.mark.parametrize('output', ['pointer', 'pointer_generator'])
+def test_smoothing_does_not_know_the_padding(output):
+  model = build_tiny(sizes=SIZES, output=output)
+  source, mask, target = given()
+  params = variables(model, source, mask, target)
+  real = jnp.ones_like(target, bool)
+  losses = []
+  for more in (0, 9):
+    wide = jnp.pad(source, ((0, 0), (0, more))), jnp.pad(mask, ((0, 0), (0, more)))
+    logits = model.apply(params, *wide, target).logits
+    found = cross_entropy(logits, target, real, 0.1, sayable(logits))
+    losses.append(float(found['loss']))
+  assert losses[0] == pytest.approx(losses[1], rel=1e-5) and losses[0] < 40 * target.size

@@ -53,6 +53,15 @@ def test_one_model_twice_is_that_model():
   assert_close(twice.log_probs, alone.log_probs, rtol=1e-4)
 
 
+def test_alignments_of_latent_models_are_told_afterwards():
+  model = build_tiny('luong', 'rnn="gru"', alignment='latent')
+  params = variables(model, *GIVEN, scale=2.0)['params']
+  alone = compile_finder(model, Beams(2), 5, DEFAULT)(params, *GIVEN[:2])
+  twice = compile_finder(Ensemble([model] * 2), Beams(2), 5, DEFAULT)((params,) * 2, *GIVEN[:2])
+  np.testing.assert_array_equal(twice.tokens, alone.tokens)
+  assert_close(twice.weights, alone.weights, rtol=1e-3, atol=1e-5)
+
+
 def test_models_that_copy_and_models_that_do_not_are_no_ensemble():
   of = lambda output: build_tiny(sizes=(11, 11), output=output)
   with pytest.raises(UserError, match='some of the 2 models copy and some do not'):

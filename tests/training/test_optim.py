@@ -114,6 +114,10 @@ def test_average_formula():
     (lambda: make_schedule('rsqrt(warm=3)', 10), "did you mean 'warmup'"),
     (lambda: make_schedule("rsqrt(warmup='x')", 10), 'warmup is a number'),
     (lambda: make_schedule('cosine(peak=0)', 10), 'cannot be built'),
+    (lambda: make_schedule('halve(every=0)', 10), 'every is 0; possible: 1 or more'),
+    (lambda: make_schedule('constant(rate=-1.0)', 10), 'rate is -1.0; possible: 0 or more, and finite'),
+    (lambda: make_optimizer('adam(b1=True)', make_schedule('constant', 10)), 'b1 is a number, got True'),
+    (lambda: make_optimizer("sgd(momentum='x')", make_schedule('constant', 10)), 'cannot be built'),
   ],
 )
 def test_wrong_specs_are_told_in_one_line(build, message):

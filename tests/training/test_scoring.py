@@ -8,7 +8,8 @@ import pytest
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import word
 from attention_jax.errors import UserError
-from attention_jax.tokens import EOS
+from attention_jax.models.search import Hypotheses
+from attention_jax.tokens import EOS, UNK
 from attention_jax.training.consensus import expected_utility
 from attention_jax.training.prediction import Predictor
 from attention_jax.training.scoring import score_pairs
@@ -48,13 +49,23 @@ def test_a_prefix_must_leave_room(trained):
     predictor(['a b'], prefixes=['c d e'])
 
 
+def test_outputs_begin_with_words_that_nobody_knows(trained):
+  predictor = Predictor(*trained, WORDS, WORDS, buckets=[(4, 4)], max_length=4)
+  for replaced in (False, True):
+    found, free = predictor(['a Ulm', 'b'], prefixes=['c zzz', ''], replace_unknown=replaced)
+    assert found.hypotheses[0].text.split()[:2] == found.hypotheses[0].tokens[:2] == ['c', 'zzz']
+    assert 'zzz' not in free.hypotheses[0].tokens
+
+
 def test_unknown_words_are_replaced_by_where_the_weights_are(trained):
   predictor = Predictor(*trained, WORDS, WORDS, buckets=[(4, 4)], max_length=4)
-  given = {'prefixes': ['zzz', ''], 'replace_unknown': True}
-  (found, _), (plain, _) = (predictor(['a Ulm', 'b'], **some) for some in (given, given | {'replace_unknown': False}))
-  said = found.hypotheses[0]
-  assert plain.hypotheses[0].tokens[0] == '<unk>'
-  assert said.tokens[0] == ['a', 'Ulm'][int(said.weights[0, :2].argmax())] and said.text.split()[0] == said.tokens[0]
+  tokens = np.array([[[UNK, UNK, UNK, EOS]]])
+  weights = np.array([[[[0.1, 0.9, 0.0], [0.6, 0.1, 0.3], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]]])
+  one = np.ones((1, 1))
+  found = Hypotheses(tokens, one, one, np.array([[4]]), weights)
+  said = predictor._hypothesis(found, 0, 0, 3, ['a', 'Ulm'], [], True)
+  assert said.tokens == ['Ulm', 'a', '<unk>'] and said.text == 'Ulm a <unk>'  # no weight tells nothing
+  assert predictor._hypothesis(found, 0, 0, 3, ['a', 'Ulm'], [], False).tokens == ['<unk>'] * 3
 
 
 def test_utility_is_the_mean_agreement_with_all():
@@ -66,3 +77,10 @@ def test_utility_is_the_mean_agreement_with_all():
   assert expected_utility(['a', 'b'], 'ter') == [-50, -50]  # edits: less is better
   with pytest.raises(UserError, match="unknown metric 'blue'"):
     expected_utility(texts, 'blue')
+
+
+def test_short_and_empty_lines_agree_as_far_as_they_do():
+  short = expected_utility(['a b c', 'a b c', 'a b d'], 'bleu(tokenize="none")')
+  assert short[0] == short[1] > short[2] > 0
+  for metric, same, other in (('character_error_rate', 0, -100), ('exact_match', 100, 0), ('chrf', 100, 0)):
+    assert expected_utility(['', 'b'], metric)[0] == pytest.approx((same + other) / 2), metric

@@ -35,6 +35,7 @@ class Toy(nn.Module):
   If it needs the loss 'reinforce', it draws where it looks.
   """
 
+  copies = False
   dropout: float = 0.1
   needed_loss: str = ''
 
