@@ -74,7 +74,7 @@ def window_p(
   """The window of `local_p` in a memory of `size` unmasked positions, the `first` of which is here."""
   check_width('local_p', width, 1)
   query, w, v = (at_least_float32(x) for x in (query, w, v))
-  centre = first + size.astype(query.dtype) * jax.nn.sigmoid(jnp.tanh(query @ w) @ v)
+  centre = first.astype(query.dtype) + size.astype(query.dtype) * jax.nn.sigmoid(jnp.tanh(query @ w) @ v)
 
   def weigh(scores, mask, offset):
     # Outside the window the exponent is not looked at: far away its square would overflow.

@@ -81,7 +81,8 @@ def _local_m(scores, mask, step, width=10):
 
 def _local_p(scores, mask, query, w, v, width=10):
   inner = [np.tanh(sum(query[i] * w[i, f] for i in range(len(query)))) for f in range(len(v))]
-  p = sum(mask) * _sigmoid(sum(v[f] * inner[f] for f in range(len(v))))
+  first = next((s for s in range(len(mask)) if mask[s]), 0)
+  p = first + sum(mask) * _sigmoid(sum(v[f] * inner[f] for f in range(len(v))))
   weights = _through_window(scores, mask, lambda s: abs(s - p) <= width)
   return np.array([weights[s] * np.exp(-((s - p) ** 2) / (2 * (width / 2) ** 2)) for s in range(len(scores))])
 
