@@ -213,7 +213,7 @@ def _padded(flat: np.ndarray, offsets: np.ndarray, rows: np.ndarray, length: int
   lengths = np.where(rows < 0, 0, offsets[rows + 1] - starts)
   columns = np.arange(length)
   mask = columns < lengths[:, None]
-  ids = flat[np.where(mask, starts[:, None] + columns, 0)]
+  ids = flat[np.where(mask, starts[:, None] + columns, 0)] if flat.size else 0  # nothing but filler rows
   return np.where(mask, ids, PAD).astype(np.int32), mask
 
 

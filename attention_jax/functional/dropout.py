@@ -28,6 +28,11 @@ def undropped(alignment: Row) -> Callable:
   return alignment.dropout.fn if alignment.dropout else alignment.fn
 
 
+def has_twin(alignment: Row) -> bool:
+  """Whether it is another function at test time, dropout aside."""
+  return alignment.at_test not in (None, undropped(alignment))
+
+
 def factors_of(alignment: Row, rng: jax.Array | None, steps: int, size: int) -> Float[Array, 'T S'] | None:
   """What the weights of all queries of one sequence are multiplied by; None for an alignment without dropout.
 

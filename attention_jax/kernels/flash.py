@@ -22,7 +22,7 @@ from jax.custom_batching import sequential_vmap
 
 from attention_jax.functional.attend import Attended, Memory, hide, parts_of
 from attention_jax.functional.dense import plain, softmax, temperature_of
-from attention_jax.functional.dropout import factors_of, undropped
+from attention_jax.functional.dropout import factors_of, has_twin, undropped
 from attention_jax.functional.masking import accumulator, lowest, masked, vary_like
 from attention_jax.functional.table import Row
 
@@ -33,7 +33,7 @@ def refuse(score: Row, alignment: Row) -> str:
   """Why this pair cannot be computed so; '' if it can."""
   if score.product is None:
     return 'the score is not a product q . k with q of the query and k of the key alone'
-  if plain(undropped(alignment)) is not softmax:
+  if plain(undropped(alignment)) is not softmax or has_twin(alignment):
     return 'the alignment is not softmax'
   return ''
 

@@ -30,7 +30,7 @@ from jax.experimental.pallas import triton
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.attend import Attended, Memory, hide, parts_of
 from attention_jax.functional.dense import plain, softmax, temperature_of
-from attention_jax.functional.dropout import factors_of, undropped
+from attention_jax.functional.dropout import factors_of, has_twin, undropped
 from attention_jax.functional.masking import lowest, masked, vary_like
 from attention_jax.functional.table import Row
 
@@ -82,7 +82,7 @@ def refuse(score: Row, alignment: Row) -> str:
   """Why this pair cannot be computed so, here; '' if it can."""
   if score.tanh_sum is None:
     return 'the score is not v . tanh(q + k) with q of the query and k of the key alone'
-  if plain(undropped(alignment)) is not softmax:
+  if plain(undropped(alignment)) is not softmax or has_twin(alignment):
     return 'the alignment is not softmax'
   if here() not in TARGETS:
     return f'needs a GPU or a TPU, this machine has {here()}'

@@ -14,7 +14,7 @@ from attention_jax.functional.table import Row
 
 def refuse(score: Row, alignment: Row) -> str:
   """Why this pair cannot be computed through a window; '' if it can."""
-  if alignment.window is None:
+  if alignment.window is None or alignment.at_test:
     return 'the alignment looks at the whole memory; possible: local_m, local_p'
   if not score.stands_alone:
     return 'the score of a position needs more than its key'

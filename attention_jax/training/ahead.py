@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from attention_jax.data.batching import UNITS, Batch
 from attention_jax.data.encoding import check_buckets
+from attention_jax.errors import UserError
 from attention_jax.models.seq2seq import build
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.config import complete
@@ -36,6 +37,9 @@ def updates(config: Mapping[str, Any], entries: int, mesh: Mesh, platform: str) 
   Raises: UserError for what is wrong with the config, and rows that do not divide over the devices.
   """
   config = complete(config, 'the config')
+  for field, possible in (('system', 'translation'), ('seeds', 1)):
+    if config[field] != possible:
+      raise UserError(f'config.{field} is {config[field]!r}; possible ahead of time: {possible!r}')
   training, data = Training(**config['training']), config['data']
   model = build(config['model'], entries, entries)
   loss = sequence_loss(model, training.label_smoothing, training.auxiliary, training.objective)

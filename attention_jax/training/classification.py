@@ -125,7 +125,8 @@ class Classification:
     vocabulary = vocab.stored(spec, folder, 'source') if folder else None
     if vocabulary is None:
       vocabulary = vocab.train(spec, (line for sentences in train.sentences for line in sentences))
-    labels = _stored_labels(folder) if folder else sorted(set(train.labels))
+    stored = folder and os.path.exists(os.path.join(folder, LABELS))
+    labels = _stored_labels(folder) if stored else sorted(set(train.labels))
     return cls(config, vocabulary, labels, lambda: documents)
 
   @classmethod

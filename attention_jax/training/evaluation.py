@@ -78,9 +78,9 @@ def alignment_metrics(
 ) -> dict[str, Result]:
   """What the weights of given targets are like, and where the corpus has links, how far they agree with these.
 
-  Nothing is measured of a model that attends to nothing.
+  Rows without weights are left out. A row whose weights are all 0 is not: a token that looks nowhere misses its links.
   """
-  rows = [row for row, matrix in enumerate(weights) if matrix is not None and matrix.any()]
+  rows = [row for row, matrix in enumerate(weights) if matrix is not None]
   if not rows:
     return {}
   against_links = {} if corpus.links is None else _link_metrics(corpus, weights, rows, source_vocab, target_vocab)
@@ -150,5 +150,6 @@ def evaluate(
   found['accuracy'] = Result(100 * forced.accuracy, '%', 'targets:forced')
   texts, predictions = text_metrics(corpus, predictor, options, beams=beams)
   found |= texts
-  found |= alignment_metrics(corpus, forced.weights, predictor.source_vocab, predictor.target_vocab)
+  if predictor.model.attends:
+    found |= alignment_metrics(corpus, forced.weights, predictor.source_vocab, predictor.target_vocab)
   return found, predictions

@@ -85,8 +85,7 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
   say(f'{len(batches[0])} batches an epoch, of shapes ({batches[0].sides}) {sorted(set(batches[0].shapes))}')
   _check_data(system, batches[0], say)
   folder = prepare_folder(folder, config)
-  if not resumed:
-    system.save(str(folder))
+  system.save(str(folder))  # of a resumed run too: it may have been killed before it had all
   began, direction = time.monotonic(), 'max' if _selectable(config)[training.select] else 'min'
   given = {'loss': system.loss, 'evaluate': _validation(system), 'direction': direction}
   members = _members(config, folder, system)
@@ -259,9 +258,15 @@ def _finish(config: Config, folder: Path, system: System, say) -> dict[str, dict
 
 def _summary(folder: Path, seeds: list[int], found: list[dict[str, dict[str, Measured]]], say):
   """Mean and spread over runs of what was measured in each; written to results.json as well."""
-  results = {
-    split: {name: over_runs([run[split][name] for run in found]) for name in found[0][split]} for split in found[0]
-  }
+  results = {}
+  for split in found[0]:
+    names = list(dict.fromkeys(name for run in found for name in run[split]))
+    runs = {name: [run[split][name] for run in found if name in run[split]] for name in names}
+    for name in [name for name in names if len(runs[name]) < len(found)]:
+      lack = ', '.join(str(seed) for seed, run in zip(seeds, found, strict=True) if name not in run[split])
+      say(f'{split}: no {name} of seed {lack}, and so no mean of it')
+      del runs[name]
+    results[split] = {name: over_runs(several) for name, several in runs.items()}
   record = {'seeds': seeds, 'results': {s: {n: m._asdict() for n, m in some.items()} for s, some in results.items()}}
   _write(folder / RESULTS, json.dumps(record, indent=2) + '\n')
   say(f'written to {folder}: the means over {len(seeds)} seeds in {RESULTS}')

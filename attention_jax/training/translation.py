@@ -84,6 +84,9 @@ class Evaluation:
     for name, least in {'beams': 1, 'alpha': 0, 'beta': 0, 'gamma': 0, 'max_length': 0, 'batch_size': 1}.items():
       if not least <= getattr(self, name) < math.inf:
         raise UserError(f'evaluation.{name} is {getattr(self, name)}; possible: {least} or more, and finite')
+    names = [parse_spec(spec)[0] for spec in self.metrics]
+    if twice := [name for name in names if names.count(name) > 1]:
+      raise UserError(f'evaluation.metrics has {twice[0]!r} twice; possible: each once')
 
   @property
   def ranking(self) -> Ranking:

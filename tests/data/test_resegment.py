@@ -110,3 +110,14 @@ def test_what_does_not_go(made):
   linked = corpus._replace(links=[((0, 0),)] * len(corpus.source))
   with pytest.raises(UserError, match=r'links are asked for, but they are between tokens, .*: dropout=0'):
     batches((linked, vocabulary, encode(linked, vocabulary, vocabulary)), links=True)
+
+
+def test_a_process_whose_rows_are_all_filler_has_empty_ones():
+  made, alone = make(rows=9), []
+  for shard in range(4):
+    run = batches(made, shard=shard, shards=4)
+    for step in range(2 * len(run)):
+      batch = run[step]
+      assert (batch.source_mask.any(1) == (batch.index >= 0)).all()
+      alone += [batch.index] if (batch.index < 0).all() else []
+  assert alone

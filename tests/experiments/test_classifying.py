@@ -63,6 +63,14 @@ def test_the_same_command_goes_on_exactly(reviews, trained, tmp_path):
   assert whole['results'] == parts['results']
 
 
+def test_a_run_that_was_killed_before_it_had_its_labels_begins_again(reviews, trained, tmp_path):
+  (tmp_path / 'run').mkdir()
+  (tmp_path / 'run' / 'config.json').write_bytes((trained[0] / 'config.json').read_bytes())
+  assert run('train', *reviews[1], f'--workdir={tmp_path}/run').code == 0
+  for name in ('labels.json', 'results.json', 'vocabulary.source.json'):
+    assert (tmp_path / 'run' / name).read_bytes() == (trained[0] / name).read_bytes()
+
+
 @pytest.mark.parametrize(
   ('flags', 'said'),
   [

@@ -116,3 +116,10 @@ def test_auto_runs_what_it_chooses(monkeypatch):
   monkeypatch.setattr(auto.factored, 'attend', lambda *args, **options: seen.append(1) or aj.Attended(0.0, None))
   attend('additive', 'softmax', given, implementation='auto')
   assert seen
+
+
+@pytest.mark.parametrize(('name', 'kind'), [('flash', 'softmax'), ('window', 'local_m(width=2)')])
+def test_another_function_at_test_time_is_not_ignored(name, kind):
+  row = lookup(kind, aj.ALIGNMENTS, 'alignment')
+  assert not aj.IMPLEMENTATIONS[name].refuse(aj.SCORES['dot'], row)
+  assert aj.IMPLEMENTATIONS[name].refuse(aj.SCORES['dot'], row._replace(at_test=aj.ALIGNMENTS['hardmax'].fn))

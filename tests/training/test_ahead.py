@@ -29,3 +29,9 @@ def test_every_bucket_is_compiled_for_all_devices():
 def test_rows_must_divide():
   with pytest.raises(UserError, match='a batch of 12 rows does not divide over 8 devices'):
     next(updates(config(batch_size=12, batch_unit='sentences'), 9, make_mesh(), 'cpu'))
+
+
+@pytest.mark.parametrize('given', [default_config('classification').to_dict(), config() | {'seeds': 4}])
+def test_what_is_not_compiled_ahead_says_so(given):
+  with pytest.raises(UserError, match='possible ahead of time'):
+    next(updates(given, 9, make_mesh(), 'cpu'))

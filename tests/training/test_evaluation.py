@@ -72,8 +72,10 @@ def test_alignments_are_measured_given_the_whole_target_and_no_padding(alignment
     assert np.allclose(one, outputs.weights[0], rtol=1e-3) == (alignment == 'softmax')
 
 
-def test_rows_that_fit_no_bucket_or_attend_to_nothing_are_left_out():
+def test_rows_that_fit_no_bucket_are_left_out_and_those_that_look_nowhere_are_not():
   vocabulary = train('word', ['cab ab dab'])
   found = alignment_metrics(CORPUS, [None, WORDS[1]], vocabulary, vocabulary)
   assert found['alignment_error_rate'] == (0, '%', 'links:argmax|targets:forced,linked|rows:1')
-  assert alignment_metrics(CORPUS, [None, 0 * WORDS[1]], vocabulary, vocabulary) == {}
+  assert alignment_metrics(CORPUS, [None, None], vocabulary, vocabulary) == {}
+  lost = alignment_metrics(CORPUS, [0 * WORDS[0], WORDS[1]], vocabulary, vocabulary)  # who looks nowhere misses
+  assert lost['recall'].value == pytest.approx(100 / 3) and lost['precision'].value == 100
