@@ -1,0 +1,1 @@
+"""Tests of everything, with the folders of the package."""
