@@ -140,7 +140,7 @@ def test_rewards_have_no_gradient():
 
 def stub(outputs, needed=''):
   return types.SimpleNamespace(
-    apply=lambda *_, **__: outputs, needed_loss=needed, reach=lambda _: outputs.logits.shape[-1]
+    apply=lambda *_, **__: outputs, needed_loss=needed, copies=False, reach=lambda _: outputs.logits.shape[-1]
   )
 
 
