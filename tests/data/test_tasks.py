@@ -163,6 +163,7 @@ def prepared(tmp_path_factory):
   rows = {'train': [('ein Hund', 'a dog'), ('Grüße\n漢字', 'greetings')], 'test': [('eine Katze', 'a cat')]}
 
   class TinyTranslate(tfds.core.GeneratorBasedBuilder):
+    __module__ = 'tiny_translate'  # of no package, in which tfds would look for more files
     VERSION = tfds.core.Version('1.0.0')
     BUILDER_CONFIGS = [tfds.core.BuilderConfig(name='de-en')]  # noqa: RUF012 tfds asks for it
 
