@@ -36,7 +36,7 @@ def local_m(scores: Scores, mask: Mask, *, step: Int[Array, ''], width: int = 10
 
   A query whose window holds no position gets zero weights. Raises: UserError for a negative width.
   """
-  return _over_all(window_m(mask.sum(), jnp.argmax(mask), step=step, width=width), scores, mask)
+  return _over_all(window_m(*extent(mask), step=step, width=width), scores, mask)
 
 
 def local_p(
@@ -53,7 +53,12 @@ def local_p(
   Luong et al. 2015, equations 9 and 10. S counts the unmasked positions, and p is counted from the first of them; the
   weights are not normalised again, so that they sum to less than 1. Raises: UserError unless width ≥ 1.
   """
-  return _over_all(window_p(mask.sum(), jnp.argmax(mask), query=query, w=w, v=v, width=width), scores, mask)
+  return _over_all(window_p(*extent(mask), query=query, w=w, v=v, width=width), scores, mask)
+
+
+def extent(mask: Bool[Array, '... S']) -> tuple[Int[Array, '...'], Int[Array, '...']]:
+  """How many positions are unmasked, and which is the first: what the window of a row may depend on."""
+  return mask.sum(-1), jnp.argmax(mask, axis=-1)
 
 
 def window_m(size: Int[Array, ''], first: Int[Array, ''], *, step: Int[Array, ''], width: int = 10) -> Window:
@@ -92,7 +97,7 @@ def windowed(
 
   Chorowski et al. 2015 (windowing). The first query looks from position 0 on.
   """
-  check_width('windowed', width, 1)
+  check_width('windowed', width, 2)  # with 1 it could never move on
   total = jnp.sum(previous)
   median = jnp.sum(jnp.cumsum(previous) < total / 2)
   positions = jnp.arange(scores.size)

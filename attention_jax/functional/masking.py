@@ -51,6 +51,11 @@ def masked(array: Array, mask: Bool[Array, '...'] | None) -> Array:
   return jnp.where(mask, array, jnp.zeros((), array.dtype))
 
 
+def mean_of(x: Array, mask: Bool[Array, '...']) -> Array:
+  """The mean [B, D] of x [B, S, D] over what mask [B, S] shows; zeros where it shows nothing."""
+  return masked(x, mask).sum(1) / jnp.maximum(mask.sum(1, keepdims=True), 1).astype(x.dtype)
+
+
 def accumulator(*arrays: Array):
   """The dtype in which sums of `arrays` are kept: float32, or float64 if any of them is."""
   return jnp.float64 if any(jnp.asarray(a).dtype == jnp.float64 for a in arrays) else jnp.float32

@@ -89,6 +89,11 @@ class Row(NamedTuple):
     return bool(self.needs & RECURRENT)
 
   @property
+  def learns_alone(self) -> bool:
+    """Of an alignment: whether the gradient of what it gives is all that it learns by."""
+    return not self.latent and not self.loss
+
+  @property
   def stands_alone(self) -> bool:
     """Of a score: whether a part of the memory can be scored by itself, with nothing but a query and its keys."""
     return self.pointwise and self.needs <= {'query', 'key'}

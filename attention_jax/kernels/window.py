@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.functional.attend import Attended, Carry, Memory, call, hide, init_carry, project, score_keys
+from attention_jax.functional.local import extent
 from attention_jax.functional.masking import accumulator, masked
 from attention_jax.functional.table import Row
 
@@ -26,7 +27,7 @@ def attend_step(
 ) -> tuple[Carry, Attended]:
   """As functional.attend_step."""
   memory = _barred(memory, bias)
-  attended = _look(score, alignment, params, carry, query, memory, _extent(memory.mask), bias)
+  attended = _look(score, alignment, params, carry, query, memory, extent(memory.mask), bias)
   weights = attended.weights.astype(carry.previous.dtype)
   return carry._replace(previous=weights, coverage=carry.coverage + weights, step=carry.step + 1), attended
 
@@ -39,22 +40,22 @@ def attend(
   memory = _barred(hide(memory), bias)
   steps, size = query.shape[0], memory.key.shape[0]
   carry = init_carry(score, alignment, size, accumulator(query, memory.key))
-  extents = tuple(jnp.broadcast_to(x, (steps,)) for x in _extent(memory.mask))
+  reached = tuple(jnp.broadcast_to(x, (steps,)) for x in extent(memory.mask))
 
-  def one(step, query, mask, bias, extent):
+  def one(step, query, mask, bias, reached):
     at = carry._replace(step=step)
-    return _look(score, alignment, params, at, query, memory._replace(mask=mask), extent, bias)
+    return _look(score, alignment, params, at, query, memory._replace(mask=mask), reached, bias)
 
   own_mask = 0 if memory.mask.ndim == 2 else None
   over = jax.vmap(one, in_axes=(0, 0, own_mask, None if bias is None else 0, 0))
-  attended = over(jnp.arange(steps, dtype=jnp.int32), query, memory.mask, bias, extents)
+  attended = over(jnp.arange(steps, dtype=jnp.int32), query, memory.mask, bias, reached)
   return attended if return_weights else attended._replace(weights=None)
 
 
-def _look(score: Row, alignment: Row, params, carry: Carry, query, memory: Memory, extent, bias) -> Attended:
+def _look(score: Row, alignment: Row, params, carry: Carry, query, memory: Memory, reached, bias) -> Attended:
   size = memory.key.shape[0]
   supplies = {'query': query, 'step': carry.step}
-  window, _ = call(alignment.window, extent, params.get('alignment', {}), supplies, ())
+  window, _ = call(alignment.window, reached, params.get('alignment', {}), supplies, ())
   reach = min(2 * window.reach + 1, size)
   first = jnp.ceil(window.centre - window.reach).astype(jnp.int32)
   start = jnp.clip(first, 0, size - reach)
@@ -69,11 +70,6 @@ def _look(score: Row, alignment: Row, params, carry: Carry, query, memory: Memor
   context = jnp.einsum('s,sv->v', weights, value.astype(weights.dtype)).astype(value.dtype)
   whole = jax.lax.dynamic_update_slice_in_dim(jnp.zeros((size,), weights.dtype), weights, start, 0)
   return Attended(context, whole)
-
-
-def _extent(mask) -> tuple:
-  """How many positions [..., S] are unmasked, and which is the first."""
-  return mask.sum(-1), jnp.argmax(mask, axis=-1)
 
 
 def _barred(memory: Memory, bias) -> Memory:

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.masking import masked
-from attention_jax.functional.table import Row
+from attention_jax.functional.masking import masked, mean_of
 from attention_jax.models.encoders import ENCODERS
 from attention_jax.models.seq2seq import DTYPES, check_ranges, make
 from attention_jax.modules.attention import Attention
@@ -142,8 +141,7 @@ class Decomposable(Classifier):
       memory = attention.remember(keys[other], mask[:, other], value=encoded[other].memory)
       read = attention.parallel(keys[mine], memory, deterministic)
       compared = compare(jnp.concatenate([encoded[mine].memory, read.context], -1), deterministic)
-      mean = masked(compared, mask[:, mine]).sum(1) / jnp.maximum(mask[:, mine].sum(1, keepdims=True), 1)
-      summary, _ = pool(compared, mask[:, mine], mean.astype(compared.dtype), deterministic)
+      summary, _ = pool(compared, mask[:, mine], mean_of(compared, mask[:, mine]), deterministic)
       found.append(summary)
       weights.append(masked(read.weights, mask[:, mine]))
     said = _Layers(self.width, self.dropout, self.dtype, name='decide')(jnp.concatenate(found, -1), deterministic)
@@ -202,8 +200,8 @@ def build_classifier(model: Mapping[str, Any], words: int, labels: int) -> Class
   check_ranges('attention', Attention, model['attention'])
   parts = {'dtype': DTYPES[choose(options.dtype, DTYPES, 'dtype')], 'dropout': options.dropout}
   attention = Attention(**model['attention'], dtype=parts['dtype'])
-  if _needs_more(attention.alignment_of):
-    possible = ', '.join(name for name, row in ALIGNMENTS.items() if not _needs_more(row))
+  if not attention.alignment_of.learns_alone:
+    possible = ', '.join(name for name, row in ALIGNMENTS.items() if row.learns_alone)
     raise UserError(
       f'attention.alignment={attention.alignment!r} learns by a loss over words that are said; possible for documents: '
       + possible
@@ -214,8 +212,3 @@ def build_classifier(model: Mapping[str, Any], words: int, labels: int) -> Class
   for spec, table, what in ((options.encoder, ENCODERS, 'encoder'), (options.pooling, POOLINGS, 'pooling')):
     make(spec, table, what, **{'encoder': {'embedding': Same(), **parts}, 'pooling': {'attention': attention}}[what])
   return classifier
-
-
-def _needs_more(row: Row) -> bool:
-  """Whether an alignment learns by more than the gradient of what it gives."""
-  return bool(row.latent or row.loss)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Memory
-from attention_jax.functional.masking import masked
+from attention_jax.functional.masking import masked, mean_of
 from attention_jax.models.cells import Output
 from attention_jax.models.encoded import Encoded
 from attention_jax.models.layered import Layered, LayersCarry, first_carry
@@ -97,8 +97,7 @@ class ConvEncoder(Convolutional, kw_only=True):
     for block in self.blocks:
       x = block(x, mask, deterministic)
     memory = masked(self.leave(x, embedded.shape[-1]), mask)
-    final = memory.sum(1) / jnp.maximum(mask.sum(1, keepdims=True), 1).astype(memory.dtype)
-    return Encoded(memory, mask, final, memory + masked(embedded, mask))
+    return Encoded(memory, mask, mean_of(memory, mask), memory + masked(embedded, mask))
 
 
 class LayerCarry(NamedTuple):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.errors import UserError, choose
-from attention_jax.functional.masking import masked
+from attention_jax.functional.masking import masked, mean_of
 from attention_jax.models.convolutional import ConvEncoder
 from attention_jax.models.encoded import Encoded
 from attention_jax.modules.recurrent import RecurrentLayer, State, zero_state
@@ -140,7 +140,7 @@ class TransformerEncoder(Stack, kw_only=True):
     for block in self.blocks:
       x = self.through(x, block(x, near, at, deterministic), deterministic)
     memory = masked(self.leave(x), mask)
-    return Encoded(memory, mask, memory.sum(1) / jnp.maximum(mask.sum(1, keepdims=True), 1).astype(memory.dtype))
+    return Encoded(memory, mask, mean_of(memory, mask))
 
 
 class Embedded(nn.Module):
@@ -157,7 +157,7 @@ class Embedded(nn.Module):
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
     """source [B, S] ids, mask [B, S] -> Encoded."""
     memory = masked(self.embedding(source, deterministic).astype(self.dtype), mask)
-    return Encoded(memory, mask, memory.sum(1) / jnp.maximum(mask.sum(1, keepdims=True), 1).astype(memory.dtype))
+    return Encoded(memory, mask, mean_of(memory, mask))
 
 
 ENCODERS: Mapping[str, type[nn.Module]] = {

@@ -256,7 +256,8 @@ class RecallModel:
 def build_recaller(model: Mapping[str, Any], outputs: int) -> Recaller:
   """The model that `config.model` means, for so many bits at once. Raises UserError for what does not exist."""
   options = RecallModel(**model)
-  lookup(options.score, SCORES, 'score'), lookup(options.alignment, ALIGNMENTS, 'alignment')
+  for spec, table, what in ((options.score, SCORES, 'score'), (options.alignment, ALIGNMENTS, 'alignment')):
+    lookup(spec, table, what)  # of a cell without heads too
   dtype = DTYPES[choose(options.dtype, DTYPES, 'dtype')]
   parts = {'score': options.score, 'alignment': options.alignment, 'dtype': dtype}
   return Recaller(make(options.cell, RECALL_CELLS, 'cell', **parts), outputs, dtype)
@@ -268,4 +269,4 @@ def choose_controller(name: str) -> Controller:
 
 def plain(row: Row) -> bool:
   """Whether a row needs nothing but parameters and what it did before."""
-  return not row.latent and not row.loss and 'rng' not in row.needs
+  return row.learns_alone and 'rng' not in row.needs

@@ -17,7 +17,9 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError, choose
 from attention_jax.functional import latent
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.table import check_options, parse_specs
+from attention_jax.functional.attend import Memory, attend, init_params, project
+from attention_jax.functional.scores import SCORES
+from attention_jax.functional.table import Row, check_options, parse_specs
 
 Means = Mapping[str, jax.Array]
 
@@ -29,6 +31,7 @@ class Auxiliary(NamedTuple):
     fn: the loss itself; its keyword-only arguments are options.
     links: whether it needs Batch.links.
     text: whether the source must be a text, in its order.
+    of_weights: whether it is learned through the weights.
     running: the metrics of MEASURES whose running means it uses.
     weight: its factor in what is minimised; an option of every row.
   """
@@ -36,6 +39,7 @@ class Auxiliary(NamedTuple):
   fn: Callable[..., jax.Array]
   links: bool = False
   text: bool = False
+  of_weights: bool = True
   running: tuple[str, ...] = ()
   weight: float = 1.0
 
@@ -111,7 +115,7 @@ LOSSES: Mapping[str, Auxiliary] = {
   'diagonal': Auxiliary(diagonal, text=True),
   'doubly_stochastic': Auxiliary(doubly_stochastic),
   'guided': Auxiliary(guided, links=True, text=True),
-  'reinforce': Auxiliary(reinforce, running=('log_likelihood',)),
+  'reinforce': Auxiliary(reinforce, of_weights=False, running=('log_likelihood',)),
 }
 
 # What running means may be of: f(outputs, batch) -> a sum over the real target tokens.
@@ -131,6 +135,35 @@ def auxiliary_losses(
   """
   given = ({needed: {}} if needed else {}) | parse_specs(specs)
   return {name: _row(name, options, LOSSES if table is None else table) for name, options in given.items()}
+
+
+def check_weights(losses: Mapping[str, Auxiliary], attention) -> None:
+  """Raises: UserError for a loss of weights that have no gradient, as those of alignments that draw or round.
+
+  Args: attention, a modules.attention.Attention; None for a decoder that attends to nothing.
+  """
+  names = ', '.join(name for name, row in losses.items() if row.of_weights)
+  if names and attention is None:
+    raise UserError(f'auxiliary loss {names} is of weights, and this decoder attends to nothing')
+  if names and not has_gradient(attention.alignment_of):
+    raise UserError(
+      f'auxiliary loss {names} learns through the weights, and those of alignment {attention.alignment!r} have no '
+      'gradient; possible: one that neither draws nor rounds, such as softmax, or gumbel'
+    )
+
+
+def has_gradient(alignment: Row) -> bool:
+  """Whether any of many draws of an alignment's weights has a gradient with respect to the query."""
+  rngs, rows = jax.random.split(jax.random.key(0), 64), {'score': SCORES['additive'], 'alignment': alignment}
+  params = init_params(rngs[0], **rows, query=3, key=3, features=3)
+  query, key = jax.random.normal(rngs[1], (2, 4, 3))
+  memory = Memory(project(key, params, 'key'), key, jnp.ones(4, bool))
+
+  def weighed(query, rng):
+    found = attend(*rows.values(), params, query, memory, rng=rng, deterministic=False)
+    return jnp.sum(found.weights * jnp.arange(16.0).reshape(4, 4) ** 2)
+
+  return bool(jax.jit(jax.vmap(jax.grad(weighed), (None, 0)))(query, rngs).any())
 
 
 def options(row: Auxiliary) -> dict[str, float]:

@@ -37,7 +37,7 @@ from attention_jax.models.seq2seq import EncoderDecoder, Model
 from attention_jax.modules.attention import Attention
 from attention_jax.tokens import EOS
 from attention_jax.training.anneal import make_anneal
-from attention_jax.training.auxiliary import LOSSES, auxiliary_losses
+from attention_jax.training.auxiliary import LOSSES, auxiliary_losses, check_weights
 from attention_jax.training.evaluation import Scorer, text_metrics, weight_metrics
 from attention_jax.training.loop import Training
 from attention_jax.training.losses import Loss, sequence_loss
@@ -114,7 +114,9 @@ class Captioning:
     model = build_captioner(config['model'], 5)
     if model.copies or config['model']['share_embeddings']:
       raise UserError('a picture has no words: no output layer copies from it, and share_embeddings is False')
-    for name, row in auxiliary_losses(training.auxiliary).items():
+    beside = auxiliary_losses(training.auxiliary)
+    check_weights(beside, model.decoder.attention if model.attends else None)
+    for name, row in beside.items():
       if row.text:
         possible = ', '.join(name for name, row in LOSSES.items() if not row.text)
         raise UserError(f'auxiliary loss {name} is of a source of words; possible for pictures: {possible}')

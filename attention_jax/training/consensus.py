@@ -24,6 +24,7 @@ def expected_utility(texts: Sequence[str], metric: str) -> list[float]:
 
 
 def _of_lines(text: str, reference: str, metric: str) -> float:
+  """A metric of one line; where the reference is empty, of two words that are equal or not."""
   if not reference.strip():
     text, reference = ('a' if text.strip() else 'b'), 'b'
   return measure(metric, [text], [[reference]], apart=True).value

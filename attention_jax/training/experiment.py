@@ -258,15 +258,14 @@ def _finish(config: Config, folder: Path, system: System, say) -> dict[str, dict
 
 def _summary(folder: Path, seeds: list[int], found: list[dict[str, dict[str, Measured]]], say):
   """Mean and spread over runs of what was measured in each; written to results.json as well."""
-  results = {}
-  for split in found[0]:
-    names = list(dict.fromkeys(name for run in found for name in run[split]))
-    runs = {name: [run[split][name] for run in found if name in run[split]] for name in names}
-    for name in [name for name in names if len(runs[name]) < len(found)]:
-      lack = ', '.join(str(seed) for seed, run in zip(seeds, found, strict=True) if name not in run[split])
-      say(f'{split}: no {name} of seed {lack}, and so no mean of it')
-      del runs[name]
-    results[split] = {name: over_runs(several) for name, several in runs.items()}
+  results = {split: {} for split in found[0]}
+  for split, means in results.items():
+    for name in dict.fromkeys(name for run in found for name in run[split]):
+      lack = [seed for seed, run in zip(seeds, found, strict=True) if name not in run[split]]
+      if lack:
+        say(f'{split}: no {name} of seed {", ".join(map(str, lack))}, and so no mean of it')
+      else:
+        means[name] = over_runs([run[split][name] for run in found])
   record = {'seeds': seeds, 'results': {s: {n: m._asdict() for n, m in some.items()} for s, some in results.items()}}
   _write(folder / RESULTS, json.dumps(record, indent=2) + '\n')
   say(f'written to {folder}: the means over {len(seeds)} seeds in {RESULTS}')

@@ -104,8 +104,8 @@ def _build(
   for option, value in given.items():
     choose(option, possible - set(fixed), f'option of {what} {name!r}:')
     words = (str, type(None)) if parameters[option].default is None else ()  # such as mu_dtype='bfloat16'
-    switch = isinstance(value, bool) and isinstance(parameters[option].default, int | float)
-    if not isinstance(value, number + words) or (switch and not isinstance(parameters[option].default, bool)):
+    switched = isinstance(value, bool) and type(parameters[option].default) in (int, float)
+    if switched or not isinstance(value, number + words):
       raise UserError(f'{what} {spec!r}: option {option} is a number, got {value!r}')
     if isinstance(value, int | float) and not 0 <= value < math.inf:
       raise UserError(f'{what} {spec!r}: {option} is {value}; possible: 0 or more, and finite')

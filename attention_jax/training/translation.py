@@ -25,7 +25,7 @@ from attention_jax.models.seq2seq import EncoderDecoder, Model, build
 from attention_jax.modules.attention import Attention
 from attention_jax.training import pictures
 from attention_jax.training.anneal import make_anneal
-from attention_jax.training.auxiliary import auxiliary_losses
+from attention_jax.training.auxiliary import auxiliary_losses, check_weights
 from attention_jax.training.evaluation import ALIGNMENT, FORCED, Scorer, evaluate
 from attention_jax.training.loop import Training
 from attention_jax.training.losses import Loss, sequence_loss
@@ -131,8 +131,7 @@ class Translation:
       which = 'share_embeddings' if config['model']['share_embeddings'] else f'output={config["model"]["output"]!r}'
       possible = 'one vocabulary for both sides; set config.data.shared_vocabulary=True'
       raise UserError(f'config.model.{which} needs {possible}')
-    if not model.attends and (beside := auxiliary_losses(training.auxiliary)):
-      raise UserError(f'auxiliary loss {next(iter(beside))} is of weights, and this decoder attends to nothing')
+    check_weights(auxiliary_losses(training.auxiliary), model.decoder.attention if model.attends else None)
     Evaluation(**config['evaluation'])
     for spec in config['evaluation']['metrics']:
       measure(spec, ['a'], [['a']])  # also refuses values that only the metric itself knows

@@ -20,7 +20,7 @@ PARTIAL = [
   ('offset_additive', 'monotonic'),
   ('dot', 'mocha(width=2)'),
   ('fertility', 'forward_agent'),
-  ('location_sensitive(width=3)', 'windowed(width=1)'),
+  ('location_sensitive(width=3)', 'windowed(width=2)'),
   ('dot', 'latent_monotonic'),
 ]
 WIDTH = 5

@@ -212,7 +212,7 @@ def test_options_are_checked():
   [
     ('local_m(width=-1)', 'local_m: width must be a whole number of at least 0, got -1'),
     ('local_p(width=0)', 'local_p: width must be a whole number of at least 1, got 0'),
-    ('windowed(width=0)', 'windowed: width must be a whole number of at least 1, got 0'),
+    ('windowed(width=1)', 'windowed: width must be a whole number of at least 2, got 1'),
     ('mocha(width=0)', 'mocha: width must be a whole number of at least 1, got 0'),
     ('mocha(width=2.5)', "alignment 'mocha': option width is a whole number like 3, got 2.5"),
     ('gumbel(temperature=0)', 'gumbel: temperature must be greater than 0, got 0'),

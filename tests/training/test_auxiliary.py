@@ -9,8 +9,10 @@ import pytest
 
 from attention_jax.data.batching import Batch
 from attention_jax.errors import UserError
+from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.models.seq2seq import Outputs
-from attention_jax.training.auxiliary import LOSSES, MEASURES, auxiliary_losses
+from attention_jax.modules.attention import Attention
+from attention_jax.training.auxiliary import LOSSES, MEASURES, auxiliary_losses, check_weights
 from attention_jax.training.losses import cross_entropy, sequence_loss
 from tests.training.toy import Toy, init_params, make_batch
 
@@ -206,3 +208,29 @@ def test_what_only_the_outputs_can_tell():
   for state in ((), jnp.zeros((B, T, 1, S)), {'position': jnp.zeros((B, T, N))}):
     with pytest.raises(UserError, match=r'reinforce needs an alignment that draws and learns by it; possible: hard$'):
       value('reinforce', outputs._replace(state=state), batch)
+
+
+ROUNDED = {'hard', 'hardmax'}
+
+
+@pytest.mark.parametrize('alignment', [*(name for name in ALIGNMENTS if name not in ROUNDED), 'hard(expected=0.5)'])
+def test_weights_with_a_gradient(alignment):
+  check_weights(auxiliary_losses('guided + coverage'), Attention('additive', alignment))
+
+
+@pytest.mark.parametrize(
+  ('losses', 'attention', 'message'),
+  [
+    ('reinforce + guided', Attention('additive', 'hard'), "loss guided .*those of alignment 'hard' have no gradient"),
+    ('coverage + diagonal', Attention('additive', 'hardmax'), 'loss coverage, diagonal .* no gradient; possible: one'),
+    ('doubly_stochastic', None, 'doubly_stochastic is of weights, and this decoder attends to nothing'),
+  ],
+)
+def test_losses_of_weights_without_a_gradient(losses, attention, message):
+  with pytest.raises(UserError, match=message):
+    check_weights(auxiliary_losses(losses), attention)
+
+
+def test_a_loss_that_asks_for_no_gradient_of_weights():
+  check_weights(auxiliary_losses('reinforce'), Attention('additive', 'hard'))
+  check_weights({}, None)
