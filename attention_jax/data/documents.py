@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -60,24 +61,24 @@ def jsonl(
 
 
 def tfds(
-  folder: str, *, name: str, text: str = 'text', label: str = 'label', validation: str = 'validation',
+  folder: str, *, name: str, text: str = 'text', label: str = 'label', validation: str | None = None,
   language: str = 'en', html: bool = False,
 ) -> dict[str, Documents]:  # fmt: skip
   """A tfds set with texts and class labels under `folder`, such as 'imdb_reviews' or 'yelp_polarity_reviews'.
 
-  Args: validation, the split that is validated on; it may be a part of another: 'train[90%:]' (then the rest of it
-    is trained on).
+  Args: validation, what is validated on, by default the split of this name; it may be a part of the training split,
+    such as 'train[90%:]' (then the rest of it is trained on).
   """
   builder = open_set(folder, name)
   for field in (text, label):
     choose(field, builder.info.features, f"feature of tfds set '{name}':")
   names = getattr(builder.info.features[label], 'names', None)
-  have = {'train': 'train', 'validation': validation, 'test': 'test'}
-  if validation.startswith('train['):
-    have['train'] = f'train[:{validation[len("train[") : -1].rstrip(":")}]'
+  have = {'train': _without(validation), 'validation': validation or 'validation', 'test': 'test'}
   found = {}
   for split, given in have.items():
-    if given.partition('[')[0] in builder.info.splits:
+    whole = given.partition('[')[0]
+    if whole in builder.info.splits or (split == 'validation' and validation):
+      choose(whole, builder.info.splits, f"split of tfds set '{name}':")
       rows = list(builder.as_data_source(split=given))
       texts = [[row[text].decode('utf-8')] for row in rows]
       labels = [str(names[int(row[label])] if names else row[label]) for row in rows]
@@ -85,6 +86,18 @@ def tfds(
   if 'train' not in found:
     raise UserError(f"tfds set '{name}' has no split 'train'; it has: {', '.join(builder.info.splits) or 'none'}")
   return found
+
+
+def _without(part: str | None) -> str:
+  """What is left of the training split beside a part of it: 'train[80%:90%]' -> 'train[:80%]+train[90%:]'."""
+  if not part or not part.startswith('train'):
+    return 'train'
+  found = re.fullmatch(r'train\[(-?\d+%?)?:(-?\d+%?)?\]', part)
+  first, end = found.groups() if found else (None, None)
+  rest = [rest for rest in (first and f'train[:{first}]', end and f'train[{end}:]') if rest]
+  if not rest:
+    raise UserError(f"task 'tfds': validation={part!r} leaves nothing to train on; possible: 'train[90%:]', or a split")
+  return '+'.join(rest)
 
 
 def entailment(folder: str, *, seed: int = 0) -> dict[str, Documents]:

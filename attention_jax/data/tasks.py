@@ -81,13 +81,7 @@ def tsv(
   level: str = 'word',
 ) -> dict[str, Corpus]:  # fmt: skip
   """Tables of source TAB target [TAB links], plain or .gz. `level`: what the links count, words or characters."""
-
-  def read(split: str, given: str) -> Corpus:
-    if not isinstance(given, str):
-      raise UserError(f"task 'tsv': {split} is the path of one table, got {given!r}")
-    return read_tsv(_under(folder, given), level)
-
-  return _each_split(read, train, validation, test, unseen)
+  return _each_split(lambda split, path: read_tsv(_under(folder, path), level), train, validation, test, unseen)
 
 
 def tfds(folder: str, *, name: str, source: str | None = None, target: str | None = None) -> dict[str, Corpus]:

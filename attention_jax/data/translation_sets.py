@@ -27,8 +27,6 @@ def open_set(folder: str, name: str) -> Any:
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core.registered import DatasetNotFoundError
 
-  if not isinstance(name, str):
-    raise UserError(f"tfds: name is the name of a set such as 'wmt14_translate/de-en', got {name!r}")
   prepare = f"'tfds build {name} --file_format=array_record --data_dir={folder or '.'}'"
   try:
     # Only what lies in the folder is looked at: tfds.builder would also ask the network.

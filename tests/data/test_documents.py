@@ -19,6 +19,7 @@ from attention_jax.data.labelled import (
 )
 from attention_jax.errors import UserError
 from attention_jax.tokens import PAD
+from tests.data.prepared import prepare
 
 ROWS = [
   {'text': 'It is good. Very good!', 'label': 1},
@@ -42,6 +43,61 @@ def test_pairs_are_one_sentence_each(tmp_path):
   write(tmp_path, [row, row | {'gold': 'no'}])
   config = {'task': "jsonl(train='train.jsonl', text=('a', 'b'), label='gold')", 'folder': str(tmp_path)}
   assert load_documents(config)['train'][:1] == ([['one . two .', 'three']] * 2,)
+
+
+@pytest.fixture(scope='module')
+def prepared(tmp_path_factory):
+  """A folder with a set of documents."""
+  features = lambda tfds: tfds.features.FeaturesDict(
+    {'text': tfds.features.Text(), 'label': tfds.features.ClassLabel(names=['bad', 'good'])}
+  )
+  rows = lambda split, size: [{'text': f'{split} {i}', 'label': i % 2} for i in range(size)]
+  splits = {'train': rows('train', 20), 'test': rows('test', 2)}
+  return prepare(tmp_path_factory.mktemp('tfds'), features, splits, 'all')
+
+
+@pytest.mark.parametrize(
+  ('options', 'sizes'),
+  [
+    ('', {'train': 20, 'test': 2}),
+    (", validation='train[90%:]'", {'train': 18, 'validation': 2, 'test': 2}),
+    (", validation='train[:5]'", {'train': 15, 'validation': 5, 'test': 2}),
+    (", validation='train[10:12]'", {'train': 18, 'validation': 2, 'test': 2}),
+    (", validation='test'", {'train': 20, 'validation': 2, 'test': 2}),
+  ],
+)
+def test_tfds(prepared, options, sizes):
+  found = load_documents({'task': f"tfds(name='tiny/all'{options})", 'folder': str(prepared)})
+  assert {split: len(documents.labels) for split, documents in found.items()} == sizes
+  assert set(found['train'].labels) == {'bad', 'good'}
+  if "validation='train" in options:
+    assert not {str(s) for s in found['train'].sentences} & {str(s) for s in found['validation'].sentences}
+
+
+@pytest.mark.parametrize(
+  ('validation', 'said'),
+  [
+    ('train[:]', r"validation='train\[:\]' leaves nothing to train on; possible: 'train\[90%:\]', or a split"),
+    ('train', "validation='train' leaves nothing to train on"),
+    ('trian[90%:]', r"split of tfds set 'tiny/all': 'trian' \(did you mean 'train'\?\); possible: test, train"),
+  ],
+)
+def test_wrong_parts_of_a_tfds_set(prepared, validation, said):
+  with pytest.raises(UserError, match=said):
+    load_documents({'task': f"tfds(name='tiny/all', validation='{validation}')", 'folder': str(prepared)})
+
+
+@pytest.mark.parametrize(
+  ('options', 'said'),
+  [
+    ('train=5', "task 'jsonl': option train is of type str, got 5"),
+    ("train='a', html=1", 'option html is of type bool, got 1'),
+    ("train='a', text=('a', 'b', 'c')", r"option text is of type str \| tuple\[str, str\], got"),
+  ],
+)
+def test_options_of_a_wrong_type(options, said):
+  with pytest.raises(UserError, match=said):
+    load_documents({'task': f'jsonl({options})', 'folder': ''})
 
 
 @pytest.mark.parametrize(

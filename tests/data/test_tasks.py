@@ -9,6 +9,7 @@ import pytest
 
 from attention_jax.data import load, load_vocabularies, split_of, tasks
 from attention_jax.errors import UserError
+from tests.data.prepared import prepare
 
 BUCKETS = ((4, 4), (8, 8))
 TEXT = "text(train='train', validation='val', source='en', target='de')"
@@ -127,7 +128,7 @@ def test_dates_are_asked_of_their_builder(monkeypatch, tmp_path):
       "unknown option of task 'tsv': 'trian' (did you mean 'train'?); possible: level, test, train, unseen, validation",
     ),
     ("tsv(test='dev.tsv')", "task 'tsv' needs train; its options: train, validation, test, unseen, level"),
-    ('tsv(train=3)', "task 'tsv': train is the path of one table, got 3"),
+    ('tsv(train=3)', "task 'tsv': option train is of type str, got 3"),
     ("text(train='train')", "task 'text': train='train' is a prefix and needs source and target such as 'en' and 'de'"),
     ("text(train=('a',))", "task 'text': train is a prefix or a pair of (source, target) paths, got ('a',)"),
   ],
@@ -157,41 +158,23 @@ def test_unknown_split(folder):
 
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory):
-  """A folder with a translation set as tfds writes it."""
-  tfds = pytest.importorskip('tensorflow_datasets')
-  folder = tmp_path_factory.mktemp('tfds')
+  """A folder with a translation set."""
   rows = {'train': [('ein Hund', 'a dog'), ('Grüße\n漢字', 'greetings')], 'test': [('eine Katze', 'a cat')]}
-
-  class TinyTranslate(tfds.core.GeneratorBasedBuilder):
-    __module__ = 'tiny_translate'  # of no package, in which tfds would look for more files
-    VERSION = tfds.core.Version('1.0.0')
-    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name='de-en')]  # noqa: RUF012 tfds asks for it
-
-    def _info(self):
-      return tfds.core.DatasetInfo(builder=self, features=tfds.features.Translation(['de', 'en']))
-
-    def _split_generators(self, _):
-      return {split: self._generate_examples(pairs) for split, pairs in rows.items()}
-
-    def _generate_examples(self, pairs):
-      yield from enumerate({'de': de, 'en': en} for de, en in pairs)
-
-  tfds.disable_progress_bar()
-  TinyTranslate(data_dir=folder, config='de-en', file_format='array_record').download_and_prepare()
-  return folder
+  splits = {split: [dict(zip(('de', 'en'), pair, strict=True)) for pair in pairs] for split, pairs in rows.items()}
+  return prepare(tmp_path_factory.mktemp('tfds'), lambda tfds: tfds.features.Translation(['de', 'en']), splits, 'de-en')
 
 
 def test_tfds(prepared):
-  data = load(config("tfds(name='tiny_translate/de-en')", prepared), None)
+  data = load(config("tfds(name='tiny/de-en')", prepared), None)
   pairs = dict(zip(data.corpora['train'].source, data.corpora['train'].target, strict=True))
   assert pairs == {'ein Hund': 'a dog', 'Grüße 漢字': 'greetings'}
   assert data.corpora['test'][:3] == (['eine Katze'], ['a cat'], None)
-  assert 'tiny_translate/de-en/1.0.0 train: line breaks inside 1 text read as spaces' in data.report
+  assert 'tiny/de-en/1.0.0 train: line breaks inside 1 text read as spaces' in data.report
   assert 'tensorflow' not in sys.modules
 
 
 def test_tfds_languages_may_be_turned_round(prepared):
-  corpora = tasks.load_corpora(config("tfds(name='tiny_translate/de-en:1.0.0', source='en', target='de')", prepared))
+  corpora = tasks.load_corpora(config("tfds(name='tiny/de-en:1.0.0', source='en', target='de')", prepared))
   assert corpora['test'][:2] == (['a cat'], ['eine Katze'])
 
 
@@ -204,18 +187,18 @@ def test_tfds_languages_may_be_turned_round(prepared):
       "run 'tfds build wmt14_translate/de-en --file_format=array_record --data_dir={0}'",
     ),
     (
-      "name='tiny_translate/de-en', source='fr', target='en'",
-      "unknown language of tfds set 'tiny_translate/de-en': 'fr'; possible: de, en",
+      "name='tiny/de-en', source='fr', target='en'",
+      "unknown language of tfds set 'tiny/de-en': 'fr'; possible: de, en",
     ),
     (
-      "name='tiny_translate/de-en', source='en', target='en'",
-      "tfds set 'tiny_translate/de-en': source and target are both 'en'; possible: de, en",
+      "name='tiny/de-en', source='en', target='en'",
+      "tfds set 'tiny/de-en': source and target are both 'en'; possible: de, en",
     ),
     (
-      "name='tiny_translate/de-en', source='en'",
-      "tfds set 'tiny_translate/de-en': source and target are given together, or neither; possible: de, en",
+      "name='tiny/de-en', source='en'",
+      "tfds set 'tiny/de-en': source and target are given together, or neither; possible: de, en",
     ),
-    ('name=3', "tfds: name is the name of a set such as 'wmt14_translate/de-en', got 3"),
+    ('name=3', "task 'tfds': option name is of type str, got 3"),
   ],
 )
 def test_bad_tfds(prepared, options, message):
@@ -223,14 +206,14 @@ def test_bad_tfds(prepared, options, message):
 
 
 def test_tfds_in_a_format_that_needs_tensorflow(prepared, tmp_path):
-  stored = prepared / 'tiny_translate/de-en/1.0.0'
-  copy = tmp_path / 'tiny_translate/de-en/1.0.0'
+  stored = prepared / 'tiny/de-en/1.0.0'
+  copy = tmp_path / 'tiny/de-en/1.0.0'
   copy.mkdir(parents=True)
   (copy / 'features.json').write_bytes((stored / 'features.json').read_bytes())
   info = json.loads((stored / 'dataset_info.json').read_text())
   (copy / 'dataset_info.json').write_text(json.dumps(info | {'fileFormat': 'tfrecord'}))
-  assert says(load, config("tfds(name='tiny_translate/de-en')", tmp_path), None) == (
-    f"tfds set 'tiny_translate/de-en' in {copy} is stored as tfrecord, which only TensorFlow reads; where it is "
+  assert says(load, config("tfds(name='tiny/de-en')", tmp_path), None) == (
+    f"tfds set 'tiny/de-en' in {copy} is stored as tfrecord, which only TensorFlow reads; where it is "
     "installed, run 'python -m tensorflow_datasets.scripts.convert_format "
     f"--dataset_version_dir={copy} --out_file_format=array_record'"
   )
