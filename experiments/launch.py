@@ -33,7 +33,7 @@ KINDS = {
 def define_run(help: str = 'the folder of a trained run') -> None:
   """The flags of programs that open a run that was trained."""
   flags.DEFINE_string('workdir', None, help)
-  which = 'which checkpoint of the run; average is the mean of all that are kept'
+  which = 'which checkpoint of the run; average is the mean of the last ones (training.keep)'
   flags.DEFINE_enum('checkpoint', 'best', ['best', 'latest', 'average'], which)
 
 

@@ -9,9 +9,9 @@ import contextlib
 import gc
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,19 +24,35 @@ from attention_jax.training.state import TrainState, is_finite
 LATEST, BEST = 'checkpoints', 'best'
 
 
+class Regular(NamedTuple):
+  """Which of the latest states stay: the last `keep` of every so many steps, and the very last.
+
+  A run that was interrupted in between keeps the same ones as a run that was not, once it is past the next of them.
+  """
+
+  keep: int
+  every: int
+
+  def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+    """As orbax asks for it, the last of the checkpoints last."""
+    steps = [checkpoint.step for checkpoint in checkpoints]
+    regular = [step for step in steps if self.every and step % self.every == 0]
+    return [step in regular[-self.keep :] or step == steps[-1] for step in steps]
+
+
 class Checkpoints:
   """The checkpoints of one run.
 
   Args:
     folder: the run's folder.
-    keep: how many of the latest states stay; of the best there is one.
+    keep, every: which of the latest states stay, see Regular; of the best there is one.
     read_only: for programs that look at a run, which may be going on: nothing is created or cleaned up.
   """
 
-  def __init__(self, folder: str | Path, keep: int = 2, read_only: bool = False):
+  def __init__(self, folder: str | Path, keep: int = 2, every: int = 1, read_only: bool = False):
     self.folder = Path(folder).absolute()
     self._read_only = read_only
-    self._managers = {LATEST: self._manager(LATEST, keep), BEST: self._manager(BEST, 1)}
+    self._managers = {LATEST: self._manager(LATEST, keep, every), BEST: self._manager(BEST, 1, 1)}
 
   def latest(self, kind: str = LATEST) -> int | None:
     """The last step that is kept, or None."""
@@ -105,10 +121,12 @@ class Checkpoints:
     path = self.folder / kind / str(step)
     raise UserError(f'cannot read checkpoint {path}: {reason}; possible: move it away to {rest}')
 
-  def _manager(self, kind: str, keep: int) -> ocp.CheckpointManager | None:
+  def _manager(self, kind: str, keep: int, every: int) -> ocp.CheckpointManager | None:
     if self._read_only and not (self.folder / kind).is_dir():
       return None
-    here = {'save_interval_steps': 0, 'read_only': True, 'create': False} if self._read_only else {'max_to_keep': keep}
+    here = {'preservation_policy': Regular(keep, every)}
+    if self._read_only:
+      here = {'save_interval_steps': 0, 'read_only': True, 'create': False}
     options = ocp.CheckpointManagerOptions(
       enable_async_checkpointing=False, cleanup_tmp_directories=not self._read_only, **here
     )

@@ -132,7 +132,7 @@ def open_runs(folders: str, checkpoint: str = 'best') -> Run:
 def open_run(folder: str | Path, checkpoint: str = 'best') -> Run:
   """A run that was trained, ready to predict, without its data.
 
-  Args: checkpoint, 'best', 'latest', or 'average': the mean of the parameters of all that are kept (training.keep).
+  Args: checkpoint, 'best', 'latest', or 'average': the mean of the parameters of the last training.keep.
   Raises: UserError when the folder holds no run, or its checkpoint cannot be read.
   """
   folder = Path(folder)
@@ -218,17 +218,18 @@ def _validation(system: System) -> Callable[[TrainState], dict[str, float]] | No
 
 
 def _restore(folder: Path, system: System, kind: str, mean: bool = False) -> TrainState:
-  """The last state of a kind; `mean`: with the mean of the parameters of all that are kept."""
+  """The last state of a kind; `mean`: with the mean of the parameters of as many as training.keep says."""
   training = Training(**system.config['training'])
   optimizer = make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
   # Shapes are enough: initial values would take seconds to compile.
   initial = lambda: init_state(system.initializer()(training.seed), optimizer, training.average, system.loss.running)
   place = sharding(make_mesh(jax.local_devices()), 'state')
-  checkpoints = Checkpoints(folder, training.keep, read_only=True)
+  checkpoints = Checkpoints(folder, read_only=True)
   try:
     kind = kind if checkpoints.latest(kind) is not None else LATEST
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), jax.eval_shape(initial))
-    states = [checkpoints.restore(like, kind, step)[0] for step in checkpoints.steps(kind)[0 if mean else -1 :]]
+    steps = checkpoints.steps(kind)[-training.keep if mean else -1 :]
+    states = [checkpoints.restore(like, kind, step)[0] for step in steps]
     last = states[-1] if states else checkpoints.restore(like, kind)[0]
     if not mean:
       return last

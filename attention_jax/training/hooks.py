@@ -5,7 +5,7 @@ return why training should stop; the hooks after it then see last=True. Only hoo
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,15 +28,11 @@ def due(step: int, every: int, last: bool = False) -> bool:
 class Guard:
   """Stops at the first update whose loss or gradient is not finite, naming it; looks whenever another hook is due.
 
-  Args: seeds, of runs side by side, whose losses are arrays, and which of them, by their number, nobody asks for any
-    more; none for one run. Any other stops all.
+  Args: seeds, of runs side by side, whose losses are arrays; none for one run. Any of them stops all.
   """
 
-  def __init__(
-    self, cadences: Sequence[int], checkpoints: Checkpoints, seeds: Sequence[int] = (),
-    over: Callable[[], Collection[int]] = tuple,
-  ):  # fmt: skip
-    self._cadences, self._checkpoints, self._seeds, self._over = cadences, checkpoints, seeds, over
+  def __init__(self, cadences: Sequence[int], checkpoints: Checkpoints, seeds: Sequence[int] = ()):
+    self._cadences, self._checkpoints, self._seeds = cadences, checkpoints, seeds
     self._seen: list[tuple[int, Any]] = []
 
   def __call__(self, step, state, metrics, last):
@@ -46,8 +42,6 @@ class Guard:
     for at, values in jax.device_get(self._seen):
       for name, value in zip(('loss', 'gradient norm'), values, strict=True):
         for run in np.argwhere(~np.isfinite(value)):  # [] where there is only one
-          if run.size and run[0] in self._over():
-            continue
           whose = f' of seed {self._seeds[run[0]]}' if run.size else ''
           possible = 'a lower learning rate, a longer warm-up, clipping'
           what = f'{name}{whose} is {value[tuple(run)]} at step {at}'

@@ -39,7 +39,8 @@ class Training:
       the alignment learns nothing without is added by itself.
     anneal: schedules of parameters that are one number: 'temperature: linear(peak=2.0, end=0.5); beta: cosine'.
     log_every, evaluate_every, checkpoint_every: in updates; 0 means only after the last.
-    keep: how many of the latest checkpoints stay (the best one stays beside them).
+    keep: how many of the checkpoints of checkpoint_every stay (the best one, and one after the last update, stay beside
+      them).
     patience: evaluations without improvement after which to stop; 0 never does.
     select: the metric of the evaluation that decides what is best.
   """
@@ -126,7 +127,7 @@ def fit(
   train_step, init = begin(training, loss, params, mesh, training.seed)
   state = replicate(init(params), mesh)
   with contextlib.ExitStack() as stack:
-    checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep)))
+    checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep, training.checkpoint_every)))
     best = h.Best()
     if checkpoints.latest() is not None:
       state, host = checkpoints.restore(state)

@@ -49,7 +49,8 @@ class Runs:
   ):  # fmt: skip
     close = lambda thing: stack.enter_context(contextlib.closing(thing))
     self._seeds, self._training, self._pick, self._best = seeds, training, pick, list(best)
-    self._checkpoints = [close(Checkpoints(folder, training.keep)) for folder in folders]
+    kept = (training.keep, training.checkpoint_every)
+    self._checkpoints = [close(Checkpoints(folder, *kept)) for folder in folders]
     self._writers = [[close(JsonLines(folder)), close(TensorBoard(folder, start))] for folder in folders]
     self._progress = close(Progress(start, training.steps))
     self.stopped = dict(stopped)
@@ -64,27 +65,34 @@ class Runs:
     return [one.best for one in self._evaluations] or self._best
 
   def write(self, step: int, record: Mapping[str, Any]) -> None:
-    """A writer: a line with the means of all for a person, and the record of each to its own writers."""
-    own = lambda i: {name: value[i] if isinstance(value, list) else value for name, value in record.items()}
-    self._progress(step, {n: float(np.mean(v)) if isinstance(v, list) else v for n, v in record.items()})
-    for i, writers in enumerate(self._writers):
-      for write in writers if i not in self.stopped else ():
-        write(step, own(i))
+    """A writer: a line for a person with the means of those that go on, and the record of each to its own writers."""
+    own = lambda of: {name: of(value) if isinstance(value, list) else value for name, value in record.items()}
+    self._progress(step, own(lambda value: float(np.mean(value, where=self.live))))
+    for i in np.flatnonzero(self.live):
+      for write in self._writers[i]:
+        write(step, own(lambda value, i=i: value[i]))
+
+  @property
+  def live(self) -> np.ndarray:
+    """Which runs go on, [seeds] bool."""
+    return np.array([i not in self.stopped for i in range(len(self._seeds))])
 
   def __call__(self, step: int, states: TrainState, metrics: Mapping[str, jax.Array], last: bool) -> str | None:
-    """A hook: evaluates each run that has not stopped, and saves the state that one ends with."""
-    if not h.due(step, self._training.evaluate_every if self._evaluations else 0, last):
-      return None
-    for i, checkpoints in enumerate(self._checkpoints):
-      if i in self.stopped:
-        continue
+    """A hook: evaluates each run that goes on, and saves its states."""
+    evaluated = h.due(step, self._training.evaluate_every if self._evaluations else 0, last)
+    saved = h.due(step, self._training.checkpoint_every, last)
+    for i in np.flatnonzero(self.live) if evaluated or saved else ():
       state = self._pick(states, i)
       reason = self._evaluations[i](step, state, metrics, last) if self._evaluations else None
       if reason:
-        self.stopped[i] = reason
-      if reason or last:
-        checkpoints.save(state, {'best': self.best[i]._asdict()})
+        self.stopped[int(i)] = reason
+      if reason or saved:
+        self._checkpoints[i].save(state, {'best': self.best[i]._asdict()})
     return 'every run has stopped' if len(self.stopped) == len(self._seeds) else None
+
+  def remember(self) -> dict[str, Any]:
+    """What is kept beside the states."""
+    return {'best': [best._asdict() for best in self.best], 'stopped': self.stopped}
 
   def _named(self, seed: int) -> h.Writer:
     return lambda step, record: self._progress(step, {'seed': seed, **record})
@@ -107,6 +115,8 @@ def fit_seeds(
 ) -> Results:  # fmt: skip
   """`loop.fit` for the seeds training.seed, training.seed + 1, ..., as many as there are `folders`, all at once.
 
+  A run that stops early stays as it is, also where training.patience is raised later.
+
   Args:
     folder: of them all. folders: of each run; see folder.prepare_folder.
     params: the initial parameters of each.
@@ -120,13 +130,14 @@ def fit_seeds(
   # A run that is looked at alone is on every device, as one that is trained alone.
   pick = jax.jit(lambda states, i: jax.tree.map(lambda x: x[i], states), out_shardings=sharding(mesh, 'state'))
   with contextlib.ExitStack() as stack:
-    checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep)))
-    best = [h.Best()] * len(seeds)
+    checkpoints = stack.enter_context(
+      contextlib.closing(Checkpoints(folder, training.keep, training.checkpoint_every))
+    )
+    best, stopped = [h.Best()] * len(seeds), {}
     if checkpoints.latest() is not None:
       states, host = checkpoints.restore(states)
-      best = [h.Best(**one) for one in host['best']]
+      best, stopped = [h.Best(**one) for one in host['best']], {int(i): why for i, why in host['stopped'].items()}
     start, clock = int(states.step[0]), h.Clock()
-    stopped = {i: reason for i, one in enumerate(best) if (reason := one.stop(training.patience))}
     over = f'all {training.steps} steps are done'
     if len(stopped) == len(seeds) or start >= training.steps:
       return Results(start, [stopped.get(i, over) for i in range(len(seeds))], 0)
@@ -140,12 +151,12 @@ def fit_seeds(
     runs = Runs(folders, seeds, training, best, stopped, start, pick, make if evaluate else None, stack)
     cadences = (training.log_every, training.evaluate_every if evaluate else 0, training.checkpoint_every)
     hooks = [
-      h.Guard(cadences, checkpoints, seeds, lambda: runs.stopped),
+      h.Guard(cadences, checkpoints, seeds),
       h.Log(training.log_every, [runs.write], clock, train_step.compilations),
       runs,
       stack.enter_context(h.Interrupt()),
-      h.Save(training.checkpoint_every, checkpoints, clock, lambda: {'best': [b._asdict() for b in runs.best]}),
+      h.Save(training.checkpoint_every, checkpoints, clock, runs.remember),
     ]
-    states, reason = train(train_step, states, stream, hooks, start, training.steps)
+    states, reason = train(lambda *given: train_step(*given, runs.live), states, stream, hooks, start, training.steps)
     ends = [runs.stopped.get(i, reason) for i in range(len(seeds))]
     return Results(int(states.step[0]), ends, train_step.compilations())

@@ -28,7 +28,8 @@ class TrainStep:
 
   metrics are [] float32 arrays still on the device (nothing waits for them): loss, accuracy (and whatever else the loss
   sums) per token, tokens, grad_norm before clipping, learning_rate. Of several seeds, everything has an axis of them in
-  front.
+  front, and train_step(state, batch, live) leaves those as they are that `live` [seeds] says False for: only their
+  step goes on, and their metrics are 0.
   """
 
   compiled: Callable
@@ -37,8 +38,14 @@ class TrainStep:
   accumulate: int = 1
   rule: str = 'batch'
 
-  def __call__(self, state: TrainState, batch) -> tuple[TrainState, dict[str, jax.Array]]:
-    return self.compiled(self.root, state, place(batch, self.mesh, self.accumulate, self.rule))
+  def __call__(
+    self, state: TrainState, batch, live: np.ndarray | None = None
+  ) -> tuple[TrainState, dict[str, jax.Array]]:
+    batch = place(batch, self.mesh, self.accumulate, self.rule)
+    if self.rule == 'batch':
+      return self.compiled(self.root, state, batch)
+    live = np.ones(len(self.root), bool) if live is None else live
+    return self.compiled(self.root, state, batch, jax.device_put(live, self.root.sharding))
 
   def compilations(self) -> int:
     """How many batch shapes have been compiled so far."""
@@ -75,7 +82,8 @@ def compile_update(
   donated.
 
   Args:
-    several: whether runs are side by side, under a leading axis of root, state and batch.
+    several: whether runs are side by side, under a leading axis of root, state and batch; then (root, state, batch,
+      live), see TrainStep.
     accumulate: the batch is worked through in so many parts, one after the other, for less memory. The update is that
       of the whole batch: tokens, not parts, are weighted equally, and `step` counts updates.
     average: decay of the moving average of the parameters; 0 keeps none. See state.update_average.
@@ -104,11 +112,22 @@ def compile_update(
     }
     return TrainState(step, params, opt_state, averages, update_running(state.running, metrics, step)), metrics
 
-  update = _of_each(update, mesh) if several else update
-  states, rows = ('states', 'batches') if several else ('state', 'batch')
-  held = sharding(mesh, states)
   # The root is an argument: the program is the same for every seed, and compiled once for all of them.
-  return jax.jit(update, donate_argnums=1, in_shardings=(held, held, sharding(mesh, rows)), out_shardings=held)
+  held, rows = (sharding(mesh, rule) for rule in (('states', 'batches') if several else ('state', 'batch')))
+  given = (held, held, rows)
+  if several:
+    update, given = _of_each(_while_live(update), mesh), (*given, held)
+  return jax.jit(update, donate_argnums=1, in_shardings=given, out_shardings=held)
+
+
+def _while_live(update: Callable) -> Callable:
+  """`update` of a run that may be over: (root, state, batch, live)."""
+
+  def still(root, state, batch):
+    metrics = jax.eval_shape(update, root, state, batch)[1]
+    return state._replace(step=state.step + 1), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
+
+  return lambda root, state, batch, live: jax.lax.cond(live, update, still, root, state, batch)
 
 
 def _of_each(update: Callable, mesh: Mesh) -> Callable:

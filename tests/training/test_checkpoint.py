@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 
 import jax
 import jax.numpy as jnp
@@ -67,11 +66,21 @@ def test_a_later_best_from_the_interrupted_attempt_stays(checkpoints, tmp_path):
   assert os.listdir(tmp_path / BEST) == ['30'] and state.params['dense']['kernel'][0, 0] == 1
 
 
-def test_small_states_are_saved_fast(checkpoints):
-  checkpoints.save(make_state(1), {})
-  began = time.perf_counter()
-  checkpoints.save(make_state(2), {})
-  assert time.perf_counter() - began < 1.0
+@pytest.mark.parametrize(
+  ('every', 'saved', 'kept'),
+  [
+    (10, (10, 20, 30), [20, 30]),
+    (10, (10, 20, 23), [10, 20, 23]),
+    (10, (10, 13, 20, 23, 27, 30), [20, 30]),  # interrupted three times
+    (0, (7, 9), [9]),
+  ],
+)
+def test_interruptions_do_not_change_which_states_stay(tmp_path, every, saved, kept):
+  checkpoints = Checkpoints(tmp_path, 2, every)
+  for step in saved:
+    checkpoints.save(make_state(step), {})
+  assert checkpoints.steps() == kept == sorted(int(name) for name in os.listdir(tmp_path / LATEST))
+  checkpoints.close()
 
 
 def test_a_state_that_is_not_finite_is_never_saved(checkpoints):

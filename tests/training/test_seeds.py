@@ -18,7 +18,7 @@ from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.loop import Training, fit
 from attention_jax.training.losses import sequence_loss
 from attention_jax.training.partition import make_mesh
-from attention_jax.training.seeds import fit_seeds
+from attention_jax.training.seeds import begin_together, fit_seeds
 from attention_jax.training.writers import read_metrics
 from tests.training import toy
 from tests.training.toy import Toy, validate
@@ -74,6 +74,13 @@ def stored(folder, kind=LATEST):
   step = reader.latest(kind)
   reader.close()
   return step
+
+
+def steps_of(folder):
+  reader = Checkpoints(folder, read_only=True)
+  steps = reader.steps()
+  reader.close()
+  return steps
 
 
 def test_each_is_the_run_of_its_seed_alone(whole, tmp_path):
@@ -139,7 +146,8 @@ def test_one_that_stops_early_leaves_the_others_alone(tmp_path):
     evaluated[run] += 1
     return {'loss': float(state.step) if run == 1 else -float(state.step)}
 
-  run = functools.partial(fit_all, tmp_path, evaluate=evaluate, evaluate_every=2, log_every=1, steps=8)
+  every = {'evaluate_every': 2, 'log_every': 1, 'checkpoint_every': 4}
+  run = functools.partial(fit_all, tmp_path, evaluate=evaluate, steps=8, keep=3, **every)
   results = run(patience=2)
   assert results.step == 8
   assert results.reasons == ['all 8 steps are done', 'no improvement in 2 evaluations since step 2'] + [
@@ -147,8 +155,28 @@ def test_one_that_stops_early_leaves_the_others_alone(tmp_path):
   ] * (RUNS - 2)
   assert [stored(tmp_path / f'seed_{3 + i}') for i in range(RUNS)] == [8, 6, 8, 8]
   assert [stored(tmp_path / f'seed_{3 + i}', BEST) for i in range(RUNS)] == [8, 2, 8, 8]
+  assert [steps_of(tmp_path / f'seed_{3 + i}') for i in (0, 1)] == [[4, 8], [4, 6]]
   assert losses(tmp_path / 'seed_4')[-1][0] == 6 and losses(tmp_path / 'seed_3')[-1][0] == 8
   assert evaluated == {0: 4, 1: 3, 2: 4, 3: 4}
+  later = run(patience=3, steps=10)  # it stays as it is when the others go on
+  assert later.step == 10 and later.reasons[1] == results.reasons[1] and evaluated[1] == 3
+  assert [stored(tmp_path / f'seed_{3 + i}') for i in range(RUNS)] == [10, 6, 10, 10]
+
+
+@pytest.mark.parametrize('devices', [1, 4])
+def test_one_that_is_over_is_left_as_it_is(devices):
+  mesh = make_mesh(jax.devices()[:devices], RUNS)
+  begin = lambda: begin_together(Training(**FIELDS), loss, [params_of(3 + i) for i in range(RUNS)], mesh)
+  (step, states), batch = begin(), next(together(0, 1))
+  before = jax.device_get(states)
+  wanted, told = jax.device_get(step(states, batch))
+  live = np.arange(RUNS) != 1
+  found, metrics = jax.device_get(step(begin()[1], batch, live))
+  pick = lambda tree, i: [x[i] for x in jax.tree.leaves(tree)]
+  for i in range(RUNS):
+    left = wanted if live[i] else before._replace(step=wanted.step)
+    jax.tree.map(np.testing.assert_array_equal, pick(found, i), pick(left, i))
+    jax.tree.map(np.testing.assert_array_equal, pick(metrics, i), [x * live[i] for x in pick(told, i)])
 
 
 def test_nan_is_told_with_its_seed(tmp_path):
