@@ -11,11 +11,11 @@ train: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(VENV)/bin/ruff check .
-	$(RUN) -m pytest -n 2
+	$(RUN) -m pytest -n 2 --dist=loadfile
 
 # With the rest of the sweep over score x alignment x cell, and compiled as for any user (tests/conftest.py).
 test-all: $(VENV)/installed
-	XLA_FLAGS=' ' $(RUN) -m pytest -n 2 -m 'product or not product'
+	XLA_FLAGS=' ' $(RUN) -m pytest -n 2 --dist=loadfile -m 'product or not product'
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or later is needed; make PYTHON=python3.12"'

@@ -55,21 +55,24 @@ def main() -> None:
   from attention_jax.training import experiment
 
   workdir = required('workdir')
+  sampling = _sampling()
+  _check_search()
   if FLAGS.stream:
-    _sampling()
     _check_streamed(workdir)
   run = experiment.open_runs(workdir, FLAGS.checkpoint)
   _ = run.predictor  # says so where the run does not translate
-  (_stream if FLAGS.stream else _translate)(run)
+  if FLAGS.stream:
+    _stream(run)
+  else:
+    _translate(run, sampling)
 
 
-def _translate(run) -> None:
+def _translate(run, sampling) -> None:
   """Searches over whole lines, many at once."""
   from attention_jax.data.files import read_lines, split_lines
 
   beams = FLAGS.beams or run.config['evaluation']['beams']
-  sampling, shown = _sampling(), FLAGS.nbest or (1 if FLAGS.mbr else FLAGS.samples) or 1
-  _check_search()
+  shown = FLAGS.nbest or (1 if FLAGS.mbr else FLAGS.samples) or 1
   if shown > (FLAGS.samples or beams):
     what = f'--samples={FLAGS.samples}' if FLAGS.samples else f'--beams={beams}'
     raise UserError(f'--nbest={FLAGS.nbest} is more than {what}')

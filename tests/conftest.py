@@ -5,6 +5,7 @@ otherwise: `make test-all` takes them as users do.
 """
 
 import os
+from pathlib import Path
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault(
@@ -19,6 +20,7 @@ import jaxtyping
 import pytest
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
+jax.config.update('jax_traceback_in_locations_limit', 0)  # programs without line numbers are made faster
 
 # No example fails because the machine was busy.
 hypothesis.settings.register_profile('untimed', deadline=None)
@@ -28,6 +30,14 @@ hypothesis.settings.load_profile('untimed')
 jaxtyping.install_import_hook(
   'attention_jax.functional', 'beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))'
 )
+
+
+@pytest.fixture(scope='module', autouse=True)
+def forget():
+  """What has been compiled, where it is much: a process may map 65530 pieces of memory, and each program is several."""
+  yield
+  if (maps := Path('/proc/self/maps')).exists() and maps.read_bytes().count(b'\n') > 20_000:
+    jax.clear_caches()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 import warnings
@@ -85,6 +86,16 @@ def _start(program: str, args, settings, **pipes) -> subprocess.Popen:
   environment = os.environ | fixed | compiled.environment() | settings
   command = [sys.executable, '-m', f'experiments.{program}', *map(str, args)]
   return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, **pipes)
+
+
+def before_its_end(folder: Path, copy: Path) -> Path:
+  """A copy of a finished run as it would be if it had been killed after its last checkpoint but one."""
+  shutil.copytree(folder, copy)
+  *_, last = sorted((copy / 'checkpoints').iterdir(), key=lambda path: int(path.name))
+  shutil.rmtree(last)
+  for path in (copy / 'results.json', *copy.glob('hypotheses.*')):
+    path.unlink()
+  return copy
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.experiments.programs import run
+from tests.experiments.programs import before_its_end, run
 
 WORDS = {'good': 'praise', 'fine': 'praise', 'bad': 'blame', 'dull': 'blame'}
 
@@ -22,7 +22,8 @@ def reviews(tmp_path_factory):
   args = ['--config=configs/imdb.py:yang2016', f'--config.data.folder={folder}']
   args += ["--config.data.task=jsonl(train='train.jsonl', validation='dev.jsonl')", '--config.data.vocabulary=word']
   args += ['--config.data.batch_size=8', '--config.data.buckets=((4, 16),)', '--config.training.steps=40']
-  args += ['--config.training.evaluate_every=20', '--config.training.schedule=constant(rate=3e-2)']
+  args += ['--config.training.evaluate_every=20', '--config.training.checkpoint_every=20']
+  args += ['--config.training.schedule=constant(rate=3e-2)']
   return folder, args + [f'--config.model.{name}={value}' for name, value in sizes.items()]
 
 
@@ -56,10 +57,9 @@ def test_it_is_evaluated_and_drawn(trained, tmp_path):
 
 
 def test_the_same_command_goes_on_exactly(reviews, trained, tmp_path):
-  short = [*reviews[1], '--config.training.checkpoint_every=10']
-  assert run('train', *short, f'--workdir={tmp_path}/run', '--config.training.steps=20').code == 0
-  assert run('train', *short, f'--workdir={tmp_path}/run').code == 0
-  whole, parts = (json.loads((path / 'results.json').read_text()) for path in (trained[0], tmp_path / 'run'))
+  folder = before_its_end(trained[0], tmp_path / 'run')
+  assert 'going on at' in run('train', *reviews[1], f'--workdir={folder}').out
+  whole, parts = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder))
   assert whole['results'] == parts['results']
 
 

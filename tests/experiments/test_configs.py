@@ -108,15 +108,22 @@ def test_what_is_selected_is_measured():
 
 
 def different():
-  """(config, preset) of all presets that are not another one in another size, each with one of the configs."""
-  found = []
+  """(config, preset) of all presets that are not another one in another size, each with one of the configs.
+
+  Where only the score or the alignment is another, `make test-all` makes the step: the tests of cells train every one.
+  """
+  found, seen = [], set()
   for system in SYSTEMS:
     kinds, names = {}, [name for name in CONFIGS if CONFIGS[name] == system]
     for preset in PRESETS[system]:
       config = shrunken(ONLY.get(preset, names)[-1], preset)
-      kinds.setdefault(str((config['model'], config['training'], config['data'].get('shared_vocabulary'))), preset)
-    of = lambda preset, i, names=names: (fit := ONLY.get(preset, names))[i % len(fit)]
-    found += [(of(preset, i), preset) for i, preset in enumerate(kinds.values())]
+      rest = config['training'], config['data'].get('shared_vocabulary')
+      attention = config['model'].pop('attention', {})
+      kinds.setdefault(str((config['model'], attention, rest)), (str((config['model'], rest)), preset))
+    for i, (parts, preset) in enumerate(kinds.values()):
+      fit = ONLY.get(preset, names)
+      found.append(pytest.param(fit[i % len(fit)], preset, marks=[pytest.mark.product] * (parts in seen)))
+      seen.add(parts)
   return found
 
 

@@ -24,7 +24,8 @@ def test_links_guide_and_a_temperature_falls(task, tmp_path):
   spec = 'temperature: linear(peak=2.0, end=0.5)'
   logged, validated, opened = train(
     task, tmp_path / 'run', model__attention__alignment='gumbel_annealed', training__anneal=spec,
-    training__auxiliary='guided(weight=0.5) + coverage',
+    training__auxiliary='guided(weight=0.5) + coverage', evaluation__beams=1,
+    data__task="tsv(train='train.tsv', validation='dev.tsv')",
   )  # fmt: skip
   for record in logged:
     total = record['train/cross_entropy'] + 0.5 * record['train/guided'] + record['train/coverage']
@@ -35,7 +36,8 @@ def test_links_guide_and_a_temperature_falls(task, tmp_path):
 
 
 def test_draws_are_rewarded_without_being_told_to(task, tmp_path):
-  logged, _, opened = train(task, tmp_path / 'run', model__attention__alignment='hard')
+  alone = "tsv(train='train.tsv')"
+  logged, _, opened = train(task, tmp_path / 'run', model__attention__alignment='hard', data__task=alone)
   assert all(record['train/reinforce'] != 0 and record['train/log_likelihood'] < 0 for record in logged)
   assert opened.config['training']['auxiliary'] == ''
   loss, ids, real = sequence_loss(opened.model), jnp.ones((2, 5), jnp.int32), jnp.ones((2, 5), bool)

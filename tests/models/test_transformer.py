@@ -17,6 +17,7 @@ from attention_jax.modules.transformer import ACTIVATIONS, NORMS, visible
 from attention_jax.training.prediction import compile_search
 from tests.models.tiny import LENGTHS, TARGET_WORDS, WIDE, B, S, T, build_transformer, inputs
 from tests.modules.quick import assert_close, assert_same, variables
+from tests.sweeps import every_other
 
 run = jax.jit(lambda model, *given: model.apply(*given), static_argnums=0)
 
@@ -36,7 +37,10 @@ _TABLES = (list(aj.SCORES), ALIGNMENTS, list(POSITIONS), list(NORMS), list(ACTIV
 CASES = list(itertools.islice(zip(*map(itertools.cycle, _TABLES), strict=False), len(ALIGNMENTS)))
 
 
-@pytest.mark.parametrize(('score', 'alignment', 'position', 'norm', 'activation', 'first', 'window'), CASES)
+OPTIONS = ('score', 'alignment', 'position', 'norm', 'activation', 'first', 'window')
+
+
+@pytest.mark.parametrize(OPTIONS, every_other(CASES))
 def test_stepping_equals_all_at_once_and_padding_is_not_seen(
   score, alignment, position, norm, activation, first, window
 ):

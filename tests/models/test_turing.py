@@ -62,7 +62,7 @@ def test_the_gradient_of_sharp_weights(weights):
 @pytest.mark.parametrize('score', [name for name, row in SCORES.items() if plain(row)])
 def test_heads_address_by_any_score(score):
   model, params = built('lstm', score=score)
-  assert np.isfinite(model.apply({'params': params}, X).logits).all()
+  assert np.isfinite(jax.jit(model.apply)({'params': params}, X).logits).all()
 
 
 def literal(params, inputs):

@@ -106,7 +106,7 @@ def start_toy(folder, pause):
 
 def test_killed_at_random_moments_ends_with_the_same_bits(whole, tmp_path):
   folder, kills = tmp_path / 'run', []
-  for _ in range(3):
+  for _ in range(2):
     process = start_toy(folder, pause=0.02)
     for line in process.stdout:
       if line.startswith('step') or process.poll() is not None:
