@@ -1,8 +1,9 @@
 """python -m experiments.train --config=configs/mnist.py:mnih2014 --workdir=runs/mnist --config.data.folder=FOLDER
 
-Handwritten digits by six glimpses of 8 x 8 pixels, Mnih et al. 2014. FOLDER holds mnist.npz. Somewhere on a larger
-canvas, and among pieces of others:
+Handwritten digits by six glimpses of 8 x 8 pixels, Mnih et al. 2014. FOLDER holds mnist.npz, or MNIST as
+tfds prepares it. Somewhere on a larger canvas, and among pieces of others:
 
+  --config.data.task='tfds(name="mnist")'
   --config.data.task='npz(canvas=60)' --config.model.size=12 --config.model.scales=3
   --config.data.task='npz(canvas=60, clutter=4)' --config.model.size=12 --config.model.scales=4
 """

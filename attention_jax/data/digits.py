@@ -8,7 +8,8 @@ import numpy as np
 
 from attention_jax.data.batching import Order, chunks
 from attention_jax.data.options import bind
-from attention_jax.errors import UserError
+from attention_jax.data.prepared import open_set, parts_of
+from attention_jax.errors import UserError, choose
 
 
 class Digits(NamedTuple):
@@ -77,7 +78,28 @@ def npz(
   return {split: _digits(*part, canvas, clutter, piece) for split, part in parts.items()}
 
 
-DIGITS: Mapping[str, Callable[..., dict[str, Digits]]] = {'digits': digits, 'npz': npz}
+def tfds(
+  folder: str, *, name: str = 'mnist', validation: str = 'train[-5000:]', canvas: int = 0, clutter: int = 0,
+  piece: int = 8,
+) -> dict[str, Digits]:  # fmt: skip
+  """A tfds set of grey images with labels under `folder`, such as 'mnist'.
+
+  Args: validation, as for prepared.parts_of.
+  """
+  builder, found = open_set(folder, name), {}
+  for feature in ('image', 'label'):
+    choose(feature, builder.info.features, f"feature of tfds set '{name}':")
+  shape = builder.info.features['image'].shape
+  if len(shape) != 3 or None in shape or shape[-1] != 1:
+    raise UserError(f"tfds set '{name}': images are {list(shape)}; possible: grey ones of one size, [height, width, 1]")
+  for split, part in parts_of(builder, name, validation).items():
+    rows = list(builder.as_data_source(split=part))
+    pictures, labels = np.stack([row['image'][..., 0] for row in rows]), np.array([row['label'] for row in rows])
+    found[split] = _digits(pictures, labels, canvas, clutter, piece)
+  return found
+
+
+DIGITS: Mapping[str, Callable[..., dict[str, Digits]]] = {'digits': digits, 'npz': npz, 'tfds': tfds}
 
 
 def load_digits_of(config: Mapping[str, Any]) -> dict[str, Digits]:

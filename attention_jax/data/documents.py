@@ -4,14 +4,13 @@ import functools
 import itertools
 import json
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from attention_jax.data import sentences
 from attention_jax.data.files import read_lines
 from attention_jax.data.options import bind
-from attention_jax.data.translation_sets import open_set
+from attention_jax.data.prepared import open_set, parts_of
 from attention_jax.errors import UserError, choose
 
 SPLITS = ('train', 'validation', 'test', 'unseen')
@@ -66,38 +65,19 @@ def tfds(
 ) -> dict[str, Documents]:  # fmt: skip
   """A tfds set with texts and class labels under `folder`, such as 'imdb_reviews' or 'yelp_polarity_reviews'.
 
-  Args: validation, what is validated on, by default the split of this name; it may be a part of the training split,
-    such as 'train[90%:]' (then the rest of it is trained on).
+  Args: validation, as for prepared.parts_of.
   """
   builder = open_set(folder, name)
   for field in (text, label):
     choose(field, builder.info.features, f"feature of tfds set '{name}':")
   names = getattr(builder.info.features[label], 'names', None)
-  have = {'train': _without(validation), 'validation': validation or 'validation', 'test': 'test'}
   found = {}
-  for split, given in have.items():
-    whole = given.partition('[')[0]
-    if whole in builder.info.splits or (split == 'validation' and validation):
-      choose(whole, builder.info.splits, f"split of tfds set '{name}':")
-      rows = list(builder.as_data_source(split=given))
-      texts = [[row[text].decode('utf-8')] for row in rows]
-      labels = [str(names[int(row[label])] if names else row[label]) for row in rows]
-      found[split] = _documents(texts, labels, f'{name} {given}', range(len(rows)), language, html)
-  if 'train' not in found:
-    raise UserError(f"tfds set '{name}' has no split 'train'; it has: {', '.join(builder.info.splits) or 'none'}")
+  for split, part in parts_of(builder, name, validation).items():
+    rows = list(builder.as_data_source(split=part))
+    texts = [[row[text].decode('utf-8')] for row in rows]
+    labels = [str(names[int(row[label])] if names else row[label]) for row in rows]
+    found[split] = _documents(texts, labels, f'{name} {part}', range(len(rows)), language, html)
   return found
-
-
-def _without(part: str | None) -> str:
-  """What is left of the training split beside a part of it: 'train[80%:90%]' -> 'train[:80%]+train[90%:]'."""
-  if not part or not part.startswith('train'):
-    return 'train'
-  found = re.fullmatch(r'train\[(-?\d+%?)?:(-?\d+%?)?\]', part)
-  first, end = found.groups() if found else (None, None)
-  rest = [rest for rest in (first and f'train[:{first}]', end and f'train[{end}:]') if rest]
-  if not rest:
-    raise UserError(f"task 'tfds': validation={part!r} leaves nothing to train on; possible: 'train[90%:]', or a split")
-  return '+'.join(rest)
 
 
 def entailment(folder: str, *, seed: int = 0) -> dict[str, Documents]:

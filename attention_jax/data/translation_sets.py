@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from attention_jax.data.prepared import open_set
 from attention_jax.data.text import Corpus, count, from_pairs
 from attention_jax.errors import UserError, choose
 
@@ -20,27 +21,6 @@ def read(folder: str, name: str, source: str | None, target: str | None, splits:
   if 'train' not in have:
     raise UserError(f"tfds set '{name}' has no split 'train'; it has: {', '.join(builder.info.splits) or 'none'}")
   return {split: _corpus(builder, split, source, target) for split in have}
-
-
-def open_set(folder: str, name: str) -> Any:
-  """The builder of a set that is prepared under `folder`. Raises: UserError where it is not, or not as array_record."""
-  import tensorflow_datasets as tfds
-  from tensorflow_datasets.core.registered import DatasetNotFoundError
-
-  prepare = f"'tfds build {name} --file_format=array_record --data_dir={folder or '.'}'"
-  try:
-    # Only what lies in the folder is looked at: tfds.builder would also ask the network.
-    builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=folder or '.')
-    formats = {builder.info.file_format.value, *(f.value for f in builder.info.alternative_file_formats)}
-    if 'array_record' not in formats:
-      raise UserError(
-        f"tfds set '{name}' in {builder.data_dir} is stored as {', '.join(sorted(formats))}, which only TensorFlow "
-        f"reads; where it is installed, run 'python -m tensorflow_datasets.scripts.convert_format "
-        f"--dataset_version_dir={builder.data_dir} --out_file_format=array_record'"
-      )
-    return tfds.core.read_only_builder.builder_from_files(name, data_dir=folder or '.', file_format='array_record')
-  except DatasetNotFoundError:
-    raise UserError(f"tfds set '{name}' is not prepared in '{folder or '.'}'; run {prepare}") from None
 
 
 def _languages(name: str, source: str | None, target: str | None, languages: list[str]) -> tuple[str, str]:

@@ -1,10 +1,14 @@
 """Digits on canvases: where they are put, what clutter is, and what is said of wrong files."""
 
+import io
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from attention_jax.data.digits import DigitBatches, digits_in_order, load_digits_of, paint
 from attention_jax.errors import UserError
+from tests.data.prepared import prepare
 
 RNG = np.random.default_rng
 
@@ -55,6 +59,41 @@ def test_batches_are_a_function_of_seed_and_step(folder):
   assert any(not np.array_equal(epochs[0][i], epochs[1][i]) for i in range(8))  # put elsewhere in another epoch
   again = [np.concatenate([b.picture for b in digits_in_order(train, 3)]) for _ in range(2)]
   assert np.array_equal(*again)
+
+
+def encode_png(pixels):
+  out = io.BytesIO()
+  Image.fromarray(pixels.squeeze()).save(out, 'png')
+  return out.getvalue()
+
+
+@pytest.fixture(scope='module')
+def prepared(tmp_path_factory):
+  """A folder with sets of images."""
+  folder = tmp_path_factory.mktemp('tfds')
+  image = lambda i, *shape: io.BytesIO(encode_png(np.full(shape, 9 + i, np.uint8)))
+  images = lambda size, *shape: [{'image': image(i, *shape), 'label': i % 10} for i in range(size)]
+  for name, *shape in (('grey', 4, 4, 1), ('colour', 4, 4, 3)):
+    features = lambda tfds, shape=shape: tfds.features.FeaturesDict(
+      {'image': tfds.features.Image(shape=tuple(shape)), 'label': tfds.features.ClassLabel(num_classes=10)}
+    )
+    prepare(folder, features, {'train': images(12, *shape), 'test': images(3, *shape)}, name)
+  return folder
+
+
+def test_tfds(prepared):
+  found = load_digits_of({'task': "tfds(name='tiny/grey', validation='train[-4:]', canvas=9)", 'folder': str(prepared)})
+  assert {split: len(digits.labels) for split, digits in found.items()} == {'train': 8, 'validation': 4, 'test': 3}
+  for digits in found.values():
+    assert digits.canvas == 9 and digits.pictures.dtype == np.uint8
+    assert np.array_equal(digits.pictures[:, 1, 2] % 10, (digits.labels + 9) % 10)
+  seen = {int(p[0, 0]) for split in ('train', 'validation') for p in found[split].pictures}
+  assert seen == set(range(9, 21))
+
+
+def test_tfds_of_colours(prepared):
+  with pytest.raises(UserError, match=r"'tiny/colour': images are \[4, 4, 3\]; possible: grey ones of one size"):
+    load_digits_of({'task': "tfds(name='tiny/colour')", 'folder': str(prepared)})
 
 
 @pytest.mark.parametrize(
