@@ -134,7 +134,7 @@ def _parse(argv: list[str]) -> None:
 
 def _check_config(argv: list[str]) -> None:
   """Says what is wrong with --config and its fields; ml_collections would say it in several lines, or not at all."""
-  config = None
+  config, tuples = None, set()
   for arg, after in itertools.pairwise([*argv[1:], '']):
     name, given, value = arg.lstrip('-').partition('=')
     value = value if given else after
@@ -145,10 +145,14 @@ def _check_config(argv: list[str]) -> None:
     elif name.startswith(('config.', 'noconfig.')):
       if config is None:
         raise UserError(f'{arg}: write --config=FILE:PRESET before it')
-      _check_field(config, name.removeprefix('no'), value, given)
+      kind = _check_field(config, name.removeprefix('no'), value, given)
+      if kind is tuple and name in tuples:
+        raise UserError(f'--{name} is given twice, and tuples would be put together; possible: once')
+      tuples.add(name)
 
 
-def _check_field(config: ConfigDict, name: str, value: str, given: str) -> None:
+def _check_field(config: ConfigDict, name: str, value: str, given: str) -> type:
+  """The type of a field. Raises: UserError where there is none of this name, or the value is not of its type."""
   found: Any = config
   path, *parts = name.split('.')
   for part in parts:
@@ -164,6 +168,7 @@ def _check_field(config: ConfigDict, name: str, value: str, given: str) -> None:
       parser.parse(value)
     except (ValueError, TypeError):
       raise UserError(f"{name} is {kind} like {found!r}, got '{value}'") from None
+  return type(found)
 
 
 def _flags() -> list[flags.Flag]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,7 +68,7 @@ class Training:
     limits = {'steps': 1, 'accumulate': 1, 'keep': 1}
     limits |= dict.fromkeys(('clip', 'log_every', 'evaluate_every', 'checkpoint_every', 'patience'), 0)
     for name, least in limits.items():
-      if getattr(self, name) < least:
+      if not least <= getattr(self, name) < math.inf:
         raise UserError(f'training.{name} is {getattr(self, name)}; possible: {least} or more')
     for name in ('label_smoothing', 'average'):
       if not 0 <= getattr(self, name) < 1:

@@ -24,6 +24,7 @@ FLAGS = [
   (['--config=configs/dates.py:', SOME], ["unknown preset ''", 'sutskever2014']),
   (['--config.training.steps=3', SOME], ['--config.training.steps=3: write --config=FILE:PRESET before it']),
   (['--config.training.steps=3', CONFIG, SOME], ['write --config=FILE:PRESET before it']),
+  ([CONFIG, *['--config.data.buckets=((9, 9),)'] * 2, SOME], ['--config.data.buckets is given twice', 'once']),
 ]
 
 FIELDS = [
@@ -67,6 +68,7 @@ FIELDS = [
   ('model.encoder=transformer(layer_dropout=1)', ['layer_dropout is 1', 'from 0 to below 1']),
   ('training.anneal=temperature: cosine', ["unknown parameter in training.anneal: 'temperature'", 'possible: gain']),
   ('training.anneal=temperature', ['training.anneal: ']),
+  ('training.clip=nan', ['training.clip is nan', '0 or more']),
   ('training.steps=0', ['training.steps is 0', '1 or more']),
   ('training.select=bleu', ["'bleu'", 'exact_match']),
   ('evaluation.metrics=blue', ["unknown metric 'blue'", "'bleu'?", 'chrf']),
