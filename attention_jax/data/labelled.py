@@ -1,6 +1,6 @@
 """Documents as ids: sentences of words, a label each; and their batches, as functions of (seed, step)."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,12 +22,14 @@ class EncodedDocuments(NamedTuple):
     sentence_offsets: int64 [sentences + 1].
     offsets: int64 [documents + 1].
     labels: int32 [documents].
+    left: how many words of all documents are behind the largest bucket.
   """
 
   ids: np.ndarray
   sentence_offsets: np.ndarray
   offsets: np.ndarray
   labels: np.ndarray
+  left: int
 
   @property
   def rows(self) -> int:
@@ -61,38 +63,42 @@ class LabelledBatch(NamedTuple):
 
 
 def pieces(
-  sentences: Sequence[str], vocabulary: Vocabulary, most: int, *, joined: bool, pairs: bool
-) -> list[tuple[list[str], list[int]]]:
-  """The sentences of a document as (tokens, ids), cut wherever they are longer than `most`.
+  sentences: Sequence[str], vocabulary: Vocabulary, most: tuple[int, int], *, joined: bool, pairs: bool
+) -> tuple[list[tuple[list[str], list[int]]], int]:
+  """The sentences of a document as (tokens, ids), as many as most[0], cut wherever they are longer than most[1]; and
+  how many tokens that leaves out.
 
   Args:
-    joined: whether the document is one sentence, of whose words the first `most` are left.
-    pairs: whether it is a pair of texts, of each of which the first `most` words are left.
+    joined: whether the document is one sentence, of whose words the first most[1] are kept.
+    pairs: whether it is a pair of texts, of each of which the first most[1] words are kept.
   """
   if joined:
     sentences = [' '.join(sentences)]
-  found = []
+  found, total = [], 0
   for sentence in sentences:
     tokens, ids = vocabulary.tokens(sentence), vocabulary.encode(sentence)
-    starts = range(0, len(ids), most)[: 1 if joined or pairs else None]
-    found += [(tokens[start : start + most], ids[start : start + most]) for start in starts]
-  return found
+    starts = range(0, len(ids), most[1])[: 1 if joined or pairs else None]
+    found += [(tokens[start : start + most[1]], ids[start : start + most[1]]) for start in starts]
+    total += len(ids)
+  kept = found[: most[0]]
+  return kept, total - sum(len(ids) for _, ids in kept)
 
 
 def encode_documents(
   documents: Documents, vocabulary: Vocabulary, labels: Sequence[str], most: tuple[int, int], joined: bool
 ) -> EncodedDocuments:
   """The ids of a split, of each document as many sentences and words as `most` says, see `pieces`."""
-  flat, lengths, sizes = [], [], []
+  flat, lengths, sizes, left = [], [], [], 0
   for sentences in documents.sentences:
-    kept = pieces(sentences, vocabulary, most[1], joined=joined, pairs=documents.pairs)[: most[0]]
+    kept, more = pieces(sentences, vocabulary, most, joined=joined, pairs=documents.pairs)
+    left += more
     flat += [id for _, ids in kept for id in ids]
     lengths += [len(ids) for _, ids in kept]
     sizes.append(len(kept))
   numbers = {label: i for i, label in enumerate(labels)}
   offsets = lambda sizes: np.cumsum([0, *sizes], dtype=np.int64)
   known = np.array([numbers[label] for label in documents.labels], np.int32)
-  return EncodedDocuments(np.array(flat, np.int32), offsets(lengths), offsets(sizes), known)
+  return EncodedDocuments(np.array(flat, np.int32), offsets(lengths), offsets(sizes), known, left)
 
 
 def check_shapes(buckets: Iterable[Sequence[int]]) -> tuple[tuple[int, int], ...]:
@@ -170,13 +176,10 @@ def gather_documents(encoded: EncodedDocuments, rows: np.ndarray, bucket: tuple[
   return LabelledBatch(np.where(mask, ids, PAD).astype(np.int32), mask, label, rows.astype(np.int32))
 
 
-def describe_documents(
-  split: str, documents: Documents, encoded: EncodedDocuments, labels: Sequence[str]
-) -> Mapping[str, str]:
+def describe_documents(split: str, encoded: EncodedDocuments, labels: Sequence[str]) -> str:
   """A line on a split: how many documents of each label, and which share of the words was cut off or is unknown."""
   each = ', '.join(f'{np.sum(encoded.labels == i)} {label}' for i, label in enumerate(labels))
-  words = sum(len(sentence.split()) for sentences in documents.sentences for sentence in sentences)
-  cut = 100 * max(0, 1 - len(encoded.ids) / max(words, 1))
+  cut = 100 * encoded.left / max(len(encoded.ids) + encoded.left, 1)
   unknown = 100 * float(np.mean(encoded.ids == UNK)) if len(encoded.ids) else 0.0
   long = f'; {cut:.1f} % of the words are behind the largest bucket' if cut >= 0.05 else ''
   return f'{split}: {count(encoded.rows, "document")} ({each}); unknown words: {unknown:.2f} %{long}'

@@ -170,8 +170,7 @@ class Classification:
   @property
   def report(self) -> list[str]:
     entries = f'vocabulary {self.config["data"]["vocabulary"]}: {len(self.vocabulary)} entries'
-    each = self.documents.items()
-    return [entries, *(describe_documents(split, d, self.encoded[split], self.labels) for split, d in each)]
+    return [entries, *(describe_documents(split, encoded, self.labels) for split, encoded in self.encoded.items())]
 
   @property
   def splits(self) -> list[str]:
@@ -239,7 +238,7 @@ class Classification:
     _, guesses = self._guess(params, self._encode(documents))
     shaded = []
     for title, label, sentences, guess in zip(titles, right, documents.sentences, guesses, strict=True):
-      tokens = [tokens for tokens, _ in self._pieces(sentences, documents.pairs)][: self._most[0]]
+      tokens = [tokens for tokens, _ in self._pieces(sentences, documents.pairs)]
       shaded.append(shading.Document(title, label, guess.probabilities, tokens, guess.words, guess.sentences))
     shading.write(shaded, path)
 
@@ -252,7 +251,7 @@ class Classification:
     return largest(self._buckets)
 
   def _pieces(self, sentences: Sequence[str], pairs: bool) -> list[tuple[list[str], list[int]]]:
-    return pieces(sentences, self.vocabulary, self._most[1], joined=self.config['data']['joined'], pairs=pairs)
+    return pieces(sentences, self.vocabulary, self._most, joined=self.config['data']['joined'], pairs=pairs)[0]
 
   def _encode(self, documents: Documents) -> EncodedDocuments:
     return encode_documents(documents, self.vocabulary, self.labels, self._most, self.config['data']['joined'])

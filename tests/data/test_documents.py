@@ -160,9 +160,12 @@ def test_long_sentences_are_cut_and_the_rest_is_left_out():
   by_row = dict(zip(rows.index.tolist(), read, strict=True))
   assert by_row == {0: ['a b', 'c d', 'e'], 1: ['a b', '', ''], 2: ['c', 'd e', 'f a'], 3: ['a b', 'c', 'd']}
   assert rows.label.tolist() == [{0: 0, 1: 1, 2: 0, 3: 0}[i] for i in rows.index]
-  assert describe_documents('train', TEXTS, found, ['x', 'y']).endswith(
+  assert describe_documents('train', found, ['x', 'y']).endswith(
     '4 documents (3 x, 1 y); unknown words: 0.00 %; 15.8 % of the words are behind the largest bucket'
   )
+  characters = vocab.train('char', ['a b c d e'])
+  found = encode_documents(Documents([['a b c d e']], ['x'], 'here', [1]), characters, ['x'], (1, 3), True)
+  assert describe_documents('train', found, ['x']).endswith('66.7 % of the words are behind the largest bucket')
   words, found = encoded((1, 4), joined=True)
   (rows,) = documents_in_order(found, ((1, 4),), 4)
   assert sorted(rows.source_mask.sum((1, 2)).tolist()) == [2, 4, 4, 4]
