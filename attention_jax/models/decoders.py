@@ -22,7 +22,7 @@ from attention_jax.modules.attention import Attention
 from attention_jax.modules.transformer import DecoderLayer, Stack, learns_alone, visible
 
 
-def over_steps(step):
+def over_steps(step, module: nn.Module):
   """step(module, carry, inputs [B, ...]) -> (carry, outputs) lifted to a scan over the axis T of inputs [B, T, ...]."""
   # To keep [B, S, F] of every step for the backward pass costs more than to compute it again; not so products with
   # kernels, which are most of the work and leave little.
@@ -33,6 +33,8 @@ def over_steps(step):
     split_rngs={'params': False, 'dropout': True, 'attention': True},
     in_axes=1,
     out_axes=1,
+    # What would trace the step once more. Only where parameters are made does it make them.
+    check_constancy_invariants=module.is_initializing(),
   )
 
 
@@ -98,7 +100,7 @@ class Decoder(nn.Module):
     def recur(cell, carry, inputs):
       return cell.recur(carry, inputs, memory, deterministic)
 
-    _, traces = over_steps(recur)(self.cell, carry, self.cell.before(embeddings))
+    _, traces = over_steps(recur, self)(self.cell, carry, self.cell.before(embeddings))
     return self._dropped(self.cell.after(traces, embeddings, memory, deterministic), deterministic)
 
   def _dropped(self, output: Output, deterministic: bool) -> Output:

@@ -161,7 +161,7 @@ class EncoderDecoder(nn.Module):
       likelihood = jnp.take_along_axis(log_probs, token[:, None, None], axis=-1)[..., 0]
       return carry, outputs._replace(likelihood=likelihood)
 
-    return over_steps(step)(self, carry, (entering, target))[1]
+    return over_steps(step, self)(self, carry, (entering, target))[1]
 
   def _latent_step(self, carry: Any, token: jax.Array, memory: Any, deterministic: bool):
     """-> the next carry, Outputs, and log p(y | position s) [B, S, vocabulary]."""

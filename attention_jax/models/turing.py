@@ -237,7 +237,10 @@ class Recaller(nn.Module):
     step = lambda cell, state, x: cell(state, x)
     # All that a step computes is cheaper to compute again than to keep: each kept array is as large as the memory.
     step = nn.remat(step, prevent_cse=False)
-    scan = nn.scan(step, variable_broadcast='params', split_rngs={'params': False}, in_axes=1, out_axes=1)
+    scan = nn.scan(
+      step, variable_broadcast='params', split_rngs={'params': False}, in_axes=1, out_axes=1,
+      check_constancy_invariants=self.is_initializing(),  # as in decoders.over_steps
+    )  # fmt: skip
     _, told = scan(self.cell, self.cell.start(len(inputs)), inputs.astype(self.dtype))
     logits = Dense(self.outputs, dtype=self.dtype, name='bits')(told.features).astype(jnp.float32)
     return Recalled(logits, told.read, told.write)
