@@ -305,13 +305,13 @@ def _content(ids: Iterable[int]) -> list[int]:
   return content
 
 
-def _positive(option: str, value: Any) -> None:
-  if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+def _positive(option: str, value: int) -> None:
+  if value < 1:
     raise UserError(f'vocabulary option {option} is a whole number of at least 1, got {value!r}')
 
 
-def _dropout(value: Any) -> None:
-  if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+def _dropout(value: float) -> None:
+  if not 0 <= value < 1:
     raise UserError(f'vocabulary option dropout is a number from 0 to below 1, got {value!r}')
 
 

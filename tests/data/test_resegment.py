@@ -103,8 +103,9 @@ def test_nothing_else_is_sampled_and_a_stored_vocabulary_knows_its_dropout(made,
 
 
 def test_what_does_not_go(made):
-  for value in ('1', '-0.1', 'True', "'x'"):
-    with pytest.raises(UserError, match='vocabulary option dropout is a number from 0 to below 1, got'):
+  outside, no_number = 'vocabulary option dropout is a number from 0 to below 1, got', 'dropout is of type float, got'
+  for value, said in (('1', outside), ('-0.1', outside), ('True', no_number), ("'x'", no_number)):
+    with pytest.raises(UserError, match=said):
       vocab.train(f'subword(size=40, dropout={value})', ['a b'])
   corpus, vocabulary, _ = made
   linked = corpus._replace(links=[((0, 0),)] * len(corpus.source))

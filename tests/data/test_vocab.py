@@ -160,7 +160,7 @@ def test_rare_words_are_unknown():
     ('char(size=2)', "vocabulary 'char' has no options, got 'size'"),
     ('word(', "cannot read 'word('; write 'name' or 'name(option=literal, ...)'"),
     ('word(min_count=0)', 'vocabulary option min_count is a whole number of at least 1, got 0'),
-    ("subword(size='8k')", "vocabulary option size is a whole number of at least 1, got '8k'"),
+    ("subword(size='8k')", "vocabulary 'subword': option size is of type int, got '8k'"),
     ('word(min_count=9)', 'vocabulary word(min_count=9): no word of the training split occurs that often'),
   ],
 )

@@ -18,8 +18,8 @@ LENGTHS = jnp.asarray([S, 0, SHORT, 2])
 FULL, EMPTY = 0, 1
 
 IDS = [f'{s}-{a}'.replace(' ', '') for s, a in PAIRS]
-# Every fifth pair, and the spine, always; the others with the long sweep.
-OFTEN = {pair for i, pair in enumerate(PAIRS) if i % 5 == 0} | set(SPINE)
+# Every tenth pair, and the spine, always; the others with the long sweep.
+OFTEN = {pair for i, pair in enumerate(PAIRS) if i % 10 == 0} | set(SPINE)
 SWEPT = [pair if pair in OFTEN else pytest.param(*pair, marks=pytest.mark.product) for pair in PAIRS]
 every_pair = pytest.mark.parametrize(('score', 'alignment'), SWEPT, ids=IDS)
 every_row = pytest.mark.parametrize(('score', 'alignment'), SPINE, ids=[f'{s}-{a}'.replace(' ', '') for s, a in SPINE])
