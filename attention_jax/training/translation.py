@@ -132,6 +132,8 @@ class Translation:
       possible = 'one vocabulary for both sides; set config.data.shared_vocabulary=True'
       raise UserError(f'config.model.{which} needs {possible}')
     check_weights(auxiliary_losses(training.auxiliary), model.decoder.attention if model.attends else None)
+    if training.select in ALIGNMENT and not model.attends:
+      raise UserError(f'training.select={training.select!r} is of alignments, and this decoder attends to nothing')
     Evaluation(**config['evaluation'])
     for spec in config['evaluation']['metrics']:
       measure(spec, ['a'], [['a']])  # also refuses values that only the metric itself knows

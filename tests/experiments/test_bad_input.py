@@ -109,6 +109,12 @@ def test_config_fields(field, parts, tmp_path):
   assert not (tmp_path / 'run').exists()
 
 
+def test_what_a_decoder_without_attention_cannot_be_selected_by(tmp_path):
+  fields = ('--config.model.decoder=plain', '--config.training.select=precision')
+  ran = run('train', CONFIG, f'--workdir={tmp_path / "run"}', *fields)
+  assert_refused(ran, ["training.select='precision' is of alignments", 'attends to nothing'])
+
+
 def test_positions_that_buckets_exceed(task, tmp_path):
   encoder = 'transformer(features=4, heads=2, hidden=4, position="learned", max_positions=3)'
   ran = run('train', *tiny(task, tmp_path / 'run', f'--config.model.encoder={encoder}'))
