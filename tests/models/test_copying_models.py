@@ -22,6 +22,7 @@ from attention_jax.training.losses import cross_entropy
 from attention_jax.training.prediction import Beams, Predictor, compile_finder
 from tests.models.tiny import S, T, build_conv, build_tiny, build_transformer, inputs
 from tests.modules.quick import variables
+from tests.sweeps import every_other
 
 WORDS = 11
 COPYING = [name for name, cls in OUTPUTS.items() if cls.copies]
@@ -134,8 +135,11 @@ def test_unknown_words_come_out_as_they_are_written(beams):
   assert 'Oslo' in written or 'Bern' in written
 
 
-@pytest.mark.parametrize('how', [Beams(1), Beams(4), Sampling(4), Sampling(4, temperature=20.0)], ids=str)
-@pytest.mark.parametrize('alignment', ['softmax', 'hardmax', 'monotonic', 'local_m(width=0)'])
+HOW = [Beams(1), Beams(4), Sampling(4), Sampling(4, temperature=20.0)]
+WEIGHED = ['softmax', 'hardmax', 'monotonic', 'local_m(width=0)', 'sparsemax']
+
+
+@pytest.mark.parametrize(('how', 'alignment'), every_other([*itertools.product(HOW, WEIGHED)]), ids=str)
 def test_nothing_is_said_that_cannot_be(how, alignment):
   model = build_tiny(sizes=SIZES, output='pointer', alignment=alignment)
   source, mask, target = given()
