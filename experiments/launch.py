@@ -134,7 +134,7 @@ def _parse(argv: list[str]) -> None:
 
 def _check_config(argv: list[str]) -> None:
   """Says what is wrong with --config and its fields; ml_collections would say it in several lines, or not at all."""
-  config, tuples = None, set()
+  config, seen = None, set()
   for arg, after in itertools.pairwise([*argv[1:], '']):
     name, given, value = arg.lstrip('-').partition('=')
     value = value if given else after
@@ -146,9 +146,9 @@ def _check_config(argv: list[str]) -> None:
       if config is None:
         raise UserError(f'{arg}: write --config=FILE:PRESET before it')
       kind = _check_field(config, name.removeprefix('no'), value, given)
-      if kind is tuple and name in tuples:
+      if kind is tuple and name in seen:
         raise UserError(f'--{name} is given twice, and tuples would be put together; possible: once')
-      tuples.add(name)
+      seen.add(name)
 
 
 def _check_field(config: ConfigDict, name: str, value: str, given: str) -> type:

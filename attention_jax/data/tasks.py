@@ -88,7 +88,7 @@ def tfds(folder: str, *, name: str, source: str | None = None, target: str | Non
   """A translation set in tfds format under `folder`. The languages stand in its name (`.../de-en`) or are given."""
   from attention_jax.data import translation_sets
 
-  return translation_sets.read(folder, name, source, target, SPLITS)
+  return translation_sets.read(folder, name, source, target)
 
 
 TASKS: Mapping[str, Callable[..., dict[str, Corpus]]] = {

@@ -1,15 +1,14 @@
 """Translation sets in tfds format (`wmt14_translate/de-en` and the like), read without TensorFlow."""
 
-from collections.abc import Iterable
 from typing import Any
 
-from attention_jax.data.prepared import open_set
+from attention_jax.data.prepared import open_set, parts_of
 from attention_jax.data.text import Corpus, count, from_pairs
 from attention_jax.errors import UserError, choose
 
 
-def read(folder: str, name: str, source: str | None, target: str | None, splits: Iterable[str]) -> dict[str, Corpus]:
-  """Those of `splits` that the set has.
+def read(folder: str, name: str, source: str | None, target: str | None) -> dict[str, Corpus]:
+  """The splits that the set has.
 
   Raises: UserError when the set is not prepared under `folder`, is not stored as array_record, has no training split,
     or does not have the languages.
@@ -17,10 +16,7 @@ def read(folder: str, name: str, source: str | None, target: str | None, splits:
   builder = open_set(folder, name)
   languages = sorted(builder.info.features)
   source, target = _languages(name, source, target, languages)
-  have = [split for split in splits if split in builder.info.splits]
-  if 'train' not in have:
-    raise UserError(f"tfds set '{name}' has no split 'train'; it has: {', '.join(builder.info.splits) or 'none'}")
-  return {split: _corpus(builder, split, source, target) for split in have}
+  return {split: _corpus(builder, part, source, target) for split, part in parts_of(builder, name, None).items()}
 
 
 def _languages(name: str, source: str | None, target: str | None, languages: list[str]) -> tuple[str, str]:

@@ -122,6 +122,7 @@ def compile_update(
 
 def _while_live(update: Callable) -> Callable:
   """`update` of a run that may be over: (root, state, batch, live)."""
+  update = jax.jit(update)  # traced once for both uses
 
   def still(root, state, batch):
     metrics = jax.eval_shape(update, root, state, batch)[1]
