@@ -33,7 +33,7 @@ def over_steps(step, module: nn.Module):
     split_rngs={'params': False, 'dropout': True, 'attention': True},
     in_axes=1,
     out_axes=1,
-    # What would trace the step once more. Only where parameters are made does it make them.
+    # True traces the step once more; parameters can only be made so.
     check_constancy_invariants=module.is_initializing(),
   )
 

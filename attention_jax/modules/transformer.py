@@ -289,7 +289,7 @@ class Stack(nn.Module):
 def learns_alone(attention: Attention, who: str = 'transformer') -> Attention:
   """The attention, if gradients are enough for it. Raises: UserError, in the name of `who` asks, if not."""
   row = attention.alignment_of
-  if row.latent or row.loss:
+  if not row.learns_alone:
     what = 'sums over positions' if row.latent else f'learns by the loss {row.loss!r}'
     raise UserError(
       f'{who}: alignment {attention.alignment!r} {what}, which recurrent decoders alone offer; '

@@ -35,8 +35,6 @@ def stepped(model, params, source, mask, target):
 ALIGNMENTS = [name for name, row in aj.ALIGNMENTS.items() if not row.latent and not row.loss]
 _TABLES = (list(aj.SCORES), ALIGNMENTS, list(POSITIONS), list(NORMS), list(ACTIVATIONS), (False, True), (0, 2))
 CASES = list(itertools.islice(zip(*map(itertools.cycle, _TABLES), strict=False), len(ALIGNMENTS)))
-
-
 OPTIONS = ('score', 'alignment', 'position', 'norm', 'activation', 'first', 'window')
 
 
