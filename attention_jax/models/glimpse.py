@@ -33,18 +33,17 @@ def retina(picture: jax.Array, location: jax.Array, size: int, scales: int) -> j
 
   Args: picture [height, width], 0 beyond its edges; location [2] as in Glimpsed. Mnih et al. 2014, section 3.1.
   """
-  widest = size * 2 ** (scales - 1)
-  padded = jnp.pad(picture, widest)
-  extent = jnp.array(picture.shape, jnp.float32)
-  middle = jnp.round((location + 1) / 2 * extent).astype(jnp.int32) + widest
+  cell = 2 ** jnp.arange(scales)[:, None, None]
 
-  def patch(scale: int) -> jax.Array:
-    width = size * 2**scale
-    corner = middle - width // 2
-    cut = jax.lax.dynamic_slice(padded, (corner[0], corner[1]), (width, width))
-    return cut.reshape(size, 2**scale, size, 2**scale).mean((1, 3))
+  def shares(axis: int) -> jax.Array:
+    """[scales, size, pixels]: how much of each cell every pixel of an axis is."""
+    pixels = picture.shape[axis]
+    middle = jnp.round((location[axis] + 1) / 2 * pixels).astype(jnp.int32)
+    first = middle - size * cell // 2 + cell * jnp.arange(size)[None, :, None]
+    away = jnp.arange(pixels)[None, None] - first
+    return ((away >= 0) & (away < cell)) / cell.astype(jnp.float32)
 
-  return jnp.stack([patch(scale) for scale in range(scales)])
+  return jnp.einsum('srh,hw,scw->src', shares(0), picture, shares(1), precision=jax.lax.Precision.HIGHEST)
 
 
 class Glimpses(nn.Module):
