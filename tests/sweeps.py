@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import pytest
 
-
 KEPT = (0, 2, 5, 7)  # of eight: where options take turns by two or by four, each of them is there
 
 

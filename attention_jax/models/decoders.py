@@ -5,6 +5,7 @@
 - a call: (encoded, embeddings [B, T, E], deterministic) -> Output with [B, T, ...].
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -113,16 +114,17 @@ class TransformerDecoder(Layered, Stack, kw_only=True):
   Attributes as in Layered and Stack; the features of the attention are those of the decoder.
   """
 
+  sublayers = 3
+
   def setup(self):
     self.prepare(causal=True)
     if self.attention.features != self.features:
       given = f'model.attention.features={self.attention.features}, decoder features={self.features}'
       raise UserError(f'transformer: {given}; they must be the same')
     self.check_layers('transformer')
-    cross = learns_alone(self.attention)
+    cross = functools.partial(learns_alone(self.attention).clone, project_values=True, joined=self.share)
     self.blocks = [
-      DecoderLayer(self.own_attention(), cross.clone(project_values=True), self.feed_forward(), self.residual)
-      for _ in range(self.layers)
+      DecoderLayer(self.own_attention(), cross(), self.feed_forward(), self.residual) for _ in range(self.layers)
     ]
 
   def start(self, encoded: Encoded, max_length: int) -> tuple[LayersCarry, tuple[Memory, ...]]:

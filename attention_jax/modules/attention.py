@@ -74,6 +74,7 @@ class Attention(nn.Module):
     dropout: on weights, while training.
     project_values: whether one head projects as several do.
     positions: a module of modules.positions, for attention of a sequence to itself.
+    joined: how large joined contexts are at first: the variance of their kernel, times D.
     dtype: of the computation; weights are float32 in any case.
   """
 
@@ -86,6 +87,7 @@ class Attention(nn.Module):
   dropout: float = 0.0
   project_values: bool = False
   positions: Positions | None = None
+  joined: float = 1.0
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
@@ -110,7 +112,8 @@ class Attention(nn.Module):
       self.key_kernel = HeadKernel(self.groups, own)
     if self.projects_values:
       self.value_kernel = HeadKernel(self.groups, own)
-      self.join = Dense(self.features, use_bias=False, dtype=self.dtype)
+      init = nn.initializers.variance_scaling(self.joined, 'fan_in', 'truncated_normal')
+      self.join = Dense(self.features, use_bias=False, dtype=self.dtype, kernel_init=init)
     if self.turns and not self.score_row.turns:
       possible = ', '.join(name for name, row in SCORES.items() if row.turns)
       raise UserError(f'attention: these positions turn q and k of a product, not {self.score!r}; possible: {possible}')

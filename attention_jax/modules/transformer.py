@@ -52,19 +52,24 @@ def visible(at: jax.Array, size: int, *, causal: bool, window: int = 0, sinks: i
 
 
 class FeedForward(nn.Module):
-  """act(x U + b) V + c, for each position by itself. Vaswani et al. 2017, equation 2. No b and c where it is gated."""
+  """act(x U + b) V + c, for each position by itself. Vaswani et al. 2017, equation 2. No b and c where it is gated.
+
+  Attributes: scale, of the variance of V at first.
+  """
 
   features: int
   hidden: int
   activation: str = 'relu'
+  scale: float = 1.0
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     act, gated = ACTIVATIONS[choose(self.activation, ACTIVATIONS, 'activation')]
-    layer = lambda features: Dense(features, not gated, self.dtype, kernel_init=nn.initializers.glorot_uniform())
+    glorot = lambda scale: nn.initializers.variance_scaling(scale, 'fan_avg', 'uniform')
+    layer = lambda features, scale=1.0: Dense(features, not gated, self.dtype, kernel_init=glorot(scale))
     hidden = act(layer(self.hidden)(x))
-    return layer(self.features)(hidden * layer(self.hidden)(x) if gated else hidden)
+    return layer(self.features, self.scale)(hidden * layer(self.hidden)(x) if gated else hidden)
 
 
 class Residual(nn.Module):
@@ -199,6 +204,10 @@ def attend_one(attention: Attention, carry: Any, query: jax.Array, memory: Memor
 class Stack(nn.Module):
   """What Transformer encoders and decoders share.
 
+  What sublayers add is small at first: the variance of their last kernels is divided by how many there are (Radford et
+  al. 2019, section 2.3). Without that, what all positions have in common, which attention that looks everywhere adds in
+  every layer, drowns what tells them apart.
+
   Attributes:
     features, layers, heads: D, how many layers, and N.
     hidden: of the feed-forward networks.
@@ -231,6 +240,7 @@ class Stack(nn.Module):
   activation: str = 'relu'
   dropout: float = 0.0
   dtype: jnp.dtype = jnp.float32
+  sublayers = 2  # of a layer
 
   def prepare(self, *, causal: bool) -> None:
     """Makes what both have in `setup`. Raises: UserError for options that do not go together."""
@@ -249,16 +259,21 @@ class Stack(nn.Module):
     if self.norm_first:
       self.final_norm = normalise(self.norm, self.dtype)
 
+  @property
+  def share(self) -> float:
+    """One of how many sublayers."""
+    return 1 / (self.layers * self.sublayers)
+
   def own_attention(self) -> Attention:
     """The attention of one layer to its own sequence."""
     attention = Attention(
       self.score, self.alignment, self.features, self.heads, self.kv_heads, self.implementation,
-      self.attention_dropout, project_values=True, positions=self.inside(), dtype=self.dtype,
+      self.attention_dropout, project_values=True, positions=self.inside(), joined=self.share, dtype=self.dtype,
     )  # fmt: skip
     return learns_alone(attention)
 
   def feed_forward(self) -> FeedForward:
-    return FeedForward(self.features, self.hidden, self.activation, self.dtype)
+    return FeedForward(self.features, self.hidden, self.activation, self.share, self.dtype)
 
   @property
   def residual(self) -> Callable[[], Residual]:
