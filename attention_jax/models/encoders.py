@@ -150,7 +150,6 @@ class Embedded(nn.Module):
   """
 
   embedding: nn.Module
-  dropout: float = 0.0
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact

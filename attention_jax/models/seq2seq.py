@@ -244,7 +244,8 @@ def _check_copies(spec: str, output: nn.Module, decoder: nn.Module, source_size:
 
 
 def make(spec: str, table: Mapping[str, type[nn.Module]], what: str, **parts: Any) -> nn.Module:
-  """An instance of the class that `spec` names: 'birnn(layers=2)'. `parts` are not options but given by the caller."""
+  """An instance of the class that `spec` names: 'birnn(layers=2)'. `parts` are not options but given by the caller to
+  any class that has them."""
   name, given = parse_spec(spec)
   cls = table[choose(name, table, what)]
   fields = {f.name: f for f in dataclasses.fields(cls)}
@@ -252,7 +253,7 @@ def make(spec: str, table: Mapping[str, type[nn.Module]], what: str, **parts: An
   check_options(f'{what} {name!r}', given, {option: fields[option].default for option in possible})
   for option, value in given.items():
     _check_range(f'{what} {name!r}', option, value, fields[option].default)
-  return cls(**(parts | given))
+  return cls(**({part: value for part, value in parts.items() if part in fields} | given))
 
 
 def check_ranges(what: str, cls: type, given: Mapping[str, Any]) -> None:

@@ -60,6 +60,7 @@ def test_defaults_of_the_specs_are_the_modules_own():
     ({'dtype': 'float16'}, r"unknown dtype 'float16' .*possible: bfloat16, float32"),
     ({'encoder': 'birnn(layer=2)'}, r"unknown option of encoder 'birnn': 'layer' \(did you mean 'layers'\?\)"),
     ({'encoder': 'birnn(embedding=2)'}, "unknown option of encoder 'birnn': 'embedding'"),
+    ({'encoder': 'embedded(dropout=0.2)'}, "unknown option of encoder 'embedded': 'dropout'"),
     ({'decoder': 'bahdanau(input_feeding=True)'}, "unknown option of decoder 'bahdanau': 'input_feeding'"),
     ({'decoder': 'luong(dtype="bfloat16")'}, "unknown option of decoder 'luong': 'dtype'"),
     ({'output': 'tied(size=3)'}, "unknown option of output 'tied': 'size'"),
