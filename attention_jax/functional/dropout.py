@@ -1,15 +1,35 @@
-"""Dropout on weights, as one more alignment made of any other."""
+"""Dropout: which numbers are kept, and dropout on weights, as one more alignment made of any other."""
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-from jaxtyping import Array, Float
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import rngs_of
 from attention_jax.functional.table import Row
+
+
+def kept(rng: jax.Array, rate: float, shape: tuple[int, ...]) -> Bool[Array, '...']:
+  """True with probability 1 - rate, to 2^-32. Consumes rng.
+
+  Two words are drawn from rng, and every position of the array is hashed with both; so what is kept is the same under
+  vmap, and on however many devices.
+  """
+  first, second = jax.random.bits(rng, (2,), jnp.uint32)
+  at = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+  return _scrambled(_scrambled(at ^ first) ^ second) >= jnp.uint32(rate * 2**32)
+
+
+def _scrambled(x: jax.Array) -> jax.Array:
+  """A permutation of 32-bit words, each of whose bits depends on all: lowbias32 of Wellons 2018, "Hash Prospector"."""
+  x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+  x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+  return x ^ (x >> 16)
 
 
 class Dropout(NamedTuple):
@@ -20,7 +40,7 @@ class Dropout(NamedTuple):
 
   def factors(self, rng: jax.Array, size: int) -> Float[Array, 'S']:
     """For each weight 0, or 1 / (1 - rate). Consumes rng."""
-    return jax.random.bernoulli(rng, 1 - self.rate, (size,)) / (1 - self.rate)
+    return kept(rng, self.rate, (size,)) / (1 - self.rate)
 
 
 def undropped(alignment: Row) -> Callable:

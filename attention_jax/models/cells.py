@@ -21,6 +21,7 @@ from attention_jax.errors import UserError
 from attention_jax.functional.attend import Memory
 from attention_jax.models.encoded import Encoded
 from attention_jax.modules.attention import Attention
+from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.linear import Dense, Joined
 from attention_jax.modules.recurrent import RecurrentStack
 
@@ -319,7 +320,7 @@ class GNMT(Cell):
       self.rnn, self.features, layers, self.residual, self.dropout, self.bridge, self.dtype
     )
     self.stack, self.above = stack(1), stack(self.layers - 1)
-    self.drop = nn.Dropout(self.dropout)
+    self.drop = Dropout(self.dropout)
     self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:

@@ -14,6 +14,7 @@ from attention_jax.functional.masking import masked, mean_of
 from attention_jax.models.encoders import ENCODERS
 from attention_jax.models.seq2seq import DTYPES, check_ranges, make
 from attention_jax.modules.attention import Attention
+from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.embedding import Embedding
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.pooling import POOLINGS
@@ -66,7 +67,7 @@ class Classifier(nn.Module):
 
   def say(self, x: jax.Array, deterministic: bool) -> jax.Array:
     """A vector [B, V] -> logits [B, L]."""
-    drop = nn.Dropout(self.dropout)
+    drop = Dropout(self.dropout)
     if self.hidden:
       x = nn.relu(Dense(self.hidden, dtype=self.dtype, name='before')(drop(x, deterministic=deterministic)))
     return Dense(self.labels, dtype=self.dtype, name='labels')(drop(x, deterministic=deterministic))
@@ -160,7 +161,7 @@ class _Layers(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
     for _ in range(2):
-      x = nn.Dropout(self.dropout)(x, deterministic=deterministic)
+      x = Dropout(self.dropout)(x, deterministic=deterministic)
       x = nn.relu(Dense(self.width, dtype=self.dtype)(x))
     return x
 

@@ -21,6 +21,7 @@ from attention_jax.models.encoded import Encoded
 from attention_jax.models.layered import Layered, LayersCarry, first_carry
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.convolution import GatedConvolution, Normed, halved, lessened, windows
+from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.positions import Learned
 from attention_jax.modules.transformer import attend_one, by_head, learns_alone
 
@@ -70,7 +71,7 @@ class EncoderBlock(nn.Module):
   def __call__(self, x: jax.Array, mask: jax.Array, deterministic: bool) -> jax.Array:
     """x [B, S, D], mask [B, S]."""
     # To the last real position padding has to look as what is beyond the ends does.
-    given = masked(nn.Dropout(self.dropout)(x, deterministic=deterministic), mask)
+    given = masked(Dropout(self.dropout)(x, deterministic=deterministic), mask)
     near = windows(given, self.width // 2, self.width // 2)
     return halved(GatedConvolution(self.features, self.dropout, self.dtype)(near), x)
 
@@ -123,7 +124,7 @@ class DecoderLayer(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
-    self.drop = nn.Dropout(self.dropout)
+    self.drop = Dropout(self.dropout)
 
   def remember(self, encoded: Encoded) -> Memory:
     """What is looked at in every step, prepared once."""
@@ -174,7 +175,7 @@ class ConvDecoder(Layered, Convolutional, kw_only=True):
     self.blocks = [
       DecoderLayer(attention.clone(), self.features, self.width, self.dropout, self.dtype) for _ in range(self.layers)
     ]
-    self.drop = nn.Dropout(self.dropout)
+    self.drop = Dropout(self.dropout)
 
   def start(self, encoded: Encoded, max_length: int) -> tuple[LayersCarry, tuple[Memory, ...]]:
     self.positions.check(max_length)

@@ -20,6 +20,7 @@ from attention_jax.models.convolutional import ConvDecoder
 from attention_jax.models.encoded import Encoded
 from attention_jax.models.layered import Layered, LayersCarry, first_carry
 from attention_jax.modules.attention import Attention
+from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.transformer import DecoderLayer, Stack, learns_alone, visible
 
 
@@ -49,7 +50,7 @@ class Decoder(nn.Module):
   dropout: float = 0.0
 
   def setup(self):
-    self.drop = nn.Dropout(self.dropout)
+    self.drop = Dropout(self.dropout)
 
   @property
   def attention(self) -> Attention:

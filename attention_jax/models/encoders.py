@@ -10,6 +10,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.functional.masking import masked, mean_of
 from attention_jax.models.convolutional import ConvEncoder
 from attention_jax.models.encoded import Encoded
+from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.recurrent import RecurrentLayer, State, zero_state
 from attention_jax.modules.transformer import EncoderLayer, Stack, visible
 
@@ -65,7 +66,7 @@ class Recurrent(nn.Module):
     """
     mask = jnp.ones(ids.shape, bool) if mask is None else mask
     outputs, before, after = self.embedding(ids, deterministic), iter(states), []
-    drop = nn.Dropout(self.dropout)
+    drop = Dropout(self.dropout)
     for layer in range(self.layers):
       inputs, sides = outputs, []
       for backward, features in self.sides(layer):

@@ -11,6 +11,7 @@ import numpy as np
 from attention_jax.functional.masking import masked
 from attention_jax.models.encoded import Encoded
 from attention_jax.models.seq2seq import EncoderDecoder, assemble, make, options_of
+from attention_jax.modules.dropout import Dropout
 
 
 class _Image(nn.Module):
@@ -33,7 +34,7 @@ class _Image(nn.Module):
     grid = self.grid(pictures, deterministic)
     memory = grid.reshape(len(grid), -1, grid.shape[-1])
     mask = jnp.broadcast_to(mask, memory.shape[:2])
-    memory = masked(nn.Dropout(self.dropout)(memory, deterministic=deterministic), mask)
+    memory = masked(Dropout(self.dropout)(memory, deterministic=deterministic), mask)
     return Encoded(memory, mask, memory.mean(1))
 
 

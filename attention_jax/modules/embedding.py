@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from attention_jax.modules.dropout import Dropout
 from attention_jax.tokens import UNK
 
 
@@ -27,7 +28,7 @@ class Embedding(nn.Module):
     self.table = nn.Embed(
       self.size, self.features, dtype=self.dtype, embedding_init=nn.initializers.normal(self.features**-0.5)
     )
-    self.drop = nn.Dropout(self.dropout)
+    self.drop = Dropout(self.dropout)
 
   def __call__(self, ids: jax.Array, deterministic: bool = True) -> jax.Array:
     return self.drop(self.table(known(ids, self.size)), deterministic=deterministic)

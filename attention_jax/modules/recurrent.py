@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.masking import masked
+from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.linear import Dense
 
 State = tuple[jax.Array, ...]  # the first of it is the layer's output
@@ -159,7 +160,7 @@ class RecurrentStack(nn.Module):
     if self.layers < 1:
       raise UserError(f'layers must be at least 1, got {self.layers}')
     self.cells = [RecurrentCell(self.kind, self.features, self.dtype) for _ in range(self.layers)]
-    self.between = nn.Dropout(self.dropout)
+    self.between = Dropout(self.dropout)
     states = self._recurrence.states if self.bridge else 0
     self.bridges = [[Dense(self.features, dtype=self.dtype) for _ in range(states)] for _ in range(self.layers)]
 

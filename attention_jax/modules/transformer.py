@@ -16,6 +16,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.functional.attend import Memory
 from attention_jax.functional.masking import window_mask
 from attention_jax.modules.attention import Attention
+from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.positions import POSITIONS, Positions
 
@@ -88,7 +89,7 @@ class Residual(nn.Module):
     """fn(x) -> (y, anything); returns the new x and anything."""
     norm = normalise(self.norm, self.dtype)
     y, beside = fn(norm(x) if self.first else x)
-    x = x + nn.Dropout(self.dropout)(y, deterministic=deterministic)
+    x = x + Dropout(self.dropout)(y, deterministic=deterministic)
     return (x if self.first else norm(x)), beside
 
 

@@ -8,11 +8,28 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
+from attention_jax.functional.dropout import kept
 from attention_jax.functional.table import lookup
 from tests.functional.problems import assert_same, attend, problem
 
 ROWS = [name for name, row in aj.ALIGNMENTS.items() if not row.latent]
 row_of = lambda name, rate: aj.with_dropout(lookup(name, aj.ALIGNMENTS, 'alignment'), rate)
+
+
+def test_what_is_kept_is_as_if_coins_were_tossed():
+  keys, draws, numbers, rate = jax.random.split(jax.random.key(0), 1024), 1024, 2048, 0.3
+  tossed = np.asarray(jax.vmap(lambda rng: kept(rng, rate, (32, 64)))(keys).reshape(draws, numbers))
+  away = (tossed - (1 - rate)) / np.sqrt(rate * (1 - rate))  # mean 0 and variance 1
+  assert abs(away.mean()) < 5 / np.sqrt(draws * numbers)
+  for axis in range(2):  # sums of a draw, and of a position over draws, spread as sums of coins do: chi-squared
+    sums = (away.sum(axis) ** 2 / away.shape[axis]).sum()
+    count = away.shape[1 - axis]
+    assert abs(sums - count) < 5 * np.sqrt(2 * count)
+  pairs = lambda one, other: abs((one * other).mean()) * np.sqrt(one.size)
+  for apart in (1, 2, 3, 16, 32, 64, 100, 1000):  # of positions, and of draws
+    assert pairs(away[:, apart:], away[:, :-apart]) < 5
+    assert pairs(away[apart:], away[:-apart]) < 5
+  assert np.array_equal(tossed[3], np.asarray(kept(keys[3], rate, (numbers,))))  # whatever it was drawn beside
 
 
 @pytest.mark.parametrize('name', ROWS)
