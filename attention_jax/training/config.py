@@ -13,7 +13,7 @@ from attention_jax.training.loop import Training
 from attention_jax.training.systems import SYSTEMS
 
 # Fields of modules that others say: a decoder for its attention.
-OTHERS_SAY = ('project_values', 'positions', 'dtype', 'parent', 'name')
+OTHERS_SAY = ('project_values', 'positions', 'joined', 'dtype', 'parent', 'name')
 
 
 def default_config(system: str = 'translation') -> ConfigDict:
