@@ -37,6 +37,21 @@ def define_run(help: str = 'the folder of a trained run') -> None:
   flags.DEFINE_enum('checkpoint', 'best', ['best', 'latest', 'average'], which)
 
 
+def define_search() -> None:
+  """The flags of programs that search with a run; each of them is a field of config.evaluation."""
+  flags.DEFINE_integer('beams', None, 'hypotheses kept by the search; 1 is greedy; by default as in the config', 1)
+  flags.DEFINE_float('alpha', None, 'of the length penalty ((5 + length) / 6)^alpha; by default as in the config', 0)
+  flags.DEFINE_float('beta', None, 'of the coverage penalty; by default as in the config', 0)
+  flags.DEFINE_float('gamma', None, 'of the end-of-sentence normalisation; by default as in the config', 0)
+  flags.DEFINE_integer('max_length', None, 'tokens of an output at most; by default as in the config', 1)
+
+
+def searched() -> dict[str, Any]:
+  """The fields of config.evaluation that flags of `define_search` say."""
+  given = {name: FLAGS[name].value for name in ('beams', 'alpha', 'beta', 'gamma', 'max_length')}
+  return {name: value for name, value in given.items() if value is not None}
+
+
 def launch(main: Callable[[], None]) -> None:
   """Parses the flags and calls main(). Exits with 2 and one line where the user can mend it."""
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')

@@ -22,18 +22,18 @@ from absl import flags
 
 from attention_jax.analysis.alignment import format_pharaoh, links_from_weights
 from attention_jax.errors import UserError
-from experiments.launch import FLAGS, SEVERAL, define_run, launch, required
+from experiments.launch import FLAGS, SEVERAL, define_run, define_search, launch, required, searched
 
 WINDOW = 4096  # lines searched before the first of them is printed: sorted by length among themselves
 # What --stream can do.
 STREAMED = {
   'input': '-', 'beams': 1, 'groups': 1, 'samples': None, 'nbest': 1, 'alignments': False, 'json': False, 'mbr': None,
-  'prefixes': None, 'replace_unknown': False, 'diversity': 0.5,
+  'prefixes': None, 'replace_unknown': False, 'diversity': 0.5, 'alpha': None, 'beta': None, 'gamma': None,
 }  # fmt: skip
 
 define_run(SEVERAL)
+define_search()
 flags.DEFINE_string('input', '-', 'a file of lines, or - for stdin')
-flags.DEFINE_integer('beams', None, 'hypotheses kept by the search; 1 is greedy; by default as in the config', 1)
 flags.DEFINE_integer('nbest', None, 'how many hypotheses to print for each line, at most --beams or --samples', 1)
 flags.DEFINE_integer('groups', 1, 'groups of beams that take different words, of a diverse search', 1)
 flags.DEFINE_float('diversity', 0.5, 'of --groups: what a word costs that an earlier group has just taken')
@@ -59,7 +59,7 @@ def main() -> None:
   _check_search()
   if FLAGS.stream:
     _check_streamed(workdir)
-  run = experiment.open_runs(workdir, FLAGS.checkpoint)
+  run = experiment.open_runs(workdir, FLAGS.checkpoint, searched())
   _ = run.predictor  # says so where the run does not translate
   if FLAGS.stream:
     _stream(run)
@@ -71,7 +71,7 @@ def _translate(run, sampling) -> None:
   """Searches over whole lines, many at once."""
   from attention_jax.data.files import read_lines, split_lines
 
-  beams = FLAGS.beams or run.config['evaluation']['beams']
+  beams = run.config['evaluation']['beams']
   shown = FLAGS.nbest or (1 if FLAGS.mbr else FLAGS.samples) or 1
   if shown > (FLAGS.samples or beams):
     what = f'--samples={FLAGS.samples}' if FLAGS.samples else f'--beams={beams}'
@@ -98,14 +98,15 @@ def _translate(run, sampling) -> None:
 
 
 def _ranked(hypotheses: list) -> list:
-  """In their order, or with --mbr in that of how much the others agree, which is then their score."""
+  """In their order, or with --mbr in that of how much the others agree, which is then their score, each text once."""
   from attention_jax.training.consensus import expected_utility
 
   if not FLAGS.mbr:
     return hypotheses
-  utilities = expected_utility([h.text for h in hypotheses], FLAGS.mbr)
+  log_probs = None if FLAGS.samples else [h.log_prob for h in hypotheses]
+  utilities = expected_utility([h.text for h in hypotheses], FLAGS.mbr, log_probs)
   scored = [h._replace(score=utility) for h, utility in zip(hypotheses, utilities, strict=True)]
-  return sorted(scored, key=lambda h: -h.score)
+  return list({h.text: h for h in sorted(scored, key=lambda h: h.score)}.values())[::-1]
 
 
 def _sampling():
@@ -118,8 +119,8 @@ def _sampling():
       if value != FLAGS[name].default:
         raise UserError(f'--{name}={value} is an option of --samples, which is not given')
     return None
-  if FLAGS.beams:
-    raise UserError(f'--samples={FLAGS.samples} draws, --beams={FLAGS.beams} searches; possible: one of them')
+  if search := [f'--{name}={value}' for name, value in searched().items() if name != 'max_length']:
+    raise UserError(f'--samples={FLAGS.samples} draws, {search[0]} searches; possible: one of them')
   return Sampling(FLAGS.samples, **options)
 
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ from attention_jax.training.system import Config, Stepwise, System
 from attention_jax.training.systems import SYSTEMS
 
 RESULTS = 'results.json'
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 TESTED = ('test', 'unseen')  # splits that are measured once, at the end
 
 
@@ -112,12 +114,12 @@ def _fit(
   return Results(int(result.state.step), [result.reason], result.compilations)
 
 
-def open_runs(folders: str, checkpoint: str = 'best') -> Run:
+def open_runs(folders: str, checkpoint: str = 'best', evaluation: Mapping[str, Any] = NOTHING) -> Run:
   """As open_run; folders with commas between them are an ensemble, with the config of the first.
 
   Raises: UserError besides where runs cannot be one.
   """
-  first, *others = runs = [open_run(folder, checkpoint) for folder in folders.split(',')]
+  first, *others = runs = [open_run(folder, checkpoint, evaluation) for folder in folders.split(',')]
   if not others:
     return first
   if not all(hasattr(run.system, 'together') for run in runs):
@@ -129,14 +131,20 @@ def open_runs(folders: str, checkpoint: str = 'best') -> Run:
   return dataclasses.replace(first, system=system, params=tuple(run.params for run in runs))
 
 
-def open_run(folder: str | Path, checkpoint: str = 'best') -> Run:
+def open_run(folder: str | Path, checkpoint: str = 'best', evaluation: Mapping[str, Any] = NOTHING) -> Run:
   """A run that was trained, ready to predict, without its data.
 
-  Args: checkpoint, 'best', 'latest', or 'average': the mean of the parameters of the last training.keep.
-  Raises: UserError when the folder holds no run, or its checkpoint cannot be read.
+  Args:
+    checkpoint: 'best', 'latest', or 'average': the mean of the parameters of the last training.keep.
+    evaluation: fields of config.evaluation that are to be others than the run was trained with.
+
+  Raises: UserError when the folder holds no run, its checkpoint cannot be read, or its system has no such field.
   """
   folder = Path(folder)
   config = complete(read_config(folder), f'{folder}/config.json')
+  for field in evaluation:
+    choose(field, config['evaluation'], f'field of config.evaluation of {folder}:')
+  config['evaluation'] |= evaluation
   if config['seeds'] > 1:
     possible = ', '.join(str(_own(folder, seed)) for seed in _seeds(config))
     raise UserError(f'{folder} holds {config["seeds"]} runs, one for each seed; possible: {possible}')
@@ -145,10 +153,10 @@ def open_run(folder: str | Path, checkpoint: str = 'best') -> Run:
   return Run(folder, system, evaluation_params(state), int(state.step))
 
 
-def evaluate_split(run: Run, split: str, *, beams: int | None = None):
+def evaluate_split(run: Run, split: str):
   """(metrics, predictions) of one split of a run's task. Raises: UserError naming the splits there are."""
   choose(split, run.system.splits, 'split')
-  return run.system.measure(run.params, split, beams=beams)
+  return run.system.measure(run.params, split)
 
 
 def _seeds(config: Config) -> list[int]:

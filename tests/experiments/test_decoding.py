@@ -39,6 +39,18 @@ def test_the_hypothesis_that_the_others_agree_with(trained):
   every = columns(run('translate', f'--workdir={trained[0]}', '--samples=4', '--temperature=3', stdin=GIVEN))
   assert drawn.out.count('\n') == 3
   assert drawn.out.splitlines()[0] in {text for number, _, text in every if number == '1'}
+  ranked = columns(run('translate', f'--workdir={trained[0]}', '--beams=4', '--nbest=4', '--mbr=chrf', stdin=GIVEN))
+  assert len({(number, text) for number, _, text in ranked}) == len(ranked)
+
+
+def test_a_search_is_set_when_it_is_made(trained, tmp_path):
+  plain = columns(run('translate', f'--workdir={trained[0]}', '--nbest=1', stdin=GIVEN))
+  sums = columns(run('translate', f'--workdir={trained[0]}', '--nbest=1', '--alpha=0', '--beta=0', stdin=GIVEN))
+  assert all(float(one[1]) < float(other[1]) for one, other in zip(sums, plain, strict=True))  # no length divides them
+  short = run('translate', f'--workdir={trained[0]}', '--max_length=1', stdin=GIVEN)
+  assert all(len(line.split()) <= 1 for line in short.out.splitlines()) and '2 outputs may have been cut' in short.err
+  ran = run('evaluate', f'--workdir={trained[0]}', '--split=train', '--beams=2', '--gamma=0.5')
+  assert ran.code == 0 and 'beams=2, beta=0.0, gamma=0.5' in ran.out, ran
 
 
 def test_given_translations_are_scored(trained, tmp_path):
@@ -60,6 +72,8 @@ def test_given_translations_are_scored(trained, tmp_path):
     (['--beams=3', '--groups=2'], 'groups=2, diversity=0.5; possible: groups that divide beams=3'),
     (['--beams=1', '--groups=2'], 'groups that divide beams=1'),
     (['--samples=2', '--groups=2'], '--samples=2 draws, --groups=2 searches; possible: one of them'),
+    (['--samples=2', '--alpha=1'], '--samples=2 draws, --alpha=1.0 searches; possible: one of them'),
+    (['--stream', '--beta=1'], '--beta=1.0 cannot be given with --stream'),
     (['--diversity=2'], '--diversity=2.0 is an option of --groups, of which there is one'),
     (['--mbr=blue'], "unknown metric 'blue'"),
     (['--prefixes=/dev/null'], '/dev/null'),

@@ -75,6 +75,8 @@ def test_utility_is_the_mean_agreement_with_all():
   chrf = expected_utility(texts, 'chrf')
   assert np.argmax(chrf) == 0 and chrf[0] == chrf[3] > chrf[1] > chrf[2]
   assert expected_utility(['a', 'b'], 'ter') == [-50, -50]  # edits: less is better
+  by_probability = expected_utility(['a', 'b'], 'exact_match', [-700.0 + np.log(3), -700.0])
+  np.testing.assert_allclose(by_probability, [75, 25])
   with pytest.raises(UserError, match="unknown metric 'blue'"):
     expected_utility(texts, 'blue')
 
