@@ -17,6 +17,7 @@ class Told(NamedTuple):
   """A picture [height, width, 3] uint8, the words said of it, and where was looked: weights [words, rows, columns].
 
   boxes: of each word the gold box (left, top, right, bottom) in pixels, or None.
+  middles: of the rows and of the columns of the maps, from 0 to 1; None where cells share the picture evenly.
   """
 
   picture: np.ndarray
@@ -24,6 +25,7 @@ class Told(NamedTuple):
   maps: np.ndarray
   title: str = ''
   boxes: Sequence | None = None
+  middles: tuple[np.ndarray, np.ndarray] | None = None
 
 
 def write(items: Sequence[Told], path: str | Path) -> None:
@@ -41,13 +43,14 @@ def write(items: Sequence[Told], path: str | Path) -> None:
     raise UserError(f'{path}: cannot write the picture: {error.strerror}') from error
 
 
-def blended(picture: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def blended(picture: np.ndarray, weights: np.ndarray, middles=None) -> np.ndarray:
   """The picture, lit where the weights are heavy and dark elsewhere: [height, width, 3] from 0 to 1."""
-  from PIL import Image
-
-  height, width = picture.shape[:2]
-  light = Image.fromarray((weights / max(float(weights.max()), 1e-9)).astype(np.float32))
-  light = np.asarray(light.resize((width, height), Image.Resampling.BICUBIC)).clip(0, 1)[..., None]
+  even = [(np.arange(size) + 0.5) / size for size in weights.shape]
+  rows, columns = (
+    np.stack([np.interp((np.arange(size) + 0.5) / size, at, unit) for unit in np.eye(len(at))])
+    for size, at in zip(picture.shape, middles or even, strict=False)
+  )
+  light = (rows.T @ (weights / max(float(weights.max()), 1e-9)) @ columns)[..., None]
   return picture / 255.0 * (0.25 + 0.75 * light)
 
 
@@ -64,7 +67,7 @@ def _grid(items: Sequence[Told], path: Path) -> None:
     _panel(next(places), item.picture / 255.0, item.title)
     for word, (text, weights) in enumerate(zip(item.words, item.maps, strict=True)):
       box = item.boxes[word] if item.boxes is not None and word < len(item.boxes) else None
-      _panel(next(places), blended(item.picture, weights), text, box)
+      _panel(next(places), blended(item.picture, weights, item.middles), text, box)
     top += count
   figure.savefig(path, dpi=110)
 
@@ -87,7 +90,7 @@ def _animate(items: Sequence[Told], path: Path) -> None:
     if not len(item.words):  # nothing is said: the picture alone
       item = item._replace(words=[''], maps=np.ones((1, 1, 1)))
     for word, weights in enumerate(item.maps):
-      lit = Image.fromarray((255 * blended(item.picture, weights)).astype(np.uint8))
+      lit = Image.fromarray((255 * blended(item.picture, weights, item.middles)).astype(np.uint8))
       frame = Image.new('RGB', (size, size + 64), 'white')
       frame.paste(lit.resize((size, size), Image.Resampling.BICUBIC), (0, 0))
       pen = ImageDraw.Draw(frame)

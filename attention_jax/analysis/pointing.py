@@ -11,28 +11,29 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; the last 
 
 
 def pointing(
-  weights: np.ndarray, boxes: Sequence[Box | None], size: tuple[int, int], *, phrases: bool
+  weights: np.ndarray, boxes: Sequence[Box | None], middles: tuple[np.ndarray, np.ndarray], *, phrases: bool
 ) -> tuple[int, int]:
   """(hits, of how many) over the tokens of one caption that have a box, or over their phrases.
 
   Args:
-    weights: [T, S], over the cells of a square grid, row by row.
+    weights: [T, S], over the cells of a grid, row by row.
     boxes: of each token, None where it tells of nothing that can be seen.
-    size: height and width of the picture, pixels. A cell lies in a box when its middle does.
+    middles: of rows and of columns of cells, pixels. A cell lies in a box when its middle does.
     phrases: tokens in a row with one box are one, whose weights are added up (Liu et al. 2017, for phrases).
 
-  Raises: UserError for weights over anything but a square grid, or fewer weights than boxes.
+  Raises: UserError for weights over another grid, or fewer weights than boxes.
   """
-  rows = round(weights.shape[1] ** 0.5)
-  if rows * rows != weights.shape[1] or len(weights) < len(boxes):
-    raise UserError(f'pointing: weights {list(weights.shape)} are not of {len(boxes)} tokens over a square grid')
+  rows, columns = map(len, middles)
+  if rows * columns != weights.shape[1] or len(weights) < len(boxes):
+    of = f'{len(boxes)} tokens over a grid of {rows} x {columns}'
+    raise UserError(f'pointing: weights {list(weights.shape)} are not of {of}')
   hits = total = 0
   for box, tokens in itertools.groupby(range(len(boxes)), key=lambda token: boxes[token]):
     if box is None:
       continue
     own = weights[list(tokens)]
     for heaviest in (own.sum(0, keepdims=True) if phrases else own).argmax(1):
-      row, column = divmod(int(heaviest), rows)
-      x, y = ((place + 0.5) * side / rows for place, side in ((column, size[1]), (row, size[0])))
+      row, column = divmod(int(heaviest), columns)
+      y, x = middles[0][row], middles[1][column]
       hits, total = hits + (box[0] <= x < box[2] and box[1] <= y < box[3]), total + 1
   return hits, total

@@ -29,6 +29,10 @@ class _Image(nn.Module):
     """[B, height, width, C] -> [B, rows, columns, D]."""
     raise NotImplementedError
 
+  def middles(self, size: int) -> np.ndarray:
+    """[rows]: what each row of cells is centred on, from 0 to 1 along an axis of `size`; columns alike."""
+    return (np.arange(size) + 0.5) / size
+
   @nn.compact
   def __call__(self, pictures: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
     grid = self.grid(pictures, deterministic)
@@ -62,6 +66,13 @@ class Grid(_Image):
     place = self.param('place', nn.initializers.normal(0.1), (1, rows, columns, self.features))
     return x + place.astype(self.dtype)
 
+  def middles(self, size):
+    first, apart, rows = 0, 1, size  # the pixel in the middle of what the first cell sees, and from cell to cell
+    for _ in range(self.halvings):
+      before = rows % 2  # of the rows that padding 'SAME' adds: two around an odd number, one after an even one
+      first, apart, rows = first + apart * (1 - before), 2 * apart, -(-rows // 2)
+    return (first + apart * np.arange(rows) + 0.5) / size
+
 
 class Given(_Image):
   """Features that somebody else has computed, such as those of a pretrained network, projected to `features`.
@@ -84,9 +95,3 @@ def build_captioner(model: Mapping[str, Any], target_size: int) -> EncoderDecode
   options, parts = options_of(model)
   encoder = make(options.encoder, IMAGE_ENCODERS, 'encoder of pictures', **parts)
   return assemble(options, parts, model['attention'], encoder, target_size)
-
-
-def cells(size: int) -> int:
-  """How many rows, and columns, a square grid of so many cells has."""
-  rows = round(size**0.5)
-  return rows if rows * rows == size else 0

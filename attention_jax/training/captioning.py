@@ -32,7 +32,7 @@ from attention_jax.data.pictures import (
 )
 from attention_jax.errors import UserError, choose
 from attention_jax.kernels import auto
-from attention_jax.models.images import build_captioner, cells
+from attention_jax.models.images import build_captioner
 from attention_jax.models.seq2seq import EncoderDecoder, Model
 from attention_jax.modules.attention import Attention
 from attention_jax.tokens import EOS
@@ -243,15 +243,18 @@ class Captioning:
       if not said.hypotheses:
         raise UserError(f'no caption for {said.source!r}')
       best = said.hypotheses[0]
-      rows_of_grid = cells(best.weights.shape[1])
-      if not rows_of_grid:
-        raise UserError('only square grids can be drawn')
-      maps = best.weights[: len(best.tokens)].reshape(-1, rows_of_grid, rows_of_grid)
+      maps = best.weights[: len(best.tokens)].reshape(-1, *map(len, self._middles))
       first = None if boxes is None else pictures.shown.index(chosen[i])
       right = boxes is not None and pictures.captions[first] == best.text
       picture = read_image(pictures.files[chosen[i]], DRAWN) if features else shown[i]
-      items.append(overlays.Told(picture, best.tokens, maps, said.source, boxes[first] if right else None))
+      gold = boxes[first] if right else None
+      items.append(overlays.Told(picture, best.tokens, maps, said.source, gold, self._middles))
     overlays.write(items, path)
+
+  @property
+  def _middles(self) -> tuple[np.ndarray, ...]:
+    """Of the rows and of the columns of cells, from 0 to 1."""
+    return tuple(map(self.model.encoder.middles, self.shape[:2]))
 
   @property
   def _lengths(self) -> tuple[int, ...]:
@@ -286,8 +289,9 @@ class Captioning:
       (matrix, [boxes[word] if word >= 0 else None for word in self.vocabulary.words(caption)])
       for boxes, caption, matrix in zip(pictures.boxes, pictures.captions, weights, strict=True) if matrix is not None
     ]  # fmt: skip
+    middles = tuple(of * size for of, size in zip(self._middles, self.shape[:2], strict=True))
     for name, phrases in (('pointing', True), ('pointing_words', False)):
-      played = [pointing(matrix, boxes, self.shape[:2], phrases=phrases) for matrix, boxes in rows]
+      played = [pointing(matrix, boxes, middles, phrases=phrases) for matrix, boxes in rows]
       hits, total = map(sum, zip(*played, strict=True))
       what = f'{"things" if phrases else "words"}:{total}'
       found[name] = Result(100 * hits / max(total, 1), '%', f'argmax cell in box|targets:forced|{what}')

@@ -35,7 +35,7 @@ from attention_jax.training.step import step_rngs
 from attention_jax.training.system import Config, chosen_rows
 
 LABELS = 10
-SELECTABLE = {'loss': False, 'error': False}
+SELECTABLE = {'loss': False, 'error': False, 'error_of_one': False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +66,15 @@ class Evaluation:
 
 
 class Look(NamedTuple):
-  """What is said of a picture: a label, the probability of each, and one of the ways [T, 2] of looking at it."""
+  """What is said of a picture: a label, the probability of each, and one of the ways [T, 2] of looking at it.
+
+  labels: [N], what each way of looking says by itself.
+  """
 
   label: int
   probabilities: np.ndarray
   locations: np.ndarray
+  labels: np.ndarray
 
 
 class Glimpsing:
@@ -151,7 +155,10 @@ class Glimpsing:
     samples = self.config['evaluation']['samples']
     how = f'samples:{samples}|rows:{len(digits.labels)}'
     wrong = float(np.mean([look.label != label for look, label in zip(looks, digits.labels, strict=True)]))
-    return {'loss': Result(float(np.mean(losses)), 'nat/picture', how), 'error': Result(100 * wrong, '%', how)}, looks
+    alone = float(np.mean([look.labels != label for look, label in zip(looks, digits.labels, strict=True)]))
+    found = {'loss': Result(float(np.mean(losses)), 'nat/picture', how), 'error': Result(100 * wrong, '%', how)}
+    of_each = f'mean of {samples}, each by itself|rows:{len(digits.labels)}'
+    return found | {'error_of_one': Result(100 * alone, '%', of_each)}, looks
 
   def lines(self, predictions: Sequence[Look]) -> list[str]:
     return [str(look.label) for look in predictions]
@@ -177,8 +184,8 @@ class Glimpsing:
 
   @functools.cached_property
   def _run(self) -> Callable:
-    """(params, batch) -> probabilities [B, L] and a way [B, T, 2]: each picture looked at in several ways, which are
-    drawn by its number, whatever is beside it."""
+    """(params, batch) -> probabilities [B, L], a way [B, T, 2] and labels [B, N]: each picture looked at in several
+    ways, which are drawn by its number, whatever is beside it."""
 
     def run(params, batch):
       def picture(one):
@@ -188,7 +195,7 @@ class Glimpsing:
 
         rng = jax.random.fold_in(jax.random.key(0), one.index)
         probabilities, locations = jax.lax.map(way, jax.random.split(rng, self.config['evaluation']['samples']))
-        return probabilities.mean(0), locations[0]
+        return probabilities.mean(0), locations[0], probabilities.argmax(-1)
 
       return jax.vmap(picture)(batch)
 
@@ -200,9 +207,9 @@ class Glimpsing:
     for batch in batches:
       whole = len(batch.index) % mesh.devices.size == 0
       placed = place(batch, mesh) if whole else batch
-      probabilities, locations = jax.device_get(self._run(params, placed))
+      probabilities, locations, labels = jax.device_get(self._run(params, placed))
       for i in np.flatnonzero(batch.index >= 0):
-        looks[batch.index[i]] = Look(int(probabilities[i].argmax()), probabilities[i], locations[i])
+        looks[batch.index[i]] = Look(int(probabilities[i].argmax()), probabilities[i], locations[i], labels[i])
         losses[batch.index[i]] = -np.log(max(float(probabilities[i, batch.label[i]]), 1e-30))
     return looks, losses
 

@@ -21,3 +21,9 @@ def test_every_word_has_a_frame_and_no_word_the_bare_picture(tmp_path):
 def test_light_falls_where_the_weights_are():
   lit = overlays.blended(np.full((8, 8, 3), 200, np.uint8), np.array([[0.0, 1.0], [0.0, 0.0]]))
   assert lit[0, 7].mean() > 2 * lit[7, 0].mean() > 0
+
+
+def test_light_falls_on_the_middles_of_cells():
+  weights = np.array([[0.0, 1.0], [0.0, 0.0]])
+  lit = overlays.blended(np.full((8, 8, 3), 200, np.uint8), weights, (np.array([0.4375, 0.9]), np.array([0.1, 0.6875])))
+  assert np.unravel_index(lit[..., 0].argmax(), (8, 8)) == (0, 5) and lit[3, 5, 0] == lit.max() > lit[4, 5, 0]

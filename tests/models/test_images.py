@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.models.images import build_captioner, cells
+from attention_jax.models.images import Grid, build_captioner
 from attention_jax.models.seq2seq import Model
 from attention_jax.modules.attention import Attention
 from tests.modules.quick import assert_close, draw, variables
@@ -46,6 +46,24 @@ def test_cells_are_a_memory_like_any_other(encoder, picture, decoder):
     assert_close(step.logits, found.logits[:, t])
 
 
+@pytest.mark.parametrize(('size', 'halvings', 'layers'), [(16, 1, 1), (32, 2, 0), (64, 3, 0), (33, 2, 0), (50, 2, 0)])
+def test_a_cell_sees_what_lies_around_where_it_is_said_to_look(size, halvings, layers):
+  encoder = Grid(features=8, halvings=halvings, layers=layers)
+  picture = 127 + 100 * draw(1, size, size, 3)
+  params = variables(encoder, picture, REAL[:1], True)
+  rows = -(-size // 2**halvings)
+  row = rows // 2
+
+  def seen(picture):
+    memory = encoder.apply(params, picture, REAL[:1], True).memory.reshape(rows, rows, -1)
+    return (memory[row, row] * jnp.arange(8.0)).sum()
+
+  felt = np.flatnonzero(np.abs(jax.grad(seen)(picture))[0].sum((1, 2)))
+  assert len(felt) < size
+  middle = (felt[0] + felt[-1] + 1) / 2
+  assert len(encoder.middles(size)) == rows and middle == pytest.approx(encoder.middles(size)[row] * size)
+
+
 def test_a_closed_gate_hides_the_picture():
   model = captioner(encoder=GRID, decoder='bahdanau(features=6, readout=6, gate=True, bridge=False)')
   one, other = 100 * draw(1, 8, 8, 3), 100 * draw(1, 8, 8, 3, seed=1)
@@ -70,7 +88,3 @@ def test_what_does_not_go_together_says_so():
     jax.eval_shape(lambda: model.init(jax.random.key(0), picture, REAL[:1], TARGET[:1]))
   with pytest.raises(UserError, match="unknown encoder of pictures 'birnn'"):
     captioner(encoder='birnn')
-
-
-def test_square_grids_are_known():
-  assert [cells(size) for size in (64, 1, 49, 50)] == [8, 1, 7, 0]
