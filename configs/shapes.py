@@ -7,7 +7,7 @@ Measured on 2 CPU cores, seed 0: xu2015_soft half an hour, 97.0 % of captions ri
 from attention_jax.training.config import default_config
 from attention_jax.training.presets import apply_preset
 
-STEPS = {'hard': 8000}  # one place at a time takes twice as long to learn
+STEPS = {'xu2015_hard': 8000}  # one place at a time takes twice as long to learn
 
 
 def get_config(preset: str = 'xu2015_soft'):
@@ -22,5 +22,5 @@ def get_config(preset: str = 'xu2015_soft'):
   config.training.select = 'exact_match'
   config.evaluation.metrics = ('exact_match', 'bleu(tokenize="none")')
   apply_preset(config, preset, features=128)
-  config.training.steps = STEPS.get(config.model.attention.alignment, config.training.steps)
+  config.training.steps = STEPS.get(preset, config.training.steps)
   return config

@@ -3,19 +3,22 @@
   python -m experiments.inspect_attention --workdir=runs/dates --rows=0,1,2,3
   python -m experiments.inspect_attention --workdir=runs/dates --text='5. März 1999'
 
-Rows of a split show its gold links as outlined squares, where it has them, and the weights of the right target;
---text shows those of the best hypothesis.
+Rows of a split of sentences show its gold links as outlined squares, where it has them, and the weights of the right
+target; --text, and rows of pictures, show those of the best hypothesis.
 """
+
+from pathlib import Path
 
 from absl import flags
 
+from attention_jax.errors import UserError
 from experiments.launch import FLAGS, define_run, launch, new_file, required
 
 define_run()
 flags.DEFINE_string('split', 'test', 'train, validation, test or unseen, as far as the task has them')
 flags.DEFINE_list('rows', ['0', '1', '2', '3'], 'rows of the split, counted from 0')
 flags.DEFINE_multi_string('text', [], 'a source line to draw instead of rows of the split; may be given repeatedly')
-flags.DEFINE_string('output', None, 'a new PNG; by default attention.png in the workdir, drawn anew')
+flags.DEFINE_string('output', None, 'a new file; by default one in the workdir, drawn anew')
 
 
 def main() -> None:
@@ -24,9 +27,15 @@ def main() -> None:
   folder = required('workdir')
   output = new_file(FLAGS.output, 'output') if FLAGS.output else None
   run = experiment.open_run(folder, FLAGS.checkpoint)
-  path = output or f'{folder}/{run.system.drawing}'
+  path = Path(output or f'{folder}/{run.system.drawing}')
+  if path.suffix.lower() != (kind := Path(run.system.drawing).suffix):
+    raise UserError(f'--output={path}: this run is drawn as {kind}; possible: a path that ends with it')
+  beside = [path.with_suffix(suffix) for suffix in getattr(run.system, 'drawn_beside', ())]
+  if output:
+    for other in beside:
+      new_file(str(other), 'output')
   run.system.draw(run.params, path, split=FLAGS.split, rows=FLAGS.rows, given=FLAGS.text)
-  print(f'written to {path}')
+  print(f'written to {", ".join(map(str, [path, *beside]))}')
 
 
 if __name__ == '__main__':

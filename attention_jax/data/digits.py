@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attention_jax.data.batching import Order, chunks
+from attention_jax.data.files import read_arrays
 from attention_jax.data.options import bind
 from attention_jax.data.prepared import open_set, parts_of
 from attention_jax.errors import UserError, choose
+
+LABELS = 10
 
 
 class Digits(NamedTuple):
@@ -60,17 +63,21 @@ def npz(
 ) -> dict[str, Digits]:
   """An .npz file with x_train, y_train, x_test and y_test, as MNIST is often kept; the last of training validate."""
   path = os.path.join(folder, os.path.expanduser(path))
-  try:
-    with np.load(path) as file:
-      missing = [name for name in ('x_train', 'y_train', 'x_test', 'y_test') if name not in file]
-      if missing:
-        raise UserError(f'{path}: no array {missing[0]!r}; it has: {", ".join(file)}')
-      x, y, x_test, y_test = (file[name] for name in ('x_train', 'y_train', 'x_test', 'y_test'))
-  except (OSError, ValueError) as error:
-    raise UserError(f'{path}: not an .npz file that can be read ({error})') from error
+  found = read_arrays(path)
+  missing = [name for name in ('x_train', 'y_train', 'x_test', 'y_test') if name not in found]
+  if missing:
+    raise UserError(f'{path}: no array {missing[0]!r}; it has: {", ".join(found)}')
+  x, y, x_test, y_test = (found[name] for name in ('x_train', 'y_train', 'x_test', 'y_test'))
   for name, pictures, labels in (('train', x, y), ('test', x_test, y_test)):
-    if pictures.ndim != 3 or pictures.dtype != np.uint8 or len(pictures) != len(labels):
-      raise UserError(f'{path}: x_{name} is {pictures.dtype} {list(pictures.shape)}; expected uint8 [P, height, width]')
+    if pictures.ndim != 3 or pictures.dtype != np.uint8 or pictures.shape[1:] != x.shape[1:]:
+      height, width = x.shape[1:] if x.ndim == 3 else ('height', 'width')
+      expected = f'uint8 [P, {height}, {width}]'
+      raise UserError(f'{path}: x_{name} is {pictures.dtype} {list(pictures.shape)}; expected {expected}')
+    if labels.shape != pictures.shape[:1] or labels.dtype.kind not in 'iu':
+      expected = f'whole numbers [{len(pictures)}]'
+      raise UserError(f'{path}: y_{name} is {labels.dtype} {list(labels.shape)}; expected {expected}')
+    for row in np.flatnonzero((labels < 0) | (labels >= LABELS))[:1]:
+      raise UserError(f'{path}: y_{name}[{row}] is {labels[row]}; possible: 0 to {LABELS - 1}')
   if not 0 < validation < len(x):
     raise UserError(f'{path}: validation={validation} of {len(x)} pictures; possible: from 1 to {len(x) - 1}')
   parts = {'train': (x[:-validation], y[:-validation]), 'validation': (x[-validation:], y[-validation:])}

@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from attention_jax.data.options import bind
 from attention_jax.data.prepared import open_set, parts_of
 from attention_jax.errors import UserError, choose
 
+SURROGATE = re.compile('[\ud800-\udfff]')
 SPLITS = ('train', 'validation', 'test', 'unseen')
 
 
@@ -122,6 +124,8 @@ def _read_jsonl(path: str, fields: tuple[str, ...], label: str, language: str, h
     texts.append([row[field] for field in fields])
     if wrong := [field for field in fields if not isinstance(row[field], str)]:
       raise UserError(f'{path}:{number}: {wrong[0]} is no text but {row[wrong[0]]!r}')
+    if any(SURROGATE.search(row[field]) for field in fields):
+      raise UserError(f'{path}:{number}: half of a surrogate pair, which is no character; possible: whole pairs')
     if not isinstance(row[label], str | int) or row[label] == '':
       raise UserError(f'{path}:{number}: {label} is {row[label]!r}; possible: a text or a whole number')
     labels.append(str(row[label]))

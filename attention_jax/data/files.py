@@ -3,7 +3,10 @@
 import difflib
 import gzip
 import os
+import zipfile
 import zlib
+
+import numpy as np
 
 from attention_jax.errors import UserError
 
@@ -43,6 +46,17 @@ def not_utf8(path: str, line: int, column: int, byte: int) -> UserError:
 def empty(path: str) -> UserError:
   """The error of a file without any text."""
   return UserError(f'{path}: the file is empty')
+
+
+def read_arrays(path: str) -> dict[str, np.ndarray]:
+  """The arrays of an .npz file by their names. Raises: UserError for one that is not whole, or holds objects."""
+  try:
+    with open(path, 'rb') as raw, np.load(raw) as file:
+      return {name: file[name] for name in file}
+  except FileNotFoundError:
+    raise UserError(f'{path}: no such file{_nearest(path)}') from None
+  except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+    raise UserError(f'{path}: not an .npz file of numbers that can be read ({error})') from error
 
 
 def cache_folder(name: str) -> str:

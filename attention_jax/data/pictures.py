@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attention_jax.data.batching import Batch, Order, chunks
-from attention_jax.data.files import read_lines
+from attention_jax.data.files import read_arrays, read_lines
 from attention_jax.data.options import bind
 from attention_jax.data.text import Corpus, count
 from attention_jax.data.vocab import Vocabulary
@@ -18,6 +18,7 @@ from attention_jax.errors import UserError
 from attention_jax.tokens import EOS, PAD
 
 SPLITS = ('train', 'validation', 'test', 'unseen')
+MORE = 'more'  # what a row of a table has beyond its columns
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; the last two lie outside
 
 
@@ -91,29 +92,38 @@ def captions(
 
   Raises: UserError naming the file and the row that is not as it should be.
   """
+  for name, share in (('validation', validation), ('test', test)):
+    if not 0 <= share < 1:
+      raise UserError(f'captions: {name}={share}; possible: from 0 to below 1')
+  if size < 1:
+    raise UserError(f'captions: size={size}; possible: 1 or more')
   path = os.path.join(folder, captions)
   rows = _read_table(path)
   names = sorted({row['image'] for _, row in rows})
   if 'split' not in rows[0][1]:
     held = [round(len(names) * share) for share in (validation, test)]
     edges = len(names) - sum(held), len(names) - held[1]
-    split_of = {name: SPLITS[(i >= edges[0]) + (i >= edges[1])] for i, name in enumerate(names)}
-    rows = [(number, row | {'split': split_of[row['image']]}) for number, row in rows]
-  stored = _features(os.path.join(folder, features)) if features else None
-  found = {}
+    share_of = {name: SPLITS[(i >= edges[0]) + (i >= edges[1])] for i, name in enumerate(names)}
+    rows = [(number, row | {'split': share_of[row['image']]}) for number, row in rows]
+  stored = read_arrays(os.path.join(folder, features)) if features else None
+  found, split_of, shape = {}, {}, None
   for split in SPLITS:
     mine = [(number, row) for number, row in rows if row['split'] == split]
     if mine:
       numbers, pictures = {}, []
       for number, row in mine:
         if (name := row['image']) not in numbers:
-          numbers[name] = len(numbers)
-          where = f'{path}:{number}: '
+          numbers[name], where = len(numbers), f'{path}:{number}: '
+          if (before := split_of.setdefault(name, split)) != split:
+            raise UserError(f'{where}{name} is in split {before} too; possible: one split for each image')
           file = os.path.join(folder, images, name)
           pictures.append(_stored(stored, name, where) if features else read_image(file, size, where))
+          shape = shape or pictures[0].shape
+          if pictures[-1].shape != shape:
+            raise UserError(f'{where}{name} is {list(pictures[-1].shape)}, those before it {list(shape)}')
       texts = [row['caption'].lower() if lowercase else row['caption'] for _, row in mine]
       found[split] = Pictures(
-        _stack(pictures, path), list(numbers), texts, [numbers[row['image']] for _, row in mine],
+        np.stack(pictures), list(numbers), texts, [numbers[row['image']] for _, row in mine],
         files=[os.path.join(folder, images, name) for name in numbers],
       )  # fmt: skip
   if 'train' not in found:
@@ -131,11 +141,13 @@ def load_pictures(config: Mapping[str, Any]) -> Mapping[str, Pictures]:
 
 
 def _read_table(path: str) -> list[tuple[int, dict[str, str]]]:
-  rows = csv.DictReader(io.StringIO('\n'.join(read_lines(path)) + '\n'))
+  rows = csv.DictReader(io.StringIO('\n'.join(read_lines(path)) + '\n'), restkey=MORE, strict=True)
   if missing := [name for name in ('image', 'caption') if name not in (rows.fieldnames or ())]:
     raise UserError(f"{path}:1: no column '{missing[0]}'; it has: {', '.join(rows.fieldnames or ())}")
   found = []
-  for row in rows:
+  for row in _each(rows, path):
+    if MORE in row:
+      raise UserError(f'{path}:{rows.line_num}: more fields than columns; a caption with a comma stands in quotes')
     for name in rows.fieldnames:
       if not (row[name] or '').strip():
         raise UserError(f'{path}:{rows.line_num}: {name} is empty')
@@ -147,24 +159,34 @@ def _read_table(path: str) -> list[tuple[int, dict[str, str]]]:
   return found
 
 
+def _each(rows: csv.DictReader, path: str) -> Iterator[dict[str, str]]:
+  first = 2  # the line on which the next row begins
+  try:
+    for row in rows:
+      yield row
+      first = rows.line_num + 1
+  except csv.Error as error:
+    raise UserError(f'{path}:{first}: not a row of a table ({error})') from error
+
+
 def read_image(path: str, size: int, where: str = '') -> np.ndarray:
   """The middle square of an image, [size, size, 3] uint8. Raises: UserError, at `where`, for one that is no image."""
   from PIL import Image, ImageOps
 
   try:
     with Image.open(path) as image:
-      return np.asarray(ImageOps.fit(image.convert('RGB'), (size, size)), np.uint8)
+      return np.asarray(ImageOps.fit(_eight_bits(ImageOps.exif_transpose(image)), (size, size)), np.uint8)
   except FileNotFoundError as error:
     raise UserError(f'{where}{path}: no such file') from error
   except (OSError, ValueError, Image.DecompressionBombError) as error:
     raise UserError(f'{where}{path}: not an image that can be read ({" ".join(str(error).split())})') from error
 
 
-def _features(path: str) -> Mapping[str, np.ndarray]:
-  try:
-    return np.load(path)
-  except (OSError, ValueError) as error:
-    raise UserError(f'{path}: not an .npz file that can be read ({error})') from error
+def _eight_bits(image):
+  """As RGB; PIL would clip grey levels of 16 bits to white."""
+  if image.mode.startswith('I'):
+    image = image.point(lambda level: level / 256).convert('L')
+  return image.convert('RGB')
 
 
 def _stored(stored: Mapping[str, np.ndarray], name: str, where: str) -> np.ndarray:
@@ -172,13 +194,9 @@ def _stored(stored: Mapping[str, np.ndarray], name: str, where: str) -> np.ndarr
     raise UserError(f'{where}the features have no array {name!r}')
   if stored[name].ndim != 3:
     raise UserError(f'{where}features of {name!r} are {list(stored[name].shape)}; expected [height, width, features]')
+  if stored[name].dtype.kind not in 'fiu' or not np.isfinite(stored[name]).all():
+    raise UserError(f'{where}features of {name!r} are not all finite numbers ({stored[name].dtype})')
   return stored[name].astype(np.float32)
-
-
-def _stack(pictures: Sequence[np.ndarray], path: str) -> np.ndarray:
-  if len(shapes := {picture.shape for picture in pictures}) > 1:
-    raise UserError(f'{path}: pictures of different shapes: {", ".join(map(str, sorted(shapes)))}')
-  return np.stack(pictures)
 
 
 class Captioned(NamedTuple):

@@ -147,16 +147,19 @@ class TransformerEncoder(Stack, kw_only=True):
 class Embedded(nn.Module):
   """Nothing but embeddings, whose mean is `final`: attention over words as they stand.
 
-  Attributes: embedding, module from ids to vectors. Its features are those of the embedding, and so is its dropout.
+  Attributes:
+    embedding: module from ids to vectors. Its features are those of the embedding, and so is its dropout.
+    scale: what embeddings are multiplied by.
   """
 
   embedding: nn.Module
+  scale: float = 1.0
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
     """source [B, S] ids, mask [B, S] -> Encoded."""
-    memory = masked(self.embedding(source, deterministic).astype(self.dtype), mask)
+    memory = masked(self.embedding(source, deterministic).astype(self.dtype) * self.scale, mask)
     return Encoded(memory, mask, mean_of(memory, mask))
 
 

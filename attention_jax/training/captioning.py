@@ -78,7 +78,7 @@ class Captioning:
   fields: Mapping[str, type] = {
     'data': Source, 'model': Model, 'model.attention': Attention, 'evaluation': Evaluation,
   }  # fmt: skip
-  drawing = 'attention.png'
+  drawing, drawn_beside = 'attention.png', ('.gif',)
 
   def __init__(self, config: Config, vocabulary, shape: Sequence[int], data: Callable[[], Mapping[str, Pictures]]):
     """shape: of a picture. `data` gives the splits when they are asked for."""

@@ -224,7 +224,8 @@ class Classification:
     if given and self.model.pairs:
       raise UserError('--text is one text and not a pair; possible: --split and --rows')
     if given:
-      lines = split_sentences(given)
+      _, _, options = bind(self.config['data']['task'], DOCUMENTS, 'task')
+      lines = split_sentences(given, **{name: options[name] for name in ('language', 'html') if name in options})
       if blank := [text for text, sentences in zip(given, lines, strict=True) if not sentences]:
         raise UserError(f'the text {blank[0]!r} is empty')
       documents = Documents(lines, [self.labels[0]] * len(given), 'given', range(len(given)))

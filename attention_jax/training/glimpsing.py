@@ -13,6 +13,7 @@ import numpy as np
 from attention_jax.analysis import paths
 from attention_jax.data.digits import (
   DIGITS,
+  LABELS,
   DigitBatch,
   DigitBatches,
   Digits,
@@ -34,7 +35,6 @@ from attention_jax.training.partition import make_mesh, place, replicate
 from attention_jax.training.step import step_rngs
 from attention_jax.training.system import Config, chosen_rows
 
-LABELS = 10
 SELECTABLE = {'loss': False, 'error': False, 'error_of_one': False}
 
 

@@ -99,7 +99,7 @@ def test_tfds_of_colours(prepared):
 @pytest.mark.parametrize(
   ('options', 'said'),
   [
-    ({'path': 'no.npz'}, r'no\.npz: not an \.npz file'),
+    ({'path': 'no.npz'}, r'no\.npz: no such file'),
     ({'validation': 12}, 'validation=12 of 12 pictures; possible: from 1 to 11'),
     ({'canvas': 3}, 'canvas=3 is smaller than the pictures; possible: 0, or 4 and more'),
     ({'clutter': 2}, 'clutter=2 needs a canvas'),
@@ -112,6 +112,17 @@ def test_wrong_options_are_named(folder, options, said):
 
 
 def test_wrong_arrays_are_named(folder):
+  good = {'x_train': np.zeros((12, 4, 4), np.uint8), 'y_train': np.arange(12) % 10}
+  good |= {'x_test': good['x_train'][:3], 'y_test': good['y_train'][:3]}
+  for wrong, said in [
+    ({'x_test': np.zeros((3, 5, 5), np.uint8)}, r"x_test is uint8 \[3, 5, 5\]; expected uint8 \[P, 4, 4\]"),
+    ({'y_train': np.eye(12)}, r'y_train is float64 \[12, 12\]; expected whole numbers \[12\]'),
+    ({'y_test': np.array(list('abc'))}, r'y_test is <U1 \[3\]; expected whole numbers \[3\]'),
+    ({'y_train': np.arange(12)}, r'y_train\[10\] is 10; possible: 0 to 9'),
+  ]:
+    np.savez(folder / 'own.npz', **good | wrong)
+    with pytest.raises(UserError, match=said):
+      load(folder)
   np.savez(folder / 'own.npz', x_train=np.zeros((3, 4)))
   with pytest.raises(UserError, match="no array 'y_train'; it has: x_train"):
     load(folder)

@@ -103,6 +103,36 @@ def test_features_of_others_are_read_instead(folder):
     load(folder, features='grid.npz')
 
 
+def test_wrong_features_are_named(folder):
+  path, whole = folder / 'grid.npz', {f'{i}.png': np.zeros((2, 2, 5)) for i in range(10)}
+  for wrong, said in [
+    (np.zeros((2, 3, 5)), r'captions\.csv:6: 2\.png is \[2, 3, 5\], those before it \[2, 2, 5\]'),
+    (np.full((2, 2, 5), np.nan), r"captions\.csv:6: features of '2\.png' are not all finite numbers"),
+    (np.full((2, 2, 5), 'a'), r"captions\.csv:6: features of '2\.png' are not all finite numbers"),
+    (np.full((2, 2, 5), None), r'grid\.npz: not an \.npz file of numbers that can be read'),
+  ]:
+    np.savez(path, **whole | {'2.png': wrong})
+    with pytest.raises(UserError, match=said):
+      load(folder, features='grid.npz')
+  path.write_bytes(path.read_bytes()[:300])
+  with pytest.raises(UserError, match=r'grid\.npz: not an \.npz file of numbers that can be read'):
+    load(folder, features='grid.npz')
+  for option in ({'validation': -0.1}, {'size': 0}):
+    with pytest.raises(UserError, match=f'captions: {next(iter(option))}='):
+      load(folder, **option)
+
+
+def test_grey_levels_of_sixteen_bits_and_turned_photographs(folder):
+  Image.fromarray(np.full((30, 30), 128 << 8, np.uint16)).save(folder / 'images' / '0.png')
+  sides = Image.fromarray(np.repeat([[0, 200]], 20, 0).repeat(10, 1).astype(np.uint8))
+  exif = sides.getexif()
+  exif[0x0112] = 6  # to be turned by a quarter, clockwise
+  sides.save(folder / 'images' / '1.png', exif=exif)
+  found = load(folder)['train'].pictures
+  assert found[0, 4, 4].tolist() == [128] * 3
+  assert found[1, 0].max() < 20 and found[1, 7].min() > 180
+
+
 @pytest.mark.parametrize(
   ('row', 'said'),
   [
@@ -110,6 +140,8 @@ def test_features_of_others_are_read_instead(folder):
     ('3.png,', r'captions\.csv:22: caption is empty'),
     (',a', r'captions\.csv:22: image is empty'),
     ('bad.png,a', r'captions\.csv:22: .*bad\.png: not an image that can be read'),
+    ('3.png,red, and large', r'captions\.csv:22: more fields than columns; a caption with a comma stands in quotes'),
+    ('3.png,"red\n4.png,blue', r'captions\.csv:22: not a row of a table \(unexpected end of data\)'),
   ],
 )
 def test_wrong_rows_are_named(folder, row, said):
@@ -130,6 +162,9 @@ def test_wrong_tables_are_named(folder):
     load(folder)
   path.write_text('image,caption,split\n1.png,b,test\n')
   with pytest.raises(UserError, match='no row of split train; it has: test'):
+    load(folder)
+  path.write_text('image,caption,split\n1.png,b,train\n2.png,b,test\n1.png,c,test\n')
+  with pytest.raises(UserError, match=r'captions\.csv:4: 1\.png is in split train too'):
     load(folder)
   path.write_text('image,caption\n')
   with pytest.raises(UserError, match='no captions'):
