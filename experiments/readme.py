@@ -4,6 +4,7 @@
   python -m experiments.readme --write   # puts them into README.md
 """
 
+import dataclasses
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from attention_jax.models.images import IMAGE_ENCODERS
 from attention_jax.models.turing import RECALL_CELLS
 from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.modules.pooling import POOLINGS
-from attention_jax.modules.positions import POSITIONS
+from attention_jax.modules.positions import OTHERS_SAY, POSITIONS, Positions
 from attention_jax.training import auxiliary, classification
 from attention_jax.training.auxiliary import Auxiliary
 from attention_jax.training.objectives import OBJECTIVES
@@ -36,6 +37,7 @@ PAIRS = {
   'encoder': 'encoder', 'decoder': 'decoder', 'score': 'attention.score', 'alignment': 'attention.alignment',
 }  # fmt: skip
 DOCUMENTS = {name: name for name in ('classifier', 'encoder', 'pooling')} | {'score': 'attention.score'}
+GIVEN = ('parent', 'name', 'dtype', 'embedding', 'attention', 'size')
 BEGIN, END = '<!-- tables:', '<!-- /tables -->'
 
 flags.DEFINE_bool('write', False, 'put the tables into README.md')
@@ -107,8 +109,15 @@ def _table(head: Sequence[str], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def _modules(what: str, table: Mapping[str, type]) -> str:
-  lines = [f'| {what} | |', '| --- | --- |']
-  return '\n'.join(lines + [f'| `{name}` | {_first(cls)} |' for name, cls in table.items()])
+  return _table([what, '', 'options'], ((name, _first(cls), _listed(_fields(cls))) for name, cls in table.items()))
+
+
+def _fields(cls: type) -> Iterable[str]:
+  """The options of a spec and their defaults: fields that nobody else says."""
+  given = {*GIVEN, *(OTHERS_SAY if issubclass(cls, Positions) else ())}
+  for field in dataclasses.fields(cls):
+    if field.name not in given and field.default is not dataclasses.MISSING:
+      yield f'{field.name}={field.default!r}'
 
 
 def _presets(system: str, fields: Mapping[str, str]) -> str:

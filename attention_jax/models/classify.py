@@ -152,7 +152,7 @@ class Decomposable(Classifier):
 
 
 class _Layers(nn.Module):
-  """Two layers of ReLU, with dropout before each."""
+  """Two layers of ReLU, with dropout before each; they keep the size of what they are given (He et al. 2015)."""
 
   width: int
   dropout: float
@@ -162,7 +162,7 @@ class _Layers(nn.Module):
   def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
     for _ in range(2):
       x = Dropout(self.dropout)(x, deterministic=deterministic)
-      x = nn.relu(Dense(self.width, dtype=self.dtype)(x))
+      x = nn.relu(Dense(self.width, dtype=self.dtype, kernel_init=nn.initializers.he_normal())(x))
     return x
 
 

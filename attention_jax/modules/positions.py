@@ -11,15 +11,18 @@ Every module of POSITIONS has the same methods, each of which leaves things as t
 Positions count from 0. N heads, F features of each.
 """
 
-from collections.abc import Mapping
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.errors import UserError
+from attention_jax.errors import UserError, choose
 from attention_jax.functional.masking import offsets
+from attention_jax.functional.table import check_options, parse_spec
 
 
 class Positions(nn.Module):
@@ -130,16 +133,21 @@ class Buckets(Positions):
 
   @nn.compact
   def bias(self, query, at, size):
+    least = 4 if self.bidirectional else 2
+    if self.buckets < least or self.max_distance <= self.buckets // least:
+      possible = f'{least} buckets or more, and more than 1 / {least} of them as max_distance'
+      raise UserError(f"position 't5': buckets={self.buckets}, max_distance={self.max_distance}; possible: {possible}")
     table = self.param('table', nn.initializers.normal(self.features**-0.5), (self.heads, self.buckets))
     return table[:, bucket_of(offsets(at, size), self.buckets, self.max_distance, self.bidirectional)]
 
 
 class Rotary(Positions):
-  """q and k with each pair of features (i, i + F/2) turned by t / 10000^(2i/F). Su et al. 2021, equation 34.
+  """q and k with each pair of features (i, i + F/2) turned by t / base^(2i/F). Su et al. 2021, equation 34.
 
   Pairs are halves instead of neighbours, as in most programs since: a fixed permutation of the features.
   """
 
+  base: float = 10000.0
   products = True
   inside = True
 
@@ -147,7 +155,7 @@ class Rotary(Positions):
     half = x.shape[-1] // 2
     if 2 * half != x.shape[-1]:
       raise UserError(f"position 'rope' turns pairs of features; got {x.shape[-1]} features a head")
-    table = _sinusoids(at, x.shape[-1])[None, None]
+    table = _sinusoids(at, x.shape[-1], self.base)[None, None]
     sin, cos = table[..., :half], table[..., half:]
     one, two = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
     return jnp.concatenate([one * cos - two * sin, two * cos + one * sin], -1).astype(x.dtype)
@@ -177,6 +185,25 @@ POSITIONS: Mapping[str, type[Positions]] = {
 }
 
 
+OTHERS_SAY = ('heads', 'features', 'bidirectional')  # fields of positions that attention says
+
+
+def position_of(spec: str) -> Callable[..., Positions]:
+  """A row of POSITIONS with the options of a spec such as 't5(buckets=16)', to be made by (heads, features, both ways).
+
+  Raises: UserError for an unknown name or option.
+  """
+  name, given = parse_spec(spec)
+  cls = POSITIONS[choose(name, POSITIONS, 'position')]
+  without = {*OTHERS_SAY, 'parent', 'name'}
+  defaults = {field.name: field.default for field in dataclasses.fields(cls) if field.name not in without}
+  check_options(f'position {name!r}', given, defaults)
+  for option, value in given.items():
+    if not value > 0:
+      raise UserError(f'position {name!r}: {option} is {value}; possible: more than 0')
+  return functools.partial(cls, **given)
+
+
 def alibi_slopes(heads: int) -> list[float]:
   """The slopes of N heads. Where N is no power of 2: those of the power below, and of twice as many every other one."""
   geometric = lambda n: [2.0 ** (-8 * (i + 1) / n) for i in range(n)]
@@ -199,8 +226,8 @@ def bucket_of(offset: jax.Array, buckets: int, max_distance: int, bidirectional:
   return ahead + jnp.where(distance < exact, distance, far)
 
 
-def _sinusoids(at: jax.Array, features: int) -> jax.Array:
+def _sinusoids(at: jax.Array, features: int, base: float = 10000.0) -> jax.Array:
   """[T, features]: sines, then cosines; float32 whatever else is."""
   half = -(-features // 2)
-  angles = at[:, None].astype(jnp.float32) * 10000.0 ** (-2.0 / features * jnp.arange(half, dtype=jnp.float32))[None]
+  angles = at[:, None].astype(jnp.float32) * base ** (-2.0 / features * jnp.arange(half, dtype=jnp.float32))[None]
   return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)[:, :features]

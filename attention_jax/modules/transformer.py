@@ -18,7 +18,7 @@ from attention_jax.functional.masking import window_mask
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.linear import Dense
-from attention_jax.modules.positions import POSITIONS, Positions
+from attention_jax.modules.positions import Positions, position_of
 
 EPSILON = 1e-5  # of normalisations
 NORMS: Mapping[str, Callable[..., nn.Module]] = {'layer': nn.LayerNorm, 'rms': nn.RMSNorm}
@@ -213,7 +213,7 @@ class Stack(nn.Module):
     features, layers, heads: D, how many layers, and N.
     hidden: of the feed-forward networks.
     score, alignment, implementation, kv_heads: of the attention of a sequence to itself; see modules.attention.
-    position: a row of POSITIONS. max_positions: of the learned ones.
+    position: a spec of POSITIONS.
     window, sinks: of the attention of a sequence to itself, see `visible`.
     norm, norm_first, activation: rows of NORMS and ACTIVATIONS, and where norms stand; see Residual.
     dropout: on embeddings, before positions are added, and on what every sublayer gives.
@@ -233,7 +233,6 @@ class Stack(nn.Module):
   attention_dropout: float = 0.0
   layer_dropout: float = 0.0
   position: str = 'sinusoidal'
-  max_positions: int = 512
   window: int = 0
   sinks: int = 0
   norm: str = 'layer'
@@ -249,14 +248,11 @@ class Stack(nn.Module):
       raise UserError(f'transformer: features={self.features} cannot be divided among heads={self.heads}')
     if self.sinks and not self.window:
       raise UserError(f'transformer: sinks={self.sinks} are seen beyond a window, and window=0 sees everything')
-    cls = POSITIONS[choose(self.position, POSITIONS, 'position')]
-    own = {'max_positions': self.max_positions} if hasattr(cls, 'max_positions') else {}
-    if not own and self.max_positions != Stack.max_positions:
-      raise UserError(f'transformer: position {self.position!r} has no max_positions; possible: learned')
-    make = functools.partial(cls, self.heads, self.features // self.heads, not causal, **own)
-    each = cls.inside and not cls.shared  # every layer has its own, and the embeddings none
+    chosen = position_of(self.position)
+    make = functools.partial(chosen, self.heads, self.features // self.heads, not causal)
+    each = chosen.func.inside and not chosen.func.shared  # every layer has its own, and the embeddings none
     self.positions = Positions() if each else make()
-    self.inside = make if each else lambda: self.positions if cls.inside else None
+    self.inside = make if each else lambda: self.positions if chosen.func.inside else None
     if self.norm_first:
       self.final_norm = normalise(self.norm, self.dtype)
 

@@ -4,6 +4,7 @@ A schedule is `f(*, options) -> (update number n = 1, 2, ... -> rate)`; its keyw
 `steps` has no default: the run supplies its length, unless the spec says another.
 """
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -56,6 +57,26 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
   'halve': _halve,
 }
 
+
+@functools.wraps(optax.contrib.muon)
+def _muon(**options) -> optax.GradientTransformation:
+  """Of hidden layers; Adam of embeddings, of the output layer and of vectors, as Jordan et al. 2024 do."""
+  return optax.contrib.muon(**options, muon_weight_dimension_numbers=_hidden_kernels)
+
+
+def _hidden_kernels(params: Any) -> Any:
+  """The axes of each kernel that Muon makes orthogonal: [D, F], or [N, D, F] of several heads; None for all else."""
+
+  def axes(path, leaf):
+    names = [getattr(key, 'key', str(key)) for key in path]
+    if leaf.ndim == 3:
+      return optax.contrib.MuonDimensionNumbers(1, (0, 2))
+    hidden = leaf.ndim == 2 and 'embedding' not in names[-1:] and 'output' not in names and names[-1:] != ['place']
+    return optax.contrib.MuonDimensionNumbers() if hidden else None
+
+  return jax.tree_util.tree_map_with_path(axes, params)
+
+
 OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
   'adabelief': optax.adabelief,
   'adadelta': optax.adadelta,
@@ -65,7 +86,7 @@ OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
   'adamw': optax.adamw,
   'lamb': optax.lamb,
   'lion': optax.lion,
-  'muon': optax.contrib.muon,  # of matrices [D, F]; nadam of all else, kernels of three axes among it
+  'muon': _muon,
   'nadam': optax.nadam,
   'radam': optax.radam,
   'rmsprop': optax.rmsprop,

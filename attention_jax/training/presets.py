@@ -63,7 +63,10 @@ _STREAM = f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}}, bridge=False)'
 # see2017: the decoder is fed the attentional vector, which is also what the vocabulary is scored with, where the paper
 # feeds the context and has two linear layers; coverage is there from the start. gu2016 reads no memory selectively.
 # gehring2017 has layers of one width, and fewer of them; see models/convolutional.py for what else differs.
-# lin2017 has fewer hops and no layer that prunes; parikh2016 learns its embeddings, and attends to no sentence itself.
+# lin2017 has fewer hops and no layer that prunes; parikh2016 learns its embeddings, which are three times as large at
+# first (smaller ones look everywhere alike, and stay there), and attends to no sentence itself. xu2015_soft and
+# xu2015_hard learn their own, smaller grid, and read out by tanh; doubly stochastic counts a thousandth of the paper's,
+# and hard attention is soft for half of the words where it is for half of the pictures.
 # The Transformers drop embeddings before positions are added, and have source embeddings of their own.
 # martins2016_sparsemax had no decoder of its own, peters2019_entmax's is that of Luong et al.; xu2015_hard and
 # chorowski2015 read words and letters here, where the papers have pictures (the system captioning has them too) and
@@ -154,7 +157,7 @@ CLASSIFICATION: Mapping[str, Preset] = {
     'Lin et al. 2017', 'flat', f'birnn(rnn="lstm", {_SIZE})', 'attention(hops=8, bias=False)',
     {'training.auxiliary': 'redundancy(weight=0.1)', 'model.hidden': '{features}'},
   ),
-  'parikh2016': _classifier('Parikh et al. 2016', 'decomposable(width={features})', 'embedded', 'sum'),
+  'parikh2016': _classifier('Parikh et al. 2016', 'decomposable(width={features})', 'embedded(scale=3.0)', 'sum'),
 }
 
 _CAPTIONS = {

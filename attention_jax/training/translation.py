@@ -273,7 +273,8 @@ def _check_lengths(config: Config, data: tasks.Data, model: EncoderDecoder, loss
   sources, targets = zip(*(buckets[i] for i in chosen if i >= 0), strict=True)
   params = jax.eval_shape(lambda: initial_params(model, 0))
   _trace(loss, params, _smallest(max(sources), max(targets)))
-  longest = max(int(encoded.lengths[0].max(initial=1)) for encoded in data.encoded.values())
+  searched = [encoded for split, encoded in data.encoded.items() if split != 'train']
+  longest = max((int(encoded.lengths[0].max(initial=1)) for encoded in searched), default=1)
   source = max(*sources, min(size for size in searched_sizes(buckets, longest) if size >= longest))
   find = compile_search(model, 1, longest_output(buckets, config['evaluation']['max_length']))
   jax.eval_shape(find, params, *_smallest(source)[:2])

@@ -116,7 +116,7 @@ def test_what_a_decoder_without_attention_cannot_be_selected_by(tmp_path):
 
 
 def test_positions_that_buckets_exceed(task, tmp_path):
-  encoder = 'transformer(features=4, heads=2, hidden=4, position="learned", max_positions=3)'
+  encoder = 'transformer(features=4, heads=2, hidden=4, position="learned(max_positions=3)")'
   ran = run('train', *tiny(task, tmp_path / 'run', f'--config.model.encoder={encoder}'))
   assert_refused(ran, ["position 'learned': max_positions=3, got a sequence of 5"])
   assert not (tmp_path / 'run').exists()

@@ -74,21 +74,26 @@ def test_adam_equals_optax():
   np.testing.assert_array_equal(found['w'], wanted['w'])
 
 
-def test_muon_turns_matrices_and_leaves_all_else_to_nadam():
-  shapes = {'kernel': (6, 4), 'heads': (2, 5, 3), 'bias': (4,)}
-  params = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+def test_muon_turns_hidden_kernels_and_leaves_all_else_to_nadam():
+  shapes = {'kernel': (6, 4), 'heads': (2, 6, 3), 'bias': (4,), 'embedding': (9, 5)}
+  shapes = {'decoder': shapes, 'output': {'kernel': (6, 4)}}
+  is_shape = lambda x: isinstance(x, tuple)
+  params = jax.tree.map(jnp.zeros, shapes, is_leaf=is_shape)
   rng = np.random.default_rng(0)
-  grads = {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+  grads = jax.tree.map(lambda shape: jnp.asarray(rng.normal(size=shape), jnp.float32), shapes, is_leaf=is_shape)
   schedule = make_schedule('constant(rate=0.1)', 10)
   optimizer = make_optimizer('muon(ns_steps=8)', schedule)
   updates, _ = optimizer.update(grads, optimizer.init(params), params)
-  left, _, right = np.linalg.svd(grads['kernel'], full_matrices=False)
-  np.testing.assert_allclose(np.linalg.svd(updates['kernel'])[1], 0.1, rtol=0.35)  # its iteration is a rough one
-  np.testing.assert_allclose(np.diagonal(-left.T @ updates['kernel'] @ right.T), 0.1, rtol=0.35)
+  matrix_of = {'kernel': lambda x: x, 'heads': lambda x: jnp.moveaxis(x, 0, 1).reshape(6, 6)}  # all heads side by side
+  for name, matrix in matrix_of.items():
+    left, _, right = np.linalg.svd(matrix(grads['decoder'][name]), full_matrices=False)
+    turned = matrix(updates['decoder'][name])
+    np.testing.assert_allclose(np.linalg.svd(turned)[1], 0.1, rtol=0.35)  # its iteration is a rough one
+    np.testing.assert_allclose(np.diagonal(-left.T @ turned @ right.T), 0.1, rtol=0.35)
   nadam = make_optimizer('nadam', schedule)
   wanted, _ = nadam.update(grads, nadam.init(params), params)
-  for name in ('heads', 'bias'):
-    np.testing.assert_allclose(updates[name], wanted[name], rtol=1e-4)
+  for side, name in (('decoder', 'bias'), ('decoder', 'embedding'), ('output', 'kernel')):
+    np.testing.assert_allclose(updates[side][name], wanted[side][name], rtol=1e-4)
 
 
 def test_average_formula():
