@@ -1,5 +1,6 @@
 """Schedules against their formulas, every optimiser once, and what a wrong spec is told."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
