@@ -1,7 +1,7 @@
 """Documents as a page whose sentences and words are shaded by their weights."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +17,9 @@ h2 { font-size: 1rem; margin: 2.5rem 0 .3rem } .said { color: #57606a; font-size
 .bar { flex: 0 0 4.5rem; background: #eef1f4; border-radius: 3px; height: .8rem; align-self: center }
 .bar i { display: block; height: 100%; background: #e8590c; border-radius: 3px }
 .word { border-radius: 3px; padding: .1rem .15rem } .legend { color: #57606a; font-size: .85rem }
+table { border-collapse: collapse; font-size: .85rem; line-height: 1.3; margin: .4rem 0 1rem }
+th { font-weight: normal; padding: .1rem .4rem; text-align: right }
+td { width: 3rem; height: 1.3rem; border: 1px solid #eef1f4 }
 """
 
 
@@ -28,8 +31,10 @@ class Document(NamedTuple):
     label: the right one; '' where nobody knows.
     probabilities: of each label.
     tokens: of each sentence.
-    words: of each sentence the weights [H, W] of its words; heads and hops that look at any are averaged.
+    words: of each sentence the weights [H, W] of its words; heads and hops that look at any are averaged. Of a pair of
+      texts those by each word of the other one.
     sentences: the weights [H, N] of sentences.
+    pair: whether it is a pair of texts, of which is drawn which word looks at which.
   """
 
   title: str
@@ -38,11 +43,15 @@ class Document(NamedTuple):
   tokens: Sequence[Sequence[str]]
   words: Sequence[np.ndarray]
   sentences: np.ndarray
+  pair: bool = False
 
 
 def write(documents: Sequence[Document], path: str | Path) -> None:
   """One HTML page with all documents. Raises: UserError where it cannot be written."""
-  legend = 'Blue: the weight of a word beside the heaviest of its sentence. Bars: the weight of a sentence.'
+  legend = (
+    'Blue: the weight of a word beside the heaviest of its sentence, paler the less the sentence counts. Bars: the '
+    'weight of a sentence. Of pairs of texts each row says where its word looks in the other one.'
+  )
   body = '\n'.join(map(_document, documents))
   page = f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>attention</title><style>{STYLE}</style>\n'
   page += f'<p class="legend">{legend}</p>\n{body}\n</html>\n'
@@ -60,23 +69,44 @@ def _document(document: Document) -> str:
   known = f' (right: {escape(document.label)})' if document.label else ''
   wrong = ' wrong' if document.label and said != document.label else ''
   each = ', '.join(f'{escape(label)} {value:.3f}' for label, value in document.probabilities.items())
-  shares = document.sentences.mean(0)
-  lines = zip(document.tokens, document.words, shares, strict=True)
-  rows = '\n'.join(_sentence(tokens, _mean(weights), float(share)) for tokens, weights, share in lines)
+  rows = '\n'.join(_looks(document) if document.pair else _sentences(document))
   head = f'<h2>{escape(document.title[:200])}</h2><div class="said{wrong}">said: {escape(said)}{known} · {each}</div>'
   return f'{head}\n{rows}'
+
+
+def _sentences(document: Document) -> Iterator[str]:
+  shares = document.sentences.mean(0)
+  for tokens, weights, share in zip(document.tokens, map(_mean, document.words), shares.tolist(), strict=True):
+    light = (share / max(float(shares.max()), 1e-9)) ** 0.5  # Yang et al. 2016, section 3.6
+    yield _sentence(tokens, weights / max(float(weights.max(initial=0)), 1e-9), weights, light, share)
 
 
 def _mean(weights: np.ndarray) -> np.ndarray:
   return weights.sum(0) / max(np.count_nonzero(weights.any(1)), 1)
 
 
-def _sentence(tokens: Sequence[str], weights: np.ndarray, share: float) -> str:
-  most = max(float(weights.max(initial=0)), 1e-9)
+def _sentence(tokens: Sequence[str], shades: np.ndarray, weights: np.ndarray, light: float, share: float) -> str:
   words = ' '.join(
-    f'<span class="word" style="background:rgba(9,105,218,{0.65 * weight / most:.3f})" title="{weight:.3f}">'
-    f'{escape(token)}</span>'
-    for token, weight in zip(tokens, map(float, weights), strict=True)
+    f'<span class="word" style="{_blue(light * shade)}" title="{weight:.3f}">{escape(token)}</span>'
+    for token, shade, weight in zip(tokens, shades.tolist(), weights.tolist(), strict=True)
   )
   bar = f'<span class="bar" title="{share:.3f}"><i style="width:{100 * min(share, 1):.1f}%"></i></span>'
   return f'<div class="sentence">{bar}<span>{words}</span></div>'
+
+
+def _looks(document: Document) -> Iterator[str]:
+  for mine, other in ((0, 1), (1, 0)):
+    head = ''.join(f'<th>{escape(token)}</th>' for token in document.tokens[other])
+    rows = ''.join(
+      f'<tr><th>{escape(token)}</th>{"".join(map(_cell, weights.tolist()))}</tr>'
+      for token, weights in zip(document.tokens[mine], document.words[other], strict=False)  # then come filler words
+    )
+    yield f'<table><tr><th></th>{head}</tr>{rows}</table>'
+
+
+def _cell(weight: float) -> str:
+  return f'<td style="{_blue(weight)}" title="{weight:.3f}"></td>'
+
+
+def _blue(shade: float) -> str:
+  return f'background:rgba(9,105,218,{0.65 * shade:.3f})'

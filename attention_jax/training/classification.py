@@ -240,8 +240,14 @@ class Classification:
     shaded = []
     for title, label, sentences, guess in zip(titles, right, documents.sentences, guesses, strict=True):
       tokens = [tokens for tokens, _ in self._pieces(sentences, documents.pairs)]
-      shaded.append(shading.Document(title, label, guess.probabilities, tokens, guess.words, guess.sentences))
+      words = [self._by_word(of) for of in guess.words] if documents.pairs else guess.words
+      given = title, label, guess.probabilities, tokens, words, guess.sentences, documents.pairs
+      shaded.append(shading.Document(*given))
     shading.write(shaded, path)
+
+  def _by_word(self, weights: np.ndarray) -> np.ndarray:
+    """Of a pair of texts: [heads x T, W] -> the mean over heads [T, W]."""
+    return weights.reshape(self.config['model']['attention']['heads'], -1, weights.shape[-1]).mean(0)
 
   @property
   def _buckets(self) -> tuple[tuple[int, int], ...]:
