@@ -20,7 +20,8 @@ def test_words_of_sentences_that_count_less_are_paler(tmp_path):
 
 
 def test_pairs_show_which_word_looks_at_which(tmp_path):
-  one, other = np.array([[1.0, 0.0], [0.25, 0.75], [0.0, 1.0], [0.0, 0.0]]), np.array([[0.1, 0.2, 0.7], [0.6, 0.4, 0.0]])
+  one = np.array([[1.0, 0.0], [0.25, 0.75], [0.0, 1.0], [0.0, 0.0]])
+  other = np.array([[0.1, 0.2, 0.7], [0.6, 0.4, 0.0]])
   tokens = [['a', 'b'], ['c', 'd', 'e']]  # of the first text by c, d, e and a filler, of the second by a and b
   write([Document('pair', '', {'yes': 1.0}, tokens, [one, other], np.ones((1, 2)), True)], tmp_path / 'page.html')
   found = shades(tmp_path / 'page.html')
