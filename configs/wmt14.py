@@ -2,10 +2,11 @@
   --config.data.folder=FOLDER
 
 WMT 2014, English -> German: 4.5 million pairs, 32,000 subwords for both sides, batches of 25,000 tokens and the
-schedule of Vaswani et al. 2017. Their large model: transformer2017_big, --config.training.steps=300000
---config.training.schedule='rsqrt(peak=5e-4, warmup=4000)'. FOLDER holds the tfds set wmt14_translate/de-en as
-array_record. The rows of a batch divide over 1 to 64 devices. Never trained here; `python -m
-experiments.compile_for_tpu --config=configs/wmt14.py:transformer2017_base` compiles its updates ahead of time.
+schedule of Vaswani et al. 2017. Their large model: transformer2017_big with --config.training.steps=300000
+--config.model.dropout=0.3 --config.training.keep=20 --config.training.schedule='rsqrt(peak=5e-4, warmup=4000)'.
+FOLDER holds the tfds set wmt14_translate/de-en as array_record. The rows of a batch divide over 1 to 64 devices. Never
+trained here; `python -m experiments.compile_for_tpu --config=configs/wmt14.py:transformer2017_base` compiles its
+updates ahead of time.
 """
 
 from attention_jax.training.config import default_config
