@@ -2,6 +2,7 @@
 
   python -m experiments.inspect_attention --workdir=runs/dates --rows=0,1,2,3
   python -m experiments.inspect_attention --workdir=runs/dates --text='5. März 1999'
+  python -m experiments.inspect_attention --workdir=runs/transformer --rows=0 --layers
 
 Rows of a split of sentences show its gold links as outlined squares, where it has them, and the weights of the right
 target; --text, and rows of pictures, show those of the best hypothesis.
@@ -18,6 +19,7 @@ define_run()
 flags.DEFINE_string('split', 'test', 'train, validation, test or unseen, as far as the task has them')
 flags.DEFINE_list('rows', ['0', '1', '2', '3'], 'rows of the split, counted from 0')
 flags.DEFINE_multi_string('text', [], 'a source line to draw instead of rows of the split; may be given repeatedly')
+flags.DEFINE_bool('layers', False, 'of a Transformer or convolutions: every layer and head by itself')
 flags.DEFINE_string('output', None, 'a new file; by default one in the workdir, drawn anew')
 
 
@@ -34,7 +36,10 @@ def main() -> None:
   if output:
     for other in beside:
       new_file(str(other), 'output')
-  run.system.draw(run.params, path, split=FLAGS.split, rows=FLAGS.rows, given=FLAGS.text)
+  if FLAGS.layers and not hasattr(run.system, 'draw_layers'):
+    raise UserError(f'--layers: a run of system {run.config["system"]!r} has one layer of attention')
+  draw = run.system.draw_layers if FLAGS.layers else run.system.draw
+  draw(run.params, path, split=FLAGS.split, rows=FLAGS.rows, given=FLAGS.text)
   print(f'written to {", ".join(map(str, [path, *beside]))}')
 
 

@@ -1,10 +1,11 @@
 """What a trained run says of given translations: the log-probability of each token, and the alignment.
 
   python -m experiments.score --workdir=runs/dates --source=lines.txt --target=translations.txt
+  python -m experiments.score --workdir=runs/transformer --source=lines.txt --target=translations.txt --layers
 
 Prints one JSON object per pair: log_prob of the whole target with its end, the target's tokens, log_probs of each and
-of the end, alignment (source-target pairs, counted from 0) and weights, a row for each of them. Blank pairs are left
-out, which stderr says.
+of the end, alignment (source-target pairs, counted from 0) and weights, a row for each of them; with --layers the same
+of every layer and head. Blank pairs are left out, which stderr says.
 """
 
 import json
@@ -18,6 +19,7 @@ from experiments.launch import FLAGS, SEVERAL, define_run, launch, required
 define_run(SEVERAL)
 flags.DEFINE_string('source', None, 'a file of lines')
 flags.DEFINE_string('target', None, 'a file with a translation of each')
+flags.DEFINE_bool('layers', False, 'also print layers: the weights of every layer and every head')
 
 
 def main() -> None:
@@ -31,15 +33,23 @@ def main() -> None:
   for line in corpus.report:
     print(line, file=sys.stderr)
   of = run.predictor
-  scored = score_pairs(run.model, run.params, corpus, of.source_vocab, of.target_vocab, run.config['data']['buckets'])
+  vocabs = of.source_vocab, of.target_vocab
+  scored = score_pairs(
+    run.model, run.params, corpus, *vocabs, run.config['data']['buckets'], layers=FLAGS.layers
+  )
   for row, pair in enumerate(scored):
-    rounded = [[round(float(w), 6) for w in line] for line in pair.weights]
     links = links_from_weights(pair.weights, pair.weights.shape[1] - 1, len(pair.tokens))
     found = {
       'line': corpus.line(row), 'source': corpus.source[row], 'target': corpus.target[row], 'tokens': pair.tokens,
-      'log_prob': sum(pair.log_probs), 'log_probs': pair.log_probs, 'alignment': links, 'weights': rounded,
+      'log_prob': sum(pair.log_probs), 'log_probs': pair.log_probs, 'alignment': links,
+      'weights': rounded(pair.weights),
     }  # fmt: skip
+    found |= {'layers': rounded(pair.layers)} if FLAGS.layers else {}
     print(json.dumps(found, ensure_ascii=False))
+
+
+def rounded(weights) -> list:
+  return weights.astype(float).round(6).tolist()
 
 
 if __name__ == '__main__':

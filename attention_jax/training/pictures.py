@@ -9,11 +9,13 @@ import numpy as np
 from attention_jax.analysis.plots import Heatmap, grid
 from attention_jax.data import tasks
 from attention_jax.data.text import Corpus
+from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
 from attention_jax.models.seq2seq import EncoderDecoder
 from attention_jax.tokens import EOS, SPECIAL
 from attention_jax.training.evaluation import Scorer
 from attention_jax.training.prediction import Predictor
+from attention_jax.training.scoring import score_pairs
 from attention_jax.training.system import chosen_rows
 
 END = SPECIAL[EOS]
@@ -56,4 +58,20 @@ def of_rows(
         title=f'{split} {row}',
       )
     )
+  grid(items, path)
+
+
+def of_layers(
+  model: EncoderDecoder, params: Any, corpus: Corpus, titles: Sequence[str], source_vocab: Vocabulary,
+  target_vocab: Vocabulary, buckets: Sequence[Sequence[int]], path: str | Path,
+) -> None:  # fmt: skip
+  """A heatmap for every layer and head, of each pair of a corpus. Raises: UserError where there are not several."""
+  items = []
+  scored = score_pairs(model, params, corpus, source_vocab, target_vocab, buckets, layers=True)
+  for title, source, pair in zip(titles, corpus.source, scored, strict=True):
+    tokens = [*source_vocab.tokens(source), END], [*pair.tokens, END]
+    for layer, heads in enumerate(pair.layers):
+      names = [f', head {head}' for head in range(len(heads))] if len(heads) > 1 else ['']
+      each = zip(heads, names, strict=True)
+      items += [Heatmap(weights, *tokens, title=f'{title}, layer {layer}{name}') for weights, name in each]
   grid(items, path)

@@ -11,6 +11,9 @@ from attention_jax.data.batching import in_order
 from attention_jax.data.encoding import Encoded, encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
+from attention_jax.errors import UserError
+from attention_jax.models.decoders import DECODERS
+from attention_jax.models.layered import Layered
 from attention_jax.models.seq2seq import EncoderDecoder
 from attention_jax.training.losses import in_reach
 from attention_jax.training.partition import make_mesh, place, replicate
@@ -18,24 +21,33 @@ from attention_jax.training.partition import make_mesh, place, replicate
 
 class Scored(NamedTuple):
   """A target: its tokens without EOS; the natural log of the probability of each and of EOS; weights [T, S] with a row
-  for EOS and a column for the source's EOS, of a latent alignment those given the whole target."""
+  for EOS and a column for the source's EOS, of a latent alignment those given the whole target; where it was asked for
+  the weights [L, N, T, S] of every layer and head, else None."""
 
   tokens: list[str]
   log_probs: list[float]
   weights: np.ndarray
+  layers: np.ndarray | None = None
 
 
 def score_pairs(
   model: EncoderDecoder, params: Any, corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary,
-  buckets: Sequence[Sequence[int]], batch_size: int = 128,
+  buckets: Sequence[Sequence[int]], batch_size: int = 128, layers: bool = False,
 ) -> list[Scored]:  # fmt: skip
-  """One Scored per pair, in order. Pairs longer than every bucket get one of their own, in steps of 32."""
+  """One Scored per pair, in order. Pairs longer than every bucket get one of their own, in steps of 32.
+
+  Args: layers, whether with the weights of every layer and head.
+  Raises: UserError where they are asked for of a decoder that has one layer of attention or none.
+  """
+  if layers and not isinstance(model.decoder, Layered):
+    possible = ', '.join(name for name, cls in DECODERS.items() if issubclass(cls, Layered))
+    raise UserError(f'this decoder does not attend in several layers; possible: {possible}')
 
   def run(params, batch):
     batch = in_reach(model, batch)
     outputs = model.apply({'params': params}, batch.source, batch.source_mask, batch.target)
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(outputs.logits), batch.target[..., None], axis=-1)[..., 0]
-    return log_probs, model.posterior(outputs, batch.target_mask)
+    return log_probs, model.posterior(outputs, batch.target_mask), outputs.layers if layers else ()
 
   mesh, run = make_mesh(jax.local_devices()), jax.jit(run)
   rows = -(-batch_size // mesh.devices.size) * mesh.devices.size
@@ -43,11 +55,12 @@ def score_pairs(
   params = replicate(jax.device_get(params), mesh)
   found: list[Scored | None] = [None] * encoded.rows
   for batch in in_order(encoded, _holding(encoded, buckets), rows):
-    log_probs, weights = jax.device_get(run(params, place(batch, mesh)))
+    log_probs, weights, every = jax.device_get(run(params, place(batch, mesh)))
     for i in np.flatnonzero(batch.index >= 0):
       row, size = batch.index[i], int(batch.source_mask[i].sum())
       length, tokens = int(batch.target_mask[i].sum()), target_vocab.tokens(corpus.target[batch.index[i]])
-      found[row] = Scored(tokens, log_probs[i, :length].tolist(), weights[i, :length, :size].copy())
+      of_layers = np.moveaxis(every[i, :length, ..., :size], 0, 2).copy() if layers else None
+      found[row] = Scored(tokens, log_probs[i, :length].tolist(), weights[i, :length, :size].copy(), of_layers)
   return found
 
 

@@ -15,6 +15,7 @@ from attention_jax.data import tasks
 from attention_jax.data.batching import Batch, Batches
 from attention_jax.data.encoding import assign, check_buckets
 from attention_jax.data.resegment import resegmented
+from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import same
 from attention_jax.errors import UserError
 from attention_jax.functional.table import parse_spec
@@ -32,7 +33,7 @@ from attention_jax.training.losses import Loss, sequence_loss
 from attention_jax.training.metrics import higher_is_better, measure
 from attention_jax.training.prediction import Predictor, compile_search, longest_output, searched_sizes
 from attention_jax.training.step import step_rngs
-from attention_jax.training.system import Config
+from attention_jax.training.system import Config, chosen_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,6 +221,23 @@ class Translation:
     if given:
       return pictures.of_lines(self.predictor(params), given, beams, path)
     return pictures.of_rows(self.model, params, self.data, split, rows, self.config['data']['buckets'], path)
+
+  def draw_layers(
+    self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], given: Sequence[str]
+  ) -> None:
+    """The same of every layer and head by itself, targets forced: those of a split, or the best hypotheses."""
+    if given:
+      found = self.predictor(params)(given, beams=self.config['evaluation']['beams'])
+      corpus, titles = Corpus(list(given), [text for text in self.lines(found) if text]), given
+      if len(corpus.target) < len(given):
+        raise UserError('no output for a line that is given')
+    else:
+      whole, encoded = tasks.split_of(self.data, split)
+      chosen = chosen_rows(rows, split, encoded.rows)
+      corpus = Corpus([whole.source[r] for r in chosen], [whole.target[r] for r in chosen])
+      titles = [f'{split} {row}' for row in chosen]
+    vocabs, buckets = (self.source_vocab, self.target_vocab), self.config['data']['buckets']
+    pictures.of_layers(self.model, params, corpus, titles, *vocabs, buckets, path)
 
   def _measuring(self, params: Any) -> tuple[Scorer, Predictor]:
     """What scores and searches, with these parameters: made once, so that nothing is compiled twice."""

@@ -11,9 +11,10 @@ from attention_jax.errors import UserError
 from attention_jax.models.search import Hypotheses
 from attention_jax.tokens import EOS, UNK
 from attention_jax.training.consensus import expected_utility
+from attention_jax.training.pictures import of_layers
 from attention_jax.training.prediction import Predictor
 from attention_jax.training.scoring import score_pairs
-from tests.models.tiny import build_tiny
+from tests.models.tiny import build_tiny, build_transformer
 
 WORDS = word(['a b c d e f g'])  # 11 entries
 SIZES = (len(WORDS), len(WORDS))
@@ -40,6 +41,22 @@ def test_scores_are_those_of_the_model(trained):
     np.testing.assert_allclose(one.log_probs, expected, rtol=1e-4, atol=1e-5)
     assert one.weights.shape == (len(target), len(source))
     np.testing.assert_allclose(one.weights, outputs.weights[0], rtol=1e-4, atol=1e-5)
+
+
+def test_every_layer_and_head(trained, tmp_path):
+  model = build_transformer(sizes=SIZES)
+  ids = jnp.ones((1, 3), jnp.int32)
+  params = jax.jit(lambda: model.init(jax.random.key(0), ids, ids > 0, ids)['params'])()
+  corpus = Corpus(['a b', 'c d e'], ['b', 'a x a'])
+  scored = score_pairs(model, params, corpus, WORDS, WORDS, [(4, 4)], layers=True)
+  for one, size, length in zip(scored, (3, 4), (2, 4), strict=True):
+    assert one.layers.shape == (2, 4, length, size)
+    np.testing.assert_allclose(one.layers[-1].mean(0), one.weights, rtol=1e-5)
+    np.testing.assert_allclose(one.layers.sum(-1), 1, rtol=1e-5)
+  of_layers(model, params, corpus, ['one', 'two'], WORDS, WORDS, [(4, 4)], tmp_path / 'layers.png')
+  assert (tmp_path / 'layers.png').read_bytes()[:4] == b'\x89PNG'
+  with pytest.raises(UserError, match='does not attend in several layers; possible: conv, transformer'):
+    score_pairs(*trained, corpus, WORDS, WORDS, [(4, 4)], layers=True)
 
 
 def test_a_prefix_must_leave_room(trained):
