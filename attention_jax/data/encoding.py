@@ -44,6 +44,13 @@ class Encoded(NamedTuple):
     """Source and target lengths [rows], EOS included."""
     return np.diff(self.source_offsets), np.diff(self.target_offsets)
 
+  @property
+  def absent(self) -> int:
+    """How many tokens of targets stand nowhere in their source."""
+    rows = [np.repeat(np.arange(self.rows, dtype=np.int64), lengths) for lengths in self.lengths]
+    source, target = (row << 32 | ids for row, ids in zip(rows, (self.source, self.target), strict=True))
+    return int(np.count_nonzero(~np.isin(target, source)))
+
   def row_links(self, row: int) -> np.ndarray:
     """The links [n, 2] of one row of a split that has links."""
     return self.links[self.link_offsets[row] : self.link_offsets[row + 1]]

@@ -171,13 +171,16 @@ def _terms(specs: str) -> list[ast.expr | None]:
 
 
 def _call(node: ast.expr | None) -> tuple[str, dict[str, Any]] | None:
-  """`name` or `name(option=literal)`; None for anything else."""
+  """`name` or `name(option=literal)`; None for anything else. Raises UserError for an option that is given twice."""
   if isinstance(node, ast.Name):
     return node.id, {}
   if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
+    names = [k.arg for k in node.keywords]
+    if twice := [name for name in names if name and names.count(name) > 1]:
+      raise UserError(f'{node.func.id}: option {twice[0]} is given twice; possible: once')
     with contextlib.suppress(ValueError, TypeError):
       given = {k.arg: ast.literal_eval(k.value) for k in node.keywords}
-      if None not in given and len(given) == len(node.keywords):  # neither **options nor the same option twice
+      if None not in given:  # **options
         return node.func.id, given
   return None
 

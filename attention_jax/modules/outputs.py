@@ -2,6 +2,7 @@
 
 An output layer has
 - copies: whether it can say words of the source, whatever the vocabulary holds;
+- generates: whether it can say words of the vocabulary, whatever the source holds;
 - remember(memory [B, S, D], mask [B, S], source [B, S] ids) -> what it keeps of a source, prepared once;
 - a call: (features [..., D], seen) -> what has `logits()`, and `linear` where a loss may take a shorter way. Those that
   do not copy look at the features alone.
@@ -72,6 +73,7 @@ class OutputLayer(nn.Module):
   embedding: nn.Module
   dtype: jnp.dtype = jnp.float32
   copies = False
+  generates = True
 
   def remember(self, memory: jax.Array, mask: jax.Array, source: jax.Array) -> Any:
     return ()
@@ -101,6 +103,7 @@ class PointerOutput(OutputLayer):
   """Nothing but words of the source, at the weights of the attention. Vinyals, Fortunato & Jaitly 2015."""
 
   copies = True
+  generates = False
 
   def remember(self, memory: jax.Array, mask: jax.Array, source: jax.Array) -> Any:
     return source

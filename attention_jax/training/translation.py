@@ -199,6 +199,10 @@ class Translation:
     if validation is not None and validation.links is None and training['select'] in ALIGNMENT:
       raise UserError(f'training.select={training["select"]!r} needs gold links, which the validation split has not')
     _check_lengths(self.config, self.data, self.model, self.loss)
+    train = self.data.encoded['train']
+    if not self.model.output.generates and train.absent:
+      share = f'{train.absent / len(train.target):.1%} of the tokens of training targets'
+      say(f'{share} stand nowhere in their source, and {self.config["model"]["output"]!r} says nothing else')
 
   def predictor(self, params: Any) -> Predictor:
     """What translates lines with these parameters."""

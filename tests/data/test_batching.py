@@ -12,7 +12,7 @@ from attention_jax.data.batching import UNITS, Batches, gather, in_order
 from attention_jax.data.encoding import Encoded, assign, check_buckets, describe, encode
 from attention_jax.data.pipeline import stream
 from attention_jax.data.text import Corpus
-from attention_jax.data.vocab import train
+from attention_jax.data.vocab import train, word
 from attention_jax.errors import UserError
 from attention_jax.tokens import EOS, PAD
 
@@ -180,6 +180,12 @@ def test_encoding_appends_eos_on_both_sides(pairs):
   for i, (source, target) in enumerate(pairs):
     assert batch.source[i][batch.source_mask[i]].tolist() == [*vocabularies[0].encode(source), EOS]
     assert batch.target[i][batch.target_mask[i]].tolist() == [*vocabularies[1].encode(target), EOS]
+
+
+def test_what_stands_nowhere_in_its_source():
+  vocab = word(['a b c d'])
+  corpus = Corpus(['a b', 'c Ulm', 'd'], ['b a d', 'Ulm c', 'Bonn'])
+  assert encode(corpus, vocab, vocab).absent == 2  # d, and Bonn; every source has an end
 
 
 def test_pairs_longer_than_the_longest_bucket_are_reported_with_their_lines():

@@ -67,12 +67,17 @@ def test_specs(spec, expected):
 
 @pytest.mark.parametrize(
   'spec',
-  ['', 'a b', 'a.b', 'dot(', 'dot(3)', 'dot(x=y)', 'dot(x=f(1))', 'dot(**{"x": 1})', 'dot(x=1, x=2)', 'dot(x={[]: 1})',
+  ['', 'a b', 'a.b', 'dot(', 'dot(3)', 'dot(x=y)', 'dot(x=f(1))', 'dot(**{"x": 1})', 'dot(x={[]: 1})',
    '3', 'dot\0', 'dot + sum'],
 )  # fmt: skip
 def test_unreadable_specs(spec):
   with pytest.raises(aj.UserError, match=r"^cannot read .*; write 'name' or 'name\(option=literal, ...\)'$"):
     parse_spec(spec)
+
+
+def test_an_option_is_given_once():
+  with pytest.raises(aj.UserError, match='dot: option x is given twice; possible: once'):
+    parse_spec('dot(x=1, y=2, x=2)')
 
 
 @pytest.mark.parametrize(
