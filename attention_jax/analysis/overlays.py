@@ -76,10 +76,24 @@ def _panel(axes, picture: np.ndarray, title: str, box=None) -> None:
   from matplotlib.patches import Rectangle
 
   axes.imshow(picture, vmin=0, vmax=1)
-  axes.set_title(title[:22], fontsize=9, color=INK, parse_math=False, family=families(title))
+  axes.set_title(shorter(title, 20), fontsize=9, color=INK, parse_math=False, family=families(title))
   if box is not None:
     (left, upper, right, lower), style = box, {'fill': False, 'edgecolor': GOLD, 'linewidth': 1.5}
     axes.add_patch(Rectangle((left - 0.5, upper - 0.5), right - left, lower - upper, **style))
+
+
+def shorter(title: str, most: int) -> str:
+  """At most so many characters; what is left out in the middle is '…'."""
+  keep = most // 2
+  return title if len(title) <= most else f'{title[:keep]}…{title[-(most - keep - 1) :]}'
+
+
+def last(words: Sequence[str], most: int) -> str:
+  """As many whole words from the end as fit into so many characters; '…' stands for those before."""
+  start = len(words) - 1
+  while start > 0 and len(' '.join(words[start - 1 :])) + 2 * (start > 1) <= most:
+    start -= 1
+  return '… ' * (start > 0) + ' '.join(words[max(start, 0) :])
 
 
 def _animate(items: Sequence[Told], path: Path) -> None:
@@ -95,6 +109,6 @@ def _animate(items: Sequence[Told], path: Path) -> None:
       frame.paste(lit.resize((size, size), Image.Resampling.BICUBIC), (0, 0))
       pen = ImageDraw.Draw(frame)
       pen.text((8, size + 6), item.words[word], fill=INK, font=font)
-      pen.text((8, size + 34), ' '.join(item.words[: word + 1])[-42:], fill='#57606a', font=ImageFont.load_default(13))
+      pen.text((8, size + 34), last(item.words[: word + 1], 42), fill='#57606a', font=ImageFont.load_default(13))
       frames.append(frame)
   frames[0].save(path, save_all=True, append_images=frames[1:], duration=600, loop=0)

@@ -20,7 +20,7 @@ class Path(NamedTuple):
 
 
 def write(items: Sequence[Path], path: str | File, size: int, scales: int) -> None:
-  """One PNG with a row for each picture: the whole path, then the patches of each glimpse, the finest framed.
+  """One PNG with a row for each picture: the whole path with its finest patches, then all patches of each glimpse.
 
   Args: size, scales: of the retina, see models.glimpse.retina.
   Raises: UserError for a path that does not end with .png or cannot be written.
@@ -36,7 +36,7 @@ def write(items: Sequence[Path], path: str | File, size: int, scales: int) -> No
     axes.axis('off')
   for row, item in zip(panels, items, strict=True):
     places = (item.locations + 1) / 2 * np.array(item.picture.shape)
-    _whole(row[0], item, places)
+    _whole(row[0], item, places, size)
     for number, (axes, place) in enumerate(zip(row[1:], places, strict=False), 1):
       _glimpse(axes, item.picture, place, size, scales)
       axes.set_title(str(number), fontsize=9)
@@ -46,10 +46,12 @@ def write(items: Sequence[Path], path: str | File, size: int, scales: int) -> No
     raise UserError(f'{path}: cannot write the picture: {error.strerror}') from error
 
 
-def _whole(axes, item: Path, places: np.ndarray) -> None:
+def _whole(axes, item: Path, places: np.ndarray, size: int) -> None:
   axes.imshow(item.picture, cmap='gray', vmin=0, vmax=255)
+  for row, column in np.round(places) - size // 2:
+    _frame(axes, row, column, size, 0.5)
   axes.plot(places[:, 1], places[:, 0], '-', color=LINE, linewidth=1.2)
-  axes.scatter(places[:, 1], places[:, 0], s=14, color=LINE)
+  axes.scatter(places[:, 1], places[:, 0], s=10, color=LINE)
   for number, (row, column) in enumerate(places, 1):
     axes.annotate(str(number), (column, row), color='#ffd43b', fontsize=8, xytext=(3, 2), textcoords='offset points')
   axes.set(xlim=(-0.5, item.picture.shape[1] - 0.5), ylim=(item.picture.shape[0] - 0.5, -0.5))
@@ -69,8 +71,13 @@ def _glimpse(axes, picture: np.ndarray, place: np.ndarray, size: int, scales: in
     inner = (widest - width) // 2
     shown[inner : inner + width, inner : inner + width] = np.kron(patch, np.ones((cell, cell)))
   axes.imshow(shown, cmap='gray', vmin=0, vmax=255)
-  if scales > 1:
-    from matplotlib.patches import Rectangle
+  for scale in range(scales - 1):
+    width = size * 2**scale
+    _frame(axes, (widest - width) / 2, (widest - width) / 2, width, 0.6**scale)
 
-    inner = (widest - size) / 2 - 0.5
-    axes.add_patch(Rectangle((inner, inner), size, size, fill=False, edgecolor=LINE, linewidth=1))
+
+def _frame(axes, top: float, left: float, width: int, alpha: float) -> None:
+  from matplotlib.patches import Rectangle
+
+  place = left - 0.5, top - 0.5
+  axes.add_patch(Rectangle(place, width, width, fill=False, edgecolor=LINE, linewidth=1, alpha=alpha))

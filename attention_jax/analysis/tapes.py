@@ -8,7 +8,7 @@ import numpy as np
 
 from attention_jax.errors import UserError
 
-LOOKED = 0.1  # the weight from which on a slot is one that was looked at
+LOOKED = 0.3  # the weight from which on a slot is one that was looked at
 
 
 class Tape(NamedTuple):

@@ -226,18 +226,20 @@ class Captioning:
   def draw(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], given: Sequence[str]) -> None:
     """A picture with the map of every word, and the same as an animation beside it (.gif).
 
-    Rows are pictures of the split; `given` are files with images. Where features are read, the images that they were
-    computed from are drawn.
+    Rows are pictures of the split; `given` are files with images. Images are drawn larger than they are read, and
+    where features are read, those that they were computed from.
     """
     features = self.model.encoder.reads is not np.uint8
     if given and features:
       raise UserError('--text: this run reads features and no images; possible: --split and --rows')
     if given:
       shown, names, boxes = np.stack([read_image(file, self.shape[0]) for file in given]), list(given), None
+      files = names
     else:
       pictures = self.pictures[choose(split, self.pictures, 'split')]
       chosen = chosen_rows(rows, split, len(pictures.names))
       shown, names, boxes = pictures.pictures[chosen], [pictures.names[i] for i in chosen], pictures.boxes
+      files = pictures.files and [pictures.files[i] for i in chosen]
     items = []
     for i, said in enumerate(self.predict(params, shown, names, self.config['evaluation']['beams'])):
       if not said.hypotheses:
@@ -246,7 +248,7 @@ class Captioning:
       maps = best.weights[: len(best.tokens)].reshape(-1, *map(len, self._middles))
       first = None if boxes is None else pictures.shown.index(chosen[i])
       right = boxes is not None and pictures.captions[first] == best.text
-      picture = read_image(pictures.files[chosen[i]], DRAWN) if features else shown[i]
+      picture = shown[i] if files is None else read_image(files[i], DRAWN)
       gold = boxes[first] if right else None
       items.append(overlays.Told(picture, best.tokens, maps, said.source, gold, self._middles))
     overlays.write(items, path)

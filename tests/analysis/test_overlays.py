@@ -27,3 +27,11 @@ def test_light_falls_on_the_middles_of_cells():
   weights = np.array([[0.0, 1.0], [0.0, 0.0]])
   lit = overlays.blended(np.full((8, 8, 3), 200, np.uint8), weights, (np.array([0.4375, 0.9]), np.array([0.1, 0.6875])))
   assert np.unravel_index(lit[..., 0].argmax(), (8, 8)) == (0, 5) and lit[3, 5, 0] == lit.max() > lit[4, 5, 0]
+
+
+def test_titles_and_captions_are_cut_between_words():
+  assert overlays.shorter('abcdef', 6) == 'abcdef' and overlays.shorter('abcdefg', 5) == 'ab…fg'
+  words = ['red', 'circle', 'left', 'of']
+  assert overlays.last(words, 18) == 'red circle left of'
+  assert overlays.last(words, 17) == '… circle left of' and overlays.last(words, 15) == '… left of'
+  assert overlays.last(['incomprehensible'], 5) == 'incomprehensible' and overlays.last([], 5) == ''
