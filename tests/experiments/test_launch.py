@@ -5,16 +5,17 @@ import pytest
 from tests.experiments.programs import run
 from tests.experiments.test_bad_input import assert_refused
 
+SEARCH = ('--beams:', '--alpha:', '--beta:', '--gamma:', '--max_length:')
 PROGRAMS = {
   'train': ('--config:', '--workdir:', '--distributed:'),
-  'evaluate': ('--workdir:', '--checkpoint:', '--split:', '--beams:', '--output:'),
+  'evaluate': ('--workdir:', '--checkpoint:', '--split:', '--output:', *SEARCH),
   'translate': (
-    '--workdir:', '--checkpoint:', '--input:', '--beams:', '--nbest:', '--alignments:', '--json:', '--stream:',
+    '--workdir:', '--checkpoint:', '--input:', '--nbest:', '--alignments:', '--json:', '--stream:',
     '--samples:', '--seed:', '--temperature:', '--top_k:', '--top_p:', '--min_p:', '--groups:', '--diversity:',
-    '--prefixes:', '--replace_unknown:', '--mbr:',
+    '--prefixes:', '--replace_unknown:', '--mbr:', *SEARCH,
   ),
-  'score': ('--workdir:', '--checkpoint:', '--source:', '--target:'),
-  'inspect_attention': ('--workdir:', '--checkpoint:', '--split:', '--rows:', '--text:', '--output:'),
+  'score': ('--workdir:', '--checkpoint:', '--source:', '--target:', '--layers:'),
+  'inspect_attention': ('--workdir:', '--checkpoint:', '--split:', '--rows:', '--text:', '--layers:', '--output:'),
 }  # fmt: skip
 
 
