@@ -10,8 +10,8 @@ from attention_jax.functional.dropout import kept
 class Dropout(nn.Module):
   """x [...] with each number 0 with probability `rate`, and divided by 1 - rate otherwise. Srivastava et al. 2014.
 
-  It draws from the rng 'dropout', by `kept`, which costs next to nothing where the bits of a generator for ciphers, as
-  flax.linen.Dropout takes them, are a sixth of a training step on a CPU.
+  It draws from the rng 'dropout', by `kept`, which costs next to nothing; the bits of a generator for ciphers, as
+  flax.linen.Dropout takes them, are a tenth of the time of a small Transformer's gradient on a CPU.
   """
 
   rate: float = 0.0
