@@ -106,7 +106,10 @@ def _ranked(hypotheses: list) -> list:
   log_probs = None if FLAGS.samples else [h.log_prob for h in hypotheses]
   utilities = expected_utility([h.text for h in hypotheses], FLAGS.mbr, log_probs)
   scored = [h._replace(score=utility) for h, utility in zip(hypotheses, utilities, strict=True)]
-  return list({h.text: h for h in sorted(scored, key=lambda h: h.score)}.values())[::-1]
+  best = {}
+  for h in sorted(scored, key=lambda h: -h.score):
+    best.setdefault(h.text, h)
+  return list(best.values())
 
 
 def _sampling():

@@ -102,7 +102,7 @@ def _animate(items: Sequence[Told], path: Path) -> None:
   size, font, frames = 320, ImageFont.load_default(18), []
   for item in items:
     if not len(item.words):  # nothing is said: the picture alone
-      item = item._replace(words=[''], maps=np.ones((1, 1, 1)))
+      item = item._replace(words=[''], maps=np.ones((1, 1, 1)), middles=None)
     for word, weights in enumerate(item.maps):
       lit = Image.fromarray((255 * blended(item.picture, weights, item.middles)).astype(np.uint8))
       frame = Image.new('RGB', (size, size + 64), 'white')

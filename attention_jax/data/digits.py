@@ -76,8 +76,7 @@ def npz(
     if labels.shape != pictures.shape[:1] or labels.dtype.kind not in 'iu':
       expected = f'whole numbers [{len(pictures)}]'
       raise UserError(f'{path}: y_{name} is {labels.dtype} {list(labels.shape)}; expected {expected}')
-    for row in np.flatnonzero((labels < 0) | (labels >= LABELS))[:1]:
-      raise UserError(f'{path}: y_{name}[{row}] is {labels[row]}; possible: 0 to {LABELS - 1}')
+    _check_labels(labels, f'{path}: y_{name}')
   if not 0 < validation < len(x):
     raise UserError(f'{path}: validation={validation} of {len(x)} pictures; possible: from 1 to {len(x) - 1}')
   parts = {'train': (x[:-validation], y[:-validation]), 'validation': (x[-validation:], y[-validation:])}
@@ -102,6 +101,7 @@ def tfds(
   for split, part in parts_of(builder, name, validation).items():
     rows = list(builder.as_data_source(split=part))
     pictures, labels = np.stack([row['image'][..., 0] for row in rows]), np.array([row['label'] for row in rows])
+    _check_labels(labels, f"tfds set '{name}', {part}: label")
     found[split] = _digits(pictures, labels, canvas, clutter, piece)
   return found
 
@@ -113,6 +113,11 @@ def load_digits_of(config: Mapping[str, Any]) -> dict[str, Digits]:
   """The splits of the task that `config['task']` names, from `config['folder']`."""
   _, row, options = bind(config['task'], DIGITS, 'task')
   return row(os.path.expanduser(config['folder'] or ''), **options)
+
+
+def _check_labels(labels: np.ndarray, name: str) -> None:
+  for row in np.flatnonzero((labels < 0) | (labels >= LABELS))[:1]:
+    raise UserError(f'{name}[{row}] is {labels[row]}; possible: 0 to {LABELS - 1}')
 
 
 def _digits(pictures: np.ndarray, labels: np.ndarray, canvas: int, clutter: int, piece: int) -> Digits:

@@ -18,7 +18,6 @@ from attention_jax.errors import UserError
 from attention_jax.tokens import EOS, PAD
 
 SPLITS = ('train', 'validation', 'test', 'unseen')
-MORE = 'more'  # what a row of a table has beyond its columns
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; the last two lie outside
 
 
@@ -141,12 +140,12 @@ def load_pictures(config: Mapping[str, Any]) -> Mapping[str, Pictures]:
 
 
 def _read_table(path: str) -> list[tuple[int, dict[str, str]]]:
-  rows = csv.DictReader(io.StringIO('\n'.join(read_lines(path)) + '\n'), restkey=MORE, strict=True)
+  rows = csv.DictReader(io.StringIO('\n'.join(read_lines(path)) + '\n'), strict=True)
   if missing := [name for name in ('image', 'caption') if name not in (rows.fieldnames or ())]:
     raise UserError(f"{path}:1: no column '{missing[0]}'; it has: {', '.join(rows.fieldnames or ())}")
   found = []
   for row in _each(rows, path):
-    if MORE in row:
+    if None in row:  # where DictReader keeps what there is beyond the columns
       raise UserError(f'{path}:{rows.line_num}: more fields than columns; a caption with a comma stands in quotes')
     for name in rows.fieldnames:
       if not (row[name] or '').strip():

@@ -12,8 +12,8 @@ Positions count from 0. N heads, F features of each.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -188,8 +188,8 @@ POSITIONS: Mapping[str, type[Positions]] = {
 OTHERS_SAY = ('heads', 'features', 'bidirectional')  # fields of positions that attention says
 
 
-def position_of(spec: str) -> Callable[..., Positions]:
-  """A row of POSITIONS with the options of a spec such as 't5(buckets=16)', to be made by (heads, features, both ways).
+def position_of(spec: str) -> tuple[type[Positions], dict[str, Any]]:
+  """The row of POSITIONS that a spec such as 't5(buckets=16)' names, and the options it is to be made with.
 
   Raises: UserError for an unknown name or option.
   """
@@ -201,7 +201,7 @@ def position_of(spec: str) -> Callable[..., Positions]:
   for option, value in given.items():
     if not value > 0:
       raise UserError(f'position {name!r}: {option} is {value}; possible: more than 0')
-  return functools.partial(cls, **given)
+  return cls, given
 
 
 def alibi_slopes(heads: int) -> list[float]:

@@ -248,11 +248,11 @@ class Stack(nn.Module):
       raise UserError(f'transformer: features={self.features} cannot be divided among heads={self.heads}')
     if self.sinks and not self.window:
       raise UserError(f'transformer: sinks={self.sinks} are seen beyond a window, and window=0 sees everything')
-    chosen = position_of(self.position)
-    make = functools.partial(chosen, self.heads, self.features // self.heads, not causal)
-    each = chosen.func.inside and not chosen.func.shared  # every layer has its own, and the embeddings none
+    cls, given = position_of(self.position)
+    make = functools.partial(cls, self.heads, self.features // self.heads, not causal, **given)
+    each = cls.inside and not cls.shared  # every layer has its own, and the embeddings none
     self.positions = Positions() if each else make()
-    self.inside = make if each else lambda: self.positions if chosen.func.inside else None
+    self.inside = make if each else lambda: self.positions if cls.inside else None
     if self.norm_first:
       self.final_norm = normalise(self.norm, self.dtype)
 

@@ -71,7 +71,7 @@ def _hidden_kernels(params: Any) -> Any:
     names = [getattr(key, 'key', str(key)) for key in path]
     if leaf.ndim == 3:
       return optax.contrib.MuonDimensionNumbers(1, (0, 2))
-    hidden = leaf.ndim == 2 and 'embedding' not in names[-1:] and 'output' not in names and names[-1:] != ['place']
+    hidden = leaf.ndim == 2 and names[-1] == 'kernel' and 'output' not in names
     return optax.contrib.MuonDimensionNumbers() if hidden else None
 
   return jax.tree_util.tree_map_with_path(axes, params)

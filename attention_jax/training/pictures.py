@@ -34,14 +34,20 @@ def of_lines(predictor: Predictor, lines: Sequence[str], beams: int, path: str |
   grid(items, path)
 
 
+def pairs_of(data: tasks.Data, split: str, rows: Sequence[str]) -> tuple[list[int], Corpus]:
+  """The numbers of some rows of a split, and the pairs. Raises: UserError for rows that do not exist."""
+  corpus, encoded = tasks.split_of(data, split)
+  chosen = chosen_rows(rows, split, encoded.rows)
+  return chosen, Corpus([corpus.source[r] for r in chosen], [corpus.target[r] for r in chosen])
+
+
 def of_rows(
   model: EncoderDecoder, params: Any, data: tasks.Data, split: str, rows: Sequence[str],
   buckets: Sequence[Sequence[int]], path: str | Path,
 ) -> None:  # fmt: skip
   """The same for rows of a split: forced targets, gold links. Raises: UserError for rows that do not exist."""
-  corpus, encoded = tasks.split_of(data, split)
-  chosen = chosen_rows(rows, split, encoded.rows)
-  some = Corpus([corpus.source[r] for r in chosen], [corpus.target[r] for r in chosen])
+  encoded = tasks.split_of(data, split)[1]
+  chosen, some = pairs_of(data, split, rows)
   few = tasks.encode(some, data.source_vocab, data.target_vocab)
   forced = Scorer(model, buckets, len(chosen))(params, few)
   items = []

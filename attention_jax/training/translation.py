@@ -33,7 +33,7 @@ from attention_jax.training.losses import Loss, sequence_loss
 from attention_jax.training.metrics import higher_is_better, measure
 from attention_jax.training.prediction import Predictor, compile_search, longest_output, searched_sizes
 from attention_jax.training.step import step_rngs
-from attention_jax.training.system import Config, chosen_rows
+from attention_jax.training.system import Config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,9 +236,7 @@ class Translation:
       if len(corpus.target) < len(given):
         raise UserError('no output for a line that is given')
     else:
-      whole, encoded = tasks.split_of(self.data, split)
-      chosen = chosen_rows(rows, split, encoded.rows)
-      corpus = Corpus([whole.source[r] for r in chosen], [whole.target[r] for r in chosen])
+      chosen, corpus = pictures.pairs_of(self.data, split, rows)
       titles = [f'{split} {row}' for row in chosen]
     vocabs, buckets = (self.source_vocab, self.target_vocab), self.config['data']['buckets']
     pictures.of_layers(self.model, params, corpus, titles, *vocabs, buckets, path)

@@ -9,7 +9,7 @@ from attention_jax.analysis import overlays
 def test_every_word_has_a_frame_and_no_word_the_bare_picture(tmp_path):
   picture = np.full((8, 8, 3), 200, np.uint8)
   said = overlays.Told(picture, ['a', 'cat'], np.eye(4).reshape(4, 2, 2)[:2])
-  silent = overlays.Told(picture, [], np.zeros((0, 2, 2)))
+  silent = overlays.Told(picture, [], np.zeros((0, 2, 2)), middles=(np.array([0.3, 0.8]),) * 2)
   for items, frames in (([said], 2), ([silent], 1), ([said, silent], 3)):
     overlays.write(items, tmp_path / 'out.png')
     with Image.open(tmp_path / 'out.gif') as film:
