@@ -9,8 +9,8 @@ was doing other things; bahdanau2015 37.43 at commit 7428385, with 2800 updates 
 from attention_jax.training.config import default_config
 from attention_jax.training.presets import apply_preset
 
-# What Transformers are trained with instead. The tiny one has the settings of its row in RESULTS.md; the others start more
-# slowly than recurrent networks do, and have not been trained here.
+# What Transformers are trained with instead. The tiny one has the settings of its row in RESULTS.md; the others start
+# more slowly than recurrent networks do, and have not been trained here.
 SLOWER = {'training.schedule': 'cosine(peak=1e-3, warmup=1000)'}
 OWN = {name: SLOWER for name in ('transformer2017', 'transformer2017_base', 'transformer2017_big', 'shaw2018')}
 OWN['transformer2017_small'] = {'training.schedule': 'cosine(peak=1.7e-3, warmup=1000)'}
