@@ -1,8 +1,8 @@
 """python -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/dates
 
 Dates as people write them in 72 locales -> ISO 8601, by characters. Needs no download: the set is built on first use.
-Measured on 2 CPU cores, seed 0: 75 s of training, 99.6 % exact match on test, 89.1 % on locales never seen, alignment
-error rate 13.4 % (three seeds: 10.9 ± 3.5); sutskever2014: 56 s, 89.0 %, 81.8 %.
+Measured on 2 CPU cores, seed 0: two minutes of training, 99.7 % exact match on test, 89.7 % on locales never seen,
+alignment error rate 14.2 % (three seeds, other dropout: 10.9 ± 3.5); sutskever2014: one minute, 89.0 %, 81.8 %.
 """
 
 from attention_jax.training.config import default_config

