@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -113,11 +114,18 @@ def training(say, repeats: int, joey: str = '') -> list[Timing]:
     some = compare('training', case, sides, repeats=repeats, amount=tokens, unit='target tokens')
     if other:
       other.end()
-    alone, flop = seconds_of_products(found, gradients=True)
-    note = f'{flop / tokens / 1e6:.0f} MFLOP a token; products alone at {flop / alone / 1e9:.0f} GFLOP/s'
-    limit = Timing('training', case, 'limit: products', *[alone] * 3, some[0].median / alone, tokens, 'target tokens')
-    timings += [*some, dataclasses.replace(limit, note=note)]
+    timings += [*some, limit_of(some[0], found, gradients=True)]
   return timings
+
+
+def limit_of(ours: Timing, found: Counter, *, gradients: bool) -> Timing:
+  """What the products of matrices that our side makes would take by themselves."""
+  alone, flop = seconds_of_products(found, gradients=gradients)
+  each = f'{flop / ours.amount / 1e6:.0f} MFLOP a {ours.unit.removeprefix("target ").removesuffix("s")}'
+  return dataclasses.replace(
+    ours, side='limit: products', low=alone, median=alone, high=alone, speed=ours.median / alone, memory=None,
+    note=f'{each}; products alone at {flop / alone / 1e9:.0f} GFLOP/s',
+  )  # fmt: skip
 
 
 def agreement(say, repeats: int) -> list[Timing]:
@@ -152,8 +160,21 @@ def decoding(say, repeats: int, joey: str = '') -> list[Timing]:
     if other:
       sides['Joey NMT'] = other.side(f'search {beams} {STEPS}')
     case = f'bahdanau2015, {ROWS} sentences of 14, beam {beams}, {STEPS} steps'
-    timings += compare('decoding', case, sides, repeats=repeats, amount=ROWS, unit='sentences')
+    some = compare('decoding', case, sides, repeats=repeats, amount=ROWS, unit='sentences')
+    timings += [*some, limit_of(some[0], products_of_search(model, params, batch, beams), gradients=False)]
   return timings
+
+
+def products_of_search(model, params, batch: Batch, beams: int) -> Counter:
+  """The products of matrices of STEPS steps, and of what is done once before them; see limits.products."""
+  variables = {'params': params}
+  start = lambda source, mask: model.apply(variables, source, mask, STEPS, method='start')
+  step = lambda carry, token, memory: model.apply(variables, carry, token, memory, method='step')
+  carry, memory = jax.eval_shape(start, batch.source, batch.source_mask)
+  in_beams = lambda x: jax.ShapeDtypeStruct((ROWS, beams, *x.shape[1:]), x.dtype)
+  tokens = jax.ShapeDtypeStruct((ROWS, beams), jnp.int32)
+  each = products(jax.vmap(step, (1, 1, None), 1), jax.tree.map(in_beams, carry), tokens, memory)
+  return products(start, batch.source, batch.source_mask) + Counter({key: STEPS * n for key, n in each.items()})
 
 
 def pipeline(say, repeats: int) -> list[Timing]:

@@ -67,6 +67,16 @@ def test_batches_have_the_lengths_of_their_bucket():
   assert (batch.target > 0).sum() == batch.target_mask.sum()
 
 
+def test_the_products_of_a_search_are_those_of_all_its_steps():
+  config = systems.multi30k.get_config('bahdanau2015').model
+  config.update({'encoder': 'birnn(features=4)', 'decoder': 'bahdanau(features=4, readout=6)', 'embedding': 4})
+  model = systems.build(config.to_dict(), 30, 50)
+  batch = systems.batch_of(14)
+  found = systems.products_of_search(model, systems.initial_params(model, 0), batch, beams=3)
+  (left, times), = ((key[0], times) for key, times in found.items() if key[1] == (6, 50))
+  assert sorted(left) == sorted((systems.ROWS, 3, 6)) and times == systems.STEPS
+  assert any(times < systems.STEPS for times in found.values())  # the encoder's, once
+
 def test_seeds_are_compared_on_the_same_work():
   config, words, bucket = seeds.CASES['cmudict:luong2015']
   config = config.copy_and_resolve_references()
