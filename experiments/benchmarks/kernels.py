@@ -6,7 +6,7 @@ import numpy as np
 
 import attention_jax as aj
 from experiments.benchmarks import peers
-from experiments.benchmarks.measure import Timing, compare, exponent, jitted
+from experiments.benchmarks.measure import Bench, Timing, compare, exponent, jitted
 
 # case: score, whether the mask is causal, batch, heads, T, S, features
 CASES = {
@@ -15,7 +15,13 @@ CASES = {
   'scaled_dot, B=1 N=8 T=S=2048 D=64': ('scaled_dot', False, 1, 8, 2048, 2048, 64),
   'scaled_dot, causal, B=1 N=8 T=S=2048 D=64': ('scaled_dot', True, 1, 8, 2048, 2048, 64),
 }
-LONGEST = 8192
+FEATURES = 64
+# what grows: its sizes, and from one of them batch, heads, T, S
+GROWTH = {
+  'T=S': ([2**power for power in range(6, 14)], lambda size: (1, 1, size, size)),
+  'B': ([1, 2, 4, 8, 16, 32], lambda size: (size, 1, 512, 512)),
+  'N': ([1, 2, 4, 8, 16], lambda size: (1, size, 512, 512)),
+}
 # candidate of kernels.auto: score, alignment, features, (batch, T = S) from small to large
 CROSSING = {
   'factored': ('additive', 'softmax', 256, ((128, 8), (128, 14), (64, 32))),
@@ -25,10 +31,10 @@ CROSSING = {
 SOFTMAX = aj.ALIGNMENTS['softmax']
 
 
-def problem(score: str, batch: int, heads: int, queries: int, size: int, features: int):
-  """Parameters without projections, and query, key and value [B, N, T or S, F]."""
+def problem(dtype: str, score: str, batch: int, heads: int, queries: int, size: int, features: int):
+  """Parameters without projections, and query, key and value [B, N, T or S, F] of this type."""
   rng = np.random.default_rng(0)
-  draw = lambda steps: jnp.asarray(rng.normal(size=(batch, heads, steps, features)), jnp.float32)
+  draw = lambda steps: jnp.asarray(rng.normal(size=(batch, heads, steps, features)), dtype)
   params = aj.init_params(jax.random.key(0), score=score, query=features, key=features, features=features)
   params = {'score': {name: jnp.asarray(rng.normal(size=p.shape), p.dtype) / 16 for name, p in params['score'].items()}}
   return params, draw(queries), draw(size), draw(size)
@@ -48,50 +54,53 @@ def backward(score: str, implementation: str, causal: bool = False, alignment: s
   return jax.value_and_grad(lambda *given: jnp.sum(jnp.sin(run(*given))), argnums=(0, 1, 2, 3))
 
 
-def kernels(say, repeats: int) -> list[Timing]:
+def kernels(bench: Bench) -> list[Timing]:
   timings = []
   for case, (score, causal, *sizes) in CASES.items():
     implementations = [name for name, way in aj.IMPLEMENTATIONS.items() if not way.refuse(aj.SCORES[score], SOFTMAX)]
-    given = problem(score, *sizes)
-    theirs = peers.attention(say, score, causal, *(np.asarray(x) for x in given[1:]), given[0]['score'])
+    given = problem(bench.dtype, score, *sizes)
+    arrays = [np.asarray(x) for x in given[1:]]
+    theirs = peers.attention(bench.say, score, causal, *arrays, given[0]['score']) if bench.beside else {}
     for name, way, theirs_way in (('forward', forward, 'forward'), ('forward and backward', backward, 'backward')):
-      say(f'{case}: {name}')
+      bench.say(f'{case}: {name}')
       sides = {}
       for implementation in implementations:
         try:
           sides[implementation] = jitted(way(score, implementation, causal), *given)
         except aj.UserError as error:  # cudnn computes in bfloat16 alone
-          say(f'left out: {error}')
+          bench.say(f'left out: {error}')
       sides |= {side: runs[theirs_way] for side, runs in theirs.items()}
-      timings += compare('kernels', f'{case}, {name}', sides, repeats=repeats)
+      timings += compare('kernels', f'{case}, {name}', sides, repeats=bench.repeats)
   return timings
 
 
-def crossing(say, repeats: int) -> list[Timing]:
+def crossing(bench: Bench) -> list[Timing]:
   """From which size on each candidate of 'auto' is faster than the definition, forward and backward."""
   timings = []
   for name, (score, alignment, features, sizes) in CROSSING.items():
     for batch, size in sizes:
-      say(f'{name} beside the definition, T = S = {size}')
-      given = problem(score, batch, 1, size, size, features)
+      bench.say(f'{name} beside the definition, T = S = {size}')
+      given = problem(bench.dtype, score, batch, 1, size, size, features)
       way = lambda implementation: jitted(backward(score, implementation, alignment=alignment), *given)  # noqa: B023
       sides = {'xla': way('xla'), name: way(name)}
-      timings += compare('crossing', f'{score}, {alignment}, B={batch} T=S={size} F={features}', sides, repeats=repeats)
+      case = f'{score}, {alignment}, B={batch} T=S={size} F={features}'
+      timings += compare('crossing', case, sides, repeats=bench.repeats)
   return timings
 
 
-def growth(say, repeats: int) -> list[Timing]:
-  """Forward and backward of one sequence with T = S = 64 ... LONGEST."""
+def growth(bench: Bench) -> list[Timing]:
+  """Forward and backward as one size after the other grows, see GROWTH, with the exponent of the last four."""
   timings = []
-  for score, implementation, features in (('additive', 'factored', 64), ('scaled_dot', 'flash', 64)):
-    sizes, seconds = [], []
-    for power in range(6, LONGEST.bit_length()):
-      size = 2**power
-      say(f'growth of {score} by {implementation}: T = S = {size}')
-      given = problem(score, 1, 1, size, size, features)
-      side = jitted(backward(score, implementation), *given)
-      timings += compare('growth', f'{score} T=S={size}', {implementation: side}, repeats=max(2, repeats // 2))
-      sizes.append(size)
-      seconds.append(timings[-1].median)
-    say(f'{score} by {implementation}: time grows with the length to the power {exponent(sizes[3:], seconds[3:]):.2f}')
+  for score, implementation in (('additive', 'factored'), ('scaled_dot', 'flash')):
+    for what, (sizes, shape) in GROWTH.items():
+      found = []
+      for size in sizes:
+        bench.say(f'growth of {score} by {implementation}: {what} = {size}')
+        given = problem(bench.dtype, score, *shape(size), FEATURES)
+        side = jitted(backward(score, implementation), *given)
+        found += compare('growth', f'{score} {what}={size}', {implementation: side}, repeats=max(2, bench.repeats // 2))
+      last = [t.median for t in found[-4:]], [t.memory for t in found[-4:]]
+      time, memory = (exponent(sizes[-4:], of) for of in last)
+      bench.say(f'{score} by {implementation}: with {what}, time grows to the power {time:.2f}, memory {memory:.2f}')
+      timings += found
   return timings

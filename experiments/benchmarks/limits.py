@@ -9,18 +9,18 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from experiments.benchmarks.measure import Timing, compare, jitted
+from experiments.benchmarks.measure import Bench, Timing, compare, jitted
 
 
 def _median(fn: Callable, *args, repeats: int = 5) -> float:
   return compare('', '', {'': jitted(fn, *args)}, repeats=repeats)[0].median
 
 
-def machine(say) -> list[Timing]:
+def machine(bench: Bench) -> list[Timing]:
   """Rates of a square product, of a copy, and of tanh and a division over an array that the caches do not hold."""
-  say('limits of this machine')
+  bench.say('limits of this machine')
   size, many = 2048, 2**25
-  square, long = jnp.ones((size, size)), jnp.linspace(-3.0, 3.0, many)
+  square, long = jnp.ones((size, size), bench.dtype), jnp.linspace(-3.0, 3.0, many)
   cases = (
     ('matrix product', lambda x: x @ x, square, 2 * size**3, 'FLOP'),
     ('copy', lambda x: x + 1, long, 8 * many, 'B'),
@@ -34,14 +34,14 @@ def machine(say) -> list[Timing]:
 
 
 def products(fn: Callable, *args) -> Counter:
-  """How often fn(*args) multiplies matrices of which shapes: {(left, right, dimensions): times}."""
+  """How often fn(*args) multiplies matrices of which shapes: {(left, right, dimensions, type): times}."""
   found = Counter()
 
   def walk(jaxpr, times):
     for equation in jaxpr.eqns:
       if equation.primitive.name == 'dot_general':
         left, right = (v.aval for v in equation.invars)
-        found[left.shape, right.shape, equation.params['dimension_numbers']] += times
+        found[left.shape, right.shape, equation.params['dimension_numbers'], str(left.dtype)] += times
       inner = times * equation.params.get('length', 1) if equation.primitive.name == 'scan' else times
       for value in equation.params.values():
         for part in value if isinstance(value, tuple | list) else (value,):
@@ -57,8 +57,8 @@ def products(fn: Callable, *args) -> Counter:
 def seconds_of_products(found: Counter, *, gradients: bool) -> tuple[float, float]:
   """(seconds, FLOP) of these products by themselves, one after the other; with their gradients if so asked."""
   seconds = flop = 0.0
-  for (left, right, dimensions), times in found.items():
-    x, y = jnp.ones(left), jnp.ones(right)
+  for (left, right, dimensions, dtype), times in found.items():
+    x, y = jnp.ones(left, dtype), jnp.ones(right, dtype)
     product = lambda x, y, dimensions=dimensions: jax.lax.dot_general(x, y, dimensions)
     (contracted, _), _ = dimensions
     out = jax.eval_shape(product, x, y)
@@ -66,6 +66,6 @@ def seconds_of_products(found: Counter, *, gradients: bool) -> tuple[float, floa
     run = product
     if gradients:
       run = lambda x, y, g, product=product: (product(x, y), *jax.vjp(product, x, y)[1](g))
-    seconds += times * _median(run, x, y, *([jnp.ones(out.shape)] if gradients else []))
+    seconds += times * _median(run, x, y, *([jnp.ones(out.shape, out.dtype)] if gradients else []))
     flop += times * own * (3 if gradients else 1)
   return seconds, float(flop)

@@ -9,6 +9,30 @@ import jax
 import numpy as np
 
 
+class Bench(NamedTuple):
+  """What every suite is given.
+
+  Attributes:
+    say: prints a line.
+    repeats: how often each side is run.
+    dtype: of what attention and models compute in, 'float32' or 'bfloat16'.
+    joey: an interpreter with Joey NMT, or ''.
+    run, data: for the suite translation, see trained.py; or ''.
+  """
+
+  say: Callable[[str], None]
+  repeats: int
+  dtype: str = 'float32'
+  joey: str = ''
+  run: str = ''
+  data: str = ''
+
+  @property
+  def beside(self) -> bool:
+    """Whether others can be measured beside us: what is in peers.py computes in float32, on CPUs."""
+    return self.dtype == 'float32' and jax.default_backend() == 'cpu'
+
+
 class Side(NamedTuple):
   """One way to do a piece of work.
 

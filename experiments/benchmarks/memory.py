@@ -5,30 +5,32 @@ greatest resident size when everything is imported, which is the same for all si
 """
 
 import json
+import re
 import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
 from experiments.benchmarks import peers
-from experiments.benchmarks.measure import Timing
+from experiments.benchmarks.measure import Bench, Timing
 from experiments.benchmarks.systems import MODELS, ROWS, TRAINED, batch_of, model_of, our_update, their_update
 
 UPDATES = 3
 
 
-def of_training(say, repeats: int) -> list[Timing]:
+def of_training(bench: Bench) -> list[Timing]:
   """Updates of Adam on the batches of systems.TRAINED, of every model that PyTorch has too, each in a new process."""
-  if not peers.torch:
-    say('memory is left out: ' + peers.VERSION)
+  if not peers.torch or not bench.beside:
+    bench.say(f'memory is left out: it is that of the host, in float32, beside PyTorch ({peers.VERSION})')
     return []
   timings = []
   for name, longest in ((name, longest) for name, longest in TRAINED if MODELS[name][2]):
     case = f'{name}, {ROWS} x {longest} -> {longest}, a process of {UPDATES} updates'
-    say(f'memory of {case}')
-    rounds = [{side: _process(side, name, longest) for side in SIDES} for _ in range(min(repeats, 3))]
+    bench.say(f'memory of {case}')
+    rounds = [{side: _process(side, name, longest) for side in SIDES} for _ in range(min(bench.repeats, 3))]
     base = np.median([found['attention_jax']['seconds'] for found in rounds])
     for side in SIDES:
       low, median, high = np.quantile([found[side]['seconds'] for found in rounds], (0.25, 0.5, 0.75))
@@ -51,14 +53,20 @@ SIDES = {
 }
 
 
-def _peak() -> int:
-  """The greatest resident size of this process so far, bytes. Linux counts in units of 1024, macOS in bytes."""
-  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
+def greatest() -> int:
+  """The greatest resident size of this process so far, bytes.
+
+  Not what getrusage says, where Linux tells it: that begins with the size of the process that started this one.
+  """
+  status = Path('/proc/self/status')
+  if status.exists():
+    return 1024 * int(re.search(r'VmHWM:\s*(\d+) kB', status.read_text())[1])
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS counts in bytes
 
 
 if __name__ == '__main__':
-  imports = _peak()
+  imports = greatest()
   update = SIDES[sys.argv[1]](sys.argv[2], batch_of(int(sys.argv[3])))
   for _ in range(UPDATES):
     update.run()
-  print(json.dumps({'imports': imports, 'peak': _peak()}))
+  print(json.dumps({'imports': imports, 'peak': greatest()}))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import functools
 import json
 import os
 import platform
@@ -16,12 +15,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from attention_jax.errors import choose
+from attention_jax.errors import UserError, choose
 from experiments.benchmarks import kernels, limits, memory, peers, seeds, systems, trained
-from experiments.benchmarks.measure import Timing
+from experiments.benchmarks.measure import Bench, Timing
 
-SUITES: Mapping[str, Callable[[Callable, int], list[Timing]]] = {
-  'limits': lambda say, repeats: limits.machine(say),
+SUITES: Mapping[str, Callable[[Bench], list[Timing]]] = {
+  'limits': limits.machine,
   'kernels': kernels.kernels,
   'crossing': kernels.crossing,
   'growth': kernels.growth,
@@ -32,36 +31,33 @@ SUITES: Mapping[str, Callable[[Callable, int], list[Timing]]] = {
   'decoding': systems.decoding,
   'pipeline': systems.pipeline,
   'startup': systems.startup,
+  'translation': trained.translation,
 }
 
 
-def run_suites(
-  names: Sequence[str], out: str, repeats: int, run: str = '', data: str = '', joey: str = ''
-) -> list[Timing]:
-  """Runs these suites, or all of them; 'translation' where a trained run is given, see trained.py.
+def run_suites(names: Sequence[str], out: str, bench: Bench) -> list[Timing]:
+  """Runs these suites, or all of them ('translation' only where a trained run is given), and has them say when.
 
-  Args: joey, an interpreter with Joey NMT, or ''.
-  Raises: UserError for a suite that there is not.
+  Raises: UserError for a suite that there is not, and for 'translation' without a run.
   """
-  suites = dict(SUITES)
-  if joey:
-    suites |= {name: functools.partial(SUITES[name], joey=joey) for name in ('training', 'decoding')}
-  if run:
-    suites |= {'translation': functools.partial(trained.translation, run, data)}
-  names = names or list(suites)
+  names = names or [name for name in SUITES if name != 'translation' or bench.run]
   for name in names:
-    choose(name, suites, 'suite')
+    choose(name, SUITES, 'suite')
+  if 'translation' in names and not bench.run:
+    raise UserError('the suite translation needs --run=FOLDER of a trained bahdanau2015, and --data')
   folder, began, timings = Path(out), time.monotonic(), []
   folder.mkdir(parents=True, exist_ok=True)
   device = jax.devices()[0]
   about = {
     'device': f'{len(jax.devices())} x {device.device_kind}', 'cores': os.cpu_count(), 'machine': platform.machine(),
-    'jax': jax.__version__, 'beside': peers.VERSION, 'when': datetime.datetime.now().isoformat(timespec='seconds'),
+    'jax': jax.__version__, 'dtype': bench.dtype, 'beside': peers.VERSION if bench.beside else 'nothing',
+    'when': datetime.datetime.now().isoformat(timespec='seconds'),
   }  # fmt: skip
   print(', '.join(f'{name} {value}' for name, value in about.items()), flush=True)
-  say = lambda line: print(f'[{time.monotonic() - began:4.0f} s] {line}', flush=True)
+  say = bench.say
+  bench = bench._replace(say=lambda line: say(f'[{time.monotonic() - began:4.0f} s] {line}'))
   for name in names:
-    timings += suites[name](say, repeats)
+    timings += SUITES[name](bench)
     # After every suite: what was measured is not lost with what comes later.
     found = [dataclasses.asdict(t) | {'rate': t.rate} for t in timings]
     (folder / 'benchmark.json').write_text(json.dumps({'about': about, 'timings': found}, indent=1) + '\n')

@@ -14,7 +14,7 @@ from attention_jax.training.state import TrainState
 from attention_jax.training.step import TrainStep
 from attention_jax.training.translation import initial_params
 from configs import cmudict, dates
-from experiments.benchmarks.measure import Side, Timing, compare
+from experiments.benchmarks.measure import Bench, Side, Timing, compare
 
 SEEDS = 8
 # case: the config, the sizes of its vocabularies, the bucket that most of its rows are in
@@ -56,13 +56,13 @@ def _repeating(step: TrainStep, state: TrainState, batch: Batch, times: int) -> 
   return Side(run)
 
 
-def side_by_side(say, repeats: int) -> list[Timing]:
+def side_by_side(bench: Bench) -> list[Timing]:
   timings = []
   for case, (config, words, bucket) in CASES.items():
-    say(f'{SEEDS} seeds of {case}')
+    bench.say(f'{SEEDS} seeds of {case}')
     batch = batch_of(config.data.batch_size, words, bucket)
     sides, tokens = updating(config, words, batch, SEEDS), SEEDS * int(batch.target_mask.sum())
     timings += compare(
-      'seeds', f'{case}, {SEEDS} seeds', sides, repeats=repeats, amount=tokens, unit='target tokens'
+      'seeds', f'{case}, {SEEDS} seeds', sides, repeats=bench.repeats, amount=tokens, unit='target tokens'
     )
   return timings

@@ -24,7 +24,7 @@ from configs import multi30k
 from experiments.benchmarks import peers
 from experiments.benchmarks.joey import Joey
 from experiments.benchmarks.limits import products, seconds_of_products
-from experiments.benchmarks.measure import Side, Timing, compare
+from experiments.benchmarks.measure import Bench, Side, Timing, compare
 
 WORDS = (5921, 7859)  # of Multi30k, English and German, with a minimum count of 2
 ROWS, STEPS = 128, 20
@@ -58,11 +58,11 @@ def batch_of(longest: int) -> Batch:
   return Batch(source, source > 0, target, target > 0, np.arange(ROWS), None)
 
 
-def model_of(name: str):
+def model_of(name: str, dtype: str = 'float32'):
   preset, fields, _ = MODELS[name]
   config = multi30k.get_config(preset)
   config.update_from_flattened_dict(fields)
-  config.model.dropout = DROPOUT
+  config.model.update({'dropout': DROPOUT, 'dtype': dtype})
   model = build(config.model.to_dict(), *WORDS)
   return model, initial_params(model, 0)
 
@@ -93,25 +93,22 @@ def by_joey(python: str, name: str, batch: Batch) -> Joey | None:
   return Joey(python, *peer, batch.source, batch.target) if python and peer else None
 
 
-def training(say, repeats: int, joey: str = '') -> list[Timing]:
-  """Updates of Adam with clipping; the limit is the time that the products of matrices alone would take.
-
-  Args: joey, an interpreter with Joey NMT.
-  """
+def training(bench: Bench) -> list[Timing]:
+  """Updates of Adam with clipping; the limit is the time that the products of matrices alone would take."""
   timings = []
   for name, longest in TRAINED:
     case = f'{name}, {ROWS} x {longest} -> {longest}'
-    say(f'training of {case}')
+    bench.say(f'training of {case}')
     batch = batch_of(longest)
-    model, params = model_of(name)
+    model, params = model_of(name, bench.dtype)
     found = products(sequence_loss(model), params, batch, step_rngs(jax.random.key(0)))
     sides = {'attention_jax': our_update(model, params, batch)}
-    if theirs := their_update(name, batch):
+    if bench.beside and (theirs := their_update(name, batch)):
       sides['torch'] = theirs
-    if other := by_joey(joey, name, batch):
+    if other := by_joey(bench.joey, name, batch):
       sides['Joey NMT'] = other.side('train')
     tokens = int(batch.target_mask.sum())
-    some = compare('training', case, sides, repeats=repeats, amount=tokens, unit='target tokens')
+    some = compare('training', case, sides, repeats=bench.repeats, amount=tokens, unit='target tokens')
     if other:
       other.end()
     timings += [*some, limit_of(some[0], found, gradients=True)]
@@ -128,7 +125,7 @@ def limit_of(ours: Timing, found: Counter, *, gradients: bool) -> Timing:
   )  # fmt: skip
 
 
-def agreement(say, repeats: int) -> list[Timing]:
+def agreement(bench: Bench) -> list[Timing]:
   """Says how far our Transformer and PyTorch's are apart with the same parameters. Raises: SystemExit above 1e-5."""
   model, params = model_of('transformer2017_small')
   batch = batch_of(14)
@@ -136,31 +133,31 @@ def agreement(say, repeats: int) -> list[Timing]:
   found = peers.difference(params, logits, (batch.source, batch.target), SMALL | {'dropout': 0.0})
   if found is not None:
     size = float(jnp.abs(logits).max())
-    say(f"logits of our Transformer and PyTorch's differ by at most {found:.1e}; the largest is {size:.2f}")
+    bench.say(f"logits of our Transformer and PyTorch's differ by at most {found:.1e}; the largest is {size:.2f}")
     if not found < 1e-5:
       raise SystemExit('they are not the same model')
   return []
 
 
-def decoding(say, repeats: int, joey: str = '') -> list[Timing]:
-  """Search of so many steps with untrained models, which never want to stop. Args: joey, as of `training`."""
+def decoding(bench: Bench) -> list[Timing]:
+  """Search of so many steps with untrained models, which never want to stop."""
   timings = []
-  model, params = model_of('bahdanau2015')
+  model, params = model_of('bahdanau2015', bench.dtype)
   never = params['output']['bias'].at[2].set(-1e9)  # the end of a sentence
   params = {**params, 'output': {**params['output'], 'bias': never}}
   batch = batch_of(14)
-  other = by_joey(joey, 'bahdanau2015', batch)
+  other = by_joey(bench.joey, 'bahdanau2015', batch)
   for beams in (1, 5):
-    say(f'decoding with {beams} beam(s)')
+    bench.say(f'decoding with {beams} beam(s)')
     search = compile_search(model, beams, STEPS)
     given = params, jnp.asarray(batch.source), jnp.asarray(batch.source_mask)
     sides = {'attention_jax': Side(lambda search=search, given=given: jax.block_until_ready(search(*given)))}
-    if theirs := peers.decode(batch.source, TORCH, beams, STEPS):
+    if bench.beside and (theirs := peers.decode(batch.source, TORCH, beams, STEPS)):
       sides['torch'] = theirs
     if other:
       sides['Joey NMT'] = other.side(f'search {beams} {STEPS}')
     case = f'bahdanau2015, {ROWS} sentences of 14, beam {beams}, {STEPS} steps'
-    some = compare('decoding', case, sides, repeats=repeats, amount=ROWS, unit='sentences')
+    some = compare('decoding', case, sides, repeats=bench.repeats, amount=ROWS, unit='sentences')
     timings += [*some, limit_of(some[0], products_of_search(model, params, batch, beams), gradients=False)]
   return timings
 
@@ -177,9 +174,9 @@ def products_of_search(model, params, batch: Batch, beams: int) -> Counter:
   return products(start, batch.source, batch.source_mask) + Counter({key: STEPS * n for key, n in each.items()})
 
 
-def pipeline(say, repeats: int) -> list[Timing]:
+def pipeline(bench: Bench) -> list[Timing]:
   """Batches of 29,000 sentence pairs as fast as they come, with nobody who trains on them."""
-  say('input pipeline')
+  bench.say('input pipeline')
   rng, pairs = np.random.default_rng(0), 29_000
   sides = []
   for words, mean in zip(WORDS, (14, 13.4), strict=True):
@@ -194,17 +191,17 @@ def pipeline(say, repeats: int) -> list[Timing]:
 
   epoch()
   return compare(
-    'pipeline', 'an epoch of batches', {'attention_jax': Side(epoch)}, repeats=min(repeats, 3), amount=tokens[0],
+    'pipeline', 'an epoch of batches', {'attention_jax': Side(epoch)}, repeats=min(bench.repeats, 3), amount=tokens[0],
     unit='target tokens',
   )  # fmt: skip
 
 
-def startup(say, repeats: int) -> list[Timing]:
+def startup(bench: Bench) -> list[Timing]:
   """Seconds until a new interpreter has imported what a program needs."""
-  say('start-up')
+  bench.say('start-up')
   run = lambda code: Side(lambda: subprocess.run([sys.executable, '-c', code], check=True))
   sides = {'import attention_jax': run('import attention_jax'), 'import jax': run('import jax, jax.numpy')}
   sides['the trainer'] = run('import attention_jax.training.experiment')
-  return compare('startup', 'imports', sides, repeats=min(repeats, 3))
+  return compare('startup', 'imports', sides, repeats=min(bench.repeats, 3))
 
 

@@ -15,20 +15,21 @@ from attention_jax.tokens import UNK
 from attention_jax.training.experiment import open_run
 from attention_jax.training.metrics import measure
 from experiments.benchmarks import peers
-from experiments.benchmarks.measure import Side, Timing, compare
+from experiments.benchmarks.measure import Bench, Side, Timing, compare
 
 ROWS = 128
 SAME = {'score': 'additive', 'alignment': 'softmax', 'heads': 1, 'dtype': 'float32'}  # what PyTorch has beside it
 METRIC = 'bleu(tokenize="none")'
 
 
-def translation(folder: str, data: str, say, repeats: int) -> list[Timing]:
-  """Greedy search and beam 5. `folder` holds a run of bahdanau2015 on text; `data`, files FOLDER/test2016.{en,de}.
+def translation(bench: Bench) -> list[Timing]:
+  """Greedy search and beam 5. `run` is a folder with bahdanau2015 on text; `data`, one with test2016.{en,de}.
 
   Raises: UserError where the run is another model than the one that PyTorch has beside it.
   """
+  folder, say, repeats = bench.run, bench.say, bench.repeats
   run = open_run(folder)
-  lines, references = (read_lines(f'{data}/test2016.{side}') for side in ('en', 'de'))
+  lines, references = (read_lines(f'{bench.data}/test2016.{side}') for side in ('en', 'de'))
   timings = []
   for beams in (1, 5):
     say(f'translation of {len(lines)} sentences by {folder}, {beams} beam(s)')

@@ -1,16 +1,18 @@
 """What the benchmark is made of: turns, limits, its report. That it is quick is nobody's to assert here."""
 
 import json
+import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import attention_jax as aj
-from experiments.benchmarks import limits, report, seeds, systems
+from experiments.benchmarks import limits, memory, report, seeds, systems
 from experiments.benchmarks.joey import Joey
-from experiments.benchmarks.measure import Side, Timing, compare, exponent, jitted
+from experiments.benchmarks.measure import Bench, Side, Timing, compare, exponent, jitted
 
 
 def test_sides_are_run_in_turns_and_compared_with_the_first():
@@ -34,7 +36,7 @@ def test_products_are_counted_with_their_repetitions_and_without_what_nobody_use
     del unused
     return jax.lax.scan(lambda total, row: (total + (row @ w).sum(), None), 0.0, x)[0]
 
-  ((left, right, _), times), = limits.products(fn, w, x).items()
+  ((left, right, _, _), times), = limits.products(fn, w, x).items()
   assert (left, right, times) == ((4, 3), (3, 5), 7)
   seconds, flop = limits.seconds_of_products(limits.products(fn, w, x), gradients=True)
   assert flop == 3 * 7 * 2 * 4 * 3 * 5 and seconds > 0
@@ -45,20 +47,20 @@ def test_temporary_memory_is_told():
 
 
 def test_a_suite_is_reported_and_drawn(tmp_path, monkeypatch, capsys):
-  def suite(say, repeats):
-    say('something')
+  def suite(bench):
+    bench.say('something')
     growth = [Timing('growth', f'additive T=S={n}', 'factored', n / 1e3, 0, 1, 1.0, memory=n) for n in (64, 128)]
     return [Timing('kernels', 'a case', 'xla', 0.5, 0.4, 0.6, 1.0, 10, 'things', 2**20, 'a note'), *growth]
 
   monkeypatch.setattr(report, 'SUITES', {'kernels': suite})
-  report.run_suites(['kernels'], str(tmp_path), 2)
+  report.run_suites(['kernels'], str(tmp_path), Bench(print, 2))
   said = capsys.readouterr().out
   assert 'a case' in said and '20 things/s' in said and 'a note' in said
   found = json.loads((tmp_path / 'benchmark.json').read_text())
   assert found['timings'][0]['rate'] == 20 and found['about']['jax'] == jax.__version__
   assert {path.name for path in tmp_path.iterdir()} == {'benchmark.json', 'times.png', 'growth.png'}
   with pytest.raises(aj.UserError, match='unknown suite'):
-    report.run_suites(['kernel'], str(tmp_path), 2)
+    report.run_suites(['kernel'], str(tmp_path), Bench(print, 2))
 
 
 def test_batches_have_the_lengths_of_their_bucket():
@@ -76,6 +78,13 @@ def test_the_products_of_a_search_are_those_of_all_its_steps():
   (left, times), = ((key[0], times) for key, times in found.items() if key[1] == (6, 50))
   assert sorted(left) == sorted((systems.ROWS, 3, 6)) and times == systems.STEPS
   assert any(times < systems.STEPS for times in found.values())  # the encoder's, once
+
+def test_memory_is_that_of_the_process_alone():
+  held = np.ones(2**30, np.uint8)  # more than a process needs that only imports
+  code = 'from experiments.benchmarks import memory; print(memory.greatest())'
+  child = int(subprocess.run([sys.executable, '-c', code], check=True, stdout=subprocess.PIPE, text=True).stdout)
+  assert 0 < child < held.nbytes < memory.greatest()
+
 
 def test_seeds_are_compared_on_the_same_work():
   config, words, bucket = seeds.CASES['cmudict:luong2015']
