@@ -130,7 +130,7 @@ def attend(
     _check_params(kind, row, params[kind], rng, deterministic)
 
   if bias is not None:
-    mask = jnp.broadcast_to(mask if mask.ndim == len(full) else mask[..., None, :], full) & ~jnp.isneginf(bias)
+    mask = (mask if mask.ndim == len(full) else mask[..., None, :]) & ~jnp.isneginf(bias)
   # Hidden before the projection, whose gradient would otherwise meet a NaN behind the mask.
   key = project(definition.hide(Memory(key, value, mask)).key, params, 'key')
   rngs = None if rng is None else jax.random.split(rng, math.prod(batch)).reshape((*batch, *rng.shape))
@@ -142,9 +142,15 @@ def attend(
       bias=bias, rng=rng, deterministic=deterministic, return_weights=return_weights,
     )  # fmt: skip
 
-  for _ in batch:
-    one = jax.vmap(one)
-  return one(query, key, value, mask, bias, rngs)
+  for axis in reversed(range(len(batch))):
+    own = [None if x is None or x.shape[axis] == 1 else 0 for x in (mask, bias)]
+    one = jax.vmap(one, in_axes=(0, 0, 0, *own, 0))
+  return one(query, key, value, *(_without_ones(x, len(batch)) for x in (mask, bias)), rngs)
+
+
+def _without_ones(x: Array | None, axes: int) -> Array | None:
+  """Without those of the leading axes over which it is the same everywhere."""
+  return x if x is None else x.reshape(*(n for n in x.shape[:axes] if n != 1), *x.shape[axes:])
 
 
 def _batch_shape(query: Array, key: Array, value: Array) -> tuple[int, ...]:
@@ -163,10 +169,10 @@ def _batch_shape(query: Array, key: Array, value: Array) -> tuple[int, ...]:
 
 
 def _shared_mask(mask, full: tuple[int, ...]) -> Array:
-  """The mask [..., S] where all queries have the same, [..., T, S] where each has its own."""
-  shared = (*full[:-2], full[-1])
+  """The mask [..., S] where all queries have the same, [..., T, S] where each has its own. Batch axes over which it
+  is the same everywhere are 1 long."""
   if mask is None:
-    return jnp.ones(shared, jnp.bool_)
+    return jnp.ones((*(1 for _ in full[:-2]), full[-1]), jnp.bool_)
   # A compiler that knows a large mask would look for what is hidden by itself, and take seconds over it.
   mask = jax.lax.optimization_barrier(jnp.asarray(mask))
   if mask.ndim < 2 or mask.shape[-2] == 1:
@@ -175,15 +181,16 @@ def _shared_mask(mask, full: tuple[int, ...]) -> Array:
 
 
 def _broadcast(name: str, array, full: tuple[int, ...], kind) -> Array:
+  """With the axes of `full`, of which those of the batch may stay 1 long."""
   array = jnp.asarray(array)
   if not jnp.issubdtype(array.dtype, kind):
     raise UserError(f'attend: {name} must be {jnp.dtype(kind) if kind is jnp.bool_ else "float"}, got {array.dtype}')
-  try:
-    return jnp.broadcast_to(array.reshape((1,) * (len(full) - array.ndim) + array.shape), full)
-  except (ValueError, TypeError):
+  shape = (1,) * (len(full) - array.ndim) + array.shape
+  if len(shape) != len(full) or any(own not in (1, size) for own, size in zip(shape, full, strict=True)):
     raise UserError(
       f'attend: {name} {array.shape} does not broadcast to [..., T, S] = {full}; a padding mask [B, S] is mask[:, None]'
-    ) from None
+    )
+  return jnp.broadcast_to(array.reshape(shape), (*shape[:-2], *full[-2:]))
 
 
 def _check_params(kind: str, row: Row, given: Mapping, rng, deterministic: bool) -> None:

@@ -26,7 +26,7 @@ from attention_jax.functional.dropout import factors_of, has_twin, undropped
 from attention_jax.functional.masking import accumulator, lowest, masked, vary_like
 from attention_jax.functional.table import Row
 
-BLOCK = 1024  # queries, and keys, of a block: 4 MB of scores in float32
+BLOCK = 512  # queries, and keys, of a block: 1 MB of scores in float32
 
 
 def refuse(score: Row, alignment: Row) -> str:
@@ -82,17 +82,19 @@ def attended(q, k, v, mask, bias, factors) -> tuple[jax.Array, jax.Array]:
     factors of dropout [T, S] or None, without a gradient.
   Returns: [T, V]; [T], the log of the sum of exponentials, inf where nothing is shown.
   """
-  return _forward(q, k, v, mask, bias, factors)
+  return _forward(q, k, v, Shared.of(mask, bias, factors, (q.shape[0], k.shape[0])))
 
 
 def _saved(q, k, v, mask, bias, factors):
-  context, log = _forward(q, k, v, mask, bias, factors)
+  context, log = attended(q, k, v, mask, bias, factors)
   return (context, log), (q, k, v, mask, bias, factors, context, log)
 
 
 def _gradients(saved, slopes):
-  dq, dk, dv, dbias = _backward(*saved, *slopes)
-  factors = saved[5]
+  q, k, v, mask, bias, factors, *given = saved
+  steps, size = q.shape[0], k.shape[0]
+  dq, dk, dv, dbias = _backward(q, k, v, Shared.of(mask, bias, factors, (steps, size)), *given, *slopes)
+  dbias = None if bias is None else dbias[:size, :steps].T
   return dq, dk, dv, None, dbias, None if factors is None else jnp.zeros_like(factors)
 
 
@@ -120,21 +122,47 @@ class Blocks(NamedTuple):
     return _cut(x, self.keys, self.columns)
 
   def whole(self, x: jax.Array) -> jax.Array:
-    """[T or 1, S] -> the same, filled up with zeros or False."""
+    """[T or 1, S] -> [S, T or 1], filled up with zeros or False."""
     rows = 0 if x.shape[0] == 1 else self.queries * self.rows - x.shape[0]
-    return jnp.pad(x, ((0, rows), (0, self.keys * self.columns - x.shape[1])))
+    return jnp.pad(x.T, ((0, self.keys * self.columns - x.shape[1]), (0, rows)))
 
   def at(self, x: jax.Array, i, j) -> jax.Array:
-    """Block (i, j) of what `whole` gave, as [columns, rows or 1]."""
-    rows, first = (1, 0) if x.shape[0] == 1 else (self.rows, i * self.rows)
-    return jax.lax.dynamic_slice(x, (first, j * self.columns), (rows, self.columns)).T
+    """Block (i, j) of what `whole` gave, [columns, rows or 1]."""
+    rows, first = (1, 0) if x.shape[1] == 1 else (self.rows, i * self.rows)
+    return jax.lax.dynamic_slice(x, (j * self.columns, first), (self.columns, rows))
 
-  def kinds(self, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def kinds(self, shown: jax.Array) -> tuple[jax.Array, jax.Array]:
     """[blocks of queries, of keys] bool: where something is shown, and where nothing is hidden."""
-    rows = mask.reshape(1 if mask.shape[0] == 1 else self.queries, -1, mask.shape[1])
-    by_key = lambda x: x.reshape(x.shape[0], self.keys, -1)
-    kinds = by_key(rows.any(1)).any(-1), by_key(rows.all(1)).all(-1)
-    return tuple(jnp.broadcast_to(kind, (self.queries, self.keys)) for kind in kinds)
+    by_key = shown.reshape(self.keys, -1, shown.shape[1])
+    by_query = lambda x: x.reshape(self.keys, 1 if shown.shape[1] == 1 else self.queries, -1)
+    kinds = by_query(by_key.any(1)).any(-1), by_query(by_key.all(1)).all(-1)
+    return tuple(jnp.broadcast_to(kind.T, (self.queries, self.keys)) for kind in kinds)
+
+
+class Shared(NamedTuple):
+  """What the sequences of a batch may have in common: made once for all of them, as blocks are multiplied.
+
+  Attributes:
+    shown, bias, factors: of `attended`, turned and filled up, see Blocks.whole.
+    live, full: [blocks of queries, of keys] bool, see Blocks.kinds.
+  """
+
+  shown: jax.Array
+  bias: jax.Array | None
+  factors: jax.Array | None
+  live: jax.Array
+  full: jax.Array
+
+  @classmethod
+  def of(cls, mask, bias, factors, sizes: tuple[int, int]) -> 'Shared':
+    """Args: sizes, T and S."""
+    cut = Blocks.of(*sizes)
+    whole = [None if x is None else cut.whole(x) for x in (mask, bias, factors)]
+    return cls(*whole, *cut.kinds(whole[0]))
+
+  def left(self, cut: Blocks, block: jax.Array, i, j) -> jax.Array:
+    """What dropout leaves of block (i, j) of the weights."""
+    return block if self.factors is None else block * cut.at(self.factors, i, j)
 
 
 def _cut(x: jax.Array, blocks: int, rows: int) -> jax.Array:
@@ -156,12 +184,10 @@ def _walk(step: Callable, order, full, live, carry):
 
 
 @sequential_vmap
-def _forward(q, k, v, mask, bias, factors):
+def _forward(q, k, v, shared: Shared):
   """The context [T, V], and the log of the sum of exponentials [T], inf where there is nothing to sum."""
   (steps, _), (size, width) = q.shape, v.shape
   cut = Blocks.of(steps, size)
-  shown, added, kept = (None if x is None else cut.whole(x) for x in (mask, bias, factors))
-  left = lambda block, i, j: block if kept is None else block * cut.at(kept, i, j)
   keys, values = cut.by_key(k), cut.by_key(v).swapaxes(1, 2)
 
   def row(xs):
@@ -169,61 +195,61 @@ def _forward(q, k, v, mask, bias, factors):
 
     def step(hidden, j, carry):
       top, total, context = carry
-      scores = _scores(keys[j], query, cut, shown, added, hidden, i, j)
+      scores = _scores(keys[j], query, cut, shared, hidden, i, j)
       highest = jnp.maximum(top, scores.max(0, keepdims=True))
       weights, before = jnp.exp(scores - highest), jnp.exp(top - highest)
-      return highest, total * before + weights.sum(0, keepdims=True), context * before + values[j] @ left(weights, i, j)
+      total = total * before + weights.sum(0, keepdims=True)
+      return highest, total, context * before + values[j] @ shared.left(cut, weights, i, j)
 
     zeros = lambda size: jnp.zeros((size, cut.rows), q.dtype)
-    start = vary_like((zeros(1) + lowest(q.dtype), zeros(1), zeros(width)), q, k, v, mask, bias, factors)
+    start = vary_like((zeros(1) + lowest(q.dtype), zeros(1), zeros(width)), q, k, v, *shared)
     top, total, context = _walk(step, order, full, live, start)
     some = total > 0
     log = jnp.where(some, top + jnp.log(jnp.where(some, total, 1.0)), jnp.inf)
     return (context / jnp.where(some, total, 1.0)).T, log[0]
 
-  context, log = jax.lax.map(row, (jnp.arange(cut.queries), cut.by_query(q), *_order(*cut.kinds(shown))))
+  order = _order(shared.live, shared.full)
+  context, log = jax.lax.map(row, (jnp.arange(cut.queries), cut.by_query(q), *order))
   return context.reshape(-1, width)[:steps], log.reshape(-1)[:steps]
 
 
 @sequential_vmap
-def _backward(q, k, v, mask, bias, factors, context, log, slope, log_slope):
-  """The gradients of q, k, v and bias."""
+def _backward(q, k, v, shared: Shared, context, log, slope, log_slope):
+  """The gradients of q, k, v and, as it stands in `shared`, bias."""
   (steps, features), (size, width) = q.shape, v.shape
   cut = Blocks.of(steps, size)
-  shown, added, kept = (None if x is None else cut.whole(x) for x in (mask, bias, factors))
-  left = lambda block, i, j: block if kept is None else block * cut.at(kept, i, j)
   queries, slopes, logs = cut.by_query(q), cut.by_query(slope), cut.by_query(log)
-  shared = cut.by_query((slope * context).sum(1) - log_slope)
+  common = cut.by_query((slope * context).sum(1) - log_slope)
   keys = cut.by_key(k)
-  vary = lambda start: vary_like(start, q, k, v, mask, bias, factors, slope, log_slope)
+  vary = lambda start: vary_like(start, q, k, v, *shared, slope, log_slope)
 
   def column(carry, xs):
     j, key, key_t, value, order, full, live = xs
 
     def step(hidden, i, carry):
       (dq, dbias), dk, dv = carry
-      weights = jnp.exp(_scores(key, queries[i], cut, shown, added, hidden, i, j) - logs[i][None])
-      dscores = weights * (left(value @ slopes[i].T, i, j) - shared[i][None])
-      if bias is not None:
-        dbias = jax.lax.dynamic_update_slice(dbias, dscores.T, (i * cut.rows, j * cut.columns))
-      return (dq.at[i].add(key_t @ dscores), dbias), dk + dscores @ queries[i], dv + left(weights, i, j) @ slopes[i]
+      weights = jnp.exp(_scores(key, queries[i], cut, shared, hidden, i, j) - logs[i][None])
+      dscores = weights * (shared.left(cut, value @ slopes[i].T, i, j) - common[i][None])
+      if dbias is not None:
+        dbias = jax.lax.dynamic_update_slice(dbias, dscores, (j * cut.columns, i * cut.rows))
+      dq, dv = dq.at[i].add(key_t @ dscores), dv + shared.left(cut, weights, i, j) @ slopes[i]
+      return (dq, dbias), dk + dscores @ queries[i], dv
 
     start = jnp.zeros((cut.columns, features), q.dtype), jnp.zeros((cut.columns, width), q.dtype)
     carry, dk, dv = _walk(step, order, full, live, (carry, *vary(start)))
     return carry, (dk, dv)
 
-  start = jnp.zeros((cut.queries, features, cut.rows), q.dtype), None if bias is None else jnp.zeros_like(added)
-  live, full = cut.kinds(shown)
-  xs = (jnp.arange(cut.keys), keys, keys.swapaxes(1, 2), cut.by_key(v), *_order(live.T, full.T))
+  no_bias = None if shared.bias is None else jnp.zeros_like(shared.bias)
+  start = jnp.zeros((cut.queries, features, cut.rows), q.dtype), no_bias
+  xs = (jnp.arange(cut.keys), keys, keys.swapaxes(1, 2), cut.by_key(v), *_order(shared.live.T, shared.full.T))
   (dq, dbias), (dk, dv) = jax.lax.scan(column, vary(start), xs)
   dq = dq.swapaxes(1, 2).reshape(-1, features)[:steps]
-  dbias = None if bias is None else dbias[:steps, :size]
   return dq, dk.reshape(-1, features)[:size], dv.reshape(-1, width)[:size], dbias
 
 
-def _scores(key, query, cut: Blocks, shown, added, hidden: bool, i, j) -> jax.Array:
+def _scores(key, query, cut: Blocks, shared: Shared, hidden: bool, i, j) -> jax.Array:
   """The scores [columns, rows] of block (i, j), -inf where they are masked; `hidden`, whether any may be."""
   scores = key @ query.T
-  if added is not None:
-    scores = scores + cut.at(added, i, j)
-  return jnp.where(cut.at(shown, i, j), scores, -jnp.inf) if hidden else scores
+  if shared.bias is not None:
+    scores = scores + cut.at(shared.bias, i, j)
+  return jnp.where(cut.at(shared.shown, i, j), scores, -jnp.inf) if hidden else scores
