@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(VENV)/bin/python
 
-.PHONY: train test test-all clean
+.PHONY: train test test-all accelerator clean
 
 train: $(VENV)/installed
 	$(RUN) -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/dates
@@ -16,6 +16,19 @@ test: $(VENV)/installed
 # With the rest of the sweep over score x alignment x cell, and compiled as for any user (tests/conftest.py).
 test-all: $(VENV)/installed
 	XLA_FLAGS=' ' $(RUN) -m pytest -n 2 --dist=loadfile -m 'product or not product'
+
+# For a machine with an accelerator, all in bfloat16: attention and its growth, updates, search, several seeds, then
+# Multi30k to its end. make accelerator DATA=FOLDER [JAX=tpu]; DATA is what config.data.folder of multi30k is, JAX the
+# extra of jax that installs what the device needs. Stops where there is no such device.
+JAX := cuda13
+ON_DEVICE = JAX_PLATFORMS=$(if $(filter tpu,$(JAX)),tpu,cuda) $(VENV)/bin/python
+accelerator: $(VENV)/installed
+	$(if $(DATA),,$(error make accelerator needs DATA=FOLDER, see configs/multi30k.py))
+	$(VENV)/bin/pip install --quiet "jax[$(JAX)]==$$($(VENV)/bin/python -c 'import jax; print(jax.__version__)')"
+	$(ON_DEVICE) -m experiments.benchmark --dtype=bfloat16 --repeats=3 --out=runs/accelerator \
+	  --suites=limits,kernels,growth,training,decoding,seeds,pipeline
+	$(ON_DEVICE) -m experiments.train --config=configs/multi30k.py:bahdanau2015 --config.model.dtype=bfloat16 \
+	  --config.data.folder=$(DATA) --workdir=runs/accelerator/multi30k
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or later is needed; make PYTHON=python3.12"'

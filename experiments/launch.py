@@ -75,6 +75,18 @@ def launch(main: Callable[[], None]) -> None:
   except BrokenPipeError:  # the reader of our output has gone, as `head` does
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
+  except Exception:
+    if not (asked := jax.config.jax_platforms) or _has_devices():
+      raise
+    print(f'error: JAX_PLATFORMS={asked}: jax finds no such device here; possible: cpu', file=sys.stderr)
+    sys.exit(2)
+
+
+def _has_devices() -> bool:
+  try:
+    return bool(jax.devices())
+  except Exception:  # whatever a backend raises that is not there
+    return False
 
 
 def _remember_compiled() -> None:

@@ -62,27 +62,42 @@ def run_suites(names: Sequence[str], out: str, bench: Bench) -> list[Timing]:
     found = [dataclasses.asdict(t) | {'rate': t.rate} for t in timings]
     (folder / 'benchmark.json').write_text(json.dumps({'about': about, 'timings': found}, indent=1) + '\n')
   print_timings(timings)
-  written = [folder / 'benchmark.json', *draw(timings, folder)]
+  (folder / 'benchmark.md').write_text(as_markdown(about, timings))
+  written = [folder / 'benchmark.json', folder / 'benchmark.md', *draw(timings, folder)]
   print('written: ' + ', '.join(str(path) for path in written))
   return timings
+
+
+COLUMNS = ('ms', 'quartiles', 'speed', 'rate', 'temporary MB')
 
 
 def print_timings(timings: Sequence[Timing]) -> None:
   """One row per side; 'speed' is how many times as fast as the first side of its case."""
   table = Table('case', 'side', box=box.SIMPLE_HEAD)
-  for column in ('ms', 'quartiles', 'speed', 'rate', 'temporary MB'):
+  for column in COLUMNS:
     table.add_column(column, justify='right')
   last = None
   for t in timings:
-    spread = f'{1e3 * t.low:.1f}-{1e3 * t.high:.1f}'
-    rate = f'{_short(t.rate)} {t.unit}/s' if t.amount else ''
-    memory = '' if t.memory is None else f'{t.memory / 1e6:.1f}'
-    case = t.case if t.case != last else ''
-    table.add_row(case, t.side, f'{1e3 * t.median:.2f}', spread, f'{t.speed:.2f}', rate, memory)
+    table.add_row(t.case if t.case != last else '', t.side, *_cells(t))
     if t.note:
       table.add_row('', f'  {t.note}')
     last = t.case
   Console(highlight=False, width=160).print(table)
+
+
+def as_markdown(about: Mapping[str, object], timings: Sequence[Timing]) -> str:
+  """The same, as RESULTS.md has tables."""
+  rows = [('case', 'side', *COLUMNS, 'note'), ('---',) * (len(COLUMNS) + 3)]
+  rows += [(t.case, t.side, *_cells(t), t.note) for t in timings]
+  head = ', '.join(f'{name} {value}' for name, value in about.items())
+  return head + '\n\n' + ''.join(f'| {" | ".join(row)} |\n' for row in rows)
+
+
+def _cells(t: Timing) -> tuple[str, ...]:
+  """COLUMNS of one side."""
+  rate = f'{_short(t.rate)} {t.unit}/s' if t.amount else ''
+  memory = '' if t.memory is None else f'{t.memory / 1e6:.1f}'
+  return f'{1e3 * t.median:.2f}', f'{1e3 * t.low:.1f}-{1e3 * t.high:.1f}', f'{t.speed:.2f}', rate, memory
 
 
 def _short(number: float) -> str:

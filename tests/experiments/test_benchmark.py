@@ -58,7 +58,11 @@ def test_a_suite_is_reported_and_drawn(tmp_path, monkeypatch, capsys):
   assert 'a case' in said and '20 things/s' in said and 'a note' in said
   found = json.loads((tmp_path / 'benchmark.json').read_text())
   assert found['timings'][0]['rate'] == 20 and found['about']['jax'] == jax.__version__
-  assert {path.name for path in tmp_path.iterdir()} == {'benchmark.json', 'times.png', 'growth.png'}
+  files = {'benchmark.json', 'benchmark.md', 'times.png', 'growth.png'}
+  assert {path.name for path in tmp_path.iterdir()} == files
+  table = (tmp_path / 'benchmark.md').read_text()
+  row = '| a case | xla | 500.00 | 400.0-600.0 | 1.00 | 20 things/s | 1.0 | a note |'
+  assert table.startswith('device ') and row in table.splitlines()
   with pytest.raises(aj.UserError, match='unknown suite'):
     report.run_suites(['kernel'], str(tmp_path), Bench(print, 2))
 

@@ -1,4 +1,8 @@
-"""Help, and config files of a user's own."""
+"""Help, config files of a user's own, and devices that are not there."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -46,3 +50,10 @@ def test_config_file_that_needs_a_preset(tmp_path):
   path = tmp_path / 'mine.py'
   path.write_text('def get_config(preset):\n  return preset\n')
   assert_refused(run('train', f'--config={path}', f'--workdir={tmp_path}/run'), ["missing 1 required", "'preset'"])
+
+
+def test_a_device_that_is_not_there_is_told_in_one_line(tmp_path):
+  command = [sys.executable, '-m', 'experiments.benchmark', '--suites=limits', f'--out={tmp_path}']
+  ran = subprocess.run(command, env=os.environ | {'JAX_PLATFORMS': 'rocm'}, capture_output=True, text=True)
+  assert ran.returncode == 2 and 'Traceback' not in ran.stderr
+  assert ran.stderr.endswith('error: JAX_PLATFORMS=rocm: jax finds no such device here; possible: cpu\n')
