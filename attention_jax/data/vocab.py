@@ -4,17 +4,21 @@ import collections
 import io
 import itertools
 import json
+import math
 import os
-import threading
+import random
+import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from attention_jax.data.cuts import by_likelihood, by_merging
 from attention_jax.data.options import bind
 from attention_jax.errors import UserError
 from attention_jax.tokens import BOS, EOS, PAD, SPECIAL, UNK
 
-_SEEDED = threading.Lock()  # sentencepiece has one seed for the whole process
+_CUTS = {'subword': by_merging, 'unigram': by_likelihood}
+_PIECED = re.compile('▁?[^▁]+|▁')  # words as pieces have them: none reaches over the beginning of another
 
 
 class Vocabulary(Protocol):
@@ -91,25 +95,28 @@ class Listed:
 
 
 class Subword:
-  """A sentencepiece model. The text is not normalised, so that what is decoded is what was written.
+  """A sentencepiece model, 'subword' or 'unigram'. The text is not normalised: what is decoded is what was written.
 
-  `sample` leaves out each merge with probability `dropout` (Provilkov, Emelianenko & Voita 2020, BPE-dropout).
+  Args: sampling, by which `sample` cuts lines, see `subword` and `unigram`; 0 for always the same.
   """
 
-  kind = 'subword'
-
-  def __init__(self, model: bytes, dropout: float = 0.0):
+  def __init__(self, kind: str, model: bytes, sampling: float = 0.0):
     import sentencepiece
 
-    self._model, self._dropout = model, dropout
+    self.kind, self._model = kind, model
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    self._seed = sentencepiece.set_random_generator_seed
-    self.sample = self._sample if dropout else None
+    self.sample = None
+    if sampling:
+      self._ids = {self.piece(id): id for id in range(len(SPECIAL), len(self))}
+      scores = {piece: self._processor.get_score(id) for piece, id in self._ids.items()}
+      self._cut, self.sample = _CUTS[kind](scores, sampling), self._sample
 
   def _sample(self, text: str, seed: int) -> list[int]:
-    with _SEEDED:
-      self._seed(seed % (2**32 - 1))  # the number after those means: not to be reproduced
-      return self._processor.encode(text, enable_sampling=True, alpha=self._dropout, nbest_size=-1)
+    pieces, draws = self.tokens(text), random.Random(seed)
+    if not self._ids.keys() >= set(pieces):  # characters that no piece has
+      return self.encode(text)
+    words = _PIECED.findall(''.join(pieces))
+    return [self._ids[part] for word in words for part in self._cut(word, draws)]
 
   def tokens(self, text: str) -> list[str]:
     return self._processor.encode(text, out_type=str)
@@ -160,21 +167,38 @@ def subword(lines: Iterable[str], *, size: int = 8000, dropout: float = 0.0) -> 
 
   Raises: UserError when the lines have fewer pieces than `size`, or more characters.
   """
+  _option('dropout', dropout, 0 <= dropout < 1, 'a number from 0 to below 1')
+  return Subword('subword', _sentencepiece('bpe', f'subword(size={size})', lines, size), dropout)
+
+
+def unigram(lines: Iterable[str], *, size: int = 8000, sampling: float = 0.0) -> Subword:
+  """The pieces of a unigram language model by sentencepiece (Kudo 2018), `size` in all.
+
+  With `sampling`, α of the paper's section 3.2, training lines are cut anew in each epoch, each way x of cutting one
+  with probability P(x)^α / Σ P^α over all ways: the smaller, the more alike they are.
+
+  Raises: UserError when the lines have fewer pieces than `size`, or more characters.
+  """
+  _option('sampling', sampling, 0 <= sampling < math.inf, 'a number of 0 or more')
+  return Subword('unigram', _sentencepiece('unigram', f'unigram(size={size})', lines, size), sampling)
+
+
+def _sentencepiece(algorithm: str, spec: str, lines: Iterable[str], size: int) -> bytes:
+  """A trained model. Raises: UserError naming the spec."""
   import sentencepiece
 
   _positive('size', size)
-  _dropout(dropout)
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(lines), model_writer=model, vocab_size=size, model_type='bpe',
+      sentence_iterator=iter(lines), model_writer=model, vocab_size=size, model_type=algorithm,
       pad_id=PAD, bos_id=BOS, eos_id=EOS, unk_id=UNK, pad_piece=SPECIAL[PAD], unk_surface=SPECIAL[UNK],
       character_coverage=1.0, normalization_rule_name='identity', max_sentence_length=1 << 20, minloglevel=2,
     )  # fmt: skip
   except RuntimeError as error:
     reason = str(error).rpartition('] ')[2].strip() or str(error)
-    raise UserError(f'vocabulary subword(size={size}) does not fit the training split: {reason}') from None
-  return Subword(model.getvalue(), dropout)
+    raise UserError(f'vocabulary {spec} does not fit the training split: {reason}') from None
+  return model.getvalue()
 
 
 class Kind(NamedTuple):
@@ -201,17 +225,21 @@ def _restore_listed(kind: str) -> Callable[..., Listed]:
   return restore
 
 
-def _restore_subword(data: bytes, *, dropout: float = 0.0, **options: Any) -> Subword:
-  vocabulary = Subword(data, dropout)
-  if not data or [vocabulary.piece(id) for id in range(len(SPECIAL))] != list(SPECIAL):
-    raise ValueError('not a model of this package')
-  return vocabulary
+def _restore_subword(kind: str, sampled_by: str) -> Callable[..., Subword]:
+  def restore(data: bytes, **options: Any) -> Subword:
+    vocabulary = Subword(kind, data, options.get(sampled_by, 0.0))
+    if not data or [vocabulary.piece(id) for id in range(len(SPECIAL))] != list(SPECIAL):
+      raise ValueError('not a model of this package')
+    return vocabulary
+
+  return restore
 
 
 VOCABULARIES = {
   'char': Kind(char, _restore_listed('char'), 'json'),
   'word': Kind(word, _restore_listed('word'), 'json'),
-  'subword': Kind(subword, _restore_subword, 'model'),
+  'subword': Kind(subword, _restore_subword('subword', 'dropout'), 'model'),
+  'unigram': Kind(unigram, _restore_subword('unigram', 'sampling'), 'unigram.model'),
 }
 
 
@@ -310,9 +338,9 @@ def _positive(option: str, value: int) -> None:
     raise UserError(f'vocabulary option {option} is a whole number of at least 1, got {value!r}')
 
 
-def _dropout(value: float) -> None:
-  if not 0 <= value < 1:
-    raise UserError(f'vocabulary option dropout is a number from 0 to below 1, got {value!r}')
+def _option(option: str, value: float, good: bool, possible: str) -> None:
+  if not good:
+    raise UserError(f'vocabulary option {option} is {possible}, got {value!r}')
 
 
 def _path(name: str, folder: str, side: str) -> str:

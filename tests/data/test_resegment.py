@@ -13,21 +13,22 @@ from attention_jax.data.text import Corpus
 from attention_jax.errors import UserError
 from attention_jax.tokens import EOS
 
-SPEC, BUCKETS = 'subword(size=40, dropout=0.3)', ((9, 9), (16, 18))
+SPEC, BUCKETS = 'subword(size=40, dropout=0.3)', ((12, 12), (20, 22))
+SPECS = (SPEC, 'unigram(size=19, sampling=0.02)')
 WORDS = ['station', 'nation', 'international', 'relation', 'ration']
 
 
-def make(dropout=SPEC, rows=40):
+def make(spec=SPEC, rows=40):
   random = np.random.default_rng(0)
   lines = [[' '.join(random.choice(WORDS, random.integers(1, 4))) for _ in range(rows)] for _ in range(2)]
   corpus = Corpus(*lines, name='words')
-  vocabulary = vocab.train(dropout, lines[0] + lines[1])
+  vocabulary = vocab.train(spec, lines[0] + lines[1])
   return corpus, vocabulary, encode(corpus, vocabulary, vocabulary)
 
 
-@pytest.fixture(scope='module')
-def made():
-  return make()
+@pytest.fixture(scope='module', params=SPECS)
+def made(request):
+  return make(request.param)
 
 
 def batches(made, seed=0, **given):
@@ -54,14 +55,14 @@ def test_it_is_the_same_text_in_other_pieces(made):
   epochs = [rows_of(run, epoch) for epoch in range(3)]
   chosen = assign(encoded, BUCKETS)
   whole = {row: [encode_row(encoded, row, side) for side in range(2)] for row in range(encoded.rows)}
-  longer = 0
+  changed = 0
   for epoch in epochs:
     assert sorted(epoch) == np.flatnonzero(chosen >= 0).tolist()
     for row, pair in epoch.items():
       for ids, lines, size in zip(pair, (corpus.source, corpus.target), BUCKETS[chosen[row]], strict=True):
         assert vocabulary.decode(ids) == lines[row] and ids[-1] == EOS and len(ids) <= size
-      longer += len(pair[0]) > len(whole[row][0])
-  assert longer > 10
+      changed += list(pair[0]) != whole[row][0]
+  assert changed > 10
   assert all(any(a[row] != b[row] for row in a) for a, b in ((epochs[0], epochs[1]), (epochs[1], epochs[2])))
   assert any(list(map(list, pair)) == whole[row] for row, pair in epochs[0].items())  # one that would not have fitted
 
@@ -89,17 +90,19 @@ def test_shards_are_cut_as_the_whole_is(made):
     np.testing.assert_array_equal(part.source, whole.source[i::2])
 
 
-def test_nothing_else_is_sampled_and_a_stored_vocabulary_knows_its_dropout(made, tmp_path):
-  corpus, vocabulary, encoded = made
-  plain = make('subword(size=40)')
+@pytest.mark.parametrize('spec', SPECS)
+def test_nothing_else_is_sampled_and_a_stored_vocabulary_knows_how(spec, tmp_path):
+  corpus, vocabulary, encoded = make(spec)
+  without = spec[: spec.index(',')] + ')'
+  plain = make(without)
   np.testing.assert_array_equal(encoded.source, plain[2].source)
   assert resegmented(plain[2], corpus, plain[1], plain[1], 0) is None
   vocabulary.save(str(tmp_path), 'source')
-  stored = vocab.stored(SPEC, str(tmp_path), 'source')
+  stored = vocab.stored(spec, str(tmp_path), 'source')
   for seed in (3, 2**32 - 1, 2**32 + 5):
     assert stored.sample(corpus.source[0], seed) == vocabulary.sample(corpus.source[0], seed)
   assert stored.encode(corpus.source[0]) == vocabulary.encode(corpus.source[0])
-  assert vocab.stored('subword(size=40)', str(tmp_path), 'source').sample is None
+  assert vocab.stored(without, str(tmp_path), 'source').sample is None
 
 
 def test_what_does_not_go(made):
@@ -107,6 +110,9 @@ def test_what_does_not_go(made):
   for value, said in (('1', outside), ('-0.1', outside), ('True', no_number), ("'x'", no_number)):
     with pytest.raises(UserError, match=said):
       vocab.train(f'subword(size=40, dropout={value})', ['a b'])
+  for value in ('-0.1', '1e999'):
+    with pytest.raises(UserError, match='vocabulary option sampling is a number of 0 or more, got'):
+      vocab.train(f'unigram(size=19, sampling={value})', ['a b'])
   corpus, vocabulary, _ = made
   linked = corpus._replace(links=[((0, 0),)] * len(corpus.source))
   with pytest.raises(UserError, match=r'links are asked for, but they are between tokens, .*: dropout=0'):

@@ -13,7 +13,7 @@ from attention_jax.tokens import BOS, EOS, PAD, UNK
 
 TEXT = st.text(st.characters(exclude_categories=['Cs']))
 LINES = ['the cat sat on the mat', 'a cat and a dog', 'the dog sat', 'schöne Grüße 漢字', 'e\u0301 👩‍👩‍👧 ع'] * 3
-SPECS = {'char': 'char', 'word': 'word(min_count=1)', 'subword': 'subword(size=80)'}
+SPECS = {'char': 'char', 'word': 'word(min_count=1)', 'subword': 'subword(size=80)', 'unigram': 'unigram(size=34)'}
 
 
 @pytest.fixture(params=SPECS)
@@ -152,7 +152,7 @@ def test_rare_words_are_unknown():
 @pytest.mark.parametrize(
   ('spec', 'message'),
   [
-    ('words', "unknown vocabulary 'words' (did you mean 'word'?); possible: char, subword, word"),
+    ('words', "unknown vocabulary 'words' (did you mean 'word'?); possible: char, subword, unigram, word"),
     (
       'word(mincount=2)',
       "unknown option of vocabulary 'word': 'mincount' (did you mean 'min_count'?); possible: min_count",

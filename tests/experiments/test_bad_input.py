@@ -39,7 +39,7 @@ FIELDS = [
   ('data.buckets=(10,10', ['config.data.buckets is a tuple like ((16, 11),', "got '(10,10'"]),
   ('data.buckets=abc', ['buckets are different (source, target) lengths', "got ('abc',)"]),
   ('data.task=datse', ["unknown task 'datse'", "'dates'?", 'text, tfds, tsv']),
-  ('data.vocabulary=wrd', ["unknown vocabulary 'wrd'", "'word'?", 'char, subword']),
+  ('data.vocabulary=wrd', ["unknown vocabulary 'wrd'", "'word'?", 'char, subword, unigram']),
   ('data.batch_unit=token', ["unknown batch unit 'token'", 'sentences, tokens']),
   ('model.attention.score=adittive', ["unknown score 'adittive'", "'additive'?", 'scaled_dot']),
   ('model.attention.score=additive(', ["cannot read 'additive('", "'name(option=literal, ...)'"]),
