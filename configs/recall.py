@@ -6,6 +6,10 @@ sequences of 50. The other tasks, and a network without a memory:
   --config.data.task=repeat_copy
   --config.data.task=associative_recall
   --config.model.cell='recurrent(features=256, layers=3)'
+
+Measured, seed 0: copying in 7 CPU minutes, 100.0 % right on test and 99.6 % at length 50; associative recall with 4000
+updates in 15, 100.0 % and 99.6 % among twice as many items; repeat copy with 6000 updates in 22, 87.9 %, and none of
+20 vectors ten times.
 """
 
 from attention_jax.training.config import default_config
