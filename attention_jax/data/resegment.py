@@ -23,8 +23,8 @@ def resegmented(
   A piece that the vocabulary does not know is UNK here, without its place in the source (`encoding.encode`): layers
   that copy can write it when they translate, and have not learned to by these lines.
 
-  What it costs: every line of every batch is cut when its batch is made, on the threads that prefetch; 0.4 ms for a line
-  of 14 pieces on one core that did other things too, nine times what cutting it once takes.
+  What it costs: every line of every batch is cut when its batch is made, on the threads that prefetch; 0.4 ms for a
+  line of 14 pieces on one core that did other things too, nine times what cutting it once takes.
   """
   sides = [
     (vocabulary, lines, flat, offsets)

@@ -75,7 +75,7 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
   """
   config = complete(config, 'the config')
   training = _checked(config)
-  resumed = check_folder(folder, config)
+  resumed = check_folder(folder, config, _completed)
   say = say if jax.process_index() == 0 else lambda line: None
   system = SYSTEMS[config['system']].load(config, str(folder) if resumed else None)
   for line in system.report:
@@ -86,7 +86,7 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
   batches = [system.batches(seed) for seed in seeds]
   say(f'{len(batches[0])} batches an epoch, of shapes ({batches[0].sides}) {sorted(set(batches[0].shapes))}')
   _check_data(system, batches[0], say)
-  folder = prepare_folder(folder, config)
+  folder = prepare_folder(folder, config, _completed)
   system.save(str(folder))  # of a resumed run too: it may have been killed before it had all
   began, direction = time.monotonic(), 'max' if _selectable(config)[training.select] else 'min'
   given = {'loss': system.loss, 'evaluate': _validation(system), 'direction': direction}
@@ -164,6 +164,10 @@ def _seeds(config: Config) -> list[int]:
   return [config['training']['seed'] + i for i in range(config['seeds'])]
 
 
+def _completed(stored: Config) -> Config:
+  return complete(stored, 'the config of that folder')
+
+
 def _own(folder: Path, seed: int) -> Path:
   """The folder of one of several runs."""
   return folder / f'seed_{seed}'
@@ -174,7 +178,7 @@ def _members(config: Config, folder: Path, system: System) -> list[tuple[Config,
   if config['seeds'] == 1:
     return [(config, folder)]
   configs = [dict(config, seeds=1, training=config['training'] | {'seed': seed}) for seed in _seeds(config)]
-  members = [(own, prepare_folder(_own(folder, own['training']['seed']), own)) for own in configs]
+  members = [(own, prepare_folder(_own(folder, own['training']['seed']), own, _completed)) for own in configs]
   for _, path in members:
     system.save(str(path))
   return members

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from jax.experimental import multihost_utils
 from attention_jax.errors import UserError
 
 CONFIG = 'config.json'
+Complete = Callable[[dict[str, Any]], dict[str, Any]]
 
 # What may differ when a run is resumed: these change how long it goes on and what it writes, not where it goes.
 # (A schedule that ends with the run, such as 'cosine', does follow training.steps, unless its spec says its own.)
@@ -20,25 +21,26 @@ FREE = frozenset({
 })  # fmt: skip
 
 
-def prepare_folder(folder: str | Path, config: Mapping[str, Any]) -> Path:
+def prepare_folder(folder: str | Path, config: Mapping[str, Any], complete: Complete = dict) -> Path:
   """Makes `folder` the folder of a run with this config (plain JSON values), new or resumed; returns its path.
 
+  Args: complete, a stored config -> the same with the fields that there were none of when it was stored.
   Raises: UserError when it holds another config (the differing fields are listed) or files but no config. Then
     nothing in it has been touched.
   """
   folder = Path(folder).absolute()
   config = json.loads(json.dumps(config))  # as it will be read back: tuples are lists
   if jax.process_index() == 0:
-    _prepare(folder, config)
+    _prepare(folder, config, complete)
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices('prepare_folder')
   return folder
 
 
-def check_folder(folder: str | Path, config: Mapping[str, Any]) -> bool:
+def check_folder(folder: str | Path, config: Mapping[str, Any], complete: Complete = dict) -> bool:
   """Whether `folder` is that of a run with this config already. Touches nothing; raises as `prepare_folder` does."""
   folder = Path(folder).absolute()
-  return folder.is_dir() and _check(folder, json.loads(json.dumps(config))) is not None
+  return folder.is_dir() and _check(folder, json.loads(json.dumps(config)), complete) is not None
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -52,24 +54,24 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     raise UserError(f'cannot read {path}: {" ".join(str(error).split())}') from error
 
 
-def _prepare(folder: Path, config: dict[str, Any]) -> None:
+def _prepare(folder: Path, config: dict[str, Any], complete: Complete) -> None:
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    if _check(folder, config) != config:
+    if _check(folder, config, complete) != config:
       _temporary(folder).write_text(json.dumps(config, indent=2) + '\n', 'utf-8')
       os.replace(_temporary(folder), folder / CONFIG)
   except OSError as error:
     raise UserError(f'cannot use {folder} as the folder of a run: {error.strerror}') from error
 
 
-def _check(folder: Path, config: dict[str, Any]) -> dict[str, Any] | None:
+def _check(folder: Path, config: dict[str, Any], complete: Complete) -> dict[str, Any] | None:
   """The config stored in `folder`, None where there is nothing."""
   try:
     present = sorted(path.name for path in folder.iterdir() if path.name != _temporary(folder).name)
   except OSError as error:
     raise UserError(f'cannot use {folder} as the folder of a run: {error.strerror}') from error
   if CONFIG in present:
-    stored = read_config(folder)
+    stored = json.loads(json.dumps(complete(read_config(folder))))
     _compare(folder, _flat(stored), _flat(config))
     return stored
   if present:

@@ -10,7 +10,7 @@ import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
-from attention_jax.training.folder import FREE, prepare_folder, read_config
+from attention_jax.training.folder import FREE, check_folder, prepare_folder, read_config
 from attention_jax.training.partition import make_mesh, replicate
 from attention_jax.training.state import TrainState
 from attention_jax.training.writers import JsonLines, TensorBoard, read_metrics
@@ -187,6 +187,17 @@ def test_the_length_of_a_run_may_change(tmp_path):
   prepare_folder(tmp_path, CONFIG)
   prepare_folder(tmp_path, changed(training_steps=20))
   assert read_config(tmp_path)['training']['steps'] == 20
+
+
+def test_a_run_from_before_there_was_a_field_goes_on(tmp_path):
+  prepare_folder(tmp_path, CONFIG)
+  complete = lambda stored: stored | {'model': {'dropout': (0.1, 0.2)} | stored['model']}
+  newer = changed(model_dropout=(0.1, 0.2))
+  with pytest.raises(UserError, match=r'model.dropout is absent there, \[0.1, 0.2\] given'):
+    prepare_folder(tmp_path, newer)
+  assert check_folder(tmp_path, newer, complete) and prepare_folder(tmp_path, newer, complete) == tmp_path
+  with pytest.raises(UserError, match=r'model.dropout is \[0.1, 0.2\] there, 0.5 given'):
+    prepare_folder(tmp_path, changed(model_dropout=0.5), complete)
 
 
 def test_foreign_files_are_left_alone(tmp_path):
