@@ -111,7 +111,10 @@ class Blocks(NamedTuple):
 
   @classmethod
   def of(cls, steps: int, size: int) -> 'Blocks':
-    even = lambda n: (-(-n // BLOCK), -(-n // -(-n // BLOCK)))
+    def even(n):
+      blocks = max(1, -(-n // BLOCK))
+      return blocks, -(-n // blocks)
+
     return cls(*even(steps), *even(size))
 
   def by_query(self, x: jax.Array) -> jax.Array:

@@ -99,11 +99,11 @@ def _contract(term: Callable, group: int, *moving: jax.Array) -> jax.Array:
   """Σ_i term(*(x[i] for x in moving)), in passes of at most UNROLL terms over the whole result."""
   size = moving[0].shape[0]
   passes = max(2, -(-size // UNROLL))  # of one pass the compiler would make no loop, and keep what passes share
-  terms = group * -(-size // (passes * group))
+  terms = group * max(1, -(-size // (passes * group)))
   missing = passes * terms - size
   padded = [jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for x in moving]  # a weight of 0 adds 0
   parts = [x.reshape(passes, terms, *x.shape[1:]) for x in padded]
-  result = jax.eval_shape(lambda: _divide([term(*(x[0] for x in moving))]))
+  result = jax.eval_shape(lambda: _divide([term(*(x[0] for x in padded))]))
 
   def one_pass(total, part):
     fractions = [term(*(x[i] for x in part)) for i in range(terms)]

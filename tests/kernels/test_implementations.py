@@ -1,5 +1,6 @@
 """Every implementation beside 'xla' computes what 'xla' does, in value and gradient, or says why it cannot."""
 
+import functools
 import itertools
 
 import jax
@@ -127,3 +128,35 @@ def test_another_function_at_test_time_is_not_ignored(name, kind):
   row = lookup(kind, aj.ALIGNMENTS, 'alignment')
   assert not aj.IMPLEMENTATIONS[name].refuse(aj.SCORES['dot'], row)
   assert aj.IMPLEMENTATIONS[name].refuse(aj.SCORES['dot'], row._replace(at_test=aj.ALIGNMENTS['hardmax'].fn))
+
+
+WAYS = [('xla', 'dot', 'monotonic'), ('chunked', 'dot', 'sparsemax'), ('factored', 'additive', 'softmax'),
+        ('flash', 'scaled_dot', 'softmax'), ('window', 'dot', 'local_m(width=2)')]  # fmt: skip
+
+
+@pytest.mark.parametrize(('name', 'score', 'alignment'), WAYS)
+def test_a_mask_and_a_bias_that_all_sequences_share(name, score, alignment):
+  given, rng = problem(score, alignment, batch=(2, 3)), np.random.default_rng(1)
+  mask = jnp.asarray(rng.random((2, 3, T, S)) < 0.6).at[0, 0, 1].set(False)
+  bias = jnp.asarray(rng.normal(size=(2, 3, T, S)), jnp.float32).at[0, 0, 1, 2].set(-jnp.inf)
+
+  @functools.partial(jax.jit, static_argnums=2)
+  def run(mask, bias, whole):
+    def way(given, bias):
+      parts = (jnp.broadcast_to(x, (2, 3, T, S)) if whole else x for x in (mask, bias))
+      return loss(score, alignment, given, next(parts), bias=next(parts), implementation=name)
+
+    return jax.value_and_grad(way, argnums=(0, 1), has_aux=True)(given, bias)
+
+  for some in (np.s_[:1, :1], np.s_[0], np.s_[:, :1], np.s_[0, 0]):
+    assert_same(run(mask[some], bias[some], False), run(mask[some], bias[some], True), **CLOSE)
+
+
+@pytest.mark.parametrize(('name', 'score', 'alignment'), WAYS)
+def test_no_queries_at_all(name, score, alignment):
+  given = problem(score, alignment, batch=(2,), queries=0)
+  (total, attended), slopes = jax.value_and_grad(
+    lambda given: loss(score, alignment, given, implementation=name), has_aux=True
+  )(given)
+  assert total == 0 and attended.weights.shape == (2, 0, S) and attended.context.shape[:2] == (2, 0)
+  assert not any(jnp.any(x) for x in jax.tree.leaves(slopes))
