@@ -3,7 +3,8 @@
 Multi30k task 1 (image captions), English -> German by words, lower-cased and tokenised. FOLDER holds train.en,
 train.de, val.en, val.de, test2016.en and test2016.de.
 Measured on 2 CPU cores, BLEU on test2016 (beam 5, tokenize=none): luong2015 37.37 after 52 minutes on a machine that
-was doing other things; bahdanau2015 37.43 at commit 7428385, with 2800 updates and batches in another order.
+was doing other things; bahdanau2015 37.43 at commit 7428385, with 2800 updates and batches in another order;
+transformer2017_tiny 40.07 after an hour and a half on one core.
 """
 
 from attention_jax.training.config import default_config
