@@ -50,7 +50,7 @@ class Predictor:
     source_vocab, target_vocab: the run's vocabularies.
     buckets: of training; a longer source gets a bucket of its own, rounded up to a multiple of 32.
     max_length: of hypotheses, EOS included; 0 is the longest target of the buckets.
-    batch_size: sources searched at once, rounded up to a multiple of the devices.
+    batch_size: sources searched at once, rounded up to a multiple of the devices; of few lines, fewer.
     ranking: of hypotheses, where a call does not say another.
   """
 
@@ -65,7 +65,8 @@ class Predictor:
     self._buckets = buckets
     self.max_length = longest_output(buckets, max_length)
     devices = self._mesh.devices.size
-    self._rows = -(-batch_size // devices) * devices
+    # Few sources are not searched as many: search would be made for every size that many shrink to on their way.
+    self._rows, self._few = (-(-rows // devices) * devices for rows in (batch_size, min(batch_size, search.FEWEST)))
     self._find = functools.cache(lambda how, ranking: compile_finder(model, how, self.max_length, ranking))
 
   def use(self, params: Any) -> None:
@@ -104,7 +105,8 @@ class Predictor:
     encoded = encode(corpus, self.source_vocab, self.target_vocab)
     how = dataclasses.replace(sampling, seed=0) if sampling else Beams(beams, groups, diversity)  # one for all seeds
     find = self._find(how, ranking or self.ranking)
-    for batch in in_order(encoded, self._any_target(encoded), self._rows):
+    rows = self._few if len(lines) <= self._few else self._rows
+    for batch in in_order(encoded, self._any_target(encoded), rows):
       drawn = sampling and (np.full_like(batch.index, sampling.seed), batch.index + first)
       given = batch.source, batch.source_mask, drawn, self._begun(encoded, batch) if prefixes else None
       hypotheses = jax.device_get(find(self._params, *place(given, self._mesh)))
