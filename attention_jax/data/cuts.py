@@ -19,7 +19,6 @@ def by_merging(scores: Mapping[str, float], dropout: float) -> Cut:
 
   Args: scores, of all pieces.
   """
-
   none = -math.inf
 
   def cut(word: str, draws: random.Random) -> list[str]:

@@ -153,7 +153,7 @@ def char(lines: Iterable[str]) -> Listed:
 
 def word(lines: Iterable[str], *, min_count: int = 1) -> Listed:
   """The words seen at least `min_count` times, most frequent first, ties in code point order."""
-  _positive('min_count', min_count)
+  _option('min_count', min_count, min_count >= 1, 'a whole number of at least 1')
   words = _frequent(lines, str.split, min_count)
   if not words:
     raise UserError(f'vocabulary word(min_count={min_count}): no word of the training split occurs that often')
@@ -187,7 +187,7 @@ def _sentencepiece(algorithm: str, spec: str, lines: Iterable[str], size: int) -
   """A trained model. Raises: UserError naming the spec."""
   import sentencepiece
 
-  _positive('size', size)
+  _option('size', size, size >= 1, 'a whole number of at least 1')
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
@@ -331,11 +331,6 @@ def _content(ids: Iterable[int]) -> list[int]:
     if id not in (PAD, BOS):
       content.append(id)
   return content
-
-
-def _positive(option: str, value: int) -> None:
-  if value < 1:
-    raise UserError(f'vocabulary option {option} is a whole number of at least 1, got {value!r}')
 
 
 def _option(option: str, value: float, good: bool, possible: str) -> None:

@@ -86,16 +86,17 @@ def attended(q, k, v, mask, bias, factors) -> tuple[jax.Array, jax.Array]:
 
 
 def _saved(q, k, v, mask, bias, factors):
-  context, log = attended(q, k, v, mask, bias, factors)
-  return (context, log), (q, k, v, mask, bias, factors, context, log)
+  shared = Shared.of(mask, bias, factors, (q.shape[0], k.shape[0]))
+  context, log = _forward(q, k, v, shared)
+  return (context, log), (q, k, v, shared, context, log)
 
 
 def _gradients(saved, slopes):
-  q, k, v, mask, bias, factors, *given = saved
-  steps, size = q.shape[0], k.shape[0]
-  dq, dk, dv, dbias = _backward(q, k, v, Shared.of(mask, bias, factors, (steps, size)), *given, *slopes)
-  dbias = None if bias is None else dbias[:size, :steps].T
-  return dq, dk, dv, None, dbias, None if factors is None else jnp.zeros_like(factors)
+  steps, size, shared = saved[0].shape[0], saved[1].shape[0], saved[3]
+  dq, dk, dv, dbias = _backward(*saved, *slopes)
+  dbias = None if dbias is None else dbias[:size, :steps].T
+  dfactors = None if shared.factors is None else jnp.zeros((steps, size), shared.factors.dtype)
+  return dq, dk, dv, None, dbias, dfactors
 
 
 attended.defvjp(_saved, _gradients)
@@ -125,21 +126,21 @@ class Blocks(NamedTuple):
     return _cut(x, self.keys, self.columns)
 
   def whole(self, x: jax.Array) -> jax.Array:
-    """[T or 1, S] -> [S, T or 1], filled up with zeros or False."""
+    """[T or 1, S], filled up with zeros or False."""
     rows = 0 if x.shape[0] == 1 else self.queries * self.rows - x.shape[0]
-    return jnp.pad(x.T, ((0, self.keys * self.columns - x.shape[1]), (0, rows)))
+    return jnp.pad(x, ((0, rows), (0, self.keys * self.columns - x.shape[1])))
 
   def at(self, x: jax.Array, i, j) -> jax.Array:
-    """Block (i, j) of what `whole` gave, [columns, rows or 1]."""
+    """Block (i, j) of what `whole` gave, turned: x [S, T or 1] -> [columns, rows or 1]."""
     rows, first = (1, 0) if x.shape[1] == 1 else (self.rows, i * self.rows)
     return jax.lax.dynamic_slice(x, (j * self.columns, first), (self.columns, rows))
 
   def kinds(self, shown: jax.Array) -> tuple[jax.Array, jax.Array]:
     """[blocks of queries, of keys] bool: where something is shown, and where nothing is hidden."""
-    by_key = shown.reshape(self.keys, -1, shown.shape[1])
-    by_query = lambda x: x.reshape(self.keys, 1 if shown.shape[1] == 1 else self.queries, -1)
-    kinds = by_query(by_key.any(1)).any(-1), by_query(by_key.all(1)).all(-1)
-    return tuple(jnp.broadcast_to(kind.T, (self.queries, self.keys)) for kind in kinds)
+    rows = shown.reshape(1 if shown.shape[0] == 1 else self.queries, -1, shown.shape[1])
+    by_key = lambda x: x.reshape(x.shape[0], self.keys, -1)
+    kinds = by_key(rows.any(1)).any(-1), by_key(rows.all(1)).all(-1)
+    return tuple(jnp.broadcast_to(kind, (self.queries, self.keys)) for kind in kinds)
 
 
 class Shared(NamedTuple):
@@ -161,7 +162,7 @@ class Shared(NamedTuple):
     """Args: sizes, T and S."""
     cut = Blocks.of(*sizes)
     whole = [None if x is None else cut.whole(x) for x in (mask, bias, factors)]
-    return cls(*whole, *cut.kinds(whole[0]))
+    return cls(*(None if x is None else x.T for x in whole), *cut.kinds(whole[0]))
 
   def left(self, cut: Blocks, block: jax.Array, i, j) -> jax.Array:
     """What dropout leaves of block (i, j) of the weights."""

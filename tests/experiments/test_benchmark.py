@@ -83,6 +83,7 @@ def test_the_products_of_a_search_are_those_of_all_its_steps():
   assert sorted(left) == sorted((systems.ROWS, 3, 6)) and times == systems.STEPS
   assert any(times < systems.STEPS for times in found.values())  # the encoder's, once
 
+
 def test_memory_is_that_of_the_process_alone():
   held = np.ones(2**30, np.uint8)  # more than a process needs that only imports
   code = 'from experiments.benchmarks import memory; print(memory.greatest())'
