@@ -122,18 +122,29 @@ def draw(timings: Sequence[Timing], folder: Path) -> list[Path]:
     axes.tick_params(labelsize=7)
     written.append(_save(figure, folder / 'times.png'))
   if grown := [t for t in timings if t.suite == 'growth']:
-    figure = Figure(figsize=(8, 3.6), layout='constrained')
-    left, right = figure.subplots(1, 2)
-    for kind in dict.fromkeys((t.case.split()[0], t.side) for t in grown):
-      some = [t for t in grown if (t.case.split()[0], t.side) == kind]
-      sizes = [int(t.case.split('=')[-1]) for t in some]
-      left.loglog(sizes, [t.median for t in some], 'o-', label=' by '.join(kind))
-      right.loglog(sizes, [t.memory / 2**20 for t in some], 'o-', label=' by '.join(kind))
-    left.set(xlabel='T = S', ylabel='seconds, forward and backward')
-    right.set(xlabel='T = S', ylabel='temporary memory, MiB')
-    left.legend(fontsize=8)
-    written.append(_save(figure, folder / 'growth.png'))
+    written.append(_save(_growth(grown), folder / 'growth.png'))
   return written
+
+
+def _growth(grown: Sequence[Timing]) -> Figure:
+  """Times above, memory below; beside each other what grows, as the cases ('additive T=S=64') have it."""
+  lines: dict[str, dict[str, list[tuple[int, Timing]]]] = {}
+  for t in grown:
+    score, case = t.case.split(' ')
+    what, _, size = case.rpartition('=')
+    lines.setdefault(what, {}).setdefault(f'{score} by {t.side}', []).append((int(size), t))
+  figure = Figure(figsize=(4 * len(lines), 6.4), layout='constrained')
+  axes = figure.subplots(2, len(lines), squeeze=False, sharex='col')
+  for (what, sides), (above, below) in zip(lines.items(), axes.T, strict=True):
+    for label, points in sides.items():
+      sizes = [size for size, _ in points]
+      above.loglog(sizes, [t.median for _, t in points], 'o-', label=label)
+      below.loglog(sizes, [t.memory / 2**20 for _, t in points], 'o-', label=label)
+    below.set_xlabel(what)
+  axes[0, 0].set_ylabel('seconds, forward and backward')
+  axes[1, 0].set_ylabel('temporary memory, MiB')
+  axes[0, 0].legend(fontsize=8)
+  return figure
 
 
 def _save(figure: Figure, path: Path) -> Path:
