@@ -81,8 +81,8 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
   for line in system.report:
     say(line)
   seeds = _seeds(config)
-  params = list(map(system.initializer(), seeds))
-  say(_describe(system, params[0]))
+  params = system.initializer()
+  say(_describe(system, jax.eval_shape(lambda: params(seeds[0]))))
   batches = [system.batches(seed) for seed in seeds]
   say(f'{len(batches[0])} batches an epoch, of shapes ({batches[0].sides}) {sorted(set(batches[0].shapes))}')
   _check_data(system, batches[0], say)
@@ -102,15 +102,15 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
 
 
 def _fit(
-  folder: Path, folders: Sequence[Path], training: Training, params: Sequence[Any], batches: Sequence[Stepwise],
-  given: Mapping[str, Any],
+  folder: Path, folders: Sequence[Path], training: Training, params: Callable[[int], Any],
+  batches: Sequence[Stepwise], given: Mapping[str, Any],
 ) -> Results:  # fmt: skip
-  """One run by itself, several side by side. `folders`, `params` and `batches`: of each run; `given`: for either."""
-  if len(params) > 1:
+  """One run by itself, several side by side. `folders` and `batches`: of each run; `given`: for either."""
+  if len(batches) > 1:
     together = lambda start, stop: stream(Together(batches), start, stop)
     return fit_seeds(folder, folders, training, params=params, stream=together, **given)
   alone = lambda start, stop: stream(batches[0], start, stop)
-  result = fit(folder, training, params=params[0], stream=alone, **given)
+  result = fit(folder, training, params=params, stream=alone, **given)
   return Results(int(result.state.step), [result.reason], result.compilations)
 
 

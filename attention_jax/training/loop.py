@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from attention_jax.errors import UserError
@@ -16,7 +17,7 @@ from attention_jax.training.anneal import follow, make_anneal
 from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.losses import Loss
 from attention_jax.training.optim import make_optimizer, make_schedule
-from attention_jax.training.partition import make_mesh, replicate
+from attention_jax.training.partition import make_mesh, sharding
 from attention_jax.training.state import TrainState, init_state
 from attention_jax.training.step import TrainStep, make_train_step
 from attention_jax.training.writers import JsonLines, Progress, TensorBoard
@@ -107,7 +108,8 @@ def train(
 
 
 def fit(
-  folder: str | Path, training: Training, *, loss: Loss, params: Any, stream: Callable[[int, int], Iterable],
+  folder: str | Path, training: Training, *, loss: Loss, params: Callable[[int], Any],
+  stream: Callable[[int, int], Iterable],
   evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None, direction: str = 'min',
   mesh: Mesh | None = None,
 ) -> Result:
@@ -117,7 +119,7 @@ def fit(
   step, as the batches and all randomness are.
 
   Args:
-    loss: see losses.py. params: the initial parameters.
+    loss: see losses.py. params: seed -> the initial parameters, made only where there is no checkpoint.
     stream: (start, stop) -> the batches of those steps, a pure function of the step.
     evaluate: state -> metrics by name, among them `training.select`; see state.evaluation_params.
     direction: 'min' or 'max', whichever is the better end of `training.select`.
@@ -125,13 +127,14 @@ def fit(
   Raises: UserError when the loss is no longer finite or a checkpoint cannot be used.
   """
   mesh = mesh or make_mesh()
-  train_step, init = begin(training, loss, params, mesh, training.seed)
-  state = replicate(init(params), mesh)
+  train_step, first = begin(training, loss, params, mesh, training.seed)
   with contextlib.ExitStack() as stack:
     checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep, training.checkpoint_every)))
     best = h.Best()
-    if checkpoints.latest() is not None:
-      state, host = checkpoints.restore(state)
+    if checkpoints.latest() is None:
+      state = first()
+    else:
+      state, host = checkpoints.restore(first.shapes())
       best = h.Best(**host['best'])
     start = int(state.step)
     if reason := best.stop(training.patience) or (start >= training.steps and f'all {start} steps are done'):
@@ -142,17 +145,47 @@ def fit(
     return Result(state, reason, best(), train_step.compilations())
 
 
+class First:
+  """The state before the first update, or those of several runs: called, it is made where training wants it.
+
+  No device ever has it twice, and the values of parameters are not kept anywhere else.
+  """
+
+  def __init__(self, params: Callable[[int], Any], init: Callable[[Any], TrainState], mesh: Mesh, seed: Any):
+    self._several = isinstance(seed, Sequence)
+    self._params, self._seeds = params, seed if self._several else [seed]
+    self._place = sharding(mesh, 'states' if self._several else 'state')
+    self._init = init
+
+  def __call__(self) -> TrainState:
+    # Arrays of the host are the same in every process, wherever their copies go.
+    own = [jax.device_get(self._params(seed)) for seed in self._seeds]
+    return jax.jit(self._of, out_shardings=self._place)(own)
+
+  def shapes(self) -> TrainState:
+    """The same without values: what a checkpoint must hold."""
+    like = jax.eval_shape(lambda: self._of([self._params(seed) for seed in self._seeds]))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._place), like)
+
+  def _of(self, params: Sequence[Any]) -> TrainState:
+    if not self._several:
+      return self._init(params[0])
+    return jax.vmap(self._init)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *params))
+
+
 def begin(
-  training: Training, loss: Loss, params: Any, mesh: Mesh, seed: int | Sequence[int]
-) -> tuple[TrainStep, Callable[[Any], TrainState]]:
-  """The update, and params -> the state before the first one. `params` tell the shapes; `seed` as in step.py."""
+  training: Training, loss: Loss, params: Callable[[int], Any], mesh: Mesh, seed: int | Sequence[int]
+) -> tuple[TrainStep, First]:
+  """The update, and the state before the first one. `params`: seed -> initial parameters; `seed` as in step.py."""
   schedule = make_schedule(training.schedule, training.steps)
   optimizer = make_optimizer(training.optimizer, schedule, training.clip)
-  anneal = make_anneal(training.anneal, params, training.steps)
+  shapes = jax.eval_shape(lambda: params(training.seed))
+  anneal = make_anneal(training.anneal, shapes, training.steps)
   train_step = make_train_step(
     loss, optimizer, schedule, mesh, seed=seed, accumulate=training.accumulate, average=training.average, anneal=anneal
   )
-  return train_step, lambda params: init_state(follow(params, anneal, 1), optimizer, training.average, loss.running)
+  init = lambda own: init_state(follow(own, anneal, 1), optimizer, training.average, loss.running)
+  return train_step, First(params, init, mesh, seed)
 
 
 def _writers(folder: Path, start: int, stop: int, stack: contextlib.ExitStack) -> list[h.Writer]:

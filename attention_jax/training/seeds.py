@@ -19,7 +19,6 @@ from attention_jax.training.loop import Training, begin, train
 from attention_jax.training.losses import Loss
 from attention_jax.training.partition import make_mesh, sharding
 from attention_jax.training.state import TrainState
-from attention_jax.training.step import TrainStep
 from attention_jax.training.writers import JsonLines, Progress, TensorBoard
 
 
@@ -98,18 +97,8 @@ class Runs:
     return lambda step, record: self._progress(step, {'seed': seed, **record})
 
 
-def begin_together(
-  training: Training, loss: Loss, params: Sequence[Any], mesh: Mesh
-) -> tuple[TrainStep, TrainState]:
-  """The update of all runs, whose seeds are training.seed and those that follow, and their states before the first."""
-  seeds = [training.seed + i for i in range(len(params))]
-  train_step, init = begin(training, loss, params[0], mesh, seeds)
-  states = jax.vmap(init)(jax.tree.map(lambda *leaves: np.stack(leaves), *map(jax.device_get, params)))
-  return train_step, jax.device_put(states, sharding(mesh, 'states'))
-
-
 def fit_seeds(
-  folder: str | Path, folders: Sequence[Path], training: Training, *, loss: Loss, params: Sequence[Any],
+  folder: str | Path, folders: Sequence[Path], training: Training, *, loss: Loss, params: Callable[[int], Any],
   stream: Callable[[int, int], Iterable], evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None,
   direction: str = 'min', mesh: Mesh | None = None,
 ) -> Results:  # fmt: skip
@@ -119,14 +108,14 @@ def fit_seeds(
 
   Args:
     folder: of them all. folders: of each run; see folder.prepare_folder.
-    params: the initial parameters of each.
+    params: seed -> initial parameters, made only where there is no checkpoint.
     stream: (start, stop) -> batches with a first axis of runs; see batching.Together.
     evaluate: as for fit, of one run at a time.
   Raises: UserError when a loss is no longer finite, naming the seed, or a checkpoint cannot be used.
   """
   seeds = [training.seed + i for i in range(len(folders))]
   mesh = mesh or make_mesh(seeds=len(seeds))
-  train_step, states = begin_together(training, loss, params, mesh)
+  train_step, first = begin(training, loss, params, mesh, seeds)
   # A run that is looked at alone is on every device, as one that is trained alone.
   pick = jax.jit(lambda states, i: jax.tree.map(lambda x: x[i], states), out_shardings=sharding(mesh, 'state'))
   with contextlib.ExitStack() as stack:
@@ -134,8 +123,10 @@ def fit_seeds(
       contextlib.closing(Checkpoints(folder, training.keep, training.checkpoint_every))
     )
     best, stopped = [h.Best()] * len(seeds), {}
-    if checkpoints.latest() is not None:
-      states, host = checkpoints.restore(states)
+    if checkpoints.latest() is None:
+      states = first()
+    else:
+      states, host = checkpoints.restore(first.shapes())
       best, stopped = [h.Best(**one) for one in host['best']], {int(i): why for i, why in host['stopped'].items()}
     start, clock = int(states.step[0]), h.Clock()
     over = f'all {training.steps} steps are done'

@@ -8,11 +8,10 @@ from attention_jax.data.batching import Batch
 from attention_jax.models.seq2seq import build
 from attention_jax.training.loop import Training, begin
 from attention_jax.training.losses import sequence_loss
-from attention_jax.training.partition import make_mesh, replicate
-from attention_jax.training.seeds import begin_together
+from attention_jax.training.partition import make_mesh
 from attention_jax.training.state import TrainState
 from attention_jax.training.step import TrainStep
-from attention_jax.training.translation import initial_params
+from attention_jax.training.translation import initializer
 from configs import cmudict, dates
 from experiments.benchmarks.measure import Bench, Side, Timing, compare
 
@@ -36,12 +35,12 @@ def batch_of(rows: int, words: tuple[int, int], bucket: tuple[int, int]) -> Batc
 def updating(config: ConfigDict, words: tuple[int, int], batch: Batch, seeds: int) -> dict[str, Side]:
   """One update of one run, `seeds` times; and one update of `seeds` runs at once."""
   model, training = build(config.model.to_dict(), *words), Training(**config.training.to_dict())
-  params, loss = initial_params(model, 0), sequence_loss(model)
-  step, init = begin(training, loss, params, make_mesh(), 0)
-  alone = _repeating(step, replicate(init(params), make_mesh()), batch, seeds)
+  params, loss = initializer(model), sequence_loss(model)
+  step, first = begin(training, loss, params, make_mesh(), 0)
+  alone = _repeating(step, first(), batch, seeds)
   batches = Batch(*(None if x is None else np.stack([x] * seeds) for x in batch))
-  step, states = begin_together(training, loss, [params] * seeds, make_mesh(seeds=seeds))
-  return {'one after the other': alone, 'side by side': _repeating(step, states, batches, 1)}
+  step, first = begin(training, loss, params, make_mesh(seeds=seeds), range(seeds))
+  return {'one after the other': alone, 'side by side': _repeating(step, first(), batches, 1)}
 
 
 def _repeating(step: TrainStep, state: TrainState, batch: Batch, times: int) -> Side:

@@ -13,12 +13,11 @@ from attention_jax.data.batching import Batch, Batches
 from attention_jax.data.encoding import Encoded
 from attention_jax.data.pipeline import stream
 from attention_jax.models.seq2seq import build
+from attention_jax.training.loop import Training, begin
 from attention_jax.training.losses import sequence_loss
-from attention_jax.training.optim import make_optimizer, make_schedule
-from attention_jax.training.partition import make_mesh, replicate
+from attention_jax.training.partition import make_mesh
 from attention_jax.training.prediction import compile_search
-from attention_jax.training.state import init_state
-from attention_jax.training.step import make_train_step, step_rngs
+from attention_jax.training.step import step_rngs
 from attention_jax.training.translation import initial_params
 from configs import multi30k
 from experiments.benchmarks import peers
@@ -69,10 +68,8 @@ def model_of(name: str, dtype: str = 'float32'):
 
 def our_update(model, params, batch: Batch) -> Side:
   """One update of Adam with clipping, compiled at its first run."""
-  loss, schedule, mesh = sequence_loss(model), make_schedule('constant', 1), make_mesh()
-  optimizer = make_optimizer('adam', schedule, 1.0)
-  state = [replicate(init_state(params, optimizer), mesh)]
-  step = make_train_step(loss, optimizer, schedule, mesh, seed=0)
+  step, first = begin(Training(), sequence_loss(model), lambda seed: params, make_mesh(), 0)
+  state = [first()]
 
   def update():
     state[0], metrics = step(state[0], batch)

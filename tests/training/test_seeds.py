@@ -15,10 +15,10 @@ from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import train as train_vocabulary
 from attention_jax.errors import UserError
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
-from attention_jax.training.loop import Training, fit
+from attention_jax.training.loop import Training, begin, fit
 from attention_jax.training.losses import sequence_loss
 from attention_jax.training.partition import make_mesh
-from attention_jax.training.seeds import begin_together, fit_seeds
+from attention_jax.training.seeds import fit_seeds
 from attention_jax.training.writers import read_metrics
 from tests.training import toy
 from tests.training.toy import Toy, validate
@@ -33,7 +33,6 @@ loss = sequence_loss(
 )
 
 
-@functools.cache
 def params_of(seed):
   """Initial parameters that differ from run to run."""
   return jax.tree.map(lambda x: x * (1 + 0.1 * seed), toy.init_params())
@@ -54,7 +53,7 @@ def fit_all(folder, *, devices=4, stream=together, evaluate=validate, **fields):
   for own in folders:
     own.mkdir(parents=True, exist_ok=True)
   return fit_seeds(
-    folder, folders, Training(**FIELDS | fields), loss=loss, params=[params_of(3 + i) for i in range(RUNS)],
+    folder, folders, Training(**FIELDS | fields), loss=loss, params=params_of,
     stream=stream, evaluate=evaluate, mesh=make_mesh(jax.devices()[:devices], RUNS),
   )  # fmt: skip
 
@@ -89,7 +88,7 @@ def test_each_is_the_run_of_its_seed_alone(whole, tmp_path):
   for i in (0, RUNS - 1):
     training = Training(**FIELDS | {'seed': 3 + i})
     alone = fit(
-      tmp_path / str(i), training, loss=loss, params=params_of(3 + i), stream=functools.partial(stream_of, 3 + i),
+      tmp_path / str(i), training, loss=loss, params=params_of, stream=functools.partial(stream_of, 3 + i),
       evaluate=validate, mesh=make_mesh(jax.devices()[:2]),
     )  # fmt: skip
     own = folder / f'seed_{3 + i}'
@@ -166,12 +165,11 @@ def test_one_that_stops_early_leaves_the_others_alone(tmp_path):
 @pytest.mark.parametrize('devices', [1, 4])
 def test_one_that_is_over_is_left_as_it_is(devices):
   mesh = make_mesh(jax.devices()[:devices], RUNS)
-  begin = lambda: begin_together(Training(**FIELDS), loss, [params_of(3 + i) for i in range(RUNS)], mesh)
-  (step, states), batch = begin(), next(together(0, 1))
-  before = jax.device_get(states)
-  wanted, told = jax.device_get(step(states, batch))
+  step, first = begin(Training(**FIELDS), loss, params_of, mesh, [3 + i for i in range(RUNS)])
+  before, batch = jax.device_get(first()), next(together(0, 1))
+  wanted, told = jax.device_get(step(first(), batch))
   live = np.arange(RUNS) != 1
-  found, metrics = jax.device_get(step(begin()[1], batch, live))
+  found, metrics = jax.device_get(step(first(), batch, live))
   pick = lambda tree, i: [x[i] for x in jax.tree.leaves(tree)]
   for i in range(RUNS):
     left = wanted if live[i] else before._replace(step=wanted.step)
@@ -180,8 +178,7 @@ def test_one_that_is_over_is_left_as_it_is(devices):
 
 
 def test_nan_is_told_with_its_seed(tmp_path):
-  params = [params_of(3 + i) for i in range(RUNS)]
-  params[2] = jax.tree.map(lambda x: x * np.float32('nan'), params[2])
+  params = lambda seed: jax.tree.map(lambda x: x * np.float32('nan' if seed == 5 else 1), params_of(seed))
   folders = [tmp_path / str(i) for i in range(RUNS)]
   for own in folders:
     own.mkdir()

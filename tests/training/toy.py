@@ -83,7 +83,9 @@ def stream(start: int, stop: int, pause: float = 0.0, lengths=BUCKETS):
 @functools.cache
 def init_params():
   batch = make_batch(0)
-  return jax.jit(Toy().init)(jax.random.key(5), batch.source, batch.source_mask, batch.target)['params']
+  with jax.ensure_compile_time_eval():  # values are kept, even if shapes alone were asked for
+    drawn = jax.jit(Toy().init)(jax.random.key(5), batch.source, batch.source_mask, batch.target)['params']
+    return jax.device_get(drawn)
 
 
 def fit_toy(folder, *, stream=stream, evaluate=None, **fields):
@@ -99,7 +101,7 @@ def fit_toy(folder, *, stream=stream, evaluate=None, **fields):
   model = Toy(needed_loss='reinforce')
   loss = sequence_loss(model, training.label_smoothing, training.auxiliary, training.objective)
   return fit(
-    folder, training, loss=loss, params=init_params(), mesh=make_mesh(jax.devices()[:2]), stream=stream,
+    folder, training, loss=loss, params=lambda seed: init_params(), mesh=make_mesh(jax.devices()[:2]), stream=stream,
     evaluate=evaluate or validate,
   )  # fmt: skip
 
