@@ -24,7 +24,8 @@ def main() -> None:
   output = Path(new_file(FLAGS.output, 'output')) if FLAGS.output else None
   run = experiment.open_runs(required('workdir'), FLAGS.checkpoint, searched())
   found, predictions = experiment.evaluate_split(run, FLAGS.split)
-  print_results({f'{FLAGS.split} (step {run.step})': found})
+  steps = f'step{"s" * (len(run.steps) > 1)} {", ".join(map(str, run.steps))}'
+  print_results({f'{FLAGS.split} ({steps})': found})
   print('evaluation: ' + ', '.join(f'{name}={value}' for name, value in run.config['evaluation'].items()))
   if output:
     experiment.write_lines(output, run.system.lines(predictions))

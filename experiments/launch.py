@@ -33,8 +33,8 @@ KINDS = {
 def define_run(help: str = 'the folder of a trained run') -> None:
   """The flags of programs that open a run that was trained."""
   flags.DEFINE_string('workdir', None, help)
-  which = 'which checkpoint of the run; average is the mean of the last ones (training.keep)'
-  flags.DEFINE_enum('checkpoint', 'best', ['best', 'latest', 'average'], which)
+  which = 'best, latest, average (the mean of the last ones, training.keep) or a step; several with commas speak as one'
+  flags.DEFINE_string('checkpoint', 'best', which)
 
 
 def define_search() -> None:

@@ -58,7 +58,7 @@ def main() -> None:
   sampling = _sampling()
   _check_search()
   if FLAGS.stream:
-    _check_streamed(workdir)
+    _check_streamed(workdir, FLAGS.checkpoint)
   run = experiment.open_runs(workdir, FLAGS.checkpoint, searched())
   _ = run.predictor  # says so where the run does not translate
   if FLAGS.stream:
@@ -138,13 +138,14 @@ def _check_search() -> None:
     higher_is_better(FLAGS.mbr)  # refuses what is no metric
 
 
-def _check_streamed(workdir: str) -> None:
+def _check_streamed(workdir: str, checkpoint: str) -> None:
   for name, possible in STREAMED.items():
     if FLAGS[name].value not in (None, possible):
       given = f'--{name}={FLAGS[name].value}'
       raise UserError(f'{given} cannot be given with --stream, which prints one greedy hypothesis of stdin as it comes')
-  if ',' in workdir:
-    raise UserError(f'--workdir={workdir}: several runs cannot stream; possible: one')
+  for name, given in (('workdir', workdir), ('checkpoint', checkpoint)):
+    if ',' in given:
+      raise UserError(f'--{name}={given}: several cannot stream; possible: one')
 
 
 def _stream(run) -> None:

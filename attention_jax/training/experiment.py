@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import time
@@ -35,12 +36,20 @@ TESTED = ('test', 'unseen')  # splits that are measured once, at the end
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A trained run: its folder and system, the parameters to predict with, and the step they are from."""
+  """A trained run: its folder and system, the parameters to predict with, and the steps they are from.
+
+  There are several steps of a mean of checkpoints and of an ensemble.
+  """
 
   folder: Path
   system: System
   params: Any
-  step: int
+  steps: tuple[int, ...]
+
+  @property
+  def step(self) -> int:
+    """The last of the steps."""
+    return self.steps[-1]
 
   @property
   def config(self) -> Config:
@@ -114,12 +123,14 @@ def _fit(
   return Results(int(result.state.step), [result.reason], result.compilations)
 
 
-def open_runs(folders: str, checkpoint: str = 'best', evaluation: Mapping[str, Any] = NOTHING) -> Run:
+def open_runs(folders: str, checkpoints: str = 'best', evaluation: Mapping[str, Any] = NOTHING) -> Run:
   """As open_run; folders with commas between them are an ensemble, with the config of the first.
 
+  So are checkpoints with commas between them: of each folder, each of them.
   Raises: UserError besides where runs cannot be one.
   """
-  first, *others = runs = [open_run(folder, checkpoint, evaluation) for folder in folders.split(',')]
+  every = itertools.product(folders.split(','), checkpoints.split(','))
+  first, *others = runs = [open_run(folder, checkpoint, evaluation) for folder, checkpoint in every]
   if not others:
     return first
   if not all(hasattr(run.system, 'together') for run in runs):
@@ -128,14 +139,16 @@ def open_runs(folders: str, checkpoint: str = 'best', evaluation: Mapping[str, A
     system = first.system.together([run.system for run in others])
   except UserError as error:
     raise UserError(f'{folders}: {error}') from error
-  return dataclasses.replace(first, system=system, params=tuple(run.params for run in runs))
+  steps = tuple(itertools.chain.from_iterable(run.steps for run in runs))
+  return dataclasses.replace(first, system=system, params=tuple(run.params for run in runs), steps=steps)
 
 
 def open_run(folder: str | Path, checkpoint: str = 'best', evaluation: Mapping[str, Any] = NOTHING) -> Run:
   """A run that was trained, ready to predict, without its data.
 
   Args:
-    checkpoint: 'best', 'latest', or 'average': the mean of the parameters of the last training.keep.
+    checkpoint: 'best', 'latest', 'average' (the mean of the parameters of the last training.keep), or a step that is
+      kept.
     evaluation: fields of config.evaluation that are to be others than the run was trained with.
 
   Raises: UserError when the folder holds no run, its checkpoint cannot be read, or its system has no such field.
@@ -149,8 +162,7 @@ def open_run(folder: str | Path, checkpoint: str = 'best', evaluation: Mapping[s
     possible = ', '.join(str(_own(folder, seed)) for seed in _seeds(config))
     raise UserError(f'{folder} holds {config["seeds"]} runs, one for each seed; possible: {possible}')
   system = SYSTEMS[config['system']].open(config, str(folder))
-  state = _restore(folder, system, BEST if checkpoint == 'best' else LATEST, checkpoint == 'average')
-  return Run(folder, system, evaluation_params(state), int(state.step))
+  return Run(folder, system, *_restore(folder, system, checkpoint))
 
 
 def evaluate_split(run: Run, split: str):
@@ -229,8 +241,8 @@ def _validation(system: System) -> Callable[[TrainState], dict[str, float]] | No
   return validate
 
 
-def _restore(folder: Path, system: System, kind: str, mean: bool = False) -> TrainState:
-  """The last state of a kind; `mean`: with the mean of the parameters of as many as training.keep says."""
+def _restore(folder: Path, system: System, checkpoint: str) -> tuple[Any, tuple[int, ...]]:
+  """The parameters to predict with, and the steps they are from; `checkpoint` as for open_run."""
   training = Training(**system.config['training'])
   optimizer = make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
   # Shapes are enough: initial values would take seconds to compile.
@@ -238,23 +250,28 @@ def _restore(folder: Path, system: System, kind: str, mean: bool = False) -> Tra
   place = sharding(make_mesh(jax.local_devices()), 'state')
   checkpoints = Checkpoints(folder, read_only=True)
   try:
-    kind = kind if checkpoints.latest(kind) is not None else LATEST
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), jax.eval_shape(initial))
-    steps = checkpoints.steps(kind)[-training.keep if mean else -1 :]
-    states = [checkpoints.restore(like, kind, step)[0] for step in steps]
-    last = states[-1] if states else checkpoints.restore(like, kind)[0]
-    if not mean:
-      return last
-    params = [evaluation_params(state) for state in states]
-    return last._replace(params=jax.tree.map(lambda *x: sum(x) / len(x), *params), average=())
+    kind, steps = _which(checkpoints, checkpoint, training.keep)
+    params = [evaluation_params(checkpoints.restore(like, kind, step)[0]) for step in steps or [None]]
+    return jax.tree.map(lambda *x: sum(x) / len(x), *params) if len(params) > 1 else params[0], tuple(steps)
   finally:
     checkpoints.close()
 
 
+def _which(checkpoints: Checkpoints, name: str, keep: int) -> tuple[str, list[int]]:
+  """The kind of the checkpoints that a name says, and their steps; none where there are none."""
+  if name.isdecimal():
+    there = {step: kind for kind in (LATEST, BEST) for step in checkpoints.steps(kind)}
+    step = choose(str(int(name)), map(str, sorted(there)), f'checkpoint of {checkpoints.folder}:')
+    return there[int(step)], [int(step)]
+  choose(name, ('best', 'latest', 'average'), 'checkpoint (or else a step)')
+  kind = BEST if name == 'best' and checkpoints.steps(BEST) else LATEST
+  return kind, checkpoints.steps(kind)[-keep if name == 'average' else -1 :]
+
+
 def _finish(config: Config, folder: Path, system: System, say) -> dict[str, dict[str, Measured]]:
   """Measures the tested splits with the best parameters and writes results and hypotheses."""
-  state = _restore(folder, system, BEST)
-  run = Run(folder, system, evaluation_params(state), int(state.step))
+  run = Run(folder, system, *_restore(folder, system, 'best'))
   results = {}
   for split in _measured(system):
     results[split], predictions = evaluate_split(run, split)

@@ -201,7 +201,7 @@ def test_damaged_checkpoint(trained, task, tmp_path):
 def test_no_run(program, tmp_path):
   assert_refused(run(program), ['--workdir is missing'])
   assert_refused(run(program, f'--workdir={tmp_path}/no'), [f'{tmp_path}/no holds no config.json'])
-  assert_refused(run(program, f'--workdir={tmp_path}', '--checkpoint=bst'), ['<best|latest|average>'])
+  assert_refused(run(program, f'--workdir={tmp_path}', '--checkpoint=bst'), ['holds no config.json'])
   assert_refused(run(program, f'--workdr={tmp_path}'), ['unknown flag --workdr', 'possible: ', 'checkpoint'])
   assert os.listdir(tmp_path) == []
 

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from attention_jax.training.experiment import open_run
 from tests.experiments.programs import run
+from tests.experiments.test_bad_input import assert_refused
 
 GIVEN = b'eins zwei\n\ndrei'
 
@@ -24,6 +26,17 @@ def test_an_ensemble_of_one_run_twice_is_that_run(trained):
   assert run('translate', twice, stdin=GIVEN).out == run('translate', f'--workdir={trained[0]}', stdin=GIVEN).out
   assert run('evaluate', twice, '--split=train').code == 0
   assert run('translate', twice, '--checkpoint=average', stdin=GIVEN).code == 0
+
+
+def test_checkpoints_of_one_run_are_an_ensemble(trained):
+  workdir, last = f'--workdir={trained[0]}', open_run(trained[0], 'latest').step
+  alone = run('translate', workdir, '--checkpoint=latest', stdin=GIVEN).out
+  assert run('translate', workdir, f'--checkpoint={last},latest', stdin=GIVEN).out == alone
+  ran = run('evaluate', workdir, f'--checkpoint={last},best', '--split=train')
+  assert ran.code == 0 and f'train (steps {last}, ' in ran.out
+  assert_refused(run('translate', workdir, '--checkpoint=77'), ["unknown checkpoint of", "'77'", 'possible: 2, 4'])
+  assert_refused(run('translate', workdir, '--checkpoint=bst'), ["'bst' (did you mean 'best'?)", 'average'])
+  assert_refused(run('translate', workdir, '--checkpoint=best,latest', '--stream'), ['several cannot stream'])
 
 
 def test_outputs_begin_as_told(trained, tmp_path):
