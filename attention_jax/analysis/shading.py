@@ -35,6 +35,7 @@ class Document(NamedTuple):
       texts those by each word of the other one.
     sentences: the weights [H, N] of sentences.
     pair: whether it is a pair of texts, of which is drawn which word looks at which.
+    left: how many tokens it has besides, which nobody has read.
   """
 
   title: str
@@ -44,6 +45,7 @@ class Document(NamedTuple):
   words: Sequence[np.ndarray]
   sentences: np.ndarray
   pair: bool = False
+  left: int = 0
 
 
 def write(documents: Sequence[Document], path: str | Path) -> None:
@@ -71,7 +73,8 @@ def _document(document: Document) -> str:
   each = ', '.join(f'{escape(label)} {value:.3f}' for label, value in document.probabilities.items())
   rows = '\n'.join(_looks(document) if document.pair else _sentences(document))
   head = f'<h2>{escape(document.title[:200])}</h2><div class="said{wrong}">said: {escape(said)}{known} · {each}</div>'
-  return f'{head}\n{rows}'
+  more = f'\n<p class="legend">… and {document.left:,} more words that were not read</p>' if document.left else ''
+  return f'{head}\n{rows}{more}'
 
 
 def _sentences(document: Document) -> Iterator[str]:

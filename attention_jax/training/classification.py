@@ -239,9 +239,10 @@ class Classification:
     _, guesses = self._guess(params, self._encode(documents))
     shaded = []
     for title, label, sentences, guess in zip(titles, right, documents.sentences, guesses, strict=True):
-      tokens = [tokens for tokens, _ in self._pieces(sentences, documents.pairs)]
+      read, left = self._pieces(sentences, documents.pairs)
+      tokens = [tokens for tokens, _ in read]
       words = [self._by_word(of) for of in guess.words] if documents.pairs else guess.words
-      given = title, label, guess.probabilities, tokens, words, guess.sentences, documents.pairs
+      given = title, label, guess.probabilities, tokens, words, guess.sentences, documents.pairs, left
       shaded.append(shading.Document(*given))
     shading.write(shaded, path)
 
@@ -257,8 +258,8 @@ class Classification:
   def _most(self) -> tuple[int, int]:
     return largest(self._buckets)
 
-  def _pieces(self, sentences: Sequence[str], pairs: bool) -> list[tuple[list[str], list[int]]]:
-    return pieces(sentences, self.vocabulary, self._most, joined=self.config['data']['joined'], pairs=pairs)[0]
+  def _pieces(self, sentences: Sequence[str], pairs: bool) -> tuple[list[tuple[list[str], list[int]]], int]:
+    return pieces(sentences, self.vocabulary, self._most, joined=self.config['data']['joined'], pairs=pairs)
 
   def _encode(self, documents: Documents) -> EncodedDocuments:
     return encode_documents(documents, self.vocabulary, self.labels, self._most, self.config['data']['joined'])

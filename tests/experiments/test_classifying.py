@@ -53,7 +53,10 @@ def test_it_is_evaluated_and_drawn(trained, tmp_path):
   path = tmp_path / 'own.html'
   ran = run('inspect_attention', f'--workdir={folder}', '--text=It was <fine>. So!', f'--output={path}')
   assert ran.code == 0, ran.err
-  assert '&lt;' in path.read_text() and 'right:' not in path.read_text()
+  assert '&lt;' in path.read_text() and 'right:' not in path.read_text() and 'not read' not in path.read_text()
+  long = 'It was fine. ' * 4 + 'We left.'  # the fifth sentence is one more than any bucket has
+  assert run('inspect_attention', f'--workdir={folder}', f'--text={long}', f'--output={tmp_path}/long.html').code == 0
+  assert '… and 3 more words that were not read' in (tmp_path / 'long.html').read_text('utf-8')
 
 
 def test_the_same_command_goes_on_exactly(reviews, trained, tmp_path):
