@@ -35,7 +35,7 @@ from attention_jax.training.partition import make_mesh, place, replicate
 from attention_jax.training.step import step_rngs
 from attention_jax.training.system import Config, chosen_rows
 
-SELECTABLE = {'loss': False, 'error': False, 'error_of_one': False}
+SELECTABLE = {'loss': False, 'error': False, 'error_of_one': False, 'error_of_means': False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,13 +68,15 @@ class Evaluation:
 class Look(NamedTuple):
   """What is said of a picture: a label, the probability of each, and one of the ways [T, 2] of looking at it.
 
-  labels: [N], what each way of looking says by itself.
+  labels: [N], what each way of looking says by itself. means: [N], what it says where it looks at the means of its
+    locations, which are not drawn then.
   """
 
   label: int
   probabilities: np.ndarray
   locations: np.ndarray
   labels: np.ndarray
+  means: np.ndarray
 
 
 class Glimpsing:
@@ -153,10 +155,11 @@ class Glimpsing:
     samples = self.config['evaluation']['samples']
     how = f'samples:{samples}|rows:{len(digits.labels)}'
     wrong = float(np.mean([look.label != label for look, label in zip(looks, digits.labels, strict=True)]))
-    alone = float(np.mean([look.labels != label for look, label in zip(looks, digits.labels, strict=True)]))
-    found = {'loss': Result(float(np.mean(losses)), 'nat/picture', how), 'error': Result(100 * wrong, '%', how)}
     of_each = f'mean of {samples}, each by itself|rows:{len(digits.labels)}'
-    return found | {'error_of_one': Result(100 * alone, '%', of_each)}, looks
+    of_all = {'error_of_one': [look.labels for look in looks], 'error_of_means': [look.means for look in looks]}
+    share = lambda said: Result(100 * float(np.mean(np.array(said) != digits.labels[:, None])), '%', of_each)
+    found = {'loss': Result(float(np.mean(losses)), 'nat/picture', how), 'error': Result(100 * wrong, '%', how)}
+    return found | {name: share(said) for name, said in of_all.items()}, looks
 
   def lines(self, predictions: Sequence[Look]) -> list[str]:
     return [str(look.label) for look in predictions]
@@ -182,18 +185,20 @@ class Glimpsing:
 
   @functools.cached_property
   def _run(self) -> Callable:
-    """(params, batch) -> probabilities [B, L], a way [B, T, 2] and labels [B, N]: each picture looked at in several
-    ways, which are drawn by its number, whatever is beside it."""
+    """(params, batch) -> probabilities [B, L], a way [B, T, 2], labels and those of means [B, N]: each picture looked
+    at in several ways, which are drawn by its number, whatever is beside it."""
 
     def run(params, batch):
       def picture(one):
         def way(rng):
-          found = _apply(self.model, params, jax.tree.map(lambda x: x[None], one), rng)
-          return jax.nn.softmax(found.logits[0]), found.locations[0]
+          alone = jax.tree.map(lambda x: x[None], one)
+          found, steady = (_apply(self.model, params, alone, rng, drawn) for drawn in (True, False))
+          return jax.nn.softmax(found.logits[0]), found.locations[0], steady.logits[0].argmax()
 
         rng = jax.random.fold_in(jax.random.key(0), one.index)
-        probabilities, locations = jax.lax.map(way, jax.random.split(rng, self.config['evaluation']['samples']))
-        return probabilities.mean(0), locations[0], probabilities.argmax(-1)
+        rngs = jax.random.split(rng, self.config['evaluation']['samples'])
+        probabilities, locations, means = jax.lax.map(way, rngs)
+        return probabilities.mean(0), locations[0], probabilities.argmax(-1), means
 
       return jax.vmap(picture)(batch)
 
@@ -205,9 +210,9 @@ class Glimpsing:
     for batch in batches:
       whole = len(batch.index) % mesh.devices.size == 0
       placed = place(batch, mesh) if whole else batch
-      probabilities, locations, labels = jax.device_get(self._run(params, placed))
+      probabilities, *ways = jax.device_get(self._run(params, placed))
       for i in np.flatnonzero(batch.index >= 0):
-        looks[batch.index[i]] = Look(int(probabilities[i].argmax()), probabilities[i], locations[i], labels[i])
+        looks[batch.index[i]] = Look(int(probabilities[i].argmax()), probabilities[i], *(way[i] for way in ways))
         losses[batch.index[i]] = -np.log(max(float(probabilities[i, batch.label[i]]), 1e-30))
     return looks, losses
 
@@ -229,12 +234,13 @@ def _smallest() -> DigitBatch:
   return DigitBatch(np.zeros((1, 32, 32), np.uint8), np.zeros(1, np.int32), np.zeros(1, np.int32))
 
 
-def _apply(model: Glimpses, params: Any, batch: DigitBatch, rng: jax.Array):
-  """Glimpsed, from a first location that is drawn anywhere. Locations are drawn too, at test time as in training."""
+def _apply(model: Glimpses, params: Any, batch: DigitBatch, rng: jax.Array, drawn: bool = True):
+  """Glimpsed, from a first location that is drawn anywhere. The others are `drawn`, at test time as in training, or
+  the means of what they would be drawn from."""
   first, rng = jax.random.split(rng)
   start = jax.random.uniform(first, (len(batch.label), 2), minval=-1.0, maxval=1.0)
   pictures = batch.picture.astype(jnp.float32) / 255
-  return model.apply({'params': params}, pictures, start, False, rngs={'attention': rng})
+  return model.apply({'params': params}, pictures, start, not drawn, rngs={'attention': rng})
 
 
 def _loss(model: Glimpses, config: Config, training: Training) -> Loss:

@@ -29,7 +29,9 @@ def test_what_is_measured(trained):
   folder, out = trained
   assert 'train: 1297 pictures (20 x 20)' in out and 'hard, by glimpses' in out
   results = json.loads((folder / 'results.json').read_text())['results']['test']
-  assert set(results) == {'loss', 'error', 'error_of_one'} and results['error']['signature'] == 'samples:2|rows:250'
+  errors = {'error', 'error_of_one', 'error_of_means'}
+  assert set(results) == {'loss', *errors} and results['error']['signature'] == 'samples:2|rows:250'
+  assert results['error_of_means']['value'] != results['error_of_one']['value']  # other places were looked at
   assert len((folder / 'hypotheses.test.txt').read_text().split()) == 250
 
 
