@@ -44,7 +44,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     definition.attend, definition.attend_step, lambda score, alignment: '',
   ),
   'chunked': Implementation(
-    'queries in blocks, each computed again for its gradient: memory grows with T + S, not with T S',
+    'queries in blocks, each computed again for its gradient: of a long sequence, memory grows with T + S, not T S',
     chunked.attend, None, lambda score, alignment: '',
   ),
   'factored': Implementation(
@@ -56,7 +56,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     flash.attend, None, flash.refuse,
   ),
   'cudnn': Implementation(
-    "products q . k with softmax by NVIDIA's kernel, in bfloat16 or float16; it has no weights to give",
+    "products q . k with softmax by NVIDIA's kernel, in bfloat16 or float16; weights are made beside it where used",
     cudnn.attend, None, cudnn.refuse,
   ),
   'pallas_additive': Implementation(

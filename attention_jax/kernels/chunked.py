@@ -1,7 +1,8 @@
 """Implementation 'chunked': queries in blocks, each computed again for its gradient. Memory is linear in T + S.
 
 A block has whole rows of scores, so that every score and every alignment allows it: those that are recurrent hand
-their carry from block to block.
+their carry from block to block. Blocks are of one sequence: T S up to BLOCK is one block, and the sequences of a batch
+and their heads, which are worked through together, have one each.
 """
 
 import functools

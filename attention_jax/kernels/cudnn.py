@@ -1,8 +1,9 @@
 """Implementation 'cudnn': products q · k with softmax by NVIDIA's own kernel, as jax.nn offers it, under our contract.
 
-It computes in bfloat16 or float16 with float32 sums, takes one width for queries, keys and values, and gives uniform
-weights to a query that may look nowhere: widths are filled up with zeros, and such a query gets the zeros it is owed.
-It has no weights to give.
+It computes in bfloat16 or float16 with float32 sums, takes one width for queries, keys and values and even numbers of
+them, and gives uniform weights to a query that may look nowhere: widths and lengths are filled up with zeros that are
+masked, and such a query gets the zeros it is owed. It has no weights to give: where they are asked for, they are made
+by the formula, in float32, beside it. Where nobody uses them, the compiler leaves them out.
 """
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Attended, Memory
+from attention_jax.functional.dense import softmax
 from attention_jax.functional.masking import masked
 from attention_jax.functional.table import Row
 from attention_jax.kernels import flash
@@ -35,22 +37,24 @@ def attend(
 ) -> Attended:  # fmt: skip
   """As functional.attend.
 
-  Raises: UserError where weights are asked for, for other types than TYPES, and for more than WIDEST features.
+  Raises: UserError where queries, keys and values are not all of one of TYPES, and for more than WIDEST features.
   """
-  if return_weights:
-    raise UserError("implementation 'cudnn' has no weights to give; possible: return_weights=False, or 'flash'")
   dtype = memory.value.dtype
-  if dtype.name not in TYPES:
-    raise UserError(f"implementation 'cudnn' computes in {' or '.join(TYPES)}, got {dtype}; possible: 'flash'")
+  if wrong := [x.dtype for x in (query, memory.key, memory.value) if x.dtype != dtype or x.dtype.name not in TYPES]:
+    raise UserError(f"implementation 'cudnn' computes in {' or '.join(TYPES)}, got {wrong[0]}; possible: 'flash'")
 
   q, k, v, mask, bias = flash.operands(score, alignment, params, query, memory, bias)
   width = max(q.shape[-1], v.shape[-1])
   if width > WIDEST:
     raise UserError(f"implementation 'cudnn' takes at most {WIDEST} features, got {width}; possible: 'flash'")
   mask = jnp.broadcast_to(mask, (q.shape[0], k.shape[0]))
-  bias = None if bias is None else bias.astype(dtype)[None, None]
-  grown = lambda x: jnp.pad(x.astype(dtype), ((0, 0), (0, -(-width // STEP) * STEP - x.shape[-1])))[None, :, None]
-  context = jax.nn.dot_product_attention(
-    grown(q), grown(k), grown(v), bias, mask[None, None], scale=1.0, implementation=KERNEL
-  )
-  return Attended(masked(context[0, :, 0, : v.shape[-1]], mask.any(-1)).astype(dtype), None)
+  even = lambda x: jnp.pad(x, [(0, size % 2) for size in x.shape])
+  grown = lambda x: jnp.pad(x, ((0, x.shape[0] % 2), (0, -(-width // STEP) * STEP - x.shape[-1])))
+  parts = (grown(x.astype(dtype))[None, :, None] for x in (q, k, v))
+  near = None if bias is None else even(bias.astype(dtype))[None, None]
+  context = jax.nn.dot_product_attention(*parts, near, even(mask)[None, None], scale=1.0, implementation=KERNEL)
+  context = masked(context[0, : q.shape[0], 0, : v.shape[-1]], mask.any(-1)).astype(dtype)
+  if not return_weights:
+    return Attended(context, None)
+  scores = q @ k.T if bias is None else q @ k.T + bias
+  return Attended(context, jax.vmap(softmax)(scores, mask))

@@ -4,10 +4,11 @@ With a = e^{2q} and b = e^{2k}, computed once per query and once per key, tanh(q
 4 u (1 - u), where u = 1 / (1 + a b). Fractions are added in groups before they are divided: v₁/y₁ + v₂/y₂ =
 (v₁ y₂ + v₂ y₁) / (y₁ y₂), so that one division serves several features.
 
-Safe for any input. Keys are centred, feature by feature, on the middle of their range (what is taken from the key is
-added to the query), and a b is capped where tanh is 1 to the last bit. That is exact while no feature of the keys spans
-more than 2 LIMIT = 60 (float32); for wider ones the same loops run with tanh itself. The error of a tanh is at most
-about (2 + |q'| + |k'|) 2⁻²³, q' and k' centred, where |q'| counts for no more than LIMIT + 10.
+Safe for any input. Weights v and cotangents are divided by the largest of them. Keys are centred, feature by feature,
+on the middle of their range (what is taken from the key is added to the query), and a b is capped where tanh is 1 to
+the last bit. That is exact while no feature of the keys spans more than 2 LIMIT = 60 (float32); for wider ones the
+same loops run with tanh itself. The error of a tanh is at most about (2 + |q'| + |k'|) 2⁻²³, q' and k' centred, where
+|q'| counts for no more than LIMIT + 10.
 
 Under vmap the loops get leading axes, the same for all arrays. Derivatives of the gradient are not offered.
 """
@@ -140,14 +141,22 @@ def _either(sums: Callable, q, k, safe, *rest):
   return jax.lax.cond(jnp.all(safe), factored, plain, q, k, a, b, *rest)
 
 
+def _largest(x: jax.Array, *axes: int) -> jax.Array:
+  """The largest |x| over some axes; 1 where that is 0 or not finite."""
+  size = jnp.max(jnp.abs(x), axes, keepdims=True)
+  return jnp.where((size > 0) & jnp.isfinite(size), size, 1.0)
+
+
 def _value_of(q, k, v, safe):
-  return jnp.sum(v, -1)[..., None, None] - 2 * _either(_half_sum, q, k, safe, v)
+  size = _largest(v, -1)  # numerators are products with several denominators: large weights would overflow them
+  return jnp.sum(v, -1)[..., None, None] - 2 * size[..., None] * _either(_half_sum, q, k, safe, v / size)
 
 
 def _slopes_of(q, k, v, safe, g):
-  to_q, to_k, halves = _either(_slope_sums, q, k, safe, g)
-  scale = 4 * v[..., None, :]
-  return scale * to_q, scale * to_k, jnp.sum(g, (-1, -2))[..., None] - 2 * halves
+  size = _largest(g, -1, -2)
+  to_q, to_k, halves = _either(_slope_sums, q, k, safe, g / size)
+  scale = 4 * v[..., None, :] * size
+  return scale * to_q, scale * to_k, jnp.sum(g, (-1, -2))[..., None] - 2 * size[..., 0] * halves
 
 
 def _batched(fn: Callable) -> Callable:

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 
 
-def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-  """x [..., D] @ kernel [D, F] -> [..., F]."""
-  return (x.reshape(-1, x.shape[-1]) @ kernel).reshape(*x.shape[:-1], kernel.shape[-1])
+def product(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
+  """x [..., D] @ kernel [D, F] -> [..., F], of `dtype` where it is given: no more is rounded than that."""
+  found = jnp.matmul(x.reshape(-1, x.shape[-1]), kernel, preferred_element_type=dtype)
+  return found.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
 def _of_last_axis(x, kernel, dimensions, precision=None, preferred_element_type=None):

@@ -23,7 +23,8 @@ from attention_jax.modules.linear import Dense, Joined, product
 
 
 class Linear(NamedTuple):
-  """Logits that are not computed yet: features [..., D] @ kernel [D, V] + bias [V], in the dtype of the features."""
+  """Logits that are not computed yet: features [..., D] @ kernel [D, V] + bias [V], float32 from features and kernel in
+  the dtype of the features."""
 
   features: jax.Array
   kernel: jax.Array
@@ -34,9 +35,8 @@ class Linear(NamedTuple):
     return self
 
   def logits(self) -> jax.Array:
-    scores = product(self.features, self.kernel.astype(self.features.dtype))
-    bias = self.bias.astype(self.features.dtype)
-    return (scores + bias.reshape((1,) * (scores.ndim - 1) + bias.shape)).astype(jnp.float32)
+    scores = product(self.features, self.kernel.astype(self.features.dtype), jnp.float32)
+    return scores + self.bias.astype(jnp.float32).reshape((1,) * (scores.ndim - 1) + self.bias.shape)
 
 
 class Mixture(NamedTuple):

@@ -59,7 +59,10 @@ def _over_steps(linear: Linear, target, mask, smoothing, differentiate: bool):
     if smoothing:
       losses = losses - smoothing * logits.mean(-1, keepdims=True)
     real = mask[..., None]
-    new = jnp.sum(jnp.where(real, losses, 0.0)), jnp.sum(real & (chosen >= top), dtype=jnp.float32)
+    # Of equal logits the first is what a search would take. As two maxima: an argmax is not vectorised on CPUs.
+    before = jnp.where(jnp.arange(vocabulary)[None] < target[..., None], logits, -jnp.inf).max(-1, keepdims=True)
+    right = real & (chosen >= top) & (before < top)
+    new = jnp.sum(jnp.where(real, losses, 0.0)), jnp.sum(right, dtype=jnp.float32)
     sums = jax.tree.map(jnp.add, sums, new)
     if not differentiate:
       return (sums, to_kernel, to_bias), ()

@@ -44,6 +44,17 @@ def test_it_is_the_formula_for_any_input(spread, offset):
     np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=(2 + largest) * 2.0**-23 * np.sqrt(F) * 20)
 
 
+@pytest.mark.parametrize('size', [1e-30, 1e15, 1e30])
+def test_large_and_small_weights_and_cotangents(size):
+  """Several denominators, of up to 1e9 each, stand under one division."""
+  q, k, v, g = given(7)
+  wanted = formula(q, k, v, g)
+  for part, found in enumerate((ours(q, k, v * size, g), ours(q, k, v, g * size))):
+    scales = (size, size, size, 1.0) if part == 0 else (1.0, size, size, size)
+    for mine, theirs, scale in zip(found, wanted, scales, strict=True):
+      np.testing.assert_allclose(mine / scale, theirs, rtol=1e-4, atol=1e-2)
+
+
 def test_both_paths_are_taken(monkeypatch):
   for name in ('FACTORED', 'PLAIN'):
     with monkeypatch.context() as patch:

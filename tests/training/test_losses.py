@@ -88,6 +88,13 @@ def test_of_a_linear_layer_it_needs_no_logits(case, monkeypatch, at_a_time, smoo
       jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), jax.jit(fn)(given), wanted)
 
 
+def test_of_equal_logits_the_first_is_what_is_said():
+  linear = Linear(jnp.ones((1, 3, 2), jnp.bfloat16), jnp.ones((2, V)), jnp.zeros(V).at[0].set(-1.0))
+  target = jnp.array([[1, 2, 0]])
+  assert vocabulary_loss.linear_cross_entropy(linear, target, jnp.ones((1, 3), bool), 0.0)[1] == 1
+  assert cross_entropy(linear.logits(), target, jnp.ones((1, 3), bool))['accuracy'] == 1
+
+
 def test_padding_and_filler_rows_change_nothing():
   loss, params, batch = sequence_loss(Toy(), 0.1), init_params(), make_batch(0)
   rows = jax.tree.map(lambda x: np.concatenate([x, np.zeros_like(x)]), batch)
