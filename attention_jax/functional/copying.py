@@ -3,7 +3,8 @@
 Formulas are written for one query, as scores are. ids [S] are the words of the source: below V they are words of the
 vocabulary; V + s is a word that the vocabulary does not know and that stands at s for the first time. Every formula
 gives log-probabilities [V + S] of the vocabulary followed by those words, float32. A word that stands at several
-positions gets what all of them get. What cannot be said has the logarithm of TINY, so that losses stay finite.
+positions gets what all of them get. What cannot be said has the logarithm of TINY, so that losses stay finite. Weights
+that do not sum to 1, as those of sigmoid or those that dropout leaves, are divided by their sum.
 """
 
 import math
@@ -19,12 +20,13 @@ TINY = 1e-30
 Words = Float[Array, 'W']  # W = V + S
 
 
-def point(weights: Float[Array, 'S'], ids: Int[Array, 'S'], size: int) -> Words:
+def point(weights: Float[Array, 'S'], ids: Int[Array, 'S'], size: int, end: int) -> Words:
   """log P(y) with P(y) = Σ_{s: ids_s = y} w_s. Vinyals, Fortunato & Jaitly 2015, over words instead of positions.
 
-  Args: size, of the vocabulary.
+  Args: size, of the vocabulary; end, the word that is said where all weights are 0.
   """
-  return _log(_onto_words(at_least_float32(weights), ids, size))
+  shares, some = _shares(weights)
+  return _log(_onto_words(shares, ids, size).at[end].add(1 - some))
 
 
 def generate_or_copy(
@@ -32,10 +34,12 @@ def generate_or_copy(
 ) -> Words:
   """log P(y) with P(y) = g softmax(logits)_y + (1 - g) Σ_{s: ids_s = y} w_s. See, Liu & Manning 2017, equation 9.
 
-  Args: gate, g from 0 to 1.
+  Args: gate, g from 0 to 1; it counts as 1 where all weights are 0.
   """
-  said = jnp.pad(gate * jax.nn.softmax(at_least_float32(logits)), (0, ids.shape[0]))
-  return _log(said + (1 - gate) * _onto_words(at_least_float32(weights), ids, logits.shape[0]))
+  shares, some = _shares(weights)
+  copied = some * (1 - gate)
+  said = jnp.pad((1 - copied) * jax.nn.softmax(at_least_float32(logits)), (0, ids.shape[0]))
+  return _log(said + copied * _onto_words(shares, ids, logits.shape[0]))
 
 
 def generate_and_copy(
@@ -54,6 +58,14 @@ def generate_and_copy(
 def sayable(log_probs: Float[Array, '... W']) -> Bool[Array, '... W']:
   """Which words can be said at all, by what the formulas above give."""
   return log_probs > math.log(TINY) + 0.1  # more than rounding, or the mean of an ensemble, takes from it
+
+
+def _shares(weights: Float[Array, 'S']) -> tuple[Float[Array, 'S'], Float[Array, '']]:
+  """Weights that sum to 1; and 1, or 0 where there are none to share."""
+  weights = at_least_float32(weights)
+  total = weights.sum()
+  some = total > 0
+  return jnp.where(some, weights / jnp.where(some, total, 1.0), 0.0), some.astype(weights.dtype)
 
 
 def _onto_words(mass: Float[Array, 'S'], ids: Int[Array, 'S'], size: int) -> Words:

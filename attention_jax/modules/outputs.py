@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from attention_jax.functional import copying
 from attention_jax.modules.linear import Dense, Joined, product
+from attention_jax.tokens import EOS
 
 
 class Linear(NamedTuple):
@@ -109,7 +110,7 @@ class PointerOutput(OutputLayer):
     return source
 
   def __call__(self, features: jax.Array, seen: Seen | None = None) -> Mixture:
-    return Mixture(_each(lambda weights, ids: copying.point(weights, ids, self.size), seen.weights, seen.kept))
+    return Mixture(_each(lambda weights, ids: copying.point(weights, ids, self.size, EOS), seen.weights, seen.kept))
 
 
 class Generating(OutputLayer):

@@ -46,7 +46,7 @@ def _generate_and_copy():
 
 
 FORMULAS = {
-  'point': (lambda weights: copying.point(weights, jnp.asarray(IDS), V), (WEIGHTS,), _point),
+  'point': (lambda weights: copying.point(weights, jnp.asarray(IDS), V, 2), (WEIGHTS,), _point),
   'generate_or_copy': (
     lambda logits, gate, weights: copying.generate_or_copy(logits, gate, weights, jnp.asarray(IDS)),
     (LOGITS, GATE, WEIGHTS),
@@ -84,7 +84,7 @@ def test_extreme_scores_and_exact_zeros_stay_finite(size):
   ids = jnp.asarray(IDS)
   weights = jnp.zeros(S).at[1].set(1.0)
   for fn, given in (
-    (lambda w: copying.point(w, ids, V), weights),
+    (lambda w: copying.point(w, ids, V, 2), weights),
     (lambda l: copying.generate_or_copy(l, jnp.float32(0.5), weights, ids), jnp.asarray(LOGITS, jnp.float32) * size),
     (lambda s: copying.generate_and_copy(jnp.zeros(V), s, jnp.asarray(MASK), ids), jnp.full(S, size)),
   ):
@@ -97,3 +97,24 @@ def test_a_source_that_is_hidden_leaves_the_vocabulary():
   logits = jnp.asarray(LOGITS, jnp.float32)
   found = copying.generate_and_copy(logits, jnp.full(S, jnp.nan), jnp.zeros(S, bool), jnp.asarray(IDS))
   np.testing.assert_allclose(found[:V], jax.nn.log_softmax(logits), rtol=1e-5)
+
+
+def test_weights_that_do_not_sum_to_one_are_shared_out():
+  ids, weights = jnp.asarray(IDS), jnp.asarray(WEIGHTS, jnp.float32)
+  logits, gate = jnp.asarray(LOGITS, jnp.float32), jnp.float32(GATE)
+  for scale in (0.1, 3.0):
+    np.testing.assert_allclose(copying.point(scale * weights, ids, V, 2), copying.point(weights, ids, V, 2), rtol=1e-5)
+    found = copying.generate_or_copy(logits, gate, scale * weights, ids)
+    np.testing.assert_allclose(found, copying.generate_or_copy(logits, gate, weights, ids), rtol=1e-5)
+
+
+@pytest.mark.parametrize('padding', [0, 9])
+def test_who_looks_nowhere_ends_or_generates(padding):
+  ids, nothing = jnp.pad(jnp.asarray(IDS), (0, padding)), jnp.zeros(S + padding)
+  logits = jnp.asarray(LOGITS, jnp.float32)
+  found = copying.point(nothing, ids, V, 2)
+  assert found.argmax() == 2 and np.exp(found).sum() == pytest.approx(1)
+  said = copying.generate_or_copy(logits, jnp.float32(GATE), nothing, ids)
+  np.testing.assert_allclose(said[:V], jax.nn.log_softmax(logits), rtol=1e-5)
+  for fn in (lambda w: copying.generate_or_copy(logits, jnp.float32(GATE), w, ids), lambda w: copying.point(w, ids, V, 2)):
+    assert np.all(np.isfinite(jax.jacobian(fn)(nothing)))
