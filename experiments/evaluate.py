@@ -9,10 +9,10 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments.launch import FLAGS, SEVERAL, define_run, define_search, launch, new_file, required, searched
+from experiments.launch import FLAGS, define_run, define_search, launch, new_file, required, searched
 from experiments.tables import print_results
 
-define_run(SEVERAL)
+define_run(several=True)
 define_search()
 flags.DEFINE_string('split', 'test', 'train, validation, test or unseen, as far as the task has them')
 flags.DEFINE_string('output', None, 'a file for the hypotheses; it must not exist')

@@ -20,7 +20,7 @@ from attention_jax.data.files import cache_folder
 from attention_jax.errors import UserError, choose
 
 FLAGS = flags.FLAGS
-SEVERAL = 'the folder of a trained run; several with commas between them speak as one'
+_SEVERAL = '; several with commas between them speak as one'
 HELP = ('-h', '-help', '--help', '--helpfull', '--helpshort')
 KINDS = {
   int: ('a whole number', flags.IntegerParser()),
@@ -30,11 +30,12 @@ KINDS = {
 }
 
 
-def define_run(help: str = 'the folder of a trained run') -> None:
-  """The flags of programs that open a run that was trained."""
-  flags.DEFINE_string('workdir', None, help)
-  which = 'best, latest, average (the mean of the last ones, training.keep) or a step; several with commas speak as one'
-  flags.DEFINE_string('checkpoint', 'best', which)
+def define_run(several: bool = False) -> None:
+  """The flags of programs that open a run that was trained, or `several` that speak as one."""
+  more = _SEVERAL if several else ''
+  flags.DEFINE_string('workdir', None, f'the folder of a trained run{more}')
+  which = 'best, latest, average (the mean of the last ones, training.keep) or a step that is kept'
+  flags.DEFINE_string('checkpoint', 'best', which + more)
 
 
 def define_search() -> None:

@@ -14,9 +14,9 @@ import sys
 from absl import flags
 
 from attention_jax.analysis.alignment import links_from_weights
-from experiments.launch import FLAGS, SEVERAL, define_run, launch, required
+from experiments.launch import FLAGS, define_run, launch, required
 
-define_run(SEVERAL)
+define_run(several=True)
 flags.DEFINE_string('source', None, 'a file of lines')
 flags.DEFINE_string('target', None, 'a file with a translation of each')
 flags.DEFINE_bool('layers', False, 'also print layers: the weights of every layer and every head')

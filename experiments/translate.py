@@ -22,7 +22,7 @@ from absl import flags
 
 from attention_jax.analysis.alignment import format_pharaoh, links_from_weights
 from attention_jax.errors import UserError
-from experiments.launch import FLAGS, SEVERAL, define_run, define_search, launch, required, searched
+from experiments.launch import FLAGS, define_run, define_search, launch, required, searched
 
 WINDOW = 4096  # lines searched before the first of them is printed: sorted by length among themselves
 # What --stream can do.
@@ -31,7 +31,7 @@ STREAMED = {
   'prefixes': None, 'replace_unknown': False, 'diversity': 0.5, 'alpha': None, 'beta': None, 'gamma': None,
 }  # fmt: skip
 
-define_run(SEVERAL)
+define_run(several=True)
 define_search()
 flags.DEFINE_string('input', '-', 'a file of lines, or - for stdin')
 flags.DEFINE_integer('nbest', None, 'how many hypotheses to print for each line, at most --beams or --samples', 1)

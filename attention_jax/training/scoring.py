@@ -13,6 +13,7 @@ from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
 from attention_jax.models.decoders import DECODERS
+from attention_jax.models.ensemble import Ensemble
 from attention_jax.models.layered import Layered
 from attention_jax.models.seq2seq import EncoderDecoder
 from attention_jax.training.losses import in_reach
@@ -39,6 +40,8 @@ def score_pairs(
   Args: layers, whether with the weights of every layer and head.
   Raises: UserError where they are asked for of a decoder that has one layer of attention or none.
   """
+  if layers and isinstance(model, Ensemble):
+    raise UserError('layers are those of one run, and several speak as one by the mean of their weights; possible: one')
   if layers and not isinstance(model.decoder, Layered):
     possible = ', '.join(name for name, cls in DECODERS.items() if issubclass(cls, Layered))
     raise UserError(f'this decoder does not attend in several layers; possible: {possible}')

@@ -116,5 +116,5 @@ def test_who_looks_nowhere_ends_or_generates(padding):
   assert found.argmax() == 2 and np.exp(found).sum() == pytest.approx(1)
   said = copying.generate_or_copy(logits, jnp.float32(GATE), nothing, ids)
   np.testing.assert_allclose(said[:V], jax.nn.log_softmax(logits), rtol=1e-5)
-  for fn in (lambda w: copying.generate_or_copy(logits, jnp.float32(GATE), w, ids), lambda w: copying.point(w, ids, V, 2)):
-    assert np.all(np.isfinite(jax.jacobian(fn)(nothing)))
+  for fn in (copying.generate_or_copy, lambda logits, gate, w, ids: copying.point(w, ids, V, 2)):
+    assert np.all(np.isfinite(jax.jacobian(fn, 2)(logits, jnp.float32(GATE), nothing, ids)))

@@ -8,6 +8,7 @@ import pytest
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import word
 from attention_jax.errors import UserError
+from attention_jax.models.ensemble import Ensemble
 from attention_jax.models.search import Hypotheses
 from attention_jax.tokens import EOS, UNK
 from attention_jax.training.consensus import expected_utility
@@ -57,6 +58,8 @@ def test_every_layer_and_head(trained, tmp_path):
   assert (tmp_path / 'layers.png').read_bytes()[:4] == b'\x89PNG'
   with pytest.raises(UserError, match='does not attend in several layers; possible: conv, transformer'):
     score_pairs(*trained, corpus, WORDS, WORDS, [(4, 4)], layers=True)
+  with pytest.raises(UserError, match='layers are those of one run'):
+    score_pairs(Ensemble([model, model]), (params, params), corpus, WORDS, WORDS, [(4, 4)], layers=True)
 
 
 def test_a_prefix_must_leave_room(trained):
