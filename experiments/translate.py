@@ -17,6 +17,7 @@ monotonic or mocha, rnn(direction="forward") and bridge=False.
 
 import json
 import sys
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -83,7 +84,7 @@ def _translate(run, sampling) -> None:
   options = {'beams': beams, 'groups': FLAGS.groups, 'diversity': FLAGS.diversity, 'sampling': sampling}
   options['replace_unknown'] = FLAGS.replace_unknown
   write = _as_json if FLAGS.json else _as_columns if FLAGS.nbest or FLAGS.alignments or shown > 1 else _as_text
-  empty, cut = [], []
+  empty, cut, unread = [], [], []
   for start in range(0, len(lines), WINDOW):
     window = lines[start : start + WINDOW]
     real = [i for i, line in enumerate(window) if line.strip()]
@@ -93,8 +94,9 @@ def _translate(run, sampling) -> None:
       hypotheses = _ranked(next(predictions).hypotheses)[:shown] if line.strip() else []
       write(number, line, hypotheses)
       empty += [] if line.strip() else [number]
+      unread += [number] if line.strip() and not hypotheses else []
       cut += [number] if any(len(h.weights) >= run.predictor.max_length for h in hypotheses) else []
-  _report(empty, cut, run.predictor.max_length)
+  _report(empty, cut, run.predictor.max_length, unread)
 
 
 def _ranked(hypotheses: list) -> list:
@@ -167,11 +169,14 @@ def _stream(run) -> None:
   _report(empty, cut, of.max_length)
 
 
-def _report(empty: list[int], cut: list[int], max_length: int) -> None:
+def _report(empty: list[int], cut: list[int], max_length: int, unread: Sequence[int] = ()) -> None:
   from attention_jax.data.text import count, numbers
 
   if empty:
     print(f'{count(len(empty), "empty line")} gave empty output ({numbers(empty)})', file=sys.stderr)
+  if unread:
+    which = f'{count(len(unread), "line")} longer than the model can read gave empty output'
+    print(f'{which} ({numbers(unread)})', file=sys.stderr)
   if cut:
     longest = f'evaluation.max_length or the longest bucket of the run allows {max_length} tokens'
     print(f'{count(len(cut), "output")} may have been cut ({numbers(cut)}): {longest}', file=sys.stderr)

@@ -35,7 +35,10 @@ class Hypothesis(NamedTuple):
 
 
 class Prediction(NamedTuple):
-  """A source, its tokens without EOS, and its hypotheses, best first, or in the order in which they were drawn."""
+  """A source, its tokens without EOS, and its hypotheses, best first, or in the order in which they were drawn.
+
+  There are none of a source that is longer than the model can read.
+  """
 
   source: str
   tokens: list[str]
@@ -68,6 +71,7 @@ class Predictor:
     # Few sources are not searched as many: search would be made for every size that many shrink to on their way.
     self._rows, self._few = (-(-rows // devices) * devices for rows in (batch_size, min(batch_size, search.FEWEST)))
     self._find = functools.cache(lambda how, ranking: compile_finder(model, how, self.max_length, ranking))
+    self._reads = functools.cache(self._reads)
 
   def use(self, params: Any) -> None:
     """Predicts with these parameters from now on; nothing is compiled again."""
@@ -106,7 +110,10 @@ class Predictor:
     how = dataclasses.replace(sampling, seed=0) if sampling else Beams(beams, groups, diversity)  # one for all seeds
     find = self._find(how, ranking or self.ranking)
     rows = self._few if len(lines) <= self._few else self._rows
-    for batch in in_order(encoded, self._any_target(encoded), rows):
+    longest = self.longest(int(encoded.lengths[0].max(initial=1)))
+    for row in np.flatnonzero(encoded.lengths[0] > longest):
+      yield int(row), Prediction(lines[row], self.source_vocab.tokens(lines[row]), [])
+    for batch in in_order(encoded, self._any_target(encoded, longest), rows):
       drawn = sampling and (np.full_like(batch.index, sampling.seed), batch.index + first)
       given = batch.source, batch.source_mask, drawn, self._begun(encoded, batch) if prefixes else None
       hypotheses = jax.device_get(find(self._params, *place(given, self._mesh)))
@@ -120,9 +127,36 @@ class Predictor:
       raise UserError(f'a prefix has {longest} tokens, and hypotheses at most {self.max_length} with their end')
     return np.pad(target, ((0, 0), (0, -target.shape[1] % 8)), constant_values=PAD)
 
-  def _any_target(self, encoded: Encoded) -> list[tuple[int, int]]:
-    longest, target = (int(lengths.max(initial=1)) for lengths in encoded.lengths)
-    return [(size, target) for size in searched_sizes(self._buckets, longest)]
+  def longest(self, wanted: int) -> int:
+    """How many tokens of a source the model can read, EOS included, where `wanted` would be enough."""
+    if wanted <= max(source for source, _ in self._buckets) or self._reads(wanted) or not self._reads(1):
+      return wanted  # what cannot read one token has another mistake, which the search tells
+    able, unable = 1, wanted
+    while unable - able > 1:
+      middle = (able + unable) // 2
+      able, unable = (middle, unable) if self._reads(middle) else (able, middle)
+    return able
+
+  def _reads(self, size: int) -> bool:
+    """Whether the model takes a source of so many tokens: some have positions or parameters for so many alone."""
+
+    def run(params, source, mask):
+      carry, memory = self.model.apply({'params': params}, source, mask, self.max_length, method='start')
+      return self.model.apply({'params': params}, carry, source[:, 0], memory, method='step')
+
+    ids = jax.ShapeDtypeStruct((1, size), jnp.int32)
+    try:
+      jax.eval_shape(run, self._params, ids, jax.ShapeDtypeStruct(ids.shape, jnp.bool_))
+    except UserError:
+      return False
+    return True
+
+  def _any_target(self, encoded: Encoded, longest: int) -> list[tuple[int, int]]:
+    """Buckets for sources of up to `longest` tokens, with any target."""
+    target = int(encoded.lengths[1].max(initial=1))
+    sizes = searched_sizes(self._buckets, min(longest, int(encoded.lengths[0].max(initial=1))))
+    # The last size is rounded up, perhaps beyond what the model reads.
+    return [(size if size <= longest or self._reads(size) else longest, target) for size in sizes]
 
   def _read(
     self, batch: Batch, found: search.Hypotheses, corpus: Corpus, replace_unknown: bool

@@ -62,6 +62,20 @@ def test_every_layer_and_head(trained, tmp_path):
     score_pairs(Ensemble([model, model]), (params, params), corpus, WORDS, WORDS, [(4, 4)], layers=True)
 
 
+def test_lines_that_the_model_cannot_read_get_nothing_and_harm_no_other():
+  model = build_transformer('position="learned(max_positions=10)"', sizes=SIZES)
+  ids = jnp.ones((1, 3), jnp.int32)
+  params = jax.jit(lambda: model.init(jax.random.key(0), ids, ids > 0, ids)['params'])()
+  predictor = Predictor(model, params, WORDS, WORDS, buckets=[(4, 4)], max_length=4)
+  lines = ['a b', 'a ' * 10, 'b ' * 9, 'c ' * 40]  # with their ends 3, 11, 10 and 41 tokens
+  found = predictor(lines)
+  assert [len(one.hypotheses) for one in found] == [1, 0, 1, 0]
+  assert [len(one.tokens) for one in found] == [2, 10, 9, 40]
+  alone = predictor(['b ' * 9])[0].hypotheses[0]
+  assert alone.tokens == found[2].hypotheses[0].tokens
+  assert predictor(lines[3:])[0].hypotheses == []
+
+
 def test_a_prefix_must_leave_room(trained):
   predictor = Predictor(*trained, WORDS, WORDS, buckets=[(4, 4)], max_length=3)
   assert predictor(['a b'], prefixes=['c d'])[0].hypotheses[0].text == 'c d'
