@@ -18,7 +18,7 @@ from experiments.launch import FLAGS, launch, new_file, required
 flags.DEFINE_string('images', None, 'a folder with images')
 flags.DEFINE_string('network', None, 'a network of images at Hugging Face, or the folder that one was saved to')
 flags.DEFINE_string('output', None, 'an .npz file; it must not exist')
-flags.DEFINE_integer('size', 224, 'to which images are scaled, pixels: the middle square of each', 1)
+flags.DEFINE_integer('size', None, 'to which the middle square of images is scaled; by default as in its training', 1)
 flags.DEFINE_integer('batch_size', 32, 'images at once', 1)
 
 
@@ -27,11 +27,12 @@ def main() -> None:
 
   folder, name, path = required('images'), required('network'), new_file(required('output'), 'output')
   names = images_of(folder)
-  network = pretrained(name)
+  network, trained = pretrained(name)
+  size = FLAGS.size or trained
   with rich.progress.Progress(console=rich.console.Console(file=sys.stderr)) as progress:
     bar = progress.add_task('images', total=len(names))
     done = lambda count: progress.advance(bar, count)
-    shape = write_features(path, folder, names, network, size=FLAGS.size, batch=FLAGS.batch_size, done=done)
+    shape = write_features(path, folder, names, network, size=size, batch=FLAGS.batch_size, done=done)
   print(f'written to {path}: grids of {" x ".join(map(str, shape))} for {len(names)} images')
 
 

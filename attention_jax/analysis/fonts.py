@@ -38,6 +38,13 @@ def families(text: str) -> list[str]:
   return chosen or [FIRST]
 
 
+def file_of(text: str) -> str:
+  """The file of the family that has most of `text`, for programs that draw with one font."""
+  from matplotlib import font_manager
+
+  return font_manager.findfont(families(text)[0])
+
+
 def visible(token: str) -> str:
   """`token` as it can be seen: signs for white space and controls, a dotted circle under a combining mark.
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attention_jax.analysis.fonts import families
+from attention_jax.analysis import fonts
 from attention_jax.errors import UserError
 
 SIDE, GOLD, INK = 1.6, '#e8590c', '#24292f'  # inches of a panel
@@ -76,7 +76,7 @@ def _panel(axes, picture: np.ndarray, title: str, box=None) -> None:
   from matplotlib.patches import Rectangle
 
   axes.imshow(picture, vmin=0, vmax=1)
-  axes.set_title(shorter(title, 20), fontsize=9, color=INK, parse_math=False, family=families(title))
+  axes.set_title(shorter(title, 20), fontsize=9, color=INK, parse_math=False, family=fonts.families(title))
   if box is not None:
     (left, upper, right, lower), style = box, {'fill': False, 'edgecolor': GOLD, 'linewidth': 1.5}
     axes.add_patch(Rectangle((left - 0.5, upper - 0.5), right - left, lower - upper, **style))
@@ -99,7 +99,8 @@ def last(words: Sequence[str], most: int) -> str:
 def _animate(items: Sequence[Told], path: Path) -> None:
   from PIL import Image, ImageDraw, ImageFont
 
-  size, font, frames = 320, ImageFont.load_default(18), []
+  size, frames = 320, []
+  font = lambda text, size: ImageFont.truetype(fonts.file_of(text), size)
   for item in items:
     if not len(item.words):  # nothing is said: the picture alone
       item = item._replace(words=[''], maps=np.ones((1, 1, 1)), middles=None)
@@ -108,7 +109,8 @@ def _animate(items: Sequence[Told], path: Path) -> None:
       frame = Image.new('RGB', (size, size + 64), 'white')
       frame.paste(lit.resize((size, size), Image.Resampling.BICUBIC), (0, 0))
       pen = ImageDraw.Draw(frame)
-      pen.text((8, size + 6), item.words[word], fill=INK, font=font)
-      pen.text((8, size + 34), last(item.words[: word + 1], 42), fill='#57606a', font=ImageFont.load_default(13))
+      said, so_far = item.words[word], last(item.words[: word + 1], 42)
+      pen.text((8, size + 6), said, fill=INK, font=font(said, 18))
+      pen.text((8, size + 34), so_far, fill='#57606a', font=font(so_far, 13))
       frames.append(frame)
   frames[0].save(path, save_all=True, append_images=frames[1:], duration=600, loop=0)

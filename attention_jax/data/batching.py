@@ -167,6 +167,12 @@ class Together:
     return type(batches[0])(*map(stack, *batches))
 
 
+def check_some_fit(split: str, chosen: np.ndarray) -> None:
+  """Raises: UserError for a split of which `assign` found no bucket for any row: nothing of it could be measured."""
+  if not np.any(chosen >= 0):
+    raise UserError(f'{split}: none of its {len(chosen)} rows fits a bucket; possible: larger config.data.buckets')
+
+
 def in_order(encoded: Encoded, buckets: Iterable[Sequence[int]], size: int, *, links: bool = False) -> Iterator[Batch]:
   """Batches of `size` rows for evaluation: every row that fits a bucket once, by bucket, then by source length.
 

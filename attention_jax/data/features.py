@@ -4,6 +4,7 @@ import os
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -58,8 +59,9 @@ def write_features(
   return grids.shape[1:]
 
 
-def pretrained(name: str) -> Network:
-  """A network of transformers, by its name at Hugging Face or the folder that it was saved to.
+def pretrained(name: str) -> tuple[Network, int]:
+  """A network of transformers, by its name at Hugging Face or the folder that it was saved to; and the size of the
+  pictures that it was trained with, pixels.
 
   Whatever has an image model there: ResNet, ConvNeXt, Swin, ViT, DINOv2 ..., and with the package timm what that has.
   Of a transformer the tokens of patches are the grid.
@@ -77,15 +79,28 @@ def pretrained(name: str) -> Network:
   except (OSError, ValueError, ImportError) as error:
     raise UserError(f'{name}: no network of images that transformers has ({" ".join(str(error).split())})') from error
   model = getattr(model, 'vision_model', model)  # of those that know texts too
-  mean, deviation = (np.array(x, np.float32) for x in (told.image_mean, told.image_std))
+  mean, deviation = (np.array(x, np.float32) for x in (told.image_mean or 0.0, told.image_std or 1.0))
 
   def network(pictures: np.ndarray) -> np.ndarray:
     scaled = (pictures.astype(np.float32) / 255 - mean) / deviation
-    with torch.inference_mode():
-      found = model(pixel_values=torch.from_numpy(scaled.transpose(0, 3, 1, 2).copy())).last_hidden_state.numpy()
+    try:
+      with torch.inference_mode():
+        found = model(pixel_values=torch.from_numpy(scaled.transpose(0, 3, 1, 2).copy())).last_hidden_state.numpy()
+    except (RuntimeError, ValueError) as error:
+      reason = ' '.join(str(error).split())[:160]
+      raise UserError(f'{name}: does not take pictures of {pictures.shape[1:3]} pixels ({reason})') from error
     return found.transpose(0, 2, 3, 1) if found.ndim == 4 else of_tokens(found)
 
-  return network
+  return network, trained_size(told)
+
+
+def trained_size(told: Any) -> int:
+  """Pixels of a side, of what an image processor of transformers says: the crop's, else what pictures are scaled to."""
+  for size in (getattr(told, 'crop_size', None), getattr(told, 'size', None)):
+    for key in ('height', 'shortest_edge'):
+      if size and key in size:
+        return int(size[key])
+  return 224
 
 
 def of_tokens(tokens: np.ndarray) -> np.ndarray:

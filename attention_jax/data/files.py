@@ -55,7 +55,7 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
       return {name: file[name] for name in file}
   except FileNotFoundError:
     raise UserError(f'{path}: no such file{_nearest(path)}') from None
-  except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+  except (OSError, ValueError, EOFError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
     raise UserError(f'{path}: not an .npz file of numbers that can be read ({error})') from error
 
 

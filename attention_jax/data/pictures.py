@@ -177,7 +177,7 @@ def read_image(path: str, size: int, where: str = '') -> np.ndarray:
       return np.asarray(ImageOps.fit(_eight_bits(ImageOps.exif_transpose(image)), (size, size)), np.uint8)
   except FileNotFoundError as error:
     raise UserError(f'{where}{path}: no such file') from error
-  except (OSError, ValueError, Image.DecompressionBombError) as error:
+  except Exception as error:  # the readers of formats each raise kinds of their own
     raise UserError(f'{where}{path}: not an image that can be read ({" ".join(str(error).split())})') from error
 
 
@@ -226,7 +226,7 @@ def check_lengths(buckets: Any) -> tuple[int, ...]:
   return tuple(sorted(set(lengths)))
 
 
-def _chosen(encoded: Captioned, lengths: Sequence[int]) -> np.ndarray:
+def chosen_lengths(encoded: Captioned, lengths: Sequence[int]) -> np.ndarray:
   """For each caption the position of the shortest length that holds it; -1 for none."""
   found = np.searchsorted(np.array(lengths), encoded.lengths)
   return np.where(found < len(lengths), found, -1)
@@ -241,7 +241,7 @@ class CaptionBatches:
     self, encoded: Captioned, lengths: Sequence[int], size: int, seed: int = 0, shard: int = 0, shards: int = 1
   ):
     buckets = [(length,) for length in lengths]
-    self._order = Order(_chosen(encoded, lengths), buckets, size, seed=seed, shard=shard, shards=shards)
+    self._order = Order(chosen_lengths(encoded, lengths), buckets, size, seed=seed, shard=shard, shards=shards)
     self._encoded = encoded
 
   def __len__(self) -> int:
@@ -261,7 +261,7 @@ class CaptionBatches:
 def captions_in_order(encoded: Captioned, lengths: Sequence[int], size: int) -> Iterator[Batch]:
   """Batches for evaluation: every caption that fits once."""
   buckets = [(length,) for length in lengths]
-  for rows, (length,) in chunks(_chosen(encoded, lengths), buckets, encoded.lengths, size):
+  for rows, (length,) in chunks(chosen_lengths(encoded, lengths), buckets, encoded.lengths, size):
     yield gather_captions(encoded, rows, length)
 
 
@@ -279,6 +279,6 @@ def gather_captions(encoded: Captioned, rows: np.ndarray, length: int) -> Batch:
 def describe_captions(name: str, split: Pictures, encoded: Captioned, lengths: Sequence[int]) -> str:
   """A line on a split: how many pictures and captions, and how many are longer than every bucket."""
   shape = ' x '.join(map(str, split.pictures.shape[1:]))
-  long = int(np.sum(_chosen(encoded, lengths) < 0))
+  long = int(np.sum(chosen_lengths(encoded, lengths) < 0))
   left = f'; {count(long, "caption")} longer than {lengths[-1]} tokens left out' if long else ''
   return f'{name}: {count(len(split.names), "picture")} ({shape}), {count(len(split.captions), "caption")}{left}'

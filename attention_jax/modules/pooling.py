@@ -14,9 +14,10 @@ from attention_jax.modules.linear import Dense
 class Pooling(nn.Module):
   """What poolings share: memory [B, S, D], mask [B, S], final [B, D'] -> a vector [B, V] and weights [B, H, S].
 
-  A sequence that is all masked gives zeros.
+  A sequence that is all masked gives zeros. `learns` says whether the weights are learned.
   """
 
+  learns = False
   attention: Attention
 
   @staticmethod
@@ -71,6 +72,7 @@ class AttentionPooling(Pooling):
     bias: whether that layer has b.
   """
 
+  learns = True
   hops: int = 1
   hidden: bool = True
   bias: bool = True

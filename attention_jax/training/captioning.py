@@ -15,7 +15,7 @@ import numpy as np
 from attention_jax.analysis import overlays
 from attention_jax.analysis.pointing import pointing
 from attention_jax.data import vocab
-from attention_jax.data.batching import Batch
+from attention_jax.data.batching import Batch, check_some_fit
 from attention_jax.data.options import bind
 from attention_jax.data.pictures import (
   PICTURES,
@@ -25,6 +25,7 @@ from attention_jax.data.pictures import (
   WhenAsked,
   captions_in_order,
   check_lengths,
+  chosen_lengths,
   describe_captions,
   encode_captions,
   load_pictures,
@@ -50,7 +51,8 @@ from attention_jax.training.translation import Evaluation, text_directions
 
 SHAPE = 'pictures.json'
 DRAWN = 224  # pixels of an image whose features were read
-FORCED = {'loss': False, 'accuracy': True, 'pointing': True, 'pointing_words': True}
+POINTING = {'pointing': True, 'pointing_words': True}
+FORCED = {'loss': False, 'accuracy': True} | POINTING
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +118,8 @@ class Captioning:
       raise UserError('a picture has no words: no output layer copies from it, and share_embeddings is False')
     beside = auxiliary_losses(training.auxiliary)
     check_weights(beside, model.decoder.attention if model.attends else None)
+    if training.select in POINTING and not model.attends:
+      raise UserError(f'training.select={training.select!r} is of weights, and this decoder attends to nothing')
     for name, row in beside.items():
       if row.text:
         possible = ', '.join(name for name, row in LOSSES.items() if not row.text)
@@ -177,8 +181,10 @@ class Captioning:
     )  # fmt: skip
 
   def check_data(self, say: Callable[[str], None]) -> None:
+    for name, encoded in self.encoded.items():
+      check_some_fit(name, chosen_lengths(encoded, self._lengths))
     select = self.config['training']['select']
-    if select.startswith('pointing') and self.pictures['validation'].boxes is None:
+    if select in POINTING and self.pictures['validation'].boxes is None:
       raise UserError(f"training.select={select!r} needs gold boxes, which the validation split has not")
     found, reads = self.pictures['train'].pictures.dtype, self.model.encoder.reads
     if found != reads:

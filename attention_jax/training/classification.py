@@ -30,9 +30,11 @@ from attention_jax.data.labelled import (
 from attention_jax.data.options import bind
 from attention_jax.data.sentences import split as split_sentences
 from attention_jax.errors import UserError, choose
+from attention_jax.functional.table import parse_spec
 from attention_jax.kernels import auto
 from attention_jax.models.classify import Classifier, ClassifierModel, build_classifier
 from attention_jax.modules.attention import Attention
+from attention_jax.modules.pooling import POOLINGS
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.auxiliary import Auxiliary, auxiliary_losses
 from attention_jax.training.loop import Training
@@ -241,8 +243,8 @@ class Classification:
     for title, label, sentences, guess in zip(titles, right, documents.sentences, guesses, strict=True):
       read, left = self._pieces(sentences, documents.pairs)
       tokens = [tokens for tokens, _ in read]
-      words = [self._by_word(of) for of in guess.words] if documents.pairs else guess.words
-      given = title, label, guess.probabilities, tokens, words, guess.sentences, documents.pairs, left
+      words = [self._by_word(of) for of in guess.words] if self.model.pairs else guess.words
+      given = title, label, guess.probabilities, tokens, words, guess.sentences, self.model.pairs, left
       shaded.append(shading.Document(*given))
     shading.write(shaded, path)
 
@@ -315,6 +317,9 @@ def _loss(model: Classifier, training: Training) -> Loss:
   extra = auxiliary_losses(training.auxiliary, table=LOSSES)
   if extra and not model.one_level:
     raise UserError(f'auxiliary={training.auxiliary!r} is of one level; possible: config.model.classifier=flat')
+  if extra and not POOLINGS[parse_spec(model.pooling)[0]].learns:
+    possible = ', '.join(name for name, cls in POOLINGS.items() if cls.learns)
+    raise UserError(f'auxiliary={training.auxiliary!r} is of weights that are learned; possible: pooling={possible}')
 
   def loss(params, batch, rngs, running, update):
     rngs = rngs and {name: rng for name, rng in rngs.items() if name in ('dropout', 'attention')}

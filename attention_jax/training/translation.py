@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.data import tasks
-from attention_jax.data.batching import Batch, Batches
+from attention_jax.data.batching import Batch, Batches, check_some_fit
 from attention_jax.data.encoding import assign, check_buckets
 from attention_jax.data.resegment import resegmented
 from attention_jax.data.text import Corpus
@@ -289,7 +289,10 @@ def _trace(loss: Loss, params: Any, batch: Batch) -> None:
 def _check_lengths(config: Config, data: tasks.Data, model: EncoderDecoder, loss: Loss) -> None:
   """Raises what a model with a greatest length would raise hours later, at the longest source or target of a split."""
   buckets = check_buckets(config['data']['buckets'])
-  chosen = np.unique(np.concatenate([assign(encoded, buckets) for encoded in data.encoded.values()]))
+  held = {split: assign(encoded, buckets) for split, encoded in data.encoded.items()}
+  for split, chosen in held.items():
+    check_some_fit(split, chosen)
+  chosen = np.unique(np.concatenate(list(held.values())))
   sources, targets = zip(*(buckets[i] for i in chosen if i >= 0), strict=True)
   params = jax.eval_shape(lambda: initial_params(model, 0))
   _trace(loss, params, _smallest(max(sources), max(targets)))

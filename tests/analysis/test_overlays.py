@@ -1,9 +1,10 @@
 """What a captioner looked at: a panel for every word, a frame for every word, and both where nothing was said."""
 
 import numpy as np
+from matplotlib import font_manager
 from PIL import Image
 
-from attention_jax.analysis import overlays
+from attention_jax.analysis import fonts, overlays
 
 
 def test_every_word_has_a_frame_and_no_word_the_bare_picture(tmp_path):
@@ -16,6 +17,12 @@ def test_every_word_has_a_frame_and_no_word_the_bare_picture(tmp_path):
       assert film.n_frames == frames
   with Image.open(tmp_path / 'out.png') as panels:
     assert panels.width > panels.height
+
+
+def test_films_have_letters_of_every_script():
+  for word in ('Grün', 'Жук', '木', 'あ'):
+    covered = font_manager.get_font(fonts.file_of(word)).get_charmap()
+    assert all(ord(letter) in covered for letter in word)
 
 
 def test_light_falls_where_the_weights_are():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_jax.data.batching import UNITS, Batches, gather, in_order
+from attention_jax.data.batching import UNITS, Batches, check_some_fit, gather, in_order
 from attention_jax.data.encoding import Encoded, assign, check_buckets, describe, encode
 from attention_jax.data.pipeline import stream
 from attention_jax.data.text import Corpus
@@ -197,3 +197,9 @@ def test_pairs_longer_than_the_longest_bucket_are_reported_with_their_lines():
     'train: 2 of 4 pairs fit no bucket and are left out of training, loss and alignments (lines 4, 9 of f.tsv); '
     'the longest source and target have 4 and 4 tokens with EOS',
   ]
+
+
+def test_a_split_of_which_nothing_fits_is_named():
+  check_some_fit('test', np.array([-1, 0]))
+  with pytest.raises(UserError, match='test: none of its 2 rows fits a bucket'):
+    check_some_fit('test', np.array([-1, -1]))

@@ -1,10 +1,12 @@
 """Features of images: every image by its name, nothing half written, and a captioner's reader takes them."""
 
+import types
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from attention_jax.data.features import images_of, of_tokens, write_features
+from attention_jax.data.features import images_of, of_tokens, trained_size, write_features
 from attention_jax.data.pictures import load_pictures
 from attention_jax.errors import UserError
 
@@ -52,6 +54,13 @@ def test_nothing_is_half_written(folder):
   (folder / 'none').mkdir()
   with pytest.raises(UserError, match='none: no images in it'):
     images_of(folder / 'none')
+
+
+def test_pictures_are_as_large_as_in_training():
+  told = lambda **sizes: types.SimpleNamespace(**sizes)
+  assert trained_size(told(crop_size={'height': 224, 'width': 224}, size={'shortest_edge': 256})) == 224
+  assert trained_size(told(crop_size=None, size={'height': 384, 'width': 384})) == 384
+  assert trained_size(told(size={'shortest_edge': 288})) == 288
 
 
 @pytest.mark.parametrize('others', [0, 1, 5])

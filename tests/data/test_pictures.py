@@ -140,12 +140,16 @@ def test_grey_levels_of_sixteen_bits_and_turned_photographs(folder):
     ('3.png,', r'captions\.csv:22: caption is empty'),
     (',a', r'captions\.csv:22: image is empty'),
     ('bad.png,a', r'captions\.csv:22: .*bad\.png: not an image that can be read'),
+    ('chunk.png,a', r'captions\.csv:22: .*chunk\.png: not an image that can be read \(broken PNG'),
     ('3.png,red, and large', r'captions\.csv:22: more fields than columns; a caption with a comma stands in quotes'),
     ('3.png,"red\n4.png,blue', r'captions\.csv:22: not a row of a table \(unexpected end of data\)'),
   ],
 )
 def test_wrong_rows_are_named(folder, row, said):
   (folder / 'images' / 'bad.png').write_bytes(b'GIF89a nothing')
+  whole = (folder / 'images' / '3.png').read_bytes()
+  at = whole.index(b'IDAT')  # of which there are fewer bytes than it says
+  (folder / 'images' / 'chunk.png').write_bytes(whole[: at - 4] + b'\0\0\0\2' + whole[at:])
   with (folder / 'captions.csv').open('a') as file:
     file.write(row + '\n')
   with pytest.raises(UserError, match=said):

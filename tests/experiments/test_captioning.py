@@ -84,9 +84,12 @@ def test_hard_attention_is_trained_by_its_own_loss(tmp_path):
     ('data.task=dates', "unknown task 'dates'"),
     ('training.select=bleu_4', "unknown metric in training.select: 'bleu_4'"),
     ('model.encoder=grid(halvings=-1)', 'halvings is -1'),
+    ('data.buckets=(2,)', 'rows fits a bucket'),
+    ('model.decoder=plain(features=8)', "training.select='pointing' is of weights, and this decoder"),
   ],
 )
 def test_mistakes_are_one_line(tmp_path, flag, said):
-  ran = run('train', *ARGS, f'--config.{flag}', f'--workdir={tmp_path}/run')
+  pointing = ['--config.training.select=pointing', '--config.training.auxiliary='] * ('plain' in flag)
+  ran = run('train', *ARGS, *pointing, f'--config.{flag}', f'--workdir={tmp_path}/run')
   assert ran.code == 2 and said in ran.err and ran.err.count('\n') == 1
   assert not (tmp_path / 'run').exists()

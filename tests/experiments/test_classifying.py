@@ -82,6 +82,10 @@ def test_a_run_that_was_killed_before_it_had_its_labels_begins_again(reviews, tr
     (['--config.model.classifier=decomposable'], 'two texts are compared, got 4'),
     (['--config.model.classifier=decomposable', '--config.data.buckets=((2, 16),)'], 'compares pairs of texts'),
     (['--config.training.auxiliary=redundancy'], 'is of one level; possible: config.model.classifier=flat'),
+    (
+      ['--config.training.auxiliary=redundancy', '--config.model.classifier=flat', '--config.model.pooling=max'],
+      'is of weights that are learned; possible: pooling=attention',
+    ),
     (['--config.training.objective=r_drop'], "training.objective is 'r_drop'; possible for documents: likelihood"),
     (['--config.training.auxiliary=coverage'], "unknown auxiliary loss 'coverage'"),
     (['--config.training.select=bleu'], "unknown metric in training.select: 'bleu'"),
