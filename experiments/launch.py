@@ -22,6 +22,7 @@ from attention_jax.errors import UserError, choose
 FLAGS = flags.FLAGS
 _SEVERAL = '; several with commas between them speak as one'
 HELP = ('-h', '-help', '--help', '--helpfull', '--helpshort')
+SEARCHED = ('beams', 'alpha', 'beta', 'gamma', 'max_length', 'replace_unknown')  # flags of define_search
 KINDS = {
   int: ('a whole number', flags.IntegerParser()),
   float: ('a number', flags.FloatParser()),
@@ -45,11 +46,13 @@ def define_search() -> None:
   flags.DEFINE_float('beta', None, 'of the coverage penalty; by default as in the config', 0)
   flags.DEFINE_float('gamma', None, 'of the end-of-sentence normalisation; by default as in the config', 0)
   flags.DEFINE_integer('max_length', None, 'tokens of an output at most; by default as in the config', 1)
+  unknown = 'write the source word with the heaviest weight for an unknown one; by default as in the config'
+  flags.DEFINE_bool('replace_unknown', None, unknown)
 
 
 def searched() -> dict[str, Any]:
   """The fields of config.evaluation that flags of `define_search` say."""
-  given = {name: FLAGS[name].value for name in ('beams', 'alpha', 'beta', 'gamma', 'max_length')}
+  given = {name: FLAGS[name].value for name in SEARCHED}
   return {name: value for name, value in given.items() if value is not None}
 
 

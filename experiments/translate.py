@@ -25,6 +25,7 @@ from attention_jax.analysis.alignment import format_pharaoh, links_from_weights
 from attention_jax.errors import UserError
 from experiments.launch import FLAGS, define_run, define_search, launch, required, searched
 
+ANYHOW = ('max_length', 'replace_unknown')  # goes with search and with drawing
 WINDOW = 4096  # lines searched before the first of them is printed: sorted by length among themselves
 # What --stream can do.
 STREAMED = {
@@ -39,7 +40,6 @@ flags.DEFINE_integer('nbest', None, 'how many hypotheses to print for each line,
 flags.DEFINE_integer('groups', 1, 'groups of beams that take different words, of a diverse search', 1)
 flags.DEFINE_float('diversity', 0.5, 'of --groups: what a word costs that an earlier group has just taken')
 flags.DEFINE_string('prefixes', None, 'a file with a line for each of the input, with which its output begins')
-flags.DEFINE_bool('replace_unknown', False, 'write the source word with the heaviest weight for an unknown one')
 flags.DEFINE_string('mbr', None, 'a metric: rank hypotheses by how much the others agree with each in it')
 flags.DEFINE_bool('alignments', False, 'print the alignment of each hypothesis in Pharaoh format')
 flags.DEFINE_integer('samples', None, 'draw so many hypotheses of each line instead of searching for the best', 1)
@@ -82,7 +82,6 @@ def _translate(run, sampling) -> None:
   if len(prefixes) != len(lines):
     raise UserError(f'{FLAGS.prefixes} has {len(prefixes)} lines, the input {len(lines)}; possible: one for each')
   options = {'beams': beams, 'groups': FLAGS.groups, 'diversity': FLAGS.diversity, 'sampling': sampling}
-  options['replace_unknown'] = FLAGS.replace_unknown
   write = _as_json if FLAGS.json else _as_columns if FLAGS.nbest or FLAGS.alignments or shown > 1 else _as_text
   empty, cut, unread = [], [], []
   for start in range(0, len(lines), WINDOW):
@@ -124,7 +123,7 @@ def _sampling():
       if value != FLAGS[name].default:
         raise UserError(f'--{name}={value} is an option of --samples, which is not given')
     return None
-  if search := [f'--{name}={value}' for name, value in searched().items() if name != 'max_length']:
+  if search := [f'--{name}={value}' for name, value in searched().items() if name not in ANYHOW]:
     raise UserError(f'--samples={FLAGS.samples} draws, {search[0]} searches; possible: one of them')
   return Sampling(FLAGS.samples, **options)
 

@@ -86,6 +86,8 @@ class Captioning:
     """shape: of a picture. `data` gives the splits when they are asked for."""
     self.config, self.vocabulary, self.shape, self._data = config, vocabulary, tuple(shape), data
     self.model = build_captioner(config['model'], len(vocabulary))
+    if config['evaluation']['replace_unknown']:
+      raise UserError('evaluation.replace_unknown=True: a picture has no words; possible: False')
 
   @classmethod
   def load(cls, config: Config, folder: str | None) -> 'Captioning':

@@ -55,15 +55,17 @@ class Predictor:
     max_length: of hypotheses, EOS included; 0 is the longest target of the buckets.
     batch_size: sources searched at once, rounded up to a multiple of the devices; of few lines, fewer.
     ranking: of hypotheses, where a call does not say another.
+    replace_unknown: whether the source token with the heaviest weight is written in the place of an unknown one (Jean
+      et al. 2015; Luong et al. 2015).
   """
 
   def __init__(
     self, model: EncoderDecoder, params: Any, source_vocab: Vocabulary, target_vocab: Vocabulary, *,
     buckets: Sequence[Sequence[int]], max_length: int = 0, batch_size: int = 128,
-    ranking: search.Ranking = search.DEFAULT,
+    ranking: search.Ranking = search.DEFAULT, replace_unknown: bool = False,
   ):  # fmt: skip
     self.model, self.source_vocab, self.target_vocab, self.ranking = model, source_vocab, target_vocab, ranking
-    self._mesh = make_mesh(jax.local_devices())
+    self._mesh, self._replace_unknown = make_mesh(jax.local_devices()), replace_unknown
     self.use(params)
     self._buckets = buckets
     self.max_length = longest_output(buckets, max_length)
@@ -87,7 +89,7 @@ class Predictor:
   def stream(
     self, lines: Sequence[str], *, beams: int = 1, groups: int = 1, diversity: float = 0.5,
     ranking: search.Ranking | None = None, sampling: Sampling | None = None, first: int = 0,
-    prefixes: Sequence[str] | None = None, replace_unknown: bool = False,
+    prefixes: Sequence[str] | None = None,
   ) -> Iterable[tuple[int, Prediction]]:  # fmt: skip
     """(row, prediction) as they get done: batches of sources of similar length.
 
@@ -97,13 +99,11 @@ class Predictor:
       sampling: draws hypotheses instead of searching for them.
       first: the number of the first line; what is drawn of a line depends on its number.
       prefixes: how the hypotheses of each line begin, '' for anyhow.
-      replace_unknown: writes the source token with the heaviest weight in the place of an unknown one (Jean et al.
-        2015; Luong et al. 2015).
 
     Raises: UserError for a prefix that leaves nothing of the greatest length, and where nothing tells what an unknown
       word stands for.
     """
-    if replace_unknown and not self.model.attends:
+    if self._replace_unknown and not self.model.attends:
       raise UserError('unknown words are replaced by where the weights are, and this decoder attends to nothing')
     corpus = Corpus(list(lines), list(prefixes or [''] * len(lines)))
     encoded = encode(corpus, self.source_vocab, self.target_vocab)
@@ -117,7 +117,7 @@ class Predictor:
       drawn = sampling and (np.full_like(batch.index, sampling.seed), batch.index + first)
       given = batch.source, batch.source_mask, drawn, self._begun(encoded, batch) if prefixes else None
       hypotheses = jax.device_get(find(self._params, *place(given, self._mesh)))
-      yield from self._read(batch, hypotheses, corpus, replace_unknown)
+      yield from self._read(batch, hypotheses, corpus)
 
   def _begun(self, encoded: Encoded, batch: Batch) -> np.ndarray:
     """The prefixes [B, P] of a batch, in few shapes."""
@@ -158,28 +158,25 @@ class Predictor:
     # The last size is rounded up, perhaps beyond what the model reads.
     return [(size if size <= longest or self._reads(size) else longest, target) for size in sizes]
 
-  def _read(
-    self, batch: Batch, found: search.Hypotheses, corpus: Corpus, replace_unknown: bool
-  ) -> Iterable[tuple[int, Prediction]]:
+  def _read(self, batch: Batch, found: search.Hypotheses, corpus: Corpus) -> Iterable[tuple[int, Prediction]]:
     for i, row in enumerate(batch.index):
       if row >= 0:
         size = int(batch.source_mask[i].sum())
         source, target = corpus.source[row], corpus.target[row]
-        given = self.source_vocab.tokens(source), self.target_vocab.tokens(target), replace_unknown
+        given = self.source_vocab.tokens(source), self.target_vocab.tokens(target)
         which = range(found.lengths.shape[1])
         best = [self._hypothesis(found, i, k, size, *given) for k in which if found.lengths[i, k]]
         yield int(row), Prediction(source, given[0], best)
 
   def _hypothesis(
-    self, found: search.Hypotheses, i: int, k: int, size: int, source: list[str], begins: list[str],
-    replace_unknown: bool,
-  ) -> Hypothesis:  # fmt: skip
+    self, found: search.Hypotheses, i: int, k: int, size: int, source: list[str], begins: list[str]
+  ) -> Hypothesis:
     """begins: the tokens that it had to begin with, which the vocabulary need not know."""
     length = int(found.lengths[i, k])
     ids = found.tokens[i, k, :length].tolist()
     content, known = ids[:-1] if ids[-1] == EOS else ids, len(self.target_vocab)
     weights = found.weights[i, k, :length, :size].copy()  # a view would keep the whole batch
-    if replace_unknown and source:
+    if self._replace_unknown and source:
       near = weights[: len(content), : len(source)]
       heaviest = np.where(near.any(-1), known + near.argmax(-1), UNK)  # no weight tells nothing
       content = [int(heaviest[t]) if id == UNK else id for t, id in enumerate(content)]

@@ -70,6 +70,7 @@ class Evaluation:
       ((5 + length) / 6)^alpha, the coverage penalty and the end-of-sentence normalisation; 0 is none.
     max_length: of hypotheses; 0 is the longest target of the buckets.
     batch_size: sources searched at once.
+    replace_unknown: whether an unknown word becomes the source word with the heaviest weight (Jean et al. 2015).
   """
 
   metrics: tuple[str, ...] = ('exact_match', 'character_error_rate')
@@ -80,6 +81,7 @@ class Evaluation:
   gamma: float = DEFAULT.gamma
   max_length: int = 0
   batch_size: int = 128
+  replace_unknown: bool = False
 
   def __post_init__(self):
     for name, least in {'beams': 1, 'alpha': 0, 'beta': 0, 'gamma': 0, 'max_length': 0, 'batch_size': 1}.items():
@@ -135,7 +137,8 @@ class Translation:
     check_weights(auxiliary_losses(training.auxiliary), model.decoder.attention if model.attends else None)
     if training.select in ALIGNMENT and not model.attends:
       raise UserError(f'training.select={training.select!r} is of alignments, and this decoder attends to nothing')
-    Evaluation(**config['evaluation'])
+    if Evaluation(**config['evaluation']).replace_unknown and not model.attends:
+      raise UserError('evaluation.replace_unknown goes by where the weights are, and this decoder attends to nothing')
     for spec in config['evaluation']['metrics']:
       measure(spec, ['a'], [['a']])  # also refuses values that only the metric itself knows
 
@@ -210,6 +213,7 @@ class Translation:
     return Predictor(
       self.model, params, self.source_vocab, self.target_vocab, buckets=self.config['data']['buckets'],
       max_length=options['max_length'], batch_size=options['batch_size'], ranking=Evaluation(**options).ranking,
+      replace_unknown=options['replace_unknown'],
     )  # fmt: skip
 
   def measure(self, params: Any, split: str, *, beams: int | None = None):

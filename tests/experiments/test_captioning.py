@@ -85,6 +85,7 @@ def test_hard_attention_is_trained_by_its_own_loss(tmp_path):
     ('training.select=bleu_4', "unknown metric in training.select: 'bleu_4'"),
     ('model.encoder=grid(halvings=-1)', 'halvings is -1'),
     ('data.buckets=(2,)', 'rows fits a bucket'),
+    ('evaluation.replace_unknown=True', 'a picture has no words; possible: False'),
     ('model.decoder=plain(features=8)', "training.select='pointing' is of weights, and this decoder"),
   ],
 )

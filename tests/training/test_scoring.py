@@ -84,22 +84,26 @@ def test_a_prefix_must_leave_room(trained):
 
 
 def test_outputs_begin_with_words_that_nobody_knows(trained):
-  predictor = Predictor(*trained, WORDS, WORDS, buckets=[(4, 4)], max_length=4)
   for replaced in (False, True):
-    found, free = predictor(['a Ulm', 'b'], prefixes=['c zzz', ''], replace_unknown=replaced)
+    options = {'buckets': [(4, 4)], 'max_length': 4, 'replace_unknown': replaced}
+    predictor = Predictor(*trained, WORDS, WORDS, **options)
+    found, free = predictor(['a Ulm', 'b'], prefixes=['c zzz', ''])
     assert found.hypotheses[0].text.split()[:2] == found.hypotheses[0].tokens[:2] == ['c', 'zzz']
     assert 'zzz' not in free.hypotheses[0].tokens
 
 
 def test_unknown_words_are_replaced_by_where_the_weights_are(trained):
-  predictor = Predictor(*trained, WORDS, WORDS, buckets=[(4, 4)], max_length=4)
+  predictor, plain = (
+    Predictor(*trained, WORDS, WORDS, buckets=[(4, 4)], max_length=4, replace_unknown=replaced)
+    for replaced in (True, False)
+  )
   tokens = np.array([[[UNK, UNK, UNK, EOS]]])
   weights = np.array([[[[0.1, 0.9, 0.0], [0.6, 0.1, 0.3], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]]])
   one = np.ones((1, 1))
   found = Hypotheses(tokens, one, one, np.array([[4]]), weights)
-  said = predictor._hypothesis(found, 0, 0, 3, ['a', 'Ulm'], [], True)
+  said = predictor._hypothesis(found, 0, 0, 3, ['a', 'Ulm'], [])
   assert said.tokens == ['Ulm', 'a', '<unk>'] and said.text == 'Ulm a <unk>'  # no weight tells nothing
-  assert predictor._hypothesis(found, 0, 0, 3, ['a', 'Ulm'], [], False).tokens == ['<unk>'] * 3
+  assert plain._hypothesis(found, 0, 0, 3, ['a', 'Ulm'], []).tokens == ['<unk>'] * 3
 
 
 def test_utility_is_the_mean_agreement_with_all():
