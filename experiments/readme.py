@@ -24,6 +24,7 @@ from attention_jax.models.turing import RECALL_CELLS
 from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.modules.pooling import POOLINGS
 from attention_jax.modules.positions import OTHERS_SAY, POSITIONS, Positions
+from attention_jax.modules.transformer import ACTIVATIONS, NORMS
 from attention_jax.training import auxiliary, classification
 from attention_jax.training.auxiliary import Auxiliary
 from attention_jax.training.objectives import OBJECTIVES
@@ -55,6 +56,8 @@ def tables() -> str:
     _modules('decoder', DECODERS),
     _modules('output', OUTPUTS),
     _modules('position of a Transformer', POSITIONS),
+    _table(['norm of a Transformer', ''], ((name, row.about) for name, row in NORMS.items())),
+    _table(['activation of a Transformer', ''], ((name, row.about) for name, row in ACTIVATIONS.items())),
     _presets('translation', PAIRS),
     _modules('classifier of documents', CLASSIFIERS),
     _modules('pooling', POOLINGS),

@@ -138,7 +138,10 @@ def coverage(
   u: Float[Array, 'F'],
   v: Float[Array, 'F'],
 ) -> Scores:
-  """eₛ = vᵀ tanh(q + kₛ + u cₛ), c = the sum of all weights so far. See, Liu & Manning 2017, equation 11."""
+  """eₛ = vᵀ tanh(q + kₛ + u cₛ), c = the sum of all weights so far. See, Liu & Manning 2017, equation 11.
+
+  Without their bias inside of the tanh, as `additive`.
+  """
   return additive(query, key + coverage.astype(key.dtype)[:, None] * u[None, :], v=v)
 
 

@@ -21,21 +21,35 @@ from attention_jax.modules.linear import Dense
 from attention_jax.modules.positions import Positions, position_of
 
 EPSILON = 1e-5  # of normalisations
-NORMS: Mapping[str, Callable[..., nn.Module]] = {'layer': nn.LayerNorm, 'rms': nn.RMSNorm}
+
+
+class Norm(NamedTuple):
+  """A row of NORMS: what it does, in one line, and the module."""
+
+  about: str
+  module: Callable[..., nn.Module]
+
+
+NORMS: Mapping[str, Norm] = {
+  'layer': Norm('g (x - mean x) / std x + b. Ba, Kiros & Hinton 2016.', nn.LayerNorm),
+  'rms': Norm('g x / √mean x². Zhang & Sennrich 2019.', nn.RMSNorm),
+}
 
 
 class Activation(NamedTuple):
-  """What stands between the two layers of a feed-forward network; gated: act(x U) * (x V) (Shazeer 2020)."""
+  """A row of ACTIVATIONS, of feed-forward networks: what it does, in one line; gated, whether as act(x U) * (x W)."""
 
+  about: str
   fn: Callable[[jax.Array], jax.Array]
   gated: bool = False
 
 
+gelu = functools.partial(jax.nn.gelu, approximate=False)
 ACTIVATIONS: Mapping[str, Activation] = {
-  'relu': Activation(jax.nn.relu),
-  'gelu': Activation(jax.nn.gelu),
-  'swiglu': Activation(jax.nn.silu, gated=True),
-  'geglu': Activation(jax.nn.gelu, gated=True),
+  'relu': Activation('max(0, x U + b) V + c. Vaswani et al. 2017, equation 2.', jax.nn.relu),
+  'gelu': Activation('gelu(x U + b) V + c, gelu(x) = x Φ(x). Hendrycks & Gimpel 2016.', gelu),
+  'swiglu': Activation('(silu(x U) * x W) V. Shazeer 2020, equation 6.', jax.nn.silu, gated=True),
+  'geglu': Activation('(gelu(x U) * x W) V. Shazeer 2020, equation 6.', gelu, gated=True),
 }
 
 
@@ -66,7 +80,7 @@ class FeedForward(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    act, gated = ACTIVATIONS[choose(self.activation, ACTIVATIONS, 'activation')]
+    _, act, gated = ACTIVATIONS[choose(self.activation, ACTIVATIONS, 'activation')]
     glorot = lambda scale: nn.initializers.variance_scaling(scale, 'fan_avg', 'uniform')
     layer = lambda features, scale=1.0: Dense(features, not gated, self.dtype, kernel_init=glorot(scale))
     hidden = act(layer(self.hidden)(x))
@@ -94,7 +108,7 @@ class Residual(nn.Module):
 
 
 def normalise(name: str, dtype) -> nn.Module:
-  return NORMS[choose(name, NORMS, 'norm')](epsilon=EPSILON, dtype=dtype)
+  return NORMS[choose(name, NORMS, 'norm')].module(epsilon=EPSILON, dtype=dtype)
 
 
 class EncoderLayer(nn.Module):

@@ -1,5 +1,7 @@
 """Attention by itself: every implementation beside the plain formula and PyTorch, and how time grows with length."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,6 +103,7 @@ def growth(bench: Bench) -> list[Timing]:
         found += compare('growth', f'{score} {what}={size}', {implementation: side}, repeats=max(2, bench.repeats // 2))
       last = [t.median for t in found[-4:]], [t.memory for t in found[-4:]]
       time, memory = (exponent(sizes[-4:], of) for of in last)
-      bench.say(f'{score} by {implementation}: with {what}, time grows to the power {time:.2f}, memory {memory:.2f}')
-      timings += found
+      note = f'with {what}, time grows to the power {time:.2f}, memory {memory:.2f}, of the last four'
+      bench.say(f'{score} by {implementation}: {note}')
+      timings += [*found[:-1], dataclasses.replace(found[-1], note=note)]
   return timings
