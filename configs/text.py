@@ -27,6 +27,7 @@ def get_config(preset: str = 'bahdanau2015'):
   config.training.schedule = 'rsqrt(peak=1e-3, warmup=1000)'
   config.training.label_smoothing = 0.1
   config.training.average = 0.999
+  config.training.keep = 5
   config.training.select = 'bleu'
   config.evaluation.metrics = ('bleu', 'chrf', 'ter')
   apply_preset(config, preset, features=512)

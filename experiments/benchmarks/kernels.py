@@ -8,6 +8,7 @@ import numpy as np
 
 import attention_jax as aj
 from experiments.benchmarks import peers
+from experiments.benchmarks.limits import machine
 from experiments.benchmarks.measure import Bench, Timing, compare, exponent, jitted
 
 # case: score, whether the mask is causal, batch, heads, T, S, features
@@ -18,6 +19,10 @@ CASES = {
   'scaled_dot, causal, B=1 N=8 T=S=2048 D=64': ('scaled_dot', True, 1, 8, 2048, 2048, 64),
 }
 FEATURES = 64
+GROWN = (('additive', 'factored'), ('additive', 'pallas_additive'), ('scaled_dot', 'flash'), ('scaled_dot', 'cudnn'))
+# What bounds a score: the row of limits.machine, and how often each pair of a query and a key needs it, forward, and
+# forward and backward, for every feature: a tanh (or what does its work), and products of matrices.
+BOUNDS = {'additive': ('tanh', 1, 3), 'scaled_dot': ('matrix product', 4, 14)}
 # what grows: its sizes, and from one of them batch, heads, T, S
 GROWTH = {
   'T=S': ([2**power for power in range(6, 14)], lambda size: (1, 1, size, size)),
@@ -56,8 +61,17 @@ def backward(score: str, implementation: str, causal: bool = False, alignment: s
   return jax.value_and_grad(lambda *given: jnp.sum(jnp.sin(run(*given))), argnums=(0, 1, 2, 3))
 
 
+def why_not(bench: Bench, score: str, implementation: str) -> str:
+  """Why this cannot be measured here; '' if it can."""
+  try:
+    jax.eval_shape(backward(score, implementation), *problem(bench.dtype, score, 1, 1, 16, 16, FEATURES))
+  except aj.UserError as error:
+    return str(error)
+  return ''
+
+
 def kernels(bench: Bench) -> list[Timing]:
-  timings = []
+  timings, rates = [], {t.case: t.rate for t in machine(bench)}
   for case, (score, causal, *sizes) in CASES.items():
     implementations = [name for name, way in aj.IMPLEMENTATIONS.items() if not way.refuse(aj.SCORES[score], SOFTMAX)]
     given = problem(bench.dtype, score, *sizes)
@@ -67,13 +81,24 @@ def kernels(bench: Bench) -> list[Timing]:
       bench.say(f'{case}: {name}')
       sides = {}
       for implementation in implementations:
-        try:
+        if reason := why_not(bench, score, implementation):  # cudnn computes in bfloat16 alone
+          bench.say(f'left out: {reason}')
+        else:
           sides[implementation] = jitted(way(score, implementation, causal), *given)
-        except aj.UserError as error:  # cudnn computes in bfloat16 alone
-          bench.say(f'left out: {error}')
       sides |= {side: runs[theirs_way] for side, runs in theirs.items()}
-      timings += compare('kernels', f'{case}, {name}', sides, repeats=bench.repeats)
+      some = compare('kernels', f'{case}, {name}', sides, repeats=bench.repeats)
+      timings += [*some, _limit(some[0], rates, score, causal, sizes, way is backward)]
   return timings
+
+
+def _limit(first: Timing, rates: dict[str, float], score: str, causal: bool, sizes: list[int], both: bool) -> Timing:
+  """What a score's arithmetic alone would take at the rate of this machine; a causal mask leaves half of the pairs."""
+  what, *times = BOUNDS[score]
+  amount = times[both] * np.prod(sizes, dtype=float) / (2 if causal else 1)
+  alone = amount / rates[what]
+  return dataclasses.replace(
+    first, side=f'limit: {what}', low=alone, median=alone, high=alone, speed=first.median / alone, memory=None
+  )
 
 
 def crossing(bench: Bench) -> list[Timing]:
@@ -93,7 +118,10 @@ def crossing(bench: Bench) -> list[Timing]:
 def growth(bench: Bench) -> list[Timing]:
   """Forward and backward as one size after the other grows, see GROWTH, with the exponent of the last four."""
   timings = []
-  for score, implementation in (('additive', 'factored'), ('scaled_dot', 'flash')):
+  for score, implementation in GROWN:
+    if reason := why_not(bench, score, implementation):
+      bench.say(f'growth of {score} by {implementation} is left out: {reason}')
+      continue
     for what, (sizes, shape) in GROWTH.items():
       found = []
       for size in sizes:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from experiments.benchmarks import limits, memory, report, seeds, systems
+from experiments.benchmarks import kernels, limits, memory, report, seeds, systems
 from experiments.benchmarks.joey import Joey
 from experiments.benchmarks.measure import Bench, Side, Timing, compare, exponent, jitted
 
@@ -40,6 +40,21 @@ def test_products_are_counted_with_their_repetitions_and_without_what_nobody_use
   assert (left, right, times) == ((4, 3), (3, 5), 7)
   seconds, flop = limits.seconds_of_products(limits.products(fn, w, x), gradients=True)
   assert flop == 3 * 7 * 2 * 4 * 3 * 5 and seconds > 0
+
+
+def test_kernels_are_held_against_the_rates_of_the_machine():
+  first = Timing('kernels', 'a case', 'xla', 2.0, 1.9, 2.1, 1.0, memory=3)
+  rates = {'tanh': 8.0, 'matrix product': 64.0}
+  limit = kernels._limit(first, rates, 'additive', False, [1, 1, 2, 2, 2], False)
+  assert (limit.side, limit.median, limit.speed, limit.memory) == ('limit: tanh', 1.0, 2.0, None)
+  causal = kernels._limit(first, rates, 'scaled_dot', True, [1, 1, 2, 2, 2], True)  # 14 of 8 entries, of which half
+  assert (causal.side, causal.median) == ('limit: matrix product', 14 * 8 / 2 / 64)
+
+
+def test_what_this_machine_cannot_run_is_not_measured():
+  bench = Bench(print, 2)
+  assert 'needs a GPU or a TPU' in kernels.why_not(bench, 'additive', 'pallas_additive')
+  assert kernels.why_not(bench, 'scaled_dot', 'flash') == ''
 
 
 def test_temporary_memory_is_told():
