@@ -142,8 +142,8 @@ def _either(sums: Callable, q, k, safe, *rest):
 
 
 def _largest(x: jax.Array, *axes: int) -> jax.Array:
-  """The largest |x| over some axes; 1 where that is 0 or not finite."""
-  size = jnp.max(jnp.abs(x), axes, keepdims=True)
+  """The largest |x| over some axes; 1 where that is 0 or not finite, or there is none."""
+  size = jnp.max(jnp.abs(x), axes, keepdims=True, initial=0.0)
   return jnp.where((size > 0) & jnp.isfinite(size), size, 1.0)
 
 
