@@ -1,6 +1,7 @@
 """One update: parts equal the whole, devices agree, nothing compiles twice, randomness is a function of the step."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -103,7 +104,7 @@ def test_state_is_donated_but_the_callers_parameters_survive():
   mesh = make_mesh(jax.devices()[:1])
   schedule = make_schedule('constant', 10)
   optimizer = make_optimizer('adam', schedule)
-  params = init_params()
+  params = jax.tree.map(jnp.asarray, init_params())
   state = replicate(init_state(params, optimizer, 0.9), mesh)
   after, _ = make_train_step(sequence_loss(Toy()), optimizer, schedule, mesh, seed=0, average=0.9)(state, make_batch(0))
   assert all(x.is_deleted() for x in jax.tree.leaves(state))
