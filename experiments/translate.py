@@ -154,6 +154,8 @@ def _stream(run) -> None:
   from attention_jax.data import arriving
   from attention_jax.training.streaming import Interpreter
 
+  if run.config['evaluation']['replace_unknown']:
+    raise UserError('--stream replaces no unknown words, as the run does; possible: --noreplace_unknown')
   of = run.predictor
   interpret = Interpreter(run.model, run.params, of.source_vocab, of.target_vocab, max_length=of.max_length)
   empty, cut = [], []

@@ -95,7 +95,8 @@ def pretrained(name: str) -> tuple[Network, int]:
 
 
 def trained_size(told: Any) -> int:
-  """Pixels of a side, of what an image processor of transformers says: the crop's, else what pictures are scaled to."""
+  """Pixels of a side, of what an image processor of transformers says: the crop's, else what pictures are scaled to,
+  else 224, as most are."""
   for size in (getattr(told, 'crop_size', None), getattr(told, 'size', None)):
     for key in ('height', 'shortest_edge'):
       if size and key in size:

@@ -151,8 +151,10 @@ class First:
   No device ever has it twice, and the values of parameters are not kept anywhere else.
   """
 
-  def __init__(self, params: Callable[[int], Any], init: Callable[[Any], TrainState], mesh: Mesh, seed: Any):
-    self._several = isinstance(seed, Sequence)
+  def __init__(
+    self, params: Callable[[int], Any], init: Callable[[Any], TrainState], mesh: Mesh, seed: int | Sequence[int]
+  ):
+    self._several = not isinstance(seed, int)
     self._params, self._seeds = params, seed if self._several else [seed]
     self._place = sharding(mesh, 'states' if self._several else 'state')
     self._init = init

@@ -67,7 +67,7 @@ class Predictor:
     self.model, self.source_vocab, self.target_vocab, self.ranking = model, source_vocab, target_vocab, ranking
     self._mesh, self._replace_unknown = make_mesh(jax.local_devices()), replace_unknown
     self.use(params)
-    self._buckets = buckets
+    self._buckets, self._largest = buckets, max(source for source, _ in buckets)
     self.max_length = longest_output(buckets, max_length)
     devices = self._mesh.devices.size
     # Few sources are not searched as many: search would be made for every size that many shrink to on their way.
@@ -129,7 +129,7 @@ class Predictor:
 
   def longest(self, wanted: int) -> int:
     """How many tokens of a source the model can read, EOS included, where `wanted` would be enough."""
-    if wanted <= max(source for source, _ in self._buckets) or self._reads(wanted) or not self._reads(1):
+    if wanted <= self._largest or self._reads(wanted) or not self._reads(1):
       return wanted  # what cannot read one token has another mistake, which the search tells
     able, unable = 1, wanted
     while unable - able > 1:
@@ -154,9 +154,9 @@ class Predictor:
   def _any_target(self, encoded: Encoded, longest: int) -> list[tuple[int, int]]:
     """Buckets for sources of up to `longest` tokens, with any target."""
     target = int(encoded.lengths[1].max(initial=1))
-    sizes = searched_sizes(self._buckets, min(longest, int(encoded.lengths[0].max(initial=1))))
-    # The last size is rounded up, perhaps beyond what the model reads.
-    return [(size if size <= longest or self._reads(size) else longest, target) for size in sizes]
+    # A size beyond the buckets is rounded up, perhaps beyond what the model reads.
+    fits = lambda size: size <= self._largest or self._reads(size)
+    return [(size if fits(size) else longest, target) for size in searched_sizes(self._buckets, longest)]
 
   def _read(self, batch: Batch, found: search.Hypotheses, corpus: Corpus) -> Iterable[tuple[int, Prediction]]:
     for i, row in enumerate(batch.index):

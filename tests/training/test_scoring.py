@@ -76,6 +76,12 @@ def test_lines_that_the_model_cannot_read_get_nothing_and_harm_no_other():
   assert predictor(lines[3:])[0].hypotheses == []
 
 
+def test_lines_that_fit_a_bucket_cost_no_tries(trained, monkeypatch):
+  predictor = Predictor(*trained, WORDS, WORDS, buckets=[(4, 4), (9, 9)], max_length=4)
+  monkeypatch.setattr(predictor, '_reads', None)
+  assert len(predictor(['a b', 'c'])) == 2
+
+
 def test_a_prefix_must_leave_room(trained):
   predictor = Predictor(*trained, WORDS, WORDS, buckets=[(4, 4)], max_length=3)
   assert predictor(['a b'], prefixes=['c d'])[0].hypotheses[0].text == 'c d'
