@@ -10,7 +10,8 @@ from pathlib import Path
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault(
   'XLA_FLAGS',
-  '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false',
+  '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false '
+  '--xla_cpu_parallel_codegen_split_count=1',
 )
 os.environ['XLA_FLAGS'] += ' --xla_force_host_platform_device_count=8'
 

@@ -93,11 +93,30 @@ def translate(params, sizes, beams: int, longest: int):
   return run
 
 
+COMPILED = {'Bahdanau': 'recur', 'Luong': 'loss', 'Transformer': 'loss'}  # the method that torch.compile is given
+
+
 def train_step(name: str, batch, sizes) -> Side | None:
   """One update of a model on (source, target) ids with 0 for padding."""
+  return None if torch is None else Side(_update(model_of(name, sizes), batch))
+
+
+def compiled_train_step(say, name: str, batch, sizes) -> Side | None:
+  """The same by torch.compile; None where that does not work."""
   if torch is None:
     return None
   model = model_of(name, sizes)
+  setattr(model, COMPILED[name], torch.compile(getattr(model, COMPILED[name])))
+  update = _update(model, batch)
+  try:
+    update()
+  except Exception as error:  # it needs a C++ compiler, and fails in ways of its own
+    say(f'torch.compile does not work here and is left out: {type(error).__name__}')
+    return None
+  return Side(update)
+
+
+def _update(model, batch) -> Callable[[], None]:
   optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
   source, target = (torch.tensor(np.asarray(x), dtype=torch.long) for x in batch)
 
@@ -107,7 +126,7 @@ def train_step(name: str, batch, sizes) -> Side | None:
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 
-  return Side(run)
+  return run
 
 
 def decode(source, sizes, beams: int, steps: int) -> Side | None:

@@ -1,9 +1,11 @@
 """Whole systems at the sizes of configs/multi30k.py: training, decoding, the input pipeline, start-up."""
 
 import dataclasses
+import functools
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -78,10 +80,10 @@ def our_update(model, params, batch: Batch) -> Side:
   return Side(update)
 
 
-def their_update(name: str, batch: Batch) -> Side | None:
+def their_update(name: str, batch: Batch, way: Callable = peers.train_step) -> Side | None:
   """The same in PyTorch; None where it has no such model, or is not there."""
   peer = MODELS[name][2]
-  return peers.train_step(peer[0], (batch.source, batch.target), peer[1]) if peer else None
+  return way(peer[0], (batch.source, batch.target), peer[1]) if peer else None
 
 
 def by_joey(python: str, name: str, batch: Batch) -> Joey | None:
@@ -100,8 +102,10 @@ def training(bench: Bench) -> list[Timing]:
     model, params = model_of(name, bench.dtype)
     found = products(sequence_loss(model), params, batch, step_rngs(jax.random.key(0)))
     sides = {'attention_jax': our_update(model, params, batch)}
-    if bench.beside and (theirs := their_update(name, batch)):
-      sides['torch'] = theirs
+    if bench.beside:
+      compiled = functools.partial(peers.compiled_train_step, bench.say)
+      theirs = {'torch': their_update(name, batch), 'torch.compile': their_update(name, batch, compiled)}
+      sides |= {side: update for side, update in theirs.items() if update}
     if other := by_joey(bench.joey, name, batch):
       sides['Joey NMT'] = other.side('train')
     tokens = int(batch.target_mask.sum())
