@@ -1,4 +1,4 @@
-"""Classifiers: padding, documents beside each other, and decomposable attention against its formula."""
+"""Classifiers: padding, documents beside each other, and hierarchies, hops and decomposable attention as formulas."""
 
 import dataclasses
 import itertools
@@ -8,10 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attention_jax.data.labelled import LabelledBatch
 from attention_jax.errors import UserError
 from attention_jax.models.classify import ClassifierModel, build_classifier
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.pooling import POOLINGS
+from attention_jax.training.classification import redundancy
+from tests.modules.literal import gated
 from tests.modules.quick import assert_close, draw, variables
 
 LENGTHS = np.array([[5, 3, 0], [4, 0, 0], [2, 2, 5]])  # words of each sentence of each document
@@ -104,6 +107,52 @@ def test_decomposable_attention_is_the_formula_of_its_paper():
   assert_close(found.logits[2], logits, rtol=1e-3)
   assert_close(found.words[2, 1, :n, :m], e / e.sum(1, keepdims=True))
   assert_close(found.words[2, 0, :m, :n], (e / e.sum(0)).T)
+
+
+def read_by_a_birnn(own, x):
+  """[S, D] -> [S, F]: a GRU from each side, side by side."""
+  found = []
+  for layer, order in (('RecurrentLayer_0', 1), ('RecurrentLayer_1', -1)):
+    cell = own[layer]['RecurrentCell_0']
+    state, states = (np.zeros(cell['kernel'].shape[0]),), []
+    for one in x[::order]:
+      state = gated(one @ cell['inputs']['kernel'] + cell['inputs']['bias'], state, cell['kernel'], cell['bias'])
+      states.append(state[0])
+    found.append(np.stack(states)[::order])
+  return np.concatenate(found, -1)
+
+
+def pooled(own, x):
+  """u = tanh(W h + b), α = softmax(u · c), Σ α h."""
+  power = np.exp(np.tanh(x @ own['hidden']['kernel'] + own['hidden']['bias']) @ own['sought'][0])
+  return power / power.sum() @ x, power / power.sum()
+
+
+def test_a_hierarchy_is_the_formulas_of_its_paper():
+  model = classifier(classifier='hierarchical')
+  params = variables(model, SOURCE, MASK)
+  own, found = jax.tree.map(np.asarray, params['params']), model.apply(params, SOURCE, MASK)
+  table = own['embedding']['table']['embedding']
+  for i, lengths in enumerate(LENGTHS):
+    sentences = []
+    for j, length in enumerate(lengths[lengths > 0]):
+      vector, weights = pooled(own['AttentionPooling_0'], read_by_a_birnn(own['BiRNN_0'], table[SOURCE[i, j, :length]]))
+      assert_close(found.words[i, j, 0, :length], weights)
+      sentences.append(vector)
+    vector, weights = pooled(own['AttentionPooling_1'], read_by_a_birnn(own['BiRNN_1'], np.stack(sentences)))
+    assert_close(found.sentences[i, 0, : len(sentences)], weights)
+    assert_close(found.logits[i], vector @ own['labels']['kernel'] + own['labels']['bias'])
+
+
+def test_redundancy_is_the_formula_of_its_paper():
+  model = classifier(classifier='flat', pooling='attention(hops=3)')
+  outputs = model.apply(variables(model, SOURCE, MASK), SOURCE, MASK)
+  batch = LabelledBatch(SOURCE, MASK, np.zeros(3, np.int32), np.array([0, -1, 1]))  # the second row is a filler
+  literal = 0.0
+  for document in (0, 2):
+    hops = np.stack([np.asarray(outputs.words[document, :, hop]).reshape(-1) for hop in range(3)])
+    literal += ((hops @ hops.T - np.eye(3)) ** 2).sum()
+  assert_close(redundancy(outputs, batch, {}), literal)
 
 
 def test_gradients_are_finite_where_a_sentence_is_empty():

@@ -5,7 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attention_jax.data.digits import DigitBatch
 from attention_jax.models.glimpse import Glimpses, retina
+from attention_jax.training.glimpsing import _apply, _loss
+from attention_jax.training.loop import Training
+from attention_jax.training.losses import OBJECTIVE
 from tests.modules.quick import assert_close, draw
 
 PICTURE = np.random.default_rng(0).uniform(size=(9, 11)).astype(np.float32)
@@ -90,3 +94,24 @@ def test_the_policy_gradient_is_that_of_the_expected_reward(params):
   exact = (above - below) / 0.1  # with the same draws
   np.testing.assert_allclose(lessened, exact, rtol=0.05)
   np.testing.assert_allclose(plain, exact, rtol=0.15)
+
+
+def test_the_loss_is_the_formula_of_its_paper(params):
+  """−log p(y) − Σ_t log π(l_t) (R − b_t) + Σ_t (R − b_t)², over the pictures that are real."""
+  pictures = np.random.default_rng(1).integers(0, 255, (4, *PICTURE.shape)).astype(np.uint8)
+  rng = jax.random.key(2)
+  (only,) = jax.random.split(rng, 1)  # what the loss draws its one way of looking from
+  batch = DigitBatch(pictures, np.zeros(4, np.int32), np.array([0, 1, 2, -1]))  # the last row is a filler
+  found = jax.tree.map(np.asarray, _apply(MODEL, params, batch, only))
+  batch = batch._replace(label=(found.logits.argmax(-1) + np.array([0, 1, 0, 0])) % 3)  # the second guess is wrong
+  sums = _loss(MODEL, {'model': {'samples': 1}}, Training())(params, batch, {OBJECTIVE: rng})
+  literal = {'cross_entropy': 0.0, 'reinforce': 0.0, 'baseline': 0.0}
+  for i in range(3):
+    literal['cross_entropy'] += np.log(np.exp(found.logits[i]).sum()) - found.logits[i, batch.label[i]]
+    for t in (1, 2):
+      ahead = float(i != 1) - found.baselines[i, t]
+      literal['reinforce'] -= found.log_policy[i, t] * ahead
+      literal['baseline'] += ahead**2
+  for name, value in literal.items():
+    np.testing.assert_allclose(sums[name], value, rtol=1e-4, err_msg=name)
+  np.testing.assert_allclose(sums['loss'], sum(literal.values()), rtol=1e-4)
