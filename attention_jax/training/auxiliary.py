@@ -33,7 +33,7 @@ class Auxiliary(NamedTuple):
     text: whether the source must be a text, in its order.
     of_weights: whether it is learned through the weights.
     running: the metrics of MEASURES whose running means it uses.
-    weight: its factor in what is minimised; an option of every row.
+    weight, after: its factor in what is minimised, and how many updates are made before it is; options of every row.
   """
 
   fn: Callable[..., jax.Array]
@@ -42,6 +42,11 @@ class Auxiliary(NamedTuple):
   of_weights: bool = True
   running: tuple[str, ...] = ()
   weight: float = 1.0
+  after: int = 0
+
+  def share(self, value: jax.Array, update: int | jax.Array) -> jax.Array:
+    """What of its value is minimised by this update (from 1)."""
+    return jnp.where(update > self.after, self.weight * value, 0.0)
 
 
 def coverage(outputs, batch, running: Means) -> jax.Array:
@@ -169,7 +174,7 @@ def has_gradient(alignment: Row) -> bool:
 def options(row: Auxiliary) -> dict[str, float]:
   """What a spec may set, with the defaults."""
   parameters = inspect.signature(row.fn).parameters.values()
-  return {'weight': row.weight} | {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+  return {'weight': row.weight, 'after': row.after} | {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def _row(name: str, given: Mapping[str, float], table: Mapping[str, Auxiliary]) -> Auxiliary:
@@ -179,8 +184,9 @@ def _row(name: str, given: Mapping[str, float], table: Mapping[str, Auxiliary]) 
   for option, value in given.items():
     if not 0 <= value < math.inf:
       raise UserError(f'auxiliary loss {name!r}: {option} is {value}; possible: 0 or more, and finite')
-  own = {option: value for option, value in given.items() if option != 'weight'}
-  return row._replace(fn=functools.partial(row.fn, **own), weight=given.get('weight', row.weight))
+  of_row = {option: value for option, value in given.items() if option in row._fields}
+  own = {option: value for option, value in given.items() if option not in of_row}
+  return row._replace(fn=functools.partial(row.fn, **own), **of_row)
 
 
 def _seen(outputs, batch) -> jax.Array:

@@ -328,7 +328,7 @@ def _loss(model: Classifier, training: Training) -> Loss:
     beside = {name: row.fn(outputs, batch, running) for name, row in extra.items()}
     if not beside:
       return sums
-    total = sums['loss'] + sum(row.weight * beside[name] for name, row in extra.items())
+    total = sums['loss'] + sum(row.share(beside[name], update) for name, row in extra.items())
     return {'cross_entropy': sums['loss'], **sums, **beside, 'loss': total}
 
   return Loss(loss)

@@ -104,7 +104,7 @@ def sequence_loss(model, smoothing: float = 0.0, auxiliary: str = '', objective:
       return sums
     mean = lambda measure: sum(map(measure, passes)) / len(passes)
     beside = {name: mean(lambda outputs, fn=row.fn: fn(outputs, batch, running)) for name, row in extra.items()}
-    total = sums['loss'] + len(passes) * sum(row.weight * beside[name] for name, row in extra.items())
+    total = sums['loss'] + len(passes) * sum(row.share(beside[name], update) for name, row in extra.items())
     measures = {name: mean(lambda outputs, fn=MEASURES[name]: fn(outputs, batch)) for name in measured}
     return {'cross_entropy': sums['loss'], **sums, **measures, **beside, 'loss': total}
 

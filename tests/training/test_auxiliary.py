@@ -161,6 +161,14 @@ def test_the_total_is_what_is_weighted_and_the_parts_are_not():
   assert set(without({}, batch)) == {'loss', 'accuracy', 'tokens'} and not without.links
 
 
+def test_so_many_updates_come_before_it():
+  outputs, batch = make()
+  loss = sequence_loss(stub(outputs), 0.1, 'coverage(weight=2, after=3)')
+  before, then = (loss({}, batch, None, RUNNING, update) for update in (3, 4))
+  assert before['loss'] == before['cross_entropy'] and before['coverage'] == then['coverage'] > 0
+  np.testing.assert_allclose(then['loss'], then['cross_entropy'] + 2 * then['coverage'], rtol=1e-6)
+
+
 def test_what_a_model_needs_is_added_unless_it_is_there():
   outputs, batch = make()
   loss = sequence_loss(stub(outputs, 'reinforce'), 0.1, 'coverage')
@@ -184,7 +192,7 @@ def test_parameters_of_the_alignment_learn_by_what_is_beside():
   ('specs', 'message'),
   [
     ('guide', r"unknown auxiliary loss 'guide' \(did you mean 'guided'\?\); possible: coverage, diagonal"),
-    ('coverage + guided(wieght=1)', r"option of auxiliary loss 'guided': 'wieght' .*'weight'.*possible: weight"),
+    ('coverage + guided(wieght=1)', r"option of auxiliary loss 'guided': 'wieght' .*'weight'.*possible: after, weight"),
     ('diagonal(width="x")', "'diagonal': option width is a number like 0.2, got 'x'"),
     ('diagonal(width=-1)', 'width is -1; possible: 0 or more'),
     ('coverage(weight=1e999)', 'weight is inf; possible: 0 or more, and finite'),
