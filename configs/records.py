@@ -15,7 +15,7 @@ def get_config(preset: str = 'see2017'):
   config = default_config()
   config.data.vocabulary = 'word(min_count=40)'
   config.data.shared_vocabulary = True
-  config.data.buckets = ((16, 14), (24, 20), (32, 24))
+  config.data.buckets = ((14, 13), (20, 18), (26, 23))  # of two, three and four people
   config.data.batch_size = 64
   config.model.embedding = 64
   config.model.dropout = 0.1

@@ -4,7 +4,7 @@ a variant that asks for `previous`, `coverage`, `step` or `state` is recurrent a
 every other variant is vmapped over its queries.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -76,10 +76,12 @@ def init_params(
     query, key, features: sizes Dq, Dk and F. Rows that do not project ignore F where they do not need it.
 
   Returns: `{'score': {...}, 'alignment': {...}}` and, for rows that project, 'query' [Dq, F] and 'key' [Dk, F].
-  Raises: UserError for an unknown variant or option.
+  Raises: UserError for an unknown variant or option, and for sizes below 1.
   """
   score, alignment = lookup(score, SCORES, 'score'), lookup(alignment, ALIGNMENTS, 'alignment')
   sizes = {'query': query, 'key': key, 'features': features}
+  if min(sizes.values()) < 1:
+    raise UserError(f'init_params: sizes must be at least 1, got {sizes}')
   of = lambda i: jax.random.fold_in(rng, i)
   remembered = sizes | {'key': features if score.project else key}  # an alignment is given the key as it is remembered
   params = {'score': init_row(of(0), score, sizes), 'alignment': init_row(of(1), alignment, remembered)}
@@ -120,13 +122,22 @@ def parts_of(fn, params: Params, query: Float[Array, 'T D'], memory: Memory) -> 
 
 def score_keys(score: Row, query: Array, key: Array, params: Params, supplies: Mapping[str, Any], state):
   """The scores of one projected query, and the score's new state. Raises: UserError for shapes that do not fit."""
+  run = lambda: call(score.fn, (query, key), params, supplies, state)
+  return _fitting('score', run, key.shape[0], {'query': query, 'key': key, **params})
+
+
+def _fitting(kind: str, run: Callable, size: int, given: Mapping[str, Any]):
+  """run() -> ([S], state). Raises: UserError where it cannot take what it is given, or gives something else."""
   try:
-    return call(score.fn, (query, key), params, supplies, state)
+    found = run()
   except (UserError, jax.errors.JAXTypeError):
     raise
   except (TypeError, ValueError) as error:
-    shapes = ', '.join(f'{k} {jnp.shape(v)}' for k, v in {'query': query, 'key': key, **params}.items())
-    raise UserError(f'attend: the score cannot take {shapes} (of one sequence, projected): {error}') from error
+    shapes = ', '.join(f'{k} {jnp.shape(v)}' for k, v in given.items())
+    raise UserError(f'attend: the {kind} cannot take {shapes} (of one sequence, projected): {error}') from error
+  if (shape := getattr(found[0], 'shape', ())) != (size,):
+    raise UserError(f'attend: the {kind} of one query must be [S] = [{size}], got {shape}')
+  return found
 
 
 def attend_step(
@@ -179,7 +190,9 @@ def weigh(
     scores = scores + masked(bias, mask).astype(scores.dtype)
   align = alignment.at_test if deterministic and alignment.at_test else alignment.fn
   supplies = carry._asdict() | {'query': query, 'key': memory.key, 'rng': rng}
-  weights, state = call(align, (scores, mask), params.get('alignment', {}), supplies, carry.state[1])
+  mine = params.get('alignment', {})
+  run = lambda: call(align, (scores, mask), mine, supplies, carry.state[1])
+  weights, state = _fitting('alignment', run, mask.shape[-1], {'query': query, 'key': memory.key, **mine})
   context = jnp.einsum('s,sv->v', weights, memory.value.astype(weights.dtype)).astype(memory.value.dtype)
   kept = weights.astype(carry.previous.dtype)
   carry = Carry(kept, carry.coverage + kept, carry.step + 1, (carry.state[0], state))

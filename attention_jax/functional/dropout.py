@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention_jax.errors import UserError
+from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import rngs_of
-from attention_jax.functional.table import Row
+from attention_jax.functional.table import Row, lookup
 
 
 def kept(rng: jax.Array, rate: float, shape: tuple[int, ...]) -> Bool[Array, '...']:
@@ -69,14 +70,16 @@ def factors_of(alignment: Row, rng: jax.Array | None, steps: int, size: int) -> 
   return jax.vmap(of_query)(rngs_of(rng, steps))
 
 
-def with_dropout(alignment: Row, rate: float) -> Row:
+def with_dropout(alignment: str | Row | Callable, rate: float) -> Row:
   """`alignment` whose weights are 0 with probability `rate` and divided by 1 - rate otherwise; at test it is itself.
 
   Srivastava et al. 2014, on the weights of attention as in the program of Vaswani et al. 2017. The context is made with
   the weights that are left, and later steps are told of those. It consumes the rng of its step.
 
+  Args: alignment, as in `attend`.
   Raises: UserError for a rate outside of [0, 1), and for a latent alignment, whose weights are probabilities.
   """
+  alignment = lookup(alignment, ALIGNMENTS, 'alignment')
   if not 0 <= rate < 1:
     raise UserError(f'dropout on weights: rate={rate}; possible: from 0 to below 1')
   if not rate:

@@ -154,13 +154,24 @@ def _chunks(stops, mask, query, key, w, bias, v, width: int) -> Weights:
 
 
 def _forward(scores: Scores, mask: Mask, state: Scores, stays: Array, moves: Array) -> Stepped:
-  scores = at_least_float32(scores)
-  shifted = jnp.concatenate([jnp.full((1,), NEVER, state.dtype), state[:-1]])
-  reach = log_add(state + stays, shifted + moves).astype(scores.dtype)
+  scores, state = at_least_float32(scores), _on_real(state, mask)
+  last = jax.lax.cummax(jnp.where(mask, jnp.arange(mask.size), -1))
+  before = jnp.concatenate([jnp.full((1,), -1), last[:-1]])  # the real position before each, -1 where there is none
+  moved = jnp.where(before >= 0, state[jnp.maximum(before, 0)], NEVER)
+  reach = log_add(state + stays, moved + moves).astype(scores.dtype)
   allowed = mask & (reach > NEVER / 2)
   total = jnp.where(allowed, reach + scores, 0.0)
   logs = jnp.where(allowed, log_softmax(total, allowed), NEVER)
   return softmax(total, allowed), logs.astype(state.dtype)
+
+
+def _on_real(state: Scores, mask: Mask) -> Scores:
+  """Whoever stands where nothing may be attended to, as at the start before a masked position, stands at the next real
+  one."""
+  onto = jax.lax.cummin(jnp.where(mask, jnp.arange(mask.size), mask.size), reverse=True)
+  mass = jnp.zeros(mask.size + 1, state.dtype).at[onto].add(jnp.where(mask, 0.0, jnp.exp(state)))[:-1]
+  moved = jnp.where(mass > 0, jnp.log(jnp.where(mass > 0, mass, 1.0)), NEVER)
+  return jnp.where(mask, log_add(state, moved), NEVER)
 
 
 def log_add(x: Array, y: Array) -> Array:

@@ -20,8 +20,15 @@ def _sum(spec: str, *operands: Array) -> Array:
   return jnp.einsum(spec, *operands, preferred_element_type=accumulator(*operands))
 
 
+def _check_widths(query: Array, key: Array) -> None:
+  """Raises: UserError unless they are as wide as each other; one feature would stand for all of the other's."""
+  if query.shape[-1] != key.shape[-1]:
+    raise UserError(f'query {query.shape} and key {key.shape} (of one sequence, projected) must be of the same width')
+
+
 def dot(query: Float[Array, 'D'], key: Float[Array, 'S D']) -> Scores:
   """eₛ = q · kₛ. Luong, Pham & Manning 2015, section 3.1."""
+  _check_widths(query, key)
   return _sum('d,sd->s', query, key)
 
 
@@ -44,6 +51,7 @@ def low_rank(
 
 def additive(query: Float[Array, 'F'], key: Float[Array, 'S F'], *, v: Float[Array, 'F']) -> Scores:
   """eₛ = vᵀ tanh(q + kₛ), q and k already projected. Bahdanau, Cho & Bengio 2015, appendix A.1.2."""
+  _check_widths(query, key)
   return _sum('sf,f->s', jnp.tanh(query[None, :] + key), v)
 
 
@@ -56,6 +64,7 @@ def normed_additive(
   bias: Float[Array, 'F'],
 ) -> Scores:
   """eₛ = g v/‖v‖ · tanh(q + kₛ + b). Weight normalisation (Salimans & Kingma 2016) of the additive score."""
+  _check_widths(query, key)
   scores = _sum('sf,f->s', jnp.tanh((query + bias)[None, :] + key), _unit(v).astype(key.dtype))
   return jnp.asarray(gain, scores.dtype) * scores
 

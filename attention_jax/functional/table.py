@@ -193,7 +193,9 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], what: str) -> R
   if isinstance(spec, Row):
     return spec
   if callable(spec):
-    return Row(spec)
+    if 'state' in (row := Row(spec)).needs:
+      raise UserError(f'{what}: this function keeps a state; possible: Row(function, init_state=...), or a name')
+    return row
   name, given = parse_spec(spec)
   row = table[choose(name, table, what)]
   possible = options(row)

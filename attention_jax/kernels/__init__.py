@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -117,30 +117,32 @@ def attend(
   Raises: UserError (a ValueError) for unknown names and options, shapes that do not fit, missing params.
   """
   score, alignment = lookup(score, SCORES, 'score'), lookup(alignment, ALIGNMENTS, 'alignment')
-  params = {'score': {}, 'alignment': {}} | dict(params or {})
-  for name in params:
-    choose(name, ('score', 'alignment', 'query', 'key'), "entry of attend's params")
+  params = _checked(params)
   run = implementation_of(implementation, score, alignment).attend
   query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
   batch = _batch_shape(query, key, value)
   full = (*batch, query.shape[-2], key.shape[-2])
   mask = _shared_mask(mask, full)
   bias = None if bias is None else _broadcast('bias', bias, full, jnp.floating)
-  for kind, row in (('score', score), ('alignment', alignment)):
-    _check_params(kind, row, params[kind], rng, deterministic)
-
   if bias is not None:
     mask = (mask if mask.ndim == len(full) else mask[..., None, :]) & ~jnp.isneginf(bias)
   # Hidden before the projection, whose gradient would otherwise meet a NaN behind the mask.
   key = project(definition.hide(Memory(key, value, mask)).key, params, 'key')
+  widths = {'query': query.shape[-1], 'key': key.shape[-1]}
+  # A score that projects is not told how wide its query and its key were before.
+  for kind, row, known in (
+    ('score', score, {'features': key.shape[-1]} if score.project else widths), ('alignment', alignment, widths)
+  ):  # fmt: skip
+    _check_params(kind, row, params[kind], rng, deterministic)
+    _check_sizes(kind, row, params[kind], known)
   rngs = None if rng is None else jax.random.split(rng, math.prod(batch)).reshape((*batch, *rng.shape))
 
   def one(query, key, value, mask, bias, rng):
-    memory = Memory(key, value, mask)
-    return run(
-      score, alignment, params, query, memory,
-      bias=bias, rng=rng, deterministic=deterministic, return_weights=return_weights,
-    )  # fmt: skip
+    given = {'bias': bias, 'rng': rng, 'deterministic': deterministic, 'return_weights': return_weights}
+    operands = params, query, Memory(key, value, mask)
+    if run is not definition.attend:  # whose errors say in one line what does not fit
+      jax.eval_shape(lambda *operands: definition.attend(score, alignment, *operands, **given), *operands)
+    return run(score, alignment, *operands, **given)
 
   for axis in reversed(range(len(batch))):
     own = [None if x is None or x.shape[axis] == 1 else 0 for x in (mask, bias)]
@@ -165,6 +167,8 @@ def _batch_shape(query: Array, key: Array, value: Array) -> tuple[int, ...]:
     raise UserError(f'attend: key and value must have the same number of positions S; got {shapes}')
   if not key.shape[-2]:
     raise UserError(f'attend: the memory must have at least one position, masked or not; got {shapes}')
+  if not min(x.shape[-1] for x in (query, key, value)):
+    raise UserError(f'attend: query, key and value must have at least one feature; got {shapes}')
   return query.shape[:-2]
 
 
@@ -191,6 +195,30 @@ def _broadcast(name: str, array, full: tuple[int, ...], kind) -> Array:
       f'attend: {name} {array.shape} does not broadcast to [..., T, S] = {full}; a padding mask [B, S] is mask[:, None]'
     )
   return jnp.broadcast_to(array.reshape(shape), (*shape[:-2], *full[-2:]))
+
+
+def _checked(params) -> dict[str, Any]:
+  """The params with what they leave out. Raises: UserError for what they cannot hold."""
+  if not isinstance(params or {}, Mapping):
+    raise UserError(f"attend: params must be as init_params gives them, {{'score': {{...}}, ...}}, got {params!r}")
+  params = {'score': {}, 'alignment': {}} | dict(params or {})
+  for name, given in params.items():
+    choose(name, ('score', 'alignment', 'query', 'key'), "entry of attend's params")
+    if name in ('score', 'alignment') and not isinstance(given, Mapping):
+      raise UserError(f"attend: params['{name}'] must be a dictionary, got {given!r}; init_params(...) makes them")
+  return params
+
+
+def _check_sizes(kind: str, row: Row, given: Mapping, known: Mapping[str, int]) -> None:
+  """Raises: UserError for a learned parameter that is not of its sizes; one number would stand for all."""
+  known = dict(known)
+  for name, param in row.params.items():
+    shape, parts = jnp.shape(given[name]), [size.split('+') for size in param.shape]
+    wanted = [sum(known[part] for part in some) if known.keys() >= set(some) else None for some in parts]
+    if len(shape) != len(wanted) or any(n not in (None, own) for n, own in zip(wanted, shape, strict=True)):
+      said = ', '.join(size if n is None else f'{size} = {n}' for size, n in zip(param.shape, wanted, strict=True))
+      raise UserError(f"attend: params['{kind}']['{name}'] must be [{said}], got {list(shape)}")
+    known = {size: n for size, n in zip(param.shape, shape, strict=True)} | known
 
 
 def _check_params(kind: str, row: Row, given: Mapping, rng, deterministic: bool) -> None:

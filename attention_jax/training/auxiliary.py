@@ -173,8 +173,8 @@ def has_gradient(alignment: Row) -> bool:
 
 def options(row: Auxiliary) -> dict[str, float]:
   """What a spec may set, with the defaults."""
-  parameters = inspect.signature(row.fn).parameters.values()
-  return {'weight': row.weight, 'after': row.after} | {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+  own = [p for p in inspect.signature(row.fn).parameters.values() if p.kind is p.KEYWORD_ONLY]
+  return {'weight': row.weight, 'after': row.after} | {p.name: p.default for p in own}
 
 
 def _row(name: str, given: Mapping[str, float], table: Mapping[str, Auxiliary]) -> Auxiliary:

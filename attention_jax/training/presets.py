@@ -48,6 +48,10 @@ def _classifier(paper: str, classifier: str, encoder: str, pooling: str, more: M
   return Preset(paper, settings | {'model.attention.score': 'dot'} | more)
 
 
+def _see(score: str) -> dict[str, str]:
+  return _model(f'birnn(rnn="lstm", {_SIZE})', f'luong(rnn="lstm", {_SIZE})', score) | _copying('pointer_generator')
+
+
 _SIZE = 'features={features}'
 _BIRNN = f'birnn(rnn="gru", {_SIZE})'
 _BILSTM = f'birnn(rnn="lstm", {_SIZE}, layers={{layers}})'
@@ -61,7 +65,8 @@ _STREAM = f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}}, bridge=False)'
 # bahdanau2015 besides: tanh for maxout in the deep output, and the GRU's reset gate after the product. luong2015:
 # the encoder reads in both directions, without which its attention is late to learn from as few sentences as ours.
 # see2017: the decoder is fed the attentional vector, which is also what the vocabulary is scored with, where the paper
-# feeds the context and has two linear layers; coverage is there from the start. gu2016 reads no memory selectively.
+# feeds the context and has two linear layers. see2017_coverage: coverage is there from the start, where the paper adds
+# it to a model that has been trained. gu2016 reads no memory selectively.
 # gehring2017 has layers of one width, and fewer of them; see models/convolutional.py for what else differs.
 # lin2017 has fewer hops and no layer that prunes; parikh2016 learns its embeddings, which are three times as large at
 # first (smaller ones look everywhere alike, and stay there), and attends to no sentence itself. xu2015_soft and
@@ -131,11 +136,9 @@ TRANSLATION: Mapping[str, Preset] = {
     | _copying('pointer'),
   ),
   'gu2016': Preset('Gu, Lu, Li & Li 2016', _model(_BIRNN, _BAHDANAU, 'additive') | _copying('copynet')),
-  'see2017': Preset(
-    'See, Liu & Manning 2017, with coverage',
-    _model(f'birnn(rnn="lstm", {_SIZE})', f'luong(rnn="lstm", {_SIZE})', 'coverage')
-    | _copying('pointer_generator')
-    | {'training.auxiliary': 'coverage'},
+  'see2017': Preset('See, Liu & Manning 2017', _see('additive')),
+  'see2017_coverage': Preset(
+    'See, Liu & Manning 2017, coverage', _see('coverage') | {'training.auxiliary': 'coverage'}
   ),
   'transformer2017': Preset(
     'Vaswani et al. 2017, as large as the task has it', _transformer('{features}', '{depth}', '{heads}', '{hidden}')

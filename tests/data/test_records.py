@@ -13,8 +13,8 @@ ALL = {split: list(records.generate(split)) for split in records.SIZES}
 
 
 def parse(row):
-  """People as [first, last, occupation, town], and what is asked."""
-  told, asked = row['source'].split(' ? ')
+  """People as [occupation, first, last, town], and what is asked."""
+  asked, told = row['source'].split(' ? ')
   return [[word for word in one.split() if word != ','] for one in told.split(' ; ')], asked
 
 
@@ -23,8 +23,8 @@ def test_every_question_has_its_answer(split):
   kinds = set()
   for row in ALL[split]:
     people, asked = parse(row)
-    found = [one for one in people if asked == one[2]]
-    assert row['target'] == f'{asked} : {" and ".join("{} {} from {}".format(*one[:2], one[3]) for one in found)} .'
+    found = [one for one in people if asked == one[0]]
+    assert row['target'] == f'{asked} : {" and ".join("{} {} from {}".format(*one[1:]) for one in found)} .'
     kinds.add(len(found))
   assert kinds == {1, 2, 3, 4}
 
@@ -44,7 +44,7 @@ def test_lists_hold_nothing_but_words_of_the_source():
 
 
 def test_names_that_nobody_has_seen():
-  of = lambda rows: {word for row in rows for one in parse(row)[0] for word in (*one[:2], one[3])}
+  of = lambda rows: {word for row in rows for one in parse(row)[0] for word in one[1:]}
   names = {split: of(rows) for split, rows in ALL.items()}
   assert names['unseen'].isdisjoint(names['train'] | names['validation'] | names['test'])
   assert len(names['train']) > 3000 and len(names['unseen']) > 700

@@ -172,7 +172,11 @@ def _forward(scores, mask, state, u=None):
   stays, moves = (1.0, 1.0) if u is None else (1 - u, u)
   y, weights = over_real(_softmax)(scores, mask), np.zeros(len(scores))
   for s in range(len(scores)):
-    weights[s] = (stays * before[s] + (moves * before[s - 1] if s else 0.0)) * y[s]
+    if not mask[s] and any(mask[s:]):  # whoever stands where nothing may be read goes on to where something may
+      before[s + next(i for i, real in enumerate(mask[s:]) if real)] += before[s]
+  real = [s for s in range(len(scores)) if mask[s]]
+  for last, s in zip([None, *real], real, strict=False):
+    weights[s] = (stays * before[s] + (0.0 if last is None else moves * before[last])) * y[s]
   weights = weights / sum(weights) if sum(weights) else weights
   return weights, np.array([np.log(x) if x > 0 else NEVER for x in weights])
 

@@ -105,6 +105,17 @@ def test_an_example_equals_its_own_unbatched_unpadded_result(score, alignment):
     assert_same(actual, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize('alignment', ['forward', 'forward_agent'])
+def test_a_walk_steps_over_what_is_masked(alignment):
+  given = problem('dot', alignment)
+  holes = np.isin(np.arange(S), (0, 1, 4))
+  whole = attend('dot', alignment, given, jnp.asarray(~holes))
+  packed = given._replace(key=given.key[~holes], value=given.value[~holes])
+  expected = attend('dot', alignment, packed, jnp.ones(S - 3, bool))
+  assert_same(whole._replace(weights=whole.weights[:, ~holes]), expected, rtol=1e-5, atol=1e-6)
+  assert np.all(whole.weights[:, holes] == 0)
+
+
 @every_row
 def test_masks_shapes_and_weights_do_not_matter(score, alignment):
   given = problem(score, alignment, batch=(2,))

@@ -1,7 +1,7 @@
-"""Records of people and an occupation that is asked for -> who has it: data in which names have to be copied.
+"""An occupation that is asked for and records of people -> who has it: data in which names have to be copied.
 
-  Ana Lima , baker , Porto ; Bo Ek , pilot , Graz ; Ida Holm , baker , Oslo ? pilot   -> pilot : Bo Ek from Graz .
-  the same with ? baker                     -> baker : Ana Lima from Porto and Ida Holm from Oslo .
+  pilot ? baker Ana Lima , Porto ; pilot Bo Ek , Graz ; baker Ida Holm , Oslo   -> pilot : Bo Ek from Graz .
+  baker ? and the same                     -> baker : Ana Lima from Porto and Ida Holm from Oslo .
 
 Names and towns are real ones of many countries, from Faker's lists. How often they are drawn falls with their place in
 a list, so that a vocabulary of frequent words knows some of them; those of the split 'unseen' stand in no other. A
@@ -9,7 +9,8 @@ person may have a name that somebody else in the same records has too. As 'list'
 source: `Bo Ek` and `Ana Lima ; Ida Holm`.
 
 Gold links say which source word each name and town of an answer was copied from. What is asked for is one of a few
-words, which every vocabulary knows: unknown ones look all the same to a model.
+words, which every vocabulary knows: unknown ones look all the same to a model. The question and the occupations stand
+before the names, so that a network that reads onward alone knows who is meant when it comes to them.
 """
 
 import functools
@@ -36,7 +37,7 @@ UNSEEN = 7  # of 23 words stand in the split 'unseen' alone
 class Person(NamedTuple):
   """One record, and where its four words stand in the source."""
 
-  words: tuple[str, str, str, str]  # first name, last name, occupation, town
+  words: tuple[str, str, str, str]  # occupation, first name, last name, town
   places: tuple[int, int, int, int]
 
 
@@ -57,11 +58,11 @@ def generate(split: str, form: str = 'sentence', seed: int = 0) -> Iterator[dict
   names = [_words(kind, split == 'unseen') for kind in ('first_names', 'last_names', 'cities')]
   for _ in range(size):
     people = _people(draw, names)
-    asked = people[int(draw() * len(people))].words[2]
-    words, links = answer([person for person in people if person.words[2] == asked], asked)
-    records = ' ; '.join('{} {} , {} , {}'.format(*person.words) for person in people)
+    asked = people[int(draw() * len(people))].words[0]
+    words, links = answer([person for person in people if person.words[0] == asked], asked)
+    records = ' ; '.join('{} {} {} , {}'.format(*person.words) for person in people)
     pairs = ' '.join(f'{source}-{target}' for target, source in links)
-    yield {'source': f'{records} ? {asked}', 'target': ' '.join(words), 'links': pairs}
+    yield {'source': f'{asked} ? {records}', 'target': ' '.join(words), 'links': pairs}
 
 
 def _people(draw: Callable[[], float], names: list[tuple[str, ...]]) -> list[Person]:
@@ -73,12 +74,12 @@ def _people(draw: Callable[[], float], names: list[tuple[str, ...]]) -> list[Per
     towns.add(town)
     if people and draw() < NAMESAKES:
       other = people[int(draw() * len(people))]
-      first, last = (other.words[0], last) if draw() < 0.5 else (first, other.words[1])
+      first, last = (other.words[1], last) if draw() < 0.5 else (first, other.words[2])
     occupation = OCCUPATIONS[int(draw() * len(OCCUPATIONS))]
     if people and draw() < 0.3:
-      occupation = people[-1].words[2]
-    start = 7 * i  # first last , occupation , town ;
-    people.append(Person((first, last, occupation, town), (start, start + 1, start + 3, start + 5)))
+      occupation = people[-1].words[0]
+    start = 2 + 6 * i  # asked ? occupation first last , town ;
+    people.append(Person((occupation, first, last, town), (start, start + 1, start + 2, start + 4)))
   return people
 
 
@@ -90,12 +91,12 @@ Links = list[tuple[int, int]]  # (target word, source word)
 
 
 def _sentence(people: list[Person], asked: str) -> tuple[list[str], Links]:
-  words, links = _each(people, 'and', 2, lambda person: ((0, 1), 'from', (3,)))
+  words, links = _each(people, 'and', 2, lambda person: ((1, 2), 'from', (3,)))
   return [asked, ':', *words, '.'], links
 
 
 def _list(people: list[Person], asked: str) -> tuple[list[str], Links]:
-  return _each(people, ';', 0, lambda person: ((0, 1),))
+  return _each(people, ';', 0, lambda person: ((1, 2),))
 
 
 FORMS = {'sentence': _sentence, 'list': _list}
