@@ -29,7 +29,7 @@ def main() -> None:
   folder = required('workdir')
   output = new_file(FLAGS.output, 'output') if FLAGS.output else None
   run = experiment.open_run(folder, FLAGS.checkpoint)
-  path = Path(output or f'{folder}/{run.system.drawing}')
+  path = Path(output or run.folder / run.system.drawing)
   if path.suffix.lower() != (kind := Path(run.system.drawing).suffix):
     raise UserError(f'--output={path}: this run is drawn as {kind}; possible: a path that ends with it')
   beside = [path.with_suffix(suffix) for suffix in getattr(run.system, 'drawn_beside', ())]

@@ -109,6 +109,7 @@ def required(name: str) -> str:
 
 def new_file(path: str, flag: str) -> str:
   """`path`, where a file can be written that does not exist yet."""
+  path = os.path.expanduser(path)
   folder = os.path.dirname(path) or '.'
   if os.path.exists(path):
     raise UserError(f'{path} exists and is not overwritten; possible: another --{flag}')

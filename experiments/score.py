@@ -30,13 +30,13 @@ def main() -> None:
   workdir, paths = required('workdir'), (required('source'), required('target'))
   corpus = read_parallel(*paths)
   run = experiment.open_runs(workdir, FLAGS.checkpoint)
-  for line in corpus.report:
-    print(line, file=sys.stderr)
   of = run.predictor
   vocabs = of.source_vocab, of.target_vocab
   scored = score_pairs(
     run.model, run.params, corpus, *vocabs, run.config['data']['buckets'], layers=FLAGS.layers
   )
+  for line in corpus.report:
+    print(line, file=sys.stderr)
   for row, pair in enumerate(scored):
     links = links_from_weights(pair.weights, pair.weights.shape[1] - 1, len(pair.tokens))
     found = {

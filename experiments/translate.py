@@ -135,7 +135,7 @@ def _check_search() -> None:
     raise UserError(f'--samples={FLAGS.samples} draws, --groups={FLAGS.groups} searches; possible: one of them')
   if FLAGS.groups == 1 and FLAGS.diversity != FLAGS['diversity'].default:
     raise UserError(f'--diversity={FLAGS.diversity} is an option of --groups, of which there is one')
-  if FLAGS.mbr:
+  if FLAGS.mbr is not None:
     higher_is_better(FLAGS.mbr)  # refuses what is no metric
 
 

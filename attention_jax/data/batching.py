@@ -67,8 +67,11 @@ class Order:
 
     Raises: UserError when no row fits a bucket, or the rows of a batch cannot be divided among the shards.
     """
-    if size < 1 or seed < 0 or not 0 <= shard < shards:
-      raise UserError(f'batch size {size} must be at least 1, seed {seed} at least 0, shard {shard} below {shards}')
+    for what, value, least in (('batch_size', size, 1), ('seed', seed, 0)):
+      if value < least:
+        raise UserError(f'{what} is {value}; possible: {least} or more')
+    if not 0 <= shard < shards:
+      raise UserError(f'shard {shard} of {shards}; possible: from 0 to below {shards}')
     rows_of = UNITS[choose(unit, UNITS, 'batch unit')]
     held = [(bucket, np.flatnonzero(chosen == i)) for i, bucket in enumerate(buckets)]
     self._held = [(bucket, rows) for bucket, rows in held if len(rows)]

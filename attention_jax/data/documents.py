@@ -133,9 +133,11 @@ def _read_jsonl(path: str, fields: tuple[str, ...], label: str, language: str, h
 
 
 def _row(line: str, where: str) -> dict[str, Any]:
+  if not line.strip():
+    raise UserError(f'{where}: a blank line; a JSON object is expected in each')
   try:
     row = json.loads(line)
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise UserError(f'{where}: no JSON ({error})') from None
   if not isinstance(row, dict):
     raise UserError(f'{where}: a JSON object is expected in each line, got {line[:40]!r}')

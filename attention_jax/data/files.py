@@ -67,7 +67,7 @@ def cache_folder(name: str) -> str:
 
 def _read_bytes(path: str) -> bytes:
   try:
-    with open(path, 'rb') as file:
+    with open(os.path.expanduser(path), 'rb') as file:
       data = file.read()
     return gzip.decompress(data) if path.endswith('.gz') else data
   except FileNotFoundError:

@@ -140,7 +140,7 @@ def load_pictures(config: Mapping[str, Any]) -> Mapping[str, Pictures]:
 
 
 def _read_table(path: str) -> list[tuple[int, dict[str, str]]]:
-  rows = csv.DictReader(io.StringIO('\n'.join(read_lines(path)) + '\n'), strict=True)
+  rows = csv.DictReader(io.StringIO('\n'.join(read_lines(path)) + '\n'), strict=True, skipinitialspace=True)
   if missing := [name for name in ('image', 'caption') if name not in (rows.fieldnames or ())]:
     raise UserError(f"{path}:1: no column '{missing[0]}'; it has: {', '.join(rows.fieldnames or ())}")
   found = []

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -82,7 +83,7 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
   Returns: split -> metric -> what was measured, of the best parameters by validation. Also written to results.json.
   Raises: UserError for anything wrong with the config, the data or the folder, before anything is overwritten.
   """
-  config = complete(config, 'the config')
+  config, folder = complete(config, 'the config'), Path(folder).expanduser()
   training = _checked(config)
   resumed = check_folder(folder, config, _completed)
   say = say if jax.process_index() == 0 else lambda line: None
@@ -129,18 +130,27 @@ def open_runs(folders: str, checkpoints: str = 'best', evaluation: Mapping[str, 
   So are checkpoints with commas between them: of each folder, each of them.
   Raises: UserError besides where runs cannot be one.
   """
-  every = itertools.product(folders.split(','), checkpoints.split(','))
+  every = itertools.product(_each(folders, 'workdir'), _each(checkpoints, 'checkpoint'))
   first, *others = runs = [open_run(folder, checkpoint, evaluation) for folder, checkpoint in every]
   if not others:
     return first
-  if not all(hasattr(run.system, 'together') for run in runs):
-    raise UserError(f'{folders}: runs of system {first.config["system"]!r} cannot be an ensemble')
+  for run in runs:
+    if not hasattr(run.system, 'together'):
+      raise UserError(f'{run.folder}: runs of system {run.config["system"]!r} cannot be an ensemble')
   try:
     system = first.system.together([run.system for run in others])
   except UserError as error:
     raise UserError(f'{folders}: {error}') from error
   steps = tuple(itertools.chain.from_iterable(run.steps for run in runs))
   return dataclasses.replace(first, system=system, params=tuple(run.params for run in runs), steps=steps)
+
+
+def _each(given: str, what: str) -> list[str]:
+  """What stands between commas."""
+  parts = [part.strip() for part in given.split(',')]
+  if not all(parts):
+    raise UserError(f'{what} {given!r}: nothing before or behind a comma; possible: one, or several with commas')
+  return parts
 
 
 def open_run(folder: str | Path, checkpoint: str = 'best', evaluation: Mapping[str, Any] = NOTHING) -> Run:
@@ -153,7 +163,7 @@ def open_run(folder: str | Path, checkpoint: str = 'best', evaluation: Mapping[s
 
   Raises: UserError when the folder holds no run, its checkpoint cannot be read, or its system has no such field.
   """
-  folder = Path(folder)
+  folder = Path(folder).expanduser()
   config = complete(read_config(folder), f'{folder}/config.json')
   for field in evaluation:
     choose(field, config['evaluation'], f'field of config.evaluation of {folder}:')
@@ -236,6 +246,8 @@ def _validation(system: System) -> Callable[[TrainState], dict[str, float]] | No
 
   def validate(state: TrainState) -> dict[str, float]:
     found, _ = system.measure(evaluation_params(state), 'validation', beams=1)
+    if not math.isfinite(loss := found['loss'].value):
+      raise UserError(f'validation loss is {loss} after step {state.step}; possible: a lower learning rate, clipping')
     return {name: result.value for name, result in found.items()}
 
   return validate

@@ -236,9 +236,9 @@ class Translation:
     """The same of every layer and head by itself, targets forced: those of a split, or the best hypotheses."""
     if given:
       found = self.predictor(params)(given, beams=self.config['evaluation']['beams'])
-      corpus, titles = Corpus(list(given), [text for text in self.lines(found) if text]), given
-      if len(corpus.target) < len(given):
-        raise UserError('no output for a line that is given')
+      corpus, titles = Corpus(list(given), self.lines(found)), given
+      if silent := [line for line, text in zip(given, corpus.target, strict=True) if not text]:
+        raise UserError(f'the best hypothesis for {silent[0]!r} is empty; possible: a line that has an output')
     else:
       chosen, corpus = pictures.pairs_of(self.data, split, rows)
       titles = [f'{split} {row}' for row in chosen]

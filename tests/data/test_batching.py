@@ -131,9 +131,9 @@ def test_tokens_unit_rounds_rows_down_to_eights(size, rows):
   [
     ({'unit': 'token'}, "unknown batch unit 'token' (did you mean 'tokens'?); possible: sentences, tokens"),
     ({'shards': 3}, 'the 4 rows of a batch of bucket (3, 5) cannot be divided among 3 processes'),
-    ({'size': 0}, 'batch size 0 must be at least 1, seed 0 at least 0, shard 0 below 1'),
-    ({'seed': -1}, 'batch size 4 must be at least 1, seed -1 at least 0, shard 0 below 1'),
-    ({'shard': 2, 'shards': 2}, 'batch size 4 must be at least 1, seed 0 at least 0, shard 2 below 2'),
+    ({'size': 0}, 'batch_size is 0; possible: 1 or more'),
+    ({'seed': -1}, 'seed is -1; possible: 0 or more'),
+    ({'shard': 2, 'shards': 2}, 'shard 2 of 2; possible: from 0 to below 2'),
     ({'buckets': ((1, 1),)}, 'none of the 1 rows fits a bucket of ((1, 1),)'),
     ({'buckets': ()}, 'buckets are different (source, target) lengths such as ((20, 20), (40, 40)), got ()'),
     ({'buckets': (9,)}, 'buckets are different (source, target) lengths such as ((20, 20), (40, 40)), got (9,)'),

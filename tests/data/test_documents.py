@@ -104,6 +104,8 @@ def test_options_of_a_wrong_type(options, said):
   ('rows', 'said'),
   [
     ([*ROWS, '{'], 'train.jsonl:3: no JSON'),
+    ([*ROWS, ' ', *ROWS], 'train.jsonl:3: a blank line; a JSON object is expected in each'),
+    ([*ROWS, '[' * 100_000], 'train.jsonl:3: no JSON'),
     ([*ROWS, '[1]'], 'train.jsonl:3: a JSON object is expected'),
     ([*ROWS, {'label': 1}], "train.jsonl:3: no field 'text'; it has: label"),
     ([*ROWS, {'text': ' <p> ', 'label': 1}], 'train.jsonl:3: the text is empty'),

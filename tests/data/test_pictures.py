@@ -73,7 +73,7 @@ def folder(tmp_path):
   for i in range(10):
     Image.new('RGB', (20, 30), (25 * i, 0, 0)).save(tmp_path / 'images' / f'{i}.png')
   rows = [f'{i}.png,"A thing, number {i} ."\n{i}.png,Red {i} .\n' for i in range(10)]
-  (tmp_path / 'captions.csv').write_text('image,caption\n' + ''.join(rows), 'utf-8')
+  (tmp_path / 'captions.csv').write_text('image, caption\n' + ''.join(rows), 'utf-8')
   return tmp_path
 
 

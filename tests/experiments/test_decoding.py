@@ -22,7 +22,7 @@ def test_diverse_beams(trained):
 
 
 def test_an_ensemble_of_one_run_twice_is_that_run(trained):
-  twice = f'--workdir={trained[0]},{trained[0]}'
+  twice = f'--workdir={trained[0]}, {trained[0]}'
   assert run('translate', twice, stdin=GIVEN).out == run('translate', f'--workdir={trained[0]}', stdin=GIVEN).out
   assert run('evaluate', twice, '--split=train').code == 0
   assert run('translate', twice, '--checkpoint=average', stdin=GIVEN).code == 0
@@ -37,6 +37,16 @@ def test_checkpoints_of_one_run_are_an_ensemble(trained):
   assert_refused(run('translate', workdir, '--checkpoint=77'), ["unknown checkpoint of", "'77'", 'possible: 2, 4'])
   assert_refused(run('translate', workdir, '--checkpoint=bst'), ["'bst' (did you mean 'best'?)", 'average'])
   assert_refused(run('translate', workdir, '--checkpoint=best,latest', '--stream'), ['several cannot stream'])
+  refused = run('translate', workdir, '--checkpoint=best,')
+  assert_refused(refused, ["checkpoint 'best,': nothing before or behind a comma"])
+  assert_refused(run('translate', workdir, '--mbr=', stdin=GIVEN), ["cannot read ''"])
+
+
+def test_home_is_understood_where_the_shell_leaves_it(trained, tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(trained[0].parent))
+  (tmp_path / 'lines').write_bytes(GIVEN)
+  home = f'--workdir=~/{trained[0].name}'
+  assert run('translate', home, f'--input={tmp_path}/lines').out == run('translate', home, stdin=GIVEN).out != ''
 
 
 def test_outputs_begin_as_told(trained, tmp_path):
