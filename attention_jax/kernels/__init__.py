@@ -140,9 +140,13 @@ def attend(
   def one(query, key, value, mask, bias, rng):
     given = {'bias': bias, 'rng': rng, 'deterministic': deterministic, 'return_weights': return_weights}
     operands = params, query, Memory(key, value, mask)
-    if run is not definition.attend:  # whose errors say in one line what does not fit
+    try:
+      return run(score, alignment, *operands, **given)
+    except UserError:
+      raise
+    except (TypeError, ValueError):  # the definition says in one line what does not fit
       jax.eval_shape(lambda *operands: definition.attend(score, alignment, *operands, **given), *operands)
-    return run(score, alignment, *operands, **given)
+      raise
 
   for axis in reversed(range(len(batch))):
     own = [None if x is None or x.shape[axis] == 1 else 0 for x in (mask, bias)]
