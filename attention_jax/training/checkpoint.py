@@ -164,8 +164,10 @@ def _silent_failures():
   try:
     yield
     sys.unraisablehook = before
-  finally:
+  except Exception:
     gc.collect()
+    raise
+  finally:
     log.disabled = False
 
 
