@@ -22,11 +22,12 @@ def main() -> None:
   from attention_jax.training import experiment
 
   output = Path(new_file(FLAGS.output, 'output')) if FLAGS.output else None
-  run = experiment.open_runs(required('workdir'), FLAGS.checkpoint, searched())
+  run = experiment.open_runs(required('workdir'), FLAGS.checkpoint, searched(), FLAGS.dtype)
   found, predictions = experiment.evaluate_split(run, FLAGS.split)
   steps = f'step{"s" * (len(run.steps) > 1)} {", ".join(map(str, run.steps))}'
   print_results({f'{FLAGS.split} ({steps})': found})
-  print('evaluation: ' + ', '.join(f'{name}={value}' for name, value in run.config['evaluation'].items()))
+  said = run.config['evaluation'] | {'dtype': run.config['model']['dtype']}
+  print('evaluation: ' + ', '.join(f'{name}={value}' for name, value in said.items()))
   if output:
     experiment.write_lines(output, run.system.lines(predictions))
     print(f'written to {output}')

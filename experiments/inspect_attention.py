@@ -28,7 +28,7 @@ def main() -> None:
 
   folder = required('workdir')
   output = new_file(FLAGS.output, 'output') if FLAGS.output else None
-  run = experiment.open_run(folder, FLAGS.checkpoint)
+  run = experiment.open_run(folder, FLAGS.checkpoint, dtype=FLAGS.dtype)
   path = Path(output or run.folder / run.system.drawing)
   if path.suffix.lower() != (kind := Path(run.system.drawing).suffix):
     raise UserError(f'--output={path}: this run is drawn as {kind}; possible: a path that ends with it')

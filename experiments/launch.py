@@ -37,6 +37,7 @@ def define_run(several: bool = False) -> None:
   flags.DEFINE_string('workdir', None, f'the folder of a trained run{more}')
   which = 'best, latest, average (the mean of the last ones, training.keep) or a step that is kept'
   flags.DEFINE_string('checkpoint', 'best', which + more)
+  flags.DEFINE_string('dtype', '', 'to compute in, float32 or bfloat16; by default as in the config')
 
 
 def define_search() -> None:

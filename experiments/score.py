@@ -29,7 +29,7 @@ def main() -> None:
 
   workdir, paths = required('workdir'), (required('source'), required('target'))
   corpus = read_parallel(*paths)
-  run = experiment.open_runs(workdir, FLAGS.checkpoint)
+  run = experiment.open_runs(workdir, FLAGS.checkpoint, dtype=FLAGS.dtype)
   of = run.predictor
   vocabs = of.source_vocab, of.target_vocab
   scored = score_pairs(

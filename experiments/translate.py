@@ -60,7 +60,7 @@ def main() -> None:
   _check_search()
   if FLAGS.stream:
     _check_streamed(workdir, FLAGS.checkpoint)
-  run = experiment.open_runs(workdir, FLAGS.checkpoint, searched())
+  run = experiment.open_runs(workdir, FLAGS.checkpoint, searched(), FLAGS.dtype)
   _ = run.predictor  # says so where the run does not translate
   if FLAGS.stream:
     _stream(run)

@@ -12,9 +12,32 @@ import jax.numpy as jnp
 
 
 def product(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
-  """x [..., D] @ kernel [D, F] -> [..., F], of `dtype` where it is given: no more is rounded than that."""
-  found = jnp.matmul(x.reshape(-1, x.shape[-1]), kernel, preferred_element_type=dtype)
+  """x [..., D] @ kernel [D, F] -> [..., F], of `dtype` where it is given: no more is rounded than that.
+
+  Whatever the inputs are, it is summed in float32 at least. Where x and kernel are both of a lower precision, so are
+  the factors of its gradients, and it cannot be differentiated forward (jax.jvp).
+  """
+  dtype, flat = jnp.dtype(dtype or jnp.result_type(x, kernel)), x.reshape(-1, x.shape[-1])
+  low = x.dtype == kernel.dtype and jnp.finfo(x.dtype).bits < 32
+  found = _low(flat, kernel, dtype) if low else jnp.matmul(flat, kernel, preferred_element_type=dtype)
   return found.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+def _summed(left: jax.Array, right: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  """CPUs that multiply numbers of 16 bits do so only where the sums are asked for in 32."""
+  return jnp.matmul(left, right, preferred_element_type=jnp.float32).astype(dtype)
+
+
+_low = jax.custom_vjp(_summed, nondiff_argnums=(2,))
+_low.defvjp(
+  lambda x, kernel, dtype: (_summed(x, kernel, dtype), (x, kernel)),
+  lambda dtype, kept, slope: _gradients(*kept, slope),
+)
+
+
+def _gradients(x: jax.Array, kernel: jax.Array, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
+  slope = slope.astype(x.dtype)
+  return _summed(slope, kernel.T, x.dtype), _summed(x.T, slope, kernel.dtype)
 
 
 def _of_last_axis(x, kernel, dimensions, precision=None, preferred_element_type=None):

@@ -124,14 +124,16 @@ def _fit(
   return Results(int(result.state.step), [result.reason], result.compilations)
 
 
-def open_runs(folders: str, checkpoints: str = 'best', evaluation: Mapping[str, Any] = NOTHING) -> Run:
+def open_runs(
+  folders: str, checkpoints: str = 'best', evaluation: Mapping[str, Any] = NOTHING, dtype: str = ''
+) -> Run:
   """As open_run; folders with commas between them are an ensemble, with the config of the first.
 
   So are checkpoints with commas between them: of each folder, each of them.
   Raises: UserError besides where runs cannot be one.
   """
   every = itertools.product(_each(folders, 'workdir'), _each(checkpoints, 'checkpoint'))
-  first, *others = runs = [open_run(folder, checkpoint, evaluation) for folder, checkpoint in every]
+  first, *others = runs = [open_run(folder, checkpoint, evaluation, dtype) for folder, checkpoint in every]
   if not others:
     return first
   for run in runs:
@@ -153,13 +155,16 @@ def _each(given: str, what: str) -> list[str]:
   return parts
 
 
-def open_run(folder: str | Path, checkpoint: str = 'best', evaluation: Mapping[str, Any] = NOTHING) -> Run:
+def open_run(
+  folder: str | Path, checkpoint: str = 'best', evaluation: Mapping[str, Any] = NOTHING, dtype: str = ''
+) -> Run:
   """A run that was trained, ready to predict, without its data.
 
   Args:
     checkpoint: 'best', 'latest', 'average' (the mean of the parameters of the last training.keep), or a step that is
       kept.
     evaluation: fields of config.evaluation that are to be others than the run was trained with.
+    dtype: to compute in, in place of config.model.dtype.
 
   Raises: UserError when the folder holds no run, its checkpoint cannot be read, or its system has no such field.
   """
@@ -168,6 +173,7 @@ def open_run(folder: str | Path, checkpoint: str = 'best', evaluation: Mapping[s
   for field in evaluation:
     choose(field, config['evaluation'], f'field of config.evaluation of {folder}:')
   config['evaluation'] |= evaluation
+  config['model'] |= {'dtype': dtype} if dtype else {}
   if config['seeds'] > 1:
     possible = ', '.join(str(_own(folder, seed)) for seed in _seeds(config))
     raise UserError(f'{folder} holds {config["seeds"]} runs, one for each seed; possible: {possible}')

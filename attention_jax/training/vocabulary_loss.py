@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.functional.masking import vary_like
+from attention_jax.modules.linear import product
 from attention_jax.modules.outputs import Linear
 
 LOGITS = 2**21  # at a time: they stay in the cache of a core, and no device is too small for them
@@ -70,7 +71,7 @@ def _over_steps(linear: Linear, target, mask, smoothing, differentiate: bool):
     slope = jnp.where(real, powers / mass - wanted, 0.0).astype(x.dtype)
     to_kernel = to_kernel + jnp.einsum('rd,rv->dv', x, slope, preferred_element_type=jnp.float32)
     to_bias = to_bias + slope.sum(0, dtype=jnp.float32)
-    return (sums, to_kernel, to_bias), (slope @ kernel.astype(x.dtype).T).reshape(part[0].shape)
+    return (sums, to_kernel, to_bias), product(slope, kernel.astype(x.dtype).T).reshape(part[0].shape)
 
   nothing = jnp.zeros((), jnp.float32)
   like = lambda x: jnp.zeros(x.shape, jnp.float32) if differentiate else ()

@@ -81,13 +81,16 @@ def difference(params, logits, batch, sizes) -> float | None:
   return float(np.abs(found.numpy() - np.asarray(logits)).max())
 
 
-def translate(params, sizes, beams: int, longest: int):
-  """padded sources [B, S] -> the target ids of each, without EOS, by Bahdanau with these parameters of ours."""
+def translate(params, sizes, beams: int, longest: int, dtype: str):
+  """padded sources [B, S] -> the target ids of each, without EOS, by Bahdanau with these parameters of ours.
+
+  Args: dtype, of its products: in bfloat16 they are left to torch.autocast.
+  """
   model = model_of('Bahdanau', sizes).eval()
   model.take(params)
 
   def run(source):
-    with torch.inference_mode():
+    with torch.inference_mode(), torch.autocast('cpu', torch.bfloat16, enabled=dtype == 'bfloat16'):
       return model.translate(torch.tensor(source, dtype=torch.long), beams, longest)
 
   return run

@@ -18,8 +18,9 @@ from experiments.benchmarks import peers
 from experiments.benchmarks.measure import Bench, Side, Timing, compare
 
 ROWS = 128
-SAME = {'score': 'additive', 'alignment': 'softmax', 'heads': 1, 'dtype': 'float32'}  # what PyTorch has beside it
+SAME = {'score': 'additive', 'alignment': 'softmax', 'heads': 1}  # what PyTorch has beside it
 METRIC = 'bleu(tokenize="none")'
+ALWAYS = ('float32',)  # beside us, whatever we compute in ourselves
 
 
 def translation(bench: Bench) -> list[Timing]:
@@ -28,7 +29,7 @@ def translation(bench: Bench) -> list[Timing]:
   Raises: UserError where the run is another model than the one that PyTorch has beside it.
   """
   folder, say, repeats = bench.run, bench.say, bench.repeats
-  run = open_run(folder)
+  run = open_run(folder, dtype=bench.dtype)
   lines, references = (read_lines(f'{bench.data}/test2016.{side}') for side in ('en', 'de'))
   timings = []
   for beams in (1, 5):
@@ -39,8 +40,10 @@ def translation(bench: Bench) -> list[Timing]:
       said['attention_jax'] = [p.hypotheses[0].text for p in run.predictor(lines, beams=beams)]
 
     sides = {'attention_jax': Side(ours)}
-    if theirs := _torch(run, lines, beams, said):
-      sides['torch'] = theirs
+    if peers.torch is not None:
+      sides |= {
+        f'torch, {dtype}': _torch(run, lines, beams, said, dtype) for dtype in dict.fromkeys((bench.dtype, *ALWAYS))
+      }
     found = compare(
       'translation', f'test2016, {beams} beam(s)', sides, repeats=repeats, amount=len(lines), unit='sentences'
     )
@@ -59,13 +62,11 @@ def _start(folder: str, line: str, say, repeats: int) -> list[Timing]:
   return compare('translation', 'start and one sentence', {'attention_jax': Side(run)}, repeats=min(repeats, 3))
 
 
-def _torch(run, lines: list[str], beams: int, said: dict[str, list[str]]) -> Side | None:
-  """The same in PyTorch, from ids on; None without it."""
-  if peers.torch is None:
-    return None
+def _torch(run, lines: list[str], beams: int, said: dict[str, list[str]], dtype: str) -> Side:
+  """The same in PyTorch, from ids on."""
   params, model = jax.device_get(run.params), run.config['model']
   try:
-    other = {k: v for k, v in {**model['attention'], 'dtype': model['dtype']}.items() if SAME.get(k, v) != v}
+    other = {k: v for k, v in model['attention'].items() if SAME.get(k, v) != v}
     if other or len(params['decoder']['cell']['stack']) != 2:  # a bridge and a layer
       raise KeyError
     sizes = {
@@ -75,7 +76,7 @@ def _torch(run, lines: list[str], beams: int, said: dict[str, list[str]]) -> Sid
       'features': params['decoder']['cell']['stack']['cells_0']['kernel'].shape[0],
       'dropout': 0.0,
     }
-    translate = peers.translate(params, sizes, beams, run.predictor.max_length)
+    translate = peers.translate(params, sizes, beams, run.predictor.max_length, dtype)
   except (KeyError, RuntimeError) as error:
     raise UserError(f'{run.folder}: PyTorch has bahdanau2015 with one layer beside it, and no other model') from error
   encoded = encode(Corpus(lines, [''] * len(lines)), run.predictor.source_vocab, run.predictor.target_vocab)
@@ -92,6 +93,6 @@ def _torch(run, lines: list[str], beams: int, said: dict[str, list[str]]) -> Sid
         row[: len(ids[i])] = ids[i]
       for i, tokens in zip(rows, translate(padded), strict=True):
         texts[i] = run.predictor.target_vocab.decode(tokens)
-    said['torch'] = texts
+    said[f'torch, {dtype}'] = texts
 
   return Side(theirs)

@@ -49,6 +49,15 @@ def test_home_is_understood_where_the_shell_leaves_it(trained, tmp_path, monkeyp
   assert run('translate', home, f'--input={tmp_path}/lines').out == run('translate', home, stdin=GIVEN).out != ''
 
 
+def test_a_run_computes_in_another_dtype(trained):
+  scores = {}
+  for dtype in ('float32', 'bfloat16'):
+    found = columns(run('translate', f'--workdir={trained[0]}', f'--dtype={dtype}', '--nbest=1', stdin=GIVEN))
+    scores[dtype] = [float(score) for _, score, *_ in found]
+  assert scores['bfloat16'] != scores['float32'] == pytest.approx(scores['bfloat16'], rel=0.05)
+  assert_refused(run('translate', f'--workdir={trained[0]}', '--dtype=float8'), ["unknown dtype 'float8'", 'bfloat16'])
+
+
 def test_outputs_begin_as_told(trained, tmp_path):
   plain = run('translate', f'--workdir={trained[0]}', stdin=GIVEN).out.splitlines()
   begun = tmp_path / 'begun'

@@ -1,6 +1,5 @@
 """Every implementation beside 'xla' computes what 'xla' does, in value and gradient, or says why it cannot."""
 
-import functools
 import itertools
 
 import jax
@@ -32,6 +31,7 @@ EVERY_SCORE, EVERY_ALIGNMENT = (list(dict.fromkeys(names)) for names in zip(*PAI
 TANH_SUMS = [score for score in EVERY_SCORE if lookup(score, aj.SCORES, 'score').tanh_sum]
 OFTEN = {*zip(itertools.cycle(TANH_SUMS), KINDS, strict=False)}
 OFTEN |= {(score, EVERY_ALIGNMENT[0]) for score in EVERY_SCORE if score not in TANH_SUMS}
+SHARING = ('additive', 'scaled_dot')  # scores whose masks are looked at in each of the ways that they may be given
 SWEPT = [pair if pair in OFTEN else pytest.param(*pair, marks=pytest.mark.product) for pair in PAIRS]
 REFUSED = [(n, *pair) for n in aj.IMPLEMENTATIONS for pair in PAIRS if n != 'xla' and n not in accepting(*pair)]
 
@@ -49,7 +49,7 @@ def test_it_equals_xla(score, alignment):
   own = jnp.asarray(rng.random((2, 2, T, S)) < 0.5).at[0, 0, 1].set(False)  # one query may look nowhere
   bias = jnp.asarray(rng.normal(size=(2, 2, T, S)), jnp.float32).at[1, 0, 1, 2].set(-jnp.inf)
 
-  several_kinds = alignment == EVERY_ALIGNMENT[0] or 'window' in accepting(score, alignment)
+  several_kinds = score in SHARING or 'window' in accepting(score, alignment)
   # 'auto' is one of the others.
   names = [name for name in accepting(score, alignment) if name != 'auto' or several_kinds]
 
@@ -140,16 +140,16 @@ def test_a_mask_and_a_bias_that_all_sequences_share(name, score, alignment):
   mask = jnp.asarray(rng.random((2, 3, T, S)) < 0.6).at[0, 0, 1].set(False)
   bias = jnp.asarray(rng.normal(size=(2, 3, T, S)), jnp.float32).at[0, 0, 1, 2].set(-jnp.inf)
 
-  @functools.partial(jax.jit, static_argnums=2)
-  def run(mask, bias, whole):
-    def way(given, bias):
-      parts = (jnp.broadcast_to(x, (2, 3, T, S)) if whole else x for x in (mask, bias))
-      return loss(score, alignment, given, next(parts), bias=next(parts), implementation=name)
-
+  @jax.jit
+  def run(mask, bias):
+    way = lambda given, bias: loss(score, alignment, given, mask, bias=bias, implementation=name)
     return jax.value_and_grad(way, argnums=(0, 1), has_aux=True)(given, bias)
 
   for some in (np.s_[:1, :1], np.s_[0], np.s_[:, :1], np.s_[0, 0]):
-    assert_same(run(mask[some], bias[some], False), run(mask[some], bias[some], True), **CLOSE)
+    found, (to_given, to_bias) = run(mask[some], bias[some])
+    whole, back = jax.vjp(lambda bias: jnp.broadcast_to(bias, (2, 3, T, S)), bias[some])
+    wanted, (to_given_whole, to_whole) = run(jnp.broadcast_to(mask[some], (2, 3, T, S)), whole)
+    assert_same((found, to_given, to_bias), (wanted, to_given_whole, *back(to_whole)), **CLOSE)
 
 
 @pytest.mark.parametrize(('name', 'score', 'alignment'), WAYS)

@@ -16,6 +16,7 @@ from attention_jax.modules.pooling import POOLINGS
 from attention_jax.training.classification import redundancy
 from tests.modules.literal import gated
 from tests.modules.quick import assert_close, draw, variables
+from tests.sweeps import sampled
 
 LENGTHS = np.array([[5, 3, 0], [4, 0, 0], [2, 2, 5]])  # words of each sentence of each document
 MASK = jnp.asarray(np.arange(5) < LENGTHS[..., None])
@@ -30,8 +31,10 @@ def classifier(**fields):
   return build_classifier(model | {'attention': own}, 20, 3)
 
 
-CASES = [
-  *({'classifier': c, 'pooling': p} for c, p in itertools.product(('flat', 'hierarchical'), POOLINGS)),
+CASES = sampled(
+  [({'classifier': c, 'pooling': p},) for c, p in itertools.product(('flat', 'hierarchical'), POOLINGS)], 2
+)
+CASES += [
   {'classifier': 'hierarchical', 'encoder': 'embedded', 'hidden': 5},
   {'classifier': 'flat', 'encoder': 'transformer(features=8, layers=1, heads=2)', 'pooling': 'attention(hops=3)'},
 ]

@@ -16,6 +16,7 @@ from attention_jax.models.encoded import Encoded
 from attention_jax.models.seq2seq import shift_right
 from tests.models.tiny import TARGET_WORDS, B, S, T, build_tiny, inputs
 from tests.modules.quick import RNGS, assert_close, assert_same, draw, variables
+from tests.sweeps import sampled
 
 PLAIN = [('plain', 'rnn="simple"'), ('plain', 'rnn="lstm", layers=2, feed_context=True')]
 ATTENDING = [
@@ -33,7 +34,7 @@ LATENT = [
 # A sample that has every score and every alignment, every cell, and one head as well as two.
 _CYCLES = map(itertools.cycle, (ATTENDING, aj.SCORES, aj.ALIGNMENTS, (1, 2, 2)))
 SAMPLE = list(itertools.islice(zip(*_CYCLES, strict=False), max(len(aj.SCORES), len(aj.ALIGNMENTS))))
-SAMPLE = [(*case[:3], 1 if aj.ALIGNMENTS[case[2]].latent else case[3]) for case in SAMPLE]
+SAMPLE = sampled([(*case[:3], 1 if aj.ALIGNMENTS[case[2]].latent else case[3]) for case in SAMPLE], 2)
 SAMPLE += [(*case, 1) for case in LATENT]
 SAMPLE += [(cell, 'additive', 'softmax', 1) for cell in PLAIN]
 SAMPLE += [(ATTENDING[2], 'coverage', 'sparsemax', 2)]  # scanned although nothing is fed
