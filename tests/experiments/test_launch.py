@@ -9,17 +9,18 @@ import pytest
 from tests.experiments.programs import run
 from tests.experiments.test_bad_input import assert_refused
 
+RUN = ('--workdir:', '--checkpoint:', '--dtype:')
 SEARCH = ('--beams:', '--alpha:', '--beta:', '--gamma:', '--max_length:', '--replace_unknown:')
 PROGRAMS = {
   'train': ('--config:', '--workdir:', '--distributed:'),
-  'evaluate': ('--workdir:', '--checkpoint:', '--split:', '--output:', *SEARCH),
+  'evaluate': (*RUN, '--split:', '--output:', *SEARCH),
   'translate': (
-    '--workdir:', '--checkpoint:', '--input:', '--nbest:', '--alignments:', '--json:', '--stream:',
+    *RUN, '--input:', '--nbest:', '--alignments:', '--json:', '--stream:',
     '--samples:', '--seed:', '--temperature:', '--top_k:', '--top_p:', '--min_p:', '--groups:', '--diversity:',
     '--prefixes:', '--mbr:', *SEARCH,
   ),
-  'score': ('--workdir:', '--checkpoint:', '--source:', '--target:', '--layers:'),
-  'inspect_attention': ('--workdir:', '--checkpoint:', '--split:', '--rows:', '--text:', '--layers:', '--output:'),
+  'score': (*RUN, '--source:', '--target:', '--layers:'),
+  'inspect_attention': (*RUN, '--split:', '--rows:', '--text:', '--layers:', '--output:'),
 }  # fmt: skip
 
 
