@@ -10,6 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from attention_jax.data.batching import Batch, Batches
 from attention_jax.data.encoding import Encoded
@@ -17,6 +18,7 @@ from attention_jax.data.pipeline import stream
 from attention_jax.models.seq2seq import build
 from attention_jax.training.loop import Training, begin
 from attention_jax.training.losses import sequence_loss
+from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.prediction import compile_search
 from attention_jax.training.step import step_rngs
@@ -112,8 +114,30 @@ def training(bench: Bench) -> list[Timing]:
     some = compare('training', case, sides, repeats=bench.repeats, amount=tokens, unit='target tokens')
     if other:
       other.end()
-    timings += [*some, limit_of(some[0], found, gradients=True)]
+    limit = limit_of(some[0], found, gradients=True)
+    note = f'{limit.note}; the optimizer alone {1e3 * seconds_of_optimizer(params):.0f} ms'
+    timings += [*some, dataclasses.replace(limit, note=note)]
   return timings
+
+
+def seconds_of_optimizer(params) -> float:
+  """In which gradients that are there become new parameters: what reading and writing them costs any program."""
+  settings = Training()
+  schedule = make_schedule(settings.schedule, settings.steps)
+  optimizer = make_optimizer(settings.optimizer, schedule, settings.clip)
+
+  @functools.partial(jax.jit, donate_argnums=(0, 1))
+  def change(params, state, grads):
+    updates, state = optimizer.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+  grads = jax.tree.map(jnp.ones_like, params)
+  state = [(jax.tree.map(jnp.copy, params), optimizer.init(params))]
+
+  def run():
+    state[0] = jax.block_until_ready(change(*state[0], grads))
+
+  return compare('', '', {'': Side(run)})[0].median
 
 
 def limit_of(ours: Timing, found: Counter, *, gradients: bool) -> Timing:
