@@ -1,6 +1,7 @@
 """Pictures with captions: what is drawn is what is told, wrong files are named, batches are functions of their step."""
 
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -42,6 +43,17 @@ def test_each_thing_has_its_colour_in_its_box():
         far = np.abs(scene.picture[top:bottom, left:right].astype(int) - shapes.COLOURS[word]).sum(-1)
         seen += (far < 30).sum() > 8
   assert seen >= 0.98 * sum(word in shapes.COLOURS for scene in SCENES for word in scene.caption.split())
+
+
+def test_things_cover_parts_of_others():
+  square = lambda x, y: shapes.Thing('large', 'red', '', 'square', x, y, 10.0)
+  assert shapes.hidden([square(20, 20), square(28.8, 20)]) == [pytest.approx(0.5, abs=0.06), 0]
+  assert shapes.hidden([square(28.8, 20), square(28.8, 28.8), square(20, 20)]) == [
+    pytest.approx(0.75, abs=0.06), pytest.approx(0.25, abs=0.06), 0
+  ]  # fmt: skip
+  draw = random.Random(0).random
+  most = [max(shapes.hidden(shapes._things(draw, unseen=False))) for _ in range(100)]
+  assert max(most) <= 1 / 3 and sum(share >= 0.1 for share in most) > 45
 
 
 def test_relations_are_those_of_the_boxes():
