@@ -3,7 +3,7 @@
 Reviews of films -> whether they praise (1) or not (0), Maas et al. 2011. FOLDER holds train.jsonl.gz and dev.jsonl.gz
 with fields text and label; the set of tfds is read by
 `--config.data.task="tfds(name='imdb_reviews', validation='train[80%:]', html=True)"`.
-Measured with 945 updates, accuracy on dev: yang2016 90.6 % in 16 CPU minutes, lin2017 88.6 % in nine.
+Measured, accuracy on dev: yang2016 90.6 % in 16 CPU minutes, lin2017 88.6 % in nine.
 """
 
 from attention_jax.training.config import default_config
@@ -21,9 +21,9 @@ def get_config(preset: str = 'yang2016'):
   config.data.batch_size = 64
   config.model.embedding = 100
   config.model.dropout = 0.3
-  config.training.steps = 1600
+  config.training.steps = 945
   config.training.schedule = 'cosine(peak=2e-3, warmup=100)'
-  config.training.evaluate_every = 320
-  config.training.checkpoint_every = 320
+  config.training.evaluate_every = 315
+  config.training.checkpoint_every = 315
   config.training.select = 'accuracy'
   return apply_preset(config, preset, features=100)

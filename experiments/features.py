@@ -23,7 +23,8 @@ flags.DEFINE_integer('batch_size', 32, 'images at once', 1)
 
 
 def main() -> None:
-  from attention_jax.data.features import images_of, pretrained, write_features
+  from attention_jax.data.features import pretrained, write_features
+  from attention_jax.data.pictures import images_of
 
   folder, name, path = required('images'), required('network'), new_file(required('output'), 'output')
   names = images_of(folder)

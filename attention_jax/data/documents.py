@@ -126,7 +126,7 @@ def _read_jsonl(path: str, fields: tuple[str, ...], label: str, language: str, h
       raise UserError(f'{path}:{number}: {wrong[0]} is no text but {row[wrong[0]]!r}')
     if any(SURROGATE.search(row[field]) for field in fields):
       raise UserError(f'{path}:{number}: half of a surrogate pair, which is no character; possible: whole pairs')
-    if not isinstance(row[label], str | int) or row[label] == '':
+    if not isinstance(row[label], str | int) or isinstance(row[label], bool) or row[label] == '':
       raise UserError(f'{path}:{number}: {label} is {row[label]!r}; possible: a text or a whole number')
     labels.append(str(row[label]))
   return _documents(texts, labels, path, range(1, len(texts) + 1), language, html)

@@ -8,23 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from attention_jax.data.pictures import read_image
+from attention_jax.data.pictures import ENDINGS, read_image
 from attention_jax.errors import UserError
 
 Network = Callable[[np.ndarray], np.ndarray]  # pictures [B, size, size, 3] uint8 -> [B, rows, columns, C]
-ENDINGS = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')
-
-
-def images_of(folder: str | Path) -> list[str]:
-  """The names of the images in a folder, sorted. Raises: UserError where there are none."""
-  try:
-    names = sorted(entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(ENDINGS))
-  except OSError as error:
-    raise UserError(f'{folder}: cannot be read ({error.strerror})') from error
-  if not names:
-    raise UserError(f'{folder}: no images in it; possible: {", ".join(ENDINGS)}')
-  return names
-
 
 def write_features(
   path: str | Path, folder: str | Path, names: Sequence[str], network: Network, *, size: int, batch: int = 32,
@@ -37,8 +24,10 @@ def write_features(
     size: to which images are scaled, the middle square of each.
     done: is told how many images each batch had.
   Returns: the shape of a grid.
-  Raises: UserError for an image that cannot be read, and where the file cannot be written.
+  Raises: UserError where there are no images or one cannot be read, and where the file cannot be written.
   """
+  if not names:
+    raise UserError(f'{folder}: no images in it; possible: {", ".join(ENDINGS)}')
   partial = Path(f'{path}.part')
   try:
     with zipfile.ZipFile(partial, 'w') as file:

@@ -3,6 +3,7 @@
 import csv
 import functools
 import io
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
 from attention_jax.tokens import EOS, PAD
 
+ENDINGS = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')
 SPLITS = ('train', 'validation', 'test', 'unseen')
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; the last two lie outside
 
@@ -31,6 +33,7 @@ class Pictures(NamedTuple):
     shown: the picture of each caption, its number.
     boxes: of each caption the gold box of each word, None for words that have none; None where nobody knows any.
     files: of each picture the image that it is or that features were computed from; None where there are none.
+    left: how many images lie beside these and have no caption.
   """
 
   pictures: np.ndarray
@@ -39,6 +42,7 @@ class Pictures(NamedTuple):
   shown: list[int]
   boxes: list[list[Box | None]] | None = None
   files: list[str] | None = None
+  left: int = 0
 
   @property
   def corpus(self) -> Corpus:
@@ -85,7 +89,8 @@ def captions(
   Args:
     images, captions: paths below the folder.
     size: to which images are scaled, pixels: the middle square of each.
-    features: an .npz file with an array [height, width, C] for each image by its name, to be read instead of images.
+    features: an .npz file with an array [height, width, C] for each image by its name, or [cells, C] of a square grid,
+      to be read instead of images.
     validation, test: shares of the images where the table has no splits: those last in the order of their names.
     lowercase: whether captions are read in lower case.
 
@@ -124,6 +129,7 @@ def captions(
       found[split] = Pictures(
         np.stack(pictures), list(numbers), texts, [numbers[row['image']] for _, row in mine],
         files=[os.path.join(folder, images, name) for name in numbers],
+        left=0 if features or split != 'train' else len(set(images_of(os.path.join(folder, images))) - set(names)),
       )  # fmt: skip
   if 'train' not in found:
     raise UserError(f'{path}: no row of split train; it has: {", ".join(sorted({row["split"] for _, row in rows}))}')
@@ -168,34 +174,59 @@ def _each(rows: csv.DictReader, path: str) -> Iterator[dict[str, str]]:
     raise UserError(f'{path}:{first}: not a row of a table ({error})') from error
 
 
-def read_image(path: str, size: int, where: str = '') -> np.ndarray:
-  """The middle square of an image, [size, size, 3] uint8. Raises: UserError, at `where`, for one that is no image."""
+def images_of(folder: str | os.PathLike) -> list[str]:
+  """The names of the images in a folder, sorted. Raises: UserError for a folder that cannot be read."""
+  try:
+    return sorted(entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(ENDINGS))
+  except OSError as error:
+    raise UserError(f'{folder}: cannot be read ({error.strerror})') from error
+
+
+def read_image(path: str, size: int, where: str = '', enlarged: float = 4.0) -> np.ndarray:
+  """The middle square of an image, [size, size, 3] uint8, before a white ground where it is transparent.
+
+  Args: where, what errors begin with; enlarged, how many times as large as in the file it may become.
+  Raises: UserError for what is no image, and for one that is too small.
+  """
   from PIL import Image, ImageOps
 
   try:
     with Image.open(path) as image:
-      return np.asarray(ImageOps.fit(_eight_bits(ImageOps.exif_transpose(image)), (size, size)), np.uint8)
+      if min(image.size) * enlarged < size:
+        possible = f'possible for size={size}: {math.ceil(size / enlarged)} and more'
+        raise UserError(f'{where}{path}: {image.width} x {image.height} pixels; {possible}')
+      return np.asarray(ImageOps.fit(_opaque(ImageOps.exif_transpose(image)), (size, size)), np.uint8)
+  except UserError:
+    raise
   except FileNotFoundError as error:
     raise UserError(f'{where}{path}: no such file') from error
   except Exception as error:  # the readers of formats each raise kinds of their own
     raise UserError(f'{where}{path}: not an image that can be read ({" ".join(str(error).split())})') from error
 
 
-def _eight_bits(image):
-  """As RGB; PIL would clip grey levels of 16 bits to white."""
+def _opaque(image):
+  """As RGB of 8 bits: PIL would clip grey levels of 16 bits to white, and show colours that nobody is to see."""
+  from PIL import Image
+
   if image.mode.startswith('I'):
     image = image.point(lambda level: level / 256).convert('L')
+  if image.has_transparency_data:
+    return Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image.convert('RGBA')).convert('RGB')
   return image.convert('RGB')
 
 
 def _stored(stored: Mapping[str, np.ndarray], name: str, where: str) -> np.ndarray:
   if name not in stored:
     raise UserError(f'{where}the features have no array {name!r}')
-  if stored[name].ndim != 3:
-    raise UserError(f'{where}features of {name!r} are {list(stored[name].shape)}; expected [height, width, features]')
-  if stored[name].dtype.kind not in 'fiu' or not np.isfinite(stored[name]).all():
-    raise UserError(f'{where}features of {name!r} are not all finite numbers ({stored[name].dtype})')
-  return stored[name].astype(np.float32)
+  found = stored[name]
+  if found.ndim == 2 and (side := math.isqrt(len(found))) ** 2 == len(found):
+    found = found.reshape(side, side, -1)
+  if found.ndim != 3:
+    expected = '[height, width, features], or [cells, features] of a square'
+    raise UserError(f'{where}features of {name!r} are {list(found.shape)}; expected {expected}')
+  if found.dtype.kind not in 'fiu' or not np.isfinite(found).all():
+    raise UserError(f'{where}features of {name!r} are not all finite numbers ({found.dtype})')
+  return found.astype(np.float32)
 
 
 class Captioned(NamedTuple):
@@ -281,4 +312,5 @@ def describe_captions(name: str, split: Pictures, encoded: Captioned, lengths: S
   shape = ' x '.join(map(str, split.pictures.shape[1:]))
   long = int(np.sum(chosen_lengths(encoded, lengths) < 0))
   left = f'; {count(long, "caption")} longer than {lengths[-1]} tokens left out' if long else ''
+  left += f'; {count(split.left, "image")} beside them without a caption' if split.left else ''
   return f'{name}: {count(len(split.names), "picture")} ({shape}), {count(len(split.captions), "caption")}{left}'

@@ -22,6 +22,7 @@ from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, check_options, parse_specs
 
 Means = Mapping[str, jax.Array]
+WITHOUT = 'to train without the loss: --config.training.auxiliary='
 
 
 class Auxiliary(NamedTuple):
@@ -149,11 +150,11 @@ def check_weights(losses: Mapping[str, Auxiliary], attention) -> None:
   """
   names = ', '.join(name for name, row in losses.items() if row.of_weights)
   if names and attention is None:
-    raise UserError(f'auxiliary loss {names} is of weights, and this decoder attends to nothing')
+    raise UserError(f'auxiliary loss {names} is of weights, and this decoder attends to nothing; {WITHOUT}')
   if names and not has_gradient(attention.alignment_of):
     raise UserError(
       f'auxiliary loss {names} learns through the weights, and those of alignment {attention.alignment!r} have no '
-      'gradient; possible: one that neither draws nor rounds, such as softmax, or gumbel'
+      f'gradient; possible: one that neither draws nor rounds, such as softmax, or gumbel; {WITHOUT}'
     )
 
 

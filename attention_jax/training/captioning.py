@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -256,7 +257,7 @@ class Captioning:
       maps = best.weights[: len(best.tokens)].reshape(-1, *map(len, self._middles))
       first = None if boxes is None else pictures.shown.index(chosen[i])
       right = boxes is not None and pictures.captions[first] == best.text
-      picture = shown[i] if files is None else read_image(files[i], DRAWN)
+      picture = shown[i] if files is None else read_image(files[i], DRAWN, enlarged=math.inf)
       gold = boxes[first] if right else None
       items.append(overlays.Told(picture, best.tokens, maps, said.source, gold, self._middles))
     overlays.write(items, path)

@@ -36,7 +36,7 @@ from attention_jax.models.classify import Classifier, ClassifierModel, build_cla
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.pooling import POOLINGS
 from attention_jax.training.anneal import make_anneal
-from attention_jax.training.auxiliary import Auxiliary, auxiliary_losses
+from attention_jax.training.auxiliary import WITHOUT, Auxiliary, auxiliary_losses
 from attention_jax.training.loop import Training
 from attention_jax.training.losses import Loss, cross_entropy
 from attention_jax.training.metrics import Result
@@ -316,10 +316,12 @@ def _loss(model: Classifier, training: Training) -> Loss:
   """The cross entropy of labels, with auxiliary losses of LOSSES beside it."""
   extra = auxiliary_losses(training.auxiliary, table=LOSSES)
   if extra and not model.one_level:
-    raise UserError(f'auxiliary={training.auxiliary!r} is of one level; possible: config.model.classifier=flat')
+    possible = f'config.model.classifier=flat; {WITHOUT}'
+    raise UserError(f'auxiliary={training.auxiliary!r} is of one level; possible: {possible}')
   if extra and not POOLINGS[parse_spec(model.pooling)[0]].learns:
     possible = ', '.join(name for name, cls in POOLINGS.items() if cls.learns)
-    raise UserError(f'auxiliary={training.auxiliary!r} is of weights that are learned; possible: pooling={possible}')
+    possible = f'pooling={possible}; {WITHOUT}'
+    raise UserError(f'auxiliary={training.auxiliary!r} is of weights that are learned; possible: {possible}')
 
   def loss(params, batch, rngs, running, update):
     rngs = rngs and {name: rng for name, rng in rngs.items() if name in ('dropout', 'attention')}

@@ -25,6 +25,7 @@ from attention_jax.data.digits import (
 from attention_jax.data.options import bind
 from attention_jax.data.text import count
 from attention_jax.errors import UserError, choose
+from attention_jax.functional import latent
 from attention_jax.models.glimpse import GlimpseModel, Glimpses
 from attention_jax.models.seq2seq import DTYPES
 from attention_jax.training.anneal import make_anneal
@@ -253,11 +254,14 @@ def _loss(model: Glimpses, config: Config, training: Training) -> Loss:
   def one(params, batch, rng):
     found, real = _apply(model, params, batch, rng), batch.index >= 0
     sums = cross_entropy(found.logits[:, None], batch.label[:, None], real[:, None], training.label_smoothing)
-    reward = (found.logits.argmax(-1) == batch.label).astype(jnp.float32)
-    ahead = jnp.where(real[:, None], reward[:, None] - found.baselines, 0.0)[:, 1:]
+    right = (found.logits.argmax(-1) == batch.label).astype(jnp.float32)
+    draws, expected = found.log_policy[:, 1:], found.baselines[:, 1:]
+    rewards = jnp.zeros_like(draws).at[:, -1:].set(right[:, None])  # there is one, at the end
+    drawn = jax.vmap(latent.reinforce)(draws, rewards, expected)
     beside = {
-      'reinforce': -jnp.sum(found.log_policy[:, 1:] * jax.lax.stop_gradient(ahead)), 'baseline': jnp.sum(ahead**2),
-    }  # fmt: skip
+      'reinforce': -jnp.sum(jnp.where(real, drawn, 0.0)),
+      'baseline': jnp.sum(jnp.where(real[:, None], right[:, None] - expected, 0.0) ** 2),
+    }
     return {'cross_entropy': sums['loss'], **sums, **beside, 'loss': sums['loss'] + sum(beside.values())}
 
   def loss(params, batch, rngs, running, update):

@@ -110,6 +110,7 @@ def test_options_of_a_wrong_type(options, said):
     ([*ROWS, {'label': 1}], "train.jsonl:3: no field 'text'; it has: label"),
     ([*ROWS, {'text': ' <p> ', 'label': 1}], 'train.jsonl:3: the text is empty'),
     ([*ROWS, {'text': 3, 'label': 1}], 'train.jsonl:3: text is no text but 3'),
+    ([*ROWS, {'text': 'a', 'label': True}], 'train.jsonl:3: label is True; possible: a text or a whole number'),
     ([*ROWS, {'text': 'a', 'label': None}], 'train.jsonl:3: label is None; possible: a text or a whole number'),
     (ROWS[:1], "every label is '1'"),
   ],

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attention_jax.data.features import images_of, of_tokens, trained_size, write_features
-from attention_jax.data.pictures import load_pictures
+from attention_jax.data.features import of_tokens, trained_size, write_features
+from attention_jax.data.pictures import images_of, load_pictures
 from attention_jax.errors import UserError
 
 COLOURS = {'a.png': 0, 'b.JPG': 100, 'c.png': 200}
@@ -53,7 +53,7 @@ def test_nothing_is_half_written(folder):
   assert not list(folder.glob('grid*'))
   (folder / 'none').mkdir()
   with pytest.raises(UserError, match='none: no images in it'):
-    images_of(folder / 'none')
+    write_features(folder / 'grid.npz', folder / 'none', images_of(folder / 'none'), network, size=8)
 
 
 def test_pictures_are_as_large_as_in_training():

@@ -113,11 +113,14 @@ def test_features_of_others_are_read_instead(folder):
   np.savez(folder / 'grid.npz', **{'0.png': np.zeros((2, 2, 5))})
   with pytest.raises(UserError, match=r"captions\.csv:4: the features have no array '1\.png'"):
     load(folder, features='grid.npz')
+  np.savez(folder / 'grid.npz', **{f'{i}.png': np.arange(18.0).reshape(9, 2) for i in range(10)})
+  assert load(folder, features='grid.npz')['test'].pictures[0, 1, 2].tolist() == [10, 11]
 
 
 def test_wrong_features_are_named(folder):
   path, whole = folder / 'grid.npz', {f'{i}.png': np.zeros((2, 2, 5)) for i in range(10)}
   for wrong, said in [
+    (np.zeros((6, 5)), r"captions\.csv:6: features of '2\.png' are \[6, 5\]; expected \[height, width, features\]"),
     (np.zeros((2, 3, 5)), r'captions\.csv:6: 2\.png is \[2, 3, 5\], those before it \[2, 2, 5\]'),
     (np.full((2, 2, 5), np.nan), r"captions\.csv:6: features of '2\.png' are not all finite numbers"),
     (np.full((2, 2, 5), 'a'), r"captions\.csv:6: features of '2\.png' are not all finite numbers"),
@@ -145,12 +148,31 @@ def test_grey_levels_of_sixteen_bits_and_turned_photographs(folder):
   assert found[1, 0].max() < 20 and found[1, 7].min() > 180
 
 
+def test_what_is_transparent_is_white(folder):
+  Image.fromarray(np.full((9, 9, 4), (10, 20, 30, 0), np.uint8)).save(folder / 'images' / '0.png')
+  colours = Image.new('P', (9, 9), 1)
+  colours.putpalette([9, 9, 9, 50, 60, 70])
+  colours.save(folder / 'images' / '1.png', transparency=1)
+  found = load(folder)['train'].pictures
+  assert (found[:2] == 255).all() and found[2, 0, 0].tolist() == [50, 0, 0]
+
+
+def test_images_without_a_caption_are_counted(folder):
+  (folder / 'images' / 'notes.txt').write_text('no image')
+  assert load(folder)['train'].left == 0
+  Image.new('RGB', (9, 9)).save(folder / 'images' / 'more.jpg')
+  train = load(folder)['train']
+  encoded = encode_captions(train, vocab.train('word', train.captions))
+  assert describe_captions('train', train, encoded, (9,)).endswith('; 1 image beside them without a caption')
+
+
 @pytest.mark.parametrize(
   ('row', 'said'),
   [
     ('nowhere.png,a', r'captions\.csv:22: .*nowhere\.png: no such file'),
     ('3.png,', r'captions\.csv:22: caption is empty'),
     (',a', r'captions\.csv:22: image is empty'),
+    ('strip.png,a', r'captions\.csv:22: .*strip\.png: 30 x 1 pixels; possible for size=8: 2 and more'),
     ('bad.png,a', r'captions\.csv:22: .*bad\.png: not an image that can be read'),
     ('chunk.png,a', r'captions\.csv:22: .*chunk\.png: not an image that can be read \(broken PNG'),
     ('3.png,red, and large', r'captions\.csv:22: more fields than columns; a caption with a comma stands in quotes'),
@@ -159,6 +181,7 @@ def test_grey_levels_of_sixteen_bits_and_turned_photographs(folder):
 )
 def test_wrong_rows_are_named(folder, row, said):
   (folder / 'images' / 'bad.png').write_bytes(b'GIF89a nothing')
+  Image.new('RGB', (30, 1)).save(folder / 'images' / 'strip.png')
   whole = (folder / 'images' / '3.png').read_bytes()
   at = whole.index(b'IDAT')  # of which there are fewer bytes than it says
   (folder / 'images' / 'chunk.png').write_bytes(whole[: at - 4] + b'\0\0\0\2' + whole[at:])
