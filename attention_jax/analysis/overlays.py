@@ -10,13 +10,15 @@ from attention_jax.analysis import fonts
 from attention_jax.errors import UserError
 
 SIDE, GOLD, INK = 1.6, '#e8590c', '#24292f'  # inches of a panel
-PER_ROW = 7
+PER_ROW, REFERENCES = 7, 2
 
 
 class Told(NamedTuple):
   """A picture [height, width, 3] uint8, the words said of it, and where was looked: weights [words, rows, columns].
 
   boxes: of each word the gold box (left, top, right, bottom) in pixels, or None.
+  references: captions that others have given; as many as there is room for are written above.
+  gold: every box of them.
   middles: of the rows and of the columns of the maps, from 0 to 1; None where cells share the picture evenly.
   """
 
@@ -26,6 +28,8 @@ class Told(NamedTuple):
   title: str = ''
   boxes: Sequence | None = None
   middles: tuple[np.ndarray, np.ndarray] | None = None
+  references: Sequence[str] = ()
+  gold: Sequence = ()
 
 
 def write(items: Sequence[Told], path: str | Path) -> None:
@@ -58,26 +62,35 @@ def _grid(items: Sequence[Told], path: Path) -> None:
   from matplotlib.figure import Figure
 
   lines = [-(-(len(item.words) + 1) // PER_ROW) for item in items]
-  figure = Figure(figsize=(SIDE * PER_ROW, (SIDE + 0.3) * sum(lines)), layout='constrained')
-  panels, top = figure.subplots(sum(lines), PER_ROW, squeeze=False), 0
-  for axes in panels.flat:
-    axes.axis('off')
-  for item, count in zip(items, lines, strict=True):
-    places = panels[top : top + count].flat
-    _panel(next(places), item.picture / 255.0, item.title)
+  heights = [
+    (SIDE + 0.3) * count + 0.22 * len(item.references[:REFERENCES]) for item, count in zip(items, lines, strict=True)
+  ]
+  figure = Figure(figsize=(SIDE * PER_ROW, sum(heights)), layout='constrained')
+  parts = figure.subfigures(len(items), 1, height_ratios=heights, squeeze=False)[:, 0]
+  for part, item, count in zip(parts, items, lines, strict=True):
+    places = part.subplots(count, PER_ROW, squeeze=False).flat
+    for axes in places:
+      axes.axis('off')
+    given = '\n'.join(shorter(f'given: {reference}', 150) for reference in item.references[:REFERENCES])
+    if given:
+      part.suptitle(given, x=0.01, ha='left', fontsize=9, color=GOLD, parse_math=False, family=fonts.families(given))
+    places = iter(part.axes)
+    _panel(next(places), item.picture / 255.0, item.title, item.gold)
     for word, (text, weights) in enumerate(zip(item.words, item.maps, strict=True)):
-      box = item.boxes[word] if item.boxes is not None and word < len(item.boxes) else None
-      _panel(next(places), blended(item.picture, weights, item.middles), text, box)
-    top += count
+      _panel(next(places), blended(item.picture, weights, item.middles), text, [_box(item, word)])
   figure.savefig(path, dpi=110)
 
 
-def _panel(axes, picture: np.ndarray, title: str, box=None) -> None:
+def _box(item: Told, word: int):
+  return item.boxes[word] if item.boxes is not None and word < len(item.boxes) else None
+
+
+def _panel(axes, picture: np.ndarray, title: str, boxes: Sequence) -> None:
   from matplotlib.patches import Rectangle
 
   axes.imshow(picture, vmin=0, vmax=1)
   axes.set_title(shorter(title, 20), fontsize=9, color=INK, parse_math=False, family=fonts.families(title))
-  if box is not None:
+  for box in filter(None, boxes):
     (left, upper, right, lower), style = box, {'fill': False, 'edgecolor': GOLD, 'linewidth': 1.5}
     axes.add_patch(Rectangle((left - 0.5, upper - 0.5), right - left, lower - upper, **style))
 
@@ -109,6 +122,8 @@ def _animate(items: Sequence[Told], path: Path) -> None:
       frame = Image.new('RGB', (size, size + 64), 'white')
       frame.paste(lit.resize((size, size), Image.Resampling.BICUBIC), (0, 0))
       pen = ImageDraw.Draw(frame)
+      if box := _box(item, word):
+        pen.rectangle([edge * size / side for edge, side in zip(box, 2 * lit.size, strict=True)], outline=GOLD, width=2)
       said, so_far = item.words[word], last(item.words[: word + 1], 42)
       pen.text((8, size + 6), said, fill=INK, font=font(said, 18))
       pen.text((8, size + 34), so_far, fill='#57606a', font=font(so_far, 13))

@@ -47,13 +47,17 @@ def write(items: Sequence[Path], path: str | File, size: int, scales: int) -> No
 
 
 def _whole(axes, item: Path, places: np.ndarray, size: int) -> None:
+  from matplotlib.patheffects import withStroke
+
   axes.imshow(item.picture, cmap='gray', vmin=0, vmax=255)
   for row, column in np.round(places) - size // 2:
     _frame(axes, row, column, size, 0.5)
   axes.plot(places[:, 1], places[:, 0], '-', color=LINE, linewidth=1.2)
   axes.scatter(places[:, 1], places[:, 0], s=10, color=LINE)
+  edge = [withStroke(linewidth=1.5, foreground='black')]  # numbers are read on white strokes too
   for number, (row, column) in enumerate(places, 1):
-    axes.annotate(str(number), (column, row), color='#ffd43b', fontsize=8, xytext=(3, 2), textcoords='offset points')
+    axes.annotate(str(number), (column, row), color='#ffd43b', fontsize=8, xytext=(3, 2), textcoords='offset points',
+                  path_effects=edge)  # fmt: skip
   axes.set(xlim=(-0.5, item.picture.shape[1] - 0.5), ylim=(item.picture.shape[0] - 0.5, -0.5))
   axes.set_title(item.title, fontsize=9)
 

@@ -16,6 +16,7 @@ h2 { font-size: 1rem; margin: 2.5rem 0 .3rem } .said { color: #57606a; font-size
 .wrong { color: #b42318 } .sentence { display: flex; gap: .8rem; align-items: baseline; padding: .1rem 0 }
 .bar { flex: 0 0 4.5rem; background: #eef1f4; border-radius: 3px; height: .8rem; align-self: center }
 .bar i { display: block; height: 100%; background: #e8590c; border-radius: 3px }
+details { font-size: .9rem } summary { color: #57606a; cursor: pointer }
 .word { border-radius: 3px; padding: .1rem .15rem } .legend { color: #57606a; font-size: .85rem }
 table { border-collapse: collapse; font-size: .85rem; line-height: 1.3; margin: .4rem 0 1rem }
 th { font-weight: normal; padding: .1rem .4rem; text-align: right }
@@ -31,8 +32,8 @@ class Document(NamedTuple):
     label: the right one; '' where nobody knows.
     probabilities: of each label.
     tokens: of each sentence.
-    words: of each sentence the weights [H, W] of its words; heads and hops that look at any are averaged. Of a pair of
-      texts those by each word of the other one.
+    words: of each sentence the weights [H, W] of its words by heads or hops: the mean of those that look at any, and
+      then each by itself. Of a pair of texts those by each word of the other one.
     sentences: the weights [H, N] of sentences.
     pair: whether it is a pair of texts, of which is drawn which word looks at which.
     left: how many tokens it has besides, which nobody has read.
@@ -71,15 +72,25 @@ def _document(document: Document) -> str:
   known = f' (right: {escape(document.label)})' if document.label else ''
   wrong = ' wrong' if document.label and said != document.label else ''
   each = ', '.join(f'{escape(label)} {value:.3f}' for label, value in document.probabilities.items())
-  rows = '\n'.join(_looks(document) if document.pair else _sentences(document))
+  rows = '\n'.join(_looks(document) if document.pair else [*_sentences(document, document.words), *_hops(document)])
   head = f'<h2>{escape(document.title[:200])}</h2><div class="said{wrong}">said: {escape(said)}{known} · {each}</div>'
   more = f'\n<p class="legend">… and {document.left:,} more words that were not read</p>' if document.left else ''
   return f'{head}\n{rows}{more}'
 
 
-def _sentences(document: Document) -> Iterator[str]:
+def _hops(document: Document) -> Iterator[str]:
+  """What each of several heads or hops looks at, to be unfolded; nothing of those that look at nothing."""
+  several = max((len(words) for words in document.words), default=0)
+  each = [[words[hop : hop + 1] for words in document.words] for hop in range(several)]
+  looking = [words for words in each if any(own.any() for own in words)]
+  for number, words in enumerate(looking if len(looking) > 1 else [], 1):
+    rows = '\n'.join(_sentences(document, words))
+    yield f'<details><summary>weights {number} of {len(looking)}</summary>\n{rows}\n</details>'
+
+
+def _sentences(document: Document, words: Sequence[np.ndarray]) -> Iterator[str]:
   shares = document.sentences.mean(0)
-  for tokens, weights, share in zip(document.tokens, map(_mean, document.words), shares.tolist(), strict=True):
+  for tokens, weights, share in zip(document.tokens, map(_mean, words), shares.tolist(), strict=True):
     light = (share / max(float(shares.max()), 1e-9)) ** 0.5  # Yang et al. 2016, section 3.6
     yield _sentence(tokens, weights / max(float(weights.max(initial=0)), 1e-9), weights, light, share)
 

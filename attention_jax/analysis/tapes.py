@@ -39,6 +39,7 @@ def write(items: Sequence[Tape], path: str | File) -> None:
     raise UserError(f'{path}: pictures are PNG; give a path that ends with .png')
   columns = [_panels(item) for item in items]
   rows = max(map(len, columns))
+  most = max(1.0, *(float(np.abs(picture).max(initial=0)) for column in columns for _, picture, _ in column))
   widths = [max(3.5, 0.09 * (len(item.shown) + len(item.answer))) for item in items]
   heights = [max(0.9, 0.09 * max(column[row][1].shape[0] for column in columns if row < len(column)))
              for row in range(rows)]  # fmt: skip
@@ -50,8 +51,8 @@ def write(items: Sequence[Tape], path: str | File) -> None:
   for axes in grid.flat:
     axes.axis('off')
   for number, (item, column) in enumerate(zip(items, columns, strict=True)):
-    for axes, (title, picture, first) in zip(grid[:, number], column, strict=False):
-      _draw(axes, title, picture, first, len(item.shown))
+    for axes, (title, picture, rows) in zip(grid[:, number], column, strict=False):
+      _draw(axes, title, picture, rows, len(item.shown), most)
     grid[0, number].set_title(f'{item.title}\n{column[0][0]}' if item.title else column[0][0], fontsize=9, loc='left')
   try:
     figure.savefig(path, dpi=110)
@@ -59,32 +60,46 @@ def write(items: Sequence[Tape], path: str | File) -> None:
     raise UserError(f'{path}: cannot write the picture: {error.strerror}') from error
 
 
-def _panels(item: Tape) -> list[tuple[str, np.ndarray, int]]:
-  """(title, picture with a column for each step, number of its first row)."""
+def _panels(item: Tape) -> list[tuple[str, np.ndarray, np.ndarray]]:
+  """(title, picture with a column for each step, the number of each row)."""
   asked = len(item.answer)
   inputs = np.pad(item.shown, ((0, asked), (0, 0)))
   later = lambda x: np.pad(x, ((len(item.shown), 0), (0, 0)))
-  found = [('shown', inputs.T, 0), ('asked for', later(item.answer).T, 0), ('said', later(item.said).T, 0)]
+  found = [('shown', inputs.T), ('asked for', later(item.answer).T), ('said', later(item.said).T)]
+  found = [(title, picture, np.arange(len(picture))) for title, picture in found]
   for name, weights in item.heads.items():
     for head in range(weights.shape[1]):
       own = weights[:, head].T
-      used = np.flatnonzero(own.max(1) >= LOOKED)
-      first, last = (used[0], used[-1] + 1) if len(used) else (0, len(own))
+      slots = arc(own.max(1) >= LOOKED)
       number = f' of head {head + 1}' if weights.shape[1] > 1 else ''
-      found.append((f'{name} weights{number}, slots {first} to {last - 1}', own[first:last], int(first)))
+      found.append((f'{name} weights{number}, slots {slots[0]} to {slots[-1]}', own[slots], slots))
   return found
 
 
-def _draw(axes, title: str, picture: np.ndarray, first: int, shown: int) -> None:
-  from matplotlib.ticker import MaxNLocator
+def arc(used: np.ndarray) -> np.ndarray:
+  """The numbers of the slots of a ring, in its order, from the first to the last that is used: as few as can be. All
+  where none is.
+
+  Args: used [S] bool.
+  """
+  there = np.flatnonzero(used)
+  if not len(there):
+    return np.arange(len(used))
+  gaps = np.diff(there, append=there[0] + len(used))  # behind each of them
+  widest = int(gaps.argmax())
+  return (there[(widest + 1) % len(there)] + np.arange(len(used) - gaps[widest] + 1)) % len(used)
+
+
+def _draw(axes, title: str, picture: np.ndarray, rows: np.ndarray, shown: int, most: float) -> None:
+  """White is 0, black `most`, and what is below 0 is blue."""
+  from matplotlib.colors import LinearSegmentedColormap
+  from matplotlib.ticker import FuncFormatter, MaxNLocator
 
   axes.axis('on')
-  top, bottom = first - 0.5, first + picture.shape[0] - 0.5
-  extent = (-0.5, picture.shape[1] - 0.5, bottom, top)
-  lowest = min(0.0, float(picture.min()))
-  axes.imshow(picture, cmap='gray_r', vmin=lowest, vmax=max(1.0, float(picture.max())), aspect='auto', extent=extent,
-              interpolation='nearest')  # fmt: skip
+  colours = LinearSegmentedColormap.from_list('signed', ['#1c7ed6', 'white', 'black'])
+  axes.imshow(picture, cmap=colours, vmin=-most, vmax=most, aspect='auto', interpolation='nearest')
   axes.axvline(shown - 0.5, color='#e8590c', linewidth=0.8)
   axes.set_title(title, fontsize=9, loc='left')
   axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+  axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: str(rows[round(y)]) if 0 <= y <= len(rows) - 1 else ''))
   axes.tick_params(labelsize=7)

@@ -258,8 +258,12 @@ class Captioning:
       first = None if boxes is None else pictures.shown.index(chosen[i])
       right = boxes is not None and pictures.captions[first] == best.text
       picture = shown[i] if files is None else read_image(files[i], DRAWN, enlarged=math.inf)
-      gold = boxes[first] if right else None
-      items.append(overlays.Told(picture, best.tokens, maps, said.source, gold, self._middles))
+      every = boxes[first] if boxes is not None else []
+      items.append(overlays.Told(
+        picture, best.tokens, maps, said.source, every if right else None, self._middles,
+        [] if given else [text for text, of in zip(pictures.captions, pictures.shown, strict=True) if of == chosen[i]],
+        list(dict.fromkeys(filter(None, every))),
+      ))  # fmt: skip
     overlays.write(items, path)
 
   @property

@@ -19,6 +19,23 @@ def test_every_word_has_a_frame_and_no_word_the_bare_picture(tmp_path):
     assert panels.width > panels.height
 
 
+def test_what_others_said_stands_above_and_its_boxes_in_the_picture(tmp_path):
+  picture, colour = np.full((8, 8, 3), 200, np.uint8), np.array([0xE8, 0x59, 0x0C])
+  item = overlays.Told(picture, ['a'], np.ones((1, 2, 2)))
+
+  def pixels(item):
+    overlays.write([item], tmp_path / 'out.png')
+    with Image.open(tmp_path / 'out.png') as panels:
+      found = np.asarray(panels.convert('RGB')).astype(int)
+    return found.shape[0], int((np.abs(found - colour).sum(-1) < 9).sum())
+
+  height, none = pixels(item)
+  higher, some = pixels(item._replace(references=['a thing', 'another', 'a third']))
+  assert none == 0 and some > 0 and higher > height
+  assert pixels(item._replace(gold=[(1, 1, 6, 6)]))[1] > 50
+  assert pixels(item._replace(boxes=[(1, 1, 6, 6)]))[1] > 50
+
+
 def test_films_have_letters_of_every_script():
   for word in ('Grün', 'Жук', '木', 'あ'):
     covered = font_manager.get_font(fonts.file_of(word)).get_charmap()

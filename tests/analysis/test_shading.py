@@ -19,6 +19,14 @@ def test_words_of_sentences_that_count_less_are_paler(tmp_path):
   assert '&lt;x&gt;' in (tmp_path / 'page.html').read_text('utf-8')
 
 
+def test_several_hops_are_unfolded_one_by_one(tmp_path):
+  words = [np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])]
+  write([Document('one', '', {'a': 1.0}, [['x', 'y']], words, np.ones((1, 1)))], tmp_path / 'page.html')
+  np.testing.assert_allclose(shades(tmp_path / 'page.html'), [0.65, 0.65, 0.65, 0, 0, 0.65], atol=1e-3)
+  page = (tmp_path / 'page.html').read_text('utf-8')
+  assert '<summary>weights 2 of 2</summary>' in page and page.count('<details>') == 2
+
+
 def test_pairs_show_which_word_looks_at_which(tmp_path):
   one = np.array([[1.0, 0.0], [0.25, 0.75], [0.0, 1.0], [0.0, 0.0]])
   other = np.array([[0.1, 0.2, 0.7], [0.6, 0.4, 0.0]])
