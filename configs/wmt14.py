@@ -2,22 +2,38 @@
   --config.data.folder=FOLDER
 
 WMT 2014, English -> German: 4.5 million pairs, 32,000 subwords for both sides, batches of 25,000 tokens and the
-schedule of Vaswani et al. 2017. Their large model: transformer2017_big with --config.training.steps=300000
---config.model.dropout=0.3 --config.training.keep=20 --config.training.schedule='rsqrt(peak=5e-4, warmup=4000)'.
-FOLDER holds the tfds set wmt14_translate/de-en as array_record. The rows of a batch divide over 1 to 64 devices. Never
-trained here; `python -m experiments.compile_for_tpu --config=configs/wmt14.py:transformer2017_base` compiles its
-updates ahead of time.
+schedule of Vaswani et al. 2017. transformer2017_big, gnmt2016 and gehring2017 have the sizes of their papers too, and
+what stands in OWN. FOLDER holds the tfds set wmt14_translate/de-en as array_record. The rows of a batch divide over 1
+to 64 devices. Never trained here; `python -m experiments.compile_for_tpu
+--config=configs/wmt14.py:transformer2017_base` compiles its updates ahead of time.
 """
 
 from attention_jax.training.config import default_config
 from attention_jax.training.presets import apply_preset
+
+# Features and layers of what is not a Transformer.
+SIZES = {'gnmt2016': (1024, 8), 'gehring2017': (512, 15)}
+OWN = {
+  'transformer2017_big': {
+    'training.steps': 300_000, 'training.schedule': 'rsqrt(peak=5e-4, warmup=4000)', 'training.keep': 20,
+    'model.dropout': 0.3,
+  },
+  # Adam as in the paper's section 8.1, for all updates; SGD after it is not. The penalties of its section 7.
+  'gnmt2016': {
+    'training.schedule': 'constant(rate=2e-4, warmup=200)', 'training.clip': 5.0, 'training.label_smoothing': 0.0,
+    'model.embedding': 1024, 'model.dropout': 0.2, 'evaluation.alpha': 0.2, 'evaluation.beta': 0.2,
+    # A map of all last states of the encoder to all first ones of the decoder would have more parameters than the rest.
+    'model.decoder': 'gnmt(features=1024, layers=8, current=False, bridge=False)',
+  },
+  'gehring2017': {'model.dropout': 0.2},
+}  # fmt: skip
 
 
 def get_config(preset: str = 'transformer2017_base'):
   config = default_config()
   config.data.task = "tfds(name='wmt14_translate/de-en', source='en', target='de')"
   config.data.folder = '~/tensorflow_datasets'
-  config.data.vocabulary = 'subword(size=32000)'
+  config.data.vocabulary = 'subword(size=32000, coverage=0.9995, most=2000000)'
   config.data.shared_vocabulary = True
   config.data.buckets = ((16, 16), (32, 32), (64, 64), (96, 96), (128, 128))
   config.data.batch_size = 24576
@@ -36,5 +52,7 @@ def get_config(preset: str = 'transformer2017_base'):
   config.evaluation.metrics = ('bleu', 'chrf')
   config.evaluation.beams = 4
   config.evaluation.max_length = 160
-  apply_preset(config, preset, features=512, depth=6)
+  features, depth = SIZES.get(preset, (512, 6))
+  apply_preset(config, preset, features=features, depth=depth)
+  config.update_from_flattened_dict(OWN.get(preset, {}))
   return config

@@ -17,7 +17,7 @@ monotonic or mocha, rnn(direction="forward") and bridge=False.
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from absl import flags
 
@@ -77,6 +77,8 @@ def _translate(run, sampling) -> None:
   if shown > (FLAGS.samples or beams):
     what = f'--samples={FLAGS.samples}' if FLAGS.samples else f'--beams={beams}'
     raise UserError(f'--nbest={FLAGS.nbest} is more than {what}')
+  if FLAGS.mbr and (FLAGS.samples or beams) < 2:
+    raise UserError(f'--mbr={FLAGS.mbr} asks hypotheses about each other; possible: --samples or --beams of 2 and more')
   lines = split_lines(sys.stdin.buffer.read(), 'stdin') if FLAGS.input == '-' else read_lines(FLAGS.input)
   prefixes = read_lines(FLAGS.prefixes) if FLAGS.prefixes else [''] * len(lines)
   if len(prefixes) != len(lines):
@@ -99,17 +101,23 @@ def _translate(run, sampling) -> None:
 
 
 def _ranked(hypotheses: list) -> list:
-  """In their order, or with --mbr in that of how much the others agree, which is then their score, each text once."""
+  """In their order, of a search each once; or with --mbr in that of how much the others agree, which is then their
+  score, each text once."""
   from attention_jax.training.consensus import expected_utility
 
   if not FLAGS.mbr:
-    return hypotheses
+    return hypotheses if FLAGS.samples else _each_once(hypotheses, lambda h: tuple(h.tokens))
   log_probs = None if FLAGS.samples else [h.log_prob for h in hypotheses]
   utilities = expected_utility([h.text for h in hypotheses], FLAGS.mbr, log_probs)
   scored = [h._replace(score=utility) for h, utility in zip(hypotheses, utilities, strict=True)]
+  return _each_once(sorted(scored, key=lambda h: -h.score), lambda h: h.text)
+
+
+def _each_once(hypotheses: Iterable, what: Callable) -> list:
+  """The first of those that are alike."""
   best = {}
-  for h in sorted(scored, key=lambda h: -h.score):
-    best.setdefault(h.text, h)
+  for h in hypotheses:
+    best.setdefault(what(h), h)
   return list(best.values())
 
 

@@ -160,40 +160,54 @@ def word(lines: Iterable[str], *, min_count: int = 1) -> Listed:
   return Listed('word', words)
 
 
-def subword(lines: Iterable[str], *, size: int = 8000, dropout: float = 0.0) -> Subword:
+def subword(
+  lines: Iterable[str], *, size: int = 8000, dropout: float = 0.0, coverage: float = 1.0, most: int = 0
+) -> Subword:
   """Byte-pair encoding by sentencepiece (Sennrich et al. 2016; Kudo and Richardson 2018), `size` pieces in all.
 
-  With `dropout` training lines are cut anew in each epoch, each merge left out with this probability.
+  With `dropout` training lines are cut anew in each epoch, each merge left out with this probability. `coverage` is the
+  share of the characters that pieces know, the most frequent ones; `most` how many lines are looked at, evenly spaced,
+  0 for all.
 
   Raises: UserError when the lines have fewer pieces than `size`, or more characters.
   """
   _option('dropout', dropout, 0 <= dropout < 1, 'a number from 0 to below 1')
-  return Subword('subword', _sentencepiece('bpe', f'subword(size={size})', lines, size), dropout)
+  return Subword('subword', _sentencepiece('bpe', f'subword(size={size})', lines, size, coverage, most), dropout)
 
 
-def unigram(lines: Iterable[str], *, size: int = 8000, sampling: float = 0.0) -> Subword:
+def unigram(
+  lines: Iterable[str], *, size: int = 8000, sampling: float = 0.0, coverage: float = 1.0, most: int = 0
+) -> Subword:
   """The pieces of a unigram language model by sentencepiece (Kudo 2018), `size` in all.
 
   With `sampling`, α of the paper's section 3.2, training lines are cut anew in each epoch, each way x of cutting one
-  with probability P(x)^α / Σ P^α over all ways: the smaller, the more alike they are.
+  with probability P(x)^α / Σ P^α over all ways: the smaller, the more alike they are. `coverage` and `most` as of
+  `subword`.
 
   Raises: UserError when the lines have fewer pieces than `size`, or more characters.
   """
   _option('sampling', sampling, 0 <= sampling < math.inf, 'a number of 0 or more')
-  return Subword('unigram', _sentencepiece('unigram', f'unigram(size={size})', lines, size), sampling)
+  return Subword('unigram', _sentencepiece('unigram', f'unigram(size={size})', lines, size, coverage, most), sampling)
 
 
-def _sentencepiece(algorithm: str, spec: str, lines: Iterable[str], size: int) -> bytes:
+def _sentencepiece(
+  algorithm: str, spec: str, lines: Iterable[str], size: int, coverage: float, most: int
+) -> bytes:
   """A trained model. Raises: UserError naming the spec."""
   import sentencepiece
 
   _option('size', size, size >= 1, 'a whole number of at least 1')
+  _option('coverage', coverage, 0 < coverage <= 1, 'a number above 0, 1 at most')
+  _option('most', most, most >= 0, 'a whole number of 0 or more')
+  if most:
+    lines = list(lines)
+    lines = lines[:: -(-len(lines) // most) or 1]
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
       sentence_iterator=iter(lines), model_writer=model, vocab_size=size, model_type=algorithm,
       pad_id=PAD, bos_id=BOS, eos_id=EOS, unk_id=UNK, pad_piece=SPECIAL[PAD], unk_surface=SPECIAL[UNK],
-      character_coverage=1.0, normalization_rule_name='identity', max_sentence_length=1 << 20, minloglevel=2,
+      character_coverage=coverage, normalization_rule_name='identity', max_sentence_length=1 << 20, minloglevel=2,
     )  # fmt: skip
   except RuntimeError as error:
     reason = str(error).rpartition('] ')[2].strip() or str(error)
@@ -203,11 +217,12 @@ def _sentencepiece(algorithm: str, spec: str, lines: Iterable[str], size: int) -
 
 class Kind(NamedTuple):
   """A row of VOCABULARIES: lines -> a vocabulary, the stored bytes and its options -> the same vocabulary, the stored
-  file's suffix."""
+  file's suffix, and the option by which training lines are cut anew in each epoch."""
 
   train: Callable[..., Vocabulary]
   restore: Callable[..., Vocabulary]
   suffix: str
+  sampled_by: str = ''
 
 
 def _restore_listed(kind: str) -> Callable[..., Listed]:
@@ -238,14 +253,21 @@ def _restore_subword(kind: str, sampled_by: str) -> Callable[..., Subword]:
 VOCABULARIES = {
   'char': Kind(char, _restore_listed('char'), 'json'),
   'word': Kind(word, _restore_listed('word'), 'json'),
-  'subword': Kind(subword, _restore_subword('subword', 'dropout'), 'model'),
-  'unigram': Kind(unigram, _restore_subword('unigram', 'sampling'), 'unigram.model'),
+  'subword': Kind(subword, _restore_subword('subword', 'dropout'), 'model', 'dropout'),
+  'unigram': Kind(unigram, _restore_subword('unigram', 'sampling'), 'unigram.model', 'sampling'),
 }
 
 
 def kind(spec: str) -> str:
   """`word(min_count=2)` -> `word`. Raises UserError for what is not in VOCABULARIES, unknown options included."""
   return _bind(spec)[0]
+
+
+def sampled_by(spec: str) -> str:
+  """The option of `spec` by which training lines are cut anew in each epoch; '' where they are not."""
+  name, _, options = _bind(spec)
+  option = VOCABULARIES[name].sampled_by
+  return option if options.get(option) else ''
 
 
 def train(spec: str, lines: Iterable[str]) -> Vocabulary:

@@ -13,7 +13,8 @@ from attention_jax.models.seq2seq import EncoderDecoder, Outputs
 class Ensemble:
   """Models of the same vocabularies, used as an EncoderDecoder is whose parameters are a tuple, one set for each.
 
-  P(y) is the mean of the models' probabilities of y. Weights are means too; models may differ in everything else.
+  P(y) is the mean of the models' probabilities of y. Weights are means too, of those that attend; models may differ in
+  everything else.
   """
 
   def __init__(self, models: Sequence[EncoderDecoder]):
@@ -30,9 +31,9 @@ class Ensemble:
     if method == 'step':
       carries, token, memories = given
       found = [m.apply(own, c, token, k, method=method) for (m, own), c, k in zip(each, carries, memories, strict=True)]
-      return tuple(carry for carry, _ in found), _mean([outputs for _, outputs in found])
+      return tuple(carry for carry, _ in found), self._mean([outputs for _, outputs in found])
     found = [model.apply(own, *given, method=method) for model, own in each]
-    return tuple(zip(*found, strict=True)) if method == 'start' else _mean(found)._replace(state=tuple(found))
+    return tuple(zip(*found, strict=True)) if method == 'start' else self._mean(found)._replace(state=tuple(found))
 
   def reach(self, source_length: int) -> int:
     return self.models[0].reach(source_length)
@@ -42,8 +43,8 @@ class Ensemble:
     each = [model.posterior(own, target_mask) for model, own in zip(self.models, outputs.state, strict=True)]
     return jnp.stack(each).mean(0)
 
-
-def _mean(several: Sequence[Outputs]) -> Outputs:
-  log_probs = jnp.stack([jax.nn.log_softmax(outputs.logits) for outputs in several])
-  weights = jnp.stack([outputs.weights for outputs in several])
-  return Outputs(jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(several)), weights.mean(0))
+  def _mean(self, several: Sequence[Outputs]) -> Outputs:
+    log_probs = jnp.stack([jax.nn.log_softmax(outputs.logits) for outputs in several])
+    look = [model.attends or not self.attends for model in self.models]
+    weights = jnp.stack([outputs.weights for outputs, looks in zip(several, look, strict=True) if looks])
+    return Outputs(jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(several)), weights.mean(0))

@@ -66,10 +66,16 @@ Build = Callable[..., Callable[[Task], Judged]]
 
 
 class Objective(NamedTuple):
-  """A row of OBJECTIVES. running: those of its sums whose running means per token it uses."""
+  """A row of OBJECTIVES.
+
+  Attributes:
+    running: those of its sums whose running means per token it uses.
+    compares: whether it holds what the model says against the data's target, piece by piece.
+  """
 
   build: Build
   running: tuple[str, ...] = ()
+  compares: bool = False
 
 
 def likelihood() -> Callable[[Task], Judged]:
@@ -345,9 +351,9 @@ def _first_of_equals(tokens: jax.Array) -> jax.Array:
 
 OBJECTIVES: Mapping[str, Objective] = {
   'likelihood': Objective(likelihood),
-  'minimum_risk': Objective(minimum_risk),
+  'minimum_risk': Objective(minimum_risk, compares=True),
   'r_drop': Objective(r_drop),
-  'reinforce': Objective(reinforce, running=('bleu',)),
+  'reinforce': Objective(reinforce, ('bleu',), compares=True),
   'scheduled_sampling': Objective(scheduled_sampling),
 }
 

@@ -11,12 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.data import tasks
+from attention_jax.data import tasks, vocab
 from attention_jax.data.batching import Batch, Batches, check_some_fit
 from attention_jax.data.encoding import assign, check_buckets
 from attention_jax.data.resegment import resegmented
 from attention_jax.data.text import Corpus
-from attention_jax.data.vocab import same
 from attention_jax.errors import UserError
 from attention_jax.functional.table import parse_spec
 from attention_jax.kernels import auto
@@ -31,6 +30,7 @@ from attention_jax.training.evaluation import ALIGNMENT, FORCED, Scorer, evaluat
 from attention_jax.training.loop import Training
 from attention_jax.training.losses import Loss, sequence_loss
 from attention_jax.training.metrics import higher_is_better, measure
+from attention_jax.training.objectives import OBJECTIVES
 from attention_jax.training.prediction import Predictor, compile_search, longest_output, searched_sizes
 from attention_jax.training.step import step_rngs
 from attention_jax.training.system import Config
@@ -134,6 +134,12 @@ class Translation:
       which = 'share_embeddings' if config['model']['share_embeddings'] else f'output={config["model"]["output"]!r}'
       possible = 'one vocabulary for both sides; set config.data.shared_vocabulary=True'
       raise UserError(f'config.model.{which} needs {possible}')
+    cut, objective = vocab.sampled_by(config['data']['vocabulary']), parse_spec(training.objective)[0]
+    if cut and OBJECTIVES[objective].compares:
+      raise UserError(
+        f'training.objective={training.objective!r} holds pieces against those of the target, which {cut} cuts '
+        f'otherwise in each epoch; possible: a vocabulary without {cut}'
+      )
     check_weights(auxiliary_losses(training.auxiliary), model.decoder.attention if model.attends else None)
     if training.select in ALIGNMENT and not model.attends:
       raise UserError(f'training.select={training.select!r} is of alignments, and this decoder attends to nothing')
@@ -153,7 +159,7 @@ class Translation:
     """
     for other in others:
       mine, theirs = ((system.source_vocab, system.target_vocab) for system in (self, other))
-      if not all(map(same, mine, theirs)):
+      if not all(map(vocab.same, mine, theirs)):
         raise UserError('runs with different vocabularies cannot be an ensemble')
     model = Ensemble([system.model for system in (self, *others)])
     return Translation(self.config, model, self.source_vocab, self.target_vocab, self._data)

@@ -159,6 +159,9 @@ def test_losses_and_schedules_that_need_what_is_not_there(task, tmp_path):
   unlinked = f"data.task=tsv(train='{tmp_path}/plain.tsv')"
   refused([unlinked, 'training.auxiliary=guided'], 'links are asked for, but the 8 pairs come without links')
   refused(['model.dropout=0', 'training.objective=r_drop'], 'r_drop: the model drops nothing', 'set model.dropout')
+  for vocabulary, cut in (('subword(dropout=0.1)', 'dropout'), ('unigram(sampling=0.2)', 'sampling')):
+    fields = [f'data.vocabulary={vocabulary}', 'training.objective=minimum_risk']
+    refused(fields, f"'minimum_risk' holds pieces against those of the target, which {cut} cuts", f'without {cut}')
   learned = ['model.attention.alignment=entmax', 'model.attention.score=cosine']
   annealed = "unknown parameter in training.anneal: 'temperature'"
   refused([*learned, 'training.anneal=temperature: cosine'], annealed, 'possible: alpha, beta')

@@ -19,6 +19,7 @@ def columns(ran):
 def test_diverse_beams(trained):
   found = columns(run('translate', f'--workdir={trained[0]}', '--beams=4', '--groups=2', '--nbest=4', stdin=GIVEN))
   assert {number for number, *_ in found} == {'1', '3'} and len(found) > 4
+  assert len({(number, text) for number, _, text, *_ in found}) == len(found)  # none twice
 
 
 def test_an_ensemble_of_one_run_twice_is_that_run(trained):
@@ -108,6 +109,8 @@ def test_given_translations_are_scored(trained, tmp_path):
     (['--stream', '--beta=1'], '--beta=1.0 cannot be given with --stream'),
     (['--diversity=2'], '--diversity=2.0 is an option of --groups, of which there is one'),
     (['--mbr=blue'], "unknown metric 'blue'"),
+    (['--mbr=chrf', '--beams=1'], '--mbr=chrf asks hypotheses about each other; possible: --samples or --beams of 2'),
+    (['--mbr=chrf', '--samples=1'], '--mbr=chrf asks hypotheses about each other; possible: --samples or --beams'),
     (['--prefixes=/dev/null'], '/dev/null'),
     (['--stream', '--groups=2'], '--groups=2 cannot be given with --stream'),
   ],

@@ -32,6 +32,16 @@ def test_an_ensemble_says_the_mean_of_what_its_models_say():
   assert_close(outputs.weights, (each[0].weights + each[1].weights) / 2)
 
 
+def test_what_attends_to_nothing_has_no_say_in_weights():
+  model, _ = two()[0]
+  plain = build_tiny('plain', 'rnn="gru"')
+  params = tuple(variables(one, *GIVEN, scale=2.0)['params'] for one in (plain, model))
+  both = Ensemble([plain, model])
+  assert both.attends
+  assert_close(both.apply({'params': params}, *GIVEN).weights, model.apply({'params': params[1]}, *GIVEN).weights)
+  assert not np.any(Ensemble([plain] * 2).apply({'params': params[:1] * 2}, *GIVEN).weights)
+
+
 def test_steps_of_an_ensemble_are_what_it_says_at_once():
   models, params = two()
   both, target = Ensemble(models), GIVEN[2]
