@@ -21,7 +21,7 @@ import numpy as np
 
 from attention_jax.errors import choose
 
-SIZES = {'train': 24000, 'validation': 500, 'test': 500, 'unseen': 500}
+SIZES = {'train': 40000, 'validation': 500, 'test': 500, 'unseen': 500}
 WIDTH = 64  # pixels, and as many rows
 FINE = 4  # drawn so many times as large
 COLOURS = {
