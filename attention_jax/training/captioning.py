@@ -32,6 +32,7 @@ from attention_jax.data.pictures import (
   load_pictures,
   read_image,
 )
+from attention_jax.data.text import Corpus
 from attention_jax.errors import UserError, choose
 from attention_jax.kernels import auto
 from attention_jax.models.images import build_captioner
@@ -150,6 +151,10 @@ class Captioning:
   @functools.cached_property
   def loss(self) -> Loss:
     return _loss(self.model, Training(**self.config['training']))
+
+  def texts(self, split: str) -> Corpus:
+    """The rows of a split: names of pictures, captions."""
+    return self.pictures[split].corpus
 
   @property
   def report(self) -> list[str]:

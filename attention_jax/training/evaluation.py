@@ -130,14 +130,20 @@ def text_metrics(
 
   `options` is config.evaluation.
   """
-  sources, references = list(corpus.source), [[target] for target in corpus.target]
+  sources = group_references(corpus)[0] if options['group_references'] else list(corpus.source)
+  by_source = dict(zip(sources, predictor(sources, beams=beams), strict=True))
+  predictions = [by_source[source] for source in corpus.source]
+  return measured(corpus, [p.hypotheses[0].text if p.hypotheses else '' for p in predictions], options), predictions
+
+
+def measured(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[str, Any]) -> dict[str, Result]:
+  """The metrics of `options`, config.evaluation, for one hypothesis a row of the corpus."""
+  references = [[target] for target in corpus.target]
   if options['group_references']:
     sources, references, _ = group_references(corpus)
-  predictions = predictor(sources, beams=beams)
-  hypotheses = [p.hypotheses[0].text if p.hypotheses else '' for p in predictions]
-  found = {parse_spec(spec)[0]: measure(spec, hypotheses, references) for spec in options['metrics']}
-  by_source = dict(zip(sources, predictions, strict=True))
-  return found, [by_source[source] for source in corpus.source]
+    said = dict(zip(corpus.source, hypotheses, strict=True))
+    hypotheses = [said[source] for source in sources]
+  return {parse_spec(spec)[0]: measure(spec, hypotheses, references) for spec in options['metrics']}
 
 
 def evaluate(

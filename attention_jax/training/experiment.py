@@ -19,6 +19,7 @@ from attention_jax.data.pipeline import stream
 from attention_jax.errors import UserError, choose
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.config import complete
+from attention_jax.training.evaluation import measured
 from attention_jax.training.folder import check_folder, prepare_folder, read_config
 from attention_jax.training.loop import Training, fit
 from attention_jax.training.metrics import Result as Measured
@@ -185,6 +186,21 @@ def evaluate_split(run: Run, split: str):
   """(metrics, predictions) of one split of a run's task. Raises: UserError naming the splits there are."""
   choose(split, run.system.splits, 'split')
   return run.system.measure(run.params, split)
+
+
+def evaluate_lines(run: Run, split: str, lines: Sequence[str]) -> dict[str, Measured]:
+  """The metrics of texts of a run's task for what somebody else says of a split, one line a row.
+
+  Raises: UserError where there are not as many, and for a run that says no texts.
+  """
+  choose(split, run.system.splits, 'split')
+  if not hasattr(run.system, 'texts'):
+    possible = ', '.join(name for name, cls in SYSTEMS.items() if hasattr(cls, 'texts'))
+    raise UserError(f'{run.folder} is a run of system {run.config["system"]!r}; possible here: {possible}')
+  corpus = run.system.texts(split)
+  if len(lines) != len(corpus.source):
+    raise UserError(f'{len(lines)} hypotheses for the {len(corpus.source)} rows of {split}; possible: one for each')
+  return measured(corpus, lines, run.config['evaluation'])
 
 
 def _seeds(config: Config) -> list[int]:

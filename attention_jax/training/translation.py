@@ -169,6 +169,10 @@ class Translation:
     """The splits, as text and as ids."""
     return self._data()
 
+  def texts(self, split: str) -> Corpus:
+    """The rows of a split."""
+    return self.data.corpora[split]
+
   @property
   def report(self) -> list[str]:
     return self.data.report

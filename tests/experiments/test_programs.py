@@ -7,6 +7,7 @@ import matplotlib.image
 import pytest
 
 from attention_jax.analysis.alignment import parse_pharaoh
+from attention_jax.training.experiment import open_run
 from attention_jax.training.folder import read_config
 from attention_jax.training.writers import read_metrics
 from tests.experiments.programs import contents, run, tiny
@@ -59,6 +60,20 @@ def test_evaluate(trained, tmp_path):
   latest = run('evaluate', f'--workdir={folder}', '--split=train', '--checkpoint=latest', '--beams=1')
   assert latest.code == 0 and 'train (step 4)' in latest.out
   assert contents(folder) == before
+
+
+def test_texts_of_somebody_else_are_measured(trained, tmp_path):
+  workdir, own = f'--workdir={trained[0]}', trained[0] / 'hypotheses.test.txt'
+  ran, found = run('evaluate', workdir), run('evaluate', workdir, f'--hypotheses={own}')
+  row = lambda ran: next(line.split() for line in ran.out.splitlines() if 'phoneme_error_rate' in line)
+  assert found.code == 0 and row(found) == row(ran) and 'loss' not in found.out
+  (tmp_path / 'right.txt').write_text(''.join(f'{line}\n' for line in open_run(trained[0]).system.texts('test').target))
+  assert row(run('evaluate', workdir, f'--hypotheses={tmp_path}/right.txt'))[1] == '0.00'
+  (tmp_path / 'few.txt').write_text('eins\n')
+  few = run('evaluate', workdir, f'--hypotheses={tmp_path}/few.txt')
+  assert few.code == 2 and few.err.startswith('error: 1 hypotheses for the ') and few.err.count('\n') == 1
+  refused = run('evaluate', workdir, f'--hypotheses={own}', '--beams=2')
+  assert refused.code == 2 and '--beams is of a search' in refused.err
 
 
 def test_translate_lines(trained, tmp_path):
