@@ -114,6 +114,23 @@ def load_documents(config: Mapping[str, Any]) -> dict[str, Documents]:
   return splits
 
 
+def given_documents(
+  lines: Sequence[str], name: str, config: Mapping[str, Any], *, pairs: bool, label: str, first: int = 1
+) -> Documents:
+  """Texts, or pairs of texts with a tab between them, that somebody gives, one a line, read as those of the task.
+
+  Args: name and first, what errors call them and the first line; label, which all are said to have.
+  Raises: UserError for an empty text, and for what is not a pair.
+  """
+  _, _, options = bind(config['task'], DOCUMENTS, 'task')
+  texts = [line.split('\t') if pairs else [line] for line in lines]
+  for number, several in enumerate(texts, first):
+    if len(several) != 1 + pairs:
+      raise UserError(f'{name}:{number}: {len(several)} texts; possible: two, with a tab between them')
+  how = options.get('language', 'en'), options.get('html', False)
+  return _documents(texts, [label] * len(texts), name, range(first, first + len(texts)), *how)
+
+
 def _read_jsonl(path: str, fields: tuple[str, ...], label: str, language: str, html: bool) -> Documents:
   texts, labels = [], []
   for number, line in enumerate(read_lines(path), 1):

@@ -271,6 +271,21 @@ class Captioning:
       ))  # fmt: skip
     overlays.write(items, path)
 
+  def tell(self, params: Any, lines: Sequence[str], name: str, first: int = 1) -> list[tuple[str, dict[str, Any]]]:
+    """Of each file with an image: the caption; and its tokens, with the weights of each over rows and columns."""
+    if self.model.encoder.reads is not np.uint8:
+      raise UserError('this run reads features and no images; possible: one whose encoder is grid')
+    images = np.stack([read_image(line, self.shape[0], f'{name}:{i}: ') for i, line in enumerate(lines, first)])
+    found = []
+    for said in self.predict(params, images, lines, self.config['evaluation']['beams']):
+      if not said.hypotheses:
+        raise UserError(f'no caption for {said.source!r}')
+      best = said.hypotheses[0]
+      maps = best.weights[: len(best.tokens)].reshape(-1, *map(len, self._middles))
+      looked = {'tokens': best.tokens, 'weights': maps.astype(float).round(6).tolist()}
+      found.append((best.text, {'caption': best.text, 'score': best.score, 'log_prob': best.log_prob} | looked))
+    return found
+
   @property
   def _middles(self) -> tuple[np.ndarray, ...]:
     """Of the rows and of the columns of cells, from 0 to 1."""

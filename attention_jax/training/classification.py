@@ -15,7 +15,7 @@ import numpy as np
 from attention_jax.analysis import shading
 from attention_jax.analysis.alignment import entropy
 from attention_jax.data import vocab
-from attention_jax.data.documents import DOCUMENTS, Documents, load_documents
+from attention_jax.data.documents import DOCUMENTS, Documents, given_documents, load_documents
 from attention_jax.data.labelled import (
   DocumentBatches,
   EncodedDocuments,
@@ -28,7 +28,6 @@ from attention_jax.data.labelled import (
   pieces,
 )
 from attention_jax.data.options import bind
-from attention_jax.data.sentences import split as split_sentences
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.table import parse_spec
 from attention_jax.kernels import auto
@@ -223,15 +222,8 @@ class Classification:
 
   def draw(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], given: Sequence[str]) -> None:
     """Writes a page with documents whose sentences and words are shaded by their weights."""
-    if given and self.model.pairs:
-      raise UserError('--text is one text and not a pair; possible: --split and --rows')
     if given:
-      _, _, options = bind(self.config['data']['task'], DOCUMENTS, 'task')
-      lines = split_sentences(given, **{name: options[name] for name in ('language', 'html') if name in options})
-      if blank := [text for text, sentences in zip(given, lines, strict=True) if not sentences]:
-        raise UserError(f'the text {blank[0]!r} is empty')
-      documents = Documents(lines, [self.labels[0]] * len(given), 'given', range(len(given)))
-      titles, right = list(given), [''] * len(given)
+      documents, titles, right = self._given(given, '--text'), list(given), [''] * len(given)
     else:
       every = self.documents[choose(split, self.documents, 'split')]
       chosen = chosen_rows(rows, split, len(every.labels))
@@ -247,6 +239,23 @@ class Classification:
       given = title, label, guess.probabilities, tokens, words, guess.sentences, self.model.pairs, left
       shaded.append(shading.Document(*given))
     shading.write(shaded, path)
+
+  def tell(self, params: Any, lines: Sequence[str], name: str, first: int = 1) -> list[tuple[str, dict[str, Any]]]:
+    """Of each text, or of each pair with a tab between its texts: the label; and probabilities, and where it looked."""
+    documents = self._given(lines, name, first)
+    _, guesses = self._guess(params, self._encode(documents))
+    found = []
+    for sentences, guess in zip(documents.sentences, guesses, strict=True):
+      read, left = self._pieces(sentences, documents.pairs)
+      each = zip(read, guess.words, strict=True)
+      parts = [{'tokens': tokens, 'weights': _rounded(words)} for (tokens, _), words in each]
+      looked = {'parts': parts, 'weights': _rounded(guess.sentences), 'unread': left}
+      found.append((guess.label, {'label': guess.label, 'probabilities': guess.probabilities} | looked))
+    return found
+
+  def _given(self, lines: Sequence[str], name: str, first: int = 1) -> Documents:
+    pairs, label = self.model.pairs, self.labels[0]
+    return given_documents(lines, name, self.config['data'], pairs=pairs, label=label, first=first)
 
   def _by_word(self, weights: np.ndarray) -> np.ndarray:
     """Of a pair of texts: [heads x T, W] -> the mean over heads [T, W]."""
@@ -292,6 +301,10 @@ class Classification:
           self.labels[int(log_probs[i].argmax())], each, of_words, sentences[i, :, : len(there)].copy()
         )
     return jax.tree.map(lambda *x: float(sum(x)), *totals), guesses
+
+
+def _rounded(weights: np.ndarray) -> list:
+  return weights.astype(float).round(6).tolist()
 
 
 def initializer(model: Classifier) -> Callable[[int], Any]:

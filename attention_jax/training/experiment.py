@@ -64,10 +64,14 @@ class Run:
   @functools.cached_property
   def predictor(self) -> Any:
     """What translates lines. Raises: UserError where the run does something else."""
-    if not hasattr(self.system, 'predictor'):
-      possible = ', '.join(name for name, cls in SYSTEMS.items() if hasattr(cls, 'predictor'))
+    return self.able('predictor').predictor(self.params)
+
+  def able(self, method: str) -> System:
+    """The system, if it has this method. Raises: UserError naming those that have it."""
+    if not hasattr(self.system, method):
+      possible = ', '.join(name for name, cls in SYSTEMS.items() if hasattr(cls, method))
       raise UserError(f'{self.folder} is a run of system {self.config["system"]!r}; possible here: {possible}')
-    return self.system.predictor(self.params)
+    return self.system
 
 
 def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, Measured | Spread]]:
@@ -194,10 +198,7 @@ def evaluate_lines(run: Run, split: str, lines: Sequence[str]) -> dict[str, Meas
   Raises: UserError where there are not as many, and for a run that says no texts.
   """
   choose(split, run.system.splits, 'split')
-  if not hasattr(run.system, 'texts'):
-    possible = ', '.join(name for name, cls in SYSTEMS.items() if hasattr(cls, 'texts'))
-    raise UserError(f'{run.folder} is a run of system {run.config["system"]!r}; possible here: {possible}')
-  corpus = run.system.texts(split)
+  corpus = run.able('texts').texts(split)
   if len(lines) != len(corpus.source):
     raise UserError(f'{len(lines)} hypotheses for the {len(corpus.source)} rows of {split}; possible: one for each')
   return measured(corpus, lines, run.config['evaluation'])

@@ -8,7 +8,7 @@ import pytest
 
 from attention_jax.data import sentences, vocab
 from attention_jax.data.builders import entailment
-from attention_jax.data.documents import Documents, load_documents
+from attention_jax.data.documents import Documents, given_documents, load_documents
 from attention_jax.data.labelled import (
   DocumentBatches,
   check_shapes,
@@ -222,3 +222,14 @@ def test_pairs_have_the_labels_that_their_words_say():
     assert row['premise'] != row['hypothesis']
     assert not premise & entailment.UNSEEN
   assert any(entailment.UNSEEN & set(row['premise'].split()) for row in entailment.generate('unseen'))
+
+
+def test_what_is_given_is_read_as_the_task_is():
+  config = {'task': "jsonl(train='a.jsonl', html=True)", 'folder': ''}
+  found = given_documents(['It<br />was. We left.'], 'stdin', config, pairs=False, label='x', first=7)
+  assert found.sentences == [['it was .', 'we left .']] and found.labels == ['x'] and found.where(0) == 'stdin:7'
+  pairs = given_documents(['A dog. Runs.\tIt moves.'], 'stdin', {'task': 'entailment'}, pairs=True, label='x')
+  assert pairs.pairs and pairs.sentences == [['a dog . runs .', 'it moves .']]
+  for line in ('one', 'one\ttwo\tthree'):
+    with pytest.raises(UserError, match=f'stdin:2: {len(line.split())} texts; possible: two, with a tab between'):
+      given_documents(['a\tb', line], 'stdin', {'task': 'entailment'}, pairs=True, label='x')

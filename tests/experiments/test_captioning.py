@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -48,6 +49,18 @@ def test_the_same_command_goes_on_exactly(trained, tmp_path):
   assert 'going on at' in run('train', *ARGS, f'--workdir={folder}').out
   whole, parts = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder))
   assert whole == parts
+
+
+def test_new_pictures_are_told(trained, tmp_path):
+  workdir, own = f'--workdir={trained[0]}', tmp_path / 'own.png'
+  Image.new('RGB', (90, 70), 'red').save(own)
+  said, = run('predict', workdir, stdin=f'{own}\n'.encode()).out.splitlines()
+  found = json.loads(run('predict', workdir, '--json', stdin=f'{own}\n'.encode()).out)
+  assert found['caption'] == said and found['input'] == str(own) and found['log_prob'] < 0
+  assert np.shape(found['weights']) == (len(found['tokens']), 4, 4)
+  assert np.allclose(np.sum(found['weights'], axis=(1, 2)), 1, atol=1e-3)
+  ran = run('predict', workdir, stdin=f'{own}\n{tmp_path}/no.png\n'.encode())
+  assert ran.code == 2 and ran.err == f'error: stdin:2: {tmp_path}/no.png: no such file\n'
 
 
 def test_it_is_evaluated_and_drawn(trained, tmp_path):

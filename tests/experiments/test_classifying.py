@@ -59,6 +59,20 @@ def test_it_is_evaluated_and_drawn(trained, tmp_path):
   assert '… and 3 more words that were not read' in (tmp_path / 'long.html').read_text('utf-8')
 
 
+def test_new_texts_are_told(trained, tmp_path):
+  workdir = f'--workdir={trained[0]}'
+  ran = run('predict', workdir, stdin=b'It was fine.\nIt was dull. We left.\n')
+  assert ran.code == 0 and ran.out.split() == ['praise', 'blame'], ran
+  (tmp_path / 'texts').write_text('We left. It was bad.')
+  first = json.loads(run('predict', workdir, f'--input={tmp_path}/texts', '--json').out)
+  assert (first['line'], first['input'], first['label']) == (1, 'We left. It was bad.', 'blame')
+  assert set(first['probabilities']) == {'praise', 'blame'} and first['unread'] == 0
+  assert [part['tokens'] for part in first['parts']] == [['we', 'left', '.'], ['it', 'was', 'bad', '.']]
+  assert all(sum(part['weights'][0]) == pytest.approx(1, abs=1e-4) for part in first['parts'])
+  blank = run('predict', workdir, stdin=b'It was fine.\n\n')
+  assert blank.code == 2 and blank.err == 'error: stdin:2: the text is empty\n'
+
+
 def test_the_same_command_goes_on_exactly(reviews, trained, tmp_path):
   folder = before_its_end(trained[0], tmp_path / 'run')
   assert 'going on at' in run('train', *reviews[1], f'--workdir={folder}').out

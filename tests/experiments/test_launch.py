@@ -19,6 +19,7 @@ PROGRAMS = {
     '--samples:', '--seed:', '--temperature:', '--top_k:', '--top_p:', '--min_p:', '--groups:', '--diversity:',
     '--prefixes:', '--mbr:', *SEARCH,
   ),
+  'predict': (*RUN, '--input:', '--json:'),
   'score': (*RUN, '--source:', '--target:', '--layers:'),
   'inspect_attention': (*RUN, '--split:', '--rows:', '--text:', '--layers:', '--output:'),
 }  # fmt: skip
