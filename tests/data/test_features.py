@@ -1,12 +1,14 @@
 """Features of images: every image by its name, nothing half written, and a captioner's reader takes them."""
 
+import contextlib
+import sys
 import types
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from attention_jax.data.features import of_tokens, trained_size, write_features
+from attention_jax.data.features import of_tokens, pretrained, trained_size, write_features
 from attention_jax.data.pictures import images_of, load_pictures
 from attention_jax.errors import UserError
 
@@ -68,3 +70,52 @@ def test_tokens_of_patches_are_the_grid(others):
   grid = np.arange(2 * 9 * 4.0).reshape(2, 3, 3, 4)
   tokens = np.concatenate([np.full((2, others, 4), -1.0), grid.reshape(2, 9, 4)], axis=1)
   assert np.array_equal(of_tokens(tokens), grid)
+
+
+class Network:
+  """As transformers gives one: channels first, in the units of its training."""
+
+  def __init__(self, of_patches: bool):
+    self.of_patches = of_patches
+
+  def eval(self):
+    return self
+
+  def __call__(self, pixel_values):
+    if pixel_values.shape[-1] != 4:
+      raise ValueError("Input image size (8*8) doesn't\nmatch model (4*4).")
+    found = pixel_values.reshape(len(pixel_values), 3, 2, 2, 2, 2).mean((3, 5))  # [B, 3, rows, columns]
+    if self.of_patches:
+      tokens = found.reshape(len(found), 3, 4).transpose(0, 2, 1)
+      found = np.concatenate([np.full_like(tokens[:, :1], 9.0), tokens], axis=1)  # the class token comes first
+    return types.SimpleNamespace(last_hidden_state=types.SimpleNamespace(numpy=lambda: found))
+
+
+@pytest.mark.parametrize('of_patches', [False, True])
+def test_a_network_of_transformers_gives_grids(of_patches, monkeypatch):
+  told = types.SimpleNamespace(image_mean=[0.5, 0.5, 0.5], image_std=[0.5, 0.25, 0.5], size={'height': 4, 'width': 4})
+
+  def model(name):
+    if name != 'here':
+      raise OSError(f'{name} is not\na folder')
+    return Network(of_patches)
+
+  loads = lambda made: types.SimpleNamespace(from_pretrained=made)
+  fake = types.SimpleNamespace(AutoModel=loads(model), AutoImageProcessor=loads(lambda name: told))
+  torch = types.SimpleNamespace(inference_mode=contextlib.nullcontext, from_numpy=lambda x: x)
+  monkeypatch.setitem(sys.modules, 'transformers', fake)
+  monkeypatch.setitem(sys.modules, 'torch', torch)
+  network, size = pretrained('here')
+  pictures = np.zeros((2, 4, 4, 3), np.uint8)
+  pictures[1, :2, 2:] = [255, 0, 51]
+  found = network(pictures)
+  assert size == 4 and found.shape == (2, 2, 2, 3)
+  np.testing.assert_allclose(found[1, 0, 1], [1, -2, -0.6], atol=1e-6)
+  np.testing.assert_allclose(found[1, 1], [[-1, -2, -1]] * 2, atol=1e-6)
+  with pytest.raises(UserError, match=r'here: does not take pictures of \(8, 8\) pixels \(Input image size'):
+    network(np.zeros((1, 8, 8, 3), np.uint8))
+  with pytest.raises(UserError, match=r'there: no network of images that transformers has \(there is not a folder\)'):
+    pretrained('there')
+  monkeypatch.setitem(sys.modules, 'transformers', None)
+  with pytest.raises(UserError, match='transformers is not installed; possible: pip install torch transformers'):
+    pretrained('here')
