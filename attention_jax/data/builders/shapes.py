@@ -4,7 +4,7 @@
   a large green cross above a small orange dotted triangle left of a small red circle
 
 Things are told from left to right: 'X left of Y' where Y is further to the right than it is up or down, 'X above Y' or
-'X below Y' else. In half of the pictures and more one thing covers from a tenth to a third of another. Strokes on the
+'X below Y' else. In half of the pictures and more one thing covers from a tenth to a quarter of another. Strokes on the
 ground mean nothing. Of the split 'unseen' every picture has a thing whose colour and shape stand together in no other
 split.
 
@@ -33,7 +33,7 @@ RADII = {'small': (6.0, 7.5), 'large': (10.5, 12.5)}
 TEXTURES = ('', 'striped', 'dotted')
 UNSEEN = {('red', 'cross'), ('blue', 'triangle'), ('yellow', 'circle'), ('purple', 'square')}
 APART = 4.0  # pixels by which an order or a relation is clear
-HIDDEN = (0.1, 1 / 3)  # of a thing behind another one: at least, where pictures are drawn to have one; at most
+HIDDEN = (0.1, 0.25)  # of a thing behind another one: at least, where pictures are drawn to have one; at most
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom; the last two lie outside
 
