@@ -77,6 +77,9 @@ def _hidden_kernels(params: Any) -> Any:
   return jax.tree_util.tree_map_with_path(axes, params)
 
 
+# Options that are the share of what was before in a moving average: with 1 or more it never forgets, or grows.
+KEPT = frozenset(['adam_b1', 'adam_b2', 'b1', 'b2', 'beta', 'decay', 'momentum', 'rho'])
+
 OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
   'adabelief': optax.adabelief,
   'adadelta': optax.adadelta,
@@ -130,6 +133,8 @@ def _build(
       raise UserError(f'{what} {spec!r}: option {option} is a number, got {value!r}')
     if isinstance(value, int | float) and not 0 <= value < math.inf:
       raise UserError(f'{what} {spec!r}: {option} is {value}; possible: 0 or more, and finite')
+    if option in KEPT and isinstance(value, int | float) and value >= 1:
+      raise UserError(f'{what} {spec!r}: {option} is {value}; possible: from 0 to below 1')
   arguments = {k: v for k, v in supplied.items() if k in parameters} | given
   try:
     built = function(**arguments)

@@ -115,6 +115,8 @@ def test_average_formula():
     (lambda: make_optimizer('adam(beta2=0.9)', None), "option of optimizer 'adam': 'beta2'.*possible: .*b2"),
     (lambda: make_optimizer('adam(learning_rate=0.1)', None), "unknown .* 'learning_rate'"),
     (lambda: make_optimizer('adam(b2=[1])', None), 'b2 is a number'),
+    (lambda: make_optimizer('adamw(b1=2)', None), r"'adamw\(b1=2\)': b1 is 2; possible: from 0 to below 1"),
+    (lambda: make_optimizer('sgd(momentum=1.0)', None), 'momentum is 1.0; possible: from 0 to below 1'),
     (lambda: make_optimizer('adam(0.1)', None), 'cannot read'),
     (lambda: make_schedule('rsqr', 10), "did you mean 'rsqrt'"),
     (lambda: make_schedule('rsqrt(warm=3)', 10), "did you mean 'warmup'"),
