@@ -2,9 +2,9 @@
   --config.data.folder=FOLDER
 
 WMT 2014, English -> German: 4.5 million pairs, 32,000 subwords for both sides, batches of 25,000 tokens and the
-schedule of Vaswani et al. 2017. transformer2017_big, gnmt2016 and gehring2017 have the sizes of their papers too, and
-what stands in OWN. FOLDER holds the tfds set wmt14_translate/de-en as array_record. The rows of a batch divide over 1
-to 64 devices. Never trained here; `python -m experiments.compile_for_tpu
+schedule of Vaswani et al. 2017. transformer2017_big and gnmt2016 have the sizes of their papers, gehring2017 as many
+layers, and all three what stands in OWN. FOLDER holds the tfds set wmt14_translate/de-en as array_record. The rows of a
+batch divide over 1 to 64 devices. Never trained here; `python -m experiments.compile_for_tpu
 --config=configs/wmt14.py:transformer2017_base` compiles its updates ahead of time.
 """
 
@@ -18,7 +18,7 @@ OWN = {
     'training.steps': 300_000, 'training.schedule': 'rsqrt(peak=5e-4, warmup=4000)', 'training.keep': 20,
     'model.dropout': 0.3,
   },
-  # Adam as in the paper's section 8.1, for all updates; SGD after it is not. The penalties of its section 7.
+  # Adam at the paper's rate for all updates, where it goes over to SGD; its penalties in search.
   'gnmt2016': {
     'training.schedule': 'constant(rate=2e-4, warmup=200)', 'training.clip': 5.0, 'training.label_smoothing': 0.0,
     'model.embedding': 1024, 'model.dropout': 0.2, 'evaluation.alpha': 0.2, 'evaluation.beta': 0.2,
@@ -33,7 +33,7 @@ def get_config(preset: str = 'transformer2017_base'):
   config = default_config()
   config.data.task = "tfds(name='wmt14_translate/de-en', source='en', target='de')"
   config.data.folder = '~/tensorflow_datasets'
-  config.data.vocabulary = 'subword(size=32000, coverage=0.9995, most=2000000)'
+  config.data.vocabulary = 'subword(size=32000, coverage=0.9995, max_lines=2000000)'
   config.data.shared_vocabulary = True
   config.data.buckets = ((16, 16), (32, 32), (64, 64), (96, 96), (128, 128))
   config.data.batch_size = 24576

@@ -16,6 +16,7 @@ import sys
 from absl import flags
 
 from experiments.launch import FLAGS, define_run, launch, required
+from experiments.tables import rounded
 
 WINDOW = 256  # lines read, and said something of, at once
 
@@ -36,7 +37,8 @@ def main() -> None:
   for start in range(0, len(lines), WINDOW):
     window = lines[start : start + WINDOW]
     for number, (line, (said, found)) in enumerate(zip(window, tell(window, name, start + 1), strict=True), start + 1):
-      print(json.dumps({'line': number, 'input': line} | found, ensure_ascii=False) if FLAGS.json else said, flush=True)
+      whole = {'line': number, 'input': line} | found
+      print(json.dumps(whole, ensure_ascii=False, default=rounded) if FLAGS.json else said, flush=True)
 
 
 if __name__ == '__main__':

@@ -15,6 +15,7 @@ from absl import flags
 
 from attention_jax.analysis.alignment import links_from_weights
 from experiments.launch import FLAGS, define_run, launch, required
+from experiments.tables import rounded
 
 define_run(several=True)
 flags.DEFINE_string('source', None, 'a file of lines')
@@ -46,10 +47,6 @@ def main() -> None:
     }  # fmt: skip
     found |= {'layers': rounded(pair.layers)} if FLAGS.layers else {}
     print(json.dumps(found, ensure_ascii=False))
-
-
-def rounded(weights) -> list:
-  return weights.astype(float).round(6).tolist()
 
 
 if __name__ == '__main__':

@@ -1,12 +1,18 @@
-"""Results as a table for a terminal."""
+"""Results as a table for a terminal, and weights as JSON has them."""
 
 from collections.abc import Mapping
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from attention_jax.training.metrics import Result, Spread
+
+
+def rounded(weights: np.ndarray) -> list:
+  """Numbers with six places behind the point."""
+  return weights.astype(float).round(6).tolist()
 
 
 def print_results(results: Mapping[str, Mapping[str, Result | Spread]]) -> None:

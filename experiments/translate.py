@@ -24,6 +24,7 @@ from absl import flags
 from attention_jax.analysis.alignment import format_pharaoh, links_from_weights
 from attention_jax.errors import UserError
 from experiments.launch import FLAGS, define_run, define_search, launch, required, searched
+from experiments.tables import rounded
 
 ANYHOW = ('max_length', 'replace_unknown')  # goes with search and with drawing
 WINDOW = 4096  # lines searched before the first of them is printed: sorted by length among themselves
@@ -204,7 +205,7 @@ def _as_json(number, line, hypotheses) -> None:
   found = [
     {
       'text': h.text, 'score': h.score, 'log_prob': h.log_prob, 'tokens': h.tokens, 'alignment': _links(h),
-      'weights': [[round(float(w), 6) for w in row] for row in h.weights],
+      'weights': rounded(h.weights),
     }
     for h in hypotheses
   ]  # fmt: skip

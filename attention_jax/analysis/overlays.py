@@ -68,13 +68,13 @@ def _grid(items: Sequence[Told], path: Path) -> None:
   figure = Figure(figsize=(SIDE * PER_ROW, sum(heights)), layout='constrained')
   parts = figure.subfigures(len(items), 1, height_ratios=heights, squeeze=False)[:, 0]
   for part, item, count in zip(parts, items, lines, strict=True):
-    places = part.subplots(count, PER_ROW, squeeze=False).flat
-    for axes in places:
+    panels = part.subplots(count, PER_ROW, squeeze=False)
+    for axes in panels.flat:
       axes.axis('off')
     given = '\n'.join(shorter(f'given: {reference}', 150) for reference in item.references[:REFERENCES])
     if given:
       part.suptitle(given, x=0.01, ha='left', fontsize=9, color=GOLD, parse_math=False, family=fonts.families(given))
-    places = iter(part.axes)
+    places = panels.flat
     _panel(next(places), item.picture / 255.0, item.title, item.gold)
     for word, (text, weights) in enumerate(zip(item.words, item.maps, strict=True)):
       _panel(next(places), blended(item.picture, weights, item.middles), text, [_box(item, word)])

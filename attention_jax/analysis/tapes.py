@@ -51,8 +51,8 @@ def write(items: Sequence[Tape], path: str | File) -> None:
   for axes in grid.flat:
     axes.axis('off')
   for number, (item, column) in enumerate(zip(items, columns, strict=True)):
-    for axes, (title, picture, rows) in zip(grid[:, number], column, strict=False):
-      _draw(axes, title, picture, rows, len(item.shown), most)
+    for axes, panel in zip(grid[:, number], column, strict=False):
+      _draw(axes, *panel, len(item.shown), most)
     grid[0, number].set_title(f'{item.title}\n{column[0][0]}' if item.title else column[0][0], fontsize=9, loc='left')
   try:
     figure.savefig(path, dpi=110)

@@ -13,6 +13,7 @@ from attention_jax.errors import UserError
 
 Network = Callable[[np.ndarray], np.ndarray]  # pictures [B, size, size, 3] uint8 -> [B, rows, columns, C]
 
+
 def write_features(
   path: str | Path, folder: str | Path, names: Sequence[str], network: Network, *, size: int, batch: int = 32,
   done: Callable[[int], None] = lambda count: None,

@@ -161,47 +161,49 @@ def word(lines: Iterable[str], *, min_count: int = 1) -> Listed:
 
 
 def subword(
-  lines: Iterable[str], *, size: int = 8000, dropout: float = 0.0, coverage: float = 1.0, most: int = 0
+  lines: Iterable[str], *, size: int = 8000, dropout: float = 0.0, coverage: float = 1.0, max_lines: int = 0
 ) -> Subword:
   """Byte-pair encoding by sentencepiece (Sennrich et al. 2016; Kudo and Richardson 2018), `size` pieces in all.
 
   With `dropout` training lines are cut anew in each epoch, each merge left out with this probability. `coverage` is the
-  share of the characters that pieces know, the most frequent ones; `most` how many lines are looked at, evenly spaced,
-  0 for all.
+  share of the characters that pieces know, the most frequent ones; `max_lines` how many lines are looked at, evenly
+  spaced, 0 for all.
 
   Raises: UserError when the lines have fewer pieces than `size`, or more characters.
   """
   _option('dropout', dropout, 0 <= dropout < 1, 'a number from 0 to below 1')
-  return Subword('subword', _sentencepiece('bpe', f'subword(size={size})', lines, size, coverage, most), dropout)
+  model = _sentencepiece('bpe', f'subword(size={size})', lines, size, coverage, max_lines)
+  return Subword('subword', model, dropout)
 
 
 def unigram(
-  lines: Iterable[str], *, size: int = 8000, sampling: float = 0.0, coverage: float = 1.0, most: int = 0
+  lines: Iterable[str], *, size: int = 8000, sampling: float = 0.0, coverage: float = 1.0, max_lines: int = 0
 ) -> Subword:
   """The pieces of a unigram language model by sentencepiece (Kudo 2018), `size` in all.
 
   With `sampling`, α of the paper's section 3.2, training lines are cut anew in each epoch, each way x of cutting one
-  with probability P(x)^α / Σ P^α over all ways: the smaller, the more alike they are. `coverage` and `most` as of
+  with probability P(x)^α / Σ P^α over all ways: the smaller, the more alike they are. `coverage` and `max_lines` as of
   `subword`.
 
   Raises: UserError when the lines have fewer pieces than `size`, or more characters.
   """
   _option('sampling', sampling, 0 <= sampling < math.inf, 'a number of 0 or more')
-  return Subword('unigram', _sentencepiece('unigram', f'unigram(size={size})', lines, size, coverage, most), sampling)
+  model = _sentencepiece('unigram', f'unigram(size={size})', lines, size, coverage, max_lines)
+  return Subword('unigram', model, sampling)
 
 
 def _sentencepiece(
-  algorithm: str, spec: str, lines: Iterable[str], size: int, coverage: float, most: int
+  algorithm: str, spec: str, lines: Iterable[str], size: int, coverage: float, max_lines: int
 ) -> bytes:
   """A trained model. Raises: UserError naming the spec."""
   import sentencepiece
 
   _option('size', size, size >= 1, 'a whole number of at least 1')
   _option('coverage', coverage, 0 < coverage <= 1, 'a number above 0, 1 at most')
-  _option('most', most, most >= 0, 'a whole number of 0 or more')
-  if most:
+  _option('max_lines', max_lines, max_lines >= 0, 'a whole number of 0 or more')
+  if max_lines:
     lines = list(lines)
-    lines = lines[:: -(-len(lines) // most) or 1]
+    lines = lines[:: -(-len(lines) // max_lines) or 1]
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(

@@ -282,7 +282,7 @@ class Captioning:
         raise UserError(f'no caption for {said.source!r}')
       best = said.hypotheses[0]
       maps = best.weights[: len(best.tokens)].reshape(-1, *map(len, self._middles))
-      looked = {'tokens': best.tokens, 'weights': maps.astype(float).round(6).tolist()}
+      looked = {'tokens': best.tokens, 'weights': maps}
       found.append((best.text, {'caption': best.text, 'score': best.score, 'log_prob': best.log_prob} | looked))
     return found
 

@@ -248,8 +248,8 @@ class Classification:
     for sentences, guess in zip(documents.sentences, guesses, strict=True):
       read, left = self._pieces(sentences, documents.pairs)
       each = zip(read, guess.words, strict=True)
-      parts = [{'tokens': tokens, 'weights': _rounded(words)} for (tokens, _), words in each]
-      looked = {'parts': parts, 'weights': _rounded(guess.sentences), 'unread': left}
+      parts = [{'tokens': tokens, 'weights': words} for (tokens, _), words in each]
+      looked = {'parts': parts, 'weights': guess.sentences, 'unread': left}
       found.append((guess.label, {'label': guess.label, 'probabilities': guess.probabilities} | looked))
     return found
 
@@ -301,10 +301,6 @@ class Classification:
           self.labels[int(log_probs[i].argmax())], each, of_words, sentences[i, :, : len(there)].copy()
         )
     return jax.tree.map(lambda *x: float(sum(x)), *totals), guesses
-
-
-def _rounded(weights: np.ndarray) -> list:
-  return weights.astype(float).round(6).tolist()
 
 
 def initializer(model: Classifier) -> Callable[[int], Any]:

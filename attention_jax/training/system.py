@@ -44,6 +44,9 @@ class System(Protocol):
     report: lines for a person, of the data.
     splits: the names of the splits of the data.
     implementation: what computes attention, with what 'auto' chooses.
+
+  Some do more, which experiment.Run.able asks for: `predictor` (what translates lines), `tell` (what is said of new
+  lines, and all there is to know of it), `texts` (the rows of a split), `draw_layers`, `together` (an ensemble).
   """
 
   fields: ClassVar[Mapping[str, type]]

@@ -154,7 +154,7 @@ def test_rare_characters_and_most_lines_can_be_left_out(kind):
   words = ['the cat sat on the mat', 'a cat and a dog', 'the dog sat']
   whole, common = (vocab.train(f'{kind}(size=19{more})', [*words * 9, 'Ω']) for more in ('', ', coverage=0.99'))
   assert UNK not in whole.encode('Ω') and UNK in common.encode('Ω') and UNK not in common.encode('cat')
-  few = vocab.train(f'{kind}(size=19, most=9)', [line for word in words * 3 for line in (word, 'x', 'y', 'z')])
+  few = vocab.train(f'{kind}(size=19, max_lines=9)', [line for word in words * 3 for line in (word, 'x', 'y', 'z')])
   assert UNK in few.encode('x') and UNK not in few.encode('cat')
   assert vocab.sampled_by(f'{kind}(size=9)') == ''
 
@@ -169,7 +169,7 @@ def test_what_cuts_lines_anew():
   ('spec', 'message'),
   [
     ('subword(size=9, coverage=0.0)', 'vocabulary option coverage is a number above 0, 1 at most, got 0.0'),
-    ('unigram(size=9, most=-1)', 'vocabulary option most is a whole number of 0 or more, got -1'),
+    ('unigram(size=9, max_lines=-1)', 'vocabulary option max_lines is a whole number of 0 or more, got -1'),
     ('words', "unknown vocabulary 'words' (did you mean 'word'?); possible: char, subword, unigram, word"),
     (
       'word(mincount=2)',
