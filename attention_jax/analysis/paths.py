@@ -12,7 +12,7 @@ SIDE, LINE = 1.7, '#2f9e44'  # inches of a panel
 
 
 class Path(NamedTuple):
-  """A picture [height, width] uint8 and the locations [T, 2] looked at: row and column, from -1 to 1."""
+  """A picture [height, width, C] uint8 and the locations [T, 2] looked at: row and column, from -1 to 1."""
 
   picture: np.ndarray
   locations: np.ndarray
@@ -35,7 +35,7 @@ def write(items: Sequence[Path], path: str | File, size: int, scales: int) -> No
   for axes in panels.flat:
     axes.axis('off')
   for row, item in zip(panels, items, strict=True):
-    places = (item.locations + 1) / 2 * np.array(item.picture.shape)
+    places = (item.locations + 1) / 2 * np.array(item.picture.shape[:2])
     _whole(row[0], item, places, size)
     for number, (axes, place) in enumerate(zip(row[1:], places, strict=False), 1):
       _glimpse(axes, item.picture, place, size, scales)
@@ -49,7 +49,7 @@ def write(items: Sequence[Path], path: str | File, size: int, scales: int) -> No
 def _whole(axes, item: Path, places: np.ndarray, size: int) -> None:
   from matplotlib.patheffects import withStroke
 
-  axes.imshow(item.picture, cmap='gray', vmin=0, vmax=255)
+  _show(axes, item.picture)
   for row, column in np.round(places) - size // 2:
     _frame(axes, row, column, size, 0.5)
   axes.plot(places[:, 1], places[:, 0], '-', color=LINE, linewidth=1.2)
@@ -65,19 +65,25 @@ def _whole(axes, item: Path, places: np.ndarray, size: int) -> None:
 def _glimpse(axes, picture: np.ndarray, place: np.ndarray, size: int, scales: int) -> None:
   """What the retina covers, coarser from scale to scale."""
   widest = size * 2 ** (scales - 1)
-  padded = np.pad(picture, widest).astype(float)
+  padded = np.pad(picture, [(widest, widest)] * 2 + [(0, 0)]).astype(float)
   middle = np.round(place).astype(int) + widest
-  shown = np.zeros((widest, widest))
+  shown = np.zeros((widest, widest, picture.shape[-1]))
   for scale in reversed(range(scales)):
     width, cell = size * 2**scale, 2**scale
     top, left = middle - width // 2
-    patch = padded[top : top + width, left : left + width].reshape(size, cell, size, cell).mean((1, 3))
+    patch = padded[top : top + width, left : left + width].reshape(size, cell, size, cell, -1).mean((1, 3))
     inner = (widest - width) // 2
-    shown[inner : inner + width, inner : inner + width] = np.kron(patch, np.ones((cell, cell)))
-  axes.imshow(shown, cmap='gray', vmin=0, vmax=255)
+    shown[inner : inner + width, inner : inner + width] = np.kron(patch, np.ones((cell, cell, 1)))
+  _show(axes, shown)
   for scale in range(scales - 1):
     width = size * 2**scale
     _frame(axes, (widest - width) / 2, (widest - width) / 2, width, 0.6**scale)
+
+
+def _show(axes, picture: np.ndarray) -> None:
+  """Grey or in colours; of any other number of channels their mean."""
+  shown = picture if picture.shape[-1] in (1, 3) else picture.mean(-1, keepdims=True)
+  axes.imshow(shown / 255.0, cmap='gray', vmin=0, vmax=1)
 
 
 def _frame(axes, top: float, left: float, width: int, alpha: float) -> None:

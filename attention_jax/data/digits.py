@@ -1,4 +1,4 @@
-"""Digits with labels: handwritten ones, put anywhere on a larger canvas, among pieces of others."""
+"""Small pictures with labels, such as handwritten digits, put anywhere on a larger canvas, among pieces of others."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -12,15 +12,14 @@ from attention_jax.data.options import bind
 from attention_jax.data.prepared import open_set, parts_of
 from attention_jax.errors import UserError, choose
 
-LABELS = 10
-
 
 class Digits(NamedTuple):
   """One split.
 
   Attributes:
-    pictures: uint8 [P, height, width], as they were written.
-    labels: int32 [P].
+    pictures: uint8 [P, height, width, C], as they were written.
+    labels: int32 [P], from 0.
+    classes: how many labels there are.
     canvas: the height and width that they are put on; 0 leaves them as they are.
     clutter: how many pieces of other pictures are put there too.
     piece: how many pixels high and wide they are.
@@ -28,6 +27,7 @@ class Digits(NamedTuple):
 
   pictures: np.ndarray
   labels: np.ndarray
+  classes: int
   canvas: int = 0
   clutter: int = 0
   piece: int = 8
@@ -37,7 +37,7 @@ class DigitBatch(NamedTuple):
   """B pictures of one shape.
 
   Attributes:
-    picture: uint8 [B, height, width].
+    picture: uint8 [B, height, width, C].
     label: int32 [B].
     index: int32 [B], the row in its split; -1 = a filler row.
   """
@@ -55,13 +55,15 @@ def digits(folder: str, *, canvas: int = 0, clutter: int = 0, piece: int = 4) ->
   pictures = np.clip(found.images * 16, 0, 255).astype(np.uint8)
   order = np.random.default_rng(0).permutation(len(pictures))
   parts = {'train': order[:1297], 'validation': order[1297:1547], 'test': order[1547:]}
-  return {split: _digits(pictures[rows], found.target[rows], canvas, clutter, piece) for split, rows in parts.items()}
+  own = {split: (pictures[rows], found.target[rows]) for split, rows in parts.items()}
+  return _on_canvas(own, 10, canvas, clutter, piece)
 
 
 def npz(
   folder: str, *, path: str = 'mnist.npz', validation: int = 5000, canvas: int = 0, clutter: int = 0, piece: int = 8
 ) -> dict[str, Digits]:
-  """An .npz file with x_train, y_train, x_test and y_test, as MNIST is often kept; the last of training validate."""
+  """An .npz file as MNIST is often kept: x_train and x_test, uint8 [P, height, width] or [P, height, width, C], and
+  y_train and y_test, whole numbers from 0; the last of training validate."""
   path = os.path.join(folder, os.path.expanduser(path))
   found = read_arrays(path)
   missing = [name for name in ('x_train', 'y_train', 'x_test', 'y_test') if name not in found]
@@ -69,26 +71,27 @@ def npz(
     raise UserError(f'{path}: no array {missing[0]!r}; it has: {", ".join(found)}')
   x, y, x_test, y_test = (found[name] for name in ('x_train', 'y_train', 'x_test', 'y_test'))
   for name, pictures, labels in (('train', x, y), ('test', x_test, y_test)):
-    if pictures.ndim != 3 or pictures.dtype != np.uint8 or pictures.shape[1:] != x.shape[1:]:
-      height, width = x.shape[1:] if x.ndim == 3 else ('height', 'width')
-      expected = f'uint8 [P, {height}, {width}]'
+    if pictures.ndim not in (3, 4) or pictures.dtype != np.uint8 or pictures.shape[1:] != x.shape[1:]:
+      sizes = x.shape[1:] if x.ndim in (3, 4) else ('height', 'width')
+      expected = f'uint8 [P, {", ".join(map(str, sizes))}]'
       raise UserError(f'{path}: x_{name} is {pictures.dtype} {list(pictures.shape)}; expected {expected}')
     if labels.shape != pictures.shape[:1] or labels.dtype.kind not in 'iu':
       expected = f'whole numbers [{len(pictures)}]'
       raise UserError(f'{path}: y_{name} is {labels.dtype} {list(labels.shape)}; expected {expected}')
-    _check_labels(labels, f'{path}: y_{name}')
+    classes = int(y.max(initial=0)) + 1
+    _check_labels(labels, classes, f'{path}: y_{name}')
   if not 0 < validation < len(x):
     raise UserError(f'{path}: validation={validation} of {len(x)} pictures; possible: from 1 to {len(x) - 1}')
   parts = {'train': (x[:-validation], y[:-validation]), 'validation': (x[-validation:], y[-validation:])}
   parts['test'] = (x_test, y_test)
-  return {split: _digits(*part, canvas, clutter, piece) for split, part in parts.items()}
+  return _on_canvas(parts, classes, canvas, clutter, piece)
 
 
 def tfds(
   folder: str, *, name: str = 'mnist', validation: str = 'train[-5000:]', canvas: int = 0, clutter: int = 0,
   piece: int = 8,
 ) -> dict[str, Digits]:  # fmt: skip
-  """A tfds set of grey images with labels under `folder`, such as 'mnist'.
+  """A tfds set of images of one size with labels under `folder`, such as 'mnist' or 'svhn_cropped'.
 
   Args: validation, as for prepared.parts_of.
   """
@@ -96,14 +99,16 @@ def tfds(
   for feature in ('image', 'label'):
     choose(feature, builder.info.features, f"feature of tfds set '{name}':")
   shape = builder.info.features['image'].shape
-  if len(shape) != 3 or None in shape or shape[-1] != 1:
-    raise UserError(f"tfds set '{name}': images are {list(shape)}; possible: grey ones of one size, [height, width, 1]")
+  if len(shape) != 3 or None in shape:
+    raise UserError(f"tfds set '{name}': images are {list(shape)}; possible: of one size, [height, width, C]")
   for split, part in parts_of(builder, name, validation).items():
     rows = list(builder.as_data_source(split=part))
-    pictures, labels = np.stack([row['image'][..., 0] for row in rows]), np.array([row['label'] for row in rows])
-    _check_labels(labels, f"tfds set '{name}', {part}: label")
-    found[split] = _digits(pictures, labels, canvas, clutter, piece)
-  return found
+    found[split] = np.stack([row['image'] for row in rows]), np.array([row['label'] for row in rows])
+  # Of plain numbers nobody says how many there are.
+  classes = getattr(builder.info.features['label'], 'num_classes', None) or int(found['train'][1].max()) + 1
+  for split, (_, labels) in found.items():
+    _check_labels(labels, classes, f"tfds set '{name}', {split}: label")
+  return _on_canvas(found, classes, canvas, clutter, piece)
 
 
 DIGITS: Mapping[str, Callable[..., dict[str, Digits]]] = {'digits': digits, 'npz': npz, 'tfds': tfds}
@@ -115,37 +120,42 @@ def load_digits_of(config: Mapping[str, Any]) -> dict[str, Digits]:
   return row(os.path.expanduser(config['folder'] or ''), **options)
 
 
-def _check_labels(labels: np.ndarray, name: str) -> None:
-  for row in np.flatnonzero((labels < 0) | (labels >= LABELS))[:1]:
-    raise UserError(f'{name}[{row}] is {labels[row]}; possible: 0 to {LABELS - 1}')
+def _check_labels(labels: np.ndarray, classes: int, name: str) -> None:
+  for row in np.flatnonzero((labels < 0) | (labels >= classes))[:1]:
+    raise UserError(f'{name}[{row}] is {labels[row]}; possible: 0 to {classes - 1}, as in training')
 
 
-def _digits(pictures: np.ndarray, labels: np.ndarray, canvas: int, clutter: int, piece: int) -> Digits:
-  size = max(pictures.shape[1:])
+def _on_canvas(parts: Mapping[str, tuple], classes: int, canvas: int, clutter: int, piece: int) -> dict[str, Digits]:
+  """Splits of pictures, with an axis of channels or without, and labels."""
+  size = max(parts['train'][0].shape[1:3])
   if canvas and canvas < size:
     raise UserError(f'canvas={canvas} is smaller than the pictures; possible: 0, or {size} and more')
   if clutter and not canvas:
     raise UserError(f'clutter={clutter} needs a canvas; possible: canvas=60')
   if clutter < 0 or (clutter and not 1 <= piece <= size):
     raise UserError(f'piece={piece}, clutter={clutter}; possible: pieces of 1 to {size} pixels, clutter of 0 or more')
-  return Digits(pictures, labels.astype(np.int32), canvas, clutter, piece)
+  with_channels = lambda pictures: pictures.reshape(*pictures.shape[:3], -1)
+  return {
+    split: Digits(with_channels(pictures), labels.astype(np.int32), classes, canvas, clutter, piece)
+    for split, (pictures, labels) in parts.items()
+  }
 
 
 def paint(split: Digits, row: int, draw: np.random.Generator) -> np.ndarray:
-  """The picture of a row as it is shown: [height, width] uint8. Mnih et al. 2014, sections 4.1.2 and 4.1.3."""
+  """The picture of a row as it is shown: [height, width, C] uint8. Mnih et al. 2014, sections 4.1.2 and 4.1.3."""
   if not split.canvas:
     return split.pictures[row]
-  shown = np.zeros((split.canvas, split.canvas), np.uint8)
+  shown = np.zeros((split.canvas, split.canvas, split.pictures.shape[-1]), np.uint8)
   _put(shown, split.pictures[row], draw)
   for _ in range(split.clutter):
     other = split.pictures[draw.integers(len(split.pictures))]
-    top, left = (draw.integers(size - split.piece + 1) for size in other.shape)
+    top, left = (draw.integers(size - split.piece + 1) for size in other.shape[:2])
     _put(shown, other[top : top + split.piece, left : left + split.piece], draw)
   return shown
 
 
 def _put(shown: np.ndarray, what: np.ndarray, draw: np.random.Generator) -> None:
-  top, left = (draw.integers(whole - part + 1) for whole, part in zip(shown.shape, what.shape, strict=True))
+  top, left = (draw.integers(whole - part + 1) for whole, part in zip(shown.shape[:2], what.shape[:2], strict=True))
   place = shown[top : top + what.shape[0], left : left + what.shape[1]]
   np.maximum(place, what, out=place)
 
@@ -156,7 +166,7 @@ class DigitBatches:
   sides = 'rows, height, width'
 
   def __init__(self, split: Digits, size: int, seed: int = 0, shard: int = 0, shards: int = 1):
-    shape = paint(split, 0, np.random.default_rng(0)).shape
+    shape = paint(split, 0, np.random.default_rng(0)).shape[:2]
     self._order = Order(np.zeros(len(split.labels), int), [shape], size, seed=seed, shard=shard, shards=shards)
     self._split, self._seed = split, seed
 

@@ -29,9 +29,9 @@ class Glimpsed(NamedTuple):
 
 
 def retina(picture: jax.Array, location: jax.Array, size: int, scales: int) -> jax.Array:
-  """Patches of size, 2 size, 4 size ... pixels around a location, each as size x size means: [scales, size, size].
+  """Patches of size, 2 size, 4 size ... pixels around a location, each as size x size means: [scales, size, size, C].
 
-  Args: picture [height, width], 0 beyond its edges; location [2] as in Glimpsed. Mnih et al. 2014, section 3.1.
+  Args: picture [height, width, C], 0 beyond its edges; location [2] as in Glimpsed. Mnih et al. 2014, section 3.1.
   """
   cell = 2 ** jnp.arange(scales)[:, None, None]
 
@@ -43,7 +43,7 @@ def retina(picture: jax.Array, location: jax.Array, size: int, scales: int) -> j
     away = jnp.arange(pixels)[None, None] - first
     return ((away >= 0) & (away < cell)) / cell.astype(jnp.float32)
 
-  return jnp.einsum('srh,hw,scw->src', shares(0), picture, shares(1), precision=jax.lax.Precision.HIGHEST)
+  return jnp.einsum('srh,hwk,scw->srck', shares(0), picture, shares(1), precision=jax.lax.Precision.HIGHEST)
 
 
 class Glimpses(nn.Module):
@@ -72,7 +72,7 @@ class Glimpses(nn.Module):
 
   @nn.compact
   def __call__(self, pictures: jax.Array, first: jax.Array, deterministic: bool = True) -> Glimpsed:
-    """pictures [B, height, width] from 0 to 1; first [B, 2], the first location. It draws from the rng 'attention'."""
+    """pictures [B, height, width, C] from 0 to 1; first [B, 2], the first location. Draws from the rng 'attention'."""
     layer = lambda features, name: Dense(features, dtype=self.dtype, name=name)
     seen, placed = layer(self.hidden, 'seen'), layer(self.hidden, 'placed')
     what, where, core = (layer(self.features, name) for name in ('what', 'where', 'core'))

@@ -13,7 +13,6 @@ import numpy as np
 from attention_jax.analysis import paths
 from attention_jax.data.digits import (
   DIGITS,
-  LABELS,
   DigitBatch,
   DigitBatches,
   Digits,
@@ -81,7 +80,7 @@ class Look(NamedTuple):
 
 
 class Glimpsing:
-  """Glimpses of digits, or of any pictures of one channel with labels from 0 to 9."""
+  """Glimpses of digits, or of any pictures of one size with labels."""
 
   fields: Mapping[str, type] = {'data': Source, 'model': GlimpseModel, 'evaluation': Evaluation}
   drawing = 'glimpses.png'
@@ -89,7 +88,7 @@ class Glimpsing:
 
   def __init__(self, config: Config, data: Callable[[], Mapping[str, Digits]]):
     """`data` gives the splits when they are asked for."""
-    self.config, self._data, self.model = config, data, _build(config['model'])
+    self.config, self._data = config, data
 
   @classmethod
   def load(cls, config: Config, folder: str | None) -> 'Glimpsing':
@@ -107,7 +106,7 @@ class Glimpsing:
     for name, possible in (('objective', 'likelihood'), ('auxiliary', '')):
       if getattr(training, name) != possible:
         raise UserError(f'training.{name} is {getattr(training, name)!r}; possible for glimpses: {possible!r}')
-    model = _build(config['model'])
+    model = _build(config['model'], classes=2)
     params, batch = jax.eval_shape(lambda: _initial(model, 0)), _smallest()
     make_anneal(training.anneal, params, training.steps)
     jax.eval_shape(_loss(model, config, training), params, batch, step_rngs(jax.random.key(0)), {})
@@ -122,14 +121,19 @@ class Glimpsing:
     return self._data()
 
   @functools.cached_property
+  def model(self) -> Glimpses:
+    return _build(self.config['model'], self.digits['train'].classes)
+
+  @functools.cached_property
   def loss(self) -> Loss:
     return _loss(self.model, self.config, Training(**self.config['training']))
 
   @property
   def report(self) -> list[str]:
-    shape = ' x '.join(map(str, paint(self.digits['train'], 0, np.random.default_rng(0)).shape))
-    clutter = self.digits['train'].clutter
-    among = f', among {count(clutter, "piece")} of others' if clutter else ''
+    train = self.digits['train']
+    *sizes, channels = paint(train, 0, np.random.default_rng(0)).shape
+    shape = ' x '.join(map(str, sizes if channels == 1 else (*sizes, channels)))
+    among = f', among {count(train.clutter, "piece")} of others' if train.clutter else ''
     return [f'{name}: {count(len(split.labels), "picture")} ({shape}{among})' for name, split in self.digits.items()]
 
   @property
@@ -140,7 +144,7 @@ class Glimpsing:
     """Nothing but the config is needed to open a run."""
 
   def initializer(self) -> Callable[[int], Any]:
-    return jax.jit(functools.partial(_initial, self.model))
+    return jax.jit(functools.partial(_initial, self.model, channels=self.digits['train'].pictures.shape[-1]))
 
   def batches(self, seed: int) -> DigitBatches:
     return DigitBatches(
@@ -218,21 +222,21 @@ class Glimpsing:
     return looks, losses
 
 
-def _build(model: Mapping[str, Any]) -> Glimpses:
+def _build(model: Mapping[str, Any], classes: int) -> Glimpses:
   options = dataclasses.asdict(GlimpseModel(**model))
   dtype = DTYPES[choose(options.pop('dtype'), DTYPES, 'dtype')]
   options.pop('samples')
-  return Glimpses(LABELS, **options, dtype=dtype)
+  return Glimpses(classes, **options, dtype=dtype)
 
 
-def _initial(model: Glimpses, seed: int) -> Any:
+def _initial(model: Glimpses, seed: int, channels: int = 1) -> Any:
   rng = jax.random.key(seed)
   rngs = {'params': rng, 'attention': rng}
-  return model.init(rngs, jnp.zeros((1, 2 * model.size, 2 * model.size)), jnp.zeros((1, 2)))['params']
+  return model.init(rngs, jnp.zeros((1, 2 * model.size, 2 * model.size, channels)), jnp.zeros((1, 2)))['params']
 
 
 def _smallest() -> DigitBatch:
-  return DigitBatch(np.zeros((1, 32, 32), np.uint8), np.zeros(1, np.int32), np.zeros(1, np.int32))
+  return DigitBatch(np.zeros((1, 32, 32, 1), np.uint8), np.zeros(1, np.int32), np.zeros(1, np.int32))
 
 
 def _apply(model: Glimpses, params: Any, batch: DigitBatch, rng: jax.Array, drawn: bool = True):

@@ -8,12 +8,12 @@ from attention_jax.analysis import paths
 
 
 def test_a_glimpse_shows_what_the_retina_covers():
-  picture = np.zeros((16, 16), np.uint8)
+  picture = np.zeros((16, 16, 1), np.uint8)
   picture[4:8, 8:12] = 255
   axes = Figure().subplots()
   paths._glimpse(axes, picture, np.array([6.0, 10.0]), 4, 2)
   shown = axes.images[0].get_array()
-  assert shown.shape == (8, 8) and (shown[2:6, 2:6] == 255).all()
+  assert shown.shape == (8, 8) and (shown[2:6, 2:6] == 1).all()
   coarse = shown.copy()
   coarse[2:6, 2:6] = 0
   assert not coarse.any() and len(axes.patches) == 1
@@ -22,7 +22,7 @@ def test_a_glimpse_shows_what_the_retina_covers():
 def test_the_whole_path_lies_on_its_picture():
   axes = Figure().subplots()
   locations = np.array([[0.0, 0.0], [-0.5, 0.5]])
-  item = paths.Path(np.zeros((8, 12), np.uint8), locations, 'one')
+  item = paths.Path(np.zeros((8, 12, 1), np.uint8), locations, 'one')
   paths._whole(axes, item, (locations + 1) / 2 * np.array([8, 12]), 4)
   line = axes.lines[0]
   assert line.get_xdata().tolist() == [6, 9] and line.get_ydata().tolist() == [4, 2]
@@ -31,7 +31,7 @@ def test_the_whole_path_lies_on_its_picture():
 
 
 def test_a_row_for_each_picture(tmp_path):
-  one = paths.Path(np.zeros((8, 8), np.uint8), np.zeros((3, 2)))
+  one = paths.Path(np.zeros((8, 8, 3), np.uint8), np.zeros((3, 2)))
   sizes = []
   for items in ([one], [one, one._replace(locations=np.zeros((1, 2)))]):
     paths.write(items, tmp_path / 'out.png', 4, 1)

@@ -30,7 +30,7 @@ def test_splits_are_parts_of_the_file(folder):
   assert {split: digits.labels.tolist() for split, digits in found.items()} == {
     'train': [*range(8)], 'validation': [8, 9, 0, 1], 'test': [0, 1, 2],
   }  # fmt: skip
-  assert load_digits_of({'task': 'digits', 'folder': ''})['test'].pictures.shape == (250, 8, 8)
+  assert load_digits_of({'task': 'digits', 'folder': ''})['test'].pictures.shape == (250, 8, 8, 1)
 
 
 def test_a_digit_stands_somewhere_on_its_canvas(folder):
@@ -38,8 +38,8 @@ def test_a_digit_stands_somewhere_on_its_canvas(folder):
   places = set()
   for i in range(60):
     shown = paint(train, 5, RNG(i))
-    rows, columns = np.nonzero(shown)
-    assert shown.shape == (9, 9) and (shown > 0).sum() == 16 and shown.max() == 6
+    rows, columns, _ = np.nonzero(shown)
+    assert shown.shape == (9, 9, 1) and (shown > 0).sum() == 16 and shown.max() == 6
     places.add((rows.min(), columns.min()))
   assert places <= {(r, c) for r in range(6) for c in range(6)} and len(places) > 20
   cluttered = paint(load(folder, canvas=30, clutter=3, piece=2)['train'], 5, RNG(0))
@@ -73,9 +73,9 @@ def prepared(tmp_path_factory):
   folder = tmp_path_factory.mktemp('tfds')
   image = lambda i, *shape: io.BytesIO(encode_png(np.full(shape, 9 + i, np.uint8)))
   images = lambda size, *shape: [{'image': image(i, *shape), 'label': i % 10} for i in range(size)]
-  for name, *shape in (('grey', 4, 4, 1), ('colour', 4, 4, 3)):
-    features = lambda tfds, shape=shape: tfds.features.FeaturesDict(
-      {'image': tfds.features.Image(shape=tuple(shape)), 'label': tfds.features.ClassLabel(num_classes=10)}
+  for name, told, *shape in (('grey', 4, 4, 4, 1), ('colour', 4, 4, 4, 3), ('any', None, 4, 4, 3)):
+    features = lambda tfds, told=told, shape=shape: tfds.features.FeaturesDict(
+      {'image': tfds.features.Image(shape=(told, told, shape[-1])), 'label': tfds.features.ClassLabel(num_classes=10)}
     )
     prepare(folder, features, {'train': images(12, *shape), 'test': images(3, *shape)}, name)
   return folder
@@ -86,14 +86,17 @@ def test_tfds(prepared):
   assert {split: len(digits.labels) for split, digits in found.items()} == {'train': 8, 'validation': 4, 'test': 3}
   for digits in found.values():
     assert digits.canvas == 9 and digits.pictures.dtype == np.uint8
-    assert np.array_equal(digits.pictures[:, 1, 2] % 10, (digits.labels + 9) % 10)
-  seen = {int(p[0, 0]) for split in ('train', 'validation') for p in found[split].pictures}
+    assert np.array_equal(digits.pictures[:, 1, 2, 0] % 10, (digits.labels + 9) % 10)
+  seen = {int(p[0, 0, 0]) for split in ('train', 'validation') for p in found[split].pictures}
   assert seen == set(range(9, 21))
 
 
-def test_tfds_of_colours(prepared):
-  with pytest.raises(UserError, match=r"'tiny/colour': images are \[4, 4, 3\]; possible: grey ones of one size"):
-    load_digits_of({'task': "tfds(name='tiny/colour')", 'folder': str(prepared)})
+def test_tfds_of_colours_and_of_any_size(prepared):
+  task = "tfds(name='tiny/{}', validation='train[-4:]')"
+  found = load_digits_of({'task': task.format('colour'), 'folder': str(prepared)})
+  assert found['train'].pictures.shape == (8, 4, 4, 3) and found['test'].classes == 10
+  with pytest.raises(UserError, match=r"'tiny/any': images are \[None, None, 3\]; possible: of one size"):
+    load_digits_of({'task': task.format('any'), 'folder': str(prepared)})
 
 
 @pytest.mark.parametrize(
@@ -111,6 +114,19 @@ def test_wrong_options_are_named(folder, options, said):
     load(folder, **options)
 
 
+def test_colours_and_any_number_of_labels(folder):
+  pictures = RNG(0).integers(1, 255, (12, 4, 4, 3)).astype(np.uint8)
+  labels = np.arange(12) % 3
+  np.savez(folder / 'own.npz', x_train=pictures, y_train=labels, x_test=pictures[:3], y_test=labels[:3])
+  train = load(folder, canvas=9)['train']
+  shown = paint(train, 5, RNG(0))
+  top, left = (axis.min() for axis in np.nonzero(shown)[:2])
+  assert train.classes == 3 and np.array_equal(shown[top : top + 4, left : left + 4], pictures[5])
+  cluttered = paint(load(folder, canvas=30, clutter=3, piece=2)['train'], 5, RNG(0))
+  assert cluttered.shape == (30, 30, 3) and 16 + 4 <= (cluttered > 0).all(-1).sum() <= 16 + 3 * 4
+  assert DigitBatches(train, 3)[0].picture.shape == (3, 9, 9, 3)
+
+
 def test_wrong_arrays_are_named(folder):
   good = {'x_train': np.zeros((12, 4, 4), np.uint8), 'y_train': np.arange(12) % 10}
   good |= {'x_test': good['x_train'][:3], 'y_test': good['y_train'][:3]}
@@ -118,7 +134,8 @@ def test_wrong_arrays_are_named(folder):
     ({'x_test': np.zeros((3, 5, 5), np.uint8)}, r"x_test is uint8 \[3, 5, 5\]; expected uint8 \[P, 4, 4\]"),
     ({'y_train': np.eye(12)}, r'y_train is float64 \[12, 12\]; expected whole numbers \[12\]'),
     ({'y_test': np.array(list('abc'))}, r'y_test is <U1 \[3\]; expected whole numbers \[3\]'),
-    ({'y_train': np.arange(12)}, r'y_train\[10\] is 10; possible: 0 to 9'),
+    ({'y_train': np.arange(12) - 1}, r'y_train\[0\] is -1; possible: 0 to 10, as in training'),
+    ({'y_test': np.array([0, 10, 1])}, r'y_test\[1\] is 10; possible: 0 to 9, as in training'),
   ]:
     np.savez(folder / 'own.npz', **good | wrong)
     with pytest.raises(UserError, match=said):

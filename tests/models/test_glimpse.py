@@ -12,19 +12,19 @@ from attention_jax.training.loop import Training
 from attention_jax.training.losses import OBJECTIVE
 from tests.modules.quick import assert_close, draw
 
-PICTURE = np.random.default_rng(0).uniform(size=(9, 11)).astype(np.float32)
+PICTURE = np.random.default_rng(0).uniform(size=(9, 11, 3)).astype(np.float32)
 MODEL = Glimpses(3, glimpses=3, size=2, scales=2, hidden=4, features=5)
 
 
 @pytest.mark.parametrize('location', [(0.0, 0.0), (-1.0, 1.0), (0.7, -0.3)])
 def test_patches_are_means_around_the_location(location):
   found = np.asarray(retina(jnp.asarray(PICTURE), jnp.array(location), 2, 3))
-  middle = [round((place + 1) / 2 * size) for place, size in zip(location, PICTURE.shape, strict=True)]
+  middle = [round((place + 1) / 2 * size) for place, size in zip(location, PICTURE.shape[:2], strict=True)]
   for scale in range(3):
     cell = 2**scale
     for row in range(2):
       for column in range(2):
-        total = 0.0
+        total = np.zeros(3)
         for y in range(cell):
           for x in range(cell):
             at = middle[0] - cell + row * cell + y, middle[1] - cell + column * cell + x
