@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Attended, Memory
-from attention_jax.functional.dense import softmax
 from attention_jax.functional.masking import masked
 from attention_jax.functional.table import Row
 from attention_jax.kernels import flash
@@ -56,5 +55,4 @@ def attend(
   context = masked(context[0, : q.shape[0], 0, : v.shape[-1]], mask.any(-1)).astype(dtype)
   if not return_weights:
     return Attended(context, None)
-  scores = q @ k.T if bias is None else q @ k.T + bias
-  return Attended(context, jax.vmap(softmax)(scores, mask))
+  return Attended(context, flash.weights_of(q, k, mask, bias))

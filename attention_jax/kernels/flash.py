@@ -1,16 +1,17 @@
 """Implementation 'flash': products q · k with softmax, block by block (Dao et al. 2022, algorithms 1, 2 and 4).
 
 The weights are never in memory, in value or gradient: a block of them is made from its queries and keys, used and
-forgotten, and made again from the saved log of its sum where the gradient asks for it. Blocks that no query may look
-into are left out, up to half of them under a causal mask, and only blocks that are partly hidden read the mask.
+forgotten, and made again where the gradient asks for it. For that the greatest score of each query and the sum of its
+exponentials are saved, and not the log of that sum, which beside a large score rounds to the score. Blocks that no
+query may look into are left out, up to half of them under a causal mask, and only those partly hidden read the mask.
 
 Blocks stand as [keys, queries]. Maxima and sums then run along the first axis, which compilers vectorise, and every
 product has its operands in the order that CPUs multiply fastest. Sequences of a batch and heads follow one another: the
 working set is that of one, and each of its products is large enough for all cores.
 
-Weights, where asked for, are one more product, [T, S], from the saved log. Dropout multiplies them by factors [T, S]
-that are drawn before, the same as the definition draws: with it memory grows with T S. Derivatives of the gradient are
-not offered.
+Weights, where asked for, are made by the formula, [T, S], beside it. Dropout multiplies them by factors [T, S] that are
+drawn before, the same as the definition draws: with it memory grows with T S. Derivatives of the gradient are not
+offered.
 """
 
 from collections.abc import Callable
@@ -46,9 +47,11 @@ def attend(
   q, k, v, mask, bias = operands(score, alignment, params, query, memory, bias)
   factors = None if deterministic else factors_of(alignment, rng, q.shape[0], k.shape[0])
   factors = None if factors is None else factors.astype(q.dtype)
-  context, log = attended(q, k, v, mask, bias, factors)
-  weights = _weights(q, k, mask, bias, log) * (1.0 if factors is None else factors) if return_weights else None
-  return Attended(context.astype(memory.value.dtype), weights)
+  context = attended(q, k, v, mask, bias, factors).astype(memory.value.dtype)
+  if not return_weights:
+    return Attended(context, None)
+  weights = weights_of(q, k, mask, bias)
+  return Attended(context, weights if factors is None else weights * factors)
 
 
 def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) -> tuple[jax.Array, ...]:
@@ -68,32 +71,31 @@ def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) ->
   return q.astype(dtype) * scale, k.astype(dtype), memory.value.astype(dtype), mask, bias
 
 
-def _weights(q, k, mask, bias, log) -> jax.Array:
-  """[T, S], from the log of the sum of each query's exponentials; its gradient goes on through that."""
+def weights_of(q, k, mask, bias) -> jax.Array:
+  """The weights [T, S] of what `operands` gives, by the formula."""
   scores = q @ k.T if bias is None else q @ k.T + bias
-  return jnp.where(mask, jnp.exp(jnp.where(mask, scores - log[:, None], 0.0)), 0.0)
+  return jax.vmap(softmax)(scores, jnp.broadcast_to(mask, scores.shape))
 
 
 @jax.custom_vjp
-def attended(q, k, v, mask, bias, factors) -> tuple[jax.Array, jax.Array]:
-  """(factors · softmax(q kᵀ + bias)) v over what the mask shows, 0 where it shows nothing; and the log of its sum.
+def attended(q, k, v, mask, bias, factors) -> jax.Array:
+  """(factors · softmax(q kᵀ + bias)) v [T, V] over what the mask shows, 0 where it shows nothing.
 
   Args: q [T, D], k [S, D], v [S, V] of one floating type; mask [T, S] or, for all queries, [1, S]; bias [T, S] or None;
     factors of dropout [T, S] or None, without a gradient.
-  Returns: [T, V]; [T], the log of the sum of exponentials, inf where nothing is shown.
   """
-  return _forward(q, k, v, Shared.of(mask, bias, factors, (q.shape[0], k.shape[0])))
+  return _forward(q, k, v, Shared.of(mask, bias, factors, (q.shape[0], k.shape[0])))[0]
 
 
 def _saved(q, k, v, mask, bias, factors):
   shared = Shared.of(mask, bias, factors, (q.shape[0], k.shape[0]))
-  context, log = _forward(q, k, v, shared)
-  return (context, log), (q, k, v, shared, context, log)
+  context, top, share = _forward(q, k, v, shared)
+  return context, (q, k, v, shared, context, top, share)
 
 
-def _gradients(saved, slopes):
+def _gradients(saved, slope):
   steps, size, shared = saved[0].shape[0], saved[1].shape[0], saved[3]
-  dq, dk, dv, dbias = _backward(*saved, *slopes)
+  dq, dk, dv, dbias = _backward(*saved, slope)
   dbias = None if dbias is None else dbias[:size, :steps].T
   dfactors = None if shared.factors is None else jnp.zeros((steps, size), shared.factors.dtype)
   return dq, dk, dv, None, dbias, dfactors
@@ -189,7 +191,7 @@ def _walk(step: Callable, order, full, live, carry):
 
 @sequential_vmap
 def _forward(q, k, v, shared: Shared):
-  """The context [T, V], and the log of the sum of exponentials [T], inf where there is nothing to sum."""
+  """The context [T, V]; of each query [T] the greatest score, and what an exponential beside that weighs."""
   (steps, _), (size, width) = q.shape, v.shape
   cut = Blocks.of(steps, size)
   keys, values = cut.by_key(k), cut.by_key(v).swapaxes(1, 2)
@@ -208,35 +210,38 @@ def _forward(q, k, v, shared: Shared):
     zeros = lambda size: jnp.zeros((size, cut.rows), q.dtype)
     start = vary_like((zeros(1) + lowest(q.dtype), zeros(1), zeros(width)), q, k, v, *shared)
     top, total, context = _walk(step, order, full, live, start)
-    some = total > 0
-    log = jnp.where(some, top + jnp.log(jnp.where(some, total, 1.0)), jnp.inf)
-    return (context / jnp.where(some, total, 1.0)).T, log[0]
+    some = total != 0  # also for NaN, which shows in the whole row, as it does in the definition
+    share = jnp.where(some, 1 / jnp.where(some, total, 1.0), 0.0)
+    return (context * share).T, top[0], share[0]
 
   order = _order(shared.live, shared.full)
-  context, log = jax.lax.map(row, (jnp.arange(cut.queries), cut.by_query(q), *order))
-  return context.reshape(-1, width)[:steps], log.reshape(-1)[:steps]
+  context, *sums = jax.lax.map(row, (jnp.arange(cut.queries), cut.by_query(q), *order))
+  return context.reshape(-1, width)[:steps], *(x.reshape(-1)[:steps] for x in sums)
 
 
 @sequential_vmap
-def _backward(q, k, v, shared: Shared, context, log, slope, log_slope):
+def _backward(q, k, v, shared: Shared, context, top, share, slope):
   """The gradients of q, k, v and, as it stands in `shared`, bias."""
   (steps, features), (size, width) = q.shape, v.shape
   cut = Blocks.of(steps, size)
-  queries, slopes, logs = cut.by_query(q), cut.by_query(slope), cut.by_query(log)
-  common = cut.by_query((slope * context).sum(1) - log_slope)
+  slope = slope * share[:, None]  # with it, exponentials stand for weights
+  queries, slopes, tops = cut.by_query(q), cut.by_query(slope), cut.by_query(top)
+  common = cut.by_query((slope * context).sum(1))
   keys = cut.by_key(k)
-  vary = lambda start: vary_like(start, q, k, v, *shared, slope, log_slope)
+  vary = lambda start: vary_like(start, q, k, v, *shared, slope)
 
   def column(carry, xs):
     j, key, key_t, value, order, full, live = xs
 
     def step(hidden, i, carry):
       (dq, dbias), dk, dv = carry
-      weights = jnp.exp(_scores(key, queries[i], cut, shared, hidden, i, j) - logs[i][None])
-      dscores = weights * (shared.left(cut, value @ slopes[i].T, i, j) - common[i][None])
+      # Above the greatest one by rounding alone, which of large scores is much.
+      beside = jnp.minimum(_scores(key, queries[i], cut, shared, hidden, i, j) - tops[i][None], 0.0)
+      powers = jnp.exp(beside)
+      dscores = powers * (shared.left(cut, value @ slopes[i].T, i, j) - common[i][None])
       if dbias is not None:
         dbias = jax.lax.dynamic_update_slice(dbias, dscores, (j * cut.columns, i * cut.rows))
-      dq, dv = dq.at[i].add(key_t @ dscores), dv + shared.left(cut, weights, i, j) @ slopes[i]
+      dq, dv = dq.at[i].add(key_t @ dscores), dv + shared.left(cut, powers, i, j) @ slopes[i]
       return (dq, dbias), dk + dscores @ queries[i], dv
 
     start = jnp.zeros((cut.columns, features), q.dtype), jnp.zeros((cut.columns, width), q.dtype)

@@ -5,10 +5,11 @@ A program holds tanh(q + k) for a tile of queries, keys and features in fast mem
 written unless weights are asked for. Spans make programs enough for a GPU where sequences are few, and let the keys of
 one fit into a TPU's memory; their results, [S / span, T, V], are put together at the end.
 
-Backward the weights are computed again from the saved log of their sums, and stand in memory, [T, S], with the scores'
-gradient. With that, sums over keys and sums over queries are two runs of one kernel, without atomic additions, the same
-bits every time. An entry costs three tanh there; kernels that also computed its score each for itself would need four.
-A score's offset shifts all positions alike, which a softmax does not see: it has no part in this.
+Backward the weights are computed again from the greatest score of each query and the sum of its exponentials, and stand
+in memory, [T, S], with the scores' gradient. With that, sums over keys and sums over queries are two runs of one
+kernel, without atomic additions, the same bits every time. An entry costs three tanh there; kernels that also computed
+its score each for itself would need four. A score's offset shifts all positions alike, which a softmax does not see: it
+has no part in this.
 
 Dropout multiplies weights by factors [T, S] that are drawn before, the same as the definition draws.
 
@@ -28,6 +29,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from attention_jax.errors import UserError, choose
+from attention_jax.functional import attend as definition
 from attention_jax.functional.attend import Attended, Memory, hide, parts_of
 from attention_jax.functional.dense import plain, softmax, temperature_of
 from attention_jax.functional.dropout import factors_of, has_twin, undropped
@@ -96,6 +98,8 @@ def attend(
   """As functional.attend. Raises: UserError for float64, which the kernels would round."""
   if jnp.float64 in (query.dtype, memory.key.dtype, memory.value.dtype):
     raise UserError("implementation 'pallas_additive' computes in float32; give it no float64, or take 'factored'")
+  if not query.shape[0]:
+    return definition.attend(score, alignment, params, query, memory, bias=bias, rng=rng, deterministic=deterministic)
   memory = hide(memory)
   q, k, v, _ = parts_of(score.tanh_sum, params, query, memory)
   scale = 1 / jnp.asarray(temperature_of(undropped(alignment)), jnp.float32)
@@ -179,29 +183,32 @@ def _forward(plan: Plan, q, k, v, barred, factors, value):
   if plan.dropout:
     ins.append((_grown(factors, (queries, keys)), *everywhere))
   part = lambda size: ((spans, queries, size), (None, rows, size), lambda t, s: (s, t, 0))
-  outs = [part(width), part(1)] + [((queries, keys), *everywhere)] * plan.weights
+  outs = [part(width), part(1), part(1)] + [((queries, keys), *everywhere)] * plan.weights
   kernel = functools.partial(_context_kernel, plan.dropout)
-  contexts, logs, *scores = plan.run(kernel, (queries // rows, spans), ins, outs)
-  context, log = _together(contexts, logs)
+  mixed, tops, totals, *scores = plan.run(kernel, (queries // rows, spans), ins, outs)
+  context, top, share = _together(mixed, tops, totals)
   steps, size = q.shape[0], k.shape[0]
-  weights = jnp.exp(scores[0] - log)[:steps, :size] * (factors if plan.dropout else 1.0) if scores else None
-  return (context[:steps, : value.shape[1]], weights), (q, k, v, barred, factors, value, log)
+  weights = (jnp.exp(scores[0] - top) * share)[:steps, :size] * (factors if plan.dropout else 1.0) if scores else None
+  return (context[:steps, : value.shape[1]], weights), (q, k, v, barred, factors, value, top, share)
 
 
-def _together(contexts: jax.Array, logs: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Contexts [C, T, V] of C spans, logs [C, T, 1] of their sums, -inf for nothing -> context [T, V], log [T, 1]."""
-  top = jnp.max(logs, axis=0, keepdims=True)
-  top = jnp.where(top > -jnp.inf, top, 0.0)
-  shares = jnp.exp(logs - top)
-  total = jnp.sum(shares, axis=0, keepdims=True)
-  total = jnp.where(total != 0, total, 1.0)
-  return jnp.sum(shares / total * contexts, axis=0), (top + jnp.log(total))[0]
+def _together(mixed: jax.Array, tops: jax.Array, totals: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Of C spans: sums of values [C, T, V] and of exponentials [C, T, 1] beside the greatest scores [C, T, 1] -> context
+  [T, V], the greatest score [T, 1], what one of its exponentials beside that weighs [T, 1].
+
+  The log of a sum would not do: beside a large score it rounds to the score.
+  """
+  top = jnp.max(tops, axis=0)
+  shrink = jnp.exp(tops - top[None])
+  total = jnp.sum(shrink * totals, axis=0)
+  share = jnp.where(total != 0, 1 / jnp.where(total != 0, total, 1.0), 0.0)  # NaN shows, as it does in the definition
+  return jnp.sum(shrink * mixed, axis=0) * share, top, share
 
 
 def _backward(plan: Plan, saved, g):
-  q, k, v, barred, factors, value, logs = saved
+  q, k, v, barred, factors, value, top, share = saved
   to_context, to_weights = g
-  weights = _weights(plan, q, k, v, barred, logs)
+  weights = _powers(plan, q, k, v, barred, top) * share[: q.shape[0]]
   left = factors if plan.dropout else 1.0
   einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
   to_weights = left * (einsum('tv,sv->ts', to_context, value) + (0.0 if to_weights is None else to_weights))
@@ -216,8 +223,8 @@ def _backward(plan: Plan, saved, g):
 attended.defvjp(_forward, _backward)
 
 
-def _weights(plan: Plan, q, k, v, barred, logs) -> jax.Array:
-  """The weights [T, S] again, from the logs [T, 1] of the sums of their exponentials."""
+def _powers(plan: Plan, q, k, v, barred, top) -> jax.Array:
+  """The exponentials [T, S] again, of the scores beside the greatest ones [T, 1]."""
   padded, (queries, keys, features) = _padded(plan.tile, q, k, v, barred)
   rows, columns = plan.tile.queries, plan.tile.keys
   blocks = [
@@ -227,9 +234,9 @@ def _weights(plan: Plan, q, k, v, barred, logs) -> jax.Array:
     _bar_block(barred, rows, columns),
     ((rows, 1), lambda t, s: (t, 0)),
   ]
-  ins = [(x, *block) for x, block in zip([*padded, logs], blocks, strict=True)]
+  ins = [(x, *block) for x, block in zip([*padded, top], blocks, strict=True)]
   outs = [((queries, keys), (rows, columns), lambda t, s: (t, s))]
-  return plan.run(_weights_kernel, (queries // rows, keys // columns), ins, outs)[0][: q.shape[0], : k.shape[0]]
+  return plan.run(_powers_kernel, (queries // rows, keys // columns), ins, outs)[0][: q.shape[0], : k.shape[0]]
 
 
 def _bar_block(barred, rows: int, columns: int) -> tuple:
@@ -257,10 +264,11 @@ def _slopes(plan: Plan, x, y, g, with_tanh: bool) -> list[jax.Array]:
 def _context_kernel(dropout: bool, tile: Tile, q, k, v, barred, value, *refs):
   """References of a block of queries and a span of keys, and factors where weights are dropped.
 
-  They are followed by those of the context, the log of the sum of exponentials, and the scores if they are wanted.
+  They are followed by those of the sum of values, of the greatest score, of the sum of exponentials beside it, and of
+  the scores if they are wanted.
   """
-  factors, (context, logs, *scores) = refs[:dropout], refs[dropout:]
-  rows, width = context.shape
+  factors, (mixed_out, tops, totals, *scores) = refs[:dropout], refs[dropout:]
+  rows, width = mixed_out.shape
 
   def step(i, carry):
     top, total, mixed = carry
@@ -276,17 +284,16 @@ def _context_kernel(dropout: bool, tile: Tile, q, k, v, barred, value, *refs):
     return higher, total * shrink + jnp.sum(powers, axis=1, keepdims=True), mixed * shrink + more
 
   column = lambda fill: jnp.full((rows, 1), fill, jnp.float32)
-  start = column(jnp.finfo(jnp.float32).min), column(0.0), jnp.zeros((rows, width), jnp.float32)
+  start = column(lowest(jnp.float32)), column(0.0), jnp.zeros((rows, width), jnp.float32)
   top, total, mixed = jax.lax.fori_loop(0, k.shape[0] // tile.keys, step, start)
-  some = total != 0  # also for NaN, which shows in the whole row, as it does in the definition
-  total = jnp.where(some, total, 1.0)
-  context[:, :] = mixed / total
-  logs[:, :] = jnp.where(some, top + jnp.log(total), -jnp.inf)
+  mixed_out[:, :], tops[:, :], totals[:, :] = mixed, top, total
 
 
-def _weights_kernel(tile: Tile, q, k, v, barred, logs, weights):
+def _powers_kernel(tile: Tile, q, k, v, barred, top, powers):
   found, seen = _scores(tile, q, k, v, barred, pl.ds(0, tile.keys))
-  weights[:, :] = jnp.where(seen, jnp.exp(jnp.where(seen, found - logs[:, :], 0.0)), 0.0)
+  # Above the greatest one by rounding alone, which of large scores is much.
+  beside = jnp.minimum(jnp.where(seen, found - top[:, :], 0.0), 0.0)
+  powers[:, :] = jnp.where(seen, jnp.exp(beside), 0.0)
 
 
 def _slopes_kernel(tile: Tile, x, y, g, slopes, *tanhs):

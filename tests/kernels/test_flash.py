@@ -104,6 +104,28 @@ def test_what_is_hidden_changes_nothing_and_what_is_extreme_stays_finite():
     assert_close(run('flash', *given, OWN), run('xla', *given, OWN))
 
 
+# Of float32 both are so large that a sum of exponentials cannot be told beside them.
+@pytest.mark.parametrize('size', [-1e9, 8e5, 8e7])
+def test_scores_that_are_all_large(size):
+  """As those of a query that sees nothing but padding by a bias of -1e9."""
+  params, query, key, value = problem()
+  bias = jnp.zeros((B, T, S)).at[:, 2].set(size).at[0].set(size)
+  same = functools.partial(gradients, given=(params, query, key, value), bias=bias)
+  assert_close(same('flash'), same('xla'))
+  both = [aj.attend(query, key, value, params=params, bias=bias, implementation=name) for name in ('flash', 'xla')]
+  assert_close(*both)
+  np.testing.assert_allclose(both[0].weights.sum(-1), 1, rtol=1e-5)
+
+
+def test_a_nan_that_is_seen_shows_where_the_definition_shows_it():
+  params, query, key, value = problem()
+  key = key.at[0, 5].set(jnp.nan)
+  mask = OWN.at[0, :4, 5].set(True).at[0, 4:, 5].set(False)
+  both = [aj.attend(query, key, value, mask, params=params, implementation=name) for name in ('flash', 'xla')]
+  assert np.isnan(both[0].context[0, :4]).all() and not np.isnan(both[0].context[0, 4:]).any()
+  assert_close(*both)
+
+
 def test_types():
   given = problem(dtype=jnp.bfloat16)
   found, expected = (run(name, *given, OWN) for name in ('flash', 'xla'))

@@ -127,9 +127,19 @@ def test_bfloat16_comes_out_as_it_went_in_and_is_float32_inside(interpreted):
   np.testing.assert_allclose(ours.context.astype(jnp.float32), wanted.context, atol=0.05)
 
 
-def test_one_query_and_one_position(interpreted):
-  definition, ours = both('additive', problem('additive', 'softmax', (2,), 1, 1), None)
+@pytest.mark.parametrize(('steps', 'size'), [(1, 1), (0, 3)])
+def test_one_query_and_one_position_and_none(interpreted, steps, size):
+  definition, ours = both('additive', problem('additive', 'softmax', (2,), steps, size), None)
   assert_same(ours, definition, **CLOSE)
+
+
+@pytest.mark.parametrize('size', [-1e9, 8e7])
+def test_scores_that_are_all_large(interpreted, size):
+  """Beside them a sum of exponentials cannot be told; -1e9 is what queries of padding see by a bias."""
+  large = jnp.zeros((2, T, S)).at[:, 2].set(size).at[0].set(size)
+  definition, ours = both('additive', problem('additive', 'softmax', (2,), T, S), None, large)
+  assert_same(ours, definition, **CLOSE)
+  np.testing.assert_allclose(ours[0][1].weights.sum(-1), 1, rtol=1e-5)
 
 
 def test_float64_is_not_rounded_but_refused(interpreted):
