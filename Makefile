@@ -23,12 +23,12 @@ test-all: $(VENV)/installed
 JAX := cuda13
 ON_DEVICE = JAX_PLATFORMS=$(if $(filter tpu,$(JAX)),tpu,cuda) $(VENV)/bin/python
 accelerator: $(VENV)/installed
-	$(if $(DATA),,$(error make accelerator needs DATA=FOLDER, see configs/multi30k.py))
+	$(if $(wildcard $(DATA)/train.en),,$(error make accelerator needs DATA=FOLDER with train.en, see configs/multi30k.py))
 	$(VENV)/bin/pip install --quiet "jax[$(JAX)]==$$($(VENV)/bin/python -c 'import jax; print(jax.__version__)')"
 	$(ON_DEVICE) -m experiments.benchmark --dtype=bfloat16 --repeats=3 --out=runs/accelerator \
-	  --suites=limits,kernels,growth,training,decoding,seeds,pipeline
+	  --suites=limits,kernels,growth,training,decoding,seeds,pipeline; failed=$$?; \
 	$(ON_DEVICE) -m experiments.train --config=configs/multi30k.py:bahdanau2015 --config.model.dtype=bfloat16 \
-	  --config.data.folder=$(DATA) --workdir=runs/accelerator/multi30k
+	  --config.data.folder=$(DATA) --workdir=runs/accelerator/multi30k && exit $$failed
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or later is needed; make PYTHON=python3.12"'

@@ -1,6 +1,7 @@
 """Attention by itself: every implementation beside the plain formula and PyTorch, and how time grows with length."""
 
 import dataclasses
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 import attention_jax as aj
 from experiments.benchmarks import peers
 from experiments.benchmarks.limits import machine
-from experiments.benchmarks.measure import Bench, Timing, compare, exponent, jitted
+from experiments.benchmarks.measure import Bench, Side, Timing, compare, exponent, jitted
 
 # case: score, whether the mask is causal, batch, heads, T, S, features
 CASES = {
@@ -70,8 +71,8 @@ def why_not(bench: Bench, score: str, implementation: str) -> str:
   return ''
 
 
-def kernels(bench: Bench) -> list[Timing]:
-  timings, rates = [], {t.case: t.rate for t in machine(bench)}
+def kernels(bench: Bench) -> Iterator[Timing]:
+  rates = {t.case: t.rate for t in machine(bench)}
   for case, (score, causal, *sizes) in CASES.items():
     implementations = [name for name, way in aj.IMPLEMENTATIONS.items() if not way.refuse(aj.SCORES[score], SOFTMAX)]
     given = problem(bench.dtype, score, *sizes)
@@ -84,11 +85,23 @@ def kernels(bench: Bench) -> list[Timing]:
         if reason := why_not(bench, score, implementation):  # cudnn computes in bfloat16 alone
           bench.say(f'left out: {reason}')
         else:
-          sides[implementation] = jitted(way(score, implementation, causal), *given)
+          what = f'{case}, {name} by {implementation}'
+          sides |= _tried(bench, what, implementation, way(score, implementation, causal), given)
       sides |= {side: runs[theirs_way] for side, runs in theirs.items()}
       some = compare('kernels', f'{case}, {name}', sides, repeats=bench.repeats)
-      timings += [*some, _limit(some[0], rates, score, causal, sizes, way is backward)]
-  return timings
+      yield from some
+      yield _limit(some[0], rates, score, causal, sizes, way is backward)
+
+
+def _tried(bench: Bench, what: str, name: str, fn: Callable, given) -> dict[str, Side]:
+  """{name: the side}, or {} where it cannot be compiled or run, which the bench is told."""
+  try:
+    side = jitted(fn, *given)
+    side.run()
+  except Exception as error:
+    bench.failed(what, error)
+    return {}
+  return {name: side}
 
 
 def _limit(first: Timing, rates: dict[str, float], score: str, causal: bool, sizes: list[int], both: bool) -> Timing:
@@ -101,9 +114,8 @@ def _limit(first: Timing, rates: dict[str, float], score: str, causal: bool, siz
   )
 
 
-def crossing(bench: Bench) -> list[Timing]:
+def crossing(bench: Bench) -> Iterator[Timing]:
   """From which size on each candidate of 'auto' is faster than the definition, forward and backward."""
-  timings = []
   for name, (score, alignment, features, sizes) in CROSSING.items():
     for batch, size in sizes:
       bench.say(f'{name} beside the definition, T = S = {size}')
@@ -111,13 +123,11 @@ def crossing(bench: Bench) -> list[Timing]:
       way = lambda implementation: jitted(backward(score, implementation, alignment=alignment), *given)  # noqa: B023
       sides = {'xla': way('xla'), name: way(name)}
       case = f'{score}, {alignment}, B={batch} T=S={size} F={features}'
-      timings += compare('crossing', case, sides, repeats=bench.repeats)
-  return timings
+      yield from compare('crossing', case, sides, repeats=bench.repeats)
 
 
-def growth(bench: Bench) -> list[Timing]:
+def growth(bench: Bench) -> Iterator[Timing]:
   """Forward and backward as one size after the other grows, see GROWTH, with the exponent of the last four."""
-  timings = []
   for score, implementation in GROWN:
     if reason := why_not(bench, score, implementation):
       bench.say(f'growth of {score} by {implementation} is left out: {reason}')
@@ -127,11 +137,17 @@ def growth(bench: Bench) -> list[Timing]:
       for size in sizes:
         bench.say(f'growth of {score} by {implementation}: {what} = {size}')
         given = problem(bench.dtype, score, *shape(size), FEATURES)
-        side = jitted(backward(score, implementation), *given)
-        found += compare('growth', f'{score} {what}={size}', {implementation: side}, repeats=max(2, bench.repeats // 2))
+        case = f'{score} {what}={size}'
+        of = f'growth of {case} by {implementation}'
+        side = _tried(bench, of, implementation, backward(score, implementation), given)
+        if not side:  # nor will anything larger run
+          break
+        found += compare('growth', case, side, repeats=max(2, bench.repeats // 2))
+      if len(found) < 4:
+        yield from found
+        continue
       last = [t.median for t in found[-4:]], [t.memory for t in found[-4:]]
-      time, memory = (exponent(sizes[-4:], of) for of in last)
+      time, memory = (exponent(sizes[: len(found)][-4:], of) for of in last)
       note = f'with {what}, time grows to the power {time:.2f}, memory {memory:.2f}, of the last four'
       bench.say(f'{score} by {implementation}: {note}')
-      timings += [*found[:-1], dataclasses.replace(found[-1], note=note)]
-  return timings
+      yield from (*found[:-1], dataclasses.replace(found[-1], note=note))

@@ -9,6 +9,10 @@ import jax
 import numpy as np
 
 
+def _raise(what: str, error: Exception) -> None:
+  raise error
+
+
 class Bench(NamedTuple):
   """What every suite is given.
 
@@ -18,6 +22,7 @@ class Bench(NamedTuple):
     dtype: of what attention and models compute in, 'float32' or 'bfloat16'.
     joey: an interpreter with Joey NMT, or ''.
     run, data: for the suite translation, see trained.py; or ''.
+    failed: is told what failed and why, so that the rest may go on; it may raise the error.
   """
 
   say: Callable[[str], None]
@@ -26,6 +31,7 @@ class Bench(NamedTuple):
   joey: str = ''
   run: str = ''
   data: str = ''
+  failed: Callable[[str, Exception], None] = _raise
 
   @property
   def beside(self) -> bool:

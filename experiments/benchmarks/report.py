@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -19,7 +19,7 @@ from attention_jax.errors import UserError, choose
 from experiments.benchmarks import kernels, limits, memory, peers, seeds, systems, trained
 from experiments.benchmarks.measure import Bench, Timing
 
-SUITES: Mapping[str, Callable[[Bench], list[Timing]]] = {
+SUITES: Mapping[str, Callable[[Bench], Iterable[Timing]]] = {
   'limits': limits.machine,
   'kernels': kernels.kernels,
   'crossing': kernels.crossing,
@@ -38,15 +38,21 @@ SUITES: Mapping[str, Callable[[Bench], list[Timing]]] = {
 def run_suites(names: Sequence[str], out: str, bench: Bench) -> list[Timing]:
   """Runs these suites, or all of them ('translation' only where a trained run is given), and has them say when.
 
-  Raises: UserError for a suite that there is not, and for 'translation' without a run.
+  What fails is told and the rest goes on; at the end the table has what there is.
+
+  Raises: UserError for a suite that there is not, for 'translation' without a run, for a folder that cannot be written
+    to, and at the end where something has failed.
   """
   names = names or [name for name in SUITES if name != 'translation' or bench.run]
   for name in names:
     choose(name, SUITES, 'suite')
   if 'translation' in names and not bench.run:
     raise UserError('the suite translation needs --run=FOLDER of a trained bahdanau2015, and --data')
-  folder, began, timings = Path(out), time.monotonic(), []
-  folder.mkdir(parents=True, exist_ok=True)
+  folder, began, timings, failures = Path(out), time.monotonic(), [], {}
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise UserError(f'--out={out}: cannot be written to: {error.strerror}') from error
   device = jax.devices()[0]
   about = {
     'device': f'{len(jax.devices())} x {device.device_kind}', 'cores': os.cpu_count(), 'machine': platform.machine(),
@@ -55,16 +61,28 @@ def run_suites(names: Sequence[str], out: str, bench: Bench) -> list[Timing]:
   }  # fmt: skip
   print(', '.join(f'{name} {value}' for name, value in about.items()), flush=True)
   say = bench.say
-  bench = bench._replace(say=lambda line: say(f'[{time.monotonic() - began:4.0f} s] {line}'))
+
+  def failed(what: str, error: Exception) -> None:
+    failures[what] = f'{type(error).__name__}: {error}'.strip()
+    bench.say(f'failed: {what}: {failures[what].splitlines()[0]}')
+
+  bench = bench._replace(say=lambda line: say(f'[{time.monotonic() - began:4.0f} s] {line}'), failed=failed)
   for name in names:
-    timings += SUITES[name](bench)
+    try:
+      for timing in SUITES[name](bench):
+        timings.append(timing)
+    except Exception as error:  # a suite that the machine cannot run does not cost the others
+      failed(f'suite {name}', error)
     # After every suite: what was measured is not lost with what comes later.
     found = [dataclasses.asdict(t) | {'rate': t.rate} for t in timings]
-    (folder / 'benchmark.json').write_text(json.dumps({'about': about, 'timings': found}, indent=1) + '\n')
+    stored = {'about': about, 'timings': found, 'failures': failures}
+    (folder / 'benchmark.json').write_text(json.dumps(stored, indent=1) + '\n')
   print_timings(timings)
   (folder / 'benchmark.md').write_text(as_markdown(about, timings))
   written = [folder / 'benchmark.json', folder / 'benchmark.md', *draw(timings, folder)]
   print('written: ' + ', '.join(str(path) for path in written))
+  if failures:
+    raise UserError(f'failed: {", ".join(failures)}; why stands in {folder / "benchmark.json"}')
   return timings
 
 

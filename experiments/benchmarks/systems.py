@@ -5,7 +5,7 @@ import functools
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -94,9 +94,8 @@ def by_joey(python: str, name: str, batch: Batch) -> Joey | None:
   return Joey(python, *peer, batch.source, batch.target) if python and peer else None
 
 
-def training(bench: Bench) -> list[Timing]:
+def training(bench: Bench) -> Iterator[Timing]:
   """Updates of Adam with clipping; the limit is the time that the products of matrices alone would take."""
-  timings = []
   for name, longest in TRAINED:
     case = f'{name}, {ROWS} x {longest} -> {longest}'
     bench.say(f'training of {case}')
@@ -116,8 +115,7 @@ def training(bench: Bench) -> list[Timing]:
       other.end()
     limit = limit_of(some[0], found, gradients=True)
     note = f'{limit.note}; the optimizer alone {1e3 * seconds_of_optimizer(params):.0f} ms'
-    timings += [*some, dataclasses.replace(limit, note=note)]
-  return timings
+    yield from (*some, dataclasses.replace(limit, note=note))
 
 
 def seconds_of_optimizer(params) -> float:
@@ -164,9 +162,8 @@ def agreement(bench: Bench) -> list[Timing]:
   return []
 
 
-def decoding(bench: Bench) -> list[Timing]:
+def decoding(bench: Bench) -> Iterator[Timing]:
   """Search of so many steps with untrained models, which never want to stop."""
-  timings = []
   model, params = model_of('bahdanau2015', bench.dtype)
   never = params['output']['bias'].at[2].set(-1e9)  # the end of a sentence
   params = {**params, 'output': {**params['output'], 'bias': never}}
@@ -183,8 +180,7 @@ def decoding(bench: Bench) -> list[Timing]:
       sides['Joey NMT'] = other.side(f'search {beams} {STEPS}')
     case = f'bahdanau2015, {ROWS} sentences of 14, beam {beams}, {STEPS} steps'
     some = compare('decoding', case, sides, repeats=bench.repeats, amount=ROWS, unit='sentences')
-    timings += [*some, limit_of(some[0], products_of_search(model, params, batch, beams), gradients=False)]
-  return timings
+    yield from (*some, limit_of(some[0], products_of_search(model, params, batch, beams), gradients=False))
 
 
 def products_of_search(model, params, batch: Batch, beams: int) -> Counter:

@@ -80,6 +80,32 @@ def test_a_suite_is_reported_and_drawn(tmp_path, monkeypatch, capsys):
   assert table.startswith('device ') and row in table.splitlines()
   with pytest.raises(aj.UserError, match='unknown suite'):
     report.run_suites(['kernel'], str(tmp_path), Bench(print, 2))
+  with pytest.raises(aj.UserError, match='cannot be written to'):
+    report.run_suites(['kernels'], '/dev/null/here', Bench(print, 2))
+
+
+def test_what_fails_does_not_cost_the_rest(tmp_path, monkeypatch, capsys):
+  def broken(bench):
+    yield Timing('first', 'before', 'xla', 0.5, 0.4, 0.6, 1.0)
+    bench.failed('one side', ValueError('of another size'))
+    raise RuntimeError('out of memory\nof the device')
+
+  whole = lambda bench: [Timing('second', 'after', 'xla', 0.5, 0.4, 0.6, 1.0)]
+  monkeypatch.setattr(report, 'SUITES', {'first': broken, 'second': whole})
+  with pytest.raises(aj.UserError, match=r'failed: one side, suite first; why stands in .*benchmark\.json'):
+    report.run_suites([], str(tmp_path), Bench(print, 2))
+  assert 'failed: suite first: RuntimeError: out of memory' in capsys.readouterr().out
+  found = json.loads((tmp_path / 'benchmark.json').read_text())
+  assert [timing['case'] for timing in found['timings']] == ['before', 'after']
+  assert found['failures']['one side'] == 'ValueError: of another size'
+  assert '| after |' in (tmp_path / 'benchmark.md').read_text()
+
+
+def test_an_implementation_that_cannot_run_is_told():
+  told = []
+  bench = Bench(print, 2, failed=lambda what, error: told.append((what, str(error))))
+  assert kernels._tried(bench, 'a product', 'flash', lambda x, y: x @ y, (jnp.ones((2, 3)), jnp.ones((2, 3)))) == {}
+  assert told[0][0] == 'a product' and 'contracting' in told[0][1]
 
 
 def test_batches_have_the_lengths_of_their_bucket():
