@@ -36,7 +36,8 @@ class Implementation(NamedTuple):
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
   'auto': Implementation(
-    'the fastest of the others for these sizes on this machine, as measured; where nothing was measured, `xla`',
+    'the fastest of the others for these sizes on this machine, as measured; else `xla`, or `chunked` where that is '
+    'too large',
     auto.attend, definition.attend_step, auto.refuse,
   ),
   'xla': Implementation(

@@ -1,7 +1,8 @@
 """Implementation 'auto': the fastest of the others for these sizes on this machine, as measured. It alone may choose.
 
 Sizes from which another implementation was faster than the definition, forward and backward, stand in FASTER, as
-`python -m experiments.benchmark --suites=crossing` measures them. Where nothing was measured, it is the definition.
+`python -m experiments.benchmark --suites=crossing` measures them. Where nothing was measured, it is the definition, and
+`chunked` from LARGE on where the definition would keep [T, S, F] for the gradient: slower by what is computed again.
 """
 
 from collections.abc import Mapping
@@ -12,11 +13,13 @@ import jax
 from attention_jax.functional import attend as definition
 from attention_jax.functional.attend import Attended, Memory
 from attention_jax.functional.table import Row
-from attention_jax.kernels import factored, flash, window
+from attention_jax.kernels import chunked, factored, flash, window
 
 CANDIDATES: Mapping[str, ModuleType] = {'window': window, 'factored': factored, 'flash': flash}
+WAYS: Mapping[str, ModuleType] = {**CANDIDATES, 'chunked': chunked, 'xla': definition}
 # backend -> candidate -> the least T S of a sequence that it is taken for; of several, the one with the largest
 FASTER: Mapping[str, Mapping[str, int]] = {'cpu': {'window': 2**16, 'factored': 2**7, 'flash': 2**18}}
+LARGE = 2**20  # T S of a sequence, of which [T, S, F] is a GiB with 256 features
 
 
 def choice(score: Row, alignment: Row, scores: int) -> str:
@@ -32,7 +35,8 @@ def described(score: Row, alignment: Row) -> str:
 def _fits(score: Row, alignment: Row) -> list[tuple[int, str]]:
   """(the least T S, candidate) of those that compute this pair, smallest first."""
   options = FASTER.get(jax.default_backend(), {})
-  return sorted((n, name) for name, n in options.items() if not CANDIDATES[name].refuse(score, alignment))
+  fast = sorted((n, name) for name, n in options.items() if not CANDIDATES[name].refuse(score, alignment))
+  return fast or [(LARGE, 'chunked')] * bool(score.recurrent or score.tanh_sum)
 
 
 def refuse(score: Row, alignment: Row) -> str:
@@ -46,6 +50,5 @@ def attend(
 ) -> Attended:  # fmt: skip
   """As functional.attend."""
   name = choice(score, alignment, query.shape[0] * memory.key.shape[0])
-  run = CANDIDATES[name].attend if name in CANDIDATES else definition.attend
   given = {'bias': bias, 'rng': rng, 'deterministic': deterministic, 'return_weights': return_weights}
-  return run(score, alignment, params, query, memory, **given)
+  return WAYS[name].attend(score, alignment, params, query, memory, **given)

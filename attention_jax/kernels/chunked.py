@@ -23,6 +23,7 @@ from attention_jax.functional.masking import accumulator, vary_like
 from attention_jax.functional.table import Row
 
 BLOCK = 2**20  # scores of a block
+ENTRIES = 2**24  # [T, S, F] of a block, where a score makes them
 
 
 # A recurrent score may make [S, F] of every query, which must not be kept for all of them.
@@ -47,6 +48,8 @@ def attend(
     return carry, attended if return_weights else attended._replace(weights=None)
 
   rows = max(1, BLOCK // size)
+  if block is score_each and score.tanh_sum:
+    rows = max(1, min(rows, ENTRIES // (size * memory.key.shape[-1])))
   if rows >= steps:
     return some(carry, xs)[1]
   blocks = -(-steps // rows)

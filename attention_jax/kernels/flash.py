@@ -11,7 +11,7 @@ working set is that of one, and each of its products is large enough for all cor
 
 Weights, where asked for, are made by the formula, [T, S], beside it. Dropout multiplies them by factors [T, S] that are
 drawn before, the same as the definition draws: with it memory grows with T S. Derivatives of the gradient are not
-offered.
+offered. Of a batch that lies on several devices each goes through all of it, unless jax.shard_map hands it its own.
 """
 
 from collections.abc import Callable

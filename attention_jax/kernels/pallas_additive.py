@@ -14,7 +14,8 @@ has no part in this.
 Dropout multiplies weights by factors [T, S] that are drawn before, the same as the definition draws.
 
 Inside, everything is float32. On a CPU it runs only under `target('interpret')`, for tests.
-Derivatives of the gradient are not offered.
+Derivatives of the gradient are not offered. Of a batch that lies on several devices each must be handed its own, by
+jax.shard_map: the compiler cannot divide these programs.
 """
 
 import contextlib

@@ -112,8 +112,10 @@ def test_auto_chooses_by_pair_and_size(monkeypatch):
   assert of('dot', 'softmax', 10**6) == 'xla'
   assert auto.described(*rows('additive', 'softmax')) == 'xla, from T S = 100 on factored'
   assert auto.described(*rows('location', 'hard')) == 'xla'
+  # Where nothing is faster, and [T, S, F] of all queries would be too much.
+  assert auto.described(*rows('location_sensitive', 'softmax')) == f'xla, from T S = {2**20} on chunked'
   monkeypatch.setattr(auto, 'FASTER', {'gpu': {'factored': 0}})  # nothing was measured on a CPU
-  assert of('additive', 'softmax', 10**6) == 'xla'
+  assert of('additive', 'softmax', 10**6) == 'xla' and of('additive', 'softmax', 2**20) == 'chunked'
 
 
 def test_auto_runs_what_it_chooses(monkeypatch):
@@ -160,3 +162,20 @@ def test_no_queries_at_all(name, score, alignment):
   )(given)
   assert total == 0 and attended.weights.shape == (2, 0, S) and attended.context.shape[:2] == (2, 0)
   assert not any(jnp.any(x) for x in jax.tree.leaves(slopes))
+
+
+def test_chunks_hold_a_part_of_what_a_score_makes_of_queries_keys_and_features():
+  wide = 128
+  sizes = {'query': wide, 'key': wide, 'features': wide}
+  params = jax.eval_shape(lambda: aj.init_params(jax.random.key(0), score='additive', **sizes))
+  x = jax.ShapeDtypeStruct((512, wide), jnp.float32)
+
+  def memory(implementation):
+    total = lambda p, x: aj.attend(
+      x, x, x, score='additive', alignment='sparsemax', params=p, implementation=implementation, return_weights=False
+    ).context.sum()
+    compiled = jax.jit(jax.grad(total, (0, 1))).lower(params, x).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  of_all = 4 * 512 * 512 * wide
+  assert memory('xla') > of_all > 1.5 * memory('chunked')
