@@ -3,7 +3,11 @@
   python -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/dates
   python -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/cosine \\
     --config.model.attention.score='cosine'
+
+Exits with 75 where a signal stopped it before its end: the same command goes on.
 """
+
+import sys
 
 import jax
 from absl import flags
@@ -17,6 +21,8 @@ from experiments.tables import print_results
 config_flags.DEFINE_config_file('config', None, 'a file of configs/ and a preset: configs/dates.py:bahdanau2015')
 flags.DEFINE_string('workdir', None, 'the folder of the run; an interrupted run goes on there')
 flags.DEFINE_bool('distributed', False, 'several processes: calls jax.distributed.initialize() first')
+
+STOPPED = 75  # EX_TEMPFAIL of sysexits.h: to be tried again
 
 
 def main() -> None:
@@ -33,6 +39,8 @@ def main() -> None:
   console = Console(highlight=False)
   say = lambda line: console.print(line, markup=False, soft_wrap=True)
   results = experiment.train(FLAGS.config.to_dict(), folder, say)
+  if results is None:
+    sys.exit(STOPPED)
   if results and jax.process_index() == 0:
     print_results(results)
 

@@ -67,17 +67,21 @@ class Checkpoints:
   def save(self, state: TrainState, host: Mapping[str, Any], kind: str = LATEST) -> None:
     """Writes `state` and `host` (what else the run must remember, as JSON) under the state's step.
 
-    A step that is there already, or a later best one, came from this same run before it was interrupted; it stays.
+    A latest step that is there already came from this same run before it was interrupted; it stays. Best ones that are
+    there of this step or later are of updates that have been made anew since, of other data perhaps; they go.
     Raises: UserError when the state is not finite; such a state is never written.
     """
     step = int(np.max(state.step))  # runs side by side are all at one step
     if not is_finite(state):
       raise UserError(f'the parameters are not finite after step {step}; not saved, {self.describe()}')
-    if (self.latest(kind) or -1) >= step:
+    later = [there for there in self.steps(kind) if there >= step]
+    if later and kind == LATEST:
       return
     values = {'layout': _layout(state), 'host': dict(host)}
     items = ocp.args.Composite(state=ocp.args.StandardSave(state._asdict()), host=ocp.args.JsonSave(values))
     with _quiet():
+      for there in later:
+        self._managers[kind].delete(there)
       self._managers[kind].save(step, args=items, force=True)
 
   def restore(

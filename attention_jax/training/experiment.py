@@ -74,7 +74,7 @@ class Run:
     return self.system
 
 
-def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, Measured | Spread]]:
+def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, Measured | Spread]] | None:
   """Trains in `folder`, or goes on where a run of the same config was interrupted; then measures the tested splits.
 
   With config['seeds'] of several, so many runs are trained side by side, each in a folder seed_N below, and what is
@@ -85,7 +85,8 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
     folder: of the run; what is in it afterwards is listed by `say`.
     say: is told what a person should read.
 
-  Returns: split -> metric -> what was measured, of the best parameters by validation. Also written to results.json.
+  Returns: split -> metric -> what was measured, of the best parameters by validation, also written to results.json;
+    None where a signal stopped it before its end.
   Raises: UserError for anything wrong with the config, the data or the folder, before anything is overwritten.
   """
   config, folder = complete(config, 'the config'), Path(folder).expanduser()
@@ -111,7 +112,7 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
     say(f'{reason} ({time.monotonic() - began:.0f} s, {compilations} shapes compiled)')
   if any(reason.startswith('stopped by') for reason in reasons):
     say(f'the same command goes on from step {step}')
-    return {}
+    return None
   found = [_finish(own_config, own, system, say) for own_config, own in members]
   return found[0] if len(seeds) == 1 else _summary(folder, seeds, found, say)
 
@@ -311,7 +312,7 @@ def _finish(config: Config, folder: Path, system: System, say) -> dict[str, dict
   for split in _measured(system):
     results[split], predictions = evaluate_split(run, split)
     write_lines(folder / f'hypotheses.{split}.txt', system.lines(predictions))
-  chosen = f'the best by validation {config["training"]["select"]}' if 'validation' in system.splits else 'the last'
+  chosen = _chosen(folder, system, config['training']['select'])
   what = ' and '.join(results) or 'nothing, as the task has only a training split'
   say(f'measured: {what}; parameters: step {run.step}, {chosen}')
   record = {'step': run.step, 'implementation': system.implementation, 'evaluation': config['evaluation']}
@@ -319,6 +320,17 @@ def _finish(config: Config, folder: Path, system: System, say) -> dict[str, dict
   _write(folder / RESULTS, json.dumps(record, indent=2) + '\n')
   say(f'written to {folder}: {", ".join(sorted(p.name + "/" * p.is_dir() for p in folder.iterdir()))}')
   return results
+
+
+def _chosen(folder: Path, system: System, select: str) -> str:
+  """Which parameters `best` stands for."""
+  if 'validation' not in system.splits:
+    return 'the last'
+  checkpoints = Checkpoints(folder, read_only=True)
+  try:
+    return f'the best by validation {select}' if checkpoints.steps(BEST) else f'the last, as {BEST}/ holds none'
+  finally:
+    checkpoints.close()
 
 
 def _summary(folder: Path, seeds: list[int], found: list[dict[str, dict[str, Measured]]], say):

@@ -131,8 +131,8 @@ def _sacrebleu(metric, unit: str, hypotheses: Sequence[str], references: Referen
 
 
 def exact_match(hypotheses: Sequence[str], references: References) -> Result:
-  """Share of rows whose whole output is one of its references."""
-  hits = sum(hypothesis in several for hypothesis, several in zip(hypotheses, references, strict=True))
+  """Share of rows whose whole output is one of its references, but for spaces at the ends and runs of them."""
+  hits = sum(_spaced(said) in map(_spaced, several) for said, several in zip(hypotheses, references, strict=True))
   return Result(100 * hits / len(hypotheses), '%', 'exact_match|case:mixed')
 
 
@@ -148,8 +148,14 @@ def token_error_rate(hypotheses: Sequence[str], references: References) -> Resul
 
 
 def character_error_rate(hypotheses: Sequence[str], references: References) -> Result:
-  """Edits / characters, spaces counted; against the nearest reference of each row."""
-  return _error_rate(hypotheses, references, list, 'character_error_rate|case:mixed|tok:char')
+  """Edits / characters, against the nearest reference of each row; a run of spaces is one, at the ends none."""
+  split = lambda text: list(_spaced(text))
+  return _error_rate(hypotheses, references, split, 'character_error_rate|case:mixed|tok:char')
+
+
+def _spaced(text: str) -> str:
+  """With one space between words, as vocabularies of words and of pieces decode: no model could say any other."""
+  return ' '.join(text.split())
 
 
 def _error_rate(hypotheses: Sequence[str], references: References, split: Callable, signature: str) -> Result:

@@ -52,3 +52,13 @@ def flat(params, prefix=''):
 
 def records(folder):
   return [json.dumps({k: v for k, v in record.items() if k not in TIMES}) for record in read_metrics(folder)]
+
+
+def test_a_signal_is_told_by_the_exit_status(task, tmp_path):
+  process = start(*tiny(task, tmp_path / 'run', '--config.training.steps=3000'))
+  for line in process.stdout:
+    if 'step 1/' in line or 'step 2' in line:
+      break
+  process.send_signal(signal.SIGTERM)
+  output, _ = process.communicate(timeout=300)
+  assert process.returncode == 75 and 'the same command goes on from step' in output

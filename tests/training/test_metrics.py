@@ -67,6 +67,8 @@ def test_nearest_reference_by_edits():
   assert measure('sequence_error_rate', hypotheses, references).value == 50
   assert measure('exact_match', hypotheses, references).value == 50
   assert measure('character_error_rate', ['abc'], [['abcd', 'xyz']]).value == 25
+  assert measure('exact_match', ['x y'], [[' x  y ']]).value == 100  # what no vocabulary of words could say
+  assert measure('character_error_rate', ['x y'], [[' x  y ']]).value == 0
   assert measure('token_error_rate', ['a b c d'], [['x']]).value == 400
 
 
