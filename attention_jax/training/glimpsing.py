@@ -141,7 +141,7 @@ class Glimpsing:
     return list(self.digits)
 
   def save(self, folder: str) -> None:
-    """Nothing but the config is needed to open a run."""
+    """Nothing: a run is opened by its config and its data."""
 
   def initializer(self) -> Callable[[int], Any]:
     return jax.jit(functools.partial(_initial, self.model, channels=self.digits['train'].pictures.shape[-1]))

@@ -154,7 +154,7 @@ def character_error_rate(hypotheses: Sequence[str], references: References) -> R
 
 
 def _spaced(text: str) -> str:
-  """With one space between words, as vocabularies of words and of pieces decode: no model could say any other."""
+  """With one space between words, as vocabularies of words and of pieces decode, whose models can say no other."""
   return ' '.join(text.split())
 
 
