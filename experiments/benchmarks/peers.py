@@ -71,11 +71,15 @@ def model_of(name: str, sizes):
 
 
 def difference(params, logits, batch, sizes) -> float | None:
-  """The greatest difference between these logits and those of PyTorch's Transformer with the same parameters."""
+  """The greatest difference between these logits and those of PyTorch's Transformer with the same parameters.
+
+  PyTorch's are in float64: what rounding its own would add says nothing of ours.
+  """
   if torch is None:
     return None
   model = model_of('Transformer', sizes).eval()
   model.take(params)
+  model.double()
   with torch.no_grad():
     found = model.logits(*(torch.tensor(np.asarray(x), dtype=torch.long) for x in batch))
   return float(np.abs(found.numpy() - np.asarray(logits)).max())
