@@ -112,18 +112,28 @@ def log_mixture(weights: Float[Array, '... S'], log_probs: Float[Array, '... S V
 
 
 def reinforce(
-  log_probs: Float[Array, 'T'], rewards: Float[Array, 'T'], baseline: Float[Array, 'T'], entropy: float = 0.0
+  log_probs: Float[Array, 'T'],
+  rewards: Float[Array, 'T'],
+  baseline: Float[Array, 'T'],
+  entropy: float = 0.0,
+  discount: float = 1.0,
 ) -> Float[Array, '']:
   """Σ_t log π(a_t) (G_t - b_t): its gradient is an unbiased estimate of ∂/∂π of E[Σ_t r_t] + λ H. Williams 1992.
 
   G_t is the sum of rewards from step t on, the draw at t having no influence on those before; with `entropy` λ every
-  step earns -λ log π(a_t) besides, whose expectation is the entropy of all draws (Xu et al. 2015, section 4.1).
+  step earns -λ log π(a_t) besides, whose expectation is the entropy of all draws (Xu et al. 2015, section 4.1). With
+  `discount` γ the reward of k steps later counts γ^k: of less variance, and biased against what a draw does later.
 
   Args: log_probs of the draws; rewards and baseline, through which no gradient goes, in nats.
   """
-  earned = jax.lax.stop_gradient(rewards - entropy * log_probs)
-  later = jnp.cumsum(earned[::-1])[::-1]
+  later = to_come(jax.lax.stop_gradient(rewards - entropy * log_probs), discount)
   return jnp.sum(log_probs * (later - jax.lax.stop_gradient(baseline)))
+
+
+def to_come(rewards: Float[Array, 'T'], discount: float = 1.0) -> Float[Array, 'T']:
+  """Of every step, Σ_k γ^k r_{t+k}: what it and those after it earn."""
+  onward = lambda after, reward: (reward + discount * after,) * 2
+  return jax.lax.scan(onward, jnp.zeros((), rewards.dtype), rewards, reverse=True)[1]
 
 
 def _move(position: Scores, scores: Scores) -> Scores:

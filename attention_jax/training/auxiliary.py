@@ -89,24 +89,26 @@ def diagonal(outputs, batch, running: Means, *, width: float = 0.2) -> jax.Array
   return -jnp.sum(_seen(outputs, batch) * jnp.expm1(-((offset / width) ** 2) / 2))
 
 
-def reinforce(outputs, batch, running: Means, *, entropy: float = 0.01) -> jax.Array:
+def reinforce(outputs, batch, running: Means, *, entropy: float = 0.01, discount: float = 1.0) -> jax.Array:
   """REINFORCE for alignments that draw: each draw is rewarded by log p(y) of its token and those after it.
 
   The baseline is the running mean of the log-likelihood per token, times the tokens to come. Xu et al. 2015, section
-  4.1.
+  4.1, where `discount` is 1; at 0 a draw earns what its own token does, and looking ahead of what is said is worth
+  nothing.
 
-  Raises: UserError when the alignment leaves no log-probabilities of draws [B, T, N] behind.
+  Raises: UserError when the alignment leaves no log-probabilities of draws [B, T, N] behind, or for discount > 1.
   """
   if getattr(outputs.state, 'ndim', 0) != 3:
     possible = ', '.join(name for name, row in ALIGNMENTS.items() if row.loss == 'reinforce')
     raise UserError(f'auxiliary loss reinforce needs an alignment that draws and learns by it; possible: {possible}')
+  if discount > 1:
+    raise UserError(f'auxiliary loss reinforce: discount is {discount}; possible: from 0 to 1')
   real = batch.target_mask
   draws = jnp.diff(outputs.state.astype(jnp.float32), axis=1, prepend=0).sum(axis=-1)
   draws = jnp.where(real, draws, 0.0)
-  to_come = jnp.cumsum(real[:, ::-1], axis=1)[:, ::-1]
-  baseline = running['log_likelihood'] * to_come
-  surrogate = jax.vmap(functools.partial(latent.reinforce, entropy=entropy))
-  return -jnp.sum(surrogate(draws, log_likelihoods(outputs, batch), baseline))
+  expected = jax.vmap(lambda means: latent.to_come(means, discount))(running['log_likelihood'] * real)
+  surrogate = jax.vmap(functools.partial(latent.reinforce, entropy=entropy, discount=discount))
+  return -jnp.sum(surrogate(draws, log_likelihoods(outputs, batch), expected))
 
 
 def log_likelihoods(outputs, batch) -> jax.Array:

@@ -74,11 +74,11 @@ def doubly_stochastic(weights, links, chosen, draws):
   return sum((1 - sum(weights[t, s] for t in range(len(weights)))) ** 2 for s in range(weights.shape[1]))
 
 
-def reinforce(weights, links, chosen, draws, entropy=0.01):
+def reinforce(weights, links, chosen, draws, entropy=0.01, discount=1.0):
   total, length = 0.0, len(weights)
   for t in range(length):
-    earned = sum(chosen[k] - entropy * draws[k] for k in range(t, length))
-    total -= draws[t] * (earned - -1.5 * (length - t))
+    for k in range(t, length):
+      total -= draws[t] * discount ** (k - t) * (chosen[k] - entropy * draws[k] - -1.5)
   return total
 
 
@@ -90,6 +90,8 @@ CASES = {
   'guided': guided,
   'reinforce': reinforce,
   'reinforce(entropy=0.3)': lambda *row: reinforce(*row, entropy=0.3),
+  'reinforce(discount=0.5)': lambda *row: reinforce(*row, discount=0.5),
+  'reinforce(discount=0.0)': lambda *row: reinforce(*row, discount=0.0),
 }
 
 
@@ -213,6 +215,8 @@ def test_what_only_the_outputs_can_tell():
   outputs, batch = make()
   with pytest.raises(UserError, match='width must be greater than 0, got 0'):
     value('diagonal(width=0)', outputs, batch)
+  with pytest.raises(UserError, match=r'reinforce: discount is 1.5; possible: from 0 to 1$'):
+    value('reinforce(discount=1.5)', outputs, batch)
   for state in ((), jnp.zeros((B, T, 1, S)), {'position': jnp.zeros((B, T, N))}):
     with pytest.raises(UserError, match=r'reinforce needs an alignment that draws and learns by it; possible: hard$'):
       value('reinforce', outputs._replace(state=state), batch)
