@@ -1,7 +1,7 @@
 """python -m experiments.compile_for_tpu [--topology=v5e:2x2] [--config=configs/wmt14.py:transformer2017_base]
 
 Compiles for a TPU that need not be here (pip install libtpu, see requirements-bench.txt): the Pallas kernels, forward
-and backward; or, of a config, the update of every bucket, its rows divided over all devices of the topology. That finds
+and backward; or, of a config, the update of every bucket. Rows are divided over all devices of the topology. That finds
 what the TPU's compiler would refuse and says what memory an update takes. Nothing is run, so nothing is said of speed.
 """
 
@@ -52,10 +52,11 @@ def _kernels(devices) -> None:
 
   import attention_jax as aj
   from attention_jax.kernels import pallas_additive
+  from attention_jax.training.partition import check_rows, compile_on, make_mesh, sharding
 
-  device = devices[0]
-  on_device = jax.sharding.SingleDeviceSharding(device)
-  size = FLAGS.features
+  mesh, size = make_mesh(devices), FLAGS.features
+  check_rows(FLAGS.batch, mesh)
+  everywhere, divided = (sharding(mesh, rule) for rule in ('state', 'batch'))
   shapes = jax.eval_shape(
     lambda: aj.init_params(jax.random.key(0), score=FLAGS.score, query=size, key=size, features=size)
   )
@@ -71,16 +72,16 @@ def _kernels(devices) -> None:
   ways = {'forward': context, 'backward': jax.grad(total, argnums=(0, 1, 2, 3))}
   for length in FLAGS.lengths:
     for dtype in (jnp.float32, jnp.bfloat16):
-      place = lambda x, dtype=dtype: jax.ShapeDtypeStruct(x.shape, dtype, sharding=on_device)
-      row = place(jnp.broadcast_to(0.0, (FLAGS.batch, length, size)))
-      mask = jax.ShapeDtypeStruct((FLAGS.batch, 1, length), jnp.bool_, sharding=on_device)
+      place = lambda x, dtype=dtype: jax.ShapeDtypeStruct(x.shape, dtype, sharding=everywhere)
+      row = jax.ShapeDtypeStruct((FLAGS.batch, length, size), dtype, sharding=divided)
+      mask = jax.ShapeDtypeStruct((FLAGS.batch, 1, length), jnp.bool_, sharding=divided)
       for name, way in ways.items():
         began = time.monotonic()
         with pallas_additive.target('tpu'):
-          traced = jax.jit(way).trace(jax.tree.map(place, shapes), row, row, row, mask)
+          traced = compile_on(mesh, way).trace(jax.tree.map(place, shapes), row, row, row, mask)
           traced.lower(lowering_platforms=('tpu',)).compile()
-        what = f'{name}, T = S = {length}, {jnp.dtype(dtype)}'
-        print(f'{what}: compiled in {time.monotonic() - began:.0f} s for {device.device_kind}', flush=True)
+        what, for_whom = f'{name}, T = S = {length}, {jnp.dtype(dtype)}', f'{len(devices)} x {devices[0].device_kind}'
+        print(f'{what}: compiled in {time.monotonic() - began:.0f} s for {for_whom}', flush=True)
 
 
 def _devices(topology: str):

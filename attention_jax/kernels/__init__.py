@@ -15,6 +15,7 @@ from attention_jax.functional.attend import Attended, Memory, project
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, learned, lookup
 from attention_jax.kernels import auto, chunked, cudnn, factored, flash, pallas_additive, window
+from attention_jax.kernels.divided import rows_axis
 
 
 class Implementation(NamedTuple):
@@ -151,7 +152,7 @@ def attend(
 
   for axis in reversed(range(len(batch))):
     own = [None if x is None or x.shape[axis] == 1 else 0 for x in (mask, bias)]
-    one = jax.vmap(one, in_axes=(0, 0, 0, *own, 0))
+    one = jax.vmap(one, in_axes=(0, 0, 0, *own, 0), spmd_axis_name=None if axis else rows_axis(batch[0]))
   return one(query, key, value, *(_without_ones(x, len(batch)) for x in (mask, bias)), rngs)
 
 

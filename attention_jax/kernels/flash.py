@@ -11,7 +11,7 @@ working set is that of one, and each of its products is large enough for all cor
 
 Weights, where asked for, are made by the formula, [T, S], beside it. Dropout multiplies them by factors [T, S] that are
 drawn before, the same as the definition draws: with it memory grows with T S. Derivatives of the gradient are not
-offered. Of a batch that lies on several devices each goes through all of it, unless jax.shard_map hands it its own.
+offered.
 """
 
 from collections.abc import Callable
@@ -26,6 +26,7 @@ from attention_jax.functional.dense import plain, softmax, temperature_of
 from attention_jax.functional.dropout import factors_of, has_twin, undropped
 from attention_jax.functional.masking import accumulator, lowest, masked, vary_like
 from attention_jax.functional.table import Row
+from attention_jax.kernels.divided import divided
 
 BLOCK = 512  # queries, and keys, of a block: 1 MB of scores in float32
 
@@ -189,6 +190,7 @@ def _walk(step: Callable, order, full, live, carry):
   return jax.lax.fori_loop(full, live, one(True), carry)
 
 
+@divided
 @sequential_vmap
 def _forward(q, k, v, shared: Shared):
   """The context [T, V]; of each query [T] the greatest score, and what an exponential beside that weighs."""
@@ -219,6 +221,7 @@ def _forward(q, k, v, shared: Shared):
   return context.reshape(-1, width)[:steps], *(x.reshape(-1)[:steps] for x in sums)
 
 
+@divided
 @sequential_vmap
 def _backward(q, k, v, shared: Shared, context, top, share, slope):
   """The gradients of q, k, v and, as it stands in `shared`, bias."""

@@ -14,8 +14,7 @@ has no part in this.
 Dropout multiplies weights by factors [T, S] that are drawn before, the same as the definition draws.
 
 Inside, everything is float32. On a CPU it runs only under `target('interpret')`, for tests.
-Derivatives of the gradient are not offered. Of a batch that lies on several devices each must be handed its own, by
-jax.shard_map: the compiler cannot divide these programs.
+Derivatives of the gradient are not offered.
 """
 
 import contextlib
@@ -36,6 +35,7 @@ from attention_jax.functional.dense import plain, softmax, temperature_of
 from attention_jax.functional.dropout import factors_of, has_twin, undropped
 from attention_jax.functional.masking import lowest, masked, vary_like
 from attention_jax.functional.table import Row
+from attention_jax.kernels.divided import divided
 
 
 class Tile(NamedTuple):
@@ -152,7 +152,7 @@ class Plan(NamedTuple):
       compiler_params=TARGETS[self.target].options,
       interpret=self.target == 'interpret',
     )
-    return program(*(array for array, _, _ in ins))
+    return divided(program)(*(array for array, _, _ in ins))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

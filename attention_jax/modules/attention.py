@@ -12,6 +12,7 @@ from attention_jax.functional.dropout import with_dropout
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, init_row, lookup
 from attention_jax.kernels import IMPLEMENTATIONS, implementation_of
+from attention_jax.kernels.divided import rows_axis
 from attention_jax.modules.linear import Dense, product
 from attention_jax.modules.positions import Positions
 
@@ -265,7 +266,7 @@ class Attention(nn.Module):
     carry, rngs = self._grouped((carry, self._rngs((query.shape[0], self.heads), deterministic)), 1)
     run = jax.vmap(fn, in_axes=(0, 0, each, None, 0, 0), axis_size=self.heads // self.groups)
     run = jax.vmap(run, in_axes=(0, 0, each, Memory(0, 0, None), 0, 0))
-    run = jax.vmap(run, in_axes=(None, 0, 0, 0, over_batch, 0))
+    run = jax.vmap(run, in_axes=(None, 0, 0, 0, over_batch, 0), spmd_axis_name=rows_axis(query.shape[0]))
     given = run(params, carry, query, memory._replace(mask=memory.mask[:, 0]), bias, rngs)
     return jax.tree.map(lambda x: x.reshape(x.shape[0], self.heads, *x.shape[3:]), given)
 

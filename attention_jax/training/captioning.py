@@ -304,7 +304,8 @@ class Captioning:
     """How many beams -> what finds captions, compiled once."""
     options = Evaluation(**self.config['evaluation'])
     longest = options.max_length or self._lengths[-1]
-    return functools.cache(lambda beams: compile_finder(self.model, Beams(beams), longest, options.ranking))
+    mesh = make_mesh(jax.local_devices())
+    return functools.cache(lambda beams: compile_finder(self.model, Beams(beams), longest, options.ranking, mesh))
 
   def _read(self, told, i: int, name: str) -> Prediction:
     hypotheses = []

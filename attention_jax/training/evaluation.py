@@ -21,7 +21,7 @@ from attention_jax.functional.table import parse_spec
 from attention_jax.models.seq2seq import EncoderDecoder
 from attention_jax.training.losses import in_reach, output_loss
 from attention_jax.training.metrics import Result, measure
-from attention_jax.training.partition import make_mesh, place, replicate
+from attention_jax.training.partition import compile_on, make_mesh, place, replicate
 from attention_jax.training.prediction import Prediction, Predictor
 
 # What is measured on given targets, whatever the config: whether more of it is better. Alignments need gold links.
@@ -52,7 +52,7 @@ class Scorer:
       outputs = model.apply({'params': params}, batch.source, batch.source_mask, batch.target)
       return output_loss(outputs, batch.target, batch.target_mask), model.posterior(outputs, batch.target_mask)
 
-    self._run = jax.jit(run)
+    self._run = compile_on(self._mesh, run)
 
   def __call__(self, params: Any, encoded: Encoded) -> Forced:
     return self.of_batches(params, in_order(encoded, self._buckets, self.rows), encoded.rows)

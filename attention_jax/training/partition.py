@@ -1,21 +1,23 @@
 """Where arrays live: one mesh over all devices, and a table that says which axis of the mesh splits what."""
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from attention_jax.errors import UserError
+from attention_jax.kernels.divided import ROWS
 
-AXES = ('seed', 'data')
+AXES = ('seed', ROWS)
 
 RULES = {
-  'batch': PartitionSpec('data'),  # rows
-  'parts': PartitionSpec(None, 'data'),  # [parts, rows, ...] when gradients are accumulated
+  'batch': PartitionSpec(ROWS),
+  'parts': PartitionSpec(None, ROWS),  # [parts, rows, ...] when gradients are accumulated
   'state': PartitionSpec(),  # a copy on every device
-  'batches': PartitionSpec('seed', 'data'),  # [seeds, rows, ...] of runs that are trained side by side
+  'batches': PartitionSpec('seed', ROWS),  # [seeds, rows, ...] of runs that are trained side by side
   'states': PartitionSpec('seed'),  # [seeds, ...]
 }
 
@@ -33,7 +35,7 @@ def sharding(mesh: Mesh, rule: str) -> NamedSharding:
 
 def check_rows(rows: int, mesh: Mesh, parts: int = 1) -> None:
   """Raises UserError unless a global batch of `rows` divides evenly over the devices and the accumulated parts."""
-  devices = mesh.shape['data']
+  devices = mesh.shape[ROWS]
   if rows % (devices * parts):
     several = f' x {parts} accumulated parts' if parts > 1 else ''
     possible = f'a multiple of {devices * parts}'
@@ -47,7 +49,18 @@ def replicate(tree, mesh: Mesh):
 
 def place(batch, mesh: Mesh, parts: int = 1, rule: str = 'batch'):
   """This process's rows of a batch (numpy arrays) -> global arrays, split over the devices as `rule` says."""
-  size = jax.tree.leaves(batch)[0].shape[RULES[rule].index('data')]
+  size = jax.tree.leaves(batch)[0].shape[RULES[rule].index(ROWS)]
   check_rows(size * jax.process_count(), mesh, parts)
   rows = sharding(mesh, rule)
   return jax.tree.map(lambda x: jax.make_array_from_process_local_data(rows, x), batch)
+
+
+def compile_on(mesh: Mesh, fn: Callable, **options) -> Callable:
+  """jax.jit of fn, whose kernels each device runs for the rows that it has; options, of jax.jit."""
+
+  @functools.wraps(fn)
+  def on_mesh(*given):
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+      return fn(*given)
+
+  return jax.jit(on_mesh, **options)

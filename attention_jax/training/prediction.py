@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from attention_jax.data.batching import Batch, in_order
 from attention_jax.data.encoding import Encoded, encode
@@ -21,7 +22,7 @@ from attention_jax.models.prefix import begun
 from attention_jax.models.sampling import Sampling
 from attention_jax.models.seq2seq import EncoderDecoder
 from attention_jax.tokens import EOS, PAD, UNK
-from attention_jax.training.partition import make_mesh, place, replicate
+from attention_jax.training.partition import compile_on, make_mesh, place, replicate
 
 
 class Hypothesis(NamedTuple):
@@ -72,7 +73,7 @@ class Predictor:
     devices = self._mesh.devices.size
     # Few sources are not searched as many: search would be made for every size that many shrink to on their way.
     self._rows, self._few = (-(-rows // devices) * devices for rows in (batch_size, min(batch_size, search.FEWEST)))
-    self._find = functools.cache(lambda how, ranking: compile_finder(model, how, self.max_length, ranking))
+    self._find = functools.cache(lambda how, ranking: compile_finder(model, how, self.max_length, ranking, self._mesh))
     self._reads = functools.cache(self._reads)
 
   def use(self, params: Any) -> None:
@@ -218,10 +219,13 @@ def compile_search(model: EncoderDecoder, beams: int, max_length: int, ranking: 
   return compile_finder(model, Beams(beams), max_length, ranking)
 
 
-def compile_finder(model: EncoderDecoder, how: Beams | Sampling, max_length: int, ranking: search.Ranking) -> Callable:
+def compile_finder(
+  model: EncoderDecoder, how: Beams | Sampling, max_length: int, ranking: search.Ranking, mesh: Mesh | None = None
+) -> Callable:
   """(params, source, source_mask, drawn, prefix) -> search.Hypotheses, compiled once per shape.
 
-  `drawn`, for Sampling alone: seeds [B] and numbers [B] of the sources. `prefix`: [B, P], or None.
+  `drawn`, for Sampling alone: seeds [B] and numbers [B] of the sources. `prefix`: [B, P], or None. `mesh`: that the
+  sources are divided over, if they are.
   """
 
   def run(params, source, source_mask, drawn=None, prefix=None):
@@ -237,7 +241,7 @@ def compile_finder(model: EncoderDecoder, how: Beams | Sampling, max_length: int
       found = found._replace(weights=_posterior(model, variables, source, source_mask, found))
     return found
 
-  return jax.jit(run)
+  return compile_on(mesh, run) if mesh else jax.jit(run)
 
 
 def of_words(step: Callable) -> Callable:

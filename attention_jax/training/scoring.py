@@ -17,7 +17,7 @@ from attention_jax.models.ensemble import Ensemble
 from attention_jax.models.layered import Layered
 from attention_jax.models.seq2seq import EncoderDecoder
 from attention_jax.training.losses import in_reach
-from attention_jax.training.partition import make_mesh, place, replicate
+from attention_jax.training.partition import compile_on, make_mesh, place, replicate
 
 
 class Scored(NamedTuple):
@@ -52,7 +52,8 @@ def score_pairs(
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(outputs.logits), batch.target[..., None], axis=-1)[..., 0]
     return log_probs, model.posterior(outputs, batch.target_mask), outputs.layers if layers else ()
 
-  mesh, run = make_mesh(jax.local_devices()), jax.jit(run)
+  mesh = make_mesh(jax.local_devices())
+  run = compile_on(mesh, run)
   rows = -(-batch_size // mesh.devices.size) * mesh.devices.size
   encoded = encode(corpus, source_vocab, target_vocab)
   params = replicate(jax.device_get(params), mesh)

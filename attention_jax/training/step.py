@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from attention_jax.training.anneal import NONE, Schedules, follow, hold
 from attention_jax.training.losses import OBJECTIVE, Loss
-from attention_jax.training.partition import place, sharding
+from attention_jax.training.partition import compile_on, place, sharding
 from attention_jax.training.state import TrainState, update_average, update_running
 
 RNGS = ('dropout', 'attention', OBJECTIVE)  # the streams of randomness that models and objectives draw from
@@ -117,7 +117,7 @@ def compile_update(
   given = (held, held, rows)
   if several:
     update, given = _of_each(_while_live(update), mesh), (*given, held)
-  return jax.jit(update, donate_argnums=1, in_shardings=given, out_shardings=held)
+  return compile_on(mesh, update, donate_argnums=1, in_shardings=given, out_shardings=held)
 
 
 def _while_live(update: Callable) -> Callable:

@@ -8,8 +8,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from attention_jax.functional.masking import vary_like
+from attention_jax.kernels.divided import rows_axis
 from attention_jax.modules.linear import product
 from attention_jax.modules.outputs import Linear
 
@@ -38,13 +40,32 @@ linear_cross_entropy.defvjp(_forward, _backward)
 
 
 def _over_steps(linear: Linear, target, mask, smoothing, differentiate: bool):
+  """(loss, accuracy), and the gradient of the loss with respect to `linear` or None."""
+  axis = rows_axis(len(target))
+  if axis is None:
+    return _of_rows(linear, target, mask, smoothing, differentiate)
+
+  # Otherwise the steps of the loop would add up the kernel's gradient over devices, each of them.
+  def on_each(linear, target, mask):
+    sums, gradient = _of_rows(linear, target, mask, smoothing, differentiate)
+    add = functools.partial(jax.lax.psum, axis_name=axis)
+    return add(sums), gradient and Linear(gradient.features, *add((gradient.kernel, gradient.bias)))
+
+  rows, whole = PartitionSpec(axis), PartitionSpec()
+  split = Linear(rows, whole, whole)
+  found = whole, split if differentiate else None
+  return jax.shard_map(on_each, in_specs=(split, rows, rows), out_specs=found, check_vma=False)(linear, target, mask)
+
+
+def _of_rows(linear: Linear, target, mask, smoothing, differentiate: bool):
+  """As `_over_steps`, of rows that are on one device."""
   features, kernel, bias = linear
   batch, steps, vocabulary = *target.shape, kernel.shape[-1]
   some = min(steps, max(1, LOGITS // (batch * vocabulary)))
   missing = -steps % some
 
   def cut(x):
-    """[B, T, ...] -> [T / some, some, B, ...]; rows stay whole, so that they may be sharded."""
+    """[B, T, ...] -> [T / some, some, B, ...]."""
     x = jnp.moveaxis(jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2)), 1, 0)
     return x.reshape(-1, some, *x.shape[1:])
 
