@@ -16,6 +16,8 @@ from experiments.benchmarks.measure import Bench, Side, Timing, compare, exponen
 CASES = {
   'additive, B=1 T=S=512 F=256': ('additive', False, 1, 1, 512, 512, 256),
   'additive, B=32 T=S=64 F=256': ('additive', False, 32, 1, 64, 64, 256),
+  'location_sensitive, B=1 T=S=512 F=256': ('location_sensitive', False, 1, 1, 512, 512, 256),
+  'coverage, B=1 T=S=512 F=256': ('coverage', False, 1, 1, 512, 512, 256),
   'scaled_dot, B=1 N=8 T=S=2048 D=64': ('scaled_dot', False, 1, 8, 2048, 2048, 64),
   'scaled_dot, causal, B=1 N=8 T=S=2048 D=64': ('scaled_dot', True, 1, 8, 2048, 2048, 64),
 }
@@ -23,7 +25,12 @@ FEATURES = 64
 GROWN = (('additive', 'factored'), ('additive', 'pallas_additive'), ('scaled_dot', 'flash'), ('scaled_dot', 'cudnn'))
 # What bounds a score: the row of limits.machine, and how often each pair of a query and a key needs it, forward, and
 # forward and backward, for every feature: a tanh (or what does its work), and products of matrices.
-BOUNDS = {'additive': ('tanh', 1, 3), 'scaled_dot': ('matrix product', 4, 14)}
+BOUNDS = {
+  'additive': ('tanh', 1, 3),
+  'coverage': ('tanh', 1, 2),
+  'location_sensitive': ('tanh', 1, 2),
+  'scaled_dot': ('matrix product', 4, 14),
+}
 # what grows: its sizes, and from one of them batch, heads, T, S
 GROWTH = {
   'T=S': ([2**power for power in range(6, 14)], lambda size: (1, 1, size, size)),

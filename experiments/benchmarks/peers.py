@@ -46,7 +46,42 @@ def _scaled_dot(say, given, params, causal) -> dict[str, Callable]:
   return {'torch sdpa': functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=causal)}
 
 
-WAYS = {'additive': _additive, 'scaled_dot': _scaled_dot}
+def _one_by_one(feature: Callable, params, seen: Callable) -> dict[str, Callable]:
+  """Additive scores with a feature of the weights so far beside the keys, a query at a time; seen(so far, weights)."""
+
+  def formula(query, key, value):
+    so_far, contexts = torch.zeros_like(key[..., 0]), []
+    for one in query.unbind(-2):
+      scores = torch.tanh(one.unsqueeze(-2) + key + feature(so_far)) @ params['v']
+      weights = torch.softmax(scores, -1)
+      so_far = seen(so_far, weights)
+      contexts.append((weights.unsqueeze(-2) @ value).squeeze(-2))
+    return torch.stack(contexts, -2)
+
+  return {'torch': formula}
+
+
+def _coverage(say, given, params, causal) -> dict[str, Callable]:
+  return _one_by_one(lambda so_far: so_far.unsqueeze(-1) * params['u'], params, torch.add)
+
+
+def _location_sensitive(say, given, params, causal) -> dict[str, Callable]:
+  filters = params['filters'].flip(-1).unsqueeze(1)  # a true convolution; theirs does not flip
+
+  def feature(weights):
+    rows = weights.reshape(-1, 1, weights.shape[-1])
+    found = torch.nn.functional.conv1d(rows, filters, padding=filters.shape[-1] // 2)
+    return (found.mT @ params['u']).reshape(*weights.shape, -1)
+
+  return _one_by_one(feature, params, lambda _, weights: weights)
+
+
+WAYS = {
+  'additive': _additive,
+  'coverage': _coverage,
+  'location_sensitive': _location_sensitive,
+  'scaled_dot': _scaled_dot,
+}
 
 
 def _forward(fn: Callable, given) -> Side:
