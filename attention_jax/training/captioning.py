@@ -167,6 +167,10 @@ class Captioning:
     return list(self.pictures)
 
   @property
+  def arrays(self) -> Mapping[str, Any]:
+    return self.encoded
+
+  @property
   def implementation(self) -> str:
     attention = self.model.decoder.attention
     several = auto.described(attention.score_of, attention.alignment_of)

@@ -178,6 +178,10 @@ class Classification:
     return list(self.documents)
 
   @property
+  def arrays(self) -> Mapping[str, Any]:
+    return self.encoded
+
+  @property
   def implementation(self) -> str:
     attention = self.model.attention
     several = auto.described(attention.score_of, attention.alignment_of)

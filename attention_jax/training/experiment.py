@@ -20,6 +20,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.config import complete
 from attention_jax.training.evaluation import measured
+from attention_jax.training.fingerprint import check_digests, digests, store_digests
 from attention_jax.training.folder import check_folder, prepare_folder, read_config
 from attention_jax.training.loop import Training, fit
 from attention_jax.training.metrics import Result as Measured
@@ -102,8 +103,12 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
   batches = [system.batches(seed) for seed in seeds]
   say(f'{len(batches[0])} batches an epoch, of shapes ({batches[0].sides}) {sorted(set(batches[0].shapes))}')
   _check_data(system, batches[0], say)
+  found = digests(system.arrays)
+  if resumed:
+    check_digests(folder, found)
   folder = prepare_folder(folder, config, _completed)
   system.save(str(folder))  # of a resumed run too: it may have been killed before it had all
+  store_digests(folder, found)
   began, direction = time.monotonic(), 'max' if _selectable(config)[training.select] else 'min'
   given = {'loss': system.loss, 'evaluate': _validation(system), 'direction': direction}
   members = _members(config, folder, system)

@@ -140,6 +140,10 @@ class Glimpsing:
   def splits(self) -> list[str]:
     return list(self.digits)
 
+  @property
+  def arrays(self) -> Mapping[str, Any]:
+    return self.digits
+
   def save(self, folder: str) -> None:
     """Nothing: a run is opened by its config and its data."""
 

@@ -116,6 +116,10 @@ class Recall:
     ]
 
   @property
+  def arrays(self) -> Mapping[str, Any]:
+    return {}
+
+  @property
   def implementation(self) -> str:
     heads = f'{self.config["model"]["score"]} and {self.config["model"]["alignment"]}, step by step'
     return heads if self.model.cell.attends else 'nothing is attended to'

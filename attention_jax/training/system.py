@@ -43,6 +43,7 @@ class System(Protocol):
     loss: what it minimises, a function of the batches.
     report: lines for a person, of the data.
     splits: the names of the splits of the data.
+    arrays: the splits as trees of arrays, which a run that goes on must find as they were; none where nothing is read.
     implementation: what computes attention, with what 'auto' chooses.
 
   Some do more, which experiment.Run.able asks for: `predictor` (what translates lines), `tell` (what is said of new
@@ -56,6 +57,7 @@ class System(Protocol):
   loss: Loss
   report: Sequence[str]
   splits: Sequence[str]
+  arrays: Mapping[str, Any]
   implementation: str
 
   @classmethod

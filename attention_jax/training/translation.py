@@ -186,6 +186,10 @@ class Translation:
     return _loss(self.model, Training(**self.config['training']))
 
   @property
+  def arrays(self) -> Mapping[str, Any]:
+    return self.data.encoded
+
+  @property
   def implementation(self) -> str:
     attention = self.model.decoder.attention
     several = auto.described(attention.score_of, attention.alignment_of)

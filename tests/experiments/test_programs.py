@@ -10,7 +10,7 @@ from attention_jax.analysis.alignment import parse_pharaoh
 from attention_jax.training.experiment import open_run
 from attention_jax.training.folder import read_config
 from attention_jax.training.writers import read_metrics
-from tests.experiments.programs import contents, run, tiny
+from tests.experiments.programs import contents, run, tiny, write_task
 
 MEASURED = ['loss', 'accuracy', 'phoneme_error_rate', 'sequence_error_rate',
             'alignment_error_rate', 'precision', 'recall', 'entropy', 'monotonicity']  # fmt: skip
@@ -47,6 +47,19 @@ def test_a_finished_run_is_left_as_it_is(trained, task):
   ran = run('train', *tiny(task, folder))
   assert ran.code == 0 and 'all 4 steps are done (' in ran.out and 'starting' not in ran.out
   assert contents(folder) == before
+
+
+def test_a_run_does_not_go_on_with_other_data(tmp_path):
+  command = tiny(write_task(tmp_path / 'task'), tmp_path / 'run')
+  assert run('train', *command).code == 0
+  before, path = contents(tmp_path / 'run'), tmp_path / 'task' / 'train.tsv'
+  path.write_text(path.read_text('utf-8').replace('eins', 'zwei', 1), 'utf-8')
+  ran = run('train', *command)
+  assert ran.code == 2 and ran.err.count('\n') == 1
+  assert 'was begun with other data: train (or the vocabulary) changed since' in ran.err
+  assert contents(tmp_path / 'run') == before
+  (tmp_path / 'run' / 'data.json').unlink()
+  assert 'all 4 steps are done (' in run('train', *command).out
 
 
 def test_evaluate(trained, tmp_path):
