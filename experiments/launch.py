@@ -4,6 +4,7 @@ import difflib
 import io
 import itertools
 import os
+import re
 import runpy
 import sys
 import traceback
@@ -21,6 +22,7 @@ from attention_jax.errors import UserError, choose
 
 FLAGS = flags.FLAGS
 _SEVERAL = '; several with commas between them speak as one'
+DISK = ('No space left on device', 'Disk quota exceeded', 'Read-only file system', 'Permission denied')
 HELP = ('-h', '-help', '--help', '--helpfull', '--helpshort')
 SEARCHED = ('beams', 'alpha', 'beta', 'gamma', 'max_length', 'replace_unknown')  # flags of define_search
 KINDS = {
@@ -80,11 +82,25 @@ def launch(main: Callable[[], None]) -> None:
   except BrokenPipeError:  # the reader of our output has gone, as `head` does
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
-  except Exception:
-    if not (asked := jax.config.jax_platforms) or _has_devices():
+  except Exception as error:
+    said = _of_disk(str(error)) or _of_devices()
+    if not said:
       raise
-    print(f'error: JAX_PLATFORMS={asked}: jax finds no such device here; possible: cpu', file=sys.stderr)
+    print(f'error: {said}', file=sys.stderr)
     sys.exit(2)
+
+
+def _of_disk(error: str) -> str:
+  """What a user can mend about the disk, '' if that is not the matter. Libraries say it in errors of several types."""
+  what = next((reason for reason in DISK if reason in error), '')
+  path = re.search(r"""['"](/[^'"]*)['"]""", error)
+  return what and f'{path[1] if path else "the disk"}: {what}'
+
+
+def _of_devices() -> str:
+  """The same of devices."""
+  asked = jax.config.jax_platforms
+  return '' if not asked or _has_devices() else f'JAX_PLATFORMS={asked}: jax finds no such device here; possible: cpu'
 
 
 def _has_devices() -> bool:

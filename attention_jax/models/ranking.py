@@ -1,13 +1,13 @@
 """What finished hypotheses are ranked by."""
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 
+MOST = {'alpha': 10, 'beta': 10_000, 'gamma': 10_000}  # beyond, float32 could not hold what they make of long outputs
 UNSEEN = 1e-6  # what less attention than this counts as in the coverage penalty, whose logarithm stays finite
 
 
@@ -23,7 +23,7 @@ class Ranking:
     beta: of the coverage penalty cp; 0 is none.
     gamma: of the end-of-sentence normalisation; 0 is none.
 
-  Raises: UserError for numbers that mean nothing.
+  Raises: UserError for numbers below 0 or beyond MOST.
   """
 
   alpha: float = 0.6
@@ -32,8 +32,8 @@ class Ranking:
 
   def __post_init__(self):
     for name, value in dataclasses.asdict(self).items():
-      if not 0 <= value < math.inf:
-        raise UserError(f'search: {name}={value}; possible: 0 or more, and finite')
+      if not 0 <= value <= MOST[name]:
+        raise UserError(f'search: {name}={value}; possible: from 0 to {MOST[name]}')
 
 
 DEFAULT = Ranking()

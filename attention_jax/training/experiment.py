@@ -21,7 +21,7 @@ from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.config import complete
 from attention_jax.training.evaluation import measured
 from attention_jax.training.fingerprint import check_digests, digests, store_digests
-from attention_jax.training.folder import check_folder, prepare_folder, read_config
+from attention_jax.training.folder import check_folder, held, prepare_folder, read_config
 from attention_jax.training.loop import Training, fit
 from attention_jax.training.metrics import Result as Measured
 from attention_jax.training.metrics import Spread, over_runs
@@ -91,7 +91,7 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
   Raises: UserError for anything wrong with the config, the data or the folder, before anything is overwritten.
   """
   config, folder = complete(config, 'the config'), Path(folder).expanduser()
-  training = _checked(config)
+  _check_config(config)
   resumed = check_folder(folder, config, _completed)
   say = say if jax.process_index() == 0 else lambda line: None
   system = SYSTEMS[config['system']].load(config, str(folder) if resumed else None)
@@ -107,8 +107,18 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
   if resumed:
     check_digests(folder, found)
   folder = prepare_folder(folder, config, _completed)
-  system.save(str(folder))  # of a resumed run too: it may have been killed before it had all
-  store_digests(folder, found)
+  with held(folder, say):
+    system.save(str(folder))  # of a resumed run too: it may have been killed before it had all
+    store_digests(folder, found)
+    return _train(config, folder, system, params, batches, say)
+
+
+def _train(
+  config: Config, folder: Path, system: System, params: Callable[[int], Any], batches: Sequence[Stepwise],
+  say: Callable[[str], None],
+) -> dict[str, dict[str, Measured | Spread]] | None:  # fmt: skip
+  """What is left of `train` once everything is known to be well. Args: batches, of each seed."""
+  training = Training(**config['training'])
   began, direction = time.monotonic(), 'max' if _selectable(config)[training.select] else 'min'
   given = {'loss': system.loss, 'evaluate': _validation(system), 'direction': direction}
   members = _members(config, folder, system)
@@ -119,7 +129,7 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
     say(f'the same command goes on from step {step}')
     return None
   found = [_finish(own_config, own, system, say) for own_config, own in members]
-  return found[0] if len(seeds) == 1 else _summary(folder, seeds, found, say)
+  return found[0] if len(batches) == 1 else _summary(folder, _seeds(config), found, say)
 
 
 def _fit(
@@ -235,7 +245,7 @@ def _members(config: Config, folder: Path, system: System) -> list[tuple[Config,
   return members
 
 
-def _checked(config: Config) -> Training:
+def _check_config(config: Config) -> None:
   """Everything in a config that can be wrong without its data, said before the folder belongs to it."""
   if config['seeds'] < 1 or (config['seeds'] > 1 and jax.process_count() > 1):
     possible = '1 in several processes' if jax.process_count() > 1 else '1 or more'
@@ -244,7 +254,6 @@ def _checked(config: Config) -> Training:
   make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
   SYSTEMS[config['system']].check(config, training)
   choose(training.select, _selectable(config), 'metric in training.select:')
-  return training
 
 
 def _selectable(config: Config) -> dict[str, bool]:
@@ -323,7 +332,7 @@ def _finish(config: Config, folder: Path, system: System, say) -> dict[str, dict
   record = {'step': run.step, 'implementation': system.implementation, 'evaluation': config['evaluation']}
   record['results'] = {s: {n: m._asdict() for n, m in found.items()} for s, found in results.items()}
   _write(folder / RESULTS, json.dumps(record, indent=2) + '\n')
-  say(f'written to {folder}: {", ".join(sorted(p.name + "/" * p.is_dir() for p in folder.iterdir()))}')
+  say(f'written to {folder}: {", ".join(sorted(p.name + "/" * p.is_dir() for p in folder.glob("[!.]*")))}')
   return results
 
 

@@ -1,17 +1,20 @@
 """The folder of a run: it belongs to one config, which is stored in it and compared when the run is resumed."""
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import filelock
 import jax
 from jax.experimental import multihost_utils
 
 from attention_jax.errors import UserError
 
 CONFIG = 'config.json'
+LOCK = '.lock'  # an empty file, held by the process that trains
 Complete = Callable[[dict[str, Any]], dict[str, Any]]
 
 # What may differ when a run is resumed: these change how long it goes on and what it writes, not where it goes.
@@ -41,6 +44,26 @@ def check_folder(folder: str | Path, config: Mapping[str, Any], complete: Comple
   """Whether `folder` is that of a run with this config already. Touches nothing; raises as `prepare_folder` does."""
   folder = Path(folder).absolute()
   return folder.is_dir() and _check(folder, json.loads(json.dumps(config)), complete) is not None
+
+
+@contextlib.contextmanager
+def held(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+  """Nobody else trains in `folder` meanwhile; the system lets go of it when the process ends, however it does.
+
+  Args: say, is told where the file system knows no locks. Raises: UserError when somebody else does.
+  """
+  lock = filelock.FileLock(folder / LOCK, timeout=0)
+  try:
+    if jax.process_index() == 0:
+      lock.acquire()
+  except filelock.Timeout as error:
+    raise UserError(f'{folder} is being trained in by another process; possible: another folder') from error
+  except (NotImplementedError, OSError) as error:
+    say(f'{folder} cannot be locked ({error}): another process that trains in it would not be noticed')
+  try:
+    yield
+  finally:
+    lock.release()
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:

@@ -59,3 +59,16 @@ def test_a_device_that_is_not_there_is_told_in_one_line(tmp_path):
   ran = subprocess.run(command, env=os.environ | {'JAX_PLATFORMS': 'rocm'}, capture_output=True, text=True)
   assert ran.returncode == 2 and 'Traceback' not in ran.stderr
   assert ran.stderr.endswith('error: JAX_PLATFORMS=rocm: jax finds no such device here; possible: cpu\n')
+
+
+@pytest.mark.parametrize(('error', 'said'), [
+  ('OSError(28, "No space left on device", "/runs/a/metrics.jsonl")', '/runs/a/metrics.jsonl: No space left on device'),
+  ('ValueError("RESOURCE_EXHAUSTED: writing \'/runs/1\': Disk quota exceeded")', '/runs/1: Disk quota exceeded'),
+  ('OSError(30, "Read-only file system")', 'the disk: Read-only file system'),
+])  # fmt: skip
+def test_a_disk_that_takes_no_more_is_told_in_one_line(error, said, tmp_path):
+  path = tmp_path / 'mine.py'
+  path.write_text(f'from experiments.launch import launch\ndef main():\n  raise {error}\nlaunch(main)\n')
+  settings = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': '.'}
+  ran = subprocess.run([sys.executable, str(path)], env=settings, capture_output=True, text=True)
+  assert (ran.returncode, ran.stderr) == (2, f'error: {said}\n')

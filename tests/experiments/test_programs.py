@@ -8,7 +8,7 @@ import pytest
 
 from attention_jax.analysis.alignment import parse_pharaoh
 from attention_jax.training.experiment import open_run
-from attention_jax.training.folder import read_config
+from attention_jax.training.folder import held, read_config
 from attention_jax.training.writers import read_metrics
 from tests.experiments.programs import contents, run, tiny, write_task
 
@@ -60,6 +60,14 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path):
   assert contents(tmp_path / 'run') == before
   (tmp_path / 'run' / 'data.json').unlink()
   assert 'all 4 steps are done (' in run('train', *command).out
+
+
+def test_two_do_not_train_in_one_folder(trained, task):
+  before = contents(trained[0])
+  with held(trained[0], print):
+    ran = run('train', *tiny(task, trained[0]))
+  assert ran.code == 2 and ran.err.endswith('is being trained in by another process; possible: another folder\n')
+  assert contents(trained[0]) == before
 
 
 def test_evaluate(trained, tmp_path):
