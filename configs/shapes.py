@@ -7,7 +7,7 @@ What has been measured, as the task was when things hardly covered each other an
 from attention_jax.training.config import default_config
 from attention_jax.training.presets import apply_preset
 
-STEPS = {'xu2015_hard': 12_000}  # one place at a time takes twice as long to learn
+STEPS = {'xu2015_hard': 12_000}  # one place at a time takes longer to learn
 
 
 def get_config(preset: str = 'xu2015_soft'):

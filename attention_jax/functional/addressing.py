@@ -7,9 +7,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attention_jax.functional.dense import Mask, Scores, Weights, softmax
-from attention_jax.functional.masking import at_least_float32, masked
+from attention_jax.functional.masking import at_least_float32, masked, of_one_query
 
 
+@of_one_query
 def addressing(
   scores: Scores,
   mask: Mask,

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention_jax.errors import UserError
-from attention_jax.functional.masking import at_least_float32, lowest
+from attention_jax.functional.masking import at_least_float32, lowest, of_one_query
 
 Scores = Float[Array, 'S']
 Mask = Bool[Array, 'S']
 Weights = Float[Array, 'S']
 
 
+@of_one_query
 def softmax(scores: Scores, mask: Mask, *, temperature: float | Float[Array, ''] = 1.0) -> Weights:
   """wₛ = exp(eₛ/τ) / Σ exp(e/τ). Bahdanau, Cho & Bengio 2015, equation 6.
 
@@ -40,11 +41,13 @@ def temperature_of(fn: Callable) -> float | Float[Array, '']:
   return temperature
 
 
+@of_one_query
 def sigmoid(scores: Scores, mask: Mask) -> Weights:
   """wₛ = 1 / (1 + exp(-eₛ)): every position by itself, the weights need not sum to 1."""
   return jnp.where(mask, jax.nn.sigmoid(jnp.where(mask, at_least_float32(scores), 0.0)), 0.0)
 
 
+@of_one_query
 def smoothed(scores: Scores, mask: Mask) -> Weights:
   """wₛ = σ(eₛ) / Σ σ(e): bounded, so that several positions share. Chorowski et al. 2015 (smoothing)."""
   # In logs: where all scores are low, their sigmoids must not vanish before they are divided.
@@ -52,12 +55,14 @@ def smoothed(scores: Scores, mask: Mask) -> Weights:
   return softmax(logs, mask)
 
 
+@of_one_query
 def hardmax(scores: Scores, mask: Mask) -> Weights:
   """1 at the largest score (the first of equals), 0 elsewhere; no gradient."""
   scores = jnp.where(mask, at_least_float32(scores), -jnp.inf)
   return jnp.where(mask, jax.nn.one_hot(jnp.argmax(scores), scores.size, dtype=scores.dtype), 0.0)
 
 
+@of_one_query
 def coverage_penalised(
   scores: Scores, mask: Mask, *, coverage: Float[Array, 'S'], penalty: float | Float[Array, ''] = 1.0
 ) -> Weights:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention_jax.functional.dense import softmax
-from attention_jax.functional.masking import at_least_float32
+from attention_jax.functional.masking import at_least_float32, of_one_query
 from attention_jax.functional.monotonic import NEVER, forward_start
 
 Scores = Float[Array, 'S']
@@ -47,11 +47,13 @@ class Chain(NamedTuple):
   scores: Scores
 
 
+@of_one_query
 def latent(scores: Scores, mask: Mask) -> Weights:
   """softmax(e) as the prior of a hidden position: p(y) = Σ_a w(a) p(y | a). Wu, Shapiro & Cotterell 2018."""
   return softmax(scores, mask)
 
 
+@of_one_query
 def latent_monotonic(scores: Scores, mask: Mask, *, state: Chain) -> tuple[Weights, Chain]:
   """A hidden position that never moves back: p(a | a') ∝ exp(e_a), a ≥ a'. Wu & Cotterell 2019, first-order monotonic.
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention_jax.errors import UserError
 from attention_jax.functional.dense import smoothed, softmax
-from attention_jax.functional.masking import at_least_float32
+from attention_jax.functional.masking import at_least_float32, of_one_query
 
 Scores = Float[Array, 'S']
 Mask = Bool[Array, 'S']
@@ -31,6 +31,7 @@ class Window(NamedTuple):
   weigh: Callable[..., Weights]
 
 
+@of_one_query
 def local_m(scores: Scores, mask: Mask, *, step: Int[Array, ''], width: int = 10) -> Weights:
   """softmax over |s - t| ≤ D, t the number of the query ('monotonic'). Luong et al. 2015, section 3.2.
 
@@ -39,6 +40,7 @@ def local_m(scores: Scores, mask: Mask, *, step: Int[Array, ''], width: int = 10
   return _over_all(window_m(*extent(mask), step=step, width=width), scores, mask)
 
 
+@of_one_query
 def local_p(
   scores: Scores,
   mask: Mask,
@@ -90,6 +92,7 @@ def window_p(
   return Window(centre, width, weigh)
 
 
+@of_one_query
 def windowed(
   scores: Scores, mask: Mask, *, previous: Float[Array, 'S'], width: int = 50, smooth: bool = False
 ) -> Weights:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 
 from attention_jax.functional.dense import check_least, log_softmax, softmax
 from attention_jax.functional.local import check_width
-from attention_jax.functional.masking import at_least_float32
+from attention_jax.functional.masking import at_least_float32, of_one_query
 
 Scores = Float[Array, 'S']
 Mask = Bool[Array, 'S']
@@ -27,6 +27,7 @@ def at_start(size: int, dtype) -> Weights:
   return jnp.zeros((size,), dtype).at[0].set(1.0)
 
 
+@of_one_query
 def monotonic(scores: Scores, mask: Mask, *, state: Weights, rng: jax.Array, noise: float = 1.0) -> Stepped:
   """Expected weights of a walk that stops at s with probability pₛ = σ(eₛ + noise). Raffel et al. 2017, section 2.
 
@@ -42,6 +43,7 @@ def monotonic(scores: Scores, mask: Mask, *, state: Weights, rng: jax.Array, noi
   return weights, weights
 
 
+@of_one_query
 def hard_monotonic(scores: Scores, mask: Mask, *, state: Weights) -> Stepped:
   """1 at the first s, from where the weights before stood, with σ(eₛ) > 1/2; nothing if there is none.
 
@@ -52,6 +54,7 @@ def hard_monotonic(scores: Scores, mask: Mask, *, state: Weights) -> Stepped:
   return weights, weights
 
 
+@of_one_query
 def mocha(
   scores: Scores,
   mask: Mask,
@@ -75,6 +78,7 @@ def mocha(
   return _chunks(stops, mask, query, key, w, bias, v, width), state
 
 
+@of_one_query
 def hard_mocha(
   scores: Scores,
   mask: Mask,
@@ -97,6 +101,7 @@ def chunk_lookback(*, width: int = CHUNK) -> int:
   return width - 1
 
 
+@of_one_query
 def forward(scores: Scores, mask: Mask, *, state: Scores) -> Stepped:
   """wₛ ∝ (w'ₛ + w'ₛ₋₁) yₛ, y = softmax(e): stays or moves on by one. Zhang, Ling & Dai 2018, algorithm 1.
 
@@ -105,6 +110,7 @@ def forward(scores: Scores, mask: Mask, *, state: Scores) -> Stepped:
   return _forward(scores, mask, state, jnp.zeros((), state.dtype), jnp.zeros((), state.dtype))
 
 
+@of_one_query
 def forward_agent(
   scores: Scores, mask: Mask, *, query: Float[Array, 'Dq'], w: Float[Array, 'Dq'], bias: Float[Array, ''], state: Scores
 ) -> Stepped:

@@ -10,23 +10,26 @@ from jaxtyping import Array, Bool, Float
 
 from attention_jax.errors import UserError
 from attention_jax.functional.dense import normalised
-from attention_jax.functional.masking import at_least_float32, lowest, vary_like
+from attention_jax.functional.masking import at_least_float32, lowest, of_one_query, vary_like
 
 Scores = Float[Array, 'S']
 Mask = Bool[Array, 'S']
 Weights = Float[Array, 'S']
 
 
+@of_one_query
 def sparsemax(scores: Scores, mask: Mask) -> Weights:
   """argmin over the simplex of ‖p - z‖². Martins & Astudillo 2016, equation 2 and algorithm 1."""
   return _sparsemax(at_least_float32(scores), mask)
 
 
+@of_one_query
 def entmax15(scores: Scores, mask: Mask) -> Weights:
   """α-entmax with α = 1.5, exactly, by sorting. Peters, Niculae & Martins 2019, algorithm 2."""
   return _entmax15(at_least_float32(scores), mask)
 
 
+@of_one_query
 def entmax(scores: Scores, mask: Mask, *, alpha: float | Float[Array, '']) -> Weights:
   """α-entmax for any α > 1, by bisection: p = [(α - 1) z - τ]₊^(1/(α - 1)). Peters et al. 2019, algorithm 1.
 

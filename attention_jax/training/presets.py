@@ -70,8 +70,9 @@ _STREAM = f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}}, bridge=False)'
 # gehring2017 has layers of one width, and fewer of them; see models/convolutional.py for what else differs.
 # lin2017 has fewer hops and no layer that prunes; parikh2016 learns its embeddings, which are three times as large at
 # first (smaller ones look everywhere alike, and stay there), and attends to no sentence itself. xu2015_soft and
-# xu2015_hard learn their own, smaller grid, and read out by tanh; doubly stochastic counts a thousandth of the paper's,
-# and hard attention is soft for half of the words where it is for half of the pictures.
+# xu2015_hard learn their own, smaller grid, and read out by tanh; doubly stochastic counts a thousandth of the paper's;
+# hard attention is soft for half of the words where it is for half of the pictures, and a look is rewarded by its own
+# word where it is by all words to come: else it goes to what is told next, and what is told now is remembered.
 # The Transformers drop embeddings before positions are added, and have source embeddings of their own.
 # martins2016_sparsemax had no decoder of its own, peters2019_entmax's is that of Luong et al.; xu2015_hard and
 # chorowski2015 read words and letters here, where the papers have pictures (the system captioning has them too) and
@@ -172,7 +173,13 @@ CAPTIONING: Mapping[str, Preset] = {
   'xu2015_soft': Preset(
     'Xu et al. 2015, soft and doubly stochastic', _CAPTIONS | {'training.auxiliary': 'doubly_stochastic(weight=0.001)'}
   ),
-  'xu2015_hard': Preset('Xu et al. 2015, hard', _CAPTIONS | {'model.attention.alignment': 'hard(expected=0.5)'}),
+  'xu2015_hard': Preset(
+    'Xu et al. 2015, hard',
+    _CAPTIONS | {
+      'model.attention.alignment': 'hard(expected=0.5)',
+      'training.auxiliary': 'reinforce(entropy=0.002, discount=0.0)',
+    },
+  ),
 }
 
 GLIMPSING: Mapping[str, Preset] = {'mnih2014': Preset('Mnih et al. 2014', {'model.features': '{features}'})}

@@ -167,3 +167,11 @@ def test_gradients_equal_numeric_ones(score, alignment):
     attended = run(given)
     assert attended.weights.dtype == attended.context.dtype == jnp.float64
     check_grads(run, (given,), order=1, modes=('rev',), eps=1e-6, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize('alignment', aj.ALIGNMENTS)
+def test_scores_of_several_queries_are_refused(alignment):
+  """Instead of weights that sum to 1 over all of them."""
+  for scores, mask in (((2, S), (2, S)), ((S,), (1, S)), ((), ())):
+    with pytest.raises(aj.UserError, match=r'scores and mask are those of one query, \[S\] both, got \['):
+      aj.ALIGNMENTS[alignment].fn(jnp.zeros(scores), jnp.ones(mask, bool))
