@@ -61,6 +61,7 @@ def searched() -> dict[str, Any]:
 
 def launch(main: Callable[[], None]) -> None:
   """Parses the flags and calls main(). Exits with 2 and one line where the user can mend it."""
+  flags.DEFINE_string('variants', None, 'a Python file of your own that is run first and adds rows to tables')
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(encoding='utf-8')  # as it is read, whatever the locale
@@ -71,6 +72,7 @@ def launch(main: Callable[[], None]) -> None:
     if any(arg in HELP for arg in sys.argv[1:]):
       return _print_help()
     _parse(sys.argv)
+    _add_variants()
     main()
     sys.stdout.flush()
   except UserError as error:
@@ -143,19 +145,33 @@ def load_config(path: str) -> ConfigDict:
   path, *preset = path.split(':', 1)
   if not os.path.isfile(path):
     raise UserError(_no_file(path))
+  config = _run_file(path, lambda names: names['get_config'](*preset), 'a config file defines get_config(preset)')
+  if not isinstance(config, ConfigDict):
+    raise UserError(f'{path}: get_config returned {config!r}; possible: a changed training.config.default_config()')
+  return config
+
+
+def _run_file(path: str, use: Callable[[dict[str, Any]], Any], defines: str) -> Any:
+  """use(names) of a user's own Python file. Raises: UserError with the line where something is wrong in it."""
   try:
-    config = runpy.run_path(path)['get_config'](*preset)
+    return use(runpy.run_path(path))
   except UserError:
     raise
   except SyntaxError as error:
     raise UserError(f'{error.filename}:{error.lineno}: {error.msg}') from error
-  except Exception as error:  # whatever a user's own file raises
+  except Exception as error:  # whatever it raises
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     where = f'{path}:{lines[-1]}' if lines else path
-    raise UserError(f'{where}: {type(error).__name__}: {error}; a config file defines get_config(preset)') from error
-  if not isinstance(config, ConfigDict):
-    raise UserError(f'{path}: get_config returned {config!r}; possible: a changed training.config.default_config()')
-  return config
+    raise UserError(f'{where}: {type(error).__name__}: {error}; {defines}') from error
+
+
+def _add_variants() -> None:
+  """Runs the file of --variants, whose rows have names from then on."""
+  if not (path := FLAGS.variants):
+    return
+  if not os.path.isfile(path):
+    raise UserError(f'--variants={path}: no such file')
+  _run_file(path, lambda names: None, "it adds rows to tables: attention_jax.SCORES['mine'] = attention_jax.Row(fn)")
 
 
 def _no_file(path: str) -> str:

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from tests.experiments.programs import run
+import attention_jax as aj
+from tests.experiments.programs import run, tiny
 from tests.experiments.test_bad_input import assert_refused
 
 RUN = ('--workdir:', '--checkpoint:', '--dtype:')
@@ -31,7 +32,7 @@ def test_help_is_what_the_program_is_for_and_its_own_flags(program):
   assert ran.code == 0 and ran.err == ''
   assert f'python -m experiments.{program} --' in ran.out
   flags = [line.split()[0] for line in ran.out.splitlines() if line.startswith('  --') and ':' in line.split()[0]]
-  assert sorted(flags) == sorted(PROGRAMS[program])
+  assert sorted(flags) == sorted([*PROGRAMS[program], '--variants:'])
 
 
 @pytest.mark.parametrize(('text', 'parts'), [
@@ -72,3 +73,28 @@ def test_a_disk_that_takes_no_more_is_told_in_one_line(error, said, tmp_path):
   settings = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': '.'}
   ran = subprocess.run([sys.executable, str(path)], env=settings, capture_output=True, text=True)
   assert (ran.returncode, ran.stderr) == (2, f'error: {said}\n')
+
+
+def test_a_score_of_ones_own_is_known_by_its_name(task, tmp_path):
+  path, folder = tmp_path / 'mine.py', tmp_path / 'run'
+  row = 'aj.Row(lambda query, key: -jnp.sum((query[None, :] - key) ** 2, axis=-1), project=True)'
+  path.write_text(f"import attention_jax as aj\nimport jax.numpy as jnp\naj.SCORES['mine'] = {row}\n")
+  mine = f'--variants={path}'
+  try:
+    assert run('train', mine, *tiny(task, folder, '--config.model.attention.score=mine')).code == 0
+    ran = run('evaluate', mine, f'--workdir={folder}')
+    assert ran.code == 0 and 'alignment_error_rate' in ran.out
+  finally:
+    aj.SCORES.pop('mine', None)
+  assert_refused(run('evaluate', f'--workdir={folder}'), ["unknown score 'mine'"])
+
+
+@pytest.mark.parametrize(('text', 'parts'), [
+  ('aj.SCORES["mine"] = 1\n', [':1: NameError', 'it adds rows to tables']),
+  ('def f(\n', [':1: ']),
+])  # fmt: skip
+def test_files_of_variants_with_mistakes(text, parts, tmp_path):
+  path = tmp_path / 'mine.py'
+  path.write_text(text)
+  assert_refused(run('evaluate', f'--variants={path}', f'--workdir={tmp_path}'), [str(path), *parts])
+  assert_refused(run('evaluate', f'--variants={path}s', f'--workdir={tmp_path}'), ['mine.pys: no such file'])
