@@ -59,6 +59,10 @@ _ONWARD = f'rnn(rnn="lstm", {_SIZE}, layers={{layers}})'  # one direction: it ca
 _BAHDANAU = f'bahdanau(rnn="gru", {_SIZE}, readout={{features}})'
 _LUONG = f'luong(rnn="lstm", {_SIZE}, layers={{layers}})'
 _STREAM = f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}}, bridge=False)'
+_HARD = {
+  'model.attention.alignment': 'hard(expected=0.5)',
+  'training.auxiliary': 'reinforce(entropy=0.002, discount=0.0)',
+}
 
 # Where all of them differ from their papers: the decoder starts from a learned map of the encoder's last states
 # (sutskever2014 and luong2015 copy them; bahdanau2015 maps the backward one alone), and training is the task's.
@@ -70,8 +74,8 @@ _STREAM = f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}}, bridge=False)'
 # gehring2017 has layers of one width, and fewer of them; see models/convolutional.py for what else differs.
 # lin2017 has fewer hops and no layer that prunes; parikh2016 learns its embeddings, which are three times as large at
 # first (smaller ones look everywhere alike, and stay there), and attends to no sentence itself. xu2015_soft and
-# xu2015_hard learn their own, smaller grid, and read out by tanh; doubly stochastic counts a thousandth of the paper's;
-# hard attention is soft for half of the words where it is for half of the pictures, and a look is rewarded by its own
+# xu2015_hard learn their own, smaller grid, and read out by tanh; doubly stochastic counts a thousandth of the paper's.
+# Hard attention is soft for half of the words where it is for half of the pictures, and a look is rewarded by its own
 # word where it is by all words to come: else it goes to what is told next, and what is told now is remembered.
 # The Transformers drop embeddings before positions are added, and have source embeddings of their own.
 # martins2016_sparsemax had no decoder of its own, peters2019_entmax's is that of Luong et al.; xu2015_hard and
@@ -101,7 +105,7 @@ TRANSLATION: Mapping[str, Preset] = {
   ),
   'xu2015_hard': Preset(
     'Xu et al. 2015, hard',
-    _model(_BIRNN, f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}})', 'additive', 'hard'),
+    _model(_BIRNN, f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}})', 'additive') | _HARD,
   ),
   'tu2016': Preset('Tu et al. 2016, linguistic coverage with fertility', _model(_BIRNN, _BAHDANAU, 'fertility')),
   'martins2016_sparsemax': Preset('Martins & Astudillo 2016', _model(_BIRNN, _BAHDANAU, 'additive', 'sparsemax')),
@@ -173,13 +177,7 @@ CAPTIONING: Mapping[str, Preset] = {
   'xu2015_soft': Preset(
     'Xu et al. 2015, soft and doubly stochastic', _CAPTIONS | {'training.auxiliary': 'doubly_stochastic(weight=0.001)'}
   ),
-  'xu2015_hard': Preset(
-    'Xu et al. 2015, hard',
-    _CAPTIONS | {
-      'model.attention.alignment': 'hard(expected=0.5)',
-      'training.auxiliary': 'reinforce(entropy=0.002, discount=0.0)',
-    },
-  ),
+  'xu2015_hard': Preset('Xu et al. 2015, hard', _CAPTIONS | _HARD),
 }
 
 GLIMPSING: Mapping[str, Preset] = {'mnih2014': Preset('Mnih et al. 2014', {'model.features': '{features}'})}
