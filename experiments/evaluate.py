@@ -4,13 +4,19 @@
   python -m experiments.evaluate --workdir=runs/a,runs/b --checkpoint=average
   python -m experiments.evaluate --workdir=runs/m --split=validation --beams=10 --alpha=1.0 --beta=0.2
   python -m experiments.evaluate --workdir=runs/m --hypotheses=FILE     # of any search, or of somebody else
+  python -m experiments.evaluate --workdir=runs/m --metrics=chrf --metrics='bleu(lowercase=True)' --json
 """
 
+import json
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
 from attention_jax.errors import UserError
+from attention_jax.training.metrics import Result
 from experiments.launch import FLAGS, define_run, define_search, launch, new_file, required, searched
 from experiments.tables import print_results
 
@@ -19,29 +25,44 @@ define_search()
 flags.DEFINE_string('split', 'test', 'train, validation, test or unseen, as far as the task has them')
 flags.DEFINE_string('hypotheses', None, 'a file with one text for each row of the split, to be measured by themselves')
 flags.DEFINE_string('output', None, 'a file for the hypotheses; it must not exist')
+flags.DEFINE_multi_string('metrics', [], 'of texts, in place of those of the config; may be given several times')
+flags.DEFINE_bool('json', False, 'write JSON: every value with its unit and signature, and what it was measured with')
 
 
 def main() -> None:
   from attention_jax.data.files import read_lines
   from attention_jax.training import experiment
+  from attention_jax.training.metrics import measure
 
   if FLAGS.hypotheses and (FLAGS.output or searched()):
     own = ('output', *searched())[not FLAGS.output]
     raise UserError(f'--{own} is of a search; the texts of --hypotheses={FLAGS.hypotheses} are measured as they are')
+  for spec in FLAGS.metrics:
+    measure(spec, ['a'], [['a']])  # what is wrong with it is said before anything is searched for
   output = Path(new_file(FLAGS.output, 'output')) if FLAGS.output else None
-  run = experiment.open_runs(required('workdir'), FLAGS.checkpoint, searched(), FLAGS.dtype)
+  measured = {'metrics': FLAGS.metrics} if FLAGS.metrics else {}
+  run = experiment.open_runs(required('workdir'), FLAGS.checkpoint, searched() | measured, FLAGS.dtype)
   if FLAGS.hypotheses:
     found = experiment.evaluate_lines(run, FLAGS.split, read_lines(FLAGS.hypotheses))
-    print_results({f'{FLAGS.split} ({FLAGS.hypotheses})': found})
+    _say(FLAGS.hypotheses, found, {'split': FLAGS.split, 'hypotheses': FLAGS.hypotheses})
     return
   found, predictions = experiment.evaluate_split(run, FLAGS.split)
   steps = f'step{"s" * (len(run.steps) > 1)} {", ".join(map(str, run.steps))}'
-  print_results({f'{FLAGS.split} ({steps})': found})
   said = run.config['evaluation'] | {'dtype': run.config['model']['dtype']}
-  print('evaluation: ' + ', '.join(f'{name}={value}' for name, value in said.items()))
+  _say(steps, found, {'split': FLAGS.split, 'steps': run.steps, 'evaluation': said})
   if output:
     experiment.write_lines(output, run.system.lines(predictions))
-    print(f'written to {output}')
+    print(f'written to {output}', file=sys.stderr if FLAGS.json else sys.stdout)
+
+
+def _say(of: str, found: Mapping[str, Result], how: Mapping[str, Any]) -> None:
+  """What was measured of something, and how, as a table or as JSON."""
+  if FLAGS.json:
+    print(json.dumps({**how, 'results': {name: result._asdict() for name, result in found.items()}}, indent=2))
+    return
+  print_results({f'{FLAGS.split} ({of})': found})
+  if 'evaluation' in how:
+    print('evaluation: ' + ', '.join(f'{name}={value}' for name, value in how['evaluation'].items()))
 
 
 if __name__ == '__main__':

@@ -14,7 +14,7 @@ RUN = ('--workdir:', '--checkpoint:', '--dtype:')
 SEARCH = ('--beams:', '--alpha:', '--beta:', '--gamma:', '--max_length:', '--replace_unknown:')
 PROGRAMS = {
   'train': ('--config:', '--workdir:', '--distributed:'),
-  'evaluate': (*RUN, '--split:', '--hypotheses:', '--output:', *SEARCH),
+  'evaluate': (*RUN, '--split:', '--hypotheses:', '--output:', '--metrics:', '--json:', *SEARCH),
   'translate': (
     *RUN, '--input:', '--nbest:', '--alignments:', '--json:', '--stream:',
     '--samples:', '--seed:', '--temperature:', '--top_k:', '--top_p:', '--min_p:', '--groups:', '--diversity:',

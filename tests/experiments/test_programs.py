@@ -83,6 +83,18 @@ def test_evaluate(trained, tmp_path):
   assert contents(folder) == before
 
 
+def test_other_metrics_and_json(trained):
+  workdir = f'--workdir={trained[0]}'
+  told = json.loads(run('evaluate', workdir, '--metrics=chrf', '--metrics=bleu(lowercase=True)', '--json').out)
+  assert told['split'] == 'test' and told['evaluation']['metrics'] == ['chrf', 'bleu(lowercase=True)']
+  assert '|case:lc|' in told['results']['bleu']['signature'] and 'phoneme_error_rate' not in told['results']
+  known = json.loads((trained[0] / 'results.json').read_text())
+  assert told['steps'] == [known['step']] and told['results']['loss'] == known['results']['test']['loss']
+  for wrong in (['--metrics=chrff'], ['--metrics=ter', '--metrics=ter']):
+    ran = run('evaluate', workdir, *wrong)
+    assert ran.code == 2 and ran.out == '' and ran.err.count('\n') == 1
+
+
 def test_texts_of_somebody_else_are_measured(trained, tmp_path):
   workdir, own = f'--workdir={trained[0]}', trained[0] / 'hypotheses.test.txt'
   ran, found = run('evaluate', workdir), run('evaluate', workdir, f'--hypotheses={own}')
