@@ -1,6 +1,7 @@
 """What every program shares: a user's mistake is one line and exit code 2, never a traceback."""
 
 import difflib
+import errno
 import io
 import itertools
 import os
@@ -22,7 +23,7 @@ from attention_jax.errors import UserError, choose
 
 FLAGS = flags.FLAGS
 _SEVERAL = '; several with commas between them speak as one'
-DISK = ('No space left on device', 'Disk quota exceeded', 'Read-only file system', 'Permission denied')
+DISK = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS)))
 HELP = ('-h', '-help', '--help', '--helpfull', '--helpshort')
 SEARCHED = ('beams', 'alpha', 'beta', 'gamma', 'max_length', 'replace_unknown')  # flags of define_search
 KINDS = {
@@ -85,17 +86,19 @@ def launch(main: Callable[[], None]) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
   except Exception as error:
-    said = _of_disk(str(error)) or _of_devices()
+    said = _of_disk(error) or _of_devices()
     if not said:
       raise
     print(f'error: {said}', file=sys.stderr)
     sys.exit(2)
 
 
-def _of_disk(error: str) -> str:
+def _of_disk(error: Exception) -> str:
   """What a user can mend about the disk, '' if that is not the matter. Libraries say it in errors of several types."""
-  what = next((reason for reason in DISK if reason in error), '')
-  path = re.search(r"""['"](/[^'"]*)['"]""", error)
+  if isinstance(error, PermissionError) and error.filename:
+    return f'{error.filename}: {error.strerror}'
+  what = next((reason for reason in DISK if reason in str(error)), '')
+  path = re.search(r"""['"]([^'"]*/[^'"]*)['"]""", str(error))
   return what and f'{path[1] if path else "the disk"}: {what}'
 
 

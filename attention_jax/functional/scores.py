@@ -151,7 +151,7 @@ def coverage(
 
   Without their bias inside of the tanh, as `additive`.
   """
-  return additive(query, key + coverage.astype(key.dtype)[:, None] * u[None, :], v=v)
+  return additive(query, key + _outer(coverage.astype(key.dtype), u), v=v)
 
 
 def fertility(
@@ -172,7 +172,13 @@ def fertility(
   if not most > 0:
     raise UserError(f'fertility: most must be greater than 0, got {most}')
   wanted = jnp.maximum(most * jax.nn.sigmoid(_sum('sf,f->s', key, w)), 1e-6)
-  return additive(query, key + (coverage / wanted.astype(coverage.dtype)).astype(key.dtype)[:, None] * u[None, :], v=v)
+  return additive(query, key + _outer((coverage / wanted.astype(coverage.dtype)).astype(key.dtype), u), v=v)
+
+
+def _outer(x: Float[Array, 'S'], y: Float[Array, 'F']) -> Float[Array, 'S F']:
+  """As a product of matrices, and so are its gradients: of a product of numbers they would be sums over all entries,
+  each in a loop of its own that makes the entries again."""
+  return jnp.einsum('s,f->sf', x, y, precision=jax.lax.Precision.HIGHEST)  # nothing is added up here
 
 
 def _dot_product(query, key):

@@ -2,7 +2,8 @@
 
 Sizes from which another implementation was faster than the definition, forward and backward, stand in FASTER, as
 `python -m experiments.benchmark --suites=crossing` measures them. Where nothing was measured, it is the definition, and
-`chunked` from LARGE on where the definition would keep [T, S, F] for the gradient: slower by what is computed again.
+`chunked` from LARGE on where the definition would keep [T, S, F] for the gradient: slower by what is computed again. Of
+recurrent scores, whose [S, F] would be written and read for every query, it is `chunked` from AGAIN on.
 """
 
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ WAYS: Mapping[str, ModuleType] = {**CANDIDATES, 'chunked': chunked, 'xla': defin
 # backend -> candidate -> the least T S of a sequence that it is taken for; of several, the one with the largest
 FASTER: Mapping[str, Mapping[str, int]] = {'cpu': {'window': 2**16, 'factored': 2**7, 'flash': 2**18}}
 LARGE = 2**20  # T S of a sequence, of which [T, S, F] is a GiB with 256 features
+AGAIN = {'cpu': 2**7}  # the same by backend, from which making [S, F] again is faster than keeping it for every query
 
 
 def choice(score: Row, alignment: Row, scores: int) -> str:
@@ -36,7 +38,8 @@ def _fits(score: Row, alignment: Row) -> list[tuple[int, str]]:
   """(the least T S, candidate) of those that compute this pair, smallest first."""
   options = FASTER.get(jax.default_backend(), {})
   fast = sorted((n, name) for name, n in options.items() if not CANDIDATES[name].refuse(score, alignment))
-  return fast or [(LARGE, 'chunked')] * bool(score.recurrent or score.tanh_sum)
+  least = AGAIN.get(jax.default_backend(), LARGE) if score.recurrent else LARGE
+  return fast or [(least, 'chunked')] * bool(score.recurrent or score.tanh_sum)
 
 
 def refuse(score: Row, alignment: Row) -> str:

@@ -31,7 +31,6 @@ def rows_axis(rows: int) -> str | None:
 
 
 def _free_axes() -> list[str]:
-  """Of a mesh of several devices: the axes that no jax.shard_map has taken, and the compiler may divide along."""
+  """The axes of a mesh of several devices, where the compiler divides along all; within a jax.shard_map, none."""
   mesh = jax.sharding.get_abstract_mesh()
-  kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-  return [name for name, kind in kinds if kind == AxisType.Auto and mesh.size > 1]
+  return list(mesh.axis_names) if mesh.size > 1 and set(mesh.axis_types) == {AxisType.Auto} else []

@@ -39,7 +39,7 @@ from attention_jax.training.auxiliary import WITHOUT, Auxiliary, auxiliary_losse
 from attention_jax.training.loop import Training
 from attention_jax.training.losses import Loss, cross_entropy
 from attention_jax.training.metrics import Result
-from attention_jax.training.partition import make_mesh, place, replicate
+from attention_jax.training.partition import compile_on, make_mesh, place, replicate
 from attention_jax.training.step import step_rngs
 from attention_jax.training.system import Config, chosen_rows
 
@@ -287,7 +287,7 @@ class Classification:
       outputs = self.model.apply({'params': params}, batch.source, batch.source_mask)
       return _sums(outputs, batch), jax.nn.log_softmax(outputs.logits), outputs.words, outputs.sentences
 
-    return jax.jit(run)
+    return compile_on(make_mesh(jax.local_devices()), run)
 
   def _guess(self, params: Any, encoded: EncodedDocuments) -> tuple[dict[str, float], list[Guess]]:
     mesh = make_mesh(jax.local_devices())

@@ -105,9 +105,9 @@ def train(config: Config, folder: str | Path, say=print) -> dict[str, dict[str, 
   _check_data(system, batches[0], say)
   found = digests(system.arrays)
   if resumed:
-    check_digests(folder, found)
-  folder = prepare_folder(folder, config, _completed)
-  with held(folder, say):
+    check_digests(folder, found, say)
+  with held(folder.absolute(), say):
+    folder = prepare_folder(folder, config, _completed)
     system.save(str(folder))  # of a resumed run too: it may have been killed before it had all
     store_digests(folder, found)
     return _train(config, folder, system, params, batches, say)

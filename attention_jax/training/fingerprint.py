@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,14 @@ def digests(splits: Mapping[str, Any]) -> dict[str, str]:
   return {name: _digest(tree) for name, tree in splits.items()}
 
 
-def check_digests(folder: str | Path, found: Mapping[str, str]) -> None:
-  """Raises: UserError where the run in this folder began with other splits than those found now."""
+def check_digests(folder: str | Path, found: Mapping[str, str], say: Callable[[str], None] = print) -> None:
+  """Raises: UserError where the run in this folder began with other splits than those found now.
+
+  Args: say, is told where that cannot be known.
+  """
   path = Path(folder).expanduser() / STORED
-  if not path.is_file():  # it never came so far
+  if not path.is_file():  # killed before it had one, or of a version that stored none
+    say(f'no {path}: whether the data are those that this run was begun with cannot be known; from now on it can')
     return
   try:
     stored = json.loads(path.read_text('utf-8'))

@@ -48,13 +48,15 @@ def check_folder(folder: str | Path, config: Mapping[str, Any], complete: Comple
 
 @contextlib.contextmanager
 def held(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-  """Nobody else trains in `folder` meanwhile; the system lets go of it when the process ends, however it does.
+  """Nobody else trains in `folder` meanwhile, which is made if need be; the system lets go of it when the process ends.
 
   Args: say, is told where the file system knows no locks. Raises: UserError when somebody else does.
   """
-  lock = filelock.FileLock(folder / LOCK, timeout=0)
+  lock = filelock.FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
+  with contextlib.suppress(OSError):  # prepare_folder says what is wrong with it
+    folder.mkdir(parents=True, exist_ok=True)
   try:
-    if jax.process_index() == 0:
+    if jax.process_index() == 0 and os.access(folder, os.W_OK):
       lock.acquire()
   except filelock.Timeout as error:
     raise UserError(f'{folder} is being trained in by another process; possible: another folder') from error
@@ -90,7 +92,7 @@ def _prepare(folder: Path, config: dict[str, Any], complete: Complete) -> None:
 def _check(folder: Path, config: dict[str, Any], complete: Complete) -> dict[str, Any] | None:
   """The config stored in `folder`, None where there is nothing."""
   try:
-    present = sorted(path.name for path in folder.iterdir() if path.name != _temporary(folder).name)
+    present = sorted(path.name for path in folder.iterdir() if path.name not in (LOCK, _temporary(folder).name))
   except OSError as error:
     raise UserError(f'cannot use {folder} as the folder of a run: {error.strerror}') from error
   if CONFIG in present:

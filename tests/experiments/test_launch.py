@@ -66,6 +66,7 @@ def test_a_device_that_is_not_there_is_told_in_one_line(tmp_path):
   ('OSError(28, "No space left on device", "/runs/a/metrics.jsonl")', '/runs/a/metrics.jsonl: No space left on device'),
   ('ValueError("RESOURCE_EXHAUSTED: writing \'/runs/1\': Disk quota exceeded")', '/runs/1: Disk quota exceeded'),
   ('OSError(30, "Read-only file system")', 'the disk: Read-only file system'),
+  ('PermissionError(13, "Permission denied", "runs/out.txt")', 'runs/out.txt: Permission denied'),
 ])  # fmt: skip
 def test_a_disk_that_takes_no_more_is_told_in_one_line(error, said, tmp_path):
   path = tmp_path / 'mine.py'

@@ -68,6 +68,15 @@ def test_only_rows_that_the_mesh_around_can_split(mesh):
     inside = []
     own = lambda x: inside.append(rows_axis(B)) or x
     jax.shard_map(own, in_specs=P('data'), out_specs=P('data'))(jnp.ones(B))
+    jax.jit(jax.shard_map(own, in_specs=P('seed'), out_specs=P('seed'), axis_names={'seed'}))(jnp.ones(B))
     assert set(inside) == {None}
+    given = problem('dot', 'softmax', (B,), T, S)
+    some = jax.shard_map(
+      lambda query: loss('dot', 'softmax', given._replace(query=query), implementation='flash')[1].context,
+      in_specs=P(), out_specs=P(), axis_names={'seed'},
+    )  # fmt: skip
+    np.testing.assert_allclose(
+      jax.jit(some)(given.query), loss('dot', 'softmax', given)[1].context, rtol=1e-4, atol=1e-5
+    )
   with jax.set_mesh(jax.make_mesh((2,), ('other',), axis_types=(jax.sharding.AxisType.Auto,))):
     assert rows_axis(B) is None

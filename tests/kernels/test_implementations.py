@@ -113,7 +113,7 @@ def test_auto_chooses_by_pair_and_size(monkeypatch):
   assert auto.described(*rows('additive', 'softmax')) == 'xla, from T S = 100 on factored'
   assert auto.described(*rows('location', 'hard')) == 'xla'
   # Where nothing is faster, and [T, S, F] of all queries would be too much.
-  assert auto.described(*rows('location_sensitive', 'softmax')) == f'xla, from T S = {2**20} on chunked'
+  assert auto.described(*rows('location_sensitive', 'softmax')) == f'xla, from T S = {2**7} on chunked'
   monkeypatch.setattr(auto, 'FASTER', {'gpu': {'factored': 0}})  # nothing was measured on a CPU
   assert of('additive', 'softmax', 10**6) == 'xla' and of('additive', 'softmax', 2**20) == 'chunked'
 
