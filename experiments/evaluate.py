@@ -16,7 +16,7 @@ from typing import Any
 from absl import flags
 
 from attention_jax.errors import UserError
-from attention_jax.training.metrics import Result
+from attention_jax.training.metrics import Result, measure
 from experiments.launch import FLAGS, define_run, define_search, launch, new_file, required, searched
 from experiments.tables import print_results
 
@@ -32,7 +32,6 @@ flags.DEFINE_bool('json', False, 'write JSON: every value with its unit and sign
 def main() -> None:
   from attention_jax.data.files import read_lines
   from attention_jax.training import experiment
-  from attention_jax.training.metrics import measure
 
   if FLAGS.hypotheses and (FLAGS.output or searched()):
     own = ('output', *searched())[not FLAGS.output]

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention_jax.functional.dense import Mask, Scores, Weights, softmax
-from attention_jax.functional.masking import at_least_float32, masked, of_one_query
+from attention_jax.functional.dense import Mask, Scores, Weights, of_one_query, softmax
+from attention_jax.functional.masking import at_least_float32, masked
 
 
 @of_one_query

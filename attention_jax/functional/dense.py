@@ -8,11 +8,26 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention_jax.errors import UserError
-from attention_jax.functional.masking import at_least_float32, lowest, of_one_query
+from attention_jax.functional.masking import at_least_float32, lowest
 
 Scores = Float[Array, 'S']
 Mask = Bool[Array, 'S']
 Weights = Float[Array, 'S']
+
+
+def of_one_query(alignment: Callable) -> Callable:
+  """An alignment that raises UserError for anything but scores [S] and mask [S], instead of mixing queries."""
+
+  @functools.wraps(alignment)
+  def checked(scores, mask, *state, **options):
+    if jnp.ndim(scores) != 1 or jnp.shape(mask) != jnp.shape(scores):
+      raise UserError(
+        f'{alignment.__name__}: scores and mask are those of one query, [S] both, got {list(jnp.shape(scores))} and '
+        f'{list(jnp.shape(mask))}; for more, jax.vmap of it, or attend'
+      )
+    return alignment(scores, mask, *state, **options)
+
+  return checked
 
 
 @of_one_query

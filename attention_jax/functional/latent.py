@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention_jax.functional.dense import softmax
-from attention_jax.functional.masking import at_least_float32, of_one_query
-from attention_jax.functional.monotonic import NEVER, forward_start
+from attention_jax.functional.dense import of_one_query, softmax
+from attention_jax.functional.masking import at_least_float32
+from attention_jax.functional.monotonic import NEVER, forward_start, linear_recurrence
 
 Scores = Float[Array, 'S']
 Mask = Bool[Array, 'S']
@@ -134,8 +134,7 @@ def reinforce(
 
 def to_come(rewards: Float[Array, 'T'], discount: float = 1.0) -> Float[Array, 'T']:
   """Of every step, Σ_k γ^k r_{t+k}: what it and those after it earn."""
-  onward = lambda after, reward: (reward + discount * after,) * 2
-  return jax.lax.scan(onward, jnp.zeros((), rewards.dtype), rewards, reverse=True)[1]
+  return linear_recurrence(jnp.full_like(rewards, discount), rewards[::-1])[::-1]
 
 
 def _move(position: Scores, scores: Scores) -> Scores:

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention_jax.errors import UserError
-from attention_jax.functional.dense import smoothed, softmax
-from attention_jax.functional.masking import at_least_float32, of_one_query
+from attention_jax.functional.dense import of_one_query, smoothed, softmax
+from attention_jax.functional.masking import at_least_float32
 
 Scores = Float[Array, 'S']
 Mask = Bool[Array, 'S']

@@ -2,29 +2,11 @@
 
 import functools
 import operator
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
-
-from attention_jax.errors import UserError
-
-
-def of_one_query(alignment: Callable) -> Callable:
-  """An alignment that raises UserError for anything but scores [S] and mask [S], instead of mixing queries."""
-
-  @functools.wraps(alignment)
-  def checked(scores, mask, *state, **options):
-    if jnp.ndim(scores) != 1 or jnp.shape(mask) != jnp.shape(scores):
-      raise UserError(
-        f'{alignment.__name__}: scores and mask are those of one query, [S] both, got {list(jnp.shape(scores))} and '
-        f'{list(jnp.shape(mask))}; for more, jax.vmap of it, or attend'
-      )
-    return alignment(scores, mask, *state, **options)
-
-  return checked
 
 
 def padding_mask(lengths: Int[ArrayLike, '...'], size: int) -> Bool[Array, '... S']:

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention_jax.functional.dense import check_least, log_softmax, softmax
+from attention_jax.functional.dense import check_least, log_softmax, of_one_query, softmax
 from attention_jax.functional.local import check_width
-from attention_jax.functional.masking import at_least_float32, of_one_query
+from attention_jax.functional.masking import at_least_float32
 
 Scores = Float[Array, 'S']
 Mask = Bool[Array, 'S']

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention_jax.errors import UserError
-from attention_jax.functional.dense import check_temperature, hardmax, log_softmax, softmax
-from attention_jax.functional.masking import at_least_float32, of_one_query
+from attention_jax.functional.dense import check_temperature, hardmax, log_softmax, of_one_query, softmax
+from attention_jax.functional.masking import at_least_float32
 
 Scores = Float[Array, 'S']
 Mask = Bool[Array, 'S']

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention_jax.errors import UserError
-from attention_jax.functional.dense import normalised
-from attention_jax.functional.masking import at_least_float32, lowest, of_one_query, vary_like
+from attention_jax.functional.dense import normalised, of_one_query
+from attention_jax.functional.masking import at_least_float32, lowest, vary_like
 
 Scores = Float[Array, 'S']
 Mask = Bool[Array, 'S']
