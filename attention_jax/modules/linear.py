@@ -5,6 +5,7 @@ copy the whole input into another order first.
 """
 
 import functools
+import math
 
 import flax.linen as nn
 import jax
@@ -37,7 +38,20 @@ _low.defvjp(
 
 def _gradients(x: jax.Array, kernel: jax.Array, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
   slope = slope.astype(x.dtype)
-  return _summed(slope, kernel.T, x.dtype), _summed(x.T, slope, kernel.dtype)
+  return _summed(slope, kernel.T, x.dtype), over_rows(x, slope, kernel.dtype)
+
+
+def over_rows(left: jax.Array, right: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  """left [N, D], right [N, F] -> Σ_n left_nd right_nf [D, F], summed in float32 at least.
+
+  A compiler for CPUs that finds a transpose before a product makes it a part of it, and has such products of 16 bits in
+  float32 alone, at half the rate. It does not find one that takes the rows in groups.
+  """
+  if jnp.finfo(left.dtype).bits >= 32:
+    return jnp.matmul(left.T, right, preferred_element_type=dtype)
+  rows, features = left.shape
+  groups = left.reshape(-1, math.gcd(rows, 8), features)
+  return _summed(groups.transpose(2, 0, 1).reshape(features, rows), right, dtype)
 
 
 def _of_last_axis(x, kernel, dimensions, precision=None, preferred_element_type=None):

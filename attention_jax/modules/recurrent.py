@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.errors import UserError, choose
-from attention_jax.functional.masking import masked
+from attention_jax.functional.masking import accumulator, masked
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.linear import Dense, product
 
@@ -38,25 +38,30 @@ class Recurrence(NamedTuple):
 
 def _simple(x: jax.Array, state: State, kernel: jax.Array, bias: jax.Array) -> State:
   """h = tanh(x + h U + b). Elman 1990."""
-  return (jnp.tanh(x + product(state[0], kernel) + _row(bias, x)),)
+  return (jnp.tanh(x + _fed(state[0], kernel) + _row(bias, x)).astype(state[0].dtype),)
 
 
 def _gru(x: jax.Array, state: State, kernel: jax.Array, bias: jax.Array) -> State:
   """Gated recurrent unit (Cho et al. 2014), with the reset gate after the product, as cuDNN has it."""
   (h,) = state
-  reset, update, new = jnp.split(product(h, kernel), 3, axis=-1)
+  reset, update, new = jnp.split(_fed(h, kernel), 3, axis=-1)
   x_reset, x_update, x_new = jnp.split(x, 3, axis=-1)
   reset, update = jax.nn.sigmoid(x_reset + reset), jax.nn.sigmoid(x_update + update)
   new = jnp.tanh(x_new + reset * (new + _row(bias, new)))
-  return (new + update * (h - new),)
+  return ((new + update * (h - new)).astype(h.dtype),)
 
 
 def _lstm(x: jax.Array, state: State, kernel: jax.Array, bias: jax.Array) -> State:
   """Long short-term memory (Hochreiter & Schmidhuber 1997; forget gate of Gers et al. 2000, its bias b)."""
   h, c = state
-  i, f, g, o = jnp.split(x + product(h, kernel), 4, axis=-1)
-  c = jax.nn.sigmoid(f + _row(bias, f)) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-  return jax.nn.sigmoid(o) * jnp.tanh(c), c
+  i, f, g, o = jnp.split(x + _fed(h, kernel), 4, axis=-1)
+  c = (jax.nn.sigmoid(f + _row(bias, f)) * c + jax.nn.sigmoid(i) * jnp.tanh(g)).astype(c.dtype)
+  return (jax.nn.sigmoid(o) * jnp.tanh(c)).astype(h.dtype), c
+
+
+def _fed(h: jax.Array, kernel: jax.Array) -> jax.Array:
+  """What the state adds to the gates, which are computed in float32 whatever the state is kept in."""
+  return product(h, kernel, accumulator(h))
 
 
 def _row(bias: jax.Array, like: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from attention_jax.functional.masking import vary_like
 from attention_jax.kernels.divided import rows_axis
-from attention_jax.modules.linear import product
+from attention_jax.modules.linear import over_rows, product
 from attention_jax.modules.outputs import Linear
 
 LOGITS = 2**21  # at a time: they stay in the cache of a core, and no device is too small for them
@@ -90,7 +90,7 @@ def _of_rows(linear: Linear, target, mask, smoothing, differentiate: bool):
       return (sums, to_kernel, to_bias), ()
     wanted = (1 - smoothing) * (jnp.arange(vocabulary)[None] == target[..., None]) + smoothing / vocabulary
     slope = jnp.where(real, powers / mass - wanted, 0.0).astype(x.dtype)
-    to_kernel = to_kernel + jnp.einsum('rd,rv->dv', x, slope, preferred_element_type=jnp.float32)
+    to_kernel = to_kernel + over_rows(x, slope, jnp.float32)
     to_bias = to_bias + slope.sum(0, dtype=jnp.float32)
     return (sums, to_kernel, to_bias), product(slope, kernel.astype(x.dtype).T).reshape(part[0].shape)
 

@@ -99,3 +99,24 @@ def test_files_of_variants_with_mistakes(text, parts, tmp_path):
   path.write_text(text)
   assert_refused(run('evaluate', f'--variants={path}', f'--workdir={tmp_path}'), [str(path), *parts])
   assert_refused(run('evaluate', f'--variants={path}s', f'--workdir={tmp_path}'), ['mine.pys: no such file'])
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='a setting of the GNU C library')
+@pytest.mark.parametrize(
+  ('given', 'found'),
+  [
+    ('', 'glibc.malloc.hugetlb=1'),
+    ('glibc.malloc.tcache_count=7', 'glibc.malloc.tcache_count=7:glibc.malloc.hugetlb=1'),
+    ('glibc.malloc.hugetlb=0', 'glibc.malloc.hugetlb=0'),
+  ],
+)
+def test_programs_ask_for_large_pages_unless_somebody_said_otherwise(given, found, tmp_path):
+  says = tmp_path / 'says.py'
+  says.write_text("import os; print(os.environ['GLIBC_TUNABLES'])", 'utf-8')
+  command = [sys.executable, '-m', 'experiments.evaluate', f'--variants={says}', '--workdir=']
+  done = subprocess.run(
+    command, env=os.environ | {'GLIBC_TUNABLES': given}, capture_output=True, text=True, check=False
+  )
+  assert done.stdout.split() == [found]
+  assert done.returncode == 2
+  assert 'workdir' in done.stderr

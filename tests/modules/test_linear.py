@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.modules.linear import product
+from attention_jax.modules.linear import over_rows, product
 
 
 def given(dtype):
@@ -47,3 +47,12 @@ def test_float32_can_be_differentiated_forward():
   x, kernel, _ = given(jnp.float32)
   _, found = jax.jvp(lambda x: product(x, kernel), (x,), (jnp.ones_like(x),))
   np.testing.assert_allclose(found, in_float64('btd,df->btf', jnp.ones_like(x), kernel), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('rows', [1, 3, 12, 16])
+@pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float32])
+def test_sums_over_rows(rows, dtype):
+  left, right = (jax.random.normal(jax.random.key(i), (rows, 3 + i)).astype(dtype) for i in range(2))
+  found = over_rows(left, right, jnp.float32)
+  assert found.dtype == jnp.float32
+  np.testing.assert_allclose(found, in_float64('nd,nf->df', left, right), rtol=1e-5, atol=1e-5)
