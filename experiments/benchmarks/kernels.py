@@ -85,7 +85,7 @@ def kernels(bench: Bench) -> Iterator[Timing]:
     implementations = [name for name, way in aj.IMPLEMENTATIONS.items() if not way.refuse(aj.SCORES[score], SOFTMAX)]
     given = problem(bench.dtype, score, *sizes)
     arrays = [np.asarray(x) for x in given[1:]]
-    theirs = peers.attention(bench.say, score, causal, *arrays, given[0]['score']) if bench.beside else {}
+    theirs = peers.attention(bench.say, score, causal, *arrays, given[0]['score']) if bench.alike else {}
     for name, way, theirs_way in (('forward', forward, 'forward'), ('forward and backward', backward, 'backward')):
       bench.say(f'{case}: {name}')
       sides = {}

@@ -10,8 +10,10 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters import partial_eval
 
+from attention_jax.modules.linear import product
 from experiments.benchmarks.measure import Bench, Timing, compare, jitted
 
+MATRICES = (((1,), (0,)), ((), ()))  # dimensions of a product of two
 ROWS = {'cpu': 2048}  # of the square product; elsewhere 8192, beside which a call takes no time
 VALUES, TIMES = 2**20, 64  # numbers that are read, and special functions of each
 
@@ -30,7 +32,7 @@ def machine(bench: Bench) -> list[Timing]:
   square, long = jnp.ones((size, size), bench.dtype), jnp.linspace(-3.0, 3.0, many)
   each = lambda fn: lambda x: functools.reduce(jnp.add, [fn(x + step / TIMES) for step in range(TIMES)])
   cases = (
-    ('matrix product', lambda x: x @ x, square, 2 * size**3, 'FLOP'),
+    ('matrix product', lambda x: product(x, x), square, 2 * size**3, 'FLOP'),
     ('copy', lambda x: x + 1, long, 8 * many, 'B'),
     ('tanh', each(jnp.tanh), long[:VALUES], TIMES * VALUES, 'values'),
     ('division', each(lambda x: 1 / (x + 4)), long[:VALUES], TIMES * VALUES, 'values'),
@@ -67,13 +69,14 @@ def seconds_of_products(found: Counter, *, gradients: bool) -> tuple[float, floa
   seconds = flop = 0.0
   for (left, right, dimensions, dtype), times in found.items():
     x, y = jnp.ones(left, dtype), jnp.ones(right, dtype)
-    product = lambda x, y, dimensions=dimensions: jax.lax.dot_general(x, y, dimensions)
+    of_matrices = dimensions == MATRICES and len(left) == len(right) == 2
+    one = product if of_matrices else lambda x, y, dimensions=dimensions: jax.lax.dot_general(x, y, dimensions)
     (contracted, _), _ = dimensions
-    out = jax.eval_shape(product, x, y)
+    out = jax.eval_shape(one, x, y)
     own = 2 * np.prod(out.shape) * np.prod([left[i] for i in contracted])
-    run = product
+    run = one
     if gradients:
-      run = lambda x, y, g, product=product: (product(x, y), *jax.vjp(product, x, y)[1](g))
+      run = lambda x, y, g, one=one: (one(x, y), *jax.vjp(one, x, y)[1](g))
     seconds += times * _median(run, x, y, *([jnp.ones(out.shape, out.dtype)] if gradients else []))
     flop += times * own * (3 if gradients else 1)
   return seconds, float(flop)

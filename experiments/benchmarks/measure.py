@@ -34,9 +34,14 @@ class Bench(NamedTuple):
   failed: Callable[[str, Exception], None] = _raise
 
   @property
-  def beside(self) -> bool:
-    """Whether others can be measured beside us: what is in peers.py computes in float32, on CPUs."""
-    return self.dtype == 'float32' and jax.default_backend() == 'cpu'
+  def beside(self) -> tuple[str, ...]:
+    """What PyTorch's models compute in beside ours: float32, and what ours do. Nothing on accelerators."""
+    return tuple(dict.fromkeys(('float32', self.dtype))) if jax.default_backend() == 'cpu' else ()
+
+  @property
+  def alike(self) -> bool:
+    """Whether what peers.py has in float32 alone can be measured beside ours."""
+    return self.beside == (self.dtype,)
 
 
 class Side(NamedTuple):

@@ -23,7 +23,7 @@ UPDATES = 3
 
 def of_training(bench: Bench) -> list[Timing]:
   """Updates of Adam on the batches of systems.TRAINED, of every model that PyTorch has too, each in a new process."""
-  if not peers.torch or not bench.beside:
+  if not peers.torch or not bench.alike:
     bench.say(f'memory is left out: it is that of the host, in float32, beside PyTorch ({peers.VERSION})')
     return []
   timings = []

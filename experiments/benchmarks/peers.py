@@ -123,13 +123,13 @@ def difference(params, logits, batch, sizes) -> float | None:
 def translate(params, sizes, beams: int, longest: int, dtype: str):
   """padded sources [B, S] -> the target ids of each, without EOS, by Bahdanau with these parameters of ours.
 
-  Args: dtype, of its products: in bfloat16 they are left to torch.autocast.
+  Args: dtype, what it computes in.
   """
   model = model_of('Bahdanau', sizes).eval()
   model.take(params)
 
   def run(source):
-    with torch.inference_mode(), torch.autocast('cpu', torch.bfloat16, enabled=dtype == 'bfloat16'):
+    with torch.inference_mode(), _computing_in(dtype):
       return model.translate(torch.tensor(source, dtype=torch.long), beams, longest)
 
   return run
@@ -138,18 +138,23 @@ def translate(params, sizes, beams: int, longest: int, dtype: str):
 COMPILED = {'Bahdanau': 'recur', 'Luong': 'loss', 'Transformer': 'loss'}  # the method that torch.compile is given
 
 
-def train_step(name: str, batch, sizes) -> Side | None:
+def _computing_in(dtype: str):
+  """Parameters stay in float32; in bfloat16, products are what torch.autocast makes of them."""
+  return torch.autocast('cpu', torch.bfloat16, enabled=dtype == 'bfloat16')
+
+
+def train_step(name: str, batch, sizes, dtype: str) -> Side | None:
   """One update of a model on (source, target) ids with 0 for padding."""
-  return None if torch is None else Side(_update(model_of(name, sizes), batch))
+  return None if torch is None else Side(_update(model_of(name, sizes), batch, dtype))
 
 
-def compiled_train_step(say, name: str, batch, sizes) -> Side | None:
+def compiled_train_step(say, name: str, batch, sizes, dtype: str) -> Side | None:
   """The same by torch.compile; None where that does not work."""
   if torch is None:
     return None
   model = model_of(name, sizes)
   setattr(model, COMPILED[name], torch.compile(getattr(model, COMPILED[name])))
-  update = _update(model, batch)
+  update = _update(model, batch, dtype)
   try:
     update()
   except Exception as error:  # it needs a C++ compiler, and fails in ways of its own
@@ -158,20 +163,22 @@ def compiled_train_step(say, name: str, batch, sizes) -> Side | None:
   return Side(update)
 
 
-def _update(model, batch) -> Callable[[], None]:
+def _update(model, batch, dtype: str) -> Callable[[], None]:
   optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
   source, target = (torch.tensor(np.asarray(x), dtype=torch.long) for x in batch)
 
   def run():
     optimizer.zero_grad(set_to_none=True)
-    model.loss(source, target).backward()
+    with _computing_in(dtype):
+      loss = model.loss(source, target)
+    loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 
   return run
 
 
-def decode(source, sizes, beams: int, steps: int) -> Side | None:
+def decode(source, sizes, beams: int, steps: int, dtype: str) -> Side | None:
   """A beam search of so many steps; with one beam, greedy search."""
   if torch is None:
     return None
@@ -181,7 +188,7 @@ def decode(source, sizes, beams: int, steps: int) -> Side | None:
     model.output.bias[EOS] = -1e9  # no hypothesis ends, so that all steps are made
 
   def run():
-    with torch.inference_mode():
+    with torch.inference_mode(), _computing_in(dtype):
       return model.translate(source, beams, steps)
 
   return Side(run)

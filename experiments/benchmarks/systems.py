@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import subprocess
 import sys
 from collections import Counter
@@ -83,10 +84,10 @@ def our_update(model, params, batch: Batch) -> Side:
   return Side(update)
 
 
-def their_update(name: str, batch: Batch, way: Callable = peers.train_step) -> Side | None:
+def their_update(name: str, batch: Batch, dtype: str = 'float32', way: Callable = peers.train_step) -> Side | None:
   """The same in PyTorch; None where it has no such model, or is not there."""
   peer = MODELS[name][2]
-  return way(peer[0], (batch.source, batch.target), peer[1]) if peer else None
+  return way(peer[0], (batch.source, batch.target), peer[1], dtype) if peer else None
 
 
 def by_joey(python: str, name: str, batch: Batch) -> Joey | None:
@@ -104,10 +105,10 @@ def training(bench: Bench) -> Iterator[Timing]:
     model, params = model_of(name, bench.dtype)
     found = products(sequence_loss(model), params, batch, step_rngs(jax.random.key(0)))
     sides = {'attention_jax': our_update(model, params, batch)}
-    if bench.beside:
-      compiled = functools.partial(peers.compiled_train_step, bench.say)
-      theirs = {'torch': their_update(name, batch), 'torch.compile': their_update(name, batch, compiled)}
-      sides |= {side: update for side, update in theirs.items() if update}
+    ways = {'torch': peers.train_step, 'torch.compile': functools.partial(peers.compiled_train_step, bench.say)}
+    for dtype, (side, way) in itertools.product(bench.beside, ways.items()):
+      if update := their_update(name, batch, dtype, way):
+        sides[side if dtype == 'float32' else f'{side}, {dtype}'] = update
     if other := by_joey(bench.joey, name, batch):
       sides['Joey NMT'] = other.side('train')
     tokens = int(batch.target_mask.sum())
@@ -178,8 +179,9 @@ def decoding(bench: Bench) -> Iterator[Timing]:
     search = compile_search(model, beams, STEPS)
     given = params, jnp.asarray(batch.source), jnp.asarray(batch.source_mask)
     sides = {'attention_jax': Side(lambda search=search, given=given: jax.block_until_ready(search(*given)))}
-    if bench.beside and (theirs := peers.decode(batch.source, TORCH, beams, STEPS)):
-      sides['torch'] = theirs
+    for dtype in bench.beside:
+      if theirs := peers.decode(batch.source, TORCH, beams, STEPS, dtype):
+        sides['torch' if dtype == 'float32' else f'torch, {dtype}'] = theirs
     if other:
       sides['Joey NMT'] = other.side(f'search {beams} {STEPS}')
     case = f'bahdanau2015, {ROWS} sentences of 14, beam {beams}, {STEPS} steps'

@@ -20,7 +20,6 @@ from experiments.benchmarks.measure import Bench, Side, Timing, compare
 ROWS = 128
 SAME = {'score': 'additive', 'alignment': 'softmax', 'heads': 1}  # what PyTorch has beside it
 METRIC = 'bleu(tokenize="none")'
-ALWAYS = ('float32',)  # beside us, whatever we compute in ourselves
 
 
 def translation(bench: Bench) -> list[Timing]:
@@ -41,9 +40,7 @@ def translation(bench: Bench) -> list[Timing]:
 
     sides = {'attention_jax': Side(ours)}
     if peers.torch is not None:
-      sides |= {
-        f'torch, {dtype}': _torch(run, lines, beams, said, dtype) for dtype in dict.fromkeys((bench.dtype, *ALWAYS))
-      }
+      sides |= {f'torch, {dtype}': _torch(run, lines, beams, said, dtype) for dtype in bench.beside}
     found = compare(
       'translation', f'test2016, {beams} beam(s)', sides, repeats=repeats, amount=len(lines), unit='sentences'
     )
