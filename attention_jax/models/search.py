@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attention_jax.errors import UserError
 from attention_jax.models.ranking import DEFAULT, Ranking, length_penalty, scores_of
@@ -119,7 +120,8 @@ def beam(
     carry, coverage, alive, ends = going
     memory, source_mask = given
     carry, (logits, weights, *_) = step(carry, trail.tokens[level], memory)
-    mass = jax.nn.logsumexp(logits, axis=-1)
+    logits = _padded(logits)
+    mass = _log_mass(logits)
     coverage, of_eos = coverage + weights, logits[..., EOS] - mass
     ended = alive + of_eos
     alive, parents, tokens = _continue(alive - mass, logits, goes_on, groups, diversity)
@@ -189,7 +191,7 @@ def follow(
     (carry, token, done, total, last), (tokens, history), (memory, noise) = going, trail, given
     carry, (logits, weights, *_) = step(carry, token, memory)
     token = pick(logits, level, noise)
-    log_prob = jnp.take_along_axis(logits, token[..., None], axis=-1)[..., 0] - jax.nn.logsumexp(logits, axis=-1)
+    log_prob = jnp.take_along_axis(logits, token[..., None], axis=-1)[..., 0] - _log_mass(logits)
     token, last = jnp.where(done, PAD, token), jnp.where(done, last, log_prob)
     total = total + jnp.where(done, 0.0, last)
     weights = jnp.where(done[..., None], 0.0, weights)
@@ -250,27 +252,48 @@ def run_down(
 def likeliest(logits: jax.Array, last: jax.Array | bool) -> jax.Array:
   """logits [..., vocabulary] -> the most probable token [...] of those that may come; at the last step EOS."""
   ends, goes_on = allowed(logits.shape[-1])
-  return largest(logits, jnp.where(last, ends, goes_on | ends), 1)[1][..., 0]
+  return jnp.where(last, EOS, largest(logits, goes_on | ends, 1)[1][..., 0])
 
 
-def largest(logits: jax.Array, allowed: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+def _padded(logits: jax.Array) -> jax.Array:
+  """logits [..., V], and -inf behind them up to a multiple of BLOCK.
+
+  On CPUs each pass over the logits of a step costs as much as a layer. They are copied once, into this, and read twice:
+  for the maxima of blocks, from which all else is found, and for the sum of exponentials.
+  """
+  missing = -logits.shape[-1] % BLOCK
+  return jnp.pad(logits, [(0, 0)] * (logits.ndim - 1) + [(0, missing)], constant_values=-jnp.inf)
+
+
+def _tops(padded: jax.Array) -> jax.Array:
+  return padded.reshape(*padded.shape[:-1], -1, BLOCK).max(-1)
+
+
+def _log_mass(logits: jax.Array) -> jax.Array:
+  """log Σ exp of logits [..., V]."""
+  padded = _padded(logits)
+  top = _tops(padded).max(-1, keepdims=True)
+  return jnp.log(jnp.exp(padded - top).sum(-1)) + top[..., 0]
+
+
+def largest(logits: jax.Array, allowed: np.ndarray, count: int) -> tuple[jax.Array, jax.Array]:
   """The `count` largest (or all, if there are fewer) of logits [..., V] where allowed [V], first of equals first.
 
-  Only blocks with the largest maxima can hold them, so that one pass of maxima takes the place of a sort.
+  Only blocks with the largest maxima can hold them, so that one pass of maxima takes the place of a sort. A block whose
+  maximum is not allowed may hold none of them: as many more are looked into as there are blocks with such ids.
   Returns: values [..., count], -inf where nothing is left, and indices.
   """
-  size = logits.shape[-1]
-  blocks = -(-size // BLOCK)
-  shown = jnp.where(allowed.reshape((1,) * (logits.ndim - 1) + (size,)), logits, -jnp.inf)
-  shown = jnp.pad(shown, [(0, 0)] * (logits.ndim - 1) + [(0, blocks * BLOCK - size)], constant_values=-jnp.inf)
-  tops = shown.reshape(*logits.shape[:-1], blocks, BLOCK).max(-1)
-  which = jnp.sort(jax.lax.top_k(tops, min(count, blocks))[1], axis=-1)  # so that the first of equals stays the first
+  padded, size = _padded(logits), len(allowed)
+  tops = _tops(padded)
+  doubtful = len(set(np.flatnonzero(~allowed) // BLOCK))
+  _, which = jax.lax.top_k(tops, min(count + doubtful, tops.shape[-1]))
+  which = jnp.sort(which, axis=-1)  # so that the first of equals stays the first
   inside = jnp.arange(BLOCK).reshape((1,) * logits.ndim + (BLOCK,))
   ids = (which[..., None] * BLOCK + inside).reshape(*which.shape[:-1], -1)
-  there = jnp.minimum(ids, size - 1)
-  near = jnp.where((ids < size) & allowed[there], jnp.take_along_axis(logits, there, axis=-1), -jnp.inf)
+  allowed = jnp.asarray(np.pad(allowed, (0, padded.shape[-1] - size)))
+  near = jnp.where(allowed[ids], jnp.take_along_axis(padded, ids, axis=-1), -jnp.inf)
   values, at = jax.lax.top_k(near, min(count, size))
-  return values, jnp.take_along_axis(there, at, axis=-1).astype(jnp.int32)
+  return values, jnp.take_along_axis(ids, at, axis=-1).astype(jnp.int32)
 
 
 def all_real(given: jax.Array | None, batch: int, size: int) -> jax.Array:
@@ -278,9 +301,9 @@ def all_real(given: jax.Array | None, batch: int, size: int) -> jax.Array:
   return jnp.broadcast_to(True if given is None else given, (batch, size))
 
 
-def allowed(size: int) -> tuple[jax.Array, jax.Array]:
+def allowed(size: int) -> tuple[np.ndarray, np.ndarray]:
   """[vocabulary] masks of what may end a hypothesis, and of what may continue one."""
-  ids = jnp.arange(size)
+  ids = np.arange(size)
   return ids == EOS, (ids != PAD) & (ids != BOS) & (ids != EOS)
 
 
@@ -290,7 +313,7 @@ def _by_group(x: jax.Array, groups: int) -> jax.Array:
 
 
 def _continue(
-  before: jax.Array, logits: jax.Array, allowed: jax.Array, groups: int, diversity: float
+  before: jax.Array, logits: jax.Array, allowed: np.ndarray, groups: int, diversity: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """As `_best`, by groups of beams, one after the other: words that earlier groups took cost `diversity` each time."""
   found, taken, size = [], 0.0, before.shape[1] // groups
@@ -306,7 +329,7 @@ def _continue(
   return tuple(jnp.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
 
 
-def _best(before: jax.Array, logits: jax.Array, allowed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _best(before: jax.Array, logits: jax.Array, allowed: np.ndarray) -> tuple[jax.Array, jax.Array, jax.Array]:
   """before [B, K], to which logits [B, K, V] add -> the K best of each source: totals, beams they come from, tokens."""
   # First within each beam, then among those: the second sort is over K * K instead of K * V.
   beams = before.shape[-1]

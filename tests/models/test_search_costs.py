@@ -12,11 +12,12 @@ from tests.modules.quick import assert_same
 
 @pytest.mark.parametrize('size', [3, 64, 65, 200])
 @pytest.mark.parametrize('count', [1, 5, 70])
-def test_the_largest_are_those_of_a_sort(size, count):
+@pytest.mark.parametrize('few', [True, False])  # whether all that is not allowed is in one block
+def test_the_largest_are_those_of_a_sort(size, count, few):
   random = np.random.default_rng(size)
   logits = random.integers(-9, 9, (2, 3, size)).astype(np.float32)  # many of them equal
-  allowed = random.random(size) < 0.8
-  values, ids = search.largest(jnp.asarray(logits), jnp.asarray(allowed), count)
+  allowed = np.arange(size) >= 2 if few else random.random(size) < 0.8
+  values, ids = search.largest(jnp.asarray(logits), allowed, count)
   order = np.argsort(-np.where(allowed, logits, -np.inf), axis=-1, kind='stable')[..., :count]
   kept = np.take_along_axis(np.where(allowed, logits, -np.inf), order, -1)
   np.testing.assert_array_equal(values, kept)
