@@ -52,6 +52,12 @@ def low_rank(
 def additive(query: Float[Array, 'F'], key: Float[Array, 'S F'], *, v: Float[Array, 'F']) -> Scores:
   """eₛ = vᵀ tanh(q + kₛ), q and k already projected. Bahdanau, Cho & Bengio 2015, appendix A.1.2."""
   _check_widths(query, key)
+  return _tanh_sum(query, key, v)
+
+
+def _tanh_sum(query: Float[Array, 'F'], key: Float[Array, 'S F'], v: Float[Array, 'F']) -> Scores:
+  """vᵀ tanh(q + kₛ), all of it in at least float32: to round in between takes CPUs longer than to compute it."""
+  query, key, v = map(at_least_float32, (query, key, v))
   return _sum('sf,f->s', jnp.tanh(query[None, :] + key), v)
 
 
@@ -65,7 +71,7 @@ def normed_additive(
 ) -> Scores:
   """eₛ = g v/‖v‖ · tanh(q + kₛ + b). Weight normalisation (Salimans & Kingma 2016) of the additive score."""
   _check_widths(query, key)
-  scores = _sum('sf,f->s', jnp.tanh((query + bias)[None, :] + key), _unit(v).astype(key.dtype))
+  scores = _tanh_sum(query + bias, key, _unit(v))
   return jnp.asarray(gain, scores.dtype) * scores
 
 
@@ -89,7 +95,7 @@ def concat(
   """eₛ = vᵀ tanh(Wᵀ [q; kₛ]), on unprojected input. Luong et al. 2015, section 3.1."""
   from_query = _sum('d,df->f', query, w[: query.shape[-1]])
   from_key = _sum('sd,df->sf', key, w[query.shape[-1] :])
-  return _sum('sf,f->s', jnp.tanh(from_query[None, :] + from_key).astype(key.dtype), v)
+  return _tanh_sum(from_query, from_key, v)
 
 
 def cosine(query: Float[Array, 'D'], key: Float[Array, 'S D'], *, beta: float | Float[Array, '']) -> Scores:
