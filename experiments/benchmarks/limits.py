@@ -10,10 +10,10 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters import partial_eval
 
+from attention_jax.functional.masking import accumulator
 from attention_jax.modules.linear import product
 from experiments.benchmarks.measure import Bench, Timing, compare, jitted
 
-MATRICES = (((1,), (0,)), ((), ()))  # dimensions of a product of two
 ROWS = {'cpu': 2048}  # of the square product; elsewhere 8192, beside which a call takes no time
 VALUES, TIMES = 2**20, 64  # numbers that are read, and special functions of each
 
@@ -69,8 +69,11 @@ def seconds_of_products(found: Counter, *, gradients: bool) -> tuple[float, floa
   seconds = flop = 0.0
   for (left, right, dimensions, dtype), times in found.items():
     x, y = jnp.ones(left, dtype), jnp.ones(right, dtype)
-    of_matrices = dimensions == MATRICES and len(left) == len(right) == 2
-    one = product if of_matrices else lambda x, y, dimensions=dimensions: jax.lax.dot_general(x, y, dimensions)
+    one = product
+    if len(right) > 2 or dimensions != (((len(left) - 1,), (0,)), ((), ())):
+      one = functools.partial(
+        jax.lax.dot_general, dimension_numbers=dimensions, preferred_element_type=accumulator(x, y)
+      )
     (contracted, _), _ = dimensions
     out = jax.eval_shape(one, x, y)
     own = 2 * np.prod(out.shape) * np.prod([left[i] for i in contracted])
