@@ -41,7 +41,7 @@ GROWTH = {
 CROSSING = {
   'factored': ('additive', 'softmax', 256, ((128, 8), (128, 14), (64, 32))),
   'flash': ('scaled_dot', 'softmax', 64, ((16, 128), (8, 256), (8, 512), (8, 1024))),
-  'window': ('general', 'local_m(width=10)', 256, ((64, 32), (32, 64), (16, 128), (8, 256))),
+  'window': ('general', 'local_m(width=10)', 256, ((16, 128), (8, 256), (8, 512), (4, 1024))),
   'chunked': ('coverage', 'softmax', 256, ((128, 8), (128, 14), (64, 32), (8, 128))),
 }
 SOFTMAX = aj.ALIGNMENTS['softmax']
