@@ -273,6 +273,7 @@ def _log_mass(logits: jax.Array) -> jax.Array:
   """log Σ exp of logits [..., V]."""
   padded = _padded(logits)
   top = _tops(padded).max(-1, keepdims=True)
+  top = jnp.where(jnp.isfinite(top), top, 0.0)  # where nothing can be said it is -inf, not NaN
   return jnp.log(jnp.exp(padded - top).sum(-1)) + top[..., 0]
 
 

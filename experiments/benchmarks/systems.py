@@ -108,7 +108,7 @@ def training(bench: Bench) -> Iterator[Timing]:
     ways = {'torch': peers.train_step, 'torch.compile': functools.partial(peers.compiled_train_step, bench.say)}
     for dtype, (side, way) in itertools.product(bench.beside, ways.items()):
       if update := their_update(name, batch, dtype, way):
-        sides[side if dtype == 'float32' else f'{side}, {dtype}'] = update
+        sides[f'{side}, {dtype}'] = update
     if other := by_joey(bench.joey, name, batch):
       sides['Joey NMT'] = other.side('train')
     tokens = int(batch.target_mask.sum())
@@ -181,7 +181,7 @@ def decoding(bench: Bench) -> Iterator[Timing]:
     sides = {'attention_jax': Side(lambda search=search, given=given: jax.block_until_ready(search(*given)))}
     for dtype in bench.beside:
       if theirs := peers.decode(batch.source, TORCH, beams, STEPS, dtype):
-        sides['torch' if dtype == 'float32' else f'torch, {dtype}'] = theirs
+        sides[f'torch, {dtype}'] = theirs
     if other:
       sides['Joey NMT'] = other.side(f'search {beams} {STEPS}')
     case = f'bahdanau2015, {ROWS} sentences of 14, beam {beams}, {STEPS} steps'

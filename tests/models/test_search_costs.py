@@ -21,7 +21,16 @@ def test_the_largest_are_those_of_a_sort(size, count, few):
   order = np.argsort(-np.where(allowed, logits, -np.inf), axis=-1, kind='stable')[..., :count]
   kept = np.take_along_axis(np.where(allowed, logits, -np.inf), order, -1)
   np.testing.assert_array_equal(values, kept)
+  assert np.all(ids < size)
   np.testing.assert_array_equal(np.where(kept > -np.inf, ids, -1), np.where(kept > -np.inf, order, -1))
+
+
+@pytest.mark.parametrize('size', [3, 64, 65, 200])
+def test_the_mass_of_logits_is_their_logsumexp(size):
+  drawn = 100 * jax.random.normal(jax.random.key(size), (5, size))
+  some = jnp.where(jnp.arange(size) % 3 == 0, -jnp.inf, drawn)
+  given = jnp.stack([drawn, some, jnp.full_like(drawn, -jnp.inf), drawn.at[0, 0].set(jnp.nan)])
+  np.testing.assert_allclose(search._log_mass(given), jax.nn.logsumexp(given, axis=-1), rtol=1e-6)
 
 
 @pytest.mark.parametrize('beams', [1, 3])
