@@ -11,6 +11,7 @@ train: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
 	$(RUN) -m pytest -n 2 --dist=loadfile
 
 # With the rest of the sweep over score x alignment x cell, and compiled as for any user (tests/conftest.py).

@@ -10,7 +10,7 @@ from attention_jax.functional.dropout import with_dropout
 from attention_jax.functional.masking import causal_mask, combine_masks, padding_mask, window_mask
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Param, Row
-from attention_jax.kernels import IMPLEMENTATIONS, attend
+from attention_jax.kernels.api import IMPLEMENTATIONS, attend
 
 _LAZY = {'Attention': 'attention_jax.modules.attention', 'analysis': 'attention_jax.analysis'}
 

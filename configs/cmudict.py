@@ -5,8 +5,8 @@ by spaces. Several pronunciations of a word are several right answers: phoneme_e
 nearest, sequence_error_rate the words that equal none of them (the WER of the grapheme-to-phoneme literature).
 """
 
-from attention_jax.training.config import default_config
-from attention_jax.training.presets import apply_preset
+from attention_jax.systems.config import default_config
+from attention_jax.systems.presets import apply_preset
 
 
 def get_config(preset: str = 'luong2015'):

@@ -5,8 +5,8 @@ Measured on 2 CPU cores, seed 0: two minutes of training, 99.7 % exact match on 
 alignment error rate 14.2 % (three seeds, other dropout: 10.9 ± 3.5); sutskever2014: one minute, 89.0 %, 81.8 %.
 """
 
-from attention_jax.training.config import default_config
-from attention_jax.training.presets import apply_preset
+from attention_jax.systems.config import default_config
+from attention_jax.systems.presets import apply_preset
 
 # Weight normalisation keeps the scores small: attention stays wider, and its heaviest weight nearer to the gold links
 # (alignment error rate over three seeds 10.9 ± 3.5 %, where the plain score has 14.8 ± 1.6 %; exact match is the same).

@@ -4,8 +4,8 @@ Pairs of sentences about a scene, generated: does the second follow from the fir
 Measured, three seeds in three CPU minutes: 99.1 ± 1.1 % right on test, 97.5 ± 2.3 % with nouns never seen.
 """
 
-from attention_jax.training.config import default_config
-from attention_jax.training.presets import apply_preset
+from attention_jax.systems.config import default_config
+from attention_jax.systems.presets import apply_preset
 
 
 def get_config(preset: str = 'parikh2016'):

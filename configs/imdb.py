@@ -6,8 +6,8 @@ with fields text and label; the set of tfds is read by
 Measured, accuracy on dev: yang2016 90.6 % in 16 CPU minutes, lin2017 88.6 % in nine.
 """
 
-from attention_jax.training.config import default_config
-from attention_jax.training.presets import apply_preset
+from attention_jax.systems.config import default_config
+from attention_jax.systems.presets import apply_preset
 
 JOINED = ('lin2017',)  # one level: nothing has to know of sentences
 

@@ -12,8 +12,8 @@ minutes, 3.17 and 2.00 %; among pieces 55 minutes, 10.75 and 5.91 %. With --conf
 --config.training.average=0.999, an hour and a half each: 2.27 and 1.41, 7.97 and 4.19 %.
 """
 
-from attention_jax.training.config import default_config
-from attention_jax.training.presets import apply_preset
+from attention_jax.systems.config import default_config
+from attention_jax.systems.presets import apply_preset
 
 
 def get_config(preset: str = 'mnih2014'):

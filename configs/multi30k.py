@@ -10,8 +10,8 @@ was doing other things; bahdanau2015 37.43 at commit 7428385, with 2800 updates 
 transformer2017_tiny 40.07 after an hour and a half on one core, and 61.26 into French after 110 CPU minutes.
 """
 
-from attention_jax.training.config import default_config
-from attention_jax.training.presets import apply_preset
+from attention_jax.systems.config import default_config
+from attention_jax.systems.presets import apply_preset
 
 # What Transformers are trained with instead. The tiny one has the settings of its row in RESULTS.md; the others start
 # more slowly than recurrent networks do, and have not been trained here.
@@ -19,9 +19,13 @@ SLOWER = {'training.schedule': 'cosine(peak=1e-3, warmup=1000)'}
 OWN = {name: SLOWER for name in ('transformer2017', 'transformer2017_base', 'transformer2017_big', 'shaw2018')}
 OWN['transformer2017_small'] = {'training.schedule': 'cosine(peak=1.7e-3, warmup=1000)'}
 OWN['transformer2017_tiny'] = {
-  'data.vocabulary': 'subword(size=10000)', 'data.shared_vocabulary': True, 'model.share_embeddings': True,
-  'training.schedule': 'cosine(peak=2.5e-3, warmup=1000)', 'training.steps': 7360, 'training.average': 0.998,
-}  # fmt: skip
+  'data.vocabulary': 'subword(size=10000)',
+  'data.shared_vocabulary': True,
+  'model.share_embeddings': True,
+  'training.schedule': 'cosine(peak=2.5e-3, warmup=1000)',
+  'training.steps': 7360,
+  'training.average': 0.998,
+}
 
 
 def get_config(preset: str = 'bahdanau2015'):

@@ -4,8 +4,8 @@ NETtalk: English letters -> phonemes, with hand-made links between them: alignme
 FOLDER holds train.tsv and dev.tsv: letters TAB phonemes TAB links.
 """
 
-from attention_jax.training.config import default_config
-from attention_jax.training.presets import apply_preset
+from attention_jax.systems.config import default_config
+from attention_jax.systems.presets import apply_preset
 
 
 def get_config(preset: str = 'bahdanau2015'):

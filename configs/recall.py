@@ -12,8 +12,8 @@ updates in 15, 100.0 % and 99.6 % among twice as many items; repeat copy with 60
 20 vectors ten times.
 """
 
-from attention_jax.training.config import default_config
-from attention_jax.training.presets import apply_preset
+from attention_jax.systems.config import default_config
+from attention_jax.systems.presets import apply_preset
 
 
 def get_config(preset: str = 'graves2014'):

@@ -8,8 +8,8 @@ training record; vinyals2015 97.3 and 97.9, gu2016 91.9 and 77.8 %; transformer2
 --config.model.output='pointer_generator(tied=True)' in 19 minutes 100 and 100 %.
 """
 
-from attention_jax.training.config import default_config
-from attention_jax.training.presets import apply_preset
+from attention_jax.systems.config import default_config
+from attention_jax.systems.presets import apply_preset
 
 # Transformers start more slowly; at the rate of the others they were not tried beyond 400 updates.
 SLOWER = {'training.schedule': 'cosine(peak=1e-3, warmup=300)'}

@@ -5,8 +5,8 @@ SCAN: commands -> actions, split by length; FOLDER holds length.train.tsv.gz and
 It has no validation split, and its test split must not choose anything: the last parameters are the ones measured.
 """
 
-from attention_jax.training.config import default_config
-from attention_jax.training.presets import apply_preset
+from attention_jax.systems.config import default_config
+from attention_jax.systems.presets import apply_preset
 
 
 def get_config(preset: str = 'luong2015'):

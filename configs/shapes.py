@@ -4,8 +4,8 @@ Pictures of coloured things on a cluttered ground -> where they are and what the
 What has been measured, as the task was when things hardly covered each other and since: RESULTS.md.
 """
 
-from attention_jax.training.config import default_config
-from attention_jax.training.presets import apply_preset
+from attention_jax.systems.config import default_config
+from attention_jax.systems.presets import apply_preset
 
 STEPS = {'xu2015_hard': 12_000}  # one place at a time takes longer to learn
 

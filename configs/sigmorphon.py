@@ -7,8 +7,8 @@ german.train.tsv and german.dev.tsv: `V PST <sep> g e h e n` TAB `g i n g`. Anot
 exact_match is the accuracy of the shared task.
 """
 
-from attention_jax.training.config import default_config
-from attention_jax.training.presets import apply_preset
+from attention_jax.systems.config import default_config
+from attention_jax.systems.presets import apply_preset
 
 
 def get_config(preset: str = 'wu2019_hard_monotonic'):

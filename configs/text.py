@@ -7,8 +7,8 @@ sentencepiece, batches by tokens. A table is read with
 --config.data.task="tfds(name='wmt14_translate/de-en')" and --config.data.folder=TFDS_DATA_DIR.
 """
 
-from attention_jax.training.config import default_config
-from attention_jax.training.presets import apply_preset
+from attention_jax.systems.config import default_config
+from attention_jax.systems.presets import apply_preset
 
 
 def get_config(preset: str = 'bahdanau2015'):

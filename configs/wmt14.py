@@ -8,25 +8,32 @@ batch divide over 1 to 64 devices. Never trained here; `python -m experiments.co
 --config=configs/wmt14.py:transformer2017_base` compiles its updates ahead of time.
 """
 
-from attention_jax.training.config import default_config
-from attention_jax.training.presets import apply_preset
+from attention_jax.systems.config import default_config
+from attention_jax.systems.presets import apply_preset
 
 # Features and layers of what is not a Transformer.
 SIZES = {'gnmt2016': (1024, 8), 'gehring2017': (512, 15)}
 OWN = {
   'transformer2017_big': {
-    'training.steps': 300_000, 'training.schedule': 'rsqrt(peak=5e-4, warmup=4000)', 'training.keep': 20,
+    'training.steps': 300_000,
+    'training.schedule': 'rsqrt(peak=5e-4, warmup=4000)',
+    'training.keep': 20,
     'model.dropout': 0.3,
   },
   # Adam at the paper's rate for all updates, where it goes over to SGD; its penalties in search.
   'gnmt2016': {
-    'training.schedule': 'constant(rate=2e-4, warmup=200)', 'training.clip': 5.0, 'training.label_smoothing': 0.0,
-    'model.embedding': 1024, 'model.dropout': 0.2, 'evaluation.alpha': 0.2, 'evaluation.beta': 0.2,
+    'training.schedule': 'constant(rate=2e-4, warmup=200)',
+    'training.clip': 5.0,
+    'training.label_smoothing': 0.0,
+    'model.embedding': 1024,
+    'model.dropout': 0.2,
+    'evaluation.alpha': 0.2,
+    'evaluation.beta': 0.2,
     # A map of all last states of the encoder to all first ones of the decoder would have more parameters than the rest.
     'model.decoder': 'gnmt(features=1024, layers=8, current=False, bridge=False)',
   },
   'gehring2017': {'model.dropout': 0.2},
-}  # fmt: skip
+}
 
 
 def get_config(preset: str = 'transformer2017_base'):

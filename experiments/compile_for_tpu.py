@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def _updates(devices) -> None:
-  from attention_jax.training.ahead import updates
+  from attention_jax.systems.ahead_of_time import updates
   from attention_jax.training.partition import make_mesh
 
   began, config = time.monotonic(), load_config(FLAGS.config).to_dict()
@@ -41,8 +41,9 @@ def _updates(devices) -> None:
     print(
       f'{shape[0]} x ({shape[1]}, {shape[2]}) tokens, {parameters / 1e6:.1f} M parameters: compiled in '
       f'{time.monotonic() - began:.0f} s for {len(devices)} x {devices[0].device_kind}; each holds {held:.2f} GiB and '
-      f'takes {temporary:.2f} GiB besides; {flop / 1e12:.2f} TFLOP in all', flush=True,
-    )  # fmt: skip
+      f'takes {temporary:.2f} GiB besides; {flop / 1e12:.2f} TFLOP in all',
+      flush=True,
+    )
     began = time.monotonic()
 
 

@@ -1,10 +1,10 @@
 """Measures a trained run on any split of its task and writes the hypotheses, one a line.
 
-  python -m experiments.evaluate --workdir=runs/dates --split=unseen --output=unseen.txt
-  python -m experiments.evaluate --workdir=runs/a,runs/b --checkpoint=average
-  python -m experiments.evaluate --workdir=runs/m --split=validation --beams=10 --alpha=1.0 --beta=0.2
-  python -m experiments.evaluate --workdir=runs/m --hypotheses=FILE     # of any search, or of somebody else
-  python -m experiments.evaluate --workdir=runs/m --metrics=chrf --metrics='bleu(lowercase=True)' --json
+python -m experiments.evaluate --workdir=runs/dates --split=unseen --output=unseen.txt
+python -m experiments.evaluate --workdir=runs/a,runs/b --checkpoint=average
+python -m experiments.evaluate --workdir=runs/m --split=validation --beams=10 --alpha=1.0 --beta=0.2
+python -m experiments.evaluate --workdir=runs/m --hypotheses=FILE     # of any search, or of somebody else
+python -m experiments.evaluate --workdir=runs/m --metrics=chrf --metrics='bleu(lowercase=True)' --json
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 from absl import flags
 
 from attention_jax.errors import UserError
-from attention_jax.training.metrics import Result, measure
+from attention_jax.inference.metrics import Result, measure
 from experiments.launch import FLAGS, define_run, define_search, launch, new_file, required, searched
 from experiments.tables import print_results
 
@@ -31,7 +31,7 @@ flags.DEFINE_bool('json', False, 'write JSON: every value with its unit and sign
 
 def main() -> None:
   from attention_jax.data.files import read_lines
-  from attention_jax.training import experiment
+  from attention_jax.systems import runs
 
   if FLAGS.hypotheses and (FLAGS.output or searched()):
     own = ('output', *searched())[not FLAGS.output]
@@ -40,17 +40,17 @@ def main() -> None:
     measure(spec, ['a'], [['a']])  # what is wrong with it is said before anything is searched for
   output = Path(new_file(FLAGS.output, 'output')) if FLAGS.output else None
   measured = {'metrics': FLAGS.metrics} if FLAGS.metrics else {}
-  run = experiment.open_runs(required('workdir'), FLAGS.checkpoint, searched() | measured, FLAGS.dtype)
+  run = runs.open_runs(required('workdir'), FLAGS.checkpoint, searched() | measured, FLAGS.dtype)
   if FLAGS.hypotheses:
-    found = experiment.evaluate_lines(run, FLAGS.split, read_lines(FLAGS.hypotheses))
+    found = runs.evaluate_lines(run, FLAGS.split, read_lines(FLAGS.hypotheses))
     _say(FLAGS.hypotheses, found, {'split': FLAGS.split, 'hypotheses': FLAGS.hypotheses})
     return
-  found, predictions = experiment.evaluate_split(run, FLAGS.split)
+  found, predictions = runs.evaluate_split(run, FLAGS.split)
   steps = f'step{"s" * (len(run.steps) > 1)} {", ".join(map(str, run.steps))}'
   said = run.config['evaluation'] | {'dtype': run.config['model']['dtype']}
   _say(steps, found, {'split': FLAGS.split, 'steps': run.steps, 'evaluation': said})
   if output:
-    experiment.write_lines(output, run.system.lines(predictions))
+    runs.write_lines(output, run.system.lines(predictions))
     print(f'written to {output}', file=sys.stderr if FLAGS.json else sys.stdout)
 
 

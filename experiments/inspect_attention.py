@@ -24,11 +24,11 @@ flags.DEFINE_string('output', None, 'a new file; by default one in the workdir, 
 
 
 def main() -> None:
-  from attention_jax.training import experiment
+  from attention_jax.systems import runs
 
   folder = required('workdir')
   output = new_file(FLAGS.output, 'output') if FLAGS.output else None
-  run = experiment.open_run(folder, FLAGS.checkpoint, dtype=FLAGS.dtype)
+  run = runs.open_run(folder, FLAGS.checkpoint, dtype=FLAGS.dtype)
   path = Path(output or run.folder / run.system.drawing)
   if path.suffix.lower() != (kind := Path(run.system.drawing).suffix):
     raise UserError(f'--output={path}: this run is drawn as {kind}; possible: a path that ends with it')

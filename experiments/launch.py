@@ -150,7 +150,7 @@ def load_config(path: str) -> ConfigDict:
     raise UserError(_no_file(path))
   config = _run_file(path, lambda names: names['get_config'](*preset), 'a config file defines get_config(preset)')
   if not isinstance(config, ConfigDict):
-    raise UserError(f'{path}: get_config returned {config!r}; possible: a changed training.config.default_config()')
+    raise UserError(f'{path}: get_config returned {config!r}; possible: a changed systems.config.default_config()')
   return config
 
 

@@ -27,9 +27,9 @@ flags.DEFINE_bool('json', False, 'print a JSON object for each line')
 
 def main() -> None:
   from attention_jax.data.files import read_lines, split_lines
-  from attention_jax.training import experiment
+  from attention_jax.systems import runs
 
-  run = experiment.open_run(required('workdir'), FLAGS.checkpoint, dtype=FLAGS.dtype)
+  run = runs.open_run(required('workdir'), FLAGS.checkpoint, dtype=FLAGS.dtype)
   tell = functools.partial(run.able('tell').tell, run.params)
   stdin = FLAGS.input == '-'
   lines = split_lines(sys.stdin.buffer.read(), 'stdin') if stdin else read_lines(FLAGS.input)

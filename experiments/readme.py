@@ -1,7 +1,7 @@
 """The tables of variants in README.md, from the registries.
 
-  python -m experiments.readme           # prints them
-  python -m experiments.readme --write   # puts them into README.md
+python -m experiments.readme           # prints them
+python -m experiments.readme --write   # puts them into README.md
 """
 
 import dataclasses
@@ -15,28 +15,33 @@ from absl import flags
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, learned, options
-from attention_jax.kernels import IMPLEMENTATIONS, pallas_additive
-from attention_jax.models.classify import CLASSIFIERS
+from attention_jax.kernels import pallas_additive
+from attention_jax.kernels.api import IMPLEMENTATIONS
+from attention_jax.losses import auxiliary
+from attention_jax.losses.auxiliary import Auxiliary
+from attention_jax.losses.objectives import OBJECTIVES
+from attention_jax.models.classifiers import CLASSIFIERS
 from attention_jax.models.decoders import DECODERS
 from attention_jax.models.encoders import ENCODERS
-from attention_jax.models.images import IMAGE_ENCODERS
+from attention_jax.models.image_encoders import IMAGE_ENCODERS
 from attention_jax.models.turing import RECALL_CELLS
 from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.modules.pooling import POOLINGS
 from attention_jax.modules.positions import OTHERS_SAY, POSITIONS, Positions
 from attention_jax.modules.transformer import ACTIVATIONS, NORMS
-from attention_jax.training import auxiliary, classification
-from attention_jax.training.auxiliary import Auxiliary
-from attention_jax.training.objectives import OBJECTIVES
-from attention_jax.training.presets import PRESETS
+from attention_jax.systems import classification
+from attention_jax.systems.presets import PRESETS
 from experiments.launch import FLAGS, launch
 
 README = Path(__file__).parent.parent / 'README.md'
 HEAD = ('equation and source', 'learned', 'options', 'queries')
 # What the tables of presets show of each: column -> field of config.model.
 PAIRS = {
-  'encoder': 'encoder', 'decoder': 'decoder', 'score': 'attention.score', 'alignment': 'attention.alignment',
-}  # fmt: skip
+  'encoder': 'encoder',
+  'decoder': 'decoder',
+  'score': 'attention.score',
+  'alignment': 'attention.alignment',
+}
 DOCUMENTS = {name: name for name in ('classifier', 'encoder', 'pooling')} | {'score': 'attention.score'}
 GIVEN = ('parent', 'name', 'dtype', 'embedding', 'attention', 'size')
 BEGIN, END = '<!-- tables:', '<!-- /tables -->'

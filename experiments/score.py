@@ -25,26 +25,29 @@ flags.DEFINE_bool('layers', False, 'also print layers: the weights of every laye
 
 def main() -> None:
   from attention_jax.data.text import read_parallel
-  from attention_jax.training import experiment
-  from attention_jax.training.scoring import score_pairs
+  from attention_jax.inference.scoring import score_pairs
+  from attention_jax.systems import runs
 
   workdir, paths = required('workdir'), (required('source'), required('target'))
   corpus = read_parallel(*paths)
-  run = experiment.open_runs(workdir, FLAGS.checkpoint, dtype=FLAGS.dtype)
+  run = runs.open_runs(workdir, FLAGS.checkpoint, dtype=FLAGS.dtype)
   of = run.predictor
   vocabs = of.source_vocab, of.target_vocab
-  scored = score_pairs(
-    run.model, run.params, corpus, *vocabs, run.config['data']['buckets'], layers=FLAGS.layers
-  )
+  scored = score_pairs(run.model, run.params, corpus, *vocabs, run.config['data']['buckets'], layers=FLAGS.layers)
   for line in corpus.report:
     print(line, file=sys.stderr)
   for row, pair in enumerate(scored):
     links = links_from_weights(pair.weights, pair.weights.shape[1] - 1, len(pair.tokens))
     found = {
-      'line': corpus.line(row), 'source': corpus.source[row], 'target': corpus.target[row], 'tokens': pair.tokens,
-      'log_prob': sum(pair.log_probs), 'log_probs': pair.log_probs, 'alignment': links,
+      'line': corpus.line(row),
+      'source': corpus.source[row],
+      'target': corpus.target[row],
+      'tokens': pair.tokens,
+      'log_prob': sum(pair.log_probs),
+      'log_probs': pair.log_probs,
+      'alignment': links,
       'weights': rounded(pair.weights),
-    }  # fmt: skip
+    }
     found |= {'layers': rounded(pair.layers)} if FLAGS.layers else {}
     print(json.dumps(found, ensure_ascii=False))
 

@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from attention_jax.training.metrics import Result, Spread
+from attention_jax.inference.metrics import Result, Spread
 
 
 def rounded(weights: np.ndarray) -> list:

@@ -34,7 +34,7 @@ def main() -> None:
       jax.distributed.initialize()
     except (ValueError, RuntimeError) as error:
       raise UserError(f'--distributed: {error} It needs a cluster that jax recognises, such as SLURM or TPU') from error
-  from attention_jax.training import experiment
+  from attention_jax.systems import experiment
 
   console = Console(highlight=False)
   say = lambda line: console.print(line, markup=False, soft_wrap=True)

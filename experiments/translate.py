@@ -30,9 +30,21 @@ ANYHOW = ('max_length', 'replace_unknown')  # goes with search and with drawing
 WINDOW = 4096  # lines searched before the first of them is printed: sorted by length among themselves
 # What --stream can do.
 STREAMED = {
-  'input': '-', 'beams': 1, 'groups': 1, 'samples': None, 'nbest': 1, 'alignments': False, 'json': False, 'mbr': None,
-  'prefixes': None, 'replace_unknown': False, 'diversity': 0.5, 'alpha': None, 'beta': None, 'gamma': None,
-}  # fmt: skip
+  'input': '-',
+  'beams': 1,
+  'groups': 1,
+  'samples': None,
+  'nbest': 1,
+  'alignments': False,
+  'json': False,
+  'mbr': None,
+  'prefixes': None,
+  'replace_unknown': False,
+  'diversity': 0.5,
+  'alpha': None,
+  'beta': None,
+  'gamma': None,
+}
 
 define_run(several=True)
 define_search()
@@ -54,14 +66,14 @@ flags.DEFINE_bool('json', False, 'print one JSON object per line: hypotheses, sc
 
 
 def main() -> None:
-  from attention_jax.training import experiment
+  from attention_jax.systems import runs
 
   workdir = required('workdir')
   sampling = _sampling()
   _check_search()
   if FLAGS.stream:
     _check_streamed(workdir, FLAGS.checkpoint)
-  run = experiment.open_runs(workdir, FLAGS.checkpoint, searched(), FLAGS.dtype)
+  run = runs.open_runs(workdir, FLAGS.checkpoint, searched(), FLAGS.dtype)
   _ = run.predictor  # says so where the run does not translate
   if FLAGS.stream:
     _stream(run)
@@ -104,7 +116,7 @@ def _translate(run, sampling) -> None:
 def _ranked(hypotheses: list) -> list:
   """In their order, of a search each once; or with --mbr in that of how much the others agree, which is then their
   score, each text once."""
-  from attention_jax.training.consensus import expected_utility
+  from attention_jax.inference.minimum_bayes_risk import expected_utility
 
   if not FLAGS.mbr:
     return hypotheses if FLAGS.samples else _each_once(hypotheses, lambda h: tuple(h.tokens))
@@ -124,7 +136,7 @@ def _each_once(hypotheses: Iterable, what: Callable) -> list:
 
 def _sampling():
   """What --samples and its options mean; None without them."""
-  from attention_jax.models.sampling import Sampling
+  from attention_jax.decoding.sampling import Sampling
 
   options = {name: FLAGS[name].value for name in ('seed', 'temperature', 'top_k', 'top_p', 'min_p')}
   if FLAGS.samples is None:
@@ -138,7 +150,7 @@ def _sampling():
 
 
 def _check_search() -> None:
-  from attention_jax.training.metrics import higher_is_better
+  from attention_jax.inference.metrics import higher_is_better
 
   if FLAGS.samples and FLAGS.groups > 1:
     raise UserError(f'--samples={FLAGS.samples} draws, --groups={FLAGS.groups} searches; possible: one of them')
@@ -160,15 +172,14 @@ def _check_streamed(workdir: str, checkpoint: str) -> None:
 
 def _stream(run) -> None:
   """Prints each token of a line as soon as enough of the line has arrived."""
-  from attention_jax.data import arriving
-  from attention_jax.training.streaming import Interpreter
+  from attention_jax.inference.streaming import Interpreter
 
   if run.config['evaluation']['replace_unknown']:
     raise UserError('--stream replaces no unknown words, as the run does; possible: --noreplace_unknown')
   of = run.predictor
   interpret = Interpreter(run.model, run.params, of.source_vocab, of.target_vocab, max_length=of.max_length)
   empty, cut = [], []
-  for number, line in enumerate(arriving.lines(sys.stdin.buffer.read1, 'stdin'), 1):
+  for number, line in enumerate(incremental.lines(sys.stdin.buffer.read1, 'stdin'), 1):
     length = 0
     for text, _ in interpret(line):
       print(text, end='', flush=True)
@@ -204,11 +215,15 @@ def _as_columns(number, line, hypotheses) -> None:
 def _as_json(number, line, hypotheses) -> None:
   found = [
     {
-      'text': h.text, 'score': h.score, 'log_prob': h.log_prob, 'tokens': h.tokens, 'alignment': _links(h),
+      'text': h.text,
+      'score': h.score,
+      'log_prob': h.log_prob,
+      'tokens': h.tokens,
+      'alignment': _links(h),
       'weights': rounded(h.weights),
     }
     for h in hypotheses
-  ]  # fmt: skip
+  ]
   print(json.dumps({'line': number, 'source': line, 'hypotheses': found}, ensure_ascii=False))
 
 

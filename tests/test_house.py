@@ -11,8 +11,20 @@ import pytest
 import attention_jax as aj
 
 ROOT = Path(aj.__file__).parent.parent
-# Floor by floor; a file may import from its own folder and from lower floors. Training draws what analysis computes.
-FLOORS = ['errors tokens', 'functional', 'kernels', 'modules', 'models data', 'analysis', 'training', 'experiments']
+# From the bottom up; a file may import from its own folder and from lower floors.
+FLOORS = [
+  'errors tokens specs',
+  'functional',
+  'kernels',
+  'modules',
+  'models data',
+  'decoding analysis',
+  'training',
+  'losses',
+  'inference',
+  'systems',
+  'experiments',
+]
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 LONGEST = 420
 HEAVY = ['flax', 'optax', 'orbax', 'grain', 'tensorflow', 'tensorflow_datasets', 'absl', 'ml_collections', 'matplotlib']

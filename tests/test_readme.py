@@ -4,7 +4,7 @@ import contextlib
 import io
 import re
 
-from attention_jax.training.presets import PRESETS
+from attention_jax.systems.presets import PRESETS
 from experiments import readme
 
 TEXT = readme.README.read_text('utf-8')

@@ -10,8 +10,14 @@ from pathlib import Path
 FOLDER = Path(__file__).parent / 'fonts'
 FIRST = 'DejaVu Sans'
 SIGNS = {
-  ' ': '␣', '\t': '⇥', '\u00a0': '⍽', '\u202f': '⍽',
-  '\u200c': 'ZWNJ', '\u200d': 'ZWJ', '\u200e': 'LRM', '\u200f': 'RLM',
+  ' ': '␣',
+  '\t': '⇥',
+  '\u00a0': '⍽',
+  '\u202f': '⍽',
+  '\u200c': 'ZWNJ',
+  '\u200d': 'ZWJ',
+  '\u200e': 'LRM',
+  '\u200f': 'RLM',
 }
 CIRCLE = '◌'
 

@@ -54,9 +54,15 @@ class Order:
   """
 
   def __init__(
-    self, chosen: np.ndarray, buckets: Sequence[tuple[int, ...]], size: int, unit: str = 'sentences', seed: int = 0,
-    shard: int = 0, shards: int = 1,
-  ):  # fmt: skip
+    self,
+    chosen: np.ndarray,
+    buckets: Sequence[tuple[int, ...]],
+    size: int,
+    unit: str = 'sentences',
+    seed: int = 0,
+    shard: int = 0,
+    shards: int = 1,
+  ):
     """Args:
       chosen: the number of the bucket of each row of a split; -1 for one that fits none.
       buckets: what each is like: lengths.
@@ -120,9 +126,17 @@ class Batches:
   sides = 'rows, source, target'
 
   def __init__(
-    self, encoded: Encoded, buckets: Iterable[Sequence[int]], size: int, unit: str = 'sentences', seed: int = 0,
-    shard: int = 0, shards: int = 1, links: bool = False, resegment: Resegment | None = None,
-  ):  # fmt: skip
+    self,
+    encoded: Encoded,
+    buckets: Iterable[Sequence[int]],
+    size: int,
+    unit: str = 'sentences',
+    seed: int = 0,
+    shard: int = 0,
+    shards: int = 1,
+    links: bool = False,
+    resegment: Resegment | None = None,
+  ):
     """Args:
       encoded: the split.
       buckets: (source, target) length pairs, EOS included.

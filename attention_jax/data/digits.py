@@ -88,9 +88,14 @@ def npz(
 
 
 def tfds(
-  folder: str, *, name: str = 'mnist', validation: str = 'train[-5000:]', canvas: int = 0, clutter: int = 0,
+  folder: str,
+  *,
+  name: str = 'mnist',
+  validation: str = 'train[-5000:]',
+  canvas: int = 0,
+  clutter: int = 0,
   piece: int = 8,
-) -> dict[str, Digits]:  # fmt: skip
+) -> dict[str, Digits]:
   """A tfds set of images of one size with labels under `folder`, such as 'mnist' or 'svhn_cropped'.
 
   Args: validation, as for prepared.parts_of.

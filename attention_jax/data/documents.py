@@ -41,9 +41,17 @@ class Documents(NamedTuple):
 
 
 def jsonl(
-  folder: str, *, train: str, validation: str | None = None, test: str | None = None, unseen: str | None = None,
-  text: str | tuple[str, str] = 'text', label: str = 'label', language: str = 'en', html: bool = False,
-) -> dict[str, Documents]:  # fmt: skip
+  folder: str,
+  *,
+  train: str,
+  validation: str | None = None,
+  test: str | None = None,
+  unseen: str | None = None,
+  text: str | tuple[str, str] = 'text',
+  label: str = 'label',
+  language: str = 'en',
+  html: bool = False,
+) -> dict[str, Documents]:
   """Files with one JSON object a line, plain or .gz.
 
   Args:
@@ -62,9 +70,15 @@ def jsonl(
 
 
 def tfds(
-  folder: str, *, name: str, text: str = 'text', label: str = 'label', validation: str | None = None,
-  language: str = 'en', html: bool = False,
-) -> dict[str, Documents]:  # fmt: skip
+  folder: str,
+  *,
+  name: str,
+  text: str = 'text',
+  label: str = 'label',
+  validation: str | None = None,
+  language: str = 'en',
+  html: bool = False,
+) -> dict[str, Documents]:
   """A tfds set with texts and class labels under `folder`, such as 'imdb_reviews' or 'yelp_polarity_reviews'.
 
   Args: validation, as for prepared.parts_of.

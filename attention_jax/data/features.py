@@ -15,9 +15,15 @@ Network = Callable[[np.ndarray], np.ndarray]  # pictures [B, size, size, 3] uint
 
 
 def write_features(
-  path: str | Path, folder: str | Path, names: Sequence[str], network: Network, *, size: int, batch: int = 32,
+  path: str | Path,
+  folder: str | Path,
+  names: Sequence[str],
+  network: Network,
+  *,
+  size: int,
+  batch: int = 32,
   done: Callable[[int], None] = lambda count: None,
-) -> tuple[int, ...]:  # fmt: skip
+) -> tuple[int, ...]:
   """An .npz file with the grid [rows, columns, C] of every image by its name, float16; nothing is at `path` before all
   is in it.
 

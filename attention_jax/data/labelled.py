@@ -134,9 +134,14 @@ class DocumentBatches:
   sides = 'rows, sentences, words'
 
   def __init__(
-    self, encoded: EncodedDocuments, buckets: Sequence[tuple[int, int]], size: int, seed: int = 0, shard: int = 0,
+    self,
+    encoded: EncodedDocuments,
+    buckets: Sequence[tuple[int, int]],
+    size: int,
+    seed: int = 0,
+    shard: int = 0,
     shards: int = 1,
-  ):  # fmt: skip
+  ):
     self._order = Order(assign_documents(encoded, buckets), buckets, size, seed=seed, shard=shard, shards=shards)
     self._encoded = encoded
 

@@ -81,9 +81,16 @@ def shapes(folder: str, *, seed: int = 0) -> Mapping[str, Pictures]:
 
 
 def captions(
-  folder: str, *, images: str = 'images', captions: str = 'captions.csv', size: int = 64, features: str = '',
-  validation: float = 0.1, test: float = 0.1, lowercase: bool = True,
-) -> dict[str, Pictures]:  # fmt: skip
+  folder: str,
+  *,
+  images: str = 'images',
+  captions: str = 'captions.csv',
+  size: int = 64,
+  features: str = '',
+  validation: float = 0.1,
+  test: float = 0.1,
+  lowercase: bool = True,
+) -> dict[str, Pictures]:
   """A folder of images and a table of their captions, with the columns image and caption, and split if it has one.
 
   Args:
@@ -127,10 +134,13 @@ def captions(
             raise UserError(f'{where}{name} is {list(pictures[-1].shape)}, those before it {list(shape)}')
       texts = [row['caption'].lower() if lowercase else row['caption'] for _, row in mine]
       found[split] = Pictures(
-        np.stack(pictures), list(numbers), texts, [numbers[row['image']] for _, row in mine],
+        np.stack(pictures),
+        list(numbers),
+        texts,
+        [numbers[row['image']] for _, row in mine],
         files=[os.path.join(folder, images, name) for name in numbers],
         left=0 if features or split != 'train' else len(set(images_of(os.path.join(folder, images))) - set(names)),
-      )  # fmt: skip
+      )
   if 'train' not in found:
     raise UserError(f'{path}: no row of split train; it has: {", ".join(sorted({row["split"] for _, row in rows}))}')
   return found

@@ -128,8 +128,10 @@ def associative_recall(*, bits: int = 6, each: int = 3, fewest: int = 2, most: i
 
 
 RECALL: Mapping[str, Callable[..., Task]] = {
-  'associative_recall': associative_recall, 'copy': copy, 'repeat_copy': repeat_copy,
-}  # fmt: skip
+  'associative_recall': associative_recall,
+  'copy': copy,
+  'repeat_copy': repeat_copy,
+}
 
 
 def recall_task(spec: str) -> Task:

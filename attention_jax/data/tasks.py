@@ -59,9 +59,15 @@ def _sure(links: Links) -> Links:
 
 
 def text(
-  folder: str, *, train: Any, validation: Any = None, test: Any = None, unseen: Any = None,
-  source: str | None = None, target: str | None = None,
-) -> dict[str, Corpus]:  # fmt: skip
+  folder: str,
+  *,
+  train: Any,
+  validation: Any = None,
+  test: Any = None,
+  unseen: Any = None,
+  source: str | None = None,
+  target: str | None = None,
+) -> dict[str, Corpus]:
   """Parallel files, plain or .gz. A split is two paths, or a prefix that `source` and `target` complete."""
 
   def read(split: str, given: Any) -> Corpus:
@@ -77,9 +83,14 @@ def text(
 
 
 def tsv(
-  folder: str, *, train: str, validation: str | None = None, test: str | None = None, unseen: str | None = None,
+  folder: str,
+  *,
+  train: str,
+  validation: str | None = None,
+  test: str | None = None,
+  unseen: str | None = None,
   level: str = 'word',
-) -> dict[str, Corpus]:  # fmt: skip
+) -> dict[str, Corpus]:
   """Tables of source TAB target [TAB links], plain or .gz. `level`: what the links count, words or characters."""
   return _each_split(lambda split, path: read_tsv(_under(folder, path), level), train, validation, test, unseen)
 
@@ -92,8 +103,12 @@ def tfds(folder: str, *, name: str, source: str | None = None, target: str | Non
 
 
 TASKS: Mapping[str, Callable[..., dict[str, Corpus]]] = {
-  'dates': dates, 'records': records, 'text': text, 'tsv': tsv, 'tfds': tfds,
-}  # fmt: skip
+  'dates': dates,
+  'records': records,
+  'text': text,
+  'tsv': tsv,
+  'tfds': tfds,
+}
 
 
 def _under(folder: str, path: str) -> str:

@@ -12,8 +12,8 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from attention_jax.data.cuts import by_likelihood, by_merging
 from attention_jax.data.options import bind
+from attention_jax.data.subword_sampling import by_likelihood, by_merging
 from attention_jax.errors import UserError
 from attention_jax.tokens import BOS, EOS, PAD, SPECIAL, UNK
 
@@ -207,10 +207,21 @@ def _sentencepiece(
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(lines), model_writer=model, vocab_size=size, model_type=algorithm,
-      pad_id=PAD, bos_id=BOS, eos_id=EOS, unk_id=UNK, pad_piece=SPECIAL[PAD], unk_surface=SPECIAL[UNK],
-      character_coverage=coverage, normalization_rule_name='identity', max_sentence_length=1 << 20, minloglevel=2,
-    )  # fmt: skip
+      sentence_iterator=iter(lines),
+      model_writer=model,
+      vocab_size=size,
+      model_type=algorithm,
+      pad_id=PAD,
+      bos_id=BOS,
+      eos_id=EOS,
+      unk_id=UNK,
+      pad_piece=SPECIAL[PAD],
+      unk_surface=SPECIAL[UNK],
+      character_coverage=coverage,
+      normalization_rule_name='identity',
+      max_sentence_length=1 << 20,
+      minloglevel=2,
+    )
   except RuntimeError as error:
     reason = str(error).rpartition('] ')[2].strip() or str(error)
     raise UserError(f'vocabulary {spec} does not fit the training split: {reason}') from None

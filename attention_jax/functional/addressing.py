@@ -88,4 +88,3 @@ def written(
   """
   kept = functools.reduce(jnp.multiply, 1 - weights[:, :, None] * erase[:, None])  # the gradient of prod is slow
   return memory * kept + jnp.einsum('hs,hd->sd', weights, add)
-

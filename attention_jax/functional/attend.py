@@ -235,9 +235,7 @@ def attend_each(
   def one(carry, x):
     query, mask, bias, rng = x
     visible = memory._replace(mask=mask)
-    return attend_step(
-      score, alignment, params, carry, query, visible, bias=bias, rng=rng, deterministic=deterministic
-    )
+    return attend_step(score, alignment, params, carry, query, visible, bias=bias, rng=rng, deterministic=deterministic)
 
   recurrent = is_recurrent(score, alignment)
   return over_queries(wrap(one) if wrap and recurrent else one, recurrent, carry, xs, (params, memory))

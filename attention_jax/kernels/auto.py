@@ -48,9 +48,17 @@ def refuse(score: Row, alignment: Row) -> str:
 
 
 def attend(
-  score: Row, alignment: Row, params, query, memory: Memory, *, bias=None, rng=None, deterministic=True,
+  score: Row,
+  alignment: Row,
+  params,
+  query,
+  memory: Memory,
+  *,
+  bias=None,
+  rng=None,
+  deterministic=True,
   return_weights=True,
-) -> Attended:  # fmt: skip
+) -> Attended:
   """As functional.attend."""
   name = choice(score, alignment, query.shape[0] * memory.key.shape[0])
   given = {'bias': bias, 'rng': rng, 'deterministic': deterministic, 'return_weights': return_weights}

@@ -31,9 +31,18 @@ score_each = functools.partial(attend_each, wrap=functools.partial(jax.checkpoin
 
 
 def attend(
-  score: Row, alignment: Row, params, query, memory: Memory, *, bias=None, rng=None, deterministic=True,
-  return_weights=True, block: Callable = score_each,
-) -> Attended:  # fmt: skip
+  score: Row,
+  alignment: Row,
+  params,
+  query,
+  memory: Memory,
+  *,
+  bias=None,
+  rng=None,
+  deterministic=True,
+  return_weights=True,
+  block: Callable = score_each,
+) -> Attended:
   """As functional.attend; block(score, alignment, params, carry, xs, memory, deterministic) attends some queries."""
   memory = hide(memory)
   steps, size = query.shape[0], memory.key.shape[0]

@@ -38,9 +38,17 @@ def refuse(score: Row, alignment: Row) -> str:
 
 
 def attend(
-  score: Row, alignment: Row, params, query, memory: Memory, *, bias=None, rng=None, deterministic=True,
+  score: Row,
+  alignment: Row,
+  params,
+  query,
+  memory: Memory,
+  *,
+  bias=None,
+  rng=None,
+  deterministic=True,
   return_weights=True,
-) -> Attended:  # fmt: skip
+) -> Attended:
   """As functional.attend.
 
   Raises: UserError where queries, keys and values are not all of one of TYPES, and for more than WIDEST features.

@@ -31,9 +31,7 @@ def score_together(score: Row, alignment: Row, params, carry, xs, memory: Memory
     scores, query, mask, bias, rng = xs
     rng = None if rng is None else jax.random.split(rng)[1]
     visible = memory._replace(mask=mask)
-    return weigh(
-      alignment, params, carry, scores, query, visible, bias=bias, rng=rng, deterministic=deterministic
-    )
+    return weigh(alignment, params, carry, scores, query, visible, bias=bias, rng=rng, deterministic=deterministic)
 
   xs = (scores, query, mask, bias, rngs)
   return over_queries(one, is_recurrent(score, alignment), carry, xs, (params, memory))

@@ -26,7 +26,7 @@ from attention_jax.functional.dense import plain, softmax, temperature_of
 from attention_jax.functional.dropout import factors_of, has_twin, undropped
 from attention_jax.functional.masking import accumulator, lowest, masked, vary_like
 from attention_jax.functional.table import Row
-from attention_jax.kernels.divided import divided
+from attention_jax.kernels.sharding import divided
 
 BLOCK = 512  # queries, and keys, of a block: 1 MB of scores in float32
 
@@ -41,9 +41,17 @@ def refuse(score: Row, alignment: Row) -> str:
 
 
 def attend(
-  score: Row, alignment: Row, params, query, memory: Memory, *, bias=None, rng=None, deterministic=True,
+  score: Row,
+  alignment: Row,
+  params,
+  query,
+  memory: Memory,
+  *,
+  bias=None,
+  rng=None,
+  deterministic=True,
   return_weights=True,
-) -> Attended:  # fmt: skip
+) -> Attended:
   """As functional.attend."""
   q, k, v, mask, bias = operands(score, alignment, params, query, memory, bias)
   factors = None if deterministic else factors_of(alignment, rng, q.shape[0], k.shape[0])

@@ -35,7 +35,7 @@ from attention_jax.functional.dense import plain, softmax, temperature_of
 from attention_jax.functional.dropout import factors_of, has_twin, undropped
 from attention_jax.functional.masking import lowest, masked, vary_like
 from attention_jax.functional.table import Row
-from attention_jax.kernels.divided import divided
+from attention_jax.kernels.sharding import divided
 
 
 class Tile(NamedTuple):
@@ -93,9 +93,17 @@ def refuse(score: Row, alignment: Row) -> str:
 
 
 def attend(
-  score: Row, alignment: Row, params, query, memory: Memory, *, bias=None, rng=None, deterministic=True,
+  score: Row,
+  alignment: Row,
+  params,
+  query,
+  memory: Memory,
+  *,
+  bias=None,
+  rng=None,
+  deterministic=True,
   return_weights=True,
-) -> Attended:  # fmt: skip
+) -> Attended:
   """As functional.attend. Raises: UserError for float64, which the kernels would round."""
   if jnp.float64 in (query.dtype, memory.key.dtype, memory.value.dtype):
     raise UserError("implementation 'pallas_additive' computes in float32; give it no float64, or take 'factored'")

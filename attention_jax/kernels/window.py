@@ -33,9 +33,17 @@ def attend_step(
 
 
 def attend(
-  score: Row, alignment: Row, params, query, memory: Memory, *, bias=None, rng=None, deterministic=True,
+  score: Row,
+  alignment: Row,
+  params,
+  query,
+  memory: Memory,
+  *,
+  bias=None,
+  rng=None,
+  deterministic=True,
   return_weights=True,
-) -> Attended:  # fmt: skip
+) -> Attended:
   """As functional.attend. The window of a query does not depend on other queries: all are attended at once."""
   memory = _barred(hide(memory), bias)
   steps, size = query.shape[0], memory.key.shape[0]

@@ -122,9 +122,7 @@ class Cell(nn.Module):
   def before(self, embeddings: jax.Array) -> jax.Array:
     return self.stack.project(embeddings)
 
-  def attend(
-    self, carry: CellCarry, query: jax.Array, memory: Memory, deterministic: bool
-  ) -> tuple[CellCarry, Trace]:
+  def attend(self, carry: CellCarry, query: jax.Array, memory: Memory, deterministic: bool) -> tuple[CellCarry, Trace]:
     """One step of attention inside the recurrence -> carry, Trace without the top state."""
     self.attention.check_steps()
     attention, (context, weights) = self.attention(carry.attention, query, memory, deterministic)

@@ -128,9 +128,7 @@ class TransformerEncoder(Stack, kw_only=True):
 
   def setup(self):
     self.prepare(causal=False)
-    self.blocks = [
-      EncoderLayer(self.own_attention(), self.feed_forward(), self.residual) for _ in range(self.layers)
-    ]
+    self.blocks = [EncoderLayer(self.own_attention(), self.feed_forward(), self.residual) for _ in range(self.layers)]
 
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
     """source [B, S] ids, mask [B, S] -> Encoded."""

@@ -14,7 +14,7 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Carry, Memory, attend_step, init_carry, init_params, project
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, init_row, lookup
-from attention_jax.models.seq2seq import DTYPES, make
+from attention_jax.models.encoder_decoder import DTYPES, make
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.recurrent import RECURRENCES, RecurrentCell, State, zero_state
 
@@ -238,9 +238,13 @@ class Recaller(nn.Module):
     # All that a step computes is cheaper to compute again than to keep: each kept array is as large as the memory.
     step = nn.remat(step, prevent_cse=False)
     scan = nn.scan(
-      step, variable_broadcast='params', split_rngs={'params': False}, in_axes=1, out_axes=1,
+      step,
+      variable_broadcast='params',
+      split_rngs={'params': False},
+      in_axes=1,
+      out_axes=1,
       check_constancy_invariants=self.is_initializing(),  # as in decoders.over_steps
-    )  # fmt: skip
+    )
     _, told = scan(self.cell, self.cell.start(len(inputs)), inputs.astype(self.dtype))
     logits = Dense(self.outputs, dtype=self.dtype, name='bits')(told.features).astype(jnp.float32)
     return Recalled(logits, told.read, told.write)

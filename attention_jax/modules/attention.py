@@ -11,8 +11,8 @@ from attention_jax.functional.attend import Attended, Carry, Memory
 from attention_jax.functional.dropout import with_dropout
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, init_row, lookup
-from attention_jax.kernels import IMPLEMENTATIONS, implementation_of
-from attention_jax.kernels.divided import rows_axis
+from attention_jax.kernels.api import IMPLEMENTATIONS, implementation_of
+from attention_jax.kernels.sharding import rows_axis
 from attention_jax.modules.linear import Dense, product
 from attention_jax.modules.positions import Positions
 
@@ -207,9 +207,16 @@ class Attention(nn.Module):
 
     def step(params, carry, query, memory, bias, rng):
       carry, attended = (self.run.attend_step or functional.attend_step)(
-        self.score_row, self.alignment_row, params, carry, query[0], memory,
-        bias=None if bias is None else bias[0], rng=rng, deterministic=deterministic,
-      )  # fmt: skip
+        self.score_row,
+        self.alignment_row,
+        params,
+        carry,
+        query[0],
+        memory,
+        bias=None if bias is None else bias[0],
+        rng=rng,
+        deterministic=deterministic,
+      )
       return carry, jax.tree.map(lambda x: x[None], attended)
 
     at = None if at is None else at[None]
@@ -217,9 +224,13 @@ class Attention(nn.Module):
     return carry, jax.tree.map(lambda x: jnp.squeeze(x, -2), self._joined(attended, at))
 
   def parallel(
-    self, query: jax.Array, memory: Memory, deterministic: bool = True, at: jax.Array | None = None,
+    self,
+    query: jax.Array,
+    memory: Memory,
+    deterministic: bool = True,
+    at: jax.Array | None = None,
     return_weights: bool = True,
-  ) -> Attended:  # fmt: skip
+  ) -> Attended:
     """All steps: query [B, T, D] -> context [B, T, V], weights [B, T, S]. Scanned where the law wants it.
 
     Args:
@@ -230,9 +241,16 @@ class Attention(nn.Module):
 
     def steps(params, _, query, memory, bias, rng):
       return self.run.attend(
-        self.score_row, self.alignment_row, params, query, memory, bias=bias, rng=rng, deterministic=deterministic,
+        self.score_row,
+        self.alignment_row,
+        params,
+        query,
+        memory,
+        bias=bias,
+        rng=rng,
+        deterministic=deterministic,
         return_weights=return_weights,
-      )  # fmt: skip
+      )
 
     return self._joined(self._over_heads(steps, (), query, memory, deterministic, at), at)
 

@@ -179,9 +179,7 @@ class DecoderLayer(nn.Module):
     x, _, weights = self._through(x, own, cross, deterministic)
     return x, weights
 
-  def step(
-    self, carry: LayerCarry, x: jax.Array, memory: Memory, mask: jax.Array, at: jax.Array, deterministic: bool
-  ):
+  def step(self, carry: LayerCarry, x: jax.Array, memory: Memory, mask: jax.Array, at: jax.Array, deterministic: bool):
     """One step: x [B, D], mask [B, L], at [] -> the next carry, x, weights over the memory [B, N, S]."""
 
     def own(x):
@@ -278,9 +276,18 @@ class Stack(nn.Module):
   def own_attention(self) -> Attention:
     """The attention of one layer to its own sequence."""
     attention = Attention(
-      self.score, self.alignment, self.features, self.heads, self.kv_heads, self.implementation,
-      self.attention_dropout, project_values=True, positions=self.inside(), joined=self.share, dtype=self.dtype,
-    )  # fmt: skip
+      self.score,
+      self.alignment,
+      self.features,
+      self.heads,
+      self.kv_heads,
+      self.implementation,
+      self.attention_dropout,
+      project_values=True,
+      positions=self.inside(),
+      joined=self.share,
+      dtype=self.dtype,
+    )
     return learns_alone(attention)
 
   def feed_forward(self) -> FeedForward:

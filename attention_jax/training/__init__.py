@@ -1,1 +1,1 @@
-"""Training: state, losses, optimisers, the step, the loop and what happens around it (floor 4)."""
+"""Training of any flax model: state, update, loop, hooks, checkpoints. Imports no model, data set or loss."""

@@ -84,9 +84,7 @@ class Checkpoints:
         self._managers[kind].delete(there)
       self._managers[kind].save(step, args=items, force=True)
 
-  def restore(
-    self, like: TrainState, kind: str = LATEST, step: int | None = None
-  ) -> tuple[TrainState, dict[str, Any]]:
+  def restore(self, like: TrainState, kind: str = LATEST, step: int | None = None) -> tuple[TrainState, dict[str, Any]]:
     """A state of `kind`, the last one unless `step` says another, and its host values.
 
     Args: like: a state, or jax.ShapeDtypeStructs (jax.eval_shape) with shardings, of the same shapes and dtypes.

@@ -19,9 +19,15 @@ Complete = Callable[[dict[str, Any]], dict[str, Any]]
 
 # What may differ when a run is resumed: these change how long it goes on and what it writes, not where it goes.
 # (A schedule that ends with the run, such as 'cosine', does follow training.steps, unless its spec says its own.)
-FREE = frozenset({
-  'training.steps', 'training.patience', 'training.log_every', 'training.checkpoint_every', 'training.keep',
-})  # fmt: skip
+FREE = frozenset(
+  {
+    'training.steps',
+    'training.patience',
+    'training.log_every',
+    'training.checkpoint_every',
+    'training.keep',
+  }
+)
 
 
 def prepare_folder(folder: str | Path, config: Mapping[str, Any], complete: Complete = dict) -> Path:

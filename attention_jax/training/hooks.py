@@ -122,8 +122,17 @@ class Evaluate:
   """
 
   def __init__(
-    self, every: int, evaluate: Callable[[TrainState], Mapping[str, Any]], *, select: str, direction: str,
-    patience: int, checkpoints: Checkpoints, writers: Sequence[Writer], clock: Clock, best: Best,
+    self,
+    every: int,
+    evaluate: Callable[[TrainState], Mapping[str, Any]],
+    *,
+    select: str,
+    direction: str,
+    patience: int,
+    checkpoints: Checkpoints,
+    writers: Sequence[Writer],
+    clock: Clock,
+    best: Best,
   ):
     choose(direction, ('min', 'max'), 'direction')
     self.best = best

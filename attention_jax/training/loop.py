@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from attention_jax.errors import UserError
-from attention_jax.training import hooks as h
 from attention_jax.training.anneal import follow, make_anneal
 from attention_jax.training.checkpoint import Checkpoints
-from attention_jax.training.losses import Loss
+from attention_jax.training.hooks import Best, Clock, Evaluate, Guard, Hook, Interrupt, Log, Save, Writer
+from attention_jax.training.loss import Loss
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, sharding
 from attention_jax.training.state import TrainState, init_state
@@ -81,13 +81,17 @@ class Result(NamedTuple):
 
   state: TrainState
   reason: str
-  best: h.Best
+  best: Best
   compilations: int
 
 
 def train(
-  train_step: Callable, state: TrainState, stream: Callable[[int, int], Iterable], hooks: Sequence[h.Hook],
-  start: int, stop: int,
+  train_step: Callable,
+  state: TrainState,
+  stream: Callable[[int, int], Iterable],
+  hooks: Sequence[Hook],
+  start: int,
+  stop: int,
 ) -> tuple[TrainState, str]:
   """Makes the updates `start` + 1 to `stop`; returns the last state and why it stopped.
 
@@ -108,9 +112,14 @@ def train(
 
 
 def fit(
-  folder: str | Path, training: Training, *, loss: Loss, params: Callable[[int], Any],
+  folder: str | Path,
+  training: Training,
+  *,
+  loss: Loss,
+  params: Callable[[int], Any],
   stream: Callable[[int, int], Iterable],
-  evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None, direction: str = 'min',
+  evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None,
+  direction: str = 'min',
   mesh: Mesh | None = None,
 ) -> Result:
   """Trains in `folder` (see folder.prepare_folder), from its last checkpoint where there is one.
@@ -130,12 +139,12 @@ def fit(
   train_step, first = begin(training, loss, params, mesh, training.seed)
   with contextlib.ExitStack() as stack:
     checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep, training.checkpoint_every)))
-    best = h.Best()
+    best = Best()
     if checkpoints.latest() is None:
       state = first()
     else:
       state, host = checkpoints.restore(first.shapes())
-      best = h.Best(**host['best'])
+      best = Best(**host['best'])
     start = int(state.step)
     if reason := best.stop(training.patience) or (start >= training.steps and f'all {start} steps are done'):
       return Result(state, reason, best, 0)
@@ -190,7 +199,7 @@ def begin(
   return train_step, First(params, init, mesh, seed)
 
 
-def _writers(folder: Path, start: int, stop: int, stack: contextlib.ExitStack) -> list[h.Writer]:
+def _writers(folder: Path, start: int, stop: int, stack: contextlib.ExitStack) -> list[Writer]:
   if jax.process_index() > 0:
     return []  # one process writes
   writers = [Progress(start, stop), JsonLines(folder), TensorBoard(folder, start)]
@@ -198,25 +207,38 @@ def _writers(folder: Path, start: int, stop: int, stack: contextlib.ExitStack) -
 
 
 def _hooks(
-  training: Training, checkpoints: Checkpoints, writers: Sequence[h.Writer], train_step: TrainStep,
-  evaluate: Callable | None, direction: str, best: h.Best, stack: contextlib.ExitStack,
-) -> tuple[list[h.Hook], Callable[[], h.Best]]:
+  training: Training,
+  checkpoints: Checkpoints,
+  writers: Sequence[Writer],
+  train_step: TrainStep,
+  evaluate: Callable | None,
+  direction: str,
+  best: Best,
+  stack: contextlib.ExitStack,
+) -> tuple[list[Hook], Callable[[], Best]]:
   """The hooks in the order that makes resuming exact, and how to ask for the best evaluation so far.
 
   Lines are written before the checkpoint that covers them; an evaluation comes before the checkpoint that remembers it;
   an interruption comes after both, so that it neither evaluates nor logs where an uninterrupted run would not.
   """
-  t, clock = training, h.Clock()
+  t, clock = training, Clock()
   cadences = (t.log_every, t.evaluate_every if evaluate else 0, t.checkpoint_every)
-  hooks = [h.Guard(cadences, checkpoints), h.Log(t.log_every, writers, clock, train_step.compilations)]
+  hooks = [Guard(cadences, checkpoints), Log(t.log_every, writers, clock, train_step.compilations)]
   current = lambda: best
   if evaluate:
-    evaluation = h.Evaluate(
-      t.evaluate_every, evaluate, select=t.select, direction=direction, patience=t.patience,
-      checkpoints=checkpoints, writers=writers, clock=clock, best=best,
-    )  # fmt: skip
+    evaluation = Evaluate(
+      t.evaluate_every,
+      evaluate,
+      select=t.select,
+      direction=direction,
+      patience=t.patience,
+      checkpoints=checkpoints,
+      writers=writers,
+      clock=clock,
+      best=best,
+    )
     hooks.append(evaluation)
     current = lambda: evaluation.best
-  hooks.append(stack.enter_context(h.Interrupt()))
-  hooks.append(h.Save(t.checkpoint_every, checkpoints, clock, lambda: {'best': current()._asdict()}))
+  hooks.append(stack.enter_context(Interrupt()))
+  hooks.append(Save(t.checkpoint_every, checkpoints, clock, lambda: {'best': current()._asdict()}))
   return hooks, current

@@ -115,9 +115,7 @@ def make_optimizer(spec: str, schedule: Schedule, clip: float = 0.0) -> optax.Gr
   return optax.chain(optax.clip_by_global_norm(clip), optimizer) if clip else optimizer
 
 
-def _build(
-  spec: str, table: Mapping[str, Callable], what: str, supplied: Mapping[str, Any], tried: Callable, fixed=()
-):
+def _build(spec: str, table: Mapping[str, Callable], what: str, supplied: Mapping[str, Any], tried: Callable, fixed=()):
   """`tried` uses what is built once, for what options break only then."""
   name, given = parse_spec(spec)
   function = table[choose(name, table, what)]

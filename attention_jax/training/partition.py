@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from attention_jax.errors import UserError
-from attention_jax.kernels.divided import ROWS
+from attention_jax.kernels.sharding import ROWS
 
 AXES = ('seed', ROWS)
 

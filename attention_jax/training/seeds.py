@@ -13,10 +13,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from attention_jax.training import hooks as h
 from attention_jax.training.checkpoint import Checkpoints
+from attention_jax.training.hooks import Best, Clock, Evaluate, Guard, Interrupt, Log, Save, Writer, due
 from attention_jax.training.loop import Training, begin, train
-from attention_jax.training.losses import Loss
+from attention_jax.training.loss import Loss
 from attention_jax.training.partition import make_mesh, sharding
 from attention_jax.training.state import TrainState
 from attention_jax.training.writers import JsonLines, Progress, TensorBoard
@@ -42,10 +42,17 @@ class Runs:
   """
 
   def __init__(
-    self, folders: Sequence[Path], seeds: Sequence[int], training: Training, best: Sequence[h.Best],
-    stopped: Mapping[int, str], start: int, pick: Callable[[TrainState, int], TrainState],
-    evaluate: Callable[..., h.Evaluate] | None, stack: contextlib.ExitStack,
-  ):  # fmt: skip
+    self,
+    folders: Sequence[Path],
+    seeds: Sequence[int],
+    training: Training,
+    best: Sequence[Best],
+    stopped: Mapping[int, str],
+    start: int,
+    pick: Callable[[TrainState, int], TrainState],
+    evaluate: Callable[..., Evaluate] | None,
+    stack: contextlib.ExitStack,
+  ):
     close = lambda thing: stack.enter_context(contextlib.closing(thing))
     self._seeds, self._training, self._pick, self._best = seeds, training, pick, list(best)
     kept = (training.keep, training.checkpoint_every)
@@ -53,13 +60,17 @@ class Runs:
     self._writers = [[close(JsonLines(folder)), close(TensorBoard(folder, start))] for folder in folders]
     self._progress = close(Progress(start, training.steps))
     self.stopped = dict(stopped)
-    self._evaluations = [
-      evaluate(checkpoints=checkpoints, writers=[*writers, self._named(seed)], best=one)
-      for checkpoints, writers, seed, one in zip(self._checkpoints, self._writers, seeds, best, strict=True)
-    ] if evaluate else []  # fmt: skip
+    self._evaluations = (
+      [
+        evaluate(checkpoints=checkpoints, writers=[*writers, self._named(seed)], best=one)
+        for checkpoints, writers, seed, one in zip(self._checkpoints, self._writers, seeds, best, strict=True)
+      ]
+      if evaluate
+      else []
+    )
 
   @property
-  def best(self) -> list[h.Best]:
+  def best(self) -> list[Best]:
     """How the evaluations of each went."""
     return [one.best for one in self._evaluations] or self._best
 
@@ -78,8 +89,8 @@ class Runs:
 
   def __call__(self, step: int, states: TrainState, metrics: Mapping[str, jax.Array], last: bool) -> str | None:
     """A hook: evaluates each run that goes on, and saves its states."""
-    evaluated = h.due(step, self._training.evaluate_every if self._evaluations else 0, last)
-    saved = h.due(step, self._training.checkpoint_every, last)
+    evaluated = due(step, self._training.evaluate_every if self._evaluations else 0, last)
+    saved = due(step, self._training.checkpoint_every, last)
     for i in np.flatnonzero(self.live) if evaluated or saved else ():
       state = self._pick(states, i)
       reason = self._evaluations[i](step, state, metrics, last) if self._evaluations else None
@@ -93,15 +104,22 @@ class Runs:
     """What is kept beside the states."""
     return {'best': [best._asdict() for best in self.best], 'stopped': self.stopped}
 
-  def _named(self, seed: int) -> h.Writer:
+  def _named(self, seed: int) -> Writer:
     return lambda step, record: self._progress(step, {'seed': seed, **record})
 
 
 def fit_seeds(
-  folder: str | Path, folders: Sequence[Path], training: Training, *, loss: Loss, params: Callable[[int], Any],
-  stream: Callable[[int, int], Iterable], evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None,
-  direction: str = 'min', mesh: Mesh | None = None,
-) -> Results:  # fmt: skip
+  folder: str | Path,
+  folders: Sequence[Path],
+  training: Training,
+  *,
+  loss: Loss,
+  params: Callable[[int], Any],
+  stream: Callable[[int, int], Iterable],
+  evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None,
+  direction: str = 'min',
+  mesh: Mesh | None = None,
+) -> Results:
   """`loop.fit` for the seeds training.seed, training.seed + 1, ..., as many as there are `folders`, all at once.
 
   A run that stops early stays as it is, also where training.patience is raised later.
@@ -119,34 +137,37 @@ def fit_seeds(
   # A run that is looked at alone is on every device, as one that is trained alone.
   pick = jax.jit(lambda states, i: jax.tree.map(lambda x: x[i], states), out_shardings=sharding(mesh, 'state'))
   with contextlib.ExitStack() as stack:
-    checkpoints = stack.enter_context(
-      contextlib.closing(Checkpoints(folder, training.keep, training.checkpoint_every))
-    )
-    best, stopped = [h.Best()] * len(seeds), {}
+    checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep, training.checkpoint_every)))
+    best, stopped = [Best()] * len(seeds), {}
     if checkpoints.latest() is None:
       states = first()
     else:
       states, host = checkpoints.restore(first.shapes())
-      best, stopped = [h.Best(**one) for one in host['best']], {int(i): why for i, why in host['stopped'].items()}
-    start, clock = int(states.step[0]), h.Clock()
+      best, stopped = [Best(**one) for one in host['best']], {int(i): why for i, why in host['stopped'].items()}
+    start, clock = int(states.step[0]), Clock()
     over = f'all {training.steps} steps are done'
     if len(stopped) == len(seeds) or start >= training.steps:
       return Results(start, [stopped.get(i, over) for i in range(len(seeds))], 0)
 
     def make(**own):
-      return h.Evaluate(
-        training.evaluate_every, evaluate, select=training.select, direction=direction, patience=training.patience,
-        clock=clock, **own,
-      )  # fmt: skip
+      return Evaluate(
+        training.evaluate_every,
+        evaluate,
+        select=training.select,
+        direction=direction,
+        patience=training.patience,
+        clock=clock,
+        **own,
+      )
 
     runs = Runs(folders, seeds, training, best, stopped, start, pick, make if evaluate else None, stack)
     cadences = (training.log_every, training.evaluate_every if evaluate else 0, training.checkpoint_every)
     hooks = [
-      h.Guard(cadences, checkpoints, seeds),
-      h.Log(training.log_every, [runs.write], clock, train_step.compilations),
+      Guard(cadences, checkpoints, seeds),
+      Log(training.log_every, [runs.write], clock, train_step.compilations),
       runs,
-      stack.enter_context(h.Interrupt()),
-      h.Save(training.checkpoint_every, checkpoints, clock, runs.remember),
+      stack.enter_context(Interrupt()),
+      Save(training.checkpoint_every, checkpoints, clock, runs.remember),
     ]
     states, reason = train(lambda *given: train_step(*given, runs.live), states, stream, hooks, start, training.steps)
     ends = [runs.stopped.get(i, reason) for i in range(len(seeds))]

@@ -10,11 +10,11 @@ import optax
 
 class TrainState(NamedTuple):
   """Attributes:
-    step: [] int32, the number of updates made so far; update number n (from 1) turns step n - 1 into n.
-    params: the model's parameters.
-    opt_state: the optimiser's state.
-    average: the moving average of params (same tree), or () when none is kept.
-    running: running means of metrics [] float32 by name, those that the loss uses.
+  step: [] int32, the number of updates made so far; update number n (from 1) turns step n - 1 into n.
+  params: the model's parameters.
+  opt_state: the optimiser's state.
+  average: the moving average of params (same tree), or () when none is kept.
+  running: running means of metrics [] float32 by name, those that the loss uses.
   """
 
   step: jax.Array

@@ -10,7 +10,7 @@ import optax
 from jax.sharding import Mesh
 
 from attention_jax.training.anneal import NONE, Schedules, follow, hold
-from attention_jax.training.losses import OBJECTIVE, Loss
+from attention_jax.training.loss import OBJECTIVE, Loss
 from attention_jax.training.partition import compile_on, place, sharding
 from attention_jax.training.state import TrainState, update_average, update_running
 
@@ -53,8 +53,15 @@ class TrainStep:
 
 
 def make_train_step(
-  loss: Loss, optimizer: optax.GradientTransformation, schedule: Callable, mesh: Mesh, *, seed: int | Sequence[int],
-  accumulate: int = 1, average: float = 0.0, anneal: Schedules = NONE,
+  loss: Loss,
+  optimizer: optax.GradientTransformation,
+  schedule: Callable,
+  mesh: Mesh,
+  *,
+  seed: int | Sequence[int],
+  accumulate: int = 1,
+  average: float = 0.0,
+  anneal: Schedules = NONE,
 ) -> TrainStep:
   """One update as a function of (state, batch, seed).
 
@@ -75,8 +82,15 @@ def make_train_step(
 
 
 def compile_update(
-  loss: Loss, optimizer: optax.GradientTransformation, schedule: Callable, mesh: Mesh, *, several: bool = False,
-  accumulate: int = 1, average: float = 0.0, anneal: Schedules = NONE,
+  loss: Loss,
+  optimizer: optax.GradientTransformation,
+  schedule: Callable,
+  mesh: Mesh,
+  *,
+  several: bool = False,
+  accumulate: int = 1,
+  average: float = 0.0,
+  anneal: Schedules = NONE,
 ) -> Callable:
   """(root, state, batch) -> (state, metrics), compiled once per shape; root is the data of a PRNG key. The state is
   donated.
@@ -155,4 +169,3 @@ def _in_parts(gradients: Callable, parts: int, layout) -> Callable:
     return jax.lax.scan(add, zeros, jnp.arange(parts))[0]
 
   return whole
-

@@ -20,9 +20,18 @@ from joeynmt.vocabulary import Vocabulary
 
 UNK, PAD, BOS, EOS = range(4)
 SPECIAL = SimpleNamespace(
-  unk_token='<unk>', pad_token='<pad>', bos_token='<s>', eos_token='</s>', sep_token=None, lang_tags=[], unk_id=UNK,
-  pad_id=PAD, bos_id=BOS, eos_id=EOS, sep_id=None,
-)  # fmt: skip
+  unk_token='<unk>',
+  pad_token='<pad>',
+  bos_token='<s>',
+  eos_token='</s>',
+  sep_token=None,
+  lang_tags=[],
+  unk_id=UNK,
+  pad_id=PAD,
+  bos_id=BOS,
+  eos_id=EOS,
+  sep_id=None,
+)
 
 
 def recurrent(attention: str, input_feeding: bool):
@@ -39,9 +48,14 @@ def recurrent(attention: str, input_feeding: bool):
 
 def transformer(features, heads, layers, hidden, dropout, **rest):
   side = {
-    'type': 'transformer', 'num_layers': layers, 'num_heads': heads, 'hidden_size': features, 'ff_size': hidden,
-    'embeddings': {'embedding_dim': features, 'scale': True}, 'dropout': dropout,
-  }  # fmt: skip
+    'type': 'transformer',
+    'num_layers': layers,
+    'num_heads': heads,
+    'hidden_size': features,
+    'ff_size': hidden,
+    'embeddings': {'embedding_dim': features, 'scale': True},
+    'dropout': dropout,
+  }
   return {'encoder': dict(side), 'decoder': dict(side)}
 
 

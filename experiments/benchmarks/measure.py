@@ -88,8 +88,14 @@ def jitted(fn: Callable, *args) -> Side:
 
 
 def compare(
-  suite: str, case: str, sides: Mapping[str, Side], *, repeats: int = 7, amount: float = 0.0, unit: str = '',
-) -> list[Timing]:  # fmt: skip
+  suite: str,
+  case: str,
+  sides: Mapping[str, Side],
+  *,
+  repeats: int = 7,
+  amount: float = 0.0,
+  unit: str = '',
+) -> list[Timing]:
   """All sides in turns. The first is what the others are compared with.
 
   A turn is one run that is not timed and one that is: the first pays for caches and pages that the side before it took.

@@ -55,10 +55,14 @@ def run_suites(names: Sequence[str], out: str, bench: Bench) -> list[Timing]:
     raise UserError(f'--out={out}: cannot be written to: {error.strerror}') from error
   device = jax.devices()[0]
   about = {
-    'device': f'{len(jax.devices())} x {device.device_kind}', 'cores': os.cpu_count(), 'machine': platform.machine(),
-    'jax': jax.__version__, 'dtype': bench.dtype, 'beside': peers.VERSION if bench.beside else 'nothing',
+    'device': f'{len(jax.devices())} x {device.device_kind}',
+    'cores': os.cpu_count(),
+    'machine': platform.machine(),
+    'jax': jax.__version__,
+    'dtype': bench.dtype,
+    'beside': peers.VERSION if bench.beside else 'nothing',
     'when': datetime.datetime.now().isoformat(timespec='seconds'),
-  }  # fmt: skip
+  }
   print(', '.join(f'{name} {value}' for name, value in about.items()), flush=True)
   say = bench.say
 

@@ -5,13 +5,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from attention_jax.data.batching import Batch
-from attention_jax.models.seq2seq import build
+from attention_jax.losses.sequence import sequence_loss
+from attention_jax.models.encoder_decoder import build
+from attention_jax.systems.translation import initializer
 from attention_jax.training.loop import Training, begin
-from attention_jax.training.losses import sequence_loss
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.state import TrainState
 from attention_jax.training.step import TrainStep
-from attention_jax.training.translation import initializer
 from configs import cmudict, dates
 from experiments.benchmarks.measure import Bench, Side, Timing, compare
 

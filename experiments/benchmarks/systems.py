@@ -17,14 +17,14 @@ from attention_jax.data.batching import Batch, Batches
 from attention_jax.data.encoding import Encoded
 from attention_jax.data.pipeline import stream
 from attention_jax.errors import UserError
-from attention_jax.models.seq2seq import build
+from attention_jax.inference.predictor import compile_search
+from attention_jax.losses.sequence import sequence_loss
+from attention_jax.models.encoder_decoder import build
+from attention_jax.systems.translation import initial_params
 from attention_jax.training.loop import Training, begin
-from attention_jax.training.losses import sequence_loss
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh
-from attention_jax.training.prediction import compile_search
 from attention_jax.training.step import step_rngs
-from attention_jax.training.translation import initial_params
 from configs import multi30k
 from experiments.benchmarks import peers
 from experiments.benchmarks.joey import Joey
@@ -145,9 +145,15 @@ def limit_of(ours: Timing, found: Counter, *, gradients: bool) -> Timing:
   alone, flop = seconds_of_products(found, gradients=gradients)
   each = f'{flop / ours.amount / 1e6:.0f} MFLOP a {ours.unit.removeprefix("target ").removesuffix("s")}'
   return dataclasses.replace(
-    ours, side='limit: products', low=alone, median=alone, high=alone, speed=ours.median / alone, memory=None,
+    ours,
+    side='limit: products',
+    low=alone,
+    median=alone,
+    high=alone,
+    speed=ours.median / alone,
+    memory=None,
     note=f'{each}; products alone at {flop / alone / 1e9:.0f} GFLOP/s',
-  )  # fmt: skip
+  )
 
 
 def agreement(bench: Bench) -> list[Timing]:
@@ -218,9 +224,13 @@ def pipeline(bench: Bench) -> list[Timing]:
 
   epoch()
   return compare(
-    'pipeline', 'an epoch of batches', {'attention_jax': Side(epoch)}, repeats=min(bench.repeats, 3), amount=tokens[0],
+    'pipeline',
+    'an epoch of batches',
+    {'attention_jax': Side(epoch)},
+    repeats=min(bench.repeats, 3),
+    amount=tokens[0],
     unit='target tokens',
-  )  # fmt: skip
+  )
 
 
 def startup(bench: Bench) -> list[Timing]:
@@ -228,7 +238,5 @@ def startup(bench: Bench) -> list[Timing]:
   bench.say('start-up')
   run = lambda code: Side(lambda: subprocess.run([sys.executable, '-c', code], check=True))
   sides = {'import attention_jax': run('import attention_jax'), 'import jax': run('import jax, jax.numpy')}
-  sides['the trainer'] = run('import attention_jax.training.experiment')
+  sides['the trainer'] = run('import attention_jax.systems.experiment')
   return compare('startup', 'imports', sides, repeats=min(bench.repeats, 3))
-
-

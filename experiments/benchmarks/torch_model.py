@@ -13,9 +13,11 @@ def _gates(own) -> dict[str, np.ndarray]:
   features = own['kernel'].shape[0]
   inner = np.concatenate([np.zeros(2 * features, np.float32), np.asarray(own['bias'])])
   return {
-    'weight_ih': np.asarray(own['inputs']['kernel']).T, 'weight_hh': np.asarray(own['kernel']).T,
-    'bias_ih': np.asarray(own['inputs']['bias']), 'bias_hh': inner,
-  }  # fmt: skip
+    'weight_ih': np.asarray(own['inputs']['kernel']).T,
+    'weight_hh': np.asarray(own['kernel']).T,
+    'bias_ih': np.asarray(own['inputs']['bias']),
+    'bias_hh': inner,
+  }
 
 
 class Recurrent(nn.Module):
@@ -141,9 +143,11 @@ class Bahdanau(Recurrent):
     state |= {'embedded.weight': tensor(step['weight_ih']), 'embedded.bias': tensor(step['bias_ih'])}
     state |= {'hidden.weight': tensor(step['weight_hh']), 'hidden.bias': tensor(step['bias_hh'])}
     linear = {
-      'bridge': cell['stack']['bridges_0_0'], 'deep': cell['deep'], 'output': params['output'],
+      'bridge': cell['stack']['bridges_0_0'],
+      'deep': cell['deep'],
+      'output': params['output'],
       'context': cell['context_gates'],
-    }  # fmt: skip
+    }
     for name, own in linear.items():
       state[f'{name}.weight'] = tensor(own['kernel']).T
       if 'bias' in own:

@@ -11,9 +11,9 @@ from attention_jax.data.encoding import encode
 from attention_jax.data.files import read_lines
 from attention_jax.data.text import Corpus
 from attention_jax.errors import UserError
+from attention_jax.inference.metrics import measure
+from attention_jax.systems.runs import open_run
 from attention_jax.tokens import UNK
-from attention_jax.training.experiment import open_run
-from attention_jax.training.metrics import measure
 from experiments.benchmarks import peers
 from experiments.benchmarks.measure import Bench, Side, Timing, compare
 

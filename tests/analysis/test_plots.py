@@ -54,11 +54,24 @@ def test_a_mark_and_its_base_come_from_one_font():
 @pytest.mark.parametrize(
   ('token', 'seen'),
   [
-    ('word', 'word'), (' ', '␣'), ('a b', 'a␣b'), ('', '∅'), ('\t', '⇥'), ('\n', '␊'), ('\x7f', 'U+007F'),
-    ('\u202f', '⍽'), ('\u3000', '␣'), ('\u200f', 'RLM'), ('\u2060', 'U+2060'), ('می\u200cشود', 'می\u200cشود'),
-    ('a \u0301', 'a␣◌\u0301'), ('\u0301', '◌\u0301'), ('\u093f', '◌\u093f'), ('e\u0301', 'e\u0301'),
+    ('word', 'word'),
+    (' ', '␣'),
+    ('a b', 'a␣b'),
+    ('', '∅'),
+    ('\t', '⇥'),
+    ('\n', '␊'),
+    ('\x7f', 'U+007F'),
+    ('\u202f', '⍽'),
+    ('\u3000', '␣'),
+    ('\u200f', 'RLM'),
+    ('\u2060', 'U+2060'),
+    ('می\u200cشود', 'می\u200cشود'),
+    ('a \u0301', 'a␣◌\u0301'),
+    ('\u0301', '◌\u0301'),
+    ('\u093f', '◌\u093f'),
+    ('e\u0301', 'e\u0301'),
   ],
-)  # fmt: skip
+)
 def test_invisible_tokens_become_visible(token, seen):
   assert fonts.visible(token) == seen
 

@@ -117,8 +117,14 @@ def test_shards_together_are_the_whole_batch(shards, per_shard, step):
 def test_a_pair_goes_to_the_smallest_bucket_that_holds_it():
   assert check_buckets([[8, 13], (3, 5), (8, 8)]) == BUCKETS
   assert assign(split([(3, 5), (3, 6), (1, 1), (8, 8), (1, 9), (9, 1), (1, 14)]), BUCKETS[::-1]).tolist() == [
-    0, 1, 0, 1, 2, -1, -1,
-  ]  # fmt: skip
+    0,
+    1,
+    0,
+    1,
+    2,
+    -1,
+    -1,
+  ]
 
 
 @pytest.mark.parametrize(('size', 'rows'), [(4096, 168), (24 * 8, 8), (24 * 16 - 1, 8), (24 * 16, 16), (1, 8)])

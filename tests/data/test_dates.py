@@ -13,8 +13,7 @@ import zlib
 import pytest
 from babel.dates import format_date
 
-from attention_jax.data.builders import date_formats as formats
-from attention_jax.data.builders import dates
+from attention_jax.data.builders import date_formats, dates
 from attention_jax.errors import UserError
 
 SPLITS = ('train', 'validation', 'test', 'unseen')
@@ -40,8 +39,11 @@ def squeezed(text):
 
 def test_sizes_and_lengths():
   assert {split: len(of(split)) for split in SPLITS} == {
-    'train': 20000, 'validation': 1000, 'test': 1000, 'unseen': 1000,
-  }  # fmt: skip
+    'train': 20000,
+    'validation': 1000,
+    'test': 1000,
+    'unseen': 1000,
+  }
   lengths = sorted(len(row['source']) for row in every())
   assert lengths[-1] <= 40
   assert 14 <= lengths[len(lengths) // 2] <= 20
@@ -113,8 +115,8 @@ def test_fields_do_not_share_characters():
 def known_names():
   """Every way to write a month (its number) or a weekday (0) in any locale, and a pattern that finds them."""
   names = {}
-  for code in formats.SEEN + formats.UNSEEN:
-    for field, values in formats.language(code).names.items():
+  for code in date_formats.SEEN + date_formats.UNSEEN:
+    for field, values in date_formats.language(code).names.items():
       for (number, name), case in itertools.product(values.items(), (str, str.lower, str.upper, str.title)):
         text = unicodedata.normalize('NFC', case(name)).casefold()
         for form in (text, text.removesuffix('.')):
@@ -149,12 +151,12 @@ def test_every_source_has_one_reading():
     assert read(row['source'], names, pattern).isoformat() == row['target'], row
 
 
-@pytest.mark.parametrize('code', formats.SEEN + formats.UNSEEN)
+@pytest.mark.parametrize('code', date_formats.SEEN + date_formats.UNSEEN)
 def test_pieces_are_what_babel_writes(code):
   date = datetime.date(2005, 5, 14)
-  language = formats.language(code)
+  language = date_formats.language(code)
   written = {''.join(dates._written(piece, date, language, '0') for piece in pattern) for pattern in language.patterns}
-  assert formats.clean(format_date(date, 'long', code)) in written
+  assert date_formats.clean(format_date(date, 'long', code)) in written
 
 
 def test_variety():

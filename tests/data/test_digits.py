@@ -8,7 +8,7 @@ from PIL import Image
 
 from attention_jax.data.digits import DigitBatches, digits_in_order, load_digits_of, paint
 from attention_jax.errors import UserError
-from tests.data.prepared import prepare
+from tests.data.helpers import prepare
 
 RNG = np.random.default_rng
 
@@ -28,8 +28,10 @@ def load(folder, **options):
 def test_splits_are_parts_of_the_file(folder):
   found = load(folder)
   assert {split: digits.labels.tolist() for split, digits in found.items()} == {
-    'train': [*range(8)], 'validation': [8, 9, 0, 1], 'test': [0, 1, 2],
-  }  # fmt: skip
+    'train': [*range(8)],
+    'validation': [8, 9, 0, 1],
+    'test': [0, 1, 2],
+  }
   assert load_digits_of({'task': 'digits', 'folder': ''})['test'].pictures.shape == (250, 8, 8, 1)
 
 
@@ -53,8 +55,10 @@ def test_batches_are_a_function_of_seed_and_step(folder):
   for step in (0, 2, 7):
     assert all(np.array_equal(x, y) for x, y in zip(batches[step], same[step], strict=True))
   assert any(not np.array_equal(batches[s].picture, other[s].picture) for s in range(3))
-  epochs = [{int(i): p for b in (batches[s] for s in steps) for i, p in zip(b.index, b.picture, strict=True)}
-            for steps in (range(3), range(3, 6))]  # fmt: skip
+  epochs = [
+    {int(i): p for b in (batches[s] for s in steps) for i, p in zip(b.index, b.picture, strict=True)}
+    for steps in (range(3), range(3, 6))
+  ]
   assert set(epochs[0]) == {-1, *range(8)}
   assert any(not np.array_equal(epochs[0][i], epochs[1][i]) for i in range(8))  # put elsewhere in another epoch
   again = [np.concatenate([b.picture for b in digits_in_order(train, 3)]) for _ in range(2)]
@@ -131,7 +135,7 @@ def test_wrong_arrays_are_named(folder):
   good = {'x_train': np.zeros((12, 4, 4), np.uint8), 'y_train': np.arange(12) % 10}
   good |= {'x_test': good['x_train'][:3], 'y_test': good['y_train'][:3]}
   for wrong, said in [
-    ({'x_test': np.zeros((3, 5, 5), np.uint8)}, r"x_test is uint8 \[3, 5, 5\]; expected uint8 \[P, 4, 4\]"),
+    ({'x_test': np.zeros((3, 5, 5), np.uint8)}, r'x_test is uint8 \[3, 5, 5\]; expected uint8 \[P, 4, 4\]'),
     ({'y_train': np.eye(12)}, r'y_train is float64 \[12, 12\]; expected whole numbers \[12\]'),
     ({'y_test': np.array(list('abc'))}, r'y_test is <U1 \[3\]; expected whole numbers \[3\]'),
     ({'y_train': np.arange(12) - 1}, r'y_train\[0\] is -1; possible: 0 to 10, as in training'),

@@ -19,7 +19,7 @@ from attention_jax.data.labelled import (
 )
 from attention_jax.errors import UserError
 from attention_jax.tokens import PAD
-from tests.data.prepared import prepare
+from tests.data.helpers import prepare
 
 ROWS = [
   {'text': 'It is good. Very good!', 'label': 1},
@@ -92,7 +92,7 @@ def test_wrong_parts_of_a_tfds_set(prepared, validation, said):
   [
     ('train=5', "task 'jsonl': option train is of type str, got 5"),
     ("train='a', html=1", 'option html is of type bool, got 1'),
-    ("train='a', text=('a', 'b', 'c')", r"option text is of type str \| tuple\[str, str\], got"),
+    ("train='a', text=('a', 'b', 'c')", r'option text is of type str \| tuple\[str, str\], got'),
   ],
 )
 def test_options_of_a_wrong_type(options, said):
@@ -211,8 +211,10 @@ def test_pairs_have_the_labels_that_their_words_say():
   rows = list(entailment.generate('test'))
   assert rows == list(entailment.generate('test')) != list(entailment.generate('test', seed=1))
   assert {label: sum(row['label'] == label for row in rows) for label in entailment.LABELS} == {
-    'entailment': 334, 'neutral': 333, 'contradiction': 333,
-  }  # fmt: skip
+    'entailment': 334,
+    'neutral': 333,
+    'contradiction': 333,
+  }
   groups = [*entailment.AGENTS.items(), *entailment.OBJECTS.items()]
   wider = {noun: wide for wide, nouns in groups for noun in nouns}
   for row in rows:

@@ -34,9 +34,7 @@ def network(pictures):
 def test_a_captioner_reads_what_is_written(folder):
   names, counts = images_of(folder / 'images'), []
   assert names == sorted(COLOURS)
-  shape = write_features(
-    folder / 'grid.npz', folder / 'images', names, network, size=8, batch=2, done=counts.append
-  )  # fmt: skip
+  shape = write_features(folder / 'grid.npz', folder / 'images', names, network, size=8, batch=2, done=counts.append)
   assert shape == (2, 2, 3) and counts == [2, 1]
   task = "captions(images='images', captions='captions.csv', features='grid.npz')"
   pictures = load_pictures({'task': task, 'folder': str(folder)})['train']

@@ -49,8 +49,10 @@ def test_things_cover_parts_of_others():
   square = lambda x, y: shapes.Thing('large', 'red', '', 'square', x, y, 10.0)
   assert shapes.hidden([square(20, 20), square(28.8, 20)]) == [pytest.approx(0.5, abs=0.06), 0]
   assert shapes.hidden([square(28.8, 20), square(28.8, 28.8), square(20, 20)]) == [
-    pytest.approx(0.75, abs=0.06), pytest.approx(0.25, abs=0.06), 0
-  ]  # fmt: skip
+    pytest.approx(0.75, abs=0.06),
+    pytest.approx(0.25, abs=0.06),
+    0,
+  ]
   draw = random.Random(0).random
   most = [max(shapes.hidden(shapes._things(draw, unseen=False))) for _ in range(100)]
   assert max(most) <= 0.25 and sum(share >= 0.1 for share in most) > 45
@@ -97,8 +99,10 @@ def load(folder, **options):
 def test_a_folder_of_images_is_split_by_image(folder):
   found = load(folder)
   assert {split: pictures.names for split, pictures in found.items()} == {
-    'train': [f'{i}.png' for i in range(8)], 'validation': ['8.png'], 'test': ['9.png'],
-  }  # fmt: skip
+    'train': [f'{i}.png' for i in range(8)],
+    'validation': ['8.png'],
+    'test': ['9.png'],
+  }
   train = found['train']
   assert train.pictures.shape == (8, 8, 8, 3) and train.pictures[3, 0, 0].tolist() == [75, 0, 0]
   assert train.captions[:3] == ['a thing , number 0 .'.replace(' ,', ','), 'red 0 .', 'a thing, number 1 .']

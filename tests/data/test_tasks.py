@@ -9,7 +9,7 @@ import pytest
 
 from attention_jax.data import load, load_vocabularies, split_of, tasks
 from attention_jax.errors import UserError
-from tests.data.prepared import prepare
+from tests.data.helpers import prepare
 
 BUCKETS = ((4, 4), (8, 8))
 TEXT = "text(train='train', validation='val', source='en', target='de')"
@@ -17,8 +17,12 @@ TEXT = "text(train='train', validation='val', source='en', target='de')"
 
 def config(task, folder='', vocabulary='word', shared=False, buckets=BUCKETS):
   return {
-    'task': task, 'folder': str(folder), 'vocabulary': vocabulary, 'shared_vocabulary': shared, 'buckets': buckets,
-  }  # fmt: skip
+    'task': task,
+    'folder': str(folder),
+    'vocabulary': vocabulary,
+    'shared_vocabulary': shared,
+    'buckets': buckets,
+  }
 
 
 def says(function, *args):
@@ -31,10 +35,13 @@ def says(function, *args):
 @pytest.fixture
 def folder(tmp_path):
   files = {
-    'train.en': 'a dog\na cat\n\nthe bird sings\n', 'train.de': 'ein Hund\neine Katze\nnichts\nder Vogel singt\n',
-    'val.en': 'a bird\n', 'val.de': 'ein Vogel\n',
-    'train.tsv': 'a b\tA\t0-0 1-0\nc\tC\t0-0\n', 'dev.tsv': 'b a\tB\n',
-  }  # fmt: skip
+    'train.en': 'a dog\na cat\n\nthe bird sings\n',
+    'train.de': 'ein Hund\neine Katze\nnichts\nder Vogel singt\n',
+    'val.en': 'a bird\n',
+    'val.de': 'ein Vogel\n',
+    'train.tsv': 'a b\tA\t0-0 1-0\nc\tC\t0-0\n',
+    'dev.tsv': 'b a\tB\n',
+  }
   for name, content in files.items():
     (tmp_path / name).write_text(content)
   return tmp_path

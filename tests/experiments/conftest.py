@@ -3,7 +3,7 @@
 import pytest
 
 from tests.compiled import compiled_once  # noqa: F401 - a fixture
-from tests.experiments.programs import run, tiny, write_task
+from tests.experiments.helpers import run, tiny, write_task
 
 
 @pytest.fixture(scope='package')

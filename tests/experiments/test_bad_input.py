@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.experiments.programs import contents, run, tiny
+from tests.experiments.helpers import contents, run, tiny
 
 CONFIG = '--config=configs/dates.py:bahdanau2015'
 SOME = '--workdir=somewhere'

@@ -36,7 +36,7 @@ def test_products_are_counted_with_their_repetitions_and_without_what_nobody_use
     del unused
     return jax.lax.scan(lambda total, row: (total + (row @ w).sum(), None), 0.0, x)[0]
 
-  ((left, right, _, _), times), = limits.products(fn, w, x).items()
+  (((left, right, _, _), times),) = limits.products(fn, w, x).items()
   assert (left, right, times) == ((4, 3), (3, 5), 7)
   seconds, flop = limits.seconds_of_products(limits.products(fn, w, x), gradients=True)
   assert flop == 3 * 7 * 2 * 4 * 3 * 5 and seconds > 0
@@ -120,7 +120,7 @@ def test_the_products_of_a_search_are_those_of_all_its_steps():
   model = systems.build(config.to_dict(), 30, 50)
   batch = systems.batch_of(14)
   found = systems.products_of_search(model, systems.initial_params(model, 0), batch, beams=3)
-  (left, times), = ((key[0], times) for key, times in found.items() if key[1] == (6, 50))
+  ((left, times),) = ((key[0], times) for key, times in found.items() if key[1] == (6, 50))
   assert sorted(left) == sorted((systems.ROWS, 3, 6)) and times == systems.STEPS
   assert any(times < systems.STEPS for times in found.values())  # the encoder's, once
 

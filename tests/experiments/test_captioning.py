@@ -7,14 +7,20 @@ import pytest
 from PIL import Image
 
 from attention_jax.data.builders import shapes
-from tests.experiments.programs import before_its_end, run
+from tests.experiments.helpers import before_its_end, run
 
 SMALL = {
-  'model.encoder': 'grid(features=8, halvings=4)', 'model.embedding': 8, 'model.attention.features': 8,
-  'model.decoder': 'bahdanau(rnn="gru", features=8, readout=8, gate=True)', 'data.batch_size': 8,
-  'training.steps': 12, 'training.schedule': 'constant(rate=1e-2)', 'training.evaluate_every': 6,
-  'training.checkpoint_every': 3, 'evaluation.batch_size': 16,
-}  # fmt: skip
+  'model.encoder': 'grid(features=8, halvings=4)',
+  'model.embedding': 8,
+  'model.attention.features': 8,
+  'model.decoder': 'bahdanau(rnn="gru", features=8, readout=8, gate=True)',
+  'data.batch_size': 8,
+  'training.steps': 12,
+  'training.schedule': 'constant(rate=1e-2)',
+  'training.evaluate_every': 6,
+  'training.checkpoint_every': 3,
+  'evaluation.batch_size': 16,
+}
 ARGS = ['--config=configs/shapes.py:xu2015_soft', *(f'--config.{name}={value}' for name, value in SMALL.items())]
 
 
@@ -54,7 +60,7 @@ def test_the_same_command_goes_on_exactly(trained, tmp_path):
 def test_new_pictures_are_told(trained, tmp_path):
   workdir, own = f'--workdir={trained[0]}', tmp_path / 'own.png'
   Image.new('RGB', (90, 70), 'red').save(own)
-  said, = run('predict', workdir, stdin=f'{own}\n'.encode()).out.splitlines()
+  (said,) = run('predict', workdir, stdin=f'{own}\n'.encode()).out.splitlines()
   found = json.loads(run('predict', workdir, '--json', stdin=f'{own}\n'.encode()).out)
   assert found['caption'] == said and found['input'] == str(own) and found['log_prob'] < 0
   assert np.shape(found['weights']) == (len(found['tokens']), 4, 4)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.experiments.programs import before_its_end, run
+from tests.experiments.helpers import before_its_end, run
 
 WORDS = {'good': 'praise', 'fine': 'praise', 'bad': 'blame', 'dull': 'blame'}
 

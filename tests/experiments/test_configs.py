@@ -11,15 +11,15 @@ import pytest
 from PIL import Image
 
 from attention_jax.data.builders import dates, entailment, records, shapes
+from attention_jax.systems.presets import PRESETS
+from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.loop import Training
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, replicate
-from attention_jax.training.presets import PRESETS
 from attention_jax.training.state import init_state
 from attention_jax.training.step import make_train_step
-from attention_jax.training.systems import SYSTEMS
 from experiments.launch import load_config
-from tests.experiments.programs import ROOT, WORDS, write_task
+from tests.experiments.helpers import ROOT, WORDS, write_task
 
 CONFIGS = {path.stem: load_config(str(path)).system for path in sorted((ROOT / 'configs').glob('[a-z]*.py'))}
 ONLY = {'parikh2016': ['entailment']}  # it compares pairs of texts

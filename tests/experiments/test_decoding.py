@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from attention_jax.training.experiment import open_run
-from tests.experiments.programs import run
+from attention_jax.systems.runs import open_run
+from tests.experiments.helpers import run
 from tests.experiments.test_bad_input import assert_refused
 
 GIVEN = b'eins zwei\n\ndrei'
@@ -35,7 +35,7 @@ def test_checkpoints_of_one_run_are_an_ensemble(trained):
   assert run('translate', workdir, f'--checkpoint={last},latest', stdin=GIVEN).out == alone
   ran = run('evaluate', workdir, f'--checkpoint={last},best', '--split=train')
   assert ran.code == 0 and f'train (steps {last}, ' in ran.out
-  assert_refused(run('translate', workdir, '--checkpoint=77'), ["unknown checkpoint of", "'77'", 'possible: 2, 4'])
+  assert_refused(run('translate', workdir, '--checkpoint=77'), ['unknown checkpoint of', "'77'", 'possible: 2, 4'])
   assert_refused(run('translate', workdir, '--checkpoint=bst'), ["'bst' (did you mean 'best'?)", 'average'])
   assert_refused(run('translate', workdir, '--checkpoint=best,latest', '--stream'), ['several cannot stream'])
   refused = run('translate', workdir, '--checkpoint=best,')

@@ -5,15 +5,21 @@ import json
 import numpy as np
 import pytest
 
-from attention_jax.training.experiment import open_run
-from attention_jax.training.glimpsing import Glimpsing
-from tests.experiments.programs import before_its_end, run
+from attention_jax.systems.glimpsing import Glimpsing
+from attention_jax.systems.runs import open_run
+from tests.experiments.helpers import before_its_end, run
 
 SMALL = {
-  'model.features': 16, 'model.hidden': 8, 'model.glimpses': 3, 'model.samples': 2, 'training.steps': 20,
-  'training.evaluate_every': 10, 'training.checkpoint_every': 5, 'training.schedule': 'constant(rate=3e-3)',
+  'model.features': 16,
+  'model.hidden': 8,
+  'model.glimpses': 3,
+  'model.samples': 2,
+  'training.steps': 20,
+  'training.evaluate_every': 10,
+  'training.checkpoint_every': 5,
+  'training.schedule': 'constant(rate=3e-3)',
   'evaluation.samples': 2,
-}  # fmt: skip
+}
 ARGS = ['--config=configs/digits.py:mnih2014', *(f'--config.{name}={value}' for name, value in SMALL.items())]
 
 

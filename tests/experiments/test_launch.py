@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import attention_jax as aj
-from tests.experiments.programs import run, tiny
+from tests.experiments.helpers import run, tiny
 from tests.experiments.test_bad_input import assert_refused
 
 RUN = ('--workdir:', '--checkpoint:', '--dtype:')
@@ -16,14 +16,28 @@ PROGRAMS = {
   'train': ('--config:', '--workdir:', '--distributed:'),
   'evaluate': (*RUN, '--split:', '--hypotheses:', '--output:', '--metrics:', '--json:', *SEARCH),
   'translate': (
-    *RUN, '--input:', '--nbest:', '--alignments:', '--json:', '--stream:',
-    '--samples:', '--seed:', '--temperature:', '--top_k:', '--top_p:', '--min_p:', '--groups:', '--diversity:',
-    '--prefixes:', '--mbr:', *SEARCH,
+    *RUN,
+    '--input:',
+    '--nbest:',
+    '--alignments:',
+    '--json:',
+    '--stream:',
+    '--samples:',
+    '--seed:',
+    '--temperature:',
+    '--top_k:',
+    '--top_p:',
+    '--min_p:',
+    '--groups:',
+    '--diversity:',
+    '--prefixes:',
+    '--mbr:',
+    *SEARCH,
   ),
   'predict': (*RUN, '--input:', '--json:'),
   'score': (*RUN, '--source:', '--target:', '--layers:'),
   'inspect_attention': (*RUN, '--split:', '--rows:', '--text:', '--layers:', '--output:'),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize('program', PROGRAMS)
@@ -35,14 +49,17 @@ def test_help_is_what_the_program_is_for_and_its_own_flags(program):
   assert sorted(flags) == sorted([*PROGRAMS[program], '--variants:'])
 
 
-@pytest.mark.parametrize(('text', 'parts'), [
-  ('def get_config(preset):\n  return preset +\n', [':2: invalid syntax']),
-  ('import nosuchmodule\n', [":1: ModuleNotFoundError: No module named 'nosuchmodule'"]),
-  ('def get_config(preset):\n  x = 1\n  return x.y\n', [':3: AttributeError']),
-  ('def other():\n  pass\n', ["KeyError: 'get_config'", 'a config file defines get_config(preset)']),
-  ('def get_config():\n  pass\n', ['TypeError: get_config() takes 0 positional arguments but 1 was given']),
-  ('def get_config(preset):\n  return 3\n', ['get_config returned 3', 'default_config()']),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  ('text', 'parts'),
+  [
+    ('def get_config(preset):\n  return preset +\n', [':2: invalid syntax']),
+    ('import nosuchmodule\n', [":1: ModuleNotFoundError: No module named 'nosuchmodule'"]),
+    ('def get_config(preset):\n  x = 1\n  return x.y\n', [':3: AttributeError']),
+    ('def other():\n  pass\n', ["KeyError: 'get_config'", 'a config file defines get_config(preset)']),
+    ('def get_config():\n  pass\n', ['TypeError: get_config() takes 0 positional arguments but 1 was given']),
+    ('def get_config(preset):\n  return 3\n', ['get_config returned 3', 'default_config()']),
+  ],
+)
 def test_config_files_with_mistakes(text, parts, tmp_path):
   path = tmp_path / 'mine.py'
   path.write_text(text)
@@ -52,7 +69,7 @@ def test_config_files_with_mistakes(text, parts, tmp_path):
 def test_config_file_that_needs_a_preset(tmp_path):
   path = tmp_path / 'mine.py'
   path.write_text('def get_config(preset):\n  return preset\n')
-  assert_refused(run('train', f'--config={path}', f'--workdir={tmp_path}/run'), ["missing 1 required", "'preset'"])
+  assert_refused(run('train', f'--config={path}', f'--workdir={tmp_path}/run'), ['missing 1 required', "'preset'"])
 
 
 def test_a_device_that_is_not_there_is_told_in_one_line(tmp_path):
@@ -62,12 +79,18 @@ def test_a_device_that_is_not_there_is_told_in_one_line(tmp_path):
   assert ran.stderr.endswith('error: JAX_PLATFORMS=rocm: jax finds no such device here; possible: cpu\n')
 
 
-@pytest.mark.parametrize(('error', 'said'), [
-  ('OSError(28, "No space left on device", "/runs/a/metrics.jsonl")', '/runs/a/metrics.jsonl: No space left on device'),
-  ('ValueError("RESOURCE_EXHAUSTED: writing \'/runs/1\': Disk quota exceeded")', '/runs/1: Disk quota exceeded'),
-  ('OSError(30, "Read-only file system")', 'the disk: Read-only file system'),
-  ('PermissionError(13, "Permission denied", "runs/out.txt")', 'runs/out.txt: Permission denied'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  ('error', 'said'),
+  [
+    (
+      'OSError(28, "No space left on device", "/runs/a/metrics.jsonl")',
+      '/runs/a/metrics.jsonl: No space left on device',
+    ),
+    ('ValueError("RESOURCE_EXHAUSTED: writing \'/runs/1\': Disk quota exceeded")', '/runs/1: Disk quota exceeded'),
+    ('OSError(30, "Read-only file system")', 'the disk: Read-only file system'),
+    ('PermissionError(13, "Permission denied", "runs/out.txt")', 'runs/out.txt: Permission denied'),
+  ],
+)
 def test_a_disk_that_takes_no_more_is_told_in_one_line(error, said, tmp_path):
   path = tmp_path / 'mine.py'
   path.write_text(f'from experiments.launch import launch\ndef main():\n  raise {error}\nlaunch(main)\n')
@@ -90,10 +113,13 @@ def test_a_score_of_ones_own_is_known_by_its_name(task, tmp_path):
   assert_refused(run('evaluate', f'--workdir={folder}'), ["unknown score 'mine'"])
 
 
-@pytest.mark.parametrize(('text', 'parts'), [
-  ('aj.SCORES["mine"] = 1\n', [':1: NameError', 'it adds rows to tables']),
-  ('def f(\n', [':1: ']),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  ('text', 'parts'),
+  [
+    ('aj.SCORES["mine"] = 1\n', [':1: NameError', 'it adds rows to tables']),
+    ('def f(\n', [':1: ']),
+  ],
+)
 def test_files_of_variants_with_mistakes(text, parts, tmp_path):
   path = tmp_path / 'mine.py'
   path.write_text(text)

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import pytest
 
 from attention_jax.data.batching import Batch
-from attention_jax.training.experiment import open_run
-from attention_jax.training.losses import sequence_loss
+from attention_jax.losses.sequence import sequence_loss
+from attention_jax.systems.runs import open_run
 from attention_jax.training.step import step_rngs
 from attention_jax.training.writers import read_metrics
-from tests.experiments.programs import run, tiny
+from tests.experiments.helpers import run, tiny
 
 
 def train(task, folder, **fields):
@@ -23,10 +23,14 @@ def train(task, folder, **fields):
 def test_links_guide_and_a_temperature_falls(task, tmp_path):
   spec = 'temperature: linear(peak=2.0, end=0.5)'
   logged, validated, opened = train(
-    task, tmp_path / 'run', model__attention__alignment='gumbel_annealed', training__anneal=spec,
-    training__auxiliary='guided(weight=0.5) + coverage', evaluation__beams=1,
+    task,
+    tmp_path / 'run',
+    model__attention__alignment='gumbel_annealed',
+    training__anneal=spec,
+    training__auxiliary='guided(weight=0.5) + coverage',
+    evaluation__beams=1,
     data__task="tsv(train='train.tsv', validation='dev.tsv')",
-  )  # fmt: skip
+  )
   for record in logged:
     total = record['train/cross_entropy'] + 0.5 * record['train/guided'] + record['train/coverage']
     assert record['train/loss'] == pytest.approx(total, rel=1e-5)
@@ -43,7 +47,7 @@ def test_draws_are_rewarded_without_being_told_to(task, tmp_path):
   loss, ids, real = sequence_loss(opened.model), jnp.ones((2, 5), jnp.int32), jnp.ones((2, 5), bool)
   value = lambda params, part: loss(
     params, Batch(ids, real, ids, real, ids[:, 0]), step_rngs(jax.random.key(0)), {'log_likelihood': -1.0}
-  )[part]  # fmt: skip
+  )[part]
   gradient = jax.jit(jax.grad(value), static_argnums=1)
   found = {part: gradient(opened.params, part)['decoder']['cell']['attention'] for part in ('loss', 'cross_entropy')}
   learns = {part: any(x.any() for x in jax.tree.leaves(gradients)) for part, gradients in found.items()}

@@ -7,19 +7,35 @@ import matplotlib.image
 import pytest
 
 from attention_jax.analysis.alignment import parse_pharaoh
-from attention_jax.training.experiment import open_run
+from attention_jax.systems.runs import open_run
 from attention_jax.training.folder import held, read_config
 from attention_jax.training.writers import read_metrics
-from tests.experiments.programs import contents, run, tiny, write_task
+from tests.experiments.helpers import contents, run, tiny, write_task
 
-MEASURED = ['loss', 'accuracy', 'phoneme_error_rate', 'sequence_error_rate',
-            'alignment_error_rate', 'precision', 'recall', 'entropy', 'monotonicity']  # fmt: skip
+MEASURED = [
+  'loss',
+  'accuracy',
+  'phoneme_error_rate',
+  'sequence_error_rate',
+  'alignment_error_rate',
+  'precision',
+  'recall',
+  'entropy',
+  'monotonicity',
+]
 
 
 def test_training_prints_and_writes(trained):
   folder, printed = trained
-  for line in ('source vocabulary word: 11 entries', 'train: 24 pairs', 'starting at step 0 of 4', 'step 4/4  left 0',
-               'all 4 steps are done', 'measured: test; parameters: step', f'written to {folder}: best/'):  # fmt: skip
+  for line in (
+    'source vocabulary word: 11 entries',
+    'train: 24 pairs',
+    'starting at step 0 of 4',
+    'step 4/4  left 0',
+    'all 4 steps are done',
+    'measured: test; parameters: step',
+    f'written to {folder}: best/',
+  ):
     assert line in printed
   assert '  phoneme_error_rate: token_error_rate|case:mixed|tok:space|refs:nearest\n' in printed  # whole
   results = json.loads((folder / 'results.json').read_text())

@@ -4,13 +4,17 @@ import json
 
 import pytest
 
-from tests.experiments.programs import before_its_end, run
+from tests.experiments.helpers import before_its_end, run
 
 SMALL = {
-  'model.cell': 'turing(features=8, slots=8, width=4)', 'data.task': 'copy(bits=2, longest=3, beyond=5)',
-  'training.steps': 20, 'training.evaluate_every': 10, 'training.checkpoint_every': 5, 'data.batch_size': 8,
+  'model.cell': 'turing(features=8, slots=8, width=4)',
+  'data.task': 'copy(bits=2, longest=3, beyond=5)',
+  'training.steps': 20,
+  'training.evaluate_every': 10,
+  'training.checkpoint_every': 5,
+  'data.batch_size': 8,
   'training.schedule': 'constant(rate=3e-3)',
-}  # fmt: skip
+}
 ARGS = ['--config=configs/recall.py:graves2014', *(f'--config.{name}={value}' for name, value in SMALL.items())]
 
 

@@ -7,9 +7,9 @@ import time
 
 import numpy as np
 
-from attention_jax.training.experiment import open_run
+from attention_jax.systems.runs import open_run
 from attention_jax.training.writers import read_metrics
-from tests.experiments.programs import start, tiny
+from tests.experiments.helpers import start, tiny
 
 TIMES = {'train/tokens_per_second', 'train/steps_per_second', 'train/compilations'}
 

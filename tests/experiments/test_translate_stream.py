@@ -4,19 +4,25 @@ import itertools
 
 import pytest
 
-from attention_jax.training.experiment import open_run
-from attention_jax.training.streaming import Interpreter
-from tests.experiments.programs import WORDS, run, start_translate, tiny
+from attention_jax.inference.streaming import Interpreter
+from attention_jax.systems.runs import open_run
+from tests.experiments.helpers import WORDS, run, start_translate, tiny
 from tests.experiments.test_bad_input import assert_refused
 
 # As it was drawn, with scores around 0: about half of all positions are selected, and outputs differ.
 FOLLOWS = (
-  '--config.model.attention.alignment=monotonic', '--config.model.attention.score=offset_additive(offset=0.0)',
-  '--config.model.encoder=rnn(rnn="gru", features=16)', '--config.model.decoder=luong(features=16, bridge=False)',
-  '--config.model.attention.features=16', '--config.model.embedding=16',
-  '--config.training.schedule=constant(rate=1e-6)', '--config.training.steps=1', '--config.training.seed=2',
-  "--config.data.task=tsv(train='train.tsv')", '--config.evaluation.beams=1',
-)  # fmt: skip
+  '--config.model.attention.alignment=monotonic',
+  '--config.model.attention.score=offset_additive(offset=0.0)',
+  '--config.model.encoder=rnn(rnn="gru", features=16)',
+  '--config.model.decoder=luong(features=16, bridge=False)',
+  '--config.model.attention.features=16',
+  '--config.model.embedding=16',
+  '--config.training.schedule=constant(rate=1e-6)',
+  '--config.training.steps=1',
+  '--config.training.seed=2',
+  "--config.data.task=tsv(train='train.tsv')",
+  '--config.evaluation.beams=1',
+)
 LINES = [' '.join(words) for size in (1, 3, 4) for words in itertools.islice(itertools.permutations(WORDS, size), 5)]
 
 

@@ -9,17 +9,21 @@ import jax
 import numpy as np
 import pytest
 
-from attention_jax.training.experiment import open_run
+from attention_jax.systems.runs import open_run
 from attention_jax.training.writers import METRICS, read_metrics
-from tests.experiments.programs import run, start, tiny
+from tests.experiments.helpers import run, start, tiny
 
 # Dropout draws by the place of a row in the batch, which is another one here; with SGD an update is as exact as its
 # gradient.
 ALIKE = (
-  '--config.model.dropout=0.0', '--config.training.optimizer=sgd', '--config.training.schedule=constant(rate=0.5)',
-  '--config.training.steps=3', '--config.training.evaluate_every=0', '--config.training.checkpoint_every=0',
+  '--config.model.dropout=0.0',
+  '--config.training.optimizer=sgd',
+  '--config.training.schedule=constant(rate=0.5)',
+  '--config.training.steps=3',
+  '--config.training.evaluate_every=0',
+  '--config.training.checkpoint_every=0',
   '--config.evaluation.beams=1',
-)  # fmt: skip
+)
 
 
 def start_together(*args: object) -> list[subprocess.Popen]:

@@ -208,8 +208,12 @@ _LOGS = np.log(np.maximum(_BEFORE, 1e-9))
 _RNG = jax.random.key(5)
 _QUERY = {'query': draw(QUERY)}
 _CHUNK = {
-  **_QUERY, 'key': draw(S, KEY), 'w': draw(QUERY, KEY) / 3, 'bias': draw(KEY) / 3, 'v': draw(KEY, seed=1),
-}  # fmt: skip
+  **_QUERY,
+  'key': draw(S, KEY),
+  'w': draw(QUERY, KEY) / 3,
+  'bias': draw(KEY) / 3,
+  'v': draw(KEY, seed=1),
+}
 
 ALIGNMENT_CASES = [
   Case('softmax', {**_SCORED, 'temperature': 0.4}, over_real(_softmax)),
@@ -243,7 +247,11 @@ ALIGNMENT_CASES = [
   Case(
     'addressing',
     {
-      **_SCORED, **_QUERY, 'previous': _BEFORE, 'shift': draw(4, QUERY, seed=2), 'shift_bias': draw(4),
+      **_SCORED,
+      **_QUERY,
+      'previous': _BEFORE,
+      'shift': draw(4, QUERY, seed=2),
+      'shift_bias': draw(4),
       **{name: draw(QUERY, seed=3 + i) / 2 for i, name in enumerate(('strength', 'gate', 'power'))},
       **{name: np.array(0.2) for name in ('strength_bias', 'gate_bias', 'power_bias')},
     },

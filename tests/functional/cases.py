@@ -127,14 +127,16 @@ SCORE_CASES = [
     },
     _location_sensitive,
   ),
-  Case(
-    'coverage', {**_PROJECTED, 'coverage': 2 * np.abs(draw(S)), 'u': draw(FEATURES, seed=2), **_V}, loop(_coverage)
-  ),
+  Case('coverage', {**_PROJECTED, 'coverage': 2 * np.abs(draw(S)), 'u': draw(FEATURES, seed=2), **_V}, loop(_coverage)),
   Case(
     'fertility',
     {
-      **_PROJECTED, 'coverage': 2 * np.abs(draw(S)), 'u': draw(FEATURES, seed=2), **_V,
-      'w': draw(FEATURES, seed=4) / 4, 'most': 3.0,
+      **_PROJECTED,
+      'coverage': 2 * np.abs(draw(S)),
+      'u': draw(FEATURES, seed=2),
+      **_V,
+      'w': draw(FEATURES, seed=4) / 4,
+      'most': 3.0,
     },
     loop(_fertility),
   ),

@@ -10,7 +10,7 @@ import attention_jax as aj
 from attention_jax.functional.table import lookup
 from tests.functional.alignment_cases import ALIGNMENT_CASES, PAIRS, SPINE
 from tests.functional.cases import VALUE, S, T
-from tests.functional.problems import Problem, assert_same, attend, compiled, loss, problem, steady
+from tests.functional.helpers import Problem, assert_same, attend, compiled, loss, problem, steady
 
 SHORT = 5
 # One example without padding, one that is all padding, one short, one shorter still.
@@ -97,9 +97,7 @@ def test_an_example_equals_its_own_unbatched_unpadded_result(score, alignment):
   (_, attended), _ = compiled(score, alignment)(given, mask)
   alone = jax.jit(lambda given, mask: attend(score, alignment, given, mask))
   for example in np.flatnonzero(LENGTHS <= SHORT):
-    cut = given._replace(
-      query=given.query[example], key=given.key[example, :SHORT], value=given.value[example, :SHORT]
-    )
+    cut = given._replace(query=given.query[example], key=given.key[example, :SHORT], value=given.value[example, :SHORT])
     expected = alone(cut, aj.padding_mask(LENGTHS[example], SHORT))
     actual = aj.Attended(attended.context[example], attended.weights[example, :, :SHORT])
     assert_same(actual, expected, rtol=1e-5, atol=1e-6)

@@ -10,7 +10,7 @@ import pytest
 import attention_jax as aj
 from attention_jax.functional.dropout import kept
 from attention_jax.functional.table import lookup
-from tests.functional.problems import assert_same, attend, problem
+from tests.functional.helpers import assert_same, attend, problem
 
 ROWS = [name for name, row in aj.ALIGNMENTS.items() if not row.latent]
 row_of = lambda name, rate: aj.with_dropout(lookup(name, aj.ALIGNMENTS, 'alignment'), rate)

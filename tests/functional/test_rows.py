@@ -27,6 +27,7 @@ FREE = ('softmax', 'sparsemax', 'entmax15', 'entmax', 'hardmax', 'latent')
 
 def cast(given, dtype):
   """Arrays in the given precision; masks, keys of randomness and options stay as they are."""
+
   def leaf(x, precision):
     if not isinstance(x, np.ndarray):
       return x

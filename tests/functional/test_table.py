@@ -67,9 +67,21 @@ def test_specs(spec, expected):
 
 @pytest.mark.parametrize(
   'spec',
-  ['', 'a b', 'a.b', 'dot(', 'dot(3)', 'dot(x=y)', 'dot(x=f(1))', 'dot(**{"x": 1})', 'dot(x={[]: 1})',
-   '3', 'dot\0', 'dot + sum'],
-)  # fmt: skip
+  [
+    '',
+    'a b',
+    'a.b',
+    'dot(',
+    'dot(3)',
+    'dot(x=y)',
+    'dot(x=f(1))',
+    'dot(**{"x": 1})',
+    'dot(x={[]: 1})',
+    '3',
+    'dot\0',
+    'dot + sum',
+  ],
+)
 def test_unreadable_specs(spec):
   with pytest.raises(aj.UserError, match=r"^cannot read .*; write 'name' or 'name\(option=literal, ...\)'$"):
     parse_spec(spec)

@@ -12,7 +12,7 @@ from attention_jax.functional.attend import hide, init_carry, project
 from attention_jax.functional.table import lookup
 from tests.functional.alignment_cases import ALIGNMENT_CASES, SPINE
 from tests.functional.cases import SCORES_BY_NAME, S, T
-from tests.functional.problems import Problem, assert_same, attend, problem, steady
+from tests.functional.helpers import Problem, assert_same, attend, problem, steady
 
 BATCH = 8
 MASK = aj.padding_mask(jnp.arange(BATCH), S)[:, None]

@@ -71,9 +71,7 @@ def test_a_plain_recurrent_function_is_scanned():
 def test_options_in_spec_strings():
   cold, warm = attend(score=nearest, alignment='softmax(temperature=0.1)'), attend(score=nearest)
   assert np.all(cold.weights.max(-1) > warm.weights.max(-1))
-  np.testing.assert_array_equal(
-    attend(score=nearest, alignment='softmax( temperature = 1 )').weights, warm.weights
-  )
+  np.testing.assert_array_equal(attend(score=nearest, alignment='softmax( temperature = 1 )').weights, warm.weights)
   shapes = jax.tree.map(jnp.shape, aj.init_params(jax.random.key(0), score='low_rank(rank=3)', **SIZES)['score'])
   assert shapes == {'u': (QUERY, 3), 'v': (KEY, 3)}
 

@@ -12,7 +12,7 @@ from attention_jax.functional.table import lookup
 from attention_jax.kernels import auto, chunked
 from tests.functional.alignment_cases import PAIRS
 from tests.functional.cases import S, T
-from tests.functional.problems import assert_same, attend, loss, problem
+from tests.functional.helpers import assert_same, attend, loss, problem
 
 CLOSE = {'rtol': 1e-4, 'atol': 1e-5}
 
@@ -25,8 +25,18 @@ def accepting(score, alignment):
 
 # Every score under every implementation, and alignments of each kind with a sum of tanh that 'factored' takes: over all
 # scores, by their threshold, in a window, one query after the other. `make test-all` sweeps the rest of the product.
-KINDS = ('softmax', 'sigmoid', 'sparsemax', 'entmax', 'coverage_penalised', 'local_m(width=2)', 'local_p(width=2)',
-         'monotonic', 'mocha(width=2)', 'addressing')  # fmt: skip
+KINDS = (
+  'softmax',
+  'sigmoid',
+  'sparsemax',
+  'entmax',
+  'coverage_penalised',
+  'local_m(width=2)',
+  'local_p(width=2)',
+  'monotonic',
+  'mocha(width=2)',
+  'addressing',
+)
 EVERY_SCORE, EVERY_ALIGNMENT = (list(dict.fromkeys(names)) for names in zip(*PAIRS, strict=True))
 TANH_SUMS = [score for score in EVERY_SCORE if lookup(score, aj.SCORES, 'score').tanh_sum]
 OFTEN = {*zip(itertools.cycle(TANH_SUMS), KINDS, strict=False)}
@@ -132,8 +142,13 @@ def test_another_function_at_test_time_is_not_ignored(name, kind):
   assert aj.IMPLEMENTATIONS[name].refuse(aj.SCORES['dot'], row._replace(at_test=aj.ALIGNMENTS['hardmax'].fn))
 
 
-WAYS = [('xla', 'dot', 'monotonic'), ('chunked', 'dot', 'sparsemax'), ('factored', 'additive', 'softmax'),
-        ('flash', 'scaled_dot', 'softmax'), ('window', 'dot', 'local_m(width=2)')]  # fmt: skip
+WAYS = [
+  ('xla', 'dot', 'monotonic'),
+  ('chunked', 'dot', 'sparsemax'),
+  ('factored', 'additive', 'softmax'),
+  ('flash', 'scaled_dot', 'softmax'),
+  ('window', 'dot', 'local_m(width=2)'),
+]
 
 
 @pytest.mark.parametrize(('name', 'score', 'alignment'), WAYS)

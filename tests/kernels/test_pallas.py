@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import attention_jax as aj
 from attention_jax.functional.table import lookup
 from attention_jax.kernels import pallas_additive
-from tests.functional.problems import Problem, assert_same, attend, loss, problem
+from tests.functional.helpers import Problem, assert_same, attend, loss, problem
 
 T, S = 19, 37  # no multiples of a tile; more than one block of queries, more than one span of keys
 CLOSE = {'rtol': 1e-4, 'atol': 1e-5}

@@ -10,10 +10,10 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.models.cells import CELLS
-from attention_jax.models.seq2seq import shift_right
-from tests.models.tiny import LENGTHS, TARGET_WORDS, B, S, T, build_tiny, inputs
-from tests.modules.literal import PAPERS
-from tests.modules.quick import RNGS, variables
+from attention_jax.models.encoder_decoder import shift_right
+from tests.models.helpers import LENGTHS, TARGET_WORDS, B, S, T, build_tiny, inputs
+from tests.modules.helpers import RNGS, variables
+from tests.modules.reference_cells import PAPERS
 from tests.sweeps import sampled
 
 # ------------------------------------------------------------------------------------------------- one step in NumPy

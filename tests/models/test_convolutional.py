@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
+from attention_jax.decoding import search
 from attention_jax.errors import UserError
-from attention_jax.models import convolutional, search
+from attention_jax.inference.predictor import compile_search
+from attention_jax.models import convolutional
 from attention_jax.models.encoded import Encoded
-from attention_jax.models.seq2seq import shift_right
-from attention_jax.training.prediction import compile_search
-from tests.models.tiny import LENGTHS, TARGET_WORDS, B, S, T, build_conv, inputs
-from tests.modules.quick import RNGS, assert_close, assert_same, draw, variables
+from attention_jax.models.encoder_decoder import shift_right
+from tests.models.helpers import LENGTHS, TARGET_WORDS, B, S, T, build_conv, inputs
+from tests.modules.helpers import RNGS, assert_close, assert_same, draw, variables
 
 E = 4
 

@@ -10,18 +10,18 @@ import pytest
 from attention_jax.data.encoding import encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import word
+from attention_jax.decoding.ranking import DEFAULT, Ranking
+from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
 from attention_jax.functional.copying import sayable
-from attention_jax.models.ranking import DEFAULT, Ranking
-from attention_jax.models.sampling import Sampling
-from attention_jax.models.seq2seq import build
+from attention_jax.inference.predictor import Beams, Predictor, compile_finder
+from attention_jax.losses.sequence import cross_entropy
+from attention_jax.models.encoder_decoder import build
 from attention_jax.modules.outputs import OUTPUTS
+from attention_jax.systems.config import default_config
 from attention_jax.tokens import EOS, UNK
-from attention_jax.training.config import default_config
-from attention_jax.training.losses import cross_entropy
-from attention_jax.training.prediction import Beams, Predictor, compile_finder
-from tests.models.tiny import S, T, build_conv, build_tiny, build_transformer, inputs
-from tests.modules.quick import variables
+from tests.models.helpers import S, T, build_conv, build_tiny, build_transformer, inputs
+from tests.modules.helpers import variables
 from tests.sweeps import sampled
 
 WORDS = 11

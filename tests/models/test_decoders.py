@@ -13,9 +13,9 @@ import attention_jax as aj
 from attention_jax.models.cells import Output, Trace
 from attention_jax.models.decoders import Decoder
 from attention_jax.models.encoded import Encoded
-from attention_jax.models.seq2seq import shift_right
-from tests.models.tiny import TARGET_WORDS, B, S, T, build_tiny, inputs
-from tests.modules.quick import RNGS, assert_close, assert_same, draw, variables
+from attention_jax.models.encoder_decoder import shift_right
+from tests.models.helpers import TARGET_WORDS, B, S, T, build_tiny, inputs
+from tests.modules.helpers import RNGS, assert_close, assert_same, draw, variables
 from tests.sweeps import sampled
 
 PLAIN = [('plain', 'rnn="simple"'), ('plain', 'rnn="lstm", layers=2, feed_context=True')]

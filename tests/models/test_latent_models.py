@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from attention_jax.functional.latent import chain_log_marginal
-from tests.models.tiny import LENGTHS, B, T, build_tiny, inputs
-from tests.modules.quick import variables
+from tests.models.helpers import LENGTHS, B, T, build_tiny, inputs
+from tests.modules.helpers import variables
 
 ALL = jnp.ones((B, T), bool)
 CELLS = [('luong', 'rnn="gru", input_feeding=False'), ('luong', 'rnn="lstm"'), ('bahdanau', 'rnn="gru"')]

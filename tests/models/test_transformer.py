@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
+from attention_jax.decoding import search
 from attention_jax.errors import UserError
-from attention_jax.models import search
+from attention_jax.inference.predictor import compile_search
+from attention_jax.models.encoder_decoder import shift_right
 from attention_jax.models.encoders import TransformerEncoder
-from attention_jax.models.seq2seq import shift_right
 from attention_jax.modules.embedding import Embedding
 from attention_jax.modules.positions import POSITIONS
 from attention_jax.modules.transformer import ACTIVATIONS, NORMS, visible
 from attention_jax.tokens import UNK
-from attention_jax.training.prediction import compile_search
-from tests.models.tiny import LENGTHS, TARGET_WORDS, WIDE, B, S, T, build_transformer, inputs
-from tests.modules.quick import assert_close, assert_same, variables
+from tests.models.helpers import LENGTHS, TARGET_WORDS, WIDE, B, S, T, build_transformer, inputs
+from tests.modules.helpers import assert_close, assert_same, variables
 from tests.sweeps import sampled
 
 run = jax.jit(lambda model, *given: model.apply(*given), static_argnums=0)

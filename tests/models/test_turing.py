@@ -10,7 +10,7 @@ from attention_jax.functional.addressing import moved, sharpened, written
 from attention_jax.functional.scores import SCORES
 from attention_jax.models.turing import EMPTY, build_recaller, plain
 from tests.functional.alignment_cases import ALIGNMENTS_BY_NAME
-from tests.modules.quick import draw
+from tests.modules.helpers import draw
 from tests.sweeps import sampled
 
 SLOTS, WIDTH, FEATURES, INPUTS, OUTPUTS = 5, 3, 4, 2, 2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from tests.modules.quick import assert_close, assert_same, draw, variables
+from tests.modules.helpers import assert_close, assert_same, draw, variables
 
 B, T, S, QUERY, ENCODED, FEATURES = 2, 3, 7, 5, 11, 6
 LENGTHS = [S, 4]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.modules.convolution import GatedConvolution, Normed, halved, lessened, windows
-from tests.modules.quick import assert_close, assert_same, draw, variables
+from tests.modules.helpers import assert_close, assert_same, draw, variables
 
 
 def test_windows_are_zero_beyond_the_ends():

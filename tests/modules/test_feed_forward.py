@@ -9,7 +9,7 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.modules.transformer import ACTIVATIONS, EPSILON, NORMS, FeedForward, normalise
-from tests.modules.quick import draw
+from tests.modules.helpers import draw
 
 B, T, D, HIDDEN = 2, 3, 5, 7
 
@@ -59,9 +59,10 @@ def test_shared_heads_are_heads_with_the_same_keys_and_values(groups):
   assert params['key_kernel']['kernel'].shape[0] == params['value_kernel']['kernel'].shape[0] == groups
   spread = {
     name: jax.tree.map(lambda leaf: jnp.repeat(leaf, 4 // groups, axis=0), layer)
-    if name in ('key_kernel', 'value_kernel') else layer
+    if name in ('key_kernel', 'value_kernel')
+    else layer
     for name, layer in params.items()
-  }  # fmt: skip
+  }
   found, wanted = (
     module.apply({'params': own}, query, encoded, mask, method=at_once)
     for module, own in ((shared, params), (every, spread))

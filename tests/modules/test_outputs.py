@@ -10,7 +10,7 @@ import pytest
 
 from attention_jax.modules.embedding import Embedding
 from attention_jax.modules.outputs import OUTPUTS, TiedOutput, VocabularyOutput
-from tests.modules.quick import assert_close, draw, variables
+from tests.modules.helpers import assert_close, draw, variables
 
 B, T, FEATURES, EMBEDDED, WORDS = 2, 3, 7, 5, 11
 IDS = jnp.asarray([[1, 4, 2], [10, 0, 3]])

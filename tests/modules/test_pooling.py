@@ -8,7 +8,7 @@ import pytest
 
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.pooling import POOLINGS, AttentionPooling
-from tests.modules.quick import assert_close, assert_same, draw, variables
+from tests.modules.helpers import assert_close, assert_same, draw, variables
 
 MEMORY, MASK = draw(3, 5, 7), jnp.arange(5)[None] < jnp.array([5, 3, 0])[:, None]
 FINAL = draw(3, 11)

@@ -7,7 +7,7 @@ import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.modules.positions import POSITIONS, alibi_slopes, bucket_of
-from tests.modules.quick import assert_close, draw, variables
+from tests.modules.helpers import assert_close, draw, variables
 
 B, N, T, F = 2, 3, 11, 6
 AT = jnp.arange(T)

@@ -9,8 +9,8 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.modules.recurrent import RECURRENCES, RecurrentCell, RecurrentLayer, RecurrentStack
-from tests.modules.literal import PAPERS
-from tests.modules.quick import assert_close, assert_same, draw, variables
+from tests.modules.helpers import assert_close, assert_same, draw, variables
+from tests.modules.reference_cells import PAPERS
 
 B, S, D, F = 3, 7, 5, 4
 LENGTHS = [S, 4, 0]

@@ -230,8 +230,9 @@ def test_a_truncated_last_line_is_repaired_and_whole_lines_stay(tmp_path):
   writer(10, {'validation/signature': 'é', 'train/loss': 2.0})
   writer.close()
   assert read_metrics(tmp_path) == [
-    {'step': 5, 'train/loss': 0.2}, {'step': 10, 'train/loss': 2.0, 'validation/signature': 'é'}
-  ]  # fmt: skip
+    {'step': 5, 'train/loss': 0.2},
+    {'step': 10, 'train/loss': 2.0, 'validation/signature': 'é'},
+  ]
 
 
 def test_tensorboard_files_are_written(tmp_path):

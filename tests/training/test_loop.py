@@ -20,13 +20,13 @@ from attention_jax.training.hooks import Best, due
 from attention_jax.training.loop import Training
 from attention_jax.training.writers import read_metrics
 from tests import compiled
-from tests.training import toy
-from tests.training.toy import bits, fit_toy
+from tests.training import helpers
+from tests.training.helpers import bits, fit_toy
 
 TIMES = {'train/tokens_per_second', 'train/steps_per_second', 'train/compilations'}
 
 
-LIGHT = {'accumulate': 1, 'average': 0.0, 'stream': functools.partial(toy.stream, lengths=toy.BUCKETS[:1])}
+LIGHT = {'accumulate': 1, 'average': 0.0, 'stream': functools.partial(helpers.stream, lengths=helpers.BUCKETS[:1])}
 
 
 def records(folder):
@@ -44,7 +44,7 @@ def test_a_run_learns_and_leaves_everything(whole):
   result, folder = whole
   found = records(folder)
   assert result.reason == 'all 60 steps are done' and result.state.step == 60
-  assert result.compilations == len(toy.BUCKETS)
+  assert result.compilations == len(helpers.BUCKETS)
   assert [r['step'] for r in found if 'train/loss' in r] == list(range(5, 61, 5))
   assert [r['step'] for r in found if 'validation/loss' in r] == [20, 40, 60]
   assert found[-1]['train/cross_entropy'] < found[0]['train/cross_entropy']
@@ -82,7 +82,7 @@ def test_resuming_equals_an_uninterrupted_run(whole, tmp_path, capsys):
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_cleanly_and_changes_nothing(whole, tmp_path, number):
   def interrupted(start, stop):
-    for step, batch in enumerate(toy.stream(start, stop), start):
+    for step, batch in enumerate(helpers.stream(start, stop), start):
       if step == 22:
         os.kill(os.getpid(), number)
       yield batch
@@ -99,7 +99,7 @@ def test_a_signal_stops_cleanly_and_changes_nothing(whole, tmp_path, number):
 
 def start_toy(folder, pause):
   settings = {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(Path(__file__).parents[2])} | compiled.environment()
-  command = [sys.executable, '-W', 'error', toy.__file__, str(folder), '60', str(pause)]
+  command = [sys.executable, '-W', 'error', helpers.__file__, str(folder), '60', str(pause)]
   pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT}
   return subprocess.Popen(command, env=os.environ | settings, text=True, **pipes)
 
@@ -135,7 +135,7 @@ def test_killed_at_random_moments_ends_with_the_same_bits(whole, tmp_path):
 
 
 def test_nan_is_told_with_its_step_and_never_saved(tmp_path, monkeypatch):
-  healthy = toy.sequence_loss
+  healthy = helpers.sequence_loss
 
   def broken(*args):
     loss = healthy(*args)
@@ -158,9 +158,16 @@ def test_nan_is_told_with_its_step_and_never_saved(tmp_path, monkeypatch):
 def test_early_stopping_and_its_memory(tmp_path):
   values = {2: 3.0, 4: 1.0, 6: 2.0, 8: float('nan'), 10: 1.0, 12: 0.5}
   run = functools.partial(
-    fit_toy, tmp_path, steps=40, evaluate_every=2, checkpoint_every=3, log_every=50,
-    evaluate=lambda state: {'error': values[int(state.step)], 'signature': 'words'}, select='error', **LIGHT,
-  )  # fmt: skip
+    fit_toy,
+    tmp_path,
+    steps=40,
+    evaluate_every=2,
+    checkpoint_every=3,
+    log_every=50,
+    evaluate=lambda state: {'error': values[int(state.step)], 'signature': 'words'},
+    select='error',
+    **LIGHT,
+  )
   result = run(patience=3)
   assert result.reason == 'no improvement in 3 evaluations since step 4'
   assert result.state.step == 10 and result.best == Best(1.0, 4, 3)

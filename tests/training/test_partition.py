@@ -7,7 +7,7 @@ import pytest
 from attention_jax.data.batching import Batch
 from attention_jax.errors import UserError
 from attention_jax.training.partition import AXES, RULES, check_rows, make_mesh, place, replicate
-from tests.training.toy import make_batch
+from tests.training.helpers import make_batch
 
 
 def test_mesh_spans_all_devices():

@@ -14,19 +14,26 @@ from attention_jax.data.encoding import encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import train as train_vocabulary
 from attention_jax.errors import UserError
+from attention_jax.losses.sequence import sequence_loss
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.loop import Training, begin, fit
-from attention_jax.training.losses import sequence_loss
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.seeds import fit_seeds
 from attention_jax.training.writers import read_metrics
-from tests.training import toy
-from tests.training.toy import Toy, validate
+from tests.training import helpers
+from tests.training.helpers import Toy, validate
 
 FIELDS = {
-  'steps': 20, 'seed': 3, 'average': 0.9, 'accumulate': 2, 'log_every': 2, 'evaluate_every': 5, 'checkpoint_every': 6,
-  'auxiliary': 'coverage(weight=0.1)', 'anneal': 'temperature: linear(peak=2.0, end=0.5, steps=20)',
-}  # fmt: skip
+  'steps': 20,
+  'seed': 3,
+  'average': 0.9,
+  'accumulate': 2,
+  'log_every': 2,
+  'evaluate_every': 5,
+  'checkpoint_every': 6,
+  'auxiliary': 'coverage(weight=0.1)',
+  'anneal': 'temperature: linear(peak=2.0, end=0.5, steps=20)',
+}
 RUNS = 4
 loss = sequence_loss(
   Toy(needed_loss='reinforce'), 0.1, FIELDS['auxiliary'], 'scheduled_sampling(schedule="linear(slope=0.02)")'
@@ -35,12 +42,12 @@ loss = sequence_loss(
 
 def params_of(seed):
   """Initial parameters that differ from run to run."""
-  return jax.tree.map(lambda x: x * (1 + 0.1 * seed), toy.init_params())
+  return jax.tree.map(lambda x: x * (1 + 0.1 * seed), helpers.init_params())
 
 
 def stream_of(seed, start, stop):
   for step in range(start, stop):
-    yield toy.make_batch(1000 * seed + step)
+    yield helpers.make_batch(1000 * seed + step)
 
 
 def together(start, stop):
@@ -53,9 +60,15 @@ def fit_all(folder, *, devices=4, stream=together, evaluate=validate, **fields):
   for own in folders:
     own.mkdir(parents=True, exist_ok=True)
   return fit_seeds(
-    folder, folders, Training(**FIELDS | fields), loss=loss, params=params_of,
-    stream=stream, evaluate=evaluate, mesh=make_mesh(jax.devices()[:devices], RUNS),
-  )  # fmt: skip
+    folder,
+    folders,
+    Training(**FIELDS | fields),
+    loss=loss,
+    params=params_of,
+    stream=stream,
+    evaluate=evaluate,
+    mesh=make_mesh(jax.devices()[:devices], RUNS),
+  )
 
 
 @pytest.fixture(scope='module')
@@ -88,9 +101,14 @@ def test_each_is_the_run_of_its_seed_alone(whole, tmp_path):
   for i in (0, RUNS - 1):
     training = Training(**FIELDS | {'seed': 3 + i})
     alone = fit(
-      tmp_path / str(i), training, loss=loss, params=params_of, stream=functools.partial(stream_of, 3 + i),
-      evaluate=validate, mesh=make_mesh(jax.devices()[:2]),
-    )  # fmt: skip
+      tmp_path / str(i),
+      training,
+      loss=loss,
+      params=params_of,
+      stream=functools.partial(stream_of, 3 + i),
+      evaluate=validate,
+      mesh=make_mesh(jax.devices()[:2]),
+    )
     own = folder / f'seed_{3 + i}'
     for name in ('train/loss', 'train/reinforce', 'validation/loss'):
       np.testing.assert_allclose(losses(own, name), losses(tmp_path / str(i), name), rtol=1e-4, atol=1e-6)
@@ -184,9 +202,14 @@ def test_nan_is_told_with_its_seed(tmp_path):
     own.mkdir()
   with pytest.raises(UserError, match='loss of seed 5 is nan at step 1; there is no checkpoint yet'):
     fit_seeds(
-      tmp_path, folders, Training(**FIELDS), loss=loss, params=params, stream=together,
+      tmp_path,
+      folders,
+      Training(**FIELDS),
+      loss=loss,
+      params=params,
+      stream=together,
       mesh=make_mesh(jax.devices()[:1], RUNS),
-    )  # fmt: skip
+    )
 
 
 def test_the_data_of_each_are_those_of_its_seed():

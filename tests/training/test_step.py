@@ -7,13 +7,14 @@ import optax
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.losses.sequence import sequence_loss
 from attention_jax.training.anneal import follow, make_anneal
-from attention_jax.training.losses import Loss, sequence_loss
+from attention_jax.training.loss import Loss
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, replicate
 from attention_jax.training.state import evaluation_params, init_state, is_finite
 from attention_jax.training.step import make_train_step
-from tests.training.toy import BUCKETS, Toy, init_params, make_batch
+from tests.training.helpers import BUCKETS, Toy, init_params, make_batch
 
 
 def leaning(params, batch, rngs, running, update):

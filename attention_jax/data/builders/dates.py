@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import tensorflow_datasets as tfds
 
-from attention_jax.data.builders import date_formats as formats
+from attention_jax.data.builders import date_formats
 from attention_jax.errors import UserError, choose
 
 SIZES = {'train': 20000, 'validation': 1000, 'test': 1000, 'unseen': 1000}
@@ -61,10 +61,10 @@ class Splitting(NamedTuple):
 
 
 SPLITS = {
-  'train': Splitting(0, 20, formats.SEEN),
-  'validation': Splitting(20, 21, formats.SEEN),
-  'test': Splitting(21, 22, formats.SEEN),
-  'unseen': Splitting(22, 23, formats.UNSEEN),
+  'train': Splitting(0, 20, date_formats.SEEN),
+  'validation': Splitting(20, 21, date_formats.SEEN),
+  'test': Splitting(21, 22, date_formats.SEEN),
+  'unseen': Splitting(22, 23, date_formats.UNSEEN),
 }
 
 
@@ -86,7 +86,7 @@ def generate(split: str, seed: int = 0) -> Iterator[dict[str, str]]:
   seen = set()
   while len(seen) < SIZES[split]:
     locale = _pick(draw, locales)
-    drawn = _draw(draw, formats.language(locale))
+    drawn = _draw(draw, date_formats.language(locale))
     if drawn is None:
       continue
     date, labelled = drawn
@@ -111,7 +111,7 @@ class Dates(tfds.core.GeneratorBasedBuilder):
 
   url_infos = None  # nothing to download; and looking for checksums needs a package that tfds does not declare
   VERSION = tfds.core.Version('1.0.0')
-  RELEASE_NOTES = {'1.0.0': f'{len(formats.SEEN)} locales and {len(formats.UNSEEN)} unseen ones.'}  # noqa: RUF012 (tfds wants a dict)
+  RELEASE_NOTES = {'1.0.0': f'{len(date_formats.SEEN)} locales and {len(date_formats.UNSEEN)} unseen ones.'}  # noqa: RUF012 (tfds wants a dict)
   BUILDER_CONFIGS = [SeedConfig(0)]  # noqa: RUF012
 
   def _info(self) -> tfds.core.DatasetInfo:
@@ -166,7 +166,7 @@ def _pick(draw, options: Sequence):
   return options[int(draw() * len(options))]
 
 
-def _draw(draw, language: formats.Language) -> tuple[datetime.date, Labelled] | None:
+def _draw(draw, language: date_formats.Language) -> tuple[datetime.date, Labelled] | None:
   """Draws a date and writes it; None when what comes out is too long or can be read in two ways."""
   pattern = _pick(draw, language.free if draw() < FREE_SHARE else language.patterns)
   date = _date(draw, short_year=any(piece.form == 'yy' for piece in pattern))
@@ -176,11 +176,11 @@ def _draw(draw, language: formats.Language) -> tuple[datetime.date, Labelled] | 
   for piece in pattern:
     text = _written(piece, date, language, zero)
     if piece.form in language.names:
-      if not formats.readable(piece.label, text):
+      if not date_formats.readable(piece.label, text):
         return None
       text = text.removesuffix('.') if draw() < NO_DOT_SHARE else text
     labelled += [(char, piece.label) for char in unicodedata.normalize('NFC', case(text))]
-  compact = ''.join(piece.form for piece in pattern) == formats.COMPACT
+  compact = ''.join(piece.form for piece in pattern) == date_formats.COMPACT
   if draw() < SPACING_SHARE:
     labelled = _respaced(draw, labelled)
   source = ''.join(char for char, _ in labelled)
@@ -194,7 +194,7 @@ def _date(draw, short_year: bool) -> datetime.date:
   return datetime.date(year, month, 1 + int(draw() * calendar.monthrange(year, month)[1]))
 
 
-def _written(piece: formats.Piece, date: datetime.date, language: formats.Language, zero: str) -> str:
+def _written(piece: date_formats.Piece, date: datetime.date, language: date_formats.Language, zero: str) -> str:
   """Returns the text of one piece of a pattern."""
   label, form = piece
   if label == '':
@@ -222,7 +222,7 @@ def _respaced(draw, labelled: Labelled) -> Labelled:
 
 
 def _kind(char: str) -> str:
-  if formats.is_digit(char):
+  if date_formats.is_digit(char):
     return 'digit'
   return 'letter' if unicodedata.category(char)[0] in 'LM' else 'other'
 
@@ -230,14 +230,14 @@ def _kind(char: str) -> str:
 def _merged(labelled: Labelled) -> bool:
   """Whether the digits of two fields meet."""
   neighbours = itertools.pairwise(labelled)
-  return any(a != b and formats.is_digit(x) and formats.is_digit(y) for (x, a), (y, b) in neighbours)
+  return any(a != b and date_formats.is_digit(x) and date_formats.is_digit(y) for (x, a), (y, b) in neighbours)
 
 
 def _links(labelled: Labelled) -> str:
   links = []
   for label, places in PLACES.items():
     span = [i for i, (_, of) in enumerate(labelled) if of == label]
-    digits = [i for i in span if formats.is_digit(labelled[i][0])]
+    digits = [i for i in span if date_formats.is_digit(labelled[i][0])]
     for back, place in enumerate(reversed(places), start=1):
       own = digits[-back:][:1] if back <= len(digits) else digits
       links += [(i, place) for i in own or span]

@@ -25,9 +25,27 @@ from attention_jax.errors import choose
 SIZES = {'train': 20000, 'validation': 1000, 'test': 1000, 'unseen': 1000}
 LOCALES = ('cs_CZ', 'da_DK', 'de_DE', 'fi_FI', 'hr_HR', 'pt_PT', 'ro_RO', 'sk_SK', 'sl_SI', 'sv_SE')
 OCCUPATIONS = (
-  'baker', 'brewer', 'butcher', 'carpenter', 'dentist', 'farmer', 'florist', 'gardener', 'lawyer', 'mason', 'nurse',
-  'painter', 'pilot', 'plumber', 'potter', 'sailor', 'surgeon', 'tailor', 'teacher', 'weaver',
-)  # fmt: skip
+  'baker',
+  'brewer',
+  'butcher',
+  'carpenter',
+  'dentist',
+  'farmer',
+  'florist',
+  'gardener',
+  'lawyer',
+  'mason',
+  'nurse',
+  'painter',
+  'pilot',
+  'plumber',
+  'potter',
+  'sailor',
+  'surgeon',
+  'tailor',
+  'teacher',
+  'weaver',
+)
 MOST = 300  # words of a kind from one country
 PEOPLE = (2, 3, 4)
 NAMESAKES = 0.15  # of the people after the first have a part of an earlier one's name

@@ -25,9 +25,13 @@ SIZES = {'train': 40000, 'validation': 500, 'test': 500, 'unseen': 500}
 WIDTH = 64  # pixels, and as many rows
 FINE = 4  # drawn so many times as large
 COLOURS = {
-  'red': (214, 39, 40), 'green': (44, 160, 44), 'blue': (31, 90, 200), 'yellow': (235, 200, 30),
-  'purple': (140, 60, 180), 'orange': (240, 130, 20),
-}  # fmt: skip
+  'red': (214, 39, 40),
+  'green': (44, 160, 44),
+  'blue': (31, 90, 200),
+  'yellow': (235, 200, 30),
+  'purple': (140, 60, 180),
+  'orange': (240, 130, 20),
+}
 SHAPES = ('circle', 'square', 'triangle', 'cross')
 RADII = {'small': (6.0, 7.5), 'large': (10.5, 12.5)}
 TEXTURES = ('', 'striped', 'dotted')

@@ -1,0 +1,1 @@
+"""Decoding: beam and greedy search, ranking, sampling, prefix constraints, ensembles and streaming."""

@@ -1,0 +1,1 @@
+"""Inference: prediction, scoring, reranking, evaluation and metrics."""

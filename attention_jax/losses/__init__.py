@@ -1,0 +1,1 @@
+"""Losses and objectives: what training minimises."""

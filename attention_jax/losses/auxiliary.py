@@ -1,0 +1,197 @@
+"""Auxiliary losses, minimised beside the cross entropy: `training.auxiliary='guided(weight=0.5) + coverage'`.
+
+An auxiliary loss is `f(outputs, batch, running, *, options) -> [] float32`: a sum over the real target tokens of the
+batch, as the cross entropy is. `running` holds the running means that its row names. Nothing behind a mask counts, in
+the value or in the gradient.
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.errors import UserError, choose
+from attention_jax.functional import latent
+from attention_jax.functional.alignments import ALIGNMENTS
+from attention_jax.functional.attend import Memory, attend, init_params, project
+from attention_jax.functional.scores import SCORES
+from attention_jax.functional.table import Row, check_options, parse_specs
+from attention_jax.training.loss import Means
+
+WITHOUT = 'to train without the loss: --config.training.auxiliary='
+
+
+class Auxiliary(NamedTuple):
+  """One auxiliary loss.
+
+  Attributes:
+    fn: the loss itself; its keyword-only arguments are options.
+    links: whether it needs Batch.links.
+    text: whether the source must be a text, in its order.
+    of_weights: whether it is learned through the weights.
+    running: the metrics of MEASURES whose running means it uses.
+    weight, after: its factor in what is minimised, and how many updates are made before it is; options of every row.
+  """
+
+  fn: Callable[..., jax.Array]
+  links: bool = False
+  text: bool = False
+  of_weights: bool = True
+  running: tuple[str, ...] = ()
+  weight: float = 1.0
+  after: int = 0
+
+  def share(self, value: jax.Array, update: int | jax.Array) -> jax.Array:
+    """What of its value is minimised by this update (from 1)."""
+    return jnp.where(update > self.after, self.weight * value, 0.0)
+
+
+def coverage(outputs, batch, running: Means) -> jax.Array:
+  """Σ_t Σ_s min(w_ts, c_ts), c the sum of the weights before. See, Liu & Manning 2017, equation 12."""
+  weights = _seen(outputs, batch)
+  before = jnp.cumsum(jnp.pad(weights[:, :-1], ((0, 0), (1, 0), (0, 0))), axis=1)
+  return jnp.sum(jnp.minimum(weights, before))
+
+
+def doubly_stochastic(outputs, batch, running: Means) -> jax.Array:
+  """Σ_s (1 − Σ_t w_ts)²: every position is looked at about once. Xu et al. 2015, equation 14."""
+  looked = jnp.sum(_seen(outputs, batch), axis=1)
+  there = jnp.broadcast_to(batch.source_mask, looked.shape)
+  return jnp.sum(jnp.where(there, (1 - looked) ** 2, 0.0))
+
+
+def guided(outputs, batch, running: Means) -> jax.Array:
+  """−Σ_t mean over the gold links (t, s) of t of log(w_ts + 10⁻⁶). Chen et al. 2016, guided alignment, cross entropy.
+
+  Target tokens without links cost nothing.
+  """
+  gold = batch.links & batch.target_mask[..., None]
+  logs = jnp.log(jnp.where(gold, _seen(outputs, batch) + 1e-6, 1.0))
+  return -jnp.sum(logs.sum(axis=-1) / jnp.maximum(gold.sum(axis=-1), 1))
+
+
+def diagonal(outputs, batch, running: Means, *, width: float = 0.2) -> jax.Array:
+  """Σ_ts w_ts (1 − exp(−(s/S − t/T)² / 2g²)), S and T the real lengths. Tachibana et al. 2018, guided attention.
+
+  Raises: UserError unless width > 0.
+  """
+  if not width > 0:
+    raise UserError(f'diagonal: width must be greater than 0, got {width}')
+  target, source = (
+    jnp.arange(mask.shape[1])[None] / jnp.maximum(mask.sum(axis=1, keepdims=True), 1)
+    for mask in (batch.target_mask, batch.source_mask)
+  )
+  offset = source[:, None, :] - target[:, :, None]
+  return -jnp.sum(_seen(outputs, batch) * jnp.expm1(-((offset / width) ** 2) / 2))
+
+
+def reinforce(outputs, batch, running: Means, *, entropy: float = 0.01, discount: float = 1.0) -> jax.Array:
+  """REINFORCE for alignments that draw: each draw is rewarded by log p(y) of its token and those after it.
+
+  The baseline is the running mean of the log-likelihood per token, times the tokens to come. Xu et al. 2015, section
+  4.1, where `discount` is 1; at 0 a draw earns what its own token does, and looking ahead of what is said is worth
+  nothing.
+
+  Raises: UserError when the alignment leaves no log-probabilities of draws [B, T, N] behind, or for discount > 1.
+  """
+  if getattr(outputs.state, 'ndim', 0) != 3:
+    possible = ', '.join(name for name, row in ALIGNMENTS.items() if row.loss == 'reinforce')
+    raise UserError(f'auxiliary loss reinforce needs an alignment that draws and learns by it; possible: {possible}')
+  if discount > 1:
+    raise UserError(f'auxiliary loss reinforce: discount is {discount}; possible: from 0 to 1')
+  real = batch.target_mask
+  draws = jnp.diff(outputs.state.astype(jnp.float32), axis=1, prepend=0).sum(axis=-1)
+  draws = jnp.where(real, draws, 0.0)
+  expected = jax.vmap(lambda means: latent.to_come(means, discount))(running['log_likelihood'] * real)
+  surrogate = jax.vmap(functools.partial(latent.reinforce, entropy=entropy, discount=discount))
+  return -jnp.sum(surrogate(draws, log_likelihoods(outputs, batch), expected))
+
+
+def log_likelihoods(outputs, batch) -> jax.Array:
+  """log p(y_t) of the real target tokens, 0 behind the mask: [B, T] float32."""
+  logits = jnp.where(batch.target_mask[..., None], outputs.logits.astype(jnp.float32), 0.0)
+  chosen = jnp.take_along_axis(logits, batch.target[..., None], axis=-1)[..., 0]
+  return jnp.where(batch.target_mask, chosen - jax.nn.logsumexp(logits, axis=-1), 0.0)
+
+
+LOSSES: Mapping[str, Auxiliary] = {
+  'coverage': Auxiliary(coverage),
+  'diagonal': Auxiliary(diagonal, text=True),
+  'doubly_stochastic': Auxiliary(doubly_stochastic),
+  'guided': Auxiliary(guided, links=True, text=True),
+  'reinforce': Auxiliary(reinforce, of_weights=False, running=('log_likelihood',)),
+}
+
+# What running means may be of: f(outputs, batch) -> a sum over the real target tokens.
+MEASURES: Mapping[str, Callable[..., jax.Array]] = {
+  'log_likelihood': lambda outputs, batch: jnp.sum(log_likelihoods(outputs, batch)),
+}
+
+
+def auxiliary_losses(
+  specs: str, needed: str = '', table: Mapping[str, Auxiliary] | None = None
+) -> dict[str, Auxiliary]:
+  """The rows that `specs`, joined by '+', mean, with their options set; `needed` is added unless it is among them.
+
+  Args: table, LOSSES where none is given.
+
+  Raises: UserError for an unknown name or option, with what is possible.
+  """
+  given = ({needed: {}} if needed else {}) | parse_specs(specs)
+  return {name: _row(name, options, LOSSES if table is None else table) for name, options in given.items()}
+
+
+def check_weights(losses: Mapping[str, Auxiliary], attention) -> None:
+  """Raises: UserError for a loss of weights that have no gradient, as those of alignments that draw or round.
+
+  Args: attention, a modules.attention.Attention; None for a decoder that attends to nothing.
+  """
+  names = ', '.join(name for name, row in losses.items() if row.of_weights)
+  if names and attention is None:
+    raise UserError(f'auxiliary loss {names} is of weights, and this decoder attends to nothing; {WITHOUT}')
+  if names and not has_gradient(attention.alignment_of):
+    raise UserError(
+      f'auxiliary loss {names} learns through the weights, and those of alignment {attention.alignment!r} have no '
+      f'gradient; possible: one that neither draws nor rounds, such as softmax, or gumbel; {WITHOUT}'
+    )
+
+
+def has_gradient(alignment: Row) -> bool:
+  """Whether any of many draws of an alignment's weights has a gradient with respect to the query."""
+  rngs, rows = jax.random.split(jax.random.key(0), 64), {'score': SCORES['additive'], 'alignment': alignment}
+  params = init_params(rngs[0], **rows, query=3, key=3, features=3)
+  query, key = jax.random.normal(rngs[1], (2, 4, 3))
+  memory = Memory(project(key, params, 'key'), key, jnp.ones(4, bool))
+
+  def weighed(query, rng):
+    found = attend(*rows.values(), params, query, memory, rng=rng, deterministic=False)
+    return jnp.sum(found.weights * jnp.arange(16.0).reshape(4, 4) ** 2)
+
+  return bool(jax.jit(jax.vmap(jax.grad(weighed), (None, 0)))(query, rngs).any())
+
+
+def options(row: Auxiliary) -> dict[str, float]:
+  """What a spec may set, with the defaults."""
+  own = [p for p in inspect.signature(row.fn).parameters.values() if p.kind is p.KEYWORD_ONLY]
+  return {'weight': row.weight, 'after': row.after} | {p.name: p.default for p in own}
+
+
+def _row(name: str, given: Mapping[str, float], table: Mapping[str, Auxiliary]) -> Auxiliary:
+  row = table[choose(name, table, 'auxiliary loss')]
+  possible = options(row)
+  check_options(f'auxiliary loss {name!r}', given, possible)
+  for option, value in given.items():
+    if not 0 <= value < math.inf:
+      raise UserError(f'auxiliary loss {name!r}: {option} is {value}; possible: 0 or more, and finite')
+  of_row = {option: value for option, value in given.items() if option in row._fields}
+  own = {option: value for option, value in given.items() if option not in of_row}
+  return row._replace(fn=functools.partial(row.fn, **own), **of_row)
+
+
+def _seen(outputs, batch) -> jax.Array:
+  """The weights [B, T, S] of real target tokens over real source tokens, 0 elsewhere."""
+  return jnp.where(batch.target_mask[:, :, None] & batch.source_mask[:, None, :], outputs.weights, 0.0)

@@ -1,0 +1,275 @@
+"""The encoder-decoder, and `build`: from a config to a model."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from attention_jax.errors import UserError, choose
+from attention_jax.functional.latent import log_mixture
+from attention_jax.functional.masking import masked
+from attention_jax.functional.table import check_options, parse_spec
+from attention_jax.models.decoders import DECODERS, decoder_of, over_steps
+from attention_jax.models.encoders import ENCODERS
+from attention_jax.modules.attention import Attention
+from attention_jax.modules.embedding import Embedding, known
+from attention_jax.modules.outputs import OUTPUTS, Seen
+from attention_jax.tokens import BOS
+
+DTYPES: Mapping[str, Any] = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
+
+
+class Outputs(NamedTuple):
+  """What a model says of targets.
+
+  Attributes:
+    logits: [B, T, V] float32, of the vocabulary; log-probabilities where the alignment is latent or the output layer
+      copies, which also says the words of the source that the vocabulary does not know: [B, T, V + S].
+    weights: [B, T, S] they were made with.
+    state: the private state of the alignment after each step: [B, T, N, ...], () where it has none.
+    likelihood: log p(y_t | position s) [B, T, S] where the alignment is latent, else ().
+    linear: what the logits of a whole sequence come from, modules.outputs.Linear; () where they are a mixture.
+    layers: the weights of every layer and head [B, T, L, N, S] of a decoder with several layers of attention, else ().
+  """
+
+  logits: jax.Array
+  weights: jax.Array
+  state: Any = ()
+  likelihood: Any = ()
+  linear: Any = ()
+  layers: Any = ()
+
+
+class Remembered(NamedTuple):
+  """What is prepared once per source: by the decoder, and by the output layer."""
+
+  memory: Any
+  kept: Any = ()
+
+
+class Pending(NamedTuple):
+  """The carry of a latent alignment: that of the decoder, and the features [B, S, D] that the last token came from."""
+
+  decoder: Any
+  features: jax.Array
+
+
+def shift_right(target: jax.Array) -> jax.Array:
+  """target [B, T] -> what the decoder reads [B, T]: BOS, then every token but the last."""
+  return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
+
+
+class EncoderDecoder(nn.Module):
+  """An encoder, a decoder, target embeddings and an output layer."""
+
+  encoder: nn.Module
+  decoder: nn.Module
+  embedding: nn.Module
+  output: nn.Module
+
+  @property
+  def latent(self):
+    """What makes the alignment latent (functional.latent.Latent), or None."""
+    return self.decoder.latent
+
+  @property
+  def needed_loss(self) -> str:
+    """The auxiliary loss without which the alignment learns nothing, or ''."""
+    return self.decoder.needed_loss
+
+  @property
+  def copies(self) -> bool:
+    """Whether words of the source can be said as such."""
+    return self.output.copies
+
+  @property
+  def attends(self) -> bool:
+    return self.decoder.attends
+
+  def reach(self, source_length: int) -> int:
+    """How many tokens it can say: ids below that."""
+    return self.embedding.size + source_length * self.copies
+
+  def __call__(
+    self, source: jax.Array, source_mask: jax.Array, target: jax.Array, deterministic: bool = True
+  ) -> Outputs:
+    """source [B, S] ids, source_mask [B, S], target [B, T] ids, each read after those before it -> Outputs.
+
+    Ids V + s, from the size of the vocabulary on, are words that it does not know: those that stand at s of the source,
+    and nowhere before.
+    """
+    encoded, entering = self.encoder(source, source_mask, deterministic), shift_right(target)
+    if self.latent:
+      return self._sum_over_positions(encoded, entering, known(target, self.embedding.size), deterministic)
+    embeddings = self.embedding(entering, deterministic)
+    return self._say(self.decoder(encoded, embeddings, deterministic), embeddings, self._keep(encoded, source))
+
+  def start(self, source: jax.Array, source_mask: jax.Array, max_length: int) -> tuple[Any, Any]:
+    """The first carry and the memory, at test time, for at most `max_length` steps."""
+    encoded = self.encoder(source, source_mask, True)
+    carry, memory = self._start(encoded, max_length)
+    return carry, Remembered(memory, self._keep(encoded, source))
+
+  def step(self, carry: Any, token: jax.Array, memory: Remembered) -> tuple[Any, Outputs]:
+    """token [B] ids -> the next carry, and Outputs for the token after it: logits [B, V], weights [B, S]."""
+    if self.latent:
+      carry, outputs, _ = self._latent_step(carry, token, memory.memory, True)
+      return carry, outputs
+    embedding = self.embedding(token)
+    carry, output = self.decoder.step(carry, embedding, memory.memory)
+    return carry, self._say(output, embedding, memory.kept)._replace(linear=())
+
+  def posterior(self, outputs: Outputs, target_mask: jax.Array) -> jax.Array:
+    """Weights [B, T, S] given the whole target: of a latent alignment where each token was read, of others as used.
+
+    What stands behind target_mask [B, T] tells nothing of the tokens before it.
+    """
+    if not self.latent:
+      return outputs.weights
+    one_head = jax.tree.map(lambda x: x[:, :, 0], outputs.state)
+    known = jnp.where(target_mask[..., None], outputs.likelihood, 0.0)
+    return masked(jax.vmap(self.latent.posterior)(outputs.weights, one_head, known), target_mask)
+
+  def _keep(self, encoded, source: jax.Array) -> Any:
+    """What the output layer keeps of a source."""
+    return self.output.remember(encoded.memory, encoded.mask, source)
+
+  def _say(self, output, embeddings: jax.Array, kept: Any) -> Outputs:
+    """Outputs of one step or of all, from those of the decoder and what it read."""
+    parts = tuple(part for part in (output.context, output.top, embeddings) if not isinstance(part, tuple))
+    said = self.output(output.features, Seen(kept, output.weights, parts))
+    return Outputs(said.logits(), output.weights, output.state, linear=said.linear, layers=output.layers)
+
+  def _start(self, encoded, max_length: int) -> tuple[Any, Any]:
+    carry, memory = self.decoder.start(encoded, max_length)
+    if self.latent and self.latent.observe:
+      # The first token, BOS, tells nothing: the chain starts at a known position, whatever it is said to be read from.
+      cell, places = self.decoder.cell, encoded.mask.shape
+      carry = Pending(carry, jnp.zeros((*places, cell.width), cell.dtype))
+    return carry, memory
+
+  def _sum_over_positions(self, encoded, entering: jax.Array, target: jax.Array, deterministic: bool) -> Outputs:
+    """All steps of a latent alignment, one after the other: log-probabilities [B, S, vocabulary] of one at a time."""
+    carry, memory = self._start(encoded, target.shape[1])
+
+    def step(model, carry, tokens):
+      entering, token = tokens
+      carry, outputs, log_probs = model._latent_step(carry, entering, memory, deterministic)
+      likelihood = jnp.take_along_axis(log_probs, token[:, None, None], axis=-1)[..., 0]
+      return carry, outputs._replace(likelihood=likelihood)
+
+    return over_steps(step, self)(self, carry, (entering, target))[1]
+
+  def _latent_step(self, carry: Any, token: jax.Array, memory: Any, deterministic: bool):
+    """-> the next carry, Outputs, and log p(y | position s) [B, S, vocabulary]."""
+    if self.latent.observe:
+      seen = jax.nn.log_softmax(self.output(carry.features).logits())
+      likelihood = jnp.take_along_axis(seen, token[:, None, None], axis=-1)[..., 0]
+      carry = self.decoder.observe(carry.decoder, likelihood)
+    carry, output = self.decoder.step(carry, self.embedding(token, deterministic), memory, deterministic)
+    log_probs = jax.nn.log_softmax(self.output(output.features).logits())
+    outputs = Outputs(log_mixture(output.weights, log_probs), output.weights, output.state)
+    return Pending(carry, output.features) if self.latent.observe else carry, outputs, log_probs
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """The fields of `config.model` and their defaults.
+
+  Attributes:
+    encoder, decoder, output: spec strings for ENCODERS, DECODERS and OUTPUTS; their options are the fields of the
+      modules there.
+    embedding: features of the source and target embeddings.
+    share_embeddings: one table for both sides; needs a shared vocabulary.
+    dropout: on embeddings; where it is recurrent, on the memory, between layers and before the output layer; in a
+      Transformer, on what every sublayer gives.
+    dtype: of the computation, 'float32' or 'bfloat16'; parameters are float32.
+  """
+
+  encoder: str = 'birnn'
+  decoder: str = 'bahdanau'
+  output: str = 'vocabulary'
+  embedding: int = 256
+  share_embeddings: bool = False
+  dropout: float = 0.0
+  dtype: str = 'float32'
+
+
+def build(model: Mapping[str, Any], source_size: int, target_size: int) -> EncoderDecoder:
+  """The model that `config.model` means, for vocabularies of these sizes. Raises UserError for what does not exist."""
+  options, parts = options_of(model)
+  if options.share_embeddings and source_size != target_size:
+    raise UserError(f'share_embeddings needs a shared vocabulary; got {source_size} and {target_size} tokens')
+  target = Embedding(target_size, options.embedding, **parts)
+  source = target if options.share_embeddings else Embedding(source_size, options.embedding, **parts)
+  encoder = make(options.encoder, ENCODERS, 'encoder', embedding=source, **parts)
+  built = assemble(options, parts, model['attention'], encoder, target_size, target)
+  _check_copies(options.output, built.output, built.decoder, source_size, target_size)
+  return built
+
+
+def options_of(model: Mapping[str, Any]) -> tuple[Model, dict[str, Any]]:
+  """The fields of `config.model`, and what all of its modules are given: dropout and dtype."""
+  options = Model(**{field.name: model[field.name] for field in dataclasses.fields(Model)})
+  check_ranges('model', Model, dataclasses.asdict(options))
+  check_ranges('attention', Attention, model['attention'])
+  return options, {'dtype': DTYPES[choose(options.dtype, DTYPES, 'dtype')], 'dropout': options.dropout}
+
+
+def assemble(
+  options: Model,
+  parts: Mapping[str, Any],
+  attention: Mapping[str, Any],
+  encoder: nn.Module,
+  size: int,
+  embedding: Embedding | None = None,
+) -> EncoderDecoder:
+  """An encoder with the decoder and the output layer of a config, for a target vocabulary of this size."""
+  embedding = embedding or Embedding(size, options.embedding, **parts)
+  look = Attention(**attention, dtype=parts['dtype'])
+  decoder = decoder_of(make(options.decoder, DECODERS, 'decoder', attention=look, **parts), options.dropout)
+  output = make(options.output, OUTPUTS, 'output', size=size, embedding=embedding, dtype=parts['dtype'])
+  return EncoderDecoder(encoder, decoder, embedding, output)
+
+
+def _check_copies(spec: str, output: nn.Module, decoder: nn.Module, source_size: int, target_size: int) -> None:
+  if not output.copies:
+    return
+  if source_size != target_size:
+    raise UserError(f'output {spec!r} copies and needs a shared vocabulary; got {source_size} and {target_size} tokens')
+  if not decoder.attends:
+    raise UserError(f'output {spec!r} copies by weights, and this decoder attends to nothing')
+  if decoder.latent:
+    possible = ', '.join(name for name, cls in OUTPUTS.items() if not cls.copies)
+    raise UserError(f'output {spec!r} copies by weights, a latent alignment sums over positions; possible: {possible}')
+
+
+def make(spec: str, table: Mapping[str, type[nn.Module]], what: str, **parts: Any) -> nn.Module:
+  """An instance of the class that `spec` names: 'birnn(layers=2)'. `parts` are not options but given by the caller to
+  any class that has them."""
+  name, given = parse_spec(spec)
+  cls = table[choose(name, table, what)]
+  fields = {f.name: f for f in dataclasses.fields(cls)}
+  possible = {n for n in fields if n not in ('parent', 'name', *parts)} | {'dropout'} & set(fields)
+  check_options(f'{what} {name!r}', given, {option: fields[option].default for option in possible})
+  for option, value in given.items():
+    _check_range(f'{what} {name!r}', option, value, fields[option].default)
+  return cls(**({part: value for part, value in parts.items() if part in fields} | given))
+
+
+def check_ranges(what: str, cls: type, given: Mapping[str, Any]) -> None:
+  """Raises UserError for fields of a dataclass that are out of their range."""
+  defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+  for name, value in given.items():
+    _check_range(what, name, value, defaults[name])
+
+
+def _check_range(what: str, option: str, value: Any, default: Any) -> None:
+  """Numbers of things are 1 or more, or 0 or more where that is their default; what may be negative is none of them."""
+  if type(value) is int and default >= 0 and value < (least := min(1, default)):
+    raise UserError(f'{what}: {option} is {value}; possible: {least} or more')
+  if option in ('dropout', 'attention_dropout', 'layer_dropout') and not 0 <= value < 1:
+    raise UserError(f'{what}: {option} is {value}; possible: from 0 to below 1')

@@ -1,0 +1,186 @@
+"""From a config to a model: every option reaches what it means, and what does not exist is named."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.models.decoders import Decoder
+from attention_jax.models.encoder_decoder import Model, build, shift_right
+from attention_jax.models.encoders import DIRECTIONS, RNN, BiRNN
+from attention_jax.modules.attention import Attention
+from attention_jax.tokens import BOS
+from tests.models.helpers import SOURCE_WORDS, TARGET_WORDS, B, S, T, build_tiny, inputs
+from tests.modules.helpers import assert_close, assert_same, variables
+
+ATTENTION = {'score': 'dot', 'alignment': 'softmax', 'features': 6, 'heads': 2, 'implementation': 'xla'}
+
+
+def build_with(**fields):
+  return build(dataclasses.asdict(Model()) | {'attention': ATTENTION} | fields, SOURCE_WORDS, TARGET_WORDS)
+
+
+def shapes(model, sizes=(SOURCE_WORDS, TARGET_WORDS)):
+  """Parameter shapes by their path."""
+  leaves = jax.tree.leaves_with_path(variables(model, *inputs(sizes=sizes))['params'])
+  return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape for path, leaf in leaves}
+
+
+def test_specs_become_modules_with_their_options():
+  model = build_with(
+    encoder='rnn(rnn="lstm", features=14, layers=2, residual=True, direction="backward", dropout=0.1)',
+    decoder='luong(rnn="simple", features=8, input_feeding=False)',
+    embedding=4,
+    dropout=0.3,
+  )
+  encoder, cell = model.encoder, model.decoder.cell
+  assert (type(encoder), encoder.rnn, encoder.features, encoder.layers) == (RNN, 'lstm', 14, 2)
+  assert (encoder.residual, encoder.direction, encoder.dropout) == (True, 'backward', 0.1)
+  assert (cell.rnn, cell.features, cell.input_feeding, cell.layers, cell.dropout) == ('simple', 8, False, 1, 0.3)
+  assert isinstance(model.decoder, Decoder) and model.decoder.dropout == model.embedding.dropout == 0.3
+  assert (model.embedding.size, model.embedding.features) == (TARGET_WORDS, 4)
+  assert encoder.embedding.size == SOURCE_WORDS and model.output.size == TARGET_WORDS
+  assert isinstance(cell.attention, Attention)
+  assert {name: getattr(cell.attention, name) for name in ATTENTION} == ATTENTION
+
+
+def test_defaults_of_the_specs_are_the_modules_own():
+  model = build_with()
+  assert type(model.encoder) is BiRNN and model.encoder == BiRNN(model.encoder.embedding)
+  assert model.decoder.cell.rnn == 'gru' and model.embedding.features == Model().embedding
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'encoder': 'birn'}, r"unknown encoder 'birn' \(did you mean 'birnn'\?\); possible: birnn, conv, embedded"),
+    ({'decoder': 'bahdnau'}, r"unknown decoder 'bahdnau' \(did you mean 'bahdanau'\?\); possible: bahdanau, "),
+    ({'output': 'tie'}, r"unknown output 'tie' \(did you mean 'tied'\?\); possible: copynet, pointer, "),
+    ({'dtype': 'float16'}, r"unknown dtype 'float16' .*possible: bfloat16, float32"),
+    ({'encoder': 'birnn(layer=2)'}, r"unknown option of encoder 'birnn': 'layer' \(did you mean 'layers'\?\)"),
+    ({'encoder': 'birnn(embedding=2)'}, "unknown option of encoder 'birnn': 'embedding'"),
+    ({'encoder': 'embedded(dropout=0.2)'}, "unknown option of encoder 'embedded': 'dropout'"),
+    ({'decoder': 'bahdanau(input_feeding=True)'}, "unknown option of decoder 'bahdanau': 'input_feeding'"),
+    ({'decoder': 'luong(dtype="bfloat16")'}, "unknown option of decoder 'luong': 'dtype'"),
+    ({'output': 'tied(size=3)'}, "unknown option of output 'tied': 'size'"),
+    ({'encoder': 'rnn(features="8")'}, "encoder 'rnn': option features is a whole number like 512, got '8'"),
+    ({'encoder': 'rnn(features=8.0)'}, 'option features is a whole number like 512, got 8.0'),
+    ({'decoder': 'luong(layers=True)'}, "decoder 'luong': option layers is a whole number like 1, got True"),
+    ({'decoder': 'luong(input_feeding=1)'}, 'option input_feeding is True or False like True, got 1'),
+    ({'decoder': 'luong(dropout=True)'}, 'option dropout is a number like 0.0, got True'),
+    ({'encoder': 'rnn(layers=0)'}, "encoder 'rnn': layers is 0; possible: 1 or more"),
+    ({'decoder': 'bahdanau(readout=-1)'}, "decoder 'bahdanau': readout is -1; possible: 1 or more"),
+    ({'decoder': 'luong(dropout=1.0)'}, "decoder 'luong': dropout is 1.0; possible: from 0 to below 1"),
+    ({'dropout': -0.1}, 'model: dropout is -0.1; possible: from 0 to below 1'),
+    ({'embedding': 0}, 'model: embedding is 0; possible: 1 or more'),
+    ({'attention': ATTENTION | {'heads': 0}}, 'attention: heads is 0; possible: 1 or more'),
+    ({'attention': ATTENTION | {'dropout': 1.0}}, 'attention: dropout is 1.0; possible: from 0 to below 1'),
+    ({'encoder': 'rnn(8)'}, r"cannot read 'rnn\(8\)'"),
+    ({'share_embeddings': True}, 'share_embeddings needs a shared vocabulary; got 11 and 13 tokens'),
+  ],
+)
+def test_mistakes_are_named_when_the_model_is_built(fields, message):
+  with pytest.raises(UserError, match=message) as caught:
+    build_with(**fields)
+  assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'encoder': 'rnn(rnn="gruu", features=10)'}, "unknown rnn 'gruu'"),
+    ({'cell': 'plain', 'options': 'rnn="gruu"'}, "unknown rnn 'gruu'"),
+    ({'cell': 'bahdanau', 'options': 'rnn="gruu"'}, "unknown rnn 'gruu'"),
+    ({'cell': 'luong', 'options': 'rnn="gruu", input_feeding=False'}, "unknown rnn 'gruu'"),
+    ({'encoder': 'rnn(direction="up")'}, "unknown direction 'up'; possible: backward, both, forward"),
+    ({'encoder': 'birnn(features=9)'}, 'encoder: features=9 cannot be divided between both directions'),
+    ({'score': 'aditive'}, "unknown score 'aditive'"),
+    ({'heads': 4}, 'features=6 cannot be divided among heads=4'),
+  ],
+)
+def test_mistakes_are_named_when_the_parameters_are_made(fields, message):
+  with pytest.raises(UserError, match=message):
+    shapes(build_tiny(**fields))
+
+
+def test_shared_embeddings_are_one_table_and_tied_outputs_score_against_it():
+  sizes = (TARGET_WORDS, TARGET_WORDS)
+  of = lambda **fields: shapes(build_tiny(sizes=sizes, **fields), sizes).values()
+  tables = lambda **fields: [shape for shape in of(**fields) if TARGET_WORDS in shape]
+  assert sorted(tables()) == [(9, 13), (13,), (13, 4), (13, 4)]
+  assert sorted(tables(share_embeddings=True)) == [(9, 13), (13,), (13, 4)]
+  assert sorted(tables(share_embeddings=True, output='tied')) == [(13,), (13, 4)]
+
+  model = build_tiny(sizes=sizes, share_embeddings=True, output='tied')
+  given = inputs(sizes=sizes)
+  params = variables(model, *given)
+  loss = lambda params: jnp.sum(jnp.sin(model.apply(params, *given).logits))
+  gradients = jax.jit(jax.grad(loss))(params)['params']
+  [table] = [leaf for leaf in jax.tree.leaves(gradients) if leaf.shape == (TARGET_WORDS, 4)]
+  assert np.all(np.any(table != 0, axis=1))  # every word is scored, also those that are not there
+
+
+@pytest.mark.parametrize('direction', DIRECTIONS)
+def test_encoder_layers_residuals_and_directions(direction):
+  spec = f'rnn(rnn="lstm", features=10, layers=3, residual={{}}, direction="{direction}")'
+  # Embeddings are as wide as the layers, so that only the rule keeps the first layer from adding its input.
+  residual, without = (build_tiny(encoder=spec.format(x), embedding=10) for x in (True, False))
+  given = inputs()
+  params = variables(residual, *given)
+  encode = lambda model: jax.jit(
+    lambda params, source, mask: model.apply(params, source, mask, method=lambda m, *given: m.encoder(*given, True))
+  )(params, *given[:2])
+  encoded, plain = encode(residual), encode(without)
+  sides = len(DIRECTIONS[direction])
+  assert encoded.memory.shape == (B, S, 10)
+  assert encoded.final.shape == (B, 3 * 2 * 10)  # h and c of every layer, whatever the directions
+  assert np.any(encoded.memory != plain.memory)
+  assert np.all(encoded.memory[~np.asarray(given[1])] == 0)
+  # The first layer has no residual: up to the second layer's final states both are the same.
+  same = 2 * 2 * 10
+  assert_same(encoded.final[:, :same], plain.final[:, :same])
+  assert np.any(encoded.final[:, same:] != plain.final[:, same:])
+  layers = {name.split('/')[1] for name in shapes(residual) if name.startswith('encoder/RecurrentLayer')}
+  assert len(layers) == 3 * sides
+
+
+def test_a_backward_encoder_is_a_forward_one_of_the_reversed_source():
+  forward, backward = (build_tiny(encoder=f'rnn(features=10, direction="{d}")') for d in ('forward', 'backward'))
+  source, mask, target = inputs()
+  params = variables(forward, source, mask, target)
+  run = lambda model, *given: jax.jit(
+    lambda params, *given: model.apply(params, *given, method=lambda m, *given: m.encoder(*given, True))
+  )(params, *given)
+  one, other = run(backward, source, mask), run(forward, source[:1, ::-1], mask[:1])
+  assert_close(one.memory[:1], other.memory[:, ::-1])
+  assert_close(one.final[:1], other.final)
+
+
+def test_bfloat16_computes_in_it_and_keeps_parameters_logits_and_weights_in_float32():
+  given = inputs()
+  params = variables(build_tiny('bahdanau', 'layers=2', heads=2), *given, scale=0.3)
+  exact, near = (build_tiny('bahdanau', 'layers=2', heads=2, dtype=d) for d in ('float32', 'bfloat16'))
+  encoded = jax.eval_shape(lambda: near.apply(params, *given[:2], method=lambda m, *given: m.encoder(*given, True)))
+  assert encoded.memory.dtype == encoded.final.dtype == jnp.bfloat16
+  whole, rounded = jax.jit(exact.apply)(params, *given), jax.jit(near.apply)(params, *given)
+  assert rounded.logits.dtype == rounded.weights.dtype == jnp.float32
+  assert_close(rounded, whole, rtol=0.1, atol=0.05)
+
+
+def test_initial_parameters_are_finite_and_a_function_of_the_seed():
+  model, given = build_tiny('luong', 'rnn="gru"', output='tied'), inputs()
+  init = jax.jit(lambda rng: model.init(rng, *given)['params'])
+  params, again, other = (init(jax.random.key(seed)) for seed in (1, 1, 2))
+  assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(params))
+  assert_same(params, again)
+  kernels = jax.tree.map(lambda x, y: x.ndim < 2 or np.any(x != y), params, other)
+  assert jax.tree.all(kernels)
+  logits = jax.jit(model.apply)({'params': params}, *given).logits
+  assert logits.shape == (B, T, TARGET_WORDS) and np.all(np.isfinite(logits))
+
+
+def test_targets_are_read_one_step_late():
+  np.testing.assert_array_equal(shift_right(jnp.array([[5, 6, 2], [7, 2, 0]])), [[BOS, 5, 6], [BOS, 7, 2]])

@@ -1,0 +1,138 @@
+"""A model and data small enough to train in a second, and a program that tests kill: `toy.py FOLDER STEPS PAUSE`."""
+
+import functools
+import json
+import sys
+import time
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.losses.sequence import sequence_loss
+from attention_jax.models.encoder_decoder import Outputs, shift_right
+from attention_jax.training.folder import prepare_folder
+from attention_jax.training.loop import Training, fit
+from attention_jax.training.partition import make_mesh
+from attention_jax.training.state import evaluation_params
+
+WORDS = 13
+
+
+class Batch(NamedTuple):
+  source: Any
+  source_mask: Any
+  target: Any
+  target_mask: Any
+  index: Any
+
+
+class Toy(nn.Module):
+  """Mean of the source and the word before -> the next word, with dropout; and a look at the source beside it.
+
+  If it needs the loss 'reinforce', it draws where it looks.
+  """
+
+  copies = False
+  dropout: float = 0.1
+  needed_loss: str = ''
+
+  def reach(self, source_length):
+    return WORDS
+
+  @nn.compact
+  def __call__(self, source, source_mask, target, deterministic=True):
+    embed = nn.Embed(WORDS, 6)
+    real = source_mask[..., None]
+    context = jnp.sum(embed(source) * real, axis=1) / jnp.maximum(real.sum(axis=1), 1)
+    words = nn.Dropout(self.dropout)(embed(shift_right(target)), deterministic=deterministic)
+    hidden = jnp.tanh(nn.Dense(7)(words) + nn.Dense(7, use_bias=False)(context)[:, None])
+    temperature = self.param('temperature', nn.initializers.ones, ())
+    scores = jnp.einsum('btd,bsd->bts', words, embed(source)) / temperature
+    log_weights = jax.nn.log_softmax(jnp.where(source_mask[:, None], scores, -1e9))
+    if deterministic or not self.needed_loss:
+      return Outputs(nn.Dense(WORDS)(hidden), jnp.exp(log_weights), (), ())
+    drawn = jax.nn.one_hot(jax.random.categorical(self.make_rng('attention'), log_weights), source.shape[1])
+    draws = jnp.sum(drawn * log_weights, axis=-1)
+    return Outputs(nn.Dense(WORDS)(hidden), drawn, jnp.cumsum(draws, axis=1)[..., None], ())
+
+
+BUCKETS = ((4, 5), (6, 7))
+
+
+def make_batch(step: int, rows: int = 16, lengths=BUCKETS[:1]) -> Batch:
+  """The batch of a step, a pure function of it: copy tasks of the given shapes, with padding and a filler row."""
+  random = np.random.default_rng([3, step])
+  source_length, target_length = lengths[step % len(lengths)]
+  source = random.integers(4, WORDS, (rows, source_length), dtype=np.int32)
+  target = np.concatenate([source, np.full((rows, 1), 2, np.int32)], axis=1)[:, :target_length]
+  real = random.integers(1, source_length + 1, rows)
+  real[-1] = -1  # a filler row
+  mask = lambda size, extra: np.arange(size) < (real + extra)[:, None]
+  return Batch(source, mask(source_length, 0), target, mask(target_length, 1), np.arange(rows, dtype=np.int32))
+
+
+def stream(start: int, stop: int, pause: float = 0.0, lengths=BUCKETS):
+  for step in range(start, stop):
+    time.sleep(pause)
+    yield make_batch(step, lengths=lengths)
+
+
+@functools.cache
+def init_params():
+  batch = make_batch(0)
+  with jax.ensure_compile_time_eval():  # values are kept, even if shapes alone were asked for
+    drawn = jax.jit(Toy().init)(jax.random.key(5), batch.source, batch.source_mask, batch.target)['params']
+    return jax.device_get(drawn)
+
+
+def fit_toy(folder, *, stream=stream, evaluate=None, **fields):
+  """Trains a Toy in `folder` with a config that uses everything; `fields` of Training change it."""
+  options = {
+    'steps': 60,
+    'optimizer': 'adam',
+    'schedule': 'rsqrt(peak=1e-2, warmup=20)',
+    'average': 0.9,
+    'accumulate': 2,
+    'label_smoothing': 0.1,
+    'log_every': 5,
+    'evaluate_every': 20,
+    'checkpoint_every': 15,
+    'patience': 50,
+    'auxiliary': 'coverage(weight=0.1)',
+    'anneal': 'temperature: linear(peak=2.0, end=0.5, steps=60)',
+    'objective': 'scheduled_sampling(schedule="linear(slope=0.01)")',
+  }
+  training = Training(**options | fields)
+  prepare_folder(folder, {'training': vars(training)})
+  model = Toy(needed_loss='reinforce')
+  loss = sequence_loss(model, training.label_smoothing, training.auxiliary, training.objective)
+  return fit(
+    folder,
+    training,
+    loss=loss,
+    params=lambda seed: init_params(),
+    mesh=make_mesh(jax.devices()[:2]),
+    stream=stream,
+    evaluate=evaluate or validate,
+  )
+
+
+def validate(state) -> dict[str, float]:
+  """The mean loss per token of a few batches."""
+  loss = jax.jit(sequence_loss(Toy()))
+  sums = [jax.device_get(loss(evaluation_params(state), make_batch(10_000 + i))) for i in range(4)]
+  return {'loss': float(sum(s['loss'] for s in sums) / sum(s['tokens'] for s in sums))}
+
+
+def bits(state) -> list[str]:
+  return [np.asarray(x).tobytes().hex() for x in jax.tree.leaves(state)]
+
+
+if __name__ == '__main__':
+  folder, steps, pause = sys.argv[1:]
+  result = fit_toy(folder, steps=int(steps), stream=functools.partial(stream, pause=float(pause)))
+  with open(f'{folder}.json', 'w') as file:
+    json.dump({'reason': result.reason, 'best': result.best, 'state': bits(result.state)}, file)
