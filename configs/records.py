@@ -12,8 +12,8 @@ from attention_jax.systems.config import default_config
 from attention_jax.systems.presets import apply_preset
 
 # Transformers start more slowly; at the rate of the others they were not tried beyond 400 updates.
-SLOWER = {'training.schedule': 'cosine(peak=1e-3, warmup=300)'}
-OWN = {name: SLOWER for name in ('transformer2017', 'shaw2018')}
+TRANSFORMER_SCHEDULE = {'training.schedule': 'cosine(peak=1e-3, warmup=300)'}
+OVERRIDES = {name: TRANSFORMER_SCHEDULE for name in ('transformer2017', 'shaw2018')}
 FORMS = {'pointer': 'list'}  # what an output layer can say; any other can say sentences
 
 
@@ -32,6 +32,6 @@ def get_config(preset: str = 'see2017'):
   config.training.select = 'exact_match'
   config.evaluation.metrics = ('exact_match', 'token_error_rate')
   apply_preset(config, preset, features=128)
-  config.update_from_flattened_dict(OWN.get(preset, {}))
+  config.update_from_flattened_dict(OVERRIDES.get(preset, {}))
   config.data.task = f'records(form={FORMS.get(config.model.output, "sentence")!r})'
   return config

@@ -3,7 +3,7 @@
 
 WMT 2014, English -> German: 4.5 million pairs, 32,000 subwords for both sides, batches of 25,000 tokens and the
 schedule of Vaswani et al. 2017. transformer2017_big and gnmt2016 have the sizes of their papers, gehring2017 as many
-layers, and all three what stands in OWN. FOLDER holds the tfds set wmt14_translate/de-en as array_record. The rows of a
+layers, and all three what stands in OVERRIDES. FOLDER holds the tfds set wmt14_translate/de-en as array_record. The rows of a
 batch divide over 1 to 64 devices. Never trained here; `python -m experiments.compile_for_tpu
 --config=configs/wmt14.py:transformer2017_base` compiles its updates ahead of time.
 """
@@ -13,7 +13,7 @@ from attention_jax.systems.presets import apply_preset
 
 # Features and layers of what is not a Transformer.
 SIZES = {'gnmt2016': (1024, 8), 'gehring2017': (512, 15)}
-OWN = {
+OVERRIDES = {
   'transformer2017_big': {
     'training.steps': 300_000,
     'training.schedule': 'rsqrt(peak=5e-4, warmup=4000)',
@@ -61,5 +61,5 @@ def get_config(preset: str = 'transformer2017_base'):
   config.evaluation.max_length = 160
   features, depth = SIZES.get(preset, (512, 6))
   apply_preset(config, preset, features=features, depth=depth)
-  config.update_from_flattened_dict(OWN.get(preset, {}))
+  config.update_from_flattened_dict(OVERRIDES.get(preset, {}))
   return config

@@ -22,11 +22,13 @@ flags.DEFINE_string('data', 'data/multi30k', 'folder with test2016.en and test20
 
 
 def main() -> None:
-  from experiments.benchmarks.measure import Bench
+  from experiments.benchmarks.measure import BenchmarkContext
   from experiments.benchmarks.report import run_suites
 
-  say = functools.partial(print, flush=True)
-  run_suites(FLAGS.suites, FLAGS.out, Bench(say, FLAGS.repeats, FLAGS.dtype, FLAGS.joey, FLAGS.run, FLAGS.data))
+  log = functools.partial(print, flush=True)
+  run_suites(
+    FLAGS.suites, FLAGS.out, BenchmarkContext(log, FLAGS.repeats, FLAGS.dtype, FLAGS.joey, FLAGS.run, FLAGS.data)
+  )
 
 
 if __name__ == '__main__':

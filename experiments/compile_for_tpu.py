@@ -30,11 +30,11 @@ def main() -> None:
 
 
 def _updates(devices) -> None:
-  from attention_jax.systems.ahead_of_time import updates
+  from attention_jax.systems.ahead_of_time import compile_updates
   from attention_jax.training.partition import make_mesh
 
   began, config = time.monotonic(), load_config(FLAGS.config).to_dict()
-  for shape, compiled, parameters in updates(config, FLAGS.entries, make_mesh(devices), 'tpu'):
+  for shape, compiled, parameters in compile_updates(config, FLAGS.entries, make_mesh(devices), 'tpu'):
     memory = compiled.memory_analysis()
     held, temporary = (size / 2**30 for size in (memory.argument_size_in_bytes, memory.temp_size_in_bytes))
     flop = compiled.cost_analysis()['flops'] * len(devices)
@@ -53,7 +53,7 @@ def _kernels(devices) -> None:
 
   import attention_jax as aj
   from attention_jax.kernels import pallas_additive
-  from attention_jax.training.partition import check_rows, compile_on, make_mesh, sharding
+  from attention_jax.training.partition import check_rows, jit_on_mesh, make_mesh, sharding
 
   mesh, size = make_mesh(devices), FLAGS.features
   check_rows(FLAGS.batch, mesh)
@@ -78,8 +78,8 @@ def _kernels(devices) -> None:
       mask = jax.ShapeDtypeStruct((FLAGS.batch, 1, length), jnp.bool_, sharding=divided)
       for name, way in ways.items():
         began = time.monotonic()
-        with pallas_additive.target('tpu'):
-          traced = compile_on(mesh, way).trace(jax.tree.map(place, shapes), row, row, row, mask)
+        with pallas_additive.compile_for('tpu'):
+          traced = jit_on_mesh(mesh, way).trace(jax.tree.map(place, shapes), row, row, row, mask)
           traced.lower(lowering_platforms=('tpu',)).compile()
         what, for_whom = f'{name}, T = S = {length}, {jnp.dtype(dtype)}', f'{len(devices)} x {devices[0].device_kind}'
         print(f'{what}: compiled in {time.monotonic() - began:.0f} s for {for_whom}', flush=True)

@@ -16,12 +16,20 @@ from typing import Any
 from absl import flags
 
 from attention_jax.errors import UserError
-from attention_jax.inference.metrics import Result, measure
-from experiments.launch import FLAGS, define_run, define_search, launch, new_file, required, searched
+from attention_jax.inference.metrics import MetricValue, compute_metric
+from experiments.launch import (
+  FLAGS,
+  check_output_path,
+  define_run_flags,
+  define_search_flags,
+  launch,
+  require_flag,
+  search_overrides,
+)
 from experiments.tables import print_results
 
-define_run(several=True)
-define_search()
+define_run_flags(allow_ensemble=True)
+define_search_flags()
 flags.DEFINE_string('split', 'test', 'train, validation, test or unseen, as far as the task has them')
 flags.DEFINE_string('hypotheses', None, 'a file with one text for each row of the split, to be measured by themselves')
 flags.DEFINE_string('output', None, 'a file for the hypotheses; it must not exist')
@@ -33,16 +41,16 @@ def main() -> None:
   from attention_jax.data.files import read_lines
   from attention_jax.systems import runs
 
-  if FLAGS.hypotheses and (FLAGS.output or searched()):
-    own = ('output', *searched())[not FLAGS.output]
+  if FLAGS.hypotheses and (FLAGS.output or search_overrides()):
+    own = ('output', *search_overrides())[not FLAGS.output]
     raise UserError(f'--{own} is of a search; the texts of --hypotheses={FLAGS.hypotheses} are measured as they are')
   for spec in FLAGS.metrics:
-    measure(spec, ['a'], [['a']])  # what is wrong with it is said before anything is searched for
-  output = Path(new_file(FLAGS.output, 'output')) if FLAGS.output else None
+    compute_metric(spec, ['a'], [['a']])  # what is wrong with it is said before anything is searched for
+  output = Path(check_output_path(FLAGS.output, 'output')) if FLAGS.output else None
   measured = {'metrics': FLAGS.metrics} if FLAGS.metrics else {}
-  run = runs.open_runs(required('workdir'), FLAGS.checkpoint, searched() | measured, FLAGS.dtype)
+  run = runs.open_run_or_ensemble(require_flag('workdir'), FLAGS.checkpoint, search_overrides() | measured, FLAGS.dtype)
   if FLAGS.hypotheses:
-    found = runs.evaluate_lines(run, FLAGS.split, read_lines(FLAGS.hypotheses))
+    found = runs.evaluate_hypotheses(run, FLAGS.split, read_lines(FLAGS.hypotheses))
     _say(FLAGS.hypotheses, found, {'split': FLAGS.split, 'hypotheses': FLAGS.hypotheses})
     return
   found, predictions = runs.evaluate_split(run, FLAGS.split)
@@ -50,11 +58,11 @@ def main() -> None:
   said = run.config['evaluation'] | {'dtype': run.config['model']['dtype']}
   _say(steps, found, {'split': FLAGS.split, 'steps': run.steps, 'evaluation': said})
   if output:
-    runs.write_lines(output, run.system.lines(predictions))
+    runs.write_lines(output, run.system.format_predictions(predictions))
     print(f'written to {output}', file=sys.stderr if FLAGS.json else sys.stdout)
 
 
-def _say(of: str, found: Mapping[str, Result], how: Mapping[str, Any]) -> None:
+def _say(of: str, found: Mapping[str, MetricValue], how: Mapping[str, Any]) -> None:
   """What was measured of something, and how, as a table or as JSON."""
   if FLAGS.json:
     print(json.dumps({**how, 'results': {name: result._asdict() for name, result in found.items()}}, indent=2))

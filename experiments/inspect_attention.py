@@ -13,9 +13,9 @@ from pathlib import Path
 from absl import flags
 
 from attention_jax.errors import UserError
-from experiments.launch import FLAGS, define_run, launch, new_file, required
+from experiments.launch import FLAGS, check_output_path, define_run_flags, launch, require_flag
 
-define_run()
+define_run_flags()
 flags.DEFINE_string('split', 'test', 'train, validation, test or unseen, as far as the task has them')
 flags.DEFINE_list('rows', ['0', '1', '2', '3'], 'rows of the split, counted from 0')
 flags.DEFINE_multi_string('text', [], 'a source line to draw instead of rows of the split; may be given repeatedly')
@@ -26,20 +26,20 @@ flags.DEFINE_string('output', None, 'a new file; by default one in the workdir, 
 def main() -> None:
   from attention_jax.systems import runs
 
-  folder = required('workdir')
-  output = new_file(FLAGS.output, 'output') if FLAGS.output else None
+  folder = require_flag('workdir')
+  output = check_output_path(FLAGS.output, 'output') if FLAGS.output else None
   run = runs.open_run(folder, FLAGS.checkpoint, dtype=FLAGS.dtype)
-  path = Path(output or run.folder / run.system.drawing)
-  if path.suffix.lower() != (kind := Path(run.system.drawing).suffix):
+  path = Path(output or run.folder / run.system.plot_filename)
+  if path.suffix.lower() != (kind := Path(run.system.plot_filename).suffix):
     raise UserError(f'--output={path}: this run is drawn as {kind}; possible: a path that ends with it')
-  beside = [path.with_suffix(suffix) for suffix in getattr(run.system, 'drawn_beside', ())]
+  beside = [path.with_suffix(suffix) for suffix in getattr(run.system, 'extra_plot_suffixes', ())]
   if output:
     for other in beside:
-      new_file(str(other), 'output')
-  if FLAGS.layers and not hasattr(run.system, 'draw_layers'):
+      check_output_path(str(other), 'output')
+  if FLAGS.layers and not hasattr(run.system, 'plot_layers'):
     raise UserError(f'--layers: a run of system {run.config["system"]!r} has one layer of attention')
-  draw = run.system.draw_layers if FLAGS.layers else run.system.draw
-  draw(run.params, path, split=FLAGS.split, rows=FLAGS.rows, given=FLAGS.text)
+  plot = run.system.plot_layers if FLAGS.layers else run.system.plot
+  plot(run.params, path, split=FLAGS.split, rows=FLAGS.rows, inputs=FLAGS.text)
   print(f'written to {", ".join(map(str, [path, *beside]))}')
 
 

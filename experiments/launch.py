@@ -25,7 +25,7 @@ FLAGS = flags.FLAGS
 _SEVERAL = '; several with commas between them speak as one'
 DISK = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS)))
 HELP = ('-h', '-help', '--help', '--helpfull', '--helpshort')
-SEARCHED = ('beams', 'alpha', 'beta', 'gamma', 'max_length', 'replace_unknown')  # flags of define_search
+SEARCH_FLAGS = ('beams', 'alpha', 'beta', 'gamma', 'max_length', 'replace_unknown')  # flags of define_search_flags
 KINDS = {
   int: ('a whole number', flags.IntegerParser()),
   float: ('a number', flags.FloatParser()),
@@ -34,16 +34,16 @@ KINDS = {
 }
 
 
-def define_run(several: bool = False) -> None:
-  """The flags of programs that open a run that was trained, or `several` that speak as one."""
-  more = _SEVERAL if several else ''
+def define_run_flags(allow_ensemble: bool = False) -> None:
+  """The flags of programs that open a run that was trained, or `allow_ensemble` that speak as one."""
+  more = _SEVERAL if allow_ensemble else ''
   flags.DEFINE_string('workdir', None, f'the folder of a trained run{more}')
   which = 'best, latest, average (the mean of the last ones, training.keep) or a step that is kept'
   flags.DEFINE_string('checkpoint', 'best', which + more)
   flags.DEFINE_string('dtype', '', 'to compute in, float32 or bfloat16; by default as in the config')
 
 
-def define_search() -> None:
+def define_search_flags() -> None:
   """The flags of programs that search with a run; each of them is a field of config.evaluation."""
   flags.DEFINE_integer('beams', None, 'hypotheses kept by the search; 1 is greedy; by default as in the config', 1)
   flags.DEFINE_float('alpha', None, 'of the length penalty ((5 + length) / 6)^alpha; by default as in the config', 0)
@@ -54,9 +54,9 @@ def define_search() -> None:
   flags.DEFINE_bool('replace_unknown', None, unknown)
 
 
-def searched() -> dict[str, Any]:
-  """The fields of config.evaluation that flags of `define_search` say."""
-  given = {name: FLAGS[name].value for name in SEARCHED}
+def search_overrides() -> dict[str, Any]:
+  """The fields of config.evaluation that flags of `define_search_flags` say."""
+  given = {name: FLAGS[name].value for name in SEARCH_FLAGS}
   return {name: value for name, value in given.items() if value is not None}
 
 
@@ -121,7 +121,7 @@ def _remember_compiled() -> None:
     jax.config.update('jax_compilation_cache_dir', cache_folder('compiled'))
 
 
-def required(name: str) -> str:
+def require_flag(name: str) -> str:
   """The value of a flag that must be given."""
   value = FLAGS[name].value
   if not value:
@@ -129,7 +129,7 @@ def required(name: str) -> str:
   return value
 
 
-def new_file(path: str, flag: str) -> str:
+def check_output_path(path: str, flag: str) -> str:
   """`path`, where a file can be written that does not exist yet."""
   path = os.path.expanduser(path)
   folder = os.path.dirname(path) or '.'

@@ -15,12 +15,12 @@ import sys
 
 from absl import flags
 
-from experiments.launch import FLAGS, define_run, launch, required
-from experiments.tables import rounded
+from experiments.launch import FLAGS, define_run_flags, launch, require_flag
+from experiments.tables import round_weights
 
 WINDOW = 256  # lines read, and said something of, at once
 
-define_run()
+define_run_flags()
 flags.DEFINE_string('input', '-', 'a file; - is stdin')
 flags.DEFINE_bool('json', False, 'print a JSON object for each line')
 
@@ -29,16 +29,18 @@ def main() -> None:
   from attention_jax.data.files import read_lines, split_lines
   from attention_jax.systems import runs
 
-  run = runs.open_run(required('workdir'), FLAGS.checkpoint, dtype=FLAGS.dtype)
-  tell = functools.partial(run.able('tell').tell, run.params)
+  run = runs.open_run(require_flag('workdir'), FLAGS.checkpoint, dtype=FLAGS.dtype)
+  predict_lines = functools.partial(run.system_with('predict_lines').predict_lines, run.params)
   stdin = FLAGS.input == '-'
   lines = split_lines(sys.stdin.buffer.read(), 'stdin') if stdin else read_lines(FLAGS.input)
   name = 'stdin' if stdin else FLAGS.input
   for start in range(0, len(lines), WINDOW):
     window = lines[start : start + WINDOW]
-    for number, (line, (said, found)) in enumerate(zip(window, tell(window, name, start + 1), strict=True), start + 1):
+    for number, (line, (said, found)) in enumerate(
+      zip(window, predict_lines(window, name, start + 1), strict=True), start + 1
+    ):
       whole = {'line': number, 'input': line} | found
-      print(json.dumps(whole, ensure_ascii=False, default=rounded) if FLAGS.json else said, flush=True)
+      print(json.dumps(whole, ensure_ascii=False, default=round_weights) if FLAGS.json else said, flush=True)
 
 
 if __name__ == '__main__':

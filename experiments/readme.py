@@ -14,11 +14,11 @@ from absl import flags
 
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.scores import SCORES
-from attention_jax.functional.table import Row, learned, options
+from attention_jax.functional.table import Row, default_options, parameter_names
 from attention_jax.kernels import pallas_additive
 from attention_jax.kernels.api import IMPLEMENTATIONS
 from attention_jax.losses import auxiliary
-from attention_jax.losses.auxiliary import Auxiliary
+from attention_jax.losses.auxiliary import AuxiliaryLoss
 from attention_jax.losses.objectives import OBJECTIVES
 from attention_jax.models.classifiers import CLASSIFIERS
 from attention_jax.models.decoders import DECODERS
@@ -27,7 +27,7 @@ from attention_jax.models.image_encoders import IMAGE_ENCODERS
 from attention_jax.models.turing import RECALL_CELLS
 from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.modules.pooling import POOLINGS
-from attention_jax.modules.positions import OTHERS_SAY, POSITIONS, Positions
+from attention_jax.modules.positions import POSITIONS, SET_BY_ATTENTION, Positions
 from attention_jax.modules.transformer import ACTIVATIONS, NORMS
 from attention_jax.systems import classification
 from attention_jax.systems.presets import PRESETS
@@ -61,12 +61,12 @@ def tables() -> str:
     _modules('decoder', DECODERS),
     _modules('output', OUTPUTS),
     _modules('position of a Transformer', POSITIONS),
-    _table(['norm of a Transformer', ''], ((name, row.about) for name, row in NORMS.items())),
-    _table(['activation of a Transformer', ''], ((name, row.about) for name, row in ACTIVATIONS.items())),
+    _table(['norm of a Transformer', ''], ((name, row.description) for name, row in NORMS.items())),
+    _table(['activation of a Transformer', ''], ((name, row.description) for name, row in ACTIVATIONS.items())),
     _presets('translation', PAIRS),
     _modules('classifier of documents', CLASSIFIERS),
     _modules('pooling', POOLINGS),
-    _table(['auxiliary loss of classifiers', *HEAD[:1], 'options'], _losses(classification.LOSSES)),
+    _table(['auxiliary loss of classifiers', *HEAD[:1], 'options'], _losses(classification.CLASSIFIER_LOSSES)),
     _presets('classification', DOCUMENTS),
     _modules('encoder of pictures', IMAGE_ENCODERS),
     _presets('captioning', PAIRS),
@@ -77,7 +77,7 @@ def tables() -> str:
   return '\n\n'.join(parts)
 
 
-def updated(readme: str) -> str:
+def update_tables(readme: str) -> str:
   """`readme` with the tables of now."""
   head, rest = readme.split(BEGIN, 1)
   marker, rest = rest.split('\n', 1)
@@ -87,20 +87,20 @@ def updated(readme: str) -> str:
 
 def _rows(table: Mapping[str, Row]) -> Iterable[tuple[str, ...]]:
   for name, row in table.items():
-    mine = {k: v for k, v in options(row).items() if k not in row.params}
-    recurrent = 'in order' if row.recurrent else 'all at once'
-    yield name, _first(row.fn), _listed(learned(row)), _listed(f'{k}={v}' for k, v in mine.items()), recurrent
+    mine = {k: v for k, v in default_options(row).items() if k not in row.params}
+    recurrent = 'in order' if row.is_recurrent else 'all at once'
+    yield name, _first(row.fn), _listed(parameter_names(row)), _listed(f'{k}={v}' for k, v in mine.items()), recurrent
 
 
 def _implementations() -> Iterable[tuple[str, ...]]:
   pairs = list(itertools.product(SCORES.values(), ALIGNMENTS.values()))
   for name, implementation in IMPLEMENTATIONS.items():
-    with pallas_additive.target('gpu'):  # whatever this machine has
-      reasons = dict.fromkeys(filter(None, (implementation.refuse(*pair) for pair in pairs)))
-    yield name, implementation.about, 'pairs where ' + ', or '.join(reasons) if reasons else 'nothing'
+    with pallas_additive.compile_for('gpu'):  # whatever this machine has
+      reasons = dict.fromkeys(filter(None, (implementation.unsupported_reason(*pair) for pair in pairs)))
+    yield name, implementation.description, 'pairs where ' + ', or '.join(reasons) if reasons else 'nothing'
 
 
-def _losses(table: Mapping[str, Auxiliary]) -> Iterable[tuple[str, ...]]:
+def _losses(table: Mapping[str, AuxiliaryLoss]) -> Iterable[tuple[str, ...]]:
   for name, row in table.items():
     yield name, _first(row.fn), _listed(f'{k}={v}' for k, v in auxiliary.options(row).items())
 
@@ -122,7 +122,7 @@ def _modules(what: str, table: Mapping[str, type]) -> str:
 
 def _fields(cls: type) -> Iterable[str]:
   """The options of a spec and their defaults: fields that nobody else says."""
-  given = {*GIVEN, *(OTHERS_SAY if issubclass(cls, Positions) else ())}
+  given = {*GIVEN, *(SET_BY_ATTENTION if issubclass(cls, Positions) else ())}
   for field in dataclasses.fields(cls):
     if field.name not in given and field.default is not dataclasses.MISSING:
       yield f'{field.name}={field.default!r}'
@@ -146,7 +146,7 @@ def _listed(names: Iterable[str]) -> str:
 
 def main() -> None:
   if FLAGS.write:
-    README.write_text(updated(README.read_text('utf-8')), 'utf-8')
+    README.write_text(update_tables(README.read_text('utf-8')), 'utf-8')
   else:
     print(tables())
 

@@ -14,10 +14,10 @@ import sys
 from absl import flags
 
 from attention_jax.analysis.alignment import links_from_weights
-from experiments.launch import FLAGS, define_run, launch, required
-from experiments.tables import rounded
+from experiments.launch import FLAGS, define_run_flags, launch, require_flag
+from experiments.tables import round_weights
 
-define_run(several=True)
+define_run_flags(allow_ensemble=True)
 flags.DEFINE_string('source', None, 'a file of lines')
 flags.DEFINE_string('target', None, 'a file with a translation of each')
 flags.DEFINE_bool('layers', False, 'also print layers: the weights of every layer and every head')
@@ -28,9 +28,9 @@ def main() -> None:
   from attention_jax.inference.scoring import score_pairs
   from attention_jax.systems import runs
 
-  workdir, paths = required('workdir'), (required('source'), required('target'))
+  workdir, paths = require_flag('workdir'), (require_flag('source'), require_flag('target'))
   corpus = read_parallel(*paths)
-  run = runs.open_runs(workdir, FLAGS.checkpoint, dtype=FLAGS.dtype)
+  run = runs.open_run_or_ensemble(workdir, FLAGS.checkpoint, dtype=FLAGS.dtype)
   of = run.predictor
   vocabs = of.source_vocab, of.target_vocab
   scored = score_pairs(run.model, run.params, corpus, *vocabs, run.config['data']['buckets'], layers=FLAGS.layers)
@@ -46,9 +46,9 @@ def main() -> None:
       'log_prob': sum(pair.log_probs),
       'log_probs': pair.log_probs,
       'alignment': links,
-      'weights': rounded(pair.weights),
+      'weights': round_weights(pair.weights),
     }
-    found |= {'layers': rounded(pair.layers)} if FLAGS.layers else {}
+    found |= {'layers': round_weights(pair.layers)} if FLAGS.layers else {}
     print(json.dumps(found, ensure_ascii=False))
 
 

@@ -7,15 +7,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from attention_jax.inference.metrics import Result, Spread
+from attention_jax.inference.metrics import MetricSummary, MetricValue
 
 
-def rounded(weights: np.ndarray) -> list:
+def round_weights(weights: np.ndarray) -> list:
   """Numbers with six places behind the point."""
   return weights.astype(float).round(6).tolist()
 
 
-def print_results(results: Mapping[str, Mapping[str, Result | Spread]]) -> None:
+def print_results(results: Mapping[str, Mapping[str, MetricValue | MetricSummary]]) -> None:
   """One row per metric and one column per split; below them, whole, the signatures of what was computed.
 
   Of several runs: mean ± standard deviation.
@@ -34,9 +34,9 @@ def print_results(results: Mapping[str, Mapping[str, Result | Spread]]) -> None:
     console.print(f'  {", ".join(names)}: {signature}', soft_wrap=True, markup=False)
 
 
-def _value(result: Result | Spread | None) -> str:
+def _value(result: MetricValue | MetricSummary | None) -> str:
   if result is None:
     return ''
   digits = 2 if result.unit in ('%', 'points') else 4
-  spread = f' ± {result.deviation:.{digits}f}' if isinstance(result, Spread) else ''
+  spread = f' ± {result.deviation:.{digits}f}' if isinstance(result, MetricSummary) else ''
   return f'{result.value:.{digits}f}{spread}'

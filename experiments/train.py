@@ -15,7 +15,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from attention_jax.errors import UserError
-from experiments.launch import FLAGS, launch, required
+from experiments.launch import FLAGS, launch, require_flag
 from experiments.tables import print_results
 
 config_flags.DEFINE_config_file('config', None, 'a file of configs/ and a preset: configs/dates.py:bahdanau2015')
@@ -28,7 +28,7 @@ STOPPED = 75  # EX_TEMPFAIL of sysexits.h: to be tried again
 def main() -> None:
   if FLAGS.config is None:
     raise UserError('--config is missing; for example --config=configs/dates.py:bahdanau2015')
-  folder = required('workdir')
+  folder = require_flag('workdir')
   if FLAGS.distributed:
     try:
       jax.distributed.initialize()
@@ -37,8 +37,8 @@ def main() -> None:
   from attention_jax.systems import experiment
 
   console = Console(highlight=False)
-  say = lambda line: console.print(line, markup=False, soft_wrap=True)
-  results = experiment.train(FLAGS.config.to_dict(), folder, say)
+  log = lambda line: console.print(line, markup=False, soft_wrap=True)
+  results = experiment.train(FLAGS.config.to_dict(), folder, log)
   if results is None:
     sys.exit(STOPPED)
   if results and jax.process_index() == 0:

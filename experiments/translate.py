@@ -23,8 +23,8 @@ from absl import flags
 
 from attention_jax.analysis.alignment import format_pharaoh, links_from_weights
 from attention_jax.errors import UserError
-from experiments.launch import FLAGS, define_run, define_search, launch, required, searched
-from experiments.tables import rounded
+from experiments.launch import FLAGS, define_run_flags, define_search_flags, launch, require_flag, search_overrides
+from experiments.tables import round_weights
 
 ANYHOW = ('max_length', 'replace_unknown')  # goes with search and with drawing
 WINDOW = 4096  # lines searched before the first of them is printed: sorted by length among themselves
@@ -46,8 +46,8 @@ STREAMED = {
   'gamma': None,
 }
 
-define_run(several=True)
-define_search()
+define_run_flags(allow_ensemble=True)
+define_search_flags()
 flags.DEFINE_string('input', '-', 'a file of lines, or - for stdin')
 flags.DEFINE_integer('nbest', None, 'how many hypotheses to print for each line, at most --beams or --samples', 1)
 flags.DEFINE_integer('groups', 1, 'groups of beams that take different words, of a diverse search', 1)
@@ -68,12 +68,12 @@ flags.DEFINE_bool('json', False, 'print one JSON object per line: hypotheses, sc
 def main() -> None:
   from attention_jax.systems import runs
 
-  workdir = required('workdir')
+  workdir = require_flag('workdir')
   sampling = _sampling()
   _check_search()
   if FLAGS.stream:
     _check_streamed(workdir, FLAGS.checkpoint)
-  run = runs.open_runs(workdir, FLAGS.checkpoint, searched(), FLAGS.dtype)
+  run = runs.open_run_or_ensemble(workdir, FLAGS.checkpoint, search_overrides(), FLAGS.dtype)
   _ = run.predictor  # says so where the run does not translate
   if FLAGS.stream:
     _stream(run)
@@ -103,7 +103,7 @@ def _translate(run, sampling) -> None:
     window = lines[start : start + WINDOW]
     real = [i for i, line in enumerate(window) if line.strip()]
     begun = {'prefixes': [prefixes[start + i] for i in real]} if FLAGS.prefixes else {}
-    predictions = iter(run.predictor([window[i] for i in real], first=start, **begun, **options))
+    predictions = iter(run.predictor([window[i] for i in real], first_line=start, **begun, **options))
     for number, line in enumerate(window, start + 1):
       hypotheses = _ranked(next(predictions).hypotheses)[:shown] if line.strip() else []
       write(number, line, hypotheses)
@@ -144,7 +144,7 @@ def _sampling():
       if value != FLAGS[name].default:
         raise UserError(f'--{name}={value} is an option of --samples, which is not given')
     return None
-  if search := [f'--{name}={value}' for name, value in searched().items() if name not in ANYHOW]:
+  if search := [f'--{name}={value}' for name, value in search_overrides().items() if name not in ANYHOW]:
     raise UserError(f'--samples={FLAGS.samples} draws, {search[0]} searches; possible: one of them')
   return Sampling(FLAGS.samples, **options)
 
@@ -172,14 +172,15 @@ def _check_streamed(workdir: str, checkpoint: str) -> None:
 
 def _stream(run) -> None:
   """Prints each token of a line as soon as enough of the line has arrived."""
-  from attention_jax.inference.streaming import Interpreter
+  from attention_jax.data import incremental
+  from attention_jax.inference.streaming import StreamingTranslator
 
   if run.config['evaluation']['replace_unknown']:
     raise UserError('--stream replaces no unknown words, as the run does; possible: --noreplace_unknown')
   of = run.predictor
-  interpret = Interpreter(run.model, run.params, of.source_vocab, of.target_vocab, max_length=of.max_length)
+  interpret = StreamingTranslator(run.model, run.params, of.source_vocab, of.target_vocab, max_length=of.max_length)
   empty, cut = [], []
-  for number, line in enumerate(incremental.lines(sys.stdin.buffer.read1, 'stdin'), 1):
+  for number, line in enumerate(incremental.iter_lines(sys.stdin.buffer.read1, 'stdin'), 1):
     length = 0
     for text, _ in interpret(line):
       print(text, end='', flush=True)
@@ -191,16 +192,18 @@ def _stream(run) -> None:
 
 
 def _report(empty: list[int], cut: list[int], max_length: int, unread: Sequence[int] = ()) -> None:
-  from attention_jax.data.text import count, numbers
+  from attention_jax.data.text import format_count, format_line_numbers
 
   if empty:
-    print(f'{count(len(empty), "empty line")} gave empty output ({numbers(empty)})', file=sys.stderr)
+    print(f'{format_count(len(empty), "empty line")} gave empty output ({format_line_numbers(empty)})', file=sys.stderr)
   if unread:
-    which = f'{count(len(unread), "line")} longer than the model can read gave empty output'
-    print(f'{which} ({numbers(unread)})', file=sys.stderr)
+    which = f'{format_count(len(unread), "line")} longer than the model can read gave empty output'
+    print(f'{which} ({format_line_numbers(unread)})', file=sys.stderr)
   if cut:
     longest = f'evaluation.max_length or the longest bucket of the run allows {max_length} tokens'
-    print(f'{count(len(cut), "output")} may have been cut ({numbers(cut)}): {longest}', file=sys.stderr)
+    print(
+      f'{format_count(len(cut), "output")} may have been cut ({format_line_numbers(cut)}): {longest}', file=sys.stderr
+    )
 
 
 def _as_text(number, line, hypotheses) -> None:
@@ -220,7 +223,7 @@ def _as_json(number, line, hypotheses) -> None:
       'log_prob': h.log_prob,
       'tokens': h.tokens,
       'alignment': _links(h),
-      'weights': rounded(h.weights),
+      'weights': round_weights(h.weights),
     }
     for h in hypotheses
   ]

@@ -29,14 +29,14 @@ def _remembered(folder: Path):
 
 
 @pytest.fixture(scope='package', autouse=True)
-def compiled_once(tmp_path_factory, worker_id):
+def shared_compilation_cache(tmp_path_factory, worker_id):
   """Imported by the conftest.py of a package."""
   base = tmp_path_factory.getbasetemp()
   with _remembered((base if worker_id == 'master' else base.parent) / 'compiled'):
     yield
 
 
-def environment() -> dict[str, str]:
+def cache_environment() -> dict[str, str]:
   """What lets a process that a test starts share it."""
   folder = jax.config.jax_compilation_cache_dir
   return {'JAX_COMPILATION_CACHE_DIR': folder, 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}

@@ -11,7 +11,7 @@ TEXT = readme.README.read_text('utf-8')
 
 
 def test_tables_are_the_registries():
-  assert readme.updated(TEXT) == TEXT, 'run: python -m experiments.readme --write'
+  assert readme.update_tables(TEXT) == TEXT, 'run: python -m experiments.readme --write'
 
 
 def test_the_example_prints_what_it_says():

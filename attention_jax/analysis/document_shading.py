@@ -24,7 +24,7 @@ td { width: 3rem; height: 1.3rem; border: 1px solid #eef1f4 }
 """
 
 
-class Document(NamedTuple):
+class ShadedDocument(NamedTuple):
   """A document as it is drawn.
 
   Attributes:
@@ -35,8 +35,8 @@ class Document(NamedTuple):
     words: of each sentence the weights [H, W] of its words by heads or hops: the mean of those that look at any, and
       then each by itself. Of a pair of texts those by each word of the other one.
     sentences: the weights [H, N] of sentences.
-    pair: whether it is a pair of texts, of which is drawn which word looks at which.
-    left: how many tokens it has besides, which nobody has read.
+    is_pair: whether it is a pair of texts, of which is drawn which word looks at which.
+    unread_tokens: how many tokens it has besides, which nobody has read.
   """
 
   title: str
@@ -45,11 +45,11 @@ class Document(NamedTuple):
   tokens: Sequence[Sequence[str]]
   words: Sequence[np.ndarray]
   sentences: np.ndarray
-  pair: bool = False
-  left: int = 0
+  is_pair: bool = False
+  unread_tokens: int = 0
 
 
-def write(documents: Sequence[Document], path: str | Path) -> None:
+def write(documents: Sequence[ShadedDocument], path: str | Path) -> None:
   """One HTML page with all documents. Raises: UserError where it cannot be written."""
   legend = (
     'Blue: the weight of a word beside the heaviest of its sentence, paler the less the sentence counts. Bars: the '
@@ -67,18 +67,22 @@ def write(documents: Sequence[Document], path: str | Path) -> None:
     raise UserError(f'{path}: cannot be written ({error.strerror})') from error
 
 
-def _document(document: Document) -> str:
+def _document(document: ShadedDocument) -> str:
   said = max(document.probabilities, key=document.probabilities.get)
   known = f' (right: {escape(document.label)})' if document.label else ''
   wrong = ' wrong' if document.label and said != document.label else ''
   each = ', '.join(f'{escape(label)} {value:.3f}' for label, value in document.probabilities.items())
-  rows = '\n'.join(_looks(document) if document.pair else [*_sentences(document, document.words), *_hops(document)])
+  rows = '\n'.join(_looks(document) if document.is_pair else [*_sentences(document, document.words), *_hops(document)])
   head = f'<h2>{escape(document.title[:200])}</h2><div class="said{wrong}">said: {escape(said)}{known} · {each}</div>'
-  more = f'\n<p class="legend">… and {document.left:,} more words that were not read</p>' if document.left else ''
+  more = (
+    f'\n<p class="legend">… and {document.unread_tokens:,} more words that were not read</p>'
+    if document.unread_tokens
+    else ''
+  )
   return f'{head}\n{rows}{more}'
 
 
-def _hops(document: Document) -> Iterator[str]:
+def _hops(document: ShadedDocument) -> Iterator[str]:
   """What each of several heads or hops looks at, to be unfolded; nothing of those that look at nothing."""
   several = max((len(words) for words in document.words), default=0)
   each = [[words[hop : hop + 1] for words in document.words] for hop in range(several)]
@@ -88,7 +92,7 @@ def _hops(document: Document) -> Iterator[str]:
     yield f'<details><summary>weights {number} of {len(looking)}</summary>\n{rows}\n</details>'
 
 
-def _sentences(document: Document, words: Sequence[np.ndarray]) -> Iterator[str]:
+def _sentences(document: ShadedDocument, words: Sequence[np.ndarray]) -> Iterator[str]:
   shares = document.sentences.mean(0)
   for tokens, weights, share in zip(document.tokens, map(_mean, words), shares.tolist(), strict=True):
     light = (share / max(float(shares.max()), 1e-9)) ** 0.5  # Yang et al. 2016, section 3.6
@@ -108,7 +112,7 @@ def _sentence(tokens: Sequence[str], shades: np.ndarray, weights: np.ndarray, li
   return f'<div class="sentence">{bar}<span>{words}</span></div>'
 
 
-def _looks(document: Document) -> Iterator[str]:
+def _looks(document: ShadedDocument) -> Iterator[str]:
   for mine, other in ((0, 1), (1, 0)):
     head = ''.join(f'<th>{escape(token)}</th>' for token in document.tokens[other])
     rows = ''.join(

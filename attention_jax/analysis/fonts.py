@@ -23,7 +23,7 @@ CIRCLE = '◌'
 
 
 @functools.cache
-def coverage() -> dict[str, frozenset[int]]:
+def glyph_coverage() -> dict[str, frozenset[int]]:
   """Family -> the code points that it has glyphs for, DejaVu first. The first call registers the fallback fonts."""
   from matplotlib import font_manager
 
@@ -34,24 +34,26 @@ def coverage() -> dict[str, frozenset[int]]:
   return {name: frozenset(font_manager.get_font(font_manager.findfont(name)).get_charmap()) for name in names}
 
 
-def families(text: str) -> list[str]:
+def font_families(text: str) -> list[str]:
   """The families that `text` needs, the one that has most of it first, so that a mark is drawn from its base's font."""
   needed, chosen = {ord(char) for char in text}, []
-  most = lambda: max(coverage(), key=lambda name: len(needed & coverage()[name]))  # of equal ones the first: DejaVu
-  while found := needed & coverage()[most()]:
+  most = lambda: max(
+    glyph_coverage(), key=lambda name: len(needed & glyph_coverage()[name])
+  )  # of equal ones the first: DejaVu
+  while found := needed & glyph_coverage()[most()]:
     chosen.append(most())
     needed -= found
   return chosen or [FIRST]
 
 
-def file_of(text: str) -> str:
+def font_file(text: str) -> str:
   """The file of the family that has most of `text`, for programs that draw with one font."""
   from matplotlib import font_manager
 
-  return font_manager.findfont(families(text)[0])
+  return font_manager.findfont(font_families(text)[0])
 
 
-def visible(token: str) -> str:
+def visible_form(token: str) -> str:
   """`token` as it can be seen: signs for white space and controls, a dotted circle under a combining mark.
 
   Format characters (joiners, direction marks) are named only where they stand alone: elsewhere they shape the text.
@@ -66,7 +68,7 @@ def visible(token: str) -> str:
 def _carrier(before: str, char: str) -> str:
   """A dotted circle for a combining mark with nothing else to sit on, where one font has both."""
   lone = unicodedata.category(char).startswith('M') and before.isspace()
-  return CIRCLE if lone and any({ord(char), ord(CIRCLE)} <= codes for codes in coverage().values()) else ''
+  return CIRCLE if lone and any({ord(char), ord(CIRCLE)} <= codes for codes in glyph_coverage().values()) else ''
 
 
 def _sign(char: str) -> str:

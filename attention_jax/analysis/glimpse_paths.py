@@ -11,7 +11,7 @@ from attention_jax.errors import UserError
 SIDE, LINE = 1.7, '#2f9e44'  # inches of a panel
 
 
-class Path(NamedTuple):
+class GlimpsePath(NamedTuple):
   """A picture [height, width, C] uint8 and the locations [T, 2] looked at: row and column, from -1 to 1."""
 
   picture: np.ndarray
@@ -19,7 +19,7 @@ class Path(NamedTuple):
   title: str = ''
 
 
-def write(items: Sequence[Path], path: str | File, size: int, scales: int) -> None:
+def write(items: Sequence[GlimpsePath], path: str | File, size: int, scales: int) -> None:
   """One PNG with a row for each picture: the whole path with its finest patches, then all patches of each glimpse.
 
   Args: size, scales: of the retina, see models.glimpses.retina.
@@ -46,7 +46,7 @@ def write(items: Sequence[Path], path: str | File, size: int, scales: int) -> No
     raise UserError(f'{path}: cannot write the picture: {error.strerror}') from error
 
 
-def _whole(axes, item: Path, places: np.ndarray, size: int) -> None:
+def _whole(axes, item: GlimpsePath, places: np.ndarray, size: int) -> None:
   from matplotlib.patheffects import withStroke
 
   _show(axes, item.picture)

@@ -11,24 +11,24 @@ from attention_jax.errors import UserError
 LOOKED = 0.3  # the weight from which on a slot is one that was looked at
 
 
-class Tape(NamedTuple):
+class MemoryTape(NamedTuple):
   """One episode of T steps.
 
   Attributes:
-    shown: [N, I], the inputs of the first steps.
-    answer: [A, O], bits asked for in the steps after that.
-    said: [A, O], the probability of each.
+    inputs: [N, I], the inputs of the first steps.
+    targets: [A, O], bits asked for in the steps after that.
+    probabilities: [A, O], the probability of each.
     heads: weights [T, H, S] by what the heads do; those of no heads are not drawn.
   """
 
-  shown: np.ndarray
-  answer: np.ndarray
-  said: np.ndarray
+  inputs: np.ndarray
+  targets: np.ndarray
+  probabilities: np.ndarray
   heads: Mapping[str, np.ndarray]
   title: str = ''
 
 
-def write(items: Sequence[Tape], path: str | File) -> None:
+def write(items: Sequence[MemoryTape], path: str | File) -> None:
   """One PNG with a column for each episode; steps go from left to right, as in Graves et al. 2014, figure 6.
 
   Raises: UserError for a path that does not end with .png or cannot be written.
@@ -40,7 +40,7 @@ def write(items: Sequence[Tape], path: str | File) -> None:
   columns = [_panels(item) for item in items]
   rows = max(map(len, columns))
   most = max(1.0, *(float(np.abs(picture).max(initial=0)) for column in columns for _, picture, _ in column))
-  widths = [max(3.5, 0.09 * (len(item.shown) + len(item.answer))) for item in items]
+  widths = [max(3.5, 0.09 * (len(item.inputs) + len(item.targets))) for item in items]
   heights = [
     max(0.9, 0.09 * max(column[row][1].shape[0] for column in columns if row < len(column))) for row in range(rows)
   ]
@@ -53,7 +53,7 @@ def write(items: Sequence[Tape], path: str | File) -> None:
     axes.axis('off')
   for number, (item, column) in enumerate(zip(items, columns, strict=True)):
     for axes, panel in zip(grid[:, number], column, strict=False):
-      _draw(axes, *panel, len(item.shown), most)
+      _draw(axes, *panel, len(item.inputs), most)
     grid[0, number].set_title(f'{item.title}\n{column[0][0]}' if item.title else column[0][0], fontsize=9, loc='left')
   try:
     figure.savefig(path, dpi=110)
@@ -61,23 +61,23 @@ def write(items: Sequence[Tape], path: str | File) -> None:
     raise UserError(f'{path}: cannot write the picture: {error.strerror}') from error
 
 
-def _panels(item: Tape) -> list[tuple[str, np.ndarray, np.ndarray]]:
+def _panels(item: MemoryTape) -> list[tuple[str, np.ndarray, np.ndarray]]:
   """(title, picture with a column for each step, the number of each row)."""
-  asked = len(item.answer)
-  inputs = np.pad(item.shown, ((0, asked), (0, 0)))
-  later = lambda x: np.pad(x, ((len(item.shown), 0), (0, 0)))
-  found = [('shown', inputs.T), ('asked for', later(item.answer).T), ('said', later(item.said).T)]
+  asked = len(item.targets)
+  inputs = np.pad(item.inputs, ((0, asked), (0, 0)))
+  later = lambda x: np.pad(x, ((len(item.inputs), 0), (0, 0)))
+  found = [('shown', inputs.T), ('asked for', later(item.targets).T), ('said', later(item.probabilities).T)]
   found = [(title, picture, np.arange(len(picture))) for title, picture in found]
   for name, weights in item.heads.items():
     for head in range(weights.shape[1]):
       own = weights[:, head].T
-      slots = arc(own.max(1) >= LOOKED)
+      slots = smallest_arc(own.max(1) >= LOOKED)
       number = f' of head {head + 1}' if weights.shape[1] > 1 else ''
       found.append((f'{name} weights{number}, slots {slots[0]} to {slots[-1]}', own[slots], slots))
   return found
 
 
-def arc(used: np.ndarray) -> np.ndarray:
+def smallest_arc(used: np.ndarray) -> np.ndarray:
   """The numbers of the slots of a ring, in its order, from the first to the last that is used: as few as can be. All
   where none is.
 

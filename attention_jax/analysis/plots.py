@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attention_jax.analysis.fonts import families, visible
+from attention_jax.analysis.fonts import font_families, visible_form
 from attention_jax.errors import UserError
 
 DPI = 160
@@ -95,9 +95,11 @@ def _render(item: Heatmap) -> np.ndarray:
   bar = _colour_bar(figure, image, width, height)
   if item.gold is not None:
     _outline(axes, item.gold, len(source), len(target))
-    bar.text(0, -0.06, '□ gold', transform=bar.transAxes, va='top', fontsize=8, color=GOLD, family=families('□'))
+    bar.text(0, -0.06, '□ gold', transform=bar.transAxes, va='top', fontsize=8, color=GOLD, family=font_families('□'))
   if item.title:
-    axes.set_title(item.title, fontsize=11, color=INK, pad=8, loc='left', parse_math=False, family=families(item.title))
+    axes.set_title(
+      item.title, fontsize=11, color=INK, pad=8, loc='left', parse_math=False, family=font_families(item.title)
+    )
   file = io.BytesIO()
   figure.savefig(file, format='png', bbox_inches='tight', pad_inches=0.15)  # 'tight' grows as far as the labels reach
   return imread(io.BytesIO(file.getvalue()))[..., :3]
@@ -105,7 +107,9 @@ def _render(item: Heatmap) -> np.ndarray:
 
 def _check(item: Heatmap) -> tuple[np.ndarray, list[str], list[str]]:
   weights = np.asarray(item.weights, np.float32)
-  source, target = [[visible(str(token)) for token in tokens] for tokens in (item.source_tokens, item.target_tokens)]
+  source, target = [
+    [visible_form(str(token)) for token in tokens] for tokens in (item.source_tokens, item.target_tokens)
+  ]
   needed = (len(target), len(source))
   if weights.ndim != 2 or 0 in needed or weights.shape[0] < needed[0] or weights.shape[1] < needed[1]:
     raise UserError(
@@ -125,7 +129,7 @@ def _label(axes, source: list[str], target: list[str], size: float) -> None:
       label.set(rotation=90 if len(source) > 30 else 50, rotation_mode='anchor', ha='left', va='center_baseline')
   axes.set_yticks(range(len(target)), target)
   for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-    label.set(fontsize=size, color=INK, parse_math=False, fontfamily=families(label.get_text()))
+    label.set(fontsize=size, color=INK, parse_math=False, fontfamily=font_families(label.get_text()))
   axes.tick_params(length=0, pad=4)
   axes.set_xticks(np.arange(0.5, len(source) - 1), minor=True)
   axes.set_yticks(np.arange(0.5, len(target) - 1), minor=True)
@@ -147,7 +151,7 @@ def _colour_bar(figure, image, width: float, height: float):
   bar.outline.set(edgecolor=LINE, linewidth=0.8)
   axes.tick_params(length=0, labelsize=8, labelcolor=INK)
   for label in axes.get_yticklabels():
-    label.set_fontfamily(families('0'))
+    label.set_fontfamily(font_families('0'))
   return axes
 
 

@@ -10,20 +10,20 @@ from attention_jax.errors import UserError
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; the last two lie outside
 
 
-def pointing(
-  weights: np.ndarray, boxes: Sequence[Box | None], middles: tuple[np.ndarray, np.ndarray], *, phrases: bool
+def count_pointing_hits(
+  weights: np.ndarray, boxes: Sequence[Box | None], cell_centres: tuple[np.ndarray, np.ndarray], *, merge_phrases: bool
 ) -> tuple[int, int]:
   """(hits, of how many) over the tokens of one caption that have a box, or over their phrases.
 
   Args:
     weights: [T, S], over the cells of a grid, row by row.
     boxes: of each token, None where it tells of nothing that can be seen.
-    middles: of rows and of columns of cells, pixels. A cell lies in a box when its middle does.
-    phrases: tokens in a row with one box are one, whose weights are added up (Liu et al. 2017, for phrases).
+    cell_centres: of rows and of columns of cells, pixels. A cell lies in a box when its middle does.
+    merge_phrases: tokens in a row with one box are one, whose weights are added up (Liu et al. 2017, for phrases).
 
   Raises: UserError for weights over another grid, or fewer weights than boxes.
   """
-  rows, columns = map(len, middles)
+  rows, columns = map(len, cell_centres)
   if rows * columns != weights.shape[1] or len(weights) < len(boxes):
     of = f'{len(boxes)} tokens over a grid of {rows} x {columns}'
     raise UserError(f'pointing: weights {list(weights.shape)} are not of {of}')
@@ -32,8 +32,8 @@ def pointing(
     if box is None:
       continue
     own = weights[list(tokens)]
-    for heaviest in (own.sum(0, keepdims=True) if phrases else own).argmax(1):
+    for heaviest in (own.sum(0, keepdims=True) if merge_phrases else own).argmax(1):
       row, column = divmod(int(heaviest), columns)
-      y, x = middles[0][row], middles[1][column]
+      y, x = cell_centres[0][row], cell_centres[1][column]
       hits, total = hits + (box[0] <= x < box[2] and box[1] <= y < box[3]), total + 1
   return hits, total

@@ -5,10 +5,10 @@ batching, pipeline: batches as a function of (seed, step). tasks: what a config 
 What only some tasks need (tensorflow_datasets, sentencepiece, grain) is imported when it is used.
 """
 
-from attention_jax.data.batching import Batch, Batches, in_order
-from attention_jax.data.encoding import Encoded, encode
+from attention_jax.data.batching import Batch, Batches, eval_batches
+from attention_jax.data.encoding import EncodedCorpus, encode
 from attention_jax.data.pipeline import stream
-from attention_jax.data.tasks import TASKS, Data, load, load_vocabularies, split_of
+from attention_jax.data.tasks import TASKS, TranslationData, get_split, load, load_vocabularies
 from attention_jax.data.text import Corpus, group_references
 from attention_jax.data.vocab import VOCABULARIES, Vocabulary
 from attention_jax.tokens import BOS, EOS, PAD, UNK
@@ -23,14 +23,14 @@ __all__ = [
   'Batch',
   'Batches',
   'Corpus',
-  'Data',
-  'Encoded',
+  'EncodedCorpus',
+  'TranslationData',
   'Vocabulary',
   'encode',
+  'eval_batches',
+  'get_split',
   'group_references',
-  'in_order',
   'load',
   'load_vocabularies',
-  'split_of',
   'stream',
 ]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_jax.data.encoding import Encoded, assign, check_buckets
+from attention_jax.data.encoding import EncodedCorpus, assign_buckets, check_buckets
 from attention_jax.data.resegment import Resegment
 from attention_jax.errors import UserError, choose
 from attention_jax.tokens import PAD
@@ -41,7 +41,7 @@ def _tokens(size: int, bucket: tuple[int, int]) -> int:
   return max(8, size // max(bucket) // 8 * 8)
 
 
-UNITS = {'sentences': _sentences, 'tokens': _tokens}  # (batch size, bucket) -> rows of a batch
+BATCH_UNITS = {'sentences': _sentences, 'tokens': _tokens}  # (batch size, bucket) -> rows of a batch
 
 
 class Order:
@@ -67,7 +67,7 @@ class Order:
       chosen: the number of the bucket of each row of a split; -1 for one that fits none.
       buckets: what each is like: lengths.
       size: rows of a batch, or its tokens (rows times the longest side of the bucket).
-      unit: a name in UNITS.
+      unit: a name in BATCH_UNITS.
       seed: of the order.
       shard, shards: this process gets the rows `shard::shards` of every batch.
 
@@ -78,7 +78,7 @@ class Order:
         raise UserError(f'{what} is {value}; possible: {least} or more')
     if not 0 <= shard < shards:
       raise UserError(f'shard {shard} of {shards}; possible: from 0 to below {shards}')
-    rows_of = UNITS[choose(unit, UNITS, 'batch unit')]
+    rows_of = BATCH_UNITS[choose(unit, BATCH_UNITS, 'batch unit')]
     held = [(bucket, np.flatnonzero(chosen == i)) for i, bucket in enumerate(buckets)]
     self._held = [(bucket, rows) for bucket, rows in held if len(rows)]
     self._sizes = [rows_of(size, bucket) for bucket, _ in self._held]
@@ -123,11 +123,11 @@ class Order:
 class Batches:
   """The training batches of one split of pairs, without end: `batches[step]` for any step >= 0, see Order."""
 
-  sides = 'rows, source, target'
+  shape_names = 'rows, source, target'
 
   def __init__(
     self,
-    encoded: Encoded,
+    encoded: EncodedCorpus,
     buckets: Iterable[Sequence[int]],
     size: int,
     unit: str = 'sentences',
@@ -142,12 +142,12 @@ class Batches:
       buckets: (source, target) length pairs, EOS included.
       size, unit, seed, shard, shards: see Order.
       links: whether batches have the links of their rows.
-      resegment: see resegment.resegmented; None leaves rows as they are.
+      resegment: see resegment.make_resegmenter; None leaves rows as they are.
 
     Raises: UserError as Order does, and when links are asked of a split that has none, or whose rows are cut anew.
     """
     buckets = check_buckets(buckets)
-    self._order = Order(assign(encoded, buckets), buckets, size, unit, seed, shard, shards)
+    self._order = Order(assign_buckets(encoded, buckets), buckets, size, unit, seed, shard, shards)
     self._encoded, self._links, self._resegment = encoded, links, resegment
     if links and encoded.links is None:
       raise UserError(f'links are asked for, but the {encoded.rows} pairs come without links between their tokens')
@@ -171,7 +171,7 @@ class Batches:
     return gather(self._encoded, rows, bucket, links=self._links)
 
 
-class Together:
+class StackedBatches:
   """The batches of several runs side by side: those of a step, which have one shape, under a new first axis."""
 
   def __init__(self, runs: Sequence[Any]):
@@ -184,24 +184,26 @@ class Together:
     return type(batches[0])(*map(stack, *batches))
 
 
-def check_some_fit(split: str, chosen: np.ndarray) -> None:
-  """Raises: UserError for a split of which `assign` found no bucket for any row: nothing of it could be measured."""
+def check_any_row_fits(split: str, chosen: np.ndarray) -> None:
+  """Raises: UserError for a split of which `assign_buckets` found no bucket for any row: nothing of it could be measured."""
   if not np.any(chosen >= 0):
     raise UserError(f'{split}: none of its {len(chosen)} rows fits a bucket; possible: larger config.data.buckets')
 
 
-def in_order(encoded: Encoded, buckets: Iterable[Sequence[int]], size: int, *, links: bool = False) -> Iterator[Batch]:
+def eval_batches(
+  encoded: EncodedCorpus, buckets: Iterable[Sequence[int]], size: int, *, links: bool = False
+) -> Iterator[Batch]:
   """Batches of `size` rows for evaluation: every row that fits a bucket once, by bucket, then by source length.
 
-  A row that fits no bucket is in no batch: the caller knows it by its index that never comes (encoding.describe
+  A row that fits no bucket is in no batch: the caller knows it by its index that never comes (encoding.describe_corpus
   reports it). `links`: whether batches have the links of their rows.
   """
   buckets = check_buckets(buckets)
-  for rows, bucket in chunks(assign(encoded, buckets), buckets, encoded.lengths[0], size):
+  for rows, bucket in eval_batch_rows(assign_buckets(encoded, buckets), buckets, encoded.lengths[0], size):
     yield gather(encoded, rows, bucket, links=links)
 
 
-def chunks(
+def eval_batch_rows(
   chosen: np.ndarray, buckets: Sequence[tuple[int, ...]], lengths: np.ndarray, size: int
 ) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
   """The rows (-1 = a filler row) and the bucket of batches for evaluation: by bucket, then by length."""
@@ -212,7 +214,7 @@ def chunks(
       yield _filled(rows[start : start + size], size), bucket
 
 
-def gather(encoded: Encoded, rows: np.ndarray, bucket: tuple[int, int], *, links: bool = False) -> Batch:
+def gather(encoded: EncodedCorpus, rows: np.ndarray, bucket: tuple[int, int], *, links: bool = False) -> Batch:
   """The given rows (-1 = a filler row) as one batch of the shape of `bucket`, which must hold them."""
   source = _padded(encoded.source, encoded.source_offsets, rows, bucket[0])
   target = _padded(encoded.target, encoded.target_offsets, rows, bucket[1])
@@ -223,7 +225,7 @@ def _index(rows: np.ndarray) -> np.ndarray:
   return rows.astype(np.int32)
 
 
-def _dense_links(encoded: Encoded, rows: np.ndarray, bucket: tuple[int, int]) -> np.ndarray:
+def _dense_links(encoded: EncodedCorpus, rows: np.ndarray, bucket: tuple[int, int]) -> np.ndarray:
   dense = np.zeros((len(rows), bucket[1], bucket[0]), bool)
   for i in np.flatnonzero(rows >= 0):
     source, target = encoded.row_links(rows[i]).T

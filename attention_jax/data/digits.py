@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_jax.data.batching import Order, chunks
+from attention_jax.data.batching import Order, eval_batch_rows
 from attention_jax.data.files import read_arrays
 from attention_jax.data.options import bind
-from attention_jax.data.prepared import open_set, parts_of
+from attention_jax.data.tfds_sets import open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
 
 
@@ -98,15 +98,15 @@ def tfds(
 ) -> dict[str, Digits]:
   """A tfds set of images of one size with labels under `folder`, such as 'mnist' or 'svhn_cropped'.
 
-  Args: validation, as for prepared.parts_of.
+  Args: validation, as for tfds_sets.tfds_split_parts.
   """
-  builder, found = open_set(folder, name), {}
+  builder, found = open_tfds_set(folder, name), {}
   for feature in ('image', 'label'):
     choose(feature, builder.info.features, f"feature of tfds set '{name}':")
   shape = builder.info.features['image'].shape
   if len(shape) != 3 or None in shape:
     raise UserError(f"tfds set '{name}': images are {list(shape)}; possible: of one size, [height, width, C]")
-  for split, part in parts_of(builder, name, validation).items():
+  for split, part in tfds_split_parts(builder, name, validation).items():
     rows = list(builder.as_data_source(split=part))
     found[split] = np.stack([row['image'] for row in rows]), np.array([row['label'] for row in rows])
   # Of plain numbers nobody says how many there are.
@@ -119,7 +119,7 @@ def tfds(
 DIGITS: Mapping[str, Callable[..., dict[str, Digits]]] = {'digits': digits, 'npz': npz, 'tfds': tfds}
 
 
-def load_digits_of(config: Mapping[str, Any]) -> dict[str, Digits]:
+def load_digit_splits(config: Mapping[str, Any]) -> dict[str, Digits]:
   """The splits of the task that `config['task']` names, from `config['folder']`."""
   _, row, options = bind(config['task'], DIGITS, 'task')
   return row(os.path.expanduser(config['folder'] or ''), **options)
@@ -146,7 +146,7 @@ def _on_canvas(parts: Mapping[str, tuple], classes: int, canvas: int, clutter: i
   }
 
 
-def paint(split: Digits, row: int, draw: np.random.Generator) -> np.ndarray:
+def render_digit(split: Digits, row: int, draw: np.random.Generator) -> np.ndarray:
   """The picture of a row as it is shown: [height, width, C] uint8. Mnih et al. 2014, sections 4.1.2 and 4.1.3."""
   if not split.canvas:
     return split.pictures[row]
@@ -168,10 +168,10 @@ def _put(shown: np.ndarray, what: np.ndarray, draw: np.random.Generator) -> None
 class DigitBatches:
   """The training batches of one split, without end, see batching.Order: in each epoch every digit is put elsewhere."""
 
-  sides = 'rows, height, width'
+  shape_names = 'rows, height, width'
 
   def __init__(self, split: Digits, size: int, seed: int = 0, shard: int = 0, shards: int = 1):
-    shape = paint(split, 0, np.random.default_rng(0)).shape[:2]
+    shape = render_digit(split, 0, np.random.default_rng(0)).shape[:2]
     self._order = Order(np.zeros(len(split.labels), int), [shape], size, seed=seed, shard=shard, shards=shards)
     self._split, self._seed = split, seed
 
@@ -189,14 +189,14 @@ class DigitBatches:
     return gather_digits(self._split, rows, (self._seed, epoch))
 
 
-def digits_in_order(split: Digits, size: int) -> list[DigitBatch]:
+def eval_digit_batches(split: Digits, size: int) -> list[DigitBatch]:
   """Batches for evaluation: every digit once, put where it always is."""
   chosen = np.zeros(len(split.labels), int)
-  return [gather_digits(split, rows, (0,)) for rows, _ in chunks(chosen, [()], chosen, size)]
+  return [gather_digits(split, rows, (0,)) for rows, _ in eval_batch_rows(chosen, [()], chosen, size)]
 
 
 def gather_digits(split: Digits, rows: np.ndarray, seed: Sequence[int]) -> DigitBatch:
   """The given rows (-1 = a filler row); how each is put is a function of (seed, row)."""
   real = rows >= 0
-  shown = [paint(split, row, np.random.default_rng((*seed, int(row)))) for row in np.maximum(rows, 0)]
+  shown = [render_digit(split, row, np.random.default_rng((*seed, int(row)))) for row in np.maximum(rows, 0)]
   return DigitBatch(np.stack(shown), np.where(real, split.labels[rows], 0).astype(np.int32), rows.astype(np.int32))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from attention_jax.data import sentences
 from attention_jax.data.files import read_lines
 from attention_jax.data.options import bind
-from attention_jax.data.prepared import open_set, parts_of
+from attention_jax.data.tfds_sets import open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
 
 SURROGATE = re.compile('[\ud800-\udfff]')
@@ -35,7 +35,7 @@ class Documents(NamedTuple):
   lines: Sequence[int]
   pairs: bool = False
 
-  def where(self, row: int) -> str:
+  def location(self, row: int) -> str:
     """A row's place, for messages."""
     return f'{self.name}:{self.lines[row]}'
 
@@ -81,14 +81,14 @@ def tfds(
 ) -> dict[str, Documents]:
   """A tfds set with texts and class labels under `folder`, such as 'imdb_reviews' or 'yelp_polarity_reviews'.
 
-  Args: validation, as for prepared.parts_of.
+  Args: validation, as for tfds_sets.tfds_split_parts.
   """
-  builder = open_set(folder, name)
+  builder = open_tfds_set(folder, name)
   for field in (text, label):
     choose(field, builder.info.features, f"feature of tfds set '{name}':")
   names = getattr(builder.info.features[label], 'names', None)
   found = {}
-  for split, part in parts_of(builder, name, validation).items():
+  for split, part in tfds_split_parts(builder, name, validation).items():
     rows = list(builder.as_data_source(split=part))
     texts = [[row[text].decode('utf-8')] for row in rows]
     labels = [str(names[int(row[label])] if names else row[label]) for row in rows]
@@ -124,11 +124,11 @@ def load_documents(config: Mapping[str, Any]) -> dict[str, Documents]:
   for split in splits.values():
     for row, label in enumerate(split.labels):
       if label not in labels:
-        raise UserError(f'{split.where(row)}: label {label!r} is unknown; in training: {", ".join(sorted(labels))}')
+        raise UserError(f'{split.location(row)}: label {label!r} is unknown; in training: {", ".join(sorted(labels))}')
   return splits
 
 
-def given_documents(
+def parse_documents(
   lines: Sequence[str], name: str, config: Mapping[str, Any], *, pairs: bool, label: str, first: int = 1
 ) -> Documents:
   """Texts, or pairs of texts with a tab between them, that somebody gives, one a line, read as those of the task.
@@ -186,5 +186,5 @@ def _documents(
   found = Documents(joined, labels, name, lines, several)
   for row, parts in enumerate(zip(*columns, strict=True)):
     if not all(parts):
-      raise UserError(f'{found.where(row)}: the text is empty')
+      raise UserError(f'{found.location(row)}: the text is empty')
   return found

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attention_jax.data.text import Corpus, Links, count, numbers
+from attention_jax.data.text import Corpus, Links, format_count, format_line_numbers
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
 from attention_jax.tokens import EOS, UNK
@@ -15,7 +15,7 @@ from attention_jax.tokens import EOS, UNK
 Buckets = tuple[tuple[int, int], ...]
 
 
-class Encoded(NamedTuple):
+class EncodedCorpus(NamedTuple):
   """One split as ids. Row i of the source is `source[source_offsets[i]:source_offsets[i + 1]]` and ends with EOS.
 
   Attributes:
@@ -45,7 +45,7 @@ class Encoded(NamedTuple):
     return np.diff(self.source_offsets), np.diff(self.target_offsets)
 
   @property
-  def absent(self) -> int:
+  def num_uncopyable_tokens(self) -> int:
     """How many tokens of targets stand nowhere in their source."""
     rows = [np.repeat(np.arange(self.rows, dtype=np.int64), lengths) for lengths in self.lengths]
     source, target = (row << 32 | ids for row, ids in zip(rows, (self.source, self.target), strict=True))
@@ -56,7 +56,7 @@ class Encoded(NamedTuple):
     return self.links[self.link_offsets[row] : self.link_offsets[row + 1]]
 
 
-def encode(corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary) -> Encoded:
+def encode(corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary) -> EncodedCorpus:
   """The ids of a corpus, EOS appended on both sides, and its links as links between tokens.
 
   A token of the source that the vocabulary does not know has the id V + s, where V is the size of the vocabulary and s
@@ -66,17 +66,17 @@ def encode(corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary) -
 
   def source(line: str) -> list[int]:
     ids = source_vocab.encode(line)
-    tokens = source_vocab.tokens(line) if UNK in ids else []
+    tokens = source_vocab.tokenize(line) if UNK in ids else []
     places.append(_first_places(tokens, ids) if tokens else {})
     return _placed(ids, tokens, places[-1], len(source_vocab)) if tokens else ids
 
   def target(line: str) -> list[int]:
     ids, known = target_vocab.encode(line), next(of_sources)
-    return _placed(ids, target_vocab.tokens(line), known, len(target_vocab)) if known and UNK in ids else ids
+    return _placed(ids, target_vocab.tokenize(line), known, len(target_vocab)) if known and UNK in ids else ids
 
   sources = _flat(corpus.source, source)
   of_sources = iter(places)
-  return Encoded(*sources, *_flat(corpus.target, target), *_flat_links(corpus, source_vocab, target_vocab))
+  return EncodedCorpus(*sources, *_flat(corpus.target, target), *_flat_links(corpus, source_vocab, target_vocab))
 
 
 def _first_places(tokens: Sequence[str], ids: Sequence[int]) -> dict[str, int]:
@@ -94,12 +94,12 @@ def _placed(ids: Sequence[int], tokens: Sequence[str], places: dict[str, int], s
   return [size + places[token] if id == UNK and token in places else id for id, token in named]
 
 
-def units(vocabulary: Vocabulary, level: str) -> Callable[[str], Sequence[int]] | None:
-  """line -> for each token the unit of `level` (text.TOKENS) that it is part of, -1 for none.
+def token_units(vocabulary: Vocabulary, level: str) -> Callable[[str], Sequence[int]] | None:
+  """line -> for each token the unit of `level` (text.LINK_LEVELS) that it is part of, -1 for none.
 
   None for a vocabulary whose tokens are not parts of such units.
   """
-  return {'word': vocabulary.words, vocabulary.kind: lambda line: range(len(vocabulary.tokens(line)))}.get(level)
+  return {'word': vocabulary.word_ids, vocabulary.kind: lambda line: range(len(vocabulary.tokenize(line)))}.get(level)
 
 
 def _flat(lines: Iterable[str], ids: Callable[[str], list[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -116,7 +116,7 @@ def _flat(lines: Iterable[str], ids: Callable[[str], list[int]]) -> tuple[np.nda
 
 def _flat_links(corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary):
   gold = corpus.links if corpus.possible is None else corpus.possible
-  source_units, target_units = (units(vocabulary, corpus.level) for vocabulary in (source_vocab, target_vocab))
+  source_units, target_units = (token_units(vocabulary, corpus.level) for vocabulary in (source_vocab, target_vocab))
   if gold is None or source_units is None or target_units is None:
     return None, None
   rows = [
@@ -152,7 +152,7 @@ def check_buckets(buckets: Iterable[Sequence[int]]) -> Buckets:
   return tuple(sorted(pairs, key=lambda pair: (pair[0] * pair[1], pair)))
 
 
-def assign(encoded: Encoded, buckets: Iterable[Sequence[int]]) -> np.ndarray:
+def assign_buckets(encoded: EncodedCorpus, buckets: Iterable[Sequence[int]]) -> np.ndarray:
   """For each row the position, in check_buckets' order, of the smallest bucket that holds the pair; -1 for none."""
   source, target = encoded.lengths
   chosen = np.full(encoded.rows, -1, np.int32)
@@ -161,26 +161,26 @@ def assign(encoded: Encoded, buckets: Iterable[Sequence[int]]) -> np.ndarray:
   return chosen
 
 
-def describe(
-  split: str, corpus: Corpus, encoded: Encoded, buckets: Iterable[Sequence[int]], entries: tuple[int, int]
+def describe_corpus(
+  split: str, corpus: Corpus, encoded: EncodedCorpus, buckets: Iterable[Sequence[int]], entries: tuple[int, int]
 ) -> list[str]:
   """What a person should know of an encoded split: counts, rows per bucket, unknown tokens, and what is left out.
 
   Args: entries, of the source and the target vocabulary.
   """
-  buckets, chosen = check_buckets(buckets), assign(encoded, buckets)
+  buckets, chosen = check_buckets(buckets), assign_buckets(encoded, buckets)
   sizes = ', '.join(f'{s}x{t}: {np.sum(chosen == i)}' for i, (s, t) in enumerate(buckets))
   sides = zip(('source', 'target'), (encoded.source, encoded.target), entries, strict=True)
   shares = {side: np.mean((ids == UNK) | (ids >= known)) for side, ids, known in sides}
   unknown = ', '.join(f'{share:.2%} of {side} tokens' for side, share in shares.items() if share)
-  report = [*corpus.report, f'{split}: {count(encoded.rows, "pair")} ({corpus.name}); buckets {sizes}']
+  report = [*corpus.report, f'{split}: {format_count(encoded.rows, "pair")} ({corpus.name}); buckets {sizes}']
   if unknown:
     report.append(f'{split}: unknown {unknown}')
   if len(long := np.flatnonzero(chosen < 0)):
-    lines = numbers([corpus.line(row) for row in long])
+    lines = format_line_numbers([corpus.line(row) for row in long])
     longest = ' and '.join(str(max(lengths)) for lengths in encoded.lengths)
     report.append(
-      f'{split}: {len(long)} of {count(encoded.rows, "pair")} fit no bucket and are left out of training, loss and '
+      f'{split}: {len(long)} of {format_count(encoded.rows, "pair")} fit no bucket and are left out of training, loss and '
       f'alignments ({lines} of {corpus.name}); the longest source and target have {longest} tokens with EOS'
     )
   return report

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_jax.data.pictures import ENDINGS, read_image
+from attention_jax.data.pictures import IMAGE_EXTENSIONS, read_image
 from attention_jax.errors import UserError
 
 Network = Callable[[np.ndarray], np.ndarray]  # pictures [B, size, size, 3] uint8 -> [B, rows, columns, C]
@@ -22,19 +22,19 @@ def write_features(
   *,
   size: int,
   batch: int = 32,
-  done: Callable[[int], None] = lambda count: None,
+  on_batch: Callable[[int], None] = lambda count: None,
 ) -> tuple[int, ...]:
   """An .npz file with the grid [rows, columns, C] of every image by its name, float16; nothing is at `path` before all
   is in it.
 
   Args:
     size: to which images are scaled, the middle square of each.
-    done: is told how many images each batch had.
+    on_batch: is told how many images each batch had.
   Returns: the shape of a grid.
   Raises: UserError where there are no images or one cannot be read, and where the file cannot be written.
   """
   if not names:
-    raise UserError(f'{folder}: no images in it; possible: {", ".join(ENDINGS)}')
+    raise UserError(f'{folder}: no images in it; possible: {", ".join(IMAGE_EXTENSIONS)}')
   partial = Path(f'{path}.part')
   try:
     with zipfile.ZipFile(partial, 'w') as file:
@@ -46,7 +46,7 @@ def write_features(
         for name, grid in zip(some, grids, strict=True):
           with file.open(f'{name}.npy', 'w', force_zip64=True) as entry:
             np.lib.format.write_array(entry, np.ascontiguousarray(grid, np.float16))
-        done(len(some))
+        on_batch(len(some))
     os.replace(partial, path)
   except OSError as error:
     raise UserError(f'{path}: cannot be written ({error.strerror or error})') from error
@@ -55,7 +55,7 @@ def write_features(
   return grids.shape[1:]
 
 
-def pretrained(name: str) -> tuple[Network, int]:
+def load_pretrained(name: str) -> tuple[Network, int]:
   """A network of transformers, by its name at Hugging Face or the folder that it was saved to; and the size of the
   pictures that it was trained with, pixels.
 
@@ -85,12 +85,12 @@ def pretrained(name: str) -> tuple[Network, int]:
     except (RuntimeError, ValueError) as error:
       reason = ' '.join(str(error).split())[:160]
       raise UserError(f'{name}: does not take pictures of {pictures.shape[1:3]} pixels ({reason})') from error
-    return found.transpose(0, 2, 3, 1) if found.ndim == 4 else of_tokens(found)
+    return found.transpose(0, 2, 3, 1) if found.ndim == 4 else patch_grid(found)
 
-  return network, trained_size(told)
+  return network, input_size(told)
 
 
-def trained_size(told: Any) -> int:
+def input_size(told: Any) -> int:
   """Pixels of a side, of what an image processor of transformers says: the crop's, else what pictures are scaled to,
   else 224, as most are."""
   for size in (getattr(told, 'crop_size', None), getattr(told, 'size', None)):
@@ -100,7 +100,7 @@ def trained_size(told: Any) -> int:
   return 224
 
 
-def of_tokens(tokens: np.ndarray) -> np.ndarray:
+def patch_grid(tokens: np.ndarray) -> np.ndarray:
   """[B, N, C] -> [B, rows, rows, C]: of the tokens of a vision transformer those of patches, which come last."""
   rows = int(tokens.shape[1] ** 0.5)
   return tokens[:, tokens.shape[1] - rows * rows :].reshape(len(tokens), rows, rows, -1)

@@ -28,22 +28,22 @@ def split_lines(data: bytes, path: str) -> list[str]:
   except UnicodeDecodeError as error:
     line = data.count(b'\n', 0, error.start) + 1
     column = error.start - data.rfind(b'\n', 0, error.start)
-    raise not_utf8(path, line, column, data[error.start]) from None
+    raise invalid_utf8_error(path, line, column, data[error.start]) from None
   text = text.removeprefix(BYTE_ORDER_MARK)
   if not text:
-    raise empty(path)
+    raise empty_file_error(path)
   # Not str.splitlines: it also splits at characters that occur inside sentences, such as U+2028 or U+0085.
   lines = text.removesuffix('\n').split('\n')
   return [line.removesuffix('\r') for line in lines] if '\r' in text else lines
 
 
-def not_utf8(path: str, line: int, column: int, byte: int) -> UserError:
+def invalid_utf8_error(path: str, line: int, column: int, byte: int) -> UserError:
   """The error of a byte that is no UTF-8, by its place in the file, counted from 1."""
   what = f'byte 0x{byte:02x}, number {column} of the line'
   return UserError(f'{path}:{line}: not UTF-8 ({what}); convert the file to UTF-8')
 
 
-def empty(path: str) -> UserError:
+def empty_file_error(path: str) -> UserError:
   """The error of a file without any text."""
   return UserError(f'{path}: the file is empty')
 

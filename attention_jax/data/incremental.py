@@ -3,13 +3,13 @@
 import codecs
 from collections.abc import Callable, Iterable, Iterator
 
-from attention_jax.data.files import BYTE_ORDER_MARK, empty, not_utf8
+from attention_jax.data.files import BYTE_ORDER_MARK, empty_file_error, invalid_utf8_error
 from attention_jax.data.vocab import Vocabulary
 
 MOST = 1 << 16  # bytes taken at once, of those that are there
 
 
-def lines(read: Callable[[int], bytes], path: str) -> Iterator[Iterator[str]]:
+def iter_lines(read: Callable[[int], bytes], path: str) -> Iterator[Iterator[str]]:
   """The lines that `files.split_lines` would give, each as its characters while they arrive.
 
   Args:
@@ -26,7 +26,7 @@ def lines(read: Callable[[int], bytes], path: str) -> Iterator[Iterator[str]]:
       pass
 
 
-def unless_blank(line: Iterable[str]) -> Iterator[str]:
+def skip_blank_line(line: Iterable[str]) -> Iterator[str]:
   """The characters of a line, none of a blank one: leading white space waits for what follows it."""
   line, waiting = iter(line), ''
   for character in line:
@@ -37,7 +37,7 @@ def unless_blank(line: Iterable[str]) -> Iterator[str]:
   yield from line
 
 
-def speller(vocabulary: Vocabulary) -> Callable[[int], str]:
+def make_incremental_decoder(vocabulary: Vocabulary) -> Callable[[int], str]:
   """A function of the ids of one text, one after the other: what each adds to vocabulary.decode(those before)."""
   context: list[int] = []
 
@@ -75,7 +75,7 @@ def _decoded(read: Callable[[int], bytes], path: str) -> Iterator[str]:
       good = chunk[: error.start]
       yield from good.decode()
       line, column = _moved(line, column, good)
-      raise not_utf8(path, line, column + 1, chunk[error.start]) from None
+      raise invalid_utf8_error(path, line, column + 1, chunk[error.start]) from None
     yield from text
     line, column = _moved(line, column, chunk[:used])
     rest = chunk[used:]
@@ -93,6 +93,6 @@ def _unmarked(characters: Iterator[str], path: str) -> Iterator[str]:
   if first == BYTE_ORDER_MARK:
     first = next(characters, '')
   if not first:
-    raise empty(path)
+    raise empty_file_error(path)
   yield first
   yield from characters

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_jax.data.batching import Batch, Order, chunks
+from attention_jax.data.batching import Batch, Order, eval_batch_rows
 from attention_jax.data.files import read_arrays, read_lines
 from attention_jax.data.options import bind
-from attention_jax.data.text import Corpus, count
+from attention_jax.data.text import Corpus, format_count
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
 from attention_jax.tokens import EOS, PAD
 
-ENDINGS = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')
+IMAGE_EXTENSIONS = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')
 SPLITS = ('train', 'validation', 'test', 'unseen')
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; the last two lie outside
 
@@ -30,27 +30,27 @@ class Pictures(NamedTuple):
     pictures: [P, height, width, C]: uint8, or float32 features of a grid.
     names: of each picture.
     captions: rows, of one picture or of several.
-    shown: the picture of each caption, its number.
+    picture_index: the picture of each caption, its number.
     boxes: of each caption the gold box of each word, None for words that have none; None where nobody knows any.
     files: of each picture the image that it is or that features were computed from; None where there are none.
-    left: how many images lie beside these and have no caption.
+    num_uncaptioned: how many images lie beside these and have no caption.
   """
 
   pictures: np.ndarray
   names: list[str]
   captions: list[str]
-  shown: list[int]
+  picture_index: list[int]
   boxes: list[list[Box | None]] | None = None
   files: list[str] | None = None
-  left: int = 0
+  num_uncaptioned: int = 0
 
   @property
   def corpus(self) -> Corpus:
     """Names of pictures and captions, as pairs of texts."""
-    return Corpus([self.names[i] for i in self.shown], self.captions)
+    return Corpus([self.names[i] for i in self.picture_index], self.captions)
 
 
-class WhenAsked(Mapping):
+class LazySplits(Mapping):
   """Splits by their names, each made when it is first asked for."""
 
   def __init__(self, names: Iterable[str], make: Callable[[str], Any]):
@@ -77,7 +77,7 @@ def shapes(folder: str, *, seed: int = 0) -> Mapping[str, Pictures]:
     names = [f'{split} {i}' for i in range(len(pictures))]
     return Pictures(np.stack(pictures), names, list(captions), list(range(len(names))), list(boxes))
 
-  return WhenAsked(SPLITS, drawn)
+  return LazySplits(SPLITS, drawn)
 
 
 def captions(
@@ -139,7 +139,9 @@ def captions(
         texts,
         [numbers[row['image']] for _, row in mine],
         files=[os.path.join(folder, images, name) for name in numbers],
-        left=0 if features or split != 'train' else len(set(images_of(os.path.join(folder, images))) - set(names)),
+        num_uncaptioned=0
+        if features or split != 'train'
+        else len(set(list_images(os.path.join(folder, images))) - set(names)),
       )
   if 'train' not in found:
     raise UserError(f'{path}: no row of split train; it has: {", ".join(sorted({row["split"] for _, row in rows}))}')
@@ -184,26 +186,26 @@ def _each(rows: csv.DictReader, path: str) -> Iterator[dict[str, str]]:
     raise UserError(f'{path}:{first}: not a row of a table ({error})') from error
 
 
-def images_of(folder: str | os.PathLike) -> list[str]:
+def list_images(folder: str | os.PathLike) -> list[str]:
   """The names of the images in a folder, sorted. Raises: UserError for a folder that cannot be read."""
   try:
-    return sorted(entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(ENDINGS))
+    return sorted(entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(IMAGE_EXTENSIONS))
   except OSError as error:
     raise UserError(f'{folder}: cannot be read ({error.strerror})') from error
 
 
-def read_image(path: str, size: int, where: str = '', enlarged: float = 4.0) -> np.ndarray:
+def read_image(path: str, size: int, where: str = '', max_upscale: float = 4.0) -> np.ndarray:
   """The middle square of an image, [size, size, 3] uint8, before a white ground where it is transparent.
 
-  Args: where, what errors begin with; enlarged, how many times as large as in the file it may become.
+  Args: where, what errors begin with; max_upscale, how many times as large as in the file it may become.
   Raises: UserError for what is no image, and for one that is too small.
   """
   from PIL import Image, ImageOps
 
   try:
     with Image.open(path) as image:
-      if min(image.size) * enlarged < size:
-        possible = f'possible for size={size}: {math.ceil(size / enlarged)} and more'
+      if min(image.size) * max_upscale < size:
+        possible = f'possible for size={size}: {math.ceil(size / max_upscale)} and more'
         raise UserError(f'{where}{path}: {image.width} x {image.height} pixels; {possible}')
       return np.asarray(ImageOps.fit(_opaque(ImageOps.exif_transpose(image)), (size, size)), np.uint8)
   except UserError:
@@ -239,11 +241,11 @@ def _stored(stored: Mapping[str, np.ndarray], name: str, where: str) -> np.ndarr
   return found.astype(np.float32)
 
 
-class Captioned(NamedTuple):
+class EncodedCaptions(NamedTuple):
   """A split as ids: captions with EOS, all after one another, and what each shows."""
 
   pictures: np.ndarray
-  shown: np.ndarray
+  picture_index: np.ndarray
   target: np.ndarray
   offsets: np.ndarray
 
@@ -252,14 +254,14 @@ class Captioned(NamedTuple):
     return np.diff(self.offsets)
 
 
-def encode_captions(split: Pictures, vocabulary: Vocabulary) -> Captioned:
+def encode_captions(split: Pictures, vocabulary: Vocabulary) -> EncodedCaptions:
   """The ids of the captions of a split."""
   rows = [np.array([*vocabulary.encode(caption), EOS], np.int32) for caption in split.captions]
   offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-  return Captioned(split.pictures, np.array(split.shown), np.concatenate(rows), offsets)
+  return EncodedCaptions(split.pictures, np.array(split.picture_index), np.concatenate(rows), offsets)
 
 
-def check_lengths(buckets: Any) -> tuple[int, ...]:
+def check_caption_lengths(buckets: Any) -> tuple[int, ...]:
   """Lengths of captions, EOS included, the shortest first. Raises: UserError for anything else."""
   lengths = [buckets] if isinstance(buckets, int) else list(buckets) if isinstance(buckets, tuple | list) else []
   if not lengths or not all(isinstance(length, int) and length > 0 for length in lengths):
@@ -267,7 +269,7 @@ def check_lengths(buckets: Any) -> tuple[int, ...]:
   return tuple(sorted(set(lengths)))
 
 
-def chosen_lengths(encoded: Captioned, lengths: Sequence[int]) -> np.ndarray:
+def assign_lengths(encoded: EncodedCaptions, lengths: Sequence[int]) -> np.ndarray:
   """For each caption the position of the shortest length that holds it; -1 for none."""
   found = np.searchsorted(np.array(lengths), encoded.lengths)
   return np.where(found < len(lengths), found, -1)
@@ -276,13 +278,13 @@ def chosen_lengths(encoded: Captioned, lengths: Sequence[int]) -> np.ndarray:
 class CaptionBatches:
   """The training batches of one split, without end: `batches[step]` for any step >= 0, see batching.Order."""
 
-  sides = 'rows, caption'
+  shape_names = 'rows, caption'
 
   def __init__(
-    self, encoded: Captioned, lengths: Sequence[int], size: int, seed: int = 0, shard: int = 0, shards: int = 1
+    self, encoded: EncodedCaptions, lengths: Sequence[int], size: int, seed: int = 0, shard: int = 0, shards: int = 1
   ):
     buckets = [(length,) for length in lengths]
-    self._order = Order(chosen_lengths(encoded, lengths), buckets, size, seed=seed, shard=shard, shards=shards)
+    self._order = Order(assign_lengths(encoded, lengths), buckets, size, seed=seed, shard=shard, shards=shards)
     self._encoded = encoded
 
   def __len__(self) -> int:
@@ -299,14 +301,14 @@ class CaptionBatches:
     return gather_captions(self._encoded, rows, length)
 
 
-def captions_in_order(encoded: Captioned, lengths: Sequence[int], size: int) -> Iterator[Batch]:
+def eval_caption_batches(encoded: EncodedCaptions, lengths: Sequence[int], size: int) -> Iterator[Batch]:
   """Batches for evaluation: every caption that fits once."""
   buckets = [(length,) for length in lengths]
-  for rows, (length,) in chunks(chosen_lengths(encoded, lengths), buckets, encoded.lengths, size):
+  for rows, (length,) in eval_batch_rows(assign_lengths(encoded, lengths), buckets, encoded.lengths, size):
     yield gather_captions(encoded, rows, length)
 
 
-def gather_captions(encoded: Captioned, rows: np.ndarray, length: int) -> Batch:
+def gather_captions(encoded: EncodedCaptions, rows: np.ndarray, length: int) -> Batch:
   """The given rows (-1 = a filler row), with a picture [height, width, C] for each as the source, of one part."""
   real = rows >= 0
   starts = encoded.offsets[rows]
@@ -314,13 +316,15 @@ def gather_captions(encoded: Captioned, rows: np.ndarray, length: int) -> Batch:
   mask = np.arange(length) < lengths[:, None]
   ids = encoded.target[np.where(mask, starts[:, None] + np.arange(length), 0)]
   target = np.where(mask, ids, PAD).astype(np.int32)
-  return Batch(encoded.pictures[encoded.shown[rows]], real[:, None], target, mask, rows.astype(np.int32), None)
+  return Batch(encoded.pictures[encoded.picture_index[rows]], real[:, None], target, mask, rows.astype(np.int32), None)
 
 
-def describe_captions(name: str, split: Pictures, encoded: Captioned, lengths: Sequence[int]) -> str:
+def describe_captions(name: str, split: Pictures, encoded: EncodedCaptions, lengths: Sequence[int]) -> str:
   """A line on a split: how many pictures and captions, and how many are longer than every bucket."""
   shape = ' x '.join(map(str, split.pictures.shape[1:]))
-  long = int(np.sum(chosen_lengths(encoded, lengths) < 0))
-  left = f'; {count(long, "caption")} longer than {lengths[-1]} tokens left out' if long else ''
-  left += f'; {count(split.left, "image")} beside them without a caption' if split.left else ''
-  return f'{name}: {count(len(split.names), "picture")} ({shape}), {count(len(split.captions), "caption")}{left}'
+  long = int(np.sum(assign_lengths(encoded, lengths) < 0))
+  left = f'; {format_count(long, "caption")} longer than {lengths[-1]} tokens left out' if long else ''
+  left += (
+    f'; {format_count(split.num_uncaptioned, "image")} beside them without a caption' if split.num_uncaptioned else ''
+  )
+  return f'{name}: {format_count(len(split.names), "picture")} ({shape}), {format_count(len(split.captions), "caption")}{left}'

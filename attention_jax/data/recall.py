@@ -14,29 +14,29 @@ from attention_jax.errors import UserError
 
 Draw = np.random.Generator
 Sizes = tuple[int, ...]
-ROWS = {'validation': 256, 'test': 256, 'unseen': 256}
+NUM_EPISODES = {'validation': 256, 'test': 256, 'unseen': 256}
 SHAPES = 2  # lengths that training episodes are padded to
 
 
 class Episode(NamedTuple):
   """What is shown [N, I], and the bits [A, O] that answer it in the A steps after that."""
 
-  shown: np.ndarray
-  answer: np.ndarray
+  inputs: np.ndarray
+  target: np.ndarray
 
 
-class Task(NamedTuple):
+class RecallTask(NamedTuple):
   """A row of RECALL with its options.
 
   Attributes:
-    inputs, outputs: I and O.
+    input_features, output_features: I and O.
     draw: (random numbers, size) -> Episode; how many steps it takes is a function of the size alone.
     sizes: lowest and highest of each number in a size, while training.
     beyond: the size of the episodes of the split 'unseen'.
   """
 
-  inputs: int
-  outputs: int
+  input_features: int
+  output_features: int
   draw: Callable[[Draw, Sizes], Episode]
   sizes: tuple[tuple[int, int], ...]
   beyond: Sizes
@@ -56,17 +56,17 @@ class RecallBatch(NamedTuple):
   Attributes:
     inputs: float32 [B, T, I], 0 after what is shown.
     target: int32 [B, T, O], bits.
-    real: bool [B, T], where an answer is asked for.
+    target_mask: bool [B, T], where an answer is asked for.
     index: int32 [B], the row in its split; -1 = a filler row.
   """
 
   inputs: np.ndarray
   target: np.ndarray
-  real: np.ndarray
+  target_mask: np.ndarray
   index: np.ndarray
 
 
-def copy(*, bits: int = 8, longest: int = 20, beyond: int = 50) -> Task:
+def copy(*, bits: int = 8, longest: int = 20, beyond: int = 50) -> RecallTask:
   """Vectors, then a mark; the answer is the vectors. Section 4.1."""
   _check('copy', 1, bits=bits, longest=longest)
   _check('copy', longest + 1, beyond=beyond)
@@ -75,12 +75,12 @@ def copy(*, bits: int = 8, longest: int = 20, beyond: int = 50) -> Task:
     vectors = _bits(rng, size[0], bits)
     return Episode(_joined([_wide(vectors, 1), _mark(bits, 1, 0)]), vectors)
 
-  return Task(bits + 1, bits, draw, ((1, longest),), (beyond,))
+  return RecallTask(bits + 1, bits, draw, ((1, longest),), (beyond,))
 
 
 def repeat_copy(
   *, bits: int = 8, longest: int = 10, repeats: int = 10, beyond: int = 20, beyond_repeats: int = 10
-) -> Task:
+) -> RecallTask:
   """A mark, vectors, then a number; the answer is the vectors as often as that, and a mark at the end. Section 4.2.
 
   Numbers are brought to mean 0 and variance 1 over those that training has.
@@ -100,10 +100,10 @@ def repeat_copy(
     answer = _joined([_wide(np.tile(vectors, (times, 1)), 1), _mark(bits, 1, 0)])
     return Episode(_joined([_mark(bits, 2, 0), _wide(vectors, 2), number]), answer)
 
-  return Task(bits + 2, bits + 1, draw, ((1, longest), (1, repeats)), (beyond, beyond_repeats))
+  return RecallTask(bits + 2, bits + 1, draw, ((1, longest), (1, repeats)), (beyond, beyond_repeats))
 
 
-def associative_recall(*, bits: int = 6, each: int = 3, fewest: int = 2, most: int = 6, beyond: int = 12) -> Task:
+def associative_recall(*, bits: int = 6, each: int = 3, fewest: int = 2, most: int = 6, beyond: int = 12) -> RecallTask:
   """Items of `each` vectors, a mark before each; then one of them again between other marks; the answer is the next.
 
   Section 4.3. Items of an episode differ, so that what comes next is never in doubt.
@@ -124,17 +124,17 @@ def associative_recall(*, bits: int = 6, each: int = 3, fewest: int = 2, most: i
     query = [_mark(bits, 2, 1), _wide(items[asked], 2), _mark(bits, 2, 1)]
     return Episode(_joined(shown + query), items[asked + 1])
 
-  return Task(bits + 2, bits, draw, ((fewest, most),), (beyond,))
+  return RecallTask(bits + 2, bits, draw, ((fewest, most),), (beyond,))
 
 
-RECALL: Mapping[str, Callable[..., Task]] = {
+RECALL: Mapping[str, Callable[..., RecallTask]] = {
   'associative_recall': associative_recall,
   'copy': copy,
   'repeat_copy': repeat_copy,
 }
 
 
-def recall_task(spec: str) -> Task:
+def make_recall_task(spec: str) -> RecallTask:
   """The task of `config.data.task`. Raises: UserError for one that does not exist."""
   _, row, options = bind(spec, RECALL, 'task')
   return row(**options)
@@ -164,10 +164,10 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
   return np.concatenate(parts).astype(np.float32)
 
 
-def episodes(task: Task, split: str) -> list[Episode]:
+def eval_episodes(task: RecallTask, split: str) -> list[Episode]:
   """The episodes of a split that is measured, always the same."""
   rng = np.random.default_rng((0, *split.encode()))
-  sizes = [task.beyond if split == 'unseen' else task.size(rng) for _ in range(ROWS[split])]
+  sizes = [task.beyond if split == 'unseen' else task.size(rng) for _ in range(NUM_EPISODES[split])]
   return [task.draw(rng, size) for size in sizes]
 
 
@@ -177,9 +177,9 @@ class RecallBatches:
   The size is a function of the step alone, so that several seeds can be trained side by side.
   """
 
-  sides = 'rows, steps'
+  shape_names = 'rows, steps'
 
-  def __init__(self, task: Task, size: int, seed: int = 0, shard: int = 0, shards: int = 1):
+  def __init__(self, task: RecallTask, size: int, seed: int = 0, shard: int = 0, shards: int = 1):
     """Args: size, rows of a batch; this process gets the rows `shard::shards`."""
     if size < 1 or size % shards:
       raise UserError(f'the {size} rows of a batch cannot be divided among {shards} processes')
@@ -199,29 +199,29 @@ class RecallBatches:
   def __getitem__(self, step: int) -> RecallBatch:
     size = self._task.size(np.random.default_rng(step))
     drawn = [self._task.draw(np.random.default_rng((self._seed, step, int(row))), size) for row in self._rows]
-    steps = len(drawn[0].shown) + len(drawn[0].answer)
+    steps = len(drawn[0].inputs) + len(drawn[0].target)
     length = next(length for length in self._lengths if length >= steps)
-    return gather(self._task, drawn, self._rows, length)
+    return gather_episodes(self._task, drawn, self._rows, length)
 
 
-def recall_in_order(task: Task, split: str, size: int) -> list[RecallBatch]:
+def eval_recall_batches(task: RecallTask, split: str, size: int) -> list[RecallBatch]:
   """Batches for evaluation: every episode once, as long as the longest of the split."""
-  drawn = episodes(task, split)
-  longest = max(len(episode.shown) + len(episode.answer) for episode in drawn)
+  drawn = eval_episodes(task, split)
+  longest = max(len(episode.inputs) + len(episode.target) for episode in drawn)
   parts = [np.arange(start, start + size) for start in range(0, len(drawn), size)]
   of = lambda rows: [drawn[row] if row < len(drawn) else None for row in rows]
-  return [gather(task, of(rows), np.where(rows < len(drawn), rows, -1), longest) for rows in parts]
+  return [gather_episodes(task, of(rows), np.where(rows < len(drawn), rows, -1), longest) for rows in parts]
 
 
-def gather(task: Task, drawn: Sequence[Episode | None], index: np.ndarray, length: int) -> RecallBatch:
+def gather_episodes(task: RecallTask, drawn: Sequence[Episode | None], index: np.ndarray, length: int) -> RecallBatch:
   """Episodes side by side, padded to a length; None is a filler row."""
-  inputs = np.zeros((len(drawn), length, task.inputs), np.float32)
-  target = np.zeros((len(drawn), length, task.outputs), np.int32)
+  inputs = np.zeros((len(drawn), length, task.input_features), np.float32)
+  target = np.zeros((len(drawn), length, task.output_features), np.int32)
   real = np.zeros((len(drawn), length), bool)
   for row, episode in enumerate(drawn):
     if episode is None:
       continue
-    shown, steps = len(episode.shown), len(episode.shown) + len(episode.answer)
-    inputs[row, :shown] = episode.shown
-    target[row, shown:steps], real[row, shown:steps] = episode.answer, True
+    shown, steps = len(episode.inputs), len(episode.inputs) + len(episode.target)
+    inputs[row, :shown] = episode.inputs
+    target[row, shown:steps], real[row, shown:steps] = episode.target, True
   return RecallBatch(inputs, target, real, np.asarray(index, np.int32))

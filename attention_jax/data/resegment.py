@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attention_jax.data.encoding import Encoded
+from attention_jax.data.encoding import EncodedCorpus
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.tokens import EOS
 
-Resegment = Callable[[int, np.ndarray, tuple[int, int]], Encoded]
+Resegment = Callable[[int, np.ndarray, tuple[int, int]], EncodedCorpus]
 
 
-def resegmented(
-  encoded: Encoded, corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary, seed: int
+def make_resegmenter(
+  encoded: EncodedCorpus, corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary, seed: int
 ) -> Resegment | None:
   """(epoch, rows, bucket) -> those rows of a split, cut anew; None where neither vocabulary does (`Vocabulary.sample`).
 
@@ -46,12 +46,12 @@ def resegmented(
     fits = all(len(ids) <= size for ids, size in zip(found, bucket, strict=True))
     return found if fits else plain
 
-  def of_rows(epoch: int, rows: np.ndarray, bucket: tuple[int, int]) -> Encoded:
+  def of_rows(epoch: int, rows: np.ndarray, bucket: tuple[int, int]) -> EncodedCorpus:
     nothing = np.zeros(0, np.int32)
     pairs = [cut(epoch, int(row), bucket) if row >= 0 else [nothing, nothing] for row in rows]
     flat = []
     for ids in zip(*pairs, strict=True):
       flat += [np.concatenate(ids), np.cumsum([0, *map(len, ids)], dtype=np.int64)]
-    return Encoded(*flat)
+    return EncodedCorpus(*flat)
 
   return of_rows

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 Cut = Callable[[str, random.Random], list[str]]
 
 
-def by_merging(scores: Mapping[str, float], dropout: float) -> Cut:
+def bpe_dropout(scores: Mapping[str, float], dropout: float) -> Cut:
   """Merges of neighbours, the highest score first; each is left out with this probability when its turn comes.
 
   Provilkov, Emelianenko & Voita 2020 (BPE-dropout). What was left out comes again as soon as a neighbour has grown.
@@ -39,7 +39,7 @@ def by_merging(scores: Mapping[str, float], dropout: float) -> Cut:
   return cut
 
 
-def by_likelihood(scores: Mapping[str, float], sampling: float) -> Cut:
+def unigram_sampling(scores: Mapping[str, float], sampling: float) -> Cut:
   """Each way x of cutting the word with probability P(x)^α / Σ P^α. Kudo 2018, section 3.2.
 
   Args: scores, log-probabilities of all pieces, whose sums are log P; sampling, α.

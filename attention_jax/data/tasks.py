@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attention_jax.data import vocab
-from attention_jax.data.batching import UNITS
-from attention_jax.data.encoding import Encoded, assign, check_buckets, describe, encode
+from attention_jax.data.batching import BATCH_UNITS
+from attention_jax.data.encoding import EncodedCorpus, assign_buckets, check_buckets, describe_corpus, encode
 from attention_jax.data.options import bind
 from attention_jax.data.text import Corpus, Links, from_pairs, parallel_paths, read_parallel, read_tsv
 from attention_jax.errors import UserError, choose
@@ -18,13 +18,13 @@ from attention_jax.errors import UserError, choose
 SPLITS = ('train', 'validation', 'test', 'unseen')
 
 
-class Data(NamedTuple):
+class TranslationData(NamedTuple):
   """What `load` returns: vocabularies, the splits as text and as ids, and a report for the person who started it."""
 
   source_vocab: vocab.Vocabulary
   target_vocab: vocab.Vocabulary
   corpora: dict[str, Corpus]
-  encoded: dict[str, Encoded]
+  encoded: dict[str, EncodedCorpus]
   report: list[str]
 
 
@@ -127,7 +127,7 @@ def load_corpora(config: Mapping[str, Any]) -> dict[str, Corpus]:
 
 def load_vocabularies(config: Mapping[str, Any], run_folder: str) -> tuple[vocab.Vocabulary, vocab.Vocabulary]:
   """The source and target vocabularies that a run stored. Raises: UserError when it has none."""
-  found = {side: vocab.stored(config['vocabulary'], run_folder, side) for side in _sides(config)}
+  found = {side: vocab.load_stored(config['vocabulary'], run_folder, side) for side in _sides(config)}
   if missing := [side for side, vocabulary in found.items() if vocabulary is None]:
     raise UserError(f'{run_folder}: holds no {" and no ".join(missing)} vocabulary; was a run started there?')
   return _both(found)
@@ -136,12 +136,12 @@ def load_vocabularies(config: Mapping[str, Any], run_folder: str) -> tuple[vocab
 def check(config: Mapping[str, Any]) -> None:
   """Raises UserError for what is wrong with a config whatever its files hold."""
   bind(config['task'], TASKS, 'task')
-  vocab.kind(config['vocabulary'])
+  vocab.parse_kind(config['vocabulary'])
   check_buckets(config['buckets'])
-  choose(config['batch_unit'], UNITS, 'batch unit')
+  choose(config['batch_unit'], BATCH_UNITS, 'batch unit')
 
 
-def load(config: Mapping[str, Any], run_folder: str | None) -> Data:
+def load(config: Mapping[str, Any], run_folder: str | None) -> TranslationData:
   """Reads the task of a config, makes or restores the run's vocabularies, and encodes every split.
 
   Args:
@@ -151,10 +151,10 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> Data:
 
   Raises: UserError for whatever is wrong with the config or the files.
   """
-  buckets, level = check_buckets(config['buckets']), vocab.kind(config['vocabulary'])
+  buckets, level = check_buckets(config['buckets']), vocab.parse_kind(config['vocabulary'])
   corpora = load_corpora(config)
   sides = _sides(config)
-  found = {side: vocab.stored(config['vocabulary'], run_folder, side) if run_folder else None for side in sides}
+  found = {side: vocab.load_stored(config['vocabulary'], run_folder, side) if run_folder else None for side in sides}
   report = []
   for side, columns in sides.items():
     origin = 'stored'
@@ -167,13 +167,13 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> Data:
   source_vocab, target_vocab = _both(found)
   encoded = {split: encode(corpus, source_vocab, target_vocab) for split, corpus in corpora.items()}
   for split, corpus in corpora.items():
-    report += describe(split, corpus, encoded[split], buckets, (len(source_vocab), len(target_vocab)))
-    if np.all(assign(encoded[split], buckets) < 0):
+    report += describe_corpus(split, corpus, encoded[split], buckets, (len(source_vocab), len(target_vocab)))
+    if np.all(assign_buckets(encoded[split], buckets) < 0):
       raise UserError(f'{report[-1]}; possible: longer config.data.buckets than {buckets}')
     if corpus.links is not None and encoded[split].links is None:
       report.append(f'{split}: links between {corpus.level}s are not used with a {level} vocabulary')
       corpora[split] = corpus._replace(links=None, possible=None)
-  return Data(source_vocab, target_vocab, corpora, encoded, report)
+  return TranslationData(source_vocab, target_vocab, corpora, encoded, report)
 
 
 def save_vocabularies(
@@ -195,7 +195,7 @@ def _both(found: Mapping[str, vocab.Vocabulary]) -> tuple[vocab.Vocabulary, voca
   return found.get('shared') or found['source'], found.get('shared') or found['target']
 
 
-def split_of(data: Data, split: str) -> tuple[Corpus, Encoded]:
+def get_split(data: TranslationData, split: str) -> tuple[Corpus, EncodedCorpus]:
   """One split as text and as ids. Raises: UserError naming the splits there are."""
   choose(split, data.corpora, 'split')
   return data.corpora[split], data.encoded[split]

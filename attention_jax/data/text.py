@@ -12,7 +12,7 @@ from attention_jax.data.files import read_lines
 from attention_jax.errors import UserError, choose
 
 Links = tuple[tuple[int, int], ...]
-TOKENS = {'char': list, 'word': str.split}  # what links may count, and how it is counted
+LINK_LEVELS = {'char': list, 'word': str.split}  # what links may count, and how it is counted
 _COLUMNS = 'expected source TAB target, or source TAB target TAB links'
 _LINK = re.compile(r'([0-9]{1,9})-([0-9]{1,9})')
 
@@ -24,7 +24,7 @@ class Corpus(NamedTuple):
     source: one line each.
     target: one line each, as many as in source.
     links: per row the sure gold (source token, target token) pairs, 0-based; None where the data has none.
-    level: what links count, a name in TOKENS.
+    level: what links count, a name in LINK_LEVELS.
     name: where the rows come from, for messages (the source file's path).
     lines: the 1-based line number of each row in that file; None: row i is line i + 1.
     report: what reading left out, one human line each.
@@ -96,7 +96,7 @@ def from_pairs(
 
   Raises: UserError for bad links, an unknown level, or when no pair is left.
   """
-  choose(level, TOKENS, 'level of links')
+  choose(level, LINK_LEVELS, 'level of links')
   what = what or name
   keep = [i for i, (s, t) in enumerate(zip(source, target, strict=True)) if s.strip() and t.strip()]
   if not keep:
@@ -106,7 +106,7 @@ def from_pairs(
   else:
     kept = set(keep)
     blank = [i + 1 for i in range(len(source)) if i not in kept]
-    note = f'{what}: {count(len(blank), "blank line")} skipped ({numbers(blank)})'
+    note = f'{what}: {format_count(len(blank), "blank line")} skipped ({format_line_numbers(blank)})'
     lines = [i + 1 for i in keep]
     corpus = Corpus([source[i] for i in keep], [target[i] for i in keep], None, level, name, lines, (note,))
   if links is None:
@@ -115,7 +115,7 @@ def from_pairs(
 
 
 def _read_links(corpus: Corpus, row: int, text: str) -> Links:
-  where, split = f'{corpus.name}:{corpus.line(row)}', TOKENS[corpus.level]
+  where, split = f'{corpus.name}:{corpus.line(row)}', LINK_LEVELS[corpus.level]
   sizes = len(split(corpus.source[row])), len(split(corpus.target[row]))
   links = []
   for item in text.split():
@@ -141,11 +141,11 @@ def group_references(corpus: Corpus) -> tuple[list[str], list[list[str]], list[i
   return list(groups), references, [rows[0] for rows in groups.values()]
 
 
-def count(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
   """`1 line`, `2 lines`."""
   return f'{number} {noun}{"s" * (number != 1)}'
 
 
-def numbers(lines: Sequence[int], shown: int = 5) -> str:
+def format_line_numbers(lines: Sequence[int], shown: int = 5) -> str:
   """`line 3`, `lines 3, 10`, `lines 1, 2, 3, 4, 5, ...`: the first few line numbers."""
   return f'line{"s" * (len(lines) > 1)} {", ".join(map(str, lines[:shown]))}{", ..." * (len(lines) > shown)}'

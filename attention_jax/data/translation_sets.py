@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from attention_jax.data.prepared import open_set, parts_of
-from attention_jax.data.text import Corpus, count, from_pairs
+from attention_jax.data.text import Corpus, format_count, from_pairs
+from attention_jax.data.tfds_sets import open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
 
 
@@ -13,10 +13,12 @@ def read(folder: str, name: str, source: str | None, target: str | None) -> dict
   Raises: UserError when the set is not prepared under `folder`, is not stored as array_record, has no training split,
     or does not have the languages.
   """
-  builder = open_set(folder, name)
+  builder = open_tfds_set(folder, name)
   languages = sorted(builder.info.features)
   source, target = _languages(name, source, target, languages)
-  return {split: _corpus(builder, part, source, target) for split, part in parts_of(builder, name, None).items()}
+  return {
+    split: _corpus(builder, part, source, target) for split, part in tfds_split_parts(builder, name, None).items()
+  }
 
 
 def _languages(name: str, source: str | None, target: str | None, languages: list[str]) -> tuple[str, str]:
@@ -42,5 +44,5 @@ def _corpus(builder: Any, split: str, source: str, target: str) -> Corpus:
       broken += whole != line
       column.append(whole)
   corpus = from_pairs(*columns, name=name)
-  note = f'{name}: line breaks inside {count(broken, "text")} read as spaces'
+  note = f'{name}: line breaks inside {format_count(broken, "text")} read as spaces'
   return corpus._replace(report=(*corpus.report, note)) if broken else corpus

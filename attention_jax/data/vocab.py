@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from attention_jax.data.options import bind
-from attention_jax.data.subword_sampling import by_likelihood, by_merging
+from attention_jax.data.subword_sampling import bpe_dropout, unigram_sampling
 from attention_jax.errors import UserError
-from attention_jax.tokens import BOS, EOS, PAD, SPECIAL, UNK
+from attention_jax.tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 
-_CUTS = {'subword': by_merging, 'unigram': by_likelihood}
+_CUTS = {'subword': bpe_dropout, 'unigram': unigram_sampling}
 _PIECED = re.compile('▁?[^▁]+|▁')  # words as pieces have them: none reaches over the beginning of another
 
 
@@ -32,22 +32,22 @@ class Vocabulary(Protocol):
   kind: str
   sample: Callable[[str, int], list[int]] | None
 
-  def tokens(self, text: str) -> list[str]:
+  def tokenize(self, text: str) -> list[str]:
     """The tokens of a line: what stands on the axes of a heatmap."""
 
-  def words(self, text: str) -> list[int]:
+  def word_ids(self, text: str) -> list[int]:
     """For each token of a line the word, as str.split counts them, that it is part of; -1 for one that is of none."""
 
   def encode(self, text: str) -> list[int]:
     """One id per token; neither BOS nor EOS is added."""
 
-  def parts(self, characters: Iterable[str]) -> Iterator[str]:
+  def iter_segments(self, characters: Iterable[str]) -> Iterator[str]:
     """A line that still arrives in parts, each as soon as its ids are certain; together they are those of the line."""
 
   def decode(self, ids: Iterable[int], more: Sequence[str] = ()) -> str:
     """The text up to the first EOS, without PAD and BOS. `more`: the tokens that ids from len(self) on stand for."""
 
-  def piece(self, id: int) -> str:
+  def id_to_token(self, id: int) -> str:
     """How one id is written."""
 
   def __len__(self) -> int: ...
@@ -62,35 +62,37 @@ class Listed:
   sample = None
 
   def __init__(self, kind: str, tokens: Sequence[str]):
-    self.kind, self._pieces = kind, (*SPECIAL, *tokens)
-    self._ids = {token: id for id, token in enumerate(tokens, len(SPECIAL))}
+    self.kind, self._pieces = kind, (*SPECIAL_TOKENS, *tokens)
+    self._ids = {token: id for id, token in enumerate(tokens, len(SPECIAL_TOKENS))}
 
-  def tokens(self, text: str) -> list[str]:
+  def tokenize(self, text: str) -> list[str]:
     return list(text) if self.kind == 'char' else text.split()
 
-  def words(self, text: str) -> list[int]:
+  def word_ids(self, text: str) -> list[int]:
     return _WORDS[self.kind](text)
 
   def encode(self, text: str) -> list[int]:
     find = self._ids.get
-    return [find(token, UNK) for token in self.tokens(text)]
+    return [find(token, UNK) for token in self.tokenize(text)]
 
-  def parts(self, characters: Iterable[str]) -> Iterator[str]:
+  def iter_segments(self, characters: Iterable[str]) -> Iterator[str]:
     return _PARTS[self.kind](characters)
 
   def decode(self, ids: Iterable[int], more: Sequence[str] = ()) -> str:
-    unknown = SPECIAL[UNK] if self.kind == 'word' else '\N{REPLACEMENT CHARACTER}'  # still one character per token
+    unknown = (
+      SPECIAL_TOKENS[UNK] if self.kind == 'word' else '\N{REPLACEMENT CHARACTER}'
+    )  # still one character per token
     pieces = (unknown if id == UNK else _piece(self, id, more) for id in _content(ids))
     return (' ' if self.kind == 'word' else '').join(pieces)
 
-  def piece(self, id: int) -> str:
+  def id_to_token(self, id: int) -> str:
     return self._pieces[id]
 
   def __len__(self) -> int:
     return len(self._pieces)
 
   def save(self, folder: str, side: str) -> str:
-    content = {'kind': self.kind, 'tokens': self._pieces[len(SPECIAL) :]}
+    content = {'kind': self.kind, 'tokens': self._pieces[len(SPECIAL_TOKENS) :]}
     return _write(_path(self.kind, folder, side), json.dumps(content, ensure_ascii=False, indent=0).encode())
 
 
@@ -107,21 +109,21 @@ class Subword:
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     self.sample = None
     if sampling:
-      self._ids = {self.piece(id): id for id in range(len(SPECIAL), len(self))}
+      self._ids = {self.id_to_token(id): id for id in range(len(SPECIAL_TOKENS), len(self))}
       scores = {piece: self._processor.get_score(id) for piece, id in self._ids.items()}
       self._cut, self.sample = _CUTS[kind](scores, sampling), self._sample
 
   def _sample(self, text: str, seed: int) -> list[int]:
-    pieces, draws = self.tokens(text), random.Random(seed)
+    pieces, draws = self.tokenize(text), random.Random(seed)
     if not self._ids.keys() >= set(pieces):  # characters that no piece has
       return self.encode(text)
     words = _PIECED.findall(''.join(pieces))
     return [self._ids[part] for word in words for part in self._cut(word, draws)]
 
-  def tokens(self, text: str) -> list[str]:
+  def tokenize(self, text: str) -> list[str]:
     return self._processor.encode(text, out_type=str)
 
-  def words(self, text: str) -> list[int]:
+  def word_ids(self, text: str) -> list[int]:
     """By where each piece begins, as '▁' may stand in the text itself. Spaces belong to the word that comes next."""
     words = [*_next_words(text), -1]
     return [words[begin] for begin, _ in self._processor.encode(text, return_type='offset_mapping')['offsets']]
@@ -129,14 +131,14 @@ class Subword:
   def encode(self, text: str) -> list[int]:
     return self._processor.encode(text)
 
-  def parts(self, characters: Iterable[str]) -> Iterator[str]:
+  def iter_segments(self, characters: Iterable[str]) -> Iterator[str]:
     """Words: no piece reaches over a space. Only spaces after a '▁' of the text itself stay with what follows them."""
     return _runs(characters, lambda run, character: character == ' ' and not run.rstrip(' ').endswith('▁'))
 
   def decode(self, ids: Iterable[int], more: Sequence[str] = ()) -> str:
     return self._processor.decode([_piece(self, id, more) for id in _content(ids)])
 
-  def piece(self, id: int) -> str:
+  def id_to_token(self, id: int) -> str:
     return self._processor.id_to_piece(int(id))
 
   def __len__(self) -> int:
@@ -215,8 +217,8 @@ def _sentencepiece(
       bos_id=BOS,
       eos_id=EOS,
       unk_id=UNK,
-      pad_piece=SPECIAL[PAD],
-      unk_surface=SPECIAL[UNK],
+      pad_piece=SPECIAL_TOKENS[PAD],
+      unk_surface=SPECIAL_TOKENS[UNK],
       character_coverage=coverage,
       normalization_rule_name='identity',
       max_sentence_length=1 << 20,
@@ -235,7 +237,7 @@ class Kind(NamedTuple):
   train: Callable[..., Vocabulary]
   restore: Callable[..., Vocabulary]
   suffix: str
-  sampled_by: str = ''
+  sampling_option: str = ''
 
 
 def _restore_listed(kind: str) -> Callable[..., Listed]:
@@ -253,10 +255,10 @@ def _restore_listed(kind: str) -> Callable[..., Listed]:
   return restore
 
 
-def _restore_subword(kind: str, sampled_by: str) -> Callable[..., Subword]:
+def _restore_subword(kind: str, sampling_option: str) -> Callable[..., Subword]:
   def restore(data: bytes, **options: Any) -> Subword:
-    vocabulary = Subword(kind, data, options.get(sampled_by, 0.0))
-    if not data or [vocabulary.piece(id) for id in range(len(SPECIAL))] != list(SPECIAL):
+    vocabulary = Subword(kind, data, options.get(sampling_option, 0.0))
+    if not data or [vocabulary.id_to_token(id) for id in range(len(SPECIAL_TOKENS))] != list(SPECIAL_TOKENS):
       raise ValueError('not a model of this package')
     return vocabulary
 
@@ -271,15 +273,15 @@ VOCABULARIES = {
 }
 
 
-def kind(spec: str) -> str:
+def parse_kind(spec: str) -> str:
   """`word(min_count=2)` -> `word`. Raises UserError for what is not in VOCABULARIES, unknown options included."""
   return _bind(spec)[0]
 
 
-def sampled_by(spec: str) -> str:
+def sampling_option(spec: str) -> str:
   """The option of `spec` by which training lines are cut anew in each epoch; '' where they are not."""
   name, _, options = _bind(spec)
-  option = VOCABULARIES[name].sampled_by
+  option = VOCABULARIES[name].sampling_option
   return option if options.get(option) else ''
 
 
@@ -289,7 +291,7 @@ def train(spec: str, lines: Iterable[str]) -> Vocabulary:
   return fn(lines, **options)
 
 
-def stored(spec: str, folder: str, side: str) -> Vocabulary | None:
+def load_stored(spec: str, folder: str, side: str) -> Vocabulary | None:
   """The vocabulary of `side` that a run stored in its folder; None when there is none.
 
   Raises: UserError when the file is damaged or holds a vocabulary of another kind.
@@ -308,9 +310,9 @@ def stored(spec: str, folder: str, side: str) -> Vocabulary | None:
     raise UserError(f"{path}: not a stored vocabulary of kind '{name}', or damaged ({reason})") from None
 
 
-def same(one: Vocabulary, other: Vocabulary) -> bool:
+def same_entries(one: Vocabulary, other: Vocabulary) -> bool:
   """Whether two vocabularies have the same entries."""
-  return len(one) == len(other) and all(one.piece(id) == other.piece(id) for id in range(len(one)))
+  return len(one) == len(other) and all(one.id_to_token(id) == other.id_to_token(id) for id in range(len(one)))
 
 
 def _bind(spec: str) -> tuple[str, Callable[..., Any], dict[str, Any]]:
@@ -355,7 +357,7 @@ _WORDS = {'char': _words_of_characters, 'word': lambda text: list(range(len(text
 
 
 def _piece(vocabulary: Vocabulary, id: int, more: Sequence[str]) -> str:
-  return more[id - len(vocabulary)] if id >= len(vocabulary) else vocabulary.piece(id)
+  return more[id - len(vocabulary)] if id >= len(vocabulary) else vocabulary.id_to_token(id)
 
 
 def _content(ids: Iterable[int]) -> list[int]:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.errors import UserError
-from attention_jax.models.encoder_decoder import EncoderDecoder, Outputs
+from attention_jax.models.encoder_decoder import EncoderDecoder, ModelOutput
 
 
 class Ensemble:
@@ -35,16 +35,16 @@ class Ensemble:
     found = [model.apply(own, *given, method=method) for model, own in each]
     return tuple(zip(*found, strict=True)) if method == 'start' else self._mean(found)._replace(state=tuple(found))
 
-  def reach(self, source_length: int) -> int:
-    return self.models[0].reach(source_length)
+  def output_size(self, source_length: int) -> int:
+    return self.models[0].output_size(source_length)
 
-  def posterior(self, outputs: Outputs, target_mask: jax.Array) -> jax.Array:
+  def posterior(self, outputs: ModelOutput, target_mask: jax.Array) -> jax.Array:
     """As of an EncoderDecoder, of the outputs of whole targets."""
     each = [model.posterior(own, target_mask) for model, own in zip(self.models, outputs.state, strict=True)]
     return jnp.stack(each).mean(0)
 
-  def _mean(self, several: Sequence[Outputs]) -> Outputs:
+  def _mean(self, several: Sequence[ModelOutput]) -> ModelOutput:
     log_probs = jnp.stack([jax.nn.log_softmax(outputs.logits) for outputs in several])
     look = [model.attends or not self.attends for model in self.models]
     weights = jnp.stack([outputs.weights for outputs, looks in zip(several, look, strict=True) if looks])
-    return Outputs(jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(several)), weights.mean(0))
+    return ModelOutput(jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(several)), weights.mean(0))

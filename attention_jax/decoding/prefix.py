@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.decoding.search import NEVER
-from attention_jax.modules.embedding import known
+from attention_jax.decoding.search import LOG_ZERO
+from attention_jax.modules.embedding import oov_to_unk
 from attention_jax.tokens import PAD
 
 
-def begun(step: Callable, carry: Any, memory: Any, prefix: jax.Array) -> tuple[Callable, Any, Any]:
+def force_prefix(step: Callable, carry: Any, memory: Any, prefix: jax.Array) -> tuple[Callable, Any, Any]:
   """step, carry and memory of a model whose outputs begin with prefix [B, P] ids, PAD after its end.
 
   The tokens of a prefix have the probability 1, so that scores are those of what follows, given it.
@@ -22,7 +22,7 @@ def begun(step: Callable, carry: Any, memory: Any, prefix: jax.Array) -> tuple[C
     (own, at), (own_memory, prefix) = carry, memory
     own, (logits, *rest) = step(own, token, own_memory)
     wanted = jnp.take_along_axis(prefix, jnp.minimum(at, prefix.shape[1] - 1)[:, None], axis=1)
-    only = jnp.where(jnp.arange(logits.shape[-1])[None] == known(wanted, logits.shape[-1]), 0.0, NEVER)
+    only = jnp.where(jnp.arange(logits.shape[-1])[None] == oov_to_unk(wanted, logits.shape[-1]), 0.0, LOG_ZERO)
     return (own, at + 1), (jnp.where(wanted == PAD, logits, only), *rest)
 
   at = jnp.zeros(prefix.shape[:1], jnp.int32)

@@ -7,8 +7,12 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 
-MOST = {'alpha': 10, 'beta': 10_000, 'gamma': 10_000}  # beyond, float32 could not hold what they make of long outputs
-UNSEEN = 1e-6  # what less attention than this counts as in the coverage penalty, whose logarithm stays finite
+MAX_FACTORS = {
+  'alpha': 10,
+  'beta': 10_000,
+  'gamma': 10_000,
+}  # beyond, float32 could not hold what they make of long outputs
+MIN_COVERAGE = 1e-6  # what less attention than this counts as in the coverage penalty, whose logarithm stays finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Ranking:
     beta: of the coverage penalty cp; 0 is none.
     gamma: of the end-of-sentence normalisation; 0 is none.
 
-  Raises: UserError for numbers below 0 or beyond MOST.
+  Raises: UserError for numbers below 0 or beyond MAX_FACTORS.
   """
 
   alpha: float = 0.6
@@ -32,11 +36,11 @@ class Ranking:
 
   def __post_init__(self):
     for name, value in dataclasses.asdict(self).items():
-      if not 0 <= value <= MOST[name]:
-        raise UserError(f'search: {name}={value}; possible: from 0 to {MOST[name]}')
+      if not 0 <= value <= MAX_FACTORS[name]:
+        raise UserError(f'search: {name}={value}; possible: from 0 to {MAX_FACTORS[name]}')
 
 
-DEFAULT = Ranking()
+DEFAULT_RANKING = Ranking()
 
 
 def length_penalty(length: jax.Array | int, alpha: float) -> jax.Array:
@@ -47,10 +51,10 @@ def length_penalty(length: jax.Array | int, alpha: float) -> jax.Array:
 def coverage_penalty(coverage: jax.Array, source_mask: jax.Array, beta: float) -> jax.Array:
   """β Σᵢ log(min(Σⱼ pᵢⱼ, 1)) of coverage [..., S] -> [...]. Wu et al. 2016, equation 14.
 
-  The coverage Σⱼ pᵢⱼ is all the attention that position i got, from the step that chose EOS too. Less than UNSEEN
-  counts as UNSEEN, so that a position without any costs 13.8 β and not everything: alignments may give exact zeros.
+  The coverage Σⱼ pᵢⱼ is all the attention that position i got, from the step that chose EOS too. Less than MIN_COVERAGE
+  counts as MIN_COVERAGE, so that a position without any costs 13.8 β and not everything: alignments may give exact zeros.
   """
-  seen = jnp.log(jnp.clip(coverage, UNSEEN, 1.0))
+  seen = jnp.log(jnp.clip(coverage, MIN_COVERAGE, 1.0))
   return beta * jnp.sum(jnp.where(source_mask, seen, 0.0), axis=-1)
 
 
@@ -63,9 +67,9 @@ def eos_factor(source_length: jax.Array, length: jax.Array | int, gamma: float) 
   return gamma * source_length / length
 
 
-def scores_of(
+def ranking_scores(
   log_probs: jax.Array,
-  of_eos: jax.Array,
+  eos_log_probs: jax.Array,
   lengths: jax.Array | int,
   coverage: jax.Array,
   source_mask: jax.Array,
@@ -75,6 +79,6 @@ def scores_of(
   if ranking.gamma:
     sources = source_mask.sum(-1)[:, None]
     # Filler rows have no length.
-    log_probs = log_probs + (eos_factor(sources, jnp.maximum(lengths, 1), ranking.gamma) - 1.0) * of_eos
+    log_probs = log_probs + (eos_factor(sources, jnp.maximum(lengths, 1), ranking.gamma) - 1.0) * eos_log_probs
   penalty = coverage_penalty(coverage, source_mask[:, None], ranking.beta)
   return log_probs / length_penalty(lengths, ranking.alpha) + penalty

@@ -48,12 +48,12 @@ class Sampling:
       if not fine:
         raise UserError(f'sampling: {name}={getattr(self, name)}; possible: {possible}')
 
-  def finder(self, drawn: tuple[jax.Array, jax.Array]) -> Callable:
+  def make_search(self, drawn: tuple[jax.Array, jax.Array]) -> Callable:
     """What draws hypotheses of a model's steps, for sources with these seeds [B] and numbers [B]."""
     rngs = jax.vmap(lambda seed, number: jax.random.fold_in(jax.random.key(seed), number))(*drawn)
     return functools.partial(sample, rngs=rngs, sampling=self)
 
-  def left(self, logits: jax.Array) -> jax.Array:
+  def filter_logits(self, logits: jax.Array) -> jax.Array:
     """logits [..., V] / temperature, -inf for tokens that may not be drawn. The likeliest one is always left."""
     logits = logits / self.temperature
     highest = logits.max(-1, keepdims=True)
@@ -76,7 +76,7 @@ def sample(
   *,
   sampling: Sampling,
   max_length: int,
-  ranking: search.Ranking = search.DEFAULT,
+  ranking: search.Ranking = search.DEFAULT_RANKING,
   source_mask: jax.Array | None = None,
 ) -> search.Hypotheses:
   """Hypotheses in the order in which they were drawn, scored as those of a search; the last token is always EOS.
@@ -88,12 +88,12 @@ def sample(
   step = jax.vmap(step, in_axes=(1, 1, None), out_axes=1)
 
   def pick(logits, level, rngs):
-    ends, goes_on = search.allowed(logits.shape[-1])
-    may_come = jnp.where(level == max_length - 1, ends, goes_on | ends)
-    drawn_from = sampling.left(jnp.where(may_come[None, None], logits, -jnp.inf))
+    ends, continues = search.ending_and_continuing(logits.shape[-1])
+    may_come = jnp.where(level == max_length - 1, ends, continues | ends)
+    drawn_from = sampling.filter_logits(jnp.where(may_come[None, None], logits, -jnp.inf))
     own = jax.vmap(lambda rng: jax.random.split(jax.random.fold_in(rng, level), count))(rngs)
     return jax.vmap(jax.vmap(jax.random.categorical))(own, drawn_from).astype(jnp.int32)
 
-  return search.follow(
+  return search.unroll(
     step, carry, memory, pick, rngs, hypotheses=count, max_length=max_length, ranking=ranking, source_mask=source_mask
   )

@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.decoding.ranking import DEFAULT, Ranking, length_penalty, scores_of
+from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking, length_penalty, ranking_scores
 from attention_jax.errors import UserError
 from attention_jax.tokens import BOS, EOS, PAD
 
-NEVER = -1e9  # finite, so that sums and length normalisation of it stay ordered
-FEWEST = 32  # sources: fewer cost hardly less
+LOG_ZERO = -1e9  # finite, so that sums and length normalisation of it stay ordered
+MIN_SOURCES = 32  # sources: fewer cost hardly less
 BLOCK = 64  # tokens among which one maximum is taken
 
 
@@ -28,7 +28,7 @@ class Hypotheses(NamedTuple):
 
   Attributes:
     tokens: [B, K, T] ids, EOS at the end and PAD after it.
-    scores: [B, K] by which they are ranked, see Ranking; NEVER where there are fewer than K hypotheses.
+    scores: [B, K] by which they are ranked, see Ranking; LOG_ZERO where there are fewer than K hypotheses.
     log_probs: [B, K] natural log of the probability, EOS included.
     lengths: [B, K] tokens, EOS included.
     weights: [B, K, T, S] of every hypothesis, zero after its end.
@@ -58,7 +58,7 @@ class Ends(NamedTuple):
   beam: jax.Array
 
 
-class Going(NamedTuple):
+class BeamState(NamedTuple):
   """What beams [B, K] go on from: the model's carry, their coverage [B, K, S], their log-probabilities, and what of
   their source has ended."""
 
@@ -75,7 +75,7 @@ def beam(
   *,
   beams: int,
   max_length: int,
-  ranking: Ranking = DEFAULT,
+  ranking: Ranking = DEFAULT_RANKING,
   source_mask: jax.Array | None = None,
   groups: int = 1,
   diversity: float = 0.5,
@@ -117,11 +117,11 @@ def beam(
     jnp.zeros((max_length, batch, beams), jnp.int32),
     jnp.zeros((max_length, *weights.shape), weights.dtype),
   )
-  only_first = jnp.where(jnp.arange(beams) % (beams // groups) == 0, 0.0, NEVER)
+  only_first = jnp.where(jnp.arange(beams) % (beams // groups) == 0, 0.0, LOG_ZERO)
   alive = jnp.broadcast_to(only_first[None, :], (batch, beams))
   none = jnp.zeros((batch, beams), jnp.int32)
-  ends = Ends(jnp.full((batch, beams), NEVER), jnp.full((batch, beams), NEVER), none, none)
-  _, goes_on = allowed(logits.shape[-1])
+  ends = Ends(jnp.full((batch, beams), LOG_ZERO), jnp.full((batch, beams), LOG_ZERO), none, none)
+  _, continues = ending_and_continuing(logits.shape[-1])
   source_mask = all_real(source_mask, batch, weights.shape[-1])
 
   def body(level, going, trail, given):
@@ -130,14 +130,14 @@ def beam(
     carry, (logits, weights, *_) = step(carry, trail.tokens[level], memory)
     logits = _padded(logits)
     mass = _log_mass(logits)
-    coverage, of_eos = coverage + weights, logits[..., EOS] - mass
-    ended = alive + of_eos
-    alive, parents, tokens = _continue(alive - mass, logits, goes_on, groups, diversity)
-    alive = jnp.maximum(alive, NEVER)
+    coverage, eos_log_probs = coverage + weights, logits[..., EOS] - mass
+    ended = alive + eos_log_probs
+    alive, parents, tokens = _continue(alive - mass, logits, continues, groups, diversity)
+    alive = jnp.maximum(alive, LOG_ZERO)
     among = jnp.concatenate([_by_group(alive, groups), _by_group(ended, groups)], axis=-1)
     worst = jnp.repeat(jax.lax.top_k(among, beams // groups)[0][..., -1], beams // groups, axis=-1)
-    ended = jnp.where((ended >= worst) | (level == max_length - 1), ended, NEVER)
-    scores = scores_of(ended, of_eos, level + 1, coverage, source_mask, ranking)
+    ended = jnp.where((ended >= worst) | (level == max_length - 1), ended, LOG_ZERO)
+    scores = ranking_scores(ended, eos_log_probs, level + 1, coverage, source_mask, ranking)
     ends = _finish(ends, ended, scores, level, groups)
     carry, coverage = jax.tree.map(lambda x: _pick(x, parents), (carry, coverage))
     trail = Trail(
@@ -145,7 +145,7 @@ def beam(
       trail.parents.at[level + 1].set(parents, mode='drop'),
       trail.weights.at[level].set(weights),
     )
-    return Going(carry, coverage, alive, ends), trail
+    return BeamState(carry, coverage, alive, ends), trail
 
   def waits(going, given):
     # Log-probabilities only fall, and the penalty divides by most at the greatest length. The rest has a say only when
@@ -153,8 +153,10 @@ def beam(
     hope = going.alive.max(1) / length_penalty(max_length, ranking.alpha)
     return given[1].any(-1) & (hope > going.ends.scores.min(1))
 
-  going = Going(carry, jnp.zeros(weights.shape, weights.dtype), alive, ends)
-  ends, trail = run_down(body, waits, lambda going: going.ends, max_length, going, trail, (memory, source_mask))
+  going = BeamState(carry, jnp.zeros(weights.shape, weights.dtype), alive, ends)
+  ends, trail = shrinking_while_loop(
+    body, waits, lambda going: going.ends, max_length, going, trail, (memory, source_mask)
+  )
   best_first = jnp.argsort(-ends.scores, axis=1)
   return _read_off(trail, jax.tree.map(lambda x: jnp.take_along_axis(x, best_first, axis=1), ends))
 
@@ -165,7 +167,7 @@ def greedy(
   memory: Any,
   *,
   max_length: int,
-  ranking: Ranking = DEFAULT,
+  ranking: Ranking = DEFAULT_RANKING,
   source_mask: jax.Array | None = None,
 ) -> Hypotheses:
   """The most probable token at every step, until EOS: K = 1 hypothesis. Arguments and scores as those of `beam`."""
@@ -175,14 +177,14 @@ def greedy(
     return carry, (logits[:, None], weights[:, None])
 
   def pick(logits, level, _):
-    return likeliest(logits, level == max_length - 1)
+    return greedy_token(logits, level == max_length - 1)
 
-  return follow(
+  return unroll(
     of_one, carry, memory, pick, (), hypotheses=1, max_length=max_length, ranking=ranking, source_mask=source_mask
   )
 
 
-def follow(
+def unroll(
   step: Callable,
   carry: Any,
   memory: Any,
@@ -224,16 +226,16 @@ def follow(
   going = carry, token, filler, nothing, nothing
   trail = jnp.full((max_length, *nothing.shape), PAD, jnp.int32), jnp.zeros((max_length, *weights.shape), weights.dtype)
   # The last token is EOS: nothing else is allowed at the end.
-  (total, of_eos), (tokens, history) = run_down(
+  (total, eos_log_probs), (tokens, history) = shrinking_while_loop(
     body, lambda going, _: ~going[2].all(-1), lambda going: going[3:], max_length, going, trail, (memory, noise)
   )
   tokens, history = jnp.moveaxis(tokens, 0, -1), jnp.moveaxis(history, 0, -2)
   lengths = jnp.sum(tokens != PAD, axis=-1)
-  scores = scores_of(total, of_eos, lengths, history.sum(2), source_mask, ranking)
+  scores = ranking_scores(total, eos_log_probs, lengths, history.sum(2), source_mask, ranking)
   return Hypotheses(tokens, scores, total, lengths, history)
 
 
-def run_down(
+def shrinking_while_loop(
   body: Callable,
   waits: Callable,
   kept: Callable,
@@ -245,7 +247,7 @@ def run_down(
 ) -> tuple[Any, Any]:
   """body(level, going, trail, given) -> going, trail, until no source waits or all steps are made.
 
-  Sources that are done stop costing: whenever half of them are, the others go on by themselves, down to FEWEST.
+  Sources that are done stop costing: whenever half of them are, the others go on by themselves, down to MIN_SOURCES.
 
   Args:
     waits: (going, given) -> [B], which sources are not done.
@@ -255,7 +257,7 @@ def run_down(
   Returns: what is kept, and the trail, of all sources.
   """
   size = jax.tree.leaves(trail)[0].shape[1]
-  fewer = size // 2 if size >= 2 * FEWEST else 0
+  fewer = size // 2 if size >= 2 * MIN_SOURCES else 0
 
   def on(loop):
     level, going, _ = loop
@@ -271,15 +273,15 @@ def run_down(
   rest = jnp.argsort(~waits(going, given))[:fewer]  # stable: those that wait come first
   those = jax.tree.map(lambda x: x[rest], (going, given))
   seen = jax.tree.map(lambda x: x[:, rest], trail)
-  found, seen = run_down(body, waits, kept, steps, those[0], seen, those[1], level)
+  found, seen = shrinking_while_loop(body, waits, kept, steps, those[0], seen, those[1], level)
   whole = jax.tree.map(lambda x, new: x.at[rest].set(new), kept(going), found)
   return whole, jax.tree.map(lambda x, new: x.at[:, rest].set(new), trail, seen)
 
 
-def likeliest(logits: jax.Array, last: jax.Array | bool) -> jax.Array:
+def greedy_token(logits: jax.Array, last: jax.Array | bool) -> jax.Array:
   """logits [..., vocabulary] -> the most probable token [...] of those that may come; at the last step EOS."""
-  ends, goes_on = allowed(logits.shape[-1])
-  return jnp.where(last, EOS, largest(logits, goes_on | ends, 1)[1][..., 0])
+  ends, continues = ending_and_continuing(logits.shape[-1])
+  return jnp.where(last, EOS, masked_top_k(logits, continues | ends, 1)[1][..., 0])
 
 
 def _padded(logits: jax.Array) -> jax.Array:
@@ -304,7 +306,7 @@ def _log_mass(logits: jax.Array) -> jax.Array:
   return jnp.log(jnp.exp(padded - top).sum(-1)) + top[..., 0]
 
 
-def largest(logits: jax.Array, allowed: np.ndarray, count: int) -> tuple[jax.Array, jax.Array]:
+def masked_top_k(logits: jax.Array, allowed: np.ndarray, count: int) -> tuple[jax.Array, jax.Array]:
   """The `count` largest (or all, if there are fewer) of logits [..., V] where allowed [V], first of equals first.
 
   Only blocks with the largest maxima can hold them, so that one pass of maxima takes the place of a sort. A block whose
@@ -329,7 +331,7 @@ def all_real(given: jax.Array | None, batch: int, size: int) -> jax.Array:
   return jnp.broadcast_to(True if given is None else given, (batch, size))
 
 
-def allowed(size: int) -> tuple[np.ndarray, np.ndarray]:
+def ending_and_continuing(size: int) -> tuple[np.ndarray, np.ndarray]:
   """[vocabulary] masks of what may end a hypothesis, and of what may continue one."""
   ids = np.arange(size)
   return ids == EOS, (ids != PAD) & (ids != BOS) & (ids != EOS)
@@ -361,7 +363,7 @@ def _best(before: jax.Array, logits: jax.Array, allowed: np.ndarray) -> tuple[ja
   """before [B, K], to which logits [B, K, V] add -> the K best of each source: totals, beams they come from, tokens."""
   # First within each beam, then among those: the second sort is over K * K instead of K * V.
   beams = before.shape[-1]
-  within, tokens = largest(logits, allowed, beams)
+  within, tokens = masked_top_k(logits, allowed, beams)
   within = before[..., None] + within
   flat = within.reshape(within.shape[0], -1)
   best, index = jax.lax.top_k(flat, beams)
@@ -371,8 +373,8 @@ def _best(before: jax.Array, logits: jax.Array, allowed: np.ndarray) -> tuple[ja
 
 def _finish(ends: Ends, log_probs: jax.Array, scores: jax.Array, level: jax.Array, groups: int) -> Ends:
   """The K best of the finished hypotheses and of those [B, K] that end now: of each group, its own."""
-  # A beam that does not exist must not climb above NEVER by its length.
-  scores = jnp.where(log_probs > NEVER / 2, scores, NEVER)
+  # A beam that does not exist must not climb above LOG_ZERO by its length.
+  scores = jnp.where(log_probs > LOG_ZERO / 2, scores, LOG_ZERO)
   here = jnp.broadcast_to(jnp.arange(scores.shape[1])[None, :], scores.shape)
   new = Ends(scores, log_probs, jnp.full_like(here, level), here)
   both = jax.tree.map(lambda *x: jnp.concatenate([_by_group(part, groups) for part in x], axis=-1), ends, new)
@@ -403,7 +405,7 @@ def _read_off(trail: Trail, ends: Ends) -> Hypotheses:
   tokens = jnp.concatenate([before[1:], jnp.full_like(before[:1], PAD)])
   position = jnp.arange(steps)[:, None, None]
   tokens = jnp.where(position == ends.level[None], EOS, tokens)
-  found = ends.scores > NEVER
+  found = ends.scores > LOG_ZERO
   tokens = jnp.where(found[None], tokens, PAD)
   weights = jnp.where(found[None, ..., None], weights, 0.0)
   lengths = jnp.where(found, ends.level + 1, 0)

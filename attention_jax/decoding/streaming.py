@@ -22,14 +22,14 @@ from attention_jax.functional.scores import SCORES
 from attention_jax.models.cells import CELLS
 from attention_jax.models.decoders import DECODERS
 from attention_jax.models.encoded import Encoded
-from attention_jax.models.encoder_decoder import EncoderDecoder, Remembered
+from attention_jax.models.encoder_decoder import EncoderDecoder, SourceMemory
 from attention_jax.models.encoders import ENCODERS
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.tokens import BOS, EOS, PAD
 
 
-class Emitted(NamedTuple):
+class EmittedToken(NamedTuple):
   """One target token and what it attended to.
 
   Attributes:
@@ -58,20 +58,20 @@ class Place(NamedTuple):
   over: bool
 
 
-class Streaming:
+class StreamingDecoder:
   """Translates one source after the other, token by token.
 
   Args:
-    model: one that `check` lets pass.
+    model: one that `check_streamable` lets pass.
     max_length: of hypotheses, EOS included.
 
   Raises: UserError for a model that has to know its source as a whole.
   """
 
   def __init__(self, model: EncoderDecoder, *, max_length: int):
-    check(model)
+    check_streamable(model)
     self.max_length = max_length
-    self.lookback = model.decoder.attention.alignment_of.lookback()
+    self.lookback = model.decoder.attention.resolved_alignment.lookback()
 
     def compiled(fn: Callable) -> Callable:
       return jax.jit(lambda params, *given: model.apply({'params': params}, *given, method=fn))
@@ -79,7 +79,7 @@ class Streaming:
     self._begin = compiled(lambda model: _begin(model, self.lookback + 1))
     self._read, self._try = compiled(_read), compiled(_try)
 
-  def __call__(self, params: Any, source: Iterable[int]) -> Iterator[Emitted]:
+  def __call__(self, params: Any, source: Iterable[int]) -> Iterator[EmittedToken]:
     """The target, token by token. No more of the source, ids with EOS at its end, is taken than the next one needs."""
     states, carry, token, nothing = self._begin(params)
     places = self._places(params, states, nothing, source)
@@ -91,7 +91,7 @@ class Streaming:
         continue
       carry, token, weights = tried
       length += 1
-      yield Emitted(int(token[0]), place.position, np.asarray(weights[0]))
+      yield EmittedToken(int(token[0]), place.position, np.asarray(weights[0]))
       if int(token[0]) == EOS:
         return
 
@@ -108,7 +108,7 @@ class Streaming:
 def _begin(model: EncoderDecoder, width: int):
   """-> the encoder's first states, the decoder's first carry, BOS [1], and a window of nothing."""
   nowhere = jnp.zeros((1, width), bool)
-  states, memory = model.encoder.extend(model.encoder.begin(1), jnp.full((1, width), PAD, jnp.int32), nowhere)
+  states, memory = model.encoder.extend(model.encoder.init_states(1), jnp.full((1, width), PAD, jnp.int32), nowhere)
   encoded = Encoded(memory, nowhere, jnp.zeros((1, 0)))  # a cell that starts alone sees no more of it than its batch
   window = model.decoder.cell.remember(encoded)
   return states, model.decoder.cell.start(encoded, window), jnp.full((1,), BOS, jnp.int32), window
@@ -124,8 +124,8 @@ def _read(model: EncoderDecoder, states: Any, window: Memory, ids: jax.Array):
 
 def _try(model: EncoderDecoder, carry: Any, token: jax.Array, window: Memory, last: jax.Array):
   """One step of the decoder that may attend at the end of the window -> carry, the next token [1], weights [1, S]."""
-  carry, outputs = model.step(model.decoder.cell.resume(carry, window), token, Remembered(window))
-  return carry, search.likeliest(outputs.logits, last), outputs.weights
+  carry, outputs = model.step(model.decoder.cell.move_to_end(carry, window), token, SourceMemory(window))
+  return carry, search.greedy_token(outputs.logits, last), outputs.weights
 
 
 # --------------------------------------------------------------------------------------------- what can follow a source
@@ -157,23 +157,25 @@ NEEDS = (
   Need(
     'a decoder that attends and starts without the end of its source',
     'model.decoder',
-    lambda model: model.decoder.starts_alone,
+    lambda model: model.decoder.starts_without_source,
     lambda model: _name(getattr(model.decoder, 'cell', model.decoder), DECODERS),
-    lambda: [f'{name}(bridge=False)' for name, cls in CELLS.items() if cls(Attention(), bridge=False).starts_alone],
+    lambda: [
+      f'{name}(bridge=False)' for name, cls in CELLS.items() if cls(Attention(), bridge=False).starts_without_source
+    ],
   ),
   Need(
     'an alignment that can follow its source',
     'model.attention.alignment',
-    lambda model: model.decoder.attention.alignment_of.lookback is not None,
+    lambda model: model.decoder.attention.resolved_alignment.lookback is not None,
     lambda model: model.decoder.attention.alignment,
     lambda: [name for name, row in ALIGNMENTS.items() if row.lookback],
   ),
   Need(
     'a score that depends on one position alone',
     'model.attention.score',
-    lambda model: model.decoder.attention.score_of.stands_alone,
+    lambda model: model.decoder.attention.resolved_score.is_stateless_pointwise,
     lambda model: model.decoder.attention.score,
-    lambda: [name for name, row in SCORES.items() if row.stands_alone],
+    lambda: [name for name, row in SCORES.items() if row.is_stateless_pointwise],
   ),
   Need(  # each head would stand at a place of its own
     'one head',
@@ -199,7 +201,7 @@ NEEDS = (
 )
 
 
-def check(model: EncoderDecoder) -> None:
+def check_streamable(model: EncoderDecoder) -> None:
   """Raises: UserError naming the field for which the model cannot follow a source, and what is possible there."""
   for need in NEEDS:
     if not need.holds(model):

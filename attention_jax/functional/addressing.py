@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention_jax.functional.dense import Mask, Scores, Weights, of_one_query, softmax
-from attention_jax.functional.masking import at_least_float32, masked
+from attention_jax.functional.dense import Mask, Scores, Weights, check_single_query, softmax
+from attention_jax.functional.masking import at_least_float32, zero_masked
 
 
-@of_one_query
+@check_single_query
 def addressing(
   scores: Scores,
   mask: Mask,
@@ -29,7 +29,7 @@ def addressing(
   """w ∝ (s ∗ (g softmax(β e) + (1 - g) w'))^γ: by content, or from where it was before, moved on and sharpened.
 
   Of the query q: β = ζ(bᵀ q), g = σ(gᵀ q), s = softmax(S q) over moves by -⌊K/2⌋ ... ⌊K/2⌋ positions (an even K lacks
-  the last), γ = 1 + ζ(pᵀ q), each with its bias; ζ is softplus. ∗ goes round, see `moved`. Before anything was attended
+  the last), γ = 1 + ζ(pᵀ q), each with its bias; ζ is softplus. ∗ goes round, see `shift_weights`. Before anything was attended
   to (w' = 0) there is content alone. Graves, Wayne & Danihelka 2014, equations 5 and 7 to 9; with the score
   `cosine(beta=1.0)` (their equation 6) it is the whole of their section 3.3.
   """
@@ -38,14 +38,14 @@ def addressing(
   product = lambda w: jnp.einsum('...d,d->...', at_least_float32(w), query, precision='highest')
   of_query = lambda w, bias: (product(w) + at_least_float32(bias)).astype(scores.dtype)
   content = softmax(jax.nn.softplus(of_query(strength, strength_bias)) * scores, mask)
-  before = masked(previous.astype(scores.dtype), mask)
+  before = zero_masked(previous.astype(scores.dtype), mask)
   gate = jnp.where(before.any(), jax.nn.sigmoid(of_query(gate, gate_bias)), 1.0)
   moves = jax.nn.softmax(of_query(shift, shift_bias))
-  weights = moved(gate * content + (1 - gate) * before, mask, moves)
-  return sharpened(weights, 1 + jax.nn.softplus(of_query(power, power_bias)))
+  weights = shift_weights(gate * content + (1 - gate) * before, mask, moves)
+  return sharpen(weights, 1 + jax.nn.softplus(of_query(power, power_bias)))
 
 
-def moved(weights: Weights, mask: Mask, moves: Float[Array, 'K']) -> Weights:
+def shift_weights(weights: Weights, mask: Mask, moves: Float[Array, 'K']) -> Weights:
   """Σ_k moves[k] weights[s - k + ⌊K/2⌋]; what leaves at the last unmasked position comes in at the first.
 
   Graves et al. 2014, equation 8. What would come to a masked position between them is left out, or stays where it was
@@ -64,11 +64,11 @@ def moved(weights: Weights, mask: Mask, moves: Float[Array, 'K']) -> Weights:
     total = total + moves[reach - k] * back
     if reach + k < len(moves):
       total = total + moves[reach + k] * ahead
-  total = masked(total, mask)
+  total = zero_masked(total, mask)
   return jnp.where(total.any(), total, weights)
 
 
-def sharpened(weights: Weights, power: Float[Array, '']) -> Weights:
+def sharpen(weights: Weights, power: Float[Array, '']) -> Weights:
   """weights^power / Σ weights^power. Graves et al. 2014, equation 9. All 0 stay 0."""
   largest = weights.max()
   share = weights / jnp.where(largest > 0, largest, 1.0)
@@ -79,7 +79,7 @@ def sharpened(weights: Weights, power: Float[Array, '']) -> Weights:
   return powers / jnp.where(total > 0, total, 1.0)
 
 
-def written(
+def write_memory(
   memory: Float[Array, 'S D'], weights: Float[Array, 'H S'], erase: Float[Array, 'H D'], add: Float[Array, 'H D']
 ) -> Float[Array, 'S D']:
   """The memory after H heads have written: M Π_h (1 - w_h e_hᵀ) + Σ_h w_h a_hᵀ. Graves et al. 2014, equations 3 and 4.

@@ -7,9 +7,9 @@ with a state return (weights, state).
 from attention_jax.functional.addressing import addressing
 from attention_jax.functional.dense import coverage_penalised, hardmax, sigmoid, smoothed, softmax
 from attention_jax.functional.latent import (
-  Latent,
+  LatentAlignment,
   chain_posterior,
-  chain_start,
+  init_chain,
   latent,
   latent_monotonic,
   observe_chain,
@@ -17,26 +17,26 @@ from attention_jax.functional.latent import (
 )
 from attention_jax.functional.local import local_m, local_p, window_m, window_p, windowed
 from attention_jax.functional.monotonic import (
-  at_start,
   chunk_lookback,
   forward,
   forward_agent,
-  forward_start,
   hard_mocha,
   hard_monotonic,
+  init_at_first_position,
+  init_forward,
   mocha,
   monotonic,
 )
-from attention_jax.functional.sampling import gumbel, gumbel_annealed, hard, no_draws
+from attention_jax.functional.sampling import gumbel, gumbel_annealed, hard, init_log_prob
 from attention_jax.functional.sparse import entmax, entmax15, sparsemax
-from attention_jax.functional.table import Param, Row, check
+from attention_jax.functional.table import Param, Row, check_table
 
 _CHUNK = {'w': Param(('query', 'key')), 'bias': Param(('key',), 0.0), 'v': Param(('key',), 'vector')}
 _ADDRESS = {name: Param(('query',), 'vector') for name in ('strength', 'gate', 'power')}
 _ADDRESS |= {name + '_bias': Param((), 0.0) for name in _ADDRESS}
 _ADDRESS |= {'shift': Param(('shifts', 'query')), 'shift_bias': Param(('shifts',), 0.0)}
 
-ALIGNMENTS = check(
+ALIGNMENTS = check_table(
   {
     'softmax': Row(softmax),
     'sigmoid': Row(sigmoid),
@@ -51,16 +51,18 @@ ALIGNMENTS = check(
       local_p, params={'w': Param(('query', 'features')), 'v': Param(('features',), 'vector')}, window=window_p
     ),
     'windowed': Row(windowed),
-    'hard': Row(hard, at_test=hardmax, init_state=no_draws, loss='reinforce'),
+    'hard': Row(hard, at_test=hardmax, init_state=init_log_prob, loss='reinforce'),
     'gumbel': Row(gumbel, at_test=hardmax),
     'gumbel_annealed': Row(gumbel_annealed, at_test=hardmax, params={'temperature': Param((), 1.0)}),
-    'latent': Row(latent, latent=Latent(None, posterior)),
-    'latent_monotonic': Row(latent_monotonic, init_state=chain_start, latent=Latent(observe_chain, chain_posterior)),
-    'monotonic': Row(monotonic, at_test=hard_monotonic, init_state=at_start, lookback=lambda: 0),
-    'mocha': Row(mocha, at_test=hard_mocha, params=_CHUNK, init_state=at_start, lookback=chunk_lookback),
-    'forward': Row(forward, init_state=forward_start),
+    'latent': Row(latent, latent=LatentAlignment(None, posterior)),
+    'latent_monotonic': Row(
+      latent_monotonic, init_state=init_chain, latent=LatentAlignment(observe_chain, chain_posterior)
+    ),
+    'monotonic': Row(monotonic, at_test=hard_monotonic, init_state=init_at_first_position, lookback=lambda: 0),
+    'mocha': Row(mocha, at_test=hard_mocha, params=_CHUNK, init_state=init_at_first_position, lookback=chunk_lookback),
+    'forward': Row(forward, init_state=init_forward),
     'forward_agent': Row(
-      forward_agent, params={'w': Param(('query',), 'vector'), 'bias': Param((), 0.0)}, init_state=forward_start
+      forward_agent, params={'w': Param(('query',), 'vector'), 'bias': Param((), 0.0)}, init_state=init_forward
     ),
     'addressing': Row(addressing, params=_ADDRESS, sizes={'shifts': 3}),
   }

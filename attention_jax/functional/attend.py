@@ -13,9 +13,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.masking import accumulator, masked, vary_like
+from attention_jax.functional.masking import accumulation_dtype, vary_like, zero_masked
 from attention_jax.functional.scores import SCORES
-from attention_jax.functional.table import Row, init_row, learned, lookup
+from attention_jax.functional.table import Row, init_row_params, lookup, parameter_names
 
 Params = Mapping[str, Any]
 
@@ -44,18 +44,18 @@ class Attended(NamedTuple):
   weights: Float[Array, '*T S'] | None
 
 
-def hide(memory: Memory) -> Memory:
+def zero_masked_memory(memory: Memory) -> Memory:
   """The memory with zeros where no query may look, so that not even a NaN there can reach a result or a gradient.
 
   A mask may be [S] or, per query, [T, S].
   """
   seen = memory.mask.any(-2) if memory.mask.ndim > memory.key.ndim - 1 else memory.mask
-  return memory._replace(key=masked(memory.key, seen), value=masked(memory.value, seen))
+  return memory._replace(key=zero_masked(memory.key, seen), value=zero_masked(memory.value, seen))
 
 
 def is_recurrent(score: Row, alignment: Row) -> bool:
   """Whether queries must be attended in order."""
-  return score.recurrent or alignment.recurrent
+  return score.is_recurrent or alignment.is_recurrent
 
 
 def init_carry(score: Row, alignment: Row, size: int, dtype=jnp.float32) -> Carry:
@@ -84,7 +84,7 @@ def init_params(
     raise UserError(f'init_params: sizes must be at least 1, got {sizes}')
   of = lambda i: jax.random.fold_in(rng, i)
   remembered = sizes | {'key': features if score.project else key}  # an alignment is given the key as it is remembered
-  params = {'score': init_row(of(0), score, sizes), 'alignment': init_row(of(1), alignment, remembered)}
+  params = {'score': init_row_params(of(0), score, sizes), 'alignment': init_row_params(of(1), alignment, remembered)}
   if score.project:
     glorot = jax.nn.initializers.glorot_uniform()
     params |= {'query': glorot(of(2), (query, features)), 'key': glorot(of(3), (key, features))}
@@ -100,29 +100,31 @@ def project(x: Float[Array, '... D'], params: Params, name: str) -> Float[Array,
   return jnp.einsum('...d,df->...f', x, params[name])
 
 
-def call(fn, args: tuple, params: Params, supplies: Mapping[str, Any], state):
+def call_variant(fn, args: tuple, params: Params, step_inputs: Mapping[str, Any], state):
   """fn(*args) with what it asks for, which may be less for a test-time twin; the new state beside the result."""
   asks = Row(fn)
-  given = {name: params[name] for name in learned(asks)} | {name: supplies[name] for name in asks.needs - {'state'}}
-  if 'state' not in asks.needs:
+  given = {name: params[name] for name in parameter_names(asks)} | {
+    name: step_inputs[name] for name in asks.required_inputs - {'state'}
+  }
+  if 'state' not in asks.required_inputs:
     return fn(*args, **given), state
   return fn(*args, **given, state=state)
 
 
-def parts_of(fn, params: Params, query: Float[Array, 'T D'], memory: Memory) -> tuple:
+def score_terms(fn, params: Params, query: Float[Array, 'T D'], memory: Memory) -> tuple:
   """fn(query, key), a row's `tanh_sum` or `product`: its first part for each query, and what is the same for all."""
 
   def one(query):
-    first, *rest = call(fn, (project(query, params, 'query'), memory.key), params.get('score', {}), {}, ())[0]
+    first, *rest = call_variant(fn, (project(query, params, 'query'), memory.key), params.get('score', {}), {}, ())[0]
     return first, rest
 
   first, rest = jax.vmap(one, out_axes=(0, None))(query)
   return first, *rest
 
 
-def score_keys(score: Row, query: Array, key: Array, params: Params, supplies: Mapping[str, Any], state):
+def score_keys(score: Row, query: Array, key: Array, params: Params, step_inputs: Mapping[str, Any], state):
   """The scores of one projected query, and the score's new state. Raises: UserError for shapes that do not fit."""
-  run = lambda: call(score.fn, (query, key), params, supplies, state)
+  run = lambda: call_variant(score.fn, (query, key), params, step_inputs, state)
   return _fitting('score', run, key.shape[0], {'query': query, 'key': key, **params})
 
 
@@ -161,17 +163,19 @@ def attend_step(
     rng: consumed, by variants that draw.
     deterministic: replaces an expected alignment by its test-time twin.
 
-  The memory is taken as it is: `hide` it once if NaNs may stand behind its mask, not at every step.
+  The memory is taken as it is: `zero_masked_memory` it once if NaNs may stand behind its mask, not at every step.
   """
   rngs = (None, None) if rng is None else jax.random.split(rng)
-  supplies = carry._asdict() | {'query': query, 'key': memory.key, 'rng': rngs[0]}
+  step_inputs = carry._asdict() | {'query': query, 'key': memory.key, 'rng': rngs[0]}
   projected = project(query, params, 'query')
-  scores, state = score_keys(score, projected, memory.key, params.get('score', {}), supplies, carry.state[0])
+  scores, state = score_keys(score, projected, memory.key, params.get('score', {}), step_inputs, carry.state[0])
   carry = carry._replace(state=(state, carry.state[1]))
-  return weigh(alignment, params, carry, scores, query, memory, bias=bias, rng=rngs[1], deterministic=deterministic)
+  return attend_from_scores(
+    alignment, params, carry, scores, query, memory, bias=bias, rng=rngs[1], deterministic=deterministic
+  )
 
 
-def weigh(
+def attend_from_scores(
   alignment: Row,
   params: Params,
   carry: Carry,
@@ -187,11 +191,11 @@ def weigh(
   mask = memory.mask
   if bias is not None:
     mask = mask & ~jnp.isneginf(bias)
-    scores = scores + masked(bias, mask).astype(scores.dtype)
+    scores = scores + zero_masked(bias, mask).astype(scores.dtype)
   align = alignment.at_test if deterministic and alignment.at_test else alignment.fn
-  supplies = carry._asdict() | {'query': query, 'key': memory.key, 'rng': rng}
+  step_inputs = carry._asdict() | {'query': query, 'key': memory.key, 'rng': rng}
   mine = params.get('alignment', {})
-  run = lambda: call(align, (scores, mask), mine, supplies, carry.state[1])
+  run = lambda: call_variant(align, (scores, mask), mine, step_inputs, carry.state[1])
   weights, state = _fitting('alignment', run, mask.shape[-1], {'query': query, 'key': memory.key, **mine})
   context = jnp.einsum('s,sv->v', weights, memory.value.astype(weights.dtype)).astype(memory.value.dtype)
   kept = weights.astype(carry.previous.dtype)
@@ -215,16 +219,16 @@ def attend(
 
   The definition that every kernel is held against. memory.mask may be [S] or, per query, [T, S].
   """
-  memory = hide(memory)
+  memory = zero_masked_memory(memory)
   steps, size = query.shape[0], memory.key.shape[0]
-  carry = init_carry(score, alignment, size, accumulator(query, memory.key))
+  carry = init_carry(score, alignment, size, accumulation_dtype(query, memory.key))
   mask = jnp.broadcast_to(memory.mask, (steps, size))
-  xs = (query, mask, bias, rngs_of(rng, steps))
-  attended = attend_each(score, alignment, params, carry, xs, memory, deterministic)[1]
+  xs = (query, mask, bias, split_rng(rng, steps))
+  attended = attend_queries(score, alignment, params, carry, xs, memory, deterministic)[1]
   return attended if return_weights else attended._replace(weights=None)
 
 
-def attend_each(
+def attend_queries(
   score: Row, alignment: Row, params: Params, carry: Carry, xs, memory: Memory, deterministic: bool, *, wrap=None
 ) -> tuple[Carry, Attended]:
   """Steps over xs = (query [T, D], mask [T, S], bias [T, S] or None, rngs [T] or None) -> the last carry, Attended.
@@ -238,15 +242,15 @@ def attend_each(
     return attend_step(score, alignment, params, carry, query, visible, bias=bias, rng=rng, deterministic=deterministic)
 
   recurrent = is_recurrent(score, alignment)
-  return over_queries(wrap(one) if wrap and recurrent else one, recurrent, carry, xs, (params, memory))
+  return scan_or_map_queries(wrap(one) if wrap and recurrent else one, recurrent, carry, xs, (params, memory))
 
 
-def rngs_of(rng: jax.Array | None, steps: int) -> jax.Array | None:
+def split_rng(rng: jax.Array | None, steps: int) -> jax.Array | None:
   """One rng per query."""
   return None if rng is None else jax.random.split(rng, steps)
 
 
-def over_queries(step, recurrent: bool, carry, xs, given):
+def scan_or_map_queries(step, recurrent: bool, carry, xs, given):
   """step(carry, x) -> (carry, y) over all xs: in order where it is recurrent, at once and from one carry if not.
 
   Args: given, what else the step works with.

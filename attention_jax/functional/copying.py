@@ -3,7 +3,7 @@
 Formulas are written for one query, as scores are. ids [S] are the words of the source: below V they are words of the
 vocabulary; V + s is a word that the vocabulary does not know and that stands at s for the first time. Every formula
 gives log-probabilities [V + S] of the vocabulary followed by those words, float32. A word that stands at several
-positions gets what all of them get. What cannot be said has the logarithm of TINY, so that losses stay finite. Weights
+positions gets what all of them get. What cannot be said has the logarithm of MIN_PROBABILITY, so that losses stay finite. Weights
 that do not sum to 1, as those of sigmoid or those that dropout leaves, are divided by their sum.
 """
 
@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention_jax.functional.masking import at_least_float32, masked
+from attention_jax.functional.masking import at_least_float32, zero_masked
 
-TINY = 1e-30
+MIN_PROBABILITY = 1e-30
 
 Words = Float[Array, 'W']  # W = V + S
 
@@ -50,14 +50,14 @@ def generate_and_copy(
   both = jnp.concatenate([at_least_float32(logits), at_least_float32(scores)])
   seen = jnp.concatenate([jnp.ones(size, bool), mask])
   top = jax.lax.stop_gradient(jnp.max(both, where=seen, initial=jnp.finfo(both.dtype).min))
-  powers = masked(jnp.exp(jnp.where(seen, both - top, 0.0)), seen)
+  powers = zero_masked(jnp.exp(jnp.where(seen, both - top, 0.0)), seen)
   mass = jnp.pad(powers[:size], (0, ids.shape[0])) + _onto_words(powers[size:], ids, size)
   return _log(mass / powers.sum())
 
 
-def sayable(log_probs: Float[Array, '... W']) -> Bool[Array, '... W']:
+def emittable(log_probs: Float[Array, '... W']) -> Bool[Array, '... W']:
   """Which words can be said at all, by what the formulas above give."""
-  return log_probs > math.log(TINY) + 0.1  # more than rounding, or the mean of an ensemble, takes from it
+  return log_probs > math.log(MIN_PROBABILITY) + 0.1  # more than rounding, or the mean of an ensemble, takes from it
 
 
 def _shares(weights: Float[Array, 'S']) -> tuple[Float[Array, 'S'], Float[Array, '']]:
@@ -73,4 +73,4 @@ def _onto_words(mass: Float[Array, 'S'], ids: Int[Array, 'S'], size: int) -> Wor
 
 
 def _log(probs: Words) -> Words:
-  return jnp.log(jnp.maximum(probs, TINY))
+  return jnp.log(jnp.maximum(probs, MIN_PROBABILITY))

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention_jax.errors import UserError
-from attention_jax.functional.masking import at_least_float32, lowest
+from attention_jax.functional.masking import at_least_float32, min_finite
 
 Scores = Float[Array, 'S']
 Mask = Bool[Array, 'S']
 Weights = Float[Array, 'S']
 
 
-def of_one_query(alignment: Callable) -> Callable:
+def check_single_query(alignment: Callable) -> Callable:
   """An alignment that raises UserError for anything but scores [S] and mask [S], instead of mixing queries."""
 
   @functools.wraps(alignment)
@@ -30,7 +30,7 @@ def of_one_query(alignment: Callable) -> Callable:
   return checked
 
 
-@of_one_query
+@check_single_query
 def softmax(scores: Scores, mask: Mask, *, temperature: float | Float[Array, ''] = 1.0) -> Weights:
   """wₛ = exp(eₛ/τ) / Σ exp(e/τ). Bahdanau, Cho & Bengio 2015, equation 6.
 
@@ -39,30 +39,30 @@ def softmax(scores: Scores, mask: Mask, *, temperature: float | Float[Array, '']
   check_temperature('softmax', temperature)
   scores = at_least_float32(scores)
   scores = scores / jnp.asarray(temperature, scores.dtype)
-  top = jax.lax.stop_gradient(jnp.max(jnp.where(mask, scores, lowest(scores.dtype))))
+  top = jax.lax.stop_gradient(jnp.max(jnp.where(mask, scores, min_finite(scores.dtype))))
   # Double where: exp must not see what stands behind the mask, or 0 · inf would make its gradient NaN.
   return normalised(jnp.where(mask, jnp.exp(jnp.where(mask, scores - top, 0.0)), 0.0))
 
 
-def plain(fn: Callable) -> Callable:
+def strip_options(fn: Callable) -> Callable:
   """The function of an alignment behind its options."""
   return fn.func if isinstance(fn, functools.partial) and not fn.args else fn
 
 
-def temperature_of(fn: Callable) -> float | Float[Array, '']:
+def softmax_temperature(fn: Callable) -> float | Float[Array, '']:
   """The temperature of a softmax with options. Raises: UserError unless it is greater than 0."""
   temperature = getattr(fn, 'keywords', {}).get('temperature', 1.0)
   check_temperature('softmax', temperature)
   return temperature
 
 
-@of_one_query
+@check_single_query
 def sigmoid(scores: Scores, mask: Mask) -> Weights:
   """wₛ = 1 / (1 + exp(-eₛ)): every position by itself, the weights need not sum to 1."""
   return jnp.where(mask, jax.nn.sigmoid(jnp.where(mask, at_least_float32(scores), 0.0)), 0.0)
 
 
-@of_one_query
+@check_single_query
 def smoothed(scores: Scores, mask: Mask) -> Weights:
   """wₛ = σ(eₛ) / Σ σ(e): bounded, so that several positions share. Chorowski et al. 2015 (smoothing)."""
   # In logs: where all scores are low, their sigmoids must not vanish before they are divided.
@@ -70,14 +70,14 @@ def smoothed(scores: Scores, mask: Mask) -> Weights:
   return softmax(logs, mask)
 
 
-@of_one_query
+@check_single_query
 def hardmax(scores: Scores, mask: Mask) -> Weights:
   """1 at the largest score (the first of equals), 0 elsewhere; no gradient."""
   scores = jnp.where(mask, at_least_float32(scores), -jnp.inf)
   return jnp.where(mask, jax.nn.one_hot(jnp.argmax(scores), scores.size, dtype=scores.dtype), 0.0)
 
 
-@of_one_query
+@check_single_query
 def coverage_penalised(
   scores: Scores, mask: Mask, *, coverage: Float[Array, 'S'], penalty: float | Float[Array, ''] = 1.0
 ) -> Weights:
@@ -85,7 +85,7 @@ def coverage_penalised(
 
   Raises: UserError for a negative penalty.
   """
-  check_least('coverage_penalised', 'penalty', penalty, 0)
+  check_at_least('coverage_penalised', 'penalty', penalty, 0)
   scores = at_least_float32(scores)
   return softmax(scores - penalty * coverage.astype(scores.dtype), mask)
 
@@ -99,7 +99,7 @@ def normalised(weights: Weights) -> Weights:
 def log_softmax(scores: Scores, mask: Mask) -> Scores:
   """Logs of the softmax weights; 0 where masked."""
   scores = at_least_float32(scores)
-  top = jax.lax.stop_gradient(jnp.max(jnp.where(mask, scores, lowest(scores.dtype))))
+  top = jax.lax.stop_gradient(jnp.max(jnp.where(mask, scores, min_finite(scores.dtype))))
   shifted = jnp.where(mask, scores - top, 0.0)
   total = jnp.sum(jnp.where(mask, jnp.exp(shifted), 0.0))
   return jnp.where(mask, shifted - jnp.log(jnp.where(total > 0, total, 1.0)), 0.0)
@@ -111,7 +111,7 @@ def check_temperature(name: str, temperature) -> None:
     raise UserError(f"{name}: temperature must be greater than 0, got {temperature} ('hardmax' is the limit at 0)")
 
 
-def check_least(name: str, option: str, value, least: float) -> None:
+def check_at_least(name: str, option: str, value, least: float) -> None:
   """Raises UserError for a number below the least possible."""
   if isinstance(value, int | float) and not value >= least:
     raise UserError(f'{name}: {option} must be at least {least}, got {value}')

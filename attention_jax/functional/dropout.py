@@ -11,11 +11,11 @@ from jaxtyping import Array, Bool, Float
 
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.attend import rngs_of
+from attention_jax.functional.attend import split_rng
 from attention_jax.functional.table import Row, lookup
 
 
-def kept(rng: jax.Array, rate: float, shape: tuple[int, ...]) -> Bool[Array, '...']:
+def keep_mask(rng: jax.Array, rate: float, shape: tuple[int, ...]) -> Bool[Array, '...']:
   """True with probability 1 - rate, to 2^-32. Consumes rng.
 
   Two words are drawn from rng, and every position of the array is hashed with both; so what is kept is the same under
@@ -33,7 +33,7 @@ def _scrambled(x: jax.Array) -> jax.Array:
   return x ^ (x >> 16)
 
 
-class Dropout(NamedTuple):
+class WeightDropout(NamedTuple):
   """What a row made by `with_dropout` is made of: the function whose weights it drops, and how many of them."""
 
   fn: Callable
@@ -41,20 +41,20 @@ class Dropout(NamedTuple):
 
   def factors(self, rng: jax.Array, size: int) -> Float[Array, 'S']:
     """For each weight 0, or 1 / (1 - rate). Consumes rng."""
-    return kept(rng, self.rate, (size,)) / (1 - self.rate)
+    return keep_mask(rng, self.rate, (size,)) / (1 - self.rate)
 
 
-def undropped(alignment: Row) -> Callable:
+def strip_dropout(alignment: Row) -> Callable:
   """The function of an alignment, without dropout."""
   return alignment.dropout.fn if alignment.dropout else alignment.fn
 
 
-def has_twin(alignment: Row) -> bool:
+def differs_at_test(alignment: Row) -> bool:
   """Whether it is another function at test time, dropout aside."""
-  return alignment.at_test not in (None, undropped(alignment))
+  return alignment.at_test not in (None, strip_dropout(alignment))
 
 
-def factors_of(alignment: Row, rng: jax.Array | None, steps: int, size: int) -> Float[Array, 'T S'] | None:
+def dropout_factors(alignment: Row, rng: jax.Array | None, steps: int, size: int) -> Float[Array, 'T S'] | None:
   """What the weights of all queries of one sequence are multiplied by; None for an alignment without dropout.
 
   The same numbers as `attend` draws from the same rng.
@@ -67,7 +67,7 @@ def factors_of(alignment: Row, rng: jax.Array | None, steps: int, size: int) -> 
     _, mine = jax.random.split(of_alignment)  # and `dropped` for what it drops weights of and for itself
     return alignment.dropout.factors(mine, size)
 
-  return jax.vmap(of_query)(rngs_of(rng, steps))
+  return jax.vmap(of_query)(split_rng(rng, steps))
 
 
 def with_dropout(alignment: str | Row | Callable, rate: float) -> Row:
@@ -87,11 +87,11 @@ def with_dropout(alignment: str | Row | Callable, rate: float) -> Row:
   if alignment.latent:
     raise UserError('dropout on weights: those of a latent alignment are probabilities that are summed over')
 
-  dropout = Dropout(alignment.fn, rate)
+  dropout = WeightDropout(alignment.fn, rate)
 
   def dropped(scores, mask, *, rng, **given):
     own, mine = jax.random.split(rng)
-    found = alignment.fn(scores, mask, **given, **({'rng': own} if 'rng' in alignment.needs else {}))
+    found = alignment.fn(scores, mask, **given, **({'rng': own} if 'rng' in alignment.required_inputs else {}))
     weights, *state = found if isinstance(found, tuple) else (found,)
     weights = weights * dropout.factors(mine, len(weights)).astype(weights.dtype)
     return (weights, *state) if state else weights

@@ -14,16 +14,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention_jax.functional.dense import of_one_query, softmax
+from attention_jax.functional.dense import check_single_query, softmax
 from attention_jax.functional.masking import at_least_float32
-from attention_jax.functional.monotonic import NEVER, forward_start, linear_recurrence
+from attention_jax.functional.monotonic import LOG_ZERO, init_forward, linear_recurrence
 
 Scores = Float[Array, 'S']
 Mask = Bool[Array, 'S']
 Weights = Float[Array, 'S']
 
 
-class Latent(NamedTuple):
+class LatentAlignment(NamedTuple):
   """What makes an alignment latent.
 
   Attributes:
@@ -36,10 +36,10 @@ class Latent(NamedTuple):
   posterior: Callable[[Array, Any, Array], Array]
 
 
-class Chain(NamedTuple):
+class ChainState(NamedTuple):
   """The state of `latent_monotonic`.
 
-  `position` is the log-probability of a_t given all outputs observed so far, `scores` those of the last step, NEVER
+  `position` is the log-probability of a_t given all outputs observed so far, `scores` those of the last step, LOG_ZERO
   where they were masked.
   """
 
@@ -47,30 +47,30 @@ class Chain(NamedTuple):
   scores: Scores
 
 
-@of_one_query
+@check_single_query
 def latent(scores: Scores, mask: Mask) -> Weights:
   """softmax(e) as the prior of a hidden position: p(y) = Σ_a w(a) p(y | a). Wu, Shapiro & Cotterell 2018."""
   return softmax(scores, mask)
 
 
-@of_one_query
-def latent_monotonic(scores: Scores, mask: Mask, *, state: Chain) -> tuple[Weights, Chain]:
+@check_single_query
+def latent_monotonic(scores: Scores, mask: Mask, *, state: ChainState) -> tuple[Weights, ChainState]:
   """A hidden position that never moves back: p(a | a') ∝ exp(e_a), a ≥ a'. Wu & Cotterell 2019, first-order monotonic.
 
   The weights are Σ_a' p(a | a') p(a' | outputs so far), in logs throughout.
   """
-  scores = jnp.where(mask, at_least_float32(scores), NEVER)
+  scores = jnp.where(mask, at_least_float32(scores), LOG_ZERO)
   prior = _move(state.position.astype(scores.dtype), scores)
   weights = jnp.where(mask, jnp.exp(prior), 0.0)
-  return weights, Chain(prior.astype(state.position.dtype), scores.astype(state.scores.dtype))
+  return weights, ChainState(prior.astype(state.position.dtype), scores.astype(state.scores.dtype))
 
 
-def chain_start(size: int, dtype) -> Chain:
+def init_chain(size: int, dtype) -> ChainState:
   """The state before the first query: at position 0, from where every position can be reached."""
-  return Chain(forward_start(size, dtype), jnp.full((size,), NEVER, dtype))
+  return ChainState(init_forward(size, dtype), jnp.full((size,), LOG_ZERO, dtype))
 
 
-def observe_chain(state: Chain, log_likelihood: Scores) -> Chain:
+def observe_chain(state: ChainState, log_likelihood: Scores) -> ChainState:
   """The distribution of the position once the output is known: p(a_t | y_≤t) ∝ p(a_t | y_<t) p(y_t | a_t)."""
   position = _sum_to_one(_plus(state.position, log_likelihood.astype(state.position.dtype)))
   return state._replace(position=position)
@@ -79,7 +79,7 @@ def observe_chain(state: Chain, log_likelihood: Scores) -> Chain:
 def chain_log_marginal(scores: Float[Array, 'T S'], log_likelihood: Float[Array, 'T S']) -> Float[Array, '']:
   """log Σ over all monotonic paths of Π_t p(a_t | a_{t-1}) p(y_t | a_t), by the forward algorithm.
 
-  Args: scores, NEVER where masked; log_likelihood, of the output y_t read at each position.
+  Args: scores, LOG_ZERO where masked; log_likelihood, of the output y_t read at each position.
   """
 
   def step(position, given):
@@ -87,12 +87,12 @@ def chain_log_marginal(scores: Float[Array, 'T S'], log_likelihood: Float[Array,
     joint = _plus(_move(position, scores), likelihood)
     return joint, None
 
-  start = forward_start(scores.shape[-1], scores.dtype)
+  start = init_forward(scores.shape[-1], scores.dtype)
   joint, _ = jax.lax.scan(step, start, (scores, log_likelihood))
   return _log_sum(joint)
 
 
-def chain_posterior(weights: Float[Array, 'T S'], states: Chain, log_likelihood: Float[Array, 'T S']) -> Array:
+def chain_posterior(weights: Float[Array, 'T S'], states: ChainState, log_likelihood: Float[Array, 'T S']) -> Array:
   """p(a_t | the whole output): the gradient of the log marginal by the log-likelihoods (the backward algorithm)."""
   scores = at_least_float32(states.scores)
   return jax.grad(chain_log_marginal, argnums=1)(scores, log_likelihood.astype(scores.dtype))
@@ -106,10 +106,10 @@ def posterior(weights: Float[Array, 'T S'], states: Any, log_likelihood: Float[A
 
 
 def log_mixture(weights: Float[Array, '... S'], log_probs: Float[Array, '... S V']) -> Float[Array, '... V']:
-  """log Σ_a w(a) p(y | a): the distribution of the output, the position summed out; NEVER if there is no weight."""
+  """log Σ_a w(a) p(y | a): the distribution of the output, the position summed out; LOG_ZERO if there is no weight."""
   seen = (weights > 0)[..., None]
   logs = jnp.log(jnp.where(weights > 0, weights, 1.0))[..., None] + log_probs
-  logs = jnp.where(seen, logs, NEVER)
+  logs = jnp.where(seen, logs, LOG_ZERO)
   return jax.nn.logsumexp(logs, axis=-2)
 
 
@@ -128,38 +128,38 @@ def reinforce(
 
   Args: log_probs of the draws; rewards and baseline, through which no gradient goes, in nats.
   """
-  later = to_come(jax.lax.stop_gradient(rewards - entropy * log_probs), discount)
+  later = rewards_to_go(jax.lax.stop_gradient(rewards - entropy * log_probs), discount)
   return jnp.sum(log_probs * (later - jax.lax.stop_gradient(baseline)))
 
 
-def to_come(rewards: Float[Array, 'T'], discount: float = 1.0) -> Float[Array, 'T']:
+def rewards_to_go(rewards: Float[Array, 'T'], discount: float = 1.0) -> Float[Array, 'T']:
   """Of every step, Σ_k γ^k r_{t+k}: what it and those after it earn."""
   return linear_recurrence(jnp.full_like(rewards, discount), rewards[::-1])[::-1]
 
 
 def _move(position: Scores, scores: Scores) -> Scores:
-  """log Σ_{a' ≤ a} p(a') exp(e_a) / Σ_{k ≥ a'} exp(e_k): one step of the chain, in logs; NEVER where it cannot be."""
+  """log Σ_{a' ≤ a} p(a') exp(e_a) / Σ_{k ≥ a'} exp(e_k): one step of the chain, in logs; LOG_ZERO where it cannot be."""
   ahead = _cumulative(scores, reverse=True)
-  there = (position > NEVER / 2) & (ahead > NEVER / 2)
-  ratio = jnp.where(there, position - jnp.where(there, ahead, 0.0), NEVER)
+  there = (position > LOG_ZERO / 2) & (ahead > LOG_ZERO / 2)
+  ratio = jnp.where(there, position - jnp.where(there, ahead, 0.0), LOG_ZERO)
   return _plus(_cumulative(ratio), scores)
 
 
 def _plus(x: Scores, y: Scores) -> Scores:
-  """x + y of logs, NEVER where one of them is."""
-  there = (x > NEVER / 2) & (y > NEVER / 2)
-  return jnp.where(there, jnp.where(there, x, 0.0) + jnp.where(there, y, 0.0), NEVER)
+  """x + y of logs, LOG_ZERO where one of them is."""
+  there = (x > LOG_ZERO / 2) & (y > LOG_ZERO / 2)
+  return jnp.where(there, jnp.where(there, x, 0.0) + jnp.where(there, y, 0.0), LOG_ZERO)
 
 
 def _cumulative(logs: Scores, reverse: bool = False) -> Scores:
-  return jnp.maximum(jax.lax.cumlogsumexp(logs, reverse=reverse), NEVER)
+  return jnp.maximum(jax.lax.cumlogsumexp(logs, reverse=reverse), LOG_ZERO)
 
 
 def _log_sum(logs: Scores) -> Float[Array, '']:
-  return jnp.maximum(jax.nn.logsumexp(logs), NEVER)
+  return jnp.maximum(jax.nn.logsumexp(logs), LOG_ZERO)
 
 
 def _sum_to_one(logs: Scores) -> Scores:
-  there = logs > NEVER / 2
+  there = logs > LOG_ZERO / 2
   total = jnp.where(jnp.any(there), _log_sum(logs), 0.0)
-  return jnp.where(there, logs - total, NEVER)
+  return jnp.where(there, logs - total, LOG_ZERO)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention_jax.errors import UserError
-from attention_jax.functional.dense import of_one_query, smoothed, softmax
+from attention_jax.functional.dense import check_single_query, smoothed, softmax
 from attention_jax.functional.masking import at_least_float32
 
 Scores = Float[Array, 'S']
@@ -23,24 +23,24 @@ Weights = Float[Array, 'S']
 class Window(NamedTuple):
   """Where one query looks: the positions within `reach` of `centre`.
 
-  `weigh(scores, mask, offset)` gives the weights of any positions that include them, offset = position - centre.
+  `compute_weights(scores, mask, offset)` gives the weights of any positions that include them, offset = position - centre.
   """
 
   centre: Float[Array, ''] | Int[Array, '']
   reach: int
-  weigh: Callable[..., Weights]
+  compute_weights: Callable[..., Weights]
 
 
-@of_one_query
+@check_single_query
 def local_m(scores: Scores, mask: Mask, *, step: Int[Array, ''], width: int = 10) -> Weights:
   """softmax over |s - t| ≤ D, t the number of the query ('monotonic'). Luong et al. 2015, section 3.2.
 
   A query whose window holds no position gets zero weights. Raises: UserError for a negative width.
   """
-  return _over_all(window_m(*extent(mask), step=step, width=width), scores, mask)
+  return _over_all(window_m(*unmasked_extent(mask), step=step, width=width), scores, mask)
 
 
-@of_one_query
+@check_single_query
 def local_p(
   scores: Scores,
   mask: Mask,
@@ -55,10 +55,10 @@ def local_p(
   Luong et al. 2015, equations 9 and 10. S counts the unmasked positions, and p is counted from the first of them; the
   weights are not normalised again, so that they sum to less than 1. Raises: UserError unless width ≥ 1.
   """
-  return _over_all(window_p(*extent(mask), query=query, w=w, v=v, width=width), scores, mask)
+  return _over_all(window_p(*unmasked_extent(mask), query=query, w=w, v=v, width=width), scores, mask)
 
 
-def extent(mask: Bool[Array, '... S']) -> tuple[Int[Array, '...'], Int[Array, '...']]:
+def unmasked_extent(mask: Bool[Array, '... S']) -> tuple[Int[Array, '...'], Int[Array, '...']]:
   """How many positions are unmasked, and which is the first: what the window of a row may depend on."""
   return mask.sum(-1), jnp.argmax(mask, axis=-1)
 
@@ -83,16 +83,16 @@ def window_p(
   query, w, v = (at_least_float32(x) for x in (query, w, v))
   centre = first.astype(query.dtype) + size.astype(query.dtype) * jax.nn.sigmoid(jnp.tanh(query @ w) @ v)
 
-  def weigh(scores, mask, offset):
+  def compute_weights(scores, mask, offset):
     # Outside the window the exponent is not looked at: far away its square would overflow.
     inside = mask & (jnp.abs(offset) <= width)
     fall = jnp.exp(-2.0 * (jnp.where(inside, offset, 0.0) / width) ** 2)
     return softmax(scores, inside) * fall.astype(at_least_float32(scores).dtype)
 
-  return Window(centre, width, weigh)
+  return Window(centre, width, compute_weights)
 
 
-@of_one_query
+@check_single_query
 def windowed(
   scores: Scores, mask: Mask, *, previous: Float[Array, 'S'], width: int = 50, smooth: bool = False
 ) -> Weights:
@@ -113,7 +113,7 @@ def _softmax_inside(width: int) -> Callable[..., Weights]:
 
 
 def _over_all(window: Window, scores: Scores, mask: Mask) -> Weights:
-  return window.weigh(scores, mask, jnp.arange(scores.size).astype(window.centre.dtype) - window.centre)
+  return window.compute_weights(scores, mask, jnp.arange(scores.size).astype(window.centre.dtype) - window.centre)
 
 
 def check_width(name: str, width: int, least: int) -> None:

@@ -22,11 +22,11 @@ def causal_mask(size: int) -> Bool[Array, 'T S']:
 
 def window_mask(size: int, left: int, right: int, at: Int[Array, 'T'] | None = None) -> Bool[Array, 'T S']:
   """True where t - left <= s <= t + right. The queries stand at `at`; by default, one at each of `size` positions."""
-  offset = offsets(jnp.arange(size) if at is None else at, size)
+  offset = relative_positions(jnp.arange(size) if at is None else at, size)
   return (-left <= offset) & (offset <= right)
 
 
-def offsets(at: Int[Array, 'T'], size: int) -> Int[Array, 'T S']:
+def relative_positions(at: Int[Array, 'T'], size: int) -> Int[Array, 'T S']:
   """s - t of queries at `at` and the positions 0 ... size - 1."""
   return jnp.arange(size)[None, :] - at[:, None]
 
@@ -40,7 +40,7 @@ def combine_masks(*masks: Bool[Array, '...'] | None) -> Bool[Array, '...'] | Non
   return functools.reduce(operator.and_, (m.reshape((1,) * (rank - m.ndim) + m.shape) for m in given))
 
 
-def masked(array: Array, mask: Bool[Array, '...'] | None) -> Array:
+def zero_masked(array: Array, mask: Bool[Array, '...'] | None) -> Array:
   """`array` with exact zeros where the mask is False, whatever stood there, and no gradient from there.
 
   The mask may lack trailing axes of the array.
@@ -51,19 +51,19 @@ def masked(array: Array, mask: Bool[Array, '...'] | None) -> Array:
   return jnp.where(mask, array, jnp.zeros((), array.dtype))
 
 
-def mean_of(x: Array, mask: Bool[Array, '...']) -> Array:
+def masked_mean(x: Array, mask: Bool[Array, '...']) -> Array:
   """The mean [B, D] of x [B, S, D] over what mask [B, S] shows; zeros where it shows nothing."""
-  return masked(x, mask).sum(1) / jnp.maximum(mask.sum(1, keepdims=True), 1).astype(x.dtype)
+  return zero_masked(x, mask).sum(1) / jnp.maximum(mask.sum(1, keepdims=True), 1).astype(x.dtype)
 
 
-def accumulator(*arrays: Array):
+def accumulation_dtype(*arrays: Array):
   """The dtype in which sums of `arrays` are kept: float32, or float64 if any of them is."""
   return jnp.float64 if any(jnp.asarray(a).dtype == jnp.float64 for a in arrays) else jnp.float32
 
 
 def at_least_float32(scores: Float[Array, '...']) -> Float[Array, '...']:
   """Weights are float32 even when everything else is bfloat16; float64 stays float64."""
-  return jnp.asarray(scores).astype(accumulator(scores))
+  return jnp.asarray(scores).astype(accumulation_dtype(scores))
 
 
 def vary_like(start, *given):
@@ -75,6 +75,6 @@ def vary_like(start, *given):
   return jax.lax.pcast(start, tuple(axes), to='varying') if axes else start
 
 
-def lowest(dtype) -> jax.Array:
+def min_finite(dtype) -> jax.Array:
   """The most negative finite number: what a masked score counts as in a maximum or a sort."""
   return jnp.asarray(jnp.finfo(dtype).min, dtype)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention_jax.functional.dense import check_least, log_softmax, of_one_query, softmax
+from attention_jax.functional.dense import check_at_least, check_single_query, log_softmax, softmax
 from attention_jax.functional.local import check_width
 from attention_jax.functional.masking import at_least_float32
 
@@ -19,15 +19,15 @@ Weights = Float[Array, 'S']
 Stepped = tuple[Weights, Weights]
 
 CHUNK = 3  # positions, unless a spec says another width
-NEVER = -1e30  # the log of what cannot be reached: finite, and nothing beside any real score
+LOG_ZERO = -1e30  # the log of what cannot be reached: finite, and nothing beside any real score
 
 
-def at_start(size: int, dtype) -> Weights:
+def init_at_first_position(size: int, dtype) -> Weights:
   """The weights before the first query: all at position 0."""
   return jnp.zeros((size,), dtype).at[0].set(1.0)
 
 
-@of_one_query
+@check_single_query
 def monotonic(scores: Scores, mask: Mask, *, state: Weights, rng: jax.Array, noise: float = 1.0) -> Stepped:
   """Expected weights of a walk that stops at s with probability pₛ = σ(eₛ + noise). Raffel et al. 2017, section 2.
 
@@ -35,7 +35,7 @@ def monotonic(scores: Scores, mask: Mask, *, state: Weights, rng: jax.Array, noi
   deviation `noise` makes it learn probabilities near 0 and 1. At test it is `hard_monotonic`.
   Raises: UserError for negative noise.
   """
-  check_least('monotonic', 'noise', noise, 0)
+  check_at_least('monotonic', 'noise', noise, 0)
   scores = at_least_float32(scores)
   # Drawn in float32 in any precision, so that a seed means the same walk.
   stop = scores + noise * jax.random.normal(rng, scores.shape, jnp.float32).astype(scores.dtype)
@@ -43,7 +43,7 @@ def monotonic(scores: Scores, mask: Mask, *, state: Weights, rng: jax.Array, noi
   return weights, weights
 
 
-@of_one_query
+@check_single_query
 def hard_monotonic(scores: Scores, mask: Mask, *, state: Weights) -> Stepped:
   """1 at the first s, from where the weights before stood, with σ(eₛ) > 1/2; nothing if there is none.
 
@@ -54,7 +54,7 @@ def hard_monotonic(scores: Scores, mask: Mask, *, state: Weights) -> Stepped:
   return weights, weights
 
 
-@of_one_query
+@check_single_query
 def mocha(
   scores: Scores,
   mask: Mask,
@@ -78,7 +78,7 @@ def mocha(
   return _chunks(stops, mask, query, key, w, bias, v, width), state
 
 
-@of_one_query
+@check_single_query
 def hard_mocha(
   scores: Scores,
   mask: Mask,
@@ -101,7 +101,7 @@ def chunk_lookback(*, width: int = CHUNK) -> int:
   return width - 1
 
 
-@of_one_query
+@check_single_query
 def forward(scores: Scores, mask: Mask, *, state: Scores) -> Stepped:
   """wₛ ∝ (w'ₛ + w'ₛ₋₁) yₛ, y = softmax(e): stays or moves on by one. Zhang, Ling & Dai 2018, algorithm 1.
 
@@ -110,7 +110,7 @@ def forward(scores: Scores, mask: Mask, *, state: Scores) -> Stepped:
   return _forward(scores, mask, state, jnp.zeros((), state.dtype), jnp.zeros((), state.dtype))
 
 
-@of_one_query
+@check_single_query
 def forward_agent(
   scores: Scores, mask: Mask, *, query: Float[Array, 'Dq'], w: Float[Array, 'Dq'], bias: Float[Array, ''], state: Scores
 ) -> Stepped:
@@ -123,9 +123,9 @@ def forward_agent(
   return _forward(scores, mask, state, jax.nn.log_sigmoid(-moves), jax.nn.log_sigmoid(moves))
 
 
-def forward_start(size: int, dtype) -> Scores:
-  """The state before the first query: the log of `at_start`."""
-  return jnp.full((size,), NEVER, dtype).at[0].set(0.0)
+def init_forward(size: int, dtype) -> Scores:
+  """The state before the first query: the log of `init_at_first_position`."""
+  return jnp.full((size,), LOG_ZERO, dtype).at[0].set(0.0)
 
 
 def _walk(stop: Scores, mask: Mask, before: Weights) -> Weights:
@@ -163,11 +163,11 @@ def _forward(scores: Scores, mask: Mask, state: Scores, stays: Array, moves: Arr
   scores, state = at_least_float32(scores), _on_real(state, mask)
   last = jax.lax.cummax(jnp.where(mask, jnp.arange(mask.size), -1))
   before = jnp.concatenate([jnp.full((1,), -1), last[:-1]])  # the real position before each, -1 where there is none
-  moved = jnp.where(before >= 0, state[jnp.maximum(before, 0)], NEVER)
+  moved = jnp.where(before >= 0, state[jnp.maximum(before, 0)], LOG_ZERO)
   reach = log_add(state + stays, moved + moves).astype(scores.dtype)
-  allowed = mask & (reach > NEVER / 2)
+  allowed = mask & (reach > LOG_ZERO / 2)
   total = jnp.where(allowed, reach + scores, 0.0)
-  logs = jnp.where(allowed, log_softmax(total, allowed), NEVER)
+  logs = jnp.where(allowed, log_softmax(total, allowed), LOG_ZERO)
   return softmax(total, allowed), logs.astype(state.dtype)
 
 
@@ -176,10 +176,10 @@ def _on_real(state: Scores, mask: Mask) -> Scores:
   one."""
   onto = jax.lax.cummin(jnp.where(mask, jnp.arange(mask.size), mask.size), reverse=True)
   mass = jnp.zeros(mask.size + 1, state.dtype).at[onto].add(jnp.where(mask, 0.0, jnp.exp(state)))[:-1]
-  moved = jnp.where(mass > 0, jnp.log(jnp.where(mass > 0, mass, 1.0)), NEVER)
-  return jnp.where(mask, log_add(state, moved), NEVER)
+  moved = jnp.where(mass > 0, jnp.log(jnp.where(mass > 0, mass, 1.0)), LOG_ZERO)
+  return jnp.where(mask, log_add(state, moved), LOG_ZERO)
 
 
 def log_add(x: Array, y: Array) -> Array:
-  """log(eˣ + eʸ) of finite numbers, NEVER counting as the log of 0."""
-  return jnp.maximum(jnp.logaddexp(x, y), NEVER)
+  """log(eˣ + eʸ) of finite numbers, LOG_ZERO counting as the log of 0."""
+  return jnp.maximum(jnp.logaddexp(x, y), LOG_ZERO)

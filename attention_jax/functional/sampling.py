@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention_jax.errors import UserError
-from attention_jax.functional.dense import check_temperature, hardmax, log_softmax, of_one_query, softmax
+from attention_jax.functional.dense import check_single_query, check_temperature, hardmax, log_softmax, softmax
 from attention_jax.functional.masking import at_least_float32
 
 Scores = Float[Array, 'S']
@@ -16,7 +16,7 @@ Mask = Bool[Array, 'S']
 Weights = Float[Array, 'S']
 
 
-@of_one_query
+@check_single_query
 def hard(
   scores: Scores, mask: Mask, *, rng: jax.Array, state: Float[Array, ''], expected: float = 0.0
 ) -> tuple[Weights, Float[Array, '']]:
@@ -38,7 +38,7 @@ def hard(
   return jnp.where(soft, softmax(scores, mask), drawn), state + jnp.where(soft, 0.0, log_prob)
 
 
-@of_one_query
+@check_single_query
 def gumbel(scores: Scores, mask: Mask, *, rng: jax.Array, temperature: float | Float[Array, ''] = 1.0) -> Weights:
   """One position drawn from softmax(e), with the gradient of softmax((e + g)/τ), g ~ Gumbel: straight through.
 
@@ -49,7 +49,7 @@ def gumbel(scores: Scores, mask: Mask, *, rng: jax.Array, temperature: float | F
   return straight_through(hardmax(noisy, mask), softmax(noisy, mask, temperature=temperature))
 
 
-@of_one_query
+@check_single_query
 def gumbel_annealed(scores: Scores, mask: Mask, *, rng: jax.Array, temperature: float | Float[Array, '']) -> Weights:
   """`gumbel` whose temperature is a parameter: `training.anneal` lets it fall, or else it is learned.
 
@@ -58,7 +58,7 @@ def gumbel_annealed(scores: Scores, mask: Mask, *, rng: jax.Array, temperature: 
   return gumbel(scores, mask, rng=rng, temperature=jnp.maximum(temperature, 0.01))
 
 
-def no_draws(size: int, dtype) -> Float[Array, '']:
+def init_log_prob(size: int, dtype) -> Float[Array, '']:
   """The state of `hard` before the first query."""
   return jnp.zeros((), dtype)
 

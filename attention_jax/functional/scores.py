@@ -9,15 +9,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention_jax.errors import UserError
-from attention_jax.functional.masking import accumulator, at_least_float32
-from attention_jax.functional.table import Param, Row, check
+from attention_jax.functional.masking import accumulation_dtype, at_least_float32
+from attention_jax.functional.table import Param, Row, check_table
 
 Scores = Float[Array, 'S']
 
 
 def _sum(spec: str, *operands: Array) -> Array:
   """An einsum that adds up in at least float32."""
-  return jnp.einsum(spec, *operands, preferred_element_type=accumulator(*operands))
+  return jnp.einsum(spec, *operands, preferred_element_type=accumulation_dtype(*operands))
 
 
 def _check_widths(query: Array, key: Array) -> None:
@@ -227,10 +227,10 @@ def _concat_sum(query, key, *, w, v):
 _V = Param(('features',), 'vector')
 _NORMED = {'v': _V, 'gain': Param((), 'inverse_root'), 'bias': Param(('features',), 0.0)}
 
-SCORES = check(
+SCORES = check_table(
   {
-    'dot': Row(dot, product=_dot_product, turns=True, pointwise=True),
-    'scaled_dot': Row(scaled_dot, product=_scaled_product, turns=True, pointwise=True),
+    'dot': Row(dot, product=_dot_product, rotation_invariant=True, pointwise=True),
+    'scaled_dot': Row(scaled_dot, product=_scaled_product, rotation_invariant=True, pointwise=True),
     'general': Row(general, params={'w': Param(('query', 'key'))}, product=_general_product, pointwise=True),
     'low_rank': Row(
       low_rank,
@@ -251,7 +251,9 @@ SCORES = check(
     'concat': Row(
       concat, params={'w': Param(('query+key', 'features')), 'v': _V}, tanh_sum=_concat_sum, pointwise=True
     ),
-    'cosine': Row(cosine, params={'beta': Param((), 1.0)}, product=_cosine_product, turns=True, pointwise=True),
+    'cosine': Row(
+      cosine, params={'beta': Param((), 1.0)}, product=_cosine_product, rotation_invariant=True, pointwise=True
+    ),
     'location': Row(location, params={'w': Param(('max_positions', 'query'))}, sizes={'max_positions': 128}),
     'location_sensitive': Row(
       location_sensitive,

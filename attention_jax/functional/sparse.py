@@ -9,27 +9,27 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention_jax.errors import UserError
-from attention_jax.functional.dense import normalised, of_one_query
-from attention_jax.functional.masking import at_least_float32, lowest, vary_like
+from attention_jax.functional.dense import check_single_query, normalised
+from attention_jax.functional.masking import at_least_float32, min_finite, vary_like
 
 Scores = Float[Array, 'S']
 Mask = Bool[Array, 'S']
 Weights = Float[Array, 'S']
 
 
-@of_one_query
+@check_single_query
 def sparsemax(scores: Scores, mask: Mask) -> Weights:
   """argmin over the simplex of ‖p - z‖². Martins & Astudillo 2016, equation 2 and algorithm 1."""
   return _sparsemax(at_least_float32(scores), mask)
 
 
-@of_one_query
+@check_single_query
 def entmax15(scores: Scores, mask: Mask) -> Weights:
   """α-entmax with α = 1.5, exactly, by sorting. Peters, Niculae & Martins 2019, algorithm 2."""
   return _entmax15(at_least_float32(scores), mask)
 
 
-@of_one_query
+@check_single_query
 def entmax(scores: Scores, mask: Mask, *, alpha: float | Float[Array, '']) -> Weights:
   """α-entmax for any α > 1, by bisection: p = [(α - 1) z - τ]₊^(1/(α - 1)). Peters et al. 2019, algorithm 1.
 
@@ -46,7 +46,7 @@ def entmax(scores: Scores, mask: Mask, *, alpha: float | Float[Array, '']) -> We
 
 def _shifted(scores: Scores, mask: Mask) -> Scores:
   """Scores with their maximum at 0, and a large negative number that still can be squared behind the mask."""
-  low = lowest(scores.dtype)
+  low = min_finite(scores.dtype)
   top = jnp.max(jnp.where(mask, scores, low))
   # 0 is at the top of every support and -4 is outside all of them (α >= 1.5); bisection masks by itself.
   return jnp.where(mask, scores - top, -4.0)

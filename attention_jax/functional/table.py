@@ -51,15 +51,15 @@ class Row(NamedTuple):
     tanh_sum: of a score that is v · tanh(q + k) + offset: (query, key, *, ...) -> (q [F], k [S, F], v [F], offset []),
       where q comes from the query alone and k from the keys alone.
     product: of a score that is q · k: (query, key, *, ...) -> (q [D], k [S, D]), as for tanh_sum.
-    turns: of a score: whether it is q · k up to a factor that does not change when both are turned alike.
+    rotation_invariant: of a score: whether it is q · k up to a factor that does not change when both are turned alike.
     pointwise: of a score: whether that of a position comes from its key alone, whatever the others are.
     window: of an alignment that looks through a window: (unmasked positions, *, ...) -> local.Window.
     lookback: of an alignment that can follow a source while it still arrives: how far back it looks, by its options.
       At test it selects one position at or after that of its state, or gives only zeros; its state before the first
       query stands at the first position, and mirrored at the last.
-    latent: of an alignment over which training sums: latent.Latent.
+    latent: of an alignment over which training sums: latent.LatentAlignment.
     loss: the auxiliary loss without which its scores learn nothing, '' where gradients are enough.
-    dropout: of an alignment with dropout on its weights: dropout.Dropout.
+    dropout: of an alignment with dropout on its weights: dropout.WeightDropout.
   """
 
   fn: Callable
@@ -70,7 +70,7 @@ class Row(NamedTuple):
   init_state: Callable[[int, Any], Any] | None = None
   tanh_sum: Callable | None = None
   product: Callable | None = None
-  turns: bool = False
+  rotation_invariant: bool = False
   pointwise: bool = False
   window: Callable | None = None
   lookback: Callable[..., int] | None = None
@@ -79,24 +79,24 @@ class Row(NamedTuple):
   dropout: Any = None
 
   @property
-  def needs(self) -> frozenset[str]:
+  def required_inputs(self) -> frozenset[str]:
     """What the attention step has to supply."""
     return frozenset(_required(self.fn)) & SUPPLIED
 
   @property
-  def recurrent(self) -> bool:
+  def is_recurrent(self) -> bool:
     """Whether its queries must be scanned in order; every other variant is vmapped over them."""
-    return bool(self.needs & RECURRENT)
+    return bool(self.required_inputs & RECURRENT)
 
   @property
-  def learns_alone(self) -> bool:
+  def trains_by_backprop(self) -> bool:
     """Of an alignment: whether the gradient of what it gives is all that it learns by."""
     return not self.latent and not self.loss
 
   @property
-  def stands_alone(self) -> bool:
+  def is_stateless_pointwise(self) -> bool:
     """Of a score: whether a part of the memory can be scored by itself, with nothing but a query and its keys."""
-    return self.pointwise and self.needs <= {'query', 'key'}
+    return self.pointwise and self.required_inputs <= {'query', 'key'}
 
 
 # Functions of a row with the options of `fn`, as far as they have them.
@@ -112,33 +112,35 @@ def _required(fn: Callable) -> list[str]:
   return [name for name, p in _keywords(fn).items() if p.default is p.empty]
 
 
-def learned(row: Row) -> list[str]:
+def parameter_names(row: Row) -> list[str]:
   """Names of the learned parameters that `row.fn` asks for."""
   return [name for name in _required(row.fn) if name not in SUPPLIED]
 
 
-def options(row: Row) -> dict[str, Any]:
+def default_options(row: Row) -> dict[str, Any]:
   """What a spec string may set: keyword defaults, the row's sizes, and parameters that are one number."""
   defaults = {k: p.default for k, p in _keywords(row.fn).items() if p.default is not p.empty}
   scalars = {k: p.init if isinstance(p.init, float) else 1.0 for k, p in row.params.items() if p.shape == ()}
   return defaults | dict(row.sizes) | scalars
 
 
-def check(table: Mapping[str, Row]) -> Mapping[str, Row]:
+def check_table(table: Mapping[str, Row]) -> Mapping[str, Row]:
   """Returns `table`; raises TypeError where a row contradicts its function. Every table is checked at import."""
   for name, row in table.items():
-    if set(learned(row)) != set(row.params):
-      raise TypeError(f'{name}: the function learns {learned(row)}, the row gives shapes for {list(row.params)}')
+    if set(parameter_names(row)) != set(row.params):
+      raise TypeError(
+        f'{name}: the function learns {parameter_names(row)}, the row gives shapes for {list(row.params)}'
+      )
     for param, (shape, init) in row.params.items():
       unknown = {name for size in shape for name in size.split('+')} - SIZES - set(row.sizes)
       if unknown or not (isinstance(init, float) or init in INITIALIZERS):
         raise TypeError(f'{name}: parameter {param} has unknown sizes {sorted(unknown)} or initialiser {init!r}')
-    if ('state' in row.needs) != (row.init_state is not None):
+    if ('state' in row.required_inputs) != (row.init_state is not None):
       raise TypeError(f'{name}: init_state must be given if and only if the function asks for state')
     for twin in TWINS:
       if (fn := getattr(row, twin)) and not set(_required(fn)) <= set(_required(row.fn)):
         raise TypeError(f'{name}: {twin} asks for what the variant itself does not have')
-    if overlap := set(options(row)) & SUPPLIED:
+    if overlap := set(default_options(row)) & SUPPLIED:
       raise TypeError(f'{name}: {sorted(overlap)} cannot be options')
   return table
 
@@ -193,12 +195,12 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], what: str) -> R
   if isinstance(spec, Row):
     return spec
   if callable(spec):
-    if 'state' in (row := Row(spec)).needs:
+    if 'state' in (row := Row(spec)).required_inputs:
       raise UserError(f'{what}: this function keeps a state; possible: Row(function, init_state=...), or a name')
     return row
   name, given = parse_spec(spec)
   row = table[choose(name, table, what)]
-  possible = options(row)
+  possible = default_options(row)
   check_options(f'{what} {name!r}', given, possible)
   sizes = {k: given.pop(k, v) for k, v in row.sizes.items()}
   if any(size < 1 for size in sizes.values()):
@@ -233,9 +235,9 @@ def _check_option(what: str, option: str, value: Any, default: Any) -> None:
 _KINDS = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a string', tuple: 'a tuple'}
 
 
-def init_row(rng: jax.Array, row: Row, sizes: Mapping[str, int]) -> dict[str, jax.Array]:
+def init_row_params(rng: jax.Array, row: Row, sizes: Mapping[str, int]) -> dict[str, jax.Array]:
   """Initial parameters of one row, float32. Consumes rng. Raises UserError when a user's function has no shapes."""
-  if missing := set(learned(row)) - set(row.params):
+  if missing := set(parameter_names(row)) - set(row.params):
     raise UserError(f'no shapes for the parameters {sorted(missing)} of {row.fn}; give a Row(fn, params=...) instead')
   sizes = {**sizes, **row.sizes}
   params = {}

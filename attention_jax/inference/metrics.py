@@ -1,7 +1,7 @@
 """Metrics of output text: METRICS names them, spec strings such as `bleu(tokenize="none")` choose them.
 
 Each takes hypotheses (one string a row) and references (one or more strings a row, not the same number everywhere) and
-returns a Result. Distances and n-gram statistics come from sacrebleu and rapidfuzz. Rates may exceed 100 where a
+returns a MetricValue. Distances and n-gram statistics come from sacrebleu and rapidfuzz. Rates may exceed 100 where a
 hypothesis is much longer than its reference.
 """
 
@@ -22,7 +22,7 @@ References = Sequence[Sequence[str]]
 TOKENIZERS = ('13a', 'char', 'intl', 'none', 'zh')
 
 
-class Result(NamedTuple):
+class MetricValue(NamedTuple):
   """A value in its unit, and the signature that says exactly what was computed."""
 
   value: float
@@ -30,8 +30,8 @@ class Result(NamedTuple):
   signature: str
 
 
-class Spread(NamedTuple):
-  """A Result over several runs: their mean, their standard deviation (n - 1), and the value of each."""
+class MetricSummary(NamedTuple):
+  """A MetricValue over several runs: their mean, their standard deviation (n - 1), and the value of each."""
 
   value: float
   unit: str
@@ -40,29 +40,31 @@ class Spread(NamedTuple):
   values: tuple[float, ...]
 
 
-def over_runs(results: Sequence[Result]) -> Spread:
+def aggregate_runs(results: Sequence[MetricValue]) -> MetricSummary:
   """One metric of two or more runs, together."""
   values = tuple(result.value for result in results)
-  return Spread(statistics.fmean(values), *results[0][1:], statistics.stdev(values), values)
+  return MetricSummary(statistics.fmean(values), *results[0][1:], statistics.stdev(values), values)
 
 
 class Metric(NamedTuple):
-  """A row of METRICS: fn(hypotheses, references, *, options) -> Result, which way is better, and what options it has
+  """A row of METRICS: fn(hypotheses, references, *, options) -> MetricValue, which way is better, and what options it has
   where single lines are compared."""
 
-  fn: Callable[..., Result]
+  fn: Callable[..., MetricValue]
   higher_is_better: bool
-  apart: tuple[tuple[str, Any], ...] = ()
+  sentence_level: tuple[tuple[str, Any], ...] = ()
 
 
-def measure(spec: str, hypotheses: Sequence[str], references: References, *, apart: bool = False) -> Result:
+def compute_metric(
+  spec: str, hypotheses: Sequence[str], references: References, *, sentence_level: bool = False
+) -> MetricValue:
   """The metric that `spec` names, over a whole corpus.
 
   Args:
     spec: a name of METRICS, with options or without.
     hypotheses: one string per row, at least one row.
     references: one or more strings per row.
-    apart: whether the rows are no corpus but lines that are compared with one another, see Metric.
+    sentence_level: whether the rows are no corpus but lines that are compared with one another, see Metric.
 
   Raises: UserError for an unknown metric or option, no rows, rows that do not match, or a row without a reference.
   """
@@ -76,11 +78,11 @@ def measure(spec: str, hypotheses: Sequence[str], references: References, *, apa
     if isinstance(several, str) or not several:
       raise UserError(f'{name}: row {row} needs a list of at least one reference, got {several!r}')
   row = METRICS[name]
-  return row.fn(hypotheses, references, **(dict(row.apart) if apart else {}) | options)
+  return row.fn(hypotheses, references, **(dict(row.sentence_level) if sentence_level else {}) | options)
 
 
 def higher_is_better(spec: str) -> bool:
-  """Whether a checkpoint with more of it is the better one. Raises: UserError as `measure` does for a wrong spec."""
+  """Whether a checkpoint with more of it is the better one. Raises: UserError as `compute_metric` does for a wrong spec."""
   return METRICS[_read(spec)[0]].higher_is_better
 
 
@@ -100,7 +102,7 @@ def bleu(
   lowercase: bool = False,
   order: int = 4,
   effective_order: bool = False,
-) -> Result:
+) -> MetricValue:
   """BLEU, Papineni et al. (2002), of n-grams up to `order`. tokenize='none' for text that is tokenised already.
 
   With effective_order, n-grams that are longer than every line do not count; of a corpus that is no BLEU.
@@ -115,42 +117,44 @@ def bleu(
   return found if order == 4 else found._replace(signature=f'{found.signature}|order:{order}')
 
 
-def chrf(hypotheses: Sequence[str], references: References, *, word_order: int = 0, lowercase: bool = False) -> Result:
+def chrf(
+  hypotheses: Sequence[str], references: References, *, word_order: int = 0, lowercase: bool = False
+) -> MetricValue:
   """chrF2, Popović (2015); chrF++ with word_order=2."""
   return _sacrebleu(CHRF(word_order=word_order, lowercase=lowercase), 'points', hypotheses, references)
 
 
-def ter(hypotheses: Sequence[str], references: References, *, lowercase: bool = True) -> Result:
+def ter(hypotheses: Sequence[str], references: References, *, lowercase: bool = True) -> MetricValue:
   """Translation edit rate, Snover et al. (2006); like tercom it ignores case unless lowercase=False."""
   return _sacrebleu(TER(case_sensitive=not lowercase), '%', hypotheses, references)
 
 
-def _sacrebleu(metric, unit: str, hypotheses: Sequence[str], references: References) -> Result:
+def _sacrebleu(metric, unit: str, hypotheses: Sequence[str], references: References) -> MetricValue:
   most = max(map(len, references))
   # One list per reference number; None, which sacrebleu skips, where a row has fewer ('' would count as a reference).
   streams = [[row[i] if i < len(row) else None for row in references] for i in range(most)]
   score = metric.corpus_score(hypotheses, streams)
-  return Result(score.score, unit, f'{score.name}|{metric.get_signature()}')
+  return MetricValue(score.score, unit, f'{score.name}|{metric.get_signature()}')
 
 
-def exact_match(hypotheses: Sequence[str], references: References) -> Result:
+def exact_match(hypotheses: Sequence[str], references: References) -> MetricValue:
   """Share of rows whose whole output is one of its references, but for spaces at the ends and runs of them."""
   hits = sum(_spaced(said) in map(_spaced, several) for said, several in zip(hypotheses, references, strict=True))
-  return Result(100 * hits / len(hypotheses), '%', 'exact_match|case:mixed')
+  return MetricValue(100 * hits / len(hypotheses), '%', 'exact_match|case:mixed')
 
 
-def sequence_error_rate(hypotheses: Sequence[str], references: References) -> Result:
+def sequence_error_rate(hypotheses: Sequence[str], references: References) -> MetricValue:
   """Share of rows whose output, token by token, is none of its references: what papers on g2p call word error rate."""
   split = [any(h.split() == r.split() for r in rs) for h, rs in zip(hypotheses, references, strict=True)]
-  return Result(100 * split.count(False) / len(split), '%', 'sequence_error_rate|case:mixed|tok:space')
+  return MetricValue(100 * split.count(False) / len(split), '%', 'sequence_error_rate|case:mixed|tok:space')
 
 
-def token_error_rate(hypotheses: Sequence[str], references: References) -> Result:
+def token_error_rate(hypotheses: Sequence[str], references: References) -> MetricValue:
   """Edits / tokens, where tokens are separated by white space; against the nearest reference of each row."""
   return _error_rate(hypotheses, references, str.split, 'token_error_rate|case:mixed|tok:space')
 
 
-def character_error_rate(hypotheses: Sequence[str], references: References) -> Result:
+def character_error_rate(hypotheses: Sequence[str], references: References) -> MetricValue:
   """Edits / characters, against the nearest reference of each row; a run of spaces is one, at the ends none."""
   split = lambda text: list(_spaced(text))
   return _error_rate(hypotheses, references, split, 'character_error_rate|case:mixed|tok:char')
@@ -161,7 +165,7 @@ def _spaced(text: str) -> str:
   return ' '.join(text.split())
 
 
-def _error_rate(hypotheses: Sequence[str], references: References, split: Callable, signature: str) -> Result:
+def _error_rate(hypotheses: Sequence[str], references: References, split: Callable, signature: str) -> MetricValue:
   """Σ edits / Σ lengths of the nearest references; of references equally near the first one counts."""
   edits = length = 0
   for hypothesis, several in zip(hypotheses, references, strict=True):
@@ -171,7 +175,7 @@ def _error_rate(hypotheses: Sequence[str], references: References, split: Callab
     edits, length = edits + nearest, length + len(split(several[i]))
   if not length:
     raise UserError(f'{signature.split("|")[0]}: every reference is empty, so there is nothing to divide by')
-  return Result(100 * edits / length, '%', f'{signature}|refs:nearest')
+  return MetricValue(100 * edits / length, '%', f'{signature}|refs:nearest')
 
 
 SHORT = (('effective_order', True),)  # otherwise no line of three words is like any other

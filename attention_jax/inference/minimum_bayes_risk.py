@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attention_jax.inference.metrics import higher_is_better, measure
+from attention_jax.inference.metrics import compute_metric, higher_is_better
 
 
 def expected_utility(texts: Sequence[str], metric: str, log_probs: Sequence[float] | None = None) -> list[float]:
@@ -34,4 +34,4 @@ def _of_lines(text: str, reference: str, metric: str) -> float:
   """A metric of one line; where the reference is empty, of two words that are equal or not."""
   if not reference.strip():
     text, reference = ('a' if text.strip() else 'b'), 'b'
-  return measure(metric, [text], [[reference]], apart=True).value
+  return compute_metric(metric, [text], [[reference]], sentence_level=True).value

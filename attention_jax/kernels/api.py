@@ -13,26 +13,26 @@ from attention_jax.functional import attend as definition
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Memory, project
 from attention_jax.functional.scores import SCORES
-from attention_jax.functional.table import Row, learned, lookup
+from attention_jax.functional.table import Row, lookup, parameter_names
 from attention_jax.kernels import auto, chunked, cudnn, factored, flash, pallas_additive, window
-from attention_jax.kernels.sharding import rows_axis
+from attention_jax.kernels.sharding import batch_mesh_axis
 
 
 class Implementation(NamedTuple):
   """One way to compute attention.
 
   Attributes:
-    about: what it does and what for, in one line.
+    description: what it does and what for, in one line.
     attend: all queries of one sequence; the signature of `functional.attend.attend`.
     attend_step: one query; the signature of `functional.attend.attend_step`. None where it has no way of its own: one
       query is cheap by the definition.
-    refuse: (score row, alignment row) -> why it cannot compute this pair, '' if it can.
+    unsupported_reason: (score row, alignment row) -> why it cannot compute this pair, '' if it can.
   """
 
-  about: str
+  description: str
   attend: Callable
   attend_step: Callable | None
-  refuse: Callable[[Row, Row], str]
+  unsupported_reason: Callable[[Row, Row], str]
 
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
@@ -41,7 +41,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     'too large',
     auto.attend,
     definition.attend_step,
-    auto.refuse,
+    auto.unsupported_reason,
   ),
   'xla': Implementation(
     'the formulas as they stand, compiled by XLA: the definition',
@@ -59,39 +59,39 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     'additive scores from exponentials of queries and of keys, in such blocks: no [T, S, F], no tanh of each entry',
     factored.attend,
     None,
-    factored.refuse,
+    factored.unsupported_reason,
   ),
   'flash': Implementation(
     'products q . k with softmax, block by block, hidden blocks left out: no weights in memory unless asked for',
     flash.attend,
     None,
-    flash.refuse,
+    flash.unsupported_reason,
   ),
   'cudnn': Implementation(
     "products q . k with softmax by NVIDIA's kernel, in bfloat16 or float16; weights are made beside it where used",
     cudnn.attend,
     None,
-    cudnn.refuse,
+    cudnn.unsupported_reason,
   ),
   'pallas_additive': Implementation(
     'additive scores with softmax in Pallas, on a GPU or a TPU: [T, S, F] never leaves fast memory',
     pallas_additive.attend,
     None,
-    pallas_additive.refuse,
+    pallas_additive.unsupported_reason,
   ),
   'window': Implementation(
     'local alignments that read nothing but their window: the cost of a query does not grow with S',
     window.attend,
     window.attend_step,
-    window.refuse,
+    window.unsupported_reason,
   ),
 }
 
 
-def implementation_of(name: str, score: Row, alignment: Row) -> Implementation:
+def get_implementation(name: str, score: Row, alignment: Row) -> Implementation:
   """The implementation behind a name. Raises: UserError for other names, and for a pair that it cannot compute."""
   found = IMPLEMENTATIONS[choose(name, IMPLEMENTATIONS, 'implementation')]
-  if reason := found.refuse(score, alignment):
+  if reason := found.unsupported_reason(score, alignment):
     raise UserError(f"implementation '{name}' cannot compute this: {reason}")
   return found
 
@@ -136,7 +136,7 @@ def attend(
   """
   score, alignment = lookup(score, SCORES, 'score'), lookup(alignment, ALIGNMENTS, 'alignment')
   params = _checked(params)
-  run = implementation_of(implementation, score, alignment).attend
+  run = get_implementation(implementation, score, alignment).attend
   query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
   batch = _batch_shape(query, key, value)
   full = (*batch, query.shape[-2], key.shape[-2])
@@ -145,7 +145,7 @@ def attend(
   if bias is not None:
     mask = (mask if mask.ndim == len(full) else mask[..., None, :]) & ~jnp.isneginf(bias)
   # Hidden before the projection, whose gradient would otherwise meet a NaN behind the mask.
-  key = project(definition.hide(Memory(key, value, mask)).key, params, 'key')
+  key = project(definition.zero_masked_memory(Memory(key, value, mask)).key, params, 'key')
   widths = {'query': query.shape[-1], 'key': key.shape[-1]}
   # A score that projects is not told how wide its query and its key were before.
   for kind, row, known in (
@@ -169,7 +169,7 @@ def attend(
 
   for axis in reversed(range(len(batch))):
     own = [None if x is None or x.shape[axis] == 1 else 0 for x in (mask, bias)]
-    one = jax.vmap(one, in_axes=(0, 0, 0, *own, 0), spmd_axis_name=None if axis else rows_axis(batch[0]))
+    one = jax.vmap(one, in_axes=(0, 0, 0, *own, 0), spmd_axis_name=None if axis else batch_mesh_axis(batch[0]))
   return one(query, key, value, *(_without_ones(x, len(batch)) for x in (mask, bias)), rngs)
 
 
@@ -245,10 +245,10 @@ def _check_sizes(kind: str, row: Row, given: Mapping, known: Mapping[str, int]) 
 
 
 def _check_params(kind: str, row: Row, given: Mapping, rng, deterministic: bool) -> None:
-  wanted = set(learned(row))
+  wanted = set(parameter_names(row))
   if wanted != set(given):
     raise UserError(
       f"attend: params['{kind}'] must hold {sorted(wanted)}, got {sorted(given)}; init_params(...) makes them"
     )
-  if 'rng' in row.needs and rng is None and not (deterministic and row.at_test):
+  if 'rng' in row.required_inputs and rng is None and not (deterministic and row.at_test):
     raise UserError(f'attend: this {kind} draws at random; give rng, a PRNG key')

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from attention_jax.functional.attend import (
   Attended,
   Memory,
-  attend_each,
-  hide,
+  attend_queries,
   init_carry,
-  rngs_of,
+  split_rng,
+  zero_masked_memory,
 )
-from attention_jax.functional.masking import accumulator, vary_like
+from attention_jax.functional.masking import accumulation_dtype, vary_like
 from attention_jax.functional.table import Row
 
 BLOCK = 2**20  # scores of a block
@@ -27,7 +27,7 @@ ENTRIES = 2**24  # [T, S, F] of a block, where a score makes them
 
 
 # A recurrent score may make [S, F] of every query, which must not be kept for all of them.
-score_each = functools.partial(attend_each, wrap=functools.partial(jax.checkpoint, prevent_cse=False))
+score_each = functools.partial(attend_queries, wrap=functools.partial(jax.checkpoint, prevent_cse=False))
 
 
 def attend(
@@ -44,11 +44,11 @@ def attend(
   block: Callable = score_each,
 ) -> Attended:
   """As functional.attend; block(score, alignment, params, carry, xs, memory, deterministic) attends some queries."""
-  memory = hide(memory)
+  memory = zero_masked_memory(memory)
   steps, size = query.shape[0], memory.key.shape[0]
-  carry = init_carry(score, alignment, size, accumulator(query, memory.key))
+  carry = init_carry(score, alignment, size, accumulation_dtype(query, memory.key))
   own_mask = memory.mask if memory.mask.ndim == 2 else None
-  xs = (query, own_mask, bias, rngs_of(rng, steps))
+  xs = (query, own_mask, bias, split_rng(rng, steps))
 
   def some(carry, xs):
     query, mask, bias, rngs = xs

@@ -18,23 +18,23 @@ from jax.custom_batching import custom_vmap
 
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Attended, Memory
-from attention_jax.functional.masking import masked
+from attention_jax.functional.masking import zero_masked
 from attention_jax.functional.table import Row
 from attention_jax.kernels import flash
-from attention_jax.kernels.pallas_additive import here
+from attention_jax.kernels.pallas_additive import kernel_platform
 
 KERNEL = 'cudnn'  # of jax.nn.dot_product_attention; tests put 'xla' here
 TYPES = ('bfloat16', 'float16')
 WIDEST, STEP = 128, 8  # of features: what every GPU since Ampere takes, and what it must be a multiple of
 
 
-def refuse(score: Row, alignment: Row) -> str:
+def unsupported_reason(score: Row, alignment: Row) -> str:
   """Why this pair cannot be computed so, here; '' if it can."""
   if alignment.dropout:
     return 'the kernel draws what it drops by itself, and could not be held against the definition'
-  if reason := flash.refuse(score, alignment):
+  if reason := flash.unsupported_reason(score, alignment):
     return reason
-  return '' if here() == 'gpu' else f'needs an NVIDIA GPU, this machine has {here()}'
+  return '' if kernel_platform() == 'gpu' else f'needs an NVIDIA GPU, this machine has {kernel_platform()}'
 
 
 def attend(
@@ -63,7 +63,7 @@ def attend(
     raise UserError(f"implementation 'cudnn' takes at most {WIDEST} features, got {width}; possible: 'flash'")
   shown = jnp.broadcast_to(mask, (q.shape[0], k.shape[0]))
   context = attended(*(x.astype(dtype) for x in (q, k, v)), shown, bias)
-  return Attended(context, flash.weights_of(q, k, mask, bias) if return_weights else None)
+  return Attended(context, flash.softmax_weights(q, k, mask, bias) if return_weights else None)
 
 
 @jax.custom_vjp
@@ -133,7 +133,7 @@ def _backward(q, k, v, mask, bias, slope):
 def _slope_of_bias(q, k, v, mask, bias, slope) -> jax.Array:
   """By the formula, in the type of the bias."""
   q, k, v, slope = (x.astype(bias.dtype) for x in (q, k, v, slope))
-  one = jax.vmap(jax.vmap(lambda q, k, v, mask, bias: flash.weights_of(q, k, mask, bias) @ v, (0, 0, 0, None, 0)))
+  one = jax.vmap(jax.vmap(lambda q, k, v, mask, bias: flash.softmax_weights(q, k, mask, bias) @ v, (0, 0, 0, None, 0)))
   _, pull = jax.vjp(lambda bias: one(q, k, v, mask[:, 0], bias), bias)
   return pull(slope)[0]
 
@@ -148,4 +148,4 @@ def _by_kernel(q, k, v, mask, bias) -> jax.Array:
     *(grown(x) for x in (q, k, v)), near, even(mask), scale=1.0, implementation=KERNEL
   )
   context = context.swapaxes(1, 2)[:, :, : q.shape[2], : v.shape[3]]
-  return masked(context, mask.any(-1)).astype(v.dtype)
+  return zero_masked(context, mask.any(-1)).astype(v.dtype)

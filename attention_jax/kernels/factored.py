@@ -9,12 +9,12 @@ import functools
 
 import jax
 
-from attention_jax.functional.attend import Memory, is_recurrent, over_queries, parts_of, weigh
+from attention_jax.functional.attend import Memory, attend_from_scores, is_recurrent, scan_or_map_queries, score_terms
 from attention_jax.functional.table import Row
 from attention_jax.kernels import chunked, tanh_sum
 
 
-def refuse(score: Row, alignment: Row) -> str:
+def unsupported_reason(score: Row, alignment: Row) -> str:
   """Why this pair cannot be computed so; '' if it can."""
   if score.tanh_sum is None:
     return 'the score is not v . tanh(q + k) with q of the query and k of the key alone'
@@ -24,17 +24,19 @@ def refuse(score: Row, alignment: Row) -> str:
 def score_together(score: Row, alignment: Row, params, carry, xs, memory: Memory, deterministic: bool):
   """The scores of a block of queries by one contraction, then its weights -> carry, Attended."""
   query, mask, bias, rngs = xs
-  q, k, v, offset = parts_of(score.tanh_sum, params, query, memory)
+  q, k, v, offset = score_terms(score.tanh_sum, params, query, memory)
   scores = tanh_sum.scores(q, k, v, mask.any(0)) + offset
 
   def one(carry, xs):
     scores, query, mask, bias, rng = xs
     rng = None if rng is None else jax.random.split(rng)[1]
     visible = memory._replace(mask=mask)
-    return weigh(alignment, params, carry, scores, query, visible, bias=bias, rng=rng, deterministic=deterministic)
+    return attend_from_scores(
+      alignment, params, carry, scores, query, visible, bias=bias, rng=rng, deterministic=deterministic
+    )
 
   xs = (scores, query, mask, bias, rngs)
-  return over_queries(one, is_recurrent(score, alignment), carry, xs, (params, memory))
+  return scan_or_map_queries(one, is_recurrent(score, alignment), carry, xs, (params, memory))
 
 
 attend = functools.partial(chunked.attend, block=score_together)

@@ -21,21 +21,21 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
-from attention_jax.functional.attend import Attended, Memory, hide, parts_of
-from attention_jax.functional.dense import plain, softmax, temperature_of
-from attention_jax.functional.dropout import factors_of, has_twin, undropped
-from attention_jax.functional.masking import accumulator, lowest, masked, vary_like
+from attention_jax.functional.attend import Attended, Memory, score_terms, zero_masked_memory
+from attention_jax.functional.dense import softmax, softmax_temperature, strip_options
+from attention_jax.functional.dropout import differs_at_test, dropout_factors, strip_dropout
+from attention_jax.functional.masking import accumulation_dtype, min_finite, vary_like, zero_masked
 from attention_jax.functional.table import Row
-from attention_jax.kernels.sharding import divided
+from attention_jax.kernels.sharding import shard_over_rows
 
 BLOCK = 512  # queries, and keys, of a block: 1 MB of scores in float32
 
 
-def refuse(score: Row, alignment: Row) -> str:
+def unsupported_reason(score: Row, alignment: Row) -> str:
   """Why this pair cannot be computed so; '' if it can."""
   if score.product is None:
     return 'the score is not a product q . k with q of the query and k of the key alone'
-  if plain(undropped(alignment)) is not softmax or has_twin(alignment):
+  if strip_options(strip_dropout(alignment)) is not softmax or differs_at_test(alignment):
     return 'the alignment is not softmax'
   return ''
 
@@ -54,12 +54,12 @@ def attend(
 ) -> Attended:
   """As functional.attend."""
   q, k, v, mask, bias = operands(score, alignment, params, query, memory, bias)
-  factors = None if deterministic else factors_of(alignment, rng, q.shape[0], k.shape[0])
+  factors = None if deterministic else dropout_factors(alignment, rng, q.shape[0], k.shape[0])
   factors = None if factors is None else factors.astype(q.dtype)
-  context = attended(q, k, v, mask, bias, factors).astype(memory.value.dtype)
+  context = attention_context(q, k, v, mask, bias, factors).astype(memory.value.dtype)
   if not return_weights:
     return Attended(context, None)
-  weights = weights_of(q, k, mask, bias)
+  weights = softmax_weights(q, k, mask, bias)
   return Attended(context, weights if factors is None else weights * factors)
 
 
@@ -69,25 +69,25 @@ def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) ->
   The alignment's temperature is in q and the bias, infinite biases are in the mask, and nothing hidden is left. All
   are of the type in which sums are made.
   """
-  memory = hide(memory)
-  q, k = parts_of(score.product, params, query, memory)
-  dtype = accumulator(q, k, memory.value)
-  scale = 1 / jnp.asarray(temperature_of(undropped(alignment)), dtype)
+  memory = zero_masked_memory(memory)
+  q, k = score_terms(score.product, params, query, memory)
+  dtype = accumulation_dtype(q, k, memory.value)
+  scale = 1 / jnp.asarray(softmax_temperature(strip_dropout(alignment)), dtype)
   mask = memory.mask if memory.mask.ndim == 2 else memory.mask[None]
   if bias is not None:
     mask = mask & ~jnp.isneginf(bias)
-    bias = masked(bias, mask).astype(dtype) * scale
+    bias = zero_masked(bias, mask).astype(dtype) * scale
   return q.astype(dtype) * scale, k.astype(dtype), memory.value.astype(dtype), mask, bias
 
 
-def weights_of(q, k, mask, bias) -> jax.Array:
+def softmax_weights(q, k, mask, bias) -> jax.Array:
   """The weights [T, S] of what `operands` gives, by the formula."""
   scores = q @ k.T if bias is None else q @ k.T + bias
   return jax.vmap(softmax)(scores, jnp.broadcast_to(mask, scores.shape))
 
 
 @jax.custom_vjp
-def attended(q, k, v, mask, bias, factors) -> jax.Array:
+def attention_context(q, k, v, mask, bias, factors) -> jax.Array:
   """(factors · softmax(q kᵀ + bias)) v [T, V] over what the mask shows, 0 where it shows nothing.
 
   Args: q [T, D], k [S, D], v [S, V] of one floating type; mask [T, S] or, for all queries, [1, S]; bias [T, S] or None;
@@ -110,7 +110,7 @@ def _gradients(saved, slope):
   return dq, dk, dv, None, dbias, dfactors
 
 
-attended.defvjp(_saved, _gradients)
+attention_context.defvjp(_saved, _gradients)
 
 
 class Blocks(NamedTuple):
@@ -136,17 +136,17 @@ class Blocks(NamedTuple):
   def by_key(self, x: jax.Array) -> jax.Array:
     return _cut(x, self.keys, self.columns)
 
-  def whole(self, x: jax.Array) -> jax.Array:
+  def pad(self, x: jax.Array) -> jax.Array:
     """[T or 1, S], filled up with zeros or False."""
     rows = 0 if x.shape[0] == 1 else self.queries * self.rows - x.shape[0]
     return jnp.pad(x, ((0, rows), (0, self.keys * self.columns - x.shape[1])))
 
   def at(self, x: jax.Array, i, j) -> jax.Array:
-    """Block (i, j) of what `whole` gave, turned: x [S, T or 1] -> [columns, rows or 1]."""
+    """Block (i, j) of what `pad` gave, turned: x [S, T or 1] -> [columns, rows or 1]."""
     rows, first = (1, 0) if x.shape[1] == 1 else (self.rows, i * self.rows)
     return jax.lax.dynamic_slice(x, (j * self.columns, first), (self.columns, rows))
 
-  def kinds(self, shown: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def classify_blocks(self, shown: jax.Array) -> tuple[jax.Array, jax.Array]:
     """[blocks of queries, of keys] bool: where something is shown, and where nothing is hidden."""
     rows = shown.reshape(1 if shown.shape[0] == 1 else self.queries, -1, shown.shape[1])
     by_key = lambda x: x.reshape(x.shape[0], self.keys, -1)
@@ -158,8 +158,8 @@ class Shared(NamedTuple):
   """What the sequences of a batch may have in common: made once for all of them, as blocks are multiplied.
 
   Attributes:
-    shown, bias, factors: of `attended`, turned and filled up, see Blocks.whole.
-    live, full: [blocks of queries, of keys] bool, see Blocks.kinds.
+    shown, bias, factors: of `attention_context`, turned and filled up, see Blocks.pad.
+    live, full: [blocks of queries, of keys] bool, see Blocks.classify_blocks.
   """
 
   shown: jax.Array
@@ -172,8 +172,8 @@ class Shared(NamedTuple):
   def of(cls, mask, bias, factors, sizes: tuple[int, int]) -> 'Shared':
     """Args: sizes, T and S."""
     cut = Blocks.of(*sizes)
-    whole = [None if x is None else cut.whole(x) for x in (mask, bias, factors)]
-    return cls(*(None if x is None else x.T for x in whole), *cut.kinds(whole[0]))
+    whole = [None if x is None else cut.pad(x) for x in (mask, bias, factors)]
+    return cls(*(None if x is None else x.T for x in whole), *cut.classify_blocks(whole[0]))
 
   def left(self, cut: Blocks, block: jax.Array, i, j) -> jax.Array:
     """What dropout leaves of block (i, j) of the weights."""
@@ -185,7 +185,7 @@ def _cut(x: jax.Array, blocks: int, rows: int) -> jax.Array:
   return x.reshape(blocks, rows, *x.shape[1:])
 
 
-def _order(live: jax.Array, full: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _block_order(live: jax.Array, full: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Of each row of blocks: the full ones, then the other live ones, then the rest; how many of the first, of both."""
   rank = jnp.where(full, 0, jnp.where(live, 1, 2))
   return jnp.argsort(rank, axis=1), full.sum(1), live.sum(1)
@@ -198,7 +198,7 @@ def _walk(step: Callable, order, full, live, carry):
   return jax.lax.fori_loop(full, live, one(True), carry)
 
 
-@divided
+@shard_over_rows
 @sequential_vmap
 def _forward(q, k, v, shared: Shared):
   """The context [T, V]; of each query [T] the greatest score, and what an exponential beside that weighs."""
@@ -218,18 +218,18 @@ def _forward(q, k, v, shared: Shared):
       return highest, total, context * before + values[j] @ shared.left(cut, weights, i, j)
 
     zeros = lambda size: jnp.zeros((size, cut.rows), q.dtype)
-    start = vary_like((zeros(1) + lowest(q.dtype), zeros(1), zeros(width)), q, k, v, *shared)
+    start = vary_like((zeros(1) + min_finite(q.dtype), zeros(1), zeros(width)), q, k, v, *shared)
     top, total, context = _walk(step, order, full, live, start)
     some = total != 0  # also for NaN, which shows in the whole row, as it does in the definition
     share = jnp.where(some, 1 / jnp.where(some, total, 1.0), 0.0)
     return (context * share).T, top[0], share[0]
 
-  order = _order(shared.live, shared.full)
+  order = _block_order(shared.live, shared.full)
   context, *sums = jax.lax.map(row, (jnp.arange(cut.queries), cut.by_query(q), *order))
   return context.reshape(-1, width)[:steps], *(x.reshape(-1)[:steps] for x in sums)
 
 
-@divided
+@shard_over_rows
 @sequential_vmap
 def _backward(q, k, v, shared: Shared, context, top, share, slope):
   """The gradients of q, k, v and, as it stands in `shared`, bias."""
@@ -261,7 +261,7 @@ def _backward(q, k, v, shared: Shared, context, top, share, slope):
 
   no_bias = None if shared.bias is None else jnp.zeros_like(shared.bias)
   start = jnp.zeros((cut.queries, features, cut.rows), q.dtype), no_bias
-  xs = (jnp.arange(cut.keys), keys, keys.swapaxes(1, 2), cut.by_key(v), *_order(shared.live.T, shared.full.T))
+  xs = (jnp.arange(cut.keys), keys, keys.swapaxes(1, 2), cut.by_key(v), *_block_order(shared.live.T, shared.full.T))
   (dq, dbias), (dk, dv) = jax.lax.scan(column, vary(start), xs)
   dq = dq.swapaxes(1, 2).reshape(-1, features)[:steps]
   return dq, dk.reshape(-1, features)[:size], dv.reshape(-1, width)[:size], dbias

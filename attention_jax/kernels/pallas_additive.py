@@ -13,7 +13,7 @@ has no part in this.
 
 Dropout multiplies weights by factors [T, S] that are drawn before, the same as the definition draws.
 
-Inside, everything is float32. On a CPU it runs only under `target('interpret')`, for tests.
+Inside, everything is float32. On a CPU it runs only under `compile_for('interpret')`, for tests.
 Derivatives of the gradient are not offered.
 """
 
@@ -30,12 +30,12 @@ from jax.experimental.pallas import triton
 
 from attention_jax.errors import UserError, choose
 from attention_jax.functional import attend as definition
-from attention_jax.functional.attend import Attended, Memory, hide, parts_of
-from attention_jax.functional.dense import plain, softmax, temperature_of
-from attention_jax.functional.dropout import factors_of, has_twin, undropped
-from attention_jax.functional.masking import lowest, masked, vary_like
+from attention_jax.functional.attend import Attended, Memory, score_terms, zero_masked_memory
+from attention_jax.functional.dense import softmax, softmax_temperature, strip_options
+from attention_jax.functional.dropout import differs_at_test, dropout_factors, strip_dropout
+from attention_jax.functional.masking import min_finite, vary_like, zero_masked
 from attention_jax.functional.table import Row
-from attention_jax.kernels.sharding import divided
+from attention_jax.kernels.sharding import shard_over_rows
 
 
 class Tile(NamedTuple):
@@ -72,7 +72,7 @@ _chosen: contextvars.ContextVar[str | None] = contextvars.ContextVar('pallas_tar
 
 
 @contextlib.contextmanager
-def target(name: str) -> Iterator[None]:
+def compile_for(name: str) -> Iterator[None]:
   """What is traced inside is made for this row of TARGETS, whatever this machine has: tests, compiling ahead."""
   token = _chosen.set(choose(name, TARGETS, 'target of Pallas'))
   try:
@@ -81,14 +81,14 @@ def target(name: str) -> Iterator[None]:
     _chosen.reset(token)
 
 
-def refuse(score: Row, alignment: Row) -> str:
+def unsupported_reason(score: Row, alignment: Row) -> str:
   """Why this pair cannot be computed so, here; '' if it can."""
   if score.tanh_sum is None:
     return 'the score is not v . tanh(q + k) with q of the query and k of the key alone'
-  if plain(undropped(alignment)) is not softmax or has_twin(alignment):
+  if strip_options(strip_dropout(alignment)) is not softmax or differs_at_test(alignment):
     return 'the alignment is not softmax'
-  if here() not in TARGETS:
-    return f'needs a GPU or a TPU, this machine has {here()}'
+  if kernel_platform() not in TARGETS:
+    return f'needs a GPU or a TPU, this machine has {kernel_platform()}'
   return ''
 
 
@@ -109,16 +109,16 @@ def attend(
     raise UserError("implementation 'pallas_additive' computes in float32; give it no float64, or take 'factored'")
   if not query.shape[0]:
     return definition.attend(score, alignment, params, query, memory, bias=bias, rng=rng, deterministic=deterministic)
-  memory = hide(memory)
-  q, k, v, _ = parts_of(score.tanh_sum, params, query, memory)
-  scale = 1 / jnp.asarray(temperature_of(undropped(alignment)), jnp.float32)
+  memory = zero_masked_memory(memory)
+  q, k, v, _ = score_terms(score.tanh_sum, params, query, memory)
+  scale = 1 / jnp.asarray(softmax_temperature(strip_dropout(alignment)), jnp.float32)
   mask = memory.mask if memory.mask.ndim == 2 else memory.mask[None]
   barred = jnp.where(mask, 0.0, -jnp.inf)
   if bias is not None:
     mask = mask & ~jnp.isneginf(bias)
-    barred = jnp.where(mask, masked(bias, mask).astype(jnp.float32) * scale, -jnp.inf)
-  factors = None if deterministic else factors_of(alignment, rng, q.shape[0], k.shape[0])
-  plan = Plan(here(), return_weights, bias is not None, factors is not None)
+    barred = jnp.where(mask, zero_masked(bias, mask).astype(jnp.float32) * scale, -jnp.inf)
+  factors = None if deterministic else dropout_factors(alignment, rng, q.shape[0], k.shape[0])
+  plan = Plan(kernel_platform(), return_weights, bias is not None, factors is not None)
   factors = jnp.ones((1, 1)) if factors is None else factors
   given = [jnp.asarray(x, jnp.float32) for x in (q, k, v * scale, barred, factors, memory.value)]
   nothing = vary_like(jnp.zeros(()), *given)  # shard_map: all arrays of a kernel vary over the same axes of the mesh
@@ -127,8 +127,8 @@ def attend(
   return Attended(context.astype(memory.value.dtype), weights)
 
 
-def here() -> str:
-  """What kernels are made for: what this machine has, unless `target` says otherwise."""
+def kernel_platform() -> str:
+  """What kernels are made for: what this machine has, unless `compile_for` says otherwise."""
   return _chosen.get() or jax.default_backend()
 
 
@@ -160,7 +160,7 @@ class Plan(NamedTuple):
       compiler_params=TARGETS[self.target].options,
       interpret=self.target == 'interpret',
     )
-    return divided(program)(*(array for array, _, _ in ins))
+    return shard_over_rows(program)(*(array for array, _, _ in ins))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -285,7 +285,7 @@ def _context_kernel(dropout: bool, tile: Tile, q, k, v, barred, value, *refs):
     found, seen = _scores(tile, q, k, v, barred, at)
     if scores:
       scores[0][:, at] = jnp.where(seen, found, -jnp.inf)
-    higher = jnp.maximum(top, jnp.max(jnp.where(seen, found, lowest(found.dtype)), axis=1, keepdims=True))
+    higher = jnp.maximum(top, jnp.max(jnp.where(seen, found, min_finite(found.dtype)), axis=1, keepdims=True))
     powers = jnp.where(seen, jnp.exp(jnp.where(seen, found - higher, 0.0)), 0.0)
     shrink = jnp.exp(top - higher)
     left = powers * factors[0][:, at] if dropout else powers
@@ -293,7 +293,7 @@ def _context_kernel(dropout: bool, tile: Tile, q, k, v, barred, value, *refs):
     return higher, total * shrink + jnp.sum(powers, axis=1, keepdims=True), mixed * shrink + more
 
   column = lambda fill: jnp.full((rows, 1), fill, jnp.float32)
-  start = column(lowest(jnp.float32)), column(0.0), jnp.zeros((rows, width), jnp.float32)
+  start = column(min_finite(jnp.float32)), column(0.0), jnp.zeros((rows, width), jnp.float32)
   top, total, mixed = jax.lax.fori_loop(0, k.shape[0] // tile.keys, step, start)
   mixed_out[:, :], tops[:, :], totals[:, :] = mixed, top, total
 

@@ -5,15 +5,15 @@ from collections.abc import Callable
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-ROWS = 'data'  # the axis of a mesh that splits the rows of a batch
+BATCH_AXIS = 'data'  # the axis of a mesh that splits the rows of a batch
 
 
-def divided(fn: Callable) -> Callable:
+def shard_over_rows(fn: Callable) -> Callable:
   """fn of arrays, or trees of them, such that under a mesh every device runs it for what it has of mapped axes.
 
   A compiler cannot look into a Pallas program, nor divide the steps of a loop over rows: left to itself it gathers all
   rows on every device, or refuses. Under a mesh (jax.set_mesh) fn is a jax.shard_map, of which jax.vmap splits those
-  axes whose spmd_axis_name says along which axis of the mesh, see `rows_axis`.
+  axes whose spmd_axis_name says along which axis of the mesh, see `batch_mesh_axis`.
   """
 
   def run(*given):
@@ -25,9 +25,13 @@ def divided(fn: Callable) -> Callable:
   return run
 
 
-def rows_axis(rows: int) -> str | None:
+def batch_mesh_axis(rows: int) -> str | None:
   """What jax.vmap over so many rows is told as spmd_axis_name: the axis of the mesh around it that can split them."""
-  return ROWS if ROWS in _free_axes() and rows % jax.sharding.get_abstract_mesh().shape[ROWS] == 0 else None
+  return (
+    BATCH_AXIS
+    if BATCH_AXIS in _free_axes() and rows % jax.sharding.get_abstract_mesh().shape[BATCH_AXIS] == 0
+    else None
+  )
 
 
 def _free_axes() -> list[str]:

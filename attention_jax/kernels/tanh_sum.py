@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from attention_jax.functional.masking import accumulator, vary_like
+from attention_jax.functional.masking import accumulation_dtype, vary_like
 
 UNROLL = 16  # terms of a contraction in one pass over its result: enough that traffic does not count
 LIMITS = {jnp.dtype(jnp.float32): (30.0, 10.5), jnp.dtype(jnp.float64): (150.0, 20.0)}  # of |k'|; where tanh is 1
@@ -28,7 +28,7 @@ LIMITS = {jnp.dtype(jnp.float32): (30.0, 10.5), jnp.dtype(jnp.float64): (150.0, 
 
 def scores(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
   """q [T, F], k [S, F], v [F], mask [S] -> [T, S], float32 or float64. What is masked has no influence on the rest."""
-  dtype = accumulator(q, k, v)
+  dtype = accumulation_dtype(q, k, v)
   seen, x = mask[:, None], k.astype(dtype)
   fixed = jax.lax.stop_gradient(x)
   high = jnp.max(jnp.where(seen, fixed, -jnp.inf), axis=0)

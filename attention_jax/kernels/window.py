@@ -7,17 +7,26 @@ query does not grow with the memory. Weights [S], where they are wanted, are zer
 import jax
 import jax.numpy as jnp
 
-from attention_jax.functional.attend import Attended, Carry, Memory, call, hide, init_carry, project, score_keys
-from attention_jax.functional.local import extent
-from attention_jax.functional.masking import accumulator, masked
+from attention_jax.functional.attend import (
+  Attended,
+  Carry,
+  Memory,
+  call_variant,
+  init_carry,
+  project,
+  score_keys,
+  zero_masked_memory,
+)
+from attention_jax.functional.local import unmasked_extent
+from attention_jax.functional.masking import accumulation_dtype, zero_masked
 from attention_jax.functional.table import Row
 
 
-def refuse(score: Row, alignment: Row) -> str:
+def unsupported_reason(score: Row, alignment: Row) -> str:
   """Why this pair cannot be computed through a window; '' if it can."""
   if alignment.window is None or alignment.at_test:
     return 'the alignment looks at the whole memory; possible: local_m, local_p'
-  if not score.stands_alone:
+  if not score.is_stateless_pointwise:
     return 'the score of a position needs more than its key'
   return ''
 
@@ -27,7 +36,7 @@ def attend_step(
 ) -> tuple[Carry, Attended]:
   """As functional.attend_step."""
   memory = _barred(memory, bias)
-  attended = _look(score, alignment, params, carry, query, memory, extent(memory.mask), bias)
+  attended = _look(score, alignment, params, carry, query, memory, unmasked_extent(memory.mask), bias)
   weights = attended.weights.astype(carry.previous.dtype)
   return carry._replace(previous=weights, coverage=carry.coverage + weights, step=carry.step + 1), attended
 
@@ -45,10 +54,10 @@ def attend(
   return_weights=True,
 ) -> Attended:
   """As functional.attend. The window of a query does not depend on other queries: all are attended at once."""
-  memory = _barred(hide(memory), bias)
+  memory = _barred(zero_masked_memory(memory), bias)
   steps, size = query.shape[0], memory.key.shape[0]
-  carry = init_carry(score, alignment, size, accumulator(query, memory.key))
-  reached = tuple(jnp.broadcast_to(x, (steps,)) for x in extent(memory.mask))
+  carry = init_carry(score, alignment, size, accumulation_dtype(query, memory.key))
+  reached = tuple(jnp.broadcast_to(x, (steps,)) for x in unmasked_extent(memory.mask))
 
   def one(step, query, mask, bias, reached):
     at = carry._replace(step=step)
@@ -62,19 +71,19 @@ def attend(
 
 def _look(score: Row, alignment: Row, params, carry: Carry, query, memory: Memory, reached, bias) -> Attended:
   size = memory.key.shape[0]
-  supplies = {'query': query, 'step': carry.step}
-  window, _ = call(alignment.window, reached, params.get('alignment', {}), supplies, ())
+  step_inputs = {'query': query, 'step': carry.step}
+  window, _ = call_variant(alignment.window, reached, params.get('alignment', {}), step_inputs, ())
   reach = min(2 * window.reach + 1, size)
   first = jnp.ceil(window.centre - window.reach).astype(jnp.int32)
   start = jnp.clip(first, 0, size - reach)
   part = lambda x: jax.lax.dynamic_slice_in_dim(x, start, reach)
 
   key, value, mask = (part(x) for x in memory)
-  scores, _ = score_keys(score, project(query, params, 'query'), key, params.get('score', {}), supplies, ())
+  scores, _ = score_keys(score, project(query, params, 'query'), key, params.get('score', {}), step_inputs, ())
   if bias is not None:
-    scores = scores + masked(part(bias), mask).astype(scores.dtype)
+    scores = scores + zero_masked(part(bias), mask).astype(scores.dtype)
   positions = (start + jnp.arange(reach)).astype(window.centre.dtype)
-  weights = window.weigh(scores, mask, positions - window.centre)
+  weights = window.compute_weights(scores, mask, positions - window.centre)
   context = jnp.einsum('s,sv->v', weights, value.astype(weights.dtype)).astype(value.dtype)
   whole = jax.lax.dynamic_update_slice_in_dim(jnp.zeros((size,), weights.dtype), weights, start, 0)
   return Attended(context, whole)

@@ -20,51 +20,51 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Memory, attend, init_params, project
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, check_options, parse_specs
-from attention_jax.training.loss import Means
+from attention_jax.training.loss import RunningMeans
 
-WITHOUT = 'to train without the loss: --config.training.auxiliary='
+DISABLE_HINT = 'to train without the loss: --config.training.auxiliary='
 
 
-class Auxiliary(NamedTuple):
+class AuxiliaryLoss(NamedTuple):
   """One auxiliary loss.
 
   Attributes:
     fn: the loss itself; its keyword-only arguments are options.
-    links: whether it needs Batch.links.
-    text: whether the source must be a text, in its order.
-    of_weights: whether it is learned through the weights.
-    running: the metrics of MEASURES whose running means it uses.
+    needs_links: whether it needs Batch.links.
+    needs_text: whether the source must be a text, in its order.
+    uses_weights: whether it is learned through the weights.
+    running: the metrics of RUNNING_METRICS whose running means it uses.
     weight, after: its factor in what is minimised, and how many updates are made before it is; options of every row.
   """
 
   fn: Callable[..., jax.Array]
-  links: bool = False
-  text: bool = False
-  of_weights: bool = True
+  needs_links: bool = False
+  needs_text: bool = False
+  uses_weights: bool = True
   running: tuple[str, ...] = ()
   weight: float = 1.0
   after: int = 0
 
-  def share(self, value: jax.Array, update: int | jax.Array) -> jax.Array:
+  def contribution(self, value: jax.Array, update: int | jax.Array) -> jax.Array:
     """What of its value is minimised by this update (from 1)."""
     return jnp.where(update > self.after, self.weight * value, 0.0)
 
 
-def coverage(outputs, batch, running: Means) -> jax.Array:
+def coverage(outputs, batch, running: RunningMeans) -> jax.Array:
   """Σ_t Σ_s min(w_ts, c_ts), c the sum of the weights before. See, Liu & Manning 2017, equation 12."""
   weights = _seen(outputs, batch)
   before = jnp.cumsum(jnp.pad(weights[:, :-1], ((0, 0), (1, 0), (0, 0))), axis=1)
   return jnp.sum(jnp.minimum(weights, before))
 
 
-def doubly_stochastic(outputs, batch, running: Means) -> jax.Array:
+def doubly_stochastic(outputs, batch, running: RunningMeans) -> jax.Array:
   """Σ_s (1 − Σ_t w_ts)²: every position is looked at about once. Xu et al. 2015, equation 14."""
   looked = jnp.sum(_seen(outputs, batch), axis=1)
   there = jnp.broadcast_to(batch.source_mask, looked.shape)
   return jnp.sum(jnp.where(there, (1 - looked) ** 2, 0.0))
 
 
-def guided(outputs, batch, running: Means) -> jax.Array:
+def guided(outputs, batch, running: RunningMeans) -> jax.Array:
   """−Σ_t mean over the gold links (t, s) of t of log(w_ts + 10⁻⁶). Chen et al. 2016, guided alignment, cross entropy.
 
   Target tokens without links cost nothing.
@@ -74,7 +74,7 @@ def guided(outputs, batch, running: Means) -> jax.Array:
   return -jnp.sum(logs.sum(axis=-1) / jnp.maximum(gold.sum(axis=-1), 1))
 
 
-def diagonal(outputs, batch, running: Means, *, width: float = 0.2) -> jax.Array:
+def diagonal(outputs, batch, running: RunningMeans, *, width: float = 0.2) -> jax.Array:
   """Σ_ts w_ts (1 − exp(−(s/S − t/T)² / 2g²)), S and T the real lengths. Tachibana et al. 2018, guided attention.
 
   Raises: UserError unless width > 0.
@@ -89,7 +89,7 @@ def diagonal(outputs, batch, running: Means, *, width: float = 0.2) -> jax.Array
   return -jnp.sum(_seen(outputs, batch) * jnp.expm1(-((offset / width) ** 2) / 2))
 
 
-def reinforce(outputs, batch, running: Means, *, entropy: float = 0.01, discount: float = 1.0) -> jax.Array:
+def reinforce(outputs, batch, running: RunningMeans, *, entropy: float = 0.01, discount: float = 1.0) -> jax.Array:
   """REINFORCE for alignments that draw: each draw is rewarded by log p(y) of its token and those after it.
 
   The baseline is the running mean of the log-likelihood per token, times the tokens to come. Xu et al. 2015, section
@@ -106,7 +106,7 @@ def reinforce(outputs, batch, running: Means, *, entropy: float = 0.01, discount
   real = batch.target_mask
   draws = jnp.diff(outputs.state.astype(jnp.float32), axis=1, prepend=0).sum(axis=-1)
   draws = jnp.where(real, draws, 0.0)
-  expected = jax.vmap(lambda means: latent.to_come(means, discount))(running['log_likelihood'] * real)
+  expected = jax.vmap(lambda means: latent.rewards_to_go(means, discount))(running['log_likelihood'] * real)
   surrogate = jax.vmap(functools.partial(latent.reinforce, entropy=entropy, discount=discount))
   return -jnp.sum(surrogate(draws, log_likelihoods(outputs, batch), expected))
 
@@ -118,23 +118,23 @@ def log_likelihoods(outputs, batch) -> jax.Array:
   return jnp.where(batch.target_mask, chosen - jax.nn.logsumexp(logits, axis=-1), 0.0)
 
 
-LOSSES: Mapping[str, Auxiliary] = {
-  'coverage': Auxiliary(coverage),
-  'diagonal': Auxiliary(diagonal, text=True),
-  'doubly_stochastic': Auxiliary(doubly_stochastic),
-  'guided': Auxiliary(guided, links=True, text=True),
-  'reinforce': Auxiliary(reinforce, of_weights=False, running=('log_likelihood',)),
+LOSSES: Mapping[str, AuxiliaryLoss] = {
+  'coverage': AuxiliaryLoss(coverage),
+  'diagonal': AuxiliaryLoss(diagonal, needs_text=True),
+  'doubly_stochastic': AuxiliaryLoss(doubly_stochastic),
+  'guided': AuxiliaryLoss(guided, needs_links=True, needs_text=True),
+  'reinforce': AuxiliaryLoss(reinforce, uses_weights=False, running=('log_likelihood',)),
 }
 
 # What running means may be of: f(outputs, batch) -> a sum over the real target tokens.
-MEASURES: Mapping[str, Callable[..., jax.Array]] = {
+RUNNING_METRICS: Mapping[str, Callable[..., jax.Array]] = {
   'log_likelihood': lambda outputs, batch: jnp.sum(log_likelihoods(outputs, batch)),
 }
 
 
 def auxiliary_losses(
-  specs: str, needed: str = '', table: Mapping[str, Auxiliary] | None = None
-) -> dict[str, Auxiliary]:
+  specs: str, needed: str = '', table: Mapping[str, AuxiliaryLoss] | None = None
+) -> dict[str, AuxiliaryLoss]:
   """The rows that `specs`, joined by '+', mean, with their options set; `needed` is added unless it is among them.
 
   Args: table, LOSSES where none is given.
@@ -145,18 +145,18 @@ def auxiliary_losses(
   return {name: _row(name, options, LOSSES if table is None else table) for name, options in given.items()}
 
 
-def check_weights(losses: Mapping[str, Auxiliary], attention) -> None:
+def check_weights(losses: Mapping[str, AuxiliaryLoss], attention) -> None:
   """Raises: UserError for a loss of weights that have no gradient, as those of alignments that draw or round.
 
   Args: attention, a modules.attention.Attention; None for a decoder that attends to nothing.
   """
-  names = ', '.join(name for name, row in losses.items() if row.of_weights)
+  names = ', '.join(name for name, row in losses.items() if row.uses_weights)
   if names and attention is None:
-    raise UserError(f'auxiliary loss {names} is of weights, and this decoder attends to nothing; {WITHOUT}')
-  if names and not has_gradient(attention.alignment_of):
+    raise UserError(f'auxiliary loss {names} is of weights, and this decoder attends to nothing; {DISABLE_HINT}')
+  if names and not has_gradient(attention.resolved_alignment):
     raise UserError(
       f'auxiliary loss {names} learns through the weights, and those of alignment {attention.alignment!r} have no '
-      f'gradient; possible: one that neither draws nor rounds, such as softmax, or gumbel; {WITHOUT}'
+      f'gradient; possible: one that neither draws nor rounds, such as softmax, or gumbel; {DISABLE_HINT}'
     )
 
 
@@ -174,13 +174,13 @@ def has_gradient(alignment: Row) -> bool:
   return bool(jax.jit(jax.vmap(jax.grad(weighed), (None, 0)))(query, rngs).any())
 
 
-def options(row: Auxiliary) -> dict[str, float]:
+def options(row: AuxiliaryLoss) -> dict[str, float]:
   """What a spec may set, with the defaults."""
   own = [p for p in inspect.signature(row.fn).parameters.values() if p.kind is p.KEYWORD_ONLY]
   return {'weight': row.weight, 'after': row.after} | {p.name: p.default for p in own}
 
 
-def _row(name: str, given: Mapping[str, float], table: Mapping[str, Auxiliary]) -> Auxiliary:
+def _row(name: str, given: Mapping[str, float], table: Mapping[str, AuxiliaryLoss]) -> AuxiliaryLoss:
   row = table[choose(name, table, 'auxiliary loss')]
   possible = options(row)
   check_options(f'auxiliary loss {name!r}', given, possible)

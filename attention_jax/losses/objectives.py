@@ -1,6 +1,6 @@
 """What training minimises, chosen by a spec string: `training.objective='minimum_risk(samples=8, after=2000)'`.
 
-An objective is `f(*, options) -> (task -> Judged)`; its keyword defaults are what a spec may set, and it refuses what
+An objective is `f(*, options) -> (task -> ObjectiveOutput)`; its keyword defaults are what a spec may set, and it refuses what
 they cannot be. Label smoothing and auxiliary losses are those of `losses.sequence_loss`, and go with all of them.
 """
 
@@ -23,7 +23,7 @@ from attention_jax.tokens import EOS, PAD
 from attention_jax.training.loss import Sums
 
 
-class Task(NamedTuple):
+class ObjectiveInputs(NamedTuple):
   """What an objective works on.
 
   Attributes:
@@ -49,7 +49,7 @@ class Task(NamedTuple):
     return self.model.apply(variables, batch.source, batch.source_mask, target, deterministic=rngs is None, rngs=rngs)
 
 
-class Judged(NamedTuple):
+class ObjectiveOutput(NamedTuple):
   """Sums as a loss has them ('cross_entropy' where it is not the 'loss'), and the passes that auxiliary losses see.
 
   'loss' has the cross entropy of each pass once, and auxiliary losses are added for each.
@@ -59,7 +59,7 @@ class Judged(NamedTuple):
   passes: tuple[Any, ...]
 
 
-Build = Callable[..., Callable[[Task], Judged]]
+Build = Callable[..., Callable[[ObjectiveInputs], ObjectiveOutput]]
 
 
 class Objective(NamedTuple):
@@ -67,28 +67,28 @@ class Objective(NamedTuple):
 
   Attributes:
     running: those of its sums whose running means per token it uses.
-    compares: whether it holds what the model says against the data's target, piece by piece.
+    uses_references: whether it holds what the model says against the data's target, piece by piece.
   """
 
   build: Build
   running: tuple[str, ...] = ()
-  compares: bool = False
+  uses_references: bool = False
 
 
-def likelihood() -> Callable[[Task], Judged]:
+def likelihood() -> Callable[[ObjectiveInputs], ObjectiveOutput]:
   """−log p(y | x): teacher forcing, each token after those of the data."""
   return _forced
 
 
-def _forced(task: Task) -> Judged:
+def _forced(task: ObjectiveInputs) -> ObjectiveOutput:
   outputs = task.read(task.batch.target, task.rngs)
-  return Judged(task.score(outputs), (outputs,))
+  return ObjectiveOutput(task.score(outputs), (outputs,))
 
 
 # ---------------------------------------------------------------------------------------------- two passes, one penalty
 
 
-def r_drop(*, alpha: float = 5.0) -> Callable[[Task], Judged]:
+def r_drop(*, alpha: float = 5.0) -> Callable[[ObjectiveInputs], ObjectiveOutput]:
   """−log p₁(y) − log p₂(y) + α/2 (KL(p₁‖p₂) + KL(p₂‖p₁)), two passes with dropout of their own. Liang et al. 2021.
 
   Per token, over the whole vocabulary. Both passes are one program, over twice the rows; it has the logits of both.
@@ -96,7 +96,7 @@ def r_drop(*, alpha: float = 5.0) -> Callable[[Task], Judged]:
   Raises: UserError for a model whose passes are always the same.
   """
 
-  def objective(task: Task) -> Judged:
+  def objective(task: ObjectiveInputs) -> ObjectiveOutput:
     if not _is_random(task):
       raise UserError('objective r_drop: the model drops nothing, so that both passes are one; set model.dropout')
 
@@ -109,7 +109,7 @@ def r_drop(*, alpha: float = 5.0) -> Callable[[Task], Judged]:
     mean = {name: (found[0][name] + found[1][name]) / 2 for name in found[0]}
     apart = divergence(passes[0].logits, passes[1].logits, task.batch.target_mask)
     sums = {'cross_entropy': mean['loss'], 'divergence': apart, 'loss': 2 * mean['loss'] + alpha * apart}
-    return Judged(mean | sums, passes)
+    return ObjectiveOutput(mean | sums, passes)
 
   return objective
 
@@ -118,11 +118,11 @@ def divergence(first: jax.Array, second: jax.Array, mask: jax.Array) -> jax.Arra
   """Σ over real tokens of ½ (KL(p‖q) + KL(q‖p)) = ½ Σ_v (p_v − q_v)(log p_v − log q_v); logits [B, T, V]."""
   log_p, log_q = (jax.nn.log_softmax(_shown(logits, mask)) for logits in (first, second))
   # Of a token that cannot come, the logarithm is -inf in both.
-  ratio = jnp.maximum(log_p, search.NEVER) - jnp.maximum(log_q, search.NEVER)
+  ratio = jnp.maximum(log_p, search.LOG_ZERO) - jnp.maximum(log_q, search.LOG_ZERO)
   return jnp.sum(jnp.where(mask, jnp.sum((jnp.exp(log_p) - jnp.exp(log_q)) * ratio, axis=-1) / 2, 0.0))
 
 
-def _is_random(task: Task) -> bool:
+def _is_random(task: ObjectiveInputs) -> bool:
   """Whether a pass of training asks for randomness; told by shapes alone."""
   try:
     jax.eval_shape(lambda params: task.read(task.batch.target, {}, params), task.params)
@@ -161,7 +161,9 @@ CURRICULA: Mapping[str, Callable[..., Callable]] = {
 }
 
 
-def scheduled_sampling(*, schedule: str = 'linear', temperature: float = 1.0) -> Callable[[Task], Judged]:
+def scheduled_sampling(
+  *, schedule: str = 'linear', temperature: float = 1.0
+) -> Callable[[ObjectiveInputs], ObjectiveOutput]:
   """−log p(y | x), each token after a mixture of the data's (with probability ε_n at update n) and the model's own.
 
   Bengio et al. 2015, but in two passes, the same for every decoder (Mihaylova & Martins 2019; Duckworth et al. 2019,
@@ -170,23 +172,23 @@ def scheduled_sampling(*, schedule: str = 'linear', temperature: float = 1.0) ->
 
   Args: schedule, a spec of CURRICULA; temperature of what is drawn, 0 takes the likeliest.
   """
-  curriculum = build(schedule, CURRICULA, 'schedule of scheduled_sampling')
+  curriculum = build_from_spec(schedule, CURRICULA, 'schedule of scheduled_sampling')
 
-  def objective(task: Task) -> Judged:
+  def objective(task: ObjectiveInputs) -> ObjectiveOutput:
     batch, (which, what) = task.batch, jax.random.split(task.rng)
     said = task.read(batch.target, _others(task.rngs, 1), jax.lax.stop_gradient(task.params))
     own = _drawn(what, said.logits, temperature)
     swapped = batch.target_mask & ~jax.random.bernoulli(which, curriculum(task.update), batch.target.shape)
     outputs = task.read(jnp.where(swapped, own, batch.target), task.rngs)
-    return Judged(task.score(outputs) | {'own': jnp.sum(swapped, dtype=jnp.float32)}, (outputs,))
+    return ObjectiveOutput(task.score(outputs) | {'own': jnp.sum(swapped, dtype=jnp.float32)}, (outputs,))
 
   return objective
 
 
 def _drawn(rng: jax.Array, logits: jax.Array, temperature: float) -> jax.Array:
   """A token [B, T] from each logits [B, T, V], of those after which a search goes on. Consumes rng."""
-  _, goes_on = search.allowed(logits.shape[-1])
-  logits = jnp.where(goes_on[None, None], logits, -jnp.inf)
+  _, continues = search.ending_and_continuing(logits.shape[-1])
+  logits = jnp.where(continues[None, None], logits, -jnp.inf)
   found = jax.random.categorical(rng, logits / temperature) if temperature else logits.argmax(-1)
   return found.astype(jnp.int32)
 
@@ -196,7 +198,7 @@ def _drawn(rng: jax.Array, logits: jax.Array, temperature: float) -> jax.Array:
 
 def minimum_risk(
   *, samples: int = 8, sharpness: float = 0.005, gold: bool = True, likelihood: float = 0.0, after: int = 0
-) -> Callable[[Task], Judged]:
+) -> Callable[[ObjectiveInputs], ObjectiveOutput]:
   """Σ_y Q(y | x) (1 − BLEU(y)), Q ∝ p(y | x)^sharpness over the different samples. Shen et al. 2016, minimum risk.
 
   A sentence counts once, whatever its length. Samples are drawn, and what is minimised is computed, without dropout;
@@ -215,7 +217,7 @@ def minimum_risk(
   _within('objective minimum_risk: samples', samples, samples >= 2, '2 or more')
   _within('objective minimum_risk: sharpness', sharpness, sharpness > 0, 'greater than 0')
 
-  def risk(task: Task) -> tuple[jax.Array, jax.Array]:
+  def risk(task: ObjectiveInputs) -> tuple[jax.Array, jax.Array]:
     drawn = _samples(task, samples)
     tokens = jnp.concatenate([drawn, _targets(task)[None]]) if gold else drawn
     worth = _worth(task, tokens)
@@ -229,7 +231,7 @@ def minimum_risk(
 class Baseline(NamedTuple):
   """What rewards [K, B] are compared with: (task, rewards) -> [K, B] or [1, B]; samples, the fewest it needs."""
 
-  fn: Callable[[Task, jax.Array], jax.Array]
+  fn: Callable[[ObjectiveInputs, jax.Array], jax.Array]
   samples: int = 1
 
 
@@ -245,7 +247,7 @@ BASELINES: Mapping[str, Baseline] = {
 
 def reinforce(
   *, samples: int = 4, baseline: str = 'others', likelihood: float = 0.017, after: int = 0
-) -> Callable[[Task], Judged]:
+) -> Callable[[ObjectiveInputs], ObjectiveOutput]:
   """−E[BLEU(y)], y ~ p(y | x), by REINFORCE: −Σ (BLEU(y) − b) log p(y | x) of samples. Ranzato et al. 2016.
 
   The gradient is unbiased: what is drawn and what is differentiated is one policy, that of the model at test (without
@@ -260,7 +262,7 @@ def reinforce(
   least = f'{row.samples} or more with baseline {baseline!r}'
   _within('objective reinforce: samples', samples, samples >= row.samples, least)
 
-  def surrogate(task: Task) -> tuple[jax.Array, jax.Array]:
+  def surrogate(task: ObjectiveInputs) -> tuple[jax.Array, jax.Array]:
     tokens = _samples(task, samples)
     worth = _worth(task, tokens)
     better = jax.lax.stop_gradient(worth - row.fn(task, worth))
@@ -269,7 +271,7 @@ def reinforce(
   return functools.partial(_mixed, surrogate, likelihood, after)
 
 
-def _mixed(of_samples: Callable, weight: float, after: int, task: Task) -> Judged:
+def _mixed(of_samples: Callable, weight: float, after: int, task: ObjectiveInputs) -> ObjectiveOutput:
   """Sums 'risk' and 'bleu' of samples [B] (BLEU times the target's length: a mean per token), beside the likelihood."""
   plain, passes = _forced(task)
   real = task.batch.target_mask
@@ -282,10 +284,10 @@ def _mixed(of_samples: Callable, weight: float, after: int, task: Task) -> Judge
   nothing = lambda: (jnp.zeros(()), jnp.zeros(()))
   risk, bleu = jax.lax.cond(then, found, nothing) if after else found()
   total = jnp.where(then, weight, 1.0) * plain['loss'] + risk
-  return Judged({**plain, 'cross_entropy': plain['loss'], 'risk': risk, 'bleu': bleu, 'loss': total}, passes)
+  return ObjectiveOutput({**plain, 'cross_entropy': plain['loss'], 'risk': risk, 'bleu': bleu, 'loss': total}, passes)
 
 
-def _stepping(task: Task) -> tuple[Callable, Any, Any]:
+def _stepping(task: ObjectiveInputs) -> tuple[Callable, Any, Any]:
   """The model's step, first carry and memory, as a search has them; no gradient goes through."""
   variables, batch = {'params': jax.lax.stop_gradient(task.params)}, task.batch
   steps = batch.target.shape[1]
@@ -293,23 +295,23 @@ def _stepping(task: Task) -> tuple[Callable, Any, Any]:
   return lambda *given: task.model.apply(variables, *given, method='step'), carry, memory
 
 
-def _samples(task: Task, samples: int) -> jax.Array:
+def _samples(task: ObjectiveInputs, samples: int) -> jax.Array:
   """Hypotheses [K, B, T] of at most as many tokens as the bucket's targets have, PAD after their EOS."""
   steps, rngs = task.batch.target.shape[1], jax.random.split(task.rng, len(task.batch.target))
   given = {'sampling': Sampling(samples), 'max_length': steps, 'source_mask': task.batch.source_mask}
   return jnp.moveaxis(sample(*_stepping(task), rngs, **given).tokens, 1, 0)
 
 
-def _greedy(task: Task) -> jax.Array:
+def _greedy(task: ObjectiveInputs) -> jax.Array:
   given = {'max_length': task.batch.target.shape[1], 'source_mask': task.batch.source_mask}
   return jnp.moveaxis(search.greedy(*_stepping(task), **given).tokens, 1, 0)
 
 
-def _targets(task: Task) -> jax.Array:
+def _targets(task: ObjectiveInputs) -> jax.Array:
   return jnp.where(task.batch.target_mask, task.batch.target, PAD)
 
 
-def _worth(task: Task, tokens: jax.Array) -> jax.Array:
+def _worth(task: ObjectiveInputs, tokens: jax.Array) -> jax.Array:
   """BLEU [K, B] of hypotheses [K, B, T] against the batch's targets, both without their EOS."""
   wanted = _targets(task)
   real = lambda ids: (ids != PAD) & (ids != EOS)
@@ -317,7 +319,7 @@ def _worth(task: Task, tokens: jax.Array) -> jax.Array:
   return jax.vmap(lambda ids: one(ids, real(ids), wanted, real(wanted)))(tokens)
 
 
-def _log_probs(task: Task, tokens: jax.Array, goes_on_anyway: bool = False) -> jax.Array:
+def _log_probs(task: ObjectiveInputs, tokens: jax.Array, goes_on_anyway: bool = False) -> jax.Array:
   """log p(y | x) [K, B] of hypotheses [K, B, T], without dropout.
 
   p is what they are drawn from, which says neither PAD nor BOS and ends at the last step; or, if the model
@@ -328,9 +330,9 @@ def _log_probs(task: Task, tokens: jax.Array, goes_on_anyway: bool = False) -> j
     real = tokens != PAD
     logits = _shown(task.read(tokens, None).logits, real)
     if not goes_on_anyway:
-      ends, goes_on = search.allowed(logits.shape[-1])
+      ends, continues = search.ending_and_continuing(logits.shape[-1])
       last = jnp.arange(tokens.shape[1])[:, None] == tokens.shape[1] - 1
-      logits = jnp.where(jnp.where(last, ends[None], (goes_on | ends)[None])[None], logits, -jnp.inf)
+      logits = jnp.where(jnp.where(last, ends[None], (continues | ends)[None])[None], logits, -jnp.inf)
     said = jnp.where(real, tokens, EOS)[..., None]  # EOS may come at any step
     chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), said, axis=-1)[..., 0]
     return jnp.sum(jnp.where(real, chosen, 0.0), axis=-1)
@@ -348,23 +350,23 @@ def _first_of_equals(tokens: jax.Array) -> jax.Array:
 
 OBJECTIVES: Mapping[str, Objective] = {
   'likelihood': Objective(likelihood),
-  'minimum_risk': Objective(minimum_risk, compares=True),
+  'minimum_risk': Objective(minimum_risk, uses_references=True),
   'r_drop': Objective(r_drop),
-  'reinforce': Objective(reinforce, ('bleu',), compares=True),
+  'reinforce': Objective(reinforce, ('bleu',), uses_references=True),
   'scheduled_sampling': Objective(scheduled_sampling),
 }
 
 
-def make_objective(spec: str) -> tuple[Callable[[Task], Judged], tuple[str, ...]]:
+def make_objective(spec: str) -> tuple[Callable[[ObjectiveInputs], ObjectiveOutput], tuple[str, ...]]:
   """The objective that `spec` names, and those of its sums whose running means it uses.
 
   Raises: UserError for an unknown name or option, or a value that means nothing.
   """
   builders = {name: row.build for name, row in OBJECTIVES.items()}
-  return build(spec, builders, 'objective'), OBJECTIVES[parse_spec(spec)[0]].running
+  return build_from_spec(spec, builders, 'objective'), OBJECTIVES[parse_spec(spec)[0]].running
 
 
-def build(spec: str, table: Mapping[str, Callable], what: str) -> Callable:
+def build_from_spec(spec: str, table: Mapping[str, Callable], what: str) -> Callable:
   """What a function of the table gives for the options of `spec`; numbers are 0 or more."""
   name, given = parse_spec(spec)
   function = table[choose(name, table, what)]

@@ -23,9 +23,10 @@ def sentence_bleu(hypothesis: jax.Array, mask: jax.Array, reference: jax.Array, 
     matches, grams = _matches(own, shared), jnp.maximum(length - n + 1, 0)
     smooth = int(n > 1)
     total += jnp.log(jnp.maximum(matches + smooth, 1)) - jnp.log(jnp.maximum(grams + smooth, 1))
-    some = matches > 0 if n == 1 else some
+    if n == 1:
+      any_token_matches = matches > 0
   brevity = jnp.minimum(0.0, 1.0 - wanted / jnp.maximum(length, 1))
-  return jnp.where(some, jnp.exp(brevity + total / ORDER), 0.0)
+  return jnp.where(any_token_matches, jnp.exp(brevity + total / ORDER), 0.0)
 
 
 def _matches(own: jax.Array, shared: jax.Array) -> jax.Array:

@@ -7,13 +7,13 @@ names ('accuracy', auxiliary losses) is divided by the tokens and logged.
 import jax
 import jax.numpy as jnp
 
-from attention_jax.functional.copying import sayable
-from attention_jax.functional.masking import masked
-from attention_jax.losses.auxiliary import MEASURES, auxiliary_losses
-from attention_jax.losses.objectives import Task, likelihood, make_objective
+from attention_jax.functional.copying import emittable
+from attention_jax.functional.masking import zero_masked
+from attention_jax.losses.auxiliary import RUNNING_METRICS, auxiliary_losses
+from attention_jax.losses.objectives import ObjectiveInputs, likelihood, make_objective
 from attention_jax.losses.vocabulary import linear_cross_entropy
-from attention_jax.modules.embedding import known
-from attention_jax.training.loss import OBJECTIVE, Loss, Sums
+from attention_jax.modules.embedding import oov_to_unk
+from attention_jax.training.loss import OBJECTIVE_RNG, Loss, Sums
 
 
 def cross_entropy(
@@ -31,7 +31,7 @@ def cross_entropy(
   chosen = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
   if smoothing:  # not with 0 · mean: a logit of -inf (a forbidden token) would make it NaN
     among = jnp.ones_like(logits, bool) if among is None else among
-    mean = masked(logits, among).sum(-1) / jnp.maximum(among.sum(-1), 1)
+    mean = zero_masked(logits, among).sum(-1) / jnp.maximum(among.sum(-1), 1)
     chosen = (1 - smoothing) * chosen + smoothing * mean
   losses = jax.nn.logsumexp(logits, axis=-1) - chosen
   right = logits.argmax(axis=-1) == target
@@ -39,9 +39,9 @@ def cross_entropy(
   return {'loss': total(losses), 'accuracy': total(right), 'tokens': total(mask)}
 
 
-def in_reach(model, batch):
+def replace_unreachable_targets(model, batch):
   """The batch, with UNK for words of the target that the model cannot say: those that the source alone knows."""
-  return batch._replace(target=known(batch.target, model.reach(batch.source.shape[-1])))
+  return batch._replace(target=oov_to_unk(batch.target, model.output_size(batch.source.shape[-1])))
 
 
 def output_loss(outputs, target: jax.Array, mask: jax.Array, smoothing: float = 0.0, copies: bool = False) -> Sums:
@@ -50,7 +50,7 @@ def output_loss(outputs, target: jax.Array, mask: jax.Array, smoothing: float = 
   Where it copies, smoothing is over the words that can be said: how many others there are is up to the padding.
   """
   if not outputs.linear:
-    among = sayable(outputs.logits) if copies and smoothing else None
+    among = emittable(outputs.logits) if copies and smoothing else None
     return cross_entropy(outputs.logits, target, mask, smoothing, among)
   loss, accuracy = linear_cross_entropy(outputs.linear, target, mask, smoothing)
   return {'loss': loss, 'accuracy': accuracy, 'tokens': jnp.sum(mask, dtype=jnp.float32)}
@@ -70,18 +70,18 @@ def sequence_loss(model, smoothing: float = 0.0, auxiliary: str = '', objective:
   forced = likelihood()
 
   def loss(params, batch, rngs, running, update) -> Sums:
-    batch = in_reach(model, batch)
+    batch = replace_unreachable_targets(model, batch)
     score = lambda outputs: output_loss(outputs, batch.target, batch.target_mask, smoothing, model.copies)
-    of_model = rngs and {name: rng for name, rng in rngs.items() if name != OBJECTIVE}
-    own = rngs and rngs.get(OBJECTIVE)
-    task = Task(model, params, batch, of_model, own, running, update, score)
+    of_model = rngs and {name: rng for name, rng in rngs.items() if name != OBJECTIVE_RNG}
+    own = rngs and rngs.get(OBJECTIVE_RNG)
+    task = ObjectiveInputs(model, params, batch, of_model, own, running, update, score)
     sums, passes = (forced if rngs is None else trained)(task)
     if not extra:
       return sums
     mean = lambda measure: sum(map(measure, passes)) / len(passes)
     beside = {name: mean(lambda outputs, fn=row.fn: fn(outputs, batch, running)) for name, row in extra.items()}
-    total = sums['loss'] + len(passes) * sum(row.share(beside[name], update) for name, row in extra.items())
-    measures = {name: mean(lambda outputs, fn=MEASURES[name]: fn(outputs, batch)) for name in measured}
+    total = sums['loss'] + len(passes) * sum(row.contribution(beside[name], update) for name, row in extra.items())
+    measures = {name: mean(lambda outputs, fn=RUNNING_METRICS[name]: fn(outputs, batch)) for name in measured}
     return {'cross_entropy': sums['loss'], **sums, **measures, **beside, 'loss': total}
 
-  return Loss(loss, (*measured, *running_too), any(row.links for row in extra.values()))
+  return Loss(loss, (*measured, *running_too), any(row.needs_links for row in extra.values()))

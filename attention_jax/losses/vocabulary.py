@@ -11,15 +11,15 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from attention_jax.functional.masking import vary_like
-from attention_jax.kernels.sharding import rows_axis
-from attention_jax.modules.linear import over_rows, product
-from attention_jax.modules.outputs import Linear
+from attention_jax.kernels.sharding import batch_mesh_axis
+from attention_jax.modules.linear import product, sum_outer_products
+from attention_jax.modules.outputs import LinearLogits
 
-LOGITS = 2**21  # at a time: they stay in the cache of a core, and no device is too small for them
+MAX_LOGITS = 2**21  # at a time: they stay in the cache of a core, and no device is too small for them
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def linear_cross_entropy(linear: Linear, target: jax.Array, mask: jax.Array, smoothing: float) -> tuple:
+def linear_cross_entropy(linear: LinearLogits, target: jax.Array, mask: jax.Array, smoothing: float) -> tuple:
   """(loss, accuracy) as sums over real tokens, as losses.cross_entropy has them of linear.logits().
 
   Args: linear, features [B, T, D]; target [B, T]; mask [B, T], True = real. Only the loss has a gradient.
@@ -39,9 +39,9 @@ def _backward(smoothing, gradient, cotangents):
 linear_cross_entropy.defvjp(_forward, _backward)
 
 
-def _over_steps(linear: Linear, target, mask, smoothing, differentiate: bool):
+def _over_steps(linear: LinearLogits, target, mask, smoothing, differentiate: bool):
   """(loss, accuracy), and the gradient of the loss with respect to `linear` or None."""
-  axis = rows_axis(len(target))
+  axis = batch_mesh_axis(len(target))
   if axis is None:
     return _of_rows(linear, target, mask, smoothing, differentiate)
 
@@ -49,19 +49,19 @@ def _over_steps(linear: Linear, target, mask, smoothing, differentiate: bool):
   def on_each(linear, target, mask):
     sums, gradient = _of_rows(linear, target, mask, smoothing, differentiate)
     add = functools.partial(jax.lax.psum, axis_name=axis)
-    return add(sums), gradient and Linear(gradient.features, *add((gradient.kernel, gradient.bias)))
+    return add(sums), gradient and LinearLogits(gradient.features, *add((gradient.kernel, gradient.bias)))
 
   rows, whole = PartitionSpec(axis), PartitionSpec()
-  split = Linear(rows, whole, whole)
+  split = LinearLogits(rows, whole, whole)
   found = whole, split if differentiate else None
   return jax.shard_map(on_each, in_specs=(split, rows, rows), out_specs=found, check_vma=False)(linear, target, mask)
 
 
-def _of_rows(linear: Linear, target, mask, smoothing, differentiate: bool):
+def _of_rows(linear: LinearLogits, target, mask, smoothing, differentiate: bool):
   """As `_over_steps`, of rows that are on one device."""
   features, kernel, bias = linear
   batch, steps, vocabulary = *target.shape, kernel.shape[-1]
-  some = min(steps, max(1, LOGITS // (batch * vocabulary)))
+  some = min(steps, max(1, MAX_LOGITS // (batch * vocabulary)))
   missing = -steps % some
 
   def cut(x):
@@ -72,7 +72,7 @@ def _of_rows(linear: Linear, target, mask, smoothing, differentiate: bool):
   def some_steps(total, part):
     sums, to_kernel, to_bias = total
     x, target, mask = (x.reshape(-1, *x.shape[2:]) for x in part)  # one product of two matrices each: modules/linear.py
-    logits = jnp.where(mask[..., None], Linear(x, kernel, bias).logits(), 0.0)
+    logits = jnp.where(mask[..., None], LinearLogits(x, kernel, bias).logits(), 0.0)
     top = logits.max(-1, keepdims=True)
     powers = jnp.exp(logits - top)
     mass = powers.sum(-1, keepdims=True)
@@ -90,7 +90,7 @@ def _of_rows(linear: Linear, target, mask, smoothing, differentiate: bool):
       return (sums, to_kernel, to_bias), ()
     wanted = (1 - smoothing) * (jnp.arange(vocabulary)[None] == target[..., None]) + smoothing / vocabulary
     slope = jnp.where(real, powers / mass - wanted, 0.0).astype(x.dtype)
-    to_kernel = to_kernel + over_rows(x, slope, jnp.float32)
+    to_kernel = to_kernel + sum_outer_products(x, slope, jnp.float32)
     to_bias = to_bias + slope.sum(0, dtype=jnp.float32)
     return (sums, to_kernel, to_bias), product(slope, kernel.astype(x.dtype).T).reshape(part[0].shape)
 
@@ -101,5 +101,5 @@ def _of_rows(linear: Linear, target, mask, smoothing, differentiate: bool):
   if not differentiate:
     return sums, None
   to_features = jnp.moveaxis(slopes.reshape(-1, *slopes.shape[2:])[:steps], 0, 1)
-  gradient = Linear(to_features, to_kernel.astype(kernel.dtype), to_bias.astype(bias.dtype))
+  gradient = LinearLogits(to_features, to_kernel.astype(kernel.dtype), to_bias.astype(bias.dtype))
   return sums, gradient

@@ -1,13 +1,13 @@
 """Decoder cells: a cell is where attention sits. Every cell has the same methods.
 
 - remember(encoded) -> memory, once per source; start(encoded, memory) -> carry;
-- before(embeddings [B, T, E]) -> inputs [B, T, ...]: what does not depend on the recurrence, for all steps at once;
+- project_inputs(embeddings [B, T, E]) -> inputs [B, T, ...]: what does not depend on the recurrence, for all steps at once;
 - recur(carry, inputs [B, ...], memory, deterministic) -> carry, trace: the recurrence itself, one step;
-- after(traces [B, T, ...], embeddings, memory, deterministic) -> Output: what follows it, for all steps at once;
+- compute_outputs(traces [B, T, ...], embeddings, memory, deterministic) -> DecoderOutput: what follows it, for all steps at once;
 - observe(carry, log_likelihood) -> carry: for latent alignments, what a step makes of the output once it is known;
-- resume(carry, memory) -> carry: for alignments with a lookback, the next step is to stand at the end of this memory.
+- move_to_end(carry, memory) -> carry: for alignments with a lookback, the next step is to stand at the end of this memory.
 
-One step of a decoder is `before`, `recur` and `after` with T = 1; all steps are the same three with a scan of `recur`.
+One step of a decoder is `project_inputs`, `recur` and `compute_outputs` with T = 1; all steps are the same three with a scan of `recur`.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ from attention_jax.functional.attend import Memory
 from attention_jax.models.encoded import Encoded
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
-from attention_jax.modules.linear import Dense, Joined
+from attention_jax.modules.linear import ConcatDense, Dense
 from attention_jax.modules.recurrent import RecurrentStack
 
 
-class Output(NamedTuple):
+class DecoderOutput(NamedTuple):
   """What a decoder step gives: features [..., D] for the output layer, the context [..., V], the weights [..., S].
 
   `state` is the private state of the alignment after the step. With a latent alignment there are features for every
@@ -50,8 +50,8 @@ class CellCarry(NamedTuple):
   feed: Any
 
 
-class Trace(NamedTuple):
-  """What one step of the recurrence leaves for `after`: the top state, and what attention gave if it attended."""
+class StepTrace(NamedTuple):
+  """What one step of the recurrence leaves for `compute_outputs`: the top state, and what attention gave if it attended."""
 
   state: jax.Array
   context: Any = ()
@@ -88,23 +88,23 @@ class Cell(nn.Module):
 
   @property
   def latent(self):
-    """What makes the alignment of this cell latent (functional.latent.Latent), or None."""
-    return self.attention.alignment_of.latent
+    """What makes the alignment of this cell latent (functional.latent.LatentAlignment), or None."""
+    return self.attention.resolved_alignment.latent
 
   @property
   def needed_loss(self) -> str:
     """The auxiliary loss without which the alignment learns nothing, or ''."""
-    return self.attention.alignment_of.loss
+    return self.attention.resolved_alignment.loss
 
   attends = True  # at all
 
   @property
-  def attends_inside(self) -> bool:
+  def attends_in_recurrence(self) -> bool:
     """Whether attention is part of the recurrence, one query at a time."""
     return True
 
   @property
-  def starts_alone(self) -> bool:
+  def starts_without_source(self) -> bool:
     """Whether nothing but attention tells this cell of the source, so that it may start before the source has come."""
     return not self.bridge
 
@@ -119,28 +119,30 @@ class Cell(nn.Module):
   def remember(self, encoded: Encoded) -> Memory:
     return self.attention.remember(encoded.memory, encoded.mask, value=encoded.values)
 
-  def before(self, embeddings: jax.Array) -> jax.Array:
+  def project_inputs(self, embeddings: jax.Array) -> jax.Array:
     return self.stack.project(embeddings)
 
-  def attend(self, carry: CellCarry, query: jax.Array, memory: Memory, deterministic: bool) -> tuple[CellCarry, Trace]:
-    """One step of attention inside the recurrence -> carry, Trace without the top state."""
-    self.attention.check_steps()
+  def attend(
+    self, carry: CellCarry, query: jax.Array, memory: Memory, deterministic: bool
+  ) -> tuple[CellCarry, StepTrace]:
+    """One step of attention inside the recurrence -> carry, StepTrace without the top state."""
+    self.attention.check_step_support()
     attention, (context, weights) = self.attention(carry.attention, query, memory, deterministic)
-    trace = Trace((), context, one_head(weights, self.attention.heads), attention.state[1])
+    trace = StepTrace((), context, one_head(weights, self.attention.heads), attention.state[1])
     return carry._replace(attention=attention), trace
 
   def observe(self, carry: CellCarry, log_likelihood: jax.Array) -> CellCarry:
     """The carry when the output of its step is known, whose log-likelihood [B, S] is that of reading it at each s."""
     return carry._replace(attention=self.attention.observe(carry.attention, log_likelihood))
 
-  def resume(self, carry: CellCarry, memory: Memory) -> CellCarry:
+  def move_to_end(self, carry: CellCarry, memory: Memory) -> CellCarry:
     """The carry of a walk that stands at the last position of another memory; states and what is fed back stay."""
-    return carry._replace(attention=self.attention.carry_at_end(memory))
+    return carry._replace(attention=self.attention.carry_at_last_position(memory))
 
-  def output(self, features: jax.Array, traces: Trace) -> Output:
-    return Output(features, traces.context, traces.weights, traces.alignment, top=traces.state)
+  def output(self, features: jax.Array, traces: StepTrace) -> DecoderOutput:
+    return DecoderOutput(features, traces.context, traces.weights, traces.alignment, top=traces.state)
 
-  def read(self, traces: Trace, embeddings: jax.Array, memory: Memory) -> jax.Array:
+  def read(self, traces: StepTrace, embeddings: jax.Array, memory: Memory) -> jax.Array:
     """Features for the output layer: of the context, or of every position where the alignment is latent."""
     if not self.latent:
       return self.features_of(traces.state, traces.context, embeddings)
@@ -180,7 +182,7 @@ class Plain(Cell):
     return ''
 
   @property
-  def starts_alone(self) -> bool:
+  def starts_without_source(self) -> bool:
     return False
 
   def remember(self, encoded: Encoded) -> Fixed:
@@ -190,17 +192,21 @@ class Plain(Cell):
     gates = self.context_gates(memory.vector) if self.feed_context else ()
     return CellCarry(self.stack.start(encoded.final), (), gates)
 
-  def recur(self, carry: CellCarry, inputs: jax.Array, memory: Fixed, deterministic: bool) -> tuple[CellCarry, Trace]:
+  def recur(
+    self, carry: CellCarry, inputs: jax.Array, memory: Fixed, deterministic: bool
+  ) -> tuple[CellCarry, StepTrace]:
     if self.feed_context:
       inputs = inputs + carry.feed
     states, state = self.stack(carry.states, inputs, deterministic)
-    return carry._replace(states=states), Trace(state)
+    return carry._replace(states=states), StepTrace(state)
 
-  def after(self, traces: Trace, embeddings: jax.Array, memory: Fixed, deterministic: bool) -> Output:
+  def compute_outputs(
+    self, traces: StepTrace, embeddings: jax.Array, memory: Fixed, deterministic: bool
+  ) -> DecoderOutput:
     steps = traces.state.shape[:2]
     context = jnp.broadcast_to(memory.vector[:, None], (*steps, memory.vector.shape[-1]))
     nowhere = jnp.zeros((*steps, memory.mask.shape[-1]), jnp.float32)
-    return Output(traces.state, context, nowhere, top=traces.state)
+    return DecoderOutput(traces.state, context, nowhere, top=traces.state)
 
 
 class Bahdanau(Cell):
@@ -222,7 +228,7 @@ class Bahdanau(Cell):
   def setup(self):
     self.stack = self.make_stack()
     self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
-    self.deep = Joined(self.readout, bias=True, dtype=self.dtype)
+    self.deep = ConcatDense(self.readout, bias=True, dtype=self.dtype)
     if self.gate and self.latent:
       what = f'alignment {self.attention.alignment!r} has one for each position'
       raise UserError(f'bahdanau: gate=True weighs one context, {what}; possible: gate=False')
@@ -231,7 +237,9 @@ class Bahdanau(Cell):
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
     return CellCarry(self.stack.start(encoded.final), self.attention.init_carry(memory), ())
 
-  def recur(self, carry: CellCarry, inputs: jax.Array, memory: Memory, deterministic: bool) -> tuple[CellCarry, Trace]:
+  def recur(
+    self, carry: CellCarry, inputs: jax.Array, memory: Memory, deterministic: bool
+  ) -> tuple[CellCarry, StepTrace]:
     before = carry.states[-1][0]
     carry, trace = self.attend(carry, before, memory, deterministic)
     if self.gate:
@@ -239,7 +247,9 @@ class Bahdanau(Cell):
     states, state = self.stack(carry.states, inputs + self.context_gates(trace.context), deterministic)
     return carry._replace(states=states), trace._replace(state=state)
 
-  def after(self, traces: Trace, embeddings: jax.Array, memory: Memory, deterministic: bool) -> Output:
+  def compute_outputs(
+    self, traces: StepTrace, embeddings: jax.Array, memory: Memory, deterministic: bool
+  ) -> DecoderOutput:
     return self.output(self.read(traces, embeddings, memory), traces)
 
   def features_of(self, state: jax.Array, context: jax.Array, embeddings: jax.Array) -> jax.Array:
@@ -259,33 +269,37 @@ class Luong(Cell):
 
   def setup(self):
     self.stack = self.make_stack()
-    self.attentional = Joined(self.features, dtype=self.dtype)
+    self.attentional = ConcatDense(self.features, dtype=self.dtype)
     if self.input_feeding:
       self.feed_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
 
   @property
-  def attends_inside(self) -> bool:
-    return self.input_feeding or self.attention.recurrent
+  def attends_in_recurrence(self) -> bool:
+    return self.input_feeding or self.attention.is_recurrent
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
     states = self.stack.start(encoded.final)
-    attention = self.attention.init_carry(memory) if self.attends_inside else ()
+    attention = self.attention.init_carry(memory) if self.attends_in_recurrence else ()
     return CellCarry(states, attention, jnp.zeros_like(states[-1][0]) if self.input_feeding else ())
 
-  def recur(self, carry: CellCarry, inputs: jax.Array, memory: Memory, deterministic: bool) -> tuple[CellCarry, Trace]:
+  def recur(
+    self, carry: CellCarry, inputs: jax.Array, memory: Memory, deterministic: bool
+  ) -> tuple[CellCarry, StepTrace]:
     if self.input_feeding:
       inputs = inputs + self.feed_gates(carry.feed)
     states, state = self.stack(carry.states, inputs, deterministic)
     carry = carry._replace(states=states)
-    if not self.attends_inside:
-      return carry, Trace(state)
+    if not self.attends_in_recurrence:
+      return carry, StepTrace(state)
     carry, trace = self.attend(carry, state, memory, deterministic)
     if self.input_feeding:
       carry = carry._replace(feed=self.features_of(state, trace.context, ()))
     return carry, trace._replace(state=state)
 
-  def after(self, traces: Trace, embeddings: jax.Array, memory: Memory, deterministic: bool) -> Output:
-    if not self.attends_inside:
+  def compute_outputs(
+    self, traces: StepTrace, embeddings: jax.Array, memory: Memory, deterministic: bool
+  ) -> DecoderOutput:
+    if not self.attends_in_recurrence:
       context, weights = self.attention.parallel(traces.state, memory, deterministic)
       traces = traces._replace(context=context, weights=one_head(weights, self.attention.heads))
     return self.output(self.read(traces, embeddings, memory), traces)
@@ -294,7 +308,7 @@ class Luong(Cell):
     return jnp.tanh(self.attentional(context, state))
 
 
-class GNMT(Cell):
+class GNMTCell(Cell):
   """Attend with the lowest layer; the context is an input of all layers. Wu et al. 2016, section 3.
 
   c_t = attend(s_{t-1}) with the state that the lowest layer had, s_t = LSTM([y_{t-1}; c_t]), and every layer above gets
@@ -326,7 +340,9 @@ class GNMT(Cell):
     nothing = jnp.zeros((encoded.final.shape[0], self.attention.context_width(memory)), self.dtype)
     return CellCarry(states, self.attention.init_carry(memory), nothing if self.current else ())
 
-  def recur(self, carry: CellCarry, inputs: jax.Array, memory: Memory, deterministic: bool) -> tuple[CellCarry, Trace]:
+  def recur(
+    self, carry: CellCarry, inputs: jax.Array, memory: Memory, deterministic: bool
+  ) -> tuple[CellCarry, StepTrace]:
     states, context = carry.states, carry.feed
     if not self.current:
       carry, trace = self.attend(carry, states[0][-1][0], memory, deterministic)
@@ -339,8 +355,10 @@ class GNMT(Cell):
     feed = trace.context if self.current else ()
     return carry._replace(states=(lowest, above), feed=feed), trace._replace(state=top)
 
-  def after(self, traces: Trace, embeddings: jax.Array, memory: Memory, deterministic: bool) -> Output:
+  def compute_outputs(
+    self, traces: StepTrace, embeddings: jax.Array, memory: Memory, deterministic: bool
+  ) -> DecoderOutput:
     return self.output(traces.state, traces)
 
 
-CELLS: Mapping[str, type[nn.Module]] = {'plain': Plain, 'bahdanau': Bahdanau, 'luong': Luong, 'gnmt': GNMT}
+CELLS: Mapping[str, type[nn.Module]] = {'plain': Plain, 'bahdanau': Bahdanau, 'luong': Luong, 'gnmt': GNMTCell}

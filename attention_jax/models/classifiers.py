@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.masking import masked, mean_of
+from attention_jax.functional.masking import masked_mean, zero_masked
 from attention_jax.models.encoder_decoder import DTYPES, check_ranges, make
 from attention_jax.models.encoders import ENCODERS
 from attention_jax.modules.attention import Attention
@@ -20,7 +20,7 @@ from attention_jax.modules.linear import Dense
 from attention_jax.modules.pooling import POOLINGS
 
 
-class Classified(NamedTuple):
+class ClassifierOutput(NamedTuple):
   """What is said of documents.
 
   Attributes:
@@ -37,7 +37,7 @@ class Classified(NamedTuple):
 class Classifier(nn.Module):
   """What classifiers share.
 
-  `pairs` says whether it reads pairs of texts, `one_level` whether all words of a document are pooled at once.
+  `takes_pairs` says whether it reads pairs of texts, `single_level` whether all words of a document are pooled at once.
 
   Attributes:
     embedding: module from ids to vectors.
@@ -48,7 +48,7 @@ class Classifier(nn.Module):
     hidden: width of a layer of ReLU before the labels; 0 is none.
   """
 
-  pairs, one_level = False, False
+  takes_pairs, single_level = False, False
   embedding: nn.Module
   encoder: str
   pooling: str
@@ -65,7 +65,7 @@ class Classifier(nn.Module):
   def pool(self) -> nn.Module:
     return make(self.pooling, POOLINGS, 'pooling', attention=self.attention)
 
-  def say(self, x: jax.Array, deterministic: bool) -> jax.Array:
+  def classify(self, x: jax.Array, deterministic: bool) -> jax.Array:
     """A vector [B, V] -> logits [B, L]."""
     drop = Dropout(self.dropout)
     if self.hidden:
@@ -83,10 +83,10 @@ class Same(nn.Module):
 class Flat(Classifier):
   """One level: all words of a document in a row, whatever sentence they stand in."""
 
-  one_level = True
+  single_level = True
 
   @nn.compact
-  def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool = True) -> Classified:
+  def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool = True) -> ClassifierOutput:
     """source [B, N, W] ids, mask [B, N, W]."""
     batch, sentences, words = source.shape
     ids, real = (x.reshape(batch, sentences * words) for x in (source, mask))
@@ -96,14 +96,16 @@ class Flat(Classifier):
     summary, weights = self.pool()(encoded.memory, encoded.mask, encoded.final, deterministic)
     weights = jnp.take_along_axis(weights, jnp.argsort(order, axis=1)[:, None], 2)
     of_words = jnp.moveaxis(weights.reshape(batch, -1, sentences, words), 1, 2)
-    return Classified(self.say(summary, deterministic), of_words, jnp.ones((batch, 1, sentences), jnp.float32))
+    return ClassifierOutput(
+      self.classify(summary, deterministic), of_words, jnp.ones((batch, 1, sentences), jnp.float32)
+    )
 
 
 class Hierarchical(Classifier):
   """Sentences from words, then the document from its sentences, each read and pooled. Yang et al. 2016, section 2."""
 
   @nn.compact
-  def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool = True) -> Classified:
+  def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool = True) -> ClassifierOutput:
     """source [B, N, W] ids, mask [B, N, W]."""
     batch, sentences, words = source.shape
     apart = lambda x: x.reshape(batch * sentences, words)
@@ -112,7 +114,9 @@ class Hierarchical(Classifier):
     there = mask.any(-1)
     encoded = self.reader(Same())(x.reshape(batch, sentences, -1), there, deterministic)
     x, of_sentences = self.pool()(encoded.memory, encoded.mask, encoded.final, deterministic)
-    return Classified(self.say(x, deterministic), of_words.reshape(batch, sentences, -1, words), of_sentences)
+    return ClassifierOutput(
+      self.classify(x, deterministic), of_words.reshape(batch, sentences, -1, words), of_sentences
+    )
 
 
 class Decomposable(Classifier):
@@ -125,11 +129,11 @@ class Decomposable(Classifier):
   Attributes as in Classifier, and width: of F, G and H.
   """
 
-  pairs = True
+  takes_pairs = True
   width: int = 200
 
   @nn.compact
-  def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool = True) -> Classified:
+  def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool = True) -> ClassifierOutput:
     """source [B, 2, W] ids, mask [B, 2, W]."""
     if source.shape[1] != 2:
       raise UserError(f'decomposable: two texts are compared, got {source.shape[1]}; possible: buckets of (2, words)')
@@ -142,13 +146,13 @@ class Decomposable(Classifier):
       memory = attention.remember(keys[other], mask[:, other], value=encoded[other].memory)
       read = attention.parallel(keys[mine], memory, deterministic)
       compared = compare(jnp.concatenate([encoded[mine].memory, read.context], -1), deterministic)
-      summary, _ = pool(compared, mask[:, mine], mean_of(compared, mask[:, mine]), deterministic)
+      summary, _ = pool(compared, mask[:, mine], masked_mean(compared, mask[:, mine]), deterministic)
       found.append(summary)
-      weights.append(masked(read.weights, mask[:, mine]))
+      weights.append(zero_masked(read.weights, mask[:, mine]))
     said = _Layers(self.width, self.dropout, self.dtype, name='decide')(jnp.concatenate(found, -1), deterministic)
     # Of each text the weights of its words, by each word of the other one.
     of_words = jnp.stack([x.reshape(len(mask), -1, mask.shape[-1]) for x in reversed(weights)], 1)
-    return Classified(self.say(said, deterministic), of_words, jnp.ones((len(mask), 1, 2), jnp.float32))
+    return ClassifierOutput(self.classify(said, deterministic), of_words, jnp.ones((len(mask), 1, 2), jnp.float32))
 
 
 class _Layers(nn.Module):
@@ -174,7 +178,7 @@ CLASSIFIERS: Mapping[str, type[Classifier]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassifierModel:
+class ClassifierConfig:
   """The fields of `config.model` and their defaults.
 
   Attributes:
@@ -196,13 +200,13 @@ class ClassifierModel:
 
 def build_classifier(model: Mapping[str, Any], words: int, labels: int) -> Classifier:
   """The classifier that `config.model` means, for so many words and labels. Raises UserError for what is not there."""
-  options = ClassifierModel(**{field.name: model[field.name] for field in dataclasses.fields(ClassifierModel)})
-  check_ranges('model', ClassifierModel, dataclasses.asdict(options))
+  options = ClassifierConfig(**{field.name: model[field.name] for field in dataclasses.fields(ClassifierConfig)})
+  check_ranges('model', ClassifierConfig, dataclasses.asdict(options))
   check_ranges('attention', Attention, model['attention'])
   parts = {'dtype': DTYPES[choose(options.dtype, DTYPES, 'dtype')], 'dropout': options.dropout}
   attention = Attention(**model['attention'], dtype=parts['dtype'])
-  if not attention.alignment_of.learns_alone:
-    possible = ', '.join(name for name, row in ALIGNMENTS.items() if row.learns_alone)
+  if not attention.resolved_alignment.trains_by_backprop:
+    possible = ', '.join(name for name, row in ALIGNMENTS.items() if row.trains_by_backprop)
     raise UserError(
       f'attention.alignment={attention.alignment!r} learns by a loss over words that are said; possible for documents: '
       + possible

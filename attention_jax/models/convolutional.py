@@ -15,15 +15,15 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Memory
-from attention_jax.functional.masking import masked, mean_of
-from attention_jax.models.cells import Output
+from attention_jax.functional.masking import masked_mean, zero_masked
+from attention_jax.models.cells import DecoderOutput
 from attention_jax.models.encoded import Encoded
-from attention_jax.models.layered import Layered, LayersCarry, first_carry
+from attention_jax.models.layered import LayeredCarry, LayeredDecoder, initial_carry
 from attention_jax.modules.attention import Attention
-from attention_jax.modules.convolution import GatedConvolution, Normed, halved, lessened, windows
+from attention_jax.modules.convolution import GatedConvolution, Normed, average_residual, scale_gradient, windows
 from attention_jax.modules.dropout import Dropout
-from attention_jax.modules.positions import Learned
-from attention_jax.modules.transformer import attend_one, by_head, learns_alone
+from attention_jax.modules.positions import LearnedPositions
+from attention_jax.modules.transformer import attend_single_query, require_backprop, with_head_axis
 
 
 class Convolutional(nn.Module):
@@ -45,16 +45,16 @@ class Convolutional(nn.Module):
 
   def prepare(self) -> None:
     """Makes what both have in `setup`."""
-    self.positions = Learned(max_positions=self.max_positions)
+    self.positions = LearnedPositions(max_positions=self.max_positions)
     self.widen = Normed(self.features, 1 - self.dropout, self.dtype)
 
-  def enter(self, embeddings: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def embed_inputs(self, embeddings: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Embeddings [B, T, E] at positions [T] -> embeddings that know of positions, and x [B, T, D]. Section 3.1."""
     embedded = self.positions.embed(embeddings.astype(self.dtype), at)
     return embedded, self.widen(embedded)
 
   @nn.compact
-  def leave(self, x: jax.Array, size: int) -> jax.Array:
+  def finalize(self, x: jax.Array, size: int) -> jax.Array:
     """x [..., D] -> [..., E], as wide as embeddings are."""
     return Normed(size, dtype=self.dtype, name='narrow')(x)
 
@@ -71,9 +71,9 @@ class EncoderBlock(nn.Module):
   def __call__(self, x: jax.Array, mask: jax.Array, deterministic: bool) -> jax.Array:
     """x [B, S, D], mask [B, S]."""
     # To the last real position padding has to look as what is beyond the ends does.
-    given = masked(Dropout(self.dropout)(x, deterministic=deterministic), mask)
+    given = zero_masked(Dropout(self.dropout)(x, deterministic=deterministic), mask)
     near = windows(given, self.width // 2, self.width // 2)
-    return halved(GatedConvolution(self.features, self.dropout, self.dtype)(near), x)
+    return average_residual(GatedConvolution(self.features, self.dropout, self.dtype)(near), x)
 
 
 class ConvEncoder(Convolutional, kw_only=True):
@@ -94,14 +94,14 @@ class ConvEncoder(Convolutional, kw_only=True):
 
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
     """source [B, S] ids, mask [B, S] -> Encoded."""
-    embedded, x = self.enter(self.embedding(source, deterministic), jnp.arange(source.shape[1]))
+    embedded, x = self.embed_inputs(self.embedding(source, deterministic), jnp.arange(source.shape[1]))
     for block in self.blocks:
       x = block(x, mask, deterministic)
-    memory = masked(self.leave(x, embedded.shape[-1]), mask)
-    return Encoded(memory, mask, mean_of(memory, mask), memory + masked(embedded, mask))
+    memory = zero_masked(self.finalize(x, embedded.shape[-1]), mask)
+    return Encoded(memory, mask, masked_mean(memory, mask), memory + zero_masked(embedded, mask))
 
 
-class LayerCarry(NamedTuple):
+class ConvLayerCarry(NamedTuple):
   """What one step of a decoder layer hands to the next: its last inputs [B, width - 1, D], zeros before the first, and
   the carry of its attention, () where queries may come in any order."""
 
@@ -109,7 +109,7 @@ class LayerCarry(NamedTuple):
   attention: Any
 
 
-class DecoderLayer(nn.Module):
+class ConvDecoderLayer(nn.Module):
   """h = v(W [x_{t-k+1} ... x_t] + b); h ← h + U √m c_t; x ← (h + x) √0.5. Gehring et al. 2017, sections 3.2 to 3.4.
 
   c_t = attend(d_t), d_t = V h_t + b + g_t (equation 1), with g_t the embedding of the token that goes in, m the number
@@ -130,10 +130,10 @@ class DecoderLayer(nn.Module):
     """What is looked at in every step, prepared once."""
     return self.attention.remember(encoded.memory, encoded.mask, value=encoded.values)
 
-  def start(self, memory: Memory) -> LayerCarry:
+  def start(self, memory: Memory) -> ConvLayerCarry:
     """The carry before the first step."""
     nothing = jnp.zeros((memory.key.shape[0], self.width - 1, self.features), self.dtype)
-    return LayerCarry(nothing, self.attention.init_carry(memory) if self.attention.recurrent else ())
+    return ConvLayerCarry(nothing, self.attention.init_carry(memory) if self.attention.is_recurrent else ())
 
   def __call__(self, x: jax.Array, embedded: jax.Array, memory: Memory, deterministic: bool):
     """All steps: x [B, T, D], embedded [B, T, E] -> x, weights over the memory [B, N, T, S]."""
@@ -141,12 +141,12 @@ class DecoderLayer(nn.Module):
     attend = lambda query: ((), *self.attention.parallel(query, memory, deterministic))
     return self._through(near, x, embedded, memory, attend)[1:]
 
-  def step(self, carry: LayerCarry, x: jax.Array, embedded: jax.Array, memory: Memory, deterministic: bool):
+  def step(self, carry: ConvLayerCarry, x: jax.Array, embedded: jax.Array, memory: Memory, deterministic: bool):
     """One step: x [B, D], embedded [B, E] -> the next carry, x, weights over the memory [B, N, S]."""
     inputs = jnp.concatenate([carry.inputs, self.drop(x, deterministic=deterministic)[:, None]], axis=1)
-    attend = lambda query: attend_one(self.attention, carry.attention, query, memory, deterministic)
+    attend = lambda query: attend_single_query(self.attention, carry.attention, query, memory, deterministic)
     after, x, weights = self._through(inputs.reshape(x.shape[0], -1), x, embedded, memory, attend)
-    return LayerCarry(inputs[:, 1:], after), x, weights
+    return ConvLayerCarry(inputs[:, 1:], after), x, weights
 
   @nn.compact
   def _through(self, near: jax.Array, x: jax.Array, embedded: jax.Array, memory: Memory, attend):
@@ -158,45 +158,46 @@ class DecoderLayer(nn.Module):
     real = memory.mask.sum(-1).reshape((x.shape[0],) + (1,) * (context.ndim - 1))
     context = context * jnp.sqrt(real).astype(context.dtype)
     h = h + Normed(self.features, dtype=self.dtype, name='back')(context)
-    return after, halved(h, x), by_head(weights, self.attention.heads)
+    return after, average_residual(h, x), with_head_axis(weights, self.attention.heads)
 
 
-class ConvDecoder(Layered, Convolutional, kw_only=True):
+class ConvDecoder(LayeredDecoder, Convolutional, kw_only=True):
   """Gated convolutions over what came before, each followed by attention. Gehring et al. 2017, sections 3.2 and 3.3.
 
-  The features for the output layer are as wide as the embeddings. Attributes as in Layered and Convolutional; the paper
+  The features for the output layer are as wide as the embeddings. Attributes as in LayeredDecoder and Convolutional; the paper
   has score='dot' and one head.
   """
 
   def setup(self):
     self.prepare()
     self.check_layers('conv')
-    attention = learns_alone(self.attention, 'conv')
+    attention = require_backprop(self.attention, 'conv')
     self.blocks = [
-      DecoderLayer(attention.clone(), self.features, self.width, self.dropout, self.dtype) for _ in range(self.layers)
+      ConvDecoderLayer(attention.clone(), self.features, self.width, self.dropout, self.dtype)
+      for _ in range(self.layers)
     ]
     self.drop = Dropout(self.dropout)
 
-  def start(self, encoded: Encoded, max_length: int) -> tuple[LayersCarry, tuple[Memory, ...]]:
+  def start(self, encoded: Encoded, max_length: int) -> tuple[LayeredCarry, tuple[Memory, ...]]:
     self.positions.check(max_length)
     memory = self._remember(encoded)
     layers = tuple(block.start(own_memory) for block, own_memory in zip(self.blocks, memory, strict=True))
-    return first_carry(encoded.memory.shape[0], layers), memory
+    return initial_carry(encoded.memory.shape[0], layers), memory
 
   def step(
-    self, carry: LayersCarry, embedding: jax.Array, memory: tuple[Memory, ...], deterministic: bool = True
-  ) -> tuple[LayersCarry, Output]:
-    embedded, x = (y[:, 0] for y in self.enter(embedding[:, None], carry.step[:1]))
+    self, carry: LayeredCarry, embedding: jax.Array, memory: tuple[Memory, ...], deterministic: bool = True
+  ) -> tuple[LayeredCarry, DecoderOutput]:
+    embedded, x = (y[:, 0] for y in self.embed_inputs(embedding[:, None], carry.step[:1]))
     carries, seen = [], []
     for block, own, own_memory in zip(self.blocks, carry.layers, memory, strict=True):
       own, x, weights = block.step(own, x, embedded, own_memory, deterministic)
       carries.append(own)
       seen.append(weights)
     output = self._output(x, embedded, seen, 1, deterministic)
-    return LayersCarry(carry.step + 1, tuple(carries)), output
+    return LayeredCarry(carry.step + 1, tuple(carries)), output
 
-  def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> Output:
-    (embedded, x), seen = self.enter(embeddings, jnp.arange(embeddings.shape[1])), []
+  def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> DecoderOutput:
+    (embedded, x), seen = self.embed_inputs(embeddings, jnp.arange(embeddings.shape[1])), []
     for block, own_memory in zip(self.blocks, self._remember(encoded), strict=True):
       x, weights = block(x, embedded, own_memory, deterministic)
       seen.append(jnp.moveaxis(weights, 2, 1))
@@ -205,10 +206,12 @@ class ConvDecoder(Layered, Convolutional, kw_only=True):
   def _remember(self, encoded: Encoded) -> tuple[Memory, ...]:
     # The encoder hears the mean of what all layers have to say to it, not the sum; what the values have besides the
     # memory, the embeddings of the source, hears all of it (section 3.4).
-    memory = lessened(encoded.memory, 1 / self.layers)
+    memory = scale_gradient(encoded.memory, 1 / self.layers)
     encoded = encoded._replace(memory=memory, value=encoded.values + (memory - encoded.memory))
     return tuple(block.remember(encoded) for block in self.blocks)
 
-  def _output(self, x: jax.Array, embedded: jax.Array, seen: list[jax.Array], axis: int, deterministic: bool) -> Output:
-    features = self.drop(self.leave(x, embedded.shape[-1]), deterministic=deterministic)
+  def _output(
+    self, x: jax.Array, embedded: jax.Array, seen: list[jax.Array], axis: int, deterministic: bool
+  ) -> DecoderOutput:
+    features = self.drop(self.finalize(x, embedded.shape[-1]), deterministic=deterministic)
     return self.gather(features, seen, axis)

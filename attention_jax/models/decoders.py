@@ -1,8 +1,8 @@
 """Decoders: start, step, and a call over all steps. Training uses the call, search uses step; both are one path.
 
 - start(encoded, max_length) -> carry, memory: what is prepared once per source, for at most so many steps;
-- step(carry, embedding [B, E], memory, deterministic) -> carry, Output with [B, ...];
-- a call: (encoded, embeddings [B, T, E], deterministic) -> Output with [B, T, ...].
+- step(carry, embedding [B, E], memory, deterministic) -> carry, DecoderOutput with [B, ...];
+- a call: (encoded, embeddings [B, T, E], deterministic) -> DecoderOutput with [B, T, ...].
 """
 
 import functools
@@ -15,13 +15,13 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Memory
-from attention_jax.models.cells import CELLS, Cell, Output
+from attention_jax.models.cells import CELLS, Cell, DecoderOutput
 from attention_jax.models.convolutional import ConvDecoder
 from attention_jax.models.encoded import Encoded
-from attention_jax.models.layered import Layered, LayersCarry, first_carry
+from attention_jax.models.layered import LayeredCarry, LayeredDecoder, initial_carry
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
-from attention_jax.modules.transformer import DecoderLayer, Stack, learns_alone, visible
+from attention_jax.modules.transformer import DecoderLayer, Stack, require_backprop, visibility_mask
 
 
 def over_steps(step, module: nn.Module):
@@ -64,7 +64,7 @@ class Decoder(nn.Module):
 
   @property
   def latent(self):
-    """What makes the alignment latent (functional.latent.Latent), or None."""
+    """What makes the alignment latent (functional.latent.LatentAlignment), or None."""
     return self.cell.latent
 
   @property
@@ -73,14 +73,14 @@ class Decoder(nn.Module):
     return self.cell.needed_loss
 
   @property
-  def attends_inside(self) -> bool:
+  def attends_in_recurrence(self) -> bool:
     """Whether attention over the source is part of a recurrence, one query at a time."""
-    return self.cell.attends_inside
+    return self.cell.attends_in_recurrence
 
   @property
-  def starts_alone(self) -> bool:
+  def starts_without_source(self) -> bool:
     """Whether it may start before the source has come."""
-    return self.cell.starts_alone
+    return self.cell.starts_without_source
 
   def start(self, encoded: Encoded, max_length: int) -> tuple[Any, Any]:
     memory = self.cell.remember(encoded)
@@ -90,29 +90,31 @@ class Decoder(nn.Module):
     """The carry of a latent alignment when the output of its step is known; log_likelihood [B, S] of every position."""
     return self.cell.observe(carry, log_likelihood)
 
-  def step(self, carry: Any, embedding: jax.Array, memory: Any, deterministic: bool = True) -> tuple[Any, Output]:
+  def step(
+    self, carry: Any, embedding: jax.Array, memory: Any, deterministic: bool = True
+  ) -> tuple[Any, DecoderOutput]:
     embeddings = embedding[:, None]
-    carry, trace = self.cell.recur(carry, self.cell.before(embeddings)[:, 0], memory, deterministic)
-    output = self.cell.after(jax.tree.map(lambda x: x[:, None], trace), embeddings, memory, deterministic)
+    carry, trace = self.cell.recur(carry, self.cell.project_inputs(embeddings)[:, 0], memory, deterministic)
+    output = self.cell.compute_outputs(jax.tree.map(lambda x: x[:, None], trace), embeddings, memory, deterministic)
     return carry, self._dropped(jax.tree.map(lambda x: x[:, 0], output), deterministic)
 
-  def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> Output:
+  def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> DecoderOutput:
     carry, memory = self.start(encoded, embeddings.shape[1])
 
     def recur(cell, carry, inputs):
       return cell.recur(carry, inputs, memory, deterministic)
 
-    _, traces = over_steps(recur, self)(self.cell, carry, self.cell.before(embeddings))
-    return self._dropped(self.cell.after(traces, embeddings, memory, deterministic), deterministic)
+    _, traces = over_steps(recur, self)(self.cell, carry, self.cell.project_inputs(embeddings))
+    return self._dropped(self.cell.compute_outputs(traces, embeddings, memory, deterministic), deterministic)
 
-  def _dropped(self, output: Output, deterministic: bool) -> Output:
+  def _dropped(self, output: DecoderOutput, deterministic: bool) -> DecoderOutput:
     return output._replace(features=self.drop(output.features, deterministic=deterministic))
 
 
-class TransformerDecoder(Layered, Stack, kw_only=True):
+class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
   """Layers that look at their own sequence and at the memory. Vaswani et al. 2017, section 3.1.
 
-  Attributes as in Layered and Stack; the features of the attention are those of the decoder.
+  Attributes as in LayeredDecoder and Stack; the features of the attention are those of the decoder.
   """
 
   sublayers = 3
@@ -123,43 +125,43 @@ class TransformerDecoder(Layered, Stack, kw_only=True):
       given = f'model.attention.features={self.attention.features}, decoder features={self.features}'
       raise UserError(f'transformer: {given}; they must be the same')
     self.check_layers('transformer')
-    cross = functools.partial(learns_alone(self.attention).clone, project_values=True, joined=self.share)
+    cross = functools.partial(require_backprop(self.attention).clone, project_values=True, joined=self.residual_scale)
     self.blocks = [
-      DecoderLayer(self.own_attention(), cross(), self.feed_forward(), self.residual) for _ in range(self.layers)
+      DecoderLayer(self.self_attention(), cross(), self.feed_forward(), self.residual) for _ in range(self.layers)
     ]
 
-  def start(self, encoded: Encoded, max_length: int) -> tuple[LayersCarry, tuple[Memory, ...]]:
+  def start(self, encoded: Encoded, max_length: int) -> tuple[LayeredCarry, tuple[Memory, ...]]:
     self.positions.check(max_length)
     memory = self._remember(encoded)
     layers = zip(self.blocks, memory, strict=True)
     carries = tuple(block.start(own_memory, max_length, self.features) for block, own_memory in layers)
-    return first_carry(encoded.memory.shape[0], carries), memory
+    return initial_carry(encoded.memory.shape[0], carries), memory
 
   def step(
-    self, carry: LayersCarry, embedding: jax.Array, memory: tuple[Memory, ...], deterministic: bool = True
-  ) -> tuple[LayersCarry, Output]:
+    self, carry: LayeredCarry, embedding: jax.Array, memory: tuple[Memory, ...], deterministic: bool = True
+  ) -> tuple[LayeredCarry, DecoderOutput]:
     at, size = carry.step[0], carry.layers[0].key.shape[2]
-    x = self.enter(embedding[:, None], at[None])[:, 0]
+    x = self.embed_inputs(embedding[:, None], at[None])[:, 0]
     mask = jnp.broadcast_to(self._visible(at[None], size), (x.shape[0], size))
     carries, seen = [], []
     for block, own, own_memory in zip(self.blocks, carry.layers, memory, strict=True):
       own, x, weights = block.step(own, x, own_memory, mask, at, deterministic)
       carries.append(own)
       seen.append(weights)
-    return LayersCarry(carry.step + 1, tuple(carries)), self.gather(self.leave(x), seen, 1)
+    return LayeredCarry(carry.step + 1, tuple(carries)), self.gather(self.finalize(x), seen, 1)
 
-  def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> Output:
+  def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> DecoderOutput:
     at = jnp.arange(embeddings.shape[1])
-    x, seen = self.enter(embeddings, at), []
+    x, seen = self.embed_inputs(embeddings, at), []
     mask = jnp.broadcast_to(self._visible(at, len(at)), (x.shape[0], len(at), len(at)))
     for block, own_memory in zip(self.blocks, self._remember(encoded), strict=True):
       after, weights = block(x, own_memory, mask, at, deterministic)
-      x = self.through(x, after, deterministic)
+      x = self.apply_layer_drop(x, after, deterministic)
       seen.append(jnp.moveaxis(weights, 2, 1))
-    return self.gather(self.leave(x), seen, 2)
+    return self.gather(self.finalize(x), seen, 2)
 
   def _visible(self, at: jax.Array, size: int) -> jax.Array:
-    return visible(at, size, causal=True, window=self.window, sinks=self.sinks)
+    return visibility_mask(at, size, causal=True, window=self.window, sinks=self.sinks)
 
   def _remember(self, encoded: Encoded) -> tuple[Memory, ...]:
     return tuple(block.remember(encoded.memory, encoded.mask, encoded.values) for block in self.blocks)

@@ -10,19 +10,19 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.latent import log_mixture
-from attention_jax.functional.masking import masked
+from attention_jax.functional.masking import zero_masked
 from attention_jax.functional.table import check_options, parse_spec
 from attention_jax.models.decoders import DECODERS, decoder_of, over_steps
 from attention_jax.models.encoders import ENCODERS
 from attention_jax.modules.attention import Attention
-from attention_jax.modules.embedding import Embedding, known
-from attention_jax.modules.outputs import OUTPUTS, Seen
+from attention_jax.modules.embedding import Embedding, oov_to_unk
+from attention_jax.modules.outputs import OUTPUTS, CopyInputs
 from attention_jax.tokens import BOS
 
 DTYPES: Mapping[str, Any] = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
 
 
-class Outputs(NamedTuple):
+class ModelOutput(NamedTuple):
   """What a model says of targets.
 
   Attributes:
@@ -31,7 +31,7 @@ class Outputs(NamedTuple):
     weights: [B, T, S] they were made with.
     state: the private state of the alignment after each step: [B, T, N, ...], () where it has none.
     likelihood: log p(y_t | position s) [B, T, S] where the alignment is latent, else ().
-    linear: what the logits of a whole sequence come from, modules.outputs.Linear; () where they are a mixture.
+    linear: what the logits of a whole sequence come from, modules.outputs.LinearLogits; () where they are a mixture.
     layers: the weights of every layer and head [B, T, L, N, S] of a decoder with several layers of attention, else ().
   """
 
@@ -43,7 +43,7 @@ class Outputs(NamedTuple):
   layers: Any = ()
 
 
-class Remembered(NamedTuple):
+class SourceMemory(NamedTuple):
   """What is prepared once per source: by the decoder, and by the output layer."""
 
   memory: Any
@@ -72,7 +72,7 @@ class EncoderDecoder(nn.Module):
 
   @property
   def latent(self):
-    """What makes the alignment latent (functional.latent.Latent), or None."""
+    """What makes the alignment latent (functional.latent.LatentAlignment), or None."""
     return self.decoder.latent
 
   @property
@@ -89,21 +89,21 @@ class EncoderDecoder(nn.Module):
   def attends(self) -> bool:
     return self.decoder.attends
 
-  def reach(self, source_length: int) -> int:
+  def output_size(self, source_length: int) -> int:
     """How many tokens it can say: ids below that."""
     return self.embedding.size + source_length * self.copies
 
   def __call__(
     self, source: jax.Array, source_mask: jax.Array, target: jax.Array, deterministic: bool = True
-  ) -> Outputs:
-    """source [B, S] ids, source_mask [B, S], target [B, T] ids, each read after those before it -> Outputs.
+  ) -> ModelOutput:
+    """source [B, S] ids, source_mask [B, S], target [B, T] ids, each read after those before it -> ModelOutput.
 
     Ids V + s, from the size of the vocabulary on, are words that it does not know: those that stand at s of the source,
     and nowhere before.
     """
     encoded, entering = self.encoder(source, source_mask, deterministic), shift_right(target)
     if self.latent:
-      return self._sum_over_positions(encoded, entering, known(target, self.embedding.size), deterministic)
+      return self._sum_over_positions(encoded, entering, oov_to_unk(target, self.embedding.size), deterministic)
     embeddings = self.embedding(entering, deterministic)
     return self._say(self.decoder(encoded, embeddings, deterministic), embeddings, self._keep(encoded, source))
 
@@ -111,10 +111,10 @@ class EncoderDecoder(nn.Module):
     """The first carry and the memory, at test time, for at most `max_length` steps."""
     encoded = self.encoder(source, source_mask, True)
     carry, memory = self._start(encoded, max_length)
-    return carry, Remembered(memory, self._keep(encoded, source))
+    return carry, SourceMemory(memory, self._keep(encoded, source))
 
-  def step(self, carry: Any, token: jax.Array, memory: Remembered) -> tuple[Any, Outputs]:
-    """token [B] ids -> the next carry, and Outputs for the token after it: logits [B, V], weights [B, S]."""
+  def step(self, carry: Any, token: jax.Array, memory: SourceMemory) -> tuple[Any, ModelOutput]:
+    """token [B] ids -> the next carry, and ModelOutput for the token after it: logits [B, V], weights [B, S]."""
     if self.latent:
       carry, outputs, _ = self._latent_step(carry, token, memory.memory, True)
       return carry, outputs
@@ -122,7 +122,7 @@ class EncoderDecoder(nn.Module):
     carry, output = self.decoder.step(carry, embedding, memory.memory)
     return carry, self._say(output, embedding, memory.kept)._replace(linear=())
 
-  def posterior(self, outputs: Outputs, target_mask: jax.Array) -> jax.Array:
+  def posterior(self, outputs: ModelOutput, target_mask: jax.Array) -> jax.Array:
     """Weights [B, T, S] given the whole target: of a latent alignment where each token was read, of others as used.
 
     What stands behind target_mask [B, T] tells nothing of the tokens before it.
@@ -131,17 +131,17 @@ class EncoderDecoder(nn.Module):
       return outputs.weights
     one_head = jax.tree.map(lambda x: x[:, :, 0], outputs.state)
     known = jnp.where(target_mask[..., None], outputs.likelihood, 0.0)
-    return masked(jax.vmap(self.latent.posterior)(outputs.weights, one_head, known), target_mask)
+    return zero_masked(jax.vmap(self.latent.posterior)(outputs.weights, one_head, known), target_mask)
 
   def _keep(self, encoded, source: jax.Array) -> Any:
     """What the output layer keeps of a source."""
     return self.output.remember(encoded.memory, encoded.mask, source)
 
-  def _say(self, output, embeddings: jax.Array, kept: Any) -> Outputs:
+  def _say(self, output, embeddings: jax.Array, kept: Any) -> ModelOutput:
     """Outputs of one step or of all, from those of the decoder and what it read."""
     parts = tuple(part for part in (output.context, output.top, embeddings) if not isinstance(part, tuple))
-    said = self.output(output.features, Seen(kept, output.weights, parts))
-    return Outputs(said.logits(), output.weights, output.state, linear=said.linear, layers=output.layers)
+    said = self.output(output.features, CopyInputs(kept, output.weights, parts))
+    return ModelOutput(said.logits(), output.weights, output.state, linear=said.linear, layers=output.layers)
 
   def _start(self, encoded, max_length: int) -> tuple[Any, Any]:
     carry, memory = self.decoder.start(encoded, max_length)
@@ -151,7 +151,7 @@ class EncoderDecoder(nn.Module):
       carry = Pending(carry, jnp.zeros((*places, cell.width), cell.dtype))
     return carry, memory
 
-  def _sum_over_positions(self, encoded, entering: jax.Array, target: jax.Array, deterministic: bool) -> Outputs:
+  def _sum_over_positions(self, encoded, entering: jax.Array, target: jax.Array, deterministic: bool) -> ModelOutput:
     """All steps of a latent alignment, one after the other: log-probabilities [B, S, vocabulary] of one at a time."""
     carry, memory = self._start(encoded, target.shape[1])
 
@@ -164,19 +164,19 @@ class EncoderDecoder(nn.Module):
     return over_steps(step, self)(self, carry, (entering, target))[1]
 
   def _latent_step(self, carry: Any, token: jax.Array, memory: Any, deterministic: bool):
-    """-> the next carry, Outputs, and log p(y | position s) [B, S, vocabulary]."""
+    """-> the next carry, ModelOutput, and log p(y | position s) [B, S, vocabulary]."""
     if self.latent.observe:
       seen = jax.nn.log_softmax(self.output(carry.features).logits())
       likelihood = jnp.take_along_axis(seen, token[:, None, None], axis=-1)[..., 0]
       carry = self.decoder.observe(carry.decoder, likelihood)
     carry, output = self.decoder.step(carry, self.embedding(token, deterministic), memory, deterministic)
     log_probs = jax.nn.log_softmax(self.output(output.features).logits())
-    outputs = Outputs(log_mixture(output.weights, log_probs), output.weights, output.state)
+    outputs = ModelOutput(log_mixture(output.weights, log_probs), output.weights, output.state)
     return Pending(carry, output.features) if self.latent.observe else carry, outputs, log_probs
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class ModelConfig:
   """The fields of `config.model` and their defaults.
 
   Attributes:
@@ -200,7 +200,7 @@ class Model:
 
 def build(model: Mapping[str, Any], source_size: int, target_size: int) -> EncoderDecoder:
   """The model that `config.model` means, for vocabularies of these sizes. Raises UserError for what does not exist."""
-  options, parts = options_of(model)
+  options, parts = parse_model_config(model)
   if options.share_embeddings and source_size != target_size:
     raise UserError(f'share_embeddings needs a shared vocabulary; got {source_size} and {target_size} tokens')
   target = Embedding(target_size, options.embedding, **parts)
@@ -211,16 +211,16 @@ def build(model: Mapping[str, Any], source_size: int, target_size: int) -> Encod
   return built
 
 
-def options_of(model: Mapping[str, Any]) -> tuple[Model, dict[str, Any]]:
+def parse_model_config(model: Mapping[str, Any]) -> tuple[ModelConfig, dict[str, Any]]:
   """The fields of `config.model`, and what all of its modules are given: dropout and dtype."""
-  options = Model(**{field.name: model[field.name] for field in dataclasses.fields(Model)})
-  check_ranges('model', Model, dataclasses.asdict(options))
+  options = ModelConfig(**{field.name: model[field.name] for field in dataclasses.fields(ModelConfig)})
+  check_ranges('model', ModelConfig, dataclasses.asdict(options))
   check_ranges('attention', Attention, model['attention'])
   return options, {'dtype': DTYPES[choose(options.dtype, DTYPES, 'dtype')], 'dropout': options.dropout}
 
 
 def assemble(
-  options: Model,
+  options: ModelConfig,
   parts: Mapping[str, Any],
   attention: Mapping[str, Any],
   encoder: nn.Module,

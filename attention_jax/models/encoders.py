@@ -7,17 +7,17 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.errors import UserError, choose
-from attention_jax.functional.masking import masked, mean_of
+from attention_jax.functional.masking import masked_mean, zero_masked
 from attention_jax.models.convolutional import ConvEncoder
 from attention_jax.models.encoded import Encoded
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.recurrent import RecurrentLayer, State, zero_state
-from attention_jax.modules.transformer import EncoderLayer, Stack, visible
+from attention_jax.modules.transformer import EncoderLayer, Stack, visibility_mask
 
 DIRECTIONS: Mapping[str, tuple[bool, ...]] = {'forward': (False,), 'backward': (True,), 'both': (False, True)}
 
 
-class Recurrent(nn.Module):
+class RecurrentEncoder(nn.Module):
   """Stacked recurrent layers over embedded tokens; `final` is every layer's last state, side by side.
 
   Attributes:
@@ -48,10 +48,10 @@ class Recurrent(nn.Module):
 
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
     """source [B, S] ids, mask [B, S] -> Encoded."""
-    states, memory = self.extend(self.begin(source.shape[0]), source, mask, deterministic)
+    states, memory = self.extend(self.init_states(source.shape[0]), source, mask, deterministic)
     return Encoded(memory, mask, jnp.concatenate(jax.tree.leaves(states), axis=-1))
 
-  def begin(self, batch: int) -> tuple[State, ...]:
+  def init_states(self, batch: int) -> tuple[State, ...]:
     """The states of all layers, each in all its directions, before the first token of `batch` sources."""
     sides = [side for layer in range(self.layers) for side in self.sides(layer)]
     return tuple(zero_state(self.rnn, batch, features, self.dtype) for _, features in sides)
@@ -76,15 +76,15 @@ class Recurrent(nn.Module):
         after.append(state)
       outputs = jnp.concatenate(sides, axis=-1)
       if self.residual and layer >= self.residual_from and inputs.shape == outputs.shape:
-        outputs = outputs + masked(inputs, mask)
+        outputs = outputs + zero_masked(inputs, mask)
       outputs = drop(outputs, deterministic=deterministic)
     return tuple(after), outputs
 
 
-class RNN(Recurrent):
+class RNN(RecurrentEncoder):
   """Recurrent layers that all read in one direction, or all in both.
 
-  Attributes as in Recurrent, and direction: 'forward', 'backward' (Sutskever et al. 2014 read the source backward) or
+  Attributes as in RecurrentEncoder, and direction: 'forward', 'backward' (Sutskever et al. 2014 read the source backward) or
   'both', where each direction has half of the features.
   """
 
@@ -103,10 +103,10 @@ class BiRNN(RNN):
   direction: str = 'both'
 
 
-class GNMT(Recurrent):
+class GNMT(RecurrentEncoder):
   """A layer in both directions, then layers forward with residual connections from the third on. Wu et al. 2016.
 
-  Attributes as in Recurrent; the lowest layer has all features in each direction.
+  Attributes as in RecurrentEncoder; the lowest layer has all features in each direction.
   """
 
   rnn: str = 'lstm'
@@ -128,18 +128,18 @@ class TransformerEncoder(Stack, kw_only=True):
 
   def setup(self):
     self.prepare(causal=False)
-    self.blocks = [EncoderLayer(self.own_attention(), self.feed_forward(), self.residual) for _ in range(self.layers)]
+    self.blocks = [EncoderLayer(self.self_attention(), self.feed_forward(), self.residual) for _ in range(self.layers)]
 
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
     """source [B, S] ids, mask [B, S] -> Encoded."""
     at = jnp.arange(source.shape[1])
-    x, near = self.enter(self.embedding(source, deterministic), at), mask
+    x, near = self.embed_inputs(self.embedding(source, deterministic), at), mask
     if self.window:
-      near = mask[:, None, :] & visible(at, len(at), causal=False, window=self.window, sinks=self.sinks)[None]
+      near = mask[:, None, :] & visibility_mask(at, len(at), causal=False, window=self.window, sinks=self.sinks)[None]
     for block in self.blocks:
-      x = self.through(x, block(x, near, at, deterministic), deterministic)
-    memory = masked(self.leave(x), mask)
-    return Encoded(memory, mask, mean_of(memory, mask))
+      x = self.apply_layer_drop(x, block(x, near, at, deterministic), deterministic)
+    memory = zero_masked(self.finalize(x), mask)
+    return Encoded(memory, mask, masked_mean(memory, mask))
 
 
 class Embedded(nn.Module):
@@ -157,8 +157,8 @@ class Embedded(nn.Module):
   @nn.compact
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
     """source [B, S] ids, mask [B, S] -> Encoded."""
-    memory = masked(self.embedding(source, deterministic).astype(self.dtype) * self.scale, mask)
-    return Encoded(memory, mask, mean_of(memory, mask))
+    memory = zero_masked(self.embedding(source, deterministic).astype(self.dtype) * self.scale, mask)
+    return Encoded(memory, mask, masked_mean(memory, mask))
 
 
 ENCODERS: Mapping[str, type[nn.Module]] = {

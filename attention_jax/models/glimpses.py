@@ -11,7 +11,7 @@ from attention_jax.errors import UserError
 from attention_jax.modules.linear import Dense
 
 
-class Glimpsed(NamedTuple):
+class GlimpseNetworkOutput(NamedTuple):
   """What came of a picture.
 
   Attributes:
@@ -31,7 +31,7 @@ class Glimpsed(NamedTuple):
 def retina(picture: jax.Array, location: jax.Array, size: int, scales: int) -> jax.Array:
   """Patches of size, 2 size, 4 size ... pixels around a location, each as size x size means: [scales, size, size, C].
 
-  Args: picture [height, width, C], 0 beyond its edges; location [2] as in Glimpsed. Mnih et al. 2014, section 3.1.
+  Args: picture [height, width, C], 0 beyond its edges; location [2] as in GlimpseNetworkOutput. Mnih et al. 2014, section 3.1.
   """
   cell = 2 ** jnp.arange(scales)[:, None, None]
 
@@ -46,7 +46,7 @@ def retina(picture: jax.Array, location: jax.Array, size: int, scales: int) -> j
   return jnp.einsum('srh,hwk,scw->srck', shares(0), picture, shares(1), precision=jax.lax.Precision.HIGHEST)
 
 
-class Glimpses(nn.Module):
+class GlimpseNetwork(nn.Module):
   """h_t = ReLU(W h_{t-1} + V g_t), g_t of the retina and the location; l_{t+1} ~ N(tanh(U h_t), deviation²).
 
   Mnih et al. 2014, section 3.1: the glimpse network, the core, the location network, and the label after the last
@@ -71,7 +71,7 @@ class Glimpses(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, pictures: jax.Array, first: jax.Array, deterministic: bool = True) -> Glimpsed:
+  def __call__(self, pictures: jax.Array, first: jax.Array, deterministic: bool = True) -> GlimpseNetworkOutput:
     """pictures [B, height, width, C] from 0 to 1; first [B, 2], the first location. Draws from the rng 'attention'."""
     layer = lambda features, name: Dense(features, dtype=self.dtype, name=name)
     seen, placed = layer(self.hidden, 'seen'), layer(self.hidden, 'placed')
@@ -89,7 +89,7 @@ class Glimpses(nn.Module):
       if step + 1 < self.glimpses:
         location, density = self._next(jnp.tanh(policy(jax.lax.stop_gradient(h)).astype(jnp.float32)), deterministic)
     logits = layer(self.labels, 'labels')(h).astype(jnp.float32)
-    return Glimpsed(logits, *(jnp.stack(x, 1) for x in (locations, densities, baselines)))
+    return GlimpseNetworkOutput(logits, *(jnp.stack(x, 1) for x in (locations, densities, baselines)))
 
   def _next(self, mean: jax.Array, deterministic: bool) -> tuple[jax.Array, jax.Array]:
     """A location around its mean, and its log-density; the mean itself where nothing is drawn."""
@@ -102,10 +102,10 @@ class Glimpses(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class GlimpseModel:
+class GlimpseConfig:
   """The fields of `config.model` and their defaults.
 
-  Attributes as in Glimpses, and samples: ways of looking at each picture of a batch while training.
+  Attributes as in GlimpseNetwork, and samples: ways of looking at each picture of a batch while training.
   """
 
   samples: int = 1

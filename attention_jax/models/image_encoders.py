@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.functional.masking import masked
+from attention_jax.functional.masking import zero_masked
 from attention_jax.models.encoded import Encoded
-from attention_jax.models.encoder_decoder import EncoderDecoder, assemble, make, options_of
+from attention_jax.models.encoder_decoder import EncoderDecoder, assemble, make, parse_model_config
 from attention_jax.modules.dropout import Dropout
 
 
@@ -18,10 +18,10 @@ class _Image(nn.Module):
   """What encoders of pictures share: pictures [B, height, width, C], mask [B, 1], True = real -> Encoded.
 
   Memory is [B, S, D], the cells of the grid row by row; `final` is their mean, as in Xu et al. 2015, section 3.1.2.
-  `reads` is the dtype of its pictures.
+  `input_dtype` is the dtype of its pictures.
   """
 
-  reads = np.uint8
+  input_dtype = np.uint8
   dropout: float = 0.0
   dtype: jnp.dtype = jnp.float32
 
@@ -29,7 +29,7 @@ class _Image(nn.Module):
     """[B, height, width, C] -> [B, rows, columns, D]."""
     raise NotImplementedError
 
-  def middles(self, size: int) -> np.ndarray:
+  def cell_centres(self, size: int) -> np.ndarray:
     """[rows]: what each row of cells is centred on, from 0 to 1 along an axis of `size`; columns alike."""
     return (np.arange(size) + 0.5) / size
 
@@ -38,7 +38,7 @@ class _Image(nn.Module):
     grid = self.grid(pictures, deterministic)
     memory = grid.reshape(len(grid), -1, grid.shape[-1])
     mask = jnp.broadcast_to(mask, memory.shape[:2])
-    memory = masked(Dropout(self.dropout)(memory, deterministic=deterministic), mask)
+    memory = zero_masked(Dropout(self.dropout)(memory, deterministic=deterministic), mask)
     return Encoded(memory, mask, memory.mean(1))
 
 
@@ -66,7 +66,7 @@ class Grid(_Image):
     place = self.param('place', nn.initializers.normal(0.1), (1, rows, columns, self.features))
     return x + place.astype(self.dtype)
 
-  def middles(self, size):
+  def cell_centres(self, size):
     first, apart, rows = 0, 1, size  # the pixel in the middle of what the first cell sees, and from cell to cell
     for _ in range(self.halvings):
       before = rows % 2  # of the rows that padding 'SAME' adds: two around an odd number, one after an even one
@@ -74,24 +74,24 @@ class Grid(_Image):
     return (first + apart * np.arange(rows) + 0.5) / size
 
 
-class Given(_Image):
+class Precomputed(_Image):
   """Features that somebody else has computed, such as those of a pretrained network, projected to `features`.
 
   Attributes: features, of each cell.
   """
 
-  reads = np.float32
+  input_dtype = np.float32
   features: int = 128
 
   def grid(self, pictures, deterministic):
     return nn.Dense(self.features, dtype=self.dtype)(pictures.astype(self.dtype))
 
 
-IMAGE_ENCODERS: Mapping[str, type[nn.Module]] = {'given': Given, 'grid': Grid}
+IMAGE_ENCODERS: Mapping[str, type[nn.Module]] = {'precomputed': Precomputed, 'grid': Grid}
 
 
 def build_captioner(model: Mapping[str, Any], target_size: int) -> EncoderDecoder:
   """The model that `config.model` means, for captions of so many words. Raises UserError for what does not exist."""
-  options, parts = options_of(model)
+  options, parts = parse_model_config(model)
   encoder = make(options.encoder, IMAGE_ENCODERS, 'encoder of pictures', **parts)
   return assemble(options, parts, model['attention'], encoder, target_size)

@@ -7,29 +7,29 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.errors import UserError
-from attention_jax.models.cells import Output
+from attention_jax.models.cells import DecoderOutput
 from attention_jax.modules.attention import Attention
 
 
-class LayersCarry(NamedTuple):
+class LayeredCarry(NamedTuple):
   """How many steps have been made [B], the same for all of a batch, and the carry of every layer."""
 
   step: jax.Array
   layers: tuple[Any, ...]
 
 
-def first_carry(batch: int, layers: tuple[Any, ...]) -> LayersCarry:
+def initial_carry(batch: int, layers: tuple[Any, ...]) -> LayeredCarry:
   """Before the first step."""
-  return LayersCarry(jnp.zeros((batch,), jnp.int32), layers)
+  return LayeredCarry(jnp.zeros((batch,), jnp.int32), layers)
 
 
-class Layered(nn.Module, kw_only=True):
+class LayeredDecoder(nn.Module, kw_only=True):
   """A decoder of `layers` layers, each of which attends.
 
   Attributes:
     attention: how each layer looks at the memory.
     weights_of: the layer whose weights over the memory, averaged over heads, are the weights of the model; counted from
-      0, from the last one by negative numbers. Output.layers has those of all layers and heads.
+      0, from the last one by negative numbers. DecoderOutput.layers has those of all layers and heads.
   """
 
   attention: Attention
@@ -37,17 +37,17 @@ class Layered(nn.Module, kw_only=True):
   attends = True
   latent = None
   needed_loss = ''
-  starts_alone = False
+  starts_without_source = False
 
   @property
-  def attends_inside(self) -> bool:
-    return self.attention.recurrent
+  def attends_in_recurrence(self) -> bool:
+    return self.attention.is_recurrent
 
   def check_layers(self, who: str) -> None:
     """Raises: UserError, in the name of `who`, where there is no layer weights_of."""
     if not -self.layers <= self.weights_of < self.layers:
       raise UserError(f'{who}: weights_of={self.weights_of}; possible: {-self.layers} to {self.layers - 1}')
 
-  def gather(self, features: jax.Array, seen: list[jax.Array], axis: int) -> Output:
+  def gather(self, features: jax.Array, seen: list[jax.Array], axis: int) -> DecoderOutput:
     """seen: of each layer, the weights [..., N, S]; the layers get this axis."""
-    return Output(features, (), seen[self.weights_of].mean(-2), layers=jnp.stack(seen, axis), top=features)
+    return DecoderOutput(features, (), seen[self.weights_of].mean(-2), layers=jnp.stack(seen, axis), top=features)

@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.errors import UserError, choose
-from attention_jax.functional.addressing import written
+from attention_jax.functional.addressing import write_memory
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Carry, Memory, attend_step, init_carry, init_params, project
 from attention_jax.functional.scores import SCORES
-from attention_jax.functional.table import Row, init_row, lookup
+from attention_jax.functional.table import Row, init_row_params, lookup
 from attention_jax.models.encoder_decoder import DTYPES, make
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.recurrent import RECURRENCES, RecurrentCell, State, zero_state
 
-EMPTY = 1e-6  # what every number of a memory is before anything was written (Collier & Beel 2018, section 3)
+INITIAL_MEMORY = 1e-6  # what every number of a memory is before anything was written (Collier & Beel 2018, section 3)
 
 
 class Heads(nn.Module):
@@ -42,7 +42,7 @@ class Heads(nn.Module):
       sizes = {'query': size, 'key': width, 'features': width}
       given |= init_params(of_row, score=self.score, alignment=self.alignment, **sizes)
       projected = sizes | {'query': size if self.score.project else width}
-      return given | {'score': init_row(of_row, self.score, projected)}
+      return given | {'score': init_row_params(of_row, self.score, projected)}
 
     params = self.param('heads', lambda rng: jax.vmap(initial)(jax.random.split(rng, self.heads)))
 
@@ -62,7 +62,7 @@ class Heads(nn.Module):
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, self.heads, *x.shape)), carry)
 
 
-class Feedforward(nn.Module):
+class FeedforwardController(nn.Module):
   """A controller that keeps nothing itself: tanh(W x + b)."""
 
   features: int
@@ -73,7 +73,7 @@ class Feedforward(nn.Module):
     return (jnp.tanh(Dense(self.features, dtype=self.dtype, name='inputs')(inputs)),)
 
 
-class OneLayer(nn.Module):
+class RecurrentController(nn.Module):
   """A controller that is a recurrent layer, a row of RECURRENCES."""
 
   kind: str
@@ -95,18 +95,20 @@ class Controller(NamedTuple):
 
 def _recurrent(kind: str) -> Controller:
   return Controller(
-    lambda features, dtype: OneLayer(kind, features, dtype),
+    lambda features, dtype: RecurrentController(kind, features, dtype),
     lambda batch, features, dtype: zero_state(kind, batch, features, dtype),
   )
 
 
 CONTROLLERS: Mapping[str, Controller] = {
-  'feedforward': Controller(Feedforward, lambda batch, features, dtype: (jnp.zeros((batch, features), dtype),)),
+  'feedforward': Controller(
+    FeedforwardController, lambda batch, features, dtype: (jnp.zeros((batch, features), dtype),)
+  ),
   **{kind: _recurrent(kind) for kind in RECURRENCES},
 }
 
 
-class Told(NamedTuple):
+class RecallCellOutput(NamedTuple):
   """What a step gives: features [B, F]; weights of what was read [B, R, N] and written [B, W, N], of N slots."""
 
   features: jax.Array
@@ -151,9 +153,9 @@ class Turing(nn.Module):
 
   def setup(self):
     score, alignment = lookup(self.score, SCORES, 'score'), lookup(self.alignment, ALIGNMENTS, 'alignment')
-    if not plain(score) or not plain(alignment):
-      table, what = (SCORES, 'score') if not plain(score) else (ALIGNMENTS, 'alignment')
-      possible = ', '.join(name for name, row in table.items() if plain(row))
+    if not is_self_contained(score) or not is_self_contained(alignment):
+      table, what = (SCORES, 'score') if not is_self_contained(score) else (ALIGNMENTS, 'alignment')
+      possible = ', '.join(name for name, row in table.items() if is_self_contained(row))
       raise UserError(f'turing: {what}={getattr(self, what)!r} draws or sums over positions; possible: {possible}')
     self.control = choose_controller(self.controller).make(self.features, self.dtype)
     self.readers, self.writers = Heads(score, alignment, self.reads), Heads(score, alignment, self.writes)
@@ -162,27 +164,27 @@ class Turing(nn.Module):
   def start(self, batch: int) -> TuringState:
     return TuringState(
       choose_controller(self.controller).start(batch, self.features, self.dtype),
-      jnp.full((batch, self.slots, self.width), EMPTY),
+      jnp.full((batch, self.slots, self.width), INITIAL_MEMORY),
       jnp.zeros((batch, self.reads * self.width), self.dtype),
       self.readers.start(batch, self.slots),
       self.writers.start(batch, self.slots),
     )
 
-  def __call__(self, state: TuringState, inputs: jax.Array) -> tuple[TuringState, Told]:
+  def __call__(self, state: TuringState, inputs: jax.Array) -> tuple[TuringState, RecallCellOutput]:
     """One step; inputs [B, I]."""
     batch, memory = len(inputs), state.memory
     controller = self.control(state.controller, jnp.concatenate([inputs, state.said], -1))
     h = controller[0].astype(memory.dtype)
     in_heads = lambda x: x.reshape(batch, self.writes, self.width).astype(memory.dtype)
     writers, _, write = self.writers(state.writers, h, memory)
-    memory = jax.vmap(written)(memory, write, jax.nn.sigmoid(in_heads(self.erase(h))), in_heads(self.add(h)))
+    memory = jax.vmap(write_memory)(memory, write, jax.nn.sigmoid(in_heads(self.erase(h))), in_heads(self.add(h)))
     readers, read, weights = self.readers(state.readers, h, memory)
     said = read.reshape(batch, -1).astype(self.dtype)
     features = jnp.concatenate([controller[0], said], -1)
-    return TuringState(controller, memory, said, readers, writers), Told(features, weights, write)
+    return TuringState(controller, memory, said, readers, writers), RecallCellOutput(features, weights, write)
 
 
-class Recurrent(nn.Module):
+class RecurrentBaseline(nn.Module):
   """A recurrent network without a memory, to compare with.
 
   Attributes: score, alignment, not used, as it attends to nothing; rnn, a row of RECURRENCES; features; layers.
@@ -198,26 +200,26 @@ class Recurrent(nn.Module):
 
   def setup(self):
     choose(self.rnn, RECURRENCES, 'rnn')
-    self.stack = [OneLayer(self.rnn, self.features, self.dtype) for _ in range(self.layers)]
+    self.stack = [RecurrentController(self.rnn, self.features, self.dtype) for _ in range(self.layers)]
 
   def start(self, batch: int) -> tuple[State, ...]:
     return (zero_state(self.rnn, batch, self.features, self.dtype),) * self.layers
 
-  def __call__(self, states: tuple[State, ...], inputs: jax.Array) -> tuple[tuple[State, ...], Told]:
+  def __call__(self, states: tuple[State, ...], inputs: jax.Array) -> tuple[tuple[State, ...], RecallCellOutput]:
     """One step; inputs [B, I]."""
     new, x = [], inputs
     for layer, state in zip(self.stack, states, strict=True):
       new.append(layer(state, x))
       x = new[-1][0]
     nothing = jnp.zeros((len(inputs), 0, 1))
-    return tuple(new), Told(x, nothing, nothing)
+    return tuple(new), RecallCellOutput(x, nothing, nothing)
 
 
-RECALL_CELLS: Mapping[str, type[nn.Module]] = {'recurrent': Recurrent, 'turing': Turing}
+RECALL_CELLS: Mapping[str, type[nn.Module]] = {'recurrent': RecurrentBaseline, 'turing': Turing}
 
 
-class Recalled(NamedTuple):
-  """logits [B, T, O] of each bit of the output, and weights [B, T, R, N], [B, T, W, N] of Told."""
+class RecallerOutput(NamedTuple):
+  """logits [B, T, O] of each bit of the output, and weights [B, T, R, N], [B, T, W, N] of RecallCellOutput."""
 
   logits: jax.Array
   read: jax.Array
@@ -232,7 +234,7 @@ class Recaller(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, inputs: jax.Array) -> Recalled:
+  def __call__(self, inputs: jax.Array) -> RecallerOutput:
     """inputs [B, T, I]."""
     step = lambda cell, state, x: cell(state, x)
     # All that a step computes is cheaper to compute again than to keep: each kept array is as large as the memory.
@@ -247,11 +249,11 @@ class Recaller(nn.Module):
     )
     _, told = scan(self.cell, self.cell.start(len(inputs)), inputs.astype(self.dtype))
     logits = Dense(self.outputs, dtype=self.dtype, name='bits')(told.features).astype(jnp.float32)
-    return Recalled(logits, told.read, told.write)
+    return RecallerOutput(logits, told.read, told.write)
 
 
 @dataclasses.dataclass(frozen=True)
-class RecallModel:
+class RecallConfig:
   """The fields of `config.model`: a spec of RECALL_CELLS, and by what its heads address a memory."""
 
   cell: str = 'turing'
@@ -262,7 +264,7 @@ class RecallModel:
 
 def build_recaller(model: Mapping[str, Any], outputs: int) -> Recaller:
   """The model that `config.model` means, for so many bits at once. Raises UserError for what does not exist."""
-  options = RecallModel(**model)
+  options = RecallConfig(**model)
   for spec, table, what in ((options.score, SCORES, 'score'), (options.alignment, ALIGNMENTS, 'alignment')):
     lookup(spec, table, what)  # of a cell without heads too
   dtype = DTYPES[choose(options.dtype, DTYPES, 'dtype')]
@@ -274,6 +276,6 @@ def choose_controller(name: str) -> Controller:
   return CONTROLLERS[choose(name, CONTROLLERS, 'controller')]
 
 
-def plain(row: Row) -> bool:
+def is_self_contained(row: Row) -> bool:
   """Whether a row needs nothing but parameters and what it did before."""
-  return row.learns_alone and 'rng' not in row.needs
+  return row.trains_by_backprop and 'rng' not in row.required_inputs

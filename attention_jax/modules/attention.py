@@ -10,9 +10,9 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Carry, Memory
 from attention_jax.functional.dropout import with_dropout
 from attention_jax.functional.scores import SCORES
-from attention_jax.functional.table import Row, init_row, lookup
-from attention_jax.kernels.api import IMPLEMENTATIONS, implementation_of
-from attention_jax.kernels.sharding import rows_axis
+from attention_jax.functional.table import Row, init_row_params, lookup
+from attention_jax.kernels.api import IMPLEMENTATIONS, get_implementation
+from attention_jax.kernels.sharding import batch_mesh_axis
 from attention_jax.modules.linear import Dense, product
 from attention_jax.modules.positions import Positions
 
@@ -28,7 +28,7 @@ class RowParams(nn.Module):
     sizes = {'query': query, 'key': key, 'features': features}
 
     def initial(rng, name):
-      return jax.vmap(lambda rng: init_row(rng, self.row, sizes)[name])(jax.random.split(rng, self.heads))
+      return jax.vmap(lambda rng: init_row_params(rng, self.row, sizes)[name])(jax.random.split(rng, self.heads))
 
     return {name: self.param(name, initial, name) for name in self.row.params}
 
@@ -96,13 +96,15 @@ class Attention(nn.Module):
       raise UserError(f'attention: features={self.features} cannot be divided among heads={self.heads}')
     if self.kv_heads < 0 or self.heads % self.groups:
       raise UserError(f'attention: heads={self.heads} cannot share kv_heads={self.kv_heads}; possible: a divisor, or 0')
-    self.score_row = self.score_of
-    self.alignment_row = self.alignment_of
+    self.score_row = self.resolved_score
+    self.alignment_row = self.resolved_alignment
     self.score_params = RowParams(self.score_row, self.heads)
     self.alignment_params = RowParams(self.alignment_row, self.heads)
-    self.run = implementation_of(self.implementation, self.score_row, lookup(self.alignment, ALIGNMENTS, 'alignment'))
-    if self.run.refuse(self.score_row, self.alignment_row):
-      able = [name for name, way in IMPLEMENTATIONS.items() if not way.refuse(self.score_row, self.alignment_row)]
+    self.run = get_implementation(self.implementation, self.score_row, lookup(self.alignment, ALIGNMENTS, 'alignment'))
+    if self.run.unsupported_reason(self.score_row, self.alignment_row):
+      able = [
+        name for name, way in IMPLEMENTATIONS.items() if not way.unsupported_reason(self.score_row, self.alignment_row)
+      ]
       possible = f"'{self.implementation}' has no dropout on weights; possible: dropout=0.0, or {', '.join(able)}"
       raise UserError(f'attention: implementation {possible}')
     if self.heads > 1 and self.alignment_row.latent:
@@ -115,8 +117,8 @@ class Attention(nn.Module):
       self.value_kernel = HeadKernel(self.groups, own)
       init = nn.initializers.variance_scaling(self.joined, 'fan_in', 'truncated_normal')
       self.join = Dense(self.features, use_bias=False, dtype=self.dtype, kernel_init=init)
-    if self.turns and not self.score_row.turns:
-      possible = ', '.join(name for name, row in SCORES.items() if row.turns)
+    if self.rotates_products and not self.score_row.rotation_invariant:
+      possible = ', '.join(name for name, row in SCORES.items() if row.rotation_invariant)
       raise UserError(f'attention: these positions turn q and k of a product, not {self.score!r}; possible: {possible}')
 
   @property
@@ -125,37 +127,41 @@ class Attention(nn.Module):
     return self.kv_heads or self.heads
 
   @property
-  def turns(self) -> bool:
-    return self.positions is not None and self.positions.products
+  def rotates_products(self) -> bool:
+    return self.positions is not None and self.positions.requires_product
 
   @property
-  def score_of(self) -> Row:
+  def resolved_score(self) -> Row:
     """The row of the score; known without parameters."""
     return lookup(self.score, SCORES, 'score')
 
   @property
   def projects(self) -> bool:
-    return self.projects_values or self.score_of.project
+    return self.projects_values or self.resolved_score.project
 
   @property
   def projects_values(self) -> bool:
     return self.heads > 1 or self.project_values or self.positions is not None
 
   @property
-  def recurrent(self) -> bool:
+  def is_recurrent(self) -> bool:
     """Whether its queries must come in order."""
-    return self.score_of.recurrent or self.alignment_of.recurrent
+    return self.resolved_score.is_recurrent or self.resolved_alignment.is_recurrent
 
-  def check_steps(self) -> None:
+  def check_step_support(self) -> None:
     """Raises: UserError where queries that come one at a time are not computed by the implementation asked for."""
     if IMPLEMENTATIONS[self.implementation].attend_step is None:
       able = [name for name, way in IMPLEMENTATIONS.items() if way.attend_step]
-      able = [name for name in able if not IMPLEMENTATIONS[name].refuse(self.score_of, self.alignment_of)]
+      able = [
+        name
+        for name in able
+        if not IMPLEMENTATIONS[name].unsupported_reason(self.resolved_score, self.resolved_alignment)
+      ]
       mistake = f"implementation '{self.implementation}' computes many queries at once, this decoder asks for one"
       raise UserError(f'attention: {mistake}; possible: {", ".join(able)}')
 
   @property
-  def alignment_of(self) -> Row:
+  def resolved_alignment(self) -> Row:
     """The row of the alignment; known without parameters."""
     return with_dropout(lookup(self.alignment, ALIGNMENTS, 'alignment'), self.dropout)
 
@@ -168,7 +174,7 @@ class Attention(nn.Module):
       at: [S], where they stand, for attention that knows of positions.
       value: [B, S, V], what contexts are made of if not of `encoded`.
     """
-    seen = functional.hide(Memory(encoded, encoded if value is None else value, mask))
+    seen = functional.zero_masked_memory(Memory(encoded, encoded if value is None else value, mask))
 
     def heads(x, kernel_of):
       x = x.astype(self.dtype)
@@ -176,7 +182,7 @@ class Attention(nn.Module):
 
     key = heads(seen.key, self.key_kernel if self.projects else None)
     value = heads(seen.value, self.value_kernel if self.projects_values else None)
-    return Memory(key if self.positions is None else self.positions.turn(key, at), value, mask[:, None])
+    return Memory(key if self.positions is None else self.positions.rotate(key, at), value, mask[:, None])
 
   def context_width(self, memory: Memory) -> int:
     """How wide contexts are."""
@@ -188,7 +194,7 @@ class Attention(nn.Module):
     shape = (memory.key.shape[0], self.heads)
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*shape, *leaf.shape)), carry)
 
-  def carry_at_end(self, memory: Memory) -> Carry:
+  def carry_at_last_position(self, memory: Memory) -> Carry:
     """The carry of an alignment with a lookback that stands at the last position of the memory."""
     carry = self.init_carry(memory)
     score_state, state = carry.state
@@ -237,7 +243,7 @@ class Attention(nn.Module):
       at: [T], where the queries stand.
       return_weights: whether they are wanted, which implementations without any refuse.
     """
-    return_weights = return_weights or (self.positions is not None and self.positions.weighs)
+    return_weights = return_weights or (self.positions is not None and self.positions.needs_weights)
 
     def steps(params, _, query, memory, bias, rng):
       return self.run.attend(
@@ -274,7 +280,7 @@ class Attention(nn.Module):
     if inside and at is None:
       raise UserError('attention: with positions it must be told where queries stand, by at')
     if inside:
-      query = self.positions.turn(into_heads(query, params.pop('query')), at)
+      query = self.positions.rotate(into_heads(query, params.pop('query')), at)
       bias, each = self.positions.bias(query, at, memory.key.shape[-2]), 0
       query = self._grouped(query, 1)
     if bias is not None:
@@ -284,7 +290,7 @@ class Attention(nn.Module):
     carry, rngs = self._grouped((carry, self._rngs((query.shape[0], self.heads), deterministic)), 1)
     run = jax.vmap(fn, in_axes=(0, 0, each, None, 0, 0), axis_size=self.heads // self.groups)
     run = jax.vmap(run, in_axes=(0, 0, each, Memory(0, 0, None), 0, 0))
-    run = jax.vmap(run, in_axes=(None, 0, 0, 0, over_batch, 0), spmd_axis_name=rows_axis(query.shape[0]))
+    run = jax.vmap(run, in_axes=(None, 0, 0, 0, over_batch, 0), spmd_axis_name=batch_mesh_axis(query.shape[0]))
     given = run(params, carry, query, memory._replace(mask=memory.mask[:, 0]), bias, rngs)
     return jax.tree.map(lambda x: x.reshape(x.shape[0], self.heads, *x.shape[3:]), given)
 
@@ -295,7 +301,9 @@ class Attention(nn.Module):
 
   def _rngs(self, shape: tuple[int, int], deterministic: bool):
     row = self.alignment_row
-    draws = 'rng' in self.score_row.needs or ('rng' in row.needs and not (deterministic and row.at_test))
+    draws = 'rng' in self.score_row.required_inputs or (
+      'rng' in row.required_inputs and not (deterministic and row.at_test)
+    )
     return jax.random.split(self.make_rng('attention'), shape) if draws else None
 
   def _joined(self, attended: Attended, at: jax.Array | None) -> Attended:

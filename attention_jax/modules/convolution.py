@@ -55,12 +55,12 @@ def windows(x: jax.Array, before: int, after: int) -> jax.Array:
   return jnp.concatenate([padded[:, i : i + size] for i in range(before + 1 + after)], axis=-1)
 
 
-def halved(x: jax.Array, y: jax.Array) -> jax.Array:
+def average_residual(x: jax.Array, y: jax.Array) -> jax.Array:
   """(x + y) √0.5: as varied as each of them is. Gehring et al. 2017, section 3.4."""
   return (x + y) * 0.5**0.5
 
 
-def lessened(x: jax.Array, part: float) -> jax.Array:
+def scale_gradient(x: jax.Array, part: float) -> jax.Array:
   """x itself, with `part` of its gradient."""
   still = jax.lax.stop_gradient(x)
   return still + part * (x - still)

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from attention_jax.functional.dropout import kept
+from attention_jax.functional.dropout import keep_mask
 
 
 class Dropout(nn.Module):
@@ -20,4 +20,4 @@ class Dropout(nn.Module):
   def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
     if deterministic or not self.rate:
       return x
-    return jnp.where(kept(self.make_rng('dropout'), self.rate, x.shape), x / (1 - self.rate), 0)
+    return jnp.where(keep_mask(self.make_rng('dropout'), self.rate, x.shape), x / (1 - self.rate), 0)

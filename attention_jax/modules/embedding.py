@@ -8,7 +8,7 @@ from attention_jax.modules.dropout import Dropout
 from attention_jax.tokens import UNK
 
 
-def known(ids: jax.Array, size: int) -> jax.Array:
+def oov_to_unk(ids: jax.Array, size: int) -> jax.Array:
   """ids, with UNK for words that stand in the source alone: those from `size` on."""
   return jnp.where(ids < size, ids, UNK)
 
@@ -31,7 +31,7 @@ class Embedding(nn.Module):
     self.drop = Dropout(self.dropout)
 
   def __call__(self, ids: jax.Array, deterministic: bool = True) -> jax.Array:
-    return self.drop(self.table(known(ids, self.size)), deterministic=deterministic)
+    return self.drop(self.table(oov_to_unk(ids, self.size)), deterministic=deterministic)
 
   def vectors(self) -> jax.Array:
     """All vectors [size, F]."""

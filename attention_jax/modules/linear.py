@@ -38,10 +38,10 @@ _low.defvjp(
 
 def _gradients(x: jax.Array, kernel: jax.Array, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
   slope = slope.astype(x.dtype)
-  return _summed(slope, kernel.T, x.dtype), over_rows(x, slope, kernel.dtype)
+  return _summed(slope, kernel.T, x.dtype), sum_outer_products(x, slope, kernel.dtype)
 
 
-def over_rows(left: jax.Array, right: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def sum_outer_products(left: jax.Array, right: jax.Array, dtype: jnp.dtype) -> jax.Array:
   """left [N, D], right [N, F] -> Σ_n left_nd right_nf [D, F], summed in float32 at least.
 
   A compiler for CPUs that finds a transpose before a product makes it a part of it, and has such products of 16 bits in
@@ -63,7 +63,7 @@ def _of_last_axis(x, kernel, dimensions, precision=None, preferred_element_type=
 Dense = functools.partial(nn.Dense, dot_general=_of_last_axis)
 
 
-class Joined(nn.Module):
+class ConcatDense(nn.Module):
   """A linear layer over parts [..., D1], [..., D2], ... side by side, whose other axes are broadcast, not copied."""
 
   features: int

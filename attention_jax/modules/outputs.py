@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.functional import copying
-from attention_jax.modules.linear import Dense, Joined, product
+from attention_jax.modules.linear import ConcatDense, Dense, product
 from attention_jax.tokens import EOS
 
 
-class Linear(NamedTuple):
+class LinearLogits(NamedTuple):
   """Logits that are not computed yet: features [..., D] @ kernel [D, V] + bias [V], float32 from features and kernel in
   the dtype of the features."""
 
@@ -32,7 +32,7 @@ class Linear(NamedTuple):
   bias: jax.Array
 
   @property
-  def linear(self) -> 'Linear':
+  def linear(self) -> 'LinearLogits':
     return self
 
   def logits(self) -> jax.Array:
@@ -50,7 +50,7 @@ class Mixture(NamedTuple):
     return self.log_probs
 
 
-class Seen(NamedTuple):
+class CopyInputs(NamedTuple):
   """What an output layer that copies looks at beside the features.
 
   Attributes:
@@ -81,23 +81,23 @@ class OutputLayer(nn.Module):
 
 
 class VocabularyOutput(OutputLayer):
-  """A linear layer over the vocabulary: features [..., D] -> Linear, whose logits are [..., V]."""
+  """A linear layer over the vocabulary: features [..., D] -> LinearLogits, whose logits are [..., V]."""
 
   @nn.compact
-  def __call__(self, features: jax.Array, seen: Seen | None = None) -> Linear:
+  def __call__(self, features: jax.Array, seen: CopyInputs | None = None) -> LinearLogits:
     kernel = self.param('kernel', nn.initializers.lecun_normal(), (features.shape[-1], self.size))
-    return Linear(features.astype(self.dtype), kernel, self.param('bias', nn.initializers.zeros, (self.size,)))
+    return LinearLogits(features.astype(self.dtype), kernel, self.param('bias', nn.initializers.zeros, (self.size,)))
 
 
 class TiedOutput(OutputLayer):
   """Logits against the target embeddings (Press & Wolf 2017); features of another width are projected to theirs."""
 
   @nn.compact
-  def __call__(self, features: jax.Array, seen: Seen | None = None) -> Linear:
+  def __call__(self, features: jax.Array, seen: CopyInputs | None = None) -> LinearLogits:
     if features.shape[-1] != self.embedding.features:
       features = Dense(self.embedding.features, use_bias=False, dtype=self.dtype)(features)
     bias = self.param('bias', nn.initializers.zeros, (self.size,))
-    return Linear(features.astype(self.dtype), self.embedding.vectors().T, bias)
+    return LinearLogits(features.astype(self.dtype), self.embedding.vectors().T, bias)
 
 
 class PointerOutput(OutputLayer):
@@ -109,7 +109,7 @@ class PointerOutput(OutputLayer):
   def remember(self, memory: jax.Array, mask: jax.Array, source: jax.Array) -> Any:
     return source
 
-  def __call__(self, features: jax.Array, seen: Seen | None = None) -> Mixture:
+  def __call__(self, features: jax.Array, seen: CopyInputs | None = None) -> Mixture:
     return Mixture(_each(lambda weights, ids: copying.point(weights, ids, self.size, EOS), seen.weights, seen.kept))
 
 
@@ -136,12 +136,12 @@ class PointerGenerator(Generating):
 
   def setup(self):
     super().setup()
-    self.gate = Joined(1, bias=True, dtype=self.dtype)
+    self.gate = ConcatDense(1, bias=True, dtype=self.dtype)
 
   def remember(self, memory: jax.Array, mask: jax.Array, source: jax.Array) -> Any:
     return source
 
-  def __call__(self, features: jax.Array, seen: Seen | None = None) -> Mixture:
+  def __call__(self, features: jax.Array, seen: CopyInputs | None = None) -> Mixture:
     gate = jax.nn.sigmoid(self.gate(*seen.parts).astype(jnp.float32))[..., 0]
     logits = self.generator(features).logits()
     return Mixture(_each(copying.generate_or_copy, logits, gate, seen.weights, seen.kept))
@@ -162,7 +162,7 @@ class CopyNet(Generating):
   def remember(self, memory: jax.Array, mask: jax.Array, source: jax.Array) -> Any:
     return jnp.tanh(self.key(memory)), mask, source
 
-  def __call__(self, features: jax.Array, seen: Seen | None = None) -> Mixture:
+  def __call__(self, features: jax.Array, seen: CopyInputs | None = None) -> Mixture:
     key, mask, source = seen.kept
     query = features.astype(self.dtype)
     query = query if query.shape[-1] == key.shape[-1] else self.query(query)

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from attention_jax.functional.masking import masked
+from attention_jax.functional.masking import zero_masked
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.linear import Dense
 
@@ -32,14 +32,14 @@ class Mean(Pooling):
 
   def __call__(self, memory, mask, final, deterministic=True):
     weights = self.flat(memory, mask)
-    return jnp.einsum('bs,bsd->bd', weights[:, 0].astype(memory.dtype), masked(memory, mask)), weights
+    return jnp.einsum('bs,bsd->bd', weights[:, 0].astype(memory.dtype), zero_masked(memory, mask)), weights
 
 
 class Sum(Pooling):
   """Σ_s h_s."""
 
   def __call__(self, memory, mask, final, deterministic=True):
-    return masked(memory, mask).sum(1), self.flat(memory, mask)
+    return zero_masked(memory, mask).sum(1), self.flat(memory, mask)
 
 
 class Max(Pooling):
@@ -49,7 +49,7 @@ class Max(Pooling):
     low = jnp.finfo(memory.dtype).min
     hidden = jnp.where(mask[..., None], memory, low)
     taken = jax.nn.one_hot(hidden.argmax(1), memory.shape[1], dtype=jnp.float32).mean(1)
-    return jnp.where(mask.any(1, keepdims=True), hidden.max(1), 0), masked(taken, mask)[:, None]
+    return jnp.where(mask.any(1, keepdims=True), hidden.max(1), 0), zero_masked(taken, mask)[:, None]
 
 
 class Last(Pooling):

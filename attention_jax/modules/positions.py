@@ -4,7 +4,7 @@ Every module of POSITIONS has the same methods, each of which leaves things as t
 
 - check(size): raises a UserError if there are no positions for so long a sequence;
 - embed(x [B, T, D], at [T]) -> x: of the tokens that stand at `at`, before the first layer;
-- turn(x [B, N, T, F], at [T]) -> x: of projected queries and keys;
+- rotate(x [B, N, T, F], at [T]) -> x: of projected queries and keys;
 - bias(query [B, N, T, F], at [T], size) -> [N, T, S] or [B, N, T, S], added to the scores of positions 0 ... size - 1;
 - shift(weights [B, N, T, S], at [T]) -> [B, N, T, F], added to the contexts of the heads.
 
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.errors import UserError, choose
-from attention_jax.functional.masking import offsets
+from attention_jax.functional.masking import relative_positions
 from attention_jax.functional.table import check_options, parse_spec
 
 
@@ -31,19 +31,19 @@ class Positions(nn.Module):
   Attributes:
     heads, features: N and F of the attention that asks.
     bidirectional: whether queries see what comes after them.
-    products: whether it works on products q . k alone, where q and k are the projected query and key.
-    inside: whether attention has to ask it; if not, it is the embeddings that tell of positions.
-    weighs: whether `shift` needs the weights.
-    shared: whether all layers have the same parameters.
+    requires_product: whether it works on products q . k alone, where q and k are the projected query and key.
+    in_attention: whether attention has to ask it; if not, it is the embeddings that tell of positions.
+    needs_weights: whether `shift` needs the weights.
+    shared_across_layers: whether all layers have the same parameters.
   """
 
   heads: int = 1
   features: int = 64
   bidirectional: bool = True
-  products = False
-  inside = False
-  weighs = False
-  shared = False
+  requires_product = False
+  in_attention = False
+  needs_weights = False
+  shared_across_layers = False
 
   def check(self, size: int) -> None:
     """Raises: UserError where there are no positions for sequences of this size."""
@@ -51,7 +51,7 @@ class Positions(nn.Module):
   def embed(self, x: jax.Array, at: jax.Array) -> jax.Array:
     return x
 
-  def turn(self, x: jax.Array, at: jax.Array) -> jax.Array:
+  def rotate(self, x: jax.Array, at: jax.Array) -> jax.Array:
     return x
 
   def bias(self, query: jax.Array, at: jax.Array, size: int) -> jax.Array | None:
@@ -71,7 +71,7 @@ class Sinusoidal(Positions):
     return x + _sinusoids(at, x.shape[-1]).astype(x.dtype)[None]
 
 
-class Learned(Positions):
+class LearnedPositions(Positions):
   """x_t + p_t, a learned vector for each position. Gehring et al. 2017, section 3.1.
 
   Attributes: max_positions, how many there are.
@@ -98,8 +98,8 @@ class Shaw(Positions):
   """
 
   max_distance: int = 16
-  inside = True
-  weighs = True
+  in_attention = True
+  needs_weights = True
 
   def setup(self):
     init, shape = nn.initializers.glorot_uniform(), (2 * self.max_distance + 1, self.features)
@@ -107,7 +107,7 @@ class Shaw(Positions):
     self.of_values = self.param('of_values', init, shape)
 
   def _distances(self, at, size):
-    return jnp.clip(offsets(at, size), -self.max_distance, self.max_distance) + self.max_distance
+    return jnp.clip(relative_positions(at, size), -self.max_distance, self.max_distance) + self.max_distance
 
   def bias(self, query, at, size):
     measured = jnp.einsum('bntf,rf->bntr', query, self.of_keys.astype(query.dtype)) * query.shape[-1] ** -0.5
@@ -128,8 +128,8 @@ class Buckets(Positions):
 
   buckets: int = 32
   max_distance: int = 128
-  inside = True
-  shared = True
+  in_attention = True
+  shared_across_layers = True
 
   @nn.compact
   def bias(self, query, at, size):
@@ -138,7 +138,7 @@ class Buckets(Positions):
       possible = f'{least} buckets or more, and more than 1 / {least} of them as max_distance'
       raise UserError(f"position 't5': buckets={self.buckets}, max_distance={self.max_distance}; possible: {possible}")
     table = self.param('table', nn.initializers.normal(self.features**-0.5), (self.heads, self.buckets))
-    return table[:, bucket_of(offsets(at, size), self.buckets, self.max_distance, self.bidirectional)]
+    return table[:, bucket_of(relative_positions(at, size), self.buckets, self.max_distance, self.bidirectional)]
 
 
 class Rotary(Positions):
@@ -148,10 +148,10 @@ class Rotary(Positions):
   """
 
   base: float = 10000.0
-  products = True
-  inside = True
+  requires_product = True
+  in_attention = True
 
-  def turn(self, x, at):
+  def rotate(self, x, at):
     half = x.shape[-1] // 2
     if 2 * half != x.shape[-1]:
       raise UserError(f"position 'rope' turns pairs of features; got {x.shape[-1]} features a head")
@@ -167,17 +167,17 @@ class Alibi(Positions):
   The paper looks back only; where queries see what comes after them too, that counts as far as what came before.
   """
 
-  inside = True
+  in_attention = True
 
   def bias(self, query, at, size):
     slopes = jnp.asarray(alibi_slopes(self.heads), jnp.float32)
-    return -slopes[:, None, None] * jnp.abs(offsets(at, size))[None]
+    return -slopes[:, None, None] * jnp.abs(relative_positions(at, size))[None]
 
 
 POSITIONS: Mapping[str, type[Positions]] = {
   'none': Positions,
   'sinusoidal': Sinusoidal,
-  'learned': Learned,
+  'learned': LearnedPositions,
   'shaw': Shaw,
   't5': Buckets,
   'rope': Rotary,
@@ -185,17 +185,17 @@ POSITIONS: Mapping[str, type[Positions]] = {
 }
 
 
-OTHERS_SAY = ('heads', 'features', 'bidirectional')  # fields of positions that attention says
+SET_BY_ATTENTION = ('heads', 'features', 'bidirectional')  # fields of positions that attention says
 
 
-def position_of(spec: str) -> tuple[type[Positions], dict[str, Any]]:
+def parse_position(spec: str) -> tuple[type[Positions], dict[str, Any]]:
   """The row of POSITIONS that a spec such as 't5(buckets=16)' names, and the options it is to be made with.
 
   Raises: UserError for an unknown name or option.
   """
   name, given = parse_spec(spec)
   cls = POSITIONS[choose(name, POSITIONS, 'position')]
-  without = {*OTHERS_SAY, 'parent', 'name'}
+  without = {*SET_BY_ATTENTION, 'parent', 'name'}
   defaults = {field.name: field.default for field in dataclasses.fields(cls) if field.name not in without}
   check_options(f'position {name!r}', given, defaults)
   for option, value in given.items():

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.errors import UserError, choose
-from attention_jax.functional.masking import accumulator, masked
+from attention_jax.functional.masking import accumulation_dtype, zero_masked
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.linear import Dense, product
 
@@ -61,7 +61,7 @@ def _lstm(x: jax.Array, state: State, kernel: jax.Array, bias: jax.Array) -> Sta
 
 def _fed(h: jax.Array, kernel: jax.Array) -> jax.Array:
   """What the state adds to the gates, which are computed in float32 whatever the state is kept in."""
-  return product(h, kernel, accumulator(h))
+  return product(h, kernel, accumulation_dtype(h))
 
 
 def _row(bias: jax.Array, like: jax.Array) -> jax.Array:
@@ -130,7 +130,7 @@ class RecurrentLayer(nn.Module):
   def __call__(self, inputs: jax.Array, mask: jax.Array, state: State | None = None) -> tuple[jax.Array, State]:
     """inputs [B, S, D], mask [B, S] -> outputs [B, S, F] (zero where masked), the state after the last real step."""
     cell = RecurrentCell(self.kind, self.features, self.dtype)
-    projected = jnp.moveaxis(cell.project(masked(inputs, mask)), 1, 0)
+    projected = jnp.moveaxis(cell.project(zero_masked(inputs, mask)), 1, 0)
     step = cell.step()
     state = zero_state(self.kind, inputs.shape[0], self.features, self.dtype) if state is None else state
 
@@ -140,7 +140,7 @@ class RecurrentLayer(nn.Module):
       return state, state[0]
 
     state, outputs = jax.lax.scan(body, state, (projected, mask.T), reverse=self.reverse)
-    return masked(jnp.moveaxis(outputs, 0, 1), mask), state
+    return zero_masked(jnp.moveaxis(outputs, 0, 1), mask), state
 
 
 class RecurrentStack(nn.Module):

@@ -18,7 +18,7 @@ from attention_jax.functional.masking import window_mask
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.linear import Dense
-from attention_jax.modules.positions import Positions, position_of
+from attention_jax.modules.positions import Positions, parse_position
 
 EPSILON = 1e-5  # of normalisations
 
@@ -26,7 +26,7 @@ EPSILON = 1e-5  # of normalisations
 class Norm(NamedTuple):
   """A row of NORMS: what it does, in one line, and the module."""
 
-  about: str
+  description: str
   module: Callable[..., nn.Module]
 
 
@@ -39,7 +39,7 @@ NORMS: Mapping[str, Norm] = {
 class Activation(NamedTuple):
   """A row of ACTIVATIONS, of feed-forward networks: what it does, in one line; gated, whether as act(x U) * (x W)."""
 
-  about: str
+  description: str
   fn: Callable[[jax.Array], jax.Array]
   gated: bool = False
 
@@ -53,7 +53,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
-def visible(at: jax.Array, size: int, *, causal: bool, window: int = 0, sinks: int = 0) -> jax.Array:
+def visibility_mask(at: jax.Array, size: int, *, causal: bool, window: int = 0, sinks: int = 0) -> jax.Array:
   """[T, S]: which of the positions 0 ... size - 1 the queries at `at` may see.
 
   Args:
@@ -163,7 +163,7 @@ class DecoderLayer(nn.Module):
     one = self.attention.remember(nothing, jnp.ones((batch, 1), bool), jnp.zeros((1,), jnp.int32))
     room = lambda x: jnp.zeros((*x.shape[:2], size, x.shape[-1]), x.dtype)
     cache = Memory(room(one.key), room(one.value), one.mask)
-    carry_of = lambda attention, memory: attention.init_carry(memory) if attention.recurrent else ()
+    carry_of = lambda attention, memory: attention.init_carry(memory) if attention.is_recurrent else ()
     return LayerCarry(cache.key, cache.value, carry_of(self.attention, cache), carry_of(self.cross, memory))
 
   def __call__(self, x: jax.Array, memory: Memory, mask: jax.Array, at: jax.Array, deterministic: bool):
@@ -174,7 +174,7 @@ class DecoderLayer(nn.Module):
 
     def cross(x):
       context, weights = self.cross.parallel(x, memory, deterministic)
-      return context, by_head(weights, self.cross.heads)
+      return context, with_head_axis(weights, self.cross.heads)
 
     x, _, weights = self._through(x, own, cross, deterministic)
     return x, weights
@@ -186,12 +186,12 @@ class DecoderLayer(nn.Module):
       new = self.attention.remember(x[:, None], jnp.ones((x.shape[0], 1), bool), at[None])
       put = lambda cache, new: jax.lax.dynamic_update_slice_in_dim(cache, new, at, axis=2)
       cache = Memory(put(carry.key, new.key), put(carry.value, new.value), mask[:, None])
-      after, context = attend_one(self.attention, carry.own, x, cache, deterministic, at)[:2]
+      after, context = attend_single_query(self.attention, carry.own, x, cache, deterministic, at)[:2]
       return context, (cache, after)
 
     def cross(x):
-      after, context, weights = attend_one(self.cross, carry.cross, x, memory, deterministic)
-      return context, (after, by_head(weights, self.cross.heads))
+      after, context, weights = attend_single_query(self.cross, carry.cross, x, memory, deterministic)
+      return context, (after, with_head_axis(weights, self.cross.heads))
 
     x, (cache, own_after), (cross_after, weights) = self._through(x, own, cross, deterministic)
     return LayerCarry(cache.key, cache.value, own_after, cross_after), x, weights
@@ -203,15 +203,17 @@ class DecoderLayer(nn.Module):
     return x, of_own, of_cross
 
 
-def by_head(weights: jax.Array, heads: int) -> jax.Array:
+def with_head_axis(weights: jax.Array, heads: int) -> jax.Array:
   """[B, N, ..., S] however many heads there are."""
   return weights if heads > 1 else weights[:, None]
 
 
-def attend_one(attention: Attention, carry: Any, query: jax.Array, memory: Memory, deterministic: bool, at=None):
+def attend_single_query(
+  attention: Attention, carry: Any, query: jax.Array, memory: Memory, deterministic: bool, at=None
+):
   """-> the next carry, () if there is none to hand on, context, weights."""
   after, attended = attention(carry or attention.init_carry(memory), query, memory, deterministic, at)
-  return (after if attention.recurrent else ()), *attended
+  return (after if attention.is_recurrent else ()), *attended
 
 
 class Stack(nn.Module):
@@ -226,7 +228,7 @@ class Stack(nn.Module):
     hidden: of the feed-forward networks.
     score, alignment, implementation, kv_heads: of the attention of a sequence to itself; see modules.attention.
     position: a spec of POSITIONS.
-    window, sinks: of the attention of a sequence to itself, see `visible`.
+    window, sinks: of the attention of a sequence to itself, see `visibility_mask`.
     norm, norm_first, activation: rows of NORMS and ACTIVATIONS, and where norms stand; see Residual.
     dropout: on embeddings, before positions are added, and on what every sublayer gives.
     attention_dropout: on the weights of the attention to its own sequence.
@@ -260,20 +262,20 @@ class Stack(nn.Module):
       raise UserError(f'transformer: features={self.features} cannot be divided among heads={self.heads}')
     if self.sinks and not self.window:
       raise UserError(f'transformer: sinks={self.sinks} are seen beyond a window, and window=0 sees everything')
-    cls, given = position_of(self.position)
+    cls, given = parse_position(self.position)
     make = functools.partial(cls, self.heads, self.features // self.heads, not causal, **given)
-    each = cls.inside and not cls.shared  # every layer has its own, and the embeddings none
+    each = cls.in_attention and not cls.shared_across_layers  # every layer has its own, and the embeddings none
     self.positions = Positions() if each else make()
-    self.inside = make if each else lambda: self.positions if cls.inside else None
+    self.inside = make if each else lambda: self.positions if cls.in_attention else None
     if self.norm_first:
       self.final_norm = normalise(self.norm, self.dtype)
 
   @property
-  def share(self) -> float:
+  def residual_scale(self) -> float:
     """One of how many sublayers."""
     return 1 / (self.layers * self.sublayers)
 
-  def own_attention(self) -> Attention:
+  def self_attention(self) -> Attention:
     """The attention of one layer to its own sequence."""
     attention = Attention(
       self.score,
@@ -285,19 +287,19 @@ class Stack(nn.Module):
       self.attention_dropout,
       project_values=True,
       positions=self.inside(),
-      joined=self.share,
+      joined=self.residual_scale,
       dtype=self.dtype,
     )
-    return learns_alone(attention)
+    return require_backprop(attention)
 
   def feed_forward(self) -> FeedForward:
-    return FeedForward(self.features, self.hidden, self.activation, self.share, self.dtype)
+    return FeedForward(self.features, self.hidden, self.activation, self.residual_scale, self.dtype)
 
   @property
   def residual(self) -> Callable[[], Residual]:
     return functools.partial(Residual, self.norm, self.norm_first, self.dropout, self.dtype)
 
-  def enter(self, embeddings: jax.Array, at: jax.Array) -> jax.Array:
+  def embed_inputs(self, embeddings: jax.Array, at: jax.Array) -> jax.Array:
     """Embeddings [B, T, E] at positions [T] -> x [B, T, D]: times √D, as in Vaswani et al. 2017, section 3.4."""
     return self.positions.embed(self._fitted(embeddings).astype(self.dtype) * self.features**0.5, at)
 
@@ -308,21 +310,21 @@ class Stack(nn.Module):
       return embeddings
     return Dense(self.features, use_bias=False, dtype=self.dtype, name='widen')(embeddings)
 
-  def through(self, x: jax.Array, after: jax.Array, deterministic: bool) -> jax.Array:
+  def apply_layer_drop(self, x: jax.Array, after: jax.Array, deterministic: bool) -> jax.Array:
     """What goes on from a layer that makes `after` of x: x itself where the layer is left out."""
     if deterministic or not self.layer_dropout:
       return after
     return jnp.where(jax.random.bernoulli(self.make_rng('dropout'), self.layer_dropout), x, after)
 
-  def leave(self, x: jax.Array) -> jax.Array:
+  def finalize(self, x: jax.Array) -> jax.Array:
     """What comes out of the last layer, normalised once more where layers normalise what goes in."""
     return self.final_norm(x) if self.norm_first else x
 
 
-def learns_alone(attention: Attention, who: str = 'transformer') -> Attention:
+def require_backprop(attention: Attention, who: str = 'transformer') -> Attention:
   """The attention, if gradients are enough for it. Raises: UserError, in the name of `who` asks, if not."""
-  row = attention.alignment_of
-  if not row.learns_alone:
+  row = attention.resolved_alignment
+  if not row.trains_by_backprop:
     what = 'sums over positions' if row.latent else f'learns by the loss {row.loss!r}'
     raise UserError(
       f'{who}: alignment {attention.alignment!r} {what}, which recurrent decoders alone offer; '

@@ -10,21 +10,21 @@ from typing import Any, ClassVar, Protocol
 import flax.linen as nn
 
 from attention_jax.errors import UserError
-from attention_jax.inference.metrics import Result
+from attention_jax.inference.metrics import MetricValue
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
 
 Config = Mapping[str, Any]
 
 
-class Stepwise(Protocol):
+class BatchSequence(Protocol):
   """Training batches without end: `batches[step]`, NamedTuples of arrays whose first axis is rows; None for nothing.
 
-  Attributes: shapes, the (rows, ...) that occur, each one compilation; sides, what they count.
+  Attributes: shapes, the (rows, ...) that occur, each one compilation; shape_names, what they count.
   """
 
   shapes: Sequence[tuple[int, ...]]
-  sides: str
+  shape_names: str
 
   def __len__(self) -> int:
     """Batches in an epoch."""
@@ -36,8 +36,8 @@ class System(Protocol):
   """A row of systems.SYSTEMS is a class of these.
 
   Attributes:
-    fields: of the config, the dataclass that says what there is in each of its groups; those within others come later.
-    drawing: the name of the file that `draw` writes by default.
+    config_groups: of the config, the dataclass that says what there is in each of its groups; those within others come later.
+    plot_filename: the name of the file that `plot` writes by default.
     config: the whole config of the run.
     model: a flax module.
     loss: what it minimises, a function of the batches.
@@ -46,12 +46,12 @@ class System(Protocol):
     arrays: the splits as trees of arrays, which a run that goes on must find as they were; none where nothing is read.
     implementation: what computes attention, with what 'auto' chooses.
 
-  Some do more, which experiment.Run.able asks for: `predictor` (what translates lines), `tell` (what is said of new
-  lines, and all there is to know of it), `texts` (the rows of a split), `draw_layers`, `together` (an ensemble).
+  Some do more, which experiment.Run.system_with asks for: `predictor` (what translates lines), `predict_lines` (what is said of new
+  lines, and all there is to know of it), `corpus` (the rows of a split), `plot_layers`, `ensemble` (an ensemble).
   """
 
-  fields: ClassVar[Mapping[str, type]]
-  drawing: ClassVar[str]
+  config_groups: ClassVar[Mapping[str, type]]
+  plot_filename: ClassVar[str]
   config: Config
   model: nn.Module
   loss: Loss
@@ -65,7 +65,7 @@ class System(Protocol):
     """Raises UserError for everything that can be wrong with a config whatever its data hold."""
 
   @classmethod
-  def selectable(cls, config: Config) -> dict[str, bool]:
+  def selectable_metrics(cls, config: Config) -> dict[str, bool]:
     """The metrics a validation may have, and whether more of each is better."""
 
   @classmethod
@@ -82,23 +82,23 @@ class System(Protocol):
   def initializer(self) -> Callable[[int], Any]:
     """seed -> initial parameters, a function of the seed alone."""
 
-  def batches(self, seed: int) -> Stepwise:
+  def batches(self, seed: int) -> BatchSequence:
     """The training batches of one run, of this process."""
 
-  def check_data(self, say: Callable[[str], None]) -> None:
+  def check_data(self, log: Callable[[str], None]) -> None:
     """Raises UserError for what the data alone can tell to be wrong with the config, and says what is odd."""
 
-  def measure(self, params: Any, split: str, *, beams: int | None = None) -> tuple[dict[str, Result], Any]:
+  def evaluate(self, params: Any, split: str, *, beams: int | None = None) -> tuple[dict[str, MetricValue], Any]:
     """Everything that is measured on a split, and the predictions it was measured on; None: beams of the config."""
 
-  def lines(self, predictions: Any) -> list[str]:
+  def format_predictions(self, predictions: Any) -> list[str]:
     """Predictions of a split as lines of text, one a row."""
 
-  def draw(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], given: Sequence[str]) -> None:
+  def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
     """Writes a picture of what the model attends to in some rows of a split, or in what is given instead."""
 
 
-def chosen_rows(rows: Sequence[str], split: str, size: int) -> list[int]:
+def parse_rows(rows: Sequence[str], split: str, size: int) -> list[int]:
   """Numbers of rows as a person wrote them. Raises: UserError for those that a split of this size has not."""
   if bad := [row for row in rows or [''] if not row.strip().isdecimal() or int(row) >= size]:
     raise UserError(f"row '{bad[0]}' is not in split '{split}'; possible: 0 to {size - 1}")

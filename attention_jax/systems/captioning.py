@@ -14,52 +14,52 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.analysis import image_overlays
-from attention_jax.analysis.pointing_game import pointing
+from attention_jax.analysis.pointing_game import count_pointing_hits
 from attention_jax.data import vocab
-from attention_jax.data.batching import Batch, check_some_fit
+from attention_jax.data.batching import Batch, check_any_row_fits
 from attention_jax.data.options import bind
 from attention_jax.data.pictures import (
   PICTURES,
   CaptionBatches,
-  Captioned,
+  EncodedCaptions,
+  LazySplits,
   Pictures,
-  WhenAsked,
-  captions_in_order,
-  check_lengths,
-  chosen_lengths,
+  assign_lengths,
+  check_caption_lengths,
   describe_captions,
   encode_captions,
+  eval_caption_batches,
   load_pictures,
   read_image,
 )
 from attention_jax.data.text import Corpus
 from attention_jax.errors import UserError, choose
-from attention_jax.inference.evaluation import Scorer, text_metrics, weight_metrics
-from attention_jax.inference.metrics import Result, measure
-from attention_jax.inference.predictor import Beams, Hypothesis, Prediction, compile_finder
+from attention_jax.inference.evaluation import TeacherForcedScorer, predict_and_evaluate, weight_metrics
+from attention_jax.inference.metrics import MetricValue, compute_metric
+from attention_jax.inference.predictor import BeamSearch, Hypothesis, Prediction, compile_search
 from attention_jax.kernels import auto
 from attention_jax.losses.auxiliary import LOSSES, auxiliary_losses, check_weights
 from attention_jax.losses.sequence import sequence_loss
-from attention_jax.models.encoder_decoder import EncoderDecoder, Model
+from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig
 from attention_jax.models.image_encoders import build_captioner
 from attention_jax.modules.attention import Attention
-from attention_jax.systems.base import Config, chosen_rows
-from attention_jax.systems.translation import Evaluation, text_directions
+from attention_jax.systems.base import Config, parse_rows
+from attention_jax.systems.translation import TranslationEvaluation, text_metric_directions
 from attention_jax.tokens import EOS
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
-from attention_jax.training.partition import make_mesh, place, replicate
+from attention_jax.training.partition import make_mesh, replicate, shard_batch
 from attention_jax.training.step import step_rngs
 
 SHAPE = 'pictures.json'
 DRAWN = 224  # pixels of an image whose features were read
-POINTING = {'pointing': True, 'pointing_words': True}
-FORCED = {'loss': False, 'accuracy': True} | POINTING
+POINTING_METRICS = {'pointing': True, 'pointing_words': True}
+CAPTION_METRICS = {'loss': False, 'accuracy': True} | POINTING_METRICS
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class CaptioningData:
   """The fields of `config.data`.
 
   Attributes:
@@ -77,16 +77,16 @@ class Source:
   batch_size: int = 64
 
 
-class Captioning:
+class CaptioningSystem:
   """Any encoder of pictures with any decoder and output layer that says words."""
 
-  fields: Mapping[str, type] = {
-    'data': Source,
-    'model': Model,
+  config_groups: Mapping[str, type] = {
+    'data': CaptioningData,
+    'model': ModelConfig,
     'model.attention': Attention,
-    'evaluation': Evaluation,
+    'evaluation': TranslationEvaluation,
   }
-  drawing, drawn_beside = 'attention.png', ('.gif',)
+  plot_filename, extra_plot_suffixes = 'attention.png', ('.gif',)
 
   def __init__(self, config: Config, vocabulary, shape: Sequence[int], data: Callable[[], Mapping[str, Pictures]]):
     """shape: of a picture. `data` gives the splits when they are asked for."""
@@ -96,16 +96,16 @@ class Captioning:
       raise UserError('evaluation.replace_unknown=True: a picture has no words; possible: False')
 
   @classmethod
-  def load(cls, config: Config, folder: str | None) -> 'Captioning':
+  def load(cls, config: Config, folder: str | None) -> 'CaptioningSystem':
     pictures = load_pictures(config['data'])
     spec, train = config['data']['vocabulary'], pictures['train']
-    vocabulary = vocab.stored(spec, folder, 'target') if folder else None
+    vocabulary = vocab.load_stored(spec, folder, 'target') if folder else None
     vocabulary = vocabulary or vocab.train(spec, train.captions)
     return cls(config, vocabulary, train.pictures.shape[1:], lambda: pictures)
 
   @classmethod
-  def open(cls, config: Config, folder: str) -> 'Captioning':
-    vocabulary = vocab.stored(config['data']['vocabulary'], folder, 'target')
+  def open(cls, config: Config, folder: str) -> 'CaptioningSystem':
+    vocabulary = vocab.load_stored(config['data']['vocabulary'], folder, 'target')
     try:
       with open(os.path.join(folder, SHAPE), encoding='utf-8') as file:
         shape = json.load(file)
@@ -115,22 +115,22 @@ class Captioning:
 
   @classmethod
   def check(cls, config: Config, training: Training) -> None:
-    check_lengths(config['data']['buckets'])
+    check_caption_lengths(config['data']['buckets'])
     bind(config['data']['task'], PICTURES, 'task')
-    vocab.kind(config['data']['vocabulary'])
-    Evaluation(**config['evaluation'])
+    vocab.parse_kind(config['data']['vocabulary'])
+    TranslationEvaluation(**config['evaluation'])
     for spec in config['evaluation']['metrics']:
-      measure(spec, ['a'], [['a']])
+      compute_metric(spec, ['a'], [['a']])
     model = build_captioner(config['model'], 5)
     if model.copies or config['model']['share_embeddings']:
       raise UserError('a picture has no words: no output layer copies from it, and share_embeddings is False')
     beside = auxiliary_losses(training.auxiliary)
     check_weights(beside, model.decoder.attention if model.attends else None)
-    if training.select in POINTING and not model.attends:
+    if training.select in POINTING_METRICS and not model.attends:
       raise UserError(f'training.select={training.select!r} is of weights, and this decoder attends to nothing')
     for name, row in beside.items():
-      if row.text:
-        possible = ', '.join(name for name, row in LOSSES.items() if not row.text)
+      if row.needs_text:
+        possible = ', '.join(name for name, row in LOSSES.items() if not row.needs_text)
         raise UserError(f'auxiliary loss {name} is of a source of words; possible for pictures: {possible}')
     batch = _smallest(model, (64, 64, 3))
     params = jax.eval_shape(lambda: initializer(model, (64, 64, 3))(0))
@@ -139,8 +139,8 @@ class Captioning:
     jax.eval_shape(loss, params, batch, step_rngs(jax.random.key(0)), dict.fromkeys(loss.running, 0.0))
 
   @classmethod
-  def selectable(cls, config: Config) -> dict[str, bool]:
-    return FORCED | text_directions(config)
+  def selectable_metrics(cls, config: Config) -> dict[str, bool]:
+    return CAPTION_METRICS | text_metric_directions(config)
 
   @functools.cached_property
   def pictures(self) -> Mapping[str, Pictures]:
@@ -148,15 +148,15 @@ class Captioning:
     return self._data()
 
   @functools.cached_property
-  def encoded(self) -> Mapping[str, Captioned]:
+  def encoded(self) -> Mapping[str, EncodedCaptions]:
     """The splits as pictures and ids."""
-    return WhenAsked(self.pictures, lambda name: encode_captions(self.pictures[name], self.vocabulary))
+    return LazySplits(self.pictures, lambda name: encode_captions(self.pictures[name], self.vocabulary))
 
   @functools.cached_property
   def loss(self) -> Loss:
     return _loss(self.model, Training(**self.config['training']))
 
-  def texts(self, split: str) -> Corpus:
+  def corpus(self, split: str) -> Corpus:
     """The rows of a split: names of pictures, captions."""
     return self.pictures[split].corpus
 
@@ -177,7 +177,7 @@ class Captioning:
   @property
   def implementation(self) -> str:
     attention = self.model.decoder.attention
-    several = auto.described(attention.score_of, attention.alignment_of)
+    several = auto.describe_choice(attention.resolved_score, attention.resolved_alignment)
     return attention.implementation + f' ({several})' * (attention.implementation == 'auto')
 
   def save(self, folder: str) -> None:
@@ -194,33 +194,33 @@ class Captioning:
     size = self.config['data']['batch_size']
     return CaptionBatches(self.encoded['train'], self._lengths, size, seed, jax.process_index(), jax.process_count())
 
-  def check_data(self, say: Callable[[str], None]) -> None:
+  def check_data(self, log: Callable[[str], None]) -> None:
     for name, encoded in self.encoded.items():
-      check_some_fit(name, chosen_lengths(encoded, self._lengths))
+      check_any_row_fits(name, assign_lengths(encoded, self._lengths))
     select = self.config['training']['select']
-    if select in POINTING and self.pictures['validation'].boxes is None:
+    if select in POINTING_METRICS and self.pictures['validation'].boxes is None:
       raise UserError(f'training.select={select!r} needs gold boxes, which the validation split has not')
-    found, reads = self.pictures['train'].pictures.dtype, self.model.encoder.reads
+    found, reads = self.pictures['train'].pictures.dtype, self.model.encoder.input_dtype
     if found != reads:
       raise UserError(
         f'config.model.encoder={self.config["model"]["encoder"]!r} reads {reads.__name__}, the pictures are {found}; '
-        'possible: grid for pictures (uint8), given for features (float32)'
+        'possible: grid for pictures (uint8), precomputed for features (float32)'
       )
     params = jax.eval_shape(lambda: self.initializer()(0))  # a picture that does not suit the encoder
     batch = _smallest(self.model, self.shape)
     jax.eval_shape(self.loss, params, batch, None, dict.fromkeys(self.loss.running, 0.0))
 
-  def measure(self, params: Any, split: str, *, beams: int | None = None):
+  def evaluate(self, params: Any, split: str, *, beams: int | None = None):
     pictures, encoded = self.pictures[choose(split, self.pictures, 'split')], self.encoded[split]
-    forced = self._scorer.of_batches(
-      params, captions_in_order(encoded, self._lengths, self._scorer.rows), len(pictures.captions)
+    forced = self._scorer.score_batches(
+      params, eval_caption_batches(encoded, self._lengths, self._scorer.rows), len(pictures.captions)
     )
-    found = {'loss': Result(forced.loss, 'nat/token', 'targets:forced')}
-    found['accuracy'] = Result(100 * forced.accuracy, '%', 'targets:forced')
+    found = {'loss': MetricValue(forced.loss, 'nat/token', 'targets:forced')}
+    found['accuracy'] = MetricValue(100 * forced.accuracy, '%', 'targets:forced')
     options = self.config['evaluation']
     numbers = {name: i for i, name in enumerate(pictures.names)}
     predict = lambda names, beams: self.predict(params, pictures.pictures[[numbers[n] for n in names]], names, beams)
-    texts, predictions = text_metrics(pictures.corpus, predict, options, beams=beams or options['beams'])
+    texts, predictions = predict_and_evaluate(pictures.corpus, predict, options, beams=beams or options['beams'])
     found |= texts
     if weights := [w for w in forced.weights if w is not None and w.any()]:
       found['entropy'] = weight_metrics(weights)['entropy']
@@ -236,28 +236,28 @@ class Captioning:
       some = pictures[start : start + rows]
       real = np.arange(rows) < len(some)
       padded = np.pad(some, [(0, rows - len(some))] + [(0, 0)] * (some.ndim - 1))
-      told = jax.device_get(find(params, *place((padded, real[:, None]), mesh)))
+      told = jax.device_get(find(params, *shard_batch((padded, real[:, None]), mesh)))
       found += [self._read(told, i, names[start + i]) for i in range(len(some))]
     return found
 
-  def lines(self, predictions: Sequence[Prediction]) -> list[str]:
+  def format_predictions(self, predictions: Sequence[Prediction]) -> list[str]:
     return [p.hypotheses[0].text if p.hypotheses else '' for p in predictions]
 
-  def draw(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], given: Sequence[str]) -> None:
+  def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
     """A picture with the map of every word, and the same as an animation beside it (.gif).
 
-    Rows are pictures of the split; `given` are files with images. Images are drawn larger than they are read, and
+    Rows are pictures of the split; `inputs` are files with images. Images are drawn larger than they are read, and
     where features are read, those that they were computed from.
     """
-    features = self.model.encoder.reads is not np.uint8
-    if given and features:
+    features = self.model.encoder.input_dtype is not np.uint8
+    if inputs and features:
       raise UserError('--text: this run reads features and no images; possible: --split and --rows')
-    if given:
-      shown, names, boxes = np.stack([read_image(file, self.shape[0]) for file in given]), list(given), None
+    if inputs:
+      shown, names, boxes = np.stack([read_image(file, self.shape[0]) for file in inputs]), list(inputs), None
       files = names
     else:
       pictures = self.pictures[choose(split, self.pictures, 'split')]
-      chosen = chosen_rows(rows, split, len(pictures.names))
+      chosen = parse_rows(rows, split, len(pictures.names))
       shown, names, boxes = pictures.pictures[chosen], [pictures.names[i] for i in chosen], pictures.boxes
       files = pictures.files and [pictures.files[i] for i in chosen]
     items = []
@@ -266,12 +266,12 @@ class Captioning:
         raise UserError(f'no caption for {said.source!r}')
       best = said.hypotheses[0]
       maps = best.weights[: len(best.tokens)].reshape(-1, *map(len, self._middles))
-      first = None if boxes is None else pictures.shown.index(chosen[i])
+      first = None if boxes is None else pictures.picture_index.index(chosen[i])
       right = boxes is not None and pictures.captions[first] == best.text
-      picture = shown[i] if files is None else read_image(files[i], DRAWN, enlarged=math.inf)
+      picture = shown[i] if files is None else read_image(files[i], DRAWN, max_upscale=math.inf)
       every = boxes[first] if boxes is not None else []
       items.append(
-        image_overlays.Told(
+        image_overlays.CaptionOverlay(
           picture,
           best.tokens,
           maps,
@@ -279,16 +279,18 @@ class Captioning:
           every if right else None,
           self._middles,
           []
-          if given
-          else [text for text, of in zip(pictures.captions, pictures.shown, strict=True) if of == chosen[i]],
+          if inputs
+          else [text for text, of in zip(pictures.captions, pictures.picture_index, strict=True) if of == chosen[i]],
           list(dict.fromkeys(filter(None, every))),
         )
       )
     image_overlays.write(items, path)
 
-  def tell(self, params: Any, lines: Sequence[str], name: str, first: int = 1) -> list[tuple[str, dict[str, Any]]]:
+  def predict_lines(
+    self, params: Any, lines: Sequence[str], name: str, first: int = 1
+  ) -> list[tuple[str, dict[str, Any]]]:
     """Of each file with an image: the caption; and its tokens, with the weights of each over rows and columns."""
-    if self.model.encoder.reads is not np.uint8:
+    if self.model.encoder.input_dtype is not np.uint8:
       raise UserError('this run reads features and no images; possible: one whose encoder is grid')
     images = np.stack([read_image(line, self.shape[0], f'{name}:{i}: ') for i, line in enumerate(lines, first)])
     found = []
@@ -304,23 +306,23 @@ class Captioning:
   @property
   def _middles(self) -> tuple[np.ndarray, ...]:
     """Of the rows and of the columns of cells, from 0 to 1."""
-    return tuple(map(self.model.encoder.middles, self.shape[:2]))
+    return tuple(map(self.model.encoder.cell_centres, self.shape[:2]))
 
   @property
   def _lengths(self) -> tuple[int, ...]:
-    return check_lengths(self.config['data']['buckets'])
+    return check_caption_lengths(self.config['data']['buckets'])
 
   @functools.cached_property
-  def _scorer(self) -> Scorer:
-    return Scorer(self.model, (), self.config['evaluation']['batch_size'])
+  def _scorer(self) -> TeacherForcedScorer:
+    return TeacherForcedScorer(self.model, (), self.config['evaluation']['batch_size'])
 
   @functools.cached_property
   def _find(self) -> Callable[[int], Callable]:
     """How many beams -> what finds captions, compiled once."""
-    options = Evaluation(**self.config['evaluation'])
+    options = TranslationEvaluation(**self.config['evaluation'])
     longest = options.max_length or self._lengths[-1]
     mesh = make_mesh(jax.local_devices())
-    return functools.cache(lambda beams: compile_finder(self.model, Beams(beams), longest, options.ranking, mesh))
+    return functools.cache(lambda beams: compile_search(self.model, BeamSearch(beams), longest, options.ranking, mesh))
 
   def _read(self, told, i: int, name: str) -> Prediction:
     hypotheses = []
@@ -328,25 +330,25 @@ class Captioning:
       if length := int(told.lengths[i, k]):
         ids = told.tokens[i, k, :length].tolist()
         content = ids[:-1] if ids[-1] == EOS else ids
-        tokens, weights = [self.vocabulary.piece(id) for id in content], told.weights[i, k, :length].copy()
+        tokens, weights = [self.vocabulary.id_to_token(id) for id in content], told.weights[i, k, :length].copy()
         text, score, log_prob = self.vocabulary.decode(content), told.scores[i, k], told.log_probs[i, k]
         hypotheses.append(Hypothesis(text, tokens, float(score), float(log_prob), weights))
     return Prediction(name, [], hypotheses)
 
-  def _pointing(self, pictures: Pictures, weights: Iterable[np.ndarray | None]) -> dict[str, Result]:
+  def _pointing(self, pictures: Pictures, weights: Iterable[np.ndarray | None]) -> dict[str, MetricValue]:
     """Whether the weights of what is told of a thing point at it: those of all its words together, and of each."""
     found = {}
     rows = [
-      (matrix, [boxes[word] if word >= 0 else None for word in self.vocabulary.words(caption)])
+      (matrix, [boxes[word] if word >= 0 else None for word in self.vocabulary.word_ids(caption)])
       for boxes, caption, matrix in zip(pictures.boxes, pictures.captions, weights, strict=True)
       if matrix is not None
     ]
-    middles = tuple(of * size for of, size in zip(self._middles, self.shape[:2], strict=True))
-    for name, phrases in (('pointing', True), ('pointing_words', False)):
-      played = [pointing(matrix, boxes, middles, phrases=phrases) for matrix, boxes in rows]
+    cell_centres = tuple(of * size for of, size in zip(self._middles, self.shape[:2], strict=True))
+    for name, merge_phrases in (('pointing', True), ('pointing_words', False)):
+      played = [count_pointing_hits(matrix, boxes, cell_centres, merge_phrases=merge_phrases) for matrix, boxes in rows]
       hits, total = map(sum, zip(*played, strict=True))
-      what = f'{"things" if phrases else "words"}:{total}'
-      found[name] = Result(100 * hits / max(total, 1), '%', f'argmax cell in box|targets:forced|{what}')
+      what = f'{"things" if merge_phrases else "words"}:{total}'
+      found[name] = MetricValue(100 * hits / max(total, 1), '%', f'argmax cell in box|targets:forced|{what}')
     return found
 
 
@@ -363,7 +365,7 @@ def initializer(model: EncoderDecoder, shape: Sequence[int]) -> Callable[[int], 
 
 def _smallest(model: EncoderDecoder, shape: Sequence[int]) -> Batch:
   """A batch of one picture of this shape with a caption of two tokens, by which parameters and shapes are told."""
-  source = np.zeros((1, *shape), model.encoder.reads)
+  source = np.zeros((1, *shape), model.encoder.input_dtype)
   real, target = np.ones((1, 1), bool), np.zeros((1, 2), np.int32)
   return Batch(source, real, target, np.ones((1, 2), bool), np.zeros(1, np.int32))
 

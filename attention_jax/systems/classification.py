@@ -15,41 +15,41 @@ import numpy as np
 from attention_jax.analysis import document_shading
 from attention_jax.analysis.alignment import entropy
 from attention_jax.data import vocab
-from attention_jax.data.documents import DOCUMENTS, Documents, given_documents, load_documents
-from attention_jax.data.labelled import (
+from attention_jax.data.document_batches import (
   DocumentBatches,
   EncodedDocuments,
   LabelledBatch,
-  check_shapes,
+  check_document_buckets,
+  cut_document,
   describe_documents,
-  documents_in_order,
   encode_documents,
-  largest,
-  pieces,
+  eval_document_batches,
+  largest_bucket,
 )
+from attention_jax.data.documents import DOCUMENTS, Documents, load_documents, parse_documents
 from attention_jax.data.options import bind
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.table import parse_spec
-from attention_jax.inference.metrics import Result
+from attention_jax.inference.metrics import MetricValue
 from attention_jax.kernels import auto
-from attention_jax.losses.auxiliary import WITHOUT, Auxiliary, auxiliary_losses
+from attention_jax.losses.auxiliary import DISABLE_HINT, AuxiliaryLoss, auxiliary_losses
 from attention_jax.losses.sequence import cross_entropy
-from attention_jax.models.classifiers import Classifier, ClassifierModel, build_classifier
+from attention_jax.models.classifiers import Classifier, ClassifierConfig, build_classifier
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.pooling import POOLINGS
-from attention_jax.systems.base import Config, chosen_rows
+from attention_jax.systems.base import Config, parse_rows
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
-from attention_jax.training.partition import compile_on, make_mesh, place, replicate
+from attention_jax.training.partition import jit_on_mesh, make_mesh, replicate, shard_batch
 from attention_jax.training.step import step_rngs
 
 LABELS = 'labels.json'
-SELECTABLE = {'loss': False, 'accuracy': True}
+SELECTABLE_METRICS = {'loss': False, 'accuracy': True}
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class ClassificationData:
   """The fields of `config.data`.
 
   Attributes:
@@ -71,7 +71,7 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
+class ClassificationEvaluation:
   """The fields of `config.evaluation`: documents that are classified at once."""
 
   batch_size: int = 128
@@ -81,7 +81,7 @@ class Evaluation:
       raise UserError(f'evaluation.batch_size is {self.batch_size}; possible: 1 or more')
 
 
-class Guess(NamedTuple):
+class ClassificationPrediction(NamedTuple):
   """What is said of a document: a label, the probability of each by its name, and weights of what was read.
 
   words: of each sentence [H, W]; sentences: [H, N].
@@ -101,19 +101,19 @@ def redundancy(outputs, batch, running) -> jax.Array:
   return jnp.sum(jnp.where((batch.index >= 0)[:, None, None], apart**2, 0.0))
 
 
-LOSSES: Mapping[str, Auxiliary] = {'redundancy': Auxiliary(redundancy)}
+CLASSIFIER_LOSSES: Mapping[str, AuxiliaryLoss] = {'redundancy': AuxiliaryLoss(redundancy)}
 
 
-class Classification:
+class ClassificationSystem:
   """Any classifier, encoder and pooling on any task of documents, or of pairs of texts."""
 
-  fields: Mapping[str, type] = {
-    'data': Source,
-    'model': ClassifierModel,
+  config_groups: Mapping[str, type] = {
+    'data': ClassificationData,
+    'model': ClassifierConfig,
     'model.attention': Attention,
-    'evaluation': Evaluation,
+    'evaluation': ClassificationEvaluation,
   }
-  drawing = 'attention.html'
+  plot_filename = 'attention.html'
 
   def __init__(
     self,
@@ -127,10 +127,10 @@ class Classification:
     self.model = build_classifier(config['model'], len(vocabulary), len(labels))
 
   @classmethod
-  def load(cls, config: Config, folder: str | None) -> 'Classification':
+  def load(cls, config: Config, folder: str | None) -> 'ClassificationSystem':
     documents = load_documents(config['data'])
     spec, train = config['data']['vocabulary'], documents['train']
-    vocabulary = vocab.stored(spec, folder, 'source') if folder else None
+    vocabulary = vocab.load_stored(spec, folder, 'source') if folder else None
     if vocabulary is None:
       vocabulary = vocab.train(spec, (line for sentences in train.sentences for line in sentences))
     stored = folder and os.path.exists(os.path.join(folder, LABELS))
@@ -138,8 +138,8 @@ class Classification:
     return cls(config, vocabulary, labels, lambda: documents)
 
   @classmethod
-  def open(cls, config: Config, folder: str) -> 'Classification':
-    vocabulary = vocab.stored(config['data']['vocabulary'], folder, 'source')
+  def open(cls, config: Config, folder: str) -> 'ClassificationSystem':
+    vocabulary = vocab.load_stored(config['data']['vocabulary'], folder, 'source')
     if vocabulary is None:
       raise UserError(f'{folder}: holds no source vocabulary; was a run started there?')
     return cls(config, vocabulary, _stored_labels(folder), lambda: load_documents(config['data']))
@@ -147,19 +147,19 @@ class Classification:
   @classmethod
   def check(cls, config: Config, training: Training) -> None:
     bind(config['data']['task'], DOCUMENTS, 'task')
-    vocab.kind(config['data']['vocabulary'])
-    Evaluation(**config['evaluation'])
+    vocab.parse_kind(config['data']['vocabulary'])
+    ClassificationEvaluation(**config['evaluation'])
     if training.objective != 'likelihood':
       raise UserError(f'training.objective is {training.objective!r}; possible for documents: likelihood')
     model = build_classifier(config['model'], 5, 2)
-    batch = _smallest(largest(check_shapes(config['data']['buckets']))[0])
+    batch = _smallest(largest_bucket(check_document_buckets(config['data']['buckets']))[0])
     params = jax.eval_shape(lambda: initializer(model)(0))
     make_anneal(training.anneal, params, training.steps)
     jax.eval_shape(_loss(model, training), params, batch, step_rngs(jax.random.key(0)), {})
 
   @classmethod
-  def selectable(cls, config: Config) -> dict[str, bool]:
-    return SELECTABLE
+  def selectable_metrics(cls, config: Config) -> dict[str, bool]:
+    return SELECTABLE_METRICS
 
   @functools.cached_property
   def documents(self) -> Mapping[str, Documents]:
@@ -191,7 +191,7 @@ class Classification:
   @property
   def implementation(self) -> str:
     attention = self.model.attention
-    several = auto.described(attention.score_of, attention.alignment_of)
+    several = auto.describe_choice(attention.resolved_score, attention.resolved_alignment)
     return attention.implementation + f' ({several})' * (attention.implementation == 'auto')
 
   def save(self, folder: str) -> None:
@@ -214,34 +214,34 @@ class Classification:
       jax.process_count(),
     )
 
-  def check_data(self, say: Callable[[str], None]) -> None:
-    for split in self.documents.values() if self.model.pairs else ():
+  def check_data(self, log: Callable[[str], None]) -> None:
+    for split in self.documents.values() if self.model.takes_pairs else ():
       if not split.pairs or self.config['data']['joined']:
         raise UserError(
           f"{split.name}: the classifier compares pairs of texts; possible: text=('premise', 'hypothesis') in "
           'config.data.task, config.data.joined=False'
         )
 
-  def measure(self, params: Any, split: str, *, beams: int | None = None):
+  def evaluate(self, params: Any, split: str, *, beams: int | None = None):
     choose(split, self.documents, 'split')
     sums, guesses = self._guess(params, self.encoded[split])
     rows = f'rows:{self.encoded[split].rows}'
-    found = {'loss': Result(sums['loss'] / sums['tokens'], 'nat/document', rows)}
-    found['accuracy'] = Result(100 * sums['accuracy'] / sums['tokens'], '%', rows)
+    found = {'loss': MetricValue(sums['loss'] / sums['tokens'], 'nat/document', rows)}
+    found['accuracy'] = MetricValue(100 * sums['accuracy'] / sums['tokens'], '%', rows)
     nats = [entropy(weights) for guess in guesses for weights in guess.words if weights.any()]
-    found['entropy'] = Result(float(np.concatenate(nats).mean()), 'nat', f'words of a sentence|{rows}')
+    found['entropy'] = MetricValue(float(np.concatenate(nats).mean()), 'nat', f'words of a sentence|{rows}')
     return found, guesses
 
-  def lines(self, predictions: Sequence[Guess]) -> list[str]:
+  def format_predictions(self, predictions: Sequence[ClassificationPrediction]) -> list[str]:
     return [guess.label for guess in predictions]
 
-  def draw(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], given: Sequence[str]) -> None:
+  def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
     """Writes a page with documents whose sentences and words are shaded by their weights."""
-    if given:
-      documents, titles, right = self._given(given, '--text'), list(given), [''] * len(given)
+    if inputs:
+      documents, titles, right = self._given(inputs, '--text'), list(inputs), [''] * len(inputs)
     else:
       every = self.documents[choose(split, self.documents, 'split')]
-      chosen = chosen_rows(rows, split, len(every.labels))
+      chosen = parse_rows(rows, split, len(every.labels))
       some = [[column[row] for row in chosen] for column in (every.sentences, every.labels)]
       documents = Documents(*some, every.name, chosen, every.pairs)
       titles, right = [f'{split} {row}' for row in chosen], documents.labels
@@ -250,12 +250,14 @@ class Classification:
     for title, label, sentences, guess in zip(titles, right, documents.sentences, guesses, strict=True):
       read, left = self._pieces(sentences, documents.pairs)
       tokens = [tokens for tokens, _ in read]
-      words = [self._by_word(of) for of in guess.words] if self.model.pairs else guess.words
-      given = title, label, guess.probabilities, tokens, words, guess.sentences, self.model.pairs, left
-      shaded.append(document_shading.Document(*given))
+      words = [self._by_word(of) for of in guess.words] if self.model.takes_pairs else guess.words
+      given = title, label, guess.probabilities, tokens, words, guess.sentences, self.model.takes_pairs, left
+      shaded.append(document_shading.ShadedDocument(*given))
     document_shading.write(shaded, path)
 
-  def tell(self, params: Any, lines: Sequence[str], name: str, first: int = 1) -> list[tuple[str, dict[str, Any]]]:
+  def predict_lines(
+    self, params: Any, lines: Sequence[str], name: str, first: int = 1
+  ) -> list[tuple[str, dict[str, Any]]]:
     """Of each text, or of each pair with a tab between its texts: the label; and probabilities, and where it looked."""
     documents = self._given(lines, name, first)
     _, guesses = self._guess(params, self._encode(documents))
@@ -269,8 +271,8 @@ class Classification:
     return found
 
   def _given(self, lines: Sequence[str], name: str, first: int = 1) -> Documents:
-    pairs, label = self.model.pairs, self.labels[0]
-    return given_documents(lines, name, self.config['data'], pairs=pairs, label=label, first=first)
+    pairs, label = self.model.takes_pairs, self.labels[0]
+    return parse_documents(lines, name, self.config['data'], pairs=pairs, label=label, first=first)
 
   def _by_word(self, weights: np.ndarray) -> np.ndarray:
     """Of a pair of texts: [heads x T, W] -> the mean over heads [T, W]."""
@@ -278,14 +280,14 @@ class Classification:
 
   @property
   def _buckets(self) -> tuple[tuple[int, int], ...]:
-    return check_shapes(self.config['data']['buckets'])
+    return check_document_buckets(self.config['data']['buckets'])
 
   @property
   def _most(self) -> tuple[int, int]:
-    return largest(self._buckets)
+    return largest_bucket(self._buckets)
 
   def _pieces(self, sentences: Sequence[str], pairs: bool) -> tuple[list[tuple[list[str], list[int]]], int]:
-    return pieces(sentences, self.vocabulary, self._most, joined=self.config['data']['joined'], pairs=pairs)
+    return cut_document(sentences, self.vocabulary, self._most, joined=self.config['data']['joined'], pairs=pairs)
 
   def _encode(self, documents: Documents) -> EncodedDocuments:
     return encode_documents(documents, self.vocabulary, self.labels, self._most, self.config['data']['joined'])
@@ -298,21 +300,21 @@ class Classification:
       outputs = self.model.apply({'params': params}, batch.source, batch.source_mask)
       return _sums(outputs, batch), jax.nn.log_softmax(outputs.logits), outputs.words, outputs.sentences
 
-    return compile_on(make_mesh(jax.local_devices()), run)
+    return jit_on_mesh(make_mesh(jax.local_devices()), run)
 
-  def _guess(self, params: Any, encoded: EncodedDocuments) -> tuple[dict[str, float], list[Guess]]:
+  def _guess(self, params: Any, encoded: EncodedDocuments) -> tuple[dict[str, float], list[ClassificationPrediction]]:
     mesh = make_mesh(jax.local_devices())
     rows = -(-self.config['evaluation']['batch_size'] // mesh.devices.size) * mesh.devices.size
     params, totals, guesses = replicate(jax.device_get(params), mesh), [], [None] * encoded.rows
-    for batch in documents_in_order(encoded, self._buckets, rows):
-      sums, log_probs, words, sentences = jax.device_get(self._run(params, place(batch, mesh)))
+    for batch in eval_document_batches(encoded, self._buckets, rows):
+      sums, log_probs, words, sentences = jax.device_get(self._run(params, shard_batch(batch, mesh)))
       totals.append(sums)
       for i in np.flatnonzero(batch.index >= 0):
         lengths = batch.source_mask[i].sum(-1)
         there = range(int(np.count_nonzero(lengths)))
         each = dict(zip(self.labels, np.exp(log_probs[i]).tolist(), strict=True))
         of_words = [words[i, n, :, : lengths[n]].copy() for n in there]
-        guesses[batch.index[i]] = Guess(
+        guesses[batch.index[i]] = ClassificationPrediction(
           self.labels[int(log_probs[i].argmax())], each, of_words, sentences[i, :, : len(there)].copy()
         )
     return jax.tree.map(lambda *x: float(sum(x)), *totals), guesses
@@ -337,14 +339,14 @@ def _sums(outputs, batch: LabelledBatch, smoothing: float = 0.0):
 
 
 def _loss(model: Classifier, training: Training) -> Loss:
-  """The cross entropy of labels, with auxiliary losses of LOSSES beside it."""
-  extra = auxiliary_losses(training.auxiliary, table=LOSSES)
-  if extra and not model.one_level:
-    possible = f'config.model.classifier=flat; {WITHOUT}'
+  """The cross entropy of labels, with auxiliary losses of CLASSIFIER_LOSSES beside it."""
+  extra = auxiliary_losses(training.auxiliary, table=CLASSIFIER_LOSSES)
+  if extra and not model.single_level:
+    possible = f'config.model.classifier=flat; {DISABLE_HINT}'
     raise UserError(f'auxiliary={training.auxiliary!r} is of one level; possible: {possible}')
   if extra and not POOLINGS[parse_spec(model.pooling)[0]].learns:
     possible = ', '.join(name for name, cls in POOLINGS.items() if cls.learns)
-    possible = f'pooling={possible}; {WITHOUT}'
+    possible = f'pooling={possible}; {DISABLE_HINT}'
     raise UserError(f'auxiliary={training.auxiliary!r} is of weights that are learned; possible: {possible}')
 
   def loss(params, batch, rngs, running, update):
@@ -354,7 +356,7 @@ def _loss(model: Classifier, training: Training) -> Loss:
     beside = {name: row.fn(outputs, batch, running) for name, row in extra.items()}
     if not beside:
       return sums
-    total = sums['loss'] + sum(row.share(beside[name], update) for name, row in extra.items())
+    total = sums['loss'] + sum(row.contribution(beside[name], update) for name, row in extra.items())
     return {'cross_entropy': sums['loss'], **sums, **beside, 'loss': total}
 
   return Loss(loss)

@@ -13,22 +13,22 @@ from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.loop import Training
 
 # Fields of modules that others say: a decoder for its attention.
-OTHERS_SAY = ('project_values', 'positions', 'joined', 'dtype', 'parent', 'name')
+SET_BY_PARENT = ('project_values', 'positions', 'joined', 'dtype', 'parent', 'name')
 
 
 def default_config(system: str = 'translation') -> ConfigDict:
   """Every field that a system of systems.SYSTEMS has, at its default."""
-  fields = SYSTEMS[choose(system, SYSTEMS, 'system')].fields
+  fields = SYSTEMS[choose(system, SYSTEMS, 'system')].config_groups
   config = ConfigDict({'system': system, 'training': _fields(Training)})
   for group, cls in fields.items():
     *path, name = group.split('.')
     within = config[path[0]] if path else config
-    within[name] = ConfigDict(_fields(cls, without=OTHERS_SAY if cls is Attention else ()))
+    within[name] = ConfigDict(_fields(cls, without=SET_BY_PARENT if cls is Attention else ()))
   config.seeds = 1  # runs trained side by side, with training.seed and the seeds that follow it
   return config
 
 
-def complete(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+def fill_defaults(config: Mapping[str, Any], where: str) -> dict[str, Any]:
   """`config` with the defaults of the fields it lacks, as one of an earlier version may.
 
   Raises: UserError for fields that there are not.

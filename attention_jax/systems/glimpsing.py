@@ -16,31 +16,31 @@ from attention_jax.data.digits import (
   DigitBatch,
   DigitBatches,
   Digits,
-  digits_in_order,
+  eval_digit_batches,
   gather_digits,
-  load_digits_of,
-  paint,
+  load_digit_splits,
+  render_digit,
 )
 from attention_jax.data.options import bind
-from attention_jax.data.text import count
+from attention_jax.data.text import format_count
 from attention_jax.errors import UserError, choose
 from attention_jax.functional import latent
-from attention_jax.inference.metrics import Result
+from attention_jax.inference.metrics import MetricValue
 from attention_jax.losses.sequence import cross_entropy
 from attention_jax.models.encoder_decoder import DTYPES
-from attention_jax.models.glimpses import GlimpseModel, Glimpses
-from attention_jax.systems.base import Config, chosen_rows
+from attention_jax.models.glimpses import GlimpseConfig, GlimpseNetwork
+from attention_jax.systems.base import Config, parse_rows
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.loop import Training
-from attention_jax.training.loss import OBJECTIVE, Loss
-from attention_jax.training.partition import make_mesh, place, replicate
+from attention_jax.training.loss import OBJECTIVE_RNG, Loss
+from attention_jax.training.partition import make_mesh, replicate, shard_batch
 from attention_jax.training.step import step_rngs
 
-SELECTABLE = {'loss': False, 'error': False, 'error_of_one': False, 'error_of_means': False}
+SELECTABLE_METRICS = {'loss': False, 'error': False, 'error_of_one': False, 'error_of_means': False}
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class GlimpsingData:
   """The fields of `config.data`: a spec of data.digits.DIGITS, what its paths start from, pictures of a batch."""
 
   task: str = 'digits'
@@ -49,7 +49,7 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
+class GlimpsingEvaluation:
   """The fields of `config.evaluation`.
 
   Attributes:
@@ -66,7 +66,7 @@ class Evaluation:
         raise UserError(f'evaluation.{name} is {getattr(self, name)}; possible: 1 or more')
 
 
-class Look(NamedTuple):
+class GlimpsePrediction(NamedTuple):
   """What is said of a picture: a label, the probability of each, and one of the ways [T, 2] of looking at it.
 
   labels: [N], what each way of looking says by itself. means: [N], what it says where it looks at the means of its
@@ -80,11 +80,11 @@ class Look(NamedTuple):
   means: np.ndarray
 
 
-class Glimpsing:
+class GlimpsingSystem:
   """Glimpses of digits, or of any pictures of one size with labels."""
 
-  fields: Mapping[str, type] = {'data': Source, 'model': GlimpseModel, 'evaluation': Evaluation}
-  drawing = 'glimpses.png'
+  config_groups: Mapping[str, type] = {'data': GlimpsingData, 'model': GlimpseConfig, 'evaluation': GlimpsingEvaluation}
+  plot_filename = 'glimpses.png'
   implementation = 'hard, by glimpses'
 
   def __init__(self, config: Config, data: Callable[[], Mapping[str, Digits]]):
@@ -92,18 +92,18 @@ class Glimpsing:
     self.config, self._data = config, data
 
   @classmethod
-  def load(cls, config: Config, folder: str | None) -> 'Glimpsing':
-    splits = load_digits_of(config['data'])
+  def load(cls, config: Config, folder: str | None) -> 'GlimpsingSystem':
+    splits = load_digit_splits(config['data'])
     return cls(config, lambda: splits)
 
   @classmethod
-  def open(cls, config: Config, folder: str) -> 'Glimpsing':
-    return cls(config, lambda: load_digits_of(config['data']))
+  def open(cls, config: Config, folder: str) -> 'GlimpsingSystem':
+    return cls(config, lambda: load_digit_splits(config['data']))
 
   @classmethod
   def check(cls, config: Config, training: Training) -> None:
     bind(config['data']['task'], DIGITS, 'task')
-    Evaluation(**config['evaluation'])
+    GlimpsingEvaluation(**config['evaluation'])
     for name, possible in (('objective', 'likelihood'), ('auxiliary', '')):
       if getattr(training, name) != possible:
         raise UserError(f'training.{name} is {getattr(training, name)!r}; possible for glimpses: {possible!r}')
@@ -113,8 +113,8 @@ class Glimpsing:
     jax.eval_shape(_loss(model, config, training), params, batch, step_rngs(jax.random.key(0)), {})
 
   @classmethod
-  def selectable(cls, config: Config) -> dict[str, bool]:
-    return SELECTABLE
+  def selectable_metrics(cls, config: Config) -> dict[str, bool]:
+    return SELECTABLE_METRICS
 
   @functools.cached_property
   def digits(self) -> Mapping[str, Digits]:
@@ -122,7 +122,7 @@ class Glimpsing:
     return self._data()
 
   @functools.cached_property
-  def model(self) -> Glimpses:
+  def model(self) -> GlimpseNetwork:
     return _build(self.config['model'], self.digits['train'].classes)
 
   @functools.cached_property
@@ -132,10 +132,12 @@ class Glimpsing:
   @property
   def report(self) -> list[str]:
     train = self.digits['train']
-    *sizes, channels = paint(train, 0, np.random.default_rng(0)).shape
+    *sizes, channels = render_digit(train, 0, np.random.default_rng(0)).shape
     shape = ' x '.join(map(str, sizes if channels == 1 else (*sizes, channels)))
-    among = f', among {count(train.clutter, "piece")} of others' if train.clutter else ''
-    return [f'{name}: {count(len(split.labels), "picture")} ({shape}{among})' for name, split in self.digits.items()]
+    among = f', among {format_count(train.clutter, "piece")} of others' if train.clutter else ''
+    return [
+      f'{name}: {format_count(len(split.labels), "picture")} ({shape}{among})' for name, split in self.digits.items()
+    ]
 
   @property
   def splits(self) -> list[str]:
@@ -156,34 +158,37 @@ class Glimpsing:
       self.digits['train'], self.config['data']['batch_size'], seed, jax.process_index(), jax.process_count()
     )
 
-  def check_data(self, say: Callable[[str], None]) -> None:
+  def check_data(self, log: Callable[[str], None]) -> None:
     """Nothing: pictures and labels are looked at as they are read."""
 
-  def measure(self, params: Any, split: str, *, beams: int | None = None):
+  def evaluate(self, params: Any, split: str, *, beams: int | None = None):
     digits = self.digits[choose(split, self.digits, 'split')]
-    looks, losses = self._look(params, digits_in_order(digits, self._rows), len(digits.labels))
+    looks, losses = self._look(params, eval_digit_batches(digits, self._rows), len(digits.labels))
     samples = self.config['evaluation']['samples']
     how = f'samples:{samples}|rows:{len(digits.labels)}'
     wrong = float(np.mean([look.label != label for look, label in zip(looks, digits.labels, strict=True)]))
     of_each = f'mean of {samples}, each by itself|rows:{len(digits.labels)}'
     of_all = {'error_of_one': [look.labels for look in looks], 'error_of_means': [look.means for look in looks]}
-    share = lambda said: Result(100 * float(np.mean(np.array(said) != digits.labels[:, None])), '%', of_each)
-    found = {'loss': Result(float(np.mean(losses)), 'nat/picture', how), 'error': Result(100 * wrong, '%', how)}
+    share = lambda said: MetricValue(100 * float(np.mean(np.array(said) != digits.labels[:, None])), '%', of_each)
+    found = {
+      'loss': MetricValue(float(np.mean(losses)), 'nat/picture', how),
+      'error': MetricValue(100 * wrong, '%', how),
+    }
     return found | {name: share(said) for name, said in of_all.items()}, looks
 
-  def lines(self, predictions: Sequence[Look]) -> list[str]:
+  def format_predictions(self, predictions: Sequence[GlimpsePrediction]) -> list[str]:
     return [str(look.label) for look in predictions]
 
-  def draw(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], given: Sequence[str]) -> None:
+  def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
     """Writes the pictures of some rows, where the model looked at them, in order, and what the retina saw."""
-    if given:
+    if inputs:
       raise UserError('--text has nothing to look at; possible: --split and --rows')
     digits = self.digits[choose(split, self.digits, 'split')]
-    chosen = np.array(chosen_rows(rows, split, len(digits.labels)))
+    chosen = np.array(parse_rows(rows, split, len(digits.labels)))
     batch = gather_digits(digits, chosen, (0,))
     looks, _ = self._look(params, [batch], len(digits.labels))
     items = [
-      glimpse_paths.Path(picture, looks[row].locations, f'{split} {row}: {label}, said {looks[row].label}')
+      glimpse_paths.GlimpsePath(picture, looks[row].locations, f'{split} {row}: {label}, said {looks[row].label}')
       for picture, row, label in zip(batch.picture, chosen, batch.label, strict=True)
     ]
     glimpse_paths.write(items, path, self.config['model']['size'], self.config['model']['scales'])
@@ -214,27 +219,29 @@ class Glimpsing:
 
     return jax.jit(run)
 
-  def _look(self, params: Any, batches: Sequence[DigitBatch], rows: int) -> tuple[list[Look], np.ndarray]:
+  def _look(self, params: Any, batches: Sequence[DigitBatch], rows: int) -> tuple[list[GlimpsePrediction], np.ndarray]:
     mesh, looks, losses = make_mesh(jax.local_devices()), [None] * rows, np.zeros(rows)
     params = replicate(jax.device_get(params), mesh)
     for batch in batches:
       whole = len(batch.index) % mesh.devices.size == 0
-      placed = place(batch, mesh) if whole else batch
+      placed = shard_batch(batch, mesh) if whole else batch
       probabilities, *ways = jax.device_get(self._run(params, placed))
       for i in np.flatnonzero(batch.index >= 0):
-        looks[batch.index[i]] = Look(int(probabilities[i].argmax()), probabilities[i], *(way[i] for way in ways))
+        looks[batch.index[i]] = GlimpsePrediction(
+          int(probabilities[i].argmax()), probabilities[i], *(way[i] for way in ways)
+        )
         losses[batch.index[i]] = -np.log(max(float(probabilities[i, batch.label[i]]), 1e-30))
     return looks, losses
 
 
-def _build(model: Mapping[str, Any], classes: int) -> Glimpses:
-  options = dataclasses.asdict(GlimpseModel(**model))
+def _build(model: Mapping[str, Any], classes: int) -> GlimpseNetwork:
+  options = dataclasses.asdict(GlimpseConfig(**model))
   dtype = DTYPES[choose(options.pop('dtype'), DTYPES, 'dtype')]
   options.pop('samples')
-  return Glimpses(classes, **options, dtype=dtype)
+  return GlimpseNetwork(classes, **options, dtype=dtype)
 
 
-def _initial(model: Glimpses, seed: int, channels: int = 1) -> Any:
+def _initial(model: GlimpseNetwork, seed: int, channels: int = 1) -> Any:
   rng = jax.random.key(seed)
   rngs = {'params': rng, 'attention': rng}
   return model.init(rngs, jnp.zeros((1, 2 * model.size, 2 * model.size, channels)), jnp.zeros((1, 2)))['params']
@@ -244,8 +251,8 @@ def _smallest() -> DigitBatch:
   return DigitBatch(np.zeros((1, 32, 32, 1), np.uint8), np.zeros(1, np.int32), np.zeros(1, np.int32))
 
 
-def _apply(model: Glimpses, params: Any, batch: DigitBatch, rng: jax.Array, drawn: bool = True):
-  """Glimpsed, from a first location that is drawn anywhere. The others are `drawn`, at test time as in training, or
+def _apply(model: GlimpseNetwork, params: Any, batch: DigitBatch, rng: jax.Array, drawn: bool = True):
+  """GlimpseNetworkOutput, from a first location that is drawn anywhere. The others are `drawn`, at test time as in training, or
   the means of what they would be drawn from."""
   first, rng = jax.random.split(rng)
   start = jax.random.uniform(first, (len(batch.label), 2), minval=-1.0, maxval=1.0)
@@ -253,12 +260,12 @@ def _apply(model: Glimpses, params: Any, batch: DigitBatch, rng: jax.Array, draw
   return model.apply({'params': params}, pictures, start, not drawn, rngs={'attention': rng})
 
 
-def _loss(model: Glimpses, config: Config, training: Training) -> Loss:
+def _loss(model: GlimpseNetwork, config: Config, training: Training) -> Loss:
   """−log p(y) − Σ_t log π(l_t) (R − b_t) + Σ_t (R − b_t)², R whether the label is right. Mnih et al. 2014, section 3.2.
 
   The mean over `model.samples` ways of looking at each picture.
   """
-  samples = GlimpseModel(**config['model']).samples
+  samples = GlimpseConfig(**config['model']).samples
 
   def one(params, batch, rng):
     found, real = _apply(model, params, batch, rng), batch.index >= 0
@@ -274,7 +281,7 @@ def _loss(model: Glimpses, config: Config, training: Training) -> Loss:
     return {'cross_entropy': sums['loss'], **sums, **beside, 'loss': sums['loss'] + sum(beside.values())}
 
   def loss(params, batch, rngs, running, update):
-    rng = jax.random.key(0) if rngs is None else rngs[OBJECTIVE]
+    rng = jax.random.key(0) if rngs is None else rngs[OBJECTIVE_RNG]
     found = jax.vmap(one, (None, None, 0))(params, batch, jax.random.split(rng, samples))
     return jax.tree.map(lambda x: x.mean(0), found)
 

@@ -11,17 +11,17 @@ from attention_jax.data import tasks
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
-from attention_jax.inference.evaluation import Scorer
+from attention_jax.inference.evaluation import TeacherForcedScorer
 from attention_jax.inference.predictor import Predictor
 from attention_jax.inference.scoring import score_pairs
 from attention_jax.models.encoder_decoder import EncoderDecoder
-from attention_jax.systems.base import chosen_rows
-from attention_jax.tokens import EOS, SPECIAL
+from attention_jax.systems.base import parse_rows
+from attention_jax.tokens import EOS, SPECIAL_TOKENS
 
-END = SPECIAL[EOS]
+END = SPECIAL_TOKENS[EOS]
 
 
-def of_lines(predictor: Predictor, lines: Sequence[str], beams: int, path: str | Path) -> None:
+def plot_lines(predictor: Predictor, lines: Sequence[str], beams: int, path: str | Path) -> None:
   """Writes one PNG with a heatmap for the best hypothesis of each line. Raises: UserError for one without an output."""
   if not all(line.strip() for line in lines):
     raise UserError('an empty line attends to nothing; possible: a line of text')
@@ -34,27 +34,27 @@ def of_lines(predictor: Predictor, lines: Sequence[str], beams: int, path: str |
   grid(items, path)
 
 
-def pairs_of(data: tasks.Data, split: str, rows: Sequence[str]) -> tuple[list[int], Corpus]:
+def select_pairs(data: tasks.TranslationData, split: str, rows: Sequence[str]) -> tuple[list[int], Corpus]:
   """The numbers of some rows of a split, and the pairs. Raises: UserError for rows that do not exist."""
-  corpus, encoded = tasks.split_of(data, split)
-  chosen = chosen_rows(rows, split, encoded.rows)
+  corpus, encoded = tasks.get_split(data, split)
+  chosen = parse_rows(rows, split, encoded.rows)
   return chosen, Corpus([corpus.source[r] for r in chosen], [corpus.target[r] for r in chosen])
 
 
-def of_rows(
+def plot_rows(
   model: EncoderDecoder,
   params: Any,
-  data: tasks.Data,
+  data: tasks.TranslationData,
   split: str,
   rows: Sequence[str],
   buckets: Sequence[Sequence[int]],
   path: str | Path,
 ) -> None:
   """The same for rows of a split: forced targets, gold links. Raises: UserError for rows that do not exist."""
-  encoded = tasks.split_of(data, split)[1]
-  chosen, some = pairs_of(data, split, rows)
+  encoded = tasks.get_split(data, split)[1]
+  chosen, some = select_pairs(data, split, rows)
   few = tasks.encode(some, data.source_vocab, data.target_vocab)
-  forced = Scorer(model, buckets, len(chosen))(params, few)
+  forced = TeacherForcedScorer(model, buckets, len(chosen))(params, few)
   items = []
   for i, row in enumerate(chosen):
     if forced.weights[i] is None:
@@ -63,8 +63,8 @@ def of_rows(
     items.append(
       Heatmap(
         np.asarray(forced.weights[i]),
-        [*data.source_vocab.tokens(source), END],
-        [*data.target_vocab.tokens(target), END],
+        [*data.source_vocab.tokenize(source), END],
+        [*data.target_vocab.tokenize(target), END],
         gold=None if encoded.links is None else encoded.row_links(row),
         title=f'{split} {row}',
       )
@@ -72,7 +72,7 @@ def of_rows(
   grid(items, path)
 
 
-def of_layers(
+def plot_layers(
   model: EncoderDecoder,
   params: Any,
   corpus: Corpus,
@@ -86,7 +86,7 @@ def of_layers(
   items = []
   scored = score_pairs(model, params, corpus, source_vocab, target_vocab, buckets, layers=True)
   for title, source, pair in zip(titles, corpus.source, scored, strict=True):
-    tokens = [*source_vocab.tokens(source), END], [*pair.tokens, END]
+    tokens = [*source_vocab.tokenize(source), END], [*pair.tokens, END]
     for layer, heads in enumerate(pair.layers):
       names = [f', head {head}' for head in range(len(heads))] if len(heads) > 1 else ['']
       each = zip(heads, names, strict=True)

@@ -21,7 +21,7 @@ class Preset(NamedTuple):
   settings: Mapping[str, str]
 
 
-NOTHING: Mapping[str, str] = {}
+NO_SETTINGS: Mapping[str, str] = {}
 
 
 def _model(encoder: str, decoder: str, score: str = '', alignment: str = 'softmax') -> dict[str, str]:
@@ -43,7 +43,9 @@ def _copying(output: str) -> dict[str, str]:
   return {'model.output': output, 'data.shared_vocabulary': 'True', 'model.share_embeddings': 'True'}
 
 
-def _classifier(paper: str, classifier: str, encoder: str, pooling: str, more: Mapping[str, str] = NOTHING) -> Preset:
+def _classifier(
+  paper: str, classifier: str, encoder: str, pooling: str, more: Mapping[str, str] = NO_SETTINGS
+) -> Preset:
   settings = {'model.classifier': classifier, 'model.encoder': encoder, 'model.pooling': pooling}
   return Preset(paper, settings | {'model.attention.score': 'dot'} | more)
 

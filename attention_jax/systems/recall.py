@@ -11,23 +11,31 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.analysis import memory_tapes
-from attention_jax.data.recall import ROWS, RecallBatch, RecallBatches, Task, episodes, recall_in_order, recall_task
-from attention_jax.data.text import count
+from attention_jax.data.recall import (
+  NUM_EPISODES,
+  RecallBatch,
+  RecallBatches,
+  RecallTask,
+  eval_episodes,
+  eval_recall_batches,
+  make_recall_task,
+)
+from attention_jax.data.text import format_count
 from attention_jax.errors import UserError, choose
-from attention_jax.inference.metrics import Result
-from attention_jax.models.turing import Recaller, RecallModel, build_recaller
-from attention_jax.systems.base import Config, chosen_rows
+from attention_jax.inference.metrics import MetricValue
+from attention_jax.models.turing import RecallConfig, Recaller, build_recaller
+from attention_jax.systems.base import Config, parse_rows
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
-from attention_jax.training.partition import make_mesh, place, replicate
+from attention_jax.training.partition import make_mesh, replicate, shard_batch
 from attention_jax.training.step import step_rngs
 
-SELECTABLE = {'loss': False, 'cost': False, 'error': False, 'exact_match': True}
+SELECTABLE_METRICS = {'loss': False, 'cost': False, 'error': False, 'exact_match': True}
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class RecallData:
   """The fields of `config.data`: a spec of data.recall.RECALL, and episodes of a batch."""
 
   task: str = 'copy'
@@ -39,7 +47,7 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
+class RecallEvaluation:
   """The fields of `config.evaluation`: episodes at once."""
 
   batch_size: int = 64
@@ -49,7 +57,7 @@ class Evaluation:
       raise UserError(f'evaluation.batch_size is {self.batch_size}; possible: 1 or more')
 
 
-class Recollection(NamedTuple):
+class RecallPrediction(NamedTuple):
   """What is said of an episode.
 
   Attributes:
@@ -66,29 +74,29 @@ class Recollection(NamedTuple):
     return self.probabilities > 0.5
 
 
-class Recall:
+class RecallSystem:
   """Any cell on any task of remembering. Episodes are generated; there is nothing to download."""
 
-  fields: Mapping[str, type] = {'data': Source, 'model': RecallModel, 'evaluation': Evaluation}
-  drawing = 'memory.png'
+  config_groups: Mapping[str, type] = {'data': RecallData, 'model': RecallConfig, 'evaluation': RecallEvaluation}
+  plot_filename = 'memory.png'
 
   def __init__(self, config: Config):
-    self.config, self.task = config, recall_task(config['data']['task'])
-    self.model = build_recaller(config['model'], self.task.outputs)
-    self.splits = ['train', *ROWS]
+    self.config, self.task = config, make_recall_task(config['data']['task'])
+    self.model = build_recaller(config['model'], self.task.output_features)
+    self.splits = ['train', *NUM_EPISODES]
 
   @classmethod
-  def load(cls, config: Config, folder: str | None) -> 'Recall':
+  def load(cls, config: Config, folder: str | None) -> 'RecallSystem':
     return cls(config)
 
   @classmethod
-  def open(cls, config: Config, folder: str) -> 'Recall':
+  def open(cls, config: Config, folder: str) -> 'RecallSystem':
     return cls(config)
 
   @classmethod
   def check(cls, config: Config, training: Training) -> None:
-    Source(**config['data'])
-    Evaluation(**config['evaluation'])
+    RecallData(**config['data'])
+    RecallEvaluation(**config['evaluation'])
     for name, possible in (('objective', 'likelihood'), ('auxiliary', '')):
       if getattr(training, name) != possible:
         raise UserError(f'training.{name} is {getattr(training, name)!r}; possible for recall: {possible!r}')
@@ -100,8 +108,8 @@ class Recall:
     jax.eval_shape(system.loss, params, _smallest(system.task), step_rngs(jax.random.key(0)), {})
 
   @classmethod
-  def selectable(cls, config: Config) -> dict[str, bool]:
-    return SELECTABLE
+  def selectable_metrics(cls, config: Config) -> dict[str, bool]:
+    return SELECTABLE_METRICS
 
   @functools.cached_property
   def loss(self) -> Loss:
@@ -109,10 +117,13 @@ class Recall:
 
   @property
   def report(self) -> list[str]:
-    longest = lambda split: max(len(e.shown) + len(e.answer) for e in episodes(self.task, split))
+    longest = lambda split: max(len(e.inputs) + len(e.target) for e in eval_episodes(self.task, split))
     return [
       'train: new episodes in every batch',
-      *(f'{split}: {count(rows, "episode")} of up to {longest(split)} steps' for split, rows in ROWS.items()),
+      *(
+        f'{split}: {format_count(rows, "episode")} of up to {longest(split)} steps'
+        for split, rows in NUM_EPISODES.items()
+      ),
     ]
 
   @property
@@ -135,36 +146,38 @@ class Recall:
     size = self.config['data']['batch_size']
     return RecallBatches(self.task, size, seed, jax.process_index(), jax.process_count())
 
-  def check_data(self, say: Callable[[str], None]) -> None:
+  def check_data(self, log: Callable[[str], None]) -> None:
     """Nothing is left that the task has not told."""
 
-  def measure(self, params: Any, split: str, *, beams: int | None = None):
-    given = episodes(self.task, choose(split, ROWS, 'split'))
-    said, sums = self._say(params, recall_in_order(self.task, split, self._rows), len(given))
-    wrong = [(recollection.bits != episode.answer) for recollection, episode in zip(said, given, strict=True)]
+  def evaluate(self, params: Any, split: str, *, beams: int | None = None):
+    given = eval_episodes(self.task, choose(split, NUM_EPISODES, 'split'))
+    said, sums = self._say(params, eval_recall_batches(self.task, split, self._rows), len(given))
+    wrong = [(recollection.bits != episode.target) for recollection, episode in zip(said, given, strict=True)]
     how = f'episodes:{len(given)}'
-    of_bits = lambda value, unit: Result(value, unit, f'bits:{int(sums["tokens"])}|{how}')
+    of_bits = lambda value, unit: MetricValue(value, unit, f'bits:{int(sums["tokens"])}|{how}')
     return {
       'loss': of_bits(sums['loss'] / sums['tokens'], 'nat/bit'),
-      'cost': Result(sums['loss'] / np.log(2) / len(given), 'bit/sequence', how),
+      'cost': MetricValue(sums['loss'] / np.log(2) / len(given), 'bit/sequence', how),
       'error': of_bits(100 * float(np.concatenate([w.ravel() for w in wrong]).mean()), '%'),
-      'exact_match': Result(100 * float(np.mean([not w.any() for w in wrong])), '%', how),
+      'exact_match': MetricValue(100 * float(np.mean([not w.any() for w in wrong])), '%', how),
     }, said
 
-  def lines(self, predictions: Sequence[Recollection]) -> list[str]:
+  def format_predictions(self, predictions: Sequence[RecallPrediction]) -> list[str]:
     """The vectors of an answer with spaces between them."""
     return [' '.join(''.join(str(int(bit)) for bit in vector) for vector in said.bits) for said in predictions]
 
-  def draw(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], given: Sequence[str]) -> None:
+  def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
     """Writes what episodes show and ask, what was said, and where heads wrote and read, step by step."""
-    if given:
+    if inputs:
       raise UserError('--text is not bits; possible: --split and --rows')
-    drawn = episodes(self.task, choose(split, ROWS, 'split'))
-    said, _ = self._say(params, recall_in_order(self.task, split, self._rows), len(drawn))
+    drawn = eval_episodes(self.task, choose(split, NUM_EPISODES, 'split'))
+    said, _ = self._say(params, eval_recall_batches(self.task, split, self._rows), len(drawn))
     items = []
-    for row in chosen_rows(rows, split, len(drawn)):
+    for row in parse_rows(rows, split, len(drawn)):
       episode, heads = drawn[row], {'write': said[row].write, 'read': said[row].read}
-      items.append(memory_tapes.Tape(episode.shown, episode.answer, said[row].probabilities, heads, f'{split} {row}'))
+      items.append(
+        memory_tapes.MemoryTape(episode.inputs, episode.target, said[row].probabilities, heads, f'{split} {row}')
+      )
     memory_tapes.write(items, path)
 
   @property
@@ -176,23 +189,25 @@ class Recall:
   def _run(self) -> Callable:
     return jax.jit(functools.partial(_sums, self.model))
 
-  def _say(self, params: Any, batches: Sequence[RecallBatch], rows: int) -> tuple[list[Recollection], dict[str, float]]:
+  def _say(
+    self, params: Any, batches: Sequence[RecallBatch], rows: int
+  ) -> tuple[list[RecallPrediction], dict[str, float]]:
     mesh, found, totals = make_mesh(jax.local_devices()), [None] * rows, {'loss': 0.0, 'tokens': 0.0}
     params = replicate(jax.device_get(params), mesh)
     for batch in batches:
-      sums, told = jax.device_get(self._run(params, place(batch, mesh)))
+      sums, told = jax.device_get(self._run(params, shard_batch(batch, mesh)))
       totals = {name: total + float(sums[name]) for name, total in totals.items()}
       for i in np.flatnonzero(batch.index >= 0):
-        asked, last = batch.real[i], np.flatnonzero(batch.real[i])[-1] + 1
+        asked, last = batch.target_mask[i], np.flatnonzero(batch.target_mask[i])[-1] + 1
         probabilities = (1 + np.tanh(told.logits[i, asked] / 2)) / 2  # no exponential overflows
-        found[batch.index[i]] = Recollection(probabilities, told.read[i, :last], told.write[i, :last])
+        found[batch.index[i]] = RecallPrediction(probabilities, told.read[i, :last], told.write[i, :last])
     return found, totals
 
 
-def _smallest(task: Task) -> RecallBatch:
+def _smallest(task: RecallTask) -> RecallBatch:
   return RecallBatch(
-    np.zeros((1, 2, task.inputs), np.float32),
-    np.zeros((1, 2, task.outputs), np.int32),
+    np.zeros((1, 2, task.input_features), np.float32),
+    np.zeros((1, 2, task.output_features), np.int32),
     np.ones((1, 2), bool),
     np.zeros(1, np.int32),
   )
@@ -201,7 +216,7 @@ def _smallest(task: Task) -> RecallBatch:
 def _sums(model: Recaller, params: Any, batch: RecallBatch):
   """Sums over the bits that are asked for: −Σ log p(bit), those that are right, how many; and what the model told."""
   told = model.apply({'params': params}, batch.inputs)
-  real = jnp.broadcast_to(batch.real[..., None], told.logits.shape)
+  real = jnp.broadcast_to(batch.target_mask[..., None], told.logits.shape)
   signed = jnp.where(batch.target > 0, told.logits, -told.logits)
   total = lambda x: jnp.sum(jnp.where(real, x, 0), dtype=jnp.float32)
   sums = {'loss': total(jax.nn.softplus(-signed)), 'accuracy': total(signed > 0), 'tokens': total(real)}

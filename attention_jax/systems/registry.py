@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 
 from attention_jax.systems.base import System
-from attention_jax.systems.captioning import Captioning
-from attention_jax.systems.classification import Classification
-from attention_jax.systems.glimpsing import Glimpsing
-from attention_jax.systems.recall import Recall
-from attention_jax.systems.translation import Translation
+from attention_jax.systems.captioning import CaptioningSystem
+from attention_jax.systems.classification import ClassificationSystem
+from attention_jax.systems.glimpsing import GlimpsingSystem
+from attention_jax.systems.recall import RecallSystem
+from attention_jax.systems.translation import TranslationSystem
 
 SYSTEMS: Mapping[str, type[System]] = {
-  'captioning': Captioning,
-  'classification': Classification,
-  'glimpsing': Glimpsing,
-  'recall': Recall,
-  'translation': Translation,
+  'captioning': CaptioningSystem,
+  'classification': ClassificationSystem,
+  'glimpsing': GlimpsingSystem,
+  'recall': RecallSystem,
+  'translation': TranslationSystem,
 }

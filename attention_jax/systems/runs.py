@@ -12,10 +12,10 @@ from typing import Any
 import jax
 
 from attention_jax.errors import UserError, choose
-from attention_jax.inference.evaluation import measured
-from attention_jax.inference.metrics import Result as Measured
+from attention_jax.inference.evaluation import text_metrics
+from attention_jax.inference.metrics import MetricValue
 from attention_jax.systems.base import Config, System
-from attention_jax.systems.config import complete
+from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.folder import read_config
@@ -24,7 +24,7 @@ from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, sharding
 from attention_jax.training.state import evaluation_params, init_state
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Run:
   @functools.cached_property
   def predictor(self) -> Any:
     """What translates lines. Raises: UserError where the run does something else."""
-    return self.able('predictor').predictor(self.params)
+    return self.system_with('predictor').predictor(self.params)
 
-  def able(self, method: str) -> System:
+  def system_with(self, method: str) -> System:
     """The system, if it has this method. Raises: UserError naming those that have it."""
     if not hasattr(self.system, method):
       possible = ', '.join(name for name, cls in SYSTEMS.items() if hasattr(cls, method))
@@ -65,7 +65,9 @@ class Run:
     return self.system
 
 
-def open_runs(folders: str, checkpoints: str = 'best', evaluation: Mapping[str, Any] = NOTHING, dtype: str = '') -> Run:
+def open_run_or_ensemble(
+  folders: str, checkpoints: str = 'best', evaluation: Mapping[str, Any] = NO_OVERRIDES, dtype: str = ''
+) -> Run:
   """As open_run; folders with commas between them are an ensemble, with the config of the first.
 
   So are checkpoints with commas between them: of each folder, each of them.
@@ -76,10 +78,10 @@ def open_runs(folders: str, checkpoints: str = 'best', evaluation: Mapping[str, 
   if not others:
     return first
   for run in runs:
-    if not hasattr(run.system, 'together'):
+    if not hasattr(run.system, 'ensemble'):
       raise UserError(f'{run.folder}: runs of system {run.config["system"]!r} cannot be an ensemble')
   try:
-    system = first.system.together([run.system for run in others])
+    system = first.system.ensemble([run.system for run in others])
   except UserError as error:
     raise UserError(f'{folders}: {error}') from error
   steps = tuple(itertools.chain.from_iterable(run.steps for run in runs))
@@ -87,7 +89,7 @@ def open_runs(folders: str, checkpoints: str = 'best', evaluation: Mapping[str, 
 
 
 def open_run(
-  folder: str | Path, checkpoint: str = 'best', evaluation: Mapping[str, Any] = NOTHING, dtype: str = ''
+  folder: str | Path, checkpoint: str = 'best', evaluation: Mapping[str, Any] = NO_OVERRIDES, dtype: str = ''
 ) -> Run:
   """A run that was trained, ready to predict, without its data.
 
@@ -100,7 +102,7 @@ def open_run(
   Raises: UserError when the folder holds no run, its checkpoint cannot be read, or its system has no such field.
   """
   folder = Path(folder).expanduser()
-  config = complete(read_config(folder), f'{folder}/config.json')
+  config = fill_defaults(read_config(folder), f'{folder}/config.json')
   for field in evaluation:
     choose(field, config['evaluation'], f'field of config.evaluation of {folder}:')
   config['evaluation'] |= evaluation
@@ -115,19 +117,19 @@ def open_run(
 def evaluate_split(run: Run, split: str):
   """(metrics, predictions) of one split of a run's task. Raises: UserError naming the splits there are."""
   choose(split, run.system.splits, 'split')
-  return run.system.measure(run.params, split)
+  return run.system.evaluate(run.params, split)
 
 
-def evaluate_lines(run: Run, split: str, lines: Sequence[str]) -> dict[str, Measured]:
+def evaluate_hypotheses(run: Run, split: str, lines: Sequence[str]) -> dict[str, MetricValue]:
   """The metrics of texts of a run's task for what somebody else says of a split, one line a row.
 
   Raises: UserError where there are not as many, and for a run that says no texts.
   """
   choose(split, run.system.splits, 'split')
-  corpus = run.able('texts').texts(split)
+  corpus = run.system_with('corpus').corpus(split)
   if len(lines) != len(corpus.source):
     raise UserError(f'{len(lines)} hypotheses for the {len(corpus.source)} rows of {split}; possible: one for each')
-  return measured(corpus, lines, run.config['evaluation'])
+  return text_metrics(corpus, lines, run.config['evaluation'])
 
 
 def run_seeds(config: Config) -> list[int]:

@@ -12,22 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.data import tasks, vocab
-from attention_jax.data.batching import Batch, Batches, check_some_fit
-from attention_jax.data.encoding import assign, check_buckets
-from attention_jax.data.resegment import resegmented
+from attention_jax.data.batching import Batch, Batches, check_any_row_fits
+from attention_jax.data.encoding import assign_buckets, check_buckets
+from attention_jax.data.resegment import make_resegmenter
 from attention_jax.data.text import Corpus
 from attention_jax.decoding.ensemble import Ensemble
-from attention_jax.decoding.ranking import DEFAULT, Ranking
+from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
 from attention_jax.errors import UserError
 from attention_jax.functional.table import parse_spec
-from attention_jax.inference.evaluation import ALIGNMENT, FORCED, Scorer, evaluate
-from attention_jax.inference.metrics import higher_is_better, measure
-from attention_jax.inference.predictor import Predictor, compile_search, longest_output, searched_sizes
+from attention_jax.inference.evaluation import ALIGNMENT_METRICS, FORCED_METRICS, TeacherForcedScorer, evaluate_corpus
+from attention_jax.inference.metrics import compute_metric, higher_is_better
+from attention_jax.inference.predictor import Predictor, compile_beam_search, max_output_length, search_lengths
 from attention_jax.kernels import auto
 from attention_jax.losses.auxiliary import auxiliary_losses, check_weights
 from attention_jax.losses.objectives import OBJECTIVES
 from attention_jax.losses.sequence import sequence_loss
-from attention_jax.models.encoder_decoder import EncoderDecoder, Model, build
+from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build
 from attention_jax.modules.attention import Attention
 from attention_jax.systems import heatmaps
 from attention_jax.systems.base import Config
@@ -38,7 +38,7 @@ from attention_jax.training.step import step_rngs
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class TranslationData:
   """The fields of `config.data`.
 
   Attributes:
@@ -60,7 +60,7 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
+class TranslationEvaluation:
   """The fields of `config.evaluation`.
 
   Attributes:
@@ -77,9 +77,9 @@ class Evaluation:
   metrics: tuple[str, ...] = ('exact_match', 'character_error_rate')
   group_references: bool = False
   beams: int = 5
-  alpha: float = DEFAULT.alpha
-  beta: float = DEFAULT.beta
-  gamma: float = DEFAULT.gamma
+  alpha: float = DEFAULT_RANKING.alpha
+  beta: float = DEFAULT_RANKING.beta
+  gamma: float = DEFAULT_RANKING.gamma
   max_length: int = 0
   batch_size: int = 128
   replace_unknown: bool = False
@@ -98,30 +98,30 @@ class Evaluation:
     return Ranking(self.alpha, self.beta, self.gamma)
 
 
-class Translation:
+class TranslationSystem:
   """Any encoder, decoder and output layer on any task of pairs of texts."""
 
-  fields: Mapping[str, type] = {
-    'data': Source,
-    'model': Model,
+  config_groups: Mapping[str, type] = {
+    'data': TranslationData,
+    'model': ModelConfig,
     'model.attention': Attention,
-    'evaluation': Evaluation,
+    'evaluation': TranslationEvaluation,
   }
-  drawing = 'attention.png'
+  plot_filename = 'attention.png'
 
-  def __init__(self, config: Config, model, source_vocab, target_vocab, data: Callable[[], tasks.Data]):
+  def __init__(self, config: Config, model, source_vocab, target_vocab, data: Callable[[], tasks.TranslationData]):
     """`data` gives the splits when they are asked for."""
     self.config, self.model, self.source_vocab, self.target_vocab = config, model, source_vocab, target_vocab
     self._data = data
 
   @classmethod
-  def load(cls, config: Config, folder: str | None) -> 'Translation':
+  def load(cls, config: Config, folder: str | None) -> 'TranslationSystem':
     data = tasks.load(config['data'], folder)
     model = build(config['model'], len(data.source_vocab), len(data.target_vocab))
     return cls(config, model, data.source_vocab, data.target_vocab, lambda: data)
 
   @classmethod
-  def open(cls, config: Config, folder: str) -> 'Translation':
+  def open(cls, config: Config, folder: str) -> 'TranslationSystem':
     vocabularies = tasks.load_vocabularies(config['data'], folder)
     model = build(config['model'], *map(len, vocabularies))
     return cls(config, model, *vocabularies, lambda: tasks.load(config['data'], folder))
@@ -138,42 +138,42 @@ class Translation:
       which = 'share_embeddings' if config['model']['share_embeddings'] else f'output={config["model"]["output"]!r}'
       possible = 'one vocabulary for both sides; set config.data.shared_vocabulary=True'
       raise UserError(f'config.model.{which} needs {possible}')
-    cut, objective = vocab.sampled_by(config['data']['vocabulary']), parse_spec(training.objective)[0]
-    if cut and OBJECTIVES[objective].compares:
+    cut, objective = vocab.sampling_option(config['data']['vocabulary']), parse_spec(training.objective)[0]
+    if cut and OBJECTIVES[objective].uses_references:
       raise UserError(
         f'training.objective={training.objective!r} holds pieces against those of the target, which {cut} cuts '
         f'otherwise in each epoch; possible: a vocabulary without {cut}'
       )
     check_weights(auxiliary_losses(training.auxiliary), model.decoder.attention if model.attends else None)
-    if training.select in ALIGNMENT and not model.attends:
+    if training.select in ALIGNMENT_METRICS and not model.attends:
       raise UserError(f'training.select={training.select!r} is of alignments, and this decoder attends to nothing')
-    if Evaluation(**config['evaluation']).replace_unknown and not model.attends:
+    if TranslationEvaluation(**config['evaluation']).replace_unknown and not model.attends:
       raise UserError('evaluation.replace_unknown goes by where the weights are, and this decoder attends to nothing')
     for spec in config['evaluation']['metrics']:
-      measure(spec, ['a'], [['a']])  # also refuses values that only the metric itself knows
+      compute_metric(spec, ['a'], [['a']])  # also refuses values that only the metric itself knows
 
   @classmethod
-  def selectable(cls, config: Config) -> dict[str, bool]:
-    return FORCED | text_directions(config)
+  def selectable_metrics(cls, config: Config) -> dict[str, bool]:
+    return FORCED_METRICS | text_metric_directions(config)
 
-  def together(self, others: Sequence['Translation']) -> 'Translation':
+  def ensemble(self, others: Sequence['TranslationSystem']) -> 'TranslationSystem':
     """This and others as one, whose parameters are a tuple with those of each.
 
     Raises: UserError where their vocabularies are not the same.
     """
     for other in others:
       mine, theirs = ((system.source_vocab, system.target_vocab) for system in (self, other))
-      if not all(map(vocab.same, mine, theirs)):
+      if not all(map(vocab.same_entries, mine, theirs)):
         raise UserError('runs with different vocabularies cannot be an ensemble')
     model = Ensemble([system.model for system in (self, *others)])
-    return Translation(self.config, model, self.source_vocab, self.target_vocab, self._data)
+    return TranslationSystem(self.config, model, self.source_vocab, self.target_vocab, self._data)
 
   @functools.cached_property
-  def data(self) -> tasks.Data:
+  def data(self) -> tasks.TranslationData:
     """The splits, as text and as ids."""
     return self._data()
 
-  def texts(self, split: str) -> Corpus:
+  def corpus(self, split: str) -> Corpus:
     """The rows of a split."""
     return self.data.corpora[split]
 
@@ -196,8 +196,8 @@ class Translation:
   @property
   def implementation(self) -> str:
     attention = self.model.decoder.attention
-    several = auto.described(attention.score_of, attention.alignment_of)
-    chosen = f' ({"xla, one query at a time" if self.model.decoder.attends_inside else several})'
+    several = auto.describe_choice(attention.resolved_score, attention.resolved_alignment)
+    chosen = f' ({"xla, one query at a time" if self.model.decoder.attends_in_recurrence else several})'
     return attention.implementation + chosen * (attention.implementation == 'auto')
 
   def save(self, folder: str) -> None:
@@ -209,7 +209,7 @@ class Translation:
   def batches(self, seed: int) -> Batches:
     data, options = self.data, self.config['data']
     encoded = data.encoded['train']
-    resegment = resegmented(encoded, data.corpora['train'], self.source_vocab, self.target_vocab, seed)
+    resegment = make_resegmenter(encoded, data.corpora['train'], self.source_vocab, self.target_vocab, seed)
     return Batches(
       encoded,
       options['buckets'],
@@ -218,19 +218,19 @@ class Translation:
       seed=seed,
       shard=jax.process_index(),
       shards=jax.process_count(),
-      links=self.loss.links,
+      links=self.loss.needs_links,
       resegment=resegment,
     )
 
-  def check_data(self, say: Callable[[str], None]) -> None:
+  def check_data(self, log: Callable[[str], None]) -> None:
     training, validation = self.config['training'], self.data.corpora.get('validation')
-    if validation is not None and validation.links is None and training['select'] in ALIGNMENT:
+    if validation is not None and validation.links is None and training['select'] in ALIGNMENT_METRICS:
       raise UserError(f'training.select={training["select"]!r} needs gold links, which the validation split has not')
     _check_lengths(self.config, self.data, self.model, self.loss)
     train = self.data.encoded['train']
-    if not self.model.output.generates and train.absent:
-      share = f'{train.absent / len(train.target):.1%} of the tokens of training targets'
-      say(f'{share} stand nowhere in their source, and {self.config["model"]["output"]!r} says nothing else')
+    if not self.model.output.generates and train.num_uncopyable_tokens:
+      share = f'{train.num_uncopyable_tokens / len(train.target):.1%} of the tokens of training targets'
+      log(f'{share} stand nowhere in their source, and {self.config["model"]["output"]!r} says nothing else')
 
   def predictor(self, params: Any) -> Predictor:
     """What translates lines with these parameters."""
@@ -243,49 +243,49 @@ class Translation:
       buckets=self.config['data']['buckets'],
       max_length=options['max_length'],
       batch_size=options['batch_size'],
-      ranking=Evaluation(**options).ranking,
+      ranking=TranslationEvaluation(**options).ranking,
       replace_unknown=options['replace_unknown'],
     )
 
-  def measure(self, params: Any, split: str, *, beams: int | None = None):
-    corpus, encoded = tasks.split_of(self.data, split)
+  def evaluate(self, params: Any, split: str, *, beams: int | None = None):
+    corpus, encoded = tasks.get_split(self.data, split)
     (scorer, predictor), options = self._measuring(params), self.config['evaluation']
-    return evaluate(params, corpus, encoded, scorer, predictor, options, beams=beams or options['beams'])
+    return evaluate_corpus(params, corpus, encoded, scorer, predictor, options, beams=beams or options['beams'])
 
-  def lines(self, predictions) -> list[str]:
+  def format_predictions(self, predictions) -> list[str]:
     return [p.hypotheses[0].text if p.hypotheses else '' for p in predictions]
 
-  def draw(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], given: Sequence[str]) -> None:
+  def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
     beams = self.config['evaluation']['beams']
-    if given:
-      return heatmaps.of_lines(self.predictor(params), given, beams, path)
-    return heatmaps.of_rows(self.model, params, self.data, split, rows, self.config['data']['buckets'], path)
+    if inputs:
+      return heatmaps.plot_lines(self.predictor(params), inputs, beams, path)
+    return heatmaps.plot_rows(self.model, params, self.data, split, rows, self.config['data']['buckets'], path)
 
-  def draw_layers(
-    self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], given: Sequence[str]
+  def plot_layers(
+    self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]
   ) -> None:
     """The same of every layer and head by itself, targets forced: those of a split, or the best hypotheses."""
-    if given:
-      found = self.predictor(params)(given, beams=self.config['evaluation']['beams'])
-      corpus, titles = Corpus(list(given), self.lines(found)), given
-      if silent := [line for line, text in zip(given, corpus.target, strict=True) if not text]:
+    if inputs:
+      found = self.predictor(params)(inputs, beams=self.config['evaluation']['beams'])
+      corpus, titles = Corpus(list(inputs), self.format_predictions(found)), inputs
+      if silent := [line for line, text in zip(inputs, corpus.target, strict=True) if not text]:
         raise UserError(f'the best hypothesis for {silent[0]!r} is empty; possible: a line that has an output')
     else:
-      chosen, corpus = heatmaps.pairs_of(self.data, split, rows)
+      chosen, corpus = heatmaps.select_pairs(self.data, split, rows)
       titles = [f'{split} {row}' for row in chosen]
     vocabs, buckets = (self.source_vocab, self.target_vocab), self.config['data']['buckets']
-    heatmaps.of_layers(self.model, params, corpus, titles, *vocabs, buckets, path)
+    heatmaps.plot_layers(self.model, params, corpus, titles, *vocabs, buckets, path)
 
-  def _measuring(self, params: Any) -> tuple[Scorer, Predictor]:
+  def _measuring(self, params: Any) -> tuple[TeacherForcedScorer, Predictor]:
     """What scores and searches, with these parameters: made once, so that nothing is compiled twice."""
     if not hasattr(self, '_tools'):
-      scorer = Scorer(self.model, self.config['data']['buckets'], self.config['evaluation']['batch_size'])
+      scorer = TeacherForcedScorer(self.model, self.config['data']['buckets'], self.config['evaluation']['batch_size'])
       self._tools = scorer, self.predictor(params)
-    self._tools[1].use(params)
+    self._tools[1].set_params(params)
     return self._tools
 
 
-def text_directions(config: Config) -> dict[str, bool]:
+def text_metric_directions(config: Config) -> dict[str, bool]:
   """The metrics of texts that a config names, and whether more of each is better."""
   return {parse_spec(spec)[0]: higher_is_better(spec) for spec in config['evaluation']['metrics']}
 
@@ -321,18 +321,18 @@ def _trace(loss: Loss, params: Any, batch: Batch) -> None:
   jax.eval_shape(loss, params, batch, step_rngs(jax.random.key(0)), dict.fromkeys(loss.running, 0.0))
 
 
-def _check_lengths(config: Config, data: tasks.Data, model: EncoderDecoder, loss: Loss) -> None:
+def _check_lengths(config: Config, data: tasks.TranslationData, model: EncoderDecoder, loss: Loss) -> None:
   """Raises what a model with a greatest length would raise hours later, at the longest source or target of a split."""
   buckets = check_buckets(config['data']['buckets'])
-  held = {split: assign(encoded, buckets) for split, encoded in data.encoded.items()}
+  held = {split: assign_buckets(encoded, buckets) for split, encoded in data.encoded.items()}
   for split, chosen in held.items():
-    check_some_fit(split, chosen)
+    check_any_row_fits(split, chosen)
   chosen = np.unique(np.concatenate(list(held.values())))
   sources, targets = zip(*(buckets[i] for i in chosen if i >= 0), strict=True)
   params = jax.eval_shape(lambda: initial_params(model, 0))
   _trace(loss, params, _smallest(max(sources), max(targets)))
   searched = [encoded for split, encoded in data.encoded.items() if split != 'train']
   longest = max((int(encoded.lengths[0].max(initial=1)) for encoded in searched), default=1)
-  source = max(*sources, min(size for size in searched_sizes(buckets, longest) if size >= longest))
-  find = compile_search(model, 1, longest_output(buckets, config['evaluation']['max_length']))
+  source = max(*sources, min(size for size in search_lengths(buckets, longest) if size >= longest))
+  find = compile_beam_search(model, 1, max_output_length(buckets, config['evaluation']['max_length']))
   jax.eval_shape(find, params, *_smallest(source)[:2])

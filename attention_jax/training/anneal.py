@@ -15,7 +15,7 @@ from attention_jax.functional.scores import SCORES
 from attention_jax.training.optim import Schedule, make_schedule
 
 Schedules = Mapping[str, Schedule]
-NONE: Schedules = {}
+NO_SCHEDULES: Schedules = {}
 
 # The modules whose parameters have a leading axis of heads (modules.attention.RowParams): [N] is a number for each.
 HEADED = ('score_params', 'alignment_params')
@@ -39,12 +39,12 @@ def make_anneal(spec: str, params, steps: int) -> dict[str, Schedule]:
   return schedules
 
 
-def follow(params, schedules: Schedules, update):
+def apply_schedules(params, schedules: Schedules, update):
   """`params` with the numbers that have schedules at their values for this update (from 1); the others as they are."""
   return _replaced(params, {name: schedule(update) for name, schedule in schedules.items()})
 
 
-def hold(gradients, schedules: Schedules):
+def zero_scheduled(gradients, schedules: Schedules):
   """`gradients` with zeros for the numbers that have schedules."""
   return _replaced(gradients, dict.fromkeys(schedules, 0.0))
 

@@ -24,7 +24,7 @@ from attention_jax.training.state import TrainState, is_finite
 LATEST, BEST = 'checkpoints', 'best'
 
 
-class Regular(NamedTuple):
+class CheckpointRetention(NamedTuple):
   """Which of the latest states stay: the last `keep` of every so many steps, and the very last.
 
   A run that was interrupted in between keeps the same ones as a run that was not, once it is past the next of them.
@@ -45,7 +45,7 @@ class Checkpoints:
 
   Args:
     folder: the run's folder.
-    keep, every: which of the latest states stay, see Regular; of the best there is one.
+    keep, every: which of the latest states stay, see CheckpointRetention; of the best there is one.
     read_only: for programs that look at a run, which may be going on: nothing is created or cleaned up.
   """
 
@@ -126,7 +126,7 @@ class Checkpoints:
   def _manager(self, kind: str, keep: int, every: int) -> ocp.CheckpointManager | None:
     if self._read_only and not (self.folder / kind).is_dir():
       return None
-    here = {'preservation_policy': Regular(keep, every)}
+    here = {'preservation_policy': CheckpointRetention(keep, every)}
     if self._read_only:
       here = {'save_interval_steps': 0, 'read_only': True, 'create': False}
     options = ocp.CheckpointManagerOptions(

@@ -15,19 +15,19 @@ from attention_jax.errors import UserError
 STORED = 'data.json'
 
 
-def digests(splits: Mapping[str, Any]) -> dict[str, str]:
+def compute_digests(splits: Mapping[str, Any]) -> dict[str, str]:
   """{split: 16 digits, of all arrays of its tree, their types and shapes}."""
   return {name: _digest(tree) for name, tree in splits.items()}
 
 
-def check_digests(folder: str | Path, found: Mapping[str, str], say: Callable[[str], None] = print) -> None:
+def check_digests(folder: str | Path, found: Mapping[str, str], log: Callable[[str], None] = print) -> None:
   """Raises: UserError where the run in this folder began with other splits than those found now.
 
-  Args: say, is told where that cannot be known.
+  Args: log, is told where that cannot be known.
   """
   path = Path(folder).expanduser() / STORED
   if not path.is_file():  # killed before it had one, or of a version that stored none
-    say(f'no {path}: whether the data are those that this run was begun with cannot be known; from now on it can')
+    log(f'no {path}: whether the data are those that this run was begun with cannot be known; from now on it can')
     return
   try:
     stored = json.loads(path.read_text('utf-8'))

@@ -19,7 +19,7 @@ Complete = Callable[[dict[str, Any]], dict[str, Any]]
 
 # What may differ when a run is resumed: these change how long it goes on and what it writes, not where it goes.
 # (A schedule that ends with the run, such as 'cosine', does follow training.steps, unless its spec says its own.)
-FREE = frozenset(
+MUTABLE_FIELDS = frozenset(
   {
     'training.steps',
     'training.patience',
@@ -53,10 +53,10 @@ def check_folder(folder: str | Path, config: Mapping[str, Any], complete: Comple
 
 
 @contextlib.contextmanager
-def held(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+def lock_folder(folder: Path, log: Callable[[str], None]) -> Iterator[None]:
   """Nobody else trains in `folder` meanwhile, which is made if need be; the system lets go of it when the process ends.
 
-  Args: say, is told where the file system knows no locks. Raises: UserError when somebody else does.
+  Args: log, is told where the file system knows no locks. Raises: UserError when somebody else does.
   """
   lock = filelock.FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
   with contextlib.suppress(OSError):  # prepare_folder says what is wrong with it
@@ -67,7 +67,7 @@ def held(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
   except filelock.Timeout as error:
     raise UserError(f'{folder} is being trained in by another process; possible: another folder') from error
   except (NotImplementedError, OSError) as error:
-    say(f'{folder} cannot be locked ({error}): another process that trains in it would not be noticed')
+    log(f'{folder} cannot be locked ({error}): another process that trains in it would not be noticed')
   try:
     yield
   finally:
@@ -120,7 +120,7 @@ def _compare(folder: Path, stored: dict[str, Any], given: dict[str, Any]) -> Non
   differing = [
     f'{name} is {show(stored, name)} there, {show(given, name)} given'
     for name in sorted(stored.keys() | given.keys())
-    if show(stored, name) != show(given, name) and name not in FREE
+    if show(stored, name) != show(given, name) and name not in MUTABLE_FIELDS
   ]
   if differing:
     raise UserError(f'{folder} holds another config: {"; ".join(differing)}; possible: that config or another folder')

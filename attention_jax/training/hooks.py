@@ -20,12 +20,12 @@ Hook = Callable[[int, TrainState, Mapping[str, jax.Array], bool], str | None]
 Writer = Callable[[int, Mapping[str, Any]], None]
 
 
-def due(step: int, every: int, last: bool = False) -> bool:
+def is_due(step: int, every: int, last: bool = False) -> bool:
   """Whether something is to happen after `step` updates: each `every` of them (0: never) and after the last."""
   return last or (every > 0 and step % every == 0)
 
 
-class Guard:
+class FiniteGuard:
   """Stops at the first update whose loss or gradient is not finite, naming it; looks whenever another hook is due.
 
   Args: seeds, of runs side by side, whose losses are arrays; none for one run. Any of them stops all.
@@ -37,7 +37,7 @@ class Guard:
 
   def __call__(self, step, state, metrics, last):
     self._seen.append((step, (metrics['loss'], metrics['grad_norm'])))
-    if not any(due(step, every, last) for every in self._cadences):
+    if not any(is_due(step, every, last) for every in self._cadences):
       return
     for at, values in jax.device_get(self._seen):
       for name, value in zip(('loss', 'gradient norm'), values, strict=True):
@@ -49,7 +49,7 @@ class Guard:
     self._seen.clear()
 
 
-class Clock:
+class TrainingClock:
   """Seconds spent on training itself: what runs inside `paused()` does not count."""
 
   def __init__(self):
@@ -68,19 +68,19 @@ class Clock:
     self._since += time.monotonic() - began
 
 
-class Log:
+class MetricsLogger:
   """Hands the metrics of the update, with rates over the interval and the number of compilations, to the writers.
 
   Of runs side by side the metrics are arrays with a number for each; the rates are of all together.
   """
 
-  def __init__(self, every: int, writers: Sequence[Writer], clock: Clock, compilations: Callable[[], int]):
+  def __init__(self, every: int, writers: Sequence[Writer], clock: TrainingClock, compilations: Callable[[], int]):
     self._every, self._writers, self._clock, self._compilations = every, writers, clock, compilations
     self._tokens: list[jax.Array] = []
 
   def __call__(self, step, state, metrics, last):
     self._tokens.append(metrics['tokens'])
-    if not due(step, self._every, last):
+    if not is_due(step, self._every, last):
       return
     metrics, tokens = jax.device_get((dict(metrics), self._tokens))
     seconds = self._clock.lap()
@@ -93,26 +93,26 @@ class Log:
       write(step, record)
 
 
-class Best(NamedTuple):
+class BestEvaluation(NamedTuple):
   """How the evaluations went; stored with each checkpoint, so that a resumed run stops where it would have."""
 
   value: float | None = None
   step: int | None = None
   stale: int = 0  # evaluations since
 
-  def after(self, step: int, value: float, direction: str) -> 'Best':
+  def with_evaluation(self, step: int, value: float, direction: str) -> 'BestEvaluation':
     """With one more evaluation. NaN is never better."""
     first = self.value is None and not np.isnan(value)
     better = first or (self.value is not None and (value < self.value if direction == 'min' else value > self.value))
-    return Best(value, step, 0) if better else self._replace(stale=self.stale + 1)
+    return BestEvaluation(value, step, 0) if better else self._replace(stale=self.stale + 1)
 
-  def stop(self, patience: int) -> str | None:
+  def stop_reason(self, patience: int) -> str | None:
     """Why to stop, if it is time: `patience` evaluations without improvement (0: never)."""
     if patience and self.stale >= patience:
       return f'no improvement in {self.stale} evaluations since step {self.step}'
 
 
-class Evaluate:
+class Evaluator:
   """Evaluates, keeps the best state in `best/` by one metric, and stops when it has not improved for long enough.
 
   Args:
@@ -131,8 +131,8 @@ class Evaluate:
     patience: int,
     checkpoints: Checkpoints,
     writers: Sequence[Writer],
-    clock: Clock,
-    best: Best,
+    clock: TrainingClock,
+    best: BestEvaluation,
   ):
     choose(direction, ('min', 'max'), 'direction')
     self.best = best
@@ -140,7 +140,7 @@ class Evaluate:
     self._patience, self._checkpoints, self._writers, self._clock = patience, checkpoints, writers, clock
 
   def __call__(self, step, state, metrics, last):
-    if not due(step, self._every, last):
+    if not is_due(step, self._every, last):
       return None
     with self._clock.paused():
       jax.block_until_ready(state)
@@ -148,15 +148,15 @@ class Evaluate:
       value = float(found[choose(self._select, found, 'metric to select by')])
       # All processes must agree on what is best: they save together.
       value = float(multihost_utils.broadcast_one_to_all(np.asarray(value)))
-      self.best = self.best.after(step, value, self._direction)
+      self.best = self.best.with_evaluation(step, value, self._direction)
       for write in self._writers:
         write(step, {f'validation/{name}': v if isinstance(v, str) else float(v) for name, v in found.items()})
       if self.best.step == step:
         self._checkpoints.save(state, {'best': self.best._asdict()}, BEST)
-    return self.best.stop(self._patience)
+    return self.best.stop_reason(self._patience)
 
 
-class Interrupt:
+class InterruptHandler:
   """Turns SIGTERM (preemption) and the first Ctrl-C into a clean stop after the update at hand; a context manager.
 
   A second Ctrl-C interrupts at once. With several processes the signals keep their meaning, as all would have to stop
@@ -185,14 +185,14 @@ class Interrupt:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class Save:
+class CheckpointSaver:
   """Saves the latest state, with what the run must remember, and always after the last update."""
 
-  def __init__(self, every: int, checkpoints: Checkpoints, clock: Clock, host: Callable[[], Mapping[str, Any]]):
+  def __init__(self, every: int, checkpoints: Checkpoints, clock: TrainingClock, host: Callable[[], Mapping[str, Any]]):
     self._every, self._checkpoints, self._clock, self._host = every, checkpoints, clock, host
 
   def __call__(self, step, state, metrics, last):
-    if due(step, self._every, last):
+    if is_due(step, self._every, last):
       with self._clock.paused():
         jax.block_until_ready(state)
         self._checkpoints.save(state, self._host())

@@ -12,9 +12,19 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from attention_jax.errors import UserError
-from attention_jax.training.anneal import follow, make_anneal
+from attention_jax.training.anneal import apply_schedules, make_anneal
 from attention_jax.training.checkpoint import Checkpoints
-from attention_jax.training.hooks import Best, Clock, Evaluate, Guard, Hook, Interrupt, Log, Save, Writer
+from attention_jax.training.hooks import (
+  BestEvaluation,
+  CheckpointSaver,
+  Evaluator,
+  FiniteGuard,
+  Hook,
+  InterruptHandler,
+  MetricsLogger,
+  TrainingClock,
+  Writer,
+)
 from attention_jax.training.loss import Loss
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, sharding
@@ -76,16 +86,16 @@ class Training:
         raise UserError(f'training.{name} is {getattr(self, name)}; possible: from 0 to below 1')
 
 
-class Result(NamedTuple):
+class FitResult(NamedTuple):
   """The state after the last update, why training stopped, the best evaluation, and how many shapes were compiled."""
 
   state: TrainState
   reason: str
-  best: Best
+  best: BestEvaluation
   compilations: int
 
 
-def train(
+def train_loop(
   train_step: Callable,
   state: TrainState,
   stream: Callable[[int, int], Iterable],
@@ -121,7 +131,7 @@ def fit(
   evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None,
   direction: str = 'min',
   mesh: Mesh | None = None,
-) -> Result:
+) -> FitResult:
   """Trains in `folder` (see folder.prepare_folder), from its last checkpoint where there is one.
 
   The same call on the same folder resumes a run that was killed at any moment, exactly: the state is a function of its
@@ -136,25 +146,25 @@ def fit(
   Raises: UserError when the loss is no longer finite or a checkpoint cannot be used.
   """
   mesh = mesh or make_mesh()
-  train_step, first = begin(training, loss, params, mesh, training.seed)
+  train_step, first = prepare_training(training, loss, params, mesh, training.seed)
   with contextlib.ExitStack() as stack:
     checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep, training.checkpoint_every)))
-    best = Best()
+    best = BestEvaluation()
     if checkpoints.latest() is None:
       state = first()
     else:
       state, host = checkpoints.restore(first.shapes())
-      best = Best(**host['best'])
+      best = BestEvaluation(**host['best'])
     start = int(state.step)
-    if reason := best.stop(training.patience) or (start >= training.steps and f'all {start} steps are done'):
-      return Result(state, reason, best, 0)
+    if reason := best.stop_reason(training.patience) or (start >= training.steps and f'all {start} steps are done'):
+      return FitResult(state, reason, best, 0)
     writers = _writers(Path(folder), start, training.steps, stack)
     hooks, best = _hooks(training, checkpoints, writers, train_step, evaluate, direction, best, stack)
-    state, reason = train(train_step, state, stream, hooks, start, training.steps)
-    return Result(state, reason, best(), train_step.compilations())
+    state, reason = train_loop(train_step, state, stream, hooks, start, training.steps)
+    return FitResult(state, reason, best(), train_step.compilations())
 
 
-class First:
+class InitialState:
   """The state before the first update, or those of several runs: called, it is made where training wants it.
 
   No device ever has it twice, and the values of parameters are not kept anywhere else.
@@ -184,9 +194,9 @@ class First:
     return jax.vmap(self._init)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *params))
 
 
-def begin(
+def prepare_training(
   training: Training, loss: Loss, params: Callable[[int], Any], mesh: Mesh, seed: int | Sequence[int]
-) -> tuple[TrainStep, First]:
+) -> tuple[TrainStep, InitialState]:
   """The update, and the state before the first one. `params`: seed -> initial parameters; `seed` as in step.py."""
   schedule = make_schedule(training.schedule, training.steps)
   optimizer = make_optimizer(training.optimizer, schedule, training.clip)
@@ -195,8 +205,8 @@ def begin(
   train_step = make_train_step(
     loss, optimizer, schedule, mesh, seed=seed, accumulate=training.accumulate, average=training.average, anneal=anneal
   )
-  init = lambda own: init_state(follow(own, anneal, 1), optimizer, training.average, loss.running)
-  return train_step, First(params, init, mesh, seed)
+  init = lambda own: init_state(apply_schedules(own, anneal, 1), optimizer, training.average, loss.running)
+  return train_step, InitialState(params, init, mesh, seed)
 
 
 def _writers(folder: Path, start: int, stop: int, stack: contextlib.ExitStack) -> list[Writer]:
@@ -213,20 +223,20 @@ def _hooks(
   train_step: TrainStep,
   evaluate: Callable | None,
   direction: str,
-  best: Best,
+  best: BestEvaluation,
   stack: contextlib.ExitStack,
-) -> tuple[list[Hook], Callable[[], Best]]:
+) -> tuple[list[Hook], Callable[[], BestEvaluation]]:
   """The hooks in the order that makes resuming exact, and how to ask for the best evaluation so far.
 
   Lines are written before the checkpoint that covers them; an evaluation comes before the checkpoint that remembers it;
   an interruption comes after both, so that it neither evaluates nor logs where an uninterrupted run would not.
   """
-  t, clock = training, Clock()
+  t, clock = training, TrainingClock()
   cadences = (t.log_every, t.evaluate_every if evaluate else 0, t.checkpoint_every)
-  hooks = [Guard(cadences, checkpoints), Log(t.log_every, writers, clock, train_step.compilations)]
+  hooks = [FiniteGuard(cadences, checkpoints), MetricsLogger(t.log_every, writers, clock, train_step.compilations)]
   current = lambda: best
   if evaluate:
-    evaluation = Evaluate(
+    evaluation = Evaluator(
       t.evaluate_every,
       evaluate,
       select=t.select,
@@ -239,6 +249,6 @@ def _hooks(
     )
     hooks.append(evaluation)
     current = lambda: evaluation.best
-  hooks.append(stack.enter_context(Interrupt()))
-  hooks.append(Save(t.checkpoint_every, checkpoints, clock, lambda: {'best': current()._asdict()}))
+  hooks.append(stack.enter_context(InterruptHandler()))
+  hooks.append(CheckpointSaver(t.checkpoint_every, checkpoints, clock, lambda: {'best': current()._asdict()}))
   return hooks, current

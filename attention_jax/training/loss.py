@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 import jax
 
 Sums = Mapping[str, jax.Array]
-Means = Mapping[str, jax.Array]
-NO_MEANS: Means = {}
-OBJECTIVE = 'objective'  # the stream of randomness that an objective draws from itself
+RunningMeans = Mapping[str, jax.Array]
+NO_MEANS: RunningMeans = {}
+OBJECTIVE_RNG = 'objective'  # the stream of randomness that an objective draws from itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,12 +18,12 @@ class Loss:
   Attributes:
     fn: the loss itself, of all five; `update` is the number of the update that is being made.
     running: names of its sums whose running means per token it is given, as the updates before left them.
-    links: whether its batches must have links.
+    needs_links: whether its batches must have links.
   """
 
   fn: Callable[..., Sums]
   running: tuple[str, ...] = ()
-  links: bool = False
+  needs_links: bool = False
 
-  def __call__(self, params, batch, rngs=None, running: Means = NO_MEANS, update: int | jax.Array = 1) -> Sums:
+  def __call__(self, params, batch, rngs=None, running: RunningMeans = NO_MEANS, update: int | jax.Array = 1) -> Sums:
     return self.fn(params, batch, rngs, running, update)

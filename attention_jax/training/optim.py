@@ -78,7 +78,7 @@ def _hidden_kernels(params: Any) -> Any:
 
 
 # Options that are the share of what was before in a moving average: with 1 or more it never forgets, or grows.
-KEPT = frozenset(['adam_b1', 'adam_b2', 'b1', 'b2', 'beta', 'decay', 'momentum', 'rho'])
+DECAY_OPTIONS = frozenset(['adam_b1', 'adam_b2', 'b1', 'b2', 'beta', 'decay', 'momentum', 'rho'])
 
 OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
   'adabelief': optax.adabelief,
@@ -131,7 +131,7 @@ def _build(spec: str, table: Mapping[str, Callable], what: str, supplied: Mappin
       raise UserError(f'{what} {spec!r}: option {option} is a number, got {value!r}')
     if isinstance(value, int | float) and not 0 <= value < math.inf:
       raise UserError(f'{what} {spec!r}: {option} is {value}; possible: 0 or more, and finite')
-    if option in KEPT and isinstance(value, int | float) and value >= 1:
+    if option in DECAY_OPTIONS and isinstance(value, int | float) and value >= 1:
       raise UserError(f'{what} {spec!r}: {option} is {value}; possible: from 0 to below 1')
   arguments = {k: v for k, v in supplied.items() if k in parameters} | given
   try:

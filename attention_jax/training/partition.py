@@ -9,15 +9,15 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from attention_jax.errors import UserError
-from attention_jax.kernels.sharding import ROWS
+from attention_jax.kernels.sharding import BATCH_AXIS
 
-AXES = ('seed', ROWS)
+AXES = ('seed', BATCH_AXIS)
 
 RULES = {
-  'batch': PartitionSpec(ROWS),
-  'parts': PartitionSpec(None, ROWS),  # [parts, rows, ...] when gradients are accumulated
+  'batch': PartitionSpec(BATCH_AXIS),
+  'parts': PartitionSpec(None, BATCH_AXIS),  # [parts, rows, ...] when gradients are accumulated
   'state': PartitionSpec(),  # a copy on every device
-  'batches': PartitionSpec('seed', ROWS),  # [seeds, rows, ...] of runs that are trained side by side
+  'batches': PartitionSpec('seed', BATCH_AXIS),  # [seeds, rows, ...] of runs that are trained side by side
   'states': PartitionSpec('seed'),  # [seeds, ...]
 }
 
@@ -35,7 +35,7 @@ def sharding(mesh: Mesh, rule: str) -> NamedSharding:
 
 def check_rows(rows: int, mesh: Mesh, parts: int = 1) -> None:
   """Raises UserError unless a global batch of `rows` divides evenly over the devices and the accumulated parts."""
-  devices = mesh.shape[ROWS]
+  devices = mesh.shape[BATCH_AXIS]
   if rows % (devices * parts):
     several = f' x {parts} accumulated parts' if parts > 1 else ''
     possible = f'a multiple of {devices * parts}'
@@ -47,15 +47,15 @@ def replicate(tree, mesh: Mesh):
   return jax.device_put(tree, sharding(mesh, 'state'))
 
 
-def place(batch, mesh: Mesh, parts: int = 1, rule: str = 'batch'):
+def shard_batch(batch, mesh: Mesh, parts: int = 1, rule: str = 'batch'):
   """This process's rows of a batch (numpy arrays) -> global arrays, split over the devices as `rule` says."""
-  size = jax.tree.leaves(batch)[0].shape[RULES[rule].index(ROWS)]
+  size = jax.tree.leaves(batch)[0].shape[RULES[rule].index(BATCH_AXIS)]
   check_rows(size * jax.process_count(), mesh, parts)
   rows = sharding(mesh, rule)
   return jax.tree.map(lambda x: jax.make_array_from_process_local_data(rows, x), batch)
 
 
-def compile_on(mesh: Mesh, fn: Callable, **options) -> Callable:
+def jit_on_mesh(mesh: Mesh, fn: Callable, **options) -> Callable:
   """jax.jit of fn, whose kernels each device runs for the rows that it has; options, of jax.jit."""
 
   @functools.wraps(fn)

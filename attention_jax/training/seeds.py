@@ -14,15 +14,25 @@ import numpy as np
 from jax.sharding import Mesh
 
 from attention_jax.training.checkpoint import Checkpoints
-from attention_jax.training.hooks import Best, Clock, Evaluate, Guard, Interrupt, Log, Save, Writer, due
-from attention_jax.training.loop import Training, begin, train
+from attention_jax.training.hooks import (
+  BestEvaluation,
+  CheckpointSaver,
+  Evaluator,
+  FiniteGuard,
+  InterruptHandler,
+  MetricsLogger,
+  TrainingClock,
+  Writer,
+  is_due,
+)
+from attention_jax.training.loop import Training, prepare_training, train_loop
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import make_mesh, sharding
 from attention_jax.training.state import TrainState
 from attention_jax.training.writers import JsonLines, Progress, TensorBoard
 
 
-class Results(NamedTuple):
+class SeedResults(NamedTuple):
   """The step that was reached, why each run stopped, and how many shapes were compiled."""
 
   step: int
@@ -30,7 +40,7 @@ class Results(NamedTuple):
   compilations: int
 
 
-class Runs:
+class SeedRuns:
   """What the runs have each for itself: checkpoints, writers, the best evaluation, and why one has stopped.
 
   Args:
@@ -46,11 +56,11 @@ class Runs:
     folders: Sequence[Path],
     seeds: Sequence[int],
     training: Training,
-    best: Sequence[Best],
+    best: Sequence[BestEvaluation],
     stopped: Mapping[int, str],
     start: int,
     pick: Callable[[TrainState, int], TrainState],
-    evaluate: Callable[..., Evaluate] | None,
+    evaluate: Callable[..., Evaluator] | None,
     stack: contextlib.ExitStack,
   ):
     close = lambda thing: stack.enter_context(contextlib.closing(thing))
@@ -70,7 +80,7 @@ class Runs:
     )
 
   @property
-  def best(self) -> list[Best]:
+  def best(self) -> list[BestEvaluation]:
     """How the evaluations of each went."""
     return [one.best for one in self._evaluations] or self._best
 
@@ -89,8 +99,8 @@ class Runs:
 
   def __call__(self, step: int, states: TrainState, metrics: Mapping[str, jax.Array], last: bool) -> str | None:
     """A hook: evaluates each run that goes on, and saves its states."""
-    evaluated = due(step, self._training.evaluate_every if self._evaluations else 0, last)
-    saved = due(step, self._training.checkpoint_every, last)
+    evaluated = is_due(step, self._training.evaluate_every if self._evaluations else 0, last)
+    saved = is_due(step, self._training.checkpoint_every, last)
     for i in np.flatnonzero(self.live) if evaluated or saved else ():
       state = self._pick(states, i)
       reason = self._evaluations[i](step, state, metrics, last) if self._evaluations else None
@@ -119,7 +129,7 @@ def fit_seeds(
   evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None,
   direction: str = 'min',
   mesh: Mesh | None = None,
-) -> Results:
+) -> SeedResults:
   """`loop.fit` for the seeds training.seed, training.seed + 1, ..., as many as there are `folders`, all at once.
 
   A run that stops early stays as it is, also where training.patience is raised later.
@@ -127,30 +137,33 @@ def fit_seeds(
   Args:
     folder: of them all. folders: of each run; see folder.prepare_folder.
     params: seed -> initial parameters, made only where there is no checkpoint.
-    stream: (start, stop) -> batches with a first axis of runs; see batching.Together.
+    stream: (start, stop) -> batches with a first axis of runs; see batching.StackedBatches.
     evaluate: as for fit, of one run at a time.
   Raises: UserError when a loss is no longer finite, naming the seed, or a checkpoint cannot be used.
   """
   seeds = [training.seed + i for i in range(len(folders))]
   mesh = mesh or make_mesh(seeds=len(seeds))
-  train_step, first = begin(training, loss, params, mesh, seeds)
+  train_step, first = prepare_training(training, loss, params, mesh, seeds)
   # A run that is looked at alone is on every device, as one that is trained alone.
   pick = jax.jit(lambda states, i: jax.tree.map(lambda x: x[i], states), out_shardings=sharding(mesh, 'state'))
   with contextlib.ExitStack() as stack:
     checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep, training.checkpoint_every)))
-    best, stopped = [Best()] * len(seeds), {}
+    best, stopped = [BestEvaluation()] * len(seeds), {}
     if checkpoints.latest() is None:
       states = first()
     else:
       states, host = checkpoints.restore(first.shapes())
-      best, stopped = [Best(**one) for one in host['best']], {int(i): why for i, why in host['stopped'].items()}
-    start, clock = int(states.step[0]), Clock()
+      best, stopped = (
+        [BestEvaluation(**one) for one in host['best']],
+        {int(i): why for i, why in host['stopped'].items()},
+      )
+    start, clock = int(states.step[0]), TrainingClock()
     over = f'all {training.steps} steps are done'
     if len(stopped) == len(seeds) or start >= training.steps:
-      return Results(start, [stopped.get(i, over) for i in range(len(seeds))], 0)
+      return SeedResults(start, [stopped.get(i, over) for i in range(len(seeds))], 0)
 
     def make(**own):
-      return Evaluate(
+      return Evaluator(
         training.evaluate_every,
         evaluate,
         select=training.select,
@@ -160,15 +173,17 @@ def fit_seeds(
         **own,
       )
 
-    runs = Runs(folders, seeds, training, best, stopped, start, pick, make if evaluate else None, stack)
+    runs = SeedRuns(folders, seeds, training, best, stopped, start, pick, make if evaluate else None, stack)
     cadences = (training.log_every, training.evaluate_every if evaluate else 0, training.checkpoint_every)
     hooks = [
-      Guard(cadences, checkpoints, seeds),
-      Log(training.log_every, [runs.write], clock, train_step.compilations),
+      FiniteGuard(cadences, checkpoints, seeds),
+      MetricsLogger(training.log_every, [runs.write], clock, train_step.compilations),
       runs,
-      stack.enter_context(Interrupt()),
-      Save(training.checkpoint_every, checkpoints, clock, runs.remember),
+      stack.enter_context(InterruptHandler()),
+      CheckpointSaver(training.checkpoint_every, checkpoints, clock, runs.remember),
     ]
-    states, reason = train(lambda *given: train_step(*given, runs.live), states, stream, hooks, start, training.steps)
+    states, reason = train_loop(
+      lambda *given: train_step(*given, runs.live), states, stream, hooks, start, training.steps
+    )
     ends = [runs.stopped.get(i, reason) for i in range(len(seeds))]
-    return Results(int(states.step[0]), ends, train_step.compilations())
+    return SeedResults(int(states.step[0]), ends, train_step.compilations())

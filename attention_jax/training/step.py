@@ -9,12 +9,12 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from attention_jax.training.anneal import NONE, Schedules, follow, hold
-from attention_jax.training.loss import OBJECTIVE, Loss
-from attention_jax.training.partition import compile_on, place, sharding
+from attention_jax.training.anneal import NO_SCHEDULES, Schedules, apply_schedules, zero_scheduled
+from attention_jax.training.loss import OBJECTIVE_RNG, Loss
+from attention_jax.training.partition import jit_on_mesh, shard_batch, sharding
 from attention_jax.training.state import TrainState, update_average, update_running
 
-RNGS = ('dropout', 'attention', OBJECTIVE)  # the streams of randomness that models and objectives draw from
+RNGS = ('dropout', 'attention', OBJECTIVE_RNG)  # the streams of randomness that models and objectives draw from
 
 
 def step_rngs(rng: jax.Array) -> dict[str, jax.Array]:
@@ -41,7 +41,7 @@ class TrainStep:
   def __call__(
     self, state: TrainState, batch, live: np.ndarray | None = None
   ) -> tuple[TrainState, dict[str, jax.Array]]:
-    batch = place(batch, self.mesh, self.accumulate, self.rule)
+    batch = shard_batch(batch, self.mesh, self.accumulate, self.rule)
     if self.rule == 'batch':
       return self.compiled(self.root, state, batch)
     live = np.ones(len(self.root), bool) if live is None else live
@@ -61,7 +61,7 @@ def make_train_step(
   seed: int | Sequence[int],
   accumulate: int = 1,
   average: float = 0.0,
-  anneal: Schedules = NONE,
+  anneal: Schedules = NO_SCHEDULES,
 ) -> TrainStep:
   """One update as a function of (state, batch, seed).
 
@@ -90,7 +90,7 @@ def compile_update(
   several: bool = False,
   accumulate: int = 1,
   average: float = 0.0,
-  anneal: Schedules = NONE,
+  anneal: Schedules = NO_SCHEDULES,
 ) -> Callable:
   """(root, state, batch) -> (state, metrics), compiled once per shape; root is the data of a PRNG key. The state is
   donated.
@@ -115,10 +115,10 @@ def compile_update(
     step = state.step + 1
     sums, grads = whole(state.params, state.running, step, batch, rng)
     count = jnp.maximum(sums['tokens'], 1)
-    grads = hold(jax.tree.map(lambda g: g / count.astype(g.dtype), grads), anneal)
+    grads = zero_scheduled(jax.tree.map(lambda g: g / count.astype(g.dtype), grads), anneal)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = follow(optax.apply_updates(state.params, updates), anneal, step + 1)
-    averages = follow(update_average(state.average, params, step, average), anneal, step + 1)
+    params = apply_schedules(optax.apply_updates(state.params, updates), anneal, step + 1)
+    averages = apply_schedules(update_average(state.average, params, step, average), anneal, step + 1)
     metrics = {name: total / count for name, total in sums.items()} | {
       'tokens': sums['tokens'],
       'grad_norm': optax.tree.norm(grads),
@@ -131,7 +131,7 @@ def compile_update(
   given = (held, held, rows)
   if several:
     update, given = _of_each(_while_live(update), mesh), (*given, held)
-  return compile_on(mesh, update, donate_argnums=1, in_shardings=given, out_shardings=held)
+  return jit_on_mesh(mesh, update, donate_argnums=1, in_shardings=given, out_shardings=held)
 
 
 def _while_live(update: Callable) -> Callable:

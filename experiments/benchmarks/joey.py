@@ -46,5 +46,5 @@ class Joey:
 
     return Side(run)
 
-  def end(self) -> None:
+  def close(self) -> None:
     self._child.kill()

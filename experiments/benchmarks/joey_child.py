@@ -62,7 +62,7 @@ def transformer(features, heads, layers, hidden, dropout, **rest):
 CONFIGS = {'Bahdanau': recurrent('bahdanau', True), 'Luong': recurrent('luong', False), 'Transformer': transformer}
 
 
-def batch_of(source: np.ndarray, target: np.ndarray) -> Batch:
+def make_batch(source: np.ndarray, target: np.ndarray) -> Batch:
   """Ids from 4 on, 0 behind the ends; targets get BOS before them, and EOS in the place of their last word."""
   lengths, ends = (source > 0).sum(1), (target > 0).sum(1)
   target = np.where(np.arange(target.shape[1])[None] == ends[:, None] - 1, EOS, np.where(target > 0, target, PAD))
@@ -86,7 +86,7 @@ def main() -> None:
 
   def train() -> None:
     model.train()
-    batch = batch_of(arrays['source'], arrays['target'])
+    batch = make_batch(arrays['source'], arrays['target'])
     batch.sort_by_src_length()
     loss, *_ = model(return_type='loss', **vars(batch))
     batch.normalize(loss, 'tokens').backward()
@@ -96,7 +96,7 @@ def main() -> None:
 
   def found(beams: str, steps: str) -> None:
     model.eval()
-    batch = batch_of(arrays['source'], arrays['target'])
+    batch = make_batch(arrays['source'], arrays['target'])
     batch.sort_by_src_length()
     search(model, batch, int(steps), int(beams), 0.6, min_output_length=int(steps))
 

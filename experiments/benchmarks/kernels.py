@@ -9,8 +9,8 @@ import numpy as np
 
 import attention_jax as aj
 from experiments.benchmarks import peers
-from experiments.benchmarks.limits import machine
-from experiments.benchmarks.measure import Bench, Side, Timing, compare, exponent, jitted
+from experiments.benchmarks.limits import machine_limits
+from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare, fit_exponent, jit_side
 
 # case: score, whether the mask is causal, batch, heads, T, S, features
 CASES = {
@@ -23,7 +23,7 @@ CASES = {
 }
 FEATURES = 64
 GROWN = (('additive', 'factored'), ('additive', 'pallas_additive'), ('scaled_dot', 'flash'), ('scaled_dot', 'cudnn'))
-# What bounds a score: the row of limits.machine, and how often each pair of a query and a key needs it, forward, and
+# What bounds a score: the row of limits.machine_limits, and how often each pair of a query and a key needs it, forward, and
 # forward and backward, for every feature: a tanh (or what does its work), and products of matrices.
 BOUNDS = {
   'additive': ('tanh', 1, 3),
@@ -70,7 +70,7 @@ def backward(score: str, implementation: str, causal: bool = False, alignment: s
   return jax.value_and_grad(lambda *given: jnp.sum(jnp.sin(run(*given))), argnums=(0, 1, 2, 3))
 
 
-def why_not(bench: Bench, score: str, implementation: str) -> str:
+def unsupported_reason(bench: BenchmarkContext, score: str, implementation: str) -> str:
   """Why this cannot be measured here; '' if it can."""
   try:
     jax.eval_shape(backward(score, implementation), *problem(bench.dtype, score, 1, 1, 16, 16, FEATURES))
@@ -79,19 +79,21 @@ def why_not(bench: Bench, score: str, implementation: str) -> str:
   return ''
 
 
-def kernels(bench: Bench) -> Iterator[Timing]:
-  rates = {t.case: t.rate for t in machine(bench)}
+def kernels(bench: BenchmarkContext) -> Iterator[Timing]:
+  rates = {t.case: t.rate for t in machine_limits(bench)}
   for case, (score, causal, *sizes) in CASES.items():
-    implementations = [name for name, way in aj.IMPLEMENTATIONS.items() if not way.refuse(aj.SCORES[score], SOFTMAX)]
+    implementations = [
+      name for name, way in aj.IMPLEMENTATIONS.items() if not way.unsupported_reason(aj.SCORES[score], SOFTMAX)
+    ]
     given = problem(bench.dtype, score, *sizes)
     arrays = [np.asarray(x) for x in given[1:]]
-    theirs = peers.attention(bench.say, score, causal, *arrays, given[0]['score']) if bench.alike else {}
+    theirs = peers.attention(bench.log, score, causal, *arrays, given[0]['score']) if bench.is_torch_comparable else {}
     for name, way, theirs_way in (('forward', forward, 'forward'), ('forward and backward', backward, 'backward')):
-      bench.say(f'{case}: {name}')
+      bench.log(f'{case}: {name}')
       sides = {}
       for implementation in implementations:
-        if reason := why_not(bench, score, implementation):  # cudnn computes in bfloat16 alone
-          bench.say(f'left out: {reason}')
+        if reason := unsupported_reason(bench, score, implementation):  # cudnn computes in bfloat16 alone
+          bench.log(f'left out: {reason}')
         else:
           what = f'{case}, {name} by {implementation}'
           sides |= _tried(bench, what, implementation, way(score, implementation, causal), given)
@@ -101,13 +103,13 @@ def kernels(bench: Bench) -> Iterator[Timing]:
       yield _limit(some[0], rates, score, causal, sizes, way is backward)
 
 
-def _tried(bench: Bench, what: str, name: str, fn: Callable, given) -> dict[str, Side]:
+def _tried(bench: BenchmarkContext, what: str, name: str, fn: Callable, given) -> dict[str, Side]:
   """{name: the side}, or {} where it cannot be compiled or run, which the bench is told."""
   try:
-    side = jitted(fn, *given)
+    side = jit_side(fn, *given)
     side.run()
   except Exception as error:
-    bench.failed(what, error)
+    bench.report_failure(what, error)
     return {}
   return {name: side}
 
@@ -122,28 +124,28 @@ def _limit(first: Timing, rates: dict[str, float], score: str, causal: bool, siz
   )
 
 
-def crossing(bench: Bench) -> Iterator[Timing]:
+def crossing(bench: BenchmarkContext) -> Iterator[Timing]:
   """From which size on each candidate of 'auto' is faster than the definition, forward and backward."""
   for name, (score, alignment, features, sizes) in CROSSING.items():
     for batch, size in sizes:
-      bench.say(f'{name} beside the definition, T = S = {size}')
+      bench.log(f'{name} beside the definition, T = S = {size}')
       given = problem(bench.dtype, score, batch, 1, size, size, features)
-      way = lambda implementation: jitted(backward(score, implementation, alignment=alignment), *given)  # noqa: B023
+      way = lambda implementation: jit_side(backward(score, implementation, alignment=alignment), *given)  # noqa: B023
       sides = {'xla': way('xla'), name: way(name)}
       case = f'{score}, {alignment}, B={batch} T=S={size} F={features}'
       yield from compare('crossing', case, sides, repeats=bench.repeats)
 
 
-def growth(bench: Bench) -> Iterator[Timing]:
+def growth(bench: BenchmarkContext) -> Iterator[Timing]:
   """Forward and backward as one size after the other grows, see GROWTH, with the exponent of the last four."""
   for score, implementation in GROWN:
-    if reason := why_not(bench, score, implementation):
-      bench.say(f'growth of {score} by {implementation} is left out: {reason}')
+    if reason := unsupported_reason(bench, score, implementation):
+      bench.log(f'growth of {score} by {implementation} is left out: {reason}')
       continue
     for what, (sizes, shape) in GROWTH.items():
       found = []
       for size in sizes:
-        bench.say(f'growth of {score} by {implementation}: {what} = {size}')
+        bench.log(f'growth of {score} by {implementation}: {what} = {size}')
         given = problem(bench.dtype, score, *shape(size), FEATURES)
         case = f'{score} {what}={size}'
         of = f'growth of {case} by {implementation}'
@@ -155,7 +157,7 @@ def growth(bench: Bench) -> Iterator[Timing]:
         yield from found
         continue
       last = [t.median for t in found[-4:]], [t.memory for t in found[-4:]]
-      time, memory = (exponent(sizes[: len(found)][-4:], of) for of in last)
+      time, memory = (fit_exponent(sizes[: len(found)][-4:], of) for of in last)
       note = f'with {what}, time grows to the power {time:.2f}, memory {memory:.2f}, of the last four'
-      bench.say(f'{score} by {implementation}: {note}')
+      bench.log(f'{score} by {implementation}: {note}')
       yield from (*found[:-1], dataclasses.replace(found[-1], note=note))

@@ -10,24 +10,24 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from attention_jax.functional.masking import accumulator
+from attention_jax.functional.masking import accumulation_dtype
 from attention_jax.modules.linear import product
-from experiments.benchmarks.measure import Bench, Timing, compare, jitted
+from experiments.benchmarks.measure import BenchmarkContext, Timing, compare, jit_side
 
 ROWS = {'cpu': 2048}  # of the square product; elsewhere 8192, beside which a call takes no time
 VALUES, TIMES = 2**20, 64  # numbers that are read, and special functions of each
 
 
 def _median(fn: Callable, *args, repeats: int = 5) -> float:
-  return compare('', '', {'': jitted(fn, *args)}, repeats=repeats)[0].median
+  return compare('', '', {'': jit_side(fn, *args)}, repeats=repeats)[0].median
 
 
-def machine(bench: Bench) -> list[Timing]:
+def machine_limits(bench: BenchmarkContext) -> list[Timing]:
   """Rates of a square product, of a copy that no cache holds, and of tanh and a division without either.
 
   Of those two many are taken of each number that is read, or it would be the reading that is measured.
   """
-  bench.say('limits of this machine')
+  bench.log('limits of this machine')
   size, many = ROWS.get(jax.default_backend(), 8192), 2**25
   square, long = jnp.ones((size, size), bench.dtype), jnp.linspace(-3.0, 3.0, many)
   each = lambda fn: lambda x: functools.reduce(jnp.add, [fn(x + step / TIMES) for step in range(TIMES)])
@@ -39,11 +39,11 @@ def machine(bench: Bench) -> list[Timing]:
   )
   timings = []
   for name, fn, x, amount, unit in cases:
-    timings += compare('limits', name, {'xla': jitted(fn, x)}, amount=amount, unit=unit)
+    timings += compare('limits', name, {'xla': jit_side(fn, x)}, amount=amount, unit=unit)
   return timings
 
 
-def products(fn: Callable, *args) -> Counter:
+def count_matmuls(fn: Callable, *args) -> Counter:
   """How often fn(*args) multiplies matrices of which shapes: {(left, right, dimensions, type): times}."""
   found = Counter()
 
@@ -64,7 +64,7 @@ def products(fn: Callable, *args) -> Counter:
   return found
 
 
-def seconds_of_products(found: Counter, *, gradients: bool) -> tuple[float, float]:
+def time_matmuls(found: Counter, *, gradients: bool) -> tuple[float, float]:
   """(seconds, FLOP) of these products by themselves, one after the other; with their gradients if so asked."""
   seconds = flop = 0.0
   for (left, right, dimensions, dtype), times in found.items():
@@ -72,7 +72,7 @@ def seconds_of_products(found: Counter, *, gradients: bool) -> tuple[float, floa
     one = product
     if len(right) > 2 or dimensions != (((len(left) - 1,), (0,)), ((), ())):
       one = functools.partial(
-        jax.lax.dot_general, dimension_numbers=dimensions, preferred_element_type=accumulator(x, y)
+        jax.lax.dot_general, dimension_numbers=dimensions, preferred_element_type=accumulation_dtype(x, y)
       )
     (contracted, _), _ = dimensions
     out = jax.eval_shape(one, x, y)

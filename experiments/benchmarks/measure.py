@@ -13,35 +13,35 @@ def _raise(what: str, error: Exception) -> None:
   raise error
 
 
-class Bench(NamedTuple):
+class BenchmarkContext(NamedTuple):
   """What every suite is given.
 
   Attributes:
-    say: prints a line.
+    log: prints a line.
     repeats: how often each side is run.
     dtype: of what attention and models compute in, 'float32' or 'bfloat16'.
     joey: an interpreter with Joey NMT, or ''.
     run, data: for the suite translation, see trained.py; or ''.
-    failed: is told what failed and why, so that the rest may go on; it may raise the error.
+    report_failure: is told what failed and why, so that the rest may go on; it may raise the error.
   """
 
-  say: Callable[[str], None]
+  log: Callable[[str], None]
   repeats: int
   dtype: str = 'float32'
   joey: str = ''
   run: str = ''
   data: str = ''
-  failed: Callable[[str, Exception], None] = _raise
+  report_failure: Callable[[str, Exception], None] = _raise
 
   @property
-  def beside(self) -> tuple[str, ...]:
+  def torch_dtypes(self) -> tuple[str, ...]:
     """What PyTorch's models compute in beside ours: float32, and what ours do. Nothing on accelerators."""
     return tuple(dict.fromkeys(('float32', self.dtype))) if jax.default_backend() == 'cpu' else ()
 
   @property
-  def alike(self) -> bool:
+  def is_torch_comparable(self) -> bool:
     """Whether what peers.py has in float32 alone can be measured beside ours."""
-    return self.beside == (self.dtype,)
+    return self.torch_dtypes == (self.dtype,)
 
 
 class Side(NamedTuple):
@@ -80,7 +80,7 @@ class Timing:
     return self.amount / self.median
 
 
-def jitted(fn: Callable, *args) -> Side:
+def jit_side(fn: Callable, *args) -> Side:
   """fn(*args) compiled, with the temporary memory of the program."""
   compiled = jax.jit(fn).lower(*args).compile()
   memory = compiled.memory_analysis()
@@ -117,6 +117,6 @@ def compare(
   return timings
 
 
-def exponent(sizes, seconds) -> float:
+def fit_exponent(sizes, seconds) -> float:
   """The slope of log seconds over log sizes: how the time grows."""
   return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])

@@ -15,23 +15,31 @@ from pathlib import Path
 import numpy as np
 
 from experiments.benchmarks import peers
-from experiments.benchmarks.measure import Bench, Timing
-from experiments.benchmarks.systems import MODELS, ROWS, TRAINED, batch_of, model_of, our_update, their_update
+from experiments.benchmarks.measure import BenchmarkContext, Timing
+from experiments.benchmarks.systems import (
+  BATCH_SIZE,
+  MODELS,
+  TRAINING_CASES,
+  build_model,
+  jax_update,
+  make_batch,
+  torch_update,
+)
 
 UPDATES = 3
-TRAINED_BY_BOTH = [(name, longest) for name, longest in TRAINED if MODELS[name][2]]
+TRAINED_BY_BOTH = [(name, longest) for name, longest in TRAINING_CASES if MODELS[name][2]]
 LONGEST = ('bahdanau2015', 44)  # the last bucket of configs/multi30k.py, by which a run needs what it needs
 
 
-def of_training(bench: Bench) -> list[Timing]:
-  """Updates of Adam, each in a new process, of every model of systems.TRAINED that PyTorch has too, and of LONGEST."""
-  if not peers.torch or not bench.alike:
-    bench.say(f'memory is left out: it is that of the host, in float32, beside PyTorch ({peers.VERSION})')
+def training_memory(bench: BenchmarkContext) -> list[Timing]:
+  """Updates of Adam, each in a new process, of every model of systems.TRAINING_CASES that PyTorch has too, and of LONGEST."""
+  if not peers.torch or not bench.is_torch_comparable:
+    bench.log(f'memory is left out: it is that of the host, in float32, beside PyTorch ({peers.VERSION})')
     return []
   timings = []
   for name, longest in (*TRAINED_BY_BOTH, LONGEST):
-    case = f'{name}, {ROWS} x {longest} -> {longest}, a process of {UPDATES} updates'
-    bench.say(f'memory of {case}')
+    case = f'{name}, {BATCH_SIZE} x {longest} -> {longest}, a process of {UPDATES} updates'
+    bench.log(f'memory of {case}')
     rounds = [{side: _process(side, name, longest) for side in SIDES} for _ in range(min(bench.repeats, 3))]
     base = np.median([found['attention_jax']['seconds'] for found in rounds])
     for side in SIDES:
@@ -50,12 +58,12 @@ def _process(side: str, name: str, longest: int) -> dict[str, float]:
 
 
 SIDES = {
-  'attention_jax': lambda name, batch: our_update(*model_of(name), batch),
-  'torch': lambda name, batch: their_update(name, batch),
+  'attention_jax': lambda name, batch: jax_update(*build_model(name), batch),
+  'torch': lambda name, batch: torch_update(name, batch),
 }
 
 
-def greatest() -> int:
+def peak_resident_bytes() -> int:
   """The greatest resident size of this process so far, bytes.
 
   Not what getrusage says, where Linux tells it: that begins with the size of the process that started this one.
@@ -67,8 +75,8 @@ def greatest() -> int:
 
 
 if __name__ == '__main__':
-  imports = greatest()
-  update = SIDES[sys.argv[1]](sys.argv[2], batch_of(int(sys.argv[3])))
+  imports = peak_resident_bytes()
+  update = SIDES[sys.argv[1]](sys.argv[2], make_batch(int(sys.argv[3])))
   for _ in range(UPDATES):
     update.run()
-  print(json.dumps({'imports': imports, 'peak': greatest()}))
+  print(json.dumps({'imports': imports, 'peak': peak_resident_bytes()}))

@@ -19,16 +19,16 @@ except ImportError:
 VERSION = f'PyTorch {torch.__version__}' if torch else 'no PyTorch (pip install -r requirements-bench.txt)'
 
 
-def attention(say, score: str, causal: bool, query, key, value, params) -> dict[str, dict[str, Side]]:
+def attention(log, score: str, causal: bool, query, key, value, params) -> dict[str, dict[str, Side]]:
   """{'torch': {'forward': Side, 'backward': Side}, ...} of one score of WAYS."""
   if torch is None:
     return {}
   given = [torch.tensor(x) for x in (query, key, value)]
-  ways = WAYS[score](say, given, {name: torch.tensor(np.asarray(p)) for name, p in params.items()}, causal)
+  ways = WAYS[score](log, given, {name: torch.tensor(np.asarray(p)) for name, p in params.items()}, causal)
   return {name: {'forward': _forward(way, given), 'backward': _backward(way, given)} for name, way in ways.items()}
 
 
-def _additive(say, given, params, causal) -> dict[str, Callable]:
+def _additive(log, given, params, causal) -> dict[str, Callable]:
   def formula(query, key, value):
     scores = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ params['v']
     return torch.softmax(scores, -1) @ value
@@ -37,12 +37,12 @@ def _additive(say, given, params, causal) -> dict[str, Callable]:
   try:
     compiled(*given)
   except Exception as error:  # it needs a C++ compiler, and fails in ways of its own
-    say(f'torch.compile does not work here and is left out: {type(error).__name__}')
+    log(f'torch.compile does not work here and is left out: {type(error).__name__}')
     return {'torch': formula}
   return {'torch': formula, 'torch.compile': compiled}
 
 
-def _scaled_dot(say, given, params, causal) -> dict[str, Callable]:
+def _scaled_dot(log, given, params, causal) -> dict[str, Callable]:
   return {'torch sdpa': functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=causal)}
 
 
@@ -61,11 +61,11 @@ def _one_by_one(feature: Callable, params, seen: Callable) -> dict[str, Callable
   return {'torch': formula}
 
 
-def _coverage(say, given, params, causal) -> dict[str, Callable]:
+def _coverage(log, given, params, causal) -> dict[str, Callable]:
   return _one_by_one(lambda so_far: so_far.unsqueeze(-1) * params['u'], params, torch.add)
 
 
-def _location_sensitive(say, given, params, causal) -> dict[str, Callable]:
+def _location_sensitive(log, given, params, causal) -> dict[str, Callable]:
   filters = params['filters'].flip(-1).unsqueeze(1)  # a true convolution; theirs does not flip
 
   def feature(weights):
@@ -97,7 +97,7 @@ def _backward(fn: Callable, given) -> Side:
   return Side(lambda: torch.autograd.grad(torch.sin(fn(*leaves)).sum(), leaves))
 
 
-def model_of(name: str, sizes):
+def build_model(name: str, sizes):
   """A model of torch_model.py or torch_transformer.py."""
   from experiments.benchmarks import torch_model, torch_transformer
 
@@ -112,8 +112,8 @@ def difference(params, logits, batch, sizes) -> float | None:
   """
   if torch is None:
     return None
-  model = model_of('Transformer', sizes).eval()
-  model.take(params)
+  model = build_model('Transformer', sizes).eval()
+  model.load_jax_params(params)
   model.double()
   with torch.no_grad():
     found = model.logits(*(torch.tensor(np.asarray(x), dtype=torch.long) for x in batch))
@@ -125,8 +125,8 @@ def translate(params, sizes, beams: int, longest: int, dtype: str):
 
   Args: dtype, what it computes in.
   """
-  model = model_of('Bahdanau', sizes).eval()
-  model.take(params)
+  model = build_model('Bahdanau', sizes).eval()
+  model.load_jax_params(params)
 
   def run(source):
     with torch.inference_mode(), _computing_in(dtype):
@@ -145,20 +145,20 @@ def _computing_in(dtype: str):
 
 def train_step(name: str, batch, sizes, dtype: str) -> Side | None:
   """One update of a model on (source, target) ids with 0 for padding."""
-  return None if torch is None else Side(_update(model_of(name, sizes), batch, dtype))
+  return None if torch is None else Side(_update(build_model(name, sizes), batch, dtype))
 
 
-def compiled_train_step(say, name: str, batch, sizes, dtype: str) -> Side | None:
+def compiled_train_step(log, name: str, batch, sizes, dtype: str) -> Side | None:
   """The same by torch.compile; None where that does not work."""
   if torch is None:
     return None
-  model = model_of(name, sizes)
+  model = build_model(name, sizes)
   setattr(model, COMPILED[name], torch.compile(getattr(model, COMPILED[name])))
   update = _update(model, batch, dtype)
   try:
     update()
   except Exception as error:  # it needs a C++ compiler, and fails in ways of its own
-    say(f'torch.compile does not work here and is left out: {type(error).__name__}')
+    log(f'torch.compile does not work here and is left out: {type(error).__name__}')
     return None
   return Side(update)
 
@@ -182,7 +182,7 @@ def decode(source, sizes, beams: int, steps: int, dtype: str) -> Side | None:
   """A beam search of so many steps; with one beam, greedy search."""
   if torch is None:
     return None
-  model = model_of('Bahdanau', sizes).eval()
+  model = build_model('Bahdanau', sizes).eval()
   source = torch.tensor(np.asarray(source), dtype=torch.long)
   with torch.no_grad():
     model.output.bias[EOS] = -1e9  # no hypothesis ends, so that all steps are made

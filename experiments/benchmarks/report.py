@@ -17,16 +17,16 @@ from rich.table import Table
 
 from attention_jax.errors import UserError, choose
 from experiments.benchmarks import kernels, limits, memory, peers, seeds, systems, trained
-from experiments.benchmarks.measure import Bench, Timing
+from experiments.benchmarks.measure import BenchmarkContext, Timing
 
-SUITES: Mapping[str, Callable[[Bench], Iterable[Timing]]] = {
-  'limits': limits.machine,
+SUITES: Mapping[str, Callable[[BenchmarkContext], Iterable[Timing]]] = {
+  'limits': limits.machine_limits,
   'kernels': kernels.kernels,
   'crossing': kernels.crossing,
   'growth': kernels.growth,
   'agreement': systems.agreement,
   'training': systems.training,
-  'memory': memory.of_training,
+  'memory': memory.training_memory,
   'seeds': seeds.side_by_side,
   'decoding': systems.decoding,
   'pipeline': systems.pipeline,
@@ -35,7 +35,7 @@ SUITES: Mapping[str, Callable[[Bench], Iterable[Timing]]] = {
 }
 
 
-def run_suites(names: Sequence[str], out: str, bench: Bench) -> list[Timing]:
+def run_suites(names: Sequence[str], out: str, bench: BenchmarkContext) -> list[Timing]:
   """Runs these suites, or all of them ('translation' only where a trained run is given), and has them say when.
 
   What fails is told and the rest goes on; at the end the table has what there is.
@@ -60,17 +60,17 @@ def run_suites(names: Sequence[str], out: str, bench: Bench) -> list[Timing]:
     'machine': platform.machine(),
     'jax': jax.__version__,
     'dtype': bench.dtype,
-    'beside': peers.VERSION if bench.beside else 'nothing',
+    'beside': peers.VERSION if bench.torch_dtypes else 'nothing',
     'when': datetime.datetime.now().isoformat(timespec='seconds'),
   }
   print(', '.join(f'{name} {value}' for name, value in about.items()), flush=True)
-  say = bench.say
+  log = bench.log
 
   def failed(what: str, error: Exception) -> None:
     failures[what] = f'{type(error).__name__}: {error}'.strip()
-    bench.say(f'failed: {what}: {failures[what].splitlines()[0]}')
+    bench.log(f'failed: {what}: {failures[what].splitlines()[0]}')
 
-  bench = bench._replace(say=lambda line: say(f'[{time.monotonic() - began:4.0f} s] {line}'), failed=failed)
+  bench = bench._replace(log=lambda line: log(f'[{time.monotonic() - began:4.0f} s] {line}'), report_failure=failed)
   for name in names:
     try:
       for timing in SUITES[name](bench):

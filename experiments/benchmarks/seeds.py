@@ -8,12 +8,12 @@ from attention_jax.data.batching import Batch
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
 from attention_jax.systems.translation import initializer
-from attention_jax.training.loop import Training, begin
+from attention_jax.training.loop import Training, prepare_training
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.state import TrainState
 from attention_jax.training.step import TrainStep
 from configs import cmudict, dates
-from experiments.benchmarks.measure import Bench, Side, Timing, compare
+from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare
 
 SEEDS = 8
 # case: the config, the sizes of its vocabularies, the bucket that most of its rows are in
@@ -23,7 +23,7 @@ CASES = {
 }
 
 
-def batch_of(rows: int, words: tuple[int, int], bucket: tuple[int, int]) -> Batch:
+def make_batch(rows: int, words: tuple[int, int], bucket: tuple[int, int]) -> Batch:
   """Rows that fill the bucket, or lack up to a third of it."""
   rng, sides = np.random.default_rng(0), []
   for size, length in zip(words, bucket, strict=True):
@@ -32,14 +32,14 @@ def batch_of(rows: int, words: tuple[int, int], bucket: tuple[int, int]) -> Batc
   return Batch(*sides, np.arange(rows, dtype=np.int32))
 
 
-def updating(config: ConfigDict, words: tuple[int, int], batch: Batch, seeds: int) -> dict[str, Side]:
+def update_sides(config: ConfigDict, words: tuple[int, int], batch: Batch, seeds: int) -> dict[str, Side]:
   """One update of one run, `seeds` times; and one update of `seeds` runs at once."""
   model, training = build(config.model.to_dict(), *words), Training(**config.training.to_dict())
   params, loss = initializer(model), sequence_loss(model)
-  step, first = begin(training, loss, params, make_mesh(), 0)
+  step, first = prepare_training(training, loss, params, make_mesh(), 0)
   alone = _repeating(step, first(), batch, seeds)
   batches = Batch(*(None if x is None else np.stack([x] * seeds) for x in batch))
-  step, first = begin(training, loss, params, make_mesh(seeds=seeds), range(seeds))
+  step, first = prepare_training(training, loss, params, make_mesh(seeds=seeds), range(seeds))
   return {'one after the other': alone, 'side by side': _repeating(step, first(), batches, 1)}
 
 
@@ -55,12 +55,12 @@ def _repeating(step: TrainStep, state: TrainState, batch: Batch, times: int) -> 
   return Side(run)
 
 
-def side_by_side(bench: Bench) -> list[Timing]:
+def side_by_side(bench: BenchmarkContext) -> list[Timing]:
   timings = []
   for case, (config, words, bucket) in CASES.items():
-    bench.say(f'{SEEDS} seeds of {case}')
-    batch = batch_of(config.data.batch_size, words, bucket)
-    sides, tokens = updating(config, words, batch, SEEDS), SEEDS * int(batch.target_mask.sum())
+    bench.log(f'{SEEDS} seeds of {case}')
+    batch = make_batch(config.data.batch_size, words, bucket)
+    sides, tokens = update_sides(config, words, batch, SEEDS), SEEDS * int(batch.target_mask.sum())
     timings += compare(
       'seeds', f'{case}, {SEEDS} seeds', sides, repeats=bench.repeats, amount=tokens, unit='target tokens'
     )

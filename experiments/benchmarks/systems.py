@@ -14,25 +14,25 @@ import numpy as np
 import optax
 
 from attention_jax.data.batching import Batch, Batches
-from attention_jax.data.encoding import Encoded
+from attention_jax.data.encoding import EncodedCorpus
 from attention_jax.data.pipeline import stream
 from attention_jax.errors import UserError
-from attention_jax.inference.predictor import compile_search
+from attention_jax.inference.predictor import compile_beam_search
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
 from attention_jax.systems.translation import initial_params
-from attention_jax.training.loop import Training, begin
+from attention_jax.training.loop import Training, prepare_training
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.step import step_rngs
 from configs import multi30k
 from experiments.benchmarks import peers
 from experiments.benchmarks.joey import Joey
-from experiments.benchmarks.limits import products, seconds_of_products
-from experiments.benchmarks.measure import Bench, Side, Timing, compare
+from experiments.benchmarks.limits import count_matmuls, time_matmuls
+from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare
 
 WORDS = (5921, 7859)  # of Multi30k, English and German, with a minimum count of 2
-ROWS, STEPS = 128, 20
+BATCH_SIZE, STEPS = 128, 20
 DROPOUT = 0.2
 TORCH = {'source_size': WORDS[0], 'target_size': WORDS[1], 'embedding': 256, 'features': 512, 'dropout': DROPOUT}
 SMALL = {'source_size': WORDS[0], 'target_size': WORDS[1], 'features': 256, 'heads': 4, 'layers': 3, 'hidden': 1024}
@@ -47,23 +47,27 @@ MODELS = {
   'luong2015, GRU, not fed': ('luong2015', NOT_FED, ('Luong', TORCH)),
   'transformer2017_small': ('transformer2017_small', {}, ('Transformer', SMALL | {'dropout': DROPOUT})),
 }
-TRAINED = [('bahdanau2015', 14), ('bahdanau2015', 26), *((name, 14) for name in MODELS if name != 'bahdanau2015')]
+TRAINING_CASES = [
+  ('bahdanau2015', 14),
+  ('bahdanau2015', 26),
+  *((name, 14) for name in MODELS if name != 'bahdanau2015'),
+]
 
 
 def sentences(rng, longest: int, words: int) -> np.ndarray:
-  """Ids [ROWS, longest] of sentences that a bucket of this length holds, 0 behind their ends."""
-  lengths = rng.integers(longest - 3, longest + 1, ROWS)
-  ids = rng.integers(4, words, (ROWS, longest))
+  """Ids [BATCH_SIZE, longest] of sentences that a bucket of this length holds, 0 behind their ends."""
+  lengths = rng.integers(longest - 3, longest + 1, BATCH_SIZE)
+  ids = rng.integers(4, words, (BATCH_SIZE, longest))
   return np.where(np.arange(longest) < lengths[:, None], ids, 0).astype(np.int32)
 
 
-def batch_of(longest: int) -> Batch:
+def make_batch(longest: int) -> Batch:
   rng = np.random.default_rng(longest)
   source, target = (sentences(rng, longest, words) for words in WORDS)
-  return Batch(source, source > 0, target, target > 0, np.arange(ROWS), None)
+  return Batch(source, source > 0, target, target > 0, np.arange(BATCH_SIZE), None)
 
 
-def model_of(name: str, dtype: str = 'float32'):
+def build_model(name: str, dtype: str = 'float32'):
   preset, fields, _ = MODELS[name]
   config = multi30k.get_config(preset)
   config.update_from_flattened_dict(fields)
@@ -72,9 +76,9 @@ def model_of(name: str, dtype: str = 'float32'):
   return model, initial_params(model, 0)
 
 
-def our_update(model, params, batch: Batch) -> Side:
+def jax_update(model, params, batch: Batch) -> Side:
   """One update of Adam with clipping, compiled at its first run."""
-  step, first = begin(Training(), sequence_loss(model), lambda seed: params, make_mesh(), 0)
+  step, first = prepare_training(Training(), sequence_loss(model), lambda seed: params, make_mesh(), 0)
   state = [first()]
 
   def update():
@@ -84,7 +88,7 @@ def our_update(model, params, batch: Batch) -> Side:
   return Side(update)
 
 
-def their_update(name: str, batch: Batch, dtype: str = 'float32', way: Callable = peers.train_step) -> Side | None:
+def torch_update(name: str, batch: Batch, dtype: str = 'float32', way: Callable = peers.train_step) -> Side | None:
   """The same in PyTorch; None where it has no such model, or is not there."""
   peer = MODELS[name][2]
   return way(peer[0], (batch.source, batch.target), peer[1], dtype) if peer else None
@@ -96,25 +100,25 @@ def by_joey(python: str, name: str, batch: Batch) -> Joey | None:
   return Joey(python, *peer, batch.source, batch.target) if python and peer else None
 
 
-def training(bench: Bench) -> Iterator[Timing]:
+def training(bench: BenchmarkContext) -> Iterator[Timing]:
   """Updates of Adam with clipping; the limit is the time that the products of matrices alone would take."""
-  for name, longest in TRAINED:
-    case = f'{name}, {ROWS} x {longest} -> {longest}'
-    bench.say(f'training of {case}')
-    batch = batch_of(longest)
-    model, params = model_of(name, bench.dtype)
-    found = products(sequence_loss(model), params, batch, step_rngs(jax.random.key(0)))
-    sides = {'attention_jax': our_update(model, params, batch)}
-    ways = {'torch': peers.train_step, 'torch.compile': functools.partial(peers.compiled_train_step, bench.say)}
-    for dtype, (side, way) in itertools.product(bench.beside, ways.items()):
-      if update := their_update(name, batch, dtype, way):
+  for name, longest in TRAINING_CASES:
+    case = f'{name}, {BATCH_SIZE} x {longest} -> {longest}'
+    bench.log(f'training of {case}')
+    batch = make_batch(longest)
+    model, params = build_model(name, bench.dtype)
+    found = count_matmuls(sequence_loss(model), params, batch, step_rngs(jax.random.key(0)))
+    sides = {'attention_jax': jax_update(model, params, batch)}
+    ways = {'torch': peers.train_step, 'torch.compile': functools.partial(peers.compiled_train_step, bench.log)}
+    for dtype, (side, way) in itertools.product(bench.torch_dtypes, ways.items()):
+      if update := torch_update(name, batch, dtype, way):
         sides[f'{side}, {dtype}'] = update
     if other := by_joey(bench.joey, name, batch):
       sides['Joey NMT'] = other.side('train')
     tokens = int(batch.target_mask.sum())
     some = compare('training', case, sides, repeats=bench.repeats, amount=tokens, unit='target tokens')
     if other:
-      other.end()
+      other.close()
     limit = limit_of(some[0], found, gradients=True)
     note = f'{limit.note}; the optimizer alone {1e3 * seconds_of_optimizer(params):.0f} ms'
     yield from (*some, dataclasses.replace(limit, note=note))
@@ -142,7 +146,7 @@ def seconds_of_optimizer(params) -> float:
 
 def limit_of(ours: Timing, found: Counter, *, gradients: bool) -> Timing:
   """What the products of matrices that our side makes would take by themselves."""
-  alone, flop = seconds_of_products(found, gradients=gradients)
+  alone, flop = time_matmuls(found, gradients=gradients)
   each = f'{flop / ours.amount / 1e6:.0f} MFLOP a {ours.unit.removeprefix("target ").removesuffix("s")}'
   return dataclasses.replace(
     ours,
@@ -156,67 +160,67 @@ def limit_of(ours: Timing, found: Counter, *, gradients: bool) -> Timing:
   )
 
 
-def agreement(bench: Bench) -> list[Timing]:
+def agreement(bench: BenchmarkContext) -> list[Timing]:
   """Says how far our Transformer and PyTorch's are apart with the same parameters.
 
   Raises: UserError above 1e-5 of the largest logit.
   """
-  model, params = model_of('transformer2017_small')
-  batch = batch_of(14)
+  model, params = build_model('transformer2017_small')
+  batch = make_batch(14)
   logits = jax.jit(model.apply)({'params': params}, batch.source, batch.source_mask, batch.target).logits
   found = peers.difference(params, logits, (batch.source, batch.target), SMALL | {'dropout': 0.0})
   if found is not None:
     size = float(jnp.abs(logits).max())
-    bench.say(f"our Transformer's logits differ from PyTorch's in float64 by at most {found:.1e}, of {size:.2f}")
+    bench.log(f"our Transformer's logits differ from PyTorch's in float64 by at most {found:.1e}, of {size:.2f}")
     if not found < 1e-5 * size:
       raise UserError('they are not the same model')
   return []
 
 
-def decoding(bench: Bench) -> Iterator[Timing]:
+def decoding(bench: BenchmarkContext) -> Iterator[Timing]:
   """Search of so many steps with untrained models, which never want to stop."""
-  model, params = model_of('bahdanau2015', bench.dtype)
+  model, params = build_model('bahdanau2015', bench.dtype)
   never = params['output']['bias'].at[2].set(-1e9)  # the end of a sentence
   params = {**params, 'output': {**params['output'], 'bias': never}}
-  batch = batch_of(14)
+  batch = make_batch(14)
   other = by_joey(bench.joey, 'bahdanau2015', batch)
   for beams in (1, 5):
-    bench.say(f'decoding with {beams} beam(s)')
-    search = compile_search(model, beams, STEPS)
+    bench.log(f'decoding with {beams} beam(s)')
+    search = compile_beam_search(model, beams, STEPS)
     given = params, jnp.asarray(batch.source), jnp.asarray(batch.source_mask)
     sides = {'attention_jax': Side(lambda search=search, given=given: jax.block_until_ready(search(*given)))}
-    for dtype in bench.beside:
+    for dtype in bench.torch_dtypes:
       if theirs := peers.decode(batch.source, TORCH, beams, STEPS, dtype):
         sides[f'torch, {dtype}'] = theirs
     if other:
       sides['Joey NMT'] = other.side(f'search {beams} {STEPS}')
-    case = f'bahdanau2015, {ROWS} sentences of 14, beam {beams}, {STEPS} steps'
-    some = compare('decoding', case, sides, repeats=bench.repeats, amount=ROWS, unit='sentences')
-    yield from (*some, limit_of(some[0], products_of_search(model, params, batch, beams), gradients=False))
+    case = f'bahdanau2015, {BATCH_SIZE} sentences of 14, beam {beams}, {STEPS} steps'
+    some = compare('decoding', case, sides, repeats=bench.repeats, amount=BATCH_SIZE, unit='sentences')
+    yield from (*some, limit_of(some[0], count_search_matmuls(model, params, batch, beams), gradients=False))
 
 
-def products_of_search(model, params, batch: Batch, beams: int) -> Counter:
-  """The products of matrices of STEPS steps, and of what is done once before them; see limits.products."""
+def count_search_matmuls(model, params, batch: Batch, beams: int) -> Counter:
+  """The products of matrices of STEPS steps, and of what is done once before them; see limits.count_matmuls."""
   variables = {'params': params}
   start = lambda source, mask: model.apply(variables, source, mask, STEPS, method='start')
   step = lambda carry, token, memory: model.apply(variables, carry, token, memory, method='step')
   carry, memory = jax.eval_shape(start, batch.source, batch.source_mask)
-  in_beams = lambda x: jax.ShapeDtypeStruct((ROWS, beams, *x.shape[1:]), x.dtype)
-  tokens = jax.ShapeDtypeStruct((ROWS, beams), jnp.int32)
-  each = products(jax.vmap(step, (1, 1, None), 1), jax.tree.map(in_beams, carry), tokens, memory)
-  return products(start, batch.source, batch.source_mask) + Counter({key: STEPS * n for key, n in each.items()})
+  in_beams = lambda x: jax.ShapeDtypeStruct((BATCH_SIZE, beams, *x.shape[1:]), x.dtype)
+  tokens = jax.ShapeDtypeStruct((BATCH_SIZE, beams), jnp.int32)
+  each = count_matmuls(jax.vmap(step, (1, 1, None), 1), jax.tree.map(in_beams, carry), tokens, memory)
+  return count_matmuls(start, batch.source, batch.source_mask) + Counter({key: STEPS * n for key, n in each.items()})
 
 
-def pipeline(bench: Bench) -> list[Timing]:
+def pipeline(bench: BenchmarkContext) -> list[Timing]:
   """Batches of 29,000 sentence pairs as fast as they come, with nobody who trains on them."""
-  bench.say('input pipeline')
+  bench.log('input pipeline')
   rng, pairs = np.random.default_rng(0), 29_000
   sides = []
   for words, mean in zip(WORDS, (14, 13.4), strict=True):
     offsets = np.cumsum([0, *np.clip(rng.normal(mean, 4, pairs), 4, 40).astype(int)])
     sides += [rng.integers(4, words, offsets[-1]).astype(np.int32), offsets]
-  encoded = Encoded(*sides, None, None)
-  batches = Batches(encoded, multi30k.get_config().data.buckets, ROWS, 'sentences', seed=0)
+  encoded = EncodedCorpus(*sides, None, None)
+  batches = Batches(encoded, multi30k.get_config().data.buckets, BATCH_SIZE, 'sentences', seed=0)
   tokens = [0]
 
   def epoch():
@@ -233,9 +237,9 @@ def pipeline(bench: Bench) -> list[Timing]:
   )
 
 
-def startup(bench: Bench) -> list[Timing]:
+def startup(bench: BenchmarkContext) -> list[Timing]:
   """Seconds until a new interpreter has imported what a program needs."""
-  bench.say('start-up')
+  bench.log('start-up')
   run = lambda code: Side(lambda: subprocess.run([sys.executable, '-c', code], check=True))
   sides = {'import attention_jax': run('import attention_jax'), 'import jax': run('import jax, jax.numpy')}
   sides['the trainer'] = run('import attention_jax.systems.experiment')

@@ -130,7 +130,7 @@ class Bahdanau(Recurrent):
     found = history[rows[:, 0], best].tolist()
     return [ids[: ids.index(EOS)] if EOS in ids else ids for ids in found]
 
-  def take(self, params):
+  def load_jax_params(self, params):
     """Puts the parameters of our bahdanau2015 here."""
     tensor = lambda x: torch.tensor(np.asarray(x))
     cell, encoder = params['decoder']['cell'], params['encoder']

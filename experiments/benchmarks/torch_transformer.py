@@ -48,7 +48,7 @@ class Transformer(nn.Module):
   def logits(self, source, target):
     return F.linear(self(source, target), self.target.weight, self.bias)
 
-  def take(self, params):
+  def load_jax_params(self, params):
     """Puts the parameters of our model here. Theirs has biases where the paper has none; they are set to zero."""
     tensor = lambda x: torch.tensor(np.asarray(x))
     state = {

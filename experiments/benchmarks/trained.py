@@ -11,28 +11,28 @@ from attention_jax.data.encoding import encode
 from attention_jax.data.files import read_lines
 from attention_jax.data.text import Corpus
 from attention_jax.errors import UserError
-from attention_jax.inference.metrics import measure
+from attention_jax.inference.metrics import compute_metric
 from attention_jax.systems.runs import open_run
 from attention_jax.tokens import UNK
 from experiments.benchmarks import peers
-from experiments.benchmarks.measure import Bench, Side, Timing, compare
+from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare
 
 ROWS = 128
 SAME = {'score': 'additive', 'alignment': 'softmax', 'heads': 1}  # what PyTorch has beside it
 METRIC = 'bleu(tokenize="none")'
 
 
-def translation(bench: Bench) -> list[Timing]:
+def translation(bench: BenchmarkContext) -> list[Timing]:
   """Greedy search and beam 5. `run` is a folder with bahdanau2015 on text; `data`, one with test2016.{en,de}.
 
   Raises: UserError where the run is another model than the one that PyTorch has beside it.
   """
-  folder, say, repeats = bench.run, bench.say, bench.repeats
+  folder, log, repeats = bench.run, bench.log, bench.repeats
   run = open_run(folder, dtype=bench.dtype)
   lines, references = (read_lines(f'{bench.data}/test2016.{side}') for side in ('en', 'de'))
   timings = []
   for beams in (1, 5):
-    say(f'translation of {len(lines)} sentences by {folder}, {beams} beam(s)')
+    log(f'translation of {len(lines)} sentences by {folder}, {beams} beam(s)')
     said: dict[str, list[str]] = {}
 
     def ours(beams=beams, said=said):
@@ -40,20 +40,20 @@ def translation(bench: Bench) -> list[Timing]:
 
     sides = {'attention_jax': Side(ours)}
     if peers.torch is not None:
-      sides |= {f'torch, {dtype}': _torch(run, lines, beams, said, dtype) for dtype in bench.beside}
+      sides |= {f'torch, {dtype}': _torch(run, lines, beams, said, dtype) for dtype in bench.torch_dtypes}
     found = compare(
       'translation', f'test2016, {beams} beam(s)', sides, repeats=repeats, amount=len(lines), unit='sentences'
     )
     for timing in found:
-      value = measure(METRIC, said[timing.side], [[line] for line in references]).value
-      say(f'{timing.side}: {timing.rate:.0f} sentences/s, BLEU {value:.2f}')
+      value = compute_metric(METRIC, said[timing.side], [[line] for line in references]).value
+      log(f'{timing.side}: {timing.rate:.0f} sentences/s, BLEU {value:.2f}')
     timings += found
-  return timings + _start(folder, lines[0], say, repeats)
+  return timings + _start(folder, lines[0], log, repeats)
 
 
-def _start(folder: str, line: str, say, repeats: int) -> list[Timing]:
+def _start(folder: str, line: str, log, repeats: int) -> list[Timing]:
   """Seconds of a whole process that translates one line; its programs were compiled, and stored, by the one before."""
-  say('a new process that translates one sentence')
+  log('a new process that translates one sentence')
   command = [sys.executable, '-m', 'experiments.translate', f'--workdir={folder}']
   run = lambda: subprocess.run(command, input=line, text=True, check=True, stdout=subprocess.PIPE)
   return compare('translation', 'start and one sentence', {'attention_jax': Side(run)}, repeats=min(repeats, 3))

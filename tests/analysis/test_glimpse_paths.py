@@ -22,7 +22,7 @@ def test_a_glimpse_shows_what_the_retina_covers():
 def test_the_whole_path_lies_on_its_picture():
   axes = Figure().subplots()
   locations = np.array([[0.0, 0.0], [-0.5, 0.5]])
-  item = glimpse_paths.Path(np.zeros((8, 12, 1), np.uint8), locations, 'one')
+  item = glimpse_paths.GlimpsePath(np.zeros((8, 12, 1), np.uint8), locations, 'one')
   glimpse_paths._whole(axes, item, (locations + 1) / 2 * np.array([8, 12]), 4)
   line = axes.lines[0]
   assert line.get_xdata().tolist() == [6, 9] and line.get_ydata().tolist() == [4, 2]
@@ -31,7 +31,7 @@ def test_the_whole_path_lies_on_its_picture():
 
 
 def test_a_row_for_each_picture(tmp_path):
-  one = glimpse_paths.Path(np.zeros((8, 8, 3), np.uint8), np.zeros((3, 2)))
+  one = glimpse_paths.GlimpsePath(np.zeros((8, 8, 3), np.uint8), np.zeros((3, 2)))
   sizes = []
   for items in ([one], [one, one._replace(locations=np.zeros((1, 2)))]):
     glimpse_paths.write(items, tmp_path / 'out.png', 4, 1)

@@ -38,17 +38,17 @@ def test_no_glyph_of_any_month_name_is_missing(tmp_path, recwarn, monkeypatch):
 
 
 def test_every_character_of_the_basic_plane_has_a_glyph():
-  codes = frozenset().union(*fonts.coverage().values())
+  codes = frozenset().union(*fonts.glyph_coverage().values())
   missing = [hex(c) for c in range(0x10000) if unicodedata.category(chr(c))[0] in 'LMNPS' and c not in codes]
   newer = tuple(map(int, unicodedata.unidata_version.split('.'))) > (15, 0, 0)  # Python knows more than the fonts do
   assert len(missing) <= (50 if newer else 0), missing
 
 
 def test_a_mark_and_its_base_come_from_one_font():
-  assert fonts.families('январь')[0] == 'DejaVu Sans'
-  assert fonts.families('रविवार')[0] == 'NotoSansDevanagari'
-  assert fonts.families('◌ि')[0] == 'NotoSansDevanagari'
-  assert fonts.families('月曜日')[0] == 'DroidSansFallback'
+  assert fonts.font_families('январь')[0] == 'DejaVu Sans'
+  assert fonts.font_families('रविवार')[0] == 'NotoSansDevanagari'
+  assert fonts.font_families('◌ि')[0] == 'NotoSansDevanagari'
+  assert fonts.font_families('月曜日')[0] == 'DroidSansFallback'
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_mark_and_its_base_come_from_one_font():
   ],
 )
 def test_invisible_tokens_become_visible(token, seen):
-  assert fonts.visible(token) == seen
+  assert fonts.visible_form(token) == seen
 
 
 def test_odd_tokens_do_not_warn(tmp_path, recwarn):

@@ -7,7 +7,9 @@ from typing import Any
 import tensorflow_datasets as tfds
 
 
-def prepare(folder: Path, features: Callable[[Any], Any], splits: Mapping[str, Sequence[Mapping]], name: str) -> Path:
+def write_tfds_set(
+  folder: Path, features: Callable[[Any], Any], splits: Mapping[str, Sequence[Mapping]], name: str
+) -> Path:
   """Writes the set 'tiny/NAME' with these rows in each split to `folder`, which it returns.
 
   Args: features, the module tfds -> what a row holds.

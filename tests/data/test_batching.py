@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_jax.data.batching import UNITS, Batches, check_some_fit, gather, in_order
-from attention_jax.data.encoding import Encoded, assign, check_buckets, describe, encode
+from attention_jax.data.batching import BATCH_UNITS, Batches, check_any_row_fits, eval_batches, gather
+from attention_jax.data.encoding import EncodedCorpus, assign_buckets, check_buckets, describe_corpus, encode
 from attention_jax.data.pipeline import stream
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import train, word
@@ -27,7 +27,7 @@ def split(lengths):
     rows = [[100 * (2 * row + sign) + 4 + place for place in range(size - 1)] + [EOS] for row, size in enumerate(sizes)]
     return np.fromiter(itertools.chain(*rows), np.int32), np.cumsum([0, *sizes])
 
-  return Encoded(*side([s for s, _ in lengths], 0), *side([t for _, t in lengths], 1))
+  return EncodedCorpus(*side([s for s, _ in lengths], 0), *side([t for _, t in lengths], 1))
 
 
 def some(seed=0, rows=53):
@@ -55,7 +55,7 @@ def test_every_fitting_row_once_an_epoch(lengths, size, seed):
 
 @given(ROWS, st.integers(1, 9))
 def test_in_order_covers_every_fitting_row_once_sorted_by_source(lengths, size):
-  all_batches = list(in_order(split(lengths), BUCKETS, size))
+  all_batches = list(eval_batches(split(lengths), BUCKETS, size))
   index = np.concatenate([batch.index for batch in all_batches] or [[]])
   assert sorted(index[index >= 0]) == fitting(lengths)
   in_bucket = {bucket: [] for bucket in BUCKETS}
@@ -65,7 +65,7 @@ def test_in_order_covers_every_fitting_row_once_sorted_by_source(lengths, size):
   assert all(sources == sorted(sources) for sources in in_bucket.values())
 
 
-@given(ROWS, st.sampled_from(sorted(UNITS)), st.integers(1, 90))
+@given(ROWS, st.sampled_from(sorted(BATCH_UNITS)), st.integers(1, 90))
 def test_shapes_come_from_the_buckets_and_masks_tell_what_is_real(lengths, unit, size):
   if not fitting(lengths):
     return
@@ -116,7 +116,7 @@ def test_shards_together_are_the_whole_batch(shards, per_shard, step):
 
 def test_a_pair_goes_to_the_smallest_bucket_that_holds_it():
   assert check_buckets([[8, 13], (3, 5), (8, 8)]) == BUCKETS
-  assert assign(split([(3, 5), (3, 6), (1, 1), (8, 8), (1, 9), (9, 1), (1, 14)]), BUCKETS[::-1]).tolist() == [
+  assert assign_buckets(split([(3, 5), (3, 6), (1, 1), (8, 8), (1, 9), (9, 1), (1, 14)]), BUCKETS[::-1]).tolist() == [
     0,
     1,
     0,
@@ -129,7 +129,7 @@ def test_a_pair_goes_to_the_smallest_bucket_that_holds_it():
 
 @pytest.mark.parametrize(('size', 'rows'), [(4096, 168), (24 * 8, 8), (24 * 16 - 1, 8), (24 * 16, 16), (1, 8)])
 def test_tokens_unit_rounds_rows_down_to_eights(size, rows):
-  assert UNITS['tokens'](size, (20, 24)) == UNITS['tokens'](size, (24, 20)) == rows
+  assert BATCH_UNITS['tokens'](size, (20, 24)) == BATCH_UNITS['tokens'](size, (24, 20)) == rows
 
 
 @pytest.mark.parametrize(
@@ -191,13 +191,13 @@ def test_encoding_appends_eos_on_both_sides(pairs):
 def test_what_stands_nowhere_in_its_source():
   vocab = word(['a b c d'])
   corpus = Corpus(['a b', 'c Ulm', 'd'], ['b a d', 'Ulm c', 'Bonn'])
-  assert encode(corpus, vocab, vocab).absent == 2  # d, and Bonn; every source has an end
+  assert encode(corpus, vocab, vocab).num_uncopyable_tokens == 2  # d, and Bonn; every source has an end
 
 
 def test_pairs_longer_than_the_longest_bucket_are_reported_with_their_lines():
   corpus = Corpus(['a', 'a a a', 'b', 'b'], ['x', 'x', 'x', 'x x x'], name='f.tsv', lines=[1, 4, 5, 9])
   vocabularies = train('word', ['a']), train('word', ['x'])
-  assert describe('train', corpus, encode(corpus, *vocabularies), [(2, 2)], (5, 5)) == [
+  assert describe_corpus('train', corpus, encode(corpus, *vocabularies), [(2, 2)], (5, 5)) == [
     'train: 4 pairs (f.tsv); buckets 2x2: 2',
     'train: unknown 20.00% of source tokens',
     'train: 2 of 4 pairs fit no bucket and are left out of training, loss and alignments (lines 4, 9 of f.tsv); '
@@ -206,6 +206,6 @@ def test_pairs_longer_than_the_longest_bucket_are_reported_with_their_lines():
 
 
 def test_a_split_of_which_nothing_fits_is_named():
-  check_some_fit('test', np.array([-1, 0]))
+  check_any_row_fits('test', np.array([-1, 0]))
   with pytest.raises(UserError, match='test: none of its 2 rows fits a bucket'):
-    check_some_fit('test', np.array([-1, -1]))
+    check_any_row_fits('test', np.array([-1, -1]))

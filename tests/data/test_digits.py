@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attention_jax.data.digits import DigitBatches, digits_in_order, load_digits_of, paint
+from attention_jax.data.digits import DigitBatches, eval_digit_batches, load_digit_splits, render_digit
 from attention_jax.errors import UserError
-from tests.data.helpers import prepare
+from tests.data.helpers import write_tfds_set
 
 RNG = np.random.default_rng
 
@@ -22,7 +22,7 @@ def folder(tmp_path):
 
 def load(folder, **options):
   given = ', '.join(f'{name}={value!r}' for name, value in ({'path': 'own.npz', 'validation': 4} | options).items())
-  return load_digits_of({'task': f'npz({given})', 'folder': str(folder)})
+  return load_digit_splits({'task': f'npz({given})', 'folder': str(folder)})
 
 
 def test_splits_are_parts_of_the_file(folder):
@@ -32,19 +32,19 @@ def test_splits_are_parts_of_the_file(folder):
     'validation': [8, 9, 0, 1],
     'test': [0, 1, 2],
   }
-  assert load_digits_of({'task': 'digits', 'folder': ''})['test'].pictures.shape == (250, 8, 8, 1)
+  assert load_digit_splits({'task': 'digits', 'folder': ''})['test'].pictures.shape == (250, 8, 8, 1)
 
 
 def test_a_digit_stands_somewhere_on_its_canvas(folder):
   train = load(folder, canvas=9, piece=2)['train']
   places = set()
   for i in range(60):
-    shown = paint(train, 5, RNG(i))
+    shown = render_digit(train, 5, RNG(i))
     rows, columns, _ = np.nonzero(shown)
     assert shown.shape == (9, 9, 1) and (shown > 0).sum() == 16 and shown.max() == 6
     places.add((rows.min(), columns.min()))
   assert places <= {(r, c) for r in range(6) for c in range(6)} and len(places) > 20
-  cluttered = paint(load(folder, canvas=30, clutter=3, piece=2)['train'], 5, RNG(0))
+  cluttered = render_digit(load(folder, canvas=30, clutter=3, piece=2)['train'], 5, RNG(0))
   assert 16 + 2 <= (cluttered > 0).sum() <= 16 + 3 * 4
 
 
@@ -61,7 +61,7 @@ def test_batches_are_a_function_of_seed_and_step(folder):
   ]
   assert set(epochs[0]) == {-1, *range(8)}
   assert any(not np.array_equal(epochs[0][i], epochs[1][i]) for i in range(8))  # put elsewhere in another epoch
-  again = [np.concatenate([b.picture for b in digits_in_order(train, 3)]) for _ in range(2)]
+  again = [np.concatenate([b.picture for b in eval_digit_batches(train, 3)]) for _ in range(2)]
   assert np.array_equal(*again)
 
 
@@ -81,12 +81,14 @@ def prepared(tmp_path_factory):
     features = lambda tfds, told=told, shape=shape: tfds.features.FeaturesDict(
       {'image': tfds.features.Image(shape=(told, told, shape[-1])), 'label': tfds.features.ClassLabel(num_classes=10)}
     )
-    prepare(folder, features, {'train': images(12, *shape), 'test': images(3, *shape)}, name)
+    write_tfds_set(folder, features, {'train': images(12, *shape), 'test': images(3, *shape)}, name)
   return folder
 
 
 def test_tfds(prepared):
-  found = load_digits_of({'task': "tfds(name='tiny/grey', validation='train[-4:]', canvas=9)", 'folder': str(prepared)})
+  found = load_digit_splits(
+    {'task': "tfds(name='tiny/grey', validation='train[-4:]', canvas=9)", 'folder': str(prepared)}
+  )
   assert {split: len(digits.labels) for split, digits in found.items()} == {'train': 8, 'validation': 4, 'test': 3}
   for digits in found.values():
     assert digits.canvas == 9 and digits.pictures.dtype == np.uint8
@@ -97,10 +99,10 @@ def test_tfds(prepared):
 
 def test_tfds_of_colours_and_of_any_size(prepared):
   task = "tfds(name='tiny/{}', validation='train[-4:]')"
-  found = load_digits_of({'task': task.format('colour'), 'folder': str(prepared)})
+  found = load_digit_splits({'task': task.format('colour'), 'folder': str(prepared)})
   assert found['train'].pictures.shape == (8, 4, 4, 3) and found['test'].classes == 10
   with pytest.raises(UserError, match=r"'tiny/any': images are \[None, None, 3\]; possible: of one size"):
-    load_digits_of({'task': task.format('any'), 'folder': str(prepared)})
+    load_digit_splits({'task': task.format('any'), 'folder': str(prepared)})
 
 
 @pytest.mark.parametrize(
@@ -123,10 +125,10 @@ def test_colours_and_any_number_of_labels(folder):
   labels = np.arange(12) % 3
   np.savez(folder / 'own.npz', x_train=pictures, y_train=labels, x_test=pictures[:3], y_test=labels[:3])
   train = load(folder, canvas=9)['train']
-  shown = paint(train, 5, RNG(0))
+  shown = render_digit(train, 5, RNG(0))
   top, left = (axis.min() for axis in np.nonzero(shown)[:2])
   assert train.classes == 3 and np.array_equal(shown[top : top + 4, left : left + 4], pictures[5])
-  cluttered = paint(load(folder, canvas=30, clutter=3, piece=2)['train'], 5, RNG(0))
+  cluttered = render_digit(load(folder, canvas=30, clutter=3, piece=2)['train'], 5, RNG(0))
   assert cluttered.shape == (30, 30, 3) and 16 + 4 <= (cluttered > 0).all(-1).sum() <= 16 + 3 * 4
   assert DigitBatches(train, 3)[0].picture.shape == (3, 9, 9, 3)
 

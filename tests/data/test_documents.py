@@ -8,18 +8,18 @@ import pytest
 
 from attention_jax.data import sentences, vocab
 from attention_jax.data.builders import entailment
-from attention_jax.data.documents import Documents, given_documents, load_documents
-from attention_jax.data.labelled import (
+from attention_jax.data.document_batches import (
   DocumentBatches,
-  check_shapes,
+  check_document_buckets,
   describe_documents,
-  documents_in_order,
   encode_documents,
-  largest,
+  eval_document_batches,
+  largest_bucket,
 )
+from attention_jax.data.documents import Documents, load_documents, parse_documents
 from attention_jax.errors import UserError
 from attention_jax.tokens import PAD
-from tests.data.helpers import prepare
+from tests.data.helpers import write_tfds_set
 
 ROWS = [
   {'text': 'It is good. Very good!', 'label': 1},
@@ -35,7 +35,7 @@ def write(folder, rows, name='train.jsonl'):
 def test_texts_are_sentences_of_tokens(tmp_path):
   found = load_documents(write(tmp_path, ROWS))['train']
   assert found.sentences == [['it is good .', 'very good !'], ['not so good & long .']]
-  assert found.labels == ['1', '0'] and found.where(1).endswith('train.jsonl:2')
+  assert found.labels == ['1', '0'] and found.location(1).endswith('train.jsonl:2')
 
 
 def test_pairs_are_one_sentence_each(tmp_path):
@@ -53,7 +53,7 @@ def prepared(tmp_path_factory):
   )
   rows = lambda split, size: [{'text': f'{split} {i}', 'label': i % 2} for i in range(size)]
   splits = {'train': rows('train', 20), 'test': rows('test', 2)}
-  return prepare(tmp_path_factory.mktemp('tfds'), features, splits, 'all')
+  return write_tfds_set(tmp_path_factory.mktemp('tfds'), features, splits, 'all')
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def encoded(most, joined=False):
 
 def test_long_sentences_are_cut_and_the_rest_is_left_out():
   words, found = encoded((3, 2))
-  rows = next(iter(documents_in_order(found, ((3, 2),), 4)))
-  read = [[' '.join(words.piece(i) for i in line if i != PAD) for line in row] for row in rows.source]
+  rows = next(iter(eval_document_batches(found, ((3, 2),), 4)))
+  read = [[' '.join(words.id_to_token(i) for i in line if i != PAD) for line in row] for row in rows.source]
   by_row = dict(zip(rows.index.tolist(), read, strict=True))
   assert by_row == {0: ['a b', 'c d', 'e'], 1: ['a b', '', ''], 2: ['c', 'd e', 'f a'], 3: ['a b', 'c', 'd']}
   assert rows.label.tolist() == [{0: 0, 1: 1, 2: 0, 3: 0}[i] for i in rows.index]
@@ -170,7 +170,7 @@ def test_long_sentences_are_cut_and_the_rest_is_left_out():
   found = encode_documents(Documents([['a b c d e']], ['x'], 'here', [1]), characters, ['x'], (1, 3), True)
   assert describe_documents('train', found, ['x']).endswith('66.7 % of the words are behind the largest bucket')
   words, found = encoded((1, 4), joined=True)
-  (rows,) = documents_in_order(found, ((1, 4),), 4)
+  (rows,) = eval_document_batches(found, ((1, 4),), 4)
   assert sorted(rows.source_mask.sum((1, 2)).tolist()) == [2, 4, 4, 4]
 
 
@@ -178,13 +178,13 @@ def test_a_long_text_of_a_pair_leaves_the_other_its_place():
   pair = Documents([['a b c d e f g', 'x y z']], ['x'], 'here', [1], pairs=True)
   words = vocab.train('word', pair.sentences[0])
   found = encode_documents(pair, words, ['x'], (2, 4), joined=False)
-  (rows,) = documents_in_order(found, ((2, 4),), 1)
+  (rows,) = eval_document_batches(found, ((2, 4),), 1)
   assert rows.source[0].tolist() == [words.encode('a b c d'), [*words.encode('x y z'), PAD]]
 
 
 def test_batches_are_a_function_of_seed_and_step():
   _, found = encoded((5, 5))
-  buckets = check_shapes([[5, 5], (2, 5)])
+  buckets = check_document_buckets([[5, 5], (2, 5)])
   one, two = (DocumentBatches(found, buckets, 2, seed) for seed in (0, 1))
   assert len(one) == 3 and one.shapes == [(2, 2, 5), (2, 5, 5)]
   epoch = [one[step] for step in range(len(one))]
@@ -199,12 +199,12 @@ def test_batches_are_a_function_of_seed_and_step():
 @pytest.mark.parametrize('buckets', [(), ((1,),), ((0, 3),), 'ab', 5])
 def test_wrong_buckets_are_refused(buckets):
   with pytest.raises(UserError, match=r'different \(sentences, words\)'):
-    check_shapes(buckets)
+    check_document_buckets(buckets)
 
 
 def test_one_bucket_holds_everything():
   with pytest.raises(UserError, match=r'must hold all that is read: \(4, 9\)'):
-    largest(check_shapes(((4, 3), (2, 9))))
+    largest_bucket(check_document_buckets(((4, 3), (2, 9))))
 
 
 def test_pairs_have_the_labels_that_their_words_say():
@@ -222,16 +222,16 @@ def test_pairs_have_the_labels_that_their_words_say():
     if row['label'] == 'entailment':
       assert hypothesis - premise <= {'some', *(wider[word] for word in premise if word in wider)}
     assert row['premise'] != row['hypothesis']
-    assert not premise & entailment.UNSEEN
-  assert any(entailment.UNSEEN & set(row['premise'].split()) for row in entailment.generate('unseen'))
+    assert not premise & entailment.UNSEEN_NOUNS
+  assert any(entailment.UNSEEN_NOUNS & set(row['premise'].split()) for row in entailment.generate('unseen'))
 
 
 def test_what_is_given_is_read_as_the_task_is():
   config = {'task': "jsonl(train='a.jsonl', html=True)", 'folder': ''}
-  found = given_documents(['It<br />was. We left.'], 'stdin', config, pairs=False, label='x', first=7)
-  assert found.sentences == [['it was .', 'we left .']] and found.labels == ['x'] and found.where(0) == 'stdin:7'
-  pairs = given_documents(['A dog. Runs.\tIt moves.'], 'stdin', {'task': 'entailment'}, pairs=True, label='x')
+  found = parse_documents(['It<br />was. We left.'], 'stdin', config, pairs=False, label='x', first=7)
+  assert found.sentences == [['it was .', 'we left .']] and found.labels == ['x'] and found.location(0) == 'stdin:7'
+  pairs = parse_documents(['A dog. Runs.\tIt moves.'], 'stdin', {'task': 'entailment'}, pairs=True, label='x')
   assert pairs.pairs and pairs.sentences == [['a dog . runs .', 'it moves .']]
   for line in ('one', 'one\ttwo\tthree'):
     with pytest.raises(UserError, match=f'stdin:2: {len(line.split())} texts; possible: two, with a tab between'):
-      given_documents(['a\tb', line], 'stdin', {'task': 'entailment'}, pairs=True, label='x')
+      parse_documents(['a\tb', line], 'stdin', {'task': 'entailment'}, pairs=True, label='x')

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attention_jax.data.features import of_tokens, pretrained, trained_size, write_features
-from attention_jax.data.pictures import images_of, load_pictures
+from attention_jax.data.features import input_size, load_pretrained, patch_grid, write_features
+from attention_jax.data.pictures import list_images, load_pictures
 from attention_jax.errors import UserError
 
 COLOURS = {'a.png': 0, 'b.JPG': 100, 'c.png': 200}
@@ -32,9 +32,11 @@ def network(pictures):
 
 
 def test_a_captioner_reads_what_is_written(folder):
-  names, counts = images_of(folder / 'images'), []
+  names, counts = list_images(folder / 'images'), []
   assert names == sorted(COLOURS)
-  shape = write_features(folder / 'grid.npz', folder / 'images', names, network, size=8, batch=2, done=counts.append)
+  shape = write_features(
+    folder / 'grid.npz', folder / 'images', names, network, size=8, batch=2, on_batch=counts.append
+  )
   assert shape == (2, 2, 3) and counts == [2, 1]
   task = "captions(images='images', captions='captions.csv', features='grid.npz')"
   pictures = load_pictures({'task': task, 'folder': str(folder)})['train']
@@ -47,27 +49,27 @@ def test_a_captioner_reads_what_is_written(folder):
 def test_nothing_is_half_written(folder):
   (folder / 'images' / 'd.png').write_bytes(b'no image')
   with pytest.raises(UserError, match=r'd\.png: not an image that can be read'):
-    write_features(folder / 'grid.npz', folder / 'images', images_of(folder / 'images'), network, size=8, batch=1)
+    write_features(folder / 'grid.npz', folder / 'images', list_images(folder / 'images'), network, size=8, batch=1)
   with pytest.raises(UserError, match=r'the network gives \[1\]; expected \[1, rows, columns, features\]'):
     write_features(folder / 'grid.npz', folder / 'images', ['a.png'], lambda x: x[:, 0, 0, 0], size=8)
   assert not list(folder.glob('grid*'))
   (folder / 'none').mkdir()
   with pytest.raises(UserError, match='none: no images in it'):
-    write_features(folder / 'grid.npz', folder / 'none', images_of(folder / 'none'), network, size=8)
+    write_features(folder / 'grid.npz', folder / 'none', list_images(folder / 'none'), network, size=8)
 
 
 def test_pictures_are_as_large_as_in_training():
   told = lambda **sizes: types.SimpleNamespace(**sizes)
-  assert trained_size(told(crop_size={'height': 224, 'width': 224}, size={'shortest_edge': 256})) == 224
-  assert trained_size(told(crop_size=None, size={'height': 384, 'width': 384})) == 384
-  assert trained_size(told(size={'shortest_edge': 288})) == 288
+  assert input_size(told(crop_size={'height': 224, 'width': 224}, size={'shortest_edge': 256})) == 224
+  assert input_size(told(crop_size=None, size={'height': 384, 'width': 384})) == 384
+  assert input_size(told(size={'shortest_edge': 288})) == 288
 
 
 @pytest.mark.parametrize('others', [0, 1, 5])
 def test_tokens_of_patches_are_the_grid(others):
   grid = np.arange(2 * 9 * 4.0).reshape(2, 3, 3, 4)
   tokens = np.concatenate([np.full((2, others, 4), -1.0), grid.reshape(2, 9, 4)], axis=1)
-  assert np.array_equal(of_tokens(tokens), grid)
+  assert np.array_equal(patch_grid(tokens), grid)
 
 
 class Network:
@@ -103,7 +105,7 @@ def test_a_network_of_transformers_gives_grids(of_patches, monkeypatch):
   torch = types.SimpleNamespace(inference_mode=contextlib.nullcontext, from_numpy=lambda x: x)
   monkeypatch.setitem(sys.modules, 'transformers', fake)
   monkeypatch.setitem(sys.modules, 'torch', torch)
-  network, size = pretrained('here')
+  network, size = load_pretrained('here')
   pictures = np.zeros((2, 4, 4, 3), np.uint8)
   pictures[1, :2, 2:] = [255, 0, 51]
   found = network(pictures)
@@ -113,7 +115,7 @@ def test_a_network_of_transformers_gives_grids(of_patches, monkeypatch):
   with pytest.raises(UserError, match=r'here: does not take pictures of \(8, 8\) pixels \(Input image size'):
     network(np.zeros((1, 8, 8, 3), np.uint8))
   with pytest.raises(UserError, match=r'there: no network of images that transformers has \(there is not a folder\)'):
-    pretrained('there')
+    load_pretrained('there')
   monkeypatch.setitem(sys.modules, 'transformers', None)
   with pytest.raises(UserError, match='transformers is not installed; possible: pip install torch transformers'):
-    pretrained('here')
+    load_pretrained('here')

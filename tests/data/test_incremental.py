@@ -22,12 +22,12 @@ def reader(chunks):
 
 
 def both(data: bytes, cuts):
-  """What split_lines and incremental.lines make of the data: lines, or the error."""
+  """What split_lines and incremental.iter_lines make of the data: lines, or the error."""
   chunks = [data[start:stop] for start, stop in itertools.pairwise([0, *sorted({c for c in cuts if c}), len(data) + 1])]
   found = []
   for read in (
     lambda: split_lines(data, 'x'),
-    lambda: [''.join(line) for line in incremental.lines(reader(chunks), 'x')],
+    lambda: [''.join(line) for line in incremental.iter_lines(reader(chunks), 'x')],
   ):
     try:
       found.append(read())
@@ -56,7 +56,7 @@ def test_what_is_not_utf8_is_found_where_it_is(parts, cuts):
 def test_no_more_is_taken_than_is_read():
   taken = []
   chunks = (taken.append(chunk) or chunk for chunk in (b'ab', b'c\nd', b'e\nf'))
-  lines = incremental.lines(reader(chunks), 'x')
+  lines = incremental.iter_lines(reader(chunks), 'x')
   first = next(lines)
   assert next(first) == 'a' and taken == [b'ab']
   assert ''.join(next(lines)) == 'de' and taken == [b'ab', b'c\nd', b'e\nf']  # the rest of the first line is skipped
@@ -64,12 +64,12 @@ def test_no_more_is_taken_than_is_read():
 
 
 def test_lines_of_a_stream_of_bytes():
-  assert [''.join(line) for line in incremental.lines(io.BytesIO('é\n\nb'.encode()).read1, 'x')] == ['é', '', 'b']
+  assert [''.join(line) for line in incremental.iter_lines(io.BytesIO('é\n\nb'.encode()).read1, 'x')] == ['é', '', 'b']
 
 
 @pytest.mark.parametrize(('line', 'expected'), [('', ''), (' \t ', ''), (' a b ', ' a b '), ('a', 'a')])
 def test_nothing_of_a_blank_line(line, expected):
-  assert ''.join(incremental.unless_blank(iter(line))) == expected
+  assert ''.join(incremental.skip_blank_line(iter(line))) == expected
 
 
 VOCABULARIES = [vocab.train(spec, LINES) for spec in ('char', 'word', 'subword(size=80)')]
@@ -78,5 +78,5 @@ VOCABULARIES = [vocab.train(spec, LINES) for spec in ('char', 'word', 'subword(s
 @given(st.sampled_from(VOCABULARIES), st.lists(st.integers(UNK, 79)))
 def test_what_tokens_add_is_what_they_are_decoded_to(vocabulary, ids):
   ids = [id for id in ids if id < len(vocabulary)]
-  spell = incremental.speller(vocabulary)
+  spell = incremental.make_incremental_decoder(vocabulary)
   assert ''.join(map(spell, [*ids, EOS])) == vocabulary.decode(ids)

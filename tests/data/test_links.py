@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_jax.data.batching import Batches, gather, in_order
-from attention_jax.data.encoding import encode, units
+from attention_jax.data.batching import Batches, eval_batches, gather
+from attention_jax.data.encoding import encode, token_units
 from attention_jax.data.pipeline import stream
-from attention_jax.data.text import TOKENS, Corpus
+from attention_jax.data.text import LINK_LEVELS, Corpus
 from attention_jax.data.vocab import train
 from attention_jax.errors import UserError
 
@@ -30,13 +30,13 @@ USED = [pair for pair, found in UNITS.items() if found]
 
 
 def test_every_pair_of_level_and_vocabulary_has_a_case():
-  assert set(UNITS) == set(itertools.product(TOKENS, SPECS))
+  assert set(UNITS) == set(itertools.product(LINK_LEVELS, SPECS))
 
 
 @pytest.mark.parametrize(('level', 'kind'), UNITS)
 def test_units_by_hand(level, kind):
   vocabulary = train(SPECS[kind], LINES * 3)
-  found = units(vocabulary, level)
+  found = token_units(vocabulary, level)
   assert (found and list(found(' ab  漢字 q'))) == UNITS[level, kind]
   links = encode(Corpus(['ab cd'], ['ab'], [((0, 0),)], level), vocabulary, vocabulary).links
   assert (links is None) == (found is None)
@@ -45,7 +45,7 @@ def test_units_by_hand(level, kind):
 def test_links_between_words_become_links_between_all_their_pieces():
   source, target = train('char', ['ab cd']), train('subword(size=18)', LINES * 3)
   corpus = Corpus(['ab c', 'ab', 'b'], ['漢字 ab', 'ab', '漢字'], [((0, 0), (1, 1)), (), ((0, 0),)])
-  assert [target.tokens(line) for line in corpus.target] == [['▁', '漢', '字', '▁ab'], ['▁ab'], ['▁', '漢', '字']]
+  assert [target.tokenize(line) for line in corpus.target] == [['▁', '漢', '字', '▁ab'], ['▁ab'], ['▁', '漢', '字']]
   encoded = encode(corpus, source, target)
   pairs = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (3, 3)]
   assert encoded.links.tolist() == [list(pair) for pair in [*pairs, (0, 0), (0, 1), (0, 2)]]
@@ -74,12 +74,15 @@ def test_batches_have_the_links_of_their_rows(size, step, pair):
   vocabulary = train(SPECS[kind], LINES * 3)
   corpus = linked()._replace(level=level)
   encoded = encode(corpus, vocabulary, vocabulary)
-  for batch in (Batches(encoded, BUCKETS, size, links=True)[step], next(in_order(encoded, BUCKETS, size, links=True))):
+  for batch in (
+    Batches(encoded, BUCKETS, size, links=True)[step],
+    next(eval_batches(encoded, BUCKETS, size, links=True)),
+  ):
     assert batch.links.dtype == bool and batch.links.shape == (*batch.target.shape, batch.source.shape[1])
     for row, dense in zip(batch.index, batch.links, strict=True):
       gold = np.zeros_like(dense)
       if row >= 0:
-        sides = (units(vocabulary, level)(side[row]) for side in (corpus.source, corpus.target))
+        sides = (token_units(vocabulary, level)(side[row]) for side in (corpus.source, corpus.target))
         for (s, i), (t, j) in itertools.product(*map(enumerate, sides)):
           gold[t, s] = (i, j) in corpus.links[row]
       np.testing.assert_array_equal(dense, gold)

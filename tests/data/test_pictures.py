@@ -11,10 +11,10 @@ from attention_jax.data import vocab
 from attention_jax.data.builders import shapes
 from attention_jax.data.pictures import (
   CaptionBatches,
-  captions_in_order,
-  check_lengths,
+  check_caption_lengths,
   describe_captions,
   encode_captions,
+  eval_caption_batches,
   load_pictures,
 )
 from attention_jax.errors import UserError
@@ -46,15 +46,15 @@ def test_each_thing_has_its_colour_in_its_box():
 
 
 def test_things_cover_parts_of_others():
-  square = lambda x, y: shapes.Thing('large', 'red', '', 'square', x, y, 10.0)
-  assert shapes.hidden([square(20, 20), square(28.8, 20)]) == [pytest.approx(0.5, abs=0.06), 0]
-  assert shapes.hidden([square(28.8, 20), square(28.8, 28.8), square(20, 20)]) == [
+  square = lambda x, y: shapes.DrawnShape('large', 'red', '', 'square', x, y, 10.0)
+  assert shapes.covered_shares([square(20, 20), square(28.8, 20)]) == [pytest.approx(0.5, abs=0.06), 0]
+  assert shapes.covered_shares([square(28.8, 20), square(28.8, 28.8), square(20, 20)]) == [
     pytest.approx(0.75, abs=0.06),
     pytest.approx(0.25, abs=0.06),
     0,
   ]
   draw = random.Random(0).random
-  most = [max(shapes.hidden(shapes._things(draw, unseen=False))) for _ in range(100)]
+  most = [max(shapes.covered_shares(shapes._draw_things(draw, unseen=False))) for _ in range(100)]
   assert max(most) <= 0.25 and sum(share >= 0.1 for share in most) > 45
 
 
@@ -75,8 +75,8 @@ def test_unseen_pairs_stand_in_no_other_split():
     named = [(w, next(s for s in words[i:] if s in shapes.SHAPES)) for i, w in enumerate(words) if w in shapes.COLOURS]
     return set(named)
 
-  assert not any(pairs(scene) & shapes.UNSEEN for scene in SCENES)
-  assert all(pairs(scene) & shapes.UNSEEN for scene in itertools.islice(shapes.generate('unseen'), 20))
+  assert not any(pairs(scene) & shapes.UNSEEN_PAIRS for scene in SCENES)
+  assert all(pairs(scene) & shapes.UNSEEN_PAIRS for scene in itertools.islice(shapes.generate('unseen'), 20))
   with pytest.raises(UserError, match="unknown split of shapes 'dev'"):
     next(shapes.generate('dev'))
 
@@ -106,7 +106,7 @@ def test_a_folder_of_images_is_split_by_image(folder):
   train = found['train']
   assert train.pictures.shape == (8, 8, 8, 3) and train.pictures[3, 0, 0].tolist() == [75, 0, 0]
   assert train.captions[:3] == ['a thing , number 0 .'.replace(' ,', ','), 'red 0 .', 'a thing, number 1 .']
-  assert train.shown == [i // 2 for i in range(16)] and train.corpus.source[2] == '1.png'
+  assert train.picture_index == [i // 2 for i in range(16)] and train.corpus.source[2] == '1.png'
   assert load(folder, lowercase=False)['test'].captions[1] == 'Red 9 .'
 
 
@@ -163,7 +163,7 @@ def test_what_is_transparent_is_white(folder):
 
 def test_images_without_a_caption_are_counted(folder):
   (folder / 'images' / 'notes.txt').write_text('no image')
-  assert load(folder)['train'].left == 0
+  assert load(folder)['train'].num_uncaptioned == 0
   Image.new('RGB', (9, 9)).save(folder / 'images' / 'more.jpg')
   train = load(folder)['train']
   encoded = encode_captions(train, vocab.train('word', train.captions))
@@ -221,12 +221,12 @@ def test_batches_show_each_caption_its_picture(folder):
   batches = CaptionBatches(encoded, (4, 6), 4, seed=3)
   epoch = [batches[step] for step in range(len(batches))]
   assert batches.shapes == [(4, 4), (4, 6)] and sorted(i for b in epoch for i in b.index if i >= 0) == list(range(16))
-  for batch in (*epoch, *captions_in_order(encoded, (4, 6), 5)):
+  for batch in (*epoch, *eval_caption_batches(encoded, (4, 6), 5)):
     for row, index in enumerate(batch.index):
       assert batch.source_mask[row].tolist() == [index >= 0]
       if index >= 0:
         length = batch.target_mask[row].sum()
-        assert batch.target[row, length - 1] == EOS and batch.source[row, 0, 0, 0] == 25 * split.shown[index]
+        assert batch.target[row, length - 1] == EOS and batch.source[row, 0, 0, 0] == 25 * split.picture_index[index]
         assert words.decode(batch.target[row].tolist()) == split.captions[index]
   assert describe_captions('train', split, encoded, (4,)) == (
     'train: 8 pictures (8 x 8 x 3), 16 captions; 8 captions longer than 4 tokens left out'
@@ -236,4 +236,4 @@ def test_batches_show_each_caption_its_picture(folder):
 @pytest.mark.parametrize('buckets', [(), 'ab', ((1, 2),), (0,), None])
 def test_wrong_lengths_are_refused(buckets):
   with pytest.raises(UserError, match='buckets are lengths of captions'):
-    check_lengths(buckets)
+    check_caption_lengths(buckets)

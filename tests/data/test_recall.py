@@ -3,20 +3,20 @@
 import numpy as np
 import pytest
 
-from attention_jax.data.recall import RECALL, RecallBatches, episodes, recall_in_order, recall_task
+from attention_jax.data.recall import RECALL, RecallBatches, eval_episodes, eval_recall_batches, make_recall_task
 from attention_jax.errors import UserError
 
 RNG = np.random.default_rng
 
 
 def test_copy_shows_vectors_and_a_mark():
-  shown, answer = recall_task('copy(bits=3)').draw(RNG(0), (5,))
+  shown, answer = make_recall_task('copy(bits=3)').draw(RNG(0), (5,))
   assert shown.shape == (6, 4) and answer.shape == (5, 3) and set(answer.ravel()) == {0, 1}
   assert np.array_equal(shown[:5], np.pad(answer, ((0, 0), (0, 1)))) and shown[5].tolist() == [0, 0, 0, 1]
 
 
 def test_repeat_copy_tells_how_often():
-  task = recall_task('repeat_copy(bits=3, repeats=4)')
+  task = make_recall_task('repeat_copy(bits=3, repeats=4)')
   for times in (1, 2, 3, 4):
     shown, answer = task.draw(RNG(0), (2, times))
     vectors = shown[1:3, :3]
@@ -27,7 +27,7 @@ def test_repeat_copy_tells_how_often():
 
 
 def test_associative_recall_asks_for_what_comes_next():
-  task = recall_task('associative_recall(bits=4, each=2)')
+  task = make_recall_task('associative_recall(bits=4, each=2)')
   asked = set()
   for i in range(40):
     shown, answer = task.draw(RNG(i), (3,))
@@ -41,7 +41,7 @@ def test_associative_recall_asks_for_what_comes_next():
 
 @pytest.mark.parametrize('name', RECALL)
 def test_batches_are_a_function_of_seed_and_step(name):
-  task = recall_task(name)
+  task = make_recall_task(name)
   batches, same, other = (RecallBatches(task, 4, seed) for seed in (0, 0, 1))
   halves = [RecallBatches(task, 4, 0, shard, 2) for shard in (0, 1)]
   for step in (0, 3, 11):
@@ -51,22 +51,22 @@ def test_batches_are_a_function_of_seed_and_step(name):
     assert not np.array_equal(batch.target, other[step].target)
     for shard, half in enumerate(halves):
       assert all(np.array_equal(x[shard::2], y) for x, y in zip(batch, half[step], strict=True))
-    shown = batch.real.argmax(1)
+    shown = batch.target_mask.argmax(1)
     assert len(set(shown)) == 1 and not batch.inputs[:, shown[0] :].any()  # all of one size; nothing is shown any more
-    assert not batch.target[~batch.real].any()
+    assert not batch.target[~batch.target_mask].any()
 
 
 def test_unseen_episodes_are_larger_and_every_one_is_measured_once():
-  task = recall_task('copy(longest=4, beyond=9)')
-  assert {len(e.answer) for e in episodes(task, 'test')} == {1, 2, 3, 4}
-  assert {len(e.answer) for e in episodes(task, 'unseen')} == {9}
-  found = recall_in_order(task, 'validation', 100)
+  task = make_recall_task('copy(longest=4, beyond=9)')
+  assert {len(e.target) for e in eval_episodes(task, 'test')} == {1, 2, 3, 4}
+  assert {len(e.target) for e in eval_episodes(task, 'unseen')} == {9}
+  found = eval_recall_batches(task, 'validation', 100)
   assert np.concatenate([b.index for b in found]).tolist() == [*range(256), *[-1] * 44]
   filler = found[-1].index < 0
-  assert not found[-1].real[filler].any()
+  assert not found[-1].target_mask[filler].any()
   assert any(
-    not np.array_equal(x.answer, y.answer)
-    for x, y in zip(episodes(task, 'test'), episodes(task, 'validation'), strict=True)
+    not np.array_equal(x.target, y.target)
+    for x, y in zip(eval_episodes(task, 'test'), eval_episodes(task, 'validation'), strict=True)
   )
 
 
@@ -87,4 +87,4 @@ def test_unseen_episodes_are_larger_and_every_one_is_measured_once():
 )
 def test_wrong_specs_are_one_line(spec, said):
   with pytest.raises(UserError, match=said):
-    recall_task(spec)
+    make_recall_task(spec)

@@ -7,8 +7,8 @@ import pytest
 
 from attention_jax.data import vocab
 from attention_jax.data.batching import Batches
-from attention_jax.data.encoding import assign, encode
-from attention_jax.data.resegment import resegmented
+from attention_jax.data.encoding import assign_buckets, encode
+from attention_jax.data.resegment import make_resegmenter
 from attention_jax.data.text import Corpus
 from attention_jax.errors import UserError
 from attention_jax.tokens import EOS
@@ -33,7 +33,7 @@ def made(request):
 
 def batches(made, seed=0, **given):
   corpus, vocabulary, encoded = made
-  anew = resegmented(encoded, corpus, vocabulary, vocabulary, seed)
+  anew = make_resegmenter(encoded, corpus, vocabulary, vocabulary, seed)
   return Batches(encoded, BUCKETS, 4, seed=seed, resegment=anew, **given)
 
 
@@ -53,7 +53,7 @@ def test_it_is_the_same_text_in_other_pieces(made):
   corpus, vocabulary, encoded = made
   run = batches(made)
   epochs = [rows_of(run, epoch) for epoch in range(3)]
-  chosen = assign(encoded, BUCKETS)
+  chosen = assign_buckets(encoded, BUCKETS)
   whole = {row: [encode_row(encoded, row, side) for side in range(2)] for row in range(encoded.rows)}
   changed = 0
   for epoch in epochs:
@@ -96,13 +96,13 @@ def test_nothing_else_is_sampled_and_a_stored_vocabulary_knows_how(spec, tmp_pat
   without = spec[: spec.index(',')] + ')'
   plain = make(without)
   np.testing.assert_array_equal(encoded.source, plain[2].source)
-  assert resegmented(plain[2], corpus, plain[1], plain[1], 0) is None
+  assert make_resegmenter(plain[2], corpus, plain[1], plain[1], 0) is None
   vocabulary.save(str(tmp_path), 'source')
-  stored = vocab.stored(spec, str(tmp_path), 'source')
+  stored = vocab.load_stored(spec, str(tmp_path), 'source')
   for seed in (3, 2**32 - 1, 2**32 + 5):
     assert stored.sample(corpus.source[0], seed) == vocabulary.sample(corpus.source[0], seed)
   assert stored.encode(corpus.source[0]) == vocabulary.encode(corpus.source[0])
-  assert vocab.stored(without, str(tmp_path), 'source').sample is None
+  assert vocab.load_stored(without, str(tmp_path), 'source').sample is None
 
 
 def test_what_does_not_go(made):

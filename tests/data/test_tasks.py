@@ -7,9 +7,9 @@ import types
 
 import pytest
 
-from attention_jax.data import load, load_vocabularies, split_of, tasks
+from attention_jax.data import get_split, load, load_vocabularies, tasks
 from attention_jax.errors import UserError
-from tests.data.helpers import prepare
+from tests.data.helpers import write_tfds_set
 
 BUCKETS = ((4, 4), (8, 8))
 TEXT = "text(train='train', validation='val', source='en', target='de')"
@@ -25,7 +25,7 @@ def config(task, folder='', vocabulary='word', shared=False, buckets=BUCKETS):
   }
 
 
-def says(function, *args):
+def error_message(function, *args):
   with pytest.raises(UserError) as caught:
     function(*args)
   assert '\n' not in str(caught.value)
@@ -83,7 +83,7 @@ def test_tsv_links(folder):
 
 def test_a_run_keeps_its_vocabularies(folder):
   run = str(folder / 'run')
-  assert says(load_vocabularies, config(TEXT), run) == (
+  assert error_message(load_vocabularies, config(TEXT), run) == (
     f'{run}: holds no source and no target vocabulary; was a run started there?'
   )
   first = load(config(TEXT, folder), run)
@@ -141,24 +141,26 @@ def test_dates_are_asked_of_their_builder(monkeypatch, tmp_path):
   ],
 )
 def test_bad_tasks(folder, task, message):
-  assert says(load, config(task, folder), None) == message
+  assert error_message(load, config(task, folder), None) == message
 
 
 def test_bad_paths_and_values(folder):
   wrong = TEXT.replace("'val'", "'vall'")
-  assert says(load, config(wrong, folder), None) == (
+  assert error_message(load, config(wrong, folder), None) == (
     f"{folder}/vall.en: no such file (did you mean '{folder}/val.en'?)"
   )
-  assert says(load, config(TEXT, folder, 'words'), None).startswith("unknown vocabulary 'words'")
-  none = says(load, config(TEXT, folder, buckets=((1, 1),)), None)
+  assert error_message(load, config(TEXT, folder, 'words'), None).startswith("unknown vocabulary 'words'")
+  none = error_message(load, config(TEXT, folder, buckets=((1, 1),)), None)
   assert none.startswith('train: 3 of 3 pairs fit no bucket') and 'lines 1, 2, 4 of' in none
-  assert says(load, config(TEXT, folder, buckets=(4, 4)), None).startswith('buckets are different (source, target)')
+  assert error_message(load, config(TEXT, folder, buckets=(4, 4)), None).startswith(
+    'buckets are different (source, target)'
+  )
 
 
 def test_unknown_split(folder):
   data = load(config(TEXT, folder), None)
-  assert split_of(data, 'train')[1] is data.encoded['train']
-  assert says(split_of, data, 'valid') == (
+  assert get_split(data, 'train')[1] is data.encoded['train']
+  assert error_message(get_split, data, 'valid') == (
     "unknown split 'valid' (did you mean 'validation'?); possible: train, validation"
   )
 
@@ -168,7 +170,9 @@ def prepared(tmp_path_factory):
   """A folder with a translation set."""
   rows = {'train': [('ein Hund', 'a dog'), ('Grüße\n漢字', 'greetings')], 'test': [('eine Katze', 'a cat')]}
   splits = {split: [dict(zip(('de', 'en'), pair, strict=True)) for pair in pairs] for split, pairs in rows.items()}
-  return prepare(tmp_path_factory.mktemp('tfds'), lambda tfds: tfds.features.Translation(['de', 'en']), splits, 'de-en')
+  return write_tfds_set(
+    tmp_path_factory.mktemp('tfds'), lambda tfds: tfds.features.Translation(['de', 'en']), splits, 'de-en'
+  )
 
 
 def test_tfds(prepared):
@@ -209,7 +213,7 @@ def test_tfds_languages_may_be_turned_round(prepared):
   ],
 )
 def test_bad_tfds(prepared, options, message):
-  assert says(load, config(f'tfds({options})', prepared), None) == message.format(prepared)
+  assert error_message(load, config(f'tfds({options})', prepared), None) == message.format(prepared)
 
 
 def test_tfds_in_a_format_that_needs_tensorflow(prepared, tmp_path):
@@ -219,7 +223,7 @@ def test_tfds_in_a_format_that_needs_tensorflow(prepared, tmp_path):
   (copy / 'features.json').write_bytes((stored / 'features.json').read_bytes())
   info = json.loads((stored / 'dataset_info.json').read_text())
   (copy / 'dataset_info.json').write_text(json.dumps(info | {'fileFormat': 'tfrecord'}))
-  assert says(load, config("tfds(name='tiny/de-en')", tmp_path), None) == (
+  assert error_message(load, config("tfds(name='tiny/de-en')", tmp_path), None) == (
     f"tfds set 'tiny/de-en' in {copy} is stored as tfrecord, which only TensorFlow reads; where it is "
     "installed, run 'python -m tensorflow_datasets.scripts.convert_format "
     f"--dataset_version_dir={copy} --out_file_format=array_record'"

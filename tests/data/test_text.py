@@ -25,7 +25,7 @@ def write(tmp_path, monkeypatch):
   return _write
 
 
-def says(function, *args):
+def error_message(function, *args):
   """The one line of the UserError that the call raises."""
   with pytest.raises(UserError) as caught:
     function(*args)
@@ -47,17 +47,17 @@ def test_the_last_line_needs_no_line_end(write):
 
 def test_missing_file(write):
   write('train.en', 'x\n')
-  assert says(read_lines, 'trian.en') == "trian.en: no such file (did you mean 'train.en'?)"
-  assert says(read_lines, 'nowhere/a') == "nowhere/a: no such file (there is no folder 'nowhere')"
+  assert error_message(read_lines, 'trian.en') == "trian.en: no such file (did you mean 'train.en'?)"
+  assert error_message(read_lines, 'nowhere/a') == "nowhere/a: no such file (there is no folder 'nowhere')"
 
 
 def test_directory(tmp_path):
-  assert says(read_lines, str(tmp_path)) == f'{tmp_path}: is a directory, expected a file'
+  assert error_message(read_lines, str(tmp_path)) == f'{tmp_path}: is a directory, expected a file'
 
 
 def test_empty_file(write):
-  assert says(read_lines, write('a', '')) == 'a: the file is empty'
-  assert says(read_lines, write('b', '\ufeff')) == 'b: the file is empty'
+  assert error_message(read_lines, write('a', '')) == 'a: the file is empty'
+  assert error_message(read_lines, write('b', '\ufeff')) == 'b: the file is empty'
 
 
 def test_unreadable_file(write, monkeypatch):
@@ -66,21 +66,23 @@ def test_unreadable_file(write, monkeypatch):
 
   write('a', 'x\n')
   monkeypatch.setattr('builtins.open', refuse)
-  assert says(read_lines, 'a') == "'a': cannot be read (Permission denied)"
+  assert error_message(read_lines, 'a') == "'a': cannot be read (Permission denied)"
 
 
 def test_not_utf8(write):
   assert (
-    says(read_lines, write('a', b'good\nsch\xf6n\n')) == 'a:2: not UTF-8 (byte 0xf6, number 4 of the line); '
+    error_message(read_lines, write('a', b'good\nsch\xf6n\n')) == 'a:2: not UTF-8 (byte 0xf6, number 4 of the line); '
     'convert the file to UTF-8'
   )
-  assert says(read_lines, write('b', b'\xff\xfea')).startswith('b:1: not UTF-8 (byte 0xff, number 1 of the line)')
+  assert error_message(read_lines, write('b', b'\xff\xfea')).startswith(
+    'b:1: not UTF-8 (byte 0xff, number 1 of the line)'
+  )
 
 
 @pytest.mark.parametrize('damage', [lambda data: data[:-9], lambda data: b'plain text'])
 def test_damaged_gzip(write, damage):
   path = write('a.gz', damage(gzip.compress(b'some text\n' * 99)))
-  assert says(read_lines, path).startswith('a.gz: not a whole gzip file (')
+  assert error_message(read_lines, path).startswith('a.gz: not a whole gzip file (')
 
 
 def test_parallel_files(write):
@@ -92,7 +94,8 @@ def test_parallel_files(write):
 
 def test_parallel_files_of_different_lengths(write):
   assert (
-    says(read_parallel, write('a', 'x\ny\n'), write('b', 'x\n')) == 'a has 2 lines but b has 1; parallel files have '
+    error_message(read_parallel, write('a', 'x\ny\n'), write('b', 'x\n'))
+    == 'a has 2 lines but b has 1; parallel files have '
     'one line per pair'
   )
 
@@ -110,7 +113,7 @@ def test_many_blank_lines_are_reported_by_the_first_few(write):
 
 
 def test_nothing_but_blank_lines(write):
-  assert says(read_parallel, write('a', '\n\n'), write('b', 'x\n\n')) == (
+  assert error_message(read_parallel, write('a', '\n\n'), write('b', 'x\n\n')) == (
     'a, b: no pairs, all 2 are blank on one side or both'
   )
 
@@ -125,10 +128,10 @@ def test_tsv(write):
 def test_tsv_links_may_count_characters(write):
   path = write('a.tsv', 'ab\tA\t1-0\n')
   assert read_tsv(path, 'char').links == [((1, 0),)]
-  assert says(read_tsv, path) == (
+  assert error_message(read_tsv, path) == (
     "a.tsv:1: link '1-0' is out of range, counted from 0 in words: the source has 1, the target 1"
   )
-  assert says(read_tsv, path, 'chars').startswith("unknown level of links 'chars' (did you mean 'char'?)")
+  assert error_message(read_tsv, path, 'chars').startswith("unknown level of links 'chars' (did you mean 'char'?)")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +146,7 @@ def test_tsv_links_may_count_characters(write):
   ],
 )
 def test_bad_tsv_lines(write, line, message):
-  assert says(read_tsv, write('a.tsv', f'x\ty\t0-0\n\n{line}\n')) == f'a.tsv:3: {message}'
+  assert error_message(read_tsv, write('a.tsv', f'x\ty\t0-0\n\n{line}\n')) == f'a.tsv:3: {message}'
 
 
 @given(st.lists(st.tuples(LINE, LINE), min_size=1))

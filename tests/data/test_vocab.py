@@ -29,22 +29,22 @@ def test_round_trip_and_ids(kind):
   vocabulary = vocab.train(SPECS[kind], LINES)
   for line in LINES:
     ids = vocabulary.encode(line)
-    assert len(ids) == len(vocabulary.tokens(line))
+    assert len(ids) == len(vocabulary.tokenize(line))
     assert all(UNK < id < len(vocabulary) for id in ids)
     assert vocabulary.decode([BOS, *ids, EOS, ids[0], PAD]) == line
-    assert [vocabulary.piece(id) for id in ids] == vocabulary.tokens(line)
+    assert [vocabulary.id_to_token(id) for id in ids] == vocabulary.tokenize(line)
   assert (PAD, BOS, EOS, UNK) == (0, 1, 2, 3)
-  assert [vocabulary.piece(id) for id in range(4)] == ['<pad>', '<s>', '</s>', '<unk>']
+  assert [vocabulary.id_to_token(id) for id in range(4)] == ['<pad>', '<s>', '</s>', '<unk>']
 
 
 def test_training_is_deterministic_and_storage_keeps_everything(kind, tmp_path):
   first, second = (vocab.train(SPECS[kind], iter(LINES)) for _ in range(2))
-  assert vocab.stored(SPECS[kind], str(tmp_path), 'source') is None
+  assert vocab.load_stored(SPECS[kind], str(tmp_path), 'source') is None
   path, again = Path(first.save(str(tmp_path), 'source')), Path(second.save(str(tmp_path / 'new'), 'source'))
   assert (path.name, path.read_bytes()) == (again.name, again.read_bytes())
   assert list((tmp_path / 'new').iterdir()) == [again]
-  third = vocab.stored(SPECS[kind], str(tmp_path), 'source')
-  assert [third.piece(id) for id in range(len(third))] == [first.piece(id) for id in range(len(first))]
+  third = vocab.load_stored(SPECS[kind], str(tmp_path), 'source')
+  assert [third.id_to_token(id) for id in range(len(third))] == [first.id_to_token(id) for id in range(len(first))]
   assert kind == first.kind == third.kind
   assert [third.encode(line) for line in LINES] == [first.encode(line) for line in LINES]
 
@@ -67,7 +67,7 @@ def test_words_round_trip_up_to_spaces(text):
 @given(TEXT)
 def test_subwords_give_one_id_per_token_of_any_text(text):
   vocabulary = subwords()
-  assert len(vocabulary.encode(text)) == len(vocabulary.tokens(text))
+  assert len(vocabulary.encode(text)) == len(vocabulary.tokenize(text))
   assert PAD not in vocabulary.encode(text) and EOS not in vocabulary.encode(text)
 
 
@@ -77,13 +77,13 @@ SPACED = st.text(st.sampled_from('the catdog▁ \t\u3000\u0085Ω\n'), max_size=2
 @given(TEXT | SPACED)
 def test_parts_have_the_ids_of_the_line(text):
   for vocabulary in (vocab.train('char', LINES), vocab.train('word', LINES), subwords()):
-    parts = list(vocabulary.parts(iter(text)))
+    parts = list(vocabulary.iter_segments(iter(text)))
     assert [id for part in parts for id in vocabulary.encode(part)] == vocabulary.encode(text)
 
 
 def test_a_part_is_there_as_soon_as_it_is_whole(kind):
   characters = iter('the cat')
-  first = next(vocab.train(SPECS[kind], LINES).parts(characters))
+  first = next(vocab.train(SPECS[kind], LINES).iter_segments(characters))
   assert (first, ''.join(characters)) == (('t', 'he cat') if kind == 'char' else ('the', 'cat'))
 
 
@@ -99,18 +99,18 @@ def test_a_part_is_there_as_soon_as_it_is_whole(kind):
   ],
 )
 def test_words_by_hand(text, chars, pieces):
-  assert vocab.train('char', LINES).words(text) == chars
-  assert list(zip(subwords().tokens(text), subwords().words(text), strict=True)) == pieces
-  assert vocab.train('word', LINES).words(text) == list(range(len(text.split())))
+  assert vocab.train('char', LINES).word_ids(text) == chars
+  assert list(zip(subwords().tokenize(text), subwords().word_ids(text), strict=True)) == pieces
+  assert vocab.train('word', LINES).word_ids(text) == list(range(len(text.split())))
 
 
 @given(st.text(st.sampled_from('abcdogthe \N{WHITE SMILING FACE}漢é')))
 def test_tokens_of_a_word_spell_it(text):
-  words = subwords().words(text)
-  assert len(words) == len(subwords().tokens(text)) and words == sorted(words)
+  words = subwords().word_ids(text)
+  assert len(words) == len(subwords().tokenize(text)) and words == sorted(words)
   for vocabulary, space in ((subwords(), '▁'), (vocab.train('char', LINES), '')):
     spelled = [''] * len(text.split())
-    for token, word in zip(vocabulary.tokens(text), vocabulary.words(text), strict=True):
+    for token, word in zip(vocabulary.tokenize(text), vocabulary.word_ids(text), strict=True):
       if word >= 0:
         spelled[word] += token.removeprefix(space)
     assert spelled == text.split()
@@ -119,7 +119,7 @@ def test_tokens_of_a_word_spell_it(text):
 @given(TEXT)
 def test_any_token_is_of_a_word_that_there_is(text):
   for vocabulary in (subwords(), vocab.train('char', LINES), vocab.train('word', LINES)):
-    words = vocabulary.words(text)
+    words = vocabulary.word_ids(text)
     assert len(words) == len(vocabulary.encode(text))
     assert all(-1 <= word < len(text.split()) for word in words)
 
@@ -134,7 +134,7 @@ def subwords(cache=[]):  # noqa: B006 one model for all examples
 def test_order_is_by_count_then_code_point(lines):
   vocabulary = vocab.train('char', lines)
   text = ''.join(lines)
-  pieces = [vocabulary.piece(id) for id in range(4, len(vocabulary))]
+  pieces = [vocabulary.id_to_token(id) for id in range(4, len(vocabulary))]
   assert pieces == sorted(set(text), key=lambda c: (-text.count(c), c))
 
 
@@ -156,13 +156,13 @@ def test_rare_characters_and_most_lines_can_be_left_out(kind):
   assert UNK not in whole.encode('Ω') and UNK in common.encode('Ω') and UNK not in common.encode('cat')
   few = vocab.train(f'{kind}(size=19, max_lines=9)', [line for word in words * 3 for line in (word, 'x', 'y', 'z')])
   assert UNK in few.encode('x') and UNK not in few.encode('cat')
-  assert vocab.sampled_by(f'{kind}(size=9)') == ''
+  assert vocab.sampling_option(f'{kind}(size=9)') == ''
 
 
 def test_what_cuts_lines_anew():
-  assert vocab.sampled_by('subword(size=9, dropout=0.1)') == 'dropout'
-  assert vocab.sampled_by('unigram(sampling=0.2)') == 'sampling'
-  assert vocab.sampled_by('word(min_count=2)') == vocab.sampled_by('char') == ''
+  assert vocab.sampling_option('subword(size=9, dropout=0.1)') == 'dropout'
+  assert vocab.sampling_option('unigram(sampling=0.2)') == 'sampling'
+  assert vocab.sampling_option('word(min_count=2)') == vocab.sampling_option('char') == ''
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_damaged_files(kind, damage, tmp_path, capfd):
   path = Path(vocab.train(SPECS[kind], LINES).save(str(tmp_path), 'target'))
   path.write_bytes(damage(path.read_bytes()))
   with pytest.raises(UserError) as caught:
-    vocab.stored(SPECS[kind], str(tmp_path), 'target')
+    vocab.load_stored(SPECS[kind], str(tmp_path), 'target')
   assert str(caught.value).startswith(f"{path}: not a stored vocabulary of kind '{kind}', or damaged (")
   assert '\n' not in str(caught.value) and capfd.readouterr().err == ''
 
@@ -216,10 +216,10 @@ def test_damaged_files(kind, damage, tmp_path, capfd):
 def test_json_of_something_else(content, tmp_path):
   (tmp_path / 'vocabulary.source.json').write_text(content)
   with pytest.raises(UserError, match="not a stored vocabulary of kind 'word', or damaged"):
-    vocab.stored('word', str(tmp_path), 'source')
+    vocab.load_stored('word', str(tmp_path), 'source')
 
 
 def test_a_vocabulary_of_another_kind_is_refused(tmp_path):
   vocab.train('char', LINES).save(str(tmp_path), 'source')
   with pytest.raises(UserError, match=r"kind 'word', or damaged \(it is of kind 'char'\)$"):
-    vocab.stored('word', str(tmp_path), 'source')
+    vocab.load_stored('word', str(tmp_path), 'source')

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.decoding import search
-from attention_jax.decoding.ranking import UNSEEN, Ranking
-from attention_jax.decoding.search import NEVER, Hypotheses
+from attention_jax.decoding.ranking import MIN_COVERAGE, Ranking
+from attention_jax.decoding.search import LOG_ZERO, Hypotheses
 from attention_jax.tokens import BOS, EOS, PAD
 from tests.modules.helpers import draw
 
 B, S, D, WORDS = 5, 3, 7, 11
 
 
-class Toy(NamedTuple):
+class ToySearchModel(NamedTuple):
   """A recurrent model of the next word in a few lines, so that NumPy can search with it as well."""
 
   hidden: np.ndarray  # [D, D]
@@ -32,7 +32,7 @@ class Toy(NamedTuple):
   def step(self, carry, token, memory):
     return self._step(jnp, jax.nn.one_hot(EOS, len(self.words)), carry, self.words[token], memory)
 
-  def literally(self, carry, token, b):
+  def reference_step(self, carry, token, b):
     """The same for one source b and one hypothesis, in float64."""
     memory = self.memory[None, b].astype(np.float64), self.ends[None, b]
     eos = np.eye(len(self.words))[EOS]
@@ -48,28 +48,30 @@ class Toy(NamedTuple):
     return carry, (carry @ self.words.T + ends[:, None] * eos[None, :], weights)
 
 
-def toy(words: int = WORDS, ends=(-2.0, 0.0, 1.0, 3.0, -4.0), seed: int = 0, lengths=(3, 2, 3, 1, 2)) -> Toy:
+def make_toy_model(
+  words: int = WORDS, ends=(-2.0, 0.0, 1.0, 3.0, -4.0), seed: int = 0, lengths=(3, 2, 3, 1, 2)
+) -> ToySearchModel:
   arrays = draw(D, D, seed=seed), draw(words, D, seed=seed + 1), ends, draw(len(ends), S, D, seed=seed + 2)
   mask = np.arange(S) < np.asarray(lengths[: len(ends)])[:, None]
-  return Toy(*(np.asarray(x, np.float32) for x in arrays), mask)
+  return ToySearchModel(*(np.asarray(x, np.float32) for x in arrays), mask)
 
 
-def some(model: Toy, rows) -> Toy:
+def select_sources(model: ToySearchModel, rows) -> ToySearchModel:
   """The same model of these sources."""
   return model._replace(ends=model.ends[rows], memory=model.memory[rows], mask=model.mask[rows])
 
 
 @functools.partial(jax.jit, static_argnames=('beams', 'max_length', 'ranking', 'groups', 'diversity'))
-def beam(model: Toy, **options) -> Hypotheses:
+def beam(model: ToySearchModel, **options) -> Hypotheses:
   return search.beam(model.step, model.first(), (model.memory, model.ends), source_mask=model.mask, **options)
 
 
 @functools.partial(jax.jit, static_argnames=('max_length', 'ranking'))
-def greedy(model: Toy, **options) -> Hypotheses:
+def greedy(model: ToySearchModel, **options) -> Hypotheses:
   return search.greedy(model.step, model.first(), (model.memory, model.ends), source_mask=model.mask, **options)
 
 
-class Path(NamedTuple):
+class Hypothesis(NamedTuple):
   """A hypothesis of the search in NumPy."""
 
   log_prob: float
@@ -79,20 +81,20 @@ class Path(NamedTuple):
   carry: np.ndarray
 
 
-def literal_search(
-  model: Toy, b: int, beams: int, max_length: int, ranking: Ranking, groups: int = 1, diversity: float = 0.0
-) -> list[Path]:
+def reference_search(
+  model: ToySearchModel, b: int, beams: int, max_length: int, ranking: Ranking, groups: int = 1, diversity: float = 0.0
+) -> list[Hypothesis]:
   """Beam search over Python lists, never stopped early; the best finished hypotheses of source b."""
   size = beams // groups
-  alive, finished = [[Path(0.0, (), (), 0.0, np.zeros((1, D)))]] * groups, [[] for _ in range(groups)]
+  alive, finished = [[Hypothesis(0.0, (), (), 0.0, np.zeros((1, D)))]] * groups, [[] for _ in range(groups)]
   for step in range(max_length):
     taken = []
     for group in range(groups):
       new, ends = [], []
       for path in alive[group]:
         last = path.tokens[-1] if path.tokens else BOS
-        carry, log_probs, weights = model.literally(path.carry, last, b)
-        grow = lambda token, path=path, carry=carry, log_probs=log_probs, weights=weights: Path(
+        carry, log_probs, weights = model.reference_step(path.carry, last, b)
+        grow = lambda token, path=path, carry=carry, log_probs=log_probs, weights=weights: Hypothesis(
           path.log_prob + log_probs[token], (*path.tokens, token), (*path.weights, weights), log_probs[token], carry
         )
         ends.append(grow(EOS))
@@ -106,18 +108,18 @@ def literal_search(
   return by_score([path for paths in finished for path in by_score(paths)[:size]])
 
 
-def score(path: Path, ranking: Ranking, source_mask: np.ndarray) -> float:
+def score(path: Hypothesis, ranking: Ranking, source_mask: np.ndarray) -> float:
   total = path.log_prob
   if ranking.gamma:
     total += (ranking.gamma * source_mask.sum() / len(path.tokens) - 1) * path.last
   total /= ((5 + len(path.tokens)) / 6) ** ranking.alpha
   for i in np.flatnonzero(source_mask):
     seen = sum(float(weights[i]) for weights in path.weights)
-    total += ranking.beta * math.log(min(max(seen, UNSEEN), 1.0))
+    total += ranking.beta * math.log(min(max(seen, MIN_COVERAGE), 1.0))
   return total
 
 
-def assert_hypotheses(found: Hypotheses, b: int, expected: list[Path], ranking: Ranking, source_mask: np.ndarray):
+def assert_hypotheses(found: Hypotheses, b: int, expected: list[Hypothesis], ranking: Ranking, source_mask: np.ndarray):
   """Source b has exactly these, in this order."""
   for k, path in enumerate(expected):
     length = len(path.tokens)
@@ -128,5 +130,5 @@ def assert_hypotheses(found: Hypotheses, b: int, expected: list[Path], ranking: 
     np.testing.assert_allclose(found.weights[b, k, :length], path.weights, rtol=1e-3, atol=1e-5)
     assert np.all(found.weights[b, k, length:] == 0)
   k = len(expected)
-  assert np.all(found.scores[b, k:] == np.float32(NEVER)) and np.all(found.lengths[b, k:] == 0)
+  assert np.all(found.scores[b, k:] == np.float32(LOG_ZERO)) and np.all(found.lengths[b, k:] == 0)
   assert np.all(found.tokens[b, k:] == PAD) and np.all(found.weights[b, k:] == 0)

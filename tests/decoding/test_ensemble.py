@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from attention_jax.decoding.ensemble import Ensemble
-from attention_jax.decoding.ranking import DEFAULT
+from attention_jax.decoding.ranking import DEFAULT_RANKING
 from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
-from attention_jax.inference.predictor import Beams, compile_finder
+from attention_jax.inference.predictor import BeamSearch, compile_search
 from attention_jax.tokens import EOS, PAD
 from tests.models.helpers import TARGET_WORDS, B, build_tiny, build_transformer, inputs
 from tests.modules.helpers import assert_close, variables
@@ -57,8 +57,8 @@ def test_steps_of_an_ensemble_are_what_it_says_at_once():
 
 def test_one_model_twice_is_that_model():
   models, params = two()
-  alone = compile_finder(models[0], Beams(3), 5, DEFAULT)(params[0], *GIVEN[:2])
-  twice = compile_finder(Ensemble([models[0]] * 2), Beams(3), 5, DEFAULT)((params[0],) * 2, *GIVEN[:2])
+  alone = compile_search(models[0], BeamSearch(3), 5, DEFAULT_RANKING)(params[0], *GIVEN[:2])
+  twice = compile_search(Ensemble([models[0]] * 2), BeamSearch(3), 5, DEFAULT_RANKING)((params[0],) * 2, *GIVEN[:2])
   np.testing.assert_array_equal(twice.tokens, alone.tokens)
   assert_close(twice.log_probs, alone.log_probs, rtol=1e-4)
 
@@ -66,8 +66,8 @@ def test_one_model_twice_is_that_model():
 def test_alignments_of_latent_models_are_told_afterwards():
   model = build_tiny('luong', 'rnn="gru"', alignment='latent')
   params = variables(model, *GIVEN, scale=2.0)['params']
-  alone = compile_finder(model, Beams(2), 5, DEFAULT)(params, *GIVEN[:2])
-  twice = compile_finder(Ensemble([model] * 2), Beams(2), 5, DEFAULT)((params,) * 2, *GIVEN[:2])
+  alone = compile_search(model, BeamSearch(2), 5, DEFAULT_RANKING)(params, *GIVEN[:2])
+  twice = compile_search(Ensemble([model] * 2), BeamSearch(2), 5, DEFAULT_RANKING)((params,) * 2, *GIVEN[:2])
   np.testing.assert_array_equal(twice.tokens, alone.tokens)
   assert_close(twice.weights, alone.weights, rtol=1e-3, atol=1e-5)
 
@@ -78,12 +78,12 @@ def test_models_that_copy_and_models_that_do_not_are_no_ensemble():
     Ensemble([of('vocabulary'), of('pointer')])
 
 
-@pytest.mark.parametrize('how', [Beams(1), Beams(4), Beams(4, groups=2), Sampling(samples=3)])
+@pytest.mark.parametrize('how', [BeamSearch(1), BeamSearch(4), BeamSearch(4, groups=2), Sampling(samples=3)])
 def test_outputs_begin_with_their_prefix_and_go_on_as_the_model_does(how):
   model, steps = build_tiny('luong', 'rnn="gru"'), 6
   params = variables(model, *GIVEN, scale=2.0)
   drawn = (jnp.zeros((B,), jnp.int32), jnp.arange(B)) if isinstance(how, Sampling) else None
-  found = compile_finder(model, how, steps, DEFAULT)(params['params'], *GIVEN[:2], drawn, PREFIX)
+  found = compile_search(model, how, steps, DEFAULT_RANKING)(params['params'], *GIVEN[:2], drawn, PREFIX)
   forced = [model.apply(params, *GIVEN[:2], found.tokens[:, k]) for k in range(found.tokens.shape[1])]
   for b in range(B):
     begun = [id for id in PREFIX[b].tolist() if id != PAD]
@@ -99,5 +99,5 @@ def test_a_word_that_only_the_source_knows_is_unknown_to_what_does_not_copy():
   model = build_tiny('luong', 'rnn="gru"')
   params = variables(model, *GIVEN)
   prefix = jnp.full((B, 1), TARGET_WORDS + 2)
-  found = compile_finder(model, Beams(1), 4, DEFAULT)(params['params'], *GIVEN[:2], None, prefix)
+  found = compile_search(model, BeamSearch(1), 4, DEFAULT_RANKING)(params['params'], *GIVEN[:2], None, prefix)
   assert np.all(found.tokens[:, 0, 0] == 3)

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.decoding.ranking import DEFAULT
+from attention_jax.decoding.ranking import DEFAULT_RANKING
 from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
-from attention_jax.inference.predictor import compile_finder, compile_search
+from attention_jax.inference.predictor import compile_beam_search, compile_search
 from attention_jax.tokens import EOS, PAD
 from tests.models.helpers import TARGET_WORDS, B, S, build_tiny, build_transformer, inputs
 from tests.modules.helpers import assert_same, variables
@@ -33,7 +33,7 @@ LOGITS = jnp.log(jnp.asarray([0.4, 0.05, 0.3, 0.15, 0.1]))
   ],
 )
 def test_what_is_left(options, kept):
-  left = Sampling(**options).left(LOGITS)
+  left = Sampling(**options).filter_logits(LOGITS)
   assert np.flatnonzero(left > -np.inf).tolist() == kept
   np.testing.assert_allclose(left[jnp.asarray(kept)], LOGITS[jnp.asarray(kept)] / options.get('temperature', 1.0))
 
@@ -41,7 +41,7 @@ def test_what_is_left(options, kept):
 def draws(model, params, given, sampling, seed=0, numbers=None):
   source, mask, _ = given
   rows = jnp.arange(B) if numbers is None else jnp.asarray(numbers)
-  run = compile_finder(model, sampling, 4, DEFAULT)
+  run = compile_search(model, sampling, 4, DEFAULT_RANKING)
   return jax.device_get(run(params['params'], source, mask, (jnp.full((B,), seed), rows)))
 
 
@@ -74,7 +74,7 @@ def test_log_probabilities_are_the_models_own(build):
 def test_the_likeliest_alone_is_greedy_search():
   model, given = build_tiny('luong'), inputs()
   params = variables(model, *given, scale=2.0)
-  greedy = compile_search(model, 1, 4)(params['params'], *given[:2])
+  greedy = compile_beam_search(model, 1, 4)(params['params'], *given[:2])
   np.testing.assert_array_equal(draws(model, params, given, Sampling(top_k=1)).tokens, greedy.tokens)
 
 

@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 
 from attention_jax.decoding import search
-from attention_jax.decoding.ranking import DEFAULT, UNSEEN, Ranking, length_penalty
+from attention_jax.decoding.ranking import DEFAULT_RANKING, MIN_COVERAGE, Ranking, length_penalty
 from attention_jax.errors import UserError
 from attention_jax.tokens import BOS, EOS, PAD
 from tests.decoding.helpers import (
   WORDS,
   B,
   D,
-  Path,
+  Hypothesis,
   S,
-  Toy,
+  ToySearchModel,
   assert_hypotheses,
   beam,
   greedy,
-  literal_search,
+  make_toy_model,
+  reference_search,
   score,
-  some,
-  toy,
+  select_sources,
 )
 from tests.models.helpers import build_tiny, inputs
 from tests.modules.helpers import assert_close, assert_same, variables
@@ -35,8 +35,8 @@ from tests.modules.helpers import assert_close, assert_same, variables
 @pytest.mark.parametrize(
   ('beams', 'max_length', 'ranking'),
   [
-    (1, 6, DEFAULT),
-    (3, 6, DEFAULT),
+    (1, 6, DEFAULT_RANKING),
+    (3, 6, DEFAULT_RANKING),
     (3, 6, Ranking(alpha=0.0)),
     (4, 1, Ranking(alpha=1.0)),
     (13, 4, Ranking(alpha=1.0)),
@@ -47,24 +47,24 @@ from tests.modules.helpers import assert_close, assert_same, variables
   ],
 )
 def test_beam_is_the_search_in_numpy(beams, max_length, ranking):
-  model = toy()
+  model = make_toy_model()
   found = jax.device_get(beam(model, beams=beams, max_length=max_length, ranking=ranking))
   assert found.tokens.shape == (B, beams, max_length) and found.weights.shape == (B, beams, max_length, S)
   for b in range(B):
-    assert_hypotheses(found, b, literal_search(model, b, beams, max_length, ranking), ranking, model.mask[b])
+    assert_hypotheses(found, b, reference_search(model, b, beams, max_length, ranking), ranking, model.mask[b])
 
 
 @pytest.mark.parametrize(('beams', 'groups', 'diversity'), [(4, 2, 1.0), (6, 3, 0.4), (3, 3, 0.0)])
 def test_diverse_beams_are_the_search_in_numpy(beams, groups, diversity):
-  model, given = toy(), {'groups': groups, 'diversity': diversity}
+  model, given = make_toy_model(), {'groups': groups, 'diversity': diversity}
   found = jax.device_get(beam(model, beams=beams, max_length=5, **given))
   for b in range(B):
-    expected = literal_search(model, b, beams, 5, DEFAULT, **given)
-    assert_hypotheses(found, b, expected, DEFAULT, model.mask[b])
+    expected = reference_search(model, b, beams, 5, DEFAULT_RANKING, **given)
+    assert_hypotheses(found, b, expected, DEFAULT_RANKING, model.mask[b])
 
 
 def test_diversity_is_worth_something():
-  model = toy(ends=(-2.0, 0.0, 1.0))
+  model = make_toy_model(ends=(-2.0, 0.0, 1.0))
   different = lambda **given: len(
     {tuple(path) for path in np.asarray(beam(model, beams=4, max_length=6, **given).tokens[0, :, :2]).tolist()}
   )
@@ -75,17 +75,17 @@ def test_diversity_is_worth_something():
 @pytest.mark.parametrize('given', [{'groups': 0}, {'groups': 2}, {'groups': 3, 'diversity': -1.0}])
 def test_groups_that_mean_nothing(given):
   with pytest.raises(UserError, match=r'possible: groups that divide beams=3, diversity of 0 or more'):
-    beam(toy(), beams=3, max_length=2, **given)
+    beam(make_toy_model(), beams=3, max_length=2, **given)
 
 
 @pytest.mark.parametrize(
-  'ranking', [Ranking(alpha=0.0), DEFAULT, Ranking(beta=1.0), Ranking(gamma=0.1), Ranking(gamma=9.0)]
+  'ranking', [Ranking(alpha=0.0), DEFAULT_RANKING, Ranking(beta=1.0), Ranking(gamma=0.1), Ranking(gamma=9.0)]
 )
 def test_stopping_early_changes_nothing(ranking):
-  model = toy(ends=(8.0, 1.0, 3.0))
+  model = make_toy_model(ends=(8.0, 1.0, 3.0))
   found = jax.device_get(beam(model, beams=3, max_length=23, ranking=ranking))
   for b in range(3):
-    assert_hypotheses(found, b, literal_search(model, b, 3, 23, ranking), ranking, model.mask[b])
+    assert_hypotheses(found, b, reference_search(model, b, 3, 23, ranking), ranking, model.mask[b])
 
 
 def test_the_loop_stops_early_and_waits_for_no_filler_rows():
@@ -99,7 +99,7 @@ def test_the_loop_stops_early_and_waits_for_no_filler_rows():
 
       return find(counted, model.first(), (model.memory, model.ends), max_length=41, source_mask=model.mask)
 
-    jax.block_until_ready(jax.jit(run)(toy(ends=(9.0, 8.0, -99.0), lengths=(3, 2, 0))))
+    jax.block_until_ready(jax.jit(run)(make_toy_model(ends=(9.0, 8.0, -99.0), lengths=(3, 2, 0))))
     jax.effects_barrier()
     assert 0 < len(steps) < 41
 
@@ -142,7 +142,7 @@ def test_coverage_stays_with_its_hypothesis():
   found = find(jnp.zeros((1,), jnp.int32), 0.5)
   assert found.tokens[0].tolist() == [[word, word, EOS], [other, word, EOS]]
   # The first position has got more than it needs; the second 0.75, or nothing at all.
-  np.testing.assert_allclose(found.scores[0], np.log([0.3, 0.4]) + 0.5 * np.log([0.75, UNSEEN]), rtol=1e-5)
+  np.testing.assert_allclose(found.scores[0], np.log([0.3, 0.4]) + 0.5 * np.log([0.75, MIN_COVERAGE]), rtol=1e-5)
   np.testing.assert_allclose(found.log_probs[0], np.log([0.3, 0.4]), rtol=1e-5)
 
 
@@ -156,9 +156,9 @@ def test_who_attends_to_nothing_is_ranked_all_the_same():
     given = {'ranking': ranking, 'source_mask': model.mask}
     return search.beam(step, model.first(), (model.memory, model.ends), beams=3, max_length=4, **given)
 
-  plain, ranked = find(toy(), DEFAULT), find(toy(), Ranking(beta=2.0))
+  plain, ranked = find(make_toy_model(), DEFAULT_RANKING), find(make_toy_model(), Ranking(beta=2.0))
   assert_same(ranked.tokens, plain.tokens)
-  lost = 2.0 * math.log(UNSEEN) * toy().mask.sum(-1, keepdims=True)
+  lost = 2.0 * math.log(MIN_COVERAGE) * make_toy_model().mask.sum(-1, keepdims=True)
   np.testing.assert_allclose(ranked.scores, plain.scores + lost, rtol=1e-5)
 
 
@@ -182,18 +182,18 @@ def test_an_end_that_comes_early_is_dearer():
 # A vocabulary of so few words that all outputs can be written down; beams in plenty are simply not found.
 @pytest.mark.parametrize(('words', 'max_length', 'possible'), [(4, 20, 20), (5, 4, 15), (6, 3, 13)])
 def test_what_is_not_there_is_not_found(words, max_length, possible):
-  model = toy(words)
+  model = make_toy_model(words)
   ranking = Ranking(beta=0.2, gamma=0.7)
   found = jax.device_get(beam(model, beams=possible + 3, max_length=max_length, ranking=ranking))
   for b in range(B):
-    expected = literal_search(model, b, possible + 3, max_length, ranking)
+    expected = reference_search(model, b, possible + 3, max_length, ranking)
     assert len(expected) == possible
     assert_hypotheses(found, b, expected, ranking, model.mask[b])
 
 
 def test_hypotheses_are_sorted_distinct_and_end():
   for beams in (2, 7):
-    found = jax.device_get(beam(toy(), beams=beams, max_length=5))
+    found = jax.device_get(beam(make_toy_model(), beams=beams, max_length=5))
     assert np.all(np.diff(found.scores, axis=1) <= 0)
     for b in range(B):
       assert len({tuple(tokens) for tokens in found.tokens[b].tolist()}) == beams
@@ -202,33 +202,33 @@ def test_hypotheses_are_sorted_distinct_and_end():
 
 
 def test_a_source_does_not_feel_its_neighbours():
-  model = toy()
+  model = make_toy_model()
   options = {'beams': 3, 'max_length': 6, 'ranking': Ranking(beta=0.2, gamma=0.7)}
   found, order = beam(model, **options), np.array([3, 0, 4, 2, 1])
-  moved = some(model, order)
+  moved = select_sources(model, order)
   assert_same(beam(moved, **options), jax.tree.map(lambda x: x[order], found))
   fast = greedy(model, max_length=6)
   assert_same(greedy(moved, max_length=6), jax.tree.map(lambda x: x[order], fast))
   # A neighbour that goes on for long does not keep the others from being what they are alone.
   for b in (3, 4):
-    alone = some(model, slice(b, b + 1))
+    alone = select_sources(model, slice(b, b + 1))
     assert_close(beam(alone, **options), jax.tree.map(lambda x, b=b: x[b : b + 1], found))
     assert_close(greedy(alone, max_length=6), jax.tree.map(lambda x, b=b: x[b : b + 1], fast))
 
 
-@pytest.mark.parametrize(('max_length', 'ranking'), [(1, DEFAULT), (6, Ranking(beta=0.2, gamma=0.7))])
+@pytest.mark.parametrize(('max_length', 'ranking'), [(1, DEFAULT_RANKING), (6, Ranking(beta=0.2, gamma=0.7))])
 def test_greedy_is_the_most_probable_token_at_every_step(max_length, ranking):
-  model = toy()
+  model = make_toy_model()
   found = jax.device_get(greedy(model, max_length=max_length, ranking=ranking))
   assert found.tokens.shape == (B, 1, max_length)
   for b in range(B):
-    path = Path(0.0, (), (), 0.0, np.zeros((1, D)))
+    path = Hypothesis(0.0, (), (), 0.0, np.zeros((1, D)))
     while EOS not in path.tokens:
-      carry, log_probs, weights = model.literally(path.carry, path.tokens[-1] if path.tokens else BOS, b)
+      carry, log_probs, weights = model.reference_step(path.carry, path.tokens[-1] if path.tokens else BOS, b)
       allowed = [EOS] if len(path.tokens) == max_length - 1 else [*range(EOS, WORDS)]
       token = max(allowed, key=lambda token, log_probs=log_probs: log_probs[token])
       grown = (*path.tokens, token), (*path.weights, weights)
-      path = Path(path.log_prob + log_probs[token], *grown, log_probs[token], carry)
+      path = Hypothesis(path.log_prob + log_probs[token], *grown, log_probs[token], carry)
     assert_hypotheses(found, b, [path], ranking, model.mask[b])
 
 
@@ -238,15 +238,15 @@ def test_greedy_is_the_most_probable_token_at_every_step(max_length, ranking):
 def test_equal_shapes_are_compiled_once(one):
   traced = []
 
-  class Counted(Toy):
+  class Counted(ToySearchModel):
     def step(self, *args):
       traced.append(1)
       return super().step(*args)
 
   jax.tree_util.register_pytree_node(Counted, lambda model: (tuple(model), None), lambda _, leaves: Counted(*leaves))
-  one(Counted(*toy(seed=1)))
+  one(Counted(*make_toy_model(seed=1)))
   first = len(traced)
-  one(Counted(*toy(seed=2)))
+  one(Counted(*make_toy_model(seed=2)))
   assert len(traced) == first > 0
 
 
@@ -259,7 +259,7 @@ def test_length_penalty():
 def test_numbers_that_mean_nothing_are_named(wrong):
   options = {'beams': 2, 'max_length': 3} | wrong
   with pytest.raises(UserError, match='{}={}'.format(*next(iter(wrong.items())))):
-    search.beam(toy().step, toy().first(), None, **options)
+    search.beam(make_toy_model().step, make_toy_model().first(), None, **options)
 
 
 @pytest.mark.parametrize('name', ['alpha', 'beta', 'gamma'])
@@ -321,7 +321,7 @@ def test_beams_in_plenty_are_every_possible_output(cell, options, attention):
   log_probs, weights = jax.device_get(forced(model, params, source, mask))
   for b in range(len(source)):
     every = [
-      Path(row.sum(), path, tuple(matrix[: len(path)]), row[len(path) - 1], np.zeros(0))
+      Hypothesis(row.sum(), path, tuple(matrix[: len(path)]), row[len(path) - 1], np.zeros(0))
       for row, path, matrix in zip(log_probs[b], POSSIBLE, weights[b], strict=True)
     ]
     ranked = options['ranking'], mask[b]

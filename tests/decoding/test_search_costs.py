@@ -17,7 +17,7 @@ def test_the_largest_are_those_of_a_sort(size, count, few):
   random = np.random.default_rng(size)
   logits = random.integers(-9, 9, (2, 3, size)).astype(np.float32)  # many of them equal
   allowed = np.arange(size) >= 2 if few else random.random(size) < 0.8
-  values, ids = search.largest(jnp.asarray(logits), allowed, count)
+  values, ids = search.masked_top_k(jnp.asarray(logits), allowed, count)
   order = np.argsort(-np.where(allowed, logits, -np.inf), axis=-1, kind='stable')[..., :count]
   kept = np.take_along_axis(np.where(allowed, logits, -np.inf), order, -1)
   np.testing.assert_array_equal(values, kept)
@@ -48,7 +48,7 @@ def test_sources_that_are_done_stop_costing(beams, monkeypatch):
     return (end, level + 1), (logits, weights)
 
   def find(fewest):
-    monkeypatch.setattr(search, 'FEWEST', fewest)
+    monkeypatch.setattr(search, 'MIN_SOURCES', fewest)
     stepped.clear()
     given = (ends, jnp.zeros_like(ends)), jnp.linspace(0, 1, 32).reshape(8, 4)
     options = {'beams': beams} if beams > 1 else {}

@@ -9,26 +9,26 @@ import numpy as np
 import pytest
 
 from attention_jax.decoding import search
-from attention_jax.decoding.streaming import Streaming, check
+from attention_jax.decoding.streaming import StreamingDecoder, check_streamable
 from attention_jax.errors import UserError
 from attention_jax.functional.scores import SCORES, additive
 from attention_jax.tokens import EOS, PAD
-from tests.models.helpers import ENCODED, FORWARD, SOURCE_WORDS, build_streaming, build_tiny
+from tests.models.helpers import ENCODED, FORWARD_ENCODER, SOURCE_WORDS, build_streaming, build_tiny
 from tests.modules.helpers import assert_close, variables
-from tests.sweeps import sampled
+from tests.sweeps import sample_cases
 
 S, T = 9, 12
 DEEP = f'rnn(rnn="lstm", features={ENCODED}, layers=2, residual=True)'
 # cell, its options, encoder, score, alignment
 CASES = [
-  ('bahdanau', 'rnn="gru"', FORWARD, 'additive', 'monotonic'),
+  ('bahdanau', 'rnn="gru"', FORWARD_ENCODER, 'additive', 'monotonic'),
   ('bahdanau', 'rnn="lstm", layers=2', DEEP, 'normed_additive', 'mocha(width=2)'),
-  ('luong', 'rnn="simple", layers=2, residual=True', FORWARD, 'cosine', 'mocha(width=1)'),
+  ('luong', 'rnn="simple", layers=2, residual=True', FORWARD_ENCODER, 'cosine', 'mocha(width=1)'),
   ('luong', 'rnn="lstm"', DEEP, 'offset_additive', 'monotonic'),
-  ('luong', 'rnn="gru", input_feeding=False', FORWARD, 'concat', 'mocha'),
+  ('luong', 'rnn="gru", input_feeding=False', FORWARD_ENCODER, 'concat', 'mocha'),
   ('luong', 'rnn="gru", layers=2, input_feeding=False', DEEP, 'general', 'monotonic'),
-  ('gnmt', 'rnn="gru", layers=2', FORWARD, 'general', 'monotonic'),
-  ('gnmt', 'rnn="gru", layers=3, current=False', FORWARD, 'additive', 'mocha'),
+  ('gnmt', 'rnn="gru", layers=2', FORWARD_ENCODER, 'general', 'monotonic'),
+  ('gnmt', 'rnn="gru", layers=3, current=False', FORWARD_ENCODER, 'additive', 'mocha'),
 ]
 
 
@@ -67,7 +67,7 @@ def test_encoding_token_by_token_is_encoding_the_whole(options):
   params = variables(encoder, source, mask, True)
   encoded = jax.jit(encoder.apply, static_argnums=3)(params, source, mask, True)
   extend = jax.jit(lambda states, ids: encoder.apply(params, states, ids, method='extend'))
-  states, parts = encoder.begin(3), []
+  states, parts = encoder.init_states(3), []
   for part in (source[:, :1], source[:, 1:2], source[:, 2:5], *jnp.split(source[:, 5:], S - 5, axis=1)):
     states, memory = extend(states, part)
     parts.append(memory)
@@ -93,10 +93,10 @@ def happened(places: list[int]) -> set[str]:
   return {what for what, holds in found.items() if holds}
 
 
-@pytest.mark.parametrize('case', sampled([(case,) for case in CASES], 4), ids=lambda case: '-'.join(case[::4]))
+@pytest.mark.parametrize('case', sample_cases([(case,) for case in CASES], 4), ids=lambda case: '-'.join(case[::4]))
 def test_streaming_is_greedy_search_of_the_whole(case):
   model = build_streaming(*case)
-  stream, seen = Streaming(model, max_length=T), set()
+  stream, seen = StreamingDecoder(model, max_length=T), set()
   for seed in range(30):
     params, source = drawn(model, seed), source_of(seed, 1 + seed % S)
     tokens, weights = searched(model, params, source)
@@ -112,7 +112,7 @@ def test_streaming_is_greedy_search_of_the_whole(case):
 
 def test_no_source_at_all_is_one_run_off():
   model = build_streaming()
-  emitted = list(Streaming(model, max_length=T)(drawn(model, 0)['params'], []))
+  emitted = list(StreamingDecoder(model, max_length=T)(drawn(model, 0)['params'], []))
   assert emitted[-1].token == EOS and not any(np.any(one.weights) for one in emitted)
 
 
@@ -137,7 +137,7 @@ def test_time_is_linear_and_tokens_come_before_the_source_has_ended(alignment, w
   model = build_streaming(score=counted.row, alignment=alignment)
   early = 0
   for size in (6, 24):
-    stream = Streaming(model, max_length=size)
+    stream = StreamingDecoder(model, max_length=size)
     for seed in range(4):
       params, source, taken = drawn(model, seed)['params'], source_of(seed, size), []
       counted.keys = counted.calls = 0
@@ -167,6 +167,6 @@ def test_time_is_linear_and_tokens_come_before_the_source_has_ended(alignment, w
   ],
 )
 def test_what_cannot_follow_its_source_says_so(options, message):
-  given = {'cell': 'luong', 'options': 'bridge=False', 'encoder': FORWARD, 'alignment': 'monotonic'} | options
+  given = {'cell': 'luong', 'options': 'bridge=False', 'encoder': FORWARD_ENCODER, 'alignment': 'monotonic'} | options
   with pytest.raises(UserError, match=message):
-    check(build_tiny(given.pop('cell'), given.pop('options'), **given))
+    check_streamable(build_tiny(given.pop('cell'), given.pop('options'), **given))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.compiled import compiled_once  # noqa: F401 - a fixture
-from tests.experiments.helpers import run, tiny, write_task
+from tests.compiled import shared_compilation_cache  # noqa: F401 - a fixture
+from tests.experiments.helpers import run, tiny_arguments, write_task
 
 
 @pytest.fixture(scope='package')
@@ -16,6 +16,6 @@ def task(tmp_path_factory):
 def trained(task, tmp_path_factory):
   """The folder of a finished run; .printed is what train.py said."""
   folder = tmp_path_factory.mktemp('trained') / 'run'
-  ran = run('train', *tiny(task, folder))
+  ran = run('train', *tiny_arguments(task, folder))
   assert ran.code == 0, ran.err
   return folder, ran.out

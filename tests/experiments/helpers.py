@@ -26,7 +26,7 @@ def _first_two(devices, *args, **options):
   return devices(*args, **options)[:2]
 
 
-class Ran(NamedTuple):
+class ProgramResult(NamedTuple):
   code: int
   out: str
   err: str
@@ -39,7 +39,7 @@ class Stdin:
     self.buffer = io.BytesIO(data)
 
 
-def run(program: str, *args: object, stdin: bytes = b'') -> Ran:
+def run(program: str, *args: object, stdin: bytes = b'') -> ProgramResult:
   """`python -m experiments.PROGRAM ARGS` from the repository's root, as far as one process can do it.
 
   It sees two of the devices: as many as there are cores, and enough to be sharded.
@@ -68,10 +68,10 @@ def run(program: str, *args: object, stdin: bytes = b'') -> Ran:
       for name in set(flags.FLAGS) - before:
         delattr(flags.FLAGS, name)
       flags.FLAGS.unparse_flags()
-  return Ran(code, out.getvalue(), err.getvalue())
+  return ProgramResult(code, out.getvalue(), err.getvalue())
 
 
-def start(*args: object, **settings: str) -> subprocess.Popen:
+def start_training(*args: object, **settings: str) -> subprocess.Popen:
   """train.py with these arguments in a process of its own with these environment variables, its output and errors
   together."""
   return _start('train', args, settings, stderr=subprocess.STDOUT)
@@ -85,12 +85,12 @@ def start_translate(*args: object) -> subprocess.Popen:
 def _start(program: str, args, settings, **pipes) -> subprocess.Popen:
   devices = f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count=2'
   fixed = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': devices, 'PYTHONUNBUFFERED': '1'}
-  environment = os.environ | fixed | compiled.environment() | settings
+  environment = os.environ | fixed | compiled.cache_environment() | settings
   command = [sys.executable, '-m', f'experiments.{program}', *map(str, args)]
   return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, **pipes)
 
 
-def before_its_end(folder: Path, copy: Path) -> Path:
+def copy_interrupted_run(folder: Path, copy: Path) -> Path:
   """A copy of a finished run as it would be if it had been killed after its last checkpoint but one."""
   shutil.copytree(folder, copy)
   *_, last = sorted((copy / 'checkpoints').iterdir(), key=lambda path: int(path.name))
@@ -100,7 +100,7 @@ def before_its_end(folder: Path, copy: Path) -> Path:
   return copy
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def read_tree(folder: Path) -> dict[str, bytes]:
   """Every file under a folder."""
   return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
 
@@ -121,7 +121,7 @@ def write_task(folder: Path, rows: int = 24) -> Path:
   return folder
 
 
-def tiny(folder: Path, workdir: Path, *more: str) -> tuple[str, ...]:
+def tiny_arguments(folder: Path, workdir: Path, *more: str) -> tuple[str, ...]:
   """The arguments of train.py for a model of a few numbers on the task of `write_task`."""
   return (
     '--config=configs/nettalk.py:bahdanau2015',

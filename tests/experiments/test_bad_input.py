@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.experiments.helpers import contents, run, tiny
+from tests.experiments.helpers import read_tree, run, tiny_arguments
 
 CONFIG = '--config=configs/dates.py:bahdanau2015'
 SOME = '--workdir=somewhere'
@@ -91,7 +91,7 @@ TABLES = [
 ]
 
 
-def assert_refused(ran, parts):
+def assert_user_error(ran, parts):
   assert ran.code == 2, ran
   assert ran.err.startswith('error: ') and ran.err.count('\n') == 1 and 'Traceback' not in ran.err, ran.err
   for part in parts:
@@ -100,25 +100,25 @@ def assert_refused(ran, parts):
 
 @pytest.mark.parametrize(('args', 'parts'), FLAGS)
 def test_flags(args, parts):
-  assert_refused(run('train', *args), parts)
+  assert_user_error(run('train', *args), parts)
 
 
 @pytest.mark.parametrize(('field', 'parts'), FIELDS)
 def test_config_fields(field, parts, tmp_path):
-  assert_refused(run('train', CONFIG, f'--workdir={tmp_path / "run"}', f'--config.{field}'), parts)
+  assert_user_error(run('train', CONFIG, f'--workdir={tmp_path / "run"}', f'--config.{field}'), parts)
   assert not (tmp_path / 'run').exists()
 
 
 def test_what_a_decoder_without_attention_cannot_be_selected_by(tmp_path):
   fields = ('--config.model.decoder=plain', '--config.training.select=precision')
   ran = run('train', CONFIG, f'--workdir={tmp_path / "run"}', *fields)
-  assert_refused(ran, ["training.select='precision' is of alignments", 'attends to nothing'])
+  assert_user_error(ran, ["training.select='precision' is of alignments", 'attends to nothing'])
 
 
 def test_positions_that_buckets_exceed(task, tmp_path):
   encoder = 'transformer(features=4, heads=2, hidden=4, position="learned(max_positions=3)")'
-  ran = run('train', *tiny(task, tmp_path / 'run', f'--config.model.encoder={encoder}'))
-  assert_refused(ran, ["position 'learned': max_positions=3, got a sequence of 5"])
+  ran = run('train', *tiny_arguments(task, tmp_path / 'run', f'--config.model.encoder={encoder}'))
+  assert_user_error(ran, ["position 'learned': max_positions=3, got a sequence of 5"])
   assert not (tmp_path / 'run').exists()
 
 
@@ -126,15 +126,15 @@ def test_positions_that_buckets_exceed(task, tmp_path):
 def test_tables(task, content, parts, tmp_path):
   path = tmp_path / 'table.tsv'
   path.write_bytes(content)
-  ran = run('train', *tiny(task, tmp_path / 'run', f"--config.data.task=tsv(train='{path}')"))
-  assert_refused(ran, [part.format(path=path) for part in parts])
+  ran = run('train', *tiny_arguments(task, tmp_path / 'run', f"--config.data.task=tsv(train='{path}')"))
+  assert_user_error(ran, [part.format(path=path) for part in parts])
   assert not (tmp_path / 'run').exists()
 
 
 def test_files_that_cannot_be_read(task, tmp_path):
   def refused(spec, *parts):
-    ran = run('train', *tiny(task, tmp_path / 'run', f'--config.data.task={spec}'))
-    assert_refused(ran, parts)
+    ran = run('train', *tiny_arguments(task, tmp_path / 'run', f'--config.data.task={spec}'))
+    assert_user_error(ran, parts)
     assert not (tmp_path / 'run').exists()
 
   (tmp_path / 'a.en').write_text('a\nb\n')
@@ -151,8 +151,8 @@ def test_files_that_cannot_be_read(task, tmp_path):
 
 def test_losses_and_schedules_that_need_what_is_not_there(task, tmp_path):
   def refused(fields, *parts):
-    ran = run('train', *tiny(task, tmp_path / 'run', *(f'--config.{field}' for field in fields)))
-    assert_refused(ran, parts)
+    ran = run('train', *tiny_arguments(task, tmp_path / 'run', *(f'--config.{field}' for field in fields)))
+    assert_user_error(ran, parts)
     assert not (tmp_path / 'run').exists()
 
   (tmp_path / 'plain.tsv').write_text('eins\tzwei\n' * 8)
@@ -170,21 +170,23 @@ def test_losses_and_schedules_that_need_what_is_not_there(task, tmp_path):
 
 def test_vocabulary_that_does_not_fit_leaves_no_folder(task, tmp_path):
   vocabulary = '--config.data.vocabulary=subword(size=8000)'
-  assert_refused(run('train', *tiny(task, tmp_path / 'run', vocabulary)), ['subword(size=8000)', '<='])
+  assert_user_error(run('train', *tiny_arguments(task, tmp_path / 'run', vocabulary)), ['subword(size=8000)', '<='])
   assert not (tmp_path / 'run').exists()
 
 
 def test_folders_that_cannot_be_used(task, trained, tmp_path):
-  before = contents(task)
-  assert_refused(run('train', *tiny(task, task)), ['holds files (dev.tsv, test.tsv, train.tsv) but no config.json'])
-  assert_refused(run('train', *tiny(task, task / 'train.tsv')), ['train.tsv as the folder of a run'])
-  assert_refused(run('train', *tiny(task, task / 'train.tsv' / 'run')), ['cannot use', 'Not a directory'])
-  assert contents(task) == before
+  before = read_tree(task)
+  assert_user_error(
+    run('train', *tiny_arguments(task, task)), ['holds files (dev.tsv, test.tsv, train.tsv) but no config.json']
+  )
+  assert_user_error(run('train', *tiny_arguments(task, task / 'train.tsv')), ['train.tsv as the folder of a run'])
+  assert_user_error(run('train', *tiny_arguments(task, task / 'train.tsv' / 'run')), ['cannot use', 'Not a directory'])
+  assert read_tree(task) == before
   folder, _ = trained
-  before = contents(folder)
-  other = run('train', *tiny(task, folder, '--config.model.embedding=6', '--config.training.seed=2'))
-  assert_refused(other, ['model.embedding is 4 there, 6 given', 'training.seed is 0 there, 2 given'])
-  assert contents(folder) == before
+  before = read_tree(folder)
+  other = run('train', *tiny_arguments(task, folder, '--config.model.embedding=6', '--config.training.seed=2'))
+  assert_user_error(other, ['model.embedding is 4 there, 6 given', 'training.seed is 0 there, 2 given'])
+  assert read_tree(folder) == before
 
 
 def test_damaged_checkpoint(trained, task, tmp_path):
@@ -193,19 +195,19 @@ def test_damaged_checkpoint(trained, task, tmp_path):
   for path in (folder / 'checkpoints' / '4').rglob('*'):
     if path.is_file() and path.stat().st_size:
       path.write_bytes(b'?' * 10)
-  before = contents(folder)
+  before = read_tree(folder)
   parts = [f'cannot read checkpoint {folder}/checkpoints/4', 'possible: move it away to go on from step 2']
-  assert_refused(run('train', *tiny(task, folder)), parts)
-  assert_refused(run('translate', f'--workdir={folder}', '--checkpoint=latest', stdin=b'eins'), parts[:1])
-  assert contents(folder) == before
+  assert_user_error(run('train', *tiny_arguments(task, folder)), parts)
+  assert_user_error(run('translate', f'--workdir={folder}', '--checkpoint=latest', stdin=b'eins'), parts[:1])
+  assert read_tree(folder) == before
 
 
 @pytest.mark.parametrize('program', ['evaluate', 'translate', 'inspect_attention'])
 def test_no_run(program, tmp_path):
-  assert_refused(run(program), ['--workdir is missing'])
-  assert_refused(run(program, f'--workdir={tmp_path}/no'), [f'{tmp_path}/no holds no config.json'])
-  assert_refused(run(program, f'--workdir={tmp_path}', '--checkpoint=bst'), ['holds no config.json'])
-  assert_refused(run(program, f'--workdr={tmp_path}'), ['unknown flag --workdr', 'possible: ', 'checkpoint'])
+  assert_user_error(run(program), ['--workdir is missing'])
+  assert_user_error(run(program, f'--workdir={tmp_path}/no'), [f'{tmp_path}/no holds no config.json'])
+  assert_user_error(run(program, f'--workdir={tmp_path}', '--checkpoint=bst'), ['holds no config.json'])
+  assert_user_error(run(program, f'--workdr={tmp_path}'), ['unknown flag --workdr', 'possible: ', 'checkpoint'])
   assert os.listdir(tmp_path) == []
 
 
@@ -213,7 +215,7 @@ def test_run_of_another_version(trained, tmp_path):
   config = (trained[0] / 'config.json').read_text()
   (tmp_path / 'config.json').write_text(config.replace('"seed": 0', '"sed": 0'))
   ran = run('translate', f'--workdir={tmp_path}', stdin=b'eins')
-  assert_refused(ran, [f'{tmp_path}/config.json has training.sed', 'possible: '])
+  assert_user_error(ran, [f'{tmp_path}/config.json has training.sed', 'possible: '])
 
 
 def test_what_a_run_does_not_have(trained, tmp_path):
@@ -223,25 +225,27 @@ def test_what_a_run_does_not_have(trained, tmp_path):
   there.write_text('mine')
   exists = f'{there} exists and is not overwritten'
   splits = ['unknown split', 'possible: test, train, validation']
-  assert_refused(run('evaluate', workdir, '--split=unseen'), splits)
-  assert_refused(run('evaluate', workdir, f'--output={there}'), [exists])
-  assert_refused(run('evaluate', workdir, f'--output={tmp_path}/no/h.txt'), [f"'{tmp_path}/no' is no folder"])
-  assert_refused(run('evaluate', workdir, '--beams=0'), ['--beams=0'])
-  assert_refused(run('inspect_attention', workdir, '--split=unseen'), splits)
-  assert_refused(run('inspect_attention', workdir, f'--output={there}'), [exists])
+  assert_user_error(run('evaluate', workdir, '--split=unseen'), splits)
+  assert_user_error(run('evaluate', workdir, f'--output={there}'), [exists])
+  assert_user_error(run('evaluate', workdir, f'--output={tmp_path}/no/h.txt'), [f"'{tmp_path}/no' is no folder"])
+  assert_user_error(run('evaluate', workdir, '--beams=0'), ['--beams=0'])
+  assert_user_error(run('inspect_attention', workdir, '--split=unseen'), splits)
+  assert_user_error(run('inspect_attention', workdir, f'--output={there}'), [exists])
   for rows in ('5', 'x', '-1', '', '²'):
     parts = [f"row '{rows}' is not in split 'test'", 'possible: 0 to 4']
-    assert_refused(run('inspect_attention', workdir, f'--rows={rows}'), parts)
-  assert_refused(run('inspect_attention', workdir, '--text= '), ['an empty line attends to nothing'])
+    assert_user_error(run('inspect_attention', workdir, f'--rows={rows}'), parts)
+  assert_user_error(run('inspect_attention', workdir, '--text= '), ['an empty line attends to nothing'])
   assert there.read_text() == 'mine'
 
 
 def test_lines_that_cannot_be_translated(trained, tmp_path):
   workdir = f'--workdir={trained[0]}'
-  assert_refused(run('translate', workdir, stdin=b''), ['stdin: the file is empty'])
-  assert_refused(run('translate', workdir, stdin=b'eins\n\xff\n'), ['stdin:2: not UTF-8', '0xff'])
-  assert_refused(run('translate', workdir, f'--input={tmp_path}/no.txt'), [f'{tmp_path}/no.txt: no such file'])
-  assert_refused(run('translate', workdir, '--nbest=3', stdin=b'eins'), ['--nbest=3 is more than --beams=2'])
-  assert_refused(run('translate', workdir, '--top_p=0.5', stdin=b'eins'), ['--top_p=0.5 is an option of --samples'])
-  assert_refused(run('translate', workdir, '--samples=1', '--beams=2', stdin=b'eins'), ['possible: one of them'])
-  assert_refused(run('translate', workdir, '--samples=1', '--min_p=2', stdin=b'eins'), ['min_p=2.0; possible: from 0'])
+  assert_user_error(run('translate', workdir, stdin=b''), ['stdin: the file is empty'])
+  assert_user_error(run('translate', workdir, stdin=b'eins\n\xff\n'), ['stdin:2: not UTF-8', '0xff'])
+  assert_user_error(run('translate', workdir, f'--input={tmp_path}/no.txt'), [f'{tmp_path}/no.txt: no such file'])
+  assert_user_error(run('translate', workdir, '--nbest=3', stdin=b'eins'), ['--nbest=3 is more than --beams=2'])
+  assert_user_error(run('translate', workdir, '--top_p=0.5', stdin=b'eins'), ['--top_p=0.5 is an option of --samples'])
+  assert_user_error(run('translate', workdir, '--samples=1', '--beams=2', stdin=b'eins'), ['possible: one of them'])
+  assert_user_error(
+    run('translate', workdir, '--samples=1', '--min_p=2', stdin=b'eins'), ['min_p=2.0; possible: from 0']
+  )

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from attention_jax.data.builders import shapes
-from tests.experiments.helpers import before_its_end, run
+from tests.experiments.helpers import copy_interrupted_run, run
 
 SMALL = {
   'model.encoder': 'grid(features=8, halvings=4)',
@@ -51,7 +51,7 @@ def test_what_is_measured(trained):
 
 
 def test_the_same_command_goes_on_exactly(trained, tmp_path):
-  folder = before_its_end(trained[0], tmp_path / 'run')
+  folder = copy_interrupted_run(trained[0], tmp_path / 'run')
   assert 'going on at' in run('train', *ARGS, f'--workdir={folder}').out
   whole, parts = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder))
   assert whole == parts
@@ -98,7 +98,7 @@ def test_hard_attention_is_trained_by_its_own_loss(tmp_path):
     ('model.encoder=birnn', "unknown encoder of pictures 'birnn'"),
     ('model.output=pointer', 'a picture has no words'),
     ('data.buckets=((4, 4),)', 'buckets are lengths of captions'),
-    ('model.encoder=given(features=8)', 'reads float32, the pictures are uint8; possible: grid for pictures'),
+    ('model.encoder=precomputed(features=8)', 'reads float32, the pictures are uint8; possible: grid for pictures'),
     ('training.auxiliary=guided', 'guided is of a source of words; possible for pictures: coverage'),
     ('data.task=dates', "unknown task 'dates'"),
     ('training.select=bleu_4', "unknown metric in training.select: 'bleu_4'"),

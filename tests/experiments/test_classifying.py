@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.experiments.helpers import before_its_end, run
+from tests.experiments.helpers import copy_interrupted_run, run
 
 WORDS = {'good': 'praise', 'fine': 'praise', 'bad': 'blame', 'dull': 'blame'}
 
@@ -74,7 +74,7 @@ def test_new_texts_are_told(trained, tmp_path):
 
 
 def test_the_same_command_goes_on_exactly(reviews, trained, tmp_path):
-  folder = before_its_end(trained[0], tmp_path / 'run')
+  folder = copy_interrupted_run(trained[0], tmp_path / 'run')
   assert 'going on at' in run('train', *reviews[1], f'--workdir={folder}').out
   whole, parts = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder))
   assert whole['results'] == parts['results']

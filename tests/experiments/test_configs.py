@@ -113,7 +113,7 @@ def test_heads_divide_what_they_share():
 def test_what_is_selected_is_measured():
   for pair in PAIRS:
     config = shrunken(*pair)
-    assert Training(**config['training']).select in SYSTEMS[config['system']].selectable(config), pair
+    assert Training(**config['training']).select in SYSTEMS[config['system']].selectable_metrics(config), pair
 
 
 def different():

@@ -6,7 +6,7 @@ import pytest
 
 from attention_jax.systems.runs import open_run
 from tests.experiments.helpers import run
-from tests.experiments.test_bad_input import assert_refused
+from tests.experiments.test_bad_input import assert_user_error
 
 GIVEN = b'eins zwei\n\ndrei'
 
@@ -35,12 +35,12 @@ def test_checkpoints_of_one_run_are_an_ensemble(trained):
   assert run('translate', workdir, f'--checkpoint={last},latest', stdin=GIVEN).out == alone
   ran = run('evaluate', workdir, f'--checkpoint={last},best', '--split=train')
   assert ran.code == 0 and f'train (steps {last}, ' in ran.out
-  assert_refused(run('translate', workdir, '--checkpoint=77'), ['unknown checkpoint of', "'77'", 'possible: 2, 4'])
-  assert_refused(run('translate', workdir, '--checkpoint=bst'), ["'bst' (did you mean 'best'?)", 'average'])
-  assert_refused(run('translate', workdir, '--checkpoint=best,latest', '--stream'), ['several cannot stream'])
+  assert_user_error(run('translate', workdir, '--checkpoint=77'), ['unknown checkpoint of', "'77'", 'possible: 2, 4'])
+  assert_user_error(run('translate', workdir, '--checkpoint=bst'), ["'bst' (did you mean 'best'?)", 'average'])
+  assert_user_error(run('translate', workdir, '--checkpoint=best,latest', '--stream'), ['several cannot stream'])
   refused = run('translate', workdir, '--checkpoint=best,')
-  assert_refused(refused, ["checkpoint 'best,': nothing before or behind a comma"])
-  assert_refused(run('translate', workdir, '--mbr=', stdin=GIVEN), ["cannot read ''"])
+  assert_user_error(refused, ["checkpoint 'best,': nothing before or behind a comma"])
+  assert_user_error(run('translate', workdir, '--mbr=', stdin=GIVEN), ["cannot read ''"])
 
 
 def test_home_is_understood_where_the_shell_leaves_it(trained, tmp_path, monkeypatch):
@@ -56,7 +56,9 @@ def test_a_run_computes_in_another_dtype(trained):
     found = columns(run('translate', f'--workdir={trained[0]}', f'--dtype={dtype}', '--nbest=1', stdin=GIVEN))
     scores[dtype] = [float(score) for _, score, *_ in found]
   assert scores['bfloat16'] != scores['float32'] == pytest.approx(scores['bfloat16'], rel=0.05)
-  assert_refused(run('translate', f'--workdir={trained[0]}', '--dtype=float8'), ["unknown dtype 'float8'", 'bfloat16'])
+  assert_user_error(
+    run('translate', f'--workdir={trained[0]}', '--dtype=float8'), ["unknown dtype 'float8'", 'bfloat16']
+  )
 
 
 def test_outputs_begin_as_told(trained, tmp_path):

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from attention_jax.systems.glimpsing import Glimpsing
+from attention_jax.systems.glimpsing import GlimpsingSystem
 from attention_jax.systems.runs import open_run
-from tests.experiments.helpers import before_its_end, run
+from tests.experiments.helpers import copy_interrupted_run, run
 
 SMALL = {
   'model.features': 16,
@@ -42,7 +42,7 @@ def test_what_is_measured(trained):
 
 
 def test_the_same_command_goes_on_exactly(trained, tmp_path):
-  folder = before_its_end(trained[0], tmp_path / 'run')
+  folder = copy_interrupted_run(trained[0], tmp_path / 'run')
   assert 'going on at' in run('train', *ARGS, f'--workdir={folder}').out
   whole, parts = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder))
   assert whole == parts
@@ -63,7 +63,7 @@ def test_where_it_looks_is_a_function_of_the_picture_alone(trained):
   found = []
   for size in (16, 128):
     config = opened.config | {'evaluation': {'batch_size': size, 'samples': 2}}
-    found.append(Glimpsing.open(config, str(trained[0])).measure(opened.params, 'test'))
+    found.append(GlimpsingSystem.open(config, str(trained[0])).evaluate(opened.params, 'test'))
   (one, looks), (other, same) = found
   assert one['loss'].value == pytest.approx(other['loss'].value, rel=1e-5)
   for look, again in zip(looks, same, strict=True):

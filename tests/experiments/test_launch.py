@@ -7,8 +7,8 @@ import sys
 import pytest
 
 import attention_jax as aj
-from tests.experiments.helpers import run, tiny
-from tests.experiments.test_bad_input import assert_refused
+from tests.experiments.helpers import run, tiny_arguments
+from tests.experiments.test_bad_input import assert_user_error
 
 RUN = ('--workdir:', '--checkpoint:', '--dtype:')
 SEARCH = ('--beams:', '--alpha:', '--beta:', '--gamma:', '--max_length:', '--replace_unknown:')
@@ -63,13 +63,13 @@ def test_help_is_what_the_program_is_for_and_its_own_flags(program):
 def test_config_files_with_mistakes(text, parts, tmp_path):
   path = tmp_path / 'mine.py'
   path.write_text(text)
-  assert_refused(run('train', f'--config={path}:preset', f'--workdir={tmp_path}/run'), [str(path), *parts])
+  assert_user_error(run('train', f'--config={path}:preset', f'--workdir={tmp_path}/run'), [str(path), *parts])
 
 
 def test_config_file_that_needs_a_preset(tmp_path):
   path = tmp_path / 'mine.py'
   path.write_text('def get_config(preset):\n  return preset\n')
-  assert_refused(run('train', f'--config={path}', f'--workdir={tmp_path}/run'), ['missing 1 required', "'preset'"])
+  assert_user_error(run('train', f'--config={path}', f'--workdir={tmp_path}/run'), ['missing 1 required', "'preset'"])
 
 
 def test_a_device_that_is_not_there_is_told_in_one_line(tmp_path):
@@ -105,12 +105,12 @@ def test_a_score_of_ones_own_is_known_by_its_name(task, tmp_path):
   path.write_text(f"import attention_jax as aj\nimport jax.numpy as jnp\naj.SCORES['mine'] = {row}\n")
   mine = f'--variants={path}'
   try:
-    assert run('train', mine, *tiny(task, folder, '--config.model.attention.score=mine')).code == 0
+    assert run('train', mine, *tiny_arguments(task, folder, '--config.model.attention.score=mine')).code == 0
     ran = run('evaluate', mine, f'--workdir={folder}')
     assert ran.code == 0 and 'alignment_error_rate' in ran.out
   finally:
     aj.SCORES.pop('mine', None)
-  assert_refused(run('evaluate', f'--workdir={folder}'), ["unknown score 'mine'"])
+  assert_user_error(run('evaluate', f'--workdir={folder}'), ["unknown score 'mine'"])
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_a_score_of_ones_own_is_known_by_its_name(task, tmp_path):
 def test_files_of_variants_with_mistakes(text, parts, tmp_path):
   path = tmp_path / 'mine.py'
   path.write_text(text)
-  assert_refused(run('evaluate', f'--variants={path}', f'--workdir={tmp_path}'), [str(path), *parts])
-  assert_refused(run('evaluate', f'--variants={path}s', f'--workdir={tmp_path}'), ['mine.pys: no such file'])
+  assert_user_error(run('evaluate', f'--variants={path}', f'--workdir={tmp_path}'), [str(path), *parts])
+  assert_user_error(run('evaluate', f'--variants={path}s', f'--workdir={tmp_path}'), ['mine.pys: no such file'])
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='a setting of the GNU C library')

@@ -9,12 +9,14 @@ from attention_jax.losses.sequence import sequence_loss
 from attention_jax.systems.runs import open_run
 from attention_jax.training.step import step_rngs
 from attention_jax.training.writers import read_metrics
-from tests.experiments.helpers import run, tiny
+from tests.experiments.helpers import run, tiny_arguments
 
 
 def train(task, folder, **fields):
   """The records of a run that has these fields, and the run."""
-  ran = run('train', *tiny(task, folder, *(f'--config.{name.replace("__", ".")}={x}' for name, x in fields.items())))
+  ran = run(
+    'train', *tiny_arguments(task, folder, *(f'--config.{name.replace("__", ".")}={x}' for name, x in fields.items()))
+  )
   assert ran.code == 0, ran.err
   records = read_metrics(folder)
   return [r for r in records if 'train/loss' in r], [r for r in records if 'validation/loss' in r], open_run(folder)

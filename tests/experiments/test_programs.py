@@ -8,9 +8,9 @@ import pytest
 
 from attention_jax.analysis.alignment import parse_pharaoh
 from attention_jax.systems.runs import open_run
-from attention_jax.training.folder import held, read_config
+from attention_jax.training.folder import lock_folder, read_config
 from attention_jax.training.writers import read_metrics
-from tests.experiments.helpers import contents, run, tiny, write_task
+from tests.experiments.helpers import read_tree, run, tiny_arguments, write_task
 
 MEASURED = [
   'loss',
@@ -59,36 +59,36 @@ def rows(folder, split):
 
 def test_a_finished_run_is_left_as_it_is(trained, task):
   folder, _ = trained
-  before = contents(folder)
-  ran = run('train', *tiny(task, folder))
+  before = read_tree(folder)
+  ran = run('train', *tiny_arguments(task, folder))
   assert ran.code == 0 and 'all 4 steps are done (' in ran.out and 'starting' not in ran.out
-  assert contents(folder) == before
+  assert read_tree(folder) == before
 
 
 def test_a_run_does_not_go_on_with_other_data(tmp_path):
-  command = tiny(write_task(tmp_path / 'task'), tmp_path / 'run')
+  command = tiny_arguments(write_task(tmp_path / 'task'), tmp_path / 'run')
   assert run('train', *command).code == 0
-  before, path = contents(tmp_path / 'run'), tmp_path / 'task' / 'train.tsv'
+  before, path = read_tree(tmp_path / 'run'), tmp_path / 'task' / 'train.tsv'
   path.write_text(path.read_text('utf-8').replace('eins', 'zwei', 1), 'utf-8')
   ran = run('train', *command)
   assert ran.code == 2 and ran.err.count('\n') == 1
   assert 'was begun with other data: train (or the vocabulary) changed since' in ran.err
-  assert contents(tmp_path / 'run') == before
+  assert read_tree(tmp_path / 'run') == before
   (tmp_path / 'run' / 'data.json').unlink()
   assert 'all 4 steps are done (' in run('train', *command).out
 
 
 def test_two_do_not_train_in_one_folder(trained, task):
-  before = contents(trained[0])
-  with held(trained[0], print):
-    ran = run('train', *tiny(task, trained[0], '--config.training.keep=9'))  # which may differ
+  before = read_tree(trained[0])
+  with lock_folder(trained[0], print):
+    ran = run('train', *tiny_arguments(task, trained[0], '--config.training.keep=9'))  # which may differ
   assert ran.code == 2 and ran.err.endswith('is being trained in by another process; possible: another folder\n')
-  assert contents(trained[0]) == before
+  assert read_tree(trained[0]) == before
 
 
 def test_evaluate(trained, tmp_path):
   folder, _ = trained
-  before = contents(folder)
+  before = read_tree(folder)
   ran = run('evaluate', f'--workdir={folder}', f'--output={tmp_path}/h.txt')
   assert ran.code == 0 and 'test (step' in ran.out and all(name in ran.out for name in MEASURED)
   assert (tmp_path / 'h.txt').read_bytes() == before['hypotheses.test.txt']
@@ -96,7 +96,7 @@ def test_evaluate(trained, tmp_path):
   assert f'{again["phoneme_error_rate"]["value"]:.2f}' in ran.out and f'{again["entropy"]["value"]:.4f}' in ran.out
   latest = run('evaluate', f'--workdir={folder}', '--split=train', '--checkpoint=latest', '--beams=1')
   assert latest.code == 0 and 'train (step 4)' in latest.out
-  assert contents(folder) == before
+  assert read_tree(folder) == before
 
 
 def test_other_metrics_and_json(trained):
@@ -116,7 +116,9 @@ def test_texts_of_somebody_else_are_measured(trained, tmp_path):
   ran, found = run('evaluate', workdir), run('evaluate', workdir, f'--hypotheses={own}')
   row = lambda ran: next(line.split() for line in ran.out.splitlines() if 'phoneme_error_rate' in line)
   assert found.code == 0 and row(found) == row(ran) and 'loss' not in found.out
-  (tmp_path / 'right.txt').write_text(''.join(f'{line}\n' for line in open_run(trained[0]).system.texts('test').target))
+  (tmp_path / 'right.txt').write_text(
+    ''.join(f'{line}\n' for line in open_run(trained[0]).system.corpus('test').target)
+  )
   assert row(run('evaluate', workdir, f'--hypotheses={tmp_path}/right.txt'))[1] == '0.00'
   (tmp_path / 'few.txt').write_text('eins\n')
   few = run('evaluate', workdir, f'--hypotheses={tmp_path}/few.txt')
@@ -197,7 +199,7 @@ def test_hypotheses_are_ranked_as_the_config_says(trained, tmp_path):
 
 def test_several_seeds_at_once(trained, task, tmp_path):
   folder = tmp_path / 'both'
-  ran = run('train', *tiny(task, folder, '--config.seeds=2'))
+  ran = run('train', *tiny_arguments(task, folder, '--config.seeds=2'))
   assert ran.code == 0, ran.err
   assert 'seed 1  validation/loss' in ran.out and ' ± ' in ran.out and 'the means over 2 seeds' in ran.out
   alone, first = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder / 'seed_0'))
@@ -210,7 +212,7 @@ def test_several_seeds_at_once(trained, task, tmp_path):
   assert run('translate', f'--workdir={folder}/seed_1', stdin=b'eins zwei').code == 0
   ran = run('translate', f'--workdir={folder}', stdin=b'eins zwei')
   assert ran.code == 2 and f'holds 2 runs, one for each seed; possible: {folder}/seed_0, {folder}/seed_1' in ran.err
-  ran = run('train', *tiny(task, tmp_path / 'none', '--config.seeds=0'))
+  ran = run('train', *tiny_arguments(task, tmp_path / 'none', '--config.seeds=0'))
   assert ran.code == 2 and 'config.seeds is 0; possible: 1 or more' in ran.err
 
 
@@ -229,7 +231,7 @@ def test_what_is_left_out_is_counted(tmp_path):
   table = tmp_path / 'odd.tsv'
   table.write_bytes(b'eins zwei\tzwei eins\r\n\r\ndrei\teins\r\neins eins eins eins eins\teins\r\n')
   few = (f"--config.data.task=tsv(train='{table}')", '--config.training.steps=1')
-  ran = run('train', *tiny(tmp_path, tmp_path / 'run', *few))
+  ran = run('train', *tiny_arguments(tmp_path, tmp_path / 'run', *few))
   assert ran.code == 0, ran.err
   assert f'{table}: 1 blank line skipped (line 2)' in ran.out
   assert 'train: 1 of 3 pairs fit no bucket and are left out of training, loss and alignments (line 4 of' in ran.out
@@ -241,5 +243,5 @@ def test_an_ablation_is_one_flag(task, tmp_path):
   """Rows with needs of their own: all of them are trained by the tests of modules and models."""
   choice = ('--config.model.attention.score=location_sensitive', '--config.model.attention.alignment=entmax(alpha=1.3)')
   less = ('--config.training.steps=2', '--config.evaluation.beams=1', "--config.data.task=tsv(train='train.tsv')")
-  ran = run('train', *tiny(task, tmp_path / 'run', *choice, *less))
+  ran = run('train', *tiny_arguments(task, tmp_path / 'run', *choice, *less))
   assert ran.code == 0 and 'all 2 steps are done' in ran.out, ran.err

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.experiments.helpers import before_its_end, run
+from tests.experiments.helpers import copy_interrupted_run, run
 
 SMALL = {
   'model.cell': 'turing(features=8, slots=8, width=4)',
@@ -40,7 +40,7 @@ def test_what_is_measured(trained):
 
 
 def test_the_same_command_goes_on_exactly(trained, tmp_path):
-  folder = before_its_end(trained[0], tmp_path / 'run')
+  folder = copy_interrupted_run(trained[0], tmp_path / 'run')
   assert 'going on at' in run('train', *ARGS, f'--workdir={folder}').out
   whole, parts = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder))
   assert whole == parts

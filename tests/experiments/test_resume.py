@@ -9,7 +9,7 @@ import numpy as np
 
 from attention_jax.systems.runs import open_run
 from attention_jax.training.writers import read_metrics
-from tests.experiments.helpers import start, tiny
+from tests.experiments.helpers import start_training, tiny_arguments
 
 TIMES = {'train/tokens_per_second', 'train/steps_per_second', 'train/compilations'}
 
@@ -21,10 +21,10 @@ def end(process):
 
 def test_killed_anywhere_ends_with_the_same_bits(task, tmp_path):
   longer = ('--config.training.steps=30', '--config.training.evaluate_every=6', '--config.training.checkpoint_every=4')
-  end(start(*tiny(task, tmp_path / 'whole', *longer)))
+  end(start_training(*tiny_arguments(task, tmp_path / 'whole', *longer)))
   codes = []
   for sight in ('step 1/30', 'step 12/30  validation', 'all 30 steps'):
-    process = start(*tiny(task, tmp_path / 'run', *longer))
+    process = start_training(*tiny_arguments(task, tmp_path / 'run', *longer))
     for line in process.stdout:
       if sight in line:
         break
@@ -32,7 +32,7 @@ def test_killed_anywhere_ends_with_the_same_bits(task, tmp_path):
     process.send_signal(signal.SIGKILL)
     process.communicate()
     codes.append(process.returncode)
-  end(start(*tiny(task, tmp_path / 'run', *longer)))
+  end(start_training(*tiny_arguments(task, tmp_path / 'run', *longer)))
   assert -signal.SIGKILL in codes
   for kind in ('latest', 'best'):
     whole, run = open_run(tmp_path / 'whole', kind), open_run(tmp_path / 'run', kind)
@@ -55,7 +55,7 @@ def records(folder):
 
 
 def test_a_signal_is_told_by_the_exit_status(task, tmp_path):
-  process = start(*tiny(task, tmp_path / 'run', '--config.training.steps=3000'))
+  process = start_training(*tiny_arguments(task, tmp_path / 'run', '--config.training.steps=3000'))
   for line in process.stdout:
     if 'step 1/' in line or 'step 2' in line:
       break

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from attention_jax.inference.streaming import Interpreter
+from attention_jax.inference.streaming import StreamingTranslator
 from attention_jax.systems.runs import open_run
-from tests.experiments.helpers import WORDS, run, start_translate, tiny
-from tests.experiments.test_bad_input import assert_refused
+from tests.experiments.helpers import WORDS, run, start_translate, tiny_arguments
+from tests.experiments.test_bad_input import assert_user_error
 
 # As it was drawn, with scores around 0: about half of all positions are selected, and outputs differ.
 FOLLOWS = (
@@ -30,7 +30,7 @@ LINES = [' '.join(words) for size in (1, 3, 4) for words in itertools.islice(ite
 def follows(task, tmp_path_factory):
   """The folder of a run that can follow its source."""
   folder = tmp_path_factory.mktemp('follows') / 'run'
-  ran = run('train', *tiny(task, folder, *FOLLOWS))
+  ran = run('train', *tiny_arguments(task, folder, *FOLLOWS))
   assert ran.code == 0, ran.err
   return folder
 
@@ -39,7 +39,9 @@ def begins(folder) -> tuple[str, str]:
   """A line that is translated from less than all of it: what must be read of it, and what is told of it by then."""
   opened = open_run(folder)
   of = opened.predictor
-  interpret = Interpreter(opened.model, opened.params, of.source_vocab, of.target_vocab, max_length=of.max_length)
+  interpret = StreamingTranslator(
+    opened.model, opened.params, of.source_vocab, of.target_vocab, max_length=of.max_length
+  )
   for line in LINES:
     taken, told = [], []
     for added, _ in interpret(taken.append(character) or character for character in line):
@@ -77,12 +79,12 @@ def test_tokens_come_through_a_pipe_before_the_line_has_ended(follows):
 
 @pytest.mark.parametrize('flag', ['--nbest=2', '--alignments', '--json', '--beams=2', '--input=lines.txt'])
 def test_what_cannot_be_streamed(flag, tmp_path):
-  assert_refused(run('translate', f'--workdir={tmp_path}', '--stream', flag), [flag.split('=')[0], 'with --stream'])
+  assert_user_error(run('translate', f'--workdir={tmp_path}', '--stream', flag), [flag.split('=')[0], 'with --stream'])
 
 
 def test_runs_and_input_that_cannot_be_streamed(trained, follows):
   ran = run('translate', f'--workdir={trained[0]}', '--stream', stdin=b'eins')
-  assert_refused(ran, ["model.decoder is 'bahdanau'; possible: bahdanau(bridge=False), gnmt(bridge=False), "])
+  assert_user_error(ran, ["model.decoder is 'bahdanau'; possible: bahdanau(bridge=False), gnmt(bridge=False), "])
   workdir = f'--workdir={follows}'
-  assert_refused(run('translate', workdir, '--stream', stdin=b''), ['stdin: the file is empty'])
-  assert_refused(run('translate', workdir, '--stream', stdin=b'\xff'), ['stdin:1: not UTF-8', '0xff'])
+  assert_user_error(run('translate', workdir, '--stream', stdin=b''), ['stdin: the file is empty'])
+  assert_user_error(run('translate', workdir, '--stream', stdin=b'\xff'), ['stdin:1: not UTF-8', '0xff'])

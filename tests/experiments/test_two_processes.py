@@ -11,7 +11,7 @@ import pytest
 
 from attention_jax.systems.runs import open_run
 from attention_jax.training.writers import METRICS, read_metrics
-from tests.experiments.helpers import run, start, tiny
+from tests.experiments.helpers import run, start_training, tiny_arguments
 
 # Dropout draws by the place of a row in the batch, which is another one here; with SGD an update is as exact as its
 # gradient.
@@ -33,7 +33,9 @@ def start_together(*args: object) -> list[subprocess.Popen]:
     address = f'127.0.0.1:{free.getsockname()[1]}'
   cluster = {'SLURM_JOB_ID': '1', 'SLURM_STEP_NODELIST': 'localhost', 'SLURM_NTASKS': '2'}
   cluster |= {'JAX_COORDINATOR_ADDRESS': address}
-  return [start('--distributed', *args, **cluster, SLURM_PROCID=str(i), SLURM_LOCALID=str(i)) for i in range(2)]
+  return [
+    start_training('--distributed', *args, **cluster, SLURM_PROCID=str(i), SLURM_LOCALID=str(i)) for i in range(2)
+  ]
 
 
 def end(processes: list[subprocess.Popen], seconds: float = 240) -> list[str]:
@@ -49,10 +51,10 @@ def end(processes: list[subprocess.Popen], seconds: float = 240) -> list[str]:
 
 
 def test_two_processes_train_as_one_does(task, tmp_path):
-  first, second = end(start_together(*tiny(task, tmp_path / 'two', *ALIKE)))
+  first, second = end(start_together(*tiny_arguments(task, tmp_path / 'two', *ALIKE)))
   assert '4 x cpu' in first and '(4, 5, 5)' in first and 'all 3 steps are done' in first
   assert not any(word in second for word in ('vocabulary', 'step', 'loss')), second  # one of them speaks
-  assert run('train', *tiny(task, tmp_path / 'one', *ALIKE)).code == 0
+  assert run('train', *tiny_arguments(task, tmp_path / 'one', *ALIKE)).code == 0
 
   two, one = read_metrics(tmp_path / 'two'), read_metrics(tmp_path / 'one')
   assert (tmp_path / 'two' / METRICS).read_text().count('\n') == 4  # three updates, one evaluation, one writer

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import attention_jax as aj
-from attention_jax.functional.latent import Chain
-from attention_jax.functional.monotonic import NEVER
+from attention_jax.functional.latent import ChainState
+from attention_jax.functional.monotonic import LOG_ZERO
 from tests.functional.cases import FEATURES, KEY, QUERY, SCORE_CASES, Case, S, draw
 
 SIZED = ('scores', 'mask', 'state', 'previous', 'coverage', 'key')  # arguments whose first axis is S, if they have one
@@ -96,7 +96,7 @@ def _windowed(scores, mask, previous, width=50, smooth=False):
   return weights
 
 
-def noise_of(draw_noise, rng, size):
+def sample_noise(draw_noise, rng, size):
   return np.asarray(draw_noise(rng, (size,), jnp.float32), np.float64)
 
 
@@ -104,31 +104,31 @@ def _hard(scores, mask, rng, state):
   weights = np.zeros(len(scores))
   if not any(mask):
     return weights, state
-  noisy = scores + noise_of(jax.random.gumbel, rng, len(scores))
+  noisy = scores + sample_noise(jax.random.gumbel, rng, len(scores))
   chosen = max(np.flatnonzero(mask), key=lambda s: noisy[s])
   weights[chosen] = 1
   return weights, state + np.log(over_real(_softmax)(scores, mask)[chosen])
 
 
 def _gumbel(scores, mask, rng, temperature=1.0):
-  noisy = scores + noise_of(jax.random.gumbel, rng, len(scores))
+  noisy = scores + sample_noise(jax.random.gumbel, rng, len(scores))
   return over_real(_first_largest)(noisy, mask) if any(mask) else np.zeros(len(scores))
 
 
 def _latent_monotonic(scores, mask, state):
-  before = np.where(state.position > NEVER / 2, np.exp(state.position), 0.0)
+  before = np.where(state.position > LOG_ZERO / 2, np.exp(state.position), 0.0)
   weights, top = np.zeros(len(scores)), max(scores)
   ahead = np.cumsum(np.where(mask, np.exp(scores - top), 0.0)[::-1])[::-1]
   share = 0.0
   for s in range(len(scores)):
     share += before[s] / ahead[s] if ahead[s] > 0 else 0.0
     weights[s] = np.exp(scores[s] - top) * share if mask[s] else 0.0
-  logs = [np.log(w) if w > 0 else NEVER for w in weights]
-  return weights, Chain(np.array(logs), np.where(mask, scores, NEVER))
+  logs = [np.log(w) if w > 0 else LOG_ZERO for w in weights]
+  return weights, ChainState(np.array(logs), np.where(mask, scores, LOG_ZERO))
 
 
 def _monotonic(scores, mask, state, rng, noise=1.0):
-  p = np.where(mask, _sigmoid(scores + noise * noise_of(jax.random.normal, rng, len(scores))), 0.0)
+  p = np.where(mask, _sigmoid(scores + noise * sample_noise(jax.random.normal, rng, len(scores))), 0.0)
   weights, arriving = np.zeros(len(scores)), 0.0
   for s in range(len(scores)):
     arriving = (1 - p[s - 1]) * arriving + state[s] if s else state[0]
@@ -168,7 +168,7 @@ def _hard_mocha(scores, mask, query, key, w, bias, v, state, width=3):
 
 
 def _forward(scores, mask, state, u=None):
-  before = np.where(state > NEVER / 2, np.exp(state), 0.0)
+  before = np.where(state > LOG_ZERO / 2, np.exp(state), 0.0)
   stays, moves = (1.0, 1.0) if u is None else (1 - u, u)
   y, weights = over_real(_softmax)(scores, mask), np.zeros(len(scores))
   for s in range(len(scores)):
@@ -178,7 +178,7 @@ def _forward(scores, mask, state, u=None):
   for last, s in zip([None, *real], real, strict=False):
     weights[s] = (stays * before[s] + (0.0 if last is None else moves * before[last])) * y[s]
   weights = weights / sum(weights) if sum(weights) else weights
-  return weights, np.array([np.log(x) if x > 0 else NEVER for x in weights])
+  return weights, np.array([np.log(x) if x > 0 else LOG_ZERO for x in weights])
 
 
 def _forward_agent(scores, mask, query, w, bias, state):
@@ -235,7 +235,7 @@ ALIGNMENT_CASES = [
   Case('gumbel', {**_SCORED, 'rng': _RNG, 'temperature': 0.7}, _gumbel),
   Case('gumbel_annealed', {**_SCORED, 'rng': _RNG, 'temperature': np.array(0.7)}, _gumbel),
   Case('latent', _SCORED, over_real(_softmax)),
-  Case('latent_monotonic', {**_SCORED, 'state': Chain(_LOGS, draw(S, seed=3))}, _latent_monotonic),
+  Case('latent_monotonic', {**_SCORED, 'state': ChainState(_LOGS, draw(S, seed=3))}, _latent_monotonic),
   Case('monotonic', {**_SCORED, 'rng': _RNG, 'state': _BEFORE, 'noise': 0.5}, _monotonic),
   Case('mocha(width=2)', {**_SCORED, **_CHUNK, 'rng': _RNG, 'state': _BEFORE, 'width': 2, 'noise': 0.5}, _mocha),
   Case('forward', {**_SCORED, 'state': _LOGS}, _forward),
@@ -269,12 +269,12 @@ _AT_TEST = {(aj.ALIGNMENTS[a.row].at_test or aj.ALIGNMENTS[a.row].fn): a.name fo
 PAIRS = [(s.name, a.name) for s in SCORE_CASES for a in ALIGNMENT_CASES if a.name in _AT_TEST.values()]
 # Every row once, for the laws that need a compilation of their own: each score with the first alignment, and each
 # other alignment with the last score, which is recurrent.
-SPINE = [(s.name, ALIGNMENT_CASES[0].name) for s in SCORE_CASES] + [
+CORE_PAIRS = [(s.name, ALIGNMENT_CASES[0].name) for s in SCORE_CASES] + [
   (SCORE_CASES[-1].name, a.name) for a in ALIGNMENT_CASES[1:]
 ]
 
 
-def resized(given, size: int):
+def resize_arguments(given, size: int):
   """The arguments of a case for a memory of `size` positions."""
   fit = lambda x: np.resize(x, (size, *np.shape(x)[1:])) if np.ndim(x) else x
   return {k: jax.tree.map(fit, v) if k in SIZED else v for k, v in given.items()}

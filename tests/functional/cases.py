@@ -13,14 +13,14 @@ T, S, QUERY, KEY, VALUE, FEATURES, RANK, CHANNELS, WIDTH, POSITIONS = 3, 7, 5, 1
 
 
 class Case(NamedTuple):
-  """One row: `name` is a spec string, `given` the arguments by name, `paper` the same formula as a literal loop.
+  """One row: `name` is a spec string, `arguments` the arguments by name, `reference` the same formula as a literal loop.
 
-  Of an alignment that keeps a state, `paper` returns (weights, state).
+  Of an alignment that keeps a state, `reference` returns (weights, state).
   """
 
   name: str
-  given: Mapping[str, Any]
-  paper: Callable[..., np.ndarray]
+  arguments: Mapping[str, Any]
+  reference: Callable[..., np.ndarray]
 
   @property
   def row(self) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 import attention_jax as aj
 from attention_jax.functional.table import lookup
-from tests.functional.alignment_cases import SPINE
+from tests.functional.alignment_cases import CORE_PAIRS
 from tests.functional.cases import FEATURES, KEY, QUERY, SCORES_BY_NAME, VALUE, S, T
 
 # Every row is in the spine, and is compiled as users compile it; other pairs as conftest.py says.
@@ -26,12 +26,12 @@ class Problem(NamedTuple):
 
 def same_width(score: str) -> bool:
   """Whether this score compares query and key as they are."""
-  given = SCORES_BY_NAME[score.split('(')[0]].given
+  given = SCORES_BY_NAME[score.split('(')[0]].arguments
   row = lookup(score, aj.SCORES, 'score')
   return not row.project and given['query'].shape[-1] == given['key'].shape[-1]
 
 
-def problem(score: str, alignment: str, batch=(), queries=T, size=S, dtype=jnp.float32, seed=0) -> Problem:
+def make_problem(score: str, alignment: str, batch=(), queries=T, size=S, dtype=jnp.float32, seed=0) -> Problem:
   rng = np.random.default_rng(seed)
   width = QUERY if same_width(score) else KEY
   array = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
@@ -47,7 +47,7 @@ def attend(score: str, alignment: str, given: Problem, mask=None, **options) -> 
   return aj.attend(query, key, value, mask, score=score, alignment=alignment, params=params, **options)
 
 
-def steady(alignment: str) -> bool:
+def is_continuous(alignment: str) -> bool:
   """Whether a small change of the scores is a small change of the weights, at test."""
   row = lookup(alignment, aj.ALIGNMENTS, 'alignment')
   return row.at_test is None and row.fn is not aj.alignments.hardmax
@@ -62,10 +62,10 @@ def loss(score: str, alignment: str, given: Problem, mask=None, **options):
 
 
 @functools.cache
-def compiled(score: str, alignment: str):
+def compiled_loss(score: str, alignment: str):
   """(problem, mask) -> ((loss, attended), gradients of the problem)."""
   run = jax.value_and_grad(functools.partial(loss, score, alignment), has_aux=True)
-  return jax.jit(run, compiler_options=AS_USERS_DO if (score, alignment) in SPINE else {})
+  return jax.jit(run, compiler_options=AS_USERS_DO if (score, alignment) in CORE_PAIRS else {})
 
 
 def assert_same(one, other, **tolerance):

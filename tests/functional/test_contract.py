@@ -8,9 +8,9 @@ from jax.test_util import check_grads
 
 import attention_jax as aj
 from attention_jax.functional.table import lookup
-from tests.functional.alignment_cases import ALIGNMENT_CASES, PAIRS, SPINE
+from tests.functional.alignment_cases import ALIGNMENT_CASES, CORE_PAIRS, PAIRS
 from tests.functional.cases import VALUE, S, T
-from tests.functional.helpers import Problem, assert_same, attend, compiled, loss, problem, steady
+from tests.functional.helpers import Problem, assert_same, attend, compiled_loss, is_continuous, loss, make_problem
 
 SHORT = 5
 # One example without padding, one that is all padding, one short, one shorter still.
@@ -19,10 +19,12 @@ FULL, EMPTY = 0, 1
 
 IDS = [f'{s}-{a}'.replace(' ', '') for s, a in PAIRS]
 # Every tenth pair, and the spine, always; the others with the long sweep.
-OFTEN = {pair for i, pair in enumerate(PAIRS) if i % 10 == 0} | set(SPINE)
+OFTEN = {pair for i, pair in enumerate(PAIRS) if i % 10 == 0} | set(CORE_PAIRS)
 SWEPT = [pair if pair in OFTEN else pytest.param(*pair, marks=pytest.mark.product) for pair in PAIRS]
 every_pair = pytest.mark.parametrize(('score', 'alignment'), SWEPT, ids=IDS)
-every_row = pytest.mark.parametrize(('score', 'alignment'), SPINE, ids=[f'{s}-{a}'.replace(' ', '') for s, a in SPINE])
+every_row = pytest.mark.parametrize(
+  ('score', 'alignment'), CORE_PAIRS, ids=[f'{s}-{a}'.replace(' ', '') for s, a in CORE_PAIRS]
+)
 
 
 def behind(mask, given, filler):
@@ -33,7 +35,7 @@ def behind(mask, given, filler):
 
 @every_pair
 def test_contract(score, alignment):
-  run, given = compiled(score, alignment), problem(score, alignment, batch=(len(LENGTHS),))
+  run, given = compiled_loss(score, alignment), make_problem(score, alignment, batch=(len(LENGTHS),))
   padding = np.arange(S) < np.asarray(LENGTHS)[:, None]
   mask = np.broadcast_to(padding[:, None], (len(LENGTHS), T, S))
   result = jax.device_get(run(given, mask))  # plain NumPy from here: looking at it compiles nothing
@@ -75,7 +77,7 @@ DRAWING = [a for a in (case.name for case in ALIGNMENT_CASES) if lookup(a, aj.AL
 
 @pytest.mark.parametrize('alignment', DRAWING)
 def test_contract_of_what_is_something_else_while_training(alignment):
-  given, rng = problem('general', alignment, batch=(len(LENGTHS),)), jax.random.key(3)
+  given, rng = make_problem('general', alignment, batch=(len(LENGTHS),)), jax.random.key(3)
   padding = np.arange(S) < np.asarray(LENGTHS)[:, None]
   mask = np.broadcast_to(padding[:, None], (len(LENGTHS), T, S))
   options = {'rng': rng, 'deterministic': False}
@@ -92,9 +94,9 @@ def test_contract_of_what_is_something_else_while_training(alignment):
 
 @every_row
 def test_an_example_equals_its_own_unbatched_unpadded_result(score, alignment):
-  given = problem(score, alignment, batch=(len(LENGTHS),))
+  given = make_problem(score, alignment, batch=(len(LENGTHS),))
   mask = jnp.broadcast_to(aj.padding_mask(LENGTHS, S)[:, None], (len(LENGTHS), T, S))
-  (_, attended), _ = compiled(score, alignment)(given, mask)
+  (_, attended), _ = compiled_loss(score, alignment)(given, mask)
   alone = jax.jit(lambda given, mask: attend(score, alignment, given, mask))
   for example in np.flatnonzero(LENGTHS <= SHORT):
     cut = given._replace(query=given.query[example], key=given.key[example, :SHORT], value=given.value[example, :SHORT])
@@ -105,7 +107,7 @@ def test_an_example_equals_its_own_unbatched_unpadded_result(score, alignment):
 
 @pytest.mark.parametrize('alignment', ['forward', 'forward_agent'])
 def test_a_walk_steps_over_what_is_masked(alignment):
-  given = problem('dot', alignment)
+  given = make_problem('dot', alignment)
   holes = np.isin(np.arange(S), (0, 1, 4))
   whole = attend('dot', alignment, given, jnp.asarray(~holes))
   packed = given._replace(key=given.key[~holes], value=given.value[~holes])
@@ -116,7 +118,7 @@ def test_a_walk_steps_over_what_is_masked(alignment):
 
 @every_row
 def test_masks_shapes_and_weights_do_not_matter(score, alignment):
-  given = problem(score, alignment, batch=(2,))
+  given = make_problem(score, alignment, batch=(2,))
   padding = aj.padding_mask(jnp.asarray([S, SHORT]), S)
   bias = jnp.where(padding[:, None], 0.0, -jnp.inf)
   hidden = behind(padding, given, jnp.nan)
@@ -139,7 +141,7 @@ def test_masks_shapes_and_weights_do_not_matter(score, alignment):
 
 @every_row
 def test_bfloat16(score, alignment):
-  given = problem(score, alignment, batch=(2,), dtype=jnp.bfloat16)
+  given = make_problem(score, alignment, batch=(2,), dtype=jnp.bfloat16)
   mask = aj.padding_mask(jnp.asarray([S, 0]), S)[:, None]
   with jax.numpy_dtype_promotion('strict'):
     run = jax.jit(jax.value_and_grad(lambda given: loss(score, alignment, given, mask), has_aux=True))
@@ -149,17 +151,17 @@ def test_bfloat16(score, alignment):
   exact = jax.jit(lambda given: attend(score, alignment, given, mask))(
     jax.tree.map(lambda x: x.astype(jnp.float32), given)
   )
-  if steady(alignment):  # one rounding may turn a winner
+  if is_continuous(alignment):  # one rounding may turn a winner
     np.testing.assert_allclose(attended.weights, exact.weights, atol=0.05)
 
 
-CHECKED = [SPINE[2], ('coverage', 'entmax15'), ('coverage', 'latent_monotonic'), ('dot', 'local_p')]
+CHECKED = [CORE_PAIRS[2], ('coverage', 'entmax15'), ('coverage', 'latent_monotonic'), ('dot', 'local_p')]
 
 
 @pytest.mark.parametrize(('score', 'alignment'), CHECKED)
 def test_gradients_equal_numeric_ones(score, alignment):
   with jax.enable_x64(True):
-    given = problem(score, alignment, dtype=jnp.float64)
+    given = make_problem(score, alignment, dtype=jnp.float64)
     mask = jnp.asarray(np.random.default_rng(2).random((T, S)) < 0.7)
     run = jax.jit(lambda given: attend(score, alignment, given, mask))
     attended = run(given)

@@ -65,7 +65,7 @@ def test_formulas_are_those_of_a_loop(name):
   formula, given, literal = FORMULAS[name]
   found = formula(*(jnp.asarray(x, jnp.float32) for x in given))
   assert found.dtype == jnp.float32 and found.shape == (V + S,)
-  np.testing.assert_allclose(found, np.log(np.maximum(literal(), copying.TINY)), rtol=1e-5)
+  np.testing.assert_allclose(found, np.log(np.maximum(literal(), copying.MIN_PROBABILITY)), rtol=1e-5)
   np.testing.assert_allclose(np.exp(found).sum(), 1, rtol=1e-5)
 
 

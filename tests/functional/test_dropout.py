@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.functional.dropout import kept
+from attention_jax.functional.dropout import keep_mask
 from attention_jax.functional.table import lookup
-from tests.functional.helpers import assert_same, attend, problem
+from tests.functional.helpers import assert_same, attend, make_problem
 
 ROWS = [name for name, row in aj.ALIGNMENTS.items() if not row.latent]
 row_of = lambda name, rate: aj.with_dropout(lookup(name, aj.ALIGNMENTS, 'alignment'), rate)
@@ -18,7 +18,7 @@ row_of = lambda name, rate: aj.with_dropout(lookup(name, aj.ALIGNMENTS, 'alignme
 
 def test_what_is_kept_is_as_if_coins_were_tossed():
   keys, draws, numbers, rate = jax.random.split(jax.random.key(0), 1024), 1024, 2048, 0.3
-  tossed = np.asarray(jax.vmap(lambda rng: kept(rng, rate, (32, 64)))(keys).reshape(draws, numbers))
+  tossed = np.asarray(jax.vmap(lambda rng: keep_mask(rng, rate, (32, 64)))(keys).reshape(draws, numbers))
   away = (tossed - (1 - rate)) / np.sqrt(rate * (1 - rate))  # mean 0 and variance 1
   assert abs(away.mean()) < 5 / np.sqrt(draws * numbers)
   for axis in range(2):  # sums of a draw, and of a position over draws, spread as sums of coins do: chi-squared
@@ -29,12 +29,12 @@ def test_what_is_kept_is_as_if_coins_were_tossed():
   for apart in (1, 2, 3, 16, 32, 64, 100, 1000):  # of positions, and of draws
     assert pairs(away[:, apart:], away[:, :-apart]) < 5
     assert pairs(away[apart:], away[:-apart]) < 5
-  assert np.array_equal(tossed[3], np.asarray(kept(keys[3], rate, (numbers,))))  # whatever it was drawn beside
+  assert np.array_equal(tossed[3], np.asarray(keep_mask(keys[3], rate, (numbers,))))  # whatever it was drawn beside
 
 
 @pytest.mark.parametrize('name', ROWS)
 def test_weights_are_dropped_in_training_and_whole_at_test(name):
-  given, rng = problem('coverage', name, size=11), jax.random.key(3)
+  given, rng = make_problem('coverage', name, size=11), jax.random.key(3)
   mask = jnp.arange(11) < 9
   at_test = lambda alignment: jax.jit(lambda given: attend('coverage', alignment, given, mask))(given)
   assert_same(at_test(row_of(name, 0.4)), at_test(name))
@@ -57,7 +57,7 @@ def test_what_is_left_has_the_same_mean():
 
 @pytest.mark.parametrize('implementation', ['chunked', 'factored', 'auto'])
 def test_blocks_drop_the_same_weights(implementation):
-  given, rng = problem('additive', 'softmax', batch=(2,)), jax.random.key(5)
+  given, rng = make_problem('additive', 'softmax', batch=(2,)), jax.random.key(5)
   options = {'rng': rng, 'deterministic': False}
   run = lambda name: attend('additive', row_of('softmax', 0.5), given, implementation=name, **options)
   assert_same(run(implementation), run('xla'), rtol=1e-4, atol=1e-6)
@@ -65,8 +65,8 @@ def test_blocks_drop_the_same_weights(implementation):
 
 def test_its_signature_is_its_schema():
   row = row_of('monotonic', 0.1)
-  assert row.needs == {'state', 'rng'} and 'noise' in inspect.signature(row.fn).parameters
-  assert row.recurrent and row.at_test is aj.ALIGNMENTS['monotonic'].at_test
+  assert row.required_inputs == {'state', 'rng'} and 'noise' in inspect.signature(row.fn).parameters
+  assert row.is_recurrent and row.at_test is aj.ALIGNMENTS['monotonic'].at_test
   assert row_of('softmax', 0.0) == lookup('softmax', aj.ALIGNMENTS, 'alignment')
 
 

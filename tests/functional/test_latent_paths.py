@@ -10,7 +10,7 @@ from jax.test_util import check_grads
 
 import attention_jax as aj
 from attention_jax.functional import latent
-from attention_jax.functional.monotonic import NEVER
+from attention_jax.functional.monotonic import LOG_ZERO
 
 S, T = 4, 3
 MASKS = [np.ones(S, bool), np.array([1, 1, 0, 1], bool), np.array([0, 1, 1, 0], bool)]
@@ -18,7 +18,7 @@ MASKS = [np.ones(S, bool), np.array([1, 1, 0, 1], bool), np.array([0, 1, 1, 0], 
 
 def numbers(seed, mask):
   random = np.random.default_rng(seed)
-  scores = np.where(mask, 2 * random.normal(size=(T, S)), NEVER)
+  scores = np.where(mask, 2 * random.normal(size=(T, S)), LOG_ZERO)
   return scores, -np.abs(3 * random.normal(size=(T, S)))
 
 
@@ -48,11 +48,13 @@ def test_the_forward_algorithm_is_the_sum_over_all_paths(mask):
     expected = np.zeros((T, S))
     for path, probability in every.items():
       expected[np.arange(T), path] += probability / sum(every.values())
-    states = latent.Chain(jnp.zeros((T, S)), scores)
+    states = latent.ChainState(jnp.zeros((T, S)), scores)
     found = latent.chain_posterior(jnp.zeros((T, S)), states, likelihood)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
     real = jnp.asarray(np.broadcast_to(mask, (T, S)))
-    marginal = jax.jit(lambda scores, likelihood: latent.chain_log_marginal(jnp.where(real, scores, NEVER), likelihood))
+    marginal = jax.jit(
+      lambda scores, likelihood: latent.chain_log_marginal(jnp.where(real, scores, LOG_ZERO), likelihood)
+    )
     check_grads(marginal, (scores, likelihood), order=1, modes=('rev',), eps=1e-6, rtol=1e-6)
 
 
@@ -60,7 +62,7 @@ def test_the_forward_algorithm_is_the_sum_over_all_paths(mask):
 def test_stepping_with_what_was_observed_gives_the_same_marginal(mask):
   scores, likelihood = numbers(2, mask)
   every = paths(scores, mask, likelihood)
-  state, total = latent.chain_start(S, jnp.float32), 0.0
+  state, total = latent.init_chain(S, jnp.float32), 0.0
   for t in range(T):
     weights, state = aj.alignments.latent_monotonic(jnp.asarray(scores[t]), jnp.asarray(mask), state=state)
     np.testing.assert_allclose(weights.sum(), 1.0, rtol=1e-5)
@@ -81,7 +83,7 @@ def test_order_zero_by_enumeration():
   joint = np.asarray(weights * jnp.exp(log_probs[..., 3]))
   found = latent.posterior(weights, (), log_probs[..., 3])
   np.testing.assert_allclose(found, joint / joint.sum(-1, keepdims=True), rtol=1e-5)
-  assert np.all(latent.log_mixture(jnp.zeros((T, S)), log_probs) <= NEVER)
+  assert np.all(latent.log_mixture(jnp.zeros((T, S)), log_probs) <= LOG_ZERO)
 
 
 @pytest.mark.parametrize('scale', [1e4, -1e4])

@@ -9,7 +9,7 @@ import pytest
 from jax.test_util import check_grads
 
 import attention_jax as aj
-from tests.functional.alignment_cases import ALIGNMENT_CASES, TWIN_CASES, noise_of, resized
+from tests.functional.alignment_cases import ALIGNMENT_CASES, TWIN_CASES, resize_arguments, sample_noise
 from tests.functional.cases import CHANNELS, FEATURES, SCORE_CASES, S, _location_sensitive, draw
 
 CASES = [(aj.scores, case) for case in SCORE_CASES] + [(aj.alignments, case) for case in ALIGNMENT_CASES + TWIN_CASES]
@@ -59,10 +59,10 @@ def test_every_row_has_a_case():
 
 @every_row
 def test_equals_the_paper(module, case):
-  expected = case.paper(**case.given)
-  assert_near(call(module, case, cast(case.given, jnp.float32)), expected, rtol=2e-5, atol=2e-6)
+  expected = case.reference(**case.arguments)
+  assert_near(call(module, case, cast(case.arguments, jnp.float32)), expected, rtol=2e-5, atol=2e-6)
   with jax.enable_x64(True):
-    actual = call(module, case, cast(case.given, jnp.float64))
+    actual = call(module, case, cast(case.arguments, jnp.float64))
     assert weights_of(actual).dtype == jnp.float64
     assert_near(actual, expected, rtol=1e-12, atol=1e-13)
 
@@ -72,7 +72,7 @@ def test_equals_the_paper(module, case):
 )
 def test_gradients_equal_numeric_ones(module, case):
   with jax.enable_x64(True):
-    given = cast(case.given, jnp.float64)
+    given = cast(case.arguments, jnp.float64)
     differentiable = lambda v: all(isinstance(x, jax.Array) and x.dtype == jnp.float64 for x in jax.tree.leaves(v))
     moving = {k: v for k, v in given.items() if differentiable(v)}
     fixed = {k: v for k, v in given.items() if k not in moving}
@@ -83,8 +83,8 @@ def test_gradients_equal_numeric_ones(module, case):
 @pytest.mark.parametrize('row', STRAIGHT_THROUGH)
 def test_straight_through_has_the_gradient_of_the_softmax_it_was_drawn_from(row):
   case = next(c for c in ALIGNMENT_CASES if c.row == row)
-  given = cast(case.given, jnp.float32)
-  noise = jnp.asarray(noise_of(jax.random.gumbel, given['rng'], S), jnp.float32)
+  given = cast(case.arguments, jnp.float32)
+  noise = jnp.asarray(sample_noise(jax.random.gumbel, given['rng'], S), jnp.float32)
   pull = jnp.linspace(-1.0, 1.0, S)
 
   def relaxed(scores, temperature):
@@ -107,20 +107,20 @@ def test_an_annealed_temperature_may_end_at_zero(rng):
 @pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16], ids=['bfloat16', 'float16'])
 def test_half_precision_gives_float32_without_mixing_types(module, case, dtype):
   with jax.numpy_dtype_promotion('strict'):
-    given = cast(case.given, dtype)
+    given = cast(case.arguments, dtype)
     actual = call(module, case, given)
   assert weights_of(actual).dtype == jnp.float32
   back = lambda x: np.asarray(x, np.float64) if getattr(x, 'dtype', None) in (dtype, jnp.float32) else x
   rounded = {k: jax.tree.map(back, v) for k, v in given.items()}
-  mask = {'mask': case.given['mask']} if 'mask' in given else {}
+  mask = {'mask': case.arguments['mask']} if 'mask' in given else {}
   # What half precision costs inside; the rounding of the inputs is not held against the function.
-  assert_near(weights_of(actual), weights_of(case.paper(**(rounded | mask))), rtol=0.1, atol=0.15)
+  assert_near(weights_of(actual), weights_of(case.reference(**(rounded | mask))), rtol=0.1, atol=0.15)
 
 
 @every_row
 def test_float32_stays_float32_under_x64(module, case):
   with jax.enable_x64(True):
-    assert weights_of(call(module, case, cast(case.given, jnp.float32))).dtype == jnp.float32
+    assert weights_of(call(module, case, cast(case.arguments, jnp.float32))).dtype == jnp.float32
 
 
 def weights_and_gradient(case, given):
@@ -133,9 +133,9 @@ def weights_and_gradient(case, given):
 @every_alignment
 @pytest.mark.parametrize('scale', [1e4, -1e4, 0.0], ids=['large', 'negated', 'equal'])
 def test_extreme_scores(case, scale):
-  given = cast(case.given, jnp.float32)
+  given = cast(case.arguments, jnp.float32)
   given['scores'] = given['scores'] * scale
-  mask = case.given['mask']
+  mask = case.arguments['mask']
   weights, gradient = weights_and_gradient(case, given)
   assert np.all(np.isfinite(weights)) and np.all(weights >= 0) and np.all(weights <= 1 + 1e-6)
   assert np.all(weights[~mask] == 0)
@@ -151,7 +151,7 @@ def test_extreme_scores(case, scale):
 @pytest.mark.parametrize('size', [1, 2000])
 @pytest.mark.parametrize('masked', [0, 1], ids=['all', 'some'])
 def test_any_length(case, size, masked):
-  given = resized(case.given, size)
+  given = resize_arguments(case.arguments, size)
   given |= {'scores': draw(size), 'mask': np.arange(size) % 3 >= masked}
   weights = weights_of(call(aj.alignments, case, cast(given, jnp.float32)))
   assert np.all(np.isfinite(weights)) and np.all(weights[~given['mask']] == 0)
@@ -159,14 +159,14 @@ def test_any_length(case, size, masked):
   if case.row == 'sparsemax':  # its literal loop tries every support
     expected = np.asarray(aj.alignments.entmax(jnp.asarray(given['scores']), jnp.asarray(given['mask']), alpha=2.0))
   elif np.any(given['mask']):
-    expected = weights_of(case.paper(**given))
+    expected = weights_of(case.reference(**given))
   # local_p: its centre is a number as large as S, in float32.
   np.testing.assert_allclose(weights, expected, atol=1e-4 if case.row == 'local_p' else 1e-6)
 
 
 @every_alignment
 def test_nothing_to_attend_to_has_no_weights_and_no_gradient(case):
-  given = cast(case.given, jnp.float32) | {'mask': jnp.zeros(S, bool)}
+  given = cast(case.arguments, jnp.float32) | {'mask': jnp.zeros(S, bool)}
   weights, gradient = weights_and_gradient(case, given)
   assert np.all(weights == 0) and np.all(gradient == 0)
 

@@ -3,7 +3,7 @@
 import pytest
 
 import attention_jax as aj
-from attention_jax.functional.table import Param, Row, check, lookup, parse_spec, parse_specs
+from attention_jax.functional.table import Param, Row, check_table, lookup, parse_spec, parse_specs
 
 
 def plain(query, key):
@@ -43,13 +43,13 @@ def takes_query(scores, mask, *, query=1.0):
 )
 def test_a_row_that_contradicts_its_function_is_refused(row, message):
   with pytest.raises(TypeError, match=f'^mine: .*{message}'):
-    check({'mine': row})
+    check_table({'mine': row})
 
 
 def test_a_row_that_agrees_is_returned():
   row = Row(learns, params={'w': Param(('key', 'rank'))}, sizes={'rank': 2})
   table = {'mine': row, 'keeps': Row(keeps, init_state=lambda size, dtype: 0)}
-  assert check(table) is table
+  assert check_table(table) is table
 
 
 @pytest.mark.parametrize(

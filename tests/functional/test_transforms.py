@@ -8,24 +8,26 @@ from jax import export
 from jax.sharding import PartitionSpec as P
 
 import attention_jax as aj
-from attention_jax.functional.attend import hide, init_carry, project
+from attention_jax.functional.attend import init_carry, project, zero_masked_memory
 from attention_jax.functional.table import lookup
-from tests.functional.alignment_cases import ALIGNMENT_CASES, SPINE
+from tests.functional.alignment_cases import ALIGNMENT_CASES, CORE_PAIRS
 from tests.functional.cases import SCORES_BY_NAME, S, T
-from tests.functional.helpers import Problem, assert_same, attend, problem, steady
+from tests.functional.helpers import Problem, assert_same, attend, is_continuous, make_problem
 
 BATCH = 8
 MASK = aj.padding_mask(jnp.arange(BATCH), S)[:, None]
 CLOSE = {'rtol': 1e-5, 'atol': 1e-6}
 
-every_row = pytest.mark.parametrize(('score', 'alignment'), SPINE, ids=[f'{s}-{a}'.replace(' ', '') for s, a in SPINE])
-RECURRENT = [name for name, row in aj.SCORES.items() if row.recurrent]
+every_row = pytest.mark.parametrize(
+  ('score', 'alignment'), CORE_PAIRS, ids=[f'{s}-{a}'.replace(' ', '') for s, a in CORE_PAIRS]
+)
+RECURRENT = [name for name, row in aj.SCORES.items() if row.is_recurrent]
 SCANNED = [(score, 'softmax') for score in RECURRENT] + [('coverage', case.name) for case in ALIGNMENT_CASES]
 
 
 @every_row
 def test_every_transformation_gives_the_same(score, alignment):
-  given = problem(score, alignment, batch=(BATCH,))
+  given = make_problem(score, alignment, batch=(BATCH,))
   arrays = (given.query, given.key, given.value, MASK)
   one = lambda query, key, value, mask: attend(score, alignment, Problem(given.params, query, key, value), mask)
 
@@ -46,11 +48,11 @@ def test_every_transformation_gives_the_same(score, alignment):
 @pytest.mark.parametrize(('score', 'alignment'), SCANNED)
 def test_scanning_equals_stepping(score, alignment):
   score = SCORES_BY_NAME[score].name
-  given = problem(score, alignment)
+  given = make_problem(score, alignment)
   mask = aj.padding_mask(5, S)
   rows = lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
   memory = aj.Memory(project(given.key, given.params, 'key'), given.value, mask)
-  memory = hide(memory)
+  memory = zero_masked_memory(memory)
   step = jax.jit(lambda carry, query: aj.attend_step(*rows, given.params, carry, query, memory))
 
   carry, steps = init_carry(*rows, S), []
@@ -67,9 +69,9 @@ def test_scanning_equals_stepping(score, alignment):
 @every_row
 def test_queries_in_order_only_where_the_law_says_so(score, alignment):
   """A recurrent pair depends on earlier queries; every other pair must not."""
-  given = problem(score, alignment)
+  given = make_problem(score, alignment)
   later = jax.jit(lambda query: attend(score, alignment, given._replace(query=query)).weights[-1])
   rows = lookup(score, aj.SCORES, ''), lookup(alignment, aj.ALIGNMENTS, '')
-  looks_back = any(row.needs & {'previous', 'coverage', 'state'} for row in rows)
+  looks_back = any(row.required_inputs & {'previous', 'coverage', 'state'} for row in rows)
   changed = np.any(later(given.query) != later(given.query.at[0].multiply(-3.0)))
-  assert changed == looks_back or not steady(alignment)
+  assert changed == looks_back or not is_continuous(alignment)

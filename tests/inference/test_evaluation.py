@@ -8,8 +8,8 @@ from attention_jax.data.batching import gather
 from attention_jax.data.encoding import encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import train
-from attention_jax.inference.evaluation import Scorer, alignment_metrics
-from attention_jax.models.encoder_decoder import Model, build
+from attention_jax.inference.evaluation import TeacherForcedScorer, alignment_metrics
+from attention_jax.models.encoder_decoder import ModelConfig, build
 from attention_jax.systems.translation import initial_params
 
 SPECS = {'word': 'word', 'char': 'char', 'subword': 'subword(size=16)'}
@@ -31,7 +31,7 @@ def spread(weights, source, target):
 def test_links_between_words_are_measured_with_every_vocabulary(kind):
   vocabulary = train(SPECS[kind], [*CORPUS.source, *CORPUS.target] * 3)
   weights = [
-    spread(w, vocabulary.words(s), vocabulary.words(t))
+    spread(w, vocabulary.word_ids(s), vocabulary.word_ids(t))
     for w, s, t in zip(WORDS, CORPUS.source, CORPUS.target, strict=True)
   ]
   found = alignment_metrics(CORPUS, weights, vocabulary, vocabulary)
@@ -58,10 +58,10 @@ def test_alignments_are_measured_given_the_whole_target_and_no_padding(alignment
   vocabulary = train('word', ['cab ab dab'])
   encoded = encode(CORPUS, vocabulary, vocabulary)
   attention = {'score': 'additive', 'alignment': alignment, 'features': 4, 'heads': 1, 'implementation': 'xla'}
-  fields = vars(Model('birnn(features=4)', 'luong(features=8)', embedding=4))
+  fields = vars(ModelConfig('birnn(features=4)', 'luong(features=8)', embedding=4))
   model = build(fields | {'attention': attention}, len(vocabulary), len(vocabulary))
   params = initial_params(model, 1)
-  tight, wide = (Scorer(model, buckets, 8)(params, encoded) for buckets in (((3, 2), (3, 3)), ((6, 7),)))
+  tight, wide = (TeacherForcedScorer(model, buckets, 8)(params, encoded) for buckets in (((3, 2), (3, 3)), ((6, 7),)))
   np.testing.assert_allclose(tight.loss, wide.loss, rtol=1e-5)
   for row, (one, other) in enumerate(zip(tight.weights, wide.weights, strict=True)):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)

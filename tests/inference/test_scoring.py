@@ -13,7 +13,7 @@ from attention_jax.errors import UserError
 from attention_jax.inference.minimum_bayes_risk import expected_utility
 from attention_jax.inference.predictor import Predictor
 from attention_jax.inference.scoring import score_pairs
-from attention_jax.systems.heatmaps import of_layers
+from attention_jax.systems.heatmaps import plot_layers
 from attention_jax.tokens import EOS, UNK
 from tests.models.helpers import build_tiny, build_transformer
 
@@ -54,7 +54,7 @@ def test_every_layer_and_head(trained, tmp_path):
     assert one.layers.shape == (2, 4, length, size)
     np.testing.assert_allclose(one.layers[-1].mean(0), one.weights, rtol=1e-5)
     np.testing.assert_allclose(one.layers.sum(-1), 1, rtol=1e-5)
-  of_layers(model, params, corpus, ['one', 'two'], WORDS, WORDS, [(4, 4)], tmp_path / 'layers.png')
+  plot_layers(model, params, corpus, ['one', 'two'], WORDS, WORDS, [(4, 4)], tmp_path / 'layers.png')
   assert (tmp_path / 'layers.png').read_bytes()[:4] == b'\x89PNG'
   with pytest.raises(UserError, match='does not attend in several layers; possible: conv, transformer'):
     score_pairs(*trained, corpus, WORDS, WORDS, [(4, 4)], layers=True)

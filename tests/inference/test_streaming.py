@@ -5,7 +5,7 @@ import pytest
 
 from attention_jax.data import vocab
 from attention_jax.inference.predictor import Predictor
-from attention_jax.inference.streaming import Interpreter
+from attention_jax.inference.streaming import StreamingTranslator
 from tests.models.helpers import build_streaming, inputs
 from tests.modules.helpers import variables
 
@@ -19,7 +19,7 @@ def test_a_line_that_arrives_is_translated_as_the_whole(spec):
   model = build_streaming('bahdanau', alignment='mocha(width=2)', sizes=sizes)
   params = variables(model, *inputs(sizes=sizes))['params']
   predictor = Predictor(model, params, vocabulary, vocabulary, buckets=[(32, 9)])
-  interpret = Interpreter(model, params, vocabulary, vocabulary, max_length=9)
+  interpret = StreamingTranslator(model, params, vocabulary, vocabulary, max_length=9)
   early, lines = 0, [line for line in LINES if line.strip()]
   for line, prediction in zip(lines, predictor(lines), strict=True):
     taken, text = [], ''
@@ -29,7 +29,7 @@ def test_a_line_that_arrives_is_translated_as_the_whole(spec):
       np.testing.assert_allclose(emitted.row(size), expected.weights[length - 1], rtol=1e-4, atol=1e-5)
       known = ''.join(taken)
       early += known != line
-      assert emitted.position <= len(vocabulary.tokens(known)) - (known != line)
+      assert emitted.position <= len(vocabulary.tokenize(known)) - (known != line)
     assert text == expected.text and length == len(expected.weights)
   assert early > 3  # tokens that came before the end of their line
 
@@ -37,5 +37,5 @@ def test_a_line_that_arrives_is_translated_as_the_whole(spec):
 def test_blank_lines_give_nothing():
   vocabulary = vocab.train('char', LINES)
   model = build_streaming(sizes=(len(vocabulary),) * 2)
-  interpret = Interpreter(model, {}, vocabulary, vocabulary, max_length=5)
+  interpret = StreamingTranslator(model, {}, vocabulary, vocabulary, max_length=5)
   assert [list(interpret(line)) for line in LINES[-2:]] == [[], []]

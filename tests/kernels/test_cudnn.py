@@ -28,7 +28,7 @@ def run(implementation, given, mask=None, **options):
 @pytest.mark.parametrize('score', [name for name, row in aj.SCORES.items() if row.product])
 def test_it_equals_the_definition(monkeypatch, score, bias):
   monkeypatch.setattr(cudnn, 'KERNEL', 'xla')
-  monkeypatch.setattr(cudnn, 'here', lambda: 'gpu')
+  monkeypatch.setattr(cudnn, 'kernel_platform', lambda: 'gpu')
   params = aj.init_params(jax.random.key(0), score=score, query=D, key=D, features=D)
   options = {'score': score, 'alignment': 'softmax(temperature=0.7)', 'params': params, 'bias': bias}
   given = problem()
@@ -71,7 +71,7 @@ def test_a_batch_with_heads_is_one_call(monkeypatch, mask, bias, rows, masks, bi
     return kernel(q, k, v, bias, mask, **options)
 
   monkeypatch.setattr(cudnn, 'KERNEL', 'xla')
-  monkeypatch.setattr(cudnn, 'here', lambda: 'gpu')
+  monkeypatch.setattr(cudnn, 'kernel_platform', lambda: 'gpu')
   monkeypatch.setattr(jax.nn, 'dot_product_attention', watched)
 
   def loss(given, bias, name):
@@ -91,7 +91,7 @@ def test_a_batch_with_heads_is_one_call(monkeypatch, mask, bias, rows, masks, bi
 def test_what_the_kernel_is_given_is_what_it_takes(monkeypatch, kv_heads):
   """Its own checks of shapes, of all of them under vmap, run where there is no GPU; nothing is compiled."""
   monkeypatch.setattr(fused_attention_stablehlo, 'check_cudnn_version', lambda: 91900)
-  monkeypatch.setattr(cudnn, 'here', lambda: 'gpu')
+  monkeypatch.setattr(cudnn, 'kernel_platform', lambda: 'gpu')
   heads = {'heads': 4, 'kv_heads': kv_heads, 'implementation': 'cudnn', 'dtype': jnp.bfloat16}
   module = aj.Attention('scaled_dot', features=64, **heads)
   x, mask = jnp.ones((2, 7, 64)), aj.padding_mask(jnp.asarray([7, 4]), 7)
@@ -108,7 +108,7 @@ def test_what_it_cannot_do_it_says(monkeypatch):
   with pytest.raises(aj.UserError, match="'cudnn' cannot compute this: the alignment is not softmax"):
     run('cudnn', problem(), alignment='sparsemax')
   monkeypatch.setattr(cudnn, 'KERNEL', 'xla')
-  monkeypatch.setattr(cudnn, 'here', lambda: 'gpu')
+  monkeypatch.setattr(cudnn, 'kernel_platform', lambda: 'gpu')
   for mixed in (problem(jnp.float32), (*problem(jnp.float32)[:2], problem()[2])):
     with pytest.raises(aj.UserError, match="in bfloat16 or float16, got float32; possible: 'flash'"):
       run('cudnn', mixed)

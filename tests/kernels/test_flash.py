@@ -155,12 +155,12 @@ def test_under_vmap_scan_and_shard_map():
 def test_only_blocks_that_are_seen_are_walked():
   blocks = flash.Blocks.of(16, 16)
   assert blocks == (4, 4, 4, 4)
-  order, full, live = flash._order(*blocks.kinds(blocks.whole(aj.causal_mask(16))))
+  order, full, live = flash._block_order(*blocks.classify_blocks(blocks.pad(aj.causal_mask(16))))
   assert live.tolist() == [1, 2, 3, 4] and full.tolist() == [0, 1, 2, 3]
   for i in range(4):
     assert sorted(order[i, : live[i]].tolist()) == list(range(i + 1)) and order[i, full[i]] == i
-  assert flash._order(*blocks.kinds(blocks.whole(aj.window_mask(16, 1, 0))))[2].tolist() == [1, 2, 2, 2]
-  _, full, live = flash._order(*blocks.kinds(blocks.whole(aj.padding_mask(5, 16)[None])))
+  assert flash._block_order(*blocks.classify_blocks(blocks.pad(aj.window_mask(16, 1, 0))))[2].tolist() == [1, 2, 2, 2]
+  _, full, live = flash._block_order(*blocks.classify_blocks(blocks.pad(aj.padding_mask(5, 16)[None])))
   assert full.tolist() == [1] * 4 and live.tolist() == [2] * 4
 
 
@@ -178,8 +178,8 @@ def test_weights_on_request_have_gradients_of_their_own(bias):
 
 
 def test_the_kernel_runs_when_a_model_attends(monkeypatch):
-  seen, attended = [], flash.attended
-  monkeypatch.setattr(flash, 'attended', lambda *given: seen.append(1) or attended(*given))
+  seen, attended = [], flash.attention_context
+  monkeypatch.setattr(flash, 'attention_context', lambda *given: seen.append(1) or attended(*given))
   module = aj.Attention('general', 'softmax', 6, implementation='flash')
   query, encoded = jnp.ones((B, T, D)), jnp.ones((B, S, D))
   look = lambda module: module.parallel(query, module.remember(encoded, jnp.ones((B, S), bool)))

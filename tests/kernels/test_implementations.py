@@ -12,7 +12,7 @@ from attention_jax.functional.table import lookup
 from attention_jax.kernels import auto, chunked
 from tests.functional.alignment_cases import PAIRS
 from tests.functional.cases import S, T
-from tests.functional.helpers import assert_same, attend, loss, problem
+from tests.functional.helpers import assert_same, attend, loss, make_problem
 
 CLOSE = {'rtol': 1e-4, 'atol': 1e-5}
 
@@ -20,7 +20,7 @@ CLOSE = {'rtol': 1e-4, 'atol': 1e-5}
 def accepting(score, alignment):
   """The implementations beside 'xla' that compute this pair."""
   rows = lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
-  return [name for name, made in aj.IMPLEMENTATIONS.items() if name != 'xla' and not made.refuse(*rows)]
+  return [name for name, made in aj.IMPLEMENTATIONS.items() if name != 'xla' and not made.unsupported_reason(*rows)]
 
 
 # Every score under every implementation, and alignments of each kind with a sum of tanh that 'factored' takes: over all
@@ -49,12 +49,12 @@ REFUSED = [(n, *pair) for n in aj.IMPLEMENTATIONS for pair in PAIRS if n != 'xla
 @pytest.fixture(autouse=True)
 def several_blocks(monkeypatch):
   monkeypatch.setattr(chunked, 'BLOCK', 2 * S)
-  monkeypatch.setattr(auto, 'FASTER', {'cpu': dict.fromkeys(auto.CANDIDATES, 0)})
+  monkeypatch.setattr(auto, 'MIN_SCORES', {'cpu': dict.fromkeys(auto.CANDIDATES, 0)})
 
 
 @pytest.mark.parametrize(('score', 'alignment'), SWEPT)
 def test_it_equals_xla(score, alignment):
-  given, rng = problem(score, alignment, batch=(2,)), np.random.default_rng(1)
+  given, rng = make_problem(score, alignment, batch=(2,)), np.random.default_rng(1)
   shared = jnp.stack([jnp.ones((2, 1, S), bool), aj.padding_mask(jnp.asarray([S, 3]), S)[:, None]])
   own = jnp.asarray(rng.random((2, 2, T, S)) < 0.5).at[0, 0, 1].set(False)  # one query may look nowhere
   bias = jnp.asarray(rng.normal(size=(2, 2, T, S)), jnp.float32).at[1, 0, 1, 2].set(-jnp.inf)
@@ -85,7 +85,7 @@ def test_it_equals_xla(score, alignment):
 @pytest.mark.parametrize(('name', 'score', 'alignment'), REFUSED[:: len(REFUSED) // 12])
 def test_what_it_cannot_compute_it_refuses(name, score, alignment):
   with pytest.raises(aj.UserError, match=f"implementation '{name}' cannot compute this: "):
-    attend(score, alignment, problem(score, alignment), implementation=name)
+    attend(score, alignment, make_problem(score, alignment), implementation=name)
 
 
 @pytest.mark.parametrize('alignment', ['local_m(width=2)', 'local_p(width=2)'])
@@ -108,28 +108,28 @@ def test_the_window_reads_its_window_and_nothing_else(alignment):
 
 @pytest.mark.parametrize('size', [1, 2, 5])
 def test_a_memory_shorter_than_the_window(size):
-  given = problem('dot', 'local_p(width=4)', size=size)
+  given = make_problem('dot', 'local_p(width=4)', size=size)
   ways = [attend('dot', 'local_p(width=4)', given, implementation=name) for name in ('xla', 'window')]
   assert_same(*ways, **CLOSE)
 
 
 def test_auto_chooses_by_pair_and_size(monkeypatch):
-  monkeypatch.setattr(auto, 'FASTER', {'cpu': {'window': 150, 'factored': 100}})
+  monkeypatch.setattr(auto, 'MIN_SCORES', {'cpu': {'window': 150, 'factored': 100}})
   rows = lambda score, alignment: (lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment'))
-  of = lambda score, alignment, scores: auto.choice(*rows(score, alignment), scores)
+  of = lambda score, alignment, scores: auto.choose_implementation(*rows(score, alignment), scores)
   assert [of('additive', 'softmax', n) for n in (99, 100)] == ['xla', 'factored']
   assert [of('additive', 'local_m', n) for n in (99, 149, 150)] == ['xla', 'factored', 'window']
   assert of('dot', 'softmax', 10**6) == 'xla'
-  assert auto.described(*rows('additive', 'softmax')) == 'xla, from T S = 100 on factored'
-  assert auto.described(*rows('location', 'hard')) == 'xla'
+  assert auto.describe_choice(*rows('additive', 'softmax')) == 'xla, from T S = 100 on factored'
+  assert auto.describe_choice(*rows('location', 'hard')) == 'xla'
   # Where nothing is faster, and [T, S, F] of all queries would be too much.
-  assert auto.described(*rows('location_sensitive', 'softmax')) == f'xla, from T S = {2**7} on chunked'
-  monkeypatch.setattr(auto, 'FASTER', {'gpu': {'factored': 0}})  # nothing was measured on a CPU
+  assert auto.describe_choice(*rows('location_sensitive', 'softmax')) == f'xla, from T S = {2**7} on chunked'
+  monkeypatch.setattr(auto, 'MIN_SCORES', {'gpu': {'factored': 0}})  # nothing was measured on a CPU
   assert of('additive', 'softmax', 10**6) == 'xla' and of('additive', 'softmax', 2**20) == 'chunked'
 
 
 def test_auto_runs_what_it_chooses(monkeypatch):
-  given, seen = problem('additive', 'softmax'), []
+  given, seen = make_problem('additive', 'softmax'), []
   monkeypatch.setattr(auto.factored, 'attend', lambda *args, **options: seen.append(1) or aj.Attended(0.0, None))
   attend('additive', 'softmax', given, implementation='auto')
   assert seen
@@ -138,8 +138,10 @@ def test_auto_runs_what_it_chooses(monkeypatch):
 @pytest.mark.parametrize(('name', 'kind'), [('flash', 'softmax'), ('window', 'local_m(width=2)')])
 def test_another_function_at_test_time_is_not_ignored(name, kind):
   row = lookup(kind, aj.ALIGNMENTS, 'alignment')
-  assert not aj.IMPLEMENTATIONS[name].refuse(aj.SCORES['dot'], row)
-  assert aj.IMPLEMENTATIONS[name].refuse(aj.SCORES['dot'], row._replace(at_test=aj.ALIGNMENTS['hardmax'].fn))
+  assert not aj.IMPLEMENTATIONS[name].unsupported_reason(aj.SCORES['dot'], row)
+  assert aj.IMPLEMENTATIONS[name].unsupported_reason(
+    aj.SCORES['dot'], row._replace(at_test=aj.ALIGNMENTS['hardmax'].fn)
+  )
 
 
 WAYS = [
@@ -153,7 +155,7 @@ WAYS = [
 
 @pytest.mark.parametrize(('name', 'score', 'alignment'), WAYS)
 def test_a_mask_and_a_bias_that_all_sequences_share(name, score, alignment):
-  given, rng = problem(score, alignment, batch=(2, 3)), np.random.default_rng(1)
+  given, rng = make_problem(score, alignment, batch=(2, 3)), np.random.default_rng(1)
   mask = jnp.asarray(rng.random((2, 3, T, S)) < 0.6).at[0, 0, 1].set(False)
   bias = jnp.asarray(rng.normal(size=(2, 3, T, S)), jnp.float32).at[0, 0, 1, 2].set(-jnp.inf)
 
@@ -171,7 +173,7 @@ def test_a_mask_and_a_bias_that_all_sequences_share(name, score, alignment):
 
 @pytest.mark.parametrize(('name', 'score', 'alignment'), WAYS)
 def test_no_queries_at_all(name, score, alignment):
-  given = problem(score, alignment, batch=(2,), queries=0)
+  given = make_problem(score, alignment, batch=(2,), queries=0)
   (total, attended), slopes = jax.value_and_grad(
     lambda given: loss(score, alignment, given, implementation=name), has_aux=True
   )(given)

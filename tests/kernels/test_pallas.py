@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import attention_jax as aj
 from attention_jax.functional.table import lookup
 from attention_jax.kernels import pallas_additive
-from tests.functional.helpers import Problem, assert_same, attend, loss, problem
+from tests.functional.helpers import Problem, assert_same, attend, loss, make_problem
 
 T, S = 19, 37  # no multiples of a tile; more than one block of queries, more than one span of keys
 CLOSE = {'rtol': 1e-4, 'atol': 1e-5}
@@ -19,7 +19,7 @@ CLOSE = {'rtol': 1e-4, 'atol': 1e-5}
 
 @pytest.fixture
 def interpreted():
-  with pallas_additive.target('interpret'):
+  with pallas_additive.compile_for('interpret'):
     yield
 
 
@@ -67,14 +67,14 @@ def computed(score, given, mask, **options):
   ],
 )
 def test_it_equals_the_definition(interpreted, score, alignment, mask, bias):
-  definition, ours = both(score, problem(score, alignment, (2,), T, S), mask, bias, alignment)
+  definition, ours = both(score, make_problem(score, alignment, (2,), T, S), mask, bias, alignment)
   assert_same(ours, definition, **CLOSE)
 
 
 @pytest.mark.parametrize('weights', [True, False])
 def test_it_drops_the_weights_that_the_definition_drops(interpreted, weights):
   row = aj.with_dropout(lookup('softmax(temperature=0.5)', aj.ALIGNMENTS, 'alignment'), 0.4)
-  given, options = problem('additive', 'softmax', (2,), T, S), {'rng': jax.random.key(5), 'deterministic': False}
+  given, options = make_problem('additive', 'softmax', (2,), T, S), {'rng': jax.random.key(5), 'deterministic': False}
   definition, ours = both('additive', given, own_mask(), bias(), row, **options, return_weights=weights)
   assert_same(ours, definition, **CLOSE)
   if weights:
@@ -84,7 +84,7 @@ def test_it_drops_the_weights_that_the_definition_drops(interpreted, weights):
 
 
 def test_batch_and_heads_and_contexts_alone(interpreted):
-  given = problem('normed_additive', 'softmax', (2, 3), T, S)
+  given = make_problem('normed_additive', 'softmax', (2, 3), T, S)
   ways = [
     computed('normed_additive', given, padding()[:, None], implementation=name, return_weights=weights)
     for name, weights in (('xla', True), ('pallas_additive', False))
@@ -94,19 +94,19 @@ def test_batch_and_heads_and_contexts_alone(interpreted):
 
 
 def test_who_may_look_nowhere_gets_nothing(interpreted):
-  given = problem('additive', 'softmax', (2,), T, S)
+  given = make_problem('additive', 'softmax', (2,), T, S)
   (_, attended), slopes = both('additive', given, jnp.zeros((2, 1, S), bool))[1]
   assert not any(np.any(x) for x in jax.tree.leaves((attended, slopes)))
 
 
 def test_what_stands_behind_the_mask_does_not_matter(interpreted):
-  given = problem('additive', 'softmax', (2,), T, S)
+  given = make_problem('additive', 'softmax', (2,), T, S)
   spoilt = given._replace(key=given.key.at[1, 5:].set(jnp.nan), value=given.value.at[1, 5:].set(jnp.inf))
   assert_same(both('additive', spoilt, padding())[1], both('additive', given, padding())[1])
 
 
 def test_what_is_seen_and_is_no_number_shows(interpreted):
-  given = problem('additive', 'softmax', (2,), T, S)
+  given = make_problem('additive', 'softmax', (2,), T, S)
   given = given._replace(key=given.key.at[1, 2, 0].set(jnp.nan))
   ways = [computed('additive', given, padding(), implementation=name) for name in ('xla', 'pallas_additive')]
   assert jnp.isnan(ways[0].context[1]).all() and not jnp.isnan(ways[0].context[0]).any()
@@ -115,7 +115,7 @@ def test_what_is_seen_and_is_no_number_shows(interpreted):
 
 
 def test_bfloat16_comes_out_as_it_went_in_and_is_float32_inside(interpreted):
-  given = problem('normed_additive', 'softmax', (2,), T, S, dtype=jnp.bfloat16)
+  given = make_problem('normed_additive', 'softmax', (2,), T, S, dtype=jnp.bfloat16)
   # Projected beforehand: from here on nothing is rounded.
   query, key = given.query @ given.params['query'], given.key @ given.params['key']
   given = given._replace(params={'score': given.params['score']}, query=query, key=key)
@@ -129,7 +129,7 @@ def test_bfloat16_comes_out_as_it_went_in_and_is_float32_inside(interpreted):
 
 @pytest.mark.parametrize(('steps', 'size'), [(1, 1), (0, 3)])
 def test_one_query_and_one_position_and_none(interpreted, steps, size):
-  definition, ours = both('additive', problem('additive', 'softmax', (2,), steps, size), None)
+  definition, ours = both('additive', make_problem('additive', 'softmax', (2,), steps, size), None)
   assert_same(ours, definition, **CLOSE)
 
 
@@ -137,20 +137,20 @@ def test_one_query_and_one_position_and_none(interpreted, steps, size):
 def test_scores_that_are_all_large(interpreted, size):
   """Beside them a sum of exponentials cannot be told; -1e9 is what queries of padding see by a bias."""
   large = jnp.zeros((2, T, S)).at[:, 2].set(size).at[0].set(size)
-  definition, ours = both('additive', problem('additive', 'softmax', (2,), T, S), None, large)
+  definition, ours = both('additive', make_problem('additive', 'softmax', (2,), T, S), None, large)
   assert_same(ours, definition, **CLOSE)
   np.testing.assert_allclose(ours[0][1].weights.sum(-1), 1, rtol=1e-5)
 
 
 def test_float64_is_not_rounded_but_refused(interpreted):
   with jax.enable_x64(True), pytest.raises(aj.UserError, match='float32'):
-    given = problem('additive', 'softmax', (), 2, 3, dtype=jnp.float64)
+    given = make_problem('additive', 'softmax', (), 2, 3, dtype=jnp.float64)
     attend('additive', 'softmax', given, implementation='pallas_additive')
 
 
 def refusal(score, alignment='softmax'):
   rows = lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
-  return pallas_additive.refuse(*rows)
+  return pallas_additive.unsupported_reason(*rows)
 
 
 def test_it_says_what_it_cannot_compute(interpreted):
@@ -169,7 +169,7 @@ def test_a_machine_without_accelerator_is_told_so():
 @pytest.mark.parametrize(('target', 'platform', 'call'), [('gpu', 'cuda', 'triton'), ('tpu', 'tpu', 'tpu_custom_call')])
 def test_the_kernels_are_lowered_for_accelerators_from_here(target, platform, call):
   """Also on a mesh, whose axes the interpreter of kernels does not know."""
-  params, *arrays = problem('additive', 'softmax', (2,), T, S)
+  params, *arrays = make_problem('additive', 'softmax', (2,), T, S)
 
   def slopes(params, *arrays):
     total = lambda params: loss('additive', 'softmax', Problem(params, *arrays), implementation='pallas_additive')[0]
@@ -177,7 +177,7 @@ def test_the_kernels_are_lowered_for_accelerators_from_here(target, platform, ca
 
   mesh = jax.make_mesh((1,), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
   sharded = jax.shard_map(slopes, mesh=mesh, in_specs=(P(), P('data'), P('data'), P('data')), out_specs=P())
-  with pallas_additive.target(target):
+  with pallas_additive.compile_for(target):
     made = jax.jit(sharded).trace(params, *arrays).lower(lowering_platforms=(platform,)).as_text()
   kernels = [line for line in made.splitlines() if 'custom_call' in line and call in line]
   assert len(kernels) == 4  # contexts, weights, sums over keys, sums over queries

@@ -10,9 +10,9 @@ import pytest
 from attention_jax.data.batching import Batch
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.losses.auxiliary import LOSSES, MEASURES, auxiliary_losses, check_weights
+from attention_jax.losses.auxiliary import LOSSES, RUNNING_METRICS, auxiliary_losses, check_weights
 from attention_jax.losses.sequence import cross_entropy, sequence_loss
-from attention_jax.models.encoder_decoder import Outputs
+from attention_jax.models.encoder_decoder import ModelOutput
 from attention_jax.modules.attention import Attention
 from tests.training.helpers import Toy, init_params, make_batch
 
@@ -33,7 +33,7 @@ def make(seed=0):
   links[0, 2] = False  # a token without links
   ids = lambda size: random.integers(0, V, (B, size), dtype=np.int32)
   batch = Batch(ids(S), source_mask, ids(T), target_mask, np.arange(B, dtype=np.int32), links & source_mask[:, None])
-  return Outputs(jnp.asarray(logits), jnp.asarray(weights), jnp.asarray(state), ()), batch
+  return ModelOutput(jnp.asarray(logits), jnp.asarray(weights), jnp.asarray(state), ()), batch
 
 
 def rows(outputs, batch):
@@ -102,7 +102,7 @@ def value(spec, outputs, batch):
 
 def test_every_row_has_a_case():
   assert {spec.split('(')[0] for spec in CASES} == set(LOSSES)
-  assert {name for row in LOSSES.values() for name in row.running} == set(MEASURES)
+  assert {name for row in LOSSES.values() for name in row.running} == set(RUNNING_METRICS)
 
 
 @pytest.mark.parametrize('spec', CASES)
@@ -144,7 +144,7 @@ def test_rewards_have_no_gradient():
 
 def stub(outputs, needed=''):
   return types.SimpleNamespace(
-    apply=lambda *_, **__: outputs, needed_loss=needed, copies=False, reach=lambda _: outputs.logits.shape[-1]
+    apply=lambda *_, **__: outputs, needed_loss=needed, copies=False, output_size=lambda _: outputs.logits.shape[-1]
   )
 
 
@@ -158,9 +158,9 @@ def test_the_total_is_what_is_weighted_and_the_parts_are_not():
   assert set(sums) == {'loss', 'cross_entropy', 'accuracy', 'tokens', 'guided', 'coverage'}
   for name, wanted in {**plain, **parts, 'cross_entropy': plain['loss'], 'loss': total}.items():
     np.testing.assert_allclose(sums[name], wanted, rtol=1e-6)
-  assert loss.links and loss.running == ()
+  assert loss.needs_links and loss.running == ()
   without = sequence_loss(stub(outputs), 0.1)
-  assert set(without({}, batch)) == {'loss', 'accuracy', 'tokens'} and not without.links
+  assert set(without({}, batch)) == {'loss', 'accuracy', 'tokens'} and not without.needs_links
 
 
 def test_so_many_updates_come_before_it():
@@ -174,7 +174,7 @@ def test_so_many_updates_come_before_it():
 def test_what_a_model_needs_is_added_unless_it_is_there():
   outputs, batch = make()
   loss = sequence_loss(stub(outputs, 'reinforce'), 0.1, 'coverage')
-  assert loss.running == ('log_likelihood',) and not loss.links
+  assert loss.running == ('log_likelihood',) and not loss.needs_links
   sums = loss({}, batch, None, RUNNING)
   np.testing.assert_allclose(sums['reinforce'], value('reinforce', outputs, batch), rtol=1e-6)
   unsmoothed = cross_entropy(outputs.logits, batch.target, batch.target_mask)['loss']

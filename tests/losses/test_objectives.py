@@ -12,7 +12,7 @@ import pytest
 from attention_jax.data.batching import Batch
 from attention_jax.errors import UserError
 from attention_jax.losses import objectives
-from attention_jax.losses.objectives import CURRICULA, OBJECTIVES, build, divergence, make_objective
+from attention_jax.losses.objectives import CURRICULA, OBJECTIVES, build_from_spec, divergence, make_objective
 from attention_jax.losses.sequence import cross_entropy, sequence_loss
 from attention_jax.tokens import BOS, EOS, PAD, UNK
 from attention_jax.training.partition import make_mesh
@@ -98,7 +98,7 @@ SCHEDULES = {
 
 @pytest.mark.parametrize('spec', SCHEDULES)
 def test_curricula_are_those_of_the_paper(spec):
-  curriculum = build(spec, CURRICULA, 'schedule')
+  curriculum = build_from_spec(spec, CURRICULA, 'schedule')
   for n in (1, 2, 50, 400, 100_000):
     np.testing.assert_allclose(curriculum(jnp.int32(n)), SCHEDULES[spec](min(n, 8000)), rtol=1e-4, atol=1e-12)
 
@@ -208,7 +208,7 @@ def test_the_policy_gradient_is_that_of_the_expected_reward(monkeypatch, tiny_pa
 
 
 def test_what_is_drawn_comes_as_often_as_the_policy_says(tiny_params):
-  task = objectives.Task(TINY, tiny_params, tiny_batch(), {}, jax.random.key(3), {}, 1, None)
+  task = objectives.ObjectiveInputs(TINY, tiny_params, tiny_batch(), {}, jax.random.key(3), {}, 1, None)
   drawn = np.asarray(jax.jit(lambda: objectives._samples(task, 4000))())
   assert drawn.shape == (4000, 2, STEPS) and not drawn[:, 1].any()  # nothing of a filler row
   often = [np.mean(np.all(drawn[:, 0] == sequence, axis=1)) for sequence in SEQUENCES]

@@ -8,7 +8,7 @@ import pytest
 
 from attention_jax.losses import vocabulary
 from attention_jax.losses.sequence import cross_entropy, sequence_loss
-from attention_jax.modules.outputs import Linear
+from attention_jax.modules.outputs import LinearLogits
 from tests.training.helpers import Toy, init_params, make_batch
 
 B, T, V = 3, 5, 7
@@ -68,10 +68,10 @@ def test_bfloat16_is_summed_in_float32_and_forbidden_words_stay_finite(case):
 
 @pytest.mark.parametrize(('at_a_time', 'smoothing'), [(1, 0.0), (2 * B * V, 0.1), (2**21, 0.1)])
 def test_of_a_linear_layer_it_needs_no_logits(case, monkeypatch, at_a_time, smoothing):
-  monkeypatch.setattr(vocabulary_loss, 'LOGITS', at_a_time)
+  monkeypatch.setattr(vocabulary, 'MAX_LOGITS', at_a_time)
   _, target, mask = case
   rng = np.random.default_rng(0)
-  linear = Linear(*(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((B, T, 4), (4, V), (V,))))
+  linear = LinearLogits(*(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((B, T, 4), (4, V), (V,))))
   dirty = linear._replace(features=jnp.where(mask[..., None], linear.features, 1e30))
 
   def shorter(linear):
@@ -89,7 +89,7 @@ def test_of_a_linear_layer_it_needs_no_logits(case, monkeypatch, at_a_time, smoo
 
 
 def test_of_equal_logits_the_first_is_what_is_said():
-  linear = Linear(jnp.ones((1, 3, 2), jnp.bfloat16), jnp.ones((2, V)), jnp.zeros(V).at[0].set(-1.0))
+  linear = LinearLogits(jnp.ones((1, 3, 2), jnp.bfloat16), jnp.ones((2, V)), jnp.zeros(V).at[0].set(-1.0))
   target = jnp.array([[1, 2, 0]])
   assert vocabulary.linear_cross_entropy(linear, target, jnp.ones((1, 3), bool), 0.0)[1] == 1
   assert cross_entropy(linear.logits(), target, jnp.ones((1, 3), bool))['accuracy'] == 1

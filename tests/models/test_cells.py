@@ -13,8 +13,8 @@ from attention_jax.models.cells import CELLS
 from attention_jax.models.encoder_decoder import shift_right
 from tests.models.helpers import LENGTHS, TARGET_WORDS, B, S, T, build_tiny, inputs
 from tests.modules.helpers import RNGS, variables
-from tests.modules.reference_cells import PAPERS
-from tests.sweeps import sampled
+from tests.modules.reference_cells import REFERENCE_CELLS
+from tests.sweeps import sample_cases
 
 # ------------------------------------------------------------------------------------------------- one step in NumPy
 
@@ -56,12 +56,14 @@ def recur(kind, stack, states, projected):
   for layer, state in enumerate(states):
     cell = stack[f'cells_{layer}']
     inputs = dense(cell['inputs'], new[-1][0]) if layer else projected
-    new.append(PAPERS[kind][1](inputs, state, cell['kernel'], cell['bias']))
+    new.append(REFERENCE_CELLS[kind][1](inputs, state, cell['kernel'], cell['bias']))
   return new
 
 
 def first_states(kind, stack, layers, final):
-  bridges = [[dense(stack[f'bridges_{layer}_{i}'], final) for i in range(PAPERS[kind][0])] for layer in range(layers)]
+  bridges = [
+    [dense(stack[f'bridges_{layer}_{i}'], final) for i in range(REFERENCE_CELLS[kind][0])] for layer in range(layers)
+  ]
   return [(np.tanh(hidden), *rest) for hidden, *rest in bridges]
 
 
@@ -116,14 +118,14 @@ def test_gnmt_tells_all_layers_what_the_lowest_one_has_found(current):
     for t in range(2):
       if not current:
         context, weights = additive(cell['attention'], states[0][0], encoded.memory[b, :length])
-      given, new = context, []
+      given, new, below = context, [], 0.0
       for layer, state in enumerate(states):
         own = cell['above'][f'cells_{layer - 1}'] if layer else cell['stack']['cells_0']
         if layer == 0:
           projected = dense(own['inputs'], embeddings[b, t]) + dense(cell['context_gates'], given)
         else:
           projected = dense(own['inputs'], np.concatenate([below, given]))
-        new.append(PAPERS['lstm'][1](projected, state, own['kernel'], own['bias']))
+        new.append(REFERENCE_CELLS['lstm'][1](projected, state, own['kernel'], own['bias']))
         below = new[-1][0] + (below if layer >= 2 else 0.0)
         if layer == 0 and current:
           context, weights = additive(cell['attention'], new[0][0], encoded.memory[b, :length])
@@ -203,7 +205,7 @@ def test_every_alignment_fits(score, part, quarter):
 PAIRS = list(zip(itertools.cycle(aj.SCORES), aj.ALIGNMENTS, strict=False))
 
 
-@pytest.mark.parametrize(('score', 'alignment'), sampled(PAIRS, 2))
+@pytest.mark.parametrize(('score', 'alignment'), sample_cases(PAIRS, 2))
 def test_gradients_reach_every_parameter(score, alignment):
   encoder = 'rnn(rnn="simple", features=10)'
   model = build_tiny('bahdanau', 'rnn="simple"', score=score, alignment=alignment, encoder=encoder)

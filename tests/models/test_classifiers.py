@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.data.labelled import LabelledBatch
+from attention_jax.data.document_batches import LabelledBatch
 from attention_jax.errors import UserError
-from attention_jax.models.classifiers import ClassifierModel, build_classifier
+from attention_jax.models.classifiers import ClassifierConfig, build_classifier
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.pooling import POOLINGS
 from attention_jax.systems.classification import redundancy
 from tests.modules.helpers import assert_close, draw, variables
-from tests.modules.reference_cells import gated
-from tests.sweeps import sampled
+from tests.modules.reference_cells import gru_step
+from tests.sweeps import sample_cases
 
 LENGTHS = np.array([[5, 3, 0], [4, 0, 0], [2, 2, 5]])  # words of each sentence of each document
 MASK = jnp.asarray(np.arange(5) < LENGTHS[..., None])
@@ -27,11 +27,11 @@ def classifier(**fields):
   own = {f.name: f.default for f in dataclasses.fields(Attention) if f.name in ('alignment', 'heads', 'implementation')}
   own |= {'score': 'dot', 'features': 6}
   own |= {name: fields.pop(name) for name in tuple(fields) if name in own}
-  model = dataclasses.asdict(ClassifierModel(encoder='birnn(features=6)', embedding=7)) | fields
+  model = dataclasses.asdict(ClassifierConfig(encoder='birnn(features=6)', embedding=7)) | fields
   return build_classifier(model | {'attention': own}, 20, 3)
 
 
-CASES = sampled(
+CASES = sample_cases(
   [({'classifier': c, 'pooling': p},) for c, p in itertools.product(('flat', 'hierarchical'), POOLINGS)], 2
 )
 CASES += [
@@ -120,7 +120,7 @@ def read_by_a_birnn(own, x):
     cell = own[layer]['RecurrentCell_0']
     state, states = (np.zeros(cell['kernel'].shape[0]),), []
     for one in x[::order]:
-      state = gated(one @ cell['inputs']['kernel'] + cell['inputs']['bias'], state, cell['kernel'], cell['bias'])
+      state = gru_step(one @ cell['inputs']['kernel'] + cell['inputs']['bias'], state, cell['kernel'], cell['bias'])
       states.append(state[0])
     found.append(np.stack(states)[::order])
   return np.concatenate(found, -1)

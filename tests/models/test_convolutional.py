@@ -11,7 +11,7 @@ import pytest
 import attention_jax as aj
 from attention_jax.decoding import search
 from attention_jax.errors import UserError
-from attention_jax.inference.predictor import compile_search
+from attention_jax.inference.predictor import compile_beam_search
 from attention_jax.models import convolutional
 from attention_jax.models.encoded import Encoded
 from attention_jax.models.encoder_decoder import shift_right
@@ -179,7 +179,7 @@ def test_incremental_beams_score_as_the_whole_does():
   model = build_conv()
   source, mask, target = inputs()
   params = variables(model, source, mask, target)
-  found = compile_search(model, 3, 6, search.Ranking(alpha=0.0))(params['params'], source, mask)
+  found = compile_beam_search(model, 3, 6, search.Ranking(alpha=0.0))(params['params'], source, mask)
   for k in range(3):
     log_probs = jax.nn.log_softmax(run(model, params, source, mask, found.tokens[:, k]).logits)
     chosen = jnp.take_along_axis(log_probs, found.tokens[:, k, :, None], -1)[..., 0]

@@ -10,11 +10,11 @@ import pytest
 from attention_jax.data.encoding import encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import word
-from attention_jax.decoding.ranking import DEFAULT, Ranking
+from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
 from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
-from attention_jax.functional.copying import sayable
-from attention_jax.inference.predictor import Beams, Predictor, compile_finder
+from attention_jax.functional.copying import emittable
+from attention_jax.inference.predictor import BeamSearch, Predictor, compile_search
 from attention_jax.losses.sequence import cross_entropy
 from attention_jax.models.encoder_decoder import build
 from attention_jax.modules.outputs import OUTPUTS
@@ -22,7 +22,7 @@ from attention_jax.systems.config import default_config
 from attention_jax.tokens import EOS, UNK
 from tests.models.helpers import S, T, build_conv, build_tiny, build_transformer, inputs
 from tests.modules.helpers import variables
-from tests.sweeps import sampled
+from tests.sweeps import sample_cases
 
 WORDS = 11
 COPYING = [name for name, cls in OUTPUTS.items() if cls.copies]
@@ -135,16 +135,16 @@ def test_unknown_words_come_out_as_they_are_written(beams):
   assert 'Oslo' in written or 'Bern' in written
 
 
-HOW = [Beams(1), Beams(4), Sampling(4), Sampling(4, temperature=20.0)]
+HOW = [BeamSearch(1), BeamSearch(4), Sampling(4), Sampling(4, temperature=20.0)]
 WEIGHED = ['softmax', 'hardmax', 'monotonic', 'local_m(width=0)', 'sparsemax']
 
 
-@pytest.mark.parametrize(('how', 'alignment'), sampled([*itertools.product(HOW, WEIGHED)], 4), ids=str)
+@pytest.mark.parametrize(('how', 'alignment'), sample_cases([*itertools.product(HOW, WEIGHED)], 4), ids=str)
 def test_nothing_is_said_that_cannot_be(how, alignment):
   model = build_tiny(sizes=SIZES, output='pointer', alignment=alignment)
   source, mask, target = given()
   params = variables(model, source, mask, target, scale=3.0)
-  found = compile_finder(model, how, 6, DEFAULT)(params['params'], source, mask, drawn(how, len(source)))
+  found = compile_search(model, how, 6, DEFAULT_RANKING)(params['params'], source, mask, drawn(how, len(source)))
   for words, real, tokens, lengths in zip(source, mask, found.tokens, found.lengths, strict=True):
     for ids, length in zip(tokens, lengths, strict=True):
       assert set(ids[:length].tolist()) <= {*words[real].tolist(), EOS}
@@ -165,6 +165,6 @@ def test_smoothing_does_not_know_the_padding(output):
   for more in (0, 9):
     wide = jnp.pad(source, ((0, 0), (0, more))), jnp.pad(mask, ((0, 0), (0, more)))
     logits = model.apply(params, *wide, target).logits
-    found = cross_entropy(logits, target, real, 0.1, sayable(logits))
+    found = cross_entropy(logits, target, real, 0.1, emittable(logits))
     losses.append(float(found['loss']))
   assert losses[0] == pytest.approx(losses[1], rel=1e-5) and losses[0] < 40 * target.size

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.models.cells import Output, Trace
+from attention_jax.models.cells import DecoderOutput, StepTrace
 from attention_jax.models.decoders import Decoder
 from attention_jax.models.encoded import Encoded
 from attention_jax.models.encoder_decoder import shift_right
 from tests.models.helpers import TARGET_WORDS, B, S, T, build_tiny, inputs
 from tests.modules.helpers import RNGS, assert_close, assert_same, draw, variables
-from tests.sweeps import sampled
+from tests.sweeps import sample_cases
 
 PLAIN = [('plain', 'rnn="simple"'), ('plain', 'rnn="lstm", layers=2, feed_context=True')]
 ATTENDING = [
@@ -34,7 +34,7 @@ LATENT = [
 # A sample that has every score and every alignment, every cell, and one head as well as two.
 _CYCLES = map(itertools.cycle, (ATTENDING, aj.SCORES, aj.ALIGNMENTS, (1, 2, 2)))
 SAMPLE = list(itertools.islice(zip(*_CYCLES, strict=False), max(len(aj.SCORES), len(aj.ALIGNMENTS))))
-SAMPLE = sampled([(*case[:3], 1 if aj.ALIGNMENTS[case[2]].latent else case[3]) for case in SAMPLE], 2)
+SAMPLE = sample_cases([(*case[:3], 1 if aj.ALIGNMENTS[case[2]].latent else case[3]) for case in SAMPLE], 2)
 SAMPLE += [(*case, 1) for case in LATENT]
 SAMPLE += [(cell, 'additive', 'softmax', 1) for cell in PLAIN]
 SAMPLE += [(ATTENDING[2], 'coverage', 'sparsemax', 2)]  # scanned although nothing is fed
@@ -119,15 +119,15 @@ class Noisy(nn.Module):
   def start(self, encoded, memory):
     return jnp.zeros((B,))
 
-  def before(self, embeddings):
+  def project_inputs(self, embeddings):
     return embeddings
 
   def recur(self, carry, inputs, memory, deterministic):
     drawn = jax.random.uniform(self.make_rng('attention'), (B, 1))
-    return carry, Trace(self.drop(inputs, deterministic=deterministic), drawn, ())
+    return carry, StepTrace(self.drop(inputs, deterministic=deterministic), drawn, ())
 
-  def after(self, traces, embeddings, memory, deterministic):
-    return Output(*traces)
+  def compute_outputs(self, traces, embeddings, memory, deterministic):
+    return DecoderOutput(*traces)
 
 
 def test_every_step_draws_for_itself_and_backward_sees_the_same_draw():

@@ -9,7 +9,7 @@ import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.models.decoders import Decoder
-from attention_jax.models.encoder_decoder import Model, build, shift_right
+from attention_jax.models.encoder_decoder import ModelConfig, build, shift_right
 from attention_jax.models.encoders import DIRECTIONS, RNN, BiRNN
 from attention_jax.modules.attention import Attention
 from attention_jax.tokens import BOS
@@ -20,7 +20,7 @@ ATTENTION = {'score': 'dot', 'alignment': 'softmax', 'features': 6, 'heads': 2, 
 
 
 def build_with(**fields):
-  return build(dataclasses.asdict(Model()) | {'attention': ATTENTION} | fields, SOURCE_WORDS, TARGET_WORDS)
+  return build(dataclasses.asdict(ModelConfig()) | {'attention': ATTENTION} | fields, SOURCE_WORDS, TARGET_WORDS)
 
 
 def shapes(model, sizes=(SOURCE_WORDS, TARGET_WORDS)):
@@ -50,7 +50,7 @@ def test_specs_become_modules_with_their_options():
 def test_defaults_of_the_specs_are_the_modules_own():
   model = build_with()
   assert type(model.encoder) is BiRNN and model.encoder == BiRNN(model.encoder.embedding)
-  assert model.decoder.cell.rnn == 'gru' and model.embedding.features == Model().embedding
+  assert model.decoder.cell.rnn == 'gru' and model.embedding.features == ModelConfig().embedding
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from attention_jax.data.digits import DigitBatch
-from attention_jax.models.glimpses import Glimpses, retina
+from attention_jax.models.glimpses import GlimpseNetwork, retina
 from attention_jax.systems.glimpsing import _apply, _loss
 from attention_jax.training.loop import Training
-from attention_jax.training.loss import OBJECTIVE
+from attention_jax.training.loss import OBJECTIVE_RNG
 from tests.modules.helpers import assert_close, draw
 
 PICTURE = np.random.default_rng(0).uniform(size=(9, 11, 3)).astype(np.float32)
-MODEL = Glimpses(3, glimpses=3, size=2, scales=2, hidden=4, features=5)
+MODEL = GlimpseNetwork(3, glimpses=3, size=2, scales=2, hidden=4, features=5)
 
 
 @pytest.mark.parametrize('location', [(0.0, 0.0), (-1.0, 1.0), (0.7, -0.3)])
@@ -104,7 +104,7 @@ def test_the_loss_is_the_formula_of_its_paper(params):
   batch = DigitBatch(pictures, np.zeros(4, np.int32), np.array([0, 1, 2, -1]))  # the last row is a filler
   found = jax.tree.map(np.asarray, _apply(MODEL, params, batch, only))
   batch = batch._replace(label=(found.logits.argmax(-1) + np.array([0, 1, 0, 0])) % 3)  # the second guess is wrong
-  sums = _loss(MODEL, {'model': {'samples': 1}}, Training())(params, batch, {OBJECTIVE: rng})
+  sums = _loss(MODEL, {'model': {'samples': 1}}, Training())(params, batch, {OBJECTIVE_RNG: rng})
   literal = {'cross_entropy': 0.0, 'reinforce': 0.0, 'baseline': 0.0}
   for i in range(3):
     literal['cross_entropy'] += np.log(np.exp(found.logits[i]).sum()) - found.logits[i, batch.label[i]]

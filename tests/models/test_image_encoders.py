@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.models.encoder_decoder import Model
+from attention_jax.models.encoder_decoder import ModelConfig
 from attention_jax.models.image_encoders import Grid, build_captioner
 from attention_jax.modules.attention import Attention
 from tests.modules.helpers import assert_close, draw, variables
@@ -20,12 +20,12 @@ REAL = jnp.array([[True], [False]])
 
 def captioner(**fields):
   own = {f.name: f.default for f in dataclasses.fields(Attention) if f.name in ('heads', 'implementation')}
-  model = dataclasses.asdict(Model(embedding=5)) | {'decoder': 'bahdanau(features=6, readout=6)'} | fields
+  model = dataclasses.asdict(ModelConfig(embedding=5)) | {'decoder': 'bahdanau(features=6, readout=6)'} | fields
   attention = own | {'score': 'additive', 'alignment': model.pop('alignment', 'softmax'), 'features': 7}
   return build_captioner(model | {'attention': attention}, 9)
 
 
-ENCODERS = [(GRID, (8, 8, 3)), ('given(features=8)', (2, 2, 5))]
+ENCODERS = [(GRID, (8, 8, 3)), ('precomputed(features=8)', (2, 2, 5))]
 
 
 @pytest.mark.parametrize(('encoder', 'picture'), ENCODERS)
@@ -61,7 +61,7 @@ def test_a_cell_sees_what_lies_around_where_it_is_said_to_look(size, halvings, l
   felt = np.flatnonzero(np.abs(jax.grad(seen)(picture))[0].sum((1, 2)))
   assert len(felt) < size
   middle = (felt[0] + felt[-1] + 1) / 2
-  assert len(encoder.middles(size)) == rows and middle == pytest.approx(encoder.middles(size)[row] * size)
+  assert len(encoder.cell_centres(size)) == rows and middle == pytest.approx(encoder.cell_centres(size)[row] * size)
 
 
 def test_a_closed_gate_hides_the_picture():

@@ -11,16 +11,16 @@ import pytest
 import attention_jax as aj
 from attention_jax.decoding import search
 from attention_jax.errors import UserError
-from attention_jax.inference.predictor import compile_search
+from attention_jax.inference.predictor import compile_beam_search
 from attention_jax.models.encoder_decoder import shift_right
 from attention_jax.models.encoders import TransformerEncoder
 from attention_jax.modules.embedding import Embedding
 from attention_jax.modules.positions import POSITIONS
-from attention_jax.modules.transformer import ACTIVATIONS, NORMS, visible
+from attention_jax.modules.transformer import ACTIVATIONS, NORMS, visibility_mask
 from attention_jax.tokens import UNK
-from tests.models.helpers import LENGTHS, TARGET_WORDS, WIDE, B, S, T, build_transformer, inputs
+from tests.models.helpers import LENGTHS, TARGET_WORDS, TRANSFORMER_FEATURES, B, S, T, build_transformer, inputs
 from tests.modules.helpers import assert_close, assert_same, variables
-from tests.sweeps import sampled
+from tests.sweeps import sample_cases
 
 run = jax.jit(lambda model, *given: model.apply(*given), static_argnums=0)
 
@@ -41,11 +41,11 @@ CASES = list(itertools.islice(zip(*map(itertools.cycle, _TABLES), strict=False),
 OPTIONS = ('score', 'alignment', 'position', 'norm', 'activation', 'first', 'window')
 
 
-@pytest.mark.parametrize(OPTIONS, sampled(CASES, 4))
+@pytest.mark.parametrize(OPTIONS, sample_cases(CASES, 4))
 def test_stepping_equals_all_at_once_and_padding_is_not_seen(
   score, alignment, position, norm, activation, first, window
 ):
-  score = score if position != 'rope' or aj.SCORES[score].turns else 'cosine'
+  score = score if position != 'rope' or aj.SCORES[score].rotation_invariant else 'cosine'
   own = (
     f'score="{score}", alignment="{alignment}", position="{position}", norm="{norm}", activation="{activation}", '
     f'norm_first={first}, window={window}, sinks={int(window > 0)}, kv_heads={2 if first else 0}'
@@ -79,7 +79,7 @@ def test_layers_are_left_out_of_whole_batches_while_training():
   assert len(several) == 4 * 3 + 1
   none = drawn(build_transformer(*['layer_dropout=0.999999'] * 2), 1)[0]
   assert any(np.allclose(none, one, atol=1e-3) for one in several)
-  entered = half.bind(params).decoder.enter(half.bind(params).embedding(shift_right(target)), jnp.arange(T))
+  entered = half.bind(params).decoder.embed_inputs(half.bind(params).embedding(shift_right(target)), jnp.arange(T))
   assert_close(half.bind(params).output(entered).logits(), none)
 
 
@@ -133,14 +133,14 @@ def feed_forward(p, x):
 
 
 def positions(size):
-  angles = np.arange(size)[:, None] / 10000 ** (2 * np.arange(WIDE // 2) / WIDE)
+  angles = np.arange(size)[:, None] / 10000 ** (2 * np.arange(TRANSFORMER_FEATURES // 2) / TRANSFORMER_FEATURES)
   return np.concatenate([np.sin(angles), np.cos(angles)], 1)
 
 
 def literal(params, source, target):
   """Logits of one pair of sentences without padding; norms stand after the sums."""
   encoder, decoder = params['encoder'], params['decoder']
-  root, norm = np.sqrt(WIDE), lambda p, i: p[f'residuals_{i}']['LayerNorm_0']
+  root, norm = np.sqrt(TRANSFORMER_FEATURES), lambda p, i: p[f'residuals_{i}']['LayerNorm_0']
   x = encoder['embedding']['table']['embedding'][source] * root + positions(len(source))
   everything = np.ones((len(source), len(source)), bool)
   for i in range(2):
@@ -169,11 +169,11 @@ def test_the_paper_sentence_by_sentence():
 
 
 def test_what_a_window_shows():
-  shown = visible(jnp.arange(6), 6, causal=True, window=1, sinks=1).astype(int)
+  shown = visibility_mask(jnp.arange(6), 6, causal=True, window=1, sinks=1).astype(int)
   assert shown[4].tolist() == [1, 0, 0, 1, 1, 0] and shown[0].tolist() == [1, 0, 0, 0, 0, 0]
-  both = visible(jnp.arange(6), 6, causal=False, window=2).astype(int)
+  both = visibility_mask(jnp.arange(6), 6, causal=False, window=2).astype(int)
   assert both[1].tolist() == [1, 1, 1, 1, 0, 0]
-  assert visible(jnp.asarray([2]), 4, causal=False).all()
+  assert visibility_mask(jnp.asarray([2]), 4, causal=False).all()
 
 
 # --------------------------------------------------------------------------------------------------- in search
@@ -183,7 +183,7 @@ def test_incremental_beams_score_as_the_whole_does():
   model = build_transformer('position="rope"', 'position="t5", norm_first=True')
   source, mask, target = inputs()
   params = variables(model, source, mask, target)
-  found = compile_search(model, 3, 6, search.Ranking(alpha=0.0))(params['params'], source, mask)
+  found = compile_beam_search(model, 3, 6, search.Ranking(alpha=0.0))(params['params'], source, mask)
   for k in range(3):
     log_probs = jax.nn.log_softmax(run(model, params, source, mask, found.tokens[:, k]).logits)
     chosen = jnp.take_along_axis(log_probs, found.tokens[:, k, :, None], -1)[..., 0]
@@ -201,7 +201,10 @@ def test_weights_are_those_of_the_layer_that_was_asked_for():
 
 def test_any_encoder_with_any_decoder():
   source, mask, target = inputs()
-  for sides in ({'encoder_spec': f'birnn(features={WIDE})'}, {'decoder_spec': 'bahdanau(features=8, readout=9)'}):
+  for sides in (
+    {'encoder_spec': f'birnn(features={TRANSFORMER_FEATURES})'},
+    {'decoder_spec': 'bahdanau(features=8, readout=9)'},
+  ):
     model = build_transformer(score='general', heads=1, **sides)
     outputs = run(model, variables(model, source, mask, target), source, mask, target)
     assert np.all(np.isfinite(outputs.logits))

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.functional.addressing import moved, sharpened, written
+from attention_jax.functional.addressing import sharpen, shift_weights, write_memory
 from attention_jax.functional.scores import SCORES
-from attention_jax.models.turing import EMPTY, build_recaller, plain
+from attention_jax.models.turing import INITIAL_MEMORY, build_recaller, is_self_contained
 from tests.functional.alignment_cases import ALIGNMENTS_BY_NAME
 from tests.modules.helpers import draw
-from tests.sweeps import sampled
+from tests.sweeps import sample_cases
 
 SLOTS, WIDTH, FEATURES, INPUTS, OUTPUTS = 5, 3, 4, 2, 2
 CELL = f'turing(slots={SLOTS}, width={WIDTH}, features={FEATURES}, reads=2, writes=2, controller="CONTROLLER")'
@@ -33,19 +33,21 @@ def test_writing_erases_then_adds():
         expected[s, d] *= 1 - weights[h, s] * erase[h, d]
       for h in range(2):
         expected[s, d] += weights[h, s] * add[h, d]
-  np.testing.assert_allclose(written(*given), expected, rtol=1e-5)
+  np.testing.assert_allclose(write_memory(*given), expected, rtol=1e-5)
 
 
 def test_weights_go_round_and_are_sharpened():
   mask, weights = jnp.array([0, 1, 1, 1, 0], bool), jnp.array([0, 0.2, 0.1, 0.7, 0])
-  np.testing.assert_allclose(moved(weights, mask, jnp.array([0.0, 0, 1])), [0, 0.7, 0.2, 0.1, 0], rtol=1e-6)
-  np.testing.assert_allclose(moved(weights, mask, jnp.array([1.0, 0, 0])), [0, 0.1, 0.7, 0.2, 0], rtol=1e-6)
-  np.testing.assert_allclose(moved(weights, mask, jnp.array([0.0, 0, 0, 0, 1])), [0, 0.1, 0.7, 0.2, 0], rtol=1e-6)
+  np.testing.assert_allclose(shift_weights(weights, mask, jnp.array([0.0, 0, 1])), [0, 0.7, 0.2, 0.1, 0], rtol=1e-6)
+  np.testing.assert_allclose(shift_weights(weights, mask, jnp.array([1.0, 0, 0])), [0, 0.1, 0.7, 0.2, 0], rtol=1e-6)
+  np.testing.assert_allclose(
+    shift_weights(weights, mask, jnp.array([0.0, 0, 0, 0, 1])), [0, 0.1, 0.7, 0.2, 0], rtol=1e-6
+  )
   hole = jnp.array([1, 1, 0, 1, 0], bool), jnp.array([0.0, 0, 1])
-  np.testing.assert_allclose(moved(jnp.array([0.3, 0.5, 0, 0.2, 0]), *hole), [0.2, 0.3, 0, 0, 0], rtol=1e-6)
-  assert moved(jnp.array([0.0, 1, 0, 0, 0]), *hole).tolist() == [0, 1, 0, 0, 0]  # where else?
+  np.testing.assert_allclose(shift_weights(jnp.array([0.3, 0.5, 0, 0.2, 0]), *hole), [0.2, 0.3, 0, 0, 0], rtol=1e-6)
+  assert shift_weights(jnp.array([0.0, 1, 0, 0, 0]), *hole).tolist() == [0, 1, 0, 0, 0]  # where else?
   squares = weights**2
-  sharp = lambda weights, power: sharpened(weights, jnp.array(power))
+  sharp = lambda weights, power: sharpen(weights, jnp.array(power))
   np.testing.assert_allclose(sharp(weights, 2.0), squares / squares.sum(), rtol=1e-5)
   assert sharp(weights, 1e4).tolist() == [0, 0, 0, 1, 0] and not sharp(0 * weights, 2.0).any()
 
@@ -56,11 +58,11 @@ def test_the_gradient_of_sharp_weights(weights):
   powers = weights**power
   slopes = power * np.where(weights > 0, weights, 1) ** (power - 1) * (weights > 0)
   exact = np.diag(slopes) / powers.sum() - np.outer(powers, slopes) / powers.sum() ** 2
-  found = jax.jacobian(sharpened)(jnp.array(weights, jnp.float32), jnp.array(power))
+  found = jax.jacobian(sharpen)(jnp.array(weights, jnp.float32), jnp.array(power))
   np.testing.assert_allclose(found[:, weights > 0], exact[:, weights > 0], rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize('score', sampled([(name,) for name, row in SCORES.items() if plain(row)], 4))
+@pytest.mark.parametrize('score', sample_cases([(name,) for name, row in SCORES.items() if is_self_contained(row)], 4))
 def test_heads_address_by_any_score(score):
   model, params = built('lstm', score=score)
   assert np.isfinite(jax.jit(model.apply)({'params': params}, X).logits).all()
@@ -71,7 +73,7 @@ def literal(params, inputs):
   params, cell = jax.tree.map(lambda x: np.asarray(x, np.float64), (params, params['cell']))
   layer = lambda x, p: x @ p['kernel'] + p['bias']
   sigmoid, case = lambda x: 1 / (1 + np.exp(-x)), ALIGNMENTS_BY_NAME['addressing']
-  memory, read = np.full((SLOTS, WIDTH), EMPTY), np.zeros((2, WIDTH))
+  memory, read = np.full((SLOTS, WIDTH), INITIAL_MEMORY), np.zeros((2, WIDTH))
   previous = {heads: np.eye(SLOTS)[[0, 0]] for heads in ('writers', 'readers')}
 
   def look(heads, h):
@@ -81,7 +83,7 @@ def literal(params, inputs):
       cosine = np.array([key @ slot / np.linalg.norm(key) / np.linalg.norm(slot) for slot in memory])
       given = {name: x[i] for name, x in of['alignment'].items()}
       real = np.ones(SLOTS, bool)
-      previous[heads][i] = case.paper(cosine, real, query=h, previous=previous[heads][i], **given)
+      previous[heads][i] = case.reference(cosine, real, query=h, previous=previous[heads][i], **given)
     return previous[heads]
 
   logits = []

@@ -11,7 +11,7 @@ def elman(x, state, hidden, bias):
   return (np.tanh(x + state[0] @ hidden + bias),)
 
 
-def gated(x, state, hidden, bias):
+def gru_step(x, state, hidden, bias):
   (h,) = state
   xr, xz, xn = np.split(x, 3)
   ur, uz, un = np.split(hidden, 3, axis=1)
@@ -28,4 +28,4 @@ def long_short_term(x, state, hidden, bias):
 
 
 # By name: how many arrays the state has, and the formula.
-PAPERS = {'simple': (1, elman), 'gru': (1, gated), 'lstm': (2, long_short_term)}
+REFERENCE_CELLS = {'simple': (1, elman), 'gru': (1, gru_step), 'lstm': (2, long_short_term)}

@@ -13,15 +13,15 @@ from tests.modules.helpers import assert_close, assert_same, draw, variables
 B, T, S, QUERY, ENCODED, FEATURES = 2, 3, 7, 5, 11, 6
 LENGTHS = [S, 4]
 MASK = aj.padding_mask(jnp.asarray(LENGTHS), S)
-ALIKE = ('dot', 'scaled_dot', 'cosine')  # one head of these compares the query and the memory as they are
+EQUAL_WIDTH_SCORES = ('dot', 'scaled_dot', 'cosine')  # one head of these compares the query and the memory as they are
 # Every row once: each score with one alignment, each other alignment with a score that is scanned.
-SPINE = [(score, 'softmax') for score in aj.SCORES] + [('coverage', a) for a in aj.ALIGNMENTS if a != 'softmax']
-every_row = pytest.mark.parametrize(('score', 'alignment'), SPINE)
+CORE_PAIRS = [(score, 'softmax') for score in aj.SCORES] + [('coverage', a) for a in aj.ALIGNMENTS if a != 'softmax']
+every_row = pytest.mark.parametrize(('score', 'alignment'), CORE_PAIRS)
 
 
 def given(score: str, heads: int = 1) -> tuple[jax.Array, jax.Array]:
   """A query [B, T, D] and an encoded source [B, S, D']."""
-  return draw(B, T, QUERY), draw(B, S, QUERY if score in ALIKE and heads == 1 else ENCODED)
+  return draw(B, T, QUERY), draw(B, S, QUERY if score in EQUAL_WIDTH_SCORES and heads == 1 else ENCODED)
 
 
 def at_once(module, query, encoded, mask):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.modules.convolution import GatedConvolution, Normed, halved, lessened, windows
+from attention_jax.modules.convolution import GatedConvolution, Normed, average_residual, scale_gradient, windows
 from tests.modules.helpers import assert_close, assert_same, draw, variables
 
 
@@ -37,10 +37,10 @@ def test_at_first_what_goes_in_and_what_comes_out_vary_alike():
   np.testing.assert_allclose(into_gates.var(), 4, rtol=0.1)
   y = GatedConvolution(32, 1 - keep).init_with_output(jax.random.key(0), dropped)[0]
   assert 0.9 < y.var() < 1.6
-  np.testing.assert_allclose(halved(x[:2000], x[2000:]).var(), 1, rtol=0.1)
+  np.testing.assert_allclose(average_residual(x[:2000], x[2000:]).var(), 1, rtol=0.1)
 
 
 def test_lessened_is_the_same_with_a_part_of_the_gradient():
   x = draw(5)
-  assert_same(lessened(x, 0.25), x)
-  assert_same(jax.grad(lambda x: jnp.sum(lessened(x, 0.25) ** 2))(x), 0.25 * 2 * x)
+  assert_same(scale_gradient(x, 0.25), x)
+  assert_same(jax.grad(lambda x: jnp.sum(scale_gradient(x, 0.25) ** 2))(x), 0.25 * 2 * x)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.modules.linear import over_rows, product
+from attention_jax.modules.linear import product, sum_outer_products
 
 
 def given(dtype):
@@ -53,6 +53,6 @@ def test_float32_can_be_differentiated_forward():
 @pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float32])
 def test_sums_over_rows(rows, dtype):
   left, right = (jax.random.normal(jax.random.key(i), (rows, 3 + i)).astype(dtype) for i in range(2))
-  found = over_rows(left, right, jnp.float32)
+  found = sum_outer_products(left, right, jnp.float32)
   assert found.dtype == jnp.float32
   np.testing.assert_allclose(found, in_float64('nd,nf->df', left, right), rtol=1e-5, atol=1e-5)

@@ -74,7 +74,7 @@ def test_buckets_grow_with_the_logarithm_of_the_distance():
 
 def test_rotary_turns_pairs_so_that_products_know_distances_alone():
   query, key = draw(B, N, T, F), draw(B, N, T, F)[:, ::-1]
-  turn = POSITIONS['rope']().turn
+  turn = POSITIONS['rope']().rotate
   turned = np.asarray(turn(query, AT))
   angles = np.arange(T)[:, None] / 10000 ** (2 * np.arange(F // 2) / F)
   pairs = (np.asarray(query[..., : F // 2]) + 1j * np.asarray(query[..., F // 2 :])) * np.exp(1j * angles)

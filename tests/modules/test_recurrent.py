@@ -10,7 +10,7 @@ import pytest
 import attention_jax as aj
 from attention_jax.modules.recurrent import RECURRENCES, RecurrentCell, RecurrentLayer, RecurrentStack
 from tests.modules.helpers import assert_close, assert_same, draw, variables
-from tests.modules.reference_cells import PAPERS
+from tests.modules.reference_cells import REFERENCE_CELLS
 
 B, S, D, F = 3, 7, 5, 4
 LENGTHS = [S, 4, 0]
@@ -21,7 +21,7 @@ every_direction = pytest.mark.parametrize('reverse', [False, True])
 
 def literal(kind, cell, inputs):
   """Outputs [S, F] and the last state of one unpadded sequence, step by step in NumPy."""
-  states, formula = PAPERS[kind]
+  states, formula = REFERENCE_CELLS[kind]
   cell = jax.tree.map(np.asarray, cell)
   state, outputs = (np.zeros(F),) * states, []
   for x in np.asarray(inputs):
@@ -32,7 +32,7 @@ def literal(kind, cell, inputs):
 
 
 def test_every_recurrence_has_a_literal_loop():
-  assert set(PAPERS) == set(RECURRENCES)
+  assert set(REFERENCE_CELLS) == set(RECURRENCES)
 
 
 @every_kind
@@ -120,7 +120,7 @@ def test_stack_is_the_literal_step_layer_by_layer(kind, residual):
       assert_close([part[b] for part in states[layer]], start)
       cell = own[f'cells_{layer}']
       x = below @ cell['inputs']['kernel'] + cell['inputs']['bias']
-      expected = PAPERS[kind][1](x, tuple(start), cell['kernel'], cell['bias'])
+      expected = REFERENCE_CELLS[kind][1](x, tuple(start), cell['kernel'], cell['bias'])
       assert_close(tuple(part[b] for part in new[layer]), expected)
       below = expected[0] + (below if residual and layer else 0)
     assert_close(output[b], below)

@@ -10,7 +10,7 @@ import pytest
 from attention_jax.data.batching import Batch
 from attention_jax.errors import UserError
 from attention_jax.kernels import pallas_additive
-from attention_jax.systems.ahead_of_time import updates
+from attention_jax.systems.ahead_of_time import compile_updates
 from attention_jax.systems.config import default_config
 from attention_jax.training.partition import make_mesh
 
@@ -25,7 +25,7 @@ def config(**data):
 
 
 def test_every_bucket_is_compiled_for_all_devices():
-  found = list(updates(config(buckets=((6, 4), (8, 8))), 9, make_mesh(), 'cpu'))
+  found = list(compile_updates(config(buckets=((6, 4), (8, 8))), 9, make_mesh(), 'cpu'))
   assert [one.shape for one in found] == [(8, 6, 4), (8, 8, 8)]
   assert found[0].parameters == found[1].parameters > 100
   assert all(one.compiled.memory_analysis().argument_size_in_bytes > 0 for one in found)
@@ -49,9 +49,9 @@ def test_kernels_run_where_the_rows_are(implementation, model):
   shown = lambda size: np.arange(size) < random.integers(1, size + 1, (8, 1))
   batch = Batch(ids(6), shown(6), ids(4), shown(4), np.arange(8, dtype=np.int32), None)
   found = []
-  with pallas_additive.target('interpret'):
+  with pallas_additive.compile_for('interpret'):
     for devices in (jax.devices()[:1], jax.devices()):
-      ((_, compiled, _),) = updates(given, 9, make_mesh(devices), 'cpu')
+      ((_, compiled, _),) = compile_updates(given, 9, make_mesh(devices), 'cpu')
       root, state, _ = jax.tree.map(draw, compiled.args_info[0])
       found.append(jax.device_get(compiled(root, state, batch)))
   assert 'all-gather' not in compiled.as_text()
@@ -64,10 +64,10 @@ def draw(like):
 
 def test_rows_must_divide():
   with pytest.raises(UserError, match='a batch of 12 rows does not divide over 8 devices'):
-    next(updates(config(batch_size=12, batch_unit='sentences'), 9, make_mesh(), 'cpu'))
+    next(compile_updates(config(batch_size=12, batch_unit='sentences'), 9, make_mesh(), 'cpu'))
 
 
 @pytest.mark.parametrize('given', [default_config('classification').to_dict(), config() | {'seeds': 4}])
 def test_what_is_not_compiled_ahead_says_so(given):
   with pytest.raises(UserError, match='possible ahead of time'):
-    next(updates(given, 9, make_mesh(), 'cpu'))
+    next(compile_updates(given, 9, make_mesh(), 'cpu'))

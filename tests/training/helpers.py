@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.losses.sequence import sequence_loss
-from attention_jax.models.encoder_decoder import Outputs, shift_right
+from attention_jax.models.encoder_decoder import ModelOutput, shift_right
 from attention_jax.training.folder import prepare_folder
 from attention_jax.training.loop import Training, fit
 from attention_jax.training.partition import make_mesh
@@ -39,7 +39,7 @@ class Toy(nn.Module):
   dropout: float = 0.1
   needed_loss: str = ''
 
-  def reach(self, source_length):
+  def output_size(self, source_length):
     return WORDS
 
   @nn.compact
@@ -53,10 +53,10 @@ class Toy(nn.Module):
     scores = jnp.einsum('btd,bsd->bts', words, embed(source)) / temperature
     log_weights = jax.nn.log_softmax(jnp.where(source_mask[:, None], scores, -1e9))
     if deterministic or not self.needed_loss:
-      return Outputs(nn.Dense(WORDS)(hidden), jnp.exp(log_weights), (), ())
+      return ModelOutput(nn.Dense(WORDS)(hidden), jnp.exp(log_weights), (), ())
     drawn = jax.nn.one_hot(jax.random.categorical(self.make_rng('attention'), log_weights), source.shape[1])
     draws = jnp.sum(drawn * log_weights, axis=-1)
-    return Outputs(nn.Dense(WORDS)(hidden), drawn, jnp.cumsum(draws, axis=1)[..., None], ())
+    return ModelOutput(nn.Dense(WORDS)(hidden), drawn, jnp.cumsum(draws, axis=1)[..., None], ())
 
 
 BUCKETS = ((4, 5), (6, 7))
@@ -127,7 +127,7 @@ def validate(state) -> dict[str, float]:
   return {'loss': float(sum(s['loss'] for s in sums) / sum(s['tokens'] for s in sums))}
 
 
-def bits(state) -> list[str]:
+def state_bits(state) -> list[str]:
   return [np.asarray(x).tobytes().hex() for x in jax.tree.leaves(state)]
 
 
@@ -135,4 +135,4 @@ if __name__ == '__main__':
   folder, steps, pause = sys.argv[1:]
   result = fit_toy(folder, steps=int(steps), stream=functools.partial(stream, pause=float(pause)))
   with open(f'{folder}.json', 'w') as file:
-    json.dump({'reason': result.reason, 'best': result.best, 'state': bits(result.state)}, file)
+    json.dump({'reason': result.reason, 'best': result.best, 'state': state_bits(result.state)}, file)

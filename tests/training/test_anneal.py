@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.training.anneal import follow, hold, make_anneal
+from attention_jax.training.anneal import apply_schedules, make_anneal, zero_scheduled
 
 PARAMS = {
   'temperature': jnp.ones(()),
@@ -20,13 +20,13 @@ PARAMS = {
 
 def test_numbers_are_replaced_wherever_they_are_and_nothing_else():
   schedules = make_anneal('temperature: constant(rate=0.25); bias: linear(peak=3.0, end=1.0)', PARAMS, 4)
-  found = jax.jit(lambda params, n: follow(params, schedules, n))(PARAMS, jnp.int32(3))
+  found = jax.jit(lambda params, n: apply_schedules(params, schedules, n))(PARAMS, jnp.int32(3))
   wanted = PARAMS | {'temperature': 0.25}
   alignment = {'bias': np.full(2, 1.5), 'temperature': np.full(2, 0.25)}
   wanted['attention'] = PARAMS['attention'] | {'alignment_params': alignment}
   jax.tree.map(np.testing.assert_array_equal, found, wanted)
   assert jax.tree.map(lambda x: x.dtype, found) == jax.tree.map(lambda x: x.dtype, PARAMS)
-  held = hold(PARAMS, schedules)
+  held = zero_scheduled(PARAMS, schedules)
   assert not held['temperature'] and not held['attention']['alignment_params']['bias'].any()
   assert held['dense']['bias'].all() and held['attention']['score_params']['beta'].all()
 
@@ -35,8 +35,8 @@ def test_nothing_to_anneal():
   for spec in ('', ' ', ';'):
     assert make_anneal(spec, PARAMS, 10) == {}
   assert make_anneal('', {'kernel': jnp.ones(3)}, 10) == {}
-  jax.tree.map(np.testing.assert_array_equal, follow(PARAMS, {}, 1), PARAMS)
-  assert follow((), {}, 1) == ()  # no average is kept
+  jax.tree.map(np.testing.assert_array_equal, apply_schedules(PARAMS, {}, 1), PARAMS)
+  assert apply_schedules((), {}, 1) == ()  # no average is kept
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
-from attention_jax.training.folder import FREE, check_folder, prepare_folder, read_config
+from attention_jax.training.folder import MUTABLE_FIELDS, check_folder, prepare_folder, read_config
 from attention_jax.training.partition import make_mesh, replicate
 from attention_jax.training.state import TrainState
 from attention_jax.training.writers import JsonLines, TensorBoard, read_metrics
@@ -184,7 +184,7 @@ def test_folder_belongs_to_its_config(tmp_path):
 
 
 def test_the_length_of_a_run_may_change(tmp_path):
-  assert 'training.steps' in FREE
+  assert 'training.steps' in MUTABLE_FIELDS
   prepare_folder(tmp_path, CONFIG)
   prepare_folder(tmp_path, changed(training_steps=20))
   assert read_config(tmp_path)['training']['steps'] == 20

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from attention_jax.data.encoding import Encoded
+from attention_jax.data.encoding import EncodedCorpus
 from attention_jax.errors import UserError
-from attention_jax.training.fingerprint import check_digests, digests, store_digests
+from attention_jax.training.fingerprint import check_digests, compute_digests, store_digests
 
-SPLIT = Encoded(*(np.arange(n, dtype=np.int32) for n in (6, 3, 4, 3)))
+SPLIT = EncodedCorpus(*(np.arange(n, dtype=np.int32) for n in (6, 3, 4, 3)))
 OTHERS = {
   'a number': SPLIT._replace(target=np.array([0, 1, 2, 4], np.int32)),
   'another order': SPLIT._replace(source=SPLIT.source[::-1]),
@@ -18,26 +18,26 @@ OTHERS = {
 
 
 def test_the_same_is_the_same(tmp_path):
-  check_digests(tmp_path, digests({'train': SPLIT}))  # of a run that stored none yet
-  store_digests(tmp_path, digests({'train': SPLIT, 'test': SPLIT}))
-  check_digests(tmp_path, digests({'test': SPLIT, 'train': SPLIT._replace(source=SPLIT.source.copy())}))
+  check_digests(tmp_path, compute_digests({'train': SPLIT}))  # of a run that stored none yet
+  store_digests(tmp_path, compute_digests({'train': SPLIT, 'test': SPLIT}))
+  check_digests(tmp_path, compute_digests({'test': SPLIT, 'train': SPLIT._replace(source=SPLIT.source.copy())}))
 
 
 @pytest.mark.parametrize('what', OTHERS)
 def test_what_differs_is_named(what, tmp_path):
-  store_digests(tmp_path, digests({'train': SPLIT, 'test': SPLIT}))
+  store_digests(tmp_path, compute_digests({'train': SPLIT, 'test': SPLIT}))
   with pytest.raises(UserError, match=r'begun with other data: test \(or the vocabulary\) changed since; possible: '):
-    check_digests(tmp_path, digests({'train': SPLIT, 'test': OTHERS[what]}))
+    check_digests(tmp_path, compute_digests({'train': SPLIT, 'test': OTHERS[what]}))
 
 
 def test_splits_that_come_and_go(tmp_path):
-  store_digests(tmp_path, digests({'train': SPLIT, 'test': SPLIT}))
+  store_digests(tmp_path, compute_digests({'train': SPLIT, 'test': SPLIT}))
   with pytest.raises(UserError, match='other data: test, unseen '):
-    check_digests(tmp_path, digests({'train': SPLIT, 'unseen': SPLIT}))
+    check_digests(tmp_path, compute_digests({'train': SPLIT, 'unseen': SPLIT}))
 
 
 @pytest.mark.parametrize('content', ['', '[1]', '{"train": '])
 def test_a_file_that_cannot_be_read(content, tmp_path):
   (tmp_path / 'data.json').write_text(content)
   with pytest.raises(UserError, match=r'cannot read .*data\.json'):
-    check_digests(tmp_path, digests({'train': SPLIT}))
+    check_digests(tmp_path, compute_digests({'train': SPLIT}))

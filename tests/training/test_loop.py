@@ -16,12 +16,12 @@ import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
-from attention_jax.training.hooks import Best, due
+from attention_jax.training.hooks import BestEvaluation, is_due
 from attention_jax.training.loop import Training
 from attention_jax.training.writers import read_metrics
 from tests import compiled
 from tests.training import helpers
-from tests.training.helpers import bits, fit_toy
+from tests.training.helpers import fit_toy, state_bits
 
 TIMES = {'train/tokens_per_second', 'train/steps_per_second', 'train/compilations'}
 
@@ -55,7 +55,7 @@ def test_a_run_learns_and_leaves_everything(whole):
   assert sorted(os.listdir(folder / LATEST)) == ['45', '60'] and os.listdir(folder / BEST) == [str(result.best.step)]
   assert result.best.value == min(r['validation/loss'] for r in found if 'validation/loss' in r)
   reader = Checkpoints(folder, read_only=True)
-  assert bits(reader.restore(result.state)[0]) == bits(result.state)
+  assert state_bits(reader.restore(result.state)[0]) == state_bits(result.state)
   reader.close()
 
 
@@ -72,11 +72,11 @@ def test_resuming_equals_an_uninterrupted_run(whole, tmp_path, capsys):
   for steps in (7, 33, 60):
     result = fit_toy(tmp_path, steps=steps)
   assert 'going on at step 33 of 60' in capsys.readouterr().out
-  assert bits(result.state) == bits(whole[0].state)
+  assert state_bits(result.state) == state_bits(whole[0].state)
   losses = lambda folder: {r['step']: r['train/loss'] for r in records(folder) if 'train/loss' in r}
   assert losses(tmp_path) == losses(tmp_path) | losses(whole[1])
   again = fit_toy(tmp_path)
-  assert bits(again.state) == bits(whole[0].state) and again.compilations == 0  # nothing is left to do
+  assert state_bits(again.state) == state_bits(whole[0].state) and again.compilations == 0  # nothing is left to do
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
@@ -93,12 +93,12 @@ def test_a_signal_stops_cleanly_and_changes_nothing(whole, tmp_path, number):
   assert signal.getsignal(number) == before
   assert sorted(os.listdir(tmp_path / LATEST)) == ['15', '23']
   result = fit_toy(tmp_path)
-  assert bits(result.state) == bits(whole[0].state) and result.best == whole[0].best
+  assert state_bits(result.state) == state_bits(whole[0].state) and result.best == whole[0].best
   assert records(tmp_path) == records(whole[1])
 
 
 def start_toy(folder, pause):
-  settings = {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(Path(__file__).parents[2])} | compiled.environment()
+  settings = {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(Path(__file__).parents[2])} | compiled.cache_environment()
   command = [sys.executable, '-W', 'error', helpers.__file__, str(folder), '60', str(pause)]
   pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT}
   return subprocess.Popen(command, env=os.environ | settings, text=True, **pipes)
@@ -120,7 +120,7 @@ def test_killed_at_random_moments_ends_with_the_same_bits(whole, tmp_path):
   assert process.returncode == 0, output
   assert any(code == -signal.SIGKILL for code, _ in kills)
   found = json.loads((tmp_path / 'run.json').read_text())
-  assert found['state'] == bits(whole[0].state), kills
+  assert found['state'] == state_bits(whole[0].state), kills
   assert found['best'] == list(whole[0].best)
   assert records(folder) == records(whole[1])  # no line is lost
   steps = {}
@@ -147,7 +147,7 @@ def test_nan_is_told_with_its_step_and_never_saved(tmp_path, monkeypatch):
     for step, batch in enumerate(LIGHT['stream'](start, stop), start):
       yield batch._replace(index=batch.index - 100 * (step >= 17))
 
-  monkeypatch.setattr(toy, 'sequence_loss', broken)
+  monkeypatch.setattr(helpers, 'sequence_loss', broken)
   with pytest.raises(UserError, match=r'loss is nan at step 18; the last good .*/checkpoints/15;') as error:
     fit_toy(tmp_path, **LIGHT | {'stream': stream})
   assert '\n' not in str(error.value)
@@ -170,20 +170,22 @@ def test_early_stopping_and_its_memory(tmp_path):
   )
   result = run(patience=3)
   assert result.reason == 'no improvement in 3 evaluations since step 4'
-  assert result.state.step == 10 and result.best == Best(1.0, 4, 3)
+  assert result.state.step == 10 and result.best == BestEvaluation(1.0, 4, 3)
   assert os.listdir(tmp_path / BEST) == ['4']
   again = run(patience=3)  # the same command: it is over
   assert again.reason == result.reason and again.state.step == 10 and again.compilations == 0
   values |= dict.fromkeys(range(14, 41, 2), 9.0)
   more = run(patience=4)  # more patience goes on where it stopped
-  assert more.best == Best(0.5, 12, 4) and more.state.step == 20
+  assert more.best == BestEvaluation(0.5, 12, 4) and more.state.step == 20
 
 
 def test_best_is_a_matter_of_direction():
-  run = lambda direction: functools.reduce(lambda b, x: b.after(*x, direction), [(1, 2.0), (2, 3.0), (3, 1.0)], Best())
-  assert run('max') == Best(3.0, 2, 1) and run('min') == Best(1.0, 3, 0)
-  assert Best().after(1, float('nan'), 'min') == Best(None, None, 1)
-  assert Best(stale=5).stop(0) is None
+  run = lambda direction: functools.reduce(
+    lambda b, x: b.with_evaluation(*x, direction), [(1, 2.0), (2, 3.0), (3, 1.0)], BestEvaluation()
+  )
+  assert run('max') == BestEvaluation(3.0, 2, 1) and run('min') == BestEvaluation(1.0, 3, 0)
+  assert BestEvaluation().with_evaluation(1, float('nan'), 'min') == BestEvaluation(None, None, 1)
+  assert BestEvaluation(stale=5).stop_reason(0) is None
 
 
 def test_a_metric_that_is_not_there_is_told(tmp_path):
@@ -202,8 +204,8 @@ def test_a_damaged_checkpoint_is_not_started_over(tmp_path):
 
 
 def test_due():
-  assert [step for step in range(1, 8) if due(step, 3, step == 7)] == [3, 6, 7]
-  assert not due(5, 0) and due(5, 0, last=True)
+  assert [step for step in range(1, 8) if is_due(step, 3, step == 7)] == [3, 6, 7]
+  assert not is_due(5, 0) and is_due(5, 0, last=True)
 
 
 @pytest.mark.parametrize(

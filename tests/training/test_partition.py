@@ -6,7 +6,7 @@ import pytest
 
 from attention_jax.data.batching import Batch
 from attention_jax.errors import UserError
-from attention_jax.training.partition import AXES, RULES, check_rows, make_mesh, place, replicate
+from attention_jax.training.partition import AXES, RULES, check_rows, make_mesh, replicate, shard_batch
 from tests.training.helpers import make_batch
 
 
@@ -23,7 +23,7 @@ def test_rules_name_axes_of_the_mesh():
 
 def test_place_splits_rows_and_keeps_values():
   batch, mesh = make_batch(0, rows=16), make_mesh(jax.devices()[:8])
-  placed = place(batch, mesh)
+  placed = shard_batch(batch, mesh)
   jax.tree.map(np.testing.assert_array_equal, batch, placed)
   assert {shard.data.shape[0] for x in placed for shard in x.addressable_shards} == {2}
   assert placed.target_mask.dtype == bool and placed.source.dtype == np.int32
@@ -32,10 +32,10 @@ def test_place_splits_rows_and_keeps_values():
 def test_links_are_split_by_rows_too_and_may_be_missing():
   mesh, links = make_mesh(jax.devices()[:8]), np.random.default_rng(0).random((16, 5, 4)) < 0.5
   batch = Batch(*make_batch(0, rows=16))
-  placed = place(batch._replace(links=links), mesh)
+  placed = shard_batch(batch._replace(links=links), mesh)
   np.testing.assert_array_equal(placed.links, links)
   assert {shard.data.shape for shard in placed.links.addressable_shards} == {(2, 5, 4)}
-  assert place(batch, mesh).links is None
+  assert shard_batch(batch, mesh).links is None
 
 
 def test_replicate_copies_to_every_device():

@@ -9,14 +9,14 @@ import jax
 import numpy as np
 import pytest
 
-from attention_jax.data.batching import Batches, Together
+from attention_jax.data.batching import Batches, StackedBatches
 from attention_jax.data.encoding import encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import train as train_vocabulary
 from attention_jax.errors import UserError
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
-from attention_jax.training.loop import Training, begin, fit
+from attention_jax.training.loop import Training, fit, prepare_training
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.seeds import fit_seeds
 from attention_jax.training.writers import read_metrics
@@ -183,7 +183,7 @@ def test_one_that_stops_early_leaves_the_others_alone(tmp_path):
 @pytest.mark.parametrize('devices', [1, 4])
 def test_one_that_is_over_is_left_as_it_is(devices):
   mesh = make_mesh(jax.devices()[:devices], RUNS)
-  step, first = begin(Training(**FIELDS), loss, params_of, mesh, [3 + i for i in range(RUNS)])
+  step, first = prepare_training(Training(**FIELDS), loss, params_of, mesh, [3 + i for i in range(RUNS)])
   before, batch = jax.device_get(first()), next(together(0, 1))
   wanted, told = jax.device_get(step(first(), batch))
   live = np.arange(RUNS) != 1
@@ -217,7 +217,7 @@ def test_the_data_of_each_are_those_of_its_seed():
   vocabulary = train_vocabulary('word', words)
   encoded = encode(Corpus(words, words), vocabulary, vocabulary)
   runs = [Batches(encoded, [(3, 3), (6, 6)], 4, seed=seed) for seed in (5, 6, 7)]
-  both = Together(runs)
+  both = StackedBatches(runs)
   for step in range(2 * len(runs[0])):
     batch = both[step]
     for i, run in enumerate(runs):

@@ -8,7 +8,7 @@ import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.losses.sequence import sequence_loss
-from attention_jax.training.anneal import follow, make_anneal
+from attention_jax.training.anneal import apply_schedules, make_anneal
 from attention_jax.training.loss import Loss
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, replicate
@@ -33,7 +33,7 @@ def setup(devices=1, dropout=0.0, optimizer='adam', average=0.9, seed=1, loss=No
   loss = loss or sequence_loss(Toy(dropout), 0.1)
   anneal = make_anneal(anneal, init_params(), 10)
   step = make_train_step(loss, transform, schedule, mesh, seed=seed, average=average, anneal=anneal, **options)
-  params = follow(init_params(), anneal, 1)
+  params = apply_schedules(init_params(), anneal, 1)
   return step, replicate(init_state(params, transform, average, loss.running), mesh)
 
 

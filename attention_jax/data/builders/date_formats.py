@@ -13,7 +13,7 @@ from babel import Locale
 from babel import dates as cldr
 
 # Locales of train, validation and test.
-SEEN = (
+SEEN_LOCALES = (
   'af',
   'am',
   'ar_EG',
@@ -90,7 +90,7 @@ SEEN = (
 # Locales of the split 'unseen'. Related to seen ones: Galician (Spanish, Portuguese), Slovak (Czech), Nynorsk (Bokmål),
 # Macedonian (Bulgarian, Serbian), Malay (Indonesian), Turkmen (Turkish, Azerbaijani), Assamese (Bengali, with its
 # digits), Pashto (Persian, with its digits). Far from every seen one, though in a known script: Basque, Welsh.
-UNSEEN = ('gl', 'sk', 'nn', 'mk', 'ms', 'tk', 'as', 'ps', 'eu', 'cy')
+UNSEEN_LOCALES = ('gl', 'sk', 'nn', 'mk', 'ms', 'tk', 'as', 'ps', 'eu', 'cy')
 
 # Ways of writing that people use in any language, in CLDR's notation.
 FREE_PATTERNS = (
@@ -167,7 +167,7 @@ class Language(NamedTuple):
   cased: bool
 
 
-def clean(text: str) -> str:
+def normalize_text(text: str) -> str:
   """Returns `text` in NFC with every kind of space as U+0020 without what nobody sees (direction marks, joiners)."""
   shown = (' ' if unicodedata.category(c) == 'Zs' else c for c in text if unicodedata.category(c) != 'Cf')
   return unicodedata.normalize('NFC', ''.join(shown))
@@ -201,8 +201,8 @@ def language(code: str) -> Language:
   )
 
 
-def readable(label: str, name: str) -> bool:
-  """Whether a name means the same whatever the locale, by all the names of SEEN and UNSEEN.
+def is_unambiguous_name(label: str, name: str) -> bool:
+  """Whether a name means the same whatever the locale, by all the names of SEEN_LOCALES and UNSEEN_LOCALES.
 
   Not so for a month that is another month elsewhere (listopad: November in Polish, October in Croatian) and for a
   weekday that is a month somewhere (mar.: Tuesday in Spanish, March in English). No example contains one of these.
@@ -215,7 +215,7 @@ def readable(label: str, name: str) -> bool:
 def _months() -> Mapping[str, frozenset[int]]:
   """Returns folded name -> the months it means in one locale or another."""
   found = {}
-  for code in SEEN + UNSEEN:
+  for code in SEEN_LOCALES + UNSEEN_LOCALES:
     for field, names in language(code).names.items():
       for number, name in names.items() if field[0] in 'ML' else ():
         found.setdefault(fold(name), set()).add(number)
@@ -242,7 +242,7 @@ def _names(locale: Locale) -> Iterator[tuple[str, Mapping[int, str]]]:
   for get, fields in ((cldr.get_month_names, 'ML'), (cldr.get_day_names, 'Ec')):
     for field, context in zip(fields, ('format', 'stand-alone'), strict=True):
       for width, count in (('abbreviated', 3), ('wide', 4)):
-        names = {number: clean(name) for number, name in get(width, context, locale).items()}
+        names = {number: normalize_text(name) for number, name in get(width, context, locale).items()}
         missing = names[1].startswith('M0') or (locale != root and names == dict(get(width, context, root)))
         if not missing and len(set(names.values())) == len(names):
           yield field * count, names
@@ -258,11 +258,11 @@ def _pieces(pattern: str, locale: Locale, names: Mapping) -> Pattern | None:
   pieces = []
   for kind, value in cldr.tokenize_pattern(pattern):
     if kind == 'chars':
-      pieces.append(Piece('', clean(value)))
+      pieces.append(Piece('', normalize_text(value)))
       continue
     char, count = value
     if char == 'G':
-      pieces.append(Piece('', clean(cldr.get_era_names('wide' if count == 4 else 'abbreviated', locale)[1])))
+      pieces.append(Piece('', normalize_text(cldr.get_era_names('wide' if count == 4 else 'abbreviated', locale)[1])))
     elif char == 'y':
       pieces.append(Piece('y', 'yy' if count == 2 else 'y'))
     elif char == 'd' or (char in 'ML' and count <= 2):

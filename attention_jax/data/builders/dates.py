@@ -29,7 +29,7 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import tensorflow_datasets as tfds
 
@@ -61,10 +61,10 @@ class Splitting(NamedTuple):
 
 
 SPLITS = {
-  'train': Splitting(0, 20, date_formats.SEEN),
-  'validation': Splitting(20, 21, date_formats.SEEN),
-  'test': Splitting(21, 22, date_formats.SEEN),
-  'unseen': Splitting(22, 23, date_formats.UNSEEN),
+  'train': Splitting(0, 20, date_formats.SEEN_LOCALES),
+  'validation': Splitting(20, 21, date_formats.SEEN_LOCALES),
+  'test': Splitting(21, 22, date_formats.SEEN_LOCALES),
+  'unseen': Splitting(22, 23, date_formats.UNSEEN_LOCALES),
 }
 
 
@@ -111,8 +111,10 @@ class Dates(tfds.core.GeneratorBasedBuilder):
 
   url_infos = None  # nothing to download; and looking for checksums needs a package that tfds does not declare
   VERSION = tfds.core.Version('1.0.0')
-  RELEASE_NOTES = {'1.0.0': f'{len(date_formats.SEEN)} locales and {len(date_formats.UNSEEN)} unseen ones.'}  # noqa: RUF012 (tfds wants a dict)
-  BUILDER_CONFIGS = [SeedConfig(0)]  # noqa: RUF012
+  RELEASE_NOTES: ClassVar = {
+    '1.0.0': f'{len(date_formats.SEEN_LOCALES)} locales and {len(date_formats.UNSEEN_LOCALES)} unseen ones.'
+  }
+  BUILDER_CONFIGS: ClassVar = [SeedConfig(0)]
 
   def _info(self) -> tfds.core.DatasetInfo:
     return tfds.core.DatasetInfo(
@@ -174,9 +176,9 @@ def _draw(draw, language: date_formats.Language) -> tuple[datetime.date, Labelle
   case = _pick(draw, CASES) if language.cased else str
   labelled = []
   for piece in pattern:
-    text = _written(piece, date, language, zero)
+    text = _format_piece(piece, date, language, zero)
     if piece.form in language.names:
-      if not date_formats.readable(piece.label, text):
+      if not date_formats.is_unambiguous_name(piece.label, text):
         return None
       text = text.removesuffix('.') if draw() < NO_DOT_SHARE else text
     labelled += [(char, piece.label) for char in unicodedata.normalize('NFC', case(text))]
@@ -194,7 +196,7 @@ def _date(draw, short_year: bool) -> datetime.date:
   return datetime.date(year, month, 1 + int(draw() * calendar.monthrange(year, month)[1]))
 
 
-def _written(piece: date_formats.Piece, date: datetime.date, language: date_formats.Language, zero: str) -> str:
+def _format_piece(piece: date_formats.Piece, date: datetime.date, language: date_formats.Language, zero: str) -> str:
   """Returns the text of one piece of a pattern."""
   label, form = piece
   if label == '':

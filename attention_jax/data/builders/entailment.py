@@ -28,7 +28,7 @@ OBJECTS = {
   'vehicles': ('cars', 'buses', 'trucks', 'bicycles'),
   'instruments': ('guitars', 'drums', 'violins', 'flutes'),
 }
-UNSEEN = {'foxes', 'goats', 'sailors', 'toddlers', 'puzzles', 'bicycles', 'flutes'}
+UNSEEN_NOUNS = {'foxes', 'goats', 'sailors', 'toddlers', 'puzzles', 'bicycles', 'flutes'}
 NUMBERS = ('two', 'three', 'four', 'five')
 SIZES_OF = ('small', 'large')
 COLOURS = ('red', 'blue', 'green', 'black', 'white')
@@ -98,7 +98,9 @@ class _Draws:
     return self.one(item for item in items if item != than)
 
   def noun(self, groups, modifiers) -> Noun:
-    pairs = [(noun, wider) for wider, nouns in groups.items() for noun in nouns if (noun in UNSEEN) == self._unseen]
+    pairs = [
+      (noun, wider) for wider, nouns in groups.items() for noun in nouns if (noun in UNSEEN_NOUNS) == self._unseen
+    ]
     noun, wider = self.one(pairs)
     return Noun(self.one(NUMBERS), self.one(('', *modifiers)), noun, wider)
 

@@ -35,14 +35,14 @@ COLOURS = {
 SHAPES = ('circle', 'square', 'triangle', 'cross')
 RADII = {'small': (6.0, 7.5), 'large': (10.5, 12.5)}
 TEXTURES = ('', 'striped', 'dotted')
-UNSEEN = {('red', 'cross'), ('blue', 'triangle'), ('yellow', 'circle'), ('purple', 'square')}
+UNSEEN_PAIRS = {('red', 'cross'), ('blue', 'triangle'), ('yellow', 'circle'), ('purple', 'square')}
 APART = 4.0  # pixels by which an order or a relation is clear
 HIDDEN = (0.1, 0.25)  # of a thing behind another one: at least, where pictures are drawn to have one; at most
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom; the last two lie outside
 
 
-class Thing(NamedTuple):
+class DrawnShape(NamedTuple):
   """One thing, its middle and radius in pixels."""
 
   size: str
@@ -78,12 +78,12 @@ def generate(split: str, seed: int = 0) -> Iterator[Scene]:
   # Only random() is promised to stay the same from one Python version to the next, so every draw comes from it.
   draw = random.Random(f'shapes {split} {seed}').random
   for _ in range(size):
-    things = _things(draw, split == 'unseen')  # the last one in front
+    things = _draw_things(draw, split == 'unseen')  # the last one in front
     words, boxes = tell(sorted(things, key=lambda thing: thing.x))
     yield Scene(_paint(draw, things), ' '.join(words), boxes)
 
 
-def tell(things: list[Thing]) -> tuple[list[str], list[Box | None]]:
+def tell(things: list[DrawnShape]) -> tuple[list[str], list[Box | None]]:
   """The caption of things from left to right, and the box of each word; that of a relation is None."""
   words, boxes = [], []
   for i, thing in enumerate(things):
@@ -94,26 +94,26 @@ def tell(things: list[Thing]) -> tuple[list[str], list[Box | None]]:
   return words, boxes
 
 
-def _relation(one: Thing, other: Thing) -> str:
+def _relation(one: DrawnShape, other: DrawnShape) -> str:
   across, down = other.x - one.x, other.y - one.y
   if across > abs(down):
     return 'left of'
   return 'above' if down > 0 else 'below'
 
 
-def _things(draw: Callable[[], float], unseen: bool) -> list[Thing]:
+def _draw_things(draw: Callable[[], float], unseen: bool) -> list[DrawnShape]:
   count, least = 2 + int(draw() * 2), HIDDEN[0] * (draw() < 0.5)
   while True:
     things = [_thing(draw) for _ in range(count)]
     told = sorted(things, key=lambda thing: thing.x)
     offsets = [(b.x - a.x, abs(b.y - a.y)) for a, b in itertools.pairwise(told)]
     clear = all(across >= APART and abs(across - down) >= APART for across, down in offsets)
-    rare = any((thing.colour, thing.shape) in UNSEEN for thing in things)
-    if clear and rare == unseen and least <= max(hidden(things)) <= HIDDEN[1]:
+    rare = any((thing.colour, thing.shape) in UNSEEN_PAIRS for thing in things)
+    if clear and rare == unseen and least <= max(covered_shares(things)) <= HIDDEN[1]:
       return things
 
 
-def hidden(things: list[Thing]) -> list[float]:
+def covered_shares(things: list[DrawnShape]) -> list[float]:
   """The share of each thing that later ones cover."""
   shares, front = [], np.zeros((WIDTH, WIDTH), bool)
   for thing in reversed(things):
@@ -123,7 +123,7 @@ def hidden(things: list[Thing]) -> list[float]:
   return shares[::-1]
 
 
-def _cover(thing: Thing) -> np.ndarray:
+def _cover(thing: DrawnShape) -> np.ndarray:
   """[WIDTH, WIDTH] bool, the pixels of a thing."""
   from PIL import Image, ImageDraw
 
@@ -132,16 +132,16 @@ def _cover(thing: Thing) -> np.ndarray:
   return np.asarray(outline)
 
 
-def _thing(draw: Callable[[], float]) -> Thing:
+def _thing(draw: Callable[[], float]) -> DrawnShape:
   one = lambda items: list(items)[int(draw() * len(items))]
   size = one(RADII)
   low, high = RADII[size]
   radius = low + draw() * (high - low)
   place = lambda: radius + draw() * (WIDTH - 2 * radius)
-  return Thing(size, one(COLOURS), one(TEXTURES), one(SHAPES), place(), place(), radius)
+  return DrawnShape(size, one(COLOURS), one(TEXTURES), one(SHAPES), place(), place(), radius)
 
 
-def _paint(draw: Callable[[], float], things: list[Thing]) -> np.ndarray:
+def _paint(draw: Callable[[], float], things: list[DrawnShape]) -> np.ndarray:
   from PIL import Image, ImageDraw
 
   size = WIDTH * FINE
@@ -158,7 +158,7 @@ def _paint(draw: Callable[[], float], things: list[Thing]) -> np.ndarray:
   return np.asarray(small, np.uint8)
 
 
-def _draw_thing(picture, thing: Thing) -> None:
+def _draw_thing(picture, thing: DrawnShape) -> None:
   from PIL import Image, ImageDraw
 
   x, y, r = (value * FINE for value in (thing.x, thing.y, thing.radius))

@@ -6,7 +6,7 @@ from typing import Any
 from attention_jax.errors import UserError, choose
 
 
-def open_set(folder: str, name: str) -> Any:
+def open_tfds_set(folder: str, name: str) -> Any:
   """The builder of a set that is prepared under `folder`. Raises: UserError where it is not, or not as array_record."""
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core.registered import DatasetNotFoundError
@@ -27,7 +27,7 @@ def open_set(folder: str, name: str) -> Any:
     raise UserError(f"tfds set '{name}' is not prepared in '{folder or '.'}'; run {prepare}") from None
 
 
-def parts_of(builder: Any, name: str, validation: str | None) -> dict[str, str]:
+def tfds_split_parts(builder: Any, name: str, validation: str | None) -> dict[str, str]:
   """{'train': 'train[:90%]', 'validation': 'train[90%:]', 'test': 'test'}: what tfds calls the splits, as far as there
   are any.
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attention_jax.data.batching import Order, chunks
+from attention_jax.data.batching import Order, eval_batch_rows
 from attention_jax.data.documents import Documents
-from attention_jax.data.text import count
+from attention_jax.data.text import format_count
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
 from attention_jax.tokens import PAD, UNK
@@ -62,7 +62,7 @@ class LabelledBatch(NamedTuple):
   index: np.ndarray
 
 
-def pieces(
+def cut_document(
   sentences: Sequence[str], vocabulary: Vocabulary, most: tuple[int, int], *, joined: bool, pairs: bool
 ) -> tuple[list[tuple[list[str], list[int]]], int]:
   """The sentences of a document as (tokens, ids), as many as most[0], cut wherever they are longer than most[1]; and
@@ -76,7 +76,7 @@ def pieces(
     sentences = [' '.join(sentences)]
   found, total = [], 0
   for sentence in sentences:
-    tokens, ids = vocabulary.tokens(sentence), vocabulary.encode(sentence)
+    tokens, ids = vocabulary.tokenize(sentence), vocabulary.encode(sentence)
     starts = range(0, len(ids), most[1])[: 1 if joined or pairs else None]
     found += [(tokens[start : start + most[1]], ids[start : start + most[1]]) for start in starts]
     total += len(ids)
@@ -87,10 +87,10 @@ def pieces(
 def encode_documents(
   documents: Documents, vocabulary: Vocabulary, labels: Sequence[str], most: tuple[int, int], joined: bool
 ) -> EncodedDocuments:
-  """The ids of a split, of each document as many sentences and words as `most` says, see `pieces`."""
+  """The ids of a split, of each document as many sentences and words as `most` says, see `cut_document`."""
   flat, lengths, sizes, left = [], [], [], 0
   for sentences in documents.sentences:
-    kept, more = pieces(sentences, vocabulary, most, joined=joined, pairs=documents.pairs)
+    kept, more = cut_document(sentences, vocabulary, most, joined=joined, pairs=documents.pairs)
     left += more
     flat += [id for _, ids in kept for id in ids]
     lengths += [len(ids) for _, ids in kept]
@@ -101,7 +101,7 @@ def encode_documents(
   return EncodedDocuments(np.array(flat, np.int32), offsets(lengths), offsets(sizes), known, left)
 
 
-def check_shapes(buckets: Iterable[Sequence[int]]) -> tuple[tuple[int, int], ...]:
+def check_document_buckets(buckets: Iterable[Sequence[int]]) -> tuple[tuple[int, int], ...]:
   """The (sentences, words) pairs, smallest first. Raises: UserError for anything else."""
   try:
     pairs = sorted({(sentences, words) for sentences, words in buckets}, key=lambda pair: (pair[0] * pair[1], pair))
@@ -112,7 +112,7 @@ def check_shapes(buckets: Iterable[Sequence[int]]) -> tuple[tuple[int, int], ...
   return tuple(pairs)
 
 
-def largest(buckets: Sequence[tuple[int, int]]) -> tuple[int, int]:
+def largest_bucket(buckets: Sequence[tuple[int, int]]) -> tuple[int, int]:
   """How many sentences, and words of each, some bucket holds. Raises: UserError where no bucket holds both."""
   most = max(sentences for sentences, _ in buckets), max(words for _, words in buckets)
   if most not in buckets:
@@ -131,7 +131,7 @@ def assign_documents(encoded: EncodedDocuments, buckets: Sequence[tuple[int, int
 class DocumentBatches:
   """The training batches of one split, without end: `batches[step]` for any step >= 0, see batching.Order."""
 
-  sides = 'rows, sentences, words'
+  shape_names = 'rows, sentences, words'
 
   def __init__(
     self,
@@ -159,11 +159,11 @@ class DocumentBatches:
     return gather_documents(self._encoded, rows, bucket)
 
 
-def documents_in_order(
+def eval_document_batches(
   encoded: EncodedDocuments, buckets: Sequence[tuple[int, int]], size: int
 ) -> Iterator[LabelledBatch]:
   """Batches for evaluation: every document once, by bucket, then by its number of sentences."""
-  for rows, bucket in chunks(assign_documents(encoded, buckets), buckets, encoded.sentences, size):
+  for rows, bucket in eval_batch_rows(assign_documents(encoded, buckets), buckets, encoded.sentences, size):
     yield gather_documents(encoded, rows, bucket)
 
 
@@ -187,4 +187,4 @@ def describe_documents(split: str, encoded: EncodedDocuments, labels: Sequence[s
   cut = 100 * encoded.left / max(len(encoded.ids) + encoded.left, 1)
   unknown = 100 * float(np.mean(encoded.ids == UNK)) if len(encoded.ids) else 0.0
   long = f'; {cut:.1f} % of the words are behind the largest bucket' if cut >= 0.05 else ''
-  return f'{split}: {count(encoded.rows, "document")} ({each}); unknown words: {unknown:.2f} %{long}'
+  return f'{split}: {format_count(encoded.rows, "document")} ({each}); unknown words: {unknown:.2f} %{long}'

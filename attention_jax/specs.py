@@ -1,0 +1,246 @@
+"""Spec strings: `'name(option=literal)'` selects a row of a table and sets its options.
+
+One parser and one binder serve every table of the package. What a row may be given is its schema, which is read from
+the keyword-only arguments of a function or from the fields of a dataclass. The allowed range of a number stands beside
+it: `features: Annotated[int, Range(1)]`; the aliases at the end of this file name the usual ones.
+"""
+
+import ast
+import contextlib
+import dataclasses
+import functools
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from attention_jax.errors import UserError, choose
+
+Row = TypeVar('Row')
+REQUIRED = inspect.Parameter.empty  # the default of an option that has none
+_KINDS = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a string', tuple: 'a tuple'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+  """Allowed values of a number, from `low` to `high`; NaN is in no range, and infinity in none with an open end.
+
+  Attributes:
+    low, high: the bounds; by default there is none.
+    include_low, include_high: whether a bound itself is allowed.
+  """
+
+  low: float = -math.inf
+  high: float = math.inf
+  include_low: bool = True
+  include_high: bool = True
+
+  def __contains__(self, value: float) -> bool:
+    above = value >= self.low if self.include_low else value > self.low
+    below = value <= self.high if self.include_high else value < self.high
+    return math.isfinite(value) and above and below
+
+  def __str__(self) -> str:
+    low = f'{"at least" if self.include_low else "greater than"} {self.low}'
+    high = f'{"at most" if self.include_high else "less than"} {self.high}'
+    bounds = [bound for bound, value in ((low, self.low), (high, self.high)) if math.isfinite(value)]
+    return ' and '.join(bounds) or 'finite'
+
+
+class Option(NamedTuple):
+  """One entry of a schema: the annotation of the value, its default (REQUIRED if it has none), its range or None."""
+
+  annotation: Any
+  default: Any = REQUIRED
+  range: Range | None = None
+
+
+Schema = Mapping[str, Option]
+
+
+def parse(spec: str) -> tuple[str, dict[str, Any]]:
+  """Parses `'name(option=literal)'`.
+
+  Returns:
+    `('name', {'option': literal})`.
+
+  Raises:
+    UserError: for anything else.
+  """
+  calls = [_call(node) for node in _terms(spec)]
+  if len(calls) == 1 and calls[0]:
+    return calls[0]
+  raise UserError(f"cannot parse {spec!r}; expected 'name' or 'name(option=literal, ...)'")
+
+
+def parse_sum(specs: str) -> dict[str, dict[str, Any]]:
+  """Parses `'a(option=literal) + b'`.
+
+  Returns:
+    `{'a': {'option': literal}, 'b': {}}`; an empty dictionary for `''`.
+
+  Raises:
+    UserError: for anything else, and for a name that occurs twice.
+  """
+  calls = [_call(node) for node in _terms(specs)] if specs.strip() else []
+  if all(calls) and len(dict(calls)) == len(calls):
+    return dict(calls)
+  raise UserError(f"cannot parse {specs!r}; expected 'name(option=literal, ...) + name + ...', each name once")
+
+
+def schema_of(source: Callable | type | Mapping[str, Any], exclude: Collection[str] = ()) -> dict[str, Option]:
+  """Returns the options that `source` accepts.
+
+  Args:
+    source: a function (its keyword-only arguments), a dataclass (its fields), or a mapping from names to defaults.
+    exclude: names that the caller supplies itself, which are therefore no options.
+  """
+  if isinstance(source, Mapping):
+    options = {name: _option(Any, default) for name, default in source.items()}
+  elif dataclasses.is_dataclass(source):
+    options = {field.name: _option(field.type, _field_default(field)) for field in dataclasses.fields(source)}
+  else:
+    parameters = inspect.signature(source).parameters.values()
+    options = {p.name: _option(p.annotation, p.default) for p in parameters if p.kind is p.KEYWORD_ONLY}
+  return {name: option for name, option in options.items() if name not in exclude}
+
+
+def check_options(what: str, options: Mapping[str, Any], schema: Schema) -> None:
+  """Checks options against a schema.
+
+  Args:
+    what: what the options belong to, as an error names it: "decoder 'luong'".
+    options: the options to check.
+    schema: the options that are allowed.
+
+  Raises:
+    UserError: for an unknown or missing option, a value of another type, or one outside of its range.
+  """
+  for name, value in options.items():
+    if not schema:
+      raise UserError(f"{what} has no options, got '{name}'")
+    check_value(f'{what}: option {name}', value, schema[choose(name, schema, f'option of {what}:')])
+  if missing := [name for name, option in schema.items() if option.default is REQUIRED and name not in options]:
+    raise UserError(f'{what} needs {" and ".join(missing)}; its options: {", ".join(schema)}')
+
+
+def check_value(what: str, value: Any, option: Option) -> None:
+  """Raises UserError unless `value` has the type of `option` and lies in its range; `what` names it in the message."""
+  if not _has_type(value, option.annotation):
+    kind = _KINDS.get(option.annotation) or inspect.formatannotation(option.annotation)
+    raise UserError(f'{what} must be {kind}, got {value!r}')
+  if option.range is not None and value not in option.range:
+    raise UserError(f'{what} must be {option.range}, got {value}')
+
+
+def check_fields(config: Any, group: str) -> None:
+  """Checks the fields of a dataclass instance that stands for a group of the config, such as `'config.training'`.
+
+  Raises:
+    UserError: for a number, switch or string of another type than annotated, or a number outside of its range.
+  """
+  for name, option in schema_of(type(config)).items():
+    if option.annotation in _KINDS and option.annotation is not tuple:
+      check_value(f'{group}.{name}', getattr(config, name), option)
+
+
+def bind(
+  spec: str,
+  table: Mapping[str, Row],
+  what: str,
+  schema: Callable[[Row], Schema] = schema_of,
+) -> tuple[str, Row, dict[str, Any]]:
+  """Finds the row of a table that a spec string selects, and checks the options it sets.
+
+  Args:
+    spec: `'name'` or `'name(option=literal, ...)'`.
+    table: rows by name.
+    what: what the table holds, as an error names it: 'decoder'.
+    schema: maps a row to the options it accepts; by default they are read from the row itself.
+
+  Returns:
+    The name, the row, and the options that are set.
+
+  Raises:
+    UserError: for a spec that cannot be parsed, an unknown name, and options as in `check_options`.
+  """
+  name, options = parse(spec)
+  row = table[choose(name, table, what)]
+  check_options(f'{what} {name!r}', options, schema(row))
+  return name, row, options
+
+
+def _terms(specs: str) -> list[ast.expr | None]:
+  """The terms of a sum from left to right; [None] if it is not an expression."""
+  try:
+    node = ast.parse(specs.strip(), mode='eval').body
+  except (SyntaxError, ValueError, TypeError, AttributeError):
+    return [None]
+  terms = []
+  while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+    terms.append(node.right)
+    node = node.left
+  return [node, *reversed(terms)]
+
+
+def _call(node: ast.expr | None) -> tuple[str, dict[str, Any]] | None:
+  """`name` or `name(option=literal)`; None for anything else. Raises UserError for an option that is set twice."""
+  if isinstance(node, ast.Name):
+    return node.id, {}
+  if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
+    return None
+  names = [keyword.arg for keyword in node.keywords]
+  if None in names:  # **options
+    return None
+  if repeated := [name for name in names if names.count(name) > 1]:
+    raise UserError(f'{node.func.id}: option {repeated[0]} must be set once, got it {names.count(repeated[0])} times')
+  with contextlib.suppress(ValueError, TypeError):
+    return node.func.id, {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
+  return None
+
+
+def _field_default(field: dataclasses.Field) -> Any:
+  if field.default is not dataclasses.MISSING:
+    return field.default
+  return REQUIRED if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _option(annotation: Any, default: Any) -> Option:
+  """An option with the range of an Annotated type; without an annotation the type is that of the default."""
+  limits = None
+  if typing.get_origin(annotation) is Annotated:
+    annotation, *metadata = typing.get_args(annotation)
+    limits = next((entry for entry in metadata if isinstance(entry, Range)), None)
+  if annotation in (inspect.Parameter.empty, Any) and default is not REQUIRED and default is not None:
+    annotation = type(default)
+  return Option(Any if annotation is inspect.Parameter.empty else annotation, default, limits)
+
+
+def _has_type(value: Any, annotation: Any) -> bool:
+  """Whole numbers are numbers; True and False are not. Any takes everything."""
+  if annotation is Any:
+    return True
+  if annotation in (int, float):
+    return isinstance(value, (int, float) if annotation is float else int) and not isinstance(value, bool)
+  if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+    return isinstance(value, annotation)
+  return _is_bearable()(value, annotation) and (not isinstance(value, bool) or bool in typing.get_args(annotation))
+
+
+@functools.cache
+def _is_bearable() -> Callable[[Any, Any], bool]:
+  """Loaded on first use: only options of the tables of data have types such as `str | tuple[str, str]`."""
+  from beartype import BeartypeConf
+  from beartype.door import is_bearable
+
+  return functools.partial(is_bearable, conf=BeartypeConf(is_pep484_tower=True))
+
+
+Size = Annotated[int, Range(1)]
+Count = Annotated[int, Range(0)]
+Positive = Annotated[float, Range(0, include_low=False)]
+NonNegative = Annotated[float, Range(0)]
+Probability = Annotated[float, Range(0, 1)]
+Fraction = Annotated[float, Range(0, 1, include_high=False)]
