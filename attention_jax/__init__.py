@@ -9,7 +9,7 @@ from attention_jax.functional.attend import Attended, Carry, Memory, attend_step
 from attention_jax.functional.dropout import with_dropout
 from attention_jax.functional.masking import causal_mask, combine_masks, padding_mask, window_mask
 from attention_jax.functional.scores import SCORES
-from attention_jax.functional.table import Param, Row
+from attention_jax.functional.table import LocalWindow, Param, Pointwise, Product, RequiredLoss, Row, TanhSum
 from attention_jax.kernels.api import IMPLEMENTATIONS, attend
 
 _LAZY = {'Attention': 'attention_jax.modules.attention', 'analysis': 'attention_jax.analysis'}
@@ -29,9 +29,14 @@ __all__ = [
   'Attended',
   'Attention',
   'Carry',
+  'LocalWindow',
   'Memory',
   'Param',
+  'Pointwise',
+  'Product',
+  'RequiredLoss',
   'Row',
+  'TanhSum',
   'UserError',
   'alignments',
   'analysis',

@@ -131,7 +131,8 @@ def check_value(what: str, value: Any, option: Option) -> None:
   if not _has_type(value, option.annotation):
     kind = _KINDS.get(option.annotation) or inspect.formatannotation(option.annotation)
     raise UserError(f'{what} must be {kind}, got {value!r}')
-  if option.range is not None and value not in option.range:
+  is_number = isinstance(value, int | float) and not isinstance(value, bool)
+  if option.range is not None and is_number and value not in option.range:
     raise UserError(f'{what} must be {option.range}, got {value}')
 
 

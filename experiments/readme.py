@@ -14,7 +14,7 @@ from absl import flags
 
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.scores import SCORES
-from attention_jax.functional.table import Row, default_options, parameter_names
+from attention_jax.functional.table import Row, option_schema, parameter_names
 from attention_jax.kernels import pallas_additive
 from attention_jax.kernels.api import IMPLEMENTATIONS
 from attention_jax.losses import auxiliary
@@ -87,7 +87,7 @@ def update_tables(readme: str) -> str:
 
 def _rows(table: Mapping[str, Row]) -> Iterable[tuple[str, ...]]:
   for name, row in table.items():
-    mine = {k: v for k, v in default_options(row).items() if k not in row.params}
+    mine = {k: v for k, v in ((n, o.default) for n, o in option_schema(row).items()) if k not in row.params}
     recurrent = 'in order' if row.is_recurrent else 'all at once'
     yield name, _first(row.fn), _listed(parameter_names(row)), _listed(f'{k}={v}' for k, v in mine.items()), recurrent
 

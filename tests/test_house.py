@@ -13,7 +13,8 @@ import attention_jax as aj
 ROOT = Path(aj.__file__).parent.parent
 # From the bottom up; a file may import from its own folder and from lower floors.
 FLOORS = [
-  'errors tokens specs',
+  'errors tokens atomic',
+  'specs',
   'functional',
   'kernels',
   'modules',

@@ -8,9 +8,9 @@ import numpy as np
 
 from attention_jax.data.batching import Order, eval_batch_rows
 from attention_jax.data.files import read_arrays
-from attention_jax.data.options import bind
 from attention_jax.data.tfds_sets import open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
+from attention_jax.specs import bind
 
 
 class Digits(NamedTuple):

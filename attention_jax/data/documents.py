@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from attention_jax.data import sentences
 from attention_jax.data.files import read_lines
-from attention_jax.data.options import bind
 from attention_jax.data.tfds_sets import open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
+from attention_jax.specs import bind
 
 SURROGATE = re.compile('[\ud800-\udfff]')
 SPLITS = ('train', 'validation', 'test', 'unseen')

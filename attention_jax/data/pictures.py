@@ -12,10 +12,10 @@ import numpy as np
 
 from attention_jax.data.batching import Batch, Order, eval_batch_rows
 from attention_jax.data.files import read_arrays, read_lines
-from attention_jax.data.options import bind
 from attention_jax.data.text import Corpus, format_count
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
+from attention_jax.specs import bind
 from attention_jax.tokens import EOS, PAD
 
 IMAGE_EXTENSIONS = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')

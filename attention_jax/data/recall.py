@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attention_jax.data.options import bind
 from attention_jax.errors import UserError
+from attention_jax.specs import bind
 
 Draw = np.random.Generator
 Sizes = tuple[int, ...]

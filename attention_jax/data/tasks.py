@@ -11,9 +11,9 @@ import numpy as np
 from attention_jax.data import vocab
 from attention_jax.data.batching import BATCH_UNITS
 from attention_jax.data.encoding import EncodedCorpus, assign_buckets, check_buckets, describe_corpus, encode
-from attention_jax.data.options import bind
 from attention_jax.data.text import Corpus, Links, from_pairs, parallel_paths, read_parallel, read_tsv
 from attention_jax.errors import UserError, choose
+from attention_jax.specs import bind
 
 SPLITS = ('train', 'validation', 'test', 'unseen')
 

@@ -12,9 +12,9 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from attention_jax.data.options import bind
 from attention_jax.data.subword_sampling import bpe_dropout, unigram_sampling
 from attention_jax.errors import UserError
+from attention_jax.specs import bind
 from attention_jax.tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 
 _CUTS = {'subword': bpe_dropout, 'unigram': unigram_sampling}

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.decoding.search import LOG_ZERO
+from attention_jax.decoding.search import IMPOSSIBLE_SCORE
 from attention_jax.modules.embedding import oov_to_unk
 from attention_jax.tokens import PAD
 
@@ -22,7 +22,7 @@ def force_prefix(step: Callable, carry: Any, memory: Any, prefix: jax.Array) -> 
     (own, at), (own_memory, prefix) = carry, memory
     own, (logits, *rest) = step(own, token, own_memory)
     wanted = jnp.take_along_axis(prefix, jnp.minimum(at, prefix.shape[1] - 1)[:, None], axis=1)
-    only = jnp.where(jnp.arange(logits.shape[-1])[None] == oov_to_unk(wanted, logits.shape[-1]), 0.0, LOG_ZERO)
+    only = jnp.where(jnp.arange(logits.shape[-1])[None] == oov_to_unk(wanted, logits.shape[-1]), 0.0, IMPOSSIBLE_SCORE)
     return (own, at + 1), (jnp.where(wanted == PAD, logits, only), *rest)
 
   at = jnp.zeros(prefix.shape[:1], jnp.int32)

@@ -1,17 +1,13 @@
 """What finished hypotheses are ranked by."""
 
 import dataclasses
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from attention_jax.errors import UserError
+from attention_jax.specs import Range, check_fields
 
-MAX_FACTORS = {
-  'alpha': 10,
-  'beta': 10_000,
-  'gamma': 10_000,
-}  # beyond, float32 could not hold what they make of long outputs
 MIN_COVERAGE = 1e-6  # what less attention than this counts as in the coverage penalty, whose logarithm stays finite
 
 
@@ -27,17 +23,15 @@ class Ranking:
     beta: of the coverage penalty cp; 0 is none.
     gamma: of the end-of-sentence normalisation; 0 is none.
 
-  Raises: UserError for numbers below 0 or beyond MAX_FACTORS.
+  Raises: UserError for numbers below 0 or so large that float32 could not hold the scores of long outputs.
   """
 
-  alpha: float = 0.6
-  beta: float = 0.0
-  gamma: float = 0.0
+  alpha: Annotated[float, Range(0, 10)] = 0.6
+  beta: Annotated[float, Range(0, 10_000)] = 0.0
+  gamma: Annotated[float, Range(0, 10_000)] = 0.0
 
   def __post_init__(self):
-    for name, value in dataclasses.asdict(self).items():
-      if not 0 <= value <= MAX_FACTORS[name]:
-        raise UserError(f'search: {name}={value}; possible: from 0 to {MAX_FACTORS[name]}')
+    check_fields(self, 'ranking')
 
 
 DEFAULT_RANKING = Ranking()

@@ -4,13 +4,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.decoding import search
-from attention_jax.errors import UserError
+from attention_jax.specs import Count, Probability, Range, Size, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,25 +28,15 @@ class Sampling:
   Raises: UserError for numbers that mean nothing.
   """
 
-  samples: int = 1
-  seed: int = 0
-  temperature: float = 1.0
-  top_k: int = 0
-  top_p: float = 1.0
-  min_p: float = 0.0
+  samples: Size = 1
+  seed: Annotated[int, Range(0, 2**31 - 1)] = 0
+  temperature: Annotated[float, Range(1e-3)] = 1.0
+  top_k: Count = 0
+  top_p: Annotated[float, Range(0, 1, include_low=False)] = 1.0
+  min_p: Probability = 0.0
 
   def __post_init__(self):
-    limits = {
-      'samples': (self.samples >= 1, '1 or more'),
-      'seed': (0 <= self.seed < 2**31, f'from 0 to {2**31 - 1}'),
-      'temperature': (1e-3 <= self.temperature < math.inf, '0.001 or more, and finite'),
-      'top_k': (self.top_k >= 0, '0 or more'),
-      'top_p': (0 < self.top_p <= 1, 'greater than 0, up to 1'),
-      'min_p': (0 <= self.min_p <= 1, 'from 0 to 1'),
-    }
-    for name, (fine, possible) in limits.items():
-      if not fine:
-        raise UserError(f'sampling: {name}={getattr(self, name)}; possible: {possible}')
+    check_fields(self, 'sampling')
 
   def make_search(self, drawn: tuple[jax.Array, jax.Array]) -> Callable:
     """What draws hypotheses of a model's steps, for sources with these seeds [B] and numbers [B]."""

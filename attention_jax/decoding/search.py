@@ -18,7 +18,7 @@ from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking, length_pena
 from attention_jax.errors import UserError
 from attention_jax.tokens import BOS, EOS, PAD
 
-LOG_ZERO = -1e9  # finite, so that sums and length normalisation of it stay ordered
+IMPOSSIBLE_SCORE = -1e9  # finite, so that sums and length normalisation of it stay ordered
 MIN_SOURCES = 32  # sources: fewer cost hardly less
 BLOCK = 64  # tokens among which one maximum is taken
 
@@ -28,7 +28,7 @@ class Hypotheses(NamedTuple):
 
   Attributes:
     tokens: [B, K, T] ids, EOS at the end and PAD after it.
-    scores: [B, K] by which they are ranked, see Ranking; LOG_ZERO where there are fewer than K hypotheses.
+    scores: [B, K] by which they are ranked, see Ranking; IMPOSSIBLE_SCORE where there are fewer than K hypotheses.
     log_probs: [B, K] natural log of the probability, EOS included.
     lengths: [B, K] tokens, EOS included.
     weights: [B, K, T, S] of every hypothesis, zero after its end.
@@ -117,10 +117,10 @@ def beam(
     jnp.zeros((max_length, batch, beams), jnp.int32),
     jnp.zeros((max_length, *weights.shape), weights.dtype),
   )
-  only_first = jnp.where(jnp.arange(beams) % (beams // groups) == 0, 0.0, LOG_ZERO)
+  only_first = jnp.where(jnp.arange(beams) % (beams // groups) == 0, 0.0, IMPOSSIBLE_SCORE)
   alive = jnp.broadcast_to(only_first[None, :], (batch, beams))
   none = jnp.zeros((batch, beams), jnp.int32)
-  ends = Ends(jnp.full((batch, beams), LOG_ZERO), jnp.full((batch, beams), LOG_ZERO), none, none)
+  ends = Ends(jnp.full((batch, beams), IMPOSSIBLE_SCORE), jnp.full((batch, beams), IMPOSSIBLE_SCORE), none, none)
   _, continues = ending_and_continuing(logits.shape[-1])
   source_mask = all_real(source_mask, batch, weights.shape[-1])
 
@@ -133,10 +133,10 @@ def beam(
     coverage, eos_log_probs = coverage + weights, logits[..., EOS] - mass
     ended = alive + eos_log_probs
     alive, parents, tokens = _continue(alive - mass, logits, continues, groups, diversity)
-    alive = jnp.maximum(alive, LOG_ZERO)
+    alive = jnp.maximum(alive, IMPOSSIBLE_SCORE)
     among = jnp.concatenate([_by_group(alive, groups), _by_group(ended, groups)], axis=-1)
     worst = jnp.repeat(jax.lax.top_k(among, beams // groups)[0][..., -1], beams // groups, axis=-1)
-    ended = jnp.where((ended >= worst) | (level == max_length - 1), ended, LOG_ZERO)
+    ended = jnp.where((ended >= worst) | (level == max_length - 1), ended, IMPOSSIBLE_SCORE)
     scores = ranking_scores(ended, eos_log_probs, level + 1, coverage, source_mask, ranking)
     ends = _finish(ends, ended, scores, level, groups)
     carry, coverage = jax.tree.map(lambda x: _pick(x, parents), (carry, coverage))
@@ -373,8 +373,8 @@ def _best(before: jax.Array, logits: jax.Array, allowed: np.ndarray) -> tuple[ja
 
 def _finish(ends: Ends, log_probs: jax.Array, scores: jax.Array, level: jax.Array, groups: int) -> Ends:
   """The K best of the finished hypotheses and of those [B, K] that end now: of each group, its own."""
-  # A beam that does not exist must not climb above LOG_ZERO by its length.
-  scores = jnp.where(log_probs > LOG_ZERO / 2, scores, LOG_ZERO)
+  # A beam that does not exist must not climb above IMPOSSIBLE_SCORE by its length.
+  scores = jnp.where(log_probs > IMPOSSIBLE_SCORE / 2, scores, IMPOSSIBLE_SCORE)
   here = jnp.broadcast_to(jnp.arange(scores.shape[1])[None, :], scores.shape)
   new = Ends(scores, log_probs, jnp.full_like(here, level), here)
   both = jax.tree.map(lambda *x: jnp.concatenate([_by_group(part, groups) for part in x], axis=-1), ends, new)
@@ -405,7 +405,7 @@ def _read_off(trail: Trail, ends: Ends) -> Hypotheses:
   tokens = jnp.concatenate([before[1:], jnp.full_like(before[:1], PAD)])
   position = jnp.arange(steps)[:, None, None]
   tokens = jnp.where(position == ends.level[None], EOS, tokens)
-  found = ends.scores > LOG_ZERO
+  found = ends.scores > IMPOSSIBLE_SCORE
   tokens = jnp.where(found[None], tokens, PAD)
   weights = jnp.where(found[None, ..., None], weights, 0.0)
   lengths = jnp.where(found, ends.level + 1, 0)

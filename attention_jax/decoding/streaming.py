@@ -173,9 +173,9 @@ NEEDS = (
   Need(
     'a score that depends on one position alone',
     'model.attention.score',
-    lambda model: model.decoder.attention.resolved_score.is_stateless_pointwise,
+    lambda model: model.decoder.attention.resolved_score.is_pointwise,
     lambda model: model.decoder.attention.score,
-    lambda: [name for name, row in SCORES.items() if row.is_stateless_pointwise],
+    lambda: [name for name, row in SCORES.items() if row.is_pointwise],
   ),
   Need(  # each head would stand at a place of its own
     'one head',

@@ -29,7 +29,7 @@ from attention_jax.functional.monotonic import (
 )
 from attention_jax.functional.sampling import gumbel, gumbel_annealed, hard, init_log_prob
 from attention_jax.functional.sparse import entmax, entmax15, sparsemax
-from attention_jax.functional.table import Param, Row, check_table
+from attention_jax.functional.table import LocalWindow, Param, RequiredLoss, Row, check_table
 
 _CHUNK = {'w': Param(('query', 'key')), 'bias': Param(('key',), 0.0), 'v': Param(('key',), 'vector')}
 _ADDRESS = {name: Param(('query',), 'vector') for name in ('strength', 'gate', 'power')}
@@ -46,17 +46,19 @@ ALIGNMENTS = check_table(
     'entmax': Row(entmax, params={'alpha': Param((), 1.5)}),
     'hardmax': Row(hardmax),
     'coverage_penalised': Row(coverage_penalised),
-    'local_m': Row(local_m, window=window_m),
+    'local_m': Row(local_m, form=LocalWindow(window_m)),
     'local_p': Row(
-      local_p, params={'w': Param(('query', 'features')), 'v': Param(('features',), 'vector')}, window=window_p
+      local_p,
+      params={'w': Param(('query', 'features')), 'v': Param(('features',), 'vector')},
+      form=LocalWindow(window_p),
     ),
     'windowed': Row(windowed),
-    'hard': Row(hard, at_test=hardmax, init_state=init_log_prob, loss='reinforce'),
+    'hard': Row(hard, at_test=hardmax, init_state=init_log_prob, training=RequiredLoss('reinforce')),
     'gumbel': Row(gumbel, at_test=hardmax),
     'gumbel_annealed': Row(gumbel_annealed, at_test=hardmax, params={'temperature': Param((), 1.0)}),
-    'latent': Row(latent, latent=LatentAlignment(None, posterior)),
+    'latent': Row(latent, training=LatentAlignment(None, posterior)),
     'latent_monotonic': Row(
-      latent_monotonic, init_state=init_chain, latent=LatentAlignment(observe_chain, chain_posterior)
+      latent_monotonic, init_state=init_chain, training=LatentAlignment(observe_chain, chain_posterior)
     ),
     'monotonic': Row(monotonic, at_test=hard_monotonic, init_state=init_at_first_position, lookback=lambda: 0),
     'mocha': Row(mocha, at_test=hard_mocha, params=_CHUNK, init_state=init_at_first_position, lookback=chunk_lookback),

@@ -99,4 +99,4 @@ def with_dropout(alignment: str | Row | Callable, rate: float) -> Row:
   asked = [p for p in inspect.signature(alignment.fn).parameters.values() if p.name != 'rng']
   rng = inspect.Parameter('rng', inspect.Parameter.KEYWORD_ONLY)
   dropped.__signature__ = inspect.Signature([*asked, rng])
-  return alignment._replace(fn=dropped, at_test=alignment.at_test or alignment.fn, window=None, dropout=dropout)
+  return alignment._replace(fn=dropped, at_test=alignment.at_test or alignment.fn, form=None, dropout=dropout)

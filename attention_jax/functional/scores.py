@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from attention_jax.errors import UserError
 from attention_jax.functional.masking import accumulation_dtype, at_least_float32
-from attention_jax.functional.table import Param, Row, check_table
+from attention_jax.functional.table import Param, Product, Row, TanhSum, check_table
 
 Scores = Float[Array, 'S']
 
@@ -229,31 +229,25 @@ _NORMED = {'v': _V, 'gain': Param((), 'inverse_root'), 'bias': Param(('features'
 
 SCORES = check_table(
   {
-    'dot': Row(dot, product=_dot_product, rotation_invariant=True, pointwise=True),
-    'scaled_dot': Row(scaled_dot, product=_scaled_product, rotation_invariant=True, pointwise=True),
-    'general': Row(general, params={'w': Param(('query', 'key'))}, product=_general_product, pointwise=True),
+    'dot': Row(dot, form=Product(_dot_product, rotation_invariant=True)),
+    'scaled_dot': Row(scaled_dot, form=Product(_scaled_product, rotation_invariant=True)),
+    'general': Row(general, params={'w': Param(('query', 'key'))}, form=Product(_general_product)),
     'low_rank': Row(
       low_rank,
       params={'u': Param(('query', 'rank')), 'v': Param(('key', 'rank'))},
       sizes={'rank': 32},
-      product=_low_rank_product,
-      pointwise=True,
+      form=Product(_low_rank_product),
     ),
-    'additive': Row(additive, params={'v': _V}, project=True, tanh_sum=_additive_sum, pointwise=True),
-    'normed_additive': Row(normed_additive, params=_NORMED, project=True, tanh_sum=_normed_sum, pointwise=True),
+    'additive': Row(additive, params={'v': _V}, project=True, form=TanhSum(_additive_sum)),
+    'normed_additive': Row(normed_additive, params=_NORMED, project=True, form=TanhSum(_normed_sum)),
     'offset_additive': Row(
       offset_additive,
       params=_NORMED | {'offset': Param((), -1.0)},
       project=True,
-      tanh_sum=_offset_sum,
-      pointwise=True,
+      form=TanhSum(_offset_sum),
     ),
-    'concat': Row(
-      concat, params={'w': Param(('query+key', 'features')), 'v': _V}, tanh_sum=_concat_sum, pointwise=True
-    ),
-    'cosine': Row(
-      cosine, params={'beta': Param((), 1.0)}, product=_cosine_product, rotation_invariant=True, pointwise=True
-    ),
+    'concat': Row(concat, params={'w': Param(('query+key', 'features')), 'v': _V}, form=TanhSum(_concat_sum)),
+    'cosine': Row(cosine, params={'beta': Param((), 1.0)}, form=Product(_cosine_product, rotation_invariant=True)),
     'location': Row(location, params={'w': Param(('max_positions', 'query'))}, sizes={'max_positions': 128}),
     'location_sensitive': Row(
       location_sensitive,

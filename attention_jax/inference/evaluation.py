@@ -17,11 +17,11 @@ from attention_jax.data.batching import Batch, eval_batches
 from attention_jax.data.encoding import EncodedCorpus, token_units
 from attention_jax.data.text import Corpus, group_references
 from attention_jax.data.vocab import Vocabulary
-from attention_jax.functional.table import parse_spec
 from attention_jax.inference.metrics import MetricValue, compute_metric
 from attention_jax.inference.predictor import Prediction, Predictor
 from attention_jax.losses.sequence import output_loss, replace_unreachable_targets
 from attention_jax.models.encoder_decoder import EncoderDecoder
+from attention_jax.specs import parse
 from attention_jax.training.partition import jit_on_mesh, make_mesh, replicate, shard_batch
 
 # What is measured on given targets, whatever the config: whether more of it is better. Alignments need gold links.
@@ -143,7 +143,7 @@ def text_metrics(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[str
     sources, references, _ = group_references(corpus)
     said = dict(zip(corpus.source, hypotheses, strict=True))
     hypotheses = [said[source] for source in sources]
-  return {parse_spec(spec)[0]: compute_metric(spec, hypotheses, references) for spec in options['metrics']}
+  return {parse(spec)[0]: compute_metric(spec, hypotheses, references) for spec in options['metrics']}
 
 
 def evaluate_corpus(

@@ -6,7 +6,6 @@ hypothesis is much longer than its reference.
 """
 
 import functools
-import inspect
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from rapidfuzz.distance import Levenshtein
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from attention_jax.errors import UserError, choose
-from attention_jax.functional.table import check_options, parse_spec
+from attention_jax.specs import bind, schema_of
 
 References = Sequence[Sequence[str]]
 # sacrebleu's other tokenizers need further packages or download a model.
@@ -87,10 +86,7 @@ def higher_is_better(spec: str) -> bool:
 
 
 def _read(spec: str) -> tuple[str, dict[str, Any]]:
-  name, options = parse_spec(spec)
-  parameters = inspect.signature(METRICS[choose(name, METRICS, 'metric')].fn).parameters.values()
-  defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-  check_options(f'metric {name!r}', options, defaults)
+  name, _, options = bind(spec, METRICS, 'metric', lambda metric: schema_of(metric.fn))
   return name, options
 
 

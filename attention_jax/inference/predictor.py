@@ -271,7 +271,7 @@ def mask_absent_copies(step: Callable) -> Callable:
   def able(carry, token, memory):
     carry, (logits, *rest) = step(carry, token, memory)
     possible = emittable(logits).at[..., EOS].set(True)
-    return carry, (jnp.where(possible, logits, search.LOG_ZERO), *rest)
+    return carry, (jnp.where(possible, logits, search.IMPOSSIBLE_SCORE), *rest)
 
   return able
 

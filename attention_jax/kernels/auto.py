@@ -13,7 +13,7 @@ import jax
 
 from attention_jax.functional import attend as definition
 from attention_jax.functional.attend import Attended, Memory
-from attention_jax.functional.table import Row
+from attention_jax.functional.table import Row, TanhSum
 from attention_jax.kernels import chunked, factored, flash, window
 
 CANDIDATES: Mapping[str, ModuleType] = {'window': window, 'factored': factored, 'flash': flash}
@@ -39,7 +39,7 @@ def _fits(score: Row, alignment: Row) -> list[tuple[int, str]]:
   options = MIN_SCORES.get(jax.default_backend(), {})
   fast = sorted((n, name) for name, n in options.items() if not CANDIDATES[name].unsupported_reason(score, alignment))
   least = AGAIN.get(jax.default_backend(), LARGE) if score.is_recurrent else LARGE
-  return fast or [(least, 'chunked')] * bool(score.is_recurrent or score.tanh_sum)
+  return fast or [(least, 'chunked')] * bool(score.is_recurrent or isinstance(score.form, TanhSum))
 
 
 def unsupported_reason(score: Row, alignment: Row) -> str:

@@ -20,7 +20,7 @@ from attention_jax.functional.attend import (
   zero_masked_memory,
 )
 from attention_jax.functional.masking import accumulation_dtype, vary_like
-from attention_jax.functional.table import Row
+from attention_jax.functional.table import Row, TanhSum
 
 BLOCK = 2**20  # scores of a block
 ENTRIES = 2**24  # [T, S, F] of a block, where a score makes them
@@ -57,7 +57,7 @@ def attend(
     return carry, attended if return_weights else attended._replace(weights=None)
 
   rows = max(1, BLOCK // size)
-  if block is score_each and score.tanh_sum:
+  if block is score_each and isinstance(score.form, TanhSum):
     rows = max(1, min(rows, ENTRIES // (size * memory.key.shape[-1])))
   if rows >= steps:
     return some(carry, xs)[1]

@@ -10,13 +10,13 @@ import functools
 import jax
 
 from attention_jax.functional.attend import Memory, attend_from_scores, is_recurrent, scan_or_map_queries, score_terms
-from attention_jax.functional.table import Row
+from attention_jax.functional.table import Row, TanhSum
 from attention_jax.kernels import chunked, tanh_sum
 
 
 def unsupported_reason(score: Row, alignment: Row) -> str:
   """Why this pair cannot be computed so; '' if it can."""
-  if score.tanh_sum is None:
+  if not isinstance(score.form, TanhSum):
     return 'the score is not v . tanh(q + k) with q of the query and k of the key alone'
   return ''
 
@@ -24,7 +24,7 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
 def score_together(score: Row, alignment: Row, params, carry, xs, memory: Memory, deterministic: bool):
   """The scores of a block of queries by one contraction, then its weights -> carry, Attended."""
   query, mask, bias, rngs = xs
-  q, k, v, offset = score_terms(score.tanh_sum, params, query, memory)
+  q, k, v, offset = score_terms(score.form.fn, params, query, memory)
   scores = tanh_sum.scores(q, k, v, mask.any(0)) + offset
 
   def one(carry, xs):

@@ -25,7 +25,7 @@ from attention_jax.functional.attend import Attended, Memory, score_terms, zero_
 from attention_jax.functional.dense import softmax, softmax_temperature, strip_options
 from attention_jax.functional.dropout import differs_at_test, dropout_factors, strip_dropout
 from attention_jax.functional.masking import accumulation_dtype, min_finite, vary_like, zero_masked
-from attention_jax.functional.table import Row
+from attention_jax.functional.table import Product, Row
 from attention_jax.kernels.sharding import shard_over_rows
 
 BLOCK = 512  # queries, and keys, of a block: 1 MB of scores in float32
@@ -33,7 +33,7 @@ BLOCK = 512  # queries, and keys, of a block: 1 MB of scores in float32
 
 def unsupported_reason(score: Row, alignment: Row) -> str:
   """Why this pair cannot be computed so; '' if it can."""
-  if score.product is None:
+  if not isinstance(score.form, Product):
     return 'the score is not a product q . k with q of the query and k of the key alone'
   if strip_options(strip_dropout(alignment)) is not softmax or differs_at_test(alignment):
     return 'the alignment is not softmax'
@@ -70,7 +70,7 @@ def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) ->
   are of the type in which sums are made.
   """
   memory = zero_masked_memory(memory)
-  q, k = score_terms(score.product, params, query, memory)
+  q, k = score_terms(score.form.fn, params, query, memory)
   dtype = accumulation_dtype(q, k, memory.value)
   scale = 1 / jnp.asarray(softmax_temperature(strip_dropout(alignment)), dtype)
   mask = memory.mask if memory.mask.ndim == 2 else memory.mask[None]

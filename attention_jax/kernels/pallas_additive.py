@@ -34,7 +34,7 @@ from attention_jax.functional.attend import Attended, Memory, score_terms, zero_
 from attention_jax.functional.dense import softmax, softmax_temperature, strip_options
 from attention_jax.functional.dropout import differs_at_test, dropout_factors, strip_dropout
 from attention_jax.functional.masking import min_finite, vary_like, zero_masked
-from attention_jax.functional.table import Row
+from attention_jax.functional.table import Row, TanhSum
 from attention_jax.kernels.sharding import shard_over_rows
 
 
@@ -83,7 +83,7 @@ def compile_for(name: str) -> Iterator[None]:
 
 def unsupported_reason(score: Row, alignment: Row) -> str:
   """Why this pair cannot be computed so, here; '' if it can."""
-  if score.tanh_sum is None:
+  if not isinstance(score.form, TanhSum):
     return 'the score is not v . tanh(q + k) with q of the query and k of the key alone'
   if strip_options(strip_dropout(alignment)) is not softmax or differs_at_test(alignment):
     return 'the alignment is not softmax'
@@ -110,7 +110,7 @@ def attend(
   if not query.shape[0]:
     return definition.attend(score, alignment, params, query, memory, bias=bias, rng=rng, deterministic=deterministic)
   memory = zero_masked_memory(memory)
-  q, k, v, _ = score_terms(score.tanh_sum, params, query, memory)
+  q, k, v, _ = score_terms(score.form.fn, params, query, memory)
   scale = 1 / jnp.asarray(softmax_temperature(strip_dropout(alignment)), jnp.float32)
   mask = memory.mask if memory.mask.ndim == 2 else memory.mask[None]
   barred = jnp.where(mask, 0.0, -jnp.inf)

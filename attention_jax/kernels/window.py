@@ -19,14 +19,14 @@ from attention_jax.functional.attend import (
 )
 from attention_jax.functional.local import unmasked_extent
 from attention_jax.functional.masking import accumulation_dtype, zero_masked
-from attention_jax.functional.table import Row
+from attention_jax.functional.table import LocalWindow, Row
 
 
 def unsupported_reason(score: Row, alignment: Row) -> str:
   """Why this pair cannot be computed through a window; '' if it can."""
-  if alignment.window is None or alignment.at_test:
+  if not isinstance(alignment.form, LocalWindow) or alignment.at_test:
     return 'the alignment looks at the whole memory; possible: local_m, local_p'
-  if not score.is_stateless_pointwise:
+  if not score.is_pointwise:
     return 'the score of a position needs more than its key'
   return ''
 
@@ -72,7 +72,7 @@ def attend(
 def _look(score: Row, alignment: Row, params, carry: Carry, query, memory: Memory, reached, bias) -> Attended:
   size = memory.key.shape[0]
   step_inputs = {'query': query, 'step': carry.step}
-  window, _ = call_variant(alignment.window, reached, params.get('alignment', {}), step_inputs, ())
+  window, _ = call_variant(alignment.form.fn, reached, params.get('alignment', {}), step_inputs, ())
   reach = min(2 * window.reach + 1, size)
   first = jnp.ceil(window.centre - window.reach).astype(jnp.int32)
   start = jnp.clip(first, 0, size - reach)

@@ -6,8 +6,6 @@ the value or in the gradient.
 """
 
 import functools
-import inspect
-import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -19,7 +17,8 @@ from attention_jax.functional import latent
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Memory, attend, init_params, project
 from attention_jax.functional.scores import SCORES
-from attention_jax.functional.table import Row, check_options, parse_specs
+from attention_jax.functional.table import Row
+from attention_jax.specs import NonNegative, Option, Positive, Probability, Range, check_options, parse_sum, schema_of
 from attention_jax.training.loss import RunningMeans
 
 DISABLE_HINT = 'to train without the loss: --config.training.auxiliary='
@@ -74,13 +73,8 @@ def guided(outputs, batch, running: RunningMeans) -> jax.Array:
   return -jnp.sum(logs.sum(axis=-1) / jnp.maximum(gold.sum(axis=-1), 1))
 
 
-def diagonal(outputs, batch, running: RunningMeans, *, width: float = 0.2) -> jax.Array:
-  """Σ_ts w_ts (1 − exp(−(s/S − t/T)² / 2g²)), S and T the real lengths. Tachibana et al. 2018, guided attention.
-
-  Raises: UserError unless width > 0.
-  """
-  if not width > 0:
-    raise UserError(f'diagonal: width must be greater than 0, got {width}')
+def diagonal(outputs, batch, running: RunningMeans, *, width: Positive = 0.2) -> jax.Array:
+  """Σ_ts w_ts (1 − exp(−(s/S − t/T)² / 2g²)), S and T the real lengths. Tachibana et al. 2018, guided attention."""
   target, source = (
     jnp.arange(mask.shape[1])[None] / jnp.maximum(mask.sum(axis=1, keepdims=True), 1)
     for mask in (batch.target_mask, batch.source_mask)
@@ -89,20 +83,20 @@ def diagonal(outputs, batch, running: RunningMeans, *, width: float = 0.2) -> ja
   return -jnp.sum(_seen(outputs, batch) * jnp.expm1(-((offset / width) ** 2) / 2))
 
 
-def reinforce(outputs, batch, running: RunningMeans, *, entropy: float = 0.01, discount: float = 1.0) -> jax.Array:
+def reinforce(
+  outputs, batch, running: RunningMeans, *, entropy: NonNegative = 0.01, discount: Probability = 1.0
+) -> jax.Array:
   """REINFORCE for alignments that draw: each draw is rewarded by log p(y) of its token and those after it.
 
   The baseline is the running mean of the log-likelihood per token, times the tokens to come. Xu et al. 2015, section
   4.1, where `discount` is 1; at 0 a draw earns what its own token does, and looking ahead of what is said is worth
   nothing.
 
-  Raises: UserError when the alignment leaves no log-probabilities of draws [B, T, N] behind, or for discount > 1.
+  Raises: UserError when the alignment leaves no log-probabilities of draws [B, T, N] behind.
   """
   if getattr(outputs.state, 'ndim', 0) != 3:
-    possible = ', '.join(name for name, row in ALIGNMENTS.items() if row.loss == 'reinforce')
+    possible = ', '.join(name for name, row in ALIGNMENTS.items() if row.required_loss == 'reinforce')
     raise UserError(f'auxiliary loss reinforce needs an alignment that draws and learns by it; possible: {possible}')
-  if discount > 1:
-    raise UserError(f'auxiliary loss reinforce: discount is {discount}; possible: from 0 to 1')
   real = batch.target_mask
   draws = jnp.diff(outputs.state.astype(jnp.float32), axis=1, prepend=0).sum(axis=-1)
   draws = jnp.where(real, draws, 0.0)
@@ -141,8 +135,8 @@ def auxiliary_losses(
 
   Raises: UserError for an unknown name or option, with what is possible.
   """
-  given = ({needed: {}} if needed else {}) | parse_specs(specs)
-  return {name: _row(name, options, LOSSES if table is None else table) for name, options in given.items()}
+  given = ({needed: {}} if needed else {}) | parse_sum(specs)
+  return {name: _with_options(name, options, LOSSES if table is None else table) for name, options in given.items()}
 
 
 def check_weights(losses: Mapping[str, AuxiliaryLoss], attention) -> None:
@@ -174,22 +168,18 @@ def has_gradient(alignment: Row) -> bool:
   return bool(jax.jit(jax.vmap(jax.grad(weighed), (None, 0)))(query, rngs).any())
 
 
-def options(row: AuxiliaryLoss) -> dict[str, float]:
-  """What a spec may set, with the defaults."""
-  own = [p for p in inspect.signature(row.fn).parameters.values() if p.kind is p.KEYWORD_ONLY]
-  return {'weight': row.weight, 'after': row.after} | {p.name: p.default for p in own}
+def option_schema(row: AuxiliaryLoss) -> dict[str, Option]:
+  """Returns the options of an auxiliary loss: those of its function, and the weight and the start of every row."""
+  common = {'weight': Option(float, row.weight, Range(0)), 'after': Option(int, row.after, Range(0))}
+  return common | schema_of(row.fn)
 
 
-def _row(name: str, given: Mapping[str, float], table: Mapping[str, AuxiliaryLoss]) -> AuxiliaryLoss:
+def _with_options(name: str, options: Mapping[str, float], table: Mapping[str, AuxiliaryLoss]) -> AuxiliaryLoss:
   row = table[choose(name, table, 'auxiliary loss')]
-  possible = options(row)
-  check_options(f'auxiliary loss {name!r}', given, possible)
-  for option, value in given.items():
-    if not 0 <= value < math.inf:
-      raise UserError(f'auxiliary loss {name!r}: {option} is {value}; possible: 0 or more, and finite')
-  of_row = {option: value for option, value in given.items() if option in row._fields}
-  own = {option: value for option, value in given.items() if option not in of_row}
-  return row._replace(fn=functools.partial(row.fn, **own), **of_row)
+  check_options(f'auxiliary loss {name!r}', options, option_schema(row))
+  common = {option: value for option, value in options.items() if option in row._fields}
+  specific = {option: value for option, value in options.items() if option not in common}
+  return row._replace(fn=functools.partial(row.fn, **specific), **common)
 
 
 def _seen(outputs, batch) -> jax.Array:

@@ -5,10 +5,9 @@ they cannot be. Label smoothing and auxiliary losses are those of `losses.sequen
 """
 
 import functools
-import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +16,8 @@ from flax.errors import InvalidRngError
 from attention_jax.decoding import search
 from attention_jax.decoding.sampling import Sampling, sample
 from attention_jax.errors import UserError, choose
-from attention_jax.functional.table import check_options, parse_spec
 from attention_jax.losses.sentence_bleu import sentence_bleu
+from attention_jax.specs import Count, NonNegative, Positive, Probability, Range, Size, bind, parse
 from attention_jax.tokens import EOS, PAD
 from attention_jax.training.loss import Sums
 
@@ -88,7 +87,7 @@ def _forced(task: ObjectiveInputs) -> ObjectiveOutput:
 # ---------------------------------------------------------------------------------------------- two passes, one penalty
 
 
-def r_drop(*, alpha: float = 5.0) -> Callable[[ObjectiveInputs], ObjectiveOutput]:
+def r_drop(*, alpha: NonNegative = 5.0) -> Callable[[ObjectiveInputs], ObjectiveOutput]:
   """−log p₁(y) − log p₂(y) + α/2 (KL(p₁‖p₂) + KL(p₂‖p₁)), two passes with dropout of their own. Liang et al. 2021.
 
   Per token, over the whole vocabulary. Both passes are one program, over twice the rows; it has the logits of both.
@@ -118,7 +117,7 @@ def divergence(first: jax.Array, second: jax.Array, mask: jax.Array) -> jax.Arra
   """Σ over real tokens of ½ (KL(p‖q) + KL(q‖p)) = ½ Σ_v (p_v − q_v)(log p_v − log q_v); logits [B, T, V]."""
   log_p, log_q = (jax.nn.log_softmax(_shown(logits, mask)) for logits in (first, second))
   # Of a token that cannot come, the logarithm is -inf in both.
-  ratio = jnp.maximum(log_p, search.LOG_ZERO) - jnp.maximum(log_q, search.LOG_ZERO)
+  ratio = jnp.maximum(log_p, search.IMPOSSIBLE_SCORE) - jnp.maximum(log_q, search.IMPOSSIBLE_SCORE)
   return jnp.sum(jnp.where(mask, jnp.sum((jnp.exp(log_p) - jnp.exp(log_q)) * ratio, axis=-1) / 2, 0.0))
 
 
@@ -134,22 +133,18 @@ def _is_random(task: ObjectiveInputs) -> bool:
 # -------------------------------------------------------------------------------------------------- scheduled sampling
 
 
-def linear(*, start: float = 1.0, slope: float = 1e-4, least: float = 0.5) -> Callable:
+def linear(*, start: Probability = 1.0, slope: NonNegative = 1e-4, least: Probability = 0.5) -> Callable:
   """ε_n = max(least, start − slope n)"""
-  for name, value in (('start', start), ('least', least)):
-    _within(f'schedule linear: {name}', value, 0 <= value <= 1, 'from 0 to 1')
   return lambda n: jnp.maximum(least, start - slope * n)
 
 
-def exponential(*, base: float = 0.9999) -> Callable:
+def exponential(*, base: Annotated[float, Range(0, 1, include_low=False, include_high=False)] = 0.9999) -> Callable:
   """ε_n = base^n"""
-  _within('schedule exponential: base', base, 0 < base < 1, 'between 0 and 1')
   return lambda n: jnp.exp(n * math.log(base))
 
 
-def inverse_sigmoid(*, k: float = 1000.0) -> Callable:
+def inverse_sigmoid(*, k: Annotated[float, Range(1)] = 1000.0) -> Callable:
   """ε_n = k / (k + exp(n / k))"""
-  _within('schedule inverse_sigmoid: k', k, k >= 1, '1 or more')
   return lambda n: k / (k + jnp.exp(n / k))
 
 
@@ -162,7 +157,7 @@ CURRICULA: Mapping[str, Callable[..., Callable]] = {
 
 
 def scheduled_sampling(
-  *, schedule: str = 'linear', temperature: float = 1.0
+  *, schedule: str = 'linear', temperature: NonNegative = 1.0
 ) -> Callable[[ObjectiveInputs], ObjectiveOutput]:
   """−log p(y | x), each token after a mixture of the data's (with probability ε_n at update n) and the model's own.
 
@@ -197,7 +192,12 @@ def _drawn(rng: jax.Array, logits: jax.Array, temperature: float) -> jax.Array:
 
 
 def minimum_risk(
-  *, samples: int = 8, sharpness: float = 0.005, gold: bool = True, likelihood: float = 0.0, after: int = 0
+  *,
+  samples: Annotated[int, Range(2)] = 8,
+  sharpness: Positive = 0.005,
+  gold: bool = True,
+  likelihood: NonNegative = 0.0,
+  after: Count = 0,
 ) -> Callable[[ObjectiveInputs], ObjectiveOutput]:
   """Σ_y Q(y | x) (1 − BLEU(y)), Q ∝ p(y | x)^sharpness over the different samples. Shen et al. 2016, minimum risk.
 
@@ -214,8 +214,6 @@ def minimum_risk(
     after: so many updates of likelihood alone come first. Nothing is drawn in them, but room for the gradient of the
       samples is made: they take 1.7 times as long as plain ones, and those after them 10 times (8 samples, dates, CPU).
   """
-  _within('objective minimum_risk: samples', samples, samples >= 2, '2 or more')
-  _within('objective minimum_risk: sharpness', sharpness, sharpness > 0, 'greater than 0')
 
   def risk(task: ObjectiveInputs) -> tuple[jax.Array, jax.Array]:
     drawn = _samples(task, samples)
@@ -246,7 +244,7 @@ BASELINES: Mapping[str, Baseline] = {
 
 
 def reinforce(
-  *, samples: int = 4, baseline: str = 'others', likelihood: float = 0.017, after: int = 0
+  *, samples: Size = 4, baseline: str = 'others', likelihood: NonNegative = 0.017, after: Count = 0
 ) -> Callable[[ObjectiveInputs], ObjectiveOutput]:
   """−E[BLEU(y)], y ~ p(y | x), by REINFORCE: −Σ (BLEU(y) − b) log p(y | x) of samples. Ranzato et al. 2016.
 
@@ -259,8 +257,9 @@ def reinforce(
     likelihood, after: as of minimum_risk.
   """
   row = BASELINES[choose(baseline, BASELINES, 'baseline of reinforce')]
-  least = f'{row.samples} or more with baseline {baseline!r}'
-  _within('objective reinforce: samples', samples, samples >= row.samples, least)
+  if samples < row.samples:
+    needed = f'at least {row.samples} with baseline {baseline!r}'
+    raise UserError(f'objective reinforce: option samples must be {needed}, got {samples}')
 
   def surrogate(task: ObjectiveInputs) -> tuple[jax.Array, jax.Array]:
     tokens = _samples(task, samples)
@@ -363,24 +362,13 @@ def make_objective(spec: str) -> tuple[Callable[[ObjectiveInputs], ObjectiveOutp
   Raises: UserError for an unknown name or option, or a value that means nothing.
   """
   builders = {name: row.build for name, row in OBJECTIVES.items()}
-  return build_from_spec(spec, builders, 'objective'), OBJECTIVES[parse_spec(spec)[0]].running
+  return build_from_spec(spec, builders, 'objective'), OBJECTIVES[parse(spec)[0]].running
 
 
 def build_from_spec(spec: str, table: Mapping[str, Callable], what: str) -> Callable:
-  """What a function of the table gives for the options of `spec`; numbers are 0 or more."""
-  name, given = parse_spec(spec)
-  function = table[choose(name, table, what)]
-  possible = {k: p.default for k, p in inspect.signature(function).parameters.items()}
-  check_options(f'{what} {name!r}', given, possible)
-  for option, value in given.items():
-    if not isinstance(value, str | bool):
-      _within(f'{what} {name!r}: {option}', value, 0 <= value < math.inf, '0 or more, and finite')
-  return function(**given)
-
-
-def _within(what: str, value: float, fine: bool, possible: str) -> None:
-  if not fine:
-    raise UserError(f'{what} is {value}; possible: {possible}')
+  """Calls the function of `table` that `spec` selects with the options that it sets."""
+  _, build, options = bind(spec, table, what)
+  return build(**options)
 
 
 def _others(rngs: Mapping[str, jax.Array], number: int | jax.Array) -> dict[str, jax.Array]:

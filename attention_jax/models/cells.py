@@ -24,6 +24,7 @@ from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.linear import ConcatDense, Dense
 from attention_jax.modules.recurrent import RecurrentStack
+from attention_jax.specs import Fraction, Size
 
 
 class DecoderOutput(NamedTuple):
@@ -79,10 +80,10 @@ class Cell(nn.Module):
 
   attention: Attention
   rnn: str = 'gru'
-  features: int = 512
-  layers: int = 1
+  features: Size = 512
+  layers: Size = 1
   residual: bool = False
-  dropout: float = 0.0
+  dropout: Fraction = 0.0
   bridge: bool = True
   dtype: jnp.dtype = jnp.float32
 
@@ -94,7 +95,7 @@ class Cell(nn.Module):
   @property
   def needed_loss(self) -> str:
     """The auxiliary loss without which the alignment learns nothing, or ''."""
-    return self.attention.resolved_alignment.loss
+    return self.attention.resolved_alignment.required_loss
 
   attends = True  # at all
 
@@ -218,7 +219,7 @@ class Bahdanau(Cell):
     gate: whether the context is weighed by σ(w s_{t-1} + b), how much of it is wanted (Xu et al. 2015, section 4.2.1).
   """
 
-  readout: int = 512
+  readout: Size = 512
   gate: bool = False
 
   @property
@@ -318,7 +319,7 @@ class GNMTCell(Cell):
   """
 
   rnn: str = 'lstm'
-  layers: int = 4
+  layers: Size = 4
   residual: bool = True
   current: bool = True
 

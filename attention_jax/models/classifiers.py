@@ -11,13 +11,14 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.masking import masked_mean, zero_masked
-from attention_jax.models.encoder_decoder import DTYPES, check_ranges, make
+from attention_jax.models.encoder_decoder import DTYPES, make
 from attention_jax.models.encoders import ENCODERS
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.embedding import Embedding
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.pooling import POOLINGS
+from attention_jax.specs import Count, Fraction, Size, check_fields
 
 
 class ClassifierOutput(NamedTuple):
@@ -54,8 +55,8 @@ class Classifier(nn.Module):
   pooling: str
   attention: Attention
   labels: int
-  hidden: int = 0
-  dropout: float = 0.0
+  hidden: Count = 0
+  dropout: Fraction = 0.0
   dtype: jnp.dtype = jnp.float32
 
   def reader(self, embedding: nn.Module) -> nn.Module:
@@ -130,7 +131,7 @@ class Decomposable(Classifier):
   """
 
   takes_pairs = True
-  width: int = 200
+  width: Size = 200
 
   @nn.compact
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool = True) -> ClassifierOutput:
@@ -192,17 +193,17 @@ class ClassifierConfig:
   classifier: str = 'hierarchical'
   encoder: str = 'birnn(features=100)'
   pooling: str = 'attention'
-  embedding: int = 200
-  hidden: int = 0
-  dropout: float = 0.0
+  embedding: Size = 200
+  hidden: Count = 0
+  dropout: Fraction = 0.0
   dtype: str = 'float32'
 
 
 def build_classifier(model: Mapping[str, Any], words: int, labels: int) -> Classifier:
   """The classifier that `config.model` means, for so many words and labels. Raises UserError for what is not there."""
   options = ClassifierConfig(**{field.name: model[field.name] for field in dataclasses.fields(ClassifierConfig)})
-  check_ranges('model', ClassifierConfig, dataclasses.asdict(options))
-  check_ranges('attention', Attention, model['attention'])
+  check_fields(options, 'config.model')
+  check_fields(Attention(**model['attention']), 'config.model.attention')
   parts = {'dtype': DTYPES[choose(options.dtype, DTYPES, 'dtype')], 'dropout': options.dropout}
   attention = Attention(**model['attention'], dtype=parts['dtype'])
   if not attention.resolved_alignment.trains_by_backprop:

@@ -24,6 +24,7 @@ from attention_jax.modules.convolution import GatedConvolution, Normed, average_
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.positions import LearnedPositions
 from attention_jax.modules.transformer import attend_single_query, require_backprop, with_head_axis
+from attention_jax.specs import Fraction, Size
 
 
 class Convolutional(nn.Module):
@@ -36,11 +37,11 @@ class Convolutional(nn.Module):
     dropout: on embeddings, on what goes into every block, and on what the decoder gives.
   """
 
-  features: int = 512
-  layers: int = 4
-  width: int = 3
-  max_positions: int = 512
-  dropout: float = 0.0
+  features: Size = 512
+  layers: Size = 4
+  width: Size = 3
+  max_positions: Size = 512
+  dropout: Fraction = 0.0
   dtype: jnp.dtype = jnp.float32
 
   def prepare(self) -> None:
@@ -64,7 +65,7 @@ class EncoderBlock(nn.Module):
 
   features: int
   width: int
-  dropout: float = 0.0
+  dropout: Fraction = 0.0
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -120,7 +121,7 @@ class ConvDecoderLayer(nn.Module):
   attention: Attention
   features: int
   width: int
-  dropout: float = 0.0
+  dropout: Fraction = 0.0
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):

@@ -22,6 +22,7 @@ from attention_jax.models.layered import LayeredCarry, LayeredDecoder, initial_c
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.transformer import DecoderLayer, Stack, require_backprop, visibility_mask
+from attention_jax.specs import Fraction
 
 
 def over_steps(step, module: nn.Module):
@@ -47,7 +48,7 @@ class Decoder(nn.Module):
   """
 
   cell: Cell
-  dropout: float = 0.0
+  dropout: Fraction = 0.0
 
   def setup(self):
     self.drop = Dropout(self.dropout)

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.latent import log_mixture
 from attention_jax.functional.masking import zero_masked
-from attention_jax.functional.table import check_options, parse_spec
 from attention_jax.models.decoders import DECODERS, decoder_of, over_steps
 from attention_jax.models.encoders import ENCODERS
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.embedding import Embedding, oov_to_unk
 from attention_jax.modules.outputs import OUTPUTS, CopyInputs
+from attention_jax.specs import Fraction, Size, bind, check_fields, schema_of
 from attention_jax.tokens import BOS
 
 DTYPES: Mapping[str, Any] = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
@@ -192,9 +192,9 @@ class ModelConfig:
   encoder: str = 'birnn'
   decoder: str = 'bahdanau'
   output: str = 'vocabulary'
-  embedding: int = 256
+  embedding: Size = 256
   share_embeddings: bool = False
-  dropout: float = 0.0
+  dropout: Fraction = 0.0
   dtype: str = 'float32'
 
 
@@ -214,8 +214,8 @@ def build(model: Mapping[str, Any], source_size: int, target_size: int) -> Encod
 def parse_model_config(model: Mapping[str, Any]) -> tuple[ModelConfig, dict[str, Any]]:
   """The fields of `config.model`, and what all of its modules are given: dropout and dtype."""
   options = ModelConfig(**{field.name: model[field.name] for field in dataclasses.fields(ModelConfig)})
-  check_ranges('model', ModelConfig, dataclasses.asdict(options))
-  check_ranges('attention', Attention, model['attention'])
+  check_fields(options, 'config.model')
+  check_fields(Attention(**model['attention']), 'config.model.attention')
   return options, {'dtype': DTYPES[choose(options.dtype, DTYPES, 'dtype')], 'dropout': options.dropout}
 
 
@@ -248,28 +248,18 @@ def _check_copies(spec: str, output: nn.Module, decoder: nn.Module, source_size:
 
 
 def make(spec: str, table: Mapping[str, type[nn.Module]], what: str, **parts: Any) -> nn.Module:
-  """An instance of the class that `spec` names: 'birnn(layers=2)'. `parts` are not options but given by the caller to
-  any class that has them."""
-  name, given = parse_spec(spec)
-  cls = table[choose(name, table, what)]
-  fields = {f.name: f for f in dataclasses.fields(cls)}
-  possible = {n for n in fields if n not in ('parent', 'name', *parts)} | {'dropout'} & set(fields)
-  check_options(f'{what} {name!r}', given, {option: fields[option].default for option in possible})
-  for option, value in given.items():
-    _check_range(f'{what} {name!r}', option, value, fields[option].default)
-  return cls(**({part: value for part, value in parts.items() if part in fields} | given))
+  """Returns an instance of the class that a spec string such as 'birnn(layers=2)' selects.
 
+  Args:
+    spec: name and options of a row of `table`.
+    table: flax modules by name.
+    what: what the table holds, as an error names it.
+    **parts: fields that the caller sets, for every class that has them. Of these only `dropout` is an option too.
 
-def check_ranges(what: str, cls: type, given: Mapping[str, Any]) -> None:
-  """Raises UserError for fields of a dataclass that are out of their range."""
-  defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-  for name, value in given.items():
-    _check_range(what, name, value, defaults[name])
-
-
-def _check_range(what: str, option: str, value: Any, default: Any) -> None:
-  """Numbers of things are 1 or more, or 0 or more where that is their default; what may be negative is none of them."""
-  if type(value) is int and default >= 0 and value < (least := min(1, default)):
-    raise UserError(f'{what}: {option} is {value}; possible: {least} or more')
-  if option in ('dropout', 'attention_dropout', 'layer_dropout') and not 0 <= value < 1:
-    raise UserError(f'{what}: {option} is {value}; possible: from 0 to below 1')
+  Raises:
+    UserError: for an unknown name, and for options that the class does not have or that are out of range.
+  """
+  fixed = {'parent', 'name', 'dtype', *parts} - {'dropout'}
+  _, cls, options = bind(spec, table, what, lambda cls: schema_of(cls, fixed))
+  names = {field.name for field in dataclasses.fields(cls)}
+  return cls(**{name: part for name, part in parts.items() if name in names} | options)

@@ -13,6 +13,7 @@ from attention_jax.models.encoded import Encoded
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.recurrent import RecurrentLayer, State, zero_state
 from attention_jax.modules.transformer import EncoderLayer, Stack, visibility_mask
+from attention_jax.specs import Fraction, Size
 
 DIRECTIONS: Mapping[str, tuple[bool, ...]] = {'forward': (False,), 'backward': (True,), 'both': (False, True)}
 
@@ -30,10 +31,10 @@ class RecurrentEncoder(nn.Module):
 
   embedding: nn.Module
   rnn: str = 'gru'
-  features: int = 512
-  layers: int = 1
+  features: Size = 512
+  layers: Size = 1
   residual: bool = False
-  dropout: float = 0.0
+  dropout: Fraction = 0.0
   dtype: jnp.dtype = jnp.float32
   residual_from = 1
 
@@ -110,7 +111,7 @@ class GNMT(RecurrentEncoder):
   """
 
   rnn: str = 'lstm'
-  layers: int = 4
+  layers: Size = 4
   residual: bool = True
   residual_from = 2
 

@@ -7,8 +7,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from attention_jax.errors import UserError
 from attention_jax.modules.linear import Dense
+from attention_jax.specs import Positive, Size, check_fields
 
 
 class GlimpseNetworkOutput(NamedTuple):
@@ -62,12 +62,12 @@ class GlimpseNetwork(nn.Module):
   """
 
   labels: int
-  glimpses: int = 6
-  size: int = 8
-  scales: int = 1
-  hidden: int = 128
-  features: int = 256
-  deviation: float = 0.15
+  glimpses: Size = 6
+  size: Size = 8
+  scales: Size = 1
+  hidden: Size = 128
+  features: Size = 256
+  deviation: Positive = 0.15
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -108,18 +108,14 @@ class GlimpseConfig:
   Attributes as in GlimpseNetwork, and samples: ways of looking at each picture of a batch while training.
   """
 
-  samples: int = 1
-  glimpses: int = 6
-  size: int = 8
-  scales: int = 1
-  hidden: int = 128
-  features: int = 256
-  deviation: float = 0.15
+  samples: Size = 1
+  glimpses: Size = 6
+  size: Size = 8
+  scales: Size = 1
+  hidden: Size = 128
+  features: Size = 256
+  deviation: Positive = 0.15
   dtype: str = 'float32'
 
   def __post_init__(self):
-    for name in ('samples', 'glimpses', 'size', 'scales', 'hidden', 'features'):
-      if getattr(self, name) < 1:
-        raise UserError(f'model.{name} is {getattr(self, name)}; possible: 1 or more')
-    if not self.deviation > 0:
-      raise UserError(f'model.deviation is {self.deviation}; possible: more than 0')
+    check_fields(self, 'config.model')

@@ -12,6 +12,7 @@ from attention_jax.functional.masking import zero_masked
 from attention_jax.models.encoded import Encoded
 from attention_jax.models.encoder_decoder import EncoderDecoder, assemble, make, parse_model_config
 from attention_jax.modules.dropout import Dropout
+from attention_jax.specs import Count, Fraction, Size
 
 
 class _Image(nn.Module):
@@ -22,7 +23,7 @@ class _Image(nn.Module):
   """
 
   input_dtype = np.uint8
-  dropout: float = 0.0
+  dropout: Fraction = 0.0
   dtype: jnp.dtype = jnp.float32
 
   def grid(self, pictures: jax.Array, deterministic: bool) -> jax.Array:
@@ -51,9 +52,9 @@ class Grid(_Image):
     layers: convolutions after that; without any, a cell has seen little but itself.
   """
 
-  features: int = 128
-  halvings: int = 3
-  layers: int = 0
+  features: Size = 128
+  halvings: Size = 3
+  layers: Count = 0
 
   def grid(self, pictures, deterministic):
     x = pictures.astype(self.dtype) / 127.5 - 1
@@ -81,7 +82,7 @@ class Precomputed(_Image):
   """
 
   input_dtype = np.float32
-  features: int = 128
+  features: Size = 128
 
   def grid(self, pictures, deterministic):
     return nn.Dense(self.features, dtype=self.dtype)(pictures.astype(self.dtype))

@@ -17,6 +17,7 @@ from attention_jax.functional.table import Row, init_row_params, lookup
 from attention_jax.models.encoder_decoder import DTYPES, make
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.recurrent import RECURRENCES, RecurrentCell, State, zero_state
+from attention_jax.specs import Size
 
 INITIAL_MEMORY = 1e-6  # what every number of a memory is before anything was written (Collier & Beel 2018, section 3)
 
@@ -144,11 +145,11 @@ class Turing(nn.Module):
   score: str
   alignment: str
   controller: str = 'lstm'
-  features: int = 100
-  slots: int = 128
-  width: int = 20
-  reads: int = 1
-  writes: int = 1
+  features: Size = 100
+  slots: Size = 128
+  width: Size = 20
+  reads: Size = 1
+  writes: Size = 1
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
@@ -194,8 +195,8 @@ class RecurrentBaseline(nn.Module):
   score: str
   alignment: str
   rnn: str = 'lstm'
-  features: int = 256
-  layers: int = 1
+  features: Size = 256
+  layers: Size = 1
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):

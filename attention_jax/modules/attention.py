@@ -15,6 +15,7 @@ from attention_jax.kernels.api import IMPLEMENTATIONS, get_implementation
 from attention_jax.kernels.sharding import batch_mesh_axis
 from attention_jax.modules.linear import Dense, product
 from attention_jax.modules.positions import Positions
+from attention_jax.specs import Count, Fraction, Size
 
 
 class RowParams(nn.Module):
@@ -81,11 +82,11 @@ class Attention(nn.Module):
 
   score: str = 'additive'
   alignment: str = 'softmax'
-  features: int = 128
-  heads: int = 1
-  kv_heads: int = 0
+  features: Size = 128
+  heads: Size = 1
+  kv_heads: Count = 0
   implementation: str = 'xla'
-  dropout: float = 0.0
+  dropout: Fraction = 0.0
   project_values: bool = False
   positions: Positions | None = None
   joined: float = 1.0

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from attention_jax.functional.masking import zero_masked
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.linear import Dense
+from attention_jax.specs import Size
 
 
 class Pooling(nn.Module):
@@ -73,7 +74,7 @@ class AttentionPooling(Pooling):
   """
 
   learns = True
-  hops: int = 1
+  hops: Size = 1
   hidden: bool = True
   bias: bool = True
 

@@ -11,7 +11,6 @@ Every module of POSITIONS has the same methods, each of which leaves things as t
 Positions count from 0. N heads, F features of each.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.errors import UserError, choose
+from attention_jax.errors import UserError
 from attention_jax.functional.masking import relative_positions
-from attention_jax.functional.table import check_options, parse_spec
+from attention_jax.specs import Positive, Size, bind, schema_of
 
 
 class Positions(nn.Module):
@@ -37,8 +36,8 @@ class Positions(nn.Module):
     shared_across_layers: whether all layers have the same parameters.
   """
 
-  heads: int = 1
-  features: int = 64
+  heads: Size = 1
+  features: Size = 64
   bidirectional: bool = True
   requires_product = False
   in_attention = False
@@ -77,7 +76,7 @@ class LearnedPositions(Positions):
   Attributes: max_positions, how many there are.
   """
 
-  max_positions: int = 512
+  max_positions: Size = 512
 
   def check(self, size):
     if size > self.max_positions:
@@ -97,7 +96,7 @@ class Shaw(Positions):
   it goes with every score.
   """
 
-  max_distance: int = 16
+  max_distance: Size = 16
   in_attention = True
   needs_weights = True
 
@@ -126,8 +125,8 @@ class Buckets(Positions):
   the paper. All layers share them.
   """
 
-  buckets: int = 32
-  max_distance: int = 128
+  buckets: Size = 32
+  max_distance: Size = 128
   in_attention = True
   shared_across_layers = True
 
@@ -147,7 +146,7 @@ class Rotary(Positions):
   Pairs are halves instead of neighbours, as in most programs since: a fixed permutation of the features.
   """
 
-  base: float = 10000.0
+  base: Positive = 10000.0
   requires_product = True
   in_attention = True
 
@@ -193,15 +192,8 @@ def parse_position(spec: str) -> tuple[type[Positions], dict[str, Any]]:
 
   Raises: UserError for an unknown name or option.
   """
-  name, given = parse_spec(spec)
-  cls = POSITIONS[choose(name, POSITIONS, 'position')]
-  without = {*SET_BY_ATTENTION, 'parent', 'name'}
-  defaults = {field.name: field.default for field in dataclasses.fields(cls) if field.name not in without}
-  check_options(f'position {name!r}', given, defaults)
-  for option, value in given.items():
-    if not value > 0:
-      raise UserError(f'position {name!r}: {option} is {value}; possible: more than 0')
-  return cls, given
+  _, cls, options = bind(spec, POSITIONS, 'position', lambda cls: schema_of(cls, {*SET_BY_ATTENTION, 'parent', 'name'}))
+  return cls, options
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -226,7 +218,7 @@ def bucket_of(offset: jax.Array, buckets: int, max_distance: int, bidirectional:
   return ahead + jnp.where(distance < exact, distance, far)
 
 
-def _sinusoids(at: jax.Array, features: int, base: float = 10000.0) -> jax.Array:
+def _sinusoids(at: jax.Array, features: int, base: Positive = 10000.0) -> jax.Array:
   """[T, features]: sines, then cosines; float32 whatever else is."""
   half = -(-features // 2)
   angles = at[:, None].astype(jnp.float32) * base ** (-2.0 / features * jnp.arange(half, dtype=jnp.float32))[None]

@@ -19,6 +19,7 @@ from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.positions import Positions, parse_position
+from attention_jax.specs import Count, Fraction, Size
 
 EPSILON = 1e-5  # of normalisations
 
@@ -95,7 +96,7 @@ class Residual(nn.Module):
 
   norm: str = 'layer'
   first: bool = False
-  dropout: float = 0.0
+  dropout: Fraction = 0.0
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -236,23 +237,23 @@ class Stack(nn.Module):
       What it would have given is computed all the same.
   """
 
-  features: int = 512
-  layers: int = 6
-  heads: int = 8
-  hidden: int = 2048
+  features: Size = 512
+  layers: Size = 6
+  heads: Size = 8
+  hidden: Size = 2048
   score: str = 'scaled_dot'
   alignment: str = 'softmax'
   implementation: str = 'xla'
-  kv_heads: int = 0
-  attention_dropout: float = 0.0
-  layer_dropout: float = 0.0
+  kv_heads: Count = 0
+  attention_dropout: Fraction = 0.0
+  layer_dropout: Fraction = 0.0
   position: str = 'sinusoidal'
-  window: int = 0
-  sinks: int = 0
+  window: Count = 0
+  sinks: Count = 0
   norm: str = 'layer'
   norm_first: bool = False
   activation: str = 'relu'
-  dropout: float = 0.0
+  dropout: Fraction = 0.0
   dtype: jnp.dtype = jnp.float32
   sublayers = 2  # of a layer
 
@@ -325,7 +326,7 @@ def require_backprop(attention: Attention, who: str = 'transformer') -> Attentio
   """The attention, if gradients are enough for it. Raises: UserError, in the name of `who` asks, if not."""
   row = attention.resolved_alignment
   if not row.trains_by_backprop:
-    what = 'sums over positions' if row.latent else f'learns by the loss {row.loss!r}'
+    what = 'sums over positions' if row.latent else f'learns by the loss {row.required_loss!r}'
     raise UserError(
       f'{who}: alignment {attention.alignment!r} {what}, which recurrent decoders alone offer; '
       "possible: any that learns by gradients, such as 'gumbel'"

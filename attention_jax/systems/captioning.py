@@ -17,7 +17,6 @@ from attention_jax.analysis import image_overlays
 from attention_jax.analysis.pointing_game import count_pointing_hits
 from attention_jax.data import vocab
 from attention_jax.data.batching import Batch, check_any_row_fits
-from attention_jax.data.options import bind
 from attention_jax.data.pictures import (
   PICTURES,
   CaptionBatches,
@@ -43,6 +42,7 @@ from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig
 from attention_jax.models.image_encoders import build_captioner
 from attention_jax.modules.attention import Attention
+from attention_jax.specs import Size, bind
 from attention_jax.systems.base import Config, parse_rows
 from attention_jax.systems.translation import TranslationEvaluation, text_metric_directions
 from attention_jax.tokens import EOS
@@ -74,7 +74,7 @@ class CaptioningData:
   folder: str = 'data'
   vocabulary: str = 'word'
   buckets: tuple[int, ...] = (20,)
-  batch_size: int = 64
+  batch_size: Size = 64
 
 
 class CaptioningSystem:

@@ -27,9 +27,7 @@ from attention_jax.data.document_batches import (
   largest_bucket,
 )
 from attention_jax.data.documents import DOCUMENTS, Documents, load_documents, parse_documents
-from attention_jax.data.options import bind
 from attention_jax.errors import UserError, choose
-from attention_jax.functional.table import parse_spec
 from attention_jax.inference.metrics import MetricValue
 from attention_jax.kernels import auto
 from attention_jax.losses.auxiliary import DISABLE_HINT, AuxiliaryLoss, auxiliary_losses
@@ -37,6 +35,7 @@ from attention_jax.losses.sequence import cross_entropy
 from attention_jax.models.classifiers import Classifier, ClassifierConfig, build_classifier
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.pooling import POOLINGS
+from attention_jax.specs import Size, bind, check_fields, parse
 from attention_jax.systems.base import Config, parse_rows
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.loop import Training
@@ -67,18 +66,17 @@ class ClassificationData:
   vocabulary: str = 'word'
   joined: bool = False
   buckets: tuple[tuple[int, int], ...] = ((2, 20),)
-  batch_size: int = 64
+  batch_size: Size = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationEvaluation:
   """The fields of `config.evaluation`: documents that are classified at once."""
 
-  batch_size: int = 128
+  batch_size: Size = 128
 
   def __post_init__(self):
-    if self.batch_size < 1:
-      raise UserError(f'evaluation.batch_size is {self.batch_size}; possible: 1 or more')
+    check_fields(self, 'config.evaluation')
 
 
 class ClassificationPrediction(NamedTuple):
@@ -344,7 +342,7 @@ def _loss(model: Classifier, training: Training) -> Loss:
   if extra and not model.single_level:
     possible = f'config.model.classifier=flat; {DISABLE_HINT}'
     raise UserError(f'auxiliary={training.auxiliary!r} is of one level; possible: {possible}')
-  if extra and not POOLINGS[parse_spec(model.pooling)[0]].learns:
+  if extra and not POOLINGS[parse(model.pooling)[0]].learns:
     possible = ', '.join(name for name, cls in POOLINGS.items() if cls.learns)
     possible = f'pooling={possible}; {DISABLE_HINT}'
     raise UserError(f'auxiliary={training.auxiliary!r} is of weights that are learned; possible: {possible}')

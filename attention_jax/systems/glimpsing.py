@@ -21,7 +21,6 @@ from attention_jax.data.digits import (
   load_digit_splits,
   render_digit,
 )
-from attention_jax.data.options import bind
 from attention_jax.data.text import format_count
 from attention_jax.errors import UserError, choose
 from attention_jax.functional import latent
@@ -29,6 +28,7 @@ from attention_jax.inference.metrics import MetricValue
 from attention_jax.losses.sequence import cross_entropy
 from attention_jax.models.encoder_decoder import DTYPES
 from attention_jax.models.glimpses import GlimpseConfig, GlimpseNetwork
+from attention_jax.specs import Size, bind, check_fields
 from attention_jax.systems.base import Config, parse_rows
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.loop import Training
@@ -45,7 +45,7 @@ class GlimpsingData:
 
   task: str = 'digits'
   folder: str = 'data'
-  batch_size: int = 32
+  batch_size: Size = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +57,11 @@ class GlimpsingEvaluation:
     batch_size: pictures at once.
   """
 
-  samples: int = 10
-  batch_size: int = 128
+  samples: Size = 10
+  batch_size: Size = 128
 
   def __post_init__(self):
-    for name in ('samples', 'batch_size'):
-      if getattr(self, name) < 1:
-        raise UserError(f'evaluation.{name} is {getattr(self, name)}; possible: 1 or more')
+    check_fields(self, 'config.evaluation')
 
 
 class GlimpsePrediction(NamedTuple):

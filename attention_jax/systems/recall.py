@@ -24,6 +24,7 @@ from attention_jax.data.text import format_count
 from attention_jax.errors import UserError, choose
 from attention_jax.inference.metrics import MetricValue
 from attention_jax.models.turing import RecallConfig, Recaller, build_recaller
+from attention_jax.specs import Size, check_fields
 from attention_jax.systems.base import Config, parse_rows
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.loop import Training
@@ -39,22 +40,20 @@ class RecallData:
   """The fields of `config.data`: a spec of data.recall.RECALL, and episodes of a batch."""
 
   task: str = 'copy'
-  batch_size: int = 32
+  batch_size: Size = 32
 
   def __post_init__(self):
-    if self.batch_size < 1:
-      raise UserError(f'data.batch_size is {self.batch_size}; possible: 1 or more')
+    check_fields(self, 'config.data')
 
 
 @dataclasses.dataclass(frozen=True)
 class RecallEvaluation:
   """The fields of `config.evaluation`: episodes at once."""
 
-  batch_size: int = 64
+  batch_size: Size = 64
 
   def __post_init__(self):
-    if self.batch_size < 1:
-      raise UserError(f'evaluation.batch_size is {self.batch_size}; possible: 1 or more')
+    check_fields(self, 'config.evaluation')
 
 
 class RecallPrediction(NamedTuple):

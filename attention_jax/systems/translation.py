@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from attention_jax.data.text import Corpus
 from attention_jax.decoding.ensemble import Ensemble
 from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
 from attention_jax.errors import UserError
-from attention_jax.functional.table import parse_spec
 from attention_jax.inference.evaluation import ALIGNMENT_METRICS, FORCED_METRICS, TeacherForcedScorer, evaluate_corpus
 from attention_jax.inference.metrics import compute_metric, higher_is_better
 from attention_jax.inference.predictor import Predictor, compile_beam_search, max_output_length, search_lengths
@@ -29,6 +27,7 @@ from attention_jax.losses.objectives import OBJECTIVES
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build
 from attention_jax.modules.attention import Attention
+from attention_jax.specs import Count, NonNegative, Size, check_fields, parse
 from attention_jax.systems import heatmaps
 from attention_jax.systems.base import Config
 from attention_jax.training.anneal import make_anneal
@@ -55,7 +54,7 @@ class TranslationData:
   vocabulary: str = 'char'
   shared_vocabulary: bool = False
   buckets: tuple[tuple[int, int], ...] = ((42, 11),)
-  batch_size: int = 128
+  batch_size: Size = 128
   batch_unit: str = 'sentences'
 
 
@@ -76,19 +75,17 @@ class TranslationEvaluation:
 
   metrics: tuple[str, ...] = ('exact_match', 'character_error_rate')
   group_references: bool = False
-  beams: int = 5
-  alpha: float = DEFAULT_RANKING.alpha
-  beta: float = DEFAULT_RANKING.beta
-  gamma: float = DEFAULT_RANKING.gamma
-  max_length: int = 0
-  batch_size: int = 128
+  beams: Size = 5
+  alpha: NonNegative = DEFAULT_RANKING.alpha
+  beta: NonNegative = DEFAULT_RANKING.beta
+  gamma: NonNegative = DEFAULT_RANKING.gamma
+  max_length: Count = 0
+  batch_size: Size = 128
   replace_unknown: bool = False
 
   def __post_init__(self):
-    for name, least in {'beams': 1, 'alpha': 0, 'beta': 0, 'gamma': 0, 'max_length': 0, 'batch_size': 1}.items():
-      if not least <= getattr(self, name) < math.inf:
-        raise UserError(f'evaluation.{name} is {getattr(self, name)}; possible: {least} or more, and finite')
-    names = [parse_spec(spec)[0] for spec in self.metrics]
+    check_fields(self, 'config.evaluation')
+    names = [parse(spec)[0] for spec in self.metrics]
     if twice := [name for name in names if names.count(name) > 1]:
       raise UserError(f'evaluation.metrics has {twice[0]!r} twice; possible: each once')
 
@@ -138,7 +135,7 @@ class TranslationSystem:
       which = 'share_embeddings' if config['model']['share_embeddings'] else f'output={config["model"]["output"]!r}'
       possible = 'one vocabulary for both sides; set config.data.shared_vocabulary=True'
       raise UserError(f'config.model.{which} needs {possible}')
-    cut, objective = vocab.sampling_option(config['data']['vocabulary']), parse_spec(training.objective)[0]
+    cut, objective = vocab.sampling_option(config['data']['vocabulary']), parse(training.objective)[0]
     if cut and OBJECTIVES[objective].uses_references:
       raise UserError(
         f'training.objective={training.objective!r} holds pieces against those of the target, which {cut} cuts '
@@ -287,7 +284,7 @@ class TranslationSystem:
 
 def text_metric_directions(config: Config) -> dict[str, bool]:
   """The metrics of texts that a config names, and whether more of each is better."""
-  return {parse_spec(spec)[0]: higher_is_better(spec) for spec in config['evaluation']['metrics']}
+  return {parse(spec)[0]: higher_is_better(spec) for spec in config['evaluation']['metrics']}
 
 
 def initial_params(model: EncoderDecoder, seed: int) -> Any:

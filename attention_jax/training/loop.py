@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from attention_jax.errors import UserError
+from attention_jax.specs import Count, Fraction, NonNegative, Size, check_fields
 from attention_jax.training.anneal import apply_schedules, make_anneal
 from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.hooks import (
@@ -57,33 +56,26 @@ class Training:
     select: the metric of the evaluation that decides what is best.
   """
 
-  steps: int = 10_000
+  steps: Size = 10_000
   seed: int = 0
   optimizer: str = 'adam'
   schedule: str = 'constant(rate=1e-3)'
-  clip: float = 1.0
-  label_smoothing: float = 0.0
-  accumulate: int = 1
-  average: float = 0.0
+  clip: NonNegative = 1.0
+  label_smoothing: Fraction = 0.0
+  accumulate: Size = 1
+  average: Fraction = 0.0
   objective: str = 'likelihood'
   auxiliary: str = ''
   anneal: str = ''
-  log_every: int = 100
-  evaluate_every: int = 1000
-  checkpoint_every: int = 1000
-  keep: int = 2
-  patience: int = 0
+  log_every: Count = 100
+  evaluate_every: Count = 1000
+  checkpoint_every: Count = 1000
+  keep: Size = 2
+  patience: Count = 0
   select: str = 'loss'
 
   def __post_init__(self):
-    limits = {'steps': 1, 'accumulate': 1, 'keep': 1}
-    limits |= dict.fromkeys(('clip', 'log_every', 'evaluate_every', 'checkpoint_every', 'patience'), 0)
-    for name, least in limits.items():
-      if not least <= getattr(self, name) < math.inf:
-        raise UserError(f'training.{name} is {getattr(self, name)}; possible: {least} or more')
-    for name in ('label_smoothing', 'average'):
-      if not 0 <= getattr(self, name) < 1:
-        raise UserError(f'training.{name} is {getattr(self, name)}; possible: from 0 to below 1')
+    check_fields(self, 'config.training')
 
 
 class FitResult(NamedTuple):

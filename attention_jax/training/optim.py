@@ -6,8 +6,7 @@ A schedule is `f(*, options) -> (update number n = 1, 2, ... -> rate)`; its keyw
 
 import functools
 import inspect
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -15,8 +14,8 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from attention_jax.errors import UserError, choose
-from attention_jax.functional.table import parse_spec
+from attention_jax.errors import UserError
+from attention_jax.specs import Option, Range, bind
 
 Schedule = Callable[[Any], Any]
 
@@ -115,31 +114,51 @@ def make_optimizer(spec: str, schedule: Schedule, clip: float = 0.0) -> optax.Gr
   return optax.chain(optax.clip_by_global_norm(clip), optimizer) if clip else optimizer
 
 
-def _build(spec: str, table: Mapping[str, Callable], what: str, supplied: Mapping[str, Any], tried: Callable, fixed=()):
-  """`tried` uses what is built once, for what options break only then."""
-  name, given = parse_spec(spec)
-  function = table[choose(name, table, what)]
+def _build(
+  spec: str,
+  table: Mapping[str, Callable],
+  what: str,
+  supplied: Mapping[str, Any],
+  probe: Callable[[Any], Any],
+  fixed: Collection[str] = (),
+) -> Any:
+  """Calls the function of `table` that `spec` selects.
+
+  Args:
+    spec: name and options.
+    table: functions by name.
+    what: what the table holds, as an error names it.
+    supplied: arguments for every function that takes them; a spec may override those that are not `fixed`.
+    probe: uses the result once, because some options raise only then.
+    fixed: names that a spec may not set.
+  """
+  _, function, options = bind(spec, table, what, lambda function: _option_schema(function, supplied, fixed))
   parameters = inspect.signature(function).parameters
-  # What a literal can say: numbers, switches, and what is off (None) until it is set.
-  number = (bool, int, float)
-  possible = {k for k, p in parameters.items() if k in supplied or p.default is None or isinstance(p.default, number)}
-  for option, value in given.items():
-    choose(option, possible - set(fixed), f'option of {what} {name!r}:')
-    words = (str, type(None)) if parameters[option].default is None else ()  # such as mu_dtype='bfloat16'
-    switched = isinstance(value, bool) and type(parameters[option].default) in (int, float)
-    if switched or not isinstance(value, number + words):
-      raise UserError(f'{what} {spec!r}: option {option} is a number, got {value!r}')
-    if isinstance(value, int | float) and not 0 <= value < math.inf:
-      raise UserError(f'{what} {spec!r}: {option} is {value}; possible: 0 or more, and finite')
-    if option in DECAY_OPTIONS and isinstance(value, int | float) and value >= 1:
-      raise UserError(f'{what} {spec!r}: {option} is {value}; possible: from 0 to below 1')
-  arguments = {k: v for k, v in supplied.items() if k in parameters} | given
+  arguments = {name: value for name, value in supplied.items() if name in parameters} | options
   try:
     built = function(**arguments)
-    tried(built)
-    return built
+    probe(built)
   except (TypeError, ValueError, ZeroDivisionError) as error:
     raise UserError(f'{what} {spec!r} cannot be built: {error}') from error
+  return built
+
+
+def _option_schema(function: Callable, supplied: Collection[str], fixed: Collection[str]) -> dict[str, Option]:
+  """Options that a literal can express: numbers, switches, and those that are off (None) by default."""
+  schema = {}
+  for name, parameter in inspect.signature(function).parameters.items():
+    limits = Range(0, 1, include_high=False) if name in DECAY_OPTIONS else Range(0)
+    if name in fixed:
+      continue
+    if name in supplied:
+      schema[name] = Option(float, supplied[name], limits)
+    elif parameter.default is None:  # such as mu_dtype='bfloat16'
+      schema[name] = Option(bool | float | str | None, None, limits)
+    elif isinstance(parameter.default, bool):
+      schema[name] = Option(bool, parameter.default)
+    elif isinstance(parameter.default, int | float):
+      schema[name] = Option(float, parameter.default, limits)
+  return schema
 
 
 def _one_update(optimizer: optax.GradientTransformation) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_jax.decoding import search
 from attention_jax.decoding.ranking import MIN_COVERAGE, Ranking
-from attention_jax.decoding.search import LOG_ZERO, Hypotheses
+from attention_jax.decoding.search import IMPOSSIBLE_SCORE, Hypotheses
 from attention_jax.tokens import BOS, EOS, PAD
 from tests.modules.helpers import draw
 
@@ -130,5 +130,5 @@ def assert_hypotheses(found: Hypotheses, b: int, expected: list[Hypothesis], ran
     np.testing.assert_allclose(found.weights[b, k, :length], path.weights, rtol=1e-3, atol=1e-5)
     assert np.all(found.weights[b, k, length:] == 0)
   k = len(expected)
-  assert np.all(found.scores[b, k:] == np.float32(LOG_ZERO)) and np.all(found.lengths[b, k:] == 0)
+  assert np.all(found.scores[b, k:] == np.float32(IMPOSSIBLE_SCORE)) and np.all(found.lengths[b, k:] == 0)
   assert np.all(found.tokens[b, k:] == PAD) and np.all(found.weights[b, k:] == 0)

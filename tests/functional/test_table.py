@@ -3,7 +3,7 @@
 import pytest
 
 import attention_jax as aj
-from attention_jax.functional.table import Param, Row, check_table, lookup, parse_spec, parse_specs
+from attention_jax.functional.table import Param, Row, check_table, lookup
 
 
 def plain(query, key):
@@ -50,69 +50,6 @@ def test_a_row_that_agrees_is_returned():
   row = Row(learns, params={'w': Param(('key', 'rank'))}, sizes={'rank': 2})
   table = {'mine': row, 'keeps': Row(keeps, init_state=lambda size, dtype: 0)}
   assert check_table(table) is table
-
-
-@pytest.mark.parametrize(
-  ('spec', 'expected'),
-  [
-    ('dot', ('dot', {})),
-    (' dot() ', ('dot', {})),
-    ('word(min_count=2)', ('word', {'min_count': 2})),
-    ("text(train='a, b', sizes=(1, -2), level=None)", ('text', {'train': 'a, b', 'sizes': (1, -2), 'level': None})),
-  ],
-)
-def test_specs(spec, expected):
-  assert parse_spec(spec) == expected
-
-
-@pytest.mark.parametrize(
-  'spec',
-  [
-    '',
-    'a b',
-    'a.b',
-    'dot(',
-    'dot(3)',
-    'dot(x=y)',
-    'dot(x=f(1))',
-    'dot(**{"x": 1})',
-    'dot(x={[]: 1})',
-    '3',
-    'dot\0',
-    'dot + sum',
-  ],
-)
-def test_unreadable_specs(spec):
-  with pytest.raises(aj.UserError, match=r"^cannot read .*; write 'name' or 'name\(option=literal, ...\)'$"):
-    parse_spec(spec)
-
-
-def test_an_option_is_given_once():
-  with pytest.raises(aj.UserError, match='dot: option x is given twice; possible: once'):
-    parse_spec('dot(x=1, y=2, x=2)')
-
-
-@pytest.mark.parametrize(
-  ('specs', 'expected'),
-  [
-    ('', {}),
-    (' dot ', {'dot': {}}),
-    ("a(x='+')+b + c(y=-1, z=(1 + 2j))", {'a': {'x': '+'}, 'b': {}, 'c': {'y': -1, 'z': 1 + 2j}}),
-    ('a + (b + c)', None),
-    ('a + a(x=1)', None),
-    ('a + 3', None),
-    ('a - b', None),
-    ('+a', None),
-    ('a +', None),
-    ('a, b', None),
-  ],
-)
-def test_sums_of_specs(specs, expected):
-  if expected is not None:
-    assert parse_specs(specs) == expected and list(parse_specs(specs)) == list(expected)
-    return
-  with pytest.raises(aj.UserError, match=r"^cannot read .*; write 'name\(option=literal, ...\) \+ name \+ ...', each"):
-    parse_specs(specs)
 
 
 @pytest.mark.parametrize(

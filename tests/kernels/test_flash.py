@@ -10,11 +10,11 @@ from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
 import attention_jax as aj
-from attention_jax.functional.table import lookup
+from attention_jax.functional.table import Product, lookup
 from attention_jax.kernels import flash
 
 B, T, S, D, V = 2, 13, 11, 6, 5
-PRODUCTS = [name for name, row in aj.SCORES.items() if row.product]
+PRODUCTS = [name for name, row in aj.SCORES.items() if isinstance(row.form, Product)]
 RANDOM = np.random.default_rng(0)
 OWN = jnp.asarray(RANDOM.random((B, T, S)) < 0.5).at[0, 3].set(False).at[:, :, 4].set(False)
 MASKS = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.functional.table import lookup
+from attention_jax.functional.table import Pointwise, TanhSum, lookup
 from attention_jax.kernels import auto, chunked
 from tests.functional.alignment_cases import PAIRS
 from tests.functional.cases import S, T
@@ -38,7 +38,7 @@ KINDS = (
   'addressing',
 )
 EVERY_SCORE, EVERY_ALIGNMENT = (list(dict.fromkeys(names)) for names in zip(*PAIRS, strict=True))
-TANH_SUMS = [score for score in EVERY_SCORE if lookup(score, aj.SCORES, 'score').tanh_sum]
+TANH_SUMS = [score for score in EVERY_SCORE if isinstance(lookup(score, aj.SCORES, 'score').form, TanhSum)]
 OFTEN = {*zip(itertools.cycle(TANH_SUMS), KINDS, strict=False)}
 OFTEN |= {(score, EVERY_ALIGNMENT[0]) for score in EVERY_SCORE if score not in TANH_SUMS}
 SHARING = ('additive', 'scaled_dot')  # scores whose masks are looked at in each of the ways that they may be given
@@ -96,7 +96,7 @@ def test_the_window_reads_its_window_and_nothing_else(alignment):
     seen.append(key.shape[0])
     return key @ query
 
-  row = aj.Row(counted, pointwise=True)
+  row = aj.Row(counted, form=Pointwise())
   draw = lambda *shape: jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
   params = aj.init_params(jax.random.key(0), score=row, alignment=alignment, query=5, key=5, features=3)
   given = draw(T, 5), draw(500, 5), draw(500, 2)

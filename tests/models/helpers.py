@@ -5,8 +5,8 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.functional.table import parse_spec
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build
+from attention_jax.specs import parse
 
 B, T, S = 3, 5, 7
 SOURCE_WORDS, TARGET_WORDS = 11, 13
@@ -109,4 +109,4 @@ def build_conv(
 
 
 def _options(more: str) -> dict:
-  return parse_spec(f'options({more})')[1] if more else {}
+  return parse(f'options({more})')[1] if more else {}

@@ -63,7 +63,7 @@ def shapes(model):
 
 
 def test_every_score_and_every_alignment_has_its_place():
-  alignments = [name for name, row in aj.ALIGNMENTS.items() if not row.latent and not row.loss]
+  alignments = [name for name, row in aj.ALIGNMENTS.items() if row.trains_by_backprop]
   for score, alignment in zip(itertools.cycle(aj.SCORES), alignments, strict=False):
     sides = {'encoder_spec': 'conv(features=5, layers=1)', 'decoder_spec': 'conv(features=6, layers=1)'}
     assert shapes(build_conv(score=score, alignment=alignment, **sides)).layers.shape == (B, T, 1, 1, S)

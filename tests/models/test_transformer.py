@@ -35,7 +35,7 @@ def stepped(model, params, source, mask, target):
 
 
 # Each row of every table once at least, on either side, and each score and alignment looking at both sequences.
-ALIGNMENTS = [name for name, row in aj.ALIGNMENTS.items() if not row.latent and not row.loss]
+ALIGNMENTS = [name for name, row in aj.ALIGNMENTS.items() if row.trains_by_backprop]
 _TABLES = (list(aj.SCORES), ALIGNMENTS, list(POSITIONS), list(NORMS), list(ACTIVATIONS), (False, True), (0, 2))
 CASES = list(itertools.islice(zip(*map(itertools.cycle, _TABLES), strict=False), len(ALIGNMENTS)))
 OPTIONS = ('score', 'alignment', 'position', 'norm', 'activation', 'first', 'window')

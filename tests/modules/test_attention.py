@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
+from attention_jax.functional.table import LocalWindow
 from tests.modules.helpers import assert_close, assert_same, draw, variables
 
 B, T, S, QUERY, ENCODED, FEATURES = 2, 3, 7, 5, 11, 6
@@ -61,7 +62,9 @@ def test_one_head_is_attend_and_steps_as_it_runs_at_once(score, alignment):
   assert_close(attended, jax.jit(fn)(query, encoded, encoded, MASK[:, None]))
 
 
-@pytest.mark.parametrize('alignment', [name for name, row in aj.ALIGNMENTS.items() if row.window])
+@pytest.mark.parametrize(
+  'alignment', [name for name, row in aj.ALIGNMENTS.items() if isinstance(row.form, LocalWindow)]
+)
 @pytest.mark.parametrize('heads', [1, 2])
 def test_another_implementation_is_the_same_attention(alignment, heads):
   alignment = f'{alignment}(width=1)'

@@ -1,0 +1,45 @@
+"""Atomic writes: a file appears whole or not at all, whatever happens meanwhile."""
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+SUFFIX = '.part'  # of unfinished files, whose names begin with a dot
+
+
+@contextlib.contextmanager
+def write_atomic(path: str | Path) -> Iterator[Path]:
+  """Yields a temporary path beside `path`, and renames it onto `path` when the block succeeds.
+
+  The name is unique, so that several processes may write the same file: the last rename wins. When the block fails, the
+  temporary file is removed and `path` is left as it was.
+
+  Args:
+    path: the file to write; its folder must exist.
+  """
+  path = Path(path)
+  temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex}{SUFFIX}')
+  try:
+    yield temporary
+    os.replace(temporary, path)
+  finally:
+    temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+  """Writes UTF-8 text atomically."""
+  with write_atomic(path) as temporary:
+    temporary.write_text(text, 'utf-8')
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+  """Writes bytes atomically."""
+  with write_atomic(path) as temporary:
+    temporary.write_bytes(data)
+
+
+def is_unfinished(path: Path) -> bool:
+  """Whether a file is what a killed `write_atomic` left behind."""
+  return path.name.startswith('.') and path.name.endswith(SUFFIX)

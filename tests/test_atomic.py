@@ -1,0 +1,44 @@
+"""Atomic writes: whole or not at all, from several processes too."""
+
+import multiprocessing
+
+import pytest
+
+from attention_jax.atomic import is_unfinished, write_atomic, write_bytes, write_text
+
+
+def test_a_failed_write_leaves_the_file_as_it_was(tmp_path):
+  path = tmp_path / 'file.txt'
+  write_text(path, 'before')
+  with pytest.raises(RuntimeError, match='interrupted'), write_atomic(path) as temporary:
+    temporary.write_text('half')
+    assert is_unfinished(temporary) and path.read_text() == 'before'
+    raise RuntimeError('interrupted')
+  assert path.read_text() == 'before' and list(tmp_path.iterdir()) == [path]
+
+
+def test_text_is_utf_8_and_bytes_are_bytes(tmp_path):
+  write_text(str(tmp_path / 'a'), 'Grüße')
+  write_bytes(tmp_path / 'b', b'\xff\x00')
+  assert (tmp_path / 'a').read_bytes() == 'Grüße'.encode() and (tmp_path / 'b').read_bytes() == b'\xff\x00'
+
+
+def _write_repeatedly(path, letter):
+  for _ in range(50):
+    write_text(path, letter * 10_000)
+
+
+def test_processes_that_write_one_file_never_mix(tmp_path):
+  path = tmp_path / 'file.txt'
+  context = multiprocessing.get_context('spawn')
+  writers = [context.Process(target=_write_repeatedly, args=(path, letter)) for letter in 'ab']
+  for writer in writers:
+    writer.start()
+  while any(writer.is_alive() for writer in writers):
+    if path.exists():
+      text = path.read_text()
+      assert len(text) == 10_000 and len(set(text)) == 1
+  for writer in writers:
+    writer.join()
+    assert writer.exitcode == 0
+  assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,163 @@
+"""Spec strings: parsing, and the one binder that every table uses."""
+
+import dataclasses
+import math
+from typing import Annotated
+
+import pytest
+
+import attention_jax as aj
+from attention_jax.specs import Count, Fraction, Positive, Range, Size, bind, check_fields, parse, parse_sum, schema_of
+
+
+def read_table(path, *, size: Size, rate: Fraction = 0.0, scale: Positive = 1.0, names: str | tuple[str, str] = 'a'):
+  """A row with every kind of option."""
+
+
+def no_options(path):
+  """A row without options."""
+
+
+TABLE = {'read_table': read_table, 'no_options': no_options}
+
+
+@pytest.mark.parametrize(
+  ('spec', 'expected'),
+  [
+    ('dot', ('dot', {})),
+    (' dot() ', ('dot', {})),
+    ('word(min_count=2)', ('word', {'min_count': 2})),
+    ("text(train='a, b', sizes=(1, -2), level=None)", ('text', {'train': 'a, b', 'sizes': (1, -2), 'level': None})),
+  ],
+)
+def test_specs(spec, expected):
+  assert parse(spec) == expected
+
+
+@pytest.mark.parametrize(
+  'spec',
+  [
+    '',
+    'a b',
+    'a.b',
+    'dot(',
+    'dot(3)',
+    'dot(x=y)',
+    'dot(x=f(1))',
+    'dot(**{"x": 1})',
+    'dot(x={[]: 1})',
+    '3',
+    'dot\0',
+    'dot + sum',
+  ],
+)
+def test_unreadable_specs(spec):
+  with pytest.raises(aj.UserError, match=r"^cannot parse .*; expected 'name' or 'name\(option=literal, ...\)'$"):
+    parse(spec)
+
+
+def test_an_option_is_given_once():
+  with pytest.raises(aj.UserError, match='dot: option x must be set once, got it 2 times'):
+    parse('dot(x=1, y=2, x=2)')
+
+
+@pytest.mark.parametrize(
+  ('specs', 'expected'),
+  [
+    ('', {}),
+    (' dot ', {'dot': {}}),
+    ("a(x='+')+b + c(y=-1, z=(1 + 2j))", {'a': {'x': '+'}, 'b': {}, 'c': {'y': -1, 'z': 1 + 2j}}),
+    ('a + (b + c)', None),
+    ('a + a(x=1)', None),
+    ('a + 3', None),
+    ('a - b', None),
+    ('+a', None),
+    ('a +', None),
+    ('a, b', None),
+  ],
+)
+def test_sums_of_specs(specs, expected):
+  if expected is not None:
+    assert parse_sum(specs) == expected and list(parse_sum(specs)) == list(expected)
+    return
+  with pytest.raises(
+    aj.UserError, match=r"^cannot parse .*; expected 'name\(option=literal, ...\) \+ name \+ ...', each"
+  ):
+    parse_sum(specs)
+
+
+def test_bind_returns_the_row_and_its_options():
+  assert bind('read_table(size=2, scale=3)', TABLE, 'reader') == ('read_table', read_table, {'size': 2, 'scale': 3})
+  assert bind("read_table(size=1, names=('a', 'b'))", TABLE, 'reader')[2] == {'size': 1, 'names': ('a', 'b')}
+  assert bind('no_options', TABLE, 'reader') == ('no_options', no_options, {})
+
+
+@pytest.mark.parametrize(
+  ('spec', 'message'),
+  [
+    ('read_tabel', "unknown reader 'read_tabel' (did you mean 'read_table'?); expected one of: no_options, read_table"),
+    ('read_table', "reader 'read_table' needs size; its options: size, rate, scale, names"),
+    ('read_table(siz=1)', "unknown option of reader 'read_table': 'siz' (did you mean 'size'?)"),
+    ('read_table(size=1.5)', "reader 'read_table': option size must be a whole number, got 1.5"),
+    ('read_table(size=True)', 'option size must be a whole number, got True'),
+    ('read_table(size=0)', 'option size must be at least 1, got 0'),
+    ('read_table(size=1, rate=1)', 'option rate must be at least 0 and less than 1, got 1'),
+    ('read_table(size=1, scale=0)', 'option scale must be greater than 0, got 0'),
+    ('read_table(size=1, scale=1e999)', 'option scale must be greater than 0, got inf'),
+    ("read_table(size=1, names=('a',))", "option names must be str | tuple[str, str], got ('a',)"),
+    ('read_table(size=1, names=True)', 'option names must be str | tuple[str, str], got True'),
+    ('no_options(size=1)', "reader 'no_options' has no options, got 'size'"),
+  ],
+)
+def test_mistakes_in_a_spec_are_named(spec, message):
+  with pytest.raises(aj.UserError) as error:
+    bind(spec, TABLE, 'reader')
+  assert message in str(error.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields:
+  """A group of a config."""
+
+  steps: Size = 10
+  patience: Count = 0
+  decay: Annotated[float, Range(0, 1)] = 0.5
+  buckets: tuple[int, ...] = (3,)
+
+  def __post_init__(self):
+    check_fields(self, 'config.training')
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'steps': 0}, 'config.training.steps must be at least 1, got 0'),
+    ({'patience': -1}, 'config.training.patience must be at least 0, got -1'),
+    ({'decay': math.nan}, 'config.training.decay must be at least 0 and at most 1, got nan'),
+    ({'steps': 'ten'}, "config.training.steps must be a whole number, got 'ten'"),
+  ],
+)
+def test_fields_of_a_config_are_checked(fields, message):
+  with pytest.raises(aj.UserError) as error:
+    Fields(**fields)
+  assert str(error.value) == message
+
+
+def test_schema_of_a_dataclass_a_function_and_a_mapping():
+  assert schema_of(Fields)['steps'] == (int, 10, Range(1))
+  assert list(schema_of(read_table, exclude={'scale'})) == ['size', 'rate', 'names']
+  assert schema_of({'a': 1.5})['a'][:2] == (float, 1.5)
+
+
+@pytest.mark.parametrize(
+  ('limits', 'text', 'inside', 'outside'),
+  [
+    (Range(), 'finite', (0, -1e300), (math.inf, math.nan)),
+    (Range(1), 'at least 1', (1, 5), (0.99, math.inf)),
+    (Range(0, 1, include_low=False), 'greater than 0 and at most 1', (1e-9, 1), (0, 1.01)),
+    (Range(high=2, include_high=False), 'less than 2', (-5, 1.9), (2,)),
+  ],
+)
+def test_ranges(limits, text, inside, outside):
+  assert str(limits) == text
+  assert all(value in limits for value in inside) and not any(value in limits for value in outside)
