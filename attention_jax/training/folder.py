@@ -152,7 +152,7 @@ def _compare(folder: Path, stored: dict[str, Any], config: dict[str, Any]) -> No
     before = stored_fields.get(name, 'absent')
     now = fields.get(name, 'absent')
     if before != now and name not in MUTABLE_FIELDS:
-      differences.append(f'{name} is {before} in its {CONFIG}, got {now}')
+      differences.append(f'{name} is {before} in its {CONFIG}, {now} in this config')
   if differences:
     raise UserError(f'{folder} holds another config: {"; ".join(differences)}; use that config or another folder')
 
