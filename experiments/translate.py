@@ -247,11 +247,8 @@ def _report_problems(empty: list[int], truncated: list[int], max_length: int, un
     print(f'{count} longer than the model can read gave empty output ({format_line_numbers(unread)})', file=sys.stderr)
   if truncated:
     count = format_count(len(truncated), 'output')
-    print(
-      f'{count} may be truncated ({format_line_numbers(truncated)}): evaluation.max_length or the longest bucket of the '
-      f'run allows {max_length} tokens',
-      file=sys.stderr,
-    )
+    limit = f'evaluation.max_length or the longest bucket of the run allows {max_length} tokens'
+    print(f'{count} may be truncated ({format_line_numbers(truncated)}): {limit}', file=sys.stderr)
 
 
 def _print_text(number, line, hypotheses) -> None:
