@@ -6,6 +6,7 @@ import os
 import runpy
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from absl import flags
@@ -14,6 +15,8 @@ from ml_collections.config_flags import tuple_parser
 
 from attention_jax.errors import UserError, choose
 
+PROJECT = Path(__file__).parent.parent  # holds configs/, in a clone and in an installed package
+CONFIG_FLAGS = ('-config', '--config')
 # type of a field -> its name in errors, and the parser of its flag
 FIELD_PARSERS = {
   int: ('a whole number', flags.IntegerParser()),
@@ -35,7 +38,7 @@ def load_config(path: str) -> ConfigDict:
   Raises:
     UserError: naming the file, and the line of a mistake in it.
   """
-  path, *preset = path.split(':', 1)
+  path, *preset = find_config(path).split(':', 1)
   if not os.path.isfile(path):
     raise UserError(_missing_file_message(path))
   config = run_user_file(
@@ -46,6 +49,36 @@ def load_config(path: str) -> ConfigDict:
   if not isinstance(config, ConfigDict):
     raise UserError(f'{path}: get_config must return a modified systems.config.default_config(), got {config!r}')
   return config
+
+
+def find_config(path: str) -> str:
+  """Returns the path of a config file; one that does not exist is looked up in the project, wherever it is installed.
+
+  Args:
+    path: 'FILE' or 'FILE:PRESET'.
+
+  Returns:
+    The path in the same form, unchanged if there is no such file in the project either.
+  """
+  file, colon, preset = path.partition(':')
+  if not file or os.path.isfile(file) or not (PROJECT / file).is_file():
+    return path
+  return f'{PROJECT / file}{colon}{preset}'
+
+
+def resolve_config_arguments(arguments: Sequence[str]) -> list[str]:
+  """Applies `find_config` to the value of --config in a command line without the name of the program."""
+  resolved = []
+  previous = ''
+  for argument in arguments:
+    flag, equals, path = argument.partition('=')
+    if previous in CONFIG_FLAGS:
+      argument = find_config(argument)
+    elif equals and flag in CONFIG_FLAGS:
+      argument = f'{flag}={find_config(path)}'
+    previous = argument
+    resolved.append(argument)
+  return resolved
 
 
 def run_user_file(path: str, use: Callable[[dict[str, Any]], Any], purpose: str) -> Any:

@@ -14,7 +14,7 @@ from absl import flags, logging
 
 from attention_jax.data.files import cache_folder
 from attention_jax.errors import UserError
-from experiments.config_files import check_config_arguments, run_user_file
+from experiments.config_files import check_config_arguments, resolve_config_arguments, run_user_file
 
 FLAGS = flags.FLAGS
 DISK_ERRORS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
@@ -174,7 +174,9 @@ def _add_variants() -> None:
 
 def _parse_flags(argv: list[str]) -> None:
   if 'config' in FLAGS:
-    check_config_arguments(argv[1:])
+    arguments = resolve_config_arguments(argv[1:])
+    check_config_arguments(arguments)
+    argv = [argv[0], *arguments]
   try:
     positional = FLAGS(argv)[1:]
   except flags.UnrecognizedFlagError as error:
