@@ -14,7 +14,7 @@ ROOT = Path(aj.__file__).parent.parent
 # From the bottom up; a file may import from its own folder and from lower layers.
 LAYERS = [
   'errors tokens atomic',
-  'specs',
+  'specs cli',
   'functional',
   'kernels',
   'modules',
@@ -47,6 +47,7 @@ CROSS_MODULE_TESTS = {
   'kernels': 'implementations pallas',
   'models': 'copying_models latent_models transformer',
   'modules': 'feed_forward',
+  'training': 'fit_own_model',
 }
 
 
