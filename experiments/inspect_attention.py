@@ -25,6 +25,7 @@ flags.DEFINE_string('output', None, 'a new file; by default one in the workdir, 
 
 def main() -> None:
   from attention_jax.systems import runs
+  from attention_jax.systems.base import SupportsLayerPlots
 
   folder = require_flag('workdir')
   output = check_output_path(FLAGS.output, 'output') if FLAGS.output else None
@@ -32,11 +33,11 @@ def main() -> None:
   path = Path(output or run.folder / run.system.plot_filename)
   if path.suffix.lower() != (kind := Path(run.system.plot_filename).suffix):
     raise UserError(f'--output={path}: this run is drawn as {kind}; possible: a path that ends with it')
-  beside = [path.with_suffix(suffix) for suffix in getattr(run.system, 'extra_plot_suffixes', ())]
+  beside = [path.with_suffix(suffix) for suffix in run.system.extra_plot_suffixes]
   if output:
     for other in beside:
       check_output_path(str(other), 'output')
-  if FLAGS.layers and not hasattr(run.system, 'plot_layers'):
+  if FLAGS.layers and not isinstance(run.system, SupportsLayerPlots):
     raise UserError(f'--layers: a run of system {run.config["system"]!r} has one layer of attention')
   plot = run.system.plot_layers if FLAGS.layers else run.system.plot
   plot(run.params, path, split=FLAGS.split, rows=FLAGS.rows, inputs=FLAGS.text)
