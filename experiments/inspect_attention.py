@@ -30,6 +30,7 @@ flags.DEFINE_string('output', None, 'a new file; by default a file in the workdi
 
 def main() -> None:
   from attention_jax.systems import runs
+  from attention_jax.systems.base import SupportsLayerPlots
 
   folder = require_flag('workdir')
   output = check_output_path(FLAGS.output, 'output') if FLAGS.output else None
@@ -38,11 +39,11 @@ def main() -> None:
   suffix = Path(run.system.plot_filename).suffix
   if path.suffix.lower() != suffix:
     raise UserError(f'--output={path} must end with {suffix}, the format of this run')
-  extra_paths = [path.with_suffix(extra) for extra in getattr(run.system, 'extra_plot_suffixes', ())]
+  extra_paths = [path.with_suffix(extra) for extra in run.system.extra_plot_suffixes]
   if output:
     for extra_path in extra_paths:
       check_output_path(str(extra_path), 'output')
-  if FLAGS.layers and not hasattr(run.system, 'plot_layers'):
+  if FLAGS.layers and not isinstance(run.system, SupportsLayerPlots):
     raise UserError(f'--layers: a run of system {run.config["system"]!r} has one layer of attention')
   plot = run.system.plot_layers if FLAGS.layers else run.system.plot
   plot(run.params, path, split=FLAGS.split, rows=FLAGS.rows, inputs=FLAGS.text)

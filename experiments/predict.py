@@ -33,9 +33,10 @@ flags.DEFINE_bool('json', False, 'print a JSON object for each line')
 def main() -> None:
   from attention_jax.data.files import read_lines, split_lines
   from attention_jax.systems import runs
+  from attention_jax.systems.base import SupportsLinePrediction
 
   run = runs.open_run(require_flag('workdir'), FLAGS.checkpoint, dtype=FLAGS.dtype)
-  predict_lines = functools.partial(run.system_with('predict_lines').predict_lines, run.params)
+  predict_lines = functools.partial(run.system_with(SupportsLinePrediction).predict_lines, run.params)
   if FLAGS.input == '-':
     name = 'stdin'
     lines = split_lines(sys.stdin.buffer.read(), name)

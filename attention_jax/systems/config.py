@@ -1,4 +1,4 @@
-"""The fields of a config, with their defaults taken from where each is used."""
+"""Default configs: every field of a system, with the default of the dataclass that uses it."""
 
 import dataclasses
 import inspect
@@ -15,36 +15,46 @@ from attention_jax.specs import Range, schema_of
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.loop import Training
 
-# Fields of modules that others say: a decoder for its attention.
-SET_BY_PARENT = ('project_values', 'positions', 'joined', 'dtype', 'parent', 'name')
+SET_BY_PARENT = ('project_values', 'positions', 'joined', 'dtype', 'parent', 'name')  # fields of Attention
 
 
 def default_config(system: str = 'translation') -> ConfigDict:
-  """Every field that a system of systems.SYSTEMS has, at its default."""
-  fields = SYSTEMS[choose(system, SYSTEMS, 'system')].config_groups
-  config = ConfigDict({'system': system, 'training': _fields(Training)})
-  for group, cls in fields.items():
-    *path, name = group.split('.')
-    within = config[path[0]] if path else config
-    within[name] = ConfigDict(_fields(cls, without=SET_BY_PARENT if cls is Attention else ()))
+  """Returns the config of a system with every field at its default.
+
+  Args:
+    system: a name of registry.SYSTEMS.
+  """
+  groups = SYSTEMS[choose(system, SYSTEMS, 'system')].config_groups
+  config = ConfigDict({'system': system, 'training': _field_defaults(Training)})
+  for path, cls in groups.items():
+    *parents, name = path.split('.')
+    parent = config[parents[0]] if parents else config
+    parent[name] = ConfigDict(_field_defaults(cls, exclude=SET_BY_PARENT if cls is Attention else ()))
   config.seeds = 1  # runs trained side by side, with training.seed and the seeds that follow it
   return config
 
 
-def fill_defaults(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-  """`config` with the defaults of the fields it lacks, as one of an earlier version may.
+def fill_defaults(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+  """Adds the defaults of missing fields, so that the config of an earlier version can be used.
 
-  Raises: UserError for fields that there are not.
+  Args:
+    config: a config, perhaps without some fields.
+    name: what the config is, as an error names it.
+
+  Raises:
+    UserError: for unknown fields.
   """
-  default = default_config(config.get('system', 'translation'))
-  given, known = (flatten_dict(c, sep='.') for c in (config, default.to_dict()))
-  if unknown := sorted(set(given) - set(known)):
-    raise UserError(f'{where} has {", ".join(unknown)}; possible: the fields of systems.config.default_config()')
-  return unflatten_dict(known | given, sep='.')
+  flat = flatten_dict(config, sep='.')
+  flat_default = flatten_dict(default_config(config.get('system', 'translation')).to_dict(), sep='.')
+  if unknown := sorted(set(flat) - set(flat_default)):
+    raise UserError(
+      f'unknown fields in {name}: {", ".join(unknown)}; expected the fields of systems.config.default_config()'
+    )
+  return unflatten_dict(flat_default | flat, sep='.')
 
 
-def _fields(cls: type, without: tuple[str, ...] = ()) -> dict[str, Any]:
-  return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in without}
+def _field_defaults(cls: type, exclude: tuple[str, ...] = ()) -> dict[str, Any]:
+  return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in exclude}
 
 
 class FieldDescription(NamedTuple):
