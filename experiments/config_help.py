@@ -29,6 +29,9 @@ def format_config_help(config: Mapping[str, Any]) -> str:
       allowed = f', {field.range}' if field.range else ''
       value = values[f'{group}.{name}' if group else name]
       lines.append(f'  --{prefix}.{name} = {value!r}  ({field.type}{allowed})')
-      lines += textwrap.wrap(field.meaning, WIDTH, initial_indent=' ' * 6, subsequent_indent=' ' * 6)
+      indent = ' ' * 6
+      lines += textwrap.wrap(
+        field.meaning, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+      )
     lines.append('')
   return '\n'.join(lines).rstrip()
