@@ -162,7 +162,8 @@ def _check_field(config: ConfigDict, name: str, value: str, has_value: bool) -> 
     try:
       parser.parse(value)
     except (ValueError, TypeError):
-      raise UserError(f"{name} must be {expected} such as {field!r}, got '{value}'") from None
+      example = '' if field_type is bool else f' such as {field!r}'
+      raise UserError(f"{name} must be {expected}{example}, got '{value}'") from None
   return field_type
 
 
