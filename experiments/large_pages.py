@@ -9,7 +9,7 @@ LARGE_PAGES = 'glibc.malloc.hugetlb'
 
 
 def restart_with_large_pages() -> None:
-  """Restarts `python -m experiments.NAME` with `glibc.malloc.hugetlb=1`, which gives large arrays large pages.
+  """Restarts `python -m experiments.NAME` or `attention-jax NAME` with `glibc.malloc.hugetlb=1`, which gives large arrays large pages.
 
   An update allocates and frees arrays of many MB. With pages of 4 KB that takes up to a tenth of its time on CPUs. The
   C library reads the setting only when a process starts, hence the restart.
@@ -26,6 +26,8 @@ def restart_with_large_pages() -> None:
 
 
 def _is_program(command: list[str]) -> bool:
-  """Whether a command line is `python -m experiments.NAME ...`."""
+  """Whether a command line is `python -m experiments.NAME ...` or `attention-jax NAME ...`."""
+  if len(command) > 1 and os.path.basename(command[1]) == 'attention-jax':
+    return True
   module = next((argument for flag, argument in itertools.pairwise(command) if flag == '-m'), '')
   return module.startswith('experiments.')
