@@ -263,7 +263,8 @@ def _without_arrays(annotation: Any) -> Any:
   """Removes arrays, which a spec string cannot contain: `float | Float[Array, '']` becomes float."""
   if not isinstance(annotation, types.UnionType):
     return annotation
-  literals = [member for member in get_args(annotation) if not issubclass(member, AbstractArray)]
+  is_array = lambda member: isinstance(member, type) and issubclass(member, AbstractArray)
+  literals = [member for member in get_args(annotation) if not is_array(member)]
   return functools.reduce(operator.or_, literals)
 
 
