@@ -107,9 +107,7 @@ SCORE_CASES = [
     loop(lambda q, k, s, u, v: _general(q, k, s, u @ v.T)),
   ),
   Case('additive', {**_PROJECTED, **_V}, loop(_additive)),
-  Case(
-    'normed_additive', {**_PROJECTED, **_V, 'gain': np.array(0.7), 'bias': draw(FEATURES)}, loop(_normed_additive)
-  ),
+  Case('normed_additive', {**_PROJECTED, **_V, 'gain': np.array(0.7), 'bias': draw(FEATURES)}, loop(_normed_additive)),
   Case(
     'offset_additive',
     {**_PROJECTED, **_V, 'gain': np.array(0.7), 'bias': draw(FEATURES), 'offset': np.array(-0.4)},

@@ -58,7 +58,11 @@ def test_a_consistent_table_is_returned():
 @pytest.mark.parametrize(
   ('spec', 'table', 'message'),
   [
-    ('sofmax', aj.ALIGNMENTS, r"^unknown kind 'sofmax' \(did you mean 'softmax'\?\); expected one of: addr.*, windowed$"),
+    (
+      'sofmax',
+      aj.ALIGNMENTS,
+      r"^unknown kind 'sofmax' \(did you mean 'softmax'\?\); expected one of: addr.*, windowed$",
+    ),
     ('bahdanau', aj.SCORES, r"^unknown kind 'bahdanau'; expected one of: additive, concat, "),
     ('softmax(temprature=1)', aj.ALIGNMENTS, r"'softmax': 'temprature' \(did you mean 'temperature'"),
     ('dot(scale=2)', aj.SCORES, "kind 'dot' has no options, got 'scale'"),

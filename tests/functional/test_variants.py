@@ -31,7 +31,8 @@ def test_functions_instead_of_names():
   attended = attend(score=negative_distance, alignment=uniform)
   np.testing.assert_allclose(attended.weights, np.tile(np.where(MASK, 0.2, 0.0), (T, 1)), rtol=1e-6)
   np.testing.assert_allclose(attended.context, np.tile(VALUES[:5].mean(0), (T, 1)), rtol=1e-4, atol=1e-6)
-  assert aj.init_params(jax.random.key(0), score=negative_distance, alignment=uniform, **SIZES) == {'score': {}, 'alignment': {}}
+  params = aj.init_params(jax.random.key(0), score=negative_distance, alignment=uniform, **SIZES)
+  assert params == {'score': {}, 'alignment': {}}
 
 
 def test_a_function_with_parameters(rng):
@@ -92,9 +93,7 @@ def test_a_scalar_parameter_that_a_spec_string_fixes_is_not_learned(rng, score, 
   def weights(score, score_params):
     return aj.attend(QUERIES, keys, VALUES, score=score, params=params | {'score': score_params}).weights
 
-  np.testing.assert_array_equal(
-    weights(fixed, other_params), weights(score, other_params | {name: jnp.float32(0.6)})
-  )
+  np.testing.assert_array_equal(weights(fixed, other_params), weights(score, other_params | {name: jnp.float32(0.6)}))
 
 
 @pytest.mark.parametrize('score', list(aj.SCORES))
