@@ -1,4 +1,4 @@
-"""Every row on its own: literal loops, precisions, lengths, extreme inputs and numeric gradients."""
+"""Every row alone: against its literal loop, in every precision, at every length, and against numeric gradients."""
 
 import re
 
