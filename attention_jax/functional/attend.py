@@ -145,7 +145,7 @@ def project(x: Float[Array, '... D'], params: Params, name: str) -> Float[Array,
 
 
 def call_variant(fn: Callable, args: tuple, params: Params, step_inputs: Mapping[str, Any], state):
-  """Calls a variant with the arguments that it declares, of which a test-time twin may have fewer.
+  """Calls a variant with the arguments that it declares; a test-time twin may declare fewer than its variant.
 
   Args:
     fn: a score, an alignment, or a companion of one, such as `Row.at_test`.

@@ -155,7 +155,7 @@ def _transition(position: Scores, scores: Scores) -> Scores:
 
 
 def _is_positive(logs: Scores) -> Array:
-  """Whether a number whose logarithm is given is greater than 0."""
+  """Whether exp(logs) is greater than 0, where LOG_ZERO is the logarithm of 0."""
   return logs > LOG_ZERO / 2
 
 

@@ -222,7 +222,9 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], what: str) -> R
   if callable(spec):
     row = Row(spec)
     if 'state' in row.required_inputs:
-      raise UserError(f'{what}: a function that takes a state must be given as Row(function, init_state=...)')
+      raise UserError(
+        f'{what}: a function that takes a state needs an initial state: pass Row(function, init_state=...)'
+      )
     return row
   _, row, options = bind(spec, table, what, option_schema)
   bind_fn = functools.partial(_bind_options, options=options)
