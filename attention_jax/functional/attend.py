@@ -4,6 +4,7 @@ A variant that takes `previous`, `coverage`, `step` or `state` is recurrent, and
 other variant is vmapped over its queries.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -193,7 +194,7 @@ def score_keys(score: Row, query: Array, key: Array, params: Params, step_inputs
   Raises:
     UserError: if the shapes do not match.
   """
-  run = lambda: call_variant(score.fn, (query, key), params, step_inputs, state)
+  run = functools.partial(call_variant, score.fn, (query, key), params, step_inputs, state)
   return _call_checked('score', run, key.shape[0], {'query': query, 'key': key, **params})
 
 
@@ -273,7 +274,7 @@ def attend_from_scores(
   align = alignment.at_test if deterministic and alignment.at_test else alignment.fn
   step_inputs = carry._asdict() | {'query': query, 'key': memory.key, 'rng': rng}
   align_params = params.get('alignment', {})
-  run = lambda: call_variant(align, (scores, mask), align_params, step_inputs, carry.state[1])
+  run = functools.partial(call_variant, align, (scores, mask), align_params, step_inputs, carry.state[1])
   operands = {'query': query, 'key': memory.key, **align_params}
   weights, state = _call_checked('alignment', run, mask.shape[-1], operands)
   context = jnp.einsum('s,sv->v', weights, memory.value.astype(weights.dtype)).astype(memory.value.dtype)

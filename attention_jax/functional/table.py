@@ -265,9 +265,12 @@ def _without_arrays(annotation: Any) -> Any:
   """Removes arrays, which a spec string cannot contain: `float | Float[Array, '']` becomes float."""
   if not isinstance(annotation, types.UnionType):
     return annotation
-  is_array = lambda member: isinstance(member, type) and issubclass(member, AbstractArray)
-  literals = [member for member in get_args(annotation) if not is_array(member)]
+  literals = [member for member in get_args(annotation) if not _is_array_type(member)]
   return functools.reduce(operator.or_, literals)
+
+
+def _is_array_type(annotation: Any) -> bool:
+  return isinstance(annotation, type) and issubclass(annotation, AbstractArray)
 
 
 def _keywords(fn: Callable) -> dict[str, inspect.Parameter]:

@@ -49,7 +49,10 @@ def sample_noise(sampler, rng, size):
 
 def resize_arguments(arguments, size: int):
   """Returns the arguments of a case for a memory of `size` positions."""
-  resize = lambda x: np.resize(x, (size, *np.shape(x)[1:])) if np.ndim(x) else x
+
+  def resize(x):
+    return np.resize(x, (size, *np.shape(x)[1:])) if np.ndim(x) else x
+
   return {name: jax.tree.map(resize, value) if name in SIZED else value for name, value in arguments.items()}
 
 

@@ -64,7 +64,8 @@ def test_weights_are_dropped_in_training_only(name):
 
 
 def test_dropout_preserves_the_mean():
-  scores, mask = jnp.linspace(-1, 2, 8), jnp.ones(8, bool)
+  scores = jnp.linspace(-1, 2, 8)
+  mask = jnp.ones(8, bool)
   row = with_dropout('softmax(temperature=0.7)', 0.25)
   weights = aj.alignments.softmax(scores, mask, temperature=0.7)
   samples = jax.vmap(lambda rng: row.fn(scores, mask, rng=rng))(jax.random.split(jax.random.key(0), 4000))

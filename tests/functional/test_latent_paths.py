@@ -46,7 +46,8 @@ def test_forward_algorithm_equals_the_sum_over_all_paths(mask):
   probabilities = enumerate_paths(scores, mask, log_likelihood)
   total = sum(probabilities.values())
   with jax.enable_x64(True):
-    scores, log_likelihood = jnp.asarray(scores), jnp.asarray(log_likelihood)
+    scores = jnp.asarray(scores)
+    log_likelihood = jnp.asarray(log_likelihood)
     np.testing.assert_allclose(latent.chain_log_marginal(scores, log_likelihood), np.log(total), rtol=1e-12)
 
     expected_posterior = np.zeros((T, S))

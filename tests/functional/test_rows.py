@@ -105,7 +105,8 @@ def test_straight_through_gradient_is_that_of_the_softmax(row):
 
 
 def test_an_annealed_temperature_may_end_at_zero(rng):
-  scores, mask = jnp.asarray(draw(S), jnp.float32), jnp.ones(S, bool)
+  scores = jnp.asarray(draw(S), jnp.float32)
+  mask = jnp.ones(S, bool)
   weights = lambda scores: aj.alignments.gumbel_annealed(scores, mask, rng=rng, temperature=jnp.zeros(()))
   assert np.all(np.isfinite(jax.jacobian(weights)(scores)))
   assert weights(scores).sum() == 1
@@ -118,8 +119,11 @@ def test_half_precision_returns_float32_without_implicit_promotion(module, case,
     arguments = cast(case.arguments, dtype)
     actual = call(module, case, arguments)
   assert without_state(actual).dtype == jnp.float32
+
+  def to_float64(x):
+    return np.asarray(x, np.float64) if getattr(x, 'dtype', None) in (dtype, jnp.float32) else x
+
   # The reference takes the rounded inputs, so that only rounding inside of the function counts.
-  to_float64 = lambda x: np.asarray(x, np.float64) if getattr(x, 'dtype', None) in (dtype, jnp.float32) else x
   rounded = {name: jax.tree.map(to_float64, value) for name, value in arguments.items()}
   if 'mask' in arguments:
     rounded['mask'] = case.arguments['mask']
@@ -133,7 +137,7 @@ def test_float32_stays_float32_under_x64(module, case):
 
 
 def weights_and_gradient(case, arguments):
-  """Returns the weights, and the gradient of a weighted sum of them for the scores."""
+  """Returns the weights, and the gradient of a weighted sum of them with respect to the scores."""
   run = lambda scores: without_state(call(aj.alignments, case, arguments | {'scores': scores}))
   weights, pullback = jax.vjp(run, arguments['scores'])
   return jax.device_get((weights, pullback(jnp.linspace(-1.0, 1.0, S))[0]))
@@ -206,12 +210,14 @@ def test_cosine_of_a_zero_vector_is_zero_with_zero_gradient():
 
 
 def test_hardmax_selects_the_first_of_equal_scores():
-  scores, mask = jnp.asarray([3.0, 1.0, 3.0, 3.0]), jnp.asarray([False, True, True, True])
+  scores = jnp.asarray([3.0, 1.0, 3.0, 3.0])
+  mask = jnp.asarray([False, True, True, True])
   np.testing.assert_array_equal(aj.alignments.hardmax(scores, mask), [0, 0, 1, 0])
 
 
 def test_invalid_options_of_functions_raise():
-  scores, mask = jnp.ones(3), jnp.ones(3, bool)
+  scores = jnp.ones(3)
+  mask = jnp.ones(3, bool)
   with pytest.raises(aj.UserError, match='temperature must be greater than 0, got 0'):
     aj.alignments.softmax(scores, mask, temperature=0)
   with pytest.raises(aj.UserError, match=r"alpha must be greater than 1, got 1 \('softmax' is the limit at 1\)"):
@@ -233,7 +239,8 @@ def test_invalid_options_of_functions_raise():
 )
 def test_invalid_options_of_spec_strings_raise(alignment, message):
   params = aj.init_params(jax.random.key(0), score='dot', alignment=alignment.split('(')[0], query=3, key=3, features=2)
-  query, memory = jnp.ones((2, 3)), jnp.ones((4, 3))
+  query = jnp.ones((2, 3))
+  memory = jnp.ones((4, 3))
   options = {'params': params, 'rng': jax.random.key(1), 'deterministic': False}
   with pytest.raises(aj.UserError, match=re.escape(message)):
     aj.attend(query, memory, memory, score='dot', alignment=alignment, **options)

@@ -21,7 +21,8 @@ def test_sorting_equals_bisection(alignment, alpha, scale):
   by_sorting = aj.ALIGNMENTS[alignment].fn
   by_bisection = functools.partial(aj.alignments.entmax, alpha=alpha)
   with jax.enable_x64(True):
-    scores, masks = jnp.asarray(SCORES * scale), jnp.asarray(MASKS)
+    scores = jnp.asarray(SCORES * scale)
+    masks = jnp.asarray(MASKS)
     weights = [jax.jit(jax.vmap(fn))(scores, masks) for fn in (by_sorting, by_bisection)]
     np.testing.assert_allclose(*weights, atol=1e-14)
     jacobians = [jax.jit(jax.vmap(jax.jacobian(fn)))(scores, masks) for fn in (by_sorting, by_bisection)]
@@ -29,7 +30,8 @@ def test_sorting_equals_bisection(alignment, alpha, scale):
 
 
 def test_limits_of_entmax_are_softmax_and_hardmax():
-  scores, mask = jnp.asarray(draw(S), jnp.float32), jnp.ones(S, bool)
+  scores = jnp.asarray(draw(S), jnp.float32)
+  mask = jnp.ones(S, bool)
   entmax = aj.alignments.entmax
   np.testing.assert_allclose(entmax(scores, mask, alpha=1.01), aj.alignments.softmax(scores, mask), atol=0.01)
   np.testing.assert_allclose(entmax(5 * scores, mask, alpha=9.0), aj.alignments.hardmax(scores, mask), atol=0.01)
@@ -38,7 +40,8 @@ def test_limits_of_entmax_are_softmax_and_hardmax():
 @pytest.mark.parametrize('alpha', [1.1, 1.5, 2.0, 2.7])
 def test_gradient_for_alpha(alpha):
   with jax.enable_x64(True):
-    scores, mask = jnp.asarray(SCORES[0]), jnp.asarray(MASKS[1])
+    scores = jnp.asarray(SCORES[0])
+    mask = jnp.asarray(MASKS[1])
     weights = jax.jit(lambda scores, alpha: aj.alignments.entmax(scores, mask, alpha=alpha))
     check_grads(weights, (scores, jnp.asarray(alpha)), order=1, eps=1e-6, rtol=1e-5, atol=1e-7)
 
@@ -49,7 +52,8 @@ def test_alpha_may_be_learned_or_fixed(rng):
   assert learned['alignment'] == {'alpha': 1.5}
   assert aj.init_params(rng, score='dot', alignment='entmax(alpha=1.3)', **sizes)['alignment'] == {}
 
-  query, memory = jnp.asarray(draw(3, 5), jnp.float32), jnp.asarray(draw(7, 5), jnp.float32)
+  query = jnp.asarray(draw(3, 5), jnp.float32)
+  memory = jnp.asarray(draw(7, 5), jnp.float32)
 
   @jax.jit
   def attend(alpha):
@@ -63,7 +67,8 @@ def test_alpha_may_be_learned_or_fixed(rng):
 
 
 def test_a_learned_alpha_below_its_limit_keeps_its_gradient():
-  scores, mask = jnp.asarray(draw(S), jnp.float32), jnp.ones(S, bool)
+  scores = jnp.asarray(draw(S), jnp.float32)
+  mask = jnp.ones(S, bool)
   sharpness = lambda alpha: jnp.sum(aj.alignments.entmax(scores, mask, alpha=alpha) ** 2)
   value, gradient = jax.value_and_grad(sharpness)(jnp.float32(0.5))
   np.testing.assert_array_equal(value, sharpness(jnp.float32(1.01)))

@@ -161,7 +161,8 @@ def test_a_nan_in_the_bias_propagates():
 
 
 def test_hard_returns_the_expectation_with_the_probability_expected():
-  scores, state = jnp.asarray(draw(S), jnp.float32), jnp.array(-1.5)
+  scores = jnp.asarray(draw(S), jnp.float32)
+  state = jnp.array(-1.5)
   rngs = jax.random.split(jax.random.key(0), 400)
   softmax = aj.alignments.softmax(scores, MASK)
 
