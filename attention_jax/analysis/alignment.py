@@ -51,11 +51,11 @@ def alignment_error_rate(links: Links, sure: Links, possible: Links | None = Non
   Args:
     links: A, the predicted (source, target) pairs. In all three arguments a repeated pair counts once.
     sure: S, the pairs that must be predicted.
-    possible: P, the pairs that may be predicted; it always includes the sure ones. By default there are no others.
+    possible: P, the pairs that may be predicted; it always includes the sure ones. None: no others.
 
   Returns:
-    0 (best) to 1. It is 0 if there are neither predicted nor sure links, 1 if only predicted links are missing, and
-    1 - |A ∩ P| / |A| if only sure links are missing.
+    0 (best) to 1. Without predicted and sure links it is 0. If only A is empty it is 1, if only S is empty
+    1 - |A ∩ P| / |A|.
   """
   return alignment_scores([links], [sure], None if possible is None else [possible]).error_rate
 

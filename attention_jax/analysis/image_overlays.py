@@ -142,11 +142,15 @@ def abbreviate(text: str, max_length: int) -> str:
 
 def last_words(words: Sequence[str], max_length: int) -> str:
   """Returns as many whole words from the end as fit into `max_length` characters; '… ' replaces the words before."""
-  start = len(words) - 1
-  while start > 0 and len(' '.join(words[start - 1 :])) + 2 * (start > 1) <= max_length:
+  start = max(len(words) - 1, 0)
+  while start > 0 and len(_words_from(words, start - 1)) <= max_length:
     start -= 1
+  return _words_from(words, start)
+
+
+def _words_from(words: Sequence[str], start: int) -> str:
   ellipsis = '… ' if start > 0 else ''
-  return ellipsis + ' '.join(words[max(start, 0) :])
+  return ellipsis + ' '.join(words[start:])
 
 
 def _write_animation(items: Sequence[CaptionOverlay], path: Path) -> None:

@@ -125,7 +125,7 @@ def smallest_arc(used: np.ndarray) -> np.ndarray:
 
 
 def _draw(axes, panel: Panel, num_inputs: int, max_value: float) -> None:
-  """Draws 0 white, `max_value` black and negative values blue, with a line behind the inputs."""
+  """Draws 0 white, `max_value` black and negative values blue, with a vertical line after the inputs."""
   from matplotlib.colors import LinearSegmentedColormap
   from matplotlib.ticker import FuncFormatter, MaxNLocator
 

@@ -45,10 +45,10 @@ def attend(
   return_weights=True,
   block: Callable = attend_block,
 ) -> Attended:
-  """Attends block by block. Same arguments as `functional.attend.attend`, and one more.
+  """Attends block by block.
 
   Args:
-    score, alignment, params, query, memory, bias, rng, deterministic, return_weights: see there.
+    score, alignment, params, query, memory, bias, rng, deterministic, return_weights: as in `functional.attend.attend`.
     block: (score, alignment, params, carry, xs, memory, deterministic) -> carry, Attended; attends a block of queries.
   """
   memory = zero_masked_memory(memory)

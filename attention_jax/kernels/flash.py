@@ -2,9 +2,8 @@
 
 The weights are never in memory, in value or gradient: a block of them is computed from its queries and keys, used and
 discarded, and recomputed for the gradient. For this the largest score of each query and the sum of its exponentials
-are stored, rather than the log of that sum, which next to a large score rounds to the score. Blocks that are masked
-for all their queries are skipped, up to half of all blocks under a causal mask, and only partly masked blocks read the
-mask.
+are stored separately: added to a large score, the log of the sum is lost to rounding. Blocks that are masked for all
+their queries are skipped, up to half of all blocks under a causal mask, and only partly masked blocks read the mask.
 
 Blocks have shape [keys, queries]. Maxima and sums then run along the first axis, which compilers vectorise, and every
 product has its operands in the order that CPUs multiply fastest. The sequences of a batch and heads run one after the

@@ -163,7 +163,7 @@ def _constant_index(t, s):
 
 
 class Plan(NamedTuple):
-  """What is fixed when a program is compiled.
+  """Properties of a program that are fixed when it is compiled.
 
   Attributes:
     target: a key of TARGETS.
@@ -201,7 +201,7 @@ def attended(plan: Plan, q, k, v, masked_bias, factors, value) -> tuple[jax.Arra
   """weights = factors · softmax over s of v · tanh(q + k) + masked_bias; context = weights @ value. All float32.
 
   Args:
-    plan: what is fixed when a program is compiled.
+    plan: fixed properties of the programs.
     q: [T, F].
     k: [S, F].
     v: [F].
@@ -251,7 +251,7 @@ def _attended_fwd(plan: Plan, q, k, v, masked_bias, factors, value):
 def _combine_spans(value_sums, max_scores, exp_sums) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Combines the results of C spans.
 
-  The maximum and the sum are returned separately: the log of the sum, next to a large score, rounds to the score.
+  The maximum and the sum are returned separately: added to a large score, the log of the sum is lost to rounding.
 
   Args:
     value_sums: sums of values weighted by exponentials, [C, T, V].

@@ -153,7 +153,7 @@ def _contract(term: Callable, group: int, *arrays: jax.Array) -> jax.Array:
     *arrays: arrays of the same length; the last holds weights, for which 0 gives a term of 0.
   """
   size = arrays[0].shape[0]
-  # At least 2 passes: XLA unrolls a loop of one pass, and then stores what its terms have in common.
+  # At least 2 passes: XLA unrolls a loop of one pass, and then stores intermediate arrays.
   passes = max(2, -(-size // UNROLL))
   terms = group * max(1, -(-size // (passes * group)))
   missing = passes * terms - size

@@ -121,7 +121,7 @@ def test_extreme_scores_stay_finite(scale):
 # In float32 the last two are so large that adding the log of a sum of exponentials has no effect.
 @pytest.mark.parametrize('size', [-1e9, 8e5, 8e7])
 def test_scores_that_are_all_large(size):
-  """Such as those of a query that attends to nothing but padding, masked by a bias of -1e9."""
+  """Such as those of a query whose positions are all padding, masked by a bias of -1e9."""
   params, query, key, value = make_problem()
   bias = jnp.zeros((B, T, S)).at[:, 2].set(size).at[0].set(size)
   gradients = functools.partial(compute_gradients, problem=(params, query, key, value), bias=bias)

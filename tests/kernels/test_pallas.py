@@ -144,7 +144,7 @@ def test_one_query_and_no_query(interpreted, steps, size):
 
 @pytest.mark.parametrize('size', [-1e9, 8e7])
 def test_scores_that_are_all_large(interpreted, size):
-  """Adding the log of a sum of exponentials to them has no effect; a bias of -1e9 is how others mask padding."""
+  """In float32, adding the log of a sum of exponentials leaves them unchanged. A bias of -1e9 is a common mask."""
   bias = jnp.zeros((2, T, S)).at[:, 2].set(size).at[0].set(size)
   definition, kernels = run_both('additive', make_problem('additive', 'softmax', (2,), T, S), None, bias)
   assert_same(kernels, definition, **CLOSE)
