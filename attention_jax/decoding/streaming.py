@@ -3,8 +3,8 @@
 An alignment with a lookback tests one position after the other and never moves back (Raffel et al. 2017), so that a
 decoder step needs only the window of the memory that ends at the tested position. If the alignment selects the
 position, the step emits a token, and the next step tests the same position again. Otherwise the step is discarded, and
-the next source token is read. Past the end of the source there is nothing to attend to. S positions and T tokens take at
-most S + T steps, each over lookback + 1 scores. The result equals that of `search.greedy` on the complete source.
+the next source token is read. Past the end of the source there is nothing to attend to. S positions and T tokens take
+at most S + T steps, each over lookback + 1 scores. The result equals that of `search.greedy` on the complete source.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
