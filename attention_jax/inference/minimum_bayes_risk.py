@@ -29,10 +29,8 @@ def expected_utility(texts: Sequence[str], metric: str, log_probs: Sequence[floa
     for reference in texts:
       if (text, reference) not in utilities:
         utilities[text, reference] = sign * _sentence_metric(text, reference, metric)
-  if log_probs is None:
-    weights = np.ones(len(texts))
-  else:
-    weights = np.exp(np.subtract(log_probs, max(log_probs, default=0.0)))
+  log_weights = np.zeros(len(texts)) if log_probs is None else np.subtract(log_probs, max(log_probs, default=0.0))
+  weights = np.exp(log_weights)
   return [float(np.average([utilities[text, reference] for reference in texts], weights=weights)) for text in texts]
 
 

@@ -241,10 +241,8 @@ class Predictor:
     prefixes = np.where(batch.target == EOS, PAD, batch.target)
     longest = int((prefixes != PAD).sum(1).max())
     if longest >= self.max_length:
-      raise UserError(
-        f'a prefix must have at most {self.max_length - 1} tokens, because hypotheses have at most {self.max_length} '
-        f'with EOS, got {longest}'
-      )
+      limit = f'at most {self.max_length - 1} tokens, as hypotheses have at most {self.max_length} with EOS'
+      raise UserError(f'a prefix must have {limit}, got {longest}')
     return np.pad(prefixes, ((0, 0), (0, -prefixes.shape[1] % 8)), constant_values=PAD)
 
   def _predictions(self, batch: Batch, hypotheses: Hypotheses, corpus: Corpus) -> Iterator[tuple[int, Prediction]]:
@@ -284,6 +282,7 @@ class Predictor:
     vocab_size = len(self.target_vocab)
     words = source + prefix
     if self._replace_unknown and source:
+      # Without any weight on a word of the source, the token stays unknown.
       word_weights = weights[: len(ids), : len(source)]
       heaviest = np.where(word_weights.any(-1), vocab_size + word_weights.argmax(-1), UNK)
       ids = [int(heaviest[t]) if id == UNK else id for t, id in enumerate(ids)]
