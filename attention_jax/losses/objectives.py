@@ -140,8 +140,8 @@ def scheduled_sampling(*, schedule: str = 'linear', temperature: NonNegative = 1
   def objective(inputs: ObjectiveInputs) -> ObjectiveOutput:
     batch = inputs.batch
     mask_rng, sample_rng = jax.random.split(inputs.rng)
-    params = jax.lax.stop_gradient(inputs.params)
-    first_pass = inputs.forward(batch.target, fold_in_rngs(inputs.rngs, 1), params)
+    first_rngs = fold_in_rngs(inputs.rngs, 1)
+    first_pass = inputs.forward(batch.target, first_rngs, jax.lax.stop_gradient(inputs.params))
     own = _sample_tokens(sample_rng, first_pass.logits, temperature)
     is_gold = jax.random.bernoulli(mask_rng, curriculum(inputs.update), batch.target.shape)
     is_own = batch.target_mask & ~is_gold
