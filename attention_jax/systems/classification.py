@@ -84,7 +84,11 @@ class ClassificationData:
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationEvaluation:
-  """Fields of `config.evaluation`: `batch_size` is the number of documents that are classified at once."""
+  """Fields of `config.evaluation`.
+
+  Attributes:
+    batch_size: number of documents that are classified at once.
+  """
 
   batch_size: Size = 128
 

@@ -1,4 +1,4 @@
-"""Default configs: every field of a system, with the default of the dataclass that uses it."""
+"""Configs: every field of a system, with the default and the description of the dataclass that uses it."""
 
 import dataclasses
 import inspect

@@ -1,0 +1,146 @@
+"""Trains a tiny run of every system in one of several processes, and records each file that the process writes.
+
+python -m tests.experiments.train_every_system OUTPUT PAIRS
+
+PAIRS is the folder of a task of tables. The run of each system has a folder below OUTPUT. Without the variables of a
+cluster in its environment, the process trains alone.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from attention_jax.data.builders import entailment, shapes
+from attention_jax.systems import experiment
+from experiments.launch import load_config
+
+FEW_ROWS = {'train': 32, 'validation': 8, 'test': 8, 'unseen': 8}  # for tasks that are generated
+TRAINING = {
+  'training.steps': 2,
+  'training.log_every': 1,
+  'training.evaluate_every': 0,
+  'training.checkpoint_every': 0,
+  'training.optimizer': 'sgd',
+  'training.schedule': 'constant(rate=1e-2)',
+  'data.batch_size': 8,
+  'evaluation.batch_size': 8,
+}
+RECURRENT = {
+  'model.encoder': 'birnn(features=4)',
+  'model.embedding': 4,
+  'model.dropout': 0.0,
+  'model.attention.features': 4,
+}
+CONFIGS = {
+  'translation': (
+    'nettalk.py:bahdanau2015',
+    RECURRENT
+    | {
+      'data.task': "tsv(train='train.tsv', validation='dev.tsv', test='test.tsv')",
+      'data.buckets': ((5, 5),),
+      'model.decoder': 'bahdanau(features=4, readout=4)',
+      'evaluation.beams': 1,
+    },
+  ),
+  'classification': ('entailment.py:yang2016', RECURRENT),
+  'captioning': (
+    'shapes.py:xu2015_soft',
+    RECURRENT
+    | {
+      'model.encoder': 'grid(features=4, halvings=4)',
+      'model.decoder': 'bahdanau(rnn="gru", features=4, readout=4, gate=True)',
+      'evaluation.beams': 1,
+    },
+  ),
+  'glimpsing': (
+    'digits.py:mnih2014',
+    {
+      'model.features': 8,
+      'model.hidden': 4,
+      'model.glimpses': 2,
+      'model.samples': 1,
+      'evaluation.samples': 1,
+      'evaluation.batch_size': 128,
+    },
+  ),
+  'recall': (
+    'recall.py:graves2014',
+    {
+      'data.task': 'copy(bits=2, longest=3, beyond=5)',
+      'model.cell': 'turing(features=4, slots=4, width=2)',
+      'evaluation.batch_size': 128,
+    },
+  ),
+}
+
+
+class Write(NamedTuple):
+  """A file opened for writing ('open'), or a file renamed onto this one ('rename')."""
+
+  event: str
+  path: str
+
+
+def record_writes(folder: Path) -> list[Write]:
+  """Returns a list to which every later write of Python code below `folder` is appended.
+
+  Writes of native libraries are not seen: the arrays of checkpoints.
+  """
+  writes: list[Write] = []
+  flags = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND
+
+  def hook(event: str, args: tuple[Any, ...]) -> None:
+    if event == 'open':
+      path, mode, open_flags = args
+      is_write = any(letter in mode for letter in 'wax+') if isinstance(mode, str) else bool((open_flags or 0) & flags)
+    elif event == 'os.rename':
+      path = args[1]
+      is_write = True
+    else:
+      return
+    if is_write and isinstance(path, str | bytes | os.PathLike):
+      path = Path(os.fsdecode(path))
+      if path.is_relative_to(folder):
+        writes.append(Write('open' if event == 'open' else 'rename', str(path.relative_to(folder))))
+
+  sys.addaudithook(hook)
+  return writes
+
+
+def configs(pairs: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Yields each system with its config."""
+  for system, (path, fields) in CONFIGS.items():
+    config = load_config(f'configs/{path}')
+    if system == 'translation':
+      config.data.folder = str(pairs)
+    config.update_from_flattened_dict(TRAINING | fields)
+    yield system, config.to_dict()
+
+
+def main(output: Path, pairs: Path) -> None:
+  entailment.SIZES = shapes.SIZES = FEW_ROWS
+  writes = record_writes(output)
+  if 'SLURM_PROCID' in os.environ:
+    jax.distributed.initialize()
+  for system, config in configs(pairs):
+    start = len(writes)
+    lines: list[str] = []
+    results = experiment.train(config, output / system, lines.append)
+    record = {
+      'process': jax.process_index(),
+      'results': {
+        split: {name: result._asdict() for name, result in metrics.items()} for split, metrics in results.items()
+      },
+      'lines': lines,
+      'writes': writes[start:],
+    }
+    (output / f'{system}.{jax.process_index()}.json').write_text(json.dumps(record), 'utf-8')
+
+
+if __name__ == '__main__':
+  main(*map(Path, sys.argv[1:]))
