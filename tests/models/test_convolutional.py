@@ -104,7 +104,7 @@ def test_the_encoder_hears_the_mean_of_the_layers_and_the_embeddings_hear_all(mo
   given = draw(B, S, E, seed=1), draw(B, S, E, seed=2)
   gradients = lambda: jax.jit(jax.grad(lambda *given: loss(*given), (0, 1)))(*given)  # traced anew each time
   of_memory, of_embeddings = gradients()
-  monkeypatch.setattr(convolutional, 'lessened', lambda x, part: x)
+  monkeypatch.setattr(convolutional, 'scale_gradient', lambda x, part: x)
   whole = gradients()
   assert_close((of_memory, of_embeddings), (whole[0] / 2, whole[1]))
   assert np.all(np.any(of_memory != 0, axis=-1) == mask)
