@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelOutput
+from attention_jax.models.traits import Traits
 
 
 class Ensemble:
@@ -22,8 +23,13 @@ class Ensemble:
     if len({model.copies for model in self.models}) > 1:
       raise UserError(f'ensemble: some of the {len(self.models)} models copy and some do not')
     self.copies = self.models[0].copies
-    self.attends = any(model.attends for model in self.models)
-    self.latent = any(model.latent for model in self.models)
+    traits = [model.traits for model in self.models]
+    self.traits = Traits(
+      attends=any(model.attends for model in traits),
+      latent=next((model.latent for model in traits if model.latent), None),
+      attends_in_recurrence=any(model.attends_in_recurrence for model in traits),
+      starts_without_source=all(model.starts_without_source for model in traits),
+    )
 
   def apply(self, variables: Any, *given: Any, method: str = '__call__') -> Any:
     """As of a flax module, at test time."""
@@ -45,6 +51,6 @@ class Ensemble:
 
   def _mean(self, several: Sequence[ModelOutput]) -> ModelOutput:
     log_probs = jnp.stack([jax.nn.log_softmax(outputs.logits) for outputs in several])
-    look = [model.attends or not self.attends for model in self.models]
+    look = [model.traits.attends or not self.traits.attends for model in self.models]
     weights = jnp.stack([outputs.weights for outputs, looks in zip(several, look, strict=True) if looks])
     return ModelOutput(jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(several)), weights.mean(0))

@@ -157,10 +157,12 @@ NEEDS = (
   Need(
     'a decoder that attends and starts without the end of its source',
     'model.decoder',
-    lambda model: model.decoder.starts_without_source,
+    lambda model: model.traits.starts_without_source,
     lambda model: _name(getattr(model.decoder, 'cell', model.decoder), DECODERS),
     lambda: [
-      f'{name}(bridge=False)' for name, cls in CELLS.items() if cls(Attention(), bridge=False).starts_without_source
+      f'{name}(bridge=False)'
+      for name, cls in CELLS.items()
+      if cls(Attention(), bridge=False).traits.starts_without_source
     ],
   ),
   Need(

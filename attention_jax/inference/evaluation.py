@@ -162,6 +162,6 @@ def evaluate_corpus(
   found['accuracy'] = MetricValue(100 * forced.accuracy, '%', 'targets:forced')
   texts, predictions = predict_and_evaluate(corpus, predictor, options, beams=beams)
   found |= texts
-  if predictor.model.attends:
+  if predictor.model.traits.attends:
     found |= alignment_metrics(corpus, forced.weights, predictor.source_vocab, predictor.target_vocab)
   return found, predictions

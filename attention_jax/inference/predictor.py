@@ -121,7 +121,7 @@ class Predictor:
     Raises: UserError for a prefix that leaves nothing of the greatest length, and where nothing tells what an unknown
       word stands for.
     """
-    if self._replace_unknown and not self.model.attends:
+    if self._replace_unknown and not self.model.traits.attends:
       raise UserError('unknown words are replaced by where the weights are, and this decoder attends to nothing')
     corpus = Corpus(list(lines), list(prefixes or [''] * len(lines)))
     encoded = encode(corpus, self.source_vocab, self.target_vocab)
@@ -258,7 +258,7 @@ def compile_search(
     if prefix is not None:
       step, carry, memory = force_prefix(step, carry, memory, prefix)
     found = how.make_search(drawn)(step, carry, memory, max_length=max_length, ranking=ranking, source_mask=source_mask)
-    if model.latent:
+    if model.traits.latent:
       found = found._replace(weights=_posterior(model, variables, source, source_mask, found))
     return found
 

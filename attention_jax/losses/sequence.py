@@ -64,7 +64,7 @@ def sequence_loss(model, smoothing: float = 0.0, auxiliary: str = '', objective:
     objective: a spec of objectives.OBJECTIVES. Without rngs it is the likelihood, whatever is trained.
   Raises: UserError for an unknown name or option.
   """
-  extra = auxiliary_losses(auxiliary, model.needed_loss)
+  extra = auxiliary_losses(auxiliary, model.traits.required_loss)
   measured = tuple(sorted({name for row in extra.values() for name in row.running}))
   trained, running_too = make_objective(objective)
   forced = likelihood()

@@ -125,8 +125,8 @@ class CaptioningSystem:
     if model.copies or config['model']['share_embeddings']:
       raise UserError('a picture has no words: no output layer copies from it, and share_embeddings is False')
     beside = auxiliary_losses(training.auxiliary)
-    check_weights(beside, model.decoder.attention if model.attends else None)
-    if training.select in POINTING_METRICS and not model.attends:
+    check_weights(beside, model.decoder.attention if model.traits.attends else None)
+    if training.select in POINTING_METRICS and not model.traits.attends:
       raise UserError(f'training.select={training.select!r} is of weights, and this decoder attends to nothing')
     for name, row in beside.items():
       if row.needs_text:

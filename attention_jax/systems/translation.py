@@ -141,10 +141,10 @@ class TranslationSystem:
         f'training.objective={training.objective!r} holds pieces against those of the target, which {cut} cuts '
         f'otherwise in each epoch; possible: a vocabulary without {cut}'
       )
-    check_weights(auxiliary_losses(training.auxiliary), model.decoder.attention if model.attends else None)
-    if training.select in ALIGNMENT_METRICS and not model.attends:
+    check_weights(auxiliary_losses(training.auxiliary), model.decoder.attention if model.traits.attends else None)
+    if training.select in ALIGNMENT_METRICS and not model.traits.attends:
       raise UserError(f'training.select={training.select!r} is of alignments, and this decoder attends to nothing')
-    if TranslationEvaluation(**config['evaluation']).replace_unknown and not model.attends:
+    if TranslationEvaluation(**config['evaluation']).replace_unknown and not model.traits.attends:
       raise UserError('evaluation.replace_unknown goes by where the weights are, and this decoder attends to nothing')
     for spec in config['evaluation']['metrics']:
       compute_metric(spec, ['a'], [['a']])  # also refuses values that only the metric itself knows
@@ -194,7 +194,7 @@ class TranslationSystem:
   def implementation(self) -> str:
     attention = self.model.decoder.attention
     several = auto.describe_choice(attention.resolved_score, attention.resolved_alignment)
-    chosen = f' ({"xla, one query at a time" if self.model.decoder.attends_in_recurrence else several})'
+    chosen = f' ({"xla, one query at a time" if self.model.traits.attends_in_recurrence else several})'
     return attention.implementation + chosen * (attention.implementation == 'auto')
 
   def save(self, folder: str) -> None:

@@ -37,7 +37,7 @@ def test_what_attends_to_nothing_has_no_say_in_weights():
   plain = build_tiny('plain', 'rnn="gru"')
   params = tuple(variables(one, *GIVEN, scale=2.0)['params'] for one in (plain, model))
   both = Ensemble([plain, model])
-  assert both.attends
+  assert both.traits.attends
   assert_close(both.apply({'params': params}, *GIVEN).weights, model.apply({'params': params[1]}, *GIVEN).weights)
   assert not np.any(Ensemble([plain] * 2).apply({'params': params[:1] * 2}, *GIVEN).weights)
 

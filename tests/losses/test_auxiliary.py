@@ -13,6 +13,7 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.losses.auxiliary import LOSSES, RUNNING_METRICS, auxiliary_losses, check_weights
 from attention_jax.losses.sequence import cross_entropy, sequence_loss
 from attention_jax.models.encoder_decoder import ModelOutput
+from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 from tests.training.helpers import Toy, init_params, make_batch
 
@@ -144,7 +145,10 @@ def test_rewards_have_no_gradient():
 
 def stub(outputs, needed=''):
   return types.SimpleNamespace(
-    apply=lambda *_, **__: outputs, needed_loss=needed, copies=False, output_size=lambda _: outputs.logits.shape[-1]
+    apply=lambda *_, **__: outputs,
+    traits=Traits(required_loss=needed),
+    copies=False,
+    output_size=lambda _: outputs.logits.shape[-1],
   )
 
 

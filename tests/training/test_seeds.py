@@ -36,7 +36,7 @@ FIELDS = {
 }
 RUNS = 4
 loss = sequence_loss(
-  Toy(needed_loss='reinforce'), 0.1, FIELDS['auxiliary'], 'scheduled_sampling(schedule="linear(slope=0.02)")'
+  Toy(required_loss='reinforce'), 0.1, FIELDS['auxiliary'], 'scheduled_sampling(schedule="linear(slope=0.02)")'
 )
 
 
