@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelOutput
+from attention_jax.models.traits import Traits
 
 
 class Ensemble:
@@ -29,8 +30,13 @@ class Ensemble:
     if copying not in (0, len(self.models)):
       raise UserError(f'ensemble: all models must copy or none, got {copying} of {len(self.models)} models that copy')
     self.copies = self.models[0].copies
-    self.attends = any(model.attends for model in self.models)
-    self.latent = any(model.latent for model in self.models)
+    traits = [model.traits for model in self.models]
+    self.traits = Traits(
+      attends=any(model.attends for model in traits),
+      latent=next((model.latent for model in traits if model.latent), None),
+      attends_in_recurrence=any(model.attends_in_recurrence for model in traits),
+      starts_without_source=all(model.starts_without_source for model in traits),
+    )
 
   def apply(self, variables: Any, *args: Any, method: str = '__call__') -> Any:
     """Applies a method of every model, at test time, and combines the results.
@@ -83,7 +89,7 @@ class Ensemble:
       [
         model_outputs.weights
         for model, model_outputs in zip(self.models, outputs, strict=True)
-        if model.attends or not self.attends
+        if model.traits.attends or not self.traits.attends
       ]
     )
     return ModelOutput(jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(outputs)), weights.mean(0))

@@ -181,10 +181,12 @@ REQUIREMENTS = (
   Requirement(
     'a decoder that attends and starts without the end of its source',
     'model.decoder',
-    lambda model: model.decoder.starts_without_source,
+    lambda model: model.traits.starts_without_source,
     lambda model: _row_name(getattr(model.decoder, 'cell', model.decoder), DECODERS),
     lambda: [
-      f'{name}(bridge=False)' for name, cls in CELLS.items() if cls(Attention(), bridge=False).starts_without_source
+      f'{name}(bridge=False)'
+      for name, cls in CELLS.items()
+      if cls(Attention(), bridge=False).traits.starts_without_source
     ],
   ),
   Requirement(

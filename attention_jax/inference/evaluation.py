@@ -236,6 +236,6 @@ def evaluate_corpus(
   }
   texts, predictions = predict_and_evaluate(corpus, predictor, options, beams=beams)
   metrics |= texts
-  if predictor.model.attends:
+  if predictor.model.traits.attends:
     metrics |= alignment_metrics(corpus, forced.weights, predictor.source_vocab, predictor.target_vocab)
   return metrics, predictions

@@ -160,7 +160,7 @@ class Predictor:
       UserError: for a prefix that leaves no room within the maximum length, and for replace_unknown with a model that
         does not attend.
     """
-    if self._replace_unknown and not self.model.attends:
+    if self._replace_unknown and not self.model.traits.attends:
       raise UserError('replace_unknown needs attention weights, but the decoder does not attend')
     corpus = Corpus(list(lines), list(prefixes or [''] * len(lines)))
     encoded = encode(corpus, self.source_vocab, self.target_vocab)
@@ -346,7 +346,7 @@ def compile_search(
       step, carry, memory = force_prefix(step, carry, memory, prefix)
     find_hypotheses = strategy.make_search(rng_inputs)
     hypotheses = find_hypotheses(step, carry, memory, max_length=max_length, ranking=ranking, source_mask=source_mask)
-    if model.latent:
+    if model.traits.latent:
       weights = _posterior_weights(model, variables, source, source_mask, hypotheses)
       hypotheses = hypotheses._replace(weights=weights)
     return hypotheses

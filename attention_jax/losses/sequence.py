@@ -84,7 +84,7 @@ def sequence_loss(model, smoothing: float = 0.0, auxiliary: str = '', objective:
   Raises:
     UserError: for an unknown name or option.
   """
-  auxiliary_rows = auxiliary_losses(auxiliary, model.needed_loss)
+  auxiliary_rows = auxiliary_losses(auxiliary, model.traits.required_loss)
   running_metrics = tuple(sorted({name for row in auxiliary_rows.values() for name in row.running}))
   training_objective, objective_means = make_objective(objective)
   evaluation_objective = likelihood()

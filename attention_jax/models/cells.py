@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Memory
 from attention_jax.models.encoded import Encoded
+from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.linear import ConcatDense, Dense
@@ -88,26 +89,15 @@ class Cell(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   @property
-  def latent(self):
-    """What makes the alignment of this cell latent (functional.latent.LatentAlignment), or None."""
-    return self.attention.resolved_alignment.latent
-
-  @property
-  def needed_loss(self) -> str:
-    """The auxiliary loss without which the alignment learns nothing, or ''."""
-    return self.attention.resolved_alignment.required_loss
-
-  attends = True  # at all
-
-  @property
-  def attends_in_recurrence(self) -> bool:
-    """Whether attention is part of the recurrence, one query at a time."""
-    return True
-
-  @property
-  def starts_without_source(self) -> bool:
-    """Whether nothing but attention tells this cell of the source, so that it may start before the source has come."""
-    return not self.bridge
+  def traits(self) -> Traits:
+    """Properties that do not depend on parameters."""
+    alignment = self.attention.resolved_alignment
+    return Traits(
+      latent=alignment.latent,
+      required_loss=alignment.required_loss,
+      attends_in_recurrence=True,
+      starts_without_source=not self.bridge,
+    )
 
   @property
   def width(self) -> int:
@@ -145,7 +135,7 @@ class Cell(nn.Module):
 
   def read(self, traces: StepTrace, embeddings: jax.Array, memory: Memory) -> jax.Array:
     """Features for the output layer: of the context, or of every position where the alignment is latent."""
-    if not self.latent:
+    if not self.traits.latent:
       return self.features_of(traces.state, traces.context, embeddings)
     everywhere = memory.value  # [B, 1, S, V]: the axis of the one head is that of the steps
     return self.features_of(traces.state[:, :, None], everywhere, embeddings[:, :, None])
@@ -165,7 +155,6 @@ class Plain(Cell):
 
   rnn: str = 'lstm'
   feed_context: bool = False
-  attends = False
 
   def setup(self):
     if not self.bridge and not self.feed_context:
@@ -175,16 +164,8 @@ class Plain(Cell):
       self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
 
   @property
-  def latent(self):
-    return None
-
-  @property
-  def needed_loss(self) -> str:
-    return ''
-
-  @property
-  def starts_without_source(self) -> bool:
-    return False
+  def traits(self) -> Traits:
+    return Traits(attends=False, attends_in_recurrence=True)
 
   def remember(self, encoded: Encoded) -> Fixed:
     return Fixed(encoded.final, encoded.mask)
@@ -230,7 +211,7 @@ class Bahdanau(Cell):
     self.stack = self.make_stack()
     self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
     self.deep = ConcatDense(self.readout, bias=True, dtype=self.dtype)
-    if self.gate and self.latent:
+    if self.gate and self.traits.latent:
       what = f'alignment {self.attention.alignment!r} has one for each position'
       raise UserError(f'bahdanau: gate=True weighs one context, {what}; possible: gate=False')
     self.wanted = Dense(1, dtype=self.dtype) if self.gate else None
@@ -275,12 +256,12 @@ class Luong(Cell):
       self.feed_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
 
   @property
-  def attends_in_recurrence(self) -> bool:
-    return self.input_feeding or self.attention.is_recurrent
+  def traits(self) -> Traits:
+    return super().traits._replace(attends_in_recurrence=self.input_feeding or self.attention.is_recurrent)
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
     states = self.stack.start(encoded.final)
-    attention = self.attention.init_carry(memory) if self.attends_in_recurrence else ()
+    attention = self.attention.init_carry(memory) if self.traits.attends_in_recurrence else ()
     return CellCarry(states, attention, jnp.zeros_like(states[-1][0]) if self.input_feeding else ())
 
   def recur(
@@ -290,7 +271,7 @@ class Luong(Cell):
       inputs = inputs + self.feed_gates(carry.feed)
     states, state = self.stack(carry.states, inputs, deterministic)
     carry = carry._replace(states=states)
-    if not self.attends_in_recurrence:
+    if not self.traits.attends_in_recurrence:
       return carry, StepTrace(state)
     carry, trace = self.attend(carry, state, memory, deterministic)
     if self.input_feeding:
@@ -300,7 +281,7 @@ class Luong(Cell):
   def compute_outputs(
     self, traces: StepTrace, embeddings: jax.Array, memory: Memory, deterministic: bool
   ) -> DecoderOutput:
-    if not self.attends_in_recurrence:
+    if not self.traits.attends_in_recurrence:
       context, weights = self.attention.parallel(traces.state, memory, deterministic)
       traces = traces._replace(context=context, weights=one_head(weights, self.attention.heads))
     return self.output(self.read(traces, embeddings, memory), traces)
@@ -324,7 +305,7 @@ class GNMTCell(Cell):
   current: bool = True
 
   def setup(self):
-    if self.latent:
+    if self.traits.latent:
       name = self.attention.alignment
       raise UserError(f'gnmt: alignment {name!r} needs a readout of each position, which bahdanau and luong alone have')
     if self.layers < 2:

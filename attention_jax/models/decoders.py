@@ -19,6 +19,7 @@ from attention_jax.models.cells import CELLS, Cell, DecoderOutput
 from attention_jax.models.convolutional import ConvDecoder
 from attention_jax.models.encoded import Encoded
 from attention_jax.models.layered import LayeredCarry, LayeredDecoder, initial_carry
+from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.transformer import DecoderLayer, Stack, require_backprop, visibility_mask
@@ -59,29 +60,9 @@ class Decoder(nn.Module):
     return self.cell.attention
 
   @property
-  def attends(self) -> bool:
-    """Whether it attends to anything."""
-    return self.cell.attends
-
-  @property
-  def latent(self):
-    """What makes the alignment latent (functional.latent.LatentAlignment), or None."""
-    return self.cell.latent
-
-  @property
-  def needed_loss(self) -> str:
-    """The auxiliary loss without which the alignment learns nothing, or ''."""
-    return self.cell.needed_loss
-
-  @property
-  def attends_in_recurrence(self) -> bool:
-    """Whether attention over the source is part of a recurrence, one query at a time."""
-    return self.cell.attends_in_recurrence
-
-  @property
-  def starts_without_source(self) -> bool:
-    """Whether it may start before the source has come."""
-    return self.cell.starts_without_source
+  def traits(self) -> Traits:
+    """Properties of the cell."""
+    return self.cell.traits
 
   def start(self, encoded: Encoded, max_length: int) -> tuple[Any, Any]:
     memory = self.cell.remember(encoded)

@@ -13,6 +13,7 @@ from attention_jax.functional.latent import log_mixture
 from attention_jax.functional.masking import zero_masked
 from attention_jax.models.decoders import DECODERS, decoder_of, over_steps
 from attention_jax.models.encoders import ENCODERS
+from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.embedding import Embedding, oov_to_unk
 from attention_jax.modules.outputs import OUTPUTS, CopyInputs
@@ -71,23 +72,14 @@ class EncoderDecoder(nn.Module):
   output: nn.Module
 
   @property
-  def latent(self):
-    """What makes the alignment latent (functional.latent.LatentAlignment), or None."""
-    return self.decoder.latent
-
-  @property
-  def needed_loss(self) -> str:
-    """The auxiliary loss without which the alignment learns nothing, or ''."""
-    return self.decoder.needed_loss
+  def traits(self) -> Traits:
+    """Properties of the decoder."""
+    return self.decoder.traits
 
   @property
   def copies(self) -> bool:
     """Whether words of the source can be said as such."""
     return self.output.copies
-
-  @property
-  def attends(self) -> bool:
-    return self.decoder.attends
 
   def output_size(self, source_length: int) -> int:
     """How many tokens it can say: ids below that."""
@@ -102,7 +94,7 @@ class EncoderDecoder(nn.Module):
     and nowhere before.
     """
     encoded, entering = self.encoder(source, source_mask, deterministic), shift_right(target)
-    if self.latent:
+    if self.traits.latent:
       return self._sum_over_positions(encoded, entering, oov_to_unk(target, self.embedding.size), deterministic)
     embeddings = self.embedding(entering, deterministic)
     return self._say(self.decoder(encoded, embeddings, deterministic), embeddings, self._keep(encoded, source))
@@ -115,7 +107,7 @@ class EncoderDecoder(nn.Module):
 
   def step(self, carry: Any, token: jax.Array, memory: SourceMemory) -> tuple[Any, ModelOutput]:
     """token [B] ids -> the next carry, and ModelOutput for the token after it: logits [B, V], weights [B, S]."""
-    if self.latent:
+    if self.traits.latent:
       carry, outputs, _ = self._latent_step(carry, token, memory.memory, True)
       return carry, outputs
     embedding = self.embedding(token)
@@ -127,11 +119,12 @@ class EncoderDecoder(nn.Module):
 
     What stands behind target_mask [B, T] tells nothing of the tokens before it.
     """
-    if not self.latent:
+    latent = self.traits.latent
+    if not latent:
       return outputs.weights
     one_head = jax.tree.map(lambda x: x[:, :, 0], outputs.state)
     known = jnp.where(target_mask[..., None], outputs.likelihood, 0.0)
-    return zero_masked(jax.vmap(self.latent.posterior)(outputs.weights, one_head, known), target_mask)
+    return zero_masked(jax.vmap(latent.posterior)(outputs.weights, one_head, known), target_mask)
 
   def _keep(self, encoded, source: jax.Array) -> Any:
     """What the output layer keeps of a source."""
@@ -145,7 +138,8 @@ class EncoderDecoder(nn.Module):
 
   def _start(self, encoded, max_length: int) -> tuple[Any, Any]:
     carry, memory = self.decoder.start(encoded, max_length)
-    if self.latent and self.latent.observe:
+    latent = self.traits.latent
+    if latent and latent.observe:
       # The first token, BOS, tells nothing: the chain starts at a known position, whatever it is said to be read from.
       cell, places = self.decoder.cell, encoded.mask.shape
       carry = Pending(carry, jnp.zeros((*places, cell.width), cell.dtype))
@@ -165,14 +159,15 @@ class EncoderDecoder(nn.Module):
 
   def _latent_step(self, carry: Any, token: jax.Array, memory: Any, deterministic: bool):
     """-> the next carry, ModelOutput, and log p(y | position s) [B, S, vocabulary]."""
-    if self.latent.observe:
+    is_observed = self.traits.latent.observe is not None
+    if is_observed:
       seen = jax.nn.log_softmax(self.output(carry.features).logits())
       likelihood = jnp.take_along_axis(seen, token[:, None, None], axis=-1)[..., 0]
       carry = self.decoder.observe(carry.decoder, likelihood)
     carry, output = self.decoder.step(carry, self.embedding(token, deterministic), memory, deterministic)
     log_probs = jax.nn.log_softmax(self.output(output.features).logits())
     outputs = ModelOutput(log_mixture(output.weights, log_probs), output.weights, output.state)
-    return Pending(carry, output.features) if self.latent.observe else carry, outputs, log_probs
+    return Pending(carry, output.features) if is_observed else carry, outputs, log_probs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,9 +235,9 @@ def _check_copies(spec: str, output: nn.Module, decoder: nn.Module, source_size:
     return
   if source_size != target_size:
     raise UserError(f'output {spec!r} copies and needs a shared vocabulary; got {source_size} and {target_size} tokens')
-  if not decoder.attends:
+  if not decoder.traits.attends:
     raise UserError(f'output {spec!r} copies by weights, and this decoder attends to nothing')
-  if decoder.latent:
+  if decoder.traits.latent:
     possible = ', '.join(name for name, cls in OUTPUTS.items() if not cls.copies)
     raise UserError(f'output {spec!r} copies by weights, a latent alignment sums over positions; possible: {possible}')
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.models.cells import DecoderOutput
+from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 
 
@@ -34,14 +35,11 @@ class LayeredDecoder(nn.Module, kw_only=True):
 
   attention: Attention
   weights_of: int = -1
-  attends = True
-  latent = None
-  needed_loss = ''
-  starts_without_source = False
 
   @property
-  def attends_in_recurrence(self) -> bool:
-    return self.attention.is_recurrent
+  def traits(self) -> Traits:
+    """Properties that do not depend on parameters."""
+    return Traits(attends_in_recurrence=self.attention.is_recurrent)
 
   def check_layers(self, who: str) -> None:
     """Raises: UserError, in the name of `who`, where there is no layer weights_of."""

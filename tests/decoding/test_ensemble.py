@@ -40,7 +40,7 @@ def test_weights_of_models_without_attention_do_not_count():
   plain = build_tiny('plain', 'rnn="gru"')
   params = tuple(variables(one, *INPUTS, scale=2.0)['params'] for one in (plain, model))
   ensemble = Ensemble([plain, model])
-  assert ensemble.attends
+  assert ensemble.traits.attends
   expected = model.apply({'params': params[1]}, *INPUTS).weights
   assert_close(ensemble.apply({'params': params}, *INPUTS).weights, expected)
   assert not np.any(Ensemble([plain] * 2).apply({'params': params[:1] * 2}, *INPUTS).weights)

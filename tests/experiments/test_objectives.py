@@ -43,7 +43,9 @@ def test_auxiliary_losses_and_annealing(task, tmp_path):
 
 
 def test_hard_attention_gets_its_required_loss(task, tmp_path):
-  logged, _, opened = train(task, tmp_path / 'run', model__attention__alignment='hard', data__task="tsv(train='train.tsv')")
+  logged, _, opened = train(
+    task, tmp_path / 'run', model__attention__alignment='hard', data__task="tsv(train='train.tsv')"
+  )
   assert all(record['train/reinforce'] != 0 and record['train/log_likelihood'] < 0 for record in logged)
   assert opened.config['training']['auxiliary'] == ''
   gradients = {part: attention_gradient(opened, part) for part in ('loss', 'cross_entropy')}

@@ -13,6 +13,7 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.losses.auxiliary import LOSSES, RUNNING_METRICS, auxiliary_losses, check_weights
 from attention_jax.losses.sequence import cross_entropy, sequence_loss
 from attention_jax.models.encoder_decoder import ModelOutput
+from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 from tests.training.helpers import Toy, init_params, make_batch
 
@@ -152,10 +153,10 @@ def test_rewards_have_no_gradient():
   assert not jax.grad(loss)(outputs.logits).any()
 
 
-def stub_model(outputs, needed_loss=''):
+def stub_model(outputs, required_loss=''):
   return types.SimpleNamespace(
     apply=lambda *_, **__: outputs,
-    needed_loss=needed_loss,
+    traits=Traits(required_loss=required_loss),
     copies=False,
     output_size=lambda _: outputs.logits.shape[-1],
   )
@@ -187,7 +188,7 @@ def test_after_delays_the_contribution_but_not_the_report():
   np.testing.assert_allclose(after['loss'], after['cross_entropy'] + 2 * after['coverage'], rtol=1e-6)
 
 
-def test_the_needed_loss_is_added_unless_the_spec_contains_it():
+def test_the_required_loss_is_added_unless_the_spec_contains_it():
   outputs, batch = make_outputs_and_batch()
   loss = sequence_loss(stub_model(outputs, 'reinforce'), 0.1, 'coverage')
   assert loss.running == ('log_likelihood',) and not loss.needs_links
