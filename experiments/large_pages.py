@@ -9,7 +9,9 @@ LARGE_PAGES = 'glibc.malloc.hugetlb'
 
 
 def restart_with_large_pages() -> None:
-  """Restarts `python -m experiments.NAME` or `attention-jax NAME` with `glibc.malloc.hugetlb=1`, which gives large arrays large pages.
+  """Restarts `python -m experiments.NAME` or `attention-jax NAME` with `glibc.malloc.hugetlb=1`.
+
+  Large arrays are then allocated in large pages.
 
   An update allocates and frees arrays of many MB. With pages of 4 KB that takes up to a tenth of its time on CPUs. The
   C library reads the setting only when a process starts, hence the restart.

@@ -1,13 +1,14 @@
 """Decoder cells: a cell is where attention sits. Every cell has the same methods.
 
 - remember(encoded) -> memory, once per source; start(encoded, memory) -> carry;
-- project_inputs(embeddings [B, T, E]) -> inputs [B, T, ...]: what does not depend on the recurrence, for all steps at once;
+- project_inputs(embeddings [B, T, E]) -> inputs [B, T, ...]: what does not depend on the recurrence, for all steps;
 - recur(carry, inputs [B, ...], memory, deterministic) -> carry, trace: the recurrence itself, one step;
-- compute_outputs(traces [B, T, ...], embeddings, memory, deterministic) -> DecoderOutput: what follows it, for all steps at once;
+- compute_outputs(traces [B, T, ...], embeddings, memory, deterministic) -> DecoderOutput: what follows, for all steps;
 - observe(carry, log_likelihood) -> carry: for latent alignments, what a step makes of the output once it is known;
-- move_to_end(carry, memory) -> carry: for alignments with a lookback, the next step is to stand at the end of this memory.
+- move_to_end(carry, memory) -> carry: for alignments with a lookback, sets the position to the end of this memory.
 
-One step of a decoder is `project_inputs`, `recur` and `compute_outputs` with T = 1; all steps are the same three with a scan of `recur`.
+One step of a decoder is `project_inputs`, `recur` and `compute_outputs` with T = 1; all steps are the same three
+functions with a scan of `recur`.
 """
 
 from collections.abc import Mapping
@@ -53,7 +54,7 @@ class CellCarry(NamedTuple):
 
 
 class StepTrace(NamedTuple):
-  """What one step of the recurrence leaves for `compute_outputs`: the top state, and what attention gave if it attended."""
+  """Result of one step of the recurrence for `compute_outputs`: the top state, and context and weights if it attended."""
 
   state: jax.Array
   context: Any = ()

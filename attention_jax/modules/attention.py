@@ -177,7 +177,7 @@ class Attention(nn.Module):
     if IMPLEMENTATIONS[self.implementation].attend_step is None:
       expected = [name for name in self._supported_implementations() if IMPLEMENTATIONS[name].attend_step]
       raise UserError(
-        f"attention: implementation '{self.implementation}' computes all queries at once, but this decoder has one query "
+        f"attention: implementation '{self.implementation}' computes all queries at once, this decoder has one query "
         f'at a time; expected one of: {", ".join(expected)}'
       )
 

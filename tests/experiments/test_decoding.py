@@ -18,9 +18,7 @@ def read_columns(result):
 
 
 def test_diverse_beams(trained):
-  rows = read_read_columns(
-    run('translate', f'--workdir={trained[0]}', '--beams=4', '--groups=2', '--nbest=4', stdin=INPUT)
-  )
+  rows = read_columns(run('translate', f'--workdir={trained[0]}', '--beams=4', '--groups=2', '--nbest=4', stdin=INPUT))
   assert {number for number, *_ in rows} == {'1', '3'} and len(rows) > 4
   assert len({(number, text) for number, _, text, *_ in rows}) == len(rows)  # no repetition
 
@@ -60,7 +58,7 @@ def test_a_tilde_is_the_home_folder(trained, tmp_path, monkeypatch):
 def test_a_run_can_compute_in_another_dtype(trained):
   scores = {}
   for dtype in ('float32', 'bfloat16'):
-    rows = read_read_columns(run('translate', f'--workdir={trained[0]}', f'--dtype={dtype}', '--nbest=1', stdin=INPUT))
+    rows = read_columns(run('translate', f'--workdir={trained[0]}', f'--dtype={dtype}', '--nbest=1', stdin=INPUT))
     scores[dtype] = [float(score) for _, score, *_ in rows]
   assert scores['bfloat16'] != scores['float32'] == pytest.approx(scores['bfloat16'], rel=0.05)
   assert_user_error(

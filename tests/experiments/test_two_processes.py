@@ -19,7 +19,7 @@ from tests import compiled
 from tests.experiments.helpers import ROOT, run, tiny_arguments
 from tests.experiments.train_every_system import CONFIGS
 
-# Dropout depends on the place of a row in the batch, which differs here. With SGD an update is as exact as its gradient.
+# Dropout depends on the place of a row in the batch, which differs here. With SGD updates are as exact as gradients.
 SETTINGS = (
   '--config.model.dropout=0.0',
   '--config.training.optimizer=sgd',
