@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import attention_jax as aj
-from experiments.launch import load_config
+from experiments.config_files import load_config
 
 ROOT = Path(aj.__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob('*.md'), *(ROOT / 'docs').glob('*.md')])

@@ -18,7 +18,7 @@ def read_columns(result):
 
 
 def test_diverse_beams(trained):
-  rows = read_read_columns(run('translate', f'--workdir={trained[0]}', '--beams=4', '--groups=2', '--nbest=4', stdin=INPUT))
+  rows = read_columns(run('translate', f'--workdir={trained[0]}', '--beams=4', '--groups=2', '--nbest=4', stdin=INPUT))
   assert {number for number, *_ in rows} == {'1', '3'} and len(rows) > 4
   assert len({(number, text) for number, _, text, *_ in rows}) == len(rows)  # no repetition
 
@@ -36,11 +36,15 @@ def test_checkpoints_of_one_run_are_an_ensemble(trained):
   assert run('translate', workdir, f'--checkpoint={last},latest', stdin=INPUT).out == alone
   result = run('evaluate', workdir, f'--checkpoint={last},best', '--split=train')
   assert result.code == 0 and f'train (steps {last}, ' in result.out
-  assert_user_error(run('translate', workdir, '--checkpoint=77'), ['unknown checkpoint of', "'77'", 'expected one of: 2, 4'])
+  assert_user_error(
+    run('translate', workdir, '--checkpoint=77'), ['unknown checkpoint of', "'77'", 'expected one of: 2, 4']
+  )
   assert_user_error(run('translate', workdir, '--checkpoint=bst'), ["'bst' (did you mean 'best'?)", 'average'])
-  assert_user_error(run('translate', workdir, '--checkpoint=best,latest', '--stream'), ['--stream needs a single checkpoint'])
+  assert_user_error(
+    run('translate', workdir, '--checkpoint=best,latest', '--stream'), ['--stream needs a single checkpoint']
+  )
   result = run('translate', workdir, '--checkpoint=best,')
-  assert_user_error(result, ["checkpoint", "'best,'"])
+  assert_user_error(result, ['checkpoint', "'best,'"])
   assert_user_error(run('translate', workdir, '--mbr=', stdin=INPUT), ["cannot parse ''"])
 
 
@@ -54,7 +58,7 @@ def test_a_tilde_is_the_home_folder(trained, tmp_path, monkeypatch):
 def test_a_run_can_compute_in_another_dtype(trained):
   scores = {}
   for dtype in ('float32', 'bfloat16'):
-    rows = read_read_columns(run('translate', f'--workdir={trained[0]}', f'--dtype={dtype}', '--nbest=1', stdin=INPUT))
+    rows = read_columns(run('translate', f'--workdir={trained[0]}', f'--dtype={dtype}', '--nbest=1', stdin=INPUT))
     scores[dtype] = [float(score) for _, score, *_ in rows]
   assert scores['bfloat16'] != scores['float32'] == pytest.approx(scores['bfloat16'], rel=0.05)
   assert_user_error(
@@ -75,14 +79,19 @@ def test_minimum_bayes_risk_reranking(trained):
   samples = read_columns(run('translate', f'--workdir={trained[0]}', '--samples=4', '--temperature=3', stdin=INPUT))
   assert reranked.out.count('\n') == 3
   assert reranked.out.splitlines()[0] in {text for number, _, text in samples if number == '1'}
-  ranked = read_columns(run('translate', f'--workdir={trained[0]}', '--beams=4', '--nbest=4', '--mbr=chrf', stdin=INPUT))
+  ranked = read_columns(
+    run('translate', f'--workdir={trained[0]}', '--beams=4', '--nbest=4', '--mbr=chrf', stdin=INPUT)
+  )
   assert len({(number, text) for number, _, text in ranked}) == len(ranked)
 
 
 def test_flags_override_the_search_of_the_config(trained, tmp_path):
   plain = read_columns(run('translate', f'--workdir={trained[0]}', '--nbest=1', stdin=INPUT))
   sums = read_columns(run('translate', f'--workdir={trained[0]}', '--nbest=1', '--alpha=0', '--beta=0', stdin=INPUT))
-  assert all(float(without_penalty[1]) < float(with_penalty[1]) for without_penalty, with_penalty in zip(sums, plain, strict=True))  # no length penalty
+  assert all(
+    float(without_penalty[1]) < float(with_penalty[1])
+    for without_penalty, with_penalty in zip(sums, plain, strict=True)
+  )  # no length penalty
   short = run('translate', f'--workdir={trained[0]}', '--max_length=1', stdin=INPUT)
   assert all(len(line.split()) <= 1 for line in short.out.splitlines()) and '2 outputs may be truncated' in short.err
   result = run('evaluate', f'--workdir={trained[0]}', '--split=train', '--beams=2', '--gamma=0.5')
@@ -120,4 +129,6 @@ def test_given_translations_are_scored(trained, tmp_path):
 )
 def test_mistakes_are_reported_in_one_line(trained, flags, message):
   result = run('translate', f'--workdir={trained[0]}', *flags, stdin=INPUT)
-  assert result.code == 2 and result.err.startswith('error: ') and result.err.count('\n') == 1 and message in result.err, result.err
+  assert (
+    result.code == 2 and result.err.startswith('error: ') and result.err.count('\n') == 1 and message in result.err
+  ), result.err

@@ -13,7 +13,7 @@ from tests.experiments.helpers import run, tiny_arguments
 
 
 def train(task, folder, **fields):
-  """Trains with these config fields (`__` for a dot); returns the training records, the validation records and the run."""
+  """Trains with these config fields, `__` for a dot; returns the records of training and of validation, and the run."""
   flags = [f'--config.{name.replace("__", ".")}={value}' for name, value in fields.items()]
   result = run('train', *tiny_arguments(task, folder, *flags))
   assert result.code == 0, result.err
@@ -43,7 +43,9 @@ def test_auxiliary_losses_and_annealing(task, tmp_path):
 
 
 def test_hard_attention_gets_its_required_loss(task, tmp_path):
-  logged, _, opened = train(task, tmp_path / 'run', model__attention__alignment='hard', data__task="tsv(train='train.tsv')")
+  logged, _, opened = train(
+    task, tmp_path / 'run', model__attention__alignment='hard', data__task="tsv(train='train.tsv')"
+  )
   assert all(record['train/reinforce'] != 0 and record['train/log_likelihood'] < 0 for record in logged)
   assert opened.config['training']['auxiliary'] == ''
   gradients = {part: attention_gradient(opened, part) for part in ('loss', 'cross_entropy')}

@@ -50,7 +50,10 @@ def test_a_run_killed_at_any_moment_resumes_exactly(task, tmp_path):
 
 def comparable_records(folder):
   """Returns the logged records without rates and compilations."""
-  return [json.dumps({name: value for name, value in record.items() if name not in MACHINE_DEPENDENT}) for record in read_metrics(folder)]
+  return [
+    json.dumps({name: value for name, value in record.items() if name not in MACHINE_DEPENDENT})
+    for record in read_metrics(folder)
+  ]
 
 
 def test_an_interrupted_run_exits_with_its_own_status(task, tmp_path):
