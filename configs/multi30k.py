@@ -14,8 +14,8 @@ FOLDER contains train.en, train.de, val.en, val.de, test2016.en and test2016.de.
 from attention_jax.systems.config import default_config
 from attention_jax.systems.presets import apply_preset
 
-# Training settings of Transformers. Those of the tiny one are the settings of its row in RESULTS.md; the others need a
-# longer warmup than recurrent networks, and have not been trained here.
+# Training settings of Transformers. Those of the tiny one are the settings of its row in RESULTS.md; the others use a
+# lower rate and a longer warmup than recurrent networks, and have not been trained here.
 TRANSFORMER_SCHEDULE = {'training.schedule': 'cosine(peak=1e-3, warmup=1000)'}
 OVERRIDES = {
   name: TRANSFORMER_SCHEDULE for name in ('transformer2017', 'transformer2017_base', 'transformer2017_big', 'shaw2018')

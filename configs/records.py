@@ -12,7 +12,8 @@ bahdanau2015, for comparison, cannot copy. The answers of vinyals2015 consist of
 from attention_jax.systems.config import default_config
 from attention_jax.systems.presets import apply_preset
 
-# Transformers need a longer warmup; at the rate of the other presets they were not trained beyond 400 updates.
+# Transformers use a lower rate and a longer warmup. At the rate of the other presets they were not trained beyond 400
+# updates.
 TRANSFORMER_SCHEDULE = {'training.schedule': 'cosine(peak=1e-3, warmup=300)'}
 OVERRIDES = {name: TRANSFORMER_SCHEDULE for name in ('transformer2017', 'shaw2018')}
 FORMS = {'pointer': 'list'}  # form of the answers that an output layer can emit; 'sentence' for any other

@@ -82,7 +82,7 @@ def _read_bytes(path: str) -> bytes:
   except IsADirectoryError:
     raise UserError(f'{path}: is a directory, expected a file') from None
   except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-    raise UserError(f'{path}: not a complete gzip file ({error})') from None
+    raise UserError(f'{path}: not a whole gzip file ({error})') from None
   except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
     raise UserError(f'{path!r}: cannot be read ({getattr(error, "strerror", None) or error})') from None
 

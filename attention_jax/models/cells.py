@@ -54,7 +54,7 @@ class CellCarry(NamedTuple):
 
 
 class StepTrace(NamedTuple):
-  """Result of one step of the recurrence for `compute_outputs`: the top state, and context and weights if it attended."""
+  """Result of one step of the recurrence for `compute_outputs`: the top state; context and weights if it attended."""
 
   state: jax.Array
   context: Any = ()

@@ -165,8 +165,8 @@ class ConvDecoderLayer(nn.Module):
 class ConvDecoder(LayeredDecoder, Convolutional, kw_only=True):
   """Gated convolutions over what came before, each followed by attention. Gehring et al. 2017, sections 3.2 and 3.3.
 
-  The features for the output layer are as wide as the embeddings. Attributes as in LayeredDecoder and Convolutional; the
-  paper has score='dot' and one head.
+  The features for the output layer are as wide as the embeddings. Attributes as in LayeredDecoder and Convolutional;
+  the paper has score='dot' and one head.
   """
 
   def setup(self):

@@ -85,8 +85,8 @@ class RecurrentEncoder(nn.Module):
 class RNN(RecurrentEncoder):
   """Recurrent layers that all read in one direction, or all in both.
 
-  Attributes as in RecurrentEncoder, and direction: 'forward', 'backward' (Sutskever et al. 2014 read the source backward)
-  or 'both', where each direction has half of the features.
+  Attributes as in RecurrentEncoder, and direction: 'forward', 'backward' (Sutskever et al. 2014 read the source
+  backward) or 'both', where each direction has half of the features.
   """
 
   direction: str = 'forward'

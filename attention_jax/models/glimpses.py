@@ -31,8 +31,8 @@ class GlimpseNetworkOutput(NamedTuple):
 def retina(picture: jax.Array, location: jax.Array, size: int, scales: int) -> jax.Array:
   """Patches of size, 2 size, 4 size ... pixels around a location, each as size x size means: [scales, size, size, C].
 
-  Args: picture [height, width, C], 0 beyond its edges; location [2] as in GlimpseNetworkOutput. Mnih et al. 2014, section
-  3.1.
+  Args: picture [height, width, C], 0 beyond its edges; location [2] as in GlimpseNetworkOutput. Mnih et al. 2014,
+  section 3.1.
   """
   cell = 2 ** jnp.arange(scales)[:, None, None]
 

@@ -82,7 +82,7 @@ def test_invalid_utf8_is_reported(write):
 @pytest.mark.parametrize('damage', [lambda data: data[:-9], lambda data: b'plain text'])
 def test_damaged_gzip_is_reported(write, damage):
   path = write('a.gz', damage(gzip.compress(b'some text\n' * 99)))
-  assert error_message(read_lines, path).startswith('a.gz: not a complete gzip file (')
+  assert error_message(read_lines, path).startswith('a.gz: not a whole gzip file (')
 
 
 def test_read_parallel(write):
