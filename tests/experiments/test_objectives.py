@@ -13,11 +13,7 @@ from tests.experiments.helpers import run, tiny_arguments
 
 
 def train(task, folder, **fields):
-<<<<<<< .merge_file_fOrfkM
-  """Trains with these config fields (`__` for a dot); returns training records, validation records and the run."""
-=======
   """Trains with these config fields, `__` for a dot; returns the records of training and of validation, and the run."""
->>>>>>> .merge_file_yDbfTZ
   flags = [f'--config.{name.replace("__", ".")}={value}' for name, value in fields.items()]
   result = run('train', *tiny_arguments(task, folder, *flags))
   assert result.code == 0, result.err
