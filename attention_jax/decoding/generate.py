@@ -41,7 +41,7 @@ class GenerationState(NamedTuple):
   """State of `generate`.
 
   Attributes:
-    carry: of the model.
+    carry: carry of the model.
     token: [B, K] last token, PAD after the end.
     is_finished: [B, K] whether EOS has been emitted; True for filler rows.
     log_probs: [B, K] log-probabilities of all tokens.
@@ -76,9 +76,10 @@ def generate(
     choose_token: (logits [B, K, vocabulary], level, choice_inputs) -> the next token [B, K]; EOS at the last level.
     choice_inputs: what choose_token needs for each source, leaves [B, ...].
     hypotheses: K.
-    max_length: as in `beam`.
-    ranking: as in `beam`.
-    source_mask: as in `beam`.
+    max_length: T, EOS included.
+    ranking: the ranking that defines the scores.
+    source_mask: [B, S] bool, True = real; None for all. Rows without any real position are filler rows, which are
+      finished from the start.
   """
   batch = jax.tree.leaves(carry)[0].shape[0]
   token = jnp.full((batch, hypotheses), BOS, jnp.int32)

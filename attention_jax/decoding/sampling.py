@@ -85,11 +85,11 @@ def sample(
     rngs: [B], one PRNG key per source, consumed.
     sampling: the distribution of each token, and the number K of samples.
     max_length: T, EOS included.
-    ranking: of the scores.
+    ranking: the ranking that defines the scores.
     source_mask: [B, S] bool, True = real; by default every position is.
 
   Returns:
-    Hypotheses, with scores as in a search.
+    Hypotheses, scored as those of a search.
   """
   batch = rngs.shape[0]
   samples = sampling.samples

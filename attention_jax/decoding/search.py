@@ -54,7 +54,7 @@ class BeamState(NamedTuple):
   """Live beams and finished hypotheses.
 
   Attributes:
-    carry: of the model, leaves [B, K, ...].
+    carry: carry of the model, leaves [B, K, ...].
     coverage: [B, K, S] weights of the live beams, summed over the steps.
     log_probs: [B, K] log-probabilities of the live beams.
     finished: the best finished hypotheses so far.
@@ -94,7 +94,7 @@ def beam(
     memory: its memory, of sources [B].
     beams: K, of all groups together.
     max_length: T, EOS included.
-    ranking: ranking of the finished hypotheses.
+    ranking: the ranking of the finished hypotheses.
     source_mask: [B, S] bool, True = real; by default every position is. Rows without any real position are filler
       rows, which are finished from the start.
     groups: G, the number of groups.
