@@ -65,11 +65,11 @@ def test_defaults_of_the_specs_are_the_modules_own():
     ({'encoder': 'embedded(dropout=0.2)'}, "unknown option of encoder 'embedded': 'dropout'"),
     ({'decoder': 'bahdanau(input_feeding=True)'}, "unknown option of decoder 'bahdanau': 'input_feeding'"),
     ({'decoder': 'luong(dtype="bfloat16")'}, "unknown option of decoder 'luong': 'dtype'"),
-    ({'output': 'tied(size=3)'}, "unknown option of output 'tied': 'size'"),
+    ({'output': 'tied(size=3)'}, "output 'tied' has no options, got 'size'"),
     ({'encoder': 'rnn(features="8")'}, "encoder 'rnn': option features must be a whole number, got '8'"),
     ({'encoder': 'rnn(features=8.0)'}, 'option features must be a whole number, got 8.0'),
     ({'decoder': 'luong(layers=True)'}, "decoder 'luong': option layers must be a whole number, got True"),
-    ({'decoder': 'luong(input_feeding=1)'}, 'option input_feeding is True or False like True, got 1'),
+    ({'decoder': 'luong(input_feeding=1)'}, 'option input_feeding must be True or False, got 1'),
     ({'decoder': 'luong(dropout=True)'}, 'option dropout must be a number, got True'),
     ({'encoder': 'rnn(layers=0)'}, "encoder 'rnn': option layers must be at least 1, got 0"),
     ({'decoder': 'bahdanau(readout=-1)'}, "decoder 'bahdanau': option readout must be at least 1, got -1"),
@@ -81,8 +81,8 @@ def test_defaults_of_the_specs_are_the_modules_own():
       {'attention': ATTENTION | {'dropout': 1.0}},
       'config.model.attention.dropout must be at least 0 and less than 1, got 1.0',
     ),
-    ({'encoder': 'rnn(8)'}, r"cannot read 'rnn\(8\)'"),
-    ({'share_embeddings': True}, 'share_embeddings needs a shared vocabulary; got 11 and 13 tokens'),
+    ({'encoder': 'rnn(8)'}, r"cannot parse 'rnn\(8\)'"),
+    ({'share_embeddings': True}, 'share_embeddings needs a shared vocabulary, got 11 and 13 tokens'),
   ],
 )
 def test_mistakes_are_named_when_the_model_is_built(fields, message):
@@ -101,7 +101,7 @@ def test_mistakes_are_named_when_the_model_is_built(fields, message):
     ({'encoder': 'rnn(direction="up")'}, "unknown direction 'up'; expected one of: backward, both, forward"),
     ({'encoder': 'birnn(features=9)'}, 'encoder: features=9 cannot be divided between both directions'),
     ({'score': 'aditive'}, "unknown score 'aditive'"),
-    ({'heads': 4}, 'features=6 cannot be divided among heads=4'),
+    ({'heads': 4}, 'features must be a multiple of heads, got features=6 and heads=4'),
   ],
 )
 def test_mistakes_are_named_when_the_parameters_are_made(fields, message):
