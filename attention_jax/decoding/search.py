@@ -208,7 +208,7 @@ def _check_beam_options(beams: int, max_length: int, groups: int, diversity: flo
     if value < 1:
       raise UserError(f'search: {name} must be at least 1, got {value}')
   if groups < 1 or beams % groups:
-    raise UserError(f'search: groups must be at least 1 and divide beams={beams}, got {groups}')
+    raise UserError(f'search: groups must be at least 1 and divide beams={beams}, got groups={groups}')
   if not 0 <= diversity < math.inf:
     raise UserError(f'search: diversity must be at least 0, got {diversity}')
 

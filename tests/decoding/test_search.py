@@ -82,8 +82,8 @@ def test_diversity_separates_the_groups(diversity, expected):
   [
     ({'beams': 0}, 'search: beams must be at least 1, got 0'),
     ({'max_length': 0}, 'search: max_length must be at least 1, got 0'),
-    ({'groups': 0}, 'search: groups must be at least 1 and divide beams=3, got 0'),
-    ({'groups': 2}, 'search: groups must be at least 1 and divide beams=3, got 2'),
+    ({'groups': 0}, 'search: groups must be at least 1 and divide beams=3, got groups=0'),
+    ({'groups': 2}, 'search: groups must be at least 1 and divide beams=3, got groups=2'),
     ({'groups': 3, 'diversity': -1.0}, 'search: diversity must be at least 0, got -1.0'),
   ],
 )
