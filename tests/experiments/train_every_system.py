@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import pytest
 
 from attention_jax.data.builders import entailment, shapes
 from attention_jax.systems import experiment
@@ -80,10 +81,15 @@ CONFIGS = {
 
 
 class Write(NamedTuple):
-  """A file opened for writing ('open'), or a file renamed onto this one ('rename')."""
+  """A write of a file.
 
-  event: str
+  Attributes:
+    path: the file that was opened for writing, or replaced by a rename.
+    source: the file that was renamed onto it; '' if it was opened.
+  """
+
   path: str
+  source: str = ''
 
 
 def record_writes(folder: Path) -> list[Write]:
@@ -92,24 +98,27 @@ def record_writes(folder: Path) -> list[Write]:
   Writes of native libraries are not seen: the arrays of checkpoints.
   """
   writes: list[Write] = []
-  flags = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND
+  write_flags = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND
 
   def hook(event: str, args: tuple[Any, ...]) -> None:
-    if event == 'open':
-      path, mode, open_flags = args
-      is_write = any(letter in mode for letter in 'wax+') if isinstance(mode, str) else bool((open_flags or 0) & flags)
-    elif event == 'os.rename':
-      path = args[1]
-      is_write = True
-    else:
-      return
-    if is_write and isinstance(path, str | bytes | os.PathLike):
-      path = Path(os.fsdecode(path))
+    if event == 'os.rename':
+      source, path = (Path(os.fsdecode(name)) for name in args[:2])
       if path.is_relative_to(folder):
-        writes.append(Write('open' if event == 'open' else 'rename', str(path.relative_to(folder))))
+        writes.append(Write(str(path), str(source)))
+    elif event == 'open' and isinstance(args[0], str | bytes | os.PathLike):
+      path, mode, flags = Path(os.fsdecode(args[0])), args[1], args[2]
+      is_write = any(letter in mode for letter in 'wax+') if mode else (flags or 0) & write_flags
+      if is_write and path.is_relative_to(folder):
+        writes.append(Write(str(path)))
 
   sys.addaudithook(hook)
   return writes
+
+
+def shrink_tasks(patch: pytest.MonkeyPatch) -> None:
+  """Bounds the rows of generated tasks."""
+  for builder in (entailment, shapes):
+    patch.setattr(builder, 'SIZES', FEW_ROWS)
 
 
 def configs(pairs: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -123,7 +132,7 @@ def configs(pairs: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def main(output: Path, pairs: Path) -> None:
-  entailment.SIZES = shapes.SIZES = FEW_ROWS
+  shrink_tasks(pytest.MonkeyPatch())
   writes = record_writes(output)
   if 'SLURM_PROCID' in os.environ:
     jax.distributed.initialize()
