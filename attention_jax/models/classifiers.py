@@ -159,9 +159,9 @@ class Hierarchical(Classifier):
 class Decomposable(Classifier):
   """Decomposable attention between two texts: attend to the other text, compare, and pool.
 
-  Parikh et al. 2016, equations 1 to 5, with score 'dot', softmax and pooling 'sum'. F, G and H are two ReLU layers each.
-  Every word of text a is a query F(a) into a memory with keys F(b) and values b, and vice versa. The first sentence of a
-  document is text a, the second one text b.
+  Parikh et al. 2016, equations 1 to 5, with score 'dot', softmax and pooling 'sum'. F, G and H are two ReLU layers
+  each. Every word of text a is a query F(a) into a memory with keys F(b) and values b, and vice versa. The first
+  sentence of a document is text a, the second one text b.
 
   Attributes as in Classifier, and:
     width: of F, G and H.
