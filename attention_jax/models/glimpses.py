@@ -1,4 +1,4 @@
-"""Recurrent model of visual attention: classifies a picture from a few glimpses at sampled locations (Mnih et al. 2014)."""
+"""Recurrent visual attention: classifies a picture from a few glimpses at sampled locations. Mnih et al. 2014."""
 
 import dataclasses
 from typing import NamedTuple
