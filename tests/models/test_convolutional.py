@@ -273,8 +273,8 @@ def test_weights_of_selects_the_layer():
     ({'decoder': 'heads=2'}, "unknown option of decoder 'conv': 'heads'"),
     ({'encoder': 'max_positions=3'}, "position 'learned': max_positions=3, got a sequence of 7"),
     ({'decoder': 'max_positions=3'}, "position 'learned': max_positions=3, got a sequence of 5"),
-    ({'alignment': 'hard'}, "conv: alignment 'hard' learns by the loss 'reinforce'"),
-    ({'alignment': 'latent'}, "conv: alignment 'latent' sums over positions, which recurrent decoders alone offer"),
+    ({'alignment': 'hard'}, "conv: .*alignment.* 'hard'.*reinforce"),
+    ({'alignment': 'latent'}, "conv: .*alignment.* 'latent'.*sums over positions"),
   ],
 )
 def test_errors(options, message):

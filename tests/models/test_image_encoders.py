@@ -91,7 +91,7 @@ def test_closed_gate_masks_the_picture_and_open_gate_equals_no_gate():
 
 def test_errors():
   picture = jnp.zeros((1, 8, 8, 3))
-  with pytest.raises(UserError, match='gate'):
+  with pytest.raises(UserError, match=r'bahdanau: .*gate'):
     model = build_small(encoder='grid(features=8)', decoder='bahdanau(gate=True)', alignment='latent')
     jax.eval_shape(lambda: model.init(jax.random.key(0), picture, REAL[:1], TARGET[:1]))
   with pytest.raises(UserError, match="unknown encoder of pictures 'birnn'"):
