@@ -111,7 +111,7 @@ def test_out_of_vocabulary_words_are_embedded_as_unknown_and_padding_has_no_effe
     ({'sizes': (11, 13)}, 'copies.* shared vocabulary.* got 11 and 13 tokens'),
     ({'cell': 'plain'}, 'copies.* weights, .*this decoder (attends to nothing|does not attend)'),
     ({'alignment': 'latent'}, 'copies.* latent alignment.*: vocabulary, tied'),
-    ({'output': 'pointer(tied=True)'}, "unknown option of output 'pointer': 'tied'"),
+    ({'output': 'pointer(tied=True)'}, "output 'pointer' has no options, got 'tied'"),
   ],
 )
 def test_errors_of_models_that_cannot_copy(fields, message):
