@@ -22,7 +22,8 @@ from attention_jax.models.layered import LayeredCarry, LayeredDecoder, initial_c
 from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
-from attention_jax.modules.transformer import DecoderLayer, Stack, require_backprop, visibility_mask
+from attention_jax.modules.transformer import DecoderLayer, visibility_mask
+from attention_jax.modules.transformer_stack import Stack, require_backprop
 from attention_jax.specs import Fraction
 
 

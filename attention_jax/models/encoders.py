@@ -12,7 +12,8 @@ from attention_jax.models.convolutional import ConvEncoder
 from attention_jax.models.encoded import Encoded
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.recurrent import RecurrentLayer, State, zero_state
-from attention_jax.modules.transformer import EncoderLayer, Stack, visibility_mask
+from attention_jax.modules.transformer import EncoderLayer, visibility_mask
+from attention_jax.modules.transformer_stack import Stack
 from attention_jax.specs import Fraction, Size
 
 DIRECTIONS: Mapping[str, tuple[bool, ...]] = {'forward': (False,), 'backward': (True,), 'both': (False, True)}
