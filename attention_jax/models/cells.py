@@ -1,13 +1,18 @@
-"""Decoder cells: a cell is where attention sits. Every cell has the same methods.
+"""Decoder cells: the recurrence of a decoder and the place of attention in it.
 
-- remember(encoded) -> memory, once per source; start(encoded, memory) -> carry;
-- project_inputs(embeddings [B, T, E]) -> inputs [B, T, ...]: what does not depend on the recurrence, for all steps at once;
-- recur(carry, inputs [B, ...], memory, deterministic) -> carry, trace: the recurrence itself, one step;
-- compute_outputs(traces [B, T, ...], embeddings, memory, deterministic) -> DecoderOutput: what follows it, for all steps at once;
-- observe(carry, log_likelihood) -> carry: for latent alignments, what a step makes of the output once it is known;
-- move_to_end(carry, memory) -> carry: for alignments with a lookback, the next step is to stand at the end of this memory.
+Every cell has the same methods:
 
-One step of a decoder is `project_inputs`, `recur` and `compute_outputs` with T = 1; all steps are the same three with a scan of `recur`.
+- remember(encoded) -> memory, computed once per source; start(encoded, memory) -> carry;
+- project_inputs(embeddings [B, T, E]) -> inputs [B, T, ...]: the computation before the recurrence, for all steps at
+  once;
+- recur(carry, inputs [B, ...], memory, deterministic) -> carry, trace: one step of the recurrence;
+- compute_outputs(traces [B, T, ...], embeddings, memory, deterministic) -> DecoderOutput: the computation after the
+  recurrence, for all steps at once;
+- observe(carry, log_likelihood) -> carry: for latent alignments, the update of the carry with the output of a step;
+- move_to_end(carry, memory) -> carry: for alignments with a lookback, the same carry at the end of another memory.
+
+One step of a decoder is `project_inputs`, `recur` and `compute_outputs` with T = 1. For all steps, `recur` is scanned
+between the same two methods.
 """
 
 from collections.abc import Mapping
@@ -29,11 +34,15 @@ from attention_jax.specs import Fraction, Size
 
 
 class DecoderOutput(NamedTuple):
-  """What a decoder step gives: features [..., D] for the output layer, the context [..., V], the weights [..., S].
+  """Output of one step of a decoder, or of all steps.
 
-  `state` is the private state of the alignment after the step. With a latent alignment there are features for every
-  position that the output may be read at: [..., S, D]. `layers` are the weights of every layer and head [..., L, N, S],
-  where there are several layers. `top` is the state of the highest layer [..., H].
+  Attributes:
+    features: inputs of the output layer, [..., D]; with a latent alignment, one vector for each position, [..., S, D].
+    context: context, [..., V]; () with several layers of attention.
+    weights: attention weights, [..., S].
+    state: private state of the alignment after the step; () if it has none.
+    layers: weights of every layer and head, [..., L, N, S]; () with a single layer of attention.
+    top: state of the highest layer, [..., H].
   """
 
   features: jax.Array
@@ -45,7 +54,13 @@ class DecoderOutput(NamedTuple):
 
 
 class CellCarry(NamedTuple):
-  """What one step hands to the next: recurrent states, the attention's carry, the vector fed back."""
+  """Carry of a cell from one step to the next.
+
+  Attributes:
+    states: states of the recurrent layers.
+    attention: carry of the attention; () if it is not in the recurrence.
+    feed: vector that is an input of the next step; () if there is none.
+  """
 
   states: Any
   attention: Any
@@ -53,7 +68,12 @@ class CellCarry(NamedTuple):
 
 
 class StepTrace(NamedTuple):
-  """What one step of the recurrence leaves for `compute_outputs`: the top state, and what attention gave if it attended."""
+  """Result of one step of the recurrence, an input of `compute_outputs`.
+
+  Attributes:
+    state: state of the highest layer, [..., H].
+    context, weights, alignment: context, weights and private state of the attention; () if it is not in the recurrence.
+  """
 
   state: jax.Array
   context: Any = ()
@@ -62,21 +82,21 @@ class StepTrace(NamedTuple):
 
 
 class Fixed(NamedTuple):
-  """The memory of a cell without attention: one vector [B, D], and the mask of the source."""
+  """Memory of a cell without attention: a summary [B, D] and the mask [B, S] of the source."""
 
   vector: jax.Array
   mask: jax.Array
 
 
 class Cell(nn.Module):
-  """What the cells share.
+  """Base class of cells.
 
   Attributes:
-    attention: where the cell looks.
+    attention: attention over the memory.
     rnn: a row of RECURRENCES.
-    features, layers, residual, dropout: of the recurrent stack.
-    bridge: whether the first states are a learned map of the encoder's last ones; without it they are zeros, and
-      nothing of the source is needed before its end has come.
+    features, layers, residual, dropout: fields of the recurrent stack.
+    bridge: whether the initial states are a learned function of the encoder's final states. Otherwise they are zeros,
+      and decoding may start before the source is complete.
   """
 
   attention: Attention
@@ -101,56 +121,60 @@ class Cell(nn.Module):
 
   @property
   def width(self) -> int:
-    """How wide the features for the output layer are."""
+    """Width of the features for the output layer."""
     return self.features
 
   def make_stack(self) -> RecurrentStack:
+    """Returns the recurrent layers."""
     return RecurrentStack(self.rnn, self.features, self.layers, self.residual, self.dropout, self.bridge, self.dtype)
 
   def remember(self, encoded: Encoded) -> Memory:
+    """Returns the memory of a source."""
     return self.attention.remember(encoded.memory, encoded.mask, value=encoded.values)
 
   def project_inputs(self, embeddings: jax.Array) -> jax.Array:
+    """Projects embeddings [B, T, E] to the inputs of `recur`, [B, T, ...]."""
     return self.stack.project(embeddings)
 
   def attend(
     self, carry: CellCarry, query: jax.Array, memory: Memory, deterministic: bool
   ) -> tuple[CellCarry, StepTrace]:
-    """One step of attention inside the recurrence -> carry, StepTrace without the top state."""
+    """Attends inside the recurrence; returns the carry and a trace without the top state."""
     self.attention.check_step_support()
     attention, (context, weights) = self.attention(carry.attention, query, memory, deterministic)
-    trace = StepTrace((), context, one_head(weights, self.attention.heads), attention.state[1])
+    trace = StepTrace((), context, average_heads(weights, self.attention.heads), attention.state[1])
     return carry._replace(attention=attention), trace
 
   def observe(self, carry: CellCarry, log_likelihood: jax.Array) -> CellCarry:
-    """The carry when the output of its step is known, whose log-likelihood [B, S] is that of reading it at each s."""
+    """Updates the carry of a latent alignment with log p(output | position), [B, S]."""
     return carry._replace(attention=self.attention.observe(carry.attention, log_likelihood))
 
   def move_to_end(self, carry: CellCarry, memory: Memory) -> CellCarry:
-    """The carry of a walk that stands at the last position of another memory; states and what is fed back stay."""
+    """Returns the carry with its alignment at the last position of another memory, and all else unchanged."""
     return carry._replace(attention=self.attention.carry_at_last_position(memory))
 
-  def output(self, features: jax.Array, traces: StepTrace) -> DecoderOutput:
+  def make_output(self, features: jax.Array, traces: StepTrace) -> DecoderOutput:
+    """Returns the output of all steps from their features and traces."""
     return DecoderOutput(features, traces.context, traces.weights, traces.alignment, top=traces.state)
 
-  def read(self, traces: StepTrace, embeddings: jax.Array, memory: Memory) -> jax.Array:
-    """Features for the output layer: of the context, or of every position where the alignment is latent."""
+  def compute_features(self, traces: StepTrace, embeddings: jax.Array, memory: Memory) -> jax.Array:
+    """Returns features of the context, or of each position if the alignment is latent."""
     if not self.traits.latent:
-      return self.features_of(traces.state, traces.context, embeddings)
-    everywhere = memory.value  # [B, 1, S, V]: the axis of the one head is that of the steps
-    return self.features_of(traces.state[:, :, None], everywhere, embeddings[:, :, None])
+      return self.readout_features(traces.state, traces.context, embeddings)
+    values = memory.value  # [B, 1, S, V]; the axis of the only head is broadcast over the steps
+    return self.readout_features(traces.state[:, :, None], values, embeddings[:, :, None])
 
 
-def one_head(weights: jax.Array, heads: int) -> jax.Array:
-  """Weights [B, N, ..., S] of several heads averaged to [B, ..., S]."""
+def average_heads(weights: jax.Array, heads: int) -> jax.Array:
+  """Averages the weights [B, N, ..., S] of several heads to [B, ..., S]."""
   return weights if heads == 1 else weights.mean(1)
 
 
 class Plain(Cell):
   """No attention: the source is one fixed vector. Sutskever, Vinyals & Le 2014; with `feed_context`, Cho et al. 2014.
 
-  Attributes as in Cell, where `attention` is not used; feed_context: whether the vector is an input of every step, and
-  not only the source of the first state.
+  Attributes beside those of Cell, of which `attention` is not used:
+    feed_context: whether the vector is an input of every step, beside determining the initial states.
   """
 
   rnn: str = 'lstm'
@@ -158,7 +182,7 @@ class Plain(Cell):
 
   def setup(self):
     if not self.bridge and not self.feed_context:
-      raise UserError('plain: with bridge=False nothing tells of the source; possible: feed_context=True')
+      raise UserError('plain: bridge=False and feed_context=False ignore the source; expected feed_context=True')
     self.stack = self.make_stack()
     if self.feed_context:
       self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
@@ -187,17 +211,19 @@ class Plain(Cell):
   ) -> DecoderOutput:
     steps = traces.state.shape[:2]
     context = jnp.broadcast_to(memory.vector[:, None], (*steps, memory.vector.shape[-1]))
-    nowhere = jnp.zeros((*steps, memory.mask.shape[-1]), jnp.float32)
-    return DecoderOutput(traces.state, context, nowhere, top=traces.state)
+    weights = jnp.zeros((*steps, memory.mask.shape[-1]), jnp.float32)
+    return DecoderOutput(traces.state, context, weights, top=traces.state)
 
 
 class Bahdanau(Cell):
-  """Attend with the state before, then the RNN; deep output. Bahdanau, Cho & Bengio 2015, section 3.1.
+  """Attends with the previous state before the RNN; deep output. Bahdanau, Cho & Bengio 2015, section 3.1.
 
-  c_t = attend(s_{t-1}); s_t = RNN(s_{t-1}, [y_{t-1}; c_t]); the output layer sees tanh(W [s_t; c_t; y_{t-1}]), where
-  the paper has maxout. Attributes as in Cell, and
-    readout: the width of the deep output.
-    gate: whether the context is weighed by σ(w s_{t-1} + b), how much of it is wanted (Xu et al. 2015, section 4.2.1).
+  c_t = attend(s_{t-1}); s_t = RNN(s_{t-1}, [y_{t-1}; c_t]); the features for the output layer are
+  tanh(W [s_t; c_t; y_{t-1}]), where the paper has maxout.
+
+  Attributes beside those of Cell:
+    readout: width of the deep output.
+    gate: whether the context is multiplied by a scalar gate σ(w s_{t-1} + b) (Xu et al. 2015, section 4.2.1).
   """
 
   readout: Size = 512
@@ -212,8 +238,10 @@ class Bahdanau(Cell):
     self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
     self.deep = ConcatDense(self.readout, bias=True, dtype=self.dtype)
     if self.gate and self.traits.latent:
-      what = f'alignment {self.attention.alignment!r} has one for each position'
-      raise UserError(f'bahdanau: gate=True weighs one context, {what}; possible: gate=False')
+      raise UserError(
+        f'bahdanau: gate must be False for the latent alignment {self.attention.alignment!r}, which has a context for '
+        'each position instead of a single one'
+      )
     self.wanted = Dense(1, dtype=self.dtype) if self.gate else None
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
@@ -222,28 +250,32 @@ class Bahdanau(Cell):
   def recur(
     self, carry: CellCarry, inputs: jax.Array, memory: Memory, deterministic: bool
   ) -> tuple[CellCarry, StepTrace]:
-    before = carry.states[-1][0]
-    carry, trace = self.attend(carry, before, memory, deterministic)
+    previous_state = carry.states[-1][0]
+    carry, trace = self.attend(carry, previous_state, memory, deterministic)
     if self.gate:
-      trace = trace._replace(context=trace.context * jax.nn.sigmoid(self.wanted(before)))
+      trace = trace._replace(context=trace.context * jax.nn.sigmoid(self.wanted(previous_state)))
     states, state = self.stack(carry.states, inputs + self.context_gates(trace.context), deterministic)
     return carry._replace(states=states), trace._replace(state=state)
 
   def compute_outputs(
     self, traces: StepTrace, embeddings: jax.Array, memory: Memory, deterministic: bool
   ) -> DecoderOutput:
-    return self.output(self.read(traces, embeddings, memory), traces)
+    return self.make_output(self.compute_features(traces, embeddings, memory), traces)
 
-  def features_of(self, state: jax.Array, context: jax.Array, embeddings: jax.Array) -> jax.Array:
+  def readout_features(self, state: jax.Array, context: jax.Array, embeddings: jax.Array) -> jax.Array:
+    """tanh(W [s; c; y]), the deep output."""
     return jnp.tanh(self.deep(state, context, embeddings))
 
 
 class Luong(Cell):
-  """The RNN first, then attend with its new state. Luong, Pham & Manning 2015, section 3.
+  """Attends with the new state, after the RNN. Luong, Pham & Manning 2015, section 3.
 
-  s_t = RNN(s_{t-1}, [y_{t-1}; a_{t-1}]); c_t = attend(s_t); a_t = tanh(W [c_t; s_t]), the attentional vector, which is
-  the output and, with input feeding, part of the next input. Without it nothing of attention is in the recurrence, and
-  all steps are attended at once wherever the alignment allows it. Attributes as in Cell.
+  s_t = RNN(s_{t-1}, [y_{t-1}; a_{t-1}]); c_t = attend(s_t); a_t = tanh(W [c_t; s_t]) is the attentional vector. It is
+  the input of the output layer and, with input feeding, part of the next input. Without input feeding, the recurrence
+  does not depend on attention, and all queries attend at once if the attention is not recurrent.
+
+  Attributes beside those of Cell:
+    input_feeding: whether a_{t-1} is an input of the RNN.
   """
 
   rnn: str = 'lstm'
@@ -275,7 +307,7 @@ class Luong(Cell):
       return carry, StepTrace(state)
     carry, trace = self.attend(carry, state, memory, deterministic)
     if self.input_feeding:
-      carry = carry._replace(feed=self.features_of(state, trace.context, ()))
+      carry = carry._replace(feed=self.readout_features(state, trace.context, ()))
     return carry, trace._replace(state=state)
 
   def compute_outputs(
@@ -283,20 +315,24 @@ class Luong(Cell):
   ) -> DecoderOutput:
     if not self.traits.attends_in_recurrence:
       context, weights = self.attention.parallel(traces.state, memory, deterministic)
-      traces = traces._replace(context=context, weights=one_head(weights, self.attention.heads))
-    return self.output(self.read(traces, embeddings, memory), traces)
+      traces = traces._replace(context=context, weights=average_heads(weights, self.attention.heads))
+    return self.make_output(self.compute_features(traces, embeddings, memory), traces)
 
-  def features_of(self, state: jax.Array, context: jax.Array, embeddings: jax.Array) -> jax.Array:
+  def readout_features(self, state: jax.Array, context: jax.Array, embeddings: jax.Array) -> jax.Array:
+    """tanh(W [c; s]), the attentional vector."""
     return jnp.tanh(self.attentional(context, state))
 
 
 class GNMTCell(Cell):
-  """Attend with the lowest layer; the context is an input of all layers. Wu et al. 2016, section 3.
+  """Attends with the lowest layer; the context is an input of all layers. Wu et al. 2016, section 3.
 
-  c_t = attend(s_{t-1}) with the state that the lowest layer had, s_t = LSTM([y_{t-1}; c_t]), and every layer above gets
-  [output below; c_t]. With `current` it is s_t = LSTM([y_{t-1}; c_{t-1}]) first and c_t = attend(s_t) for the layers
-  above, as in the variant gnmt_v2 of github.com/tensorflow/nmt. Layers from the third on add what comes from below to
-  their output. Attributes as in Cell.
+  c_t = attend(s_{t-1}) with the previous state of the lowest layer, s_t = LSTM([y_{t-1}; c_t]), and the inputs of every
+  layer above are [output below; c_t]. With `current`, s_t = LSTM([y_{t-1}; c_{t-1}]) first, and then c_t = attend(s_t)
+  for the layers above, as in the variant gnmt_v2 of github.com/tensorflow/nmt. Layers from the third on add the output
+  of the layer below to their own.
+
+  Attributes beside those of Cell:
+    current: whether to attend with the new state of the lowest layer.
   """
 
   rnn: str = 'lstm'
@@ -306,41 +342,45 @@ class GNMTCell(Cell):
 
   def setup(self):
     if self.traits.latent:
-      name = self.attention.alignment
-      raise UserError(f'gnmt: alignment {name!r} needs a readout of each position, which bahdanau and luong alone have')
+      raise UserError(
+        f'gnmt: latent alignments are not supported, got {self.attention.alignment!r}; '
+        'expected another alignment, or the decoder bahdanau or luong'
+      )
     if self.layers < 2:
-      raise UserError(f'gnmt: layers={self.layers}; possible: 2 or more, the lowest one attends')
-    stack = lambda layers: RecurrentStack(
-      self.rnn, self.features, layers, self.residual, self.dropout, self.bridge, self.dtype
-    )
-    self.stack, self.above = stack(1), stack(self.layers - 1)
+      raise UserError(f'gnmt: layers must be at least 2, got {self.layers}')
+    self.stack = self._make_layers(1)
+    self.above = self._make_layers(self.layers - 1)
     self.drop = Dropout(self.dropout)
     self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
-    states = self.stack.start(encoded.final), self.above.start(encoded.final)
-    nothing = jnp.zeros((encoded.final.shape[0], self.attention.context_width(memory)), self.dtype)
-    return CellCarry(states, self.attention.init_carry(memory), nothing if self.current else ())
+    states = (self.stack.start(encoded.final), self.above.start(encoded.final))
+    no_context = jnp.zeros((encoded.final.shape[0], self.attention.context_width(memory)), self.dtype)
+    return CellCarry(states, self.attention.init_carry(memory), no_context if self.current else ())
+
+  def _make_layers(self, layers: int) -> RecurrentStack:
+    return RecurrentStack(self.rnn, self.features, layers, self.residual, self.dropout, self.bridge, self.dtype)
 
   def recur(
     self, carry: CellCarry, inputs: jax.Array, memory: Memory, deterministic: bool
   ) -> tuple[CellCarry, StepTrace]:
-    states, context = carry.states, carry.feed
+    lowest_states, above_states = carry.states
+    context = carry.feed
     if not self.current:
-      carry, trace = self.attend(carry, states[0][-1][0], memory, deterministic)
+      carry, trace = self.attend(carry, lowest_states[-1][0], memory, deterministic)
       context = trace.context
-    lowest, output = self.stack(states[0], inputs + self.context_gates(context), deterministic)
+    lowest_states, output = self.stack(lowest_states, inputs + self.context_gates(context), deterministic)
     if self.current:
       carry, trace = self.attend(carry, output, memory, deterministic)
-    given = jnp.concatenate([self.drop(output, deterministic=deterministic), trace.context], axis=-1)
-    above, top = self.above(states[1], self.above.project(given), deterministic, trace.context)
+    above_inputs = jnp.concatenate([self.drop(output, deterministic=deterministic), trace.context], axis=-1)
+    above_states, top = self.above(above_states, self.above.project(above_inputs), deterministic, trace.context)
     feed = trace.context if self.current else ()
-    return carry._replace(states=(lowest, above), feed=feed), trace._replace(state=top)
+    return carry._replace(states=(lowest_states, above_states), feed=feed), trace._replace(state=top)
 
   def compute_outputs(
     self, traces: StepTrace, embeddings: jax.Array, memory: Memory, deterministic: bool
   ) -> DecoderOutput:
-    return self.output(traces.state, traces)
+    return self.make_output(traces.state, traces)
 
 
 CELLS: Mapping[str, type[nn.Module]] = {'plain': Plain, 'bahdanau': Bahdanau, 'luong': Luong, 'gnmt': GNMTCell}

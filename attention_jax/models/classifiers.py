@@ -1,4 +1,4 @@
-"""Classifiers of documents: any encoder and any pooling, of words and of sentences. CLASSIFIERS."""
+"""Classifiers of documents with any encoder and any pooling, over words and sentences: CLASSIFIERS."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ from attention_jax.specs import Count, Fraction, Size, check_fields
 
 
 class ClassifierOutput(NamedTuple):
-  """What is said of documents.
+  """Output of a classifier.
 
   Attributes:
-    logits: [B, L].
-    words: weights [B, N, H, W] of the words of each sentence.
-    sentences: weights [B, H, N] of sentences; of one level, 1 for all.
+    logits: logits of the labels, [B, L].
+    words: weights of the words of each sentence, [B, N, H, W].
+    sentences: weights of the sentences, [B, H, N]; all 1 if the words of a document are pooled at once.
   """
 
   logits: jax.Array
@@ -36,20 +36,22 @@ class ClassifierOutput(NamedTuple):
 
 
 class Classifier(nn.Module):
-  """What classifiers share.
-
-  `takes_pairs` says whether it reads pairs of texts, `single_level` whether all words of a document are pooled at once.
+  """Base class of classifiers.
 
   Attributes:
     embedding: module from ids to vectors.
-    encoder: spec of ENCODERS, that reads the words (of a sentence), and the sentences.
+    encoder: spec of ENCODERS, the encoder of the words, and of the sentences.
     pooling: spec of POOLINGS.
-    attention: what it attends by.
-    labels: how many.
-    hidden: width of a layer of ReLU before the labels; 0 is none.
+    attention: attention of the pooling.
+    labels: number L of labels.
+    hidden: width of a ReLU layer before the logits; 0 for none.
+    dropout: dropout rate of the encoder, and before each layer of the output.
+    takes_pairs: whether the inputs are pairs of texts.
+    single_level: whether all words of a document are pooled at once.
   """
 
-  takes_pairs, single_level = False, False
+  takes_pairs = False
+  single_level = False
   embedding: nn.Module
   encoder: str
   pooling: str
@@ -59,75 +61,80 @@ class Classifier(nn.Module):
   dropout: Fraction = 0.0
   dtype: jnp.dtype = jnp.float32
 
-  def reader(self, embedding: nn.Module) -> nn.Module:
+  def make_encoder(self, embedding: nn.Module) -> nn.Module:
+    """Returns a new encoder."""
     parts = {'embedding': embedding, 'dropout': self.dropout, 'dtype': self.dtype}
     return make(self.encoder, ENCODERS, 'encoder', **parts)
 
-  def pool(self) -> nn.Module:
+  def make_pooling(self) -> nn.Module:
+    """Returns a new pooling."""
     return make(self.pooling, POOLINGS, 'pooling', attention=self.attention)
 
   def classify(self, x: jax.Array, deterministic: bool) -> jax.Array:
-    """A vector [B, V] -> logits [B, L]."""
+    """Returns logits [B, L] of vectors x [B, V]."""
     drop = Dropout(self.dropout)
     if self.hidden:
       x = nn.relu(Dense(self.hidden, dtype=self.dtype, name='before')(drop(x, deterministic=deterministic)))
     return Dense(self.labels, dtype=self.dtype, name='labels')(drop(x, deterministic=deterministic))
 
 
-class Same(nn.Module):
-  """Vectors in the place of ids: what is read has been embedded."""
+class IdentityEmbedding(nn.Module):
+  """The identity, in place of an embedding: the inputs of the encoder are vectors."""
 
   def __call__(self, x: jax.Array, deterministic: bool = True) -> jax.Array:
     return x
 
 
 class Flat(Classifier):
-  """One level: all words of a document in a row, whatever sentence they stand in."""
+  """Pools all words of a document at once, without the boundaries of sentences."""
 
   single_level = True
 
   @nn.compact
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool = True) -> ClassifierOutput:
-    """source [B, N, W] ids, mask [B, N, W]."""
+    """Classifies documents; source ids [B, N, W], mask [B, N, W]."""
     batch, sentences, words = source.shape
-    ids, real = (x.reshape(batch, sentences * words) for x in (source, mask))
-    order = jnp.argsort(~real, axis=1, stable=True)  # no gaps where sentences end: a place is how many words are before
-    ids, real = (jnp.take_along_axis(x, order, 1) for x in (ids, real))
-    encoded = self.reader(self.embedding)(ids, real, deterministic)
-    summary, weights = self.pool()(encoded.memory, encoded.mask, encoded.final, deterministic)
+    flat_source = source.reshape(batch, sentences * words)
+    flat_mask = mask.reshape(batch, sentences * words)
+    # Moves the padding between sentences to the end, so that positions are contiguous.
+    order = jnp.argsort(~flat_mask, axis=1, stable=True)
+    ids = jnp.take_along_axis(flat_source, order, 1)
+    ids_mask = jnp.take_along_axis(flat_mask, order, 1)
+    encoded = self.make_encoder(self.embedding)(ids, ids_mask, deterministic)
+    summary, weights = self.make_pooling()(encoded.memory, encoded.mask, encoded.final, deterministic)
     weights = jnp.take_along_axis(weights, jnp.argsort(order, axis=1)[:, None], 2)
-    of_words = jnp.moveaxis(weights.reshape(batch, -1, sentences, words), 1, 2)
-    return ClassifierOutput(
-      self.classify(summary, deterministic), of_words, jnp.ones((batch, 1, sentences), jnp.float32)
-    )
+    word_weights = jnp.moveaxis(weights.reshape(batch, -1, sentences, words), 1, 2)
+    logits = self.classify(summary, deterministic)
+    return ClassifierOutput(logits, word_weights, jnp.ones((batch, 1, sentences), jnp.float32))
 
 
 class Hierarchical(Classifier):
-  """Sentences from words, then the document from its sentences, each read and pooled. Yang et al. 2016, section 2."""
+  """Encodes and pools the words of each sentence, then the sentences. Yang et al. 2016, section 2."""
 
   @nn.compact
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool = True) -> ClassifierOutput:
-    """source [B, N, W] ids, mask [B, N, W]."""
+    """Classifies documents; source ids [B, N, W], mask [B, N, W]."""
     batch, sentences, words = source.shape
-    apart = lambda x: x.reshape(batch * sentences, words)
-    encoded = self.reader(self.embedding)(apart(source), apart(mask), deterministic)
-    x, of_words = self.pool()(encoded.memory, encoded.mask, encoded.final, deterministic)
-    there = mask.any(-1)
-    encoded = self.reader(Same())(x.reshape(batch, sentences, -1), there, deterministic)
-    x, of_sentences = self.pool()(encoded.memory, encoded.mask, encoded.final, deterministic)
-    return ClassifierOutput(
-      self.classify(x, deterministic), of_words.reshape(batch, sentences, -1, words), of_sentences
-    )
+    flat_shape = (batch * sentences, words)
+    encoded = self.make_encoder(self.embedding)(source.reshape(flat_shape), mask.reshape(flat_shape), deterministic)
+    vectors, word_weights = self.make_pooling()(encoded.memory, encoded.mask, encoded.final, deterministic)
+    sentence_mask = mask.any(-1)
+    sentence_encoder = self.make_encoder(IdentityEmbedding())
+    encoded = sentence_encoder(vectors.reshape(batch, sentences, -1), sentence_mask, deterministic)
+    summary, sentence_weights = self.make_pooling()(encoded.memory, encoded.mask, encoded.final, deterministic)
+    logits = self.classify(summary, deterministic)
+    return ClassifierOutput(logits, word_weights.reshape(batch, sentences, -1, words), sentence_weights)
 
 
 class Decomposable(Classifier):
-  """Two texts: each word attends to the other text, is compared with what it found, and all of them are pooled.
+  """Compares every word of each of two texts with its context from the other text, and pools the comparisons.
 
-  Parikh et al. 2016, equations 1 to 5, with score 'dot', softmax and pooling 'sum': F, G and H have two layers of ReLU.
-  Every word of the one is a query F(a) into a memory with keys F(b) and values b, and the other way round. The first
-  sentence of a document is the one text, the second the other.
+  Parikh et al. 2016, equations 1 to 5, with score 'dot', softmax and pooling 'sum': F, G and H have two ReLU layers.
+  Every word of one text is a query F(a); the other text is a memory with keys F(b) and values b; and vice versa. The
+  two sentences of a document are the two texts.
 
-  Attributes as in Classifier, and width: of F, G and H.
+  Attributes beside those of Classifier:
+    width: width of F, G and H.
   """
 
   takes_pairs = True
@@ -135,29 +142,38 @@ class Decomposable(Classifier):
 
   @nn.compact
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool = True) -> ClassifierOutput:
-    """source [B, 2, W] ids, mask [B, 2, W]."""
+    """Classifies pairs; source ids [B, 2, W], mask [B, 2, W]."""
     if source.shape[1] != 2:
-      raise UserError(f'decomposable: two texts are compared, got {source.shape[1]}; possible: buckets of (2, words)')
-    attend, compare = (_Layers(self.width, self.dropout, self.dtype, name=name) for name in ('attend', 'compare'))
-    reader, pool, attention = self.reader(self.embedding), self.pool(), self.attention.copy()
-    encoded = [reader(source[:, side], mask[:, side], deterministic) for side in (0, 1)]
-    keys = [attend(one.memory, deterministic) for one in encoded]
-    found, weights = [], []
-    for mine, other in ((0, 1), (1, 0)):
+      raise UserError(
+        f'decomposable: the inputs must be pairs of texts (buckets of (2, words)), got {source.shape[1]} texts'
+      )
+    project = TwoLayerReLU(self.width, self.dropout, self.dtype, name='attend')
+    compare = TwoLayerReLU(self.width, self.dropout, self.dtype, name='compare')
+    decide = TwoLayerReLU(self.width, self.dropout, self.dtype, name='decide')
+    encoder = self.make_encoder(self.embedding)
+    pool = self.make_pooling()
+    attention = self.attention.copy()
+    encoded = [encoder(source[:, text], mask[:, text], deterministic) for text in (0, 1)]
+    keys = [project(text.memory, deterministic) for text in encoded]
+    summaries = []
+    weights = []
+    for text, other in ((0, 1), (1, 0)):
       memory = attention.remember(keys[other], mask[:, other], value=encoded[other].memory)
-      read = attention.parallel(keys[mine], memory, deterministic)
-      compared = compare(jnp.concatenate([encoded[mine].memory, read.context], -1), deterministic)
-      summary, _ = pool(compared, mask[:, mine], masked_mean(compared, mask[:, mine]), deterministic)
-      found.append(summary)
-      weights.append(zero_masked(read.weights, mask[:, mine]))
-    said = _Layers(self.width, self.dropout, self.dtype, name='decide')(jnp.concatenate(found, -1), deterministic)
-    # Of each text the weights of its words, by each word of the other one.
-    of_words = jnp.stack([x.reshape(len(mask), -1, mask.shape[-1]) for x in reversed(weights)], 1)
-    return ClassifierOutput(self.classify(said, deterministic), of_words, jnp.ones((len(mask), 1, 2), jnp.float32))
+      attended = attention.parallel(keys[text], memory, deterministic)
+      compared = compare(jnp.concatenate([encoded[text].memory, attended.context], -1), deterministic)
+      mean = masked_mean(compared, mask[:, text])
+      summary, _ = pool(compared, mask[:, text], mean, deterministic)
+      summaries.append(summary)
+      weights.append(zero_masked(attended.weights, mask[:, text]))
+    result = decide(jnp.concatenate(summaries, -1), deterministic)
+    # The weights of the words of each text are those that the other text attends with.
+    word_weights = jnp.stack([x.reshape(len(mask), -1, mask.shape[-1]) for x in reversed(weights)], 1)
+    logits = self.classify(result, deterministic)
+    return ClassifierOutput(logits, word_weights, jnp.ones((len(mask), 1, 2), jnp.float32))
 
 
-class _Layers(nn.Module):
-  """Two layers of ReLU, with dropout before each; they keep the size of what they are given (He et al. 2015)."""
+class TwoLayerReLU(nn.Module):
+  """Two ReLU layers with dropout before each, initialised to preserve the scale of their inputs (He et al. 2015)."""
 
   width: int
   dropout: float
@@ -180,14 +196,14 @@ CLASSIFIERS: Mapping[str, type[Classifier]] = {
 
 @dataclasses.dataclass(frozen=True)
 class ClassifierConfig:
-  """The fields of `config.model` and their defaults.
+  """Fields of `config.model` and their defaults.
 
   Attributes:
-    classifier, encoder, pooling: spec strings for CLASSIFIERS, ENCODERS and POOLINGS.
-    embedding: features of the words' embeddings.
-    hidden: width of a layer of ReLU before the labels; 0 is none.
-    dropout: on embeddings, on what encoders give, and before the labels.
-    dtype: of the computation, 'float32' or 'bfloat16'; parameters are float32.
+    classifier, encoder, pooling: specs of CLASSIFIERS, ENCODERS and POOLINGS.
+    embedding: features of the embeddings of words.
+    hidden: width of a ReLU layer before the logits; 0 for none.
+    dropout: dropout rate of embeddings, of the results of encoders, and before the logits.
+    dtype: dtype of the computation, 'float32' or 'bfloat16'; parameters are float32.
   """
 
   classifier: str = 'hierarchical'
@@ -200,21 +216,44 @@ class ClassifierConfig:
 
 
 def build_classifier(model: Mapping[str, Any], words: int, labels: int) -> Classifier:
-  """The classifier that `config.model` means, for so many words and labels. Raises UserError for what is not there."""
+  """Builds the classifier of a config.
+
+  Args:
+    model: `config.model`, with its group `attention`.
+    words: number of words in the vocabulary.
+    labels: number of labels.
+
+  Returns:
+    The classifier, without parameters.
+
+  Raises:
+    UserError: for unknown names and options, values out of range, and an alignment that needs an auxiliary loss.
+  """
   options = ClassifierConfig(**{field.name: model[field.name] for field in dataclasses.fields(ClassifierConfig)})
   check_fields(options, 'config.model')
   check_fields(Attention(**model['attention']), 'config.model.attention')
-  parts = {'dtype': DTYPES[choose(options.dtype, DTYPES, 'dtype')], 'dropout': options.dropout}
-  attention = Attention(**model['attention'], dtype=parts['dtype'])
+  dtype = DTYPES[choose(options.dtype, DTYPES, 'dtype')]
+  parts = {'dtype': dtype, 'dropout': options.dropout}
+  attention = Attention(**model['attention'], dtype=dtype)
   if not attention.resolved_alignment.trains_by_backprop:
-    possible = ', '.join(name for name, row in ALIGNMENTS.items() if row.trains_by_backprop)
+    expected = ', '.join(name for name, row in ALIGNMENTS.items() if row.trains_by_backprop)
     raise UserError(
-      f'attention.alignment={attention.alignment!r} learns by a loss over words that are said; possible for documents: '
-      + possible
+      f'attention.alignment of a classifier must train by backpropagation alone, got {attention.alignment!r}; '
+      f'expected one of: {expected}'
     )
-  given = {'embedding': Embedding(words, options.embedding, **parts), 'attention': attention, 'labels': labels, **parts}
-  given |= {name: getattr(options, name) for name in ('encoder', 'pooling', 'hidden')}
-  classifier = make(options.classifier, CLASSIFIERS, 'classifier', **given)
-  for spec, table, what in ((options.encoder, ENCODERS, 'encoder'), (options.pooling, POOLINGS, 'pooling')):
-    make(spec, table, what, **{'encoder': {'embedding': Same(), **parts}, 'pooling': {'attention': attention}}[what])
+  classifier = make(
+    options.classifier,
+    CLASSIFIERS,
+    'classifier',
+    embedding=Embedding(words, options.embedding, **parts),
+    attention=attention,
+    labels=labels,
+    encoder=options.encoder,
+    pooling=options.pooling,
+    hidden=options.hidden,
+    **parts,
+  )
+  # The classifier makes its encoder and pooling when it is called; making them here reports wrong specs early.
+  make(options.encoder, ENCODERS, 'encoder', embedding=IdentityEmbedding(), **parts)
+  make(options.pooling, POOLINGS, 'pooling', attention=attention)
   return classifier

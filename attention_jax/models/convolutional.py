@@ -1,10 +1,12 @@
 """Encoder and decoder of convolutions, with attention in every layer of the decoder. Gehring et al. 2017.
 
-Their layers are all of one width here; those of the paper's largest models grow towards the top. Where ours differ from
-the paper besides: dropout is on embeddings before positions are added, embeddings start as they do in every model here
-and not with a standard deviation of 0.1, and the output layer is not normalised. The equations are those of the text;
-the paper's own program also multiplies both sums of attention, that of the query and that of the values, and the sum of
-a layer's output and its context by √0.5, and divides the gradient of the encoder by twice the number of attentions.
+Differences from the paper: all layers have the same width, while those of the paper's largest models grow towards the
+top; dropout is applied to embeddings before positions are added; embeddings are initialised as in every model of this
+package, not with standard deviation 0.1; the output layer is not weight-normalised.
+
+The equations are those of the text. The published code of the paper also multiplies three sums by √0.5: that of the
+query and the embedding, that of the values, and that of a layer's output and its context. It divides the gradient of
+the encoder by twice the number of attentions.
 """
 
 from typing import Any, NamedTuple
@@ -29,13 +31,14 @@ from attention_jax.specs import Fraction, Size
 
 
 class Convolutional(nn.Module):
-  """What both sides share.
+  """Base class of the encoder and the decoder.
 
   Attributes:
-    features, layers: D, and how many blocks.
-    width: how many positions a convolution reads.
-    max_positions: how many positions have a vector of their own.
-    dropout: on embeddings, on what goes into every block, and on what the decoder gives.
+    features: D.
+    layers: number of blocks.
+    width: number of positions in the window of a convolution.
+    max_positions: number of learned position vectors.
+    dropout: dropout rate of embeddings, of the inputs of every block, and of the features that the decoder returns.
   """
 
   features: Size = 512
@@ -46,18 +49,18 @@ class Convolutional(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def prepare(self) -> None:
-    """Makes what both have in `setup`."""
+    """Creates the modules that both share; called by `setup`."""
     self.positions = LearnedPositions(max_positions=self.max_positions)
     self.widen = Normed(self.features, 1 - self.dropout, self.dtype)
 
   def embed_inputs(self, embeddings: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Embeddings [B, T, E] at positions [T] -> embeddings that know of positions, and x [B, T, D]. Section 3.1."""
+    """Returns embeddings [B, T, E] with positions at [T] added, and x [B, T, D] for the first block. Section 3.1."""
     embedded = self.positions.embed(embeddings.astype(self.dtype), at)
     return embedded, self.widen(embedded)
 
   @nn.compact
   def finalize(self, x: jax.Array, size: int) -> jax.Array:
-    """x [..., D] -> [..., E], as wide as embeddings are."""
+    """Projects x [..., D] to the width of embeddings, [..., E]."""
     return Normed(size, dtype=self.dtype, name='narrow')(x)
 
 
@@ -71,31 +74,32 @@ class EncoderBlock(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: jax.Array, deterministic: bool) -> jax.Array:
-    """x [B, S, D], mask [B, S]."""
-    # To the last real position padding has to look as what is beyond the ends does.
-    given = zero_masked(Dropout(self.dropout)(x, deterministic=deterministic), mask)
-    near = windows(given, self.width // 2, self.width // 2)
+    """Computes the block; x [B, S, D], mask [B, S]."""
+    # Padding is zero, as positions beyond the ends are, so that the result does not depend on the amount of padding.
+    inputs = zero_masked(Dropout(self.dropout)(x, deterministic=deterministic), mask)
+    near = windows(inputs, self.width // 2, self.width // 2)
     return average_residual(GatedConvolution(self.features, self.dropout, self.dtype)(near), x)
 
 
 class ConvEncoder(Convolutional, kw_only=True):
-  """Gated convolutions; attention gives what was read and the embeddings, zₛ + eₛ. Gehring et al. 2017, section 3.2.
+  """Gated convolutions; contexts are sums of zₛ + eₛ, memory and embeddings. Gehring et al. 2017, section 3.2.
 
   The memory zₛ and the values zₛ + eₛ are as wide as the embeddings; `final` is the mean of the memory.
-  Attributes as in Convolutional, and embedding: module from ids to vectors.
+
+  Attributes beside those of Convolutional:
+    embedding: module from ids to vectors.
   """
 
   embedding: nn.Module
 
   def setup(self):
     if self.width % 2 == 0:
-      raise UserError(f'conv: width={self.width} of the encoder has no position in its middle; possible: odd numbers')
+      raise UserError(f'conv: width of the encoder must be odd, got {self.width}')
     self.prepare()
-    block = lambda: EncoderBlock(self.features, self.width, self.dropout, self.dtype)
-    self.blocks = [block() for _ in range(self.layers)]
+    self.blocks = [EncoderBlock(self.features, self.width, self.dropout, self.dtype) for _ in range(self.layers)]
 
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
-    """source [B, S] ids, mask [B, S] -> Encoded."""
+    """Encodes source ids [B, S] with mask [B, S]."""
     embedded, x = self.embed_inputs(self.embedding(source, deterministic), jnp.arange(source.shape[1]))
     for block in self.blocks:
       x = block(x, mask, deterministic)
@@ -104,8 +108,12 @@ class ConvEncoder(Convolutional, kw_only=True):
 
 
 class ConvLayerCarry(NamedTuple):
-  """What one step of a decoder layer hands to the next: its last inputs [B, width - 1, D], zeros before the first, and
-  the carry of its attention, () where queries may come in any order."""
+  """Carry of a decoder layer from one step to the next.
+
+  Attributes:
+    inputs: previous inputs of the convolution, [B, width - 1, D]; zeros before the first step.
+    attention: carry of the attention; () if it is not recurrent.
+  """
 
   inputs: jax.Array
   attention: Any
@@ -114,9 +122,9 @@ class ConvLayerCarry(NamedTuple):
 class ConvDecoderLayer(nn.Module):
   """h = v(W [x_{t-k+1} ... x_t] + b); h ← h + U √m c_t; x ← (h + x) √0.5. Gehring et al. 2017, sections 3.2 to 3.4.
 
-  c_t = attend(d_t), d_t = V h_t + b + g_t (equation 1), with g_t the embedding of the token that goes in, m the number
-  of real positions of the source. U is there for contexts of another width, as it is in the paper's own program; the
-  paper's text adds c_t as it is.
+  c_t = attend(d_t), d_t = V h_t + b + g_t (equation 1), with g_t the embedding of the input token and m the number of
+  unmasked positions of the source. U projects contexts of another width, as in the published code of the paper; its
+  text adds c_t itself.
   """
 
   attention: Attention
@@ -129,45 +137,78 @@ class ConvDecoderLayer(nn.Module):
     self.drop = Dropout(self.dropout)
 
   def remember(self, encoded: Encoded) -> Memory:
-    """What is looked at in every step, prepared once."""
+    """Prepares the memory that all steps attend to."""
     return self.attention.remember(encoded.memory, encoded.mask, value=encoded.values)
 
   def start(self, memory: Memory) -> ConvLayerCarry:
-    """The carry before the first step."""
-    nothing = jnp.zeros((memory.key.shape[0], self.width - 1, self.features), self.dtype)
-    return ConvLayerCarry(nothing, self.attention.init_carry(memory) if self.attention.is_recurrent else ())
+    """Returns the carry before the first step."""
+    no_inputs = jnp.zeros((memory.key.shape[0], self.width - 1, self.features), self.dtype)
+    return ConvLayerCarry(no_inputs, self.attention.init_carry(memory) if self.attention.is_recurrent else ())
 
   def __call__(self, x: jax.Array, embedded: jax.Array, memory: Memory, deterministic: bool):
-    """All steps: x [B, T, D], embedded [B, T, E] -> x, weights over the memory [B, N, T, S]."""
+    """Computes all steps.
+
+    Args:
+      x: inputs, [B, T, D].
+      embedded: embeddings of the input tokens, [B, T, E].
+      memory: memory, as `remember` returns it.
+      deterministic: whether to use test-time behaviour.
+
+    Returns:
+      x [B, T, D], and weights over the memory [B, N, T, S].
+    """
+
+    def attend(query):
+      attended = self.attention.parallel(query, memory, deterministic)
+      return (), attended.context, attended.weights
+
     near = windows(self.drop(x, deterministic=deterministic), self.width - 1, 0)
-    attend = lambda query: ((), *self.attention.parallel(query, memory, deterministic))
-    return self._through(near, x, embedded, memory, attend)[1:]
+    _, x, weights = self._convolve_and_attend(near, x, embedded, memory, attend)
+    return x, weights
 
   def step(self, carry: ConvLayerCarry, x: jax.Array, embedded: jax.Array, memory: Memory, deterministic: bool):
-    """One step: x [B, D], embedded [B, E] -> the next carry, x, weights over the memory [B, N, S]."""
+    """Computes one step.
+
+    Args:
+      carry: carry of the previous step.
+      x: inputs, [B, D].
+      embedded: embeddings of the input tokens, [B, E].
+      memory: memory, as `remember` returns it.
+      deterministic: whether to use test-time behaviour.
+
+    Returns:
+      The next carry, x [B, D], and weights over the memory [B, N, S].
+    """
+
+    def attend(query):
+      return attend_single_query(self.attention, carry.attention, query, memory, deterministic)
+
     inputs = jnp.concatenate([carry.inputs, self.drop(x, deterministic=deterministic)[:, None]], axis=1)
-    attend = lambda query: attend_single_query(self.attention, carry.attention, query, memory, deterministic)
-    after, x, weights = self._through(inputs.reshape(x.shape[0], -1), x, embedded, memory, attend)
-    return ConvLayerCarry(inputs[:, 1:], after), x, weights
+    near = inputs.reshape(x.shape[0], -1)
+    attention_carry, x, weights = self._convolve_and_attend(near, x, embedded, memory, attend)
+    return ConvLayerCarry(inputs[:, 1:], attention_carry), x, weights
 
   @nn.compact
-  def _through(self, near: jax.Array, x: jax.Array, embedded: jax.Array, memory: Memory, attend):
-    """attend(query) -> the next carry of attention, context, weights; returns that carry, x, weights."""
+  def _convolve_and_attend(self, near: jax.Array, x: jax.Array, embedded: jax.Array, memory: Memory, attend):
+    """Computes the layer from the windows of its inputs.
+
+    attend(query) -> attention carry, context, weights. Returns the attention carry, x and the weights.
+    """
     h = GatedConvolution(self.features, self.dropout, self.dtype, name='convolution')(near)
     query = Normed(embedded.shape[-1], dtype=self.dtype, name='query')(h) + embedded
-    after, context, weights = attend(query)
-    # A mean of m vectors that know nothing of each other varies 1 / m as much as each: times m √(1 / m), section 3.4.
-    real = memory.mask.sum(-1).reshape((x.shape[0],) + (1,) * (context.ndim - 1))
-    context = context * jnp.sqrt(real).astype(context.dtype)
+    attention_carry, context, weights = attend(query)
+    # The mean of m independent vectors has 1 / m of their variance; m √(1 / m) restores it (section 3.4).
+    num_positions = memory.mask.sum(-1).reshape((x.shape[0],) + (1,) * (context.ndim - 1))
+    context = context * jnp.sqrt(num_positions).astype(context.dtype)
     h = h + Normed(self.features, dtype=self.dtype, name='back')(context)
-    return after, average_residual(h, x), with_head_axis(weights, self.attention.heads)
+    return attention_carry, average_residual(h, x), with_head_axis(weights, self.attention.heads)
 
 
 class ConvDecoder(LayeredDecoder, Convolutional, kw_only=True):
-  """Gated convolutions over what came before, each followed by attention. Gehring et al. 2017, sections 3.2 and 3.3.
+  """Causal gated convolutions, each followed by attention. Gehring et al. 2017, sections 3.2 and 3.3.
 
-  The features for the output layer are as wide as the embeddings. Attributes as in LayeredDecoder and Convolutional; the paper
-  has score='dot' and one head.
+  The features for the output layer are as wide as the embeddings. Attributes as in LayeredDecoder and Convolutional;
+  the paper has score='dot' and one head.
   """
 
   def setup(self):
@@ -181,39 +222,43 @@ class ConvDecoder(LayeredDecoder, Convolutional, kw_only=True):
     self.drop = Dropout(self.dropout)
 
   def start(self, encoded: Encoded, max_length: int) -> tuple[LayeredCarry, tuple[Memory, ...]]:
+    """Returns the carry before the first step, and the memory of every layer."""
     self.positions.check(max_length)
-    memory = self._remember(encoded)
-    layers = tuple(block.start(own_memory) for block, own_memory in zip(self.blocks, memory, strict=True))
-    return initial_carry(encoded.memory.shape[0], layers), memory
+    memories = self._remember(encoded)
+    carries = [block.start(memory) for block, memory in zip(self.blocks, memories, strict=True)]
+    return initial_carry(encoded.memory.shape[0], tuple(carries)), memories
 
   def step(
     self, carry: LayeredCarry, embedding: jax.Array, memory: tuple[Memory, ...], deterministic: bool = True
   ) -> tuple[LayeredCarry, DecoderOutput]:
+    """Computes one step."""
     embedded, x = (y[:, 0] for y in self.embed_inputs(embedding[:, None], carry.step[:1]))
-    carries, seen = [], []
-    for block, own, own_memory in zip(self.blocks, carry.layers, memory, strict=True):
-      own, x, weights = block.step(own, x, embedded, own_memory, deterministic)
-      carries.append(own)
-      seen.append(weights)
-    output = self._output(x, embedded, seen, 1, deterministic)
+    carries = []
+    weights = []
+    for block, layer_carry, layer_memory in zip(self.blocks, carry.layers, memory, strict=True):
+      layer_carry, x, layer_weights = block.step(layer_carry, x, embedded, layer_memory, deterministic)
+      carries.append(layer_carry)
+      weights.append(layer_weights)
+    output = self._output(x, embedded, weights, 1, deterministic)
     return LayeredCarry(carry.step + 1, tuple(carries)), output
 
   def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> DecoderOutput:
-    (embedded, x), seen = self.embed_inputs(embeddings, jnp.arange(embeddings.shape[1])), []
-    for block, own_memory in zip(self.blocks, self._remember(encoded), strict=True):
-      x, weights = block(x, embedded, own_memory, deterministic)
-      seen.append(jnp.moveaxis(weights, 2, 1))
-    return self._output(x, embedded, seen, 2, deterministic)
+    embedded, x = self.embed_inputs(embeddings, jnp.arange(embeddings.shape[1]))
+    weights = []
+    for block, memory in zip(self.blocks, self._remember(encoded), strict=True):
+      x, layer_weights = block(x, embedded, memory, deterministic)
+      weights.append(jnp.moveaxis(layer_weights, 2, 1))
+    return self._output(x, embedded, weights, 2, deterministic)
 
   def _remember(self, encoded: Encoded) -> tuple[Memory, ...]:
-    # The encoder hears the mean of what all layers have to say to it, not the sum; what the values have besides the
-    # memory, the embeddings of the source, hears all of it (section 3.4).
+    # The gradient of the encoder is the mean over the layers, not the sum. The gradient of the source embeddings, which
+    # are part of the values alone, is not scaled (section 3.4).
     memory = scale_gradient(encoded.memory, 1 / self.layers)
     encoded = encoded._replace(memory=memory, value=encoded.values + (memory - encoded.memory))
     return tuple(block.remember(encoded) for block in self.blocks)
 
   def _output(
-    self, x: jax.Array, embedded: jax.Array, seen: list[jax.Array], axis: int, deterministic: bool
+    self, x: jax.Array, embedded: jax.Array, weights: list[jax.Array], axis: int, deterministic: bool
   ) -> DecoderOutput:
     features = self.drop(self.finalize(x, embedded.shape[-1]), deterministic=deterministic)
-    return self.gather(features, seen, axis)
+    return self.gather(features, weights, axis)

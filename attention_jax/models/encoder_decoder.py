@@ -1,4 +1,4 @@
-"""The encoder-decoder, and `build`: from a config to a model."""
+"""The encoder-decoder, and `build`, which makes one from a config."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.latent import log_mixture
 from attention_jax.functional.masking import zero_masked
+from attention_jax.models.cells import DecoderOutput
 from attention_jax.models.decoders import DECODERS, decoder_of, over_steps
+from attention_jax.models.encoded import Encoded
 from attention_jax.models.encoders import ENCODERS
 from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
@@ -24,16 +26,18 @@ DTYPES: Mapping[str, Any] = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
 
 
 class ModelOutput(NamedTuple):
-  """What a model says of targets.
+  """Output of a model for whole targets; outputs of one step have no axis T.
 
   Attributes:
-    logits: [B, T, V] float32, of the vocabulary; log-probabilities where the alignment is latent or the output layer
-      copies, which also says the words of the source that the vocabulary does not know: [B, T, V + S].
-    weights: [B, T, S] they were made with.
-    state: the private state of the alignment after each step: [B, T, N, ...], () where it has none.
-    likelihood: log p(y_t | position s) [B, T, S] where the alignment is latent, else ().
-    linear: what the logits of a whole sequence come from, modules.outputs.LinearLogits; () where they are a mixture.
-    layers: the weights of every layer and head [B, T, L, N, S] of a decoder with several layers of attention, else ().
+    logits: logits of the next token, [B, T, V], float32. They are log-probabilities if the alignment is latent or the
+      output layer copies; an output layer that copies returns [B, T, V + S], with the out-of-vocabulary words of the
+      source.
+    weights: attention weights, [B, T, S].
+    state: private state of the alignment after each step, [B, T, N, ...]; () if it has none.
+    likelihood: log p(y_t | position s), [B, T, S], if the alignment is latent, else ().
+    linear: factors of the logits (modules.outputs.LinearLogits); () if the logits are those of a mixture, and for one
+      step.
+    layers: weights of every layer and head, [B, T, L, N, S], of a decoder with several layers of attention, else ().
   """
 
   logits: jax.Array
@@ -45,26 +49,43 @@ class ModelOutput(NamedTuple):
 
 
 class SourceMemory(NamedTuple):
-  """What is prepared once per source: by the decoder, and by the output layer."""
+  """Memory of a source, prepared once for all steps.
+
+  Attributes:
+    memory: memory of the decoder.
+    output_memory: memory of the output layer; () if it does not copy.
+  """
 
   memory: Any
-  kept: Any = ()
+  output_memory: Any = ()
 
 
 class Pending(NamedTuple):
-  """The carry of a latent alignment: that of the decoder, and the features [B, S, D] that the last token came from."""
+  """Carry of a model with a latent alignment that depends on the previous outputs.
+
+  Attributes:
+    decoder: carry of the decoder, before the update with the last token.
+    features: features of every position from which the last token was predicted, [B, S, D].
+  """
 
   decoder: Any
   features: jax.Array
 
 
 def shift_right(target: jax.Array) -> jax.Array:
-  """target [B, T] -> what the decoder reads [B, T]: BOS, then every token but the last."""
+  """Returns the inputs of the decoder for targets [B, T]: BOS, then all tokens but the last."""
   return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
 
 
 class EncoderDecoder(nn.Module):
-  """An encoder, a decoder, target embeddings and an output layer."""
+  """An encoder-decoder model.
+
+  Attributes:
+    encoder: a module of ENCODERS or IMAGE_ENCODERS.
+    decoder: a decoder of DECODERS.
+    embedding: embedding of the target.
+    output: an output layer of OUTPUTS.
+  """
 
   encoder: nn.Module
   decoder: nn.Module
@@ -78,91 +99,129 @@ class EncoderDecoder(nn.Module):
 
   @property
   def copies(self) -> bool:
-    """Whether words of the source can be said as such."""
+    """Whether the model can copy words of the source."""
     return self.output.copies
 
   def output_size(self, source_length: int) -> int:
-    """How many tokens it can say: ids below that."""
+    """Size of the output: the vocabulary and the copyable positions."""
     return self.embedding.size + source_length * self.copies
 
   def __call__(
     self, source: jax.Array, source_mask: jax.Array, target: jax.Array, deterministic: bool = True
   ) -> ModelOutput:
-    """source [B, S] ids, source_mask [B, S], target [B, T] ids, each read after those before it -> ModelOutput.
+    """Predicts every token of the targets from the source and the tokens before it.
 
-    Ids V + s, from the size of the vocabulary on, are words that it does not know: those that stand at s of the source,
-    and nowhere before.
+    Ids V + s, for a vocabulary of V tokens, are out-of-vocabulary words of the source whose first occurrence is at
+    position s.
+
+    Args:
+      source: source ids, [B, S].
+      source_mask: True at real positions, [B, S].
+      target: target ids, [B, T].
+      deterministic: whether to use test-time behaviour.
+
+    Returns:
+      Outputs for all T tokens.
     """
-    encoded, entering = self.encoder(source, source_mask, deterministic), shift_right(target)
+    encoded = self.encoder(source, source_mask, deterministic)
+    inputs = shift_right(target)
     if self.traits.latent:
-      return self._sum_over_positions(encoded, entering, oov_to_unk(target, self.embedding.size), deterministic)
-    embeddings = self.embedding(entering, deterministic)
-    return self._say(self.decoder(encoded, embeddings, deterministic), embeddings, self._keep(encoded, source))
+      return self._sum_over_positions(encoded, inputs, oov_to_unk(target, self.embedding.size), deterministic)
+    embeddings = self.embedding(inputs, deterministic)
+    output = self.decoder(encoded, embeddings, deterministic)
+    return self._model_output(output, embeddings, self._remember_output(encoded, source))
 
   def start(self, source: jax.Array, source_mask: jax.Array, max_length: int) -> tuple[Any, Any]:
-    """The first carry and the memory, at test time, for at most `max_length` steps."""
+    """Encodes sources for decoding at test time.
+
+    Args:
+      source: source ids, [B, S].
+      source_mask: True at real positions, [B, S].
+      max_length: maximum number of steps.
+
+    Returns:
+      The carry before the first step, and the memory.
+    """
     encoded = self.encoder(source, source_mask, True)
     carry, memory = self._start(encoded, max_length)
-    return carry, SourceMemory(memory, self._keep(encoded, source))
+    return carry, SourceMemory(memory, self._remember_output(encoded, source))
 
   def step(self, carry: Any, token: jax.Array, memory: SourceMemory) -> tuple[Any, ModelOutput]:
-    """token [B] ids -> the next carry, and ModelOutput for the token after it: logits [B, V], weights [B, S]."""
+    """Computes one step at test time.
+
+    Args:
+      carry: carry of the previous step.
+      token: ids of the previous tokens, [B].
+      memory: memory, as `start` returns it.
+
+    Returns:
+      The next carry, and outputs for the next token: logits [B, V], weights [B, S].
+    """
     if self.traits.latent:
       carry, outputs, _ = self._latent_step(carry, token, memory.memory, True)
       return carry, outputs
     embedding = self.embedding(token)
     carry, output = self.decoder.step(carry, embedding, memory.memory)
-    return carry, self._say(output, embedding, memory.kept)._replace(linear=())
+    return carry, self._model_output(output, embedding, memory.output_memory)._replace(linear=())
 
   def posterior(self, outputs: ModelOutput, target_mask: jax.Array) -> jax.Array:
-    """Weights [B, T, S] given the whole target: of a latent alignment where each token was read, of others as used.
+    """Returns the alignment given the whole target, [B, T, S].
 
-    What stands behind target_mask [B, T] tells nothing of the tokens before it.
+    Args:
+      outputs: outputs for the whole target.
+      target_mask: True at real tokens, [B, T]; masked tokens do not affect the result.
+
+    Returns:
+      Posterior weights of a latent alignment; of other alignments, the weights themselves.
     """
     latent = self.traits.latent
     if not latent:
       return outputs.weights
-    one_head = jax.tree.map(lambda x: x[:, :, 0], outputs.state)
-    known = jnp.where(target_mask[..., None], outputs.likelihood, 0.0)
-    return zero_masked(jax.vmap(latent.posterior)(outputs.weights, one_head, known), target_mask)
+    state_of_head = jax.tree.map(lambda x: x[:, :, 0], outputs.state)  # latent alignments have one head
+    likelihood = jnp.where(target_mask[..., None], outputs.likelihood, 0.0)
+    return zero_masked(jax.vmap(latent.posterior)(outputs.weights, state_of_head, likelihood), target_mask)
 
-  def _keep(self, encoded, source: jax.Array) -> Any:
-    """What the output layer keeps of a source."""
+  def _remember_output(self, encoded: Encoded, source: jax.Array) -> Any:
+    """Memory of the output layer."""
     return self.output.remember(encoded.memory, encoded.mask, source)
 
-  def _say(self, output, embeddings: jax.Array, kept: Any) -> ModelOutput:
-    """Outputs of one step or of all, from those of the decoder and what it read."""
-    parts = tuple(part for part in (output.context, output.top, embeddings) if not isinstance(part, tuple))
-    said = self.output(output.features, CopyInputs(kept, output.weights, parts))
-    return ModelOutput(said.logits(), output.weights, output.state, linear=said.linear, layers=output.layers)
+  def _model_output(self, output: DecoderOutput, embeddings: jax.Array, output_memory: Any) -> ModelOutput:
+    """Outputs of one step or of all, from the output and the inputs of the decoder."""
+    candidates = (output.context, output.top, embeddings)
+    gate_inputs = tuple(candidate for candidate in candidates if not isinstance(candidate, tuple))
+    result = self.output(output.features, CopyInputs(output_memory, output.weights, gate_inputs))
+    return ModelOutput(result.logits(), output.weights, output.state, linear=result.linear, layers=output.layers)
 
-  def _start(self, encoded, max_length: int) -> tuple[Any, Any]:
+  def _start(self, encoded: Encoded, max_length: int) -> tuple[Any, Any]:
     carry, memory = self.decoder.start(encoded, max_length)
     latent = self.traits.latent
     if latent and latent.observe:
-      # The first token, BOS, tells nothing: the chain starts at a known position, whatever it is said to be read from.
-      cell, places = self.decoder.cell, encoded.mask.shape
-      carry = Pending(carry, jnp.zeros((*places, cell.width), cell.dtype))
+      # The likelihood of BOS has no effect, because the initial position of the chain is known.
+      cell = self.decoder.cell
+      carry = Pending(carry, jnp.zeros((*encoded.mask.shape, cell.width), cell.dtype))
     return carry, memory
 
-  def _sum_over_positions(self, encoded, entering: jax.Array, target: jax.Array, deterministic: bool) -> ModelOutput:
-    """All steps of a latent alignment, one after the other: log-probabilities [B, S, vocabulary] of one at a time."""
+  def _sum_over_positions(
+    self, encoded: Encoded, inputs: jax.Array, target: jax.Array, deterministic: bool
+  ) -> ModelOutput:
+    """Outputs of all steps of a latent alignment; the log-probabilities [B, S, V] exist for one step at a time."""
     carry, memory = self._start(encoded, target.shape[1])
 
     def step(model, carry, tokens):
-      entering, token = tokens
-      carry, outputs, log_probs = model._latent_step(carry, entering, memory, deterministic)
-      likelihood = jnp.take_along_axis(log_probs, token[:, None, None], axis=-1)[..., 0]
+      input_token, target_token = tokens
+      carry, outputs, log_probs = model._latent_step(carry, input_token, memory, deterministic)
+      likelihood = jnp.take_along_axis(log_probs, target_token[:, None, None], axis=-1)[..., 0]
       return carry, outputs._replace(likelihood=likelihood)
 
-    return over_steps(step, self)(self, carry, (entering, target))[1]
+    _, outputs = over_steps(step, self)(self, carry, (inputs, target))
+    return outputs
 
   def _latent_step(self, carry: Any, token: jax.Array, memory: Any, deterministic: bool):
-    """-> the next carry, ModelOutput, and log p(y | position s) [B, S, vocabulary]."""
+    """Returns the next carry, the outputs, and log p(y | position s), [B, S, V]."""
     is_observed = self.traits.latent.observe is not None
     if is_observed:
-      seen = jax.nn.log_softmax(self.output(carry.features).logits())
-      likelihood = jnp.take_along_axis(seen, token[:, None, None], axis=-1)[..., 0]
+      previous_log_probs = jax.nn.log_softmax(self.output(carry.features).logits())
+      likelihood = jnp.take_along_axis(previous_log_probs, token[:, None, None], axis=-1)[..., 0]
       carry = self.decoder.observe(carry.decoder, likelihood)
     carry, output = self.decoder.step(carry, self.embedding(token, deterministic), memory, deterministic)
     log_probs = jax.nn.log_softmax(self.output(output.features).logits())
@@ -172,16 +231,15 @@ class EncoderDecoder(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-  """The fields of `config.model` and their defaults.
+  """Fields of `config.model` and their defaults.
 
   Attributes:
-    encoder, decoder, output: spec strings for ENCODERS, DECODERS and OUTPUTS; their options are the fields of the
-      modules there.
+    encoder, decoder, output: specs of ENCODERS, DECODERS and OUTPUTS; their options are the fields of the modules.
     embedding: features of the source and target embeddings.
-    share_embeddings: one table for both sides; needs a shared vocabulary.
-    dropout: on embeddings; where it is recurrent, on the memory, between layers and before the output layer; in a
-      Transformer, on what every sublayer gives.
-    dtype: of the computation, 'float32' or 'bfloat16'; parameters are float32.
+    share_embeddings: whether source and target share the embeddings, which requires a shared vocabulary.
+    dropout: dropout rate of embeddings; in recurrent models also of the memory, between layers and before the output
+      layer; in Transformers also of the results of sublayers.
+    dtype: dtype of the computation, 'float32' or 'bfloat16'; parameters are float32.
   """
 
   encoder: str = 'birnn'
@@ -194,20 +252,34 @@ class ModelConfig:
 
 
 def build(model: Mapping[str, Any], source_size: int, target_size: int) -> EncoderDecoder:
-  """The model that `config.model` means, for vocabularies of these sizes. Raises UserError for what does not exist."""
+  """Builds the model of a config.
+
+  Args:
+    model: `config.model`, with its group `attention`.
+    source_size: number of tokens in the source vocabulary.
+    target_size: number of tokens in the target vocabulary.
+
+  Returns:
+    The model, without parameters.
+
+  Raises:
+    UserError: for unknown names and options, values out of range, and options that contradict each other.
+  """
   options, parts = parse_model_config(model)
   if options.share_embeddings and source_size != target_size:
-    raise UserError(f'share_embeddings needs a shared vocabulary; got {source_size} and {target_size} tokens')
-  target = Embedding(target_size, options.embedding, **parts)
-  source = target if options.share_embeddings else Embedding(source_size, options.embedding, **parts)
-  encoder = make(options.encoder, ENCODERS, 'encoder', embedding=source, **parts)
-  built = assemble(options, parts, model['attention'], encoder, target_size, target)
-  _check_copies(options.output, built.output, built.decoder, source_size, target_size)
-  return built
+    raise UserError(f'share_embeddings requires a shared vocabulary, got {source_size} and {target_size} tokens')
+  target_embedding = Embedding(target_size, options.embedding, **parts)
+  source_embedding = target_embedding
+  if not options.share_embeddings:
+    source_embedding = Embedding(source_size, options.embedding, **parts)
+  encoder = make(options.encoder, ENCODERS, 'encoder', embedding=source_embedding, **parts)
+  encoder_decoder = assemble(options, parts, model['attention'], encoder, target_size, target_embedding)
+  _check_copies(options.output, encoder_decoder, source_size, target_size)
+  return encoder_decoder
 
 
 def parse_model_config(model: Mapping[str, Any]) -> tuple[ModelConfig, dict[str, Any]]:
-  """The fields of `config.model`, and what all of its modules are given: dropout and dtype."""
+  """Checks `config.model`; returns its fields, and those that all modules of the model share: dropout and dtype."""
   options = ModelConfig(**{field.name: model[field.name] for field in dataclasses.fields(ModelConfig)})
   check_fields(options, 'config.model')
   check_fields(Attention(**model['attention']), 'config.model.attention')
@@ -222,24 +294,40 @@ def assemble(
   size: int,
   embedding: Embedding | None = None,
 ) -> EncoderDecoder:
-  """An encoder with the decoder and the output layer of a config, for a target vocabulary of this size."""
+  """Combines an encoder with the decoder and the output layer of a config.
+
+  Args:
+    options: fields of `config.model`.
+    parts: fields that all modules share, as `parse_model_config` returns them.
+    attention: `config.model.attention`.
+    encoder: the encoder.
+    size: number of tokens in the target vocabulary.
+    embedding: embedding of the target; by default a new one.
+  """
   embedding = embedding or Embedding(size, options.embedding, **parts)
-  look = Attention(**attention, dtype=parts['dtype'])
-  decoder = decoder_of(make(options.decoder, DECODERS, 'decoder', attention=look, **parts), options.dropout)
+  attention_module = Attention(**attention, dtype=parts['dtype'])
+  decoder_module = make(options.decoder, DECODERS, 'decoder', attention=attention_module, **parts)
+  decoder = decoder_of(decoder_module, options.dropout)
   output = make(options.output, OUTPUTS, 'output', size=size, embedding=embedding, dtype=parts['dtype'])
   return EncoderDecoder(encoder, decoder, embedding, output)
 
 
-def _check_copies(spec: str, output: nn.Module, decoder: nn.Module, source_size: int, target_size: int) -> None:
-  if not output.copies:
+def _check_copies(spec: str, model: EncoderDecoder, source_size: int, target_size: int) -> None:
+  """Raises UserError if the output layer copies but the model does not support it."""
+  if not model.copies:
     return
   if source_size != target_size:
-    raise UserError(f'output {spec!r} copies and needs a shared vocabulary; got {source_size} and {target_size} tokens')
-  if not decoder.traits.attends:
-    raise UserError(f'output {spec!r} copies by weights, and this decoder attends to nothing')
-  if decoder.traits.latent:
-    possible = ', '.join(name for name, cls in OUTPUTS.items() if not cls.copies)
-    raise UserError(f'output {spec!r} copies by weights, a latent alignment sums over positions; possible: {possible}')
+    raise UserError(
+      f'output {spec!r} copies, which requires a shared vocabulary, got {source_size} and {target_size} tokens'
+    )
+  if not model.traits.attends:
+    raise UserError(f'output {spec!r} copies, which requires attention weights, but this decoder attends to nothing')
+  if model.traits.latent:
+    expected = ', '.join(name for name, cls in OUTPUTS.items() if not cls.copies)
+    raise UserError(
+      f'output {spec!r} copies, which latent alignments do not support; expected another alignment, or an output of: '
+      f'{expected}'
+    )
 
 
 def make(spec: str, table: Mapping[str, type[nn.Module]], what: str, **parts: Any) -> nn.Module:

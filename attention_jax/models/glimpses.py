@@ -1,4 +1,4 @@
-"""The recurrent model of visual attention: a few glimpses of a picture, each where the model wants the next one."""
+"""Recurrent model of visual attention: a few glimpses of a picture at locations that a policy selects."""
 
 import dataclasses
 from typing import NamedTuple
@@ -12,14 +12,14 @@ from attention_jax.specs import Positive, Size, check_fields
 
 
 class GlimpseNetworkOutput(NamedTuple):
-  """What came of a picture.
+  """Output of a glimpse network.
 
   Attributes:
-    logits: [B, L], after the last glimpse.
-    locations: [B, T, 2], where it looked: row and column, from -1 at the top left to 1 at the bottom right.
-    log_policy: [B, T], the log-density of each location, given what was seen before it; 0 for the first, which is
-      drawn from no policy, and where nothing is drawn.
-    baselines: [B, T], the reward that was expected before each.
+    logits: logits of the labels after the last glimpse, [B, L].
+    locations: locations of the glimpses, [B, T, 2]: row and column, from -1 at the top left to 1 at the bottom right.
+    log_policy: log-density of each location given the previous glimpses, [B, T]; 0 for the first location, which is an
+      input, and if locations are not sampled.
+    baselines: expected reward before each glimpse, [B, T].
   """
 
   logits: jax.Array
@@ -29,36 +29,46 @@ class GlimpseNetworkOutput(NamedTuple):
 
 
 def retina(picture: jax.Array, location: jax.Array, size: int, scales: int) -> jax.Array:
-  """Patches of size, 2 size, 4 size ... pixels around a location, each as size x size means: [scales, size, size, C].
+  """Extracts patches of size, 2 size, 4 size ... pixels, each averaged to size x size. Mnih et al. 2014, section 3.1.
 
-  Args: picture [height, width, C], 0 beyond its edges; location [2] as in GlimpseNetworkOutput. Mnih et al. 2014, section 3.1.
+  Args:
+    picture: a picture, [height, width, C]; pixels beyond its edges are 0.
+    location: centre of the patches, [2], as in GlimpseNetworkOutput.
+    size: rows and columns of each patch.
+    scales: number of patches.
+
+  Returns:
+    Patches, [scales, size, size, C].
   """
-  cell = 2 ** jnp.arange(scales)[:, None, None]
+  cell = 2 ** jnp.arange(scales)[:, None, None]  # pixels along each axis that are averaged to one
 
-  def shares(axis: int) -> jax.Array:
-    """[scales, size, pixels]: how much of each cell every pixel of an axis is."""
+  def averaging_weights(axis: int) -> jax.Array:
+    """Weight of every pixel of an axis in each cell, [scales, size, pixels]."""
     pixels = picture.shape[axis]
     middle = jnp.round((location[axis] + 1) / 2 * pixels).astype(jnp.int32)
     first = middle - size * cell // 2 + cell * jnp.arange(size)[None, :, None]
-    away = jnp.arange(pixels)[None, None] - first
-    return ((away >= 0) & (away < cell)) / cell.astype(jnp.float32)
+    offset = jnp.arange(pixels)[None, None] - first
+    return ((offset >= 0) & (offset < cell)) / cell.astype(jnp.float32)
 
-  return jnp.einsum('srh,hwk,scw->srck', shares(0), picture, shares(1), precision=jax.lax.Precision.HIGHEST)
+  rows = averaging_weights(0)
+  columns = averaging_weights(1)
+  return jnp.einsum('srh,hwk,scw->srck', rows, picture, columns, precision=jax.lax.Precision.HIGHEST)
 
 
 class GlimpseNetwork(nn.Module):
   """h_t = ReLU(W h_{t-1} + V g_t), g_t of the retina and the location; l_{t+1} ~ N(tanh(U h_t), deviation²).
 
   Mnih et al. 2014, section 3.1: the glimpse network, the core, the location network, and the label after the last
-  glimpse. In their section 4 the mean of a location is U h_t; the tanh keeps it in the picture. Nothing of the policy
-  or of the baseline sends gradients into h.
+  glimpse. In section 4 of the paper the mean of a location is U h_t; the tanh keeps it inside the picture. The policy
+  and the baseline do not propagate gradients into h.
 
   Attributes:
-    labels: how many.
-    glimpses: T.
-    size, scales: of the retina, see `retina`.
-    hidden, features: widths of what the retina and the location become, and of g and h.
-    deviation: of a location, in units of half a picture.
+    labels: number L of labels.
+    glimpses: number T of glimpses.
+    size, scales: arguments of `retina`.
+    hidden: width of the layers over the retina and over the location.
+    features: width of g and h.
+    deviation: standard deviation of a location, in units of half a picture.
   """
 
   labels: int
@@ -72,40 +82,62 @@ class GlimpseNetwork(nn.Module):
 
   @nn.compact
   def __call__(self, pictures: jax.Array, first: jax.Array, deterministic: bool = True) -> GlimpseNetworkOutput:
-    """pictures [B, height, width, C] from 0 to 1; first [B, 2], the first location. Draws from the rng 'attention'."""
-    layer = lambda features, name: Dense(features, dtype=self.dtype, name=name)
-    seen, placed = layer(self.hidden, 'seen'), layer(self.hidden, 'placed')
-    what, where, core = (layer(self.features, name) for name in ('what', 'where', 'core'))
-    inputs, policy, expect = layer(self.features, 'inputs'), layer(2, 'policy'), layer(1, 'baseline')
-    location, h = first, jnp.zeros((len(pictures), self.features), self.dtype)
-    density, locations, densities, baselines = jnp.zeros(len(pictures)), [], [], []
+    """Classifies pictures from T glimpses.
+
+    Args:
+      pictures: pictures, [B, height, width, C], from 0 to 1.
+      first: first locations, [B, 2].
+      deterministic: whether each next location is its mean; otherwise it is drawn with the rng 'attention'.
+    """
+
+    def dense(features: int, name: str) -> nn.Module:
+      return Dense(features, dtype=self.dtype, name=name)
+
+    seen = dense(self.hidden, 'seen')
+    placed = dense(self.hidden, 'placed')
+    what = dense(self.features, 'what')
+    where = dense(self.features, 'where')
+    core = dense(self.features, 'core')
+    inputs = dense(self.features, 'inputs')
+    policy = dense(2, 'policy')
+    baseline = dense(1, 'baseline')
+    location = first
+    log_density = jnp.zeros(len(pictures))
+    h = jnp.zeros((len(pictures), self.features), self.dtype)
+    locations = []
+    log_densities = []
+    baselines = []
     for step in range(self.glimpses):
-      expected = expect(jax.lax.stop_gradient(h))[:, 0].astype(jnp.float32)
-      locations, densities, baselines = [*locations, location], [*densities, density], [*baselines, expected]
+      baselines.append(baseline(jax.lax.stop_gradient(h))[:, 0].astype(jnp.float32))
+      locations.append(location)
+      log_densities.append(log_density)
       patches = jax.vmap(lambda picture, at: retina(picture, at, self.size, self.scales))(pictures, location)
-      of_retina = nn.relu(seen(patches.reshape(len(pictures), -1)))
-      g = nn.relu(what(of_retina) + where(nn.relu(placed(location))))
+      retina_features = nn.relu(seen(patches.reshape(len(pictures), -1)))
+      g = nn.relu(what(retina_features) + where(nn.relu(placed(location))))
       h = nn.relu(core(h) + inputs(g))
       if step + 1 < self.glimpses:
-        location, density = self._next(jnp.tanh(policy(jax.lax.stop_gradient(h)).astype(jnp.float32)), deterministic)
-    logits = layer(self.labels, 'labels')(h).astype(jnp.float32)
-    return GlimpseNetworkOutput(logits, *(jnp.stack(x, 1) for x in (locations, densities, baselines)))
+        mean = jnp.tanh(policy(jax.lax.stop_gradient(h)).astype(jnp.float32))
+        location, log_density = self._next_location(mean, deterministic)
+    logits = dense(self.labels, 'labels')(h).astype(jnp.float32)
+    return GlimpseNetworkOutput(logits, jnp.stack(locations, 1), jnp.stack(log_densities, 1), jnp.stack(baselines, 1))
 
-  def _next(self, mean: jax.Array, deterministic: bool) -> tuple[jax.Array, jax.Array]:
-    """A location around its mean, and its log-density; the mean itself where nothing is drawn."""
+  def _next_location(self, mean: jax.Array, deterministic: bool) -> tuple[jax.Array, jax.Array]:
+    """Draws a location around its mean; returns it and its log-density. Returns the mean and 0 if deterministic."""
     if deterministic:
       return mean, jnp.zeros(len(mean))
     noise = jax.random.normal(self.make_rng('attention'), mean.shape)
-    drawn = jax.lax.stop_gradient(mean + self.deviation * noise)
-    away = (drawn - mean) / self.deviation
-    return drawn.clip(-1, 1), -jnp.sum(away**2 / 2 + jnp.log(self.deviation * jnp.sqrt(2 * jnp.pi)), -1)
+    sample = jax.lax.stop_gradient(mean + self.deviation * noise)
+    standardized = (sample - mean) / self.deviation
+    log_density = -jnp.sum(standardized**2 / 2 + jnp.log(self.deviation * jnp.sqrt(2 * jnp.pi)), -1)
+    return sample.clip(-1, 1), log_density
 
 
 @dataclasses.dataclass(frozen=True)
 class GlimpseConfig:
-  """The fields of `config.model` and their defaults.
+  """Fields of `config.model` and their defaults.
 
-  Attributes as in GlimpseNetwork, and samples: ways of looking at each picture of a batch while training.
+  Attributes beside those of GlimpseNetwork:
+    samples: number of sampled sequences of locations for each picture of a batch during training.
   """
 
   samples: Size = 1

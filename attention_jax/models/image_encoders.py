@@ -1,4 +1,4 @@
-"""Encoders of pictures: from a picture to a memory of the cells of a grid. IMAGE_ENCODERS, and `build_captioner`."""
+"""Encoders of pictures, whose memory is the cells of a grid: IMAGE_ENCODERS, and `build_captioner`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,11 +15,14 @@ from attention_jax.modules.dropout import Dropout
 from attention_jax.specs import Count, Fraction, Size
 
 
-class _Image(nn.Module):
-  """What encoders of pictures share: pictures [B, height, width, C], mask [B, 1], True = real -> Encoded.
+class ImageEncoder(nn.Module):
+  """Base class of encoders of pictures [B, height, width, C] with mask [B, 1], False for filler rows of a batch.
 
   Memory is [B, S, D], the cells of the grid row by row; `final` is their mean, as in Xu et al. 2015, section 3.1.2.
-  `input_dtype` is the dtype of its pictures.
+
+  Attributes:
+    dropout: dropout rate of the memory.
+    input_dtype: dtype of the pictures.
   """
 
   input_dtype = np.uint8
@@ -27,11 +30,11 @@ class _Image(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def grid(self, pictures: jax.Array, deterministic: bool) -> jax.Array:
-    """[B, height, width, C] -> [B, rows, columns, D]."""
+    """Encodes pictures [B, height, width, C] as a grid [B, rows, columns, D]."""
     raise NotImplementedError
 
   def cell_centres(self, size: int) -> np.ndarray:
-    """[rows]: what each row of cells is centred on, from 0 to 1 along an axis of `size`; columns alike."""
+    """Returns the centres of the cells along an axis of `size` pixels, as fractions of its length."""
     return (np.arange(size) + 0.5) / size
 
   @nn.compact
@@ -43,13 +46,13 @@ class _Image(nn.Module):
     return Encoded(memory, mask, memory.mean(1))
 
 
-class Grid(_Image):
-  """Convolutions of 3 x 3, the first `halvings` of which halve the grid; ReLU and LayerNorm after each; places told.
+class Grid(ImageEncoder):
+  """Convolutions of 3 x 3 with ReLU and LayerNorm, the first `halvings` of stride 2, and learned vectors of the cells.
 
   Attributes:
-    features: of each cell; the first convolutions have half as many, a quarter, ...
-    halvings: how often rows and columns are halved; an odd number of them becomes the larger half.
-    layers: convolutions after that; without any, a cell has seen little but itself.
+    features: features of each cell; the convolutions before the last halving have a half, a quarter, ... of them.
+    halvings: number of convolutions with stride 2; odd numbers of rows and columns are rounded up.
+    layers: number of further convolutions, which enlarge the receptive field of a cell.
   """
 
   features: Size = 128
@@ -64,21 +67,26 @@ class Grid(_Image):
       x = nn.Conv(features, (3, 3), strides=2 if halves else 1, dtype=self.dtype)(x)
       x = nn.LayerNorm(dtype=self.dtype)(nn.relu(x))
     _, rows, columns, _ = x.shape
-    place = self.param('place', nn.initializers.normal(0.1), (1, rows, columns, self.features))
-    return x + place.astype(self.dtype)
+    positions = self.param('place', nn.initializers.normal(0.1), (1, rows, columns, self.features))
+    return x + positions.astype(self.dtype)
 
   def cell_centres(self, size):
-    first, apart, rows = 0, 1, size  # the pixel in the middle of what the first cell sees, and from cell to cell
+    first = 0  # pixel at the centre of the receptive field of the first cell
+    stride = 1  # pixels between the centres of adjacent cells
+    rows = size
     for _ in range(self.halvings):
-      before = rows % 2  # of the rows that padding 'SAME' adds: two around an odd number, one after an even one
-      first, apart, rows = first + apart * (1 - before), 2 * apart, -(-rows // 2)
-    return (first + apart * np.arange(rows) + 0.5) / size
+      rows_before = rows % 2  # padding 'SAME' adds a row on each side of an odd number, and one row after an even one
+      first += stride * (1 - rows_before)
+      stride *= 2
+      rows = -(-rows // 2)
+    return (first + stride * np.arange(rows) + 0.5) / size
 
 
-class Precomputed(_Image):
-  """Features that somebody else has computed, such as those of a pretrained network, projected to `features`.
+class Precomputed(ImageEncoder):
+  """Precomputed features, such as those of a pretrained network, projected to `features`.
 
-  Attributes: features, of each cell.
+  Attributes:
+    features: features of each cell.
   """
 
   input_dtype = np.float32
@@ -92,7 +100,18 @@ IMAGE_ENCODERS: Mapping[str, type[nn.Module]] = {'precomputed': Precomputed, 'gr
 
 
 def build_captioner(model: Mapping[str, Any], target_size: int) -> EncoderDecoder:
-  """The model that `config.model` means, for captions of so many words. Raises UserError for what does not exist."""
+  """Builds the captioning model of a config.
+
+  Args:
+    model: `config.model`, with its group `attention`.
+    target_size: number of tokens in the vocabulary of the captions.
+
+  Returns:
+    The model, without parameters.
+
+  Raises:
+    UserError: for unknown names and options, and values out of range.
+  """
   options, parts = parse_model_config(model)
   encoder = make(options.encoder, IMAGE_ENCODERS, 'encoder of pictures', **parts)
   return assemble(options, parts, model['attention'], encoder, target_size)

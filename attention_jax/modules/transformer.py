@@ -1,7 +1,7 @@
 """Transformer layers: self-attention, attention over a memory, and feed-forward networks.
 
-A decoder layer computes all steps at once or one step with a cache. Both are the same three sublayers; they differ in the
-functions that attend.
+A decoder layer computes all steps at once or one step with a cache. Both are the same three sublayers and differ only
+in the functions that attend.
 """
 
 import functools
