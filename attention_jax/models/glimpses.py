@@ -93,12 +93,12 @@ class GlimpseNetwork(nn.Module):
     def dense(features: int, name: str) -> nn.Module:
       return Dense(features, dtype=self.dtype, name=name)
 
-    seen = dense(self.hidden, 'seen')
-    placed = dense(self.hidden, 'placed')
-    what = dense(self.features, 'what')
-    where = dense(self.features, 'where')
-    core = dense(self.features, 'core')
-    inputs = dense(self.features, 'inputs')
+    retina_layer = dense(self.hidden, 'seen')
+    location_layer = dense(self.hidden, 'placed')
+    retina_to_glimpse = dense(self.features, 'what')
+    location_to_glimpse = dense(self.features, 'where')
+    state_layer = dense(self.features, 'core')
+    glimpse_to_state = dense(self.features, 'inputs')
     policy = dense(2, 'policy')
     baseline = dense(1, 'baseline')
     location = first
@@ -112,9 +112,10 @@ class GlimpseNetwork(nn.Module):
       locations.append(location)
       log_densities.append(log_density)
       patches = jax.vmap(lambda picture, at: retina(picture, at, self.size, self.scales))(pictures, location)
-      retina_features = nn.relu(seen(patches.reshape(len(pictures), -1)))
-      g = nn.relu(what(retina_features) + where(nn.relu(placed(location))))
-      h = nn.relu(core(h) + inputs(g))
+      retina_features = nn.relu(retina_layer(patches.reshape(len(pictures), -1)))
+      location_features = nn.relu(location_layer(location))
+      g = nn.relu(retina_to_glimpse(retina_features) + location_to_glimpse(location_features))
+      h = nn.relu(state_layer(h) + glimpse_to_state(g))
       if step + 1 < self.glimpses:
         mean = jnp.tanh(policy(jax.lax.stop_gradient(h)).astype(jnp.float32))
         location, log_density = self._next_location(mean, deterministic)

@@ -71,7 +71,7 @@ class Heads(nn.Module):
     return carry, attended.context, attended.weights
 
   def start(self, batch: int, slots: int) -> Carry:
-    """Returns the carry before the first step, with all weight on slot 0: equal slots cannot be told apart by content."""
+    """Returns the carry before the first step, with weight 1 on slot 0; content does not distinguish equal slots."""
     carry = init_carry(self.score, self.alignment, slots)
     carry = carry._replace(previous=jnp.zeros(slots).at[0].set(1.0))
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, self.heads, *x.shape)), carry)
