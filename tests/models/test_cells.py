@@ -228,5 +228,5 @@ def test_gradients_reach_every_parameter(score, alignment):
   for path, gradient in jax.tree.leaves_with_path(jax.jit(jax.grad(loss))(params)):
     name = jax.tree_util.keystr(path)
     assert np.all(np.isfinite(gradient)), name
-    # The argmax of 'hardmax' has no gradient, and neither have the parameters of the attention.
+    # The argmax of 'hardmax' has no gradient, so that the parameters of the attention get none.
     assert np.any(gradient != 0) == (alignment != 'hardmax' or "['attention']" not in name), name

@@ -1,4 +1,4 @@
-"""Convolutions: the paper's formulas by NumPy, stepping with a cache of inputs, and what must not be seen."""
+"""Convolutional models: the formulas of the paper in NumPy, steps with a cache of inputs, and masks."""
 
 import functools
 import itertools
@@ -21,14 +21,16 @@ from tests.modules.helpers import RNGS, assert_close, assert_same, draw, variabl
 E = 4
 
 
-run = jax.jit(lambda model, *given: model.apply(*given)._replace(linear=()), static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
+def run(model, params, source, mask, target):
+  return model.apply(params, source, mask, target)._replace(linear=())
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def stepped(model, params, source, mask, target):
-  """One step after the other, with room for two more than are made."""
+def run_steps(model, params, source, mask, target):
+  """Computes one step after the other; the maximum length is two steps longer."""
   carry, memory = model.apply(params, source, mask, target.shape[1] + 2, method='start')
-  assert all(leaf.shape[0] == B for leaf in jax.tree.leaves(carry)), 'search reorders the first axis'
+  assert all(leaf.shape[0] == B for leaf in jax.tree.leaves(carry)), 'search reorders axis 0 of every leaf'
   step = lambda carry, token: model.apply(params, carry, token, memory, method='step')
   _, outputs = jax.lax.scan(step, carry, shift_right(target).T)
   return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs)
@@ -38,7 +40,7 @@ def stepped(model, params, source, mask, target):
   ('score', 'alignment', 'heads', 'width'),
   [('dot', 'softmax', 1, 3), ('additive', 'mocha', 1, 4), ('coverage', 'sparsemax', 2, 1), ('general', 'gumbel', 4, 7)],
 )
-def test_stepping_equals_all_at_once_and_what_must_not_be_seen_is_not(score, alignment, heads, width):
+def test_steps_equal_the_call_and_masked_tokens_have_no_effect(score, alignment, heads, width):
   model = build_conv(decoder=f'width={width}', score=score, alignment=alignment, heads=heads)
   source, mask, target = inputs()
   params = variables(model, source, mask, target)
@@ -46,33 +48,33 @@ def test_stepping_equals_all_at_once_and_what_must_not_be_seen_is_not(score, ali
   assert outputs.logits.shape == (B, T, TARGET_WORDS) and outputs.layers.shape == (B, T, 2, heads, S)
   assert_close(outputs.weights, outputs.layers[:, :, -1].mean(2))
   assert np.all(outputs.layers[~np.broadcast_to(mask[:, None, None, None], outputs.layers.shape)] == 0)
-  assert_close(stepped(model, params, source, mask, target), outputs, rtol=1e-5)
+  assert_close(run_steps(model, params, source, mask, target), outputs, rtol=1e-5)
 
   assert_same(run(model, params, jnp.where(mask, source, 3), mask, target), outputs)
   order = jnp.asarray([2, 0, 1])
   assert_same(run(model, params, source[order], mask[order], target[order]).logits, outputs.logits[order])
-  later = run(model, params, source, mask, target.at[:, 3:].set(5))
-  # Its fourth token is read by the fifth step first.
-  assert_same(later.logits[:, :4], outputs.logits[:, :4])
-  assert np.all(np.any(later.logits[:, 4] != outputs.logits[:, 4], axis=-1))
+  changed = run(model, params, source, mask, target.at[:, 3:].set(5))
+  # The fourth token is an input of the fifth step.
+  assert_same(changed.logits[:, :4], outputs.logits[:, :4])
+  assert np.all(np.any(changed.logits[:, 4] != outputs.logits[:, 4], axis=-1))
 
 
-def shapes(model):
-  """Of its outputs, without computing them."""
-  return jax.eval_shape(lambda *given: model.init_with_output(RNGS, *given)[0], *inputs())
+def output_shapes(model):
+  return jax.eval_shape(lambda *args: model.init_with_output(RNGS, *args)[0], *inputs())
 
 
-def test_every_score_and_every_alignment_has_its_place():
+def test_every_score_and_alignment_is_supported():
   alignments = [name for name, row in aj.ALIGNMENTS.items() if row.trains_by_backprop]
   for score, alignment in zip(itertools.cycle(aj.SCORES), alignments, strict=False):
     sides = {'encoder_spec': 'conv(features=5, layers=1)', 'decoder_spec': 'conv(features=6, layers=1)'}
-    assert shapes(build_conv(score=score, alignment=alignment, **sides)).layers.shape == (B, T, 1, 1, S)
+    assert output_shapes(build_conv(score=score, alignment=alignment, **sides)).layers.shape == (B, T, 1, 1, S)
 
 
-def test_how_much_padding_there_is_changes_nothing():
+def test_the_amount_of_padding_has_no_effect():
   model = build_conv('width=5')
   source, mask, target = inputs()
-  params, size = variables(model, source, mask, target), int(mask[1].sum())
+  params = variables(model, source, mask, target)
+  size = int(mask[1].sum())
   outputs = run(model, params, source, mask, target)
   alone = run(model, params, source[1:2, :size], mask[1:2, :size], target[1:2])
   assert_close(alone.logits, outputs.logits[1:2])
@@ -90,8 +92,8 @@ def test_gradients_reach_every_parameter_and_an_empty_source_is_finite():
     assert np.all(np.isfinite(gradient)) and np.any(gradient != 0), jax.tree_util.keystr(path)
 
 
-def test_the_encoder_hears_the_mean_of_the_layers_and_the_embeddings_hear_all(monkeypatch):
-  """Section 3.4: the gradient of the encoder is divided by the number of attentions, but not that of embeddings."""
+def test_encoder_gradients_are_a_mean_over_layers_and_embedding_gradients_a_sum(monkeypatch):
+  """Section 3.4: the gradient of the encoder is divided by the number of attentions, that of embeddings is not."""
   model = build_conv()
   source, mask, target = inputs()
   params = variables(model, source, mask, target)
@@ -101,16 +103,20 @@ def test_the_encoder_hears_the_mean_of_the_layers_and_the_embeddings_hear_all(mo
     encoded = Encoded(memory, mask, (), memory + embedded)
     return jnp.sum(model.apply(params, encoded, draw(B, T, E), method=features) ** 2)
 
-  given = draw(B, S, E, seed=1), draw(B, S, E, seed=2)
-  gradients = lambda: jax.jit(jax.grad(lambda *given: loss(*given), (0, 1)))(*given)  # traced anew each time
-  of_memory, of_embeddings = gradients()
-  monkeypatch.setattr(convolutional, 'lessened', lambda x, part: x)
-  whole = gradients()
-  assert_close((of_memory, of_embeddings), (whole[0] / 2, whole[1]))
-  assert np.all(np.any(of_memory != 0, axis=-1) == mask)
+  args = draw(B, S, E, seed=1), draw(B, S, E, seed=2)
+
+  def gradients():
+    return jax.jit(jax.grad(lambda *args: loss(*args), (0, 1)))(*args)  # a new function is traced anew
+
+  memory_gradient, embedding_gradient = gradients()
+  monkeypatch.setattr(convolutional, 'scale_gradient', lambda x, part: x)
+  unscaled_memory_gradient, unscaled_embedding_gradient = gradients()
+  assert_close(memory_gradient, unscaled_memory_gradient / 2)
+  assert_close(embedding_gradient, unscaled_embedding_gradient)
+  assert np.all(np.any(memory_gradient != 0, axis=-1) == mask)
 
 
-# ------------------------------------------------------------------------------------------------ the paper, literally
+# ------------------------------------------------------------------------------------------- the formulas of the paper
 
 
 def sigmoid(x):
@@ -118,7 +124,7 @@ def sigmoid(x):
 
 
 def linear(p, x):
-  """One output after the other, each with a weight vector g v / |v|."""
+  """Computes one output after the other, each with a weight vector g v / |v|."""
   columns = [g * v / np.sqrt(v @ v) for v, g in zip(p['direction'].T, p['gain'], strict=True)]
   return np.array([w @ x + b for w, b in zip(columns, p['bias'], strict=True)])
 
@@ -130,7 +136,7 @@ def gated(p, rows):
 
 
 def literal(params, source, target):
-  """Logits and weights [T, L, S] of one pair of sentences without padding; convolutions read three positions."""
+  """Returns logits and weights [T, L, S] of one pair of sentences without padding; convolutions have width 3."""
   encoder, decoder, root = params['encoder'], params['decoder'], np.sqrt(0.5)
   e = encoder['embedding']['table']['embedding'][source] + encoder['positions']['table'][: len(source)]
   x = [linear(encoder['widen'], row) for row in e]
@@ -140,8 +146,8 @@ def literal(params, source, target):
     x = [(gated(p, padded[j : j + 3]) + x[j]) * root for j in range(len(x))]
   z = np.array([linear(encoder['narrow'], row) for row in x])
 
-  entering = [1, *target[:-1]]  # BOS
-  g = params['embedding']['table']['embedding'][entering] + decoder['positions']['table'][: len(target)]
+  shifted = [1, *target[:-1]]  # BOS
+  g = params['embedding']['table']['embedding'][shifted] + decoder['positions']['table'][: len(target)]
   x = [linear(decoder['widen'], row) for row in g]
   weights = np.zeros((len(target), 2, len(source)))
   for i in range(2):
@@ -160,31 +166,32 @@ def literal(params, source, target):
   return features @ params['output']['kernel'] + params['output']['bias'], weights
 
 
-def test_the_paper_sentence_by_sentence():
+def test_logits_and_weights_equal_the_formulas():
   model = build_conv()
   source, mask, target = inputs()
   params = variables(model, source, mask, target)
   outputs = run(model, params, source, mask, target)
-  plain = jax.tree.map(lambda x: np.asarray(x, np.float64), params['params'])
+  params64 = jax.tree.map(lambda x: np.asarray(x, np.float64), params['params'])
   for i, size in enumerate(LENGTHS):
-    logits, weights = literal(plain, np.asarray(source[i, :size]), np.asarray(target[i]))
+    logits, weights = literal(params64, np.asarray(source[i, :size]), np.asarray(target[i]))
     np.testing.assert_allclose(outputs.logits[i], logits, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(outputs.layers[i, :, :, 0, :size], weights, rtol=1e-4, atol=1e-5)
 
 
-# --------------------------------------------------------------------------------------------------- with all the rest
+# ------------------------------------------------------------------------------------- search, encoders and decoders
 
 
-def test_incremental_beams_score_as_the_whole_does():
+def test_scores_of_beam_search_equal_those_of_the_call():
   model = build_conv()
   source, mask, target = inputs()
   params = variables(model, source, mask, target)
-  found = compile_beam_search(model, 3, 6, search.Ranking(alpha=0.0))(params['params'], source, mask)
+  hypotheses = compile_beam_search(model, 3, 6, search.Ranking(alpha=0.0))(params['params'], source, mask)
   for k in range(3):
-    log_probs = jax.nn.log_softmax(run(model, params, source, mask, found.tokens[:, k]).logits)
-    chosen = jnp.take_along_axis(log_probs, found.tokens[:, k, :, None], -1)[..., 0]
-    real = jnp.arange(6)[None] < found.lengths[:, k, None]
-    np.testing.assert_allclose(found.log_probs[:, k], jnp.where(real, chosen, 0).sum(-1), rtol=1e-4, atol=1e-5)
+    log_probs = jax.nn.log_softmax(run(model, params, source, mask, hypotheses.tokens[:, k]).logits)
+    token_log_probs = jnp.take_along_axis(log_probs, hypotheses.tokens[:, k, :, None], -1)[..., 0]
+    is_real = jnp.arange(6)[None] < hypotheses.lengths[:, k, None]
+    expected = jnp.where(is_real, token_log_probs, 0).sum(-1)
+    np.testing.assert_allclose(hypotheses.log_probs[:, k], expected, rtol=1e-4, atol=1e-5)
 
 
 SIDES = [
@@ -195,33 +202,36 @@ SIDES = [
 
 
 @pytest.mark.parametrize('sides', SIDES)
-def test_any_encoder_with_any_decoder(sides):
-  assert shapes(build_conv(**sides)).logits.shape == (B, T, TARGET_WORDS)
+def test_encoders_and_decoders_can_be_combined(sides):
+  assert output_shapes(build_conv(**sides)).logits.shape == (B, T, TARGET_WORDS)
 
 
-def test_attention_gives_the_memory_and_the_embeddings():
-  """Whatever the decoder."""
+def test_values_are_the_sum_of_memory_and_embeddings_for_every_decoder():
   model = build_conv(**SIDES[1])
   source, mask, target = inputs()
   params = variables(model, source, mask, target)
-  both = lambda model, *given: (model.encoder(*given, True), model.start(*given, T)[1].memory)
-  encoded, memory = jax.jit(functools.partial(model.apply, method=both))(params, source, mask)
-  own = params['params']['encoder']
-  embedded = own['embedding']['table']['embedding'][source] + own['positions']['table'][None, :S]
+
+  def encode_and_start(model, source, mask):
+    return model.encoder(source, mask, True), model.start(source, mask, T)[1].memory
+
+  encoded, memory = jax.jit(functools.partial(model.apply, method=encode_and_start))(params, source, mask)
+  encoder = params['params']['encoder']
+  embedded = encoder['embedding']['table']['embedding'][source] + encoder['positions']['table'][None, :S]
   assert_close(memory.value[:, 0], jnp.where(mask[..., None], encoded.memory + embedded, 0))
   assert np.all(memory.value[:, 0][~mask] == 0) and np.all(encoded.memory[~mask] == 0)
 
 
-def test_dropout_is_only_there_while_training():
+def test_dropout_is_active_during_training_alone():
   source, mask, target = inputs()
   model = build_conv(dropout=0.5)
   params = variables(model, source, mask, target)
   apply = jax.jit(model.apply, static_argnums=4)
-  trained = lambda seed: apply(params, source, mask, target, False, rngs={'dropout': jax.random.key(seed)}).logits
-  assert np.any(trained(1) != trained(2)) and np.any(trained(1) != run(model, params, source, mask, target).logits)
+  train_logits = lambda seed: apply(params, source, mask, target, False, rngs={'dropout': jax.random.key(seed)}).logits
+  test_logits = run(model, params, source, mask, target).logits
+  assert np.any(train_logits(1) != train_logits(2)) and np.any(train_logits(1) != test_logits)
 
 
-def test_weights_are_those_of_the_layer_that_was_asked_for():
+def test_weights_of_selects_the_layer():
   source, mask, target = inputs()
   model = build_conv(decoder='weights_of=0', heads=2)
   outputs = run(model, variables(model, source, mask, target), source, mask, target)
@@ -229,20 +239,26 @@ def test_weights_are_those_of_the_layer_that_was_asked_for():
 
 
 @pytest.mark.parametrize(
-  ('given', 'message'),
+  ('options', 'message'),
   [
-    ({'encoder': 'width=4'}, 'conv: width=4 of the encoder has no position in its middle; possible: odd numbers'),
-    ({'encoder': 'width=0'}, "encoder 'conv': width is 0; possible: 1 or more"),
-    ({'decoder': 'weights_of=2'}, 'conv: weights_of=2; possible: -2 to 1'),
+    ({'encoder': 'width=4'}, 'conv: width of the encoder must be odd, got 4'),
+    ({'encoder': 'width=0'}, "encoder 'conv': option width must be at least 1, got 0"),
+    ({'decoder': 'weights_of=2'}, 'conv: weights_of must be from -2 to 1, one of the layers, got 2'),
     ({'decoder': 'heads=2'}, "unknown option of decoder 'conv': 'heads'"),
-    ({'encoder': 'max_positions=3'}, "position 'learned': max_positions=3, got a sequence of 7"),
-    ({'decoder': 'max_positions=3'}, "position 'learned': max_positions=3, got a sequence of 5"),
-    ({'alignment': 'hard'}, "conv: alignment 'hard' learns by the loss 'reinforce'"),
-    ({'alignment': 'latent'}, "conv: alignment 'latent' sums over positions, which recurrent decoders alone offer"),
+    (
+      {'encoder': 'max_positions=3'},
+      "position 'learned': sequences must have at most max_positions=3 positions, got 7",
+    ),
+    (
+      {'decoder': 'max_positions=3'},
+      "position 'learned': sequences must have at most max_positions=3 positions, got 5",
+    ),
+    ({'alignment': 'hard'}, "conv: the alignment must train by .* 'hard' needs the auxiliary loss 'reinforce'"),
+    ({'alignment': 'latent'}, "'latent' needs a sum over positions, which only recurrent decoders support"),
   ],
 )
-def test_options_that_do_not_go_together_are_named(given, message):
+def test_user_errors(options, message):
   with pytest.raises(UserError, match=message) as caught:
-    model = build_conv(**given)
+    model = build_conv(**options)
     jax.eval_shape(model.init, jax.random.key(0), *inputs())
   assert '\n' not in str(caught.value)
