@@ -1,1 +1,1 @@
-"""Floor 3: encoders x decoders, and search over them."""
+"""Floor 3: encoders, decoders, and the models made of them."""

@@ -1,15 +1,18 @@
-"""Decoder cells: one step of a recurrent decoder with attention. Every cell has the same methods.
+"""Decoder cells: the recurrence of a decoder and the place of attention in it.
 
-- remember(encoded) -> memory, once per source; start(encoded, memory) -> carry;
-- project_inputs(embeddings [B, T, E]) -> inputs [B, T, ...]: everything before the recurrence, for all steps at once;
-- recur(carry, inputs [B, ...], memory, deterministic) -> carry, trace: the recurrence itself, one step;
-- compute_outputs(traces [B, T, ...], embeddings, memory, deterministic) -> DecoderOutput: everything after
-  the recurrence, for all steps at once;
-- observe(carry, log_likelihood) -> carry: for latent alignments, updates the carry when the output of a step is known;
-- move_to_end(carry, memory) -> carry: for alignments with a lookback, sets the position to the end of this memory.
+Every cell has the same methods:
 
-One step of a decoder is `project_inputs`, `recur` and `compute_outputs` with T = 1; all steps are the same three
-functions with a scan of `recur`.
+- remember(encoded) -> memory, computed once per source; start(encoded, memory) -> carry;
+- project_inputs(embeddings [B, T, E]) -> inputs [B, T, ...]: the computation before the recurrence, for all steps at
+  once;
+- recur(carry, inputs [B, ...], memory, deterministic) -> carry, trace: one step of the recurrence;
+- compute_outputs(traces [B, T, ...], embeddings, memory, deterministic) -> DecoderOutput: the computation after the
+  recurrence, for all steps at once;
+- observe(carry, log_likelihood) -> carry: for latent alignments, the update of the carry with the output of a step;
+- move_to_end(carry, memory) -> carry: for alignments with a lookback, the same carry at the end of another memory.
+
+One step of a decoder is `project_inputs`, `recur` and `compute_outputs` with T = 1. For all steps, `recur` is scanned
+between the same two methods.
 """
 
 from collections.abc import Mapping
@@ -31,15 +34,15 @@ from attention_jax.specs import Fraction, Size
 
 
 class DecoderOutput(NamedTuple):
-  """Result of decoder steps.
+  """Output of one step of a decoder, or of all steps.
 
   Attributes:
-    features: input of the output layer [..., D]; with a latent alignment, one for every position [..., S, D].
-    context: [..., V].
-    weights: [..., S].
-    state: private state of the alignment after the step.
-    layers: weights of every layer and head [..., L, N, S] of a decoder with several layers of attention, else ().
-    top: state of the highest layer [..., H].
+    features: inputs of the output layer, [..., D]; with a latent alignment, one vector for each position, [..., S, D].
+    context: context, [..., V]; () with several layers of attention.
+    weights: attention weights, [..., S].
+    state: private state of the alignment after the step; () if it has none.
+    layers: weights of every layer and head, [..., L, N, S]; () with a single layer of attention.
+    top: state of the highest layer, [..., H].
   """
 
   features: jax.Array
@@ -51,12 +54,12 @@ class DecoderOutput(NamedTuple):
 
 
 class CellCarry(NamedTuple):
-  """Carry of a cell.
+  """Carry of a cell from one step to the next.
 
   Attributes:
-    states: recurrent states of all layers.
-    attention: carry of the attention.
-    feed: vector that is fed back into the next step, or ().
+    states: states of the recurrent layers.
+    attention: carry of the attention; () if it is not in the recurrence.
+    feed: vector that is an input of the next step; () if there is none.
   """
 
   states: Any
@@ -65,11 +68,11 @@ class CellCarry(NamedTuple):
 
 
 class StepTrace(NamedTuple):
-  """Result of one step of the recurrence, from which `compute_outputs` computes features.
+  """Result of one step of the recurrence, an input of `compute_outputs`.
 
   Attributes:
-    state: state of the highest layer.
-    context, weights, alignment: context, weights and alignment state of a cell that attends inside the recurrence.
+    state: state of the highest layer, [..., H].
+    context, weights, alignment: context, weights and private state of the attention; () if it is not in the recurrence.
   """
 
   state: jax.Array
@@ -79,7 +82,7 @@ class StepTrace(NamedTuple):
 
 
 class Fixed(NamedTuple):
-  """Memory of a cell without attention: one vector [B, D], and the mask [B, S] of the source."""
+  """Memory of a cell without attention: a summary [B, D] and the mask [B, S] of the source."""
 
   vector: jax.Array
   mask: jax.Array
@@ -89,15 +92,11 @@ class Cell(nn.Module):
   """Base class of cells.
 
   Attributes:
-    attention: attention over the source.
-    rnn: name of a row of RECURRENCES.
-    features: width of each recurrent layer.
-    layers: number of recurrent layers.
-    residual: whether layers above the first add their input to their output.
-    dropout: dropout rate between layers.
-    bridge: whether the first states are a learned map of the encoder's last states. Without it they are zeros, and
-      decoding may start before the source is complete.
-    dtype: dtype of the computation.
+    attention: attention over the memory.
+    rnn: a row of RECURRENCES.
+    features, layers, residual, dropout: fields of the recurrent stack.
+    bridge: whether the initial states are a learned function of the encoder's final states. Otherwise they are zeros,
+      and decoding may start before the source is complete.
   """
 
   attention: Attention
@@ -126,57 +125,56 @@ class Cell(nn.Module):
     return self.features
 
   def make_stack(self) -> RecurrentStack:
+    """Returns the recurrent layers."""
     return RecurrentStack(self.rnn, self.features, self.layers, self.residual, self.dropout, self.bridge, self.dtype)
 
   def remember(self, encoded: Encoded) -> Memory:
+    """Returns the memory of a source."""
     return self.attention.remember(encoded.memory, encoded.mask, value=encoded.values)
 
   def project_inputs(self, embeddings: jax.Array) -> jax.Array:
+    """Projects embeddings [B, T, E] to the inputs of `recur`, [B, T, ...]."""
     return self.stack.project(embeddings)
 
   def attend(
     self, carry: CellCarry, query: jax.Array, memory: Memory, deterministic: bool
   ) -> tuple[CellCarry, StepTrace]:
-    """Attends once inside the recurrence; returns the carry and a StepTrace without the top state."""
+    """Attends inside the recurrence; returns the carry and a trace without the top state."""
     self.attention.check_step_support()
     attention, (context, weights) = self.attention(carry.attention, query, memory, deterministic)
-    trace = StepTrace((), context, one_head(weights, self.attention.heads), attention.state[1])
+    trace = StepTrace((), context, average_heads(weights, self.attention.heads), attention.state[1])
     return carry._replace(attention=attention), trace
 
   def observe(self, carry: CellCarry, log_likelihood: jax.Array) -> CellCarry:
-    """Updates the carry when the output of its step is known.
-
-    Args:
-      carry: the carry after the step.
-      log_likelihood: log-probability of the output given each position [B, S].
-    """
+    """Updates the carry of a latent alignment with log p(output | position), [B, S]."""
     return carry._replace(attention=self.attention.observe(carry.attention, log_likelihood))
 
   def move_to_end(self, carry: CellCarry, memory: Memory) -> CellCarry:
-    """Sets the position of a monotonic alignment to the end of `memory`; recurrent states and feed are unchanged."""
+    """Returns the carry with its alignment at the last position of another memory, and all else unchanged."""
     return carry._replace(attention=self.attention.carry_at_last_position(memory))
 
-  def output(self, features: jax.Array, traces: StepTrace) -> DecoderOutput:
+  def make_output(self, features: jax.Array, traces: StepTrace) -> DecoderOutput:
+    """Returns the output of all steps from their features and traces."""
     return DecoderOutput(features, traces.context, traces.weights, traces.alignment, top=traces.state)
 
-  def read(self, traces: StepTrace, embeddings: jax.Array, memory: Memory) -> jax.Array:
-    """Returns features for the output layer: of the context, or of every position if the alignment is latent."""
+  def compute_features(self, traces: StepTrace, embeddings: jax.Array, memory: Memory) -> jax.Array:
+    """Returns features of the context, or of each position if the alignment is latent."""
     if not self.traits.latent:
-      return self.features_of(traces.state, traces.context, embeddings)
-    contexts = memory.value  # [B, 1, S, V]: the axis of the single head broadcasts over the steps
-    return self.features_of(traces.state[:, :, None], contexts, embeddings[:, :, None])
+      return self.readout_features(traces.state, traces.context, embeddings)
+    values = memory.value  # [B, 1, S, V]; the axis of the only head is broadcast over the steps
+    return self.readout_features(traces.state[:, :, None], values, embeddings[:, :, None])
 
 
-def one_head(weights: jax.Array, heads: int) -> jax.Array:
-  """Averages weights [B, N, ..., S] over heads to [B, ..., S]."""
+def average_heads(weights: jax.Array, heads: int) -> jax.Array:
+  """Averages the weights [B, N, ..., S] of several heads to [B, ..., S]."""
   return weights if heads == 1 else weights.mean(1)
 
 
 class Plain(Cell):
   """No attention: the source is one fixed vector. Sutskever, Vinyals & Le 2014; with `feed_context`, Cho et al. 2014.
 
-  Attributes as in Cell, where `attention` is not used, and
-    feed_context: whether the vector is an input of every step, in addition to the first state.
+  Attributes beside those of Cell, of which `attention` is not used:
+    feed_context: whether the vector is an input of every step, beside determining the initial states.
   """
 
   rnn: str = 'lstm'
@@ -184,7 +182,7 @@ class Plain(Cell):
 
   def setup(self):
     if not self.bridge and not self.feed_context:
-      raise UserError('plain: bridge=False requires feed_context=True, else the output would not depend on the source')
+      raise UserError('plain: bridge=False and feed_context=False ignore the source; expected feed_context=True')
     self.stack = self.make_stack()
     if self.feed_context:
       self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
@@ -218,14 +216,14 @@ class Plain(Cell):
 
 
 class Bahdanau(Cell):
-  """Attention with the previous state, then the RNN; deep output. Bahdanau, Cho & Bengio 2015, section 3.1.
+  """Attends with the previous state before the RNN; deep output. Bahdanau, Cho & Bengio 2015, section 3.1.
 
-  c_t = attend(s_{t-1}); s_t = RNN(s_{t-1}, [y_{t-1}; c_t]). The features are tanh(W [s_t; c_t; y_{t-1}]), where the
-  paper has maxout.
+  c_t = attend(s_{t-1}); s_t = RNN(s_{t-1}, [y_{t-1}; c_t]); the features for the output layer are
+  tanh(W [s_t; c_t; y_{t-1}]), where the paper has maxout.
 
-  Attributes as in Cell, and
+  Attributes beside those of Cell:
     readout: width of the deep output.
-    gate: whether the context is multiplied by the gate σ(w s_{t-1} + b) (Xu et al. 2015, section 4.2.1).
+    gate: whether the context is multiplied by a scalar gate σ(w s_{t-1} + b) (Xu et al. 2015, section 4.2.1).
   """
 
   readout: Size = 512
@@ -240,8 +238,10 @@ class Bahdanau(Cell):
     self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
     self.deep = ConcatDense(self.readout, bias=True, dtype=self.dtype)
     if self.gate and self.traits.latent:
-      reason = f'alignment {self.attention.alignment!r} has one context for each position'
-      raise UserError(f'bahdanau: gate must be False, got True; {reason}')
+      raise UserError(
+        f'bahdanau: gate must be False for the latent alignment {self.attention.alignment!r}, which has a context for '
+        'each position instead of a single one'
+      )
     self.wanted = Dense(1, dtype=self.dtype) if self.gate else None
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
@@ -260,21 +260,22 @@ class Bahdanau(Cell):
   def compute_outputs(
     self, traces: StepTrace, embeddings: jax.Array, memory: Memory, deterministic: bool
   ) -> DecoderOutput:
-    return self.output(self.read(traces, embeddings, memory), traces)
+    return self.make_output(self.compute_features(traces, embeddings, memory), traces)
 
-  def features_of(self, state: jax.Array, context: jax.Array, embeddings: jax.Array) -> jax.Array:
+  def readout_features(self, state: jax.Array, context: jax.Array, embeddings: jax.Array) -> jax.Array:
+    """tanh(W [s; c; y]), the deep output."""
     return jnp.tanh(self.deep(state, context, embeddings))
 
 
 class Luong(Cell):
-  """The RNN, then attention with its new state. Luong, Pham & Manning 2015, section 3.
+  """Attends with the new state, after the RNN. Luong, Pham & Manning 2015, section 3.
 
-  s_t = RNN(s_{t-1}, [y_{t-1}; a_{t-1}]); c_t = attend(s_t); a_t = tanh(W [c_t; s_t]), the attentional vector, which is
-  the output and, with input feeding, part of the next input. Without input feeding, attention is outside the recurrence
-  and computed for all steps at once if the alignment allows it.
+  s_t = RNN(s_{t-1}, [y_{t-1}; a_{t-1}]); c_t = attend(s_t); a_t = tanh(W [c_t; s_t]) is the attentional vector. It is
+  the input of the output layer and, with input feeding, part of the next input. Without input feeding, the recurrence
+  does not depend on attention, and all queries attend at once if the attention is not recurrent.
 
-  Attributes as in Cell, and
-    input_feeding: whether the attentional vector is an input of the next step.
+  Attributes beside those of Cell:
+    input_feeding: whether a_{t-1} is an input of the RNN.
   """
 
   rnn: str = 'lstm'
@@ -306,7 +307,7 @@ class Luong(Cell):
       return carry, StepTrace(state)
     carry, trace = self.attend(carry, state, memory, deterministic)
     if self.input_feeding:
-      carry = carry._replace(feed=self.features_of(state, trace.context, ()))
+      carry = carry._replace(feed=self.readout_features(state, trace.context, ()))
     return carry, trace._replace(state=state)
 
   def compute_outputs(
@@ -314,22 +315,24 @@ class Luong(Cell):
   ) -> DecoderOutput:
     if not self.traits.attends_in_recurrence:
       context, weights = self.attention.parallel(traces.state, memory, deterministic)
-      traces = traces._replace(context=context, weights=one_head(weights, self.attention.heads))
-    return self.output(self.read(traces, embeddings, memory), traces)
+      traces = traces._replace(context=context, weights=average_heads(weights, self.attention.heads))
+    return self.make_output(self.compute_features(traces, embeddings, memory), traces)
 
-  def features_of(self, state: jax.Array, context: jax.Array, embeddings: jax.Array) -> jax.Array:
+  def readout_features(self, state: jax.Array, context: jax.Array, embeddings: jax.Array) -> jax.Array:
+    """tanh(W [c; s]), the attentional vector."""
     return jnp.tanh(self.attentional(context, state))
 
 
 class GNMTCell(Cell):
-  """Attention with the lowest layer; the context is an input of all layers. Wu et al. 2016, section 3.
+  """Attends with the lowest layer; the context is an input of all layers. Wu et al. 2016, section 3.
 
-  c_t = attend(s_{t-1}) with the previous state of the lowest layer, s_t = LSTM([y_{t-1}; c_t]), and every layer above
-  gets [output below; c_t]. From the third on, layers add their input to their output.
+  c_t = attend(s_{t-1}) with the previous state of the lowest layer, s_t = LSTM([y_{t-1}; c_t]), and the inputs of every
+  layer above are [output below; c_t]. With `current`, s_t = LSTM([y_{t-1}; c_{t-1}]) first, and then c_t = attend(s_t)
+  for the layers above, as in the variant gnmt_v2 of github.com/tensorflow/nmt. Layers from the third on add the output
+  of the layer below to their own.
 
-  Attributes as in Cell, and
-    current: whether the lowest layer attends with its new state: s_t = LSTM([y_{t-1}; c_{t-1}]), c_t = attend(s_t) for
-      the layers above, as in the variant gnmt_v2 of github.com/tensorflow/nmt.
+  Attributes beside those of Cell:
+    current: whether to attend with the new state of the lowest layer.
   """
 
   rnn: str = 'lstm'
@@ -339,43 +342,45 @@ class GNMTCell(Cell):
 
   def setup(self):
     if self.traits.latent:
-      name = self.attention.alignment
-      raise UserError(f'gnmt: alignment {name!r} needs features of every position; expected decoder: bahdanau or luong')
+      raise UserError(
+        f'gnmt: latent alignments are not supported, got {self.attention.alignment!r}; '
+        'expected another alignment, or the decoder bahdanau or luong'
+      )
     if self.layers < 2:
-      raise UserError(f'gnmt: layers must be at least 2, of which the lowest attends, got {self.layers}')
-    stack = lambda layers: RecurrentStack(
-      self.rnn, self.features, layers, self.residual, self.dropout, self.bridge, self.dtype
-    )
-    self.stack, self.above = stack(1), stack(self.layers - 1)
+      raise UserError(f'gnmt: layers must be at least 2, got {self.layers}')
+    self.stack = self._make_layers(1)
+    self.above = self._make_layers(self.layers - 1)
     self.drop = Dropout(self.dropout)
     self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
-    states = self.stack.start(encoded.final), self.above.start(encoded.final)
-    feed = ()
-    if self.current:
-      feed = jnp.zeros((encoded.final.shape[0], self.attention.context_width(memory)), self.dtype)
-    return CellCarry(states, self.attention.init_carry(memory), feed)
+    states = (self.stack.start(encoded.final), self.above.start(encoded.final))
+    no_context = jnp.zeros((encoded.final.shape[0], self.attention.context_width(memory)), self.dtype)
+    return CellCarry(states, self.attention.init_carry(memory), no_context if self.current else ())
+
+  def _make_layers(self, layers: int) -> RecurrentStack:
+    return RecurrentStack(self.rnn, self.features, layers, self.residual, self.dropout, self.bridge, self.dtype)
 
   def recur(
     self, carry: CellCarry, inputs: jax.Array, memory: Memory, deterministic: bool
   ) -> tuple[CellCarry, StepTrace]:
-    states, context = carry.states, carry.feed
+    lowest_states, above_states = carry.states
+    context = carry.feed
     if not self.current:
-      carry, trace = self.attend(carry, states[0][-1][0], memory, deterministic)
+      carry, trace = self.attend(carry, lowest_states[-1][0], memory, deterministic)
       context = trace.context
-    lowest, output = self.stack(states[0], inputs + self.context_gates(context), deterministic)
+    lowest_states, output = self.stack(lowest_states, inputs + self.context_gates(context), deterministic)
     if self.current:
       carry, trace = self.attend(carry, output, memory, deterministic)
-    inputs_above = jnp.concatenate([self.drop(output, deterministic=deterministic), trace.context], axis=-1)
-    above, top = self.above(states[1], self.above.project(inputs_above), deterministic, trace.context)
+    above_inputs = jnp.concatenate([self.drop(output, deterministic=deterministic), trace.context], axis=-1)
+    above_states, top = self.above(above_states, self.above.project(above_inputs), deterministic, trace.context)
     feed = trace.context if self.current else ()
-    return carry._replace(states=(lowest, above), feed=feed), trace._replace(state=top)
+    return carry._replace(states=(lowest_states, above_states), feed=feed), trace._replace(state=top)
 
   def compute_outputs(
     self, traces: StepTrace, embeddings: jax.Array, memory: Memory, deterministic: bool
   ) -> DecoderOutput:
-    return self.output(traces.state, traces)
+    return self.make_output(traces.state, traces)
 
 
 CELLS: Mapping[str, type[nn.Module]] = {'plain': Plain, 'bahdanau': Bahdanau, 'luong': Luong, 'gnmt': GNMTCell}

@@ -27,7 +27,8 @@ from attention_jax.modules.attention import Attention
 from attention_jax.modules.convolution import GatedConvolution, Normed, average_residual, scale_gradient, windows
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.positions import LearnedPositions
-from attention_jax.modules.transformer import attend_single_query, require_backprop, with_head_axis
+from attention_jax.modules.transformer import attend_single_query, with_head_axis
+from attention_jax.modules.transformer_stack import require_backprop
 from attention_jax.specs import Fraction, Size
 
 

@@ -1,4 +1,4 @@
-"""What encoders hand to decoders."""
+"""The interface between encoders and decoders."""
 
 from typing import Any, NamedTuple
 
@@ -6,9 +6,13 @@ import jax
 
 
 class Encoded(NamedTuple):
-  """An encoded source: memory [B, S, D] (zero where masked), mask [B, S], and a summary `final` [B, D'].
+  """An encoded source.
 
-  `value` [B, S, D] is what attention gives of each position, where that is more than the memory; () is the memory.
+  Attributes:
+    memory: vectors that queries are compared with, [B, S, D], zero where masked.
+    mask: True at real positions, [B, S].
+    final: summary of the source, [B, D'].
+    value: vectors that contexts are made of, [B, S, D]; () if they are the memory.
   """
 
   memory: jax.Array
@@ -18,5 +22,5 @@ class Encoded(NamedTuple):
 
   @property
   def values(self) -> jax.Array:
-    """What attention gives of each position [B, S, D]."""
+    """Vectors that contexts are made of, [B, S, D]."""
     return self.memory if isinstance(self.value, tuple) else self.value

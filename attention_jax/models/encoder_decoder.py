@@ -1,4 +1,4 @@
-"""The encoder-decoder, and `build`, which makes a model from a config."""
+"""The encoder-decoder, and `build`, which makes one from a config."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.latent import log_mixture
 from attention_jax.functional.masking import zero_masked
+from attention_jax.models.cells import DecoderOutput
 from attention_jax.models.decoders import DECODERS, decoder_of, over_steps
+from attention_jax.models.encoded import Encoded
 from attention_jax.models.encoders import ENCODERS
 from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
@@ -24,16 +26,18 @@ DTYPES: Mapping[str, Any] = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
 
 
 class ModelOutput(NamedTuple):
-  """Result of a model for targets.
+  """Output of a model for whole targets; outputs of one step have no axis T.
 
   Attributes:
-    logits: [B, T, V] float32. They are log-probabilities if the alignment is latent, or if the output layer copies,
-      which also emits out-of-vocabulary words of the source: [B, T, V + S].
-    weights: attention weights [B, T, S].
-    state: private state of the alignment after each step [B, T, N, ...], () if it has none.
-    likelihood: log p(y_t | position s) [B, T, S] if the alignment is latent, else ().
-    linear: modules.outputs.LinearLogits, from which the logits are computed; () if they are a mixture.
-    layers: weights of every layer and head [B, T, L, N, S] of a decoder with several layers of attention, else ().
+    logits: logits of the next token, [B, T, V], float32. They are log-probabilities if the alignment is latent or the
+      output layer copies; an output layer that copies returns [B, T, V + S], with the out-of-vocabulary words of the
+      source.
+    weights: attention weights, [B, T, S].
+    state: private state of the alignment after each step, [B, T, N, ...]; () if it has none.
+    likelihood: log p(y_t | position s), [B, T, S], if the alignment is latent, else ().
+    linear: factors of the logits (modules.outputs.LinearLogits); () if the logits are those of a mixture, and for one
+      step.
+    layers: weights of every layer and head, [B, T, L, N, S], of a decoder with several layers of attention, else ().
   """
 
   logits: jax.Array
@@ -45,23 +49,23 @@ class ModelOutput(NamedTuple):
 
 
 class SourceMemory(NamedTuple):
-  """Everything that is prepared once per source.
+  """Memory of a source, prepared once for all steps.
 
   Attributes:
     memory: memory of the decoder.
-    kept: memory of an output layer that copies, else ().
+    output_memory: memory of the output layer; () if it does not copy.
   """
 
   memory: Any
-  kept: Any = ()
+  output_memory: Any = ()
 
 
 class Pending(NamedTuple):
-  """Carry of a latent alignment.
+  """Carry of a model with a latent alignment that depends on the previous outputs.
 
   Attributes:
-    decoder: carry of the decoder.
-    features: features of every position [B, S, D] from which the last token was emitted.
+    decoder: carry of the decoder, before the update with the last token.
+    features: features of every position from which the last token was predicted, [B, S, D].
   """
 
   decoder: Any
@@ -69,12 +73,19 @@ class Pending(NamedTuple):
 
 
 def shift_right(target: jax.Array) -> jax.Array:
-  """Returns the inputs [B, T] of the decoder for targets [B, T]: BOS, then every token but the last."""
+  """Returns the inputs of the decoder for targets [B, T]: BOS, then all tokens but the last."""
   return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
 
 
 class EncoderDecoder(nn.Module):
-  """An encoder, a decoder, target embeddings and an output layer."""
+  """An encoder-decoder model.
+
+  Attributes:
+    encoder: a module of ENCODERS or IMAGE_ENCODERS.
+    decoder: a decoder of DECODERS.
+    embedding: embedding of the target.
+    output: an output layer of OUTPUTS.
+  """
 
   encoder: nn.Module
   decoder: nn.Module
@@ -88,25 +99,29 @@ class EncoderDecoder(nn.Module):
 
   @property
   def copies(self) -> bool:
-    """Whether the output layer copies words of the source."""
+    """Whether the model can copy words of the source."""
     return self.output.copies
 
   def output_size(self, source_length: int) -> int:
-    """Size of the output: the vocabulary and the copyable positions of the source."""
+    """Size of the output: the vocabulary and the copyable positions."""
     return self.embedding.size + source_length * self.copies
 
   def __call__(
     self, source: jax.Array, source_mask: jax.Array, target: jax.Array, deterministic: bool = True
   ) -> ModelOutput:
-    """Computes all steps with teacher forcing: each step reads the target tokens before it.
+    """Predicts every token of the targets from the source and the tokens before it.
 
-    Ids V + s, where V is the size of the vocabulary, are out-of-vocabulary words whose first source position is s.
+    Ids V + s, for a vocabulary of V tokens, are out-of-vocabulary words of the source whose first occurrence is at
+    position s.
 
     Args:
-      source: ids [B, S].
-      source_mask: [B, S], True = real.
-      target: ids [B, T].
-      deterministic: whether dropout and sampling are off.
+      source: source ids, [B, S].
+      source_mask: True at real positions, [B, S].
+      target: target ids, [B, T].
+      deterministic: whether to use test-time behaviour.
+
+    Returns:
+      Outputs for all T tokens.
     """
     encoded = self.encoder(source, source_mask, deterministic)
     inputs = shift_right(target)
@@ -114,56 +129,82 @@ class EncoderDecoder(nn.Module):
       return self._sum_over_positions(encoded, inputs, oov_to_unk(target, self.embedding.size), deterministic)
     embeddings = self.embedding(inputs, deterministic)
     output = self.decoder(encoded, embeddings, deterministic)
-    return self._emit(output, embeddings, self._copy_memory(encoded, source))
+    return self._model_output(output, embeddings, self._remember_output(encoded, source))
 
   def start(self, source: jax.Array, source_mask: jax.Array, max_length: int) -> tuple[Any, Any]:
-    """Returns the first carry and the memory, at test time, for at most `max_length` steps."""
+    """Encodes sources for decoding at test time.
+
+    Args:
+      source: source ids, [B, S].
+      source_mask: True at real positions, [B, S].
+      max_length: maximum number of steps.
+
+    Returns:
+      The carry before the first step, and the memory.
+    """
     encoded = self.encoder(source, source_mask, True)
     carry, memory = self._start(encoded, max_length)
-    return carry, SourceMemory(memory, self._copy_memory(encoded, source))
+    return carry, SourceMemory(memory, self._remember_output(encoded, source))
 
   def step(self, carry: Any, token: jax.Array, memory: SourceMemory) -> tuple[Any, ModelOutput]:
-    """Reads token ids [B]; returns the carry, and ModelOutput for the next token: logits [B, V], weights [B, S]."""
+    """Computes one step at test time.
+
+    Args:
+      carry: carry of the previous step.
+      token: ids of the previous tokens, [B].
+      memory: memory, as `start` returns it.
+
+    Returns:
+      The next carry, and outputs for the next token: logits [B, V], weights [B, S].
+    """
     if self.traits.latent:
       carry, outputs, _ = self._latent_step(carry, token, memory.memory, True)
       return carry, outputs
     embedding = self.embedding(token)
     carry, output = self.decoder.step(carry, embedding, memory.memory)
-    return carry, self._emit(output, embedding, memory.kept)._replace(linear=())
+    return carry, self._model_output(output, embedding, memory.output_memory)._replace(linear=())
 
   def posterior(self, outputs: ModelOutput, target_mask: jax.Array) -> jax.Array:
-    """Returns weights [B, T, S]: the posterior given the whole target if the alignment is latent, else those used.
+    """Returns the alignment given the whole target, [B, T, S].
 
-    Masked positions of target_mask [B, T] do not influence the posterior.
+    Args:
+      outputs: outputs for the whole target.
+      target_mask: True at real tokens, [B, T]; masked tokens do not affect the result.
+
+    Returns:
+      Posterior weights of a latent alignment; of other alignments, the weights themselves.
     """
     latent = self.traits.latent
     if not latent:
       return outputs.weights
-    one_head = jax.tree.map(lambda x: x[:, :, 0], outputs.state)
+    state_of_head = jax.tree.map(lambda x: x[:, :, 0], outputs.state)  # latent alignments have one head
     likelihood = jnp.where(target_mask[..., None], outputs.likelihood, 0.0)
-    return zero_masked(jax.vmap(latent.posterior)(outputs.weights, one_head, likelihood), target_mask)
+    return zero_masked(jax.vmap(latent.posterior)(outputs.weights, state_of_head, likelihood), target_mask)
 
-  def _copy_memory(self, encoded, source: jax.Array) -> Any:
-    """Memory of the output layer for a source."""
+  def _remember_output(self, encoded: Encoded, source: jax.Array) -> Any:
+    """Memory of the output layer."""
     return self.output.remember(encoded.memory, encoded.mask, source)
 
-  def _emit(self, output, embeddings: jax.Array, copy_memory: Any) -> ModelOutput:
-    """Applies the output layer to the output of the decoder for one step or all steps."""
-    parts = tuple(part for part in (output.context, output.top, embeddings) if not isinstance(part, tuple))
-    emitted = self.output(output.features, CopyInputs(copy_memory, output.weights, parts))
-    return ModelOutput(emitted.logits(), output.weights, output.state, linear=emitted.linear, layers=output.layers)
+  def _model_output(self, output: DecoderOutput, embeddings: jax.Array, output_memory: Any) -> ModelOutput:
+    """Outputs of one step or of all, from the output and the inputs of the decoder."""
+    candidates = (output.context, output.top, embeddings)
+    gate_inputs = tuple(candidate for candidate in candidates if not isinstance(candidate, tuple))
+    result = self.output(output.features, CopyInputs(output_memory, output.weights, gate_inputs))
+    return ModelOutput(result.logits(), output.weights, output.state, linear=result.linear, layers=output.layers)
 
-  def _start(self, encoded, max_length: int) -> tuple[Any, Any]:
+  def _start(self, encoded: Encoded, max_length: int) -> tuple[Any, Any]:
     carry, memory = self.decoder.start(encoded, max_length)
     latent = self.traits.latent
     if latent and latent.observe:
-      # The chain starts at a known position, so that the first token, BOS, is no evidence.
+      # The likelihood of BOS has no effect, because the initial position of the chain is known.
       cell = self.decoder.cell
       carry = Pending(carry, jnp.zeros((*encoded.mask.shape, cell.width), cell.dtype))
     return carry, memory
 
-  def _sum_over_positions(self, encoded, inputs: jax.Array, target: jax.Array, deterministic: bool) -> ModelOutput:
-    """Computes all steps of a latent alignment in a scan, with log-probabilities [B, S, V] of one step at a time."""
+  def _sum_over_positions(
+    self, encoded: Encoded, inputs: jax.Array, target: jax.Array, deterministic: bool
+  ) -> ModelOutput:
+    """Outputs of all steps of a latent alignment; the log-probabilities [B, S, V] exist for one step at a time."""
     carry, memory = self._start(encoded, target.shape[1])
 
     def step(model, carry, tokens):
@@ -172,10 +213,11 @@ class EncoderDecoder(nn.Module):
       likelihood = jnp.take_along_axis(log_probs, target_token[:, None, None], axis=-1)[..., 0]
       return carry, outputs._replace(likelihood=likelihood)
 
-    return over_steps(step, self)(self, carry, (inputs, target))[1]
+    _, outputs = over_steps(step, self)(self, carry, (inputs, target))
+    return outputs
 
   def _latent_step(self, carry: Any, token: jax.Array, memory: Any, deterministic: bool):
-    """Returns the next carry, ModelOutput, and log p(y | position s) [B, S, V]."""
+    """Returns the next carry, the outputs, and log p(y | position s), [B, S, V]."""
     is_observed = self.traits.latent.observe is not None
     if is_observed:
       previous_log_probs = jax.nn.log_softmax(self.output(carry.features).logits())
@@ -189,16 +231,15 @@ class EncoderDecoder(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-  """The fields of `config.model` and their defaults.
+  """Fields of `config.model` and their defaults.
 
   Attributes:
-    encoder, decoder, output: spec strings for ENCODERS, DECODERS and OUTPUTS; their options are the fields of the
-      modules there.
+    encoder, decoder, output: specs of ENCODERS, DECODERS and OUTPUTS; their options are the fields of the modules.
     embedding: features of the source and target embeddings.
-    share_embeddings: one table for both sides; needs a shared vocabulary.
-    dropout: on embeddings; where it is recurrent, on the memory, between layers and before the output layer; in a
-      Transformer, on what every sublayer gives.
-    dtype: of the computation, 'float32' or 'bfloat16'; parameters are float32.
+    share_embeddings: whether source and target share the embeddings, which requires a shared vocabulary.
+    dropout: dropout rate of embeddings; in recurrent models also of the memory, between layers and before the output
+      layer; in Transformers also of the results of sublayers.
+    dtype: dtype of the computation, 'float32' or 'bfloat16'; parameters are float32.
   """
 
   encoder: str = 'birnn'
@@ -211,29 +252,34 @@ class ModelConfig:
 
 
 def build(model: Mapping[str, Any], source_size: int, target_size: int) -> EncoderDecoder:
-  """Builds the model of `config.model`.
+  """Builds the model of a config.
 
   Args:
-    model: the group `model` of a config.
-    source_size: size of the source vocabulary.
-    target_size: size of the target vocabulary.
+    model: `config.model`, with its group `attention`.
+    source_size: number of tokens in the source vocabulary.
+    target_size: number of tokens in the target vocabulary.
+
+  Returns:
+    The model, without parameters.
 
   Raises:
-    UserError: for an unknown variant, option or value, and for parts that do not fit together.
+    UserError: for unknown names and options, values out of range, and options that contradict each other.
   """
   options, parts = parse_model_config(model)
   if options.share_embeddings and source_size != target_size:
-    raise UserError(f'share_embeddings needs a shared vocabulary, got {source_size} and {target_size} tokens')
-  target = Embedding(target_size, options.embedding, **parts)
-  source = target if options.share_embeddings else Embedding(source_size, options.embedding, **parts)
-  encoder = make(options.encoder, ENCODERS, 'encoder', embedding=source, **parts)
-  built = assemble(options, parts, model['attention'], encoder, target_size, target)
-  _check_copies(options.output, built.output, built.decoder, source_size, target_size)
-  return built
+    raise UserError(f'share_embeddings requires a shared vocabulary, got {source_size} and {target_size} tokens')
+  target_embedding = Embedding(target_size, options.embedding, **parts)
+  source_embedding = target_embedding
+  if not options.share_embeddings:
+    source_embedding = Embedding(source_size, options.embedding, **parts)
+  encoder = make(options.encoder, ENCODERS, 'encoder', embedding=source_embedding, **parts)
+  encoder_decoder = assemble(options, parts, model['attention'], encoder, target_size, target_embedding)
+  _check_copies(options.output, encoder_decoder, source_size, target_size)
+  return encoder_decoder
 
 
 def parse_model_config(model: Mapping[str, Any]) -> tuple[ModelConfig, dict[str, Any]]:
-  """Returns the fields of `config.model`, and the arguments of all its modules: dropout and dtype."""
+  """Checks `config.model`; returns its fields, and those that all modules of the model share: dropout and dtype."""
   options = ModelConfig(**{field.name: model[field.name] for field in dataclasses.fields(ModelConfig)})
   check_fields(options, 'config.model')
   check_fields(Attention(**model['attention']), 'config.model.attention')
@@ -248,27 +294,39 @@ def assemble(
   size: int,
   embedding: Embedding | None = None,
 ) -> EncoderDecoder:
-  """Combines an encoder with the decoder and output layer of a config, for a target vocabulary of `size` entries."""
+  """Combines an encoder with the decoder and the output layer of a config.
+
+  Args:
+    options: fields of `config.model`.
+    parts: fields that all modules share, as `parse_model_config` returns them.
+    attention: `config.model.attention`.
+    encoder: the encoder.
+    size: number of tokens in the target vocabulary.
+    embedding: embedding of the target; by default a new one.
+  """
   embedding = embedding or Embedding(size, options.embedding, **parts)
-  source_attention = Attention(**attention, dtype=parts['dtype'])
-  cell_or_decoder = make(options.decoder, DECODERS, 'decoder', attention=source_attention, **parts)
-  decoder = decoder_of(cell_or_decoder, options.dropout)
+  attention_module = Attention(**attention, dtype=parts['dtype'])
+  decoder_module = make(options.decoder, DECODERS, 'decoder', attention=attention_module, **parts)
+  decoder = decoder_of(decoder_module, options.dropout)
   output = make(options.output, OUTPUTS, 'output', size=size, embedding=embedding, dtype=parts['dtype'])
   return EncoderDecoder(encoder, decoder, embedding, output)
 
 
-def _check_copies(spec: str, output: nn.Module, decoder: nn.Module, source_size: int, target_size: int) -> None:
-  if not output.copies:
+def _check_copies(spec: str, model: EncoderDecoder, source_size: int, target_size: int) -> None:
+  """Raises UserError if the output layer copies but the model does not support it."""
+  if not model.copies:
     return
   if source_size != target_size:
-    raise UserError(f'output {spec!r} copies and needs a shared vocabulary, got {source_size} and {target_size} tokens')
-  if not decoder.traits.attends:
-    raise UserError(f'output {spec!r} copies by attention weights, but this decoder does not attend')
-  if decoder.traits.latent:
+    raise UserError(
+      f'output {spec!r} copies, which requires a shared vocabulary, got {source_size} and {target_size} tokens'
+    )
+  if not model.traits.attends:
+    raise UserError(f'output {spec!r} copies, which requires attention weights, but this decoder attends to nothing')
+  if model.traits.latent:
     expected = ', '.join(name for name, cls in OUTPUTS.items() if not cls.copies)
     raise UserError(
-      f'output {spec!r} copies by attention weights, but a latent alignment sums over positions; '
-      f'expected one of: {expected}'
+      f'output {spec!r} copies, which latent alignments do not support; expected another alignment, or an output of: '
+      f'{expected}'
     )
 
 

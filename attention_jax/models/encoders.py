@@ -1,4 +1,4 @@
-"""Encoders: from a source to a memory. All of them return `Encoded`, so that every decoder works with every encoder."""
+"""Encoders of token sequences. All return `Encoded`, so that every encoder can be combined with every decoder."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,8 @@ from attention_jax.models.convolutional import ConvEncoder
 from attention_jax.models.encoded import Encoded
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.recurrent import RecurrentLayer, State, zero_state
-from attention_jax.modules.transformer import EncoderLayer, Stack, visibility_mask
+from attention_jax.modules.transformer import EncoderLayer, visibility_mask
+from attention_jax.modules.transformer_stack import Stack
 from attention_jax.specs import Fraction, Size
 
 DIRECTIONS: Mapping[str, tuple[bool, ...]] = {'forward': (False,), 'backward': (True,), 'both': (False, True)}
@@ -23,12 +24,12 @@ class RecurrentEncoder(nn.Module):
 
   Attributes:
     embedding: module from ids to vectors.
-    rnn: name of a row of RECURRENCES.
-    features: width of each layer.
+    rnn: a row of RECURRENCES.
+    features: features of each layer.
     layers: number of layers.
-    residual: whether layers from number `residual_from` on add their input to their output, if the widths agree.
+    residual: whether layers add their input to their output, from layer `residual_from` on and for equal widths.
     dropout: dropout rate of the memory and between layers.
-    dtype: dtype of the computation.
+    residual_from: index of the first layer with a residual connection.
   """
 
   embedding: nn.Module
@@ -40,85 +41,87 @@ class RecurrentEncoder(nn.Module):
   dtype: jnp.dtype = jnp.float32
   residual_from = 1
 
-  def sides(self, layer: int) -> tuple[tuple[bool, int], ...]:
-    """Returns, for each direction of a layer, whether it reads the source backward, and its width."""
+  def directions(self, layer: int) -> tuple[tuple[bool, int], ...]:
+    """Returns, for each direction of a layer, whether it reads the source backward, and its features."""
     raise NotImplementedError
 
   @property
   def incremental(self) -> bool:
-    """Whether a source may be encoded part by part, because later tokens do not change earlier states."""
-    return not any(backward for layer in range(self.layers) for backward, _ in self.sides(layer))
+    """Whether a source may be encoded in parts, because no position depends on later ones."""
+    return not any(backward for layer in range(self.layers) for backward, _ in self.directions(layer))
 
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
-    """source [B, S] ids, mask [B, S] -> Encoded."""
+    """Encodes source ids [B, S] with mask [B, S]."""
     states, memory = self.extend(self.init_states(source.shape[0]), source, mask, deterministic)
     return Encoded(memory, mask, jnp.concatenate(jax.tree.leaves(states), axis=-1))
 
   def init_states(self, batch: int) -> tuple[State, ...]:
     """Returns the states of all layers and directions before the first token of `batch` sources."""
-    sides = [side for layer in range(self.layers) for side in self.sides(layer)]
-    return tuple(zero_state(self.rnn, batch, features, self.dtype) for _, features in sides)
+    directions = [direction for layer in range(self.layers) for direction in self.directions(layer)]
+    return tuple(zero_state(self.rnn, batch, features, self.dtype) for _, features in directions)
 
   @nn.compact
   def extend(
     self, states: tuple[State, ...], ids: jax.Array, mask: jax.Array | None = None, deterministic: bool = True
   ) -> tuple[tuple[State, ...], jax.Array]:
-    """Continues from `states` with more tokens.
-
-    An encoder that is not `incremental` needs the whole source at once.
+    """Encodes the next part of a source, or a whole one.
 
     Args:
-      states: as returned by `init_states` or by this method.
-      ids: [B, n].
-      mask: [B, n], True = real; by default all are.
+      states: states after the previous part, as `init_states` or `extend` returns them.
+      ids: ids of the part, [B, n]; the whole source if the encoder is not `incremental`.
+      mask: True at real positions, [B, n]; by default all are.
       deterministic: whether dropout is off.
 
     Returns:
-      The new states, and the memory [B, n, D] of these positions.
+      The states after the part, and its memory [B, n, D].
     """
     mask = jnp.ones(ids.shape, bool) if mask is None else mask
-    outputs, before, after = self.embedding(ids, deterministic), iter(states), []
+    outputs = self.embedding(ids, deterministic)
+    previous_states = iter(states)
+    new_states = []
     drop = Dropout(self.dropout)
     for layer in range(self.layers):
-      inputs, sides = outputs, []
-      for backward, features in self.sides(layer):
-        side = RecurrentLayer(self.rnn, features, backward, self.dtype)
-        output, state = side(inputs, mask, next(before))
-        sides.append(output)
-        after.append(state)
-      outputs = jnp.concatenate(sides, axis=-1)
+      inputs = outputs
+      outputs_by_direction = []
+      for backward, features in self.directions(layer):
+        recurrent_layer = RecurrentLayer(self.rnn, features, backward, self.dtype)
+        output, state = recurrent_layer(inputs, mask, next(previous_states))
+        outputs_by_direction.append(output)
+        new_states.append(state)
+      outputs = jnp.concatenate(outputs_by_direction, axis=-1)
       if self.residual and layer >= self.residual_from and inputs.shape == outputs.shape:
         outputs = outputs + zero_masked(inputs, mask)
       outputs = drop(outputs, deterministic=deterministic)
-    return tuple(after), outputs
+    return tuple(new_states), outputs
 
 
 class RNN(RecurrentEncoder):
-  """Recurrent layers that all read in one direction, or all in both directions.
+  """Recurrent layers that all read in one direction, or all in both.
 
-  Attributes as in RecurrentEncoder, and direction: 'forward', 'backward' (Sutskever et al. 2014 read the source
-  backward) or 'both', where each direction has half of the features.
+  Attributes beside those of RecurrentEncoder:
+    direction: 'forward', 'backward' (as in Sutskever et al. 2014), or 'both', with half of the features for each
+      direction.
   """
 
   direction: str = 'forward'
 
-  def sides(self, layer):
-    backward = DIRECTIONS[choose(self.direction, DIRECTIONS, 'direction')]
-    if self.features % len(backward):
-      raise UserError(f'encoder: features={self.features} cannot be divided between both directions')
-    return tuple((one, self.features // len(backward)) for one in backward)
+  def directions(self, layer):
+    directions = DIRECTIONS[choose(self.direction, DIRECTIONS, 'direction')]
+    if self.features % len(directions):
+      raise UserError(f'encoder: features must be even for two directions, got {self.features}')
+    return tuple((is_backward, self.features // len(directions)) for is_backward in directions)
 
 
 class BiRNN(RNN):
-  """RNN that reads in both directions."""
+  """Recurrent layers that read in both directions."""
 
   direction: str = 'both'
 
 
 class GNMT(RecurrentEncoder):
-  """A layer in both directions, then layers forward with residual connections from the third on. Wu et al. 2016.
+  """A layer in both directions, then forward layers, with residual connections from the third layer on. Wu et al. 2016.
 
-  Attributes as in RecurrentEncoder; the lowest layer has all features in each direction.
+  Attributes as in RecurrentEncoder; the lowest layer has all `features` in each direction.
   """
 
   rnn: str = 'lstm'
@@ -126,14 +129,15 @@ class GNMT(RecurrentEncoder):
   residual: bool = True
   residual_from = 2
 
-  def sides(self, layer):
+  def directions(self, layer):
     return ((False, self.features), (True, self.features)) if layer == 0 else ((False, self.features),)
 
 
 class TransformerEncoder(Stack, kw_only=True):
-  """Layers with self-attention; `final` is the mean of the memory. Vaswani et al. 2017, section 3.1.
+  """Layers of self-attention; `final` is the mean of the memory. Vaswani et al. 2017, section 3.1.
 
-  Attributes as in Stack, and embedding: module from ids to vectors.
+  Attributes beside those of Stack:
+    embedding: module from ids to vectors.
   """
 
   embedding: nn.Module
@@ -143,24 +147,25 @@ class TransformerEncoder(Stack, kw_only=True):
     self.blocks = [EncoderLayer(self.self_attention(), self.feed_forward(), self.residual) for _ in range(self.layers)]
 
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
-    """source [B, S] ids, mask [B, S] -> Encoded."""
+    """Encodes source ids [B, S] with mask [B, S]."""
     at = jnp.arange(source.shape[1])
-    x, near = self.embed_inputs(self.embedding(source, deterministic), at), mask
+    x = self.embed_inputs(self.embedding(source, deterministic), at)
+    attention_mask = mask
     if self.window:
-      near = mask[:, None, :] & visibility_mask(at, len(at), causal=False, window=self.window, sinks=self.sinks)[None]
+      in_window = visibility_mask(at, len(at), causal=False, window=self.window, sinks=self.sinks)
+      attention_mask = mask[:, None, :] & in_window[None]
     for block in self.blocks:
-      x = self.apply_layer_drop(x, block(x, near, at, deterministic), deterministic)
+      x = self.apply_layer_drop(x, block(x, attention_mask, at, deterministic), deterministic)
     memory = zero_masked(self.finalize(x), mask)
     return Encoded(memory, mask, masked_mean(memory, mask))
 
 
 class Embedded(nn.Module):
-  """Embeddings without an encoder, whose mean is `final`: attention over the words themselves.
+  """Embeddings alone, without context; `final` is their mean.
 
   Attributes:
-    embedding: module from ids to vectors, which determines width and dropout.
+    embedding: module from ids to vectors; it determines the features and the dropout rate.
     scale: factor of the embeddings.
-    dtype: dtype of the computation.
   """
 
   embedding: nn.Module
@@ -169,7 +174,7 @@ class Embedded(nn.Module):
 
   @nn.compact
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
-    """source [B, S] ids, mask [B, S] -> Encoded."""
+    """Encodes source ids [B, S] with mask [B, S]."""
     memory = zero_masked(self.embedding(source, deterministic).astype(self.dtype) * self.scale, mask)
     return Encoded(memory, mask, masked_mean(memory, mask))
 

@@ -1,4 +1,4 @@
-"""Base class of decoders that attend in every layer."""
+"""Base class of decoders with attention in every layer."""
 
 from typing import Any, NamedTuple
 
@@ -13,10 +13,10 @@ from attention_jax.modules.attention import Attention
 
 
 class LayeredCarry(NamedTuple):
-  """Carry of a decoder with several layers.
+  """Carry of a decoder with several layers of attention.
 
   Attributes:
-    step: number of steps so far [B], equal for all rows.
+    step: number of steps so far, [B], equal for all rows of a batch.
     layers: carry of every layer.
   """
 
@@ -34,8 +34,8 @@ class LayeredDecoder(nn.Module, kw_only=True):
 
   Attributes:
     attention: attention of each layer over the memory.
-    weights_of: index of the layer whose weights, averaged over heads, are the weights of the model; negative numbers
-      count from the last layer. DecoderOutput.layers has the weights of all layers and heads.
+    weights_of: index of the layer whose weights, averaged over heads, are the weights of the model; negative indices
+      count from the last layer. DecoderOutput.layers contains the weights of all layers and heads.
   """
 
   attention: Attention
@@ -47,10 +47,19 @@ class LayeredDecoder(nn.Module, kw_only=True):
     return Traits(attends_in_recurrence=self.attention.is_recurrent)
 
   def check_layers(self, who: str) -> None:
-    """Raises: UserError, in the name of `who`, where there is no layer weights_of."""
+    """Raises UserError, with `who` as its prefix, if there is no layer `weights_of`."""
     if not -self.layers <= self.weights_of < self.layers:
-      raise UserError(f'{who}: weights_of must be from {-self.layers} to {self.layers - 1}, got {self.weights_of}')
+      raise UserError(
+        f'{who}: weights_of must be from {-self.layers} to {self.layers - 1}, one of the layers, got {self.weights_of}'
+      )
 
-  def gather(self, features: jax.Array, seen: list[jax.Array], axis: int) -> DecoderOutput:
-    """seen: of each layer, the weights [..., N, S]; the layers get this axis."""
-    return DecoderOutput(features, (), seen[self.weights_of].mean(-2), layers=jnp.stack(seen, axis), top=features)
+  def gather(self, features: jax.Array, weights: list[jax.Array], axis: int) -> DecoderOutput:
+    """Returns the output of one step or of all.
+
+    Args:
+      features: features of the last layer, [..., D].
+      weights: weights of each layer, [..., N, S].
+      axis: axis along which the weights of the layers are stacked.
+    """
+    model_weights = weights[self.weights_of].mean(-2)
+    return DecoderOutput(features, (), model_weights, layers=jnp.stack(weights, axis), top=features)

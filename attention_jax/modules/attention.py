@@ -177,8 +177,8 @@ class Attention(nn.Module):
     if IMPLEMENTATIONS[self.implementation].attend_step is None:
       expected = [name for name in self._supported_implementations() if IMPLEMENTATIONS[name].attend_step]
       raise UserError(
-        f"attention: implementation '{self.implementation}' computes all queries at once, this decoder has one query "
-        f'at a time; expected one of: {", ".join(expected)}'
+        f"attention: implementation '{self.implementation}' computes all queries at once, but this decoder has one "
+        f'query at a time; expected one of: {", ".join(expected)}'
       )
 
   @property

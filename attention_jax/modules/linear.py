@@ -86,7 +86,10 @@ Dense = functools.partial(nn.Dense, dot_general=_dot_general)
 
 
 class ConcatDense(nn.Module):
-  """A linear layer over the concatenation of parts [..., D1], [..., D2], ...; other axes are broadcast uncopied."""
+  """A linear layer over the concatenation of parts [..., D1], [..., D2], ...
+
+  The other axes of the parts are broadcast, without copies of the parts.
+  """
 
   features: int
   bias: bool = False

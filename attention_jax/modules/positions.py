@@ -1,14 +1,14 @@
-"""Where a token stands: what is added to its embedding, or what attention of a sequence to itself makes of distances.
+"""Positions of tokens: vectors added to embeddings, or functions of distances in self-attention.
 
-Every module of POSITIONS has the same methods, each of which leaves things as they are unless it says otherwise:
+Every module of POSITIONS has the same methods; the default of each has no effect:
 
-- check(size): raises a UserError if there are no positions for so long a sequence;
-- embed(x [B, T, D], at [T]) -> x: of the tokens that stand at `at`, before the first layer;
-- rotate(x [B, N, T, F], at [T]) -> x: of projected queries and keys;
+- check(size): raises UserError if sequences of this size are too long;
+- embed(x [B, T, D], at [T]) -> x: adds positions to embeddings, before the first layer;
+- rotate(x [B, N, T, F], at [T]) -> x: rotates projected queries and keys;
 - bias(query [B, N, T, F], at [T], size) -> [N, T, S] or [B, N, T, S], added to the scores of positions 0 ... size - 1;
 - shift(weights [B, N, T, S], at [T]) -> [B, N, T, F], added to the contexts of the heads.
 
-Positions count from 0. N heads, F features of each.
+`at` are the positions of the tokens or queries, counted from 0. N is the number of heads, F their features.
 """
 
 from collections.abc import Mapping
@@ -25,15 +25,15 @@ from attention_jax.specs import Positive, Size, bind, schema_of
 
 
 class Positions(nn.Module):
-  """No positions: what is attended to is a set.
+  """No positions: attention is independent of the order of the tokens.
 
   Attributes:
-    heads, features: N and F of the attention that asks.
-    bidirectional: whether queries see what comes after them.
-    requires_product: whether it works on products q . k alone, where q and k are the projected query and key.
-    in_attention: whether attention has to ask it; if not, it is the embeddings that tell of positions.
+    heads, features: N and F of the attention.
+    bidirectional: whether queries may attend to later positions.
+    requires_product: whether the score must be a product q . k of the projected query and key.
+    in_attention: whether attention applies the positions; otherwise they are added to embeddings.
     needs_weights: whether `shift` needs the weights.
-    shared_across_layers: whether all layers have the same parameters.
+    shared_across_layers: whether all layers share the parameters.
   """
 
   heads: Size = 1
@@ -45,25 +45,29 @@ class Positions(nn.Module):
   shared_across_layers = False
 
   def check(self, size: int) -> None:
-    """Raises: UserError where there are no positions for sequences of this size."""
+    """Raises UserError if sequences of this size are too long."""
 
   def embed(self, x: jax.Array, at: jax.Array) -> jax.Array:
+    """Adds positions to embeddings x [B, T, D]."""
     return x
 
   def rotate(self, x: jax.Array, at: jax.Array) -> jax.Array:
+    """Rotates projected queries or keys x [B, N, T, F]."""
     return x
 
   def bias(self, query: jax.Array, at: jax.Array, size: int) -> jax.Array | None:
+    """Returns the bias of the scores, [N, T, S] or [B, N, T, S], or None."""
     return None
 
   def shift(self, weights: jax.Array, at: jax.Array) -> jax.Array | None:
+    """Returns an offset of the contexts, [B, N, T, F], or None."""
     return None
 
 
 class Sinusoidal(Positions):
   """x_t + [sin(t / 10000^(2i/D)); cos(t / 10000^(2i/D))]. Vaswani et al. 2017, section 3.5.
 
-  Sines stand before cosines instead of between them, as in the paper's own program.
+  All sines precede all cosines, as in the published code of the paper; its text interleaves them.
   """
 
   def embed(self, x, at):
@@ -73,14 +77,17 @@ class Sinusoidal(Positions):
 class LearnedPositions(Positions):
   """x_t + p_t, a learned vector for each position. Gehring et al. 2017, section 3.1.
 
-  Attributes: max_positions, how many there are.
+  Attributes:
+    max_positions: number of learned vectors.
   """
 
   max_positions: Size = 512
 
   def check(self, size):
     if size > self.max_positions:
-      raise UserError(f"position 'learned': max_positions={self.max_positions}, got a sequence of {size}")
+      raise UserError(
+        f"position 'learned': sequences must have at most max_positions={self.max_positions} positions, got {size}"
+      )
 
   @nn.compact
   def embed(self, x, at):
@@ -92,8 +99,8 @@ class LearnedPositions(Positions):
 class Shaw(Positions):
   """e_ts = (q_t · (k_s + a_{s-t})) / √F and z_t = Σ_s w_ts (v_s + b_{s-t}). Shaw et al. 2018, equations 3 and 4.
 
-  Distances are clipped at max_distance; the heads of a layer share vectors. What q_t · a adds is a bias here, so that
-  it goes with every score.
+  Distances are clipped at max_distance; the heads of a layer share the vectors a and b. The term q_t · a is added as a
+  bias here, so that it can be combined with every score.
   """
 
   max_distance: Size = 16
@@ -101,28 +108,30 @@ class Shaw(Positions):
   needs_weights = True
 
   def setup(self):
-    init, shape = nn.initializers.glorot_uniform(), (2 * self.max_distance + 1, self.features)
+    init = nn.initializers.glorot_uniform()
+    shape = (2 * self.max_distance + 1, self.features)
     self.of_keys = self.param('of_keys', init, shape)
     self.of_values = self.param('of_values', init, shape)
 
-  def _distances(self, at, size):
+  def _distance_index(self, at, size):
+    """Row of the tables for each query and position, [T, S]."""
     return jnp.clip(relative_positions(at, size), -self.max_distance, self.max_distance) + self.max_distance
 
   def bias(self, query, at, size):
-    measured = jnp.einsum('bntf,rf->bntr', query, self.of_keys.astype(query.dtype)) * query.shape[-1] ** -0.5
-    index = jnp.broadcast_to(self._distances(at, size)[None, None], (*query.shape[:2], at.shape[0], size))
-    return jnp.take_along_axis(measured, index, axis=-1)
+    products = jnp.einsum('bntf,rf->bntr', query, self.of_keys.astype(query.dtype)) * query.shape[-1] ** -0.5
+    index = jnp.broadcast_to(self._distance_index(at, size)[None, None], (*query.shape[:2], at.shape[0], size))
+    return jnp.take_along_axis(products, index, axis=-1)
 
   def shift(self, weights, at):
-    vectors = self.of_values.astype(weights.dtype)[self._distances(at, weights.shape[-1])]
+    vectors = self.of_values.astype(weights.dtype)[self._distance_index(at, weights.shape[-1])]
     return jnp.einsum('bnts,tsf->bntf', weights, vectors)
 
 
 class Buckets(Positions):
-  """A learned number for each head and bucket of distances, added to the scores. Raffel et al. 2020, section 2.1.
+  """A learned scalar for each head and bucket of distances, added to the scores. Raffel et al. 2020, section 2.1.
 
-  Half of the buckets are one distance each, the others grow with its logarithm up to max_distance, as in the program of
-  the paper. All layers share them.
+  Half of the buckets hold one distance each; the others grow logarithmically up to max_distance, as in the published
+  code of the paper. All layers share the parameters.
   """
 
   buckets: Size = 32
@@ -132,18 +141,21 @@ class Buckets(Positions):
 
   @nn.compact
   def bias(self, query, at, size):
-    least = 4 if self.bidirectional else 2
-    if self.buckets < least or self.max_distance <= self.buckets // least:
-      possible = f'{least} buckets or more, and more than 1 / {least} of them as max_distance'
-      raise UserError(f"position 't5': buckets={self.buckets}, max_distance={self.max_distance}; expected {possible}")
+    min_buckets = 4 if self.bidirectional else 2
+    if self.buckets < min_buckets or self.max_distance <= self.buckets // min_buckets:
+      raise UserError(
+        f"position 't5': buckets must be at least {min_buckets} and max_distance greater than buckets / {min_buckets}, "
+        f'got buckets={self.buckets} and max_distance={self.max_distance}'
+      )
     table = self.param('table', nn.initializers.normal(self.features**-0.5), (self.heads, self.buckets))
     return table[:, bucket_of(relative_positions(at, size), self.buckets, self.max_distance, self.bidirectional)]
 
 
 class Rotary(Positions):
-  """q and k with each pair of features (i, i + F/2) turned by t / base^(2i/F). Su et al. 2021, equation 34.
+  """q and k with each pair of features (i, i + F/2) rotated by t / base^(2i/F). Su et al. 2021, equation 34.
 
-  Pairs are halves instead of neighbours, as in most programs since: a fixed permutation of the features.
+  The paper pairs neighbouring features. Most implementations pair the two halves instead, which differs by a fixed
+  permutation of the features.
   """
 
   base: Positive = 10000.0
@@ -153,17 +165,19 @@ class Rotary(Positions):
   def rotate(self, x, at):
     half = x.shape[-1] // 2
     if 2 * half != x.shape[-1]:
-      raise UserError(f"position 'rope' turns pairs of features; got {x.shape[-1]} features a head")
+      raise UserError(f"position 'rope': the number of features per head must be even, got {x.shape[-1]}")
     table = _sinusoids(at, x.shape[-1], self.base)[None, None]
-    sin, cos = table[..., :half], table[..., half:]
-    one, two = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
-    return jnp.concatenate([one * cos - two * sin, two * cos + one * sin], -1).astype(x.dtype)
+    sin = table[..., :half]
+    cos = table[..., half:]
+    first = x[..., :half].astype(jnp.float32)
+    second = x[..., half:].astype(jnp.float32)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
 
 
 class Alibi(Positions):
   """e_ts - m_n |t - s|, m_n = 2^(-8 n / N) of head n = 1 ... N. Press, Smith & Lewis 2022, section 3.
 
-  The paper looks back only; where queries see what comes after them too, that counts as far as what came before.
+  The paper has causal attention only; without it, later positions are penalised by their distance as earlier ones are.
   """
 
   in_attention = True
@@ -184,42 +198,49 @@ POSITIONS: Mapping[str, type[Positions]] = {
 }
 
 
-SET_BY_ATTENTION = ('heads', 'features', 'bidirectional')  # fields of positions that attention says
+SET_BY_ATTENTION = ('heads', 'features', 'bidirectional')  # fields that no spec string may set
 
 
 def parse_position(spec: str) -> tuple[type[Positions], dict[str, Any]]:
-  """The row of POSITIONS that a spec such as 't5(buckets=16)' names, and the options it is to be made with.
+  """Returns the row of POSITIONS that a spec string such as 't5(buckets=16)' selects, and its options.
 
-  Raises: UserError for an unknown name or option.
+  Raises:
+    UserError: for an unknown name or option.
   """
   _, cls, options = bind(spec, POSITIONS, 'position', lambda cls: schema_of(cls, {*SET_BY_ATTENTION, 'parent', 'name'}))
   return cls, options
 
 
 def alibi_slopes(heads: int) -> list[float]:
-  """The slopes of N heads. Where N is no power of 2: those of the power below, and of twice as many every other one."""
-  geometric = lambda n: [2.0 ** (-8 * (i + 1) / n) for i in range(n)]
-  below = 2 ** (heads.bit_length() - 1)
-  return geometric(below) + geometric(2 * below)[0::2][: heads - below]
+  """Returns the slopes of N heads.
+
+  If N is no power of 2, they are the slopes of the next lower power, followed by every other slope of twice as many.
+  """
+
+  def geometric(n: int) -> list[float]:
+    return [2.0 ** (-8 * (i + 1) / n) for i in range(n)]
+
+  lower_power = 2 ** (heads.bit_length() - 1)
+  return geometric(lower_power) + geometric(2 * lower_power)[0::2][: heads - lower_power]
 
 
 def bucket_of(offset: jax.Array, buckets: int, max_distance: int, bidirectional: bool) -> jax.Array:
-  """The bucket of each offset s - t. Raffel et al. 2020, section 2.1, and the program of the paper."""
-  ahead = 0
+  """Returns the bucket of each offset s - t. Raffel et al. 2020, section 2.1, and the published code of the paper."""
+  first_bucket = 0
   if bidirectional:
     buckets //= 2
-    ahead = jnp.where(offset > 0, buckets, 0)
+    first_bucket = jnp.where(offset > 0, buckets, 0)
     distance = jnp.abs(offset)
   else:
     distance = jnp.maximum(-offset, 0)
   exact = buckets // 2
-  far = jnp.log(jnp.maximum(distance, 1) / exact) / np.log(max_distance / exact) * (buckets - exact)
-  far = jnp.minimum(exact + far.astype(jnp.int32), buckets - 1)
-  return ahead + jnp.where(distance < exact, distance, far)
+  logarithmic = jnp.log(jnp.maximum(distance, 1) / exact) / np.log(max_distance / exact) * (buckets - exact)
+  logarithmic = jnp.minimum(exact + logarithmic.astype(jnp.int32), buckets - 1)
+  return first_bucket + jnp.where(distance < exact, distance, logarithmic)
 
 
 def _sinusoids(at: jax.Array, features: int, base: Positive = 10000.0) -> jax.Array:
-  """[T, features]: sines, then cosines; float32 whatever else is."""
+  """Sines, then cosines, [T, features]; always float32."""
   half = -(-features // 2)
   angles = at[:, None].astype(jnp.float32) * base ** (-2.0 / features * jnp.arange(half, dtype=jnp.float32))[None]
   return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)[:, :features]

@@ -1,8 +1,8 @@
 """Recurrent layers: the recurrences as pure functions, and modules that own their parameters.
 
-What does not depend on the recurrence (the projection of the inputs) is done for all steps at once, outside the scan.
-Padding is right in both directions: a masked step leaves the carry as it was, so that a reverse layer starts at the
-last real position, and the outputs at masked positions are zero.
+The projection of the inputs does not depend on the recurrence. It is computed for all steps at once, outside the scan.
+A masked step leaves the state unchanged, and outputs at masked positions are zero. A reverse layer therefore starts at
+the last unmasked position.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,17 +17,17 @@ from attention_jax.functional.masking import accumulation_dtype, zero_masked
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.linear import Dense, product
 
-State = tuple[jax.Array, ...]  # the first of it is the layer's output
+State = tuple[jax.Array, ...]  # the first array is the output of the layer
 
 
 class Recurrence(NamedTuple):
   """One kind of recurrence.
 
   Attributes:
-    gates: how many times `features` wide the projected inputs are.
-    states: how many arrays its state has.
+    gates: number G of gates; the projected inputs have G F features.
+    states: number of arrays in the state.
     step: (projected inputs [..., G F], state, recurrent kernel [F, G F], bias [F]) -> state.
-    bias: where its bias starts; 1 opens the forget gate.
+    bias: initial value of the bias; 1 opens the forget gate.
   """
 
   gates: int
@@ -38,33 +38,35 @@ class Recurrence(NamedTuple):
 
 def _simple(x: jax.Array, state: State, kernel: jax.Array, bias: jax.Array) -> State:
   """h = tanh(x + h U + b). Elman 1990."""
-  return (jnp.tanh(x + _fed(state[0], kernel) + _row(bias, x)).astype(state[0].dtype),)
+  return (jnp.tanh(x + _recurrent_product(state[0], kernel) + _expand_bias(bias, x)).astype(state[0].dtype),)
 
 
 def _gru(x: jax.Array, state: State, kernel: jax.Array, bias: jax.Array) -> State:
-  """Gated recurrent unit (Cho et al. 2014), with the reset gate after the product, as cuDNN has it."""
+  """Gated recurrent unit (Cho et al. 2014), with the reset gate after the product, as in cuDNN."""
   (h,) = state
-  reset, update, new = jnp.split(_fed(h, kernel), 3, axis=-1)
+  reset, update, new = jnp.split(_recurrent_product(h, kernel), 3, axis=-1)
   x_reset, x_update, x_new = jnp.split(x, 3, axis=-1)
-  reset, update = jax.nn.sigmoid(x_reset + reset), jax.nn.sigmoid(x_update + update)
-  new = jnp.tanh(x_new + reset * (new + _row(bias, new)))
+  reset = jax.nn.sigmoid(x_reset + reset)
+  update = jax.nn.sigmoid(x_update + update)
+  new = jnp.tanh(x_new + reset * (new + _expand_bias(bias, new)))
   return ((new + update * (h - new)).astype(h.dtype),)
 
 
 def _lstm(x: jax.Array, state: State, kernel: jax.Array, bias: jax.Array) -> State:
   """Long short-term memory (Hochreiter & Schmidhuber 1997; forget gate of Gers et al. 2000, its bias b)."""
   h, c = state
-  i, f, g, o = jnp.split(x + _fed(h, kernel), 4, axis=-1)
-  c = (jax.nn.sigmoid(f + _row(bias, f)) * c + jax.nn.sigmoid(i) * jnp.tanh(g)).astype(c.dtype)
+  i, f, g, o = jnp.split(x + _recurrent_product(h, kernel), 4, axis=-1)
+  c = (jax.nn.sigmoid(f + _expand_bias(bias, f)) * c + jax.nn.sigmoid(i) * jnp.tanh(g)).astype(c.dtype)
   return (jax.nn.sigmoid(o) * jnp.tanh(c)).astype(h.dtype), c
 
 
-def _fed(h: jax.Array, kernel: jax.Array) -> jax.Array:
-  """What the state adds to the gates, which are computed in float32 whatever the state is kept in."""
+def _recurrent_product(h: jax.Array, kernel: jax.Array) -> jax.Array:
+  """Contribution of the state to the gates, in float32 or the dtype of the state if that is more precise."""
   return product(h, kernel, accumulation_dtype(h))
 
 
-def _row(bias: jax.Array, like: jax.Array) -> jax.Array:
+def _expand_bias(bias: jax.Array, like: jax.Array) -> jax.Array:
+  """Adds leading axes, because implicit rank promotion is an error in tests."""
   return bias.reshape((1,) * (like.ndim - 1) + bias.shape)
 
 
@@ -76,7 +78,7 @@ RECURRENCES: Mapping[str, Recurrence] = {
 
 
 class RecurrentCell(nn.Module):
-  """One recurrent layer, one step at a time: `project` the inputs of all steps, then call it step by step."""
+  """One recurrent layer: `project` computes the inputs of all steps at once, a call computes one step."""
 
   kind: str = 'gru'
   features: int = 256
@@ -90,17 +92,23 @@ class RecurrentCell(nn.Module):
     self.bias = self.param('bias', nn.initializers.constant(self.recurrence.bias), (self.features,))
 
   def project(self, inputs: jax.Array) -> jax.Array:
-    """[..., D] -> [..., G F]: what a step needs of its inputs."""
+    """Projects inputs [..., D] to [..., G F]."""
     return self.inputs(inputs)
 
   def __call__(self, state: State, projected: jax.Array) -> State:
-    """One step; state[0] is its output [..., F]."""
+    """Returns the state after one step; its first array is the output [..., F]."""
     return self.step()(state, projected)
 
   def step(self) -> Callable[[State, jax.Array], State]:
-    """The step as a plain function of (state, projected), for jax.lax.scan."""
-    kernel, bias, fn = self.kernel.astype(self.dtype), self.bias.astype(self.dtype), self.recurrence.step
-    return lambda state, projected: fn(projected, state, kernel, bias)
+    """Returns the step as a plain function of (state, projected), for jax.lax.scan."""
+    kernel = self.kernel.astype(self.dtype)
+    bias = self.bias.astype(self.dtype)
+    recurrence_step = self.recurrence.step
+
+    def step(state: State, projected: jax.Array) -> State:
+      return recurrence_step(projected, state, kernel, bias)
+
+    return step
 
 
 def _orthogonal_gates(gates: int):
@@ -113,13 +121,13 @@ def _orthogonal_gates(gates: int):
 
 
 def zero_state(kind: str, batch: int, features: int, dtype=jnp.float32) -> State:
-  """The state of one layer [batch, features] before its first step."""
+  """Returns the state of one layer before its first step, arrays [batch, features]."""
   zeros = jnp.zeros((batch, features), dtype)
   return (zeros,) * RECURRENCES[choose(kind, RECURRENCES, 'rnn')].states
 
 
 class RecurrentLayer(nn.Module):
-  """One recurrent layer over a whole sequence, in one direction; or over a part of it, from a given state."""
+  """One recurrent layer over a sequence in one direction, from zeros or from the state after a previous part of it."""
 
   kind: str = 'gru'
   features: int = 256
@@ -128,15 +136,24 @@ class RecurrentLayer(nn.Module):
 
   @nn.compact
   def __call__(self, inputs: jax.Array, mask: jax.Array, state: State | None = None) -> tuple[jax.Array, State]:
-    """inputs [B, S, D], mask [B, S] -> outputs [B, S, F] (zero where masked), the state after the last real step."""
+    """Runs the layer over a sequence.
+
+    Args:
+      inputs: inputs, [B, S, D].
+      mask: True at real positions, [B, S].
+      state: state before the first step; by default zeros.
+
+    Returns:
+      Outputs [B, S, F], zero where masked, and the state after the last unmasked step.
+    """
     cell = RecurrentCell(self.kind, self.features, self.dtype)
     projected = jnp.moveaxis(cell.project(zero_masked(inputs, mask)), 1, 0)
     step = cell.step()
     state = zero_state(self.kind, inputs.shape[0], self.features, self.dtype) if state is None else state
 
     def body(state, xs):
-      x, real = xs
-      state = jax.tree.map(lambda new, old: jnp.where(real[:, None], new, old), step(state, x), state)
+      x, is_real = xs
+      state = jax.tree.map(lambda new, old: jnp.where(is_real[:, None], new, old), step(state, x), state)
       return state, state[0]
 
     state, outputs = jax.lax.scan(body, state, (projected, mask.T), reverse=self.reverse)
@@ -144,12 +161,15 @@ class RecurrentLayer(nn.Module):
 
 
 class RecurrentStack(nn.Module):
-  """Stacked recurrent layers of a decoder, one step at a time. The lowest layer's inputs may be projected before.
+  """Stacked recurrent layers of a decoder, one step at a time; `project` computes the inputs of the lowest layer.
 
   Attributes:
-    residual: adds the input of every layer above the first to its output (Wu et al. 2016).
-    dropout: between layers.
-    bridge: whether `start` is a learned map of the summary; without it, it is zeros.
+    kind: a row of RECURRENCES.
+    features: features F of each layer.
+    layers: number of layers.
+    residual: whether the input of every layer above the first is added to its output (Wu et al. 2016).
+    dropout: dropout rate between layers.
+    bridge: whether the initial states are a learned function of a summary of the source; otherwise they are zeros.
   """
 
   kind: str = 'gru'
@@ -174,34 +194,42 @@ class RecurrentStack(nn.Module):
 
   @property
   def width(self) -> int:
-    """How wide projected inputs are."""
+    """Width of projected inputs."""
     return self._recurrence.gates * self.features
 
   def start(self, summary: jax.Array) -> tuple[State, ...]:
-    """The states of all layers before the first step, from a summary [B, D] of the source: h = tanh(W x), c = W x."""
+    """Returns the initial states of all layers from a summary x [B, D] of the source: h = tanh(W x), c = W x."""
     if not self.bridge:
       return (zero_state(self.kind, summary.shape[0], self.features, self.dtype),) * self.layers
-    return tuple(
-      tuple(jnp.tanh(b(summary)) if i == 0 else b(summary) for i, b in enumerate(layer)) for layer in self.bridges
-    )
+    states = []
+    for output_bridge, *cell_bridges in self.bridges:
+      output = jnp.tanh(output_bridge(summary))
+      states.append((output, *(bridge(summary) for bridge in cell_bridges)))
+    return tuple(states)
 
   def project(self, inputs: jax.Array) -> jax.Array:
-    """What the lowest layer needs of its inputs."""
+    """Projects the inputs of the lowest layer."""
     return self.cells[0].project(inputs)
 
   def __call__(
     self, states: tuple[State, ...], projected: jax.Array, deterministic: bool, beside: jax.Array | None = None
   ) -> tuple[tuple[State, ...], jax.Array]:
-    """One step: the new states, and the output [B, F] of the top layer.
+    """Computes one step of all layers.
 
-    Args: beside [B, V], an input of every layer above the lowest, besides what comes from below.
+    Args:
+      states: states of all layers.
+      projected: projected inputs of the lowest layer.
+      deterministic: whether dropout is off.
+      beside: additional input of every layer above the lowest, [B, V], or None.
+
+    Returns:
+      The new states, and the output [B, F] of the top layer.
     """
-    states, new = list(states), []
-    new.append(self.cells[0](states[0], projected))
-    output = new[0][0]
+    new_states = [self.cells[0](states[0], projected)]
+    output = new_states[0][0]
     for cell, state in zip(self.cells[1:], states[1:], strict=True):
       below = self.between(output, deterministic=deterministic)
-      given = below if beside is None else jnp.concatenate([below, beside], axis=-1)
-      new.append(cell(state, cell.project(given)))
-      output = new[-1][0] + (below if self.residual else 0.0)
-    return tuple(new), output
+      inputs = below if beside is None else jnp.concatenate([below, beside], axis=-1)
+      new_states.append(cell(state, cell.project(inputs)))
+      output = new_states[-1][0] + (below if self.residual else 0.0)
+    return tuple(new_states), output

@@ -1,4 +1,4 @@
-"""Encoder-decoders of a few numbers, with a different size on every axis where the formulas allow it."""
+"""Small encoder-decoders, with a different size on every axis where the formulas permit it."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ SOURCE_WORDS, TARGET_WORDS = 11, 13
 EMBEDDING, ENCODED, STATE, READOUT, FEATURES = 4, 10, 8, 9, 6
 FORWARD_ENCODER = f'rnn(rnn="gru", features={ENCODED})'
 LENGTHS = np.array([S, 4, 2])
-# One head of these compares states and memory as they are, so that both must have one width.
+# With one head, these scores require states and memory of the same width.
 EQUAL_WIDTH_SCORES = ('dot', 'scaled_dot', 'cosine')
 
 
@@ -28,11 +28,24 @@ def build_tiny(
   sizes=(SOURCE_WORDS, TARGET_WORDS),
   **fields,
 ) -> EncoderDecoder:
-  """The model of a config with these fields; `options` are the cell's own, as in 'layers=2, rnn="gru"'."""
-  state = ENCODED if score in EQUAL_WIDTH_SCORES and heads == 1 and cell != 'plain' else STATE
-  own = [f'features={state}', *([f'readout={READOUT}'] if cell == 'bahdanau' else []), *([options] if options else [])]
+  """Builds the model of a config.
+
+  Args:
+    cell: a name of CELLS.
+    options: options of the cell, such as 'layers=2, rnn="gru"'.
+    score, alignment, heads: fields of the attention.
+    encoder: a spec of ENCODERS.
+    sizes: sizes of the source and target vocabularies.
+    **fields: other fields of ModelConfig.
+  """
+  needs_equal_width = score in EQUAL_WIDTH_SCORES and heads == 1 and cell != 'plain'
+  cell_options = [f'features={ENCODED if needs_equal_width else STATE}']
+  if cell == 'bahdanau':
+    cell_options.append(f'readout={READOUT}')
+  if options:
+    cell_options.append(options)
   attention = {'score': score, 'alignment': alignment, 'features': FEATURES, 'heads': heads}
-  decoder = f'{cell}({", ".join(own)})'
+  decoder = f'{cell}({", ".join(cell_options)})'
   config = dataclasses.asdict(ModelConfig(encoder, decoder, embedding=EMBEDDING)) | fields
   return build(config | {'attention': attention}, *sizes)
 
@@ -45,12 +58,12 @@ def build_streaming(
   alignment: str = 'monotonic',
   **fields,
 ) -> EncoderDecoder:
-  """One that can follow its source."""
+  """Builds a model that can decode while its source arrives."""
   return build_tiny(cell, f'{options}, bridge=False', encoder=encoder, score=score, alignment=alignment, **fields)
 
 
 def inputs(seed: int = 0, lengths=LENGTHS, steps: int = T, sizes=(SOURCE_WORDS, TARGET_WORDS)):
-  """source [B, S], source_mask [B, S] of these lengths, target [B, T]."""
+  """Returns source [B, S], source_mask [B, S] of these lengths, and target [B, T]."""
   random = np.random.default_rng(seed)
   size = max(lengths)
   source = random.integers(3, sizes[0], (len(lengths), size), dtype=np.int32)
@@ -59,7 +72,7 @@ def inputs(seed: int = 0, lengths=LENGTHS, steps: int = T, sizes=(SOURCE_WORDS, 
   return jnp.asarray(source), jnp.asarray(mask), jnp.asarray(target)
 
 
-TRANSFORMER_FEATURES = 8  # features of a Transformer, which adds what goes in to what comes out
+TRANSFORMER_FEATURES = 8  # of embeddings, layers and attention
 
 
 def build_transformer(
@@ -75,15 +88,18 @@ def build_transformer(
   sizes=(SOURCE_WORDS, TARGET_WORDS),
   **fields,
 ) -> EncoderDecoder:
-  """Two layers a side; `encoder` and `decoder` are options of each, what stands there last counts."""
-  base = {'features': TRANSFORMER_FEATURES, 'layers': 2, 'heads': 4, 'hidden': 10}
-  of = lambda more: f'transformer({", ".join(f"{k}={v!r}" for k, v in (base | _options(more)).items())})'
-  config = (
-    dataclasses.asdict(
-      ModelConfig(encoder_spec or of(encoder), decoder_spec or of(decoder), embedding=TRANSFORMER_FEATURES)
-    )
-    | fields
-  )
+  """Builds a Transformer with two layers on either side.
+
+  Args:
+    encoder, decoder: options of both sides, which replace the default ones.
+    score, alignment, heads, features: fields of the attention over the memory.
+    encoder_spec, decoder_spec: specs that replace the Transformer on one side.
+    sizes: sizes of the source and target vocabularies.
+    **fields: other fields of ModelConfig.
+  """
+  encoder_spec = encoder_spec or _transformer_spec(encoder)
+  decoder_spec = decoder_spec or _transformer_spec(decoder)
+  config = dataclasses.asdict(ModelConfig(encoder_spec, decoder_spec, embedding=TRANSFORMER_FEATURES)) | fields
   attention = {'score': score, 'alignment': alignment, 'features': features, 'heads': heads}
   return build(config | {'attention': attention}, *sizes)
 
@@ -100,7 +116,7 @@ def build_conv(
   sizes=(SOURCE_WORDS, TARGET_WORDS),
   **fields,
 ) -> EncoderDecoder:
-  """Two layers of convolutions a side; `encoder` and `decoder` are more options of each."""
+  """Builds a convolutional model with two layers on either side; arguments as in `build_transformer`."""
   encoder = encoder_spec or f'conv(features=5, layers=2{encoder and ", " + encoder})'
   decoder = decoder_spec or f'conv(features=6, layers=2{decoder and ", " + decoder})'
   config = dataclasses.asdict(ModelConfig(encoder, decoder, embedding=EMBEDDING)) | fields
@@ -108,5 +124,9 @@ def build_conv(
   return build(config | {'attention': attention}, *sizes)
 
 
-def _options(more: str) -> dict:
-  return parse(f'options({more})')[1] if more else {}
+def _transformer_spec(options: str) -> str:
+  """Returns a spec with `options` in place of the default ones."""
+  merged = {'features': TRANSFORMER_FEATURES, 'layers': 2, 'heads': 4, 'hidden': 10}
+  if options:
+    merged |= parse(f'transformer({options})')[1]
+  return f'transformer({", ".join(f"{name}={value!r}" for name, value in merged.items())})'

@@ -1,4 +1,4 @@
-"""The recurrences of one sequence as NumPy formulas: (projected inputs, state, hidden kernel, bias) -> state."""
+"""Recurrences of one sequence as NumPy formulas: (projected inputs, state, recurrent kernel, bias) -> state."""
 
 import numpy as np
 
@@ -27,5 +27,5 @@ def long_short_term(x, state, hidden, bias):
   return sigmoid(xo + h @ uo) * np.tanh(c), c
 
 
-# By name: how many arrays the state has, and the formula.
+# The number of arrays in the state, and the formula, by name.
 REFERENCE_CELLS = {'simple': (1, elman), 'gru': (1, gru_step), 'lstm': (2, long_short_term)}

@@ -1,4 +1,4 @@
-"""Windows, layers with normalised weights, and parts of gradients."""
+"""Windows, weight-normalised layers, and scaled gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -16,31 +16,31 @@ def test_windows_are_zero_beyond_the_ends():
   assert windows(x, 5, 4).shape == (1, 3, 20)  # wider than the sequence
 
 
-def test_normed_weights_have_the_length_of_their_gains():
+def test_gains_are_the_norms_of_the_weights():
   x = draw(5, 7, 3)
   params = variables(Normed(4), x)
-  own = {name: np.asarray(p, np.float64) for name, p in params['params'].items()}
-  weights = own['gain'] * own['direction'] / np.sqrt((own['direction'] ** 2).sum(0))
-  assert_close(Normed(4).apply(params, x), np.asarray(x) @ weights + own['bias'])
+  p = {name: np.asarray(param, np.float64) for name, param in params['params'].items()}
+  weights = p['gain'] * p['direction'] / np.sqrt((p['direction'] ** 2).sum(0))
+  assert_close(Normed(4).apply(params, x), np.asarray(x) @ weights + p['bias'])
   longer = {'params': params['params'] | {'direction': 3 * params['params']['direction']}}
   assert_close(Normed(4).apply(longer, x), Normed(4).apply(params, x))
 
 
-def test_at_first_what_goes_in_and_what_comes_out_vary_alike():
-  """Gehring et al. 2017, section 3.5, dropout included; a gate leaves a quarter of what goes into it, or more."""
+def test_initial_parameters_preserve_the_variance():
+  """Gehring et al. 2017, section 3.5, with dropout; a gate keeps at least a quarter of the variance."""
   x, keep = draw(4000, 96), 0.7
   dropped = jnp.where(jax.random.uniform(jax.random.key(1), x.shape) < keep, x / keep, 0)
   y, params = Normed(64, keep).init_with_output(jax.random.key(0), dropped)
   np.testing.assert_allclose(y.var(), 1, rtol=0.1)
   assert_close(params['params']['gain'], jnp.sqrt((params['params']['direction'] ** 2).sum(0)))
-  into_gates = Normed(64, 4 * keep).init_with_output(jax.random.key(0), dropped)[0]
-  np.testing.assert_allclose(into_gates.var(), 4, rtol=0.1)
+  gate_inputs = Normed(64, 4 * keep).init_with_output(jax.random.key(0), dropped)[0]
+  np.testing.assert_allclose(gate_inputs.var(), 4, rtol=0.1)
   y = GatedConvolution(32, 1 - keep).init_with_output(jax.random.key(0), dropped)[0]
   assert 0.9 < y.var() < 1.6
   np.testing.assert_allclose(average_residual(x[:2000], x[2000:]).var(), 1, rtol=0.1)
 
 
-def test_lessened_is_the_same_with_a_part_of_the_gradient():
+def test_scale_gradient_changes_the_gradient_alone():
   x = draw(5)
   assert_same(scale_gradient(x, 0.25), x)
   assert_same(jax.grad(lambda x: jnp.sum(scale_gradient(x, 0.25) ** 2))(x), 0.25 * 2 * x)

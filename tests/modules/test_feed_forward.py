@@ -1,4 +1,4 @@
-"""What stands in a Transformer beside its attention, against NumPy: every activation, every norm, shared heads."""
+"""Feed-forward networks, norms, and shared heads of keys and values, against NumPy."""
 
 import math
 
@@ -23,8 +23,8 @@ LITERAL = {
 }
 
 
-def drawn(module, x):
-  """Parameters of which none is 0 or 1, as they are at first."""
+def random_params(module, x):
+  """Returns random parameters; initial biases and gains are 0 or 1, which would hide errors."""
   params = module.init(jax.random.key(0), x)['params']
   leaves, tree = jax.tree.flatten(params)
   return jax.tree.unflatten(tree, [np.asarray(0.5 + draw(*leaf.shape)) for leaf in leaves])
@@ -33,39 +33,42 @@ def drawn(module, x):
 @pytest.mark.parametrize('activation', ACTIVATIONS)
 def test_feed_forward(activation):
   module, x = FeedForward(D, HIDDEN, activation), draw(B, T, D)
-  params = drawn(module, x)
-  layers = [params[f'Dense_{i}'] for i in ((0, 2, 1) if 'Dense_2' in params else (0, 1))]  # U, W, V, as they are made
-  wanted = LITERAL[activation](np.asarray(x, np.float64), *layers)
-  np.testing.assert_allclose(module.apply({'params': params}, x), wanted, rtol=1e-4, atol=1e-5)
+  params = random_params(module, x)
+  # flax numbers the layers in the order of their construction: U, V, W.
+  layers = [params[f'Dense_{i}'] for i in ((0, 2, 1) if 'Dense_2' in params else (0, 1))]
+  expected = LITERAL[activation](np.asarray(x, np.float64), *layers)
+  np.testing.assert_allclose(module.apply({'params': params}, x), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('norm', NORMS)
 def test_norms(norm):
   module, x = normalise(norm, jnp.float32), draw(B, T, D)
-  params = drawn(module, x)
-  given = np.asarray(x, np.float64)
-  centred = given - given.mean(-1, keepdims=True) if norm == 'layer' else given
-  wanted = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON) * params['scale']
-  wanted = wanted + params['bias'] if norm == 'layer' else wanted
-  np.testing.assert_allclose(module.apply({'params': params}, x), wanted, rtol=1e-4, atol=1e-5)
+  params = random_params(module, x)
+  centred = np.asarray(x, np.float64)
+  if norm == 'layer':
+    centred = centred - centred.mean(-1, keepdims=True)
+  expected = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON) * params['scale']
+  if norm == 'layer':
+    expected = expected + params['bias']
+  np.testing.assert_allclose(module.apply({'params': params}, x), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('groups', [1, 2])
-def test_shared_heads_are_heads_with_the_same_keys_and_values(groups):
-  shared, every = (aj.Attention('scaled_dot', 'softmax', 8, heads=4, kv_heads=g) for g in (groups, 0))
-  query, encoded, mask = draw(B, T, 6), draw(B, 5, 6), jnp.ones((B, 5), bool).at[1, 3:].set(False)
-  at_once = lambda module, query, encoded, mask: module.parallel(query, module.remember(encoded, mask))
-  params = shared.init(jax.random.key(0), query, encoded, mask, method=at_once)['params']
+def test_shared_heads_equal_heads_with_repeated_keys_and_values(groups):
+  shared = aj.Attention('scaled_dot', 'softmax', 8, heads=4, kv_heads=groups)
+  unshared = aj.Attention('scaled_dot', 'softmax', 8, heads=4, kv_heads=0)
+  inputs = draw(B, T, 6), draw(B, 5, 6), jnp.ones((B, 5), bool).at[1, 3:].set(False)
+
+  def attend_all(module, query, encoded, mask):
+    return module.parallel(query, module.remember(encoded, mask))
+
+  params = shared.init(jax.random.key(0), *inputs, method=attend_all)['params']
   assert params['key_kernel']['kernel'].shape[0] == params['value_kernel']['kernel'].shape[0] == groups
-  spread = {
-    name: jax.tree.map(lambda leaf: jnp.repeat(leaf, 4 // groups, axis=0), layer)
-    if name in ('key_kernel', 'value_kernel')
-    else layer
-    for name, layer in params.items()
+  repeated = {
+    name: jax.tree.map(lambda leaf: jnp.repeat(leaf, 4 // groups, axis=0), params[name])
+    for name in ('key_kernel', 'value_kernel')
   }
-  found, wanted = (
-    module.apply({'params': own}, query, encoded, mask, method=at_once)
-    for module, own in ((shared, params), (every, spread))
-  )
-  np.testing.assert_allclose(found.context, wanted.context, rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(found.weights, wanted.weights, rtol=1e-5, atol=1e-6)
+  actual = shared.apply({'params': params}, *inputs, method=attend_all)
+  expected = unshared.apply({'params': params | repeated}, *inputs, method=attend_all)
+  np.testing.assert_allclose(actual.context, expected.context, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(actual.weights, expected.weights, rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Products of a lower precision: summed in float32, in value and gradient."""
+"""Products in low precision: values and gradients are summed in float32."""
 
 import jax
 import jax.numpy as jnp
@@ -8,51 +8,54 @@ import pytest
 from attention_jax.modules.linear import product, sum_outer_products
 
 
-def given(dtype):
+def make_operands(dtype):
+  """Returns x [B, T, D], a kernel [D, F] and a cotangent [B, T, F]."""
   rngs = jax.random.split(jax.random.key(0), 3)
-  return [
-    jax.random.normal(r, shape).astype(dtype) for r, shape in zip(rngs, [(2, 3, 300), (300, 5), (2, 3, 5)], strict=True)
-  ]
+  shapes = [(2, 3, 300), (300, 5), (2, 3, 5)]
+  return [jax.random.normal(rng, shape).astype(dtype) for rng, shape in zip(rngs, shapes, strict=True)]
 
 
-def in_float64(spec, *operands):
+def einsum_float64(spec, *operands):
   return np.einsum(spec, *(np.asarray(x, np.float64) for x in operands))
 
 
 @pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16])
-def test_it_is_rounded_once(dtype):
-  x, kernel, slope = given(dtype)
-  value, gradients = jax.vjp(product, x, kernel)
-  to_x, to_kernel = gradients(slope)
-  for found, spec, operands in (
+def test_values_and_gradients_are_rounded_once(dtype):
+  x, kernel, cotangent = make_operands(dtype)
+  value, vjp = jax.vjp(product, x, kernel)
+  x_gradient, kernel_gradient = vjp(cotangent)
+  for actual, spec, operands in (
     (value, 'btd,df->btf', (x, kernel)),
-    (to_x, 'btf,df->btd', (slope, kernel)),
-    (to_kernel, 'btd,btf->df', (x, slope)),
+    (x_gradient, 'btf,df->btd', (cotangent, kernel)),
+    (kernel_gradient, 'btd,btf->df', (x, cotangent)),
   ):
-    assert found.dtype == dtype
+    assert actual.dtype == dtype
     np.testing.assert_allclose(
-      np.asarray(found, np.float64), in_float64(spec, *operands), rtol=0.51 * float(jnp.finfo(dtype).eps), atol=1e-5
+      np.asarray(actual, np.float64),
+      einsum_float64(spec, *operands),
+      rtol=0.51 * float(jnp.finfo(dtype).eps),
+      atol=1e-5,
     )
 
 
-def test_more_is_kept_where_it_is_asked_for():
-  x, kernel, _ = given(jnp.bfloat16)
-  found = product(x, kernel, jnp.float32)
-  assert found.dtype == jnp.float32
-  np.testing.assert_allclose(found, in_float64('btd,df->btf', x, kernel), rtol=1e-5, atol=1e-5)
+def test_the_result_may_have_a_higher_precision():
+  x, kernel, _ = make_operands(jnp.bfloat16)
+  actual = product(x, kernel, jnp.float32)
+  assert actual.dtype == jnp.float32
+  np.testing.assert_allclose(actual, einsum_float64('btd,df->btf', x, kernel), rtol=1e-5, atol=1e-5)
   assert jax.grad(lambda x: product(x, kernel, jnp.float32).sum())(x).dtype == jnp.bfloat16
 
 
 def test_float32_can_be_differentiated_forward():
-  x, kernel, _ = given(jnp.float32)
-  _, found = jax.jvp(lambda x: product(x, kernel), (x,), (jnp.ones_like(x),))
-  np.testing.assert_allclose(found, in_float64('btd,df->btf', jnp.ones_like(x), kernel), rtol=1e-4, atol=1e-4)
+  x, kernel, _ = make_operands(jnp.float32)
+  _, actual = jax.jvp(lambda x: product(x, kernel), (x,), (jnp.ones_like(x),))
+  np.testing.assert_allclose(actual, einsum_float64('btd,df->btf', jnp.ones_like(x), kernel), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize('rows', [1, 3, 12, 16])
 @pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float32])
 def test_sums_over_rows(rows, dtype):
   left, right = (jax.random.normal(jax.random.key(i), (rows, 3 + i)).astype(dtype) for i in range(2))
-  found = sum_outer_products(left, right, jnp.float32)
-  assert found.dtype == jnp.float32
-  np.testing.assert_allclose(found, in_float64('nd,nf->df', left, right), rtol=1e-5, atol=1e-5)
+  actual = sum_outer_products(left, right, jnp.float32)
+  assert actual.dtype == jnp.float32
+  np.testing.assert_allclose(actual, einsum_float64('nd,nf->df', left, right), rtol=1e-5, atol=1e-5)

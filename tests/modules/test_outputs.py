@@ -1,7 +1,5 @@
 """Embeddings and output layers."""
 
-import functools
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -16,8 +14,8 @@ B, T, FEATURES, EMBEDDED, WORDS = 2, 3, 7, 5, 11
 IDS = jnp.asarray([[1, 4, 2], [10, 0, 3]])
 
 
-class Both(nn.Module):
-  """Embeddings and the output layer that may share them."""
+class EmbeddingAndOutput(nn.Module):
+  """Embeddings, and an output layer that may share them."""
 
   kind: type
   dtype: jnp.dtype = jnp.float32
@@ -31,7 +29,7 @@ class Both(nn.Module):
 
 
 def test_vocabulary_output_is_a_linear_layer():
-  layer, features = Both(VocabularyOutput), draw(B, T, FEATURES)
+  layer, features = EmbeddingAndOutput(VocabularyOutput), draw(B, T, FEATURES)
   params = variables(layer, IDS, features)
   _, logits = layer.apply(params, IDS, features)
   dense = jax.tree.map(np.asarray, params['params']['output'])
@@ -39,37 +37,38 @@ def test_vocabulary_output_is_a_linear_layer():
   assert_close(logits, np.asarray(features) @ dense['kernel'] + dense['bias'])
 
 
-def test_tied_output_scores_against_the_very_embeddings():
-  layer, features = Both(TiedOutput), draw(B, T, FEATURES)
+def test_tied_output_is_a_product_with_the_embeddings():
+  layer, features = EmbeddingAndOutput(TiedOutput), draw(B, T, FEATURES)
   params = variables(layer, IDS, features)
   embedded, logits = layer.apply(params, IDS, features)
-  own = jax.tree.map(np.asarray, params['params'])
-  table = own['embedding']['table']['embedding']
-  assert table.shape == (WORDS, EMBEDDED) and set(own['output']) == {'Dense_0', 'bias'}
+  numpy_params = jax.tree.map(np.asarray, params['params'])
+  table = numpy_params['embedding']['table']['embedding']
+  output = numpy_params['output']
+  assert table.shape == (WORDS, EMBEDDED) and set(output) == {'Dense_0', 'bias'}
   assert_close(embedded, table[np.asarray(IDS)])
-  assert_close(logits, np.asarray(features) @ own['output']['Dense_0']['kernel'] @ table.T + own['output']['bias'])
-  # One step, without the axis of time, is the same.
-  _, logits_of_one = layer.apply(params, IDS, features[:, 1])
-  assert_close(logits_of_one, logits[:, 1])
+  assert_close(logits, np.asarray(features) @ output['Dense_0']['kernel'] @ table.T + output['bias'])
+  _, step_logits = layer.apply(params, IDS, features[:, 1])
+  assert_close(step_logits, logits[:, 1])
 
 
 @pytest.mark.parametrize('kind', [name for name, cls in OUTPUTS.items() if not cls.copies])
 def test_logits_are_float32(kind):
-  layer, features = Both(OUTPUTS[kind], jnp.bfloat16), draw(B, T, FEATURES).astype(jnp.bfloat16)
+  layer, features = EmbeddingAndOutput(OUTPUTS[kind], jnp.bfloat16), draw(B, T, FEATURES).astype(jnp.bfloat16)
   embedded, logits = jax.eval_shape(layer.apply, variables(layer, IDS, features), IDS, features)
   assert embedded.dtype == jnp.bfloat16 and logits.dtype == jnp.float32
 
 
-def test_embeddings_drop_out_only_while_training():
+def test_embeddings_have_dropout_during_training_alone():
   layer = Embedding(WORDS, EMBEDDED, dropout=0.5)
   params = variables(layer, IDS)
-  run = lambda seed, deterministic: np.asarray(
-    functools.partial(layer.apply, rngs={'dropout': jax.random.key(seed)})(params, IDS, deterministic)
-  )
-  whole = run(0, True)
-  np.testing.assert_array_equal(run(1, True), whole)
+
+  def run(seed, deterministic):
+    return np.asarray(layer.apply(params, IDS, deterministic, rngs={'dropout': jax.random.key(seed)}))
+
+  vectors = run(0, True)
+  np.testing.assert_array_equal(run(1, True), vectors)
   dropped = run(0, False)
-  kept = dropped != 0
-  assert 0 < kept.sum() < kept.size
-  np.testing.assert_allclose(dropped[kept], 2 * whole[kept], rtol=1e-6)
+  is_kept = dropped != 0
+  assert 0 < is_kept.sum() < is_kept.size
+  np.testing.assert_allclose(dropped[is_kept], 2 * vectors[is_kept], rtol=1e-6)
   assert np.any(run(1, False) != dropped)

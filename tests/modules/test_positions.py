@@ -1,4 +1,4 @@
-"""Positions: every formula by a literal loop, and what each promises of distances."""
+"""Positions: every formula against a literal loop."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ B, N, T, F = 2, 3, 11, 6
 AT = jnp.arange(T)
 
 
-def test_sinusoids_as_the_paper_has_them():
+def test_sinusoids_equal_the_formula():
   x = draw(B, T, 8)
   added = POSITIONS['sinusoidal']().embed(x, AT) - x
   for t in range(T):
@@ -23,18 +23,20 @@ def test_sinusoids_as_the_paper_has_them():
   assert_close(POSITIONS['sinusoidal']().embed(x[:, 4:6], AT[4:6]), (x + added)[:, 4:6])
 
 
-def test_learned_positions_end_somewhere():
+def test_learned_positions_have_a_maximum():
   learned = POSITIONS['learned'](max_positions=T)
   params = variables(learned, draw(B, T, 8), AT, method='embed')
   table = params['params']['table']
   assert_close(learned.apply(params, draw(B, 2, 8), AT[5:7], method='embed'), draw(B, 2, 8) + table[None, 5:7])
-  with pytest.raises(UserError, match="position 'learned': max_positions=11, got a sequence of 12"):
+  with pytest.raises(
+    UserError, match="position 'learned': sequences must have at most max_positions=11 positions, got 12"
+  ):
     learned.apply(params, draw(B, T + 1, 8), jnp.arange(T + 1), method='embed')
-  with pytest.raises(UserError, match='got a sequence of 12'):
+  with pytest.raises(UserError, match='got 12'):
     learned.check(T + 1)
 
 
-def test_shaw_measures_queries_against_clipped_distances():
+def test_shaw_equals_the_formulas_with_clipped_distances():
   shaw = POSITIONS['shaw'](N, F, max_distance=2)
   query, weights = draw(B, N, T, F), jax.nn.softmax(draw(B, N, T, T))
   params = variables(shaw, query, AT, T, method='bias')
@@ -42,20 +44,20 @@ def test_shaw_measures_queries_against_clipped_distances():
   bias = shaw.apply(params, query, AT, T, method='bias')
   shift = shaw.apply(params, weights, AT, method='shift')
   for t in range(T):
-    row = [2 + max(-2, min(2, s - t)) for s in range(T)]
+    index = [2 + max(-2, min(2, s - t)) for s in range(T)]
     for s in range(T):
-      np.testing.assert_allclose(bias[..., t, s], query[..., t, :] @ keys[row[s]] / np.sqrt(F), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(shift[:, :, t], weights[:, :, t] @ values[np.asarray(row)], rtol=1e-4, atol=1e-6)
-  later = shaw.apply(params, query[:, :, 3:4], AT[3:4], T, method='bias')
-  assert_close(later, bias[:, :, 3:4])
+      np.testing.assert_allclose(bias[..., t, s], query[..., t, :] @ keys[index[s]] / np.sqrt(F), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(shift[:, :, t], weights[:, :, t] @ values[np.asarray(index)], rtol=1e-4, atol=1e-6)
+  bias_at_3 = shaw.apply(params, query[:, :, 3:4], AT[3:4], T, method='bias')
+  assert_close(bias_at_3, bias[:, :, 3:4])
 
 
-def literal_bucket(distance, buckets, furthest):
-  """One distance, 0 or more: half of the buckets by themselves, the others by its logarithm."""
+def literal_bucket(distance, buckets, max_distance):
+  """Returns the bucket of one distance: half of the buckets hold one distance each, the others are logarithmic."""
   exact = buckets // 2
   if distance < exact:
     return distance
-  return min(buckets - 1, exact + int(np.log(distance / exact) / np.log(furthest / exact) * (buckets - exact)))
+  return min(buckets - 1, exact + int(np.log(distance / exact) / np.log(max_distance / exact) * (buckets - exact)))
 
 
 def test_buckets_grow_with_the_logarithm_of_the_distance():
@@ -72,17 +74,20 @@ def test_buckets_grow_with_the_logarithm_of_the_distance():
   np.testing.assert_array_equal(bias[:, 9, 9 - 1], params['params']['table'][:, 1])
 
 
-def test_rotary_turns_pairs_so_that_products_know_distances_alone():
+def test_rotary_rotates_pairs_and_products_depend_on_distances_alone():
   query, key = draw(B, N, T, F), draw(B, N, T, F)[:, ::-1]
-  turn = POSITIONS['rope']().rotate
-  turned = np.asarray(turn(query, AT))
+  rotate = POSITIONS['rope']().rotate
+  rotated = np.asarray(rotate(query, AT))
   angles = np.arange(T)[:, None] / 10000 ** (2 * np.arange(F // 2) / F)
   pairs = (np.asarray(query[..., : F // 2]) + 1j * np.asarray(query[..., F // 2 :])) * np.exp(1j * angles)
-  np.testing.assert_allclose(turned, np.concatenate([pairs.real, pairs.imag], -1), rtol=1e-4, atol=1e-5)
-  product = lambda shift: jnp.einsum('bntf,bnsf->bnts', turn(query, AT + shift), turn(key, AT + shift))
-  assert_close(product(0), product(5), rtol=1e-4, atol=1e-4)
-  with pytest.raises(UserError, match='turns pairs of features; got 5 features a head'):
-    turn(query[..., :5], AT)
+  np.testing.assert_allclose(rotated, np.concatenate([pairs.real, pairs.imag], -1), rtol=1e-4, atol=1e-5)
+
+  def products(shift):
+    return jnp.einsum('bntf,bnsf->bnts', rotate(query, AT + shift), rotate(key, AT + shift))
+
+  assert_close(products(0), products(5), rtol=1e-4, atol=1e-4)
+  with pytest.raises(UserError, match='the number of features per head must be even, got 5'):
+    rotate(query[..., :5], AT)
 
 
 def test_alibi_slopes_are_geometric():

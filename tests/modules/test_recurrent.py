@@ -1,4 +1,4 @@
-"""Recurrent layers: every recurrence against a literal loop, both directions, padding, and the decoder's stack."""
+"""Recurrent layers: every recurrence against a literal loop, both directions, padding, and stacked layers."""
 
 import functools
 
@@ -20,10 +20,11 @@ every_direction = pytest.mark.parametrize('reverse', [False, True])
 
 
 def literal(kind, cell, inputs):
-  """Outputs [S, F] and the last state of one unpadded sequence, step by step in NumPy."""
+  """Returns the outputs [S, F] and the last state of one unpadded sequence, step by step in NumPy."""
   states, formula = REFERENCE_CELLS[kind]
   cell = jax.tree.map(np.asarray, cell)
-  state, outputs = (np.zeros(F),) * states, []
+  state = (np.zeros(F),) * states
+  outputs = []
   for x in np.asarray(inputs):
     x = x @ cell['inputs']['kernel'] + cell['inputs']['bias']
     state = formula(x, state, cell['kernel'], cell['bias'])
@@ -31,13 +32,13 @@ def literal(kind, cell, inputs):
   return np.array(outputs).reshape(-1, F), state
 
 
-def test_every_recurrence_has_a_literal_loop():
+def test_every_recurrence_has_a_reference():
   assert set(REFERENCE_CELLS) == set(RECURRENCES)
 
 
 @every_kind
 @every_direction
-def test_layer_is_the_literal_loop_over_what_is_real(kind, reverse):
+def test_a_layer_equals_the_literal_loop_over_unmasked_steps(kind, reverse):
   layer = RecurrentLayer(kind, F, reverse)
   inputs = draw(B, S, D)
   params = variables(layer, inputs, MASK)
@@ -55,7 +56,7 @@ def test_layer_is_the_literal_loop_over_what_is_real(kind, reverse):
 
 
 @every_kind
-def test_nothing_flows_back_from_padding(kind):
+def test_padding_has_no_gradient(kind):
   layer = RecurrentLayer(kind, F, reverse=True)
   inputs = draw(B, S, D)
   params = variables(layer, inputs, MASK)
@@ -64,21 +65,23 @@ def test_nothing_flows_back_from_padding(kind):
     outputs, state = layer.apply(params, inputs, MASK)
     return jnp.sum(outputs) + sum(jnp.sum(part) for part in state)
 
-  of_params, of_inputs = jax.jit(jax.grad(loss, argnums=(0, 1)))(params, jnp.where(MASK[..., None], inputs, jnp.nan))
-  assert all(np.all(np.isfinite(leaf)) and np.any(leaf != 0) for leaf in jax.tree.leaves(of_params))
-  assert np.all((of_inputs != 0).any(-1) == MASK)
+  param_gradients, input_gradients = jax.jit(jax.grad(loss, argnums=(0, 1)))(
+    params, jnp.where(MASK[..., None], inputs, jnp.nan)
+  )
+  assert all(np.all(np.isfinite(leaf)) and np.any(leaf != 0) for leaf in jax.tree.leaves(param_gradients))
+  assert np.all((input_gradients != 0).any(-1) == MASK)
 
 
 @every_kind
-def test_stepping_equals_the_layer(kind):
+def test_steps_equal_the_layer(kind):
   layer, cell = RecurrentLayer(kind, F), RecurrentCell(kind, F)
   inputs, mask = draw(B, S, D), jnp.ones((B, S), bool)
   params = variables(layer, inputs, mask)
-  own = {'params': params['params']['RecurrentCell_0']}
+  cell_params = {'params': params['params']['RecurrentCell_0']}
 
   def stepped(inputs):
-    projected = cell.apply(own, inputs, method='project')
-    step = lambda state, x: (cell.apply(own, state, x),) * 2
+    projected = cell.apply(cell_params, inputs, method='project')
+    step = lambda state, x: (cell.apply(cell_params, state, x),) * 2
     start = (jnp.zeros((B, F)),) * RECURRENCES[kind].states
     return jax.lax.scan(step, start, jnp.moveaxis(projected, 1, 0))
 
@@ -87,7 +90,7 @@ def test_stepping_equals_the_layer(kind):
   assert_close((jnp.moveaxis(states[0], 0, 1), state), (outputs, last))
 
 
-def test_hidden_kernels_start_orthogonal_gate_by_gate_and_forget_gates_open():
+def test_initial_recurrent_kernels_are_orthogonal_and_forget_gates_open():
   params = RecurrentCell('lstm', F).init(jax.random.key(0), jnp.ones((1, D)), method='project')['params']
   for gate in np.split(np.asarray(params['kernel']), 4, axis=1):
     np.testing.assert_allclose(gate @ gate.T, np.eye(F), atol=1e-5)
@@ -97,31 +100,31 @@ def test_hidden_kernels_start_orthogonal_gate_by_gate_and_forget_gates_open():
 # ---------------------------------------------------------------------------------------------------------- the stack
 
 
-def whole_step(stack, summary, inputs):
+def start_and_step(stack, summary, inputs):
   states = stack.start(summary)
   return states, *stack(states, stack.project(inputs), deterministic=True)
 
 
 @every_kind
 @pytest.mark.parametrize('residual', [False, True])
-def test_stack_is_the_literal_step_layer_by_layer(kind, residual):
+def test_a_stack_equals_the_literal_step_layer_by_layer(kind, residual):
   stack = RecurrentStack(kind, F, layers=3, residual=residual)
   summary, inputs = draw(B, 11), draw(B, D)
-  params = variables(stack, summary, inputs, method=whole_step)
-  run = jax.jit(functools.partial(stack.apply, method=whole_step))
-  states, new, output = run(params, summary, inputs)
-  own, count = jax.tree.map(np.asarray, params['params']), RECURRENCES[kind].states
+  params = variables(stack, summary, inputs, method=start_and_step)
+  run = jax.jit(functools.partial(stack.apply, method=start_and_step))
+  states, new_states, output = run(params, summary, inputs)
+  numpy_params = jax.tree.map(np.asarray, params['params'])
   for b in range(B):
     below = np.asarray(inputs[b])
     for layer in range(3):
-      bridges = [own[f'bridges_{layer}_{i}'] for i in range(count)]
+      bridges = [numpy_params[f'bridges_{layer}_{i}'] for i in range(RECURRENCES[kind].states)]
       start = [np.asarray(summary[b]) @ bridge['kernel'] + bridge['bias'] for bridge in bridges]
       start[0] = np.tanh(start[0])
       assert_close([part[b] for part in states[layer]], start)
-      cell = own[f'cells_{layer}']
+      cell = numpy_params[f'cells_{layer}']
       x = below @ cell['inputs']['kernel'] + cell['inputs']['bias']
       expected = REFERENCE_CELLS[kind][1](x, tuple(start), cell['kernel'], cell['bias'])
-      assert_close(tuple(part[b] for part in new[layer]), expected)
+      assert_close(tuple(part[b] for part in new_states[layer]), expected)
       below = expected[0] + (below if residual and layer else 0)
     assert_close(output[b], below)
 
@@ -129,31 +132,30 @@ def test_stack_is_the_literal_step_layer_by_layer(kind, residual):
 @pytest.mark.parametrize(
   ('dropout', 'deterministic', 'differ'), [(0.5, False, True), (0.5, True, False), (0.0, False, False)]
 )
-def test_dropout_is_between_layers_and_only_while_training(dropout, deterministic, differ):
+def test_dropout_is_between_layers_and_during_training_alone(dropout, deterministic, differ):
   def step(stack, summary, inputs):
     return stack(stack.start(summary), stack.project(inputs), deterministic)
 
-  run = lambda layers, seed: _apply(RecurrentStack('gru', F, layers, dropout=dropout), step, seed)
+  def run(layers, seed):
+    stack = RecurrentStack('gru', F, layers, dropout=dropout)
+    params = variables(stack, draw(B, 11), draw(B, D), method=step)
+    rngs = {'dropout': jax.random.key(seed)}
+    return np.asarray(stack.apply(params, draw(B, 11), draw(B, D), method=step, rngs=rngs)[1])
+
   assert np.any(run(2, 1) != run(2, 2)) == differ
   assert_same(run(2, 1), run(2, 1))
   assert_same(run(1, 1), run(1, 2))
 
 
-def _apply(stack, method, seed):
-  given = draw(B, 11), draw(B, D)
-  params = variables(stack, *given, method=method)
-  return np.asarray(stack.apply(params, *given, method=method, rngs={'dropout': jax.random.key(seed)})[1])
-
-
 @every_kind
-def test_bfloat16_throughout(kind):
+def test_bfloat16_layers_compute_in_bfloat16(kind):
   layer = RecurrentLayer(kind, F, dtype=jnp.bfloat16)
   params = variables(layer, draw(B, S, D), MASK)
   outputs, state = jax.eval_shape(layer.apply, params, draw(B, S, D), MASK)
   assert {leaf.dtype for leaf in (outputs, *state)} == {jnp.dtype(jnp.bfloat16)}
   stack = RecurrentStack(kind, F, layers=2, residual=True, dtype=jnp.bfloat16)
-  params = variables(stack, draw(B, 11), draw(B, D), method=whole_step)
-  result = jax.eval_shape(functools.partial(stack.apply, method=whole_step), params, draw(B, 11), draw(B, D))
+  params = variables(stack, draw(B, 11), draw(B, D), method=start_and_step)
+  result = jax.eval_shape(functools.partial(stack.apply, method=start_and_step), params, draw(B, 11), draw(B, D))
   assert {leaf.dtype for leaf in jax.tree.leaves(result)} == {jnp.dtype(jnp.bfloat16)}
 
 
@@ -161,9 +163,9 @@ def test_bfloat16_throughout(kind):
   ('stack', 'message'),
   [
     (RecurrentStack('gru', F, layers=0), 'layers must be at least 1, got 0'),
-    (RecurrentStack('gruu', F), r"unknown rnn 'gruu' \(did you mean 'gru'\?\); possible: gru, lstm, simple"),
+    (RecurrentStack('gruu', F), r"unknown rnn 'gruu' \(did you mean 'gru'\?\); expected one of: gru, lstm, simple"),
   ],
 )
-def test_mistakes_are_named(stack, message):
+def test_user_errors(stack, message):
   with pytest.raises(aj.UserError, match=message):
-    variables(stack, draw(B, 11), draw(B, D), method=whole_step)
+    variables(stack, draw(B, 11), draw(B, D), method=start_and_step)

@@ -1,0 +1,158 @@
+"""Fields and methods that Transformer encoders and decoders share."""
+
+import functools
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from attention_jax.errors import UserError
+from attention_jax.modules.attention import Attention
+from attention_jax.modules.linear import Dense
+from attention_jax.modules.positions import Positions, parse_position
+from attention_jax.modules.transformer import FeedForward, Residual, normalise
+from attention_jax.specs import Count, Fraction, Size
+
+
+class Stack(nn.Module):
+  """Base class of Transformer encoders and decoders.
+
+  The initial variance of the last kernel of every sublayer is divided by the number of sublayers (Radford et al. 2019,
+  section 2.3). Initially attention is almost uniform and adds nearly the same vector at all positions in every layer.
+  Without the smaller variance, the sum of these vectors would dominate the differences between positions.
+
+  Attributes:
+    features: D.
+    layers: number of layers.
+    heads: number N of heads.
+    hidden: features of the hidden layer of feed-forward networks.
+    score, alignment, implementation, kv_heads: fields of self-attention; see modules.attention.
+    position: a spec of POSITIONS.
+    window, sinks: arguments of `visibility_mask` for self-attention.
+    norm: a row of NORMS.
+    norm_first: whether to normalise the inputs of sublayers; see Residual.
+    activation: a row of ACTIVATIONS.
+    dropout: dropout rate of embeddings, before positions are added, and of the results of sublayers.
+    attention_dropout: dropout rate of the weights of self-attention.
+    layer_dropout: probability that a layer is skipped for a whole batch during training (LayerDrop, Fan, Grave & Joulin
+      2020). A skipped layer is computed nevertheless.
+  """
+
+  features: Size = 512
+  layers: Size = 6
+  heads: Size = 8
+  hidden: Size = 2048
+  score: str = 'scaled_dot'
+  alignment: str = 'softmax'
+  implementation: str = 'xla'
+  kv_heads: Count = 0
+  attention_dropout: Fraction = 0.0
+  layer_dropout: Fraction = 0.0
+  position: str = 'sinusoidal'
+  window: Count = 0
+  sinks: Count = 0
+  norm: str = 'layer'
+  norm_first: bool = False
+  activation: str = 'relu'
+  dropout: Fraction = 0.0
+  dtype: jnp.dtype = jnp.float32
+  sublayers = 2  # per layer
+
+  def prepare(self, *, causal: bool) -> None:
+    """Creates the modules that encoders and decoders share; called by `setup`.
+
+    Raises:
+      UserError: for options that contradict each other.
+    """
+    if self.features % self.heads:
+      raise UserError(
+        f'transformer: features must be a multiple of heads, got features={self.features} and heads={self.heads}'
+      )
+    if self.sinks and not self.window:
+      raise UserError(f'transformer: sinks must be 0 without a window (window=0), got sinks={self.sinks}')
+    self.bidirectional = not causal
+    cls, _ = parse_position(self.position)
+    is_made_per_layer = cls.in_attention and not cls.shared_across_layers
+    self.positions = Positions() if is_made_per_layer else self._make_positions()
+    if self.norm_first:
+      self.final_norm = normalise(self.norm, self.dtype)
+
+  def _make_positions(self) -> Positions:
+    cls, options = parse_position(self.position)
+    return cls(self.heads, self.features // self.heads, self.bidirectional, **options)
+
+  def _attention_positions(self) -> Positions | None:
+    """Positions of the self-attention of one layer; None if positions are added to embeddings."""
+    cls, _ = parse_position(self.position)
+    if not cls.in_attention:
+      return None
+    return self.positions if cls.shared_across_layers else self._make_positions()
+
+  @property
+  def residual_scale(self) -> float:
+    """Factor of the initial variance of the last kernel of a sublayer."""
+    return 1 / (self.layers * self.sublayers)
+
+  def self_attention(self) -> Attention:
+    """Returns the self-attention of one layer."""
+    attention = Attention(
+      self.score,
+      self.alignment,
+      self.features,
+      self.heads,
+      self.kv_heads,
+      self.implementation,
+      self.attention_dropout,
+      project_values=True,
+      positions=self._attention_positions(),
+      joined=self.residual_scale,
+      dtype=self.dtype,
+    )
+    return require_backprop(attention)
+
+  def feed_forward(self) -> FeedForward:
+    """Returns the feed-forward network of one layer."""
+    return FeedForward(self.features, self.hidden, self.activation, self.residual_scale, self.dtype)
+
+  @property
+  def residual(self) -> Callable[[], Residual]:
+    """Makes the residual connection of one sublayer."""
+    return functools.partial(Residual, self.norm, self.norm_first, self.dropout, self.dtype)
+
+  def embed_inputs(self, embeddings: jax.Array, at: jax.Array) -> jax.Array:
+    """Scales embeddings [B, T, E] by √D (Vaswani et al. 2017, section 3.4) and adds positions at [T]; x [B, T, D]."""
+    return self.positions.embed(self._widen(embeddings).astype(self.dtype) * self.features**0.5, at)
+
+  @nn.compact
+  def _widen(self, embeddings: jax.Array) -> jax.Array:
+    """Projects embeddings to the width of the layers if it differs."""
+    if embeddings.shape[-1] == self.features:
+      return embeddings
+    return Dense(self.features, use_bias=False, dtype=self.dtype, name='widen')(embeddings)
+
+  def apply_layer_drop(self, x: jax.Array, after: jax.Array, deterministic: bool) -> jax.Array:
+    """Returns `after`, the result of a layer with input x, or x if the layer is skipped."""
+    if deterministic or not self.layer_dropout:
+      return after
+    return jnp.where(jax.random.bernoulli(self.make_rng('dropout'), self.layer_dropout), x, after)
+
+  def finalize(self, x: jax.Array) -> jax.Array:
+    """Normalises the result of the last layer if layers normalise their inputs."""
+    return self.final_norm(x) if self.norm_first else x
+
+
+def require_backprop(attention: Attention, who: str = 'transformer') -> Attention:
+  """Returns the attention.
+
+  Raises:
+    UserError: with `who` as its prefix, if backpropagation alone does not train the alignment.
+  """
+  row = attention.resolved_alignment
+  if not row.trains_by_backprop:
+    requirement = 'a sum over positions' if row.latent else f'the auxiliary loss {row.required_loss!r}'
+    raise UserError(
+      f'{who}: the alignment must train by backpropagation alone; {attention.alignment!r} needs {requirement}, '
+      "which only recurrent decoders support (expected for example 'gumbel')"
+    )
+  return attention
