@@ -4,17 +4,16 @@ Nothing is dropped silently: `Corpus.report` lists what was left out, with its l
 """
 
 import os
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from attention_jax.data.files import read_lines
+from attention_jax.data.pharaoh import parse_pharaoh
 from attention_jax.errors import UserError, choose
 
 Links = tuple[tuple[int, int], ...]
 LINK_LEVELS = {'char': list, 'word': str.split}  # the units that links count, and how to split a line into them
 _COLUMNS = 'expected source TAB target, or source TAB target TAB links'
-_LINK = re.compile(r'([0-9]{1,9})-([0-9]{1,9})')
 
 
 class Corpus(NamedTuple):
@@ -148,28 +147,9 @@ def from_pairs(
 def _read_links(corpus: Corpus, row: int, text: str) -> Links:
   """The links of a row of a corpus, checked against its lengths."""
   where = f'{corpus.name}:{corpus.line(row)}'
-  links = _parse_pharaoh(text, where)
   split = LINK_LEVELS[corpus.level]
-  num_sources = len(split(corpus.source[row]))
-  num_targets = len(split(corpus.target[row]))
-  for source, target in links:
-    if source >= num_sources or target >= num_targets:
-      raise UserError(
-        f"{where}: link '{source}-{target}' is out of range, counted from 0 in {corpus.level}s: "
-        f'the source has {num_sources}, the target {num_targets}'
-      )
-  return links
-
-
-def _parse_pharaoh(line: str, where: str) -> Links:
-  """`'0-0 1-2'` -> ((0, 0), (1, 2)), source first. Raises UserError, which names the line by `where`."""
-  links = []
-  for item in line.split():
-    match = _LINK.fullmatch(item)
-    if not match:
-      raise UserError(f"{where}: cannot parse link '{item}'; expected source-target, counted from 0, such as '0-0 1-2'")
-    links.append((int(match[1]), int(match[2])))
-  return tuple(links)
+  lengths = len(split(corpus.source[row])), len(split(corpus.target[row]))
+  return parse_pharaoh(text, where, lengths, corpus.level)
 
 
 def group_references(corpus: Corpus) -> tuple[list[str], list[list[str]], list[int]]:

@@ -139,9 +139,9 @@ def test_links_of_a_tsv_may_count_characters(write):
   [
     ('alone', '1 column; expected source TAB target, or source TAB target TAB links'),
     ('a\tb\t0-0\td', '4 columns; expected source TAB target, or source TAB target TAB links'),
-    ('a\tb\t0-0 1:2', "cannot parse link '1:2'; expected source-target, counted from 0, such as '0-0 1-2'"),
-    ('a\tb\t-1-0', "cannot parse link '-1-0'; expected source-target, counted from 0, such as '0-0 1-2'"),
-    ('a\tb\t٠-0', "cannot parse link '٠-0'; expected source-target, counted from 0, such as '0-0 1-2'"),
+    ('a\tb\t0-0 1:2', "a link must be source-target, counted from 0, such as '0-0 1-2', got '1:2'"),
+    ('a\tb\t-1-0', "a link must be source-target, counted from 0, such as '0-0 1-2', got '-1-0'"),
+    ('a\tb\t٠-0', "a link must be source-target, counted from 0, such as '0-0 1-2', got '٠-0'"),
     ('a b\tc\t1-1', "link '1-1' is out of range, counted from 0 in words: the source has 2, the target 1"),
   ],
 )
