@@ -1,13 +1,15 @@
-"""Decoder cells: a cell is where attention sits. Every cell has the same methods.
+"""Decoder cells: one step of a recurrent decoder with attention. Every cell has the same methods.
 
 - remember(encoded) -> memory, once per source; start(encoded, memory) -> carry;
-- project_inputs(embeddings [B, T, E]) -> inputs [B, T, ...]: what does not depend on the recurrence, for all steps at once;
+- project_inputs(embeddings [B, T, E]) -> inputs [B, T, ...]: everything before the recurrence, for all steps at once;
 - recur(carry, inputs [B, ...], memory, deterministic) -> carry, trace: the recurrence itself, one step;
-- compute_outputs(traces [B, T, ...], embeddings, memory, deterministic) -> DecoderOutput: what follows it, for all steps at once;
-- observe(carry, log_likelihood) -> carry: for latent alignments, what a step makes of the output once it is known;
-- move_to_end(carry, memory) -> carry: for alignments with a lookback, the next step is to stand at the end of this memory.
+- compute_outputs(traces [B, T, ...], embeddings, memory, deterministic) -> DecoderOutput: everything after
+  the recurrence, for all steps at once;
+- observe(carry, log_likelihood) -> carry: for latent alignments, updates the carry when the output of a step is known;
+- move_to_end(carry, memory) -> carry: for alignments with a lookback, sets the position to the end of this memory.
 
-One step of a decoder is `project_inputs`, `recur` and `compute_outputs` with T = 1; all steps are the same three with a scan of `recur`.
+One step of a decoder is `project_inputs`, `recur` and `compute_outputs` with T = 1; all steps are the same three
+functions with a scan of `recur`.
 """
 
 from collections.abc import Mapping
@@ -20,6 +22,7 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Memory
 from attention_jax.models.encoded import Encoded
+from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.linear import ConcatDense, Dense
@@ -28,11 +31,15 @@ from attention_jax.specs import Fraction, Size
 
 
 class DecoderOutput(NamedTuple):
-  """What a decoder step gives: features [..., D] for the output layer, the context [..., V], the weights [..., S].
+  """Result of decoder steps.
 
-  `state` is the private state of the alignment after the step. With a latent alignment there are features for every
-  position that the output may be read at: [..., S, D]. `layers` are the weights of every layer and head [..., L, N, S],
-  where there are several layers. `top` is the state of the highest layer [..., H].
+  Attributes:
+    features: input of the output layer [..., D]; with a latent alignment, one for every position [..., S, D].
+    context: [..., V].
+    weights: [..., S].
+    state: private state of the alignment after the step.
+    layers: weights of every layer and head [..., L, N, S] of a decoder with several layers of attention, else ().
+    top: state of the highest layer [..., H].
   """
 
   features: jax.Array
@@ -44,7 +51,13 @@ class DecoderOutput(NamedTuple):
 
 
 class CellCarry(NamedTuple):
-  """What one step hands to the next: recurrent states, the attention's carry, the vector fed back."""
+  """Carry of a cell.
+
+  Attributes:
+    states: recurrent states of all layers.
+    attention: carry of the attention.
+    feed: vector that is fed back into the next step, or ().
+  """
 
   states: Any
   attention: Any
@@ -52,7 +65,12 @@ class CellCarry(NamedTuple):
 
 
 class StepTrace(NamedTuple):
-  """What one step of the recurrence leaves for `compute_outputs`: the top state, and what attention gave if it attended."""
+  """Result of one step of the recurrence, from which `compute_outputs` computes features.
+
+  Attributes:
+    state: state of the highest layer.
+    context, weights, alignment: context, weights and alignment state of a cell that attends inside the recurrence.
+  """
 
   state: jax.Array
   context: Any = ()
@@ -61,21 +79,25 @@ class StepTrace(NamedTuple):
 
 
 class Fixed(NamedTuple):
-  """The memory of a cell without attention: one vector [B, D], and the mask of the source."""
+  """Memory of a cell without attention: one vector [B, D], and the mask [B, S] of the source."""
 
   vector: jax.Array
   mask: jax.Array
 
 
 class Cell(nn.Module):
-  """What the cells share.
+  """Base class of cells.
 
   Attributes:
-    attention: where the cell looks.
-    rnn: a row of RECURRENCES.
-    features, layers, residual, dropout: of the recurrent stack.
-    bridge: whether the first states are a learned map of the encoder's last ones; without it they are zeros, and
-      nothing of the source is needed before its end has come.
+    attention: attention over the source.
+    rnn: name of a row of RECURRENCES.
+    features: width of each recurrent layer.
+    layers: number of recurrent layers.
+    residual: whether layers above the first add their input to their output.
+    dropout: dropout rate between layers.
+    bridge: whether the first states are a learned map of the encoder's last states. Without it they are zeros, and
+      decoding may start before the source is complete.
+    dtype: dtype of the computation.
   """
 
   attention: Attention
@@ -88,30 +110,19 @@ class Cell(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   @property
-  def latent(self):
-    """What makes the alignment of this cell latent (functional.latent.LatentAlignment), or None."""
-    return self.attention.resolved_alignment.latent
-
-  @property
-  def needed_loss(self) -> str:
-    """The auxiliary loss without which the alignment learns nothing, or ''."""
-    return self.attention.resolved_alignment.required_loss
-
-  attends = True  # at all
-
-  @property
-  def attends_in_recurrence(self) -> bool:
-    """Whether attention is part of the recurrence, one query at a time."""
-    return True
-
-  @property
-  def starts_without_source(self) -> bool:
-    """Whether nothing but attention tells this cell of the source, so that it may start before the source has come."""
-    return not self.bridge
+  def traits(self) -> Traits:
+    """Properties that do not depend on parameters."""
+    alignment = self.attention.resolved_alignment
+    return Traits(
+      latent=alignment.latent,
+      required_loss=alignment.required_loss,
+      attends_in_recurrence=True,
+      starts_without_source=not self.bridge,
+    )
 
   @property
   def width(self) -> int:
-    """How wide the features for the output layer are."""
+    """Width of the features for the output layer."""
     return self.features
 
   def make_stack(self) -> RecurrentStack:
@@ -126,65 +137,61 @@ class Cell(nn.Module):
   def attend(
     self, carry: CellCarry, query: jax.Array, memory: Memory, deterministic: bool
   ) -> tuple[CellCarry, StepTrace]:
-    """One step of attention inside the recurrence -> carry, StepTrace without the top state."""
+    """Attends once inside the recurrence; returns the carry and a StepTrace without the top state."""
     self.attention.check_step_support()
     attention, (context, weights) = self.attention(carry.attention, query, memory, deterministic)
     trace = StepTrace((), context, one_head(weights, self.attention.heads), attention.state[1])
     return carry._replace(attention=attention), trace
 
   def observe(self, carry: CellCarry, log_likelihood: jax.Array) -> CellCarry:
-    """The carry when the output of its step is known, whose log-likelihood [B, S] is that of reading it at each s."""
+    """Updates the carry when the output of its step is known.
+
+    Args:
+      carry: the carry after the step.
+      log_likelihood: log-probability of the output given each position [B, S].
+    """
     return carry._replace(attention=self.attention.observe(carry.attention, log_likelihood))
 
   def move_to_end(self, carry: CellCarry, memory: Memory) -> CellCarry:
-    """The carry of a walk that stands at the last position of another memory; states and what is fed back stay."""
+    """Sets the position of a monotonic alignment to the end of `memory`; recurrent states and feed are unchanged."""
     return carry._replace(attention=self.attention.carry_at_last_position(memory))
 
   def output(self, features: jax.Array, traces: StepTrace) -> DecoderOutput:
     return DecoderOutput(features, traces.context, traces.weights, traces.alignment, top=traces.state)
 
   def read(self, traces: StepTrace, embeddings: jax.Array, memory: Memory) -> jax.Array:
-    """Features for the output layer: of the context, or of every position where the alignment is latent."""
-    if not self.latent:
+    """Returns features for the output layer: of the context, or of every position if the alignment is latent."""
+    if not self.traits.latent:
       return self.features_of(traces.state, traces.context, embeddings)
-    everywhere = memory.value  # [B, 1, S, V]: the axis of the one head is that of the steps
-    return self.features_of(traces.state[:, :, None], everywhere, embeddings[:, :, None])
+    contexts = memory.value  # [B, 1, S, V]: the axis of the single head broadcasts over the steps
+    return self.features_of(traces.state[:, :, None], contexts, embeddings[:, :, None])
 
 
 def one_head(weights: jax.Array, heads: int) -> jax.Array:
-  """Weights [B, N, ..., S] of several heads averaged to [B, ..., S]."""
+  """Averages weights [B, N, ..., S] over heads to [B, ..., S]."""
   return weights if heads == 1 else weights.mean(1)
 
 
 class Plain(Cell):
   """No attention: the source is one fixed vector. Sutskever, Vinyals & Le 2014; with `feed_context`, Cho et al. 2014.
 
-  Attributes as in Cell, where `attention` is not used; feed_context: whether the vector is an input of every step, and
-  not only the source of the first state.
+  Attributes as in Cell, where `attention` is not used, and
+    feed_context: whether the vector is an input of every step, in addition to the first state.
   """
 
   rnn: str = 'lstm'
   feed_context: bool = False
-  attends = False
 
   def setup(self):
     if not self.bridge and not self.feed_context:
-      raise UserError('plain: with bridge=False nothing tells of the source; possible: feed_context=True')
+      raise UserError('plain: bridge=False requires feed_context=True, else the output would not depend on the source')
     self.stack = self.make_stack()
     if self.feed_context:
       self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
 
   @property
-  def latent(self):
-    return None
-
-  @property
-  def needed_loss(self) -> str:
-    return ''
-
-  @property
-  def starts_without_source(self) -> bool:
-    return False
+  def traits(self) -> Traits:
+    return Traits(attends=False, attends_in_recurrence=True)
 
   def remember(self, encoded: Encoded) -> Fixed:
     return Fixed(encoded.final, encoded.mask)
@@ -206,17 +213,19 @@ class Plain(Cell):
   ) -> DecoderOutput:
     steps = traces.state.shape[:2]
     context = jnp.broadcast_to(memory.vector[:, None], (*steps, memory.vector.shape[-1]))
-    nowhere = jnp.zeros((*steps, memory.mask.shape[-1]), jnp.float32)
-    return DecoderOutput(traces.state, context, nowhere, top=traces.state)
+    weights = jnp.zeros((*steps, memory.mask.shape[-1]), jnp.float32)
+    return DecoderOutput(traces.state, context, weights, top=traces.state)
 
 
 class Bahdanau(Cell):
-  """Attend with the state before, then the RNN; deep output. Bahdanau, Cho & Bengio 2015, section 3.1.
+  """Attention with the previous state, then the RNN; deep output. Bahdanau, Cho & Bengio 2015, section 3.1.
 
-  c_t = attend(s_{t-1}); s_t = RNN(s_{t-1}, [y_{t-1}; c_t]); the output layer sees tanh(W [s_t; c_t; y_{t-1}]), where
-  the paper has maxout. Attributes as in Cell, and
-    readout: the width of the deep output.
-    gate: whether the context is weighed by σ(w s_{t-1} + b), how much of it is wanted (Xu et al. 2015, section 4.2.1).
+  c_t = attend(s_{t-1}); s_t = RNN(s_{t-1}, [y_{t-1}; c_t]). The features are tanh(W [s_t; c_t; y_{t-1}]), where the
+  paper has maxout.
+
+  Attributes as in Cell, and
+    readout: width of the deep output.
+    gate: whether the context is multiplied by the gate σ(w s_{t-1} + b) (Xu et al. 2015, section 4.2.1).
   """
 
   readout: Size = 512
@@ -230,9 +239,9 @@ class Bahdanau(Cell):
     self.stack = self.make_stack()
     self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
     self.deep = ConcatDense(self.readout, bias=True, dtype=self.dtype)
-    if self.gate and self.latent:
-      what = f'alignment {self.attention.alignment!r} has one for each position'
-      raise UserError(f'bahdanau: gate=True weighs one context, {what}; possible: gate=False')
+    if self.gate and self.traits.latent:
+      reason = f'alignment {self.attention.alignment!r} has one context for each position'
+      raise UserError(f'bahdanau: gate must be False, got True; {reason}')
     self.wanted = Dense(1, dtype=self.dtype) if self.gate else None
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
@@ -241,10 +250,10 @@ class Bahdanau(Cell):
   def recur(
     self, carry: CellCarry, inputs: jax.Array, memory: Memory, deterministic: bool
   ) -> tuple[CellCarry, StepTrace]:
-    before = carry.states[-1][0]
-    carry, trace = self.attend(carry, before, memory, deterministic)
+    previous_state = carry.states[-1][0]
+    carry, trace = self.attend(carry, previous_state, memory, deterministic)
     if self.gate:
-      trace = trace._replace(context=trace.context * jax.nn.sigmoid(self.wanted(before)))
+      trace = trace._replace(context=trace.context * jax.nn.sigmoid(self.wanted(previous_state)))
     states, state = self.stack(carry.states, inputs + self.context_gates(trace.context), deterministic)
     return carry._replace(states=states), trace._replace(state=state)
 
@@ -258,11 +267,14 @@ class Bahdanau(Cell):
 
 
 class Luong(Cell):
-  """The RNN first, then attend with its new state. Luong, Pham & Manning 2015, section 3.
+  """The RNN, then attention with its new state. Luong, Pham & Manning 2015, section 3.
 
   s_t = RNN(s_{t-1}, [y_{t-1}; a_{t-1}]); c_t = attend(s_t); a_t = tanh(W [c_t; s_t]), the attentional vector, which is
-  the output and, with input feeding, part of the next input. Without it nothing of attention is in the recurrence, and
-  all steps are attended at once wherever the alignment allows it. Attributes as in Cell.
+  the output and, with input feeding, part of the next input. Without input feeding, attention is outside the recurrence
+  and computed for all steps at once if the alignment allows it.
+
+  Attributes as in Cell, and
+    input_feeding: whether the attentional vector is an input of the next step.
   """
 
   rnn: str = 'lstm'
@@ -275,12 +287,12 @@ class Luong(Cell):
       self.feed_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
 
   @property
-  def attends_in_recurrence(self) -> bool:
-    return self.input_feeding or self.attention.is_recurrent
+  def traits(self) -> Traits:
+    return super().traits._replace(attends_in_recurrence=self.input_feeding or self.attention.is_recurrent)
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
     states = self.stack.start(encoded.final)
-    attention = self.attention.init_carry(memory) if self.attends_in_recurrence else ()
+    attention = self.attention.init_carry(memory) if self.traits.attends_in_recurrence else ()
     return CellCarry(states, attention, jnp.zeros_like(states[-1][0]) if self.input_feeding else ())
 
   def recur(
@@ -290,7 +302,7 @@ class Luong(Cell):
       inputs = inputs + self.feed_gates(carry.feed)
     states, state = self.stack(carry.states, inputs, deterministic)
     carry = carry._replace(states=states)
-    if not self.attends_in_recurrence:
+    if not self.traits.attends_in_recurrence:
       return carry, StepTrace(state)
     carry, trace = self.attend(carry, state, memory, deterministic)
     if self.input_feeding:
@@ -300,7 +312,7 @@ class Luong(Cell):
   def compute_outputs(
     self, traces: StepTrace, embeddings: jax.Array, memory: Memory, deterministic: bool
   ) -> DecoderOutput:
-    if not self.attends_in_recurrence:
+    if not self.traits.attends_in_recurrence:
       context, weights = self.attention.parallel(traces.state, memory, deterministic)
       traces = traces._replace(context=context, weights=one_head(weights, self.attention.heads))
     return self.output(self.read(traces, embeddings, memory), traces)
@@ -310,12 +322,14 @@ class Luong(Cell):
 
 
 class GNMTCell(Cell):
-  """Attend with the lowest layer; the context is an input of all layers. Wu et al. 2016, section 3.
+  """Attention with the lowest layer; the context is an input of all layers. Wu et al. 2016, section 3.
 
-  c_t = attend(s_{t-1}) with the state that the lowest layer had, s_t = LSTM([y_{t-1}; c_t]), and every layer above gets
-  [output below; c_t]. With `current` it is s_t = LSTM([y_{t-1}; c_{t-1}]) first and c_t = attend(s_t) for the layers
-  above, as in the variant gnmt_v2 of github.com/tensorflow/nmt. Layers from the third on add what comes from below to
-  their output. Attributes as in Cell.
+  c_t = attend(s_{t-1}) with the previous state of the lowest layer, s_t = LSTM([y_{t-1}; c_t]), and every layer above
+  gets [output below; c_t]. From the third on, layers add their input to their output.
+
+  Attributes as in Cell, and
+    current: whether the lowest layer attends with its new state: s_t = LSTM([y_{t-1}; c_{t-1}]), c_t = attend(s_t) for
+      the layers above, as in the variant gnmt_v2 of github.com/tensorflow/nmt.
   """
 
   rnn: str = 'lstm'
@@ -324,11 +338,11 @@ class GNMTCell(Cell):
   current: bool = True
 
   def setup(self):
-    if self.latent:
+    if self.traits.latent:
       name = self.attention.alignment
-      raise UserError(f'gnmt: alignment {name!r} needs a readout of each position, which bahdanau and luong alone have')
+      raise UserError(f'gnmt: alignment {name!r} needs features of every position; expected decoder: bahdanau or luong')
     if self.layers < 2:
-      raise UserError(f'gnmt: layers={self.layers}; possible: 2 or more, the lowest one attends')
+      raise UserError(f'gnmt: layers must be at least 2, of which the lowest attends, got {self.layers}')
     stack = lambda layers: RecurrentStack(
       self.rnn, self.features, layers, self.residual, self.dropout, self.bridge, self.dtype
     )
@@ -338,8 +352,10 @@ class GNMTCell(Cell):
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
     states = self.stack.start(encoded.final), self.above.start(encoded.final)
-    nothing = jnp.zeros((encoded.final.shape[0], self.attention.context_width(memory)), self.dtype)
-    return CellCarry(states, self.attention.init_carry(memory), nothing if self.current else ())
+    feed = ()
+    if self.current:
+      feed = jnp.zeros((encoded.final.shape[0], self.attention.context_width(memory)), self.dtype)
+    return CellCarry(states, self.attention.init_carry(memory), feed)
 
   def recur(
     self, carry: CellCarry, inputs: jax.Array, memory: Memory, deterministic: bool
@@ -351,8 +367,8 @@ class GNMTCell(Cell):
     lowest, output = self.stack(states[0], inputs + self.context_gates(context), deterministic)
     if self.current:
       carry, trace = self.attend(carry, output, memory, deterministic)
-    given = jnp.concatenate([self.drop(output, deterministic=deterministic), trace.context], axis=-1)
-    above, top = self.above(states[1], self.above.project(given), deterministic, trace.context)
+    inputs_above = jnp.concatenate([self.drop(output, deterministic=deterministic), trace.context], axis=-1)
+    above, top = self.above(states[1], self.above.project(inputs_above), deterministic, trace.context)
     feed = trace.context if self.current else ()
     return carry._replace(states=(lowest, above), feed=feed), trace._replace(state=top)
 

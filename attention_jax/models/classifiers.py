@@ -1,4 +1,4 @@
-"""Classifiers of documents: any encoder and any pooling, of words and of sentences. CLASSIFIERS."""
+"""Document classifiers, which combine any encoder with any pooling of words and sentences: CLASSIFIERS."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ from attention_jax.specs import Count, Fraction, Size, check_fields
 
 
 class ClassifierOutput(NamedTuple):
-  """What is said of documents.
+  """Logits of the labels, and attention weights over words and sentences.
 
   Attributes:
     logits: [B, L].
-    words: weights [B, N, H, W] of the words of each sentence.
-    sentences: weights [B, H, N] of sentences; of one level, 1 for all.
+    words: weights [B, N, H, W] over the words of each sentence.
+    sentences: weights [B, H, N] over the sentences; 1 everywhere if the classifier does not pool sentences.
   """
 
   logits: jax.Array
@@ -36,20 +36,24 @@ class ClassifierOutput(NamedTuple):
 
 
 class Classifier(nn.Module):
-  """What classifiers share.
+  """Base class of classifiers.
 
-  `takes_pairs` says whether it reads pairs of texts, `single_level` whether all words of a document are pooled at once.
+  Class attributes: `takes_pairs`, whether the input is a pair of texts; `single_level`, whether all words of a document
+  are pooled at once.
 
   Attributes:
     embedding: module from ids to vectors.
-    encoder: spec of ENCODERS, that reads the words (of a sentence), and the sentences.
+    encoder: spec of ENCODERS, for words (of each sentence, if there are two levels) and for sentences.
     pooling: spec of POOLINGS.
-    attention: what it attends by.
-    labels: how many.
-    hidden: width of a layer of ReLU before the labels; 0 is none.
+    attention: configuration of the attention of the pooling.
+    labels: number of labels, L.
+    hidden: width of a ReLU layer before the output layer; 0 for none.
+    dropout: rate on embeddings, encoder outputs and inputs of the last layers.
+    dtype: of the computation.
   """
 
-  takes_pairs, single_level = False, False
+  takes_pairs = False
+  single_level = False
   embedding: nn.Module
   encoder: str
   pooling: str
@@ -59,75 +63,108 @@ class Classifier(nn.Module):
   dropout: Fraction = 0.0
   dtype: jnp.dtype = jnp.float32
 
-  def reader(self, embedding: nn.Module) -> nn.Module:
+  def make_encoder(self, embedding: nn.Module) -> nn.Module:
+    """Returns a new encoder with `embedding` as its input layer."""
     parts = {'embedding': embedding, 'dropout': self.dropout, 'dtype': self.dtype}
     return make(self.encoder, ENCODERS, 'encoder', **parts)
 
-  def pool(self) -> nn.Module:
+  def make_pooling(self) -> nn.Module:
+    """Returns a new pooling module."""
     return make(self.pooling, POOLINGS, 'pooling', attention=self.attention)
 
   def classify(self, x: jax.Array, deterministic: bool) -> jax.Array:
-    """A vector [B, V] -> logits [B, L]."""
+    """Returns the logits [B, L] of document vectors [B, V]."""
     drop = Dropout(self.dropout)
     if self.hidden:
-      x = nn.relu(Dense(self.hidden, dtype=self.dtype, name='before')(drop(x, deterministic=deterministic)))
-    return Dense(self.labels, dtype=self.dtype, name='labels')(drop(x, deterministic=deterministic))
+      x = drop(x, deterministic=deterministic)
+      x = nn.relu(Dense(self.hidden, dtype=self.dtype, name='before')(x))
+    x = drop(x, deterministic=deterministic)
+    return Dense(self.labels, dtype=self.dtype, name='labels')(x)
 
 
 class Same(nn.Module):
-  """Vectors in the place of ids: what is read has been embedded."""
+  """Identity, in place of an embedding when the inputs are vectors already."""
 
   def __call__(self, x: jax.Array, deterministic: bool = True) -> jax.Array:
     return x
 
 
 class Flat(Classifier):
-  """One level: all words of a document in a row, whatever sentence they stand in."""
+  """Single-level classifier: pools all words of a document as one sequence, ignoring sentence boundaries."""
 
   single_level = True
 
   @nn.compact
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool = True) -> ClassifierOutput:
-    """source [B, N, W] ids, mask [B, N, W]."""
+    """Classifies documents.
+
+    Args:
+      source: ids [B, N, W].
+      mask: [B, N, W], True for words.
+      deterministic: whether dropout is off.
+
+    Returns:
+      ClassifierOutput; `sentences` is 1 everywhere.
+    """
     batch, sentences, words = source.shape
-    ids, real = (x.reshape(batch, sentences * words) for x in (source, mask))
-    order = jnp.argsort(~real, axis=1, stable=True)  # no gaps where sentences end: a place is how many words are before
-    ids, real = (jnp.take_along_axis(x, order, 1) for x in (ids, real))
-    encoded = self.reader(self.embedding)(ids, real, deterministic)
-    summary, weights = self.pool()(encoded.memory, encoded.mask, encoded.final, deterministic)
-    weights = jnp.take_along_axis(weights, jnp.argsort(order, axis=1)[:, None], 2)
-    of_words = jnp.moveaxis(weights.reshape(batch, -1, sentences, words), 1, 2)
-    return ClassifierOutput(
-      self.classify(summary, deterministic), of_words, jnp.ones((batch, 1, sentences), jnp.float32)
-    )
+    ids = source.reshape(batch, sentences * words)
+    flat_mask = mask.reshape(batch, sentences * words)
+    # Moves padding to the end, so that the position of a word is the number of words before it.
+    order = jnp.argsort(~flat_mask, axis=1, stable=True)
+    ids = jnp.take_along_axis(ids, order, 1)
+    flat_mask = jnp.take_along_axis(flat_mask, order, 1)
+
+    encoded = self.make_encoder(self.embedding)(ids, flat_mask, deterministic)
+    summary, weights = self.make_pooling()(encoded.memory, encoded.mask, encoded.final, deterministic)
+
+    inverse_order = jnp.argsort(order, axis=1)
+    weights = jnp.take_along_axis(weights, inverse_order[:, None], 2)
+    word_weights = jnp.moveaxis(weights.reshape(batch, -1, sentences, words), 1, 2)
+    sentence_weights = jnp.ones((batch, 1, sentences), jnp.float32)
+    return ClassifierOutput(self.classify(summary, deterministic), word_weights, sentence_weights)
 
 
 class Hierarchical(Classifier):
-  """Sentences from words, then the document from its sentences, each read and pooled. Yang et al. 2016, section 2."""
+  """Hierarchical classifier: encodes and pools words to sentences, then sentences to a document.
+
+  Yang et al. 2016, section 2.
+  """
 
   @nn.compact
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool = True) -> ClassifierOutput:
-    """source [B, N, W] ids, mask [B, N, W]."""
+    """Classifies documents.
+
+    Args:
+      source: ids [B, N, W].
+      mask: [B, N, W], True for words.
+      deterministic: whether dropout is off.
+
+    Returns:
+      ClassifierOutput.
+    """
     batch, sentences, words = source.shape
-    apart = lambda x: x.reshape(batch * sentences, words)
-    encoded = self.reader(self.embedding)(apart(source), apart(mask), deterministic)
-    x, of_words = self.pool()(encoded.memory, encoded.mask, encoded.final, deterministic)
-    there = mask.any(-1)
-    encoded = self.reader(Same())(x.reshape(batch, sentences, -1), there, deterministic)
-    x, of_sentences = self.pool()(encoded.memory, encoded.mask, encoded.final, deterministic)
-    return ClassifierOutput(
-      self.classify(x, deterministic), of_words.reshape(batch, sentences, -1, words), of_sentences
-    )
+    ids = source.reshape(batch * sentences, words)
+    word_mask = mask.reshape(batch * sentences, words)
+    encoded = self.make_encoder(self.embedding)(ids, word_mask, deterministic)
+    x, word_weights = self.make_pooling()(encoded.memory, encoded.mask, encoded.final, deterministic)
+
+    sentence_mask = mask.any(-1)
+    encoded = self.make_encoder(Same())(x.reshape(batch, sentences, -1), sentence_mask, deterministic)
+    x, sentence_weights = self.make_pooling()(encoded.memory, encoded.mask, encoded.final, deterministic)
+
+    word_weights = word_weights.reshape(batch, sentences, -1, words)
+    return ClassifierOutput(self.classify(x, deterministic), word_weights, sentence_weights)
 
 
 class Decomposable(Classifier):
-  """Two texts: each word attends to the other text, is compared with what it found, and all of them are pooled.
+  """Decomposable attention between two texts: attend to the other text, compare, and pool.
 
-  Parikh et al. 2016, equations 1 to 5, with score 'dot', softmax and pooling 'sum': F, G and H have two layers of ReLU.
-  Every word of the one is a query F(a) into a memory with keys F(b) and values b, and the other way round. The first
-  sentence of a document is the one text, the second the other.
+  Parikh et al. 2016, equations 1 to 5, with score 'dot', softmax and pooling 'sum'. F, G and H are two ReLU layers
+  each. Every word of text a is a query F(a) into a memory with keys F(b) and values b, and vice versa. The first
+  sentence of a document is text a, the second one text b.
 
-  Attributes as in Classifier, and width: of F, G and H.
+  Attributes as in Classifier, and:
+    width: of F, G and H.
   """
 
   takes_pairs = True
@@ -135,29 +172,49 @@ class Decomposable(Classifier):
 
   @nn.compact
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool = True) -> ClassifierOutput:
-    """source [B, 2, W] ids, mask [B, 2, W]."""
+    """Classifies pairs of texts.
+
+    Args:
+      source: ids [B, 2, W].
+      mask: [B, 2, W], True for words.
+      deterministic: whether dropout is off.
+
+    Returns:
+      ClassifierOutput. `words` [B, 2, W, W] has, for each text, the weights over its words by each word of the other.
+
+    Raises:
+      UserError: if a document does not have two texts.
+    """
     if source.shape[1] != 2:
-      raise UserError(f'decomposable: two texts are compared, got {source.shape[1]}; possible: buckets of (2, words)')
-    attend, compare = (_Layers(self.width, self.dropout, self.dtype, name=name) for name in ('attend', 'compare'))
-    reader, pool, attention = self.reader(self.embedding), self.pool(), self.attention.copy()
-    encoded = [reader(source[:, side], mask[:, side], deterministic) for side in (0, 1)]
-    keys = [attend(one.memory, deterministic) for one in encoded]
-    found, weights = [], []
-    for mine, other in ((0, 1), (1, 0)):
-      memory = attention.remember(keys[other], mask[:, other], value=encoded[other].memory)
-      read = attention.parallel(keys[mine], memory, deterministic)
-      compared = compare(jnp.concatenate([encoded[mine].memory, read.context], -1), deterministic)
-      summary, _ = pool(compared, mask[:, mine], masked_mean(compared, mask[:, mine]), deterministic)
-      found.append(summary)
-      weights.append(zero_masked(read.weights, mask[:, mine]))
-    said = _Layers(self.width, self.dropout, self.dtype, name='decide')(jnp.concatenate(found, -1), deterministic)
-    # Of each text the weights of its words, by each word of the other one.
-    of_words = jnp.stack([x.reshape(len(mask), -1, mask.shape[-1]) for x in reversed(weights)], 1)
-    return ClassifierOutput(self.classify(said, deterministic), of_words, jnp.ones((len(mask), 1, 2), jnp.float32))
+      raise UserError(f'decomposable: documents must have 2 texts, buckets of (2, words), got {source.shape[1]}')
+    attend = _Layers(self.width, self.dropout, self.dtype, name='attend')
+    compare = _Layers(self.width, self.dropout, self.dtype, name='compare')
+    encoder = self.make_encoder(self.embedding)
+    pooling = self.make_pooling()
+    attention = self.attention.copy()
+
+    encoded = [encoder(source[:, side], mask[:, side], deterministic) for side in (0, 1)]
+    keys = [attend(text.memory, deterministic) for text in encoded]
+    summaries, weights = [], []
+    for query, key in ((0, 1), (1, 0)):
+      memory = attention.remember(keys[key], mask[:, key], value=encoded[key].memory)
+      attended = attention.parallel(keys[query], memory, deterministic)
+      compared = compare(jnp.concatenate([encoded[query].memory, attended.context], -1), deterministic)
+      mean = masked_mean(compared, mask[:, query])
+      summary, _ = pooling(compared, mask[:, query], mean, deterministic)
+      summaries.append(summary)
+      weights.append(zero_masked(attended.weights, mask[:, query]))
+
+    decide = _Layers(self.width, self.dropout, self.dtype, name='decide')
+    features = decide(jnp.concatenate(summaries, -1), deterministic)
+    # Reversed: the queries of one text weigh the words of the other.
+    word_weights = jnp.stack([x.reshape(len(mask), -1, mask.shape[-1]) for x in reversed(weights)], 1)
+    sentence_weights = jnp.ones((len(mask), 1, 2), jnp.float32)
+    return ClassifierOutput(self.classify(features, deterministic), word_weights, sentence_weights)
 
 
 class _Layers(nn.Module):
-  """Two layers of ReLU, with dropout before each; they keep the size of what they are given (He et al. 2015)."""
+  """Two ReLU layers with dropout before each. He initialisation preserves the variance (He et al. 2015)."""
 
   width: int
   dropout: float
@@ -183,10 +240,12 @@ class ClassifierConfig:
   """The fields of `config.model` and their defaults.
 
   Attributes:
-    classifier, encoder, pooling: spec strings for CLASSIFIERS, ENCODERS and POOLINGS.
-    embedding: features of the words' embeddings.
-    hidden: width of a layer of ReLU before the labels; 0 is none.
-    dropout: on embeddings, on what encoders give, and before the labels.
+    classifier: spec of CLASSIFIERS.
+    encoder: spec of ENCODERS.
+    pooling: spec of POOLINGS.
+    embedding: width of the word embeddings.
+    hidden: width of a ReLU layer before the output layer; 0 for none.
+    dropout: rate on embeddings, encoder outputs and inputs of the last layers.
     dtype: of the computation, 'float32' or 'bfloat16'; parameters are float32.
   """
 
@@ -200,21 +259,46 @@ class ClassifierConfig:
 
 
 def build_classifier(model: Mapping[str, Any], words: int, labels: int) -> Classifier:
-  """The classifier that `config.model` means, for so many words and labels. Raises UserError for what is not there."""
+  """Builds the classifier that `config.model` describes.
+
+  Args:
+    model: `config.model`, the fields of ClassifierConfig and `attention`.
+    words: size of the vocabulary.
+    labels: number of labels.
+
+  Returns:
+    A Classifier without parameters.
+
+  Raises:
+    UserError: if a field, a spec or an option is unknown or out of range, or if the alignment needs a sequence loss.
+  """
   options = ClassifierConfig(**{field.name: model[field.name] for field in dataclasses.fields(ClassifierConfig)})
   check_fields(options, 'config.model')
   check_fields(Attention(**model['attention']), 'config.model.attention')
-  parts = {'dtype': DTYPES[choose(options.dtype, DTYPES, 'dtype')], 'dropout': options.dropout}
-  attention = Attention(**model['attention'], dtype=parts['dtype'])
+  dtype = DTYPES[choose(options.dtype, DTYPES, 'dtype')]
+  parts = {'dtype': dtype, 'dropout': options.dropout}
+  attention = Attention(**model['attention'], dtype=dtype)
   if not attention.resolved_alignment.trains_by_backprop:
-    possible = ', '.join(name for name, row in ALIGNMENTS.items() if row.trains_by_backprop)
+    expected = ', '.join(name for name, row in ALIGNMENTS.items() if row.trains_by_backprop)
     raise UserError(
-      f'attention.alignment={attention.alignment!r} learns by a loss over words that are said; possible for documents: '
-      + possible
+      'attention.alignment of classifiers must be trained by backpropagation alone, '
+      f'got {attention.alignment!r}; expected one of: {expected}'
     )
-  given = {'embedding': Embedding(words, options.embedding, **parts), 'attention': attention, 'labels': labels, **parts}
-  given |= {name: getattr(options, name) for name in ('encoder', 'pooling', 'hidden')}
-  classifier = make(options.classifier, CLASSIFIERS, 'classifier', **given)
-  for spec, table, what in ((options.encoder, ENCODERS, 'encoder'), (options.pooling, POOLINGS, 'pooling')):
-    make(spec, table, what, **{'encoder': {'embedding': Same(), **parts}, 'pooling': {'attention': attention}}[what])
+
+  embedding = Embedding(words, options.embedding, **parts)
+  classifier = make(
+    options.classifier,
+    CLASSIFIERS,
+    'classifier',
+    embedding=embedding,
+    attention=attention,
+    labels=labels,
+    encoder=options.encoder,
+    pooling=options.pooling,
+    hidden=options.hidden,
+    **parts,
+  )
+  # Classifiers make their encoder and pooling when they are applied; this reports wrong specs earlier.
+  make(options.encoder, ENCODERS, 'encoder', embedding=Same(), **parts)
+  make(options.pooling, POOLINGS, 'pooling', attention=attention)
   return classifier

@@ -1,12 +1,16 @@
-"""Encoder and decoder of convolutions, with attention in every layer of the decoder. Gehring et al. 2017.
+"""Convolutional encoder and decoder, with attention in every decoder layer. Gehring et al. 2017.
 
-Their layers are all of one width here; those of the paper's largest models grow towards the top. Where ours differ from
-the paper besides: dropout is on embeddings before positions are added, embeddings start as they do in every model here
-and not with a standard deviation of 0.1, and the output layer is not normalised. The equations are those of the text;
-the paper's own program also multiplies both sums of attention, that of the query and that of the values, and the sum of
-a layer's output and its context by √0.5, and divides the gradient of the encoder by twice the number of attentions.
+The equations are those of the text. Differences from the paper:
+- All layers have one width; in the paper's largest models the upper layers are wider.
+- Dropout is applied to embeddings before positions are added.
+- Embeddings have the initialiser of all models of this package, not a standard deviation of 0.1.
+- The output layer is not weight-normalised.
+
+The authors' code also multiplies three sums by √0.5: query and embedding, memory and embedding (the values), and layer
+output and context. It divides the gradient of the encoder by twice the number of attention layers.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -28,13 +32,15 @@ from attention_jax.specs import Fraction, Size
 
 
 class Convolutional(nn.Module):
-  """What both sides share.
+  """Base class of encoder and decoder.
 
   Attributes:
-    features, layers: D, and how many blocks.
-    width: how many positions a convolution reads.
-    max_positions: how many positions have a vector of their own.
-    dropout: on embeddings, on what goes into every block, and on what the decoder gives.
+    features: width of the hidden states, D.
+    layers: number of blocks.
+    width: number of positions in the window of a convolution.
+    max_positions: number of learned position embeddings, the longest sequence.
+    dropout: rate on embeddings, block inputs and decoder outputs.
+    dtype: of the computation.
   """
 
   features: Size = 512
@@ -45,18 +51,26 @@ class Convolutional(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def prepare(self) -> None:
-    """Makes what both have in `setup`."""
+    """Creates the shared submodules; called in `setup`."""
     self.positions = LearnedPositions(max_positions=self.max_positions)
     self.widen = Normed(self.features, 1 - self.dropout, self.dtype)
 
   def embed_inputs(self, embeddings: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Embeddings [B, T, E] at positions [T] -> embeddings that know of positions, and x [B, T, D]. Section 3.1."""
+    """Adds positions to embeddings and projects them. Section 3.1.
+
+    Args:
+      embeddings: [B, T, E].
+      at: positions [T].
+
+    Returns:
+      The embeddings with positions added [B, T, E], and the input of the first block [B, T, D].
+    """
     embedded = self.positions.embed(embeddings.astype(self.dtype), at)
     return embedded, self.widen(embedded)
 
   @nn.compact
   def finalize(self, x: jax.Array, size: int) -> jax.Array:
-    """x [..., D] -> [..., E], as wide as embeddings are."""
+    """Projects x [..., D] to [..., E], where E is `size`, the width of the embeddings."""
     return Normed(size, dtype=self.dtype, name='narrow')(x)
 
 
@@ -70,31 +84,33 @@ class EncoderBlock(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: jax.Array, deterministic: bool) -> jax.Array:
-    """x [B, S, D], mask [B, S]."""
-    # To the last real position padding has to look as what is beyond the ends does.
-    given = zero_masked(Dropout(self.dropout)(x, deterministic=deterministic), mask)
-    near = windows(given, self.width // 2, self.width // 2)
-    return average_residual(GatedConvolution(self.features, self.dropout, self.dtype)(near), x)
+    """Maps x [B, S, D] with mask [B, S] to [B, S, D]."""
+    # Padding must be zero, as are the positions beyond the ends, so that outputs do not depend on its length.
+    inputs = zero_masked(Dropout(self.dropout)(x, deterministic=deterministic), mask)
+    input_windows = windows(inputs, self.width // 2, self.width // 2)
+    return average_residual(GatedConvolution(self.features, self.dropout, self.dtype)(input_windows), x)
 
 
 class ConvEncoder(Convolutional, kw_only=True):
-  """Gated convolutions; attention gives what was read and the embeddings, zₛ + eₛ. Gehring et al. 2017, section 3.2.
+  """Encoder of gated convolutions. Gehring et al. 2017, section 3.2.
 
-  The memory zₛ and the values zₛ + eₛ are as wide as the embeddings; `final` is the mean of the memory.
-  Attributes as in Convolutional, and embedding: module from ids to vectors.
+  The keys are the outputs zₛ, and the values of attention are zₛ + eₛ, with the embeddings eₛ. Both have the width of
+  the embeddings; `final` is the mean of the memory.
+
+  Attributes as in Convolutional, and:
+    embedding: module from ids to vectors.
   """
 
   embedding: nn.Module
 
   def setup(self):
     if self.width % 2 == 0:
-      raise UserError(f'conv: width={self.width} of the encoder has no position in its middle; possible: odd numbers')
+      raise UserError(f'conv: width of the encoder must be odd, got {self.width}')
     self.prepare()
-    block = lambda: EncoderBlock(self.features, self.width, self.dropout, self.dtype)
-    self.blocks = [block() for _ in range(self.layers)]
+    self.blocks = [EncoderBlock(self.features, self.width, self.dropout, self.dtype) for _ in range(self.layers)]
 
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
-    """source [B, S] ids, mask [B, S] -> Encoded."""
+    """Encodes a source of ids [B, S] with mask [B, S]."""
     embedded, x = self.embed_inputs(self.embedding(source, deterministic), jnp.arange(source.shape[1]))
     for block in self.blocks:
       x = block(x, mask, deterministic)
@@ -103,8 +119,12 @@ class ConvEncoder(Convolutional, kw_only=True):
 
 
 class ConvLayerCarry(NamedTuple):
-  """What one step of a decoder layer hands to the next: its last inputs [B, width - 1, D], zeros before the first, and
-  the carry of its attention, () where queries may come in any order."""
+  """State of a decoder layer between steps.
+
+  Attributes:
+    inputs: its last inputs [B, width - 1, D]; zeros before the first step.
+    attention: the carry of its attention; () if the attention is not recurrent.
+  """
 
   inputs: jax.Array
   attention: Any
@@ -113,9 +133,9 @@ class ConvLayerCarry(NamedTuple):
 class ConvDecoderLayer(nn.Module):
   """h = v(W [x_{t-k+1} ... x_t] + b); h ← h + U √m c_t; x ← (h + x) √0.5. Gehring et al. 2017, sections 3.2 to 3.4.
 
-  c_t = attend(d_t), d_t = V h_t + b + g_t (equation 1), with g_t the embedding of the token that goes in, m the number
-  of real positions of the source. U is there for contexts of another width, as it is in the paper's own program; the
-  paper's text adds c_t as it is.
+  c_t = attend(d_t), d_t = V h_t + b + g_t (equation 1), with g_t the embedding of the input token, m the number of
+  source positions that are not masked. U projects contexts to the width of h, as in the authors' code; the paper's text
+  adds c_t without projection.
   """
 
   attention: Attention
@@ -128,45 +148,87 @@ class ConvDecoderLayer(nn.Module):
     self.drop = Dropout(self.dropout)
 
   def remember(self, encoded: Encoded) -> Memory:
-    """What is looked at in every step, prepared once."""
+    """Prepares the memory of a source, once for all steps."""
     return self.attention.remember(encoded.memory, encoded.mask, value=encoded.values)
 
   def start(self, memory: Memory) -> ConvLayerCarry:
-    """The carry before the first step."""
-    nothing = jnp.zeros((memory.key.shape[0], self.width - 1, self.features), self.dtype)
-    return ConvLayerCarry(nothing, self.attention.init_carry(memory) if self.attention.is_recurrent else ())
+    """Returns the carry before the first step."""
+    inputs = jnp.zeros((memory.key.shape[0], self.width - 1, self.features), self.dtype)
+    attention_carry = self.attention.init_carry(memory) if self.attention.is_recurrent else ()
+    return ConvLayerCarry(inputs, attention_carry)
 
   def __call__(self, x: jax.Array, embedded: jax.Array, memory: Memory, deterministic: bool):
-    """All steps: x [B, T, D], embedded [B, T, E] -> x, weights over the memory [B, N, T, S]."""
-    near = windows(self.drop(x, deterministic=deterministic), self.width - 1, 0)
-    attend = lambda query: ((), *self.attention.parallel(query, memory, deterministic))
-    return self._through(near, x, embedded, memory, attend)[1:]
+    """Computes all steps at once.
+
+    Args:
+      x: inputs [B, T, D].
+      embedded: embeddings with positions [B, T, E].
+      memory: of `remember`.
+      deterministic: whether dropout is off.
+
+    Returns:
+      The next layer's x [B, T, D], and weights over the memory [B, N, T, S].
+    """
+    input_windows = windows(self.drop(x, deterministic=deterministic), self.width - 1, 0)
+
+    def attend(query):
+      context, weights = self.attention.parallel(query, memory, deterministic)
+      return (), context, weights
+
+    _, x, weights = self._apply_layer(input_windows, x, embedded, memory, attend)
+    return x, weights
 
   def step(self, carry: ConvLayerCarry, x: jax.Array, embedded: jax.Array, memory: Memory, deterministic: bool):
-    """One step: x [B, D], embedded [B, E] -> the next carry, x, weights over the memory [B, N, S]."""
+    """Computes one step.
+
+    Args:
+      carry: of the step before.
+      x: inputs [B, D].
+      embedded: embeddings with positions [B, E].
+      memory: of `remember`.
+      deterministic: whether dropout is off.
+
+    Returns:
+      The new carry, the next layer's x [B, D], and weights over the memory [B, N, S].
+    """
     inputs = jnp.concatenate([carry.inputs, self.drop(x, deterministic=deterministic)[:, None]], axis=1)
-    attend = lambda query: attend_single_query(self.attention, carry.attention, query, memory, deterministic)
-    after, x, weights = self._through(inputs.reshape(x.shape[0], -1), x, embedded, memory, attend)
-    return ConvLayerCarry(inputs[:, 1:], after), x, weights
+
+    def attend(query):
+      return attend_single_query(self.attention, carry.attention, query, memory, deterministic)
+
+    input_window = inputs.reshape(x.shape[0], -1)
+    attention_carry, x, weights = self._apply_layer(input_window, x, embedded, memory, attend)
+    return ConvLayerCarry(inputs[:, 1:], attention_carry), x, weights
 
   @nn.compact
-  def _through(self, near: jax.Array, x: jax.Array, embedded: jax.Array, memory: Memory, attend):
-    """attend(query) -> the next carry of attention, context, weights; returns that carry, x, weights."""
-    h = GatedConvolution(self.features, self.dropout, self.dtype, name='convolution')(near)
+  def _apply_layer(self, input_windows: jax.Array, x: jax.Array, embedded: jax.Array, memory: Memory, attend: Callable):
+    """Applies convolution, attention and residual connection.
+
+    Args:
+      input_windows: the inputs in the window of each position, concatenated, [..., width D].
+      x: [..., D].
+      embedded: [..., E].
+      memory: of `remember`.
+      attend: maps a query to the new carry of the attention, context and weights.
+
+    Returns:
+      The new carry of the attention, x and weights.
+    """
+    h = GatedConvolution(self.features, self.dropout, self.dtype, name='convolution')(input_windows)
     query = Normed(embedded.shape[-1], dtype=self.dtype, name='query')(h) + embedded
-    after, context, weights = attend(query)
-    # A mean of m vectors that know nothing of each other varies 1 / m as much as each: times m √(1 / m), section 3.4.
+    attention_carry, context, weights = attend(query)
+    # The mean of m independent vectors has 1 / m of their variance; m √(1 / m) restores it (section 3.4).
     real = memory.mask.sum(-1).reshape((x.shape[0],) + (1,) * (context.ndim - 1))
     context = context * jnp.sqrt(real).astype(context.dtype)
     h = h + Normed(self.features, dtype=self.dtype, name='back')(context)
-    return after, average_residual(h, x), with_head_axis(weights, self.attention.heads)
+    return attention_carry, average_residual(h, x), with_head_axis(weights, self.attention.heads)
 
 
 class ConvDecoder(LayeredDecoder, Convolutional, kw_only=True):
-  """Gated convolutions over what came before, each followed by attention. Gehring et al. 2017, sections 3.2 and 3.3.
+  """Causal gated convolutions, each followed by attention. Gehring et al. 2017, sections 3.2 and 3.3.
 
-  The features for the output layer are as wide as the embeddings. Attributes as in LayeredDecoder and Convolutional; the paper
-  has score='dot' and one head.
+  The features for the output layer have the width of the embeddings. Attributes as in LayeredDecoder and Convolutional;
+  the paper has score='dot' and one head.
   """
 
   def setup(self):
@@ -180,39 +242,50 @@ class ConvDecoder(LayeredDecoder, Convolutional, kw_only=True):
     self.drop = Dropout(self.dropout)
 
   def start(self, encoded: Encoded, max_length: int) -> tuple[LayeredCarry, tuple[Memory, ...]]:
+    """Returns the carry before the first step, and the memory of every layer.
+
+    Raises:
+      UserError: if `max_length` exceeds the number of position embeddings.
+    """
     self.positions.check(max_length)
-    memory = self._remember(encoded)
-    layers = tuple(block.start(own_memory) for block, own_memory in zip(self.blocks, memory, strict=True))
-    return initial_carry(encoded.memory.shape[0], layers), memory
+    memories = self._remember(encoded)
+    layers = tuple(block.start(memory) for block, memory in zip(self.blocks, memories, strict=True))
+    return initial_carry(encoded.memory.shape[0], layers), memories
 
   def step(
     self, carry: LayeredCarry, embedding: jax.Array, memory: tuple[Memory, ...], deterministic: bool = True
   ) -> tuple[LayeredCarry, DecoderOutput]:
-    embedded, x = (y[:, 0] for y in self.embed_inputs(embedding[:, None], carry.step[:1]))
-    carries, seen = [], []
-    for block, own, own_memory in zip(self.blocks, carry.layers, memory, strict=True):
-      own, x, weights = block.step(own, x, embedded, own_memory, deterministic)
-      carries.append(own)
-      seen.append(weights)
-    output = self._output(x, embedded, seen, 1, deterministic)
-    return LayeredCarry(carry.step + 1, tuple(carries)), output
+    """Decodes one step from the embedding [B, E] of the input token."""
+    embedded, x = self.embed_inputs(embedding[:, None], carry.step[:1])
+    embedded, x = embedded[:, 0], x[:, 0]
+    layer_carries, layer_weights = [], []
+    for block, layer_carry, layer_memory in zip(self.blocks, carry.layers, memory, strict=True):
+      layer_carry, x, weights = block.step(layer_carry, x, embedded, layer_memory, deterministic)
+      layer_carries.append(layer_carry)
+      layer_weights.append(weights)
+    output = self._output(x, embedded, layer_weights, 1, deterministic)
+    return LayeredCarry(carry.step + 1, tuple(layer_carries)), output
 
   def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> DecoderOutput:
-    (embedded, x), seen = self.embed_inputs(embeddings, jnp.arange(embeddings.shape[1])), []
-    for block, own_memory in zip(self.blocks, self._remember(encoded), strict=True):
-      x, weights = block(x, embedded, own_memory, deterministic)
-      seen.append(jnp.moveaxis(weights, 2, 1))
-    return self._output(x, embedded, seen, 2, deterministic)
+    """Decodes all steps at once from the embeddings [B, T, E] of the input tokens."""
+    embedded, x = self.embed_inputs(embeddings, jnp.arange(embeddings.shape[1]))
+    layer_weights = []
+    for block, layer_memory in zip(self.blocks, self._remember(encoded), strict=True):
+      x, weights = block(x, embedded, layer_memory, deterministic)
+      layer_weights.append(jnp.moveaxis(weights, 2, 1))
+    return self._output(x, embedded, layer_weights, 2, deterministic)
 
   def _remember(self, encoded: Encoded) -> tuple[Memory, ...]:
-    # The encoder hears the mean of what all layers have to say to it, not the sum; what the values have besides the
-    # memory, the embeddings of the source, hears all of it (section 3.4).
+    """Prepares the memory of every layer."""
+    # The gradient of the encoder is the mean over layers, not their sum. Values differ from the memory by the source
+    # embeddings, which receive the whole gradient (section 3.4).
     memory = scale_gradient(encoded.memory, 1 / self.layers)
     encoded = encoded._replace(memory=memory, value=encoded.values + (memory - encoded.memory))
     return tuple(block.remember(encoded) for block in self.blocks)
 
   def _output(
-    self, x: jax.Array, embedded: jax.Array, seen: list[jax.Array], axis: int, deterministic: bool
+    self, x: jax.Array, embedded: jax.Array, layer_weights: list[jax.Array], axis: int, deterministic: bool
   ) -> DecoderOutput:
+    """Returns the features for the output layer, and the weights of all layers stacked along `axis`."""
     features = self.drop(self.finalize(x, embedded.shape[-1]), deterministic=deterministic)
-    return self.gather(features, seen, axis)
+    return self.gather(features, layer_weights, axis)

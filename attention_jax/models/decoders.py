@@ -1,6 +1,6 @@
-"""Decoders: start, step, and a call over all steps. Training uses the call, search uses step; both are one path.
+"""Decoders: `start`, `step`, and a call over all steps. Training uses the call, search uses `step`; both are one path.
 
-- start(encoded, max_length) -> carry, memory: what is prepared once per source, for at most so many steps;
+- start(encoded, max_length) -> carry, memory: prepared once per source, for at most `max_length` steps;
 - step(carry, embedding [B, E], memory, deterministic) -> carry, DecoderOutput with [B, ...];
 - a call: (encoded, embeddings [B, T, E], deterministic) -> DecoderOutput with [B, T, ...].
 """
@@ -19,6 +19,7 @@ from attention_jax.models.cells import CELLS, Cell, DecoderOutput
 from attention_jax.models.convolutional import ConvDecoder
 from attention_jax.models.encoded import Encoded
 from attention_jax.models.layered import LayeredCarry, LayeredDecoder, initial_carry
+from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.transformer import DecoderLayer, Stack, require_backprop, visibility_mask
@@ -26,25 +27,27 @@ from attention_jax.specs import Fraction
 
 
 def over_steps(step, module: nn.Module):
-  """step(module, carry, inputs [B, ...]) -> (carry, outputs) lifted to a scan over the axis T of inputs [B, T, ...]."""
-  # To keep [B, S, F] of every step for the backward pass costs more than to compute it again; not so products with
-  # kernels, which are most of the work and leave little.
-  kept = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+  """Lifts step(module, carry, inputs [B, ...]) -> (carry, outputs) to a scan over the axis T of inputs [B, T, ...]."""
+  # Storing [B, S, F] of every step for the backward pass costs more than recomputing it. Products with kernels are
+  # stored: they are most of the work and small.
+  saved = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
   return nn.scan(
-    nn.remat(step, prevent_cse=False, policy=kept),
+    nn.remat(step, prevent_cse=False, policy=saved),
     variable_broadcast='params',
     split_rngs={'params': False, 'dropout': True, 'attention': True},
     in_axes=1,
     out_axes=1,
-    # True traces the step once more; parameters can only be made so.
+    # True traces the step once more, which initialisation needs.
     check_constancy_invariants=module.is_initializing(),
   )
 
 
 class Decoder(nn.Module):
-  """A scan over a cell of CELLS.
+  """A scan over a cell.
 
-  Attributes: dropout, on the features for the output layer.
+  Attributes:
+    cell: an instance of a row of CELLS.
+    dropout: dropout rate of the features for the output layer.
   """
 
   cell: Cell
@@ -55,40 +58,20 @@ class Decoder(nn.Module):
 
   @property
   def attention(self) -> Attention:
-    """What looks at the memory."""
+    """The attention over the source."""
     return self.cell.attention
 
   @property
-  def attends(self) -> bool:
-    """Whether it attends to anything."""
-    return self.cell.attends
-
-  @property
-  def latent(self):
-    """What makes the alignment latent (functional.latent.LatentAlignment), or None."""
-    return self.cell.latent
-
-  @property
-  def needed_loss(self) -> str:
-    """The auxiliary loss without which the alignment learns nothing, or ''."""
-    return self.cell.needed_loss
-
-  @property
-  def attends_in_recurrence(self) -> bool:
-    """Whether attention over the source is part of a recurrence, one query at a time."""
-    return self.cell.attends_in_recurrence
-
-  @property
-  def starts_without_source(self) -> bool:
-    """Whether it may start before the source has come."""
-    return self.cell.starts_without_source
+  def traits(self) -> Traits:
+    """Properties of the cell."""
+    return self.cell.traits
 
   def start(self, encoded: Encoded, max_length: int) -> tuple[Any, Any]:
     memory = self.cell.remember(encoded)
     return self.cell.start(encoded, memory), memory
 
   def observe(self, carry: Any, log_likelihood: jax.Array) -> Any:
-    """The carry of a latent alignment when the output of its step is known; log_likelihood [B, S] of every position."""
+    """Updates the carry of a latent alignment when the output of its step is known; log_likelihood [B, S]."""
     return self.cell.observe(carry, log_likelihood)
 
   def step(
@@ -113,9 +96,9 @@ class Decoder(nn.Module):
 
 
 class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
-  """Layers that look at their own sequence and at the memory. Vaswani et al. 2017, section 3.1.
+  """Layers with self-attention and attention to the memory. Vaswani et al. 2017, section 3.1.
 
-  Attributes as in LayeredDecoder and Stack; the features of the attention are those of the decoder.
+  Attributes as in LayeredDecoder and Stack; the features of the attention must equal those of the decoder.
   """
 
   sublayers = 3
@@ -172,5 +155,5 @@ DECODERS: Mapping[str, type[nn.Module]] = {**CELLS, 'conv': ConvDecoder, 'transf
 
 
 def decoder_of(module: nn.Module, dropout: float) -> nn.Module:
-  """A row of DECODERS as a decoder: a cell is scanned over."""
+  """Returns an instance of a row of DECODERS as a decoder: a cell is wrapped in a scan."""
   return Decoder(module, dropout) if isinstance(module, Cell) else module

@@ -1,4 +1,4 @@
-"""The encoder-decoder, and `build`: from a config to a model."""
+"""The encoder-decoder, and `build`, which makes a model from a config."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ from attention_jax.functional.latent import log_mixture
 from attention_jax.functional.masking import zero_masked
 from attention_jax.models.decoders import DECODERS, decoder_of, over_steps
 from attention_jax.models.encoders import ENCODERS
+from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.embedding import Embedding, oov_to_unk
 from attention_jax.modules.outputs import OUTPUTS, CopyInputs
@@ -23,16 +24,16 @@ DTYPES: Mapping[str, Any] = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
 
 
 class ModelOutput(NamedTuple):
-  """What a model says of targets.
+  """Result of a model for targets.
 
   Attributes:
-    logits: [B, T, V] float32, of the vocabulary; log-probabilities where the alignment is latent or the output layer
-      copies, which also says the words of the source that the vocabulary does not know: [B, T, V + S].
-    weights: [B, T, S] they were made with.
-    state: the private state of the alignment after each step: [B, T, N, ...], () where it has none.
-    likelihood: log p(y_t | position s) [B, T, S] where the alignment is latent, else ().
-    linear: what the logits of a whole sequence come from, modules.outputs.LinearLogits; () where they are a mixture.
-    layers: the weights of every layer and head [B, T, L, N, S] of a decoder with several layers of attention, else ().
+    logits: [B, T, V] float32. They are log-probabilities if the alignment is latent, or if the output layer copies,
+      which also emits out-of-vocabulary words of the source: [B, T, V + S].
+    weights: attention weights [B, T, S].
+    state: private state of the alignment after each step [B, T, N, ...], () if it has none.
+    likelihood: log p(y_t | position s) [B, T, S] if the alignment is latent, else ().
+    linear: modules.outputs.LinearLogits, from which the logits are computed; () if they are a mixture.
+    layers: weights of every layer and head [B, T, L, N, S] of a decoder with several layers of attention, else ().
   """
 
   logits: jax.Array
@@ -44,21 +45,31 @@ class ModelOutput(NamedTuple):
 
 
 class SourceMemory(NamedTuple):
-  """What is prepared once per source: by the decoder, and by the output layer."""
+  """Everything that is prepared once per source.
+
+  Attributes:
+    memory: memory of the decoder.
+    kept: memory of an output layer that copies, else ().
+  """
 
   memory: Any
   kept: Any = ()
 
 
 class Pending(NamedTuple):
-  """The carry of a latent alignment: that of the decoder, and the features [B, S, D] that the last token came from."""
+  """Carry of a latent alignment.
+
+  Attributes:
+    decoder: carry of the decoder.
+    features: features of every position [B, S, D] from which the last token was emitted.
+  """
 
   decoder: Any
   features: jax.Array
 
 
 def shift_right(target: jax.Array) -> jax.Array:
-  """target [B, T] -> what the decoder reads [B, T]: BOS, then every token but the last."""
+  """Returns the inputs [B, T] of the decoder for targets [B, T]: BOS, then every token but the last."""
   return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
 
 
@@ -71,108 +82,109 @@ class EncoderDecoder(nn.Module):
   output: nn.Module
 
   @property
-  def latent(self):
-    """What makes the alignment latent (functional.latent.LatentAlignment), or None."""
-    return self.decoder.latent
-
-  @property
-  def needed_loss(self) -> str:
-    """The auxiliary loss without which the alignment learns nothing, or ''."""
-    return self.decoder.needed_loss
+  def traits(self) -> Traits:
+    """Properties of the decoder."""
+    return self.decoder.traits
 
   @property
   def copies(self) -> bool:
-    """Whether words of the source can be said as such."""
+    """Whether the output layer copies words of the source."""
     return self.output.copies
 
-  @property
-  def attends(self) -> bool:
-    return self.decoder.attends
-
   def output_size(self, source_length: int) -> int:
-    """How many tokens it can say: ids below that."""
+    """Size of the output: the vocabulary and the copyable positions of the source."""
     return self.embedding.size + source_length * self.copies
 
   def __call__(
     self, source: jax.Array, source_mask: jax.Array, target: jax.Array, deterministic: bool = True
   ) -> ModelOutput:
-    """source [B, S] ids, source_mask [B, S], target [B, T] ids, each read after those before it -> ModelOutput.
+    """Computes all steps with teacher forcing: each step reads the target tokens before it.
 
-    Ids V + s, from the size of the vocabulary on, are words that it does not know: those that stand at s of the source,
-    and nowhere before.
+    Ids V + s, where V is the size of the vocabulary, are out-of-vocabulary words whose first source position is s.
+
+    Args:
+      source: ids [B, S].
+      source_mask: [B, S], True = real.
+      target: ids [B, T].
+      deterministic: whether dropout and sampling are off.
     """
-    encoded, entering = self.encoder(source, source_mask, deterministic), shift_right(target)
-    if self.latent:
-      return self._sum_over_positions(encoded, entering, oov_to_unk(target, self.embedding.size), deterministic)
-    embeddings = self.embedding(entering, deterministic)
-    return self._say(self.decoder(encoded, embeddings, deterministic), embeddings, self._keep(encoded, source))
+    encoded = self.encoder(source, source_mask, deterministic)
+    inputs = shift_right(target)
+    if self.traits.latent:
+      return self._sum_over_positions(encoded, inputs, oov_to_unk(target, self.embedding.size), deterministic)
+    embeddings = self.embedding(inputs, deterministic)
+    output = self.decoder(encoded, embeddings, deterministic)
+    return self._emit(output, embeddings, self._copy_memory(encoded, source))
 
   def start(self, source: jax.Array, source_mask: jax.Array, max_length: int) -> tuple[Any, Any]:
-    """The first carry and the memory, at test time, for at most `max_length` steps."""
+    """Returns the first carry and the memory, at test time, for at most `max_length` steps."""
     encoded = self.encoder(source, source_mask, True)
     carry, memory = self._start(encoded, max_length)
-    return carry, SourceMemory(memory, self._keep(encoded, source))
+    return carry, SourceMemory(memory, self._copy_memory(encoded, source))
 
   def step(self, carry: Any, token: jax.Array, memory: SourceMemory) -> tuple[Any, ModelOutput]:
-    """token [B] ids -> the next carry, and ModelOutput for the token after it: logits [B, V], weights [B, S]."""
-    if self.latent:
+    """Reads token ids [B]; returns the carry, and ModelOutput for the next token: logits [B, V], weights [B, S]."""
+    if self.traits.latent:
       carry, outputs, _ = self._latent_step(carry, token, memory.memory, True)
       return carry, outputs
     embedding = self.embedding(token)
     carry, output = self.decoder.step(carry, embedding, memory.memory)
-    return carry, self._say(output, embedding, memory.kept)._replace(linear=())
+    return carry, self._emit(output, embedding, memory.kept)._replace(linear=())
 
   def posterior(self, outputs: ModelOutput, target_mask: jax.Array) -> jax.Array:
-    """Weights [B, T, S] given the whole target: of a latent alignment where each token was read, of others as used.
+    """Returns weights [B, T, S]: the posterior given the whole target if the alignment is latent, else those used.
 
-    What stands behind target_mask [B, T] tells nothing of the tokens before it.
+    Masked positions of target_mask [B, T] do not influence the posterior.
     """
-    if not self.latent:
+    latent = self.traits.latent
+    if not latent:
       return outputs.weights
     one_head = jax.tree.map(lambda x: x[:, :, 0], outputs.state)
-    known = jnp.where(target_mask[..., None], outputs.likelihood, 0.0)
-    return zero_masked(jax.vmap(self.latent.posterior)(outputs.weights, one_head, known), target_mask)
+    likelihood = jnp.where(target_mask[..., None], outputs.likelihood, 0.0)
+    return zero_masked(jax.vmap(latent.posterior)(outputs.weights, one_head, likelihood), target_mask)
 
-  def _keep(self, encoded, source: jax.Array) -> Any:
-    """What the output layer keeps of a source."""
+  def _copy_memory(self, encoded, source: jax.Array) -> Any:
+    """Memory of the output layer for a source."""
     return self.output.remember(encoded.memory, encoded.mask, source)
 
-  def _say(self, output, embeddings: jax.Array, kept: Any) -> ModelOutput:
-    """Outputs of one step or of all, from those of the decoder and what it read."""
+  def _emit(self, output, embeddings: jax.Array, copy_memory: Any) -> ModelOutput:
+    """Applies the output layer to the output of the decoder for one step or all steps."""
     parts = tuple(part for part in (output.context, output.top, embeddings) if not isinstance(part, tuple))
-    said = self.output(output.features, CopyInputs(kept, output.weights, parts))
-    return ModelOutput(said.logits(), output.weights, output.state, linear=said.linear, layers=output.layers)
+    emitted = self.output(output.features, CopyInputs(copy_memory, output.weights, parts))
+    return ModelOutput(emitted.logits(), output.weights, output.state, linear=emitted.linear, layers=output.layers)
 
   def _start(self, encoded, max_length: int) -> tuple[Any, Any]:
     carry, memory = self.decoder.start(encoded, max_length)
-    if self.latent and self.latent.observe:
-      # The first token, BOS, tells nothing: the chain starts at a known position, whatever it is said to be read from.
-      cell, places = self.decoder.cell, encoded.mask.shape
-      carry = Pending(carry, jnp.zeros((*places, cell.width), cell.dtype))
+    latent = self.traits.latent
+    if latent and latent.observe:
+      # The chain starts at a known position, so that the first token, BOS, is no evidence.
+      cell = self.decoder.cell
+      carry = Pending(carry, jnp.zeros((*encoded.mask.shape, cell.width), cell.dtype))
     return carry, memory
 
-  def _sum_over_positions(self, encoded, entering: jax.Array, target: jax.Array, deterministic: bool) -> ModelOutput:
-    """All steps of a latent alignment, one after the other: log-probabilities [B, S, vocabulary] of one at a time."""
+  def _sum_over_positions(self, encoded, inputs: jax.Array, target: jax.Array, deterministic: bool) -> ModelOutput:
+    """Computes all steps of a latent alignment in a scan, with log-probabilities [B, S, V] of one step at a time."""
     carry, memory = self._start(encoded, target.shape[1])
 
     def step(model, carry, tokens):
-      entering, token = tokens
-      carry, outputs, log_probs = model._latent_step(carry, entering, memory, deterministic)
-      likelihood = jnp.take_along_axis(log_probs, token[:, None, None], axis=-1)[..., 0]
+      input_token, target_token = tokens
+      carry, outputs, log_probs = model._latent_step(carry, input_token, memory, deterministic)
+      likelihood = jnp.take_along_axis(log_probs, target_token[:, None, None], axis=-1)[..., 0]
       return carry, outputs._replace(likelihood=likelihood)
 
-    return over_steps(step, self)(self, carry, (entering, target))[1]
+    return over_steps(step, self)(self, carry, (inputs, target))[1]
 
   def _latent_step(self, carry: Any, token: jax.Array, memory: Any, deterministic: bool):
-    """-> the next carry, ModelOutput, and log p(y | position s) [B, S, vocabulary]."""
-    if self.latent.observe:
-      seen = jax.nn.log_softmax(self.output(carry.features).logits())
-      likelihood = jnp.take_along_axis(seen, token[:, None, None], axis=-1)[..., 0]
+    """Returns the next carry, ModelOutput, and log p(y | position s) [B, S, V]."""
+    is_observed = self.traits.latent.observe is not None
+    if is_observed:
+      previous_log_probs = jax.nn.log_softmax(self.output(carry.features).logits())
+      likelihood = jnp.take_along_axis(previous_log_probs, token[:, None, None], axis=-1)[..., 0]
       carry = self.decoder.observe(carry.decoder, likelihood)
     carry, output = self.decoder.step(carry, self.embedding(token, deterministic), memory, deterministic)
     log_probs = jax.nn.log_softmax(self.output(output.features).logits())
     outputs = ModelOutput(log_mixture(output.weights, log_probs), output.weights, output.state)
-    return Pending(carry, output.features) if self.latent.observe else carry, outputs, log_probs
+    return Pending(carry, output.features) if is_observed else carry, outputs, log_probs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,10 +211,19 @@ class ModelConfig:
 
 
 def build(model: Mapping[str, Any], source_size: int, target_size: int) -> EncoderDecoder:
-  """The model that `config.model` means, for vocabularies of these sizes. Raises UserError for what does not exist."""
+  """Builds the model of `config.model`.
+
+  Args:
+    model: the group `model` of a config.
+    source_size: size of the source vocabulary.
+    target_size: size of the target vocabulary.
+
+  Raises:
+    UserError: for an unknown variant, option or value, and for parts that do not fit together.
+  """
   options, parts = parse_model_config(model)
   if options.share_embeddings and source_size != target_size:
-    raise UserError(f'share_embeddings needs a shared vocabulary; got {source_size} and {target_size} tokens')
+    raise UserError(f'share_embeddings needs a shared vocabulary, got {source_size} and {target_size} tokens')
   target = Embedding(target_size, options.embedding, **parts)
   source = target if options.share_embeddings else Embedding(source_size, options.embedding, **parts)
   encoder = make(options.encoder, ENCODERS, 'encoder', embedding=source, **parts)
@@ -212,7 +233,7 @@ def build(model: Mapping[str, Any], source_size: int, target_size: int) -> Encod
 
 
 def parse_model_config(model: Mapping[str, Any]) -> tuple[ModelConfig, dict[str, Any]]:
-  """The fields of `config.model`, and what all of its modules are given: dropout and dtype."""
+  """Returns the fields of `config.model`, and the arguments of all its modules: dropout and dtype."""
   options = ModelConfig(**{field.name: model[field.name] for field in dataclasses.fields(ModelConfig)})
   check_fields(options, 'config.model')
   check_fields(Attention(**model['attention']), 'config.model.attention')
@@ -227,10 +248,11 @@ def assemble(
   size: int,
   embedding: Embedding | None = None,
 ) -> EncoderDecoder:
-  """An encoder with the decoder and the output layer of a config, for a target vocabulary of this size."""
+  """Combines an encoder with the decoder and output layer of a config, for a target vocabulary of `size` entries."""
   embedding = embedding or Embedding(size, options.embedding, **parts)
-  look = Attention(**attention, dtype=parts['dtype'])
-  decoder = decoder_of(make(options.decoder, DECODERS, 'decoder', attention=look, **parts), options.dropout)
+  source_attention = Attention(**attention, dtype=parts['dtype'])
+  cell_or_decoder = make(options.decoder, DECODERS, 'decoder', attention=source_attention, **parts)
+  decoder = decoder_of(cell_or_decoder, options.dropout)
   output = make(options.output, OUTPUTS, 'output', size=size, embedding=embedding, dtype=parts['dtype'])
   return EncoderDecoder(encoder, decoder, embedding, output)
 
@@ -239,12 +261,15 @@ def _check_copies(spec: str, output: nn.Module, decoder: nn.Module, source_size:
   if not output.copies:
     return
   if source_size != target_size:
-    raise UserError(f'output {spec!r} copies and needs a shared vocabulary; got {source_size} and {target_size} tokens')
-  if not decoder.attends:
-    raise UserError(f'output {spec!r} copies by weights, and this decoder attends to nothing')
-  if decoder.latent:
-    possible = ', '.join(name for name, cls in OUTPUTS.items() if not cls.copies)
-    raise UserError(f'output {spec!r} copies by weights, a latent alignment sums over positions; possible: {possible}')
+    raise UserError(f'output {spec!r} copies and needs a shared vocabulary, got {source_size} and {target_size} tokens')
+  if not decoder.traits.attends:
+    raise UserError(f'output {spec!r} copies by attention weights, but this decoder does not attend')
+  if decoder.traits.latent:
+    expected = ', '.join(name for name, cls in OUTPUTS.items() if not cls.copies)
+    raise UserError(
+      f'output {spec!r} copies by attention weights, but a latent alignment sums over positions; '
+      f'expected one of: {expected}'
+    )
 
 
 def make(spec: str, table: Mapping[str, type[nn.Module]], what: str, **parts: Any) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Encoders: from a source to a memory. All of them return `Encoded`, so that every decoder takes every encoder."""
+"""Encoders: from a source to a memory. All of them return `Encoded`, so that every decoder works with every encoder."""
 
 from collections.abc import Mapping
 
@@ -19,14 +19,16 @@ DIRECTIONS: Mapping[str, tuple[bool, ...]] = {'forward': (False,), 'backward': (
 
 
 class RecurrentEncoder(nn.Module):
-  """Stacked recurrent layers over embedded tokens; `final` is every layer's last state, side by side.
+  """Stacked recurrent layers over embedded tokens; `final` is the concatenation of the last states of all layers.
 
   Attributes:
     embedding: module from ids to vectors.
-    rnn: a row of RECURRENCES.
-    features: of each layer.
-    layers, residual: how many, and whether each from number `residual_from` on adds its input, where the widths agree.
-    dropout: on the memory and between layers.
+    rnn: name of a row of RECURRENCES.
+    features: width of each layer.
+    layers: number of layers.
+    residual: whether layers from number `residual_from` on add their input to their output, if the widths agree.
+    dropout: dropout rate of the memory and between layers.
+    dtype: dtype of the computation.
   """
 
   embedding: nn.Module
@@ -39,12 +41,12 @@ class RecurrentEncoder(nn.Module):
   residual_from = 1
 
   def sides(self, layer: int) -> tuple[tuple[bool, int], ...]:
-    """Of each side of a layer, whether it reads the source backward, and its features."""
+    """Returns, for each direction of a layer, whether it reads the source backward, and its width."""
     raise NotImplementedError
 
   @property
   def incremental(self) -> bool:
-    """Whether a source may be encoded part by part: nothing that comes later changes what was encoded before."""
+    """Whether a source may be encoded part by part, because later tokens do not change earlier states."""
     return not any(backward for layer in range(self.layers) for backward, _ in self.sides(layer))
 
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
@@ -53,7 +55,7 @@ class RecurrentEncoder(nn.Module):
     return Encoded(memory, mask, jnp.concatenate(jax.tree.leaves(states), axis=-1))
 
   def init_states(self, batch: int) -> tuple[State, ...]:
-    """The states of all layers, each in all its directions, before the first token of `batch` sources."""
+    """Returns the states of all layers and directions before the first token of `batch` sources."""
     sides = [side for layer in range(self.layers) for side in self.sides(layer)]
     return tuple(zero_state(self.rnn, batch, features, self.dtype) for _, features in sides)
 
@@ -61,9 +63,18 @@ class RecurrentEncoder(nn.Module):
   def extend(
     self, states: tuple[State, ...], ids: jax.Array, mask: jax.Array | None = None, deterministic: bool = True
   ) -> tuple[tuple[State, ...], jax.Array]:
-    """Goes on after these states with ids [B, n], mask [B, n] -> the new states, memory [B, n, D] of these positions.
+    """Continues from `states` with more tokens.
 
-    By default everything is real. What is not `incremental` takes the whole source at once.
+    An encoder that is not `incremental` needs the whole source at once.
+
+    Args:
+      states: as returned by `init_states` or by this method.
+      ids: [B, n].
+      mask: [B, n], True = real; by default all are.
+      deterministic: whether dropout is off.
+
+    Returns:
+      The new states, and the memory [B, n, D] of these positions.
     """
     mask = jnp.ones(ids.shape, bool) if mask is None else mask
     outputs, before, after = self.embedding(ids, deterministic), iter(states), []
@@ -83,10 +94,10 @@ class RecurrentEncoder(nn.Module):
 
 
 class RNN(RecurrentEncoder):
-  """Recurrent layers that all read in one direction, or all in both.
+  """Recurrent layers that all read in one direction, or all in both directions.
 
-  Attributes as in RecurrentEncoder, and direction: 'forward', 'backward' (Sutskever et al. 2014 read the source backward) or
-  'both', where each direction has half of the features.
+  Attributes as in RecurrentEncoder, and direction: 'forward', 'backward' (Sutskever et al. 2014 read the source
+  backward) or 'both', where each direction has half of the features.
   """
 
   direction: str = 'forward'
@@ -99,7 +110,7 @@ class RNN(RecurrentEncoder):
 
 
 class BiRNN(RNN):
-  """RNN in both directions."""
+  """RNN that reads in both directions."""
 
   direction: str = 'both'
 
@@ -120,7 +131,7 @@ class GNMT(RecurrentEncoder):
 
 
 class TransformerEncoder(Stack, kw_only=True):
-  """Layers that look at their own sequence; `final` is the mean of the memory. Vaswani et al. 2017, section 3.1.
+  """Layers with self-attention; `final` is the mean of the memory. Vaswani et al. 2017, section 3.1.
 
   Attributes as in Stack, and embedding: module from ids to vectors.
   """
@@ -144,11 +155,12 @@ class TransformerEncoder(Stack, kw_only=True):
 
 
 class Embedded(nn.Module):
-  """Nothing but embeddings, whose mean is `final`: attention over words as they stand.
+  """Embeddings without an encoder, whose mean is `final`: attention over the words themselves.
 
   Attributes:
-    embedding: module from ids to vectors. Its features are those of the embedding, and so is its dropout.
-    scale: what embeddings are multiplied by.
+    embedding: module from ids to vectors, which determines width and dropout.
+    scale: factor of the embeddings.
+    dtype: dtype of the computation.
   """
 
   embedding: nn.Module

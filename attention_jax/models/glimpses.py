@@ -1,4 +1,4 @@
-"""The recurrent model of visual attention: a few glimpses of a picture, each where the model wants the next one."""
+"""Recurrent visual attention: classifies a picture from a few glimpses at sampled locations. Mnih et al. 2014."""
 
 import dataclasses
 from typing import NamedTuple
@@ -12,14 +12,14 @@ from attention_jax.specs import Positive, Size, check_fields
 
 
 class GlimpseNetworkOutput(NamedTuple):
-  """What came of a picture.
+  """Logits, and the location, log-density and baseline of each glimpse.
 
   Attributes:
     logits: [B, L], after the last glimpse.
-    locations: [B, T, 2], where it looked: row and column, from -1 at the top left to 1 at the bottom right.
-    log_policy: [B, T], the log-density of each location, given what was seen before it; 0 for the first, which is
-      drawn from no policy, and where nothing is drawn.
-    baselines: [B, T], the reward that was expected before each.
+    locations: [B, T, 2], centres of the glimpses: row and column, from -1 at the top left to 1 at the bottom right.
+    log_policy: [B, T], log-density of each location conditional on the glimpses before it. It is 0 for the first
+      location, which the policy does not choose, and for all locations of deterministic calls.
+    baselines: [B, T], predicted reward before each glimpse.
   """
 
   logits: jax.Array
@@ -29,36 +29,48 @@ class GlimpseNetworkOutput(NamedTuple):
 
 
 def retina(picture: jax.Array, location: jax.Array, size: int, scales: int) -> jax.Array:
-  """Patches of size, 2 size, 4 size ... pixels around a location, each as size x size means: [scales, size, size, C].
+  """Extracts square patches of size, 2 size, 4 size ... pixels around a location. Mnih et al. 2014, section 3.1.
 
-  Args: picture [height, width, C], 0 beyond its edges; location [2] as in GlimpseNetworkOutput. Mnih et al. 2014, section 3.1.
+  Args:
+    picture: [height, width, C]; pixels beyond its edges count as 0.
+    location: [2], as in GlimpseNetworkOutput.
+    size: side of the finest patch in pixels, and of every patch in cells.
+    scales: number of patches.
+
+  Returns:
+    The mean of the pixels in each cell of each patch, [scales, size, size, C].
   """
   cell = 2 ** jnp.arange(scales)[:, None, None]
 
-  def shares(axis: int) -> jax.Array:
-    """[scales, size, pixels]: how much of each cell every pixel of an axis is."""
+  def pixel_weights(axis: int) -> jax.Array:
+    """Returns the weight of each pixel of an axis in the mean of each cell, [scales, size, pixels]."""
     pixels = picture.shape[axis]
     middle = jnp.round((location[axis] + 1) / 2 * pixels).astype(jnp.int32)
     first = middle - size * cell // 2 + cell * jnp.arange(size)[None, :, None]
-    away = jnp.arange(pixels)[None, None] - first
-    return ((away >= 0) & (away < cell)) / cell.astype(jnp.float32)
+    offset = jnp.arange(pixels)[None, None] - first
+    return ((offset >= 0) & (offset < cell)) / cell.astype(jnp.float32)
 
-  return jnp.einsum('srh,hwk,scw->srck', shares(0), picture, shares(1), precision=jax.lax.Precision.HIGHEST)
+  row_weights = pixel_weights(0)
+  column_weights = pixel_weights(1)
+  return jnp.einsum('srh,hwk,scw->srck', row_weights, picture, column_weights, precision=jax.lax.Precision.HIGHEST)
 
 
 class GlimpseNetwork(nn.Module):
   """h_t = ReLU(W h_{t-1} + V g_t), g_t of the retina and the location; l_{t+1} ~ N(tanh(U h_t), deviation²).
 
   Mnih et al. 2014, section 3.1: the glimpse network, the core, the location network, and the label after the last
-  glimpse. In their section 4 the mean of a location is U h_t; the tanh keeps it in the picture. Nothing of the policy
-  or of the baseline sends gradients into h.
+  glimpse. In their section 4 the mean of a location is U h_t; the tanh keeps it inside the picture. The gradients of
+  the policy and of the baseline do not reach h.
 
   Attributes:
-    labels: how many.
-    glimpses: T.
-    size, scales: of the retina, see `retina`.
-    hidden, features: widths of what the retina and the location become, and of g and h.
-    deviation: of a location, in units of half a picture.
+    labels: number of labels, L.
+    glimpses: number of glimpses, T.
+    size: side of the finest patch in pixels, see `retina`.
+    scales: number of patches, see `retina`.
+    hidden: width of the layers of the patches and of the location.
+    features: width of g and h.
+    deviation: standard deviation of a location, in units of half a picture.
+    dtype: of the computation.
   """
 
   labels: int
@@ -72,40 +84,70 @@ class GlimpseNetwork(nn.Module):
 
   @nn.compact
   def __call__(self, pictures: jax.Array, first: jax.Array, deterministic: bool = True) -> GlimpseNetworkOutput:
-    """pictures [B, height, width, C] from 0 to 1; first [B, 2], the first location. Draws from the rng 'attention'."""
-    layer = lambda features, name: Dense(features, dtype=self.dtype, name=name)
-    seen, placed = layer(self.hidden, 'seen'), layer(self.hidden, 'placed')
-    what, where, core = (layer(self.features, name) for name in ('what', 'where', 'core'))
-    inputs, policy, expect = layer(self.features, 'inputs'), layer(2, 'policy'), layer(1, 'baseline')
-    location, h = first, jnp.zeros((len(pictures), self.features), self.dtype)
-    density, locations, densities, baselines = jnp.zeros(len(pictures)), [], [], []
-    for step in range(self.glimpses):
-      expected = expect(jax.lax.stop_gradient(h))[:, 0].astype(jnp.float32)
-      locations, densities, baselines = [*locations, location], [*densities, density], [*baselines, expected]
-      patches = jax.vmap(lambda picture, at: retina(picture, at, self.size, self.scales))(pictures, location)
-      of_retina = nn.relu(seen(patches.reshape(len(pictures), -1)))
-      g = nn.relu(what(of_retina) + where(nn.relu(placed(location))))
-      h = nn.relu(core(h) + inputs(g))
-      if step + 1 < self.glimpses:
-        location, density = self._next(jnp.tanh(policy(jax.lax.stop_gradient(h)).astype(jnp.float32)), deterministic)
-    logits = layer(self.labels, 'labels')(h).astype(jnp.float32)
-    return GlimpseNetworkOutput(logits, *(jnp.stack(x, 1) for x in (locations, densities, baselines)))
+    """Classifies pictures; locations are drawn from the rng 'attention'.
 
-  def _next(self, mean: jax.Array, deterministic: bool) -> tuple[jax.Array, jax.Array]:
-    """A location around its mean, and its log-density; the mean itself where nothing is drawn."""
+    Args:
+      pictures: [B, height, width, C], from 0 to 1.
+      first: the first location [B, 2].
+      deterministic: whether locations are the means of the policy instead of draws.
+
+    Returns:
+      GlimpseNetworkOutput.
+    """
+    patch_layer = self._layer(self.hidden, 'seen')
+    location_layer = self._layer(self.hidden, 'placed')
+    patch_output = self._layer(self.features, 'what')
+    location_output = self._layer(self.features, 'where')
+    core = self._layer(self.features, 'core')
+    inputs = self._layer(self.features, 'inputs')
+    policy = self._layer(2, 'policy')
+    baseline = self._layer(1, 'baseline')
+    extract_patches = jax.vmap(lambda picture, location: retina(picture, location, self.size, self.scales))
+
+    location = first
+    h = jnp.zeros((len(pictures), self.features), self.dtype)
+    log_density = jnp.zeros(len(pictures))
+    locations, log_policy, baselines = [], [], []
+    for step in range(self.glimpses):
+      locations.append(location)
+      log_policy.append(log_density)
+      baselines.append(baseline(jax.lax.stop_gradient(h))[:, 0].astype(jnp.float32))
+
+      patches = extract_patches(pictures, location)
+      patch_features = nn.relu(patch_layer(patches.reshape(len(pictures), -1)))
+      location_features = nn.relu(location_layer(location))
+      g = nn.relu(patch_output(patch_features) + location_output(location_features))
+      h = nn.relu(core(h) + inputs(g))
+
+      is_last = step + 1 == self.glimpses
+      if not is_last:
+        mean = jnp.tanh(policy(jax.lax.stop_gradient(h)).astype(jnp.float32))
+        location, log_density = self._next_location(mean, deterministic)
+
+    logits = self._layer(self.labels, 'labels')(h).astype(jnp.float32)
+    return GlimpseNetworkOutput(logits, jnp.stack(locations, 1), jnp.stack(log_policy, 1), jnp.stack(baselines, 1))
+
+  def _layer(self, features: int, name: str) -> Dense:
+    """Returns a new linear layer."""
+    return Dense(features, dtype=self.dtype, name=name)
+
+  def _next_location(self, mean: jax.Array, deterministic: bool) -> tuple[jax.Array, jax.Array]:
+    """Draws a location around its mean; returns it with its log-density. Returns the mean and 0 if deterministic."""
     if deterministic:
       return mean, jnp.zeros(len(mean))
     noise = jax.random.normal(self.make_rng('attention'), mean.shape)
-    drawn = jax.lax.stop_gradient(mean + self.deviation * noise)
-    away = (drawn - mean) / self.deviation
-    return drawn.clip(-1, 1), -jnp.sum(away**2 / 2 + jnp.log(self.deviation * jnp.sqrt(2 * jnp.pi)), -1)
+    location = jax.lax.stop_gradient(mean + self.deviation * noise)
+    standardized = (location - mean) / self.deviation
+    log_normalizer = jnp.log(self.deviation * jnp.sqrt(2 * jnp.pi))
+    return location.clip(-1, 1), -jnp.sum(standardized**2 / 2 + log_normalizer, -1)
 
 
 @dataclasses.dataclass(frozen=True)
 class GlimpseConfig:
   """The fields of `config.model` and their defaults.
 
-  Attributes as in GlimpseNetwork, and samples: ways of looking at each picture of a batch while training.
+  Attributes as in GlimpseNetwork, and:
+    samples: number of sampled paths of locations for each picture of a training batch.
   """
 
   samples: Size = 1

@@ -1,4 +1,4 @@
-"""Encoders of pictures: from a picture to a memory of the cells of a grid. IMAGE_ENCODERS, and `build_captioner`."""
+"""Picture encoders, which map a picture to a memory of grid cells: IMAGE_ENCODERS, and `build_captioner`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,10 +16,14 @@ from attention_jax.specs import Count, Fraction, Size
 
 
 class _Image(nn.Module):
-  """What encoders of pictures share: pictures [B, height, width, C], mask [B, 1], True = real -> Encoded.
+  """Base class of picture encoders: pictures [B, height, width, C], mask [B, 1], True = real -> Encoded.
 
-  Memory is [B, S, D], the cells of the grid row by row; `final` is their mean, as in Xu et al. 2015, section 3.1.2.
-  `input_dtype` is the dtype of its pictures.
+  The memory [B, S, D] holds the cells of the grid row by row; `final` is their mean, as in Xu et al. 2015, section
+  3.1.2. The class attribute `input_dtype` is the dtype of the pictures.
+
+  Attributes:
+    dropout: rate on the memory.
+    dtype: of the computation.
   """
 
   input_dtype = np.uint8
@@ -27,11 +31,11 @@ class _Image(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def grid(self, pictures: jax.Array, deterministic: bool) -> jax.Array:
-    """[B, height, width, C] -> [B, rows, columns, D]."""
+    """Computes the cells [B, rows, columns, D] of pictures [B, height, width, C]."""
     raise NotImplementedError
 
   def cell_centres(self, size: int) -> np.ndarray:
-    """[rows]: what each row of cells is centred on, from 0 to 1 along an axis of `size`; columns alike."""
+    """Returns the centre of each cell along an axis of `size` pixels, from 0 to 1: [rows] or [columns]."""
     return (np.arange(size) + 0.5) / size
 
   @nn.compact
@@ -44,12 +48,15 @@ class _Image(nn.Module):
 
 
 class Grid(_Image):
-  """Convolutions of 3 x 3, the first `halvings` of which halve the grid; ReLU and LayerNorm after each; places told.
+  """3 x 3 convolutions, each followed by ReLU and LayerNorm, plus learned position embeddings.
 
-  Attributes:
-    features: of each cell; the first convolutions have half as many, a quarter, ...
-    halvings: how often rows and columns are halved; an odd number of them becomes the larger half.
-    layers: convolutions after that; without any, a cell has seen little but itself.
+  The first `halvings` convolutions have stride 2.
+
+  Attributes as in _Image, and:
+    features: width of each cell, D. Each convolution of stride 2 has half the features of the next one.
+    halvings: number of convolutions of stride 2; they round an odd size up.
+    layers: number of convolutions of stride 1 after them, which enlarge the receptive field of a cell beyond its own
+      pixels.
   """
 
   features: Size = 128
@@ -59,26 +66,32 @@ class Grid(_Image):
   def grid(self, pictures, deterministic):
     x = pictures.astype(self.dtype) / 127.5 - 1
     for layer in range(self.halvings + self.layers):
-      halves = layer < self.halvings
+      strides = 2 if layer < self.halvings else 1
       features = max(1, self.features >> max(0, self.halvings - 1 - layer))
-      x = nn.Conv(features, (3, 3), strides=2 if halves else 1, dtype=self.dtype)(x)
+      x = nn.Conv(features, (3, 3), strides=strides, dtype=self.dtype)(x)
       x = nn.LayerNorm(dtype=self.dtype)(nn.relu(x))
     _, rows, columns, _ = x.shape
-    place = self.param('place', nn.initializers.normal(0.1), (1, rows, columns, self.features))
-    return x + place.astype(self.dtype)
+    positions = self.param('place', nn.initializers.normal(0.1), (1, rows, columns, self.features))
+    return x + positions.astype(self.dtype)
 
   def cell_centres(self, size):
-    first, apart, rows = 0, 1, size  # the pixel in the middle of what the first cell sees, and from cell to cell
+    first = 0  # the pixel at the centre of the first cell's receptive field
+    spacing = 1  # pixels from cell to cell
+    rows = size
     for _ in range(self.halvings):
-      before = rows % 2  # of the rows that padding 'SAME' adds: two around an odd number, one after an even one
-      first, apart, rows = first + apart * (1 - before), 2 * apart, -(-rows // 2)
-    return (first + apart * np.arange(rows) + 0.5) / size
+      # Padding 'SAME' adds a row on both sides of an odd number of rows, but only one after an even number.
+      padding_before = rows % 2
+      first += spacing * (1 - padding_before)
+      spacing *= 2
+      rows = -(-rows // 2)
+    return (first + spacing * np.arange(rows) + 0.5) / size
 
 
 class Precomputed(_Image):
-  """Features that somebody else has computed, such as those of a pretrained network, projected to `features`.
+  """Linear projection of precomputed features, such as those of a pretrained network.
 
-  Attributes: features, of each cell.
+  Attributes as in _Image, and:
+    features: width of each cell, D.
   """
 
   input_dtype = np.float32
@@ -92,7 +105,18 @@ IMAGE_ENCODERS: Mapping[str, type[nn.Module]] = {'precomputed': Precomputed, 'gr
 
 
 def build_captioner(model: Mapping[str, Any], target_size: int) -> EncoderDecoder:
-  """The model that `config.model` means, for captions of so many words. Raises UserError for what does not exist."""
+  """Builds the captioning model that `config.model` describes.
+
+  Args:
+    model: `config.model`, the fields of ModelConfig and `attention`.
+    target_size: size of the vocabulary of the captions.
+
+  Returns:
+    An EncoderDecoder without parameters.
+
+  Raises:
+    UserError: if a field, a spec or an option is unknown or out of range.
+  """
   options, parts = parse_model_config(model)
   encoder = make(options.encoder, IMAGE_ENCODERS, 'encoder of pictures', **parts)
   return assemble(options, parts, model['attention'], encoder, target_size)

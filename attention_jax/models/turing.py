@@ -1,6 +1,7 @@
-"""Networks that answer a sequence of vectors with another one, with or without a memory beside them. RECALL_CELLS."""
+"""Recurrent cells for recall of vector sequences, with and without an external memory: RECALL_CELLS."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,13 +20,16 @@ from attention_jax.modules.linear import Dense
 from attention_jax.modules.recurrent import RECURRENCES, RecurrentCell, State, zero_state
 from attention_jax.specs import Size
 
-INITIAL_MEMORY = 1e-6  # what every number of a memory is before anything was written (Collier & Beel 2018, section 3)
+INITIAL_MEMORY = 1e-6  # value of every element before the first write (Collier & Beel 2018, section 3)
 
 
 class Heads(nn.Module):
-  """Heads that look at one memory: any score, any alignment. Each keeps where it looked.
+  """Attention heads over one memory, with any score and alignment. Each carries its weights from step to step.
 
-  Attributes: score, alignment, of attend; heads, how many.
+  Attributes:
+    score: row of SCORES.
+    alignment: row of ALIGNMENTS.
+    heads: number of heads, H.
   """
 
   score: Row
@@ -34,37 +38,48 @@ class Heads(nn.Module):
 
   @nn.compact
   def __call__(self, carry: Carry, query: jax.Array, memory: jax.Array) -> tuple[Carry, jax.Array, jax.Array]:
-    """carry of [B, H], query [B, D], memory [B, S, M] -> carry, what was read [B, H, M], weights [B, H, S]."""
-    size, width = query.shape[-1], memory.shape[-1]
+    """Attends to the slots of a memory with every head.
 
-    def initial(rng):
-      of_query, of_row = jax.random.split(rng)
-      given = {'query': nn.initializers.glorot_uniform()(of_query, (size, width))}  # the key vector of the paper
+    Args:
+      carry: of the step before, with leading axes [B, H].
+      query: [B, D].
+      memory: [B, S, M].
+
+    Returns:
+      The new carry, the contexts [B, H, M], and the weights [B, H, S].
+    """
+    size = query.shape[-1]
+    width = memory.shape[-1]
+
+    def init_head(rng):
+      query_rng, row_rng = jax.random.split(rng)
+      key_projection = nn.initializers.glorot_uniform()(query_rng, (size, width))  # to the key vector of the paper
       sizes = {'query': size, 'key': width, 'features': width}
-      given |= init_params(of_row, score=self.score, alignment=self.alignment, **sizes)
-      projected = sizes | {'query': size if self.score.project else width}
-      return given | {'score': init_row_params(of_row, self.score, projected)}
+      attention = init_params(row_rng, score=self.score, alignment=self.alignment, **sizes)
+      score_sizes = sizes | {'query': size if self.score.project else width}
+      score = init_row_params(row_rng, self.score, score_sizes)
+      return {'query': key_projection} | attention | {'score': score}
 
-    params = self.param('heads', lambda rng: jax.vmap(initial)(jax.random.split(rng, self.heads)))
+    params = self.param('heads', lambda rng: jax.vmap(init_head)(jax.random.split(rng, self.heads)))
 
-    def look(params, carry, query, memory):
-      real = jnp.ones(len(memory), bool)
-      seen = Memory(project(memory, params, 'key'), memory, real)
-      return attend_step(self.score, self.alignment, params, carry, query, seen)
+    def attend(params, carry, query, memory):
+      mask = jnp.ones(len(memory), bool)
+      attended_memory = Memory(project(memory, params, 'key'), memory, mask)
+      return attend_step(self.score, self.alignment, params, carry, query, attended_memory)
 
-    over_heads = jax.vmap(look, (0, 0, None, None))
-    carry, attended = jax.vmap(over_heads, (None, 0, 0, 0))(params, carry, query, memory)
+    attend_heads = jax.vmap(attend, (0, 0, None, None))
+    carry, attended = jax.vmap(attend_heads, (None, 0, 0, 0))(params, carry, query, memory)
     return carry, attended.context, attended.weights
 
   def start(self, batch: int, slots: int) -> Carry:
-    """Every head at slot 0: where all slots are alike, content tells nothing."""
+    """Returns the first carry, with every head at slot 0, because content cannot distinguish equal slots."""
     carry = init_carry(self.score, self.alignment, slots)
     carry = carry._replace(previous=jnp.zeros(slots).at[0].set(1.0))
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, self.heads, *x.shape)), carry)
 
 
 class FeedforwardController(nn.Module):
-  """A controller that keeps nothing itself: tanh(W x + b)."""
+  """Stateless controller: tanh(W x + b)."""
 
   features: int
   dtype: jnp.dtype = jnp.float32
@@ -75,7 +90,7 @@ class FeedforwardController(nn.Module):
 
 
 class RecurrentController(nn.Module):
-  """A controller that is a recurrent layer, a row of RECURRENCES."""
+  """Recurrent layer as a controller; `kind` is a row of RECURRENCES."""
 
   kind: str
   features: int
@@ -88,29 +103,45 @@ class RecurrentController(nn.Module):
 
 
 class Controller(NamedTuple):
-  """A row of CONTROLLERS: (features, dtype) -> module; (batch, features, dtype) -> its first state."""
+  """A row of CONTROLLERS.
+
+  Attributes:
+    make: (features, dtype) -> module.
+    start: (batch, features, dtype) -> initial state.
+  """
 
   make: Callable
   start: Callable
 
 
-def _recurrent(kind: str) -> Controller:
-  return Controller(
-    lambda features, dtype: RecurrentController(kind, features, dtype),
-    lambda batch, features, dtype: zero_state(kind, batch, features, dtype),
-  )
+def _feedforward_controller() -> Controller:
+  def start(batch, features, dtype):
+    return (jnp.zeros((batch, features), dtype),)
+
+  return Controller(FeedforwardController, start)
+
+
+def _recurrent_controller(kind: str) -> Controller:
+  def start(batch, features, dtype):
+    return zero_state(kind, batch, features, dtype)
+
+  return Controller(functools.partial(RecurrentController, kind), start)
 
 
 CONTROLLERS: Mapping[str, Controller] = {
-  'feedforward': Controller(
-    FeedforwardController, lambda batch, features, dtype: (jnp.zeros((batch, features), dtype),)
-  ),
-  **{kind: _recurrent(kind) for kind in RECURRENCES},
+  'feedforward': _feedforward_controller(),
+  **{kind: _recurrent_controller(kind) for kind in RECURRENCES},
 }
 
 
 class RecallCellOutput(NamedTuple):
-  """What a step gives: features [B, F]; weights of what was read [B, R, N] and written [B, W, N], of N slots."""
+  """Output of a step, over a memory of N slots.
+
+  Attributes:
+    features: [B, F].
+    read: weights of the read heads [B, R, N].
+    write: weights of the write heads [B, W, N].
+  """
 
   features: jax.Array
   read: jax.Array
@@ -118,27 +149,41 @@ class RecallCellOutput(NamedTuple):
 
 
 class TuringState(NamedTuple):
-  """What one step hands to the next: the controller's state, the memory [B, N, M], what was read, and the heads."""
+  """State of Turing between steps.
+
+  Attributes:
+    controller: state of the controller.
+    memory: [B, N, M].
+    contexts: vectors read in the last step, concatenated, [B, R M].
+    readers: carry of the read heads.
+    writers: carry of the write heads.
+  """
 
   controller: State
   memory: jax.Array
-  said: jax.Array
+  contexts: jax.Array
   readers: Carry
   writers: Carry
 
 
 class Turing(nn.Module):
-  """A controller that writes to a memory and reads from it. Graves, Wayne & Danihelka 2014, section 3.
+  """Neural Turing Machine: a controller with an external memory. Graves, Wayne & Danihelka 2014, section 3.
 
-  A step: the controller sees the input and what was last read; its output h says where to write and what (equations 3
-  and 4, e = σ(E h), a = A h), then where to read in what is now there (equation 2). With the score `cosine(beta=1.0)`
-  and the alignment `addressing`, the paper's; any other that needs neither draws nor a loss of its own will do.
+  In each step the controller computes its output h from the input and the vectors read in the step before. The write
+  heads update the memory (equations 3 and 4, e = σ(E h), a = A h); then the read heads read the updated memory
+  (equation 2). The paper has score `cosine(beta=1.0)` and alignment `addressing`. Scores and alignments are allowed
+  unless they need random draws or a loss of their own.
 
   Attributes:
-    score, alignment: of attend.
-    controller: a row of CONTROLLERS; features, its width.
-    slots, width: of the memory, N x M.
-    reads, writes: heads.
+    score: spec of SCORES.
+    alignment: spec of ALIGNMENTS.
+    controller: row of CONTROLLERS.
+    features: width of the controller, F.
+    slots: number of slots of the memory, N.
+    width: width of a slot, M.
+    reads: number of read heads, R.
+    writes: number of write heads, W.
+    dtype: of the computation.
   """
 
   attends = True
@@ -153,42 +198,58 @@ class Turing(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
-    score, alignment = lookup(self.score, SCORES, 'score'), lookup(self.alignment, ALIGNMENTS, 'alignment')
-    if not is_self_contained(score) or not is_self_contained(alignment):
-      table, what = (SCORES, 'score') if not is_self_contained(score) else (ALIGNMENTS, 'alignment')
-      possible = ', '.join(name for name, row in table.items() if is_self_contained(row))
-      raise UserError(f'turing: {what}={getattr(self, what)!r} draws or sums over positions; possible: {possible}')
+    score = lookup(self.score, SCORES, 'score')
+    alignment = lookup(self.alignment, ALIGNMENTS, 'alignment')
+    _check_self_contained('score', self.score, score, SCORES)
+    _check_self_contained('alignment', self.alignment, alignment, ALIGNMENTS)
     self.control = choose_controller(self.controller).make(self.features, self.dtype)
-    self.readers, self.writers = Heads(score, alignment, self.reads), Heads(score, alignment, self.writes)
-    self.erase, self.add = (Dense(self.writes * self.width, dtype=self.dtype) for _ in range(2))
+    self.readers = Heads(score, alignment, self.reads)
+    self.writers = Heads(score, alignment, self.writes)
+    self.erase = Dense(self.writes * self.width, dtype=self.dtype)
+    self.add = Dense(self.writes * self.width, dtype=self.dtype)
 
   def start(self, batch: int) -> TuringState:
+    """Returns the state before the first step."""
     return TuringState(
-      choose_controller(self.controller).start(batch, self.features, self.dtype),
-      jnp.full((batch, self.slots, self.width), INITIAL_MEMORY),
-      jnp.zeros((batch, self.reads * self.width), self.dtype),
-      self.readers.start(batch, self.slots),
-      self.writers.start(batch, self.slots),
+      controller=choose_controller(self.controller).start(batch, self.features, self.dtype),
+      memory=jnp.full((batch, self.slots, self.width), INITIAL_MEMORY),
+      contexts=jnp.zeros((batch, self.reads * self.width), self.dtype),
+      readers=self.readers.start(batch, self.slots),
+      writers=self.writers.start(batch, self.slots),
     )
 
   def __call__(self, state: TuringState, inputs: jax.Array) -> tuple[TuringState, RecallCellOutput]:
-    """One step; inputs [B, I]."""
-    batch, memory = len(inputs), state.memory
-    controller = self.control(state.controller, jnp.concatenate([inputs, state.said], -1))
+    """Computes one step from inputs [B, I]; returns the new state and the output."""
+    batch = len(inputs)
+    memory = state.memory
+    controller = self.control(state.controller, jnp.concatenate([inputs, state.contexts], -1))
     h = controller[0].astype(memory.dtype)
-    in_heads = lambda x: x.reshape(batch, self.writes, self.width).astype(memory.dtype)
-    writers, _, write = self.writers(state.writers, h, memory)
-    memory = jax.vmap(write_memory)(memory, write, jax.nn.sigmoid(in_heads(self.erase(h))), in_heads(self.add(h)))
-    readers, read, weights = self.readers(state.readers, h, memory)
-    said = read.reshape(batch, -1).astype(self.dtype)
-    features = jnp.concatenate([controller[0], said], -1)
-    return TuringState(controller, memory, said, readers, writers), RecallCellOutput(features, weights, write)
+
+    def split_heads(x):
+      return x.reshape(batch, self.writes, self.width).astype(memory.dtype)
+
+    writers, _, write_weights = self.writers(state.writers, h, memory)
+    erase = jax.nn.sigmoid(split_heads(self.erase(h)))
+    add = split_heads(self.add(h))
+    memory = jax.vmap(write_memory)(memory, write_weights, erase, add)
+
+    readers, contexts, read_weights = self.readers(state.readers, h, memory)
+    contexts = contexts.reshape(batch, -1).astype(self.dtype)
+    features = jnp.concatenate([controller[0], contexts], -1)
+    state = TuringState(controller, memory, contexts, readers, writers)
+    return state, RecallCellOutput(features, read_weights, write_weights)
 
 
 class RecurrentBaseline(nn.Module):
-  """A recurrent network without a memory, to compare with.
+  """Recurrent network without an external memory, as a baseline.
 
-  Attributes: score, alignment, not used, as it attends to nothing; rnn, a row of RECURRENCES; features; layers.
+  Attributes:
+    score: not used; the cell does not attend.
+    alignment: not used.
+    rnn: row of RECURRENCES.
+    features: width of each layer.
+    layers: number of layers.
+    dtype: of the computation.
   """
 
   attends = False
@@ -204,23 +265,32 @@ class RecurrentBaseline(nn.Module):
     self.stack = [RecurrentController(self.rnn, self.features, self.dtype) for _ in range(self.layers)]
 
   def start(self, batch: int) -> tuple[State, ...]:
+    """Returns the states of all layers before the first step."""
     return (zero_state(self.rnn, batch, self.features, self.dtype),) * self.layers
 
   def __call__(self, states: tuple[State, ...], inputs: jax.Array) -> tuple[tuple[State, ...], RecallCellOutput]:
-    """One step; inputs [B, I]."""
-    new, x = [], inputs
+    """Computes one step from inputs [B, I]; returns the new states and the output."""
+    new_states = []
+    x = inputs
     for layer, state in zip(self.stack, states, strict=True):
-      new.append(layer(state, x))
-      x = new[-1][0]
-    nothing = jnp.zeros((len(inputs), 0, 1))
-    return tuple(new), RecallCellOutput(x, nothing, nothing)
+      new_state = layer(state, x)
+      new_states.append(new_state)
+      x = new_state[0]
+    no_weights = jnp.zeros((len(inputs), 0, 1))
+    return tuple(new_states), RecallCellOutput(x, no_weights, no_weights)
 
 
 RECALL_CELLS: Mapping[str, type[nn.Module]] = {'recurrent': RecurrentBaseline, 'turing': Turing}
 
 
 class RecallerOutput(NamedTuple):
-  """logits [B, T, O] of each bit of the output, and weights [B, T, R, N], [B, T, W, N] of RecallCellOutput."""
+  """Output for a sequence.
+
+  Attributes:
+    logits: of each output bit, [B, T, O].
+    read: weights of the read heads [B, T, R, N].
+    write: weights of the write heads [B, T, W, N].
+  """
 
   logits: jax.Array
   read: jax.Array
@@ -228,7 +298,13 @@ class RecallerOutput(NamedTuple):
 
 
 class Recaller(nn.Module):
-  """A cell over a sequence of vectors, and a linear layer over what it gives. Attributes: outputs, O."""
+  """Scans a cell over a sequence of vectors and projects its features to output bits.
+
+  Attributes:
+    cell: row of RECALL_CELLS.
+    outputs: number of output bits, O.
+    dtype: of the computation.
+  """
 
   cell: nn.Module
   outputs: int
@@ -236,26 +312,35 @@ class Recaller(nn.Module):
 
   @nn.compact
   def __call__(self, inputs: jax.Array) -> RecallerOutput:
-    """inputs [B, T, I]."""
-    step = lambda cell, state, x: cell(state, x)
-    # All that a step computes is cheaper to compute again than to keep: each kept array is as large as the memory.
-    step = nn.remat(step, prevent_cse=False)
+    """Computes the outputs for inputs [B, T, I]."""
+
+    def step(cell, state, x):
+      return cell(state, x)
+
+    # Recomputes a step in the backward pass: it is cheap, while each stored intermediate is as large as the memory.
     scan = nn.scan(
-      step,
+      nn.remat(step, prevent_cse=False),
       variable_broadcast='params',
       split_rngs={'params': False},
       in_axes=1,
       out_axes=1,
       check_constancy_invariants=self.is_initializing(),  # as in decoders.over_steps
     )
-    _, told = scan(self.cell, self.cell.start(len(inputs)), inputs.astype(self.dtype))
-    logits = Dense(self.outputs, dtype=self.dtype, name='bits')(told.features).astype(jnp.float32)
-    return RecallerOutput(logits, told.read, told.write)
+    _, outputs = scan(self.cell, self.cell.start(len(inputs)), inputs.astype(self.dtype))
+    logits = Dense(self.outputs, dtype=self.dtype, name='bits')(outputs.features).astype(jnp.float32)
+    return RecallerOutput(logits, outputs.read, outputs.write)
 
 
 @dataclasses.dataclass(frozen=True)
 class RecallConfig:
-  """The fields of `config.model`: a spec of RECALL_CELLS, and by what its heads address a memory."""
+  """The fields of `config.model` and their defaults.
+
+  Attributes:
+    cell: spec of RECALL_CELLS.
+    score: spec of SCORES, by which heads address the memory.
+    alignment: spec of ALIGNMENTS, by which heads address the memory.
+    dtype: of the computation, 'float32' or 'bfloat16'; parameters are float32.
+  """
 
   cell: str = 'turing'
   score: str = 'cosine(beta=1.0)'
@@ -264,19 +349,39 @@ class RecallConfig:
 
 
 def build_recaller(model: Mapping[str, Any], outputs: int) -> Recaller:
-  """The model that `config.model` means, for so many bits at once. Raises UserError for what does not exist."""
+  """Builds the model that `config.model` describes.
+
+  Args:
+    model: `config.model`, the fields of RecallConfig.
+    outputs: number of output bits, O.
+
+  Returns:
+    A Recaller without parameters.
+
+  Raises:
+    UserError: if a spec or an option is unknown or out of range.
+  """
   options = RecallConfig(**model)
-  for spec, table, what in ((options.score, SCORES, 'score'), (options.alignment, ALIGNMENTS, 'alignment')):
-    lookup(spec, table, what)  # of a cell without heads too
+  # Cells without heads do not look these up; wrong specs are errors for them too.
+  lookup(options.score, SCORES, 'score')
+  lookup(options.alignment, ALIGNMENTS, 'alignment')
   dtype = DTYPES[choose(options.dtype, DTYPES, 'dtype')]
-  parts = {'score': options.score, 'alignment': options.alignment, 'dtype': dtype}
-  return Recaller(make(options.cell, RECALL_CELLS, 'cell', **parts), outputs, dtype)
+  cell = make(options.cell, RECALL_CELLS, 'cell', score=options.score, alignment=options.alignment, dtype=dtype)
+  return Recaller(cell, outputs, dtype)
 
 
 def choose_controller(name: str) -> Controller:
+  """Returns a row of CONTROLLERS. Raises UserError if there is none of this name."""
   return CONTROLLERS[choose(name, CONTROLLERS, 'controller')]
 
 
 def is_self_contained(row: Row) -> bool:
-  """Whether a row needs nothing but parameters and what it did before."""
+  """Returns whether a row depends on nothing but its parameters and its carry: no draws, and no loss of its own."""
   return row.trains_by_backprop and 'rng' not in row.required_inputs
+
+
+def _check_self_contained(what: str, spec: str, row: Row, table: Mapping[str, Row]) -> None:
+  """Raises UserError unless the row that `spec` selects from `table` is self-contained."""
+  if not is_self_contained(row):
+    expected = ', '.join(name for name, row in table.items() if is_self_contained(row))
+    raise UserError(f'turing: {what}={spec!r} draws or sums over positions; expected one of: {expected}')

@@ -1,4 +1,4 @@
-"""The flax module that owns the parameters of one attention: any score, any alignment, any number of heads."""
+"""The flax module that owns the parameters of attention: any score, any alignment, any number of heads."""
 
 import flax.linen as nn
 import jax
@@ -19,7 +19,7 @@ from attention_jax.specs import Count, Fraction, Size
 
 
 class RowParams(nn.Module):
-  """The learned parameters of a table row, each with a leading axis of heads."""
+  """Learned parameters of a table row, each with a leading axis of heads."""
 
   row: Row
   heads: int
@@ -28,23 +28,23 @@ class RowParams(nn.Module):
   def __call__(self, query: int, key: int, features: int) -> dict[str, jax.Array]:
     sizes = {'query': query, 'key': key, 'features': features}
 
-    def initial(rng, name):
+    def init_heads(rng, name):
       return jax.vmap(lambda rng: init_row_params(rng, self.row, sizes)[name])(jax.random.split(rng, self.heads))
 
-    return {name: self.param(name, initial, name) for name in self.row.params}
+    return {name: self.param(name, init_heads, name) for name in self.row.params}
 
 
-def into_heads(x: jax.Array, kernel: jax.Array) -> jax.Array:
-  """x [B, T, D], kernel [N, D, F] -> [B, N, T, F]."""
+def project_to_heads(x: jax.Array, kernel: jax.Array) -> jax.Array:
+  """Projects x [B, T, D] by a kernel [N, D, F] to [B, N, T, F]."""
   heads, size, features = kernel.shape
   y = product(x, jnp.moveaxis(kernel, 0, 1).reshape(size, heads * features))
   return jnp.moveaxis(y.reshape(*x.shape[:-1], heads, features), -2, 1)
 
 
 class HeadKernel(nn.Module):
-  """A linear projection [D] -> [N, F] without bias; returns its kernel [N, D, F] for an input of D features.
+  """Kernel [N, D, F] of a linear projection [D] -> [N, F] without bias, for an input of D features.
 
-  It starts as one layer of D -> N F does (Glorot & Bengio 2010), however many heads share its output.
+  The initial scale is that of one layer D -> N F (Glorot & Bengio 2010), whatever the number of heads.
   """
 
   heads: int
@@ -59,25 +59,26 @@ class HeadKernel(nn.Module):
 class Attention(nn.Module):
   """Attention over a memory, one query at a time or all at once.
 
-  One head is the form of the papers before 2017: the query and the key are projected only if the score's row says so,
-  and the value never is. With more heads, or where `project_values` asks for it, the query, the key and the value are
-  projected to `features / heads` each, and the contexts are joined and projected to `features`.
+  With one head, the query and the key are projected only if the row of the score requires it, and the value is not
+  projected, as in the papers before 2017. With several heads, or with `project_values`, the query, the key and the
+  value are projected to `features / heads` each. The contexts of the heads are then concatenated and projected to
+  `features`.
 
   Shapes: query [B, D] for one step and [B, T, D] for all; encoded [B, S, D]; mask [B, S], or [B, T, S] for `parallel`.
-  Weights are [B, S] and [B, T, S] for one head; with more, an axis N stands after B.
+  Weights are [B, S] and [B, T, S] for one head; with several heads there is an axis N after B.
 
   Attributes:
     score, alignment: a spec string, a table row, or a function of the same signature.
-    features: the width F of the projections.
-    heads: N.
-    kv_heads: G, heads of keys and values, each shared by N / G heads of queries (Ainslie et al. 2023; with one,
-      Shazeer 2019); 0 means as many as heads.
+    features: width F of the projections.
+    heads: number N of heads.
+    kv_heads: number G of heads of keys and values, each shared by N / G heads of queries (Ainslie et al. 2023; with
+      one, Shazeer 2019); 0 stands for `heads`.
     implementation: a name of `attention_jax.IMPLEMENTATIONS`.
-    dropout: on weights, while training.
-    project_values: whether one head projects as several do.
-    positions: a module of modules.positions, for attention of a sequence to itself.
-    joined: how large joined contexts are at first: the variance of their kernel, times D.
-    dtype: of the computation; weights are float32 in any case.
+    dropout: dropout rate of the weights during training.
+    project_values: whether a single head projects the value and the context as several heads do.
+    positions: a module of modules.positions, for self-attention.
+    joined: initial variance of the output projection, times D.
+    dtype: dtype of the computation; weights are float32 in any case.
   """
 
   score: str = 'additive'
@@ -93,116 +94,142 @@ class Attention(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
-    if self.heads < 1 or self.features % self.heads:
-      raise UserError(f'attention: features={self.features} cannot be divided among heads={self.heads}')
-    if self.kv_heads < 0 or self.heads % self.groups:
-      raise UserError(f'attention: heads={self.heads} cannot share kv_heads={self.kv_heads}; possible: a divisor, or 0')
+    self._check_heads()
     self.score_row = self.resolved_score
     self.alignment_row = self.resolved_alignment
     self.score_params = RowParams(self.score_row, self.heads)
     self.alignment_params = RowParams(self.alignment_row, self.heads)
-    self.run = get_implementation(self.implementation, self.score_row, lookup(self.alignment, ALIGNMENTS, 'alignment'))
-    if self.run.unsupported_reason(self.score_row, self.alignment_row):
-      able = [
-        name for name, way in IMPLEMENTATIONS.items() if not way.unsupported_reason(self.score_row, self.alignment_row)
-      ]
-      possible = f"'{self.implementation}' has no dropout on weights; possible: dropout=0.0, or {', '.join(able)}"
-      raise UserError(f'attention: implementation {possible}')
+    without_dropout = lookup(self.alignment, ALIGNMENTS, 'alignment')
+    self.kernels = get_implementation(self.implementation, self.score_row, without_dropout)
+    self._check_dropout_support()
     if self.heads > 1 and self.alignment_row.latent:
-      raise UserError(f'attention: a latent alignment is over one position, got heads={self.heads}; possible: heads=1')
-    own = self.features // self.heads
+      raise UserError(f'attention: heads must be 1 for a latent alignment, got heads={self.heads}')
+    head_features = self.features // self.heads
     if self.projects:
-      self.query_kernel = HeadKernel(self.heads, own)
-      self.key_kernel = HeadKernel(self.groups, own)
+      self.query_kernel = HeadKernel(self.heads, head_features)
+      self.key_kernel = HeadKernel(self.groups, head_features)
     if self.projects_values:
-      self.value_kernel = HeadKernel(self.groups, own)
+      self.value_kernel = HeadKernel(self.groups, head_features)
       init = nn.initializers.variance_scaling(self.joined, 'fan_in', 'truncated_normal')
       self.join = Dense(self.features, use_bias=False, dtype=self.dtype, kernel_init=init)
     if self.rotates_products and not self.score_row.rotation_invariant:
-      possible = ', '.join(name for name, row in SCORES.items() if row.rotation_invariant)
-      raise UserError(f'attention: these positions turn q and k of a product, not {self.score!r}; possible: {possible}')
+      expected = ', '.join(name for name, row in SCORES.items() if row.rotation_invariant)
+      raise UserError(
+        f'attention: rotary positions need a score that a rotation of query and key leaves unchanged, '
+        f'got {self.score!r}; expected one of: {expected}'
+      )
+
+  def _check_heads(self) -> None:
+    if self.heads < 1 or self.features % self.heads:
+      raise UserError(
+        f'attention: features must be a multiple of heads, got features={self.features} and heads={self.heads}'
+      )
+    if self.kv_heads < 0 or self.heads % self.groups:
+      raise UserError(f'attention: kv_heads must be 0 or a divisor of heads={self.heads}, got kv_heads={self.kv_heads}')
+
+  def _check_dropout_support(self) -> None:
+    if self.kernels.unsupported_reason(self.score_row, self.alignment_row):
+      raise UserError(
+        f"attention: implementation '{self.implementation}' does not support dropout on weights; "
+        f'expected dropout=0.0 or one of: {", ".join(self._supported_implementations())}'
+      )
+
+  def _supported_implementations(self) -> list[str]:
+    """Names of the implementations that compute this score and alignment, dropout included."""
+    return [
+      name
+      for name, implementation in IMPLEMENTATIONS.items()
+      if not implementation.unsupported_reason(self.resolved_score, self.resolved_alignment)
+    ]
 
   @property
   def groups(self) -> int:
-    """Heads of keys and values."""
+    """Number of heads of keys and values."""
     return self.kv_heads or self.heads
 
   @property
   def rotates_products(self) -> bool:
+    """Whether positions rotate the projected query and key."""
     return self.positions is not None and self.positions.requires_product
 
   @property
   def resolved_score(self) -> Row:
-    """The row of the score; known without parameters."""
+    """Row of the score, available without parameters."""
     return lookup(self.score, SCORES, 'score')
 
   @property
   def projects(self) -> bool:
+    """Whether query and key are projected."""
     return self.projects_values or self.resolved_score.project
 
   @property
   def projects_values(self) -> bool:
+    """Whether values and contexts are projected."""
     return self.heads > 1 or self.project_values or self.positions is not None
 
   @property
   def is_recurrent(self) -> bool:
-    """Whether its queries must come in order."""
+    """Whether queries must be attended in order."""
     return self.resolved_score.is_recurrent or self.resolved_alignment.is_recurrent
 
   def check_step_support(self) -> None:
-    """Raises: UserError where queries that come one at a time are not computed by the implementation asked for."""
+    """Raises UserError if the implementation cannot compute one query at a time."""
     if IMPLEMENTATIONS[self.implementation].attend_step is None:
-      able = [name for name, way in IMPLEMENTATIONS.items() if way.attend_step]
-      able = [
-        name
-        for name in able
-        if not IMPLEMENTATIONS[name].unsupported_reason(self.resolved_score, self.resolved_alignment)
-      ]
-      mistake = f"implementation '{self.implementation}' computes many queries at once, this decoder asks for one"
-      raise UserError(f'attention: {mistake}; possible: {", ".join(able)}')
+      expected = [name for name in self._supported_implementations() if IMPLEMENTATIONS[name].attend_step]
+      raise UserError(
+        f"attention: implementation '{self.implementation}' computes all queries at once, this decoder has one query "
+        f'at a time; expected one of: {", ".join(expected)}'
+      )
 
   @property
   def resolved_alignment(self) -> Row:
-    """The row of the alignment; known without parameters."""
+    """Row of the alignment with dropout on its weights, available without parameters."""
     return with_dropout(lookup(self.alignment, ALIGNMENTS, 'alignment'), self.dropout)
 
   def remember(
     self, encoded: jax.Array, mask: jax.Array, at: jax.Array | None = None, value: jax.Array | None = None
   ) -> Memory:
-    """The memory of a source, prepared once: key [B, G, S, F] projected, value [B, G, S, V], mask [B, 1, S].
+    """Prepares the memory of a source, once per source.
 
     Args:
-      at: [S], where they stand, for attention that knows of positions.
-      value: [B, S, V], what contexts are made of if not of `encoded`.
+      encoded: encoded source, [B, S, D].
+      mask: positions that may be attended to, [B, S], or [B, T, S] for `parallel`.
+      at: positions of the rows of `encoded`, [S]; required if there is a module of positions.
+      value: values that contexts are made of, [B, S, V]; by default `encoded`.
+
+    Returns:
+      Memory with the projected key [B, G, S, F], value [B, G, S, V], and mask [B, 1, S].
     """
-    seen = functional.zero_masked_memory(Memory(encoded, encoded if value is None else value, mask))
+    unprojected = functional.zero_masked_memory(Memory(encoded, encoded if value is None else value, mask))
 
-    def heads(x, kernel_of):
+    def split_heads(x, head_kernel):
       x = x.astype(self.dtype)
-      return into_heads(x, kernel_of(x.shape[-1]).astype(self.dtype)) if kernel_of else x[:, None]
+      if head_kernel is None:
+        return x[:, None]
+      return project_to_heads(x, head_kernel(x.shape[-1]).astype(self.dtype))
 
-    key = heads(seen.key, self.key_kernel if self.projects else None)
-    value = heads(seen.value, self.value_kernel if self.projects_values else None)
+    key = split_heads(unprojected.key, self.key_kernel if self.projects else None)
+    value = split_heads(unprojected.value, self.value_kernel if self.projects_values else None)
     return Memory(key if self.positions is None else self.positions.rotate(key, at), value, mask[:, None])
 
   def context_width(self, memory: Memory) -> int:
-    """How wide contexts are."""
+    """Returns the width of contexts over `memory`."""
     return self.features if self.projects_values else memory.value.shape[-1]
 
   def init_carry(self, memory: Memory) -> Carry:
-    """The carry before the first query: every leaf [B, N, ...]."""
+    """Returns the carry before the first query; every leaf is [B, N, ...]."""
     carry = functional.init_carry(self.score_row, self.alignment_row, memory.key.shape[-2])
     shape = (memory.key.shape[0], self.heads)
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*shape, *leaf.shape)), carry)
 
   def carry_at_last_position(self, memory: Memory) -> Carry:
-    """The carry of an alignment with a lookback that stands at the last position of the memory."""
+    """Returns the carry of an alignment with a lookback at the last position of the memory."""
     carry = self.init_carry(memory)
     score_state, state = carry.state
     return carry._replace(state=(score_state, jax.tree.map(lambda leaf: jnp.flip(leaf, -1), state)))
 
   def observe(self, carry: Carry, log_likelihood: jax.Array) -> Carry:
-    """The carry of a latent alignment once the output of its step is known: log_likelihood [B, S] of each position."""
+    """Updates the carry of a latent alignment with the output of its step; log_likelihood [B, S] of each position."""
     observe = jax.vmap(jax.vmap(self.alignment_row.latent.observe))
     score_state, state = carry.state
     return carry._replace(state=(score_state, observe(state, log_likelihood[:, None])))
@@ -210,10 +237,22 @@ class Attention(nn.Module):
   def __call__(
     self, carry: Carry, query: jax.Array, memory: Memory, deterministic: bool = True, at: jax.Array | None = None
   ) -> tuple[Carry, Attended]:
-    """One step: query [B, D] -> context [B, V], weights [B, S]. at []: where the query stands."""
+    """Attends with one query per row.
+
+    Args:
+      carry: carry of the previous step, as `init_carry` returns it.
+      query: queries, [B, D].
+      memory: memory, as `remember` returns it.
+      deterministic: whether to use test-time behaviour.
+      at: position of the query, []; required if there is a module of positions.
+
+    Returns:
+      The next carry, and Attended with context [B, V] and weights [B, S].
+    """
+    attend_step = self.kernels.attend_step or functional.attend_step
 
     def step(params, carry, query, memory, bias, rng):
-      carry, attended = (self.run.attend_step or functional.attend_step)(
+      carry, attended = attend_step(
         self.score_row,
         self.alignment_row,
         params,
@@ -228,7 +267,7 @@ class Attention(nn.Module):
 
     at = None if at is None else at[None]
     carry, attended = self._over_heads(step, carry, query[:, None], memory, deterministic, at)
-    return carry, jax.tree.map(lambda x: jnp.squeeze(x, -2), self._joined(attended, at))
+    return carry, jax.tree.map(lambda x: jnp.squeeze(x, -2), self._join_heads(attended, at))
 
   def parallel(
     self,
@@ -238,16 +277,22 @@ class Attention(nn.Module):
     at: jax.Array | None = None,
     return_weights: bool = True,
   ) -> Attended:
-    """All steps: query [B, T, D] -> context [B, T, V], weights [B, T, S]. Scanned where the law wants it.
+    """Attends with all queries; they are scanned in order if the score or the alignment is recurrent.
 
     Args:
-      at: [T], where the queries stand.
-      return_weights: whether they are wanted, which implementations without any refuse.
+      query: queries, [B, T, D].
+      memory: memory, as `remember` returns it.
+      deterministic: whether to use test-time behaviour.
+      at: positions of the queries, [T]; required if there is a module of positions.
+      return_weights: whether to return the weights; an implementation that cannot compute them raises UserError.
+
+    Returns:
+      Attended with context [B, T, V], and weights [B, T, S] or None.
     """
     return_weights = return_weights or (self.positions is not None and self.positions.needs_weights)
 
     def steps(params, _, query, memory, bias, rng):
-      return self.run.attend(
+      return self.kernels.attend(
         self.score_row,
         self.alignment_row,
         params,
@@ -259,56 +304,70 @@ class Attention(nn.Module):
         return_weights=return_weights,
       )
 
-    return self._joined(self._over_heads(steps, (), query, memory, deterministic, at), at)
+    return self._join_heads(self._over_heads(steps, (), query, memory, deterministic, at), at)
 
   def _over_heads(self, fn, carry, query, memory: Memory, deterministic: bool, at: jax.Array | None):
-    """fn(params, carry, query [T, D], memory, bias, rng) lifted over the batch, over heads of keys and over those that
-    share one; what it gives has axes B, N."""
+    """Maps fn(params, carry, query [T, D], memory, bias, rng) over the batch and the heads; results have axes B, N."""
     query = query.astype(self.dtype)
-    size, own, key = query.shape[-1], self.features // self.heads, memory.key.shape[-1]
-    # With positions inside, queries are projected and turned here, and nothing sees them before that.
-    inside = self.positions is not None
+    params = self._cast_params(query.shape[-1], memory.key.shape[-1])
+    bias = None
+    bias_batch_axis = 0
+    query_head_axis = None  # without positions, all heads share a query, which each of them projects itself
+    if self.positions is not None:
+      if at is None:
+        raise UserError('attention: `at`, the positions of the queries, is required with a module of positions')
+      query = self.positions.rotate(project_to_heads(query, params.pop('query')), at)
+      bias = self.positions.bias(query, at, memory.key.shape[-2])
+      query = self._group_heads(query, 1)
+      query_head_axis = 0
+    if bias is not None:
+      bias_batch_axis = 0 if bias.ndim == 4 else None
+      bias = self._group_heads(bias, bias.ndim - 3)
+    params = self._group_heads(params, 0)
+    carry, rngs = self._group_heads((carry, self._rngs((query.shape[0], self.heads), deterministic)), 1)
+    over_sharing = jax.vmap(fn, in_axes=(0, 0, query_head_axis, None, 0, 0), axis_size=self.heads // self.groups)
+    over_groups = jax.vmap(over_sharing, in_axes=(0, 0, query_head_axis, Memory(0, 0, None), 0, 0))
+    over_batch = jax.vmap(
+      over_groups,
+      in_axes=(None, 0, 0, 0, bias_batch_axis, 0),
+      spmd_axis_name=batch_mesh_axis(query.shape[0]),
+    )
+    results = over_batch(params, carry, query, memory._replace(mask=memory.mask[:, 0]), bias, rngs)
+    return jax.tree.map(lambda x: x.reshape(x.shape[0], self.heads, *x.shape[3:]), results)
+
+  def _cast_params(self, query_size: int, key_size: int):
+    """Parameters of all heads in the dtype of the computation, for queries of `query_size` features."""
+    head_features = self.features // self.heads
+    score_query_size = head_features if self.projects else query_size
+    # With positions, queries are projected before the alignment gets them.
+    alignment_query_size = head_features if self.positions is not None else query_size
     params = {
-      'score': self.score_params(own if self.projects else size, key, own),
-      'alignment': self.alignment_params(own if inside else size, key, own),
+      'score': self.score_params(score_query_size, key_size, head_features),
+      'alignment': self.alignment_params(alignment_query_size, key_size, head_features),
     }
     if self.projects:
-      params['query'] = self.query_kernel(size)
-    # Single numbers and what alignments learn stay float32: bfloat16 would move them in steps that matter.
-    cast = lambda p: p if p.ndim == 1 else p.astype(self.dtype)
-    params = {name: p if name == 'alignment' else jax.tree.map(cast, p) for name, p in params.items()}
-    bias, each, over_batch = None, None, 0  # heads share a query that each of them projects itself
-    if inside and at is None:
-      raise UserError('attention: with positions it must be told where queries stand, by at')
-    if inside:
-      query = self.positions.rotate(into_heads(query, params.pop('query')), at)
-      bias, each = self.positions.bias(query, at, memory.key.shape[-2]), 0
-      query = self._grouped(query, 1)
-    if bias is not None:
-      over_batch = 0 if bias.ndim == 4 else None
-      bias = self._grouped(bias, bias.ndim - 3)
-    params = self._grouped(params, 0)
-    carry, rngs = self._grouped((carry, self._rngs((query.shape[0], self.heads), deterministic)), 1)
-    run = jax.vmap(fn, in_axes=(0, 0, each, None, 0, 0), axis_size=self.heads // self.groups)
-    run = jax.vmap(run, in_axes=(0, 0, each, Memory(0, 0, None), 0, 0))
-    run = jax.vmap(run, in_axes=(None, 0, 0, 0, over_batch, 0), spmd_axis_name=batch_mesh_axis(query.shape[0]))
-    given = run(params, carry, query, memory._replace(mask=memory.mask[:, 0]), bias, rngs)
-    return jax.tree.map(lambda x: x.reshape(x.shape[0], self.heads, *x.shape[3:]), given)
+      params['query'] = self.query_kernel(query_size)
 
-  def _grouped(self, tree, axis: int):
-    """Leaves with N on this axis -> G, N / G."""
+    def cast(param):
+      # Scalars stay float32, as do the parameters of alignments: rounding them to bfloat16 changes results visibly.
+      return param if param.ndim == 1 else param.astype(self.dtype)
+
+    return {name: p if name == 'alignment' else jax.tree.map(cast, p) for name, p in params.items()}
+
+  def _group_heads(self, tree, axis: int):
+    """Splits `axis` of every leaf from N into G, N / G."""
     shape = (self.groups, self.heads // self.groups)
     return jax.tree.map(lambda x: x.reshape(*x.shape[:axis], *shape, *x.shape[axis + 1 :]), tree)
 
   def _rngs(self, shape: tuple[int, int], deterministic: bool):
-    row = self.alignment_row
-    draws = 'rng' in self.score_row.required_inputs or (
-      'rng' in row.required_inputs and not (deterministic and row.at_test)
-    )
-    return jax.random.split(self.make_rng('attention'), shape) if draws else None
+    """Keys of this shape, or None if neither the score nor the alignment draws."""
+    alignment_draws = 'rng' in self.alignment_row.required_inputs and not (deterministic and self.alignment_row.at_test)
+    if alignment_draws or 'rng' in self.score_row.required_inputs:
+      return jax.random.split(self.make_rng('attention'), shape)
+    return None
 
-  def _joined(self, attended: Attended, at: jax.Array | None) -> Attended:
-    """Heads [B, N, T, ...] side by side."""
+  def _join_heads(self, attended: Attended, at: jax.Array | None) -> Attended:
+    """Concatenates and projects the contexts of heads [B, N, T, ...]."""
     context, weights = attended
     if not self.projects_values:
       return Attended(context[:, 0], None if weights is None else weights[:, 0])

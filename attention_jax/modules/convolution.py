@@ -1,4 +1,4 @@
-"""Convolutions over sequences as one product of matrices, and layers whose weights are normalised."""
+"""Convolutions over sequences as a single matrix product, and weight-normalised layers."""
 
 import flax.linen as nn
 import jax
@@ -10,12 +10,14 @@ from attention_jax.modules.linear import product
 class Normed(nn.Module):
   """(g v / ‖v‖) · x + b for each output, x [..., D] -> [..., F]. Weight normalisation, Salimans & Kingma 2016.
 
-  It starts with weights v ~ N(0, variance / D) and without bias: where inputs have variance 1, outputs have `variance`.
+  Weights are initialised from v ~ N(0, variance / D) and biases with 0, so that inputs of variance 1 give outputs of
+  variance `variance`.
 
   Attributes:
     features: F.
-    variance: 4 for what goes into a gated linear unit, which has a quarter of it left; times the part of the inputs
-      that dropout keeps, for it divides by that (Gehring et al. 2017, section 3.5).
+    variance: variance of the outputs at initialisation. It is 4 before a gated linear unit, which keeps about a quarter
+      of it. After dropout it is multiplied by the keep probability, because dropout divides by that (Gehring et al.
+      2017, section 3.5).
   """
 
   features: int
@@ -36,7 +38,9 @@ class Normed(nn.Module):
 class GatedConvolution(nn.Module):
   """a * σ(b), [a; b] = W near + b: near [..., width * D] -> [..., F]. Gehring et al. 2017, section 3.2.
 
-  Attributes: features, F; dropout, of what goes in; see `windows` for what that is.
+  Attributes:
+    features: F.
+    dropout: dropout rate of the inputs, which `windows` makes; it determines the initial scale.
   """
 
   features: int
@@ -49,18 +53,27 @@ class GatedConvolution(nn.Module):
 
 
 def windows(x: jax.Array, before: int, after: int) -> jax.Array:
-  """x [B, T, D] -> [B, T, (before + 1 + after) * D]: each position among those around it, zeros beyond the ends."""
+  """Concatenates every position with its neighbours; positions beyond the ends are zeros.
+
+  Args:
+    x: sequences, [B, T, D].
+    before: number of positions before each position.
+    after: number of positions after each position.
+
+  Returns:
+    Windows, [B, T, (before + 1 + after) * D].
+  """
   size = x.shape[1]
   padded = jnp.pad(x, ((0, 0), (before, after), (0, 0)))
   return jnp.concatenate([padded[:, i : i + size] for i in range(before + 1 + after)], axis=-1)
 
 
 def average_residual(x: jax.Array, y: jax.Array) -> jax.Array:
-  """(x + y) √0.5: as varied as each of them is. Gehring et al. 2017, section 3.4."""
+  """(x + y) √0.5, which preserves the variance of x and y. Gehring et al. 2017, section 3.4."""
   return (x + y) * 0.5**0.5
 
 
 def scale_gradient(x: jax.Array, part: float) -> jax.Array:
-  """x itself, with `part` of its gradient."""
-  still = jax.lax.stop_gradient(x)
-  return still + part * (x - still)
+  """Returns x, and multiplies its gradient by `part`."""
+  constant = jax.lax.stop_gradient(x)
+  return constant + part * (x - constant)

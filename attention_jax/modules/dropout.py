@@ -8,10 +8,10 @@ from attention_jax.functional.dropout import keep_mask
 
 
 class Dropout(nn.Module):
-  """x [...] with each number 0 with probability `rate`, and divided by 1 - rate otherwise. Srivastava et al. 2014.
+  """Sets each element of x [...] to 0 with probability `rate`, else divides it by 1 - rate. Srivastava et al. 2014.
 
-  It draws from the rng 'dropout', by `kept`, which costs next to nothing; the bits of a generator for ciphers, as
-  flax.linen.Dropout takes them, are a tenth of the time of a small Transformer's gradient on a CPU.
+  The rng 'dropout' is consumed by `functional.dropout.keep_mask`, whose cost is negligible. The cryptographic generator
+  that flax.linen.Dropout uses takes a tenth of the time of a small Transformer's gradient on a CPU.
   """
 
   rate: float = 0.0

@@ -9,14 +9,17 @@ from attention_jax.tokens import UNK
 
 
 def oov_to_unk(ids: jax.Array, size: int) -> jax.Array:
-  """ids, with UNK for words that stand in the source alone: those from `size` on."""
+  """Replaces out-of-vocabulary ids, those from `size` on, by UNK."""
   return jnp.where(ids < size, ids, UNK)
 
 
 class Embedding(nn.Module):
-  """Token ids [...] -> vectors [..., F], with dropout; `vectors` is what a tied output layer needs.
+  """Embeds token ids [...] as vectors [..., F], with dropout; out-of-vocabulary ids are embedded as UNK.
 
-  Ids from `size` on are words that the vocabulary does not know, and read as UNK.
+  Attributes:
+    size: number of tokens in the vocabulary; ids from `size` on are out-of-vocabulary words.
+    features: F.
+    dropout: dropout rate of the vectors.
   """
 
   size: int
@@ -34,5 +37,5 @@ class Embedding(nn.Module):
     return self.drop(self.table(oov_to_unk(ids, self.size)), deterministic=deterministic)
 
   def vectors(self) -> jax.Array:
-    """All vectors [size, F]."""
+    """Returns all vectors [size, F], for an output layer with tied weights."""
     return self.table.embedding

@@ -1,7 +1,7 @@
 """Linear layers over arrays of any rank, as one product of two matrices.
 
-A product that leaves several axes in place is no slower itself, but its gradient to the kernel is: compilers for CPUs
-copy the whole input into another order first.
+A product over several leading axes is as fast itself, but its gradient with respect to the kernel is slow: XLA for CPU
+first copies the whole input into another order.
 """
 
 import functools
@@ -13,58 +13,80 @@ import jax.numpy as jnp
 
 
 def product(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
-  """x [..., D] @ kernel [D, F] -> [..., F], of `dtype` where it is given: no more is rounded than that.
+  """x [..., D] @ kernel [D, F] -> [..., F], summed in float32 or a higher precision.
 
-  Whatever the inputs are, it is summed in float32 at least. Where x and kernel are both of a lower precision, so are
-  the factors of its gradients, and it cannot be differentiated forward (jax.jvp).
+  If x and kernel have the same dtype of less than 32 bits, the factors of the gradients are rounded to it as well, and
+  forward-mode differentiation (jax.jvp) is not supported.
+
+  Args:
+    x: inputs, [..., D].
+    kernel: kernel, [D, F].
+    dtype: dtype of the result, which is rounded once; by default the common dtype of x and kernel.
+
+  Returns:
+    The product, [..., F].
   """
-  dtype, flat = jnp.dtype(dtype or jnp.result_type(x, kernel)), x.reshape(-1, x.shape[-1])
-  low = x.dtype == kernel.dtype and jnp.finfo(x.dtype).bits < 32
-  found = _low(flat, kernel, dtype) if low else jnp.matmul(flat, kernel, preferred_element_type=dtype)
-  return found.reshape(*x.shape[:-1], kernel.shape[-1])
+  dtype = jnp.dtype(dtype or jnp.result_type(x, kernel))
+  flat = x.reshape(-1, x.shape[-1])
+  is_low_precision = x.dtype == kernel.dtype and jnp.finfo(x.dtype).bits < 32
+  if is_low_precision:
+    y = _low_precision_product(flat, kernel, dtype)
+  else:
+    y = jnp.matmul(flat, kernel, preferred_element_type=dtype)
+  return y.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
-def _summed(left: jax.Array, right: jax.Array, dtype: jnp.dtype) -> jax.Array:
-  """CPUs that multiply numbers of 16 bits do so only where the sums are asked for in 32."""
+def _sum_in_float32(left: jax.Array, right: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  """left @ right; CPUs multiply 16-bit numbers natively only if 32-bit sums are requested."""
   return jnp.matmul(left, right, preferred_element_type=jnp.float32).astype(dtype)
 
 
-_low = jax.custom_vjp(_summed, nondiff_argnums=(2,))
-_low.defvjp(
-  lambda x, kernel, dtype: (_summed(x, kernel, dtype), (x, kernel)),
-  lambda dtype, kept, slope: _gradients(*kept, slope),
-)
+def _low_precision_forward(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype):
+  return _sum_in_float32(x, kernel, dtype), (x, kernel)
 
 
-def _gradients(x: jax.Array, kernel: jax.Array, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
-  slope = slope.astype(x.dtype)
-  return _summed(slope, kernel.T, x.dtype), sum_outer_products(x, slope, kernel.dtype)
+def _low_precision_backward(dtype: jnp.dtype, residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array):
+  x, kernel = residuals
+  cotangent = cotangent.astype(x.dtype)
+  return _sum_in_float32(cotangent, kernel.T, x.dtype), sum_outer_products(x, cotangent, kernel.dtype)
+
+
+_low_precision_product = jax.custom_vjp(_sum_in_float32, nondiff_argnums=(2,))
+_low_precision_product.defvjp(_low_precision_forward, _low_precision_backward)
 
 
 def sum_outer_products(left: jax.Array, right: jax.Array, dtype: jnp.dtype) -> jax.Array:
-  """left [N, D], right [N, F] -> Σ_n left_nd right_nf [D, F], summed in float32 at least.
+  """Σ_n left_nd right_nf, summed in float32 or a higher precision.
 
-  A compiler for CPUs that finds a transpose before a product makes it a part of it, and has such products of 16 bits in
-  float32 alone, at half the rate. It does not find one that takes the rows in groups.
+  XLA for CPU merges a transposition into the product that follows it, and computes such a product of 16-bit numbers in
+  float32, at half the rate. Transposing the rows in groups prevents that.
+
+  Args:
+    left: [N, D].
+    right: [N, F].
+    dtype: dtype of the result.
+
+  Returns:
+    The sum, [D, F].
   """
   if jnp.finfo(left.dtype).bits >= 32:
     return jnp.matmul(left.T, right, preferred_element_type=dtype)
   rows, features = left.shape
   groups = left.reshape(-1, math.gcd(rows, 8), features)
-  return _summed(groups.transpose(2, 0, 1).reshape(features, rows), right, dtype)
+  return _sum_in_float32(groups.transpose(2, 0, 1).reshape(features, rows), right, dtype)
 
 
-def _of_last_axis(x, kernel, dimensions, precision=None, preferred_element_type=None):
-  """`product` with the signature of jax.lax.dot_general, as nn.Dense calls it."""
+def _dot_general(x, kernel, dimensions, precision=None, preferred_element_type=None):
+  """`product` with the signature of jax.lax.dot_general, for nn.Dense."""
   del dimensions, precision, preferred_element_type
   return product(x, kernel)
 
 
-Dense = functools.partial(nn.Dense, dot_general=_of_last_axis)
+Dense = functools.partial(nn.Dense, dot_general=_dot_general)
 
 
 class ConcatDense(nn.Module):
-  """A linear layer over parts [..., D1], [..., D2], ... side by side, whose other axes are broadcast, not copied."""
+  """A linear layer over the concatenation of parts [..., D1], [..., D2], ...; other axes are broadcast uncopied."""
 
   features: int
   bias: bool = False
@@ -74,9 +96,11 @@ class ConcatDense(nn.Module):
   def __call__(self, *parts: jax.Array) -> jax.Array:
     sizes = [part.shape[-1] for part in parts]
     kernel = self.param('kernel', nn.initializers.lecun_normal(), (sum(sizes), self.features)).astype(self.dtype)
-    at, total = 0, 0.0
+    start = 0
+    total = 0.0
     for part, size in zip(parts, sizes, strict=True):
-      total, at = total + product(part.astype(self.dtype), kernel[at : at + size]), at + size
+      total = total + product(part.astype(self.dtype), kernel[start : start + size])
+      start += size
     if self.bias:
       bias = self.param('bias', nn.initializers.zeros, (self.features,)).astype(self.dtype)
       total = total + bias.reshape((1,) * (total.ndim - 1) + bias.shape)

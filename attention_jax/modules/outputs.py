@@ -1,14 +1,14 @@
-"""Output layers: from what a decoder step gives to logits over what may come next. Logits are float32.
+"""Output layers: from the result of a decoder step to float32 logits of the next token.
 
 An output layer has
-- copies: whether it can say words of the source, whatever the vocabulary holds;
-- generates: whether it can say words of the vocabulary, whatever the source holds;
-- remember(memory [B, S, D], mask [B, S], source [B, S] ids) -> what it keeps of a source, prepared once;
-- a call: (features [..., D], seen) -> what has `logits()`, and `linear` where a loss may take a shorter way. Those that
-  do not copy look at the features alone.
+- copies: whether it can emit words of the source, including out-of-vocabulary words;
+- generates: whether it can emit words of the vocabulary, including words that the source does not contain;
+- remember(memory [B, S, D], mask [B, S], source [B, S] ids) -> its memory of a source, prepared once per source;
+- a call: (features [..., D], copy_inputs) -> LinearLogits or Mixture, both with `logits()` and `linear`. Layers that do
+  not copy ignore `copy_inputs`.
 
-Logits of a layer that copies are [..., V + S]: those of the vocabulary, then those of the words of the source that it
-does not know, each at the position where it stands first. See functional.copying.
+Logits of a layer that copies are [..., V + S]: those of the vocabulary, then those of the source's out-of-vocabulary
+words, each at the position of its first occurrence. See functional.copying.
 """
 
 from collections.abc import Mapping
@@ -24,8 +24,11 @@ from attention_jax.tokens import EOS
 
 
 class LinearLogits(NamedTuple):
-  """Logits that are not computed yet: features [..., D] @ kernel [D, V] + bias [V], float32 from features and kernel in
-  the dtype of the features."""
+  """Logits before they are computed: features [..., D] @ kernel [D, V] + bias [V].
+
+  Losses read the factors, so that the logits of a whole batch need not be in memory at once. The kernel is cast to the
+  dtype of the features; logits are float32.
+  """
 
   features: jax.Array
   kernel: jax.Array
@@ -33,41 +36,47 @@ class LinearLogits(NamedTuple):
 
   @property
   def linear(self) -> 'LinearLogits':
+    """The factors of the logits."""
     return self
 
   def logits(self) -> jax.Array:
+    """Returns the logits, [..., V]."""
     scores = product(self.features, self.kernel.astype(self.features.dtype), jnp.float32)
     return scores + self.bias.astype(jnp.float32).reshape((1,) * (scores.ndim - 1) + self.bias.shape)
 
 
 class Mixture(NamedTuple):
-  """Log-probabilities [..., V + S] of a mixture, which no product gives."""
+  """Log-probabilities [..., V + S] of a mixture, which are not a linear function of features."""
 
   log_probs: jax.Array
   linear = ()
 
   def logits(self) -> jax.Array:
+    """Returns the log-probabilities."""
     return self.log_probs
 
 
 class CopyInputs(NamedTuple):
-  """What an output layer that copies looks at beside the features.
+  """Inputs of an output layer that copies, beside the features.
 
   Attributes:
-    kept: what its `remember` gave, leaves [B, ...].
-    weights: of the attention [..., S].
-    parts: arrays [..., D] by which it is told whether to copy: the context, the top state, the last token's embedding.
+    memory: result of its `remember`, leaves [B, ...].
+    weights: attention weights, [..., S].
+    gate_inputs: arrays [..., D] from which the probability of copying is computed: the context, the top state, and the
+      embedding of the last token.
   """
 
-  kept: Any
+  memory: Any
   weights: jax.Array
-  parts: tuple[jax.Array, ...]
+  gate_inputs: tuple[jax.Array, ...]
 
 
 class OutputLayer(nn.Module):
-  """What output layers share.
+  """Base class of output layers.
 
-  Attributes: size, of the vocabulary; embedding, of the target.
+  Attributes:
+    size: number of tokens in the vocabulary, V.
+    embedding: embedding of the target.
   """
 
   size: int
@@ -77,6 +86,7 @@ class OutputLayer(nn.Module):
   generates = True
 
   def remember(self, memory: jax.Array, mask: jax.Array, source: jax.Array) -> Any:
+    """Returns the layer's memory of a source; () if it does not copy."""
     return ()
 
 
@@ -84,16 +94,16 @@ class VocabularyOutput(OutputLayer):
   """A linear layer over the vocabulary: features [..., D] -> LinearLogits, whose logits are [..., V]."""
 
   @nn.compact
-  def __call__(self, features: jax.Array, seen: CopyInputs | None = None) -> LinearLogits:
+  def __call__(self, features: jax.Array, copy_inputs: CopyInputs | None = None) -> LinearLogits:
     kernel = self.param('kernel', nn.initializers.lecun_normal(), (features.shape[-1], self.size))
     return LinearLogits(features.astype(self.dtype), kernel, self.param('bias', nn.initializers.zeros, (self.size,)))
 
 
 class TiedOutput(OutputLayer):
-  """Logits against the target embeddings (Press & Wolf 2017); features of another width are projected to theirs."""
+  """Products with the target embeddings (Press & Wolf 2017); features of another width are projected to theirs."""
 
   @nn.compact
-  def __call__(self, features: jax.Array, seen: CopyInputs | None = None) -> LinearLogits:
+  def __call__(self, features: jax.Array, copy_inputs: CopyInputs | None = None) -> LinearLogits:
     if features.shape[-1] != self.embedding.features:
       features = Dense(self.embedding.features, use_bias=False, dtype=self.dtype)(features)
     bias = self.param('bias', nn.initializers.zeros, (self.size,))
@@ -101,7 +111,7 @@ class TiedOutput(OutputLayer):
 
 
 class PointerOutput(OutputLayer):
-  """Nothing but words of the source, at the weights of the attention. Vinyals, Fortunato & Jaitly 2015."""
+  """Words of the source alone; their probabilities are the attention weights. Vinyals, Fortunato & Jaitly 2015."""
 
   copies = True
   generates = False
@@ -109,29 +119,35 @@ class PointerOutput(OutputLayer):
   def remember(self, memory: jax.Array, mask: jax.Array, source: jax.Array) -> Any:
     return source
 
-  def __call__(self, features: jax.Array, seen: CopyInputs | None = None) -> Mixture:
-    return Mixture(_each(lambda weights, ids: copying.point(weights, ids, self.size, EOS), seen.weights, seen.kept))
+  def __call__(self, features: jax.Array, copy_inputs: CopyInputs | None = None) -> Mixture:
+    def point(weights, ids):
+      return copying.point(weights, ids, self.size, EOS)
+
+    return Mixture(_over_steps(point, (copy_inputs.weights,), copy_inputs.memory))
 
 
-class Generating(OutputLayer):
-  """Layers that copy and generate.
+class CopyingGenerator(OutputLayer):
+  """Base class of output layers that copy and generate.
 
-  Attributes: tied, whether the vocabulary is scored against the target embeddings.
+  Attributes:
+    size: number of tokens in the vocabulary, V.
+    embedding: embedding of the target.
+    tied: whether the scores of the vocabulary are products with the target embeddings.
   """
 
   tied: bool = False
   copies = True
 
   def setup(self):
-    generate = TiedOutput if self.tied else VocabularyOutput
-    self.generator = generate(self.size, self.embedding, self.dtype)
+    generator_class = TiedOutput if self.tied else VocabularyOutput
+    self.generator = generator_class(self.size, self.embedding, self.dtype)
 
 
-class PointerGenerator(Generating):
+class PointerGenerator(CopyingGenerator):
   """Generates with p_gen = σ(w · [c; s; y] + b), copies otherwise. See, Liu & Manning 2017, equations 8 and 9.
 
-  c is the context, s the top state and y the embedding of the last token; a Transformer has no one context, and leaves
-  it out.
+  c is the context, s the top state and y the embedding of the last token. A Transformer has no single context, so that
+  c is omitted.
   """
 
   def setup(self):
@@ -141,42 +157,42 @@ class PointerGenerator(Generating):
   def remember(self, memory: jax.Array, mask: jax.Array, source: jax.Array) -> Any:
     return source
 
-  def __call__(self, features: jax.Array, seen: CopyInputs | None = None) -> Mixture:
-    gate = jax.nn.sigmoid(self.gate(*seen.parts).astype(jnp.float32))[..., 0]
+  def __call__(self, features: jax.Array, copy_inputs: CopyInputs | None = None) -> Mixture:
+    gate = jax.nn.sigmoid(self.gate(*copy_inputs.gate_inputs).astype(jnp.float32))[..., 0]
     logits = self.generator(features).logits()
-    return Mixture(_each(copying.generate_or_copy, logits, gate, seen.weights, seen.kept))
+    return Mixture(_over_steps(copying.generate_or_copy, (logits, gate, copy_inputs.weights), copy_inputs.memory))
 
 
-class CopyNet(Generating):
+class CopyNet(CopyingGenerator):
   """One softmax over the vocabulary and the positions of the source, whose scores are tanh(W h_s) · features.
 
-  Features of another width than the target embeddings are projected to theirs. Gu, Lu, Li & Li 2016, section 3.2. The
-  paper's decoder also reads the memory where it copied last; ours does not.
+  Features of another width than the target embeddings are projected to theirs. Gu, Lu, Li & Li 2016, section 3.2.
+  Unlike the decoder of the paper, this one does not read the memory at the positions of the word copied last.
   """
 
   def setup(self):
     super().setup()
-    dense = lambda: Dense(self.embedding.features, use_bias=False, dtype=self.dtype)
-    self.key, self.query = dense(), dense()
+    self.key = Dense(self.embedding.features, use_bias=False, dtype=self.dtype)
+    self.query = Dense(self.embedding.features, use_bias=False, dtype=self.dtype)
 
   def remember(self, memory: jax.Array, mask: jax.Array, source: jax.Array) -> Any:
     return jnp.tanh(self.key(memory)), mask, source
 
-  def __call__(self, features: jax.Array, seen: CopyInputs | None = None) -> Mixture:
-    key, mask, source = seen.kept
+  def __call__(self, features: jax.Array, copy_inputs: CopyInputs | None = None) -> Mixture:
+    key, mask, source = copy_inputs.memory
     query = features.astype(self.dtype)
     query = query if query.shape[-1] == key.shape[-1] else self.query(query)
     scores = jnp.einsum('b...d,bsd->b...s', query, key, preferred_element_type=jnp.float32)
     mask = jnp.broadcast_to(mask.reshape(mask.shape[0], *(1,) * (scores.ndim - 2), -1), scores.shape)
-    return Mixture(_each(copying.generate_and_copy, self.generator(features).logits(), scores, mask, source))
+    logits = self.generator(features).logits()
+    return Mixture(_over_steps(copying.generate_and_copy, (logits, scores, mask), source))
 
 
-def _each(formula, *given: jax.Array) -> jax.Array:
-  """A formula for one query over [B, T, ...] or [B, ...]; what comes last belongs to a source [B, ...]."""
-  *of_step, ids = given
-  if of_step[0].ndim == 3:
-    formula = jax.vmap(formula, in_axes=(*(0 for _ in of_step), None))
-  return jax.vmap(formula)(*of_step, ids)
+def _over_steps(formula, step_arrays: tuple[jax.Array, ...], source: jax.Array) -> jax.Array:
+  """Maps formula(*step_arrays, source) of one query over step arrays [B, T, ...] or [B, ...] and a source [B, ...]."""
+  if step_arrays[0].ndim == 3:
+    formula = jax.vmap(formula, in_axes=(*(0 for _ in step_arrays), None))
+  return jax.vmap(formula)(*step_arrays, source)
 
 
 OUTPUTS: Mapping[str, type[OutputLayer]] = {

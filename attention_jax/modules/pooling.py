@@ -1,4 +1,4 @@
-"""From a sequence of vectors to one: POOLINGS."""
+"""Poolings of a sequence of vectors into one vector: POOLINGS."""
 
 from collections.abc import Mapping
 
@@ -13,17 +13,21 @@ from attention_jax.specs import Size
 
 
 class Pooling(nn.Module):
-  """What poolings share: memory [B, S, D], mask [B, S], final [B, D'] -> a vector [B, V] and weights [B, H, S].
+  """Base class of poolings: memory [B, S, D], mask [B, S], final [B, D'] -> a vector [B, V] and weights [B, H, S].
 
-  A sequence that is all masked gives zeros. `learns` says whether the weights are learned.
+  A sequence whose positions are all masked gives zeros.
+
+  Attributes:
+    attention: attention of a pooling that attends.
+    learns: whether the weights are learned.
   """
 
   learns = False
   attention: Attention
 
   @staticmethod
-  def flat(memory: jax.Array, mask: jax.Array) -> jax.Array:
-    """Equal weights of all that is there [B, 1, S], float32."""
+  def uniform_weights(memory: jax.Array, mask: jax.Array) -> jax.Array:
+    """Returns equal weights of all unmasked positions, [B, 1, S], float32."""
     real = mask.astype(jnp.float32)
     return (real / jnp.maximum(real.sum(-1, keepdims=True), 1))[:, None]
 
@@ -32,7 +36,7 @@ class Mean(Pooling):
   """Σ_s h_s / S."""
 
   def __call__(self, memory, mask, final, deterministic=True):
-    weights = self.flat(memory, mask)
+    weights = self.uniform_weights(memory, mask)
     return jnp.einsum('bs,bsd->bd', weights[:, 0].astype(memory.dtype), zero_masked(memory, mask)), weights
 
 
@@ -40,37 +44,36 @@ class Sum(Pooling):
   """Σ_s h_s."""
 
   def __call__(self, memory, mask, final, deterministic=True):
-    return zero_masked(memory, mask).sum(1), self.flat(memory, mask)
+    return zero_masked(memory, mask).sum(1), self.uniform_weights(memory, mask)
 
 
 class Max(Pooling):
-  """max_s h_s, each feature by itself; the weights are the shares of the features that each position gives."""
+  """max_s h_s of each feature; the weight of a position is the fraction of the features whose maximum it has."""
 
   def __call__(self, memory, mask, final, deterministic=True):
-    low = jnp.finfo(memory.dtype).min
-    hidden = jnp.where(mask[..., None], memory, low)
-    taken = jax.nn.one_hot(hidden.argmax(1), memory.shape[1], dtype=jnp.float32).mean(1)
-    return jnp.where(mask.any(1, keepdims=True), hidden.max(1), 0), zero_masked(taken, mask)[:, None]
+    masked_memory = jnp.where(mask[..., None], memory, jnp.finfo(memory.dtype).min)
+    fractions = jax.nn.one_hot(masked_memory.argmax(1), memory.shape[1], dtype=jnp.float32).mean(1)
+    return jnp.where(mask.any(1, keepdims=True), masked_memory.max(1), 0), zero_masked(fractions, mask)[:, None]
 
 
 class Last(Pooling):
-  """The encoder's own summary: the last states of a recurrence, in each direction."""
+  """The summary of the encoder, such as the last states of a recurrence in each direction."""
 
   def __call__(self, memory, mask, final, deterministic=True):
-    return jnp.where(mask.any(1, keepdims=True), final, 0), self.flat(memory, mask)
+    return jnp.where(mask.any(1, keepdims=True), final, 0), self.uniform_weights(memory, mask)
 
 
 class AttentionPooling(Pooling):
-  """u_s = tanh(W h_s + b), weights = align(score(c, u_s)), Σ_s weights_s h_s, c learned; hops c, side by side.
+  """u_s = tanh(W h_s + b), weights = align(score(c, u_s)), Σ_s weights_s h_s, for `hops` learned vectors c.
 
   With score 'dot' and softmax: Yang et al. 2016, equations 5 to 7 (and 8 to 10 for sentences); with several hops and no
-  bias, Lin et al. 2017, equations 5 and 6, where c are the rows of W_s2. Any score and alignment of attention does.
+  bias, Lin et al. 2017, equations 5 and 6, where c are the rows of W_s2. Every score and alignment is supported.
 
   Attributes:
-    attention: score, alignment, and features: the width of u.
-    hops: how many vectors c.
+    attention: the score, the alignment, and the width of u as its `features`.
+    hops: number of vectors c.
     hidden: whether there is a layer u; without it u_s is h_s.
-    bias: whether that layer has b.
+    bias: whether that layer has a bias b.
   """
 
   learns = True
@@ -80,15 +83,16 @@ class AttentionPooling(Pooling):
 
   @nn.compact
   def __call__(self, memory, mask, final, deterministic=True):
-    size = self.attention.features if self.hidden else memory.shape[-1]
     dtype = self.attention.dtype
-    layer = Dense(size, use_bias=self.bias, dtype=dtype, name='hidden') if self.hidden else None
-    keys = jnp.tanh(layer(memory)) if layer else memory
-    sought = self.param('sought', nn.initializers.normal(size**-0.5), (self.hops, size))
+    keys = memory
+    if self.hidden:
+      keys = jnp.tanh(Dense(self.attention.features, use_bias=self.bias, dtype=dtype, name='hidden')(memory))
+    size = keys.shape[-1]
+    queries = self.param('sought', nn.initializers.normal(size**-0.5), (self.hops, size))
     attention = self.attention.copy()
-    seen = attention.remember(keys, mask, value=memory)
-    query = jnp.broadcast_to(sought.astype(dtype), (len(memory), *sought.shape))
-    context, weights = attention.parallel(query, seen, deterministic)
+    attended_memory = attention.remember(keys, mask, value=memory)
+    batch_queries = jnp.broadcast_to(queries.astype(dtype), (len(memory), *queries.shape))
+    context, weights = attention.parallel(batch_queries, attended_memory, deterministic)
     return context.reshape(len(memory), -1), weights.reshape(len(memory), -1, weights.shape[-1])
 
 

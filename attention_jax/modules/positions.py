@@ -135,7 +135,7 @@ class Buckets(Positions):
     least = 4 if self.bidirectional else 2
     if self.buckets < least or self.max_distance <= self.buckets // least:
       possible = f'{least} buckets or more, and more than 1 / {least} of them as max_distance'
-      raise UserError(f"position 't5': buckets={self.buckets}, max_distance={self.max_distance}; possible: {possible}")
+      raise UserError(f"position 't5': buckets={self.buckets}, max_distance={self.max_distance}; expected {possible}")
     table = self.param('table', nn.initializers.normal(self.features**-0.5), (self.heads, self.buckets))
     return table[:, bucket_of(relative_positions(at, size), self.buckets, self.max_distance, self.bidirectional)]
 

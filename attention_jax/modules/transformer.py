@@ -329,6 +329,6 @@ def require_backprop(attention: Attention, who: str = 'transformer') -> Attentio
     what = 'sums over positions' if row.latent else f'learns by the loss {row.required_loss!r}'
     raise UserError(
       f'{who}: alignment {attention.alignment!r} {what}, which recurrent decoders alone offer; '
-      "possible: any that learns by gradients, such as 'gumbel'"
+      "expected one that learns by gradients alone, such as 'gumbel'"
     )
   return attention

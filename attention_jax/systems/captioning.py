@@ -154,8 +154,8 @@ class CaptioningSystem(System):
         'config.model.share_embeddings=False'
       )
     auxiliary = auxiliary_losses(training.auxiliary)
-    check_weights(auxiliary, model.decoder.attention if model.attends else None)
-    if training.select in POINTING_METRICS and not model.attends:
+    check_weights(auxiliary, model.decoder.attention if model.traits.attends else None)
+    if training.select in POINTING_METRICS and not model.traits.attends:
       raise UserError(f'training.select={training.select!r} measures weights, but this decoder has no attention')
     for name, row in auxiliary.items():
       if row.needs_text:

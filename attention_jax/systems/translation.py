@@ -157,10 +157,10 @@ class TranslationSystem(System):
     tasks.check(config['data'])
     _check_shared_vocabulary(config, model)
     _check_objective(config, training)
-    check_weights(auxiliary_losses(training.auxiliary), model.decoder.attention if model.attends else None)
-    if training.select in ALIGNMENT_METRICS and not model.attends:
+    check_weights(auxiliary_losses(training.auxiliary), model.decoder.attention if model.traits.attends else None)
+    if training.select in ALIGNMENT_METRICS and not model.traits.attends:
       raise UserError(f'training.select={training.select!r} measures alignments, but this decoder has no attention')
-    if TranslationEvaluation(**config['evaluation']).replace_unknown and not model.attends:
+    if TranslationEvaluation(**config['evaluation']).replace_unknown and not model.traits.attends:
       raise UserError('evaluation.replace_unknown=True uses attention weights, but this decoder has no attention')
     for spec in config['evaluation']['metrics']:
       compute_metric(spec, ['a'], [['a']])  # some options are checked only when the metric is computed
@@ -211,7 +211,7 @@ class TranslationSystem(System):
   def implementation(self) -> str:
     decoder = self.model.decoder
     return describe_implementation(
-      decoder.attention, 'xla, one query at a time' if decoder.attends_in_recurrence else ''
+      decoder.attention, 'xla, one query at a time' if decoder.traits.attends_in_recurrence else ''
     )
 
   def save(self, folder: str) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from attention_jax.data.builders import entailment, shapes
 from attention_jax.systems import experiment
-from experiments.launch import load_config
+from experiments.config_files import load_config
 
 FEW_ROWS = {'train': 32, 'validation': 8, 'test': 8, 'unseen': 8}  # for tasks that are generated
 TRAINING = {

@@ -135,7 +135,10 @@ def test_gnmt_tells_all_layers_what_the_lowest_one_has_found(current):
 
 
 def test_gnmt_says_what_it_cannot_do():
-  for options, message in (('layers=1', 'possible: 2 or more'), ('layers=2', "alignment 'latent' needs a readout")):
+  for options, message in (
+    ('layers=1', 'layers must be at least 2'),
+    ('layers=2', "alignment 'latent' needs features of every position"),
+  ):
     model = build_tiny('gnmt', options, alignment='latent' if options == 'layers=2' else 'softmax')
     with pytest.raises(aj.UserError, match=message):
       jax.eval_shape(model.init, RNGS, *inputs())

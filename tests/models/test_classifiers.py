@@ -1,4 +1,4 @@
-"""Classifiers: padding, documents beside each other, and hierarchies, hops and decomposable attention as formulas."""
+"""Classifiers: independence of padding and of the batch; hierarchies, hops and decomposable attention in NumPy."""
 
 import dataclasses
 import itertools
@@ -23,12 +23,17 @@ MASK = jnp.asarray(np.arange(5) < LENGTHS[..., None])
 SOURCE = jnp.where(MASK, np.random.default_rng(0).integers(4, 20, MASK.shape), 0)
 
 
-def classifier(**fields):
-  own = {f.name: f.default for f in dataclasses.fields(Attention) if f.name in ('alignment', 'heads', 'implementation')}
-  own |= {'score': 'dot', 'features': 6}
-  own |= {name: fields.pop(name) for name in tuple(fields) if name in own}
+def build_small(**fields):
+  """A classifier of 20 words and 3 labels; `fields` belong to the model or its attention."""
+  attention = {
+    field.name: field.default
+    for field in dataclasses.fields(Attention)
+    if field.name in ('alignment', 'heads', 'implementation')
+  }
+  attention |= {'score': 'dot', 'features': 6}
+  attention |= {name: fields.pop(name) for name in tuple(fields) if name in attention}
   model = dataclasses.asdict(ClassifierConfig(encoder='birnn(features=6)', embedding=7)) | fields
-  return build_classifier(model | {'attention': own}, 20, 3)
+  return build_classifier(model | {'attention': attention}, 20, 3)
 
 
 CASES = sample_cases(
@@ -41,8 +46,8 @@ CASES += [
 
 
 @pytest.mark.parametrize('fields', CASES, ids=lambda fields: '-'.join(map(str, fields.values())))
-def test_a_document_is_the_same_without_padding_and_neighbours(fields):
-  model = classifier(**fields)
+def test_output_is_independent_of_padding_and_other_rows(fields):
+  model = build_small(**fields)
   params = variables(model, SOURCE, MASK)
   run = lambda source, mask: model.apply(params, source, mask)
   whole = run(SOURCE, MASK)
@@ -50,8 +55,7 @@ def test_a_document_is_the_same_without_padding_and_neighbours(fields):
   alone = run(SOURCE[1:2, :1, :4], MASK[1:2, :1, :4])
   assert_close(whole.logits[1:2], alone.logits)
   assert_close(whole.words[1:2, :1, :, :4], alone.words)
-  there = MASK[:, :, None]
-  assert not jnp.where(there, 0.0, whole.words).any()
+  assert not jnp.where(MASK[:, :, None], 0.0, whole.words).any()
   if fields['classifier'] == 'hierarchical':
     np.testing.assert_allclose(whole.words.sum(-1)[MASK.any(-1)], 1, rtol=1e-5)
     assert_close(whole.sentences[1, 0], np.array([1.0, 0, 0]))
@@ -67,8 +71,8 @@ def test_a_document_is_the_same_without_padding_and_neighbours(fields):
   ],
   ids=lambda fields: '-'.join(fields.values()),
 )
-def test_where_sentences_are_padded_is_nothing_to_one_level(fields):
-  model = classifier(classifier='flat', **fields)
+def test_flat_output_is_independent_of_padding_between_sentences(fields):
+  model = build_small(classifier='flat', **fields)
   params = variables(model, SOURCE, MASK)
   tight = model.apply(params, SOURCE, MASK)
   wide = model.apply(params, *(jnp.pad(x, ((0, 0), (0, 1), (0, 2))) for x in (SOURCE, MASK)))
@@ -77,107 +81,121 @@ def test_where_sentences_are_padded_is_nothing_to_one_level(fields):
 
 
 @pytest.mark.parametrize('pooling', POOLINGS)
-def test_pairs_are_the_same_without_padding(pooling):
-  model = classifier(classifier='decomposable(width=6)', pooling=pooling)
+def test_pair_output_is_independent_of_padding(pooling):
+  model = build_small(classifier='decomposable(width=6)', pooling=pooling)
   source, mask = SOURCE[:, ::2], MASK[:, ::2]
   params = variables(model, source, mask)
   tight = model.apply(params, source, mask)
   wide = model.apply(params, *(jnp.pad(x, ((0, 0), (0, 0), (0, 3))) for x in (source, mask)))
   assert_close(wide.logits, tight.logits)
   assert_close(wide.words[:, :, :5, :5], tight.words)
-  assert not wide.words[:, :, 5:].any()  # words that are not there look at nothing
-  with pytest.raises(UserError, match='decomposable: two texts are compared, got 3'):
+  assert not wide.words[:, :, 5:].any()  # masked words attend to nothing
+  with pytest.raises(UserError, match=r'decomposable: documents must have 2 texts, buckets of \(2, words\), got 3'):
     model.apply(params, SOURCE, MASK)
 
 
-def test_decomposable_attention_is_the_formula_of_its_paper():
-  model = classifier(classifier='decomposable(width=6)', encoder='embedded', pooling='sum')
+def test_decomposable_attention_equals_the_equations_of_the_paper():
+  model = build_small(classifier='decomposable(width=6)', encoder='embedded', pooling='sum')
   source, mask = SOURCE[:, ::2], MASK[:, ::2]
   params = variables(model, source, mask)
-  own, found = jax.tree.map(np.asarray, params['params']), model.apply(params, source, mask)
+  values = jax.tree.map(np.asarray, params['params'])
+  output = model.apply(params, source, mask)
   relu = lambda x: np.maximum(x, 0)
 
   def layers(name, x):
     for i in (0, 1):
-      x = relu(x @ own[name][f'Dense_{i}']['kernel'] + own[name][f'Dense_{i}']['bias'])
+      x = relu(x @ values[name][f'Dense_{i}']['kernel'] + values[name][f'Dense_{i}']['bias'])
     return x
 
-  table, (n, m) = np.asarray(own['embedding']['table']['embedding']), LENGTHS[2, [0, 2]]
-  a, b = table[source[2, 0, :n]], table[source[2, 1, :m]]
+  table = values['embedding']['table']['embedding']
+  n, m = LENGTHS[2, [0, 2]]
+  a = table[source[2, 0, :n]]
+  b = table[source[2, 1, :m]]
   e = np.exp(layers('attend', a) @ layers('attend', b).T)
-  beta, alpha = e / e.sum(1, keepdims=True) @ b, (e / e.sum(0)).T @ a
+  beta = e / e.sum(1, keepdims=True) @ b
+  alpha = (e / e.sum(0)).T @ a
   compared = [layers('compare', np.concatenate(pair, 1)).sum(0) for pair in ((a, beta), (b, alpha))]
-  logits = layers('decide', np.concatenate(compared)) @ own['labels']['kernel'] + own['labels']['bias']
-  assert_close(found.logits[2], logits, rtol=1e-3)
-  assert_close(found.words[2, 1, :n, :m], e / e.sum(1, keepdims=True))
-  assert_close(found.words[2, 0, :m, :n], (e / e.sum(0)).T)
+  logits = layers('decide', np.concatenate(compared)) @ values['labels']['kernel'] + values['labels']['bias']
+  assert_close(output.logits[2], logits, rtol=1e-3)
+  assert_close(output.words[2, 1, :n, :m], e / e.sum(1, keepdims=True))
+  assert_close(output.words[2, 0, :m, :n], (e / e.sum(0)).T)
 
 
-def read_by_a_birnn(own, x):
-  """[S, D] -> [S, F]: a GRU from each side, side by side."""
-  found = []
+def apply_birnn(values, x):
+  """Concatenated states [S, F] of a GRU in each direction over x [S, D]."""
+  directions = []
   for layer, order in (('RecurrentLayer_0', 1), ('RecurrentLayer_1', -1)):
-    cell = own[layer]['RecurrentCell_0']
-    state, states = (np.zeros(cell['kernel'].shape[0]),), []
-    for one in x[::order]:
-      state = gru_step(one @ cell['inputs']['kernel'] + cell['inputs']['bias'], state, cell['kernel'], cell['bias'])
+    cell = values[layer]['RecurrentCell_0']
+    state = (np.zeros(cell['kernel'].shape[0]),)
+    states = []
+    for vector in x[::order]:
+      state = gru_step(vector @ cell['inputs']['kernel'] + cell['inputs']['bias'], state, cell['kernel'], cell['bias'])
       states.append(state[0])
-    found.append(np.stack(states)[::order])
-  return np.concatenate(found, -1)
+    directions.append(np.stack(states)[::order])
+  return np.concatenate(directions, -1)
 
 
-def pooled(own, x):
-  """u = tanh(W h + b), α = softmax(u · c), Σ α h."""
-  power = np.exp(np.tanh(x @ own['hidden']['kernel'] + own['hidden']['bias']) @ own['sought'][0])
-  return power / power.sum() @ x, power / power.sum()
+def attention_pooling(values, x):
+  """Σ α h and α, with u = tanh(W h + b), α = softmax(u · c)."""
+  exponentials = np.exp(np.tanh(x @ values['hidden']['kernel'] + values['hidden']['bias']) @ values['sought'][0])
+  weights = exponentials / exponentials.sum()
+  return weights @ x, weights
 
 
-def test_a_hierarchy_is_the_formulas_of_its_paper():
-  model = classifier(classifier='hierarchical')
+def test_hierarchy_equals_the_equations_of_the_paper():
+  model = build_small(classifier='hierarchical')
   params = variables(model, SOURCE, MASK)
-  own, found = jax.tree.map(np.asarray, params['params']), model.apply(params, SOURCE, MASK)
-  table = own['embedding']['table']['embedding']
+  values = jax.tree.map(np.asarray, params['params'])
+  output = model.apply(params, SOURCE, MASK)
+  table = values['embedding']['table']['embedding']
   for i, lengths in enumerate(LENGTHS):
     sentences = []
     for j, length in enumerate(lengths[lengths > 0]):
-      vector, weights = pooled(own['AttentionPooling_0'], read_by_a_birnn(own['BiRNN_0'], table[SOURCE[i, j, :length]]))
-      assert_close(found.words[i, j, 0, :length], weights)
+      vector, weights = attention_pooling(
+        values['AttentionPooling_0'], apply_birnn(values['BiRNN_0'], table[SOURCE[i, j, :length]])
+      )
+      assert_close(output.words[i, j, 0, :length], weights)
       sentences.append(vector)
-    vector, weights = pooled(own['AttentionPooling_1'], read_by_a_birnn(own['BiRNN_1'], np.stack(sentences)))
-    assert_close(found.sentences[i, 0, : len(sentences)], weights)
-    assert_close(found.logits[i], vector @ own['labels']['kernel'] + own['labels']['bias'])
+    vector, weights = attention_pooling(
+      values['AttentionPooling_1'], apply_birnn(values['BiRNN_1'], np.stack(sentences))
+    )
+    assert_close(output.sentences[i, 0, : len(sentences)], weights)
+    assert_close(output.logits[i], vector @ values['labels']['kernel'] + values['labels']['bias'])
 
 
-def test_redundancy_is_the_formula_of_its_paper():
-  model = classifier(classifier='flat', pooling='attention(hops=3)')
+def test_redundancy_equals_the_equation_of_the_paper():
+  model = build_small(classifier='flat', pooling='attention(hops=3)')
   outputs = model.apply(variables(model, SOURCE, MASK), SOURCE, MASK)
   batch = LabelledBatch(SOURCE, MASK, np.zeros(3, np.int32), np.array([0, -1, 1]))  # the second row is a filler
-  literal = 0.0
+  expected = 0.0
   for document in (0, 2):
     hops = np.stack([np.asarray(outputs.words[document, :, hop]).reshape(-1) for hop in range(3)])
-    literal += ((hops @ hops.T - np.eye(3)) ** 2).sum()
-  assert_close(redundancy(outputs, batch, {}), literal)
+    expected += ((hops @ hops.T - np.eye(3)) ** 2).sum()
+  assert_close(redundancy(outputs, batch, {}), expected)
 
 
-def test_gradients_are_finite_where_a_sentence_is_empty():
-  model = classifier(classifier='hierarchical')
+def test_gradients_of_empty_sentences_are_finite():
+  model = build_small(classifier='hierarchical')
   params = variables(model, SOURCE, MASK)
-  nothing = jnp.zeros_like(MASK)
-  for mask in (MASK, nothing):
+  empty_mask = jnp.zeros_like(MASK)
+  for mask in (MASK, empty_mask):
     grads = jax.grad(lambda p, mask=mask: jnp.sum(model.apply(p, SOURCE, mask).logits * draw(3, 3)))(params)
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
 
 
-def test_every_word_of_a_spec_is_known():
-  for fields, said in (
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
     ({'classifier': 'flatt'}, "unknown classifier 'flatt'"),
     ({'pooling': 'attenton'}, "unknown pooling 'attenton'"),
     ({'pooling': 'attention(hop=2)'}, "unknown option of pooling 'attention': 'hop'"),
-    ({'pooling': 'attention(hops=0)'}, 'hops is 0'),
+    ({'pooling': 'attention(hops=0)'}, 'option hops must be at least 1, got 0'),
     ({'encoder': 'birn'}, "unknown encoder 'birn'"),
-    ({'dropout': 1.0}, 'dropout is 1.0'),
-    ({'alignment': 'hard'}, "alignment='hard' learns by a loss over words that are said"),
-    ({'alignment': 'latent'}, "alignment='latent' learns by a loss over words that are said"),
-  ):
-    with pytest.raises(UserError, match=said.replace('(', r'\(')):
-      classifier(**fields)
+    ({'dropout': 1.0}, 'config.model.dropout must be .*less than 1.*, got 1.0'),
+    ({'alignment': 'hard'}, "must be trained by backpropagation alone, got 'hard'"),
+    ({'alignment': 'latent'}, "must be trained by backpropagation alone, got 'latent'"),
+  ],
+)
+def test_errors(fields, message):
+  with pytest.raises(UserError, match=message):
+    build_small(**fields)

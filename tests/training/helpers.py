@@ -13,6 +13,7 @@ import numpy as np
 
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import ModelOutput, shift_right
+from attention_jax.models.traits import Traits
 from attention_jax.training.folder import prepare_folder
 from attention_jax.training.loop import Training, fit
 from attention_jax.training.partition import make_mesh
@@ -33,13 +34,17 @@ class Batch(NamedTuple):
 class Toy(nn.Module):
   """Predicts the next word from the mean of the source and the previous word, with dropout.
 
-  It also returns attention weights over the source. If `needed_loss` is 'reinforce', it samples the position that it
+  It also returns attention weights over the source. If `required_loss` is 'reinforce', it samples the position that it
   attends to.
   """
 
   copies = False
   dropout: float = 0.1
-  needed_loss: str = ''
+  required_loss: str = ''
+
+  @property
+  def traits(self) -> Traits:
+    return Traits(required_loss=self.required_loss)
 
   def output_size(self, source_length):
     return WORDS
@@ -54,7 +59,7 @@ class Toy(nn.Module):
     temperature = self.param('temperature', nn.initializers.ones, ())
     scores = jnp.einsum('btd,bsd->bts', words, embed(source)) / temperature
     log_weights = jax.nn.log_softmax(jnp.where(source_mask[:, None], scores, -1e9))
-    if deterministic or not self.needed_loss:
+    if deterministic or not self.required_loss:
       return ModelOutput(nn.Dense(WORDS)(hidden), jnp.exp(log_weights), (), ())
     sampled = jax.nn.one_hot(jax.random.categorical(self.make_rng('attention'), log_weights), source.shape[1])
     log_probs = jnp.sum(sampled * log_weights, axis=-1)
@@ -110,7 +115,7 @@ def fit_toy(folder, *, stream=stream, evaluate=None, **fields):
   }
   training = Training(**options | fields)
   prepare_folder(folder, {'training': vars(training)})
-  model = Toy(needed_loss='reinforce')
+  model = Toy(required_loss='reinforce')
   loss = sequence_loss(model, training.label_smoothing, training.auxiliary, training.objective)
   return fit(
     folder,

@@ -37,7 +37,7 @@ FIELDS = {
 RUNS = 4
 SEEDS = [3 + i for i in range(RUNS)]
 LOSS = sequence_loss(
-  Toy(needed_loss='reinforce'), 0.1, FIELDS['auxiliary'], 'scheduled_sampling(schedule="linear(slope=0.02)")'
+  Toy(required_loss='reinforce'), 0.1, FIELDS['auxiliary'], 'scheduled_sampling(schedule="linear(slope=0.02)")'
 )
 ALL_STEPS = 'all 20 steps are done'
 

@@ -1,0 +1,24 @@
+"""Properties of a decoder that training, search and reports depend on."""
+
+from typing import NamedTuple
+
+from attention_jax.functional.latent import LatentAlignment
+
+
+class Traits(NamedTuple):
+  """Properties of a cell, a decoder or a model, known without parameters.
+
+  Attributes:
+    attends: whether it attends to the source.
+    latent: the LatentAlignment of an alignment over which training sums, else None.
+    required_loss: name of the auxiliary loss without which the alignment learns nothing, or ''.
+    attends_in_recurrence: whether attention is computed inside the recurrence, one query at a time.
+    starts_without_source: whether decoding may start before the source is complete, because attention is the only way
+      in which the decoder depends on the source.
+  """
+
+  attends: bool = True
+  latent: LatentAlignment | None = None
+  required_loss: str = ''
+  attends_in_recurrence: bool = False
+  starts_without_source: bool = False
