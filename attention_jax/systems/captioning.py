@@ -30,7 +30,7 @@ from attention_jax.data.pictures import (
   read_image,
 )
 from attention_jax.data.text import Corpus
-from attention_jax.decoding.search import Hypotheses
+from attention_jax.decoding.generate import Hypotheses
 from attention_jax.errors import UserError, choose
 from attention_jax.inference.evaluation import TeacherForcedScorer, predict_and_evaluate, weight_metrics
 from attention_jax.inference.metrics import MetricValue, compute_metric

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -125,7 +126,7 @@ def test_a_folder_of_several_seeds(copy):
 def test_overrides(trained):
   run = open_run(trained.folder, evaluation={'beams': 1}, dtype='bfloat16')
   assert run.config['evaluation']['beams'] == 1 and run.config['model']['dtype'] == 'bfloat16'
-  assert run.model.decoder.cell.dtype == 'bfloat16'
+  assert run.model.decoder.cell.dtype == jnp.bfloat16
   stored = json.loads((trained.folder / 'config.json').read_text('utf-8'))
   assert stored['evaluation']['beams'] == 2 and stored['model']['dtype'] == 'float32'
   with pytest.raises(UserError, match=r"unknown field of config\.evaluation of .*: 'beam'.* \(did you mean 'beams'"):
