@@ -126,7 +126,7 @@ def test_wrong_config_fields(field, parts, tmp_path):
 def test_a_decoder_without_attention_cannot_be_selected_by_alignments(tmp_path):
   fields = ('--config.model.decoder=plain', '--config.training.select=precision')
   result = run('train', CONFIG, f'--workdir={tmp_path / "run"}', *fields)
-  assert_user_error(result, ["'precision'", 'alignment'])
+  assert_user_error(result, ["training.select='precision' measures alignments", 'has no attention'])
 
 
 def test_buckets_longer_than_the_positions(task, tmp_path):
@@ -171,11 +171,13 @@ def test_losses_and_schedules_whose_requirements_are_not_met(task, tmp_path):
 
   (tmp_path / 'plain.tsv').write_text('eins\tzwei\n' * 8)
   unlinked = f"data.task=tsv(train='{tmp_path}/plain.tsv')"
-  assert_fields_error([unlinked, 'training.auxiliary=guided'], 'links', '8 pairs')
-  assert_fields_error(['model.dropout=0', 'training.objective=r_drop'], 'r_drop', 'model.dropout')
+  assert_fields_error([unlinked, 'training.auxiliary=guided'], 'links are required, but the 8 pairs have no links')
+  assert_fields_error(
+    ['model.dropout=0', 'training.objective=r_drop'], 'r_drop needs a model with dropout', 'set model.dropout'
+  )
   for vocabulary, option in (('subword(dropout=0.1)', 'dropout'), ('unigram(sampling=0.2)', 'sampling')):
     fields = [f'data.vocabulary={vocabulary}', 'training.objective=minimum_risk']
-    assert_fields_error(fields, 'minimum_risk', option)
+    assert_fields_error(fields, "'minimum_risk' compares subwords with those of the reference", f'without {option}')
   learned = ['model.attention.alignment=entmax', 'model.attention.score=cosine']
   unknown_parameter = "unknown parameter in training.anneal: 'temperature'"
   assert_fields_error(
@@ -250,7 +252,7 @@ def test_splits_rows_and_outputs_that_do_not_fit_a_run(trained, tmp_path):
   assert_user_error(run('inspect_attention', workdir, '--split=unseen'), splits)
   assert_user_error(run('inspect_attention', workdir, f'--output={existing}'), [exists])
   for rows in ('5', 'x', '-1', '', '²'):
-    parts = [f"'{rows}'", "split 'test'", '0 to 4']
+    parts = [f"row '{rows}' is not in split 'test'", '0 to 4']
     assert_user_error(run('inspect_attention', workdir, f'--rows={rows}'), parts)
   assert_user_error(run('inspect_attention', workdir, '--text= '), ['an empty line'])
   assert existing.read_text() == 'text'

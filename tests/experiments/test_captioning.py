@@ -52,7 +52,7 @@ def test_results_and_hypotheses(trained):
 
 def test_the_same_command_resumes_exactly(trained, tmp_path):
   folder = copy_interrupted_run(trained[0], tmp_path / 'run')
-  assert 'going on at' in run('train', *ARGS, f'--workdir={folder}').out
+  assert 'resuming at' in run('train', *ARGS, f'--workdir={folder}').out
   uninterrupted, resumed = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder))
   assert uninterrupted == resumed
 
@@ -78,8 +78,10 @@ def test_evaluation_and_plots(trained, tmp_path):
   assert result.code == 0, result.err
   with Image.open(folder / 'attention.png') as plot, Image.open(folder / 'attention.gif') as animation:
     assert plot.width > 300 and animation.n_frames > 1
-  Image.new('RGB', (90, 70), 'red').save(tmp_path / 'own.png')
-  result = run('inspect_attention', f'--workdir={folder}', f'--text={tmp_path}/own.png', f'--output={tmp_path}/out.png')
+  Image.new('RGB', (90, 70), 'red').save(tmp_path / 'picture.png')
+  result = run(
+    'inspect_attention', f'--workdir={folder}', f'--text={tmp_path}/picture.png', f'--output={tmp_path}/out.png'
+  )
   assert result.code == 0 and (tmp_path / 'out.gif').exists()
   result = run('inspect_attention', f'--workdir={folder}', f'--text={tmp_path}/no.png', f'--output={tmp_path}/new.png')
   assert result.code == 2 and 'no.png: no such file' in result.err
@@ -97,16 +99,19 @@ def test_hard_attention_is_trained_with_reinforce(tmp_path):
   ('flag', 'message'),
   [
     ('model.encoder=birnn', "unknown encoder of pictures 'birnn'"),
-    ('model.output=pointer', 'a picture has no words'),
+    ('model.output=pointer', 'pictures have no source words'),
     ('data.buckets=((4, 4),)', 'buckets are lengths of captions'),
-    ('model.encoder=precomputed(features=8)', 'reads float32, the pictures are uint8; possible: grid for pictures'),
-    ('training.auxiliary=guided', 'guided is of a source of words; possible for pictures: coverage'),
+    ('model.encoder=precomputed(features=8)', 'reads float32, the pictures are uint8; expected grid for pictures'),
+    ('training.auxiliary=guided', "'guided' needs a text as source; expected one of, for pictures: coverage"),
     ('data.task=dates', "unknown task 'dates'"),
     ('training.select=bleu_4', "unknown metric in training.select: 'bleu_4'"),
     ('model.encoder=grid(halvings=-1)', 'halvings is -1'),
     ('data.buckets=(2,)', 'rows fits a bucket'),
-    ('evaluation.replace_unknown=True', 'a picture has no words; possible: False'),
-    ('model.decoder=plain(features=8)', "training.select='pointing' is of weights, and this decoder"),
+    ('evaluation.replace_unknown=True', 'evaluation.replace_unknown must be False for pictures'),
+    (
+      'model.decoder=plain(features=8)',
+      "training.select='pointing' measures weights, but this decoder has no attention",
+    ),
   ],
 )
 def test_mistakes_are_reported_in_one_line(tmp_path, flag, message):

@@ -75,7 +75,7 @@ def test_new_texts_get_labels(trained, tmp_path):
 
 def test_the_same_command_resumes_exactly(reviews, trained, tmp_path):
   folder = copy_interrupted_run(trained[0], tmp_path / 'run')
-  assert 'going on at' in run('train', *reviews[1], f'--workdir={folder}').out
+  assert 'resuming at' in run('train', *reviews[1], f'--workdir={folder}').out
   uninterrupted, resumed = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder))
   assert uninterrupted['results'] == resumed['results']
 
@@ -95,18 +95,24 @@ def test_a_run_killed_before_it_stored_its_labels_starts_again(reviews, trained,
     (['--config.model.classifier=flatt'], "unknown classifier 'flatt'"),
     (['--config.model.classifier=decomposable'], 'two texts are compared, got 4'),
     (['--config.model.classifier=decomposable', '--config.data.buckets=((2, 16),)'], 'compares pairs of texts'),
-    (['--config.training.auxiliary=redundancy'], 'is of one level; possible: config.model.classifier=flat'),
+    (
+      ['--config.training.auxiliary=redundancy'],
+      'needs a classifier with one level; expected config.model.classifier=flat',
+    ),
     (
       ['--config.training.auxiliary=redundancy', '--config.model.classifier=flat', '--config.model.pooling=max'],
-      'is of weights that are learned; possible: pooling=attention',
+      'needs learned weights; expected pooling=attention',
     ),
-    (['--config.training.objective=r_drop'], "training.objective is 'r_drop'; possible for documents: likelihood"),
+    (
+      ['--config.training.objective=r_drop'],
+      "training.objective must be 'likelihood' for system 'classification', got 'r_drop'",
+    ),
     (['--config.training.auxiliary=coverage'], "unknown auxiliary loss 'coverage'"),
     (['--config.training.select=bleu'], "unknown metric in training.select: 'bleu'"),
     (['--config.data.task=text'], "unknown task 'text'"),
     (["--config.data.task=jsonl(train='no.jsonl')"], 'no.jsonl: no such file'),
     (['--config.data.buckets=((4, 0),)'], 'different (sentences, words)'),
-    (['--config.system=translation'], 'possible: the fields of'),
+    (['--config.system=translation'], 'expected the fields of'),
     (['--config.system=translating'], "unknown system 'translating'"),
   ],
 )
@@ -121,7 +127,7 @@ def test_mistakes_are_reported_in_one_line(reviews, tmp_path, flags, message):
 def test_programs_for_other_systems_report_the_system(trained):
   folder, _ = trained
   result = run('translate', f'--workdir={folder}', stdin=b'It was good.')
-  assert result.code == 2 and "is a run of system 'classification'; possible here: translation" in result.err
+  assert result.code == 2 and "is a run of system 'classification'; expected one of: translation" in result.err
   result = run('evaluate', f'--workdir={folder},{folder}')
   assert result.code == 2 and "runs of system 'classification' cannot be an ensemble" in result.err
   result = run('train', '--config=configs/imdb.py:luong2015', '--workdir=x')

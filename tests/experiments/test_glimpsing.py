@@ -43,7 +43,7 @@ def test_results_and_hypotheses(trained):
 
 def test_the_same_command_resumes_exactly(trained, tmp_path):
   folder = copy_interrupted_run(trained[0], tmp_path / 'run')
-  assert 'going on at' in run('train', *ARGS, f'--workdir={folder}').out
+  assert 'resuming at' in run('train', *ARGS, f'--workdir={folder}').out
   uninterrupted, resumed = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder))
   assert uninterrupted == resumed
 
@@ -55,7 +55,7 @@ def test_evaluation_and_plots(trained):
   assert run('inspect_attention', f'--workdir={folder}', '--rows=0,5').code == 0
   assert (folder / 'glimpses.png').exists()
   result = run('inspect_attention', f'--workdir={folder}', '--text=7')
-  assert result.code == 2 and '--text has nothing to look at' in result.err
+  assert result.code == 2 and '--text: this run reads pictures' in result.err
 
 
 def test_locations_do_not_depend_on_the_batch(trained):
@@ -80,8 +80,8 @@ def test_locations_do_not_depend_on_the_batch(trained):
     ('model.dtype=int8', "unknown dtype 'int8'"),
     ('data.task=digit', "unknown task 'digit'"),
     ('data.task=digits(canvas=4)', 'canvas=4 is smaller than the pictures'),
-    ('training.objective=r_drop', 'possible for glimpses'),
-    ('training.auxiliary=coverage', 'possible for glimpses'),
+    ('training.objective=r_drop', "training.objective must be 'likelihood' for system 'glimpsing'"),
+    ('training.auxiliary=coverage', "training.auxiliary must be '' for system 'glimpsing'"),
     ('training.select=accuracy', "unknown metric in training.select: 'accuracy'"),
     ('evaluation.samples=0', 'config.evaluation.samples must be at least 1, got 0'),
     ('model.attention.score=dot', "unknown field of config.model: 'attention'"),

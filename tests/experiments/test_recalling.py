@@ -41,7 +41,7 @@ def test_results_and_hypotheses(trained):
 
 def test_the_same_command_resumes_exactly(trained, tmp_path):
   folder = copy_interrupted_run(trained[0], tmp_path / 'run')
-  assert 'going on at' in run('train', *ARGS, f'--workdir={folder}').out
+  assert 'resuming at' in run('train', *ARGS, f'--workdir={folder}').out
   uninterrupted, resumed = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder))
   assert uninterrupted == resumed
 
@@ -53,18 +53,18 @@ def test_evaluation_and_plots(trained):
   assert run('inspect_attention', f'--workdir={folder}', '--split=unseen', '--rows=0,5').code == 0
   assert (folder / 'memory.png').exists()
   result = run('inspect_attention', f'--workdir={folder}', '--text=7')
-  assert result.code == 2 and '--text is not bits' in result.err
+  assert result.code == 2 and '--text: this run reads bits' in result.err
 
 
 @pytest.mark.parametrize(
   ('flag', 'message'),
   [
-    ('model.alignment=hard', "alignment='hard' draws or sums over positions"),
+    ('model.alignment=hard', "alignment='hard'"),
     ('model.cell=turing(heads=2)', "option of cell 'turing': 'heads'"),
     ('data.task=copy(bits=0)', 'option bits must be at least 1, got 0'),
     ('data.batch_size=0', 'config.data.batch_size must be at least 1, got 0'),
-    ('training.label_smoothing=0.1', 'possible for bits: 0.0'),
-    ('training.auxiliary=coverage', 'possible for recall'),
+    ('training.label_smoothing=0.1', "training.label_smoothing must be 0.0 for system 'recall', got 0.1"),
+    ('training.auxiliary=coverage', "training.auxiliary must be '' for system 'recall', got 'coverage'"),
     ('training.select=bleu', "unknown metric in training.select: 'bleu'"),
   ],
 )

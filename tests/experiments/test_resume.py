@@ -63,4 +63,4 @@ def test_an_interrupted_run_exits_with_its_own_status(task, tmp_path):
       break
   process.send_signal(signal.SIGTERM)
   output, _ = process.communicate(timeout=300)
-  assert process.returncode == 75 and 'the same command' in output and 'step' in output
+  assert process.returncode == 75 and 'run the same command again to resume from step' in output
