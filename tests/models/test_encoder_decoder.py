@@ -1,6 +1,7 @@
-"""From a config to a model: every option reaches what it means, and what does not exist is named."""
+"""Building models from configs: options of all modules, user errors, shared embeddings, encoders and dtypes."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +24,13 @@ def build_with(**fields):
   return build(dataclasses.asdict(ModelConfig()) | {'attention': ATTENTION} | fields, SOURCE_WORDS, TARGET_WORDS)
 
 
-def shapes(model, sizes=(SOURCE_WORDS, TARGET_WORDS)):
-  """Parameter shapes by their path."""
+def param_shapes(model, sizes=(SOURCE_WORDS, TARGET_WORDS)):
+  """Returns the shapes of the parameters by path."""
   leaves = jax.tree.leaves_with_path(variables(model, *inputs(sizes=sizes))['params'])
   return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape for path, leaf in leaves}
 
 
-def test_specs_become_modules_with_their_options():
+def test_specs_determine_modules_and_their_options():
   model = build_with(
     encoder='rnn(rnn="lstm", features=14, layers=2, residual=True, direction="backward", dropout=0.1)',
     decoder='luong(rnn="simple", features=8, input_feeding=False)',
@@ -47,7 +48,7 @@ def test_specs_become_modules_with_their_options():
   assert {name: getattr(cell.attention, name) for name in ATTENTION} == ATTENTION
 
 
-def test_defaults_of_the_specs_are_the_modules_own():
+def test_defaults_are_those_of_the_modules():
   model = build_with()
   assert type(model.encoder) is BiRNN and model.encoder == BiRNN(model.encoder.embedding)
   assert model.decoder.cell.rnn == 'gru' and model.embedding.features == ModelConfig().embedding
@@ -56,33 +57,36 @@ def test_defaults_of_the_specs_are_the_modules_own():
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    ({'encoder': 'birn'}, r"unknown encoder 'birn' \(did you mean 'birnn'\?\); possible: birnn, conv, embedded"),
-    ({'decoder': 'bahdnau'}, r"unknown decoder 'bahdnau' \(did you mean 'bahdanau'\?\); possible: bahdanau, "),
-    ({'output': 'tie'}, r"unknown output 'tie' \(did you mean 'tied'\?\); possible: copynet, pointer, "),
-    ({'dtype': 'float16'}, r"unknown dtype 'float16' .*possible: bfloat16, float32"),
+    ({'encoder': 'birn'}, r"unknown encoder 'birn' \(did you mean 'birnn'\?\); expected one of: birnn, conv, embedded"),
+    ({'decoder': 'bahdnau'}, r"unknown decoder 'bahdnau' \(did you mean 'bahdanau'\?\); expected one of: bahdanau, "),
+    ({'output': 'tie'}, r"unknown output 'tie' \(did you mean 'tied'\?\); expected one of: copynet, pointer, "),
+    ({'dtype': 'float16'}, r"unknown dtype 'float16' .*expected one of: bfloat16, float32"),
     ({'encoder': 'birnn(layer=2)'}, r"unknown option of encoder 'birnn': 'layer' \(did you mean 'layers'\?\)"),
     ({'encoder': 'birnn(embedding=2)'}, "unknown option of encoder 'birnn': 'embedding'"),
     ({'encoder': 'embedded(dropout=0.2)'}, "unknown option of encoder 'embedded': 'dropout'"),
     ({'decoder': 'bahdanau(input_feeding=True)'}, "unknown option of decoder 'bahdanau': 'input_feeding'"),
     ({'decoder': 'luong(dtype="bfloat16")'}, "unknown option of decoder 'luong': 'dtype'"),
     ({'output': 'tied(size=3)'}, "unknown option of output 'tied': 'size'"),
-    ({'encoder': 'rnn(features="8")'}, "encoder 'rnn': option features is a whole number like 512, got '8'"),
-    ({'encoder': 'rnn(features=8.0)'}, 'option features is a whole number like 512, got 8.0'),
-    ({'decoder': 'luong(layers=True)'}, "decoder 'luong': option layers is a whole number like 1, got True"),
-    ({'decoder': 'luong(input_feeding=1)'}, 'option input_feeding is True or False like True, got 1'),
-    ({'decoder': 'luong(dropout=True)'}, 'option dropout is a number like 0.0, got True'),
-    ({'encoder': 'rnn(layers=0)'}, "encoder 'rnn': layers is 0; possible: 1 or more"),
-    ({'decoder': 'bahdanau(readout=-1)'}, "decoder 'bahdanau': readout is -1; possible: 1 or more"),
-    ({'decoder': 'luong(dropout=1.0)'}, "decoder 'luong': dropout is 1.0; possible: from 0 to below 1"),
-    ({'dropout': -0.1}, 'model: dropout is -0.1; possible: from 0 to below 1'),
-    ({'embedding': 0}, 'model: embedding is 0; possible: 1 or more'),
-    ({'attention': ATTENTION | {'heads': 0}}, 'attention: heads is 0; possible: 1 or more'),
-    ({'attention': ATTENTION | {'dropout': 1.0}}, 'attention: dropout is 1.0; possible: from 0 to below 1'),
-    ({'encoder': 'rnn(8)'}, r"cannot read 'rnn\(8\)'"),
-    ({'share_embeddings': True}, 'share_embeddings needs a shared vocabulary; got 11 and 13 tokens'),
+    ({'encoder': 'rnn(features="8")'}, "encoder 'rnn': option features must be a whole number, got '8'"),
+    ({'encoder': 'rnn(features=8.0)'}, 'option features must be a whole number, got 8.0'),
+    ({'decoder': 'luong(layers=True)'}, "decoder 'luong': option layers must be a whole number, got True"),
+    ({'decoder': 'luong(input_feeding=1)'}, 'option input_feeding must be True or False, got 1'),
+    ({'decoder': 'luong(dropout=True)'}, 'option dropout must be a number, got True'),
+    ({'encoder': 'rnn(layers=0)'}, "encoder 'rnn': option layers must be at least 1, got 0"),
+    ({'decoder': 'bahdanau(readout=-1)'}, "decoder 'bahdanau': option readout must be at least 1, got -1"),
+    ({'decoder': 'luong(dropout=1.0)'}, "decoder 'luong': option dropout must be at least 0 and less than 1, got 1.0"),
+    ({'dropout': -0.1}, 'config.model.dropout must be at least 0 and less than 1, got -0.1'),
+    ({'embedding': 0}, 'config.model.embedding must be at least 1, got 0'),
+    ({'attention': ATTENTION | {'heads': 0}}, 'config.model.attention.heads must be at least 1, got 0'),
+    (
+      {'attention': ATTENTION | {'dropout': 1.0}},
+      'config.model.attention.dropout must be at least 0 and less than 1, got 1.0',
+    ),
+    ({'encoder': 'rnn(8)'}, r"cannot parse 'rnn\(8\)'"),
+    ({'share_embeddings': True}, 'share_embeddings requires a shared vocabulary, got 11 and 13 tokens'),
   ],
 )
-def test_mistakes_are_named_when_the_model_is_built(fields, message):
+def test_user_errors_of_build(fields, message):
   with pytest.raises(UserError, match=message) as caught:
     build_with(**fields)
   assert '\n' not in str(caught.value)
@@ -95,92 +99,95 @@ def test_mistakes_are_named_when_the_model_is_built(fields, message):
     ({'cell': 'plain', 'options': 'rnn="gruu"'}, "unknown rnn 'gruu'"),
     ({'cell': 'bahdanau', 'options': 'rnn="gruu"'}, "unknown rnn 'gruu'"),
     ({'cell': 'luong', 'options': 'rnn="gruu", input_feeding=False'}, "unknown rnn 'gruu'"),
-    ({'encoder': 'rnn(direction="up")'}, "unknown direction 'up'; possible: backward, both, forward"),
-    ({'encoder': 'birnn(features=9)'}, 'encoder: features=9 cannot be divided between both directions'),
+    ({'encoder': 'rnn(direction="up")'}, "unknown direction 'up'; expected one of: backward, both, forward"),
+    ({'encoder': 'birnn(features=9)'}, 'encoder: features must be even for two directions, got 9'),
     ({'score': 'aditive'}, "unknown score 'aditive'"),
-    ({'heads': 4}, 'features=6 cannot be divided among heads=4'),
+    ({'heads': 4}, 'features must be a multiple of heads, got features=6 and heads=4'),
   ],
 )
-def test_mistakes_are_named_when_the_parameters_are_made(fields, message):
+def test_user_errors_of_init(fields, message):
   with pytest.raises(UserError, match=message):
-    shapes(build_tiny(**fields))
+    param_shapes(build_tiny(**fields))
 
 
-def test_shared_embeddings_are_one_table_and_tied_outputs_score_against_it():
+def test_shared_embeddings_and_tied_outputs_have_one_table():
   sizes = (TARGET_WORDS, TARGET_WORDS)
-  of = lambda **fields: shapes(build_tiny(sizes=sizes, **fields), sizes).values()
-  tables = lambda **fields: [shape for shape in of(**fields) if TARGET_WORDS in shape]
-  assert sorted(tables()) == [(9, 13), (13,), (13, 4), (13, 4)]
-  assert sorted(tables(share_embeddings=True)) == [(9, 13), (13,), (13, 4)]
-  assert sorted(tables(share_embeddings=True, output='tied')) == [(13,), (13, 4)]
+
+  def table_shapes(**fields):
+    shapes = param_shapes(build_tiny(sizes=sizes, **fields), sizes).values()
+    return sorted(shape for shape in shapes if TARGET_WORDS in shape)
+
+  assert table_shapes() == [(9, 13), (13,), (13, 4), (13, 4)]
+  assert table_shapes(share_embeddings=True) == [(9, 13), (13,), (13, 4)]
+  assert table_shapes(share_embeddings=True, output='tied') == [(13,), (13, 4)]
 
   model = build_tiny(sizes=sizes, share_embeddings=True, output='tied')
-  given = inputs(sizes=sizes)
-  params = variables(model, *given)
-  loss = lambda params: jnp.sum(jnp.sin(model.apply(params, *given).logits))
+  args = inputs(sizes=sizes)
+  params = variables(model, *args)
+  loss = lambda params: jnp.sum(jnp.sin(model.apply(params, *args).logits))
   gradients = jax.jit(jax.grad(loss))(params)['params']
   [table] = [leaf for leaf in jax.tree.leaves(gradients) if leaf.shape == (TARGET_WORDS, 4)]
-  assert np.all(np.any(table != 0, axis=1))  # every word is scored, also those that are not there
+  assert np.all(np.any(table != 0, axis=1))  # every word has a logit, and therefore a gradient
+
+
+def encode(model, params, source, mask):
+  call_encoder = lambda model, source, mask: model.encoder(source, mask, True)
+  return jax.jit(functools.partial(model.apply, method=call_encoder))(params, source, mask)
 
 
 @pytest.mark.parametrize('direction', DIRECTIONS)
-def test_encoder_layers_residuals_and_directions(direction):
+def test_layers_residuals_and_directions_of_encoders(direction):
   spec = f'rnn(rnn="lstm", features=10, layers=3, residual={{}}, direction="{direction}")'
-  # Embeddings are as wide as the layers, so that only the rule keeps the first layer from adding its input.
+  # Embeddings are as wide as the layers, so that the width alone would permit a residual connection of the first layer.
   residual, without = (build_tiny(encoder=spec.format(x), embedding=10) for x in (True, False))
-  given = inputs()
-  params = variables(residual, *given)
-  encode = lambda model: jax.jit(
-    lambda params, source, mask: model.apply(params, source, mask, method=lambda m, *given: m.encoder(*given, True))
-  )(params, *given[:2])
-  encoded, plain = encode(residual), encode(without)
-  sides = len(DIRECTIONS[direction])
+  source, mask, target = inputs()
+  params = variables(residual, source, mask, target)
+  encoded = encode(residual, params, source, mask)
+  encoded_without = encode(without, params, source, mask)
   assert encoded.memory.shape == (B, S, 10)
-  assert encoded.final.shape == (B, 3 * 2 * 10)  # h and c of every layer, whatever the directions
-  assert np.any(encoded.memory != plain.memory)
-  assert np.all(encoded.memory[~np.asarray(given[1])] == 0)
-  # The first layer has no residual: up to the second layer's final states both are the same.
-  same = 2 * 2 * 10
-  assert_same(encoded.final[:, :same], plain.final[:, :same])
-  assert np.any(encoded.final[:, same:] != plain.final[:, same:])
-  layers = {name.split('/')[1] for name in shapes(residual) if name.startswith('encoder/RecurrentLayer')}
-  assert len(layers) == 3 * sides
+  assert encoded.final.shape == (B, 3 * 2 * 10)  # h and c of three layers, with 10 features over all directions
+  assert np.any(encoded.memory != encoded_without.memory)
+  assert np.all(encoded.memory[~np.asarray(mask)] == 0)
+  # The first layer has no residual connection, so that the final states of the first two layers are equal.
+  equal = 2 * 2 * 10
+  assert_same(encoded.final[:, :equal], encoded_without.final[:, :equal])
+  assert np.any(encoded.final[:, equal:] != encoded_without.final[:, equal:])
+  layers = {name.split('/')[1] for name in param_shapes(residual) if name.startswith('encoder/RecurrentLayer')}
+  assert len(layers) == 3 * len(DIRECTIONS[direction])
 
 
-def test_a_backward_encoder_is_a_forward_one_of_the_reversed_source():
+def test_a_backward_encoder_equals_a_forward_one_of_the_reversed_source():
   forward, backward = (build_tiny(encoder=f'rnn(features=10, direction="{d}")') for d in ('forward', 'backward'))
   source, mask, target = inputs()
   params = variables(forward, source, mask, target)
-  run = lambda model, *given: jax.jit(
-    lambda params, *given: model.apply(params, *given, method=lambda m, *given: m.encoder(*given, True))
-  )(params, *given)
-  one, other = run(backward, source, mask), run(forward, source[:1, ::-1], mask[:1])
-  assert_close(one.memory[:1], other.memory[:, ::-1])
-  assert_close(one.final[:1], other.final)
+  encoded = encode(backward, params, source, mask)
+  encoded_reversed = encode(forward, params, source[:1, ::-1], mask[:1])
+  assert_close(encoded.memory[:1], encoded_reversed.memory[:, ::-1])
+  assert_close(encoded.final[:1], encoded_reversed.final)
 
 
-def test_bfloat16_computes_in_it_and_keeps_parameters_logits_and_weights_in_float32():
-  given = inputs()
-  params = variables(build_tiny('bahdanau', 'layers=2', heads=2), *given, scale=0.3)
-  exact, near = (build_tiny('bahdanau', 'layers=2', heads=2, dtype=d) for d in ('float32', 'bfloat16'))
-  encoded = jax.eval_shape(lambda: near.apply(params, *given[:2], method=lambda m, *given: m.encoder(*given, True)))
+def test_bfloat16_computes_in_bfloat16_with_float32_parameters_logits_and_weights():
+  args = inputs()
+  params = variables(build_tiny('bahdanau', 'layers=2', heads=2), *args, scale=0.3)
+  exact, rounded = (build_tiny('bahdanau', 'layers=2', heads=2, dtype=d) for d in ('float32', 'bfloat16'))
+  encoded = jax.eval_shape(functools.partial(encode, rounded), params, *args[:2])
   assert encoded.memory.dtype == encoded.final.dtype == jnp.bfloat16
-  whole, rounded = jax.jit(exact.apply)(params, *given), jax.jit(near.apply)(params, *given)
-  assert rounded.logits.dtype == rounded.weights.dtype == jnp.float32
-  assert_close(rounded, whole, rtol=0.1, atol=0.05)
+  exact_outputs, rounded_outputs = jax.jit(exact.apply)(params, *args), jax.jit(rounded.apply)(params, *args)
+  assert rounded_outputs.logits.dtype == rounded_outputs.weights.dtype == jnp.float32
+  assert_close(rounded_outputs, exact_outputs, rtol=0.1, atol=0.05)
 
 
 def test_initial_parameters_are_finite_and_a_function_of_the_seed():
-  model, given = build_tiny('luong', 'rnn="gru"', output='tied'), inputs()
-  init = jax.jit(lambda rng: model.init(rng, *given)['params'])
-  params, again, other = (init(jax.random.key(seed)) for seed in (1, 1, 2))
+  model, args = build_tiny('luong', 'rnn="gru"', output='tied'), inputs()
+  init = jax.jit(lambda rng: model.init(rng, *args)['params'])
+  params, same_seed, other_seed = (init(jax.random.key(seed)) for seed in (1, 1, 2))
   assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(params))
-  assert_same(params, again)
-  kernels = jax.tree.map(lambda x, y: x.ndim < 2 or np.any(x != y), params, other)
-  assert jax.tree.all(kernels)
-  logits = jax.jit(model.apply)({'params': params}, *given).logits
+  assert_same(params, same_seed)
+  kernels_differ = jax.tree.map(lambda x, y: x.ndim < 2 or np.any(x != y), params, other_seed)
+  assert jax.tree.all(kernels_differ)
+  logits = jax.jit(model.apply)({'params': params}, *args).logits
   assert logits.shape == (B, T, TARGET_WORDS) and np.all(np.isfinite(logits))
 
 
-def test_targets_are_read_one_step_late():
+def test_shift_right_prepends_bos():
   np.testing.assert_array_equal(shift_right(jnp.array([[5, 6, 2], [7, 2, 0]])), [[BOS, 5, 6], [BOS, 7, 2]])

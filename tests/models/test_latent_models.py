@@ -1,4 +1,4 @@
-"""Models with a latent alignment: what they say of an output is the sum over all positions it may be read at."""
+"""Models with a latent alignment: their probabilities are sums over all positions of the source."""
 
 import jax
 import jax.numpy as jnp
@@ -9,52 +9,57 @@ from attention_jax.functional.latent import chain_log_marginal
 from tests.models.helpers import LENGTHS, B, T, build_tiny, inputs
 from tests.modules.helpers import variables
 
-ALL = jnp.ones((B, T), bool)
+ALL_REAL = jnp.ones((B, T), bool)
 CELLS = [('luong', 'rnn="gru", input_feeding=False'), ('luong', 'rnn="lstm"'), ('bahdanau', 'rnn="gru"')]
 
 
 @pytest.mark.parametrize('cell', CELLS)
-def test_the_output_is_a_marginal_and_the_posterior_knows_it(cell):
+def test_log_probs_are_marginal_and_posteriors_are_monotonic(cell):
   model = build_tiny(*cell, alignment='latent_monotonic')
   source, mask, target = inputs()
   outputs = jax.jit(model.apply)(variables(model, source, mask, target), source, mask, target)
-  chosen = jnp.take_along_axis(outputs.logits, target[..., None], -1)[..., 0].sum(-1)
+  log_prob = jnp.take_along_axis(outputs.logits, target[..., None], -1)[..., 0].sum(-1)
   scores = outputs.state.scores[:, :, 0]
-  np.testing.assert_allclose(chosen, jax.vmap(chain_log_marginal)(scores, outputs.likelihood), rtol=1e-4)
+  np.testing.assert_allclose(log_prob, jax.vmap(chain_log_marginal)(scores, outputs.likelihood), rtol=1e-4)
   np.testing.assert_allclose(jnp.exp(outputs.logits).sum(-1), np.ones((B, T)), rtol=1e-4)
 
-  posterior = np.asarray(model.posterior(outputs, ALL))
+  posterior = np.asarray(model.posterior(outputs, ALL_REAL))
   np.testing.assert_allclose(posterior.sum(-1), np.ones((B, T)), rtol=1e-4)
-  expected = np.cumsum(posterior, -1)
-  assert np.all(np.diff(expected, axis=1) < 1e-4), 'a position that never moves back'
+  cumulative = np.cumsum(posterior, -1)
+  assert np.all(np.diff(cumulative, axis=1) < 1e-4), 'the position moves back'
   for b, length in enumerate(LENGTHS):
     assert np.all(posterior[b, :, length:] == 0)
   assert np.any(np.abs(posterior - np.asarray(outputs.weights)) > 1e-2)
 
 
-def test_order_zero_posterior_is_prior_times_likelihood():
+def test_order_zero_posterior_is_proportional_to_prior_times_likelihood():
   model = build_tiny('bahdanau', 'rnn="gru"', alignment='latent')
   source, mask, target = inputs()
   outputs = jax.jit(model.apply)(variables(model, source, mask, target), source, mask, target)
   joint = outputs.weights * jnp.exp(outputs.likelihood)
-  np.testing.assert_allclose(model.posterior(outputs, ALL), joint / joint.sum(-1, keepdims=True), rtol=1e-4, atol=1e-6)
-  chosen = jnp.take_along_axis(outputs.logits, target[..., None], -1)[..., 0]
-  np.testing.assert_allclose(chosen, jnp.log(joint.sum(-1)), rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(
+    model.posterior(outputs, ALL_REAL), joint / joint.sum(-1, keepdims=True), rtol=1e-4, atol=1e-6
+  )
+  log_prob = jnp.take_along_axis(outputs.logits, target[..., None], -1)[..., 0]
+  np.testing.assert_allclose(log_prob, jnp.log(joint.sum(-1)), rtol=1e-4, atol=1e-5)
 
 
-def test_what_comes_after_the_end_changes_no_posterior():
+def test_masked_tokens_do_not_change_the_posterior():
   model = build_tiny('luong', 'rnn="gru", input_feeding=False', alignment='latent_monotonic')
   source, mask, target = inputs()
-  params, real = variables(model, source, mask, target), ALL.at[:, 3:].set(False)
+  params = variables(model, source, mask, target)
+  target_mask = ALL_REAL.at[:, 3:].set(False)
   run = jax.jit(model.apply)
-  one, other = (run(params, source, mask, tokens) for tokens in (target, target.at[:, 3:].set(0)))
-  found = np.asarray(model.posterior(one, real))
-  np.testing.assert_allclose(model.posterior(other, real), found, rtol=1e-4, atol=1e-6)
-  assert np.all(found[:, 3:] == 0) and np.any(np.abs(found - np.asarray(model.posterior(one, ALL)))[:, :3] > 1e-3)
+  outputs = run(params, source, mask, target)
+  other_padding = run(params, source, mask, target.at[:, 3:].set(0))
+  posterior = np.asarray(model.posterior(outputs, target_mask))
+  np.testing.assert_allclose(model.posterior(other_padding, target_mask), posterior, rtol=1e-4, atol=1e-6)
+  assert np.all(posterior[:, 3:] == 0)
+  assert np.any(np.abs(posterior - np.asarray(model.posterior(outputs, ALL_REAL)))[:, :3] > 1e-3)
 
 
-def test_what_is_not_latent_has_its_weights_for_a_posterior():
+def test_the_posterior_of_other_alignments_is_their_weights():
   model = build_tiny('bahdanau', 'rnn="gru"')
   source, mask, target = inputs()
   outputs = jax.jit(model.apply)(variables(model, source, mask, target), source, mask, target)
-  assert model.posterior(outputs, ALL) is outputs.weights and outputs.likelihood == ()
+  assert model.posterior(outputs, ALL_REAL) is outputs.weights and outputs.likelihood == ()
