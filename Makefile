@@ -16,7 +16,7 @@ test: $(VENV)/installed
 
 # With the rest of the sweep over score x alignment x cell, and compiled as for any user (tests/conftest.py).
 test-all: $(VENV)/installed
-	XLA_FLAGS=' ' $(RUN) -m pytest -n 2 --dist=loadfile -m 'product or not product'
+	XLA_FLAGS=' ' $(RUN) -m pytest -n 2 --dist=loadfile -m "product or not product"
 
 # For a machine with an accelerator, all in bfloat16: attention and its growth, updates, search, several seeds, then
 # Multi30k to its end. make accelerator DATA=FOLDER [JAX=tpu]; DATA is what config.data.folder of multi30k is, JAX the

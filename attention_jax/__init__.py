@@ -1,4 +1,7 @@
-"""attention_jax: attention for sequence-to-sequence models. The public names; what is heavy is loaded on first use."""
+"""Attention for sequence-to-sequence models.
+
+This module defines the public names. Those that depend on flax or on other large packages are imported on first use.
+"""
 
 import importlib
 
@@ -18,8 +21,10 @@ _LAZY = {'Attention': 'attention_jax.modules.attention', 'analysis': 'attention_
 def __getattr__(name: str):
   if name not in _LAZY:
     raise AttributeError(f"module 'attention_jax' has no attribute {name!r}")
-  module = importlib.import_module(_LAZY[name])
-  return module if _LAZY[name].endswith('.' + name) else getattr(module, name)
+  path = _LAZY[name]
+  module = importlib.import_module(path)
+  is_submodule = path == f'{__name__}.{name}'
+  return module if is_submodule else getattr(module, name)
 
 
 __all__ = [

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-  """A mistake in an argument, a flag, a config or a file. Programs print `str(error)`, one line, and exit with code 2."""
+  """A mistake in an argument, flag, config or file. Programs print `str(error)`, one line, and exit with code 2."""
 
 
 def choose(name: str, options: Iterable[str], what: str) -> str:

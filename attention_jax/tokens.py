@@ -1,4 +1,4 @@
-"""The ids that every vocabulary shares: data writes them, models and losses know them."""
+"""Special tokens: their ids are the same in every vocabulary, and the data, models and losses all use them."""
 
 PAD, BOS, EOS, UNK = range(4)
 SPECIAL_TOKENS = ('<pad>', '<s>', '</s>', '<unk>')

@@ -1,1 +1,1 @@
-"""One file per task; `get_config(preset)` of each gives a config, and a preset is a paper."""
+"""One config file per task. `get_config(preset)` of each returns a config; a preset is a paper."""

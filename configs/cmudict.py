@@ -1,8 +1,10 @@
 """python -m experiments.train --config=configs/cmudict.py:luong2015 --workdir=runs/cmudict --config.data.folder=FOLDER
 
-CMUdict: English letters -> phonemes without stress. FOLDER holds train.tsv and dev.tsv: letters TAB phonemes, separated
-by spaces. Several pronunciations of a word are several right answers: phoneme_error_rate counts edits against the
-nearest, sequence_error_rate the words that equal none of them (the WER of the grapheme-to-phoneme literature).
+CMUdict: English letters -> phonemes without stress.
+
+FOLDER contains train.tsv and dev.tsv: letters TAB phonemes, separated by spaces. Several pronunciations of a word are
+several references: phoneme_error_rate counts edits to the nearest one, sequence_error_rate the words that equal none of
+them (the WER of the grapheme-to-phoneme literature).
 """
 
 from attention_jax.systems.config import default_config

@@ -1,7 +1,8 @@
 """python -m experiments.train --config=configs/entailment.py:parikh2016 --workdir=runs/entailment
 
-Pairs of sentences about a scene, generated: does the second follow from the first, contradict it, or neither?
-Measured, three seeds in three CPU minutes: 99.1 ± 1.1 % right on test, 97.5 ± 2.3 % with nouns never seen.
+Generated pairs of sentences about a scene: does the second follow from the first, contradict it, or neither?
+
+Measured, three seeds in three CPU minutes: accuracy 99.1 ± 1.1 % on test, 97.5 ± 2.3 % with unseen nouns.
 """
 
 from attention_jax.systems.config import default_config

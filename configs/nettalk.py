@@ -1,7 +1,8 @@
 """python -m experiments.train --config=configs/nettalk.py:bahdanau2015 --workdir=runs/n --config.data.folder=FOLDER
 
-NETtalk: English letters -> phonemes, with hand-made links between them: alignments are measured against people's.
-FOLDER holds train.tsv and dev.tsv: letters TAB phonemes TAB links.
+NETtalk: English letters -> phonemes, with links annotated by hand, against which alignments are measured.
+
+FOLDER contains train.tsv and dev.tsv: letters TAB phonemes TAB links.
 """
 
 from attention_jax.systems.config import default_config

@@ -1,15 +1,17 @@
 """python -m experiments.train --config=configs/recall.py:graves2014 --workdir=runs/recall
 
-Copying sequences of up to 20 vectors of 8 bits by a Neural Turing Machine, Graves et al. 2014; the split 'unseen' has
-sequences of 50. The other tasks, and a network without a memory:
+Copying sequences of up to 20 vectors of 8 bits by a Neural Turing Machine, Graves et al. 2014; the sequences of the
+split 'unseen' have 50.
+
+Measured, seed 0, exact match: copying in 7 CPU minutes, 100.0 % on test and 99.6 % at length 50; associative recall
+with 4000 updates in 15, 100.0 % and 99.6 % with twice as many items; repeat copy with 6000 updates in 22, 87.9 %, and
+none of 20 vectors ten times.
+
+The other tasks, and a network without a memory:
 
   --config.data.task=repeat_copy
   --config.data.task=associative_recall
   --config.model.cell='recurrent(features=256, layers=3)'
-
-Measured, seed 0: copying in 7 CPU minutes, 100.0 % right on test and 99.6 % at length 50; associative recall with 4000
-updates in 15, 100.0 % and 99.6 % among twice as many items; repeat copy with 6000 updates in 22, 87.9 %, and none of
-20 vectors ten times.
 """
 
 from attention_jax.systems.config import default_config

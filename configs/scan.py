@@ -1,8 +1,11 @@
 """python -m experiments.train --config=configs/scan.py:luong2015 --workdir=runs/scan --config.data.folder=FOLDER
 
-SCAN: commands -> actions, split by length; FOLDER holds length.train.tsv.gz and length.test.tsv.gz. Another split:
---config.data.task="tsv(train='jump.train.tsv.gz', test='jump.test.tsv.gz')"
-It has no validation split, and its test split must not choose anything: the last parameters are the ones measured.
+SCAN: commands -> actions, split by length.
+
+FOLDER contains length.train.tsv.gz and length.test.tsv.gz. There is no validation split, and the test split must not
+select a checkpoint: the last parameters are evaluated. Another split:
+
+  --config.data.task="tsv(train='jump.train.tsv.gz', test='jump.test.tsv.gz')"
 """
 
 from attention_jax.systems.config import default_config

@@ -1,13 +1,14 @@
 """python -m experiments.train --config=configs/shapes.py:xu2015_soft --workdir=runs/shapes
 
-Pictures of coloured things on a cluttered ground -> where they are and what they look like. Generated; no download.
-What has been measured, as the task was when things hardly covered each other and since: RESULTS.md.
+Pictures of coloured shapes on a cluttered ground -> their positions and properties. Generated; no download.
+
+Measurements, with the overlap of shapes as it is now and with the smaller one of before: RESULTS.md.
 """
 
 from attention_jax.systems.config import default_config
 from attention_jax.systems.presets import apply_preset
 
-STEPS = {'xu2015_hard': 12_000}  # one place at a time takes longer to learn
+STEPS = {'xu2015_hard': 12_000}  # sampling one position per step needs more updates
 
 
 def get_config(preset: str = 'xu2015_soft'):

@@ -1,10 +1,13 @@
 """python -m experiments.train --config=configs/text.py:bahdanau2015 --workdir=runs/mine --config.data.folder=FOLDER \\
   --config.data.task="text(train='train', validation='validation', test='test', source='en', target='de')"
 
-Your own parallel text: FOLDER/train.en, train.de and so on, one sentence a line (.gz allowed). Subwords by
-sentencepiece, batches by tokens. A table is read with
---config.data.task="tsv(train='train.tsv', validation='validation.tsv')", a translation set in tfds format with
---config.data.task="tfds(name='wmt14_translate/de-en')" and --config.data.folder=TFDS_DATA_DIR.
+Your own parallel text, with subwords by sentencepiece and batches by tokens.
+
+FOLDER contains train.en, train.de and so on, one sentence per line (plain or .gz). A table; a translation set in tfds
+format:
+
+  --config.data.task="tsv(train='train.tsv', validation='validation.tsv')"
+  --config.data.task="tfds(name='wmt14_translate/de-en')" --config.data.folder=TFDS_DATA_DIR
 """
 
 from attention_jax.systems.config import default_config

@@ -2,16 +2,20 @@
   --config.data.folder=FOLDER
 
 WMT 2014, English -> German: 4.5 million pairs, 32,000 subwords for both sides, batches of 25,000 tokens and the
-schedule of Vaswani et al. 2017. transformer2017_big and gnmt2016 have the sizes of their papers, gehring2017 as many
-layers, and all three what stands in OVERRIDES. FOLDER holds the tfds set wmt14_translate/de-en as array_record. The rows of a
-batch divide over 1 to 64 devices. Never trained here; `python -m experiments.compile_for_tpu
---config=configs/wmt14.py:transformer2017_base` compiles its updates ahead of time.
+schedule of Vaswani et al. 2017.
+
+Never trained here; `python -m experiments.compile_for_tpu --config=configs/wmt14.py:transformer2017_base` compiles its
+updates ahead of time.
+
+FOLDER contains the tfds set wmt14_translate/de-en as array_record. transformer2017_big and gnmt2016 have the sizes of
+their papers, gehring2017 the number of layers of its paper, all three with the settings in OVERRIDES. The rows of a
+batch can be divided among 1 to 64 devices.
 """
 
 from attention_jax.systems.config import default_config
 from attention_jax.systems.presets import apply_preset
 
-# Features and layers of what is not a Transformer.
+# (features, layers) of presets that are not Transformers.
 SIZES = {'gnmt2016': (1024, 8), 'gehring2017': (512, 15)}
 OVERRIDES = {
   'transformer2017_big': {
@@ -20,7 +24,7 @@ OVERRIDES = {
     'training.keep': 20,
     'model.dropout': 0.3,
   },
-  # Adam at the paper's rate for all updates, where it goes over to SGD; its penalties in search.
+  # Adam at the rate of the paper for all updates, where the paper switches to SGD; the penalties of its search.
   'gnmt2016': {
     'training.schedule': 'constant(rate=2e-4, warmup=200)',
     'training.clip': 5.0,
@@ -29,7 +33,8 @@ OVERRIDES = {
     'model.dropout': 0.2,
     'evaluation.alpha': 0.2,
     'evaluation.beta': 0.2,
-    # A map of all last states of the encoder to all first ones of the decoder would have more parameters than the rest.
+    # A bridge from all final states of the encoder to all initial ones of the decoder would have more parameters than
+    # the rest of the model.
     'model.decoder': 'gnmt(features=1024, layers=8, current=False, bridge=False)',
   },
   'gehring2017': {'model.dropout': 0.2},

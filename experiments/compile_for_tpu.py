@@ -1,98 +1,151 @@
 """python -m experiments.compile_for_tpu [--topology=v5e:2x2] [--config=configs/wmt14.py:transformer2017_base]
 
-Compiles for a TPU that need not be here (pip install libtpu, see requirements-bench.txt): the Pallas kernels, forward
-and backward; or, of a config, the update of every bucket. Rows are divided over all devices of the topology. That finds
-what the TPU's compiler would refuse and says what memory an update takes. Nothing is run, so nothing is said of speed.
+Compiles ahead of time for a TPU that is not attached (pip install libtpu, see requirements-bench.txt): the Pallas
+kernels, forward and backward; with --config, the update of every bucket. The batch is sharded over all devices of the
+topology. This finds what the TPU compiler rejects, and reports the memory of an update. Nothing runs, so that no
+speed is measured.
 """
+
+from experiments.large_pages import restart_with_large_pages
+
+if __name__ == '__main__':
+  restart_with_large_pages()  # before jax is imported
 
 import os
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from absl import flags
 
 from attention_jax.errors import UserError
-from experiments.launch import FLAGS, launch, load_config
+from experiments.config_files import load_config
+from experiments.launch import FLAGS, launch
 
-flags.DEFINE_string('topology', 'v5e:2x2', 'of the TPU: v5e:16x16, v5p:8x8x16, ...')
-flags.DEFINE_string('config', None, 'FILE:PRESET: compile its updates instead of the kernels')
-flags.DEFINE_integer('entries', 32000, 'of --config: of both vocabularies; the data are not looked at', lower_bound=5)
+flags.DEFINE_string('topology', 'v5e:2x2', 'topology of the TPU: v5e:16x16, v5p:8x8x16, ...')
+flags.DEFINE_string('config', None, 'FILE:PRESET: compile the updates of a config instead of the kernels')
+flags.DEFINE_integer('entries', 32000, 'for --config: size of both vocabularies; no data are read', lower_bound=5)
 flags.DEFINE_string('score', 'normed_additive', 'an additive score')
-flags.DEFINE_multi_integer('lengths', [512, 4096], 'of queries and memory', lower_bound=1)
-flags.DEFINE_integer('features', 256, 'of query, key and value', lower_bound=1)
-flags.DEFINE_float('dropout', 0.0, 'on weights', lower_bound=0.0)
-flags.DEFINE_integer('batch', 8, 'sequences', lower_bound=1)
+flags.DEFINE_multi_integer('lengths', [512, 4096], 'lengths of queries and memory', lower_bound=1)
+flags.DEFINE_integer('features', 256, 'features of query, key and value', lower_bound=1)
+flags.DEFINE_float('dropout', 0.0, 'dropout on weights', lower_bound=0.0)
+flags.DEFINE_integer('batch', 8, 'number of sequences', lower_bound=1)
 
 
 def main() -> None:
-  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')  # there is no cloud machine to ask
-  compile_all = _updates if FLAGS.config else _kernels
-  compile_all(_devices(FLAGS.topology))
+  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')  # this is no cloud machine that could be queried
+  devices = _topology_devices(FLAGS.topology)
+  if FLAGS.config:
+    _compile_updates(devices)
+  else:
+    _compile_kernels(devices)
 
 
-def _updates(devices) -> None:
+def _compile_updates(devices: Sequence[Any]) -> None:
+  """Compiles the update of every bucket of --config."""
   from attention_jax.systems.ahead_of_time import compile_updates
   from attention_jax.training.partition import make_mesh
 
-  began, config = time.monotonic(), load_config(FLAGS.config).to_dict()
+  start = time.monotonic()
+  config = load_config(FLAGS.config).to_dict()
   for shape, compiled, parameters in compile_updates(config, FLAGS.entries, make_mesh(devices), 'tpu'):
     memory = compiled.memory_analysis()
-    held, temporary = (size / 2**30 for size in (memory.argument_size_in_bytes, memory.temp_size_in_bytes))
+    arguments = memory.argument_size_in_bytes / 2**30
+    temporary = memory.temp_size_in_bytes / 2**30
     flop = compiled.cost_analysis()['flops'] * len(devices)
     print(
       f'{shape[0]} x ({shape[1]}, {shape[2]}) tokens, {parameters / 1e6:.1f} M parameters: compiled in '
-      f'{time.monotonic() - began:.0f} s for {len(devices)} x {devices[0].device_kind}; each holds {held:.2f} GiB and '
-      f'takes {temporary:.2f} GiB besides; {flop / 1e12:.2f} TFLOP in all',
+      f'{time.monotonic() - start:.0f} s for {_describe_devices(devices)}; per device {arguments:.2f} GiB of arguments '
+      f'and {temporary:.2f} GiB of temporary memory; {flop / 1e12:.2f} TFLOP in total',
       flush=True,
     )
-    began = time.monotonic()
+    start = time.monotonic()
 
 
-def _kernels(devices) -> None:
+def _compile_kernels(devices: Sequence[Any]) -> None:
+  """Compiles attention by pallas_additive, forward and backward, for every length and dtype."""
   import jax
   import jax.numpy as jnp
 
   import attention_jax as aj
-  from attention_jax.kernels import pallas_additive
-  from attention_jax.training.partition import check_rows, jit_on_mesh, make_mesh, sharding
+  from attention_jax.training.partition import check_rows, make_mesh, sharding
 
-  mesh, size = make_mesh(devices), FLAGS.features
+  mesh = make_mesh(devices)
   check_rows(FLAGS.batch, mesh)
-  everywhere, divided = (sharding(mesh, rule) for rule in ('state', 'batch'))
-  shapes = jax.eval_shape(
+  replicated = sharding(mesh, 'state')
+  sharded = sharding(mesh, 'batch')
+  size = FLAGS.features
+  params = jax.eval_shape(
     lambda: aj.init_params(jax.random.key(0), score=FLAGS.score, query=size, key=size, features=size)
   )
+  functions = _attention_functions()
+  for length in FLAGS.lengths:
+    for dtype in (jnp.float32, jnp.bfloat16):
+
+      def place_param(x, dtype=dtype):
+        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=replicated)
+
+      sequence = jax.ShapeDtypeStruct((FLAGS.batch, length, size), dtype, sharding=sharded)
+      mask = jax.ShapeDtypeStruct((FLAGS.batch, 1, length), jnp.bool_, sharding=sharded)
+      arguments = (jax.tree.map(place_param, params), sequence, sequence, sequence, mask)
+      for name, fn in functions.items():
+        start = time.monotonic()
+        _compile_on_mesh(mesh, fn, arguments)
+        seconds = time.monotonic() - start
+        case = f'{name}, T = S = {length}, {jnp.dtype(dtype)}'
+        print(f'{case}: compiled in {seconds:.0f} s for {_describe_devices(devices)}', flush=True)
+
+
+def _attention_functions() -> dict[str, Callable]:
+  """Returns attention by pallas_additive and its gradient, functions of (params, query, key, value, mask)."""
+  import jax
+  import jax.numpy as jnp
+
+  import attention_jax as aj
 
   alignment = aj.with_dropout(aj.ALIGNMENTS['softmax'], FLAGS.dropout)
 
   def context(params, query, key, value, mask):
-    options = {'score': FLAGS.score, 'params': params, 'implementation': 'pallas_additive', 'return_weights': False}
-    options |= {'alignment': alignment, 'rng': jax.random.key(0), 'deterministic': False}
-    return aj.attend(query, key, value, mask, **options).context
+    return aj.attend(
+      query,
+      key,
+      value,
+      mask,
+      score=FLAGS.score,
+      alignment=alignment,
+      params=params,
+      rng=jax.random.key(0),
+      deterministic=False,
+      implementation='pallas_additive',
+      return_weights=False,
+    ).context
 
-  total = lambda *given: context(*given).astype(jnp.float32).sum()
-  ways = {'forward': context, 'backward': jax.grad(total, argnums=(0, 1, 2, 3))}
-  for length in FLAGS.lengths:
-    for dtype in (jnp.float32, jnp.bfloat16):
-      place = lambda x, dtype=dtype: jax.ShapeDtypeStruct(x.shape, dtype, sharding=everywhere)
-      row = jax.ShapeDtypeStruct((FLAGS.batch, length, size), dtype, sharding=divided)
-      mask = jax.ShapeDtypeStruct((FLAGS.batch, 1, length), jnp.bool_, sharding=divided)
-      for name, way in ways.items():
-        began = time.monotonic()
-        with pallas_additive.compile_for('tpu'):
-          traced = jit_on_mesh(mesh, way).trace(jax.tree.map(place, shapes), row, row, row, mask)
-          traced.lower(lowering_platforms=('tpu',)).compile()
-        what, for_whom = f'{name}, T = S = {length}, {jnp.dtype(dtype)}', f'{len(devices)} x {devices[0].device_kind}'
-        print(f'{what}: compiled in {time.monotonic() - began:.0f} s for {for_whom}', flush=True)
+  def total(*arguments):
+    return context(*arguments).astype(jnp.float32).sum()
+
+  return {'forward': context, 'backward': jax.grad(total, argnums=(0, 1, 2, 3))}
 
 
-def _devices(topology: str):
-  """The devices of a TPU that is only described. Raises: UserError where libtpu is missing or knows no such."""
+def _compile_on_mesh(mesh: Any, fn: Callable, arguments: tuple) -> None:
+  from attention_jax.kernels import pallas_additive
+  from attention_jax.training.partition import jit_on_mesh
+
+  with pallas_additive.compile_for('tpu'):
+    jit_on_mesh(mesh, fn).trace(*arguments).lower(lowering_platforms=('tpu',)).compile()
+
+
+def _topology_devices(topology: str) -> Sequence[Any]:
+  """Returns the devices of a topology. Raises UserError if libtpu is missing or does not support the topology."""
   from jax.experimental import topologies
 
   try:
     return topologies.get_topology_desc(platform='tpu', topology_name=topology).devices
   except Exception as error:
     raise UserError(f'cannot describe the TPU {topology!r} (pip install libtpu; v5e:2x2 is one): {error}') from error
+
+
+def _describe_devices(devices: Sequence[Any]) -> str:
+  return f'{len(devices)} x {devices[0].device_kind}'
 
 
 if __name__ == '__main__':

@@ -1,13 +1,18 @@
-"""What a trained run says of new pictures or documents, a line for each: a caption, or a label.
+"""Predicts a caption or a label for each line: the name of a picture, or a document.
 
   ls pictures/*.jpg | python -m experiments.predict --workdir=runs/shapes
   python -m experiments.predict --workdir=runs/imdb --input=reviews.txt --json
 
-Lines are names of images, documents, or pairs of texts with a tab between them, as the run was trained on. With --json
-each is an object with all that there is: of captions score, log_prob, tokens and the weights of each [rows, columns];
-of labels the probability of each, the tokens of every sentence with their weights [heads, words], the weights of
-sentences, and how many words were not read. Texts to be translated are for `translate`.
+A line is what the run was trained on: the path of an image, a document, or a pair of texts separated by a tab. With
+--json each line of output is an object. For a caption it has score, log_prob, tokens and the weights of each token
+[rows, columns]. For a label it has the probability of every label, the tokens of every sentence with their weights
+[heads, words], the weights of the sentences, and the number of words that were not read. `translate` translates texts.
 """
+
+from experiments.large_pages import restart_with_large_pages
+
+if __name__ == '__main__':
+  restart_with_large_pages()  # before jax is imported
 
 import functools
 import json
@@ -18,29 +23,33 @@ from absl import flags
 from experiments.launch import FLAGS, define_run_flags, launch, require_flag
 from experiments.tables import round_weights
 
-WINDOW = 256  # lines read, and said something of, at once
+WINDOW = 256  # lines whose predictions are computed together and then printed
 
 define_run_flags()
-flags.DEFINE_string('input', '-', 'a file; - is stdin')
+flags.DEFINE_string('input', '-', 'a file of lines, or - for stdin')
 flags.DEFINE_bool('json', False, 'print a JSON object for each line')
 
 
 def main() -> None:
   from attention_jax.data.files import read_lines, split_lines
   from attention_jax.systems import runs
+  from attention_jax.systems.base import SupportsLinePrediction
 
   run = runs.open_run(require_flag('workdir'), FLAGS.checkpoint, dtype=FLAGS.dtype)
-  predict_lines = functools.partial(run.system_with('predict_lines').predict_lines, run.params)
-  stdin = FLAGS.input == '-'
-  lines = split_lines(sys.stdin.buffer.read(), 'stdin') if stdin else read_lines(FLAGS.input)
-  name = 'stdin' if stdin else FLAGS.input
+  predict_lines = functools.partial(run.system_with(SupportsLinePrediction).predict_lines, run.params)
+  if FLAGS.input == '-':
+    name = 'stdin'
+    lines = split_lines(sys.stdin.buffer.read(), name)
+  else:
+    name = FLAGS.input
+    lines = read_lines(name)
   for start in range(0, len(lines), WINDOW):
     window = lines[start : start + WINDOW]
-    for number, (line, (said, found)) in enumerate(
-      zip(window, predict_lines(window, name, start + 1), strict=True), start + 1
-    ):
-      whole = {'line': number, 'input': line} | found
-      print(json.dumps(whole, ensure_ascii=False, default=round_weights) if FLAGS.json else said, flush=True)
+    predictions = predict_lines(window, name, start + 1)
+    for number, (line, (text, details)) in enumerate(zip(window, predictions, strict=True), start + 1):
+      if FLAGS.json:
+        text = json.dumps({'line': number, 'input': line} | details, ensure_ascii=False, default=round_weights)
+      print(text, flush=True)
 
 
 if __name__ == '__main__':

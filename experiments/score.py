@@ -1,12 +1,17 @@
-"""What a trained run says of given translations: the log-probability of each token, and the alignment.
+"""Scores given translations with a trained run: the log-probability of each token, and the alignment.
 
   python -m experiments.score --workdir=runs/dates --source=lines.txt --target=translations.txt
   python -m experiments.score --workdir=runs/transformer --source=lines.txt --target=translations.txt --layers
 
-Prints one JSON object per pair: log_prob of the whole target with its end, the target's tokens, log_probs of each and
-of the end, alignment (source-target pairs, counted from 0) and weights, a row for each of them; with --layers the same
-of every layer and head. Blank pairs are left out, which stderr says.
+Prints one JSON object per pair: log_prob of the whole target with its end, the target's tokens, log_probs of each token
+and of the end, alignment (source-target pairs, counted from 0) and weights, one row per token and one for the end; with
+--layers also the weights of every layer and head. Blank pairs are skipped and reported on stderr.
 """
+
+from experiments.large_pages import restart_with_large_pages
+
+if __name__ == '__main__':
+  restart_with_large_pages()  # before jax is imported
 
 import json
 import sys
@@ -18,8 +23,8 @@ from experiments.launch import FLAGS, define_run_flags, launch, require_flag
 from experiments.tables import round_weights
 
 define_run_flags(allow_ensemble=True)
-flags.DEFINE_string('source', None, 'a file of lines')
-flags.DEFINE_string('target', None, 'a file with a translation of each')
+flags.DEFINE_string('source', None, 'a file of source lines')
+flags.DEFINE_string('target', None, 'a file with a translation of each source line')
 flags.DEFINE_bool('layers', False, 'also print layers: the weights of every layer and every head')
 
 
@@ -28,17 +33,24 @@ def main() -> None:
   from attention_jax.inference.scoring import score_pairs
   from attention_jax.systems import runs
 
-  workdir, paths = require_flag('workdir'), (require_flag('source'), require_flag('target'))
-  corpus = read_parallel(*paths)
+  workdir = require_flag('workdir')
+  corpus = read_parallel(require_flag('source'), require_flag('target'))
   run = runs.open_run_or_ensemble(workdir, FLAGS.checkpoint, dtype=FLAGS.dtype)
-  of = run.predictor
-  vocabs = of.source_vocab, of.target_vocab
-  scored = score_pairs(run.model, run.params, corpus, *vocabs, run.config['data']['buckets'], layers=FLAGS.layers)
+  predictor = run.predictor
+  pairs = score_pairs(
+    run.model,
+    run.params,
+    corpus,
+    predictor.source_vocab,
+    predictor.target_vocab,
+    run.config['data']['buckets'],
+    layers=FLAGS.layers,
+  )
   for line in corpus.report:
     print(line, file=sys.stderr)
-  for row, pair in enumerate(scored):
+  for row, pair in enumerate(pairs):
     links = links_from_weights(pair.weights, pair.weights.shape[1] - 1, len(pair.tokens))
-    found = {
+    record = {
       'line': corpus.line(row),
       'source': corpus.source[row],
       'target': corpus.target[row],
@@ -48,8 +60,9 @@ def main() -> None:
       'alignment': links,
       'weights': round_weights(pair.weights),
     }
-    found |= {'layers': round_weights(pair.layers)} if FLAGS.layers else {}
-    print(json.dumps(found, ensure_ascii=False))
+    if FLAGS.layers:
+      record['layers'] = round_weights(pair.layers)
+    print(json.dumps(record, ensure_ascii=False))
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Results as a table for a terminal, and weights as JSON has them."""
+"""Results as a table for a terminal, and attention weights for JSON."""
 
 from collections.abc import Mapping
 
@@ -11,30 +11,44 @@ from attention_jax.inference.metrics import MetricSummary, MetricValue
 
 
 def round_weights(weights: np.ndarray) -> list:
-  """Numbers with six places behind the point."""
+  """Returns an array as nested lists of numbers with six decimal places."""
   return weights.astype(float).round(6).tolist()
 
 
 def print_results(results: Mapping[str, Mapping[str, MetricValue | MetricSummary]]) -> None:
-  """One row per metric and one column per split; below them, whole, the signatures of what was computed.
+  """Prints a row per metric and a column per split, and below them the full signatures of the metrics.
 
-  Of several runs: mean ± standard deviation.
+  Args:
+    results: split -> metric -> value; a summary of several runs is printed as mean ± standard deviation.
   """
   console = Console(highlight=False)
   table = Table('metric', box=box.SIMPLE_HEAD)
   for split in results:
     table.add_column(split, justify='right')
   table.add_column('unit')
-  rows = {name: result for found in results.values() for name, result in found.items()}
-  for name, some in rows.items():
-    table.add_row(name, *(_value(found.get(name)) for found in results.values()), some.unit)
+  units = {name: result.unit for metrics in results.values() for name, result in metrics.items()}
+  for name, unit in units.items():
+    table.add_row(name, *(_format_value(metrics.get(name)) for metrics in results.values()), unit)
   console.print(table)
-  for signature in dict.fromkeys(result.signature for found in results.values() for result in found.values()):
-    names = [n for n in rows if any(n in found and found[n].signature == signature for found in results.values())]
+  for signature, names in _names_by_signature(results, list(units)).items():
     console.print(f'  {", ".join(names)}: {signature}', soft_wrap=True, markup=False)
 
 
-def _value(result: MetricValue | MetricSummary | None) -> str:
+def _names_by_signature(
+  results: Mapping[str, Mapping[str, MetricValue | MetricSummary]],
+  order: list[str],
+) -> dict[str, list[str]]:
+  """Returns the metrics that share each signature, in the order of the table."""
+  names: dict[str, list[str]] = {}
+  for metrics in results.values():
+    for name, result in metrics.items():
+      group = names.setdefault(result.signature, [])
+      if name not in group:
+        group.append(name)
+  return {signature: sorted(group, key=order.index) for signature, group in names.items()}
+
+
+def _format_value(result: MetricValue | MetricSummary | None) -> str:
   if result is None:
     return ''
   digits = 2 if result.unit in ('%', 'points') else 4

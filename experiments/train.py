@@ -1,11 +1,17 @@
-"""Trains a model and measures it, or goes on where the same command was interrupted.
+"""Trains and evaluates a model, or resumes an interrupted run.
 
   python -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/dates
   python -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/cosine \\
     --config.model.attention.score='cosine'
+  python -m experiments.train --config=configs/dates.py:bahdanau2015 --help_config
 
-Exits with 75 where a signal stopped it before its end: the same command goes on.
+Exits with status 75 when interrupted by a signal; rerun the same command to resume.
 """
+
+from experiments.large_pages import restart_with_large_pages
+
+if __name__ == '__main__':
+  restart_with_large_pages()  # before jax is imported
 
 import sys
 
@@ -19,30 +25,43 @@ from experiments.launch import FLAGS, launch, require_flag
 from experiments.tables import print_results
 
 config_flags.DEFINE_config_file('config', None, 'a file of configs/ and a preset: configs/dates.py:bahdanau2015')
-flags.DEFINE_string('workdir', None, 'the folder of the run; an interrupted run goes on there')
-flags.DEFINE_bool('distributed', False, 'several processes: calls jax.distributed.initialize() first')
+flags.DEFINE_string('workdir', None, 'the folder of the run; an interrupted run resumes there')
+flags.DEFINE_bool('distributed', False, 'train with several processes: calls jax.distributed.initialize() first')
+flags.DEFINE_bool('help_config', False, 'print every field of the config with its type, value and meaning, then exit')
 
-STOPPED = 75  # EX_TEMPFAIL of sysexits.h: to be tried again
+INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: a temporary failure, to be tried again
 
 
 def main() -> None:
   if FLAGS.config is None:
     raise UserError('--config is missing; for example --config=configs/dates.py:bahdanau2015')
+  if FLAGS.help_config:
+    from experiments.config_help import format_config_help
+
+    print(format_config_help(FLAGS.config.to_dict()))
+    return
   folder = require_flag('workdir')
   if FLAGS.distributed:
-    try:
-      jax.distributed.initialize()
-    except (ValueError, RuntimeError) as error:
-      raise UserError(f'--distributed: {error} It needs a cluster that jax recognises, such as SLURM or TPU') from error
+    _initialize_distributed()
   from attention_jax.systems import experiment
 
   console = Console(highlight=False)
-  log = lambda line: console.print(line, markup=False, soft_wrap=True)
+
+  def log(line: str) -> None:
+    console.print(line, markup=False, soft_wrap=True)
+
   results = experiment.train(FLAGS.config.to_dict(), folder, log)
   if results is None:
-    sys.exit(STOPPED)
+    sys.exit(INTERRUPTED)
   if results and jax.process_index() == 0:
     print_results(results)
+
+
+def _initialize_distributed() -> None:
+  try:
+    jax.distributed.initialize()
+  except (ValueError, RuntimeError) as error:
+    raise UserError(f'--distributed: {error} It needs a cluster that jax detects, such as SLURM or TPU') from error
 
 
 if __name__ == '__main__':

@@ -6,18 +6,24 @@
   python -m experiments.translate --workdir=runs/dates --input=lines.txt --samples=3 --temperature=0.8 --top_p=0.9
   python -m experiments.translate --workdir=runs/dates --input=lines.txt --samples=20 --mbr=chrf
   python -m experiments.translate --workdir=runs/dates --input=lines.txt --beams=6 --groups=3 --nbest=6
-  python -m experiments.translate --workdir=runs/a,runs/b --input=lines.txt --prefixes=begun.txt
+  python -m experiments.translate --workdir=runs/a,runs/b --input=lines.txt --prefixes=prefixes.txt
   python -m experiments.translate --workdir=runs/monotonic --stream
 
-With --nbest or --alignments the fields of a line are separated by tabs: the line's number, score, hypothesis,
-alignment (source-target pairs in Pharaoh format, counted from 0). --json gives one object per input line. --stream
-prints each token as soon as enough of its line has arrived on stdin, for models that can: greedy search with
-monotonic or mocha, rnn(direction="forward") and bridge=False.
+With --nbest or --alignments a line of output has fields separated by tabs: line number, score, hypothesis, alignment
+(source-target pairs in Pharaoh format, counted from 0). --json prints one object per input line. --stream prints each
+token as soon as enough of its line has arrived on stdin; it needs greedy search, the alignment monotonic or mocha,
+rnn(direction="forward") and bridge=False.
 """
+
+from experiments.large_pages import restart_with_large_pages
+
+if __name__ == '__main__':
+  restart_with_large_pages()  # before jax is imported
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 from absl import flags
 
@@ -26,10 +32,11 @@ from attention_jax.errors import UserError
 from experiments.launch import FLAGS, define_run_flags, define_search_flags, launch, require_flag, search_overrides
 from experiments.tables import round_weights
 
-ANYHOW = ('max_length', 'replace_unknown')  # goes with search and with drawing
-WINDOW = 4096  # lines searched before the first of them is printed: sorted by length among themselves
-# What --stream can do.
-STREAMED = {
+SAMPLING_OPTIONS = ('seed', 'temperature', 'top_k', 'top_p', 'min_p')
+FLAGS_OF_BOTH = ('max_length', 'replace_unknown')  # search flags that sampling uses too
+WINDOW = 4096  # lines that are decoded, sorted by length, before the first of them is printed
+# The only values that flags may have with --stream.
+STREAM_VALUES = {
   'input': '-',
   'beams': 1,
   'groups': 1,
@@ -49,19 +56,19 @@ STREAMED = {
 define_run_flags(allow_ensemble=True)
 define_search_flags()
 flags.DEFINE_string('input', '-', 'a file of lines, or - for stdin')
-flags.DEFINE_integer('nbest', None, 'how many hypotheses to print for each line, at most --beams or --samples', 1)
-flags.DEFINE_integer('groups', 1, 'groups of beams that take different words, of a diverse search', 1)
-flags.DEFINE_float('diversity', 0.5, 'of --groups: what a word costs that an earlier group has just taken')
-flags.DEFINE_string('prefixes', None, 'a file with a line for each of the input, with which its output begins')
-flags.DEFINE_string('mbr', None, 'a metric: rank hypotheses by how much the others agree with each in it')
+flags.DEFINE_integer('nbest', None, 'hypotheses to print for each line, at most --beams or --samples', 1)
+flags.DEFINE_integer('groups', 1, 'for diverse beam search: groups of beams that prefer different words', 1)
+flags.DEFINE_float('diversity', 0.5, 'for --groups: penalty of a word that an earlier group has chosen at this step')
+flags.DEFINE_string('prefixes', None, 'a file with the prefix of the output of each input line')
+flags.DEFINE_string('mbr', None, 'a metric: minimum Bayes risk reranking of hypotheses by their expected utility in it')
 flags.DEFINE_bool('alignments', False, 'print the alignment of each hypothesis in Pharaoh format')
-flags.DEFINE_integer('samples', None, 'draw so many hypotheses of each line instead of searching for the best', 1)
-flags.DEFINE_integer('seed', 0, 'of --samples')
-flags.DEFINE_float('temperature', 1.0, 'of --samples: below 1 likely tokens are preferred')
-flags.DEFINE_integer('top_k', 0, 'of --samples: only the k likeliest tokens; 0 is all')
-flags.DEFINE_float('top_p', 1.0, 'of --samples: only the likeliest tokens, whose probability reaches p')
-flags.DEFINE_float('min_p', 0.0, 'of --samples: only tokens at least this times as likely as the likeliest')
-flags.DEFINE_bool('stream', False, 'translate lines of stdin while they arrive, token by token')
+flags.DEFINE_integer('samples', None, 'sample this number of hypotheses of each line instead of searching', 1)
+flags.DEFINE_integer('seed', 0, 'for --samples: seed of the random numbers')
+flags.DEFINE_float('temperature', 1.0, 'for --samples: below 1, likely tokens are preferred')
+flags.DEFINE_integer('top_k', 0, 'for --samples: sample from the k likeliest tokens; 0 for all')
+flags.DEFINE_float('top_p', 1.0, 'for --samples: sample from the likeliest tokens whose total probability reaches p')
+flags.DEFINE_float('min_p', 0.0, 'for --samples: sample from tokens at least this times as likely as the likeliest')
+flags.DEFINE_bool('stream', False, 'translate lines of stdin token by token while they arrive')
 flags.DEFINE_bool('json', False, 'print one JSON object per line: hypotheses, scores, tokens, alignments, weights')
 
 
@@ -69,168 +76,209 @@ def main() -> None:
   from attention_jax.systems import runs
 
   workdir = require_flag('workdir')
-  sampling = _sampling()
-  _check_search()
+  sampling = _sampling_options()
+  _check_search_flags()
   if FLAGS.stream:
-    _check_streamed(workdir, FLAGS.checkpoint)
+    _check_stream_flags(workdir, FLAGS.checkpoint)
   run = runs.open_run_or_ensemble(workdir, FLAGS.checkpoint, search_overrides(), FLAGS.dtype)
-  _ = run.predictor  # says so where the run does not translate
+  _ = run.predictor  # raises UserError if the run does not translate
   if FLAGS.stream:
-    _stream(run)
+    _translate_stream(run)
   else:
-    _translate(run, sampling)
+    _translate_lines(run, sampling)
 
 
-def _translate(run, sampling) -> None:
-  """Searches over whole lines, many at once."""
+def _translate_lines(run, sampling) -> None:
+  """Translates whole lines in windows, sorted by length."""
   from attention_jax.data.files import read_lines, split_lines
 
   beams = run.config['evaluation']['beams']
-  shown = FLAGS.nbest or (1 if FLAGS.mbr else FLAGS.samples) or 1
-  if shown > (FLAGS.samples or beams):
-    what = f'--samples={FLAGS.samples}' if FLAGS.samples else f'--beams={beams}'
-    raise UserError(f'--nbest={FLAGS.nbest} is more than {what}')
-  if FLAGS.mbr and (FLAGS.samples or beams) < 2:
-    raise UserError(f'--mbr={FLAGS.mbr} asks hypotheses about each other; possible: --samples or --beams of 2 and more')
+  hypothesis_count = FLAGS.samples or beams
+  nbest = FLAGS.nbest or (1 if FLAGS.mbr else FLAGS.samples) or 1
+  _check_hypothesis_count(nbest, hypothesis_count)
   lines = split_lines(sys.stdin.buffer.read(), 'stdin') if FLAGS.input == '-' else read_lines(FLAGS.input)
-  prefixes = read_lines(FLAGS.prefixes) if FLAGS.prefixes else [''] * len(lines)
-  if len(prefixes) != len(lines):
-    raise UserError(f'{FLAGS.prefixes} has {len(prefixes)} lines, the input {len(lines)}; possible: one for each')
+  prefixes = read_lines(FLAGS.prefixes) if FLAGS.prefixes else None
+  if prefixes is not None and len(prefixes) != len(lines):
+    raise UserError(
+      f'{FLAGS.prefixes} must have one line per input line, got {len(prefixes)} lines for an input of {len(lines)}'
+    )
   options = {'beams': beams, 'groups': FLAGS.groups, 'diversity': FLAGS.diversity, 'sampling': sampling}
-  write = _as_json if FLAGS.json else _as_columns if FLAGS.nbest or FLAGS.alignments or shown > 1 else _as_text
-  empty, cut, unread = [], [], []
+  print_hypotheses = _output_function(nbest)
+  empty, truncated, unread = [], [], []
   for start in range(0, len(lines), WINDOW):
     window = lines[start : start + WINDOW]
-    real = [i for i, line in enumerate(window) if line.strip()]
-    begun = {'prefixes': [prefixes[start + i] for i in real]} if FLAGS.prefixes else {}
-    predictions = iter(run.predictor([window[i] for i in real], first_line=start, **begun, **options))
+    filled = [i for i, line in enumerate(window) if line.strip()]
+    if prefixes is not None:
+      options['prefixes'] = [prefixes[start + i] for i in filled]
+    predictions = iter(run.predictor([window[i] for i in filled], first_line=start, **options))
     for number, line in enumerate(window, start + 1):
-      hypotheses = _ranked(next(predictions).hypotheses)[:shown] if line.strip() else []
-      write(number, line, hypotheses)
-      empty += [] if line.strip() else [number]
-      unread += [number] if line.strip() and not hypotheses else []
-      cut += [number] if any(len(h.weights) >= run.predictor.max_length for h in hypotheses) else []
-  _report(empty, cut, run.predictor.max_length, unread)
+      hypotheses = _rank(next(predictions).hypotheses)[:nbest] if line.strip() else []
+      print_hypotheses(number, line, hypotheses)
+      if not line.strip():
+        empty.append(number)
+      elif not hypotheses:
+        unread.append(number)
+      if any(len(hypothesis.weights) >= run.predictor.max_length for hypothesis in hypotheses):
+        truncated.append(number)
+  _report_problems(empty, truncated, run.predictor.max_length, unread)
 
 
-def _ranked(hypotheses: list) -> list:
-  """In their order, of a search each once; or with --mbr in that of how much the others agree, which is then their
-  score, each text once."""
+def _check_hypothesis_count(nbest: int, hypothesis_count: int) -> None:
+  """Checks --nbest and --mbr against the number of hypotheses of each line."""
+  if nbest > hypothesis_count:
+    limit = f'--samples={FLAGS.samples}' if FLAGS.samples else f'--beams={hypothesis_count}'
+    raise UserError(f'--nbest={FLAGS.nbest} is more than {limit}')
+  if FLAGS.mbr and hypothesis_count < 2:
+    raise UserError(f'--mbr={FLAGS.mbr} compares hypotheses; --samples or --beams must be at least 2')
+
+
+def _output_function(nbest: int) -> Callable[[int, str, Sequence[Any]], None]:
+  if FLAGS.json:
+    return _print_json
+  if FLAGS.nbest or FLAGS.alignments or nbest > 1:
+    return _print_columns
+  return _print_text
+
+
+def _rank(hypotheses: list) -> list:
+  """Ranks the hypotheses of one line.
+
+  With --mbr by their expected utility, which becomes their score, and without repeated texts. Otherwise the order is
+  unchanged; a search returns hypotheses without repetition, samples may repeat.
+  """
   from attention_jax.inference.minimum_bayes_risk import expected_utility
 
   if not FLAGS.mbr:
-    return hypotheses if FLAGS.samples else _each_once(hypotheses, lambda h: tuple(h.tokens))
-  log_probs = None if FLAGS.samples else [h.log_prob for h in hypotheses]
-  utilities = expected_utility([h.text for h in hypotheses], FLAGS.mbr, log_probs)
-  scored = [h._replace(score=utility) for h, utility in zip(hypotheses, utilities, strict=True)]
-  return _each_once(sorted(scored, key=lambda h: -h.score), lambda h: h.text)
+    return hypotheses if FLAGS.samples else _distinct(hypotheses, key=lambda hypothesis: tuple(hypothesis.tokens))
+  log_probs = None if FLAGS.samples else [hypothesis.log_prob for hypothesis in hypotheses]
+  utilities = expected_utility([hypothesis.text for hypothesis in hypotheses], FLAGS.mbr, log_probs)
+  scored = [hypothesis._replace(score=utility) for hypothesis, utility in zip(hypotheses, utilities, strict=True)]
+  return _distinct(sorted(scored, key=lambda hypothesis: -hypothesis.score), key=lambda hypothesis: hypothesis.text)
 
 
-def _each_once(hypotheses: Iterable, what: Callable) -> list:
-  """The first of those that are alike."""
-  best = {}
-  for h in hypotheses:
-    best.setdefault(what(h), h)
-  return list(best.values())
+def _distinct(hypotheses: Iterable, key: Callable[[Any], Hashable]) -> list:
+  """Returns the first hypothesis of each key."""
+  first = {}
+  for hypothesis in hypotheses:
+    first.setdefault(key(hypothesis), hypothesis)
+  return list(first.values())
 
 
-def _sampling():
-  """What --samples and its options mean; None without them."""
+def _sampling_options():
+  """Returns the Sampling of the flags, None without --samples."""
   from attention_jax.decoding.sampling import Sampling
 
-  options = {name: FLAGS[name].value for name in ('seed', 'temperature', 'top_k', 'top_p', 'min_p')}
+  options = {name: FLAGS[name].value for name in SAMPLING_OPTIONS}
   if FLAGS.samples is None:
     for name, value in options.items():
       if value != FLAGS[name].default:
-        raise UserError(f'--{name}={value} is an option of --samples, which is not given')
+        raise UserError(f'--{name}={value} is an option of --samples, which is missing')
     return None
-  if search := [f'--{name}={value}' for name, value in search_overrides().items() if name not in ANYHOW]:
-    raise UserError(f'--samples={FLAGS.samples} draws, {search[0]} searches; possible: one of them')
+  search_flags = [f'--{name}={value}' for name, value in search_overrides().items() if name not in FLAGS_OF_BOTH]
+  if search_flags:
+    raise UserError(f'--samples={FLAGS.samples} samples, {search_flags[0]} searches; use one of them')
   return Sampling(FLAGS.samples, **options)
 
 
-def _check_search() -> None:
+def _check_search_flags() -> None:
   from attention_jax.inference.metrics import higher_is_better
 
   if FLAGS.samples and FLAGS.groups > 1:
-    raise UserError(f'--samples={FLAGS.samples} draws, --groups={FLAGS.groups} searches; possible: one of them')
+    raise UserError(f'--samples={FLAGS.samples} samples, --groups={FLAGS.groups} searches; use one of them')
   if FLAGS.groups == 1 and FLAGS.diversity != FLAGS['diversity'].default:
-    raise UserError(f'--diversity={FLAGS.diversity} is an option of --groups, of which there is one')
+    raise UserError(f'--diversity={FLAGS.diversity} is an option of --groups, which must be at least 2')
   if FLAGS.mbr is not None:
-    higher_is_better(FLAGS.mbr)  # refuses what is no metric
+    higher_is_better(FLAGS.mbr)  # raises UserError for an unknown metric
 
 
-def _check_streamed(workdir: str, checkpoint: str) -> None:
-  for name, possible in STREAMED.items():
-    if FLAGS[name].value not in (None, possible):
-      given = f'--{name}={FLAGS[name].value}'
-      raise UserError(f'{given} cannot be given with --stream, which prints one greedy hypothesis of stdin as it comes')
-  for name, given in (('workdir', workdir), ('checkpoint', checkpoint)):
-    if ',' in given:
-      raise UserError(f'--{name}={given}: several cannot stream; possible: one')
+def _check_stream_flags(workdir: str, checkpoint: str) -> None:
+  for name, allowed in STREAM_VALUES.items():
+    value = FLAGS[name].value
+    if value is not None and value != allowed:
+      raise UserError(
+        f'--{name}={value} cannot be combined with --stream, which prints one greedy hypothesis of stdin as it arrives'
+      )
+  for name, value in (('workdir', workdir), ('checkpoint', checkpoint)):
+    if ',' in value:
+      raise UserError(f'--{name}={value}: --stream needs a single {name}, not an ensemble')
 
 
-def _stream(run) -> None:
+def _translate_stream(run) -> None:
   """Prints each token of a line as soon as enough of the line has arrived."""
   from attention_jax.data import incremental
   from attention_jax.inference.streaming import StreamingTranslator
 
   if run.config['evaluation']['replace_unknown']:
-    raise UserError('--stream replaces no unknown words, as the run does; possible: --noreplace_unknown')
-  of = run.predictor
-  interpret = StreamingTranslator(run.model, run.params, of.source_vocab, of.target_vocab, max_length=of.max_length)
-  empty, cut = [], []
+    raise UserError('--stream cannot replace unknown words, as the run does; use --noreplace_unknown')
+  predictor = run.predictor
+  max_length = predictor.max_length
+  translate = StreamingTranslator(
+    run.model, run.params, predictor.source_vocab, predictor.target_vocab, max_length=max_length
+  )
+  empty, truncated = [], []
   for number, line in enumerate(incremental.iter_lines(sys.stdin.buffer.read1, 'stdin'), 1):
     length = 0
-    for text, _ in interpret(line):
+    for text, _ in translate(line):
       print(text, end='', flush=True)
       length += 1
     print(flush=True)
-    empty += [] if length else [number]
-    cut += [number] if length >= of.max_length else []
-  _report(empty, cut, of.max_length)
+    if length == 0:
+      empty.append(number)
+    if length >= max_length:
+      truncated.append(number)
+  _report_problems(empty, truncated, max_length)
 
 
-def _report(empty: list[int], cut: list[int], max_length: int, unread: Sequence[int] = ()) -> None:
+def _report_problems(empty: list[int], truncated: list[int], max_length: int, unread: Sequence[int] = ()) -> None:
+  """Reports on stderr which lines have an incomplete output.
+
+  Args:
+    empty: numbers of lines that are empty.
+    truncated: numbers of lines whose output has the maximum length.
+    max_length: the maximum length of an output.
+    unread: numbers of lines that are too long for the model.
+  """
   from attention_jax.data.text import format_count, format_line_numbers
 
   if empty:
     print(f'{format_count(len(empty), "empty line")} gave empty output ({format_line_numbers(empty)})', file=sys.stderr)
   if unread:
-    which = f'{format_count(len(unread), "line")} longer than the model can read gave empty output'
-    print(f'{which} ({format_line_numbers(unread)})', file=sys.stderr)
-  if cut:
-    longest = f'evaluation.max_length or the longest bucket of the run allows {max_length} tokens'
-    print(
-      f'{format_count(len(cut), "output")} may have been cut ({format_line_numbers(cut)}): {longest}', file=sys.stderr
-    )
+    count = format_count(len(unread), 'line')
+    print(f'{count} longer than the model can read gave empty output ({format_line_numbers(unread)})', file=sys.stderr)
+  if truncated:
+    count = format_count(len(truncated), 'output')
+    limit = f'evaluation.max_length or the longest bucket of the run allows {max_length} tokens'
+    print(f'{count} may be truncated ({format_line_numbers(truncated)}): {limit}', file=sys.stderr)
 
 
-def _as_text(number, line, hypotheses) -> None:
+def _print_text(number, line, hypotheses) -> None:
   print(hypotheses[0].text if hypotheses else '')
 
 
-def _as_columns(number, line, hypotheses) -> None:
-  for h in hypotheses:
-    print(number, f'{h.score:.4f}', h.text, *([format_pharaoh(_links(h))] if FLAGS.alignments else []), sep='\t')
+def _print_columns(number, line, hypotheses) -> None:
+  for hypothesis in hypotheses:
+    columns = [number, f'{hypothesis.score:.4f}', hypothesis.text]
+    if FLAGS.alignments:
+      columns.append(format_pharaoh(_alignment_links(hypothesis)))
+    print(*columns, sep='\t')
 
 
-def _as_json(number, line, hypotheses) -> None:
-  found = [
+def _print_json(number, line, hypotheses) -> None:
+  records = [
     {
-      'text': h.text,
-      'score': h.score,
-      'log_prob': h.log_prob,
-      'tokens': h.tokens,
-      'alignment': _links(h),
-      'weights': round_weights(h.weights),
+      'text': hypothesis.text,
+      'score': hypothesis.score,
+      'log_prob': hypothesis.log_prob,
+      'tokens': hypothesis.tokens,
+      'alignment': _alignment_links(hypothesis),
+      'weights': round_weights(hypothesis.weights),
     }
-    for h in hypotheses
+    for hypothesis in hypotheses
   ]
-  print(json.dumps({'line': number, 'source': line, 'hypotheses': found}, ensure_ascii=False))
+  print(json.dumps({'line': number, 'source': line, 'hypotheses': records}, ensure_ascii=False))
 
 
-def _links(hypothesis) -> tuple[tuple[int, int], ...]:
+def _alignment_links(hypothesis) -> tuple[tuple[int, int], ...]:
   return links_from_weights(hypothesis.weights, hypothesis.weights.shape[1] - 1, len(hypothesis.tokens))
 
 

@@ -1,6 +1,6 @@
-"""What whole runs compile, compiled once: for all workers, and for the processes that tests start.
+"""A persistent compilation cache that all test workers, and the processes that tests start, share.
 
-Only for tests that compile the same again and again; elsewhere keeping it takes longer than compiling.
+Only for tests that compile the same programs repeatedly: for others, writing the cache takes longer than compiling.
 """
 
 import contextlib
@@ -12,31 +12,33 @@ from jax.experimental.compilation_cache import compilation_cache
 
 
 @contextlib.contextmanager
-def _remembered(folder: Path):
+def _cache_compilations(folder: Path):
+  """Caches every compilation in `folder`, and restores the settings of jax at the end."""
   settings = {
     'jax_compilation_cache_dir': str(folder),
     'jax_persistent_cache_min_compile_time_secs': 0.0,
     'jax_persistent_cache_min_entry_size_bytes': -1,
   }
-  before = {name: getattr(jax.config, name) for name in settings}
+  previous = {name: getattr(jax.config, name) for name in settings}
   for name, value in settings.items():
     jax.config.update(name, value)
   compilation_cache.reset_cache()
   yield
-  for name, value in before.items():
+  for name, value in previous.items():
     jax.config.update(name, value)
   compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope='package', autouse=True)
 def shared_compilation_cache(tmp_path_factory, worker_id):
-  """Imported by the conftest.py of a package."""
+  """Applies to a package whose conftest.py imports it."""
   base = tmp_path_factory.getbasetemp()
-  with _remembered((base if worker_id == 'master' else base.parent) / 'compiled'):
+  shared = base if worker_id == 'master' else base.parent
+  with _cache_compilations(shared / 'compiled'):
     yield
 
 
 def cache_environment() -> dict[str, str]:
-  """What lets a process that a test starts share it."""
+  """Returns environment variables with which a process that a test starts uses the same cache."""
   folder = jax.config.jax_compilation_cache_dir
   return {'JAX_COMPILATION_CACHE_DIR': folder, 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}

@@ -1,7 +1,7 @@
-"""Strict settings for every test: 8 virtual CPU devices, rank promotion raises, shapes of floor 0 are checked.
+"""Settings of all tests: 8 virtual CPU devices, rank promotion raises, jaxtyping annotations are enforced.
 
-Hundreds of small programs are compiled and run once, so they are compiled without optimisation unless XLA_FLAGS says
-otherwise: `make test-all` takes them as users do.
+The tests compile hundreds of small programs and run each of them once. They therefore compile without optimisation,
+unless XLA_FLAGS is set: `make test-all` compiles with the defaults of XLA.
 """
 
 import os
@@ -21,26 +21,28 @@ import jaxtyping
 import pytest
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
-jax.config.update('jax_traceback_in_locations_limit', 0)  # programs without line numbers are made faster
+jax.config.update('jax_traceback_in_locations_limit', 0)  # lowering is faster without line numbers
 
-# No example fails because the machine was busy.
+# Without a deadline, no example fails because the machine is busy.
 hypothesis.settings.register_profile('untimed', deadline=None)
 hypothesis.settings.load_profile('untimed')
 
-# Before the first import of the package: every jaxtyping annotation of floor 0 is enforced from here on.
+# Before the first import of the package: enforces the jaxtyping annotations of attention_jax.functional.
 jaxtyping.install_import_hook(
   'attention_jax.functional', 'beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))'
 )
 
 
 @pytest.fixture(scope='module', autouse=True)
-def forget():
-  """What has been compiled, where it is much: a process may map 65530 pieces of memory, and each program is several."""
+def clear_large_caches():
+  """Clears the caches of jax before the process reaches 65530 memory maps, of which each program needs several."""
   yield
-  if (maps := Path('/proc/self/maps')).exists() and maps.read_bytes().count(b'\n') > 20_000:
+  maps = Path('/proc/self/maps')
+  if maps.exists() and maps.read_bytes().count(b'\n') > 20_000:
     jax.clear_caches()
 
 
 @pytest.fixture
 def rng():
+  """A PRNG key."""
   return jax.random.key(7)

@@ -1,14 +1,27 @@
-"""Which part of a sweep always runs; `make test-all` runs the rest."""
+"""Samples of large sweeps: a part of the cases always runs, and `make test-all` runs all of them."""
 
 from collections.abc import Sequence
 
 import pytest
 
-# every: places kept, of how many. Where options take turns by two or by four, each of them is there.
-KEPT = {2: ((0, 2, 5, 7), 8), 4: ((0, 5, 10, 15), 16)}
+# Positions that always run, and the period after which they repeat, by the fraction that runs. The positions are
+# spaced unevenly, so that no value of an option that alternates with period 2 or 4 is missing.
+_SAMPLES = {2: ((0, 2, 5, 7), 8), 4: ((0, 5, 10, 15), 16)}
 
 
 def sample_cases(cases: Sequence[tuple], every: int) -> list:
-  """The cases, all but every second or fourth of them for `make test-all` alone."""
-  kept, of = KEPT[every]
-  return [pytest.param(*case, marks=[pytest.mark.product] * (i % of not in kept)) for i, case in enumerate(cases)]
+  """Marks all but one in `every` cases as `product`, which only `make test-all` runs.
+
+  Args:
+    cases: arguments of a parametrised test.
+    every: 2 or 4.
+
+  Returns:
+    One pytest parameter set per case.
+  """
+  positions, period = _SAMPLES[every]
+  parameters = []
+  for i, case in enumerate(cases):
+    marks = () if i % period in positions else (pytest.mark.product,)
+    parameters.append(pytest.param(*case, marks=marks))
+  return parameters

@@ -1,4 +1,4 @@
-"""The house: imports only point down, files stay short, and importing the package loads nothing heavy."""
+"""The structure of the project: layers, short files with docstrings, light imports, tests that mirror the package."""
 
 import ast
 import itertools
@@ -11,10 +11,10 @@ import pytest
 import attention_jax as aj
 
 ROOT = Path(aj.__file__).parent.parent
-# From the bottom up; a file may import from its own folder and from lower floors.
-FLOORS = [
+# From the bottom up; a file may import from its own folder and from lower layers.
+LAYERS = [
   'errors tokens atomic',
-  'specs',
+  'specs cli',
   'functional',
   'kernels',
   'modules',
@@ -26,58 +26,106 @@ FLOORS = [
   'systems',
   'experiments',
 ]
-FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
-LONGEST = 420
+LAYER_NUMBERS = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
+NOT_IN_TRAINING = {'models', 'data', 'losses'}
+MAX_LINES = 420
 HEAVY = ['flax', 'optax', 'orbax', 'grain', 'tensorflow', 'tensorflow_datasets', 'absl', 'ml_collections', 'matplotlib']
 FOLDERS = ('attention_jax', 'experiments', 'configs', 'tests')
 FILES = sorted(p.relative_to(ROOT) for folder in FOLDERS for p in (ROOT / folder).rglob('*.py'))
-LAYERED = [p for p in FILES if p.parts[0] in ('attention_jax', 'experiments')]
+LAYERED_FILES = [p for p in FILES if p.parts[0] in ('attention_jax', 'experiments')]
+TEST_FILES = [p for p in FILES if p.parts[0] == 'tests' and p.name.startswith('test_')]
+# Tests of several modules; every other tests/ROOM/test_MODULE.py tests attention_jax/ROOM/MODULE.py.
+CROSS_MODULE_TESTS = {
+  '': 'documentation documents house',
+  'data': 'links',
+  'decoding': 'search_costs',
+  'experiments': (
+    'bad_input captioning classifying configs decoding glimpsing help_config objectives programs recalling resume '
+    'translate_stream two_processes'
+  ),
+  'functional': 'contract latent_paths properties rows transforms variants',
+  'kernels': 'implementations pallas',
+  'models': 'copying_models latent_models transformer',
+  'modules': 'feed_forward',
+  'training': 'fit_own_model',
+}
 
 
-def part(module: str) -> str:
-  """'attention_jax.data.text' -> 'data'; 'experiments.train' -> 'experiments'."""
+def layer_of(module: str) -> str:
+  """Returns the name of a module in LAYERS: 'data' for 'attention_jax.data.text', 'experiments' for programs."""
   names = module.split('.')
-  return names[0] if names[0] != 'attention_jax' else names[1] if len(names) > 1 else 'attention_jax'
+  if names[0] != 'attention_jax' or len(names) == 1:
+    return names[0]
+  return names[1]
 
 
-def imports(path: Path) -> set[str]:
-  """Every module of this project that the file imports, at its top or inside its functions."""
-  found = set()
+def project_imports(path: Path) -> set[str]:
+  """Returns every name of this project that a file imports, at its top or inside of functions."""
+  names = set()
   for node in ast.walk(ast.parse((ROOT / path).read_text('utf-8'))):
     if isinstance(node, ast.Import):
-      found |= {alias.name for alias in node.names}
+      names |= {alias.name for alias in node.names}
     elif isinstance(node, ast.ImportFrom):
       assert node.level == 0, f'{path}: relative import'
-      found |= {f'{node.module}.{alias.name}' for alias in node.names}
-  return {name for name in found if name.split('.')[0] in FOLDERS}
+      names |= {f'{node.module}.{alias.name}' for alias in node.names}
+  return {name for name in names if name.split('.')[0] in FOLDERS}
 
 
-@pytest.mark.parametrize('path', LAYERED, ids=str)
-def test_imports_only_point_down(path):
+@pytest.mark.parametrize('path', LAYERED_FILES, ids=str)
+def test_imports_point_down(path):
   module = '.'.join(path.with_suffix('').parts).removesuffix('.__init__')
-  mine = part(module)
-  if mine == 'attention_jax':
+  layer = layer_of(module)
+  if layer == 'attention_jax':
     return  # the public names
-  for name in imports(path):
-    other = part(name)
-    if other not in FLOOR:  # a public name of the package: only the programs and what stands above may use them
-      assert FLOOR[mine] == len(FLOORS) - 1, f'{path} imports {name}; import it from where it is defined'
-    elif other != mine:
-      assert FLOOR[other] < FLOOR[mine], f'{path} ({mine}) imports {name}'
+  for name in project_imports(path):
+    imported_layer = layer_of(name)
+    if imported_layer not in LAYER_NUMBERS:  # a public name of the package, for programs and whatever is above them
+      assert layer == 'experiments', f'{path} imports {name}; import it from the module that defines it'
+    elif imported_layer != layer:
+      assert LAYER_NUMBERS[imported_layer] < LAYER_NUMBERS[layer], f'{path} ({layer}) imports {name}'
+
+
+@pytest.mark.parametrize('path', [p for p in LAYERED_FILES if p.parts[1] == 'training'], ids=str)
+def test_training_imports_no_model_data_set_or_loss(path):
+  assert not NOT_IN_TRAINING & {layer_of(name) for name in project_imports(path)}
 
 
 @pytest.mark.parametrize('path', FILES, ids=str)
-def test_files_are_short_and_say_what_they_are_for(path):
+def test_files_are_short_and_have_a_docstring(path):
   text = (ROOT / path).read_text('utf-8')
-  assert len(text.splitlines()) <= LONGEST
+  assert len(text.splitlines()) <= MAX_LINES
   assert ast.get_docstring(ast.parse(text)), 'no docstring'
 
 
-def test_every_package_folder_stands_on_a_floor():
-  assert {p.parts[1].removesuffix('.py') for p in LAYERED if p.parts[0] == 'attention_jax'} <= {'__init__', *FLOOR}
+@pytest.mark.parametrize('path', FILES, ids=str)
+def test_files_do_not_disable_the_formatter(path):
+  text = (ROOT / path).read_text('utf-8')
+  assert 'fmt: ' + 'skip' not in text
+  assert 'fmt: ' + 'off' not in text
 
 
-def test_importing_loads_jax_alone():
+@pytest.mark.parametrize('path', TEST_FILES, ids=str)
+def test_tests_mirror_the_package(path):
+  module = path.stem.removeprefix('test_')
+  room = '.'.join(path.parts[1:-1])
+  if module in CROSS_MODULE_TESTS.get(room, '').split():
+    return
+  folder = ROOT / room if room == 'experiments' else ROOT / 'attention_jax' / room
+  modules = folder.glob('*.py') if room == '' else folder.rglob('*.py')
+  assert module in {p.stem for p in modules}, f'{path} tests no module of {folder.relative_to(ROOT)}'
+
+
+def test_cross_module_tests_exist():
+  listed = {(room, module) for room, modules in CROSS_MODULE_TESTS.items() for module in modules.split()}
+  assert listed <= {('.'.join(p.parts[1:-1]), p.stem.removeprefix('test_')) for p in TEST_FILES}
+
+
+def test_every_folder_of_the_package_has_a_layer():
+  folders = {p.parts[1].removesuffix('.py') for p in LAYERED_FILES if p.parts[0] == 'attention_jax'}
+  assert folders <= {'__init__', *LAYER_NUMBERS}
+
+
+def test_importing_the_package_loads_no_heavy_dependency():
   code = """
 import sys, jax
 before = set(sys.modules)
@@ -86,14 +134,21 @@ import jax.numpy as jnp
 aj.attend(jnp.ones((3, 5)), jnp.ones((7, 5)), jnp.ones((7, 2)))
 print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))
 """
-  run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=ROOT)
-  assert not set(HEAVY) & set(run.stdout.split()), run.stdout
+  result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=ROOT)
+  assert not set(HEAVY) & set(result.stdout.split()), result.stdout
 
 
-def test_public_names_are_sorted_and_there():
-  constants, rest = aj.__all__[:3], aj.__all__[3:]
+def test_large_pages_load_no_dependency():
+  code = 'import sys; import experiments.large_pages; print(*{name.split(".")[0] for name in sys.modules})'
+  result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=ROOT)
+  assert not {'jax', 'numpy', *HEAVY} & set(result.stdout.split()), result.stdout
+
+
+def test_public_names_are_sorted_and_exist():
+  constants, functions_and_classes = aj.__all__[:3], aj.__all__[3:]
   assert all(name.isupper() for name in constants) and constants == sorted(constants)
-  assert rest == [*itertools.chain(*(sorted(group) for group in _by_case(rest)))]
+  groups = _classes_then_functions(functions_and_classes)
+  assert functions_and_classes == [*itertools.chain(*(sorted(group) for group in groups))]
   assert len(set(aj.__all__)) == len(aj.__all__)
   for name in aj.__all__:
     getattr(aj, name)
@@ -101,6 +156,6 @@ def test_public_names_are_sorted_and_there():
     aj.attned  # noqa: B018
 
 
-def _by_case(names):
-  """Class names, then function and module names, as the linter sorts them."""
-  return [n for n in names if n[0].isupper()], [n for n in names if n[0].islower()]
+def _classes_then_functions(names: list[str]) -> tuple[list[str], list[str]]:
+  """Splits names as the linter sorts them: class names, then functions and modules."""
+  return [name for name in names if name[0].isupper()], [name for name in names if name[0].islower()]

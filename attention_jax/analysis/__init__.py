@@ -1,4 +1,4 @@
-"""What a model attended to: its links against gold, what weights are like, pictures (the first loads matplotlib)."""
+"""Alignments and attention weights: scores against gold links, statistics, pictures. Loads matplotlib on first use."""
 
 from attention_jax.analysis.alignment import (
   AlignmentScores,

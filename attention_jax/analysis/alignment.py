@@ -1,18 +1,31 @@
-"""Alignments as sets of links: how good they are, how to get them from weights, how to write them down. numpy only.
+"""Alignments as sets of links: scores against gold links, links from weights, statistics of weights. NumPy only.
 
 A link is a pair (source token, target token), both counted from 0.
 """
 
 import itertools
-import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from attention_jax.data.pharaoh import Link, format_pharaoh, parse_pharaoh
 from attention_jax.errors import UserError
 
-Link = tuple[int, int]
+__all__ = [
+  'AlignmentScores',
+  'Link',
+  'Links',
+  'alignment_error_rate',
+  'alignment_scores',
+  'entropy',
+  'format_pharaoh',
+  'links_from_weights',
+  'merge_weights',
+  'monotonicity',
+  'parse_pharaoh',
+]
+
 Links = Iterable[Link]
 
 
@@ -21,9 +34,9 @@ class AlignmentScores(NamedTuple):
 
   Attributes:
     error_rate: alignment error rate, 0 (best) to 1.
-    precision: |A ∩ P| / |A|, the share of predicted links that are possible; 1 when nothing was predicted.
-    recall: |A ∩ S| / |S|, the share of sure links that were predicted; 1 when there is no sure link.
-    links: |A|, how many links were predicted.
+    precision: |A ∩ P| / |A|, the share of predicted links that are possible; 1 if nothing was predicted.
+    recall: |A ∩ S| / |S|, the share of sure links that were predicted; 1 if there is no sure link.
+    links: |A|, the number of predicted links.
   """
 
   error_rate: float
@@ -36,12 +49,13 @@ def alignment_error_rate(links: Links, sure: Links, possible: Links | None = Non
   """1 - (|A ∩ S| + |A ∩ P|) / (|A| + |S|) of one sentence, Och and Ney (2003).
 
   Args:
-    links: A, the predicted (source, target) pairs. Repeated pairs count once, in each of the three.
-    sure: S, the pairs that must be there.
-    possible: P, pairs that may be there; the sure ones belong to it whether they are repeated here or not.
+    links: A, the predicted (source, target) pairs. In all three arguments a repeated pair counts once.
+    sure: S, the pairs that must be predicted.
+    possible: P, the pairs that may be predicted; it always includes the sure ones. None: no others.
 
-  Returns: 0 (best) to 1. With neither predicted nor sure links 0.0; with one of the two empty nothing else is special:
-    nothing predicted gives 1.0, nothing sure gives 1 - |A ∩ P| / |A|.
+  Returns:
+    0 (best) to 1. Without predicted and sure links it is 0. If only A is empty it is 1, if only S is empty
+    1 - |A ∩ P| / |A|.
   """
   return alignment_scores([links], [sure], None if possible is None else [possible]).error_rate
 
@@ -49,29 +63,37 @@ def alignment_error_rate(links: Links, sure: Links, possible: Links | None = Non
 def alignment_scores(
   links: Iterable[Links], sure: Iterable[Links], possible: Iterable[Links] | None = None
 ) -> AlignmentScores:
-  """Alignment error rate, precision and recall of a corpus: one iterable of pairs per sentence in each argument.
+  """Returns alignment error rate, precision and recall of a corpus.
 
-  Raises: UserError if the arguments have different numbers of sentences.
+  Args:
+    links: predicted pairs per sentence, see `alignment_error_rate`.
+    sure: sure pairs per sentence.
+    possible: possible pairs per sentence, or None.
+
+  Raises:
+    UserError: if the arguments have different numbers of sentences.
   """
-  links, sure = [_pairs(a) for a in links], [_pairs(s) for s in sure]
-  possible = [_pairs(p) for p in possible] if possible is not None else sure
+  links = [_unique_links(sentence) for sentence in links]
+  sure = [_unique_links(sentence) for sentence in sure]
+  possible = sure if possible is None else [_unique_links(sentence) for sentence in possible]
   if not len(links) == len(sure) == len(possible):
     raise UserError(
-      f'alignments of the same sentences are needed, got links for {len(links)} sentences, '
+      f'links, sure and possible must have the same number of sentences, got links for {len(links)} sentences, '
       f'sure for {len(sure)}, possible for {len(possible)}'
     )
-  predicted, wanted = sum(map(len, links)), sum(map(len, sure))
-  in_sure = sum(len(a & s) for a, s in zip(links, sure, strict=True))
-  in_possible = sum(len(a & (s | p)) for a, s, p in zip(links, sure, possible, strict=True))
+  num_links = sum(map(len, links))
+  num_sure = sum(map(len, sure))
+  links_in_sure = sum(len(a & s) for a, s in zip(links, sure, strict=True))
+  links_in_possible = sum(len(a & (s | p)) for a, s, p in zip(links, sure, possible, strict=True))
   return AlignmentScores(
-    error_rate=1.0 - _ratio(in_sure + in_possible, predicted + wanted),
-    precision=_ratio(in_possible, predicted),
-    recall=_ratio(in_sure, wanted),
-    links=predicted,
+    error_rate=1.0 - _ratio(links_in_sure + links_in_possible, num_links + num_sure),
+    precision=_ratio(links_in_possible, num_links),
+    recall=_ratio(links_in_sure, num_sure),
+    links=num_links,
   )
 
 
-def _pairs(links: Links) -> set[Link]:
+def _unique_links(links: Links) -> set[Link]:
   return {(int(source), int(target)) for source, target in links}
 
 
@@ -80,17 +102,20 @@ def _ratio(part: int, whole: int) -> float:
 
 
 def links_from_weights(weights: np.ndarray, source_length: int, target_length: int) -> tuple[Link, ...]:
-  """The source token that each target token attends to most.
+  """Links each target token to the source token that it attends to most.
 
-  A target token gets no link if all its weights are zero or if it looks at the end of the source.
+  A target token gets no link if all its weights are zero or if it attends most to the end of the source.
 
   Args:
-    weights: [T, S], where S may hold more than the tokens: position source_length is the EOS, what follows is padding.
-    source_length: source tokens, EOS not counted.
-    target_length: target tokens, EOS not counted.
+    weights: [T, S]; column source_length, if present, is the EOS, and later columns are padding.
+    source_length: number of source tokens without the EOS.
+    target_length: number of target tokens without the EOS.
 
-  Returns: (source, target) pairs ordered by target; of equal weights the first counts.
-  Raises: UserError if the weights are not a matrix that holds that many tokens.
+  Returns:
+    (source, target) pairs ordered by target; of equal weights the first counts.
+
+  Raises:
+    UserError: if the weights are not a matrix of at least that size.
   """
   weights = np.asarray(weights)
   if weights.ndim != 2 or weights.shape[0] < target_length or weights.shape[1] < source_length:
@@ -101,37 +126,51 @@ def links_from_weights(weights: np.ndarray, source_length: int, target_length: i
   if not rows.size:
     return ()
   best = rows.argmax(axis=1)
-  real = rows.any(axis=1) & (best < source_length)
-  return tuple((int(best[t]), int(t)) for t in np.flatnonzero(real))
+  is_linked = rows.any(axis=1) & (best < source_length)
+  return tuple((int(best[t]), int(t)) for t in np.flatnonzero(is_linked))
 
 
 def monotonicity(weights: np.ndarray, source_length: int, target_length: int) -> np.ndarray:
-  """For each two target tokens t, t + 1 that have a link (links_from_weights), whether the second does not move back.
+  """Computes, for each pair of adjacent target tokens with links, whether the second link does not move back.
 
-  A token without weights, or one that looks at the end of the source, takes part in no pair, and what stands before it
-  is not compared with what stands after it. Staying at the same source token is no move back.
+  Pairs are tokens t and t + 1 that both have a link, see `links_from_weights`. A second link to the same source token
+  does not move back.
 
-  Args: as of links_from_weights.
+  Args:
+    weights: [T, S], as in `links_from_weights`.
+    source_length: number of source tokens without the EOS.
+    target_length: number of target tokens without the EOS.
 
-  Returns: bool [P], one for each of the P pairs in their order. Their mean is the share of steps that do not move back.
-  Raises: as links_from_weights.
+  Returns:
+    bool [P], one for each of the P pairs in order. Their mean is the share of steps that do not move back.
+
+  Raises:
+    UserError: as `links_from_weights`.
   """
   links = links_from_weights(weights, source_length, target_length)
-  return np.array([s <= after for (s, t), (after, u) in itertools.pairwise(links) if u == t + 1], bool)
+  moves_on = [
+    next_source >= source
+    for (source, target), (next_source, next_target) in itertools.pairwise(links)
+    if next_target == target + 1
+  ]
+  return np.array(moves_on, bool)
 
 
 def merge_weights(weights: np.ndarray, source_words: Sequence[int], target_words: Sequence[int]) -> np.ndarray:
-  """Weights between parts of words -> weights between words: the sum over a source word, the mean over a target word.
+  """Merges weights between subwords to weights between words: the sum over a source word, the mean over a target word.
 
   Args:
-    weights: [T, S], the last row and the last column those of the EOS.
-    source_words: the word that each of the S - 1 source tokens is part of, counted from 0; -1 for a token of no word,
-      whose weight is dropped.
-    target_words: likewise of the T - 1 target tokens.
+    weights: [T, S]; the last row and the last column are those of the EOS.
+    source_words: the index of the word that each of the S - 1 source tokens is part of, from 0; -1 for a token of no
+      word, whose weight is dropped.
+    target_words: the same for the T - 1 target tokens.
 
-  Returns: [T', S'] float64, a row per target word and a column per source word, up to the last that has a token, and
-    the row and the column of the EOS as the last ones. The row of a target word without tokens is zero.
-  Raises: UserError if the weights are not of that shape.
+  Returns:
+    [T', S'] float64, with a row per target word and a column per source word, up to the last word that has a token,
+    and last the row and the column of the EOS. The row of a target word without tokens is zero.
+
+  Raises:
+    UserError: if the weights have another shape.
   """
   weights = np.asarray(weights, np.float64)
   if weights.shape != (len(target_words) + 1, len(source_words) + 1):
@@ -139,14 +178,15 @@ def merge_weights(weights: np.ndarray, source_words: Sequence[int], target_words
       f'weights of {len(source_words)} source and {len(target_words)} target tokens must be '
       f'[{len(target_words) + 1}, {len(source_words) + 1}], EOS included, got shape {list(weights.shape)}'
     )
-  source, target = _members(source_words), _members(target_words)
+  source = _membership(source_words)
+  target = _membership(target_words)
   return target @ (weights @ source.T) / np.maximum(target.sum(axis=1, keepdims=True), 1)
 
 
-def _members(words: Sequence[int]) -> np.ndarray:
-  """bool [words + 1, tokens + 1]: which tokens are parts of which word; the EOS is a word of its own."""
-  end = max(words, default=-1) + 1
-  return np.arange(end + 1)[:, None] == np.array([*words, end])
+def _membership(words: Sequence[int]) -> np.ndarray:
+  """bool [words + 1, tokens + 1]: whether a token is part of a word; the EOS is a word of its own."""
+  num_words = max(words, default=-1) + 1
+  return np.arange(num_words + 1)[:, None] == np.array([*words, num_words])
 
 
 def entropy(weights: np.ndarray) -> np.ndarray:
@@ -155,30 +195,11 @@ def entropy(weights: np.ndarray) -> np.ndarray:
   Args:
     weights: [..., S], not negative.
 
-  Returns: [R], one value for each of the R rows with something in them, in their order.
+  Returns:
+    [R], one value for each of the R rows that are not all zero, in order.
   """
   weights = np.asarray(weights, np.float64)
   rows = weights.reshape(-1, weights.shape[-1])
   rows = rows[rows.sum(axis=1) > 0]
   rows = rows / rows.sum(axis=1, keepdims=True)
-  return -np.sum(rows * np.log(np.where(rows > 0, rows, 1.0)), axis=1) + 0.0  # + 0.0: never -0.0
-
-
-def parse_pharaoh(line: str, where: str = 'alignment') -> tuple[Link, ...]:
-  """`'0-0 1-2'` -> ((0, 0), (1, 2)), source first.
-
-  Args:
-    line: pairs separated by white space; an empty line has no links.
-    where: how to name the line in an error, such as 'train.tsv:12'.
-
-  Raises: UserError for anything that is not a pair of numbers.
-  """
-  for item in line.split():
-    if not re.fullmatch('[0-9]+-[0-9]+', item):
-      raise UserError(f"{where}: cannot read the link {item!r}; write source-target, counted from 0, such as '0-0 1-2'")
-  return tuple((int(source), int(target)) for source, target in (item.split('-') for item in line.split()))
-
-
-def format_pharaoh(links: Links) -> str:
-  """((0, 0), (1, 2)) -> `'0-0 1-2'`: sorted by source, each link once."""
-  return ' '.join(f'{source}-{target}' for source, target in sorted(_pairs(links)))
+  return -np.sum(rows * np.log(np.where(rows > 0, rows, 1.0)), axis=1) + 0.0  # + 0.0 turns -0.0 into 0.0

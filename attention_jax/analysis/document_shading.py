@@ -1,6 +1,5 @@
-"""Documents as a page whose sentences and words are shaded by their weights."""
+"""Documents as an HTML page, with sentences and words shaded by their attention weights."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -8,11 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from attention_jax.atomic import write_text
 from attention_jax.errors import UserError
 
 STYLE = """
 body { font: 16px/1.9 system-ui, sans-serif; color: #24292f; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
-h2 { font-size: 1rem; margin: 2.5rem 0 .3rem } .said { color: #57606a; font-size: .9rem; margin-bottom: .8rem }
+h2 { font-size: 1rem; margin: 2.5rem 0 .3rem } .prediction { color: #57606a; font-size: .9rem; margin-bottom: .8rem }
 .wrong { color: #b42318 } .sentence { display: flex; gap: .8rem; align-items: baseline; padding: .1rem 0 }
 .bar { flex: 0 0 4.5rem; background: #eef1f4; border-radius: 3px; height: .8rem; align-self: center }
 .bar i { display: block; height: 100%; background: #e8590c; border-radius: 3px }
@@ -22,21 +22,25 @@ table { border-collapse: collapse; font-size: .85rem; line-height: 1.3; margin: 
 th { font-weight: normal; padding: .1rem .4rem; text-align: right }
 td { width: 3rem; height: 1.3rem; border: 1px solid #eef1f4 }
 """
+LEGEND = (
+  'Blue: the weight of a word relative to the largest weight of its sentence, paler in sentences of small weight. '
+  'Bars: the weight of a sentence. For a pair of texts, each row shows the weights of its word over the other text.'
+)
 
 
 class ShadedDocument(NamedTuple):
-  """A document as it is drawn.
+  """A document, its prediction and its weights.
 
   Attributes:
-    title: what stands above it.
-    label: the right one; '' where nobody knows.
-    probabilities: of each label.
-    tokens: of each sentence.
-    words: of each sentence the weights [H, W] of its words by heads or hops: the mean of those that look at any, and
-      then each by itself. Of a pair of texts those by each word of the other one.
-    sentences: the weights [H, N] of sentences.
-    is_pair: whether it is a pair of texts, of which is drawn which word looks at which.
-    unread_tokens: how many tokens it has besides, which nobody has read.
+    title: heading.
+    label: gold label; '' if unknown.
+    probabilities: predicted probability of each label.
+    tokens: tokens of each sentence.
+    words: per sentence, weights [H, W] of its words by heads or hops. The page shows their mean over the heads that are
+      not all zero, and then each head. For a pair of texts: per text, weights [H, W] by each word of the other text.
+    sentences: weights [H, N] of sentences.
+    is_pair: whether it is a pair of texts; the page then shows which word attends to which.
+    unread_tokens: number of further tokens, which the model did not read.
   """
 
   title: str
@@ -50,79 +54,90 @@ class ShadedDocument(NamedTuple):
 
 
 def write(documents: Sequence[ShadedDocument], path: str | Path) -> None:
-  """One HTML page with all documents. Raises: UserError where it cannot be written."""
-  legend = (
-    'Blue: the weight of a word beside the heaviest of its sentence, paler the less the sentence counts. Bars: the '
-    'weight of a sentence. Of pairs of texts each row says where its word looks in the other one.'
-  )
-  body = '\n'.join(map(_document, documents))
+  """Writes one HTML page with all documents.
+
+  Raises:
+    UserError: if the file cannot be written.
+  """
+  body = '\n'.join(map(_render_document, documents))
   page = f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>attention</title><style>{STYLE}</style>\n'
-  page += f'<p class="legend">{legend}</p>\n{body}\n</html>\n'
-  partial = f'{path}.part'
+  page += f'<p class="legend">{LEGEND}</p>\n{body}\n</html>\n'
   try:
-    with open(partial, 'w', encoding='utf-8') as file:
-      file.write(page)
-    os.replace(partial, path)
+    write_text(path, page)
   except OSError as error:
-    raise UserError(f'{path}: cannot be written ({error.strerror})') from error
+    raise UserError(f'{path}: cannot write the page: {error.strerror}') from error
 
 
-def _document(document: ShadedDocument) -> str:
-  said = max(document.probabilities, key=document.probabilities.get)
-  known = f' (right: {escape(document.label)})' if document.label else ''
-  wrong = ' wrong' if document.label and said != document.label else ''
-  each = ', '.join(f'{escape(label)} {value:.3f}' for label, value in document.probabilities.items())
-  rows = '\n'.join(_looks(document) if document.is_pair else [*_sentences(document, document.words), *_hops(document)])
-  head = f'<h2>{escape(document.title[:200])}</h2><div class="said{wrong}">said: {escape(said)}{known} · {each}</div>'
-  more = (
-    f'\n<p class="legend">… and {document.unread_tokens:,} more words that were not read</p>'
-    if document.unread_tokens
-    else ''
-  )
-  return f'{head}\n{rows}{more}'
+def _render_document(document: ShadedDocument) -> str:
+  prediction = max(document.probabilities, key=document.probabilities.get)
+  gold = f' (gold: {escape(document.label)})' if document.label else ''
+  style = 'prediction wrong' if document.label and prediction != document.label else 'prediction'
+  probabilities = ', '.join(f'{escape(label)} {value:.3f}' for label, value in document.probabilities.items())
+  lines = [
+    f'<h2>{escape(document.title[:200])}</h2>'
+    f'<div class="{style}">predicted: {escape(prediction)}{gold} · {probabilities}</div>'
+  ]
+  if document.is_pair:
+    lines += _render_pair(document)
+  else:
+    lines += _render_sentences(document, document.words)
+    lines += _render_heads(document)
+  if document.unread_tokens:
+    lines.append(f'<p class="legend">… and {document.unread_tokens:,} more words that were not read</p>')
+  return '\n'.join(lines)
 
 
-def _hops(document: ShadedDocument) -> Iterator[str]:
-  """What each of several heads or hops looks at, to be unfolded; nothing of those that look at nothing."""
-  several = max((len(words) for words in document.words), default=0)
-  each = [[words[hop : hop + 1] for words in document.words] for hop in range(several)]
-  looking = [words for words in each if any(own.any() for own in words)]
-  for number, words in enumerate(looking if len(looking) > 1 else [], 1):
-    rows = '\n'.join(_sentences(document, words))
-    yield f'<details><summary>weights {number} of {len(looking)}</summary>\n{rows}\n</details>'
+def _render_heads(document: ShadedDocument) -> Iterator[str]:
+  """One collapsed block for each head or hop that is not all zero; none if there is only one."""
+  num_heads = max((len(words) for words in document.words), default=0)
+  heads = [[words[head : head + 1] for words in document.words] for head in range(num_heads)]
+  nonzero_heads = [head for head in heads if any(words.any() for words in head)]
+  if len(nonzero_heads) < 2:
+    return
+  for number, words in enumerate(nonzero_heads, 1):
+    rows = '\n'.join(_render_sentences(document, words))
+    yield f'<details><summary>weights {number} of {len(nonzero_heads)}</summary>\n{rows}\n</details>'
 
 
-def _sentences(document: ShadedDocument, words: Sequence[np.ndarray]) -> Iterator[str]:
-  shares = document.sentences.mean(0)
-  for tokens, weights, share in zip(document.tokens, map(_mean, words), shares.tolist(), strict=True):
-    light = (share / max(float(shares.max()), 1e-9)) ** 0.5  # Yang et al. 2016, section 3.6
-    yield _sentence(tokens, weights / max(float(weights.max(initial=0)), 1e-9), weights, light, share)
+def _render_sentences(document: ShadedDocument, words: Sequence[np.ndarray]) -> Iterator[str]:
+  sentence_weights = document.sentences.mean(0)
+  largest = max(float(sentence_weights.max()), 1e-9)
+  for tokens, by_head, sentence_weight in zip(document.tokens, words, sentence_weights.tolist(), strict=True):
+    weights = _mean_over_nonzero_heads(by_head)
+    opacity = (sentence_weight / largest) ** 0.5  # Yang et al. 2016, section 3.6
+    shades = weights / max(float(weights.max(initial=0)), 1e-9)
+    yield _render_sentence(tokens, shades, weights, opacity, sentence_weight)
 
 
-def _mean(weights: np.ndarray) -> np.ndarray:
+def _mean_over_nonzero_heads(weights: np.ndarray) -> np.ndarray:
   return weights.sum(0) / max(np.count_nonzero(weights.any(1)), 1)
 
 
-def _sentence(tokens: Sequence[str], shades: np.ndarray, weights: np.ndarray, light: float, share: float) -> str:
+def _render_sentence(
+  tokens: Sequence[str], shades: np.ndarray, weights: np.ndarray, opacity: float, sentence_weight: float
+) -> str:
   words = ' '.join(
-    f'<span class="word" style="{_blue(light * shade)}" title="{weight:.3f}">{escape(token)}</span>'
+    f'<span class="word" style="{_blue(opacity * shade)}" title="{weight:.3f}">{escape(token)}</span>'
     for token, shade, weight in zip(tokens, shades.tolist(), weights.tolist(), strict=True)
   )
-  bar = f'<span class="bar" title="{share:.3f}"><i style="width:{100 * min(share, 1):.1f}%"></i></span>'
+  width = 100 * min(sentence_weight, 1)
+  bar = f'<span class="bar" title="{sentence_weight:.3f}"><i style="width:{width:.1f}%"></i></span>'
   return f'<div class="sentence">{bar}<span>{words}</span></div>'
 
 
-def _looks(document: ShadedDocument) -> Iterator[str]:
-  for mine, other in ((0, 1), (1, 0)):
+def _render_pair(document: ShadedDocument) -> Iterator[str]:
+  """For each text of a pair, a table with a row per word and a column per word of the other text."""
+  for text, other in ((0, 1), (1, 0)):
     head = ''.join(f'<th>{escape(token)}</th>' for token in document.tokens[other])
+    # strict=False: weights have further rows, of filler words.
     rows = ''.join(
-      f'<tr><th>{escape(token)}</th>{"".join(map(_cell, weights.tolist()))}</tr>'
-      for token, weights in zip(document.tokens[mine], document.words[other], strict=False)  # then come filler words
+      f'<tr><th>{escape(token)}</th>{"".join(map(_render_cell, weights.tolist()))}</tr>'
+      for token, weights in zip(document.tokens[text], document.words[other], strict=False)
     )
     yield f'<table><tr><th></th>{head}</tr>{rows}</table>'
 
 
-def _cell(weight: float) -> str:
+def _render_cell(weight: float) -> str:
   return f'<td style="{_blue(weight)}" title="{weight:.3f}"></td>'
 
 

@@ -1,133 +1,185 @@
-"""What a captioner looks at while it says a word: maps over the picture, side by side and as an animation."""
+"""Attention maps of captions: for each word the image lit by its weights, as panels and as an animation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from attention_jax.analysis import fonts
-from attention_jax.errors import UserError
+from attention_jax.analysis.picture_files import check_png_path, report_write_errors
+from attention_jax.analysis.pointing_game import Box
 
-SIDE, GOLD, INK = 1.6, '#e8590c', '#24292f'  # inches of a panel
-PER_ROW, REFERENCES = 7, 2
+SIDE = 1.6  # inches of a panel
+GOLD = '#e8590c'
+INK = '#24292f'
+PALE_INK = '#57606a'
+PER_ROW = 7  # panels
+MAX_REFERENCES = 2
+FRAME_SIDE = 320  # pixels of the image in a frame of the animation
+TEXT_HEIGHT = 64  # pixels below it
 
 
 class CaptionOverlay(NamedTuple):
-  """A picture [height, width, 3] uint8, the words said of it, and where was looked: weights [words, rows, columns].
+  """An image, its predicted caption, and the weights of each word.
 
-  boxes: of each word the gold box (left, top, right, bottom) in pixels, or None.
-  references: captions that others have given; as many as there is room for are written above.
-  gold: every box of them.
-  cell_centres: of the rows and of the columns of the maps, from 0 to 1; None where cells share the picture evenly.
+  Attributes:
+    picture: [height, width, 3] uint8.
+    words: words of the caption.
+    maps: weights [words, rows, columns].
+    title: title of the panel without weights.
+    boxes: gold box (left, top, right, bottom) in pixels, or None, for each word.
+    cell_centres: centres of the rows and of the columns of the maps, from 0 to 1; None if cells divide it evenly.
+    references: reference captions; the first MAX_REFERENCES are written above the panels.
+    gold: all gold boxes of the references.
   """
 
   picture: np.ndarray
   words: Sequence[str]
   maps: np.ndarray
   title: str = ''
-  boxes: Sequence | None = None
+  boxes: Sequence[Box | None] | None = None
   cell_centres: tuple[np.ndarray, np.ndarray] | None = None
   references: Sequence[str] = ()
-  gold: Sequence = ()
+  gold: Sequence[Box] = ()
 
 
 def write(items: Sequence[CaptionOverlay], path: str | Path) -> None:
-  """One PNG with a panel for each word of each item, and beside it the same as a GIF with a frame for each word.
+  """Writes one PNG with a panel for each word of each item, and beside it a GIF with a frame for each word.
 
-  Raises: UserError for a path that does not end with .png or cannot be written.
+  Raises:
+    UserError: for a path that does not end with .png or cannot be written.
   """
   path = Path(path)
-  if path.suffix.lower() != '.png':
-    raise UserError(f'{path}: pictures are PNG; give a path that ends with .png')
-  try:
-    _grid(items, path)
-    _animate(items, path.with_suffix('.gif'))
-  except OSError as error:
-    raise UserError(f'{path}: cannot write the picture: {error.strerror}') from error
+  check_png_path(path)
+  with report_write_errors(path):
+    _write_panels(items, path)
+    _write_animation(items, path.with_suffix('.gif'))
 
 
-def blend_weights(picture: np.ndarray, weights: np.ndarray, cell_centres=None) -> np.ndarray:
-  """The picture, lit where the weights are heavy and dark elsewhere: [height, width, 3] from 0 to 1."""
-  even = [(np.arange(size) + 0.5) / size for size in weights.shape]
-  rows, columns = (
-    np.stack([np.interp((np.arange(size) + 0.5) / size, at, unit) for unit in np.eye(len(at))])
-    for size, at in zip(picture.shape, cell_centres or even, strict=False)
-  )
+def blend_weights(
+  picture: np.ndarray, weights: np.ndarray, cell_centres: tuple[np.ndarray, np.ndarray] | None = None
+) -> np.ndarray:
+  """Returns the image, bright where weights are large and dark elsewhere.
+
+  Args:
+    picture: [height, width, 3], from 0 to 255.
+    weights: [rows, columns], interpolated between the centres of cells.
+    cell_centres: centres of the rows and of the columns, from 0 to 1; None if cells divide the image evenly.
+
+  Returns:
+    [height, width, 3] from 0 to 1.
+  """
+  row_centres, column_centres = cell_centres or [_even_centres(size) for size in weights.shape]
+  rows = _interpolation(row_centres, picture.shape[0])
+  columns = _interpolation(column_centres, picture.shape[1])
   light = (rows.T @ (weights / max(float(weights.max()), 1e-9)) @ columns)[..., None]
   return picture / 255.0 * (0.25 + 0.75 * light)
 
 
-def _grid(items: Sequence[CaptionOverlay], path: Path) -> None:
+def _even_centres(size: int) -> np.ndarray:
+  """Centres of `size` cells that divide [0, 1] evenly."""
+  return (np.arange(size) + 0.5) / size
+
+
+def _interpolation(centres: np.ndarray, size: int) -> np.ndarray:
+  """[cells, size]: linear interpolation from cells to pixels."""
+  return np.stack([np.interp(_even_centres(size), centres, unit) for unit in np.eye(len(centres))])
+
+
+def _write_panels(items: Sequence[CaptionOverlay], path: Path) -> None:
   from matplotlib.figure import Figure
 
-  lines = [-(-(len(item.words) + 1) // PER_ROW) for item in items]
+  rows = [-(-(len(item.words) + 1) // PER_ROW) for item in items]
   heights = [
-    (SIDE + 0.3) * count + 0.22 * len(item.references[:REFERENCES]) for item, count in zip(items, lines, strict=True)
+    (SIDE + 0.3) * count + 0.22 * len(item.references[:MAX_REFERENCES]) for item, count in zip(items, rows, strict=True)
   ]
   figure = Figure(figsize=(SIDE * PER_ROW, sum(heights)), layout='constrained')
   parts = figure.subfigures(len(items), 1, height_ratios=heights, squeeze=False)[:, 0]
-  for part, item, count in zip(parts, items, lines, strict=True):
-    panels = part.subplots(count, PER_ROW, squeeze=False)
-    for axes in panels.flat:
-      axes.axis('off')
-    given = '\n'.join(abbreviate(f'given: {reference}', 150) for reference in item.references[:REFERENCES])
-    if given:
-      part.suptitle(
-        given, x=0.01, ha='left', fontsize=9, color=GOLD, parse_math=False, family=fonts.font_families(given)
-      )
-    places = panels.flat
-    _panel(next(places), item.picture / 255.0, item.title, item.gold)
-    for word, (text, weights) in enumerate(zip(item.words, item.maps, strict=True)):
-      _panel(next(places), blend_weights(item.picture, weights, item.cell_centres), text, [_box(item, word)])
+  for part, item, count in zip(parts, items, rows, strict=True):
+    _draw_item(part, item, count)
   figure.savefig(path, dpi=110)
 
 
-def _box(item: CaptionOverlay, word: int):
-  return item.boxes[word] if item.boxes is not None and word < len(item.boxes) else None
+def _draw_item(figure, item: CaptionOverlay, rows: int) -> None:
+  """Draws the references, the image with all gold boxes, and a panel for each word."""
+  panels = figure.subplots(rows, PER_ROW, squeeze=False)
+  for axes in panels.flat:
+    axes.axis('off')
+  references = '\n'.join(abbreviate(f'reference: {text}', 150) for text in item.references[:MAX_REFERENCES])
+  if references:
+    family = fonts.font_families(references)
+    figure.suptitle(references, x=0.01, ha='left', fontsize=9, color=GOLD, parse_math=False, family=family)
+  panels = panels.flat
+  _draw_panel(next(panels), item.picture / 255.0, item.title, item.gold)
+  for index, (word, weights) in enumerate(zip(item.words, item.maps, strict=True)):
+    box = _box_of_word(item, index)
+    lit = blend_weights(item.picture, weights, item.cell_centres)
+    _draw_panel(next(panels), lit, word, [] if box is None else [box])
 
 
-def _panel(axes, picture: np.ndarray, title: str, boxes: Sequence) -> None:
+def _box_of_word(item: CaptionOverlay, index: int) -> Box | None:
+  return item.boxes[index] if item.boxes is not None and index < len(item.boxes) else None
+
+
+def _draw_panel(axes, picture: np.ndarray, title: str, boxes: Sequence[Box]) -> None:
   from matplotlib.patches import Rectangle
 
   axes.imshow(picture, vmin=0, vmax=1)
   axes.set_title(abbreviate(title, 20), fontsize=9, color=INK, parse_math=False, family=fonts.font_families(title))
-  for box in filter(None, boxes):
-    (left, upper, right, lower), style = box, {'fill': False, 'edgecolor': GOLD, 'linewidth': 1.5}
-    axes.add_patch(Rectangle((left - 0.5, upper - 0.5), right - left, lower - upper, **style))
+  for left, top, right, bottom in boxes:
+    corner = (left - 0.5, top - 0.5)
+    axes.add_patch(Rectangle(corner, right - left, bottom - top, fill=False, edgecolor=GOLD, linewidth=1.5))
 
 
-def abbreviate(title: str, most: int) -> str:
-  """At most so many characters; what is left out in the middle is '…'."""
-  keep = most // 2
-  return title if len(title) <= most else f'{title[:keep]}…{title[-(most - keep - 1) :]}'
+def abbreviate(text: str, max_length: int) -> str:
+  """Shortens text to at most `max_length` characters; '…' replaces its middle."""
+  if len(text) <= max_length:
+    return text
+  start = max_length // 2
+  return f'{text[:start]}…{text[-(max_length - start - 1) :]}'
 
 
-def last_words(words: Sequence[str], most: int) -> str:
-  """As many whole words from the end as fit into so many characters; '…' stands for those before."""
-  start = len(words) - 1
-  while start > 0 and len(' '.join(words[start - 1 :])) + 2 * (start > 1) <= most:
+def last_words(words: Sequence[str], max_length: int) -> str:
+  """Returns as many whole words from the end as fit into `max_length` characters; '… ' replaces the words before."""
+  start = max(len(words) - 1, 0)
+  while start > 0 and len(_words_from(words, start - 1)) <= max_length:
     start -= 1
-  return '… ' * (start > 0) + ' '.join(words[max(start, 0) :])
+  return _words_from(words, start)
 
 
-def _animate(items: Sequence[CaptionOverlay], path: Path) -> None:
-  from PIL import Image, ImageDraw, ImageFont
+def _words_from(words: Sequence[str], start: int) -> str:
+  ellipsis = '… ' if start > 0 else ''
+  return ellipsis + ' '.join(words[start:])
 
-  size, frames = 320, []
-  font = lambda text, size: ImageFont.truetype(fonts.font_file(text), size)
-  for item in items:
-    if not len(item.words):  # nothing is said: the picture alone
-      item = item._replace(words=[''], maps=np.ones((1, 1, 1)), cell_centres=None)
-    for word, weights in enumerate(item.maps):
-      lit = Image.fromarray((255 * blend_weights(item.picture, weights, item.cell_centres)).astype(np.uint8))
-      frame = Image.new('RGB', (size, size + 64), 'white')
-      frame.paste(lit.resize((size, size), Image.Resampling.BICUBIC), (0, 0))
-      pen = ImageDraw.Draw(frame)
-      if box := _box(item, word):
-        pen.rectangle([edge * size / side for edge, side in zip(box, 2 * lit.size, strict=True)], outline=GOLD, width=2)
-      said, so_far = item.words[word], last_words(item.words[: word + 1], 42)
-      pen.text((8, size + 6), said, fill=INK, font=font(said, 18))
-      pen.text((8, size + 34), so_far, fill='#57606a', font=font(so_far, 13))
-      frames.append(frame)
+
+def _write_animation(items: Sequence[CaptionOverlay], path: Path) -> None:
+  frames = [frame for item in items for frame in _render_frames(item)]
   frames[0].save(path, save_all=True, append_images=frames[1:], duration=600, loop=0)
+
+
+def _render_frames(item: CaptionOverlay) -> Iterator:
+  """One frame for each word; of an empty caption, the image alone."""
+  from PIL import Image, ImageDraw
+
+  if not len(item.words):
+    item = item._replace(words=[''], maps=np.ones((1, 1, 1)), cell_centres=None)
+  for index, weights in enumerate(item.maps):
+    lit = Image.fromarray((255 * blend_weights(item.picture, weights, item.cell_centres)).astype(np.uint8))
+    frame = Image.new('RGB', (FRAME_SIDE, FRAME_SIDE + TEXT_HEIGHT), 'white')
+    frame.paste(lit.resize((FRAME_SIDE, FRAME_SIDE), Image.Resampling.BICUBIC), (0, 0))
+    pen = ImageDraw.Draw(frame)
+    if box := _box_of_word(item, index):
+      corners = [edge * FRAME_SIDE / side for edge, side in zip(box, 2 * lit.size, strict=True)]
+      pen.rectangle(corners, outline=GOLD, width=2)
+    word = item.words[index]
+    caption = last_words(item.words[: index + 1], 42)
+    pen.text((8, FRAME_SIDE + 6), word, fill=INK, font=_font(word, 18))
+    pen.text((8, FRAME_SIDE + 34), caption, fill=PALE_INK, font=_font(caption, 13))
+    yield frame
+
+
+def _font(text: str, size: int):
+  from PIL import ImageFont
+
+  return ImageFont.truetype(fonts.font_file(text), size)

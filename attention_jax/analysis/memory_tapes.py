@@ -1,24 +1,27 @@
-"""What a network with a memory was shown, what it said, and where it wrote and read, step by step."""
+"""Pictures of an external memory: inputs, targets and outputs of an episode, and where its heads wrote and read."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path as File
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from attention_jax.errors import UserError
+from attention_jax.analysis.picture_files import check_png_path, report_write_errors
 
-LOOKED = 0.3  # the weight from which on a slot is one that was looked at
+MIN_WEIGHT = 0.3  # a slot is drawn if its weight reaches this at some step
+COLOURS = ('#1c7ed6', 'white', 'black')  # of negative values, of 0, and of positive values
+LINE = '#e8590c'
 
 
 class MemoryTape(NamedTuple):
-  """One episode of T steps.
+  """One episode of N + A steps.
 
   Attributes:
-    inputs: [N, I], the inputs of the first steps.
-    targets: [A, O], bits asked for in the steps after that.
-    probabilities: [A, O], the probability of each.
-    heads: weights [T, H, S] by what the heads do; those of no heads are not drawn.
+    inputs: [N, I], the inputs of the first N steps.
+    targets: [A, O], the target bits of the A steps after that.
+    probabilities: [A, O], the predicted probability of each bit.
+    heads: weights [N + A, H, S] by the kind of heads; kinds with H = 0 are not drawn.
+    title: title of the column.
   """
 
   inputs: np.ndarray
@@ -28,79 +31,114 @@ class MemoryTape(NamedTuple):
   title: str = ''
 
 
-def write(items: Sequence[MemoryTape], path: str | File) -> None:
-  """One PNG with a column for each episode; steps go from left to right, as in Graves et al. 2014, figure 6.
+class Panel(NamedTuple):
+  """One panel of a column.
 
-  Raises: UserError for a path that does not end with .png or cannot be written.
+  Attributes:
+    title: line above the panel.
+    picture: [rows, steps].
+    row_numbers: label of each row.
+  """
+
+  title: str
+  picture: np.ndarray
+  row_numbers: np.ndarray
+
+
+def write(items: Sequence[MemoryTape], path: str | Path) -> None:
+  """Writes one PNG with a column for each episode; steps run from left to right, as in Graves et al. 2014, figure 6.
+
+  Raises:
+    UserError: for a path that does not end with .png or cannot be written.
   """
   from matplotlib.figure import Figure
 
-  if File(path).suffix.lower() != '.png':
-    raise UserError(f'{path}: pictures are PNG; give a path that ends with .png')
+  check_png_path(path)
   columns = [_panels(item) for item in items]
   rows = max(map(len, columns))
-  most = max(1.0, *(float(np.abs(picture).max(initial=0)) for column in columns for _, picture, _ in column))
+  max_value = max(1.0, *(float(np.abs(panel.picture).max(initial=0)) for column in columns for panel in column))
   widths = [max(3.5, 0.09 * (len(item.inputs) + len(item.targets))) for item in items]
-  heights = [
-    max(0.9, 0.09 * max(column[row][1].shape[0] for column in columns if row < len(column))) for row in range(rows)
-  ]
+  heights = [_row_height(columns, row) for row in range(rows)]
   figure = Figure(figsize=(sum(widths), sum(heights) + 0.35 * rows), layout='constrained')
   figure.get_layout_engine().set(wspace=0.05, hspace=0.03)
-  grid = figure.subplots(
-    rows, len(items), squeeze=False, gridspec_kw={'width_ratios': widths, 'height_ratios': heights}
-  )
+  ratios = {'width_ratios': widths, 'height_ratios': heights}
+  grid = figure.subplots(rows, len(items), squeeze=False, gridspec_kw=ratios)
   for axes in grid.flat:
     axes.axis('off')
   for number, (item, column) in enumerate(zip(items, columns, strict=True)):
     for axes, panel in zip(grid[:, number], column, strict=False):
-      _draw(axes, *panel, len(item.inputs), most)
-    grid[0, number].set_title(f'{item.title}\n{column[0][0]}' if item.title else column[0][0], fontsize=9, loc='left')
-  try:
+      _draw(axes, panel, len(item.inputs), max_value)
+    first_title = column[0].title
+    title = f'{item.title}\n{first_title}' if item.title else first_title
+    grid[0, number].set_title(title, fontsize=9, loc='left')
+  with report_write_errors(path):
     figure.savefig(path, dpi=110)
-  except OSError as error:
-    raise UserError(f'{path}: cannot write the picture: {error.strerror}') from error
 
 
-def _panels(item: MemoryTape) -> list[tuple[str, np.ndarray, np.ndarray]]:
-  """(title, picture with a column for each step, the number of each row)."""
-  asked = len(item.targets)
-  inputs = np.pad(item.inputs, ((0, asked), (0, 0)))
-  later = lambda x: np.pad(x, ((len(item.inputs), 0), (0, 0)))
-  found = [('shown', inputs.T), ('asked for', later(item.targets).T), ('said', later(item.probabilities).T)]
-  found = [(title, picture, np.arange(len(picture))) for title, picture in found]
-  for name, weights in item.heads.items():
-    for head in range(weights.shape[1]):
-      own = weights[:, head].T
-      slots = smallest_arc(own.max(1) >= LOOKED)
-      number = f' of head {head + 1}' if weights.shape[1] > 1 else ''
-      found.append((f'{name} weights{number}, slots {slots[0]} to {slots[-1]}', own[slots], slots))
-  return found
+def _row_height(columns: Sequence[Sequence[Panel]], row: int) -> float:
+  """Inches of a row of panels, by the largest picture in it."""
+  return max(0.9, 0.09 * max(column[row].picture.shape[0] for column in columns if row < len(column)))
+
+
+def _panels(item: MemoryTape) -> list[Panel]:
+  """The panels of an episode, from top to bottom, with a column for each step."""
+  num_inputs = len(item.inputs)
+  num_targets = len(item.targets)
+
+  def pad_before(x):
+    return np.pad(x, ((num_inputs, 0), (0, 0)))
+
+  pictures = {
+    'inputs': np.pad(item.inputs, ((0, num_targets), (0, 0))).T,
+    'targets': pad_before(item.targets).T,
+    'predictions': pad_before(item.probabilities).T,
+  }
+  panels = [Panel(title, picture, np.arange(len(picture))) for title, picture in pictures.items()]
+  for kind, weights in item.heads.items():
+    num_heads = weights.shape[1]
+    for head in range(num_heads):
+      head_weights = weights[:, head].T
+      slots = smallest_arc(head_weights.max(1) >= MIN_WEIGHT)
+      suffix = f' of head {head + 1}' if num_heads > 1 else ''
+      title = f'{kind} weights{suffix}, slots {slots[0]} to {slots[-1]}'
+      panels.append(Panel(title, head_weights[slots], slots))
+  return panels
 
 
 def smallest_arc(used: np.ndarray) -> np.ndarray:
-  """The numbers of the slots of a ring, in its order, from the first to the last that is used: as few as can be. All
-  where none is.
+  """Returns the shortest run of slots of a ring that contains all used slots, or all slots if none is used.
 
-  Args: used [S] bool.
+  Args:
+    used: bool [S].
+
+  Returns:
+    Slot numbers in the order of the ring.
   """
-  there = np.flatnonzero(used)
-  if not len(there):
-    return np.arange(len(used))
-  gaps = np.diff(there, append=there[0] + len(used))  # behind each of them
+  size = len(used)
+  used_slots = np.flatnonzero(used)
+  if not len(used_slots):
+    return np.arange(size)
+  gaps = np.diff(used_slots, append=used_slots[0] + size)  # distance from each used slot to the next
   widest = int(gaps.argmax())
-  return (there[(widest + 1) % len(there)] + np.arange(len(used) - gaps[widest] + 1)) % len(used)
+  first = used_slots[(widest + 1) % len(used_slots)]
+  return (first + np.arange(size - gaps[widest] + 1)) % size
 
 
-def _draw(axes, title: str, picture: np.ndarray, rows: np.ndarray, shown: int, most: float) -> None:
-  """White is 0, black `most`, and what is below 0 is blue."""
+def _draw(axes, panel: Panel, num_inputs: int, max_value: float) -> None:
+  """Draws 0 white, `max_value` black and negative values blue, with a vertical line after the inputs."""
   from matplotlib.colors import LinearSegmentedColormap
   from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+  rows = panel.row_numbers
+
+  def format_row(y, _):
+    return str(rows[round(y)]) if 0 <= y <= len(rows) - 1 else ''
+
   axes.axis('on')
-  colours = LinearSegmentedColormap.from_list('signed', ['#1c7ed6', 'white', 'black'])
-  axes.imshow(picture, cmap=colours, vmin=-most, vmax=most, aspect='auto', interpolation='nearest')
-  axes.axvline(shown - 0.5, color='#e8590c', linewidth=0.8)
-  axes.set_title(title, fontsize=9, loc='left')
+  colours = LinearSegmentedColormap.from_list('signed', list(COLOURS))
+  axes.imshow(panel.picture, cmap=colours, vmin=-max_value, vmax=max_value, aspect='auto', interpolation='nearest')
+  axes.axvline(num_inputs - 0.5, color=LINE, linewidth=0.8)
+  axes.set_title(panel.title, fontsize=9, loc='left')
   axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-  axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: str(rows[round(y)]) if 0 <= y <= len(rows) - 1 else ''))
+  axes.yaxis.set_major_formatter(FuncFormatter(format_row))
   axes.tick_params(labelsize=7)

@@ -1,4 +1,4 @@
-"""Pictures of weights: a heatmap with the tokens of any script on its axes, and several of them in one picture."""
+"""Heatmaps of weights, with tokens of any script on the axes; one or several in a picture."""
 
 import io
 import unicodedata
@@ -9,14 +9,26 @@ from typing import NamedTuple
 import numpy as np
 
 from attention_jax.analysis.fonts import font_families, visible_form
+from attention_jax.analysis.picture_files import check_png_path, report_write_errors
 from attention_jax.errors import UserError
 
 DPI = 160
-COLOURS, GOLD, LINE, INK = 'Blues', '#e8590c', '#dfe3e8', '#24292f'
+COLOURS = 'Blues'
+GOLD = '#e8590c'
+LINE = '#dfe3e8'
+INK = '#24292f'
 
 
 class Heatmap(NamedTuple):
-  """One picture. Only the part of `weights` [T, S] that has tokens is drawn; gold are (source, target) pairs."""
+  """One heatmap, see `heatmap`.
+
+  Attributes:
+    weights: [T, S] from 0 to 1; only the part with tokens is drawn.
+    source_tokens: at most S.
+    target_tokens: at most T.
+    gold: (source, target) pairs.
+    title: a line above the picture.
+  """
 
   weights: np.ndarray
   source_tokens: Sequence[str]
@@ -34,32 +46,44 @@ def heatmap(
   gold: Iterable[tuple[int, int]] | None = None,
   title: str | None = None,
 ) -> None:
-  """Writes a PNG: the source on top, the target at the left, dark where the weight is near 1.
+  """Writes a PNG: source tokens at the top, target tokens at the left, dark where the weight is near 1.
 
   Args:
-    weights: [T, S] from 0 to 1. Rows and columns beyond the tokens are padding and not drawn; NaN stays white.
+    weights: [T, S] from 0 to 1. Rows and columns beyond the tokens are padding and are not drawn; NaN stays white.
     source_tokens: at most S.
     target_tokens: at most T.
     path: ends with .png, in a folder that exists.
-    gold: (source, target) pairs to outline; those outside the tokens are not drawn.
+    gold: (source, target) pairs to outline; pairs outside the tokens are not drawn.
     title: a line above the picture.
 
-  Raises: UserError for weights that do not fit the tokens or a path that cannot be written.
+  Raises:
+    UserError: for weights that do not match the tokens, and for a path that cannot be written.
   """
   _write(_render(Heatmap(weights, source_tokens, target_tokens, gold, title)), path)
 
 
 def grid(items: Iterable[Heatmap], path: str | Path, columns: int = 2) -> None:
-  """Writes one PNG with all heatmaps, `columns` to a row. Raises: UserError as `heatmap` does, or without any item."""
+  """Writes one PNG with all heatmaps.
+
+  Args:
+    items: the heatmaps, row by row.
+    path: ends with .png, in a folder that exists.
+    columns: heatmaps in a row.
+
+  Raises:
+    UserError: as `heatmap`, and if there is no heatmap.
+  """
   pictures = [_render(item) for item in items]
   if not pictures:
-    raise UserError('a grid needs at least one heatmap, got none')
+    raise UserError('a grid must have at least one heatmap, got none')
   rows = [pictures[i : i + columns] for i in range(0, len(pictures), columns)]
-  widths = [max(row[c].shape[1] for row in rows if c < len(row)) for c in range(max(map(len, rows)))]
-  _write(np.concatenate([_row(row, widths) for row in rows]), path)
+  num_columns = max(map(len, rows))
+  widths = [max(row[c].shape[1] for row in rows if c < len(row)) for c in range(num_columns)]
+  _write(np.concatenate([_join_row(row, widths) for row in rows]), path)
 
 
-def _row(pictures: list[np.ndarray], widths: list[int]) -> np.ndarray:
+def _join_row(pictures: list[np.ndarray], widths: list[int]) -> np.ndarray:
+  """Places pictures side by side on white, in columns of the given widths."""
   height = max(picture.shape[0] for picture in pictures)
   row = np.ones((height, sum(widths), 3), np.float32)
   for picture, left in zip(pictures, np.cumsum([0, *widths]), strict=False):
@@ -70,62 +94,60 @@ def _row(pictures: list[np.ndarray], widths: list[int]) -> np.ndarray:
 def _write(picture: np.ndarray, path: str | Path) -> None:
   from matplotlib.image import imsave
 
-  if Path(path).suffix.lower() != '.png':
-    raise UserError(f'{path}: pictures are PNG; give a path that ends with .png')
-  try:
+  check_png_path(path)
+  with report_write_errors(path):
     imsave(path, picture, format='png', dpi=DPI)
-  except OSError as error:
-    raise UserError(f'{path}: cannot write the picture: {error.strerror}') from error
 
 
 def _render(item: Heatmap) -> np.ndarray:
-  """[height, width, 3] from 0 to 1, cropped to what was drawn."""
+  """[height, width, 3] from 0 to 1, cropped to the drawn area."""
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
   from matplotlib.image import imread
 
-  weights, source, target = _check(item)
+  weights, source, target = _prepare(item)
   cell = float(np.clip(11 / max(len(source), len(target)), 0.18, 0.3))  # inches; large enough to read at 60 tokens
-  width, height = cell * len(source), cell * len(target)
+  width = cell * len(source)
+  height = cell * len(target)
   figure = Figure(figsize=(width, height), dpi=DPI)
   FigureCanvasAgg(figure)
   axes = figure.add_axes((0, 0, 1, 1))
   image = axes.imshow(weights, COLOURS, vmin=0, vmax=1, aspect='auto', interpolation='nearest')
-  _label(axes, source, target, size=cell * 72 * 0.56)
-  bar = _colour_bar(figure, image, width, height)
+  _label_axes(axes, source, target, size=cell * 72 * 0.56)
+  bar = _add_colour_bar(figure, image, width, height)
   if item.gold is not None:
-    _outline(axes, item.gold, len(source), len(target))
+    _outline_cells(axes, item.gold, len(source), len(target))
     bar.text(0, -0.06, '□ gold', transform=bar.transAxes, va='top', fontsize=8, color=GOLD, family=font_families('□'))
   if item.title:
-    axes.set_title(
-      item.title, fontsize=11, color=INK, pad=8, loc='left', parse_math=False, family=font_families(item.title)
-    )
+    family = font_families(item.title)
+    axes.set_title(item.title, fontsize=11, color=INK, pad=8, loc='left', parse_math=False, family=family)
   file = io.BytesIO()
-  figure.savefig(file, format='png', bbox_inches='tight', pad_inches=0.15)  # 'tight' grows as far as the labels reach
+  figure.savefig(file, format='png', bbox_inches='tight', pad_inches=0.15)  # 'tight' includes labels beyond the axes
   return imread(io.BytesIO(file.getvalue()))[..., :3]
 
 
-def _check(item: Heatmap) -> tuple[np.ndarray, list[str], list[str]]:
+def _prepare(item: Heatmap) -> tuple[np.ndarray, list[str], list[str]]:
+  """The weights without padding, and the tokens in visible form. Raises UserError for weights that do not match."""
   weights = np.asarray(item.weights, np.float32)
-  source, target = [
-    [visible_form(str(token)) for token in tokens] for tokens in (item.source_tokens, item.target_tokens)
-  ]
-  needed = (len(target), len(source))
-  if weights.ndim != 2 or 0 in needed or weights.shape[0] < needed[0] or weights.shape[1] < needed[1]:
+  source = [visible_form(str(token)) for token in item.source_tokens]
+  target = [visible_form(str(token)) for token in item.target_tokens]
+  rows = len(target)
+  columns = len(source)
+  if weights.ndim != 2 or not rows or not columns or weights.shape[0] < rows or weights.shape[1] < columns:
     raise UserError(
-      f'weights must be [T, S] with at least the {needed[0]} target and {needed[1]} source tokens (at least one each), '
+      f'weights must be [T, S] with at least the {rows} target and {columns} source tokens (at least one each), '
       f'got shape {list(weights.shape)}'
     )
-  return weights[: needed[0], : needed[1]], source, target
+  return weights[:rows, :columns], source, target
 
 
-def _label(axes, source: list[str], target: list[str], size: float) -> None:
-  """Tokens on the axes: words at the top are turned, single characters stand upright, all but '</s>'."""
+def _label_axes(axes, source: list[str], target: list[str], size: float) -> None:
+  """Labels the axes with tokens. Words at the top are rotated; single characters, except for '</s>', are upright."""
   axes.xaxis.tick_top()
   axes.set_xticks(range(len(source)), source)
-  words = np.median([_columns(token) for token in source]) > 2
+  has_words = np.median([_text_width(token) for token in source]) > 2
   for token, label in zip(source, axes.get_xticklabels(), strict=True):
-    if words or _columns(token) > 2:
+    if has_words or _text_width(token) > 2:
       label.set(rotation=90 if len(source) > 30 else 50, rotation_mode='anchor', ha='left', va='center_baseline')
   axes.set_yticks(range(len(target)), target)
   for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
@@ -138,15 +160,15 @@ def _label(axes, source: list[str], target: list[str], size: float) -> None:
   axes.spines[:].set(color=LINE, linewidth=0.8)
 
 
-def _columns(text: str) -> int:
-  """How many characters wide: combining marks take no room of their own."""
+def _text_width(text: str) -> int:
+  """The number of characters without combining marks, which add no width."""
   return sum(not unicodedata.category(char).startswith('M') for char in text)
 
 
-def _colour_bar(figure, image, width: float, height: float):
-  """Axes with a bar from 0 to 1 at the right, the same few inches for every size of heatmap."""
-  tall = min(height, 2.0)
-  axes = figure.add_axes(((width + 0.2) / width, 1 - tall / height, 0.12 / width, tall / height))
+def _add_colour_bar(figure, image, width: float, height: float):
+  """Adds axes with a bar from 0 to 1 at the right, of the same size in inches for every size of heatmap."""
+  bar_height = min(height, 2.0)
+  axes = figure.add_axes(((width + 0.2) / width, 1 - bar_height / height, 0.12 / width, bar_height / height))
   bar = figure.colorbar(image, cax=axes, ticks=[0, 0.5, 1])
   bar.outline.set(edgecolor=LINE, linewidth=0.8)
   axes.tick_params(length=0, labelsize=8, labelcolor=INK)
@@ -155,7 +177,7 @@ def _colour_bar(figure, image, width: float, height: float):
   return axes
 
 
-def _outline(axes, gold: Iterable[tuple[int, int]], source_length: int, target_length: int) -> None:
+def _outline_cells(axes, gold: Iterable[tuple[int, int]], source_length: int, target_length: int) -> None:
   from matplotlib.patches import Rectangle
 
   for s, t in gold:

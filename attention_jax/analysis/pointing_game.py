@@ -1,4 +1,4 @@
-"""The pointing game: does the heaviest weight over a picture lie in the right box? Zhang et al. 2018, section 4.2."""
+"""The pointing game: whether the largest weight over an image lies in the gold box. Zhang et al. 2018, section 4.2."""
 
 import itertools
 from collections.abc import Sequence
@@ -7,33 +7,49 @@ import numpy as np
 
 from attention_jax.errors import UserError
 
-Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; the last two lie outside
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom are exclusive
 
 
 def count_pointing_hits(
   weights: np.ndarray, boxes: Sequence[Box | None], cell_centres: tuple[np.ndarray, np.ndarray], *, merge_phrases: bool
 ) -> tuple[int, int]:
-  """(hits, of how many) over the tokens of one caption that have a box, or over their phrases.
+  """Counts the hits over the tokens of one caption that have a box, or over their phrases.
 
   Args:
     weights: [T, S], over the cells of a grid, row by row.
-    boxes: of each token, None where it tells of nothing that can be seen.
-    cell_centres: of rows and of columns of cells, pixels. A cell lies in a box when its middle does.
-    merge_phrases: tokens in a row with one box are one, whose weights are added up (Liu et al. 2017, for phrases).
+    boxes: per token, None for a token that describes nothing visible.
+    cell_centres: of rows and of columns of cells, pixels. A cell lies in a box if its centre does.
+    merge_phrases: whether consecutive tokens with the same box count as one, whose weights are added (Liu et al. 2017).
 
-  Raises: UserError for weights over another grid, or fewer weights than boxes.
+  Returns:
+    The number of hits, and the number of tokens or phrases.
+
+  Raises:
+    UserError: for weights over another grid, or fewer weights than boxes.
   """
-  rows, columns = map(len, cell_centres)
+  row_centres, column_centres = cell_centres
+  rows = len(row_centres)
+  columns = len(column_centres)
   if rows * columns != weights.shape[1] or len(weights) < len(boxes):
-    of = f'{len(boxes)} tokens over a grid of {rows} x {columns}'
-    raise UserError(f'pointing: weights {list(weights.shape)} are not of {of}')
-  hits = total = 0
+    raise UserError(
+      f'pointing: weights must be [T, S] for T >= {len(boxes)} tokens over a grid of S = {rows} x {columns} cells, '
+      f'got {list(weights.shape)}'
+    )
+  hits = 0
+  total = 0
   for box, tokens in itertools.groupby(range(len(boxes)), key=lambda token: boxes[token]):
     if box is None:
       continue
-    own = weights[list(tokens)]
-    for heaviest in (own.sum(0, keepdims=True) if merge_phrases else own).argmax(1):
-      row, column = divmod(int(heaviest), columns)
-      y, x = cell_centres[0][row], cell_centres[1][column]
-      hits, total = hits + (box[0] <= x < box[2] and box[1] <= y < box[3]), total + 1
+    phrase_weights = weights[list(tokens)]
+    if merge_phrases:
+      phrase_weights = phrase_weights.sum(0, keepdims=True)
+    for cell in phrase_weights.argmax(1):
+      row, column = divmod(int(cell), columns)
+      hits += _contains(box, column_centres[column], row_centres[row])
+      total += 1
   return hits, total
+
+
+def _contains(box: Box, x: float, y: float) -> bool:
+  left, top, right, bottom = box
+  return left <= x < right and top <= y < bottom

@@ -1,7 +1,7 @@
-"""Batches as a pure function of (seed, step), with static shapes from a short stated list of buckets."""
+"""Batches as a pure function of (seed, step), whose static shapes come from a short list of buckets."""
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,8 @@ from attention_jax.data.encoding import EncodedCorpus, assign_buckets, check_buc
 from attention_jax.data.resegment import Resegment
 from attention_jax.errors import UserError, choose
 from attention_jax.tokens import PAD
+
+FILLER = -1  # index of a row that pads a batch
 
 
 class Batch(NamedTuple):
@@ -21,8 +23,8 @@ class Batch(NamedTuple):
     target: int32 [B, T], each row ending with EOS, without BOS.
     target_mask: bool [B, T].
     index: int32 [B], the row in its split; -1 = a filler row, whose masks are all False.
-    links: bool [B, T, S], True = gold says that the target token belongs to the source token; all False in rows without
-      links and in filler rows. None where they were not asked for.
+    links: bool [B, T, S], True = a gold link between the target token and the source token; all False in rows without
+      links and in filler rows. None unless links were requested.
   """
 
   source: np.ndarray
@@ -44,18 +46,30 @@ def _tokens(size: int, bucket: tuple[int, int]) -> int:
 BATCH_UNITS = {'sentences': _sentences, 'tokens': _tokens}  # (batch size, bucket) -> rows of a batch
 
 
-class Order:
-  """Which rows of a split make the batch of a step, without end: `order[step]` for any step >= 0.
+class _BucketRows(NamedTuple):
+  """The rows of a split that one bucket holds, and how they are divided into batches."""
 
-  Step `s` lies in epoch `s // len(order)`. Each epoch has every row that fits a bucket exactly once, in an order given
-  by (seed, epoch) alone, and the bucket of a step by the epoch alone; the last batch of each bucket is filled up with
-  filler rows. Nothing is kept between steps but a cache, so that a run is resumed by knowing its step, and threads may
-  share one object.
+  bucket: tuple[int, ...]
+  rows: np.ndarray
+  batch_rows: int  # over all shards
+
+  @property
+  def num_batches(self) -> int:
+    return -(-len(self.rows) // self.batch_rows)
+
+
+class BatchOrder:
+  """Order of the batches of one split, without end: `order[step]` selects the rows of any step >= 0.
+
+  Step `s` lies in epoch `s // len(order)`. Each epoch contains every row that fits a bucket exactly once. The order of
+  the rows depends on (seed, epoch) alone, and the bucket of a step on the epoch alone. The last batch of each bucket is
+  padded with filler rows. No state but a cache is kept between steps: a run is resumed by knowing its step, and threads
+  may share one object.
   """
 
   def __init__(
     self,
-    chosen: np.ndarray,
+    bucket_index: np.ndarray,
     buckets: Sequence[tuple[int, ...]],
     size: int,
     unit: str = 'sentences',
@@ -63,65 +77,78 @@ class Order:
     shard: int = 0,
     shards: int = 1,
   ):
-    """Args:
-      chosen: the number of the bucket of each row of a split; -1 for one that fits none.
-      buckets: what each is like: lengths.
-      size: rows of a batch, or its tokens (rows times the longest side of the bucket).
-      unit: a name in BATCH_UNITS.
-      seed: of the order.
-      shard, shards: this process gets the rows `shard::shards` of every batch.
+    """Assigns the rows of a split to batches.
 
-    Raises: UserError when no row fits a bucket, or the rows of a batch cannot be divided among the shards.
+    Args:
+      bucket_index: position in `buckets` of the bucket of each row, [rows]; -1 for a row that fits none.
+      buckets: the lengths of each bucket.
+      size: rows of a batch, or tokens (rows times the longest side of the bucket).
+      unit: a key of BATCH_UNITS, the unit of `size`.
+      seed: seed of the order.
+      shard: index of this process, which gets the rows `shard::shards` of every batch.
+      shards: number of processes.
+
+    Raises:
+      UserError: if no row fits a bucket, or the rows of a batch cannot be divided among the shards.
     """
-    for what, value, least in (('batch_size', size, 1), ('seed', seed, 0)):
-      if value < least:
-        raise UserError(f'{what} is {value}; possible: {least} or more')
+    for name, value, minimum in (('batch_size', size, 1), ('seed', seed, 0)):
+      if value < minimum:
+        raise UserError(f'{name} must be at least {minimum}, got {value}')
     if not 0 <= shard < shards:
-      raise UserError(f'shard {shard} of {shards}; possible: from 0 to below {shards}')
-    rows_of = BATCH_UNITS[choose(unit, BATCH_UNITS, 'batch unit')]
-    held = [(bucket, np.flatnonzero(chosen == i)) for i, bucket in enumerate(buckets)]
-    self._held = [(bucket, rows) for bucket, rows in held if len(rows)]
-    self._sizes = [rows_of(size, bucket) for bucket, _ in self._held]
-    self._seed, self._shard, self._shards = seed, shard, shards
-    if not self._held:
-      raise UserError(f'none of the {len(chosen)} rows fits a bucket of {buckets}')
-    for (bucket, _), size in zip(self._held, self._sizes, strict=True):
-      if size % shards:
-        raise UserError(f'the {size} rows of a batch of bucket {bucket} cannot be divided among {shards} processes')
-    self._chunks = [-(-len(rows) // size) for (_, rows), size in zip(self._held, self._sizes, strict=True)]
-    self._epoch = functools.lru_cache(maxsize=2)(self._order)  # prefetching threads may straddle two epochs
+      raise UserError(f'shard must be at least 0 and less than {shards}, got {shard}')
+    rows_of_batch = BATCH_UNITS[choose(unit, BATCH_UNITS, 'batch unit')]
+    self._parts = []
+    for i, bucket in enumerate(buckets):
+      rows = np.flatnonzero(bucket_index == i)
+      if len(rows):
+        self._parts.append(_BucketRows(bucket, rows, rows_of_batch(size, bucket)))
+    if not self._parts:
+      raise UserError(f'none of the {len(bucket_index)} rows fits a bucket of {buckets}')
+    for bucket, _, rows in self._parts:
+      if rows % shards:
+        raise UserError(f'the {rows} rows of a batch of bucket {bucket} cannot be divided among {shards} processes')
+    self._shard = shard
+    self._shards = shards
+    self._shuffle = _make_shuffle(self._parts, seed)
 
   def __len__(self) -> int:
     """Batches in an epoch."""
-    return sum(self._chunks)
+    return sum(part.num_batches for part in self._parts)
 
   @property
   def shapes(self) -> list[tuple[int, ...]]:
-    """The (rows, *bucket) that occur: at most as many as buckets, each one compilation."""
-    return [(size // self._shards, *bucket) for (bucket, _), size in zip(self._held, self._sizes, strict=True)]
+    """The (rows, *bucket) that occur: at most one for each bucket, each of which is compiled once."""
+    return [(part.batch_rows // self._shards, *part.bucket) for part in self._parts]
 
   def __getitem__(self, step: int) -> tuple[int, np.ndarray, tuple[int, ...]]:
-    """The epoch of a step, the rows of its batch (-1 = a filler row), and their bucket: a function of (seed, step)."""
+    """Returns the epoch of a step, the rows of its batch (-1 = a filler row), and their bucket."""
     if step < 0:
       raise IndexError(f'step {step} is negative')
-    epoch, place = divmod(step, len(self))
-    shuffled, plan = self._epoch(epoch)
-    which, chunk = plan[place]
-    size = self._sizes[which]
-    rows = _filled(shuffled[which][chunk * size : (chunk + 1) * size], size)[self._shard :: self._shards]
-    return epoch, rows, self._held[which][0]
+    epoch, batch = divmod(step, len(self))
+    shuffled, schedule = self._shuffle(epoch)
+    part_index, chunk = schedule[batch]
+    part = self._parts[part_index]
+    start = chunk * part.batch_rows
+    rows = _pad_rows(shuffled[part_index][start : start + part.batch_rows], part.batch_rows)
+    return epoch, rows[self._shard :: self._shards], part.bucket
 
-  def _order(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """The rows of each bucket, shuffled, and the (bucket, chunk) of each batch of an epoch, shuffled."""
-    rng = np.random.default_rng((self._seed, epoch))
-    shuffled = [rng.permutation(rows) for _, rows in self._held]
-    plan = [(which, chunk) for which, chunks in enumerate(self._chunks) for chunk in range(chunks)]
-    # Not by the seed: at a given step all seeds have batches of one shape, and can be trained side by side.
-    return shuffled, np.random.default_rng(epoch).permutation(np.array(plan))
+
+def _make_shuffle(parts: Sequence[_BucketRows], seed: int) -> Callable[[int], tuple[list[np.ndarray], np.ndarray]]:
+  """Returns a function of the epoch: the shuffled rows of each part, and the shuffled (part, chunk) of each batch."""
+
+  @functools.lru_cache(maxsize=2)  # prefetching threads may straddle two epochs
+  def shuffle(epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
+    rng = np.random.default_rng((seed, epoch))
+    shuffled = [rng.permutation(part.rows) for part in parts]
+    schedule = [(i, chunk) for i, part in enumerate(parts) for chunk in range(part.num_batches)]
+    # Independent of the seed: at any step the batches of all seeds have one shape, and can be trained side by side.
+    return shuffled, np.random.default_rng(epoch).permutation(np.array(schedule))
+
+  return shuffle
 
 
 class Batches:
-  """The training batches of one split of pairs, without end: `batches[step]` for any step >= 0, see Order."""
+  """Training batches of one split of pairs, without end: `batches[step]` for any step >= 0, see BatchOrder."""
 
   shape_names = 'rows, source, target'
 
@@ -137,22 +164,29 @@ class Batches:
     links: bool = False,
     resegment: Resegment | None = None,
   ):
-    """Args:
+    """Assigns the rows of a split to batches.
+
+    Args:
       encoded: the split.
       buckets: (source, target) length pairs, EOS included.
-      size, unit, seed, shard, shards: see Order.
+      size, unit, seed, shard, shards: see BatchOrder.
       links: whether batches have the links of their rows.
       resegment: see resegment.make_resegmenter; None leaves rows as they are.
 
-    Raises: UserError as Order does, and when links are asked of a split that has none, or whose rows are cut anew.
+    Raises:
+      UserError: as BatchOrder does, and if links are requested of a split that has none or that is resegmented.
     """
     buckets = check_buckets(buckets)
-    self._order = Order(assign_buckets(encoded, buckets), buckets, size, unit, seed, shard, shards)
-    self._encoded, self._links, self._resegment = encoded, links, resegment
+    self._order = BatchOrder(assign_buckets(encoded, buckets), buckets, size, unit, seed, shard, shards)
+    self._encoded = encoded
+    self._links = links
+    self._resegment = resegment
     if links and encoded.links is None:
-      raise UserError(f'links are asked for, but the {encoded.rows} pairs come without links between their tokens')
+      raise UserError(f'links are required, but the {encoded.rows} pairs have no links between their tokens')
     if links and resegment:
-      raise UserError('links are asked for, but they are between tokens, and lines are cut into other ones: dropout=0')
+      raise UserError(
+        'links are required, but they join tokens, and the vocabulary samples other tokens in each epoch; set dropout=0'
+      )
 
   def __len__(self) -> int:
     """Batches in an epoch."""
@@ -160,11 +194,11 @@ class Batches:
 
   @property
   def shapes(self) -> list[tuple[int, int, int]]:
-    """The (B, S, T) that occur: at most as many as buckets, each one compilation."""
+    """The (B, S, T) that occur: at most one for each bucket, each of which is compiled once."""
     return self._order.shapes
 
   def __getitem__(self, step: int) -> Batch:
-    """The batch of a step: a pure function of (seed, step)."""
+    """Returns the batch of a step, a pure function of (seed, step)."""
     epoch, rows, bucket = self._order[step]
     if self._resegment:
       return gather(self._resegment(epoch, rows, bucket), np.arange(len(rows)), bucket)._replace(index=_index(rows))
@@ -172,31 +206,47 @@ class Batches:
 
 
 class StackedBatches:
-  """The batches of several runs side by side: those of a step, which have one shape, under a new first axis."""
+  """Batches of several runs side by side: those of a step, which have one shape, stacked along a new first axis."""
 
   def __init__(self, runs: Sequence[Any]):
-    """runs: of each, what gives a NamedTuple of arrays, or None, for a step."""
+    """Stores the batches of each run: `run[step]` is a NamedTuple of arrays or None."""
     self._runs = runs
 
   def __getitem__(self, step: int) -> Any:
-    stack = lambda *arrays: None if arrays[0] is None else np.stack(arrays)
     batches = [run[step] for run in self._runs]
-    return type(batches[0])(*map(stack, *batches))
+    return type(batches[0])(*map(_stack, *batches))
 
 
-def check_any_row_fits(split: str, chosen: np.ndarray) -> None:
-  """Raises: UserError for a split of which `assign_buckets` found no bucket for any row: nothing of it could be measured."""
-  if not np.any(chosen >= 0):
-    raise UserError(f'{split}: none of its {len(chosen)} rows fits a bucket; possible: larger config.data.buckets')
+def _stack(*arrays: np.ndarray | None) -> np.ndarray | None:
+  return None if arrays[0] is None else np.stack(arrays)
+
+
+def check_any_row_fits(split: str, bucket_index: np.ndarray) -> None:
+  """Checks that a split has at least one row that fits a bucket.
+
+  Args:
+    split: name of the split.
+    bucket_index: see `encoding.assign_buckets`.
+
+  Raises:
+    UserError: if no row fits: no metric of the split could be computed.
+  """
+  if not np.any(bucket_index >= 0):
+    raise UserError(f'{split}: none of its {len(bucket_index)} rows fits a bucket; enlarge config.data.buckets')
 
 
 def eval_batches(
   encoded: EncodedCorpus, buckets: Iterable[Sequence[int]], size: int, *, links: bool = False
 ) -> Iterator[Batch]:
-  """Batches of `size` rows for evaluation: every row that fits a bucket once, by bucket, then by source length.
+  """Yields batches for evaluation: every row that fits a bucket once, by bucket, then by source length.
 
-  A row that fits no bucket is in no batch: the caller knows it by its index that never comes (encoding.describe_corpus
-  reports it). `links`: whether batches have the links of their rows.
+  A row that fits no bucket is in no batch; `encoding.describe_corpus` reports such rows.
+
+  Args:
+    encoded: the split.
+    buckets: (source, target) length pairs, EOS included.
+    size: rows of a batch.
+    links: whether batches have the links of their rows.
   """
   buckets = check_buckets(buckets)
   for rows, bucket in eval_batch_rows(assign_buckets(encoded, buckets), buckets, encoded.lengths[0], size):
@@ -204,18 +254,25 @@ def eval_batches(
 
 
 def eval_batch_rows(
-  chosen: np.ndarray, buckets: Sequence[tuple[int, ...]], lengths: np.ndarray, size: int
+  bucket_index: np.ndarray, buckets: Sequence[tuple[int, ...]], lengths: np.ndarray, size: int
 ) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
-  """The rows (-1 = a filler row) and the bucket of batches for evaluation: by bucket, then by length."""
+  """Yields the rows (-1 = a filler row) and the bucket of batches for evaluation: by bucket, then by length."""
   for i, bucket in enumerate(buckets):
-    rows = np.flatnonzero(chosen == i)
+    rows = np.flatnonzero(bucket_index == i)
     rows = rows[np.argsort(lengths[rows], kind='stable')]
     for start in range(0, len(rows), size):
-      yield _filled(rows[start : start + size], size), bucket
+      yield _pad_rows(rows[start : start + size], size), bucket
 
 
 def gather(encoded: EncodedCorpus, rows: np.ndarray, bucket: tuple[int, int], *, links: bool = False) -> Batch:
-  """The given rows (-1 = a filler row) as one batch of the shape of `bucket`, which must hold them."""
+  """Returns rows of a split as one batch.
+
+  Args:
+    encoded: the split.
+    rows: indices of rows; -1 = a filler row.
+    bucket: (source, target) lengths, at least those of every row.
+    links: whether the batch has the links of its rows.
+  """
   source = _padded(encoded.source, encoded.source_offsets, rows, bucket[0])
   target = _padded(encoded.target, encoded.target_offsets, rows, bucket[1])
   return Batch(*source, *target, _index(rows), _dense_links(encoded, rows, bucket) if links else None)
@@ -226,6 +283,7 @@ def _index(rows: np.ndarray) -> np.ndarray:
 
 
 def _dense_links(encoded: EncodedCorpus, rows: np.ndarray, bucket: tuple[int, int]) -> np.ndarray:
+  """The links of rows as a matrix, bool [B, T, S]."""
   dense = np.zeros((len(rows), bucket[1], bucket[0]), bool)
   for i in np.flatnonzero(rows >= 0):
     source, target = encoded.row_links(rows[i]).T
@@ -234,13 +292,15 @@ def _dense_links(encoded: EncodedCorpus, rows: np.ndarray, bucket: tuple[int, in
 
 
 def _padded(flat: np.ndarray, offsets: np.ndarray, rows: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+  """The ids of rows, padded to `length`, int32 [B, length], and their mask."""
   starts = offsets[rows]
   lengths = np.where(rows < 0, 0, offsets[rows + 1] - starts)
   columns = np.arange(length)
   mask = columns < lengths[:, None]
-  ids = flat[np.where(mask, starts[:, None] + columns, 0)] if flat.size else 0  # nothing but filler rows
+  ids = flat[np.where(mask, starts[:, None] + columns, 0)] if flat.size else 0  # no ids if all rows are filler rows
   return np.where(mask, ids, PAD).astype(np.int32), mask
 
 
-def _filled(rows: np.ndarray, size: int) -> np.ndarray:
-  return np.pad(rows, (0, size - len(rows)), constant_values=-1)
+def _pad_rows(rows: np.ndarray, size: int) -> np.ndarray:
+  """Rows, padded to `size` with filler rows."""
+  return np.pad(rows, (0, size - len(rows)), constant_values=FILLER)

@@ -1,4 +1,4 @@
-"""Small pictures with labels, such as handwritten digits, put anywhere on a larger canvas, among pieces of others."""
+"""Small images with labels, such as handwritten digits, placed at random on a larger canvas with optional clutter."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -6,23 +6,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_jax.data.batching import Order, eval_batch_rows
+from attention_jax.data.batching import BatchOrder, eval_batch_rows
 from attention_jax.data.files import read_arrays
 from attention_jax.data.tfds_sets import open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
-from attention_jax.specs import bind
+from attention_jax.specs import Count, bind
 
 
 class Digits(NamedTuple):
   """One split.
 
   Attributes:
-    pictures: uint8 [P, height, width, C], as they were written.
+    pictures: uint8 [P, height, width, C], the digits without a canvas.
     labels: int32 [P], from 0.
-    classes: how many labels there are.
-    canvas: the height and width that they are put on; 0 leaves them as they are.
-    clutter: how many pieces of other pictures are put there too.
-    piece: how many pixels high and wide they are.
+    classes: number of labels.
+    canvas: height and width of the canvas, pixels; 0 for none.
+    clutter: number of pieces of other pictures on each canvas.
+    piece: height and width of these pieces, pixels.
   """
 
   pictures: np.ndarray
@@ -47,44 +47,66 @@ class DigitBatch(NamedTuple):
   index: np.ndarray
 
 
-def digits(folder: str, *, canvas: int = 0, clutter: int = 0, piece: int = 4) -> dict[str, Digits]:
-  """The 1797 digits of 8 x 8 pixels that scikit-learn brings along."""
+def digits(folder: str, *, canvas: Count = 0, clutter: Count = 0, piece: int = 4) -> dict[str, Digits]:
+  """The 1797 digits of 8 x 8 pixels that are part of scikit-learn.
+
+  Args:
+    folder: not used.
+    canvas, clutter, piece: see Digits.
+  """
   from sklearn.datasets import load_digits
 
-  found = load_digits()
-  pictures = np.clip(found.images * 16, 0, 255).astype(np.uint8)
+  bunch = load_digits()
+  pictures = np.clip(bunch.images * 16, 0, 255).astype(np.uint8)
   order = np.random.default_rng(0).permutation(len(pictures))
-  parts = {'train': order[:1297], 'validation': order[1297:1547], 'test': order[1547:]}
-  own = {split: (pictures[rows], found.target[rows]) for split, rows in parts.items()}
-  return _on_canvas(own, 10, canvas, clutter, piece)
+  rows_of_split = {'train': order[:1297], 'validation': order[1297:1547], 'test': order[1547:]}
+  splits = {split: (pictures[rows], bunch.target[rows]) for split, rows in rows_of_split.items()}
+  return _make_splits(splits, 10, canvas, clutter, piece)
 
 
 def npz(
-  folder: str, *, path: str = 'mnist.npz', validation: int = 5000, canvas: int = 0, clutter: int = 0, piece: int = 8
+  folder: str,
+  *,
+  path: str = 'mnist.npz',
+  validation: int = 5000,
+  canvas: Count = 0,
+  clutter: Count = 0,
+  piece: int = 8,
 ) -> dict[str, Digits]:
-  """An .npz file as MNIST is often kept: x_train and x_test, uint8 [P, height, width] or [P, height, width, C], and
-  y_train and y_test, whole numbers from 0; the last of training validate."""
+  """An .npz file in the usual layout of MNIST: x_train, y_train, x_test, y_test.
+
+  x_train and x_test are uint8 [P, height, width] or [P, height, width, C], y_train and y_test whole numbers from 0.
+
+  Args:
+    folder: the folder that a relative path starts from.
+    path: the file.
+    validation: number of pictures at the end of the training split that become the validation split.
+    canvas, clutter, piece: see Digits.
+
+  Raises:
+    UserError: for missing arrays and those of another shape or type, and for options out of range.
+  """
   path = os.path.join(folder, os.path.expanduser(path))
-  found = read_arrays(path)
-  missing = [name for name in ('x_train', 'y_train', 'x_test', 'y_test') if name not in found]
-  if missing:
-    raise UserError(f'{path}: no array {missing[0]!r}; it has: {", ".join(found)}')
-  x, y, x_test, y_test = (found[name] for name in ('x_train', 'y_train', 'x_test', 'y_test'))
-  for name, pictures, labels in (('train', x, y), ('test', x_test, y_test)):
-    if pictures.ndim not in (3, 4) or pictures.dtype != np.uint8 or pictures.shape[1:] != x.shape[1:]:
-      sizes = x.shape[1:] if x.ndim in (3, 4) else ('height', 'width')
-      expected = f'uint8 [P, {", ".join(map(str, sizes))}]'
-      raise UserError(f'{path}: x_{name} is {pictures.dtype} {list(pictures.shape)}; expected {expected}')
-    if labels.shape != pictures.shape[:1] or labels.dtype.kind not in 'iu':
-      expected = f'whole numbers [{len(pictures)}]'
-      raise UserError(f'{path}: y_{name} is {labels.dtype} {list(labels.shape)}; expected {expected}')
-    classes = int(y.max(initial=0)) + 1
-    _check_labels(labels, classes, f'{path}: y_{name}')
+  arrays = read_arrays(path)
+  for name in ('x_train', 'y_train', 'x_test', 'y_test'):
+    if name not in arrays:
+      raise UserError(f'{path}: no array {name!r}; it has: {", ".join(arrays)}')
+  x, y = arrays['x_train'], arrays['y_train']
+  x_test, y_test = arrays['x_test'], arrays['y_test']
+  picture_shape = x.shape[1:]
+  _check_arrays(x, y, picture_shape, path, 'train')
+  classes = int(y.max(initial=0)) + 1
+  _check_labels(y, classes, f'{path}: y_train')
+  _check_arrays(x_test, y_test, picture_shape, path, 'test')
+  _check_labels(y_test, classes, f'{path}: y_test')
   if not 0 < validation < len(x):
-    raise UserError(f'{path}: validation={validation} of {len(x)} pictures; possible: from 1 to {len(x) - 1}')
-  parts = {'train': (x[:-validation], y[:-validation]), 'validation': (x[-validation:], y[-validation:])}
-  parts['test'] = (x_test, y_test)
-  return _on_canvas(parts, classes, canvas, clutter, piece)
+    raise UserError(f'{path}: validation must be from 1 to {len(x) - 1} of the {len(x)} pictures, got {validation}')
+  splits = {
+    'train': (x[:-validation], y[:-validation]),
+    'validation': (x[-validation:], y[-validation:]),
+    'test': (x_test, y_test),
+  }
+  return _make_splits(splits, classes, canvas, clutter, piece)
 
 
 def tfds(
@@ -92,88 +114,125 @@ def tfds(
   *,
   name: str = 'mnist',
   validation: str = 'train[-5000:]',
-  canvas: int = 0,
-  clutter: int = 0,
+  canvas: Count = 0,
+  clutter: Count = 0,
   piece: int = 8,
 ) -> dict[str, Digits]:
-  """A tfds set of images of one size with labels under `folder`, such as 'mnist' or 'svhn_cropped'.
+  """A tfds set of images of one size with labels, such as 'mnist' or 'svhn_cropped'.
 
-  Args: validation, as for tfds_sets.tfds_split_parts.
+  Args:
+    folder: the folder of tfds data sets.
+    name: the name of the data set.
+    validation: see tfds_sets.tfds_split_parts.
+    canvas, clutter, piece: see Digits.
+
+  Raises:
+    UserError: for a data set that is not prepared, or without images of one size and labels, and for options out of
+      range.
   """
-  builder, found = open_tfds_set(folder, name), {}
+  builder = open_tfds_set(folder, name)
   for feature in ('image', 'label'):
     choose(feature, builder.info.features, f"feature of tfds set '{name}':")
   shape = builder.info.features['image'].shape
   if len(shape) != 3 or None in shape:
-    raise UserError(f"tfds set '{name}': images are {list(shape)}; possible: of one size, [height, width, C]")
+    raise UserError(f"tfds set '{name}': images must have one size [height, width, C], got {list(shape)}")
+  splits = {}
   for split, part in tfds_split_parts(builder, name, validation).items():
     rows = list(builder.as_data_source(split=part))
-    found[split] = np.stack([row['image'] for row in rows]), np.array([row['label'] for row in rows])
-  # Of plain numbers nobody says how many there are.
-  classes = getattr(builder.info.features['label'], 'num_classes', None) or int(found['train'][1].max()) + 1
-  for split, (_, labels) in found.items():
+    splits[split] = np.stack([row['image'] for row in rows]), np.array([row['label'] for row in rows])
+  # Labels that are plain numbers have no declared range.
+  classes = getattr(builder.info.features['label'], 'num_classes', None) or int(splits['train'][1].max()) + 1
+  for split, (_, labels) in splits.items():
     _check_labels(labels, classes, f"tfds set '{name}', {split}: label")
-  return _on_canvas(found, classes, canvas, clutter, piece)
+  return _make_splits(splits, classes, canvas, clutter, piece)
 
 
 DIGITS: Mapping[str, Callable[..., dict[str, Digits]]] = {'digits': digits, 'npz': npz, 'tfds': tfds}
 
 
 def load_digit_splits(config: Mapping[str, Any]) -> dict[str, Digits]:
-  """The splits of the task that `config['task']` names, from `config['folder']`."""
+  """Returns the splits of the task `config['task']` from `config['folder']`."""
   _, row, options = bind(config['task'], DIGITS, 'task')
   return row(os.path.expanduser(config['folder'] or ''), **options)
 
 
+def _check_arrays(
+  pictures: np.ndarray, labels: np.ndarray, picture_shape: tuple[int, ...], path: str, split: str
+) -> None:
+  """Raises UserError for arrays of another shape or type; `picture_shape` is that of one training picture."""
+  if pictures.ndim not in (3, 4) or pictures.dtype != np.uint8 or pictures.shape[1:] != picture_shape:
+    sizes = picture_shape if len(picture_shape) in (2, 3) else ('height', 'width')
+    expected = f'uint8 [P, {", ".join(map(str, sizes))}]'
+    raise UserError(f'{path}: x_{split} must be {expected}, got {pictures.dtype} {list(pictures.shape)}')
+  if labels.shape != pictures.shape[:1] or labels.dtype.kind not in 'iu':
+    expected = f'whole numbers [{len(pictures)}]'
+    raise UserError(f'{path}: y_{split} must be {expected}, got {labels.dtype} {list(labels.shape)}')
+
+
 def _check_labels(labels: np.ndarray, classes: int, name: str) -> None:
+  """Raises UserError for the first label out of range."""
   for row in np.flatnonzero((labels < 0) | (labels >= classes))[:1]:
-    raise UserError(f'{name}[{row}] is {labels[row]}; possible: 0 to {classes - 1}, as in training')
+    raise UserError(f'{name}[{row}] must be from 0 to {classes - 1}, as in training, got {labels[row]}')
 
 
-def _on_canvas(parts: Mapping[str, tuple], classes: int, canvas: int, clutter: int, piece: int) -> dict[str, Digits]:
-  """Splits of pictures, with an axis of channels or without, and labels."""
-  size = max(parts['train'][0].shape[1:3])
+def _make_splits(
+  splits: Mapping[str, tuple[np.ndarray, np.ndarray]], classes: int, canvas: int, clutter: int, piece: int
+) -> dict[str, Digits]:
+  """Splits from pictures, whose axis of channels is optional, and labels. Raises UserError for options out of range."""
+  size = max(splits['train'][0].shape[1:3])
   if canvas and canvas < size:
-    raise UserError(f'canvas={canvas} is smaller than the pictures; possible: 0, or {size} and more')
+    raise UserError(f'canvas={canvas} is smaller than the pictures; expected 0 or at least {size}')
   if clutter and not canvas:
-    raise UserError(f'clutter={clutter} needs a canvas; possible: canvas=60')
-  if clutter < 0 or (clutter and not 1 <= piece <= size):
-    raise UserError(f'piece={piece}, clutter={clutter}; possible: pieces of 1 to {size} pixels, clutter of 0 or more')
-  with_channels = lambda pictures: pictures.reshape(*pictures.shape[:3], -1)
-  return {
-    split: Digits(with_channels(pictures), labels.astype(np.int32), classes, canvas, clutter, piece)
-    for split, (pictures, labels) in parts.items()
-  }
+    raise UserError(f'clutter={clutter} needs a canvas; set one, such as canvas=60')
+  if clutter and not 1 <= piece <= size:
+    raise UserError(f'piece must be from 1 to {size}, the size of the pictures, got {piece}')
+  result = {}
+  for split, (pictures, labels) in splits.items():
+    pictures = pictures.reshape(*pictures.shape[:3], -1)
+    result[split] = Digits(pictures, labels.astype(np.int32), classes, canvas, clutter, piece)
+  return result
 
 
-def render_digit(split: Digits, row: int, draw: np.random.Generator) -> np.ndarray:
-  """The picture of a row as it is shown: [height, width, C] uint8. Mnih et al. 2014, sections 4.1.2 and 4.1.3."""
+def render_digit(split: Digits, row: int, rng: np.random.Generator) -> np.ndarray:
+  """Returns the picture of a row on its canvas. Mnih et al. 2014, sections 4.1.2 and 4.1.3.
+
+  Args:
+    split: the pictures.
+    row: the row.
+    rng: draws the positions and the clutter.
+
+  Returns:
+    uint8 [height, width, C].
+  """
   if not split.canvas:
     return split.pictures[row]
-  shown = np.zeros((split.canvas, split.canvas, split.pictures.shape[-1]), np.uint8)
-  _put(shown, split.pictures[row], draw)
+  canvas = np.zeros((split.canvas, split.canvas, split.pictures.shape[-1]), np.uint8)
+  _paste(canvas, split.pictures[row], rng)
   for _ in range(split.clutter):
-    other = split.pictures[draw.integers(len(split.pictures))]
-    top, left = (draw.integers(size - split.piece + 1) for size in other.shape[:2])
-    _put(shown, other[top : top + split.piece, left : left + split.piece], draw)
-  return shown
+    other = split.pictures[rng.integers(len(split.pictures))]
+    top, left = (rng.integers(size - split.piece + 1) for size in other.shape[:2])
+    _paste(canvas, other[top : top + split.piece, left : left + split.piece], rng)
+  return canvas
 
 
-def _put(shown: np.ndarray, what: np.ndarray, draw: np.random.Generator) -> None:
-  top, left = (draw.integers(whole - part + 1) for whole, part in zip(shown.shape[:2], what.shape[:2], strict=True))
-  place = shown[top : top + what.shape[0], left : left + what.shape[1]]
-  np.maximum(place, what, out=place)
+def _paste(canvas: np.ndarray, picture: np.ndarray, rng: np.random.Generator) -> None:
+  """Adds a picture at a random position; the brighter pixel wins."""
+  top, left = (rng.integers(whole - part + 1) for whole, part in zip(canvas.shape[:2], picture.shape[:2], strict=True))
+  region = canvas[top : top + picture.shape[0], left : left + picture.shape[1]]
+  np.maximum(region, picture, out=region)
 
 
 class DigitBatches:
-  """The training batches of one split, without end, see batching.Order: in each epoch every digit is put elsewhere."""
+  """Training batches of one split, without end, see batching.BatchOrder. Positions are drawn anew in each epoch."""
 
   shape_names = 'rows, height, width'
 
   def __init__(self, split: Digits, size: int, seed: int = 0, shard: int = 0, shards: int = 1):
+    """Assigns the rows of a split to batches; for size, seed, shard and shards see batching.BatchOrder."""
     shape = render_digit(split, 0, np.random.default_rng(0)).shape[:2]
-    self._order = Order(np.zeros(len(split.labels), int), [shape], size, seed=seed, shard=shard, shards=shards)
-    self._split, self._seed = split, seed
+    self._order = BatchOrder(np.zeros(len(split.labels), int), [shape], size, seed=seed, shard=shard, shards=shards)
+    self._split = split
+    self._seed = seed
 
   def __len__(self) -> int:
     """Batches in an epoch."""
@@ -190,13 +249,20 @@ class DigitBatches:
 
 
 def eval_digit_batches(split: Digits, size: int) -> list[DigitBatch]:
-  """Batches for evaluation: every digit once, put where it always is."""
-  chosen = np.zeros(len(split.labels), int)
-  return [gather_digits(split, rows, (0,)) for rows, _ in eval_batch_rows(chosen, [()], chosen, size)]
+  """Returns batches of `size` rows for evaluation: every digit once, at a position that depends on its row alone."""
+  bucket_index = np.zeros(len(split.labels), int)
+  batches = eval_batch_rows(bucket_index, [()], bucket_index, size)
+  return [gather_digits(split, rows, (0,)) for rows, _ in batches]
 
 
 def gather_digits(split: Digits, rows: np.ndarray, seed: Sequence[int]) -> DigitBatch:
-  """The given rows (-1 = a filler row); how each is put is a function of (seed, row)."""
-  real = rows >= 0
-  shown = [render_digit(split, row, np.random.default_rng((*seed, int(row)))) for row in np.maximum(rows, 0)]
-  return DigitBatch(np.stack(shown), np.where(real, split.labels[rows], 0).astype(np.int32), rows.astype(np.int32))
+  """Returns rows of a split as one batch.
+
+  Args:
+    split: the pictures.
+    rows: indices of rows; -1 = a filler row.
+    seed: seeds of the positions; that of a row is a function of (seed, row).
+  """
+  pictures = [render_digit(split, row, np.random.default_rng((*seed, int(row)))) for row in np.maximum(rows, 0)]
+  labels = np.where(rows >= 0, split.labels[rows], 0)
+  return DigitBatch(np.stack(pictures), labels.astype(np.int32), rows.astype(np.int32))

@@ -1,48 +1,53 @@
-"""Documents as ids: sentences of words, a label each; and their batches, as functions of (seed, step)."""
+"""Labelled documents as ids, sentences of words; and their batches, as functions of (seed, step)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from attention_jax.data.batching import Order, eval_batch_rows
+from attention_jax.data.batching import BatchOrder, eval_batch_rows
 from attention_jax.data.documents import Documents
 from attention_jax.data.text import format_count
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
 from attention_jax.tokens import PAD, UNK
 
+DocumentBuckets = tuple[tuple[int, int], ...]
+
 
 class EncodedDocuments(NamedTuple):
-  """One split as ids. Document i has the sentences from offsets[i] to offsets[i + 1], and sentence j the words
+  """One split as ids.
+
+  Document i has the sentences offsets[i] to offsets[i + 1]; sentence j has the words
   ids[sentence_offsets[j]:sentence_offsets[j + 1]].
 
   Attributes:
-    ids: int32, all words after one another.
+    ids: int32, all words concatenated.
     sentence_offsets: int64 [sentences + 1].
     offsets: int64 [documents + 1].
     labels: int32 [documents].
-    left: how many words of all documents are behind the largest bucket.
+    num_truncated_words: number of words of all documents that exceed the largest bucket.
   """
 
   ids: np.ndarray
   sentence_offsets: np.ndarray
   offsets: np.ndarray
   labels: np.ndarray
-  left: int
+  num_truncated_words: int
 
   @property
   def rows(self) -> int:
+    """Number of documents."""
     return len(self.labels)
 
   @property
   def sentences(self) -> np.ndarray:
-    """How many sentences each document has [documents]."""
+    """Number of sentences of each document [documents]."""
     return np.diff(self.offsets)
 
   @property
   def words(self) -> np.ndarray:
-    """How long the longest sentence of each document is [documents]."""
+    """Length of the longest sentence of each document [documents]."""
     return np.maximum.reduceat(np.diff(self.sentence_offsets), self.offsets[:-1])
 
 
@@ -63,73 +68,112 @@ class LabelledBatch(NamedTuple):
 
 
 def cut_document(
-  sentences: Sequence[str], vocabulary: Vocabulary, most: tuple[int, int], *, joined: bool, pairs: bool
+  sentences: Sequence[str], vocabulary: Vocabulary, limits: tuple[int, int], *, joined: bool, pairs: bool
 ) -> tuple[list[tuple[list[str], list[int]]], int]:
-  """The sentences of a document as (tokens, ids), as many as most[0], cut wherever they are longer than most[1]; and
-  how many tokens that leaves out.
+  """Fits a document into (sentences, words): longer sentences become several, further ones are left out.
 
   Args:
-    joined: whether the document is one sentence, of whose words the first most[1] are kept.
-    pairs: whether it is a pair of texts, of each of which the first most[1] words are kept.
+    sentences: the sentences of the document.
+    vocabulary: splits sentences into tokens.
+    limits: most sentences, and most words of each.
+    joined: whether the document is one sentence, of which the first limits[1] words are kept.
+    pairs: whether the document is a pair of texts, of each of which the first limits[1] words are kept.
+
+  Returns:
+    (tokens, ids) of each sentence, and the number of tokens that are left out.
   """
+  max_sentences, max_words = limits
   if joined:
     sentences = [' '.join(sentences)]
-  found, total = [], 0
+  pieces = []
+  num_tokens = 0
   for sentence in sentences:
-    tokens, ids = vocabulary.tokenize(sentence), vocabulary.encode(sentence)
-    starts = range(0, len(ids), most[1])[: 1 if joined or pairs else None]
-    found += [(tokens[start : start + most[1]], ids[start : start + most[1]]) for start in starts]
-    total += len(ids)
-  kept = found[: most[0]]
-  return kept, total - sum(len(ids) for _, ids in kept)
+    tokens = vocabulary.tokenize(sentence)
+    ids = vocabulary.encode(sentence)
+    num_tokens += len(ids)
+    starts = range(0, len(ids), max_words)
+    if joined or pairs:
+      starts = starts[:1]
+    pieces += [(tokens[start : start + max_words], ids[start : start + max_words]) for start in starts]
+  pieces = pieces[:max_sentences]
+  return pieces, num_tokens - sum(len(ids) for _, ids in pieces)
 
 
 def encode_documents(
-  documents: Documents, vocabulary: Vocabulary, labels: Sequence[str], most: tuple[int, int], joined: bool
+  documents: Documents, vocabulary: Vocabulary, labels: Sequence[str], limits: tuple[int, int], joined: bool
 ) -> EncodedDocuments:
-  """The ids of a split, of each document as many sentences and words as `most` says, see `cut_document`."""
-  flat, lengths, sizes, left = [], [], [], 0
+  """Returns the ids of a split.
+
+  Args:
+    documents: the split as text.
+    vocabulary: the vocabulary of the words.
+    labels: all labels; the id of a label is its position.
+    limits: see `cut_document`.
+    joined: see `cut_document`.
+  """
+  flat = []
+  sentence_lengths = []
+  document_lengths = []
+  num_truncated_words = 0
   for sentences in documents.sentences:
-    kept, more = cut_document(sentences, vocabulary, most, joined=joined, pairs=documents.pairs)
-    left += more
-    flat += [id for _, ids in kept for id in ids]
-    lengths += [len(ids) for _, ids in kept]
-    sizes.append(len(kept))
-  numbers = {label: i for i, label in enumerate(labels)}
-  offsets = lambda sizes: np.cumsum([0, *sizes], dtype=np.int64)
-  known = np.array([numbers[label] for label in documents.labels], np.int32)
-  return EncodedDocuments(np.array(flat, np.int32), offsets(lengths), offsets(sizes), known, left)
+    pieces, num_left_out = cut_document(sentences, vocabulary, limits, joined=joined, pairs=documents.pairs)
+    num_truncated_words += num_left_out
+    flat += [id for _, ids in pieces for id in ids]
+    sentence_lengths += [len(ids) for _, ids in pieces]
+    document_lengths.append(len(pieces))
+  label_ids = {label: i for i, label in enumerate(labels)}
+  return EncodedDocuments(
+    np.array(flat, np.int32),
+    _offsets(sentence_lengths),
+    _offsets(document_lengths),
+    np.array([label_ids[label] for label in documents.labels], np.int32),
+    num_truncated_words,
+  )
 
 
-def check_document_buckets(buckets: Iterable[Sequence[int]]) -> tuple[tuple[int, int], ...]:
-  """The (sentences, words) pairs, smallest first. Raises: UserError for anything else."""
+def _offsets(lengths: Sequence[int]) -> np.ndarray:
+  return np.cumsum([0, *lengths], dtype=np.int64)
+
+
+def check_document_buckets(buckets: Iterable[Sequence[int]]) -> DocumentBuckets:
+  """Returns distinct (sentences, words) pairs, smallest first.
+
+  Raises:
+    UserError: for anything but pairs of positive whole numbers.
+  """
   try:
     pairs = sorted({(sentences, words) for sentences, words in buckets}, key=lambda pair: (pair[0] * pair[1], pair))
   except (TypeError, ValueError):
     pairs = []
   if not pairs or not all(isinstance(size, int) and size > 0 for pair in pairs for size in pair):
-    raise UserError(f'buckets are different (sentences, words) such as ((10, 30), (30, 30)), got {buckets}')
+    raise UserError(f'buckets must be different (sentences, words) such as ((10, 30), (30, 30)), got {buckets}')
   return tuple(pairs)
 
 
 def largest_bucket(buckets: Sequence[tuple[int, int]]) -> tuple[int, int]:
-  """How many sentences, and words of each, some bucket holds. Raises: UserError where no bucket holds both."""
-  most = max(sentences for sentences, _ in buckets), max(words for _, words in buckets)
-  if most not in buckets:
-    raise UserError(f'one of config.data.buckets={buckets} must hold all that is read: {most}')
-  return most
+  """Returns the bucket with the most sentences and the most words.
+
+  Raises:
+    UserError: if no bucket has both.
+  """
+  largest = max(sentences for sentences, _ in buckets), max(words for _, words in buckets)
+  if largest not in buckets:
+    raise UserError(
+      f'one of config.data.buckets must have the most sentences and the most words, {largest}, got {buckets}'
+    )
+  return largest
 
 
 def assign_documents(encoded: EncodedDocuments, buckets: Sequence[tuple[int, int]]) -> np.ndarray:
-  """For each document the position of the smallest bucket that holds it."""
-  chosen = np.full(encoded.rows, -1, np.int32)
+  """Returns for each document the position of the smallest bucket that holds it."""
+  bucket_index = np.full(encoded.rows, -1, np.int32)
   for i, (sentences, words) in reversed(list(enumerate(buckets))):
-    chosen[(encoded.sentences <= sentences) & (encoded.words <= words)] = i
-  return chosen
+    bucket_index[(encoded.sentences <= sentences) & (encoded.words <= words)] = i
+  return bucket_index
 
 
 class DocumentBatches:
-  """The training batches of one split, without end: `batches[step]` for any step >= 0, see batching.Order."""
+  """Training batches of one split, without end: `batches[step]` for any step >= 0, see batching.BatchOrder."""
 
   shape_names = 'rows, sentences, words'
 
@@ -142,7 +186,9 @@ class DocumentBatches:
     shard: int = 0,
     shards: int = 1,
   ):
-    self._order = Order(assign_documents(encoded, buckets), buckets, size, seed=seed, shard=shard, shards=shards)
+    """Assigns the rows of a split to batches; for size, seed, shard and shards see batching.BatchOrder."""
+    bucket_index = assign_documents(encoded, buckets)
+    self._order = BatchOrder(bucket_index, buckets, size, seed=seed, shard=shard, shards=shards)
     self._encoded = encoded
 
   def __len__(self) -> int:
@@ -162,19 +208,25 @@ class DocumentBatches:
 def eval_document_batches(
   encoded: EncodedDocuments, buckets: Sequence[tuple[int, int]], size: int
 ) -> Iterator[LabelledBatch]:
-  """Batches for evaluation: every document once, by bucket, then by its number of sentences."""
+  """Yields batches of `size` rows for evaluation: every document once, by bucket, then by its number of sentences."""
   for rows, bucket in eval_batch_rows(assign_documents(encoded, buckets), buckets, encoded.sentences, size):
     yield gather_documents(encoded, rows, bucket)
 
 
 def gather_documents(encoded: EncodedDocuments, rows: np.ndarray, bucket: tuple[int, int]) -> LabelledBatch:
-  """The given rows (-1 = a filler row) as one batch of the shape of `bucket`, which must hold them."""
-  sentences, words = np.arange(bucket[0]), np.arange(bucket[1])
-  number = encoded.offsets[rows][:, None] + sentences
-  there = (sentences < encoded.sentences[rows][:, None]) & (rows >= 0)[:, None]
-  number = np.where(there, number, 0)
-  starts = encoded.sentence_offsets[number]
-  lengths = np.where(there, encoded.sentence_offsets[number + 1] - starts, 0)
+  """Returns rows of a split as one batch.
+
+  Args:
+    encoded: the split.
+    rows: indices of documents; -1 = a filler row.
+    bucket: (sentences, words), at least those of every document.
+  """
+  sentences = np.arange(bucket[0])
+  words = np.arange(bucket[1])
+  is_sentence = (sentences < encoded.sentences[rows][:, None]) & (rows >= 0)[:, None]
+  sentence_index = np.where(is_sentence, encoded.offsets[rows][:, None] + sentences, 0)
+  starts = encoded.sentence_offsets[sentence_index]
+  lengths = np.where(is_sentence, encoded.sentence_offsets[sentence_index + 1] - starts, 0)
   mask = words < lengths[..., None]
   ids = encoded.ids[np.where(mask, starts[..., None] + words, 0)]
   label = np.where(rows >= 0, encoded.labels[rows], 0).astype(np.int32)
@@ -182,9 +234,10 @@ def gather_documents(encoded: EncodedDocuments, rows: np.ndarray, bucket: tuple[
 
 
 def describe_documents(split: str, encoded: EncodedDocuments, labels: Sequence[str]) -> str:
-  """A line on a split: how many documents of each label, and which share of the words was cut off or is unknown."""
-  each = ', '.join(f'{np.sum(encoded.labels == i)} {label}' for i, label in enumerate(labels))
-  cut = 100 * encoded.left / max(len(encoded.ids) + encoded.left, 1)
+  """Returns a line with the documents of each label, and the shares of unknown and of truncated words."""
+  label_counts = ', '.join(f'{np.sum(encoded.labels == i)} {label}' for i, label in enumerate(labels))
+  num_words = len(encoded.ids) + encoded.num_truncated_words
+  truncated = 100 * encoded.num_truncated_words / max(num_words, 1)
   unknown = 100 * float(np.mean(encoded.ids == UNK)) if len(encoded.ids) else 0.0
-  long = f'; {cut:.1f} % of the words are behind the largest bucket' if cut >= 0.05 else ''
-  return f'{split}: {format_count(encoded.rows, "document")} ({each}); unknown words: {unknown:.2f} %{long}'
+  line = f'{split}: {format_count(encoded.rows, "document")} ({label_counts}); unknown words: {unknown:.2f} %'
+  return f'{line}; {truncated:.1f} % of the words exceed the largest bucket' if truncated >= 0.05 else line

@@ -1,4 +1,4 @@
-"""Documents with a label, or pairs of texts with one: readers, and every row still knows the line it came from."""
+"""Readers of documents, or pairs of texts, with labels. Every row keeps the number of the line that it came from."""
 
 import functools
 import itertools
@@ -10,23 +10,23 @@ from typing import Any, NamedTuple
 
 from attention_jax.data import sentences
 from attention_jax.data.files import read_lines
+from attention_jax.data.splits import SPLITS
 from attention_jax.data.tfds_sets import open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
 from attention_jax.specs import bind
 
 SURROGATE = re.compile('[\ud800-\udfff]')
-SPLITS = ('train', 'validation', 'test', 'unseen')
 
 
 class Documents(NamedTuple):
   """One split.
 
   Attributes:
-    sentences: of each document, lines of tokens with single spaces between them; of a pair of texts, one line for each.
-    labels: one each.
-    name: where they come from, for messages.
-    lines: the number of the line, or of the row, of each there.
-    pairs: whether each is a pair of texts.
+    sentences: lines of tokens with single spaces between them, for each document; one line for each text of a pair.
+    labels: one label per document.
+    name: where the documents come from, for messages.
+    lines: the number of the line, or of the row, of each document there.
+    pairs: whether each document is a pair of texts.
   """
 
   sentences: list[list[str]]
@@ -36,7 +36,7 @@ class Documents(NamedTuple):
   pairs: bool = False
 
   def location(self, row: int) -> str:
-    """A row's place, for messages."""
+    """Returns `name:line` of a row, for messages."""
     return f'{self.name}:{self.lines[row]}'
 
 
@@ -52,21 +52,27 @@ def jsonl(
   language: str = 'en',
   html: bool = False,
 ) -> dict[str, Documents]:
-  """Files with one JSON object a line, plain or .gz.
+  """Files with one JSON object per line, plain or .gz.
 
   Args:
-    text: the field with the text; the names of two for pairs of texts.
-    label: the field with the label.
+    folder: the folder that relative paths start from.
+    train, validation, test, unseen: the file of each split.
+    text: the field of the text, or two fields for pairs of texts.
+    label: the field of the label.
     language, html: see sentences.split.
 
-  Raises: UserError naming the file and the line that is not as it should be.
+  Raises:
+    UserError: naming the file and the line of the mistake.
   """
   fields = (text,) if isinstance(text, str) else tuple(text)
   if len(fields) not in (1, 2) or not all(isinstance(field, str) for field in (*fields, label)):
-    raise UserError(f"task 'jsonl': text is the name of a field, or of two, got {text!r} and label={label!r}")
-  given = zip(SPLITS, (train, validation, test, unseen), strict=True)
-  paths = {split: os.path.join(folder, os.path.expanduser(path)) for split, path in given if path is not None}
-  return {split: _read_jsonl(path, fields, label, language, html) for split, path in paths.items()}
+    raise UserError(f"task 'jsonl': text must name one field or two, and label one; got {text!r} and label={label!r}")
+  splits = {}
+  for split, path in zip(SPLITS, (train, validation, test, unseen), strict=True):
+    if path is not None:
+      path = os.path.join(folder, os.path.expanduser(path))
+      splits[split] = _read_jsonl(path, fields, label, language, html)
+  return splits
 
 
 def tfds(
@@ -79,112 +85,142 @@ def tfds(
   language: str = 'en',
   html: bool = False,
 ) -> dict[str, Documents]:
-  """A tfds set with texts and class labels under `folder`, such as 'imdb_reviews' or 'yelp_polarity_reviews'.
+  """A tfds set with texts and class labels, such as 'imdb_reviews' or 'yelp_polarity_reviews'.
 
-  Args: validation, as for tfds_sets.tfds_split_parts.
+  Args:
+    folder: the folder of tfds data sets.
+    name: the name of the data set.
+    text: the feature of the text.
+    label: the feature of the label.
+    validation: see tfds_sets.tfds_split_parts.
+    language, html: see sentences.split.
+
+  Raises:
+    UserError: for a data set that is not prepared or lacks one of the features, and for an empty text.
   """
   builder = open_tfds_set(folder, name)
   for field in (text, label):
     choose(field, builder.info.features, f"feature of tfds set '{name}':")
-  names = getattr(builder.info.features[label], 'names', None)
-  found = {}
+  label_names = getattr(builder.info.features[label], 'names', None)
+  splits = {}
   for split, part in tfds_split_parts(builder, name, validation).items():
     rows = list(builder.as_data_source(split=part))
     texts = [[row[text].decode('utf-8')] for row in rows]
-    labels = [str(names[int(row[label])] if names else row[label]) for row in rows]
-    found[split] = _documents(texts, labels, f'{name} {part}', range(len(rows)), language, html)
-  return found
+    labels = [str(label_names[int(row[label])] if label_names else row[label]) for row in rows]
+    splits[split] = _split_sentences(texts, labels, f'{name} {part}', range(len(rows)), language, html)
+  return splits
 
 
 def entailment(folder: str, *, seed: int = 0) -> dict[str, Documents]:
-  """Pairs of sentences about the same scene: does the second follow from the first? Generated, nothing is stored."""
+  """Generated pairs of sentences about a scene: does the second follow from the first? Nothing is stored."""
   from attention_jax.data.builders import entailment as builder
 
-  found = {}
+  splits = {}
   for split in SPLITS:
     rows = list(builder.generate(split, seed))
-    pairs, labels = [[row['premise'], row['hypothesis']] for row in rows], [row['label'] for row in rows]
-    found[split] = Documents(pairs, labels, f'entailment {split}', range(len(rows)), pairs=True)
-  return found
+    pairs = [[row['premise'], row['hypothesis']] for row in rows]
+    labels = [row['label'] for row in rows]
+    splits[split] = Documents(pairs, labels, f'entailment {split}', range(len(rows)), pairs=True)
+  return splits
 
 
 DOCUMENTS: Mapping[str, Callable[..., dict[str, Documents]]] = {'jsonl': jsonl, 'tfds': tfds, 'entailment': entailment}
 
 
 def load_documents(config: Mapping[str, Any]) -> dict[str, Documents]:
-  """The splits of the task that `config['task']` names, from `config['folder']`; 'train' is always among them.
+  """Returns the splits of the task `config['task']` from `config['folder']`; 'train' is always among them.
 
-  Raises: UserError for whatever is wrong, and for labels of other splits that no training document has.
+  Raises:
+    UserError: for anything that is wrong with the config or the files, and for labels that no training document has.
   """
   _, row, options = bind(config['task'], DOCUMENTS, 'task')
   splits = row(os.path.expanduser(config['folder'] or ''), **options)
   labels = set(splits['train'].labels)
   if len(labels) < 2:
-    raise UserError(f'{splits["train"].name}: every label is {min(labels)!r}; possible: two labels or more')
+    raise UserError(f'{splits["train"].name}: expected at least two labels, but every label is {min(labels)!r}')
   for split in splits.values():
     for row, label in enumerate(split.labels):
       if label not in labels:
-        raise UserError(f'{split.location(row)}: label {label!r} is unknown; in training: {", ".join(sorted(labels))}')
+        known = ', '.join(sorted(labels))
+        raise UserError(f'{split.location(row)}: unknown label {label!r}; expected one of training: {known}')
   return splits
 
 
 def parse_documents(
   lines: Sequence[str], name: str, config: Mapping[str, Any], *, pairs: bool, label: str, first: int = 1
 ) -> Documents:
-  """Texts, or pairs of texts with a tab between them, that somebody gives, one a line, read as those of the task.
+  """Returns lines of text as documents, with the options of the task.
 
-  Args: name and first, what errors call them and the first line; label, which all are said to have.
-  Raises: UserError for an empty text, and for what is not a pair.
+  Args:
+    lines: one text each, or two with a tab between them.
+    name: the name of the input in errors.
+    config: the config of the data, of which `task` is read.
+    pairs: whether each line has two texts.
+    label: the label of every document.
+    first: the number of the first line in errors.
+
+  Raises:
+    UserError: for an empty text, and for a line that is not a pair.
   """
   _, _, options = bind(config['task'], DOCUMENTS, 'task')
   texts = [line.split('\t') if pairs else [line] for line in lines]
-  for number, several in enumerate(texts, first):
-    if len(several) != 1 + pairs:
-      raise UserError(f'{name}:{number}: {len(several)} texts; possible: two, with a tab between them')
-  how = options.get('language', 'en'), options.get('html', False)
-  return _documents(texts, [label] * len(texts), name, range(first, first + len(texts)), *how)
+  for number, line_texts in enumerate(texts, first):
+    if len(line_texts) != 1 + pairs:
+      raise UserError(f'{name}:{number}: expected two texts with a tab between them, got {len(line_texts)}')
+  numbers = range(first, first + len(texts))
+  language = options.get('language', 'en')
+  return _split_sentences(texts, [label] * len(texts), name, numbers, language, options.get('html', False))
 
 
 def _read_jsonl(path: str, fields: tuple[str, ...], label: str, language: str, html: bool) -> Documents:
-  texts, labels = [], []
+  texts = []
+  labels = []
   for number, line in enumerate(read_lines(path), 1):
-    row = _row(line, f'{path}:{number}')
+    where = f'{path}:{number}'
+    row = _parse_object(line, where)
     for field in (*fields, label):
       if field not in row:
-        raise UserError(f"{path}:{number}: no field '{field}'; it has: {', '.join(row)}")
+        raise UserError(f"{where}: no field '{field}'; it has: {', '.join(row)}")
+    for field in fields:
+      _check_text(row[field], field, where)
     texts.append([row[field] for field in fields])
-    if wrong := [field for field in fields if not isinstance(row[field], str)]:
-      raise UserError(f'{path}:{number}: {wrong[0]} is no text but {row[wrong[0]]!r}')
-    if any(SURROGATE.search(row[field]) for field in fields):
-      raise UserError(f'{path}:{number}: half of a surrogate pair, which is no character; possible: whole pairs')
     if not isinstance(row[label], str | int) or isinstance(row[label], bool) or row[label] == '':
-      raise UserError(f'{path}:{number}: {label} is {row[label]!r}; possible: a text or a whole number')
+      raise UserError(f'{where}: {label} must be a non-empty string or a whole number, got {row[label]!r}')
     labels.append(str(row[label]))
-  return _documents(texts, labels, path, range(1, len(texts) + 1), language, html)
+  return _split_sentences(texts, labels, path, range(1, len(texts) + 1), language, html)
 
 
-def _row(line: str, where: str) -> dict[str, Any]:
+def _parse_object(line: str, where: str) -> dict[str, Any]:
+  """The JSON object of a line. Raises UserError for anything else."""
   if not line.strip():
-    raise UserError(f'{where}: a blank line; a JSON object is expected in each')
+    raise UserError(f'{where}: expected a JSON object, got a blank line')
   try:
     row = json.loads(line)
   except (ValueError, RecursionError) as error:
-    raise UserError(f'{where}: no JSON ({error})') from None
+    raise UserError(f'{where}: invalid JSON ({error})') from None
   if not isinstance(row, dict):
-    raise UserError(f'{where}: a JSON object is expected in each line, got {line[:40]!r}')
+    raise UserError(f'{where}: expected a JSON object, got {line[:40]!r}')
   return row
 
 
-def _documents(
+def _check_text(text: Any, field: str, where: str) -> None:
+  """Raises UserError for anything but a string that can be encoded."""
+  if not isinstance(text, str):
+    raise UserError(f'{where}: {field} must be a string, got {text!r}')
+  if SURROGATE.search(text):
+    raise UserError(f'{where}: {field} contains an unpaired surrogate, which is not a character; escape both halves')
+
+
+def _split_sentences(
   texts: list[list[str]], labels: list[str], name: str, lines: Sequence[int], language: str, html: bool
 ) -> Documents:
-  """Split into sentences; of several texts, each is one."""
-  several = bool(texts) and len(texts[0]) > 1
-  split = functools.partial(sentences.split, language=language, whole=several, html=html)
+  """Documents of one text, split into sentences, or of several texts, each kept as one sentence."""
+  pairs = bool(texts) and len(texts[0]) > 1
+  split = functools.partial(sentences.split, language=language, whole=pairs, html=html)
   columns = [split(column) for column in zip(*texts, strict=True)]
-  joined = [list(itertools.chain.from_iterable(parts)) for parts in zip(*columns, strict=True)]
-  found = Documents(joined, labels, name, lines, several)
-  for row, parts in enumerate(zip(*columns, strict=True)):
-    if not all(parts):
-      raise UserError(f'{found.location(row)}: the text is empty')
-  return found
+  rows = list(zip(*columns, strict=True))
+  documents = Documents([list(itertools.chain.from_iterable(row)) for row in rows], labels, name, lines, pairs)
+  for i, row in enumerate(rows):
+    if not all(row):
+      raise UserError(f'{documents.location(i)}: the text is empty')
+  return documents

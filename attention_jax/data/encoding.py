@@ -1,4 +1,4 @@
-"""A corpus as ids: flat arrays that are cheap to index and fit millions of lines in memory."""
+"""Corpora as ids: flat arrays that are cheap to index and hold millions of lines in memory."""
 
 import collections
 import itertools
@@ -19,12 +19,12 @@ class EncodedCorpus(NamedTuple):
   """One split as ids. Row i of the source is `source[source_offsets[i]:source_offsets[i + 1]]` and ends with EOS.
 
   Attributes:
-    source: int32, all rows after one another; ids from the size of the vocabulary on are unknown tokens, see `encode`.
+    source: int32, all rows concatenated; ids from the size of the vocabulary on are unknown tokens, see `encode`.
     source_offsets: int64 [rows + 1].
-    target: int32, all rows after one another.
+    target: int32, all rows concatenated.
     target_offsets: int64 [rows + 1].
-    links: int32 [N, 2], gold (source token, target token) pairs of all rows after one another, the possible ones where
-      the data tells them from sure ones; None where the data has none, or none between parts of these tokens.
+    links: int32 [N, 2], gold (source token, target token) pairs of all rows concatenated; the possible ones where the
+      data distinguishes them from sure ones. None where the data has no links that can be mapped to these tokens.
     link_offsets: int64 [rows + 1]; None without links.
   """
 
@@ -37,6 +37,7 @@ class EncodedCorpus(NamedTuple):
 
   @property
   def rows(self) -> int:
+    """Number of rows."""
     return len(self.source_offsets) - 1
 
   @property
@@ -46,94 +47,121 @@ class EncodedCorpus(NamedTuple):
 
   @property
   def num_uncopyable_tokens(self) -> int:
-    """How many tokens of targets stand nowhere in their source."""
-    rows = [np.repeat(np.arange(self.rows, dtype=np.int64), lengths) for lengths in self.lengths]
-    source, target = (row << 32 | ids for row, ids in zip(rows, (self.source, self.target), strict=True))
+    """Number of target tokens that do not occur in their source."""
+    source_lengths, target_lengths = self.lengths
+    row_numbers = np.arange(self.rows, dtype=np.int64)
+    source = np.repeat(row_numbers, source_lengths) << 32 | self.source
+    target = np.repeat(row_numbers, target_lengths) << 32 | self.target
     return int(np.count_nonzero(~np.isin(target, source)))
 
   def row_links(self, row: int) -> np.ndarray:
-    """The links [n, 2] of one row of a split that has links."""
+    """Returns the links [n, 2] of one row of a split that has links."""
     return self.links[self.link_offsets[row] : self.link_offsets[row + 1]]
 
 
 def encode(corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary) -> EncodedCorpus:
-  """The ids of a corpus, EOS appended on both sides, and its links as links between tokens.
+  """Returns the ids of a corpus, EOS appended on both sides, and its links as links between tokens.
 
-  A token of the source that the vocabulary does not know has the id V + s, where V is the size of the vocabulary and s
-  where that token stands first in its line; the same token in the target has the same s. Other unknown ones are UNK.
+  A source token that is out of vocabulary gets the id V + s, where V is the size of the vocabulary and s the first
+  position of that token in its line. The same token in the target gets the same s. Other unknown tokens are UNK.
+
+  Args:
+    corpus: the split as text.
+    source_vocab: the vocabulary of the source.
+    target_vocab: the vocabulary of the target.
   """
-  places: list[dict[str, int]] = []
+  unknown_positions: list[dict[str, int]] = []  # of each row: unknown source token -> its first position
 
-  def source(line: str) -> list[int]:
+  def encode_source(line: str) -> list[int]:
     ids = source_vocab.encode(line)
     tokens = source_vocab.tokenize(line) if UNK in ids else []
-    places.append(_first_places(tokens, ids) if tokens else {})
-    return _placed(ids, tokens, places[-1], len(source_vocab)) if tokens else ids
+    positions = _first_unknown_positions(tokens, ids) if tokens else {}
+    unknown_positions.append(positions)
+    return _replace_unknown(ids, tokens, positions, len(source_vocab)) if tokens else ids
 
-  def target(line: str) -> list[int]:
-    ids, known = target_vocab.encode(line), next(of_sources)
-    return _placed(ids, target_vocab.tokenize(line), known, len(target_vocab)) if known and UNK in ids else ids
+  def encode_target(line: str, positions: dict[str, int]) -> list[int]:
+    ids = target_vocab.encode(line)
+    if not positions or UNK not in ids:
+      return ids
+    return _replace_unknown(ids, target_vocab.tokenize(line), positions, len(target_vocab))
 
-  sources = _flat(corpus.source, source)
-  of_sources = iter(places)
-  return EncodedCorpus(*sources, *_flat(corpus.target, target), *_flat_links(corpus, source_vocab, target_vocab))
+  source, source_offsets = _flatten(map(encode_source, corpus.source))
+  target, target_offsets = _flatten(map(encode_target, corpus.target, unknown_positions))
+  links, link_offsets = _flatten_links(corpus, source_vocab, target_vocab)
+  return EncodedCorpus(source, source_offsets, target, target_offsets, links, link_offsets)
 
 
-def _first_places(tokens: Sequence[str], ids: Sequence[int]) -> dict[str, int]:
-  """Where each unknown token of a line stands first."""
-  places = {}
-  for place, (token, id) in enumerate(zip(tokens, ids, strict=True)):
+def _first_unknown_positions(tokens: Sequence[str], ids: Sequence[int]) -> dict[str, int]:
+  """The first position of each unknown token of a line."""
+  positions = {}
+  for position, (token, id) in enumerate(zip(tokens, ids, strict=True)):
     if id == UNK:
-      places.setdefault(token, place)
-  return places
+      positions.setdefault(token, position)
+  return positions
 
 
-def _placed(ids: Sequence[int], tokens: Sequence[str], places: dict[str, int], size: int) -> list[int]:
-  """The ids of a line, unknown ones as the places they have."""
-  named = zip(ids, tokens, strict=True)
-  return [size + places[token] if id == UNK and token in places else id for id, token in named]
+def _replace_unknown(
+  ids: Sequence[int], tokens: Sequence[str], positions: dict[str, int], vocab_size: int
+) -> list[int]:
+  """The ids of a line, with `vocab_size` + position for unknown tokens that have a position."""
+  pairs = zip(ids, tokens, strict=True)
+  return [vocab_size + positions[token] if id == UNK and token in positions else id for id, token in pairs]
 
 
 def token_units(vocabulary: Vocabulary, level: str) -> Callable[[str], Sequence[int]] | None:
-  """line -> for each token the unit of `level` (text.LINK_LEVELS) that it is part of, -1 for none.
+  """Returns a function that maps a line to the unit of each of its tokens.
 
-  None for a vocabulary whose tokens are not parts of such units.
+  Args:
+    vocabulary: splits a line into tokens.
+    level: the kind of unit, a key of text.LINK_LEVELS.
+
+  Returns:
+    line -> the number of the unit that contains each token, -1 for none; None if the tokens of this vocabulary are not
+    parts of such units.
   """
-  return {'word': vocabulary.word_ids, vocabulary.kind: lambda line: range(len(vocabulary.tokenize(line)))}.get(level)
+  if level == vocabulary.kind:
+    return lambda line: range(len(vocabulary.tokenize(line)))
+  return vocabulary.word_ids if level == 'word' else None
 
 
-def _flat(lines: Iterable[str], ids: Callable[[str], list[int]]) -> tuple[np.ndarray, np.ndarray]:
+def _flatten(rows: Iterable[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+  """Rows with EOS appended, concatenated, and their offsets."""
   lengths = [0]
 
-  def line_ids(line: str) -> list[int]:
-    row = [*ids(line), EOS]
+  def append_eos(ids: Sequence[int]) -> list[int]:
+    row = [*ids, EOS]
     lengths.append(len(row))
     return row
 
-  flat = np.fromiter(itertools.chain.from_iterable(map(line_ids, lines)), np.int32)
+  flat = np.fromiter(itertools.chain.from_iterable(map(append_eos, rows)), np.int32)
   return flat, np.cumsum(lengths, dtype=np.int64)
 
 
-def _flat_links(corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary):
+def _flatten_links(
+  corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary
+) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
+  """The links between tokens of all rows, concatenated, and their offsets; (None, None) where there are none."""
   gold = corpus.links if corpus.possible is None else corpus.possible
-  source_units, target_units = (token_units(vocabulary, corpus.level) for vocabulary in (source_vocab, target_vocab))
+  source_units = token_units(source_vocab, corpus.level)
+  target_units = token_units(target_vocab, corpus.level)
   if gold is None or source_units is None or target_units is None:
     return None, None
   rows = [
-    _between_tokens(links, source_units(source), target_units(target))
+    _links_between_tokens(links, source_units(source), target_units(target))
     for links, source, target in zip(gold, corpus.source, corpus.target, strict=True)
   ]
   flat = np.array(list(itertools.chain.from_iterable(rows)), np.int32).reshape(-1, 2)
   return flat, np.cumsum([0, *map(len, rows)], dtype=np.int64)
 
 
-def _between_tokens(links: Links, source: Sequence[int], target: Sequence[int]) -> Links:
-  """Links between units -> links between all tokens of the one and all tokens of the other."""
-  sources, targets = _tokens_of(source), _tokens_of(target)
-  return tuple((i, j) for s, t in links for i in sources[s] for j in targets[t])
+def _links_between_tokens(links: Links, source_units: Sequence[int], target_units: Sequence[int]) -> Links:
+  """Replaces each link between two units by links between all tokens of the one and all tokens of the other."""
+  source_tokens = _tokens_by_unit(source_units)
+  target_tokens = _tokens_by_unit(target_units)
+  return tuple((i, j) for s, t in links for i in source_tokens[s] for j in target_tokens[t])
 
 
-def _tokens_of(units: Sequence[int]) -> dict[int, list[int]]:
+def _tokens_by_unit(units: Sequence[int]) -> dict[int, list[int]]:
   tokens = collections.defaultdict(list)
   for token, unit in enumerate(units):
     tokens[unit].append(token)
@@ -141,46 +169,67 @@ def _tokens_of(units: Sequence[int]) -> dict[int, list[int]]:
 
 
 def check_buckets(buckets: Iterable[Sequence[int]]) -> Buckets:
-  """The (source, target) length pairs, EOS included, smallest area first. Raises: UserError for anything else."""
+  """Returns (source, target) length pairs, EOS included, smallest area first.
+
+  Raises:
+    UserError: for anything but distinct pairs of positive whole numbers.
+  """
   try:
     pairs = [(source, target) for source, target in buckets]
   except (TypeError, ValueError):
     pairs = []
-  whole = all(isinstance(size, int | np.integer) and size > 0 for pair in pairs for size in pair)
-  if not pairs or not whole or len(set(pairs)) < len(pairs):
-    raise UserError(f'buckets are different (source, target) lengths such as ((20, 20), (40, 40)), got {buckets}')
+  are_sizes = all(isinstance(size, int | np.integer) and size > 0 for pair in pairs for size in pair)
+  if not pairs or not are_sizes or len(set(pairs)) < len(pairs):
+    raise UserError(f'buckets must be different (source, target) lengths such as ((20, 20), (40, 40)), got {buckets}')
   return tuple(sorted(pairs, key=lambda pair: (pair[0] * pair[1], pair)))
 
 
 def assign_buckets(encoded: EncodedCorpus, buckets: Iterable[Sequence[int]]) -> np.ndarray:
-  """For each row the position, in check_buckets' order, of the smallest bucket that holds the pair; -1 for none."""
+  """Returns for each row the position, in the order of `check_buckets`, of the smallest bucket that holds the pair.
+
+  Returns:
+    int32 [rows]; -1 for a pair that no bucket holds.
+  """
   source, target = encoded.lengths
-  chosen = np.full(encoded.rows, -1, np.int32)
+  bucket_index = np.full(encoded.rows, -1, np.int32)
   for i, (longest_source, longest_target) in reversed(list(enumerate(check_buckets(buckets)))):
-    chosen[(source <= longest_source) & (target <= longest_target)] = i
-  return chosen
+    bucket_index[(source <= longest_source) & (target <= longest_target)] = i
+  return bucket_index
 
 
 def describe_corpus(
-  split: str, corpus: Corpus, encoded: EncodedCorpus, buckets: Iterable[Sequence[int]], entries: tuple[int, int]
+  split: str, corpus: Corpus, encoded: EncodedCorpus, buckets: Iterable[Sequence[int]], vocab_sizes: tuple[int, int]
 ) -> list[str]:
-  """What a person should know of an encoded split: counts, rows per bucket, unknown tokens, and what is left out.
+  """Describes an encoded split: counts, rows per bucket, unknown tokens, and what is left out.
 
-  Args: entries, of the source and the target vocabulary.
+  Args:
+    split: name of the split.
+    corpus: the split as text.
+    encoded: the split as ids.
+    buckets: (source, target) length pairs, EOS included.
+    vocab_sizes: sizes of the source and the target vocabulary.
+
+  Returns:
+    Lines of a report.
   """
-  buckets, chosen = check_buckets(buckets), assign_buckets(encoded, buckets)
-  sizes = ', '.join(f'{s}x{t}: {np.sum(chosen == i)}' for i, (s, t) in enumerate(buckets))
-  sides = zip(('source', 'target'), (encoded.source, encoded.target), entries, strict=True)
-  shares = {side: np.mean((ids == UNK) | (ids >= known)) for side, ids, known in sides}
-  unknown = ', '.join(f'{share:.2%} of {side} tokens' for side, share in shares.items() if share)
-  report = [*corpus.report, f'{split}: {format_count(encoded.rows, "pair")} ({corpus.name}); buckets {sizes}']
+  buckets = check_buckets(buckets)
+  bucket_index = assign_buckets(encoded, buckets)
+  pairs = format_count(encoded.rows, 'pair')
+  bucket_rows = ', '.join(f'{s}x{t}: {np.sum(bucket_index == i)}' for i, (s, t) in enumerate(buckets))
+  report = [*corpus.report, f'{split}: {pairs} ({corpus.name}); buckets {bucket_rows}']
+  unknown = []
+  for side, ids, vocab_size in zip(('source', 'target'), (encoded.source, encoded.target), vocab_sizes, strict=True):
+    share = np.mean((ids == UNK) | (ids >= vocab_size))
+    if share:
+      unknown.append(f'{share:.2%} of {side} tokens')
   if unknown:
-    report.append(f'{split}: unknown {unknown}')
-  if len(long := np.flatnonzero(chosen < 0)):
-    lines = format_line_numbers([corpus.line(row) for row in long])
+    report.append(f'{split}: unknown {", ".join(unknown)}')
+  too_long = np.flatnonzero(bucket_index < 0)
+  if len(too_long):
+    lines = format_line_numbers([corpus.line(row) for row in too_long])
     longest = ' and '.join(str(max(lengths)) for lengths in encoded.lengths)
     report.append(
-      f'{split}: {len(long)} of {format_count(encoded.rows, "pair")} fit no bucket and are left out of training, loss and '
-      f'alignments ({lines} of {corpus.name}); the longest source and target have {longest} tokens with EOS'
+      f'{split}: {len(too_long)} of {pairs} fit no bucket and are left out of training, loss and alignments '
+      f'({lines} of {corpus.name}); the longest source and target have {longest} tokens with EOS'
     )
   return report

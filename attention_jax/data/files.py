@@ -1,4 +1,4 @@
-"""Lines of a text file, plain or .gz, with one clear error for everything that can be wrong with it."""
+"""Reads lines of text files and arrays of .npz files, with one clear error for everything that can be wrong."""
 
 import difflib
 import gzip
@@ -14,15 +14,18 @@ BYTE_ORDER_MARK = '\ufeff'
 
 
 def read_lines(path: str) -> list[str]:
-  """The lines of a UTF-8 file, split at '\\n' only. A byte order mark and the '\\r' of CRLF line ends are stripped.
+  """Returns the lines of a UTF-8 file, plain or .gz, split at '\\n' only.
 
-  Raises: UserError when the file is missing, a directory, unreadable, empty, not UTF-8, or not the gzip it says it is.
+  A byte order mark and the '\\r' of CRLF line ends are stripped.
+
+  Raises:
+    UserError: if the file is missing, a directory, unreadable, empty, not UTF-8, or named .gz but not a gzip file.
   """
   return split_lines(_read_bytes(path), path)
 
 
 def split_lines(data: bytes, path: str) -> list[str]:
-  """The lines of `data` as `read_lines` gives them; `path` is what errors call it."""
+  """Returns the lines of `data` as `read_lines` does; errors name `path`."""
   try:
     text = data.decode('utf-8')
   except UnicodeDecodeError as error:
@@ -38,29 +41,33 @@ def split_lines(data: bytes, path: str) -> list[str]:
 
 
 def invalid_utf8_error(path: str, line: int, column: int, byte: int) -> UserError:
-  """The error of a byte that is no UTF-8, by its place in the file, counted from 1."""
-  what = f'byte 0x{byte:02x}, number {column} of the line'
-  return UserError(f'{path}:{line}: not UTF-8 ({what}); convert the file to UTF-8')
+  """Returns the error of a byte that is not UTF-8, at a line and a byte of that line, both counted from 1."""
+  position = f'byte 0x{byte:02x}, number {column} of the line'
+  return UserError(f'{path}:{line}: not UTF-8 ({position}); convert the file to UTF-8')
 
 
 def empty_file_error(path: str) -> UserError:
-  """The error of a file without any text."""
+  """Returns the error of a file without any text."""
   return UserError(f'{path}: the file is empty')
 
 
 def read_arrays(path: str) -> dict[str, np.ndarray]:
-  """The arrays of an .npz file by their names. Raises: UserError for one that is not whole, or holds objects."""
+  """Returns the arrays of an .npz file by name.
+
+  Raises:
+    UserError: if the file is missing, damaged, or contains Python objects.
+  """
   try:
     with open(path, 'rb') as raw, np.load(raw) as file:
       return {name: file[name] for name in file}
   except FileNotFoundError:
-    raise UserError(f'{path}: no such file{_nearest(path)}') from None
+    raise _missing_file_error(path) from None
   except (OSError, ValueError, EOFError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-    raise UserError(f'{path}: not an .npz file of numbers that can be read ({error})') from error
+    raise UserError(f'{path}: cannot be read as an .npz file of numbers ({error})') from error
 
 
 def cache_folder(name: str) -> str:
-  """Where what can be made again is kept between runs: a folder of this user's cache."""
+  """Returns the folder of the user's cache in which `name` keeps what can be computed again."""
   home = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
   return os.path.join(home, 'attention_jax', name)
 
@@ -71,7 +78,7 @@ def _read_bytes(path: str) -> bytes:
       data = file.read()
     return gzip.decompress(data) if path.endswith('.gz') else data
   except FileNotFoundError:
-    raise UserError(f'{path}: no such file{_nearest(path)}') from None
+    raise _missing_file_error(path) from None
   except IsADirectoryError:
     raise UserError(f'{path}: is a directory, expected a file') from None
   except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -80,9 +87,11 @@ def _read_bytes(path: str) -> bytes:
     raise UserError(f'{path!r}: cannot be read ({getattr(error, "strerror", None) or error})') from None
 
 
-def _nearest(path: str) -> str:
+def _missing_file_error(path: str) -> UserError:
+  """The error of a missing file, with the nearest name in its folder."""
   folder, name = os.path.split(path)
   if not os.path.isdir(folder or '.'):
-    return f" (there is no folder '{folder}')"
-  near = difflib.get_close_matches(name, os.listdir(folder or '.'), n=1)
-  return f" (did you mean '{os.path.join(folder, near[0])}'?)" if near else ''
+    return UserError(f"{path}: no such file (there is no folder '{folder}')")
+  nearest = difflib.get_close_matches(name, os.listdir(folder or '.'), n=1)
+  hint = f" (did you mean '{os.path.join(folder, nearest[0])}'?)" if nearest else ''
+  return UserError(f'{path}: no such file{hint}')

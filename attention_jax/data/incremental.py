@@ -1,4 +1,4 @@
-"""Text that still arrives: its lines, character by character, and what each token adds to a text that is written."""
+"""Text that arrives piece by piece: lines as streams of characters, and decoding of one id after another."""
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator
@@ -6,89 +6,98 @@ from collections.abc import Callable, Iterable, Iterator
 from attention_jax.data.files import BYTE_ORDER_MARK, empty_file_error, invalid_utf8_error
 from attention_jax.data.vocab import Vocabulary
 
-MOST = 1 << 16  # bytes taken at once, of those that are there
+CHUNK_BYTES = 1 << 16  # the most that is read at once
 
 
 def iter_lines(read: Callable[[int], bytes], path: str) -> Iterator[Iterator[str]]:
-  """The lines that `files.split_lines` would give, each as its characters while they arrive.
+  """Yields the lines of `files.split_lines`, each as an iterator of its characters while they arrive.
+
+  The characters of a line that are not consumed are skipped before the next line.
 
   Args:
-    read: gives at most so many bytes as soon as there are any, and none at the end, as `BufferedReader.read1` does.
-    path: what errors call it.
+    read: returns at most the requested number of bytes as soon as there are any, and b'' at the end, as
+      `BufferedReader.read1` does.
+    path: the name of the stream in errors.
 
-  What is not taken of a line is skipped before the next one. Raises: UserError as split_lines, once it is that far.
+  Raises:
+    UserError: as `split_lines` does, when the iteration reaches the mistake.
   """
-  characters = _unmarked(_decoded(read, path), path)
+  characters = _without_byte_order_mark(_iter_characters(read, path), path)
   for first in characters:
-    line = _line(first, characters)
+    line = _iter_line(first, characters)
     yield line
     for _ in line:
       pass
 
 
 def skip_blank_line(line: Iterable[str]) -> Iterator[str]:
-  """The characters of a line, none of a blank one: leading white space waits for what follows it."""
-  line, waiting = iter(line), ''
+  """Yields the characters of a line, and none of a blank one: leading white space is held back until text follows."""
+  line = iter(line)
+  white_space = ''
   for character in line:
-    waiting += character
     if not character.isspace():
-      yield from waiting
+      yield from white_space + character
       break
+    white_space += character
   yield from line
 
 
 def make_incremental_decoder(vocabulary: Vocabulary) -> Callable[[int], str]:
-  """A function of the ids of one text, one after the other: what each adds to vocabulary.decode(those before)."""
+  """Returns a function that is called with the ids of one text in order, and returns the text that each id adds."""
   context: list[int] = []
 
-  def spell(id: int) -> str:
+  def decode_next(id: int) -> str:
     before = vocabulary.decode(context)
     added = vocabulary.decode([*context, id]).removeprefix(before)
-    # How a token is joined to a text depends on the last one that shows.
+    # Only the last token with visible text decides how the next one is joined to it.
     if vocabulary.decode([id]):
       context.clear()
     context.append(id)
     return added
 
-  return spell
+  return decode_next
 
 
-def _line(character: str, characters: Iterator[str]) -> Iterator[str]:
+def _iter_line(character: str, characters: Iterator[str]) -> Iterator[str]:
   """The line that begins with `character`, without the '\\r' of a CRLF line end."""
-  held = ''
+  carriage_return = ''
   while character != '\n':
-    yield from held
-    held = character if character == '\r' else ''
+    yield from carriage_return
+    carriage_return = character if character == '\r' else ''
     yield from character.removesuffix('\r')
     character = next(characters, '\n')
 
 
-def _decoded(read: Callable[[int], bytes], path: str) -> Iterator[str]:
-  """The characters of UTF-8, those of a chunk that are whole at once."""
-  line, column, rest, data = 1, 0, b'', b'?'
-  while data:
-    data = read(MOST)
-    chunk = rest + data
+def _iter_characters(read: Callable[[int], bytes], path: str) -> Iterator[str]:
+  """The characters of a UTF-8 stream, each as soon as all of its bytes have arrived."""
+  decoder = codecs.getincrementaldecoder('utf-8')()
+  line = 1
+  column = 0
+  is_end = False
+  while not is_end:
+    data = read(CHUNK_BYTES)
+    is_end = not data
     try:
-      text, used = codecs.utf_8_decode(chunk, 'strict', not data)
+      text = decoder.decode(data, final=is_end)
     except UnicodeDecodeError as error:
-      good = chunk[: error.start]
-      yield from good.decode()
-      line, column = _moved(line, column, good)
-      raise invalid_utf8_error(path, line, column + 1, chunk[error.start]) from None
+      valid = error.object[: error.start]
+      yield from valid.decode()
+      line, column = _advance(line, column, valid)
+      raise invalid_utf8_error(path, line, column + 1, error.object[error.start]) from None
     yield from text
-    line, column = _moved(line, column, chunk[:used])
-    rest = chunk[used:]
+    line, column = _advance(line, column, text.encode())
 
 
-def _moved(line: int, column: int, data: bytes) -> tuple[int, int]:
-  """Where one is after these bytes: the line, counted from 1, and the bytes of it that have been."""
-  before, newline, last = data.rpartition(b'\n')
-  return (line + before.count(b'\n') + 1, len(last)) if newline else (line, column + len(last))
+def _advance(line: int, column: int, data: bytes) -> tuple[int, int]:
+  """The position behind these bytes: the line, counted from 1, and the number of bytes of that line before it."""
+  before, newline, last_line = data.rpartition(b'\n')
+  if newline:
+    return line + before.count(b'\n') + 1, len(last_line)
+  return line, column + len(last_line)
 
 
-def _unmarked(characters: Iterator[str], path: str) -> Iterator[str]:
-  """The characters of a file that is not empty, without its byte order mark."""
+def _without_byte_order_mark(characters: Iterator[str], path: str) -> Iterator[str]:
+  """The characters without a leading byte order mark. Raises UserError if there are none."""
   first = next(characters, '')
   if first == BYTE_ORDER_MARK:
     first = next(characters, '')

@@ -1,13 +1,20 @@
-"""The stream of batches that training reads: grain prefetches on threads, the order stays exact."""
+"""Stream of training batches: grain prefetches on threads and keeps their order."""
 
 from collections.abc import Iterator
 from typing import Any
 
 
 def stream(batches: Any, start: int, stop: int, threads: int = 2, ahead: int = 8) -> Iterator[Any]:
-  """Yields `batches[start]` to `batches[stop - 1]` in order, up to `ahead` of them made beforehand by threads.
+  """Yields `batches[start]` to `batches[stop - 1]` in order.
 
-  No process is spawned. Closing the iterator, or dropping it, ends the threads.
+  No process is spawned. Closing or dropping the iterator ends the threads.
+
+  Args:
+    batches: batches by step.
+    start: the first step.
+    stop: the step after the last one.
+    threads: number of threads that make batches.
+    ahead: number of batches that are made before they are needed.
   """
   import grain
 

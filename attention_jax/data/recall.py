@@ -1,62 +1,67 @@
-"""Tasks of remembering: a sequence of vectors of bits is shown, then its answer is asked for. RECALL.
+"""Recall tasks: a sequence of bit vectors is shown, then the model has to reproduce an answer from memory.
 
-Graves, Wayne & Danihelka 2014, sections 4.1 to 4.3. An episode is of some size (how many vectors, how often ...); the
-split 'unseen' has larger ones than any that was trained on.
+Graves, Wayne & Danihelka 2014, sections 4.1 to 4.3. The size of an episode is a tuple of numbers (how many vectors, how
+many repeats ...); the split 'unseen' has larger episodes than any in training.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from attention_jax.errors import UserError
-from attention_jax.specs import bind
+from attention_jax.specs import Range, Size, bind
 
-Draw = np.random.Generator
-Sizes = tuple[int, ...]
+EpisodeSize = tuple[int, ...]
 NUM_EPISODES = {'validation': 256, 'test': 256, 'unseen': 256}
-SHAPES = 2  # lengths that training episodes are padded to
+SHAPES = 2  # number of lengths that training episodes are padded to
 
 
 class Episode(NamedTuple):
-  """What is shown [N, I], and the bits [A, O] that answer it in the A steps after that."""
+  """One sequence: the vectors shown [N, I], and the answer in the A steps after them, bits [A, O]."""
 
   inputs: np.ndarray
   target: np.ndarray
+
+  @property
+  def num_steps(self) -> int:
+    """N + A."""
+    return len(self.inputs) + len(self.target)
 
 
 class RecallTask(NamedTuple):
   """A row of RECALL with its options.
 
   Attributes:
-    input_features, output_features: I and O.
-    draw: (random numbers, size) -> Episode; how many steps it takes is a function of the size alone.
-    sizes: lowest and highest of each number in a size, while training.
-    beyond: the size of the episodes of the split 'unseen'.
+    input_features: I.
+    output_features: O.
+    draw: (random numbers, size) -> Episode; the number of steps is a function of the size alone.
+    size_ranges: lowest and highest value of each number in a size, in training.
+    unseen_size: the size of the episodes of the split 'unseen'.
   """
 
   input_features: int
   output_features: int
-  draw: Callable[[Draw, Sizes], Episode]
-  sizes: tuple[tuple[int, int], ...]
-  beyond: Sizes
+  draw: Callable[[np.random.Generator, EpisodeSize], Episode]
+  size_ranges: tuple[tuple[int, int], ...]
+  unseen_size: EpisodeSize
 
-  def size(self, draw: Draw) -> Sizes:
-    """A size as training has them, each alike."""
-    return tuple(int(draw.integers(low, high + 1)) for low, high in self.sizes)
+  def draw_size(self, rng: np.random.Generator) -> EpisodeSize:
+    """Draws a size of training episodes, uniformly."""
+    return tuple(int(rng.integers(low, high + 1)) for low, high in self.size_ranges)
 
-  def steps(self, size: Sizes) -> int:
-    shown, answer = self.draw(np.random.default_rng(0), size)
-    return len(shown) + len(answer)
+  def num_steps(self, size: EpisodeSize) -> int:
+    """Returns the number of steps of every episode of this size."""
+    return self.draw(np.random.default_rng(0), size).num_steps
 
 
 class RecallBatch(NamedTuple):
   """B episodes of up to T steps.
 
   Attributes:
-    inputs: float32 [B, T, I], 0 after what is shown.
+    inputs: float32 [B, T, I], 0 after the vectors shown.
     target: int32 [B, T, O], bits.
-    target_mask: bool [B, T], where an answer is asked for.
+    target_mask: bool [B, T], True = a step of the answer.
     index: int32 [B], the row in its split; -1 = a filler row.
   """
 
@@ -66,63 +71,86 @@ class RecallBatch(NamedTuple):
   index: np.ndarray
 
 
-def copy(*, bits: int = 8, longest: int = 20, beyond: int = 50) -> RecallTask:
-  """Vectors, then a mark; the answer is the vectors. Section 4.1."""
-  _check('copy', 1, bits=bits, longest=longest)
-  _check('copy', longest + 1, beyond=beyond)
+def copy(*, bits: Size = 8, longest: Size = 20, beyond: int = 50) -> RecallTask:
+  """Vectors, then a mark; the answer is the vectors. Section 4.1.
 
-  def draw(rng: Draw, size: Sizes) -> Episode:
-    vectors = _bits(rng, size[0], bits)
-    return Episode(_joined([_wide(vectors, 1), _mark(bits, 1, 0)]), vectors)
+  Args:
+    bits: bits of a vector.
+    longest: highest number of vectors in training.
+    beyond: number of vectors of the split 'unseen'.
+  """
+  _check_minimum('copy', 'beyond', beyond, longest + 1)
+
+  def draw(rng: np.random.Generator, size: EpisodeSize) -> Episode:
+    vectors = _draw_bits(rng, size[0], bits)
+    return Episode(_concatenate([_add_channels(vectors, 1), _mark(bits, 1, 0)]), vectors)
 
   return RecallTask(bits + 1, bits, draw, ((1, longest),), (beyond,))
 
 
 def repeat_copy(
-  *, bits: int = 8, longest: int = 10, repeats: int = 10, beyond: int = 20, beyond_repeats: int = 10
+  *, bits: Size = 8, longest: Size = 10, repeats: Size = 10, beyond: int = 20, beyond_repeats: int = 10
 ) -> RecallTask:
-  """A mark, vectors, then a number; the answer is the vectors as often as that, and a mark at the end. Section 4.2.
+  """A mark, vectors, then a number; the answer is the vectors repeated that many times, and a final mark. Section 4.2.
 
-  Numbers are brought to mean 0 and variance 1 over those that training has.
+  Numbers are normalised to mean 0 and variance 1 over those of training.
+
+  Args:
+    bits: bits of a vector.
+    longest: highest number of vectors in training.
+    repeats: highest number of repeats in training.
+    beyond: number of vectors of the split 'unseen'.
+    beyond_repeats: number of repeats of the split 'unseen'.
   """
-  _check('repeat_copy', 1, bits=bits, longest=longest, repeats=repeats)
-  _check('repeat_copy', longest, beyond=beyond)
-  _check('repeat_copy', repeats + (beyond == longest), beyond_repeats=beyond_repeats)
+  _check_minimum('repeat_copy', 'beyond', beyond, longest)
+  min_beyond_repeats = repeats + 1 if beyond == longest else repeats
+  _check_minimum('repeat_copy', 'beyond_repeats', beyond_repeats, min_beyond_repeats)
   if repeats % 2:
-    raise UserError(f'repeat_copy: repeats is {repeats}, whose middle would be shown as 0; possible: even numbers')
+    raise UserError(f"task 'repeat_copy': option repeats must be even (its middle is shown as 0), got {repeats}")
   counts = np.arange(1, repeats + 1)
-  mean, deviation = counts.mean(), counts.std()
+  mean = counts.mean()
+  deviation = counts.std()
 
-  def draw(rng: Draw, size: Sizes) -> Episode:
+  def draw(rng: np.random.Generator, size: EpisodeSize) -> Episode:
     length, times = size
-    vectors = _bits(rng, length, bits)
+    vectors = _draw_bits(rng, length, bits)
     number = _mark(bits, 2, 1) * (times - mean) / deviation
-    answer = _joined([_wide(np.tile(vectors, (times, 1)), 1), _mark(bits, 1, 0)])
-    return Episode(_joined([_mark(bits, 2, 0), _wide(vectors, 2), number]), answer)
+    answer = _concatenate([_add_channels(np.tile(vectors, (times, 1)), 1), _mark(bits, 1, 0)])
+    return Episode(_concatenate([_mark(bits, 2, 0), _add_channels(vectors, 2), number]), answer)
 
   return RecallTask(bits + 2, bits + 1, draw, ((1, longest), (1, repeats)), (beyond, beyond_repeats))
 
 
-def associative_recall(*, bits: int = 6, each: int = 3, fewest: int = 2, most: int = 6, beyond: int = 12) -> RecallTask:
-  """Items of `each` vectors, a mark before each; then one of them again between other marks; the answer is the next.
+def associative_recall(
+  *, bits: Size = 6, each: Size = 3, fewest: Annotated[int, Range(2)] = 2, most: int = 6, beyond: int = 12
+) -> RecallTask:
+  """Items of several vectors, each after a mark; then one of them between other marks; the answer is the next item.
 
-  Section 4.3. Items of an episode differ, so that what comes next is never in doubt.
+  Section 4.3. The items of an episode differ, so that the next item is unambiguous.
+
+  Args:
+    bits: bits of a vector.
+    each: vectors of an item.
+    fewest: lowest number of items in training.
+    most: highest number of items in training.
+    beyond: number of items of the split 'unseen'.
   """
-  _check('associative_recall', 1, bits=bits, each=each)
-  _check('associative_recall', 2, fewest=fewest)
-  _check('associative_recall', fewest, most=most)
-  _check('associative_recall', most + 1, beyond=beyond)
+  _check_minimum('associative_recall', 'most', most, fewest)
+  _check_minimum('associative_recall', 'beyond', beyond, most + 1)
   if 2 ** (bits * each) < 4 * max(most, beyond):
-    raise UserError(f'associative_recall: {bits * each} bits of an item are too few for {max(most, beyond)} items')
+    raise UserError(
+      f"task 'associative_recall': {bits * each} bits of an item are too few for {max(most, beyond)} different items"
+    )
 
-  def draw(rng: Draw, size: Sizes) -> Episode:
-    items = _bits(rng, size[0] * each, bits).reshape(size[0], each, bits)
-    while len(np.unique(items.reshape(size[0], -1), axis=0)) < size[0]:
-      items = _bits(rng, size[0] * each, bits).reshape(size[0], each, bits)
-    asked = int(rng.integers(size[0] - 1))
-    shown = [part for item in items for part in (_mark(bits, 2, 0), _wide(item, 2))]
-    query = [_mark(bits, 2, 1), _wide(items[asked], 2), _mark(bits, 2, 1)]
-    return Episode(_joined(shown + query), items[asked + 1])
+  def draw(rng: np.random.Generator, size: EpisodeSize) -> Episode:
+    num_items = size[0]
+    items = _draw_bits(rng, num_items * each, bits).reshape(num_items, each, bits)
+    while len(np.unique(items.reshape(num_items, -1), axis=0)) < num_items:
+      items = _draw_bits(rng, num_items * each, bits).reshape(num_items, each, bits)
+    query = int(rng.integers(num_items - 1))
+    shown = [part for item in items for part in (_mark(bits, 2, 0), _add_channels(item, 2))]
+    shown += [_mark(bits, 2, 1), _add_channels(items[query], 2), _mark(bits, 2, 1)]
+    return Episode(_concatenate(shown), items[query + 1])
 
   return RecallTask(bits + 2, bits, draw, ((fewest, most),), (beyond,))
 
@@ -135,39 +163,43 @@ RECALL: Mapping[str, Callable[..., RecallTask]] = {
 
 
 def make_recall_task(spec: str) -> RecallTask:
-  """The task of `config.data.task`. Raises: UserError for one that does not exist."""
+  """Returns the task of `config.data.task`, a spec of RECALL.
+
+  Raises:
+    UserError: for an unknown task or an invalid option.
+  """
   _, row, options = bind(spec, RECALL, 'task')
   return row(**options)
 
 
-def _check(task: str, least: int, **numbers: int) -> None:
-  for option, value in numbers.items():
-    if value < least:
-      raise UserError(f'{task}: {option} is {value}; possible: {least} or more')
+def _check_minimum(task: str, option: str, value: int, minimum: int) -> None:
+  """Raises UserError for an option below a minimum that depends on other options."""
+  if value < minimum:
+    raise UserError(f"task '{task}': option {option} must be at least {minimum}, got {value}")
 
 
-def _bits(rng: Draw, rows: int, bits: int) -> np.ndarray:
+def _draw_bits(rng: np.random.Generator, rows: int, bits: int) -> np.ndarray:
   return rng.integers(0, 2, (rows, bits)).astype(np.float32)
 
 
-def _wide(vectors: np.ndarray, channels: int) -> np.ndarray:
-  """Vectors with channels of marks beside them, all 0."""
+def _add_channels(vectors: np.ndarray, channels: int) -> np.ndarray:
+  """Vectors with channels for marks appended, all 0."""
   return np.pad(vectors, ((0, 0), (0, channels)))
 
 
 def _mark(bits: int, channels: int, channel: int) -> np.ndarray:
-  """A vector of zeros with a 1 in one channel of marks."""
+  """A vector of zeros with a 1 in one of the channels for marks, [1, bits + channels]."""
   return np.eye(bits + channels, dtype=np.float32)[None, bits + channel]
 
 
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+def _concatenate(parts: Sequence[np.ndarray]) -> np.ndarray:
   return np.concatenate(parts).astype(np.float32)
 
 
 def eval_episodes(task: RecallTask, split: str) -> list[Episode]:
-  """The episodes of a split that is measured, always the same."""
+  """Returns the episodes of an evaluation split, a function of the task and the split alone."""
   rng = np.random.default_rng((0, *split.encode()))
-  sizes = [task.beyond if split == 'unseen' else task.size(rng) for _ in range(NUM_EPISODES[split])]
+  sizes = [task.unseen_size if split == 'unseen' else task.draw_size(rng) for _ in range(NUM_EPISODES[split])]
   return [task.draw(rng, size) for size in sizes]
 
 
@@ -180,48 +212,74 @@ class RecallBatches:
   shape_names = 'rows, steps'
 
   def __init__(self, task: RecallTask, size: int, seed: int = 0, shard: int = 0, shards: int = 1):
-    """Args: size, rows of a batch; this process gets the rows `shard::shards`."""
+    """Defines the batches of a task.
+
+    Args:
+      task: draws the episodes.
+      size: rows of a batch.
+      seed: seed of the episodes.
+      shard: index of this process, which gets the rows `shard::shards` of every batch.
+      shards: number of processes.
+
+    Raises:
+      UserError: if the rows cannot be divided among the processes.
+    """
     if size < 1 or size % shards:
       raise UserError(f'the {size} rows of a batch cannot be divided among {shards} processes')
-    self._task, self._size, self._seed, self._rows = task, size, seed, np.arange(size)[shard::shards]
-    longest = task.steps(tuple(high for _, high in task.sizes))
+    self._task = task
+    self._seed = seed
+    self._rows = np.arange(size)[shard::shards]
+    longest = task.num_steps(tuple(high for _, high in task.size_ranges))
     self._lengths = sorted({-(-longest * part // SHAPES) for part in range(1, SHAPES + 1)})
 
   def __len__(self) -> int:
-    """Batches in an epoch: there is none, every episode is new."""
+    """Batches in an epoch: 1, as every episode is new and there are no epochs."""
     return 1
 
   @property
   def shapes(self) -> list[tuple[int, int]]:
-    """The (rows, steps) that occur, each one compilation."""
+    """The (rows, steps) that occur, each of which is compiled once."""
     return [(len(self._rows), length) for length in self._lengths]
 
   def __getitem__(self, step: int) -> RecallBatch:
-    size = self._task.size(np.random.default_rng(step))
-    drawn = [self._task.draw(np.random.default_rng((self._seed, step, int(row))), size) for row in self._rows]
-    steps = len(drawn[0].inputs) + len(drawn[0].target)
-    length = next(length for length in self._lengths if length >= steps)
-    return gather_episodes(self._task, drawn, self._rows, length)
+    size = self._task.draw_size(np.random.default_rng(step))
+    episodes = [self._task.draw(np.random.default_rng((self._seed, step, int(row))), size) for row in self._rows]
+    num_steps = episodes[0].num_steps
+    length = next(length for length in self._lengths if length >= num_steps)
+    return gather_episodes(self._task, episodes, self._rows, length)
 
 
 def eval_recall_batches(task: RecallTask, split: str, size: int) -> list[RecallBatch]:
-  """Batches for evaluation: every episode once, as long as the longest of the split."""
-  drawn = eval_episodes(task, split)
-  longest = max(len(episode.inputs) + len(episode.target) for episode in drawn)
-  parts = [np.arange(start, start + size) for start in range(0, len(drawn), size)]
-  of = lambda rows: [drawn[row] if row < len(drawn) else None for row in rows]
-  return [gather_episodes(task, of(rows), np.where(rows < len(drawn), rows, -1), longest) for rows in parts]
+  """Returns batches of `size` rows for evaluation: every episode once, padded to the longest of the split."""
+  episodes = eval_episodes(task, split)
+  longest = max(episode.num_steps for episode in episodes)
+  batches = []
+  for start in range(0, len(episodes), size):
+    rows = np.arange(start, start + size)
+    batch = [episodes[row] if row < len(episodes) else None for row in rows]
+    batches.append(gather_episodes(task, batch, np.where(rows < len(episodes), rows, -1), longest))
+  return batches
 
 
-def gather_episodes(task: RecallTask, drawn: Sequence[Episode | None], index: np.ndarray, length: int) -> RecallBatch:
-  """Episodes side by side, padded to a length; None is a filler row."""
-  inputs = np.zeros((len(drawn), length, task.input_features), np.float32)
-  target = np.zeros((len(drawn), length, task.output_features), np.int32)
-  real = np.zeros((len(drawn), length), bool)
-  for row, episode in enumerate(drawn):
+def gather_episodes(
+  task: RecallTask, episodes: Sequence[Episode | None], index: np.ndarray, length: int
+) -> RecallBatch:
+  """Returns episodes as a batch.
+
+  Args:
+    task: the task of the episodes.
+    episodes: the rows; None = a filler row.
+    index: the row of each episode in its split; -1 = a filler row.
+    length: the number of steps to pad to.
+  """
+  inputs = np.zeros((len(episodes), length, task.input_features), np.float32)
+  target = np.zeros((len(episodes), length, task.output_features), np.int32)
+  target_mask = np.zeros((len(episodes), length), bool)
+  for row, episode in enumerate(episodes):
     if episode is None:
       continue
-    shown, steps = len(episode.inputs), len(episode.inputs) + len(episode.target)
-    inputs[row, :shown] = episode.inputs
-    target[row, shown:steps], real[row, shown:steps] = episode.target, True
-  return RecallBatch(inputs, target, real, np.asarray(index, np.int32))
+    num_shown = len(episode.inputs)
+    inputs[row, :num_shown] = episode.inputs
+    target[row, num_shown : episode.num_steps] = episode.target
+    target_mask[row, num_shown : episode.num_steps] = True
+  return RecallBatch(inputs, target, target_mask, np.asarray(index, np.int32))

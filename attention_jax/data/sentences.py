@@ -1,44 +1,47 @@
-"""Texts -> sentences of tokens, by the rules that spaCy has for a language; what was split is remembered on disk."""
+"""Splits texts into sentences of tokens by spaCy's rules for a language; results for large data are cached on disk."""
 
+import contextlib
 import gzip
 import hashlib
 import json
 import os
 import re
-import uuid
 from collections.abc import Sequence
 from html import unescape
 
+from attention_jax.atomic import write_atomic
 from attention_jax.data.files import cache_folder
 from attention_jax.errors import UserError
 
 TAG = re.compile(r'<[^<>]*>')
-LARGE = 1_000_000  # characters, from which on what was split is remembered
+LARGE = 1_000_000  # characters, from which on the result is cached
 
 
 def split(texts: Sequence[str], *, language: str = 'en', whole: bool = False, html: bool = False) -> list[list[str]]:
-  """For each text its sentences, in lower case, with single spaces between tokens. A blank text has none.
+  """Returns the sentences of each text, in lower case, with single spaces between tokens. A blank text has none.
 
   Args:
-    language: a code that spaCy has rules for, such as 'en'.
-    whole: whether a text is left one sentence, whatever is in it.
-    html: whether texts have tags and entities such as '<br />' and '&amp;'; tags end a word.
+    texts: the texts.
+    language: a language code of spaCy, such as 'en'.
+    whole: whether each text is kept as one sentence.
+    html: whether texts contain tags and entities such as '<br />' and '&amp;'; tags end a word.
 
-  Raises: UserError for a language that spaCy does not have.
+  Raises:
+    UserError: for a language that spaCy does not support.
   """
   import spacy
 
-  options = [spacy.__version__, language, whole, html]
   if sum(map(len, texts)) < LARGE:
-    return _split(texts, *options[1:])
-  key = hashlib.sha256(json.dumps(options).encode())
+    return _split(texts, language, whole, html)
+  key = hashlib.sha256(json.dumps([spacy.__version__, language, whole, html]).encode())
   for text in texts:
     key.update(text.encode('utf-8', 'surrogatepass') + b'\0')
   path = os.path.join(cache_folder('sentences'), f'{key.hexdigest()[:32]}.json.gz')
-  if (found := _stored(path)) is None:
-    found = _split(texts, *options[1:])
-    _store(path, found)
-  return found
+  result = _load_cached(path)
+  if result is None:
+    result = _split(texts, language, whole, html)
+    _store_cached(path, result)
+  return result
 
 
 def _split(texts: Sequence[str], language: str, whole: bool, html: bool) -> list[list[str]]:
@@ -47,33 +50,30 @@ def _split(texts: Sequence[str], language: str, whole: bool, html: bool) -> list
   try:
     pipeline = spacy.blank(language)
   except ImportError as error:
-    raise UserError(f'spaCy has no language {language!r}; possible: a code such as en, de, fr or zh') from error
+    raise UserError(f'unknown language {language!r} of spaCy; expected a code such as en, de, fr or zh') from error
   pipeline.max_length = max(map(len, texts), default=0) + 1  # a limit for parsers, which are not used
   if not whole:
     pipeline.add_pipe('sentencizer')
-  read = (lambda text: unescape(TAG.sub(' ', text))) if html else str
-  found = []
-  for document in pipeline.pipe(map(read, texts), batch_size=256):
+  if html:
+    texts = [unescape(TAG.sub(' ', text)) for text in texts]
+  result = []
+  for document in pipeline.pipe(texts, batch_size=256):
     sentences = [document] if whole else document.sents
     lines = (' '.join(token.lower_ for token in sentence if not token.is_space) for sentence in sentences)
-    found.append([line for line in lines if line])
-  return found
+    result.append([line for line in lines if line])
+  return result
 
 
-def _stored(path: str) -> list[list[str]] | None:
+def _load_cached(path: str) -> list[list[str]] | None:
   try:
     with gzip.open(path, 'rt', encoding='utf-8') as file:
       return json.load(file)
-  except (OSError, EOFError, ValueError):  # not there, or not whole: it is made again
+  except (OSError, EOFError, ValueError):  # missing or damaged
     return None
 
 
-def _store(path: str, found: list[list[str]]) -> None:
-  partial = f'{path}.{uuid.uuid4().hex}.part'
-  try:
+def _store_cached(path: str, result: list[list[str]]) -> None:
+  with contextlib.suppress(OSError):  # without the cache, the texts are split again next time
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with gzip.open(partial, 'wt', encoding='utf-8', compresslevel=1) as file:
-      json.dump(found, file, ensure_ascii=False)
-    os.replace(partial, path)
-  except OSError:
-    pass  # nothing is lost but the time to do it again
+    with write_atomic(path) as temporary, gzip.open(temporary, 'wt', encoding='utf-8', compresslevel=1) as file:
+      json.dump(result, file, ensure_ascii=False)

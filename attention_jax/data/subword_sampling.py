@@ -1,7 +1,7 @@
-"""Ways to cut a word into pieces that are drawn anew each time: subword regularisation.
+"""Random segmentations of a word into subword pieces: subword regularisation.
 
-They are drawn here and not by sentencepiece, whose draws differ from process to process whatever its seed: a resumed
-run would not be the one that was interrupted.
+They are sampled here because sentencepiece's samples differ from process to process whatever its seed, so that a
+resumed run would differ from an uninterrupted one.
 """
 
 import functools
@@ -9,62 +9,79 @@ import math
 import random
 from collections.abc import Callable, Mapping
 
-Cut = Callable[[str, random.Random], list[str]]
+Segment = Callable[[str, random.Random], list[str]]
 
 
-def bpe_dropout(scores: Mapping[str, float], dropout: float) -> Cut:
-  """Merges of neighbours, the highest score first; each is left out with this probability when its turn comes.
+def bpe_dropout(scores: Mapping[str, float], dropout: float) -> Segment:
+  """BPE-dropout (Provilkov, Emelianenko & Voita, 2020).
 
-  Provilkov, Emelianenko & Voita 2020 (BPE-dropout). What was left out comes again as soon as a neighbour has grown.
+  Adjacent pieces are merged, the pair with the highest score first. Each merge is skipped with a fixed probability. A
+  skipped merge becomes available again as soon as one of its neighbours has been merged.
 
-  Args: scores, of all pieces.
+  Args:
+    scores: the score of each piece.
+    dropout: probability of skipping a merge.
+
+  Returns:
+    A function (word, random numbers) -> pieces.
   """
-  none = -math.inf
+  no_merge = -math.inf
 
-  def cut(word: str, draws: random.Random) -> list[str]:
-    parts = list(word)
-    score = lambda i: scores.get(parts[i] + parts[i + 1], none)
-    pairs = [score(i) for i in range(len(parts) - 1)]
-    while pairs and (best := max(pairs)) > none:
-      at = pairs.index(best)
-      if draws.random() < dropout:
-        pairs[at] = none
+  def segment(word: str, rng: random.Random) -> list[str]:
+    pieces = list(word)
+
+    def merge_score(i: int) -> float:
+      return scores.get(pieces[i] + pieces[i + 1], no_merge)
+
+    merges = [merge_score(i) for i in range(len(pieces) - 1)]
+    while merges and (best := max(merges)) > no_merge:
+      position = merges.index(best)
+      if rng.random() < dropout:
+        merges[position] = no_merge
         continue
-      parts[at : at + 2] = [parts[at] + parts[at + 1]]
-      del pairs[at]
-      for i in range(max(at - 1, 0), min(at + 1, len(pairs))):
-        pairs[i] = score(i)
-    return parts
+      pieces[position : position + 2] = [pieces[position] + pieces[position + 1]]
+      del merges[position]
+      for i in range(max(position - 1, 0), min(position + 1, len(merges))):
+        merges[i] = merge_score(i)
+    return pieces
 
-  return cut
+  return segment
 
 
-def unigram_sampling(scores: Mapping[str, float], sampling: float) -> Cut:
-  """Each way x of cutting the word with probability P(x)^α / Σ P^α. Kudo 2018, section 3.2.
+def unigram_sampling(scores: Mapping[str, float], sampling: float) -> Segment:
+  """Each segmentation x of a word with probability P(x)^α / Σ P^α. Kudo 2018, section 3.2.
 
-  Args: scores, log-probabilities of all pieces, whose sums are log P; sampling, α.
+  Args:
+    scores: the log-probability of each piece, whose sums are log P.
+    sampling: α.
+
+  Returns:
+    A function (word, random numbers) -> pieces.
   """
   longest = max(map(len, scores))
 
   @functools.lru_cache(2**16)
-  def ends(word: str) -> list[tuple[list[int], list[float]]]:
-    """For each end of a part where it may begin, and the weights of these: forward filtering."""
-    total, found = [0.0], []
+  def filter_forward(word: str) -> list[tuple[list[int], list[float]]]:
+    """For each end of a piece: its possible starts, and their weights (forward filtering)."""
+    totals = [0.0]  # log of the summed weights of all segmentations of each prefix
+    table = []
     for end in range(1, len(word) + 1):
-      ways = range(max(0, end - longest), end)
-      logs = {i: total[i] + sampling * scores[word[i:end]] for i in ways if word[i:end] in scores}
+      starts = range(max(0, end - longest), end)
+      logs = {i: totals[i] + sampling * scores[word[i:end]] for i in starts if word[i:end] in scores}
       top = max(logs.values())
       weights = [math.exp(log - top) for log in logs.values()]
-      total.append(top + math.log(sum(weights)))
-      found.append((list(logs), weights))
-    return found
+      totals.append(top + math.log(sum(weights)))
+      table.append((list(logs), weights))
+    return table
 
-  def cut(word: str, draws: random.Random) -> list[str]:
-    table, end, parts = ends(word), len(word), []
+  def segment(word: str, rng: random.Random) -> list[str]:
+    table = filter_forward(word)
+    pieces = []
+    end = len(word)
     while end:
-      begin = draws.choices(*table[end - 1])[0]
-      parts.append(word[begin:end])
-      end = begin
-    return parts[::-1]
+      start = rng.choices(*table[end - 1])[0]
+      pieces.append(word[start:end])
+      end = start
+    return pieces[::-1]
 
-  return cut
+  return segment

@@ -1,4 +1,4 @@
-"""Tasks: what a config can name. A row of TASKS turns a folder and options into the splits of a corpus."""
+"""Tasks of pairs of texts: a row of TASKS turns a folder and options into the splits of a corpus."""
 
 import collections
 import itertools
@@ -10,16 +10,30 @@ import numpy as np
 
 from attention_jax.data import vocab
 from attention_jax.data.batching import BATCH_UNITS
-from attention_jax.data.encoding import EncodedCorpus, assign_buckets, check_buckets, describe_corpus, encode
+from attention_jax.data.encoding import (
+  Buckets,
+  EncodedCorpus,
+  assign_buckets,
+  check_buckets,
+  describe_corpus,
+  encode,
+)
+from attention_jax.data.splits import SPLITS
 from attention_jax.data.text import Corpus, Links, from_pairs, parallel_paths, read_parallel, read_tsv
 from attention_jax.errors import UserError, choose
 from attention_jax.specs import bind
 
-SPLITS = ('train', 'validation', 'test', 'unseen')
-
 
 class TranslationData(NamedTuple):
-  """What `load` returns: vocabularies, the splits as text and as ids, and a report for the person who started it."""
+  """The data of a run.
+
+  Attributes:
+    source_vocab: the vocabulary of the source.
+    target_vocab: the vocabulary of the target.
+    corpora: the splits as text.
+    encoded: the splits as ids.
+    report: lines that describe vocabularies and splits.
+  """
 
   source_vocab: vocab.Vocabulary
   target_vocab: vocab.Vocabulary
@@ -29,14 +43,14 @@ class TranslationData(NamedTuple):
 
 
 def dates(folder: str) -> dict[str, Corpus]:
-  """Dates as people write them -> ISO 8601, with character links; built on first use, stored under `folder`."""
+  """Dates in many notations -> ISO 8601, with character links; generated on first use, stored under `folder`."""
   from attention_jax.data.builders import dates as builder
 
   corpora = {}
   for split in SPLITS:
     columns = builder.load(split, folder or '.')
     corpus = from_pairs(columns['source'], columns['target'], columns['links'], level='char', name=f'dates {split}')
-    corpora[split] = corpus._replace(links=[_sure(links) for links in corpus.links], possible=corpus.links)
+    corpora[split] = corpus._replace(links=[_sure_links(links) for links in corpus.links], possible=corpus.links)
   return corpora
 
 
@@ -52,10 +66,10 @@ def records(folder: str, *, form: str = 'sentence', seed: int = 0) -> dict[str, 
   return corpora
 
 
-def _sure(links: Links) -> Links:
-  """The links of target characters that have one; a character read from a whole span may look at any part of it."""
-  spans = collections.Counter(target for _, target in links)
-  return tuple((source, target) for source, target in links if spans[target] == 1)
+def _sure_links(links: Links) -> Links:
+  """The links of target characters that have exactly one; a character with several comes from any part of a span."""
+  num_links = collections.Counter(target for _, target in links)
+  return tuple((source, target) for source, target in links if num_links[target] == 1)
 
 
 def text(
@@ -68,18 +82,27 @@ def text(
   source: str | None = None,
   target: str | None = None,
 ) -> dict[str, Corpus]:
-  """Parallel files, plain or .gz. A split is two paths, or a prefix that `source` and `target` complete."""
+  """Parallel files, plain or .gz.
 
-  def read(split: str, given: Any) -> Corpus:
-    if isinstance(given, str):
+  Args:
+    folder: the folder that relative paths start from.
+    train, validation, test, unseen: two paths, or a prefix that `source` and `target` complete.
+    source, target: suffixes of prefixes, such as 'en' and 'de'.
+
+  Raises:
+    UserError: for anything else, and as `read_parallel` does.
+  """
+
+  def read(split: str, paths: Any) -> Corpus:
+    if isinstance(paths, str):
       if not (isinstance(source, str) and isinstance(target, str)):
-        raise UserError(f"task 'text': {split}={given!r} is a prefix and needs source and target such as 'en' and 'de'")
-      return read_parallel(*parallel_paths(_under(folder, given), source, target))
-    if isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(path, str) for path in given):
-      return read_parallel(*(_under(folder, path) for path in given))
-    raise UserError(f"task 'text': {split} is a prefix or a pair of (source, target) paths, got {given!r}")
+        raise UserError(f"task 'text': {split}={paths!r} is a prefix and needs source and target such as 'en' and 'de'")
+      return read_parallel(*parallel_paths(_join(folder, paths), source, target))
+    if isinstance(paths, tuple | list) and len(paths) == 2 and all(isinstance(path, str) for path in paths):
+      return read_parallel(*(_join(folder, path) for path in paths))
+    raise UserError(f"task 'text': {split} must be a prefix or a pair of (source, target) paths, got {paths!r}")
 
-  return _each_split(read, train, validation, test, unseen)
+  return _read_splits(read, train, validation, test, unseen)
 
 
 def tsv(
@@ -91,12 +114,18 @@ def tsv(
   unseen: str | None = None,
   level: str = 'word',
 ) -> dict[str, Corpus]:
-  """Tables of source TAB target [TAB links], plain or .gz. `level`: what the links count, words or characters."""
-  return _each_split(lambda split, path: read_tsv(_under(folder, path), level), train, validation, test, unseen)
+  """Tables of source TAB target [TAB links], plain or .gz.
+
+  Args:
+    folder: the folder that relative paths start from.
+    train, validation, test, unseen: the table of each split.
+    level: the unit that links count, a key of text.LINK_LEVELS.
+  """
+  return _read_splits(lambda split, path: read_tsv(_join(folder, path), level), train, validation, test, unseen)
 
 
 def tfds(folder: str, *, name: str, source: str | None = None, target: str | None = None) -> dict[str, Corpus]:
-  """A translation set in tfds format under `folder`. The languages stand in its name (`.../de-en`) or are given."""
+  """A translation set in tfds format under `folder`; its name contains the languages (`.../de-en`) by default."""
   from attention_jax.data import translation_sets
 
   return translation_sets.read(folder, name, source, target)
@@ -111,30 +140,39 @@ TASKS: Mapping[str, Callable[..., dict[str, Corpus]]] = {
 }
 
 
-def _under(folder: str, path: str) -> str:
+def _join(folder: str, path: str) -> str:
   return os.path.join(folder, os.path.expanduser(path))
 
 
-def _each_split(read: Callable[[str, Any], Corpus], *given: Any) -> dict[str, Corpus]:
-  return {split: read(split, path) for split, path in zip(SPLITS, given, strict=True) if path is not None}
+def _read_splits(read: Callable[[str, Any], Corpus], *paths: Any) -> dict[str, Corpus]:
+  """Reads the splits whose paths, in the order of SPLITS, are set."""
+  return {split: read(split, path) for split, path in zip(SPLITS, paths, strict=True) if path is not None}
 
 
 def load_corpora(config: Mapping[str, Any]) -> dict[str, Corpus]:
-  """The splits of the task that `config['task']` names, from `config['folder']`; 'train' is always among them."""
+  """Returns the splits of the task `config['task']` from `config['folder']`; 'train' is always among them."""
   _, row, options = bind(config['task'], TASKS, 'task')
   return row(os.path.expanduser(config['folder'] or ''), **options)
 
 
 def load_vocabularies(config: Mapping[str, Any], run_folder: str) -> tuple[vocab.Vocabulary, vocab.Vocabulary]:
-  """The source and target vocabularies that a run stored. Raises: UserError when it has none."""
-  found = {side: vocab.load_stored(config['vocabulary'], run_folder, side) for side in _sides(config)}
-  if missing := [side for side, vocabulary in found.items() if vocabulary is None]:
-    raise UserError(f'{run_folder}: holds no {" and no ".join(missing)} vocabulary; was a run started there?')
-  return _both(found)
+  """Returns the source and target vocabularies that a run stored.
+
+  Raises:
+    UserError: if the folder has none.
+  """
+  by_side = {side: vocab.load_stored(config['vocabulary'], run_folder, side) for side in _columns_by_side(config)}
+  if missing := [side for side, vocabulary in by_side.items() if vocabulary is None]:
+    raise UserError(f'{run_folder}: contains no {" and no ".join(missing)} vocabulary; was a run started there?')
+  return _source_and_target(by_side)
 
 
 def check(config: Mapping[str, Any]) -> None:
-  """Raises UserError for what is wrong with a config whatever its files hold."""
+  """Checks a config without reading files.
+
+  Raises:
+    UserError: for an invalid task, vocabulary, bucket or batch unit.
+  """
   bind(config['task'], TASKS, 'task')
   vocab.parse_kind(config['vocabulary'])
   check_buckets(config['buckets'])
@@ -142,60 +180,82 @@ def check(config: Mapping[str, Any]) -> None:
 
 
 def load(config: Mapping[str, Any], run_folder: str | None) -> TranslationData:
-  """Reads the task of a config, makes or restores the run's vocabularies, and encodes every split.
+  """Reads the task of a config, trains or restores the vocabularies of the run, and encodes every split.
 
   Args:
-    config: task (a spec of TASKS), folder (what relative paths start from), vocabulary (a spec of VOCABULARIES),
+    config: task (a spec of TASKS), folder (where relative paths start), vocabulary (a spec of VOCABULARIES),
       shared_vocabulary (one for both sides), buckets.
-    run_folder: where the vocabularies are stored, and taken from when they are there; None stores nothing.
+    run_folder: where the vocabularies are stored, and read from if they exist; None stores nothing.
 
-  Raises: UserError for whatever is wrong with the config or the files.
+  Raises:
+    UserError: for anything that is wrong with the config or the files.
   """
-  buckets, level = check_buckets(config['buckets']), vocab.parse_kind(config['vocabulary'])
+  buckets = check_buckets(config['buckets'])
+  kind = vocab.parse_kind(config['vocabulary'])
   corpora = load_corpora(config)
-  sides = _sides(config)
-  found = {side: vocab.load_stored(config['vocabulary'], run_folder, side) if run_folder else None for side in sides}
-  report = []
-  for side, columns in sides.items():
-    origin = 'stored'
-    if found[side] is None:
-      lines = itertools.chain(*(getattr(corpora['train'], column) for column in columns))
-      found[side], origin = vocab.train(config['vocabulary'], lines), 'made from the training split'
-      if run_folder:
-        found[side].save(run_folder, side)
-    report.append(f'{side} vocabulary {config["vocabulary"]}: {len(found[side])} entries, {origin}')
-  source_vocab, target_vocab = _both(found)
+  by_side, report = _load_or_train_vocabularies(config, corpora['train'], run_folder)
+  source_vocab, target_vocab = _source_and_target(by_side)
   encoded = {split: encode(corpus, source_vocab, target_vocab) for split, corpus in corpora.items()}
   for split, corpus in corpora.items():
     report += describe_corpus(split, corpus, encoded[split], buckets, (len(source_vocab), len(target_vocab)))
-    if np.all(assign_buckets(encoded[split], buckets) < 0):
-      raise UserError(f'{report[-1]}; possible: longer config.data.buckets than {buckets}')
+    _check_fits(encoded[split], buckets, report[-1])
     if corpus.links is not None and encoded[split].links is None:
-      report.append(f'{split}: links between {corpus.level}s are not used with a {level} vocabulary')
+      report.append(f'{split}: links between {corpus.level}s are not used with a {kind} vocabulary')
       corpora[split] = corpus._replace(links=None, possible=None)
   return TranslationData(source_vocab, target_vocab, corpora, encoded, report)
+
+
+def _load_or_train_vocabularies(
+  config: Mapping[str, Any], train: Corpus, run_folder: str | None
+) -> tuple[dict[str, vocab.Vocabulary], list[str]]:
+  """The vocabulary of each side, stored in the folder of the run, and a line of report for each."""
+  spec = config['vocabulary']
+  sides = _columns_by_side(config)
+  by_side = {side: vocab.load_stored(spec, run_folder, side) if run_folder else None for side in sides}
+  report = []
+  for side, columns in sides.items():
+    origin = 'stored'
+    if by_side[side] is None:
+      lines = itertools.chain(*(getattr(train, column) for column in columns))
+      by_side[side] = vocab.train(spec, lines)
+      origin = 'made from the training split'
+      if run_folder:
+        by_side[side].save(run_folder, side)
+    report.append(f'{side} vocabulary {spec}: {len(by_side[side])} entries, {origin}')
+  return by_side, report
+
+
+def _check_fits(encoded: EncodedCorpus, buckets: Buckets, description: str) -> None:
+  """Raises UserError, which begins with a description of the split, if no row fits a bucket."""
+  if np.all(assign_buckets(encoded, buckets) < 0):
+    raise UserError(f'{description}; enlarge config.data.buckets={buckets}')
 
 
 def save_vocabularies(
   config: Mapping[str, Any], source_vocab: vocab.Vocabulary, target_vocab: vocab.Vocabulary, run_folder: str
 ) -> None:
-  """Stores both where `load` finds them again."""
-  for side in _sides(config):
+  """Stores both vocabularies where `load` reads them."""
+  for side in _columns_by_side(config):
     (target_vocab if side == 'target' else source_vocab).save(run_folder, side)
 
 
-def _sides(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-  """The vocabularies a config asks for, and the columns of the corpus that each one covers."""
+def _columns_by_side(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+  """The vocabularies of a config, and the columns of the corpus that each one covers."""
   if config['shared_vocabulary']:
     return {'shared': ('source', 'target')}
   return {'source': ('source',), 'target': ('target',)}
 
 
-def _both(found: Mapping[str, vocab.Vocabulary]) -> tuple[vocab.Vocabulary, vocab.Vocabulary]:
-  return found.get('shared') or found['source'], found.get('shared') or found['target']
+def _source_and_target(by_side: Mapping[str, vocab.Vocabulary]) -> tuple[vocab.Vocabulary, vocab.Vocabulary]:
+  shared = by_side.get('shared')
+  return shared or by_side['source'], shared or by_side['target']
 
 
 def get_split(data: TranslationData, split: str) -> tuple[Corpus, EncodedCorpus]:
-  """One split as text and as ids. Raises: UserError naming the splits there are."""
+  """Returns one split as text and as ids.
+
+  Raises:
+    UserError: naming the splits that exist, if it is not one of them.
+  """
   choose(split, data.corpora, 'split')
   return data.corpora[split], data.encoded[split]

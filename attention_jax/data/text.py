@@ -1,6 +1,6 @@
-"""Corpora: pairs of lines from parallel files or tables, every row still knowing the line it came from.
+"""Corpora: pairs of lines from parallel files or tables. Every row keeps the number of the line that it came from.
 
-Nothing is dropped without a word: what was left out stands, with its line numbers, in `Corpus.report`.
+Nothing is dropped silently: `Corpus.report` lists what was left out, with its line numbers.
 """
 
 import os
@@ -12,23 +12,23 @@ from attention_jax.data.files import read_lines
 from attention_jax.errors import UserError, choose
 
 Links = tuple[tuple[int, int], ...]
-LINK_LEVELS = {'char': list, 'word': str.split}  # what links may count, and how it is counted
+LINK_LEVELS = {'char': list, 'word': str.split}  # the units that links count, and how to split a line into them
 _COLUMNS = 'expected source TAB target, or source TAB target TAB links'
 _LINK = re.compile(r'([0-9]{1,9})-([0-9]{1,9})')
 
 
 class Corpus(NamedTuple):
-  """One split, text level.
+  """One split as text.
 
   Attributes:
-    source: one line each.
-    target: one line each, as many as in source.
-    links: per row the sure gold (source token, target token) pairs, 0-based; None where the data has none.
-    level: what links count, a name in LINK_LEVELS.
-    name: where the rows come from, for messages (the source file's path).
+    source: one line per row.
+    target: one line per row.
+    links: the sure gold (source unit, target unit) pairs of each row, 0-based; None where the data has none.
+    level: the unit that links count, a key of LINK_LEVELS.
+    name: where the rows come from (the path of the source file), for messages.
     lines: the 1-based line number of each row in that file; None: row i is line i + 1.
-    report: what reading left out, one human line each.
-    possible: per row all pairs that are not wrong, the sure ones among them; None: those in links.
+    report: lines that describe what reading left out.
+    possible: the possible links of each row, the sure ones among them; None: those in `links`.
   """
 
   source: list[str]
@@ -41,21 +41,29 @@ class Corpus(NamedTuple):
   possible: list[Links] | None = None
 
   def line(self, row: int) -> int:
-    """The line number of a row in its file."""
+    """Returns the line number of a row in its file."""
     return row + 1 if self.lines is None else self.lines[row]
 
 
 def read_parallel(source: str, target: str) -> Corpus:
-  """Two files, line i of one belonging to line i of the other; pairs with a blank side are left out and reported.
+  """Reads two files of which line i of one belongs to line i of the other.
 
-  Raises: UserError for files that cannot be read, that differ in length, or that hold nothing but blank pairs.
+  Pairs with a blank side are left out and reported.
+
+  Args:
+    source: path of the source file.
+    target: path of the target file.
+
+  Raises:
+    UserError: for files that cannot be read, that differ in length, or that contain only blank pairs.
   """
-  sources, targets = read_lines(source), read_lines(target)
+  sources = read_lines(source)
+  targets = read_lines(target)
   if len(sources) != len(targets):
     raise UserError(
       f'{source} has {len(sources)} lines but {target} has {len(targets)}; parallel files have one line per pair'
     )
-  return from_pairs(sources, targets, name=source, what=f'{source}, {target}')
+  return from_pairs(sources, targets, name=source, report_name=f'{source}, {target}')
 
 
 def parallel_paths(prefix: str, source: str, target: str) -> tuple[str, str]:
@@ -68,19 +76,28 @@ def _plain_or_gz(path: str) -> str:
 
 
 def read_tsv(path: str, level: str = 'word') -> Corpus:
-  """A table `source TAB target [TAB links]`, links in Pharaoh format (`0-0 1-2`) counting words or characters.
+  """Reads a table `source TAB target [TAB links]`, with links in Pharaoh format (`0-0 1-2`).
 
-  Rows with a blank side are left out and reported; every other row is kept, also where several share a source.
-  Raises: UserError with file and line number for a wrong number of columns, a bad link, or one out of range.
+  Rows with a blank side are left out and reported; every other row is kept, even if several share a source.
+
+  Args:
+    path: the table, plain or .gz.
+    level: the unit that links count, a key of LINK_LEVELS.
+
+  Raises:
+    UserError: with file and line number, for a wrong number of columns and for a link that is malformed or out of
+      range.
   """
   rows = [line.split('\t') for line in read_lines(path)]
   for number, row in enumerate(rows, 1):
     if len(row) > 3 or (len(row) == 1 and row[0].strip()):
-      raise UserError(f'{path}:{number}: {len(row)} column{"s" * (len(row) > 1)}; {_COLUMNS}')
+      raise UserError(f'{path}:{number}: {format_count(len(row), "column")}; {_COLUMNS}')
+  sources = [row[0] for row in rows]
+  targets = [row[1] if len(row) > 1 else '' for row in rows]
   links = None
   if any(len(row) == 3 for row in rows):
     links = [row[2] if len(row) == 3 else '' for row in rows]
-  return from_pairs([row[0] for row in rows], [''.join(row[1:2]) for row in rows], links, level=level, name=path)
+  return from_pairs(sources, targets, links, level=level, name=path)
 
 
 def from_pairs(
@@ -90,50 +107,77 @@ def from_pairs(
   *,
   level: str = 'word',
   name: str,
-  what: str = '',
+  report_name: str = '',
 ) -> Corpus:
-  """A corpus from lines as they were read, and links in Pharaoh format; `what` names it in the report.
+  """Returns a corpus of all pairs that are blank on neither side.
 
-  Raises: UserError for bad links, an unknown level, or when no pair is left.
+  Args:
+    source: lines as they were read.
+    target: lines as they were read.
+    links: the links of each line in Pharaoh format; None where the data has none.
+    level: the unit that links count, a key of LINK_LEVELS.
+    name: see Corpus.
+    report_name: names the data in the report; by default `name`.
+
+  Raises:
+    UserError: for links that are malformed or out of range, for an unknown level, and if no pair is left.
   """
   choose(level, LINK_LEVELS, 'level of links')
-  what = what or name
-  keep = [i for i, (s, t) in enumerate(zip(source, target, strict=True)) if s.strip() and t.strip()]
-  if not keep:
-    raise UserError(f'{what}: no pairs, all {len(source)} are blank on one side or both')
-  if len(keep) == len(source):
+  report_name = report_name or name
+  rows = [i for i, (s, t) in enumerate(zip(source, target, strict=True)) if s.strip() and t.strip()]
+  if not rows:
+    raise UserError(f'{report_name}: no pairs, all {len(source)} are blank on one side or both')
+  if len(rows) == len(source):
     corpus = Corpus(source, target, level=level, name=name)
   else:
-    kept = set(keep)
-    blank = [i + 1 for i in range(len(source)) if i not in kept]
-    note = f'{what}: {format_count(len(blank), "blank line")} skipped ({format_line_numbers(blank)})'
-    lines = [i + 1 for i in keep]
-    corpus = Corpus([source[i] for i in keep], [target[i] for i in keep], None, level, name, lines, (note,))
+    blank_lines = [i + 1 for i in sorted(set(range(len(source))) - set(rows))]
+    note = f'{report_name}: {format_count(len(blank_lines), "blank line")} skipped ({format_line_numbers(blank_lines)})'
+    corpus = Corpus(
+      [source[i] for i in rows],
+      [target[i] for i in rows],
+      level=level,
+      name=name,
+      lines=[i + 1 for i in rows],
+      report=(note,),
+    )
   if links is None:
     return corpus
-  return corpus._replace(links=[_read_links(corpus, row, links[i]) for row, i in enumerate(keep)])
+  return corpus._replace(links=[_read_links(corpus, row, links[i]) for row, i in enumerate(rows)])
 
 
 def _read_links(corpus: Corpus, row: int, text: str) -> Links:
-  where, split = f'{corpus.name}:{corpus.line(row)}', LINK_LEVELS[corpus.level]
-  sizes = len(split(corpus.source[row])), len(split(corpus.target[row]))
+  """The links of a row of a corpus, checked against its lengths."""
+  where = f'{corpus.name}:{corpus.line(row)}'
+  links = _parse_pharaoh(text, where)
+  split = LINK_LEVELS[corpus.level]
+  num_sources = len(split(corpus.source[row]))
+  num_targets = len(split(corpus.target[row]))
+  for source, target in links:
+    if source >= num_sources or target >= num_targets:
+      raise UserError(
+        f"{where}: link '{source}-{target}' is out of range, counted from 0 in {corpus.level}s: "
+        f'the source has {num_sources}, the target {num_targets}'
+      )
+  return links
+
+
+def _parse_pharaoh(line: str, where: str) -> Links:
+  """`'0-0 1-2'` -> ((0, 0), (1, 2)), source first. Raises UserError, which names the line by `where`."""
   links = []
-  for item in text.split():
+  for item in line.split():
     match = _LINK.fullmatch(item)
     if not match:
-      raise UserError(f"{where}: cannot read link '{item}'; write source-target, counted from 0, such as '0-0 1-2'")
-    link = int(match[1]), int(match[2])
-    if link[0] >= sizes[0] or link[1] >= sizes[1]:
-      raise UserError(
-        f"{where}: link '{item}' is out of range, counted from 0 in {corpus.level}s: "
-        f'the source has {sizes[0]}, the target {sizes[1]}'
-      )
-    links.append(link)
+      raise UserError(f"{where}: cannot parse link '{item}'; expected source-target, counted from 0, such as '0-0 1-2'")
+    links.append((int(match[1]), int(match[2])))
   return tuple(links)
 
 
 def group_references(corpus: Corpus) -> tuple[list[str], list[list[str]], list[int]]:
-  """Rows that share a source, together: (sources, all targets of each, row index of the first of each)."""
+  """Groups rows that share a source.
+
+  Returns:
+    The distinct sources, all targets of each, and the index of the first row of each.
+  """
   groups: dict[str, list[int]] = {}
   for row, source in enumerate(corpus.source):
     groups.setdefault(source, []).append(row)
@@ -143,9 +187,13 @@ def group_references(corpus: Corpus) -> tuple[list[str], list[list[str]], list[i
 
 def format_count(number: int, noun: str) -> str:
   """`1 line`, `2 lines`."""
-  return f'{number} {noun}{"s" * (number != 1)}'
+  return f'{number} {noun}' if number == 1 else f'{number} {noun}s'
 
 
 def format_line_numbers(lines: Sequence[int], shown: int = 5) -> str:
   """`line 3`, `lines 3, 10`, `lines 1, 2, 3, 4, 5, ...`: the first few line numbers."""
-  return f'line{"s" * (len(lines) > 1)} {", ".join(map(str, lines[:shown]))}{", ..." * (len(lines) > shown)}'
+  noun = 'lines' if len(lines) > 1 else 'line'
+  numbers = [str(line) for line in lines[:shown]]
+  if len(lines) > shown:
+    numbers.append('...')
+  return f'{noun} {", ".join(numbers)}'

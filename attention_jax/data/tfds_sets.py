@@ -1,4 +1,4 @@
-"""Sets that tfds has prepared, opened without TensorFlow."""
+"""Prepared tfds data sets, opened without TensorFlow."""
 
 import re
 from typing import Any
@@ -7,14 +7,18 @@ from attention_jax.errors import UserError, choose
 
 
 def open_tfds_set(folder: str, name: str) -> Any:
-  """The builder of a set that is prepared under `folder`. Raises: UserError where it is not, or not as array_record."""
+  """Returns the builder of a data set that is prepared under `folder`.
+
+  Raises:
+    UserError: if it is not prepared there, or not stored as array_record.
+  """
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core.registered import DatasetNotFoundError
 
-  prepare = f"'tfds build {name} --file_format=array_record --data_dir={folder or '.'}'"
+  folder = folder or '.'
   try:
-    # Only what lies in the folder is looked at: tfds.builder would also ask the network.
-    builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=folder or '.')
+    # Reads the folder only: tfds.builder would also use the network.
+    builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=folder)
     formats = {builder.info.file_format.value, *(f.value for f in builder.info.alternative_file_formats)}
     if 'array_record' not in formats:
       raise UserError(
@@ -22,35 +26,45 @@ def open_tfds_set(folder: str, name: str) -> Any:
         f"reads; where it is installed, run 'python -m tensorflow_datasets.scripts.convert_format "
         f"--dataset_version_dir={builder.data_dir} --out_file_format=array_record'"
       )
-    return tfds.core.read_only_builder.builder_from_files(name, data_dir=folder or '.', file_format='array_record')
+    return tfds.core.read_only_builder.builder_from_files(name, data_dir=folder, file_format='array_record')
   except DatasetNotFoundError:
-    raise UserError(f"tfds set '{name}' is not prepared in '{folder or '.'}'; run {prepare}") from None
+    command = f"'tfds build {name} --file_format=array_record --data_dir={folder}'"
+    raise UserError(f"tfds set '{name}' is not prepared in '{folder}'; run {command}") from None
 
 
 def tfds_split_parts(builder: Any, name: str, validation: str | None) -> dict[str, str]:
-  """{'train': 'train[:90%]', 'validation': 'train[90%:]', 'test': 'test'}: what tfds calls the splits, as far as there
-  are any.
+  """Returns the tfds names of the splits that exist: {'train': 'train[:90%]', 'validation': 'train[90%:]', ...}.
 
-  Args: validation, what is validated on, by default the split of this name; it may be a part of the training split,
-    such as 'train[90%:]' (then the rest of it is trained on).
-  Raises: UserError where there is no training split, nothing is left of it, or no split that `validation` names.
+  Args:
+    builder: the builder of the data set.
+    name: the name of the data set, for errors.
+    validation: the validation split, by default the split of this name. It may be a part of the training split, such as
+      'train[90%:]'; then the rest is the training split.
+
+  Raises:
+    UserError: if there is no training split, if nothing is left of it, or if `validation` names no split.
   """
-  there = builder.info.splits
-  if 'train' not in there:
-    raise UserError(f"tfds set '{name}' has no split 'train'; it has: {', '.join(there) or 'none'}")
+  existing = builder.info.splits
+  if 'train' not in existing:
+    raise UserError(f"tfds set '{name}' has no split 'train'; it has: {', '.join(existing) or 'none'}")
   if validation:
-    choose(validation.partition('[')[0], there, f"split of tfds set '{name}':")
-  parts = {'train': _without(validation), 'validation': validation or 'validation', 'test': 'test'}
-  return {split: part for split, part in parts.items() if part.partition('[')[0] in there}
+    choose(validation.partition('[')[0], existing, f"split of tfds set '{name}':")
+  parts = {'train': _train_without(validation), 'validation': validation or 'validation', 'test': 'test'}
+  return {split: part for split, part in parts.items() if part.partition('[')[0] in existing}
 
 
-def _without(part: str | None) -> str:
-  """What is left of the training split beside a part of it: 'train[80%:90%]' -> 'train[:80%]+train[90%:]'."""
+def _train_without(part: str | None) -> str:
+  """The training split without a part of it: 'train[80%:90%]' -> 'train[:80%]+train[90%:]'."""
   if not part or not part.startswith('train'):
     return 'train'
-  found = re.fullmatch(r'train\[(-?\d+%?)?:(-?\d+%?)?\]', part)
-  first, end = found.groups() if found else (None, None)
-  rest = [rest for rest in (first and f'train[:{first}]', end and f'train[{end}:]') if rest]
-  if not rest:
-    raise UserError(f"task 'tfds': validation={part!r} leaves nothing to train on; possible: 'train[90%:]', or a split")
-  return '+'.join(rest)
+  remainder = []
+  match = re.fullmatch(r'train\[(-?\d+%?)?:(-?\d+%?)?\]', part)
+  if match and match[1]:
+    remainder.append(f'train[:{match[1]}]')
+  if match and match[2]:
+    remainder.append(f'train[{match[2]}:]')
+  if not remainder:
+    raise UserError(
+      f"task 'tfds': validation={part!r} leaves nothing to train on; expected a part such as 'train[90%:]', or a split"
+    )
+  return '+'.join(remainder)

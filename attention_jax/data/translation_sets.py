@@ -1,4 +1,4 @@
-"""Translation sets in tfds format (`wmt14_translate/de-en` and the like), read without TensorFlow."""
+"""Translation data sets in tfds format (`wmt14_translate/de-en` and the like), read without TensorFlow."""
 
 from typing import Any
 
@@ -8,41 +8,53 @@ from attention_jax.errors import UserError, choose
 
 
 def read(folder: str, name: str, source: str | None, target: str | None) -> dict[str, Corpus]:
-  """The splits that the set has.
+  """Reads the splits of a data set.
 
-  Raises: UserError when the set is not prepared under `folder`, is not stored as array_record, has no training split,
-    or does not have the languages.
+  Args:
+    folder: the folder of tfds data sets.
+    name: the name of the data set.
+    source: the source language; None reads it from the name.
+    target: the target language; None reads it from the name.
+
+  Returns:
+    A corpus for each split that the data set has.
+
+  Raises:
+    UserError: if the data set is not prepared under `folder`, is not stored as array_record, has no training split, or
+      does not have the languages.
   """
   builder = open_tfds_set(folder, name)
-  languages = sorted(builder.info.features)
-  source, target = _languages(name, source, target, languages)
-  return {
-    split: _corpus(builder, part, source, target) for split, part in tfds_split_parts(builder, name, None).items()
-  }
+  source, target = _choose_languages(name, source, target, sorted(builder.info.features))
+  parts = tfds_split_parts(builder, name, None)
+  return {split: _read_split(builder, part, source, target) for split, part in parts.items()}
 
 
-def _languages(name: str, source: str | None, target: str | None, languages: list[str]) -> tuple[str, str]:
+def _choose_languages(name: str, source: str | None, target: str | None, languages: list[str]) -> tuple[str, str]:
+  """The languages, read from the name of the data set by default. Raises UserError for those that it does not have."""
   if source is None and target is None:
     source, _, target = name.partition(':')[0].rpartition('/')[2].partition('-')
-  possible = f'possible: {", ".join(languages)}'
+  expected = f'expected two of: {", ".join(languages)}'
   if source is None or target is None:
-    raise UserError(f"tfds set '{name}': source and target are given together, or neither; {possible}")
-  for given in (source, target):
-    choose(given, languages, f"language of tfds set '{name}':")
+    raise UserError(f"tfds set '{name}': source and target must be set together, or neither; {expected}")
+  for language in (source, target):
+    choose(language, languages, f"language of tfds set '{name}':")
   if source == target:
-    raise UserError(f"tfds set '{name}': source and target are both '{source}'; {possible}")
+    raise UserError(f"tfds set '{name}': source and target are both '{source}'; {expected}")
   return source, target
 
 
-def _corpus(builder: Any, split: str, source: str, target: str) -> Corpus:
+def _read_split(builder: Any, split: str, source: str, target: str) -> Corpus:
   name = f'{builder.info.full_name} {split}'
-  columns, broken = ([], []), 0
+  num_broken = 0
+  columns = {source: [], target: []}
   for example in builder.as_data_source(split=split):
-    for column, language in zip(columns, (source, target), strict=True):
-      line = example[language].decode('utf-8')
-      whole = line.replace('\r', ' ').replace('\n', ' ')  # a corpus has one line each
-      broken += whole != line
-      column.append(whole)
-  corpus = from_pairs(*columns, name=name)
-  note = f'{name}: line breaks inside {format_count(broken, "text")} read as spaces'
-  return corpus._replace(report=(*corpus.report, note)) if broken else corpus
+    for language, column in columns.items():
+      text = example[language].decode('utf-8')
+      line = text.replace('\r', ' ').replace('\n', ' ')  # a corpus has one line per text
+      num_broken += line != text
+      column.append(line)
+  corpus = from_pairs(columns[source], columns[target], name=name)
+  if not num_broken:
+    return corpus
+  note = f'{name}: line breaks inside {format_count(num_broken, "text")} read as spaces'
+  return corpus._replace(report=(*corpus.report, note))

@@ -1,4 +1,4 @@
-"""Several models that speak as one: the mean of their probabilities, and of their weights."""
+"""Ensembles: the mean of the probabilities and of the attention weights of several models."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,16 +12,23 @@ from attention_jax.models.traits import Traits
 
 
 class Ensemble:
-  """Models of the same vocabularies, used as an EncoderDecoder is whose parameters are a tuple, one set for each.
+  """Several models with the same vocabularies behind the interface of one EncoderDecoder.
 
-  P(y) is the mean of the models' probabilities of y. Weights are means too, of those that attend; models may differ in
-  everything else.
+  P(y) is the mean of the models' probabilities of y. Attention weights are the mean over the models that attend. The
+  models may differ in everything else. The parameters of an ensemble are a tuple with one parameter tree per model.
+
+  Args:
+    models: the models; either all of them copy or none does.
+
+  Raises:
+    UserError: if only some of the models copy.
   """
 
   def __init__(self, models: Sequence[EncoderDecoder]):
     self.models = tuple(models)
-    if len({model.copies for model in self.models}) > 1:
-      raise UserError(f'ensemble: some of the {len(self.models)} models copy and some do not')
+    copying = sum(bool(model.copies) for model in self.models)
+    if copying not in (0, len(self.models)):
+      raise UserError(f'ensemble: all models must copy or none, got {copying} of {len(self.models)} models that copy')
     self.copies = self.models[0].copies
     traits = [model.traits for model in self.models]
     self.traits = Traits(
@@ -31,26 +38,58 @@ class Ensemble:
       starts_without_source=all(model.starts_without_source for model in traits),
     )
 
-  def apply(self, variables: Any, *given: Any, method: str = '__call__') -> Any:
-    """As of a flax module, at test time."""
-    each = [(model, {'params': params}) for model, params in zip(self.models, variables['params'], strict=True)]
+  def apply(self, variables: Any, *args: Any, method: str = '__call__') -> Any:
+    """Applies a method of every model, at test time, and combines the results.
+
+    Args:
+      variables: {'params': one parameter tree per model}.
+      args: the arguments of the method; a carry or a memory is a tuple with one entry per model.
+      method: '__call__', 'start' or 'step' of EncoderDecoder.
+
+    Returns:
+      What the method returns: a carry or a memory is a tuple with one entry per model, and a ModelOutput is the mean
+      over the models. The state of the ModelOutput of '__call__' is the tuple of the models' own outputs.
+    """
+    variables_by_model = [{'params': params} for params in variables['params']]
+    pairs = list(zip(self.models, variables_by_model, strict=True))
     if method == 'step':
-      carries, token, memories = given
-      found = [m.apply(own, c, token, k, method=method) for (m, own), c, k in zip(each, carries, memories, strict=True)]
-      return tuple(carry for carry, _ in found), self._mean([outputs for _, outputs in found])
-    found = [model.apply(own, *given, method=method) for model, own in each]
-    return tuple(zip(*found, strict=True)) if method == 'start' else self._mean(found)._replace(state=tuple(found))
+      carries, token, memories = args
+      results = [
+        model.apply(variables, carry, token, memory, method=method)
+        for (model, variables), carry, memory in zip(pairs, carries, memories, strict=True)
+      ]
+      return tuple(carry for carry, _ in results), self._mean([outputs for _, outputs in results])
+    results = [model.apply(variables, *args, method=method) for model, variables in pairs]
+    if method == 'start':
+      carries, memories = zip(*results, strict=True)
+      return carries, memories
+    return self._mean(results)._replace(state=tuple(results))
 
   def output_size(self, source_length: int) -> int:
+    """Size of the output: the vocabulary and the copyable positions."""
     return self.models[0].output_size(source_length)
 
   def posterior(self, outputs: ModelOutput, target_mask: jax.Array) -> jax.Array:
-    """As of an EncoderDecoder, of the outputs of whole targets."""
-    each = [model.posterior(own, target_mask) for model, own in zip(self.models, outputs.state, strict=True)]
-    return jnp.stack(each).mean(0)
+    """Returns the mean [B, T, S] of the models' weights given the whole target.
 
-  def _mean(self, several: Sequence[ModelOutput]) -> ModelOutput:
-    log_probs = jnp.stack([jax.nn.log_softmax(outputs.logits) for outputs in several])
-    look = [model.traits.attends or not self.traits.attends for model in self.models]
-    weights = jnp.stack([outputs.weights for outputs, looks in zip(several, look, strict=True) if looks])
-    return ModelOutput(jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(several)), weights.mean(0))
+    Args:
+      outputs: the outputs of '__call__'.
+      target_mask: [B, T], True = real.
+    """
+    weights = [
+      model.posterior(model_outputs, target_mask)
+      for model, model_outputs in zip(self.models, outputs.state, strict=True)
+    ]
+    return jnp.stack(weights).mean(0)
+
+  def _mean(self, outputs: Sequence[ModelOutput]) -> ModelOutput:
+    """Logits whose softmax is the mean of the probabilities; weights of models without attention do not count."""
+    log_probs = jnp.stack([jax.nn.log_softmax(model_outputs.logits) for model_outputs in outputs])
+    weights = jnp.stack(
+      [
+        model_outputs.weights
+        for model, model_outputs in zip(self.models, outputs, strict=True)
+        if model.traits.attends or not self.traits.attends
+      ]
+    )
+    return ModelOutput(jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(outputs)), weights.mean(0))

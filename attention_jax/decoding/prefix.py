@@ -1,4 +1,4 @@
-"""Hypotheses that begin as they are told to, in any search: what a search may see of a model is wrapped."""
+"""Prefix-constrained decoding, for every search: the step of the model is wrapped."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,24 +6,37 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.decoding.search import IMPOSSIBLE_SCORE
+from attention_jax.decoding.generate import IMPOSSIBLE_SCORE
 from attention_jax.modules.embedding import oov_to_unk
 from attention_jax.tokens import PAD
 
 
 def force_prefix(step: Callable, carry: Any, memory: Any, prefix: jax.Array) -> tuple[Callable, Any, Any]:
-  """step, carry and memory of a model whose outputs begin with prefix [B, P] ids, PAD after its end.
+  """Wraps a model so that its outputs begin with a prefix.
 
-  The tokens of a prefix have the probability 1, so that scores are those of what follows, given it.
+  The tokens of a prefix have probability 1, so that scores are those of the tokens after it.
+
+  Args:
+    step: the step of the model, see generate.py.
+    carry: its first carry.
+    memory: its memory.
+    prefix: [B, P] ids, PAD after the end of each prefix.
+
+  Returns:
+    The step, the first carry and the memory of the wrapped model.
   """
-  none = jnp.full((prefix.shape[0], 1), PAD, prefix.dtype)
+  # One column of PAD at the end, so that every position after a prefix reads PAD.
+  end = jnp.full((prefix.shape[0], 1), PAD, prefix.dtype)
 
-  def forced(carry, token, memory):
-    (own, at), (own_memory, prefix) = carry, memory
-    own, (logits, *rest) = step(own, token, own_memory)
-    wanted = jnp.take_along_axis(prefix, jnp.minimum(at, prefix.shape[1] - 1)[:, None], axis=1)
-    only = jnp.where(jnp.arange(logits.shape[-1])[None] == oov_to_unk(wanted, logits.shape[-1]), 0.0, IMPOSSIBLE_SCORE)
-    return (own, at + 1), (jnp.where(wanted == PAD, logits, only), *rest)
+  def forced_step(carry, token, memory):
+    model_carry, position = carry
+    model_memory, prefix = memory
+    model_carry, (logits, *outputs) = step(model_carry, token, model_memory)
+    column = jnp.minimum(position, prefix.shape[1] - 1)[:, None]
+    required = jnp.take_along_axis(prefix, column, axis=1)
+    is_required = jnp.arange(logits.shape[-1])[None] == oov_to_unk(required, logits.shape[-1])
+    forced_logits = jnp.where(is_required, 0.0, IMPOSSIBLE_SCORE)
+    return (model_carry, position + 1), (jnp.where(required == PAD, logits, forced_logits), *outputs)
 
-  at = jnp.zeros(prefix.shape[:1], jnp.int32)
-  return forced, (carry, at), (memory, jnp.concatenate([prefix, none], axis=1))
+  position = jnp.zeros(prefix.shape[:1], jnp.int32)
+  return forced_step, (carry, position), (memory, jnp.concatenate([prefix, end], axis=1))

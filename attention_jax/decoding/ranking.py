@@ -1,4 +1,4 @@
-"""What finished hypotheses are ranked by."""
+"""Ranking of finished hypotheses: length penalty, coverage penalty and end-of-sentence normalisation."""
 
 import dataclasses
 from typing import Annotated
@@ -8,22 +8,23 @@ import jax.numpy as jnp
 
 from attention_jax.specs import Range, check_fields
 
-MIN_COVERAGE = 1e-6  # what less attention than this counts as in the coverage penalty, whose logarithm stays finite
+MIN_COVERAGE = 1e-6  # lower bound of a position's coverage, which keeps the logarithm of the penalty finite
 
 
 @dataclasses.dataclass(frozen=True)
 class Ranking:
-  """What finished hypotheses are ranked by: s(Y, X) = log P(Y|X) / lp(Y) + cp(X; Y). Wu et al. 2016, equation 14.
+  """Score of finished hypotheses: s(Y, X) = log P(Y|X) / lp(Y) + cp(X; Y). Wu et al. 2016, equation 14.
 
-  With end-of-sentence normalisation log P(Y|X) counts the log-probability of EOS `eos_factor` times. Beams that go on
-  are ranked by log P alone.
+  With end-of-sentence normalisation log P(Y|X) counts the log-probability of EOS `eos_factor` times. Live beams are
+  ranked by log P alone.
 
   Attributes:
-    alpha: of the length penalty lp; 0 is none.
-    beta: of the coverage penalty cp; 0 is none.
-    gamma: of the end-of-sentence normalisation; 0 is none.
+    alpha: exponent of the length penalty lp; 0 disables it.
+    beta: factor of the coverage penalty cp; 0 disables it.
+    gamma: factor of the end-of-sentence normalisation; 0 disables it.
 
-  Raises: UserError for numbers below 0 or so large that float32 could not hold the scores of long outputs.
+  Raises:
+    UserError: for a negative number, or one so large that scores of long outputs may overflow in float32.
   """
 
   alpha: Annotated[float, Range(0, 10)] = 0.6
@@ -45,18 +46,19 @@ def length_penalty(length: jax.Array | int, alpha: float) -> jax.Array:
 def coverage_penalty(coverage: jax.Array, source_mask: jax.Array, beta: float) -> jax.Array:
   """β Σᵢ log(min(Σⱼ pᵢⱼ, 1)) of coverage [..., S] -> [...]. Wu et al. 2016, equation 14.
 
-  The coverage Σⱼ pᵢⱼ is all the attention that position i got, from the step that chose EOS too. Less than MIN_COVERAGE
-  counts as MIN_COVERAGE, so that a position without any costs 13.8 β and not everything: alignments may give exact zeros.
+  The coverage Σⱼ pᵢⱼ is the total attention to position i, including that of the step that emits EOS. It is clipped at
+  MIN_COVERAGE from below: an alignment may return exact zeros, and a position without attention costs 13.8 β instead
+  of infinity.
   """
-  seen = jnp.log(jnp.clip(coverage, MIN_COVERAGE, 1.0))
-  return beta * jnp.sum(jnp.where(source_mask, seen, 0.0), axis=-1)
+  log_coverage = jnp.log(jnp.clip(coverage, MIN_COVERAGE, 1.0))
+  return beta * jnp.sum(jnp.where(source_mask, log_coverage, 0.0), axis=-1)
 
 
 def eos_factor(source_length: jax.Array, length: jax.Array | int, gamma: float) -> jax.Array:
-  """γ |X| / |Y|, by which the log-probability of EOS is multiplied: the shorter the output, the dearer its end.
+  """γ |X| / |Y|, the factor of the log-probability of EOS: it penalises the end of short outputs.
 
-  This is the option -eos_norm of OpenNMT (Klein et al. 2017) in Lua, as its program (onmt/translate/Beam.lua) computes
-  it; the manual calls the factor itself the penalty of EOS. A γ below |Y| / |X| makes ending cheaper, not dearer.
+  This is the option -eos_norm of OpenNMT (Klein et al. 2017) in Lua, as computed by its onmt/translate/Beam.lua; the
+  manual calls the factor itself the penalty of EOS. A γ below |Y| / |X| rewards the end instead.
   """
   return gamma * source_length / length
 
@@ -69,10 +71,20 @@ def ranking_scores(
   source_mask: jax.Array,
   ranking: Ranking,
 ) -> jax.Array:
-  """What hypotheses [B, K] with these log-probabilities, in all and of their EOS, and coverage [B, K, S] rank by."""
+  """Returns the scores [B, K] of finished hypotheses.
+
+  Args:
+    log_probs: [B, K] log-probabilities, EOS included.
+    eos_log_probs: [B, K] log-probabilities of their EOS alone.
+    lengths: [B, K] or one length for all, EOS included.
+    coverage: [B, K, S] weights summed over the steps.
+    source_mask: [B, S], True = real.
+    ranking: the penalties.
+  """
   if ranking.gamma:
-    sources = source_mask.sum(-1)[:, None]
-    # Filler rows have no length.
-    log_probs = log_probs + (eos_factor(sources, jnp.maximum(lengths, 1), ranking.gamma) - 1.0) * eos_log_probs
+    source_lengths = source_mask.sum(-1)[:, None]
+    # Filler rows have length 0.
+    factor = eos_factor(source_lengths, jnp.maximum(lengths, 1), ranking.gamma)
+    log_probs = log_probs + (factor - 1.0) * eos_log_probs
   penalty = coverage_penalty(coverage, source_mask[:, None], ranking.beta)
   return log_probs / length_penalty(lengths, ranking.alpha) + penalty

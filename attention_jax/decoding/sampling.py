@@ -1,4 +1,4 @@
-"""Hypotheses drawn at random instead of searched for. As search.py, this knows only `step`."""
+"""Random sampling of hypotheses. It depends on the step of a model alone, see generate.py."""
 
 import dataclasses
 import functools
@@ -9,23 +9,25 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.decoding import search
+from attention_jax.decoding.generate import Hypotheses, end_and_continuation_masks, generate
+from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
 from attention_jax.specs import Count, Probability, Range, Size, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """What each token is drawn from: softmax(logits / temperature) over the tokens that are left, the rest of it 0.
+  """Distribution of each token: softmax(logits / temperature), restricted to the tokens that pass every filter.
 
   Attributes:
-    samples: how many hypotheses of each source.
-    seed: of the draws. What is drawn of a source is a function of it and of the source's number.
-    temperature: below 1 prefers likely tokens, above 1 flattens.
-    top_k: leaves the k likeliest tokens; 0 leaves all (Fan, Lewis & Dauphin 2018).
-    top_p: leaves the smallest set of the likeliest tokens whose probability reaches p (Holtzman et al. 2020).
-    min_p: leaves tokens at least this times as likely as the likeliest (Nguyen et al. 2024).
+    samples: number of hypotheses per source.
+    seed: seed of the samples. The samples of a source are a function of the seed and of the number of the source.
+    temperature: below 1 favours likely tokens, above 1 flattens the distribution.
+    top_k: keeps the k likeliest tokens; 0 keeps all (Fan, Lewis & Dauphin 2018).
+    top_p: keeps the smallest set of the likeliest tokens whose probability reaches p (Holtzman et al. 2020).
+    min_p: keeps tokens whose probability is at least this fraction of the highest one (Nguyen et al. 2024).
 
-  Raises: UserError for numbers that mean nothing.
+  Raises:
+    UserError: for a number outside its range.
   """
 
   samples: Size = 1
@@ -38,24 +40,29 @@ class Sampling:
   def __post_init__(self):
     check_fields(self, 'sampling')
 
-  def make_search(self, drawn: tuple[jax.Array, jax.Array]) -> Callable:
-    """What draws hypotheses of a model's steps, for sources with these seeds [B] and numbers [B]."""
-    rngs = jax.vmap(lambda seed, number: jax.random.fold_in(jax.random.key(seed), number))(*drawn)
+  def make_search(self, rng_inputs: tuple[jax.Array, jax.Array]) -> Callable:
+    """Returns `sample` with the rngs of the sources and these options.
+
+    Args:
+      rng_inputs: seeds [B] and numbers [B] of the sources.
+    """
+    rngs = jax.vmap(lambda seed, number: jax.random.fold_in(jax.random.key(seed), number))(*rng_inputs)
     return functools.partial(sample, rngs=rngs, sampling=self)
 
   def filter_logits(self, logits: jax.Array) -> jax.Array:
-    """logits [..., V] / temperature, -inf for tokens that may not be drawn. The likeliest one is always left."""
+    """Returns logits [..., V] / temperature, -inf for tokens that a filter drops; the likeliest token always passes."""
     logits = logits / self.temperature
     highest = logits.max(-1, keepdims=True)
-    least = highest + math.log(self.min_p) if self.min_p else jnp.full_like(highest, -jnp.inf)
+    threshold = highest + math.log(self.min_p) if self.min_p else jnp.full_like(highest, -jnp.inf)
     if 0 < self.top_k < logits.shape[-1]:
-      least = jnp.maximum(least, jax.lax.top_k(logits, self.top_k)[0][..., -1:])
+      threshold = jnp.maximum(threshold, jax.lax.top_k(logits, self.top_k)[0][..., -1:])
     if self.top_p < 1:
-      ordered = -jnp.sort(-logits, axis=-1)
-      probs = jax.nn.softmax(ordered, axis=-1)
-      inside = jnp.cumsum(probs, axis=-1) - probs < self.top_p  # what comes before a token does not reach p yet
-      least = jnp.maximum(least, jnp.min(jnp.where(inside, ordered, jnp.inf), axis=-1, keepdims=True))
-    return jnp.where(logits >= least, logits, -jnp.inf)
+      descending = -jnp.sort(-logits, axis=-1)
+      probs = jax.nn.softmax(descending, axis=-1)
+      in_nucleus = jnp.cumsum(probs, axis=-1) - probs < self.top_p  # the tokens before it do not reach p
+      lowest = jnp.min(jnp.where(in_nucleus, descending, jnp.inf), axis=-1, keepdims=True)
+      threshold = jnp.maximum(threshold, lowest)
+    return jnp.where(logits >= threshold, logits, -jnp.inf)
 
 
 def sample(
@@ -66,24 +73,44 @@ def sample(
   *,
   sampling: Sampling,
   max_length: int,
-  ranking: search.Ranking = search.DEFAULT_RANKING,
+  ranking: Ranking = DEFAULT_RANKING,
   source_mask: jax.Array | None = None,
-) -> search.Hypotheses:
-  """Hypotheses in the order in which they were drawn, scored as those of a search; the last token is always EOS.
+) -> Hypotheses:
+  """Samples hypotheses; they are returned in the order of their samples, and their last token is always EOS.
 
-  Args: rngs [B], one PRNG key per source, consumed. The others are those of search.beam.
+  Args:
+    step: the step of the model, see generate.py.
+    carry: its first carry.
+    memory: its memory.
+    rngs: [B], one PRNG key per source, consumed.
+    sampling: the distribution of each token, and the number K of samples.
+    max_length: T, EOS included.
+    ranking: the ranking that defines the scores.
+    source_mask: [B, S] bool, True = real; by default every position is.
+
+  Returns:
+    Hypotheses, scored as those of a search.
   """
-  batch, count = rngs.shape[0], sampling.samples
-  carry = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], (batch, count, *x.shape[1:])), carry)
+  batch = rngs.shape[0]
+  samples = sampling.samples
+  carry = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], (batch, samples, *x.shape[1:])), carry)
   step = jax.vmap(step, in_axes=(1, 1, None), out_axes=1)
 
-  def pick(logits, level, rngs):
-    ends, continues = search.ending_and_continuing(logits.shape[-1])
-    may_come = jnp.where(level == max_length - 1, ends, continues | ends)
-    drawn_from = sampling.filter_logits(jnp.where(may_come[None, None], logits, -jnp.inf))
-    own = jax.vmap(lambda rng: jax.random.split(jax.random.fold_in(rng, level), count))(rngs)
-    return jax.vmap(jax.vmap(jax.random.categorical))(own, drawn_from).astype(jnp.int32)
+  def choose_token(logits, level, rngs):
+    ends, continues = end_and_continuation_masks(logits.shape[-1])
+    allowed = jnp.where(level == max_length - 1, ends, continues | ends)
+    filtered = sampling.filter_logits(jnp.where(allowed[None, None], logits, -jnp.inf))
+    step_rngs = jax.vmap(lambda rng: jax.random.split(jax.random.fold_in(rng, level), samples))(rngs)
+    return jax.vmap(jax.vmap(jax.random.categorical))(step_rngs, filtered).astype(jnp.int32)
 
-  return search.unroll(
-    step, carry, memory, pick, rngs, hypotheses=count, max_length=max_length, ranking=ranking, source_mask=source_mask
+  return generate(
+    step,
+    carry,
+    memory,
+    choose_token,
+    rngs,
+    hypotheses=samples,
+    max_length=max_length,
+    ranking=ranking,
+    source_mask=source_mask,
   )

@@ -1,9 +1,8 @@
-"""Greedy and beam search. They know only `step`; the carry is never opened, it is reordered with one tree.map.
+"""Greedy and beam search over the step of a model, see generate.py.
 
-`step(carry, token [B], memory) -> carry, (logits [B, vocabulary], weights [B, S])`, every leaf of carry with the batch
-first. Shapes are static. Beams are a vmapped axis beside the batch, and the memory is shared by them. Nothing is copied
-when beams are reordered but the carry: each step leaves its tokens, weights and parents behind, and the hypotheses are
-read off by walking back from their ends.
+Beams are a vmapped axis beside the batch, and all beams of a source share its memory. Reordering beams copies nothing
+but the carry, with one tree.map: each step records its tokens, weights and parents, and the hypotheses are read off in
+the end by following the parents backwards.
 """
 
 import math
@@ -14,43 +13,36 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.decoding.generate import (
+  IMPOSSIBLE_SCORE,
+  Hypotheses,
+  broadcast_source_mask,
+  end_and_continuation_masks,
+  generate,
+)
+from attention_jax.decoding.loop import shrinking_while_loop
 from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking, length_penalty, ranking_scores
+from attention_jax.decoding.top_k import log_sum_exp, masked_top_k, pad_to_blocks
 from attention_jax.errors import UserError
 from attention_jax.tokens import BOS, EOS, PAD
 
-IMPOSSIBLE_SCORE = -1e9  # finite, so that sums and length normalisation of it stay ordered
-MIN_SOURCES = 32  # sources: fewer cost hardly less
-BLOCK = 64  # tokens among which one maximum is taken
 
-
-class Hypotheses(NamedTuple):
-  """The best hypotheses of each source, best first.
+class BeamHistory(NamedTuple):
+  """Record of the steps: level t holds the beams before step t.
 
   Attributes:
-    tokens: [B, K, T] ids, EOS at the end and PAD after it.
-    scores: [B, K] by which they are ranked, see Ranking; IMPOSSIBLE_SCORE where there are fewer than K hypotheses.
-    log_probs: [B, K] natural log of the probability, EOS included.
-    lengths: [B, K] tokens, EOS included.
-    weights: [B, K, T, S] of every hypothesis, zero after its end.
+    tokens: [T, B, K] last token of each beam.
+    parents: [T, B, K] the beam of level t - 1 that it continues.
+    weights: [T, B, K, S] weights of step t.
   """
 
   tokens: jax.Array
-  scores: jax.Array
-  log_probs: jax.Array
-  lengths: jax.Array
+  parents: jax.Array
   weights: jax.Array
 
 
-class Trail(NamedTuple):
-  """What the steps leave behind; level t holds the beams before step t. All arrays [T, B, K, ...]."""
-
-  tokens: jax.Array  # the token that led to this beam
-  parents: jax.Array  # the beam of level t - 1 it came from
-  weights: jax.Array  # the weights of its own step
-
-
-class Ends(NamedTuple):
-  """Finished hypotheses [B, K]: EOS was chosen at step `level` by beam `beam`."""
+class Finished(NamedTuple):
+  """Finished hypotheses, all fields [B, K]: beam `beam` emitted EOS at step `level`."""
 
   scores: jax.Array
   log_probs: jax.Array
@@ -59,13 +51,19 @@ class Ends(NamedTuple):
 
 
 class BeamState(NamedTuple):
-  """What beams [B, K] go on from: the model's carry, their coverage [B, K, S], their log-probabilities, and what of
-  their source has ended."""
+  """Live beams and finished hypotheses.
+
+  Attributes:
+    carry: carry of the model, leaves [B, K, ...].
+    coverage: [B, K, S] weights of the live beams, summed over the steps.
+    log_probs: [B, K] log-probabilities of the live beams.
+    finished: the best finished hypotheses so far.
+  """
 
   carry: Any
   coverage: jax.Array
-  alive: jax.Array
-  ends: Ends
+  log_probs: jax.Array
+  finished: Finished
 
 
 def beam(
@@ -82,83 +80,87 @@ def beam(
 ) -> Hypotheses:
   """Beam search with the length normalisation and the coverage penalty of Wu et al. 2016.
 
-  A hypothesis ends where EOS is among the K best continuations of its source: an end that would have fallen out of the
-  beam as any other word is none. A source is done as soon as none of its beams can still beat its K finished
-  hypotheses. At the last of `max_length` steps only EOS may be chosen, so that every hypothesis ends with one.
+  A hypothesis ends where EOS is among the K best continuations of its source; an EOS outside them is dropped like any
+  other token. A source is finished as soon as none of its live beams can still beat its K finished hypotheses. The last
+  of `max_length` steps allows EOS alone, so that every hypothesis ends with one.
 
-  With several groups it is the diverse search of Vijayakumar et al. 2018: groups of K / G beams take turns at every
-  step, and a word costs `diversity` for each time that an earlier group has just taken it. Ends and scores know nothing
-  of that.
+  With several groups this is the diverse beam search of Vijayakumar et al. 2018: at every step the groups of K / G
+  beams are continued one after the other, and a token costs `diversity` for each time that an earlier group has chosen
+  it in this step. The cost affects neither EOS nor the scores.
 
   Args:
-    step, carry, memory: of the model, for sources [B].
-    beams: K, of all groups.
+    step: the step of the model.
+    carry: its first carry, of sources [B].
+    memory: its memory, of sources [B].
+    beams: K, of all groups together.
     max_length: T, EOS included.
-    ranking: of the finished hypotheses.
-    source_mask: [B, S] bool, True = real; by default everything is. Rows without any are filler rows, which nobody
-      waits for.
-    groups, diversity: G and λ of a diverse search.
+    ranking: the ranking of the finished hypotheses.
+    source_mask: [B, S] bool, True = real; by default every position is. Rows without any real position are filler
+      rows, which are finished from the start.
+    groups: G, the number of groups.
+    diversity: λ, the cost of a repeated token.
 
-  Raises: UserError for numbers that mean nothing.
+  Raises:
+    UserError: if an option is out of range, or `groups` does not divide `beams`.
   """
-  if beams < 1 or max_length < 1:
-    raise UserError(f'search: beams={beams} and max_length={max_length} must be at least 1')
-  if groups < 1 or beams % groups or not 0 <= diversity < math.inf:
-    possible = f'groups that divide beams={beams}, diversity of 0 or more'
-    raise UserError(f'search: groups={groups}, diversity={diversity}; possible: {possible}')
+  _check_beam_options(beams, max_length, groups, diversity)
   batch = jax.tree.leaves(carry)[0].shape[0]
   carry = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], (batch, beams, *x.shape[1:])), carry)
   step = jax.vmap(step, in_axes=(1, 1, None), out_axes=1)
   token = jnp.full((batch, beams), BOS, jnp.int32)
   _, (logits, weights, *_) = jax.eval_shape(step, carry, token, memory)
 
-  trail = Trail(
+  history = BeamHistory(
     jnp.full((max_length, batch, beams), BOS, jnp.int32),
     jnp.zeros((max_length, batch, beams), jnp.int32),
     jnp.zeros((max_length, *weights.shape), weights.dtype),
   )
-  only_first = jnp.where(jnp.arange(beams) % (beams // groups) == 0, 0.0, IMPOSSIBLE_SCORE)
-  alive = jnp.broadcast_to(only_first[None, :], (batch, beams))
-  none = jnp.zeros((batch, beams), jnp.int32)
-  ends = Ends(jnp.full((batch, beams), IMPOSSIBLE_SCORE), jnp.full((batch, beams), IMPOSSIBLE_SCORE), none, none)
-  _, continues = ending_and_continuing(logits.shape[-1])
-  source_mask = all_real(source_mask, batch, weights.shape[-1])
+  # All beams of a group are equal before the first step, so only the first one is continued.
+  is_first = jnp.arange(beams) % (beams // groups) == 0
+  log_probs = jnp.broadcast_to(jnp.where(is_first, 0.0, IMPOSSIBLE_SCORE)[None, :], (batch, beams))
+  zeros = jnp.zeros((batch, beams), jnp.int32)
+  impossible = jnp.full((batch, beams), IMPOSSIBLE_SCORE)
+  finished = Finished(impossible, impossible, zeros, zeros)
+  _, continues = end_and_continuation_masks(logits.shape[-1])
+  source_mask = broadcast_source_mask(source_mask, batch, weights.shape[-1])
 
-  def body(level, going, trail, given):
-    carry, coverage, alive, ends = going
-    memory, source_mask = given
-    carry, (logits, weights, *_) = step(carry, trail.tokens[level], memory)
-    logits = _padded(logits)
-    mass = _log_mass(logits)
-    coverage, eos_log_probs = coverage + weights, logits[..., EOS] - mass
-    ended = alive + eos_log_probs
-    alive, parents, tokens = _continue(alive - mass, logits, continues, groups, diversity)
-    alive = jnp.maximum(alive, IMPOSSIBLE_SCORE)
-    among = jnp.concatenate([_by_group(alive, groups), _by_group(ended, groups)], axis=-1)
-    worst = jnp.repeat(jax.lax.top_k(among, beams // groups)[0][..., -1], beams // groups, axis=-1)
-    ended = jnp.where((ended >= worst) | (level == max_length - 1), ended, IMPOSSIBLE_SCORE)
-    scores = ranking_scores(ended, eos_log_probs, level + 1, coverage, source_mask, ranking)
-    ends = _finish(ends, ended, scores, level, groups)
-    carry, coverage = jax.tree.map(lambda x: _pick(x, parents), (carry, coverage))
-    trail = Trail(
-      trail.tokens.at[level + 1].set(tokens, mode='drop'),
-      trail.parents.at[level + 1].set(parents, mode='drop'),
-      trail.weights.at[level].set(weights),
+  def body(level, state, history, inputs):
+    memory, source_mask = inputs
+    carry, (logits, weights, *_) = step(state.carry, history.tokens[level], memory)
+    logits = pad_to_blocks(logits)
+    log_normalizer = log_sum_exp(logits)
+    coverage = state.coverage + weights
+    eos_log_probs = logits[..., EOS] - log_normalizer
+    ended = state.log_probs + eos_log_probs
+    log_probs, parents, tokens = _continue_groups(
+      state.log_probs - log_normalizer, logits, continues, groups, diversity
     )
-    return BeamState(carry, coverage, alive, ends), trail
+    log_probs = jnp.maximum(log_probs, IMPOSSIBLE_SCORE)
+    threshold = _lowest_of_best(log_probs, ended, groups)
+    ended = jnp.where((ended >= threshold) | (level == max_length - 1), ended, IMPOSSIBLE_SCORE)
+    scores = ranking_scores(ended, eos_log_probs, level + 1, coverage, source_mask, ranking)
+    finished = _update_finished(state.finished, ended, scores, level, groups)
+    carry, coverage = jax.tree.map(lambda x: _take_beams(x, parents), (carry, coverage))
+    history = BeamHistory(
+      history.tokens.at[level + 1].set(tokens, mode='drop'),
+      history.parents.at[level + 1].set(parents, mode='drop'),
+      history.weights.at[level].set(weights),
+    )
+    return BeamState(carry, coverage, log_probs, finished), history
 
-  def waits(going, given):
-    # Log-probabilities only fall, and the penalty divides by most at the greatest length. The rest has a say only when
-    # a hypothesis ends: EOS gives at most 0 whatever its factor, coverage at most 0, so that nothing rises above hope.
-    hope = going.alive.max(1) / length_penalty(max_length, ranking.alpha)
-    return given[1].any(-1) & (hope > going.ends.scores.min(1))
+  def is_active(state, inputs):
+    # Log-probabilities only fall, and the length penalty is largest at the greatest length. EOS, whatever its factor,
+    # and the coverage penalty add at most 0. Hence no live beam can end with a score above this bound.
+    bound = state.log_probs.max(1) / length_penalty(max_length, ranking.alpha)
+    _, source_mask = inputs
+    return source_mask.any(-1) & (bound > state.finished.scores.min(1))
 
-  going = BeamState(carry, jnp.zeros(weights.shape, weights.dtype), alive, ends)
-  ends, trail = shrinking_while_loop(
-    body, waits, lambda going: going.ends, max_length, going, trail, (memory, source_mask)
+  state = BeamState(carry, jnp.zeros(weights.shape, weights.dtype), log_probs, finished)
+  finished, history = shrinking_while_loop(
+    body, is_active, lambda state: state.finished, max_length, state, history, (memory, source_mask)
   )
-  best_first = jnp.argsort(-ends.scores, axis=1)
-  return _read_off(trail, jax.tree.map(lambda x: jnp.take_along_axis(x, best_first, axis=1), ends))
+  order = jnp.argsort(-finished.scores, axis=1)
+  return _backtrack(history, jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), finished))
 
 
 def greedy(
@@ -170,171 +172,45 @@ def greedy(
   ranking: Ranking = DEFAULT_RANKING,
   source_mask: jax.Array | None = None,
 ) -> Hypotheses:
-  """The most probable token at every step, until EOS: K = 1 hypothesis. Arguments and scores as those of `beam`."""
+  """Greedy search: the most probable token at every step, until EOS.
 
-  def of_one(carry, token, memory):
+  Arguments and scores are those of `beam`, with K = 1.
+  """
+
+  def step_one_beam(carry, token, memory):
     carry, (logits, weights, *_) = step(carry, token[:, 0], memory)
     return carry, (logits[:, None], weights[:, None])
 
-  def pick(logits, level, _):
+  def choose_token(logits, level, _):
     return greedy_token(logits, level == max_length - 1)
 
-  return unroll(
-    of_one, carry, memory, pick, (), hypotheses=1, max_length=max_length, ranking=ranking, source_mask=source_mask
+  return generate(
+    step_one_beam,
+    carry,
+    memory,
+    choose_token,
+    (),
+    hypotheses=1,
+    max_length=max_length,
+    ranking=ranking,
+    source_mask=source_mask,
   )
 
 
-def unroll(
-  step: Callable,
-  carry: Any,
-  memory: Any,
-  pick: Callable,
-  noise: Any,
-  *,
-  hypotheses: int,
-  max_length: int,
-  ranking: Ranking,
-  source_mask: jax.Array | None,
-) -> Hypotheses:
-  """K hypotheses of each source, none of which knows of the others, until each has its EOS.
-
-  Args:
-    step: as everywhere, for tokens [B, K], with a carry of any shape.
-    pick: (logits [B, K, vocabulary], level, noise) -> the next token [B, K]; EOS at the last level.
-    noise: leaves [B, ...], what pick needs of each source.
-    hypotheses: K.
-  The others are those of `beam`.
-  """
-  batch = jax.tree.leaves(carry)[0].shape[0]
-  token = jnp.full((batch, hypotheses), BOS, jnp.int32)
-  _, (_, weights, *_) = jax.eval_shape(step, carry, token, memory)
-  source_mask = all_real(source_mask, batch, weights.shape[-1])
-
-  def body(level, going, trail, given):
-    (carry, token, done, total, last), (tokens, history), (memory, noise) = going, trail, given
-    carry, (logits, weights, *_) = step(carry, token, memory)
-    token = pick(logits, level, noise)
-    log_prob = jnp.take_along_axis(logits, token[..., None], axis=-1)[..., 0] - _log_mass(logits)
-    token, last = jnp.where(done, PAD, token), jnp.where(done, last, log_prob)
-    total = total + jnp.where(done, 0.0, last)
-    weights = jnp.where(done[..., None], 0.0, weights)
-    going = carry, token, done | (token == EOS), total, last
-    return going, (tokens.at[level].set(token), history.at[level].set(weights))
-
-  nothing = jnp.zeros((batch, hypotheses))
-  filler = jnp.broadcast_to(~source_mask.any(-1)[:, None], nothing.shape)
-  going = carry, token, filler, nothing, nothing
-  trail = jnp.full((max_length, *nothing.shape), PAD, jnp.int32), jnp.zeros((max_length, *weights.shape), weights.dtype)
-  # The last token is EOS: nothing else is allowed at the end.
-  (total, eos_log_probs), (tokens, history) = shrinking_while_loop(
-    body, lambda going, _: ~going[2].all(-1), lambda going: going[3:], max_length, going, trail, (memory, noise)
-  )
-  tokens, history = jnp.moveaxis(tokens, 0, -1), jnp.moveaxis(history, 0, -2)
-  lengths = jnp.sum(tokens != PAD, axis=-1)
-  scores = ranking_scores(total, eos_log_probs, lengths, history.sum(2), source_mask, ranking)
-  return Hypotheses(tokens, scores, total, lengths, history)
+def greedy_token(logits: jax.Array, is_last: jax.Array | bool) -> jax.Array:
+  """Returns the most probable allowed token [...] of logits [..., vocabulary]; EOS at the last step."""
+  ends, continues = end_and_continuation_masks(logits.shape[-1])
+  return jnp.where(is_last, EOS, masked_top_k(logits, continues | ends, 1)[1][..., 0])
 
 
-def shrinking_while_loop(
-  body: Callable,
-  waits: Callable,
-  kept: Callable,
-  steps: int,
-  going: Any,
-  trail: Any,
-  given: Any,
-  level: int | jax.Array = 0,
-) -> tuple[Any, Any]:
-  """body(level, going, trail, given) -> going, trail, until no source waits or all steps are made.
-
-  Sources that are done stop costing: whenever half of them are, the others go on by themselves, down to MIN_SOURCES.
-
-  Args:
-    waits: (going, given) -> [B], which sources are not done.
-    kept: going -> what of it is wanted.
-    going, given: leaves [B, ...], with what changes from step to step and what does not.
-    trail: leaves [T, B, ...]; a step writes its level, and the first of them is `level`.
-  Returns: what is kept, and the trail, of all sources.
-  """
-  size = jax.tree.leaves(trail)[0].shape[1]
-  fewer = size // 2 if size >= 2 * MIN_SOURCES else 0
-
-  def on(loop):
-    level, going, _ = loop
-    return (level < steps) & (jnp.sum(waits(going, given)) > fewer)
-
-  def one(loop):
-    level, going, trail = loop
-    return level + 1, *body(level, going, trail, given)
-
-  level, going, trail = jax.lax.while_loop(on, one, (jnp.asarray(level), going, trail))
-  if not fewer:
-    return kept(going), trail
-  rest = jnp.argsort(~waits(going, given))[:fewer]  # stable: those that wait come first
-  those = jax.tree.map(lambda x: x[rest], (going, given))
-  seen = jax.tree.map(lambda x: x[:, rest], trail)
-  found, seen = shrinking_while_loop(body, waits, kept, steps, those[0], seen, those[1], level)
-  whole = jax.tree.map(lambda x, new: x.at[rest].set(new), kept(going), found)
-  return whole, jax.tree.map(lambda x, new: x.at[:, rest].set(new), trail, seen)
-
-
-def greedy_token(logits: jax.Array, last: jax.Array | bool) -> jax.Array:
-  """logits [..., vocabulary] -> the most probable token [...] of those that may come; at the last step EOS."""
-  ends, continues = ending_and_continuing(logits.shape[-1])
-  return jnp.where(last, EOS, masked_top_k(logits, continues | ends, 1)[1][..., 0])
-
-
-def _padded(logits: jax.Array) -> jax.Array:
-  """logits [..., V], and -inf behind them up to a multiple of BLOCK.
-
-  On CPUs each pass over the logits of a step costs as much as a layer. They are copied once, into this, and read twice:
-  for the maxima of blocks, from which all else is found, and for the sum of exponentials.
-  """
-  missing = -logits.shape[-1] % BLOCK
-  return jnp.pad(logits, [(0, 0)] * (logits.ndim - 1) + [(0, missing)], constant_values=-jnp.inf)
-
-
-def _tops(padded: jax.Array) -> jax.Array:
-  return padded.reshape(*padded.shape[:-1], -1, BLOCK).max(-1)
-
-
-def _log_mass(logits: jax.Array) -> jax.Array:
-  """log Σ exp of logits [..., V]."""
-  padded = _padded(logits)
-  top = _tops(padded).max(-1, keepdims=True)
-  top = jnp.where(jnp.isfinite(top), top, 0.0)  # where nothing can be said it is -inf, not NaN
-  return jnp.log(jnp.exp(padded - top).sum(-1)) + top[..., 0]
-
-
-def masked_top_k(logits: jax.Array, allowed: np.ndarray, count: int) -> tuple[jax.Array, jax.Array]:
-  """The `count` largest (or all, if there are fewer) of logits [..., V] where allowed [V], first of equals first.
-
-  Only blocks with the largest maxima can hold them, so that one pass of maxima takes the place of a sort. A block whose
-  maximum is not allowed may hold none of them: as many more are looked into as there are blocks with such ids.
-  Returns: values [..., count], -inf where nothing is left, and indices.
-  """
-  padded, size = _padded(logits), len(allowed)
-  tops = _tops(padded)
-  doubtful = len(set(np.flatnonzero(~allowed) // BLOCK))
-  _, which = jax.lax.top_k(tops, min(count + doubtful, tops.shape[-1]))
-  which = jnp.sort(which, axis=-1)  # so that the first of equals stays the first
-  inside = jnp.arange(BLOCK).reshape((1,) * logits.ndim + (BLOCK,))
-  ids = (which[..., None] * BLOCK + inside).reshape(*which.shape[:-1], -1)
-  allowed = jnp.asarray(np.pad(allowed, (0, padded.shape[-1] - size)))
-  near = jnp.where(allowed[ids], jnp.take_along_axis(padded, ids, axis=-1), -jnp.inf)
-  values, at = jax.lax.top_k(near, min(count, size))
-  return values, jnp.take_along_axis(ids, at, axis=-1).astype(jnp.int32)
-
-
-def all_real(given: jax.Array | None, batch: int, size: int) -> jax.Array:
-  """A mask [batch, size]; one of [batch, 1], as pictures have it, holds for every position."""
-  return jnp.broadcast_to(True if given is None else given, (batch, size))
-
-
-def ending_and_continuing(size: int) -> tuple[np.ndarray, np.ndarray]:
-  """[vocabulary] masks of what may end a hypothesis, and of what may continue one."""
-  ids = np.arange(size)
-  return ids == EOS, (ids != PAD) & (ids != BOS) & (ids != EOS)
+def _check_beam_options(beams: int, max_length: int, groups: int, diversity: float) -> None:
+  for name, value in (('beams', beams), ('max_length', max_length)):
+    if value < 1:
+      raise UserError(f'search: {name} must be at least 1, got {value}')
+  if groups < 1 or beams % groups:
+    raise UserError(f'search: groups must be at least 1 and divide beams={beams}, got groups={groups}')
+  if not 0 <= diversity < math.inf:
+    raise UserError(f'search: diversity must be at least 0, got {diversity}')
 
 
 def _by_group(x: jax.Array, groups: int) -> jax.Array:
@@ -342,71 +218,86 @@ def _by_group(x: jax.Array, groups: int) -> jax.Array:
   return x.reshape(x.shape[0], groups, -1, *x.shape[2:])
 
 
-def _continue(
-  before: jax.Array, logits: jax.Array, allowed: np.ndarray, groups: int, diversity: float
+def _continue_groups(
+  log_probs: jax.Array, logits: jax.Array, allowed: np.ndarray, groups: int, diversity: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """As `_best`, by groups of beams, one after the other: words that earlier groups took cost `diversity` each time."""
-  found, taken, size = [], 0.0, before.shape[1] // groups
+  """`_continue_beams` for one group after the other; a token that earlier groups chose costs `diversity` each time."""
+  results = []
+  penalty = 0.0
+  size = log_probs.shape[1] // groups
   for group in range(groups):
-    own = slice(group * size, (group + 1) * size)
-    total, parents, tokens = _best(before[:, own], logits[:, own] - taken, allowed)
-    if group:
-      total = total + jnp.take_along_axis(taken[:, 0], tokens, axis=1)
+    beams = slice(group * size, (group + 1) * size)
+    totals, parents, tokens = _continue_beams(log_probs[:, beams], logits[:, beams] - penalty, allowed)
+    if group > 0:
+      totals = totals + jnp.take_along_axis(penalty[:, 0], tokens, axis=1)
     if group < groups - 1:
-      cost = jax.nn.one_hot(tokens, logits.shape[-1], dtype=logits.dtype).sum(1, keepdims=True)
-      taken = taken + diversity * cost
-    found.append((total, parents + group * size, tokens))
-  return tuple(jnp.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
+      counts = jax.nn.one_hot(tokens, logits.shape[-1], dtype=logits.dtype).sum(1, keepdims=True)
+      penalty = penalty + diversity * counts
+    results.append((totals, parents + group * size, tokens))
+  return tuple(jnp.concatenate(parts, axis=1) for parts in zip(*results, strict=True))
 
 
-def _best(before: jax.Array, logits: jax.Array, allowed: np.ndarray) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """before [B, K], to which logits [B, K, V] add -> the K best of each source: totals, beams they come from, tokens."""
-  # First within each beam, then among those: the second sort is over K * K instead of K * V.
-  beams = before.shape[-1]
-  within, tokens = masked_top_k(logits, allowed, beams)
-  within = before[..., None] + within
-  flat = within.reshape(within.shape[0], -1)
+def _continue_beams(
+  log_probs: jax.Array, logits: jax.Array, allowed: np.ndarray
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """The K best sums of log_probs [B, K] and allowed logits [B, K, V]: sums, parent beams and tokens, all [B, K]."""
+  # The best of each beam come first, so that the second sort is over K * K entries instead of K * V.
+  beams = log_probs.shape[-1]
+  best_logits, tokens = masked_top_k(logits, allowed, beams)
+  sums = log_probs[..., None] + best_logits
+  flat = sums.reshape(sums.shape[0], -1)
   best, index = jax.lax.top_k(flat, beams)
   tokens = jnp.take_along_axis(tokens.reshape(flat.shape), index, axis=1)
-  return best, index // within.shape[-1], tokens.astype(jnp.int32)
+  return best, index // sums.shape[-1], tokens.astype(jnp.int32)
 
 
-def _finish(ends: Ends, log_probs: jax.Array, scores: jax.Array, level: jax.Array, groups: int) -> Ends:
-  """The K best of the finished hypotheses and of those [B, K] that end now: of each group, its own."""
-  # A beam that does not exist must not climb above IMPOSSIBLE_SCORE by its length.
+def _lowest_of_best(log_probs: jax.Array, ended: jax.Array, groups: int) -> jax.Array:
+  """[B, K]: the (K / G)-th best of a group's live beams and ends [B, K], repeated for each beam of the group."""
+  candidates = jnp.concatenate([_by_group(log_probs, groups), _by_group(ended, groups)], axis=-1)
+  size = log_probs.shape[1] // groups
+  return jnp.repeat(jax.lax.top_k(candidates, size)[0][..., -1], size, axis=-1)
+
+
+def _update_finished(
+  finished: Finished, log_probs: jax.Array, scores: jax.Array, level: jax.Array, groups: int
+) -> Finished:
+  """The K / G best of each group's finished hypotheses and of its beams [B, K] that end at this level."""
+  # Division by the length penalty must not lift a beam that does not exist above IMPOSSIBLE_SCORE.
   scores = jnp.where(log_probs > IMPOSSIBLE_SCORE / 2, scores, IMPOSSIBLE_SCORE)
-  here = jnp.broadcast_to(jnp.arange(scores.shape[1])[None, :], scores.shape)
-  new = Ends(scores, log_probs, jnp.full_like(here, level), here)
-  both = jax.tree.map(lambda *x: jnp.concatenate([_by_group(part, groups) for part in x], axis=-1), ends, new)
-  _, index = jax.lax.top_k(both.scores, scores.shape[1] // groups)
-  return jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=-1).reshape(scores.shape), both)
+  beams = jnp.broadcast_to(jnp.arange(scores.shape[1])[None, :], scores.shape)
+  new = Finished(scores, log_probs, jnp.full_like(beams, level), beams)
+  candidates = jax.tree.map(lambda *x: jnp.concatenate([_by_group(part, groups) for part in x], axis=-1), finished, new)
+  _, index = jax.lax.top_k(candidates.scores, scores.shape[1] // groups)
+  return jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=-1).reshape(scores.shape), candidates)
 
 
-def _pick(x: jax.Array, index: jax.Array) -> jax.Array:
+def _take_beams(x: jax.Array, index: jax.Array) -> jax.Array:
   """x [B, K, ...] at index [B, K]."""
   return jax.vmap(lambda x, index: x[index])(x, index)
 
 
-def _read_off(trail: Trail, ends: Ends) -> Hypotheses:
-  """Walks back from the ends [B, K] over the levels, last first."""
-  steps = trail.tokens.shape[0]
+def _backtrack(history: BeamHistory, finished: Finished) -> Hypotheses:
+  """Reads the finished hypotheses [B, K] off the history, from the last level to the first."""
+  steps = history.tokens.shape[0]
 
-  def back(beam, xs):
+  def previous_level(beam, xs):
     level, (tokens, parents, weights) = xs
-    inside = level <= ends.level
-    at = jnp.where(inside, beam, 0)
-    here = jax.tree.map(lambda x: _pick(x, at), (tokens, parents, weights))
-    # The token that led to level t stands at position t - 1; position `ends.level` is EOS.
-    before = jnp.where(inside, here[0], PAD)
-    weights = jnp.where(inside[..., None], here[2], 0.0)
-    return jnp.where(inside, here[1], beam), (before, weights)
+    is_inside = level <= finished.level
+    index = jnp.where(is_inside, beam, 0)
+    token, parent, weight = jax.tree.map(lambda x: _take_beams(x, index), (tokens, parents, weights))
+    token = jnp.where(is_inside, token, PAD)
+    weight = jnp.where(is_inside[..., None], weight, 0.0)
+    return jnp.where(is_inside, parent, beam), (token, weight)
 
-  _, (before, weights) = jax.lax.scan(back, ends.beam, (jnp.arange(steps), trail), reverse=True)
-  tokens = jnp.concatenate([before[1:], jnp.full_like(before[:1], PAD)])
-  position = jnp.arange(steps)[:, None, None]
-  tokens = jnp.where(position == ends.level[None], EOS, tokens)
-  found = ends.scores > IMPOSSIBLE_SCORE
-  tokens = jnp.where(found[None], tokens, PAD)
-  weights = jnp.where(found[None, ..., None], weights, 0.0)
-  lengths = jnp.where(found, ends.level + 1, 0)
-  return Hypotheses(jnp.moveaxis(tokens, 0, 2), ends.scores, ends.log_probs, lengths, jnp.moveaxis(weights, 0, 2))
+  _, (tokens, weights) = jax.lax.scan(previous_level, finished.beam, (jnp.arange(steps), history), reverse=True)
+  # The token of level t is at position t - 1, and EOS at position `finished.level`.
+  tokens = jnp.concatenate([tokens[1:], jnp.full_like(tokens[:1], PAD)])
+  positions = jnp.arange(steps)[:, None, None]
+  tokens = jnp.where(positions == finished.level[None], EOS, tokens)
+  exists = finished.scores > IMPOSSIBLE_SCORE
+  tokens = jnp.where(exists[None], tokens, PAD)
+  weights = jnp.where(exists[None, ..., None], weights, 0.0)
+  lengths = jnp.where(exists, finished.level + 1, 0)
+  return Hypotheses(
+    jnp.moveaxis(tokens, 0, 2), finished.scores, finished.log_probs, lengths, jnp.moveaxis(weights, 0, 2)
+  )

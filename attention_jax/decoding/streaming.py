@@ -1,13 +1,13 @@
-"""Greedy search that follows its source: tokens come out while tokens of the source still arrive.
+"""Streaming greedy search: emits target tokens while the source is still arriving.
 
-An alignment with a lookback tries one position after the other and never goes back (Raffel et al. 2017), so that a try
-needs no more of the memory than a window that ends at the position. Either the position is selected: then a token comes
-out, and the next one is tried at the same place. Or it is not: then the try is forgotten, and the source is read on.
-Past its end nothing is left to attend to. S positions and T tokens take at most S + T tries, each of lookback + 1
-scores, and what comes out is what `search.greedy` makes of the whole source.
+An alignment with a lookback tests one position after the other and never moves back (Raffel et al. 2017), so that a
+decoder step needs only the window of the memory that ends at the tested position. If the alignment selects the
+position, the step emits a token, and the next step tests the same position again. Otherwise the step is discarded, and
+the next source token is read. Past the end of the source there is nothing to attend to. S positions and T tokens take
+at most S + T steps, each over lookback + 1 scores. The result equals that of `search.greedy` on the complete source.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -30,12 +30,12 @@ from attention_jax.tokens import BOS, EOS, PAD
 
 
 class EmittedToken(NamedTuple):
-  """One target token and what it attended to.
+  """One target token and its attention weights.
 
   Attributes:
     token: its id; the last one is EOS.
-    position: the last position of the source that had been read, counted from 0; -1 where there is none.
-    weights: [lookback + 1] of the positions that end there; all 0 past the end of the source.
+    position: the last source position read so far, counted from 0; -1 if there is none.
+    weights: [lookback + 1], of the positions that end at `position`; all 0 past the end of the source.
   """
 
   token: int
@@ -43,29 +43,36 @@ class EmittedToken(NamedTuple):
   weights: np.ndarray
 
   def row(self, size: int) -> np.ndarray:
-    """The weights [S] over a source of `size` positions."""
+    """Returns the weights [S] over a source of `size` positions."""
     width = len(self.weights)
     row = np.zeros((width + size,), self.weights.dtype)
     row[self.position + 1 : self.position + 1 + width] = self.weights
     return row[width:]
 
 
-class Place(NamedTuple):
-  """Where tokens are tried: the window of the memory that ends at `position`, or, when the source is over, nothing."""
+class StreamPosition(NamedTuple):
+  """Where the decoder attends.
+
+  Attributes:
+    position: the last source position read so far.
+    window: the memory of the positions that end there; masked as a whole past the end of the source.
+    is_past_end: whether the source has ended.
+  """
 
   position: int
   window: Memory
-  over: bool
+  is_past_end: bool
 
 
 class StreamingDecoder:
   """Translates one source after the other, token by token.
 
   Args:
-    model: one that `check_streamable` lets pass.
+    model: a model that passes `check_streamable`.
     max_length: of hypotheses, EOS included.
 
-  Raises: UserError for a model that has to know its source as a whole.
+  Raises:
+    UserError: for a model that needs the complete source.
   """
 
   def __init__(self, model: EncoderDecoder, *, max_length: int):
@@ -73,139 +80,163 @@ class StreamingDecoder:
     self.max_length = max_length
     self.lookback = model.decoder.attention.resolved_alignment.lookback()
 
-    def compiled(fn: Callable) -> Callable:
-      return jax.jit(lambda params, *given: model.apply({'params': params}, *given, method=fn))
+    def compile_method(fn: Callable) -> Callable:
+      return jax.jit(lambda params, *args: model.apply({'params': params}, *args, method=fn))
 
-    self._begin = compiled(lambda model: _begin(model, self.lookback + 1))
-    self._read, self._try = compiled(_read), compiled(_try)
+    self._start = compile_method(lambda model: _start(model, self.lookback + 1))
+    self._read = compile_method(_read)
+    self._step = compile_method(_step)
 
   def __call__(self, params: Any, source: Iterable[int]) -> Iterator[EmittedToken]:
-    """The target, token by token. No more of the source, ids with EOS at its end, is taken than the next one needs."""
-    states, carry, token, nothing = self._begin(params)
-    places = self._places(params, states, nothing, source)
-    place, length = next(places), 0
+    """Emits the target token by token, and reads no more of the source than the next token needs.
+
+    Args:
+      params: the parameters of the model.
+      source: ids with EOS at the end.
+    """
+    states, carry, token, empty_window = self._start(params)
+    positions = self._positions(params, states, empty_window, source)
+    current = next(positions)
+    length = 0
     while length < self.max_length:
-      tried = self._try(params, carry, token, place.window, length == self.max_length - 1)
-      if not place.over and not np.any(tried[2]):
-        place = next(places)
+      is_last = length == self.max_length - 1
+      next_carry, next_token, weights = self._step(params, carry, token, current.window, is_last)
+      if not current.is_past_end and not np.any(weights):
+        current = next(positions)
         continue
-      carry, token, weights = tried
+      carry = next_carry
+      token = next_token
       length += 1
-      yield EmittedToken(int(token[0]), place.position, np.asarray(weights[0]))
+      yield EmittedToken(int(token[0]), current.position, np.asarray(weights[0]))
       if int(token[0]) == EOS:
         return
 
-  def _places(self, params: Any, states: Any, nothing: Memory, source: Iterable[int]) -> Iterator[Place]:
-    """One after each token of the source, then without end what is past it."""
-    position, window = -1, nothing
+  def _positions(
+    self, params: Any, states: Any, empty_window: Memory, source: Iterable[int]
+  ) -> Iterator[StreamPosition]:
+    """Yields one position after each source token, then endlessly the one past the end."""
+    position = -1
+    window = empty_window
     for position, id in enumerate(source):
       states, window = self._read(params, states, window, np.full((1, 1), id, np.int32))
-      yield Place(position, window, False)
+      yield StreamPosition(position, window, False)
     while True:
-      yield Place(position, nothing, True)
+      yield StreamPosition(position, empty_window, True)
 
 
-def _begin(model: EncoderDecoder, width: int):
-  """-> the encoder's first states, the decoder's first carry, BOS [1], and a window of nothing."""
-  nowhere = jnp.zeros((1, width), bool)
-  states, memory = model.encoder.extend(model.encoder.init_states(1), jnp.full((1, width), PAD, jnp.int32), nowhere)
-  encoded = Encoded(memory, nowhere, jnp.zeros((1, 0)))  # a cell that starts alone sees no more of it than its batch
+def _start(model: EncoderDecoder, width: int):
+  """-> the encoder's first states, the decoder's first carry, BOS [1], and a fully masked window."""
+  mask = jnp.zeros((1, width), bool)
+  states, memory = model.encoder.extend(model.encoder.init_states(1), jnp.full((1, width), PAD, jnp.int32), mask)
+  # The cell starts without the encoder's final states, of which it uses the batch size alone.
+  encoded = Encoded(memory, mask, jnp.zeros((1, 0)))
   window = model.decoder.cell.remember(encoded)
   return states, model.decoder.cell.start(encoded, window), jnp.full((1,), BOS, jnp.int32), window
 
 
 def _read(model: EncoderDecoder, states: Any, window: Memory, ids: jax.Array):
-  """The next token of the source, ids [1, 1] -> the encoder's states, and the window moved on by one position."""
+  """The next source token, ids [1, 1] -> the encoder's states, and the window moved by one position."""
   states, memory = model.encoder.extend(states, ids)
   new = model.decoder.cell.remember(Encoded(memory, jnp.ones(ids.shape, bool), ()))
-  move = lambda old, new, axis: jnp.concatenate([jax.lax.slice_in_dim(old, 1, None, axis=axis), new], axis)
-  return states, jax.tree.map(move, window, new, Memory(-2, -2, -1))
+
+  def move(old: jax.Array, new: jax.Array, axis: int) -> jax.Array:
+    return jnp.concatenate([jax.lax.slice_in_dim(old, 1, None, axis=axis), new], axis)
+
+  position_axes = Memory(-2, -2, -1)
+  return states, jax.tree.map(move, window, new, position_axes)
 
 
-def _try(model: EncoderDecoder, carry: Any, token: jax.Array, window: Memory, last: jax.Array):
-  """One step of the decoder that may attend at the end of the window -> carry, the next token [1], weights [1, S]."""
+def _step(model: EncoderDecoder, carry: Any, token: jax.Array, window: Memory, is_last: jax.Array):
+  """One decoder step, at the end of the window -> carry, the next token [1], weights [1, S]."""
   carry, outputs = model.step(model.decoder.cell.move_to_end(carry, window), token, SourceMemory(window))
-  return carry, search.greedy_token(outputs.logits, last), outputs.weights
+  return carry, search.greedy_token(outputs.logits, is_last), outputs.weights
 
 
-# --------------------------------------------------------------------------------------------- what can follow a source
+# ------------------------------------------------------------------------------------- requirements for streaming
 
 
-class Need(NamedTuple):
-  """What a model must have to follow a source that still arrives.
+class Requirement(NamedTuple):
+  """One property that a model needs for streaming.
 
   Attributes:
-    what: is needed.
-    field: of the config, that says it.
-    holds: model -> whether it has it.
-    given: model -> what it has.
-    possible: () -> what it might have instead.
+    description: the property, as an error names it.
+    field: the field of the config that decides it.
+    is_met: model -> whether it has the property.
+    value: model -> its value of the field.
+    expected: () -> the values that have the property.
   """
 
-  what: str
+  description: str
   field: str
-  holds: Callable[[EncoderDecoder], bool]
-  given: Callable[[EncoderDecoder], Any]
-  possible: Callable[[], Iterable[str]]
+  is_met: Callable[[EncoderDecoder], bool]
+  value: Callable[[EncoderDecoder], Any]
+  expected: Callable[[], Iterable[str]]
 
 
-def _name(module: Any, table) -> str:
+def _row_name(module: Any, table: Mapping[str, type]) -> str:
   return next((name for name, cls in table.items() if cls is type(module)), type(module).__name__)
 
 
-NEEDS = (
-  Need(
+REQUIREMENTS = (
+  Requirement(
     'a decoder that attends and starts without the end of its source',
     'model.decoder',
     lambda model: model.traits.starts_without_source,
-    lambda model: _name(getattr(model.decoder, 'cell', model.decoder), DECODERS),
+    lambda model: _row_name(getattr(model.decoder, 'cell', model.decoder), DECODERS),
     lambda: [
       f'{name}(bridge=False)'
       for name, cls in CELLS.items()
       if cls(Attention(), bridge=False).traits.starts_without_source
     ],
   ),
-  Need(
-    'an alignment that can follow its source',
+  Requirement(
+    'an alignment that decides on each position without those after it',
     'model.attention.alignment',
     lambda model: model.decoder.attention.resolved_alignment.lookback is not None,
     lambda model: model.decoder.attention.alignment,
     lambda: [name for name, row in ALIGNMENTS.items() if row.lookback],
   ),
-  Need(
-    'a score that depends on one position alone',
+  Requirement(
+    'a score that depends on the query and one position alone',
     'model.attention.score',
     lambda model: model.decoder.attention.resolved_score.is_pointwise,
     lambda model: model.decoder.attention.score,
     lambda: [name for name, row in SCORES.items() if row.is_pointwise],
   ),
-  Need(  # each head would stand at a place of its own
+  Requirement(  # heads would be at different positions
     'one head',
     'model.attention.heads',
     lambda model: model.decoder.attention.heads == 1,
     lambda model: model.decoder.attention.heads,
     lambda: ['1'],
   ),
-  Need(
-    'an encoder that reads its source once, from its start',
+  Requirement(
+    'an encoder that reads its source once, from the start',
     'model.encoder',
     lambda model: getattr(model.encoder, 'incremental', False),
-    lambda model: _name(model.encoder, ENCODERS),
+    lambda model: _row_name(model.encoder, ENCODERS),
     lambda: ['rnn(direction="forward")'],
   ),
-  Need(
-    'an output layer that keeps nothing of its source',
+  Requirement(
+    'an output layer that does not copy from the source',
     'model.output',
     lambda model: not model.copies,
-    lambda model: _name(model.output, OUTPUTS),
+    lambda model: _row_name(model.output, OUTPUTS),
     lambda: [name for name, cls in OUTPUTS.items() if not cls.copies],
   ),
 )
 
 
 def check_streamable(model: EncoderDecoder) -> None:
-  """Raises: UserError naming the field for which the model cannot follow a source, and what is possible there."""
-  for need in NEEDS:
-    if not need.holds(model):
-      possible = ', '.join(sorted(need.possible()))
-      raise UserError(f'streaming needs {need.what}: {need.field} is {need.given(model)!r}; possible: {possible}')
+  """Checks that a model can decode a source that is still arriving.
+
+  Raises:
+    UserError: naming the field of the config that prevents it, and the values expected there.
+  """
+  for requirement in REQUIREMENTS:
+    if not requirement.is_met(model):
+      expected = ', '.join(sorted(requirement.expected()))
+      value = requirement.value(model)
+      raise UserError(
+        f'streaming needs {requirement.description}, but {requirement.field} is {value!r}; expected one of: {expected}'
+      )

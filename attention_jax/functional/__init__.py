@@ -1,1 +1,1 @@
-"""Floor 0: arrays in, arrays out. Everything works under jit, vmap, grad, scan and shard_map."""
+"""Pure functions on arrays, which work under jit, vmap, grad, scan and shard_map."""

@@ -1,4 +1,4 @@
-"""Addressing a memory by content and by location: the alignment of Neural Turing Machines, and what it writes."""
+"""Content- and location-based addressing of a memory, and writing to it: Graves, Wayne & Danihelka 2014 (NTM)."""
 
 import functools
 
@@ -26,65 +26,96 @@ def addressing(
   power_bias: Float[Array, ''],
   shift_bias: Float[Array, 'K'],
 ) -> Weights:
-  """w ∝ (s ∗ (g softmax(β e) + (1 - g) w'))^γ: by content, or from where it was before, moved on and sharpened.
+  """w ∝ (s ∗ (g softmax(β e) + (1 - g) w'))^γ: content or previous weights, shifted and sharpened. Graves et al. 2014.
 
-  Of the query q: β = ζ(bᵀ q), g = σ(gᵀ q), s = softmax(S q) over moves by -⌊K/2⌋ ... ⌊K/2⌋ positions (an even K lacks
-  the last), γ = 1 + ζ(pᵀ q), each with its bias; ζ is softplus. ∗ goes round, see `shift_weights`. Before anything was attended
-  to (w' = 0) there is content alone. Graves, Wayne & Danihelka 2014, equations 5 and 7 to 9; with the score
-  `cosine(beta=1.0)` (their equation 6) it is the whole of their section 3.3.
+  Equations 5 and 7 to 9; with the score `cosine(beta=1.0)` (equation 6) this is the whole of section 3.3. w' are the
+  weights of the previous query. As long as nothing has been attended to (w' = 0), g is 1.
+
+  The query q determines the other symbols, each with its bias: β = ζ(bᵀ q), g = σ(gᵀ q), γ = 1 + ζ(pᵀ q), and
+  s = softmax(S q) over shifts by -⌊K/2⌋ ... ⌊K/2⌋ positions, without the last one if K is even. ζ is softplus, and ∗ is
+  the circular convolution of `shift_weights`.
   """
   scores = at_least_float32(scores)
   query = at_least_float32(query)
-  product = lambda w: jnp.einsum('...d,d->...', at_least_float32(w), query, precision='highest')
-  of_query = lambda w, bias: (product(w) + at_least_float32(bias)).astype(scores.dtype)
-  content = softmax(jax.nn.softplus(of_query(strength, strength_bias)) * scores, mask)
-  before = zero_masked(previous.astype(scores.dtype), mask)
-  gate = jnp.where(before.any(), jax.nn.sigmoid(of_query(gate, gate_bias)), 1.0)
-  moves = jax.nn.softmax(of_query(shift, shift_bias))
-  weights = shift_weights(gate * content + (1 - gate) * before, mask, moves)
-  return sharpen(weights, 1 + jax.nn.softplus(of_query(power, power_bias)))
+
+  def linear(weight: Array, bias: Array) -> Array:
+    product = jnp.einsum('...d,d->...', at_least_float32(weight), query, precision='highest')
+    return (product + at_least_float32(bias)).astype(scores.dtype)
+
+  content = softmax(jax.nn.softplus(linear(strength, strength_bias)) * scores, mask)
+  previous = zero_masked(previous.astype(scores.dtype), mask)
+  interpolation = jnp.where(previous.any(), jax.nn.sigmoid(linear(gate, gate_bias)), 1.0)
+  shifts = jax.nn.softmax(linear(shift, shift_bias))
+  weights = shift_weights(interpolation * content + (1 - interpolation) * previous, mask, shifts)
+  return sharpen(weights, 1 + jax.nn.softplus(linear(power, power_bias)))
 
 
-def shift_weights(weights: Weights, mask: Mask, moves: Float[Array, 'K']) -> Weights:
-  """Σ_k moves[k] weights[s - k + ⌊K/2⌋]; what leaves at the last unmasked position comes in at the first.
+def shift_weights(weights: Weights, mask: Mask, shifts: Float[Array, 'K']) -> Weights:
+  """Circular convolution Σ_k shifts[k] weights[s - k + ⌊K/2⌋]. Graves et al. 2014, equation 8.
 
-  Graves et al. 2014, equation 8. What would come to a masked position between them is left out, or stays where it was
-  where nothing else would be left.
+  The circle runs from the first to the last unmasked position. Weight that would reach a masked position in between is
+  dropped; if no weight were left, all of it stays where it was.
+
+  Args:
+    weights: the weights before the shift.
+    mask: True = may be attended to.
+    shifts: the probability of each shift, from -⌊K/2⌋ positions upwards.
+
+  Returns:
+    The weights after the shift, which sum to less than 1 where some were dropped.
   """
-  here, size, reach = jnp.arange(len(mask)), len(mask), len(moves) // 2
-  first, last = jnp.min(jnp.where(mask, here, size)), jnp.max(jnp.where(mask, here, -1))
+  positions = jnp.arange(len(mask))
+  first = jnp.min(jnp.where(mask, positions, len(mask)))
+  last = jnp.max(jnp.where(mask, positions, -1))
+  centre = len(shifts) // 2
 
-  def turned(x: Weights, by: int, enters: Int[Array, ''], leaves: Int[Array, '']) -> Weights:
-    # No gather: its gradient adds one number at a time on a CPU.
-    return jnp.where(here == enters, jnp.sum(jnp.where(here == leaves, x, 0.0)), jnp.roll(x, by))
+  def rotate(x: Weights, step: int, source: Int[Array, ''], target: Int[Array, '']) -> Weights:
+    """Moves x by one position, and its entry at `source` to `target`."""
+    # Not a gather, whose gradient adds one number at a time on a CPU.
+    wrapped = jnp.sum(jnp.where(positions == source, x, 0.0))
+    return jnp.where(positions == target, wrapped, jnp.roll(x, step))
 
-  total, ahead, back = moves[reach] * weights, weights, weights
-  for k in range(1, reach + 1):
-    ahead, back = turned(ahead, 1, first, last), turned(back, -1, last, first)
-    total = total + moves[reach - k] * back
-    if reach + k < len(moves):
-      total = total + moves[reach + k] * ahead
+  total = shifts[centre] * weights
+  right = weights
+  left = weights
+  for k in range(1, centre + 1):
+    right = rotate(right, 1, source=last, target=first)
+    left = rotate(left, -1, source=first, target=last)
+    total = total + shifts[centre - k] * left
+    if centre + k < len(shifts):
+      total = total + shifts[centre + k] * right
   total = zero_masked(total, mask)
   return jnp.where(total.any(), total, weights)
 
 
 def sharpen(weights: Weights, power: Float[Array, '']) -> Weights:
-  """weights^power / Σ weights^power. Graves et al. 2014, equation 9. All 0 stay 0."""
+  """weights^power / Σ weights^power, and 0 if all weights are 0. Graves et al. 2014, equation 9."""
   largest = weights.max()
-  share = weights / jnp.where(largest > 0, largest, 1.0)
-  # Double where: the logarithm must not see what is 0 or so small that one over it is not finite.
-  some = share > jnp.finfo(share.dtype).tiny
-  powers = jnp.where(some, jnp.exp(power * jnp.log(jnp.where(some, share, 1.0))), 0.0)
-  total = powers.sum()  # no maximum with 1: of two that are equal each has half of the gradient
+  relative = weights / jnp.where(largest > 0, largest, 1.0)
+  # Double where: the gradient of log is infinite at 0, and at numbers whose reciprocal overflows.
+  is_safe = relative > jnp.finfo(relative.dtype).tiny
+  powers = jnp.where(is_safe, jnp.exp(power * jnp.log(jnp.where(is_safe, relative, 1.0))), 0.0)
+  total = powers.sum()
+  # Not maximum(total, 1), whose gradient is halved where both are equal.
   return powers / jnp.where(total > 0, total, 1.0)
 
 
 def write_memory(
   memory: Float[Array, 'S D'], weights: Float[Array, 'H S'], erase: Float[Array, 'H D'], add: Float[Array, 'H D']
 ) -> Float[Array, 'S D']:
-  """The memory after H heads have written: M Π_h (1 - w_h e_hᵀ) + Σ_h w_h a_hᵀ. Graves et al. 2014, equations 3 and 4.
+  """M Π_h (1 - w_h e_hᵀ) + Σ_h w_h a_hᵀ for H write heads. Graves et al. 2014, equations 3 and 4.
 
-  All heads erase before any adds, so that their order is nothing. Args: erase, from 0 to 1.
+  All heads erase before any head adds, so that the result does not depend on their order.
+
+  Args:
+    memory: M, the memory before the heads write.
+    weights: w, the position weights of each head.
+    erase: e, from 0 to 1.
+    add: a.
+
+  Returns:
+    The memory after all heads have written.
   """
-  kept = functools.reduce(jnp.multiply, 1 - weights[:, :, None] * erase[:, None])  # the gradient of prod is slow
-  return memory * kept + jnp.einsum('hs,hd->sd', weights, add)
+  # reduce, because the gradient of jnp.prod is slow.
+  retained = functools.reduce(jnp.multiply, 1 - weights[:, :, None] * erase[:, None])
+  return memory * retained + jnp.einsum('hs,hd->sd', weights, add)

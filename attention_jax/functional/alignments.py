@@ -1,7 +1,7 @@
-"""The table of alignments: maps from scores [S] and a mask [S] (True = may be attended to) to weights [S].
+"""Table of alignments: maps from scores [S] and a mask [S] (True = may be attended to) to weights [S].
 
-Weights are float32 (float64 for float64 scores), exactly 0 where masked, and all 0 when everything is masked. Those
-with a state return (weights, state).
+Weights are float32 (float64 for float64 scores), exactly 0 where masked, and all 0 if every position is masked.
+Alignments that keep a state return (weights, state).
 """
 
 from attention_jax.functional.addressing import addressing

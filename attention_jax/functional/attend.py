@@ -1,9 +1,10 @@
-"""One step of attention, and all steps of one sequence. The law that decides how they run:
+"""One step of attention, and all steps of one sequence.
 
-a variant that asks for `previous`, `coverage`, `step` or `state` is recurrent and its queries are scanned in order;
-every other variant is vmapped over its queries.
+A variant that takes `previous`, `coverage`, `step` or `state` is recurrent, and its queries are scanned in order. Every
+other variant is vmapped over its queries.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -21,7 +22,13 @@ Params = Mapping[str, Any]
 
 
 class Memory(NamedTuple):
-  """What is looked at. `key` is already projected if the score wants it; `mask` is True where it may be attended to."""
+  """What queries attend to.
+
+  Attributes:
+    key: [S, D], already projected if the score projects.
+    value: [S, V].
+    mask: [S], True = may be attended to.
+  """
 
   key: Float[Array, 'S D']
   value: Float[Array, 'S V']
@@ -29,7 +36,14 @@ class Memory(NamedTuple):
 
 
 class Carry(NamedTuple):
-  """What one step hands to the next: the last weights, the sum of all weights, how many steps, private states."""
+  """What one step passes to the next.
+
+  Attributes:
+    previous: the weights of the previous query.
+    coverage: the sum of the weights of all previous queries.
+    step: the number of previous queries.
+    state: the private states of the score and of the alignment.
+  """
 
   previous: Float[Array, 'S']
   coverage: Float[Array, 'S']
@@ -38,61 +52,92 @@ class Carry(NamedTuple):
 
 
 class Attended(NamedTuple):
-  """The context and the weights it was made with (None where an implementation does not have them)."""
+  """Result of attention.
+
+  Attributes:
+    context: weights @ value.
+    weights: None if the implementation does not compute them.
+  """
 
   context: Float[Array, '*T V']
   weights: Float[Array, '*T S'] | None
 
 
 def zero_masked_memory(memory: Memory) -> Memory:
-  """The memory with zeros where no query may look, so that not even a NaN there can reach a result or a gradient.
+  """Returns `memory` with keys and values of 0 at positions that are masked for every query.
 
-  A mask may be [S] or, per query, [T, S].
+  After this not even a NaN at a masked position can reach a result or a gradient.
+
+  Args:
+    memory: its mask may be [S] or, per query, [T, S].
   """
-  seen = memory.mask.any(-2) if memory.mask.ndim > memory.key.ndim - 1 else memory.mask
-  return memory._replace(key=zero_masked(memory.key, seen), value=zero_masked(memory.value, seen))
+  is_per_query = memory.mask.ndim > memory.key.ndim - 1
+  mask = memory.mask.any(-2) if is_per_query else memory.mask
+  return memory._replace(key=zero_masked(memory.key, mask), value=zero_masked(memory.value, mask))
 
 
 def is_recurrent(score: Row, alignment: Row) -> bool:
-  """Whether queries must be attended in order."""
+  """Returns whether queries must be attended in order."""
   return score.is_recurrent or alignment.is_recurrent
 
 
 def init_carry(score: Row, alignment: Row, size: int, dtype=jnp.float32) -> Carry:
-  """The carry before the first query over a memory of `size` positions."""
-  nothing = jnp.zeros((size,), dtype)
+  """Returns the carry before the first query over a memory of `size` positions."""
+  zeros = jnp.zeros((size,), dtype)
   state = tuple(row.init_state(size, dtype) if row.init_state else () for row in (score, alignment))
-  return Carry(nothing, nothing, jnp.zeros((), jnp.int32), state)
+  return Carry(zeros, zeros, jnp.zeros((), jnp.int32), state)
 
 
 def init_params(
   rng: jax.Array, *, score, alignment='softmax', query: int, key: int, features: int
 ) -> dict[str, dict[str, Array] | Array]:
-  """Initial parameters for `attend`. Consumes rng.
+  """Returns initial parameters for `attend`.
 
   Args:
-    rng: a PRNG key.
-    score, alignment: spec string, table row or function.
-    query, key, features: sizes Dq, Dk and F. Rows that do not project ignore F where they do not need it.
+    rng: a PRNG key, consumed.
+    score: a spec string, a table row or a function.
+    alignment: likewise.
+    query: Dq, the width of queries.
+    key: Dk, the width of keys.
+    features: F, the width of projections and of hidden layers; variants that have neither ignore it.
 
-  Returns: `{'score': {...}, 'alignment': {...}}` and, for rows that project, 'query' [Dq, F] and 'key' [Dk, F].
-  Raises: UserError for an unknown variant or option, and for sizes below 1.
+  Returns:
+    `{'score': {...}, 'alignment': {...}}` and, for scores that project, 'query' [Dq, F] and 'key' [Dk, F].
+
+  Raises:
+    UserError: for an unknown variant or option, and for sizes below 1.
   """
-  score, alignment = lookup(score, SCORES, 'score'), lookup(alignment, ALIGNMENTS, 'alignment')
+  score = lookup(score, SCORES, 'score')
+  alignment = lookup(alignment, ALIGNMENTS, 'alignment')
   sizes = {'query': query, 'key': key, 'features': features}
   if min(sizes.values()) < 1:
     raise UserError(f'init_params: sizes must be at least 1, got {sizes}')
-  of = lambda i: jax.random.fold_in(rng, i)
-  remembered = sizes | {'key': features if score.project else key}  # an alignment is given the key as it is remembered
-  params = {'score': init_row_params(of(0), score, sizes), 'alignment': init_row_params(of(1), alignment, remembered)}
+  alignment_sizes = sizes | {'key': features if score.project else key}  # alignments take the projected key
+  params = {
+    'score': init_row_params(jax.random.fold_in(rng, 0), score, sizes),
+    'alignment': init_row_params(jax.random.fold_in(rng, 1), alignment, alignment_sizes),
+  }
   if score.project:
     glorot = jax.nn.initializers.glorot_uniform()
-    params |= {'query': glorot(of(2), (query, features)), 'key': glorot(of(3), (key, features))}
+    params['query'] = glorot(jax.random.fold_in(rng, 2), (query, features))
+    params['key'] = glorot(jax.random.fold_in(rng, 3), (key, features))
   return params
 
 
 def project(x: Float[Array, '... D'], params: Params, name: str) -> Float[Array, '... F']:
-  """x @ params[name] if it is there; x itself, taken as already projected, if not."""
+  """Projects queries or keys.
+
+  Args:
+    x: queries or keys.
+    params: parameters as `init_params` returns them.
+    name: 'query' or 'key'.
+
+  Returns:
+    x @ params[name], or x itself, taken as already projected, if `params` has no such entry.
+
+  Raises:
+    UserError: if the shapes do not match.
+  """
   if name not in params:
     return x
   if params[name].ndim != 2 or params[name].shape[0] != x.shape[-1]:
@@ -100,46 +145,71 @@ def project(x: Float[Array, '... D'], params: Params, name: str) -> Float[Array,
   return jnp.einsum('...d,df->...f', x, params[name])
 
 
-def call_variant(fn, args: tuple, params: Params, step_inputs: Mapping[str, Any], state):
-  """fn(*args) with what it asks for, which may be less for a test-time twin; the new state beside the result."""
-  asks = Row(fn)
-  given = {name: params[name] for name in parameter_names(asks)} | {
-    name: step_inputs[name] for name in asks.required_inputs - {'state'}
-  }
-  if 'state' not in asks.required_inputs:
-    return fn(*args, **given), state
-  return fn(*args, **given, state=state)
+def call_variant(fn: Callable, args: tuple, params: Params, step_inputs: Mapping[str, Any], state):
+  """Calls a variant with the arguments that it declares; a test-time twin may declare fewer than its variant.
+
+  Args:
+    fn: a score, an alignment, or a companion of one, such as `Row.at_test`.
+    args: its positional arguments.
+    params: its learned parameters.
+    step_inputs: arguments that the attention step supplies, without `state`.
+    state: its private state.
+
+  Returns:
+    The result, and the new state (the old one if `fn` takes none).
+  """
+  row = Row(fn)
+  arguments = {name: params[name] for name in parameter_names(row)}
+  arguments |= {name: step_inputs[name] for name in row.required_inputs - {'state'}}
+  if 'state' not in row.required_inputs:
+    return fn(*args, **arguments), state
+  return fn(*args, **arguments, state=state)
 
 
-def score_terms(fn, params: Params, query: Float[Array, 'T D'], memory: Memory) -> tuple:
-  """fn(query, key), a row's `tanh_sum` or `product`: its first part for each query, and what is the same for all."""
+def score_terms(fn: Callable, params: Params, query: Float[Array, 'T D'], memory: Memory) -> tuple:
+  """Evaluates the terms of a score's algebraic form for all queries.
 
-  def one(query):
-    first, *rest = call_variant(fn, (project(query, params, 'query'), memory.key), params.get('score', {}), {}, ())[0]
-    return first, rest
+  Args:
+    fn: `Product.fn` or `TanhSum.fn`, of which only the first term depends on the query.
+    params: parameters as `init_params` returns them.
+    query: not yet projected.
+    memory: its key is already projected.
 
-  first, rest = jax.vmap(one, out_axes=(0, None))(query)
-  return first, *rest
+  Returns:
+    The first term with a leading axis T, followed by the other terms.
+  """
+
+  def terms_of_query(query):
+    terms, _ = call_variant(fn, (project(query, params, 'query'), memory.key), params.get('score', {}), {}, ())
+    first, *shared = terms
+    return first, shared
+
+  first, shared = jax.vmap(terms_of_query, out_axes=(0, None))(query)
+  return first, *shared
 
 
 def score_keys(score: Row, query: Array, key: Array, params: Params, step_inputs: Mapping[str, Any], state):
-  """The scores of one projected query, and the score's new state. Raises: UserError for shapes that do not fit."""
-  run = lambda: call_variant(score.fn, (query, key), params, step_inputs, state)
-  return _fitting('score', run, key.shape[0], {'query': query, 'key': key, **params})
+  """Returns the scores [S] of one projected query, and the new state of the score.
+
+  Raises:
+    UserError: if the shapes do not match.
+  """
+  run = functools.partial(call_variant, score.fn, (query, key), params, step_inputs, state)
+  return _call_checked('score', run, key.shape[0], {'query': query, 'key': key, **params})
 
 
-def _fitting(kind: str, run: Callable, size: int, given: Mapping[str, Any]):
-  """run() -> ([S], state). Raises: UserError where it cannot take what it is given, or gives something else."""
+def _call_checked(kind: str, run: Callable, size: int, operands: Mapping[str, Any]):
+  """Calls run() -> ([S], state); raises UserError for operands that it rejects, and for results of another shape."""
   try:
-    found = run()
+    output = run()
   except (UserError, jax.errors.JAXTypeError):
     raise
   except (TypeError, ValueError) as error:
-    shapes = ', '.join(f'{k} {jnp.shape(v)}' for k, v in given.items())
-    raise UserError(f'attend: the {kind} cannot take {shapes} (of one sequence, projected): {error}') from error
-  if (shape := getattr(found[0], 'shape', ())) != (size,):
+    shapes = ', '.join(f'{name} {jnp.shape(operand)}' for name, operand in operands.items())
+    raise UserError(f'attend: the {kind} does not accept {shapes} (of one sequence, projected): {error}') from error
+  if (shape := getattr(output[0], 'shape', ())) != (size,):
     raise UserError(f'attend: the {kind} of one query must be [S] = [{size}], got {shape}')
-  return found
+  return output
 
 
 def attend_step(
@@ -154,24 +224,33 @@ def attend_step(
   rng: jax.Array | None = None,
   deterministic: bool = True,
 ) -> tuple[Carry, Attended]:
-  """One query over one memory: scores -> weights -> context = weights @ value.
+  """Attends to one memory with one query: scores -> weights -> context = weights @ value.
 
   Args:
-    params: as `init_params` gives them. The query is projected here when 'query' is among them; the key never is,
-      because that is done once per memory.
-    bias: added to the scores before masking; -inf in it masks.
-    rng: consumed, by variants that draw.
-    deterministic: replaces an expected alignment by its test-time twin.
+    score: a table row.
+    alignment: a table row.
+    params: parameters as `init_params` returns them. The query is projected here if they contain 'query'. The key is
+      never projected here, because that is done once per memory.
+    carry: from the previous step, or from `init_carry`.
+    query: the query.
+    memory: used as it is. If masked positions may contain NaN, apply `zero_masked_memory` once before the first step.
+    bias: added to the scores before masking; -inf masks a position.
+    rng: a PRNG key, consumed by variants that sample.
+    deterministic: whether an alignment is replaced by its test-time twin.
 
-  The memory is taken as it is: `zero_masked_memory` it once if NaNs may stand behind its mask, not at every step.
+  Returns:
+    The carry for the next step, and the context and weights.
+
+  Raises:
+    UserError: if shapes do not match.
   """
-  rngs = (None, None) if rng is None else jax.random.split(rng)
-  step_inputs = carry._asdict() | {'query': query, 'key': memory.key, 'rng': rngs[0]}
+  score_rng, alignment_rng = (None, None) if rng is None else jax.random.split(rng)
+  step_inputs = carry._asdict() | {'query': query, 'key': memory.key, 'rng': score_rng}
   projected = project(query, params, 'query')
   scores, state = score_keys(score, projected, memory.key, params.get('score', {}), step_inputs, carry.state[0])
   carry = carry._replace(state=(state, carry.state[1]))
   return attend_from_scores(
-    alignment, params, carry, scores, query, memory, bias=bias, rng=rngs[1], deterministic=deterministic
+    alignment, params, carry, scores, query, memory, bias=bias, rng=alignment_rng, deterministic=deterministic
   )
 
 
@@ -187,19 +266,20 @@ def attend_from_scores(
   rng: jax.Array | None,
   deterministic: bool,
 ) -> tuple[Carry, Attended]:
-  """The second half of a step, from the scores on. As `attend_step`; the carry already has the score's new state."""
+  """Second half of `attend_step`, after the scores; `carry` already contains the new state of the score."""
   mask = memory.mask
   if bias is not None:
     mask = mask & ~jnp.isneginf(bias)
     scores = scores + zero_masked(bias, mask).astype(scores.dtype)
   align = alignment.at_test if deterministic and alignment.at_test else alignment.fn
   step_inputs = carry._asdict() | {'query': query, 'key': memory.key, 'rng': rng}
-  mine = params.get('alignment', {})
-  run = lambda: call_variant(align, (scores, mask), mine, step_inputs, carry.state[1])
-  weights, state = _fitting('alignment', run, mask.shape[-1], {'query': query, 'key': memory.key, **mine})
+  align_params = params.get('alignment', {})
+  run = functools.partial(call_variant, align, (scores, mask), align_params, step_inputs, carry.state[1])
+  operands = {'query': query, 'key': memory.key, **align_params}
+  weights, state = _call_checked('alignment', run, mask.shape[-1], operands)
   context = jnp.einsum('s,sv->v', weights, memory.value.astype(weights.dtype)).astype(memory.value.dtype)
-  kept = weights.astype(carry.previous.dtype)
-  carry = Carry(kept, carry.coverage + kept, carry.step + 1, (carry.state[0], state))
+  previous = weights.astype(carry.previous.dtype)
+  carry = Carry(previous, carry.coverage + previous, carry.step + 1, (carry.state[0], state))
   return carry, Attended(context, weights)
 
 
@@ -215,47 +295,95 @@ def attend(
   deterministic: bool = True,
   return_weights: bool = True,
 ) -> Attended:
-  """All queries of one sequence: scanned for recurrent variants, vmapped for the others.
+  """Attends with all queries of one sequence: scanned for recurrent variants, vmapped for the others.
 
-  The definition that every kernel is held against. memory.mask may be [S] or, per query, [T, S].
+  This is implementation 'xla', the definition that every other implementation is tested against.
+
+  Args:
+    score: a table row.
+    alignment: a table row.
+    params: as in `attend_step`.
+    query: all queries, not yet projected if `params` contain 'query'.
+    memory: its key is already projected; its mask may be [S] or, per query, [T, S].
+    bias: as in `attend_step`, one row per query.
+    rng: a PRNG key, consumed by variants that sample.
+    deterministic: as in `attend_step`.
+    return_weights: whether the result contains the weights.
+
+  Returns:
+    Contexts [T, V] and weights [T, S].
+
+  Raises:
+    UserError: if shapes do not match.
   """
   memory = zero_masked_memory(memory)
-  steps, size = query.shape[0], memory.key.shape[0]
+  steps = query.shape[0]
+  size = memory.key.shape[0]
   carry = init_carry(score, alignment, size, accumulation_dtype(query, memory.key))
   mask = jnp.broadcast_to(memory.mask, (steps, size))
   xs = (query, mask, bias, split_rng(rng, steps))
-  attended = attend_queries(score, alignment, params, carry, xs, memory, deterministic)[1]
+  _, attended = attend_queries(score, alignment, params, carry, xs, memory, deterministic)
   return attended if return_weights else attended._replace(weights=None)
 
 
 def attend_queries(
-  score: Row, alignment: Row, params: Params, carry: Carry, xs, memory: Memory, deterministic: bool, *, wrap=None
+  score: Row,
+  alignment: Row,
+  params: Params,
+  carry: Carry,
+  xs: tuple,
+  memory: Memory,
+  deterministic: bool,
+  *,
+  wrap: Callable[[Callable], Callable] | None = None,
 ) -> tuple[Carry, Attended]:
-  """Steps over xs = (query [T, D], mask [T, S], bias [T, S] or None, rngs [T] or None) -> the last carry, Attended.
+  """Applies `attend_step` to every query of `xs`, scanned or vmapped.
 
-  Args: wrap, what becomes of the step where it is scanned, such as jax.checkpoint.
+  Args:
+    score: a table row.
+    alignment: a table row.
+    params: as in `attend_step`.
+    carry: the carry before the first query.
+    xs: (query [T, D], mask [T, S], bias [T, S] or None, rngs [T] or None).
+    memory: its mask is replaced by that of each query.
+    deterministic: as in `attend_step`.
+    wrap: transforms the step if it is scanned, for example jax.checkpoint.
+
+  Returns:
+    The carry after the last query (unchanged if the queries are vmapped), and contexts and weights.
   """
 
-  def one(carry, x):
+  def step(carry, x):
     query, mask, bias, rng = x
-    visible = memory._replace(mask=mask)
-    return attend_step(score, alignment, params, carry, query, visible, bias=bias, rng=rng, deterministic=deterministic)
+    query_memory = memory._replace(mask=mask)
+    return attend_step(
+      score, alignment, params, carry, query, query_memory, bias=bias, rng=rng, deterministic=deterministic
+    )
 
   recurrent = is_recurrent(score, alignment)
-  return scan_or_map_queries(wrap(one) if wrap and recurrent else one, recurrent, carry, xs, (params, memory))
+  if wrap is not None and recurrent:
+    step = wrap(step)
+  return scan_or_map_queries(step, recurrent, carry, xs, (params, memory))
 
 
 def split_rng(rng: jax.Array | None, steps: int) -> jax.Array | None:
-  """One rng per query."""
+  """Returns one rng per query, or None without an rng."""
   return None if rng is None else jax.random.split(rng, steps)
 
 
-def scan_or_map_queries(step, recurrent: bool, carry, xs, given):
-  """step(carry, x) -> (carry, y) over all xs: in order where it is recurrent, at once and from one carry if not.
+def scan_or_map_queries(step: Callable, recurrent: bool, carry: Any, xs: Any, constants: Any) -> tuple[Any, Any]:
+  """Applies step(carry, x) -> (carry, y) to all xs.
 
-  Args: given, what else the step works with.
-  Returns: the last carry, and ys.
+  Args:
+    step: the function to apply.
+    recurrent: whether to scan; otherwise every x starts from the same carry, and the step is vmapped.
+    carry: the carry before the first x.
+    xs: a tree of arrays with a leading axis T.
+    constants: other arrays that the step depends on.
+
+  Returns:
+    The last carry (unchanged if vmapped), and ys.
   """
   if recurrent:
-    return jax.lax.scan(step, vary_like(carry, given, xs), xs)
+    return jax.lax.scan(step, vary_like(carry, constants, xs), xs)
   return carry, jax.vmap(lambda x: step(carry, x)[1])(xs)

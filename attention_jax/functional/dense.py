@@ -1,4 +1,4 @@
-"""Alignments that look at the whole memory: softmax and its relatives. Their table is ALIGNMENTS in alignments.py."""
+"""Alignments over the whole memory: softmax and its relatives. Their table is ALIGNMENTS in alignments.py."""
 
 import functools
 from collections.abc import Callable
@@ -16,16 +16,16 @@ Weights = Float[Array, 'S']
 
 
 def check_single_query(alignment: Callable) -> Callable:
-  """An alignment that raises UserError for anything but scores [S] and mask [S], instead of mixing queries."""
+  """Decorates an alignment so that it raises UserError unless scores and mask are [S], instead of mixing queries."""
 
   @functools.wraps(alignment)
-  def checked(scores, mask, *state, **options):
+  def checked(scores, mask, *args, **options):
     if jnp.ndim(scores) != 1 or jnp.shape(mask) != jnp.shape(scores):
       raise UserError(
-        f'{alignment.__name__}: scores and mask are those of one query, [S] both, got {list(jnp.shape(scores))} and '
-        f'{list(jnp.shape(mask))}; for more, jax.vmap of it, or attend'
+        f'{alignment.__name__}: scores and mask must be [S], those of one query, got {list(jnp.shape(scores))} and '
+        f'{list(jnp.shape(mask))}; for several queries use jax.vmap or attend'
       )
-    return alignment(scores, mask, *state, **options)
+    return alignment(scores, mask, *args, **options)
 
   return checked
 
@@ -34,23 +34,28 @@ def check_single_query(alignment: Callable) -> Callable:
 def softmax(scores: Scores, mask: Mask, *, temperature: float | Float[Array, ''] = 1.0) -> Weights:
   """wₛ = exp(eₛ/τ) / Σ exp(e/τ). Bahdanau, Cho & Bengio 2015, equation 6.
 
-  Raises: UserError unless temperature > 0.
+  Raises:
+    UserError: if the temperature is a number that is not positive.
   """
   check_temperature('softmax', temperature)
   scores = at_least_float32(scores)
   scores = scores / jnp.asarray(temperature, scores.dtype)
   top = jax.lax.stop_gradient(jnp.max(jnp.where(mask, scores, min_finite(scores.dtype))))
-  # Double where: exp must not see what stands behind the mask, or 0 · inf would make its gradient NaN.
+  # Double where: exp of a masked score may be inf, and 0 · inf would make the gradient NaN.
   return normalised(jnp.where(mask, jnp.exp(jnp.where(mask, scores - top, 0.0)), 0.0))
 
 
 def strip_options(fn: Callable) -> Callable:
-  """The function of an alignment behind its options."""
+  """Returns the function of an alignment without the options that a spec string has bound to it."""
   return fn.func if isinstance(fn, functools.partial) and not fn.args else fn
 
 
 def softmax_temperature(fn: Callable) -> float | Float[Array, '']:
-  """The temperature of a softmax with options. Raises: UserError unless it is greater than 0."""
+  """Returns the temperature that is bound to `fn`, a softmax with or without options.
+
+  Raises:
+    UserError: if the temperature is a number that is not positive.
+  """
   temperature = getattr(fn, 'keywords', {}).get('temperature', 1.0)
   check_temperature('softmax', temperature)
   return temperature
@@ -58,14 +63,14 @@ def softmax_temperature(fn: Callable) -> float | Float[Array, '']:
 
 @check_single_query
 def sigmoid(scores: Scores, mask: Mask) -> Weights:
-  """wₛ = 1 / (1 + exp(-eₛ)): every position by itself, the weights need not sum to 1."""
+  """wₛ = 1 / (1 + exp(-eₛ)): independent positions, whose weights need not sum to 1."""
   return jnp.where(mask, jax.nn.sigmoid(jnp.where(mask, at_least_float32(scores), 0.0)), 0.0)
 
 
 @check_single_query
 def smoothed(scores: Scores, mask: Mask) -> Weights:
   """wₛ = σ(eₛ) / Σ σ(e): bounded, so that several positions share. Chorowski et al. 2015 (smoothing)."""
-  # In logs: where all scores are low, their sigmoids must not vanish before they are divided.
+  # In logs, because sigmoids of low scores would underflow before they are normalised.
   logs = jax.nn.log_sigmoid(jnp.where(mask, at_least_float32(scores), 0.0))
   return softmax(logs, mask)
 
@@ -81,9 +86,10 @@ def hardmax(scores: Scores, mask: Mask) -> Weights:
 def coverage_penalised(
   scores: Scores, mask: Mask, *, coverage: Float[Array, 'S'], penalty: float | Float[Array, ''] = 1.0
 ) -> Weights:
-  """softmax(eₛ - λ cₛ): what has been attended to (its weights so far sum to cₛ) is attended to less.
+  """softmax(eₛ - λ cₛ): positions get less weight the more weight they had before; c is the sum of all weights so far.
 
-  Raises: UserError for a negative penalty.
+  Raises:
+    UserError: if the penalty λ is a negative number.
   """
   check_at_least('coverage_penalised', 'penalty', penalty, 0)
   scores = at_least_float32(scores)
@@ -91,13 +97,13 @@ def coverage_penalised(
 
 
 def normalised(weights: Weights) -> Weights:
-  """Weights divided by their sum; zeros stay zeros."""
+  """Returns weights divided by their sum, or zeros if all of them are 0."""
   total = jnp.sum(weights)
   return weights / jnp.where(total > 0, total, 1.0)
 
 
 def log_softmax(scores: Scores, mask: Mask) -> Scores:
-  """Logs of the softmax weights; 0 where masked."""
+  """Returns the logarithms of the softmax weights, and 0 where masked."""
   scores = at_least_float32(scores)
   top = jax.lax.stop_gradient(jnp.max(jnp.where(mask, scores, min_finite(scores.dtype))))
   shifted = jnp.where(mask, scores - top, 0.0)
@@ -105,13 +111,13 @@ def log_softmax(scores: Scores, mask: Mask) -> Scores:
   return jnp.where(mask, shifted - jnp.log(jnp.where(total > 0, total, 1.0)), 0.0)
 
 
-def check_temperature(name: str, temperature) -> None:
-  """Raises UserError for a number that is no temperature; a learned one cannot be looked at here."""
+def check_temperature(name: str, temperature: float | Array) -> None:
+  """Raises UserError unless `temperature` is positive; a learned one is an array, whose value is not checked."""
   if isinstance(temperature, int | float) and not temperature > 0:
     raise UserError(f"{name}: temperature must be greater than 0, got {temperature} ('hardmax' is the limit at 0)")
 
 
-def check_at_least(name: str, option: str, value, least: float) -> None:
-  """Raises UserError for a number below the least possible."""
-  if isinstance(value, int | float) and not value >= least:
-    raise UserError(f'{name}: {option} must be at least {least}, got {value}')
+def check_at_least(name: str, option: str, value: float | Array, minimum: float) -> None:
+  """Raises UserError for a number below `minimum`; the value of an array is not checked."""
+  if isinstance(value, int | float) and not value >= minimum:
+    raise UserError(f'{name}: {option} must be at least {minimum}, got {value}')

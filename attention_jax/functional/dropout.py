@@ -1,4 +1,4 @@
-"""Dropout: which numbers are kept, and dropout on weights, as one more alignment made of any other."""
+"""Dropout masks, and dropout on attention weights, which turns any alignment into another alignment."""
 
 import inspect
 import math
@@ -16,87 +16,120 @@ from attention_jax.functional.table import Row, lookup
 
 
 def keep_mask(rng: jax.Array, rate: float, shape: tuple[int, ...]) -> Bool[Array, '...']:
-  """True with probability 1 - rate, to 2^-32. Consumes rng.
+  """Samples a dropout mask.
 
-  Two words are drawn from rng, and every position of the array is hashed with both; so what is kept is the same under
-  vmap, and on however many devices.
+  Two words are drawn from rng, and the index of every entry is hashed with both. The mask is therefore the same under
+  vmap and on any number of devices.
+
+  Args:
+    rng: a PRNG key, consumed.
+    rate: the probability of False, exact to 2⁻³².
+    shape: the shape of the mask.
+
+  Returns:
+    The mask, True = keep.
   """
   first, second = jax.random.bits(rng, (2,), jnp.uint32)
-  at = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
-  return _scrambled(_scrambled(at ^ first) ^ second) >= jnp.uint32(rate * 2**32)
+  index = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+  return _hash(_hash(index ^ first) ^ second) >= jnp.uint32(rate * 2**32)
 
 
-def _scrambled(x: jax.Array) -> jax.Array:
-  """A permutation of 32-bit words, each of whose bits depends on all: lowbias32 of Wellons 2018, "Hash Prospector"."""
+def _hash(x: jax.Array) -> jax.Array:
+  """Permutes 32-bit words so that each bit depends on all bits: lowbias32 of Wellons 2018, "Hash Prospector"."""
   x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
   x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
   return x ^ (x >> 16)
 
 
 class WeightDropout(NamedTuple):
-  """What a row made by `with_dropout` is made of: the function whose weights it drops, and how many of them."""
+  """Dropout on the weights of an alignment.
+
+  Attributes:
+    fn: the alignment without dropout.
+    rate: the probability that a weight is dropped.
+  """
 
   fn: Callable
   rate: float
 
   def factors(self, rng: jax.Array, size: int) -> Float[Array, 'S']:
-    """For each weight 0, or 1 / (1 - rate). Consumes rng."""
+    """Returns what the weights of one query are multiplied by, each 0 or 1 / (1 - rate). Consumes rng."""
     return keep_mask(rng, self.rate, (size,)) / (1 - self.rate)
 
 
 def strip_dropout(alignment: Row) -> Callable:
-  """The function of an alignment, without dropout."""
+  """Returns the function of an alignment without dropout."""
   return alignment.dropout.fn if alignment.dropout else alignment.fn
 
 
 def differs_at_test(alignment: Row) -> bool:
-  """Whether it is another function at test time, dropout aside."""
+  """Returns whether an alignment has a test-time twin, other than itself without dropout."""
   return alignment.at_test not in (None, strip_dropout(alignment))
 
 
 def dropout_factors(alignment: Row, rng: jax.Array | None, steps: int, size: int) -> Float[Array, 'T S'] | None:
-  """What the weights of all queries of one sequence are multiplied by; None for an alignment without dropout.
+  """Returns what the weights of all queries of one sequence are multiplied by, as `attend` draws it from the same rng.
 
-  The same numbers as `attend` draws from the same rng.
+  Args:
+    alignment: a table row.
+    rng: the rng of the sequence.
+    steps: T, the number of queries.
+    size: S, the number of positions.
+
+  Returns:
+    Factors, each 0 or 1 / (1 - rate); None for an alignment without dropout.
   """
   if not alignment.dropout:
     return None
 
-  def of_query(rng):
-    _, of_alignment = jax.random.split(rng)  # as attend_step has them for the score and for the alignment,
-    _, mine = jax.random.split(of_alignment)  # and `dropped` for what it drops weights of and for itself
-    return alignment.dropout.factors(mine, size)
+  def query_factors(rng):
+    _, alignment_rng = jax.random.split(rng)  # as attend_step splits it between score and alignment
+    _, dropout_rng = jax.random.split(alignment_rng)  # as `dropped` in with_dropout splits it
+    return alignment.dropout.factors(dropout_rng, size)
 
-  return jax.vmap(of_query)(split_rng(rng, steps))
+  return jax.vmap(query_factors)(split_rng(rng, steps))
 
 
 def with_dropout(alignment: str | Row | Callable, rate: float) -> Row:
-  """`alignment` whose weights are 0 with probability `rate` and divided by 1 - rate otherwise; at test it is itself.
+  """Adds dropout to the weights of an alignment. Srivastava et al. 2014, here as in the program of Vaswani et al. 2017.
 
-  Srivastava et al. 2014, on the weights of attention as in the program of Vaswani et al. 2017. The context is made with
-  the weights that are left, and later steps are told of those. It consumes the rng of its step.
+  In training each weight is 0 with probability `rate`, and is divided by 1 - rate otherwise. The context and the carry
+  of later steps use the weights after dropout. The new alignment consumes the rng of its step. At test time there is no
+  dropout.
 
-  Args: alignment, as in `attend`.
-  Raises: UserError for a rate outside of [0, 1), and for a latent alignment, whose weights are probabilities.
+  Args:
+    alignment: a spec string, a table row or a function.
+    rate: the probability that a weight is dropped.
+
+  Returns:
+    The new row; the row of `alignment` itself if `rate` is 0.
+
+  Raises:
+    UserError: for a rate outside of [0, 1), and for a latent alignment, whose weights are probabilities.
   """
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
   if not 0 <= rate < 1:
-    raise UserError(f'dropout on weights: rate={rate}; possible: from 0 to below 1')
+    raise UserError(f'dropout on weights: rate must be at least 0 and less than 1, got {rate}')
   if not rate:
     return alignment
   if alignment.latent:
-    raise UserError('dropout on weights: those of a latent alignment are probabilities that are summed over')
-
+    raise UserError(
+      f'dropout on weights: rate must be 0 for a latent alignment, whose weights are probabilities, got {rate}'
+    )
   dropout = WeightDropout(alignment.fn, rate)
+  takes_rng = 'rng' in alignment.required_inputs
 
-  def dropped(scores, mask, *, rng, **given):
-    own, mine = jax.random.split(rng)
-    found = alignment.fn(scores, mask, **given, **({'rng': own} if 'rng' in alignment.required_inputs else {}))
-    weights, *state = found if isinstance(found, tuple) else (found,)
-    weights = weights * dropout.factors(mine, len(weights)).astype(weights.dtype)
+  def dropped(scores, mask, *, rng, **options):
+    fn_rng, dropout_rng = jax.random.split(rng)
+    if takes_rng:
+      options['rng'] = fn_rng
+    result = alignment.fn(scores, mask, **options)
+    weights, *state = result if isinstance(result, tuple) else (result,)
+    weights = weights * dropout.factors(dropout_rng, len(weights)).astype(weights.dtype)
     return (weights, *state) if state else weights
 
-  asked = [p for p in inspect.signature(alignment.fn).parameters.values() if p.name != 'rng']
-  rng = inspect.Parameter('rng', inspect.Parameter.KEYWORD_ONLY)
-  dropped.__signature__ = inspect.Signature([*asked, rng])
+  # The signature is the schema of the new row: that of the alignment, and rng.
+  parameters = [p for p in inspect.signature(alignment.fn).parameters.values() if p.name != 'rng']
+  parameters.append(inspect.Parameter('rng', inspect.Parameter.KEYWORD_ONLY))
+  dropped.__signature__ = inspect.Signature(parameters)
   return alignment._replace(fn=dropped, at_test=alignment.at_test or alignment.fn, form=None, dropout=dropout)

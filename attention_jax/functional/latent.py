@@ -1,10 +1,12 @@
-"""Latent alignments: the output is read at ONE position, which nobody sees, and training sums over all of them.
+"""Latent alignments: the output depends on ONE position, which is a latent variable that training marginalises.
 
-Exactly, for alignments of order zero, p(y) = Π_t Σ_a w_t(a) p(y_t | a), and of order one, where a_t depends on a_{t-1}
-and the sum is the forward algorithm. By samples, for everything else: REINFORCE.
+The sum over positions is exact for two kinds of alignment, and estimated from samples (REINFORCE) for all others:
 
-The weights of a latent alignment are the prior of a_t given the outputs before. Whoever knows p(y_t | a) tells it by
-`observe` once y_t is known, and `posterior` is the distribution of a_t given the whole output.
+- order zero: p(y) = Π_t Σ_a w_t(a) p(y_t | a);
+- order one: a_t depends on a_{t-1}, and the forward algorithm computes the sum.
+
+The weights of a latent alignment are the prior of a_t given the previous outputs. Once y_t is known, the caller passes
+log p(y_t | a) to `observe`. `posterior` returns the distribution of a_t given the whole output.
 """
 
 from collections.abc import Callable
@@ -12,23 +14,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from attention_jax.functional.dense import check_single_query, softmax
+from attention_jax.functional.dense import Mask, Scores, Weights, check_single_query, softmax
 from attention_jax.functional.masking import at_least_float32
 from attention_jax.functional.monotonic import LOG_ZERO, init_forward, linear_recurrence
 
-Scores = Float[Array, 'S']
-Mask = Bool[Array, 'S']
-Weights = Float[Array, 'S']
-
 
 class LatentAlignment(NamedTuple):
-  """What makes an alignment latent.
+  """Functions that make an alignment latent.
 
   Attributes:
-    observe: (state, log_likelihood [S]) -> the state when the output of this step is known; None where later steps do
-      not depend on it.
+    observe: (state, log_likelihood [S]) -> the state after the output of this step is known; None if later steps do not
+      depend on it.
     posterior: (weights [T, S], states of the T steps, log_likelihood [T, S]) -> posterior weights [T, S].
   """
 
@@ -39,8 +37,9 @@ class LatentAlignment(NamedTuple):
 class ChainState(NamedTuple):
   """The state of `latent_monotonic`.
 
-  `position` is the log-probability of a_t given all outputs observed so far, `scores` those of the last step, LOG_ZERO
-  where they were masked.
+  Attributes:
+    position: log-probabilities of a_t given all outputs observed so far.
+    scores: the scores of the last step, LOG_ZERO where masked.
   """
 
   position: Scores
@@ -49,43 +48,44 @@ class ChainState(NamedTuple):
 
 @check_single_query
 def latent(scores: Scores, mask: Mask) -> Weights:
-  """softmax(e) as the prior of a hidden position: p(y) = Σ_a w(a) p(y | a). Wu, Shapiro & Cotterell 2018."""
+  """softmax(e) as the prior of a latent position: p(y) = Σ_a w(a) p(y | a). Wu, Shapiro & Cotterell 2018."""
   return softmax(scores, mask)
 
 
 @check_single_query
 def latent_monotonic(scores: Scores, mask: Mask, *, state: ChainState) -> tuple[Weights, ChainState]:
-  """A hidden position that never moves back: p(a | a') ∝ exp(e_a), a ≥ a'. Wu & Cotterell 2019, first-order monotonic.
+  """A latent position that never moves back: p(a | a') ∝ exp(e_a), a ≥ a'. Wu & Cotterell 2019, first-order monotonic.
 
-  The weights are Σ_a' p(a | a') p(a' | outputs so far), in logs throughout.
+  The weights are Σ_a' p(a | a') p(a' | outputs so far), computed in logs.
   """
   scores = jnp.where(mask, at_least_float32(scores), LOG_ZERO)
-  prior = _move(state.position.astype(scores.dtype), scores)
+  prior = _transition(state.position.astype(scores.dtype), scores)
   weights = jnp.where(mask, jnp.exp(prior), 0.0)
   return weights, ChainState(prior.astype(state.position.dtype), scores.astype(state.scores.dtype))
 
 
 def init_chain(size: int, dtype) -> ChainState:
-  """The state before the first query: at position 0, from where every position can be reached."""
+  """Returns the state before the first query: at position 0, from which every position can be reached."""
   return ChainState(init_forward(size, dtype), jnp.full((size,), LOG_ZERO, dtype))
 
 
 def observe_chain(state: ChainState, log_likelihood: Scores) -> ChainState:
-  """The distribution of the position once the output is known: p(a_t | y_≤t) ∝ p(a_t | y_<t) p(y_t | a_t)."""
-  position = _sum_to_one(_plus(state.position, log_likelihood.astype(state.position.dtype)))
+  """Updates the position once the output is known: p(a_t | y_≤t) ∝ p(a_t | y_<t) p(y_t | a_t)."""
+  position = _normalise(_multiply(state.position, log_likelihood.astype(state.position.dtype)))
   return state._replace(position=position)
 
 
 def chain_log_marginal(scores: Float[Array, 'T S'], log_likelihood: Float[Array, 'T S']) -> Float[Array, '']:
   """log Σ over all monotonic paths of Π_t p(a_t | a_{t-1}) p(y_t | a_t), by the forward algorithm.
 
-  Args: scores, LOG_ZERO where masked; log_likelihood, of the output y_t read at each position.
+  Args:
+    scores: LOG_ZERO where masked.
+    log_likelihood: log p(y_t | a_t) for each position a_t.
   """
 
-  def step(position, given):
-    scores, likelihood = given
-    joint = _plus(_move(position, scores), likelihood)
-    return joint, None
+  def step(position, x):
+    scores, likelihood = x
+    return _multiply(_transition(position, scores), likelihood), None
 
   start = init_forward(scores.shape[-1], scores.dtype)
   joint, _ = jax.lax.scan(step, start, (scores, log_likelihood))
@@ -93,23 +93,23 @@ def chain_log_marginal(scores: Float[Array, 'T S'], log_likelihood: Float[Array,
 
 
 def chain_posterior(weights: Float[Array, 'T S'], states: ChainState, log_likelihood: Float[Array, 'T S']) -> Array:
-  """p(a_t | the whole output): the gradient of the log marginal by the log-likelihoods (the backward algorithm)."""
+  """p(a_t | the whole output): the gradient of the log marginal for the log-likelihoods (the backward algorithm)."""
   scores = at_least_float32(states.scores)
   return jax.grad(chain_log_marginal, argnums=1)(scores, log_likelihood.astype(scores.dtype))
 
 
 def posterior(weights: Float[Array, 'T S'], states: Any, log_likelihood: Float[Array, 'T S']) -> Array:
   """p(a_t | y_t) ∝ w_t(a) p(y_t | a), for alignments of order zero."""
-  seen = weights > 0
-  logs = jnp.log(jnp.where(seen, weights, 1.0)) + log_likelihood.astype(weights.dtype)
-  return jax.vmap(softmax)(logs, seen)
+  is_positive = weights > 0
+  logs = jnp.log(jnp.where(is_positive, weights, 1.0)) + log_likelihood.astype(weights.dtype)
+  return jax.vmap(softmax)(logs, is_positive)
 
 
 def log_mixture(weights: Float[Array, '... S'], log_probs: Float[Array, '... S V']) -> Float[Array, '... V']:
-  """log Σ_a w(a) p(y | a): the distribution of the output, the position summed out; LOG_ZERO if there is no weight."""
-  seen = (weights > 0)[..., None]
-  logs = jnp.log(jnp.where(weights > 0, weights, 1.0))[..., None] + log_probs
-  logs = jnp.where(seen, logs, LOG_ZERO)
+  """log Σ_a w(a) p(y | a): log-probabilities of the output, marginalised over positions; LOG_ZERO without weights."""
+  is_positive = weights > 0
+  logs = jnp.log(jnp.where(is_positive, weights, 1.0))[..., None] + log_probs
+  logs = jnp.where(is_positive[..., None], logs, LOG_ZERO)
   return jax.nn.logsumexp(logs, axis=-2)
 
 
@@ -122,33 +122,47 @@ def reinforce(
 ) -> Float[Array, '']:
   """Σ_t log π(a_t) (G_t - b_t): its gradient is an unbiased estimate of ∂/∂π of E[Σ_t r_t] + λ H. Williams 1992.
 
-  G_t is the sum of rewards from step t on, the draw at t having no influence on those before; with `entropy` λ every
-  step earns -λ log π(a_t) besides, whose expectation is the entropy of all draws (Xu et al. 2015, section 4.1). With
-  `discount` γ the reward of k steps later counts γ^k: of less variance, and biased against what a draw does later.
+  G_t is the sum of the rewards from step t on, because the sample at t has no influence on earlier ones. With `entropy`
+  λ every step has the additional reward -λ log π(a_t), whose expectation is the entropy of all samples (Xu et al. 2015,
+  section 4.1). With `discount` γ the reward of k steps later is multiplied by γᵏ, which lowers the variance but biases
+  the estimate, since it underrates the later effects of a sample.
 
-  Args: log_probs of the draws; rewards and baseline, through which no gradient goes, in nats.
+  Args:
+    log_probs: log π(a_t) of the samples.
+    rewards: r, in nats, without gradient.
+    baseline: b, in nats, without gradient.
+    entropy: λ.
+    discount: γ.
+
+  Returns:
+    The surrogate objective, which is to be maximised.
   """
-  later = rewards_to_go(jax.lax.stop_gradient(rewards - entropy * log_probs), discount)
-  return jnp.sum(log_probs * (later - jax.lax.stop_gradient(baseline)))
+  returns = rewards_to_go(jax.lax.stop_gradient(rewards - entropy * log_probs), discount)
+  return jnp.sum(log_probs * (returns - jax.lax.stop_gradient(baseline)))
 
 
 def rewards_to_go(rewards: Float[Array, 'T'], discount: float = 1.0) -> Float[Array, 'T']:
-  """Of every step, Σ_k γ^k r_{t+k}: what it and those after it earn."""
+  """Returns the discounted sum Σ_k γᵏ r_{t+k} of the rewards from each step on."""
   return linear_recurrence(jnp.full_like(rewards, discount), rewards[::-1])[::-1]
 
 
-def _move(position: Scores, scores: Scores) -> Scores:
-  """log Σ_{a' ≤ a} p(a') exp(e_a) / Σ_{k ≥ a'} exp(e_k): one step of the chain, in logs; LOG_ZERO where it cannot be."""
+def _transition(position: Scores, scores: Scores) -> Scores:
+  """log Σ_{a' ≤ a} p(a') exp(e_a) / Σ_{k ≥ a'} exp(e_k): one step of the chain, in logs; LOG_ZERO if unreachable."""
   ahead = _cumulative(scores, reverse=True)
-  there = (position > LOG_ZERO / 2) & (ahead > LOG_ZERO / 2)
-  ratio = jnp.where(there, position - jnp.where(there, ahead, 0.0), LOG_ZERO)
-  return _plus(_cumulative(ratio), scores)
+  is_finite = _is_positive(position) & _is_positive(ahead)
+  ratio = jnp.where(is_finite, position - jnp.where(is_finite, ahead, 0.0), LOG_ZERO)
+  return _multiply(_cumulative(ratio), scores)
 
 
-def _plus(x: Scores, y: Scores) -> Scores:
-  """x + y of logs, LOG_ZERO where one of them is."""
-  there = (x > LOG_ZERO / 2) & (y > LOG_ZERO / 2)
-  return jnp.where(there, jnp.where(there, x, 0.0) + jnp.where(there, y, 0.0), LOG_ZERO)
+def _is_positive(logs: Scores) -> Array:
+  """Whether exp(logs) is greater than 0, where LOG_ZERO is the logarithm of 0."""
+  return logs > LOG_ZERO / 2
+
+
+def _multiply(x: Scores, y: Scores) -> Scores:
+  """Adds logarithms; LOG_ZERO where either is LOG_ZERO."""
+  is_finite = _is_positive(x) & _is_positive(y)
+  return jnp.where(is_finite, jnp.where(is_finite, x, 0.0) + jnp.where(is_finite, y, 0.0), LOG_ZERO)
 
 
 def _cumulative(logs: Scores, reverse: bool = False) -> Scores:
@@ -159,7 +173,8 @@ def _log_sum(logs: Scores) -> Float[Array, '']:
   return jnp.maximum(jax.nn.logsumexp(logs), LOG_ZERO)
 
 
-def _sum_to_one(logs: Scores) -> Scores:
-  there = logs > LOG_ZERO / 2
-  total = jnp.where(jnp.any(there), _log_sum(logs), 0.0)
-  return jnp.where(there, logs - total, LOG_ZERO)
+def _normalise(logs: Scores) -> Scores:
+  """Subtracts the logarithm of the sum; LOG_ZERO stays LOG_ZERO."""
+  is_positive = _is_positive(logs)
+  total = jnp.where(jnp.any(is_positive), _log_sum(logs), 0.0)
+  return jnp.where(is_positive, logs - total, LOG_ZERO)

@@ -10,40 +10,50 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 def padding_mask(lengths: Int[ArrayLike, '...'], size: int) -> Bool[Array, '... S']:
-  """True for the first `lengths` of `size` positions."""
+  """Returns a mask that is True for the first `lengths` of `size` positions."""
   lengths = jnp.asarray(lengths)
   return jnp.arange(size).reshape((1,) * lengths.ndim + (size,)) < lengths[..., None]
 
 
 def causal_mask(size: int) -> Bool[Array, 'T S']:
-  """True where position s is not after query t."""
+  """Returns a mask [size, size] that is True where position s is not after query t."""
   return window_mask(size, size, 0)
 
 
 def window_mask(size: int, left: int, right: int, at: Int[Array, 'T'] | None = None) -> Bool[Array, 'T S']:
-  """True where t - left <= s <= t + right. The queries stand at `at`; by default, one at each of `size` positions."""
+  """Returns a mask that is True where t - left <= s <= t + right.
+
+  Args:
+    size: S, the number of positions.
+    left: how many positions before its own a query may attend to.
+    right: how many positions after its own a query may attend to.
+    at: the position t of each query; by default 0 ... size - 1.
+  """
   offset = relative_positions(jnp.arange(size) if at is None else at, size)
   return (-left <= offset) & (offset <= right)
 
 
 def relative_positions(at: Int[Array, 'T'], size: int) -> Int[Array, 'T S']:
-  """s - t of queries at `at` and the positions 0 ... size - 1."""
+  """Returns s - t for queries at the positions t of `at`, and for the positions s = 0 ... size - 1."""
   return jnp.arange(size)[None, :] - at[:, None]
 
 
 def combine_masks(*masks: Bool[Array, '...'] | None) -> Bool[Array, '...'] | None:
-  """Logical and of all masks that are not None, broadcast against each other; None if there are none."""
-  given = [jnp.asarray(m) for m in masks if m is not None]
-  if not given:
+  """Returns the logical and of all masks that are not None, broadcast against each other; None if there are none."""
+  arrays = [jnp.asarray(mask) for mask in masks if mask is not None]
+  if not arrays:
     return None
-  rank = max(m.ndim for m in given)
-  return functools.reduce(operator.and_, (m.reshape((1,) * (rank - m.ndim) + m.shape) for m in given))
+  rank = max(array.ndim for array in arrays)
+  aligned = [array.reshape((1,) * (rank - array.ndim) + array.shape) for array in arrays]
+  return functools.reduce(operator.and_, aligned)
 
 
 def zero_masked(array: Array, mask: Bool[Array, '...'] | None) -> Array:
-  """`array` with exact zeros where the mask is False, whatever stood there, and no gradient from there.
+  """Returns `array` with exact zeros, and without gradient, where the mask is False, even if it contains NaN there.
 
-  The mask may lack trailing axes of the array.
+  Args:
+    array: any array.
+    mask: True = keep. It may lack trailing axes of the array. None keeps everything.
   """
   if mask is None:
     return array
@@ -52,29 +62,37 @@ def zero_masked(array: Array, mask: Bool[Array, '...'] | None) -> Array:
 
 
 def masked_mean(x: Array, mask: Bool[Array, '...']) -> Array:
-  """The mean [B, D] of x [B, S, D] over what mask [B, S] shows; zeros where it shows nothing."""
+  """Returns the mean [B, D] of x [B, S, D] over the unmasked positions of mask [B, S]; zeros if there are none."""
   return zero_masked(x, mask).sum(1) / jnp.maximum(mask.sum(1, keepdims=True), 1).astype(x.dtype)
 
 
 def accumulation_dtype(*arrays: Array):
-  """The dtype in which sums of `arrays` are kept: float32, or float64 if any of them is."""
-  return jnp.float64 if any(jnp.asarray(a).dtype == jnp.float64 for a in arrays) else jnp.float32
+  """Returns the dtype for sums of `arrays`: float64 if any of them is float64, otherwise float32."""
+  return jnp.float64 if any(jnp.asarray(array).dtype == jnp.float64 for array in arrays) else jnp.float32
 
 
 def at_least_float32(scores: Float[Array, '...']) -> Float[Array, '...']:
-  """Weights are float32 even when everything else is bfloat16; float64 stays float64."""
+  """Casts to float32; float64 stays float64. Weights are float32 even if everything else is bfloat16."""
   return jnp.asarray(scores).astype(accumulation_dtype(scores))
 
 
-def vary_like(start, *given):
-  """`start`, the constants a loop over `given` starts from, typed as varying over the mesh axes that `given` does.
+def vary_like(start, *operands):
+  """Casts the initial carry of a loop so that the loop works under shard_map.
 
-  shard_map asks for it: a loop's carry must come out with the type it went in with.
+  shard_map requires that a step returns a carry of the type that it takes. A constant does not vary over mesh axes,
+  whereas a result of `operands` varies over the same axes as they do.
+
+  Args:
+    start: the constants that the loop starts from, a tree of arrays.
+    operands: the arrays that a step depends on, trees as well.
+
+  Returns:
+    `start`, typed as varying over the mesh axes over which any of the operands varies.
   """
-  axes = frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in jax.tree.leaves(given)))
+  axes = frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in jax.tree.leaves(operands)))
   return jax.lax.pcast(start, tuple(axes), to='varying') if axes else start
 
 
 def min_finite(dtype) -> jax.Array:
-  """The most negative finite number: what a masked score counts as in a maximum or a sort."""
+  """Returns the most negative finite number, which replaces masked scores in a maximum or a sort."""
   return jnp.asarray(jnp.finfo(dtype).min, dtype)

@@ -1,84 +1,98 @@
-"""Hard alignments that draw one position: sampled, trained by REINFORCE, or relaxed, trained straight through.
+"""Hard alignments that sample one position: trained by REINFORCE, or relaxed and trained straight through.
 
-Drawn for training; at test both take the most probable position (`hardmax`).
+They sample during training; at test time they select the most probable position (`hardmax`).
 """
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from attention_jax.errors import UserError
-from attention_jax.functional.dense import check_single_query, check_temperature, hardmax, log_softmax, softmax
+from attention_jax.functional.dense import (
+  Mask,
+  Scores,
+  Weights,
+  check_single_query,
+  check_temperature,
+  hardmax,
+  log_softmax,
+  softmax,
+)
 from attention_jax.functional.masking import at_least_float32
-
-Scores = Float[Array, 'S']
-Mask = Bool[Array, 'S']
-Weights = Float[Array, 'S']
 
 
 @check_single_query
 def hard(
   scores: Scores, mask: Mask, *, rng: jax.Array, state: Float[Array, ''], expected: float = 0.0
 ) -> tuple[Weights, Float[Array, '']]:
-  """One position drawn from softmax(e); with probability `expected` nothing is drawn, and it is softmax(e) itself.
+  """One position sampled from softmax(e); with probability `expected`, softmax(e) itself instead. Xu et al. 2015.
 
-  Xu et al. 2015, section 4.1, who toss once for an image what is tossed here at every step: half of the time their
-  model looks everywhere at once, and learns where to look before its draws are any good.
+  Section 4.1 of the paper chooses between sample and expectation once per image, with probability 1/2; here the choice
+  is made at every step. The expectation trains the scores while the samples are not yet useful.
 
-  A drawn weight has no gradient; the state is the sum of log-probabilities of all draws so far, and its gradient is
-  what the REINFORCE estimator multiplies with the reward. Consumes rng. Raises: UserError unless 0 <= expected <= 1.
+  Sampled weights have no gradient. The state is the sum of the log-probabilities of all samples so far; the REINFORCE
+  estimator multiplies its gradient with the reward. Consumes rng.
+
+  Raises:
+    UserError: if `expected` is outside of [0, 1].
   """
   if not 0 <= expected <= 1:
-    raise UserError(f'hard: expected is {expected}; possible: from 0 to 1')
-  drawn = jax.lax.stop_gradient(_draw(scores, mask, rng))
-  log_prob = jnp.sum(drawn * log_softmax(scores, mask)).astype(state.dtype)
+    raise UserError(f'hard: expected must be at least 0 and at most 1, got {expected}')
+  sample = jax.lax.stop_gradient(_sample(scores, mask, rng))
+  log_prob = jnp.sum(sample * log_softmax(scores, mask)).astype(state.dtype)
   if not expected:
-    return drawn, state + log_prob
-  soft = jax.random.bernoulli(jax.random.fold_in(rng, 1), expected)
-  return jnp.where(soft, softmax(scores, mask), drawn), state + jnp.where(soft, 0.0, log_prob)
+    return sample, state + log_prob
+  use_expectation = jax.random.bernoulli(jax.random.fold_in(rng, 1), expected)
+  weights = jnp.where(use_expectation, softmax(scores, mask), sample)
+  return weights, state + jnp.where(use_expectation, 0.0, log_prob)
 
 
 @check_single_query
 def gumbel(scores: Scores, mask: Mask, *, rng: jax.Array, temperature: float | Float[Array, ''] = 1.0) -> Weights:
-  """One position drawn from softmax(e), with the gradient of softmax((e + g)/τ), g ~ Gumbel: straight through.
+  """One position sampled from softmax(e), with the gradient of softmax((e + g)/τ), g ~ Gumbel: straight through.
 
-  Jang, Gu & Poole 2017, section 2.2. Consumes rng. Raises: UserError unless temperature > 0.
+  Jang, Gu & Poole 2017, section 2.2. Consumes rng.
+
+  Raises:
+    UserError: if the temperature is a number that is not positive.
   """
   check_temperature('gumbel', temperature)
-  noisy = at_least_float32(scores) + _noise(scores, rng)
+  noisy = at_least_float32(scores) + _gumbel_noise(scores, rng)
   return straight_through(hardmax(noisy, mask), softmax(noisy, mask, temperature=temperature))
 
 
 @check_single_query
 def gumbel_annealed(scores: Scores, mask: Mask, *, rng: jax.Array, temperature: float | Float[Array, '']) -> Weights:
-  """`gumbel` whose temperature is a parameter: `training.anneal` lets it fall, or else it is learned.
+  """`gumbel` with a temperature that is a parameter: learned, or set by a schedule (`training.anneal`).
 
-  A temperature below 0.01 counts as 0.01: a schedule may end at 0.
+  A temperature below 0.01 counts as 0.01, so that a schedule may end at 0.
   """
   return gumbel(scores, mask, rng=rng, temperature=jnp.maximum(temperature, 0.01))
 
 
 def init_log_prob(size: int, dtype) -> Float[Array, '']:
-  """The state of `hard` before the first query."""
+  """Returns the state of `hard` before the first query."""
   return jnp.zeros((), dtype)
 
 
 @jax.custom_jvp
 def straight_through(hard: Weights, soft: Weights) -> Weights:
-  """The value of `hard`, exactly, and the gradient of `soft`. Bengio, Léonard & Courville 2013."""
+  """Returns exactly `hard`, with the gradient of `soft`. Bengio, Léonard & Courville 2013."""
   return hard
 
 
 @straight_through.defjvp
 def _(primals, tangents):
-  return primals[0], tangents[1]
+  hard, _ = primals
+  _, soft_tangent = tangents
+  return hard, soft_tangent
 
 
-def _noise(scores: Scores, rng: jax.Array) -> Scores:
-  # Drawn in float32 in any precision, so that a seed means the same draw.
+def _gumbel_noise(scores: Scores, rng: jax.Array) -> Scores:
+  # Always drawn in float32, so that a seed gives the same sample in every precision.
   return jax.random.gumbel(rng, scores.shape, jnp.float32).astype(at_least_float32(scores).dtype)
 
 
-def _draw(scores: Scores, mask: Mask, rng: jax.Array) -> Weights:
-  """A one-hot draw from softmax(scores): the largest of scores + Gumbel noise."""
-  return hardmax(at_least_float32(scores) + _noise(scores, rng), mask)
+def _sample(scores: Scores, mask: Mask, rng: jax.Array) -> Weights:
+  """One-hot sample from softmax(scores): the largest of scores + Gumbel noise."""
+  return hardmax(at_least_float32(scores) + _gumbel_noise(scores, rng), mask)

@@ -1,7 +1,8 @@
 """Score functions: how well one query matches each memory position. query [D], key [S, D] -> scores [S].
 
 Every formula is written for ONE query; `attend` lifts it over queries, heads and batch. Scores are at least float32.
-Keyword-only arguments without a default are learned parameters (shapes in SCORES) or what the step supplies.
+Keyword-only arguments without a default are learned parameters (shapes in SCORES), or `previous` and `coverage`, which
+the attention step supplies.
 """
 
 import jax
@@ -16,12 +17,12 @@ Scores = Float[Array, 'S']
 
 
 def _sum(spec: str, *operands: Array) -> Array:
-  """An einsum that adds up in at least float32."""
+  """Einsum that accumulates in at least float32."""
   return jnp.einsum(spec, *operands, preferred_element_type=accumulation_dtype(*operands))
 
 
 def _check_widths(query: Array, key: Array) -> None:
-  """Raises: UserError unless they are as wide as each other; one feature would stand for all of the other's."""
+  """Raises UserError unless query and key have the same width; a width of 1 would be broadcast."""
   if query.shape[-1] != key.shape[-1]:
     raise UserError(f'query {query.shape} and key {key.shape} (of one sequence, projected) must be of the same width')
 
@@ -56,8 +57,10 @@ def additive(query: Float[Array, 'F'], key: Float[Array, 'S F'], *, v: Float[Arr
 
 
 def _tanh_sum(query: Float[Array, 'F'], key: Float[Array, 'S F'], v: Float[Array, 'F']) -> Scores:
-  """vᵀ tanh(q + kₛ), all of it in at least float32: to round in between takes CPUs longer than to compute it."""
-  query, key, v = map(at_least_float32, (query, key, v))
+  """vᵀ tanh(q + kₛ) in at least float32: on CPUs, rounding intermediate results takes longer than computing them."""
+  query = at_least_float32(query)
+  key = at_least_float32(key)
+  v = at_least_float32(v)
   return _sum('sf,f->s', jnp.tanh(query[None, :] + key), v)
 
 
@@ -84,7 +87,7 @@ def offset_additive(
   bias: Float[Array, 'F'],
   offset: float | Float[Array, ''],
 ) -> Scores:
-  """eₛ = g v/‖v‖ · tanh(q + kₛ + b) + r: r < 0 lets a monotonic walk go on at first. Raffel et al. 2017."""
+  """eₛ = g v/‖v‖ · tanh(q + kₛ + b) + r: with an initial r < 0 a monotonic walk rarely stops. Raffel et al. 2017."""
   scores = normed_additive(query, key, v=v, gain=gain, bias=bias)
   return scores + jnp.asarray(offset, scores.dtype)
 
@@ -105,17 +108,19 @@ def cosine(query: Float[Array, 'D'], key: Float[Array, 'S D'], *, beta: float | 
 
 
 def _unit(x: Float[Array, '... D']) -> Float[Array, '... D']:
+  """x / ‖x‖, and 0 for a zero vector."""
   x = at_least_float32(x)
   square = jnp.sum(x**2, axis=-1, keepdims=True)
-  # Double where: the square root must not see 0, or its infinite slope would turn the zero gradient into NaN.
-  some = square > 0
-  return jnp.where(some, x * jax.lax.rsqrt(jnp.where(some, square, 1.0)), 0.0)
+  # Double where: the derivative of rsqrt is infinite at 0, which would make the zero gradient NaN.
+  is_positive = square > 0
+  return jnp.where(is_positive, x * jax.lax.rsqrt(jnp.where(is_positive, square, 1.0)), 0.0)
 
 
 def location(query: Float[Array, 'Dq'], key: Float[Array, 'S Dk'], *, w: Float[Array, 'M Dq']) -> Scores:
   """e = (W q)[:S]: from the query alone. Luong et al. 2015, section 3.1.
 
-  Raises: UserError if the memory has more positions than w has rows.
+  Raises:
+    UserError: if the memory has more positions than w has rows.
   """
   if key.shape[0] > w.shape[0]:
     raise UserError(
@@ -138,9 +143,13 @@ def location_sensitive(
 
   A true (flipping) convolution, zero-padded and centred: f[c, s] = convolve(previous, filters[c])[W // 2 + s].
   """
-  start, size = filters.shape[1] // 2, previous.shape[0]
-  # mode='full' and a slice, because mode='same' returns the filter's width when the memory is shorter.
-  convolve = lambda one: jnp.convolve(previous.astype(one.dtype), one, mode='full')[start : start + size]
+  start = filters.shape[1] // 2
+  size = previous.shape[0]
+
+  def convolve(kernel: Array) -> Array:
+    # mode='full' and a slice, because mode='same' returns the kernel's width if the memory is shorter.
+    return jnp.convolve(previous.astype(kernel.dtype), kernel, mode='full')[start : start + size]
+
   features = _sum('cs,cf->sf', jax.vmap(convolve)(filters), u).astype(key.dtype)
   return additive(query, key + features, v=v)
 
@@ -155,7 +164,7 @@ def coverage(
 ) -> Scores:
   """eₛ = vᵀ tanh(q + kₛ + u cₛ), c = the sum of all weights so far. See, Liu & Manning 2017, equation 11.
 
-  Without their bias inside of the tanh, as `additive`.
+  As in `additive`, the bias inside of the tanh is omitted.
   """
   return additive(query, key + _outer(coverage.astype(key.dtype), u), v=v)
 
@@ -170,21 +179,29 @@ def fertility(
   w: Float[Array, 'F'],
   most: float = 2.0,
 ) -> Scores:
-  """eₛ = vᵀ tanh(q + kₛ + u cₛ/Φₛ), Φₛ = N σ(wᵀ kₛ): how much attention a position wants. Tu et al. 2016.
+  """eₛ = vᵀ tanh(q + kₛ + u cₛ/Φₛ), Φₛ = N σ(wᵀ kₛ): coverage relative to the fertility of a position. Tu et al. 2016.
 
-  c is the sum of all weights so far, N = `most`; Φ is at least 10⁻⁶, so that nothing is divided by 0 where nothing is
-  wanted. Raises: UserError unless most > 0.
+  c is the sum of all weights so far, and N is `most`. Φ is at least 10⁻⁶, which prevents a division by 0.
+
+  Raises:
+    UserError: unless most > 0.
   """
   if not most > 0:
     raise UserError(f'fertility: most must be greater than 0, got {most}')
-  wanted = jnp.maximum(most * jax.nn.sigmoid(_sum('sf,f->s', key, w)), 1e-6)
-  return additive(query, key + _outer((coverage / wanted.astype(coverage.dtype)).astype(key.dtype), u), v=v)
+  fertilities = jnp.maximum(most * jax.nn.sigmoid(_sum('sf,f->s', key, w)), 1e-6)
+  relative_coverage = (coverage / fertilities.astype(coverage.dtype)).astype(key.dtype)
+  return additive(query, key + _outer(relative_coverage, u), v=v)
 
 
 def _outer(x: Float[Array, 'S'], y: Float[Array, 'F']) -> Float[Array, 'S F']:
-  """As a product of matrices, and so are its gradients: of a product of numbers they would be sums over all entries,
-  each in a loop of its own that makes the entries again."""
-  return jnp.einsum('s,f->sf', x, y, precision=jax.lax.Precision.HIGHEST)  # nothing is added up here
+  """Outer product. As an einsum, so that its gradients are matrix products as well.
+
+  The gradients of x[:, None] * y would be sums over [S, F], each in a loop that computes the entries again.
+  """
+  return jnp.einsum('s,f->sf', x, y, precision=jax.lax.Precision.HIGHEST)
+
+
+# The algebraic forms of the scores, in the order of the table: Product.fn and TanhSum.fn.
 
 
 def _dot_product(query, key):
@@ -220,8 +237,9 @@ def _offset_sum(query, key, *, v, gain, bias, offset):
 
 
 def _concat_sum(query, key, *, w, v):
-  own = query.shape[-1]
-  return _sum('d,df->f', query, w[:own]), _sum('sd,df->sf', key, w[own:]), v, 0.0
+  from_query = _sum('d,df->f', query, w[: query.shape[-1]])
+  from_key = _sum('sd,df->sf', key, w[query.shape[-1] :])
+  return from_query, from_key, v, 0.0
 
 
 _V = Param(('features',), 'vector')

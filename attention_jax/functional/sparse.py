@@ -1,20 +1,16 @@
-"""Sparse alignments: argmax over the simplex of p·z + H_α(p), which sets small scores to exactly zero weight.
+"""Sparse alignments: argmax over the simplex of p·z + H_α(p), which gives exactly zero weight to small scores.
 
-H_α is the Tsallis entropy (1 - Σ pᵅ) / (α(α - 1)); α = 1 is softmax, α = 2 sparsemax. Gradients are taken from the
-output, never through the sort or the bisection: with s = p^(2 - α) on the support, ∂p/∂z = diag(s) - s sᵀ / Σ s.
+H_α is the Tsallis entropy (1 - Σ pᵅ) / (α(α - 1)); α = 1 is softmax, α = 2 sparsemax. Gradients are computed from the
+output, not through the sort or the bisection: with s = p^(2 - α) on the support, ∂p/∂z = diag(s) - s sᵀ / Σ s.
 """
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from attention_jax.errors import UserError
-from attention_jax.functional.dense import check_single_query, normalised
+from attention_jax.functional.dense import Mask, Scores, Weights, check_single_query, normalised
 from attention_jax.functional.masking import at_least_float32, min_finite, vary_like
-
-Scores = Float[Array, 'S']
-Mask = Bool[Array, 'S']
-Weights = Float[Array, 'S']
 
 
 @check_single_query
@@ -33,9 +29,11 @@ def entmax15(scores: Scores, mask: Mask) -> Weights:
 def entmax(scores: Scores, mask: Mask, *, alpha: float | Float[Array, '']) -> Weights:
   """α-entmax for any α > 1, by bisection: p = [(α - 1) z - τ]₊^(1/(α - 1)). Peters et al. 2019, algorithm 1.
 
-  Args: alpha: a number, or an array [] that is learned (its gradient: Correia et al. 2019, proposition 1). A learned
-    alpha below 1.01 counts as 1.01 and keeps its gradient, so that it can come back.
-  Raises: UserError for a number alpha <= 1 (softmax is the limit at 1).
+  A learned alpha below 1.01 counts as 1.01. It keeps its gradient (Correia et al. 2019, proposition 1), so that it can
+  increase again.
+
+  Raises:
+    UserError: for a number alpha <= 1 (softmax is the limit at 1).
   """
   if isinstance(alpha, int | float) and not alpha > 1:
     raise UserError(f"entmax: alpha must be greater than 1, got {alpha} ('softmax' is the limit at 1)")
@@ -45,25 +43,24 @@ def entmax(scores: Scores, mask: Mask, *, alpha: float | Float[Array, '']) -> We
 
 
 def _shifted(scores: Scores, mask: Mask) -> Scores:
-  """Scores with their maximum at 0, and a large negative number that still can be squared behind the mask."""
-  low = min_finite(scores.dtype)
-  top = jnp.max(jnp.where(mask, scores, low))
-  # 0 is at the top of every support and -4 is outside all of them (α >= 1.5); bisection masks by itself.
+  """Scores minus their maximum, and -4 where masked, which is outside of every support for α >= 1.5."""
+  top = jnp.max(jnp.where(mask, scores, min_finite(scores.dtype)))
   return jnp.where(mask, scores - top, -4.0)
 
 
 def _finish(weights: Weights, mask: Mask) -> Weights:
-  """Exact zeros behind the mask, and rounding errors of the threshold spread over the support."""
+  """Sets masked weights to exact zeros, and normalises, because the threshold has a rounding error."""
   return normalised(jnp.where(mask, weights, 0.0))
 
 
-def _from_output(weights: Weights, slope: Weights, tangent: Scores) -> Weights:
-  """(diag(s) - s sᵀ / Σ s) · tangent."""
+def _apply_jacobian(slope: Weights, tangent: Scores) -> Weights:
+  """(diag(s) - s sᵀ / Σ s) · tangent, s = slope."""
   total = jnp.sum(slope)
   return slope * (tangent - jnp.sum(slope * tangent) / jnp.where(total > 0, total, 1.0))
 
 
-def _slope(weights: Weights, alpha) -> Weights:
+def _slope(weights: Weights, alpha: float | Array) -> Weights:
+  """p^(2 - α) on the support, 0 elsewhere."""
   support = weights > 0
   return jnp.where(support, jnp.where(support, weights, 1.0) ** (2.0 - alpha), 0.0)
 
@@ -95,32 +92,33 @@ def _entmax(scores, mask, alpha):
   z = (alpha - 1.0) * jnp.where(mask, _shifted(scores, mask), 0.0)
   power = 1.0 / (alpha - 1.0)
 
-  def weights(tau):
+  def weights_at(tau):
     above = mask & (z > tau)
     return jnp.where(above, jnp.where(above, z - tau, 1.0) ** power, 0.0)
 
   def halve(_, bracket):
     low, width = bracket
     width = width / 2.0
-    return jnp.where(jnp.sum(weights(low + width)) >= 1.0, low + width, low), width
+    middle = low + width
+    return jnp.where(jnp.sum(weights_at(middle)) >= 1.0, middle, low), width
 
-  # The largest score is 0, so that its weight is at most 1: τ in [-1, 0].
+  # The largest score is 0 and its weight at most 1, so that τ is in [-1, 0].
   steps = 30 if scores.dtype == jnp.float32 else 60
   start = vary_like((jnp.full((), -1.0, z.dtype), jnp.ones((), z.dtype)), z, mask)
   tau, _ = jax.lax.fori_loop(0, steps, halve, start)
-  return _finish(weights(tau), mask)
+  return _finish(weights_at(tau), mask)
 
 
 @_sparsemax.defjvp
 def _(primals, tangents):
   weights = _sparsemax(*primals)
-  return weights, _from_output(weights, _slope(weights, 2.0), tangents[0])
+  return weights, _apply_jacobian(_slope(weights, 2.0), tangents[0])
 
 
 @_entmax15.defjvp
 def _(primals, tangents):
   weights = _entmax15(*primals)
-  return weights, _from_output(weights, _slope(weights, 1.5), tangents[0])
+  return weights, _apply_jacobian(_slope(weights, 1.5), tangents[0])
 
 
 @_entmax.defjvp
@@ -132,5 +130,5 @@ def _(primals, tangents):
   share = slope / jnp.where(total > 0, total, 1.0)
   support = weights > 0
   entropy = jnp.where(support, -weights * jnp.log(jnp.where(support, weights, 1.0)), 0.0)
-  by_alpha = (weights - share) / (alpha - 1.0) ** 2 + (entropy - share * jnp.sum(entropy)) / (alpha - 1.0)
-  return weights, _from_output(weights, slope, tangents[0]) + by_alpha * tangents[2]
+  alpha_slope = (weights - share) / (alpha - 1.0) ** 2 + (entropy - share * jnp.sum(entropy)) / (alpha - 1.0)
+  return weights, _apply_jacobian(slope, tangents[0]) + alpha_slope * tangents[2]

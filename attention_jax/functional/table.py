@@ -9,11 +9,14 @@ Its keyword-only arguments declare everything that it needs beside its positiona
 
 import functools
 import inspect
+import operator
+import types
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import AbstractArray
 
 from attention_jax.errors import UserError
 from attention_jax.specs import Option, Range, bind, schema_of
@@ -165,10 +168,16 @@ def parameter_names(row: Row) -> list[str]:
 
 def option_schema(row: Row) -> dict[str, Option]:
   """Returns the options that a spec string may set: keyword defaults, the row's sizes, and parameters of shape ()."""
-  options = {name: option for name, option in schema_of(row.fn).items() if name not in _required(row.fn)}
+  options = {
+    name: option._replace(annotation=_without_arrays(option.annotation))
+    for name, option in schema_of(row.fn).items()
+    if name not in _required(row.fn)
+  }
   sizes = {name: Option(int, size, Range(1)) for name, size in row.sizes.items()}
   scalars = {
-    k: Option(float, p.init if isinstance(p.init, float) else 1.0) for k, p in row.params.items() if not p.shape
+    name: Option(float, param.init if isinstance(param.init, float) else 1.0)
+    for name, param in row.params.items()
+    if not param.shape
   }
   return options | sizes | scalars
 
@@ -213,7 +222,9 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], what: str) -> R
   if callable(spec):
     row = Row(spec)
     if 'state' in row.required_inputs:
-      raise UserError(f'{what}: a function that takes a state must be given as Row(function, init_state=...)')
+      raise UserError(
+        f'{what}: a function that takes a state needs an initial state: pass Row(function, init_state=...)'
+      )
     return row
   _, row, options = bind(spec, table, what, option_schema)
   bind_fn = functools.partial(_bind_options, options=options)
@@ -248,6 +259,18 @@ def _companions(row: Row) -> dict[str, Callable]:
   """Functions of a row that take the options of `fn`, or some of them."""
   companions = {'at_test': row.at_test, 'lookback': row.lookback, 'form': row.form and row.form.fn}
   return {name: fn for name, fn in companions.items() if fn is not None}
+
+
+def _without_arrays(annotation: Any) -> Any:
+  """Removes arrays, which a spec string cannot contain: `float | Float[Array, '']` becomes float."""
+  if not isinstance(annotation, types.UnionType):
+    return annotation
+  literals = [member for member in get_args(annotation) if not _is_array_type(member)]
+  return functools.reduce(operator.or_, literals)
+
+
+def _is_array_type(annotation: Any) -> bool:
+  return isinstance(annotation, type) and issubclass(annotation, AbstractArray)
 
 
 def _keywords(fn: Callable) -> dict[str, inspect.Parameter]:

@@ -1,4 +1,4 @@
-"""Metrics of a split: loss, what search makes of its sources, what weights are like and how they agree with links."""
+"""Metrics of a split: loss, metrics of the output text, properties of the weights, and their agreement with links."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,15 +24,20 @@ from attention_jax.models.encoder_decoder import EncoderDecoder
 from attention_jax.specs import parse
 from attention_jax.training.partition import jit_on_mesh, make_mesh, replicate, shard_batch
 
-# What is measured on given targets, whatever the config: whether more of it is better. Alignments need gold links.
+# Metrics of gold targets, which every config has, and whether higher is better. Those of alignments need gold links.
 ALIGNMENT_METRICS = {'alignment_error_rate': False, 'precision': True, 'recall': True}
 FORCED_METRICS = {'loss': False, 'accuracy': True} | ALIGNMENT_METRICS
 
 
 class ForcedScores(NamedTuple):
-  """What a model says of given targets: loss and accuracy per token, and per row (None where it fits no bucket) the
-  weights [T, S] of its target tokens, EOS included, over its source tokens, EOS included; of a latent alignment those
-  given the whole target."""
+  """Results of teacher forcing on gold targets.
+
+  Attributes:
+    loss: cross entropy per token, in nats.
+    accuracy: share of tokens that are the argmax.
+    weights: [T, S] per row, over its target tokens and source tokens, EOS included; for a latent alignment, those given
+      the whole target; None for a row that fits no bucket.
+  """
 
   loss: float
   accuracy: float
@@ -40,10 +45,17 @@ class ForcedScores(NamedTuple):
 
 
 class TeacherForcedScorer:
-  """Scores given targets (teacher forcing). Every process does all of it on its own devices."""
+  """Scores gold targets by teacher forcing. Every process scores all rows on its own devices.
+
+  Args:
+    model: the model.
+    buckets: buckets of training.
+    batch_size: rows per batch, rounded up to a multiple of the devices.
+  """
 
   def __init__(self, model: EncoderDecoder, buckets: Sequence[Sequence[int]], batch_size: int):
-    self._mesh, self._buckets = make_mesh(jax.local_devices()), buckets
+    self._mesh = make_mesh(jax.local_devices())
+    self._buckets = buckets
     devices = self._mesh.devices.size
     self.rows = -(-batch_size // devices) * devices
 
@@ -55,94 +67,141 @@ class TeacherForcedScorer:
     self._run = jit_on_mesh(self._mesh, run)
 
   def __call__(self, params: Any, encoded: EncodedCorpus) -> ForcedScores:
+    """Scores an encoded corpus."""
     return self.score_batches(params, eval_batches(encoded, self._buckets, self.rows), encoded.rows)
 
   def score_batches(self, params: Any, batches: Iterable[Batch], rows: int) -> ForcedScores:
-    """Of a split of so many rows, each of them in one of the batches of `self.rows`, or in none."""
+    """Scores the batches of a split.
+
+    Args:
+      params: the parameters of the model.
+      batches: batches of `self.rows` rows; each row of the split is in one batch at most.
+      rows: number of rows of the split.
+    """
     params = replicate(jax.device_get(params), self._mesh)
-    totals, weights = [], [None] * rows
+    batch_sums = []
+    weights: list[np.ndarray | None] = [None] * rows
     for batch in batches:
-      sums, found = self._run(params, shard_batch(batch, self._mesh))
-      totals.append(sums)
-      for i, matrix in enumerate(np.asarray(found)):
+      sums, batch_weights = self._run(params, shard_batch(batch, self._mesh))
+      batch_sums.append(sums)
+      for i, matrix in enumerate(np.asarray(batch_weights)):
         if batch.index[i] >= 0:
-          target = int(batch.target_mask[i].sum())
-          source = int(np.broadcast_to(batch.source_mask[i], matrix.shape[1:]).sum())
-          weights[batch.index[i]] = matrix[:target, :source].copy()  # a view would keep the whole batch
-    sums = jax.tree.map(lambda *x: float(sum(x)), *jax.device_get(totals))
+          target_length = int(batch.target_mask[i].sum())
+          # Image models have one mask entry for all positions.
+          source_length = int(np.broadcast_to(batch.source_mask[i], matrix.shape[1:]).sum())
+          # A view would keep the whole batch in memory.
+          weights[batch.index[i]] = matrix[:target_length, :source_length].copy()
+    sums = jax.tree.map(lambda *x: float(sum(x)), *jax.device_get(batch_sums))
     return ForcedScores(sums['loss'] / sums['tokens'], sums['accuracy'] / sums['tokens'], weights)
 
 
 def alignment_metrics(
   corpus: Corpus, weights: Sequence[np.ndarray | None], source_vocab: Vocabulary, target_vocab: Vocabulary
 ) -> dict[str, MetricValue]:
-  """What the weights of given targets are like, and where the corpus has links, how far they agree with these.
+  """Computes metrics of the weights of gold targets; with links in the corpus, also their agreement with these.
 
-  Rows without weights are left out. A row whose weights are all 0 is not: a token that looks nowhere misses its links.
+  Rows without weights are left out. A row of zero weights is not: it misses its links.
+
+  Args:
+    corpus: the pairs.
+    weights: [T, S] per row, or None.
+    source_vocab: source vocabulary of the run.
+    target_vocab: target vocabulary of the run.
   """
   rows = [row for row, matrix in enumerate(weights) if matrix is not None]
   if not rows:
     return {}
-  against_links = {} if corpus.links is None else _link_metrics(corpus, weights, rows, source_vocab, target_vocab)
-  return against_links | weight_metrics([weights[row] for row in rows])
+  links = {} if corpus.links is None else _link_metrics(corpus, weights, rows, source_vocab, target_vocab)
+  return links | weight_metrics([weights[row] for row in rows])
 
 
-def _link_metrics(corpus, weights, rows, source_vocab, target_vocab) -> dict[str, MetricValue]:
+def _link_metrics(
+  corpus: Corpus,
+  weights: Sequence[np.ndarray | None],
+  rows: Sequence[int],
+  source_vocab: Vocabulary,
+  target_vocab: Vocabulary,
+) -> dict[str, MetricValue]:
   """Alignment error rate, precision and recall of the heaviest weights against the corpus' links.
 
-  Links between words are held against weights that are merged to words (analysis.merge_weights), whatever the tokens.
-  Target tokens without any gold link (the '-' of an ISO date) belong to no source token: they are left out.
+  Links between words are compared with weights that are merged to words (analysis.merge_weights), whatever the tokens.
+  Target tokens without any gold link (the '-' of an ISO date) are left out.
   """
-  sure = [corpus.links[r] for r in rows]
-  possible = sure if corpus.possible is None else [corpus.possible[r] for r in rows]
-  source_units, target_units = token_units(source_vocab, corpus.level), token_units(target_vocab, corpus.level)
-  merged = [merge_weights(weights[r], source_units(corpus.source[r]), target_units(corpus.target[r])) for r in rows]
-  links = [_predicted(w, {target for _, target in gold}) for w, gold in zip(merged, possible, strict=True)]
-  scores = alignment_scores(links, sure, possible)
+  sure = [corpus.links[row] for row in rows]
+  possible = sure if corpus.possible is None else [corpus.possible[row] for row in rows]
+  source_units = token_units(source_vocab, corpus.level)
+  target_units = token_units(target_vocab, corpus.level)
+  merged = [
+    merge_weights(weights[row], source_units(corpus.source[row]), target_units(corpus.target[row])) for row in rows
+  ]
+  predicted = []
+  for matrix, gold in zip(merged, possible, strict=True):
+    linked_targets = {target for _, target in gold}
+    predicted.append(_predicted_links(matrix, linked_targets))
+  scores = alignment_scores(predicted, sure, possible)
   percent = {'alignment_error_rate': scores.error_rate, 'precision': scores.precision, 'recall': scores.recall}
-  how = '' if {source_vocab.kind, target_vocab.kind} == {corpus.level} else f'|merged:{corpus.level}s'
-  signature = f'links:argmax{how}|targets:forced,linked|rows:{len(rows)}'
+  is_merged = {source_vocab.kind, target_vocab.kind} != {corpus.level}
+  merging = f'|merged:{corpus.level}s' if is_merged else ''
+  signature = f'links:argmax{merging}|targets:forced,linked|rows:{len(rows)}'
   return {name: MetricValue(100 * value, '%', signature) for name, value in percent.items()}
 
 
 def weight_metrics(weights: Sequence[np.ndarray]) -> dict[str, MetricValue]:
-  """Entropy and monotonicity of the target tokens' weights, each where there is something to measure it of."""
-  nats = np.concatenate([entropy(w[:-1]) for w in weights])
-  onward = np.concatenate([monotonicity(w, w.shape[1] - 1, w.shape[0] - 1) for w in weights])
+  """Returns entropy and monotonicity of the target tokens' weights; a metric without any token to measure is left out.
+
+  Args:
+    weights: [T, S] per row, EOS included.
+  """
+  entropies = np.concatenate([entropy(matrix[:-1]) for matrix in weights])
+  forward_moves = np.concatenate([monotonicity(matrix, matrix.shape[1] - 1, matrix.shape[0] - 1) for matrix in weights])
   signature = f'per:token|targets:forced|rows:{len(weights)}'
-  found = {}
-  if nats.size:
-    found['entropy'] = MetricValue(float(nats.mean()), 'nat', signature)
-  if onward.size:
-    found['monotonicity'] = MetricValue(100 * float(onward.mean()), '%', f'links:argmax|{signature}')
-  return found
+  metrics = {}
+  if entropies.size:
+    metrics['entropy'] = MetricValue(float(entropies.mean()), 'nat', signature)
+  if forward_moves.size:
+    metrics['monotonicity'] = MetricValue(100 * float(forward_moves.mean()), '%', f'links:argmax|{signature}')
+  return metrics
 
 
-def _predicted(weights: np.ndarray, linked: set[int]) -> list[tuple[int, int]]:
+def _predicted_links(weights: np.ndarray, linked_targets: set[int]) -> list[tuple[int, int]]:
   links = links_from_weights(weights, weights.shape[1] - 1, weights.shape[0] - 1)
-  return [(source, target) for source, target in links if target in linked]
+  return [(source, target) for source, target in links if target in linked_targets]
 
 
 def predict_and_evaluate(
   corpus: Corpus, predictor: Predictor, options: Mapping[str, Any], *, beams: int
 ) -> tuple[dict[str, MetricValue], list[Prediction]]:
-  """Searches for every source of the corpus and measures the best hypotheses; one prediction per row of the corpus.
+  """Predicts every source of a corpus, and computes the metrics of the best hypotheses.
 
-  `options` is config.evaluation.
+  Args:
+    corpus: the pairs.
+    predictor: called with sources and beams.
+    options: config.evaluation.
+    beams: beams of the search.
+
+  Returns:
+    The metrics by name, and one prediction per row of the corpus.
   """
   sources = group_references(corpus)[0] if options['group_references'] else list(corpus.source)
-  by_source = dict(zip(sources, predictor(sources, beams=beams), strict=True))
-  predictions = [by_source[source] for source in corpus.source]
-  return text_metrics(corpus, [p.hypotheses[0].text if p.hypotheses else '' for p in predictions], options), predictions
+  prediction_of = dict(zip(sources, predictor(sources, beams=beams), strict=True))
+  predictions = [prediction_of[source] for source in corpus.source]
+  texts = [prediction.hypotheses[0].text if prediction.hypotheses else '' for prediction in predictions]
+  return text_metrics(corpus, texts, options), predictions
 
 
 def text_metrics(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[str, Any]) -> dict[str, MetricValue]:
-  """The metrics of `options`, config.evaluation, for one hypothesis a row of the corpus."""
+  """Computes the metrics of output text that a config selects.
+
+  Args:
+    corpus: the pairs.
+    hypotheses: one per row of the corpus.
+    options: config.evaluation.
+  """
   references = [[target] for target in corpus.target]
   if options['group_references']:
     sources, references, _ = group_references(corpus)
-    said = dict(zip(corpus.source, hypotheses, strict=True))
-    hypotheses = [said[source] for source in sources]
+    hypothesis_of = dict(zip(corpus.source, hypotheses, strict=True))
+    hypotheses = [hypothesis_of[source] for source in sources]
   return {parse(spec)[0]: compute_metric(spec, hypotheses, references) for spec in options['metrics']}
 
 
@@ -156,12 +215,27 @@ def evaluate_corpus(
   *,
   beams: int,
 ) -> tuple[dict[str, MetricValue], list[Prediction]]:
-  """Everything that is measured on a split, and the predictions it was measured on."""
+  """Computes all metrics of a split.
+
+  Args:
+    params: the parameters of the model.
+    corpus: the split.
+    encoded: the same split, encoded.
+    scorer: scores its targets.
+    predictor: predicts its targets.
+    options: config.evaluation.
+    beams: beams of the search.
+
+  Returns:
+    The metrics by name, and one prediction per row of the corpus.
+  """
   forced = scorer(params, encoded)
-  found = {'loss': MetricValue(forced.loss, 'nat/token', 'targets:forced')}
-  found['accuracy'] = MetricValue(100 * forced.accuracy, '%', 'targets:forced')
+  metrics = {
+    'loss': MetricValue(forced.loss, 'nat/token', 'targets:forced'),
+    'accuracy': MetricValue(100 * forced.accuracy, '%', 'targets:forced'),
+  }
   texts, predictions = predict_and_evaluate(corpus, predictor, options, beams=beams)
-  found |= texts
+  metrics |= texts
   if predictor.model.traits.attends:
-    found |= alignment_metrics(corpus, forced.weights, predictor.source_vocab, predictor.target_vocab)
-  return found, predictions
+    metrics |= alignment_metrics(corpus, forced.weights, predictor.source_vocab, predictor.target_vocab)
+  return metrics, predictions

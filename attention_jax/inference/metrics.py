@@ -1,8 +1,8 @@
-"""Metrics of output text: METRICS names them, spec strings such as `bleu(tokenize="none")` choose them.
+"""Metrics of output text: rows of METRICS, selected by spec strings such as `bleu(tokenize="none")`.
 
-Each takes hypotheses (one string a row) and references (one or more strings a row, not the same number everywhere) and
-returns a MetricValue. Distances and n-gram statistics come from sacrebleu and rapidfuzz. Rates may exceed 100 where a
-hypothesis is much longer than its reference.
+A metric takes hypotheses (one string per row) and references (one or more strings per row, whose number may differ
+between rows), and returns a MetricValue. Distances and n-gram statistics come from sacrebleu and rapidfuzz. Rates may
+exceed 100 if a hypothesis is much longer than its reference.
 """
 
 import functools
@@ -14,7 +14,7 @@ from rapidfuzz.distance import Levenshtein
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from attention_jax.errors import UserError, choose
-from attention_jax.specs import bind, schema_of
+from attention_jax.specs import Size, bind, schema_of
 
 References = Sequence[Sequence[str]]
 # sacrebleu's other tokenizers need further packages or download a model.
@@ -22,7 +22,13 @@ TOKENIZERS = ('13a', 'char', 'intl', 'none', 'zh')
 
 
 class MetricValue(NamedTuple):
-  """A value in its unit, and the signature that says exactly what was computed."""
+  """Result of a metric.
+
+  Attributes:
+    value: its value.
+    unit: the unit of the value.
+    signature: everything that is needed to compute the same number again.
+  """
 
   value: float
   unit: str
@@ -30,7 +36,15 @@ class MetricValue(NamedTuple):
 
 
 class MetricSummary(NamedTuple):
-  """A MetricValue over several runs: their mean, their standard deviation (n - 1), and the value of each."""
+  """A metric over several runs.
+
+  Attributes:
+    value: the mean.
+    unit: as in MetricValue.
+    signature: as in MetricValue.
+    deviation: the standard deviation (n - 1).
+    values: the value of each run.
+  """
 
   value: float
   unit: str
@@ -40,14 +54,20 @@ class MetricSummary(NamedTuple):
 
 
 def aggregate_runs(results: Sequence[MetricValue]) -> MetricSummary:
-  """One metric of two or more runs, together."""
+  """Summarises the results of one metric of two or more runs."""
   values = tuple(result.value for result in results)
-  return MetricSummary(statistics.fmean(values), *results[0][1:], statistics.stdev(values), values)
+  first = results[0]
+  return MetricSummary(statistics.fmean(values), first.unit, first.signature, statistics.stdev(values), values)
 
 
 class Metric(NamedTuple):
-  """A row of METRICS: fn(hypotheses, references, *, options) -> MetricValue, which way is better, and what options it has
-  where single lines are compared."""
+  """A row of METRICS.
+
+  Attributes:
+    fn: (hypotheses, references, *, options) -> MetricValue.
+    higher_is_better: whether a higher value is better.
+    sentence_level: defaults of options when single sentences are compared.
+  """
 
   fn: Callable[..., MetricValue]
   higher_is_better: bool
@@ -57,35 +77,42 @@ class Metric(NamedTuple):
 def compute_metric(
   spec: str, hypotheses: Sequence[str], references: References, *, sentence_level: bool = False
 ) -> MetricValue:
-  """The metric that `spec` names, over a whole corpus.
+  """Computes a metric over a whole corpus.
 
   Args:
-    spec: a name of METRICS, with options or without.
+    spec: a name of METRICS, with or without options.
     hypotheses: one string per row, at least one row.
     references: one or more strings per row.
-    sentence_level: whether the rows are no corpus but lines that are compared with one another, see Metric.
+    sentence_level: whether single sentences are compared, which changes the defaults of some options, see Metric.
 
-  Raises: UserError for an unknown metric or option, no rows, rows that do not match, or a row without a reference.
+  Raises:
+    UserError: for an unknown metric or option, no rows, different numbers of rows, or a row without a reference.
   """
-  name, options = _read(spec)
+  name, options = _parse_spec(spec)
   if not hypotheses or len(hypotheses) != len(references):
     raise UserError(
       f'{name} needs at least one row and references for each, '
       f'got {len(hypotheses)} hypotheses and {len(references)} rows of references'
     )
-  for row, several in enumerate(references):
-    if isinstance(several, str) or not several:
-      raise UserError(f'{name}: row {row} needs a list of at least one reference, got {several!r}')
-  row = METRICS[name]
-  return row.fn(hypotheses, references, **(dict(row.sentence_level) if sentence_level else {}) | options)
+  for index, row_references in enumerate(references):
+    if isinstance(row_references, str) or not row_references:
+      raise UserError(f'{name}: row {index} needs a list of at least one reference, got {row_references!r}')
+  metric = METRICS[name]
+  defaults = dict(metric.sentence_level) if sentence_level else {}
+  return metric.fn(hypotheses, references, **defaults | options)
 
 
 def higher_is_better(spec: str) -> bool:
-  """Whether a checkpoint with more of it is the better one. Raises: UserError as `compute_metric` does for a wrong spec."""
-  return METRICS[_read(spec)[0]].higher_is_better
+  """Returns whether a higher value of the metric is better.
+
+  Raises:
+    UserError: for an unknown metric or option.
+  """
+  return METRICS[_parse_spec(spec)[0]].higher_is_better
 
 
-def _read(spec: str) -> tuple[str, dict[str, Any]]:
+def _parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
+  """Name and options of a metric."""
   name, _, options = bind(spec, METRICS, 'metric', lambda metric: schema_of(metric.fn))
   return name, options
 
@@ -96,21 +123,29 @@ def bleu(
   *,
   tokenize: str = '13a',
   lowercase: bool = False,
-  order: int = 4,
+  order: Size = 4,
   effective_order: bool = False,
 ) -> MetricValue:
-  """BLEU, Papineni et al. (2002), of n-grams up to `order`. tokenize='none' for text that is tokenised already.
+  """BLEU, Papineni et al. (2002).
 
-  With effective_order, n-grams that are longer than every line do not count; of a corpus that is no BLEU.
+  Args:
+    hypotheses: one string per row.
+    references: one or more strings per row.
+    tokenize: a row of TOKENIZERS; 'none' for text that is tokenised already.
+    lowercase: whether case is ignored.
+    order: length of the longest n-grams.
+    effective_order: whether n-grams that are longer than every line are ignored; not standard for a corpus.
+
+  Raises:
+    UserError: for an unknown tokenizer.
   """
   choose(tokenize, TOKENIZERS, 'tokenizer of bleu')
-  if order < 1:
-    raise UserError(f'bleu: order is {order}; possible: 1 or more')
-  # force: the tokenizer is chosen by name and stands in the signature, so a warning about it would say nothing new.
-  options = {'tokenize': tokenize, 'lowercase': lowercase, 'effective_order': effective_order}
-  metric = BLEU(**options, force=True, max_ngram_order=order)
-  found = _sacrebleu(metric, 'points', hypotheses, references)
-  return found if order == 4 else found._replace(signature=f'{found.signature}|order:{order}')
+  # force=True silences a warning about tokenised input: the tokenizer is chosen by name, and part of the signature.
+  metric = BLEU(
+    tokenize=tokenize, lowercase=lowercase, effective_order=effective_order, force=True, max_ngram_order=order
+  )
+  result = _sacrebleu(metric, 'points', hypotheses, references)
+  return result if order == 4 else result._replace(signature=f'{result.signature}|order:{order}')
 
 
 def chrf(
@@ -127,22 +162,26 @@ def ter(hypotheses: Sequence[str], references: References, *, lowercase: bool = 
 
 def _sacrebleu(metric, unit: str, hypotheses: Sequence[str], references: References) -> MetricValue:
   most = max(map(len, references))
-  # One list per reference number; None, which sacrebleu skips, where a row has fewer ('' would count as a reference).
+  # One list per reference number. Rows with fewer references have None, which sacrebleu skips; '' would count as one.
   streams = [[row[i] if i < len(row) else None for row in references] for i in range(most)]
   score = metric.corpus_score(hypotheses, streams)
   return MetricValue(score.score, unit, f'{score.name}|{metric.get_signature()}')
 
 
 def exact_match(hypotheses: Sequence[str], references: References) -> MetricValue:
-  """Share of rows whose whole output is one of its references, but for spaces at the ends and runs of them."""
-  hits = sum(_spaced(said) in map(_spaced, several) for said, several in zip(hypotheses, references, strict=True))
-  return MetricValue(100 * hits / len(hypotheses), '%', 'exact_match|case:mixed')
+  """Share of rows whose output equals one of its references, up to spaces at the ends and repeated spaces."""
+  matches = 0
+  for hypothesis, row_references in zip(hypotheses, references, strict=True):
+    matches += _normalize_spaces(hypothesis) in map(_normalize_spaces, row_references)
+  return MetricValue(100 * matches / len(hypotheses), '%', 'exact_match|case:mixed')
 
 
 def sequence_error_rate(hypotheses: Sequence[str], references: References) -> MetricValue:
-  """Share of rows whose output, token by token, is none of its references: what papers on g2p call word error rate."""
-  split = [any(h.split() == r.split() for r in rs) for h, rs in zip(hypotheses, references, strict=True)]
-  return MetricValue(100 * split.count(False) / len(split), '%', 'sequence_error_rate|case:mixed|tok:space')
+  """Share of rows whose tokens equal those of none of its references; papers on g2p call it word error rate."""
+  errors = 0
+  for hypothesis, row_references in zip(hypotheses, references, strict=True):
+    errors += all(hypothesis.split() != reference.split() for reference in row_references)
+  return MetricValue(100 * errors / len(hypotheses), '%', 'sequence_error_rate|case:mixed|tok:space')
 
 
 def token_error_rate(hypotheses: Sequence[str], references: References) -> MetricValue:
@@ -151,34 +190,41 @@ def token_error_rate(hypotheses: Sequence[str], references: References) -> Metri
 
 
 def character_error_rate(hypotheses: Sequence[str], references: References) -> MetricValue:
-  """Edits / characters, against the nearest reference of each row; a run of spaces is one, at the ends none."""
-  split = lambda text: list(_spaced(text))
+  """Edits / characters, against the nearest reference of each row, after `_normalize_spaces`."""
+
+  def split(text: str) -> list[str]:
+    return list(_normalize_spaces(text))
+
   return _error_rate(hypotheses, references, split, 'character_error_rate|case:mixed|tok:char')
 
 
-def _spaced(text: str) -> str:
-  """With one space between words, as vocabularies of words and of pieces decode, whose models can say no other."""
+def _normalize_spaces(text: str) -> str:
+  """Puts one space between words, as vocabularies of words and of pieces do when they decode."""
   return ' '.join(text.split())
 
 
 def _error_rate(hypotheses: Sequence[str], references: References, split: Callable, signature: str) -> MetricValue:
-  """Σ edits / Σ lengths of the nearest references; of references equally near the first one counts."""
-  edits = length = 0
-  for hypothesis, several in zip(hypotheses, references, strict=True):
+  """Σ edits / Σ lengths of the nearest references; of equally near references the first one counts."""
+  total_edits = 0
+  total_length = 0
+  for hypothesis, row_references in zip(hypotheses, references, strict=True):
     tokens = split(hypothesis)
-    distances = [(Levenshtein.distance(tokens, split(reference)), i) for i, reference in enumerate(several)]
-    nearest, i = min(distances)
-    edits, length = edits + nearest, length + len(split(several[i]))
-  if not length:
-    raise UserError(f'{signature.split("|")[0]}: every reference is empty, so there is nothing to divide by')
-  return MetricValue(100 * edits / length, '%', f'{signature}|refs:nearest')
+    reference_tokens = [split(reference) for reference in row_references]
+    distances = [Levenshtein.distance(tokens, reference) for reference in reference_tokens]
+    edits = min(distances)
+    total_edits += edits
+    total_length += len(reference_tokens[distances.index(edits)])
+  if not total_length:
+    raise UserError(f'{signature.split("|")[0]} needs at least one reference that is not empty, got only empty ones')
+  return MetricValue(100 * total_edits / total_length, '%', f'{signature}|refs:nearest')
 
 
-SHORT = (('effective_order', True),)  # otherwise no line of three words is like any other
+# Without it, two sentences of three words always have a BLEU of 0.
+SENTENCE_BLEU = (('effective_order', True),)
 
 METRICS: Mapping[str, Metric] = {
-  'bleu': Metric(bleu, True, SHORT),
-  **{f'bleu_{order}': Metric(functools.partial(bleu, order=order), True, SHORT) for order in (1, 2, 3)},
+  'bleu': Metric(bleu, True, SENTENCE_BLEU),
+  **{f'bleu_{order}': Metric(functools.partial(bleu, order=order), True, SENTENCE_BLEU) for order in (1, 2, 3)},
   'character_error_rate': Metric(character_error_rate, False),
   'chrf': Metric(chrf, True),
   'exact_match': Metric(exact_match, True),

@@ -1,4 +1,4 @@
-"""Which of several hypotheses the others agree with most: minimum Bayes risk (Kumar & Byrne 2004)."""
+"""Minimum Bayes risk reranking of hypotheses (Kumar & Byrne 2004)."""
 
 from collections.abc import Sequence
 
@@ -8,30 +8,35 @@ from attention_jax.inference.metrics import compute_metric, higher_is_better
 
 
 def expected_utility(texts: Sequence[str], metric: str, log_probs: Sequence[float] | None = None) -> list[float]:
-  """Of each text, the mean of a metric over all texts as references; of metrics where less is better, less than 0.
+  """Returns the expected utility of each text: the mean of a metric over all texts as references.
 
-  With samples of a model for texts this estimates the utility that the model expects (Eikema & Aziz 2020). What a
-  search has found counts by its probability instead (Kumar & Byrne 2004, equation 7, of the texts alone). It takes as
-  many measurements of single lines as there are pairs of different texts. An empty reference agrees with an empty text
-  as equal words do, and with any other as different words do.
+  For samples of a model this estimates the utility under the model (Eikema & Aziz 2020). Results of a search are
+  weighted by their probabilities instead (Kumar & Byrne 2004, equation 7, over these texts alone). The metric is
+  computed once for every pair of distinct texts. An empty reference counts as a word: it equals an empty text, and
+  differs from any other.
 
   Args:
-    metric: a spec of inference.metrics.METRICS.
-    log_probs: of each text, by which it counts; None for texts that were drawn, each of which counts as much.
+    texts: the hypotheses of one source.
+    metric: a spec of inference.metrics.METRICS; its sign is changed if lower is better.
+    log_probs: log-probability of each text, for results of a search; None for samples, which have equal weights.
 
-  Raises: UserError for an unknown metric or option.
+  Raises:
+    UserError: for an unknown metric or option.
   """
-  sign, found = (1 if higher_is_better(metric) else -1), {}
+  sign = 1 if higher_is_better(metric) else -1
+  utilities = {}
   for text in texts:
     for reference in texts:
-      if (text, reference) not in found:
-        found[text, reference] = sign * _of_lines(text, reference, metric)
-  counts = np.ones(len(texts)) if log_probs is None else np.exp(np.subtract(log_probs, max(log_probs, default=0.0)))
-  return [float(np.average([found[text, reference] for reference in texts], weights=counts)) for text in texts]
+      if (text, reference) not in utilities:
+        utilities[text, reference] = sign * _sentence_metric(text, reference, metric)
+  log_weights = np.zeros(len(texts)) if log_probs is None else np.subtract(log_probs, max(log_probs, default=0.0))
+  weights = np.exp(log_weights)
+  return [float(np.average([utilities[text, reference] for reference in texts], weights=weights)) for text in texts]
 
 
-def _of_lines(text: str, reference: str, metric: str) -> float:
-  """A metric of one line; where the reference is empty, of two words that are equal or not."""
+def _sentence_metric(text: str, reference: str, metric: str) -> float:
+  """The metric of one line; for an empty reference, that of two equal or two different words."""
   if not reference.strip():
-    text, reference = ('a' if text.strip() else 'b'), 'b'
+    text = 'a' if text.strip() else 'b'
+    reference = 'b'
   return compute_metric(metric, [text], [[reference]], sentence_level=True).value

@@ -1,8 +1,8 @@
-"""From source text to hypotheses: search over whole batches, one compiled call per bucket."""
+"""Prediction: searches for hypotheses of source text in whole batches, with one compiled call per bucket."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,10 @@ from attention_jax.data.encoding import EncodedCorpus, encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.decoding import search
+from attention_jax.decoding.generate import IMPOSSIBLE_SCORE, Hypotheses
+from attention_jax.decoding.loop import MIN_SOURCES
 from attention_jax.decoding.prefix import force_prefix
+from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
 from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
 from attention_jax.functional.copying import emittable
@@ -26,7 +29,15 @@ from attention_jax.training.partition import jit_on_mesh, make_mesh, replicate, 
 
 
 class Hypothesis(NamedTuple):
-  """One output of a source: tokens without EOS; weights [T, S] with a row for EOS and a column for the source's EOS."""
+  """One output for a source.
+
+  Attributes:
+    text: the decoded text.
+    tokens: its tokens, without EOS.
+    score: its ranking score, see Ranking.
+    log_prob: natural log of its probability, EOS included.
+    weights: [T, S] attention weights, with a row for EOS and a column for the source's EOS.
+  """
 
   text: str
   tokens: list[str]
@@ -36,9 +47,13 @@ class Hypothesis(NamedTuple):
 
 
 class Prediction(NamedTuple):
-  """A source, its tokens without EOS, and its hypotheses, best first, or in the order in which they were drawn.
+  """A source and its hypotheses.
 
-  There are none of a source that is longer than the model can read.
+  Attributes:
+    source: the source text.
+    tokens: its tokens, without EOS.
+    hypotheses: best first; samples in the order in which they were drawn; none for a source that is too long for the
+      model.
   """
 
   source: str
@@ -46,18 +61,35 @@ class Prediction(NamedTuple):
   hypotheses: list[Hypothesis]
 
 
+@dataclasses.dataclass(frozen=True)
+class BeamSearch:
+  """Options of a search: greedy with one beam, else as in search.beam."""
+
+  beams: int = 1
+  groups: int = 1
+  diversity: float = 0.5
+
+  def make_search(self, rng_inputs: Any = None) -> Callable:
+    """Returns the search with these options; it uses no randomness."""
+    if self.beams == self.groups == 1:
+      return search.greedy
+    return functools.partial(search.beam, beams=self.beams, groups=self.groups, diversity=self.diversity)
+
+
 class Predictor:
-  """Translates lines of text. Every process does all of it on its own devices.
+  """Translates lines of text. Every process translates all lines on its own devices.
 
   Args:
-    model, params: a trained model.
-    source_vocab, target_vocab: the run's vocabularies.
-    buckets: of training; a longer source gets a bucket of its own, rounded up to a multiple of 32.
-    max_length: of hypotheses, EOS included; 0 is the longest target of the buckets.
-    batch_size: sources searched at once, rounded up to a multiple of the devices; of few lines, fewer.
-    ranking: of hypotheses, where a call does not say another.
-    replace_unknown: whether the source token with the heaviest weight is written in the place of an unknown one (Jean
-      et al. 2015; Luong et al. 2015).
+    model: a trained model.
+    params: its parameters.
+    source_vocab: source vocabulary of the run.
+    target_vocab: target vocabulary of the run.
+    buckets: buckets of training; a longer source gets its own bucket, rounded up to a multiple of 32.
+    max_length: of hypotheses, EOS included; 0 for the longest target of the buckets.
+    batch_size: sources per batch, rounded up to a multiple of the devices; few lines use a smaller batch.
+    ranking: ranking of hypotheses unless a call sets another one.
+    replace_unknown: whether an unknown token is replaced by the source token with the largest weight (Jean et al. 2015;
+      Luong et al. 2015).
   """
 
   def __init__(
@@ -70,32 +102,35 @@ class Predictor:
     buckets: Sequence[Sequence[int]],
     max_length: int = 0,
     batch_size: int = 128,
-    ranking: search.Ranking = search.DEFAULT_RANKING,
+    ranking: Ranking = DEFAULT_RANKING,
     replace_unknown: bool = False,
   ):
-    self.model, self.source_vocab, self.target_vocab, self.ranking = model, source_vocab, target_vocab, ranking
-    self._mesh, self._replace_unknown = make_mesh(jax.local_devices()), replace_unknown
-    self.set_params(params)
-    self._buckets, self._largest = buckets, max(source for source, _ in buckets)
+    self.model = model
+    self.source_vocab = source_vocab
+    self.target_vocab = target_vocab
+    self.ranking = ranking
     self.max_length = max_output_length(buckets, max_length)
-    devices = self._mesh.devices.size
-    # Few sources are not searched as many: search would be made for every size that many shrink to on their way.
-    self._rows, self._few = (
-      -(-rows // devices) * devices for rows in (batch_size, min(batch_size, search.MIN_SOURCES))
-    )
-    self._find = functools.cache(lambda how, ranking: compile_search(model, how, self.max_length, ranking, self._mesh))
-    self._reads = functools.cache(self._reads)
+    self._replace_unknown = replace_unknown
+    self._buckets = buckets
+    self._longest_bucket = max(source for source, _ in buckets)
+    self._mesh = make_mesh(jax.local_devices())
+    self._batch_size = self._round_to_devices(batch_size)
+    # For few sources, a full batch would compile the search for every size to which shrinking_while_loop shrinks it.
+    self._small_batch_size = self._round_to_devices(min(batch_size, MIN_SOURCES))
+    self._compiled_searches: dict[tuple[BeamSearch | Sampling, Ranking], Callable] = {}
+    self._accepted_lengths: dict[int, bool] = {}
+    self.set_params(params)
 
   def set_params(self, params: Any) -> None:
-    """Predicts with these parameters from now on; nothing is compiled again."""
+    """Replaces the parameters; nothing is compiled again."""
     self._params = replicate(jax.device_get(params), self._mesh)
 
   def __call__(self, lines: Sequence[str], **options: Any) -> list[Prediction]:
-    """One prediction per line, in order; options as those of `stream`."""
-    found: list[Prediction | None] = [None] * len(lines)
+    """Returns one prediction per line, in order; the options are those of `stream`."""
+    predictions: list[Prediction | None] = [None] * len(lines)
     for row, prediction in self.stream(lines, **options):
-      found[row] = prediction
-    return found
+      predictions[row] = prediction
+    return predictions
 
   def stream(
     self,
@@ -104,185 +139,241 @@ class Predictor:
     beams: int = 1,
     groups: int = 1,
     diversity: float = 0.5,
-    ranking: search.Ranking | None = None,
+    ranking: Ranking | None = None,
     sampling: Sampling | None = None,
     first_line: int = 0,
     prefixes: Sequence[str] | None = None,
   ) -> Iterable[tuple[int, Prediction]]:
-    """(row, prediction) as they get done: batches of sources of similar length.
+    """Yields (row, prediction) as soon as a batch, of sources of similar length, is finished.
 
     Args:
-      beams: of the search; 1 is greedy.
-      groups, diversity: of a diverse search, see search.beam.
-      sampling: draws hypotheses instead of searching for them.
-      first_line: the number of the first line; what is drawn of a line depends on its number.
-      prefixes: how the hypotheses of each line begin, '' for anyhow.
+      lines: the sources.
+      beams: beams of the search; 1 is greedy.
+      groups: of a diverse search, see search.beam.
+      diversity: of a diverse search, see search.beam.
+      ranking: ranking of hypotheses; by default that of the predictor.
+      sampling: samples hypotheses instead of searching for them.
+      first_line: number of the first line; the samples of a line depend on its number.
+      prefixes: required beginning of the hypotheses of each line, '' for none.
 
-    Raises: UserError for a prefix that leaves nothing of the greatest length, and where nothing tells what an unknown
-      word stands for.
+    Raises:
+      UserError: for a prefix that leaves no room within the maximum length, and for replace_unknown with a model that
+        does not attend.
     """
     if self._replace_unknown and not self.model.traits.attends:
-      raise UserError('unknown words are replaced by where the weights are, and this decoder attends to nothing')
+      raise UserError('replace_unknown needs attention weights, but the decoder does not attend')
     corpus = Corpus(list(lines), list(prefixes or [''] * len(lines)))
     encoded = encode(corpus, self.source_vocab, self.target_vocab)
-    how = (
-      dataclasses.replace(sampling, seed=0) if sampling else BeamSearch(beams, groups, diversity)
-    )  # one for all seeds
-    find = self._find(how, ranking or self.ranking)
-    rows = self._few if len(lines) <= self._few else self._rows
+    # The seed is an input of the compiled search, so that all seeds share one.
+    strategy = dataclasses.replace(sampling, seed=0) if sampling else BeamSearch(beams, groups, diversity)
+    run_search = self._compiled_search(strategy, ranking or self.ranking)
+    batch_size = self._small_batch_size if len(lines) <= self._small_batch_size else self._batch_size
     longest = self.max_source_length(int(encoded.lengths[0].max(initial=1)))
     for row in np.flatnonzero(encoded.lengths[0] > longest):
       yield int(row), Prediction(lines[row], self.source_vocab.tokenize(lines[row]), [])
-    for batch in eval_batches(encoded, self._any_target(encoded, longest), rows):
-      drawn = sampling and (np.full_like(batch.index, sampling.seed), batch.index + first_line)
-      given = batch.source, batch.source_mask, drawn, self._begun(encoded, batch) if prefixes else None
-      hypotheses = jax.device_get(find(self._params, *shard_batch(given, self._mesh)))
-      yield from self._read(batch, hypotheses, corpus)
+    for batch in eval_batches(encoded, self._search_buckets(encoded, longest), batch_size):
+      rng_inputs = sampling and (np.full_like(batch.index, sampling.seed), batch.index + first_line)
+      prefix_ids = self._prefix_ids(batch) if prefixes else None
+      inputs = (batch.source, batch.source_mask, rng_inputs, prefix_ids)
+      hypotheses = jax.device_get(run_search(self._params, *shard_batch(inputs, self._mesh)))
+      yield from self._predictions(batch, hypotheses, corpus)
 
-  def _begun(self, encoded: EncodedCorpus, batch: Batch) -> np.ndarray:
-    """The prefixes [B, P] of a batch, in few shapes."""
-    target = np.where(batch.target == EOS, PAD, batch.target)
-    longest = int((target != PAD).sum(1).max())
-    if longest >= self.max_length:
-      raise UserError(f'a prefix has {longest} tokens, and hypotheses at most {self.max_length} with their end')
-    return np.pad(target, ((0, 0), (0, -target.shape[1] % 8)), constant_values=PAD)
+  def max_source_length(self, length: int) -> int:
+    """Returns the longest source that the model accepts, up to `length` tokens, EOS included."""
+    is_accepted = length <= self._longest_bucket or self._accepts_length(length)
+    if is_accepted or not self._accepts_length(1):
+      return length  # a model that does not accept one token has another mistake, which the search reports
+    accepted = 1
+    rejected = length
+    while rejected - accepted > 1:
+      middle = (accepted + rejected) // 2
+      if self._accepts_length(middle):
+        accepted = middle
+      else:
+        rejected = middle
+    return accepted
 
-  def max_source_length(self, wanted: int) -> int:
-    """How many tokens of a source the model can read, EOS included, where `wanted` would be enough."""
-    if wanted <= self._largest or self._reads(wanted) or not self._reads(1):
-      return wanted  # what cannot read one token has another mistake, which the search tells
-    able, unable = 1, wanted
-    while unable - able > 1:
-      middle = (able + unable) // 2
-      able, unable = (middle, unable) if self._reads(middle) else (able, middle)
-    return able
+  def _round_to_devices(self, rows: int) -> int:
+    devices = self._mesh.devices.size
+    return -(-rows // devices) * devices
 
-  def _reads(self, size: int) -> bool:
-    """Whether the model takes a source of so many tokens: some have positions or parameters for so many alone."""
+  def _compiled_search(self, strategy: BeamSearch | Sampling, ranking: Ranking) -> Callable:
+    """The compiled search, made once for each strategy and ranking."""
+    key = (strategy, ranking)
+    if key not in self._compiled_searches:
+      self._compiled_searches[key] = compile_search(self.model, strategy, self.max_length, ranking, self._mesh)
+    return self._compiled_searches[key]
 
-    def run(params, source, mask):
-      carry, memory = self.model.apply({'params': params}, source, mask, self.max_length, method='start')
-      return self.model.apply({'params': params}, carry, source[:, 0], memory, method='step')
+  def _accepts_length(self, length: int) -> bool:
+    """Whether the model accepts a source of this length; positions or parameters of some models limit it."""
+    if length not in self._accepted_lengths:
+      self._accepted_lengths[length] = self._can_trace(length)
+    return self._accepted_lengths[length]
 
-    ids = jax.ShapeDtypeStruct((1, size), jnp.int32)
+  def _can_trace(self, length: int) -> bool:
+    """Whether the first step for a source of this length raises no UserError, by its shapes alone."""
+
+    def first_step(params, source, mask):
+      variables = {'params': params}
+      carry, memory = self.model.apply(variables, source, mask, self.max_length, method='start')
+      return self.model.apply(variables, carry, source[:, 0], memory, method='step')
+
+    ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
+    mask = jax.ShapeDtypeStruct(ids.shape, jnp.bool_)
     try:
-      jax.eval_shape(run, self._params, ids, jax.ShapeDtypeStruct(ids.shape, jnp.bool_))
+      jax.eval_shape(first_step, self._params, ids, mask)
     except UserError:
       return False
     return True
 
-  def _any_target(self, encoded: EncodedCorpus, longest: int) -> list[tuple[int, int]]:
-    """Buckets for sources of up to `longest` tokens, with any target."""
-    target = int(encoded.lengths[1].max(initial=1))
-    # A size beyond the buckets is rounded up, perhaps beyond what the model reads.
-    fits = lambda size: size <= self._largest or self._reads(size)
-    return [(size if fits(size) else longest, target) for size in search_lengths(self._buckets, longest)]
+  def _search_buckets(self, encoded: EncodedCorpus, longest: int) -> list[tuple[int, int]]:
+    """Buckets for sources of up to `longest` tokens and every target of the corpus."""
+    target_length = int(encoded.lengths[1].max(initial=1))
+    source_lengths = []
+    for length in search_lengths(self._buckets, longest):
+      # Beyond the buckets, lengths are rounded up, perhaps to more than the model accepts.
+      is_accepted = length <= self._longest_bucket or self._accepts_length(length)
+      source_lengths.append(length if is_accepted else longest)
+    return [(length, target_length) for length in source_lengths]
 
-  def _read(self, batch: Batch, found: search.Hypotheses, corpus: Corpus) -> Iterable[tuple[int, Prediction]]:
+  def _prefix_ids(self, batch: Batch) -> np.ndarray:
+    """The prefixes [B, P] of a batch; P is a multiple of 8, so that few shapes are compiled."""
+    prefixes = np.where(batch.target == EOS, PAD, batch.target)
+    longest = int((prefixes != PAD).sum(1).max())
+    if longest >= self.max_length:
+      limit = f'at most {self.max_length - 1} tokens, as hypotheses have at most {self.max_length} with EOS'
+      raise UserError(f'a prefix must have {limit}, got {longest}')
+    return np.pad(prefixes, ((0, 0), (0, -prefixes.shape[1] % 8)), constant_values=PAD)
+
+  def _predictions(self, batch: Batch, hypotheses: Hypotheses, corpus: Corpus) -> Iterator[tuple[int, Prediction]]:
+    """(row of the corpus, prediction) of each row of a batch that is no filler."""
+    beams = range(hypotheses.lengths.shape[1])
     for i, row in enumerate(batch.index):
       if row >= 0:
-        size = int(batch.source_mask[i].sum())
-        source, target = corpus.source[row], corpus.target[row]
-        given = self.source_vocab.tokenize(source), self.target_vocab.tokenize(target)
-        which = range(found.lengths.shape[1])
-        best = [self._hypothesis(found, i, k, size, *given) for k in which if found.lengths[i, k]]
-        yield int(row), Prediction(source, given[0], best)
+        source_length = int(batch.source_mask[i].sum())
+        tokens = self.source_vocab.tokenize(corpus.source[row])
+        prefix = self.target_vocab.tokenize(corpus.target[row])
+        results = [
+          self._make_hypothesis(hypotheses, i, k, source_length, tokens, prefix)
+          for k in beams
+          if hypotheses.lengths[i, k]
+        ]
+        yield int(row), Prediction(corpus.source[row], tokens, results)
 
-  def _hypothesis(
-    self, found: search.Hypotheses, i: int, k: int, size: int, source: list[str], begins: list[str]
+  def _make_hypothesis(
+    self, hypotheses: Hypotheses, i: int, k: int, source_length: int, source: list[str], prefix: list[str]
   ) -> Hypothesis:
-    """begins: the tokens that it had to begin with, which the vocabulary need not know."""
-    length = int(found.lengths[i, k])
-    ids = found.tokens[i, k, :length].tolist()
-    content, known = ids[:-1] if ids[-1] == EOS else ids, len(self.target_vocab)
-    weights = found.weights[i, k, :length, :size].copy()  # a view would keep the whole batch
+    """Decodes one hypothesis.
+
+    Args:
+      hypotheses: the results of a batch.
+      i: row of the batch.
+      k: number of the hypothesis.
+      source_length: tokens of the source, EOS included.
+      source: tokens of the source.
+      prefix: tokens with which the hypothesis begins; they may be out of vocabulary.
+    """
+    length = int(hypotheses.lengths[i, k])
+    ids = hypotheses.tokens[i, k, :length].tolist()
+    if ids[-1] == EOS:
+      ids = ids[:-1]
+    weights = hypotheses.weights[i, k, :length, :source_length].copy()  # a view would keep the whole batch in memory
+    # From the size of the vocabulary on, ids stand for words of the source, and after them for words of the prefix.
+    vocab_size = len(self.target_vocab)
+    words = source + prefix
     if self._replace_unknown and source:
-      near = weights[: len(content), : len(source)]
-      heaviest = np.where(near.any(-1), known + near.argmax(-1), UNK)  # no weight tells nothing
-      content = [int(heaviest[t]) if id == UNK else id for t, id in enumerate(content)]
-    content[: len(begins)] = [known + len(source) + t for t in range(len(begins))]
-    words = source + begins
-    tokens = [self.target_vocab.id_to_token(id) if id < known else words[id - known] for id in content]
-    text = self.target_vocab.decode(content, words)
-    return Hypothesis(text, tokens, float(found.scores[i, k]), float(found.log_probs[i, k]), weights)
+      # Without any weight on a word of the source, the token stays unknown.
+      word_weights = weights[: len(ids), : len(source)]
+      heaviest = np.where(word_weights.any(-1), vocab_size + word_weights.argmax(-1), UNK)
+      ids = [int(heaviest[t]) if id == UNK else id for t, id in enumerate(ids)]
+    ids[: len(prefix)] = [vocab_size + len(source) + t for t in range(len(prefix))]
+    tokens = [self.target_vocab.id_to_token(id) if id < vocab_size else words[id - vocab_size] for id in ids]
+    text = self.target_vocab.decode(ids, words)
+    score = float(hypotheses.scores[i, k])
+    log_prob = float(hypotheses.log_probs[i, k])
+    return Hypothesis(text, tokens, score, log_prob, weights)
 
 
 def search_lengths(buckets: Sequence[Sequence[int]], longest: int) -> tuple[int, ...]:
-  """The lengths to which sources are padded for a search, where the longest of them has so many tokens."""
-  sizes = sorted({source for source, _ in buckets})
-  return (*sizes, *([-(-longest // 32) * 32] if longest > sizes[-1] else []))
+  """Returns the lengths to which a search pads sources of up to `longest` tokens."""
+  lengths = sorted({source for source, _ in buckets})
+  if longest > lengths[-1]:
+    lengths.append(-(-longest // 32) * 32)
+  return tuple(lengths)
 
 
 def max_output_length(buckets: Sequence[Sequence[int]], max_length: int) -> int:
-  """Tokens that a hypothesis may have, EOS included: max_length, or the longest target of the buckets for 0."""
+  """Returns the longest hypothesis, EOS included: max_length, or the longest target of the buckets if it is 0."""
   return max_length or max(target for _, target in buckets)
 
 
-@dataclasses.dataclass(frozen=True)
-class BeamSearch:
-  """How a search goes: with one beam it is greedy; groups and diversity as in search.beam."""
-
-  beams: int = 1
-  groups: int = 1
-  diversity: float = 0.5
-
-  def make_search(self, drawn: Any = None) -> Callable:
-    """What finds hypotheses of a model's steps; it draws nothing."""
-    if self.beams == self.groups == 1:
-      return search.greedy
-    return functools.partial(search.beam, beams=self.beams, groups=self.groups, diversity=self.diversity)
-
-
-def compile_beam_search(
-  model: EncoderDecoder, beams: int, max_length: int, ranking: search.Ranking = search.DEFAULT_RANKING
-):
-  """(params, source [B, S], source_mask [B, S]) -> search.Hypotheses, compiled once per shape. One beam is greedy."""
+def compile_beam_search(model: EncoderDecoder, beams: int, max_length: int, ranking: Ranking = DEFAULT_RANKING):
+  """Returns (params, source [B, S], source_mask [B, S]) -> Hypotheses, compiled once per shape; one beam is greedy."""
   return compile_search(model, BeamSearch(beams), max_length, ranking)
 
 
 def compile_search(
-  model: EncoderDecoder, how: BeamSearch | Sampling, max_length: int, ranking: search.Ranking, mesh: Mesh | None = None
+  model: EncoderDecoder,
+  strategy: BeamSearch | Sampling,
+  max_length: int,
+  ranking: Ranking,
+  mesh: Mesh | None = None,
 ) -> Callable:
-  """(params, source, source_mask, drawn, prefix) -> search.Hypotheses, compiled once per shape.
+  """Compiles a search, once per shape.
 
-  `drawn`, for Sampling alone: seeds [B] and numbers [B] of the sources. `prefix`: [B, P], or None. `mesh`: that the
-  sources are divided over, if they are.
+  Args:
+    model: the model.
+    strategy: how hypotheses are searched or sampled.
+    max_length: of hypotheses, EOS included.
+    ranking: ranking of the hypotheses.
+    mesh: the device mesh over which the sources are sharded, if any.
+
+  Returns:
+    (params, source, source_mask, rng_inputs, prefix) -> Hypotheses. `rng_inputs`, for Sampling alone, are the seeds [B]
+    and numbers [B] of the sources. `prefix` is [B, P] or None.
   """
 
-  def run(params, source, source_mask, drawn=None, prefix=None):
+  def run(params, source, source_mask, rng_inputs=None, prefix=None):
     variables = {'params': params}
     carry, memory = model.apply(variables, source, source_mask, max_length, method='start')
-    step = lambda carry, token, memory: model.apply(variables, carry, token, memory, method='step')
+
+    def step(carry, token, memory):
+      return model.apply(variables, carry, token, memory, method='step')
+
     if model.copies:
       step = mask_absent_copies(step)
     if prefix is not None:
       step, carry, memory = force_prefix(step, carry, memory, prefix)
-    found = how.make_search(drawn)(step, carry, memory, max_length=max_length, ranking=ranking, source_mask=source_mask)
+    find_hypotheses = strategy.make_search(rng_inputs)
+    hypotheses = find_hypotheses(step, carry, memory, max_length=max_length, ranking=ranking, source_mask=source_mask)
     if model.traits.latent:
-      found = found._replace(weights=_posterior(model, variables, source, source_mask, found))
-    return found
+      weights = _posterior_weights(model, variables, source, source_mask, hypotheses)
+      hypotheses = hypotheses._replace(weights=weights)
+    return hypotheses
 
   return jit_on_mesh(mesh, run) if mesh else jax.jit(run)
 
 
 def mask_absent_copies(step: Callable) -> Callable:
-  """A step of an output layer that copies, without the words that cannot be said; an end always can."""
+  """Masks copy ids absent from the source, in the logits of a step; EOS is always allowed."""
 
-  def able(carry, token, memory):
-    carry, (logits, *rest) = step(carry, token, memory)
-    possible = emittable(logits).at[..., EOS].set(True)
-    return carry, (jnp.where(possible, logits, search.IMPOSSIBLE_SCORE), *rest)
+  def masked_step(carry, token, memory):
+    carry, (logits, *outputs) = step(carry, token, memory)
+    allowed = emittable(logits).at[..., EOS].set(True)
+    return carry, (jnp.where(allowed, logits, IMPOSSIBLE_SCORE), *outputs)
 
-  return able
+  return masked_step
 
 
-def _posterior(model, variables: Any, source: jax.Array, source_mask: jax.Array, found: search.Hypotheses):
-  """Weights [B, K, T, S] of a latent alignment given whole hypotheses: while searching, only what stood before."""
+def _posterior_weights(
+  model: EncoderDecoder, variables: Any, source: jax.Array, source_mask: jax.Array, hypotheses: Hypotheses
+) -> jax.Array:
+  """Weights [B, K, T, S] of a latent alignment given whole hypotheses; those of a search depend on the past alone."""
 
-  def forced(given):
-    tokens, lengths = given
+  def posterior(hypothesis):
+    tokens, lengths = hypothesis
     outputs = model.apply(variables, source, source_mask, tokens)
     return model.posterior(outputs, padding_mask(lengths, tokens.shape[-1]))
 
-  by_rank = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (found.tokens, found.lengths))
-  return jnp.moveaxis(jax.lax.map(forced, by_rank), 0, 1)
+  by_beam = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (hypotheses.tokens, hypotheses.lengths))
+  return jnp.moveaxis(jax.lax.map(posterior, by_beam), 0, 1)

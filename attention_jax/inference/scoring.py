@@ -1,4 +1,4 @@
-"""What a model says of given targets, token by token."""
+"""Scoring of gold targets, token by token."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,9 +21,15 @@ from attention_jax.training.partition import jit_on_mesh, make_mesh, replicate, 
 
 
 class ScoredPair(NamedTuple):
-  """A target: its tokens without EOS; the natural log of the probability of each and of EOS; weights [T, S] with a row
-  for EOS and a column for the source's EOS, of a latent alignment those given the whole target; where it was asked for
-  the weights [L, N, T, S] of every layer and head, else None."""
+  """Scores of one target.
+
+  Attributes:
+    tokens: the tokens of the target, without EOS.
+    log_probs: natural log of the probability of each token and of EOS.
+    weights: [T, S] attention weights, with a row for EOS and a column for the source's EOS; for a latent alignment,
+      those given the whole target.
+    layers: [L, N, T, S] weights of every layer and head, or None.
+  """
 
   tokens: list[str]
   log_probs: list[float]
@@ -41,16 +47,26 @@ def score_pairs(
   batch_size: int = 128,
   layers: bool = False,
 ) -> list[ScoredPair]:
-  """One ScoredPair per pair, in order. Pairs longer than every bucket get one of their own, in steps of 32.
+  """Scores every pair of a corpus by teacher forcing.
 
-  Args: layers, whether with the weights of every layer and head.
-  Raises: UserError where they are asked for of a decoder that has one layer of attention or none.
+  Args:
+    model: a trained model.
+    params: its parameters.
+    corpus: the pairs.
+    source_vocab: source vocabulary of the run.
+    target_vocab: target vocabulary of the run.
+    buckets: buckets of training; pairs that fit none get their own, rounded up to a multiple of 32.
+    batch_size: pairs per batch, rounded up to a multiple of the devices.
+    layers: whether to return the weights of every layer and head.
+
+  Returns:
+    One ScoredPair per pair, in order.
+
+  Raises:
+    UserError: if `layers` is set for an ensemble, or a decoder with less than two layers of attention.
   """
-  if layers and isinstance(model, Ensemble):
-    raise UserError('layers are those of one run, and several speak as one by the mean of their weights; possible: one')
-  if layers and not isinstance(model.decoder, LayeredDecoder):
-    possible = ', '.join(name for name, cls in DECODERS.items() if issubclass(cls, LayeredDecoder))
-    raise UserError(f'this decoder does not attend in several layers; possible: {possible}')
+  if layers:
+    _check_layered(model)
 
   def run(params, batch):
     batch = replace_unreachable_targets(model, batch)
@@ -63,18 +79,36 @@ def score_pairs(
   rows = -(-batch_size // mesh.devices.size) * mesh.devices.size
   encoded = encode(corpus, source_vocab, target_vocab)
   params = replicate(jax.device_get(params), mesh)
-  found: list[ScoredPair | None] = [None] * encoded.rows
-  for batch in eval_batches(encoded, _holding(encoded, buckets), rows):
-    log_probs, weights, every = jax.device_get(run(params, shard_batch(batch, mesh)))
+  pairs: list[ScoredPair | None] = [None] * encoded.rows
+  for batch in eval_batches(encoded, _with_largest_bucket(encoded, buckets), rows):
+    log_probs, weights, layer_weights = jax.device_get(run(params, shard_batch(batch, mesh)))
     for i in np.flatnonzero(batch.index >= 0):
-      row, size = batch.index[i], int(batch.source_mask[i].sum())
-      length, tokens = int(batch.target_mask[i].sum()), target_vocab.tokenize(corpus.target[batch.index[i]])
-      of_layers = np.moveaxis(every[i, :length, ..., :size], 0, 2).copy() if layers else None
-      found[row] = ScoredPair(tokens, log_probs[i, :length].tolist(), weights[i, :length, :size].copy(), of_layers)
-  return found
+      row = batch.index[i]
+      source_length = int(batch.source_mask[i].sum())
+      target_length = int(batch.target_mask[i].sum())
+      # Copies, because views would keep the whole batch in memory.
+      pairs[row] = ScoredPair(
+        target_vocab.tokenize(corpus.target[row]),
+        log_probs[i, :target_length].tolist(),
+        weights[i, :target_length, :source_length].copy(),
+        np.moveaxis(layer_weights[i, :target_length, ..., :source_length], 0, 2).copy() if layers else None,
+      )
+  return pairs
 
 
-def _holding(encoded: EncodedCorpus, buckets: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-  """The buckets, and one that holds the longest source and target where they do not."""
-  longest = tuple(-(-int(lengths.max()) // 32) * 32 for lengths in encoded.lengths)
-  return [*map(tuple, buckets), *([] if longest in map(tuple, buckets) else [longest])]
+def _check_layered(model: EncoderDecoder) -> None:
+  """Raises UserError for a model without weights of several layers."""
+  if isinstance(model, Ensemble):
+    raise UserError(
+      f'weights of layers need a single model, got an ensemble of {len(model.models)}, which has mean weights alone'
+    )
+  if not isinstance(model.decoder, LayeredDecoder):
+    expected = ', '.join(name for name, cls in DECODERS.items() if issubclass(cls, LayeredDecoder))
+    raise UserError(f'the decoder does not attend in several layers; expected one of: {expected}')
+
+
+def _with_largest_bucket(encoded: EncodedCorpus, buckets: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+  """The buckets, and one for the longest source and the longest target."""
+  buckets = [tuple(bucket) for bucket in buckets]
+  largest = tuple(-(-int(lengths.max()) // 32) * 32 for lengths in encoded.lengths)
+  return buckets if largest in buckets else [*buckets, largest]

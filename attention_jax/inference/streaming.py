@@ -1,4 +1,4 @@
-"""A line into its translation while the line still arrives."""
+"""Streaming translation: translates a line while it is still arriving."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -14,32 +14,43 @@ from attention_jax.tokens import EOS
 
 
 class StreamingTranslator:
-  """Translates lines one after the other, each while it arrives, as greedy search would translate the whole of it.
+  """Translates lines one after the other while they arrive; each result equals that of greedy search on the whole line.
 
   Args:
-    model, params: a trained model.
-    source_vocab, target_vocab: the run's vocabularies.
+    model: a trained model.
+    params: its parameters.
+    source_vocab: source vocabulary of the run.
+    target_vocab: target vocabulary of the run.
     max_length: of hypotheses, EOS included.
 
-  Raises: UserError for a model that has to know its source as a whole, see decoding.streaming.check.
+  Raises:
+    UserError: for a model that needs the complete source, see decoding.streaming.check_streamable.
   """
 
   def __init__(
     self, model: EncoderDecoder, params: Any, source_vocab: Vocabulary, target_vocab: Vocabulary, *, max_length: int
   ):
-    self._stream = StreamingDecoder(model, max_length=max_length)
+    self.source_vocab = source_vocab
+    self.target_vocab = target_vocab
+    self.max_length = max_length
+    self._decoder = StreamingDecoder(model, max_length=max_length)
     self._params = jax.device_put(jax.device_get(params), jax.local_devices()[0])
-    self.source_vocab, self.target_vocab, self.max_length = source_vocab, target_vocab, max_length
 
   def __call__(self, line: Iterable[str]) -> Iterator[tuple[str, EmittedToken]]:
-    """What each target token adds to the translation, and the token itself; EOS adds nothing. Nothing of a blank line.
+    """Yields the text that each target token adds to the translation, and the token; nothing for a blank line.
 
-    Of the line, strings whatever their lengths, no more is taken than the next token needs.
+    Args:
+      line: strings of any length; no more of them is read than the next token needs.
+
+    Yields:
+      (text, token); the text of EOS is ''.
     """
-    parts = self.source_vocab.iter_segments(incremental.skip_blank_line(itertools.chain.from_iterable(line)))
-    if (first := next(parts, None)) is None:
+    characters = itertools.chain.from_iterable(line)
+    segments = self.source_vocab.iter_segments(incremental.skip_blank_line(characters))
+    first = next(segments, None)
+    if first is None:
       return
-    ids = itertools.chain.from_iterable(map(self.source_vocab.encode, itertools.chain([first], parts)))
-    spell = incremental.make_incremental_decoder(self.target_vocab)
-    for emitted in self._stream(self._params, itertools.chain(ids, [EOS])):
-      yield spell(emitted.token), emitted
+    ids = itertools.chain.from_iterable(map(self.source_vocab.encode, itertools.chain([first], segments)))
+    decode = incremental.make_incremental_decoder(self.target_vocab)
+    for emitted in self._decoder(self._params, itertools.chain(ids, [EOS])):
+      yield decode(emitted.token), emitted

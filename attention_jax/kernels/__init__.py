@@ -1,1 +1,1 @@
-"""The same mathematics as `functional`, in less time and memory. `api.attend` is the public entry point."""
+"""Faster implementations of the mathematics of `functional`, in time and memory. `api.attend` is the entry point."""

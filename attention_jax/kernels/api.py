@@ -1,4 +1,4 @@
-"""Floor 1: the same mathematics in less time and memory. 'xla' defines what is right; a named one runs or raises."""
+"""Floor 1: `attend` and the table of its implementations. 'xla' is the definition; the others compute the same."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -22,11 +22,11 @@ class Implementation(NamedTuple):
   """One way to compute attention.
 
   Attributes:
-    description: what it does and what for, in one line.
-    attend: all queries of one sequence; the signature of `functional.attend.attend`.
-    attend_step: one query; the signature of `functional.attend.attend_step`. None where it has no way of its own: one
-      query is cheap by the definition.
-    unsupported_reason: (score row, alignment row) -> why it cannot compute this pair, '' if it can.
+    description: what it does and what it is for, in one line.
+    attend: attends all queries of one sequence; the signature of `functional.attend.attend`.
+    attend_step: attends one query; the signature of `functional.attend.attend_step`. None if the implementation has no
+      method for single queries, which the definition computes cheaply.
+    unsupported_reason: (score row, alignment row) -> the reason why it cannot compute this pair, '' if it can.
   """
 
   description: str
@@ -37,38 +37,38 @@ class Implementation(NamedTuple):
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
   'auto': Implementation(
-    'the fastest of the others for these sizes on this machine, as measured; else `xla`, or `chunked` where that is '
-    'too large',
+    'the fastest implementation for these sizes on this machine, as measured; without a measurement `xla`, or '
+    '`chunked` where `xla` needs too much memory',
     auto.attend,
     definition.attend_step,
     auto.unsupported_reason,
   ),
   'xla': Implementation(
-    'the formulas as they stand, compiled by XLA: the definition',
+    'the definition: the formulas, compiled by XLA',
     definition.attend,
     definition.attend_step,
     lambda score, alignment: '',
   ),
   'chunked': Implementation(
-    'queries in blocks, each computed again for its gradient: of a long sequence, memory grows with T + S, not T S',
+    'blocks of queries, recomputed for the gradient: for long sequences, memory is linear in T + S, not T S',
     chunked.attend,
     None,
     lambda score, alignment: '',
   ),
   'factored': Implementation(
-    'additive scores from exponentials of queries and of keys, in such blocks: no [T, S, F], no tanh of each entry',
+    'additive scores from exponentials of queries and of keys, in blocks: no array [T, S, F], no tanh of its entries',
     factored.attend,
     None,
     factored.unsupported_reason,
   ),
   'flash': Implementation(
-    'products q . k with softmax, block by block, hidden blocks left out: no weights in memory unless asked for',
+    'products q . k with softmax, block by block, skipping masked blocks: no weights in memory unless requested',
     flash.attend,
     None,
     flash.unsupported_reason,
   ),
   'cudnn': Implementation(
-    "products q . k with softmax by NVIDIA's kernel, in bfloat16 or float16; weights are made beside it where used",
+    "products q . k with softmax by NVIDIA's cuDNN kernel, in bfloat16 or float16; weights, if used, by the formula",
     cudnn.attend,
     None,
     cudnn.unsupported_reason,
@@ -80,7 +80,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     pallas_additive.unsupported_reason,
   ),
   'window': Implementation(
-    'local alignments that read nothing but their window: the cost of a query does not grow with S',
+    'local alignments that read only their window: the cost of a query does not grow with S',
     window.attend,
     window.attend_step,
     window.unsupported_reason,
@@ -89,11 +89,19 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
 
 
 def get_implementation(name: str, score: Row, alignment: Row) -> Implementation:
-  """The implementation behind a name. Raises: UserError for other names, and for a pair that it cannot compute."""
-  found = IMPLEMENTATIONS[choose(name, IMPLEMENTATIONS, 'implementation')]
-  if reason := found.unsupported_reason(score, alignment):
+  """Returns the implementation of that name.
+
+  Args:
+    name: a key of IMPLEMENTATIONS.
+    score, alignment: the pair that it is to compute.
+
+  Raises:
+    UserError: for an unknown name, and for a pair that the implementation does not support.
+  """
+  implementation = IMPLEMENTATIONS[choose(name, IMPLEMENTATIONS, 'implementation')]
+  if reason := implementation.unsupported_reason(score, alignment):
     raise UserError(f"implementation '{name}' cannot compute this: {reason}")
-  return found
+  return implementation
 
 
 def attend(
@@ -113,142 +121,174 @@ def attend(
 ) -> Attended:
   """weights = alignment(score(query, key) + bias, mask); context = weights @ value.
 
-  Queries are scanned in order if the score or the alignment asks for `previous`, `coverage`, `step` or `state`, and
-  attended all at once otherwise. Batch axes are vmapped.
+  Queries are scanned in order if the score or the alignment takes `previous`, `coverage`, `step` or `state`, and
+  are attended all at once otherwise. Batch axes are vmapped.
 
   Args:
     query: [..., T, Dq].
     key: [..., S, Dk].
     value: [..., S, V].
-    mask: bool, True = may be attended to; broadcastable to [..., T, S]. A query that may attend to nothing gets zero
-      weights, a zero context and zero gradients.
+    mask: bool, True = may be attended to; broadcastable to [..., T, S]. A query whose positions are all masked gets
+      zero weights, a zero context and zero gradients.
     score, alignment: a spec string such as 'low_rank(rank=16)', a table row, or a function of the same signature.
-    params: as `init_params` gives them; 'query' [Dq, F] and 'key' [Dk, F] project when they are there, and query and
-      key are taken as already projected when they are not.
+    params: parameters as returned by `init_params`. The entries 'query' [Dq, F] and 'key' [Dk, F], if present, project
+      query and key; without them query and key must be projected already.
     bias: float, broadcastable to [..., T, S], added to the scores before masking; -inf masks.
-    rng: a PRNG key, consumed; needed by variants that draw.
-    deterministic: test-time behaviour, for variants that have one.
-    implementation: a name of IMPLEMENTATIONS. It computes exactly this or raises.
+    rng: a PRNG key, consumed; required by variants that sample.
+    deterministic: whether to use the test-time behaviour of variants that have one.
+    implementation: a key of IMPLEMENTATIONS; every implementation computes exactly this function or raises.
     return_weights: whether to return the weights; they never change the context.
 
-  Returns: Attended(context [..., T, V], weights [..., T, S] float32 or None).
-  Raises: UserError (a ValueError) for unknown names and options, shapes that do not fit, missing params.
+  Returns:
+    Attended(context [..., T, V], weights [..., T, S] float32 or None).
+
+  Raises:
+    UserError: (a ValueError) for unknown names and options, shapes that do not match, and missing params.
   """
-  score, alignment = lookup(score, SCORES, 'score'), lookup(alignment, ALIGNMENTS, 'alignment')
-  params = _checked(params)
-  run = get_implementation(implementation, score, alignment).attend
-  query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
+  score = lookup(score, SCORES, 'score')
+  alignment = lookup(alignment, ALIGNMENTS, 'alignment')
+  params = _normalize_params(params)
+  attend_sequence = get_implementation(implementation, score, alignment).attend
+  query = jnp.asarray(query)
+  key = jnp.asarray(key)
+  value = jnp.asarray(value)
   batch = _batch_shape(query, key, value)
-  full = (*batch, query.shape[-2], key.shape[-2])
-  mask = _shared_mask(mask, full)
-  bias = None if bias is None else _broadcast('bias', bias, full, jnp.floating)
+  weights_shape = (*batch, query.shape[-2], key.shape[-2])
+  mask = _reshape_mask(mask, weights_shape)
   if bias is not None:
-    mask = (mask if mask.ndim == len(full) else mask[..., None, :]) & ~jnp.isneginf(bias)
-  # Hidden before the projection, whose gradient would otherwise meet a NaN behind the mask.
+    bias = _broadcast('bias', bias, weights_shape, jnp.floating)
+    mask = (mask if mask.ndim == len(weights_shape) else mask[..., None, :]) & ~jnp.isneginf(bias)
+  # Masked keys are zeroed before the projection: its gradient would otherwise multiply by a NaN in masked positions.
   key = project(definition.zero_masked_memory(Memory(key, value, mask)).key, params, 'key')
-  widths = {'query': query.shape[-1], 'key': key.shape[-1]}
-  # A score that projects is not told how wide its query and its key were before.
-  for kind, row, known in (
-    ('score', score, {'features': key.shape[-1]} if score.project else widths),
-    ('alignment', alignment, widths),
-  ):
-    _check_params(kind, row, params[kind], rng, deterministic)
-    _check_sizes(kind, row, params[kind], known)
+  sizes = {'query': query.shape[-1], 'key': key.shape[-1]}
+  # A score that projects does not depend on the widths of query and key before the projection.
+  score_sizes = {'features': key.shape[-1]} if score.project else sizes
+  _check_params('score', score, params['score'], score_sizes, rng, deterministic)
+  _check_params('alignment', alignment, params['alignment'], sizes, rng, deterministic)
   rngs = None if rng is None else jax.random.split(rng, math.prod(batch)).reshape((*batch, *rng.shape))
 
-  def one(query, key, value, mask, bias, rng):
-    given = {'bias': bias, 'rng': rng, 'deterministic': deterministic, 'return_weights': return_weights}
+  def attend_one(query, key, value, mask, bias, rng):
     operands = params, query, Memory(key, value, mask)
+    options = {'bias': bias, 'rng': rng, 'deterministic': deterministic, 'return_weights': return_weights}
     try:
-      return run(score, alignment, *operands, **given)
+      return attend_sequence(score, alignment, *operands, **options)
     except UserError:
       raise
-    except (TypeError, ValueError):  # the definition says in one line what does not fit
-      jax.eval_shape(lambda *operands: definition.attend(score, alignment, *operands, **given), *operands)
+    except (TypeError, ValueError):  # the definition reports in one line which shapes do not match
+      jax.eval_shape(lambda *operands: definition.attend(score, alignment, *operands, **options), *operands)
       raise
 
+  attend_batch = attend_one
   for axis in reversed(range(len(batch))):
-    own = [None if x is None or x.shape[axis] == 1 else 0 for x in (mask, bias)]
-    one = jax.vmap(one, in_axes=(0, 0, 0, *own, 0), spmd_axis_name=None if axis else batch_mesh_axis(batch[0]))
-  return one(query, key, value, *(_without_ones(x, len(batch)) for x in (mask, bias)), rngs)
+    in_axes = (0, 0, 0, _vmap_axis(mask, axis), _vmap_axis(bias, axis), 0)
+    mesh_axis = batch_mesh_axis(batch[0]) if axis == 0 else None
+    attend_batch = jax.vmap(attend_batch, in_axes=in_axes, spmd_axis_name=mesh_axis)
+  mask = _squeeze_shared_axes(mask, len(batch))
+  bias = _squeeze_shared_axes(bias, len(batch))
+  return attend_batch(query, key, value, mask, bias, rngs)
 
 
-def _without_ones(x: Array | None, axes: int) -> Array | None:
-  """Without those of the leading axes over which it is the same everywhere."""
-  return x if x is None else x.reshape(*(n for n in x.shape[:axes] if n != 1), *x.shape[axes:])
+def _vmap_axis(x: Array | None, axis: int) -> int | None:
+  """in_axes of jax.vmap over a batch axis: None where the array is shared along it."""
+  return None if x is None or x.shape[axis] == 1 else 0
+
+
+def _squeeze_shared_axes(x: Array | None, batch_axes: int) -> Array | None:
+  """Removes the batch axes of length 1, along which the array is shared."""
+  if x is None:
+    return None
+  batch = (n for n in x.shape[:batch_axes] if n != 1)
+  return x.reshape(*batch, *x.shape[batch_axes:])
 
 
 def _batch_shape(query: Array, key: Array, value: Array) -> tuple[int, ...]:
+  """The shape of the batch axes. Raises UserError for types and shapes that do not match."""
   shapes = f'query {query.shape}, key {key.shape}, value {value.shape}'
   if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in (query, key, value)):
     raise UserError(f'attend: query, key and value must be float, got {query.dtype}, {key.dtype}, {value.dtype}')
   if min(query.ndim, key.ndim, value.ndim) < 2:
-    raise UserError(f'attend: query is [..., T, Dq], key [..., S, Dk], value [..., S, V]; got {shapes}')
+    raise UserError(f'attend: query must be [..., T, Dq], key [..., S, Dk] and value [..., S, V], got {shapes}')
   if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
-    raise UserError(f'attend: query, key and value must have the same leading (batch) axes; got {shapes}')
+    raise UserError(f'attend: query, key and value must have the same leading (batch) axes, got {shapes}')
   if key.shape[-2] != value.shape[-2]:
-    raise UserError(f'attend: key and value must have the same number of positions S; got {shapes}')
+    raise UserError(f'attend: key and value must have the same number of positions S, got {shapes}')
   if not key.shape[-2]:
-    raise UserError(f'attend: the memory must have at least one position, masked or not; got {shapes}')
+    raise UserError(f'attend: the memory must have at least one position, masked or not, got {shapes}')
   if not min(x.shape[-1] for x in (query, key, value)):
-    raise UserError(f'attend: query, key and value must have at least one feature; got {shapes}')
+    raise UserError(f'attend: query, key and value must have at least one feature, got {shapes}')
   return query.shape[:-2]
 
 
-def _shared_mask(mask, full: tuple[int, ...]) -> Array:
-  """The mask [..., S] where all queries have the same, [..., T, S] where each has its own. Batch axes over which it
-  is the same everywhere are 1 long."""
+def _reshape_mask(mask, weights_shape: tuple[int, ...]) -> Array:
+  """The mask as [..., S] if all queries share it, else as [..., T, S]; batch axes that share it have length 1."""
+  *batch, _, size = weights_shape
   if mask is None:
-    return jnp.ones((*(1 for _ in full[:-2]), full[-1]), jnp.bool_)
-  # A compiler that knows a large mask would look for what is hidden by itself, and take seconds over it.
+    return jnp.ones((*(1 for _ in batch), size), jnp.bool_)
+  # Prevents XLA from constant-folding a large mask, which takes seconds.
   mask = jax.lax.optimization_barrier(jnp.asarray(mask))
   if mask.ndim < 2 or mask.shape[-2] == 1:
-    return _broadcast('mask', mask, (*full[:-2], 1, full[-1]), jnp.bool_)[..., 0, :]
-  return _broadcast('mask', mask, full, jnp.bool_)
+    return _broadcast('mask', mask, (*batch, 1, size), jnp.bool_)[..., 0, :]
+  return _broadcast('mask', mask, weights_shape, jnp.bool_)
 
 
-def _broadcast(name: str, array, full: tuple[int, ...], kind) -> Array:
-  """With the axes of `full`, of which those of the batch may stay 1 long."""
+def _broadcast(name: str, array, shape: tuple[int, ...], dtype) -> Array:
+  """Broadcasts the last two axes to those of `shape`, and adds batch axes of length 1."""
   array = jnp.asarray(array)
-  if not jnp.issubdtype(array.dtype, kind):
-    raise UserError(f'attend: {name} must be {jnp.dtype(kind) if kind is jnp.bool_ else "float"}, got {array.dtype}')
-  shape = (1,) * (len(full) - array.ndim) + array.shape
-  if len(shape) != len(full) or any(own not in (1, size) for own, size in zip(shape, full, strict=True)):
+  if not jnp.issubdtype(array.dtype, dtype):
+    raise UserError(f'attend: {name} must be {"bool" if dtype is jnp.bool_ else "float"}, got {array.dtype}')
+  old = (1,) * (len(shape) - array.ndim) + array.shape
+  if len(old) != len(shape) or any(n not in (1, size) for n, size in zip(old, shape, strict=True)):
     raise UserError(
-      f'attend: {name} {array.shape} does not broadcast to [..., T, S] = {full}; a padding mask [B, S] is mask[:, None]'
+      f'attend: {name} {array.shape} does not broadcast to [..., T, S] = {shape}; pass a padding mask [B, S] as '
+      'mask[:, None]'
     )
-  return jnp.broadcast_to(array.reshape(shape), (*shape[:-2], *full[-2:]))
+  return jnp.broadcast_to(array.reshape(old), (*old[:-2], *shape[-2:]))
 
 
-def _checked(params) -> dict[str, Any]:
-  """The params with what they leave out. Raises: UserError for what they cannot hold."""
+def _normalize_params(params) -> dict[str, Any]:
+  """The params with empty dictionaries for missing entries. Raises UserError for unknown or malformed entries."""
   if not isinstance(params or {}, Mapping):
-    raise UserError(f"attend: params must be as init_params gives them, {{'score': {{...}}, ...}}, got {params!r}")
+    raise UserError(
+      f"attend: params must be a dictionary {{'score': {{...}}, ...}} as returned by init_params, got {params!r}"
+    )
   params = {'score': {}, 'alignment': {}} | dict(params or {})
-  for name, given in params.items():
+  for name, entry in params.items():
     choose(name, ('score', 'alignment', 'query', 'key'), "entry of attend's params")
-    if name in ('score', 'alignment') and not isinstance(given, Mapping):
-      raise UserError(f"attend: params['{name}'] must be a dictionary, got {given!r}; init_params(...) makes them")
+    if name in ('score', 'alignment') and not isinstance(entry, Mapping):
+      raise UserError(f"attend: params['{name}'] must be a dictionary, got {entry!r}; use init_params")
   return params
 
 
-def _check_sizes(kind: str, row: Row, given: Mapping, known: Mapping[str, int]) -> None:
-  """Raises: UserError for a learned parameter that is not of its sizes; one number would stand for all."""
-  known = dict(known)
-  for name, param in row.params.items():
-    shape, parts = jnp.shape(given[name]), [size.split('+') for size in param.shape]
-    wanted = [sum(known[part] for part in some) if known.keys() >= set(some) else None for some in parts]
-    if len(shape) != len(wanted) or any(n not in (None, own) for n, own in zip(wanted, shape, strict=True)):
-      said = ', '.join(size if n is None else f'{size} = {n}' for size, n in zip(param.shape, wanted, strict=True))
-      raise UserError(f"attend: params['{kind}']['{name}'] must be [{said}], got {list(shape)}")
-    known = {size: n for size, n in zip(param.shape, shape, strict=True)} | known
-
-
-def _check_params(kind: str, row: Row, given: Mapping, rng, deterministic: bool) -> None:
-  wanted = set(parameter_names(row))
-  if wanted != set(given):
+def _check_params(
+  kind: str, row: Row, params: Mapping, sizes: Mapping[str, int], rng: jax.Array | None, deterministic: bool
+) -> None:
+  """Raises UserError for missing or unknown params, a missing rng, and params whose shapes do not match `sizes`."""
+  expected = set(parameter_names(row))
+  if expected != set(params):
     raise UserError(
-      f"attend: params['{kind}'] must hold {sorted(wanted)}, got {sorted(given)}; init_params(...) makes them"
+      f"attend: params['{kind}'] must have the entries {sorted(expected)}, got {sorted(params)}; use init_params"
     )
   if 'rng' in row.required_inputs and rng is None and not (deterministic and row.at_test):
-    raise UserError(f'attend: this {kind} draws at random; give rng, a PRNG key')
+    raise UserError(f'attend: this {kind} samples; rng must be a PRNG key, got None')
+  _check_shapes(kind, row, params, sizes)
+
+
+def _check_shapes(kind: str, row: Row, params: Mapping, sizes: Mapping[str, int]) -> None:
+  """Raises UserError for a parameter of another shape than declared: a scalar would be broadcast without an error.
+
+  A size that is not in `sizes`, such as a rank, is taken from the first parameter that has it.
+  """
+  sizes = dict(sizes)
+  for name, param in row.params.items():
+    shape = jnp.shape(params[name])
+    expected = [_evaluate_size(size, sizes) for size in param.shape]
+    if len(shape) != len(expected) or any(n not in (None, actual) for n, actual in zip(expected, shape, strict=True)):
+      axes = [size if n is None else f'{size} = {n}' for size, n in zip(param.shape, expected, strict=True)]
+      raise UserError(f"attend: params['{kind}']['{name}'] must be [{', '.join(axes)}], got {list(shape)}")
+    sizes = dict(zip(param.shape, shape, strict=True)) | sizes
+
+
+def _evaluate_size(size: str, sizes: Mapping[str, int]) -> int | None:
+  """The value of a size or of a sum such as 'query+key'; None if one of its terms is unknown."""
+  terms = size.split('+')
+  return sum(sizes[term] for term in terms) if sizes.keys() >= set(terms) else None

@@ -1,9 +1,11 @@
-"""Implementation 'auto': the fastest of the others for these sizes on this machine, as measured. It alone may choose.
+"""Implementation 'auto': the fastest implementation for these sizes on this machine, as measured. It alone may choose.
 
-Sizes from which another implementation was faster than the definition, forward and backward, stand in MIN_SCORES, as
-`python -m experiments.benchmark --suites=crossing` measures them. Where nothing was measured, it is the definition, and
-`chunked` from LARGE on where the definition would keep [T, S, F] for the gradient: slower by what is computed again. Of
-recurrent scores, whose [S, F] would be written and read for every query, it is `chunked` from AGAIN on.
+MIN_SCORES holds the sizes from which a candidate was faster than the definition, forward and backward, as
+`python -m experiments.benchmark --suites=crossing` measures them. Without a measurement 'auto' uses the definition.
+
+It uses 'chunked' where the definition would store a large array [T, S, F] for the gradient, from LARGE scores on:
+slower, because it recomputes scores, but it fits in memory. Recurrent scores write and read [S, F] for every query;
+for these it uses 'chunked' from MIN_RECOMPUTE on.
 """
 
 from collections.abc import Mapping
@@ -17,33 +19,49 @@ from attention_jax.functional.table import Row, TanhSum
 from attention_jax.kernels import chunked, factored, flash, window
 
 CANDIDATES: Mapping[str, ModuleType] = {'window': window, 'factored': factored, 'flash': flash}
-WAYS: Mapping[str, ModuleType] = {**CANDIDATES, 'chunked': chunked, 'xla': definition}
-# backend -> candidate -> the least T S of a sequence that it is taken for; of several, the one with the largest
+MODULES: Mapping[str, ModuleType] = {**CANDIDATES, 'chunked': chunked, 'xla': definition}
+# By backend and candidate: the smallest number of scores T S of a sequence from which the candidate is used. If several
+# candidates qualify, the one with the largest threshold is used.
 MIN_SCORES: Mapping[str, Mapping[str, int]] = {'cpu': {'window': 2**16, 'factored': 2**7, 'flash': 2**18}}
-LARGE = 2**20  # T S of a sequence, of which [T, S, F] is a GiB with 256 features
-AGAIN = {'cpu': 2**7}  # the same by backend, from which making [S, F] again is faster than keeping it for every query
+LARGE = 2**20  # T S of a sequence; with 256 features, [T, S, F] is then 1 GiB
+MIN_RECOMPUTE = {'cpu': 2**7}  # by backend: T S from which recomputing [S, F] is faster than storing it per query
 
 
 def choose_implementation(score: Row, alignment: Row, scores: int) -> str:
-  """The name of what computes this pair for T S `scores` of a sequence."""
-  return ['xla', *(name for least, name in _fits(score, alignment) if scores >= least)][-1]
+  """Returns the name of the implementation for a pair and a number of scores.
+
+  Args:
+    score, alignment: table rows.
+    scores: T S of one sequence.
+  """
+  chosen = 'xla'
+  for threshold, name in _thresholds(score, alignment):
+    if scores >= threshold:
+      chosen = name
+  return chosen
 
 
 def describe_choice(score: Row, alignment: Row) -> str:
-  """What it chooses among for this pair, here: 'xla, from T S = 128 on factored'."""
-  return ', '.join(['xla', *(f'from T S = {least} on {name}' for least, name in _fits(score, alignment))])
+  """Describes the choice for this pair on this backend, such as 'xla, factored from T S = 128'."""
+  return ', '.join(['xla', *(f'{name} from T S = {least}' for least, name in _thresholds(score, alignment))])
 
 
-def _fits(score: Row, alignment: Row) -> list[tuple[int, str]]:
-  """(the least T S, candidate) of those that compute this pair, smallest first."""
-  options = MIN_SCORES.get(jax.default_backend(), {})
-  fast = sorted((n, name) for name, n in options.items() if not CANDIDATES[name].unsupported_reason(score, alignment))
-  least = AGAIN.get(jax.default_backend(), LARGE) if score.is_recurrent else LARGE
-  return fast or [(least, 'chunked')] * bool(score.is_recurrent or isinstance(score.form, TanhSum))
+def _thresholds(score: Row, alignment: Row) -> list[tuple[int, str]]:
+  """(smallest T S, implementation) of the implementations that compute this pair, in ascending order."""
+  backend = jax.default_backend()
+  measured = sorted((least, name) for name, least in MIN_SCORES.get(backend, {}).items())
+  supported = [(least, name) for least, name in measured if not CANDIDATES[name].unsupported_reason(score, alignment)]
+  if supported:
+    return supported
+  if score.is_recurrent:
+    return [(MIN_RECOMPUTE.get(backend, LARGE), 'chunked')]
+  if isinstance(score.form, TanhSum):
+    return [(LARGE, 'chunked')]
+  return []
 
 
 def unsupported_reason(score: Row, alignment: Row) -> str:
-  """It refuses nothing."""
+  """Returns '': every pair is supported."""
   return ''
 
 
@@ -59,7 +77,16 @@ def attend(
   deterministic=True,
   return_weights=True,
 ) -> Attended:
-  """As functional.attend."""
+  """Attends with the chosen implementation. Same arguments as `functional.attend.attend`."""
   name = choose_implementation(score, alignment, query.shape[0] * memory.key.shape[0])
-  given = {'bias': bias, 'rng': rng, 'deterministic': deterministic, 'return_weights': return_weights}
-  return WAYS[name].attend(score, alignment, params, query, memory, **given)
+  return MODULES[name].attend(
+    score,
+    alignment,
+    params,
+    query,
+    memory,
+    bias=bias,
+    rng=rng,
+    deterministic=deterministic,
+    return_weights=return_weights,
+  )

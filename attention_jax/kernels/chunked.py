@@ -1,8 +1,10 @@
-"""Implementation 'chunked': queries in blocks, each computed again for its gradient. Memory is linear in T + S.
+"""Implementation 'chunked': attends blocks of queries, and recomputes each block for its gradient.
 
-A block has whole rows of scores, so that every score and every alignment allows it: those that are recurrent hand
-their carry from block to block. Blocks are of one sequence: T S up to BLOCK is one block, and the sequences of a batch
-and their heads, which are worked through together, have one each.
+Memory is linear in T + S, not T S. A block has complete rows of scores, so that every score and every alignment is
+supported: recurrent ones pass their carry from block to block.
+
+Block sizes apply to one sequence: up to T S = BLOCK it is a single block. The sequences of a batch and their heads are
+computed together, one block of each at a time.
 """
 
 import functools
@@ -22,12 +24,12 @@ from attention_jax.functional.attend import (
 from attention_jax.functional.masking import accumulation_dtype, vary_like
 from attention_jax.functional.table import Row, TanhSum
 
-BLOCK = 2**20  # scores of a block
-ENTRIES = 2**24  # [T, S, F] of a block, where a score makes them
+BLOCK = 2**20  # scores of a block, at most
+ENTRIES = 2**24  # entries of [T, S, F] of a block, at most, for scores that compute this array
 
 
-# A recurrent score may make [S, F] of every query, which must not be kept for all of them.
-score_each = functools.partial(attend_queries, wrap=functools.partial(jax.checkpoint, prevent_cse=False))
+# A recurrent score may compute an array [S, F] per query, which must not be stored for all queries.
+attend_block = functools.partial(attend_queries, wrap=functools.partial(jax.checkpoint, prevent_cse=False))
 
 
 def attend(
@@ -41,33 +43,40 @@ def attend(
   rng=None,
   deterministic=True,
   return_weights=True,
-  block: Callable = score_each,
+  block: Callable = attend_block,
 ) -> Attended:
-  """As functional.attend; block(score, alignment, params, carry, xs, memory, deterministic) attends some queries."""
-  memory = zero_masked_memory(memory)
-  steps, size = query.shape[0], memory.key.shape[0]
-  carry = init_carry(score, alignment, size, accumulation_dtype(query, memory.key))
-  own_mask = memory.mask if memory.mask.ndim == 2 else None
-  xs = (query, own_mask, bias, split_rng(rng, steps))
+  """Attends block by block.
 
-  def some(carry, xs):
+  Args:
+    score, alignment, params, query, memory, bias, rng, deterministic, return_weights: as in `functional.attend.attend`.
+    block: (score, alignment, params, carry, xs, memory, deterministic) -> carry, Attended; attends a block of queries.
+  """
+  memory = zero_masked_memory(memory)
+  steps = query.shape[0]
+  size = memory.key.shape[0]
+  carry = init_carry(score, alignment, size, accumulation_dtype(query, memory.key))
+  mask_per_query = memory.mask if memory.mask.ndim == 2 else None
+  xs = (query, mask_per_query, bias, split_rng(rng, steps))
+
+  def run_block(carry, xs):
     query, mask, bias, rngs = xs
     mask = jnp.broadcast_to(memory.mask if mask is None else mask, (query.shape[0], size))
     carry, attended = block(score, alignment, params, carry, (query, mask, bias, rngs), memory, deterministic)
     return carry, attended if return_weights else attended._replace(weights=None)
 
   rows = max(1, BLOCK // size)
-  if block is score_each and isinstance(score.form, TanhSum):
+  if block is attend_block and isinstance(score.form, TanhSum):
     rows = max(1, min(rows, ENTRIES // (size * memory.key.shape[-1])))
   if rows >= steps:
-    return some(carry, xs)[1]
+    return run_block(carry, xs)[1]
   blocks = -(-steps // rows)
-  rows = -(-steps // blocks)  # as even as can be: no more than blocks - 1 rows are there for nothing
+  rows = -(-steps // blocks)  # blocks of nearly equal size: at most blocks - 1 rows are padding
 
-  def cut(x):
-    x = jnp.concatenate([x, jnp.broadcast_to(x[-1:], (blocks * rows - steps, *x.shape[1:]))])
-    return x.reshape(blocks, rows, *x.shape[1:])
+  def split_blocks(x):
+    padding = jnp.broadcast_to(x[-1:], (blocks * rows - steps, *x.shape[1:]))
+    return jnp.concatenate([x, padding]).reshape(blocks, rows, *x.shape[1:])
 
-  one_block = jax.checkpoint(some, prevent_cse=False)
-  _, attended = jax.lax.scan(one_block, vary_like(carry, params, memory, xs), jax.tree.map(cut, xs))
+  recomputed_block = jax.checkpoint(run_block, prevent_cse=False)
+  start = vary_like(carry, params, memory, xs)
+  _, attended = jax.lax.scan(recomputed_block, start, jax.tree.map(split_blocks, xs))
   return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:steps], attended)

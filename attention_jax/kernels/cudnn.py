@@ -1,13 +1,14 @@
-"""Implementation 'cudnn': products q · k with softmax by NVIDIA's own kernel, as jax.nn offers it, under our contract.
+"""Implementation 'cudnn': products q · k with softmax by NVIDIA's cuDNN kernel, called through jax.nn.
 
-It computes in bfloat16 or float16 with float32 sums, takes one width for queries, keys and values and even numbers of
-them, and gives uniform weights to a query that may look nowhere: widths and lengths are filled up with zeros that are
-masked, and such a query gets the zeros it is owed. It has no weights to give: where they are asked for, they are made
-by the formula, in float32, beside it, and so is the gradient of a bias, which the kernel has for one sequence alone.
-Where nobody uses them, the compiler leaves them out.
+The kernel computes in bfloat16 or float16 with float32 sums. It differs from our contract in three ways:
 
-The kernel is called once for a whole batch: axes over which this is mapped (vmap) become sequences where each has a
-mask of its own, and heads where they share it. For the gradient the context is computed a second time.
+- Queries, keys and values must have one width, and even lengths: they are padded with zeros, which are masked.
+- A query whose positions are all masked gets uniform weights: its context is set to zeros.
+- It returns no weights, and the gradient of a bias for one sequence only: both are computed by the formula, in
+  float32. XLA removes this computation where neither is used.
+
+The kernel is called once for a whole batch: under vmap the mapped axes become sequences where each has its own mask,
+and heads where they share it. For the gradient the context is recomputed.
 """
 
 from collections.abc import Callable
@@ -23,15 +24,17 @@ from attention_jax.functional.table import Row
 from attention_jax.kernels import flash
 from attention_jax.kernels.pallas_additive import kernel_platform
 
-KERNEL = 'cudnn'  # of jax.nn.dot_product_attention; tests put 'xla' here
+KERNEL = 'cudnn'  # argument `implementation` of jax.nn.dot_product_attention; tests set it to 'xla'
 TYPES = ('bfloat16', 'float16')
-WIDEST, STEP = 128, 8  # of features: what every GPU since Ampere takes, and what it must be a multiple of
+MAX_WIDTH = 128  # features that every GPU since Ampere supports
+WIDTH_MULTIPLE = 8  # the number of features must be a multiple of this
+MASK_INDEX = 3  # of the mask among the arguments of a batched function
 
 
 def unsupported_reason(score: Row, alignment: Row) -> str:
-  """Why this pair cannot be computed so, here; '' if it can."""
+  """Returns the reason why this pair is not supported on this machine, or ''."""
   if alignment.dropout:
-    return 'the kernel draws what it drops by itself, and could not be held against the definition'
+    return 'the kernel samples dropout by itself, which cannot be compared with the definition'
   if reason := flash.unsupported_reason(score, alignment):
     return reason
   return '' if kernel_platform() == 'gpu' else f'needs an NVIDIA GPU, this machine has {kernel_platform()}'
@@ -49,103 +52,139 @@ def attend(
   deterministic=True,
   return_weights=True,
 ) -> Attended:
-  """As functional.attend.
+  """Attends with the cuDNN kernel. Same arguments as `functional.attend.attend`.
 
-  Raises: UserError where queries, keys and values are not all of one of TYPES, and for more than WIDEST features.
+  Raises:
+    UserError: if queries, keys and values do not have one of TYPES in common, or have more than MAX_WIDTH features.
   """
   dtype = memory.value.dtype
-  if wrong := [x.dtype for x in (query, memory.key, memory.value) if x.dtype != dtype or x.dtype.name not in TYPES]:
-    raise UserError(f"implementation 'cudnn' computes in {' or '.join(TYPES)}, got {wrong[0]}; possible: 'flash'")
+  for x in (query, memory.key, memory.value):
+    if x.dtype != dtype or x.dtype.name not in TYPES:
+      raise UserError(
+        f"implementation 'cudnn': query, key and value must all be {' or '.join(TYPES)}, got {x.dtype}; use 'flash'"
+      )
 
   q, k, v, mask, bias = flash.operands(score, alignment, params, query, memory, bias)
   width = max(q.shape[-1], v.shape[-1])
-  if width > WIDEST:
-    raise UserError(f"implementation 'cudnn' takes at most {WIDEST} features, got {width}; possible: 'flash'")
-  shown = jnp.broadcast_to(mask, (q.shape[0], k.shape[0]))
-  context = attended(*(x.astype(dtype) for x in (q, k, v)), shown, bias)
+  if width > MAX_WIDTH:
+    raise UserError(f"implementation 'cudnn': features must be at most {MAX_WIDTH}, got {width}; use 'flash'")
+  full_mask = jnp.broadcast_to(mask, (q.shape[0], k.shape[0]))
+  context = attended_context(*(x.astype(dtype) for x in (q, k, v)), full_mask, bias)
   return Attended(context, flash.softmax_weights(q, k, mask, bias) if return_weights else None)
 
 
 @jax.custom_vjp
-def attended(q, k, v, mask, bias) -> jax.Array:
-  """softmax(q kᵀ + bias) v [T, V] over what the mask shows, 0 where it shows nothing; in the type of v.
+def attended_context(q, k, v, mask, bias) -> jax.Array:
+  """softmax(q kᵀ + bias) v over unmasked positions, 0 where all positions are masked.
 
-  Args: q [T, D], k [S, D], v [S, V] of one of TYPES; mask [T, S]; bias float32 [T, S] or None.
+  Args:
+    q: [T, D], of one of TYPES.
+    k: [S, D], of the same type.
+    v: [S, V], of the same type.
+    mask: [T, S].
+    bias: float32 [T, S] or None.
+
+  Returns:
+    [T, V] of the type of v.
   """
-  return _forward(*_alone((q, k, v, mask, bias)))[0, 0]
+  return _forward(*_add_batch_axes((q, k, v, mask, bias)))[0, 0]
 
 
-def _saved(*given):
-  return attended(*given), given
+def _attended_context_fwd(*operands):
+  return attended_context(*operands), operands
 
 
-def _gradients(given, slope):
-  dq, dk, dv, dbias = jax.tree.map(lambda x: x[0, 0], _backward(*_alone((*given, slope))))
+def _attended_context_bwd(operands, g):
+  gradients = _backward(*_add_batch_axes((*operands, g)))
+  dq, dk, dv, dbias = jax.tree.map(lambda x: x[0, 0], gradients)
   return dq, dk, dv, None, dbias
 
 
-attended.defvjp(_saved, _gradients)
+attended_context.defvjp(_attended_context_fwd, _attended_context_bwd)
 
 
-def _alone(given):
-  """With axes B and N of one sequence and one head."""
-  return jax.tree.map(lambda x: x[None, None], given)
+def _add_batch_axes(tree):
+  """Adds axes B and N, for one sequence and one head."""
+  return jax.tree.map(lambda x: x[None, None], tree)
 
 
 def _batched(fn: Callable) -> Callable:
-  """fn of arrays [B, N, ...], the fourth of which, the mask, is [B, 1, ...], such that to map it is to call it once."""
-  mapped = custom_vmap(fn)
+  """Wraps a function of arrays [B, N, ...] so that vmap enlarges B or N, and calls the function once.
 
-  @mapped.def_vmap
-  def rule(size, axes, *given):
-    mask = axes[3]
-    into = 0 if mask else 1  # sequences, or heads that share their mask
+  The argument at MASK_INDEX is the mask [B, 1, ...]. A mapped axis is merged into B if the mask is mapped, else into N.
+  """
+  batched_fn = custom_vmap(fn)
 
-    def fold(x, has_axis):
-      x = x if has_axis else jnp.broadcast_to(x, (size, *x.shape))
-      x = jnp.moveaxis(x, 0, into)
-      return x.reshape(*x.shape[:into], -1, *x.shape[into + 2 :])
+  @batched_fn.def_vmap
+  def rule(size, is_mapped, *args):
+    has_mapped_mask = is_mapped[MASK_INDEX]
+    axis = 0 if has_mapped_mask else 1
 
-    folded = [
-      x if i == 3 and not mask else jax.tree.map(lambda x, has_axis=has_axis: fold(x, has_axis), x)
-      for i, (x, has_axis) in enumerate(zip(given, axes, strict=True))
-    ]
-    split = lambda x: jnp.moveaxis(x.reshape(*x.shape[:into], size, -1, *x.shape[into + 1 :]), into, 0)
-    found = jax.tree.map(split, mapped(*folded))
-    return found, jax.tree.map(lambda x: True, found)
+    def merge(x, is_mapped):
+      x = x if is_mapped else jnp.broadcast_to(x, (size, *x.shape))
+      x = jnp.moveaxis(x, 0, axis)
+      return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 
-  return mapped
+    def split(x):
+      x = x.reshape(*x.shape[:axis], size, -1, *x.shape[axis + 1 :])
+      return jnp.moveaxis(x, axis, 0)
+
+    merged = []
+    for i, (arg, arg_is_mapped) in enumerate(zip(args, is_mapped, strict=True)):
+      is_shared_mask = i == MASK_INDEX and not has_mapped_mask
+      merged.append(arg if is_shared_mask else _map_with(merge, arg, arg_is_mapped))
+    results = jax.tree.map(split, batched_fn(*merged))
+    return results, jax.tree.map(lambda x: True, results)
+
+  return batched_fn
+
+
+def _map_with(fn: Callable, tree, constant):
+  """fn(leaf, constant) for every leaf of a tree, which may be None."""
+  return jax.tree.map(lambda x: fn(x, constant), tree)
 
 
 @_batched
 def _forward(q, k, v, mask, bias):
   """q [B, N, T, D], k [B, N, S, D], v [B, N, S, V], mask [B, 1, T, S], bias [B, N, T, S] or None -> [B, N, T, V]."""
-  return _by_kernel(q, k, v, mask, bias)
+  return _call_kernel(q, k, v, mask, bias)
 
 
 @_batched
-def _backward(q, k, v, mask, bias, slope):
-  """The gradients of q, k, v and bias, from that of the context [B, N, T, V]."""
-  _, pull = jax.vjp(lambda q, k, v: _by_kernel(q, k, v, mask, bias), q, k, v)
-  return *pull(slope), None if bias is None else _slope_of_bias(q, k, v, mask, bias, slope)
+def _backward(q, k, v, mask, bias, g):
+  """The gradients of q, k, v and bias, from that of the context, g [B, N, T, V]."""
+  _, vjp = jax.vjp(lambda q, k, v: _call_kernel(q, k, v, mask, bias), q, k, v)
+  return *vjp(g), None if bias is None else _bias_gradient(q, k, v, mask, bias, g)
 
 
-def _slope_of_bias(q, k, v, mask, bias, slope) -> jax.Array:
-  """By the formula, in the type of the bias."""
-  q, k, v, slope = (x.astype(bias.dtype) for x in (q, k, v, slope))
-  one = jax.vmap(jax.vmap(lambda q, k, v, mask, bias: flash.softmax_weights(q, k, mask, bias) @ v, (0, 0, 0, None, 0)))
-  _, pull = jax.vjp(lambda bias: one(q, k, v, mask[:, 0], bias), bias)
-  return pull(slope)[0]
+def _bias_gradient(q, k, v, mask, bias, g) -> jax.Array:
+  """The gradient of the bias by the formula, in the type of the bias."""
+  q, k, v, g = (x.astype(bias.dtype) for x in (q, k, v, g))
+
+  def context(q, k, v, mask, bias):
+    return flash.softmax_weights(q, k, mask, bias) @ v
+
+  over_heads = jax.vmap(context, (0, 0, 0, None, 0))
+  over_sequences = jax.vmap(over_heads)
+  _, vjp = jax.vjp(lambda bias: over_sequences(q, k, v, mask[:, 0], bias), bias)
+  return vjp(g)[0]
 
 
-def _by_kernel(q, k, v, mask, bias) -> jax.Array:
-  """As `_forward`."""
-  width = -(-max(q.shape[-1], v.shape[-1]) // STEP) * STEP
-  even = lambda x: jnp.pad(x, [(0, 0), (0, 0), *((0, size % 2) for size in x.shape[2:])])
-  grown = lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, x.shape[2] % 2), (0, width - x.shape[3]))).swapaxes(1, 2)
-  near = None if bias is None else even(bias.astype(v.dtype))
+def _call_kernel(q, k, v, mask, bias) -> jax.Array:
+  """Pads the operands to sizes that the kernel accepts. Same shapes as `_forward`."""
+  width = -(-max(q.shape[-1], v.shape[-1]) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+
+  def pad_lengths(x):
+    """[B, N or 1, T, S] with even T and S."""
+    return jnp.pad(x, [(0, 0), (0, 0), *((0, size % 2) for size in x.shape[2:])])
+
+  def pad_operand(x):
+    """[B, N, length, features] -> [B, even length, N, width]."""
+    return jnp.pad(x, ((0, 0), (0, 0), (0, x.shape[2] % 2), (0, width - x.shape[3]))).swapaxes(1, 2)
+
+  padded_bias = None if bias is None else pad_lengths(bias.astype(v.dtype))
   context = jax.nn.dot_product_attention(
-    *(grown(x) for x in (q, k, v)), near, even(mask), scale=1.0, implementation=KERNEL
+    *(pad_operand(x) for x in (q, k, v)), padded_bias, pad_lengths(mask), scale=1.0, implementation=KERNEL
   )
   context = context.swapaxes(1, 2)[:, :, : q.shape[2], : v.shape[3]]
   return zero_masked(context, mask.any(-1)).astype(v.dtype)

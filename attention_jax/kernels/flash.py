@@ -1,17 +1,17 @@
 """Implementation 'flash': products q · k with softmax, block by block (Dao et al. 2022, algorithms 1, 2 and 4).
 
-The weights are never in memory, in value or gradient: a block of them is made from its queries and keys, used and
-forgotten, and made again where the gradient asks for it. For that the greatest score of each query and the sum of its
-exponentials are saved, and not the log of that sum, which beside a large score rounds to the score. Blocks that no
-query may look into are left out, up to half of them under a causal mask, and only those partly hidden read the mask.
+The weights are never in memory, in value or gradient: a block of them is computed from its queries and keys, used and
+discarded, and recomputed for the gradient. For this the largest score of each query and the sum of its exponentials
+are stored separately: added to a large score, the log of the sum is lost to rounding. Blocks that are masked for all
+their queries are skipped, up to half of all blocks under a causal mask, and only partly masked blocks read the mask.
 
-Blocks stand as [keys, queries]. Maxima and sums then run along the first axis, which compilers vectorise, and every
-product has its operands in the order that CPUs multiply fastest. Sequences of a batch and heads follow one another: the
-working set is that of one, and each of its products is large enough for all cores.
+Blocks have shape [keys, queries]. Maxima and sums then run along the first axis, which compilers vectorise, and every
+product has its operands in the order that CPUs multiply fastest. The sequences of a batch and heads run one after the
+other: the working set is that of one, and each of its products is large enough for all cores.
 
-Weights, where asked for, are made by the formula, [T, S], beside it. Dropout multiplies them by factors [T, S] that are
-drawn before, the same as the definition draws: with it memory grows with T S. Derivatives of the gradient are not
-offered.
+Weights, where requested, are computed in addition by the formula, [T, S]. Dropout multiplies them by factors [T, S],
+sampled beforehand and equal to those of the definition: with dropout, memory grows with T S. Second derivatives are not
+supported.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ BLOCK = 512  # queries, and keys, of a block: 1 MB of scores in float32
 
 
 def unsupported_reason(score: Row, alignment: Row) -> str:
-  """Why this pair cannot be computed so; '' if it can."""
+  """Returns the reason why this pair is not supported, or ''."""
   if not isinstance(score.form, Product):
     return 'the score is not a product q . k with q of the query and k of the key alone'
   if strip_options(strip_dropout(alignment)) is not softmax or differs_at_test(alignment):
@@ -52,7 +52,7 @@ def attend(
   deterministic=True,
   return_weights=True,
 ) -> Attended:
-  """As functional.attend."""
+  """Attends block by block. Same arguments as `functional.attend.attend`."""
   q, k, v, mask, bias = operands(score, alignment, params, query, memory, bias)
   factors = None if deterministic else dropout_factors(alignment, rng, q.shape[0], k.shape[0])
   factors = None if factors is None else factors.astype(q.dtype)
@@ -64,10 +64,12 @@ def attend(
 
 
 def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) -> tuple[jax.Array, ...]:
-  """What a pair that is not refused comes down to: q, k, v, mask [T, S] or [1, S], bias [T, S] or None.
+  """Reduces a supported pair to the softmax of a product.
 
-  The alignment's temperature is in q and the bias, infinite biases are in the mask, and nothing hidden is left. All
-  are of the type in which sums are made.
+  Returns:
+    q [T, D], k [S, D], v [S, V], mask [T, S] or [1, S], and bias [T, S] or None, floats of the type in which sums are
+    computed. The alignment's temperature is applied to q and the bias, infinite biases are part of the mask, and
+    masked entries are zero.
   """
   memory = zero_masked_memory(memory)
   q, k = score_terms(score.form.fn, params, query, memory)
@@ -81,40 +83,57 @@ def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) ->
 
 
 def softmax_weights(q, k, mask, bias) -> jax.Array:
-  """The weights [T, S] of what `operands` gives, by the formula."""
+  """Returns the weights [T, S], by the formula, of arrays as returned by `operands`."""
   scores = q @ k.T if bias is None else q @ k.T + bias
   return jax.vmap(softmax)(scores, jnp.broadcast_to(mask, scores.shape))
 
 
 @jax.custom_vjp
 def attention_context(q, k, v, mask, bias, factors) -> jax.Array:
-  """(factors · softmax(q kᵀ + bias)) v [T, V] over what the mask shows, 0 where it shows nothing.
+  """(factors · softmax(q kᵀ + bias)) v over unmasked positions, 0 where all positions are masked.
 
-  Args: q [T, D], k [S, D], v [S, V] of one floating type; mask [T, S] or, for all queries, [1, S]; bias [T, S] or None;
-    factors of dropout [T, S] or None, without a gradient.
+  Args:
+    q: [T, D].
+    k: [S, D], of the same floating type.
+    v: [S, V], of the same floating type.
+    mask: [T, S] or, if all queries share it, [1, S].
+    bias: [T, S] or None.
+    factors: factors of dropout [T, S] or None; their gradient is zero.
+
+  Returns:
+    [T, V].
   """
-  return _forward(q, k, v, Shared.of(mask, bias, factors, (q.shape[0], k.shape[0])))[0]
+  return _forward(q, k, v, BlockedInputs.of(mask, bias, factors, (q.shape[0], k.shape[0])))[0]
 
 
-def _saved(q, k, v, mask, bias, factors):
-  shared = Shared.of(mask, bias, factors, (q.shape[0], k.shape[0]))
-  context, top, share = _forward(q, k, v, shared)
-  return context, (q, k, v, shared, context, top, share)
+def _attention_context_fwd(q, k, v, mask, bias, factors):
+  inputs = BlockedInputs.of(mask, bias, factors, (q.shape[0], k.shape[0]))
+  context, max_score, inverse_sum = _forward(q, k, v, inputs)
+  return context, (q, k, v, inputs, context, max_score, inverse_sum)
 
 
-def _gradients(saved, slope):
-  steps, size, shared = saved[0].shape[0], saved[1].shape[0], saved[3]
-  dq, dk, dv, dbias = _backward(*saved, slope)
+def _attention_context_bwd(residuals, g):
+  q, k, _, inputs, *_ = residuals
+  steps = q.shape[0]
+  size = k.shape[0]
+  dq, dk, dv, dbias = _backward(*residuals, g)
   dbias = None if dbias is None else dbias[:size, :steps].T
-  dfactors = None if shared.factors is None else jnp.zeros((steps, size), shared.factors.dtype)
+  dfactors = None if inputs.factors is None else jnp.zeros((steps, size), inputs.factors.dtype)
   return dq, dk, dv, None, dbias, dfactors
 
 
-attention_context.defvjp(_saved, _gradients)
+attention_context.defvjp(_attention_context_fwd, _attention_context_bwd)
 
 
 class Blocks(NamedTuple):
-  """How T queries and S keys are cut: so many blocks of so many rows, as even as can be."""
+  """Partition of T queries and S keys into blocks of nearly equal size.
+
+  Attributes:
+    queries: number of blocks of queries.
+    rows: queries of a block.
+    keys: number of blocks of keys.
+    columns: keys of a block.
+  """
 
   queries: int
   rows: int
@@ -123,153 +142,191 @@ class Blocks(NamedTuple):
 
   @classmethod
   def of(cls, steps: int, size: int) -> 'Blocks':
-    def even(n):
-      blocks = max(1, -(-n // BLOCK))
-      return blocks, -(-n // blocks)
-
-    return cls(*even(steps), *even(size))
+    """The partition of T = `steps` queries and S = `size` keys."""
+    return cls(*_split_evenly(steps), *_split_evenly(size))
 
   def by_query(self, x: jax.Array) -> jax.Array:
-    """[T, ...] -> [blocks, rows, ...], filled up with zeros."""
-    return _cut(x, self.queries, self.rows)
+    """[T, ...] -> [blocks, rows, ...], padded with zeros."""
+    return _split_blocks(x, self.queries, self.rows)
 
   def by_key(self, x: jax.Array) -> jax.Array:
-    return _cut(x, self.keys, self.columns)
+    """[S, ...] -> [blocks, columns, ...], padded with zeros."""
+    return _split_blocks(x, self.keys, self.columns)
 
   def pad(self, x: jax.Array) -> jax.Array:
-    """[T or 1, S], filled up with zeros or False."""
+    """Pads [T or 1, S] with zeros or False to complete blocks; an axis of length 1 is kept."""
     rows = 0 if x.shape[0] == 1 else self.queries * self.rows - x.shape[0]
     return jnp.pad(x, ((0, rows), (0, self.keys * self.columns - x.shape[1])))
 
-  def at(self, x: jax.Array, i, j) -> jax.Array:
-    """Block (i, j) of what `pad` gave, turned: x [S, T or 1] -> [columns, rows or 1]."""
-    rows, first = (1, 0) if x.shape[1] == 1 else (self.rows, i * self.rows)
-    return jax.lax.dynamic_slice(x, (j * self.columns, first), (self.columns, rows))
+  def slice_block(self, x: jax.Array, i, j) -> jax.Array:
+    """Block (i, j) [columns, rows or 1] of a padded and transposed array [S, T or 1]."""
+    is_shared = x.shape[1] == 1
+    rows = 1 if is_shared else self.rows
+    first_row = 0 if is_shared else i * self.rows
+    return jax.lax.dynamic_slice(x, (j * self.columns, first_row), (self.columns, rows))
 
-  def classify_blocks(self, shown: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """[blocks of queries, of keys] bool: where something is shown, and where nothing is hidden."""
-    rows = shown.reshape(1 if shown.shape[0] == 1 else self.queries, -1, shown.shape[1])
-    by_key = lambda x: x.reshape(x.shape[0], self.keys, -1)
-    kinds = by_key(rows.any(1)).any(-1), by_key(rows.all(1)).all(-1)
-    return tuple(jnp.broadcast_to(kind, (self.queries, self.keys)) for kind in kinds)
+  def classify_blocks(self, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Classifies the blocks of a padded mask [T or 1, S].
+
+    Returns:
+      live, full: bool [blocks of queries, blocks of keys]. A live block has an unmasked position, a full block no
+      masked one.
+    """
+    rows = mask.reshape(1 if mask.shape[0] == 1 else self.queries, -1, mask.shape[1])
+    live = self._group_keys(rows.any(1)).any(-1)
+    full = self._group_keys(rows.all(1)).all(-1)
+    shape = (self.queries, self.keys)
+    return jnp.broadcast_to(live, shape), jnp.broadcast_to(full, shape)
+
+  def _group_keys(self, x: jax.Array) -> jax.Array:
+    """[rows, S] -> [rows, blocks, columns]."""
+    return x.reshape(x.shape[0], self.keys, -1)
 
 
-class Shared(NamedTuple):
-  """What the sequences of a batch may have in common: made once for all of them, as blocks are multiplied.
+class BlockedInputs(NamedTuple):
+  """Inputs of `attention_context` that the sequences of a batch may share, prepared once for all of them.
 
   Attributes:
-    shown, bias, factors: of `attention_context`, turned and filled up, see Blocks.pad.
-    live, full: [blocks of queries, of keys] bool, see Blocks.classify_blocks.
+    mask, bias, factors: transposed and padded, see Blocks.pad.
+    live, full: bool [blocks of queries, blocks of keys], see Blocks.classify_blocks.
   """
 
-  shown: jax.Array
+  mask: jax.Array
   bias: jax.Array | None
   factors: jax.Array | None
   live: jax.Array
   full: jax.Array
 
   @classmethod
-  def of(cls, mask, bias, factors, sizes: tuple[int, int]) -> 'Shared':
-    """Args: sizes, T and S."""
-    cut = Blocks.of(*sizes)
-    whole = [None if x is None else cut.pad(x) for x in (mask, bias, factors)]
-    return cls(*(None if x is None else x.T for x in whole), *cut.classify_blocks(whole[0]))
+  def of(cls, mask, bias, factors, sizes: tuple[int, int]) -> 'BlockedInputs':
+    """Prepares the inputs of `attention_context`; `sizes` are T and S."""
+    blocks = Blocks.of(*sizes)
+    padded = [None if x is None else blocks.pad(x) for x in (mask, bias, factors)]
+    transposed = [None if x is None else x.T for x in padded]
+    return cls(*transposed, *blocks.classify_blocks(padded[0]))
 
-  def left(self, cut: Blocks, block: jax.Array, i, j) -> jax.Array:
-    """What dropout leaves of block (i, j) of the weights."""
-    return block if self.factors is None else block * cut.at(self.factors, i, j)
+  def apply_dropout(self, blocks: Blocks, weights: jax.Array, i, j) -> jax.Array:
+    """Multiplies block (i, j) of the weights by the factors of dropout, if there are any."""
+    return weights if self.factors is None else weights * blocks.slice_block(self.factors, i, j)
 
 
-def _cut(x: jax.Array, blocks: int, rows: int) -> jax.Array:
+def _split_evenly(n: int) -> tuple[int, int]:
+  """(number of blocks, size of a block) for n rows, at most BLOCK rows to a block."""
+  blocks = max(1, -(-n // BLOCK))
+  return blocks, -(-n // blocks)
+
+
+def _split_blocks(x: jax.Array, blocks: int, rows: int) -> jax.Array:
+  """[n, ...] -> [blocks, rows, ...], padded with zeros."""
   x = jnp.pad(x, ((0, blocks * rows - x.shape[0]), *((0, 0),) * (x.ndim - 1)))
   return x.reshape(blocks, rows, *x.shape[1:])
 
 
 def _block_order(live: jax.Array, full: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Of each row of blocks: the full ones, then the other live ones, then the rest; how many of the first, of both."""
+  """Orders each row of blocks: full blocks, other live blocks, masked blocks.
+
+  Returns:
+    The indices of the blocks in that order, the number of full blocks, and the number of live blocks, per row.
+  """
   rank = jnp.where(full, 0, jnp.where(live, 1, 2))
   return jnp.argsort(rank, axis=1), full.sum(1), live.sum(1)
 
 
-def _walk(step: Callable, order, full, live, carry):
-  """step(masked, block, carry) over the live blocks of a row."""
-  one = lambda hidden: lambda n, carry: step(hidden, order[n], carry)
-  carry = jax.lax.fori_loop(0, full, one(False), carry)
-  return jax.lax.fori_loop(full, live, one(True), carry)
+def _fold_live_blocks(step: Callable, order, full, live, carry):
+  """Folds step(has_masked, block, carry) over the live blocks of a row, in the order of `_block_order`."""
+  carry = jax.lax.fori_loop(0, full, lambda n, carry: step(False, order[n], carry), carry)
+  return jax.lax.fori_loop(full, live, lambda n, carry: step(True, order[n], carry), carry)
 
 
 @shard_over_rows
 @sequential_vmap
-def _forward(q, k, v, shared: Shared):
-  """The context [T, V]; of each query [T] the greatest score, and what an exponential beside that weighs."""
-  (steps, _), (size, width) = q.shape, v.shape
-  cut = Blocks.of(steps, size)
-  keys, values = cut.by_key(k), cut.by_key(v).swapaxes(1, 2)
+def _forward(q, k, v, inputs: BlockedInputs):
+  """Returns the context [T, V], and per query [T] the largest score and 1 / Σ exp(score - largest score)."""
+  steps = q.shape[0]
+  size, width = v.shape
+  blocks = Blocks.of(steps, size)
+  keys = blocks.by_key(k)
+  values = blocks.by_key(v).swapaxes(1, 2)
 
-  def row(xs):
+  def attend_row(xs):
     i, query, order, full, live = xs
 
-    def step(hidden, j, carry):
-      top, total, context = carry
-      scores = _scores(keys[j], query, cut, shared, hidden, i, j)
-      highest = jnp.maximum(top, scores.max(0, keepdims=True))
-      weights, before = jnp.exp(scores - highest), jnp.exp(top - highest)
-      total = total * before + weights.sum(0, keepdims=True)
-      return highest, total, context * before + values[j] @ shared.left(cut, weights, i, j)
+    def step(has_masked, j, carry):
+      max_score, total, context = carry
+      scores = _scores(keys[j], query, blocks, inputs, has_masked, i, j)
+      new_max = jnp.maximum(max_score, scores.max(0, keepdims=True))
+      exps = jnp.exp(scores - new_max)
+      rescale = jnp.exp(max_score - new_max)
+      total = total * rescale + exps.sum(0, keepdims=True)
+      context = context * rescale + values[j] @ inputs.apply_dropout(blocks, exps, i, j)
+      return new_max, total, context
 
-    zeros = lambda size: jnp.zeros((size, cut.rows), q.dtype)
-    start = vary_like((zeros(1) + min_finite(q.dtype), zeros(1), zeros(width)), q, k, v, *shared)
-    top, total, context = _walk(step, order, full, live, start)
-    some = total != 0  # also for NaN, which shows in the whole row, as it does in the definition
-    share = jnp.where(some, 1 / jnp.where(some, total, 1.0), 0.0)
-    return (context * share).T, top[0], share[0]
+    def zeros(size):
+      return jnp.zeros((size, blocks.rows), q.dtype)
 
-  order = _block_order(shared.live, shared.full)
-  context, *sums = jax.lax.map(row, (jnp.arange(cut.queries), cut.by_query(q), *order))
-  return context.reshape(-1, width)[:steps], *(x.reshape(-1)[:steps] for x in sums)
+    start = vary_like((zeros(1) + min_finite(q.dtype), zeros(1), zeros(width)), q, k, v, *inputs)
+    max_score, total, context = _fold_live_blocks(step, order, full, live, start)
+    is_attending = total != 0  # True also for NaN, which then fills the whole row, as in the definition
+    inverse_sum = jnp.where(is_attending, 1 / jnp.where(is_attending, total, 1.0), 0.0)
+    return (context * inverse_sum).T, max_score[0], inverse_sum[0]
+
+  order = _block_order(inputs.live, inputs.full)
+  xs = (jnp.arange(blocks.queries), blocks.by_query(q), *order)
+  context, max_score, inverse_sum = jax.lax.map(attend_row, xs)
+  return context.reshape(-1, width)[:steps], max_score.reshape(-1)[:steps], inverse_sum.reshape(-1)[:steps]
 
 
 @shard_over_rows
 @sequential_vmap
-def _backward(q, k, v, shared: Shared, context, top, share, slope):
-  """The gradients of q, k, v and, as it stands in `shared`, bias."""
-  (steps, features), (size, width) = q.shape, v.shape
-  cut = Blocks.of(steps, size)
-  slope = slope * share[:, None]  # with it, exponentials stand for weights
-  queries, slopes, tops = cut.by_query(q), cut.by_query(slope), cut.by_query(top)
-  common = cut.by_query((slope * context).sum(1))
-  keys = cut.by_key(k)
-  vary = lambda start: vary_like(start, q, k, v, *shared, slope)
+def _backward(q, k, v, inputs: BlockedInputs, context, max_score, inverse_sum, g):
+  """Returns the gradients of q, k, v and of the bias, which is transposed and padded as in `inputs`."""
+  steps, features = q.shape
+  size, width = v.shape
+  blocks = Blocks.of(steps, size)
+  g = g * inverse_sum[:, None]  # exponentials can then be used in place of weights
+  queries = blocks.by_query(q)
+  g_rows = blocks.by_query(g)
+  max_scores = blocks.by_query(max_score)
+  mean_dweights = blocks.by_query((g * context).sum(1))  # Σ_s weight dweight of each query
+  keys = blocks.by_key(k)
 
-  def column(carry, xs):
+  def vary(start):
+    return vary_like(start, q, k, v, *inputs, g)
+
+  def differentiate_column(carry, xs):
     j, key, key_t, value, order, full, live = xs
 
-    def step(hidden, i, carry):
+    def step(has_masked, i, carry):
       (dq, dbias), dk, dv = carry
-      # Above the greatest one by rounding alone, which of large scores is much.
-      beside = jnp.minimum(_scores(key, queries[i], cut, shared, hidden, i, j) - tops[i][None], 0.0)
-      powers = jnp.exp(beside)
-      dscores = powers * (shared.left(cut, value @ slopes[i].T, i, j) - common[i][None])
+      scores = _scores(key, queries[i], blocks, inputs, has_masked, i, j)
+      # A score can exceed the largest one by rounding alone, which for large scores is a lot.
+      exps = jnp.exp(jnp.minimum(scores - max_scores[i][None], 0.0))
+      dweights = inputs.apply_dropout(blocks, value @ g_rows[i].T, i, j)
+      dscores = exps * (dweights - mean_dweights[i][None])
       if dbias is not None:
-        dbias = jax.lax.dynamic_update_slice(dbias, dscores, (j * cut.columns, i * cut.rows))
-      dq, dv = dq.at[i].add(key_t @ dscores), dv + shared.left(cut, powers, i, j) @ slopes[i]
-      return (dq, dbias), dk + dscores @ queries[i], dv
+        dbias = jax.lax.dynamic_update_slice(dbias, dscores, (j * blocks.columns, i * blocks.rows))
+      dq = dq.at[i].add(key_t @ dscores)
+      dv = dv + inputs.apply_dropout(blocks, exps, i, j) @ g_rows[i]
+      dk = dk + dscores @ queries[i]
+      return (dq, dbias), dk, dv
 
-    start = jnp.zeros((cut.columns, features), q.dtype), jnp.zeros((cut.columns, width), q.dtype)
-    carry, dk, dv = _walk(step, order, full, live, (carry, *vary(start)))
+    dk = jnp.zeros((blocks.columns, features), q.dtype)
+    dv = jnp.zeros((blocks.columns, width), q.dtype)
+    carry, dk, dv = _fold_live_blocks(step, order, full, live, (carry, *vary((dk, dv))))
     return carry, (dk, dv)
 
-  no_bias = None if shared.bias is None else jnp.zeros_like(shared.bias)
-  start = jnp.zeros((cut.queries, features, cut.rows), q.dtype), no_bias
-  xs = (jnp.arange(cut.keys), keys, keys.swapaxes(1, 2), cut.by_key(v), *_block_order(shared.live.T, shared.full.T))
-  (dq, dbias), (dk, dv) = jax.lax.scan(column, vary(start), xs)
+  dbias = None if inputs.bias is None else jnp.zeros_like(inputs.bias)
+  dq = jnp.zeros((blocks.queries, features, blocks.rows), q.dtype)
+  xs = (jnp.arange(blocks.keys), keys, keys.swapaxes(1, 2), blocks.by_key(v))
+  xs += _block_order(inputs.live.T, inputs.full.T)
+  (dq, dbias), (dk, dv) = jax.lax.scan(differentiate_column, vary((dq, dbias)), xs)
   dq = dq.swapaxes(1, 2).reshape(-1, features)[:steps]
   return dq, dk.reshape(-1, features)[:size], dv.reshape(-1, width)[:size], dbias
 
 
-def _scores(key, query, cut: Blocks, shared: Shared, hidden: bool, i, j) -> jax.Array:
-  """The scores [columns, rows] of block (i, j), -inf where they are masked; `hidden`, whether any may be."""
+def _scores(key, query, blocks: Blocks, inputs: BlockedInputs, has_masked: bool, i, j) -> jax.Array:
+  """Scores [columns, rows] of block (i, j), -inf in masked positions; `has_masked`, whether any may be masked."""
   scores = key @ query.T
-  if shared.bias is not None:
-    scores = scores + cut.at(shared.bias, i, j)
-  return jnp.where(cut.at(shared.shown, i, j), scores, -jnp.inf) if hidden else scores
+  if inputs.bias is not None:
+    scores = scores + blocks.slice_block(inputs.bias, i, j)
+  return jnp.where(blocks.slice_block(inputs.mask, i, j), scores, -jnp.inf) if has_masked else scores

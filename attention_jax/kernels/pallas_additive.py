@@ -1,20 +1,21 @@
 """Implementation 'pallas_additive': additive attention with softmax, one Pallas kernel source for GPU and TPU.
 
-A program holds tanh(q + k) for a tile of queries, keys and features in fast memory, and nowhere else does an array
-[T, S, F] exist. Forward the softmax is taken online, while a block of queries walks over a span of keys: scores are not
-written unless weights are asked for. Spans make programs enough for a GPU where sequences are few, and let the keys of
-one fit into a TPU's memory; their results, [S / span, T, V], are put together at the end.
+A program holds tanh(q + k) for a tile of queries, keys and features in fast memory; an array [T, S, F] exists nowhere
+else. The forward pass computes the softmax online, while a block of queries iterates over a span of keys: scores are
+not written unless weights are requested. Splitting the keys into spans gives a GPU enough programs where sequences are
+few, and lets the keys of a program fit into a TPU's memory; the results of the spans, [S / span, T, V], are combined at
+the end.
 
-Backward the weights are computed again from the greatest score of each query and the sum of its exponentials, and stand
-in memory, [T, S], with the scores' gradient. With that, sums over keys and sums over queries are two runs of one
-kernel, without atomic additions, the same bits every time. An entry costs three tanh there; kernels that also computed
-its score each for itself would need four. A score's offset shifts all positions alike, which a softmax does not see: it
-has no part in this.
+The backward pass recomputes the weights from the largest score of each query and the sum of its exponentials, and
+stores them, [T, S], with the gradient of the scores. The sums over keys and over queries are then two runs of one
+kernel, without atomic additions, with the same bits every time. An entry costs three tanh in this pass; kernels that
+each recompute its score as well would need four. A score's offset shifts all positions equally, which a softmax
+ignores: it is not passed to the kernels.
 
-Dropout multiplies weights by factors [T, S] that are drawn before, the same as the definition draws.
+Dropout multiplies weights by factors [T, S], sampled beforehand and equal to those of the definition.
 
-Inside, everything is float32. On a CPU it runs only under `compile_for('interpret')`, for tests.
-Derivatives of the gradient are not offered.
+All arithmetic is float32. On a CPU the kernels run only under `compile_for('interpret')`, for tests.
+Second derivatives are not supported.
 """
 
 import contextlib
@@ -33,56 +34,55 @@ from attention_jax.functional import attend as definition
 from attention_jax.functional.attend import Attended, Memory, score_terms, zero_masked_memory
 from attention_jax.functional.dense import softmax, softmax_temperature, strip_options
 from attention_jax.functional.dropout import differs_at_test, dropout_factors, strip_dropout
-from attention_jax.functional.masking import min_finite, vary_like, zero_masked
+from attention_jax.functional.masking import vary_like, zero_masked
 from attention_jax.functional.table import Row, TanhSum
+from attention_jax.kernels.pallas_additive_kernels import (
+  Tile,
+  context_kernel,
+  exponentials_kernel,
+  pair_sums_kernel,
+  round_up,
+)
 from attention_jax.kernels.sharding import shard_over_rows
 
 
-class Tile(NamedTuple):
-  """How much a program takes: queries and, in each of its steps, keys and features; in all its steps, `span` keys.
-
-  All are powers of 2, because a GPU asks for it, whose products also need 16 rows.
-  """
-
-  queries: int
-  keys: int
-  features: int
-  span: int
-
-  def spans(self, size: int) -> tuple[int, int]:
-    """How many spans there are over `size` keys, as even as can be, and the keys of each: whole steps."""
-    spans = -(-size // self.span)
-    return spans, _up(-(-size // spans), self.keys)
-
-
 class Target(NamedTuple):
-  """What programs are made for: their tile, and the compiler's options where its default would not do."""
+  """A platform that kernels are compiled for: its tile, and options of the compiler where its defaults are slow."""
 
   tile: Tile
   options: Any = None
 
 
-# A GPU keeps a tile in registers, a TPU in vector memory with features in its 128 lanes.
+# A GPU holds a tile in registers, a TPU in vector memory with features in its 128 lanes.
 TARGETS: Mapping[str, Target] = {
   'gpu': Target(Tile(16, 16, 32, 256), triton.CompilerParams(num_warps=8)),
   'tpu': Target(Tile(8, 128, 128, 512)),
   'interpret': Target(Tile(16, 16, 16, 32)),
 }
-_chosen: contextvars.ContextVar[str | None] = contextvars.ContextVar('pallas_target', default=None)
+_target_override: contextvars.ContextVar[str | None] = contextvars.ContextVar('pallas_target', default=None)
 
 
 @contextlib.contextmanager
 def compile_for(name: str) -> Iterator[None]:
-  """What is traced inside is made for this row of TARGETS, whatever this machine has: tests, compiling ahead."""
-  token = _chosen.set(choose(name, TARGETS, 'target of Pallas'))
+  """Traces the kernels in its block for a row of TARGETS, whatever the machine: for tests and ahead-of-time compiling.
+
+  Raises:
+    UserError: for an unknown name.
+  """
+  token = _target_override.set(choose(name, TARGETS, 'target of Pallas'))
   try:
     yield
   finally:
-    _chosen.reset(token)
+    _target_override.reset(token)
+
+
+def kernel_platform() -> str:
+  """Returns the platform that kernels are compiled for: that of `compile_for`, else that of this machine."""
+  return _target_override.get() or jax.default_backend()
 
 
 def unsupported_reason(score: Row, alignment: Row) -> str:
-  """Why this pair cannot be computed so, here; '' if it can."""
+  """Returns the reason why this pair is not supported on this machine, or ''."""
   if not isinstance(score.form, TanhSum):
     return 'the score is not v . tanh(q + k) with q of the query and k of the key alone'
   if strip_options(strip_dropout(alignment)) is not softmax or differs_at_test(alignment):
@@ -104,264 +104,254 @@ def attend(
   deterministic=True,
   return_weights=True,
 ) -> Attended:
-  """As functional.attend. Raises: UserError for float64, which the kernels would round."""
+  """Attends with the Pallas kernels. Same arguments as `functional.attend.attend`.
+
+  Raises:
+    UserError: for float64, which the kernels would round.
+  """
   if jnp.float64 in (query.dtype, memory.key.dtype, memory.value.dtype):
-    raise UserError("implementation 'pallas_additive' computes in float32; give it no float64, or take 'factored'")
+    raise UserError("implementation 'pallas_additive' must not get float64, it computes in float32; use 'factored'")
   if not query.shape[0]:
     return definition.attend(score, alignment, params, query, memory, bias=bias, rng=rng, deterministic=deterministic)
   memory = zero_masked_memory(memory)
   q, k, v, _ = score_terms(score.form.fn, params, query, memory)
   scale = 1 / jnp.asarray(softmax_temperature(strip_dropout(alignment)), jnp.float32)
   mask = memory.mask if memory.mask.ndim == 2 else memory.mask[None]
-  barred = jnp.where(mask, 0.0, -jnp.inf)
+  masked_bias = jnp.where(mask, 0.0, -jnp.inf)
   if bias is not None:
     mask = mask & ~jnp.isneginf(bias)
-    barred = jnp.where(mask, zero_masked(bias, mask).astype(jnp.float32) * scale, -jnp.inf)
+    masked_bias = jnp.where(mask, zero_masked(bias, mask).astype(jnp.float32) * scale, -jnp.inf)
   factors = None if deterministic else dropout_factors(alignment, rng, q.shape[0], k.shape[0])
-  plan = Plan(kernel_platform(), return_weights, bias is not None, factors is not None)
+  plan = Plan(kernel_platform(), return_weights, has_bias=bias is not None, has_dropout=factors is not None)
   factors = jnp.ones((1, 1)) if factors is None else factors
-  given = [jnp.asarray(x, jnp.float32) for x in (q, k, v * scale, barred, factors, memory.value)]
-  nothing = vary_like(jnp.zeros(()), *given)  # shard_map: all arrays of a kernel vary over the same axes of the mesh
-  given = [x + nothing for x in given]
-  context, weights = attended(plan, *given)
+  arrays = [jnp.asarray(x, jnp.float32) for x in (q, k, v * scale, masked_bias, factors, memory.value)]
+  zero = vary_like(jnp.zeros(()), *arrays)  # shard_map: all arrays of a kernel must vary over the same mesh axes
+  context, weights = attended(plan, *(x + zero for x in arrays))
   return Attended(context.astype(memory.value.dtype), weights)
 
 
-def kernel_platform() -> str:
-  """What kernels are made for: what this machine has, unless `compile_for` says otherwise."""
-  return _chosen.get() or jax.default_backend()
+class Operand(NamedTuple):
+  """Input of a program: an array, the shape of a block, and the function from the grid to the index of a block."""
+
+  array: jax.Array
+  block: tuple
+  index: Callable
+
+
+class Result(NamedTuple):
+  """Float32 output of a program: its shape, and blocks as of an Operand."""
+
+  shape: tuple[int, ...]
+  block: tuple
+  index: Callable
+
+
+def _query_index(t, s):
+  return t, 0
+
+
+def _key_index(t, s):
+  return s, 0
+
+
+def _pair_index(t, s):
+  return t, s
+
+
+def _constant_index(t, s):
+  return 0, 0
 
 
 class Plan(NamedTuple):
-  """What is fixed when a program is made.
+  """Properties of a program that are fixed when it is compiled.
 
-  Attributes: target, a row of TARGETS; whether weights are wanted, bias has a gradient, weights are dropped.
+  Attributes:
+    target: a key of TARGETS.
+    return_weights: whether weights are an output.
+    has_bias: whether there is a bias, which needs a gradient.
+    has_dropout: whether weights are multiplied by factors of dropout.
   """
 
   target: str
-  weights: bool
-  biased: bool
-  dropout: bool
+  return_weights: bool
+  has_bias: bool
+  has_dropout: bool
 
   @property
   def tile(self) -> Tile:
     return TARGETS[self.target].tile
 
-  def run(self, kernel: Callable, grid: tuple[int, ...], ins: list, outs: list) -> list[jax.Array]:
-    """kernel over a grid; ins: (array, block, index), outs: (shape, block, index), all outs float32."""
-    varying = jax.typeof(ins[0][0]).manual_axis_type
-    specs = lambda blocks: [pl.BlockSpec(block, index) for _, block, index in blocks]
+  def run(self, kernel: Callable, grid: tuple[int, ...], operands: list, results: list) -> list[jax.Array]:
+    """Runs a kernel over a grid; returns one array per Result."""
+    varying = jax.typeof(operands[0].array).manual_axis_type
     program = pl.pallas_call(
       functools.partial(kernel, self.tile),
-      out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32, manual_axis_type=varying) for shape, _, _ in outs],
+      out_shape=[jax.ShapeDtypeStruct(result.shape, jnp.float32, manual_axis_type=varying) for result in results],
       grid=grid,
-      in_specs=specs(ins),
-      out_specs=specs(outs),
+      in_specs=[pl.BlockSpec(operand.block, operand.index) for operand in operands],
+      out_specs=[pl.BlockSpec(result.block, result.index) for result in results],
       compiler_params=TARGETS[self.target].options,
       interpret=self.target == 'interpret',
     )
-    return shard_over_rows(program)(*(array for array, _, _ in ins))
+    return shard_over_rows(program)(*(operand.array for operand in operands))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def attended(plan: Plan, q, k, v, barred, factors, value) -> tuple[jax.Array, jax.Array | None]:
-  """weights = factors · softmax over s of v · tanh(q + k) + barred; context = weights @ value. All float32.
+def attended(plan: Plan, q, k, v, masked_bias, factors, value) -> tuple[jax.Array, jax.Array | None]:
+  """weights = factors · softmax over s of v · tanh(q + k) + masked_bias; context = weights @ value. All float32.
 
-  Args: q [T, F], k [S, F], v [F], barred [T, S] or, for all queries, [1, S]: the bias, -inf where masked; factors
-    [T, S], of dropout, which have no gradient, or anything where the plan has none; value [S, V].
-  Returns: context [T, V], weights [T, S] or None.
+  Args:
+    plan: fixed properties of the programs.
+    q: [T, F].
+    k: [S, F].
+    v: [F].
+    masked_bias: [T, S] or, if all queries share it, [1, S]: the bias, -inf where masked.
+    factors: factors of dropout [T, S], which get no gradient; of any shape if the plan has no dropout.
+    value: [S, V].
+
+  Returns:
+    context [T, V], weights [T, S] or None.
   """
-  return _forward(plan, q, k, v, barred, factors, value)[0]
+  return _attended_fwd(plan, q, k, v, masked_bias, factors, value)[0]
 
 
-def _forward(plan: Plan, q, k, v, barred, factors, value):
-  """Each program has a block of queries and a span of keys; what comes of the spans is then put together."""
+def _attended_fwd(plan: Plan, q, k, v, masked_bias, factors, value):
+  """Runs a program for each block of queries and span of keys, then combines the spans."""
   rows = plan.tile.queries
-  spans, span = plan.tile.spans(k.shape[0])
-  padded, (queries, keys, features) = _padded(plan.tile, q, k, v, barred)
-  width = _power(value.shape[1], plan.tile.features)
-  mine, other = lambda t, s: (t, 0), lambda t, s: (s, 0)
-  ins = [
-    (padded[0], (rows, features), mine),
-    (padded[1], (span, features), other),
-    (padded[2], (1, features), lambda t, s: (0, 0)),
-    (padded[3], *_bar_block(barred, rows, span)),
-    (_grown(value, (keys, width)), (span, width), other),
+  spans, span = plan.tile.split_keys(k.shape[0])
+  padded, (queries, keys, features) = _pad_to_tiles(plan.tile, q, k, v, masked_bias)
+  width = _next_power_of_2(value.shape[1], plan.tile.features)
+  operands = [
+    Operand(padded[0], (rows, features), _query_index),
+    Operand(padded[1], (span, features), _key_index),
+    Operand(padded[2], (1, features), _constant_index),
+    Operand(padded[3], *_bias_block(masked_bias, rows, span)),
+    Operand(_pad(value, (keys, width)), (span, width), _key_index),
   ]
-  everywhere = (rows, span), lambda t, s: (t, s)
-  if plan.dropout:
-    ins.append((_grown(factors, (queries, keys)), *everywhere))
-  part = lambda size: ((spans, queries, size), (None, rows, size), lambda t, s: (s, t, 0))
-  outs = [part(width), part(1), part(1)] + [((queries, keys), *everywhere)] * plan.weights
-  kernel = functools.partial(_context_kernel, plan.dropout)
-  mixed, tops, totals, *scores = plan.run(kernel, (queries // rows, spans), ins, outs)
-  context, top, share = _together(mixed, tops, totals)
-  steps, size = q.shape[0], k.shape[0]
-  weights = (jnp.exp(scores[0] - top) * share)[:steps, :size] * (factors if plan.dropout else 1.0) if scores else None
-  return (context[:steps, : value.shape[1]], weights), (q, k, v, barred, factors, value, top, share)
+  if plan.has_dropout:
+    operands.append(Operand(_pad(factors, (queries, keys)), (rows, span), _pair_index))
+
+  def result_per_span(size):
+    return Result((spans, queries, size), (None, rows, size), lambda t, s: (s, t, 0))
+
+  results = [result_per_span(width), result_per_span(1), result_per_span(1)]
+  if plan.return_weights:
+    results.append(Result((queries, keys), (rows, span), _pair_index))
+  kernel = functools.partial(context_kernel, plan.has_dropout)
+  value_sums, max_scores, exp_sums, *scores = plan.run(kernel, (queries // rows, spans), operands, results)
+  context, max_score, inverse_sum = _combine_spans(value_sums, max_scores, exp_sums)
+  weights = None
+  if plan.return_weights:
+    weights = (jnp.exp(scores[0] - max_score) * inverse_sum)[: q.shape[0], : k.shape[0]]
+    weights = weights * factors if plan.has_dropout else weights
+  residuals = (q, k, v, masked_bias, factors, value, max_score, inverse_sum)
+  return (context[: q.shape[0], : value.shape[1]], weights), residuals
 
 
-def _together(mixed: jax.Array, tops: jax.Array, totals: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Of C spans: sums of values [C, T, V] and of exponentials [C, T, 1] beside the greatest scores [C, T, 1] -> context
-  [T, V], the greatest score [T, 1], what one of its exponentials beside that weighs [T, 1].
+def _combine_spans(value_sums, max_scores, exp_sums) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Combines the results of C spans.
 
-  The log of a sum would not do: beside a large score it rounds to the score.
+  The maximum and the sum are returned separately: added to a large score, the log of the sum is lost to rounding.
+
+  Args:
+    value_sums: sums of values weighted by exponentials, [C, T, V].
+    max_scores: largest score of each span, [C, T, 1].
+    exp_sums: sums of exponentials relative to it, [C, T, 1].
+
+  Returns:
+    The context [T, V], the largest score [T, 1], and 1 / (the sum of exponentials relative to it) [T, 1].
   """
-  top = jnp.max(tops, axis=0)
-  shrink = jnp.exp(tops - top[None])
-  total = jnp.sum(shrink * totals, axis=0)
-  share = jnp.where(total != 0, 1 / jnp.where(total != 0, total, 1.0), 0.0)  # NaN shows, as it does in the definition
-  return jnp.sum(shrink * mixed, axis=0) * share, top, share
+  max_score = jnp.max(max_scores, axis=0)
+  rescale = jnp.exp(max_scores - max_score[None])
+  total = jnp.sum(rescale * exp_sums, axis=0)
+  # `!= 0` is True also for NaN, which must reach the result, as in the definition.
+  inverse_sum = jnp.where(total != 0, 1 / jnp.where(total != 0, total, 1.0), 0.0)
+  return jnp.sum(rescale * value_sums, axis=0) * inverse_sum, max_score, inverse_sum
 
 
-def _backward(plan: Plan, saved, g):
-  q, k, v, barred, factors, value, top, share = saved
-  to_context, to_weights = g
-  weights = _powers(plan, q, k, v, barred, top) * share[: q.shape[0]]
-  left = factors if plan.dropout else 1.0
+def _attended_bwd(plan: Plan, residuals, g):
+  q, k, v, masked_bias, factors, value, max_score, inverse_sum = residuals
+  dcontext, dweights = g
   einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
-  to_weights = left * (einsum('tv,sv->ts', to_context, value) + (0.0 if to_weights is None else to_weights))
-  to_scores = weights * (to_weights - jnp.sum(weights * to_weights, -1, keepdims=True))
-  to_q, tanhs = _slopes(plan, q, k, to_scores, True)
-  (to_k,) = _slopes(plan, k, q, to_scores.T, False)
-  to_barred = to_scores if plan.biased else jnp.zeros_like(barred)
-  to_value = einsum('ts,tv->sv', left * weights, to_context)
-  return to_q * v[None], to_k * v[None], tanhs.sum(0), to_barred, jnp.zeros_like(factors), to_value
+  weights = _exponentials(plan, q, k, v, masked_bias, max_score) * inverse_sum[: q.shape[0]]
+  dweights = einsum('tv,sv->ts', dcontext, value) + (0.0 if dweights is None else dweights)
+  dweights = factors * dweights if plan.has_dropout else dweights
+  dscores = weights * (dweights - jnp.sum(weights * dweights, -1, keepdims=True))
+  dq, tanh_sums = _pair_sums(plan, q, k, dscores, with_tanh=True)
+  (dk,) = _pair_sums(plan, k, q, dscores.T, with_tanh=False)
+  dbias = dscores if plan.has_bias else jnp.zeros_like(masked_bias)
+  kept_weights = factors * weights if plan.has_dropout else weights
+  dvalue = einsum('ts,tv->sv', kept_weights, dcontext)
+  return dq * v[None], dk * v[None], tanh_sums.sum(0), dbias, jnp.zeros_like(factors), dvalue
 
 
-attended.defvjp(_forward, _backward)
+attended.defvjp(_attended_fwd, _attended_bwd)
 
 
-def _powers(plan: Plan, q, k, v, barred, top) -> jax.Array:
-  """The exponentials [T, S] again, of the scores beside the greatest ones [T, 1]."""
-  padded, (queries, keys, features) = _padded(plan.tile, q, k, v, barred)
-  rows, columns = plan.tile.queries, plan.tile.keys
-  blocks = [
-    ((rows, features), lambda t, s: (t, 0)),
-    ((columns, features), lambda t, s: (s, 0)),
-    ((1, features), lambda t, s: (0, 0)),
-    _bar_block(barred, rows, columns),
-    ((rows, 1), lambda t, s: (t, 0)),
+def _exponentials(plan: Plan, q, k, v, masked_bias, max_score) -> jax.Array:
+  """Recomputes the exponentials [T, S] of the scores relative to the largest ones [T, 1]."""
+  padded, (queries, keys, features) = _pad_to_tiles(plan.tile, q, k, v, masked_bias)
+  rows = plan.tile.queries
+  columns = plan.tile.keys
+  operands = [
+    Operand(padded[0], (rows, features), _query_index),
+    Operand(padded[1], (columns, features), _key_index),
+    Operand(padded[2], (1, features), _constant_index),
+    Operand(padded[3], *_bias_block(masked_bias, rows, columns)),
+    Operand(max_score, (rows, 1), _query_index),
   ]
-  ins = [(x, *block) for x, block in zip([*padded, top], blocks, strict=True)]
-  outs = [((queries, keys), (rows, columns), lambda t, s: (t, s))]
-  return plan.run(_powers_kernel, (queries // rows, keys // columns), ins, outs)[0][: q.shape[0], : k.shape[0]]
+  results = [Result((queries, keys), (rows, columns), _pair_index)]
+  (exps,) = plan.run(exponentials_kernel, (queries // rows, keys // columns), operands, results)
+  return exps[: q.shape[0], : k.shape[0]]
 
 
-def _bar_block(barred, rows: int, columns: int) -> tuple:
-  """A block of barred [T, S], or of [1, S] where all queries have the same, and its index."""
-  if barred.shape[0] == 1:
+def _bias_block(masked_bias, rows: int, columns: int) -> tuple[tuple[int, int], Callable]:
+  """The shape and the index of a block of a bias [T, S], or [1, S] if all queries share it."""
+  if masked_bias.shape[0] == 1:
     return (1, columns), lambda t, s: (0, s)
-  return (rows, columns), lambda t, s: (t, s)
+  return (rows, columns), _pair_index
 
 
-def _slopes(plan: Plan, x, y, g, with_tanh: bool) -> list[jax.Array]:
-  """Σ_j g_ij tanh'(x_i + y_j) and, if asked for, Σ_j g_ij tanh(x_i + y_j): x [I, F], y [J, F], g [I, J] -> [I, F]."""
-  rows, part = plan.tile.queries, plan.tile.features
-  spans, span = plan.tile.spans(y.shape[0])
-  own, others, features = _up(x.shape[0], rows), spans * span, _up(x.shape[1], part)
-  ins = [
-    (_grown(x, (own, features)), (rows, part), lambda i, f, j: (i, f)),
-    (_grown(y, (others, features)), (span, part), lambda i, f, j: (j, f)),
-    (_grown(g, (own, others)), (rows, span), lambda i, f, j: (i, j)),
+def _pair_sums(plan: Plan, x, y, g, *, with_tanh: bool) -> list[jax.Array]:
+  """Σ_j g_ij tanh'(x_i + y_j) and, if requested, Σ_j g_ij tanh(x_i + y_j): x [I, F], y [J, F], g [I, J] -> [I, F]."""
+  rows = plan.tile.queries
+  part = plan.tile.features
+  spans, span = plan.tile.split_keys(y.shape[0])
+  x_rows = round_up(x.shape[0], rows)
+  y_rows = spans * span
+  features = round_up(x.shape[1], part)
+  operands = [
+    Operand(_pad(x, (x_rows, features)), (rows, part), lambda i, f, j: (i, f)),
+    Operand(_pad(y, (y_rows, features)), (span, part), lambda i, f, j: (j, f)),
+    Operand(_pad(g, (x_rows, y_rows)), (rows, span), lambda i, f, j: (i, j)),
   ]
-  outs = [((spans, own, features), (None, rows, part), lambda i, f, j: (j, i, f))] * (1 + with_tanh)
-  sums = plan.run(_slopes_kernel, (own // rows, features // part, spans), ins, outs)
+  result = Result((spans, x_rows, features), (None, rows, part), lambda i, f, j: (j, i, f))
+  results = [result, result] if with_tanh else [result]
+  sums = plan.run(pair_sums_kernel, (x_rows // rows, features // part, spans), operands, results)
   return [jnp.sum(total, axis=0)[: x.shape[0], : x.shape[1]] for total in sums]
 
 
-def _context_kernel(dropout: bool, tile: Tile, q, k, v, barred, value, *refs):
-  """References of a block of queries and a span of keys, and factors where weights are dropped.
-
-  They are followed by those of the sum of values, of the greatest score, of the sum of exponentials beside it, and of
-  the scores if they are wanted.
-  """
-  factors, (mixed_out, tops, totals, *scores) = refs[:dropout], refs[dropout:]
-  rows, width = mixed_out.shape
-
-  def step(i, carry):
-    top, total, mixed = carry
-    at = _part(i, tile.keys)
-    found, seen = _scores(tile, q, k, v, barred, at)
-    if scores:
-      scores[0][:, at] = jnp.where(seen, found, -jnp.inf)
-    higher = jnp.maximum(top, jnp.max(jnp.where(seen, found, min_finite(found.dtype)), axis=1, keepdims=True))
-    powers = jnp.where(seen, jnp.exp(jnp.where(seen, found - higher, 0.0)), 0.0)
-    shrink = jnp.exp(top - higher)
-    left = powers * factors[0][:, at] if dropout else powers
-    more = jax.lax.dot(left, value[at, :], precision=jax.lax.Precision.HIGHEST)
-    return higher, total * shrink + jnp.sum(powers, axis=1, keepdims=True), mixed * shrink + more
-
-  column = lambda fill: jnp.full((rows, 1), fill, jnp.float32)
-  start = column(min_finite(jnp.float32)), column(0.0), jnp.zeros((rows, width), jnp.float32)
-  top, total, mixed = jax.lax.fori_loop(0, k.shape[0] // tile.keys, step, start)
-  mixed_out[:, :], tops[:, :], totals[:, :] = mixed, top, total
+def _pad_to_tiles(tile: Tile, q, k, v, masked_bias):
+  """Pads to whole tiles: features of weight 0, masked keys, and queries whose results are discarded."""
+  spans, span = tile.split_keys(k.shape[0])
+  queries = round_up(q.shape[0], tile.queries)
+  keys = spans * span
+  features = round_up(q.shape[1], tile.features)
+  bias_rows = 1 if masked_bias.shape[0] == 1 else queries
+  arrays = [
+    _pad(q, (queries, features)),
+    _pad(k, (keys, features)),
+    _pad(v[None], (1, features)),
+    _pad(masked_bias, (bias_rows, keys), -jnp.inf),
+  ]
+  return arrays, (queries, keys, features)
 
 
-def _powers_kernel(tile: Tile, q, k, v, barred, top, powers):
-  found, seen = _scores(tile, q, k, v, barred, pl.ds(0, tile.keys))
-  # Above the greatest one by rounding alone, which of large scores is much.
-  beside = jnp.minimum(jnp.where(seen, found - top[:, :], 0.0), 0.0)
-  powers[:, :] = jnp.where(seen, jnp.exp(beside), 0.0)
-
-
-def _slopes_kernel(tile: Tile, x, y, g, slopes, *tanhs):
-  """References of a part of the features, of a block of rows and of a span of what they are paired with."""
-
-  def step(i, totals):
-    at = _part(i, tile.keys)
-    tanh = jnp.tanh(x[:, :][:, None, :] + y[at, :][None, :, :])
-    weight = g[:, at][:, :, None]
-    terms = (weight * (1 - tanh * tanh), weight * tanh)[: 1 + len(tanhs)]
-    return tuple(total + jnp.sum(term, axis=1) for total, term in zip(totals, terms, strict=True))
-
-  start = (jnp.zeros(slopes.shape, jnp.float32),) * (1 + len(tanhs))
-  totals = jax.lax.fori_loop(0, y.shape[0] // tile.keys, step, start)
-  for ref, total in zip((slopes, *tanhs), totals, strict=True):
-    ref[:, :] = total
-
-
-def _scores(tile: Tile, q, k, v, barred, at) -> tuple[jax.Array, jax.Array]:
-  """Scores of a block of queries and the keys `at`, and which of them count: [rows, keys] each."""
-
-  def step(i, total):
-    f = _part(i, tile.features)
-    return total + v[:, f][None, :, :] * jnp.tanh(q[:, f][:, None, :] + k[at, f][None, :, :])
-
-  start = jnp.zeros((q.shape[0], tile.keys, tile.features), jnp.float32)
-  total = jnp.sum(jax.lax.fori_loop(0, q.shape[1] // tile.features, step, start), axis=2)
-  bias = jnp.broadcast_to(barred[:, at], total.shape)
-  seen = bias > -jnp.inf
-  return total + jnp.where(seen, bias, 0.0), seen
-
-
-def _part(i, size: int):
-  return pl.ds(pl.multiple_of(i * size, size), size)
-
-
-def _up(size: int, to: int) -> int:
-  """The next multiple."""
-  return -(-size // to) * to
-
-
-def _power(size: int, least: int) -> int:
-  """The next power of 2, which products on a GPU ask for."""
-  return max(least, 1 << (size - 1).bit_length())
-
-
-def _grown(x: jax.Array, shape: tuple[int, ...], fill: float = 0.0) -> jax.Array:
+def _pad(x: jax.Array, shape: tuple[int, ...], fill: float = 0.0) -> jax.Array:
+  """Pads x to `shape`, at the end of each axis."""
   return jnp.pad(x, [(0, new - old) for new, old in zip(shape, x.shape, strict=True)], constant_values=fill)
 
 
-def _padded(tile: Tile, q, k, v, barred):
-  """Whole tiles: features that weigh nothing, keys that are masked, queries whose results are cut off."""
-  spans, span = tile.spans(k.shape[0])
-  queries, keys, features = _up(q.shape[0], tile.queries), spans * span, _up(q.shape[1], tile.features)
-  rows = 1 if barred.shape[0] == 1 else queries
-  arrays = [
-    _grown(q, (queries, features)),
-    _grown(k, (keys, features)),
-    _grown(v[None], (1, features)),
-    _grown(barred, (rows, keys), -jnp.inf),
-  ]
-  return arrays, (queries, keys, features)
+def _next_power_of_2(size: int, minimum: int) -> int:
+  """The smallest power of 2 that is at least `size` and `minimum`: products on a GPU require one."""
+  return max(minimum, 1 << (size - 1).bit_length())

@@ -1,4 +1,4 @@
-"""Batches that lie on several devices: each runs for its own rows what a compiler cannot divide by itself."""
+"""Batches split over several devices: each device runs, for its own rows, what XLA cannot partition."""
 
 from collections.abc import Callable
 
@@ -9,32 +9,39 @@ BATCH_AXIS = 'data'  # the axis of a mesh that splits the rows of a batch
 
 
 def shard_over_rows(fn: Callable) -> Callable:
-  """fn of arrays, or trees of them, such that under a mesh every device runs it for what it has of mapped axes.
+  """Wraps `fn` so that under a mesh every device runs it for its own part of the mapped axes.
 
-  A compiler cannot look into a Pallas program, nor divide the steps of a loop over rows: left to itself it gathers all
-  rows on every device, or refuses. Under a mesh (jax.set_mesh) fn is a jax.shard_map, of which jax.vmap splits those
-  axes whose spmd_axis_name says along which axis of the mesh, see `batch_mesh_axis`.
+  XLA cannot partition a Pallas program, nor a loop over rows: without this wrapper it gathers all rows on every device,
+  or fails. Under a mesh (jax.set_mesh) the wrapped function is a jax.shard_map. jax.vmap splits the axes that it adds
+  along the axis of the mesh that its argument spmd_axis_name names, see `batch_mesh_axis`.
+
+  Args:
+    fn: a function of arrays or trees of arrays.
+
+  Returns:
+    A function of the same signature.
   """
 
-  def run(*given):
-    if not _free_axes():
-      return fn(*given)
-    # Unchecked: nobody differentiates it, and the interpreter of Pallas does not know what varies along which axis.
-    return jax.shard_map(fn, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)(*given)
+  def run(*args):
+    if not _auto_axes():
+      return fn(*args)
+    # check_vma=False: no gradient passes through, and Pallas' interpreter does not track varying axes.
+    return jax.shard_map(fn, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)(*args)
 
   return run
 
 
 def batch_mesh_axis(rows: int) -> str | None:
-  """What jax.vmap over so many rows is told as spmd_axis_name: the axis of the mesh around it that can split them."""
-  return (
-    BATCH_AXIS
-    if BATCH_AXIS in _free_axes() and rows % jax.sharding.get_abstract_mesh().shape[BATCH_AXIS] == 0
-    else None
-  )
+  """Returns the spmd_axis_name for a jax.vmap over `rows` rows: the mesh axis that splits them, or None."""
+  if BATCH_AXIS not in _auto_axes():
+    return None
+  devices = jax.sharding.get_abstract_mesh().shape[BATCH_AXIS]
+  return BATCH_AXIS if rows % devices == 0 else None
 
 
-def _free_axes() -> list[str]:
-  """The axes of a mesh of several devices, where the compiler divides along all; within a jax.shard_map, none."""
+def _auto_axes() -> list[str]:
+  """The axes of the current mesh if XLA partitions along all of them; none within a jax.shard_map."""
   mesh = jax.sharding.get_abstract_mesh()
-  return list(mesh.axis_names) if mesh.size > 1 and set(mesh.axis_types) == {AxisType.Auto} else []
+  if mesh.size > 1 and set(mesh.axis_types) == {AxisType.Auto}:
+    return list(mesh.axis_names)
+  return []

@@ -1,7 +1,7 @@
-"""Implementation 'window': local alignments that read nothing but their window.
+"""Implementation 'window': local alignments that read only the positions inside their window.
 
-2 reach + 1 positions of the memory are sliced out for each query, scored, weighed and summed, so that the cost of a
-query does not grow with the memory. Weights [S], where they are wanted, are zeros with the window put in.
+For each query, 2 reach + 1 positions of the memory are sliced out, scored, weighted and summed, so that the cost of a
+query does not grow with the memory. Weights [S], where requested, are zeros with the weights of the window inserted.
 """
 
 import jax
@@ -23,20 +23,21 @@ from attention_jax.functional.table import LocalWindow, Row
 
 
 def unsupported_reason(score: Row, alignment: Row) -> str:
-  """Why this pair cannot be computed through a window; '' if it can."""
+  """Returns the reason why this pair is not supported, or ''."""
   if not isinstance(alignment.form, LocalWindow) or alignment.at_test:
-    return 'the alignment looks at the whole memory; possible: local_m, local_p'
+    return 'the alignment attends to the whole memory; expected one of: local_m, local_p'
   if not score.is_pointwise:
-    return 'the score of a position needs more than its key'
+    return 'the score of a position depends on more than the query and the key of that position'
   return ''
 
 
 def attend_step(
   score: Row, alignment: Row, params, carry: Carry, query, memory: Memory, *, bias=None, rng=None, deterministic=True
 ) -> tuple[Carry, Attended]:
-  """As functional.attend_step."""
-  memory = _barred(memory, bias)
-  attended = _look(score, alignment, params, carry, query, memory, unmasked_extent(memory.mask), bias)
+  """Attends one query. Same arguments as `functional.attend.attend_step`."""
+  memory = _mask_infinite_bias(memory, bias)
+  extent = unmasked_extent(memory.mask)
+  attended = _attend_window(score, alignment, params, carry, query, memory, extent, bias)
   weights = attended.weights.astype(carry.previous.dtype)
   return carry._replace(previous=weights, coverage=carry.coverage + weights, step=carry.step + 1), attended
 
@@ -53,42 +54,50 @@ def attend(
   deterministic=True,
   return_weights=True,
 ) -> Attended:
-  """As functional.attend. The window of a query does not depend on other queries: all are attended at once."""
-  memory = _barred(zero_masked_memory(memory), bias)
-  steps, size = query.shape[0], memory.key.shape[0]
+  """Attends all queries at once. Same arguments as `functional.attend.attend`.
+
+  The window of a query depends on no other query, so that nothing is scanned.
+  """
+  memory = _mask_infinite_bias(zero_masked_memory(memory), bias)
+  steps = query.shape[0]
+  size = memory.key.shape[0]
   carry = init_carry(score, alignment, size, accumulation_dtype(query, memory.key))
-  reached = tuple(jnp.broadcast_to(x, (steps,)) for x in unmasked_extent(memory.mask))
+  extents = tuple(jnp.broadcast_to(x, (steps,)) for x in unmasked_extent(memory.mask))
 
-  def one(step, query, mask, bias, reached):
-    at = carry._replace(step=step)
-    return _look(score, alignment, params, at, query, memory._replace(mask=mask), reached, bias)
+  def attend_one(step, query, mask, bias, extent):
+    visible = memory._replace(mask=mask)
+    return _attend_window(score, alignment, params, carry._replace(step=step), query, visible, extent, bias)
 
-  own_mask = 0 if memory.mask.ndim == 2 else None
-  over = jax.vmap(one, in_axes=(0, 0, own_mask, None if bias is None else 0, 0))
-  attended = over(jnp.arange(steps, dtype=jnp.int32), query, memory.mask, bias, reached)
+  mask_axis = 0 if memory.mask.ndim == 2 else None
+  bias_axis = None if bias is None else 0
+  attend_each = jax.vmap(attend_one, in_axes=(0, 0, mask_axis, bias_axis, 0))
+  attended = attend_each(jnp.arange(steps, dtype=jnp.int32), query, memory.mask, bias, extents)
   return attended if return_weights else attended._replace(weights=None)
 
 
-def _look(score: Row, alignment: Row, params, carry: Carry, query, memory: Memory, reached, bias) -> Attended:
+def _attend_window(score: Row, alignment: Row, params, carry: Carry, query, memory: Memory, extent, bias) -> Attended:
+  """Attends one query to its window; `extent` is that of the unmasked positions of the whole memory."""
   size = memory.key.shape[0]
   step_inputs = {'query': query, 'step': carry.step}
-  window, _ = call_variant(alignment.form.fn, reached, params.get('alignment', {}), step_inputs, ())
-  reach = min(2 * window.reach + 1, size)
+  window, _ = call_variant(alignment.form.fn, extent, params.get('alignment', {}), step_inputs, ())
+  width = min(2 * window.reach + 1, size)
   first = jnp.ceil(window.centre - window.reach).astype(jnp.int32)
-  start = jnp.clip(first, 0, size - reach)
-  part = lambda x: jax.lax.dynamic_slice_in_dim(x, start, reach)
+  start = jnp.clip(first, 0, size - width)
 
-  key, value, mask = (part(x) for x in memory)
+  def slice_window(x):
+    return jax.lax.dynamic_slice_in_dim(x, start, width)
+
+  key, value, mask = (slice_window(x) for x in memory)
   scores, _ = score_keys(score, project(query, params, 'query'), key, params.get('score', {}), step_inputs, ())
   if bias is not None:
-    scores = scores + zero_masked(part(bias), mask).astype(scores.dtype)
-  positions = (start + jnp.arange(reach)).astype(window.centre.dtype)
+    scores = scores + zero_masked(slice_window(bias), mask).astype(scores.dtype)
+  positions = (start + jnp.arange(width)).astype(window.centre.dtype)
   weights = window.compute_weights(scores, mask, positions - window.centre)
   context = jnp.einsum('s,sv->v', weights, value.astype(weights.dtype)).astype(value.dtype)
-  whole = jax.lax.dynamic_update_slice_in_dim(jnp.zeros((size,), weights.dtype), weights, start, 0)
-  return Attended(context, whole)
+  all_weights = jax.lax.dynamic_update_slice_in_dim(jnp.zeros((size,), weights.dtype), weights, start, 0)
+  return Attended(context, all_weights)
 
 
-def _barred(memory: Memory, bias) -> Memory:
-  """The memory masked where the bias is -inf, which the count of its positions must know."""
+def _mask_infinite_bias(memory: Memory, bias) -> Memory:
+  """Masks positions where the bias is -inf: the extent of the unmasked positions depends on them."""
   return memory if bias is None else memory._replace(mask=memory.mask & ~jnp.isneginf(bias))

@@ -1,1 +1,1 @@
-"""Losses and objectives: what training minimises."""
+"""Losses and objectives of training."""

@@ -1,4 +1,4 @@
-"""BLEU of single sentences as a function of ids, inside a compiled step: n-grams are counted by comparing them."""
+"""BLEU of single sentences as a compilable function of token ids; it counts n-grams by pairwise comparison."""
 
 import jax
 import jax.numpy as jnp
@@ -7,37 +7,53 @@ ORDER = 4  # the longest n-grams
 
 
 def sentence_bleu(hypothesis: jax.Array, mask: jax.Array, reference: jax.Array, reference_mask: jax.Array) -> jax.Array:
-  """BP · exp(¼ Σ_n log p_n), from 0 to 1. Papineni et al. 2002; of n > 1, p_n = (matches + 1) / (n-grams + 1), as in
-  Lin & Och 2004: 'add-k' with k = 1 in sacrebleu.
+  """BP · exp(¼ Σ_n log p_n), from 0 to 1. Papineni et al. 2002.
 
-  Args: hypothesis [T] ids; mask [T], True = real, with nothing real behind what is not; reference [R] and its mask.
-  Returns: [] float32; 0 where no token matches, and where there is none.
+  For n > 1, p_n = (matches + 1) / (n-grams + 1), as in Lin & Och 2004: 'add-k' with k = 1 in sacrebleu.
+
+  Args:
+    hypothesis: [T] ids.
+    mask: [T], True = real; real tokens come first.
+    reference: [R] ids.
+    reference_mask: [R], as `mask`.
+
+  Returns:
+    [] float32; 0 where no token matches, also for an empty hypothesis.
   """
-  length, wanted = jnp.sum(mask), jnp.sum(reference_mask)
-  own = one_own = (hypothesis[:, None] == hypothesis[None]) & mask[:, None] & mask[None]
-  shared = one_shared = (hypothesis[:, None] == reference[None]) & mask[:, None] & reference_mask[None]
+  length = jnp.sum(mask)
+  reference_length = jnp.sum(reference_mask)
+  # Of the n-grams that begin at i and j: whether those of the hypothesis are equal, and whether that of the hypothesis
+  # equals that of the reference.
+  equal_tokens = (hypothesis[:, None] == hypothesis[None]) & mask[:, None] & mask[None]
+  matching_tokens = (hypothesis[:, None] == reference[None]) & mask[:, None] & reference_mask[None]
+  equal = equal_tokens
+  matching = matching_tokens
   total = jnp.zeros(())
   for n in range(1, ORDER + 1):
-    if n > 1:  # n-grams are alike where those of n - 1 are and the tokens that follow them
-      own, shared = own & _later(one_own, n - 1), shared & _later(one_shared, n - 1)
-    matches, grams = _matches(own, shared), jnp.maximum(length - n + 1, 0)
-    smooth = int(n > 1)
-    total += jnp.log(jnp.maximum(matches + smooth, 1)) - jnp.log(jnp.maximum(grams + smooth, 1))
+    if n > 1:  # n-grams are equal if their first n - 1 tokens are, and the last ones too
+      equal = equal & _shift(equal_tokens, n - 1)
+      matching = matching & _shift(matching_tokens, n - 1)
+    matches = _clipped_matches(equal, matching)
+    ngrams = jnp.maximum(length - n + 1, 0)
+    smoothing = int(n > 1)
+    total += jnp.log(jnp.maximum(matches + smoothing, 1)) - jnp.log(jnp.maximum(ngrams + smoothing, 1))
     if n == 1:
       any_token_matches = matches > 0
-  brevity = jnp.minimum(0.0, 1.0 - wanted / jnp.maximum(length, 1))
+  brevity = jnp.minimum(0.0, 1.0 - reference_length / jnp.maximum(length, 1))
   return jnp.where(any_token_matches, jnp.exp(brevity + total / ORDER), 0.0)
 
 
-def _matches(own: jax.Array, shared: jax.Array) -> jax.Array:
-  """How many n-grams are among the reference's, each as often as it is there at most.
+def _clipped_matches(equal: jax.Array, matching: jax.Array) -> jax.Array:
+  """Number of n-grams that match the reference, each counted at most as often as it occurs there.
 
-  own [T, T], shared [T, R]: whether the n-grams that begin at two places are the same.
+  Args:
+    equal: [T, T], whether the n-grams of the hypothesis at i and j are equal.
+    matching: [T, R], whether that of the hypothesis at i equals that of the reference at j.
   """
-  earlier = jnp.sum(jnp.tril(own, -1), axis=1)
-  return jnp.sum(jnp.diagonal(own) & (earlier < jnp.sum(shared, axis=1)))
+  earlier = jnp.sum(jnp.tril(equal, -1), axis=1)
+  return jnp.sum(jnp.diagonal(equal) & (earlier < jnp.sum(matching, axis=1)))
 
 
-def _later(same: jax.Array, by: int) -> jax.Array:
-  """[i, j] -> what stands at [i + by, j + by], False beyond the end."""
+def _shift(same: jax.Array, by: int) -> jax.Array:
+  """[i, j] -> the entry at [i + by, j + by], False beyond the end."""
   return jnp.pad(same, ((0, by), (0, by)))[by:, by:]

@@ -1,7 +1,7 @@
 """Losses as sums over real tokens: the step divides once, by the tokens of the whole global batch.
 
-A loss gives `{'loss': [], 'tokens': [], ...}`, float32 sums over the batch. 'loss' is what is minimised; what else it
-names ('accuracy', auxiliary losses) is divided by the tokens and logged.
+A loss returns `{'loss': [], 'tokens': [], ...}`, float32 sums over the batch. 'loss' is minimised; every other entry
+('accuracy', auxiliary losses) is divided by the tokens and logged.
 """
 
 import jax
@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from attention_jax.functional.copying import emittable
 from attention_jax.functional.masking import zero_masked
 from attention_jax.losses.auxiliary import RUNNING_METRICS, auxiliary_losses
-from attention_jax.losses.objectives import ObjectiveInputs, likelihood, make_objective
+from attention_jax.losses.base import ObjectiveInputs, likelihood
+from attention_jax.losses.objectives import make_objective
 from attention_jax.losses.vocabulary import linear_cross_entropy
 from attention_jax.modules.embedding import oov_to_unk
 from attention_jax.training.loss import OBJECTIVE_RNG, Loss, Sums
@@ -21,33 +22,48 @@ def cross_entropy(
 ) -> Sums:
   """−Σ ((1 − ε) log p(y) + ε/V Σ_v log p(v)) over real tokens; ε = smoothing (Szegedy et al. 2016).
 
+  Masked tokens affect neither the value nor the gradient.
+
   Args:
-    logits: [B, T, V], any float, computed in float32; target [B, T]; mask [B, T], True = real.
-    among: [B, T, V] bool, the v and V of the sum; by default all.
-  Returns: sums 'loss', 'tokens' and 'accuracy' (tokens whose argmax is the target). Nothing behind the mask counts,
-    in the value or in the gradient.
+    logits: [B, T, V], any float; computed in float32.
+    target: [B, T] ids.
+    mask: [B, T], True = real.
+    smoothing: ε.
+    among: [B, T, V] bool, the v (and their number V) of the smoothing; by default all.
+
+  Returns:
+    The sums 'loss', 'tokens' and 'accuracy' (tokens whose argmax is the target).
   """
   logits = jnp.where(mask[..., None], logits.astype(jnp.float32), 0.0)
   chosen = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
-  if smoothing:  # not with 0 · mean: a logit of -inf (a forbidden token) would make it NaN
+  if smoothing:  # skipped for 0, because 0 times the mean is NaN if a logit is -inf (a forbidden token)
     among = jnp.ones_like(logits, bool) if among is None else among
     mean = zero_masked(logits, among).sum(-1) / jnp.maximum(among.sum(-1), 1)
     chosen = (1 - smoothing) * chosen + smoothing * mean
   losses = jax.nn.logsumexp(logits, axis=-1) - chosen
-  right = logits.argmax(axis=-1) == target
-  total = lambda x: jnp.sum(jnp.where(mask, x, 0), dtype=jnp.float32)
-  return {'loss': total(losses), 'accuracy': total(right), 'tokens': total(mask)}
+  is_correct = logits.argmax(axis=-1) == target
+
+  def total(x: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.where(mask, x, 0), dtype=jnp.float32)
+
+  return {'loss': total(losses), 'accuracy': total(is_correct), 'tokens': total(mask)}
 
 
 def replace_unreachable_targets(model, batch):
-  """The batch, with UNK for words of the target that the model cannot say: those that the source alone knows."""
+  """Returns the batch with UNK for target words that the model cannot emit: those that only its source contains."""
   return batch._replace(target=oov_to_unk(batch.target, model.output_size(batch.source.shape[-1])))
 
 
 def output_loss(outputs, target: jax.Array, mask: jax.Array, smoothing: float = 0.0, copies: bool = False) -> Sums:
-  """`cross_entropy` of a model's outputs, by the shorter way where their logits are those of a linear layer.
+  """Returns `cross_entropy` of a model's outputs; `linear_cross_entropy` computes it for the logits of a linear layer.
 
-  Where it copies, smoothing is over the words that can be said: how many others there are is up to the padding.
+  Args:
+    outputs: ModelOutput of all steps.
+    target: [B, T] ids.
+    mask: [B, T], True = real.
+    smoothing: as in `cross_entropy`.
+    copies: whether the model copies. Smoothing is then over the tokens that can be emitted, because the number of the
+      other ones depends on the padding.
   """
   if not outputs.linear:
     among = emittable(outputs.logits) if copies and smoothing else None
@@ -57,31 +73,49 @@ def output_loss(outputs, target: jax.Array, mask: jax.Array, smoothing: float = 
 
 
 def sequence_loss(model, smoothing: float = 0.0, auxiliary: str = '', objective: str = 'likelihood') -> Loss:
-  """What a sequence-to-sequence flax model minimises on data Batches, with auxiliary losses beside it.
+  """Returns the loss of a sequence-to-sequence model on data Batches: an objective and auxiliary losses.
 
   Args:
-    auxiliary: specs of auxiliary.LOSSES joined by '+'; the one that the model cannot do without is added.
-    objective: a spec of objectives.OBJECTIVES. Without rngs it is the likelihood, whatever is trained.
-  Raises: UserError for an unknown name or option.
+    model: a flax EncoderDecoder.
+    smoothing: ε of the label smoothing.
+    auxiliary: specs of auxiliary.LOSSES joined by '+'; the loss that the model's alignment needs is added.
+    objective: a spec of objectives.OBJECTIVES. Without rngs the loss is the likelihood, whatever the objective.
+
+  Raises:
+    UserError: for an unknown name or option.
   """
-  extra = auxiliary_losses(auxiliary, model.traits.required_loss)
-  measured = tuple(sorted({name for row in extra.values() for name in row.running}))
-  trained, running_too = make_objective(objective)
-  forced = likelihood()
+  auxiliary_rows = auxiliary_losses(auxiliary, model.traits.required_loss)
+  running_metrics = tuple(sorted({name for row in auxiliary_rows.values() for name in row.running}))
+  training_objective, objective_means = make_objective(objective)
+  evaluation_objective = likelihood()
 
   def loss(params, batch, rngs, running, update) -> Sums:
     batch = replace_unreachable_targets(model, batch)
-    score = lambda outputs: output_loss(outputs, batch.target, batch.target_mask, smoothing, model.copies)
-    of_model = rngs and {name: rng for name, rng in rngs.items() if name != OBJECTIVE_RNG}
-    own = rngs and rngs.get(OBJECTIVE_RNG)
-    task = ObjectiveInputs(model, params, batch, of_model, own, running, update, score)
-    sums, passes = (forced if rngs is None else trained)(task)
-    if not extra:
-      return sums
-    mean = lambda measure: sum(map(measure, passes)) / len(passes)
-    beside = {name: mean(lambda outputs, fn=row.fn: fn(outputs, batch, running)) for name, row in extra.items()}
-    total = sums['loss'] + len(passes) * sum(row.contribution(beside[name], update) for name, row in extra.items())
-    measures = {name: mean(lambda outputs, fn=RUNNING_METRICS[name]: fn(outputs, batch)) for name in measured}
-    return {'cross_entropy': sums['loss'], **sums, **measures, **beside, 'loss': total}
 
-  return Loss(loss, (*measured, *running_too), any(row.needs_links for row in extra.values()))
+    def compute_loss(outputs) -> Sums:
+      return output_loss(outputs, batch.target, batch.target_mask, smoothing, model.copies)
+
+    model_rngs = rngs and {name: rng for name, rng in rngs.items() if name != OBJECTIVE_RNG}
+    objective_rng = rngs and rngs.get(OBJECTIVE_RNG)
+    inputs = ObjectiveInputs(model, params, batch, model_rngs, objective_rng, running, update, compute_loss)
+    run_objective = evaluation_objective if rngs is None else training_objective
+    sums, passes = run_objective(inputs)
+    if not auxiliary_rows:
+      return sums
+
+    def mean_over_passes(fn) -> jax.Array:
+      return sum(map(fn, passes)) / len(passes)
+
+    values = {
+      name: mean_over_passes(lambda outputs, fn=row.fn: fn(outputs, batch, running))
+      for name, row in auxiliary_rows.items()
+    }
+    contributions = sum(row.contribution(values[name], update) for name, row in auxiliary_rows.items())
+    total = sums['loss'] + len(passes) * contributions
+    metrics = {
+      name: mean_over_passes(lambda outputs, fn=RUNNING_METRICS[name]: fn(outputs, batch)) for name in running_metrics
+    }
+    return {'cross_entropy': sums['loss'], **sums, **metrics, **values, 'loss': total}
+
+  needs_links = any(row.needs_links for row in auxiliary_rows.values())
+  return Loss(loss, (*running_metrics, *objective_means), needs_links)

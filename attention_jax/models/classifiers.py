@@ -1,4 +1,4 @@
-"""Classifiers of documents with any encoder and any pooling, over words and sentences: CLASSIFIERS."""
+"""Document classifiers, which combine any encoder with any pooling of words and sentences: CLASSIFIERS."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ from attention_jax.specs import Count, Fraction, Size, check_fields
 
 
 class ClassifierOutput(NamedTuple):
-  """Output of a classifier.
+  """Logits of the labels, and attention weights over words and sentences.
 
   Attributes:
-    logits: logits of the labels, [B, L].
-    words: weights of the words of each sentence, [B, N, H, W].
-    sentences: weights of the sentences, [B, H, N]; all 1 if the words of a document are pooled at once.
+    logits: [B, L].
+    words: weights [B, N, H, W] over the words of each sentence.
+    sentences: weights [B, H, N] over the sentences; 1 everywhere if the classifier does not pool sentences.
   """
 
   logits: jax.Array
@@ -38,16 +38,18 @@ class ClassifierOutput(NamedTuple):
 class Classifier(nn.Module):
   """Base class of classifiers.
 
+  Class attributes: `takes_pairs`, whether the input is a pair of texts; `single_level`, whether all words of a document
+  are pooled at once.
+
   Attributes:
     embedding: module from ids to vectors.
-    encoder: spec of ENCODERS, the encoder of the words, and of the sentences.
+    encoder: spec of ENCODERS, for words (of each sentence, if there are two levels) and for sentences.
     pooling: spec of POOLINGS.
-    attention: attention of the pooling.
-    labels: number L of labels.
-    hidden: width of a ReLU layer before the logits; 0 for none.
-    dropout: dropout rate of the encoder, and before each layer of the output.
-    takes_pairs: whether the inputs are pairs of texts.
-    single_level: whether all words of a document are pooled at once.
+    attention: configuration of the attention of the pooling.
+    labels: number of labels, L.
+    hidden: width of a ReLU layer before the output layer; 0 for none.
+    dropout: rate on embeddings, encoder outputs and inputs of the last layers.
+    dtype: of the computation.
   """
 
   takes_pairs = False
@@ -62,79 +64,107 @@ class Classifier(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def make_encoder(self, embedding: nn.Module) -> nn.Module:
-    """Returns a new encoder."""
+    """Returns a new encoder with `embedding` as its input layer."""
     parts = {'embedding': embedding, 'dropout': self.dropout, 'dtype': self.dtype}
     return make(self.encoder, ENCODERS, 'encoder', **parts)
 
   def make_pooling(self) -> nn.Module:
-    """Returns a new pooling."""
+    """Returns a new pooling module."""
     return make(self.pooling, POOLINGS, 'pooling', attention=self.attention)
 
   def classify(self, x: jax.Array, deterministic: bool) -> jax.Array:
-    """Returns logits [B, L] of vectors x [B, V]."""
+    """Returns the logits [B, L] of document vectors [B, V]."""
     drop = Dropout(self.dropout)
     if self.hidden:
-      x = nn.relu(Dense(self.hidden, dtype=self.dtype, name='before')(drop(x, deterministic=deterministic)))
-    return Dense(self.labels, dtype=self.dtype, name='labels')(drop(x, deterministic=deterministic))
+      x = drop(x, deterministic=deterministic)
+      x = nn.relu(Dense(self.hidden, dtype=self.dtype, name='before')(x))
+    x = drop(x, deterministic=deterministic)
+    return Dense(self.labels, dtype=self.dtype, name='labels')(x)
 
 
-class IdentityEmbedding(nn.Module):
-  """The identity, in place of an embedding: the inputs of the encoder are vectors."""
+class Same(nn.Module):
+  """Identity, in place of an embedding when the inputs are vectors already."""
 
   def __call__(self, x: jax.Array, deterministic: bool = True) -> jax.Array:
     return x
 
 
 class Flat(Classifier):
-  """Pools all words of a document at once, without the boundaries of sentences."""
+  """Single-level classifier: pools all words of a document as one sequence, ignoring sentence boundaries."""
 
   single_level = True
 
   @nn.compact
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool = True) -> ClassifierOutput:
-    """Classifies documents; source ids [B, N, W], mask [B, N, W]."""
+    """Classifies documents.
+
+    Args:
+      source: ids [B, N, W].
+      mask: [B, N, W], True for words.
+      deterministic: whether dropout is off.
+
+    Returns:
+      ClassifierOutput; `sentences` is 1 everywhere.
+    """
     batch, sentences, words = source.shape
-    flat_source = source.reshape(batch, sentences * words)
+    ids = source.reshape(batch, sentences * words)
     flat_mask = mask.reshape(batch, sentences * words)
-    # Moves the padding between sentences to the end, so that positions are contiguous.
+    # Moves padding to the end, so that the position of a word is the number of words before it.
     order = jnp.argsort(~flat_mask, axis=1, stable=True)
-    ids = jnp.take_along_axis(flat_source, order, 1)
-    ids_mask = jnp.take_along_axis(flat_mask, order, 1)
-    encoded = self.make_encoder(self.embedding)(ids, ids_mask, deterministic)
+    ids = jnp.take_along_axis(ids, order, 1)
+    flat_mask = jnp.take_along_axis(flat_mask, order, 1)
+
+    encoded = self.make_encoder(self.embedding)(ids, flat_mask, deterministic)
     summary, weights = self.make_pooling()(encoded.memory, encoded.mask, encoded.final, deterministic)
-    weights = jnp.take_along_axis(weights, jnp.argsort(order, axis=1)[:, None], 2)
+
+    inverse_order = jnp.argsort(order, axis=1)
+    weights = jnp.take_along_axis(weights, inverse_order[:, None], 2)
     word_weights = jnp.moveaxis(weights.reshape(batch, -1, sentences, words), 1, 2)
-    logits = self.classify(summary, deterministic)
-    return ClassifierOutput(logits, word_weights, jnp.ones((batch, 1, sentences), jnp.float32))
+    sentence_weights = jnp.ones((batch, 1, sentences), jnp.float32)
+    return ClassifierOutput(self.classify(summary, deterministic), word_weights, sentence_weights)
 
 
 class Hierarchical(Classifier):
-  """Encodes and pools the words of each sentence, then the sentences. Yang et al. 2016, section 2."""
+  """Hierarchical classifier: encodes and pools words to sentences, then sentences to a document.
+
+  Yang et al. 2016, section 2.
+  """
 
   @nn.compact
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool = True) -> ClassifierOutput:
-    """Classifies documents; source ids [B, N, W], mask [B, N, W]."""
+    """Classifies documents.
+
+    Args:
+      source: ids [B, N, W].
+      mask: [B, N, W], True for words.
+      deterministic: whether dropout is off.
+
+    Returns:
+      ClassifierOutput.
+    """
     batch, sentences, words = source.shape
-    flat_shape = (batch * sentences, words)
-    encoded = self.make_encoder(self.embedding)(source.reshape(flat_shape), mask.reshape(flat_shape), deterministic)
-    vectors, word_weights = self.make_pooling()(encoded.memory, encoded.mask, encoded.final, deterministic)
+    ids = source.reshape(batch * sentences, words)
+    word_mask = mask.reshape(batch * sentences, words)
+    encoded = self.make_encoder(self.embedding)(ids, word_mask, deterministic)
+    x, word_weights = self.make_pooling()(encoded.memory, encoded.mask, encoded.final, deterministic)
+
     sentence_mask = mask.any(-1)
-    sentence_encoder = self.make_encoder(IdentityEmbedding())
-    encoded = sentence_encoder(vectors.reshape(batch, sentences, -1), sentence_mask, deterministic)
-    summary, sentence_weights = self.make_pooling()(encoded.memory, encoded.mask, encoded.final, deterministic)
-    logits = self.classify(summary, deterministic)
-    return ClassifierOutput(logits, word_weights.reshape(batch, sentences, -1, words), sentence_weights)
+    encoded = self.make_encoder(Same())(x.reshape(batch, sentences, -1), sentence_mask, deterministic)
+    x, sentence_weights = self.make_pooling()(encoded.memory, encoded.mask, encoded.final, deterministic)
+
+    word_weights = word_weights.reshape(batch, sentences, -1, words)
+    return ClassifierOutput(self.classify(x, deterministic), word_weights, sentence_weights)
 
 
 class Decomposable(Classifier):
-  """Compares every word of each of two texts with its context from the other text, and pools the comparisons.
+  """Decomposable attention between two texts: attend to the other text, compare, and pool.
 
-  Parikh et al. 2016, equations 1 to 5, with score 'dot', softmax and pooling 'sum': F, G and H have two ReLU layers.
-  Every word of one text is a query F(a); the other text is a memory with keys F(b) and values b; and vice versa. The
-  two sentences of a document are the two texts.
+  Parikh et al. 2016, equations 1 to 5, with score 'dot', softmax and pooling 'sum'. F, G and H are two ReLU layers
+  each. Every word of text a is a query F(a) into a memory with keys F(b) and values b, and vice versa. The first
+  sentence of a document is text a, the second one text b.
 
-  Attributes beside those of Classifier:
-    width: width of F, G and H.
+  Attributes as in Classifier, and:
+    width: of F, G and H.
   """
 
   takes_pairs = True
@@ -142,38 +172,49 @@ class Decomposable(Classifier):
 
   @nn.compact
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool = True) -> ClassifierOutput:
-    """Classifies pairs; source ids [B, 2, W], mask [B, 2, W]."""
+    """Classifies pairs of texts.
+
+    Args:
+      source: ids [B, 2, W].
+      mask: [B, 2, W], True for words.
+      deterministic: whether dropout is off.
+
+    Returns:
+      ClassifierOutput. `words` [B, 2, W, W] has, for each text, the weights over its words by each word of the other.
+
+    Raises:
+      UserError: if a document does not have two texts.
+    """
     if source.shape[1] != 2:
-      raise UserError(
-        f'decomposable: the inputs must be pairs of texts (buckets of (2, words)), got {source.shape[1]} texts'
-      )
-    project = TwoLayerReLU(self.width, self.dropout, self.dtype, name='attend')
-    compare = TwoLayerReLU(self.width, self.dropout, self.dtype, name='compare')
-    decide = TwoLayerReLU(self.width, self.dropout, self.dtype, name='decide')
+      raise UserError(f'decomposable: documents must have 2 texts, buckets of (2, words), got {source.shape[1]}')
+    attend = _Layers(self.width, self.dropout, self.dtype, name='attend')
+    compare = _Layers(self.width, self.dropout, self.dtype, name='compare')
     encoder = self.make_encoder(self.embedding)
-    pool = self.make_pooling()
+    pooling = self.make_pooling()
     attention = self.attention.copy()
-    encoded = [encoder(source[:, text], mask[:, text], deterministic) for text in (0, 1)]
-    keys = [project(text.memory, deterministic) for text in encoded]
-    summaries = []
-    weights = []
-    for text, other in ((0, 1), (1, 0)):
-      memory = attention.remember(keys[other], mask[:, other], value=encoded[other].memory)
-      attended = attention.parallel(keys[text], memory, deterministic)
-      compared = compare(jnp.concatenate([encoded[text].memory, attended.context], -1), deterministic)
-      mean = masked_mean(compared, mask[:, text])
-      summary, _ = pool(compared, mask[:, text], mean, deterministic)
+
+    encoded = [encoder(source[:, side], mask[:, side], deterministic) for side in (0, 1)]
+    keys = [attend(text.memory, deterministic) for text in encoded]
+    summaries, weights = [], []
+    for query, key in ((0, 1), (1, 0)):
+      memory = attention.remember(keys[key], mask[:, key], value=encoded[key].memory)
+      attended = attention.parallel(keys[query], memory, deterministic)
+      compared = compare(jnp.concatenate([encoded[query].memory, attended.context], -1), deterministic)
+      mean = masked_mean(compared, mask[:, query])
+      summary, _ = pooling(compared, mask[:, query], mean, deterministic)
       summaries.append(summary)
-      weights.append(zero_masked(attended.weights, mask[:, text]))
-    result = decide(jnp.concatenate(summaries, -1), deterministic)
-    # The weights of the words of each text are those that the other text attends with.
+      weights.append(zero_masked(attended.weights, mask[:, query]))
+
+    decide = _Layers(self.width, self.dropout, self.dtype, name='decide')
+    features = decide(jnp.concatenate(summaries, -1), deterministic)
+    # Reversed: the queries of one text weigh the words of the other.
     word_weights = jnp.stack([x.reshape(len(mask), -1, mask.shape[-1]) for x in reversed(weights)], 1)
-    logits = self.classify(result, deterministic)
-    return ClassifierOutput(logits, word_weights, jnp.ones((len(mask), 1, 2), jnp.float32))
+    sentence_weights = jnp.ones((len(mask), 1, 2), jnp.float32)
+    return ClassifierOutput(self.classify(features, deterministic), word_weights, sentence_weights)
 
 
-class TwoLayerReLU(nn.Module):
-  """Two ReLU layers with dropout before each, initialised to preserve the scale of their inputs (He et al. 2015)."""
+class _Layers(nn.Module):
+  """Two ReLU layers with dropout before each. He initialisation preserves the variance (He et al. 2015)."""
 
   width: int
   dropout: float
@@ -196,14 +237,16 @@ CLASSIFIERS: Mapping[str, type[Classifier]] = {
 
 @dataclasses.dataclass(frozen=True)
 class ClassifierConfig:
-  """Fields of `config.model` and their defaults.
+  """The fields of `config.model` and their defaults.
 
   Attributes:
-    classifier, encoder, pooling: specs of CLASSIFIERS, ENCODERS and POOLINGS.
-    embedding: features of the embeddings of words.
-    hidden: width of a ReLU layer before the logits; 0 for none.
-    dropout: dropout rate of embeddings, of the results of encoders, and before the logits.
-    dtype: dtype of the computation, 'float32' or 'bfloat16'; parameters are float32.
+    classifier: spec of CLASSIFIERS.
+    encoder: spec of ENCODERS.
+    pooling: spec of POOLINGS.
+    embedding: width of the word embeddings.
+    hidden: width of a ReLU layer before the output layer; 0 for none.
+    dropout: rate on embeddings, encoder outputs and inputs of the last layers.
+    dtype: of the computation, 'float32' or 'bfloat16'; parameters are float32.
   """
 
   classifier: str = 'hierarchical'
@@ -216,18 +259,18 @@ class ClassifierConfig:
 
 
 def build_classifier(model: Mapping[str, Any], words: int, labels: int) -> Classifier:
-  """Builds the classifier of a config.
+  """Builds the classifier that `config.model` describes.
 
   Args:
-    model: `config.model`, with its group `attention`.
-    words: number of words in the vocabulary.
+    model: `config.model`, the fields of ClassifierConfig and `attention`.
+    words: size of the vocabulary.
     labels: number of labels.
 
   Returns:
-    The classifier, without parameters.
+    A Classifier without parameters.
 
   Raises:
-    UserError: for unknown names and options, values out of range, and an alignment that needs an auxiliary loss.
+    UserError: if a field, a spec or an option is unknown or out of range, or if the alignment needs a sequence loss.
   """
   options = ClassifierConfig(**{field.name: model[field.name] for field in dataclasses.fields(ClassifierConfig)})
   check_fields(options, 'config.model')
@@ -238,14 +281,16 @@ def build_classifier(model: Mapping[str, Any], words: int, labels: int) -> Class
   if not attention.resolved_alignment.trains_by_backprop:
     expected = ', '.join(name for name, row in ALIGNMENTS.items() if row.trains_by_backprop)
     raise UserError(
-      f'attention.alignment of a classifier must train by backpropagation alone, got {attention.alignment!r}; '
-      f'expected one of: {expected}'
+      'attention.alignment of classifiers must be trained by backpropagation alone, '
+      f'got {attention.alignment!r}; expected one of: {expected}'
     )
+
+  embedding = Embedding(words, options.embedding, **parts)
   classifier = make(
     options.classifier,
     CLASSIFIERS,
     'classifier',
-    embedding=Embedding(words, options.embedding, **parts),
+    embedding=embedding,
     attention=attention,
     labels=labels,
     encoder=options.encoder,
@@ -253,7 +298,7 @@ def build_classifier(model: Mapping[str, Any], words: int, labels: int) -> Class
     hidden=options.hidden,
     **parts,
   )
-  # The classifier makes its encoder and pooling when it is called; making them here reports wrong specs early.
-  make(options.encoder, ENCODERS, 'encoder', embedding=IdentityEmbedding(), **parts)
+  # Classifiers make their encoder and pooling when they are applied; this reports wrong specs earlier.
+  make(options.encoder, ENCODERS, 'encoder', embedding=Same(), **parts)
   make(options.pooling, POOLINGS, 'pooling', attention=attention)
   return classifier

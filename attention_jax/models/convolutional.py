@@ -1,14 +1,16 @@
-"""Encoder and decoder of convolutions, with attention in every layer of the decoder. Gehring et al. 2017.
+"""Convolutional encoder and decoder, with attention in every decoder layer. Gehring et al. 2017.
 
-Differences from the paper: all layers have the same width, while those of the paper's largest models grow towards the
-top; dropout is applied to embeddings before positions are added; embeddings are initialised as in every model of this
-package, not with standard deviation 0.1; the output layer is not weight-normalised.
+The equations are those of the text. Differences from the paper:
+- All layers have one width; in the paper's largest models the upper layers are wider.
+- Dropout is applied to embeddings before positions are added.
+- Embeddings have the initialiser of all models of this package, not a standard deviation of 0.1.
+- The output layer is not weight-normalised.
 
-The equations are those of the text. The published code of the paper also multiplies three sums by √0.5: that of the
-query and the embedding, that of the values, and that of a layer's output and its context. It divides the gradient of
-the encoder by twice the number of attentions.
+The authors' code also multiplies three sums by √0.5: query and embedding, memory and embedding (the values), and layer
+output and context. It divides the gradient of the encoder by twice the number of attention layers.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -31,14 +33,15 @@ from attention_jax.specs import Fraction, Size
 
 
 class Convolutional(nn.Module):
-  """Base class of the encoder and the decoder.
+  """Base class of encoder and decoder.
 
   Attributes:
-    features: D.
+    features: width of the hidden states, D.
     layers: number of blocks.
     width: number of positions in the window of a convolution.
-    max_positions: number of learned position vectors.
-    dropout: dropout rate of embeddings, of the inputs of every block, and of the features that the decoder returns.
+    max_positions: number of learned position embeddings, the longest sequence.
+    dropout: rate on embeddings, block inputs and decoder outputs.
+    dtype: of the computation.
   """
 
   features: Size = 512
@@ -49,18 +52,26 @@ class Convolutional(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def prepare(self) -> None:
-    """Creates the modules that both share; called by `setup`."""
+    """Creates the shared submodules; called in `setup`."""
     self.positions = LearnedPositions(max_positions=self.max_positions)
     self.widen = Normed(self.features, 1 - self.dropout, self.dtype)
 
   def embed_inputs(self, embeddings: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns embeddings [B, T, E] with positions at [T] added, and x [B, T, D] for the first block. Section 3.1."""
+    """Adds positions to embeddings and projects them. Section 3.1.
+
+    Args:
+      embeddings: [B, T, E].
+      at: positions [T].
+
+    Returns:
+      The embeddings with positions added [B, T, E], and the input of the first block [B, T, D].
+    """
     embedded = self.positions.embed(embeddings.astype(self.dtype), at)
     return embedded, self.widen(embedded)
 
   @nn.compact
   def finalize(self, x: jax.Array, size: int) -> jax.Array:
-    """Projects x [..., D] to the width of embeddings, [..., E]."""
+    """Projects x [..., D] to [..., E], where E is `size`, the width of the embeddings."""
     return Normed(size, dtype=self.dtype, name='narrow')(x)
 
 
@@ -74,19 +85,20 @@ class EncoderBlock(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: jax.Array, deterministic: bool) -> jax.Array:
-    """Computes the block; x [B, S, D], mask [B, S]."""
-    # Padding is zero, as positions beyond the ends are, so that the result does not depend on the amount of padding.
+    """Maps x [B, S, D] with mask [B, S] to [B, S, D]."""
+    # Padding must be zero, as are the positions beyond the ends, so that outputs do not depend on its length.
     inputs = zero_masked(Dropout(self.dropout)(x, deterministic=deterministic), mask)
-    near = windows(inputs, self.width // 2, self.width // 2)
-    return average_residual(GatedConvolution(self.features, self.dropout, self.dtype)(near), x)
+    input_windows = windows(inputs, self.width // 2, self.width // 2)
+    return average_residual(GatedConvolution(self.features, self.dropout, self.dtype)(input_windows), x)
 
 
 class ConvEncoder(Convolutional, kw_only=True):
-  """Gated convolutions; contexts are sums of zₛ + eₛ, memory and embeddings. Gehring et al. 2017, section 3.2.
+  """Encoder of gated convolutions. Gehring et al. 2017, section 3.2.
 
-  The memory zₛ and the values zₛ + eₛ are as wide as the embeddings; `final` is the mean of the memory.
+  The keys are the outputs zₛ, and the values of attention are zₛ + eₛ, with the embeddings eₛ. Both have the width of
+  the embeddings; `final` is the mean of the memory.
 
-  Attributes beside those of Convolutional:
+  Attributes as in Convolutional, and:
     embedding: module from ids to vectors.
   """
 
@@ -99,7 +111,7 @@ class ConvEncoder(Convolutional, kw_only=True):
     self.blocks = [EncoderBlock(self.features, self.width, self.dropout, self.dtype) for _ in range(self.layers)]
 
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
-    """Encodes source ids [B, S] with mask [B, S]."""
+    """Encodes a source of ids [B, S] with mask [B, S]."""
     embedded, x = self.embed_inputs(self.embedding(source, deterministic), jnp.arange(source.shape[1]))
     for block in self.blocks:
       x = block(x, mask, deterministic)
@@ -108,11 +120,11 @@ class ConvEncoder(Convolutional, kw_only=True):
 
 
 class ConvLayerCarry(NamedTuple):
-  """Carry of a decoder layer from one step to the next.
+  """State of a decoder layer between steps.
 
   Attributes:
-    inputs: previous inputs of the convolution, [B, width - 1, D]; zeros before the first step.
-    attention: carry of the attention; () if it is not recurrent.
+    inputs: its last inputs [B, width - 1, D]; zeros before the first step.
+    attention: the carry of its attention; () if the attention is not recurrent.
   """
 
   inputs: jax.Array
@@ -122,9 +134,9 @@ class ConvLayerCarry(NamedTuple):
 class ConvDecoderLayer(nn.Module):
   """h = v(W [x_{t-k+1} ... x_t] + b); h ← h + U √m c_t; x ← (h + x) √0.5. Gehring et al. 2017, sections 3.2 to 3.4.
 
-  c_t = attend(d_t), d_t = V h_t + b + g_t (equation 1), with g_t the embedding of the input token and m the number of
-  unmasked positions of the source. U projects contexts of another width, as in the published code of the paper; its
-  text adds c_t itself.
+  c_t = attend(d_t), d_t = V h_t + b + g_t (equation 1), with g_t the embedding of the input token, m the number of
+  source positions that are not masked. U projects contexts to the width of h, as in the authors' code; the paper's text
+  adds c_t without projection.
   """
 
   attention: Attention
@@ -137,69 +149,78 @@ class ConvDecoderLayer(nn.Module):
     self.drop = Dropout(self.dropout)
 
   def remember(self, encoded: Encoded) -> Memory:
-    """Prepares the memory that all steps attend to."""
+    """Prepares the memory of a source, once for all steps."""
     return self.attention.remember(encoded.memory, encoded.mask, value=encoded.values)
 
   def start(self, memory: Memory) -> ConvLayerCarry:
     """Returns the carry before the first step."""
-    no_inputs = jnp.zeros((memory.key.shape[0], self.width - 1, self.features), self.dtype)
-    return ConvLayerCarry(no_inputs, self.attention.init_carry(memory) if self.attention.is_recurrent else ())
+    inputs = jnp.zeros((memory.key.shape[0], self.width - 1, self.features), self.dtype)
+    attention_carry = self.attention.init_carry(memory) if self.attention.is_recurrent else ()
+    return ConvLayerCarry(inputs, attention_carry)
 
   def __call__(self, x: jax.Array, embedded: jax.Array, memory: Memory, deterministic: bool):
-    """Computes all steps.
+    """Computes all steps at once.
 
     Args:
-      x: inputs, [B, T, D].
-      embedded: embeddings of the input tokens, [B, T, E].
-      memory: memory, as `remember` returns it.
-      deterministic: whether to use test-time behaviour.
+      x: inputs [B, T, D].
+      embedded: embeddings with positions [B, T, E].
+      memory: of `remember`.
+      deterministic: whether dropout is off.
 
     Returns:
-      x [B, T, D], and weights over the memory [B, N, T, S].
+      The next layer's x [B, T, D], and weights over the memory [B, N, T, S].
     """
+    input_windows = windows(self.drop(x, deterministic=deterministic), self.width - 1, 0)
 
     def attend(query):
-      attended = self.attention.parallel(query, memory, deterministic)
-      return (), attended.context, attended.weights
+      context, weights = self.attention.parallel(query, memory, deterministic)
+      return (), context, weights
 
-    near = windows(self.drop(x, deterministic=deterministic), self.width - 1, 0)
-    _, x, weights = self._convolve_and_attend(near, x, embedded, memory, attend)
+    _, x, weights = self._apply_layer(input_windows, x, embedded, memory, attend)
     return x, weights
 
   def step(self, carry: ConvLayerCarry, x: jax.Array, embedded: jax.Array, memory: Memory, deterministic: bool):
     """Computes one step.
 
     Args:
-      carry: carry of the previous step.
-      x: inputs, [B, D].
-      embedded: embeddings of the input tokens, [B, E].
-      memory: memory, as `remember` returns it.
-      deterministic: whether to use test-time behaviour.
+      carry: of the step before.
+      x: inputs [B, D].
+      embedded: embeddings with positions [B, E].
+      memory: of `remember`.
+      deterministic: whether dropout is off.
 
     Returns:
-      The next carry, x [B, D], and weights over the memory [B, N, S].
+      The new carry, the next layer's x [B, D], and weights over the memory [B, N, S].
     """
+    inputs = jnp.concatenate([carry.inputs, self.drop(x, deterministic=deterministic)[:, None]], axis=1)
 
     def attend(query):
       return attend_single_query(self.attention, carry.attention, query, memory, deterministic)
 
-    inputs = jnp.concatenate([carry.inputs, self.drop(x, deterministic=deterministic)[:, None]], axis=1)
-    near = inputs.reshape(x.shape[0], -1)
-    attention_carry, x, weights = self._convolve_and_attend(near, x, embedded, memory, attend)
+    input_window = inputs.reshape(x.shape[0], -1)
+    attention_carry, x, weights = self._apply_layer(input_window, x, embedded, memory, attend)
     return ConvLayerCarry(inputs[:, 1:], attention_carry), x, weights
 
   @nn.compact
-  def _convolve_and_attend(self, near: jax.Array, x: jax.Array, embedded: jax.Array, memory: Memory, attend):
-    """Computes the layer from the windows of its inputs.
+  def _apply_layer(self, input_windows: jax.Array, x: jax.Array, embedded: jax.Array, memory: Memory, attend: Callable):
+    """Applies convolution, attention and residual connection.
 
-    attend(query) -> attention carry, context, weights. Returns the attention carry, x and the weights.
+    Args:
+      input_windows: the inputs in the window of each position, concatenated, [..., width D].
+      x: [..., D].
+      embedded: [..., E].
+      memory: of `remember`.
+      attend: maps a query to the new carry of the attention, context and weights.
+
+    Returns:
+      The new carry of the attention, x and weights.
     """
-    h = GatedConvolution(self.features, self.dropout, self.dtype, name='convolution')(near)
+    h = GatedConvolution(self.features, self.dropout, self.dtype, name='convolution')(input_windows)
     query = Normed(embedded.shape[-1], dtype=self.dtype, name='query')(h) + embedded
     attention_carry, context, weights = attend(query)
     # The mean of m independent vectors has 1 / m of their variance; m √(1 / m) restores it (section 3.4).
-    num_positions = memory.mask.sum(-1).reshape((x.shape[0],) + (1,) * (context.ndim - 1))
-    context = context * jnp.sqrt(num_positions).astype(context.dtype)
+    real = memory.mask.sum(-1).reshape((x.shape[0],) + (1,) * (context.ndim - 1))
+    context = context * jnp.sqrt(real).astype(context.dtype)
     h = h + Normed(self.features, dtype=self.dtype, name='back')(context)
     return attention_carry, average_residual(h, x), with_head_axis(weights, self.attention.heads)
 
@@ -207,7 +228,7 @@ class ConvDecoderLayer(nn.Module):
 class ConvDecoder(LayeredDecoder, Convolutional, kw_only=True):
   """Causal gated convolutions, each followed by attention. Gehring et al. 2017, sections 3.2 and 3.3.
 
-  The features for the output layer are as wide as the embeddings. Attributes as in LayeredDecoder and Convolutional;
+  The features for the output layer have the width of the embeddings. Attributes as in LayeredDecoder and Convolutional;
   the paper has score='dot' and one head.
   """
 
@@ -222,43 +243,50 @@ class ConvDecoder(LayeredDecoder, Convolutional, kw_only=True):
     self.drop = Dropout(self.dropout)
 
   def start(self, encoded: Encoded, max_length: int) -> tuple[LayeredCarry, tuple[Memory, ...]]:
-    """Returns the carry before the first step, and the memory of every layer."""
+    """Returns the carry before the first step, and the memory of every layer.
+
+    Raises:
+      UserError: if `max_length` exceeds the number of position embeddings.
+    """
     self.positions.check(max_length)
     memories = self._remember(encoded)
-    carries = [block.start(memory) for block, memory in zip(self.blocks, memories, strict=True)]
-    return initial_carry(encoded.memory.shape[0], tuple(carries)), memories
+    layers = tuple(block.start(memory) for block, memory in zip(self.blocks, memories, strict=True))
+    return initial_carry(encoded.memory.shape[0], layers), memories
 
   def step(
     self, carry: LayeredCarry, embedding: jax.Array, memory: tuple[Memory, ...], deterministic: bool = True
   ) -> tuple[LayeredCarry, DecoderOutput]:
-    """Computes one step."""
-    embedded, x = (y[:, 0] for y in self.embed_inputs(embedding[:, None], carry.step[:1]))
-    carries = []
-    weights = []
+    """Decodes one step from the embedding [B, E] of the input token."""
+    embedded, x = self.embed_inputs(embedding[:, None], carry.step[:1])
+    embedded, x = embedded[:, 0], x[:, 0]
+    layer_carries, layer_weights = [], []
     for block, layer_carry, layer_memory in zip(self.blocks, carry.layers, memory, strict=True):
-      layer_carry, x, layer_weights = block.step(layer_carry, x, embedded, layer_memory, deterministic)
-      carries.append(layer_carry)
-      weights.append(layer_weights)
-    output = self._output(x, embedded, weights, 1, deterministic)
-    return LayeredCarry(carry.step + 1, tuple(carries)), output
+      layer_carry, x, weights = block.step(layer_carry, x, embedded, layer_memory, deterministic)
+      layer_carries.append(layer_carry)
+      layer_weights.append(weights)
+    output = self._output(x, embedded, layer_weights, 1, deterministic)
+    return LayeredCarry(carry.step + 1, tuple(layer_carries)), output
 
   def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> DecoderOutput:
+    """Decodes all steps at once from the embeddings [B, T, E] of the input tokens."""
     embedded, x = self.embed_inputs(embeddings, jnp.arange(embeddings.shape[1]))
-    weights = []
-    for block, memory in zip(self.blocks, self._remember(encoded), strict=True):
-      x, layer_weights = block(x, embedded, memory, deterministic)
-      weights.append(jnp.moveaxis(layer_weights, 2, 1))
-    return self._output(x, embedded, weights, 2, deterministic)
+    layer_weights = []
+    for block, layer_memory in zip(self.blocks, self._remember(encoded), strict=True):
+      x, weights = block(x, embedded, layer_memory, deterministic)
+      layer_weights.append(jnp.moveaxis(weights, 2, 1))
+    return self._output(x, embedded, layer_weights, 2, deterministic)
 
   def _remember(self, encoded: Encoded) -> tuple[Memory, ...]:
-    # The gradient of the encoder is the mean over the layers, not the sum. The gradient of the source embeddings, which
-    # are part of the values alone, is not scaled (section 3.4).
+    """Prepares the memory of every layer."""
+    # The gradient of the encoder is the mean over layers, not their sum. Values differ from the memory by the source
+    # embeddings, which receive the whole gradient (section 3.4).
     memory = scale_gradient(encoded.memory, 1 / self.layers)
     encoded = encoded._replace(memory=memory, value=encoded.values + (memory - encoded.memory))
     return tuple(block.remember(encoded) for block in self.blocks)
 
   def _output(
-    self, x: jax.Array, embedded: jax.Array, weights: list[jax.Array], axis: int, deterministic: bool
+    self, x: jax.Array, embedded: jax.Array, layer_weights: list[jax.Array], axis: int, deterministic: bool
   ) -> DecoderOutput:
+    """Returns the features for the output layer, and the weights of all layers stacked along `axis`."""
     features = self.drop(self.finalize(x, embedded.shape[-1]), deterministic=deterministic)
-    return self.gather(features, weights, axis)
+    return self.gather(features, layer_weights, axis)

@@ -1,4 +1,4 @@
-"""Recurrent model of visual attention: a few glimpses of a picture at locations that a policy selects."""
+"""Recurrent visual attention: classifies a picture from a few glimpses at sampled locations. Mnih et al. 2014."""
 
 import dataclasses
 from typing import NamedTuple
@@ -12,14 +12,14 @@ from attention_jax.specs import Positive, Size, check_fields
 
 
 class GlimpseNetworkOutput(NamedTuple):
-  """Output of a glimpse network.
+  """Logits, and the location, log-density and baseline of each glimpse.
 
   Attributes:
-    logits: logits of the labels after the last glimpse, [B, L].
-    locations: locations of the glimpses, [B, T, 2]: row and column, from -1 at the top left to 1 at the bottom right.
-    log_policy: log-density of each location given the previous glimpses, [B, T]; 0 for the first location, which is an
-      input, and if locations are not sampled.
-    baselines: expected reward before each glimpse, [B, T].
+    logits: [B, L], after the last glimpse.
+    locations: [B, T, 2], centres of the glimpses: row and column, from -1 at the top left to 1 at the bottom right.
+    log_policy: [B, T], log-density of each location conditional on the glimpses before it. It is 0 for the first
+      location, which the policy does not choose, and for all locations of deterministic calls.
+    baselines: [B, T], predicted reward before each glimpse.
   """
 
   logits: jax.Array
@@ -29,46 +29,48 @@ class GlimpseNetworkOutput(NamedTuple):
 
 
 def retina(picture: jax.Array, location: jax.Array, size: int, scales: int) -> jax.Array:
-  """Extracts patches of size, 2 size, 4 size ... pixels, each averaged to size x size. Mnih et al. 2014, section 3.1.
+  """Extracts square patches of size, 2 size, 4 size ... pixels around a location. Mnih et al. 2014, section 3.1.
 
   Args:
-    picture: a picture, [height, width, C]; pixels beyond its edges are 0.
-    location: centre of the patches, [2], as in GlimpseNetworkOutput.
-    size: rows and columns of each patch.
+    picture: [height, width, C]; pixels beyond its edges count as 0.
+    location: [2], as in GlimpseNetworkOutput.
+    size: side of the finest patch in pixels, and of every patch in cells.
     scales: number of patches.
 
   Returns:
-    Patches, [scales, size, size, C].
+    The mean of the pixels in each cell of each patch, [scales, size, size, C].
   """
-  cell = 2 ** jnp.arange(scales)[:, None, None]  # pixels along each axis that are averaged to one
+  cell = 2 ** jnp.arange(scales)[:, None, None]
 
-  def averaging_weights(axis: int) -> jax.Array:
-    """Weight of every pixel of an axis in each cell, [scales, size, pixels]."""
+  def pixel_weights(axis: int) -> jax.Array:
+    """Returns the weight of each pixel of an axis in the mean of each cell, [scales, size, pixels]."""
     pixels = picture.shape[axis]
     middle = jnp.round((location[axis] + 1) / 2 * pixels).astype(jnp.int32)
     first = middle - size * cell // 2 + cell * jnp.arange(size)[None, :, None]
     offset = jnp.arange(pixels)[None, None] - first
     return ((offset >= 0) & (offset < cell)) / cell.astype(jnp.float32)
 
-  rows = averaging_weights(0)
-  columns = averaging_weights(1)
-  return jnp.einsum('srh,hwk,scw->srck', rows, picture, columns, precision=jax.lax.Precision.HIGHEST)
+  row_weights = pixel_weights(0)
+  column_weights = pixel_weights(1)
+  return jnp.einsum('srh,hwk,scw->srck', row_weights, picture, column_weights, precision=jax.lax.Precision.HIGHEST)
 
 
 class GlimpseNetwork(nn.Module):
   """h_t = ReLU(W h_{t-1} + V g_t), g_t of the retina and the location; l_{t+1} ~ N(tanh(U h_t), deviation²).
 
   Mnih et al. 2014, section 3.1: the glimpse network, the core, the location network, and the label after the last
-  glimpse. In section 4 of the paper the mean of a location is U h_t; the tanh keeps it inside the picture. The policy
-  and the baseline do not propagate gradients into h.
+  glimpse. In their section 4 the mean of a location is U h_t; the tanh keeps it inside the picture. The gradients of
+  the policy and of the baseline do not reach h.
 
   Attributes:
-    labels: number L of labels.
-    glimpses: number T of glimpses.
-    size, scales: arguments of `retina`.
-    hidden: width of the layers over the retina and over the location.
+    labels: number of labels, L.
+    glimpses: number of glimpses, T.
+    size: side of the finest patch in pixels, see `retina`.
+    scales: number of patches, see `retina`.
+    hidden: width of the layers of the patches and of the location.
     features: width of g and h.
     deviation: standard deviation of a location, in units of half a picture.
+    dtype: of the computation.
   """
 
   labels: int
@@ -82,63 +84,70 @@ class GlimpseNetwork(nn.Module):
 
   @nn.compact
   def __call__(self, pictures: jax.Array, first: jax.Array, deterministic: bool = True) -> GlimpseNetworkOutput:
-    """Classifies pictures from T glimpses.
+    """Classifies pictures; locations are drawn from the rng 'attention'.
 
     Args:
-      pictures: pictures, [B, height, width, C], from 0 to 1.
-      first: first locations, [B, 2].
-      deterministic: whether each next location is its mean; otherwise it is drawn with the rng 'attention'.
+      pictures: [B, height, width, C], from 0 to 1.
+      first: the first location [B, 2].
+      deterministic: whether locations are the means of the policy instead of draws.
+
+    Returns:
+      GlimpseNetworkOutput.
     """
+    patch_layer = self._layer(self.hidden, 'seen')
+    location_layer = self._layer(self.hidden, 'placed')
+    patch_output = self._layer(self.features, 'what')
+    location_output = self._layer(self.features, 'where')
+    core = self._layer(self.features, 'core')
+    inputs = self._layer(self.features, 'inputs')
+    policy = self._layer(2, 'policy')
+    baseline = self._layer(1, 'baseline')
+    extract_patches = jax.vmap(lambda picture, location: retina(picture, location, self.size, self.scales))
 
-    def dense(features: int, name: str) -> nn.Module:
-      return Dense(features, dtype=self.dtype, name=name)
-
-    retina_layer = dense(self.hidden, 'seen')
-    location_layer = dense(self.hidden, 'placed')
-    retina_to_glimpse = dense(self.features, 'what')
-    location_to_glimpse = dense(self.features, 'where')
-    state_layer = dense(self.features, 'core')
-    glimpse_to_state = dense(self.features, 'inputs')
-    policy = dense(2, 'policy')
-    baseline = dense(1, 'baseline')
     location = first
-    log_density = jnp.zeros(len(pictures))
     h = jnp.zeros((len(pictures), self.features), self.dtype)
-    locations = []
-    log_densities = []
-    baselines = []
+    log_density = jnp.zeros(len(pictures))
+    locations, log_policy, baselines = [], [], []
     for step in range(self.glimpses):
-      baselines.append(baseline(jax.lax.stop_gradient(h))[:, 0].astype(jnp.float32))
       locations.append(location)
-      log_densities.append(log_density)
-      patches = jax.vmap(lambda picture, at: retina(picture, at, self.size, self.scales))(pictures, location)
-      retina_features = nn.relu(retina_layer(patches.reshape(len(pictures), -1)))
+      log_policy.append(log_density)
+      baselines.append(baseline(jax.lax.stop_gradient(h))[:, 0].astype(jnp.float32))
+
+      patches = extract_patches(pictures, location)
+      patch_features = nn.relu(patch_layer(patches.reshape(len(pictures), -1)))
       location_features = nn.relu(location_layer(location))
-      g = nn.relu(retina_to_glimpse(retina_features) + location_to_glimpse(location_features))
-      h = nn.relu(state_layer(h) + glimpse_to_state(g))
-      if step + 1 < self.glimpses:
+      g = nn.relu(patch_output(patch_features) + location_output(location_features))
+      h = nn.relu(core(h) + inputs(g))
+
+      is_last = step + 1 == self.glimpses
+      if not is_last:
         mean = jnp.tanh(policy(jax.lax.stop_gradient(h)).astype(jnp.float32))
         location, log_density = self._next_location(mean, deterministic)
-    logits = dense(self.labels, 'labels')(h).astype(jnp.float32)
-    return GlimpseNetworkOutput(logits, jnp.stack(locations, 1), jnp.stack(log_densities, 1), jnp.stack(baselines, 1))
+
+    logits = self._layer(self.labels, 'labels')(h).astype(jnp.float32)
+    return GlimpseNetworkOutput(logits, jnp.stack(locations, 1), jnp.stack(log_policy, 1), jnp.stack(baselines, 1))
+
+  def _layer(self, features: int, name: str) -> Dense:
+    """Returns a new linear layer."""
+    return Dense(features, dtype=self.dtype, name=name)
 
   def _next_location(self, mean: jax.Array, deterministic: bool) -> tuple[jax.Array, jax.Array]:
-    """Draws a location around its mean; returns it and its log-density. Returns the mean and 0 if deterministic."""
+    """Draws a location around its mean; returns it with its log-density. Returns the mean and 0 if deterministic."""
     if deterministic:
       return mean, jnp.zeros(len(mean))
     noise = jax.random.normal(self.make_rng('attention'), mean.shape)
-    sample = jax.lax.stop_gradient(mean + self.deviation * noise)
-    standardized = (sample - mean) / self.deviation
-    log_density = -jnp.sum(standardized**2 / 2 + jnp.log(self.deviation * jnp.sqrt(2 * jnp.pi)), -1)
-    return sample.clip(-1, 1), log_density
+    location = jax.lax.stop_gradient(mean + self.deviation * noise)
+    standardized = (location - mean) / self.deviation
+    log_normalizer = jnp.log(self.deviation * jnp.sqrt(2 * jnp.pi))
+    return location.clip(-1, 1), -jnp.sum(standardized**2 / 2 + log_normalizer, -1)
 
 
 @dataclasses.dataclass(frozen=True)
 class GlimpseConfig:
-  """Fields of `config.model` and their defaults.
+  """The fields of `config.model` and their defaults.
 
-  Attributes beside those of GlimpseNetwork:
-    samples: number of sampled sequences of locations for each picture of a batch during training.
+  Attributes as in GlimpseNetwork, and:
+    samples: number of sampled paths of locations for each picture of a training batch.
   """
 
   samples: Size = 1

@@ -1,4 +1,4 @@
-"""Encoders of pictures, whose memory is the cells of a grid: IMAGE_ENCODERS, and `build_captioner`."""
+"""Picture encoders, which map a picture to a memory of grid cells: IMAGE_ENCODERS, and `build_captioner`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,14 +15,15 @@ from attention_jax.modules.dropout import Dropout
 from attention_jax.specs import Count, Fraction, Size
 
 
-class ImageEncoder(nn.Module):
-  """Base class of encoders of pictures [B, height, width, C] with mask [B, 1], False for filler rows of a batch.
+class _Image(nn.Module):
+  """Base class of picture encoders: pictures [B, height, width, C], mask [B, 1], True = real -> Encoded.
 
-  Memory is [B, S, D], the cells of the grid row by row; `final` is their mean, as in Xu et al. 2015, section 3.1.2.
+  The memory [B, S, D] holds the cells of the grid row by row; `final` is their mean, as in Xu et al. 2015, section
+  3.1.2. The class attribute `input_dtype` is the dtype of the pictures.
 
   Attributes:
-    dropout: dropout rate of the memory.
-    input_dtype: dtype of the pictures.
+    dropout: rate on the memory.
+    dtype: of the computation.
   """
 
   input_dtype = np.uint8
@@ -30,11 +31,11 @@ class ImageEncoder(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def grid(self, pictures: jax.Array, deterministic: bool) -> jax.Array:
-    """Encodes pictures [B, height, width, C] as a grid [B, rows, columns, D]."""
+    """Computes the cells [B, rows, columns, D] of pictures [B, height, width, C]."""
     raise NotImplementedError
 
   def cell_centres(self, size: int) -> np.ndarray:
-    """Returns the centres of the cells along an axis of `size` pixels, as fractions of its length."""
+    """Returns the centre of each cell along an axis of `size` pixels, from 0 to 1: [rows] or [columns]."""
     return (np.arange(size) + 0.5) / size
 
   @nn.compact
@@ -46,13 +47,16 @@ class ImageEncoder(nn.Module):
     return Encoded(memory, mask, memory.mean(1))
 
 
-class Grid(ImageEncoder):
-  """Convolutions of 3 x 3 with ReLU and LayerNorm, the first `halvings` of stride 2, and learned vectors of the cells.
+class Grid(_Image):
+  """3 x 3 convolutions, each followed by ReLU and LayerNorm, plus learned position embeddings.
 
-  Attributes:
-    features: features of each cell; the convolutions before the last halving have a half, a quarter, ... of them.
-    halvings: number of convolutions with stride 2; odd numbers of rows and columns are rounded up.
-    layers: number of further convolutions, which enlarge the receptive field of a cell.
+  The first `halvings` convolutions have stride 2.
+
+  Attributes as in _Image, and:
+    features: width of each cell, D. Each convolution of stride 2 has half the features of the next one.
+    halvings: number of convolutions of stride 2; they round an odd size up.
+    layers: number of convolutions of stride 1 after them, which enlarge the receptive field of a cell beyond its own
+      pixels.
   """
 
   features: Size = 128
@@ -62,31 +66,32 @@ class Grid(ImageEncoder):
   def grid(self, pictures, deterministic):
     x = pictures.astype(self.dtype) / 127.5 - 1
     for layer in range(self.halvings + self.layers):
-      halves = layer < self.halvings
+      strides = 2 if layer < self.halvings else 1
       features = max(1, self.features >> max(0, self.halvings - 1 - layer))
-      x = nn.Conv(features, (3, 3), strides=2 if halves else 1, dtype=self.dtype)(x)
+      x = nn.Conv(features, (3, 3), strides=strides, dtype=self.dtype)(x)
       x = nn.LayerNorm(dtype=self.dtype)(nn.relu(x))
     _, rows, columns, _ = x.shape
     positions = self.param('place', nn.initializers.normal(0.1), (1, rows, columns, self.features))
     return x + positions.astype(self.dtype)
 
   def cell_centres(self, size):
-    first = 0  # pixel at the centre of the receptive field of the first cell
-    stride = 1  # pixels between the centres of adjacent cells
+    first = 0  # the pixel at the centre of the first cell's receptive field
+    spacing = 1  # pixels from cell to cell
     rows = size
     for _ in range(self.halvings):
-      rows_before = rows % 2  # padding 'SAME' adds a row on each side of an odd number, and one row after an even one
-      first += stride * (1 - rows_before)
-      stride *= 2
+      # Padding 'SAME' adds a row on both sides of an odd number of rows, but only one after an even number.
+      padding_before = rows % 2
+      first += spacing * (1 - padding_before)
+      spacing *= 2
       rows = -(-rows // 2)
-    return (first + stride * np.arange(rows) + 0.5) / size
+    return (first + spacing * np.arange(rows) + 0.5) / size
 
 
-class Precomputed(ImageEncoder):
-  """Precomputed features, such as those of a pretrained network, projected to `features`.
+class Precomputed(_Image):
+  """Linear projection of precomputed features, such as those of a pretrained network.
 
-  Attributes:
-    features: features of each cell.
+  Attributes as in _Image, and:
+    features: width of each cell, D.
   """
 
   input_dtype = np.float32
@@ -100,17 +105,17 @@ IMAGE_ENCODERS: Mapping[str, type[nn.Module]] = {'precomputed': Precomputed, 'gr
 
 
 def build_captioner(model: Mapping[str, Any], target_size: int) -> EncoderDecoder:
-  """Builds the captioning model of a config.
+  """Builds the captioning model that `config.model` describes.
 
   Args:
-    model: `config.model`, with its group `attention`.
-    target_size: number of tokens in the vocabulary of the captions.
+    model: `config.model`, the fields of ModelConfig and `attention`.
+    target_size: size of the vocabulary of the captions.
 
   Returns:
-    The model, without parameters.
+    An EncoderDecoder without parameters.
 
   Raises:
-    UserError: for unknown names and options, and values out of range.
+    UserError: if a field, a spec or an option is unknown or out of range.
   """
   options, parts = parse_model_config(model)
   encoder = make(options.encoder, IMAGE_ENCODERS, 'encoder of pictures', **parts)

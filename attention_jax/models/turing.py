@@ -1,4 +1,4 @@
-"""Networks from a sequence of vectors to another, with or without an external memory: RECALL_CELLS."""
+"""Recurrent cells for recall of vector sequences, with and without an external memory: RECALL_CELLS."""
 
 import dataclasses
 import functools
@@ -20,15 +20,16 @@ from attention_jax.modules.linear import Dense
 from attention_jax.modules.recurrent import RECURRENCES, RecurrentCell, State, zero_state
 from attention_jax.specs import Size
 
-INITIAL_MEMORY = 1e-6  # initial value of every element of a memory (Collier & Beel 2018, section 3)
+INITIAL_MEMORY = 1e-6  # value of every element before the first write (Collier & Beel 2018, section 3)
 
 
 class Heads(nn.Module):
-  """Attention heads over one memory, with any score and alignment; each keeps its previous weights.
+  """Attention heads over one memory, with any score and alignment. Each carries its weights from step to step.
 
   Attributes:
-    score, alignment: table rows.
-    heads: number H of heads.
+    score: row of SCORES.
+    alignment: row of ALIGNMENTS.
+    heads: number of heads, H.
   """
 
   score: Row
@@ -37,48 +38,48 @@ class Heads(nn.Module):
 
   @nn.compact
   def __call__(self, carry: Carry, query: jax.Array, memory: jax.Array) -> tuple[Carry, jax.Array, jax.Array]:
-    """Attends with every head.
+    """Attends to the slots of a memory with every head.
 
     Args:
-      carry: carry of the previous step, leaves [B, H, ...].
-      query: query of all heads, [B, D].
-      memory: memory, [B, S, M].
+      carry: of the step before, with leading axes [B, H].
+      query: [B, D].
+      memory: [B, S, M].
 
     Returns:
-      The next carry, contexts [B, H, M], and weights [B, H, S].
+      The new carry, the contexts [B, H, M], and the weights [B, H, S].
     """
-    size, width = query.shape[-1], memory.shape[-1]
-    sizes = {'query': size, 'key': width, 'features': width}
+    size = query.shape[-1]
+    width = memory.shape[-1]
 
     def init_head(rng):
-      query_rng, rows_rng = jax.random.split(rng)
-      query_kernel = nn.initializers.glorot_uniform()(query_rng, (size, width))  # makes the key vector of the paper
-      params = {'query': query_kernel}
-      params |= init_params(rows_rng, score=self.score, alignment=self.alignment, **sizes)
-      # If the row projects no queries, the score gets a query that the kernel above has projected to the width.
+      query_rng, row_rng = jax.random.split(rng)
+      key_projection = nn.initializers.glorot_uniform()(query_rng, (size, width))  # to the key vector of the paper
+      sizes = {'query': size, 'key': width, 'features': width}
+      attention = init_params(row_rng, score=self.score, alignment=self.alignment, **sizes)
       score_sizes = sizes | {'query': size if self.score.project else width}
-      return params | {'score': init_row_params(rows_rng, self.score, score_sizes)}
+      score = init_row_params(row_rng, self.score, score_sizes)
+      return {'query': key_projection} | attention | {'score': score}
 
     params = self.param('heads', lambda rng: jax.vmap(init_head)(jax.random.split(rng, self.heads)))
 
     def attend(params, carry, query, memory):
-      no_mask = jnp.ones(len(memory), bool)
-      projected = Memory(project(memory, params, 'key'), memory, no_mask)
-      return attend_step(self.score, self.alignment, params, carry, query, projected)
+      mask = jnp.ones(len(memory), bool)
+      attended_memory = Memory(project(memory, params, 'key'), memory, mask)
+      return attend_step(self.score, self.alignment, params, carry, query, attended_memory)
 
-    over_heads = jax.vmap(attend, (0, 0, None, None))
-    carry, attended = jax.vmap(over_heads, (None, 0, 0, 0))(params, carry, query, memory)
+    attend_heads = jax.vmap(attend, (0, 0, None, None))
+    carry, attended = jax.vmap(attend_heads, (None, 0, 0, 0))(params, carry, query, memory)
     return carry, attended.context, attended.weights
 
   def start(self, batch: int, slots: int) -> Carry:
-    """Returns the carry before the first step, with weight 1 on slot 0; content does not distinguish equal slots."""
+    """Returns the first carry, with every head at slot 0, because content cannot distinguish equal slots."""
     carry = init_carry(self.score, self.alignment, slots)
     carry = carry._replace(previous=jnp.zeros(slots).at[0].set(1.0))
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, self.heads, *x.shape)), carry)
 
 
 class FeedforwardController(nn.Module):
-  """A controller without a state of its own: tanh(W x + b)."""
+  """Stateless controller: tanh(W x + b)."""
 
   features: int
   dtype: jnp.dtype = jnp.float32
@@ -89,7 +90,7 @@ class FeedforwardController(nn.Module):
 
 
 class RecurrentController(nn.Module):
-  """A controller with a recurrent layer, a row of RECURRENCES."""
+  """Recurrent layer as a controller; `kind` is a row of RECURRENCES."""
 
   kind: str
   features: int
@@ -106,37 +107,40 @@ class Controller(NamedTuple):
 
   Attributes:
     make: (features, dtype) -> module.
-    start: (batch, features, dtype) -> the initial state.
+    start: (batch, features, dtype) -> initial state.
   """
 
   make: Callable
   start: Callable
 
 
+def _feedforward_controller() -> Controller:
+  def start(batch, features, dtype):
+    return (jnp.zeros((batch, features), dtype),)
+
+  return Controller(FeedforwardController, start)
+
+
 def _recurrent_controller(kind: str) -> Controller:
-  def make_controller(features: int, dtype: jnp.dtype) -> nn.Module:
-    return RecurrentController(kind, features, dtype)
+  def start(batch, features, dtype):
+    return zero_state(kind, batch, features, dtype)
 
-  return Controller(make_controller, functools.partial(zero_state, kind))
-
-
-def _feedforward_start(batch: int, features: int, dtype: jnp.dtype) -> State:
-  return (jnp.zeros((batch, features), dtype),)
+  return Controller(functools.partial(RecurrentController, kind), start)
 
 
 CONTROLLERS: Mapping[str, Controller] = {
-  'feedforward': Controller(FeedforwardController, _feedforward_start),
+  'feedforward': _feedforward_controller(),
   **{kind: _recurrent_controller(kind) for kind in RECURRENCES},
 }
 
 
 class RecallCellOutput(NamedTuple):
-  """Output of one step of a cell.
+  """Output of a step, over a memory of N slots.
 
   Attributes:
-    features: features for the output layer, [B, F].
-    read: weights of R read heads over N slots, [B, R, N].
-    write: weights of W write heads over N slots, [B, W, N].
+    features: [B, F].
+    read: weights of the read heads [B, R, N].
+    write: weights of the write heads [B, W, N].
   """
 
   features: jax.Array
@@ -145,13 +149,14 @@ class RecallCellOutput(NamedTuple):
 
 
 class TuringState(NamedTuple):
-  """State of a Neural Turing Machine between steps.
+  """State of Turing between steps.
 
   Attributes:
     controller: state of the controller.
-    memory: memory, [B, N, M].
-    contexts: contexts that the read heads returned, concatenated, [B, R M].
-    readers, writers: carries of the heads.
+    memory: [B, N, M].
+    contexts: vectors read in the last step, concatenated, [B, R M].
+    readers: carry of the read heads.
+    writers: carry of the write heads.
   """
 
   controller: State
@@ -162,20 +167,23 @@ class TuringState(NamedTuple):
 
 
 class Turing(nn.Module):
-  """A controller that writes to a memory and reads from it. Graves, Wayne & Danihelka 2014, section 3.
+  """Neural Turing Machine: a controller with an external memory. Graves, Wayne & Danihelka 2014, section 3.
 
-  The inputs of the controller are the input and the previous contexts. Its output h is the query of the write heads
-  (equations 3 and 4, e = σ(E h), a = A h), and then of the read heads, over the new memory (equation 2). The paper has
-  the score `cosine(beta=1.0)` and the alignment `addressing`. Every other score and alignment is supported that neither
-  draws nor needs an auxiliary loss.
+  In each step the controller computes its output h from the input and the vectors read in the step before. The write
+  heads update the memory (equations 3 and 4, e = σ(E h), a = A h); then the read heads read the updated memory
+  (equation 2). The paper has score `cosine(beta=1.0)` and alignment `addressing`. Scores and alignments are allowed
+  unless they need random draws or a loss of their own.
 
   Attributes:
-    score, alignment: specs of SCORES and ALIGNMENTS.
-    controller: a row of CONTROLLERS.
-    features: width of the controller.
-    slots, width: sizes N and M of the memory.
-    reads, writes: numbers R and W of heads.
-    attends: whether the cell attends to a memory.
+    score: spec of SCORES.
+    alignment: spec of ALIGNMENTS.
+    controller: row of CONTROLLERS.
+    features: width of the controller, F.
+    slots: number of slots of the memory, N.
+    width: width of a slot, M.
+    reads: number of read heads, R.
+    writes: number of write heads, W.
+    dtype: of the computation.
   """
 
   attends = True
@@ -190,62 +198,58 @@ class Turing(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
-    score = self._lookup_self_contained(self.score, SCORES, 'score')
-    alignment = self._lookup_self_contained(self.alignment, ALIGNMENTS, 'alignment')
+    score = lookup(self.score, SCORES, 'score')
+    alignment = lookup(self.alignment, ALIGNMENTS, 'alignment')
+    _check_self_contained('score', self.score, score, SCORES)
+    _check_self_contained('alignment', self.alignment, alignment, ALIGNMENTS)
     self.control = choose_controller(self.controller).make(self.features, self.dtype)
     self.readers = Heads(score, alignment, self.reads)
     self.writers = Heads(score, alignment, self.writes)
     self.erase = Dense(self.writes * self.width, dtype=self.dtype)
     self.add = Dense(self.writes * self.width, dtype=self.dtype)
 
-  def _lookup_self_contained(self, spec: str, table: Mapping[str, Row], what: str) -> Row:
-    row = lookup(spec, table, what)
-    if not is_self_contained(row):
-      expected = ', '.join(name for name, row in table.items() if is_self_contained(row))
-      raise UserError(
-        f'turing: the {what} must neither draw nor need an auxiliary loss or a sum over positions, got {spec!r}; '
-        f'expected one of: {expected}'
-      )
-    return row
-
   def start(self, batch: int) -> TuringState:
     """Returns the state before the first step."""
     return TuringState(
-      choose_controller(self.controller).start(batch, self.features, self.dtype),
-      jnp.full((batch, self.slots, self.width), INITIAL_MEMORY),
-      jnp.zeros((batch, self.reads * self.width), self.dtype),
-      self.readers.start(batch, self.slots),
-      self.writers.start(batch, self.slots),
+      controller=choose_controller(self.controller).start(batch, self.features, self.dtype),
+      memory=jnp.full((batch, self.slots, self.width), INITIAL_MEMORY),
+      contexts=jnp.zeros((batch, self.reads * self.width), self.dtype),
+      readers=self.readers.start(batch, self.slots),
+      writers=self.writers.start(batch, self.slots),
     )
 
   def __call__(self, state: TuringState, inputs: jax.Array) -> tuple[TuringState, RecallCellOutput]:
-    """Computes one step; inputs [B, I]."""
+    """Computes one step from inputs [B, I]; returns the new state and the output."""
+    batch = len(inputs)
+    memory = state.memory
     controller = self.control(state.controller, jnp.concatenate([inputs, state.contexts], -1))
-    h = controller[0].astype(state.memory.dtype)
+    h = controller[0].astype(memory.dtype)
 
-    def split_heads(x: jax.Array) -> jax.Array:
-      return x.reshape(len(inputs), self.writes, self.width).astype(state.memory.dtype)
+    def split_heads(x):
+      return x.reshape(batch, self.writes, self.width).astype(memory.dtype)
 
-    writers, _, write_weights = self.writers(state.writers, h, state.memory)
+    writers, _, write_weights = self.writers(state.writers, h, memory)
     erase = jax.nn.sigmoid(split_heads(self.erase(h)))
     add = split_heads(self.add(h))
-    memory = jax.vmap(write_memory)(state.memory, write_weights, erase, add)
+    memory = jax.vmap(write_memory)(memory, write_weights, erase, add)
+
     readers, contexts, read_weights = self.readers(state.readers, h, memory)
-    contexts = contexts.reshape(len(inputs), -1).astype(self.dtype)
+    contexts = contexts.reshape(batch, -1).astype(self.dtype)
     features = jnp.concatenate([controller[0], contexts], -1)
-    output = RecallCellOutput(features, read_weights, write_weights)
-    return TuringState(controller, memory, contexts, readers, writers), output
+    state = TuringState(controller, memory, contexts, readers, writers)
+    return state, RecallCellOutput(features, read_weights, write_weights)
 
 
 class RecurrentBaseline(nn.Module):
-  """A recurrent network without an external memory, a baseline.
+  """Recurrent network without an external memory, as a baseline.
 
   Attributes:
-    score, alignment: not used.
-    rnn: a row of RECURRENCES.
-    features: features of each layer.
+    score: not used; the cell does not attend.
+    alignment: not used.
+    rnn: row of RECURRENCES.
+    features: width of each layer.
     layers: number of layers.
-    attends: whether the cell attends to a memory.
+    dtype: of the computation.
   """
 
   attends = False
@@ -261,16 +265,17 @@ class RecurrentBaseline(nn.Module):
     self.stack = [RecurrentController(self.rnn, self.features, self.dtype) for _ in range(self.layers)]
 
   def start(self, batch: int) -> tuple[State, ...]:
-    """Returns the states before the first step."""
+    """Returns the states of all layers before the first step."""
     return (zero_state(self.rnn, batch, self.features, self.dtype),) * self.layers
 
   def __call__(self, states: tuple[State, ...], inputs: jax.Array) -> tuple[tuple[State, ...], RecallCellOutput]:
-    """Computes one step; inputs [B, I]."""
+    """Computes one step from inputs [B, I]; returns the new states and the output."""
     new_states = []
     x = inputs
     for layer, state in zip(self.stack, states, strict=True):
-      new_states.append(layer(state, x))
-      x = new_states[-1][0]
+      new_state = layer(state, x)
+      new_states.append(new_state)
+      x = new_state[0]
     no_weights = jnp.zeros((len(inputs), 0, 1))
     return tuple(new_states), RecallCellOutput(x, no_weights, no_weights)
 
@@ -279,11 +284,12 @@ RECALL_CELLS: Mapping[str, type[nn.Module]] = {'recurrent': RecurrentBaseline, '
 
 
 class RecallerOutput(NamedTuple):
-  """Output of a recaller.
+  """Output for a sequence.
 
   Attributes:
-    logits: logits of each bit of the output, [B, T, O].
-    read, write: weights of RecallCellOutput, [B, T, R, N] and [B, T, W, N].
+    logits: of each output bit, [B, T, O].
+    read: weights of the read heads [B, T, R, N].
+    write: weights of the write heads [B, T, W, N].
   """
 
   logits: jax.Array
@@ -292,11 +298,12 @@ class RecallerOutput(NamedTuple):
 
 
 class Recaller(nn.Module):
-  """A scan of a cell over a sequence of vectors, and a linear output layer.
+  """Scans a cell over a sequence of vectors and projects its features to output bits.
 
   Attributes:
-    cell: a cell of RECALL_CELLS.
-    outputs: number O of bits of the output.
+    cell: row of RECALL_CELLS.
+    outputs: number of output bits, O.
+    dtype: of the computation.
   """
 
   cell: nn.Module
@@ -305,12 +312,12 @@ class Recaller(nn.Module):
 
   @nn.compact
   def __call__(self, inputs: jax.Array) -> RecallerOutput:
-    """Processes inputs [B, T, I]."""
+    """Computes the outputs for inputs [B, T, I]."""
 
     def step(cell, state, x):
       return cell(state, x)
 
-    # Recomputing a step costs less than storing its results, each of which is as large as the memory.
+    # Recomputes a step in the backward pass: it is cheap, while each stored intermediate is as large as the memory.
     scan = nn.scan(
       nn.remat(step, prevent_cse=False),
       variable_broadcast='params',
@@ -326,12 +333,13 @@ class Recaller(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class RecallConfig:
-  """Fields of `config.model` and their defaults.
+  """The fields of `config.model` and their defaults.
 
   Attributes:
-    cell: a spec of RECALL_CELLS.
-    score, alignment: specs of SCORES and ALIGNMENTS by which heads address the memory.
-    dtype: dtype of the computation, 'float32' or 'bfloat16'; parameters are float32.
+    cell: spec of RECALL_CELLS.
+    score: spec of SCORES, by which heads address the memory.
+    alignment: spec of ALIGNMENTS, by which heads address the memory.
+    dtype: of the computation, 'float32' or 'bfloat16'; parameters are float32.
   """
 
   cell: str = 'turing'
@@ -341,20 +349,20 @@ class RecallConfig:
 
 
 def build_recaller(model: Mapping[str, Any], outputs: int) -> Recaller:
-  """Builds the model of a config.
+  """Builds the model that `config.model` describes.
 
   Args:
-    model: `config.model`.
-    outputs: number of bits of the output.
+    model: `config.model`, the fields of RecallConfig.
+    outputs: number of output bits, O.
 
   Returns:
-    The model, without parameters.
+    A Recaller without parameters.
 
   Raises:
-    UserError: for unknown names and options, and values out of range.
+    UserError: if a spec or an option is unknown or out of range.
   """
   options = RecallConfig(**model)
-  # A cell without heads does not look up its score and alignment.
+  # Cells without heads do not look these up; wrong specs are errors for them too.
   lookup(options.score, SCORES, 'score')
   lookup(options.alignment, ALIGNMENTS, 'alignment')
   dtype = DTYPES[choose(options.dtype, DTYPES, 'dtype')]
@@ -363,10 +371,17 @@ def build_recaller(model: Mapping[str, Any], outputs: int) -> Recaller:
 
 
 def choose_controller(name: str) -> Controller:
-  """Returns a row of CONTROLLERS; raises UserError for an unknown name."""
+  """Returns a row of CONTROLLERS. Raises UserError if there is none of this name."""
   return CONTROLLERS[choose(name, CONTROLLERS, 'controller')]
 
 
 def is_self_contained(row: Row) -> bool:
-  """Whether a row trains by backpropagation alone and does not draw."""
+  """Returns whether a row depends on nothing but its parameters and its carry: no draws, and no loss of its own."""
   return row.trains_by_backprop and 'rng' not in row.required_inputs
+
+
+def _check_self_contained(what: str, spec: str, row: Row, table: Mapping[str, Row]) -> None:
+  """Raises UserError unless the row that `spec` selects from `table` is self-contained."""
+  if not is_self_contained(row):
+    expected = ', '.join(name for name, row in table.items() if is_self_contained(row))
+    raise UserError(f'turing: {what}={spec!r} draws or sums over positions; expected one of: {expected}')

@@ -1,1 +1,1 @@
-"""Systems: each bundles a model with its data, its loss and its metrics; `experiment` trains any of them."""
+"""Systems: models with their data, losses and metrics; training experiments and opening trained runs."""

@@ -1,4 +1,4 @@
-"""The updates of a config, compiled for devices that need not be here."""
+"""Compiles updates ahead of time for a device topology that is not attached."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -23,7 +23,13 @@ from attention_jax.training.step import compile_update
 
 
 class CompiledUpdate(NamedTuple):
-  """One batch shape: (rows, source, target) of all devices, the compiled update, and how many parameters it has."""
+  """The compiled update of one batch shape.
+
+  Attributes:
+    shape: (rows, source, target) of the global batch, over all devices.
+    compiled: the compiled update.
+    parameters: number of parameters of the model.
+  """
 
   shape: tuple[int, int, int]
   compiled: Any
@@ -31,21 +37,32 @@ class CompiledUpdate(NamedTuple):
 
 
 def compile_updates(config: Mapping[str, Any], entries: int, mesh: Mesh, platform: str) -> Iterator[CompiledUpdate]:
-  """The update of each bucket of a config, compiled for a platform and the devices of a mesh, which may be described.
+  """Compiles the update of each bucket of a translation config.
 
-  Args: entries, of both vocabularies, as the data are not looked at.
-  Raises: UserError for what is wrong with the config, and rows that do not divide over the devices.
+  Args:
+    config: the config of one run.
+    entries: size of both vocabularies, as no data are read.
+    mesh: the devices, attached or described by a topology.
+    platform: the platform to lower for, such as 'tpu'.
+
+  Yields:
+    One CompiledUpdate per bucket.
+
+  Raises:
+    UserError: for mistakes in the config, and for rows that do not divide evenly over the devices.
   """
   config = fill_defaults(config, 'the config')
-  for field, possible in (('system', 'translation'), ('seeds', 1)):
-    if config[field] != possible:
-      raise UserError(f'config.{field} is {config[field]!r}; possible ahead of time: {possible!r}')
-  training, data = Training(**config['training']), config['data']
+  for field, expected in (('system', 'translation'), ('seeds', 1)):
+    if config[field] != expected:
+      raise UserError(f'config.{field} must be {expected!r} for ahead-of-time compilation, got {config[field]!r}')
+  training = Training(**config['training'])
+  data = config['data']
   model = build(config['model'], entries, entries)
   loss = sequence_loss(model, training.label_smoothing, training.auxiliary, training.objective)
   schedule = make_schedule(training.schedule, training.steps)
   optimizer = make_optimizer(training.optimizer, schedule, training.clip)
   params = jax.eval_shape(lambda: initial_params(model, 0))
+  num_parameters = sum(x.size for x in jax.tree.leaves(params))
   anneal = make_anneal(training.anneal, params, training.steps)
   update = compile_update(
     loss, optimizer, schedule, mesh, accumulate=training.accumulate, average=training.average, anneal=anneal
@@ -55,11 +72,18 @@ def compile_updates(config: Mapping[str, Any], entries: int, mesh: Mesh, platfor
   for source, target in check_buckets(data['buckets']):
     rows = BATCH_UNITS[data['batch_unit']](data['batch_size'], (source, target))
     check_rows(rows, mesh, training.accumulate)
-    side = lambda size, rows=rows: (_shape((rows, size), jnp.int32), _shape((rows, size), jnp.bool_))
-    links = _shape((rows, target, source), jnp.bool_) if loss.needs_links else None
-    batch = Batch(*side(source), *side(target), _shape((rows,), jnp.int32), links)
+    batch = _batch_shapes(rows, source, target, loss.needs_links)
     compiled = update.trace(root, state, batch).lower(lowering_platforms=(platform,)).compile()
-    yield CompiledUpdate((rows, source, target), compiled, sum(x.size for x in jax.tree.leaves(params)))
+    yield CompiledUpdate((rows, source, target), compiled, num_parameters)
 
 
-_shape = jax.ShapeDtypeStruct
+def _batch_shapes(rows: int, source: int, target: int, links: bool) -> Batch:
+  shape = jax.ShapeDtypeStruct
+  return Batch(
+    source=shape((rows, source), jnp.int32),
+    source_mask=shape((rows, source), jnp.bool_),
+    target=shape((rows, target), jnp.int32),
+    target_mask=shape((rows, target), jnp.bool_),
+    index=shape((rows,), jnp.int32),
+    links=shape((rows, target, source), jnp.bool_) if links else None,
+  )

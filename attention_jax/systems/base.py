@@ -1,105 +1,258 @@
-"""What is trained: a system is a model with the data that it learns from, and says how good it is.
+"""Base class of systems. A system bundles a model with its data, loss and metrics.
 
-The table of systems is in systems.py; experiment.py trains any of them.
+registry.py holds the table of systems. experiment.py trains any of them, and runs.py opens a trained one. What only
+some systems can do is a Protocol (SupportsTranslation, ...), which `runs.Run.system_with` checks for.
 """
 
+import abc
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import flax.linen as nn
+import jax
+from jax.sharding import Mesh
 
+from attention_jax.data.text import Corpus
 from attention_jax.errors import UserError
 from attention_jax.inference.metrics import MetricValue
+from attention_jax.inference.predictor import Predictor
+from attention_jax.kernels import auto
+from attention_jax.modules.attention import Attention
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
+from attention_jax.training.partition import make_mesh, replicate
+from attention_jax.training.step import step_rngs
 
 Config = Mapping[str, Any]
+Log = Callable[[str], None]
+LinePrediction = tuple[str, dict[str, Any]]  # one line of output, and the same with scores and weights for JSON
 
 
 class BatchSequence(Protocol):
-  """Training batches without end: `batches[step]`, NamedTuples of arrays whose first axis is rows; None for nothing.
+  """Endless sequence of training batches: `batches[step]` is a NamedTuple of arrays with rows on the first axis.
 
-  Attributes: shapes, the (rows, ...) that occur, each one compilation; shape_names, what they count.
+  Attributes:
+    shapes: every shape (rows, ...) that occurs; each is one compilation.
+    shape_names: names of the axes of a shape.
   """
 
   shapes: Sequence[tuple[int, ...]]
   shape_names: str
 
   def __len__(self) -> int:
-    """Batches in an epoch."""
+    """Returns the number of batches in an epoch."""
 
   def __getitem__(self, step: int) -> Any: ...
 
 
-class System(Protocol):
-  """A row of systems.SYSTEMS is a class of these.
+class System(abc.ABC):
+  """A model with its data, loss and metrics. Each row of registry.SYSTEMS is a subclass.
 
   Attributes:
-    config_groups: of the config, the dataclass that says what there is in each of its groups; those within others come later.
-    plot_filename: the name of the file that `plot` writes by default.
+    config_groups: the dataclass of every group of the config, by dotted path; outer groups come first.
+    plot_filename: default file name of `plot`.
+    extra_plot_suffixes: suffixes of the files that `plot` writes beside that file.
     config: the whole config of the run.
-    model: a flax module.
-    loss: what it minimises, a function of the batches.
-    report: lines for a person, of the data.
-    splits: the names of the splits of the data.
-    arrays: the splits as trees of arrays, which a run that goes on must find as they were; none where nothing is read.
-    implementation: what computes attention, with what 'auto' chooses.
-
-  Some do more, which experiment.Run.system_with asks for: `predictor` (what translates lines), `predict_lines` (what is said of new
-  lines, and all there is to know of it), `corpus` (the rows of a split), `plot_layers`, `ensemble` (an ensemble).
+    model: the flax module.
   """
 
   config_groups: ClassVar[Mapping[str, type]]
   plot_filename: ClassVar[str]
+  extra_plot_suffixes: ClassVar[Sequence[str]] = ()
   config: Config
   model: nn.Module
-  loss: Loss
-  report: Sequence[str]
-  splits: Sequence[str]
-  arrays: Mapping[str, Any]
-  implementation: str
 
   @classmethod
+  @abc.abstractmethod
   def check(cls, config: Config, training: Training) -> None:
-    """Raises UserError for everything that can be wrong with a config whatever its data hold."""
+    """Raises UserError for every mistake in a config that can be found without its data."""
 
   @classmethod
+  @abc.abstractmethod
   def selectable_metrics(cls, config: Config) -> dict[str, bool]:
-    """The metrics a validation may have, and whether more of each is better."""
+    """Returns the names of all validation metrics, and whether a higher value is better."""
 
   @classmethod
+  @abc.abstractmethod
   def load(cls, config: Config, folder: str | None) -> 'System':
-    """With its data; what a run stored of them (vocabularies) is taken from its folder, where there is one."""
+    """Returns the system with its data, for training. Writes no file.
+
+    Args:
+      config: the whole config of the run.
+      folder: a run folder whose stored vocabularies are used where they exist; None for a new run.
+    """
 
   @classmethod
+  @abc.abstractmethod
   def open(cls, config: Config, folder: str) -> 'System':
-    """As a run in this folder has it; its data are read when they are asked for."""
+    """Returns the system of the run in `folder`. Data are read on first use."""
 
-  def save(self, folder: str) -> None:
-    """Stores what `open` needs."""
+  @property
+  @abc.abstractmethod
+  def loss(self) -> Loss:
+    """The training loss, a function of batches."""
 
+  @property
+  @abc.abstractmethod
+  def report(self) -> Sequence[str]:
+    """Lines that describe the data, for the log."""
+
+  @property
+  @abc.abstractmethod
+  def splits(self) -> Sequence[str]:
+    """Names of the splits of the data."""
+
+  @property
+  @abc.abstractmethod
+  def implementation(self) -> str:
+    """Description of the kernel that computes attention, with the choices of 'auto'."""
+
+  @property
+  def arrays(self) -> Mapping[str, Any]:
+    """The splits as trees of arrays, which must be unchanged when a run resumes; empty for generated data."""
+    return {}
+
+  @abc.abstractmethod
   def initializer(self) -> Callable[[int], Any]:
-    """seed -> initial parameters, a function of the seed alone."""
+    """Returns seed -> initial parameters, which depend on the seed alone."""
 
+  @abc.abstractmethod
   def batches(self, seed: int) -> BatchSequence:
-    """The training batches of one run, of this process."""
+    """Returns the training batches of one run: this process's rows of each."""
 
-  def check_data(self, log: Callable[[str], None]) -> None:
-    """Raises UserError for what the data alone can tell to be wrong with the config, and says what is odd."""
-
+  @abc.abstractmethod
   def evaluate(self, params: Any, split: str, *, beams: int | None = None) -> tuple[dict[str, MetricValue], Any]:
-    """Everything that is measured on a split, and the predictions it was measured on; None: beams of the config."""
+    """Evaluates parameters on a split.
 
+    Args:
+      params: the parameters of `model`.
+      split: one of `splits`.
+      beams: beam size; None for config.evaluation.beams. Ignored by systems that do not search.
+
+    Returns:
+      Every metric, and the predictions that were measured, one per row.
+    """
+
+  @abc.abstractmethod
   def format_predictions(self, predictions: Any) -> list[str]:
-    """Predictions of a split as lines of text, one a row."""
+    """Returns the predictions of a split as text, one line per row."""
 
+  @abc.abstractmethod
   def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
-    """Writes a picture of what the model attends to in some rows of a split, or in what is given instead."""
+    """Writes a plot of the attention weights.
+
+    Args:
+      params: the parameters of `model`.
+      path: the file to write.
+      split, rows: rows of a split, as numbers from 0.
+      inputs: new inputs to plot instead, unless empty.
+    """
+
+  def save(self, folder: str) -> None:  # noqa: B027 - optional
+    """Writes the files that `open` needs besides the config. In a multi-process run, only process 0 calls it."""
+
+  def check_data(self, log: Log) -> None:  # noqa: B027 - optional
+    """Raises UserError for mistakes in the config that only the data reveal; logs what is unusual."""
+
+  @functools.cached_property
+  def mesh(self) -> Mesh:
+    """Mesh of this process's devices: in evaluation, every process computes the whole split by itself."""
+    return make_mesh(jax.local_devices())
+
+  @property
+  def evaluation_rows(self) -> int:
+    """Rows of an evaluation batch: config.evaluation.batch_size, rounded up to a multiple of the devices."""
+    devices = self.mesh.devices.size
+    return -(-self.config['evaluation']['batch_size'] // devices) * devices
+
+  def replicate_params(self, params: Any) -> Any:
+    """Copies parameters to every device of `mesh`."""
+    return replicate(jax.device_get(params), self.mesh)
+
+
+@runtime_checkable
+class SupportsTranslation(Protocol):
+  """A system that translates lines of text."""
+
+  def predictor(self, params: Any) -> Predictor:
+    """Returns the function that translates lines with these parameters."""
+
+
+@runtime_checkable
+class SupportsLinePrediction(Protocol):
+  """A system that predicts one label or caption for each line of an input file."""
+
+  def predict_lines(self, params: Any, lines: Sequence[str], name: str, first: int = 1) -> list[LinePrediction]:
+    """Predicts an output for each line.
+
+    Args:
+      params: the parameters of the model.
+      lines: the input, such as texts or file names of images.
+      name: name of the input, for error messages.
+      first: number of the first line, for error messages.
+    """
+
+
+@runtime_checkable
+class SupportsCorpus(Protocol):
+  """A system whose references are texts."""
+
+  def corpus(self, split: str) -> Corpus:
+    """Returns the sources and references of a split."""
+
+
+@runtime_checkable
+class SupportsLayerPlots(Protocol):
+  """A system that can plot the weights of every layer and head separately."""
+
+  def plot_layers(
+    self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]
+  ) -> None:
+    """Writes a plot as `System.plot` does, with one heatmap per layer and head."""
+
+
+@runtime_checkable
+class SupportsEnsembles(Protocol):
+  """A system of which several runs can predict together."""
+
+  def ensemble(self, others: Sequence[Any]) -> System:
+    """Returns the ensemble of this system and others; its parameters are a tuple with those of each."""
 
 
 def parse_rows(rows: Sequence[str], split: str, size: int) -> list[int]:
-  """Numbers of rows as a person wrote them. Raises: UserError for those that a split of this size has not."""
-  if bad := [row for row in rows or [''] if not row.strip().isdecimal() or int(row) >= size]:
-    raise UserError(f"row '{bad[0]}' is not in split '{split}'; possible: 0 to {size - 1}")
+  """Returns row numbers that were written as text.
+
+  Raises:
+    UserError: for anything but a row number of a split of this size.
+  """
+  if invalid := [row for row in rows or [''] if not row.strip().isdecimal() or int(row) >= size]:
+    raise UserError(f"row '{invalid[0]}' is not in split '{split}'; expected 0 to {size - 1}")
   return [int(row) for row in rows]
+
+
+def check_setting(training: Training, field: str, expected: Any, system: str) -> None:
+  """Raises UserError unless a field of config.training has the only value that a system supports."""
+  value = getattr(training, field)
+  if value != expected:
+    raise UserError(f'training.{field} must be {expected!r} for system {system!r}, got {value!r}')
+
+
+def trace_loss(loss: Loss, params: Any, batch: Any, *, deterministic: bool = False) -> None:
+  """Traces a loss at the shapes of a batch, without computing it, to raise what training would raise."""
+  rngs = None if deterministic else step_rngs(jax.random.key(0))
+  jax.eval_shape(loss, params, batch, rngs, dict.fromkeys(loss.running, 0.0))
+
+
+def describe_implementation(attention: Attention, auto_choice: str = '') -> str:
+  """Returns the name of the implementation of an attention module, with what 'auto' chooses.
+
+  Args:
+    attention: the module.
+    auto_choice: what 'auto' chooses; by default what it chooses when all queries are computed at once.
+  """
+  if attention.implementation != 'auto':
+    return attention.implementation
+  choice = auto_choice or auto.describe_choice(attention.resolved_score, attention.resolved_alignment)
+  return f'{attention.implementation} ({choice})'

@@ -1,18 +1,16 @@
-"""From pictures to text: the system of captioners."""
+"""Captioning: the system of models from pictures to text."""
 
 import dataclasses
 import functools
 import json
-import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from attention_jax import atomic
 from attention_jax.analysis import image_overlays
 from attention_jax.analysis.pointing_game import count_pointing_hits
 from attention_jax.data import vocab
@@ -32,40 +30,48 @@ from attention_jax.data.pictures import (
   read_image,
 )
 from attention_jax.data.text import Corpus
+from attention_jax.decoding.search import Hypotheses
 from attention_jax.errors import UserError, choose
 from attention_jax.inference.evaluation import TeacherForcedScorer, predict_and_evaluate, weight_metrics
 from attention_jax.inference.metrics import MetricValue, compute_metric
 from attention_jax.inference.predictor import BeamSearch, Hypothesis, Prediction, compile_search
-from attention_jax.kernels import auto
 from attention_jax.losses.auxiliary import LOSSES, auxiliary_losses, check_weights
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig
 from attention_jax.models.image_encoders import build_captioner
 from attention_jax.modules.attention import Attention
 from attention_jax.specs import Size, bind
-from attention_jax.systems.base import Config, parse_rows
-from attention_jax.systems.translation import TranslationEvaluation, text_metric_directions
+from attention_jax.systems import caption_overlays
+from attention_jax.systems.base import (
+  Config,
+  LinePrediction,
+  Log,
+  System,
+  describe_implementation,
+  parse_rows,
+  trace_loss,
+)
+from attention_jax.systems.translation import TranslationEvaluation, initializer_for_batch, text_metric_directions
 from attention_jax.tokens import EOS
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
-from attention_jax.training.partition import make_mesh, replicate, shard_batch
-from attention_jax.training.step import step_rngs
+from attention_jax.training.partition import shard_batch
 
-SHAPE = 'pictures.json'
-DRAWN = 224  # pixels of an image whose features were read
+SHAPE_FILE = 'pictures.json'
+TRACED_SHAPE = (64, 64, 3)  # of the picture that `check` traces
 POINTING_METRICS = {'pointing': True, 'pointing_words': True}
 CAPTION_METRICS = {'loss': False, 'accuracy': True} | POINTING_METRICS
 
 
 @dataclasses.dataclass(frozen=True)
 class CaptioningData:
-  """The fields of `config.data`.
+  """Fields of `config.data`.
 
   Attributes:
     task: a spec of data.pictures.PICTURES.
-    folder: what relative paths in the task start from.
-    vocabulary: of the captions, a spec of data.vocab.VOCABULARIES.
+    folder: folder that relative paths of the task start from.
+    vocabulary: vocabulary of the captions, a spec of data.vocab.VOCABULARIES.
     buckets: lengths of captions, the end-of-sentence token included; each is one compilation.
     batch_size: captions of a batch, each with its picture.
   """
@@ -77,8 +83,15 @@ class CaptioningData:
   batch_size: Size = 64
 
 
-class CaptioningSystem:
-  """Any encoder of pictures with any decoder and output layer that says words."""
+class CaptioningSystem(System):
+  """Any encoder of pictures with any decoder and any output layer that generates words.
+
+  Args:
+    config: the whole config of the run.
+    vocabulary: vocabulary of the captions.
+    shape: shape of a picture, [height, width, C].
+    load_data: returns the splits; called on first use.
+  """
 
   config_groups: Mapping[str, type] = {
     'data': CaptioningData,
@@ -86,31 +99,44 @@ class CaptioningSystem:
     'model.attention': Attention,
     'evaluation': TranslationEvaluation,
   }
-  plot_filename, extra_plot_suffixes = 'attention.png', ('.gif',)
+  plot_filename = 'attention.png'
+  extra_plot_suffixes = ('.gif',)
 
-  def __init__(self, config: Config, vocabulary, shape: Sequence[int], data: Callable[[], Mapping[str, Pictures]]):
-    """shape: of a picture. `data` gives the splits when they are asked for."""
-    self.config, self.vocabulary, self.shape, self._data = config, vocabulary, tuple(shape), data
+  def __init__(
+    self,
+    config: Config,
+    vocabulary: vocab.Vocabulary,
+    shape: Sequence[int],
+    load_data: Callable[[], Mapping[str, Pictures]],
+  ):
+    self.config = config
+    self.vocabulary = vocabulary
+    self.shape = tuple(shape)
     self.model = build_captioner(config['model'], len(vocabulary))
+    self._load_data = load_data
     if config['evaluation']['replace_unknown']:
-      raise UserError('evaluation.replace_unknown=True: a picture has no words; possible: False')
+      raise UserError('evaluation.replace_unknown must be False for pictures, which have no source words; got True')
 
   @classmethod
   def load(cls, config: Config, folder: str | None) -> 'CaptioningSystem':
     pictures = load_pictures(config['data'])
-    spec, train = config['data']['vocabulary'], pictures['train']
+    train = pictures['train']
+    spec = config['data']['vocabulary']
     vocabulary = vocab.load_stored(spec, folder, 'target') if folder else None
-    vocabulary = vocabulary or vocab.train(spec, train.captions)
+    if vocabulary is None:
+      vocabulary = vocab.train(spec, train.captions)
     return cls(config, vocabulary, train.pictures.shape[1:], lambda: pictures)
 
   @classmethod
   def open(cls, config: Config, folder: str) -> 'CaptioningSystem':
     vocabulary = vocab.load_stored(config['data']['vocabulary'], folder, 'target')
+    if vocabulary is None:
+      raise UserError(f'{folder} holds no target vocabulary; expected the folder of a training run')
+    path = Path(folder) / SHAPE_FILE
     try:
-      with open(os.path.join(folder, SHAPE), encoding='utf-8') as file:
-        shape = json.load(file)
+      shape = json.loads(path.read_text('utf-8'))
     except (OSError, ValueError) as error:
-      raise UserError(f'{folder}/{SHAPE}: cannot be read ({error}); was a run started there?') from error
+      raise UserError(f'{path}: cannot be read ({error}); expected the folder of a training run') from error
     return cls(config, vocabulary, shape, lambda: load_pictures(config['data']))
 
   @classmethod
@@ -120,23 +146,25 @@ class CaptioningSystem:
     vocab.parse_kind(config['data']['vocabulary'])
     TranslationEvaluation(**config['evaluation'])
     for spec in config['evaluation']['metrics']:
-      compute_metric(spec, ['a'], [['a']])
+      compute_metric(spec, ['a'], [['a']])  # some options are checked only when the metric is computed
     model = build_captioner(config['model'], 5)
     if model.copies or config['model']['share_embeddings']:
-      raise UserError('a picture has no words: no output layer copies from it, and share_embeddings is False')
-    beside = auxiliary_losses(training.auxiliary)
-    check_weights(beside, model.decoder.attention if model.traits.attends else None)
+      raise UserError(
+        'pictures have no source words; expected an output layer that does not copy, and '
+        'config.model.share_embeddings=False'
+      )
+    auxiliary = auxiliary_losses(training.auxiliary)
+    check_weights(auxiliary, model.decoder.attention if model.traits.attends else None)
     if training.select in POINTING_METRICS and not model.traits.attends:
-      raise UserError(f'training.select={training.select!r} is of weights, and this decoder attends to nothing')
-    for name, row in beside.items():
+      raise UserError(f'training.select={training.select!r} measures weights, but this decoder has no attention')
+    for name, row in auxiliary.items():
       if row.needs_text:
-        possible = ', '.join(name for name, row in LOSSES.items() if not row.needs_text)
-        raise UserError(f'auxiliary loss {name} is of a source of words; possible for pictures: {possible}')
-    batch = _smallest(model, (64, 64, 3))
-    params = jax.eval_shape(lambda: initializer(model, (64, 64, 3))(0))
+        supported = ', '.join(name for name, row in LOSSES.items() if not row.needs_text)
+        raise UserError(f'auxiliary loss {name!r} needs a text as source; expected one of, for pictures: {supported}')
+    batch = _dummy_batch(model, TRACED_SHAPE)
+    params = jax.eval_shape(lambda: initializer_for_batch(model, batch)(0))
     make_anneal(training.anneal, params, training.steps)
-    loss = _loss(model, training)
-    jax.eval_shape(loss, params, batch, step_rngs(jax.random.key(0)), dict.fromkeys(loss.running, 0.0))
+    trace_loss(_loss(model, training), params, batch)
 
   @classmethod
   def selectable_metrics(cls, config: Config) -> dict[str, bool]:
@@ -145,7 +173,7 @@ class CaptioningSystem:
   @functools.cached_property
   def pictures(self) -> Mapping[str, Pictures]:
     """The splits as pictures and text."""
-    return self._data()
+    return self._load_data()
 
   @functools.cached_property
   def encoded(self) -> Mapping[str, EncodedCaptions]:
@@ -157,14 +185,15 @@ class CaptioningSystem:
     return _loss(self.model, Training(**self.config['training']))
 
   def corpus(self, split: str) -> Corpus:
-    """The rows of a split: names of pictures, captions."""
+    """Returns the names of the pictures and their captions."""
     return self.pictures[split].corpus
 
   @property
   def report(self) -> list[str]:
-    entries = f'vocabulary {self.config["data"]["vocabulary"]}: {len(self.vocabulary)} entries'
-    each = self.pictures.items()
-    return [entries, *(describe_captions(name, split, self.encoded[name], self._lengths) for name, split in each)]
+    lines = [f'vocabulary {self.config["data"]["vocabulary"]}: {len(self.vocabulary)} entries']
+    for name, split in self.pictures.items():
+      lines.append(describe_captions(name, split, self.encoded[name], self._lengths))
+    return lines
 
   @property
   def splits(self) -> list[str]:
@@ -176,136 +205,129 @@ class CaptioningSystem:
 
   @property
   def implementation(self) -> str:
-    attention = self.model.decoder.attention
-    several = auto.describe_choice(attention.resolved_score, attention.resolved_alignment)
-    return attention.implementation + f' ({several})' * (attention.implementation == 'auto')
+    return describe_implementation(self.model.decoder.attention)
 
   def save(self, folder: str) -> None:
     self.vocabulary.save(folder, 'target')
-    path = os.path.join(folder, SHAPE)
-    with open(f'{path}.part', 'w', encoding='utf-8') as file:
-      json.dump(self.shape, file)
-    os.replace(f'{path}.part', path)
+    atomic.write_text(Path(folder) / SHAPE_FILE, json.dumps(self.shape))
 
   def initializer(self) -> Callable[[int], Any]:
-    return initializer(self.model, self.shape)
+    return initializer_for_batch(self.model, _dummy_batch(self.model, self.shape))
 
   def batches(self, seed: int) -> CaptionBatches:
     size = self.config['data']['batch_size']
     return CaptionBatches(self.encoded['train'], self._lengths, size, seed, jax.process_index(), jax.process_count())
 
-  def check_data(self, log: Callable[[str], None]) -> None:
+  def check_data(self, log: Log) -> None:
     for name, encoded in self.encoded.items():
       check_any_row_fits(name, assign_lengths(encoded, self._lengths))
     select = self.config['training']['select']
     if select in POINTING_METRICS and self.pictures['validation'].boxes is None:
-      raise UserError(f'training.select={select!r} needs gold boxes, which the validation split has not')
-    found, reads = self.pictures['train'].pictures.dtype, self.model.encoder.input_dtype
-    if found != reads:
+      raise UserError(f'training.select={select!r} needs gold boxes, but the validation split has none')
+    dtype = self.pictures['train'].pictures.dtype
+    expected_dtype = self.model.encoder.input_dtype
+    if dtype != expected_dtype:
       raise UserError(
-        f'config.model.encoder={self.config["model"]["encoder"]!r} reads {reads.__name__}, the pictures are {found}; '
-        'possible: grid for pictures (uint8), precomputed for features (float32)'
+        f'config.model.encoder={self.config["model"]["encoder"]!r} reads {expected_dtype.__name__}, the pictures are '
+        f'{dtype}; expected grid for pictures (uint8) or precomputed for features (float32)'
       )
-    params = jax.eval_shape(lambda: self.initializer()(0))  # a picture that does not suit the encoder
-    batch = _smallest(self.model, self.shape)
-    jax.eval_shape(self.loss, params, batch, None, dict.fromkeys(self.loss.running, 0.0))
+    # Raises for pictures whose shape does not suit the encoder.
+    params = jax.eval_shape(lambda: self.initializer()(0))
+    trace_loss(self.loss, params, _dummy_batch(self.model, self.shape), deterministic=True)
 
-  def evaluate(self, params: Any, split: str, *, beams: int | None = None):
-    pictures, encoded = self.pictures[choose(split, self.pictures, 'split')], self.encoded[split]
-    forced = self._scorer.score_batches(
-      params, eval_caption_batches(encoded, self._lengths, self._scorer.rows), len(pictures.captions)
-    )
-    found = {'loss': MetricValue(forced.loss, 'nat/token', 'targets:forced')}
-    found['accuracy'] = MetricValue(100 * forced.accuracy, '%', 'targets:forced')
+  def evaluate(
+    self, params: Any, split: str, *, beams: int | None = None
+  ) -> tuple[dict[str, MetricValue], list[Prediction]]:
+    pictures = self.pictures[choose(split, self.pictures, 'split')]
+    batches = eval_caption_batches(self.encoded[split], self._lengths, self._scorer.rows)
+    forced = self._scorer.score_batches(params, batches, len(pictures.captions))
+    metrics = {
+      'loss': MetricValue(forced.loss, 'nat/token', 'targets:forced'),
+      'accuracy': MetricValue(100 * forced.accuracy, '%', 'targets:forced'),
+    }
+    row_of_name = {name: i for i, name in enumerate(pictures.names)}
+
+    def predict(names: Sequence[str], beams: int) -> list[Prediction]:
+      return self.predict(params, pictures.pictures[[row_of_name[name] for name in names]], names, beams)
+
     options = self.config['evaluation']
-    numbers = {name: i for i, name in enumerate(pictures.names)}
-    predict = lambda names, beams: self.predict(params, pictures.pictures[[numbers[n] for n in names]], names, beams)
-    texts, predictions = predict_and_evaluate(pictures.corpus, predict, options, beams=beams or options['beams'])
-    found |= texts
+    text_metrics, predictions = predict_and_evaluate(pictures.corpus, predict, options, beams=beams or options['beams'])
+    metrics |= text_metrics
     if weights := [w for w in forced.weights if w is not None and w.any()]:
-      found['entropy'] = weight_metrics(weights)['entropy']
+      metrics['entropy'] = weight_metrics(weights)['entropy']
       if pictures.boxes is not None:
-        found |= self._pointing(pictures, forced.weights)
-    return found, predictions
+        metrics |= self._pointing_metrics(pictures, forced.weights)
+    return metrics, predictions
 
   def predict(self, params: Any, pictures: np.ndarray, names: Sequence[str], beams: int) -> list[Prediction]:
-    """The captions of pictures [P, height, width, C]."""
-    find, mesh, rows = self._find(beams), make_mesh(jax.local_devices()), self._scorer.rows
-    params, found = replicate(jax.device_get(params), mesh), []
-    for start in range(0, len(pictures), rows):
-      some = pictures[start : start + rows]
-      real = np.arange(rows) < len(some)
-      padded = np.pad(some, [(0, rows - len(some))] + [(0, 0)] * (some.ndim - 1))
-      told = jax.device_get(find(params, *shard_batch((padded, real[:, None]), mesh)))
-      found += [self._read(told, i, names[start + i]) for i in range(len(some))]
-    return found
+    """Searches for captions.
+
+    Args:
+      params: the parameters of `model`.
+      pictures: [P, height, width, C].
+      names: names of the pictures, which become the sources of the predictions.
+      beams: beam size; 1 is greedy.
+    """
+    search = self._compile_search(beams)
+    batch_rows = self._scorer.rows
+    params = self.replicate_params(params)
+    predictions = []
+    for start in range(0, len(pictures), batch_rows):
+      chunk = pictures[start : start + batch_rows]
+      mask = np.arange(batch_rows) < len(chunk)
+      padded = np.pad(chunk, [(0, batch_rows - len(chunk))] + [(0, 0)] * (chunk.ndim - 1))
+      hypotheses = jax.device_get(search(params, *shard_batch((padded, mask[:, None]), self.mesh)))
+      predictions += [self._read_prediction(hypotheses, i, names[start + i]) for i in range(len(chunk))]
+    return predictions
 
   def format_predictions(self, predictions: Sequence[Prediction]) -> list[str]:
     return [p.hypotheses[0].text if p.hypotheses else '' for p in predictions]
 
   def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
-    """A picture with the map of every word, and the same as an animation beside it (.gif).
+    """Writes a picture with one map per word, and the same as an animation (.gif).
 
-    Rows are pictures of the split; `inputs` are files with images. Images are drawn larger than they are read, and
-    where features are read, those that they were computed from.
+    Rows are pictures of the split, and `inputs` are image files. Images are drawn larger than the model reads them; in
+    place of features, the images that they were computed from are drawn.
     """
-    features = self.model.encoder.input_dtype is not np.uint8
-    if inputs and features:
-      raise UserError('--text: this run reads features and no images; possible: --split and --rows')
     if inputs:
-      shown, names, boxes = np.stack([read_image(file, self.shape[0]) for file in inputs]), list(inputs), None
-      files = names
+      hypotheses = self._best_hypotheses(params, self._read_images(inputs), list(inputs))
+      overlays = caption_overlays.overlay_files(inputs, hypotheses, self._cell_centres)
     else:
       pictures = self.pictures[choose(split, self.pictures, 'split')]
-      chosen = parse_rows(rows, split, len(pictures.names))
-      shown, names, boxes = pictures.pictures[chosen], [pictures.names[i] for i in chosen], pictures.boxes
-      files = pictures.files and [pictures.files[i] for i in chosen]
-    items = []
-    for i, said in enumerate(self.predict(params, shown, names, self.config['evaluation']['beams'])):
-      if not said.hypotheses:
-        raise UserError(f'no caption for {said.source!r}')
-      best = said.hypotheses[0]
-      maps = best.weights[: len(best.tokens)].reshape(-1, *map(len, self._middles))
-      first = None if boxes is None else pictures.picture_index.index(chosen[i])
-      right = boxes is not None and pictures.captions[first] == best.text
-      picture = shown[i] if files is None else read_image(files[i], DRAWN, max_upscale=math.inf)
-      every = boxes[first] if boxes is not None else []
-      items.append(
-        image_overlays.CaptionOverlay(
-          picture,
-          best.tokens,
-          maps,
-          said.source,
-          every if right else None,
-          self._middles,
-          []
-          if inputs
-          else [text for text, of in zip(pictures.captions, pictures.picture_index, strict=True) if of == chosen[i]],
-          list(dict.fromkeys(filter(None, every))),
-        )
-      )
-    image_overlays.write(items, path)
+      row_numbers = parse_rows(rows, split, len(pictures.names))
+      names = [pictures.names[row] for row in row_numbers]
+      hypotheses = self._best_hypotheses(params, pictures.pictures[row_numbers], names)
+      overlays = caption_overlays.overlay_rows(pictures, row_numbers, hypotheses, self._cell_centres)
+    image_overlays.write(overlays, path)
 
-  def predict_lines(
-    self, params: Any, lines: Sequence[str], name: str, first: int = 1
-  ) -> list[tuple[str, dict[str, Any]]]:
-    """Of each file with an image: the caption; and its tokens, with the weights of each over rows and columns."""
+  def predict_lines(self, params: Any, lines: Sequence[str], name: str, first: int = 1) -> list[LinePrediction]:
+    """Returns for each image file its caption, and a record with tokens and weights [tokens, rows, columns]."""
+    images = self._read_images(lines, [f'{name}:{number}: ' for number in range(first, first + len(lines))])
+    outputs = []
+    for best in self._best_hypotheses(params, images, lines):
+      record = {'caption': best.text, 'score': best.score, 'log_prob': best.log_prob}
+      outputs.append(
+        (best.text, record | {'tokens': best.tokens, 'weights': caption_overlays.weight_maps(best, self._cell_centres)})
+      )
+    return outputs
+
+  def _best_hypotheses(self, params: Any, pictures: np.ndarray, names: Sequence[str]) -> list[Hypothesis]:
+    predictions = self.predict(params, pictures, names, self.config['evaluation']['beams'])
+    for prediction in predictions:
+      if not prediction.hypotheses:
+        raise UserError(f'no caption for {prediction.source!r}')
+    return [prediction.hypotheses[0] for prediction in predictions]
+
+  def _read_images(self, files: Sequence[str], error_prefixes: Sequence[str] = ()) -> np.ndarray:
+    """Reads image files [P, height, width, C]; an error message begins with the prefix of its file."""
     if self.model.encoder.input_dtype is not np.uint8:
-      raise UserError('this run reads features and no images; possible: one whose encoder is grid')
-    images = np.stack([read_image(line, self.shape[0], f'{name}:{i}: ') for i, line in enumerate(lines, first)])
-    found = []
-    for said in self.predict(params, images, lines, self.config['evaluation']['beams']):
-      if not said.hypotheses:
-        raise UserError(f'no caption for {said.source!r}')
-      best = said.hypotheses[0]
-      maps = best.weights[: len(best.tokens)].reshape(-1, *map(len, self._middles))
-      looked = {'tokens': best.tokens, 'weights': maps}
-      found.append((best.text, {'caption': best.text, 'score': best.score, 'log_prob': best.log_prob} | looked))
-    return found
+      raise UserError('this run reads features, not images; expected rows of a split, or a run whose encoder is grid')
+    prefixes = error_prefixes or [''] * len(files)
+    return np.stack([read_image(file, self.shape[0], prefix) for file, prefix in zip(files, prefixes, strict=True)])
 
   @property
-  def _middles(self) -> tuple[np.ndarray, ...]:
-    """Of the rows and of the columns of cells, from 0 to 1."""
+  def _cell_centres(self) -> tuple[np.ndarray, ...]:
+    """Centres of the rows and of the columns of cells, from 0 to 1."""
     return tuple(map(self.model.encoder.cell_centres, self.shape[:2]))
 
   @property
@@ -317,57 +339,59 @@ class CaptioningSystem:
     return TeacherForcedScorer(self.model, (), self.config['evaluation']['batch_size'])
 
   @functools.cached_property
-  def _find(self) -> Callable[[int], Callable]:
-    """How many beams -> what finds captions, compiled once."""
+  def _compile_search(self) -> Callable[[int], Callable]:
+    """Beam size -> the compiled search."""
     options = TranslationEvaluation(**self.config['evaluation'])
-    longest = options.max_length or self._lengths[-1]
-    mesh = make_mesh(jax.local_devices())
-    return functools.cache(lambda beams: compile_search(self.model, BeamSearch(beams), longest, options.ranking, mesh))
+    max_length = options.max_length or self._lengths[-1]
 
-  def _read(self, told, i: int, name: str) -> Prediction:
-    hypotheses = []
-    for k in range(told.lengths.shape[1]):
-      if length := int(told.lengths[i, k]):
-        ids = told.tokens[i, k, :length].tolist()
-        content = ids[:-1] if ids[-1] == EOS else ids
-        tokens, weights = [self.vocabulary.id_to_token(id) for id in content], told.weights[i, k, :length].copy()
-        text, score, log_prob = self.vocabulary.decode(content), told.scores[i, k], told.log_probs[i, k]
-        hypotheses.append(Hypothesis(text, tokens, float(score), float(log_prob), weights))
-    return Prediction(name, [], hypotheses)
+    @functools.cache
+    def compile_for(beams: int) -> Callable:
+      return compile_search(self.model, BeamSearch(beams), max_length, options.ranking, self.mesh)
 
-  def _pointing(self, pictures: Pictures, weights: Iterable[np.ndarray | None]) -> dict[str, MetricValue]:
-    """Whether the weights of what is told of a thing point at it: those of all its words together, and of each."""
-    found = {}
+    return compile_for
+
+  def _read_prediction(self, hypotheses: Hypotheses, row: int, name: str) -> Prediction:
+    """Returns row `row` of the result of a search as text; hypotheses of length 0 do not exist."""
+    texts = []
+    for k, length in enumerate(hypotheses.lengths[row].tolist()):
+      if not length:
+        continue
+      ids = hypotheses.tokens[row, k, :length].tolist()
+      content = ids[:-1] if ids[-1] == EOS else ids
+      texts.append(
+        Hypothesis(
+          self.vocabulary.decode(content),
+          [self.vocabulary.id_to_token(id) for id in content],
+          float(hypotheses.scores[row, k]),
+          float(hypotheses.log_probs[row, k]),
+          hypotheses.weights[row, k, :length].copy(),  # a view would keep the whole batch in memory
+        )
+      )
+    return Prediction(name, [], texts)
+
+  def _pointing_metrics(self, pictures: Pictures, weights: Iterable[np.ndarray | None]) -> dict[str, MetricValue]:
+    """Pointing game: whether the largest weight lies in the gold box, per object (all its words) and per word."""
     rows = [
       (matrix, [boxes[word] if word >= 0 else None for word in self.vocabulary.word_ids(caption)])
       for boxes, caption, matrix in zip(pictures.boxes, pictures.captions, weights, strict=True)
       if matrix is not None
     ]
-    cell_centres = tuple(of * size for of, size in zip(self._middles, self.shape[:2], strict=True))
+    cell_centres = tuple(centres * size for centres, size in zip(self._cell_centres, self.shape[:2], strict=True))
+    metrics = {}
     for name, merge_phrases in (('pointing', True), ('pointing_words', False)):
-      played = [count_pointing_hits(matrix, boxes, cell_centres, merge_phrases=merge_phrases) for matrix, boxes in rows]
-      hits, total = map(sum, zip(*played, strict=True))
-      what = f'{"things" if merge_phrases else "words"}:{total}'
-      found[name] = MetricValue(100 * hits / max(total, 1), '%', f'argmax cell in box|targets:forced|{what}')
-    return found
+      counts = [count_pointing_hits(matrix, boxes, cell_centres, merge_phrases=merge_phrases) for matrix, boxes in rows]
+      hits, total = map(sum, zip(*counts, strict=True))
+      unit = 'things' if merge_phrases else 'words'
+      signature = f'argmax cell in box|targets:forced|{unit}:{total}'
+      metrics[name] = MetricValue(100 * hits / max(total, 1), '%', signature)
+    return metrics
 
 
-def initializer(model: EncoderDecoder, shape: Sequence[int]) -> Callable[[int], Any]:
-  """seed -> initial parameters, a function of the seed alone."""
-  batch = _smallest(model, shape)
-
-  @jax.jit
-  def drawn(rng):
-    return model.init(rng, *map(jnp.asarray, (batch.source, batch.source_mask, batch.target)))['params']
-
-  return lambda seed: drawn(jax.random.key(seed))
-
-
-def _smallest(model: EncoderDecoder, shape: Sequence[int]) -> Batch:
-  """A batch of one picture of this shape with a caption of two tokens, by which parameters and shapes are told."""
-  source = np.zeros((1, *shape), model.encoder.input_dtype)
-  real, target = np.ones((1, 1), bool), np.zeros((1, 2), np.int32)
-  return Batch(source, real, target, np.ones((1, 2), bool), np.zeros(1, np.int32))
+def _dummy_batch(model: EncoderDecoder, shape: Sequence[int]) -> Batch:
+  """One picture of the given shape with a caption of two tokens, for tracing."""
+  pictures = np.zeros((1, *shape), model.encoder.input_dtype)
+  target, target_mask = np.zeros((1, 2), np.int32), np.ones((1, 2), bool)
+  return Batch(pictures, np.ones((1, 1), bool), target, target_mask, np.zeros(1, np.int32))
 
 
 def _loss(model: EncoderDecoder, training: Training) -> Loss:

@@ -1,44 +1,138 @@
-"""The fields of a config, with their defaults taken from where each is used."""
+"""Configs: every field of a system, with the default and the description of the dataclass that uses it."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import inspect
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from attention_jax.errors import UserError, choose
 from attention_jax.modules.attention import Attention
+from attention_jax.specs import Range, schema_of
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.loop import Training
 
-# Fields of modules that others say: a decoder for its attention.
-SET_BY_PARENT = ('project_values', 'positions', 'joined', 'dtype', 'parent', 'name')
+SET_BY_PARENT = ('project_values', 'positions', 'joined', 'dtype', 'parent', 'name')  # fields of Attention
 
 
 def default_config(system: str = 'translation') -> ConfigDict:
-  """Every field that a system of systems.SYSTEMS has, at its default."""
-  fields = SYSTEMS[choose(system, SYSTEMS, 'system')].config_groups
-  config = ConfigDict({'system': system, 'training': _fields(Training)})
-  for group, cls in fields.items():
-    *path, name = group.split('.')
-    within = config[path[0]] if path else config
-    within[name] = ConfigDict(_fields(cls, without=SET_BY_PARENT if cls is Attention else ()))
+  """Returns the config of a system with every field at its default.
+
+  Args:
+    system: a name of registry.SYSTEMS.
+  """
+  groups = SYSTEMS[choose(system, SYSTEMS, 'system')].config_groups
+  config = ConfigDict({'system': system, 'training': _field_defaults(Training)})
+  for path, cls in groups.items():
+    *parents, name = path.split('.')
+    parent = config[parents[0]] if parents else config
+    parent[name] = ConfigDict(_field_defaults(cls, exclude=SET_BY_PARENT if cls is Attention else ()))
   config.seeds = 1  # runs trained side by side, with training.seed and the seeds that follow it
   return config
 
 
-def fill_defaults(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-  """`config` with the defaults of the fields it lacks, as one of an earlier version may.
+def fill_defaults(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+  """Adds the defaults of missing fields, so that the config of an earlier version can be used.
 
-  Raises: UserError for fields that there are not.
+  Args:
+    config: a config, perhaps without some fields.
+    name: what the config is, as an error names it.
+
+  Raises:
+    UserError: for unknown fields.
   """
-  default = default_config(config.get('system', 'translation'))
-  given, known = (flatten_dict(c, sep='.') for c in (config, default.to_dict()))
-  if unknown := sorted(set(given) - set(known)):
-    raise UserError(f'{where} has {", ".join(unknown)}; possible: the fields of systems.config.default_config()')
-  return unflatten_dict(known | given, sep='.')
+  flat = flatten_dict(config, sep='.')
+  flat_default = flatten_dict(default_config(config.get('system', 'translation')).to_dict(), sep='.')
+  if unknown := sorted(set(flat) - set(flat_default)):
+    raise UserError(
+      f'unknown fields in {name}: {", ".join(unknown)}; expected the fields of systems.config.default_config()'
+    )
+  return unflatten_dict(flat_default | flat, sep='.')
 
 
-def _fields(cls: type, without: tuple[str, ...] = ()) -> dict[str, Any]:
-  return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in without}
+def _field_defaults(cls: type, exclude: tuple[str, ...] = ()) -> dict[str, Any]:
+  return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in exclude}
+
+
+class FieldDescription(NamedTuple):
+  """Description of one field of a config.
+
+  Attributes:
+    type: its annotation, without module names.
+    default: its default; specs.REQUIRED if it has none.
+    range: the allowed range of a number, or None.
+    meaning: its entry in the 'Attributes:' section of the class; '' if it has none.
+  """
+
+  type: str
+  default: Any
+  range: Range | None
+  meaning: str
+
+
+TOP_LEVEL_MEANINGS = {
+  'system': 'a key of systems.registry.SYSTEMS',
+  'seeds': 'runs trained side by side, with training.seed and the seeds that follow it',
+}
+
+
+def describe_config(system: str) -> dict[str, dict[str, FieldDescription]]:
+  """Describes the fields of a system's config.
+
+  Args:
+    system: a key of SYSTEMS.
+
+  Returns:
+    group -> field -> description; the group of the fields outside of all groups is ''.
+
+  Raises:
+    UserError: for an unknown system.
+  """
+  classes = {'training': Training} | dict(SYSTEMS[choose(system, SYSTEMS, 'system')].config_groups)
+  top_level = {
+    'system': FieldDescription('str', system, None, TOP_LEVEL_MEANINGS['system']),
+    'seeds': FieldDescription('int', 1, Range(1), TOP_LEVEL_MEANINGS['seeds']),
+  }
+  groups = {
+    group: describe_fields(cls, exclude=SET_BY_PARENT if cls is Attention else ()) for group, cls in classes.items()
+  }
+  return {'': top_level} | groups
+
+
+def describe_fields(cls: type, exclude: Collection[str] = ()) -> dict[str, FieldDescription]:
+  """Describes the fields of a dataclass from their annotations and its docstring.
+
+  Args:
+    cls: the dataclass.
+    exclude: names of fields to leave out.
+
+  Returns:
+    name -> (type, default, range, meaning).
+  """
+  meanings = {}
+  for base in reversed(cls.__mro__):
+    meanings |= _attribute_meanings(base)
+  descriptions = {}
+  for name, option in schema_of(cls, exclude).items():
+    annotation = re.sub(r'(?:\w+\.)+(\w+)', r'\1', inspect.formatannotation(option.annotation))
+    descriptions[name] = FieldDescription(annotation, option.default, option.range, meanings.get(name, ''))
+  return descriptions
+
+
+def _attribute_meanings(cls: type) -> dict[str, str]:
+  """Reads the entries of the 'Attributes:' section; an entry of several names, 'a, b: ...', counts for each."""
+  _, _, section = inspect.cleandoc(cls.__doc__ or '').partition('Attributes:\n')
+  meanings = {}
+  names = []
+  for line in section.splitlines():
+    if line and not line.startswith(' '):
+      break  # the next section
+    if entry := re.fullmatch(r'  (\w+(?:, \w+)*): (.*)', line):
+      names = entry[1].split(', ')
+      meanings |= dict.fromkeys(names, entry[2])
+    elif line.strip():
+      meanings |= {name: f'{meanings[name]} {line.strip()}' for name in names}
+  return meanings

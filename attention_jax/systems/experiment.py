@@ -1,19 +1,19 @@
-"""A whole experiment from its config: data, model, training, test metrics. And how to open one that was run."""
+"""Trains a whole experiment from its config: data, model, training and test metrics."""
 
-import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 
 from attention_jax.data.batching import StackedBatches
 from attention_jax.data.pipeline import stream
 from attention_jax.errors import UserError, choose
 from attention_jax.inference.metrics import MetricSummary, MetricValue, aggregate_runs
-from attention_jax.systems.base import BatchSequence, Config, System
+from attention_jax.systems.base import BatchSequence, Config, Log, System
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import (
@@ -22,8 +22,8 @@ from attention_jax.systems.runs import (
   restore_params,
   run_seeds,
   seed_folder,
+  write_json,
   write_lines,
-  write_text,
 )
 from attention_jax.training.checkpoint import BEST, Checkpoints
 from attention_jax.training.fingerprint import check_digests, compute_digests, store_digests
@@ -35,121 +35,144 @@ from attention_jax.training.seeds import SeedResults, fit_seeds
 from attention_jax.training.state import TrainState, evaluation_params
 
 RESULTS = 'results.json'
-TEST_SPLITS = ('test', 'unseen')  # splits that are measured once, at the end
+TEST_SPLITS = ('test', 'unseen')  # evaluated once, after training
+
+Results = dict[str, dict[str, MetricValue]]  # split -> metric -> value
+Summaries = dict[str, dict[str, MetricSummary]]
 
 
-def train(config: Config, folder: str | Path, log=print) -> dict[str, dict[str, MetricValue | MetricSummary]] | None:
-  """Trains in `folder`, or goes on where a run of the same config was interrupted; then measures the tested splits.
+def train(config: Config, folder: str | Path, log: Log = print) -> Results | Summaries | None:
+  """Trains in `folder`, or resumes an interrupted run of the same config; then evaluates the test splits.
 
-  With config['seeds'] of several, so many runs are trained side by side, each in a folder seed_N below, and what is
-  returned are means over them.
+  With config['seeds'] above 1, that many runs are trained side by side, each in a folder seed_N below `folder`. In a
+  multi-process run, process 0 alone writes files and logs.
 
   Args:
-    config: as `systems.config.default_config` lays it out.
-    folder: of the run; what is in it afterwards is listed by `log`.
-    log: is told what a person should read.
+    config: a config with the fields of `systems.config.default_config`.
+    folder: the run folder, which is created if it does not exist.
+    log: called with each line of progress.
 
-  Returns: split -> metric -> what was measured, of the best parameters by validation, also written to results.json;
-    None where a signal stopped it before its end.
-  Raises: UserError for anything wrong with the config, the data or the folder, before anything is overwritten.
+  Returns:
+    split -> metric -> value with the best parameters by validation, which results.json holds too; summaries over runs
+    for several seeds; None if a signal stopped training early.
+
+  Raises:
+    UserError: for mistakes in the config, the data or the folder, before anything in it is overwritten.
   """
-  config, folder = fill_defaults(config, 'the config'), Path(folder).expanduser()
+  config = fill_defaults(config, 'the config')
+  folder = Path(folder).expanduser()
   _check_config(config)
-  resumed = check_folder(folder, config, _completed)
-  log = log if jax.process_index() == 0 else lambda line: None
-  system = SYSTEMS[config['system']].load(config, str(folder) if resumed else None)
+  is_resumed = check_folder(folder, config, _complete_stored_config)
+  _wait_for_all_processes('check_folder')  # before process 0 stores a config there
+  log = log if jax.process_index() == 0 else _discard
+  system = SYSTEMS[config['system']].load(config, str(folder) if is_resumed else None)
   for line in system.report:
     log(line)
   seeds = run_seeds(config)
-  params = system.initializer()
-  log(_describe(system, jax.eval_shape(lambda: params(seeds[0]))))
+  initializer = system.initializer()
+  log(_describe(system, jax.eval_shape(lambda: initializer(seeds[0]))))
   batches = [system.batches(seed) for seed in seeds]
-  log(f'{len(batches[0])} batches an epoch, of shapes ({batches[0].shape_names}) {sorted(set(batches[0].shapes))}')
+  shapes = sorted(set(batches[0].shapes))
+  log(f'{len(batches[0])} batches an epoch, of shapes ({batches[0].shape_names}) {shapes}')
   _check_data(system, batches[0], log)
-  found = compute_digests(system.arrays)
-  if resumed:
-    check_digests(folder, found, log)
+  digests = compute_digests(system.arrays)
+  if is_resumed:
+    check_digests(folder, digests, log)
   with lock_folder(folder.absolute(), log):
-    folder = prepare_folder(folder, config, _completed)
-    system.save(str(folder))  # of a resumed run too: it may have been killed before it had all
-    store_digests(folder, found)
-    return _train(config, folder, system, params, batches, log)
+    folder = prepare_folder(folder, config, _complete_stored_config)
+    if jax.process_index() == 0:
+      system.save(str(folder))  # also when resumed: the run may have been killed before it stored everything
+      store_digests(folder, digests)
+    _wait_for_all_processes('store_data')
+    return _train_and_evaluate(config, folder, system, initializer, batches, log)
 
 
-def _train(
+def _train_and_evaluate(
   config: Config,
   folder: Path,
   system: System,
-  params: Callable[[int], Any],
+  initializer: Callable[[int], Any],
   batches: Sequence[BatchSequence],
-  log: Callable[[str], None],
-) -> dict[str, dict[str, MetricValue | MetricSummary]] | None:
-  """What is left of `train` once everything is known to be well. Args: batches, of each seed."""
-  training = Training(**config['training'])
-  began, direction = time.monotonic(), 'max' if _selectable(config)[training.select] else 'min'
-  given = {'loss': system.loss, 'evaluate': _validation(system), 'direction': direction}
-  members = _members(config, folder, system)
-  step, reasons, compilations = _fit(folder, [own for _, own in members], training, params, batches, given)
-  for reason in dict.fromkeys(reasons):
-    log(f'{reason} ({time.monotonic() - began:.0f} s, {compilations} shapes compiled)')
-  if any(reason.startswith('stopped by') for reason in reasons):
-    log(f'the same command goes on from step {step}')
+  log: Log,
+) -> Results | Summaries | None:
+  """Trains and evaluates after all checks have passed; `batches` are those of each seed."""
+  start = time.monotonic()
+  members = _prepare_members(config, folder, system)
+  result = _fit(config, folder, [path for _, path in members], system, initializer, batches)
+  seconds = time.monotonic() - start
+  for reason in dict.fromkeys(result.reasons):
+    log(f'{reason} ({seconds:.0f} s, {result.compilations} shapes compiled)')
+  if any(reason.startswith('stopped by') for reason in result.reasons):
+    log(f'run the same command again to resume from step {result.step}')
     return None
-  found = [_finish(own_config, own, system, log) for own_config, own in members]
-  return found[0] if len(batches) == 1 else _summary(folder, run_seeds(config), found, log)
+  results = [_evaluate_and_store(member, path, system, log) for member, path in members]
+  if len(members) == 1:
+    return results[0]
+  return _summarize(folder, run_seeds(config), results, log)
 
 
 def _fit(
+  config: Config,
   folder: Path,
-  folders: Sequence[Path],
-  training: Training,
-  params: Callable[[int], Any],
+  member_folders: Sequence[Path],
+  system: System,
+  initializer: Callable[[int], Any],
   batches: Sequence[BatchSequence],
-  given: Mapping[str, Any],
 ) -> SeedResults:
-  """One run by itself, several side by side. `folders` and `batches`: of each run; `given`: for either."""
+  """Trains one run, or several side by side."""
+  training = Training(**config['training'])
+  options = {
+    'loss': system.loss,
+    'params': initializer,
+    'evaluate': _make_validation(system),
+    'direction': 'max' if _selectable_metrics(config)[training.select] else 'min',
+  }
   if len(batches) > 1:
-    together = lambda start, stop: stream(StackedBatches(batches), start, stop)
-    return fit_seeds(folder, folders, training, params=params, stream=together, **given)
-  alone = lambda start, stop: stream(batches[0], start, stop)
-  result = fit(folder, training, params=params, stream=alone, **given)
+    stacked = StackedBatches(batches)
+    return fit_seeds(
+      folder, member_folders, training, stream=lambda start, stop: stream(stacked, start, stop), **options
+    )
+  result = fit(folder, training, stream=lambda start, stop: stream(batches[0], start, stop), **options)
   return SeedResults(int(result.state.step), [result.reason], result.compilations)
 
 
-def _completed(stored: Config) -> Config:
+def _complete_stored_config(stored: Config) -> Config:
   return fill_defaults(stored, 'the config of that folder')
 
 
-def _members(config: Config, folder: Path, system: System) -> list[tuple[Config, Path]]:
-  """The config and the folder of each run; of several, those that it would have if it were trained alone."""
+def _prepare_members(config: Config, folder: Path, system: System) -> list[tuple[Config, Path]]:
+  """Returns the config and the folder of each run. Those of several seeds are as if each were trained alone."""
   if config['seeds'] == 1:
     return [(config, folder)]
-  configs = [dict(config, seeds=1, training=config['training'] | {'seed': seed}) for seed in run_seeds(config)]
-  members = [(own, prepare_folder(seed_folder(folder, own['training']['seed']), own, _completed)) for own in configs]
-  for _, path in members:
+  members = []
+  for seed in run_seeds(config):
+    member = dict(config, seeds=1, training=config['training'] | {'seed': seed})
+    path = prepare_folder(seed_folder(folder, seed), member, _complete_stored_config)
     system.save(str(path))
+    members.append((member, path))
   return members
 
 
 def _check_config(config: Config) -> None:
-  """Everything in a config that can be wrong without its data, said before the folder belongs to it."""
-  if config['seeds'] < 1 or (config['seeds'] > 1 and jax.process_count() > 1):
-    possible = '1 in several processes' if jax.process_count() > 1 else '1 or more'
-    raise UserError(f'config.seeds is {config["seeds"]}; possible: {possible}')
+  """Raises UserError for every mistake that can be found without the data, before the folder is touched."""
+  if config['seeds'] < 1:
+    raise UserError(f'config.seeds must be at least 1, got {config["seeds"]}')
+  if config['seeds'] > 1 and jax.process_count() > 1:
+    raise UserError(f'config.seeds must be 1 when several processes train together, got {config["seeds"]}')
   training = Training(**config['training'])
   make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
   SYSTEMS[config['system']].check(config, training)
-  choose(training.select, _selectable(config), 'metric in training.select:')
+  choose(training.select, _selectable_metrics(config), 'metric in training.select:')
 
 
-def _selectable(config: Config) -> dict[str, bool]:
+def _selectable_metrics(config: Config) -> dict[str, bool]:
   return SYSTEMS[config['system']].selectable_metrics(config)
 
 
-def _check_data(system: System, batches: BatchSequence, log: Callable[[str], None]) -> None:
-  """What only the data can tell to be wrong with a config."""
+def _check_data(system: System, batches: BatchSequence, log: Log) -> None:
+  """Raises UserError for mistakes in the config that only the data reveal."""
   if 'validation' not in system.splits:
-    log('no validation split: training.select and training.patience have nothing to look at, the last step is measured')
+    log('no validation split: training.select and training.patience have no effect, the last step is evaluated')
   mesh = make_mesh(seeds=system.config['seeds'])
   for rows, *_ in batches.shapes:
     check_rows(rows * jax.process_count(), mesh, system.config['training']['accumulate'])
@@ -159,69 +182,92 @@ def _check_data(system: System, batches: BatchSequence, log: Callable[[str], Non
 def _describe(system: System, params: Any) -> str:
   size = sum(x.size for x in jax.tree.leaves(params))
   devices = jax.devices()
-  where = f'{len(devices)} x {devices[0].device_kind}'
-  return f'{size:,} parameters; attention implementation {system.implementation}; {where}'
+  return (
+    f'{size:,} parameters; attention implementation {system.implementation}; {len(devices)} x {devices[0].device_kind}'
+  )
 
 
-def _validation(system: System) -> Callable[[TrainState], dict[str, float]] | None:
-  """state -> metrics of the validation split by greedy search; None where the task has no validation split."""
+def _make_validation(system: System) -> Callable[[TrainState], dict[str, float]] | None:
+  """Returns state -> metrics of the validation split with greedy search; None without a validation split."""
   if 'validation' not in system.splits:
     return None
 
   def validate(state: TrainState) -> dict[str, float]:
-    found, _ = system.evaluate(evaluation_params(state), 'validation', beams=1)
-    if not math.isfinite(loss := found['loss'].value):
-      raise UserError(f'validation loss is {loss} after step {state.step}; possible: a lower learning rate, clipping')
-    return {name: result.value for name, result in found.items()}
+    metrics, _ = system.evaluate(evaluation_params(state), 'validation', beams=1)
+    loss = metrics['loss'].value
+    if not math.isfinite(loss):
+      raise UserError(
+        f'validation loss must be finite, got {loss} after step {state.step}; try a lower learning rate or clipping'
+      )
+    return {name: result.value for name, result in metrics.items()}
 
   return validate
 
 
-def _finish(config: Config, folder: Path, system: System, log) -> dict[str, dict[str, MetricValue]]:
-  """Measures the tested splits with the best parameters and writes results and hypotheses."""
-  run = Run(folder, system, *restore_params(folder, system, 'best'))
+def _evaluate_and_store(config: Config, folder: Path, system: System, log: Log) -> Results:
+  """Evaluates the test splits with the best parameters, and writes results and hypotheses."""
+  params, steps = restore_params(folder, system, 'best')
+  run = Run(folder, system, params, steps)
   results = {}
-  for split in _measured(system):
+  for split in _splits_to_evaluate(system):
     results[split], predictions = evaluate_split(run, split)
     write_lines(folder / f'hypotheses.{split}.txt', system.format_predictions(predictions))
-  chosen = _chosen(folder, system, config['training']['select'])
-  what = ' and '.join(results) or 'nothing, as the task has only a training split'
-  log(f'measured: {what}; parameters: step {run.step}, {chosen}')
-  record = {'step': run.step, 'implementation': system.implementation, 'evaluation': config['evaluation']}
-  record['results'] = {s: {n: m._asdict() for n, m in found.items()} for s, found in results.items()}
-  write_text(folder / RESULTS, json.dumps(record, indent=2) + '\n')
-  log(f'written to {folder}: {", ".join(sorted(p.name + "/" * p.is_dir() for p in folder.glob("[!.]*")))}')
+  splits = ' and '.join(results) or 'nothing, as the task has only a training split'
+  selection = _describe_selection(folder, system, config['training']['select'])
+  log(f'measured: {splits}; parameters: step {run.step}, {selection}')
+  record = {
+    'step': run.step,
+    'implementation': system.implementation,
+    'evaluation': config['evaluation'],
+    'results': _as_json(results),
+  }
+  write_json(folder / RESULTS, record)
+  _wait_for_all_processes('store_results')
+  names = sorted(f'{path.name}/' if path.is_dir() else path.name for path in folder.glob('[!.]*'))
+  log(f'written to {folder}: {", ".join(names)}')
   return results
 
 
-def _chosen(folder: Path, system: System, select: str) -> str:
-  """Which parameters `best` stands for."""
+def _describe_selection(folder: Path, system: System, select: str) -> str:
+  """Describes which parameters the checkpoint name 'best' stands for."""
   if 'validation' not in system.splits:
     return 'the last'
   checkpoints = Checkpoints(folder, read_only=True)
   try:
-    return f'the best by validation {select}' if checkpoints.steps(BEST) else f'the last, as {BEST}/ holds none'
+    return f'the best by validation {select}' if checkpoints.steps(BEST) else f'the last, as {BEST}/ is empty'
   finally:
     checkpoints.close()
 
 
-def _summary(folder: Path, seeds: list[int], found: list[dict[str, dict[str, MetricValue]]], log):
-  """Mean and spread over runs of what was measured in each; written to results.json as well."""
-  results = {split: {} for split in found[0]}
-  for split, means in results.items():
-    for name in dict.fromkeys(name for run in found for name in run[split]):
-      lack = [seed for seed, run in zip(seeds, found, strict=True) if name not in run[split]]
-      if lack:
-        log(f'{split}: no {name} of seed {", ".join(map(str, lack))}, and so no mean of it')
+def _summarize(folder: Path, seeds: list[int], runs: list[Results], log: Log) -> Summaries:
+  """Aggregates the results of several runs, and writes them. A metric that a run lacks has no summary."""
+  summaries = {split: {} for split in runs[0]}
+  for split, metrics in summaries.items():
+    for name in dict.fromkeys(name for run in runs for name in run[split]):
+      missing = [seed for seed, run in zip(seeds, runs, strict=True) if name not in run[split]]
+      if missing:
+        log(f'{split}: no mean of {name}, which seed {", ".join(map(str, missing))} lacks')
       else:
-        means[name] = aggregate_runs([run[split][name] for run in found])
-  record = {'seeds': seeds, 'results': {s: {n: m._asdict() for n, m in some.items()} for s, some in results.items()}}
-  write_text(folder / RESULTS, json.dumps(record, indent=2) + '\n')
+        metrics[name] = aggregate_runs([run[split][name] for run in runs])
+  write_json(folder / RESULTS, {'seeds': seeds, 'results': _as_json(summaries)})
   log(f'written to {folder}: the means over {len(seeds)} seeds in {RESULTS}')
-  return results
+  return summaries
 
 
-def _measured(system: System) -> list[str]:
-  """The tested splits; of a task that has none (it comes without a test set) the one that chose the parameters."""
-  splits = system.splits
-  return [split for split in TEST_SPLITS if split in splits] or [split for split in ('validation',) if split in splits]
+def _as_json(results: Results | Summaries) -> dict[str, Any]:
+  return {split: {name: result._asdict() for name, result in metrics.items()} for split, metrics in results.items()}
+
+
+def _splits_to_evaluate(system: System) -> list[str]:
+  """The test splits; the validation split of a task without any."""
+  tests = [split for split in TEST_SPLITS if split in system.splits]
+  return tests or [split for split in ('validation',) if split in system.splits]
+
+
+def _wait_for_all_processes(name: str) -> None:
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices(name)
+
+
+def _discard(line: str) -> None:
+  """The log of all processes but the first."""

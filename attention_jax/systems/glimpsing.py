@@ -1,4 +1,4 @@
-"""From pictures to labels by a few glimpses: the system of recurrent models of visual attention."""
+"""Glimpsing: the system of recurrent models of visual attention, from pictures to labels by a few glimpses."""
 
 import dataclasses
 import functools
@@ -29,19 +29,25 @@ from attention_jax.losses.sequence import cross_entropy
 from attention_jax.models.encoder_decoder import DTYPES
 from attention_jax.models.glimpses import GlimpseConfig, GlimpseNetwork
 from attention_jax.specs import Size, bind, check_fields
-from attention_jax.systems.base import Config, parse_rows
+from attention_jax.systems.base import Config, System, check_setting, parse_rows, trace_loss
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import OBJECTIVE_RNG, Loss
-from attention_jax.training.partition import make_mesh, replicate, shard_batch
-from attention_jax.training.step import step_rngs
+from attention_jax.training.partition import shard_batch
 
 SELECTABLE_METRICS = {'loss': False, 'error': False, 'error_of_one': False, 'error_of_means': False}
+MIN_PROBABILITY = 1e-30  # bounds the loss of a sampled mean that is 0 in float32
 
 
 @dataclasses.dataclass(frozen=True)
 class GlimpsingData:
-  """The fields of `config.data`: a spec of data.digits.DIGITS, what its paths start from, pictures of a batch."""
+  """Fields of `config.data`.
+
+  Attributes:
+    task: a spec of data.digits.DIGITS.
+    folder: folder that relative paths of the task start from.
+    batch_size: pictures of a batch.
+  """
 
   task: str = 'digits'
   folder: str = 'data'
@@ -50,11 +56,11 @@ class GlimpsingData:
 
 @dataclasses.dataclass(frozen=True)
 class GlimpsingEvaluation:
-  """The fields of `config.evaluation`.
+  """Fields of `config.evaluation`.
 
   Attributes:
-    samples: ways of looking at each picture, whose probabilities are averaged.
-    batch_size: pictures at once.
+    samples: glimpse paths sampled for each picture; their probabilities are averaged.
+    batch_size: number of pictures that are classified at once.
   """
 
   samples: Size = 10
@@ -65,10 +71,14 @@ class GlimpsingEvaluation:
 
 
 class GlimpsePrediction(NamedTuple):
-  """What is said of a picture: a label, the probability of each, and one of the ways [T, 2] of looking at it.
+  """Prediction for one picture.
 
-  labels: [N], what each way of looking says by itself. means: [N], what it says where it looks at the means of its
-    locations, which are not drawn then.
+  Attributes:
+    label: the most probable label.
+    probabilities: [L], the mean over the sampled paths.
+    locations: [T, 2], the first sampled path.
+    labels: [N], the label predicted from each sampled path alone.
+    means: [N], the label predicted with each sample's first location and the means of all later locations.
   """
 
   label: int
@@ -78,16 +88,21 @@ class GlimpsePrediction(NamedTuple):
   means: np.ndarray
 
 
-class GlimpsingSystem:
-  """Glimpses of digits, or of any pictures of one size with labels."""
+class GlimpsingSystem(System):
+  """Glimpses of digits, or of any labelled pictures of one size.
+
+  Args:
+    config: the whole config of the run.
+    load_data: returns the splits; called on first use.
+  """
 
   config_groups: Mapping[str, type] = {'data': GlimpsingData, 'model': GlimpseConfig, 'evaluation': GlimpsingEvaluation}
   plot_filename = 'glimpses.png'
   implementation = 'hard, by glimpses'
 
-  def __init__(self, config: Config, data: Callable[[], Mapping[str, Digits]]):
-    """`data` gives the splits when they are asked for."""
-    self.config, self._data = config, data
+  def __init__(self, config: Config, load_data: Callable[[], Mapping[str, Digits]]):
+    self.config = config
+    self._load_data = load_data
 
   @classmethod
   def load(cls, config: Config, folder: str | None) -> 'GlimpsingSystem':
@@ -102,13 +117,12 @@ class GlimpsingSystem:
   def check(cls, config: Config, training: Training) -> None:
     bind(config['data']['task'], DIGITS, 'task')
     GlimpsingEvaluation(**config['evaluation'])
-    for name, possible in (('objective', 'likelihood'), ('auxiliary', '')):
-      if getattr(training, name) != possible:
-        raise UserError(f'training.{name} is {getattr(training, name)!r}; possible for glimpses: {possible!r}')
+    check_setting(training, 'objective', 'likelihood', 'glimpsing')
+    check_setting(training, 'auxiliary', '', 'glimpsing')
     model = _build(config['model'], classes=2)
-    params, batch = jax.eval_shape(lambda: _initial(model, 0)), _smallest()
+    params = jax.eval_shape(lambda: _init_params(model, 0))
     make_anneal(training.anneal, params, training.steps)
-    jax.eval_shape(_loss(model, config, training), params, batch, step_rngs(jax.random.key(0)), {})
+    trace_loss(_loss(model, config, training), params, _dummy_batch())
 
   @classmethod
   def selectable_metrics(cls, config: Config) -> dict[str, bool]:
@@ -117,10 +131,11 @@ class GlimpsingSystem:
   @functools.cached_property
   def digits(self) -> Mapping[str, Digits]:
     """The splits."""
-    return self._data()
+    return self._load_data()
 
   @functools.cached_property
   def model(self) -> GlimpseNetwork:
+    """The network, whose size depends on the number of classes in the data."""
     return _build(self.config['model'], self.digits['train'].classes)
 
   @functools.cached_property
@@ -130,11 +145,12 @@ class GlimpsingSystem:
   @property
   def report(self) -> list[str]:
     train = self.digits['train']
-    *sizes, channels = render_digit(train, 0, np.random.default_rng(0)).shape
-    shape = ' x '.join(map(str, sizes if channels == 1 else (*sizes, channels)))
-    among = f', among {format_count(train.clutter, "piece")} of others' if train.clutter else ''
+    height, width, channels = render_digit(train, 0, np.random.default_rng(0)).shape
+    sizes = [height, width] if channels == 1 else [height, width, channels]
+    shape = ' x '.join(map(str, sizes))
+    clutter = f', with {format_count(train.clutter, "piece")} of other pictures' if train.clutter else ''
     return [
-      f'{name}: {format_count(len(split.labels), "picture")} ({shape}{among})' for name, split in self.digits.items()
+      f'{name}: {format_count(len(split.labels), "picture")} ({shape}{clutter})' for name, split in self.digits.items()
     ]
 
   @property
@@ -145,91 +161,92 @@ class GlimpsingSystem:
   def arrays(self) -> Mapping[str, Any]:
     return self.digits
 
-  def save(self, folder: str) -> None:
-    """Nothing: a run is opened by its config and its data."""
-
   def initializer(self) -> Callable[[int], Any]:
-    return jax.jit(functools.partial(_initial, self.model, channels=self.digits['train'].pictures.shape[-1]))
+    return jax.jit(functools.partial(_init_params, self.model, channels=self.digits['train'].pictures.shape[-1]))
 
   def batches(self, seed: int) -> DigitBatches:
-    return DigitBatches(
-      self.digits['train'], self.config['data']['batch_size'], seed, jax.process_index(), jax.process_count()
-    )
+    size = self.config['data']['batch_size']
+    return DigitBatches(self.digits['train'], size, seed, jax.process_index(), jax.process_count())
 
-  def check_data(self, log: Callable[[str], None]) -> None:
-    """Nothing: pictures and labels are looked at as they are read."""
-
-  def evaluate(self, params: Any, split: str, *, beams: int | None = None):
+  def evaluate(
+    self, params: Any, split: str, *, beams: int | None = None
+  ) -> tuple[dict[str, MetricValue], list[GlimpsePrediction]]:
     digits = self.digits[choose(split, self.digits, 'split')]
-    looks, losses = self._look(params, eval_digit_batches(digits, self._rows), len(digits.labels))
+    predictions, losses = self._predict(params, eval_digit_batches(digits, self.evaluation_rows), len(digits.labels))
     samples = self.config['evaluation']['samples']
-    how = f'samples:{samples}|rows:{len(digits.labels)}'
-    wrong = float(np.mean([look.label != label for look, label in zip(looks, digits.labels, strict=True)]))
-    of_each = f'mean of {samples}, each by itself|rows:{len(digits.labels)}'
-    of_all = {'error_of_one': [look.labels for look in looks], 'error_of_means': [look.means for look in looks]}
-    share = lambda said: MetricValue(100 * float(np.mean(np.array(said) != digits.labels[:, None])), '%', of_each)
-    found = {
-      'loss': MetricValue(float(np.mean(losses)), 'nat/picture', how),
-      'error': MetricValue(100 * wrong, '%', how),
+    rows = f'rows:{len(digits.labels)}'
+    ensemble = f'samples:{samples}|{rows}'
+    single = f'mean of {samples}, each by itself|{rows}'
+
+    def single_error(labels: Sequence[np.ndarray]) -> MetricValue:
+      wrong = np.array(labels) != digits.labels[:, None]
+      return MetricValue(100 * float(np.mean(wrong)), '%', single)
+
+    wrong = [p.label != label for p, label in zip(predictions, digits.labels, strict=True)]
+    metrics = {
+      'loss': MetricValue(float(np.mean(losses)), 'nat/picture', ensemble),
+      'error': MetricValue(100 * float(np.mean(wrong)), '%', ensemble),
+      'error_of_one': single_error([p.labels for p in predictions]),
+      'error_of_means': single_error([p.means for p in predictions]),
     }
-    return found | {name: share(said) for name, said in of_all.items()}, looks
+    return metrics, predictions
 
   def format_predictions(self, predictions: Sequence[GlimpsePrediction]) -> list[str]:
-    return [str(look.label) for look in predictions]
+    return [str(prediction.label) for prediction in predictions]
 
   def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
-    """Writes the pictures of some rows, where the model looked at them, in order, and what the retina saw."""
+    """Writes pictures of a split with the sampled path of glimpses, and what the retina sees at each."""
     if inputs:
-      raise UserError('--text has nothing to look at; possible: --split and --rows')
+      raise UserError('--text: this run reads pictures, not text; expected --split and --rows')
     digits = self.digits[choose(split, self.digits, 'split')]
-    chosen = np.array(parse_rows(rows, split, len(digits.labels)))
-    batch = gather_digits(digits, chosen, (0,))
-    looks, _ = self._look(params, [batch], len(digits.labels))
-    items = [
-      glimpse_paths.GlimpsePath(picture, looks[row].locations, f'{split} {row}: {label}, said {looks[row].label}')
-      for picture, row, label in zip(batch.picture, chosen, batch.label, strict=True)
-    ]
+    row_numbers = np.array(parse_rows(rows, split, len(digits.labels)))
+    batch = gather_digits(digits, row_numbers, (0,))
+    predictions, _ = self._predict(params, [batch], len(digits.labels))
+    items = []
+    for picture, row, label in zip(batch.picture, row_numbers, batch.label, strict=True):
+      title = f'{split} {row}: {label}, predicted {predictions[row].label}'
+      items.append(glimpse_paths.GlimpsePath(picture, predictions[row].locations, title))
     glimpse_paths.write(items, path, self.config['model']['size'], self.config['model']['scales'])
 
-  @property
-  def _rows(self) -> int:
-    devices = len(jax.local_devices())
-    return -(-self.config['evaluation']['batch_size'] // devices) * devices
-
   @functools.cached_property
-  def _run(self) -> Callable:
-    """(params, batch) -> probabilities [B, L], a way [B, T, 2], labels and those of means [B, N]: each picture looked
-    at in several ways, which are drawn by its number, whatever is beside it."""
+  def _classify(self) -> Callable:
+    """(params, batch) -> the fields of GlimpsePrediction from `probabilities` on, with a leading batch axis.
 
-    def run(params, batch):
-      def picture(one):
-        def way(rng):
-          alone = jax.tree.map(lambda x: x[None], one)
-          found, steady = (_apply(self.model, params, alone, rng, drawn) for drawn in (True, False))
-          return jax.nn.softmax(found.logits[0]), found.locations[0], steady.logits[0].argmax()
+    The samples of a picture depend on its row number alone, not on the other pictures of the batch.
+    """
+    samples = self.config['evaluation']['samples']
 
-        rng = jax.random.fold_in(jax.random.key(0), one.index)
-        rngs = jax.random.split(rng, self.config['evaluation']['samples'])
-        probabilities, locations, means = jax.lax.map(way, rngs)
-        return probabilities.mean(0), locations[0], probabilities.argmax(-1), means
+    def classify_picture(params, picture: DigitBatch):
+      batch = jax.tree.map(lambda x: x[None], picture)
 
-      return jax.vmap(picture)(batch)
+      def sample(rng):
+        sampled = _apply(self.model, params, batch, rng, True)
+        mean = _apply(self.model, params, batch, rng, False)
+        return jax.nn.softmax(sampled.logits[0]), sampled.locations[0], mean.logits[0].argmax()
 
-    return jax.jit(run)
+      rngs = jax.random.split(jax.random.fold_in(jax.random.key(0), picture.index), samples)
+      probabilities, locations, means = jax.lax.map(sample, rngs)
+      return probabilities.mean(0), locations[0], probabilities.argmax(-1), means
 
-  def _look(self, params: Any, batches: Sequence[DigitBatch], rows: int) -> tuple[list[GlimpsePrediction], np.ndarray]:
-    mesh, looks, losses = make_mesh(jax.local_devices()), [None] * rows, np.zeros(rows)
-    params = replicate(jax.device_get(params), mesh)
+    return jax.jit(jax.vmap(classify_picture, (None, 0)))
+
+  def _predict(
+    self, params: Any, batches: Sequence[DigitBatch], rows: int
+  ) -> tuple[list[GlimpsePrediction | None], np.ndarray]:
+    """Returns one prediction and one loss per row of a split; rows that are in no batch have None and 0."""
+    params = self.replicate_params(params)
+    predictions = [None] * rows
+    losses = np.zeros(rows)
     for batch in batches:
-      whole = len(batch.index) % mesh.devices.size == 0
-      placed = shard_batch(batch, mesh) if whole else batch
-      probabilities, *ways = jax.device_get(self._run(params, placed))
+      divides = len(batch.index) % self.mesh.devices.size == 0
+      placed = shard_batch(batch, self.mesh) if divides else batch
+      probabilities, locations, labels, means = jax.device_get(self._classify(params, placed))
       for i in np.flatnonzero(batch.index >= 0):
-        looks[batch.index[i]] = GlimpsePrediction(
-          int(probabilities[i].argmax()), probabilities[i], *(way[i] for way in ways)
-        )
-        losses[batch.index[i]] = -np.log(max(float(probabilities[i, batch.label[i]]), 1e-30))
-    return looks, losses
+        label = int(probabilities[i].argmax())
+        prediction = GlimpsePrediction(label, probabilities[i], locations[i], labels[i], means[i])
+        predictions[batch.index[i]] = prediction
+        losses[batch.index[i]] = -np.log(max(float(probabilities[i, batch.label[i]]), MIN_PROBABILITY))
+    return predictions, losses
 
 
 def _build(model: Mapping[str, Any], classes: int) -> GlimpseNetwork:
@@ -239,19 +256,30 @@ def _build(model: Mapping[str, Any], classes: int) -> GlimpseNetwork:
   return GlimpseNetwork(classes, **options, dtype=dtype)
 
 
-def _initial(model: GlimpseNetwork, seed: int, channels: int = 1) -> Any:
+def _init_params(model: GlimpseNetwork, seed: int, channels: int = 1) -> Any:
   rng = jax.random.key(seed)
   rngs = {'params': rng, 'attention': rng}
   return model.init(rngs, jnp.zeros((1, 2 * model.size, 2 * model.size, channels)), jnp.zeros((1, 2)))['params']
 
 
-def _smallest() -> DigitBatch:
+def _dummy_batch() -> DigitBatch:
+  """One picture, for tracing."""
   return DigitBatch(np.zeros((1, 32, 32, 1), np.uint8), np.zeros(1, np.int32), np.zeros(1, np.int32))
 
 
 def _apply(model: GlimpseNetwork, params: Any, batch: DigitBatch, rng: jax.Array, drawn: bool = True):
-  """GlimpseNetworkOutput, from a first location that is drawn anywhere. The others are `drawn`, at test time as in training, or
-  the means of what they would be drawn from."""
+  """Applies the network from a first location that is sampled uniformly.
+
+  Args:
+    model: the network.
+    params: its parameters.
+    batch: pictures with labels.
+    rng: consumed.
+    drawn: whether later locations are sampled, at test time as in training, or are the means of their distributions.
+
+  Returns:
+    A models.glimpses.GlimpseNetworkOutput.
+  """
   first, rng = jax.random.split(rng)
   start = jax.random.uniform(first, (len(batch.label), 2), minval=-1.0, maxval=1.0)
   pictures = batch.picture.astype(jnp.float32) / 255
@@ -261,26 +289,28 @@ def _apply(model: GlimpseNetwork, params: Any, batch: DigitBatch, rng: jax.Array
 def _loss(model: GlimpseNetwork, config: Config, training: Training) -> Loss:
   """−log p(y) − Σ_t log π(l_t) (R − b_t) + Σ_t (R − b_t)², R whether the label is right. Mnih et al. 2014, section 3.2.
 
-  The mean over `model.samples` ways of looking at each picture.
+  The mean over `model.samples` sampled paths of each picture.
   """
   samples = GlimpseConfig(**config['model']).samples
 
-  def one(params, batch, rng):
-    found, real = _apply(model, params, batch, rng), batch.index >= 0
-    sums = cross_entropy(found.logits[:, None], batch.label[:, None], real[:, None], training.label_smoothing)
-    right = (found.logits.argmax(-1) == batch.label).astype(jnp.float32)
-    draws, expected = found.log_policy[:, 1:], found.baselines[:, 1:]
-    rewards = jnp.zeros_like(draws).at[:, -1:].set(right[:, None])  # there is one, at the end
-    drawn = jax.vmap(latent.reinforce)(draws, rewards, expected)
-    beside = {
-      'reinforce': -jnp.sum(jnp.where(real, drawn, 0.0)),
-      'baseline': jnp.sum(jnp.where(real[:, None], right[:, None] - expected, 0.0) ** 2),
+  def path_loss(params, batch, rng):
+    outputs = _apply(model, params, batch, rng)
+    mask = batch.index >= 0
+    sums = cross_entropy(outputs.logits[:, None], batch.label[:, None], mask[:, None], training.label_smoothing)
+    is_right = (outputs.logits.argmax(-1) == batch.label).astype(jnp.float32)
+    log_policy = outputs.log_policy[:, 1:]  # the first location is not sampled by the policy
+    baselines = outputs.baselines[:, 1:]
+    rewards = jnp.zeros_like(log_policy).at[:, -1:].set(is_right[:, None])  # one reward, after the last glimpse
+    reinforce = jax.vmap(latent.reinforce)(log_policy, rewards, baselines)
+    terms = {
+      'reinforce': -jnp.sum(jnp.where(mask, reinforce, 0.0)),
+      'baseline': jnp.sum(jnp.where(mask[:, None], is_right[:, None] - baselines, 0.0) ** 2),
     }
-    return {'cross_entropy': sums['loss'], **sums, **beside, 'loss': sums['loss'] + sum(beside.values())}
+    return {'cross_entropy': sums['loss'], **sums, **terms, 'loss': sums['loss'] + sum(terms.values())}
 
   def loss(params, batch, rngs, running, update):
     rng = jax.random.key(0) if rngs is None else rngs[OBJECTIVE_RNG]
-    found = jax.vmap(one, (None, None, 0))(params, batch, jax.random.split(rng, samples))
-    return jax.tree.map(lambda x: x.mean(0), found)
+    sums = jax.vmap(path_loss, (None, None, 0))(params, batch, jax.random.split(rng, samples))
+    return jax.tree.map(lambda x: x.mean(0), sums)
 
   return Loss(loss)

@@ -1,4 +1,4 @@
-"""Heatmaps of what a trained model attends to."""
+"""Heatmaps of the attention weights of trained models."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +8,7 @@ import numpy as np
 
 from attention_jax.analysis.plots import Heatmap, grid
 from attention_jax.data import tasks
+from attention_jax.data.encoding import encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
@@ -22,23 +23,32 @@ END = SPECIAL_TOKENS[EOS]
 
 
 def plot_lines(predictor: Predictor, lines: Sequence[str], beams: int, path: str | Path) -> None:
-  """Writes one PNG with a heatmap for the best hypothesis of each line. Raises: UserError for one without an output."""
+  """Writes one PNG with a heatmap of the best hypothesis of each line.
+
+  Raises:
+    UserError: for an empty line, and for a line without a hypothesis.
+  """
   if not all(line.strip() for line in lines):
-    raise UserError('an empty line attends to nothing; possible: a line of text')
-  items = []
+    raise UserError('an empty line has no attention weights; expected a line of text')
+  heatmaps = []
   for line, prediction in zip(lines, predictor(lines, beams=beams), strict=True):
     if not prediction.hypotheses:
       raise UserError(f'no output for {line!r}')
     best = prediction.hypotheses[0]
-    items.append(Heatmap(best.weights, [*prediction.tokens, END], [*best.tokens, END], title=f'{line} → {best.text}'))
-  grid(items, path)
+    source = [*prediction.tokens, END]
+    heatmaps.append(Heatmap(best.weights, source, [*best.tokens, END], title=f'{line} → {best.text}'))
+  grid(heatmaps, path)
 
 
 def select_pairs(data: tasks.TranslationData, split: str, rows: Sequence[str]) -> tuple[list[int], Corpus]:
-  """The numbers of some rows of a split, and the pairs. Raises: UserError for rows that do not exist."""
+  """Returns the numbers of the given rows of a split, and their pairs.
+
+  Raises:
+    UserError: for rows that do not exist.
+  """
   corpus, encoded = tasks.get_split(data, split)
-  chosen = parse_rows(rows, split, encoded.rows)
-  return chosen, Corpus([corpus.source[r] for r in chosen], [corpus.target[r] for r in chosen])
+  numbers = parse_rows(rows, split, encoded.rows)
+  return numbers, Corpus([corpus.source[row] for row in numbers], [corpus.target[row] for row in numbers])
 
 
 def plot_rows(
@@ -50,26 +60,36 @@ def plot_rows(
   buckets: Sequence[Sequence[int]],
   path: str | Path,
 ) -> None:
-  """The same for rows of a split: forced targets, gold links. Raises: UserError for rows that do not exist."""
+  """Writes one PNG with a heatmap of each row of a split: the weights of its reference, and its gold links.
+
+  Args:
+    model, params: the trained model.
+    data: vocabularies and splits.
+    split, rows: the rows to plot, as numbers from 0.
+    buckets: of the config.
+    path: the file to write.
+
+  Raises:
+    UserError: for rows that do not exist, or fit no bucket.
+  """
   encoded = tasks.get_split(data, split)[1]
-  chosen, some = select_pairs(data, split, rows)
-  few = tasks.encode(some, data.source_vocab, data.target_vocab)
-  forced = TeacherForcedScorer(model, buckets, len(chosen))(params, few)
-  items = []
-  for i, row in enumerate(chosen):
-    if forced.weights[i] is None:
+  numbers, corpus = select_pairs(data, split, rows)
+  selected = encode(corpus, data.source_vocab, data.target_vocab)
+  scores = TeacherForcedScorer(model, buckets, len(numbers))(params, selected)
+  heatmaps = []
+  for row, source, target, weights in zip(numbers, corpus.source, corpus.target, scores.weights, strict=True):
+    if weights is None:
       raise UserError(f"row {row} of split '{split}' fits no bucket; see config.data.buckets")
-    source, target = some.source[i], some.target[i]
-    items.append(
+    heatmaps.append(
       Heatmap(
-        np.asarray(forced.weights[i]),
+        np.asarray(weights),
         [*data.source_vocab.tokenize(source), END],
         [*data.target_vocab.tokenize(target), END],
         gold=None if encoded.links is None else encoded.row_links(row),
         title=f'{split} {row}',
       )
     )
-  grid(items, path)
+  grid(heatmaps, path)
 
 
 def plot_layers(
@@ -82,13 +102,18 @@ def plot_layers(
   buckets: Sequence[Sequence[int]],
   path: str | Path,
 ) -> None:
-  """A heatmap for every layer and head, of each pair of a corpus. Raises: UserError where there are not several."""
-  items = []
+  """Writes one PNG with a heatmap for every layer and head of each pair of a corpus.
+
+  Raises:
+    UserError: for a model with a single layer of attention.
+  """
+  heatmaps = []
   scored = score_pairs(model, params, corpus, source_vocab, target_vocab, buckets, layers=True)
   for title, source, pair in zip(titles, corpus.source, scored, strict=True):
-    tokens = [*source_vocab.tokenize(source), END], [*pair.tokens, END]
+    source_tokens = [*source_vocab.tokenize(source), END]
+    target_tokens = [*pair.tokens, END]
     for layer, heads in enumerate(pair.layers):
-      names = [f', head {head}' for head in range(len(heads))] if len(heads) > 1 else ['']
-      each = zip(heads, names, strict=True)
-      items += [Heatmap(weights, *tokens, title=f'{title}, layer {layer}{name}') for weights, name in each]
-  grid(items, path)
+      for head, weights in enumerate(heads):
+        suffix = f', head {head}' if len(heads) > 1 else ''
+        heatmaps.append(Heatmap(weights, source_tokens, target_tokens, title=f'{title}, layer {layer}{suffix}'))
+  grid(heatmaps, path)

@@ -1,4 +1,4 @@
-"""From a sequence of vectors of bits to its answer: the system of networks with a memory of their own."""
+"""Recall: the system of memory networks, from a sequence of bit vectors to its answer."""
 
 import dataclasses
 import functools
@@ -25,19 +25,23 @@ from attention_jax.errors import UserError, choose
 from attention_jax.inference.metrics import MetricValue
 from attention_jax.models.turing import RecallConfig, Recaller, build_recaller
 from attention_jax.specs import Size, check_fields
-from attention_jax.systems.base import Config, parse_rows
+from attention_jax.systems.base import Config, System, check_setting, parse_rows, trace_loss
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
-from attention_jax.training.partition import make_mesh, replicate, shard_batch
-from attention_jax.training.step import step_rngs
+from attention_jax.training.partition import shard_batch
 
 SELECTABLE_METRICS = {'loss': False, 'cost': False, 'error': False, 'exact_match': True}
 
 
 @dataclasses.dataclass(frozen=True)
 class RecallData:
-  """The fields of `config.data`: a spec of data.recall.RECALL, and episodes of a batch."""
+  """Fields of `config.data`.
+
+  Attributes:
+    task: a spec of data.recall.RECALL.
+    batch_size: episodes of a batch.
+  """
 
   task: str = 'copy'
   batch_size: Size = 32
@@ -48,7 +52,11 @@ class RecallData:
 
 @dataclasses.dataclass(frozen=True)
 class RecallEvaluation:
-  """The fields of `config.evaluation`: episodes at once."""
+  """Fields of `config.evaluation`.
+
+  Attributes:
+    batch_size: number of episodes that are evaluated at once.
+  """
 
   batch_size: Size = 64
 
@@ -57,11 +65,12 @@ class RecallEvaluation:
 
 
 class RecallPrediction(NamedTuple):
-  """What is said of an episode.
+  """Prediction for one episode.
 
   Attributes:
     probabilities: [A, O], of each bit of the answer.
-    read, write: weights [T, R, N] and [T, W, N] in all steps.
+    read: weights [T, R, N] of the read heads in every step.
+    write: weights [T, W, N] of the write heads in every step.
   """
 
   probabilities: np.ndarray
@@ -73,16 +82,17 @@ class RecallPrediction(NamedTuple):
     return self.probabilities > 0.5
 
 
-class RecallSystem:
-  """Any cell on any task of remembering. Episodes are generated; there is nothing to download."""
+class RecallSystem(System):
+  """Any cell on any memory task. Episodes are generated, so that there is nothing to download."""
 
   config_groups: Mapping[str, type] = {'data': RecallData, 'model': RecallConfig, 'evaluation': RecallEvaluation}
   plot_filename = 'memory.png'
+  splits = ('train', *NUM_EPISODES)
 
   def __init__(self, config: Config):
-    self.config, self.task = config, make_recall_task(config['data']['task'])
+    self.config = config
+    self.task = make_recall_task(config['data']['task'])
     self.model = build_recaller(config['model'], self.task.output_features)
-    self.splits = ['train', *NUM_EPISODES]
 
   @classmethod
   def load(cls, config: Config, folder: str | None) -> 'RecallSystem':
@@ -96,15 +106,13 @@ class RecallSystem:
   def check(cls, config: Config, training: Training) -> None:
     RecallData(**config['data'])
     RecallEvaluation(**config['evaluation'])
-    for name, possible in (('objective', 'likelihood'), ('auxiliary', '')):
-      if getattr(training, name) != possible:
-        raise UserError(f'training.{name} is {getattr(training, name)!r}; possible for recall: {possible!r}')
-    if training.label_smoothing:
-      raise UserError('training.label_smoothing smooths words; possible for bits: 0.0')
+    check_setting(training, 'objective', 'likelihood', 'recall')
+    check_setting(training, 'auxiliary', '', 'recall')
+    check_setting(training, 'label_smoothing', 0.0, 'recall')
     system = cls(config)
     params = jax.eval_shape(lambda: system.initializer()(0))
     make_anneal(training.anneal, params, training.steps)
-    jax.eval_shape(system.loss, params, _smallest(system.task), step_rngs(jax.random.key(0)), {})
+    trace_loss(system.loss, params, _dummy_batch(system.task))
 
   @classmethod
   def selectable_metrics(cls, config: Config) -> dict[str, bool]:
@@ -116,94 +124,87 @@ class RecallSystem:
 
   @property
   def report(self) -> list[str]:
-    longest = lambda split: max(len(e.inputs) + len(e.target) for e in eval_episodes(self.task, split))
-    return [
-      'train: new episodes in every batch',
-      *(
-        f'{split}: {format_count(rows, "episode")} of up to {longest(split)} steps'
-        for split, rows in NUM_EPISODES.items()
-      ),
-    ]
-
-  @property
-  def arrays(self) -> Mapping[str, Any]:
-    return {}
+    lines = ['train: new episodes in every batch']
+    for split, rows in NUM_EPISODES.items():
+      longest = max(len(e.inputs) + len(e.target) for e in eval_episodes(self.task, split))
+      lines.append(f'{split}: {format_count(rows, "episode")} of up to {longest} steps')
+    return lines
 
   @property
   def implementation(self) -> str:
-    heads = f'{self.config["model"]["score"]} and {self.config["model"]["alignment"]}, step by step'
-    return heads if self.model.cell.attends else 'nothing is attended to'
-
-  def save(self, folder: str) -> None:
-    """Nothing but the config is needed to open a run."""
+    if not self.model.cell.attends:
+      return 'no attention'
+    return f'{self.config["model"]["score"]} and {self.config["model"]["alignment"]}, step by step'
 
   def initializer(self) -> Callable[[int], Any]:
-    inputs = jnp.asarray(_smallest(self.task).inputs)
+    inputs = jnp.asarray(_dummy_batch(self.task).inputs)
     return jax.jit(lambda seed: self.model.init(jax.random.key(seed), inputs)['params'])
 
   def batches(self, seed: int) -> RecallBatches:
     size = self.config['data']['batch_size']
     return RecallBatches(self.task, size, seed, jax.process_index(), jax.process_count())
 
-  def check_data(self, log: Callable[[str], None]) -> None:
-    """Nothing is left that the task has not told."""
-
-  def evaluate(self, params: Any, split: str, *, beams: int | None = None):
-    given = eval_episodes(self.task, choose(split, NUM_EPISODES, 'split'))
-    said, sums = self._say(params, eval_recall_batches(self.task, split, self._rows), len(given))
-    wrong = [(recollection.bits != episode.target) for recollection, episode in zip(said, given, strict=True)]
-    how = f'episodes:{len(given)}'
-    of_bits = lambda value, unit: MetricValue(value, unit, f'bits:{int(sums["tokens"])}|{how}')
-    return {
-      'loss': of_bits(sums['loss'] / sums['tokens'], 'nat/bit'),
-      'cost': MetricValue(sums['loss'] / np.log(2) / len(given), 'bit/sequence', how),
-      'error': of_bits(100 * float(np.concatenate([w.ravel() for w in wrong]).mean()), '%'),
-      'exact_match': MetricValue(100 * float(np.mean([not w.any() for w in wrong])), '%', how),
-    }, said
+  def evaluate(
+    self, params: Any, split: str, *, beams: int | None = None
+  ) -> tuple[dict[str, MetricValue], list[RecallPrediction]]:
+    episodes = eval_episodes(self.task, choose(split, NUM_EPISODES, 'split'))
+    predictions, sums = self._predict(params, split, len(episodes))
+    wrong_bits = [p.bits != episode.target for p, episode in zip(predictions, episodes, strict=True)]
+    per_episode = f'episodes:{len(episodes)}'
+    per_bit = f'bits:{int(sums["tokens"])}|{per_episode}'
+    error = float(np.concatenate([wrong.ravel() for wrong in wrong_bits]).mean())
+    exact = float(np.mean([not wrong.any() for wrong in wrong_bits]))
+    metrics = {
+      'loss': MetricValue(sums['loss'] / sums['tokens'], 'nat/bit', per_bit),
+      'cost': MetricValue(sums['loss'] / np.log(2) / len(episodes), 'bit/sequence', per_episode),
+      'error': MetricValue(100 * error, '%', per_bit),
+      'exact_match': MetricValue(100 * exact, '%', per_episode),
+    }
+    return metrics, predictions
 
   def format_predictions(self, predictions: Sequence[RecallPrediction]) -> list[str]:
-    """The vectors of an answer with spaces between them."""
-    return [' '.join(''.join(str(int(bit)) for bit in vector) for vector in said.bits) for said in predictions]
+    """Returns the predicted vectors of each episode, such as '011 100'."""
+    return [' '.join(''.join(str(int(bit)) for bit in vector) for vector in p.bits) for p in predictions]
 
   def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
-    """Writes what episodes show and ask, what was said, and where heads wrote and read, step by step."""
+    """Writes inputs, targets and predictions of episodes, and the weights of the heads in every step."""
     if inputs:
-      raise UserError('--text is not bits; possible: --split and --rows')
-    drawn = eval_episodes(self.task, choose(split, NUM_EPISODES, 'split'))
-    said, _ = self._say(params, eval_recall_batches(self.task, split, self._rows), len(drawn))
+      raise UserError('--text: this run reads bits, not text; expected --split and --rows')
+    episodes = eval_episodes(self.task, choose(split, NUM_EPISODES, 'split'))
+    predictions, _ = self._predict(params, split, len(episodes))
     items = []
-    for row in parse_rows(rows, split, len(drawn)):
-      episode, heads = drawn[row], {'write': said[row].write, 'read': said[row].read}
-      items.append(
-        memory_tapes.MemoryTape(episode.inputs, episode.target, said[row].probabilities, heads, f'{split} {row}')
-      )
+    for row in parse_rows(rows, split, len(episodes)):
+      episode = episodes[row]
+      prediction = predictions[row]
+      heads = {'write': prediction.write, 'read': prediction.read}
+      title = f'{split} {row}'
+      items.append(memory_tapes.MemoryTape(episode.inputs, episode.target, prediction.probabilities, heads, title))
     memory_tapes.write(items, path)
 
-  @property
-  def _rows(self) -> int:
-    devices = len(jax.local_devices())
-    return -(-self.config['evaluation']['batch_size'] // devices) * devices
-
   @functools.cached_property
-  def _run(self) -> Callable:
+  def _apply(self) -> Callable:
     return jax.jit(functools.partial(_sums, self.model))
 
-  def _say(
-    self, params: Any, batches: Sequence[RecallBatch], rows: int
-  ) -> tuple[list[RecallPrediction], dict[str, float]]:
-    mesh, found, totals = make_mesh(jax.local_devices()), [None] * rows, {'loss': 0.0, 'tokens': 0.0}
-    params = replicate(jax.device_get(params), mesh)
-    for batch in batches:
-      sums, told = jax.device_get(self._run(params, shard_batch(batch, mesh)))
+  def _predict(self, params: Any, split: str, rows: int) -> tuple[list[RecallPrediction], dict[str, float]]:
+    """Returns one prediction per episode of a split, and sums over its bits."""
+    params = self.replicate_params(params)
+    predictions = [None] * rows
+    totals = {'loss': 0.0, 'tokens': 0.0}
+    for batch in eval_recall_batches(self.task, split, self.evaluation_rows):
+      sums, outputs = jax.device_get(self._apply(params, shard_batch(batch, self.mesh)))
       totals = {name: total + float(sums[name]) for name, total in totals.items()}
       for i in np.flatnonzero(batch.index >= 0):
-        asked, last = batch.target_mask[i], np.flatnonzero(batch.target_mask[i])[-1] + 1
-        probabilities = (1 + np.tanh(told.logits[i, asked] / 2)) / 2  # no exponential overflows
-        found[batch.index[i]] = RecallPrediction(probabilities, told.read[i, :last], told.write[i, :last])
-    return found, totals
+        is_answer = batch.target_mask[i]
+        num_steps = np.flatnonzero(is_answer)[-1] + 1
+        probabilities = (1 + np.tanh(outputs.logits[i, is_answer] / 2)) / 2  # a sigmoid that cannot overflow
+        predictions[batch.index[i]] = RecallPrediction(
+          probabilities, outputs.read[i, :num_steps], outputs.write[i, :num_steps]
+        )
+    return predictions, totals
 
 
-def _smallest(task: RecallTask) -> RecallBatch:
+def _dummy_batch(task: RecallTask) -> RecallBatch:
+  """One episode of two steps, for tracing."""
   return RecallBatch(
     np.zeros((1, 2, task.input_features), np.float32),
     np.zeros((1, 2, task.output_features), np.int32),
@@ -213,10 +214,13 @@ def _smallest(task: RecallTask) -> RecallBatch:
 
 
 def _sums(model: Recaller, params: Any, batch: RecallBatch):
-  """Sums over the bits that are asked for: −Σ log p(bit), those that are right, how many; and what the model told."""
-  told = model.apply({'params': params}, batch.inputs)
-  real = jnp.broadcast_to(batch.target_mask[..., None], told.logits.shape)
-  signed = jnp.where(batch.target > 0, told.logits, -told.logits)
-  total = lambda x: jnp.sum(jnp.where(real, x, 0), dtype=jnp.float32)
-  sums = {'loss': total(jax.nn.softplus(-signed)), 'accuracy': total(signed > 0), 'tokens': total(real)}
-  return sums, told
+  """Returns sums over the bits of the answers (−Σ log p(bit), right bits, bits), and the outputs of the model."""
+  outputs = model.apply({'params': params}, batch.inputs)
+  mask = jnp.broadcast_to(batch.target_mask[..., None], outputs.logits.shape)
+  signed = jnp.where(batch.target > 0, outputs.logits, -outputs.logits)
+
+  def total(values: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.where(mask, values, 0), dtype=jnp.float32)
+
+  sums = {'loss': total(jax.nn.softplus(-signed)), 'accuracy': total(signed > 0), 'tokens': total(mask)}
+  return sums, outputs

@@ -1,4 +1,4 @@
-"""The table of systems: a config says which one it is of."""
+"""The table of systems; `config.system` is one of its names."""
 
 from collections.abc import Mapping
 

@@ -1,20 +1,22 @@
-"""Trained runs: open, restore, average and ensemble them, and evaluate them on a split."""
+"""Trained runs: opens, restores, averages and ensembles them, and evaluates them on a split."""
 
 import dataclasses
 import functools
 import itertools
-import os
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
+from attention_jax import atomic
 from attention_jax.errors import UserError, choose
 from attention_jax.inference.evaluation import text_metrics
 from attention_jax.inference.metrics import MetricValue
-from attention_jax.systems.base import Config, System
+from attention_jax.inference.predictor import Predictor
+from attention_jax.systems.base import Config, SupportsCorpus, SupportsEnsembles, SupportsTranslation, System
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
@@ -24,14 +26,20 @@ from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, sharding
 from attention_jax.training.state import evaluation_params, init_state
 
+Support = TypeVar('Support')
 NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
+CHECKPOINT_NAMES = ('best', 'latest', 'average')
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A trained run: its folder and system, the parameters to predict with, and the steps they are from.
+  """A trained run.
 
-  There are several steps of a mean of checkpoints and of an ensemble.
+  Attributes:
+    folder: the run folder.
+    system: its system.
+    params: the parameters to predict with.
+    steps: steps of the checkpoints that `params` come from: several for an average or an ensemble.
   """
 
   folder: Path
@@ -53,138 +61,185 @@ class Run:
     return self.system.model
 
   @functools.cached_property
-  def predictor(self) -> Any:
-    """What translates lines. Raises: UserError where the run does something else."""
-    return self.system_with('predictor').predictor(self.params)
+  def predictor(self) -> Predictor:
+    """Translates lines. Raises UserError for a run of a system that does not translate."""
+    return self.system_with(SupportsTranslation).predictor(self.params)
 
-  def system_with(self, method: str) -> System:
-    """The system, if it has this method. Raises: UserError naming those that have it."""
-    if not hasattr(self.system, method):
-      possible = ', '.join(name for name, cls in SYSTEMS.items() if hasattr(cls, method))
-      raise UserError(f'{self.folder} is a run of system {self.config["system"]!r}; possible here: {possible}')
-    return self.system
+  def system_with(self, protocol: type[Support]) -> Support:
+    """Returns the system as one that implements a protocol.
+
+    Args:
+      protocol: one of systems.base, such as SupportsTranslation.
+
+    Raises:
+      UserError: if the system does not implement it; the message lists the systems that do.
+    """
+    if isinstance(self.system, protocol):
+      return self.system
+    names = ', '.join(name for name, cls in SYSTEMS.items() if issubclass(cls, protocol))
+    raise UserError(f'{self.folder} is a run of system {self.config["system"]!r}; expected one of: {names}')
 
 
 def open_run_or_ensemble(
   folders: str, checkpoints: str = 'best', evaluation: Mapping[str, Any] = NO_OVERRIDES, dtype: str = ''
 ) -> Run:
-  """As open_run; folders with commas between them are an ensemble, with the config of the first.
+  """Opens one run, or several as an ensemble with the config of the first.
 
-  So are checkpoints with commas between them: of each folder, each of them.
-  Raises: UserError besides where runs cannot be one.
+  Args:
+    folders: one run folder, or several separated by commas.
+    checkpoints: one checkpoint as for `open_run`, or several separated by commas, each of which is opened in each
+      folder.
+    evaluation, dtype: as for `open_run`.
+
+  Raises:
+    UserError: as `open_run` does, and for runs that cannot be an ensemble.
   """
-  every = itertools.product(_each(folders, 'workdir'), _each(checkpoints, 'checkpoint'))
-  first, *others = runs = [open_run(folder, checkpoint, evaluation, dtype) for folder, checkpoint in every]
-  if not others:
-    return first
+  pairs = itertools.product(_split_commas(folders, 'workdir'), _split_commas(checkpoints, 'checkpoint'))
+  runs = [open_run(folder, checkpoint, evaluation, dtype) for folder, checkpoint in pairs]
+  if len(runs) == 1:
+    return runs[0]
   for run in runs:
-    if not hasattr(run.system, 'ensemble'):
+    if not isinstance(run.system, SupportsEnsembles):
       raise UserError(f'{run.folder}: runs of system {run.config["system"]!r} cannot be an ensemble')
   try:
-    system = first.system.ensemble([run.system for run in others])
+    system = runs[0].system.ensemble([run.system for run in runs[1:]])
   except UserError as error:
     raise UserError(f'{folders}: {error}') from error
-  steps = tuple(itertools.chain.from_iterable(run.steps for run in runs))
-  return dataclasses.replace(first, system=system, params=tuple(run.params for run in runs), steps=steps)
+  return Run(
+    folder=runs[0].folder,
+    system=system,
+    params=tuple(run.params for run in runs),
+    steps=tuple(step for run in runs for step in run.steps),
+  )
 
 
 def open_run(
   folder: str | Path, checkpoint: str = 'best', evaluation: Mapping[str, Any] = NO_OVERRIDES, dtype: str = ''
 ) -> Run:
-  """A run that was trained, ready to predict, without its data.
+  """Opens a trained run for prediction. Reads no data.
 
   Args:
-    checkpoint: 'best', 'latest', 'average' (the mean of the parameters of the last training.keep), or a step that is
-      kept.
-    evaluation: fields of config.evaluation that are to be others than the run was trained with.
-    dtype: to compute in, in place of config.model.dtype.
+    folder: the run folder.
+    checkpoint: 'best', 'latest', 'average' (the mean of the parameters of the last training.keep checkpoints), or the
+      step of a checkpoint.
+    evaluation: fields of config.evaluation to override.
+    dtype: overrides config.model.dtype, unless empty.
 
-  Raises: UserError when the folder holds no run, its checkpoint cannot be read, or its system has no such field.
+  Raises:
+    UserError: if the folder holds no run or several, if the checkpoint cannot be read, or for an unknown field.
   """
   folder = Path(folder).expanduser()
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
   for field in evaluation:
     choose(field, config['evaluation'], f'field of config.evaluation of {folder}:')
   config['evaluation'] |= evaluation
-  config['model'] |= {'dtype': dtype} if dtype else {}
+  if dtype:
+    config['model']['dtype'] = dtype
   if config['seeds'] > 1:
-    possible = ', '.join(str(seed_folder(folder, seed)) for seed in run_seeds(config))
-    raise UserError(f'{folder} holds {config["seeds"]} runs, one for each seed; possible: {possible}')
+    members = ', '.join(str(seed_folder(folder, seed)) for seed in run_seeds(config))
+    raise UserError(f'{folder} holds {config["seeds"]} runs, one for each seed; expected one of: {members}')
   system = SYSTEMS[config['system']].open(config, str(folder))
-  return Run(folder, system, *restore_params(folder, system, checkpoint))
+  params, steps = restore_params(folder, system, checkpoint)
+  return Run(folder, system, params, steps)
 
 
-def evaluate_split(run: Run, split: str):
-  """(metrics, predictions) of one split of a run's task. Raises: UserError naming the splits there are."""
+def evaluate_split(run: Run, split: str) -> tuple[dict[str, MetricValue], Any]:
+  """Evaluates a run on a split of its task.
+
+  Returns:
+    The metrics, and the predictions.
+
+  Raises:
+    UserError: for an unknown split.
+  """
   choose(split, run.system.splits, 'split')
   return run.system.evaluate(run.params, split)
 
 
 def evaluate_hypotheses(run: Run, split: str, lines: Sequence[str]) -> dict[str, MetricValue]:
-  """The metrics of texts of a run's task for what somebody else says of a split, one line a row.
+  """Computes the text metrics of a run for hypotheses from elsewhere.
 
-  Raises: UserError where there are not as many, and for a run that says no texts.
+  Args:
+    run: the run whose task and metrics are used.
+    split: a split of its task.
+    lines: one hypothesis per row of the split.
+
+  Raises:
+    UserError: for another number of lines, and for a run of a system whose references are no texts.
   """
   choose(split, run.system.splits, 'split')
-  corpus = run.system_with('corpus').corpus(split)
+  corpus = run.system_with(SupportsCorpus).corpus(split)
   if len(lines) != len(corpus.source):
-    raise UserError(f'{len(lines)} hypotheses for the {len(corpus.source)} rows of {split}; possible: one for each')
+    raise UserError(f'{len(lines)} hypotheses for the {len(corpus.source)} rows of {split}; expected one for each row')
   return text_metrics(corpus, lines, run.config['evaluation'])
 
 
 def run_seeds(config: Config) -> list[int]:
-  """The seeds of the runs of a config."""
+  """Returns the seeds of the runs of a config."""
   return [config['training']['seed'] + i for i in range(config['seeds'])]
 
 
 def seed_folder(folder: Path, seed: int) -> Path:
-  """The folder of one of several runs."""
+  """Returns the folder of one of several runs that are trained side by side."""
   return folder / f'seed_{seed}'
 
 
 def restore_params(folder: Path, system: System, checkpoint: str) -> tuple[Any, tuple[int, ...]]:
-  """The parameters to predict with, and the steps they are from; `checkpoint` as for open_run."""
+  """Restores the parameters to predict with.
+
+  Args:
+    folder: the run folder.
+    system: the system of the run.
+    checkpoint: as for `open_run`.
+
+  Returns:
+    The parameters, and the steps of the checkpoints that they come from.
+  """
   training = Training(**system.config['training'])
   optimizer = make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
-  # Shapes are enough: initial values would take seconds to compile.
-  initial = lambda: init_state(system.initializer()(training.seed), optimizer, training.average, system.loss.running)
-  place = sharding(make_mesh(jax.local_devices()), 'state')
+  placement = sharding(make_mesh(jax.local_devices()), 'state')
   checkpoints = Checkpoints(folder, read_only=True)
   try:
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), jax.eval_shape(initial))
-    kind, steps = _which(checkpoints, checkpoint, training.keep)
+    # Shapes are enough: compiling the initial values would take seconds.
+    shapes = jax.eval_shape(
+      lambda: init_state(system.initializer()(training.seed), optimizer, training.average, system.loss.running)
+    )
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placement), shapes)
+    kind, steps = _select_checkpoints(checkpoints, checkpoint, training.keep)
     params = [evaluation_params(checkpoints.restore(like, kind, step)[0]) for step in steps or [None]]
-    return jax.tree.map(lambda *x: sum(x) / len(x), *params) if len(params) > 1 else params[0], tuple(steps)
+    if len(params) == 1:
+      return params[0], tuple(steps)
+    return jax.tree.map(lambda *x: sum(x) / len(x), *params), tuple(steps)
   finally:
     checkpoints.close()
 
 
-def _which(checkpoints: Checkpoints, name: str, keep: int) -> tuple[str, list[int]]:
-  """The kind of the checkpoints that a name says, and their steps; none where there are none."""
+def _select_checkpoints(checkpoints: Checkpoints, name: str, keep: int) -> tuple[str, list[int]]:
+  """Returns the kind and the steps of the checkpoints that a name selects; no steps if there are no checkpoints."""
   if name.isdecimal():
-    there = {step: kind for kind in (LATEST, BEST) for step in checkpoints.steps(kind)}
-    step = choose(str(int(name)), map(str, sorted(there)), f'checkpoint of {checkpoints.folder}:')
-    return there[int(step)], [int(step)]
-  choose(name, ('best', 'latest', 'average'), 'checkpoint (or else a step)')
+    kinds = {step: kind for kind in (LATEST, BEST) for step in checkpoints.steps(kind)}
+    step = int(choose(str(int(name)), map(str, sorted(kinds)), f'checkpoint of {checkpoints.folder}:'))
+    return kinds[step], [step]
+  choose(name, CHECKPOINT_NAMES, 'checkpoint or step')
   kind = BEST if name == 'best' and checkpoints.steps(BEST) else LATEST
-  return kind, checkpoints.steps(kind)[-keep if name == 'average' else -1 :]
+  count = keep if name == 'average' else 1
+  return kind, checkpoints.steps(kind)[-count:]
 
 
-def _each(given: str, what: str) -> list[str]:
-  """What stands between commas."""
-  parts = [part.strip() for part in given.split(',')]
+def _split_commas(value: str, what: str) -> list[str]:
+  parts = [part.strip() for part in value.split(',')]
   if not all(parts):
-    raise UserError(f'{what} {given!r}: nothing before or behind a comma; possible: one, or several with commas')
+    raise UserError(f'{what} must be one value or several separated by commas, none of them empty, got {value!r}')
   return parts
 
 
 def write_lines(path: Path, lines: Sequence[str]) -> None:
-  """One line for each row of a split, in order."""
-  write_text(path, ''.join(f'{line}\n' for line in lines))
-
-
-def write_text(path: Path, text: str) -> None:
+  """Writes one line for each row of a split, in order. In a multi-process run, only process 0 writes."""
   if jax.process_index() == 0:
-    partial = path.with_name(f'.{path.name}.part')
-    partial.write_text(text, 'utf-8')
-    os.replace(partial, path)
+    atomic.write_text(path, ''.join(f'{line}\n' for line in lines))
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+  """Writes an indented JSON object. In a multi-process run, only process 0 writes."""
+  if jax.process_index() == 0:
+    atomic.write_text(path, json.dumps(record, indent=2) + '\n')

@@ -1,4 +1,4 @@
-"""From text to text: the system of sequence-to-sequence models."""
+"""Translation: the system of sequence-to-sequence models from text to text."""
 
 import dataclasses
 import functools
@@ -19,9 +19,14 @@ from attention_jax.decoding.ensemble import Ensemble
 from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
 from attention_jax.errors import UserError
 from attention_jax.inference.evaluation import ALIGNMENT_METRICS, FORCED_METRICS, TeacherForcedScorer, evaluate_corpus
-from attention_jax.inference.metrics import compute_metric, higher_is_better
-from attention_jax.inference.predictor import Predictor, compile_beam_search, max_output_length, search_lengths
-from attention_jax.kernels import auto
+from attention_jax.inference.metrics import MetricValue, compute_metric, higher_is_better
+from attention_jax.inference.predictor import (
+  Prediction,
+  Predictor,
+  compile_beam_search,
+  max_output_length,
+  search_lengths,
+)
 from attention_jax.losses.auxiliary import auxiliary_losses, check_weights
 from attention_jax.losses.objectives import OBJECTIVES
 from attention_jax.losses.sequence import sequence_loss
@@ -29,24 +34,25 @@ from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, bu
 from attention_jax.modules.attention import Attention
 from attention_jax.specs import Count, NonNegative, Size, check_fields, parse
 from attention_jax.systems import heatmaps
-from attention_jax.systems.base import Config
+from attention_jax.systems.base import Config, Log, System, describe_implementation, trace_loss
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
-from attention_jax.training.step import step_rngs
+
+TRACED_ENTRIES = 4  # vocabulary size of the model that `check` traces
 
 
 @dataclasses.dataclass(frozen=True)
 class TranslationData:
-  """The fields of `config.data`.
+  """Fields of `config.data`.
 
   Attributes:
     task: a spec of data.tasks.TASKS.
-    folder: what relative paths in the task start from; where tfds sets are.
+    folder: folder that relative paths of the task start from; also where tfds data sets are stored.
     vocabulary: a spec of data.vocab.VOCABULARIES.
-    shared_vocabulary: one vocabulary for both sides.
+    shared_vocabulary: whether source and target have one vocabulary.
     buckets: (source, target) lengths, the end-of-sentence token included; each is one compilation.
-    batch_size, batch_unit: rows of a batch ('sentences'), or its tokens ('tokens').
+    batch_size, batch_unit: size of a batch, in rows ('sentences') or in tokens ('tokens').
   """
 
   task: str = 'dates'
@@ -60,17 +66,17 @@ class TranslationData:
 
 @dataclasses.dataclass(frozen=True)
 class TranslationEvaluation:
-  """The fields of `config.evaluation`.
+  """Fields of `config.evaluation`.
 
   Attributes:
     metrics: specs of inference.metrics.METRICS.
-    group_references: whether rows with the same source are one question with several right answers.
-    beams: of the search at the end of training and in evaluate.py; 1 is greedy. Validation while training is greedy.
-    alpha, beta, gamma: of the ranking of hypotheses, see decoding.search.Ranking: the length penalty
-      ((5 + length) / 6)^alpha, the coverage penalty and the end-of-sentence normalisation; 0 is none.
-    max_length: of hypotheses; 0 is the longest target of the buckets.
-    batch_size: sources searched at once.
-    replace_unknown: whether an unknown word becomes the source word with the heaviest weight (Jean et al. 2015).
+    group_references: whether rows with the same source are alternative references of one source.
+    beams: beam size after training and in evaluate.py; 1 is greedy. Validation during training is greedy.
+    alpha, beta, gamma: weights of the length penalty ((5 + length) / 6)^alpha, the coverage penalty and the
+      end-of-sentence normalisation in the ranking of hypotheses, see decoding.ranking.Ranking; 0 disables each.
+    max_length: maximum length of hypotheses; 0 for the longest target of the buckets.
+    batch_size: number of sources that are searched at once.
+    replace_unknown: whether an unknown word is replaced by the source word with the largest weight (Jean et al. 2015).
   """
 
   metrics: tuple[str, ...] = ('exact_match', 'character_error_rate')
@@ -86,17 +92,24 @@ class TranslationEvaluation:
   def __post_init__(self):
     check_fields(self, 'config.evaluation')
     names = [parse(spec)[0] for spec in self.metrics]
-    if twice := [name for name in names if names.count(name) > 1]:
-      raise UserError(f'evaluation.metrics has {twice[0]!r} twice; possible: each once')
+    if repeated := [name for name in names if names.count(name) > 1]:
+      raise UserError(f'evaluation.metrics must name each metric once, got {repeated[0]!r} more than once')
 
   @property
   def ranking(self) -> Ranking:
-    """What the search ranks finished hypotheses by."""
+    """The ranking of finished hypotheses."""
     return Ranking(self.alpha, self.beta, self.gamma)
 
 
-class TranslationSystem:
-  """Any encoder, decoder and output layer on any task of pairs of texts."""
+class TranslationSystem(System):
+  """Any encoder, decoder and output layer on any task of pairs of texts.
+
+  Args:
+    config: the whole config of the run.
+    model: the model, or an ensemble of models.
+    source_vocab, target_vocab: the vocabularies of the run.
+    load_data: returns the splits; called on first use.
+  """
 
   config_groups: Mapping[str, type] = {
     'data': TranslationData,
@@ -106,72 +119,76 @@ class TranslationSystem:
   }
   plot_filename = 'attention.png'
 
-  def __init__(self, config: Config, model, source_vocab, target_vocab, data: Callable[[], tasks.TranslationData]):
-    """`data` gives the splits when they are asked for."""
-    self.config, self.model, self.source_vocab, self.target_vocab = config, model, source_vocab, target_vocab
-    self._data = data
+  def __init__(
+    self,
+    config: Config,
+    model: EncoderDecoder | Ensemble,
+    source_vocab: vocab.Vocabulary,
+    target_vocab: vocab.Vocabulary,
+    load_data: Callable[[], tasks.TranslationData],
+  ):
+    self.config = config
+    self.model = model
+    self.source_vocab = source_vocab
+    self.target_vocab = target_vocab
+    self._load_data = load_data
+    self._evaluation_predictor: Predictor | None = None
 
   @classmethod
   def load(cls, config: Config, folder: str | None) -> 'TranslationSystem':
-    data = tasks.load(config['data'], folder)
+    # tasks.load writes vocabularies that are missing in the folder, in every process; `save` writes them in one.
+    data = tasks.load(config['data'], folder if folder and _has_vocabularies(config, folder) else None)
     model = build(config['model'], len(data.source_vocab), len(data.target_vocab))
     return cls(config, model, data.source_vocab, data.target_vocab, lambda: data)
 
   @classmethod
   def open(cls, config: Config, folder: str) -> 'TranslationSystem':
-    vocabularies = tasks.load_vocabularies(config['data'], folder)
-    model = build(config['model'], *map(len, vocabularies))
-    return cls(config, model, *vocabularies, lambda: tasks.load(config['data'], folder))
+    source_vocab, target_vocab = tasks.load_vocabularies(config['data'], folder)
+    model = build(config['model'], len(source_vocab), len(target_vocab))
+    return cls(config, model, source_vocab, target_vocab, lambda: tasks.load(config['data'], folder))
 
   @classmethod
   def check(cls, config: Config, training: Training) -> None:
-    model = build(config['model'], 4, 4)
-    loss, params = _loss(model, training), jax.eval_shape(lambda: initial_params(model, 0))
+    model = build(config['model'], TRACED_ENTRIES, TRACED_ENTRIES)
+    loss = _loss(model, training)
+    params = jax.eval_shape(lambda: initial_params(model, 0))
     make_anneal(training.anneal, params, training.steps)
-    _trace(loss, params, _smallest())
+    trace_loss(loss, params, _dummy_batch())
     tasks.check(config['data'])
-    # Two vocabularies of one size would pass for a shared one.
-    if (model.copies or config['model']['share_embeddings']) and not config['data']['shared_vocabulary']:
-      which = 'share_embeddings' if config['model']['share_embeddings'] else f'output={config["model"]["output"]!r}'
-      possible = 'one vocabulary for both sides; set config.data.shared_vocabulary=True'
-      raise UserError(f'config.model.{which} needs {possible}')
-    cut, objective = vocab.sampling_option(config['data']['vocabulary']), parse(training.objective)[0]
-    if cut and OBJECTIVES[objective].uses_references:
-      raise UserError(
-        f'training.objective={training.objective!r} holds pieces against those of the target, which {cut} cuts '
-        f'otherwise in each epoch; possible: a vocabulary without {cut}'
-      )
+    _check_shared_vocabulary(config, model)
+    _check_objective(config, training)
     check_weights(auxiliary_losses(training.auxiliary), model.decoder.attention if model.traits.attends else None)
     if training.select in ALIGNMENT_METRICS and not model.traits.attends:
-      raise UserError(f'training.select={training.select!r} is of alignments, and this decoder attends to nothing')
+      raise UserError(f'training.select={training.select!r} measures alignments, but this decoder has no attention')
     if TranslationEvaluation(**config['evaluation']).replace_unknown and not model.traits.attends:
-      raise UserError('evaluation.replace_unknown goes by where the weights are, and this decoder attends to nothing')
+      raise UserError('evaluation.replace_unknown=True uses attention weights, but this decoder has no attention')
     for spec in config['evaluation']['metrics']:
-      compute_metric(spec, ['a'], [['a']])  # also refuses values that only the metric itself knows
+      compute_metric(spec, ['a'], [['a']])  # some options are checked only when the metric is computed
 
   @classmethod
   def selectable_metrics(cls, config: Config) -> dict[str, bool]:
     return FORCED_METRICS | text_metric_directions(config)
 
   def ensemble(self, others: Sequence['TranslationSystem']) -> 'TranslationSystem':
-    """This and others as one, whose parameters are a tuple with those of each.
+    """Returns the ensemble of this system and others; its parameters are a tuple with those of each.
 
-    Raises: UserError where their vocabularies are not the same.
+    Raises:
+      UserError: if their vocabularies differ.
     """
     for other in others:
-      mine, theirs = ((system.source_vocab, system.target_vocab) for system in (self, other))
-      if not all(map(vocab.same_entries, mine, theirs)):
+      same_source = vocab.same_entries(self.source_vocab, other.source_vocab)
+      if not same_source or not vocab.same_entries(self.target_vocab, other.target_vocab):
         raise UserError('runs with different vocabularies cannot be an ensemble')
     model = Ensemble([system.model for system in (self, *others)])
-    return TranslationSystem(self.config, model, self.source_vocab, self.target_vocab, self._data)
+    return TranslationSystem(self.config, model, self.source_vocab, self.target_vocab, self._load_data)
 
   @functools.cached_property
   def data(self) -> tasks.TranslationData:
     """The splits, as text and as ids."""
-    return self._data()
+    return self._load_data()
 
   def corpus(self, split: str) -> Corpus:
-    """The rows of a split."""
+    """Returns the pairs of texts of a split."""
     return self.data.corpora[split]
 
   @property
@@ -192,10 +209,10 @@ class TranslationSystem:
 
   @property
   def implementation(self) -> str:
-    attention = self.model.decoder.attention
-    several = auto.describe_choice(attention.resolved_score, attention.resolved_alignment)
-    chosen = f' ({"xla, one query at a time" if self.model.traits.attends_in_recurrence else several})'
-    return attention.implementation + chosen * (attention.implementation == 'auto')
+    decoder = self.model.decoder
+    return describe_implementation(
+      decoder.attention, 'xla, one query at a time' if decoder.traits.attends_in_recurrence else ''
+    )
 
   def save(self, folder: str) -> None:
     tasks.save_vocabularies(self.config['data'], self.source_vocab, self.target_vocab, folder)
@@ -204,9 +221,9 @@ class TranslationSystem:
     return initializer(self.model)
 
   def batches(self, seed: int) -> Batches:
-    data, options = self.data, self.config['data']
-    encoded = data.encoded['train']
-    resegment = make_resegmenter(encoded, data.corpora['train'], self.source_vocab, self.target_vocab, seed)
+    options = self.config['data']
+    encoded = self.data.encoded['train']
+    corpus = self.data.corpora['train']
     return Batches(
       encoded,
       options['buckets'],
@@ -216,21 +233,23 @@ class TranslationSystem:
       shard=jax.process_index(),
       shards=jax.process_count(),
       links=self.loss.needs_links,
-      resegment=resegment,
+      resegment=make_resegmenter(encoded, corpus, self.source_vocab, self.target_vocab, seed),
     )
 
-  def check_data(self, log: Callable[[str], None]) -> None:
-    training, validation = self.config['training'], self.data.corpora.get('validation')
-    if validation is not None and validation.links is None and training['select'] in ALIGNMENT_METRICS:
-      raise UserError(f'training.select={training["select"]!r} needs gold links, which the validation split has not')
+  def check_data(self, log: Log) -> None:
+    select = self.config['training']['select']
+    validation = self.data.corpora.get('validation')
+    if validation is not None and validation.links is None and select in ALIGNMENT_METRICS:
+      raise UserError(f'training.select={select!r} needs gold links, but the validation split has none')
     _check_lengths(self.config, self.data, self.model, self.loss)
     train = self.data.encoded['train']
     if not self.model.output.generates and train.num_uncopyable_tokens:
-      share = f'{train.num_uncopyable_tokens / len(train.target):.1%} of the tokens of training targets'
-      log(f'{share} stand nowhere in their source, and {self.config["model"]["output"]!r} says nothing else')
+      share = train.num_uncopyable_tokens / len(train.target)
+      output = self.config['model']['output']
+      log(f'{share:.1%} of the training target tokens do not occur in their source; output {output!r} cannot emit them')
 
   def predictor(self, params: Any) -> Predictor:
-    """What translates lines with these parameters."""
+    """Returns the function that translates lines with these parameters."""
     options = self.config['evaluation']
     return Predictor(
       self.model,
@@ -244,92 +263,136 @@ class TranslationSystem:
       replace_unknown=options['replace_unknown'],
     )
 
-  def evaluate(self, params: Any, split: str, *, beams: int | None = None):
+  def evaluate(
+    self, params: Any, split: str, *, beams: int | None = None
+  ) -> tuple[dict[str, MetricValue], list[Prediction]]:
     corpus, encoded = tasks.get_split(self.data, split)
-    (scorer, predictor), options = self._measuring(params), self.config['evaluation']
-    return evaluate_corpus(params, corpus, encoded, scorer, predictor, options, beams=beams or options['beams'])
+    options = self.config['evaluation']
+    predictor = self._predictor_with(params)
+    return evaluate_corpus(params, corpus, encoded, self._scorer, predictor, options, beams=beams or options['beams'])
 
-  def format_predictions(self, predictions) -> list[str]:
+  def format_predictions(self, predictions: Sequence[Prediction]) -> list[str]:
     return [p.hypotheses[0].text if p.hypotheses else '' for p in predictions]
 
   def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
-    beams = self.config['evaluation']['beams']
+    """Plots the weights of the best hypothesis of each input, or of the reference of each row with its gold links."""
     if inputs:
-      return heatmaps.plot_lines(self.predictor(params), inputs, beams, path)
-    return heatmaps.plot_rows(self.model, params, self.data, split, rows, self.config['data']['buckets'], path)
+      heatmaps.plot_lines(self.predictor(params), inputs, self.config['evaluation']['beams'], path)
+    else:
+      heatmaps.plot_rows(self.model, params, self.data, split, rows, self.config['data']['buckets'], path)
 
   def plot_layers(
     self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]
   ) -> None:
-    """The same of every layer and head by itself, targets forced: those of a split, or the best hypotheses."""
+    """Plots one heatmap per layer and head, for the reference of each row or the best hypothesis of each input."""
     if inputs:
-      found = self.predictor(params)(inputs, beams=self.config['evaluation']['beams'])
-      corpus, titles = Corpus(list(inputs), self.format_predictions(found)), inputs
-      if silent := [line for line, text in zip(inputs, corpus.target, strict=True) if not text]:
-        raise UserError(f'the best hypothesis for {silent[0]!r} is empty; possible: a line that has an output')
+      predictions = self.predictor(params)(inputs, beams=self.config['evaluation']['beams'])
+      corpus = Corpus(list(inputs), self.format_predictions(predictions))
+      titles = inputs
+      if empty := [line for line, text in zip(inputs, corpus.target, strict=True) if not text]:
+        raise UserError(f'the best hypothesis for {empty[0]!r} is empty; expected a line with an output')
     else:
-      chosen, corpus = heatmaps.select_pairs(self.data, split, rows)
-      titles = [f'{split} {row}' for row in chosen]
-    vocabs, buckets = (self.source_vocab, self.target_vocab), self.config['data']['buckets']
-    heatmaps.plot_layers(self.model, params, corpus, titles, *vocabs, buckets, path)
+      row_numbers, corpus = heatmaps.select_pairs(self.data, split, rows)
+      titles = [f'{split} {row}' for row in row_numbers]
+    vocabularies = (self.source_vocab, self.target_vocab)
+    heatmaps.plot_layers(self.model, params, corpus, titles, *vocabularies, self.config['data']['buckets'], path)
 
-  def _measuring(self, params: Any) -> tuple[TeacherForcedScorer, Predictor]:
-    """What scores and searches, with these parameters: made once, so that nothing is compiled twice."""
-    if not hasattr(self, '_tools'):
-      scorer = TeacherForcedScorer(self.model, self.config['data']['buckets'], self.config['evaluation']['batch_size'])
-      self._tools = scorer, self.predictor(params)
-    self._tools[1].set_params(params)
-    return self._tools
+  @functools.cached_property
+  def _scorer(self) -> TeacherForcedScorer:
+    return TeacherForcedScorer(self.model, self.config['data']['buckets'], self.config['evaluation']['batch_size'])
+
+  def _predictor_with(self, params: Any) -> Predictor:
+    """Returns the predictor of all evaluations, whose search is compiled once, with these parameters."""
+    if self._evaluation_predictor is None:
+      self._evaluation_predictor = self.predictor(params)
+    self._evaluation_predictor.set_params(params)
+    return self._evaluation_predictor
 
 
 def text_metric_directions(config: Config) -> dict[str, bool]:
-  """The metrics of texts that a config names, and whether more of each is better."""
+  """Returns the names of the text metrics of a config, and whether a higher value is better."""
   return {parse(spec)[0]: higher_is_better(spec) for spec in config['evaluation']['metrics']}
 
 
 def initial_params(model: EncoderDecoder, seed: int) -> Any:
-  """The initial parameters: a function of the seed alone."""
+  """Returns the initial parameters, which depend on the seed alone."""
   return initializer(model)(seed)
 
 
 def initializer(model: EncoderDecoder) -> Callable[[int], Any]:
-  """seed -> `initial_params`; several seeds are drawn by one program."""
-  batch = _smallest()
+  """Returns seed -> `initial_params`, compiled once for all seeds."""
+  return initializer_for_batch(model, _dummy_batch())
+
+
+def initializer_for_batch(model: EncoderDecoder, batch: Batch) -> Callable[[int], Any]:
+  """Returns seed -> initial parameters of a model for batches like this one, compiled once for all seeds."""
 
   @jax.jit
-  def drawn(rng):
-    return model.init(rng, *map(jnp.asarray, (batch.source, batch.source_mask, batch.target)))['params']
+  def init(rng: jax.Array) -> Any:
+    source, source_mask, target = map(jnp.asarray, (batch.source, batch.source_mask, batch.target))
+    return model.init(rng, source, source_mask, target)['params']
 
-  return lambda seed: drawn(jax.random.key(seed))
+  return lambda seed: init(jax.random.key(seed))
 
 
-def _smallest(source: int = 2, target: int = 2) -> Batch:
-  """A batch of one pair of these lengths, by which parameters and shapes are told."""
-  side = lambda size: (np.zeros((1, size), np.int32), np.ones((1, size), bool))
-  return Batch(*side(source), *side(target), np.zeros(1, np.int32), np.ones((1, target, source), bool))
+def _dummy_batch(source: int = 2, target: int = 2) -> Batch:
+  """One pair of the given lengths, for tracing."""
+  source_ids, source_mask = np.zeros((1, source), np.int32), np.ones((1, source), bool)
+  target_ids, target_mask = np.zeros((1, target), np.int32), np.ones((1, target), bool)
+  links = np.ones((1, target, source), bool)
+  return Batch(source_ids, source_mask, target_ids, target_mask, np.zeros(1, np.int32), links)
 
 
 def _loss(model: EncoderDecoder, training: Training) -> Loss:
   return sequence_loss(model, training.label_smoothing, training.auxiliary, training.objective)
 
 
-def _trace(loss: Loss, params: Any, batch: Batch) -> None:
-  """Raises whatever the loss raises at a batch of this shape; computes nothing."""
-  jax.eval_shape(loss, params, batch, step_rngs(jax.random.key(0)), dict.fromkeys(loss.running, 0.0))
+def _has_vocabularies(config: Config, folder: str) -> bool:
+  """Whether a run folder holds every vocabulary of the config."""
+  sides = ('shared',) if config['data']['shared_vocabulary'] else ('source', 'target')
+  return all(vocab.load_stored(config['data']['vocabulary'], folder, side) is not None for side in sides)
+
+
+def _check_shared_vocabulary(config: Config, model: EncoderDecoder) -> None:
+  """Raises UserError for a model that needs one vocabulary for both sides, unless the config shares it."""
+  # Not checked by size: two vocabularies of equal size would pass for a shared one.
+  if config['data']['shared_vocabulary']:
+    return
+  if config['model']['share_embeddings']:
+    field = 'share_embeddings'
+  elif model.copies:
+    field = f'output={config["model"]["output"]!r}'
+  else:
+    return
+  raise UserError(f'config.model.{field} needs one vocabulary for both sides; set config.data.shared_vocabulary=True')
+
+
+def _check_objective(config: Config, training: Training) -> None:
+  """Raises UserError for an objective that compares with references whose segmentation is sampled in each epoch."""
+  sampling = vocab.sampling_option(config['data']['vocabulary'])
+  if sampling and OBJECTIVES[parse(training.objective)[0]].uses_references:
+    raise UserError(
+      f'training.objective={training.objective!r} compares subwords with those of the reference, which {sampling} '
+      f'segments differently in each epoch; expected a vocabulary without {sampling}'
+    )
 
 
 def _check_lengths(config: Config, data: tasks.TranslationData, model: EncoderDecoder, loss: Loss) -> None:
-  """Raises what a model with a greatest length would raise hours later, at the longest source or target of a split."""
+  """Traces training and search at the greatest lengths that occur.
+
+  A model with a maximum length would otherwise fail hours later, at the longest source or target of a split.
+  """
   buckets = check_buckets(config['data']['buckets'])
-  held = {split: assign_buckets(encoded, buckets) for split, encoded in data.encoded.items()}
-  for split, chosen in held.items():
-    check_any_row_fits(split, chosen)
-  chosen = np.unique(np.concatenate(list(held.values())))
-  sources, targets = zip(*(buckets[i] for i in chosen if i >= 0), strict=True)
+  assigned = {split: assign_buckets(encoded, buckets) for split, encoded in data.encoded.items()}
+  for split, indices in assigned.items():
+    check_any_row_fits(split, indices)
+  used = np.unique(np.concatenate(list(assigned.values())))
+  sources, targets = zip(*(buckets[i] for i in used if i >= 0), strict=True)
   params = jax.eval_shape(lambda: initial_params(model, 0))
-  _trace(loss, params, _smallest(max(sources), max(targets)))
+  trace_loss(loss, params, _dummy_batch(max(sources), max(targets)))
   searched = [encoded for split, encoded in data.encoded.items() if split != 'train']
   longest = max((int(encoded.lengths[0].max(initial=1)) for encoded in searched), default=1)
-  source = max(*sources, min(size for size in search_lengths(buckets, longest) if size >= longest))
-  find = compile_beam_search(model, 1, max_output_length(buckets, config['evaluation']['max_length']))
-  jax.eval_shape(find, params, *_smallest(source)[:2])
+  padded = min(size for size in search_lengths(buckets, longest) if size >= longest)
+  search = compile_beam_search(model, 1, max_output_length(buckets, config['evaluation']['max_length']))
+  batch = _dummy_batch(max(*sources, padded))
+  jax.eval_shape(search, params, batch.source, batch.source_mask)

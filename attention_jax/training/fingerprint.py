@@ -1,8 +1,7 @@
-"""The data that a run began with, as digests in its folder: what goes on is to go on with the same."""
+"""Digests of the training data: resuming a run with other data is an error."""
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,44 +9,48 @@ from typing import Any
 import jax
 import numpy as np
 
+from attention_jax.atomic import write_text
 from attention_jax.errors import UserError
 
 STORED = 'data.json'
 
 
 def compute_digests(splits: Mapping[str, Any]) -> dict[str, str]:
-  """{split: 16 digits, of all arrays of its tree, their types and shapes}."""
+  """Returns digests by split: 16 hexadecimal digits that cover all arrays of its tree, with their types and shapes."""
   return {name: _digest(tree) for name, tree in splits.items()}
 
 
-def check_digests(folder: str | Path, found: Mapping[str, str], log: Callable[[str], None] = print) -> None:
-  """Raises: UserError where the run in this folder began with other splits than those found now.
+def check_digests(folder: str | Path, digests: Mapping[str, str], log: Callable[[str], None] = print) -> None:
+  """Compares the digests of the current data with those that the run stored at its start.
 
-  Args: log, is told where that cannot be known.
+  Args:
+    folder: the run folder.
+    digests: digests of the current data.
+    log: called with a line if the run stored no digests, so that nothing can be compared.
+
+  Raises:
+    UserError: if a split differs, or if the stored digests cannot be read.
   """
   path = Path(folder).expanduser() / STORED
-  if not path.is_file():  # killed before it had one, or of a version that stored none
-    log(f'no {path}: whether the data are those that this run was begun with cannot be known; from now on it can')
+  if not path.is_file():  # killed before it was written, or written by a version that stored none
+    log(f'no {path}: cannot check that the data are those that this run started with; their digests are stored now')
     return
   try:
     stored = json.loads(path.read_text('utf-8'))
-    other = [name for name in stored.keys() | found.keys() if stored.get(name) != found.get(name)]
+    changed = [name for name in stored.keys() | digests.keys() if stored.get(name) != digests.get(name)]
   except (OSError, ValueError, AttributeError) as error:
     raise UserError(f'cannot read {path}: {" ".join(str(error).split())}') from error
-  if other:
+  if changed:
     raise UserError(
-      f'{folder} was begun with other data: {", ".join(sorted(other))} (or the vocabulary) changed since; '
-      f'possible: the data of then, another folder, or to delete {path} and go on with those of now'
+      f'{folder} was trained on other data: {", ".join(sorted(changed))} (or the vocabulary) changed since; '
+      f'restore the earlier data, choose another folder, or delete {path} to continue with the current data'
     )
 
 
-def store_digests(folder: str | Path, found: Mapping[str, str]) -> None:
-  """Of the first process alone."""
+def store_digests(folder: str | Path, digests: Mapping[str, str]) -> None:
+  """Writes the digests into a run folder; of several processes, only the first one writes."""
   if jax.process_index() == 0:
-    path = Path(folder) / STORED
-    part = path.with_name(f'{STORED}.part')
-    part.write_text(json.dumps(dict(found), indent=2) + '\n', 'utf-8')
-    os.replace(part, path)
+    write_text(Path(folder) / STORED, json.dumps(dict(digests), indent=2) + '\n')
 
 
 def _digest(tree: Any) -> str:

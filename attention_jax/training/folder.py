@@ -1,4 +1,4 @@
-"""The folder of a run: it belongs to one config, which is stored in it and compared when the run is resumed."""
+"""The run folder: it belongs to one config, which is stored in it and compared when the run is resumed."""
 
 import contextlib
 import json
@@ -9,16 +9,18 @@ from typing import Any
 
 import filelock
 import jax
+from flax.traverse_util import flatten_dict
 from jax.experimental import multihost_utils
 
+from attention_jax.atomic import is_unfinished, write_text
 from attention_jax.errors import UserError
 
 CONFIG = 'config.json'
-LOCK = '.lock'  # an empty file, held by the process that trains
+LOCK = '.lock'  # an empty file, locked by the process that trains
 Complete = Callable[[dict[str, Any]], dict[str, Any]]
 
-# What may differ when a run is resumed: these change how long it goes on and what it writes, not where it goes.
-# (A schedule that ends with the run, such as 'cosine', does follow training.steps, unless its spec says its own.)
+# Fields that may differ when a run is resumed. They change how long it runs and what it writes, not its updates.
+# (A schedule that ends with the run, such as 'cosine', does depend on training.steps, unless its spec sets its own.)
 MUTABLE_FIELDS = frozenset(
   {
     'training.steps',
@@ -31,43 +33,64 @@ MUTABLE_FIELDS = frozenset(
 
 
 def prepare_folder(folder: str | Path, config: Mapping[str, Any], complete: Complete = dict) -> Path:
-  """Makes `folder` the folder of a run with this config (plain JSON values), new or resumed; returns its path.
+  """Makes `folder` the folder of a new or resumed run, and stores the config in it.
 
-  Args: complete, a stored config -> the same with the fields that there were none of when it was stored.
-  Raises: UserError when it holds another config (the differing fields are listed) or files but no config. Then
-    nothing in it has been touched.
+  Args:
+    folder: the run folder; created if it does not exist.
+    config: the config of the run, plain JSON values.
+    complete: stored config -> the same config, with defaults for fields that did not exist when it was stored.
+
+  Returns:
+    The absolute path of the folder.
+
+  Raises:
+    UserError: if the folder holds another config (the message lists the fields that differ), or files but no config.
+      Nothing in it has been changed then.
   """
   folder = Path(folder).absolute()
-  config = json.loads(json.dumps(config))  # as it will be read back: tuples are lists
   if jax.process_index() == 0:
-    _prepare(folder, config, complete)
+    _store_config(folder, _as_stored(config), complete)
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices('prepare_folder')
   return folder
 
 
 def check_folder(folder: str | Path, config: Mapping[str, Any], complete: Complete = dict) -> bool:
-  """Whether `folder` is that of a run with this config already. Touches nothing; raises as `prepare_folder` does."""
+  """Returns whether `folder` is the folder of a run with this config, without changing anything.
+
+  Args:
+    folder: the run folder, which need not exist.
+    config: as for `prepare_folder`.
+    complete: as for `prepare_folder`.
+
+  Raises:
+    UserError: as `prepare_folder`.
+  """
   folder = Path(folder).absolute()
-  return folder.is_dir() and _check(folder, json.loads(json.dumps(config)), complete) is not None
+  return folder.is_dir() and _check_config(folder, _as_stored(config), complete) is not None
 
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, log: Callable[[str], None]) -> Iterator[None]:
-  """Nobody else trains in `folder` meanwhile, which is made if need be; the system lets go of it when the process ends.
+  """Holds an exclusive lock on `folder`; the operating system releases it when the process ends.
 
-  Args: log, is told where the file system knows no locks. Raises: UserError when somebody else does.
+  Args:
+    folder: the run folder; created if it does not exist.
+    log: called with a line if the file system has no locks.
+
+  Raises:
+    UserError: if another process holds the lock.
   """
   lock = filelock.FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
-  with contextlib.suppress(OSError):  # prepare_folder says what is wrong with it
+  with contextlib.suppress(OSError):  # prepare_folder reports the error
     folder.mkdir(parents=True, exist_ok=True)
   try:
     if jax.process_index() == 0 and os.access(folder, os.W_OK):
       lock.acquire()
   except filelock.Timeout as error:
-    raise UserError(f'{folder} is being trained in by another process; possible: another folder') from error
+    raise UserError(f'another process is training in {folder}; choose another folder') from error
   except (NotImplementedError, OSError) as error:
-    log(f'{folder} cannot be locked ({error}): another process that trains in it would not be noticed')
+    log(f'cannot lock {folder} ({error}): another process that trains in it would not be detected')
   try:
     yield
   finally:
@@ -75,61 +98,66 @@ def lock_folder(folder: Path, log: Callable[[str], None]) -> Iterator[None]:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-  """The config stored in a run's folder. Raises UserError when there is none or it is not JSON."""
+  """Returns the config that a run folder holds.
+
+  Raises:
+    UserError: if there is none, or if it is not JSON.
+  """
   path = Path(folder).absolute() / CONFIG
   try:
     return json.loads(path.read_text('utf-8'))
   except FileNotFoundError as error:
-    raise UserError(f'{folder} holds no {CONFIG}; possible: the folder of a training run') from error
+    raise UserError(f'{folder} holds no {CONFIG}; expected the folder of a training run') from error
   except (OSError, ValueError) as error:
     raise UserError(f'cannot read {path}: {" ".join(str(error).split())}') from error
 
 
-def _prepare(folder: Path, config: dict[str, Any], complete: Complete) -> None:
+def _as_stored(config: Mapping[str, Any]) -> dict[str, Any]:
+  """The config as it is read back from a file: tuples become lists."""
+  return json.loads(json.dumps(config))
+
+
+def _store_config(folder: Path, config: dict[str, Any], complete: Complete) -> None:
+  """Creates the folder and writes the config, unless the same config is stored already."""
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    if _check(folder, config, complete) != config:
-      _temporary(folder).write_text(json.dumps(config, indent=2) + '\n', 'utf-8')
-      os.replace(_temporary(folder), folder / CONFIG)
+    if _check_config(folder, config, complete) != config:
+      write_text(folder / CONFIG, json.dumps(config, indent=2) + '\n')
   except OSError as error:
     raise UserError(f'cannot use {folder} as the folder of a run: {error.strerror}') from error
 
 
-def _check(folder: Path, config: dict[str, Any], complete: Complete) -> dict[str, Any] | None:
-  """The config stored in `folder`, None where there is nothing."""
+def _check_config(folder: Path, config: dict[str, Any], complete: Complete) -> dict[str, Any] | None:
+  """Compares `config` with the stored config; returns the stored one, or None if the folder is empty."""
   try:
-    present = sorted(path.name for path in folder.iterdir() if path.name not in (LOCK, _temporary(folder).name))
+    names = sorted(path.name for path in folder.iterdir() if path.name != LOCK and not is_unfinished(path))
   except OSError as error:
     raise UserError(f'cannot use {folder} as the folder of a run: {error.strerror}') from error
-  if CONFIG in present:
-    stored = json.loads(json.dumps(complete(read_config(folder))))
-    _compare(folder, _flat(stored), _flat(config))
+  if CONFIG in names:
+    stored = _as_stored(complete(read_config(folder)))
+    _compare(folder, stored, config)
     return stored
-  if present:
-    names = ', '.join(present[:3]) + (', ...' if len(present) > 3 else '')
-    raise UserError(f'{folder} holds files ({names}) but no {CONFIG}; possible: an empty or new folder')
+  if names:
+    examples = ', '.join(names[:3]) + (', ...' if len(names) > 3 else '')
+    raise UserError(f'{folder} holds files ({examples}) but no {CONFIG}; choose an empty or new folder')
   return None
 
 
-def _temporary(folder: Path) -> Path:
-  return folder / f'.{CONFIG}.part'
+def _compare(folder: Path, stored: dict[str, Any], config: dict[str, Any]) -> None:
+  """Raises UserError if the configs differ in a field that must not change."""
+  stored_fields = _fields(stored)
+  fields = _fields(config)
+  differences = []
+  for name in sorted(stored_fields.keys() | fields.keys()):
+    before = stored_fields.get(name, 'absent')
+    now = fields.get(name, 'absent')
+    if before != now and name not in MUTABLE_FIELDS:
+      differences.append(f'{name} is {before} in its {CONFIG}, {now} in this config')
+  if differences:
+    raise UserError(f'{folder} holds another config: {"; ".join(differences)}; use that config or another folder')
 
 
-def _compare(folder: Path, stored: dict[str, Any], given: dict[str, Any]) -> None:
-  show = lambda fields, name: json.dumps(fields[name], ensure_ascii=False) if name in fields else 'absent'
-  differing = [
-    f'{name} is {show(stored, name)} there, {show(given, name)} given'
-    for name in sorted(stored.keys() | given.keys())
-    if show(stored, name) != show(given, name) and name not in MUTABLE_FIELDS
-  ]
-  if differing:
-    raise UserError(f'{folder} holds another config: {"; ".join(differing)}; possible: that config or another folder')
-
-
-def _flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """{'a': {'b': 1}} -> {'a.b': 1}."""
-  flat = {}
-  for name, value in config.items():
-    nested = isinstance(value, dict) and value
-    flat |= _flat(value, f'{prefix}{name}.') if nested else {f'{prefix}{name}': value}
-  return flat
+def _fields(config: dict[str, Any]) -> dict[str, str]:
+  """{'a': {'b': 1}} -> {'a.b': '1'}; an empty group is a value."""
+  flat = flatten_dict(config, is_leaf=lambda path, group: path and not group, sep='.')
+  return {name: json.dumps(value, ensure_ascii=False) for name, value in flat.items()}

@@ -1,11 +1,13 @@
-"""Everything periodic around the loop. A hook is called after each update with (step, state, metrics, last) and may
-return why training should stop; the hooks after it then see last=True. Only hooks that are due wait for the device.
+"""Hooks: everything periodic around the training loop.
+
+The loop calls each hook after each update with (step, state, metrics, last). A hook may return the reason why training
+should stop; the hooks after it then get last=True. Only hooks that are due synchronise with the device.
 """
 
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,62 +23,91 @@ Writer = Callable[[int, Mapping[str, Any]], None]
 
 
 def is_due(step: int, every: int, last: bool = False) -> bool:
-  """Whether something is to happen after `step` updates: each `every` of them (0: never) and after the last."""
+  """Returns whether a periodic action is due after update number `step`.
+
+  Args:
+    step: number of updates made so far.
+    every: updates between two actions; 0 means that only the last update is followed by one.
+    last: whether this was the last update.
+  """
   return last or (every > 0 and step % every == 0)
 
 
 class FiniteGuard:
-  """Stops at the first update whose loss or gradient is not finite, naming it; looks whenever another hook is due.
+  """Hook that raises UserError for the first update whose loss or gradient is not finite.
 
-  Args: seeds, of runs side by side, whose losses are arrays; none for one run. Any of them stops all.
+  It fetches the values of all updates since its last check whenever one of the other hooks is due.
+
+  Args:
+    cadences: the cadences of the other hooks, see `is_due`.
+    checkpoints: of the run; the error names the last one.
+    seeds: the seeds of runs side by side, whose losses are arrays [seeds]; empty for one run. Any of them stops all.
   """
 
   def __init__(self, cadences: Sequence[int], checkpoints: Checkpoints, seeds: Sequence[int] = ()):
-    self._cadences, self._checkpoints, self._seeds = cadences, checkpoints, seeds
-    self._seen: list[tuple[int, Any]] = []
+    self._cadences = cadences
+    self._checkpoints = checkpoints
+    self._seeds = seeds
+    self._unchecked: list[tuple[int, jax.Array, jax.Array]] = []  # (step, loss, gradient norm)
 
   def __call__(self, step, state, metrics, last):
-    self._seen.append((step, (metrics['loss'], metrics['grad_norm'])))
+    self._unchecked.append((step, metrics['loss'], metrics['grad_norm']))
     if not any(is_due(step, every, last) for every in self._cadences):
       return
-    for at, values in jax.device_get(self._seen):
-      for name, value in zip(('loss', 'gradient norm'), values, strict=True):
-        for run in np.argwhere(~np.isfinite(value)):  # [] where there is only one
-          whose = f' of seed {self._seeds[run[0]]}' if run.size else ''
-          possible = 'a lower learning rate, a longer warm-up, clipping'
-          what = f'{name}{whose} is {value[tuple(run)]} at step {at}'
-          raise UserError(f'{what}; {self._checkpoints.describe()}; possible: {possible}')
-    self._seen.clear()
+    for update, loss, gradient_norm in jax.device_get(self._unchecked):
+      self._check(update, 'loss', loss)
+      self._check(update, 'gradient norm', gradient_norm)
+    self._unchecked.clear()
+
+  def _check(self, update: int, name: str, value: np.ndarray) -> None:
+    """Raises UserError if a value, [] or [seeds], is not finite."""
+    for index in np.argwhere(~np.isfinite(value)):  # an index is empty for one run
+      seed = f' of seed {self._seeds[index[0]]}' if index.size else ''
+      raise UserError(
+        f'{name}{seed} is {value[tuple(index)]} at step {update}; {self._checkpoints.describe()}; '
+        'try a lower learning rate, a longer warm-up, or clipping'
+      )
 
 
 class TrainingClock:
-  """Seconds spent on training itself: what runs inside `paused()` does not count."""
+  """Measures the seconds spent on training itself: time inside `paused()` does not count."""
 
   def __init__(self):
-    self._since = time.monotonic()
+    self._start = time.monotonic()
 
   def lap(self) -> float:
-    """Seconds since the last lap."""
+    """Returns the seconds since the last lap, and starts the next one."""
     now = time.monotonic()
-    seconds, self._since = now - self._since, now
+    seconds = now - self._start
+    self._start = now
     return max(seconds, 1e-9)
 
   @contextlib.contextmanager
-  def paused(self):
-    began = time.monotonic()
+  def paused(self) -> Iterator[None]:
+    """Excludes the time that the block takes."""
+    pause_start = time.monotonic()
     yield
-    self._since += time.monotonic() - began
+    self._start += time.monotonic() - pause_start
 
 
 class MetricsLogger:
-  """Hands the metrics of the update, with rates over the interval and the number of compilations, to the writers.
+  """Hook that passes the metrics of an update to the writers, with rates over the interval and the compilation count.
 
-  Of runs side by side the metrics are arrays with a number for each; the rates are of all together.
+  The metrics of runs side by side are lists with one number per run; the rates are those of all runs together.
+
+  Args:
+    every: updates between two records, see `is_due`.
+    writers: called with each record.
+    clock: measures the interval.
+    compilations: returns how many batch shapes have been compiled.
   """
 
   def __init__(self, every: int, writers: Sequence[Writer], clock: TrainingClock, compilations: Callable[[], int]):
-    self._every, self._writers, self._clock, self._compilations = every, writers, clock, compilations
-    self._tokens: list[jax.Array] = []
+    self._every = every
+    self._writers = writers
+    self._clock = clock
+    self._compilations = compilations
+    self._tokens: list[jax.Array] = []  # of each update of the interval
 
   def __call__(self, step, state, metrics, last):
     self._tokens.append(metrics['tokens'])
@@ -94,31 +125,60 @@ class MetricsLogger:
 
 
 class BestEvaluation(NamedTuple):
-  """How the evaluations went; stored with each checkpoint, so that a resumed run stops where it would have."""
+  """The best evaluation so far. Stored with each checkpoint, so that early stopping resumes where it was.
+
+  Attributes:
+    value: the best value of the selected metric, or None before the first one.
+    step: the step of that evaluation.
+    stale: number of evaluations since.
+  """
 
   value: float | None = None
   step: int | None = None
-  stale: int = 0  # evaluations since
+  stale: int = 0
 
   def with_evaluation(self, step: int, value: float, direction: str) -> 'BestEvaluation':
-    """With one more evaluation. NaN is never better."""
-    first = self.value is None and not np.isnan(value)
-    better = first or (self.value is not None and (value < self.value if direction == 'min' else value > self.value))
-    return BestEvaluation(value, step, 0) if better else self._replace(stale=self.stale + 1)
+    """Returns the best evaluation after one more with this value; NaN is never an improvement.
+
+    Args:
+      step: the step of the new evaluation.
+      value: its value.
+      direction: 'min' or 'max', the better end of the metric.
+    """
+    if self.value is None:
+      is_better = not np.isnan(value)
+    elif direction == 'min':
+      is_better = value < self.value
+    else:
+      is_better = value > self.value
+    return BestEvaluation(value, step, 0) if is_better else self._replace(stale=self.stale + 1)
 
   def stop_reason(self, patience: int) -> str | None:
-    """Why to stop, if it is time: `patience` evaluations without improvement (0: never)."""
+    """Returns the reason to stop after `patience` evaluations without improvement (0: never), or None."""
     if patience and self.stale >= patience:
       return f'no improvement in {self.stale} evaluations since step {self.step}'
+    return None
 
 
 class Evaluator:
-  """Evaluates, keeps the best state in `best/` by one metric, and stops when it has not improved for long enough.
+  """Hook that evaluates, saves the best state by one metric, and stops training when it no longer improves.
 
   Args:
-    evaluate: state -> metrics by name; numbers, or strings that are only written down.
-    select: the metric that decides, and direction, 'min' or 'max', what is better.
-    best: where an interrupted run left off.
+    every: updates between two evaluations, see `is_due`.
+    evaluate: state -> metrics by name. Numbers; strings are written but cannot be selected by.
+    select: the metric that decides which state is best.
+    direction: 'min' or 'max', the better end of that metric.
+    patience: evaluations without improvement after which training stops; 0 never stops.
+    checkpoints: where the best state is saved.
+    writers: called with the metrics of each evaluation.
+    clock: paused during evaluations.
+    best: the best evaluation before this start, of a resumed run.
+
+  Attributes:
+    best: the best evaluation so far.
+
+  Raises:
+    UserError: for an unknown direction and, when called, for a metric that `evaluate` does not return.
   """
 
   def __init__(
@@ -136,60 +196,80 @@ class Evaluator:
   ):
     choose(direction, ('min', 'max'), 'direction')
     self.best = best
-    self._every, self._evaluate, self._select, self._direction = every, evaluate, select, direction
-    self._patience, self._checkpoints, self._writers, self._clock = patience, checkpoints, writers, clock
+    self._every = every
+    self._evaluate = evaluate
+    self._select = select
+    self._direction = direction
+    self._patience = patience
+    self._checkpoints = checkpoints
+    self._writers = writers
+    self._clock = clock
 
   def __call__(self, step, state, metrics, last):
     if not is_due(step, self._every, last):
       return None
     with self._clock.paused():
       jax.block_until_ready(state)
-      found = self._evaluate(state)
-      value = float(found[choose(self._select, found, 'metric to select by')])
-      # All processes must agree on what is best: they save together.
+      results = self._evaluate(state)
+      value = float(results[choose(self._select, results, 'metric to select by')])
+      # All processes must agree on which state is best, because they save it together.
       value = float(multihost_utils.broadcast_one_to_all(np.asarray(value)))
       self.best = self.best.with_evaluation(step, value, self._direction)
+      record = {f'validation/{name}': x if isinstance(x, str) else float(x) for name, x in results.items()}
       for write in self._writers:
-        write(step, {f'validation/{name}': v if isinstance(v, str) else float(v) for name, v in found.items()})
+        write(step, record)
       if self.best.step == step:
         self._checkpoints.save(state, {'best': self.best._asdict()}, BEST)
     return self.best.stop_reason(self._patience)
 
 
 class InterruptHandler:
-  """Turns SIGTERM (preemption) and the first Ctrl-C into a clean stop after the update at hand; a context manager.
+  """Hook that turns SIGTERM (preemption) and the first Ctrl-C into a clean stop after the current update.
 
-  A second Ctrl-C interrupts at once. With several processes the signals keep their meaning, as all would have to stop
-  at the same update: such a run is resumed from its last checkpoint.
+  It is a context manager, which handles the signals inside its block. A second Ctrl-C raises KeyboardInterrupt at once.
+  With several processes the signals keep their default meaning, because all processes would have to stop at the same
+  update; such a run is resumed from its last checkpoint.
   """
 
   def __init__(self):
-    self._caught: str | None = None
+    self._reason: str | None = None
+    self._previous_handlers: dict[signal.Signals, Any] = {}
 
   def __call__(self, step, state, metrics, last):
-    return self._caught
+    return self._reason
 
   def __enter__(self):
-    self._before = {}
-    with contextlib.suppress(ValueError):  # signals belong to the main thread; elsewhere there is nothing to catch
-      for number in (signal.SIGTERM, signal.SIGINT) if jax.process_count() == 1 else ():
-        self._before[number] = signal.signal(number, self._catch)
+    if jax.process_count() == 1:
+      with contextlib.suppress(ValueError):  # only the main thread receives signals
+        for number in (signal.SIGTERM, signal.SIGINT):
+          self._previous_handlers[number] = signal.signal(number, self._request_stop)
     return self
 
   def __exit__(self, *_):
-    for number, handler in self._before.items():
+    for number, handler in self._previous_handlers.items():
       signal.signal(number, handler)
+    self._previous_handlers.clear()
 
-  def _catch(self, number, frame):
-    self._caught = f'stopped by {signal.Signals(number).name}'
+  def _request_stop(self, number, frame):
+    self._reason = f'stopped by {signal.Signals(number).name}'
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class CheckpointSaver:
-  """Saves the latest state, with what the run must remember, and always after the last update."""
+  """Hook that saves the latest state and the host values of the run, always after the last update too.
+
+  Args:
+    every: updates between two checkpoints, see `is_due`.
+    checkpoints: where the state is saved.
+    clock: paused during saving.
+    host: returns further values of the run to store, as JSON.
+  """
 
   def __init__(self, every: int, checkpoints: Checkpoints, clock: TrainingClock, host: Callable[[], Mapping[str, Any]]):
-    self._every, self._checkpoints, self._clock, self._host = every, checkpoints, clock, host
+    self._every = every
+    self._checkpoints = checkpoints
+    self._clock = clock
+    self._host = host
 
   def __call__(self, step, state, metrics, last):
     if is_due(step, self._every, last):

@@ -1,4 +1,4 @@
-"""The training loop, and `fit`, which puts a whole run together: resumable, logged, evaluated, stopped in time."""
+"""The training loop, and `fit`, which adds hooks and checkpoints: a run is resumable, logged, and stops early."""
 
 import contextlib
 import dataclasses
@@ -34,26 +34,28 @@ from attention_jax.training.writers import JsonLines, Progress, TensorBoard
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-  """How to train; the fields of `config.training`.
+  """Options of training; the fields of `config.training`.
 
   Attributes:
-    steps: updates in all. May be raised when a run is resumed.
-    seed: of everything random: initial parameters, order of batches, dropout.
-    optimizer, schedule: specs, see the tables in optim.py. Schedules count updates.
-    clip: bound of the gradients' global norm; 0 leaves them as they are.
-    label_smoothing: mass given to all words alike.
-    accumulate: parts in which a batch is worked through, for less memory; the update stays the same
-      but for what dropout draws.
-    average: decay of the moving average of the parameters, which is then what is evaluated; 0 keeps none.
-    objective: what is minimised, a spec of objectives.OBJECTIVES: 'r_drop(alpha=5.0)'.
-    auxiliary: losses beside the cross entropy, specs of auxiliary.LOSSES: 'guided(weight=0.5) + coverage'. The one that
-      the alignment learns nothing without is added by itself.
-    anneal: schedules of parameters that are one number: 'temperature: linear(peak=2.0, end=0.5); beta: cosine'.
-    log_every, evaluate_every, checkpoint_every: in updates; 0 means only after the last.
-    keep: how many of the checkpoints of checkpoint_every stay (the best one, and one after the last update, stay beside
-      them).
-    patience: evaluations without improvement after which to stop; 0 never does.
-    select: the metric of the evaluation that decides what is best.
+    steps: total number of updates. May be raised when a run is resumed.
+    seed: seed of all randomness: initial parameters, order of batches, dropout.
+    optimizer: spec of a row of optim.OPTIMIZERS.
+    schedule: spec of a row of optim.SCHEDULES: the learning rate by the number of the update.
+    clip: bound of the gradients' global norm; 0 does not clip.
+    label_smoothing: probability mass that is spread uniformly over all words.
+    accumulate: number of parts in which a batch is processed, for less memory. The update is the same, except for the
+      random numbers of dropout.
+    average: decay of the moving average of the parameters, which is what is evaluated; 0 keeps none.
+    objective: spec of a row of objectives.OBJECTIVES, what is minimised: 'r_drop(alpha=5.0)'.
+    auxiliary: specs of rows of auxiliary.LOSSES, added to the cross entropy: 'guided(weight=0.5) + coverage'. The loss
+      that an alignment requires is added automatically.
+    anneal: schedules of scalar parameters: 'temperature: linear(peak=2.0, end=0.5); beta: cosine'.
+    log_every: updates between two records of metrics; 0 means only after the last update.
+    evaluate_every: updates between two evaluations; 0 means only after the last update.
+    checkpoint_every: updates between two checkpoints; 0 means only after the last update.
+    keep: number of the regular checkpoints to keep. The best one, and one after the last update, are kept as well.
+    patience: number of evaluations without improvement after which training stops; 0 never stops.
+    select: metric of the evaluation that decides which state is best.
   """
 
   steps: Size = 10_000
@@ -79,7 +81,14 @@ class Training:
 
 
 class FitResult(NamedTuple):
-  """The state after the last update, why training stopped, the best evaluation, and how many shapes were compiled."""
+  """Result of `fit`.
+
+  Attributes:
+    state: the state after the last update.
+    reason: why training stopped.
+    best: the best evaluation.
+    compilations: number of batch shapes that were compiled.
+  """
 
   state: TrainState
   reason: str
@@ -95,9 +104,18 @@ def train_loop(
   start: int,
   stop: int,
 ) -> tuple[TrainState, str]:
-  """Makes the updates `start` + 1 to `stop`; returns the last state and why it stopped.
+  """Makes the updates `start` + 1 to `stop`.
 
-  stream(i, j) gives the batches of the updates i + 1 to j, which are the steps i to j - 1 of the data.
+  Args:
+    train_step: (state, batch) -> (state, metrics).
+    state: the state after `start` updates.
+    stream: (i, j) -> the batches of updates i + 1 to j, which are the steps i to j - 1 of the data.
+    hooks: called in this order after each update, see hooks.py.
+    start: number of updates made before.
+    stop: number of the last update.
+
+  Returns:
+    The last state, and why training stopped.
   """
   reason = f'all {stop} steps are done'
   if start >= stop:
@@ -106,8 +124,9 @@ def train_loop(
     state, metrics = train_step(state, batch)
     last = step == stop
     for hook in hooks:
-      if found := hook(step, state, metrics, last):
-        reason, last = found, True
+      if stop_reason := hook(step, state, metrics, last):
+        reason = stop_reason
+        last = True
     if last:
       break
   return state, reason
@@ -124,63 +143,107 @@ def fit(
   direction: str = 'min',
   mesh: Mesh | None = None,
 ) -> FitResult:
-  """Trains in `folder` (see folder.prepare_folder), from its last checkpoint where there is one.
+  """Trains a model in a run folder, from its latest checkpoint if there is one.
 
-  The same call on the same folder resumes a run that was killed at any moment, exactly: the state is a function of its
-  step, as the batches and all randomness are.
+  The same call on the same folder resumes a run that was killed at any moment, exactly: batches and random numbers are
+  functions of the step. The folder may be new; folder.prepare_folder stores a config in it and compares it on resume.
 
   Args:
-    loss: see losses.py. params: seed -> the initial parameters, made only where there is no checkpoint.
-    stream: (start, stop) -> the batches of those steps, a pure function of the step.
+    folder: the run folder.
+    training: options of training. The loss implements `label_smoothing`, `objective` and `auxiliary`.
+    loss: the loss to minimise.
+    params: seed -> initial parameters; called for values only if there is no checkpoint.
+    stream: (start, stop) -> the batches of steps `start` to `stop` - 1, a pure function of the step.
     evaluate: state -> metrics by name, among them `training.select`; see state.evaluation_params.
-    direction: 'min' or 'max', whichever is the better end of `training.select`.
-    mesh: by default all devices.
-  Raises: UserError when the loss is no longer finite or a checkpoint cannot be used.
+    direction: 'min' or 'max', the better end of `training.select`.
+    mesh: the mesh of the devices; by default all.
+
+  Returns:
+    The last state, why training stopped, the best evaluation, and the number of compilations.
+
+  Raises:
+    UserError: if the loss or the gradient is not finite, or if the checkpoint cannot be used.
   """
   mesh = mesh or make_mesh()
-  train_step, first = prepare_training(training, loss, params, mesh, training.seed)
+  train_step, initial_state = prepare_training(training, loss, params, mesh, training.seed)
   with contextlib.ExitStack() as stack:
     checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep, training.checkpoint_every)))
     best = BestEvaluation()
     if checkpoints.latest() is None:
-      state = first()
+      state = initial_state()
     else:
-      state, host = checkpoints.restore(first.shapes())
+      state, host = checkpoints.restore(initial_state.shapes())
       best = BestEvaluation(**host['best'])
     start = int(state.step)
-    if reason := best.stop_reason(training.patience) or (start >= training.steps and f'all {start} steps are done'):
+    reason = best.stop_reason(training.patience)
+    if not reason and start >= training.steps:
+      reason = f'all {start} steps are done'
+    if reason:
       return FitResult(state, reason, best, 0)
-    writers = _writers(Path(folder), start, training.steps, stack)
-    hooks, best = _hooks(training, checkpoints, writers, train_step, evaluate, direction, best, stack)
+
+    writers = _open_writers(Path(folder), start, training.steps, stack)
+    clock = TrainingClock()
+    evaluator = None
+    if evaluate:
+      evaluator = make_evaluator(
+        training, evaluate, direction, checkpoints=checkpoints, writers=writers, clock=clock, best=best
+      )
+    interrupts = stack.enter_context(InterruptHandler())
+
+    def best_so_far() -> BestEvaluation:
+      return evaluator.best if evaluator else best
+
+    def host_values() -> dict[str, Any]:
+      return {'best': best_so_far()._asdict()}
+
+    # The order makes resuming exact. Records are written before the checkpoint that covers them, and an evaluation
+    # precedes the checkpoint that stores its result. An interruption follows both, so that it neither logs nor
+    # evaluates where an uninterrupted run would not.
+    hooks = [
+      FiniteGuard(guard_cadences(training, evaluate), checkpoints),
+      MetricsLogger(training.log_every, writers, clock, train_step.compilations),
+      *([evaluator] if evaluator else []),
+      interrupts,
+      CheckpointSaver(training.checkpoint_every, checkpoints, clock, host_values),
+    ]
     state, reason = train_loop(train_step, state, stream, hooks, start, training.steps)
-    return FitResult(state, reason, best(), train_step.compilations())
+    return FitResult(state, reason, best_so_far(), train_step.compilations())
 
 
 class InitialState:
-  """The state before the first update, or those of several runs: called, it is made where training wants it.
+  """Builds the state before the first update when called: of one run, or of several side by side.
 
-  No device ever has it twice, and the values of parameters are not kept anywhere else.
+  The state is created with its final sharding, so that no device holds it twice, and the initial parameters are not
+  kept anywhere else.
+
+  Args:
+    params: seed -> initial parameters.
+    init: parameters -> state.
+    mesh: the mesh of the devices.
+    seed: the seed of one run, or the seeds of several.
   """
 
   def __init__(
     self, params: Callable[[int], Any], init: Callable[[Any], TrainState], mesh: Mesh, seed: int | Sequence[int]
   ):
-    self._several = not isinstance(seed, int)
-    self._params, self._seeds = params, seed if self._several else [seed]
-    self._place = sharding(mesh, 'states' if self._several else 'state')
+    self._params = params
     self._init = init
+    self._several = not isinstance(seed, int)
+    self._seeds = seed if self._several else [seed]
+    self._layout = sharding(mesh, 'states' if self._several else 'state')
 
   def __call__(self) -> TrainState:
-    # Arrays of the host are the same in every process, wherever their copies go.
-    own = [jax.device_get(self._params(seed)) for seed in self._seeds]
-    return jax.jit(self._of, out_shardings=self._place)(own)
+    # Arrays of the host are the same in every process, whatever the sharding of the state.
+    params = [jax.device_get(self._params(seed)) for seed in self._seeds]
+    return jax.jit(self._state, out_shardings=self._layout)(params)
 
   def shapes(self) -> TrainState:
-    """The same without values: what a checkpoint must hold."""
-    like = jax.eval_shape(lambda: self._of([self._params(seed) for seed in self._seeds]))
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._place), like)
+    """Returns the shapes, dtypes and shardings of the state, without computing values."""
+    state = jax.eval_shape(lambda: self._state([self._params(seed) for seed in self._seeds]))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._layout), state)
 
-  def _of(self, params: Sequence[Any]) -> TrainState:
+  def _state(self, params: Sequence[Any]) -> TrainState:
+    """The state of the initial parameters of each run; of several runs, with a leading axis."""
     if not self._several:
       return self._init(params[0])
     return jax.vmap(self._init)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *params))
@@ -189,7 +252,18 @@ class InitialState:
 def prepare_training(
   training: Training, loss: Loss, params: Callable[[int], Any], mesh: Mesh, seed: int | Sequence[int]
 ) -> tuple[TrainStep, InitialState]:
-  """The update, and the state before the first one. `params`: seed -> initial parameters; `seed` as in step.py."""
+  """Builds the training step and the initial state.
+
+  Args:
+    training: options of training.
+    loss: the loss to minimise.
+    params: seed -> initial parameters.
+    mesh: the mesh of the devices.
+    seed: the seed of one run, or the seeds of several side by side, see step.make_train_step.
+
+  Returns:
+    The training step, and the initial state, which is computed when called.
+  """
   schedule = make_schedule(training.schedule, training.steps)
   optimizer = make_optimizer(training.optimizer, schedule, training.clip)
   shapes = jax.eval_shape(lambda: params(training.seed))
@@ -197,50 +271,45 @@ def prepare_training(
   train_step = make_train_step(
     loss, optimizer, schedule, mesh, seed=seed, accumulate=training.accumulate, average=training.average, anneal=anneal
   )
-  init = lambda own: init_state(apply_schedules(own, anneal, 1), optimizer, training.average, loss.running)
+
+  def init(run_params: Any) -> TrainState:
+    return init_state(apply_schedules(run_params, anneal, 1), optimizer, training.average, loss.running)
+
   return train_step, InitialState(params, init, mesh, seed)
 
 
-def _writers(folder: Path, start: int, stop: int, stack: contextlib.ExitStack) -> list[Writer]:
-  if jax.process_index() > 0:
-    return []  # one process writes
-  writers = [Progress(start, stop), JsonLines(folder), TensorBoard(folder, start)]
-  return [stack.enter_context(contextlib.closing(writer)) for writer in writers]
-
-
-def _hooks(
+def make_evaluator(
   training: Training,
+  evaluate: Callable[[TrainState], Mapping[str, Any]],
+  direction: str,
+  *,
   checkpoints: Checkpoints,
   writers: Sequence[Writer],
-  train_step: TrainStep,
-  evaluate: Callable | None,
-  direction: str,
+  clock: TrainingClock,
   best: BestEvaluation,
-  stack: contextlib.ExitStack,
-) -> tuple[list[Hook], Callable[[], BestEvaluation]]:
-  """The hooks in the order that makes resuming exact, and how to ask for the best evaluation so far.
+) -> Evaluator:
+  """Builds the evaluation hook of a run from the options of training; see hooks.Evaluator for the arguments."""
+  return Evaluator(
+    training.evaluate_every,
+    evaluate,
+    select=training.select,
+    direction=direction,
+    patience=training.patience,
+    checkpoints=checkpoints,
+    writers=writers,
+    clock=clock,
+    best=best,
+  )
 
-  Lines are written before the checkpoint that covers them; an evaluation comes before the checkpoint that remembers it;
-  an interruption comes after both, so that it neither evaluates nor logs where an uninterrupted run would not.
-  """
-  t, clock = training, TrainingClock()
-  cadences = (t.log_every, t.evaluate_every if evaluate else 0, t.checkpoint_every)
-  hooks = [FiniteGuard(cadences, checkpoints), MetricsLogger(t.log_every, writers, clock, train_step.compilations)]
-  current = lambda: best
-  if evaluate:
-    evaluation = Evaluator(
-      t.evaluate_every,
-      evaluate,
-      select=t.select,
-      direction=direction,
-      patience=t.patience,
-      checkpoints=checkpoints,
-      writers=writers,
-      clock=clock,
-      best=best,
-    )
-    hooks.append(evaluation)
-    current = lambda: evaluation.best
-  hooks.append(stack.enter_context(InterruptHandler()))
-  hooks.append(CheckpointSaver(t.checkpoint_every, checkpoints, clock, lambda: {'best': current()._asdict()}))
-  return hooks, current
+
+def guard_cadences(training: Training, evaluate: Callable | None) -> tuple[int, int, int]:
+  """Returns the cadences at which hooks.FiniteGuard checks: those of all other hooks."""
+  return training.log_every, training.evaluate_every if evaluate else 0, training.checkpoint_every
+
+
+def _open_writers(folder: Path, start: int, stop: int, stack: contextlib.ExitStack) -> list[Writer]:
+  """The writers of a run, which `stack` closes; only the first process writes."""
+  if jax.process_index() > 0:
+    return []
+  writers = [Progress(start, stop), JsonLines(folder), TensorBoard(folder, start)]
+  return [stack.enter_context(contextlib.closing(writer)) for writer in writers]

@@ -1,23 +1,25 @@
-"""The interface of a loss: what `fit` minimises."""
+"""The interface of a loss, which `loop.fit` minimises."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 
 Sums = Mapping[str, jax.Array]
 RunningMeans = Mapping[str, jax.Array]
 NO_MEANS: RunningMeans = {}
-OBJECTIVE_RNG = 'objective'  # the stream of randomness that an objective draws from itself
+OBJECTIVE_RNG = 'objective'  # name of the rng that an objective consumes itself
 
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-  """`loss(params, batch, rngs=None, running={}, update=1) -> sums`; `rngs=None` means deterministic.
+  """A loss and what it needs: `loss(params, batch, rngs=None, running={}, update=1) -> sums`.
 
   Attributes:
-    fn: the loss itself, of all five; `update` is the number of the update that is being made.
-    running: names of its sums whose running means per token it is given, as the updates before left them.
+    fn: (params, batch, rngs, running, update) -> sums over the batch, float32 [] by name. Required are 'loss' and
+      'tokens', the number of terms; every other sum is logged, divided by 'tokens'.
+    running: names of the sums whose running means per token `fn` reads, as the previous updates left them.
     needs_links: whether its batches must have links.
   """
 
@@ -25,5 +27,21 @@ class Loss:
   running: tuple[str, ...] = ()
   needs_links: bool = False
 
-  def __call__(self, params, batch, rngs=None, running: RunningMeans = NO_MEANS, update: int | jax.Array = 1) -> Sums:
+  def __call__(
+    self,
+    params: Any,
+    batch: Any,
+    rngs: Mapping[str, jax.Array] | None = None,
+    running: RunningMeans = NO_MEANS,
+    update: int | jax.Array = 1,
+  ) -> Sums:
+    """Returns the sums over a batch.
+
+    Args:
+      params: the model's parameters.
+      batch: arrays with a leading axis of rows.
+      rngs: rngs by name, see step.RNGS; None means deterministic.
+      running: running means by name.
+      update: number of the current update, from 1.
+    """
     return self.fn(params, batch, rngs, running, update)

@@ -1,7 +1,8 @@
 """Optimisers and learning-rate schedules, chosen by spec strings: 'adam(b2=0.98)', 'rsqrt(peak=1e-3, warmup=4000)'.
 
-A schedule is `f(*, options) -> (update number n = 1, 2, ... -> rate)`; its keyword defaults are what a spec may set.
-`steps` has no default: the run supplies its length, unless the spec says another.
+A schedule maps the update number n = 1, 2, ... to a rate. A row of SCHEDULES is `f(*, options) -> schedule`, and its
+keyword defaults are the options that a spec may set. `steps` has no default: it is the length of the run, unless the
+spec sets another.
 """
 
 import functools
@@ -37,20 +38,20 @@ def _linear(*, steps: int, peak: float = 1e-3, warmup: int = 0, end: float = 0.0
 
 
 def _halve(*, rate: float = 1.0, after: int = 10_000, every: int = 1_000) -> Schedule:
-  """Luong et al. 2015: constant up to update `after`, then halved there and again each `every` updates."""
+  """Constant up to update `after`, halved there and again each `every` updates (Luong et al. 2015)."""
   if every < 1:
-    raise ValueError(f'every is {every}; possible: 1 or more')
+    raise ValueError(f'every must be at least 1, got {every}')
   return lambda n: rate * 0.5 ** jnp.maximum(0, jnp.floor((n - after) / every) + 1)
 
 
 def _warm(schedule: Schedule, peak: float, warmup: int) -> Schedule:
-  """Linear from peak / warmup at the first update to peak at number `warmup`; `schedule` counts from there."""
+  """Linear from peak / warmup at the first update to peak at update `warmup`, from which `schedule` counts."""
   return optax.join_schedules([lambda n: peak * n / max(warmup, 1), schedule], [warmup])
 
 
 SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
   'constant': _constant,  # after a warm-up of `warmup` updates
-  'rsqrt': _rsqrt,  # peak at `warmup`, then falling with the root of the update's number (Vaswani et al. 2017)
+  'rsqrt': _rsqrt,  # peak at update `warmup`, then proportional to 1 / sqrt(n) (Vaswani et al. 2017)
   'cosine': _cosine,
   'linear': _linear,
   'halve': _halve,
@@ -59,24 +60,24 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
 
 @functools.wraps(optax.contrib.muon)
 def _muon(**options) -> optax.GradientTransformation:
-  """Of hidden layers; Adam of embeddings, of the output layer and of vectors, as Jordan et al. 2024 do."""
+  """Muon for the kernels of hidden layers; Adam for embeddings, the output layer and vectors (Jordan et al. 2024)."""
   return optax.contrib.muon(**options, muon_weight_dimension_numbers=_hidden_kernels)
 
 
 def _hidden_kernels(params: Any) -> Any:
-  """The axes of each kernel that Muon makes orthogonal: [D, F], or [N, D, F] of several heads; None for all else."""
+  """Axes of each kernel that Muon orthogonalises, [D, F], or [N, D, F] with N heads; None for every other parameter."""
 
-  def axes(path, leaf):
+  def dimension_numbers(path, leaf):
     names = [getattr(key, 'key', str(key)) for key in path]
     if leaf.ndim == 3:
       return optax.contrib.MuonDimensionNumbers(1, (0, 2))
-    hidden = leaf.ndim == 2 and names[-1] == 'kernel' and 'output' not in names
-    return optax.contrib.MuonDimensionNumbers() if hidden else None
+    is_hidden = leaf.ndim == 2 and names[-1] == 'kernel' and 'output' not in names
+    return optax.contrib.MuonDimensionNumbers() if is_hidden else None
 
-  return jax.tree_util.tree_map_with_path(axes, params)
+  return jax.tree_util.tree_map_with_path(dimension_numbers, params)
 
 
-# Options that are the share of what was before in a moving average: with 1 or more it never forgets, or grows.
+# Options that are the decay of a moving average. With 1 it would never forget; above 1 it would diverge.
 DECAY_OPTIONS = frozenset(['adam_b1', 'adam_b2', 'b1', 'b2', 'beta', 'decay', 'momentum', 'rho'])
 
 OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
@@ -97,19 +98,39 @@ OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
 
 
 def make_schedule(spec: str, steps: int) -> Schedule:
-  """Update number n = 1, 2, ... -> learning rate. `steps` is the length of the run.
+  """Builds a schedule.
 
-  Raises: UserError for an unknown name or option, with what is possible.
+  Args:
+    spec: name and options of a row of SCHEDULES.
+    steps: length of the run, in updates.
+
+  Returns:
+    A function from the update number n = 1, 2, ... to the rate.
+
+  Raises:
+    UserError: for an unknown name or option, and for a value that is not allowed.
   """
   return _build(spec, SCHEDULES, 'schedule', {'steps': steps}, lambda schedule: jax.eval_shape(schedule, 1))
 
 
 def make_optimizer(spec: str, schedule: Schedule, clip: float = 0.0) -> optax.GradientTransformation:
-  """The optimiser that `spec` names, at the rates of `schedule`; clip > 0 bounds the gradients' global norm before it.
+  """Builds an optimiser.
 
-  Raises: UserError for an unknown name or option, with what is possible.
+  Args:
+    spec: name and options of a row of OPTIMIZERS.
+    schedule: the learning rate of each update.
+    clip: bound of the gradients' global norm; 0 does not clip.
+
+  Returns:
+    The optimiser, an optax transformation.
+
+  Raises:
+    UserError: for an unknown name or option, and for a value that is not allowed.
   """
-  rate = lambda count: schedule(count + 1)  # optax counts the updates already made
+
+  def rate(count):
+    return schedule(count + 1)  # optax counts the updates already made
+
   optimizer = _build(spec, OPTIMIZERS, 'optimizer', {'learning_rate': rate}, _one_update, fixed=('learning_rate',))
   return optax.chain(optax.clip_by_global_norm(clip), optimizer) if clip else optimizer
 
@@ -131,6 +152,12 @@ def _build(
     supplied: arguments for every function that takes them; a spec may override those that are not `fixed`.
     probe: uses the result once, because some options raise only then.
     fixed: names that a spec may not set.
+
+  Returns:
+    The result of the function.
+
+  Raises:
+    UserError: for an unknown name or option, and for a value that is not allowed.
   """
   _, function, options = bind(spec, table, what, lambda function: _option_schema(function, supplied, fixed))
   parameters = inspect.signature(function).parameters
@@ -144,7 +171,7 @@ def _build(
 
 
 def _option_schema(function: Callable, supplied: Collection[str], fixed: Collection[str]) -> dict[str, Option]:
-  """Options that a literal can express: numbers, switches, and those that are off (None) by default."""
+  """Options whose value can be a literal: numbers, switches, and those that are None by default."""
   schema = {}
   for name, parameter in inspect.signature(function).parameters.items():
     limits = Range(0, 1, include_high=False) if name in DECAY_OPTIONS else Range(0)
@@ -162,6 +189,6 @@ def _option_schema(function: Callable, supplied: Collection[str], fixed: Collect
 
 
 def _one_update(optimizer: optax.GradientTransformation) -> None:
-  """Raises what some option raises only when it is used."""
+  """Traces one update, because some options raise only then."""
   params = {'kernel': jnp.zeros((2, 2)), 'bias': jnp.zeros(2)}
   jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p), params)

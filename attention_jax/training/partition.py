@@ -1,8 +1,9 @@
-"""Where arrays live: one mesh over all devices, and a table that says which axis of the mesh splits what."""
+"""Placement of arrays: one mesh over all devices, and a table of shardings that name its axes."""
 
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,51 +17,88 @@ AXES = ('seed', BATCH_AXIS)
 RULES = {
   'batch': PartitionSpec(BATCH_AXIS),
   'parts': PartitionSpec(None, BATCH_AXIS),  # [parts, rows, ...] when gradients are accumulated
-  'state': PartitionSpec(),  # a copy on every device
-  'batches': PartitionSpec('seed', BATCH_AXIS),  # [seeds, rows, ...] of runs that are trained side by side
+  'state': PartitionSpec(),  # replicated
+  'batches': PartitionSpec('seed', BATCH_AXIS),  # [seeds, rows, ...] of runs side by side
   'states': PartitionSpec('seed'),  # [seeds, ...]
 }
 
 
 def make_mesh(devices: Sequence[jax.Device] | None = None, seeds: int = 1) -> Mesh:
-  """A mesh over `devices`, by default all there are: over as many of the `seeds` as divide them, then over rows."""
+  """Returns a mesh with the axes AXES.
+
+  Args:
+    devices: the devices of the mesh, in this order; by default all.
+    seeds: number of runs side by side. Their axis gets as many devices as divide them, the batch axis all others.
+  """
   devices = np.asarray(jax.devices() if devices is None else devices)
+  # jax.make_mesh would reorder the devices of a TPU, and refuses those of several slices.
   return Mesh(devices.reshape(math.gcd(seeds, devices.size), -1), AXES)
 
 
 def sharding(mesh: Mesh, rule: str) -> NamedSharding:
-  """The sharding that a row of RULES means on this mesh."""
+  """Returns the sharding of a row of RULES on a mesh."""
   return NamedSharding(mesh, RULES[rule])
 
 
 def check_rows(rows: int, mesh: Mesh, parts: int = 1) -> None:
-  """Raises UserError unless a global batch of `rows` divides evenly over the devices and the accumulated parts."""
+  """Checks that a batch divides evenly over the devices and the accumulated parts.
+
+  Args:
+    rows: number of rows of the global batch.
+    mesh: the mesh of the devices.
+    parts: number of parts in which gradients are accumulated.
+
+  Raises:
+    UserError: if it does not.
+  """
   devices = mesh.shape[BATCH_AXIS]
-  if rows % (devices * parts):
-    several = f' x {parts} accumulated parts' if parts > 1 else ''
-    possible = f'a multiple of {devices * parts}'
-    raise UserError(f'a batch of {rows} rows does not divide over {devices} devices{several}; possible: {possible}')
+  divisor = devices * parts
+  if rows % divisor:
+    divided = f'{devices} devices' + (f' x {parts} accumulated parts' if parts > 1 else '')
+    raise UserError(f'a batch of {rows} rows does not divide over {divided}; expected a multiple of {divisor}')
 
 
-def replicate(tree, mesh: Mesh):
-  """A copy of every array of `tree` on every device; every process gives the same values."""
+def replicate(tree: Any, mesh: Mesh) -> Any:
+  """Copies every array of `tree` to every device; every process must pass the same values."""
   return jax.device_put(tree, sharding(mesh, 'state'))
 
 
-def shard_batch(batch, mesh: Mesh, parts: int = 1, rule: str = 'batch'):
-  """This process's rows of a batch (numpy arrays) -> global arrays, split over the devices as `rule` says."""
-  size = jax.tree.leaves(batch)[0].shape[RULES[rule].index(BATCH_AXIS)]
-  check_rows(size * jax.process_count(), mesh, parts)
-  rows = sharding(mesh, rule)
-  return jax.tree.map(lambda x: jax.make_array_from_process_local_data(rows, x), batch)
+def shard_batch(batch: Any, mesh: Mesh, parts: int = 1, rule: str = 'batch') -> Any:
+  """Makes global arrays of this process's rows of a batch.
+
+  Args:
+    batch: a tree of numpy arrays.
+    mesh: the mesh of the devices.
+    parts: number of parts in which gradients are accumulated.
+    rule: row of RULES that shards the arrays: 'batch' or 'batches'.
+
+  Returns:
+    The same tree of global arrays, sharded over the devices.
+
+  Raises:
+    UserError: if the rows do not divide evenly.
+  """
+  rows = jax.tree.leaves(batch)[0].shape[RULES[rule].index(BATCH_AXIS)]
+  check_rows(rows * jax.process_count(), mesh, parts)
+  layout = sharding(mesh, rule)
+  return jax.tree.map(lambda x: jax.make_array_from_process_local_data(layout, x), batch)
 
 
 def jit_on_mesh(mesh: Mesh, fn: Callable, **options) -> Callable:
-  """jax.jit of fn, whose kernels each device runs for the rows that it has; options, of jax.jit."""
+  """Compiles a function whose kernels run on each device's own rows.
+
+  Args:
+    mesh: the mesh of the devices.
+    fn: the function.
+    **options: arguments of jax.jit.
+
+  Returns:
+    The compiled function.
+  """
 
   @functools.wraps(fn)
-  def on_mesh(*given):
+  def fn_on_mesh(*args):
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-      return fn(*given)
+      return fn(*args)
 
-  return jax.jit(on_mesh, **options)
+  return jax.jit(fn_on_mesh, **options)

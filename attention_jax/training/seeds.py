@@ -1,10 +1,11 @@
-"""Runs that differ in their seed alone, trained side by side: one compiled update makes a step of each.
+"""Runs that differ only in their seeds, trained side by side: one compiled update makes a step of every run.
 
-Each has a folder of its own with what a run alone would leave there. What is needed to go on exactly, the states of all
-in one, is kept in the folder above: there is one moment of which all of them are known.
+Each run has a folder with the same files as a run that is trained alone. The states of all runs are checkpointed
+together in the folder above, so that all of them are resumed from the same step.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from attention_jax.training.hooks import (
   Writer,
   is_due,
 )
-from attention_jax.training.loop import Training, prepare_training, train_loop
+from attention_jax.training.loop import Training, guard_cadences, make_evaluator, prepare_training, train_loop
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import make_mesh, sharding
 from attention_jax.training.state import TrainState
@@ -33,7 +34,13 @@ from attention_jax.training.writers import JsonLines, Progress, TensorBoard
 
 
 class SeedResults(NamedTuple):
-  """The step that was reached, why each run stopped, and how many shapes were compiled."""
+  """Result of `fit_seeds`.
+
+  Attributes:
+    step: the last step.
+    reasons: why each run stopped.
+    compilations: number of batch shapes that were compiled.
+  """
 
   step: int
   reasons: list[str]
@@ -41,14 +48,22 @@ class SeedResults(NamedTuple):
 
 
 class SeedRuns:
-  """What the runs have each for itself: checkpoints, writers, the best evaluation, and why one has stopped.
+  """Checkpoints, writers and evaluations of each run. As a hook, it evaluates and saves the live runs.
 
   Args:
-    folders, seeds: one of each per run.
-    best: how the evaluations went so far. stopped: why runs have stopped, by their number. start: the step that all go
-      on from.
-    pick: (states, i) -> the state of run i.
-    evaluate: a hook made for each run from (its checkpoints, its writers, its best), or None.
+    folders: the folder of each run.
+    seeds: the seed of each run.
+    training: options of training, the same for all runs.
+    best: the best evaluation of each run so far.
+    stopped: why runs have stopped, by the index of the run.
+    start: the step that the runs start from.
+    select_run: (states, i) -> the state of run i.
+    make_run_evaluator: builds the evaluation hook of a run from `checkpoints`, `writers` and `best`; None does not
+      evaluate.
+    stack: closes the checkpoints and writers.
+
+  Attributes:
+    stopped: why runs have stopped so far, by the index of the run.
   """
 
   def __init__(
@@ -59,62 +74,69 @@ class SeedRuns:
     best: Sequence[BestEvaluation],
     stopped: Mapping[int, str],
     start: int,
-    pick: Callable[[TrainState, int], TrainState],
-    evaluate: Callable[..., Evaluator] | None,
+    select_run: Callable[[TrainState, int], TrainState],
+    make_run_evaluator: Callable[..., Evaluator] | None,
     stack: contextlib.ExitStack,
   ):
-    close = lambda thing: stack.enter_context(contextlib.closing(thing))
-    self._seeds, self._training, self._pick, self._best = seeds, training, pick, list(best)
-    kept = (training.keep, training.checkpoint_every)
-    self._checkpoints = [close(Checkpoints(folder, *kept)) for folder in folders]
-    self._writers = [[close(JsonLines(folder)), close(TensorBoard(folder, start))] for folder in folders]
-    self._progress = close(Progress(start, training.steps))
+    def enter(closable):
+      return stack.enter_context(contextlib.closing(closable))
+
     self.stopped = dict(stopped)
-    self._evaluations = (
-      [
-        evaluate(checkpoints=checkpoints, writers=[*writers, self._named(seed)], best=one)
-        for checkpoints, writers, seed, one in zip(self._checkpoints, self._writers, seeds, best, strict=True)
-      ]
-      if evaluate
-      else []
-    )
+    self._training = training
+    self._initial_best = list(best)
+    self._select_run = select_run
+    self._checkpoints = [enter(Checkpoints(path, training.keep, training.checkpoint_every)) for path in folders]
+    self._writers = [[enter(JsonLines(path)), enter(TensorBoard(path, start))] for path in folders]
+    self._progress = enter(Progress(start, training.steps))
+    self._evaluators = []
+    if make_run_evaluator:
+      for checkpoints, writers, seed, run_best in zip(self._checkpoints, self._writers, seeds, best, strict=True):
+        writers = [*writers, self._progress_writer(seed)]
+        self._evaluators.append(make_run_evaluator(checkpoints=checkpoints, writers=writers, best=run_best))
 
   @property
   def best(self) -> list[BestEvaluation]:
-    """How the evaluations of each went."""
-    return [one.best for one in self._evaluations] or self._best
-
-  def write(self, step: int, record: Mapping[str, Any]) -> None:
-    """A writer: a line for a person with the means of those that go on, and the record of each to its own writers."""
-    own = lambda of: {name: of(value) if isinstance(value, list) else value for name, value in record.items()}
-    self._progress(step, own(lambda value: float(np.mean(value, where=self.live))))
-    for i in np.flatnonzero(self.live):
-      for write in self._writers[i]:
-        write(step, own(lambda value, i=i: value[i]))
+    """The best evaluation of each run."""
+    return [evaluator.best for evaluator in self._evaluators] or self._initial_best
 
   @property
   def live(self) -> np.ndarray:
-    """Which runs go on, [seeds] bool."""
-    return np.array([i not in self.stopped for i in range(len(self._seeds))])
+    """Whether each run is still training, [seeds] bool."""
+    return np.array([i not in self.stopped for i in range(len(self._checkpoints))])
+
+  def write(self, step: int, record: Mapping[str, Any]) -> None:
+    """Writes one line of progress with the means over the live runs, and the record of each live run to its files.
+
+    Args:
+      step: number of the update.
+      record: metrics by name; a list holds one number per run.
+    """
+    live = self.live
+    self._progress(step, _map_lists(lambda values: float(np.mean(values, where=live)), record))
+    for i in np.flatnonzero(live):
+      run_record = _map_lists(lambda values, i=i: values[i], record)
+      for write in self._writers[i]:
+        write(step, run_record)
 
   def __call__(self, step: int, states: TrainState, metrics: Mapping[str, jax.Array], last: bool) -> str | None:
-    """A hook: evaluates each run that goes on, and saves its states."""
-    evaluated = is_due(step, self._training.evaluate_every if self._evaluations else 0, last)
-    saved = is_due(step, self._training.checkpoint_every, last)
-    for i in np.flatnonzero(self.live) if evaluated or saved else ():
-      state = self._pick(states, i)
-      reason = self._evaluations[i](step, state, metrics, last) if self._evaluations else None
-      if reason:
-        self.stopped[int(i)] = reason
-      if reason or saved:
-        self._checkpoints[i].save(state, {'best': self.best[i]._asdict()})
-    return 'every run has stopped' if len(self.stopped) == len(self._seeds) else None
+    is_evaluated = is_due(step, self._training.evaluate_every if self._evaluators else 0, last)
+    is_saved = is_due(step, self._training.checkpoint_every, last)
+    if is_evaluated or is_saved:
+      for i in np.flatnonzero(self.live):
+        state = self._select_run(states, i)
+        reason = self._evaluators[i](step, state, metrics, last) if self._evaluators else None
+        if reason:
+          self.stopped[int(i)] = reason
+        if reason or is_saved:
+          self._checkpoints[i].save(state, {'best': self.best[i]._asdict()})
+    return None if self.live.any() else 'every run has stopped'
 
-  def remember(self) -> dict[str, Any]:
-    """What is kept beside the states."""
+  def host_values(self) -> dict[str, Any]:
+    """Returns what is stored beside the states of all runs."""
     return {'best': [best._asdict() for best in self.best], 'stopped': self.stopped}
 
-  def _named(self, seed: int) -> Writer:
+  def _progress_writer(self, seed: int) -> Writer:
+    """Writes evaluations of one run to the progress line."""
     return lambda step, record: self._progress(step, {'seed': seed, **record})
 
 
@@ -130,60 +152,68 @@ def fit_seeds(
   direction: str = 'min',
   mesh: Mesh | None = None,
 ) -> SeedResults:
-  """`loop.fit` for the seeds training.seed, training.seed + 1, ..., as many as there are `folders`, all at once.
+  """Trains one run for each seed training.seed, training.seed + 1, ..., all at once; otherwise as `loop.fit`.
 
-  A run that stops early stays as it is, also where training.patience is raised later.
+  A run that has stopped early stays as it is, even if training.patience is raised later.
 
   Args:
-    folder: of them all. folders: of each run; see folder.prepare_folder.
-    params: seed -> initial parameters, made only where there is no checkpoint.
-    stream: (start, stop) -> batches with a first axis of runs; see batching.StackedBatches.
-    evaluate: as for fit, of one run at a time.
-  Raises: UserError when a loss is no longer finite, naming the seed, or a checkpoint cannot be used.
+    folder: the folder of the checkpoints of all runs together.
+    folders: the folder of each run; see folder.prepare_folder.
+    training: options of training, the same for all runs.
+    loss: the loss to minimise.
+    params: seed -> initial parameters; called for values only if there is no checkpoint.
+    stream: (start, stop) -> batches with a leading axis of runs; see batching.StackedBatches.
+    evaluate: as for `loop.fit`, of one run at a time.
+    direction: as for `loop.fit`.
+    mesh: the mesh of the devices; by default all.
+
+  Returns:
+    The last step, why each run stopped, and the number of compilations.
+
+  Raises:
+    UserError: if a loss or gradient is not finite (the message names the seed), or if a checkpoint cannot be used.
   """
   seeds = [training.seed + i for i in range(len(folders))]
   mesh = mesh or make_mesh(seeds=len(seeds))
-  train_step, first = prepare_training(training, loss, params, mesh, seeds)
-  # A run that is looked at alone is on every device, as one that is trained alone.
-  pick = jax.jit(lambda states, i: jax.tree.map(lambda x: x[i], states), out_shardings=sharding(mesh, 'state'))
+  train_step, initial_state = prepare_training(training, loss, params, mesh, seeds)
   with contextlib.ExitStack() as stack:
     checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep, training.checkpoint_every)))
-    best, stopped = [BestEvaluation()] * len(seeds), {}
+    best = [BestEvaluation()] * len(seeds)
+    stopped = {}
     if checkpoints.latest() is None:
-      states = first()
+      states = initial_state()
     else:
-      states, host = checkpoints.restore(first.shapes())
-      best, stopped = (
-        [BestEvaluation(**one) for one in host['best']],
-        {int(i): why for i, why in host['stopped'].items()},
-      )
-    start, clock = int(states.step[0]), TrainingClock()
-    over = f'all {training.steps} steps are done'
+      states, host = checkpoints.restore(initial_state.shapes())
+      best = [BestEvaluation(**fields) for fields in host['best']]
+      stopped = {int(i): reason for i, reason in host['stopped'].items()}  # JSON has string keys
+    start = int(states.step[0])
+    clock = TrainingClock()
     if len(stopped) == len(seeds) or start >= training.steps:
-      return SeedResults(start, [stopped.get(i, over) for i in range(len(seeds))], 0)
+      finished = f'all {training.steps} steps are done'
+      return SeedResults(start, [stopped.get(i, finished) for i in range(len(seeds))], 0)
 
-    def make(**own):
-      return Evaluator(
-        training.evaluate_every,
-        evaluate,
-        select=training.select,
-        direction=direction,
-        patience=training.patience,
-        clock=clock,
-        **own,
-      )
-
-    runs = SeedRuns(folders, seeds, training, best, stopped, start, pick, make if evaluate else None, stack)
-    cadences = (training.log_every, training.evaluate_every if evaluate else 0, training.checkpoint_every)
-    hooks = [
-      FiniteGuard(cadences, checkpoints, seeds),
+    make_run_evaluator = None
+    if evaluate:
+      make_run_evaluator = functools.partial(make_evaluator, training, evaluate, direction, clock=clock)
+    # The state of one run is replicated over all devices, as if it were trained alone.
+    select_run = jax.jit(lambda states, i: jax.tree.map(lambda x: x[i], states), out_shardings=sharding(mesh, 'state'))
+    runs = SeedRuns(folders, seeds, training, best, stopped, start, select_run, make_run_evaluator, stack)
+    hooks = [  # in the order of loop.fit
+      FiniteGuard(guard_cadences(training, evaluate), checkpoints, seeds),
       MetricsLogger(training.log_every, [runs.write], clock, train_step.compilations),
       runs,
       stack.enter_context(InterruptHandler()),
-      CheckpointSaver(training.checkpoint_every, checkpoints, clock, runs.remember),
+      CheckpointSaver(training.checkpoint_every, checkpoints, clock, runs.host_values),
     ]
-    states, reason = train_loop(
-      lambda *given: train_step(*given, runs.live), states, stream, hooks, start, training.steps
-    )
-    ends = [runs.stopped.get(i, reason) for i in range(len(seeds))]
-    return SeedResults(int(states.step[0]), ends, train_step.compilations())
+
+    def step_live_runs(states, batch):
+      return train_step(states, batch, runs.live)
+
+    states, reason = train_loop(step_live_runs, states, stream, hooks, start, training.steps)
+    reasons = [runs.stopped.get(i, reason) for i in range(len(seeds))]
+    return SeedResults(int(states.step[0]), reasons, train_step.compilations())
+
+
+def _map_lists(fn: Callable[[list], Any], record: Mapping[str, Any]) -> dict[str, Any]:
+  """Applies `fn` to the values of a record that are lists; the others stay as they are."""
+  return {name: fn(value) if isinstance(value, list) else value for name, value in record.items()}

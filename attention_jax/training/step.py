@@ -1,7 +1,8 @@
-"""One update, compiled once per batch shape: gradients, optimiser, average. Of one run, or of several side by side."""
+"""One update, compiled once per batch shape: gradients, optimiser, average. For one run or several side by side."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,22 +15,30 @@ from attention_jax.training.loss import OBJECTIVE_RNG, Loss
 from attention_jax.training.partition import jit_on_mesh, shard_batch, sharding
 from attention_jax.training.state import TrainState, update_average, update_running
 
-RNGS = ('dropout', 'attention', OBJECTIVE_RNG)  # the streams of randomness that models and objectives draw from
+RNGS = ('dropout', 'attention', OBJECTIVE_RNG)  # names of the rngs that models and objectives consume
 
 
 def step_rngs(rng: jax.Array) -> dict[str, jax.Array]:
-  """One rng per stream; does not depend on which of them the model uses."""
+  """Returns one rng for each name of RNGS; none depends on which of them the model uses."""
   return {name: jax.random.fold_in(rng, i) for i, name in enumerate(RNGS)}
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainStep:
-  """`train_step(state, batch) -> (state, metrics)`. The given state is donated: it is gone afterwards.
+  """One update: `train_step(state, batch) -> (state, metrics)`. The state that is passed in is donated.
 
-  metrics are [] float32 arrays still on the device (nothing waits for them): loss, accuracy (and whatever else the loss
-  sums) per token, tokens, grad_norm before clipping, learning_rate. Of several seeds, everything has an axis of them in
-  front, and train_step(state, batch, live) leaves those as they are that `live` [seeds] says False for: only their
-  step goes on, and their metrics are 0.
+  The metrics are [] float32 arrays on the device: loss, accuracy (and every other sum of the loss) per token, tokens,
+  grad_norm before clipping, and learning_rate.
+
+  With several runs side by side, everything has a leading axis of seeds. `train_step(state, batch, live)` then leaves
+  the runs unchanged for which `live` [seeds] is False: only their step is incremented, and their metrics are 0.
+
+  Attributes:
+    compiled: the result of `compile_update`.
+    root: data of the root PRNG keys.
+    mesh: the mesh of the devices.
+    accumulate: number of parts in which gradients are accumulated.
+    rule: row of partition.RULES that shards the batch: 'batch' or, for several runs, 'batches'.
   """
 
   compiled: Callable
@@ -39,7 +48,7 @@ class TrainStep:
   rule: str = 'batch'
 
   def __call__(
-    self, state: TrainState, batch, live: np.ndarray | None = None
+    self, state: TrainState, batch: Any, live: np.ndarray | None = None
   ) -> tuple[TrainState, dict[str, jax.Array]]:
     batch = shard_batch(batch, self.mesh, self.accumulate, self.rule)
     if self.rule == 'batch':
@@ -48,7 +57,7 @@ class TrainStep:
     return self.compiled(self.root, state, batch, jax.device_put(live, self.root.sharding))
 
   def compilations(self) -> int:
-    """How many batch shapes have been compiled so far."""
+    """Returns how many batch shapes have been compiled so far."""
     return self.compiled._cache_size()
 
 
@@ -63,17 +72,29 @@ def make_train_step(
   average: float = 0.0,
   anneal: Schedules = NO_SCHEDULES,
 ) -> TrainStep:
-  """One update as a function of (state, batch, seed).
+  """Builds the training step.
 
   Args:
-    seed: of all randomness. With several, each is a run of its own: state, batch and metrics have a leading axis of
-      them, which the mesh splits (partition.make_mesh).
-  The others are those of `compile_update`.
+    loss: the loss to minimise.
+    optimizer: the optimiser.
+    schedule: the learning rate of each update, which is logged; the optimiser has it already.
+    mesh: the mesh of the devices.
+    seed: seed of all randomness. A sequence means several runs side by side: state, batch and metrics then have a
+      leading axis of seeds, over which the mesh is split (partition.make_mesh).
+    accumulate: see `compile_update`.
+    average: see `compile_update`.
+    anneal: see `compile_update`.
+
+  Returns:
+    The training step.
   """
+
+  def key_data(seed: int) -> np.ndarray:
+    """Numpy values, which several processes can place on one mesh."""
+    return np.asarray(jax.random.key_data(jax.random.key(seed)))
+
   several = not isinstance(seed, int)
-  # As plain numbers, which several processes can put on one mesh.
-  key_data = lambda seed: np.asarray(jax.random.key_data(jax.random.key(seed)))
-  root = np.stack([key_data(one) for one in seed]) if several else key_data(seed)
+  root = np.stack([key_data(run_seed) for run_seed in seed]) if several else key_data(seed)
   compiled = compile_update(
     loss, optimizer, schedule, mesh, several=several, accumulate=accumulate, average=average, anneal=anneal
   )
@@ -92,28 +113,39 @@ def compile_update(
   average: float = 0.0,
   anneal: Schedules = NO_SCHEDULES,
 ) -> Callable:
-  """(root, state, batch) -> (state, metrics), compiled once per shape; root is the data of a PRNG key. The state is
-  donated.
+  """Builds the jitted update, which compiles once per batch shape and donates its state.
 
   Args:
-    several: whether runs are side by side, under a leading axis of root, state and batch; then (root, state, batch,
-      live), see TrainStep.
-    accumulate: the batch is worked through in so many parts, one after the other, for less memory. The update is that
-      of the whole batch: tokens, not parts, are weighted equally, and `step` counts updates.
+    loss: the loss to minimise.
+    optimizer: the optimiser.
+    schedule: the learning rate of each update, which is logged; the optimiser has it already.
+    mesh: the mesh of the devices.
+    several: whether there are several runs side by side, along a leading axis of root, state and batch.
+    accumulate: number of parts in which a batch is processed, one after the other, for less memory. The update is that
+      of the whole batch: tokens, not parts, have equal weight, and `step` counts updates.
     average: decay of the moving average of the parameters; 0 keeps none. See state.update_average.
-    anneal: schedules of parameters that have no gradient then: after update n they are at their values for n + 1.
+    anneal: schedules of annealed parameters, which get no gradient. After update n they have the values for n + 1.
+
+  Returns:
+    (root, state, batch) -> (state, metrics), where root is the data of a PRNG key; with several runs
+    (root, state, batch, live) -> (state, metrics), see TrainStep.
   """
 
-  def gradients(params, running, number, batch, rng):
-    objective = lambda p: (lambda sums: (sums['loss'], sums))(loss(p, batch, step_rngs(rng), running, number))
+  def sums_and_gradients(params, running, update_number, batch, rng):
+    def objective(params):
+      sums = loss(params, batch, step_rngs(rng), running, update_number)
+      return sums['loss'], sums
+
     (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params)
     return sums, grads
 
   def update(root, state, batch):
     rng = jax.random.fold_in(jax.random.wrap_key_data(root), state.step)
-    whole = gradients if accumulate == 1 else _in_parts(gradients, accumulate, sharding(mesh, 'parts'))
     step = state.step + 1
-    sums, grads = whole(state.params, state.running, step, batch, rng)
+    differentiate = sums_and_gradients
+    if accumulate > 1:
+      differentiate = _accumulate(sums_and_gradients, accumulate, sharding(mesh, 'parts'))
+    sums, grads = differentiate(state.params, state.running, step, batch, rng)
     count = jnp.maximum(sums['tokens'], 1)
     grads = zero_scheduled(jax.tree.map(lambda g: g / count.astype(g.dtype), grads), anneal)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -126,46 +158,59 @@ def compile_update(
     }
     return TrainState(step, params, opt_state, averages, update_running(state.running, metrics, step)), metrics
 
-  # The root is an argument: the program is the same for every seed, and compiled once for all of them.
-  held, rows = (sharding(mesh, rule) for rule in (('states', 'batches') if several else ('state', 'batch')))
-  given = (held, held, rows)
+  # The root is an argument, so that one compiled program serves every seed.
   if several:
-    update, given = _of_each(_while_live(update), mesh), (*given, held)
-  return jit_on_mesh(mesh, update, donate_argnums=1, in_shardings=given, out_shardings=held)
+    state_layout = sharding(mesh, 'states')
+    layouts = (state_layout, state_layout, sharding(mesh, 'batches'), state_layout)
+    update = _over_seeds(_skip_finished_runs(update), mesh)
+  else:
+    state_layout = sharding(mesh, 'state')
+    layouts = (state_layout, state_layout, sharding(mesh, 'batch'))
+  return jit_on_mesh(mesh, update, donate_argnums=1, in_shardings=layouts, out_shardings=state_layout)
 
 
-def _while_live(update: Callable) -> Callable:
-  """`update` of a run that may be over: (root, state, batch, live)."""
+def _skip_finished_runs(update: Callable) -> Callable:
+  """(root, state, batch, live) -> the result of `update` if the run is live, else its state and zero metrics."""
   update = jax.jit(update)  # traced once for both uses
 
-  def still(root, state, batch):
-    metrics = jax.eval_shape(update, root, state, batch)[1]
+  def skip(root, state, batch):
+    _, metrics = jax.eval_shape(update, root, state, batch)
     return state._replace(step=state.step + 1), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
 
-  return lambda root, state, batch, live: jax.lax.cond(live, update, still, root, state, batch)
+  def update_if_live(root, state, batch, live):
+    return jax.lax.cond(live, update, skip, root, state, batch)
+
+  return update_if_live
 
 
-def _of_each(update: Callable, mesh: Mesh) -> Callable:
-  """`update` of several runs, under a leading axis of all that it takes and gives."""
+def _over_seeds(update: Callable, mesh: Mesh) -> Callable:
+  """Maps `update` over the leading axis of its arguments and results."""
   if mesh.shape['seed'] == 1 and mesh.devices.flat[0].platform == 'cpu':
-    # One run keeps all cores busy; several at once would only share their caches.
-    return lambda *given: jax.lax.map(lambda own: update(*own), given)
+    # One run occupies all cores; several at once would only compete for the caches.
+    return lambda *args: jax.lax.map(lambda run_args: update(*run_args), args)
   return jax.vmap(update, spmd_axis_name='seed')
 
 
-def _in_parts(gradients: Callable, parts: int, layout) -> Callable:
-  """`gradients` as a scan over `parts` slices of the batch: the same sums, one slice in memory at a time."""
+def _accumulate(sums_and_gradients: Callable, parts: int, layout: jax.sharding.NamedSharding) -> Callable:
+  """Scans over `parts` slices of the batch: the same sums and gradients, with one slice in memory at a time."""
 
   def split(x):
-    # Part i takes the rows i, i + parts, ...: each device slices its own rows and none has to move.
+    # Part i takes rows i, i + parts, ...: each device slices its own rows, and no row moves.
     x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
     return jax.lax.with_sharding_constraint(x, layout)
 
-  def whole(params, running, number, batch, rng):
+  def accumulated(params, running, update_number, batch, rng):
     slices = jax.tree.map(split, batch)
-    one = lambda i: gradients(params, running, number, jax.tree.map(lambda x: x[i], slices), jax.random.fold_in(rng, i))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, 0))
-    add = lambda total, i: (jax.tree.map(jnp.add, total, one(i)), None)
-    return jax.lax.scan(add, zeros, jnp.arange(parts))[0]
 
-  return whole
+    def of_part(i):
+      part = jax.tree.map(lambda x: x[i], slices)
+      return sums_and_gradients(params, running, update_number, part, jax.random.fold_in(rng, i))
+
+    def add_part(total, i):
+      return jax.tree.map(jnp.add, total, of_part(i)), None
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_part, 0))
+    total, _ = jax.lax.scan(add_part, zeros, jnp.arange(parts))
+    return total
+
+  return accumulated

@@ -1,12 +1,12 @@
-"""Where a run's numbers go: the progress line, metrics.jsonl and TensorBoard event files.
+"""Writers of a run's metrics: the progress line, metrics.jsonl and TensorBoard event files.
 
-A writer is called with (step, record) where record maps names such as 'train/loss' and 'validation/bleu' to numbers,
-and is closed once.
+A writer is called with (step, record), where the record maps names such as 'train/loss' and 'validation/bleu' to
+numbers, and is closed once.
 """
 
 import json
+import math
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ Record = Mapping[str, Any]
 METRICS = 'metrics.jsonl'
 RATE = 'train/steps_per_second'
 
-# What the progress line shows of training, and how it calls it, the most wanted first; the files have everything.
-SHOWN = {
+# Training metrics on the progress line and their labels, the most important first; the files hold all metrics.
+LABELS = {
   'train/loss': 'loss',
   'train/accuracy': 'accuracy',
   'train/tokens_per_second': 'tokens/s',
@@ -30,34 +30,46 @@ SHOWN = {
 
 
 class JsonLines:
-  """Appends one JSON object per record to `metrics.jsonl`, each in one write.
+  """Writer that appends one JSON object per record to `metrics.jsonl`, each in one write.
 
-  A run that is killed and resumed repeats the steps since its last checkpoint, so a step can occur twice; only the
-  times in such lines differ (on a machine whose arithmetic is deterministic). `read_metrics` takes the last.
+  A run that is killed and resumed repeats the steps since its last checkpoint, so that a step can occur twice. On a
+  machine whose arithmetic is deterministic, only the rates differ in such lines. `read_metrics` takes the last one.
+
+  Args:
+    folder: the run folder.
   """
 
   def __init__(self, folder: Path):
     path = folder / METRICS
-    _repair(path)
+    _truncate_to_whole_lines(path)
     self._file = open(path, 'ab', buffering=0)  # noqa: SIM115 - closed by close()
 
   def __call__(self, step: int, record: Record) -> None:
     self._file.write((json.dumps({'step': step, **record}, ensure_ascii=False) + '\n').encode())
 
   def close(self) -> None:
+    """Closes the file."""
     self._file.close()
 
 
-def _repair(path: Path) -> None:
-  """Cuts off a last line that a kill left unfinished; its step comes after the last checkpoint and is done again."""
+def _truncate_to_whole_lines(path: Path) -> None:
+  """Removes an unfinished last line of a killed run; its step is after the last checkpoint and will be repeated."""
   if path.exists():
-    whole = path.read_bytes().rfind(b'\n') + 1
-    if whole < path.stat().st_size:
-      os.truncate(path, whole)
+    size = path.read_bytes().rfind(b'\n') + 1
+    if size < path.stat().st_size:
+      os.truncate(path, size)
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-  """The records of a run, one per step in order, those of one step joined; where a step was repeated, the last."""
+  """Reads `metrics.jsonl`.
+
+  Args:
+    folder: the run folder.
+
+  Returns:
+    One record per step, in the order of the steps. Lines of the same step are merged; a repeated metric has its last
+    value.
+  """
   steps: dict[int, dict[str, Any]] = {}
   for line in (Path(folder) / METRICS).read_text('utf-8').splitlines():
     record = json.loads(line)
@@ -66,10 +78,15 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
 
 
 class TensorBoard:
-  """Event files in `tensorboard/`; points after `start`, left by an interrupted attempt, are hidden."""
+  """Writer of event files in `tensorboard/`.
+
+  Args:
+    folder: the run folder.
+    start: the step that the run starts from; later points, of an interrupted run, are hidden.
+  """
 
   def __init__(self, folder: Path, start: int):
-    import tensorboardX  # here: it is slow to load and only a training run needs it
+    import tensorboardX  # slow to import, and only training needs it
 
     self._writer = tensorboardX.SummaryWriter(str(folder / 'tensorboard'), purge_step=start + 1)
 
@@ -80,51 +97,56 @@ class TensorBoard:
     self._writer.flush()
 
   def close(self) -> None:
+    """Closes the event files."""
     self._writer.close()
 
 
 class Progress:
-  """The progress line: redrawn in place on a terminal, a line per record elsewhere and for evaluations."""
+  """Writer of the progress line: redrawn in place on a terminal; elsewhere, and for evaluations, a line per record.
+
+  Args:
+    start: the step that the run starts from.
+    stop: the last step of the run.
+  """
 
   def __init__(self, start: int, stop: int):
     self._stop = stop
-    self._first: tuple[int, float] | None = None
     self._console = rich.console.Console(highlight=False)
-    self._console.print(f'{"going on" if start else "starting"} at step {start} of {stop}')
-    self._live = None
-    if self._console.is_terminal:
-      self._live = rich.progress.Progress(rich.progress.TextColumn('{task.description}'), console=self._console)
-      self._task = self._live.add_task('compiling', total=None)
-      self._live.start()
+    self._console.print(f'{"resuming" if start else "starting"} at step {start} of {stop}')
+    # The time left is extrapolated from the first record on: evaluations count, the first compilation does not.
+    self._progress = rich.progress.Progress(
+      rich.progress.TextColumn('{task.description}'),
+      console=self._console,
+      disable=not self._console.is_terminal,
+      speed_estimate_period=math.inf,
+    )
+    self._task = self._progress.add_task('compiling', total=stop, completed=start)
+    self._progress.start()
 
   def __call__(self, step: int, record: Record) -> None:
-    training = RATE in record
+    is_training = RATE in record
+    labels = LABELS if is_training else {name: name for name in record}
     words = [f'step {step}/{self._stop}']
-    if training:
-      words.append(f'left {self._left(step)}')
-    shown = SHOWN.items() if training else ((name, name) for name in record)
-    line = '  '.join(words + [f'{label} {_number(record[name])}' for name, label in shown if name in record])
-    if self._live and training:
-      self._live.update(self._task, description=line)
+    if is_training:
+      self._progress.update(self._task, completed=step)
+      words.append(f'left {self._time_left()}')
+    words += [f'{label} {_format(record[name])}' for name, label in labels.items() if name in record]
+    line = '  '.join(words)
+    if is_training and self._console.is_terminal:
+      self._progress.update(self._task, description=line)
     else:
       self._console.print(line, soft_wrap=True, markup=False)
 
   def close(self) -> None:
-    if self._live:
-      self._live.stop()
+    """Ends the live display."""
+    self._progress.stop()
 
-  def _left(self, step: int) -> str:
-    """By the pace since the first line, so that evaluations count and the first compilation does not."""
-    now = time.monotonic()
-    self._first = self._first or (step, now)
-    done, began = step - self._first[0], self._first[1]
-    if not done and step < self._stop:
-      return '?'
-    minutes, seconds = divmod(round((self._stop - step) * (now - began) / max(done, 1)), 60)
-    return f'{minutes // 60}:{minutes % 60:02d}:{seconds:02d}'
+  def _time_left(self) -> str:
+    """'0:01:05', or '-:--:--' after the first record."""
+    return rich.progress.TimeRemainingColumn().render(self._progress.tasks[self._task]).plain
 
 
-def _number(value: Any) -> str:
+def _format(value: Any) -> str:
   if not isinstance(value, float):
     return str(value)
   return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.4g}'

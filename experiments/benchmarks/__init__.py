@@ -1,1 +1,1 @@
-"""What experiments/benchmark.py measures, and beside what."""
+"""The suites of experiments/benchmark.py and the implementations that they compare with."""

@@ -1,4 +1,4 @@
-"""The same work by Joey NMT, in an interpreter that has it: its packages do not go together with ours."""
+"""The same work in Joey NMT, by an interpreter of its own: its dependencies conflict with those of this project."""
 
 import atexit
 import json
@@ -15,29 +15,43 @@ CHILD = Path(__file__).with_name('joey_child.py')
 
 
 class Joey:
-  """A process that has one model of Joey NMT and one batch; `side(command)` has it work.
+  """A process with one model of Joey NMT and one batch.
 
-  Raises: UserError where the interpreter is none or has no Joey NMT.
+  Attributes:
+    parameters: the number of parameters of the model.
   """
 
   def __init__(self, python: str, name: str, sizes: dict, source: np.ndarray, target: np.ndarray):
+    """Starts the process.
+
+    Args:
+      python: an interpreter with Joey NMT.
+      name: a key of joey_child.CONFIGS.
+      sizes: sizes of the model.
+      source: source ids [B, S], 0 for padding.
+      target: target ids [B, T], 0 for padding.
+
+    Raises:
+      UserError: if the interpreter cannot run or does not have Joey NMT.
+    """
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
     arrays = Path(folder.name) / 'arrays.npz'
     np.savez(arrays, source=source, target=target)
-    pipe = subprocess.PIPE
     command = [python, str(CHILD), str(arrays), name, json.dumps(sizes)]
     try:
-      self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+      self._child = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+      )
     except OSError as error:
       raise UserError(f'--joey={python}: cannot be run ({error.strerror})') from error
     atexit.register(self._child.kill)
-    ready, _, self.parameters = self._child.stdout.readline().strip().partition(' ')
-    if ready != 'ready':
+    status, _, self.parameters = self._child.stdout.readline().strip().partition(' ')
+    if status != 'ready':
       raise UserError(f'--joey={python}: has no Joey NMT (pip install joeynmt==2.3.0 in its own environment)')
 
   def side(self, command: str) -> Side:
-    """Raises: UserError where the process ends in the middle of its work."""
+    """Returns a side that runs a command of joey_child.py; it raises UserError if the process ends during the work."""
 
     def run() -> None:
       print(command, file=self._child.stdin, flush=True)

@@ -1,7 +1,8 @@
-"""python joey_child.py ARRAYS.npz MODEL SIZES: Joey NMT at work, in an interpreter of its own (its packages are old).
+"""python joey_child.py ARRAYS.npz MODEL SIZES: runs Joey NMT, in an interpreter of its own (its dependencies are old).
 
-Reads commands from standard input, does each once and then prints 'done': 'train', one update of Adam with clipping on
-the batch of source and target; 'search BEAMS STEPS', of the source. It knows nothing of this package; see joey.py.
+Reads commands from standard input, runs each once and then prints 'done'. 'train' makes one update of Adam with
+clipping on the batch of source and target; 'search BEAMS STEPS' searches over the source. Imports nothing of this
+project; see joey.py.
 """
 
 import json
@@ -35,19 +36,22 @@ SPECIAL = SimpleNamespace(
 
 
 def recurrent(attention: str, input_feeding: bool):
-  def config(embedding, features, dropout, **rest):
-    side = {'rnn_type': 'gru', 'num_layers': 1, 'embeddings': {'embedding_dim': embedding}, 'dropout': dropout}
+  """Returns a function from sizes to the config of a recurrent model."""
+
+  def config(embedding, features, dropout, **unused):
+    shared = {'rnn_type': 'gru', 'num_layers': 1, 'embeddings': {'embedding_dim': embedding}, 'dropout': dropout}
     decoder = {'attention': attention, 'input_feeding': input_feeding, 'init_hidden': 'bridge', 'hidden_size': features}
     return {
-      'encoder': side | {'type': 'recurrent', 'hidden_size': features // 2, 'bidirectional': True},
-      'decoder': side | {'type': 'recurrent'} | decoder,
+      'encoder': shared | {'type': 'recurrent', 'hidden_size': features // 2, 'bidirectional': True},
+      'decoder': shared | {'type': 'recurrent'} | decoder,
     }
 
   return config
 
 
-def transformer(features, heads, layers, hidden, dropout, **rest):
-  side = {
+def transformer(features, heads, layers, hidden, dropout, **unused):
+  """Returns the config of a Transformer with these sizes."""
+  shared = {
     'type': 'transformer',
     'num_layers': layers,
     'num_heads': heads,
@@ -56,24 +60,44 @@ def transformer(features, heads, layers, hidden, dropout, **rest):
     'embeddings': {'embedding_dim': features, 'scale': True},
     'dropout': dropout,
   }
-  return {'encoder': dict(side), 'decoder': dict(side)}
+  return {'encoder': dict(shared), 'decoder': dict(shared)}
 
 
 CONFIGS = {'Bahdanau': recurrent('bahdanau', True), 'Luong': recurrent('luong', False), 'Transformer': transformer}
 
 
 def make_batch(source: np.ndarray, target: np.ndarray) -> Batch:
-  """Ids from 4 on, 0 behind the ends; targets get BOS before them, and EOS in the place of their last word."""
-  lengths, ends = (source > 0).sum(1), (target > 0).sum(1)
-  target = np.where(np.arange(target.shape[1])[None] == ends[:, None] - 1, EOS, np.where(target > 0, target, PAD))
+  """Converts ids to a batch of Joey NMT: BOS precedes each target, and EOS replaces its last word.
+
+  Args:
+    source: ids [B, S], words from 4 on, 0 for padding.
+    target: ids [B, T], likewise.
+  """
+  source_lengths = (source > 0).sum(1)
+  last_words = (target > 0).sum(1)[:, None] - 1
+  target = np.where(np.arange(target.shape[1])[None] == last_words, EOS, np.where(target > 0, target, PAD))
   target = np.pad(target, ((0, 0), (1, 0)), constant_values=BOS)
-  tensor = lambda x: torch.tensor(x, dtype=torch.long)
-  given = tensor(np.where(source > 0, source, PAD)), tensor(lengths), None, tensor(target), None
-  return Batch(*given, torch.arange(len(source)), torch.device('cpu'), PAD, EOS)
+  return Batch(
+    to_tensor(np.where(source > 0, source, PAD)),
+    to_tensor(source_lengths),
+    None,
+    to_tensor(target),
+    None,
+    torch.arange(len(source)),
+    torch.device('cpu'),
+    PAD,
+    EOS,
+  )
+
+
+def to_tensor(array: np.ndarray) -> torch.Tensor:
+  return torch.tensor(array, dtype=torch.long)
 
 
 def main() -> None:
-  arrays, name, sizes = np.load(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+  arrays = np.load(sys.argv[1])
+  name = sys.argv[2]
+  sizes = json.loads(sys.argv[3])
   torch.manual_seed(0)
   vocabularies = [
     Vocabulary([f'w{i}' for i in range(sizes.pop(f'{side}_size') - 4)], SPECIAL) for side in ('source', 'target')
@@ -82,7 +106,7 @@ def main() -> None:
   model = build_model(config, *vocabularies)
   model.loss_function = ('crossentropy', 0.0)
   optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-  size = sum(p.numel() for p in model.parameters())
+  parameters = sum(p.numel() for p in model.parameters())
 
   def train() -> None:
     model.train()
@@ -94,17 +118,17 @@ def main() -> None:
     optimizer.step()
     optimizer.zero_grad()
 
-  def found(beams: str, steps: str) -> None:
+  def beam_search(beams: str, steps: str) -> None:
     model.eval()
     batch = make_batch(arrays['source'], arrays['target'])
     batch.sort_by_src_length()
     search(model, batch, int(steps), int(beams), 0.6, min_output_length=int(steps))
 
-  commands = {'train': train, 'search': found}
-  print(f'ready {size}', flush=True)
+  commands = {'train': train, 'search': beam_search}
+  print(f'ready {parameters}', flush=True)
   for line in sys.stdin:
-    command, *rest = line.split()
-    commands[command](*rest)
+    command, *arguments = line.split()
+    commands[command](*arguments)
     print('done', flush=True)
 
 

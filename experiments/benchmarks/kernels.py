@@ -1,7 +1,8 @@
-"""Attention by itself: every implementation beside the plain formula and PyTorch, and how time grows with length."""
+"""Attention by itself: every implementation beside the plain formula and PyTorch, and how time grows with size."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from experiments.benchmarks import peers
 from experiments.benchmarks.limits import machine_limits
 from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare, fit_exponent, jit_side
 
-# case: score, whether the mask is causal, batch, heads, T, S, features
+# case -> score, whether the mask is causal, batch, heads, T, S, features
 CASES = {
   'additive, B=1 T=S=512 F=256': ('additive', False, 1, 1, 512, 512, 256),
   'additive, B=32 T=S=64 F=256': ('additive', False, 32, 1, 64, 64, 256),
@@ -22,22 +23,42 @@ CASES = {
   'scaled_dot, causal, B=1 N=8 T=S=2048 D=64': ('scaled_dot', True, 1, 8, 2048, 2048, 64),
 }
 FEATURES = 64
-GROWN = (('additive', 'factored'), ('additive', 'pallas_additive'), ('scaled_dot', 'flash'), ('scaled_dot', 'cudnn'))
-# What bounds a score: the row of limits.machine_limits, and how often each pair of a query and a key needs it, forward, and
-# forward and backward, for every feature: a tanh (or what does its work), and products of matrices.
+GROWTH_PAIRS = (
+  ('additive', 'factored'),
+  ('additive', 'pallas_additive'),
+  ('scaled_dot', 'flash'),
+  ('scaled_dot', 'cudnn'),
+)
+
+
+class Bound(NamedTuple):
+  """The operation that bounds the speed of a score.
+
+  Attributes:
+    operation: a case of limits.machine_limits.
+    forward: how often each (query, key, feature) needs it in the forward pass.
+    both: how often in the forward and the backward pass together.
+  """
+
+  operation: str
+  forward: int
+  both: int
+
+
 BOUNDS = {
-  'additive': ('tanh', 1, 3),
-  'coverage': ('tanh', 1, 2),
-  'location_sensitive': ('tanh', 1, 2),
-  'scaled_dot': ('matrix product', 4, 14),
+  'additive': Bound('tanh', 1, 3),
+  'coverage': Bound('tanh', 1, 2),
+  'location_sensitive': Bound('tanh', 1, 2),
+  'scaled_dot': Bound('matrix product', 4, 14),
 }
-# what grows: its sizes, and from one of them batch, heads, T, S
+# axis that grows -> its sizes, and a function from a size to batch, heads, T, S
 GROWTH = {
   'T=S': ([2**power for power in range(6, 14)], lambda size: (1, 1, size, size)),
   'B': ([1, 2, 4, 8, 16, 32], lambda size: (size, 1, 512, 512)),
   'N': ([1, 2, 4, 8, 16], lambda size: (1, size, 512, 512)),
 }
-# candidate of kernels.auto: score, alignment, features, (batch, T = S) from small to large
+FITTED_POINTS = 4  # the exponent of the growth is fitted to the last of them
+# candidate of kernels.auto -> score, alignment, features, (batch, T = S) in increasing order
 CROSSING = {
   'factored': ('additive', 'softmax', 256, ((128, 8), (128, 14), (64, 32))),
   'flash': ('scaled_dot', 'softmax', 64, ((16, 128), (8, 256), (8, 512), (8, 1024))),
@@ -47,66 +68,90 @@ CROSSING = {
 SOFTMAX = aj.ALIGNMENTS['softmax']
 
 
-def problem(dtype: str, score: str, batch: int, heads: int, queries: int, size: int, features: int):
-  """Parameters without projections, and query, key and value [B, N, T or S, F] of this type."""
+def make_inputs(dtype: str, score: str, batch: int, heads: int, queries: int, size: int, features: int):
+  """Returns parameters without projections, and query, key and value [B, N, T or S, F] of this dtype."""
   rng = np.random.default_rng(0)
-  draw = lambda steps: jnp.asarray(rng.normal(size=(batch, heads, steps, features)), dtype)
   params = aj.init_params(jax.random.key(0), score=score, query=features, key=features, features=features)
   params = {'score': {name: jnp.asarray(rng.normal(size=p.shape), p.dtype) / 16 for name, p in params['score'].items()}}
-  return params, draw(queries), draw(size), draw(size)
+  query, key, value = (
+    jnp.asarray(rng.normal(size=(batch, heads, steps, features)), dtype) for steps in (queries, size, size)
+  )
+  return params, query, key, value
 
 
-def forward(score: str, implementation: str, causal: bool = False, alignment: str = 'softmax'):
-  def run(params, query, key, value):
-    mask = aj.causal_mask(query.shape[-2]) if causal else None
-    options = {'score': score, 'alignment': alignment, 'params': params, 'implementation': implementation}
-    return aj.attend(query, key, value, mask, **options, return_weights=False).context
+def forward(score: str, implementation: str, causal: bool = False, alignment: str = 'softmax') -> Callable:
+  """Returns (params, query, key, value) -> context."""
 
-  return run
+  def context(params, query, key, value):
+    return aj.attend(
+      query,
+      key,
+      value,
+      aj.causal_mask(query.shape[-2]) if causal else None,
+      score=score,
+      alignment=alignment,
+      params=params,
+      implementation=implementation,
+      return_weights=False,
+    ).context
+
+  return context
 
 
-def backward(score: str, implementation: str, causal: bool = False, alignment: str = 'softmax'):
-  run = forward(score, implementation, causal, alignment)
-  return jax.value_and_grad(lambda *given: jnp.sum(jnp.sin(run(*given))), argnums=(0, 1, 2, 3))
+def forward_and_backward(score: str, implementation: str, causal: bool = False, alignment: str = 'softmax') -> Callable:
+  """Returns (params, query, key, value) -> a value of the context and its gradients."""
+  context = forward(score, implementation, causal, alignment)
+  return jax.value_and_grad(lambda *inputs: jnp.sum(jnp.sin(context(*inputs))), argnums=(0, 1, 2, 3))
 
 
 def unsupported_reason(bench: BenchmarkContext, score: str, implementation: str) -> str:
-  """Why this cannot be measured here; '' if it can."""
+  """Returns why this machine cannot measure an implementation; '' if it can."""
   try:
-    jax.eval_shape(backward(score, implementation), *problem(bench.dtype, score, 1, 1, 16, 16, FEATURES))
+    inputs = make_inputs(bench.dtype, score, 1, 1, 16, 16, FEATURES)
+    jax.eval_shape(forward_and_backward(score, implementation), *inputs)
   except aj.UserError as error:
     return str(error)
   return ''
 
 
 def kernels(bench: BenchmarkContext) -> Iterator[Timing]:
-  rates = {t.case: t.rate for t in machine_limits(bench)}
+  """Times every implementation of CASES, forward, and forward and backward."""
+  rates = {timing.case: timing.rate for timing in machine_limits(bench)}
   for case, (score, causal, *sizes) in CASES.items():
-    implementations = [
-      name for name, way in aj.IMPLEMENTATIONS.items() if not way.unsupported_reason(aj.SCORES[score], SOFTMAX)
-    ]
-    given = problem(bench.dtype, score, *sizes)
-    arrays = [np.asarray(x) for x in given[1:]]
-    theirs = peers.attention(bench.log, score, causal, *arrays, given[0]['score']) if bench.is_torch_comparable else {}
-    for name, way, theirs_way in (('forward', forward, 'forward'), ('forward and backward', backward, 'backward')):
+    inputs = make_inputs(bench.dtype, score, *sizes)
+    torch_sides = {}
+    if bench.is_torch_comparable:
+      arrays = [np.asarray(x) for x in inputs[1:]]
+      torch_sides = peers.attention(bench.log, score, causal, *arrays, inputs[0]['score'])
+    for name, make_fn in (('forward', forward), ('forward and backward', forward_and_backward)):
+      includes_backward = make_fn is forward_and_backward
       bench.log(f'{case}: {name}')
       sides = {}
-      for implementation in implementations:
-        if reason := unsupported_reason(bench, score, implementation):  # cudnn computes in bfloat16 alone
+      for implementation in _implementations(score):
+        if reason := unsupported_reason(bench, score, implementation):  # cudnn computes in bfloat16 only
           bench.log(f'left out: {reason}')
-        else:
-          what = f'{case}, {name} by {implementation}'
-          sides |= _tried(bench, what, implementation, way(score, implementation, causal), given)
-      sides |= {side: runs[theirs_way] for side, runs in theirs.items()}
-      some = compare('kernels', f'{case}, {name}', sides, repeats=bench.repeats)
-      yield from some
-      yield _limit(some[0], rates, score, causal, sizes, way is backward)
+          continue
+        what = f'{case}, {name} by {implementation}'
+        sides |= _compile_side(bench, what, implementation, make_fn(score, implementation, causal), inputs)
+      sides |= {side: passes[name] for side, passes in torch_sides.items()}
+      timings = compare('kernels', f'{case}, {name}', sides, repeats=bench.repeats)
+      yield from timings
+      yield _limit(timings[0], rates, score, causal, sizes, includes_backward)
 
 
-def _tried(bench: BenchmarkContext, what: str, name: str, fn: Callable, given) -> dict[str, Side]:
-  """{name: the side}, or {} where it cannot be compiled or run, which the bench is told."""
+def _implementations(score: str) -> list[str]:
+  """Returns the implementations of a score with softmax."""
+  return [
+    name
+    for name, implementation in aj.IMPLEMENTATIONS.items()
+    if not implementation.unsupported_reason(aj.SCORES[score], SOFTMAX)
+  ]
+
+
+def _compile_side(bench: BenchmarkContext, what: str, name: str, fn: Callable, inputs: Sequence) -> dict[str, Side]:
+  """Returns {name: side}; {} if it cannot be compiled or run, which is reported to the context."""
   try:
-    side = jit_side(fn, *given)
+    side = jit_side(fn, *inputs)
     side.run()
   except Exception as error:
     bench.report_failure(what, error)
@@ -114,50 +159,88 @@ def _tried(bench: BenchmarkContext, what: str, name: str, fn: Callable, given) -
   return {name: side}
 
 
-def _limit(first: Timing, rates: dict[str, float], score: str, causal: bool, sizes: list[int], both: bool) -> Timing:
-  """What a score's arithmetic alone would take at the rate of this machine; a causal mask leaves half of the pairs."""
-  what, *times = BOUNDS[score]
-  amount = times[both] * np.prod(sizes, dtype=float) / (2 if causal else 1)
-  alone = amount / rates[what]
+def _limit(
+  first: Timing,
+  rates: Mapping[str, float],
+  score: str,
+  causal: bool,
+  sizes: Sequence[int],
+  includes_backward: bool,
+) -> Timing:
+  """Returns the time that the bounding operation of a score alone would take at the rate of this machine.
+
+  Args:
+    first: the timing of the first side of the case.
+    rates: operations per second, by name.
+    score: a key of BOUNDS.
+    causal: whether the mask is causal, which leaves half of the pairs.
+    sizes: batch, heads, T, S, features.
+    includes_backward: whether the case includes the backward pass.
+  """
+  bound = BOUNDS[score]
+  per_entry = bound.both if includes_backward else bound.forward
+  amount = per_entry * np.prod(sizes, dtype=float) / (2 if causal else 1)
+  seconds = amount / rates[bound.operation]
   return dataclasses.replace(
-    first, side=f'limit: {what}', low=alone, median=alone, high=alone, speed=first.median / alone, memory=None
+    first,
+    side=f'limit: {bound.operation}',
+    low=seconds,
+    median=seconds,
+    high=seconds,
+    speed=first.median / seconds,
+    memory=None,
   )
 
 
 def crossing(bench: BenchmarkContext) -> Iterator[Timing]:
-  """From which size on each candidate of 'auto' is faster than the definition, forward and backward."""
+  """Times each candidate of 'auto' beside the definition, to find the size from which it is faster.
+
+  Timings include the backward pass.
+  """
   for name, (score, alignment, features, sizes) in CROSSING.items():
     for batch, size in sizes:
       bench.log(f'{name} beside the definition, T = S = {size}')
-      given = problem(bench.dtype, score, batch, 1, size, size, features)
-      way = lambda implementation: jit_side(backward(score, implementation, alignment=alignment), *given)  # noqa: B023
-      sides = {'xla': way('xla'), name: way(name)}
+      inputs = make_inputs(bench.dtype, score, batch, 1, size, size, features)
+      sides = {
+        implementation: jit_side(forward_and_backward(score, implementation, alignment=alignment), *inputs)
+        for implementation in ('xla', name)
+      }
       case = f'{score}, {alignment}, B={batch} T=S={size} F={features}'
       yield from compare('crossing', case, sides, repeats=bench.repeats)
 
 
 def growth(bench: BenchmarkContext) -> Iterator[Timing]:
-  """Forward and backward as one size after the other grows, see GROWTH, with the exponent of the last four."""
-  for score, implementation in GROWN:
+  """Times forward and backward while one axis after the other grows, see GROWTH."""
+  for score, implementation in GROWTH_PAIRS:
     if reason := unsupported_reason(bench, score, implementation):
       bench.log(f'growth of {score} by {implementation} is left out: {reason}')
       continue
-    for what, (sizes, shape) in GROWTH.items():
-      found = []
-      for size in sizes:
-        bench.log(f'growth of {score} by {implementation}: {what} = {size}')
-        given = problem(bench.dtype, score, *shape(size), FEATURES)
-        case = f'{score} {what}={size}'
-        of = f'growth of {case} by {implementation}'
-        side = _tried(bench, of, implementation, backward(score, implementation), given)
-        if not side:  # nor will anything larger run
-          break
-        found += compare('growth', case, side, repeats=max(2, bench.repeats // 2))
-      if len(found) < 4:
-        yield from found
-        continue
-      last = [t.median for t in found[-4:]], [t.memory for t in found[-4:]]
-      time, memory = (fit_exponent(sizes[: len(found)][-4:], of) for of in last)
-      note = f'with {what}, time grows to the power {time:.2f}, memory {memory:.2f}, of the last four'
-      bench.log(f'{score} by {implementation}: {note}')
-      yield from (*found[:-1], dataclasses.replace(found[-1], note=note))
+    for axis in GROWTH:
+      yield from _growth_along(bench, score, implementation, axis)
+
+
+def _growth_along(bench: BenchmarkContext, score: str, implementation: str, axis: str) -> list[Timing]:
+  """Returns timings up to the largest size that runs; the last has the exponent of the growth in its note."""
+  sizes, shape = GROWTH[axis]
+  timings = []
+  for size in sizes:
+    bench.log(f'growth of {score} by {implementation}: {axis} = {size}')
+    inputs = make_inputs(bench.dtype, score, *shape(size), FEATURES)
+    case = f'{score} {axis}={size}'
+    what = f'growth of {case} by {implementation}'
+    side = _compile_side(bench, what, implementation, forward_and_backward(score, implementation), inputs)
+    if not side:  # larger sizes would fail too
+      break
+    timings += compare('growth', case, side, repeats=max(2, bench.repeats // 2))
+  if len(timings) < FITTED_POINTS:
+    return timings
+  fitted = timings[-FITTED_POINTS:]
+  fitted_sizes = sizes[: len(timings)][-FITTED_POINTS:]
+  time_exponent = fit_exponent(fitted_sizes, [timing.median for timing in fitted])
+  memory_exponent = fit_exponent(fitted_sizes, [timing.memory for timing in fitted])
+  note = (
+    f'with {axis}, time grows to the power {time_exponent:.2f}, memory {memory_exponent:.2f}, '
+    f'fitted to the last {FITTED_POINTS}'
+  )
+  bench.log(f'{score} by {implementation}: {note}')
+  return [*timings[:-1], dataclasses.replace(timings[-1], note=note)]

@@ -1,8 +1,9 @@
-"""What the machine can do at most, measured in the same run: products of matrices, copies, special functions."""
+"""Limits of the machine, measured in the same run: products of matrices, copies, special functions."""
 
 import functools
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,30 +13,29 @@ from jax.interpreters import partial_eval
 
 from attention_jax.functional.masking import accumulation_dtype
 from attention_jax.modules.linear import product
-from experiments.benchmarks.measure import BenchmarkContext, Timing, compare, jit_side
+from experiments.benchmarks.measure import BenchmarkContext, Timing, compare, jit_side, median_seconds
 
-ROWS = {'cpu': 2048}  # of the square product; elsewhere 8192, beside which a call takes no time
-VALUES, TIMES = 2**20, 64  # numbers that are read, and special functions of each
-
-
-def _median(fn: Callable, *args, repeats: int = 5) -> float:
-  return compare('', '', {'': jit_side(fn, *args)}, repeats=repeats)[0].median
+MATRIX_ROWS = {'cpu': 2048}  # rows of the square product
+ACCELERATOR_ROWS = 8192  # large enough that the overhead of a call is negligible
+COPIED_VALUES = 2**25  # more than any cache holds
+VALUES = 2**20  # values that are read for the special functions
+EVALUATIONS = 64  # evaluations of a special function for each value that is read
 
 
 def machine_limits(bench: BenchmarkContext) -> list[Timing]:
-  """Rates of a square product, of a copy that no cache holds, and of tanh and a division without either.
+  """Measures the rates of a square product, of a copy larger than any cache, of tanh and of division.
 
-  Of those two many are taken of each number that is read, or it would be the reading that is measured.
+  tanh and division are evaluated many times for each value that is read; otherwise the reading would dominate.
   """
   bench.log('limits of this machine')
-  size, many = ROWS.get(jax.default_backend(), 8192), 2**25
-  square, long = jnp.ones((size, size), bench.dtype), jnp.linspace(-3.0, 3.0, many)
-  each = lambda fn: lambda x: functools.reduce(jnp.add, [fn(x + step / TIMES) for step in range(TIMES)])
+  size = MATRIX_ROWS.get(jax.default_backend(), ACCELERATOR_ROWS)
+  matrix = jnp.ones((size, size), bench.dtype)
+  values = jnp.linspace(-3.0, 3.0, COPIED_VALUES)
   cases = (
-    ('matrix product', lambda x: product(x, x), square, 2 * size**3, 'FLOP'),
-    ('copy', lambda x: x + 1, long, 8 * many, 'B'),
-    ('tanh', each(jnp.tanh), long[:VALUES], TIMES * VALUES, 'values'),
-    ('division', each(lambda x: 1 / (x + 4)), long[:VALUES], TIMES * VALUES, 'values'),
+    ('matrix product', lambda x: product(x, x), matrix, 2 * size**3, 'FLOP'),
+    ('copy', lambda x: x + 1, values, 8 * COPIED_VALUES, 'B'),
+    ('tanh', _evaluate_often(jnp.tanh), values[:VALUES], EVALUATIONS * VALUES, 'values'),
+    ('division', _evaluate_often(lambda x: 1 / (x + 4)), values[:VALUES], EVALUATIONS * VALUES, 'values'),
   )
   timings = []
   for name, fn, x, amount, unit in cases:
@@ -43,43 +43,89 @@ def machine_limits(bench: BenchmarkContext) -> list[Timing]:
   return timings
 
 
+def _evaluate_often(fn: Callable) -> Callable:
+  """Returns a function that sums `fn` over EVALUATIONS shifted copies of its argument."""
+  return lambda x: functools.reduce(jnp.add, [fn(x + step / EVALUATIONS) for step in range(EVALUATIONS)])
+
+
 def count_matmuls(fn: Callable, *args) -> Counter:
-  """How often fn(*args) multiplies matrices of which shapes: {(left, right, dimensions, type): times}."""
-  found = Counter()
+  """Counts the products of matrices in fn(*args).
 
-  def walk(jaxpr, times):
-    for equation in jaxpr.eqns:
-      if equation.primitive.name == 'dot_general':
-        left, right = (v.aval for v in equation.invars)
-        found[left.shape, right.shape, equation.params['dimension_numbers'], str(left.dtype)] += times
-      inner = times * equation.params.get('length', 1) if equation.primitive.name == 'scan' else times
-      for value in equation.params.values():
-        for part in value if isinstance(value, tuple | list) else (value,):
-          if isinstance(part, core.ClosedJaxpr | core.Jaxpr):
-            walk(part.jaxpr if isinstance(part, core.ClosedJaxpr) else part, inner)
+  Products inside of a scan count once for each of its steps; products whose result is unused do not count.
 
-  whole = jax.make_jaxpr(fn)(*args).jaxpr
-  used, _ = partial_eval.dce_jaxpr(whole, [True] * len(whole.outvars))  # without what nobody looks at, as compiled
-  walk(used, 1)
-  return found
+  Args:
+    fn: a jax function.
+    *args: its arguments.
+
+  Returns:
+    {(left shape, right shape, dimension numbers, dtype): count}.
+  """
+  jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
+  used, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))  # as the compiler removes unused results
+  return _count_in_jaxpr(used, 1)
 
 
-def time_matmuls(found: Counter, *, gradients: bool) -> tuple[float, float]:
-  """(seconds, FLOP) of these products by themselves, one after the other; with their gradients if so asked."""
-  seconds = flop = 0.0
-  for (left, right, dimensions, dtype), times in found.items():
-    x, y = jnp.ones(left, dtype), jnp.ones(right, dtype)
-    one = product
-    if len(right) > 2 or dimensions != (((len(left) - 1,), (0,)), ((), ())):
-      one = functools.partial(
-        jax.lax.dot_general, dimension_numbers=dimensions, preferred_element_type=accumulation_dtype(x, y)
-      )
+def _count_in_jaxpr(jaxpr: core.Jaxpr, repetitions: int) -> Counter:
+  counts = Counter()
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == 'dot_general':
+      left, right = (variable.aval for variable in equation.invars)
+      counts[left.shape, right.shape, equation.params['dimension_numbers'], str(left.dtype)] += repetitions
+    inner_repetitions = repetitions
+    if equation.primitive.name == 'scan':
+      inner_repetitions = repetitions * equation.params.get('length', 1)
+    for inner in _inner_jaxprs(equation.params):
+      counts += _count_in_jaxpr(inner, inner_repetitions)
+  return counts
+
+
+def _inner_jaxprs(params: dict[str, Any]) -> list[core.Jaxpr]:
+  """Returns the jaxprs among the parameters of an equation, such as the body of a scan."""
+  values = []
+  for value in params.values():
+    values += value if isinstance(value, tuple | list) else [value]
+  jaxprs = [value.jaxpr if isinstance(value, core.ClosedJaxpr) else value for value in values]
+  return [jaxpr for jaxpr in jaxprs if isinstance(jaxpr, core.Jaxpr)]
+
+
+def time_matmuls(counts: Counter, *, gradients: bool) -> tuple[float, float]:
+  """Times products of matrices by themselves, one after the other.
+
+  Args:
+    counts: as `count_matmuls` returns them.
+    gradients: whether to include the gradients with respect to both factors.
+
+  Returns:
+    (seconds, FLOP).
+  """
+  seconds = 0.0
+  flop = 0.0
+  for (left, right, dimensions, dtype), count in counts.items():
+    x = jnp.ones(left, dtype)
+    y = jnp.ones(right, dtype)
+    multiply = _matmul(x, y, dimensions)
+    out = jax.eval_shape(multiply, x, y)
     (contracted, _), _ = dimensions
-    out = jax.eval_shape(one, x, y)
-    own = 2 * np.prod(out.shape) * np.prod([left[i] for i in contracted])
-    run = one
+    product_flop = 2 * np.prod(out.shape) * np.prod([left[i] for i in contracted])
     if gradients:
-      run = lambda x, y, g, one=one: (one(x, y), *jax.vjp(one, x, y)[1](g))
-    seconds += times * _median(run, x, y, *([jnp.ones(out.shape, out.dtype)] if gradients else []))
-    flop += times * own * (3 if gradients else 1)
+      side = jit_side(_with_gradients(multiply), x, y, jnp.ones(out.shape, out.dtype))
+    else:
+      side = jit_side(multiply, x, y)
+    seconds += count * median_seconds(side, repeats=5)
+    flop += count * product_flop * (3 if gradients else 1)
   return seconds, float(flop)
+
+
+def _matmul(x: jax.Array, y: jax.Array, dimensions) -> Callable:
+  """Returns the product of arrays like x and y over these dimension numbers, as the models compute it."""
+  last_with_first = (((x.ndim - 1,), (0,)), ((), ()))
+  if y.ndim <= 2 and dimensions == last_with_first:
+    return product
+  return functools.partial(
+    jax.lax.dot_general, dimension_numbers=dimensions, preferred_element_type=accumulation_dtype(x, y)
+  )
+
+
+def _with_gradients(multiply: Callable) -> Callable:
+  """Returns (x, y, gradient of the product) -> (product, gradients of x and y)."""
+  return lambda x, y, gradient: (multiply(x, y), *jax.vjp(multiply, x, y)[1](gradient))

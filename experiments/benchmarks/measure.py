@@ -1,4 +1,4 @@
-"""Times that can be compared: of one process and one run, taken in turns, as medians with their spread."""
+"""Comparable timings: one process and one run, sides in turns, medians with quartiles."""
 
 import dataclasses
 import time
@@ -14,15 +14,16 @@ def _raise(what: str, error: Exception) -> None:
 
 
 class BenchmarkContext(NamedTuple):
-  """What every suite is given.
+  """Settings that every suite gets.
 
   Attributes:
-    log: prints a line.
-    repeats: how often each side is run.
-    dtype: of what attention and models compute in, 'float32' or 'bfloat16'.
+    log: called with each line of progress.
+    repeats: number of timed runs of each side.
+    dtype: in which attention and models compute, 'float32' or 'bfloat16'.
     joey: an interpreter with Joey NMT, or ''.
-    run, data: for the suite translation, see trained.py; or ''.
-    report_failure: is told what failed and why, so that the rest may go on; it may raise the error.
+    run: the folder of a trained run, for the suite translation; or ''.
+    data: the folder of its test set, see trained.py; or ''.
+    report_failure: called with what failed and the error, after which the suite continues; it may raise the error.
   """
 
   log: Callable[[str], None]
@@ -35,12 +36,12 @@ class BenchmarkContext(NamedTuple):
 
   @property
   def torch_dtypes(self) -> tuple[str, ...]:
-    """What PyTorch's models compute in beside ours: float32, and what ours do. Nothing on accelerators."""
+    """The dtypes in which PyTorch's models are measured: float32 and `dtype`; none on accelerators."""
     return tuple(dict.fromkeys(('float32', self.dtype))) if jax.default_backend() == 'cpu' else ()
 
   @property
   def is_torch_comparable(self) -> bool:
-    """Whether what peers.py has in float32 alone can be measured beside ours."""
+    """Whether the functions of peers.py that compute in float32 only can be compared with."""
     return self.torch_dtypes == (self.dtype,)
 
 
@@ -48,8 +49,8 @@ class Side(NamedTuple):
   """One way to do a piece of work.
 
   Attributes:
-    run: does it once and returns when it is done.
-    memory: bytes it needs beside its inputs and outputs; None where nobody can say.
+    run: does the work once and returns when it is done.
+    memory: bytes of temporary memory beside inputs and outputs; None if unknown.
   """
 
   run: Callable[[], Any]
@@ -58,9 +59,18 @@ class Side(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-  """Seconds of one side of a case: median, quartiles, and the ratio of the first side's median to it.
+  """Timing of one side of a case.
 
-  `case` names the work, `amount` how much of `unit` one run does (0: none that is worth a rate).
+  Attributes:
+    suite: name of the suite.
+    case: the work.
+    side: the way in which it was done.
+    median, low, high: median and quartiles, seconds.
+    speed: the median of the first side divided by that of this one.
+    amount: how much of `unit` one run does; 0 if there is no meaningful rate.
+    unit: the unit of `amount`.
+    memory: as in Side.
+    note: a remark for the report.
   """
 
   suite: str
@@ -77,11 +87,12 @@ class Timing:
 
   @property
   def rate(self) -> float:
+    """Units per second."""
     return self.amount / self.median
 
 
 def jit_side(fn: Callable, *args) -> Side:
-  """fn(*args) compiled, with the temporary memory of the program."""
+  """Compiles fn(*args) into a side, with the temporary memory of the program."""
   compiled = jax.jit(fn).lower(*args).compile()
   memory = compiled.memory_analysis()
   return Side(lambda: jax.block_until_ready(compiled(*args)), getattr(memory, 'temp_size_in_bytes', None))
@@ -96,9 +107,21 @@ def compare(
   amount: float = 0.0,
   unit: str = '',
 ) -> list[Timing]:
-  """All sides in turns. The first is what the others are compared with.
+  """Times all sides in turns.
 
-  A turn is one run that is not timed and one that is: the first pays for caches and pages that the side before it took.
+  A turn is one run that is not timed and one that is. The first refills the caches and pages that the previous side
+  evicted.
+
+  Args:
+    suite: name of the suite.
+    case: the work.
+    sides: the sides by name; the first is what the others are compared with.
+    repeats: number of turns.
+    amount: how much of `unit` one run does.
+    unit: the unit of `amount`.
+
+  Returns:
+    A timing per side.
   """
   for side in sides.values():
     side.run()
@@ -106,17 +129,23 @@ def compare(
   for _ in range(repeats):
     for name, side in sides.items():
       side.run()
-      began = time.perf_counter()
+      start = time.perf_counter()
       side.run()
-      seconds[name].append(time.perf_counter() - began)
-  base = np.median(seconds[next(iter(sides))])
+      seconds[name].append(time.perf_counter() - start)
+  first_median = np.median(seconds[next(iter(sides))])
   timings = []
   for name, side in sides.items():
     low, median, high = (float(x) for x in np.quantile(seconds[name], (0.25, 0.5, 0.75)))
-    timings.append(Timing(suite, case, name, median, low, high, float(base / median), amount, unit, side.memory))
+    speed = float(first_median / median)
+    timings.append(Timing(suite, case, name, median, low, high, speed, amount, unit, side.memory))
   return timings
 
 
+def median_seconds(side: Side, repeats: int = 7) -> float:
+  """Returns the median time of one side, seconds."""
+  return compare('', '', {'': side}, repeats=repeats)[0].median
+
+
 def fit_exponent(sizes, seconds) -> float:
-  """The slope of log seconds over log sizes: how the time grows."""
+  """Returns the slope of log seconds over log sizes, the exponent of the growth."""
   return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])

@@ -1,8 +1,13 @@
-"""How much memory training takes: the greatest resident size of a process that makes updates and nothing else.
+"""Memory of training: the peak resident size of a process that makes updates and nothing else.
 
-`python -m experiments.benchmarks.memory SIDE NAME LONGEST` is such a process. It prints two numbers of bytes: the
-greatest resident size when everything is imported, which is the same for all sides, and that at its end.
+`python -m experiments.benchmarks.memory SIDE NAME LONGEST` is such a process. It prints two numbers of bytes: the peak
+resident size after the imports, which is the same for all sides, and that at the end.
 """
+
+from experiments.large_pages import restart_with_large_pages
+
+if __name__ == '__main__':
+  restart_with_large_pages()  # before jax is imported
 
 import json
 import re
@@ -27,34 +32,40 @@ from experiments.benchmarks.systems import (
 )
 
 UPDATES = 3
-TRAINED_BY_BOTH = [(name, longest) for name, longest in TRAINING_CASES if MODELS[name][2]]
-LONGEST = ('bahdanau2015', 44)  # the last bucket of configs/multi30k.py, by which a run needs what it needs
+TORCH_CASES = [(name, longest) for name, longest in TRAINING_CASES if MODELS[name][2]]
+LONGEST_BUCKET = ('bahdanau2015', 44)  # the last bucket of configs/multi30k.py, which determines the memory of a run
 
 
 def training_memory(bench: BenchmarkContext) -> list[Timing]:
-  """Updates of Adam, each in a new process, of every model of systems.TRAINING_CASES that PyTorch has too, and of LONGEST."""
+  """Measures updates of Adam, each case in a new process.
+
+  The cases are those of systems.TRAINING_CASES that PyTorch has too, and LONGEST_BUCKET.
+  """
   if not peers.torch or not bench.is_torch_comparable:
-    bench.log(f'memory is left out: it is that of the host, in float32, beside PyTorch ({peers.VERSION})')
+    bench.log(f'memory is left out: it needs PyTorch ({peers.VERSION}), and measures float32 on the host')
     return []
   timings = []
-  for name, longest in (*TRAINED_BY_BOTH, LONGEST):
+  for name, longest in (*TORCH_CASES, LONGEST_BUCKET):
     case = f'{name}, {BATCH_SIZE} x {longest} -> {longest}, a process of {UPDATES} updates'
     bench.log(f'memory of {case}')
-    rounds = [{side: _process(side, name, longest) for side in SIDES} for _ in range(min(bench.repeats, 3))]
-    base = np.median([found['attention_jax']['seconds'] for found in rounds])
+    rounds = [{side: _run_process(side, name, longest) for side in SIDES} for _ in range(min(bench.repeats, 3))]
+    first_median = np.median([results['attention_jax']['seconds'] for results in rounds])
     for side in SIDES:
-      low, median, high = np.quantile([found[side]['seconds'] for found in rounds], (0.25, 0.5, 0.75))
-      imports, peak = (int(np.median([found[side][key] for found in rounds])) for key in ('imports', 'peak'))
-      note = f'greatest resident size {peak / 1e6:.0f} MB, {imports / 1e6:.0f} of it imports'
-      timings.append(Timing('memory', case, side, median, low, high, base / median, memory=peak - imports, note=note))
+      low, median, high = np.quantile([results[side]['seconds'] for results in rounds], (0.25, 0.5, 0.75))
+      imports = int(np.median([results[side]['imports'] for results in rounds]))
+      peak = int(np.median([results[side]['peak'] for results in rounds]))
+      note = f'peak resident size {peak / 1e6:.0f} MB, {imports / 1e6:.0f} of it imports'
+      speed = first_median / median
+      timings.append(Timing('memory', case, side, median, low, high, speed, memory=peak - imports, note=note))
   return timings
 
 
-def _process(side: str, name: str, longest: int) -> dict[str, float]:
-  began = time.perf_counter()
+def _run_process(side: str, name: str, longest: int) -> dict[str, float]:
+  """Returns 'imports' and 'peak' in bytes, and 'seconds'."""
+  start = time.perf_counter()
   command = [sys.executable, '-m', 'experiments.benchmarks.memory', side, name, str(longest)]
-  done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-  return json.loads(done.stdout.splitlines()[-1]) | {'seconds': time.perf_counter() - began}
+  result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+  return json.loads(result.stdout.splitlines()[-1]) | {'seconds': time.perf_counter() - start}
 
 
 SIDES = {
@@ -64,9 +75,9 @@ SIDES = {
 
 
 def peak_resident_bytes() -> int:
-  """The greatest resident size of this process so far, bytes.
+  """Returns the peak resident size of this process, bytes.
 
-  Not what getrusage says, where Linux tells it: that begins with the size of the process that started this one.
+  On Linux getrusage would include the size of the parent process, so /proc is read instead.
   """
   status = Path('/proc/self/status')
   if status.exists():

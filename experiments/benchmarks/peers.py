@@ -1,10 +1,15 @@
-"""The same work in PyTorch, as its users would write it. Nothing of it where torch is not installed."""
+"""The same work in PyTorch, as its users would write it.
 
+Functions return nothing to compare with (None or {}) if torch is not installed.
+"""
+
+import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-os.environ.setdefault('OMP_WAIT_POLICY', 'passive')  # threads that spin while they wait slow down whoever comes next
+os.environ.setdefault('OMP_WAIT_POLICY', 'passive')  # idle threads that spin would slow down the next side
 
 import numpy as np
 
@@ -19,64 +24,88 @@ except ImportError:
 VERSION = f'PyTorch {torch.__version__}' if torch else 'no PyTorch (pip install -r requirements-bench.txt)'
 
 
-def attention(log, score: str, causal: bool, query, key, value, params) -> dict[str, dict[str, Side]]:
-  """{'torch': {'forward': Side, 'backward': Side}, ...} of one score of WAYS."""
+def attention(
+  log: Callable[[str], None], score: str, causal: bool, query, key, value, params: Mapping[str, Any]
+) -> dict[str, dict[str, Side]]:
+  """Returns the sides of one score.
+
+  Args:
+    log: called with each line of progress.
+    score: a key of FORMULAS.
+    causal: whether the mask is causal.
+    query, key, value: arrays [B, N, T or S, F].
+    params: parameters of the score.
+
+  Returns:
+    {'torch': {'forward': side, 'forward and backward': side}, ...}.
+  """
   if torch is None:
     return {}
-  given = [torch.tensor(x) for x in (query, key, value)]
-  ways = WAYS[score](log, given, {name: torch.tensor(np.asarray(p)) for name, p in params.items()}, causal)
-  return {name: {'forward': _forward(way, given), 'backward': _backward(way, given)} for name, way in ways.items()}
+  inputs = [torch.tensor(x) for x in (query, key, value)]
+  tensors = {name: torch.tensor(np.asarray(param)) for name, param in params.items()}
+  formulas = FORMULAS[score](log, inputs, tensors, causal)
+  return {
+    name: {'forward': _forward(formula, inputs), 'forward and backward': _forward_and_backward(formula, inputs)}
+    for name, formula in formulas.items()
+  }
 
 
-def _additive(log, given, params, causal) -> dict[str, Callable]:
+def _additive(log, inputs, params, causal) -> dict[str, Callable]:
   def formula(query, key, value):
     scores = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ params['v']
     return torch.softmax(scores, -1) @ value
 
   compiled = torch.compile(formula)
   try:
-    compiled(*given)
-  except Exception as error:  # it needs a C++ compiler, and fails in ways of its own
-    log(f'torch.compile does not work here and is left out: {type(error).__name__}')
+    compiled(*inputs)
+  except Exception as error:  # it needs a C++ compiler and raises errors of its own
+    log(f'torch.compile does not work on this machine and is left out: {type(error).__name__}')
     return {'torch': formula}
   return {'torch': formula, 'torch.compile': compiled}
 
 
-def _scaled_dot(log, given, params, causal) -> dict[str, Callable]:
+def _scaled_dot(log, inputs, params, causal) -> dict[str, Callable]:
   return {'torch sdpa': functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=causal)}
 
 
-def _one_by_one(feature: Callable, params, seen: Callable) -> dict[str, Callable]:
-  """Additive scores with a feature of the weights so far beside the keys, a query at a time; seen(so far, weights)."""
+def _recurrent_additive(feature: Callable, params, update: Callable) -> dict[str, Callable]:
+  """Additive attention, one query at a time, whose scores depend on the weights of the queries before.
+
+  Args:
+    feature: state [..., S] -> what is added to the keys [..., S, F].
+    params: parameters of the score.
+    update: (state, weights) -> the next state.
+  """
 
   def formula(query, key, value):
-    so_far, contexts = torch.zeros_like(key[..., 0]), []
-    for one in query.unbind(-2):
-      scores = torch.tanh(one.unsqueeze(-2) + key + feature(so_far)) @ params['v']
+    state = torch.zeros_like(key[..., 0])
+    contexts = []
+    for single_query in query.unbind(-2):
+      scores = torch.tanh(single_query.unsqueeze(-2) + key + feature(state)) @ params['v']
       weights = torch.softmax(scores, -1)
-      so_far = seen(so_far, weights)
+      state = update(state, weights)
       contexts.append((weights.unsqueeze(-2) @ value).squeeze(-2))
     return torch.stack(contexts, -2)
 
   return {'torch': formula}
 
 
-def _coverage(log, given, params, causal) -> dict[str, Callable]:
-  return _one_by_one(lambda so_far: so_far.unsqueeze(-1) * params['u'], params, torch.add)
+def _coverage(log, inputs, params, causal) -> dict[str, Callable]:
+  return _recurrent_additive(lambda coverage: coverage.unsqueeze(-1) * params['u'], params, torch.add)
 
 
-def _location_sensitive(log, given, params, causal) -> dict[str, Callable]:
-  filters = params['filters'].flip(-1).unsqueeze(1)  # a true convolution; theirs does not flip
+def _location_sensitive(log, inputs, params, causal) -> dict[str, Callable]:
+  filters = params['filters'].flip(-1).unsqueeze(1)  # ours is a true convolution; conv1d does not flip
 
   def feature(weights):
     rows = weights.reshape(-1, 1, weights.shape[-1])
-    found = torch.nn.functional.conv1d(rows, filters, padding=filters.shape[-1] // 2)
-    return (found.mT @ params['u']).reshape(*weights.shape, -1)
+    channels = torch.nn.functional.conv1d(rows, filters, padding=filters.shape[-1] // 2)
+    return (channels.mT @ params['u']).reshape(*weights.shape, -1)
 
-  return _one_by_one(feature, params, lambda _, weights: weights)
+  return _recurrent_additive(feature, params, lambda _, weights: weights)
 
 
-WAYS = {
+FORMULAS = {
   'additive': _additive,
   'coverage': _coverage,
   'location_sensitive': _location_sensitive,
@@ -84,31 +113,40 @@ WAYS = {
 }
 
 
-def _forward(fn: Callable, given) -> Side:
+def _forward(formula: Callable, inputs) -> Side:
   def run():
     with torch.no_grad():
-      return fn(*given)
+      return formula(*inputs)
 
   return Side(run)
 
 
-def _backward(fn: Callable, given) -> Side:
-  leaves = [x.clone().requires_grad_() for x in given]
-  return Side(lambda: torch.autograd.grad(torch.sin(fn(*leaves)).sum(), leaves))
+def _forward_and_backward(formula: Callable, inputs) -> Side:
+  leaves = [x.clone().requires_grad_() for x in inputs]
+  return Side(lambda: torch.autograd.grad(torch.sin(formula(*leaves)).sum(), leaves))
 
 
-def build_model(name: str, sizes):
-  """A model of torch_model.py or torch_transformer.py."""
+def build_model(name: str, sizes: Mapping[str, Any]):
+  """Returns a model of torch_model.py or torch_transformer.py."""
   from experiments.benchmarks import torch_model, torch_transformer
 
   torch.manual_seed(0)
   return (getattr(torch_model, name, None) or getattr(torch_transformer, name))(**sizes)
 
 
-def difference(params, logits, batch, sizes) -> float | None:
-  """The greatest difference between these logits and those of PyTorch's Transformer with the same parameters.
+def difference(params, logits, batch, sizes: Mapping[str, Any]) -> float | None:
+  """Compares logits with those of PyTorch's Transformer with the same parameters.
 
-  PyTorch's are in float64: what rounding its own would add says nothing of ours.
+  PyTorch computes in float64, so that its own rounding does not count.
+
+  Args:
+    params: parameters of our model.
+    logits: logits of our model [B, T, V].
+    batch: (source, target) ids.
+    sizes: sizes of the model.
+
+  Returns:
+    The largest absolute difference, or None without torch.
   """
   if torch is None:
     return None
@@ -116,14 +154,22 @@ def difference(params, logits, batch, sizes) -> float | None:
   model.load_jax_params(params)
   model.double()
   with torch.no_grad():
-    found = model.logits(*(torch.tensor(np.asarray(x), dtype=torch.long) for x in batch))
-  return float(np.abs(found.numpy() - np.asarray(logits)).max())
+    torch_logits = model.logits(*(torch.tensor(np.asarray(x), dtype=torch.long) for x in batch))
+  return float(np.abs(torch_logits.numpy() - np.asarray(logits)).max())
 
 
-def translate(params, sizes, beams: int, longest: int, dtype: str):
-  """padded sources [B, S] -> the target ids of each, without EOS, by Bahdanau with these parameters of ours.
+def translate(params, sizes: Mapping[str, Any], beams: int, longest: int, dtype: str) -> Callable:
+  """Returns a translator by PyTorch's Bahdanau model with parameters of ours.
 
-  Args: dtype, what it computes in.
+  Args:
+    params: parameters of our model.
+    sizes: sizes of the model.
+    beams: beam size, 1 for greedy search.
+    longest: maximum number of tokens of an output.
+    dtype: dtype of the computation.
+
+  Returns:
+    padded source ids [B, S] -> the target ids of each source, without EOS.
   """
   model = build_model('Bahdanau', sizes).eval()
   model.load_jax_params(params)
@@ -135,35 +181,38 @@ def translate(params, sizes, beams: int, longest: int, dtype: str):
   return run
 
 
-COMPILED = {'Bahdanau': 'recur', 'Luong': 'loss', 'Transformer': 'loss'}  # the method that torch.compile is given
+COMPILED_METHODS = {'Bahdanau': 'recur', 'Luong': 'loss', 'Transformer': 'loss'}  # compiled by torch.compile
 
 
-def _computing_in(dtype: str):
-  """Parameters stay in float32; in bfloat16, products are what torch.autocast makes of them."""
+def _computing_in(dtype: str) -> contextlib.AbstractContextManager:
+  """Autocasts products to bfloat16 if that is the dtype; parameters stay float32."""
   return torch.autocast('cpu', torch.bfloat16, enabled=dtype == 'bfloat16')
 
 
-def train_step(name: str, batch, sizes, dtype: str) -> Side | None:
-  """One update of a model on (source, target) ids with 0 for padding."""
-  return None if torch is None else Side(_update(build_model(name, sizes), batch, dtype))
+def train_step(name: str, batch, sizes: Mapping[str, Any], dtype: str) -> Side | None:
+  """Returns one update of a model on (source, target) ids with 0 for padding; None without torch."""
+  return None if torch is None else Side(_make_update(build_model(name, sizes), batch, dtype))
 
 
-def compiled_train_step(log, name: str, batch, sizes, dtype: str) -> Side | None:
-  """The same by torch.compile; None where that does not work."""
+def compiled_train_step(
+  log: Callable[[str], None], name: str, batch, sizes: Mapping[str, Any], dtype: str
+) -> Side | None:
+  """Returns the same update by torch.compile; None without torch or if torch.compile does not work."""
   if torch is None:
     return None
   model = build_model(name, sizes)
-  setattr(model, COMPILED[name], torch.compile(getattr(model, COMPILED[name])))
-  update = _update(model, batch, dtype)
+  method = COMPILED_METHODS[name]
+  setattr(model, method, torch.compile(getattr(model, method)))
+  update = _make_update(model, batch, dtype)
   try:
     update()
-  except Exception as error:  # it needs a C++ compiler, and fails in ways of its own
-    log(f'torch.compile does not work here and is left out: {type(error).__name__}')
+  except Exception as error:  # it needs a C++ compiler and raises errors of its own
+    log(f'torch.compile does not work on this machine and is left out: {type(error).__name__}')
     return None
   return Side(update)
 
 
-def _update(model, batch, dtype: str) -> Callable[[], None]:
+def _make_update(model, batch, dtype: str) -> Callable[[], None]:
   optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
   source, target = (torch.tensor(np.asarray(x), dtype=torch.long) for x in batch)
 
@@ -178,8 +227,8 @@ def _update(model, batch, dtype: str) -> Callable[[], None]:
   return run
 
 
-def decode(source, sizes, beams: int, steps: int, dtype: str) -> Side | None:
-  """A beam search of so many steps; with one beam, greedy search."""
+def decode(source, sizes: Mapping[str, Any], beams: int, steps: int, dtype: str) -> Side | None:
+  """Returns a beam search of exactly `steps` steps, greedy with one beam; None without torch."""
   if torch is None:
     return None
   model = build_model('Bahdanau', sizes).eval()

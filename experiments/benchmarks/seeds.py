@@ -16,51 +16,66 @@ from configs import cmudict, dates
 from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare
 
 SEEDS = 8
-# case: the config, the sizes of its vocabularies, the bucket that most of its rows are in
+# case -> config, sizes of its vocabularies, the bucket with the most rows
 CASES = {
   'dates:bahdanau2015': (dates.get_config('bahdanau2015'), (400, 16), (42, 11)),
   'cmudict:luong2015': (cmudict.get_config('luong2015'), (32, 43), (9, 9)),
 }
 
 
-def make_batch(rows: int, words: tuple[int, int], bucket: tuple[int, int]) -> Batch:
-  """Rows that fill the bucket, or lack up to a third of it."""
-  rng, sides = np.random.default_rng(0), []
-  for size, length in zip(words, bucket, strict=True):
+def make_batch(rows: int, vocab_sizes: tuple[int, int], bucket: tuple[int, int]) -> Batch:
+  """Returns random rows that fill at least two thirds of a bucket.
+
+  Args:
+    rows: number of rows.
+    vocab_sizes: sizes of the source and the target vocabulary.
+    bucket: lengths of source and target.
+  """
+  rng = np.random.default_rng(0)
+  ids_and_masks = []
+  for vocab_size, length in zip(vocab_sizes, bucket, strict=True):
     mask = np.arange(length) < rng.integers(2 * length // 3, length + 1, (rows, 1))
-    sides += [np.where(mask, rng.integers(4, size, mask.shape), 0).astype(np.int32), mask]
-  return Batch(*sides, np.arange(rows, dtype=np.int32))
+    ids = np.where(mask, rng.integers(4, vocab_size, mask.shape), 0).astype(np.int32)
+    ids_and_masks += [ids, mask]
+  return Batch(*ids_and_masks, np.arange(rows, dtype=np.int32))
 
 
-def update_sides(config: ConfigDict, words: tuple[int, int], batch: Batch, seeds: int) -> dict[str, Side]:
-  """One update of one run, `seeds` times; and one update of `seeds` runs at once."""
-  model, training = build(config.model.to_dict(), *words), Training(**config.training.to_dict())
-  params, loss = initializer(model), sequence_loss(model)
-  step, first = prepare_training(training, loss, params, make_mesh(), 0)
-  alone = _repeating(step, first(), batch, seeds)
+def update_sides(config: ConfigDict, vocab_sizes: tuple[int, int], batch: Batch, seeds: int) -> dict[str, Side]:
+  """Returns `seeds` updates of one run, and one update of `seeds` runs."""
+  model = build(config.model.to_dict(), *vocab_sizes)
+  training = Training(**config.training.to_dict())
+  init = initializer(model)
+  loss = sequence_loss(model)
+  step, init_state = prepare_training(training, loss, init, make_mesh(), 0)
+  one_after_the_other = _repeated_update(step, init_state(), batch, seeds)
   batches = Batch(*(None if x is None else np.stack([x] * seeds) for x in batch))
-  step, first = prepare_training(training, loss, params, make_mesh(seeds=seeds), range(seeds))
-  return {'one after the other': alone, 'side by side': _repeating(step, first(), batches, 1)}
+  step, init_state = prepare_training(training, loss, init, make_mesh(seeds=seeds), range(seeds))
+  return {
+    'one after the other': one_after_the_other,
+    'side by side': _repeated_update(step, init_state(), batches, 1),
+  }
 
 
-def _repeating(step: TrainStep, state: TrainState, batch: Batch, times: int) -> Side:
-  """`times` updates, each of the state that the one before left."""
-  kept = [state]
+def _repeated_update(step: TrainStep, state: TrainState, batch: Batch, repetitions: int) -> Side:
+  """Returns a side of several updates; each run of it continues from the state of the run before."""
 
   def run():
-    for _ in range(times):
-      kept[0], metrics = step(kept[0], batch)
+    nonlocal state
+    for _ in range(repetitions):
+      state, metrics = step(state, batch)
     jax.block_until_ready(metrics)
 
   return Side(run)
 
 
 def side_by_side(bench: BenchmarkContext) -> list[Timing]:
+  """Times the updates of CASES."""
   timings = []
-  for case, (config, words, bucket) in CASES.items():
+  for case, (config, vocab_sizes, bucket) in CASES.items():
     bench.log(f'{SEEDS} seeds of {case}')
-    batch = make_batch(config.data.batch_size, words, bucket)
-    sides, tokens = update_sides(config, words, batch, SEEDS), SEEDS * int(batch.target_mask.sum())
+    batch = make_batch(config.data.batch_size, vocab_sizes, bucket)
+    sides = update_sides(config, vocab_sizes, batch, SEEDS)
+    tokens = SEEDS * int(batch.target_mask.sum())
     timings += compare(
       'seeds', f'{case}, {SEEDS} seeds', sides, repeats=bench.repeats, amount=tokens, unit='target tokens'
     )

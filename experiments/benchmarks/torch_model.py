@@ -1,4 +1,4 @@
-"""Recurrent encoder-decoders in plain PyTorch, with what a careful user takes out of their loops taken out."""
+"""Recurrent encoder-decoders in plain PyTorch; whatever does not depend on the recurrence is outside of its loops."""
 
 import numpy as np
 import torch
@@ -8,20 +8,20 @@ from torch.nn import functional as F
 PAD, BOS, EOS = 0, 1, 2
 
 
-def _gates(own) -> dict[str, np.ndarray]:
-  """Our GRU as PyTorch has it: the bias of the product with the state is that of the new state alone."""
-  features = own['kernel'].shape[0]
-  inner = np.concatenate([np.zeros(2 * features, np.float32), np.asarray(own['bias'])])
+def _gru_weights(params) -> dict[str, np.ndarray]:
+  """Converts the parameters of our GRU; in its product with the state only the candidate state has a bias."""
+  features = params['kernel'].shape[0]
+  state_bias = np.concatenate([np.zeros(2 * features, np.float32), np.asarray(params['bias'])])
   return {
-    'weight_ih': np.asarray(own['inputs']['kernel']).T,
-    'weight_hh': np.asarray(own['kernel']).T,
-    'bias_ih': np.asarray(own['inputs']['bias']),
-    'bias_hh': inner,
+    'weight_ih': np.asarray(params['inputs']['kernel']).T,
+    'weight_hh': np.asarray(params['kernel']).T,
+    'bias_ih': np.asarray(params['inputs']['bias']),
+    'bias_hh': state_bias,
   }
 
 
 class Recurrent(nn.Module):
-  """Embeddings, a bidirectional encoder, keys, a bridge to the decoder's first state, and the output layer."""
+  """Base class: embeddings, bidirectional encoder, keys, bridge to the initial decoder state, output layer."""
 
   def __init__(self, source_size, target_size, embedding, features, dropout):
     super().__init__()
@@ -34,6 +34,7 @@ class Recurrent(nn.Module):
     self.drop = nn.Dropout(dropout)
 
   def encode(self, source):
+    """Returns memory [B, S, D], keys [B, S, D], padding [B, S] (True = padding), and the initial state [B, D]."""
     lengths = (source != PAD).sum(1).cpu()
     packed = nn.utils.rnn.pack_padded_sequence(
       self.drop(self.source(source)), lengths, batch_first=True, enforce_sorted=False
@@ -41,11 +42,12 @@ class Recurrent(nn.Module):
     outputs, last = self.encoder(packed)
     memory, _ = nn.utils.rnn.pad_packed_sequence(outputs, batch_first=True, total_length=source.shape[1])
     memory = self.drop(memory)
-    return memory, self.key(memory), source == PAD, torch.tanh(self.bridge(torch.cat([last[0], last[1]], -1)))
+    state = torch.tanh(self.bridge(torch.cat([last[0], last[1]], -1)))
+    return memory, self.key(memory), source == PAD, state
 
 
 class Luong(Recurrent):
-  """A GRU over the whole target, then general attention of all steps at once: nothing is fed back."""
+  """A GRU over the whole target, then general attention of all steps in parallel: no input feeding."""
 
   def __init__(self, source_size, target_size, embedding, features, dropout):
     super().__init__(source_size, target_size, embedding, features, dropout)
@@ -54,16 +56,19 @@ class Luong(Recurrent):
 
   def loss(self, source, target):
     memory, key, padding, state = self.encode(source)
-    entering = F.pad(target[:, :-1], (1, 0), value=BOS)
-    states, _ = self.decoder(self.drop(self.target(entering)), state.unsqueeze(0))
+    inputs = F.pad(target[:, :-1], (1, 0), value=BOS)
+    states, _ = self.decoder(self.drop(self.target(inputs)), state.unsqueeze(0))
     scores = torch.bmm(states, key.transpose(1, 2)).masked_fill(padding.unsqueeze(1), float('-inf'))
     contexts = torch.bmm(torch.softmax(scores, -1), memory)
-    real = target != PAD
-    joined = torch.cat((contexts[real], states[real]), -1)
-    return F.cross_entropy(self.output(self.drop(torch.tanh(self.attentional(joined)))), target[real])
+    mask = target != PAD
+    joined = torch.cat((contexts[mask], states[mask]), -1)
+    features = self.drop(torch.tanh(self.attentional(joined)))
+    return F.cross_entropy(self.output(features), target[mask])
 
 
 class Bahdanau(Recurrent):
+  """A GRU with additive attention at every step, and a deep output layer."""
+
   def __init__(self, source_size, target_size, embedding, features, dropout):
     super().__init__(source_size, target_size, embedding, features, dropout)
     self.query = nn.Linear(features, features, bias=False)
@@ -74,6 +79,13 @@ class Bahdanau(Recurrent):
     self.deep = nn.Linear(2 * features + embedding, features)
 
   def recur(self, state, gates, memory, key, padding):
+    """Returns the next state [B, D] and the context [B, D].
+
+    Args:
+      state: [B, D].
+      gates: products of the input with the three gates [B, 3 D].
+      memory, key, padding: as `encode` returns them.
+    """
     scores = torch.tanh(key + self.query(state).unsqueeze(1)) @ self.v
     weights = torch.softmax(scores.masked_fill(padding, float('-inf')), -1)
     context = torch.bmm(weights.unsqueeze(1), memory).squeeze(1)
@@ -84,41 +96,57 @@ class Bahdanau(Recurrent):
 
   def loss(self, source, target):
     memory, key, padding, state = self.encode(source)
-    entering = F.pad(target[:, :-1], (1, 0), value=BOS)
-    embedded = self.drop(self.target(entering))
+    inputs = F.pad(target[:, :-1], (1, 0), value=BOS)
+    embedded = self.drop(self.target(inputs))
     states, contexts = [], []
     for gates in self.embedded(embedded).unbind(1):
       state, context = self.recur(state, gates, memory, key, padding)
       states.append(state)
       contexts.append(context)
-    real = target != PAD
-    parts = torch.stack(states, 1)[real], torch.stack(contexts, 1)[real], embedded[real]
-    return F.cross_entropy(self.output(self.drop(torch.tanh(self.deep(torch.cat(parts, -1))))), target[real])
+    mask = target != PAD
+    joined = torch.cat((torch.stack(states, 1)[mask], torch.stack(contexts, 1)[mask], embedded[mask]), -1)
+    features = self.drop(torch.tanh(self.deep(joined)))
+    return F.cross_entropy(self.output(features), target[mask])
 
   def translate(self, source, beams, longest, alpha=0.6):
-    """The ids of each source's best hypothesis; the search ends when all beams of all sources have ended."""
-    batch, rows = source.shape[0], torch.arange(source.shape[0]).unsqueeze(1)
+    """Beam search; it ends when all beams of all sources have ended.
+
+    Args:
+      source: ids [B, S].
+      beams: beam size, 1 for greedy search.
+      longest: maximum number of tokens of an output.
+      alpha: exponent of the length penalty.
+
+    Returns:
+      The ids of the best hypothesis of each source, without EOS.
+    """
+    batch = source.shape[0]
+    rows = torch.arange(batch).unsqueeze(1)
     memory, key, padding, state = (x.repeat_interleave(beams, 0) for x in self.encode(source))
-    token, done = torch.full((batch * beams,), BOS), torch.zeros(batch, beams, dtype=torch.bool)
-    totals, lengths = torch.full((batch, beams), float('-inf')), torch.zeros(batch, beams)
+    token = torch.full((batch * beams,), BOS)
+    done = torch.zeros(batch, beams, dtype=torch.bool)
+    lengths = torch.zeros(batch, beams)
+    totals = torch.full((batch, beams), float('-inf'))
     totals[:, 0] = 0.0
     history = torch.zeros(batch, beams, 0, dtype=torch.long)
     for _ in range(longest):
       embedded = self.target(token)
       state, context = self.recur(state, self.embedded(embedded), memory, key, padding)
       logits = self.output(torch.tanh(self.deep(torch.cat([state, context, embedded], -1))))
-      if beams == 1:  # its probability decides nothing
+      if beams == 1:  # its log-probability is not needed
         parents = torch.zeros(batch, 1, dtype=torch.long)
         tokens = torch.where(done, PAD, logits.argmax(-1, keepdim=True))
       else:
-        steps = torch.log_softmax(logits, -1).view(batch, beams, -1)
-        nothing = torch.full_like(steps, float('-inf'))
-        nothing[..., PAD] = 0.0  # what has ended goes on with padding, at no cost
-        sums = totals.unsqueeze(-1) + torch.where(done.unsqueeze(-1), nothing, steps)
-        _, chosen = sums.view(batch, -1).topk(beams)
-        parents, tokens = chosen // logits.shape[-1], chosen % logits.shape[-1]
-        totals = sums.view(batch, -1).gather(1, chosen)
-        lengths, done = lengths.gather(1, parents), done.gather(1, parents)
+        log_probs = torch.log_softmax(logits, -1).view(batch, beams, -1)
+        only_padding = torch.full_like(log_probs, float('-inf'))
+        only_padding[..., PAD] = 0.0  # a finished hypothesis continues with padding at log-probability 0
+        sums = totals.unsqueeze(-1) + torch.where(done.unsqueeze(-1), only_padding, log_probs)
+        _, best = sums.view(batch, -1).topk(beams)
+        parents = best // logits.shape[-1]
+        tokens = best % logits.shape[-1]
+        totals = sums.view(batch, -1).gather(1, best)
+        lengths = lengths.gather(1, parents)
+        done = done.gather(1, parents)
         state = state[(rows * beams + parents).view(-1)]
       lengths = torch.where(done, lengths, lengths + 1)
       done = done | (tokens == EOS)
@@ -126,35 +154,42 @@ class Bahdanau(Recurrent):
       history = torch.cat([history.gather(1, parents.unsqueeze(-1).expand_as(history)), tokens.unsqueeze(-1)], -1)
       if done.all():
         break
-    best = (totals / ((5 + lengths) / 6) ** alpha).argmax(1) if beams > 1 else torch.zeros(batch, dtype=torch.long)
-    found = history[rows[:, 0], best].tolist()
-    return [ids[: ids.index(EOS)] if EOS in ids else ids for ids in found]
+    # With one beam totals stay 0, so that it is the best.
+    best_beam = (totals / ((5 + lengths) / 6) ** alpha).argmax(1)
+    hypotheses = history[rows[:, 0], best_beam].tolist()
+    return [ids[: ids.index(EOS)] if EOS in ids else ids for ids in hypotheses]
 
   def load_jax_params(self, params):
-    """Puts the parameters of our bahdanau2015 here."""
-    tensor = lambda x: torch.tensor(np.asarray(x))
-    cell, encoder = params['decoder']['cell'], params['encoder']
-    layers = {'encoder.{}_l0': 0, 'encoder.{}_l0_reverse': 1}
+    """Loads the parameters of our bahdanau2015."""
+    cell = params['decoder']['cell']
+    encoder = params['encoder']
+    attention = cell['attention']
     state = {}
-    for name, i in layers.items():
-      own = encoder[f'RecurrentLayer_{i}']['RecurrentCell_0']
-      state |= {name.format(part): tensor(x) for part, x in _gates(own).items()}
-    step = _gates(cell['stack']['cells_0'])
-    state |= {'embedded.weight': tensor(step['weight_ih']), 'embedded.bias': tensor(step['bias_ih'])}
-    state |= {'hidden.weight': tensor(step['weight_hh']), 'hidden.bias': tensor(step['bias_hh'])}
+    for i, direction in enumerate(('', '_reverse')):
+      weights = _gru_weights(encoder[f'RecurrentLayer_{i}']['RecurrentCell_0'])
+      state |= {f'encoder.{name}_l0{direction}': _to_tensor(weight) for name, weight in weights.items()}
+    weights = _gru_weights(cell['stack']['cells_0'])
+    state['embedded.weight'] = _to_tensor(weights['weight_ih'])
+    state['embedded.bias'] = _to_tensor(weights['bias_ih'])
+    state['hidden.weight'] = _to_tensor(weights['weight_hh'])
+    state['hidden.bias'] = _to_tensor(weights['bias_hh'])
     linear = {
       'bridge': cell['stack']['bridges_0_0'],
       'deep': cell['deep'],
       'output': params['output'],
       'context': cell['context_gates'],
     }
-    for name, own in linear.items():
-      state[f'{name}.weight'] = tensor(own['kernel']).T
-      if 'bias' in own:
-        state[f'{name}.bias'] = tensor(own['bias'])
-    attention = cell['attention']
-    state |= {f'{side}.weight': tensor(attention[f'{side}_kernel']['kernel'][0]).T for side in ('query', 'key')}
-    state['v'] = tensor(attention['score_params']['v'][0])
-    state['source.weight'] = tensor(encoder['embedding']['table']['embedding'])
-    state['target.weight'] = tensor(params['embedding']['table']['embedding'])
+    for name, layer in linear.items():
+      state[f'{name}.weight'] = _to_tensor(layer['kernel']).T
+      if 'bias' in layer:
+        state[f'{name}.bias'] = _to_tensor(layer['bias'])
+    for name in ('query', 'key'):
+      state[f'{name}.weight'] = _to_tensor(attention[f'{name}_kernel']['kernel'][0]).T
+    state['v'] = _to_tensor(attention['score_params']['v'][0])
+    state['source.weight'] = _to_tensor(encoder['embedding']['table']['embedding'])
+    state['target.weight'] = _to_tensor(params['embedding']['table']['embedding'])
     self.load_state_dict(state)
+
+
+def _to_tensor(array) -> torch.Tensor:
+  return torch.tensor(np.asarray(array))

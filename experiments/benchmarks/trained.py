@@ -1,8 +1,13 @@
-"""Translation of a test set by a trained run, beside PyTorch with the same parameters: batches by length, until each
-sentence has ended."""
+"""Translation of a test set by a trained run, beside PyTorch with the same parameters.
 
+Sentences are batched by length, and decoding ends when every sentence has ended.
+"""
+
+import itertools
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,60 +17,88 @@ from attention_jax.data.files import read_lines
 from attention_jax.data.text import Corpus
 from attention_jax.errors import UserError
 from attention_jax.inference.metrics import compute_metric
-from attention_jax.systems.runs import open_run
+from attention_jax.systems.runs import Run, open_run
 from attention_jax.tokens import UNK
 from experiments.benchmarks import peers
 from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare
 
-ROWS = 128
-SAME = {'score': 'additive', 'alignment': 'softmax', 'heads': 1}  # what PyTorch has beside it
+BATCH_SIZE = 128  # of PyTorch
+TORCH_ATTENTION = {'score': 'additive', 'alignment': 'softmax', 'heads': 1}  # fields of config.model.attention
 METRIC = 'bleu(tokenize="none")'
 
 
 def translation(bench: BenchmarkContext) -> list[Timing]:
-  """Greedy search and beam 5. `run` is a folder with bahdanau2015 on text; `data`, one with test2016.{en,de}.
+  """Times greedy search and beam search with 5 beams, and the start of a new process.
 
-  Raises: UserError where the run is another model than the one that PyTorch has beside it.
+  Args:
+    bench: its `run` is the folder of a trained bahdanau2015 on text, its `data` one with test2016.en and test2016.de.
+
+  Returns:
+    The timings; BLEU of every side is logged.
+
+  Raises:
+    UserError: if PyTorch does not have the model of the run.
   """
-  folder, log, repeats = bench.run, bench.log, bench.repeats
-  run = open_run(folder, dtype=bench.dtype)
-  lines, references = (read_lines(f'{bench.data}/test2016.{side}') for side in ('en', 'de'))
+  run = open_run(bench.run, dtype=bench.dtype)
+  lines = read_lines(f'{bench.data}/test2016.en')
+  references = [[line] for line in read_lines(f'{bench.data}/test2016.de')]
   timings = []
   for beams in (1, 5):
-    log(f'translation of {len(lines)} sentences by {folder}, {beams} beam(s)')
-    said: dict[str, list[str]] = {}
-
-    def ours(beams=beams, said=said):
-      said['attention_jax'] = [p.hypotheses[0].text for p in run.predictor(lines, beams=beams)]
-
-    sides = {'attention_jax': Side(ours)}
+    bench.log(f'translation of {len(lines)} sentences by {bench.run}, {beams} beam(s)')
+    outputs: dict[str, list[str]] = {}  # side -> its latest translations
+    sides = {'attention_jax': _jax_side(run, lines, beams, outputs)}
     if peers.torch is not None:
-      sides |= {f'torch, {dtype}': _torch(run, lines, beams, said, dtype) for dtype in bench.torch_dtypes}
-    found = compare(
-      'translation', f'test2016, {beams} beam(s)', sides, repeats=repeats, amount=len(lines), unit='sentences'
-    )
-    for timing in found:
-      value = compute_metric(METRIC, said[timing.side], [[line] for line in references]).value
-      log(f'{timing.side}: {timing.rate:.0f} sentences/s, BLEU {value:.2f}')
-    timings += found
-  return timings + _start(folder, lines[0], log, repeats)
+      for dtype in bench.torch_dtypes:
+        sides[f'torch, {dtype}'] = _torch_side(run, lines, beams, outputs, dtype)
+    case = f'test2016, {beams} beam(s)'
+    case_timings = compare('translation', case, sides, repeats=bench.repeats, amount=len(lines), unit='sentences')
+    for timing in case_timings:
+      bleu = compute_metric(METRIC, outputs[timing.side], references).value
+      bench.log(f'{timing.side}: {timing.rate:.0f} sentences/s, BLEU {bleu:.2f}')
+    timings += case_timings
+  return timings + _time_start(bench, lines[0])
 
 
-def _start(folder: str, line: str, log, repeats: int) -> list[Timing]:
-  """Seconds of a whole process that translates one line; its programs were compiled, and stored, by the one before."""
-  log('a new process that translates one sentence')
-  command = [sys.executable, '-m', 'experiments.translate', f'--workdir={folder}']
-  run = lambda: subprocess.run(command, input=line, text=True, check=True, stdout=subprocess.PIPE)
-  return compare('translation', 'start and one sentence', {'attention_jax': Side(run)}, repeats=min(repeats, 3))
+def _time_start(bench: BenchmarkContext, line: str) -> list[Timing]:
+  """Times a whole process that translates one line with programs that an earlier process has compiled and stored."""
+  bench.log('a new process that translates one sentence')
+  command = [sys.executable, '-m', 'experiments.translate', f'--workdir={bench.run}']
+  side = Side(lambda: subprocess.run(command, input=line, text=True, check=True, stdout=subprocess.PIPE))
+  repeats = min(bench.repeats, 3)
+  return compare('translation', 'start and one sentence', {'attention_jax': side}, repeats=repeats)
 
 
-def _torch(run, lines: list[str], beams: int, said: dict[str, list[str]], dtype: str) -> Side:
-  """The same in PyTorch, from ids on."""
-  params, model = jax.device_get(run.params), run.config['model']
+def _jax_side(run: Run, lines: Sequence[str], beams: int, outputs: dict[str, list[str]]) -> Side:
+  def translate_all() -> None:
+    predictions = run.predictor(lines, beams=beams)
+    outputs['attention_jax'] = [prediction.hypotheses[0].text for prediction in predictions]
+
+  return Side(translate_all)
+
+
+def _torch_side(run: Run, lines: list[str], beams: int, outputs: dict[str, list[str]], dtype: str) -> Side:
+  """Returns the same translation in PyTorch, from ids on."""
+  translate, source_size = _torch_translator(run, beams, dtype)
+  sources = _encode_sources(run, lines, source_size)
+  by_length = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+
+  def translate_all() -> None:
+    texts = [''] * len(sources)
+    for start in range(0, len(sources), BATCH_SIZE):
+      rows = by_length[start : start + BATCH_SIZE]
+      padded = _pad([sources[i] for i in rows])
+      for i, tokens in zip(rows, translate(padded), strict=True):
+        texts[i] = run.predictor.target_vocab.decode(tokens)
+    outputs[f'torch, {dtype}'] = texts
+
+  return Side(translate_all)
+
+
+def _torch_translator(run: Run, beams: int, dtype: str) -> tuple[Callable, int]:
+  """Returns PyTorch's translator with the parameters of a run, and the size of the source vocabulary."""
+  params = jax.device_get(run.params)
   try:
-    other = {k: v for k, v in model['attention'].items() if SAME.get(k, v) != v}
-    if other or len(params['decoder']['cell']['stack']) != 2:  # a bridge and a layer
-      raise KeyError
+    _check_same_model(run.config['model']['attention'], params)
     sizes = {
       'source_size': params['encoder']['embedding']['table']['embedding'].shape[0],
       'target_size': params['output']['kernel'].shape[1],
@@ -75,21 +108,32 @@ def _torch(run, lines: list[str], beams: int, said: dict[str, list[str]], dtype:
     }
     translate = peers.translate(params, sizes, beams, run.predictor.max_length, dtype)
   except (KeyError, RuntimeError) as error:
-    raise UserError(f'{run.folder}: PyTorch has bahdanau2015 with one layer beside it, and no other model') from error
-  encoded = encode(Corpus(lines, [''] * len(lines)), run.predictor.source_vocab, run.predictor.target_vocab)
-  flat = np.where(encoded.source < sizes['source_size'], encoded.source, UNK)
-  ids = [flat[a:b] for a, b in zip(encoded.source_offsets, encoded.source_offsets[1:], strict=False)]
-  order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    raise UserError(
+      f'{run.folder}: PyTorch is compared on bahdanau2015 with one layer, and on no other model'
+    ) from error
+  return translate, sizes['source_size']
 
-  def theirs():
-    texts = [''] * len(ids)
-    for start in range(0, len(ids), ROWS):
-      rows = order[start : start + ROWS]
-      padded = np.zeros((len(rows), max(len(ids[i]) for i in rows)), np.int32)
-      for row, i in zip(padded, rows, strict=True):
-        row[: len(ids[i])] = ids[i]
-      for i, tokens in zip(rows, translate(padded), strict=True):
-        texts[i] = run.predictor.target_vocab.decode(tokens)
-    said[f'torch, {dtype}'] = texts
 
-  return Side(theirs)
+def _check_same_model(attention: dict[str, Any], params: Any) -> None:
+  """Raises KeyError unless PyTorch has this attention and this number of layers."""
+  if any(attention.get(field, value) != value for field, value in TORCH_ATTENTION.items()):
+    raise KeyError('attention')
+  if len(params['decoder']['cell']['stack']) != 2:  # a bridge and one layer
+    raise KeyError('stack')
+
+
+def _encode_sources(run: Run, lines: list[str], source_size: int) -> list[np.ndarray]:
+  """Returns the ids of each line; ids outside of the vocabulary become UNK."""
+  corpus = Corpus(lines, [''] * len(lines))
+  encoded = encode(corpus, run.predictor.source_vocab, run.predictor.target_vocab)
+  ids = np.where(encoded.source < source_size, encoded.source, UNK)
+  offsets = encoded.source_offsets
+  return [ids[start:stop] for start, stop in itertools.pairwise(offsets)]
+
+
+def _pad(rows: Sequence[np.ndarray]) -> np.ndarray:
+  """Returns [B, S] with 0 for padding."""
+  padded = np.zeros((len(rows), max(len(row) for row in rows)), np.int32)
+  for i, row in enumerate(rows):
+    padded[i, : len(row)] = row
+  return padded

@@ -1,4 +1,4 @@
-"""Pictures: every script has glyphs, padding is not drawn, nothing global changes, mistakes are said in one line."""
+"""Heatmaps: every script has glyphs, padding is not drawn, no global setting changes, and errors take one line."""
 
 import subprocess
 import sys
@@ -13,38 +13,46 @@ from attention_jax.analysis import Heatmap, fonts, grid, heatmap, plots
 from attention_jax.errors import UserError
 
 WEIGHTS = np.eye(5, 7, dtype=np.float32)
-SOURCE, TARGET = list('source!'), list('зцель')
+SOURCE = list('source!')
+TARGET = list('зцель')
 
 
 def month_names() -> list[str]:
-  """The names of the months of as many locales as have every letter, a string each."""
-  names, seen = [], set()
+  """The month names of each locale that adds letters to those of the locales before it, one string per locale."""
+  names = []
+  letters = set()
   for locale in map(Locale.parse, localedata.locale_identifiers()):
     name = ' '.join(locale.months['format']['wide'].values())
-    if not seen.issuperset(name):
+    if not letters.issuperset(name):
       names.append(name)
-      seen.update(name)
+      letters.update(name)
   return names
 
 
+def is_mark(char: str) -> bool:
+  return unicodedata.category(char).startswith('M')
+
+
 def test_no_glyph_of_any_month_name_is_missing(tmp_path, recwarn, monkeypatch):
-  monkeypatch.setattr(plots, 'DPI', 20)  # enough to ask for the glyphs
+  monkeypatch.setattr(plots, 'DPI', 20)  # a small picture requests the same glyphs
   names = month_names()
   letters = set(''.join(names))
-  marks = sorted(char for char in letters if unicodedata.category(char)[0] == 'M')  # alone, each needs something below
+  marks = sorted(filter(is_mark, letters))  # a mark alone needs a base to be drawn on
   heatmap(np.zeros((len(names), len(marks))), marks, names, tmp_path / 'names.png', title='日付 날짜 तिथि カナ')
-  assert len(letters) > 1000 and len(marks) > 50
+  assert len(letters) > 1000
+  assert len(marks) > 50
   assert not [str(warning.message) for warning in recwarn]
 
 
 def test_every_character_of_the_basic_plane_has_a_glyph():
   codes = frozenset().union(*fonts.glyph_coverage().values())
   missing = [hex(c) for c in range(0x10000) if unicodedata.category(chr(c))[0] in 'LMNPS' and c not in codes]
-  newer = tuple(map(int, unicodedata.unidata_version.split('.'))) > (15, 0, 0)  # Python knows more than the fonts do
-  assert len(missing) <= (50 if newer else 0), missing
+  # The fonts cover Unicode 15; later versions of Python have more characters.
+  is_newer = tuple(map(int, unicodedata.unidata_version.split('.'))) > (15, 0, 0)
+  assert len(missing) <= (50 if is_newer else 0), missing
 
 
-def test_a_mark_and_its_base_come_from_one_font():
+def test_mark_and_base_have_the_same_font():
   assert fonts.font_families('январь')[0] == 'DejaVu Sans'
   assert fonts.font_families('रविवार')[0] == 'NotoSansDevanagari'
   assert fonts.font_families('◌ि')[0] == 'NotoSansDevanagari'
@@ -52,7 +60,7 @@ def test_a_mark_and_its_base_come_from_one_font():
 
 
 @pytest.mark.parametrize(
-  ('token', 'seen'),
+  ('token', 'expected'),
   [
     ('word', 'word'),
     (' ', '␣'),
@@ -72,13 +80,13 @@ def test_a_mark_and_its_base_come_from_one_font():
     ('e\u0301', 'e\u0301'),
   ],
 )
-def test_invisible_tokens_become_visible(token, seen):
-  assert fonts.visible_form(token) == seen
+def test_invisible_tokens_become_visible(token, expected):
+  assert fonts.visible_form(token) == expected
 
 
-def test_odd_tokens_do_not_warn(tmp_path, recwarn):
-  odd = ['$x^2$', '$', '\\', '_', '\n', '\u200f', '\u0301', '\u064e', '\U0001e130', '😀', '']
-  heatmap(np.eye(len(odd)), odd, odd, tmp_path / 'a.png', title='$a$ \\frac{', gold=[(0, 0)])
+def test_unusual_tokens_do_not_warn(tmp_path, recwarn):
+  tokens = ['$x^2$', '$', '\\', '_', '\n', '\u200f', '\u0301', '\u064e', '\U0001e130', '😀', '']
+  heatmap(np.eye(len(tokens)), tokens, tokens, tmp_path / 'a.png', title='$a$ \\frac{', gold=[(0, 0)])
   assert not [str(warning.message) for warning in recwarn]
 
 
@@ -90,32 +98,44 @@ def test_padding_is_not_drawn(tmp_path):
   assert (tmp_path / 'a.png').read_bytes() == (tmp_path / 'b.png').read_bytes()
 
 
+def count_dark(picture: np.ndarray) -> int:
+  return int(((picture[..., 2] > 0.3) & (picture[..., 0] < 0.1)).sum())
+
+
+def count_orange(picture: np.ndarray) -> int:
+  return int((np.abs(picture - [0.91, 0.35, 0.05]).max(-1) < 0.05).sum())
+
+
 def test_weights_and_gold_are_drawn(tmp_path):
-  heatmap(WEIGHTS, SOURCE, TARGET, tmp_path / 'a.png')
-  heatmap(WEIGHTS * 0, SOURCE, TARGET, tmp_path / 'b.png')
-  heatmap(WEIGHTS, SOURCE, TARGET, tmp_path / 'c.png', gold=[(0, 0), (6, 4), (7, 0)])  # the last one is outside
-  plain, empty, gold = (imread(tmp_path / f'{name}.png')[..., :3] for name in 'abc')
-  dark = lambda picture: int(((picture[..., 2] > 0.3) & (picture[..., 0] < 0.1)).sum())
-  orange = lambda picture: int((np.abs(picture - [0.91, 0.35, 0.05]).max(-1) < 0.05).sum())
-  assert dark(plain) > dark(empty) + 4 * 40**2
-  assert orange(gold) > 200 > orange(plain) == 0
+  heatmap(WEIGHTS, SOURCE, TARGET, tmp_path / 'plain.png')
+  heatmap(WEIGHTS * 0, SOURCE, TARGET, tmp_path / 'empty.png')
+  heatmap(WEIGHTS, SOURCE, TARGET, tmp_path / 'gold.png', gold=[(0, 0), (6, 4), (7, 0)])  # the last one is outside
+  plain, empty, gold = (imread(tmp_path / f'{name}.png')[..., :3] for name in ('plain', 'empty', 'gold'))
+  assert count_dark(plain) > count_dark(empty) + 4 * 40**2
+  assert count_orange(gold) > 200 > count_orange(plain) == 0
 
 
 @pytest.mark.parametrize('tokens', [1, 5, 60])
-def test_size_grows_with_the_tokens_only(tmp_path, tokens):
+def test_size_grows_with_the_number_of_tokens(tmp_path, tokens):
   heatmap(np.eye(tokens), ['a'] * tokens, ['b'] * tokens, tmp_path / 'a.png')
   height, width = imread(tmp_path / 'a.png').shape[:2]
-  assert 28 * tokens < height < 48 * tokens + 160 and 28 * tokens < width < 48 * tokens + 260
+  assert 28 * tokens < height < 48 * tokens + 160
+  assert 28 * tokens < width < 48 * tokens + 260
 
 
-def test_grid_holds_all_items(tmp_path):
+def test_grid_contains_all_heatmaps(tmp_path):
   item = Heatmap(WEIGHTS, SOURCE, TARGET, [(1, 1)], 'заголовок')
-  heatmap(*item[:3], tmp_path / 'one.png', gold=item.gold, title=item.title)
+  heatmap(item.weights, SOURCE, TARGET, tmp_path / 'one.png', gold=item.gold, title=item.title)
   grid([item] * 3, tmp_path / 'three.png')
-  one, three = imread(tmp_path / 'one.png'), imread(tmp_path / 'three.png')
-  assert three.shape[0] == 2 * one.shape[0] and three.shape[1] == 2 * one.shape[1]
-  np.testing.assert_array_equal(three[: one.shape[0], one.shape[1] :], one)
-  assert three[one.shape[0] :, one.shape[1] :].min() == 1
+  one = imread(tmp_path / 'one.png')
+  three = imread(tmp_path / 'three.png')
+  height, width = one.shape[:2]
+  assert three.shape[:2] == (2 * height, 2 * width)
+  np.testing.assert_array_equal(three[:height, width:], one)
+  assert three[height:, width:].min() == 1
+
+
+def test_empty_grid_raises(tmp_path):
   with pytest.raises(UserError, match='at least one heatmap'):
     grid([], tmp_path / 'none.png')
 
@@ -129,12 +149,12 @@ def test_grid_holds_all_items(tmp_path):
     (WEIGHTS, 'missing/a.png', 'cannot write the picture: No such file'),
   ],
 )
-def test_mistakes(tmp_path, weights, path, message):
+def test_invalid_weights_and_paths_raise(tmp_path, weights, path, message):
   with pytest.raises(UserError, match=message):
     heatmap(weights, SOURCE, TARGET, tmp_path / path)
 
 
-def test_matplotlib_waits_for_the_first_picture_and_its_settings_stay(tmp_path):
+def test_matplotlib_is_loaded_on_first_use_and_its_settings_stay(tmp_path):
   code = f"""
 import sys
 from attention_jax import analysis

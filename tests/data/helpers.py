@@ -1,4 +1,4 @@
-"""Sets as tfds writes them, which the readers are tried on."""
+"""Writes small data sets in tfds format for tests of the readers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,16 +10,23 @@ import tensorflow_datasets as tfds
 def write_tfds_set(
   folder: Path, features: Callable[[Any], Any], splits: Mapping[str, Sequence[Mapping]], name: str
 ) -> Path:
-  """Writes the set 'tiny/NAME' with these rows in each split to `folder`, which it returns.
+  """Writes the data set 'tiny/NAME'.
 
-  Args: features, the module tfds -> what a row holds.
+  Args:
+    folder: the folder of tfds data sets.
+    features: maps the module tfds to the features of a row.
+    splits: the rows of each split.
+    name: the name of the builder config.
+
+  Returns:
+    `folder`.
   """
-  with tfds.core.registered.skip_registration():  # another set may have the name
+  with tfds.core.registered.skip_registration():  # another test may register the same name
 
     class Tiny(tfds.core.GeneratorBasedBuilder):
-      __module__ = 'tiny'  # of no package, in which tfds would look for more files
+      __module__ = 'tiny'  # not in a package, where tfds would search for more files
       VERSION = tfds.core.Version('1.0.0')
-      BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=name)]  # noqa: RUF012 tfds asks for it
+      BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=name)]  # noqa: RUF012 required by tfds
 
       def _info(self):
         return tfds.core.DatasetInfo(builder=self, features=features(tfds))

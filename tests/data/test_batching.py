@@ -1,4 +1,4 @@
-"""Batches: pure in (seed, step), every row once an epoch, static shapes, shards that add up."""
+"""Batches: a pure function of (seed, step), every row once per epoch, static shapes, shards that partition a batch."""
 
 import itertools
 import threading
@@ -20,56 +20,58 @@ BUCKETS = ((3, 5), (8, 8), (8, 13))
 ROWS = st.lists(st.tuples(st.integers(1, 10), st.integers(1, 15)), min_size=1, max_size=60)
 
 
-def split(lengths):
-  """An encoded split with these (source, target) lengths; every id tells its row and place."""
+def make_split(lengths):
+  """An encoded split with these (source, target) lengths, in which every id encodes its row and position."""
 
-  def side(sizes, sign):
-    rows = [[100 * (2 * row + sign) + 4 + place for place in range(size - 1)] + [EOS] for row, size in enumerate(sizes)]
+  def encode_side(sizes, side):
+    rows = []
+    for row, size in enumerate(sizes):
+      rows.append([100 * (2 * row + side) + 4 + position for position in range(size - 1)] + [EOS])
     return np.fromiter(itertools.chain(*rows), np.int32), np.cumsum([0, *sizes])
 
-  return EncodedCorpus(*side([s for s, _ in lengths], 0), *side([t for _, t in lengths], 1))
+  return EncodedCorpus(*encode_side([s for s, _ in lengths], 0), *encode_side([t for _, t in lengths], 1))
 
 
-def some(seed=0, rows=53):
-  return split(np.random.default_rng(seed).integers(1, 9, (rows, 2)).tolist())
+def random_split(seed=0, rows=53):
+  return make_split(np.random.default_rng(seed).integers(1, 9, (rows, 2)).tolist())
 
 
-def same(first, second):
+def assert_equal_batches(first, second):
   for a, b in zip(first, second, strict=True):
     np.testing.assert_array_equal(a, b)
 
 
-def fitting(lengths):
+def fitting_rows(lengths):
   return [row for row, (s, t) in enumerate(lengths) if any(s <= x and t <= y for x, y in BUCKETS)]
 
 
 @given(ROWS, st.integers(1, 9), st.integers(0, 2**40))
-def test_every_fitting_row_once_an_epoch(lengths, size, seed):
-  if not fitting(lengths):
+def test_an_epoch_contains_every_fitting_row_once(lengths, size, seed):
+  if not fitting_rows(lengths):
     return
-  batches = Batches(split(lengths), BUCKETS, size, seed=seed)
+  batches = Batches(make_split(lengths), BUCKETS, size, seed=seed)
   for epoch in (0, 3):
     index = np.concatenate([batches[epoch * len(batches) + i].index for i in range(len(batches))])
-    assert sorted(index[index >= 0]) == fitting(lengths)
+    assert sorted(index[index >= 0]) == fitting_rows(lengths)
 
 
 @given(ROWS, st.integers(1, 9))
-def test_in_order_covers_every_fitting_row_once_sorted_by_source(lengths, size):
-  all_batches = list(eval_batches(split(lengths), BUCKETS, size))
+def test_evaluation_contains_every_fitting_row_once_sorted_by_source_length(lengths, size):
+  all_batches = list(eval_batches(make_split(lengths), BUCKETS, size))
   index = np.concatenate([batch.index for batch in all_batches] or [[]])
-  assert sorted(index[index >= 0]) == fitting(lengths)
-  in_bucket = {bucket: [] for bucket in BUCKETS}
+  assert sorted(index[index >= 0]) == fitting_rows(lengths)
+  source_lengths = {bucket: [] for bucket in BUCKETS}
   for batch in all_batches:
     assert batch.source.shape[0] == size
-    in_bucket[batch.source.shape[1], batch.target.shape[1]] += [lengths[row][0] for row in batch.index if row >= 0]
-  assert all(sources == sorted(sources) for sources in in_bucket.values())
+    source_lengths[batch.source.shape[1], batch.target.shape[1]] += [lengths[row][0] for row in batch.index if row >= 0]
+  assert all(sources == sorted(sources) for sources in source_lengths.values())
 
 
 @given(ROWS, st.sampled_from(sorted(BATCH_UNITS)), st.integers(1, 90))
-def test_shapes_come_from_the_buckets_and_masks_tell_what_is_real(lengths, unit, size):
-  if not fitting(lengths):
+def test_shapes_are_those_of_buckets_and_masks_cover_the_tokens(lengths, unit, size):
+  if not fitting_rows(lengths):
     return
-  encoded = split(lengths)
+  encoded = make_split(lengths)
   batches = Batches(encoded, BUCKETS, size, unit)
   assert len(batches.shapes) <= len(BUCKETS)
   for step in range(len(batches)):
@@ -90,33 +92,35 @@ def test_shapes_come_from_the_buckets_and_masks_tell_what_is_real(lengths, unit,
 
 
 def test_batches_are_a_pure_function_of_seed_and_step():
-  first, second = Batches(some(), BUCKETS, 4, seed=7), Batches(some(), BUCKETS, 4, seed=7)
+  first, second = Batches(random_split(), BUCKETS, 4, seed=7), Batches(random_split(), BUCKETS, 4, seed=7)
   steps = list(range(3 * len(first)))
   forward = [first[step] for step in steps]
   for step in np.random.default_rng(0).permutation(steps):
-    same(second[int(step)], forward[step])
+    assert_equal_batches(second[int(step)], forward[step])
 
 
 def test_epochs_and_seeds_differ():
-  batches, other = Batches(some(), BUCKETS, 4, seed=0), Batches(some(), BUCKETS, 4, seed=1)
+  batches, other = Batches(random_split(), BUCKETS, 4, seed=0), Batches(random_split(), BUCKETS, 4, seed=1)
   order = [[tuple(b[step].index) for step in range(start, start + len(b))] for b, start in ((batches, 0), (other, 0))]
   later = [tuple(batches[step].index) for step in range(len(batches), 2 * len(batches))]
   assert order[0] != order[1] and order[0] != later
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 99))
-def test_shards_together_are_the_whole_batch(shards, per_shard, step):
+def test_shards_partition_the_batch(shards, per_shard, step):
   size = shards * per_shard
-  whole = Batches(some(), BUCKETS, size)[step]
+  whole = Batches(random_split(), BUCKETS, size)[step]
   for shard in range(shards):
-    part = Batches(some(), BUCKETS, size, shard=shard, shards=shards)
-    same(part[step][:5], (array[shard::shards] for array in whole[:5]))
+    part = Batches(random_split(), BUCKETS, size, shard=shard, shards=shards)
+    assert_equal_batches(part[step][:5], (array[shard::shards] for array in whole[:5]))
     assert all(rows == per_shard for rows, _, _ in part.shapes)
 
 
-def test_a_pair_goes_to_the_smallest_bucket_that_holds_it():
+def test_assign_buckets_selects_the_smallest_bucket():
   assert check_buckets([[8, 13], (3, 5), (8, 8)]) == BUCKETS
-  assert assign_buckets(split([(3, 5), (3, 6), (1, 1), (8, 8), (1, 9), (9, 1), (1, 14)]), BUCKETS[::-1]).tolist() == [
+  assert assign_buckets(
+    make_split([(3, 5), (3, 6), (1, 1), (8, 8), (1, 9), (9, 1), (1, 14)]), BUCKETS[::-1]
+  ).tolist() == [
     0,
     1,
     0,
@@ -135,46 +139,46 @@ def test_tokens_unit_rounds_rows_down_to_eights(size, rows):
 @pytest.mark.parametrize(
   ('arguments', 'message'),
   [
-    ({'unit': 'token'}, "unknown batch unit 'token' (did you mean 'tokens'?); possible: sentences, tokens"),
+    ({'unit': 'token'}, "unknown batch unit 'token' (did you mean 'tokens'?); expected one of: sentences, tokens"),
     ({'shards': 3}, 'the 4 rows of a batch of bucket (3, 5) cannot be divided among 3 processes'),
-    ({'size': 0}, 'batch_size is 0; possible: 1 or more'),
-    ({'seed': -1}, 'seed is -1; possible: 0 or more'),
-    ({'shard': 2, 'shards': 2}, 'shard 2 of 2; possible: from 0 to below 2'),
+    ({'size': 0}, 'batch_size must be at least 1, got 0'),
+    ({'seed': -1}, 'seed must be at least 0, got -1'),
+    ({'shard': 2, 'shards': 2}, 'shard must be at least 0 and less than 2, got 2'),
     ({'buckets': ((1, 1),)}, 'none of the 1 rows fits a bucket of ((1, 1),)'),
-    ({'buckets': ()}, 'buckets are different (source, target) lengths such as ((20, 20), (40, 40)), got ()'),
-    ({'buckets': (9,)}, 'buckets are different (source, target) lengths such as ((20, 20), (40, 40)), got (9,)'),
+    ({'buckets': ()}, 'buckets must be different (source, target) lengths such as ((20, 20), (40, 40)), got ()'),
+    ({'buckets': (9,)}, 'buckets must be different (source, target) lengths such as ((20, 20), (40, 40)), got (9,)'),
     (
       {'buckets': ((0, 2),)},
-      'buckets are different (source, target) lengths such as ((20, 20), (40, 40)), got ((0, 2),)',
+      'buckets must be different (source, target) lengths such as ((20, 20), (40, 40)), got ((0, 2),)',
     ),
   ],
 )
-def test_what_cannot_be_batched(arguments, message):
+def test_invalid_arguments_are_reported(arguments, message):
   with pytest.raises(UserError) as caught:
-    Batches(**{'encoded': split([(2, 3)]), 'buckets': BUCKETS, 'size': 4, **arguments})
+    Batches(**{'encoded': make_split([(2, 3)]), 'buckets': BUCKETS, 'size': 4, **arguments})
   assert str(caught.value) == message
 
 
-def test_steps_start_at_zero():
+def test_a_negative_step_raises_index_error():
   with pytest.raises(IndexError):
-    Batches(some(), BUCKETS, 4)[-1]
+    Batches(random_split(), BUCKETS, 4)[-1]
 
 
-def test_stream_is_exact_and_leaves_no_threads():
-  batches = Batches(some(), BUCKETS, 4)
-  before = threading.active_count()
+def test_stream_keeps_the_order_and_ends_its_threads():
+  batches = Batches(random_split(), BUCKETS, 4)
+  num_threads = threading.active_count()
   streamed = list(stream(batches, 5, 90))
   assert len(streamed) == 85
   for step, batch in enumerate(streamed, 5):
-    same(batch, batches[step])
+    assert_equal_batches(batch, batches[step])
   assert list(stream(batches, 5, 5)) == []
-  started = stream(batches, 0, 10**9)
-  same(next(started), batches[0])
-  started.close()
+  running = stream(batches, 0, 10**9)
+  assert_equal_batches(next(running), batches[0])
+  running.close()
   for thread in threading.enumerate():
     if thread.name.startswith('grain'):
       thread.join(5)
-  assert threading.active_count() == before
+  assert threading.active_count() == num_threads
 
 
 @given(st.lists(st.tuples(st.text('ab ', min_size=1), st.text('xyz', min_size=1)), min_size=1))
@@ -188,13 +192,13 @@ def test_encoding_appends_eos_on_both_sides(pairs):
     assert batch.target[i][batch.target_mask[i]].tolist() == [*vocabularies[1].encode(target), EOS]
 
 
-def test_what_stands_nowhere_in_its_source():
+def test_num_uncopyable_tokens():
   vocab = word(['a b c d'])
   corpus = Corpus(['a b', 'c Ulm', 'd'], ['b a d', 'Ulm c', 'Bonn'])
-  assert encode(corpus, vocab, vocab).num_uncopyable_tokens == 2  # d, and Bonn; every source has an end
+  assert encode(corpus, vocab, vocab).num_uncopyable_tokens == 2  # d and Bonn; EOS is in every source
 
 
-def test_pairs_longer_than_the_longest_bucket_are_reported_with_their_lines():
+def test_describe_corpus_reports_the_lines_of_pairs_that_fit_no_bucket():
   corpus = Corpus(['a', 'a a a', 'b', 'b'], ['x', 'x', 'x', 'x x x'], name='f.tsv', lines=[1, 4, 5, 9])
   vocabularies = train('word', ['a']), train('word', ['x'])
   assert describe_corpus('train', corpus, encode(corpus, *vocabularies), [(2, 2)], (5, 5)) == [
@@ -205,7 +209,7 @@ def test_pairs_longer_than_the_longest_bucket_are_reported_with_their_lines():
   ]
 
 
-def test_a_split_of_which_nothing_fits_is_named():
+def test_a_split_without_fitting_rows_is_reported():
   check_any_row_fits('test', np.array([-1, 0]))
   with pytest.raises(UserError, match='test: none of its 2 rows fits a bucket'):
     check_any_row_fits('test', np.array([-1, -1]))

@@ -1,4 +1,4 @@
-"""The dates data set: one reading for every example, links, splits kept apart, and a round trip through tfds."""
+"""The dates data set: one reading per example, links, disjoint splits, and a round trip through tfds."""
 
 import datetime
 import functools
@@ -14,59 +14,59 @@ import pytest
 from babel.dates import format_date
 
 from attention_jax.data.builders import date_formats, dates
+from attention_jax.data.splits import SPLITS
 from attention_jax.errors import UserError
 
-SPLITS = ('train', 'validation', 'test', 'unseen')
-FEW = 200  # examples of a split, where it matters how they are stored and not what they are
+FEW = 200  # examples of a split in tests of storage
 
 
 @functools.cache
-def of(split):
+def rows_of(split):
   return list(dates.generate(split))
 
 
-def every():
-  return itertools.chain.from_iterable(map(of, SPLITS))
+def all_rows():
+  return itertools.chain.from_iterable(map(rows_of, SPLITS))
 
 
-def parse(links):
+def parse_links(links):
   return [tuple(map(int, link.split('-'))) for link in links.split()]
 
 
-def squeezed(text):
+def normalize_spacing(text):
   return re.sub(r'(?<!\d) | (?!\d)', '', text.casefold())
 
 
 def test_sizes_and_lengths():
-  assert {split: len(of(split)) for split in SPLITS} == {
+  assert {split: len(rows_of(split)) for split in SPLITS} == {
     'train': 20000,
     'validation': 1000,
     'test': 1000,
     'unseen': 1000,
   }
-  lengths = sorted(len(row['source']) for row in every())
+  lengths = sorted(len(row['source']) for row in all_rows())
   assert lengths[-1] <= 40
   assert 14 <= lengths[len(lengths) // 2] <= 20
 
 
 def test_locales():
-  seen, unseen = ({row['locale'] for row in of(split)} for split in ('train', 'unseen'))
+  seen, unseen = ({row['locale'] for row in rows_of(split)} for split in ('train', 'unseen'))
   assert len(seen) >= 60
   assert len(unseen) == 10
   assert not seen & unseen
-  assert all({row['locale'] for row in of(split)} <= seen for split in ('validation', 'test'))
+  assert all({row['locale'] for row in rows_of(split)} <= seen for split in ('validation', 'test'))
 
 
 def test_no_source_is_in_two_splits_or_twice():
-  keys = {split: [squeezed(row['source']) for row in of(split)] for split in SPLITS}
+  keys = {split: [normalize_spacing(row['source']) for row in rows_of(split)] for split in SPLITS}
   assert all(len(set(rows)) == len(rows) for rows in keys.values())
   assert all(set(keys[a]).isdisjoint(keys[b]) for a, b in itertools.combinations(SPLITS, 2))
-  other = {squeezed(row['source']) for row in dates.generate('test', seed=1)}
+  other = {normalize_spacing(row['source']) for row in dates.generate('test', seed=1)}
   assert other.isdisjoint(keys['train'])
   assert other != set(keys['test'])
 
 
-def test_the_same_from_one_process_to_the_next():
+def test_generation_is_deterministic_across_processes():
   program = (
     'import zlib; from attention_jax.data.builders.dates import generate;'
     "print(zlib.crc32(repr(list(generate('validation', seed=3))).encode()))"
@@ -76,8 +76,8 @@ def test_the_same_from_one_process_to_the_next():
   assert first == second != b''
 
 
-def test_text_is_what_people_see():
-  for row in every():
+def test_text_is_normalised_and_visible():
+  for row in all_rows():
     source = row['source']
     assert unicodedata.is_normalized('NFC', source)
     assert source == source.strip()
@@ -86,20 +86,20 @@ def test_text_is_what_people_see():
     assert 1900 <= datetime.date.fromisoformat(row['target']).year <= 2099
 
 
-def test_links_are_inside_and_say_the_digits():
-  for row in every():
+def test_links_are_in_range_and_join_equal_digits():
+  for row in all_rows():
     source, target = row['source'], row['target']
-    by_target = {place: [i for i, j in parse(row['links']) if j == place] for place in range(10)}
+    by_target = {place: [i for i, j in parse_links(row['links']) if j == place] for place in range(10)}
     assert not by_target.pop(4)
     assert not by_target.pop(7)
     assert all(0 <= i < len(source) for span in by_target.values() for i in span)
     assert all(by_target.values())
-    century = len(by_target[0]) == 2  # a year of two digits: its century is written nowhere
+    century = len(by_target[0]) == 2  # a year of two digits: its century is not in the source
     for place, span in by_target.items():
-      said = not (century and place < 2) and not (place in (5, 8) and target[place] == '0')
-      if said and len(span) == 1 and source[span[0]].isdigit():
+      is_in_source = not (century and place < 2) and not (place in (5, 8) and target[place] == '0')
+      if is_in_source and len(span) == 1 and source[span[0]].isdigit():
         assert unicodedata.digit(source[span[0]]) == int(target[place]), row
-      elif said and len(span) > 1:  # only a month's name has more than one character, both places alike
+      elif is_in_source and len(span) > 1:  # only the name of a month, to which both digits link
         assert place in (5, 6), row
         assert by_target[5] == by_target[6] == list(range(span[0], span[-1] + 1)), row
     assert all(len(by_target[place]) == 1 for place in (2, 3, 9)), row
@@ -107,13 +107,13 @@ def test_links_are_inside_and_say_the_digits():
 
 
 def test_fields_do_not_share_characters():
-  for row in every():
-    spans = [{i for i, j in parse(row['links']) if j in places} for places in dates.PLACES.values()]
+  for row in all_rows():
+    spans = [{i for i, j in parse_links(row['links']) if j in places} for places in dates.PLACES.values()]
     assert sum(map(len, spans)) == len(set().union(*spans))
 
 
 def known_names():
-  """Every way to write a month (its number) or a weekday (0) in any locale, and a pattern that finds them."""
+  """Every name of a month (its number) or a weekday (0) in any locale, and a pattern that matches them."""
   names = {}
   for code in date_formats.SEEN_LOCALES + date_formats.UNSEEN_LOCALES:
     for field, values in date_formats.language(code).names.items():
@@ -126,43 +126,44 @@ def known_names():
             names.setdefault(form, 0)
   alternatives = []
   for name in sorted(names, key=len, reverse=True):
-    start = r'(?<!\d)' if name[0].isdigit() else r'(?<![^\W\d_ב])'  # Hebrew writes 'in' at the beginning of the word
+    start = r'(?<!\d)' if name[0].isdigit() else r'(?<![^\W\d_ב])'  # a Hebrew name may begin with the prefix 'in'
     alternatives.append(start + re.escape(name) + (r'(?!\d)' if name[-1].isdigit() else ''))
   return names, re.compile('|'.join(alternatives))
 
 
-def read(source, names, pattern):
-  """Reads a date by the rules of the docstring, from the source alone."""
-  found = []
-  rest = pattern.sub(lambda match: found.append(match.group()) or ' ', source.casefold())
-  month = names[max((name for name in found if names[name]), key=len)] if any(names[name] for name in found) else None
-  numbers = re.findall(r'\d+', rest)
+def parse_date(source, names, pattern):
+  """Parses a date by the rules in the docstring of the builder, from the source alone."""
+  text = source.casefold()
+  month_names = [name for name in pattern.findall(text) if names[name]]
+  numbers = re.findall(r'\d+', pattern.sub(' ', text))
   if len(numbers) == 1:
     numbers = [numbers[0][:4], numbers[0][4:6], numbers[0][6:]]
-  year, *others = numbers if len(numbers[0]) == 4 else numbers[::-1]
-  short = len(year) == 2
-  month, day = (month, others[0]) if len(others) == 1 else others
-  return datetime.date(int(year) + (0 if not short else 1900 if int(year) >= 50 else 2000), int(month), int(day))
+  year, *fields = numbers if len(numbers[0]) == 4 else numbers[::-1]
+  month, day = (names[max(month_names, key=len)], fields[0]) if len(fields) == 1 else fields
+  century = 0
+  if len(year) == 2:
+    century = 1900 if int(year) >= 50 else 2000
+  return datetime.date(century + int(year), int(month), int(day))
 
 
 def test_every_source_has_one_reading():
   names, pattern = known_names()
-  for row in itertools.islice(every(), 17000, None):  # all of them but most of train
-    assert read(row['source'], names, pattern).isoformat() == row['target'], row
+  for row in itertools.islice(all_rows(), 17000, None):  # the end of train, and all other splits
+    assert parse_date(row['source'], names, pattern).isoformat() == row['target'], row
 
 
 @pytest.mark.parametrize('code', date_formats.SEEN_LOCALES + date_formats.UNSEEN_LOCALES)
-def test_pieces_are_what_babel_writes(code):
+def test_formatted_pieces_equal_babel(code):
   date = datetime.date(2005, 5, 14)
   language = date_formats.language(code)
-  written = {
+  formatted = {
     ''.join(dates._format_piece(piece, date, language, '0') for piece in pattern) for pattern in language.patterns
   }
-  assert date_formats.normalize_text(format_date(date, 'long', code)) in written
+  assert date_formats.normalize_text(format_date(date, 'long', code)) in formatted
 
 
-def test_variety():
-  train = of('train')
+def test_examples_vary_in_script_case_and_spacing():
+  train = rows_of('train')
   letters = [row for row in train if any(char.isalpha() for char in row['source'])]
   assert 0.6 < len(letters) / len(train) < 0.8
   assert sum(any(char.isdigit() and not char.isascii() for char in row['source']) for row in train) > 300
@@ -174,76 +175,77 @@ def test_variety():
 
 @pytest.fixture
 def few(monkeypatch):
-  """Little to prepare; what there is, is the beginning of the whole."""
+  """Limits each split to its first FEW examples."""
   for split in SPLITS:
-    of(split)  # the whole, before
+    rows_of(split)  # caches the full split first
   monkeypatch.setattr(dates, 'SIZES', dict.fromkeys(dates.SIZES, FEW))
 
 
-def test_through_tfds(tmp_path, few, capfd):
+def test_round_trip_through_tfds(tmp_path, few, capfd):
   loaded = dates.load('validation', str(tmp_path))
-  assert loaded == {field: [row[field] for row in of('validation')[:FEW]] for field in dates.FIELDS}
-  assert dates.load('train', str(tmp_path))['source'] == [row['source'] for row in of('train')[:FEW]]
-  written = capfd.readouterr()
-  assert written.out == ''
-  assert written.err == ''
+  assert loaded == {field: [row[field] for row in rows_of('validation')[:FEW]] for field in dates.FIELDS}
+  assert dates.load('train', str(tmp_path))['source'] == [row['source'] for row in rows_of('train')[:FEW]]
+  assert capfd.readouterr() == ('', '')
   assert 'tensorflow' not in sys.modules
 
 
-def test_another_seed_lives_beside_it(tmp_path, few):
+def test_another_seed_is_stored_separately(tmp_path, few):
   other = dates.load('unseen', str(tmp_path), seed=5)
   assert other['source'] == [row['source'] for row in dates.generate('unseen', seed=5)]
-  assert other['source'] != [row['source'] for row in of('unseen')[:FEW]]
+  assert other['source'] != [row['source'] for row in rows_of('unseen')[:FEW]]
 
 
-def test_two_processes_at_once(tmp_path):
+def test_two_processes_prepare_concurrently(tmp_path):
   program = (
     f'import sys, zlib; from attention_jax.data.builders import dates; dates.SIZES = dict.fromkeys(dates.SIZES, {FEW});'
     "print(zlib.crc32(repr(dates.load('test', sys.argv[1])['source']).encode()))"
   )
-  both = [subprocess.Popen([sys.executable, '-c', program, str(tmp_path)], stdout=subprocess.PIPE) for _ in range(2)]
-  expected = zlib.crc32(repr([row['source'] for row in of('test')[:FEW]]).encode())
-  assert [int(process.communicate()[0]) for process in both] == [expected] * 2
+  processes = [
+    subprocess.Popen([sys.executable, '-c', program, str(tmp_path)], stdout=subprocess.PIPE) for _ in range(2)
+  ]
+  expected = zlib.crc32(repr([row['source'] for row in rows_of('test')[:FEW]]).encode())
+  assert [int(process.communicate()[0]) for process in processes] == [expected] * 2
   assert not [path for path in tmp_path.rglob('*') if 'incomplete' in path.name]
 
 
-def test_who_comes_second_uses_what_is_there(tmp_path, few, monkeypatch):
-  def overtaken(split, seed):
+def test_the_slower_of_two_processes_uses_the_prepared_data(tmp_path, few, monkeypatch):
+  generate = dates.generate
+
+  def generate_slowly(split, seed):
     if split == 'unseen':
       monkeypatch.setattr(dates, 'generate', generate)
       dates.load('test', str(tmp_path), seed)  # the faster process
     return generate(split, seed)
 
-  generate = dates.generate
-  monkeypatch.setattr(dates, 'generate', overtaken)
-  assert dates.load('test', str(tmp_path))['source'] == [row['source'] for row in of('test')[:FEW]]
+  monkeypatch.setattr(dates, 'generate', generate_slowly)
+  assert dates.load('test', str(tmp_path))['source'] == [row['source'] for row in rows_of('test')[:FEW]]
 
 
-def test_a_killed_preparation_leaves_nothing_that_looks_prepared(tmp_path, few):
+def test_a_killed_preparation_is_repeated(tmp_path, few):
   program = (
     'import os; from attention_jax.data.builders import dates\n'
     f'generate, dates.SIZES = dates.generate, dict.fromkeys(dates.SIZES, {FEW})\n'
-    'def dying(split, seed):\n'
+    'def generate_and_die(split, seed):\n'
     '  yield from generate(split, seed)\n'
     "  if split == 'validation': os.kill(os.getpid(), 9)\n"
-    'dates.generate = dying\n'
+    'dates.generate = generate_and_die\n'
     f'dates.load("test", {str(tmp_path)!r})\n'
   )
   assert subprocess.run([sys.executable, '-c', program], check=False).returncode == -9
   assert any('incomplete' in str(path) for path in tmp_path.rglob('*'))
-  assert dates.load('test', str(tmp_path))['source'] == [row['source'] for row in of('test')[:FEW]]
+  assert dates.load('test', str(tmp_path))['source'] == [row['source'] for row in rows_of('test')[:FEW]]
 
 
-def test_unknown_split():
+def test_an_unknown_split_is_reported():
   with pytest.raises(UserError, match="did you mean 'validation'"):
     dates.load('valid', '/nowhere')
   with pytest.raises(UserError, match='train'):
     next(dates.generate('all'))
 
 
-def test_a_folder_that_is_a_file(tmp_path):
-  path = tmp_path / 'taken'
-  path.write_text('mine')
-  with pytest.raises(UserError, match=f'^{path}: cannot hold the dates data'):
+def test_a_data_dir_that_is_a_file_is_reported(tmp_path):
+  path = tmp_path / 'file'
+  path.write_text('text')
+  with pytest.raises(UserError, match=f'^{path}: cannot write the dates data'):
     dates.load('test', str(path))
-  assert path.read_text() == 'mine'
+  assert path.read_text() == 'text'

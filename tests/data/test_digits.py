@@ -1,4 +1,4 @@
-"""Digits on canvases: where they are put, what clutter is, and what is said of wrong files."""
+"""Digits on canvases: positions, clutter, batches, and errors of files and options."""
 
 import io
 
@@ -16,18 +16,21 @@ RNG = np.random.default_rng
 @pytest.fixture
 def folder(tmp_path):
   pictures = np.arange(1, 13, dtype=np.uint8)[:, None, None] * np.ones((12, 4, 4), np.uint8)
-  np.savez(tmp_path / 'own.npz', x_train=pictures, y_train=np.arange(12) % 10, x_test=pictures[:3], y_test=np.arange(3))
+  np.savez(
+    tmp_path / 'digits.npz', x_train=pictures, y_train=np.arange(12) % 10, x_test=pictures[:3], y_test=np.arange(3)
+  )
   return tmp_path
 
 
 def load(folder, **options):
-  given = ', '.join(f'{name}={value!r}' for name, value in ({'path': 'own.npz', 'validation': 4} | options).items())
-  return load_digit_splits({'task': f'npz({given})', 'folder': str(folder)})
+  options = {'path': 'digits.npz', 'validation': 4} | options
+  arguments = ', '.join(f'{name}={value!r}' for name, value in options.items())
+  return load_digit_splits({'task': f'npz({arguments})', 'folder': str(folder)})
 
 
 def test_splits_are_parts_of_the_file(folder):
-  found = load(folder)
-  assert {split: digits.labels.tolist() for split, digits in found.items()} == {
+  splits = load(folder)
+  assert {split: digits.labels.tolist() for split, digits in splits.items()} == {
     'train': [*range(8)],
     'validation': [8, 9, 0, 1],
     'test': [0, 1, 2],
@@ -35,15 +38,15 @@ def test_splits_are_parts_of_the_file(folder):
   assert load_digit_splits({'task': 'digits', 'folder': ''})['test'].pictures.shape == (250, 8, 8, 1)
 
 
-def test_a_digit_stands_somewhere_on_its_canvas(folder):
+def test_a_digit_is_placed_at_random_on_its_canvas(folder):
   train = load(folder, canvas=9, piece=2)['train']
-  places = set()
+  positions = set()
   for i in range(60):
-    shown = render_digit(train, 5, RNG(i))
-    rows, columns, _ = np.nonzero(shown)
-    assert shown.shape == (9, 9, 1) and (shown > 0).sum() == 16 and shown.max() == 6
-    places.add((rows.min(), columns.min()))
-  assert places <= {(r, c) for r in range(6) for c in range(6)} and len(places) > 20
+    picture = render_digit(train, 5, RNG(i))
+    rows, columns, _ = np.nonzero(picture)
+    assert picture.shape == (9, 9, 1) and (picture > 0).sum() == 16 and picture.max() == 6
+    positions.add((rows.min(), columns.min()))
+  assert positions <= {(r, c) for r in range(6) for c in range(6)} and len(positions) > 20
   cluttered = render_digit(load(folder, canvas=30, clutter=3, piece=2)['train'], 5, RNG(0))
   assert 16 + 2 <= (cluttered > 0).sum() <= 16 + 3 * 4
 
@@ -60,9 +63,9 @@ def test_batches_are_a_function_of_seed_and_step(folder):
     for steps in (range(3), range(3, 6))
   ]
   assert set(epochs[0]) == {-1, *range(8)}
-  assert any(not np.array_equal(epochs[0][i], epochs[1][i]) for i in range(8))  # put elsewhere in another epoch
-  again = [np.concatenate([b.picture for b in eval_digit_batches(train, 3)]) for _ in range(2)]
-  assert np.array_equal(*again)
+  assert any(not np.array_equal(epochs[0][i], epochs[1][i]) for i in range(8))  # positions change with the epoch
+  evaluations = [np.concatenate([b.picture for b in eval_digit_batches(train, 3)]) for _ in range(2)]
+  assert np.array_equal(*evaluations)
 
 
 def encode_png(pixels):
@@ -73,79 +76,84 @@ def encode_png(pixels):
 
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory):
-  """A folder with sets of images."""
+  """A folder with tfds sets of images of one channel, of three channels, and of any size."""
   folder = tmp_path_factory.mktemp('tfds')
-  image = lambda i, *shape: io.BytesIO(encode_png(np.full(shape, 9 + i, np.uint8)))
-  images = lambda size, *shape: [{'image': image(i, *shape), 'label': i % 10} for i in range(size)]
-  for name, told, *shape in (('grey', 4, 4, 4, 1), ('colour', 4, 4, 4, 3), ('any', None, 4, 4, 3)):
-    features = lambda tfds, told=told, shape=shape: tfds.features.FeaturesDict(
-      {'image': tfds.features.Image(shape=(told, told, shape[-1])), 'label': tfds.features.ClassLabel(num_classes=10)}
+
+  def make_rows(count, channels):
+    images = (np.full((4, 4, channels), 9 + i, np.uint8) for i in range(count))
+    return [{'image': io.BytesIO(encode_png(image)), 'label': i % 10} for i, image in enumerate(images)]
+
+  for name, declared_size, channels in (('grey', 4, 1), ('colour', 4, 3), ('any', None, 3)):
+    features = lambda tfds, size=declared_size, channels=channels: tfds.features.FeaturesDict(
+      {'image': tfds.features.Image(shape=(size, size, channels)), 'label': tfds.features.ClassLabel(num_classes=10)}
     )
-    write_tfds_set(folder, features, {'train': images(12, *shape), 'test': images(3, *shape)}, name)
+    write_tfds_set(folder, features, {'train': make_rows(12, channels), 'test': make_rows(3, channels)}, name)
   return folder
 
 
-def test_tfds(prepared):
-  found = load_digit_splits(
+def test_tfds_set_of_grey_images(prepared):
+  splits = load_digit_splits(
     {'task': "tfds(name='tiny/grey', validation='train[-4:]', canvas=9)", 'folder': str(prepared)}
   )
-  assert {split: len(digits.labels) for split, digits in found.items()} == {'train': 8, 'validation': 4, 'test': 3}
-  for digits in found.values():
+  assert {split: len(digits.labels) for split, digits in splits.items()} == {'train': 8, 'validation': 4, 'test': 3}
+  for digits in splits.values():
     assert digits.canvas == 9 and digits.pictures.dtype == np.uint8
     assert np.array_equal(digits.pictures[:, 1, 2, 0] % 10, (digits.labels + 9) % 10)
-  seen = {int(p[0, 0, 0]) for split in ('train', 'validation') for p in found[split].pictures}
-  assert seen == set(range(9, 21))
+  levels = {int(p[0, 0, 0]) for split in ('train', 'validation') for p in splits[split].pictures}
+  assert levels == set(range(9, 21))
 
 
-def test_tfds_of_colours_and_of_any_size(prepared):
+def test_tfds_sets_of_colours_and_of_any_size(prepared):
   task = "tfds(name='tiny/{}', validation='train[-4:]')"
-  found = load_digit_splits({'task': task.format('colour'), 'folder': str(prepared)})
-  assert found['train'].pictures.shape == (8, 4, 4, 3) and found['test'].classes == 10
-  with pytest.raises(UserError, match=r"'tiny/any': images are \[None, None, 3\]; possible: of one size"):
+  splits = load_digit_splits({'task': task.format('colour'), 'folder': str(prepared)})
+  assert splits['train'].pictures.shape == (8, 4, 4, 3) and splits['test'].classes == 10
+  with pytest.raises(
+    UserError, match=r"'tiny/any': images must have one size \[height, width, C\], got \[None, None, 3\]"
+  ):
     load_digit_splits({'task': task.format('any'), 'folder': str(prepared)})
 
 
 @pytest.mark.parametrize(
-  ('options', 'said'),
+  ('options', 'message'),
   [
     ({'path': 'no.npz'}, r'no\.npz: no such file'),
-    ({'validation': 12}, 'validation=12 of 12 pictures; possible: from 1 to 11'),
-    ({'canvas': 3}, 'canvas=3 is smaller than the pictures; possible: 0, or 4 and more'),
+    ({'validation': 12}, 'validation must be from 1 to 11 of the 12 pictures, got 12'),
+    ({'canvas': 3}, 'canvas=3 is smaller than the pictures; expected 0 or at least 4'),
     ({'clutter': 2}, 'clutter=2 needs a canvas'),
-    ({'canvas': 9, 'clutter': 1, 'piece': 5}, 'pieces of 1 to 4 pixels'),
+    ({'canvas': 9, 'clutter': 1, 'piece': 5}, 'piece must be from 1 to 4, the size of the pictures, got 5'),
   ],
 )
-def test_wrong_options_are_named(folder, options, said):
-  with pytest.raises(UserError, match=said):
+def test_invalid_options_are_reported(folder, options, message):
+  with pytest.raises(UserError, match=message):
     load(folder, **options)
 
 
-def test_colours_and_any_number_of_labels(folder):
+def test_colours_and_three_labels(folder):
   pictures = RNG(0).integers(1, 255, (12, 4, 4, 3)).astype(np.uint8)
   labels = np.arange(12) % 3
-  np.savez(folder / 'own.npz', x_train=pictures, y_train=labels, x_test=pictures[:3], y_test=labels[:3])
+  np.savez(folder / 'digits.npz', x_train=pictures, y_train=labels, x_test=pictures[:3], y_test=labels[:3])
   train = load(folder, canvas=9)['train']
-  shown = render_digit(train, 5, RNG(0))
-  top, left = (axis.min() for axis in np.nonzero(shown)[:2])
-  assert train.classes == 3 and np.array_equal(shown[top : top + 4, left : left + 4], pictures[5])
+  picture = render_digit(train, 5, RNG(0))
+  top, left = (axis.min() for axis in np.nonzero(picture)[:2])
+  assert train.classes == 3 and np.array_equal(picture[top : top + 4, left : left + 4], pictures[5])
   cluttered = render_digit(load(folder, canvas=30, clutter=3, piece=2)['train'], 5, RNG(0))
   assert cluttered.shape == (30, 30, 3) and 16 + 4 <= (cluttered > 0).all(-1).sum() <= 16 + 3 * 4
   assert DigitBatches(train, 3)[0].picture.shape == (3, 9, 9, 3)
 
 
-def test_wrong_arrays_are_named(folder):
-  good = {'x_train': np.zeros((12, 4, 4), np.uint8), 'y_train': np.arange(12) % 10}
-  good |= {'x_test': good['x_train'][:3], 'y_test': good['y_train'][:3]}
-  for wrong, said in [
-    ({'x_test': np.zeros((3, 5, 5), np.uint8)}, r'x_test is uint8 \[3, 5, 5\]; expected uint8 \[P, 4, 4\]'),
-    ({'y_train': np.eye(12)}, r'y_train is float64 \[12, 12\]; expected whole numbers \[12\]'),
-    ({'y_test': np.array(list('abc'))}, r'y_test is <U1 \[3\]; expected whole numbers \[3\]'),
-    ({'y_train': np.arange(12) - 1}, r'y_train\[0\] is -1; possible: 0 to 10, as in training'),
-    ({'y_test': np.array([0, 10, 1])}, r'y_test\[1\] is 10; possible: 0 to 9, as in training'),
+def test_invalid_arrays_are_reported(folder):
+  arrays = {'x_train': np.zeros((12, 4, 4), np.uint8), 'y_train': np.arange(12) % 10}
+  arrays |= {'x_test': arrays['x_train'][:3], 'y_test': arrays['y_train'][:3]}
+  for changed, message in [
+    ({'x_test': np.zeros((3, 5, 5), np.uint8)}, r'x_test must be uint8 \[P, 4, 4\], got uint8 \[3, 5, 5\]'),
+    ({'y_train': np.eye(12)}, r'y_train must be whole numbers \[12\], got float64 \[12, 12\]'),
+    ({'y_test': np.array(list('abc'))}, r'y_test must be whole numbers \[3\], got <U1 \[3\]'),
+    ({'y_train': np.arange(12) - 1}, r'y_train\[0\] must be from 0 to 10, as in training, got -1'),
+    ({'y_test': np.array([0, 10, 1])}, r'y_test\[1\] must be from 0 to 9, as in training, got 10'),
   ]:
-    np.savez(folder / 'own.npz', **good | wrong)
-    with pytest.raises(UserError, match=said):
+    np.savez(folder / 'digits.npz', **arrays | changed)
+    with pytest.raises(UserError, match=message):
       load(folder)
-  np.savez(folder / 'own.npz', x_train=np.zeros((3, 4)))
+  np.savez(folder / 'digits.npz', x_train=np.zeros((3, 4)))
   with pytest.raises(UserError, match="no array 'y_train'; it has: x_train"):
     load(folder)

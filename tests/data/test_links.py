@@ -1,4 +1,4 @@
-"""Gold links on their way from text to batches: between tokens, dense, and only where they can be."""
+"""Gold links from text to batches: between tokens, as dense matrices, only for levels that a vocabulary supports."""
 
 import itertools
 
@@ -17,7 +17,7 @@ from attention_jax.errors import UserError
 BUCKETS = ((6, 9), (40, 40))
 LINES = ['ab  cd', 'e\u0301f ab', 'cd 漢字 ab']
 SPECS = {'char': 'char', 'word': 'word', 'subword': 'subword(size=18)'}
-# level of links, vocabulary -> for each token of ' ab  漢字 q' the unit that it is part of; None: they are not used
+# level of links, vocabulary -> for each token of ' ab  漢字 q' the number of its unit; None: not supported
 UNITS = {
   ('word', 'word'): [0, 1, 2],
   ('word', 'subword'): [0, 1, 1, 1, 2, 2],  # ▁ab ▁ 漢 字 ▁ q
@@ -26,7 +26,7 @@ UNITS = {
   ('char', 'word'): None,
   ('char', 'subword'): None,
 }
-USED = [pair for pair, found in UNITS.items() if found]
+SUPPORTED = [pair for pair, units in UNITS.items() if units]
 
 
 def test_every_pair_of_level_and_vocabulary_has_a_case():
@@ -34,15 +34,15 @@ def test_every_pair_of_level_and_vocabulary_has_a_case():
 
 
 @pytest.mark.parametrize(('level', 'kind'), UNITS)
-def test_units_by_hand(level, kind):
+def test_token_units(level, kind):
   vocabulary = train(SPECS[kind], LINES * 3)
-  found = token_units(vocabulary, level)
-  assert (found and list(found(' ab  漢字 q'))) == UNITS[level, kind]
+  units = token_units(vocabulary, level)
+  assert (units and list(units(' ab  漢字 q'))) == UNITS[level, kind]
   links = encode(Corpus(['ab cd'], ['ab'], [((0, 0),)], level), vocabulary, vocabulary).links
-  assert (links is None) == (found is None)
+  assert (links is None) == (units is None)
 
 
-def test_links_between_words_become_links_between_all_their_pieces():
+def test_a_link_between_words_joins_all_of_their_tokens():
   source, target = train('char', ['ab cd']), train('subword(size=18)', LINES * 3)
   corpus = Corpus(['ab c', 'ab', 'b'], ['漢字 ab', 'ab', '漢字'], [((0, 0), (1, 1)), (), ((0, 0),)])
   assert [target.tokenize(line) for line in corpus.target] == [['▁', '漢', '字', '▁ab'], ['▁ab'], ['▁', '漢', '字']]
@@ -53,26 +53,26 @@ def test_links_between_words_become_links_between_all_their_pieces():
   assert (encoded.links.dtype, encoded.link_offsets.dtype) == (np.int32, np.int64)
 
 
-def test_possible_links_are_used_where_there_are_any():
+def test_possible_links_take_precedence():
   vocabulary = train('word', ['a b'])
   corpus = Corpus(['a b'], ['b a'], [((0, 1),)], possible=[((0, 1), (1, 1))])
   assert encode(corpus, vocabulary, vocabulary).links.tolist() == [[0, 1], [1, 1]]
   assert encode(corpus._replace(links=None, possible=None), vocabulary, vocabulary).links is None
 
 
-def linked(rows=23, seed=0):
-  """A corpus of words with random links, some rows without."""
+def random_corpus(rows=23, seed=0):
+  """A corpus of words with random links; a quarter of the rows have none."""
   random = np.random.default_rng(seed)
   lengths = random.integers(1, 9, (rows, 2))
   links = [tuple(map(tuple, random.integers(0, pair, (row % 4, 2)).tolist())) for row, pair in enumerate(lengths)]
   return Corpus(*([' '.join('abcd'[i % 4] for i in range(n)) for n in side] for side in lengths.T), links=links)
 
 
-@given(st.integers(1, 7), st.integers(0, 99), st.sampled_from(USED))
-def test_batches_have_the_links_of_their_rows(size, step, pair):
+@given(st.integers(1, 7), st.integers(0, 99), st.sampled_from(SUPPORTED))
+def test_batches_contain_the_links_of_their_rows(size, step, pair):
   level, kind = pair
   vocabulary = train(SPECS[kind], LINES * 3)
-  corpus = linked()._replace(level=level)
+  corpus = random_corpus()._replace(level=level)
   encoded = encode(corpus, vocabulary, vocabulary)
   for batch in (
     Batches(encoded, BUCKETS, size, links=True)[step],
@@ -90,9 +90,9 @@ def test_batches_have_the_links_of_their_rows(size, step, pair):
     assert not batch.links[outside].any()
 
 
-def test_links_change_nothing_else_and_shards_and_streams_have_them():
+def test_links_do_not_change_other_arrays_and_work_with_shards_and_streams():
   vocabulary = train('word', ['a b c d'])
-  encoded = encode(linked(), vocabulary, vocabulary)
+  encoded = encode(random_corpus(), vocabulary, vocabulary)
   plain, whole = Batches(encoded, BUCKETS, 4), Batches(encoded, BUCKETS, 4, links=True)
   parts = [Batches(encoded, BUCKETS, 4, shard=shard, shards=2, links=True) for shard in (0, 1)]
   for step, batch in enumerate(stream(whole, 0, 2 * len(whole))):
@@ -104,9 +104,9 @@ def test_links_change_nothing_else_and_shards_and_streams_have_them():
   assert plain[0].links is None and gather(encoded, np.array([-1]), (3, 2), links=True).links.shape == (1, 2, 3)
 
 
-def test_a_split_without_links_cannot_give_them():
+def test_requesting_links_of_a_split_without_links_is_reported():
   vocabulary = train('word', ['a'])
   encoded = encode(Corpus(['a'], ['a']), vocabulary, vocabulary)
   with pytest.raises(UserError) as caught:
     Batches(encoded, BUCKETS, 4, links=True)
-  assert str(caught.value) == 'links are asked for, but the 1 pairs come without links between their tokens'
+  assert str(caught.value) == 'links are required, but the 1 pairs have no links between their tokens'

@@ -1,4 +1,4 @@
-"""Tasks of remembering: what is shown, what answers it, and batches as a function of seed and step."""
+"""Recall tasks: inputs, answers, and batches as a function of (seed, step)."""
 
 import numpy as np
 import pytest
@@ -10,33 +10,34 @@ RNG = np.random.default_rng
 
 
 def test_copy_shows_vectors_and_a_mark():
-  shown, answer = make_recall_task('copy(bits=3)').draw(RNG(0), (5,))
-  assert shown.shape == (6, 4) and answer.shape == (5, 3) and set(answer.ravel()) == {0, 1}
-  assert np.array_equal(shown[:5], np.pad(answer, ((0, 0), (0, 1)))) and shown[5].tolist() == [0, 0, 0, 1]
+  inputs, answer = make_recall_task('copy(bits=3)').draw(RNG(0), (5,))
+  assert inputs.shape == (6, 4) and answer.shape == (5, 3) and set(answer.ravel()) == {0, 1}
+  assert np.array_equal(inputs[:5], np.pad(answer, ((0, 0), (0, 1)))) and inputs[5].tolist() == [0, 0, 0, 1]
 
 
-def test_repeat_copy_tells_how_often():
+def test_repeat_copy_shows_the_number_of_repeats():
   task = make_recall_task('repeat_copy(bits=3, repeats=4)')
   for times in (1, 2, 3, 4):
-    shown, answer = task.draw(RNG(0), (2, times))
-    vectors = shown[1:3, :3]
-    assert shown[0].tolist() == [0, 0, 0, 1, 0] and not shown[1:3, 3:].any()
-    np.testing.assert_allclose(shown[3], [0, 0, 0, 0, (times - 2.5) / np.sqrt(5 / 4)], rtol=1e-6)
+    inputs, answer = task.draw(RNG(0), (2, times))
+    vectors = inputs[1:3, :3]
+    assert inputs[0].tolist() == [0, 0, 0, 1, 0] and not inputs[1:3, 3:].any()
+    np.testing.assert_allclose(inputs[3], [0, 0, 0, 0, (times - 2.5) / np.sqrt(5 / 4)], rtol=1e-6)
     assert np.array_equal(answer[:-1, :3], np.tile(vectors, (times, 1))) and not answer[:-1, 3].any()
     assert answer[-1].tolist() == [0, 0, 0, 1]
 
 
-def test_associative_recall_asks_for_what_comes_next():
+def test_associative_recall_answers_with_the_next_item():
   task = make_recall_task('associative_recall(bits=4, each=2)')
-  asked = set()
+  positions = set()
   for i in range(40):
-    shown, answer = task.draw(RNG(i), (3,))
-    assert shown[:, 4].nonzero()[0].tolist() == [0, 3, 6] and shown[:, 5].nonzero()[0].tolist() == [9, 12]
-    items, query = [shown[at + 1 : at + 3, :4] for at in (0, 3, 6)], shown[10:12, :4]
-    (place,) = (i for i, item in enumerate(items) if np.array_equal(item, query))
-    assert np.array_equal(answer, items[place + 1])
-    asked.add(place)
-  assert asked == {0, 1}
+    inputs, answer = task.draw(RNG(i), (3,))
+    assert inputs[:, 4].nonzero()[0].tolist() == [0, 3, 6] and inputs[:, 5].nonzero()[0].tolist() == [9, 12]
+    items = [inputs[mark + 1 : mark + 3, :4] for mark in (0, 3, 6)]
+    query = inputs[10:12, :4]
+    (position,) = (i for i, item in enumerate(items) if np.array_equal(item, query))
+    assert np.array_equal(answer, items[position + 1])
+    positions.add(position)
+  assert positions == {0, 1}
 
 
 @pytest.mark.parametrize('name', RECALL)
@@ -51,19 +52,21 @@ def test_batches_are_a_function_of_seed_and_step(name):
     assert not np.array_equal(batch.target, other[step].target)
     for shard, half in enumerate(halves):
       assert all(np.array_equal(x[shard::2], y) for x, y in zip(batch, half[step], strict=True))
-    shown = batch.target_mask.argmax(1)
-    assert len(set(shown)) == 1 and not batch.inputs[:, shown[0] :].any()  # all of one size; nothing is shown any more
+    num_shown = batch.target_mask.argmax(1)
+    assert (
+      len(set(num_shown)) == 1 and not batch.inputs[:, num_shown[0] :].any()
+    )  # all episodes have one size; inputs end with the answer
     assert not batch.target[~batch.target_mask].any()
 
 
-def test_unseen_episodes_are_larger_and_every_one_is_measured_once():
+def test_unseen_episodes_are_larger_and_each_is_evaluated_once():
   task = make_recall_task('copy(longest=4, beyond=9)')
   assert {len(e.target) for e in eval_episodes(task, 'test')} == {1, 2, 3, 4}
   assert {len(e.target) for e in eval_episodes(task, 'unseen')} == {9}
-  found = eval_recall_batches(task, 'validation', 100)
-  assert np.concatenate([b.index for b in found]).tolist() == [*range(256), *[-1] * 44]
-  filler = found[-1].index < 0
-  assert not found[-1].target_mask[filler].any()
+  batches = eval_recall_batches(task, 'validation', 100)
+  assert np.concatenate([b.index for b in batches]).tolist() == [*range(256), *[-1] * 44]
+  filler = batches[-1].index < 0
+  assert not batches[-1].target_mask[filler].any()
   assert any(
     not np.array_equal(x.target, y.target)
     for x, y in zip(eval_episodes(task, 'test'), eval_episodes(task, 'validation'), strict=True)
@@ -71,20 +74,20 @@ def test_unseen_episodes_are_larger_and_every_one_is_measured_once():
 
 
 @pytest.mark.parametrize(
-  ('spec', 'said'),
+  ('spec', 'message'),
   [
     ('cpy', "unknown task 'cpy' .*did you mean 'copy'"),
-    ('copy(longest=0)', 'copy: longest is 0; possible: 1 or more'),
-    ('copy(longest=60)', 'copy: beyond is 50; possible: 61 or more'),
-    ('repeat_copy(repeats=3)', 'repeats is 3, whose middle would be shown as 0; possible: even numbers'),
-    ('repeat_copy(longest=20, repeats=20)', 'beyond_repeats is 10; possible: 21 or more'),
-    ('associative_recall(most=12)', 'beyond is 12; possible: 13 or more'),
+    ('copy(longest=0)', "task 'copy': option longest must be at least 1, got 0"),
+    ('copy(longest=60)', "task 'copy': option beyond must be at least 61, got 50"),
+    ('repeat_copy(repeats=3)', r'option repeats must be even \(its middle is shown as 0\), got 3'),
+    ('repeat_copy(longest=20, repeats=20)', 'option beyond_repeats must be at least 21, got 10'),
+    ('associative_recall(most=12)', 'option beyond must be at least 13, got 12'),
     ('copy(length=3)', "option of task 'copy': 'length'"),
-    ('associative_recall(fewest=1)', 'fewest is 1; possible: 2 or more'),
-    ('associative_recall(fewest=4, most=3)', 'most is 3; possible: 4 or more'),
-    ('associative_recall(bits=1, each=3)', '3 bits of an item are too few for 12 items'),
+    ('associative_recall(fewest=1)', 'option fewest must be at least 2, got 1'),
+    ('associative_recall(fewest=4, most=3)', 'option most must be at least 4, got 3'),
+    ('associative_recall(bits=1, each=3)', '3 bits of an item are too few for 12 different items'),
   ],
 )
-def test_wrong_specs_are_one_line(spec, said):
-  with pytest.raises(UserError, match=said):
+def test_invalid_specs_are_reported(spec, message):
+  with pytest.raises(UserError, match=message):
     make_recall_task(spec)

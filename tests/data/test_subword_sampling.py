@@ -1,5 +1,4 @@
-"""Pieces that are drawn: sentencepiece's own where nothing is left to chance, each way as often as it should come, and
-the same in every process."""
+"""Random segmentations: those of sentencepiece without dropout, the right probabilities, the same in every process."""
 
 import collections
 import itertools
@@ -18,52 +17,57 @@ LINES = ['a station of the nation', 'international relations', 'stations and rat
 SPECS = {'subword': 'subword(size=40, dropout=0.3)', 'unigram': 'unigram(size=25, sampling=0.1)'}
 
 
-def test_merges_of_which_none_is_left_out_are_those_of_sentencepiece():
+def test_without_dropout_merges_equal_those_of_sentencepiece():
   vocabulary = vocab.train('subword(size=60)', LINES)
   scores = {vocabulary.id_to_token(id): vocabulary._processor.get_score(id) for id in range(4, len(vocabulary))}
-  cut, draws = bpe_dropout(scores, 0.0), random.Random(0)
+  segment = bpe_dropout(scores, 0.0)
+  rng = random.Random(0)
   for _ in range(200):
-    word = '▁' + ''.join(draws.choices('stationred', k=draws.randrange(1, 12)))
-    assert cut(word, draws) == vocabulary.tokenize(word[1:])
-  assert bpe_dropout(scores, 1.0)('▁nation', draws) == list('▁nation')
+    word = '▁' + ''.join(rng.choices('stationred', k=rng.randrange(1, 12)))
+    assert segment(word, rng) == vocabulary.tokenize(word[1:])
+  assert bpe_dropout(scores, 1.0)('▁nation', rng) == list('▁nation')
 
 
-def test_a_merge_is_left_out_as_often_as_said():
-  cut, draws = bpe_dropout({'ab': -1.0, 'abc': -2.0}, 0.25), random.Random(0)
-  found = collections.Counter(tuple(cut('abc', draws)) for _ in range(4000))
+def test_bpe_dropout_skips_merges_with_its_probability():
+  segment = bpe_dropout({'ab': -1.0, 'abc': -2.0}, 0.25)
+  rng = random.Random(0)
+  counts = collections.Counter(tuple(segment('abc', rng)) for _ in range(4000))
   expected = {('abc',): 0.75**2, ('ab', 'c'): 0.75 * 0.25, ('a', 'b', 'c'): 0.25}
-  assert set(found) == set(expected)
-  assert all(abs(found[way] / 4000 - share) < 0.03 for way, share in expected.items())
+  assert set(counts) == set(expected)
+  assert all(abs(counts[pieces] / 4000 - share) < 0.03 for pieces, share in expected.items())
 
 
 @pytest.mark.parametrize('alpha', [0.2, 1.0, 3.0])
-def test_each_way_comes_as_often_as_its_probability_says(alpha):
-  word, cut, draws = '▁ababa', unigram_sampling(SCORES, alpha), random.Random(0)
-  found = collections.Counter(tuple(cut(word, draws)) for _ in range(6000))
-  ways = {}
+def test_unigram_sampling_draws_each_segmentation_with_its_probability(alpha):
+  word = '▁ababa'
+  segment = unigram_sampling(SCORES, alpha)
+  rng = random.Random(0)
+  counts = collections.Counter(tuple(segment(word, rng)) for _ in range(6000))
+  weights = {}
   for ends in itertools.product([False, True], repeat=len(word) - 1):
     bounds = [0, *(i for i, end in enumerate(ends, 1) if end), len(word)]
-    parts = tuple(word[a:b] for a, b in itertools.pairwise(bounds))
-    if all(part in SCORES for part in parts):
-      ways[parts] = math.exp(alpha * sum(SCORES[part] for part in parts))
-  assert len(ways) > 10 and set(found) <= set(ways)
-  assert all(abs(found[way] / 6000 - weight / sum(ways.values())) < 0.025 for way, weight in ways.items())
+    pieces = tuple(word[a:b] for a, b in itertools.pairwise(bounds))
+    if all(piece in SCORES for piece in pieces):
+      weights[pieces] = math.exp(alpha * sum(SCORES[piece] for piece in pieces))
+  assert len(weights) > 10 and set(counts) <= set(weights)
+  total = sum(weights.values())
+  assert all(abs(counts[pieces] / 6000 - weight / total) < 0.025 for pieces, weight in weights.items())
 
 
 @pytest.mark.parametrize('kind', SPECS)
-def test_another_process_draws_the_same(kind, tmp_path):
+def test_sampling_is_deterministic_across_processes(kind, tmp_path):
   vocabulary = vocab.train(SPECS[kind], LINES)
   vocabulary.save(str(tmp_path), 'source')
   code = f"""from attention_jax.data import vocab
-found = vocab.load_stored({SPECS[kind]!r}, {str(tmp_path)!r}, 'source')
-print([found.sample(line, seed) for seed in (0, 3, 2**32 + 5) for line in {LINES!r}])"""
-  said = subprocess.run([sys.executable, '-c', code], check=True, stdout=subprocess.PIPE, text=True).stdout
-  drawn = [vocabulary.sample(line, seed) for seed in (0, 3, 2**32 + 5) for line in LINES]
-  assert said == f'{drawn}\n' and drawn[: len(LINES)] != drawn[len(LINES) : 2 * len(LINES)]
-  whole = [vocabulary.decode(vocabulary.encode(line)) for line in LINES]
-  assert [vocabulary.decode(ids) for ids in drawn] == 3 * whole
+vocabulary = vocab.load_stored({SPECS[kind]!r}, {str(tmp_path)!r}, 'source')
+print([vocabulary.sample(line, seed) for seed in (0, 3, 2**32 + 5) for line in {LINES!r}])"""
+  output = subprocess.run([sys.executable, '-c', code], check=True, stdout=subprocess.PIPE, text=True).stdout
+  samples = [vocabulary.sample(line, seed) for seed in (0, 3, 2**32 + 5) for line in LINES]
+  assert output == f'{samples}\n' and samples[: len(LINES)] != samples[len(LINES) : 2 * len(LINES)]
+  texts = [vocabulary.decode(vocabulary.encode(line)) for line in LINES]
+  assert [vocabulary.decode(ids) for ids in samples] == 3 * texts
 
 
-def test_a_line_with_characters_that_no_piece_has_is_cut_as_always():
+def test_a_line_with_unknown_characters_is_not_sampled():
   vocabulary = vocab.train(SPECS['subword'], LINES)
   assert vocabulary.sample('the 漢 ration', 1) == vocabulary.encode('the 漢 ration')

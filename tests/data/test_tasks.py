@@ -1,4 +1,4 @@
-"""Tasks: from a config's words to splits, vocabularies and ids, and one clear line for each mistake."""
+"""Tasks: splits, vocabularies and ids from a config, and one line for each mistake."""
 
 import json
 import subprocess
@@ -7,7 +7,9 @@ import types
 
 import pytest
 
-from attention_jax.data import get_split, load, load_vocabularies, tasks
+from attention_jax.data import tasks
+from attention_jax.data.splits import SPLITS
+from attention_jax.data.tasks import get_split, load, load_vocabularies
 from attention_jax.errors import UserError
 from tests.data.helpers import write_tfds_set
 
@@ -15,7 +17,7 @@ BUCKETS = ((4, 4), (8, 8))
 TEXT = "text(train='train', validation='val', source='en', target='de')"
 
 
-def config(task, folder='', vocabulary='word', shared=False, buckets=BUCKETS):
+def make_config(task, folder='', vocabulary='word', shared=False, buckets=BUCKETS):
   return {
     'task': task,
     'folder': str(folder),
@@ -47,8 +49,8 @@ def folder(tmp_path):
   return tmp_path
 
 
-def test_text(folder):
-  data = load(config(TEXT, folder), str(folder / 'run'))
+def test_text_files(folder):
+  data = load(make_config(TEXT, folder), str(folder / 'run'))
   assert list(data.corpora) == list(data.encoded) == ['train', 'validation']
   assert data.corpora['validation'][:3] == (['a bird'], ['ein Vogel'], None)
   assert data.encoded['train'].rows == 3
@@ -63,41 +65,41 @@ def test_text(folder):
   ]
 
 
-def test_text_by_two_paths_each(folder):
-  corpora = tasks.load_corpora(config("text(train=('train.en', 'train.de'))", folder))
+def test_text_files_by_pairs_of_paths(folder):
+  corpora = tasks.load_corpora(make_config("text(train=('train.en', 'train.de'))", folder))
   assert corpora['train'].target == ['ein Hund', 'eine Katze', 'der Vogel singt']
 
 
 def test_tsv_links(folder):
   task = "tsv(train='train.tsv', test='dev.tsv')"
-  data = load(config(task, folder), None)
+  data = load(make_config(task, folder), None)
   assert data.corpora['train'].links == [((0, 0), (1, 0)), ((0, 0),)] and data.corpora['test'].links is None
-  data = load(config(task, folder, 'char'), None)
-  assert data.corpora['train'].links == [((0, 0), (1, 0)), ((0, 0),)]  # as they are: between words
+  data = load(make_config(task, folder, 'char'), None)
+  assert data.corpora['train'].links == [((0, 0), (1, 0)), ((0, 0),)]  # unchanged: between words
   assert not any('links between' in line for line in data.report)
   assert data.encoded['train'].links.tolist() == [[0, 0], [2, 0], [0, 0]] and data.encoded['test'].links is None
-  data = load(config("tsv(train='train.tsv', level='char')", folder, 'word'), None)
+  data = load(make_config("tsv(train='train.tsv', level='char')", folder, 'word'), None)
   assert data.corpora['train'].links is None and data.encoded['train'].links is None
   assert 'train: links between chars are not used with a word vocabulary' in data.report
 
 
-def test_a_run_keeps_its_vocabularies(folder):
+def test_a_resumed_run_restores_its_vocabularies(folder):
   run = str(folder / 'run')
-  assert error_message(load_vocabularies, config(TEXT), run) == (
-    f'{run}: holds no source and no target vocabulary; was a run started there?'
+  assert error_message(load_vocabularies, make_config(TEXT), run) == (
+    f'{run}: contains no source and no target vocabulary; was a run started there?'
   )
-  first = load(config(TEXT, folder), run)
+  first = load(make_config(TEXT, folder), run)
   (folder / 'train.en').write_text('other\nwords\nin\nhere\n')
-  second = load(config(TEXT, folder), run)
+  second = load(make_config(TEXT, folder), run)
   assert second.source_vocab.encode('a dog') == first.source_vocab.encode('a dog')
   assert 'source vocabulary word: 10 entries, stored' in second.report
-  source, target = load_vocabularies(config(TEXT), run)
+  source, target = load_vocabularies(make_config(TEXT), run)
   assert (len(source), len(target)) == (len(first.source_vocab), len(first.target_vocab))
 
 
 @pytest.mark.parametrize('vocabulary', ['char', 'word', 'subword(size=36)'])
 def test_shared_vocabulary(folder, vocabulary):
-  shared = config(TEXT, folder, vocabulary, shared=True, buckets=((32, 32),))
+  shared = make_config(TEXT, folder, vocabulary, shared=True, buckets=((32, 32),))
   data = load(shared, str(folder / 'run'))
   assert data.source_vocab is data.target_vocab
   assert data.source_vocab.decode(data.source_vocab.encode('a Katze')) == 'a Katze'
@@ -105,12 +107,12 @@ def test_shared_vocabulary(folder, vocabulary):
   assert source is target and len(source) == len(data.source_vocab)
 
 
-def test_dates_are_asked_of_their_builder(monkeypatch, tmp_path):
+def test_dates_are_loaded_by_their_builder(monkeypatch, tmp_path):
   columns = {'source': ['4. März'], 'target': ['-03-04'], 'links': ['0-5 3-2'], 'locale': ['de']}
-  asked = []
+  calls = []
 
   def fake_load(split, data_dir):
-    asked.append((split, data_dir))
+    calls.append((split, data_dir))
     return columns
 
   builder = types.ModuleType('dates')
@@ -119,55 +121,57 @@ def test_dates_are_asked_of_their_builder(monkeypatch, tmp_path):
 
   monkeypatch.setitem(sys.modules, 'attention_jax.data.builders.dates', builder)
   monkeypatch.setattr(builders, 'dates', builder, raising=False)
-  data = load(config('dates', tmp_path, 'char'), None)
-  assert asked == [(split, str(tmp_path)) for split in ('train', 'validation', 'test', 'unseen')]
+  data = load(make_config('dates', tmp_path, 'char'), None)
+  assert calls == [(split, str(tmp_path)) for split in SPLITS]
   assert data.corpora['unseen'][:4] == (['4. März'], ['-03-04'], [((0, 5), (3, 2))], 'char')
 
 
 @pytest.mark.parametrize(
   ('task', 'message'),
   [
-    ('txt', "unknown task 'txt' (did you mean 'text'?); possible: dates, records, text, tfds, tsv"),
-    ('text(', "cannot read 'text('; write 'name' or 'name(option=literal, ...)'"),
+    ('txt', "unknown task 'txt' (did you mean 'text'?); expected one of: dates, records, text, tfds, tsv"),
+    ('text(', "cannot parse 'text('; expected 'name' or 'name(option=literal, ...)'"),
     ('dates(size=3)', "task 'dates' has no options, got 'size'"),
     (
       "tsv(trian='train.tsv')",
-      "unknown option of task 'tsv': 'trian' (did you mean 'train'?); possible: level, test, train, unseen, validation",
+      "unknown option of task 'tsv': 'trian' (did you mean 'train'?); "
+      'expected one of: level, test, train, unseen, validation',
     ),
     ("tsv(test='dev.tsv')", "task 'tsv' needs train; its options: train, validation, test, unseen, level"),
-    ('tsv(train=3)', "task 'tsv': option train is of type str, got 3"),
+    ('tsv(train=3)', "task 'tsv': option train must be a string, got 3"),
     ("text(train='train')", "task 'text': train='train' is a prefix and needs source and target such as 'en' and 'de'"),
-    ("text(train=('a',))", "task 'text': train is a prefix or a pair of (source, target) paths, got ('a',)"),
+    ("text(train=('a',))", "task 'text': train must be a prefix or a pair of (source, target) paths, got ('a',)"),
   ],
 )
-def test_bad_tasks(folder, task, message):
-  assert error_message(load, config(task, folder), None) == message
+def test_invalid_tasks_are_reported(folder, task, message):
+  assert error_message(load, make_config(task, folder), None) == message
 
 
-def test_bad_paths_and_values(folder):
-  wrong = TEXT.replace("'val'", "'vall'")
-  assert error_message(load, config(wrong, folder), None) == (
+def test_invalid_paths_and_values_are_reported(folder):
+  misspelt = TEXT.replace("'val'", "'vall'")
+  assert error_message(load, make_config(misspelt, folder), None) == (
     f"{folder}/vall.en: no such file (did you mean '{folder}/val.en'?)"
   )
-  assert error_message(load, config(TEXT, folder, 'words'), None).startswith("unknown vocabulary 'words'")
-  none = error_message(load, config(TEXT, folder, buckets=((1, 1),)), None)
-  assert none.startswith('train: 3 of 3 pairs fit no bucket') and 'lines 1, 2, 4 of' in none
-  assert error_message(load, config(TEXT, folder, buckets=(4, 4)), None).startswith(
-    'buckets are different (source, target)'
+  assert error_message(load, make_config(TEXT, folder, 'words'), None).startswith("unknown vocabulary 'words'")
+  too_short = error_message(load, make_config(TEXT, folder, buckets=((1, 1),)), None)
+  assert too_short.startswith('train: 3 of 3 pairs fit no bucket') and 'lines 1, 2, 4 of' in too_short
+  assert too_short.endswith('enlarge config.data.buckets=((1, 1),)')
+  assert error_message(load, make_config(TEXT, folder, buckets=(4, 4)), None).startswith(
+    'buckets must be different (source, target)'
   )
 
 
-def test_unknown_split(folder):
-  data = load(config(TEXT, folder), None)
+def test_an_unknown_split_is_reported(folder):
+  data = load(make_config(TEXT, folder), None)
   assert get_split(data, 'train')[1] is data.encoded['train']
   assert error_message(get_split, data, 'valid') == (
-    "unknown split 'valid' (did you mean 'validation'?); possible: train, validation"
+    "unknown split 'valid' (did you mean 'validation'?); expected one of: train, validation"
   )
 
 
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory):
-  """A folder with a translation set."""
+  """A folder with a tfds set of translations."""
   rows = {'train': [('ein Hund', 'a dog'), ('Grüße\n漢字', 'greetings')], 'test': [('eine Katze', 'a cat')]}
   splits = {split: [dict(zip(('de', 'en'), pair, strict=True)) for pair in pairs] for split, pairs in rows.items()}
   return write_tfds_set(
@@ -175,8 +179,8 @@ def prepared(tmp_path_factory):
   )
 
 
-def test_tfds(prepared):
-  data = load(config("tfds(name='tiny/de-en')", prepared), None)
+def test_tfds_set(prepared):
+  data = load(make_config("tfds(name='tiny/de-en')", prepared), None)
   pairs = dict(zip(data.corpora['train'].source, data.corpora['train'].target, strict=True))
   assert pairs == {'ein Hund': 'a dog', 'Grüße 漢字': 'greetings'}
   assert data.corpora['test'][:3] == (['eine Katze'], ['a cat'], None)
@@ -184,8 +188,8 @@ def test_tfds(prepared):
   assert 'tensorflow' not in sys.modules
 
 
-def test_tfds_languages_may_be_turned_round(prepared):
-  corpora = tasks.load_corpora(config("tfds(name='tiny/de-en:1.0.0', source='en', target='de')", prepared))
+def test_tfds_languages_may_be_swapped(prepared):
+  corpora = tasks.load_corpora(make_config("tfds(name='tiny/de-en:1.0.0', source='en', target='de')", prepared))
   assert corpora['test'][:2] == (['a cat'], ['eine Katze'])
 
 
@@ -199,38 +203,38 @@ def test_tfds_languages_may_be_turned_round(prepared):
     ),
     (
       "name='tiny/de-en', source='fr', target='en'",
-      "unknown language of tfds set 'tiny/de-en': 'fr'; possible: de, en",
+      "unknown language of tfds set 'tiny/de-en': 'fr'; expected one of: de, en",
     ),
     (
       "name='tiny/de-en', source='en', target='en'",
-      "tfds set 'tiny/de-en': source and target are both 'en'; possible: de, en",
+      "tfds set 'tiny/de-en': source and target are both 'en'; expected two of: de, en",
     ),
     (
       "name='tiny/de-en', source='en'",
-      "tfds set 'tiny/de-en': source and target are given together, or neither; possible: de, en",
+      "tfds set 'tiny/de-en': source and target must be set together, or neither; expected two of: de, en",
     ),
-    ('name=3', "task 'tfds': option name is of type str, got 3"),
+    ('name=3', "task 'tfds': option name must be a string, got 3"),
   ],
 )
-def test_bad_tfds(prepared, options, message):
-  assert error_message(load, config(f'tfds({options})', prepared), None) == message.format(prepared)
+def test_invalid_tfds_options_are_reported(prepared, options, message):
+  assert error_message(load, make_config(f'tfds({options})', prepared), None) == message.format(prepared)
 
 
-def test_tfds_in_a_format_that_needs_tensorflow(prepared, tmp_path):
+def test_a_tfds_format_that_needs_tensorflow_is_reported(prepared, tmp_path):
   stored = prepared / 'tiny/de-en/1.0.0'
   copy = tmp_path / 'tiny/de-en/1.0.0'
   copy.mkdir(parents=True)
   (copy / 'features.json').write_bytes((stored / 'features.json').read_bytes())
   info = json.loads((stored / 'dataset_info.json').read_text())
   (copy / 'dataset_info.json').write_text(json.dumps(info | {'fileFormat': 'tfrecord'}))
-  assert error_message(load, config("tfds(name='tiny/de-en')", tmp_path), None) == (
+  assert error_message(load, make_config("tfds(name='tiny/de-en')", tmp_path), None) == (
     f"tfds set 'tiny/de-en' in {copy} is stored as tfrecord, which only TensorFlow reads; where it is "
     "installed, run 'python -m tensorflow_datasets.scripts.convert_format "
     f"--dataset_version_dir={copy} --out_file_format=array_record'"
   )
 
 
-def test_importing_data_loads_nothing_heavy():
-  heavy = {'tensorflow_datasets', 'sentencepiece', 'grain', 'tensorflow', 'flax'}
-  script = f'import sys, attention_jax.data; print(sorted({heavy} & set(sys.modules)))'
+def test_importing_tasks_loads_no_optional_package():
+  optional = {'tensorflow_datasets', 'sentencepiece', 'grain', 'tensorflow', 'flax'}
+  script = f'import sys, attention_jax.data.tasks; print(sorted({optional} & set(sys.modules)))'
   assert subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, check=True).stdout == '[]\n'

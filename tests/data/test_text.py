@@ -1,4 +1,4 @@
-"""Reading: whatever a file may hold is read, reported or refused in one line that says where."""
+"""Reading text: every file is read, or reported in one line with the position of the mistake."""
 
 import gzip
 
@@ -17,16 +17,16 @@ LINE = st.text(st.characters(exclude_categories=['Cs'], exclude_characters='\r\n
 def write(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
 
-  def _write(name, content):
+  def write_file(name, content):
     data = content if isinstance(content, bytes) else content.encode()
     (tmp_path / name).write_bytes(data)
     return name
 
-  return _write
+  return write_file
 
 
 def error_message(function, *args):
-  """The one line of the UserError that the call raises."""
+  """The message, one line, of the UserError that a call raises."""
   with pytest.raises(UserError) as caught:
     function(*args)
   assert '\n' not in str(caught.value)
@@ -34,42 +34,42 @@ def error_message(function, *args):
 
 
 @given(st.lists(LINE, min_size=1).filter(any), st.sampled_from(['\n', '\r\n']), st.booleans(), st.booleans())
-def test_any_text_is_read_back(tmp_path_factory, lines, end, mark, packed):
-  path = tmp_path_factory.mktemp('text') / ('a.gz' if packed else 'a')
-  data = ('\ufeff' * mark + end.join(lines) + end).encode()
-  path.write_bytes(gzip.compress(data) if packed else data)
+def test_read_lines_round_trip(tmp_path_factory, lines, end, has_mark, compress):
+  path = tmp_path_factory.mktemp('text') / ('a.gz' if compress else 'a')
+  data = (('\ufeff' if has_mark else '') + end.join(lines) + end).encode()
+  path.write_bytes(gzip.compress(data) if compress else data)
   assert read_lines(str(path)) == lines
 
 
-def test_the_last_line_needs_no_line_end(write):
+def test_the_last_line_end_is_optional(write):
   assert read_lines(write('a', 'x\ny')) == read_lines(write('b', 'x\ny\n')) == ['x', 'y']
 
 
-def test_missing_file(write):
+def test_missing_file_is_reported(write):
   write('train.en', 'x\n')
   assert error_message(read_lines, 'trian.en') == "trian.en: no such file (did you mean 'train.en'?)"
   assert error_message(read_lines, 'nowhere/a') == "nowhere/a: no such file (there is no folder 'nowhere')"
 
 
-def test_directory(tmp_path):
+def test_directory_is_reported(tmp_path):
   assert error_message(read_lines, str(tmp_path)) == f'{tmp_path}: is a directory, expected a file'
 
 
-def test_empty_file(write):
+def test_empty_file_is_reported(write):
   assert error_message(read_lines, write('a', '')) == 'a: the file is empty'
   assert error_message(read_lines, write('b', '\ufeff')) == 'b: the file is empty'
 
 
-def test_unreadable_file(write, monkeypatch):
-  def refuse(path, mode):
+def test_unreadable_file_is_reported(write, monkeypatch):
+  def deny(path, mode):
     raise PermissionError(13, 'Permission denied')
 
   write('a', 'x\n')
-  monkeypatch.setattr('builtins.open', refuse)
+  monkeypatch.setattr('builtins.open', deny)
   assert error_message(read_lines, 'a') == "'a': cannot be read (Permission denied)"
 
 
-def test_not_utf8(write):
+def test_invalid_utf8_is_reported(write):
   assert (
     error_message(read_lines, write('a', b'good\nsch\xf6n\n')) == 'a:2: not UTF-8 (byte 0xf6, number 4 of the line); '
     'convert the file to UTF-8'
@@ -80,19 +80,19 @@ def test_not_utf8(write):
 
 
 @pytest.mark.parametrize('damage', [lambda data: data[:-9], lambda data: b'plain text'])
-def test_damaged_gzip(write, damage):
+def test_damaged_gzip_is_reported(write, damage):
   path = write('a.gz', damage(gzip.compress(b'some text\n' * 99)))
   assert error_message(read_lines, path).startswith('a.gz: not a whole gzip file (')
 
 
-def test_parallel_files(write):
+def test_read_parallel(write):
   write('train.en', 'a\nb\n')
   write('train.de.gz', gzip.compress(b'A\nB\n'))
   assert parallel_paths('train', 'en', 'de') == ('train.en', 'train.de.gz')
   assert read_parallel('train.en', 'train.de.gz')[:3] == (['a', 'b'], ['A', 'B'], None)
 
 
-def test_parallel_files_of_different_lengths(write):
+def test_parallel_files_of_different_lengths_are_reported(write):
   assert (
     error_message(read_parallel, write('a', 'x\ny\n'), write('b', 'x\n'))
     == 'a has 2 lines but b has 1; parallel files have '
@@ -107,25 +107,25 @@ def test_blank_lines_are_skipped_and_reported(write):
   assert [corpus.line(row) for row in range(2)] == [1, 5]
 
 
-def test_many_blank_lines_are_reported_by_the_first_few(write):
+def test_only_the_first_blank_lines_are_listed(write):
   corpus = read_parallel(write('a', 'x\n' + '\n' * 9), write('b', 'x\n' * 10))
   assert corpus.report == ('a, b: 9 blank lines skipped (lines 2, 3, 4, 5, 6, ...)',)
 
 
-def test_nothing_but_blank_lines(write):
+def test_a_file_of_blank_lines_is_reported(write):
   assert error_message(read_parallel, write('a', '\n\n'), write('b', 'x\n\n')) == (
     'a, b: no pairs, all 2 are blank on one side or both'
   )
 
 
-def test_tsv(write):
+def test_read_tsv(write):
   corpus = read_tsv(write('a.tsv', 'a b\tA\t0-0 1-0\nc\tC\n\nd\tD\t\ne\t \n'))
   assert corpus[:3] == (['a b', 'c', 'd'], ['A', 'C', 'D'], [((0, 0), (1, 0)), (), ()])
   assert corpus.report == ('a.tsv: 2 blank lines skipped (lines 3, 5)',)
   assert read_tsv(write('b.tsv', 'a\tA\r\nb\tB\r\n'))[:3] == (['a', 'b'], ['A', 'B'], None)
 
 
-def test_tsv_links_may_count_characters(write):
+def test_links_of_a_tsv_may_count_characters(write):
   path = write('a.tsv', 'ab\tA\t1-0\n')
   assert read_tsv(path, 'char').links == [((1, 0),)]
   assert error_message(read_tsv, path) == (
@@ -139,28 +139,28 @@ def test_tsv_links_may_count_characters(write):
   [
     ('alone', '1 column; expected source TAB target, or source TAB target TAB links'),
     ('a\tb\t0-0\td', '4 columns; expected source TAB target, or source TAB target TAB links'),
-    ('a\tb\t0-0 1:2', "cannot read link '1:2'; write source-target, counted from 0, such as '0-0 1-2'"),
-    ('a\tb\t-1-0', "cannot read link '-1-0'; write source-target, counted from 0, such as '0-0 1-2'"),
-    ('a\tb\t٠-0', "cannot read link '٠-0'; write source-target, counted from 0, such as '0-0 1-2'"),
+    ('a\tb\t0-0 1:2', "cannot parse link '1:2'; expected source-target, counted from 0, such as '0-0 1-2'"),
+    ('a\tb\t-1-0', "cannot parse link '-1-0'; expected source-target, counted from 0, such as '0-0 1-2'"),
+    ('a\tb\t٠-0', "cannot parse link '٠-0'; expected source-target, counted from 0, such as '0-0 1-2'"),
     ('a b\tc\t1-1', "link '1-1' is out of range, counted from 0 in words: the source has 2, the target 1"),
   ],
 )
-def test_bad_tsv_lines(write, line, message):
+def test_invalid_lines_of_a_tsv_are_reported(write, line, message):
   assert error_message(read_tsv, write('a.tsv', f'x\ty\t0-0\n\n{line}\n')) == f'a.tsv:3: {message}'
 
 
 @given(st.lists(st.tuples(LINE, LINE), min_size=1))
 def test_every_pair_is_kept_or_reported(pairs):
   source, target = [s for s, _ in pairs], [t for _, t in pairs]
-  whole = [i for i, (s, t) in enumerate(pairs) if s.strip() and t.strip()]
-  if not whole:
+  kept = [i for i, (s, t) in enumerate(pairs) if s.strip() and t.strip()]
+  if not kept:
     return
-  corpus = from_pairs(source, target, name='here')
-  assert [(corpus.source[r], corpus.target[r]) for r in range(len(whole))] == [pairs[i] for i in whole]
-  assert [corpus.line(r) - 1 for r in range(len(whole))] == whole
-  assert bool(corpus.report) == (len(whole) < len(pairs))
+  corpus = from_pairs(source, target, name='pairs')
+  assert [(corpus.source[r], corpus.target[r]) for r in range(len(kept))] == [pairs[i] for i in kept]
+  assert [corpus.line(r) - 1 for r in range(len(kept))] == kept
+  assert bool(corpus.report) == (len(kept) < len(pairs))
 
 
-def test_rows_that_share_a_source_are_references_of_one_another():
+def test_group_references():
   corpus = Corpus(['a', 'b', 'a'], ['x', 'y', 'z'])
   assert group_references(corpus) == (['a', 'b'], [['x', 'z'], ['y']], [0, 1])

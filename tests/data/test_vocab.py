@@ -1,5 +1,6 @@
-"""Vocabularies: ids, round trips, determinism, storage, and what is said of damaged files and impossible sizes."""
+"""Vocabularies: ids, round trips, determinism, storage, and errors of damaged files and invalid sizes."""
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -37,12 +38,13 @@ def test_round_trip_and_ids(kind):
   assert [vocabulary.id_to_token(id) for id in range(4)] == ['<pad>', '<s>', '</s>', '<unk>']
 
 
-def test_training_is_deterministic_and_storage_keeps_everything(kind, tmp_path):
+def test_training_is_deterministic_and_storage_is_lossless(kind, tmp_path):
   first, second = (vocab.train(SPECS[kind], iter(LINES)) for _ in range(2))
   assert vocab.load_stored(SPECS[kind], str(tmp_path), 'source') is None
-  path, again = Path(first.save(str(tmp_path), 'source')), Path(second.save(str(tmp_path / 'new'), 'source'))
-  assert (path.name, path.read_bytes()) == (again.name, again.read_bytes())
-  assert list((tmp_path / 'new').iterdir()) == [again]
+  path = Path(first.save(str(tmp_path), 'source'))
+  second_path = Path(second.save(str(tmp_path / 'new'), 'source'))
+  assert (path.name, path.read_bytes()) == (second_path.name, second_path.read_bytes())
+  assert list((tmp_path / 'new').iterdir()) == [second_path]
   third = vocab.load_stored(SPECS[kind], str(tmp_path), 'source')
   assert [third.id_to_token(id) for id in range(len(third))] == [first.id_to_token(id) for id in range(len(first))]
   assert kind == first.kind == third.kind
@@ -53,20 +55,20 @@ def test_training_is_deterministic_and_storage_keeps_everything(kind, tmp_path):
 def test_characters_round_trip_any_text(text, other):
   vocabulary = vocab.train('char', [text])
   assert vocabulary.decode(vocabulary.encode(text)) == text
-  seen = ''.join(c if c in text else '\ufffd' for c in other)
-  assert vocabulary.decode(vocabulary.encode(other)) == seen
+  expected = ''.join(c if c in text else '\ufffd' for c in other)
+  assert vocabulary.decode(vocabulary.encode(other)) == expected
   assert len(vocabulary.encode(other)) == len(other)
 
 
 @given(TEXT.filter(str.strip))
-def test_words_round_trip_up_to_spaces(text):
+def test_words_round_trip_up_to_white_space(text):
   vocabulary = vocab.train('word', [text])
   assert vocabulary.decode(vocabulary.encode(text)) == ' '.join(text.split())
 
 
 @given(TEXT)
-def test_subwords_give_one_id_per_token_of_any_text(text):
-  vocabulary = subwords()
+def test_subwords_have_one_id_per_token(text):
+  vocabulary = subword_vocabulary()
   assert len(vocabulary.encode(text)) == len(vocabulary.tokenize(text))
   assert PAD not in vocabulary.encode(text) and EOS not in vocabulary.encode(text)
 
@@ -75,13 +77,13 @@ SPACED = st.text(st.sampled_from('the catdog▁ \t\u3000\u0085Ω\n'), max_size=2
 
 
 @given(TEXT | SPACED)
-def test_parts_have_the_ids_of_the_line(text):
-  for vocabulary in (vocab.train('char', LINES), vocab.train('word', LINES), subwords()):
-    parts = list(vocabulary.iter_segments(iter(text)))
-    assert [id for part in parts for id in vocabulary.encode(part)] == vocabulary.encode(text)
+def test_segments_have_the_ids_of_the_line(text):
+  for vocabulary in (vocab.train('char', LINES), vocab.train('word', LINES), subword_vocabulary()):
+    segments = list(vocabulary.iter_segments(iter(text)))
+    assert [id for segment in segments for id in vocabulary.encode(segment)] == vocabulary.encode(text)
 
 
-def test_a_part_is_there_as_soon_as_it_is_whole(kind):
+def test_a_segment_is_yielded_as_soon_as_it_is_complete(kind):
   characters = iter('the cat')
   first = next(vocab.train(SPECS[kind], LINES).iter_segments(characters))
   assert (first, ''.join(characters)) == (('t', 'he cat') if kind == 'char' else ('the', 'cat'))
@@ -93,22 +95,26 @@ def test_a_part_is_there_as_soon_as_it_is_whole(kind):
     ('the  dog ', [0, 0, 0, -1, -1, 1, 1, 1, -1], [('▁the', 0), ('▁dog', 1)]),
     ('  schöne 漢字 Ω', [-1, -1, *[0] * 6, -1, 1, 1, -1, 2], [('▁schöne', 0), ('▁漢字', 1), ('▁', 2), ('Ω', 2)]),
     ('ع\u3000cat ', [0, -1, 1, 1, 1, -1], [('▁ع', 0), ('\u3000', 1), ('c', 1), ('at', 1)]),
-    ('▁the cat▁a', [0] * 4 + [-1] + [1] * 5, [('▁', 0), ('▁the', 0), ('▁cat', 1), ('▁a', 1)]),  # its own ▁ is no space
+    (
+      '▁the cat▁a',
+      [0] * 4 + [-1] + [1] * 5,
+      [('▁', 0), ('▁the', 0), ('▁cat', 1), ('▁a', 1)],
+    ),  # a ▁ of the text is not a space
     ('', [], []),
     (' ', [-1], []),
   ],
 )
-def test_words_by_hand(text, chars, pieces):
+def test_word_ids(text, chars, pieces):
   assert vocab.train('char', LINES).word_ids(text) == chars
-  assert list(zip(subwords().tokenize(text), subwords().word_ids(text), strict=True)) == pieces
+  assert list(zip(subword_vocabulary().tokenize(text), subword_vocabulary().word_ids(text), strict=True)) == pieces
   assert vocab.train('word', LINES).word_ids(text) == list(range(len(text.split())))
 
 
 @given(st.text(st.sampled_from('abcdogthe \N{WHITE SMILING FACE}漢é')))
-def test_tokens_of_a_word_spell_it(text):
-  words = subwords().word_ids(text)
-  assert len(words) == len(subwords().tokenize(text)) and words == sorted(words)
-  for vocabulary, space in ((subwords(), '▁'), (vocab.train('char', LINES), '')):
+def test_tokens_with_one_word_id_spell_the_word(text):
+  words = subword_vocabulary().word_ids(text)
+  assert len(words) == len(subword_vocabulary().tokenize(text)) and words == sorted(words)
+  for vocabulary, space in ((subword_vocabulary(), '▁'), (vocab.train('char', LINES), '')):
     spelled = [''] * len(text.split())
     for token, word in zip(vocabulary.tokenize(text), vocabulary.word_ids(text), strict=True):
       if word >= 0:
@@ -117,28 +123,27 @@ def test_tokens_of_a_word_spell_it(text):
 
 
 @given(TEXT)
-def test_any_token_is_of_a_word_that_there_is(text):
-  for vocabulary in (subwords(), vocab.train('char', LINES), vocab.train('word', LINES)):
+def test_word_ids_are_in_range(text):
+  for vocabulary in (subword_vocabulary(), vocab.train('char', LINES), vocab.train('word', LINES)):
     words = vocabulary.word_ids(text)
     assert len(words) == len(vocabulary.encode(text))
     assert all(-1 <= word < len(text.split()) for word in words)
 
 
-def subwords(cache=[]):  # noqa: B006 one model for all examples
-  if not cache:
-    cache.append(vocab.train(SPECS['subword'], LINES))
-  return cache[0]
+@functools.cache
+def subword_vocabulary():
+  return vocab.train(SPECS['subword'], LINES)
 
 
 @given(st.lists(st.text('abc ', min_size=1), min_size=1))
-def test_order_is_by_count_then_code_point(lines):
+def test_tokens_are_sorted_by_count_then_code_point(lines):
   vocabulary = vocab.train('char', lines)
   text = ''.join(lines)
   pieces = [vocabulary.id_to_token(id) for id in range(4, len(vocabulary))]
   assert pieces == sorted(set(text), key=lambda c: (-text.count(c), c))
 
 
-def test_text_never_becomes_a_special_token(kind):
+def test_text_is_never_encoded_as_a_special_token(kind):
   vocabulary = vocab.train(SPECS[kind], LINES)
   assert not {PAD, BOS, EOS} & set(vocabulary.encode('<pad> <s> </s>'))
 
@@ -150,16 +155,19 @@ def test_rare_words_are_unknown():
 
 
 @pytest.mark.parametrize('kind', ['subword', 'unigram'])
-def test_rare_characters_and_most_lines_can_be_left_out(kind):
+def test_coverage_and_max_lines(kind):
   words = ['the cat sat on the mat', 'a cat and a dog', 'the dog sat']
-  whole, common = (vocab.train(f'{kind}(size=19{more})', [*words * 9, 'Ω']) for more in ('', ', coverage=0.99'))
-  assert UNK not in whole.encode('Ω') and UNK in common.encode('Ω') and UNK not in common.encode('cat')
-  few = vocab.train(f'{kind}(size=19, max_lines=9)', [line for word in words * 3 for line in (word, 'x', 'y', 'z')])
-  assert UNK in few.encode('x') and UNK not in few.encode('cat')
+  lines = [*words * 9, 'Ω']
+  complete = vocab.train(f'{kind}(size=19)', lines)
+  common = vocab.train(f'{kind}(size=19, coverage=0.99)', lines)
+  assert UNK not in complete.encode('Ω') and UNK in common.encode('Ω') and UNK not in common.encode('cat')
+  lines = [line for word in words * 3 for line in (word, 'x', 'y', 'z')]
+  every_fourth = vocab.train(f'{kind}(size=19, max_lines=9)', lines)
+  assert UNK in every_fourth.encode('x') and UNK not in every_fourth.encode('cat')
   assert vocab.sampling_option(f'{kind}(size=9)') == ''
 
 
-def test_what_cuts_lines_anew():
+def test_sampling_option():
   assert vocab.sampling_option('subword(size=9, dropout=0.1)') == 'dropout'
   assert vocab.sampling_option('unigram(sampling=0.2)') == 'sampling'
   assert vocab.sampling_option('word(min_count=2)') == vocab.sampling_option('char') == ''
@@ -168,21 +176,24 @@ def test_what_cuts_lines_anew():
 @pytest.mark.parametrize(
   ('spec', 'message'),
   [
-    ('subword(size=9, coverage=0.0)', 'vocabulary option coverage is a number above 0, 1 at most, got 0.0'),
-    ('unigram(size=9, max_lines=-1)', 'vocabulary option max_lines is a whole number of 0 or more, got -1'),
-    ('words', "unknown vocabulary 'words' (did you mean 'word'?); possible: char, subword, unigram, word"),
+    (
+      'subword(size=9, coverage=0.0)',
+      "vocabulary 'subword': option coverage must be greater than 0 and at most 1, got 0.0",
+    ),
+    ('unigram(size=9, max_lines=-1)', "vocabulary 'unigram': option max_lines must be at least 0, got -1"),
+    ('words', "unknown vocabulary 'words' (did you mean 'word'?); expected one of: char, subword, unigram, word"),
     (
       'word(mincount=2)',
-      "unknown option of vocabulary 'word': 'mincount' (did you mean 'min_count'?); possible: min_count",
+      "unknown option of vocabulary 'word': 'mincount' (did you mean 'min_count'?); expected one of: min_count",
     ),
     ('char(size=2)', "vocabulary 'char' has no options, got 'size'"),
-    ('word(', "cannot read 'word('; write 'name' or 'name(option=literal, ...)'"),
-    ('word(min_count=0)', 'vocabulary option min_count is a whole number of at least 1, got 0'),
-    ("subword(size='8k')", "vocabulary 'subword': option size is of type int, got '8k'"),
+    ('word(', "cannot parse 'word('; expected 'name' or 'name(option=literal, ...)'"),
+    ('word(min_count=0)', "vocabulary 'word': option min_count must be at least 1, got 0"),
+    ("subword(size='8k')", "vocabulary 'subword': option size must be a whole number, got '8k'"),
     ('word(min_count=9)', 'vocabulary word(min_count=9): no word of the training split occurs that often'),
   ],
 )
-def test_bad_specs(spec, message):
+def test_invalid_specs_are_reported(spec, message):
   with pytest.raises(UserError) as caught:
     vocab.train(spec, ['a few words'])
   assert str(caught.value) == message
@@ -191,7 +202,7 @@ def test_bad_specs(spec, message):
 @pytest.mark.parametrize(
   ('size', 'reason'), [(8000, 'Vocabulary size too high'), (7, 'Vocabulary size is smaller than required_chars')]
 )
-def test_subword_sizes_that_do_not_fit(size, reason, capfd):
+def test_subword_sizes_that_do_not_fit_are_reported(size, reason, capfd):
   with pytest.raises(UserError) as caught:
     vocab.train(f'subword(size={size})', LINES)
   assert str(caught.value).startswith(f'vocabulary subword(size={size}) does not fit the training split: {reason}')
@@ -201,7 +212,7 @@ def test_subword_sizes_that_do_not_fit(size, reason, capfd):
 @pytest.mark.parametrize(
   'damage', [lambda data: b'', lambda data: data[: len(data) // 2], lambda data: b'\xff\xfe garbage']
 )
-def test_damaged_files(kind, damage, tmp_path, capfd):
+def test_damaged_files_are_reported(kind, damage, tmp_path, capfd):
   path = Path(vocab.train(SPECS[kind], LINES).save(str(tmp_path), 'target'))
   path.write_bytes(damage(path.read_bytes()))
   with pytest.raises(UserError) as caught:
@@ -213,13 +224,13 @@ def test_damaged_files(kind, damage, tmp_path, capfd):
 @pytest.mark.parametrize(
   'content', ['[]', '{}', '{"kind": "word", "tokens": "ab"}', '{"kind": "word", "tokens": ["a", "a"]}']
 )
-def test_json_of_something_else(content, tmp_path):
+def test_other_json_is_reported(content, tmp_path):
   (tmp_path / 'vocabulary.source.json').write_text(content)
   with pytest.raises(UserError, match="not a stored vocabulary of kind 'word', or damaged"):
     vocab.load_stored('word', str(tmp_path), 'source')
 
 
-def test_a_vocabulary_of_another_kind_is_refused(tmp_path):
+def test_a_vocabulary_of_another_kind_is_reported(tmp_path):
   vocab.train('char', LINES).save(str(tmp_path), 'source')
   with pytest.raises(UserError, match=r"kind 'word', or damaged \(it is of kind 'char'\)$"):
     vocab.load_stored('word', str(tmp_path), 'source')

@@ -1,4 +1,4 @@
-"""Sampling: what is left to draw from, how often it is drawn, and that a source is drawn by its number alone."""
+"""Sampling: the filters, the frequencies of tokens, and samples that depend on the number of a source alone."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ LOGITS = jnp.log(jnp.asarray([0.4, 0.05, 0.3, 0.15, 0.1]))
 
 
 @pytest.mark.parametrize(
-  ('options', 'kept'),
+  ('options', 'expected'),
   [
     ({}, [0, 1, 2, 3, 4]),
     ({'top_k': 2}, [0, 2]),
@@ -32,73 +32,82 @@ LOGITS = jnp.log(jnp.asarray([0.4, 0.05, 0.3, 0.15, 0.1]))
     ({'temperature': 9.0, 'min_p': 0.3}, [0, 1, 2, 3, 4]),
   ],
 )
-def test_what_is_left(options, kept):
-  left = Sampling(**options).filter_logits(LOGITS)
-  assert np.flatnonzero(left > -np.inf).tolist() == kept
-  np.testing.assert_allclose(left[jnp.asarray(kept)], LOGITS[jnp.asarray(kept)] / options.get('temperature', 1.0))
+def test_filters_keep_the_expected_tokens(options, expected):
+  filtered = Sampling(**options).filter_logits(LOGITS)
+  assert np.flatnonzero(filtered > -np.inf).tolist() == expected
+  ids = jnp.asarray(expected)
+  np.testing.assert_allclose(filtered[ids], LOGITS[ids] / options.get('temperature', 1.0))
 
 
-def draws(model, params, given, sampling, seed=0, numbers=None):
-  source, mask, _ = given
-  rows = jnp.arange(B) if numbers is None else jnp.asarray(numbers)
+def draw_samples(model, params, model_inputs, sampling, seed=0, numbers=None):
+  source, mask, _ = model_inputs
+  numbers = jnp.arange(B) if numbers is None else jnp.asarray(numbers)
   run = compile_search(model, sampling, 4, DEFAULT_RANKING)
-  return jax.device_get(run(params['params'], source, mask, (jnp.full((B,), seed), rows)))
+  return jax.device_get(run(params['params'], source, mask, (jnp.full((B,), seed), numbers)))
 
 
-def test_tokens_come_as_often_as_they_are_likely():
-  model, given = build_tiny('bahdanau'), inputs()
-  params = variables(model, *given, scale=2.0)
-  found = draws(model, params, given, Sampling(samples=3000, temperature=0.7))
-  first = model.apply(params, *given).logits[:, 0]  # after BOS
-  first = first.at[:, :EOS].set(-jnp.inf)  # neither PAD nor BOS may come
-  expected = jax.nn.softmax(first / 0.7)
+def test_tokens_are_as_frequent_as_they_are_likely():
+  model = build_tiny('bahdanau')
+  model_inputs = inputs()
+  params = variables(model, *model_inputs, scale=2.0)
+  hypotheses = draw_samples(model, params, model_inputs, Sampling(samples=3000, temperature=0.7))
+  logits = model.apply(params, *model_inputs).logits[:, 0]  # after BOS
+  logits = logits.at[:, :EOS].set(-jnp.inf)  # PAD and BOS are never emitted
+  expected = jax.nn.softmax(logits / 0.7)
   for b in range(B):
-    often = np.bincount(found.tokens[b, :, 0], minlength=TARGET_WORDS) / 3000
-    np.testing.assert_allclose(often, expected[b], atol=0.03)
+    frequencies = np.bincount(hypotheses.tokens[b, :, 0], minlength=TARGET_WORDS) / 3000
+    np.testing.assert_allclose(frequencies, expected[b], atol=0.03)
 
 
 @pytest.mark.parametrize('build', [build_tiny, build_transformer])
-def test_log_probabilities_are_the_models_own(build):
-  model, given = build(), inputs()
-  params = variables(model, *given)
-  found = draws(model, params, given, Sampling(samples=2, temperature=3.0))
+def test_log_probs_are_those_of_the_model_at_temperature_1(build):
+  model = build()
+  source, mask, target = inputs()
+  params = variables(model, source, mask, target)
+  hypotheses = draw_samples(model, params, (source, mask, target), Sampling(samples=2, temperature=3.0))
   for k in range(2):
-    log_probs = jax.nn.log_softmax(model.apply(params, given[0], given[1], jnp.asarray(found.tokens[:, k])).logits)
-    chosen = jnp.take_along_axis(log_probs, jnp.asarray(found.tokens[:, k, :, None]), -1)[..., 0]
-    total = jnp.where(found.tokens[:, k] != PAD, chosen, 0.0).sum(-1)
-    np.testing.assert_allclose(found.log_probs[:, k], total, rtol=1e-4, atol=1e-5)
-  ends = np.take_along_axis(found.tokens, found.lengths[..., None] - 1, -1)
-  assert np.all(ends == EOS) and found.weights.shape == (B, 2, 4, S)
+    tokens = jnp.asarray(hypotheses.tokens[:, k])
+    log_probs = jax.nn.log_softmax(model.apply(params, source, mask, tokens).logits)
+    chosen = jnp.take_along_axis(log_probs, tokens[..., None], -1)[..., 0]
+    expected = jnp.where(tokens != PAD, chosen, 0.0).sum(-1)
+    np.testing.assert_allclose(hypotheses.log_probs[:, k], expected, rtol=1e-4, atol=1e-5)
+  last_tokens = np.take_along_axis(hypotheses.tokens, hypotheses.lengths[..., None] - 1, -1)
+  assert np.all(last_tokens == EOS)
+  assert hypotheses.weights.shape == (B, 2, 4, S)
 
 
-def test_the_likeliest_alone_is_greedy_search():
-  model, given = build_tiny('luong'), inputs()
-  params = variables(model, *given, scale=2.0)
-  greedy = compile_beam_search(model, 1, 4)(params['params'], *given[:2])
-  np.testing.assert_array_equal(draws(model, params, given, Sampling(top_k=1)).tokens, greedy.tokens)
+def test_top_k_of_1_equals_greedy_search():
+  model = build_tiny('luong')
+  model_inputs = inputs()
+  params = variables(model, *model_inputs, scale=2.0)
+  greedy = compile_beam_search(model, 1, 4)(params['params'], *model_inputs[:2])
+  np.testing.assert_array_equal(draw_samples(model, params, model_inputs, Sampling(top_k=1)).tokens, greedy.tokens)
 
 
-def test_a_source_is_drawn_by_seed_and_number_whatever_stands_beside_it():
-  model, (source, mask, target) = build_tiny('bahdanau'), inputs()
-  params, sampling = variables(model, source, mask, target), Sampling(samples=4)
-  found = draws(model, params, (source, mask, target), sampling)
+def test_samples_depend_on_the_seed_and_on_the_number_of_the_source_alone():
+  model = build_tiny('bahdanau')
+  source, mask, target = inputs()
+  params = variables(model, source, mask, target)
+  sampling = Sampling(samples=4)
+  original = draw_samples(model, params, (source, mask, target), sampling)
   order = jnp.asarray([2, 0, 1])
-  moved = draws(model, params, (source[order], mask[order], target), sampling, numbers=order)
-  assert_same(moved.tokens, found.tokens[np.asarray(order)])
-  assert np.any(draws(model, params, (source, mask, target), sampling, seed=1).tokens != found.tokens)
+  permuted = draw_samples(model, params, (source[order], mask[order], target), sampling, numbers=order)
+  assert_same(permuted.tokens, original.tokens[np.asarray(order)])
+  other_seed = draw_samples(model, params, (source, mask, target), sampling, seed=1)
+  assert np.any(other_seed.tokens != original.tokens)
 
 
 @pytest.mark.parametrize(
   ('options', 'message'),
   [
-    ({'samples': 0}, 'samples=0; possible: 1 or more'),
-    ({'temperature': 0.0}, 'temperature=0.0; possible: 0.001 or more, and finite'),
-    ({'seed': 2**31}, 'seed=2147483648; possible: from 0 to 2147483647'),
-    ({'top_k': -1}, 'top_k=-1; possible: 0 or more'),
-    ({'top_p': 0.0}, 'top_p=0.0; possible: greater than 0, up to 1'),
-    ({'min_p': 1.5}, 'min_p=1.5; possible: from 0 to 1'),
+    ({'samples': 0}, 'sampling.samples must be at least 1, got 0'),
+    ({'temperature': 0.0}, 'sampling.temperature must be at least 0.001, got 0.0'),
+    ({'seed': 2**31}, 'sampling.seed must be at least 0 and at most 2147483647, got 2147483648'),
+    ({'top_k': -1}, 'sampling.top_k must be at least 0, got -1'),
+    ({'top_p': 0.0}, 'sampling.top_p must be greater than 0 and at most 1, got 0.0'),
+    ({'min_p': 1.5}, 'sampling.min_p must be at least 0 and at most 1, got 1.5'),
   ],
 )
-def test_mistakes_are_named(options, message):
+def test_options_out_of_range_raise(options, message):
   with pytest.raises(UserError, match=message):
     Sampling(**options)

@@ -1,4 +1,4 @@
-"""Greedy and beam search, against every possible output, against a search in NumPy, and against themselves."""
+"""Greedy and beam search against all outputs, against a search in NumPy, and against each other."""
 
 import functools
 import itertools
@@ -17,19 +17,21 @@ from tests.decoding.helpers import (
   WORDS,
   B,
   D,
-  Hypothesis,
+  ReferenceHypothesis,
   S,
   ToySearchModel,
   assert_hypotheses,
   beam,
   greedy,
   make_toy_model,
+  reference_score,
   reference_search,
-  score,
   select_sources,
 )
 from tests.models.helpers import build_tiny, inputs
 from tests.modules.helpers import assert_close, assert_same, variables
+
+WORD, OTHER_WORD = 3, 4  # ids of tables of probabilities below
 
 
 @pytest.mark.parametrize(
@@ -46,208 +48,244 @@ from tests.modules.helpers import assert_close, assert_same, variables
     (13, 4, Ranking(beta=0.5, gamma=0.3)),
   ],
 )
-def test_beam_is_the_search_in_numpy(beams, max_length, ranking):
+def test_beam_equals_the_search_in_numpy(beams, max_length, ranking):
   model = make_toy_model()
-  found = jax.device_get(beam(model, beams=beams, max_length=max_length, ranking=ranking))
-  assert found.tokens.shape == (B, beams, max_length) and found.weights.shape == (B, beams, max_length, S)
+  hypotheses = jax.device_get(beam(model, beams=beams, max_length=max_length, ranking=ranking))
+  assert hypotheses.tokens.shape == (B, beams, max_length)
+  assert hypotheses.weights.shape == (B, beams, max_length, S)
   for b in range(B):
-    assert_hypotheses(found, b, reference_search(model, b, beams, max_length, ranking), ranking, model.mask[b])
+    expected = reference_search(model, b, beams, max_length, ranking)
+    assert_hypotheses(hypotheses, b, expected, ranking, model.mask[b])
 
 
 @pytest.mark.parametrize(('beams', 'groups', 'diversity'), [(4, 2, 1.0), (6, 3, 0.4), (3, 3, 0.0)])
-def test_diverse_beams_are_the_search_in_numpy(beams, groups, diversity):
-  model, given = make_toy_model(), {'groups': groups, 'diversity': diversity}
-  found = jax.device_get(beam(model, beams=beams, max_length=5, **given))
+def test_diverse_beam_equals_the_search_in_numpy(beams, groups, diversity):
+  model = make_toy_model()
+  options = {'groups': groups, 'diversity': diversity}
+  hypotheses = jax.device_get(beam(model, beams=beams, max_length=5, **options))
   for b in range(B):
-    expected = reference_search(model, b, beams, 5, DEFAULT_RANKING, **given)
-    assert_hypotheses(found, b, expected, DEFAULT_RANKING, model.mask[b])
+    expected = reference_search(model, b, beams, 5, DEFAULT_RANKING, **options)
+    assert_hypotheses(hypotheses, b, expected, DEFAULT_RANKING, model.mask[b])
 
 
-def test_diversity_is_worth_something():
-  model = make_toy_model(ends=(-2.0, 0.0, 1.0))
-  different = lambda **given: len(
-    {tuple(path) for path in np.asarray(beam(model, beams=4, max_length=6, **given).tokens[0, :, :2]).tolist()}
-  )
-  assert different(groups=4, diversity=5.0) == 4
-  assert different(groups=4, diversity=0.0) == 1  # four times the same greedy search
+@pytest.mark.parametrize(('diversity', 'expected'), [(5.0, 4), (0.0, 1)])
+def test_diversity_separates_the_groups(diversity, expected):
+  """Without diversity, four groups of one beam are four times the same greedy search."""
+  model = make_toy_model(eos_bias=(-2.0, 0.0, 1.0))
+  hypotheses = beam(model, beams=4, max_length=6, groups=4, diversity=diversity)
+  beginnings = {tuple(tokens) for tokens in np.asarray(hypotheses.tokens[0, :, :2]).tolist()}
+  assert len(beginnings) == expected
 
 
-@pytest.mark.parametrize('given', [{'groups': 0}, {'groups': 2}, {'groups': 3, 'diversity': -1.0}])
-def test_groups_that_mean_nothing(given):
-  with pytest.raises(UserError, match=r'possible: groups that divide beams=3, diversity of 0 or more'):
-    beam(make_toy_model(), beams=3, max_length=2, **given)
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'beams': 0}, 'search: beams must be at least 1, got 0'),
+    ({'max_length': 0}, 'search: max_length must be at least 1, got 0'),
+    ({'groups': 0}, 'search: groups must be at least 1 and divide beams=3, got groups=0'),
+    ({'groups': 2}, 'search: groups must be at least 1 and divide beams=3, got groups=2'),
+    ({'groups': 3, 'diversity': -1.0}, 'search: diversity must be at least 0, got -1.0'),
+  ],
+)
+def test_options_out_of_range_raise(options, message):
+  model = make_toy_model()
+  with pytest.raises(UserError, match=message):
+    search.beam(model.step, model.first_carry(), None, **{'beams': 3, 'max_length': 2} | options)
 
 
 @pytest.mark.parametrize(
   'ranking', [Ranking(alpha=0.0), DEFAULT_RANKING, Ranking(beta=1.0), Ranking(gamma=0.1), Ranking(gamma=9.0)]
 )
-def test_stopping_early_changes_nothing(ranking):
-  model = make_toy_model(ends=(8.0, 1.0, 3.0))
-  found = jax.device_get(beam(model, beams=3, max_length=23, ranking=ranking))
+def test_early_stopping_does_not_change_the_result(ranking):
+  model = make_toy_model(eos_bias=(8.0, 1.0, 3.0))
+  hypotheses = jax.device_get(beam(model, beams=3, max_length=23, ranking=ranking))
   for b in range(3):
-    assert_hypotheses(found, b, reference_search(model, b, 3, 23, ranking), ranking, model.mask[b])
+    assert_hypotheses(hypotheses, b, reference_search(model, b, 3, 23, ranking), ranking, model.mask[b])
 
 
-def test_the_loop_stops_early_and_waits_for_no_filler_rows():
-  for find in (functools.partial(search.beam, beams=2), search.greedy):
-    steps = []
+@pytest.mark.parametrize('run_search', [functools.partial(search.beam, beams=2), search.greedy])
+def test_the_loop_stops_early_and_ignores_filler_rows(run_search):
+  steps = []
 
-    def run(model, find=find, steps=steps):
-      def counted(carry, token, memory):
-        jax.debug.callback(lambda _: steps.append(1), token)
-        return model.step(carry, token, memory)
+  def run(model):
+    def counted_step(carry, token, memory):
+      jax.debug.callback(lambda _: steps.append(1), token)
+      return model.step(carry, token, memory)
 
-      return find(counted, model.first(), (model.memory, model.ends), max_length=41, source_mask=model.mask)
+    memory = (model.memory, model.eos_bias)
+    return run_search(counted_step, model.first_carry(), memory, max_length=41, source_mask=model.mask)
 
-    jax.block_until_ready(jax.jit(run)(make_toy_model(ends=(9.0, 8.0, -99.0), lengths=(3, 2, 0))))
-    jax.effects_barrier()
-    assert 0 < len(steps) < 41
+  jax.block_until_ready(jax.jit(run)(make_toy_model(eos_bias=(9.0, 8.0, -99.0), lengths=(3, 2, 0))))
+  jax.effects_barrier()
+  assert 0 < len(steps) < 41
 
 
-def test_what_pays_off_late_is_waited_for():
-  """Ending at once is the more probable; a long way is better by its length, but only at its very end."""
-  size, word, other = 12, 3, 4
+def test_the_loop_continues_while_a_longer_hypothesis_can_still_win():
+  """Ending at once is more probable; a long hypothesis has a better score by its length, but only at its very end."""
+  size = 12
   probabilities = np.full((size, 6), 1e-12)
-  probabilities[0, [EOS, word, other, 5]] = np.exp(-1.0), np.exp(-1.3), 0.2, 0.15
-  probabilities[1:-1, word] = probabilities[-1, EOS] = 1.0
+  probabilities[0, [EOS, WORD, OTHER_WORD, 5]] = np.exp(-1.0), np.exp(-1.3), 0.2, 0.15
+  probabilities[1:-1, WORD] = 1.0
+  probabilities[-1, EOS] = 1.0
   table = jnp.log(jnp.asarray(probabilities, jnp.float32))
 
   def step(carry, token, memory):
     return carry + 1, (table[carry], jnp.zeros((*carry.shape, S)))
 
-  find = jax.jit(lambda: search.beam(step, jnp.zeros((1,), jnp.int32), (), beams=1, max_length=size))
-  found = find()
-  assert found.tokens[0, 0].tolist() == [word] * (size - 1) + [EOS]
-  np.testing.assert_allclose(found.scores, [[-1.3 / ((5 + size) / 6) ** 0.6]], rtol=0.02)
+  @jax.jit
+  def run():
+    return search.beam(step, jnp.zeros((1,), jnp.int32), (), beams=1, max_length=size)
+
+  hypotheses = run()
+  assert hypotheses.tokens[0, 0].tolist() == [WORD] * (size - 1) + [EOS]
+  np.testing.assert_allclose(hypotheses.scores, [[-1.3 / ((5 + size) / 6) ** 0.6]], rtol=0.02)
 
 
-def test_coverage_stays_with_its_hypothesis():
-  """The second beam overtakes the first, and what they have looked at goes with them."""
-  word, other = 3, 4
-  probabilities, weights = np.full((3, 5, 5), 1e-12), np.zeros((3, 5, 2), np.float32)
-  probabilities[0, BOS, [word, other]] = 0.6, 0.4
-  probabilities[1, word, [word, other]], probabilities[1, other, word] = 0.5, 1.0
+def test_coverage_is_reordered_with_its_beam():
+  """The second beam overtakes the first one, and their coverages are exchanged with them."""
+  probabilities = np.full((3, 5, 5), 1e-12)
+  probabilities[0, BOS, [WORD, OTHER_WORD]] = 0.6, 0.4
+  probabilities[1, WORD, [WORD, OTHER_WORD]] = 0.5
+  probabilities[1, OTHER_WORD, WORD] = 1.0
   probabilities[2, :, EOS] = 1.0
-  weights[1, word], weights[1, other], weights[2] = (0.5, 0.75), (0.5, 0.0), (0.75, 0.0)
   table = jnp.log(jnp.asarray(probabilities, jnp.float32))
+  weights = np.zeros((3, 5, 2), np.float32)
+  weights[1, WORD] = (0.5, 0.75)
+  weights[1, OTHER_WORD] = (0.5, 0.0)
+  weights[2] = (0.75, 0.0)
 
   def step(carry, token, memory):
     return carry + 1, (table[carry, token], jnp.asarray(weights)[carry, token])
 
   @functools.partial(jax.jit, static_argnames='beta')
-  def find(level, beta):
+  def run(level, beta):
     return search.beam(step, level, (), beams=2, max_length=3, ranking=Ranking(alpha=0.0, beta=beta))
 
-  assert find(jnp.zeros((1,), jnp.int32), 0.0).tokens[0].tolist() == [[other, word, EOS], [word, word, EOS]]
-  found = find(jnp.zeros((1,), jnp.int32), 0.5)
-  assert found.tokens[0].tolist() == [[word, word, EOS], [other, word, EOS]]
-  # The first position has got more than it needs; the second 0.75, or nothing at all.
-  np.testing.assert_allclose(found.scores[0], np.log([0.3, 0.4]) + 0.5 * np.log([0.75, MIN_COVERAGE]), rtol=1e-5)
-  np.testing.assert_allclose(found.log_probs[0], np.log([0.3, 0.4]), rtol=1e-5)
+  without_penalty = run(jnp.zeros((1,), jnp.int32), 0.0)
+  assert without_penalty.tokens[0].tolist() == [[OTHER_WORD, WORD, EOS], [WORD, WORD, EOS]]
+  hypotheses = run(jnp.zeros((1,), jnp.int32), 0.5)
+  assert hypotheses.tokens[0].tolist() == [[WORD, WORD, EOS], [OTHER_WORD, WORD, EOS]]
+  # The coverage of the first position is more than 1; that of the second one is 0.75 or 0.
+  expected = np.log([0.3, 0.4]) + 0.5 * np.log([0.75, MIN_COVERAGE])
+  np.testing.assert_allclose(hypotheses.scores[0], expected, rtol=1e-5)
+  np.testing.assert_allclose(hypotheses.log_probs[0], np.log([0.3, 0.4]), rtol=1e-5)
 
 
-def test_who_attends_to_nothing_is_ranked_all_the_same():
+def test_models_without_attention_can_be_ranked_by_coverage():
   @functools.partial(jax.jit, static_argnames='ranking')
-  def find(model, ranking):
+  def run(model, ranking):
     def step(carry, token, memory):
       carry, (logits, weights) = model.step(carry, token, memory)
       return carry, (logits, jnp.zeros_like(weights))
 
-    given = {'ranking': ranking, 'source_mask': model.mask}
-    return search.beam(step, model.first(), (model.memory, model.ends), beams=3, max_length=4, **given)
+    options = {'ranking': ranking, 'source_mask': model.mask}
+    return search.beam(step, model.first_carry(), (model.memory, model.eos_bias), beams=3, max_length=4, **options)
 
-  plain, ranked = find(make_toy_model(), DEFAULT_RANKING), find(make_toy_model(), Ranking(beta=2.0))
+  plain = run(make_toy_model(), DEFAULT_RANKING)
+  ranked = run(make_toy_model(), Ranking(beta=2.0))
   assert_same(ranked.tokens, plain.tokens)
-  lost = 2.0 * math.log(MIN_COVERAGE) * make_toy_model().mask.sum(-1, keepdims=True)
-  np.testing.assert_allclose(ranked.scores, plain.scores + lost, rtol=1e-5)
-
-
-def test_an_end_that_comes_early_is_dearer():
-  """The short output is the more probable one, until its EOS counts twice and that of the long one once."""
-  probabilities = np.full((2, 4), 1e-12)
-  probabilities[0, [EOS, 3]], probabilities[1, EOS] = (0.6, 0.4), 1.0
-  table = jnp.log(jnp.asarray(probabilities, jnp.float32))
-
-  @functools.partial(jax.jit, static_argnames='gamma')
-  def find(level, gamma):
-    step = lambda carry, token, memory: (carry + 1, (table[carry], jnp.zeros((*carry.shape, 2))))
-    return search.beam(step, level, (), beams=2, max_length=2, ranking=Ranking(alpha=0.0, gamma=gamma))
-
-  for gamma, lengths, scores in ((0.0, [1, 2], (0.6, 0.4)), (0.5, [1, 2], (0.6, 0.4)), (1.0, [2, 1], (0.4, 0.36))):
-    found = find(jnp.zeros((1,), jnp.int32), gamma)
-    assert found.lengths[0].tolist() == lengths
-    np.testing.assert_allclose(found.scores[0], np.log(scores), rtol=1e-5)
-
-
-# A vocabulary of so few words that all outputs can be written down; beams in plenty are simply not found.
-@pytest.mark.parametrize(('words', 'max_length', 'possible'), [(4, 20, 20), (5, 4, 15), (6, 3, 13)])
-def test_what_is_not_there_is_not_found(words, max_length, possible):
-  model = make_toy_model(words)
-  ranking = Ranking(beta=0.2, gamma=0.7)
-  found = jax.device_get(beam(model, beams=possible + 3, max_length=max_length, ranking=ranking))
-  for b in range(B):
-    expected = reference_search(model, b, possible + 3, max_length, ranking)
-    assert len(expected) == possible
-    assert_hypotheses(found, b, expected, ranking, model.mask[b])
-
-
-def test_hypotheses_are_sorted_distinct_and_end():
-  for beams in (2, 7):
-    found = jax.device_get(beam(make_toy_model(), beams=beams, max_length=5))
-    assert np.all(np.diff(found.scores, axis=1) <= 0)
-    for b in range(B):
-      assert len({tuple(tokens) for tokens in found.tokens[b].tolist()}) == beams
-      for tokens, length in zip(found.tokens[b], found.lengths[b], strict=True):
-        assert tokens[length - 1] == EOS and not np.isin(tokens[: length - 1], (PAD, BOS, EOS)).any()
-
-
-def test_a_source_does_not_feel_its_neighbours():
-  model = make_toy_model()
-  options = {'beams': 3, 'max_length': 6, 'ranking': Ranking(beta=0.2, gamma=0.7)}
-  found, order = beam(model, **options), np.array([3, 0, 4, 2, 1])
-  moved = select_sources(model, order)
-  assert_same(beam(moved, **options), jax.tree.map(lambda x: x[order], found))
-  fast = greedy(model, max_length=6)
-  assert_same(greedy(moved, max_length=6), jax.tree.map(lambda x: x[order], fast))
-  # A neighbour that goes on for long does not keep the others from being what they are alone.
-  for b in (3, 4):
-    alone = select_sources(model, slice(b, b + 1))
-    assert_close(beam(alone, **options), jax.tree.map(lambda x, b=b: x[b : b + 1], found))
-    assert_close(greedy(alone, max_length=6), jax.tree.map(lambda x, b=b: x[b : b + 1], fast))
-
-
-@pytest.mark.parametrize(('max_length', 'ranking'), [(1, DEFAULT_RANKING), (6, Ranking(beta=0.2, gamma=0.7))])
-def test_greedy_is_the_most_probable_token_at_every_step(max_length, ranking):
-  model = make_toy_model()
-  found = jax.device_get(greedy(model, max_length=max_length, ranking=ranking))
-  assert found.tokens.shape == (B, 1, max_length)
-  for b in range(B):
-    path = Hypothesis(0.0, (), (), 0.0, np.zeros((1, D)))
-    while EOS not in path.tokens:
-      carry, log_probs, weights = model.reference_step(path.carry, path.tokens[-1] if path.tokens else BOS, b)
-      allowed = [EOS] if len(path.tokens) == max_length - 1 else [*range(EOS, WORDS)]
-      token = max(allowed, key=lambda token, log_probs=log_probs: log_probs[token])
-      grown = (*path.tokens, token), (*path.weights, weights)
-      path = Hypothesis(path.log_prob + log_probs[token], *grown, log_probs[token], carry)
-    assert_hypotheses(found, b, [path], ranking, model.mask[b])
+  penalty = 2.0 * math.log(MIN_COVERAGE) * make_toy_model().mask.sum(-1, keepdims=True)
+  np.testing.assert_allclose(ranked.scores, plain.scores + penalty, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-  'one', [functools.partial(beam, beams=2, max_length=3, ranking=Ranking(0.5)), functools.partial(greedy, max_length=3)]
+  ('gamma', 'lengths', 'scores'),
+  [(0.0, [1, 2], (0.6, 0.4)), (0.5, [1, 2], (0.6, 0.4)), (1.0, [2, 1], (0.4, 0.36))],
 )
-def test_equal_shapes_are_compiled_once(one):
-  traced = []
+def test_eos_normalisation_penalises_early_ends(gamma, lengths, scores):
+  """The short output is more probable, until its EOS counts twice and that of the long one once."""
+  probabilities = np.full((2, 4), 1e-12)
+  probabilities[0, [EOS, WORD]] = 0.6, 0.4
+  probabilities[1, EOS] = 1.0
+  table = jnp.log(jnp.asarray(probabilities, jnp.float32))
 
-  class Counted(ToySearchModel):
+  def step(carry, token, memory):
+    return carry + 1, (table[carry], jnp.zeros((*carry.shape, 2)))
+
+  @jax.jit
+  def run(level):
+    return search.beam(step, level, (), beams=2, max_length=2, ranking=Ranking(alpha=0.0, gamma=gamma))
+
+  hypotheses = run(jnp.zeros((1,), jnp.int32))
+  assert hypotheses.lengths[0].tolist() == lengths
+  np.testing.assert_allclose(hypotheses.scores[0], np.log(scores), rtol=1e-5)
+
+
+@pytest.mark.parametrize(('words', 'max_length', 'outputs'), [(4, 20, 20), (5, 4, 15), (6, 3, 13)])
+def test_beams_beyond_the_number_of_outputs_stay_empty(words, max_length, outputs):
+  model = make_toy_model(words)
+  ranking = Ranking(beta=0.2, gamma=0.7)
+  hypotheses = jax.device_get(beam(model, beams=outputs + 3, max_length=max_length, ranking=ranking))
+  for b in range(B):
+    expected = reference_search(model, b, outputs + 3, max_length, ranking)
+    assert len(expected) == outputs
+    assert_hypotheses(hypotheses, b, expected, ranking, model.mask[b])
+
+
+@pytest.mark.parametrize('beams', [2, 7])
+def test_hypotheses_are_sorted_and_distinct_and_end_with_eos(beams):
+  hypotheses = jax.device_get(beam(make_toy_model(), beams=beams, max_length=5))
+  assert np.all(np.diff(hypotheses.scores, axis=1) <= 0)
+  for b in range(B):
+    assert len({tuple(tokens) for tokens in hypotheses.tokens[b].tolist()}) == beams
+    for tokens, length in zip(hypotheses.tokens[b], hypotheses.lengths[b], strict=True):
+      assert tokens[length - 1] == EOS
+      assert not np.isin(tokens[: length - 1], (PAD, BOS, EOS)).any()
+
+
+def test_results_do_not_depend_on_the_other_sources_of_the_batch():
+  model = make_toy_model()
+  options = {'beams': 3, 'max_length': 6, 'ranking': Ranking(beta=0.2, gamma=0.7)}
+  order = np.array([3, 0, 4, 2, 1])
+  permuted = select_sources(model, order)
+  beam_results = beam(model, **options)
+  assert_same(beam(permuted, **options), jax.tree.map(lambda x: x[order], beam_results))
+  greedy_results = greedy(model, max_length=6)
+  assert_same(greedy(permuted, max_length=6), jax.tree.map(lambda x: x[order], greedy_results))
+  # A single source stops at its own end; in the batch it stays while the longest one continues.
+  for b in (3, 4):
+    single = select_sources(model, slice(b, b + 1))
+    assert_close(beam(single, **options), jax.tree.map(lambda x, b=b: x[b : b + 1], beam_results))
+    assert_close(greedy(single, max_length=6), jax.tree.map(lambda x, b=b: x[b : b + 1], greedy_results))
+
+
+@pytest.mark.parametrize(('max_length', 'ranking'), [(1, DEFAULT_RANKING), (6, Ranking(beta=0.2, gamma=0.7))])
+def test_greedy_takes_the_most_probable_token_at_every_step(max_length, ranking):
+  model = make_toy_model()
+  hypotheses = jax.device_get(greedy(model, max_length=max_length, ranking=ranking))
+  assert hypotheses.tokens.shape == (B, 1, max_length)
+  for b in range(B):
+    path = ReferenceHypothesis(0.0, (), (), 0.0, np.zeros((1, D)))
+    while EOS not in path.tokens:
+      last = path.tokens[-1] if path.tokens else BOS
+      carry, log_probs, weights = model.reference_step(path.carry, last, b)
+      is_last = len(path.tokens) == max_length - 1
+      token = EOS if is_last else max(range(EOS, WORDS), key=log_probs.__getitem__)
+      path = ReferenceHypothesis(
+        path.log_prob + log_probs[token], (*path.tokens, token), (*path.weights, weights), log_probs[token], carry
+      )
+    assert_hypotheses(hypotheses, b, [path], ranking, model.mask[b])
+
+
+@pytest.mark.parametrize(
+  'run_search',
+  [functools.partial(beam, beams=2, max_length=3, ranking=Ranking(0.5)), functools.partial(greedy, max_length=3)],
+)
+def test_equal_shapes_are_compiled_once(run_search):
+  traces = []
+
+  class CountedModel(ToySearchModel):
     def step(self, *args):
-      traced.append(1)
+      traces.append(1)
       return super().step(*args)
 
-  jax.tree_util.register_pytree_node(Counted, lambda model: (tuple(model), None), lambda _, leaves: Counted(*leaves))
-  one(Counted(*make_toy_model(seed=1)))
-  first = len(traced)
-  one(Counted(*make_toy_model(seed=2)))
-  assert len(traced) == first > 0
+  jax.tree_util.register_pytree_node(
+    CountedModel, lambda model: (tuple(model), None), lambda _, leaves: CountedModel(*leaves)
+  )
+  run_search(CountedModel(*make_toy_model(seed=1)))
+  first = len(traces)
+  run_search(CountedModel(*make_toy_model(seed=2)))
+  assert len(traces) == first > 0
 
 
 def test_length_penalty():
@@ -255,29 +293,22 @@ def test_length_penalty():
   np.testing.assert_allclose(length_penalty(jnp.asarray([4, 13]), 0.6), [1.5**0.6, 3**0.6], rtol=1e-6)
 
 
-@pytest.mark.parametrize('wrong', [{'beams': 0}, {'max_length': 0}])
-def test_numbers_that_mean_nothing_are_named(wrong):
-  options = {'beams': 2, 'max_length': 3} | wrong
-  with pytest.raises(UserError, match='{}={}'.format(*next(iter(wrong.items())))):
-    search.beam(make_toy_model().step, make_toy_model().first(), None, **options)
-
-
-@pytest.mark.parametrize('name', ['alpha', 'beta', 'gamma'])
+@pytest.mark.parametrize(('name', 'high'), [('alpha', 10), ('beta', 10_000), ('gamma', 10_000)])
 @pytest.mark.parametrize('value', [-0.1, 1e5, math.inf, math.nan])
-def test_a_ranking_that_means_nothing_is_named(name, value):
-  with pytest.raises(UserError, match=f'search: {name}={value}; possible: from 0 to 10'):
+def test_rankings_out_of_range_raise(name, high, value):
+  with pytest.raises(UserError, match=f'ranking.{name} must be at least 0 and at most {high}, got {value}'):
     Ranking(**{name: value})
 
 
 # ----------------------------------------------------------------------------------------------------- with the models
 
 MAX_LENGTH = 4
-POSSIBLE = [(*words, EOS) for n in range(MAX_LENGTH) for words in itertools.product((3, 4), repeat=n)]
+OUTPUTS = [(*words, EOS) for n in range(MAX_LENGTH) for words in itertools.product((3, 4), repeat=n)]
 SIZES = (7, 5)  # PAD, BOS, EOS and two words
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames=('beams', 'ranking'))
-def search_with(model, params, source, mask, beams, ranking):
+def beam_and_greedy(model, params, source, mask, beams, ranking):
   carry, memory = model.apply(params, source, mask, MAX_LENGTH, method='start')
   step = lambda carry, token, memory: model.apply(params, carry, token, memory, method='step')
   options = {'max_length': MAX_LENGTH, 'ranking': ranking, 'source_mask': mask}
@@ -285,18 +316,21 @@ def search_with(model, params, source, mask, beams, ranking):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def forced(model, params, source, mask):
-  """Of every possible output, by the call that training uses: the log-probabilities [B, N, T] of its tokens, 0 after
-  its end, and its weights [B, N, T, S]."""
-  tokens = np.array([[*path, *[PAD] * (MAX_LENGTH - len(path))] for path in POSSIBLE])
+def score_all_outputs(model, params, source, mask):
+  """Scores OUTPUTS by teacher forcing.
 
-  def one(source, mask):
-    many = [jnp.broadcast_to(x[None], (len(tokens), *x.shape)) for x in (source, mask)]
-    logits, weights, *_ = model.apply(params, *many, jnp.asarray(tokens))
-    log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.asarray(tokens)[..., None], -1)[..., 0]
-    return jnp.where(jnp.asarray(tokens) != PAD, log_probs, 0.0), weights
+  Returns:
+    log-probabilities [B, N, T] of the tokens, 0 after EOS, and weights [B, N, T, S].
+  """
+  tokens = jnp.array([[*output, *[PAD] * (MAX_LENGTH - len(output))] for output in OUTPUTS])
 
-  return jax.lax.map(lambda xs: one(*xs), (source, mask))
+  def score_source(source_and_mask):
+    repeated = [jnp.broadcast_to(x[None], (len(tokens), *x.shape)) for x in source_and_mask]
+    logits, weights, *_ = model.apply(params, *repeated, tokens)
+    log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], -1)[..., 0]
+    return jnp.where(tokens != PAD, log_probs, 0.0), weights
+
+  return jax.lax.map(score_source, (source, mask))
 
 
 @pytest.mark.parametrize(
@@ -312,34 +346,37 @@ def forced(model, params, source, mask):
     ('luong', 'rnn="gru"', {'score': 'general', 'alignment': 'latent'}),
   ],
 )
-def test_beams_in_plenty_are_every_possible_output(cell, options, attention):
+def test_enough_beams_return_every_output(cell, options, attention):
   model = build_tiny(cell, options, sizes=SIZES, **attention)
   source, mask, target = inputs(sizes=SIZES)
   params = variables(model, source, mask, target)
-  options = {'beams': len(POSSIBLE), 'ranking': Ranking(beta=0.2, gamma=0.7)}
-  found, fast = jax.device_get(search_with(model, params, source, mask, **options))
-  log_probs, weights = jax.device_get(forced(model, params, source, mask))
+  ranking = Ranking(beta=0.2, gamma=0.7)
+  search_options = {'beams': len(OUTPUTS), 'ranking': ranking}
+  beam_results, greedy_results = jax.device_get(beam_and_greedy(model, params, source, mask, **search_options))
+  log_probs, weights = jax.device_get(score_all_outputs(model, params, source, mask))
   for b in range(len(source)):
-    every = [
-      Hypothesis(row.sum(), path, tuple(matrix[: len(path)]), row[len(path) - 1], np.zeros(0))
-      for row, path, matrix in zip(log_probs[b], POSSIBLE, weights[b], strict=True)
+    expected = [
+      ReferenceHypothesis(row.sum(), output, tuple(matrix[: len(output)]), row[len(output) - 1], np.zeros(0))
+      for row, output, matrix in zip(log_probs[b], OUTPUTS, weights[b], strict=True)
     ]
-    ranked = options['ranking'], mask[b]
-    assert_hypotheses(found, b, sorted(every, key=lambda path, ranked=ranked: -score(path, *ranked)), *ranked)
-    chosen = POSSIBLE.index(tuple(fast.tokens[b, 0, : fast.lengths[b, 0]].tolist()))
-    assert_hypotheses(fast, b, [every[chosen]], *ranked)
+    ranked = sorted(expected, key=lambda path: -reference_score(path, ranking, mask[b]))
+    assert_hypotheses(beam_results, b, ranked, ranking, mask[b])
+    greedy_tokens = tuple(greedy_results.tokens[b, 0, : greedy_results.lengths[b, 0]].tolist())
+    assert_hypotheses(greedy_results, b, [expected[OUTPUTS.index(greedy_tokens)]], ranking, mask[b])
 
-  noise = jnp.where(mask, source, source + 1)
-  assert_same(search_with(model, params, noise, mask, **options), (found, fast))
+  changed_padding = jnp.where(mask, source, source + 1)
+  changed_results = beam_and_greedy(model, params, changed_padding, mask, **search_options)
+  assert_same(changed_results, (beam_results, greedy_results))
 
 
-def test_a_source_is_found_the_same_without_padding_and_neighbours():
+def test_results_do_not_depend_on_padding():
   model = build_tiny('bahdanau', 'rnn="simple"', score='coverage')
   source, mask, target = inputs()
   params = variables(model, source, mask, target)
-  cut = int(mask[1].sum())
+  length = int(mask[1].sum())
   options = {'beams': 2, 'ranking': Ranking(beta=0.2, gamma=0.7)}
-  alone = search_with(model, params, source[1:2, :cut], mask[1:2, :cut], **options)
-  for one, every in zip(alone, search_with(model, params, source, mask, **options), strict=True):
-    row = jax.tree.map(lambda x: x[1:2], every)
-    assert_close(one, row._replace(weights=row.weights[..., :cut]))
+  single_results = beam_and_greedy(model, params, source[1:2, :length], mask[1:2, :length], **options)
+  batch_results = beam_and_greedy(model, params, source, mask, **options)
+  for single, batch in zip(single_results, batch_results, strict=True):
+    row = jax.tree.map(lambda x: x[1:2], batch)
+    assert_close(single, row._replace(weights=row.weights[..., :length]))

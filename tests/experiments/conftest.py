@@ -1,4 +1,4 @@
-"""What the programs are tried on: a task of a few words, and one run trained on it."""
+"""Shared fixtures: a task of a few words, and one run trained on it."""
 
 import pytest
 
@@ -14,8 +14,8 @@ def task(tmp_path_factory):
 
 @pytest.fixture(scope='package')
 def trained(task, tmp_path_factory):
-  """The folder of a finished run; .printed is what train.py said."""
+  """The folder of a finished run, and what train.py printed."""
   folder = tmp_path_factory.mktemp('trained') / 'run'
-  ran = run('train', *tiny_arguments(task, folder))
-  assert ran.code == 0, ran.err
-  return folder, ran.out
+  result = run('train', *tiny_arguments(task, folder))
+  assert result.code == 0, result.err
+  return folder, result.out

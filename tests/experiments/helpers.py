@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import grain  # noqa: F401 - so that its flags are there before those of any program
+import grain  # noqa: F401 - defines its absl flags before any program runs
 import jax
 import pytest
 from absl import flags, logging
@@ -22,39 +22,50 @@ from tests import compiled
 ROOT = Path(__file__).parents[2]
 
 
-def _first_two(devices, *args, **options):
-  return devices(*args, **options)[:2]
+WORDS = ['eins', 'zwei', 'drei', 'vier', 'fünf', 'sechs', 'sieben']
+DEVICES = 2  # as many as there are cores, and enough for sharding
+
+
+def _first_devices(devices, *args, **options):
+  return devices(*args, **options)[:DEVICES]
 
 
 class ProgramResult(NamedTuple):
+  """Exit code, standard output and standard error of a program."""
+
   code: int
   out: str
   err: str
 
 
 class Stdin:
-  """What a program reads from sys.stdin."""
+  """Replacement of sys.stdin."""
 
   def __init__(self, data: bytes):
     self.buffer = io.BytesIO(data)
 
 
 def run(program: str, *args: object, stdin: bytes = b'') -> ProgramResult:
-  """`python -m experiments.PROGRAM ARGS` from the repository's root, as far as one process can do it.
+  """Runs `python -m experiments.PROGRAM ARGS` inside of this process, with the first DEVICES devices.
 
-  It sees two of the devices: as many as there are cores, and enough to be sharded.
+  Args:
+    program: name of the program.
+    *args: its arguments.
+    stdin: its standard input.
   """
-  before, verbosity = set(flags.FLAGS), logging.get_verbosity()
-  out, err = io.StringIO(), io.StringIO()
+  initial_flags = set(flags.FLAGS)
+  verbosity = logging.get_verbosity()
+  out = io.StringIO()
+  err = io.StringIO()
   with (
     pytest.MonkeyPatch.context() as patch,
     warnings.catch_warnings(),
     contextlib.redirect_stdout(out),
     contextlib.redirect_stderr(err),
   ):
-    warnings.filterwarnings('ignore', message=r'the load_module\(\) method is deprecated')  # of ml_collections
+    warnings.filterwarnings('ignore', message=r'the load_module\(\) method is deprecated')  # from ml_collections
     for name in ('devices', 'local_devices'):
-      patch.setattr(jax, name, partial(_first_two, getattr(jax, name)))
+      patch.setattr(jax, name, partial(_first_devices, getattr(jax, name)))
     patch.chdir(ROOT)
     patch.setattr(sys, 'argv', [program, *map(str, args)])
     patch.setattr(sys, 'stdin', Stdin(stdin))
@@ -65,33 +76,37 @@ def run(program: str, *args: object, stdin: bytes = b'') -> ProgramResult:
       code = error.code or 0
     finally:
       logging.set_verbosity(verbosity)
-      for name in set(flags.FLAGS) - before:
+      for name in set(flags.FLAGS) - initial_flags:
         delattr(flags.FLAGS, name)
       flags.FLAGS.unparse_flags()
   return ProgramResult(code, out.getvalue(), err.getvalue())
 
 
 def start_training(*args: object, **settings: str) -> subprocess.Popen:
-  """train.py with these arguments in a process of its own with these environment variables, its output and errors
-  together."""
+  """Starts train.py in a new process, which writes errors to its standard output.
+
+  Args:
+    *args: arguments of train.py.
+    **settings: environment variables.
+  """
   return _start('train', args, settings, stderr=subprocess.STDOUT)
 
 
 def start_translate(*args: object) -> subprocess.Popen:
-  """translate.py with these arguments in a process of its own, reading a pipe."""
+  """Starts translate.py in a new process, which reads from a pipe."""
   return _start('translate', args, {}, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def _start(program: str, args, settings, **pipes) -> subprocess.Popen:
-  devices = f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count=2'
-  fixed = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': devices, 'PYTHONUNBUFFERED': '1'}
-  environment = os.environ | fixed | compiled.cache_environment() | settings
+  xla_flags = f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count={DEVICES}'
+  variables = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': xla_flags, 'PYTHONUNBUFFERED': '1'}
+  environment = os.environ | variables | compiled.cache_environment() | settings
   command = [sys.executable, '-m', f'experiments.{program}', *map(str, args)]
   return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, **pipes)
 
 
 def copy_interrupted_run(folder: Path, copy: Path) -> Path:
-  """A copy of a finished run as it would be if it had been killed after its last checkpoint but one."""
+  """Copies a finished run without its last checkpoint and its results, as if it had been killed before them."""
   shutil.copytree(folder, copy)
   *_, last = sorted((copy / 'checkpoints').iterdir(), key=lambda path: int(path.name))
   shutil.rmtree(last)
@@ -101,20 +116,18 @@ def copy_interrupted_run(folder: Path, copy: Path) -> Path:
 
 
 def read_tree(folder: Path) -> dict[str, bytes]:
-  """Every file under a folder."""
+  """Returns the contents of every file under a folder, by relative path."""
   return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
 
 
-WORDS = ['eins', 'zwei', 'drei', 'vier', 'fünf', 'sechs', 'sieben']
-
-
 def write_task(folder: Path, rows: int = 24) -> Path:
-  """A task of tables: the target is the source backwards, and every word is linked to itself."""
+  """Writes a task of tables: the target is the reversed source, and every word is linked to itself."""
   folder.mkdir(parents=True, exist_ok=True)
-  for split, first in (('train', 0), ('dev', 1), ('test', 2)):
+  for split, offset in (('train', 0), ('dev', 1), ('test', 2)):
     lines = []
     for row in range(rows if split == 'train' else 5):
-      words = [WORDS[(first + row * (k + 1)) % len(WORDS)] for k in range(1 + (first + row) % 4)]
+      length = 1 + (offset + row) % 4
+      words = [WORDS[(offset + row * (k + 1)) % len(WORDS)] for k in range(length)]
       links = ' '.join(f'{k}-{len(words) - 1 - k}' for k in range(len(words)))
       lines.append(f'{" ".join(words)}\t{" ".join(reversed(words))}\t{links}\n')
     (folder / f'{split}.tsv').write_text(''.join(lines), 'utf-8')
@@ -122,7 +135,7 @@ def write_task(folder: Path, rows: int = 24) -> Path:
 
 
 def tiny_arguments(folder: Path, workdir: Path, *more: str) -> tuple[str, ...]:
-  """The arguments of train.py for a model of a few numbers on the task of `write_task`."""
+  """Returns the arguments of train.py for a tiny model on the task of `write_task`."""
   return (
     '--config=configs/nettalk.py:bahdanau2015',
     f'--workdir={workdir}',

@@ -1,4 +1,4 @@
-"""What the benchmark is made of: turns, limits, its report. That it is quick is nobody's to assert here."""
+"""The parts of the benchmark: turns, limits, report. No test asserts a speed."""
 
 import json
 import subprocess
@@ -24,11 +24,11 @@ def test_sides_are_run_in_turns_and_compared_with_the_first():
   assert second.low <= second.median <= second.high and second.rate == 5 / second.median
 
 
-def test_growth_has_an_exponent():
+def test_the_exponent_of_growth_is_fitted():
   assert fit_exponent([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
 
 
-def test_products_are_counted_with_their_repetitions_and_without_what_nobody_uses():
+def test_products_are_counted_with_repetitions_and_without_unused_ones():
   w, x = jnp.ones((3, 5)), jnp.ones((7, 4, 3))
 
   def fn(w, x):
@@ -36,32 +36,35 @@ def test_products_are_counted_with_their_repetitions_and_without_what_nobody_use
     del unused
     return jax.lax.scan(lambda total, row: (total + (row @ w).sum(), None), 0.0, x)[0]
 
-  (((left, right, _, _), times),) = limits.count_matmuls(fn, w, x).items()
-  assert (left, right, times) == ((4, 3), (3, 5), 7)
-  seconds, flop = limits.time_matmuls(limits.count_matmuls(fn, w, x), gradients=True)
+  counts = limits.count_matmuls(fn, w, x)
+  (((left, right, _, _), count),) = counts.items()
+  assert (left, right, count) == ((4, 3), (3, 5), 7)
+  seconds, flop = limits.time_matmuls(counts, gradients=True)
   assert flop == 3 * 7 * 2 * 4 * 3 * 5 and seconds > 0
 
 
-def test_kernels_are_held_against_the_rates_of_the_machine():
+def test_the_limit_of_a_kernel_is_the_time_of_its_bounding_operation():
   first = Timing('kernels', 'a case', 'xla', 2.0, 1.9, 2.1, 1.0, memory=3)
   rates = {'tanh': 8.0, 'matrix product': 64.0}
-  limit = kernels._limit(first, rates, 'additive', False, [1, 1, 2, 2, 2], False)
+  sizes = [1, 1, 2, 2, 2]  # 8 entries
+  limit = kernels._limit(first, rates, 'additive', causal=False, sizes=sizes, includes_backward=False)
   assert (limit.side, limit.median, limit.speed, limit.memory) == ('limit: tanh', 1.0, 2.0, None)
-  causal = kernels._limit(first, rates, 'scaled_dot', True, [1, 1, 2, 2, 2], True)  # 14 of 8 entries, of which half
+  causal = kernels._limit(first, rates, 'scaled_dot', causal=True, sizes=sizes, includes_backward=True)
+  # 14 operations for each of 8 entries, half of which are masked.
   assert (causal.side, causal.median) == ('limit: matrix product', 14 * 8 / 2 / 64)
 
 
-def test_what_this_machine_cannot_run_is_not_measured():
+def test_unsupported_implementations_are_found():
   bench = BenchmarkContext(print, 2)
   assert 'needs a GPU or a TPU' in kernels.unsupported_reason(bench, 'additive', 'pallas_additive')
   assert kernels.unsupported_reason(bench, 'scaled_dot', 'flash') == ''
 
 
-def test_temporary_memory_is_told():
+def test_sides_have_their_temporary_memory():
   assert jit_side(lambda x: jnp.sort(x @ x).sum(), jnp.ones((64, 64))).memory >= 64 * 64 * 4
 
 
-def test_a_suite_is_reported_and_drawn(tmp_path, monkeypatch, capsys):
+def test_the_report_has_table_json_markdown_and_pictures(tmp_path, monkeypatch, capsys):
   def suite(bench):
     bench.log('something')
     growth = [Timing('growth', f'additive T=S={n}', 'factored', n / 1e3, 0, 1, 1.0, memory=n) for n in (64, 128)]
@@ -69,10 +72,10 @@ def test_a_suite_is_reported_and_drawn(tmp_path, monkeypatch, capsys):
 
   monkeypatch.setattr(report, 'SUITES', {'kernels': suite})
   report.run_suites(['kernels'], str(tmp_path), BenchmarkContext(print, 2))
-  said = capsys.readouterr().out
-  assert 'a case' in said and '20 things/s' in said and 'a note' in said
-  found = json.loads((tmp_path / 'benchmark.json').read_text())
-  assert found['timings'][0]['rate'] == 20 and found['about']['jax'] == jax.__version__
+  printed = capsys.readouterr().out
+  assert 'a case' in printed and '20 things/s' in printed and 'a note' in printed
+  record = json.loads((tmp_path / 'benchmark.json').read_text())
+  assert record['timings'][0]['rate'] == 20 and record['about']['jax'] == jax.__version__
   files = {'benchmark.json', 'benchmark.md', 'times.png', 'growth.png'}
   assert {path.name for path in tmp_path.iterdir()} == files
   table = (tmp_path / 'benchmark.md').read_text()
@@ -84,67 +87,71 @@ def test_a_suite_is_reported_and_drawn(tmp_path, monkeypatch, capsys):
     report.run_suites(['kernels'], '/dev/null/here', BenchmarkContext(print, 2))
 
 
-def test_what_fails_does_not_cost_the_rest(tmp_path, monkeypatch, capsys):
+def test_other_suites_run_after_a_failure(tmp_path, monkeypatch, capsys):
   def broken(bench):
     yield Timing('first', 'before', 'xla', 0.5, 0.4, 0.6, 1.0)
     bench.report_failure('one side', ValueError('of another size'))
     raise RuntimeError('out of memory\nof the device')
 
-  whole = lambda bench: [Timing('second', 'after', 'xla', 0.5, 0.4, 0.6, 1.0)]
-  monkeypatch.setattr(report, 'SUITES', {'first': broken, 'second': whole})
-  with pytest.raises(aj.UserError, match=r'failed: one side, suite first; why stands in .*benchmark\.json'):
+  def working(bench):
+    return [Timing('second', 'after', 'xla', 0.5, 0.4, 0.6, 1.0)]
+
+  monkeypatch.setattr(report, 'SUITES', {'first': broken, 'second': working})
+  with pytest.raises(aj.UserError, match=r'failed: one side, suite first; the errors are in .*benchmark\.json'):
     report.run_suites([], str(tmp_path), BenchmarkContext(print, 2))
   assert 'failed: suite first: RuntimeError: out of memory' in capsys.readouterr().out
-  found = json.loads((tmp_path / 'benchmark.json').read_text())
-  assert [timing['case'] for timing in found['timings']] == ['before', 'after']
-  assert found['failures']['one side'] == 'ValueError: of another size'
+  record = json.loads((tmp_path / 'benchmark.json').read_text())
+  assert [timing['case'] for timing in record['timings']] == ['before', 'after']
+  assert record['failures']['one side'] == 'ValueError: of another size'
   assert '| after |' in (tmp_path / 'benchmark.md').read_text()
 
 
-def test_an_implementation_that_cannot_run_is_told():
-  told = []
-  bench = BenchmarkContext(print, 2, report_failure=lambda what, error: told.append((what, str(error))))
-  assert kernels._tried(bench, 'a product', 'flash', lambda x, y: x @ y, (jnp.ones((2, 3)), jnp.ones((2, 3)))) == {}
-  assert told[0][0] == 'a product' and 'contracting' in told[0][1]
+def test_an_implementation_that_fails_is_reported():
+  failures = []
+  bench = BenchmarkContext(print, 2, report_failure=lambda what, error: failures.append((what, str(error))))
+  inputs = (jnp.ones((2, 3)), jnp.ones((2, 3)))
+  assert kernels._compile_side(bench, 'a product', 'flash', lambda x, y: x @ y, inputs) == {}
+  ((what, message),) = failures
+  assert what == 'a product' and 'contracting' in message
 
 
-def test_batches_have_the_lengths_of_their_bucket():
+def test_batches_have_lengths_of_their_bucket():
   batch = systems.make_batch(14)
   assert batch.source.shape == (systems.BATCH_SIZE, 14) and set(batch.source_mask.sum(1)) <= {11, 12, 13, 14}
   assert (batch.target > 0).sum() == batch.target_mask.sum()
 
 
-def test_the_products_of_a_search_are_those_of_all_its_steps():
+def test_the_products_of_all_search_steps_are_counted():
   config = systems.multi30k.get_config('bahdanau2015').model
   config.update({'encoder': 'birnn(features=4)', 'decoder': 'bahdanau(features=4, readout=6)', 'embedding': 4})
   model = systems.build(config.to_dict(), 30, 50)
   batch = systems.make_batch(14)
-  found = systems.count_search_matmuls(model, systems.initial_params(model, 0), batch, beams=3)
-  ((left, times),) = ((key[0], times) for key, times in found.items() if key[1] == (6, 50))
-  assert sorted(left) == sorted((systems.BATCH_SIZE, 3, 6)) and times == systems.STEPS
-  assert any(times < systems.STEPS for times in found.values())  # the encoder's, once
+  counts = systems.count_search_matmuls(model, systems.initial_params(model, 0), batch, beams=3)
+  ((left, count),) = ((left, count) for (left, right, *_), count in counts.items() if right == (6, 50))
+  assert sorted(left) == sorted((systems.BATCH_SIZE, 3, 6)) and count == systems.STEPS
+  assert any(count < systems.STEPS for count in counts.values())  # those of the encoder
 
 
-def test_memory_is_that_of_the_process_alone():
-  held = np.ones(2**30, np.uint8)  # more than a process needs that only imports
+def test_peak_memory_excludes_the_parent_process():
+  array = np.ones(2**30, np.uint8)  # larger than a process that only imports
   code = 'from experiments.benchmarks import memory; print(memory.peak_resident_bytes())'
-  child = int(subprocess.run([sys.executable, '-c', code], check=True, stdout=subprocess.PIPE, text=True).stdout)
-  assert 0 < child < held.nbytes < memory.peak_resident_bytes()
+  result = subprocess.run([sys.executable, '-c', code], check=True, stdout=subprocess.PIPE, text=True)
+  assert 0 < int(result.stdout) < array.nbytes < memory.peak_resident_bytes()
 
 
-def test_seeds_are_compared_on_the_same_work():
-  config, words, bucket = seeds.CASES['cmudict:luong2015']
+def test_both_sides_of_the_seeds_run():
+  config, vocab_sizes, bucket = seeds.CASES['cmudict:luong2015']
   config = config.copy_and_resolve_references()
   config.model.update({'encoder': 'rnn(features=4)', 'decoder': 'luong(features=4)', 'embedding': 4})
   config.model.attention.score = 'general'
-  batch = seeds.make_batch(8, words, bucket)
+  batch = seeds.make_batch(8, vocab_sizes, bucket)
   assert batch.source.shape == (8, 9) and 6 <= batch.target_mask.sum(1).min() <= batch.target_mask.sum(1).max() <= 9
-  for side in seeds.update_sides(config, words, batch, 2).values():
+  for side in seeds.update_sides(config, vocab_sizes, batch, 2).values():
     side.run()
 
 
 @pytest.mark.parametrize('python', ['/no/such/python', sys.executable])
-def test_an_interpreter_without_joey_nmt_is_told_in_one_line(python):
+def test_an_interpreter_without_joey_nmt_is_an_error(python):
   batch = systems.make_batch(14)
   with pytest.raises(aj.UserError, match=f'--joey={python}: (cannot be run|has no Joey NMT)'):
     Joey(python, *systems.MODELS['bahdanau2015'][2], batch.source, batch.target)

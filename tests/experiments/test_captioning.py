@@ -1,4 +1,4 @@
-"""The programs on pictures: trained, resumed, measured against boxes, drawn, refused."""
+"""The programs on pictures: training, resuming, evaluation against boxes, plots, mistakes."""
 
 import json
 
@@ -34,12 +34,12 @@ def few_scenes():
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
   folder = tmp_path_factory.mktemp('captioned') / 'run'
-  ran = run('train', *ARGS, f'--workdir={folder}')
-  assert ran.code == 0, ran.err
-  return folder, ran.out
+  result = run('train', *ARGS, f'--workdir={folder}')
+  assert result.code == 0, result.err
+  return folder, result.out
 
 
-def test_what_is_measured(trained):
+def test_results_and_hypotheses(trained):
   folder, out = trained
   assert 'test: 16 pictures (64 x 64 x 3), 16 captions' in out
   results = json.loads((folder / 'results.json').read_text())['results']
@@ -50,50 +50,51 @@ def test_what_is_measured(trained):
   assert len((folder / 'hypotheses.unseen.txt').read_text().split('\n')) == 9
 
 
-def test_the_same_command_goes_on_exactly(trained, tmp_path):
+def test_the_same_command_resumes_exactly(trained, tmp_path):
   folder = copy_interrupted_run(trained[0], tmp_path / 'run')
   assert 'going on at' in run('train', *ARGS, f'--workdir={folder}').out
-  whole, parts = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder))
-  assert whole == parts
+  uninterrupted, resumed = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder))
+  assert uninterrupted == resumed
 
 
-def test_new_pictures_are_told(trained, tmp_path):
-  workdir, own = f'--workdir={trained[0]}', tmp_path / 'own.png'
-  Image.new('RGB', (90, 70), 'red').save(own)
-  (said,) = run('predict', workdir, stdin=f'{own}\n'.encode()).out.splitlines()
-  found = json.loads(run('predict', workdir, '--json', stdin=f'{own}\n'.encode()).out)
-  assert found['caption'] == said and found['input'] == str(own) and found['log_prob'] < 0
-  assert np.shape(found['weights']) == (len(found['tokens']), 4, 4)
-  assert np.allclose(np.sum(found['weights'], axis=(1, 2)), 1, atol=1e-3)
-  ran = run('predict', workdir, stdin=f'{own}\n{tmp_path}/no.png\n'.encode())
-  assert ran.code == 2 and ran.err == f'error: stdin:2: {tmp_path}/no.png: no such file\n'
+def test_new_pictures_get_captions(trained, tmp_path):
+  workdir = f'--workdir={trained[0]}'
+  picture = tmp_path / 'picture.png'
+  Image.new('RGB', (90, 70), 'red').save(picture)
+  (caption,) = run('predict', workdir, stdin=f'{picture}\n'.encode()).out.splitlines()
+  record = json.loads(run('predict', workdir, '--json', stdin=f'{picture}\n'.encode()).out)
+  assert record['caption'] == caption and record['input'] == str(picture) and record['log_prob'] < 0
+  assert np.shape(record['weights']) == (len(record['tokens']), 4, 4)
+  assert np.allclose(np.sum(record['weights'], axis=(1, 2)), 1, atol=1e-3)
+  result = run('predict', workdir, stdin=f'{picture}\n{tmp_path}/no.png\n'.encode())
+  assert result.code == 2 and result.err == f'error: stdin:2: {tmp_path}/no.png: no such file\n'
 
 
-def test_it_is_evaluated_and_drawn(trained, tmp_path):
+def test_evaluation_and_plots(trained, tmp_path):
   folder, _ = trained
-  ran = run('evaluate', f'--workdir={folder}', '--split=unseen', '--beams=2', f'--output={tmp_path}/said.txt')
-  assert ran.code == 0 and 'pointing' in ran.out
-  ran = run('inspect_attention', f'--workdir={folder}', '--rows=0,2')
-  assert ran.code == 0, ran.err
-  with Image.open(folder / 'attention.png') as picture, Image.open(folder / 'attention.gif') as film:
-    assert picture.width > 300 and film.n_frames > 1
+  result = run('evaluate', f'--workdir={folder}', '--split=unseen', '--beams=2', f'--output={tmp_path}/hypotheses.txt')
+  assert result.code == 0 and 'pointing' in result.out
+  result = run('inspect_attention', f'--workdir={folder}', '--rows=0,2')
+  assert result.code == 0, result.err
+  with Image.open(folder / 'attention.png') as plot, Image.open(folder / 'attention.gif') as animation:
+    assert plot.width > 300 and animation.n_frames > 1
   Image.new('RGB', (90, 70), 'red').save(tmp_path / 'own.png')
-  ran = run('inspect_attention', f'--workdir={folder}', f'--text={tmp_path}/own.png', f'--output={tmp_path}/out.png')
-  assert ran.code == 0 and (tmp_path / 'out.gif').exists()
-  ran = run('inspect_attention', f'--workdir={folder}', f'--text={tmp_path}/no.png', f'--output={tmp_path}/new.png')
-  assert ran.code == 2 and 'no.png: no such file' in ran.err
+  result = run('inspect_attention', f'--workdir={folder}', f'--text={tmp_path}/own.png', f'--output={tmp_path}/out.png')
+  assert result.code == 0 and (tmp_path / 'out.gif').exists()
+  result = run('inspect_attention', f'--workdir={folder}', f'--text={tmp_path}/no.png', f'--output={tmp_path}/new.png')
+  assert result.code == 2 and 'no.png: no such file' in result.err
 
 
-def test_hard_attention_is_trained_by_its_own_loss(tmp_path):
+def test_hard_attention_is_trained_with_reinforce(tmp_path):
   args = [ARGS[0].replace('soft', 'hard'), *ARGS[1:], '--config.training.steps=3', '--config.training.log_every=1']
-  ran = run('train', *args, f'--workdir={tmp_path}/run')
-  assert ran.code == 0, ran.err
+  result = run('train', *args, f'--workdir={tmp_path}/run')
+  assert result.code == 0, result.err
   records = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
   assert any(record.get('train/reinforce') for record in records)
 
 
 @pytest.mark.parametrize(
-  ('flag', 'said'),
+  ('flag', 'message'),
   [
     ('model.encoder=birnn', "unknown encoder of pictures 'birnn'"),
     ('model.output=pointer', 'a picture has no words'),
@@ -108,8 +109,10 @@ def test_hard_attention_is_trained_by_its_own_loss(tmp_path):
     ('model.decoder=plain(features=8)', "training.select='pointing' is of weights, and this decoder"),
   ],
 )
-def test_mistakes_are_one_line(tmp_path, flag, said):
-  pointing = ['--config.training.select=pointing', '--config.training.auxiliary='] * ('plain' in flag)
-  ran = run('train', *ARGS, *pointing, f'--config.{flag}', f'--workdir={tmp_path}/run')
-  assert ran.code == 2 and said in ran.err and ran.err.count('\n') == 1
+def test_mistakes_are_reported_in_one_line(tmp_path, flag, message):
+  other_flags = []
+  if 'plain' in flag:
+    other_flags = ['--config.training.select=pointing', '--config.training.auxiliary=']
+  result = run('train', *ARGS, *other_flags, f'--config.{flag}', f'--workdir={tmp_path}/run')
+  assert result.code == 2 and message in result.err and result.err.count('\n') == 1
   assert not (tmp_path / 'run').exists()

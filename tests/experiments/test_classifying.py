@@ -1,4 +1,4 @@
-"""The programs on documents: trained, evaluated, drawn, refused, as on any other data."""
+"""The programs on documents: training, resuming, evaluation, plots, mistakes."""
 
 import json
 
@@ -6,14 +6,14 @@ import pytest
 
 from tests.experiments.helpers import copy_interrupted_run, run
 
-WORDS = {'good': 'praise', 'fine': 'praise', 'bad': 'blame', 'dull': 'blame'}
+LABELS = {'good': 'praise', 'fine': 'praise', 'bad': 'blame', 'dull': 'blame'}
 
 
 @pytest.fixture(scope='module')
 def reviews(tmp_path_factory):
-  """A folder of reviews, and the arguments that train on them."""
+  """A folder of reviews, and the arguments of train.py for them."""
   folder = tmp_path_factory.mktemp('reviews')
-  rows = [(i, word, label) for i in range(8) for word, label in WORDS.items()]
+  rows = [(i, word, label) for i in range(8) for word, label in LABELS.items()]
   for split in ('train', 'dev'):
     texts = [f'We saw it {"again " * i}yesterday. It was {word}. We left.' for i, word, _ in rows]
     lines = [json.dumps({'text': text, 'label': label}) for text, (_, _, label) in zip(texts, rows, strict=True)]
@@ -29,58 +29,58 @@ def reviews(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def trained(reviews):
-  ran = run('train', *reviews[1], f'--workdir={reviews[0]}/run')
-  assert ran.code == 0, ran.err
-  return reviews[0] / 'run', ran.out
+  result = run('train', *reviews[1], f'--workdir={reviews[0]}/run')
+  assert result.code == 0, result.err
+  return reviews[0] / 'run', result.out
 
 
-def test_it_learns_and_says_what_it_saw(trained):
+def test_it_learns_and_reports_its_data(trained):
   folder, out = trained
   assert 'train: 32 documents (16 blame, 16 praise); unknown words: 0.00 %' in out
   results = json.loads((folder / 'results.json').read_text())['results']['validation']
   assert results['accuracy']['value'] == 100 and results['loss']['unit'] == 'nat/document'
-  said = (folder / 'hypotheses.validation.txt').read_text().split()
-  assert said == list(WORDS.values()) * 8
+  labels = (folder / 'hypotheses.validation.txt').read_text().split()
+  assert labels == list(LABELS.values()) * 8
 
 
-def test_it_is_evaluated_and_drawn(trained, tmp_path):
+def test_evaluation_and_plots(trained, tmp_path):
   folder, _ = trained
-  ran = run('evaluate', f'--workdir={folder}', '--split=train', f'--output={tmp_path}/said.txt')
-  assert ran.code == 0 and 'accuracy' in ran.out and len((tmp_path / 'said.txt').read_text().split()) == 32
+  result = run('evaluate', f'--workdir={folder}', '--split=train', f'--output={tmp_path}/hypotheses.txt')
+  assert result.code == 0 and 'accuracy' in result.out and len((tmp_path / 'hypotheses.txt').read_text().split()) == 32
   assert run('inspect_attention', f'--workdir={folder}', '--split=validation', '--rows=0,3').code == 0
   page = (folder / 'attention.html').read_text('utf-8')
   assert page.count('<h2>') == 2 and 'right: blame' in page and page.count('class="sentence"') == 6
-  path = tmp_path / 'own.html'
-  ran = run('inspect_attention', f'--workdir={folder}', '--text=It was <fine>. So!', f'--output={path}')
-  assert ran.code == 0, ran.err
+  path = tmp_path / 'text.html'
+  result = run('inspect_attention', f'--workdir={folder}', '--text=It was <fine>. So!', f'--output={path}')
+  assert result.code == 0, result.err
   assert '&lt;' in path.read_text() and 'right:' not in path.read_text() and 'not read' not in path.read_text()
-  long = 'It was fine. ' * 4 + 'We left.'  # the fifth sentence is one more than any bucket has
+  long = 'It was fine. ' * 4 + 'We left.'  # one sentence more than any bucket holds
   assert run('inspect_attention', f'--workdir={folder}', f'--text={long}', f'--output={tmp_path}/long.html').code == 0
   assert '… and 3 more words that were not read' in (tmp_path / 'long.html').read_text('utf-8')
 
 
-def test_new_texts_are_told(trained, tmp_path):
+def test_new_texts_get_labels(trained, tmp_path):
   workdir = f'--workdir={trained[0]}'
-  ran = run('predict', workdir, stdin=b'It was fine.\nIt was dull. We left.\n')
-  assert ran.code == 0 and ran.out.split() == ['praise', 'blame'], ran
+  result = run('predict', workdir, stdin=b'It was fine.\nIt was dull. We left.\n')
+  assert result.code == 0 and result.out.split() == ['praise', 'blame'], result
   (tmp_path / 'texts').write_text('We left. It was bad.')
-  first = json.loads(run('predict', workdir, f'--input={tmp_path}/texts', '--json').out)
-  assert (first['line'], first['input'], first['label']) == (1, 'We left. It was bad.', 'blame')
-  assert set(first['probabilities']) == {'praise', 'blame'} and first['unread'] == 0
-  assert [part['tokens'] for part in first['parts']] == [['we', 'left', '.'], ['it', 'was', 'bad', '.']]
-  assert all(sum(part['weights'][0]) == pytest.approx(1, abs=1e-4) for part in first['parts'])
+  record = json.loads(run('predict', workdir, f'--input={tmp_path}/texts', '--json').out)
+  assert (record['line'], record['input'], record['label']) == (1, 'We left. It was bad.', 'blame')
+  assert set(record['probabilities']) == {'praise', 'blame'} and record['unread'] == 0
+  assert [part['tokens'] for part in record['parts']] == [['we', 'left', '.'], ['it', 'was', 'bad', '.']]
+  assert all(sum(part['weights'][0]) == pytest.approx(1, abs=1e-4) for part in record['parts'])
   blank = run('predict', workdir, stdin=b'It was fine.\n\n')
   assert blank.code == 2 and blank.err == 'error: stdin:2: the text is empty\n'
 
 
-def test_the_same_command_goes_on_exactly(reviews, trained, tmp_path):
+def test_the_same_command_resumes_exactly(reviews, trained, tmp_path):
   folder = copy_interrupted_run(trained[0], tmp_path / 'run')
   assert 'going on at' in run('train', *reviews[1], f'--workdir={folder}').out
-  whole, parts = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder))
-  assert whole['results'] == parts['results']
+  uninterrupted, resumed = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder))
+  assert uninterrupted['results'] == resumed['results']
 
 
-def test_a_run_that_was_killed_before_it_had_its_labels_begins_again(reviews, trained, tmp_path):
+def test_a_run_killed_before_it_stored_its_labels_starts_again(reviews, trained, tmp_path):
   (tmp_path / 'run').mkdir()
   (tmp_path / 'run' / 'config.json').write_bytes((trained[0] / 'config.json').read_bytes())
   assert run('train', *reviews[1], f'--workdir={tmp_path}/run').code == 0
@@ -89,7 +89,7 @@ def test_a_run_that_was_killed_before_it_had_its_labels_begins_again(reviews, tr
 
 
 @pytest.mark.parametrize(
-  ('flags', 'said'),
+  ('flags', 'message'),
   [
     (['--config.model.pooling=attenton'], "unknown pooling 'attenton'"),
     (['--config.model.classifier=flatt'], "unknown classifier 'flatt'"),
@@ -110,19 +110,19 @@ def test_a_run_that_was_killed_before_it_had_its_labels_begins_again(reviews, tr
     (['--config.system=translating'], "unknown system 'translating'"),
   ],
 )
-def test_mistakes_are_one_line(reviews, tmp_path, flags, said):
-  name = lambda flag: flag.partition('=')[0]
-  others = [flag for flag in reviews[1] if name(flag) not in map(name, flags)]
-  ran = run('train', *others, *flags, f'--workdir={tmp_path}/run')
-  assert ran.code == 2 and said in ran.err and ran.err.count('\n') == 1
+def test_mistakes_are_reported_in_one_line(reviews, tmp_path, flags, message):
+  names = {flag.partition('=')[0] for flag in flags}
+  other_flags = [flag for flag in reviews[1] if flag.partition('=')[0] not in names]
+  result = run('train', *other_flags, *flags, f'--workdir={tmp_path}/run')
+  assert result.code == 2 and message in result.err and result.err.count('\n') == 1
   assert not (tmp_path / 'run').exists()
 
 
-def test_programs_for_other_systems_say_so(trained):
+def test_programs_for_other_systems_report_the_system(trained):
   folder, _ = trained
-  ran = run('translate', f'--workdir={folder}', stdin=b'It was good.')
-  assert ran.code == 2 and "is a run of system 'classification'; possible here: translation" in ran.err
-  ran = run('evaluate', f'--workdir={folder},{folder}')
-  assert ran.code == 2 and "runs of system 'classification' cannot be an ensemble" in ran.err
-  ran = run('train', '--config=configs/imdb.py:luong2015', '--workdir=x')
-  assert ran.code == 2 and "unknown preset 'luong2015'" in ran.err
+  result = run('translate', f'--workdir={folder}', stdin=b'It was good.')
+  assert result.code == 2 and "is a run of system 'classification'; possible here: translation" in result.err
+  result = run('evaluate', f'--workdir={folder},{folder}')
+  assert result.code == 2 and "runs of system 'classification' cannot be an ensemble" in result.err
+  result = run('train', '--config=configs/imdb.py:luong2015', '--workdir=x')
+  assert result.code == 2 and "unknown preset 'luong2015'" in result.err

@@ -1,4 +1,4 @@
-"""Help, config files of a user's own, and devices that are not there."""
+"""The shared start of the programs: help, files that users write, missing devices, full disks, large pages."""
 
 import os
 import subprocess
@@ -7,16 +7,17 @@ import sys
 import pytest
 
 import attention_jax as aj
+from experiments import large_pages
 from tests.experiments.helpers import run, tiny_arguments
 from tests.experiments.test_bad_input import assert_user_error
 
-RUN = ('--workdir:', '--checkpoint:', '--dtype:')
-SEARCH = ('--beams:', '--alpha:', '--beta:', '--gamma:', '--max_length:', '--replace_unknown:')
-PROGRAMS = {
-  'train': ('--config:', '--workdir:', '--distributed:'),
-  'evaluate': (*RUN, '--split:', '--hypotheses:', '--output:', '--metrics:', '--json:', *SEARCH),
+RUN_FLAGS = ('--workdir:', '--checkpoint:', '--dtype:')
+SEARCH_FLAGS = ('--beams:', '--alpha:', '--beta:', '--gamma:', '--max_length:', '--replace_unknown:')
+PROGRAM_FLAGS = {
+  'train': ('--config:', '--workdir:', '--distributed:', '--help_config:'),
+  'evaluate': (*RUN_FLAGS, '--split:', '--hypotheses:', '--output:', '--metrics:', '--json:', *SEARCH_FLAGS),
   'translate': (
-    *RUN,
+    *RUN_FLAGS,
     '--input:',
     '--nbest:',
     '--alignments:',
@@ -32,21 +33,21 @@ PROGRAMS = {
     '--diversity:',
     '--prefixes:',
     '--mbr:',
-    *SEARCH,
+    *SEARCH_FLAGS,
   ),
-  'predict': (*RUN, '--input:', '--json:'),
-  'score': (*RUN, '--source:', '--target:', '--layers:'),
-  'inspect_attention': (*RUN, '--split:', '--rows:', '--text:', '--layers:', '--output:'),
+  'predict': (*RUN_FLAGS, '--input:', '--json:'),
+  'score': (*RUN_FLAGS, '--source:', '--target:', '--layers:'),
+  'inspect_attention': (*RUN_FLAGS, '--split:', '--rows:', '--text:', '--layers:', '--output:'),
 }
 
 
-@pytest.mark.parametrize('program', PROGRAMS)
-def test_help_is_what_the_program_is_for_and_its_own_flags(program):
-  ran = run(program, '--help')
-  assert ran.code == 0 and ran.err == ''
-  assert f'python -m experiments.{program} --' in ran.out
-  flags = [line.split()[0] for line in ran.out.splitlines() if line.startswith('  --') and ':' in line.split()[0]]
-  assert sorted(flags) == sorted([*PROGRAMS[program], '--variants:'])
+@pytest.mark.parametrize('program', PROGRAM_FLAGS)
+def test_help_prints_examples_and_the_flags_of_the_program(program):
+  result = run(program, '--help')
+  assert result.code == 0 and result.err == ''
+  assert f'python -m experiments.{program} --' in result.out
+  flags = [line.split()[0] for line in result.out.splitlines() if line.startswith('  --') and ':' in line.split()[0]]
+  assert sorted(flags) == sorted([*PROGRAM_FLAGS[program], '--variants:'])
 
 
 @pytest.mark.parametrize(
@@ -57,30 +58,31 @@ def test_help_is_what_the_program_is_for_and_its_own_flags(program):
     ('def get_config(preset):\n  x = 1\n  return x.y\n', [':3: AttributeError']),
     ('def other():\n  pass\n', ["KeyError: 'get_config'", 'a config file defines get_config(preset)']),
     ('def get_config():\n  pass\n', ['TypeError: get_config() takes 0 positional arguments but 1 was given']),
-    ('def get_config(preset):\n  return 3\n', ['get_config returned 3', 'default_config()']),
+    ('def get_config(preset):\n  return 3\n', ['get_config must return', 'default_config(), got 3']),
   ],
 )
-def test_config_files_with_mistakes(text, parts, tmp_path):
-  path = tmp_path / 'mine.py'
+def test_mistakes_in_a_config_file_are_located(text, parts, tmp_path):
+  path = tmp_path / 'user_file.py'
   path.write_text(text)
   assert_user_error(run('train', f'--config={path}:preset', f'--workdir={tmp_path}/run'), [str(path), *parts])
 
 
-def test_config_file_that_needs_a_preset(tmp_path):
-  path = tmp_path / 'mine.py'
+def test_a_config_file_may_require_a_preset(tmp_path):
+  path = tmp_path / 'user_file.py'
   path.write_text('def get_config(preset):\n  return preset\n')
   assert_user_error(run('train', f'--config={path}', f'--workdir={tmp_path}/run'), ['missing 1 required', "'preset'"])
 
 
-def test_a_device_that_is_not_there_is_told_in_one_line(tmp_path):
+def test_a_missing_device_is_reported_in_one_line(tmp_path):
   command = [sys.executable, '-m', 'experiments.benchmark', '--suites=limits', f'--out={tmp_path}']
-  ran = subprocess.run(command, env=os.environ | {'JAX_PLATFORMS': 'rocm'}, capture_output=True, text=True)
-  assert ran.returncode == 2 and 'Traceback' not in ran.stderr
-  assert ran.stderr.endswith('error: JAX_PLATFORMS=rocm: jax finds no such device here; possible: cpu\n')
+  result = subprocess.run(command, env=os.environ | {'JAX_PLATFORMS': 'rocm'}, capture_output=True, text=True)
+  assert result.returncode == 2 and 'Traceback' not in result.stderr
+  message = 'JAX_PLATFORMS=rocm: jax finds no such device on this machine; JAX_PLATFORMS=cpu runs on any'
+  assert result.stderr.endswith(f'error: {message}\n')
 
 
 @pytest.mark.parametrize(
-  ('error', 'said'),
+  ('error', 'message'),
   [
     (
       'OSError(28, "No space left on device", "/runs/a/metrics.jsonl")',
@@ -91,58 +93,80 @@ def test_a_device_that_is_not_there_is_told_in_one_line(tmp_path):
     ('PermissionError(13, "Permission denied", "runs/out.txt")', 'runs/out.txt: Permission denied'),
   ],
 )
-def test_a_disk_that_takes_no_more_is_told_in_one_line(error, said, tmp_path):
-  path = tmp_path / 'mine.py'
+def test_a_disk_error_is_reported_in_one_line(error, message, tmp_path):
+  path = tmp_path / 'user_file.py'
   path.write_text(f'from experiments.launch import launch\ndef main():\n  raise {error}\nlaunch(main)\n')
   settings = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': '.'}
-  ran = subprocess.run([sys.executable, str(path)], env=settings, capture_output=True, text=True)
-  assert (ran.returncode, ran.stderr) == (2, f'error: {said}\n')
+  result = subprocess.run([sys.executable, str(path)], env=settings, capture_output=True, text=True)
+  assert (result.returncode, result.stderr) == (2, f'error: {message}\n')
 
 
-def test_a_score_of_ones_own_is_known_by_its_name(task, tmp_path):
-  path, folder = tmp_path / 'mine.py', tmp_path / 'run'
+def test_a_file_of_variants_adds_a_score(task, tmp_path):
+  path = tmp_path / 'user_file.py'
+  folder = tmp_path / 'run'
   row = 'aj.Row(lambda query, key: -jnp.sum((query[None, :] - key) ** 2, axis=-1), project=True)'
-  path.write_text(f"import attention_jax as aj\nimport jax.numpy as jnp\naj.SCORES['mine'] = {row}\n")
-  mine = f'--variants={path}'
+  path.write_text(f"import attention_jax as aj\nimport jax.numpy as jnp\naj.SCORES['user_score'] = {row}\n")
+  variants = f'--variants={path}'
   try:
-    assert run('train', mine, *tiny_arguments(task, folder, '--config.model.attention.score=mine')).code == 0
-    ran = run('evaluate', mine, f'--workdir={folder}')
-    assert ran.code == 0 and 'alignment_error_rate' in ran.out
+    assert run('train', variants, *tiny_arguments(task, folder, '--config.model.attention.score=user_score')).code == 0
+    result = run('evaluate', variants, f'--workdir={folder}')
+    assert result.code == 0 and 'alignment_error_rate' in result.out
   finally:
-    aj.SCORES.pop('mine', None)
-  assert_user_error(run('evaluate', f'--workdir={folder}'), ["unknown score 'mine'"])
+    aj.SCORES.pop('user_score', None)
+  assert_user_error(run('evaluate', f'--workdir={folder}'), ["unknown score 'user_score'"])
 
 
 @pytest.mark.parametrize(
   ('text', 'parts'),
   [
-    ('aj.SCORES["mine"] = 1\n', [':1: NameError', 'it adds rows to tables']),
+    ('aj.SCORES["user_score"] = 1\n', [':1: NameError', 'a file of variants adds rows to tables']),
     ('def f(\n', [':1: ']),
   ],
 )
-def test_files_of_variants_with_mistakes(text, parts, tmp_path):
-  path = tmp_path / 'mine.py'
+def test_mistakes_in_a_file_of_variants_are_located(text, parts, tmp_path):
+  path = tmp_path / 'user_file.py'
   path.write_text(text)
   assert_user_error(run('evaluate', f'--variants={path}', f'--workdir={tmp_path}'), [str(path), *parts])
-  assert_user_error(run('evaluate', f'--variants={path}s', f'--workdir={tmp_path}'), ['mine.pys: no such file'])
+  assert_user_error(run('evaluate', f'--variants={path}s', f'--workdir={tmp_path}'), ['user_file.pys: no such file'])
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='a setting of the GNU C library')
 @pytest.mark.parametrize(
-  ('given', 'found'),
+  ('setting', 'expected'),
   [
     ('', 'glibc.malloc.hugetlb=1'),
     ('glibc.malloc.tcache_count=7', 'glibc.malloc.tcache_count=7:glibc.malloc.hugetlb=1'),
     ('glibc.malloc.hugetlb=0', 'glibc.malloc.hugetlb=0'),
   ],
 )
-def test_programs_ask_for_large_pages_unless_somebody_said_otherwise(given, found, tmp_path):
-  says = tmp_path / 'says.py'
-  says.write_text("import os; print(os.environ['GLIBC_TUNABLES'])", 'utf-8')
-  command = [sys.executable, '-m', 'experiments.evaluate', f'--variants={says}', '--workdir=']
-  done = subprocess.run(
-    command, env=os.environ | {'GLIBC_TUNABLES': given}, capture_output=True, text=True, check=False
-  )
-  assert done.stdout.split() == [found]
-  assert done.returncode == 2
-  assert 'workdir' in done.stderr
+def test_programs_restart_with_large_pages_unless_the_environment_sets_them(setting, expected, tmp_path):
+  variants = tmp_path / 'print_setting.py'
+  variants.write_text("import os; print(os.environ['GLIBC_TUNABLES'])", 'utf-8')
+  command = [sys.executable, '-m', 'experiments.evaluate', f'--variants={variants}', '--workdir=']
+  environment = os.environ | {'GLIBC_TUNABLES': setting}
+  result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+  assert result.stdout.split() == [expected]
+  assert result.returncode == 2
+  assert 'workdir' in result.stderr
+
+
+@pytest.mark.parametrize('code', ['import experiments.evaluate', 'import experiments.benchmarks.memory'])
+def test_imports_do_not_restart_the_interpreter(code):
+  environment = {name: value for name, value in os.environ.items() if name != 'GLIBC_TUNABLES'}
+  command = [sys.executable, '-c', f"{code}; import os; print(os.environ.get('GLIBC_TUNABLES'))"]
+  result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+  assert result.stdout.split() == ['None']
+
+
+@pytest.mark.parametrize(
+  ('command', 'is_program'),
+  [
+    (['python', '-m', 'experiments.train', '--config=a'], True),
+    (['python', '-X', 'dev', '-m', 'experiments.benchmarks.memory'], True),
+    (['python', '-m', 'pytest', '-m', 'experiments.train'], False),
+    (['python', 'experiments/train.py'], False),
+    (['python'], False),
+  ],
+)
+def test_only_a_program_restarts(command, is_program):
+  assert large_pages._is_program(command) == is_program

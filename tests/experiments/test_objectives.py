@@ -1,4 +1,4 @@
-"""What training minimises beside the cross entropy is chosen on the command line, logged and remembered."""
+"""Losses beside the cross entropy: set on the command line, logged, and stored with the run."""
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +13,17 @@ from tests.experiments.helpers import run, tiny_arguments
 
 
 def train(task, folder, **fields):
-  """The records of a run that has these fields, and the run."""
-  ran = run(
-    'train', *tiny_arguments(task, folder, *(f'--config.{name.replace("__", ".")}={x}' for name, x in fields.items()))
-  )
-  assert ran.code == 0, ran.err
+  """Trains with these config fields, `__` for a dot; returns the records of training and of validation, and the run."""
+  flags = [f'--config.{name.replace("__", ".")}={value}' for name, value in fields.items()]
+  result = run('train', *tiny_arguments(task, folder, *flags))
+  assert result.code == 0, result.err
   records = read_metrics(folder)
-  return [r for r in records if 'train/loss' in r], [r for r in records if 'validation/loss' in r], open_run(folder)
+  training = [record for record in records if 'train/loss' in record]
+  validation = [record for record in records if 'validation/loss' in record]
+  return training, validation, open_run(folder)
 
 
-def test_links_guide_and_a_temperature_falls(task, tmp_path):
+def test_auxiliary_losses_and_annealing(task, tmp_path):
   spec = 'temperature: linear(peak=2.0, end=0.5)'
   logged, validated, opened = train(
     task,
@@ -41,16 +42,25 @@ def test_links_guide_and_a_temperature_falls(task, tmp_path):
   assert temperature == pytest.approx([2.0 - 1.5 * min(opened.step + 1, 4) / 4])
 
 
-def test_draws_are_rewarded_without_being_told_to(task, tmp_path):
-  alone = "tsv(train='train.tsv')"
-  logged, _, opened = train(task, tmp_path / 'run', model__attention__alignment='hard', data__task=alone)
+def test_hard_attention_gets_its_required_loss(task, tmp_path):
+  logged, _, opened = train(
+    task, tmp_path / 'run', model__attention__alignment='hard', data__task="tsv(train='train.tsv')"
+  )
   assert all(record['train/reinforce'] != 0 and record['train/log_likelihood'] < 0 for record in logged)
   assert opened.config['training']['auxiliary'] == ''
-  loss, ids, real = sequence_loss(opened.model), jnp.ones((2, 5), jnp.int32), jnp.ones((2, 5), bool)
-  value = lambda params, part: loss(
-    params, Batch(ids, real, ids, real, ids[:, 0]), step_rngs(jax.random.key(0)), {'log_likelihood': -1.0}
-  )[part]
-  gradient = jax.jit(jax.grad(value), static_argnums=1)
-  found = {part: gradient(opened.params, part)['decoder']['cell']['attention'] for part in ('loss', 'cross_entropy')}
-  learns = {part: any(x.any() for x in jax.tree.leaves(gradients)) for part, gradients in found.items()}
-  assert learns == {'loss': True, 'cross_entropy': False}
+  gradients = {part: attention_gradient(opened, part) for part in ('loss', 'cross_entropy')}
+  has_gradient = {part: any(x.any() for x in jax.tree.leaves(gradient)) for part, gradient in gradients.items()}
+  assert has_gradient == {'loss': True, 'cross_entropy': False}
+
+
+def attention_gradient(opened, part: str):
+  """Returns the gradient of one part of the loss with respect to the parameters of attention."""
+  loss = sequence_loss(opened.model)
+  ids = jnp.ones((2, 5), jnp.int32)
+  mask = jnp.ones((2, 5), bool)
+  batch = Batch(ids, mask, ids, mask, ids[:, 0])
+
+  def value(params):
+    return loss(params, batch, step_rngs(jax.random.key(0)), {'log_likelihood': -1.0})[part]
+
+  return jax.jit(jax.grad(value))(opened.params)['decoder']['cell']['attention']

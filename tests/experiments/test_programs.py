@@ -1,4 +1,4 @@
-"""Train, evaluate, translate, inspect, on a task of a few words: what is printed and what is written."""
+"""train, evaluate, translate and inspect_attention on a task of a few words: what they print and write."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from attention_jax.training.folder import lock_folder, read_config
 from attention_jax.training.writers import read_metrics
 from tests.experiments.helpers import read_tree, run, tiny_arguments, write_task
 
-MEASURED = [
+METRICS = [
   'loss',
   'accuracy',
   'phoneme_error_rate',
@@ -37,13 +37,13 @@ def test_training_prints_and_writes(trained):
     f'written to {folder}: best/',
   ):
     assert line in printed
-  assert '  phoneme_error_rate: token_error_rate|case:mixed|tok:space|refs:nearest\n' in printed  # whole
+  assert '  phoneme_error_rate: token_error_rate|case:mixed|tok:space|refs:nearest\n' in printed  # not wrapped
   results = json.loads((folder / 'results.json').read_text())
   assert results['evaluation']['beams'] == 2 and results['implementation'] == 'xla' and results['step'] in (2, 4)
-  assert list(results['results']) == ['test'] and list(results['results']['test']) == MEASURED
-  assert all(set(found) == {'value', 'unit', 'signature'} for found in results['results']['test'].values())
+  assert list(results['results']) == ['test'] and list(results['results']['test']) == METRICS
+  assert all(set(metric) == {'value', 'unit', 'signature'} for metric in results['results']['test'].values())
   hypotheses = (folder / 'hypotheses.test.txt').read_text('utf-8')
-  assert hypotheses.count('\n') == len({row.split('\t')[0] for row in (rows(folder, 'test'))})
+  assert hypotheses.count('\n') == len({row.split('\t')[0] for row in read_rows(folder, 'test')})
   metrics = read_metrics(folder)
   assert [record['step'] for record in metrics] == [1, 2, 3, 4]
   assert all('train/loss' in record for record in metrics)
@@ -51,175 +51,197 @@ def test_training_prints_and_writes(trained):
   assert list((folder / 'tensorboard').iterdir())
 
 
-def rows(folder, split):
+def read_rows(folder, split):
+  """Returns the lines of a split of a run's task."""
   data = read_config(folder)['data']['folder']
   with open(f'{data}/{split}.tsv', encoding='utf-8') as file:
     return file.read().splitlines()
 
 
-def test_a_finished_run_is_left_as_it_is(trained, task):
+def test_training_a_finished_run_changes_nothing(trained, task):
   folder, _ = trained
   before = read_tree(folder)
-  ran = run('train', *tiny_arguments(task, folder))
-  assert ran.code == 0 and 'all 4 steps are done (' in ran.out and 'starting' not in ran.out
+  result = run('train', *tiny_arguments(task, folder))
+  assert result.code == 0 and 'all 4 steps are done (' in result.out and 'starting' not in result.out
   assert read_tree(folder) == before
 
 
-def test_a_run_does_not_go_on_with_other_data(tmp_path):
+def test_resuming_with_different_data_is_an_error(tmp_path):
   command = tiny_arguments(write_task(tmp_path / 'task'), tmp_path / 'run')
   assert run('train', *command).code == 0
-  before, path = read_tree(tmp_path / 'run'), tmp_path / 'task' / 'train.tsv'
+  before = read_tree(tmp_path / 'run')
+  path = tmp_path / 'task' / 'train.tsv'
   path.write_text(path.read_text('utf-8').replace('eins', 'zwei', 1), 'utf-8')
-  ran = run('train', *command)
-  assert ran.code == 2 and ran.err.count('\n') == 1
-  assert 'was begun with other data: train (or the vocabulary) changed since' in ran.err
+  result = run('train', *command)
+  assert result.code == 2 and result.err.count('\n') == 1
+  assert 'was begun with other data: train (or the vocabulary) changed since' in result.err
   assert read_tree(tmp_path / 'run') == before
   (tmp_path / 'run' / 'data.json').unlink()
   assert 'all 4 steps are done (' in run('train', *command).out
 
 
-def test_two_do_not_train_in_one_folder(trained, task):
+def test_a_locked_folder_is_an_error(trained, task):
   before = read_tree(trained[0])
   with lock_folder(trained[0], print):
-    ran = run('train', *tiny_arguments(task, trained[0], '--config.training.keep=9'))  # which may differ
-  assert ran.code == 2 and ran.err.endswith('is being trained in by another process; possible: another folder\n')
+    result = run('train', *tiny_arguments(task, trained[0], '--config.training.keep=9'))  # this field may differ
+  assert result.code == 2 and result.err.endswith('is being trained in by another process; possible: another folder\n')
   assert read_tree(trained[0]) == before
 
 
-def test_evaluate(trained, tmp_path):
+def test_evaluate_reproduces_the_results_of_training(trained, tmp_path):
   folder, _ = trained
   before = read_tree(folder)
-  ran = run('evaluate', f'--workdir={folder}', f'--output={tmp_path}/h.txt')
-  assert ran.code == 0 and 'test (step' in ran.out and all(name in ran.out for name in MEASURED)
+  result = run('evaluate', f'--workdir={folder}', f'--output={tmp_path}/h.txt')
+  assert result.code == 0 and 'test (step' in result.out and all(name in result.out for name in METRICS)
   assert (tmp_path / 'h.txt').read_bytes() == before['hypotheses.test.txt']
-  again = json.loads(before['results.json'])['results']['test']
-  assert f'{again["phoneme_error_rate"]["value"]:.2f}' in ran.out and f'{again["entropy"]["value"]:.4f}' in ran.out
+  stored = json.loads(before['results.json'])['results']['test']
+  assert (
+    f'{stored["phoneme_error_rate"]["value"]:.2f}' in result.out and f'{stored["entropy"]["value"]:.4f}' in result.out
+  )
   latest = run('evaluate', f'--workdir={folder}', '--split=train', '--checkpoint=latest', '--beams=1')
   assert latest.code == 0 and 'train (step 4)' in latest.out
   assert read_tree(folder) == before
 
 
-def test_other_metrics_and_json(trained):
+def test_evaluate_with_other_metrics_as_json(trained):
   workdir = f'--workdir={trained[0]}'
-  told = json.loads(run('evaluate', workdir, '--metrics=chrf', '--metrics=bleu(lowercase=True)', '--json').out)
-  assert told['split'] == 'test' and told['evaluation']['metrics'] == ['chrf', 'bleu(lowercase=True)']
-  assert '|case:lc|' in told['results']['bleu']['signature'] and 'phoneme_error_rate' not in told['results']
-  known = json.loads((trained[0] / 'results.json').read_text())
-  assert told['steps'] == [known['step']] and told['results']['loss'] == known['results']['test']['loss']
-  for wrong in (['--metrics=chrff'], ['--metrics=ter', '--metrics=ter']):
-    ran = run('evaluate', workdir, *wrong)
-    assert ran.code == 2 and ran.out == '' and ran.err.count('\n') == 1
+  record = json.loads(run('evaluate', workdir, '--metrics=chrf', '--metrics=bleu(lowercase=True)', '--json').out)
+  assert record['split'] == 'test' and record['evaluation']['metrics'] == ['chrf', 'bleu(lowercase=True)']
+  assert '|case:lc|' in record['results']['bleu']['signature'] and 'phoneme_error_rate' not in record['results']
+  stored = json.loads((trained[0] / 'results.json').read_text())
+  assert record['steps'] == [stored['step']] and record['results']['loss'] == stored['results']['test']['loss']
+  for flags in (['--metrics=chrff'], ['--metrics=ter', '--metrics=ter']):
+    result = run('evaluate', workdir, *flags)
+    assert result.code == 2 and result.out == '' and result.err.count('\n') == 1
 
 
-def test_texts_of_somebody_else_are_measured(trained, tmp_path):
-  workdir, own = f'--workdir={trained[0]}', trained[0] / 'hypotheses.test.txt'
-  ran, found = run('evaluate', workdir), run('evaluate', workdir, f'--hypotheses={own}')
-  row = lambda ran: next(line.split() for line in ran.out.splitlines() if 'phoneme_error_rate' in line)
-  assert found.code == 0 and row(found) == row(ran) and 'loss' not in found.out
-  (tmp_path / 'right.txt').write_text(
-    ''.join(f'{line}\n' for line in open_run(trained[0]).system.corpus('test').target)
-  )
-  assert row(run('evaluate', workdir, f'--hypotheses={tmp_path}/right.txt'))[1] == '0.00'
+def test_given_hypotheses_are_evaluated(trained, tmp_path):
+  workdir = f'--workdir={trained[0]}'
+  hypotheses = trained[0] / 'hypotheses.test.txt'
+  searched = run('evaluate', workdir)
+  evaluated = run('evaluate', workdir, f'--hypotheses={hypotheses}')
+  assert evaluated.code == 0 and 'loss' not in evaluated.out
+  assert error_rate_row(evaluated) == error_rate_row(searched)
+  references = open_run(trained[0]).system.corpus('test').target
+  (tmp_path / 'references.txt').write_text(''.join(f'{line}\n' for line in references))
+  assert error_rate_row(run('evaluate', workdir, f'--hypotheses={tmp_path}/references.txt'))[1] == '0.00'
   (tmp_path / 'few.txt').write_text('eins\n')
   few = run('evaluate', workdir, f'--hypotheses={tmp_path}/few.txt')
-  assert few.code == 2 and few.err.startswith('error: 1 hypotheses for the ') and few.err.count('\n') == 1
-  refused = run('evaluate', workdir, f'--hypotheses={own}', '--beams=2')
-  assert refused.code == 2 and '--beams is of a search' in refused.err
+  assert few.code == 2 and few.err.startswith('error: ') and '1' in few.err and few.err.count('\n') == 1
+  combined = run('evaluate', workdir, f'--hypotheses={hypotheses}', '--beams=2')
+  assert combined.code == 2 and '--beams applies to a search' in combined.err
+
+
+def error_rate_row(result) -> list[str]:
+  """Returns the cells of the row of phoneme_error_rate."""
+  return next(line.split() for line in result.out.splitlines() if 'phoneme_error_rate' in line)
 
 
 def test_translate_lines(trained, tmp_path):
   workdir = f'--workdir={trained[0]}'
-  given = 'eins zwei\r\n\nneun fünf drei'.encode()
-  ran = run('translate', workdir, stdin=given)
-  assert ran.code == 0 and ran.out.count('\n') == 3 and ran.out.split('\n')[1] == ''
-  assert ran.err.splitlines()[0] == '1 empty line gave empty output (line 2)'
-  (tmp_path / 'lines.txt').write_bytes(given)
-  assert run('translate', workdir, f'--input={tmp_path}/lines.txt') == ran
-  (tmp_path / 'unseen').write_text(' '.join(['eins'] * 40))  # longer than every bucket
-  assert run('translate', workdir, f'--input={tmp_path}/unseen').code == 0
+  lines = 'eins zwei\r\n\nneun fünf drei'.encode()
+  result = run('translate', workdir, stdin=lines)
+  assert result.code == 0 and result.out.count('\n') == 3 and result.out.split('\n')[1] == ''
+  assert result.err.splitlines()[0] == '1 empty line gave empty output (line 2)'
+  (tmp_path / 'lines.txt').write_bytes(lines)
+  assert run('translate', workdir, f'--input={tmp_path}/lines.txt') == result
+  (tmp_path / 'long').write_text(' '.join(['eins'] * 40))  # longer than every bucket
+  assert run('translate', workdir, f'--input={tmp_path}/long').code == 0
 
 
 def test_translate_with_alternatives_and_alignments(trained):
-  workdir, given = f'--workdir={trained[0]}', b'eins zwei\n\ndrei'
-  plain = run('translate', workdir, stdin=given).out.splitlines()
-  ran = run('translate', workdir, '--nbest=2', '--alignments', stdin=given)
-  fields = [line.split('\t') for line in ran.out.splitlines()]
+  workdir = f'--workdir={trained[0]}'
+  lines = b'eins zwei\n\ndrei'
+  plain = run('translate', workdir, stdin=lines).out.splitlines()
+  result = run('translate', workdir, '--nbest=2', '--alignments', stdin=lines)
+  fields = [line.split('\t') for line in result.out.splitlines()]
   assert [int(number) for number, *_ in fields] == [1, 1, 3, 3]
   assert [fields[0][2], '', fields[2][2]] == plain
   for (_, first, *_), (_, second, *_) in ((fields[0], fields[1]), (fields[2], fields[3])):
     assert float(first) >= float(second)
+  source_lengths = {'1': 2, '3': 1}
   for number, _, text, alignment in fields:
     links = parse_pharaoh(alignment)
-    assert all(source < (2, 0, 1)[int(number) - 1] and target < len(text.split()) for source, target in links)
-  parsed = [json.loads(line) for line in run('translate', workdir, '--json', '--nbest=2', stdin=given).out.splitlines()]
-  shapes = [(p['line'], p['source'], len(p['hypotheses'])) for p in parsed]
-  assert shapes == [(1, 'eins zwei', 2), (2, '', 0), (3, 'drei', 2)]
-  for found, columns in zip((h for p in parsed for h in p['hypotheses']), fields, strict=True):
-    assert found['text'] == columns[2] and f'{found["score"]:.4f}' == columns[1]
-    assert len(found['weights']) in (len(found['tokens']), len(found['tokens']) + 1)
-    assert all(abs(sum(row) - 1) < 1e-4 for row in found['weights'])
-    assert {tuple(link) for link in found['alignment']} == set(parse_pharaoh(columns[3]))
+    assert all(source < source_lengths[number] and target < len(text.split()) for source, target in links)
+  records = [
+    json.loads(line) for line in run('translate', workdir, '--json', '--nbest=2', stdin=lines).out.splitlines()
+  ]
+  counts = [(record['line'], record['source'], len(record['hypotheses'])) for record in records]
+  assert counts == [(1, 'eins zwei', 2), (2, '', 0), (3, 'drei', 2)]
+  hypotheses = [hypothesis for record in records for hypothesis in record['hypotheses']]
+  for hypothesis, columns in zip(hypotheses, fields, strict=True):
+    assert hypothesis['text'] == columns[2] and f'{hypothesis["score"]:.4f}' == columns[1]
+    assert len(hypothesis['weights']) in (len(hypothesis['tokens']), len(hypothesis['tokens']) + 1)
+    assert all(abs(sum(row) - 1) < 1e-4 for row in hypothesis['weights'])
+    assert {tuple(link) for link in hypothesis['alignment']} == set(parse_pharaoh(columns[3]))
 
 
-def test_translate_by_drawing(trained):
-  workdir, given = f'--workdir={trained[0]}', b'eins zwei\n\ndrei\neins zwei'
-  drawn = run('translate', workdir, '--samples=3', '--temperature=5', stdin=given)
-  fields = [line.split('\t') for line in drawn.out.splitlines()]
+def test_translate_by_sampling(trained):
+  workdir = f'--workdir={trained[0]}'
+  lines = b'eins zwei\n\ndrei\neins zwei'
+  sampled = run('translate', workdir, '--samples=3', '--temperature=5', stdin=lines)
+  fields = [line.split('\t') for line in sampled.out.splitlines()]
   assert [int(number) for number, *_ in fields] == [1, 1, 1, 3, 3, 3, 4, 4, 4]
-  assert [f[2] for f in fields[:3]] != [f[2] for f in fields[6:]]  # the same line again is drawn anew
-  assert run('translate', workdir, '--samples=3', '--temperature=5', stdin=given) == drawn
-  assert run('translate', workdir, '--samples=3', '--temperature=5', '--seed=1', stdin=given).out != drawn.out
-  greedy = run('translate', workdir, '--beams=1', stdin=given).out
-  assert run('translate', workdir, '--samples=1', '--top_k=1', stdin=given).out == greedy
+  assert [f[2] for f in fields[:3]] != [f[2] for f in fields[6:]]  # a repeated line gets new samples
+  assert run('translate', workdir, '--samples=3', '--temperature=5', stdin=lines) == sampled
+  assert run('translate', workdir, '--samples=3', '--temperature=5', '--seed=1', stdin=lines).out != sampled.out
+  greedy = run('translate', workdir, '--beams=1', stdin=lines).out
+  assert run('translate', workdir, '--samples=1', '--top_k=1', stdin=lines).out == greedy
 
 
-def with_evaluation(trained, folder, change):
-  """A copy of the run whose stored config.evaluation went through `change`."""
+def copy_run(trained, folder, **evaluation):
+  """Copies a run with other fields of config.evaluation."""
   shutil.copytree(trained[0], folder)
   config = read_config(folder)
-  change(config['evaluation'])
+  config['evaluation'] |= evaluation
   (folder / 'config.json').write_text(json.dumps(config))
   return folder
 
 
-def test_hypotheses_are_ranked_as_the_config_says(trained, tmp_path):
-  # Long enough that no short output covers it: only then has a coverage penalty something to say.
-  given = b'eins zwei drei eins zwei drei eins'
+def test_hypotheses_are_ranked_by_the_config(trained, tmp_path):
+  # Long enough that no short output covers it, so that the coverage penalty is not zero.
+  line = b'eins zwei drei eins zwei drei eins'
 
   def score(workdir):
-    _, found, *_ = run('translate', f'--workdir={workdir}', '--beams=1', '--nbest=1', stdin=given).out.split('\t')
-    return float(found)
+    result = run('translate', f'--workdir={workdir}', '--beams=1', '--nbest=1', stdin=line)
+    return float(result.out.split('\t')[1])
 
   scores = [score(trained[0])]
   for field in ('alpha', 'beta', 'gamma'):
-    change = lambda values, field=field: values.update({field: 3.0})
-    scores.append(score(with_evaluation(trained, tmp_path / field, change)))
+    scores.append(score(copy_run(trained, tmp_path / field, **{field: 3.0})))
   assert len(set(scores)) == 4
 
 
-def test_several_seeds_at_once(trained, task, tmp_path):
+def test_several_seeds(trained, task, tmp_path):
   folder = tmp_path / 'both'
-  ran = run('train', *tiny_arguments(task, folder, '--config.seeds=2'))
-  assert ran.code == 0, ran.err
-  assert 'seed 1  validation/loss' in ran.out and ' ± ' in ran.out and 'the means over 2 seeds' in ran.out
-  alone, first = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder / 'seed_0'))
-  assert first['results']['test']['loss']['value'] == pytest.approx(alone['results']['test']['loss']['value'], rel=1e-4)
-  both = json.loads((folder / 'results.json').read_text())
-  found = both['results']['test']['loss']
-  assert both['seeds'] == [0, 1] and found['value'] == pytest.approx(sum(found['values']) / 2)
-  assert found['values'][0] == first['results']['test']['loss']['value'] and found['deviation'] > 0
+  result = run('train', *tiny_arguments(task, folder, '--config.seeds=2'))
+  assert result.code == 0, result.err
+  assert 'seed 1  validation/loss' in result.out and ' ± ' in result.out and 'the means over 2 seeds' in result.out
+  losses = [read_test_loss(path)['value'] for path in (trained[0], folder / 'seed_0')]
+  assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+  assert json.loads((folder / 'results.json').read_text())['seeds'] == [0, 1]
+  summary = read_test_loss(folder)
+  assert summary['value'] == pytest.approx(sum(summary['values']) / 2)
+  assert summary['values'][0] == losses[1] and summary['deviation'] > 0
   assert read_config(folder / 'seed_1')['training']['seed'] == 1 and read_config(folder / 'seed_1')['seeds'] == 1
   assert run('translate', f'--workdir={folder}/seed_1', stdin=b'eins zwei').code == 0
-  ran = run('translate', f'--workdir={folder}', stdin=b'eins zwei')
-  assert ran.code == 2 and f'holds 2 runs, one for each seed; possible: {folder}/seed_0, {folder}/seed_1' in ran.err
-  ran = run('train', *tiny_arguments(task, tmp_path / 'none', '--config.seeds=0'))
-  assert ran.code == 2 and 'config.seeds is 0; possible: 1 or more' in ran.err
+  result = run('translate', f'--workdir={folder}', stdin=b'eins zwei')
+  assert (
+    result.code == 2 and f'holds 2 runs, one for each seed; possible: {folder}/seed_0, {folder}/seed_1' in result.err
+  )
+  result = run('train', *tiny_arguments(task, tmp_path / 'none', '--config.seeds=0'))
+  assert result.code == 2 and 'config.seeds is 0; possible: 1 or more' in result.err
+
+
+def read_test_loss(folder):
+  """Returns the record of the loss on the test split."""
+  return json.loads((folder / 'results.json').read_text())['results']['test']['loss']
 
 
 def test_inspect_attention(trained, tmp_path):
   folder, _ = trained
-  ran = run('inspect_attention', f'--workdir={folder}', '--rows=0,3', f'--output={tmp_path}/rows.png')
-  assert ran.code == 0 and ran.out == f'written to {tmp_path}/rows.png\n'
+  result = run('inspect_attention', f'--workdir={folder}', '--rows=0,3', f'--output={tmp_path}/rows.png')
+  assert result.code == 0 and result.out == f'written to {tmp_path}/rows.png\n'
   assert matplotlib.image.imread(tmp_path / 'rows.png').std() > 0
   lines = ['--text=eins fünf', '--text=zwei']
   assert run('inspect_attention', f'--workdir={folder}', *lines, f'--output={tmp_path}/lines.png').code == 0
@@ -227,21 +249,24 @@ def test_inspect_attention(trained, tmp_path):
   (folder / 'attention.png').unlink()
 
 
-def test_what_is_left_out_is_counted(tmp_path):
+def test_skipped_rows_are_reported(tmp_path):
   table = tmp_path / 'odd.tsv'
   table.write_bytes(b'eins zwei\tzwei eins\r\n\r\ndrei\teins\r\neins eins eins eins eins\teins\r\n')
-  few = (f"--config.data.task=tsv(train='{table}')", '--config.training.steps=1')
-  ran = run('train', *tiny_arguments(tmp_path, tmp_path / 'run', *few))
-  assert ran.code == 0, ran.err
-  assert f'{table}: 1 blank line skipped (line 2)' in ran.out
-  assert 'train: 1 of 3 pairs fit no bucket and are left out of training, loss and alignments (line 4 of' in ran.out
-  assert 'measured: nothing, as the task has only a training split; parameters: step 1, the last' in ran.out
+  flags = (f"--config.data.task=tsv(train='{table}')", '--config.training.steps=1')
+  result = run('train', *tiny_arguments(tmp_path, tmp_path / 'run', *flags))
+  assert result.code == 0, result.err
+  assert f'{table}: 1 blank line skipped (line 2)' in result.out
+  assert 'train: 1 of 3 pairs fit no bucket and are left out of training, loss and alignments (line 4 of' in result.out
+  assert 'measured: nothing, as the task has only a training split; parameters: step 1, the last' in result.out
   assert json.loads((tmp_path / 'run' / 'results.json').read_text())['results'] == {}
 
 
 def test_an_ablation_is_one_flag(task, tmp_path):
-  """Rows with needs of their own: all of them are trained by the tests of modules and models."""
-  choice = ('--config.model.attention.score=location_sensitive', '--config.model.attention.alignment=entmax(alpha=1.3)')
-  less = ('--config.training.steps=2', '--config.evaluation.beams=1', "--config.data.task=tsv(train='train.tsv')")
-  ran = run('train', *tiny_arguments(task, tmp_path / 'run', *choice, *less))
-  assert ran.code == 0 and 'all 2 steps are done' in ran.out, ran.err
+  """Rows with state and with options; the tests of modules and models train all rows."""
+  variants = (
+    '--config.model.attention.score=location_sensitive',
+    '--config.model.attention.alignment=entmax(alpha=1.3)',
+  )
+  tiny = ('--config.training.steps=2', '--config.evaluation.beams=1', "--config.data.task=tsv(train='train.tsv')")
+  result = run('train', *tiny_arguments(task, tmp_path / 'run', *variants, *tiny))
+  assert result.code == 0 and 'all 2 steps are done' in result.out, result.err

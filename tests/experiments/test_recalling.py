@@ -1,4 +1,4 @@
-"""The programs on tasks of remembering: trained, resumed, drawn, refused."""
+"""The programs on recall tasks: training, resuming, plots, mistakes."""
 
 import json
 
@@ -21,54 +21,54 @@ ARGS = ['--config=configs/recall.py:graves2014', *(f'--config.{name}={value}' fo
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
   folder = tmp_path_factory.mktemp('recalled') / 'run'
-  ran = run('train', *ARGS, f'--workdir={folder}')
-  assert ran.code == 0, ran.err
-  return folder, ran.out
+  result = run('train', *ARGS, f'--workdir={folder}')
+  assert result.code == 0, result.err
+  return folder, result.out
 
 
-def test_what_is_measured(trained):
+def test_results_and_hypotheses(trained):
   folder, out = trained
   assert 'unseen: 256 episodes of up to 11 steps' in out and 'cosine(beta=1.0) and addressing' in out
   results = json.loads((folder / 'results.json').read_text())['results']
   assert set(results) == {'test', 'unseen'} and set(results['unseen']) == {'loss', 'cost', 'error', 'exact_match'}
-  found = results['unseen']
+  unseen = results['unseen']
   bits = 256 * 5 * 2
-  assert found['loss']['signature'] == f'bits:{bits}|episodes:256'
-  assert found['cost']['value'] == pytest.approx(found['loss']['value'] / 0.6931472 * 10, rel=1e-4)
+  assert unseen['loss']['signature'] == f'bits:{bits}|episodes:256'
+  assert unseen['cost']['value'] == pytest.approx(unseen['loss']['value'] / 0.6931472 * 10, rel=1e-4)
   lines = (folder / 'hypotheses.unseen.txt').read_text().splitlines()
   assert len(lines) == 256 and all(len(line.split()) == 5 and set(line) <= {'0', '1', ' '} for line in lines)
 
 
-def test_the_same_command_goes_on_exactly(trained, tmp_path):
+def test_the_same_command_resumes_exactly(trained, tmp_path):
   folder = copy_interrupted_run(trained[0], tmp_path / 'run')
   assert 'going on at' in run('train', *ARGS, f'--workdir={folder}').out
-  whole, parts = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder))
-  assert whole == parts
+  uninterrupted, resumed = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder))
+  assert uninterrupted == resumed
 
 
-def test_it_is_evaluated_and_drawn(trained):
+def test_evaluation_and_plots(trained):
   folder, _ = trained
-  ran = run('evaluate', f'--workdir={folder}', '--split=validation')
-  assert ran.code == 0 and 'exact_match' in ran.out
+  result = run('evaluate', f'--workdir={folder}', '--split=validation')
+  assert result.code == 0 and 'exact_match' in result.out
   assert run('inspect_attention', f'--workdir={folder}', '--split=unseen', '--rows=0,5').code == 0
   assert (folder / 'memory.png').exists()
-  ran = run('inspect_attention', f'--workdir={folder}', '--text=7')
-  assert ran.code == 2 and '--text is not bits' in ran.err
+  result = run('inspect_attention', f'--workdir={folder}', '--text=7')
+  assert result.code == 2 and '--text is not bits' in result.err
 
 
 @pytest.mark.parametrize(
-  ('flag', 'said'),
+  ('flag', 'message'),
   [
     ('model.alignment=hard', "alignment='hard' draws or sums over positions"),
     ('model.cell=turing(heads=2)', "option of cell 'turing': 'heads'"),
-    ('data.task=copy(bits=0)', 'copy: bits is 0; possible: 1 or more'),
-    ('data.batch_size=0', 'data.batch_size is 0'),
+    ('data.task=copy(bits=0)', 'option bits must be at least 1, got 0'),
+    ('data.batch_size=0', 'config.data.batch_size must be at least 1, got 0'),
     ('training.label_smoothing=0.1', 'possible for bits: 0.0'),
     ('training.auxiliary=coverage', 'possible for recall'),
     ('training.select=bleu', "unknown metric in training.select: 'bleu'"),
   ],
 )
-def test_mistakes_are_one_line(tmp_path, flag, said):
-  ran = run('train', *ARGS, f'--config.{flag}', f'--workdir={tmp_path}/run')
-  assert ran.code == 2 and said in ran.err and ran.err.count('\n') == 1
+def test_mistakes_are_reported_in_one_line(tmp_path, flag, message):
+  result = run('train', *ARGS, f'--config.{flag}', f'--workdir={tmp_path}/run')
+  assert result.code == 2 and message in result.err and result.err.count('\n') == 1
   assert not (tmp_path / 'run').exists()

@@ -1,4 +1,4 @@
-"""The whole program, killed at any moment, ends as if it had never been."""
+"""A run that was killed at any moment and resumed ends with the results of an uninterrupted one."""
 
 import json
 import random
@@ -6,59 +6,61 @@ import signal
 import time
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from attention_jax.systems.runs import open_run
 from attention_jax.training.writers import read_metrics
 from tests.experiments.helpers import start_training, tiny_arguments
 
-TIMES = {'train/tokens_per_second', 'train/steps_per_second', 'train/compilations'}
+MACHINE_DEPENDENT = {'train/tokens_per_second', 'train/steps_per_second', 'train/compilations'}
 
 
-def end(process):
+def wait(process):
+  """Waits for a program that must succeed."""
   output, _ = process.communicate(timeout=300)
   assert process.returncode == 0, output
 
 
-def test_killed_anywhere_ends_with_the_same_bits(task, tmp_path):
+def test_a_run_killed_at_any_moment_resumes_exactly(task, tmp_path):
   longer = ('--config.training.steps=30', '--config.training.evaluate_every=6', '--config.training.checkpoint_every=4')
-  end(start_training(*tiny_arguments(task, tmp_path / 'whole', *longer)))
+  wait(start_training(*tiny_arguments(task, tmp_path / 'uninterrupted', *longer)))
   codes = []
-  for sight in ('step 1/30', 'step 12/30  validation', 'all 30 steps'):
+  for output in ('step 1/30', 'step 12/30  validation', 'all 30 steps'):
     process = start_training(*tiny_arguments(task, tmp_path / 'run', *longer))
     for line in process.stdout:
-      if sight in line:
+      if output in line:
         break
     time.sleep(random.uniform(0, 0.3))
     process.send_signal(signal.SIGKILL)
     process.communicate()
     codes.append(process.returncode)
-  end(start_training(*tiny_arguments(task, tmp_path / 'run', *longer)))
+  wait(start_training(*tiny_arguments(task, tmp_path / 'run', *longer)))
   assert -signal.SIGKILL in codes
   for kind in ('latest', 'best'):
-    whole, run = open_run(tmp_path / 'whole', kind), open_run(tmp_path / 'run', kind)
-    assert whole.step == run.step
-    for name, value in flat(whole.params).items():
-      assert np.array_equal(value, flat(run.params)[name]), name
+    uninterrupted = open_run(tmp_path / 'uninterrupted', kind)
+    resumed = open_run(tmp_path / 'run', kind)
+    assert uninterrupted.step == resumed.step
+    resumed_params = flatten_dict(resumed.params, sep='/')
+    for name, value in flatten_dict(uninterrupted.params, sep='/').items():
+      assert np.array_equal(value, resumed_params[name]), name
   for name in ('results.json', 'hypotheses.test.txt', 'config.json', 'vocabulary.source.json'):
-    assert (tmp_path / 'whole' / name).read_bytes() == (tmp_path / 'run' / name).read_bytes()
-  assert records(tmp_path / 'whole') == records(tmp_path / 'run')
+    assert (tmp_path / 'uninterrupted' / name).read_bytes() == (tmp_path / 'run' / name).read_bytes()
+  assert comparable_records(tmp_path / 'uninterrupted') == comparable_records(tmp_path / 'run')
 
 
-def flat(params, prefix=''):
-  if not isinstance(params, dict):
-    return {prefix: np.asarray(params)}
-  return {path: leaf for name, value in params.items() for path, leaf in flat(value, f'{prefix}/{name}').items()}
+def comparable_records(folder):
+  """Returns the logged records without rates and compilations."""
+  return [
+    json.dumps({name: value for name, value in record.items() if name not in MACHINE_DEPENDENT})
+    for record in read_metrics(folder)
+  ]
 
 
-def records(folder):
-  return [json.dumps({k: v for k, v in record.items() if k not in TIMES}) for record in read_metrics(folder)]
-
-
-def test_a_signal_is_told_by_the_exit_status(task, tmp_path):
+def test_an_interrupted_run_exits_with_its_own_status(task, tmp_path):
   process = start_training(*tiny_arguments(task, tmp_path / 'run', '--config.training.steps=3000'))
   for line in process.stdout:
     if 'step 1/' in line or 'step 2' in line:
       break
   process.send_signal(signal.SIGTERM)
   output, _ = process.communicate(timeout=300)
-  assert process.returncode == 75 and 'the same command goes on from step' in output
+  assert process.returncode == 75 and 'the same command' in output and 'step' in output

@@ -1,4 +1,4 @@
-"""translate --stream: lines through a real pipe, answered while they arrive, as greedy search answers whole lines."""
+"""translate --stream: lines through a pipe, translated while they arrive, as by greedy search of whole lines."""
 
 import itertools
 
@@ -9,8 +9,8 @@ from attention_jax.systems.runs import open_run
 from tests.experiments.helpers import WORDS, run, start_translate, tiny_arguments
 from tests.experiments.test_bad_input import assert_user_error
 
-# As it was drawn, with scores around 0: about half of all positions are selected, and outputs differ.
-FOLLOWS = (
+# Initial parameters with scores around 0 select about half of all positions, so that outputs differ.
+STREAMING_FIELDS = (
   '--config.model.attention.alignment=monotonic',
   '--config.model.attention.score=offset_additive(offset=0.0)',
   '--config.model.encoder=rnn(rnn="gru", features=16)',
@@ -27,64 +27,85 @@ LINES = [' '.join(words) for size in (1, 3, 4) for words in itertools.islice(ite
 
 
 @pytest.fixture(scope='module')
-def follows(task, tmp_path_factory):
-  """The folder of a run that can follow its source."""
-  folder = tmp_path_factory.mktemp('follows') / 'run'
-  ran = run('train', *tiny_arguments(task, folder, *FOLLOWS))
-  assert ran.code == 0, ran.err
+def streaming_run(task, tmp_path_factory):
+  """The folder of a run that can stream."""
+  folder = tmp_path_factory.mktemp('streaming') / 'run'
+  result = run('train', *tiny_arguments(task, folder, *STREAMING_FIELDS))
+  assert result.code == 0, result.err
   return folder
 
 
-def begins(folder) -> tuple[str, str]:
-  """A line that is translated from less than all of it: what must be read of it, and what is told of it by then."""
+def early_output(folder) -> tuple[str, str]:
+  """Returns a proper prefix of a line, and the text that is emitted after reading it."""
   opened = open_run(folder)
-  of = opened.predictor
-  interpret = StreamingTranslator(
-    opened.model, opened.params, of.source_vocab, of.target_vocab, max_length=of.max_length
+  predictor = opened.predictor
+  translate = StreamingTranslator(
+    opened.model,
+    opened.params,
+    predictor.source_vocab,
+    predictor.target_vocab,
+    max_length=predictor.max_length,
   )
   for line in LINES:
-    taken, told = [], []
-    for added, _ in interpret(taken.append(character) or character for character in line):
-      told.append((''.join(taken), added))
-    read = told[0][0]
-    if read != line and (text := ''.join(added for known, added in told if known == read)):
-      return read, text
+    reader = CountingIterator(line)
+    emitted = {}  # number of characters read -> text emitted after them
+    for text, _ in translate(reader):
+      emitted[reader.count] = emitted.get(reader.count, '') + text
+    first = min(emitted)
+    if first < len(line) and emitted[first]:
+      return line[:first], emitted[first]
   raise AssertionError('no line is translated before its end')
 
 
-def test_streamed_lines_are_those_of_greedy_search(follows):
-  given = '\n'.join([*LINES, '', 'eins  neun\r', ' ']).encode()
-  whole = run('translate', f'--workdir={follows}', '--beams=1', stdin=given)
-  streamed = run('translate', f'--workdir={follows}', '--stream', stdin=given)
-  assert whole.code == 0 and streamed == whole
-  assert len(set(whole.out.splitlines())) > 3  # they differ
+class CountingIterator:
+  """An iterator that counts the items it has returned."""
+
+  def __init__(self, items):
+    self._items = iter(items)
+    self.count = 0
+
+  def __iter__(self):
+    return self
+
+  def __next__(self):
+    item = next(self._items)
+    self.count += 1
+    return item
 
 
-def test_tokens_come_through_a_pipe_before_the_line_has_ended(follows):
-  read, text = begins(follows)
-  translate = start_translate(f'--workdir={follows}', '--stream')
+def test_streamed_lines_are_those_of_greedy_search(streaming_run):
+  lines = '\n'.join([*LINES, '', 'eins  neun\r', ' ']).encode()
+  searched = run('translate', f'--workdir={streaming_run}', '--beams=1', stdin=lines)
+  streamed = run('translate', f'--workdir={streaming_run}', '--stream', stdin=lines)
+  assert searched.code == 0 and streamed == searched
+  assert len(set(searched.out.splitlines())) > 3  # outputs differ
+
+
+def test_tokens_are_printed_before_the_line_has_ended(streaming_run):
+  prefix, text = early_output(streaming_run)
+  translate = start_translate(f'--workdir={streaming_run}', '--stream')
   try:
-    translate.stdin.write(read)
+    translate.stdin.write(prefix)
     translate.stdin.flush()
-    assert translate.stdout.read(len(text)) == text  # the line has not ended, nor has the file
+    assert translate.stdout.read(len(text)) == text  # neither the line nor the file has ended
     translate.stdin.write('\n\neins zwei\n')
     translate.stdin.flush()
-    rest = ''.join(translate.stdout.readline() for _ in range(3))
+    remaining_lines = ''.join(translate.stdout.readline() for _ in range(3))
     out, err = translate.communicate(timeout=60)
   finally:
     translate.kill()
-  expected = run('translate', f'--workdir={follows}', '--beams=1', stdin=f'{read}\n\neins zwei\n'.encode())
-  assert (translate.returncode, text + rest + out, err) == expected
+  expected = run('translate', f'--workdir={streaming_run}', '--beams=1', stdin=f'{prefix}\n\neins zwei\n'.encode())
+  assert (translate.returncode, text + remaining_lines + out, err) == expected
 
 
 @pytest.mark.parametrize('flag', ['--nbest=2', '--alignments', '--json', '--beams=2', '--input=lines.txt'])
-def test_what_cannot_be_streamed(flag, tmp_path):
+def test_options_that_cannot_be_combined_with_stream(flag, tmp_path):
   assert_user_error(run('translate', f'--workdir={tmp_path}', '--stream', flag), [flag.split('=')[0], 'with --stream'])
 
 
-def test_runs_and_input_that_cannot_be_streamed(trained, follows):
-  ran = run('translate', f'--workdir={trained[0]}', '--stream', stdin=b'eins')
-  assert_user_error(ran, ["model.decoder is 'bahdanau'; possible: bahdanau(bridge=False), gnmt(bridge=False), "])
-  workdir = f'--workdir={follows}'
+def test_runs_and_input_that_cannot_be_streamed(trained, streaming_run):
+  result = run('translate', f'--workdir={trained[0]}', '--stream', stdin=b'eins')
+  assert_user_error(result, ["'bahdanau'", 'bahdanau(bridge=False)', 'gnmt(bridge=False)'])
+  workdir = f'--workdir={streaming_run}'
   assert_user_error(run('translate', workdir, '--stream', stdin=b''), ['stdin: the file is empty'])
   assert_user_error(run('translate', workdir, '--stream', stdin=b'\xff'), ['stdin:1: not UTF-8', '0xff'])

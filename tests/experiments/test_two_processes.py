@@ -1,9 +1,13 @@
-"""Two processes that train together do what one does alone, in one folder."""
+"""Two processes train together as one process does, in one folder, of which process 0 alone writes the files."""
 
+import functools
 import json
+import os
 import socket
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,11 +15,13 @@ import pytest
 
 from attention_jax.systems.runs import open_run
 from attention_jax.training.writers import METRICS, read_metrics
-from tests.experiments.helpers import run, start_training, tiny_arguments
+from tests import compiled
+from tests.experiments.helpers import ROOT, run, tiny_arguments
+from tests.experiments.train_every_system import CONFIGS, Write, shrink_tasks
 
-# Dropout draws by the place of a row in the batch, which is another one here; with SGD an update is as exact as its
-# gradient.
-ALIKE = (
+# Without dropout, which depends on the place of a row in the batch, and with SGD, whose updates are as exact as the
+# gradients.
+SETTINGS = (
   '--config.model.dropout=0.0',
   '--config.training.optimizer=sgd',
   '--config.training.schedule=constant(rate=0.5)',
@@ -24,48 +30,147 @@ ALIKE = (
   '--config.training.checkpoint_every=0',
   '--config.evaluation.beams=1',
 )
+TIMEOUT = 300  # seconds for a run
+
+# Files of every run, and those of each system: written once each, under another name that is then renamed.
+COMMON_FILES = {'config.json', 'data.json', 'results.json'}
+SYSTEM_FILES = {
+  'translation': {'vocabulary.source.json', 'vocabulary.target.json', 'hypotheses.test.txt'},
+  'classification': {'vocabulary.source.json', 'labels.json', 'hypotheses.test.txt', 'hypotheses.unseen.txt'},
+  'captioning': {'vocabulary.target.json', 'pictures.json', 'hypotheses.test.txt', 'hypotheses.unseen.txt'},
+  'glimpsing': {'hypotheses.test.txt'},
+  'recall': {'hypotheses.test.txt', 'hypotheses.unseen.txt'},
+}
+APPENDED_FILES = {METRICS, 'tensorboard', '.lock'}  # written in place
+CHECKPOINT_FOLDERS = {'checkpoints', 'best'}  # orbax coordinates its processes itself
 
 
-def start_together(*args: object) -> list[subprocess.Popen]:
-  """train.py --distributed in two processes of two devices each, as SLURM starts them on one machine."""
+def start_together(module: str, *args: object) -> list[subprocess.Popen]:
+  """Starts a module in two processes of two devices each, as SLURM does on one machine."""
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
     address = f'127.0.0.1:{free.getsockname()[1]}'
-  cluster = {'SLURM_JOB_ID': '1', 'SLURM_STEP_NODELIST': 'localhost', 'SLURM_NTASKS': '2'}
-  cluster |= {'JAX_COORDINATOR_ADDRESS': address}
-  return [
-    start_training('--distributed', *args, **cluster, SLURM_PROCID=str(i), SLURM_LOCALID=str(i)) for i in range(2)
-  ]
+  environment = os.environ | compiled.cache_environment()
+  environment |= {
+    'JAX_PLATFORMS': 'cpu',
+    'XLA_FLAGS': f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count=2',
+    'PYTHONUNBUFFERED': '1',
+    'SLURM_JOB_ID': '1',
+    'SLURM_STEP_NODELIST': 'localhost',
+    'SLURM_NTASKS': '2',
+    'JAX_COORDINATOR_ADDRESS': address,
+  }
+  command = [sys.executable, '-m', module, *map(str, args)]
+  start = functools.partial(
+    subprocess.Popen, command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+  )
+  return [start(env=environment | {'SLURM_PROCID': str(i), 'SLURM_LOCALID': str(i)}) for i in range(2)]
 
 
-def end(processes: list[subprocess.Popen], seconds: float = 240) -> list[str]:
-  """What they printed. The others wait for one that has failed, so all are ended with the first of them."""
-  stop = time.monotonic() + seconds
-  while None in (codes := [p.poll() for p in processes]) and not any(codes) and time.monotonic() < stop:
+def wait_for_outputs(processes: list[subprocess.Popen], runs: int = 1) -> list[str]:
+  """Returns what the processes printed, after all have succeeded.
+
+  When one fails the others would wait for it, so all are killed.
+  """
+  deadline = time.monotonic() + runs * TIMEOUT
+  while None in (codes := [p.poll() for p in processes]) and not any(codes) and time.monotonic() < deadline:
     time.sleep(0.1)
   for process in processes:
     process.kill()
-  printed = [process.communicate()[0] for process in processes]
-  assert codes == [0, 0], f'exit codes {codes} (None: still running)\n' + '\n----\n'.join(printed)
-  return printed
+  outputs = [process.communicate()[0] for process in processes]
+  assert codes == [0, 0], f'exit codes {codes} (None: still running)\n' + '\n----\n'.join(outputs)
+  return outputs
 
 
 def test_two_processes_train_as_one_does(task, tmp_path):
-  first, second = end(start_together(*tiny_arguments(task, tmp_path / 'two', *ALIKE)))
+  arguments = tiny_arguments(task, tmp_path / 'two', *SETTINGS)
+  first, second = wait_for_outputs(start_together('experiments.train', '--distributed', *arguments))
   assert '4 x cpu' in first and '(4, 5, 5)' in first and 'all 3 steps are done' in first
-  assert not any(word in second for word in ('vocabulary', 'step', 'loss')), second  # one of them speaks
-  assert run('train', *tiny_arguments(task, tmp_path / 'one', *ALIKE)).code == 0
+  assert not any(word in second for word in ('vocabulary', 'step', 'loss')), second  # process 0 alone logs
+  assert run('train', *tiny_arguments(task, tmp_path / 'one', *SETTINGS)).code == 0
+
+  def values(records, name):
+    return [record[name] for record in records if name in record]
 
   two, one = read_metrics(tmp_path / 'two'), read_metrics(tmp_path / 'one')
-  assert (tmp_path / 'two' / METRICS).read_text().count('\n') == 4  # three updates, one evaluation, one writer
+  assert (tmp_path / 'two' / METRICS).read_text().count('\n') == 4  # three updates and one evaluation, by one writer
   for name in ('train/loss', 'train/grad_norm', 'validation/loss', 'validation/entropy'):
-    values = lambda records, name=name: [record[name] for record in records if name in record]
-    assert values(two) == pytest.approx(values(one), rel=1e-5)
+    assert values(two, name) == pytest.approx(values(one, name), rel=1e-5)
   assert two[2]['train/loss'] < two[0]['train/loss'] - 0.01
 
   for checkpoint in ('latest', 'best'):
     two, one = (open_run(tmp_path / name, checkpoint) for name in ('two', 'one'))
     assert two.step == one.step == 3
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), two.params, one.params)
-  values = lambda name: json.loads((tmp_path / name / 'results.json').read_text())['results']['test']['loss']['value']
-  assert values('two') == pytest.approx(values('one'), rel=1e-5)
+
+  def test_loss(name):
+    return json.loads((tmp_path / name / 'results.json').read_text())['results']['test']['loss']['value']
+
+  assert test_loss('two') == pytest.approx(test_loss('one'), rel=1e-5)
+
+
+@pytest.fixture(scope='module')
+def trained_together(task, tmp_path_factory):
+  """The folder with a run of every system, each trained by two processes."""
+  folder = tmp_path_factory.mktemp('together')
+  wait_for_outputs(start_together('tests.experiments.train_every_system', folder, task), len(CONFIGS))
+  return folder
+
+
+@pytest.fixture(params=CONFIGS)
+def together(request, trained_together):
+  """The folder of one run, and what each process recorded of it."""
+  records = [json.loads((trained_together / f'{request.param}.{i}.json').read_text()) for i in range(2)]
+  return trained_together / request.param, *records
+
+
+def run_writes(record: dict, folder: Path) -> list[Write]:
+  """Returns the writes of a process by paths inside the run folder, without checkpoints."""
+  writes = [Write(*(os.path.relpath(path, folder) if path else '' for path in write)) for write in record['writes']]
+  return [write for write in writes if write.path.split('/')[0] not in CHECKPOINT_FOLDERS]
+
+
+def test_every_system_trains_in_two_processes(together):
+  folder, first, second = together
+  assert [first['process'], second['process']] == [0, 1]
+  assert any('4 x cpu' in line for line in first['lines'])
+  assert any(line.startswith('all 2 steps are done') for line in first['lines'])
+  losses = [record['train/loss'] for record in read_metrics(folder) if 'train/loss' in record]
+  assert len(losses) == 2 and np.all(np.isfinite(losses))
+
+
+def test_both_processes_return_the_stored_results(together):
+  folder, first, second = together
+  assert first['results'] == second['results'] == json.loads((folder / 'results.json').read_text('utf-8'))['results']
+  assert 'test' in first['results'] and all(first['results'].values())
+
+
+def test_process_0_writes_every_file_once_and_whole(together):
+  folder, first, _ = together
+  writes = run_writes(first, folder)
+  replaced = sorted(write.path for write in writes if write.source)
+  assert replaced == sorted(COMMON_FILES | SYSTEM_FILES[folder.name])
+  temporary = {write.source for write in writes}
+  in_place = {write.path for write in writes if not write.source and write.path not in temporary}
+  assert {path.split('/')[0] for path in in_place} <= APPENDED_FILES
+
+
+def test_process_1_writes_nothing_but_checkpoints(together):
+  folder, _, second = together
+  assert second['lines'] == []
+  assert run_writes(second, folder) == []
+
+
+def test_no_unfinished_file_remains(together):
+  folder, _, _ = together
+  names = {path.name for path in folder.iterdir()}
+  assert names - APPENDED_FILES - CHECKPOINT_FOLDERS == COMMON_FILES | SYSTEM_FILES[folder.name]
+
+
+def test_one_process_opens_a_run_of_two(together, monkeypatch):
+  folder, first, _ = together
+  shrink_tasks(monkeypatch)
+  run = open_run(folder)
+  assert run.step == 2
+  metrics, _ = run.system.evaluate(run.params, 'test')
+  assert metrics['loss'].value == pytest.approx(first['results']['test']['loss']['value'], rel=1e-4)

@@ -1,1 +1,1 @@
-"""Tests of attention_jax/functional/."""
+"""Tests of attention_jax/functional."""

@@ -1,4 +1,4 @@
-"""What every row of ALIGNMENTS, and every twin, must compute: literal NumPy loops in float64, as in cases.py."""
+"""Reference implementations of every row of ALIGNMENTS and of every test-time twin, like those in cases.py."""
 
 import jax
 import jax.numpy as jnp
@@ -9,18 +9,51 @@ from attention_jax.functional.latent import ChainState
 from attention_jax.functional.monotonic import LOG_ZERO
 from tests.functional.cases import FEATURES, KEY, QUERY, SCORE_CASES, Case, S, draw
 
-SIZED = ('scores', 'mask', 'state', 'previous', 'coverage', 'key')  # arguments whose first axis is S, if they have one
+# Arguments whose leading axis, if they have any, is S.
+SIZED = ('scores', 'mask', 'state', 'previous', 'coverage', 'key')
 
 
-def over_real(formula):
-  """Applies a formula to the unmasked scores alone; everything else is 0."""
+def over_unmasked(formula):
+  """Applies a formula to the unmasked scores; masked weights are 0."""
 
-  def paper(scores, mask, **rest):
+  def reference(scores, mask, **options):
     weights = np.zeros(len(scores))
-    weights[mask] = formula(scores[mask], **rest)
+    weights[mask] = formula(scores[mask], **options)
     return weights
 
-  return paper
+  return reference
+
+
+def entmax(scores, alpha):
+  """α-entmax from its optimality condition: the threshold at which [(α - 1) z - τ]₊^(1/(α - 1)) sums to 1."""
+  z = (alpha - 1) * scores
+
+  def weights(tau):
+    return np.maximum(z - tau, 0) ** (1 / (alpha - 1))
+
+  low = z.max() - 1
+  high = z.max()
+  for _ in range(100):
+    tau = (low + high) / 2
+    if weights(tau).sum() > 1:
+      low = tau
+    else:
+      high = tau
+  return weights(low)
+
+
+def sample_noise(sampler, rng, size):
+  """Returns the noise that an alignment draws from `rng`; `sampler` is jax.random.gumbel or jax.random.normal."""
+  return np.asarray(sampler(rng, (size,), jnp.float32), np.float64)
+
+
+def resize_arguments(arguments, size: int):
+  """Returns the arguments of a case for a memory of `size` positions."""
+
+  def resize(x):
+    return np.resize(x, (size, *np.shape(x)[1:])) if np.ndim(x) else x
+
+  return {name: jax.tree.map(resize, value) if name in SIZED else value for name, value in arguments.items()}
 
 
 def _softmax(scores, temperature=1.0):
@@ -38,66 +71,53 @@ def _smoothed(scores):
   return np.array([_sigmoid(e) for e in scores]) / sum(_sigmoid(e) for e in scores)
 
 
-def _nearest_on_simplex(scores):
-  """sparsemax by trying every support: the feasible projection that is nearest to the scores."""
-  best, nearest = np.inf, None
-  for chosen in range(1, 2 ** len(scores)):
-    support = np.array([chosen >> s & 1 for s in range(len(scores))], bool)
+def _sparsemax(scores):
+  """The point of the simplex that is nearest to the scores, found by trying every support."""
+  best = None
+  smallest = np.inf
+  for bits in range(1, 2 ** len(scores)):
+    support = np.array([bits >> s & 1 for s in range(len(scores))], bool)
     point = np.where(support, scores - (scores[support].sum() - 1) / support.sum(), 0.0)
-    if point.min() >= 0 and (distance := ((point - scores) ** 2).sum()) < best:
-      best, nearest = distance, point
-  return nearest
+    distance = ((point - scores) ** 2).sum()
+    if point.min() >= 0 and distance < smallest:
+      best = point
+      smallest = distance
+  return best
 
 
-def entropic(scores, alpha):
-  """α-entmax from its optimality condition: the threshold at which [(α - 1) z - τ]₊^(1/(α - 1)) sums to 1."""
-  z = (alpha - 1) * scores
-  low, high = z.max() - 1, z.max()
-  weights = lambda tau: np.maximum(z - tau, 0) ** (1 / (alpha - 1))
-  for _ in range(100):
-    tau = (low + high) / 2
-    low, high = (tau, high) if weights(tau).sum() > 1 else (low, tau)
-  return weights(low)
-
-
-def _first_largest(scores):
+def _hardmax(scores):
   return np.array([float(s == list(scores).index(max(scores))) for s in range(len(scores))])
 
 
-def _penalised(scores, mask, coverage, penalty=1.0):
-  return over_real(_softmax)(scores - penalty * coverage, mask)
+def _coverage_penalised(scores, mask, coverage, penalty=1.0):
+  return over_unmasked(_softmax)(scores - penalty * coverage, mask)
 
 
-def _through_window(scores, mask, inside):
-  weights, chosen = np.zeros(len(scores)), [s for s in range(len(scores)) if mask[s] and inside(s)]
-  if chosen:
-    weights[chosen] = _softmax(scores[chosen])
+def _in_window(formula, scores, mask, is_inside):
+  """Applies a formula to the unmasked scores inside a window; other weights are 0."""
+  weights = np.zeros(len(scores))
+  window = [s for s in range(len(scores)) if mask[s] and is_inside(s)]
+  if window:
+    weights[window] = formula(scores[window])
   return weights
 
 
 def _local_m(scores, mask, step, width=10):
-  return _through_window(scores, mask, lambda s: abs(s - step) <= width)
+  return _in_window(_softmax, scores, mask, lambda s: abs(s - step) <= width)
 
 
 def _local_p(scores, mask, query, w, v, width=10):
-  inner = [np.tanh(sum(query[i] * w[i, f] for i in range(len(query)))) for f in range(len(v))]
+  hidden = [np.tanh(sum(query[i] * w[i, f] for i in range(len(query)))) for f in range(len(v))]
   first = next((s for s in range(len(mask)) if mask[s]), 0)
-  p = first + sum(mask) * _sigmoid(sum(v[f] * inner[f] for f in range(len(v))))
-  weights = _through_window(scores, mask, lambda s: abs(s - p) <= width)
+  p = first + sum(mask) * _sigmoid(sum(v[f] * hidden[f] for f in range(len(v))))
+  weights = _in_window(_softmax, scores, mask, lambda s: abs(s - p) <= width)
   return np.array([weights[s] * np.exp(-((s - p) ** 2) / (2 * (width / 2) ** 2)) for s in range(len(scores))])
 
 
 def _windowed(scores, mask, previous, width=50, smooth=False):
   median = next(s for s in range(len(previous)) if sum(previous[: s + 1]) >= sum(previous) / 2)
-  weights = np.zeros(len(scores))
-  chosen = [s for s in range(len(scores)) if mask[s] and median - width <= s < median + width]
-  if chosen:
-    weights[chosen] = (_smoothed if smooth else _softmax)(scores[chosen])
-  return weights
-
-
-def sample_noise(draw_noise, rng, size):
-  return np.asarray(draw_noise(rng, (size,), jnp.float32), np.float64)
+  formula = _smoothed if smooth else _softmax
+  return _in_window(formula, scores, mask, lambda s: median - width <= s < median + width)
 
 
 def _hard(scores, mask, rng, state):
@@ -105,23 +125,24 @@ def _hard(scores, mask, rng, state):
   if not any(mask):
     return weights, state
   noisy = scores + sample_noise(jax.random.gumbel, rng, len(scores))
-  chosen = max(np.flatnonzero(mask), key=lambda s: noisy[s])
-  weights[chosen] = 1
-  return weights, state + np.log(over_real(_softmax)(scores, mask)[chosen])
+  sample = max(np.flatnonzero(mask), key=lambda s: noisy[s])
+  weights[sample] = 1
+  return weights, state + np.log(over_unmasked(_softmax)(scores, mask)[sample])
 
 
 def _gumbel(scores, mask, rng, temperature=1.0):
   noisy = scores + sample_noise(jax.random.gumbel, rng, len(scores))
-  return over_real(_first_largest)(noisy, mask) if any(mask) else np.zeros(len(scores))
+  return over_unmasked(_hardmax)(noisy, mask) if any(mask) else np.zeros(len(scores))
 
 
 def _latent_monotonic(scores, mask, state):
-  before = np.where(state.position > LOG_ZERO / 2, np.exp(state.position), 0.0)
-  weights, top = np.zeros(len(scores)), max(scores)
+  previous = np.where(state.position > LOG_ZERO / 2, np.exp(state.position), 0.0)
+  weights = np.zeros(len(scores))
+  top = max(scores)
   ahead = np.cumsum(np.where(mask, np.exp(scores - top), 0.0)[::-1])[::-1]
   share = 0.0
   for s in range(len(scores)):
-    share += before[s] / ahead[s] if ahead[s] > 0 else 0.0
+    share += previous[s] / ahead[s] if ahead[s] > 0 else 0.0
     weights[s] = np.exp(scores[s] - top) * share if mask[s] else 0.0
   logs = [np.log(w) if w > 0 else LOG_ZERO for w in weights]
   return weights, ChainState(np.array(logs), np.where(mask, scores, LOG_ZERO))
@@ -129,10 +150,11 @@ def _latent_monotonic(scores, mask, state):
 
 def _monotonic(scores, mask, state, rng, noise=1.0):
   p = np.where(mask, _sigmoid(scores + noise * sample_noise(jax.random.normal, rng, len(scores))), 0.0)
-  weights, arriving = np.zeros(len(scores)), 0.0
+  weights = np.zeros(len(scores))
+  q = 0.0
   for s in range(len(scores)):
-    arriving = (1 - p[s - 1]) * arriving + state[s] if s else state[0]
-    weights[s] = p[s] * arriving
+    q = (1 - p[s - 1]) * q + state[s] if s else state[0]
+    weights[s] = p[s] * q
   return weights, weights
 
 
@@ -147,7 +169,7 @@ def _hard_monotonic(scores, mask, state):
   return weights, weights
 
 
-def _chunk(stops, mask, query, key, w, bias, v, width):
+def _chunk_weights(stops, mask, query, key, w, bias, v, width):
   u = [v @ np.tanh(query @ w + key[s] + bias) for s in range(len(key))]
   weights = np.zeros(len(mask))
   for end in range(len(mask)):
@@ -159,52 +181,63 @@ def _chunk(stops, mask, query, key, w, bias, v, width):
 
 def _mocha(scores, mask, query, key, w, bias, v, state, rng, width=3, noise=1.0):
   stops, _ = _monotonic(scores, mask, state, rng, noise)
-  return _chunk(stops, mask, query, key, w, bias, v, width), stops
+  return _chunk_weights(stops, mask, query, key, w, bias, v, width), stops
 
 
 def _hard_mocha(scores, mask, query, key, w, bias, v, state, width=3):
   stops, _ = _hard_monotonic(scores, mask, state)
-  return _chunk(stops, mask, query, key, w, bias, v, width), stops
+  return _chunk_weights(stops, mask, query, key, w, bias, v, width), stops
 
 
-def _forward(scores, mask, state, u=None):
-  before = np.where(state > LOG_ZERO / 2, np.exp(state), 0.0)
-  stays, moves = (1.0, 1.0) if u is None else (1 - u, u)
-  y, weights = over_real(_softmax)(scores, mask), np.zeros(len(scores))
+def _forward(scores, mask, state):
+  return _forward_walk(scores, mask, state, stay=1.0, move=1.0)
+
+
+def _forward_agent(scores, mask, query, w, bias, state):
+  u = _sigmoid(sum(query[i] * w[i] for i in range(len(query))) + bias)
+  return _forward_walk(scores, mask, state, stay=1 - u, move=u)
+
+
+def _forward_walk(scores, mask, state, stay, move):
+  previous = np.where(state > LOG_ZERO / 2, np.exp(state), 0.0)
   for s in range(len(scores)):
-    if not mask[s] and any(mask[s:]):  # whoever stands where nothing may be read goes on to where something may
-      before[s + next(i for i, real in enumerate(mask[s:]) if real)] += before[s]
-  real = [s for s in range(len(scores)) if mask[s]]
-  for last, s in zip([None, *real], real, strict=False):
-    weights[s] = (stays * before[s] + (0.0 if last is None else moves * before[last])) * y[s]
+    if not mask[s] and any(mask[s:]):  # mass at a masked position moves to the next unmasked one
+      distance = next(i for i, is_unmasked in enumerate(mask[s:]) if is_unmasked)
+      previous[s + distance] += previous[s]
+  y = over_unmasked(_softmax)(scores, mask)
+  weights = np.zeros(len(scores))
+  unmasked = [s for s in range(len(scores)) if mask[s]]
+  for predecessor, s in zip([None, *unmasked], unmasked, strict=False):
+    moved = 0.0 if predecessor is None else move * previous[predecessor]
+    weights[s] = (stay * previous[s] + moved) * y[s]
   weights = weights / sum(weights) if sum(weights) else weights
   return weights, np.array([np.log(x) if x > 0 else LOG_ZERO for x in weights])
 
 
-def _forward_agent(scores, mask, query, w, bias, state):
-  return _forward(scores, mask, state, _sigmoid(sum(query[i] * w[i] for i in range(len(query))) + bias))
-
-
-def _addressing(scores, mask, query, previous, shift, shift_bias, **of):
+def _addressing(scores, mask, query, previous, shift, shift_bias, **params):
   """Graves et al. 2014, equations 5 and 7 to 9, between the first and the last unmasked position."""
-  weights, (inside,) = np.zeros(len(scores)), np.nonzero(mask)
-  if not len(inside):
+  weights = np.zeros(len(scores))
+  unmasked = np.flatnonzero(mask)
+  if not len(unmasked):
     return weights
   softplus = lambda x: np.log(1 + np.exp(x))
-  said = {name: sum(of[name] * query) + of[f'{name}_bias'] for name in ('strength', 'gate', 'power')}
-  gate = _sigmoid(said['gate']) if any(previous[mask]) else 1.0
-  before = gate * over_real(_softmax)(softplus(said['strength']) * scores, mask) + (1 - gate) * previous * mask
-  moves, first, size = _softmax(shift @ query + shift_bias), inside[0], inside[-1] - inside[0] + 1
+  linear = lambda name: sum(params[name] * query) + params[f'{name}_bias']
+  gate = _sigmoid(linear('gate')) if any(previous[mask]) else 1.0
+  content = over_unmasked(_softmax)(softplus(linear('strength')) * scores, mask)
+  interpolated = gate * content + (1 - gate) * previous * mask
+  shifts = _softmax(shift @ query + shift_bias)
+  first = unmasked[0]
+  size = unmasked[-1] - first + 1
   for i in range(size):
-    for k in range(len(moves)):
-      weights[first + (i + k - len(moves) // 2) % size] += before[first + i] * moves[k]
-  sharp = (weights * mask) ** (1 + softplus(said['power']))
-  return sharp / sum(sharp)
+    for k in range(len(shifts)):
+      weights[first + (i + k - len(shifts) // 2) % size] += interpolated[first + i] * shifts[k]
+  powers = (weights * mask) ** (1 + softplus(linear('power')))
+  return powers / sum(powers)
 
 
 _SCORED = {'scores': draw(S), 'mask': np.array([1, 1, 0, 1, 1, 1, 0], bool)}
-_BEFORE = np.array([0.3, 0.1, 0.2, 0.0, 0.1, 0.0, 0.0])
-_LOGS = np.log(np.maximum(_BEFORE, 1e-9))
+_PREVIOUS = np.array([0.3, 0.1, 0.2, 0.0, 0.1, 0.0, 0.0])
+_LOG_PREVIOUS = np.log(np.maximum(_PREVIOUS, 1e-9))
 _RNG = jax.random.key(5)
 _QUERY = {'query': draw(QUERY)}
 _CHUNK = {
@@ -216,32 +249,32 @@ _CHUNK = {
 }
 
 ALIGNMENT_CASES = [
-  Case('softmax', {**_SCORED, 'temperature': 0.4}, over_real(_softmax)),
-  Case('sigmoid', _SCORED, over_real(lambda scores: np.array([_sigmoid(e) for e in scores]))),
-  Case('smoothed', _SCORED, over_real(_smoothed)),
-  Case('sparsemax', _SCORED, over_real(_nearest_on_simplex)),
-  Case('entmax15', _SCORED, over_real(lambda scores: entropic(scores, 1.5))),
-  Case('entmax', {**_SCORED, 'alpha': np.array(1.3)}, over_real(entropic)),
-  Case('hardmax', _SCORED, over_real(_first_largest)),
-  Case('coverage_penalised', {**_SCORED, 'coverage': 2 * np.abs(draw(S)), 'penalty': 0.7}, _penalised),
+  Case('softmax', {**_SCORED, 'temperature': 0.4}, over_unmasked(_softmax)),
+  Case('sigmoid', _SCORED, over_unmasked(lambda scores: np.array([_sigmoid(e) for e in scores]))),
+  Case('smoothed', _SCORED, over_unmasked(_smoothed)),
+  Case('sparsemax', _SCORED, over_unmasked(_sparsemax)),
+  Case('entmax15', _SCORED, over_unmasked(lambda scores: entmax(scores, 1.5))),
+  Case('entmax', {**_SCORED, 'alpha': np.array(1.3)}, over_unmasked(entmax)),
+  Case('hardmax', _SCORED, over_unmasked(_hardmax)),
+  Case('coverage_penalised', {**_SCORED, 'coverage': 2 * np.abs(draw(S)), 'penalty': 0.7}, _coverage_penalised),
   Case('local_m(width=2)', {**_SCORED, 'step': np.array(3, np.int32), 'width': 2}, _local_m),
   Case(
     'local_p(width=2)',
     {**_SCORED, **_QUERY, 'w': draw(QUERY, FEATURES) / 4, 'v': draw(FEATURES, seed=1) / 4, 'width': 2},
     _local_p,
   ),
-  Case('windowed(width=2)', {**_SCORED, 'previous': _BEFORE, 'width': 2, 'smooth': True}, _windowed),
+  Case('windowed(width=2)', {**_SCORED, 'previous': _PREVIOUS, 'width': 2, 'smooth': True}, _windowed),
   Case('hard', {**_SCORED, 'rng': _RNG, 'state': np.array(-1.5)}, _hard),
   Case('gumbel', {**_SCORED, 'rng': _RNG, 'temperature': 0.7}, _gumbel),
   Case('gumbel_annealed', {**_SCORED, 'rng': _RNG, 'temperature': np.array(0.7)}, _gumbel),
-  Case('latent', _SCORED, over_real(_softmax)),
-  Case('latent_monotonic', {**_SCORED, 'state': ChainState(_LOGS, draw(S, seed=3))}, _latent_monotonic),
-  Case('monotonic', {**_SCORED, 'rng': _RNG, 'state': _BEFORE, 'noise': 0.5}, _monotonic),
-  Case('mocha(width=2)', {**_SCORED, **_CHUNK, 'rng': _RNG, 'state': _BEFORE, 'width': 2, 'noise': 0.5}, _mocha),
-  Case('forward', {**_SCORED, 'state': _LOGS}, _forward),
+  Case('latent', _SCORED, over_unmasked(_softmax)),
+  Case('latent_monotonic', {**_SCORED, 'state': ChainState(_LOG_PREVIOUS, draw(S, seed=3))}, _latent_monotonic),
+  Case('monotonic', {**_SCORED, 'rng': _RNG, 'state': _PREVIOUS, 'noise': 0.5}, _monotonic),
+  Case('mocha(width=2)', {**_SCORED, **_CHUNK, 'rng': _RNG, 'state': _PREVIOUS, 'width': 2, 'noise': 0.5}, _mocha),
+  Case('forward', {**_SCORED, 'state': _LOG_PREVIOUS}, _forward),
   Case(
     'forward_agent',
-    {**_SCORED, **_QUERY, 'w': draw(QUERY, seed=2), 'bias': np.array(0.3), 'state': _LOGS},
+    {**_SCORED, **_QUERY, 'w': draw(QUERY, seed=2), 'bias': np.array(0.3), 'state': _LOG_PREVIOUS},
     _forward_agent,
   ),
   Case(
@@ -249,7 +282,7 @@ ALIGNMENT_CASES = [
     {
       **_SCORED,
       **_QUERY,
-      'previous': _BEFORE,
+      'previous': _PREVIOUS,
       'shift': draw(4, QUERY, seed=2),
       'shift_bias': draw(4),
       **{name: draw(QUERY, seed=3 + i) / 2 for i, name in enumerate(('strength', 'gate', 'power'))},
@@ -264,17 +297,18 @@ TWIN_CASES = [
 ]
 
 ALIGNMENTS_BY_NAME = {case.row: case for case in ALIGNMENT_CASES}
-# At test several alignments are the same function, and one of them is enough.
-_AT_TEST = {(aj.ALIGNMENTS[a.row].at_test or aj.ALIGNMENTS[a.row].fn): a.name for a in reversed(ALIGNMENT_CASES)}
-PAIRS = [(s.name, a.name) for s in SCORE_CASES for a in ALIGNMENT_CASES if a.name in _AT_TEST.values()]
-# Every row once, for the laws that need a compilation of their own: each score with the first alignment, and each
-# other alignment with the last score, which is recurrent.
+
+
+def _function_at_test(case: Case):
+  row = aj.ALIGNMENTS[case.row]
+  return row.at_test or row.fn
+
+
+# Several alignments are the same function at test time: only the first of them is paired with every score.
+_DISTINCT_AT_TEST = {_function_at_test(case): case.name for case in reversed(ALIGNMENT_CASES)}.values()
+PAIRS = [(s.name, a.name) for s in SCORE_CASES for a in ALIGNMENT_CASES if a.name in _DISTINCT_AT_TEST]
+# Every row once, for tests that compile each pair again: every score with the first alignment, and every other
+# alignment with the last score, which is recurrent.
 CORE_PAIRS = [(s.name, ALIGNMENT_CASES[0].name) for s in SCORE_CASES] + [
   (SCORE_CASES[-1].name, a.name) for a in ALIGNMENT_CASES[1:]
 ]
-
-
-def resize_arguments(given, size: int):
-  """The arguments of a case for a memory of `size` positions."""
-  fit = lambda x: np.resize(x, (size, *np.shape(x)[1:])) if np.ndim(x) else x
-  return {k: jax.tree.map(fit, v) if k in SIZED else v for k, v in given.items()}

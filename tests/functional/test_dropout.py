@@ -1,4 +1,4 @@
-"""Dropout on weights: an alignment like any other, and at test the one that it was made of."""
+"""Dropout masks, and dropout on attention weights: an alignment in training, and the original alignment at test."""
 
 import inspect
 
@@ -12,74 +12,102 @@ from attention_jax.functional.dropout import keep_mask
 from attention_jax.functional.table import lookup
 from tests.functional.helpers import assert_same, attend, make_problem
 
-ROWS = [name for name, row in aj.ALIGNMENTS.items() if not row.latent]
-row_of = lambda name, rate: aj.with_dropout(lookup(name, aj.ALIGNMENTS, 'alignment'), rate)
+NOT_LATENT = [name for name, row in aj.ALIGNMENTS.items() if not row.latent]
 
 
-def test_what_is_kept_is_as_if_coins_were_tossed():
-  keys, draws, numbers, rate = jax.random.split(jax.random.key(0), 1024), 1024, 2048, 0.3
-  tossed = np.asarray(jax.vmap(lambda rng: keep_mask(rng, rate, (32, 64)))(keys).reshape(draws, numbers))
-  away = (tossed - (1 - rate)) / np.sqrt(rate * (1 - rate))  # mean 0 and variance 1
-  assert abs(away.mean()) < 5 / np.sqrt(draws * numbers)
-  for axis in range(2):  # sums of a draw, and of a position over draws, spread as sums of coins do: chi-squared
-    sums = (away.sum(axis) ** 2 / away.shape[axis]).sum()
-    count = away.shape[1 - axis]
-    assert abs(sums - count) < 5 * np.sqrt(2 * count)
-  pairs = lambda one, other: abs((one * other).mean()) * np.sqrt(one.size)
-  for apart in (1, 2, 3, 16, 32, 64, 100, 1000):  # of positions, and of draws
-    assert pairs(away[:, apart:], away[:, :-apart]) < 5
-    assert pairs(away[apart:], away[:-apart]) < 5
-  assert np.array_equal(tossed[3], np.asarray(keep_mask(keys[3], rate, (numbers,))))  # whatever it was drawn beside
+def with_dropout(name, rate):
+  return aj.with_dropout(lookup(name, aj.ALIGNMENTS, 'alignment'), rate)
 
 
-@pytest.mark.parametrize('name', ROWS)
-def test_weights_are_dropped_in_training_and_whole_at_test(name):
-  given, rng = make_problem('coverage', name, size=11), jax.random.key(3)
+def test_mask_entries_are_independent_with_the_right_rate():
+  draws = 1024
+  positions = 2048
+  rate = 0.3
+  keys = jax.random.split(jax.random.key(0), draws)
+  masks = np.asarray(jax.vmap(lambda rng: keep_mask(rng, rate, (32, 64)))(keys).reshape(draws, positions))
+  standardised = (masks - (1 - rate)) / np.sqrt(rate * (1 - rate))  # mean 0 and variance 1
+  assert abs(standardised.mean()) < 5 / np.sqrt(draws * positions)
+  for axis in range(2):  # chi-squared test of the sums per draw, and per position
+    statistic = (standardised.sum(axis) ** 2 / standardised.shape[axis]).sum()
+    count = standardised.shape[1 - axis]
+    assert abs(statistic - count) < 5 * np.sqrt(2 * count)
+
+  def correlation(x, y):
+    return abs((x * y).mean()) * np.sqrt(x.size)
+
+  for lag in (1, 2, 3, 16, 32, 64, 100, 1000):  # between positions, and between draws
+    assert correlation(standardised[:, lag:], standardised[:, :-lag]) < 5
+    assert correlation(standardised[lag:], standardised[:-lag]) < 5
+  # A mask does not depend on its shape or on vmap.
+  assert np.array_equal(masks[3], np.asarray(keep_mask(keys[3], rate, (positions,))))
+
+
+@pytest.mark.parametrize('name', NOT_LATENT)
+def test_weights_are_dropped_in_training_only(name):
+  problem = make_problem('coverage', name, size=11)
   mask = jnp.arange(11) < 9
-  at_test = lambda alignment: jax.jit(lambda given: attend('coverage', alignment, given, mask))(given)
-  assert_same(at_test(row_of(name, 0.4)), at_test(name))
-  train = jax.jit(lambda rng: attend('coverage', row_of(name, 0.4), given, mask, rng=rng, deterministic=False))
-  found = train(rng)
-  assert np.all(found.weights[..., 9:] == 0) and np.all(np.isfinite(found.context))
-  np.testing.assert_allclose(found.context, found.weights @ given.value, rtol=1e-4, atol=1e-5)
-  assert any(np.any(train(jax.random.key(seed)).weights != found.weights) for seed in range(4, 20))
+
+  def attend_at_test(alignment):
+    return jax.jit(lambda problem: attend('coverage', alignment, problem, mask))(problem)
+
+  assert_same(attend_at_test(with_dropout(name, 0.4)), attend_at_test(name))
+
+  @jax.jit
+  def attend_in_training(rng):
+    return attend('coverage', with_dropout(name, 0.4), problem, mask, rng=rng, deterministic=False)
+
+  attended = attend_in_training(jax.random.key(3))
+  assert np.all(attended.weights[..., 9:] == 0) and np.all(np.isfinite(attended.context))
+  np.testing.assert_allclose(attended.context, attended.weights @ problem.value, rtol=1e-4, atol=1e-5)
+  other_weights = [attend_in_training(jax.random.key(seed)).weights for seed in range(4, 20)]
+  assert any(np.any(weights != attended.weights) for weights in other_weights)
 
 
-def test_what_is_left_has_the_same_mean():
-  scores, mask = jnp.linspace(-1, 2, 8), jnp.ones(8, bool)
-  row, whole = row_of('softmax(temperature=0.7)', 0.25), aj.alignments.softmax(scores, mask, temperature=0.7)
-  drawn = jax.vmap(lambda rng: row.fn(scores, mask, rng=rng))(jax.random.split(jax.random.key(0), 4000))
-  np.testing.assert_allclose(np.mean(drawn == 0), 0.25, atol=0.01)
-  kept = jnp.broadcast_to(whole / 0.75, drawn.shape)
-  np.testing.assert_allclose(jnp.where(drawn == 0, kept, drawn), kept, rtol=1e-5)
-  np.testing.assert_allclose(drawn.mean(0), whole, rtol=0.05)
+def test_dropout_preserves_the_mean():
+  scores = jnp.linspace(-1, 2, 8)
+  mask = jnp.ones(8, bool)
+  row = with_dropout('softmax(temperature=0.7)', 0.25)
+  weights = aj.alignments.softmax(scores, mask, temperature=0.7)
+  samples = jax.vmap(lambda rng: row.fn(scores, mask, rng=rng))(jax.random.split(jax.random.key(0), 4000))
+  is_dropped = samples == 0
+  np.testing.assert_allclose(np.mean(is_dropped), 0.25, atol=0.01)
+  scaled = jnp.broadcast_to(weights / 0.75, samples.shape)
+  np.testing.assert_allclose(jnp.where(is_dropped, scaled, samples), scaled, rtol=1e-5)
+  np.testing.assert_allclose(samples.mean(0), weights, rtol=0.05)
 
 
 @pytest.mark.parametrize('implementation', ['chunked', 'factored', 'auto'])
-def test_blocks_drop_the_same_weights(implementation):
-  given, rng = make_problem('additive', 'softmax', batch=(2,)), jax.random.key(5)
-  options = {'rng': rng, 'deterministic': False}
-  run = lambda name: attend('additive', row_of('softmax', 0.5), given, implementation=name, **options)
+def test_implementations_drop_the_same_weights(implementation):
+  problem = make_problem('additive', 'softmax', batch=(2,))
+
+  def run(implementation):
+    options = {'rng': jax.random.key(5), 'deterministic': False, 'implementation': implementation}
+    return attend('additive', with_dropout('softmax', 0.5), problem, **options)
+
   assert_same(run(implementation), run('xla'), rtol=1e-4, atol=1e-6)
 
 
-def test_its_signature_is_its_schema():
-  row = row_of('monotonic', 0.1)
-  assert row.required_inputs == {'state', 'rng'} and 'noise' in inspect.signature(row.fn).parameters
+def test_the_row_declares_its_inputs():
+  row = with_dropout('monotonic', 0.1)
+  assert row.required_inputs == {'state', 'rng'}
+  assert 'noise' in inspect.signature(row.fn).parameters
   assert row.is_recurrent and row.at_test is aj.ALIGNMENTS['monotonic'].at_test
-  assert row_of('softmax', 0.0) == lookup('softmax', aj.ALIGNMENTS, 'alignment')
+  assert with_dropout('softmax', 0.0) == lookup('softmax', aj.ALIGNMENTS, 'alignment')
 
 
 @pytest.mark.parametrize(
   ('name', 'rate', 'message'),
-  [('softmax', 1.0, 'rate=1.0; possible: from 0 to below 1'), ('latent', 0.1, 'probabilities that are summed over')],
+  [
+    ('softmax', 1.0, 'rate must be at least 0 and less than 1, got 1.0'),
+    ('latent', 0.1, 'rate must be 0 for a latent alignment, whose weights are probabilities, got 0.1'),
+  ],
 )
-def test_mistakes_are_named(name, rate, message):
+def test_invalid_rates_raise(name, rate, message):
   with pytest.raises(aj.UserError, match=message):
-    row_of(name, rate)
+    with_dropout(name, rate)
 
 
-def test_a_module_says_which_implementations_drop_weights():
+def test_a_module_with_an_implementation_without_dropout_raises():
   module = aj.Attention('general', 'local_m', 6, implementation='window', dropout=0.1)
-  with pytest.raises(aj.UserError, match=r"'window' has no dropout on weights; possible: dropout=0\.0, or auto, "):
+  with pytest.raises(aj.UserError, match=r"'window' .*dropout.*0\.0.* auto, "):
     module.init(jax.random.key(0), jnp.ones((2, 5, 4)), jnp.ones((2, 5), bool), method='remember')

@@ -13,10 +13,13 @@ import attention_jax as aj
 def test_padding_mask(lengths):
   lengths = np.asarray(lengths)
   expected = np.zeros((*lengths.shape, 7), bool)
-  for place in np.ndindex(lengths.shape):
-    expected[place][: lengths[place]] = True
-  for given in (lengths, jnp.asarray(lengths)) + ((int(lengths),) if lengths.ndim == 0 else ()):
-    mask = aj.padding_mask(given, 7)
+  for index in np.ndindex(lengths.shape):
+    expected[index][: lengths[index]] = True
+  arguments = [lengths, jnp.asarray(lengths)]
+  if lengths.ndim == 0:
+    arguments.append(int(lengths))
+  for argument in arguments:
+    mask = aj.padding_mask(argument, 7)
     assert mask.dtype == bool
     np.testing.assert_array_equal(mask, expected)
 
@@ -32,8 +35,10 @@ def test_causal_mask():
 
 
 def test_combine_masks():
-  padding, causal = aj.padding_mask(jnp.asarray([2, 5, 0]), 5)[:, None], aj.causal_mask(5)
-  assert aj.combine_masks() is None and aj.combine_masks(None, None) is None
+  padding = aj.padding_mask(jnp.asarray([2, 5, 0]), 5)[:, None]
+  causal = aj.causal_mask(5)
+  assert aj.combine_masks() is None
+  assert aj.combine_masks(None, None) is None
   np.testing.assert_array_equal(aj.combine_masks(None, causal), causal)
   expected = [[[s <= t and s < n for s in range(5)] for t in range(5)] for n in (2, 5, 0)]
   np.testing.assert_array_equal(aj.combine_masks(padding, None, causal, jnp.ones(5, bool)), expected)

@@ -1,4 +1,4 @@
-"""Every row by itself: against its literal loop, in every precision, at every length, and against numeric gradients."""
+"""Every row alone: against its literal loop, in every precision, at every length, and against numeric gradients."""
 
 import re
 
@@ -10,40 +10,45 @@ from jax.test_util import check_grads
 
 import attention_jax as aj
 from tests.functional.alignment_cases import ALIGNMENT_CASES, TWIN_CASES, resize_arguments, sample_noise
-from tests.functional.cases import CHANNELS, FEATURES, SCORE_CASES, S, _location_sensitive, draw
+from tests.functional.cases import CHANNELS, FEATURES, SCORE_CASES, S, draw, location_sensitive
 
 CASES = [(aj.scores, case) for case in SCORE_CASES] + [(aj.alignments, case) for case in ALIGNMENT_CASES + TWIN_CASES]
 every_row = pytest.mark.parametrize(('module', 'case'), CASES, ids=[case.row for _, case in CASES])
 every_alignment = pytest.mark.parametrize(
   'case', ALIGNMENT_CASES + TWIN_CASES, ids=[case.row for case in ALIGNMENT_CASES + TWIN_CASES]
 )
-# What the carry of a run holds is float32 at least, whatever the precision of the rest.
-CARRIED = ('state', 'previous', 'coverage')
-# Piecewise constant on purpose: their gradient is somebody else's.
+# Arguments from the carry, which is at least float32 in every precision.
+CARRY_ARGUMENTS = ('state', 'previous', 'coverage')
+# Piecewise constant functions, whose gradient is that of another function.
 STRAIGHT_THROUGH = ('gumbel', 'gumbel_annealed')
-# What does not look at positions, and gives all weight to one score that is far above the others.
-FREE = ('softmax', 'sparsemax', 'entmax15', 'entmax', 'hardmax', 'latent')
+# Alignments that do not depend on positions, and give all weight to a score that is far above the others.
+POSITION_INDEPENDENT = ('softmax', 'sparsemax', 'entmax15', 'entmax', 'hardmax', 'latent')
 
 
-def cast(given, dtype):
-  """Arrays in the given precision; masks, keys of randomness and options stay as they are."""
+def cast(arguments, dtype):
+  """Casts floating-point arguments to `dtype`, those from the carry to at least float32."""
 
-  def leaf(x, precision):
+  def cast_leaf(x, dtype):
     if not isinstance(x, np.ndarray):
       return x
-    return jnp.asarray(x, precision if x.dtype == np.float64 else x.dtype)
+    return jnp.asarray(x, dtype if x.dtype == np.float64 else x.dtype)
 
-  precision = lambda k: jnp.float32 if k in CARRIED and jnp.finfo(dtype).bits < 32 else dtype
-  return {k: jax.tree.map(lambda x, k=k: leaf(x, precision(k)), v) for k, v in given.items()}
+  carry_dtype = jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype
+  result = {}
+  for name, value in arguments.items():
+    name_dtype = carry_dtype if name in CARRY_ARGUMENTS else dtype
+    result[name] = jax.tree.map(lambda x, dtype=name_dtype: cast_leaf(x, dtype), value)
+  return result
 
 
-def call(module, case, given):
-  """The result, and the state behind it where there is one."""
-  return getattr(module, case.row)(**given)
+def call(module, case, arguments):
+  """Calls the row's function, which may return a state beside its result."""
+  return getattr(module, case.row)(**arguments)
 
 
-def weights_of(result):
-  return result[0] if isinstance(result, tuple) else result
+def without_state(output):
+  """Returns the scores or weights of the output of a row's function."""
+  return output[0] if isinstance(output, tuple) else output
 
 
 def assert_near(actual, expected, **tolerance):
@@ -58,122 +63,131 @@ def test_every_row_has_a_case():
 
 
 @every_row
-def test_equals_the_paper(module, case):
+def test_equals_the_literal_loop(module, case):
   expected = case.reference(**case.arguments)
   assert_near(call(module, case, cast(case.arguments, jnp.float32)), expected, rtol=2e-5, atol=2e-6)
   with jax.enable_x64(True):
     actual = call(module, case, cast(case.arguments, jnp.float64))
-    assert weights_of(actual).dtype == jnp.float64
+    assert without_state(actual).dtype == jnp.float64
     assert_near(actual, expected, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize(
   ('module', 'case'), [c for c in CASES if c[1].row not in STRAIGHT_THROUGH], ids=lambda x: getattr(x, 'row', '')
 )
-def test_gradients_equal_numeric_ones(module, case):
+def test_gradients_equal_numeric_gradients(module, case):
+  def is_differentiable(value):
+    return all(isinstance(x, jax.Array) and x.dtype == jnp.float64 for x in jax.tree.leaves(value))
+
   with jax.enable_x64(True):
-    given = cast(case.arguments, jnp.float64)
-    differentiable = lambda v: all(isinstance(x, jax.Array) and x.dtype == jnp.float64 for x in jax.tree.leaves(v))
-    moving = {k: v for k, v in given.items() if differentiable(v)}
-    fixed = {k: v for k, v in given.items() if k not in moving}
-    function = jax.jit(lambda moving: call(module, case, fixed | moving))
-    check_grads(function, (moving,), order=1, modes=('fwd', 'rev'), eps=1e-6, rtol=1e-5, atol=1e-7)
+    arguments = cast(case.arguments, jnp.float64)
+    variables = {name: value for name, value in arguments.items() if is_differentiable(value)}
+    constants = {name: value for name, value in arguments.items() if name not in variables}
+    function = jax.jit(lambda variables: call(module, case, constants | variables))
+    check_grads(function, (variables,), order=1, modes=('fwd', 'rev'), eps=1e-6, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize('row', STRAIGHT_THROUGH)
-def test_straight_through_has_the_gradient_of_the_softmax_it_was_drawn_from(row):
+def test_straight_through_gradient_is_that_of_the_softmax(row):
   case = next(c for c in ALIGNMENT_CASES if c.row == row)
-  given = cast(case.arguments, jnp.float32)
-  noise = jnp.asarray(sample_noise(jax.random.gumbel, given['rng'], S), jnp.float32)
-  pull = jnp.linspace(-1.0, 1.0, S)
+  arguments = cast(case.arguments, jnp.float32)
+  noise = jnp.asarray(sample_noise(jax.random.gumbel, arguments['rng'], S), jnp.float32)
+  cotangent = jnp.linspace(-1.0, 1.0, S)
 
   def relaxed(scores, temperature):
-    return aj.alignments.softmax(scores + noise, given['mask'], temperature=temperature) @ pull
+    return aj.alignments.softmax(scores + noise, arguments['mask'], temperature=temperature) @ cotangent
 
-  def drawn(scores, temperature):
-    return call(aj.alignments, case, given | {'scores': scores, 'temperature': temperature}) @ pull
+  def sampled(scores, temperature):
+    return call(aj.alignments, case, arguments | {'scores': scores, 'temperature': temperature}) @ cotangent
 
-  at = given['scores'], jnp.float32(0.7)
-  assert_near(jax.grad(drawn, argnums=(0, 1))(*at), jax.grad(relaxed, argnums=(0, 1))(*at), rtol=1e-6)
+  point = arguments['scores'], jnp.float32(0.7)
+  assert_near(jax.grad(sampled, argnums=(0, 1))(*point), jax.grad(relaxed, argnums=(0, 1))(*point), rtol=1e-6)
 
 
 def test_an_annealed_temperature_may_end_at_zero(rng):
-  scores, mask = jnp.asarray(draw(S), jnp.float32), jnp.ones(S, bool)
+  scores = jnp.asarray(draw(S), jnp.float32)
+  mask = jnp.ones(S, bool)
   weights = lambda scores: aj.alignments.gumbel_annealed(scores, mask, rng=rng, temperature=jnp.zeros(()))
-  assert np.all(np.isfinite(jax.jacobian(weights)(scores))) and weights(scores).sum() == 1
+  assert np.all(np.isfinite(jax.jacobian(weights)(scores)))
+  assert weights(scores).sum() == 1
 
 
 @every_row
 @pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16], ids=['bfloat16', 'float16'])
-def test_half_precision_gives_float32_without_mixing_types(module, case, dtype):
+def test_half_precision_returns_float32_without_implicit_promotion(module, case, dtype):
   with jax.numpy_dtype_promotion('strict'):
-    given = cast(case.arguments, dtype)
-    actual = call(module, case, given)
-  assert weights_of(actual).dtype == jnp.float32
-  back = lambda x: np.asarray(x, np.float64) if getattr(x, 'dtype', None) in (dtype, jnp.float32) else x
-  rounded = {k: jax.tree.map(back, v) for k, v in given.items()}
-  mask = {'mask': case.arguments['mask']} if 'mask' in given else {}
-  # What half precision costs inside; the rounding of the inputs is not held against the function.
-  assert_near(weights_of(actual), weights_of(case.reference(**(rounded | mask))), rtol=0.1, atol=0.15)
+    arguments = cast(case.arguments, dtype)
+    actual = call(module, case, arguments)
+  assert without_state(actual).dtype == jnp.float32
+
+  def to_float64(x):
+    return np.asarray(x, np.float64) if getattr(x, 'dtype', None) in (dtype, jnp.float32) else x
+
+  # The reference takes the rounded inputs, so that only rounding inside of the function counts.
+  rounded = {name: jax.tree.map(to_float64, value) for name, value in arguments.items()}
+  if 'mask' in arguments:
+    rounded['mask'] = case.arguments['mask']
+  assert_near(without_state(actual), without_state(case.reference(**rounded)), rtol=0.1, atol=0.15)
 
 
 @every_row
 def test_float32_stays_float32_under_x64(module, case):
   with jax.enable_x64(True):
-    assert weights_of(call(module, case, cast(case.arguments, jnp.float32))).dtype == jnp.float32
+    assert without_state(call(module, case, cast(case.arguments, jnp.float32))).dtype == jnp.float32
 
 
-def weights_and_gradient(case, given):
-  """The weights, and the gradient of a sum of them for the scores."""
-  weights = lambda scores: weights_of(call(aj.alignments, case, given | {'scores': scores}))
-  weights, pullback = jax.vjp(weights, given['scores'])
+def weights_and_gradient(case, arguments):
+  """Returns the weights, and the gradient of a weighted sum of them with respect to the scores."""
+  run = lambda scores: without_state(call(aj.alignments, case, arguments | {'scores': scores}))
+  weights, pullback = jax.vjp(run, arguments['scores'])
   return jax.device_get((weights, pullback(jnp.linspace(-1.0, 1.0, S))[0]))
 
 
 @every_alignment
 @pytest.mark.parametrize('scale', [1e4, -1e4, 0.0], ids=['large', 'negated', 'equal'])
 def test_extreme_scores(case, scale):
-  given = cast(case.arguments, jnp.float32)
-  given['scores'] = given['scores'] * scale
+  arguments = cast(case.arguments, jnp.float32)
+  arguments['scores'] = arguments['scores'] * scale
   mask = case.arguments['mask']
-  weights, gradient = weights_and_gradient(case, given)
+  weights, gradient = weights_and_gradient(case, arguments)
   assert np.all(np.isfinite(weights)) and np.all(weights >= 0) and np.all(weights <= 1 + 1e-6)
   assert np.all(weights[~mask] == 0)
   assert np.all(np.isfinite(gradient))
-  real = np.asarray(given['scores'])[mask]
-  if case.row in FREE and scale:
-    assert np.max(weights[mask]) == weights[mask][np.argmax(real)] == 1
-  elif case.row in FREE and case.row != 'hardmax':
-    np.testing.assert_allclose(weights[mask], 1 / len(real), rtol=1e-6)
+  unmasked_scores = np.asarray(arguments['scores'])[mask]
+  if case.row in POSITION_INDEPENDENT and scale:
+    assert np.max(weights[mask]) == weights[mask][np.argmax(unmasked_scores)] == 1
+  elif case.row in POSITION_INDEPENDENT and case.row != 'hardmax':
+    np.testing.assert_allclose(weights[mask], 1 / len(unmasked_scores), rtol=1e-6)
 
 
 @every_alignment
 @pytest.mark.parametrize('size', [1, 2000])
-@pytest.mark.parametrize('masked', [0, 1], ids=['all', 'some'])
-def test_any_length(case, size, masked):
-  given = resize_arguments(case.arguments, size)
-  given |= {'scores': draw(size), 'mask': np.arange(size) % 3 >= masked}
-  weights = weights_of(call(aj.alignments, case, cast(given, jnp.float32)))
-  assert np.all(np.isfinite(weights)) and np.all(weights[~given['mask']] == 0)
-  expected = np.zeros(size)
-  if case.row == 'sparsemax':  # its literal loop tries every support
-    expected = np.asarray(aj.alignments.entmax(jnp.asarray(given['scores']), jnp.asarray(given['mask']), alpha=2.0))
-  elif np.any(given['mask']):
-    expected = weights_of(case.reference(**given))
-  # local_p: its centre is a number as large as S, in float32.
+@pytest.mark.parametrize('first_unmasked', [0, 1], ids=['unmasked', 'masked'])
+def test_any_length(case, size, first_unmasked):
+  mask = np.arange(size) % 3 >= first_unmasked
+  arguments = resize_arguments(case.arguments, size) | {'scores': draw(size), 'mask': mask}
+  weights = without_state(call(aj.alignments, case, cast(arguments, jnp.float32)))
+  assert np.all(np.isfinite(weights)) and np.all(weights[~mask] == 0)
+  if case.row == 'sparsemax':  # its literal loop, which tries every support, is too slow
+    expected = np.asarray(aj.alignments.entmax(jnp.asarray(arguments['scores']), jnp.asarray(mask), alpha=2.0))
+  elif np.any(mask):
+    expected = without_state(case.reference(**arguments))
+  else:
+    expected = np.zeros(size)
+  # The centre of local_p is a float32 as large as S.
   np.testing.assert_allclose(weights, expected, atol=1e-4 if case.row == 'local_p' else 1e-6)
 
 
 @every_alignment
-def test_nothing_to_attend_to_has_no_weights_and_no_gradient(case):
-  given = cast(case.arguments, jnp.float32) | {'mask': jnp.zeros(S, bool)}
-  weights, gradient = weights_and_gradient(case, given)
+def test_an_empty_memory_gets_zero_weights_and_zero_gradient(case):
+  arguments = cast(case.arguments, jnp.float32) | {'mask': jnp.zeros(S, bool)}
+  weights, gradient = weights_and_gradient(case, arguments)
   assert np.all(weights == 0) and np.all(gradient == 0)
 
 
 @pytest.mark.parametrize(('size', 'width'), [(2, 31), (7, 4), (1, 1), (31, 2)])
-def test_location_sensitive_has_one_feature_per_position_for_any_filter(size, width):
-  given = {
+def test_location_sensitive_for_any_memory_and_filter_width(size, width):
+  arguments = {
     'query': draw(FEATURES),
     'key': draw(size, FEATURES),
     'previous': np.abs(draw(size)),
@@ -181,11 +195,11 @@ def test_location_sensitive_has_one_feature_per_position_for_any_filter(size, wi
     'u': draw(CHANNELS, FEATURES) / 9,
     'v': draw(FEATURES, seed=3),
   }
-  actual = aj.scores.location_sensitive(**cast(given, jnp.float32))
-  np.testing.assert_allclose(actual, _location_sensitive(**given), rtol=1e-4, atol=1e-5)
+  actual = aj.scores.location_sensitive(**cast(arguments, jnp.float32))
+  np.testing.assert_allclose(actual, location_sensitive(**arguments), rtol=1e-4, atol=1e-5)
 
 
-def test_location_has_a_longest_memory():
+def test_location_raises_for_a_longer_memory():
   with pytest.raises(ValueError, match=r"S=7 positions but w only max_positions=3 rows; set 'location\(max_pos"):
     aj.scores.location(jnp.ones(5), jnp.ones((7, 11)), w=jnp.ones((3, 5)))
 
@@ -195,13 +209,15 @@ def test_cosine_of_a_zero_vector_is_zero_with_zero_gradient():
   assert score == 0 and np.all(gradient == 0)
 
 
-def test_hardmax_takes_the_first_of_equals():
-  scores, mask = jnp.asarray([3.0, 1.0, 3.0, 3.0]), jnp.asarray([False, True, True, True])
+def test_hardmax_selects_the_first_of_equal_scores():
+  scores = jnp.asarray([3.0, 1.0, 3.0, 3.0])
+  mask = jnp.asarray([False, True, True, True])
   np.testing.assert_array_equal(aj.alignments.hardmax(scores, mask), [0, 0, 1, 0])
 
 
-def test_options_are_checked():
-  scores, mask = jnp.ones(3), jnp.ones(3, bool)
+def test_invalid_options_of_functions_raise():
+  scores = jnp.ones(3)
+  mask = jnp.ones(3, bool)
   with pytest.raises(aj.UserError, match='temperature must be greater than 0, got 0'):
     aj.alignments.softmax(scores, mask, temperature=0)
   with pytest.raises(aj.UserError, match=r"alpha must be greater than 1, got 1 \('softmax' is the limit at 1\)"):
@@ -215,15 +231,16 @@ def test_options_are_checked():
     ('local_p(width=0)', 'local_p: width must be a whole number of at least 1, got 0'),
     ('windowed(width=1)', 'windowed: width must be a whole number of at least 2, got 1'),
     ('mocha(width=0)', 'mocha: width must be a whole number of at least 1, got 0'),
-    ('mocha(width=2.5)', "alignment 'mocha': option width is a whole number like 3, got 2.5"),
+    ('mocha(width=2.5)', "alignment 'mocha': option width must be a whole number, got 2.5"),
     ('gumbel(temperature=0)', 'gumbel: temperature must be greater than 0, got 0'),
     ('monotonic(noise=-1.0)', 'monotonic: noise must be at least 0, got -1.0'),
     ('coverage_penalised(penalty=-2.0)', 'coverage_penalised: penalty must be at least 0, got -2.0'),
   ],
 )
-def test_options_that_mean_nothing_are_named(alignment, message):
+def test_invalid_options_of_spec_strings_raise(alignment, message):
   params = aj.init_params(jax.random.key(0), score='dot', alignment=alignment.split('(')[0], query=3, key=3, features=2)
-  given = jnp.ones((2, 3)), jnp.ones((4, 3)), jnp.ones((4, 3))
+  query = jnp.ones((2, 3))
+  memory = jnp.ones((4, 3))
   options = {'params': params, 'rng': jax.random.key(1), 'deterministic': False}
   with pytest.raises(aj.UserError, match=re.escape(message)):
-    aj.attend(*given, score='dot', alignment=alignment, **options)
+    aj.attend(query, memory, memory, score='dot', alignment=alignment, **options)

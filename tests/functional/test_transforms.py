@@ -1,4 +1,4 @@
-"""attend under JAX's own transformations: each must give what the plain call gives."""
+"""`attend` under JAX transformations: each must return what the plain call returns."""
 
 import jax
 import jax.numpy as jnp
@@ -26,52 +26,60 @@ SCANNED = [(score, 'softmax') for score in RECURRENT] + [('coverage', case.name)
 
 
 @every_row
-def test_every_transformation_gives_the_same(score, alignment):
-  given = make_problem(score, alignment, batch=(BATCH,))
-  arrays = (given.query, given.key, given.value, MASK)
-  one = lambda query, key, value, mask: attend(score, alignment, Problem(given.params, query, key, value), mask)
+def test_transformations_do_not_change_the_result(score, alignment):
+  problem = make_problem(score, alignment, batch=(BATCH,))
+  arrays = (problem.query, problem.key, problem.value, MASK)
+
+  def run(query, key, value, mask):
+    return attend(score, alignment, Problem(problem.params, query, key, value), mask)
 
   traces = []
-  plain = jax.jit(lambda *arrays: (traces.append(1), one(*arrays))[1])
+
+  @jax.jit
+  def plain(*arrays):
+    traces.append(1)
+    return run(*arrays)
+
   expected = plain(*arrays)
   plain(*(x + 0 if x.dtype != bool else ~x for x in arrays))
   assert len(traces) == 1, 'the second call was compiled again'
 
-  scanned = jax.jit(lambda *arrays: jax.lax.scan(lambda _, x: ((), one(*x)), (), arrays)[1])
+  scanned = jax.jit(lambda *arrays: jax.lax.scan(lambda _, x: ((), run(*x)), (), arrays)[1])
   mesh = jax.make_mesh((BATCH,), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
-  sharded = jax.jit(jax.shard_map(one, mesh=mesh, in_specs=P('data'), out_specs=P('data')))
+  sharded = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P('data'), out_specs=P('data')))
   exported = export.export(plain)(*arrays).call
-  for transformed in (jax.jit(jax.vmap(one)), scanned, sharded, exported):
+  for transformed in (jax.jit(jax.vmap(run)), scanned, sharded, exported):
     assert_same(transformed(*arrays), expected, **CLOSE)
 
 
 @pytest.mark.parametrize(('score', 'alignment'), SCANNED)
 def test_scanning_equals_stepping(score, alignment):
   score = SCORES_BY_NAME[score].name
-  given = make_problem(score, alignment)
+  problem = make_problem(score, alignment)
   mask = aj.padding_mask(5, S)
   rows = lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
-  memory = aj.Memory(project(given.key, given.params, 'key'), given.value, mask)
+  memory = aj.Memory(project(problem.key, problem.params, 'key'), problem.value, mask)
   memory = zero_masked_memory(memory)
-  step = jax.jit(lambda carry, query: aj.attend_step(*rows, given.params, carry, query, memory))
+  step = jax.jit(lambda carry, query: aj.attend_step(*rows, problem.params, carry, query, memory))
 
-  carry, steps = init_carry(*rows, S), []
-  for query in given.query:
+  carry = init_carry(*rows, S)
+  results = []
+  for query in problem.query:
     carry, attended = step(carry, query)
-    steps.append(attended)
-  expected = attend(score, alignment, given, mask)
-  assert_same(jax.tree.map(lambda *x: jnp.stack(x), *steps), expected, **CLOSE)
-  np.testing.assert_array_equal(carry.previous, steps[-1].weights)
+    results.append(attended)
+  expected = attend(score, alignment, problem, mask)
+  assert_same(jax.tree.map(lambda *x: jnp.stack(x), *results), expected, **CLOSE)
+  np.testing.assert_array_equal(carry.previous, results[-1].weights)
   np.testing.assert_allclose(carry.coverage, expected.weights.sum(0), **CLOSE)
   assert carry.step == T
 
 
 @every_row
-def test_queries_in_order_only_where_the_law_says_so(score, alignment):
-  """A recurrent pair depends on earlier queries; every other pair must not."""
-  given = make_problem(score, alignment)
-  later = jax.jit(lambda query: attend(score, alignment, given._replace(query=query)).weights[-1])
+def test_only_recurrent_pairs_depend_on_earlier_queries(score, alignment):
+  problem = make_problem(score, alignment)
+  last_weights = jax.jit(lambda query: attend(score, alignment, problem._replace(query=query)).weights[-1])
   rows = lookup(score, aj.SCORES, ''), lookup(alignment, aj.ALIGNMENTS, '')
-  looks_back = any(row.required_inputs & {'previous', 'coverage', 'state'} for row in rows)
-  changed = np.any(later(given.query) != later(given.query.at[0].multiply(-3.0)))
-  assert changed == looks_back or not is_continuous(alignment)
+  depends_on_earlier = any(row.required_inputs & {'previous', 'coverage', 'state'} for row in rows)
+  changed_query = problem.query.at[0].multiply(-3.0)
+  has_changed = np.any(last_weights(problem.query) != last_weights(changed_query))
+  assert has_changed == depends_on_earlier or not is_continuous(alignment)

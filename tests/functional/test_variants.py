@@ -1,4 +1,4 @@
-"""Users' own variants, rows with parameters, options in spec strings, test-time twins, random and stateful variants."""
+"""User-defined variants: functions, rows with parameters, options, test-time twins, randomness and private state."""
 
 import jax
 import jax.numpy as jnp
@@ -17,24 +17,28 @@ def attend(**options) -> aj.Attended:
   return aj.attend(QUERIES, KEYS, VALUES, MASK, **options)
 
 
-def nearest(query, key, *, sharpness=2.0):
-  """Minus the distance in the first coordinates."""
+def negative_distance(query, key, *, sharpness=2.0):
+  """Score: minus the mean squared distance of the first coordinates."""
   return -sharpness * jnp.mean((key[:, : query.shape[0]] - query[None]) ** 2, -1)
 
 
 def uniform(scores, mask):
+  """Alignment: equal weights for all unmasked positions."""
   return mask / jnp.maximum(jnp.sum(mask), 1)
 
 
-def test_plain_functions_in_place_of_names():
-  attended = attend(score=nearest, alignment=uniform)
+def test_functions_instead_of_names():
+  attended = attend(score=negative_distance, alignment=uniform)
   np.testing.assert_allclose(attended.weights, np.tile(np.where(MASK, 0.2, 0.0), (T, 1)), rtol=1e-6)
   np.testing.assert_allclose(attended.context, np.tile(VALUES[:5].mean(0), (T, 1)), rtol=1e-4, atol=1e-6)
-  assert aj.init_params(jax.random.key(0), score=nearest, alignment=uniform, **SIZES) == {'score': {}, 'alignment': {}}
+  params = aj.init_params(jax.random.key(0), score=negative_distance, alignment=uniform, **SIZES)
+  assert params == {'score': {}, 'alignment': {}}
 
 
-def test_a_plain_function_with_parameters(rng):
-  bilinear = lambda query, key, *, w: key @ w @ query
+def test_a_function_with_parameters(rng):
+  def bilinear(query, key, *, w):
+    return key @ w @ query
+
   w = jnp.asarray(draw(KEY, QUERY), jnp.float32)
   expected = attend(score='general', params={'score': {'w': w.T}})
   np.testing.assert_allclose(attend(score=bilinear, params={'score': {'w': w}}).weights, expected.weights, rtol=1e-4)
@@ -60,7 +64,7 @@ def test_a_row_with_parameters_and_projections(rng):
   assert np.all(np.isfinite(attended.context)) and np.all(attended.weights[:, 5:] == 0)
 
 
-def test_a_plain_recurrent_function_is_scanned():
+def test_a_recurrent_function_is_scanned():
   def inhibited(query, key, *, coverage):
     return jnp.arange(S) * -0.01 - 100.0 * coverage
 
@@ -69,37 +73,44 @@ def test_a_plain_recurrent_function_is_scanned():
 
 
 def test_options_in_spec_strings():
-  cold, warm = attend(score=nearest, alignment='softmax(temperature=0.1)'), attend(score=nearest)
-  assert np.all(cold.weights.max(-1) > warm.weights.max(-1))
-  np.testing.assert_array_equal(attend(score=nearest, alignment='softmax( temperature = 1 )').weights, warm.weights)
+  default = attend(score=negative_distance)
+  sharper = attend(score=negative_distance, alignment='softmax(temperature=0.1)')
+  assert np.all(sharper.weights.max(-1) > default.weights.max(-1))
+  with_spaces = attend(score=negative_distance, alignment='softmax( temperature = 1 )')
+  np.testing.assert_array_equal(with_spaces.weights, default.weights)
   shapes = jax.tree.map(jnp.shape, aj.init_params(jax.random.key(0), score='low_rank(rank=3)', **SIZES)['score'])
   assert shapes == {'u': (QUERY, 3), 'v': (KEY, 3)}
 
 
 @pytest.mark.parametrize(('score', 'name'), [('cosine', 'beta'), ('normed_additive', 'gain')])
-def test_a_scalar_parameter_fixed_by_a_spec_string_is_learned_no_more(rng, score, name):
+def test_a_scalar_parameter_that_a_spec_string_fixes_is_not_learned(rng, score, name):
   params = aj.init_params(rng, score=score, **SIZES)
-  fixed = {k: v for k, v in params['score'].items() if k != name}
-  assert aj.init_params(rng, score=f'{score}({name}=0.6)', **SIZES)['score'].keys() == fixed.keys()
+  other_params = {k: v for k, v in params['score'].items() if k != name}
+  fixed = f'{score}({name}=0.6)'
+  assert aj.init_params(rng, score=fixed, **SIZES)['score'].keys() == other_params.keys()
   keys = KEYS if 'key' in params else KEYS[:, :QUERY]
-  run = lambda score, given: aj.attend(QUERIES, keys, VALUES, score=score, params=params | {'score': given}).weights
-  np.testing.assert_array_equal(run(f'{score}({name}=0.6)', fixed), run(score, fixed | {name: jnp.float32(0.6)}))
+
+  def weights(score, score_params):
+    return aj.attend(QUERIES, keys, VALUES, score=score, params=params | {'score': score_params}).weights
+
+  np.testing.assert_array_equal(weights(fixed, other_params), weights(score, other_params | {name: jnp.float32(0.6)}))
 
 
 @pytest.mark.parametrize('score', list(aj.SCORES))
 def test_initial_parameters_are_float32_and_reproducible(score, rng):
-  first, again = (aj.init_params(rng, score=score, alignment='entmax', **SIZES) for _ in range(2))
-  jax.tree.map(np.testing.assert_array_equal, first, again)
-  assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(first))
-  assert ('query' in first) == ('key' in first) == aj.SCORES[score].project
+  params, repeated = (aj.init_params(rng, score=score, alignment='entmax', **SIZES) for _ in range(2))
+  jax.tree.map(np.testing.assert_array_equal, params, repeated)
+  assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
+  assert ('query' in params) == ('key' in params) == aj.SCORES[score].project
 
 
-def noisy(scores, mask, *, rng, size=1.0):
-  return aj.alignments.softmax(scores + size * jax.random.normal(rng, scores.shape), mask)
+def noisy(scores, mask, *, rng, scale=1.0):
+  """Alignment: softmax of the scores with Gaussian noise."""
+  return aj.alignments.softmax(scores + scale * jax.random.normal(rng, scores.shape), mask)
 
 
-def counting(scores, mask, *, rng, state, bonus=1.0):
-  """Prefers the position named by its own state, which it moves on; draws nothing, but asks to."""
+def counting(scores, mask, *, rng, state, unused=1.0):
+  """Alignment: selects the position whose number is the state, and increments the state. It ignores rng."""
   return aj.alignments.hardmax(jnp.where(jnp.arange(scores.size) == state, 1e3, scores), mask), state + 1
 
 
@@ -107,57 +118,81 @@ NOISY = aj.Row(noisy, at_test=aj.alignments.softmax)
 COUNTING = aj.Row(counting, at_test=aj.alignments.hardmax, init_state=lambda size, dtype: jnp.zeros((), jnp.int32))
 
 
-def test_randomness_is_the_rng_and_nothing_else(rng):
-  draw = jax.jit(lambda rng: attend(score=nearest, alignment=NOISY, rng=rng, deterministic=False).weights)
-  np.testing.assert_array_equal(draw(rng), draw(rng))
-  assert np.any(draw(rng) != draw(jax.random.fold_in(rng, 1)))
-  assert len({float(row[0]) for row in draw(jax.random.PRNGKey(3))}) == T  # an old-style key, one draw for each query
-  batch = aj.attend(
-    *(jnp.stack([x, x]) for x in (QUERIES, KEYS, VALUES)), score=nearest, alignment=NOISY, rng=rng, deterministic=False
-  )
+def test_random_alignments_depend_on_the_rng_alone(rng):
+  options = {'score': negative_distance, 'alignment': NOISY, 'deterministic': False}
+  weights = jax.jit(lambda rng: attend(rng=rng, **options).weights)
+  np.testing.assert_array_equal(weights(rng), weights(rng))
+  assert np.any(weights(rng) != weights(jax.random.fold_in(rng, 1)))
+  # Every query has its own noise, also with a key of the old style.
+  assert len({float(row[0]) for row in weights(jax.random.PRNGKey(3))}) == T
+  # So has every example of a batch.
+  batch = aj.attend(*(jnp.stack([x, x]) for x in (QUERIES, KEYS, VALUES)), rng=rng, **options)
   assert np.all(batch.weights[0] != batch.weights[1])
 
 
-def test_a_test_time_twin_may_ask_for_less():
-  np.testing.assert_array_equal(attend(score=nearest, alignment=NOISY).weights, attend(score=nearest).weights)
-  hard = attend(score=nearest, alignment='hardmax').weights
-  np.testing.assert_array_equal(attend(score=nearest, alignment=COUNTING).weights, hard)
+def test_a_test_time_twin_may_take_fewer_arguments():
+  for row, twin in ((NOISY, 'softmax'), (COUNTING, 'hardmax')):
+    weights = attend(score=negative_distance, alignment=row).weights
+    np.testing.assert_array_equal(weights, attend(score=negative_distance, alignment=twin).weights)
 
 
-def test_private_state_goes_from_query_to_query(rng):
-  attended = attend(score=nearest, alignment=COUNTING, rng=rng, deterministic=False)
+def test_private_state_is_passed_from_query_to_query(rng):
+  attended = attend(score=negative_distance, alignment=COUNTING, rng=rng, deterministic=False)
   np.testing.assert_array_equal(attended.weights.argmax(-1), [0, 1, 2])
 
 
 def test_a_bias_is_added_and_minus_infinity_masks():
   bias = jnp.asarray(draw(T, S), jnp.float32)
-  added = lambda query, key: nearest(query, key) + bias[0]
+  biased_score = lambda query, key: negative_distance(query, key) + bias[0]
   np.testing.assert_allclose(
-    attend(score=nearest, bias=bias[:1]).weights, attend(score=added).weights, rtol=1e-5, atol=1e-7
+    attend(score=negative_distance, bias=bias[:1]).weights, attend(score=biased_score).weights, rtol=1e-5, atol=1e-7
   )
-  masked = attend(score=nearest, bias=bias.at[1].set(-jnp.inf))
+  masking_bias = bias.at[1].set(-jnp.inf)
+  masked = attend(score=negative_distance, bias=masking_bias)
   assert np.all(masked.weights[1] == 0) and np.all(np.isfinite(masked.context))
-  slope = jax.grad(lambda bias: attend(score=nearest, bias=bias).context.sum())(bias.at[1].set(-jnp.inf))
-  assert np.all(np.isfinite(slope)) and np.all(slope[1] == 0) and np.any(slope[0] != 0)
-  assert np.all(np.isnan(attend(score=nearest, bias=bias.at[0, 0].set(jnp.nan)).context[0]))  # no mask, a mistake
+  gradient = jax.grad(lambda bias: attend(score=negative_distance, bias=bias).context.sum())(masking_bias)
+  assert np.all(np.isfinite(gradient)) and np.all(gradient[1] == 0) and np.any(gradient[0] != 0)
 
 
-def test_hard_attention_looks_everywhere_as_often_as_it_is_told():
-  scores, state, rngs = jnp.asarray(draw(S), jnp.float32), jnp.array(-1.5), jax.random.split(jax.random.key(0), 400)
-  run = lambda scores, rng, **options: aj.alignments.hard(scores, MASK, rng=rng, state=state, **options)
-  several = lambda **options: jax.vmap(lambda rng: run(scores, rng, **options))(rngs)
-  soft, (drawn, log_probs) = aj.alignments.softmax(scores, MASK), several()
-  weights, states = several(expected=0.3)
-  everywhere = np.asarray(jnp.all(weights == soft[None], axis=1))
-  assert 0.22 < everywhere.mean() < 0.38
-  np.testing.assert_array_equal(weights[~everywhere], drawn[~everywhere])
-  np.testing.assert_array_equal(states, np.where(everywhere, state, log_probs))
-  always = several(expected=1.0)
-  np.testing.assert_array_equal(always[0], jnp.broadcast_to(soft, always[0].shape))
-  probed = lambda x: jnp.sum(x * VALUES[:, 0])
-  slope = lambda rng, of, **options: jax.grad(lambda scores: probed(run(scores, rng, **options)[of]))(scores)
-  exact = jax.grad(lambda scores: probed(aj.alignments.softmax(scores, MASK)))(scores)
-  np.testing.assert_allclose(slope(rngs[0], 0, expected=1.0), exact, rtol=1e-5)
-  assert not slope(rngs[0], 0).any() and not slope(rngs[0], 1, expected=1.0).any() and slope(rngs[0], 1).any()
-  with pytest.raises(aj.UserError, match=r'hard: expected is 1\.5; possible: from 0 to 1'):
-    run(scores, rngs[0], expected=1.5)
+def test_a_nan_in_the_bias_propagates():
+  """Only -inf masks: NaN is a mistake, which must not be hidden."""
+  bias = jnp.zeros((T, S)).at[0, 0].set(jnp.nan)
+  assert np.all(np.isnan(attend(score=negative_distance, bias=bias).context[0]))
+
+
+def test_hard_returns_the_expectation_with_the_probability_expected():
+  scores = jnp.asarray(draw(S), jnp.float32)
+  state = jnp.array(-1.5)
+  rngs = jax.random.split(jax.random.key(0), 400)
+  softmax = aj.alignments.softmax(scores, MASK)
+
+  def hard(rng, expected):
+    return aj.alignments.hard(scores, MASK, rng=rng, state=state, expected=expected)
+
+  samples, sample_states = jax.vmap(lambda rng: hard(rng, 0.0))(rngs)
+  weights, states = jax.vmap(lambda rng: hard(rng, 0.3))(rngs)
+  is_expectation = np.asarray(jnp.all(weights == softmax[None], axis=1))
+  assert 0.22 < is_expectation.mean() < 0.38
+  np.testing.assert_array_equal(weights[~is_expectation], samples[~is_expectation])
+  np.testing.assert_array_equal(states, np.where(is_expectation, state, sample_states))
+  always, _ = jax.vmap(lambda rng: hard(rng, 1.0))(rngs)
+  np.testing.assert_array_equal(always, jnp.broadcast_to(softmax, always.shape))
+  with pytest.raises(aj.UserError, match=r'hard: expected must be at least 0 and at most 1, got 1\.5'):
+    hard(rngs[0], 1.5)
+
+
+def test_hard_has_a_gradient_through_the_expectation_or_the_state():
+  scores = jnp.asarray(draw(S), jnp.float32)
+
+  def gradient(fn):
+    """The gradient of a probe of fn(scores), which is [S] or []."""
+    return jax.grad(lambda scores: jnp.sum(fn(scores) * VALUES[:, 0]))(scores)
+
+  def hard(scores, expected):
+    return aj.alignments.hard(scores, MASK, rng=jax.random.key(0), state=jnp.array(-1.5), expected=expected)
+
+  softmax_gradient = gradient(lambda scores: aj.alignments.softmax(scores, MASK))
+  np.testing.assert_allclose(gradient(lambda scores: hard(scores, 1.0)[0]), softmax_gradient, rtol=1e-5)
+  assert not gradient(lambda scores: hard(scores, 0.0)[0]).any()
+  assert not gradient(lambda scores: hard(scores, 1.0)[1]).any()
+  assert gradient(lambda scores: hard(scores, 0.0)[1]).any()

@@ -1,4 +1,4 @@
-"""What is measured of weights: by hand, and the same for words however they are cut into tokens."""
+"""Metrics of weights: by hand, and the same for words with every kind of vocabulary."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,68 +14,82 @@ from attention_jax.systems.translation import initial_params
 
 SPECS = {'word': 'word', 'char': 'char', 'subword': 'subword(size=16)'}
 CORPUS = Corpus(['cab  ab', 'dab'], ['ab dab', 'cab'], [((0, 0), (1, 1)), ((0, 0),)])
-WORDS = [np.array([[0.55, 0.45, 0], [0.6, 0.4, 0], [0, 0, 1]]), np.array([[1, 0], [0, 1]])]  # one link of 3 is wrong
+# Weights between words, EOS included. The heaviest ones are three links, one of which is wrong.
+WORD_WEIGHTS = [np.array([[0.55, 0.45, 0], [0.6, 0.4, 0], [0, 0, 1]]), np.array([[1, 0], [0, 1]])]
 
 
-def spread(weights, source, target):
-  """Weights between words -> between tokens, those of a source word shared evenly: the heaviest may be in another."""
-  tokens = np.zeros((len(target) + 1, len(source) + 1))
-  for t, word in enumerate([*target, -1]):
-    for s in range(weights.shape[1]):
-      mine = [i for i, other in enumerate([*source, weights.shape[1] - 1]) if other == s]
-      tokens[t, mine] = weights[word, s] / len(mine)
+def split_to_tokens(weights, source_word_ids, target_word_ids):
+  """Weights between words -> weights between tokens: the tokens of a source word share its weight equally.
+
+  The heaviest token may therefore belong to another word than the heaviest one.
+  """
+  eos_word = weights.shape[1] - 1
+  source_words = np.array([*source_word_ids, eos_word])
+  tokens = np.zeros((len(target_word_ids) + 1, len(source_words)))
+  for t, target_word in enumerate([*target_word_ids, -1]):
+    for source_word in range(weights.shape[1]):
+      is_part = source_words == source_word
+      tokens[t, is_part] = weights[target_word, source_word] / is_part.sum()
   return tokens
 
 
 @pytest.mark.parametrize('kind', SPECS)
-def test_links_between_words_are_measured_with_every_vocabulary(kind):
+def test_link_metrics_of_words_do_not_depend_on_the_vocabulary(kind):
   vocabulary = train(SPECS[kind], [*CORPUS.source, *CORPUS.target] * 3)
   weights = [
-    spread(w, vocabulary.word_ids(s), vocabulary.word_ids(t))
-    for w, s, t in zip(WORDS, CORPUS.source, CORPUS.target, strict=True)
+    split_to_tokens(matrix, vocabulary.word_ids(source), vocabulary.word_ids(target))
+    for matrix, source, target in zip(WORD_WEIGHTS, CORPUS.source, CORPUS.target, strict=True)
   ]
-  found = alignment_metrics(CORPUS, weights, vocabulary, vocabulary)
-  values = [found[name].value for name in ('alignment_error_rate', 'precision', 'recall')]
+  metrics = alignment_metrics(CORPUS, weights, vocabulary, vocabulary)
+  values = [metrics[name].value for name in ('alignment_error_rate', 'precision', 'recall')]
   assert values == pytest.approx([100 / 3, 200 / 3, 200 / 3])
-  merged = '' if kind == 'word' else '|merged:words'
-  assert found['recall'].signature == f'links:argmax{merged}|targets:forced,linked|rows:2'
+  merging = '' if kind == 'word' else '|merged:words'
+  assert metrics['recall'].signature == f'links:argmax{merging}|targets:forced,linked|rows:2'
 
 
-def test_without_links_weights_are_still_described():
+def test_entropy_and_monotonicity_need_no_links():
   vocabulary = train('word', ['cab ab dab'])
-  found = alignment_metrics(CORPUS._replace(links=None), WORDS, vocabulary, vocabulary)
-  nats = [*(-p * np.log(p) - (1 - p) * np.log(1 - p) for p in (0.55, 0.6)), 0]
-  assert found == {
-    'entropy': (pytest.approx(np.mean(nats)), 'nat', 'per:token|targets:forced|rows:2'),
+  without_links = CORPUS._replace(links=None)
+  metrics = alignment_metrics(without_links, WORD_WEIGHTS, vocabulary, vocabulary)
+  entropies = [*(-p * np.log(p) - (1 - p) * np.log(1 - p) for p in (0.55, 0.6)), 0]
+  assert metrics == {
+    'entropy': (pytest.approx(np.mean(entropies)), 'nat', 'per:token|targets:forced|rows:2'),
     'monotonicity': (100, '%', 'links:argmax|per:token|targets:forced|rows:2'),
   }
-  assert list(alignment_metrics(CORPUS, WORDS, vocabulary, vocabulary))[3:] == list(found)
-  assert list(alignment_metrics(CORPUS._replace(links=None), [None, WORDS[1]], vocabulary, vocabulary)) == ['entropy']
+  assert list(alignment_metrics(CORPUS, WORD_WEIGHTS, vocabulary, vocabulary))[3:] == list(metrics)
+  one_word = alignment_metrics(without_links, [None, WORD_WEIGHTS[1]], vocabulary, vocabulary)
+  assert list(one_word) == ['entropy']  # monotonicity needs two words
 
 
 @pytest.mark.parametrize('alignment', ['softmax', 'latent_monotonic'])
-def test_alignments_are_measured_given_the_whole_target_and_no_padding(alignment):
+def test_scores_are_posterior_weights_and_do_not_depend_on_padding(alignment):
   vocabulary = train('word', ['cab ab dab'])
   encoded = encode(CORPUS, vocabulary, vocabulary)
   attention = {'score': 'additive', 'alignment': alignment, 'features': 4, 'heads': 1, 'implementation': 'xla'}
   fields = vars(ModelConfig('birnn(features=4)', 'luong(features=8)', embedding=4))
   model = build(fields | {'attention': attention}, len(vocabulary), len(vocabulary))
   params = initial_params(model, 1)
-  tight, wide = (TeacherForcedScorer(model, buckets, 8)(params, encoded) for buckets in (((3, 2), (3, 3)), ((6, 7),)))
+  tight = TeacherForcedScorer(model, ((3, 2), (3, 3)), 8)(params, encoded)
+  wide = TeacherForcedScorer(model, ((6, 7),), 8)(params, encoded)
   np.testing.assert_allclose(tight.loss, wide.loss, rtol=1e-5)
-  for row, (one, other) in enumerate(zip(tight.weights, wide.weights, strict=True)):
-    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-    batch = gather(encoded, np.array([row]), one.shape[::-1])
+  for row, (weights, wide_weights) in enumerate(zip(tight.weights, wide.weights, strict=True)):
+    np.testing.assert_allclose(weights, wide_weights, rtol=1e-4, atol=1e-6)
+    batch = gather(encoded, np.array([row]), weights.shape[::-1])
     source, source_mask, target, target_mask = map(jnp.asarray, batch[:4])
     outputs = model.apply({'params': params}, source, source_mask, target)
-    np.testing.assert_allclose(one, model.posterior(outputs, target_mask)[0], rtol=1e-4, atol=1e-6)
-    assert np.allclose(one, outputs.weights[0], rtol=1e-3) == (alignment == 'softmax')
+    np.testing.assert_allclose(weights, model.posterior(outputs, target_mask)[0], rtol=1e-4, atol=1e-6)
+    assert np.allclose(weights, outputs.weights[0], rtol=1e-3) == (alignment == 'softmax')
 
 
-def test_rows_that_fit_no_bucket_are_left_out_and_those_that_look_nowhere_are_not():
+def test_rows_without_weights_are_left_out():
   vocabulary = train('word', ['cab ab dab'])
-  found = alignment_metrics(CORPUS, [None, WORDS[1]], vocabulary, vocabulary)
-  assert found['alignment_error_rate'] == (0, '%', 'links:argmax|targets:forced,linked|rows:1')
+  metrics = alignment_metrics(CORPUS, [None, WORD_WEIGHTS[1]], vocabulary, vocabulary)
+  assert metrics['alignment_error_rate'] == (0, '%', 'links:argmax|targets:forced,linked|rows:1')
   assert alignment_metrics(CORPUS, [None, None], vocabulary, vocabulary) == {}
-  lost = alignment_metrics(CORPUS, [0 * WORDS[0], WORDS[1]], vocabulary, vocabulary)  # who looks nowhere misses
-  assert lost['recall'].value == pytest.approx(100 / 3) and lost['precision'].value == 100
+
+
+def test_rows_of_zero_weights_miss_their_links():
+  vocabulary = train('word', ['cab ab dab'])
+  metrics = alignment_metrics(CORPUS, [0 * WORD_WEIGHTS[0], WORD_WEIGHTS[1]], vocabulary, vocabulary)
+  assert metrics['recall'].value == pytest.approx(100 / 3)
+  assert metrics['precision'].value == 100

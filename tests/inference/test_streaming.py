@@ -1,4 +1,4 @@
-"""Lines that still arrive give the translations of the whole lines, with every kind of vocabulary."""
+"""Streaming translations equal those of whole lines, with every kind of vocabulary."""
 
 import numpy as np
 import pytest
@@ -12,30 +12,41 @@ from tests.modules.helpers import variables
 LINES = ['the cat sat', 'a cat and a dog', 'the dog sat on the mat', ' a  zebra sat', '\tthe', 'x', '   ', '']
 
 
+def record_characters(line, record):
+  """Yields the characters of a line, and appends each of them to `record` when it is read."""
+  for character in line:
+    record.append(character)
+    yield character
+
+
 @pytest.mark.parametrize('spec', ['char', 'word', 'subword(size=40)'])
-def test_a_line_that_arrives_is_translated_as_the_whole(spec):
+def test_streaming_equals_translating_the_whole_line(spec):
   vocabulary = vocab.train(spec, LINES * 3)
   sizes = (len(vocabulary),) * 2
   model = build_streaming('bahdanau', alignment='mocha(width=2)', sizes=sizes)
   params = variables(model, *inputs(sizes=sizes))['params']
   predictor = Predictor(model, params, vocabulary, vocabulary, buckets=[(32, 9)])
-  interpret = StreamingTranslator(model, params, vocabulary, vocabulary, max_length=9)
-  early, lines = 0, [line for line in LINES if line.strip()]
+  translator = StreamingTranslator(model, params, vocabulary, vocabulary, max_length=9)
+  lines = [line for line in LINES if line.strip()]
+  early_tokens = 0  # tokens that were emitted before the end of their line was read
   for line, prediction in zip(lines, predictor(lines), strict=True):
-    taken, text = [], ''
-    expected, size = prediction.hypotheses[0], len(prediction.tokens) + 1
-    for length, (added, emitted) in enumerate(interpret(taken.append(c) or c for c in line), 1):
+    expected = prediction.hypotheses[0]
+    size = len(prediction.tokens) + 1
+    characters_read = []
+    text = ''
+    for length, (added, emitted) in enumerate(translator(record_characters(line, characters_read)), 1):
       text += added
       np.testing.assert_allclose(emitted.row(size), expected.weights[length - 1], rtol=1e-4, atol=1e-5)
-      known = ''.join(taken)
-      early += known != line
-      assert emitted.position <= len(vocabulary.tokenize(known)) - (known != line)
+      text_read = ''.join(characters_read)
+      is_early = text_read != line
+      early_tokens += is_early
+      assert emitted.position <= len(vocabulary.tokenize(text_read)) - is_early
     assert text == expected.text and length == len(expected.weights)
-  assert early > 3  # tokens that came before the end of their line
+  assert early_tokens > 3
 
 
-def test_blank_lines_give_nothing():
+def test_blank_lines_yield_nothing():
   vocabulary = vocab.train('char', LINES)
   model = build_streaming(sizes=(len(vocabulary),) * 2)
-  interpret = StreamingTranslator(model, {}, vocabulary, vocabulary, max_length=5)
-  assert [list(interpret(line)) for line in LINES[-2:]] == [[], []]
+  translator = StreamingTranslator(model, {}, vocabulary, vocabulary, max_length=5)
+  assert [list(translator(line)) for line in LINES[-2:]] == [[], []]

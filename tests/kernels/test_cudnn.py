@@ -1,4 +1,4 @@
-"""What stands around the kernel of NVIDIA: the contract holds. XLA stands in for the kernel itself here."""
+"""Implementation 'cudnn' satisfies the contract; here XLA replaces NVIDIA's kernel."""
 
 import jax
 import jax.numpy as jnp
@@ -11,107 +11,132 @@ from attention_jax.functional.table import Product
 from attention_jax.kernels import cudnn
 
 B, T, S, D, V = 2, 5, 7, 6, 11
-OWN = jnp.asarray(np.random.default_rng(0).random((B, T, S)) < 0.5).at[0, 3].set(False)
+N = 4
+MASK = jnp.asarray(np.random.default_rng(0).random((B, T, S)) < 0.5).at[0, 3].set(False)
 BIAS = jnp.asarray(np.random.default_rng(1).normal(size=(B, T, S)), jnp.float32).at[1, 2].set(-jnp.inf)
+HEADS_BIAS = jnp.asarray(np.random.default_rng(2).normal(size=(N, T, S)), jnp.float32)
 
 
-def problem(dtype=jnp.bfloat16, features=D):
-  draw = lambda *shape: jnp.asarray(np.random.default_rng(shape).normal(size=shape), dtype)
-  return draw(B, T, features), draw(B, S, features), draw(B, S, V)
+@pytest.fixture
+def xla_kernel(monkeypatch):
+  """Runs 'cudnn' on this machine, with XLA in place of the kernel."""
+  monkeypatch.setattr(cudnn, 'KERNEL', 'xla')
+  monkeypatch.setattr(cudnn, 'kernel_platform', lambda: 'gpu')
 
 
-def run(implementation, given, mask=None, **options):
+def draw(shape, dtype):
+  return jnp.asarray(np.random.default_rng(shape).normal(size=shape), dtype)
+
+
+def make_inputs(dtype=jnp.bfloat16, features=D):
+  """query, key, value."""
+  return draw((B, T, features), dtype), draw((B, S, features), dtype), draw((B, S, V), dtype)
+
+
+def make_inputs_with_heads(dtype=jnp.bfloat16):
+  return draw((B, N, T, D), dtype), draw((B, N, S, D), dtype), draw((B, N, S, V), dtype)
+
+
+def attend(implementation, inputs, mask=None, **options):
   options = {'score': 'scaled_dot', 'return_weights': False, 'params': {}} | options
-  return aj.attend(*given, mask, implementation=implementation, **options)
+  return aj.attend(*inputs, mask, implementation=implementation, **options)
+
+
+def assert_close(x, y, tolerance=0.03):
+  np.testing.assert_allclose(x.astype(jnp.float32), y.astype(jnp.float32), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize('bias', [None, BIAS], ids=['plain', 'biased'])
 @pytest.mark.parametrize('score', [name for name, row in aj.SCORES.items() if isinstance(row.form, Product)])
-def test_it_equals_the_definition(monkeypatch, score, bias):
-  monkeypatch.setattr(cudnn, 'KERNEL', 'xla')
-  monkeypatch.setattr(cudnn, 'kernel_platform', lambda: 'gpu')
+def test_equals_definition(xla_kernel, score, bias):
   params = aj.init_params(jax.random.key(0), score=score, query=D, key=D, features=D)
   options = {'score': score, 'alignment': 'softmax(temperature=0.7)', 'params': params, 'bias': bias}
-  given = problem()
-  found, expected = (run(name, given, OWN, **options) for name in ('cudnn', 'xla'))
-  assert found.weights is None and found.context.dtype == jnp.bfloat16
-  weights = [run(name, given, OWN, **options, return_weights=True).weights for name in ('cudnn', 'xla')]
+  inputs = make_inputs()
+  actual, expected = (attend(name, inputs, MASK, **options) for name in ('cudnn', 'xla'))
+  assert actual.weights is None
+  assert actual.context.dtype == jnp.bfloat16
+  weights = [attend(name, inputs, MASK, **options, return_weights=True).weights for name in ('cudnn', 'xla')]
   np.testing.assert_allclose(*weights, atol=0.03)
   assert np.all(weights[0][0, 3] == 0)
-  close = lambda x, y: np.testing.assert_allclose(x.astype(jnp.float32), y.astype(jnp.float32), rtol=0.03, atol=0.03)
-  close(found.context, expected.context)
-  assert np.all(found.context[0, 3] == 0)
-  loss = lambda name: lambda given: jnp.sum(jnp.sin(run(name, given, OWN, **options).context.astype(jnp.float32)))
-  jax.tree.map(close, *(jax.grad(loss(name))(given) for name in ('cudnn', 'xla')))
+  assert_close(actual.context, expected.context)
+  assert np.all(actual.context[0, 3] == 0)
+
+  def loss(inputs, implementation):
+    context = attend(implementation, inputs, MASK, **options).context
+    return jnp.sum(jnp.sin(context.astype(jnp.float32)))
+
+  jax.tree.map(assert_close, *(jax.grad(loss)(inputs, name) for name in ('cudnn', 'xla')))
 
 
-N = 4
-HEADS = jnp.asarray(np.random.default_rng(2).normal(size=(N, T, S)), jnp.float32)
-# What the kernel is given: sequences and heads of q, and those of the mask and of the bias where there is one.
+# mask, bias, and the axes (sequences, heads) that the kernel must get: of q, k, v; of the mask; of the bias, if any.
 CASES = {
-  'none': (None, None, (1, B * N), (1, 1), None),
+  'no_mask': (None, None, (1, B * N), (1, 1), None),
   'causal': (aj.causal_mask(S)[:T], None, (1, B * N), (1, 1), None),
   'padding': (aj.padding_mask(jnp.asarray([S, 4]), S)[:, None, None], None, (B, N), (B, 1), None),
-  'of every head': (jnp.stack([OWN] * N, 1), None, (B * N, 1), (B * N, 1), None),
-  'biased': (OWN[:, None], HEADS, (B * N, 1), (B * N, 1), (B * N, 1)),  # -inf of a bias is in the mask
+  'mask_per_head': (jnp.stack([MASK] * N, 1), None, (B * N, 1), (B * N, 1), None),
+  'biased': (MASK[:, None], HEADS_BIAS, (B * N, 1), (B * N, 1), (B * N, 1)),  # a bias adds its -inf to the mask
 }
 
 
-def in_heads(dtype=jnp.bfloat16):
-  draw = lambda *shape: jnp.asarray(np.random.default_rng(shape).normal(size=shape), dtype)
-  return draw(B, N, T, D), draw(B, N, S, D), draw(B, N, S, V)
+@pytest.mark.parametrize(('mask', 'bias', 'axes', 'mask_axes', 'bias_axes'), CASES.values(), ids=CASES)
+def test_batch_with_heads_is_one_call(xla_kernel, monkeypatch, mask, bias, axes, mask_axes, bias_axes):
+  """The kernel gets even lengths: with a mask, its gradient does not support odd ones. T and S are odd here."""
+  calls = []
+  kernel = jax.nn.dot_product_attention
 
-
-@pytest.mark.parametrize(('mask', 'bias', 'rows', 'masks', 'biases'), CASES.values(), ids=CASES)
-def test_a_batch_with_heads_is_one_call(monkeypatch, mask, bias, rows, masks, biases):
-  """In training it takes no odd numbers of queries and keys beside a mask; T and S are odd here."""
-  seen, kernel = [], jax.nn.dot_product_attention
-
-  def watched(q, k, v, bias, mask, **options):
-    seen.append((q.shape, k.shape, mask.shape, None if bias is None else bias.shape))
+  def recording_kernel(q, k, v, bias, mask, **options):
+    calls.append((q.shape, k.shape, mask.shape, None if bias is None else bias.shape))
     return kernel(q, k, v, bias, mask, **options)
 
-  monkeypatch.setattr(cudnn, 'KERNEL', 'xla')
-  monkeypatch.setattr(cudnn, 'kernel_platform', lambda: 'gpu')
-  monkeypatch.setattr(jax.nn, 'dot_product_attention', watched)
+  monkeypatch.setattr(jax.nn, 'dot_product_attention', recording_kernel)
 
-  def loss(given, bias, name):
-    return jnp.sum(jnp.sin(run(name, given, mask, bias=bias).context.astype(jnp.float32)))
+  def loss(inputs, bias, implementation):
+    context = attend(implementation, inputs, mask, bias=bias).context
+    return jnp.sum(jnp.sin(context.astype(jnp.float32)))
 
-  wanted = 0 if bias is None else (0, 1)
-  found, expected = (jax.grad(loss, wanted)(in_heads(), bias, name) for name in ('cudnn', 'xla'))
-  close = lambda x, y: np.testing.assert_allclose(x.astype(jnp.float32), y.astype(jnp.float32), rtol=0.05, atol=0.05)
-  jax.tree.map(close, found, expected)
-  square = (T + 1, S + 1)
-  size = lambda rows, n: (rows[0], n, rows[1], 16)
-  expected = size(rows, T + 1), size(rows, S + 1), (*masks, *square), None if bias is None else (*biases, *square)
-  assert seen[-1] == expected  # those before are of one sequence and of one axis, traced on the way there
+  argnums = 0 if bias is None else (0, 1)
+  actual, expected = (jax.grad(loss, argnums)(make_inputs_with_heads(), bias, name) for name in ('cudnn', 'xla'))
+  jax.tree.map(lambda x, y: assert_close(x, y, 0.05), actual, expected)
+  query_shape = (axes[0], T + 1, axes[1], 16)
+  key_shape = (axes[0], S + 1, axes[1], 16)
+  mask_shape = (*mask_axes, T + 1, S + 1)
+  bias_shape = None if bias is None else (*bias_axes, T + 1, S + 1)
+  # Earlier calls are traces of a single sequence and of a single axis.
+  assert calls[-1] == (query_shape, key_shape, mask_shape, bias_shape)
 
 
 @pytest.mark.parametrize('kv_heads', [0, 2])
-def test_what_the_kernel_is_given_is_what_it_takes(monkeypatch, kv_heads):
-  """Its own checks of shapes, of all of them under vmap, run where there is no GPU; nothing is compiled."""
+def test_kernel_accepts_the_shapes_it_gets(monkeypatch, kv_heads):
+  """The kernel's own checks of shapes run without a GPU, under vmap too; nothing is compiled."""
   monkeypatch.setattr(fused_attention_stablehlo, 'check_cudnn_version', lambda: 91900)
   monkeypatch.setattr(cudnn, 'kernel_platform', lambda: 'gpu')
   heads = {'heads': 4, 'kv_heads': kv_heads, 'implementation': 'cudnn', 'dtype': jnp.bfloat16}
   module = aj.Attention('scaled_dot', features=64, **heads)
-  x, mask = jnp.ones((2, 7, 64)), aj.padding_mask(jnp.asarray([7, 4]), 7)
-  look = lambda module, x: module.parallel(x, module.remember(x, mask), return_weights=False).context
-  params = jax.eval_shape(lambda: module.init(jax.random.key(0), x, method=look))
-  loss = lambda params, x: module.apply(params, x, method=look).astype(jnp.float32).sum()
-  slopes = jax.eval_shape(jax.grad(loss, (0, 1)), params, x)
-  assert slopes[1].shape == x.shape
+  x = jnp.ones((2, 7, 64))
+  mask = aj.padding_mask(jnp.asarray([7, 4]), 7)
+
+  def attend_all(module, x):
+    return module.parallel(x, module.remember(x, mask), return_weights=False).context
+
+  def loss(params, x):
+    return module.apply(params, x, method=attend_all).astype(jnp.float32).sum()
+
+  params = jax.eval_shape(lambda: module.init(jax.random.key(0), x, method=attend_all))
+  gradients = jax.eval_shape(jax.grad(loss, (0, 1)), params, x)
+  assert gradients[1].shape == x.shape
 
 
-def test_what_it_cannot_do_it_says(monkeypatch):
+def test_unsupported_platform_and_alignment_raise():
   with pytest.raises(aj.UserError, match="'cudnn' cannot compute this: needs an NVIDIA GPU, this machine has cpu"):
-    run('cudnn', problem())
+    attend('cudnn', make_inputs())
   with pytest.raises(aj.UserError, match="'cudnn' cannot compute this: the alignment is not softmax"):
-    run('cudnn', problem(), alignment='sparsemax')
-  monkeypatch.setattr(cudnn, 'KERNEL', 'xla')
-  monkeypatch.setattr(cudnn, 'kernel_platform', lambda: 'gpu')
-  for mixed in (problem(jnp.float32), (*problem(jnp.float32)[:2], problem()[2])):
-    with pytest.raises(aj.UserError, match="in bfloat16 or float16, got float32; possible: 'flash'"):
-      run('cudnn', mixed)
-  with pytest.raises(aj.UserError, match='at most 128 features, got 130'):
-    run('cudnn', problem(features=130))
+    attend('cudnn', make_inputs(), alignment='sparsemax')
+
+
+def test_unsupported_types_and_widths_raise(xla_kernel):
+  mixed = (*make_inputs(jnp.float32)[:2], make_inputs()[2])
+  for inputs in (make_inputs(jnp.float32), mixed):
+    with pytest.raises(aj.UserError, match="must all be bfloat16 or float16, got float32; use 'flash'"):
+      attend('cudnn', inputs)
+  with pytest.raises(aj.UserError, match='features must be at most 128, got 130'):
+    attend('cudnn', make_inputs(features=130))

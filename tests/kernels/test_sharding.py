@@ -1,4 +1,4 @@
-"""Batches that lie on several devices: each runs the kernels for its own part, and nothing is gathered."""
+"""Batches split over several devices: each device runs the kernels for its own rows, and nothing is gathered."""
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from attention_jax.kernels.sharding import batch_mesh_axis, shard_over_rows
 from tests.functional.helpers import Problem, loss, make_problem
 
 B, N, T, S = 4, 2, 6, 9
+CLOSE = {'rtol': 1e-4, 'atol': 1e-5}
 
 
 @pytest.fixture
@@ -21,64 +22,89 @@ def mesh():
   return jax.make_mesh((2, B), ('seed', 'data'), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 
 
-def on_devices(fn, mesh, specs, given):
-  """fn of what lies as the specs say, which gathers nothing; held against the same on one device."""
-  placed = jax.tree.map(lambda spec, x: jax.device_put(x, NamedSharding(mesh, spec)), specs, given)
+def run_sharded(fn, mesh, specs, arguments):
+  """Runs fn on sharded arguments; checks that it gathers nothing and equals the result on one device."""
+  sharded = jax.tree.map(lambda spec, x: jax.device_put(x, NamedSharding(mesh, spec)), specs, arguments)
   with jax.set_mesh(mesh):
-    compiled = jax.jit(fn).lower(*placed).compile()
+    compiled = jax.jit(fn).lower(*sharded).compile()
   assert 'all-gather' not in compiled.as_text()
-  found = compiled(*placed)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, jax.jit(fn)(*given))
-  return found
+  result = compiled(*sharded)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **CLOSE), result, jax.jit(fn)(*arguments))
+  return result
 
 
 @pytest.mark.parametrize(('score', 'implementation'), [('dot', 'flash'), ('additive', 'pallas_additive')])
 @pytest.mark.parametrize('batch', [(B,), (B, N)])
-def test_value_and_gradient_are_made_where_the_rows_lie(score, implementation, batch, mesh):
-  given, spec = make_problem(score, 'softmax', batch, T, S), P('data')
-  shown = aj.padding_mask(jnp.arange(3, 3 + B), S).reshape(B, *(1,) * len(batch), S)
-  total = lambda given, mask: loss(score, 'softmax', given, mask, implementation=implementation)[0]
+def test_value_and_gradient_stay_sharded(score, implementation, batch, mesh):
+  problem = make_problem(score, 'softmax', batch, T, S)
+  mask = aj.padding_mask(jnp.arange(3, 3 + B), S).reshape(B, *(1,) * len(batch), S)
+  row_spec = P('data')
+
+  def total(problem, mask):
+    return loss(score, 'softmax', problem, mask, implementation=implementation)[0]
+
+  params_spec = jax.tree.map(lambda _: P(), problem.params)
+  specs = Problem(params_spec, row_spec, row_spec, row_spec), row_spec
   with pallas_additive.compile_for('interpret'):
-    specs = Problem(jax.tree.map(lambda _: P(), given.params), spec, spec, spec), P('data')
-    _, slopes = on_devices(jax.value_and_grad(total), mesh, specs, (given, shown))
-  assert slopes.query.sharding.spec == spec
+    _, gradients = run_sharded(jax.value_and_grad(total), mesh, specs, (problem, mask))
+  assert gradients.query.sharding.spec == row_spec
 
 
-def test_maps_around_maps(mesh):
-  """The outer has an axis that the rows have and the table has not."""
-  told = shard_over_rows(sequential_vmap(lambda row, table: {'mixed': row @ table, 'sum': row.sum()}))
-  rows, tables = jnp.arange(2.0 * B * 15).reshape(2, B, 3, 5), jnp.arange(30.0).reshape(2, 5, 3)
-  both = lambda outer: jax.vmap(jax.vmap(told, (0, None), spmd_axis_name='data'), (0, 0), spmd_axis_name=outer)
-  found = on_devices(both('seed'), mesh, (P('seed', 'data'), P('seed')), (rows, tables))
-  assert found['mixed'].sharding.spec == P('seed', 'data')
-  on_devices(both(None), mesh, (P(None, 'data'), P()), (rows, tables))
+def test_nested_vmaps(mesh):
+  """The outer vmap maps an axis that both arguments have, the inner one an axis of the rows alone."""
+  fn = shard_over_rows(sequential_vmap(lambda row, table: {'product': row @ table, 'sum': row.sum()}))
+  rows = jnp.arange(2.0 * B * 15).reshape(2, B, 3, 5)
+  tables = jnp.arange(30.0).reshape(2, 5, 3)
+
+  def mapped(outer_axis):
+    inner = jax.vmap(fn, (0, None), spmd_axis_name='data')
+    return jax.vmap(inner, (0, 0), spmd_axis_name=outer_axis)
+
+  result = run_sharded(mapped('seed'), mesh, (P('seed', 'data'), P('seed')), (rows, tables))
+  assert result['product'].sharding.spec == P('seed', 'data')
+  run_sharded(mapped(None), mesh, (P(None, 'data'), P()), (rows, tables))
 
 
-def test_steps_of_a_loop(mesh):
-  """As a recurrent decoder has them: mapped over rows, inside a loop over time."""
+def test_vmap_inside_a_scan(mesh):
+  """As in a recurrent decoder: mapped over rows, inside a loop over time."""
   sort = jax.vmap(shard_over_rows(sequential_vmap(lambda row: jnp.sort(row))), spmd_axis_name='data')
-  walk = lambda rows: jax.lax.scan(lambda carry, _: (sort(carry) * 2, ()), rows, None, length=3)[0]
-  on_devices(walk, mesh, (P('data'),), (jnp.arange(8.0 * B).reshape(B, 8),))
+
+  def scanned(rows):
+    return jax.lax.scan(lambda carry, _: (sort(carry) * 2, ()), rows, None, length=3)[0]
+
+  run_sharded(scanned, mesh, (P('data'),), (jnp.arange(8.0 * B).reshape(B, 8),))
 
 
-def test_only_rows_that_the_mesh_around_can_split(mesh):
+def test_batch_mesh_axis_requires_a_mesh_that_splits_the_rows(mesh):
   assert batch_mesh_axis(B) is None
   with jax.set_mesh(mesh):
-    assert batch_mesh_axis(2 * B) == 'data' and batch_mesh_axis(B + 1) is None
-    inside = []
-    own = lambda x: inside.append(batch_mesh_axis(B)) or x
-    jax.shard_map(own, in_specs=P('data'), out_specs=P('data'))(jnp.ones(B))
-    jax.jit(jax.shard_map(own, in_specs=P('seed'), out_specs=P('seed'), axis_names={'seed'}))(jnp.ones(B))
-    assert set(inside) == {None}
-    given = make_problem('dot', 'softmax', (B,), T, S)
-    some = jax.shard_map(
-      lambda query: loss('dot', 'softmax', given._replace(query=query), implementation='flash')[1].context,
-      in_specs=P(),
-      out_specs=P(),
-      axis_names={'seed'},
-    )
-    np.testing.assert_allclose(
-      jax.jit(some)(given.query), loss('dot', 'softmax', given)[1].context, rtol=1e-4, atol=1e-5
-    )
+    assert batch_mesh_axis(2 * B) == 'data'
+    assert batch_mesh_axis(B + 1) is None
   with jax.set_mesh(jax.make_mesh((2,), ('other',), axis_types=(jax.sharding.AxisType.Auto,))):
     assert batch_mesh_axis(B) is None
+
+
+def test_batch_mesh_axis_is_none_within_shard_map(mesh):
+  axes = []
+
+  def record_axis(x):
+    axes.append(batch_mesh_axis(B))
+    return x
+
+  with jax.set_mesh(mesh):
+    jax.shard_map(record_axis, in_specs=P('data'), out_specs=P('data'))(jnp.ones(B))
+    over_seeds = jax.shard_map(record_axis, in_specs=P('seed'), out_specs=P('seed'), axis_names={'seed'})
+    jax.jit(over_seeds)(jnp.ones(B))
+  assert set(axes) == {None}
+
+
+def test_flash_within_a_partial_shard_map(mesh):
+  problem = make_problem('dot', 'softmax', (B,), T, S)
+
+  def context(query):
+    return loss('dot', 'softmax', problem._replace(query=query), implementation='flash')[1].context
+
+  with jax.set_mesh(mesh):
+    sharded = jax.shard_map(context, in_specs=P(), out_specs=P(), axis_names={'seed'})
+    expected = loss('dot', 'softmax', problem)[1].context
+    np.testing.assert_allclose(jax.jit(sharded)(problem.query), expected, **CLOSE)

@@ -1,4 +1,4 @@
-"""Objectives against loops; policy gradients against all sequences there are; every decoder; specs that are wrong."""
+"""Objectives against loops; policy gradients against a sum over all sequences; every decoder; wrong specs."""
 
 import functools
 import itertools
@@ -11,80 +11,94 @@ import pytest
 
 from attention_jax.data.batching import Batch
 from attention_jax.errors import UserError
-from attention_jax.losses import objectives
+from attention_jax.losses import objectives, sequence_level
+from attention_jax.losses.base import ObjectiveInputs
 from attention_jax.losses.objectives import CURRICULA, OBJECTIVES, build_from_spec, divergence, make_objective
 from attention_jax.losses.sequence import cross_entropy, sequence_loss
 from attention_jax.tokens import BOS, EOS, PAD, UNK
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.state import init_state
 from attention_jax.training.step import make_train_step, step_rngs
-from tests.losses.test_sentence_bleu import literal as bleu
+from tests.losses.test_sentence_bleu import reference_bleu
 from tests.models.helpers import build_tiny, build_transformer
 from tests.training.helpers import Toy, init_params, make_batch
 
 RNGS = step_rngs(jax.random.key(4))
-NO_RNGS = {'objective': RNGS['objective']}
+OBJECTIVE_RNGS = {'objective': RNGS['objective']}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _sums(spec, model, auxiliary, *given):
-  return sequence_loss(model, 0.1, auxiliary, spec)(*given)
+def _jitted_sums(spec, model, auxiliary, *args):
+  return sequence_loss(model, 0.1, auxiliary, spec)(*args)
 
 
-def sums(spec, batch=None, model=None, params=None, rngs=RNGS, update=1, auxiliary='', running=None):
-  given = params or init_params(), batch or make_batch(0), rngs, running or {}, update
-  return _sums(spec, model or Toy(0.3), auxiliary, *given)
+def loss_sums(spec, batch=None, model=None, params=None, rngs=RNGS, update=1, auxiliary='', running=None):
+  args = (params or init_params(), batch or make_batch(0), rngs, running or {}, update)
+  return _jitted_sums(spec, model or Toy(0.3), auxiliary, *args)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def read(model, params, batch, target, rngs=None):
-  return model.apply(
+def forward(model, params, batch, target, rngs=None):
+  """Logits [B, T, V] of teacher forcing."""
+  outputs = model.apply(
     {'params': params}, batch.source, batch.source_mask, target, deterministic=rngs is None, rngs=rngs
-  ).logits
+  )
+  return outputs.logits
 
 
 # ------------------------------------------------------------------------------------------------------------- r_drop
 
 
-def test_r_drop_is_two_passes_and_how_far_they_are_apart():
-  batch, total, nats, tokens = make_batch(0), 0.0, 0.0, 0
-  model = {name: rng for name, rng in RNGS.items() if name != 'objective'}
-  rngs = [jax.tree.map(lambda rng, i=i: jax.random.fold_in(rng, i), model) for i in range(2)]
-  passes = [np.asarray(read(Toy(0.3), init_params(), batch, batch.target, one), np.float64) for one in rngs]
-  assert not np.allclose(*passes)
-  p, q = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in passes)
+def test_r_drop_equals_a_loop_over_two_passes():
+  batch = make_batch(0)
+  model_rngs = {name: rng for name, rng in RNGS.items() if name != 'objective'}
+  pass_rngs = [jax.tree.map(lambda rng, i=i: jax.random.fold_in(rng, i), model_rngs) for i in range(2)]
+  logits = [np.asarray(forward(Toy(0.3), init_params(), batch, batch.target, rngs), np.float64) for rngs in pass_rngs]
+  assert not np.allclose(*logits)
+  p, q = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in logits)
+  size = p.shape[-1]
+  total_divergence = 0.0
+  total_nats = 0.0
+  tokens = 0
   for b, t in zip(*np.nonzero(batch.target_mask), strict=True):
     tokens += 1
+    labels = np.full(size, 0.1 / size)
+    labels[batch.target[b, t]] += 0.9
     for x in (p, q):
-      wanted = np.full(x.shape[-1], 0.1 / x.shape[-1])
-      wanted[batch.target[b, t]] += 0.9
-      nats -= sum(wanted[v] * np.log(x[b, t, v]) for v in range(len(wanted)))
+      total_nats -= sum(labels[v] * np.log(x[b, t, v]) for v in range(size))
     for x, y in ((p, q), (q, p)):
-      total += sum(x[b, t, v] * np.log(x[b, t, v] / y[b, t, v]) for v in range(x.shape[-1])) / 2
-  found = sums('r_drop(alpha=3)')
-  assert found['tokens'] == tokens
-  np.testing.assert_allclose(found['divergence'], total, rtol=1e-4)
-  np.testing.assert_allclose(found['cross_entropy'], nats / 2, rtol=1e-5)
-  np.testing.assert_allclose(found['loss'], nats + 3 * total, rtol=1e-5)
-  beside = sums('r_drop(alpha=3)', auxiliary='coverage(weight=0.5)')
-  np.testing.assert_allclose(beside['loss'], found['loss'] + 2 * 0.5 * beside['coverage'], rtol=1e-5)
+      total_divergence += sum(x[b, t, v] * np.log(x[b, t, v] / y[b, t, v]) for v in range(size)) / 2
+  sums = loss_sums('r_drop(alpha=3)')
+  assert sums['tokens'] == tokens
+  np.testing.assert_allclose(sums['divergence'], total_divergence, rtol=1e-4)
+  np.testing.assert_allclose(sums['cross_entropy'], total_nats / 2, rtol=1e-5)
+  np.testing.assert_allclose(sums['loss'], total_nats + 3 * total_divergence, rtol=1e-5)
 
 
-def test_tokens_that_cannot_come_and_what_is_behind_the_mask_have_no_divergence():
-  logits, mask = jax.random.normal(jax.random.key(0), (2, 2, 3, 5)), jnp.asarray([[True, True, False], [False] * 3])
-  value = jax.jit(jax.value_and_grad(lambda x: divergence(*x, mask)))
+def test_r_drop_adds_auxiliary_losses_for_both_passes():
+  plain = loss_sums('r_drop(alpha=3)')
+  with_coverage = loss_sums('r_drop(alpha=3)', auxiliary='coverage(weight=0.5)')
+  expected = plain['loss'] + 2 * 0.5 * with_coverage['coverage']
+  np.testing.assert_allclose(with_coverage['loss'], expected, rtol=1e-5)
+
+
+def test_divergence_ignores_forbidden_and_masked_tokens():
+  logits = jax.random.normal(jax.random.key(0), (2, 2, 3, 5))
+  mask = jnp.asarray([[True, True, False], [False] * 3])
+  value_and_grad = jax.jit(jax.value_and_grad(lambda x: divergence(*x, mask)))
   forbidden = jnp.where(mask[..., None], logits.at[..., 1].set(-jnp.inf), jnp.nan)
-  found, gradient = value(forbidden)
-  rest = [0, 2, 3, 4]
-  wanted, slopes = value(logits[..., jnp.asarray(rest)])
-  np.testing.assert_allclose(found, wanted, rtol=1e-5)
-  np.testing.assert_allclose(gradient[..., rest], slopes, atol=1e-6)
+  value, gradient = value_and_grad(forbidden)
+  allowed_ids = [0, 2, 3, 4]
+  expected, expected_gradient = value_and_grad(logits[..., jnp.asarray(allowed_ids)])
+  np.testing.assert_allclose(value, expected, rtol=1e-5)
+  np.testing.assert_allclose(gradient[..., allowed_ids], expected_gradient, atol=1e-6)
   assert not gradient[..., 1].any() and not gradient[:, ~mask].any()
 
 
-def test_r_drop_of_a_model_that_drops_nothing_is_refused():
-  with pytest.raises(UserError, match=r'r_drop: the model drops nothing, so that both passes are one; set model\.drop'):
-    sums('r_drop', model=Toy(0.0))
+def test_r_drop_of_a_model_without_dropout_raises():
+  message = r'objective r_drop needs a model with dropout, otherwise both passes are equal; set model\.dropout'
+  with pytest.raises(UserError, match=message):
+    loss_sums('r_drop', model=Toy(0.0))
 
 
 # ------------------------------------------------------------------------------------------------- scheduled sampling
@@ -97,46 +111,67 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize('spec', SCHEDULES)
-def test_curricula_are_those_of_the_paper(spec):
+def test_curricula_equal_the_formulas_of_the_paper(spec):
   curriculum = build_from_spec(spec, CURRICULA, 'schedule')
   for n in (1, 2, 50, 400, 100_000):
-    np.testing.assert_allclose(curriculum(jnp.int32(n)), SCHEDULES[spec](min(n, 8000)), rtol=1e-4, atol=1e-12)
+    expected = SCHEDULES[spec](min(n, 8000))
+    np.testing.assert_allclose(curriculum(jnp.int32(n)), expected, rtol=1e-4, atol=1e-12)
 
 
-def test_every_row_has_a_case():
+def test_every_curriculum_has_a_case():
   assert {spec.split('(')[0] for spec in SCHEDULES} == set(CURRICULA)
 
 
-def test_all_tokens_of_the_data_are_the_likelihood_and_none_of_them_a_second_pass():
-  batch, params, model = make_batch(0), init_params(), Toy(0.0)
-  plain = sums('likelihood', model=model)
-  np.testing.assert_allclose(sums('scheduled_sampling(schedule="linear(slope=0)")', model=model)['loss'], plain['loss'])
+def test_scheduled_sampling_of_gold_tokens_alone_equals_the_likelihood():
+  model = Toy(0.0)
+  plain = loss_sums('likelihood', model=model)
+  sums = loss_sums('scheduled_sampling(schedule="linear(slope=0)")', model=model)
+  np.testing.assert_allclose(sums['loss'], plain['loss'])
+
+
+def test_scheduled_sampling_of_own_tokens_alone_equals_a_second_pass_over_them():
+  batch = make_batch(0)
+  params = init_params()
+  model = Toy(0.0)
   spec = 'scheduled_sampling(schedule="linear(slope=0.1, least=0)", temperature=0)'
-  found = sums(spec, model=model, update=10)
-  said = np.array(read(model, params, batch, batch.target))
-  said[..., [PAD, BOS, EOS]] = -np.inf  # a search does not go on after these
-  own = np.where(batch.target_mask, said.argmax(-1), batch.target)
-  wanted = cross_entropy(read(model, params, batch, own), batch.target, batch.target_mask, 0.1)
-  for name in wanted:
-    np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5)
-  assert found['own'] == found['tokens'] and abs(found['loss'] - plain['loss']) > 1e-3
-  slopes = lambda fn: jax.jit(jax.grad(fn))(params)
-  mine = slopes(lambda p: sums(spec, model=model, params=p, update=10)['loss'])
-  only = slopes(lambda p: cross_entropy(read(model, p, batch, own), batch.target, batch.target_mask, 0.1)['loss'])
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), mine, only)
+  sums = loss_sums(spec, model=model, update=10)
+  first_logits = np.array(forward(model, params, batch, batch.target))
+  first_logits[..., [PAD, BOS, EOS]] = -np.inf  # these do not continue a hypothesis
+  own = np.where(batch.target_mask, first_logits.argmax(-1), batch.target)
+  expected = cross_entropy(forward(model, params, batch, own), batch.target, batch.target_mask, 0.1)
+  for name in expected:
+    np.testing.assert_allclose(sums[name], expected[name], rtol=1e-5)
+  assert sums['own'] == sums['tokens']
+  assert abs(sums['loss'] - loss_sums('likelihood', model=model)['loss']) > 1e-3
+
+  def scheduled_loss(params):
+    return loss_sums(spec, model=model, params=params, update=10)['loss']
+
+  def second_pass_loss(params):
+    return cross_entropy(forward(model, params, batch, own), batch.target, batch.target_mask, 0.1)['loss']
+
+  gradient = jax.jit(jax.grad(scheduled_loss))(params)
+  expected_gradient = jax.jit(jax.grad(second_pass_loss))(params)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), gradient, expected_gradient)
 
 
-def test_as_many_are_read_as_the_schedule_says_and_drawn_as_often_as_they_are_likely():
-  batch, spec = make_batch(0, rows=4096), 'scheduled_sampling(schedule="linear(slope=0.03, least=0)")'
+def test_the_share_of_own_tokens_follows_the_schedule():
+  batch = make_batch(0, rows=4096)
+  spec = 'scheduled_sampling(schedule="linear(slope=0.03, least=0)")'
   for n in (1, 10, 20):
-    found = sums(spec, batch, update=n)
-    np.testing.assert_allclose(found['own'] / found['tokens'], 0.03 * n, atol=0.015)
+    sums = loss_sums(spec, batch, update=n)
+    np.testing.assert_allclose(sums['own'] / sums['tokens'], 0.03 * n, atol=0.015)
+
+
+def test_own_tokens_are_sampled_at_the_temperature():
   logits = jnp.broadcast_to(jnp.asarray([3.0, 2.0, 1.0, 0.0, 1.5]), (20_000, 1, 5))
-  drawn = np.bincount(objectives._drawn(jax.random.key(0), logits, 2.0)[:, 0], minlength=5) / 20_000
-  np.testing.assert_allclose(drawn, [0, 0, 0, *(np.exp([0, 0.75]) / np.exp([0, 0.75]).sum())], atol=0.01)
+  tokens = objectives._sample_tokens(jax.random.key(0), logits, 2.0)
+  frequencies = np.bincount(tokens[:, 0], minlength=5) / 20_000
+  powers = np.exp([0, 0.75])
+  np.testing.assert_allclose(frequencies, [0, 0, 0, *(powers / powers.sum())], atol=0.01)
 
 
-# ------------------------------------------------------------------ what samples are worth: every sequence of two words
+# ------------------------------------------------------- sequence-level objectives, with all sequences of two words
 
 TINY = build_tiny('luong', 'rnn="simple"', score='general', sizes=(7, 5))
 WORD, STEPS = 4, 3
@@ -144,6 +179,7 @@ SEQUENCES = [
   [*words, EOS, *[PAD] * (STEPS - 1 - n)] for n in range(STEPS) for words in itertools.product([UNK, WORD], repeat=n)
 ]
 TARGET = [WORD, UNK, EOS]
+BLEU = np.array([reference_bleu([t for t in s if t not in (PAD, EOS)], [WORD, UNK]) for s in SEQUENCES])
 
 
 def tiny_batch():
@@ -160,105 +196,121 @@ def tiny_params():
   return jax.tree.map(lambda x: 2.0 * x, params)
 
 
-def log_probabilities(params, policy):
-  """Of each of SEQUENCES; of the policy, which is told what it may say, or of the model."""
+def log_probs_of_sequences(params, restrict):
+  """Log-probabilities of SEQUENCES: of the policy, whose allowed tokens are restricted, or of the model itself."""
   rows = jax.tree.map(lambda x: jnp.stack([x[0]] * len(SEQUENCES)), tiny_batch())
-  found, logits = [], read(TINY, params, rows, jnp.asarray(SEQUENCES))
-  allowed = np.zeros((2, STEPS, 5), bool)
-  allowed[0], allowed[1, :, [EOS, UNK, WORD]], allowed[1, -1, [UNK, WORD]] = True, True, False
-  logs = jax.nn.log_softmax(jnp.where(allowed[int(policy)][None], logits, -jnp.inf))
+  logits = forward(TINY, params, rows, jnp.asarray(SEQUENCES))
+  allowed = np.ones((STEPS, 5), bool)
+  if restrict:
+    allowed[:, [PAD, BOS]] = False
+    allowed[-1, [UNK, WORD]] = False
+  log_probs = jax.nn.log_softmax(jnp.where(allowed[None], logits, -jnp.inf))
+  totals = []
   for row, sequence in enumerate(SEQUENCES):
-    found.append(sum(logs[row, t, token] for t, token in enumerate(sequence[: sequence.index(EOS) + 1])))
-  return jnp.stack(found)
+    tokens = sequence[: sequence.index(EOS) + 1]
+    totals.append(sum(log_probs[row, t, token] for t, token in enumerate(tokens)))
+  return jnp.stack(totals)
 
 
-WORTH = np.array([bleu([t for t in s if t not in (PAD, EOS)], [WORD, UNK]) for s in SEQUENCES])
-
-
-def given_samples(monkeypatch, spec, params, running=0.3):
-  """indices [K] of SEQUENCES -> the loss, if these were drawn."""
-  table = jnp.asarray(SEQUENCES, jnp.int32)
+def loss_of_samples(monkeypatch, spec, running=0.3):
+  """Returns (params, indices [K] of SEQUENCES) -> the sums of the loss with these sequences as samples."""
+  sequences = jnp.asarray(SEQUENCES, jnp.int32)
 
   def loss(params, indices):
-    drawn = jnp.stack([table[indices], jnp.zeros((len(indices), STEPS), jnp.int32)], axis=1)
-    monkeypatch.setattr(objectives, '_samples', lambda task, samples: drawn)
-    return sequence_loss(TINY, 0.1, '', spec)(params, tiny_batch(), NO_RNGS, {'bleu': jnp.float32(running)})
+    filler = jnp.zeros((len(indices), STEPS), jnp.int32)
+    samples = jnp.stack([sequences[indices], filler], axis=1)
+    monkeypatch.setattr(sequence_level, '_samples', lambda inputs, count: samples)
+    return sequence_loss(TINY, 0.1, '', spec)(params, tiny_batch(), OBJECTIVE_RNGS, {'bleu': jnp.float32(running)})
 
   return loss
 
 
 @pytest.mark.parametrize(('baseline', 'samples'), [('running', 1), ('others', 2)])
-def test_the_policy_gradient_is_that_of_the_expected_reward(monkeypatch, tiny_params, baseline, samples):
+def test_the_expected_policy_gradient_is_that_of_the_expected_reward(monkeypatch, tiny_params, baseline, samples):
   spec = f'reinforce(samples={samples}, baseline="{baseline}", likelihood=0)'
-  loss = given_samples(monkeypatch, spec, tiny_params)
-  draws = jnp.asarray(list(itertools.product(range(len(SEQUENCES)), repeat=samples)))
+  loss = loss_of_samples(monkeypatch, spec)
+  all_draws = jnp.asarray(list(itertools.product(range(len(SEQUENCES)), repeat=samples)))
 
-  def both(params):
-    logs, slope = jax.vjp(lambda p: log_probabilities(p, True), params)
-    chance = jnp.exp(logs)
-    (wanted,) = slope(-chance * WORTH)  # of -Σ π(y) BLEU(y)
-    each = jax.vmap(jax.grad(lambda p, indices: loss(p, indices)['loss']), in_axes=(None, 0))(params, draws)
-    weight = jnp.prod(chance[draws], axis=1)
-    return chance, wanted, jax.tree.map(lambda g: jnp.tensordot(weight, g, 1), each)
+  @jax.jit
+  def probabilities_and_gradients(params):
+    log_probs, vjp = jax.vjp(lambda params: log_probs_of_sequences(params, restrict=True), params)
+    probabilities = jnp.exp(log_probs)
+    (expected,) = vjp(-probabilities * BLEU)  # gradient of -Σ π(y) BLEU(y)
+    loss_of_draw = lambda params, indices: loss(params, indices)['loss']
+    gradients = jax.vmap(jax.grad(loss_of_draw), in_axes=(None, 0))(params, all_draws)
+    draw_probabilities = jnp.prod(probabilities[all_draws], axis=1)
+    actual = jax.tree.map(lambda g: jnp.tensordot(draw_probabilities, g, 1), gradients)
+    return probabilities, expected, actual
 
-  chance, wanted, found = jax.jit(both)(tiny_params)
-  np.testing.assert_allclose(chance.sum(), 1, rtol=1e-5)
-  assert 0.05 < chance.max() < 0.95 and optax.tree.norm(wanted) > 1e-3
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=2e-6), found, wanted)
+  probabilities, expected, actual = probabilities_and_gradients(tiny_params)
+  np.testing.assert_allclose(probabilities.sum(), 1, rtol=1e-5)
+  assert 0.05 < probabilities.max() < 0.95 and optax.tree.norm(expected) > 1e-3
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=2e-6), actual, expected)
 
 
-def test_what_is_drawn_comes_as_often_as_the_policy_says(tiny_params):
-  task = objectives.ObjectiveInputs(TINY, tiny_params, tiny_batch(), {}, jax.random.key(3), {}, 1, None)
-  drawn = np.asarray(jax.jit(lambda: objectives._samples(task, 4000))())
-  assert drawn.shape == (4000, 2, STEPS) and not drawn[:, 1].any()  # nothing of a filler row
-  often = [np.mean(np.all(drawn[:, 0] == sequence, axis=1)) for sequence in SEQUENCES]
-  chance = jax.jit(lambda: jnp.exp(log_probabilities(tiny_params, True)))()
-  np.testing.assert_allclose(often, chance, atol=0.025)
+def test_samples_are_as_frequent_as_the_policy_makes_them(tiny_params):
+  inputs = ObjectiveInputs(TINY, tiny_params, tiny_batch(), {}, jax.random.key(3), {}, 1, None)
+  samples = np.asarray(jax.jit(lambda: sequence_level._samples(inputs, 4000))())
+  assert samples.shape == (4000, 2, STEPS)
+  assert not samples[:, 1].any()  # the filler row
+  frequencies = [np.mean(np.all(samples[:, 0] == sequence, axis=1)) for sequence in SEQUENCES]
+  expected = jax.jit(lambda: jnp.exp(log_probs_of_sequences(tiny_params, restrict=True)))()
+  np.testing.assert_allclose(frequencies, expected, atol=0.025)
 
 
 @pytest.mark.parametrize(('gold', 'drawn'), [(False, [1, 3, 3, 6]), (True, [5, 0, 5, 2])])
-def test_the_risk_is_that_of_the_different_samples(monkeypatch, tiny_params, gold, drawn):
+def test_minimum_risk_is_over_the_distinct_samples(monkeypatch, tiny_params, gold, drawn):
   spec = f'minimum_risk(samples=4, sharpness=0.7, gold={gold}, likelihood=0.25)'
-  loss = given_samples(monkeypatch, spec, tiny_params)
-  those = jnp.asarray(sorted({*drawn, *([SEQUENCES.index(TARGET)] if gold else [])}))
+  loss = loss_of_samples(monkeypatch, spec)
+  distinct = set(drawn)
+  if gold:
+    distinct.add(SEQUENCES.index(TARGET))
+  indices = jnp.asarray(sorted(distinct))
 
-  def risk(params):
-    q = jnp.exp(log_probabilities(params, False)[those]) ** 0.7
-    return jnp.sum(q / q.sum() * (1 - WORTH[those]))
+  def expected_risk(params):
+    q = jnp.exp(log_probs_of_sequences(params, restrict=False)[indices]) ** 0.7
+    return jnp.sum(q / q.sum() * (1 - BLEU[indices]))
+
+  def risk_and_sums(params):
+    sums = loss(params, jnp.asarray(drawn))
+    return sums['risk'], sums
 
   @jax.jit
-  def both(params):
-    mine = lambda p: (lambda s: (s['risk'], s))(loss(p, jnp.asarray(drawn)))
-    return jax.value_and_grad(risk)(params), jax.value_and_grad(mine, has_aux=True)(params)
+  def values_and_gradients(params):
+    return jax.value_and_grad(expected_risk)(params), jax.value_and_grad(risk_and_sums, has_aux=True)(params)
 
-  (wanted, slopes), ((found, parts), gradient) = both(tiny_params)
-  np.testing.assert_allclose(found, wanted, rtol=1e-5)
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6), gradient, slopes)
-  np.testing.assert_allclose(parts['loss'], 0.25 * parts['cross_entropy'] + found, rtol=1e-5)
-  np.testing.assert_allclose(parts['bleu'], STEPS * WORTH[drawn].mean(), rtol=1e-5)
+  (expected, expected_gradient), ((risk, sums), gradient) = values_and_gradients(tiny_params)
+  np.testing.assert_allclose(risk, expected, rtol=1e-5)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6), gradient, expected_gradient)
+  np.testing.assert_allclose(sums['loss'], 0.25 * sums['cross_entropy'] + risk, rtol=1e-5)
+  np.testing.assert_allclose(sums['bleu'], STEPS * BLEU[drawn].mean(), rtol=1e-5)
 
 
-def test_until_then_it_is_the_likelihood(tiny_params):
+def test_the_likelihood_is_minimised_until_after(tiny_params):
   loss = sequence_loss(TINY, 0.1, '', 'minimum_risk(samples=2, after=5)')
-  found = jax.jit(lambda n: loss(tiny_params, tiny_batch(), NO_RNGS, {}, n))
-  plain = sums('likelihood', tiny_batch(), TINY, tiny_params, NO_RNGS)
-  before, then = found(5), found(6)
-  assert before['risk'] == before['bleu'] == 0 < then['risk'] == then['loss']
-  np.testing.assert_allclose([before['loss'], then['cross_entropy']], [plain['loss']] * 2, rtol=1e-6)
+  sums_of_update = jax.jit(lambda n: loss(tiny_params, tiny_batch(), OBJECTIVE_RNGS, {}, n))
+  plain = loss_sums('likelihood', tiny_batch(), TINY, tiny_params, OBJECTIVE_RNGS)
+  before = sums_of_update(5)
+  after = sums_of_update(6)
+  assert before['risk'] == before['bleu'] == 0 < after['risk'] == after['loss']
+  np.testing.assert_allclose([before['loss'], after['cross_entropy']], [plain['loss']] * 2, rtol=1e-6)
 
 
-def test_runs_side_by_side_draw_as_each_does_alone(tiny_params):
-  spec, batch, seeds = 'reinforce(samples=3)', tiny_batch(), (5, 8)
-  loss, optimizer = sequence_loss(TINY, 0.1, '', spec), optax.sgd(0.1)
-  copies = lambda tree: jax.tree.map(lambda x: np.stack([x, x]), tree)
-  state = copies(init_state(tiny_params, optimizer, running=loss.running))
+def test_runs_trained_side_by_side_sample_as_single_runs(tiny_params):
+  spec = 'reinforce(samples=3)'
+  batch = tiny_batch()
+  seeds = (5, 8)
+  loss = sequence_loss(TINY, 0.1, '', spec)
+  optimizer = optax.sgd(0.1)
+  repeat = lambda tree: jax.tree.map(lambda x: np.stack([x, x]), tree)
+  states = repeat(init_state(tiny_params, optimizer, running=loss.running))
   step = make_train_step(loss, optimizer, lambda n: 0.1, make_mesh(jax.devices()[:2], seeds=2), seed=seeds)
-  _, metrics = step(state, copies(batch))
+  _, metrics = step(states, repeat(batch))
   for i, seed in enumerate(seeds):
     rngs = step_rngs(jax.random.fold_in(jax.random.key(seed), 0))
-    alone = sums(spec, batch, TINY, tiny_params, rngs, running={'bleu': 0.0})
+    single = loss_sums(spec, batch, TINY, tiny_params, rngs, running={'bleu': 0.0})
     for name in ('loss', 'bleu', 'risk'):
-      np.testing.assert_allclose(metrics[name][i], alone[name] / alone['tokens'], rtol=1e-4)
+      np.testing.assert_allclose(metrics[name][i], single[name] / single['tokens'], rtol=1e-4)
   assert metrics['risk'][0] != metrics['risk'][1]
 
 
@@ -272,44 +324,50 @@ MODELS = {
 
 
 @pytest.mark.parametrize('name', MODELS)
-def test_every_decoder_goes_in_parallel_and_is_sampled(name):
-  model, ids = MODELS[name](), jnp.ones((2, 3), jnp.int32)
+def test_every_kind_of_decoder_trains_with_two_passes_and_with_samples(name):
+  model = MODELS[name]()
+  ids = jnp.ones((2, 3), jnp.int32)
   batch = Batch(ids, ids > 0, ids, ids > 0, ids[:, 0])
   params = jax.eval_shape(lambda: model.init(jax.random.key(0), ids, ids > 0, ids)['params'])
   for spec in ('r_drop', 'reinforce(baseline="greedy")'):
     loss = sequence_loss(model, 0.1, 'coverage', spec)
     running = dict.fromkeys(loss.running, 0.0)
-    assert {'loss', 'cross_entropy', 'coverage', 'tokens'} <= set(jax.eval_shape(loss, params, batch, RNGS, running))
+    sums = jax.eval_shape(loss, params, batch, RNGS, running)
+    assert {'loss', 'cross_entropy', 'coverage', 'tokens'} <= set(sums)
 
 
 @pytest.mark.parametrize('spec', sorted(OBJECTIVES))
-def test_without_randomness_it_is_the_likelihood(spec):
-  found, plain = sums(spec, rngs=None), sums('likelihood', rngs=None)
-  assert {name: float(x) for name, x in found.items()} == {name: float(x) for name, x in plain.items()}
+def test_without_rngs_every_objective_is_the_likelihood(spec):
+  sums = loss_sums(spec, rngs=None)
+  expected = loss_sums('likelihood', rngs=None)
+  assert {name: float(x) for name, x in sums.items()} == {name: float(x) for name, x in expected.items()}
 
 
 @pytest.mark.parametrize(
   ('spec', 'message'),
   [
-    ('rdrop', r"unknown objective 'rdrop' \(did you mean 'r_drop'\?\); possible: likelihood, minimum_risk, r_drop"),
-    ('r_drop(alpha=-1)', "objective 'r_drop': alpha is -1; possible: 0 or more, and finite"),
+    ('rdrop', r"unknown objective 'rdrop' \(did you mean 'r_drop'\?\); expected one of: likelihood, minimum_risk, r_d"),
+    ('r_drop(alpha=-1)', "objective 'r_drop': option alpha must be at least 0, got -1"),
     ('r_drop(alhpa=1)', "unknown option of objective 'r_drop': 'alhpa' .*'alpha'"),
-    ('r_drop(alpha="x")', "option alpha is a number like 5.0, got 'x'"),
-    ('r_drop + likelihood', 'cannot read'),
-    ('minimum_risk(samples=1)', 'minimum_risk: samples is 1; possible: 2 or more'),
-    ('minimum_risk(sharpness=0)', 'minimum_risk: sharpness is 0; possible: greater than 0'),
-    ('reinforce(samples=1)', "reinforce: samples is 1; possible: 2 or more with baseline 'others'"),
-    ('reinforce(samples=0, baseline="running")', 'samples is 0; possible: 1 or more'),
-    ('reinforce(baseline="mean")', "unknown baseline of reinforce 'mean'; possible: greedy, others, running"),
+    ('r_drop(alpha="x")', "option alpha must be a number, got 'x'"),
+    ('r_drop + likelihood', 'cannot parse'),
+    ('minimum_risk(samples=1)', "objective 'minimum_risk': option samples must be at least 2, got 1"),
+    ('minimum_risk(sharpness=0)', "objective 'minimum_risk': option sharpness must be greater than 0, got 0"),
+    ('reinforce(samples=1)', "reinforce: option samples must be at least 2 with baseline 'others', got 1"),
+    ('reinforce(samples=0, baseline="running")', 'option samples must be at least 1, got 0'),
+    ('reinforce(baseline="mean")', "unknown baseline of reinforce 'mean'; expected one of: greedy, others, running"),
     ('scheduled_sampling(schedule="cosine")', "unknown schedule of scheduled_sampling 'cosine' .*: exponential, inv"),
-    ('scheduled_sampling(schedule="linear(least=2)")', 'schedule linear: least is 2; possible: from 0 to 1'),
-    ('scheduled_sampling(schedule="exponential(base=1)")', 'base is 1; possible: between 0 and 1'),
-    ('scheduled_sampling(schedule="inverse_sigmoid(k=0.5)")', 'k is 0.5; possible: 1 or more'),
-    ('scheduled_sampling(schedule="linear(")', "cannot read 'linear\\('"),
-    ('scheduled_sampling(temperature=-1)', 'temperature is -1; possible: 0 or more'),
+    (
+      'scheduled_sampling(schedule="linear(least=2)")',
+      "'linear': option least must be at least 0 and at most 1, got 2",
+    ),
+    ('scheduled_sampling(schedule="exponential(base=1)")', 'base must be greater than 0 and less than 1, got 1'),
+    ('scheduled_sampling(schedule="inverse_sigmoid(k=0.5)")', 'option k must be at least 1, got 0.5'),
+    ('scheduled_sampling(schedule="linear(")', "cannot parse 'linear\\('"),
+    ('scheduled_sampling(temperature=-1)', 'option temperature must be at least 0, got -1'),
   ],
 )
-def test_wrong_specs_are_told_in_one_line(spec, message):
+def test_wrong_specs_raise_one_line(spec, message):
   with pytest.raises(UserError, match=message) as error:
     make_objective(spec)
   assert '\n' not in str(error.value)

@@ -1,4 +1,4 @@
-"""BLEU of ids against a loop, and against sacrebleu on the same tokens."""
+"""BLEU of token ids against a loop, and against sacrebleu on the same tokens."""
 
 import collections
 import math
@@ -13,36 +13,53 @@ from attention_jax.losses.sentence_bleu import ORDER, sentence_bleu
 PAIRS, T, R, WORDS = 400, 9, 7, 4
 
 
-def literal(hypothesis, reference):
+def reference_bleu(hypothesis, reference):
   """Papineni et al. 2002, with one more match and one more n-gram for n > 1."""
   logs = []
   for n in range(1, ORDER + 1):
-    grams = lambda ids, n=n: collections.Counter(tuple(ids[i : i + n]) for i in range(len(ids) - n + 1))
-    own, wanted = grams(hypothesis), grams(reference)
-    matches = sum(min(count, wanted[gram]) for gram, count in own.items())
+    hypothesis_counts = count_ngrams(hypothesis, n)
+    reference_counts = count_ngrams(reference, n)
+    matches = sum(min(count, reference_counts[ngram]) for ngram, count in hypothesis_counts.items())
     if n == 1 and not matches:
       return 0.0
-    smooth = int(n > 1)
-    logs.append(math.log((matches + smooth) / (sum(own.values()) + smooth)))
+    smoothing = int(n > 1)
+    logs.append(math.log((matches + smoothing) / (sum(hypothesis_counts.values()) + smoothing)))
   brevity = min(0.0, 1 - len(reference) / len(hypothesis))
   return math.exp(brevity + sum(logs) / ORDER)
 
 
-def test_it_is_that_of_a_loop_and_of_sacrebleu():
+def count_ngrams(ids, n):
+  return collections.Counter(tuple(ids[i : i + n]) for i in range(len(ids) - n + 1))
+
+
+def test_sentence_bleu_equals_a_loop_and_sacrebleu():
   random = np.random.default_rng(0)
-  sides = [random.integers(4, 4 + WORDS, (PAIRS, size)) for size in (T, R)]
-  sides[0][: PAIRS // 2, :R] = sides[1][: PAIRS // 2]  # many that have long n-grams in common
-  lengths = [random.integers(0, size + 1, PAIRS) for size in (T, R)]
-  masks = [np.arange(size) < length[:, None] for size, length in zip((T, R), lengths, strict=True)]
-  found = jax.jit(jax.vmap(sentence_bleu))(sides[0], masks[0], sides[1], masks[1])
-  dirty = [jnp.where(mask, side, 4) for side, mask in zip(sides, masks, strict=True)]
-  np.testing.assert_array_equal(jax.vmap(sentence_bleu)(dirty[0], masks[0], dirty[1], masks[1]), found)
-  for i, value in enumerate(np.asarray(found)):
-    hypothesis, reference = (side[i, : length[i]].tolist() for side, length in zip(sides, lengths, strict=True))
-    np.testing.assert_allclose(value, literal(hypothesis, reference), rtol=1e-5, err_msg=f'{hypothesis} {reference}')
-    words = [' '.join(f'w{id}' for id in ids) for ids in (hypothesis, reference)]
-    theirs = sacrebleu.sentence_bleu(
-      words[0], [words[1]], smooth_method='add-k', smooth_value=1, tokenize='none', use_effective_order=False
+  hypotheses = random.integers(4, 4 + WORDS, (PAIRS, T))
+  references = random.integers(4, 4 + WORDS, (PAIRS, R))
+  hypotheses[: PAIRS // 2, :R] = references[: PAIRS // 2]  # half of the pairs share long n-grams
+  hypothesis_lengths = random.integers(0, T + 1, PAIRS)
+  reference_lengths = random.integers(0, R + 1, PAIRS)
+  mask = np.arange(T) < hypothesis_lengths[:, None]
+  reference_mask = np.arange(R) < reference_lengths[:, None]
+  values = jax.jit(jax.vmap(sentence_bleu))(hypotheses, mask, references, reference_mask)
+
+  other_padding = (jnp.where(mask, hypotheses, 4), jnp.where(reference_mask, references, 4))
+  same_values = jax.vmap(sentence_bleu)(other_padding[0], mask, other_padding[1], reference_mask)
+  np.testing.assert_array_equal(same_values, values)
+
+  for i, value in enumerate(np.asarray(values)):
+    hypothesis = hypotheses[i, : hypothesis_lengths[i]].tolist()
+    reference = references[i, : reference_lengths[i]].tolist()
+    expected = reference_bleu(hypothesis, reference)
+    np.testing.assert_allclose(value, expected, rtol=1e-5, err_msg=f'{hypothesis} {reference}')
+    hypothesis_text, reference_text = (' '.join(f'w{id}' for id in ids) for ids in (hypothesis, reference))
+    score = sacrebleu.sentence_bleu(
+      hypothesis_text,
+      [reference_text],
+      smooth_method='add-k',
+      smooth_value=1,
+      tokenize='none',
+      use_effective_order=False,
     )
-    np.testing.assert_allclose(100 * value, theirs.score, rtol=1e-4, atol=1e-6)
-  assert np.sum(found == 0) > 5 and np.sum(found == 1) > 5
+    np.testing.assert_allclose(100 * value, score.score, rtol=1e-4, atol=1e-6)
+  assert np.sum(values == 0) > 5 and np.sum(values == 1) > 5

@@ -1,4 +1,4 @@
-"""Models whose output layer copies words of the source, including out-of-vocabulary words."""
+"""Models with an output layer that copies words of the source, out-of-vocabulary words included."""
 
 import itertools
 
@@ -16,7 +16,7 @@ from attention_jax.errors import UserError
 from attention_jax.functional.copying import emittable
 from attention_jax.inference.predictor import BeamSearch, Predictor, compile_search
 from attention_jax.losses.sequence import cross_entropy
-from attention_jax.models.encoder_decoder import build, shift_right
+from attention_jax.models.encoder_decoder import build
 from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.systems.config import default_config
 from attention_jax.tokens import EOS, UNK
@@ -36,15 +36,15 @@ MODELS = {
 }
 
 
-def copying_inputs(seed=0):
-  """Returns inputs with out-of-vocabulary words; the first occurrence of the id WORDS + s is at position s."""
+def copy_inputs(seed=0):
+  """Sources and targets with out-of-vocabulary words; id WORDS + s is the word that first occurs at position s."""
   source, mask, target = inputs(seed, sizes=SIZES)
   source = source.at[:, 1].set(WORDS + 1).at[0, 4].set(WORDS + 1)
   return source, mask, target.at[:, 0].set(WORDS + 1)
 
 
-STEP_CASES = [
-  *(('bahdanau', output) for output in (*COPYING, 'pointer_generator(tied=True)')),
+CASES = [('bahdanau', output) for output in (*COPYING, 'pointer_generator(tied=True)')]
+CASES += [
   ('luong', 'copynet'),
   ('gnmt', 'pointer_generator'),
   ('transformer', 'copynet'),
@@ -52,65 +52,74 @@ STEP_CASES = [
 ]
 
 
-@pytest.mark.parametrize(('decoder', 'output'), STEP_CASES)
-def test_steps_equal_the_call(decoder, output):
-  model, (source, mask, target) = MODELS[decoder](output), copying_inputs()
+@pytest.mark.parametrize(('decoder', 'output'), CASES)
+def test_steps_equal_all_at_once(decoder, output):
+  model = MODELS[decoder](output)
+  source, mask, target = copy_inputs()
   params = variables(model, source, mask, target)
   outputs = jax.jit(model.apply)(params, source, mask, target)
   assert outputs.logits.shape == (*target.shape, WORDS + S) and outputs.linear == ()
   np.testing.assert_allclose(jnp.exp(outputs.logits).sum(-1), np.ones(target.shape), rtol=1e-4)
   carry, memory = model.apply(params, source, mask, T, method='start')
   step = jax.jit(lambda carry, token: model.apply(params, carry, token, memory, method='step'))
-  for t, token in enumerate(shift_right(target).T):
-    carry, step_outputs = step(carry, token)
-    np.testing.assert_allclose(step_outputs.logits, outputs.logits[:, t], rtol=2e-4, atol=2e-4)
+  decoder_inputs = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=1)
+  for t in range(T):
+    carry, step_output = step(carry, decoder_inputs[:, t])
+    np.testing.assert_allclose(step_output.logits, outputs.logits[:, t], rtol=2e-4, atol=2e-4)
 
 
-def test_pointer_probabilities_are_sums_of_weights():
-  model, (source, mask, target) = MODELS['bahdanau']('pointer'), copying_inputs()
+def test_pointer_probability_of_a_word_is_the_sum_of_its_weights():
+  model = MODELS['bahdanau']('pointer')
+  source, mask, target = copy_inputs()
   params = variables(model, source, mask, target)
   outputs = jax.jit(model.apply)(params, source, mask, target)
-  source, mask = np.asarray(source), np.asarray(mask)
   for b in range(len(source)):
-    for token in set(source[b][mask[b]].tolist()):
-      expected = np.asarray(outputs.weights[b])[:, (source[b] == token) & mask[b]].sum(-1)
-      np.testing.assert_allclose(jnp.exp(outputs.logits[b, :, token]), expected, rtol=1e-4)
+    row_source = np.asarray(source[b])
+    row_mask = np.asarray(mask[b])
+    for word_id in set(row_source[row_mask].tolist()):
+      expected = np.asarray(outputs.weights[b])[:, (row_source == word_id) & row_mask].sum(-1)
+      np.testing.assert_allclose(jnp.exp(outputs.logits[b, :, word_id]), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize(('decoder', 'output'), list(itertools.product(MODELS, COPYING)))
-def test_every_decoder_supports_every_copying_output(decoder, output):
-  model, (source, mask, target) = MODELS[decoder](output), copying_inputs()
-  compute_outputs = lambda *args: model.init_with_output(jax.random.key(0), *args)[0]
-  assert jax.eval_shape(compute_outputs, source, mask, target).logits.shape == (*target.shape, WORDS + S)
+def test_every_decoder_with_every_copying_output(decoder, output):
+  model = MODELS[decoder](output)
+  source, mask, target = copy_inputs()
+
+  def init_outputs(source, mask, target):
+    return model.init_with_output(jax.random.key(0), source, mask, target)[0]
+
+  assert jax.eval_shape(init_outputs, source, mask, target).logits.shape == (*target.shape, WORDS + S)
 
 
 @pytest.mark.parametrize('output', COPYING)
-def test_encoders_replace_unknown_words_by_unk_and_padding_has_no_effect(output):
-  model, (source, mask, target) = MODELS['bahdanau'](output), copying_inputs()
+def test_out_of_vocabulary_words_are_embedded_as_unknown_and_padding_has_no_effect(output):
+  model = MODELS['bahdanau'](output)
+  source, mask, target = copy_inputs()
   params = variables(model, source, mask, target)
   run = jax.jit(model.apply)
   outputs = run(params, source, mask, target)
   other_padding = run(params, jnp.where(mask, source, WORDS + 2), mask, target)
   np.testing.assert_allclose(other_padding.logits, outputs.logits, atol=1e-5)
-  with_unk = jnp.where(source >= WORDS, UNK, source)
-  np.testing.assert_allclose(run(params, with_unk, mask, target).weights, outputs.weights, atol=1e-6)
+  source_with_unknown = jnp.where(source >= WORDS, UNK, source)
+  np.testing.assert_allclose(run(params, source_with_unknown, mask, target).weights, outputs.weights, atol=1e-6)
 
 
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    ({'sizes': (11, 13)}, 'copies, which requires a shared vocabulary, got 11 and 13 tokens'),
-    ({'cell': 'plain'}, 'copies, which requires attention weights, but this decoder attends to nothing'),
-    ({'alignment': 'latent'}, 'copies, which latent alignments do not support; .* an output of: vocabulary, tied'),
-    ({'output': 'pointer(tied=True)'}, "unknown option of output 'pointer': 'tied'"),
+    ({'sizes': (11, 13)}, 'copies.* shared vocabulary.* got 11 and 13 tokens'),
+    ({'cell': 'plain'}, 'copies.* weights, .*this decoder (attends to nothing|does not attend)'),
+    ({'alignment': 'latent'}, 'copies.* latent alignment.*: vocabulary, tied'),
+    ({'output': 'pointer(tied=True)'}, "output 'pointer' has no options, got 'tied'"),
   ],
 )
-def test_user_errors(fields, message):
+def test_errors_of_models_that_cannot_copy(fields, message):
   with pytest.raises(UserError, match=message):
     build_tiny(**{'sizes': SIZES, 'output': 'pointer', **fields})
 
 
-def test_ids_of_unknown_words_are_their_first_positions():
+def test_out_of_vocabulary_ids_encode_the_first_source_position():
   vocabulary = word(['a b c'])  # ids 4, 5, 6
   corpus = Corpus(['a Oslo b Oslo Rom', 'c c'], ['Rom a Oslo Bern', 'a Oslo'])
   encoded = encode(corpus, vocabulary, vocabulary)
@@ -121,53 +130,57 @@ def test_ids_of_unknown_words_are_their_first_positions():
 
 
 @pytest.mark.parametrize('beams', [1, 3])
-def test_predictions_contain_unknown_words_in_their_spelling(beams):
+def test_predictions_contain_copied_words_verbatim(beams):
   vocabulary = word(['a b c'])
+  attention = {'score': 'additive', 'alignment': 'softmax', 'features': 4}
   fields = {'encoder': 'birnn(features=6)', 'decoder': 'bahdanau(features=5, readout=4)', 'output': 'pointer'}
   config = default_config().model.to_dict() | fields | {'embedding': 3}
-  config['attention'] |= {'score': 'additive', 'alignment': 'softmax', 'features': 4}
+  config['attention'] |= attention
   model = build(config, len(vocabulary), len(vocabulary))
   ids = jnp.ones((1, 2), jnp.int32)
   params = model.init(jax.random.key(1), ids, ids > 0, ids)['params']
-  # Longer hypotheses rank higher, so that the untrained model emits words.
-  ranking = Ranking(alpha=3.0)
+  ranking = Ranking(alpha=3.0)  # prefers long hypotheses, because an untrained model ends early
   predictor = Predictor(model, params, vocabulary, vocabulary, buckets=[(8, 8)], max_length=6, ranking=ranking)
   lines = ['Oslo Rom', 'Bern Bern a Kiel', 'Ulm']
-  predicted_words = []
+  predicted = []
   for line, prediction in zip(lines, predictor(lines, beams=beams), strict=True):
-    hypothesis = prediction.hypotheses[0]
-    assert set(hypothesis.tokens) <= set(line.split()) and hypothesis.text == ' '.join(hypothesis.tokens)
-    predicted_words += hypothesis.tokens
-  assert 'Oslo' in predicted_words or 'Bern' in predicted_words
+    best = prediction.hypotheses[0]
+    assert set(best.tokens) <= set(line.split())
+    assert best.text == ' '.join(best.tokens)
+    predicted += best.tokens
+  assert 'Oslo' in predicted or 'Bern' in predicted
 
 
-METHODS = [BeamSearch(1), BeamSearch(4), Sampling(4), Sampling(4, temperature=20.0)]
+SEARCHES = [BeamSearch(1), BeamSearch(4), Sampling(4), Sampling(4, temperature=20.0)]
 ALIGNMENTS = ['softmax', 'hardmax', 'monotonic', 'local_m(width=0)', 'sparsemax']
 
 
-@pytest.mark.parametrize(('method', 'alignment'), sample_cases([*itertools.product(METHODS, ALIGNMENTS)], 4), ids=str)
-def test_pointers_emit_words_of_the_source_alone(method, alignment):
+@pytest.mark.parametrize(('search', 'alignment'), sample_cases([*itertools.product(SEARCHES, ALIGNMENTS)], 4), ids=str)
+def test_pointer_emits_only_source_words_and_eos(search, alignment):
   model = build_tiny(sizes=SIZES, output='pointer', alignment=alignment)
-  source, mask, target = copying_inputs()
+  source, mask, target = copy_inputs()
   params = variables(model, source, mask, target, scale=3.0)
-  seeds = sampling_seeds(method, len(source))
-  hypotheses = compile_search(model, method, 6, DEFAULT_RANKING)(params['params'], source, mask, seeds)
-  for words, is_real, tokens, lengths in zip(source, mask, hypotheses.tokens, hypotheses.lengths, strict=True):
+  compiled = compile_search(model, search, 6, DEFAULT_RANKING)
+  hypotheses = compiled(params['params'], source, mask, sampling_state(search, len(source)))
+  for row_source, row_mask, tokens, lengths in zip(source, mask, hypotheses.tokens, hypotheses.lengths, strict=True):
     for ids, length in zip(tokens, lengths, strict=True):
-      assert set(ids[:length].tolist()) <= {*words[is_real].tolist(), EOS}
+      assert set(ids[:length].tolist()) <= {*row_source[row_mask].tolist(), EOS}
   log_probs = hypotheses.log_probs[hypotheses.lengths > 0]
-  assert np.isfinite(log_probs).all() and (log_probs > -1e6).all()
+  assert np.isfinite(log_probs).all()
+  assert (log_probs > -1e6).all()
 
 
-def sampling_seeds(method, rows):
-  """Returns seeds and numbers of the sources for sampling, None for search."""
-  return (jnp.zeros(rows, jnp.int32), jnp.arange(rows)) if isinstance(method, Sampling) else None
+def sampling_state(search, rows):
+  """The extra argument of a compiled search: seeds and rows for sampling, None for beam search."""
+  if isinstance(search, Sampling):
+    return jnp.zeros(rows, jnp.int32), jnp.arange(rows)
+  return None
 
 
 @pytest.mark.parametrize('output', ['pointer', 'pointer_generator'])
-def test_label_smoothing_does_not_depend_on_padding(output):
+def test_label_smoothing_is_independent_of_padding(output):
   model = build_tiny(sizes=SIZES, output=output)
-  source, mask, target = copying_inputs()
+  source, mask, target = copy_inputs()
   params = variables(model, source, mask, target)
   target_mask = jnp.ones_like(target, bool)
   losses = []
@@ -175,5 +188,6 @@ def test_label_smoothing_does_not_depend_on_padding(output):
     padded_source = jnp.pad(source, ((0, 0), (0, padding)))
     padded_mask = jnp.pad(mask, ((0, 0), (0, padding)))
     logits = model.apply(params, padded_source, padded_mask, target).logits
-    losses.append(float(cross_entropy(logits, target, target_mask, 0.1, emittable(logits))['loss']))
+    sums = cross_entropy(logits, target, target_mask, 0.1, emittable(logits))
+    losses.append(float(sums['loss']))
   assert losses[0] == pytest.approx(losses[1], rel=1e-5) and losses[0] < 40 * target.size

@@ -66,7 +66,7 @@ def test_defaults_are_those_of_the_modules():
     ({'encoder': 'embedded(dropout=0.2)'}, "unknown option of encoder 'embedded': 'dropout'"),
     ({'decoder': 'bahdanau(input_feeding=True)'}, "unknown option of decoder 'bahdanau': 'input_feeding'"),
     ({'decoder': 'luong(dtype="bfloat16")'}, "unknown option of decoder 'luong': 'dtype'"),
-    ({'output': 'tied(size=3)'}, "unknown option of output 'tied': 'size'"),
+    ({'output': 'tied(size=3)'}, "output 'tied' has no options, got 'size'"),
     ({'encoder': 'rnn(features="8")'}, "encoder 'rnn': option features must be a whole number, got '8'"),
     ({'encoder': 'rnn(features=8.0)'}, 'option features must be a whole number, got 8.0'),
     ({'decoder': 'luong(layers=True)'}, "decoder 'luong': option layers must be a whole number, got True"),
@@ -83,7 +83,7 @@ def test_defaults_are_those_of_the_modules():
       'config.model.attention.dropout must be at least 0 and less than 1, got 1.0',
     ),
     ({'encoder': 'rnn(8)'}, r"cannot parse 'rnn\(8\)'"),
-    ({'share_embeddings': True}, 'share_embeddings requires a shared vocabulary, got 11 and 13 tokens'),
+    ({'share_embeddings': True}, 'share_embeddings needs a shared vocabulary, got 11 and 13 tokens'),
   ],
 )
 def test_user_errors_of_build(fields, message):

@@ -1,4 +1,4 @@
-"""Encoders of pictures: filler rows, centres of grid cells, and gated contexts."""
+"""Picture encoders in the encoder-decoder: filler rows, grids and gated contexts."""
 
 import dataclasses
 
@@ -18,10 +18,10 @@ GRID = 'grid(features=8, halvings=2)'
 REAL = jnp.array([[True], [False]])
 
 
-def make_captioner(alignment='softmax', **fields):
-  """Builds a small captioner; `fields` are those of ModelConfig."""
+def build_small(alignment='softmax', **fields):
+  """A captioner with a vocabulary of 9 words; `fields` belong to the model."""
   defaults = {field.name: field.default for field in dataclasses.fields(Attention)}
-  attention = {name: defaults[name] for name in ('heads', 'implementation')}
+  attention = {'heads': defaults['heads'], 'implementation': defaults['implementation']}
   attention |= {'score': 'additive', 'alignment': alignment, 'features': 7}
   model = dataclasses.asdict(ModelConfig(embedding=5)) | {'decoder': 'bahdanau(features=6, readout=6)'} | fields
   return build_captioner(model | {'attention': attention}, 9)
@@ -30,11 +30,11 @@ def make_captioner(alignment='softmax', **fields):
 ENCODERS = [(GRID, (8, 8, 3)), ('precomputed(features=8)', (2, 2, 5))]
 
 
-@pytest.mark.parametrize(('encoder', 'shape'), ENCODERS)
+@pytest.mark.parametrize(('encoder', 'picture'), ENCODERS)
 @pytest.mark.parametrize('decoder', ['bahdanau(features=6, readout=6, gate=True)', 'luong(features=6)'])
-def test_decoders_attend_to_grid_cells(encoder, shape, decoder):
-  pictures = 100 * draw(2, *shape)
-  model = make_captioner(encoder=encoder, decoder=decoder)
+def test_cells_serve_as_memory_of_any_decoder(encoder, picture, decoder):
+  pictures = 100 * draw(2, *picture)
+  model = build_small(encoder=encoder, decoder=decoder)
   params = variables(model, pictures, REAL, TARGET)
   outputs = model.apply(params, pictures, REAL, TARGET)
   assert outputs.weights.shape == (2, 3, 4) and outputs.logits.shape == (2, 3, 9)
@@ -44,50 +44,55 @@ def test_decoders_attend_to_grid_cells(encoder, shape, decoder):
   assert_close(outputs.logits[:1], alone.logits)
   carry, memory = model.apply(params, pictures, REAL, 3, method='start')
   for t, token in enumerate(np.array([[1, 4, 5], [1, 6, 2]]).T):
-    carry, step_outputs = model.apply(params, carry, jnp.asarray(token), memory, method='step')
-    assert_close(step_outputs.logits, outputs.logits[:, t])
+    carry, step = model.apply(params, carry, jnp.asarray(token), memory, method='step')
+    assert_close(step.logits, outputs.logits[:, t])
 
 
 @pytest.mark.parametrize(('size', 'halvings', 'layers'), [(16, 1, 1), (32, 2, 0), (64, 3, 0), (33, 2, 0), (50, 2, 0)])
-def test_centres_of_cells_are_those_of_their_receptive_fields(size, halvings, layers):
+def test_cell_centres_are_centres_of_receptive_fields(size, halvings, layers):
   encoder = Grid(features=8, halvings=halvings, layers=layers)
   picture = 127 + 100 * draw(1, size, size, 3)
   params = variables(encoder, picture, REAL[:1], True)
   rows = -(-size // 2**halvings)
   row = rows // 2
 
-  def cell_features(picture):
+  def cell_sum(picture):
     memory = encoder.apply(params, picture, REAL[:1], True).memory.reshape(rows, rows, -1)
     return (memory[row, row] * jnp.arange(8.0)).sum()
 
-  receptive_rows = np.flatnonzero(np.abs(jax.grad(cell_features)(picture))[0].sum((1, 2)))
+  receptive_rows = np.flatnonzero(np.abs(jax.grad(cell_sum)(picture))[0].sum((1, 2)))
   assert len(receptive_rows) < size
-  centre = (receptive_rows[0] + receptive_rows[-1] + 1) / 2
+  middle = (receptive_rows[0] + receptive_rows[-1] + 1) / 2
   centres = encoder.cell_centres(size)
-  assert len(centres) == rows and centre == pytest.approx(centres[row] * size)
+  assert len(centres) == rows
+  assert middle == pytest.approx(centres[row] * size)
 
 
-def test_a_closed_gate_removes_the_context():
-  model = make_captioner(encoder=GRID, decoder='bahdanau(features=6, readout=6, gate=True, bridge=False)')
-  picture, other = 100 * draw(1, 8, 8, 3), 100 * draw(1, 8, 8, 3, seed=1)
+def test_closed_gate_masks_the_picture_and_open_gate_equals_no_gate():
+  model = build_small(encoder=GRID, decoder='bahdanau(features=6, readout=6, gate=True, bridge=False)')
+  picture = 100 * draw(1, 8, 8, 3)
+  other_picture = 100 * draw(1, 8, 8, 3, seed=1)
   params = variables(model, picture, REAL[:1], TARGET[:1])
-  run = lambda params, picture: model.apply(params, picture, REAL[:1], TARGET[:1]).logits
-  assert np.abs(run(params, picture) - run(params, other)).max() > 1e-3
+
+  def run(params, picture):
+    return model.apply(params, picture, REAL[:1], TARGET[:1]).logits
+
+  assert np.abs(run(params, picture) - run(params, other_picture)).max() > 1e-3
   cell = params['params']['decoder']['cell']
   cell['wanted'] = {'kernel': jnp.zeros_like(cell['wanted']['kernel']), 'bias': jnp.array([-100.0])}
-  assert_close(run(params, picture), run(params, other))
+  assert_close(run(params, picture), run(params, other_picture))
   cell['wanted'] = cell['wanted'] | {'bias': jnp.array([100.0])}
-  without_gate = make_captioner(encoder=GRID, decoder='bahdanau(features=6, readout=6, bridge=False)')
+  ungated = build_small(encoder=GRID, decoder='bahdanau(features=6, readout=6, bridge=False)')
   del cell['wanted']
-  ungated = without_gate.apply(params, picture, REAL[:1], TARGET[:1]).logits
+  ungated_logits = ungated.apply(params, picture, REAL[:1], TARGET[:1]).logits
   cell['wanted'] = {'kernel': jnp.zeros((6, 1)), 'bias': jnp.array([100.0])}
-  assert_close(run(params, picture), ungated)
+  assert_close(run(params, picture), ungated_logits)
 
 
-def test_user_errors():
+def test_errors():
   picture = jnp.zeros((1, 8, 8, 3))
-  with pytest.raises(UserError, match="bahdanau: gate must be False for the latent alignment 'latent'"):
-    model = make_captioner(encoder='grid(features=8)', decoder='bahdanau(gate=True)', alignment='latent')
+  with pytest.raises(UserError, match=r'bahdanau: .*gate'):
+    model = build_small(encoder='grid(features=8)', decoder='bahdanau(gate=True)', alignment='latent')
     jax.eval_shape(lambda: model.init(jax.random.key(0), picture, REAL[:1], TARGET[:1]))
   with pytest.raises(UserError, match="unknown encoder of pictures 'birnn'"):
-    make_captioner(encoder='birnn')
+    build_small(encoder='birnn')

@@ -1,4 +1,4 @@
-"""Neural Turing Machines and the operations of their memory, against the equations of the paper in NumPy."""
+"""Neural Turing Machines against the equations of the paper in NumPy: writing, shifting, sharpening, whole cells."""
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +18,17 @@ CELL = f'turing(slots={SLOTS}, width={WIDTH}, features={FEATURES}, reads=2, writ
 X = draw(2, 6, INPUTS)
 
 
-def make_model(controller='feedforward', **options):
+def build_small(controller='feedforward', **options):
+  """A model with a Turing cell, and its parameters."""
   model = build_recaller({'cell': CELL.replace('CONTROLLER', controller)} | options, OUTPUTS)
   return model, model.init(jax.random.key(0), X)['params']
 
 
-def test_writes_erase_before_they_add():
-  args = draw(SLOTS, WIDTH), jax.nn.softmax(draw(2, SLOTS)), jax.nn.sigmoid(draw(2, WIDTH, seed=1)), draw(2, WIDTH)
-  memory, weights, erase, add = map(np.asarray, args)
+def test_write_erases_then_adds():
+  memory = np.asarray(draw(SLOTS, WIDTH))
+  weights = np.asarray(jax.nn.softmax(draw(2, SLOTS)))
+  erase = np.asarray(jax.nn.sigmoid(draw(2, WIDTH, seed=1)))
+  add = np.asarray(draw(2, WIDTH))
   expected = memory.copy()
   for s in range(SLOTS):
     for d in range(WIDTH):
@@ -33,37 +36,39 @@ def test_writes_erase_before_they_add():
         expected[s, d] *= 1 - weights[h, s] * erase[h, d]
       for h in range(2):
         expected[s, d] += weights[h, s] * add[h, d]
-  np.testing.assert_allclose(write_memory(*args), expected, rtol=1e-5)
+  np.testing.assert_allclose(write_memory(*map(jnp.asarray, (memory, weights, erase, add))), expected, rtol=1e-5)
 
 
-WEIGHTS = jnp.array([0, 0.2, 0.1, 0.7, 0])
-
-
-def test_shifts_are_circular_over_unmasked_slots():
+def test_weights_shift_circularly_and_are_sharpened():
   mask = jnp.array([0, 1, 1, 1, 0], bool)
-  for shift, expected in (
-    ([0.0, 0, 1], [0, 0.7, 0.2, 0.1, 0]),
-    ([1.0, 0, 0], [0, 0.1, 0.7, 0.2, 0]),
-    ([0.0, 0, 0, 0, 1], [0, 0.1, 0.7, 0.2, 0]),
-  ):
-    np.testing.assert_allclose(shift_weights(WEIGHTS, mask, jnp.array(shift)), expected, rtol=1e-6)
-  mask_with_gap, forward = jnp.array([1, 1, 0, 1, 0], bool), jnp.array([0.0, 0, 1])
-  shifted = shift_weights(jnp.array([0.3, 0.5, 0, 0.2, 0]), mask_with_gap, forward)
-  np.testing.assert_allclose(shifted, [0.2, 0.3, 0, 0, 0], rtol=1e-6)
-  # All weight would move to a masked slot.
-  assert shift_weights(jnp.array([0.0, 1, 0, 0, 0]), mask_with_gap, forward).tolist() == [0, 1, 0, 0, 0]
-
-
-def test_sharpening_normalises_powers_of_the_weights():
-  squares = WEIGHTS**2
-  np.testing.assert_allclose(sharpen(WEIGHTS, jnp.array(2.0)), squares / squares.sum(), rtol=1e-5)
-  assert sharpen(WEIGHTS, jnp.array(1e4)).tolist() == [0, 0, 0, 1, 0]
-  assert not sharpen(0 * WEIGHTS, jnp.array(2.0)).any()
+  weights = jnp.array([0, 0.2, 0.1, 0.7, 0])
+  np.testing.assert_allclose(shift_weights(weights, mask, jnp.array([0.0, 0, 1])), [0, 0.7, 0.2, 0.1, 0], rtol=1e-6)
+  np.testing.assert_allclose(shift_weights(weights, mask, jnp.array([1.0, 0, 0])), [0, 0.1, 0.7, 0.2, 0], rtol=1e-6)
+  np.testing.assert_allclose(
+    shift_weights(weights, mask, jnp.array([0.0, 0, 0, 0, 1])), [0, 0.1, 0.7, 0.2, 0], rtol=1e-6
+  )
+  gap_mask = jnp.array([1, 1, 0, 1, 0], bool)
+  forward = jnp.array([0.0, 0, 1])
+  np.testing.assert_allclose(
+    shift_weights(jnp.array([0.3, 0.5, 0, 0.2, 0]), gap_mask, forward), [0.2, 0.3, 0, 0, 0], rtol=1e-6
+  )
+  assert shift_weights(jnp.array([0.0, 1, 0, 0, 0]), gap_mask, forward).tolist() == [
+    0,
+    1,
+    0,
+    0,
+    0,
+  ]  # unshifted, as all shifted weight is masked
+  squares = weights**2
+  sharp = lambda weights, power: sharpen(weights, jnp.array(power))
+  np.testing.assert_allclose(sharp(weights, 2.0), squares / squares.sum(), rtol=1e-5)
+  assert sharp(weights, 1e4).tolist() == [0, 0, 0, 1, 0] and not sharp(0 * weights, 2.0).any()
 
 
 @pytest.mark.parametrize('weights', [[0.999, 1e-7, 0], [0.7, 0.3, 1e-4], [0.5, 0.5, 1e-8]])
-def test_the_gradient_of_sharpening(weights):
-  weights, power = np.array(weights), 1.2
+def test_gradient_of_sharpening(weights):
+  weights = np.array(weights)
+  power = 1.2
   powers = weights**power
   slopes = power * np.where(weights > 0, weights, 1) ** (power - 1) * (weights > 0)
   expected = np.diag(slopes) / powers.sum() - np.outer(powers, slopes) / powers.sum() ** 2
@@ -72,60 +77,69 @@ def test_the_gradient_of_sharpening(weights):
 
 
 @pytest.mark.parametrize('score', sample_cases([(name,) for name, row in SCORES.items() if is_self_contained(row)], 4))
-def test_heads_support_every_self_contained_score(score):
-  model, params = make_model('lstm', score=score)
+def test_any_self_contained_score(score):
+  model, params = build_small('lstm', score=score)
   assert np.isfinite(jax.jit(model.apply)({'params': params}, X).logits).all()
 
 
-def literal_logits(params, inputs):
-  """Runs the whole machine over one sequence [T, I], step by step; the controller is tanh(W x + b)."""
+def linear(x, p):
+  return x @ p['kernel'] + p['bias']
+
+
+def sigmoid(x):
+  return 1 / (1 + np.exp(-x))
+
+
+def reference(params, inputs):
+  """Logits for one sequence [T, I], step by step, and the final memory; the controller is tanh(W x + b)."""
   params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
   cell = params['cell']
-  dense = lambda x, p: x @ p['kernel'] + p['bias']
-  sigmoid = lambda x: 1 / (1 + np.exp(-x))
-  addressing = ALIGNMENTS_BY_NAME['addressing'].reference
-  memory, contexts = np.full((SLOTS, WIDTH), INITIAL_MEMORY), np.zeros((2, WIDTH))
+  case = ALIGNMENTS_BY_NAME['addressing']
+  memory = np.full((SLOTS, WIDTH), INITIAL_MEMORY)
+  read = np.zeros((2, WIDTH))
   previous = {heads: np.eye(SLOTS)[[0, 0]] for heads in ('writers', 'readers')}
 
-  def attend(heads, h):
-    p = cell[heads]['heads']
+  def address(heads, h):
+    head_params = cell[heads]['heads']
     for i in range(2):
-      key = h @ p['query'][i]
+      key = h @ head_params['query'][i]
       cosine = np.array([key @ slot / np.linalg.norm(key) / np.linalg.norm(slot) for slot in memory])
-      head_params = {name: x[i] for name, x in p['alignment'].items()}
+      alignment_params = {name: x[i] for name, x in head_params['alignment'].items()}
       mask = np.ones(SLOTS, bool)
-      previous[heads][i] = addressing(cosine, mask, query=h, previous=previous[heads][i], **head_params)
+      previous[heads][i] = case.reference(cosine, mask, query=h, previous=previous[heads][i], **alignment_params)
     return previous[heads]
 
   logits = []
   for x in inputs:
-    h = np.tanh(dense(np.concatenate([x, contexts.ravel()]), cell['control']['inputs']))
-    weights = attend('writers', h)
-    erase, add = (dense(h, cell[name]).reshape(2, WIDTH) for name in ('erase', 'add'))
+    h = np.tanh(linear(np.concatenate([x, read.ravel()]), cell['control']['inputs']))
+    weights = address('writers', h)
+    erase, add = (linear(h, cell[name]).reshape(2, WIDTH) for name in ('erase', 'add'))
     retained = np.prod([1 - np.outer(w, sigmoid(e)) for w, e in zip(weights, erase, strict=True)], axis=0)
     memory = memory * retained + sum(np.outer(w, a) for w, a in zip(weights, add, strict=True))
-    contexts = attend('readers', h) @ memory
-    logits.append(dense(np.concatenate([h, contexts.ravel()]), params['bits']))
-  return np.array(logits)
+    read = address('readers', h) @ memory
+    logits.append(linear(np.concatenate([h, read.ravel()]), params['bits']))
+  return np.array(logits), memory
 
 
-def test_logits_equal_the_equations_of_the_paper():
-  model, params = make_model()
+def test_equals_the_equations_of_the_paper():
+  model, params = build_small()
   outputs = model.apply({'params': params}, X)
   for row in range(2):
-    expected = literal_logits(params, np.asarray(X[row]))
-    np.testing.assert_allclose(outputs.logits[row], expected, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(outputs.logits[row], reference(params, np.asarray(X[row]))[0], rtol=2e-4, atol=2e-5)
   assert outputs.read.shape == outputs.write.shape == (2, 6, 2, SLOTS)
   np.testing.assert_allclose(outputs.read.sum(-1), 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize('controller', ['lstm', 'gru'])
-def test_outputs_do_not_depend_on_later_inputs(controller):
-  model, params = make_model(controller)
-  run = lambda x: model.apply({'params': params}, x).logits
-  changed = X.at[:, 3:].set(7.0)
-  np.testing.assert_allclose(run(changed)[:, :3], run(X)[:, :3], rtol=1e-6)
-  assert np.abs(run(changed)[:, 3:] - run(X)[:, 3:]).max() > 1e-3
+def test_outputs_are_causal_and_gradients_reach_every_parameter(controller):
+  model, params = build_small(controller)
+
+  def run(x):
+    return model.apply({'params': params}, x).logits
+
+  later = X.at[:, 3:].set(7.0)
+  np.testing.assert_allclose(run(later)[:, :3], run(X)[:, :3], rtol=1e-6)
+  assert np.abs(run(later)[:, 3:] - run(X)[:, 3:]).max() > 1e-3
   grads = jax.grad(lambda p: (model.apply({'params': p}, X).logits ** 2).sum())(params)
   assert all(np.isfinite(g).all() and np.abs(g).max() > 0 for g in jax.tree.leaves(grads))
 
@@ -134,7 +148,7 @@ def test_outputs_do_not_depend_on_later_inputs(controller):
   ('score', 'alignment'), [('dot', 'sparsemax'), ('additive', 'softmax'), ('cosine(beta=1.0)', 'forward')]
 )
 def test_any_score_and_alignment(score, alignment):
-  model, params = make_model(score=score, alignment=alignment)
+  model, params = build_small(score=score, alignment=alignment)
   outputs = model.apply({'params': params}, X)
   assert np.isfinite(outputs.logits).all() and (outputs.write >= 0).all()
 
@@ -144,12 +158,15 @@ def test_any_score_and_alignment(score, alignment):
   [
     ({'cell': 'turin'}, "unknown cell 'turin' .*expected one of: recurrent, turing"),
     ({'cell': 'turing(slots=0)'}, "cell 'turing': option slots must be at least 1, got 0"),
-    ({'cell': 'turing(controller="rnn")'}, "unknown controller 'rnn'; expected one of: feedforward, gru, lstm, simple"),
-    ({'alignment': 'hard'}, "turing: the alignment must neither draw .* got 'hard'; expected one of: .*addressing"),
-    ({'alignment': 'latent'}, "turing: the alignment must neither draw .* got 'latent'"),
+    (
+      {'cell': 'turing(controller="rnn")'},
+      "unknown controller 'rnn'.*; expected one of: feedforward, gru, lstm, simple",
+    ),
+    ({'alignment': 'hard'}, "alignment='hard' draws or sums over positions; expected one of: .*addressing"),
+    ({'alignment': 'latent'}, "alignment='latent' draws"),
     ({'score': 'cosin'}, "unknown score 'cosin'"),
   ],
 )
-def test_user_errors(options, message):
+def test_errors(options, message):
   with pytest.raises(UserError, match=message):
     build_recaller(options, OUTPUTS).init(jax.random.key(0), X)

@@ -1,3 +1,3 @@
-"""Whole runs of a toy, again and again: what they compile is kept."""
+"""Shares compiled programs between the tests of this folder, which train the same toy model repeatedly."""
 
 from tests.compiled import shared_compilation_cache  # noqa: F401 - a fixture

@@ -1,4 +1,4 @@
-"""A model and data small enough to train in a second, and a program that tests kill: `toy.py FOLDER STEPS PAUSE`."""
+"""A model and data that train in a second, and a program that tests kill: `helpers.py FOLDER STEPS PAUSE`."""
 
 import functools
 import json
@@ -20,6 +20,7 @@ from attention_jax.training.partition import make_mesh
 from attention_jax.training.state import evaluation_params
 
 WORDS = 13
+BUCKETS = ((4, 5), (6, 7))
 
 
 class Batch(NamedTuple):
@@ -31,9 +32,10 @@ class Batch(NamedTuple):
 
 
 class Toy(nn.Module):
-  """Mean of the source and the word before -> the next word, with dropout; and a look at the source beside it.
+  """Predicts the next word from the mean of the source and the previous word, with dropout.
 
-  If it needs the loss 'reinforce', it draws where it looks.
+  It also returns attention weights over the source. If `required_loss` is 'reinforce', it samples the position that it
+  attends to.
   """
 
   copies = False
@@ -50,8 +52,8 @@ class Toy(nn.Module):
   @nn.compact
   def __call__(self, source, source_mask, target, deterministic=True):
     embed = nn.Embed(WORDS, 6)
-    real = source_mask[..., None]
-    context = jnp.sum(embed(source) * real, axis=1) / jnp.maximum(real.sum(axis=1), 1)
+    mask = source_mask[..., None]
+    context = jnp.sum(embed(source) * mask, axis=1) / jnp.maximum(mask.sum(axis=1), 1)
     words = nn.Dropout(self.dropout)(embed(shift_right(target)), deterministic=deterministic)
     hidden = jnp.tanh(nn.Dense(7)(words) + nn.Dense(7, use_bias=False)(context)[:, None])
     temperature = self.param('temperature', nn.initializers.ones, ())
@@ -59,24 +61,25 @@ class Toy(nn.Module):
     log_weights = jax.nn.log_softmax(jnp.where(source_mask[:, None], scores, -1e9))
     if deterministic or not self.required_loss:
       return ModelOutput(nn.Dense(WORDS)(hidden), jnp.exp(log_weights), (), ())
-    drawn = jax.nn.one_hot(jax.random.categorical(self.make_rng('attention'), log_weights), source.shape[1])
-    draws = jnp.sum(drawn * log_weights, axis=-1)
-    return ModelOutput(nn.Dense(WORDS)(hidden), drawn, jnp.cumsum(draws, axis=1)[..., None], ())
-
-
-BUCKETS = ((4, 5), (6, 7))
+    sampled = jax.nn.one_hot(jax.random.categorical(self.make_rng('attention'), log_weights), source.shape[1])
+    log_probs = jnp.sum(sampled * log_weights, axis=-1)
+    return ModelOutput(nn.Dense(WORDS)(hidden), sampled, jnp.cumsum(log_probs, axis=1)[..., None], ())
 
 
 def make_batch(step: int, rows: int = 16, lengths=BUCKETS[:1]) -> Batch:
-  """The batch of a step, a pure function of it: copy tasks of the given shapes, with padding and a filler row."""
+  """Returns the batch of a step, a pure function of it: copy tasks with padding, and a filler row at the end."""
   random = np.random.default_rng([3, step])
   source_length, target_length = lengths[step % len(lengths)]
   source = random.integers(4, WORDS, (rows, source_length), dtype=np.int32)
   target = np.concatenate([source, np.full((rows, 1), 2, np.int32)], axis=1)[:, :target_length]
-  real = random.integers(1, source_length + 1, rows)
-  real[-1] = -1  # a filler row
-  mask = lambda size, extra: np.arange(size) < (real + extra)[:, None]
-  return Batch(source, mask(source_length, 0), target, mask(target_length, 1), np.arange(rows, dtype=np.int32))
+  unmasked = random.integers(1, source_length + 1, rows)
+  unmasked[-1] = -1  # the filler row
+
+  def make_mask(size: int, extra: int):
+    return np.arange(size) < (unmasked + extra)[:, None]
+
+  index = np.arange(rows, dtype=np.int32)
+  return Batch(source, make_mask(source_length, 0), target, make_mask(target_length, 1), index)
 
 
 def stream(start: int, stop: int, pause: float = 0.0, lengths=BUCKETS):
@@ -88,13 +91,13 @@ def stream(start: int, stop: int, pause: float = 0.0, lengths=BUCKETS):
 @functools.cache
 def init_params():
   batch = make_batch(0)
-  with jax.ensure_compile_time_eval():  # values are kept, even if shapes alone were asked for
-    drawn = jax.jit(Toy().init)(jax.random.key(5), batch.source, batch.source_mask, batch.target)['params']
-    return jax.device_get(drawn)
+  with jax.ensure_compile_time_eval():  # the cache must hold values even if the first caller traces
+    params = jax.jit(Toy().init)(jax.random.key(5), batch.source, batch.source_mask, batch.target)['params']
+    return jax.device_get(params)
 
 
 def fit_toy(folder, *, stream=stream, evaluate=None, **fields):
-  """Trains a Toy in `folder` with a config that uses everything; `fields` of Training change it."""
+  """Trains a Toy in `folder` with a config that uses every feature; `fields` override fields of Training."""
   options = {
     'steps': 60,
     'optimizer': 'adam',
@@ -126,13 +129,14 @@ def fit_toy(folder, *, stream=stream, evaluate=None, **fields):
 
 
 def validate(state) -> dict[str, float]:
-  """The mean loss per token of a few batches."""
+  """Returns the mean loss per token of a few batches."""
   loss = jax.jit(sequence_loss(Toy()))
   sums = [jax.device_get(loss(evaluation_params(state), make_batch(10_000 + i))) for i in range(4)]
   return {'loss': float(sum(s['loss'] for s in sums) / sum(s['tokens'] for s in sums))}
 
 
 def state_bits(state) -> list[str]:
+  """Returns the bytes of every array of a state in hexadecimal, for exact comparison and for JSON."""
   return [np.asarray(x).tobytes().hex() for x in jax.tree.leaves(state)]
 
 

@@ -1,4 +1,4 @@
-"""Which parameters are single numbers, what annealing makes of them, and what a wrong spec is told."""
+"""Annealing: which parameters are scalars, the values that schedules give them, and errors of the spec."""
 
 import jax
 import jax.numpy as jnp
@@ -18,45 +18,52 @@ PARAMS = {
 }
 
 
-def test_numbers_are_replaced_wherever_they_are_and_nothing_else():
+def test_only_scalars_are_replaced_wherever_they_are():
   schedules = make_anneal('temperature: constant(rate=0.25); bias: linear(peak=3.0, end=1.0)', PARAMS, 4)
-  found = jax.jit(lambda params, n: apply_schedules(params, schedules, n))(PARAMS, jnp.int32(3))
-  wanted = PARAMS | {'temperature': 0.25}
+  annealed = jax.jit(lambda params, n: apply_schedules(params, schedules, n))(PARAMS, jnp.int32(3))
   alignment = {'bias': np.full(2, 1.5), 'temperature': np.full(2, 0.25)}
-  wanted['attention'] = PARAMS['attention'] | {'alignment_params': alignment}
-  jax.tree.map(np.testing.assert_array_equal, found, wanted)
-  assert jax.tree.map(lambda x: x.dtype, found) == jax.tree.map(lambda x: x.dtype, PARAMS)
-  held = zero_scheduled(PARAMS, schedules)
-  assert not held['temperature'] and not held['attention']['alignment_params']['bias'].any()
-  assert held['dense']['bias'].all() and held['attention']['score_params']['beta'].all()
+  expected = PARAMS | {'temperature': 0.25}
+  expected['attention'] = PARAMS['attention'] | {'alignment_params': alignment}
+  jax.tree.map(np.testing.assert_array_equal, annealed, expected)
+  assert jax.tree.map(lambda x: x.dtype, annealed) == jax.tree.map(lambda x: x.dtype, PARAMS)
 
 
-def test_nothing_to_anneal():
+def test_only_gradients_of_annealed_parameters_are_zero():
+  schedules = make_anneal('temperature: constant(rate=0.25); bias: linear(peak=3.0, end=1.0)', PARAMS, 4)
+  gradients = zero_scheduled(PARAMS, schedules)
+  assert not gradients['temperature']
+  assert not gradients['attention']['alignment_params']['bias'].any()
+  assert gradients['dense']['bias'].all()
+  assert gradients['attention']['score_params']['beta'].all()
+
+
+def test_an_empty_spec_changes_nothing():
   for spec in ('', ' ', ';'):
     assert make_anneal(spec, PARAMS, 10) == {}
   assert make_anneal('', {'kernel': jnp.ones(3)}, 10) == {}
   jax.tree.map(np.testing.assert_array_equal, apply_schedules(PARAMS, {}, 1), PARAMS)
-  assert apply_schedules((), {}, 1) == ()  # no average is kept
+  assert apply_schedules((), {}, 1) == ()  # a state without an average
 
 
 @pytest.mark.parametrize(
   ('spec', 'message'),
   [
-    ('temprature: cosine', r"'temprature' \(did you mean 'temperature'\?\); possible: beta, bias, temperature$"),
+    ('temprature: cosine', r"'temprature' \(did you mean 'temperature'\?\); expected one of: beta, bias, temperature$"),
     ('kernel: cosine', 'unknown parameter in training.anneal: .kernel.'),
     ('v: cosine', 'unknown parameter in training.anneal: .v.'),
     ('beta: cosin', "unknown schedule 'cosin'"),
     ('beta: linear(pek=2.0)', "option of schedule 'linear': 'pek'"),
-    ('beta', r'training.anneal: cannot read .beta.; write .parameter: schedule; \.\.\.., each parameter once'),
+    ('beta', r'training.anneal: cannot parse .beta.; expected .parameter: schedule; \.\.\.., each parameter once'),
     ('beta: cosine; beta: linear', 'each parameter once'),
   ],
 )
-def test_wrong_specs_are_told_in_one_line(spec, message):
+def test_wrong_specs_are_reported_in_one_line(spec, message):
   with pytest.raises(UserError, match=message) as error:
     make_anneal(spec, PARAMS, 10)
   assert '\n' not in str(error.value)
 
 
-def test_a_model_without_single_numbers_is_told():
-  with pytest.raises(UserError, match=r'learns no single number; possible with .*cosine, entmax, gumbel_annealed, '):
+def test_a_model_without_scalars_cannot_be_annealed():
+  message = r'has no scalar parameter; scores and alignments with one: .*cosine, entmax, gumbel_annealed, '
+  with pytest.raises(UserError, match=message):
     make_anneal('temperature: cosine', {'kernel': jnp.ones(3)}, 10)

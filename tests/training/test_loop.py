@@ -1,5 +1,6 @@
-"""Whole runs: resumed exactly after any end, SIGKILL included; stopped in time; told in one line when they fail."""
+"""Whole runs: resumed exactly after any end, SIGKILL included; stopped early; failures reported in one line."""
 
+import ast
 import dataclasses
 import functools
 import json
@@ -14,149 +15,167 @@ from pathlib import Path
 import jax
 import pytest
 
+from attention_jax import training as training_package
 from attention_jax.errors import UserError
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
-from attention_jax.training.hooks import BestEvaluation, is_due
+from attention_jax.training.hooks import BestEvaluation
 from attention_jax.training.loop import Training
 from attention_jax.training.writers import read_metrics
 from tests import compiled
 from tests.training import helpers
 from tests.training.helpers import fit_toy, state_bits
 
-TIMES = {'train/tokens_per_second', 'train/steps_per_second', 'train/compilations'}
-
-
+RATES = {'train/tokens_per_second', 'train/steps_per_second', 'train/compilations'}
+# Options of fit_toy that compile faster.
 LIGHT = {'accumulate': 1, 'average': 0.0, 'stream': functools.partial(helpers.stream, lengths=helpers.BUCKETS[:1])}
 
 
-def records(folder):
-  return [{k: v for k, v in record.items() if k not in TIMES} for record in read_metrics(folder)]
+def records_of(folder):
+  """The metrics of a run, without those that differ from run to run."""
+  return [{k: v for k, v in record.items() if k not in RATES} for record in read_metrics(folder)]
+
+
+def values_of(folder, name):
+  """{step: value} of one metric."""
+  return {record['step']: record[name] for record in records_of(folder) if name in record}
 
 
 @pytest.fixture(scope='module')
-def whole(tmp_path_factory):
-  """An uninterrupted run and its folder."""
-  folder = tmp_path_factory.mktemp('whole') / 'run'
+def uninterrupted(tmp_path_factory):
+  """The result of an uninterrupted run, and its folder."""
+  folder = tmp_path_factory.mktemp('uninterrupted') / 'run'
   return fit_toy(folder), folder
 
 
-def test_a_run_learns_and_leaves_everything(whole):
-  result, folder = whole
-  found = records(folder)
+def test_a_run_learns_and_writes_all_files(uninterrupted):
+  result, folder = uninterrupted
+  records = records_of(folder)
   assert result.reason == 'all 60 steps are done' and result.state.step == 60
   assert result.compilations == len(helpers.BUCKETS)
-  assert [r['step'] for r in found if 'train/loss' in r] == list(range(5, 61, 5))
-  assert [r['step'] for r in found if 'validation/loss' in r] == [20, 40, 60]
-  assert found[-1]['train/cross_entropy'] < found[0]['train/cross_entropy']
-  assert {'train/coverage', 'train/reinforce', 'train/log_likelihood'} <= set(found[0])
+  assert list(values_of(folder, 'train/loss')) == list(range(5, 61, 5))
+  assert list(values_of(folder, 'validation/loss')) == [20, 40, 60]
+  assert records[-1]['train/cross_entropy'] < records[0]['train/cross_entropy']
+  assert {'train/coverage', 'train/reinforce', 'train/log_likelihood'} <= set(records[0])
   assert result.state.running['log_likelihood'] < 0
   assert result.state.params['temperature'] == result.state.average['temperature'] == pytest.approx(0.5, rel=1e-6)
   assert sorted(os.listdir(folder)) == ['best', 'checkpoints', 'config.json', 'metrics.jsonl', 'tensorboard']
   assert sorted(os.listdir(folder / LATEST)) == ['45', '60'] and os.listdir(folder / BEST) == [str(result.best.step)]
-  assert result.best.value == min(r['validation/loss'] for r in found if 'validation/loss' in r)
+  assert result.best.value == min(values_of(folder, 'validation/loss').values())
   reader = Checkpoints(folder, read_only=True)
   assert state_bits(reader.restore(result.state)[0]) == state_bits(result.state)
   reader.close()
 
 
-def test_the_progress_line(capsys, tmp_path):
+def test_progress_is_printed(capsys, tmp_path):
   fit_toy(tmp_path, steps=5, evaluate_every=0, **LIGHT)
   lines = capsys.readouterr().out.splitlines()
   assert lines[0] == 'starting at step 0 of 5'
-  for word in ('step 5/5', 'left 0:00:00', 'loss ', 'tokens/s', 'steps/s', 'learning rate', 'compiled shapes 1'):
-    assert word in lines[1]
+  for words in ('step 5/5', 'left 0:00:00', 'loss ', 'tokens/s', 'steps/s', 'learning rate', 'compiled shapes 1'):
+    assert words in lines[1]
   assert lines[2].startswith('step 5/5  validation/loss')
 
 
-def test_resuming_equals_an_uninterrupted_run(whole, tmp_path, capsys):
+def test_resuming_equals_an_uninterrupted_run(uninterrupted, tmp_path, capsys):
+  expected, expected_folder = uninterrupted
   for steps in (7, 33, 60):
     result = fit_toy(tmp_path, steps=steps)
-  assert 'going on at step 33 of 60' in capsys.readouterr().out
-  assert state_bits(result.state) == state_bits(whole[0].state)
-  losses = lambda folder: {r['step']: r['train/loss'] for r in records(folder) if 'train/loss' in r}
-  assert losses(tmp_path) == losses(tmp_path) | losses(whole[1])
-  again = fit_toy(tmp_path)
-  assert state_bits(again.state) == state_bits(whole[0].state) and again.compilations == 0  # nothing is left to do
+  assert 'resuming at step 33 of 60' in capsys.readouterr().out
+  assert state_bits(result.state) == state_bits(expected.state)
+  losses = values_of(tmp_path, 'train/loss')
+  assert losses == losses | values_of(expected_folder, 'train/loss')
+  finished = fit_toy(tmp_path)
+  assert state_bits(finished.state) == state_bits(expected.state) and finished.compilations == 0
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_cleanly_and_changes_nothing(whole, tmp_path, number):
-  def interrupted(start, stop):
+def test_a_signal_stops_cleanly_and_changes_nothing(uninterrupted, tmp_path, number):
+  def interrupted_stream(start, stop):
     for step, batch in enumerate(helpers.stream(start, stop), start):
       if step == 22:
         os.kill(os.getpid(), number)
       yield batch
 
-  before = signal.getsignal(number)
-  result = fit_toy(tmp_path, stream=interrupted)
+  expected, expected_folder = uninterrupted
+  previous_handler = signal.getsignal(number)
+  result = fit_toy(tmp_path, stream=interrupted_stream)
   assert result.reason == f'stopped by {number.name}' and result.state.step == 23
-  assert signal.getsignal(number) == before
+  assert signal.getsignal(number) == previous_handler
   assert sorted(os.listdir(tmp_path / LATEST)) == ['15', '23']
   result = fit_toy(tmp_path)
-  assert state_bits(result.state) == state_bits(whole[0].state) and result.best == whole[0].best
-  assert records(tmp_path) == records(whole[1])
+  assert state_bits(result.state) == state_bits(expected.state) and result.best == expected.best
+  assert records_of(tmp_path) == records_of(expected_folder)
 
 
 def start_toy(folder, pause):
+  """Starts helpers.py as a program."""
   settings = {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(Path(__file__).parents[2])} | compiled.cache_environment()
   command = [sys.executable, '-W', 'error', helpers.__file__, str(folder), '60', str(pause)]
   pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT}
   return subprocess.Popen(command, env=os.environ | settings, text=True, **pipes)
 
 
-def test_killed_at_random_moments_ends_with_the_same_bits(whole, tmp_path):
-  folder, kills = tmp_path / 'run', []
-  for _ in range(2):
-    process = start_toy(folder, pause=0.02)
-    for line in process.stdout:
-      if line.startswith('step') or process.poll() is not None:
-        break  # it trains
-    time.sleep(random.uniform(0, 0.5))
-    process.send_signal(signal.SIGKILL)
-    process.stdout.close()
-    kills.append((process.wait(), sorted(os.listdir(folder / LATEST))))
+def kill_while_training(folder):
+  """Starts a run and kills it after its first records; returns its exit status and the stored steps."""
+  process = start_toy(folder, pause=0.02)
+  for line in process.stdout:
+    if line.startswith('step') or process.poll() is not None:
+      break
+  time.sleep(random.uniform(0, 0.5))
+  process.send_signal(signal.SIGKILL)
+  process.stdout.close()
+  return process.wait(), sorted(os.listdir(folder / LATEST))
+
+
+def test_a_run_killed_at_random_moments_ends_with_the_same_bits(uninterrupted, tmp_path):
+  expected, expected_folder = uninterrupted
+  folder = tmp_path / 'run'
+  kills = [kill_while_training(folder) for _ in range(2)]
   process = start_toy(folder, pause=0)
   output, _ = process.communicate()
   assert process.returncode == 0, output
-  assert any(code == -signal.SIGKILL for code, _ in kills)
-  found = json.loads((tmp_path / 'run.json').read_text())
-  assert found['state'] == state_bits(whole[0].state), kills
-  assert found['best'] == list(whole[0].best)
-  assert records(folder) == records(whole[1])  # no line is lost
-  steps = {}
+  assert any(status == -signal.SIGKILL for status, _ in kills)
+  result = json.loads((tmp_path / 'run.json').read_text())
+  assert result['state'] == state_bits(expected.state), kills
+  assert result['best'] == list(expected.best)
+  assert records_of(folder) == records_of(expected_folder)  # no line is lost
+  for kind in (LATEST, BEST):
+    assert sorted(os.listdir(folder / kind)) == sorted(os.listdir(expected_folder / kind))
+  repeated = {}
   for line in (folder / 'metrics.jsonl').read_text().splitlines():
     record = json.loads(line)
     for name in ('train/loss', 'validation/loss'):
       if name in record:
-        steps.setdefault((name, record['step']), set()).add(record[name])
-  assert all(len(values) == 1 for values in steps.values())  # what is repeated is the same
-  for kind in (LATEST, BEST):
-    assert sorted(os.listdir(folder / kind)) == sorted(os.listdir(whole[1] / kind))
+        repeated.setdefault((name, record['step']), set()).add(record[name])
+  assert all(len(values) == 1 for values in repeated.values())  # repeated steps have the same values
 
 
-def test_nan_is_told_with_its_step_and_never_saved(tmp_path, monkeypatch):
-  healthy = helpers.sequence_loss
+def test_nan_is_reported_with_its_step_and_never_saved(tmp_path, monkeypatch):
+  make_loss = helpers.sequence_loss
 
-  def broken(*args):
-    loss = healthy(*args)
-    poison = lambda sums, batch: jax.numpy.where(batch.index[0] < 0, jax.numpy.nan, sums['loss'])
-    fn = lambda params, batch, *more: (lambda s: {**s, 'loss': poison(s, batch)})(loss(params, batch, *more))
-    return dataclasses.replace(loss, fn=fn)
+  def make_poisoned_loss(*args):
+    """The loss, or NaN for batches with negative indices."""
+    loss = make_loss(*args)
 
-  def stream(start, stop):
+    def poisoned(params, batch, rngs, running, update):
+      sums = loss(params, batch, rngs, running, update)
+      return {**sums, 'loss': jax.numpy.where(batch.index[0] < 0, jax.numpy.nan, sums['loss'])}
+
+    return dataclasses.replace(loss, fn=poisoned)
+
+  def poisoned_stream(start, stop):
     for step, batch in enumerate(LIGHT['stream'](start, stop), start):
       yield batch._replace(index=batch.index - 100 * (step >= 17))
 
-  monkeypatch.setattr(helpers, 'sequence_loss', broken)
+  monkeypatch.setattr(helpers, 'sequence_loss', make_poisoned_loss)
   with pytest.raises(UserError, match=r'loss is nan at step 18; the last good .*/checkpoints/15;') as error:
-    fit_toy(tmp_path, **LIGHT | {'stream': stream})
+    fit_toy(tmp_path, **LIGHT | {'stream': poisoned_stream})
   assert '\n' not in str(error.value)
   assert os.listdir(tmp_path / LATEST) == ['15'] and not os.listdir(tmp_path / BEST)
-  assert [r['step'] for r in records(tmp_path)] == [5, 10, 15]
+  assert [record['step'] for record in records_of(tmp_path)] == [5, 10, 15]
 
 
-def test_early_stopping_and_its_memory(tmp_path):
-  values = {2: 3.0, 4: 1.0, 6: 2.0, 8: float('nan'), 10: 1.0, 12: 0.5}
+def test_early_stopping_is_remembered(tmp_path):
+  errors = {2: 3.0, 4: 1.0, 6: 2.0, 8: float('nan'), 10: 1.0, 12: 0.5}
   run = functools.partial(
     fit_toy,
     tmp_path,
@@ -164,7 +183,7 @@ def test_early_stopping_and_its_memory(tmp_path):
     evaluate_every=2,
     checkpoint_every=3,
     log_every=50,
-    evaluate=lambda state: {'error': values[int(state.step)], 'signature': 'words'},
+    evaluate=lambda state: {'error': errors[int(state.step)], 'signature': 'words'},
     select='error',
     **LIGHT,
   )
@@ -172,28 +191,19 @@ def test_early_stopping_and_its_memory(tmp_path):
   assert result.reason == 'no improvement in 3 evaluations since step 4'
   assert result.state.step == 10 and result.best == BestEvaluation(1.0, 4, 3)
   assert os.listdir(tmp_path / BEST) == ['4']
-  again = run(patience=3)  # the same command: it is over
-  assert again.reason == result.reason and again.state.step == 10 and again.compilations == 0
-  values |= dict.fromkeys(range(14, 41, 2), 9.0)
-  more = run(patience=4)  # more patience goes on where it stopped
-  assert more.best == BestEvaluation(0.5, 12, 4) and more.state.step == 20
+  repeated = run(patience=3)  # does nothing
+  assert repeated.reason == result.reason and repeated.state.step == 10 and repeated.compilations == 0
+  errors |= dict.fromkeys(range(14, 41, 2), 9.0)
+  continued = run(patience=4)  # more patience continues the run
+  assert continued.best == BestEvaluation(0.5, 12, 4) and continued.state.step == 20
 
 
-def test_best_is_a_matter_of_direction():
-  run = lambda direction: functools.reduce(
-    lambda b, x: b.with_evaluation(*x, direction), [(1, 2.0), (2, 3.0), (3, 1.0)], BestEvaluation()
-  )
-  assert run('max') == BestEvaluation(3.0, 2, 1) and run('min') == BestEvaluation(1.0, 3, 0)
-  assert BestEvaluation().with_evaluation(1, float('nan'), 'min') == BestEvaluation(None, None, 1)
-  assert BestEvaluation(stale=5).stop_reason(0) is None
-
-
-def test_a_metric_that_is_not_there_is_told(tmp_path):
-  with pytest.raises(UserError, match=r"unknown metric to select by 'blue' .*'bleu'.*possible: bleu, loss"):
+def test_an_unknown_metric_is_an_error(tmp_path):
+  with pytest.raises(UserError, match=r"unknown metric to select by 'blue' .*'bleu'.*expected one of: bleu, loss"):
     fit_toy(tmp_path, steps=1, select='blue', **LIGHT, evaluate=lambda state: {'bleu': 1.0, 'loss': 2.0})
 
 
-def test_a_damaged_checkpoint_is_not_started_over(tmp_path):
+def test_a_run_with_a_damaged_checkpoint_does_not_start_over(tmp_path):
   fit_toy(tmp_path, steps=5, evaluate_every=0, **LIGHT)
   for file in (tmp_path / LATEST / '5').rglob('d/*'):
     file.write_bytes(b'')
@@ -203,15 +213,25 @@ def test_a_damaged_checkpoint_is_not_started_over(tmp_path):
   assert (tmp_path / 'metrics.jsonl').read_bytes() == lines
 
 
-def test_due():
-  assert [step for step in range(1, 8) if is_due(step, 3, step == 7)] == [3, 6, 7]
-  assert not is_due(5, 0) and is_due(5, 0, last=True)
-
-
 @pytest.mark.parametrize(
   ('fields', 'message'),
-  [({'steps': 0}, 'steps is 0; possible: 1 or more'), ({'average': 1}, 'average is 1; possible: from 0 to below 1')],
+  [
+    ({'steps': 0}, 'config.training.steps must be at least 1, got 0'),
+    ({'average': 1}, 'config.training.average must be at least 0 and less than 1, got 1'),
+  ],
 )
 def test_training_fields_are_checked(fields, message):
   with pytest.raises(UserError, match=message):
     Training(**fields)
+
+
+@pytest.mark.parametrize(
+  'path', sorted(Path(training_package.__file__).parent.glob('*.py')), ids=lambda path: path.stem
+)
+def test_training_imports_no_model_data_set_or_loss(path):
+  allowed = {'errors', 'atomic', 'specs', 'functional', 'kernels', 'training'}
+  for node in ast.walk(ast.parse(path.read_text('utf-8'))):
+    if isinstance(node, ast.ImportFrom) and node.module.split('.')[0] == 'attention_jax':
+      assert node.module.split('.')[1] in allowed
+    if isinstance(node, ast.Import):
+      assert not any(alias.name.startswith('attention_jax') for alias in node.names)

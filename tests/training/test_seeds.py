@@ -1,4 +1,4 @@
-"""Runs side by side: each is the run that its seed gives alone, and one that is interrupted goes on exactly."""
+"""Runs side by side: each equals the run of its seed alone, and interrupted runs are resumed exactly."""
 
 import collections
 import functools
@@ -35,36 +35,43 @@ FIELDS = {
   'anneal': 'temperature: linear(peak=2.0, end=0.5, steps=20)',
 }
 RUNS = 4
-loss = sequence_loss(
+SEEDS = [3 + i for i in range(RUNS)]
+LOSS = sequence_loss(
   Toy(required_loss='reinforce'), 0.1, FIELDS['auxiliary'], 'scheduled_sampling(schedule="linear(slope=0.02)")'
 )
+ALL_STEPS = 'all 20 steps are done'
 
 
-def params_of(seed):
+def init_params(seed):
   """Initial parameters that differ from run to run."""
   return jax.tree.map(lambda x: x * (1 + 0.1 * seed), helpers.init_params())
 
 
-def stream_of(seed, start, stop):
+def stream_of_seed(seed, start, stop):
   for step in range(start, stop):
     yield helpers.make_batch(1000 * seed + step)
 
 
-def together(start, stop):
-  for batches in zip(*(stream_of(3 + i, start, stop) for i in range(RUNS)), strict=True):
+def stacked_stream(start, stop):
+  """Batches of all seeds, with a leading axis of runs."""
+  for batches in zip(*(stream_of_seed(seed, start, stop) for seed in SEEDS), strict=True):
     yield type(batches[0])(*(np.stack(arrays) for arrays in zip(*batches, strict=True)))
 
 
-def fit_all(folder, *, devices=4, stream=together, evaluate=validate, **fields):
-  folders = [folder / f'seed_{3 + i}' for i in range(RUNS)]
-  for own in folders:
-    own.mkdir(parents=True, exist_ok=True)
+def folders_in(folder):
+  """The folder of each run."""
+  return [folder / f'seed_{seed}' for seed in SEEDS]
+
+
+def fit_all(folder, *, devices=4, params=init_params, stream=stacked_stream, evaluate=validate, **fields):
+  for run_folder in folders_in(folder):
+    run_folder.mkdir(parents=True, exist_ok=True)
   return fit_seeds(
     folder,
-    folders,
+    folders_in(folder),
     Training(**FIELDS | fields),
-    loss=loss,
-    params=params_of,
+    loss=LOSS,
+    params=params,
     stream=stream,
     evaluate=evaluate,
     mesh=make_mesh(jax.devices()[:devices], RUNS),
@@ -72,155 +79,163 @@ def fit_all(folder, *, devices=4, stream=together, evaluate=validate, **fields):
 
 
 @pytest.fixture(scope='module')
-def whole(tmp_path_factory):
+def uninterrupted(tmp_path_factory):
+  """The result of uninterrupted runs, and their folder."""
   folder = tmp_path_factory.mktemp('seeds')
   return fit_all(folder), folder
 
 
-def losses(folder, name='train/loss'):
+def values_of(folder, name='train/loss'):
+  """[(step, value), ...] of one metric."""
   return [(record['step'], record[name]) for record in read_metrics(folder) if name in record]
 
 
-def stored(folder, kind=LATEST):
+def latest_step(folder, kind=LATEST):
   reader = Checkpoints(folder, read_only=True)
   step = reader.latest(kind)
   reader.close()
   return step
 
 
-def steps_of(folder):
+def stored_steps(folder):
   reader = Checkpoints(folder, read_only=True)
   steps = reader.steps()
   reader.close()
   return steps
 
 
-def test_each_is_the_run_of_its_seed_alone(whole, tmp_path):
-  results, folder = whole
-  assert results == (20, ['all 20 steps are done'] * RUNS, 1)
-  for i in (0, RUNS - 1):
-    training = Training(**FIELDS | {'seed': 3 + i})
+def test_each_run_equals_the_run_of_its_seed_alone(uninterrupted, tmp_path):
+  results, folder = uninterrupted
+  assert results == (20, [ALL_STEPS] * RUNS, 1)
+  for seed in (SEEDS[0], SEEDS[-1]):
+    alone_folder = tmp_path / str(seed)
     alone = fit(
-      tmp_path / str(i),
-      training,
-      loss=loss,
-      params=params_of,
-      stream=functools.partial(stream_of, 3 + i),
+      alone_folder,
+      Training(**FIELDS | {'seed': seed}),
+      loss=LOSS,
+      params=init_params,
+      stream=functools.partial(stream_of_seed, seed),
       evaluate=validate,
       mesh=make_mesh(jax.devices()[:2]),
     )
-    own = folder / f'seed_{3 + i}'
+    run_folder = folder / f'seed_{seed}'
     for name in ('train/loss', 'train/reinforce', 'validation/loss'):
-      np.testing.assert_allclose(losses(own, name), losses(tmp_path / str(i), name), rtol=1e-4, atol=1e-6)
-    reader = Checkpoints(own, read_only=True)
+      np.testing.assert_allclose(values_of(run_folder, name), values_of(alone_folder, name), rtol=1e-4, atol=1e-6)
+    reader = Checkpoints(run_folder, read_only=True)
     state, host = reader.restore(alone.state)
     reader.close()
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), state, alone.state)
     assert host['best']['step'] == alone.best.step
-  assert len({losses(folder / f'seed_{3 + i}')[0][1] for i in range(RUNS)}) == RUNS  # no two are alike
+  first_losses = {values_of(run_folder)[0][1] for run_folder in folders_in(folder)}
+  assert len(first_losses) == RUNS  # all runs differ
 
 
-def test_it_goes_on_exactly_and_however_many_devices_there_are(whole, tmp_path):
-  def interrupted(start, stop):
-    for step, batch in enumerate(together(start, stop), start):
+def test_interrupted_runs_are_resumed_exactly(uninterrupted, tmp_path):
+  expected, expected_folder = uninterrupted
+  evaluated_steps = []
+
+  def interrupted_evaluation(state):
+    """Fails during the second evaluation, when two runs of four have finished theirs."""
+    evaluated_steps.append(int(state.step))
+    if len(evaluated_steps) == RUNS + 3:
+      raise KeyboardInterrupt
+    return validate(state)
+
+  def interrupted_stream(start, stop):
+    for step, batch in enumerate(stacked_stream(start, stop), start):
       if step == 8:
         os.kill(os.getpid(), signal.SIGTERM)
       yield batch
 
-  def crashes(state):
-    """In the midst of an evaluation: two runs of four have theirs of this step."""
-    evaluated.append(int(state.step))
-    if len(evaluated) == RUNS + 3:
-      raise KeyboardInterrupt
-    return validate(state)
-
-  evaluated = []
   with pytest.raises(KeyboardInterrupt):
-    fit_all(tmp_path, evaluate=crashes)
-  assert evaluated[-1] == 10 and stored(tmp_path) == 6
-  results = fit_all(tmp_path, stream=interrupted)
-  assert results.step == 9 and set(results.reasons) == {'stopped by SIGTERM'}
-  assert fit_all(tmp_path) == whole[0]
-  for i in range(RUNS):
-    own, other = (folder / f'seed_{3 + i}' for folder in (tmp_path, whole[1]))
-    assert losses(own) == losses(other)
-    assert stored(own) == stored(other) == 20 and stored(own, BEST) == stored(other, BEST)
-  assert fit_all(tmp_path) == (20, whole[0].reasons, 0)  # nothing is left to do
-  elsewhere = tmp_path / 'elsewhere'
-  assert fit_all(elsewhere, devices=1, steps=4).step == 4
-  for i in range(RUNS):
-    own, other = (losses(folder / f'seed_{3 + i}')[:2] for folder in (elsewhere, whole[1]))
-    np.testing.assert_allclose(own, other, rtol=1e-5)
+    fit_all(tmp_path, evaluate=interrupted_evaluation)
+  assert evaluated_steps[-1] == 10 and latest_step(tmp_path) == 6
+  interrupted = fit_all(tmp_path, stream=interrupted_stream)
+  assert interrupted.step == 9 and set(interrupted.reasons) == {'stopped by SIGTERM'}
+  assert fit_all(tmp_path) == expected
+  for run_folder, expected_run_folder in zip(folders_in(tmp_path), folders_in(expected_folder), strict=True):
+    assert values_of(run_folder) == values_of(expected_run_folder)
+    assert latest_step(run_folder) == latest_step(expected_run_folder) == 20
+    assert latest_step(run_folder, BEST) == latest_step(expected_run_folder, BEST)
+  assert fit_all(tmp_path) == (20, expected.reasons, 0)  # a finished run is not trained again
 
 
-def test_one_that_stops_early_leaves_the_others_alone(tmp_path):
-  evaluated = collections.Counter()
+def test_the_number_of_devices_does_not_matter(uninterrupted, tmp_path):
+  _, expected_folder = uninterrupted
+  assert fit_all(tmp_path, devices=1, steps=4).step == 4
+  for run_folder, expected_run_folder in zip(folders_in(tmp_path), folders_in(expected_folder), strict=True):
+    np.testing.assert_allclose(values_of(run_folder)[:2], values_of(expected_run_folder)[:2], rtol=1e-5)
+
+
+def test_a_run_that_stops_early_does_not_change_the_others(tmp_path):
+  evaluations = collections.Counter()
+
+  def distance(state, seed):
+    """Distance of the parameters from the initial ones of a seed."""
+    differences = jax.tree.map(lambda x, y: float(abs(x - y).sum()), state.params, init_params(seed))
+    return sum(jax.tree.leaves(differences))
 
   def evaluate(state):
     """Run 1 gets worse, the others better."""
-    apart = lambda i: jax.tree.map(lambda x, y: float(abs(x - y).sum()), state.params, params_of(3 + i))
-    run = min(range(RUNS), key=lambda i: sum(jax.tree.leaves(apart(i))))
-    evaluated[run] += 1
+    run = min(range(RUNS), key=lambda i: distance(state, SEEDS[i]))
+    evaluations[run] += 1
     return {'loss': float(state.step) if run == 1 else -float(state.step)}
 
-  every = {'evaluate_every': 2, 'log_every': 1, 'checkpoint_every': 4}
-  run = functools.partial(fit_all, tmp_path, evaluate=evaluate, steps=8, keep=3, **every)
+  cadences = {'evaluate_every': 2, 'log_every': 1, 'checkpoint_every': 4}
+  run = functools.partial(fit_all, tmp_path, evaluate=evaluate, steps=8, keep=3, **cadences)
+  folders = folders_in(tmp_path)
   results = run(patience=2)
+  finished = 'all 8 steps are done'
   assert results.step == 8
-  assert results.reasons == ['all 8 steps are done', 'no improvement in 2 evaluations since step 2'] + [
-    'all 8 steps are done'
-  ] * (RUNS - 2)
-  assert [stored(tmp_path / f'seed_{3 + i}') for i in range(RUNS)] == [8, 6, 8, 8]
-  assert [stored(tmp_path / f'seed_{3 + i}', BEST) for i in range(RUNS)] == [8, 2, 8, 8]
-  assert [steps_of(tmp_path / f'seed_{3 + i}') for i in (0, 1)] == [[4, 8], [4, 6]]
-  assert losses(tmp_path / 'seed_4')[-1][0] == 6 and losses(tmp_path / 'seed_3')[-1][0] == 8
-  assert evaluated == {0: 4, 1: 3, 2: 4, 3: 4}
-  later = run(patience=3, steps=10)  # it stays as it is when the others go on
-  assert later.step == 10 and later.reasons[1] == results.reasons[1] and evaluated[1] == 3
-  assert [stored(tmp_path / f'seed_{3 + i}') for i in range(RUNS)] == [10, 6, 10, 10]
+  assert results.reasons == [finished, 'no improvement in 2 evaluations since step 2', finished, finished]
+  assert [latest_step(folder) for folder in folders] == [8, 6, 8, 8]
+  assert [latest_step(folder, BEST) for folder in folders] == [8, 2, 8, 8]
+  assert stored_steps(folders[0]) == [4, 8] and stored_steps(folders[1]) == [4, 6]
+  assert values_of(folders[1])[-1][0] == 6 and values_of(folders[0])[-1][0] == 8
+  assert evaluations == {0: 4, 1: 3, 2: 4, 3: 4}
+  continued = run(patience=3, steps=10)  # the stopped run stays as it is
+  assert continued.step == 10 and continued.reasons[1] == results.reasons[1] and evaluations[1] == 3
+  assert [latest_step(folder) for folder in folders] == [10, 6, 10, 10]
 
 
 @pytest.mark.parametrize('devices', [1, 4])
-def test_one_that_is_over_is_left_as_it_is(devices):
+def test_an_update_leaves_stopped_runs_unchanged(devices):
   mesh = make_mesh(jax.devices()[:devices], RUNS)
-  step, first = prepare_training(Training(**FIELDS), loss, params_of, mesh, [3 + i for i in range(RUNS)])
-  before, batch = jax.device_get(first()), next(together(0, 1))
-  wanted, told = jax.device_get(step(first(), batch))
+  step, initial_state = prepare_training(Training(**FIELDS), LOSS, init_params, mesh, SEEDS)
+  before = jax.device_get(initial_state())
+  batch = next(stacked_stream(0, 1))
+  all_updated, all_metrics = jax.device_get(step(initial_state(), batch))
   live = np.arange(RUNS) != 1
-  found, metrics = jax.device_get(step(first(), batch, live))
-  pick = lambda tree, i: [x[i] for x in jax.tree.leaves(tree)]
+  states, metrics = jax.device_get(step(initial_state(), batch, live))
+  stopped = before._replace(step=all_updated.step)
+
+  def run_leaves(tree, i):
+    return [x[i] for x in jax.tree.leaves(tree)]
+
   for i in range(RUNS):
-    left = wanted if live[i] else before._replace(step=wanted.step)
-    jax.tree.map(np.testing.assert_array_equal, pick(found, i), pick(left, i))
-    jax.tree.map(np.testing.assert_array_equal, pick(metrics, i), [x * live[i] for x in pick(told, i)])
+    expected = all_updated if live[i] else stopped
+    jax.tree.map(np.testing.assert_array_equal, run_leaves(states, i), run_leaves(expected, i))
+    expected_metrics = [x * live[i] for x in run_leaves(all_metrics, i)]
+    jax.tree.map(np.testing.assert_array_equal, run_leaves(metrics, i), expected_metrics)
 
 
-def test_nan_is_told_with_its_seed(tmp_path):
-  params = lambda seed: jax.tree.map(lambda x: x * np.float32('nan' if seed == 5 else 1), params_of(seed))
-  folders = [tmp_path / str(i) for i in range(RUNS)]
-  for own in folders:
-    own.mkdir()
+def test_nan_is_reported_with_its_seed(tmp_path):
+  def poisoned_params(seed):
+    return jax.tree.map(lambda x: x * np.float32('nan' if seed == 5 else 1), init_params(seed))
+
   with pytest.raises(UserError, match='loss of seed 5 is nan at step 1; there is no checkpoint yet'):
-    fit_seeds(
-      tmp_path,
-      folders,
-      Training(**FIELDS),
-      loss=loss,
-      params=params,
-      stream=together,
-      mesh=make_mesh(jax.devices()[:1], RUNS),
-    )
+    fit_all(tmp_path, devices=1, params=poisoned_params, evaluate=None)
 
 
-def test_the_data_of_each_are_those_of_its_seed():
-  words = [' '.join('abcdefg'[k % 7] for k in range(i, i + 1 + i % 4)) for i in range(30)]
-  vocabulary = train_vocabulary('word', words)
-  encoded = encode(Corpus(words, words), vocabulary, vocabulary)
+def test_the_batches_of_each_run_are_those_of_its_seed():
+  lines = [' '.join('abcdefg'[k % 7] for k in range(i, i + 1 + i % 4)) for i in range(30)]
+  vocabulary = train_vocabulary('word', lines)
+  encoded = encode(Corpus(lines, lines), vocabulary, vocabulary)
   runs = [Batches(encoded, [(3, 3), (6, 6)], 4, seed=seed) for seed in (5, 6, 7)]
-  both = StackedBatches(runs)
+  stacked = StackedBatches(runs)
   for step in range(2 * len(runs[0])):
-    batch = both[step]
+    batch = stacked[step]
     for i, run in enumerate(runs):
       for name, array in run[step]._asdict().items():
         np.testing.assert_array_equal(getattr(batch, name)[i] if array is not None else batch.links, array)
-  assert both[0].index.shape == (3, 4) and np.any(both[0].index[0] != both[0].index[1])
+  assert stacked[0].index.shape == (3, 4) and np.any(stacked[0].index[0] != stacked[0].index[1])

@@ -1,12 +1,12 @@
-"""How people write dates: CLDR's patterns and names (by way of Babel), cut into labelled pieces.
+"""Date formats of many locales: patterns and names of CLDR (from Babel), parsed into labelled pieces.
 
-A pattern is a tuple of pieces, so that whoever renders it knows what each character belongs to: the year, the
-month, the day or none of them. Only patterns that can be read without knowing the locale are kept: see `decidable`.
+A pattern is a tuple of pieces, each of which belongs to the year, the month, the day, the weekday or none of them, so
+that every rendered character has a label. Only patterns that can be read without the locale are kept (`is_decidable`).
 """
 
 import functools
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from babel import Locale
@@ -89,10 +89,10 @@ SEEN_LOCALES = (
 )
 # Locales of the split 'unseen'. Related to seen ones: Galician (Spanish, Portuguese), Slovak (Czech), Nynorsk (Bokmål),
 # Macedonian (Bulgarian, Serbian), Malay (Indonesian), Turkmen (Turkish, Azerbaijani), Assamese (Bengali, with its
-# digits), Pashto (Persian, with its digits). Far from every seen one, though in a known script: Basque, Welsh.
+# digits), Pashto (Persian, with its digits). Unrelated to seen ones, but in the same script: Basque, Welsh.
 UNSEEN_LOCALES = ('gl', 'sk', 'nn', 'mk', 'ms', 'tk', 'as', 'ps', 'eu', 'cy')
 
-# Ways of writing that people use in any language, in CLDR's notation.
+# Patterns that are common in any language, in the notation of CLDR.
 FREE_PATTERNS = (
   'd MMMM y',
   'd MMM y',
@@ -130,15 +130,20 @@ FREE_PATTERNS = (
   'y M d',
   'yMMdd',
 )
-COMPACT = 'yMMdd'  # the only digits written without anything between them: eight, year first
+COMPACT = 'yMMdd'  # the only pattern of digits without separators: eight digits, year first
 SKELETONS = ('yMEd', 'yMMMd', 'yMMMEd', 'yMMMMd', 'yMMMMEd')
 
-ZEROS = {'latn': '0', 'arab': '٠', 'arabext': '۰', 'beng': '০', 'deva': '०', 'mymr': '၀'}  # CLDR's numbering systems
-UNICASE = frozenset({'ka'})  # str.upper gives letters (Mtavruli) that hardly any font has
+ZEROS = {'latn': '0', 'arab': '٠', 'arabext': '۰', 'beng': '০', 'deva': '०', 'mymr': '၀'}  # by numbering system of CLDR
+UNICASE = frozenset({'ka'})  # str.upper returns letters (Mtavruli) that few fonts contain
 
 
 class Piece(NamedTuple):
-  """Part of a pattern. `label` is '' for a literal, else y, M, d or E; `form` the literal or CLDR's field ('MMM')."""
+  """Part of a pattern.
+
+  Attributes:
+    label: y, M, d or E; '' for a literal.
+    form: the literal, or the field of CLDR ('MMM').
+  """
 
   label: str
   form: str
@@ -148,15 +153,15 @@ Pattern = tuple[Piece, ...]
 
 
 class Language(NamedTuple):
-  """What one locale writes.
+  """Date formats of one locale.
 
   Attributes:
-    code: the locale's identifier.
-    patterns: CLDR's own patterns, those that are decidable.
+    code: identifier of the locale.
+    patterns: patterns of CLDR for this locale, those that are decidable.
     free: FREE_PATTERNS in this language, those that are decidable.
     names: field (such as 'MMM' or 'EEEE') -> names; months count from 1, weekdays from Monday = 0.
-    zero: the digit zero of the locale's default numbering system.
-    cased: whether upper and lower case are noise here.
+    zero: the digit zero of the default numbering system of the locale.
+    cased: whether case may vary without changing the text otherwise.
   """
 
   code: str
@@ -168,9 +173,9 @@ class Language(NamedTuple):
 
 
 def normalize_text(text: str) -> str:
-  """Returns `text` in NFC with every kind of space as U+0020 without what nobody sees (direction marks, joiners)."""
-  shown = (' ' if unicodedata.category(c) == 'Zs' else c for c in text if unicodedata.category(c) != 'Cf')
-  return unicodedata.normalize('NFC', ''.join(shown))
+  """Returns `text` in NFC, with every space as U+0020 and without invisible characters (direction marks, joiners)."""
+  visible = (' ' if unicodedata.category(c) == 'Zs' else c for c in text if unicodedata.category(c) != 'Cf')
+  return unicodedata.normalize('NFC', ''.join(visible))
 
 
 def is_digit(char: str) -> bool:
@@ -179,22 +184,22 @@ def is_digit(char: str) -> bool:
 
 
 def fold(name: str) -> str:
-  """Returns what is left of a name when case, abbreviating dots and spacing do not count."""
+  """Returns a name without case, dots of abbreviations and spaces."""
   return unicodedata.normalize('NFC', ''.join(name.casefold().replace('.', '').split()))
 
 
 @functools.cache
 def language(code: str) -> Language:
-  """Returns what the locale `code` writes, read from Babel's CLDR data."""
+  """Returns the date formats of the locale `code`, read from the CLDR data of Babel."""
   locale = Locale.parse(code)
   names = dict(_names(locale))
   skeletons = locale.datetime_skeletons
-  own = [cldr.get_date_format(style, locale).pattern for style in ('full', 'long', 'medium', 'short')]
-  own += [skeletons[name].pattern for name in SKELETONS if name in skeletons]
+  patterns = [cldr.get_date_format(style, locale).pattern for style in ('full', 'long', 'medium', 'short')]
+  patterns += [skeletons[name].pattern for name in SKELETONS if name in skeletons]
   return Language(
     code=code,
-    patterns=_parsed(own, locale, names),
-    free=_parsed(FREE_PATTERNS, locale, names),
+    patterns=_parse_patterns(patterns, locale, names),
+    free=_parse_patterns(FREE_PATTERNS, locale, names),
     names=names,
     zero=ZEROS[locale.default_numbering_system],
     cased=code not in UNICASE,
@@ -202,59 +207,67 @@ def language(code: str) -> Language:
 
 
 def is_unambiguous_name(label: str, name: str) -> bool:
-  """Whether a name means the same whatever the locale, by all the names of SEEN_LOCALES and UNSEEN_LOCALES.
+  """Whether a name has one meaning in all of SEEN_LOCALES and UNSEEN_LOCALES.
 
-  Not so for a month that is another month elsewhere (listopad: November in Polish, October in Croatian) and for a
-  weekday that is a month somewhere (mar.: Tuesday in Spanish, March in English). No example contains one of these.
+  A month is ambiguous if its name is that of another month in another locale (listopad: November in Polish, October in
+  Croatian), and a weekday if its name is that of a month (mar.: Tuesday in Spanish, March in English). No example
+  contains an ambiguous name.
+
+  Args:
+    label: 'M' for a month, 'E' for a weekday.
+    name: the name.
   """
-  readings = _months().get(fold(name), ())
-  return len(readings) == 1 if label == 'M' else not readings
+  months = _months_by_name().get(fold(name), ())
+  return len(months) == 1 if label == 'M' else not months
 
 
 @functools.cache
-def _months() -> Mapping[str, frozenset[int]]:
-  """Returns folded name -> the months it means in one locale or another."""
-  found = {}
+def _months_by_name() -> Mapping[str, frozenset[int]]:
+  """Folded name -> the months that it means in any locale."""
+  months = {}
   for code in SEEN_LOCALES + UNSEEN_LOCALES:
     for field, names in language(code).names.items():
-      for number, name in names.items() if field[0] in 'ML' else ():
-        found.setdefault(fold(name), set()).add(number)
-  return {name: frozenset(numbers) for name, numbers in found.items()}
+      if field[0] not in 'ML':
+        continue
+      for number, name in names.items():
+        months.setdefault(fold(name), set()).add(number)
+  return {name: frozenset(numbers) for name, numbers in months.items()}
 
 
-def decidable(pattern: Pattern) -> bool:
-  """Whether a pattern can be read without knowing its locale.
+def is_decidable(pattern: Pattern) -> bool:
+  """Whether a pattern can be read without its locale.
 
   - A month in digits: day-month-year, or year-month-day with a year of four digits. Never month-day-year.
   - A month by name: any order, but a year of two digits comes after the day.
   """
   order = ''.join(piece.label for piece in pattern if piece.label in 'yMd')
   forms = {piece.label: piece.form for piece in pattern}
-  short = forms['y'] == 'yy'
+  is_short_year = forms['y'] == 'yy'
   if len(forms['M']) <= 2:
-    return order == 'dMy' or (order == 'yMd' and not short)
-  return not short or order.index('d') < order.index('y')
+    return order == 'dMy' or (order == 'yMd' and not is_short_year)
+  return not is_short_year or order.index('d') < order.index('y')
 
 
 def _names(locale: Locale) -> Iterator[tuple[str, Mapping[int, str]]]:
-  """Yields (field, names) for months and weekdays, leaving out what CLDR only fills in from its root ('M05', 'Tue')."""
+  """Yields (field, names) of months and weekdays, without names that CLDR inherits from its root ('M05', 'Tue')."""
   root = Locale.parse('en')
   for get, fields in ((cldr.get_month_names, 'ML'), (cldr.get_day_names, 'Ec')):
     for field, context in zip(fields, ('format', 'stand-alone'), strict=True):
       for width, count in (('abbreviated', 3), ('wide', 4)):
         names = {number: normalize_text(name) for number, name in get(width, context, locale).items()}
-        missing = names[1].startswith('M0') or (locale != root and names == dict(get(width, context, root)))
-        if not missing and len(set(names.values())) == len(names):
+        is_inherited = names[1].startswith('M0') or (locale != root and names == dict(get(width, context, root)))
+        if not is_inherited and len(set(names.values())) == len(names):
           yield field * count, names
 
 
-def _parsed(patterns: list[str] | tuple[str, ...], locale: Locale, names: Mapping) -> tuple[Pattern, ...]:
-  pieces = (_pieces(pattern, locale, names) for pattern in patterns)
-  return tuple(dict.fromkeys(pattern for pattern in pieces if pattern and decidable(pattern)))
+def _parse_patterns(patterns: Sequence[str], locale: Locale, names: Mapping) -> tuple[Pattern, ...]:
+  """The distinct decidable patterns, parsed."""
+  parsed = (_parse_pattern(pattern, locale, names) for pattern in patterns)
+  return tuple(dict.fromkeys(pattern for pattern in parsed if pattern and is_decidable(pattern)))
 
 
-def _pieces(pattern: str, locale: Locale, names: Mapping) -> Pattern | None:
-  """Returns a CLDR pattern as pieces; None if it is not one year, month and day, or uses a field without names."""
+def _parse_pattern(pattern: str, locale: Locale, names: Mapping) -> Pattern | None:
+  """A CLDR pattern as pieces; None if it is not one year, month and day, or contains a field without names."""
   pieces = []
   for kind, value in cldr.tokenize_pattern(pattern):
     if kind == 'chars':
@@ -262,15 +275,18 @@ def _pieces(pattern: str, locale: Locale, names: Mapping) -> Pattern | None:
       continue
     char, count = value
     if char == 'G':
-      pieces.append(Piece('', normalize_text(cldr.get_era_names('wide' if count == 4 else 'abbreviated', locale)[1])))
+      width = 'wide' if count == 4 else 'abbreviated'
+      pieces.append(Piece('', normalize_text(cldr.get_era_names(width, locale)[1])))
     elif char == 'y':
       pieces.append(Piece('y', 'yy' if count == 2 else 'y'))
-    elif char == 'd' or (char in 'ML' and count <= 2):
-      pieces.append(Piece(char if char == 'd' else 'M', ('d' if char == 'd' else 'M') * count))
+    elif char == 'd':
+      pieces.append(Piece('d', 'd' * count))
+    elif char in 'ML' and count <= 2:
+      pieces.append(Piece('M', 'M' * count))
     elif char * max(count, 3) in names:
       pieces.append(Piece('M' if char in 'ML' else 'E', char * max(count, 3)))
     else:
       return None
   labels = ''.join(piece.label for piece in pieces)
-  whole = sorted(labels.replace('E', '')) == ['M', 'd', 'y'] and labels.count('E') <= 1
-  return tuple(pieces) if whole else None
+  is_date = sorted(labels.replace('E', '')) == ['M', 'd', 'y'] and labels.count('E') <= 1
+  return tuple(pieces) if is_date else None

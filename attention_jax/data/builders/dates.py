@@ -1,22 +1,22 @@
-"""Dates as people write them in many languages -> ISO 8601, with gold links: the data set that ships with the package.
+"""Dates in many languages -> ISO 8601, with gold links: the data set that ships with the package.
 
-Sources come from CLDR's patterns and names (`date_formats`), in the Gregorian calendar, years 1900 to 2099, with case,
-spacing and abbreviation noise; the target is always `YYYY-MM-DD`. Every source has exactly one reading, without knowing
-its locale:
+Sources use the patterns and names of CLDR (`date_formats`), in the Gregorian calendar, years 1900 to 2099, with noise
+in case, spacing and abbreviations; the target is always `YYYY-MM-DD`. Every source has exactly one reading, without
+information on its locale:
 
 - a month in digits: day-month-year, or year-month-day with a year of four digits; never month-day-year;
 - eight digits in a row: year, month, day;
 - a year of two digits: 1950 to 2049, and it comes after the day (and after a month in digits);
 - a name that is another month in another locale, or a weekday that is also a month somewhere, is not used;
-- spaces vanish only where two kinds of characters meet (digit, letter, other), so that no two numbers or words merge.
+- spaces are dropped only between two kinds of characters (digit, letter, other), so that no two numbers or words merge.
 
-Spaces are U+0020, text is NFC, and what nobody sees (direction marks, joiners) is left out. Locales whose default
-numbering system is not Latin write NATIVE_SHARE of their dates with their own digits.
+Spaces are U+0020, text is NFC, and invisible characters (direction marks, joiners) are left out. In locales whose
+default numbering system is not Latin, a share of NATIVE_SHARE of the dates uses their own digits.
 
-Gold links say which source characters each target character comes from: a digit written in the source gives one link;
-the century of a two-digit year links to both its digits; a leading zero that is not written, to the digit that is; both
-characters of a month by name, to the whole name. The two '-' have no links. Where a metric tells them apart, characters
-with a single link are sure and those with several only possible.
+Gold links join each target character with the source characters that it comes from: a digit in the source gives one
+link; the century of a two-digit year links to both of its digits; a leading zero that is not in the source, to the
+digit that is; both characters of a month by name, to the whole name. The two '-' have no links. Metrics that
+distinguish sure from possible links count a single link as sure and several as possible.
 """
 
 import calendar
@@ -28,32 +28,37 @@ import random
 import re
 import unicodedata
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, NamedTuple, TypeVar
 
 import tensorflow_datasets as tfds
 
 from attention_jax.data.builders import date_formats
 from attention_jax.errors import UserError, choose
 
+Item = TypeVar('Item')
+Draw = Callable[[], float]
+Labelled = list[tuple[str, str]]  # (character, label of its piece)
+
 SIZES = {'train': 20000, 'validation': 1000, 'test': 1000, 'unseen': 1000}
 FIELDS = ('source', 'target', 'links', 'locale')
 MAX_LENGTH = 40  # source characters
-PLACES = {'y': (0, 1, 2, 3), 'M': (5, 6), 'd': (8, 9)}  # of the fields in YYYY-MM-DD
+PLACES = {'y': (0, 1, 2, 3), 'M': (5, 6), 'd': (8, 9)}  # positions of the fields in YYYY-MM-DD
 
-FREE_SHARE = 0.4  # of the examples use FREE_PATTERNS, the others the locale's own
-NATIVE_SHARE = 0.5
-CASES = (str, str, str, str, str.lower, str.lower, str.upper, str.title)  # str: as it is; drawn uniformly
+FREE_SHARE = 0.4  # of the examples use FREE_PATTERNS, the others patterns of the locale
+NATIVE_SHARE = 0.5  # of the dates use native digits
+CASES = (str, str, str, str, str.lower, str.lower, str.upper, str.title)  # str: unchanged; drawn uniformly
 SPACING_SHARE = 0.3  # of the examples have spacing noise
 NO_DOT_SHARE = 0.2  # of the names lose the dot of their abbreviation
 SEPARATORS = frozenset('./-,')
-IDLE_SPACE = re.compile(r'(?<!\d) | (?!\d)')  # does not keep two numbers apart
-
-Labelled = list[tuple[str, str]]  # (character, label of the piece it comes from)
+IDLE_SPACE = re.compile(r'(?<!\d) | (?!\d)')  # a space that does not separate two numbers
 
 
-class Splitting(NamedTuple):
-  """Sources belong to splits by their hash, so that no split has to know another one: slots [start, stop) of 23."""
+class SplitSlots(NamedTuple):
+  """Locales of a split and its share of all sources: those whose hash lies in the slots [start, stop) of 23.
+
+  The hash keeps the splits disjoint without comparing them.
+  """
 
   start: int
   stop: int
@@ -61,10 +66,10 @@ class Splitting(NamedTuple):
 
 
 SPLITS = {
-  'train': Splitting(0, 20, date_formats.SEEN_LOCALES),
-  'validation': Splitting(20, 21, date_formats.SEEN_LOCALES),
-  'test': Splitting(21, 22, date_formats.SEEN_LOCALES),
-  'unseen': Splitting(22, 23, date_formats.UNSEEN_LOCALES),
+  'train': SplitSlots(0, 20, date_formats.SEEN_LOCALES),
+  'validation': SplitSlots(20, 21, date_formats.SEEN_LOCALES),
+  'test': SplitSlots(21, 22, date_formats.SEEN_LOCALES),
+  'unseen': SplitSlots(22, 23, date_formats.UNSEEN_LOCALES),
 }
 
 
@@ -77,25 +82,28 @@ def generate(split: str, seed: int = 0) -> Iterator[dict[str, str]]:
     split: 'train', 'validation' and 'test' share their locales; 'unseen' has ten that no other split has.
     seed: any integer.
 
-  Yields: source, target ('YYYY-MM-DD'), links (Pharaoh format, 'source-target' character indices, 0-based), locale.
-  Raises: UserError for an unknown split.
+  Yields:
+    source, target ('YYYY-MM-DD'), links (Pharaoh format, 'source-target' character indices, 0-based), locale.
+
+  Raises:
+    UserError: for an unknown split.
   """
   start, stop, locales = SPLITS[choose(split, SPLITS, 'split of dates')]
-  # Only random() is promised to stay the same from one Python version to the next, so every draw below comes from it.
+  # Every draw is made with random(), the only method whose values are guaranteed across Python versions.
   draw = random.Random(f'dates {split} {seed}').random
   seen = set()
   while len(seen) < SIZES[split]:
     locale = _pick(draw, locales)
-    drawn = _draw(draw, date_formats.language(locale))
-    if drawn is None:
+    example = _draw_example(draw, date_formats.language(locale))
+    if example is None:
       continue
-    date, labelled = drawn
+    date, labelled = example
     source = ''.join(char for char, _ in labelled)
     key = IDLE_SPACE.sub('', source.casefold())
     slot = zlib.crc32(key.encode()) * 23 >> 32
     if key not in seen and start <= slot < stop:
       seen.add(key)
-      yield {'source': source, 'target': date.isoformat(), 'links': _links(labelled), 'locale': locale}
+      yield {'source': source, 'target': date.isoformat(), 'links': _format_links(labelled), 'locale': locale}
 
 
 class SeedConfig(tfds.core.BuilderConfig):
@@ -109,7 +117,7 @@ class SeedConfig(tfds.core.BuilderConfig):
 class Dates(tfds.core.GeneratorBasedBuilder):
   """`generate` as a tfds data set (array_record, read by as_data_source). The order of the examples is kept."""
 
-  url_infos = None  # nothing to download; and looking for checksums needs a package that tfds does not declare
+  url_infos = None  # nothing is downloaded, and a search for checksums needs a package that tfds does not declare
   VERSION = tfds.core.Version('1.0.0')
   RELEASE_NOTES: ClassVar = {
     '1.0.0': f'{len(date_formats.SEEN_LOCALES)} locales and {len(date_formats.UNSEEN_LOCALES)} unseen ones.'
@@ -133,45 +141,54 @@ class Dates(tfds.core.GeneratorBasedBuilder):
 
 
 def load(split: str, data_dir: str, seed: int = 0) -> dict[str, list[str]]:
-  """Returns one list per field of `generate`, read from `data_dir`, where the data set is prepared on first use.
+  """Reads a split from `data_dir`, where the data set is prepared on first use.
 
-  Preparing is atomic: tfds writes into a folder of its own and renames it, so that a killed preparation leaves nothing
-  that could be taken for the data, and of two processes at once the slower one uses what the faster one wrote.
+  Preparation is atomic: tfds writes into a separate folder and renames it. A killed preparation leaves nothing that
+  could be mistaken for the data, and of two concurrent processes the slower one uses what the faster one wrote.
 
-  Raises: UserError for an unknown split, or a `data_dir` that cannot be written to.
+  Args:
+    split: a key of SPLITS.
+    data_dir: the folder of tfds data sets.
+    seed: seed of `generate`.
+
+  Returns:
+    A list for each field of `generate`.
+
+  Raises:
+    UserError: for an unknown split, or a `data_dir` that cannot be written to.
   """
   choose(split, SPLITS, 'split of dates')
-  rows = _prepared(data_dir, seed).as_data_source(split)
+  rows = _open_or_prepare(data_dir, seed).as_data_source(split)
   examples = [rows[i] for i in range(len(rows))]
   return {field: [example[field].decode() for example in examples] for field in FIELDS}
 
 
-def _prepared(data_dir: str, seed: int) -> Dates:
+def _open_or_prepare(data_dir: str, seed: int) -> Dates:
   config = next((config for config in Dates.BUILDER_CONFIGS if config.seed == seed), None) or SeedConfig(seed)
   builder = Dates(data_dir=data_dir, config=config, file_format='array_record')
   if builder.data_path.exists():
     return builder
   tfds.disable_progress_bar()
   try:
-    with contextlib.redirect_stdout(io.StringIO()):  # tfds announces downloads there, and programs write results there
+    with contextlib.redirect_stdout(io.StringIO()):  # tfds announces downloads on stdout, where programs write results
       builder.download_and_prepare()
   except OSError as error:
     if not builder.data_path.exists():
-      raise UserError(f'{data_dir}: cannot hold the dates data: {error.strerror or error}') from None
+      raise UserError(f'{data_dir}: cannot write the dates data: {error.strerror or error}') from None
     builder = Dates(data_dir=data_dir, config=config, file_format='array_record')  # another process was faster
   finally:
     tfds.enable_progress_bar()
   return builder
 
 
-def _pick(draw, options: Sequence):
+def _pick(draw: Draw, options: Sequence[Item]) -> Item:
   return options[int(draw() * len(options))]
 
 
-def _draw(draw, language: date_formats.Language) -> tuple[datetime.date, Labelled] | None:
-  """Draws a date and writes it; None when what comes out is too long or can be read in two ways."""
+def _draw_example(draw: Draw, language: date_formats.Language) -> tuple[datetime.date, Labelled] | None:
+  """Draws a date and formats it; None if the result is too long or has two readings."""
   pattern = _pick(draw, language.free if draw() < FREE_SHARE else language.patterns)
-  date = _date(draw, short_year=any(piece.form == 'yy' for piece in pattern))
+  date = _draw_date(draw, short_year=any(piece.form == 'yy' for piece in pattern))
   zero = language.zero if draw() < NATIVE_SHARE else '0'
   case = _pick(draw, CASES) if language.cased else str
   labelled = []
@@ -182,65 +199,77 @@ def _draw(draw, language: date_formats.Language) -> tuple[datetime.date, Labelle
         return None
       text = text.removesuffix('.') if draw() < NO_DOT_SHARE else text
     labelled += [(char, piece.label) for char in unicodedata.normalize('NFC', case(text))]
-  compact = ''.join(piece.form for piece in pattern) == date_formats.COMPACT
   if draw() < SPACING_SHARE:
-    labelled = _respaced(draw, labelled)
+    labelled = _add_spacing_noise(draw, labelled)
   source = ''.join(char for char, _ in labelled)
-  fine = len(source) <= MAX_LENGTH and unicodedata.is_normalized('NFC', source) and source == source.strip()
-  return (date, labelled) if fine and (compact or not _merged(labelled)) else None
+  is_valid = len(source) <= MAX_LENGTH and unicodedata.is_normalized('NFC', source) and source == source.strip()
+  is_compact = ''.join(piece.form for piece in pattern) == date_formats.COMPACT
+  if not is_valid or (not is_compact and _has_adjacent_numbers(labelled)):
+    return None
+  return date, labelled
 
 
-def _date(draw, short_year: bool) -> datetime.date:
+def _draw_date(draw: Draw, short_year: bool) -> datetime.date:
   first, last = (1950, 2049) if short_year else (1900, 2099)
-  year, month = first + int(draw() * (last + 1 - first)), 1 + int(draw() * 12)
+  year = first + int(draw() * (last + 1 - first))
+  month = 1 + int(draw() * 12)
   return datetime.date(year, month, 1 + int(draw() * calendar.monthrange(year, month)[1]))
 
 
 def _format_piece(piece: date_formats.Piece, date: datetime.date, language: date_formats.Language, zero: str) -> str:
-  """Returns the text of one piece of a pattern."""
+  """The text of one piece of a pattern."""
   label, form = piece
   if label == '':
     return form
   if form in language.names:
     return language.names[form][date.month if label == 'M' else date.weekday()]
   digits = {'y': f'{date.year:04d}', 'M': f'{date.month:0{len(form)}d}', 'd': f'{date.day:0{len(form)}d}'}[label]
-  return ''.join(chr(ord(zero) + int(digit)) for digit in (digits[-2:] if form == 'yy' else digits))
+  if form == 'yy':
+    digits = digits[-2:]
+  return ''.join(chr(ord(zero) + int(digit)) for digit in digits)
 
 
-def _respaced(draw, labelled: Labelled) -> Labelled:
-  """Doubles or drops spaces between the fields, and puts spaces around separators; labels stay with characters."""
+def _add_spacing_noise(draw: Draw, labelled: Labelled) -> Labelled:
+  """Doubles or drops spaces between the fields, and adds spaces around separators; characters keep their labels."""
   result = []
   for i, (char, label) in enumerate(labelled):
-    inner = label == '' and 0 < i < len(labelled) - 1
-    if inner and char == ' ':
-      mergeable = _kind(labelled[i - 1][0]) != _kind(labelled[i + 1][0])
-      result += [(' ', '')] * _pick(draw, (0, 0, 1, 2) if mergeable else (1, 1, 2))
-    elif inner and char in SEPARATORS:
-      around = _pick(draw, (('', ''), ('', ' '), (' ', ' ')))
-      result += [(c, '') for c in f'{around[0]}{char}{around[1]}']
+    is_inner_literal = label == '' and 0 < i < len(labelled) - 1
+    if is_inner_literal and char == ' ':
+      can_drop = _character_kind(labelled[i - 1][0]) != _character_kind(labelled[i + 1][0])
+      num_spaces = _pick(draw, (0, 0, 1, 2) if can_drop else (1, 1, 2))
+      result += [(' ', '')] * num_spaces
+    elif is_inner_literal and char in SEPARATORS:
+      before, after = _pick(draw, (('', ''), ('', ' '), (' ', ' ')))
+      result += [(c, '') for c in f'{before}{char}{after}']
     else:
       result.append((char, label))
   return result
 
 
-def _kind(char: str) -> str:
+def _character_kind(char: str) -> str:
   if date_formats.is_digit(char):
     return 'digit'
   return 'letter' if unicodedata.category(char)[0] in 'LM' else 'other'
 
 
-def _merged(labelled: Labelled) -> bool:
-  """Whether the digits of two fields meet."""
+def _has_adjacent_numbers(labelled: Labelled) -> bool:
+  """Whether the digits of two fields are adjacent."""
   neighbours = itertools.pairwise(labelled)
   return any(a != b and date_formats.is_digit(x) and date_formats.is_digit(y) for (x, a), (y, b) in neighbours)
 
 
-def _links(labelled: Labelled) -> str:
+def _format_links(labelled: Labelled) -> str:
+  """The gold links in Pharaoh format, sorted by target position."""
   links = []
-  for label, places in PLACES.items():
-    span = [i for i, (_, of) in enumerate(labelled) if of == label]
+  for label, target_positions in PLACES.items():
+    span = [i for i, (_, char_label) in enumerate(labelled) if char_label == label]
     digits = [i for i in span if date_formats.is_digit(labelled[i][0])]
-    for back, place in enumerate(reversed(places), start=1):
-      own = digits[-back:][:1] if back <= len(digits) else digits
-      links += [(i, place) for i in own or span]
-  return ' '.join(f'{i}-{j}' for i, j in sorted(links, key=lambda link: (link[1], link[0])))
+    for back, target in enumerate(reversed(target_positions), start=1):
+      if not digits:  # a name
+        sources = span
+      elif back <= len(digits):
+        sources = [digits[-back]]
+      else:  # a century or a leading zero that is not in the source
+        sources = digits
+      links += [(source, target) for source in sources]
+  return ' '.join(f'{source}-{target}' for source, target in sorted(links, key=lambda link: (link[1], link[0])))

@@ -1,23 +1,26 @@
-"""Pairs of sentences about a scene: data in which words of two texts have to be held against each other.
+"""Generated pairs of sentences about a scene, whose label depends on comparing the words of both.
 
   two small dogs chase a red ball in the park .   -> some animals chase a ball .         entailment
                                                   -> two large dogs chase a red ball .   contradiction
                                                   -> two small dogs chase a red ball at night .   neutral
 
-A hypothesis is made from its premise by one to three edits. What tells less follows (a modifier left out, a wider noun,
-'some' for a number); what tells otherwise contradicts (another word of the same kind, or 'no'); what tells more (a new
-modifier, place or time) is neutral, unless something contradicts. The split 'unseen' has nouns that stand in no other.
+A hypothesis is made from its premise by one to three edits. An edit that removes information is entailed (a modifier
+left out, a wider noun, 'some' for a number). One that changes it contradicts (another word of the same kind, or 'no').
+One that adds to it (a new modifier, place or time) is neutral, unless another edit contradicts. The nouns of the split
+'unseen' occur in no other split.
 """
 
 import random
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from attention_jax.errors import choose
 
+Item = TypeVar('Item')
+
 SIZES = {'train': 12000, 'validation': 1000, 'test': 1000, 'unseen': 1000}
 LABELS = ('entailment', 'neutral', 'contradiction')
-# wider noun (plural): those who are (plural)
+# wider noun -> nouns that it includes
 AGENTS = {
   'animals': ('dogs', 'cats', 'horses', 'foxes', 'goats'),
   'people': ('farmers', 'pilots', 'nurses', 'painters', 'sailors'),
@@ -30,15 +33,15 @@ OBJECTS = {
 }
 UNSEEN_NOUNS = {'foxes', 'goats', 'sailors', 'toddlers', 'puzzles', 'bicycles', 'flutes'}
 NUMBERS = ('two', 'three', 'four', 'five')
-SIZES_OF = ('small', 'large')
-COLOURS = ('red', 'blue', 'green', 'black', 'white')
+AGENT_MODIFIERS = ('small', 'large')
+OBJECT_MODIFIERS = ('red', 'blue', 'green', 'black', 'white')
 VERBS = ('chase', 'find', 'carry', 'watch', 'break', 'guard')
 PLACES = ('in the park', 'on the beach', 'at the station', 'in a garden')
 TIMES = ('at night', 'in the morning', 'on sunday')
 
 
-class Noun(NamedTuple):
-  """A group of things; '' for what is not told."""
+class NounPhrase(NamedTuple):
+  """A number, a modifier ('' for none), a noun, and the wider noun that includes it."""
 
   number: str
   modifier: str
@@ -47,11 +50,11 @@ class Noun(NamedTuple):
 
 
 class Scene(NamedTuple):
-  """Who does what to whom, and where and when."""
+  """An agent, a verb, an object, and a place and a time ('' for none)."""
 
-  agent: Noun
+  agent: NounPhrase
   verb: str
-  object: Noun
+  object: NounPhrase
   place: str = ''
   time: str = ''
 
@@ -61,98 +64,135 @@ class Scene(NamedTuple):
 
 
 def generate(split: str, seed: int = 0) -> Iterator[dict[str, str]]:
-  """Yields premise, hypothesis and label, a pure function of (split, seed). Raises: UserError for an unknown split."""
+  """Yields the examples of a split, a pure function of (split, seed).
+
+  Args:
+    split: a key of SIZES.
+    seed: any integer.
+
+  Yields:
+    premise, hypothesis and label.
+
+  Raises:
+    UserError: for an unknown split.
+  """
   size = SIZES[choose(split, SIZES, 'split of entailment')]
-  draw = _Draws(random.Random(f'entailment {split} {seed}').random, split == 'unseen')
+  sampler = _Sampler(random.Random(f'entailment {split} {seed}').random, split == 'unseen')
   for row in range(size):
-    premise, hypothesis = draw.pair(LABELS[row % 3])
-    yield {'premise': str(premise), 'hypothesis': str(hypothesis), 'label': LABELS[row % 3]}
+    label = LABELS[row % 3]
+    premise, hypothesis = sampler.pair(label)
+    yield {'premise': str(premise), 'hypothesis': str(hypothesis), 'label': label}
 
 
 def judge(premise: Scene, hypothesis: Scene) -> str:
-  """The label of a pair; '' where a scene that nobody takes part in is told with more than is known."""
+  """Returns the label of a pair; '' if it is undefined: a scene with no agent ('no') that differs in another word."""
   pairs = [(premise.verb, hypothesis.verb), (premise.place, hypothesis.place), (premise.time, hypothesis.time)]
   for side in ('agent', 'object'):
-    known, told = getattr(premise, side), getattr(hypothesis, side)
-    pairs.append((known.modifier, told.modifier))
-    if told.number in NUMBERS:
-      pairs.append((known.number, told.number))
-  differ = any(known and told and known != told for known, told in pairs)
-  more = any(told and not known for known, told in pairs)
+    before, after = getattr(premise, side), getattr(hypothesis, side)
+    pairs.append((before.modifier, after.modifier))
+    if after.number in NUMBERS:
+      pairs.append((before.number, after.number))
+  has_change = any(before and after and before != after for before, after in pairs)
+  has_addition = any(after and not before for before, after in pairs)
   if hypothesis.agent.number == 'no':
-    return '' if differ or more else 'contradiction'
-  return 'contradiction' if differ else 'neutral' if more else 'entailment'
+    return '' if has_change or has_addition else 'contradiction'
+  if has_change:
+    return 'contradiction'
+  return 'neutral' if has_addition else 'entailment'
 
 
-class _Draws:
-  """What is drawn at random; only random() is promised to stay the same from one Python version to the next."""
+class _Sampler:
+  """Draws scenes and edits of scenes.
+
+  Every draw is made with random(), the only method whose values are guaranteed across Python versions. The order of the
+  draws determines the data of a seed.
+  """
 
   def __init__(self, draw: Callable[[], float], unseen: bool):
-    self._draw, self._unseen = draw, unseen
+    self._draw = draw
+    self._unseen = unseen
 
-  def one(self, items):
+  def pick(self, items: Iterable[Item]) -> Item:
     items = list(items)
     return items[int(self._draw() * len(items))]
 
-  def other(self, items, than: str) -> str:
-    return self.one(item for item in items if item != than)
+  def pick_other(self, items: Iterable[str], current: str) -> str:
+    return self.pick(item for item in items if item != current)
 
-  def noun(self, groups, modifiers) -> Noun:
-    pairs = [
-      (noun, wider) for wider, nouns in groups.items() for noun in nouns if (noun in UNSEEN_NOUNS) == self._unseen
-    ]
-    noun, wider = self.one(pairs)
-    return Noun(self.one(NUMBERS), self.one(('', *modifiers)), noun, wider)
+  def noun_phrase(self, nouns_by_wider: Mapping[str, Sequence[str]], modifiers: Sequence[str]) -> NounPhrase:
+    pairs = [(noun, wider) for wider, nouns in nouns_by_wider.items() for noun in nouns]
+    noun, wider = self.pick(pair for pair in pairs if (pair[0] in UNSEEN_NOUNS) == self._unseen)
+    return NounPhrase(self.pick(NUMBERS), self.pick(('', *modifiers)), noun, wider)
 
   def scene(self) -> Scene:
-    place, time = (self.one(('', self.one(items))) for items in (PLACES, TIMES))
-    return Scene(self.noun(AGENTS, SIZES_OF), self.one(VERBS), self.noun(OBJECTS, COLOURS), place, time)
+    place = self.pick(('', self.pick(PLACES)))
+    time = self.pick(('', self.pick(TIMES)))
+    agent = self.noun_phrase(AGENTS, AGENT_MODIFIERS)
+    verb = self.pick(VERBS)
+    return Scene(agent, verb, self.noun_phrase(OBJECTS, OBJECT_MODIFIERS), place, time)
 
   def pair(self, label: str) -> tuple[Scene, Scene]:
-    """A scene, and another that has this label given the first: it is one to three edits away."""
+    """A premise and a hypothesis with this label, one to three edits apart."""
     while True:
-      scene = found = self.scene()
+      premise = self.scene()
+      hypothesis = premise
       for _ in range(1 + int(self._draw() * 3)):
-        found = self.one((self.weaker, self.fuller, self.against))(found)
-      if found != scene and judge(scene, found) == label:
-        return scene, found
+        edit = self.pick((self.remove, self.add, self.change))
+        hypothesis = edit(hypothesis)
+      if hypothesis != premise and judge(premise, hypothesis) == label:
+        return premise, hypothesis
 
-  def weaker(self, scene: Scene) -> Scene:
-    """Tells less, where there is something to leave out."""
-    return self.one(_weaker(scene) or [scene])
+  def remove(self, scene: Scene) -> Scene:
+    """Removes information, if there is any to remove."""
+    return self.pick(_removals(scene) or [scene])
 
-  def fuller(self, scene: Scene) -> Scene:
-    """Tells more than is known."""
-    ways = []
-    for side, modifiers in (('agent', SIZES_OF), ('object', COLOURS)):
-      noun = getattr(scene, side)
-      if not noun.modifier:
-        ways.append(scene._replace(**{side: noun._replace(modifier=self.one(modifiers))}))
-    ways += [scene._replace(place=self.one(PLACES))] * (not scene.place)
-    ways += [scene._replace(time=self.one(TIMES))] * (not scene.time)
-    return self.one(ways) if ways else scene
+  def add(self, scene: Scene) -> Scene:
+    """Adds information, if there is any to add."""
+    edits = []
+    for side, modifiers in (('agent', AGENT_MODIFIERS), ('object', OBJECT_MODIFIERS)):
+      phrase = getattr(scene, side)
+      if not phrase.modifier:
+        edits.append(scene._replace(**{side: phrase._replace(modifier=self.pick(modifiers))}))
+    place = self.pick(PLACES)  # place and time are drawn even if they are not used, as the draws define the data
+    if not scene.place:
+      edits.append(scene._replace(place=place))
+    time = self.pick(TIMES)
+    if not scene.time:
+      edits.append(scene._replace(time=time))
+    return self.pick(edits) if edits else scene
 
-  def against(self, scene: Scene) -> Scene:
-    """Tells something else."""
-    agent, thing = scene.agent, scene.object
-    ways = [scene._replace(verb=self.other(VERBS, scene.verb)), scene._replace(agent=agent._replace(number='no'))]
-    for side, noun, modifiers in (('agent', agent, SIZES_OF), ('object', thing, COLOURS)):
-      if noun.modifier:
-        ways.append(scene._replace(**{side: noun._replace(modifier=self.other(modifiers, noun.modifier))}))
-      if noun.number in NUMBERS:
-        ways.append(scene._replace(**{side: noun._replace(number=self.other(NUMBERS, noun.number))}))
+  def change(self, scene: Scene) -> Scene:
+    """Replaces a word by another one of the same kind, or the number of the agent by 'no'."""
+    edits = [
+      scene._replace(verb=self.pick_other(VERBS, scene.verb)),
+      scene._replace(agent=scene.agent._replace(number='no')),
+    ]
+    for side, modifiers in (('agent', AGENT_MODIFIERS), ('object', OBJECT_MODIFIERS)):
+      phrase = getattr(scene, side)
+      if phrase.modifier:
+        modifier = self.pick_other(modifiers, phrase.modifier)
+        edits.append(scene._replace(**{side: phrase._replace(modifier=modifier)}))
+      if phrase.number in NUMBERS:
+        number = self.pick_other(NUMBERS, phrase.number)
+        edits.append(scene._replace(**{side: phrase._replace(number=number)}))
     if scene.place:
-      ways.append(scene._replace(place=self.other(PLACES, scene.place)))
-    return self.one(ways)
+      edits.append(scene._replace(place=self.pick_other(PLACES, scene.place)))
+    return self.pick(edits)
 
 
-def _weaker(scene: Scene) -> list[Scene]:
-  ways = []
+def _removals(scene: Scene) -> list[Scene]:
+  """Every scene that is one removal of information away."""
+  scenes = []
   for side in ('agent', 'object'):
-    noun = getattr(scene, side)
-    ways += [scene._replace(**{side: noun._replace(modifier='')})] * bool(noun.modifier)
-    ways += [scene._replace(**{side: noun._replace(number='some')})] * (noun.number in NUMBERS)
-    ways += [scene._replace(**{side: noun._replace(noun=noun.wider)})] * (noun.noun != noun.wider)
-  ways += [scene._replace(place='')] * bool(scene.place)
-  ways += [scene._replace(time='')] * bool(scene.time)
-  return ways
+    phrase = getattr(scene, side)
+    if phrase.modifier:
+      scenes.append(scene._replace(**{side: phrase._replace(modifier='')}))
+    if phrase.number in NUMBERS:
+      scenes.append(scene._replace(**{side: phrase._replace(number='some')}))
+    if phrase.noun != phrase.wider:
+      scenes.append(scene._replace(**{side: phrase._replace(noun=phrase.wider)}))
+  if scene.place:
+    scenes.append(scene._replace(place=''))
+  if scene.time:
+    scenes.append(scene._replace(time=''))
+  return scenes

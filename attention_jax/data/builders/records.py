@@ -1,16 +1,16 @@
-"""An occupation that is asked for and records of people -> who has it: data in which names have to be copied.
+"""Generated records of people and an occupation -> who has it: data in which names must be copied.
 
   pilot ? baker Ana Lima , Porto ; pilot Bo Ek , Graz ; baker Ida Holm , Oslo   -> pilot : Bo Ek from Graz .
   baker ? and the same                     -> baker : Ana Lima from Porto and Ida Holm from Oslo .
 
-Names and towns are real ones of many countries, from Faker's lists. How often they are drawn falls with their place in
-a list, so that a vocabulary of frequent words knows some of them; those of the split 'unseen' stand in no other. A
-person may have a name that somebody else in the same records has too. As 'list' the answer has nothing but words of the
-source: `Bo Ek` and `Ana Lima ; Ida Holm`.
+Names and towns are real ones of many countries, from the lists of Faker. Their frequency decreases along each list, so
+that a vocabulary of frequent words contains some of them; those of the split 'unseen' occur in no other split. A person
+may share a name with another one of the same records. An answer of the form 'list' consists of words of the source:
+`Bo Ek` and `Ana Lima ; Ida Holm`.
 
-Gold links say which source word each name and town of an answer was copied from. What is asked for is one of a few
-words, which every vocabulary knows: unknown ones look all the same to a model. The question and the occupations stand
-before the names, so that a network that reads onward alone knows who is meant when it comes to them.
+Gold links join each name and town of an answer with the source word that it is copied from. The question is one of a
+few occupations that every vocabulary contains, since a model cannot tell unknown words apart. The question and the
+occupations come before the names, so that a unidirectional network can select a person before it reads the name.
 """
 
 import functools
@@ -21,6 +21,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from attention_jax.errors import choose
+
+Draw = Callable[[], float]
+Links = list[tuple[int, int]]  # (target word, source word)
 
 SIZES = {'train': 20000, 'validation': 1000, 'test': 1000, 'unseen': 1000}
 LOCALES = ('cs_CZ', 'da_DK', 'de_DE', 'fi_FI', 'hr_HR', 'pt_PT', 'ro_RO', 'sk_SK', 'sl_SI', 'sv_SE')
@@ -46,108 +49,137 @@ OCCUPATIONS = (
   'teacher',
   'weaver',
 )
-MOST = 300  # words of a kind from one country
-PEOPLE = (2, 3, 4)
-NAMESAKES = 0.15  # of the people after the first have a part of an earlier one's name
-UNSEEN = 7  # of 23 words stand in the split 'unseen' alone
+MAX_WORDS = 300  # of a kind from one country
+NUM_PEOPLE = (2, 3, 4)
+NAMESAKE_SHARE = 0.15  # of the people after the first share a name with an earlier one
+COLLEAGUE_SHARE = 0.3  # of the people after the first have the occupation of the one before
+UNSEEN_SLOTS = 7  # of 23: names whose hash lies there belong to the split 'unseen' alone
+FIRST_NAME, LAST_NAME, TOWN = 1, 2, 3  # positions in Person.words
 
 
 class Person(NamedTuple):
-  """One record, and where its four words stand in the source."""
+  """One record: its words (occupation, first name, last name, town), and their positions in the source."""
 
-  words: tuple[str, str, str, str]  # occupation, first name, last name, town
-  places: tuple[int, int, int, int]
+  words: tuple[str, str, str, str]
+  positions: tuple[int, int, int, int]
+
+  @property
+  def occupation(self) -> str:
+    return self.words[0]
 
 
 def generate(split: str, form: str = 'sentence', seed: int = 0) -> Iterator[dict[str, str]]:
   """Yields the examples of a split, a pure function of (split, form, seed).
 
   Args:
-    split: 'train', 'validation' and 'test' share their names; those of 'unseen' stand nowhere else.
-    form: of the answers, a name in FORMS.
+    split: 'train', 'validation' and 'test' share their names; those of 'unseen' occur in no other split.
+    form: the form of the answers, a key of FORMS.
     seed: any integer.
 
-  Yields: source, target, links (Pharaoh format between words, counted from 0).
-  Raises: UserError for an unknown split or form.
+  Yields:
+    source, target, links (Pharaoh format between words, 0-based).
+
+  Raises:
+    UserError: for an unknown split or form.
   """
-  size, answer = SIZES[choose(split, SIZES, 'split of records')], FORMS[choose(form, FORMS, 'form of records')]
-  # Only random() is promised to stay the same from one Python version to the next, so every draw below comes from it.
+  size = SIZES[choose(split, SIZES, 'split of records')]
+  make_answer = FORMS[choose(form, FORMS, 'form of records')]
+  # Every draw is made with random(), the only method whose values are guaranteed across Python versions.
   draw = random.Random(f'records {split} {seed}').random
   names = [_words(kind, split == 'unseen') for kind in ('first_names', 'last_names', 'cities')]
   for _ in range(size):
-    people = _people(draw, names)
-    asked = people[int(draw() * len(people))].words[0]
-    words, links = answer([person for person in people if person.words[0] == asked], asked)
+    people = _draw_people(draw, names)
+    occupation = people[int(draw() * len(people))].occupation
+    words, links = make_answer([person for person in people if person.occupation == occupation], occupation)
     records = ' ; '.join('{} {} {} , {}'.format(*person.words) for person in people)
     pairs = ' '.join(f'{source}-{target}' for target, source in links)
-    yield {'source': f'{asked} ? {records}', 'target': ' '.join(words), 'links': pairs}
+    yield {'source': f'{occupation} ? {records}', 'target': ' '.join(words), 'links': pairs}
 
 
-def _people(draw: Callable[[], float], names: list[tuple[str, ...]]) -> list[Person]:
-  people, towns = [], set()
-  for i in range(PEOPLE[int(draw() * len(PEOPLE))]):
-    first, last, town = (_frequent(draw, words) for words in names)
+def _draw_people(draw: Draw, names: list[tuple[str, ...]]) -> list[Person]:
+  people = []
+  towns = set()
+  for i in range(NUM_PEOPLE[int(draw() * len(NUM_PEOPLE))]):
+    first, last, town = (_draw_frequent(draw, words) for words in names)
     while town in towns:
-      town = _frequent(draw, names[2])
+      town = _draw_frequent(draw, names[2])
     towns.add(town)
-    if people and draw() < NAMESAKES:
-      other = people[int(draw() * len(people))]
-      first, last = (other.words[1], last) if draw() < 0.5 else (first, other.words[2])
+    if people and draw() < NAMESAKE_SHARE:
+      namesake = people[int(draw() * len(people))]
+      if draw() < 0.5:
+        first = namesake.words[FIRST_NAME]
+      else:
+        last = namesake.words[LAST_NAME]
     occupation = OCCUPATIONS[int(draw() * len(OCCUPATIONS))]
-    if people and draw() < 0.3:
-      occupation = people[-1].words[0]
-    start = 2 + 6 * i  # asked ? occupation first last , town ;
+    if people and draw() < COLLEAGUE_SHARE:
+      occupation = people[-1].occupation
+    start = 2 + 6 * i  # question ? occupation first last , town ;
     people.append(Person((occupation, first, last, town), (start, start + 1, start + 2, start + 4)))
   return people
 
 
-def _frequent(draw: Callable[[], float], words: tuple[str, ...]) -> str:
+def _draw_frequent(draw: Draw, words: tuple[str, ...]) -> str:
+  """One of the words; the earlier in the list, the more frequent."""
   return words[int(len(words) * draw() ** 2)]
 
 
-Links = list[tuple[int, int]]  # (target word, source word)
+class _Answer:
+  """Words of an answer, and the links of those that are copied."""
+
+  def __init__(self):
+    self.words: list[str] = []
+    self.links: Links = []
+
+  def append(self, word: str) -> None:
+    self.words.append(word)
+
+  def copy(self, person: Person, fields: tuple[int, ...]) -> None:
+    """Appends words of a person."""
+    for field in fields:
+      self.links.append((len(self.words), person.positions[field]))
+      self.words.append(person.words[field])
 
 
-def _sentence(people: list[Person], asked: str) -> tuple[list[str], Links]:
-  words, links = _each(people, 'and', 2, lambda person: ((1, 2), 'from', (3,)))
-  return [asked, ':', *words, '.'], links
+def _sentence(people: list[Person], occupation: str) -> tuple[list[str], Links]:
+  """`baker : Ana Lima from Porto and Ida Holm from Oslo .`"""
+  answer = _Answer()
+  answer.append(occupation)
+  answer.append(':')
+  for i, person in enumerate(people):
+    if i:
+      answer.append('and')
+    answer.copy(person, (FIRST_NAME, LAST_NAME))
+    answer.append('from')
+    answer.copy(person, (TOWN,))
+  answer.append('.')
+  return answer.words, answer.links
 
 
-def _list(people: list[Person], asked: str) -> tuple[list[str], Links]:
-  return _each(people, ';', 0, lambda person: ((1, 2),))
+def _list(people: list[Person], occupation: str) -> tuple[list[str], Links]:
+  """`Ana Lima ; Ida Holm`"""
+  answer = _Answer()
+  for i, person in enumerate(people):
+    if i:
+      answer.append(';')
+    answer.copy(person, (FIRST_NAME, LAST_NAME))
+  return answer.words, answer.links
 
 
 FORMS = {'sentence': _sentence, 'list': _list}
 
 
-def _each(people: list[Person], between: str, start: int, parts: Callable) -> tuple[list[str], Links]:
-  """What is said of each person, one after the other, the first word of it at `start` of the target.
-
-  parts(person) are words, and tuples of which words of the person to copy.
-  """
-  words, links = [], []
-  for person in people:
-    words += [between] * bool(words)
-    for part in parts(person):
-      for which in part if isinstance(part, tuple) else ():
-        links.append((start + len(words), person.places[which]))
-        words.append(person.words[which])
-      words += [part] if isinstance(part, str) else []
-  return words, links
-
-
 @functools.cache
 def _words(kind: str, unseen: bool) -> tuple[str, ...]:
-  """Single words of a kind, of every country in turn, so that the most frequent ones are from everywhere."""
-  by_country = [_of_country(kind, locale) for locale in LOCALES]
-  turns = max(map(len, by_country))
-  words = dict.fromkeys(words[i] for i in range(turns) for words in by_country if i < len(words))
-  return tuple(word for word in words if (zlib.crc32(word.encode()) * 23 >> 32 < UNSEEN) == unseen)
+  """Single words of a kind; countries alternate, so that the most frequent words come from all of them."""
+  by_country = [_words_of_country(kind, locale) for locale in LOCALES]
+  longest = max(map(len, by_country))
+  words = dict.fromkeys(words[i] for i in range(longest) for words in by_country if i < len(words))
+  return tuple(word for word in words if (zlib.crc32(word.encode()) * 23 >> 32 < UNSEEN_SLOTS) == unseen)
 
 
-def _of_country(kind: str, locale: str) -> list[str]:
-  of = 'address' if kind == 'cities' else 'person'
-  provider = importlib.import_module(f'faker.providers.{of}.{locale}').Provider
-  given = (word if isinstance(word, str) else word[0] for word in getattr(provider, kind))
-  # Anything but letters would be taken for what stands between words.
-  return list(dict.fromkeys(word for word in given if word.isalpha() and word not in OCCUPATIONS))[:MOST]
+def _words_of_country(kind: str, locale: str) -> list[str]:
+  provider_name = 'address' if kind == 'cities' else 'person'
+  provider = importlib.import_module(f'faker.providers.{provider_name}.{locale}').Provider
+  words = (word if isinstance(word, str) else word[0] for word in getattr(provider, kind))
+  # Letters only: other characters could be confused with the separators of the records.
+  return list(dict.fromkeys(word for word in words if word.isalpha() and word not in OCCUPATIONS))[:MAX_WORDS]

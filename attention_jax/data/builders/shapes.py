@@ -1,29 +1,33 @@
-"""Pictures of two or three things on a cluttered ground, and captions that cannot be told without looking.
+"""Generated pictures of two or three shapes on a cluttered ground, with captions that depend on every shape.
 
   a small red striped square left of a large blue circle
   a large green cross above a small orange dotted triangle left of a small red circle
 
-Things are told from left to right: 'X left of Y' where Y is further to the right than it is up or down, 'X above Y' or
-'X below Y' else. In half of the pictures and more one thing covers from a tenth to a quarter of another. Strokes on the
-ground mean nothing. Of the split 'unseen' every picture has a thing whose colour and shape stand together in no other
-split.
+Shapes are described from left to right: 'X left of Y' if the horizontal distance is larger than the vertical one, else
+'X above Y' or 'X below Y'. In at least half of the pictures one shape covers a tenth to a quarter of another. Strokes
+on the ground have no meaning. Every picture of the split 'unseen' has a shape whose pair of colour and form occurs in
+no other split.
 
-Each word that tells of a thing has its box, in pixels: what a weight should lie in when the word is said.
+Each word that describes a shape has the box of that shape, in pixels: the region that the model should attend to when
+it emits the word.
 """
 
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from attention_jax.errors import choose
 
+Item = TypeVar('Item')
+Draw = Callable[[], float]
+
 SIZES = {'train': 40000, 'validation': 500, 'test': 500, 'unseen': 500}
-WIDTH = 64  # pixels, and as many rows
-FINE = 4  # drawn so many times as large
+WIDTH = 64  # and height, pixels
+OVERSAMPLING = 4  # factor by which pictures are drawn larger
 COLOURS = {
   'red': (214, 39, 40),
   'green': (44, 160, 44),
@@ -36,14 +40,16 @@ SHAPES = ('circle', 'square', 'triangle', 'cross')
 RADII = {'small': (6.0, 7.5), 'large': (10.5, 12.5)}
 TEXTURES = ('', 'striped', 'dotted')
 UNSEEN_PAIRS = {('red', 'cross'), ('blue', 'triangle'), ('yellow', 'circle'), ('purple', 'square')}
-APART = 4.0  # pixels by which an order or a relation is clear
-HIDDEN = (0.1, 0.25)  # of a thing behind another one: at least, where pictures are drawn to have one; at most
+MIN_MARGIN = 4.0  # pixels by which order and relation are unambiguous
+OVERLAP_SHARE = 0.5  # of the pictures are drawn with the minimal overlap
+MIN_OVERLAP = 0.1  # covered share of a shape, in those pictures
+MAX_OVERLAP = 0.25
 
-Box = tuple[int, int, int, int]  # left, top, right, bottom; the last two lie outside
+Box = tuple[int, int, int, int]  # left, top, right, bottom; right and bottom are exclusive
 
 
 class DrawnShape(NamedTuple):
-  """One thing, its middle and radius in pixels."""
+  """One shape; x, y (its centre) and radius in pixels. The texture '' is plain."""
 
   size: str
   colour: str
@@ -55,17 +61,21 @@ class DrawnShape(NamedTuple):
 
   @property
   def words(self) -> list[str]:
+    """Description of the shape."""
     return ['a', *(word for word in (self.size, self.colour, self.texture, self.shape) if word)]
 
   @property
   def box(self) -> Box:
-    edges = self.x - self.radius, self.y - self.radius, self.x + self.radius, self.y + self.radius
-    low, high = [max(0, math.floor(e)) for e in edges[:2]], [min(WIDTH, math.ceil(e)) for e in edges[2:]]
-    return (*low, *high)
+    """The smallest box of whole pixels around the shape."""
+    left = max(0, math.floor(self.x - self.radius))
+    top = max(0, math.floor(self.y - self.radius))
+    right = min(WIDTH, math.ceil(self.x + self.radius))
+    bottom = min(WIDTH, math.ceil(self.y + self.radius))
+    return left, top, right, bottom
 
 
 class Scene(NamedTuple):
-  """A picture [WIDTH, WIDTH, 3] uint8, its caption, and for each word of it the box of its thing, or None."""
+  """A picture [WIDTH, WIDTH, 3] uint8, its caption, and for each word of it the box of its shape, or None."""
 
   picture: np.ndarray
   caption: str
@@ -73,121 +83,167 @@ class Scene(NamedTuple):
 
 
 def generate(split: str, seed: int = 0) -> Iterator[Scene]:
-  """Yields the scenes of a split, a pure function of (split, seed). Raises: UserError for an unknown split."""
+  """Yields the scenes of a split, a pure function of (split, seed).
+
+  Raises:
+    UserError: for an unknown split.
+  """
   size = SIZES[choose(split, SIZES, 'split of shapes')]
-  # Only random() is promised to stay the same from one Python version to the next, so every draw comes from it.
+  # Every draw is made with random(), the only method whose values are guaranteed across Python versions.
   draw = random.Random(f'shapes {split} {seed}').random
   for _ in range(size):
-    things = _draw_things(draw, split == 'unseen')  # the last one in front
-    words, boxes = tell(sorted(things, key=lambda thing: thing.x))
-    yield Scene(_paint(draw, things), ' '.join(words), boxes)
+    shapes = _draw_shapes(draw, split == 'unseen')  # from back to front
+    words, boxes = describe(_left_to_right(shapes))
+    yield Scene(_paint(draw, shapes), ' '.join(words), boxes)
 
 
-def tell(things: list[DrawnShape]) -> tuple[list[str], list[Box | None]]:
-  """The caption of things from left to right, and the box of each word; that of a relation is None."""
-  words, boxes = [], []
-  for i, thing in enumerate(things):
+def describe(shapes: list[DrawnShape]) -> tuple[list[str], list[Box | None]]:
+  """Returns the caption of shapes from left to right, and the box of each word; None for articles and relations."""
+  words = []
+  boxes = []
+  for i, shape in enumerate(shapes):
     if i:
-      relation = _relation(things[i - 1], thing).split()
-      words, boxes = words + relation, boxes + [None] * len(relation)
-    words, boxes = words + thing.words, boxes + [None] + [thing.box] * (len(thing.words) - 1)
+      relation = _relation(shapes[i - 1], shape).split()
+      words += relation
+      boxes += [None] * len(relation)
+    words += shape.words
+    boxes += [None] + [shape.box] * (len(shape.words) - 1)
   return words, boxes
 
 
-def _relation(one: DrawnShape, other: DrawnShape) -> str:
-  across, down = other.x - one.x, other.y - one.y
-  if across > abs(down):
+def _left_to_right(shapes: Iterable[DrawnShape]) -> list[DrawnShape]:
+  return sorted(shapes, key=lambda shape: shape.x)
+
+
+def _relation(left: DrawnShape, right: DrawnShape) -> str:
+  horizontal = right.x - left.x
+  vertical = right.y - left.y
+  if horizontal > abs(vertical):
     return 'left of'
-  return 'above' if down > 0 else 'below'
+  return 'above' if vertical > 0 else 'below'
 
 
-def _draw_things(draw: Callable[[], float], unseen: bool) -> list[DrawnShape]:
-  count, least = 2 + int(draw() * 2), HIDDEN[0] * (draw() < 0.5)
+def _draw_shapes(draw: Draw, unseen: bool) -> list[DrawnShape]:
+  """Draws shapes until their relations are unambiguous, their pairs suit the split and their overlap is in range."""
+  count = 2 + int(draw() * 2)
+  min_overlap = MIN_OVERLAP if draw() < OVERLAP_SHARE else 0.0
   while True:
-    things = [_thing(draw) for _ in range(count)]
-    told = sorted(things, key=lambda thing: thing.x)
-    offsets = [(b.x - a.x, abs(b.y - a.y)) for a, b in itertools.pairwise(told)]
-    clear = all(across >= APART and abs(across - down) >= APART for across, down in offsets)
-    rare = any((thing.colour, thing.shape) in UNSEEN_PAIRS for thing in things)
-    if clear and rare == unseen and least <= max(covered_shares(things)) <= HIDDEN[1]:
-      return things
+    shapes = [_draw_shape(draw) for _ in range(count)]
+    neighbours = itertools.pairwise(_left_to_right(shapes))
+    offsets = [(right.x - left.x, abs(right.y - left.y)) for left, right in neighbours]
+    is_unambiguous = all(
+      horizontal >= MIN_MARGIN and abs(horizontal - vertical) >= MIN_MARGIN for horizontal, vertical in offsets
+    )
+    has_unseen_pair = any((shape.colour, shape.shape) in UNSEEN_PAIRS for shape in shapes)
+    if is_unambiguous and has_unseen_pair == unseen and min_overlap <= max(covered_shares(shapes)) <= MAX_OVERLAP:
+      return shapes
 
 
-def covered_shares(things: list[DrawnShape]) -> list[float]:
-  """The share of each thing that later ones cover."""
-  shares, front = [], np.zeros((WIDTH, WIDTH), bool)
-  for thing in reversed(things):
-    covers = _cover(thing)
-    shares.append(float((covers & front).sum() / covers.sum()))
-    front |= covers
+def covered_shares(shapes: list[DrawnShape]) -> list[float]:
+  """Returns the share of each shape that later ones cover."""
+  shares = []
+  front = np.zeros((WIDTH, WIDTH), bool)
+  for shape in reversed(shapes):
+    pixels = _pixels(shape)
+    shares.append(float((pixels & front).sum() / pixels.sum()))
+    front |= pixels
   return shares[::-1]
 
 
-def _cover(thing: DrawnShape) -> np.ndarray:
-  """[WIDTH, WIDTH] bool, the pixels of a thing."""
+def _pixels(shape: DrawnShape) -> np.ndarray:
+  """The pixels of a shape, [WIDTH, WIDTH] bool."""
   from PIL import Image, ImageDraw
 
   outline = Image.new('1', (WIDTH, WIDTH), 0)
-  OUTLINES[thing.shape](ImageDraw.Draw(outline), thing.x, thing.y, thing.radius)
+  OUTLINES[shape.shape](ImageDraw.Draw(outline), shape.x, shape.y, shape.radius)
   return np.asarray(outline)
 
 
-def _thing(draw: Callable[[], float]) -> DrawnShape:
-  one = lambda items: list(items)[int(draw() * len(items))]
-  size = one(RADII)
+def _pick(draw: Draw, items: Iterable[Item]) -> Item:
+  items = list(items)
+  return items[int(draw() * len(items))]
+
+
+def _draw_position(draw: Draw, radius: float) -> float:
+  """A coordinate of the centre of a shape that lies inside the picture."""
+  return radius + draw() * (WIDTH - 2 * radius)
+
+
+def _draw_shape(draw: Draw) -> DrawnShape:
+  size = _pick(draw, RADII)
   low, high = RADII[size]
   radius = low + draw() * (high - low)
-  place = lambda: radius + draw() * (WIDTH - 2 * radius)
-  return DrawnShape(size, one(COLOURS), one(TEXTURES), one(SHAPES), place(), place(), radius)
+  colour = _pick(draw, COLOURS)
+  texture = _pick(draw, TEXTURES)
+  shape = _pick(draw, SHAPES)
+  x = _draw_position(draw, radius)
+  y = _draw_position(draw, radius)
+  return DrawnShape(size, colour, texture, shape, x, y, radius)
 
 
-def _paint(draw: Callable[[], float], things: list[DrawnShape]) -> np.ndarray:
+def _paint(draw: Draw, shapes: list[DrawnShape]) -> np.ndarray:
+  """The picture of shapes from back to front on a random ground with random strokes, [WIDTH, WIDTH, 3] uint8."""
   from PIL import Image, ImageDraw
 
-  size = WIDTH * FINE
+  size = WIDTH * OVERSAMPLING
   ground = tuple(int(200 + 40 * draw()) for _ in range(3))
   picture = Image.new('RGB', (size, size), ground)
   pen = ImageDraw.Draw(picture)
   for _ in range(8 + int(draw() * 8)):
-    x, y, angle, length = draw() * size, draw() * size, draw() * math.tau, (2 + 7 * draw()) * FINE
+    x = draw() * size
+    y = draw() * size
+    angle = draw() * math.tau
+    length = (2 + 7 * draw()) * OVERSAMPLING
     colour = tuple(int(255 * draw()) for _ in range(3))
-    pen.line((x, y, x + length * math.cos(angle), y + length * math.sin(angle)), colour, FINE)
-  for thing in things:
-    _draw_thing(picture, thing)
+    pen.line((x, y, x + length * math.cos(angle), y + length * math.sin(angle)), colour, OVERSAMPLING)
+  for shape in shapes:
+    _paint_shape(picture, shape)
   small = picture.resize((WIDTH, WIDTH), Image.Resampling.BOX)
   return np.asarray(small, np.uint8)
 
 
-def _draw_thing(picture, thing: DrawnShape) -> None:
+def _paint_shape(picture, shape: DrawnShape) -> None:
+  """Pastes a shape with its texture into an oversampled picture."""
   from PIL import Image, ImageDraw
 
-  x, y, r = (value * FINE for value in (thing.x, thing.y, thing.radius))
-  left, top, side = int(x - r) - 1, int(y - r) - 1, int(2 * r) + 4
-  x, y = x - left, y - top
+  x, y, r = (value * OVERSAMPLING for value in (shape.x, shape.y, shape.radius))
+  left = int(x - r) - 1
+  top = int(y - r) - 1
+  side = int(2 * r) + 4
+  x -= left
+  y -= top
   outline = Image.new('L', (side, side), 0)
-  OUTLINES[thing.shape](ImageDraw.Draw(outline), x, y, r)
-  filled = Image.new('RGB', (side, side), COLOURS[thing.colour])
-  pen, step = ImageDraw.Draw(filled), 4 * FINE
-  starts = range(int(-r // step) * step, int(r) + step, step)
-  if thing.texture == 'striped':
-    for at in starts:
-      pen.line((x - r, y + at, x + r, y + at), 'white', int(1.5 * FINE))
-  if thing.texture == 'dotted':
-    for across in starts:
-      for down in starts:
-        pen.ellipse((x + across - FINE, y + down - FINE, x + across + FINE, y + down + FINE), 'white')
+  OUTLINES[shape.shape](ImageDraw.Draw(outline), x, y, r)
+  filled = Image.new('RGB', (side, side), COLOURS[shape.colour])
+  pen = ImageDraw.Draw(filled)
+  step = 4 * OVERSAMPLING
+  offsets = range(int(-r // step) * step, int(r) + step, step)
+  if shape.texture == 'striped':
+    for dy in offsets:
+      pen.line((x - r, y + dy, x + r, y + dy), 'white', int(1.5 * OVERSAMPLING))
+  if shape.texture == 'dotted':
+    dot = OVERSAMPLING
+    for dx, dy in itertools.product(offsets, offsets):
+      pen.ellipse((x + dx - dot, y + dy - dot, x + dx + dot, y + dy + dot), 'white')
   picture.paste(filled, (left, top), outline)
 
 
+def _circle(pen, x: float, y: float, r: float) -> None:
+  pen.ellipse((x - r, y - r, x + r, y + r), 255)
+
+
+def _square(pen, x: float, y: float, r: float) -> None:
+  pen.rectangle((x - 0.88 * r, y - 0.88 * r, x + 0.88 * r, y + 0.88 * r), 255)
+
+
+def _triangle(pen, x: float, y: float, r: float) -> None:
+  pen.polygon(((x, y - r), (x + r, y + 0.9 * r), (x - r, y + 0.9 * r)), 255)
+
+
 def _cross(pen, x: float, y: float, r: float) -> None:
-  thin = 0.38 * r
-  pen.rectangle((x - r, y - thin, x + r, y + thin), 255)
-  pen.rectangle((x - thin, y - r, x + thin, y + r), 255)
+  width = 0.38 * r
+  pen.rectangle((x - r, y - width, x + r, y + width), 255)
+  pen.rectangle((x - width, y - r, x + width, y + r), 255)
 
 
-OUTLINES: dict[str, Callable] = {
-  'circle': lambda pen, x, y, r: pen.ellipse((x - r, y - r, x + r, y + r), 255),
-  'square': lambda pen, x, y, r: pen.rectangle((x - 0.88 * r, y - 0.88 * r, x + 0.88 * r, y + 0.88 * r), 255),
-  'triangle': lambda pen, x, y, r: pen.polygon(((x, y - r), (x + r, y + 0.9 * r), (x - r, y + 0.9 * r)), 255),
-  'cross': _cross,
-}
+OUTLINES: dict[str, Callable] = {'circle': _circle, 'square': _square, 'triangle': _triangle, 'cross': _cross}

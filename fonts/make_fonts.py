@@ -1,17 +1,5 @@
-The fallback fonts of attention_jax.analysis: what matplotlib's DejaVu Sans lacks.
-With DejaVu Sans they have a glyph for every letter, mark, number, punctuation and symbol of the Basic Multilingual
-Plane (Unicode 14), for the scripts beyond it that CLDR writes dates in, and for emoji. No hinting, regular weight only.
+"""Builds the fonts: python make_fonts.py DEBIAN_ROOT DejaVuSans.ttf OUT, with fontTools 4.68 and cffsubr 0.4."""
 
-file                    from (Debian 12 package)         licence
-NotoSans*, NotoSerif*   fonts-noto-core 20201225-1       SIL Open Font License 1.1, OFL.txt
-Unifont*                fonts-unifont 1:15.0.01-2        SIL Open Font License 1.1, OFL.txt (dual licence, this one used)
-DroidSansFallback       fonts-droid-fallback 1:6.0.1r16-1.1    Apache License 2.0, APACHE.txt
-
-The authors' copyright notices stand in the fonts themselves (name 0). All are subsets, changed as follows; each got its
-file name as its family name. To make them again: `apt-get download` the three packages, `dpkg -x` each into one
-folder, then run the script below with that folder, matplotlib's DejaVuSans.ttf and this folder.
-
-"""python make_fonts.py DEBIAN_ROOT DejaVuSans.ttf OUT, with fontTools 4.68 and cffsubr 0.4."""
 import sys
 import unicodedata
 from pathlib import Path
@@ -21,20 +9,64 @@ from fontTools import subset
 from fontTools.ttLib import TTFont
 
 NOTO = {  # a Noto font and the Unicode blocks kept of it
-  'NotoSansDevanagari': '0900-097F A8E0-A8FF', 'NotoSansBengali': '0980-09FF', 'NotoSansGurmukhi': '0A00-0A7F',
-  'NotoSansGujarati': '0A80-0AFF', 'NotoSansOriya': '0B00-0B7F', 'NotoSansTamil': '0B80-0BFF',
-  'NotoSansTelugu': '0C00-0C7F', 'NotoSansKannada': '0C80-0CFF', 'NotoSansMalayalam': '0D00-0D7F',
-  'NotoSansSinhala': '0D80-0DFF', 'NotoSansThai': '0E00-0E7F', 'NotoSerifTibetan': '0F00-0FFF',
-  'NotoSansMyanmar': '1000-109F', 'NotoSansEthiopic': '1200-139F', 'NotoSansCherokee': '13A0-13FF AB70-ABBF',
-  'NotoSansKhmer': '1780-17FF 19E0-19FF', 'NotoSansThaana': '0780-07BF', 'NotoSansOlChiki': '1C50-1C7F',
-  'NotoSansChakma': '11100-1114F', 'NotoSansAdlam': '1E900-1E95F', 'NotoSansOsage': '104B0-104FF 0300-036F',
+  'NotoSansDevanagari': '0900-097F A8E0-A8FF',
+  'NotoSansBengali': '0980-09FF',
+  'NotoSansGurmukhi': '0A00-0A7F',
+  'NotoSansGujarati': '0A80-0AFF',
+  'NotoSansOriya': '0B00-0B7F',
+  'NotoSansTamil': '0B80-0BFF',
+  'NotoSansTelugu': '0C00-0C7F',
+  'NotoSansKannada': '0C80-0CFF',
+  'NotoSansMalayalam': '0D00-0D7F',
+  'NotoSansSinhala': '0D80-0DFF',
+  'NotoSansThai': '0E00-0E7F',
+  'NotoSerifTibetan': '0F00-0FFF',
+  'NotoSansMyanmar': '1000-109F',
+  'NotoSansEthiopic': '1200-139F',
+  'NotoSansCherokee': '13A0-13FF AB70-ABBF',
+  'NotoSansKhmer': '1780-17FF 19E0-19FF',
+  'NotoSansThaana': '0780-07BF',
+  'NotoSansOlChiki': '1C50-1C7F',
+  'NotoSansChakma': '11100-1114F',
+  'NotoSansAdlam': '1E900-1E95F',
+  'NotoSansOsage': '104B0-104FF 0300-036F',
   'NotoSansArabic': '0600-06FF 0750-077F',
 }
 MARKED = '0300-036F 0400-052F'  # DejaVu has them, but a mark and its base must come from one font (Church Slavonic)
-SHAPING = ('ccmp locl nukt akhn rphf rkrf pref blwf half pstf vatu cjct abvf cfar init medi fina isol rlig pres abvs '
-           'blws psts haln calt abvm blwm mark mkmk dist').split()
-FEATURES = {'NotoSerifTibetan': 'abvm blwm mark mkmk'.split()}  # its ready-made stacks alone are 450 KiB
-COMMON = {0x20, 0x200c, 0x200d, 0x25cc}  # in every font: what a lone mark may be drawn on, and joiners
+SHAPING = [
+  'ccmp',
+  'locl',
+  'nukt',
+  'akhn',
+  'rphf',
+  'rkrf',
+  'pref',
+  'blwf',
+  'half',
+  'pstf',
+  'vatu',
+  'cjct',
+  'abvf',
+  'cfar',
+  'init',
+  'medi',
+  'fina',
+  'isol',
+  'rlig',
+  'pres',
+  'abvs',
+  'blws',
+  'psts',
+  'haln',
+  'calt',
+  'abvm',
+  'blwm',
+  'mark',
+  'mkmk',
+  'dist',
+]
+FEATURES = {'NotoSerifTibetan': ['abvm', 'blwm', 'mark', 'mkmk']}  # its ready-made stacks alone are 450 KiB
+COMMON = {0x20, 0x200C, 0x200D, 0x25CC}  # in every font: what a lone mark may be drawn on, and joiners
 BEYOND = '10330-1034F 10400-104FF 1E100-1E14F 1F000-1FAFF'  # CLDR's scripts there, and emoji
 
 
@@ -61,8 +93,12 @@ def codes(blocks):
 
 def common_han():
   """Kana, full-width forms and the first level of GB 2312 and of JIS X 0208: the characters in daily use."""
-  pairs = [(codec, bytes([row, cell])) for codec, first, last in (('gb2312', 0xb0, 0xd7), ('euc_jp', 0xb0, 0xcf))
-           for row in range(first, last + 1) for cell in range(0xa1, 0xff)]
+  pairs = [
+    (codec, bytes([row, cell]))
+    for codec, first, last in (('gb2312', 0xB0, 0xD7), ('euc_jp', 0xB0, 0xCF))
+    for row in range(first, last + 1)
+    for cell in range(0xA1, 0xFF)
+  ]
   return codes('3000-30FF FF00-FFEF') | {ord(c) for codec, pair in pairs for c in pair.decode(codec, 'ignore')}
 
 
@@ -84,4 +120,5 @@ def save(path, wanted, out, features=()):
   return set(font.getBestCmap())
 
 
-main(*sys.argv[1:])
+if __name__ == '__main__':
+  main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Builders of generated data sets. Every example is a pure function of (split, seed)."""

@@ -1,0 +1,65 @@
+"""Image files: names in a folder, and pixels scaled to a square."""
+
+import math
+import os
+
+import numpy as np
+
+from attention_jax.errors import UserError
+
+IMAGE_EXTENSIONS = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')
+
+
+def list_images(folder: str | os.PathLike) -> list[str]:
+  """Returns the names of the images in a folder, sorted.
+
+  Raises:
+    UserError: for a folder that cannot be read.
+  """
+  try:
+    return sorted(entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(IMAGE_EXTENSIONS))
+  except OSError as error:
+    raise UserError(f'{folder}: cannot be read ({error.strerror})') from error
+
+
+def read_image(path: str, size: int, where: str = '', max_upscale: float = 4.0) -> np.ndarray:
+  """Returns the central square of an image, scaled; transparent pixels become white.
+
+  Args:
+    path: the file.
+    size: height and width of the result, pixels.
+    where: prefix of error messages, such as 'captions.csv:3: '.
+    max_upscale: the largest factor by which the image may be enlarged.
+
+  Returns:
+    uint8 [size, size, 3].
+
+  Raises:
+    UserError: for a file that is not an image, and for one that is too small.
+  """
+  from PIL import Image, ImageOps
+
+  try:
+    with Image.open(path) as image:
+      if min(image.size) * max_upscale < size:
+        min_side = math.ceil(size / max_upscale)
+        got = f'{image.width} x {image.height}'
+        raise UserError(f'{where}{path}: each side must be at least {min_side} pixels for size={size}, got {got}')
+      return np.asarray(ImageOps.fit(_to_rgb(ImageOps.exif_transpose(image)), (size, size)), np.uint8)
+  except UserError:
+    raise
+  except FileNotFoundError as error:
+    raise UserError(f'{where}{path}: no such file') from error
+  except Exception as error:  # the readers of image formats raise many kinds of exceptions
+    raise UserError(f'{where}{path}: cannot be read as an image ({" ".join(str(error).split())})') from error
+
+
+def _to_rgb(image):
+  """An image as opaque 8-bit RGB. PIL alone would clip 16-bit grey levels to white and show transparent colours."""
+  from PIL import Image
+
+  if image.mode.startswith('I'):
+    image = image.point(lambda level: level / 256).convert('L')
+  if image.has_transparency_data:
+    return Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image.convert('RGBA')).convert('RGB')
+  return image.convert('RGB')

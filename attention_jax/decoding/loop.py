@@ -1,0 +1,60 @@
+"""A while loop over decoding steps that drops finished sources from the batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+MIN_SOURCES = 32  # smallest batch; fewer sources hardly cost less
+
+
+def shrinking_while_loop(
+  body: Callable,
+  is_active: Callable,
+  select_result: Callable,
+  steps: int,
+  state: Any,
+  history: Any,
+  inputs: Any,
+  level: int | jax.Array = 0,
+) -> tuple[Any, Any]:
+  """Repeats body(level, state, history, inputs) -> state, history, until no source is active or all steps are made.
+
+  Whenever half of the sources are finished, the loop continues with the other half, down to MIN_SOURCES sources.
+
+  Args:
+    body: one step.
+    is_active: (state, inputs) -> [B] bool, which sources are not finished.
+    select_result: state -> the part of it that is returned.
+    steps: T, the number of the last level plus one.
+    state: what changes from step to step, leaves [B, ...].
+    history: leaves [T, B, ...]; a step writes its own level.
+    inputs: what does not change, leaves [B, ...].
+    level: the first level.
+
+  Returns:
+    The selected part of the last state, and the history, of all sources.
+  """
+  size = jax.tree.leaves(history)[0].shape[1]
+  smaller = size // 2 if size >= 2 * MIN_SOURCES else 0
+
+  def condition(loop):
+    level, state, _ = loop
+    return (level < steps) & (jnp.sum(is_active(state, inputs)) > smaller)
+
+  def step(loop):
+    level, state, history = loop
+    return level + 1, *body(level, state, history, inputs)
+
+  level, state, history = jax.lax.while_loop(condition, step, (jnp.asarray(level), state, history))
+  if not smaller:
+    return select_result(state), history
+  active = jnp.argsort(~is_active(state, inputs))[:smaller]  # a stable sort: active sources come first
+  active_state, active_inputs = jax.tree.map(lambda x: x[active], (state, inputs))
+  active_history = jax.tree.map(lambda x: x[:, active], history)
+  active_result, active_history = shrinking_while_loop(
+    body, is_active, select_result, steps, active_state, active_history, active_inputs, level
+  )
+  result = jax.tree.map(lambda x, new: x.at[active].set(new), select_result(state), active_result)
+  return result, jax.tree.map(lambda x, new: x.at[:, active].set(new), history, active_history)

@@ -1,0 +1,134 @@
+"""Pallas kernels of implementation 'pallas_additive': functions of references to blocks in fast memory.
+
+A reference is indexed like an array. Every kernel takes the tile first, which is fixed when a program is compiled.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from attention_jax.functional.masking import min_finite
+
+
+class Tile(NamedTuple):
+  """Sizes of the blocks of a program, all powers of 2: a GPU requires it, and products on a GPU at least 16 rows.
+
+  Attributes:
+    queries: queries of a program.
+    keys: keys of one step of a program.
+    features: features of one step of a program.
+    span: keys of a program, over all its steps.
+  """
+
+  queries: int
+  keys: int
+  features: int
+  span: int
+
+  def split_keys(self, size: int) -> tuple[int, int]:
+    """Splits `size` keys into spans of nearly equal size; returns their number and the keys of each, whole steps."""
+    spans = -(-size // self.span)
+    return spans, round_up(-(-size // spans), self.keys)
+
+
+def context_kernel(has_dropout: bool, tile: Tile, q, k, v, masked_bias, value, *refs) -> None:
+  """Computes the sums of a softmax online, over a span of keys, for a block of queries.
+
+  Args:
+    has_dropout: whether `refs` begin with the factors of dropout [rows, keys].
+    tile: sizes of the blocks.
+    q, k, v, masked_bias, value: inputs, see `pallas_additive.attended`.
+    *refs: outputs: the sum of values weighted by exponentials [rows, V], the largest score [rows, 1], the sum of
+      exponentials relative to it [rows, 1] and, if weights are requested, the scores [rows, keys].
+  """
+  factors = refs[0] if has_dropout else None
+  value_sums, max_scores, exp_sums, *scores_refs = refs[1:] if has_dropout else refs
+  rows, width = value_sums.shape
+
+  def step(i, carry):
+    max_score, exp_sum, value_sum = carry
+    columns = _slice_of(i, tile.keys)
+    scores, visible = _scores(tile, q, k, v, masked_bias, columns)
+    if scores_refs:
+      scores_refs[0][:, columns] = jnp.where(visible, scores, -jnp.inf)
+    block_max = jnp.max(jnp.where(visible, scores, min_finite(scores.dtype)), axis=1, keepdims=True)
+    new_max = jnp.maximum(max_score, block_max)
+    exps = jnp.where(visible, jnp.exp(jnp.where(visible, scores - new_max, 0.0)), 0.0)
+    rescale = jnp.exp(max_score - new_max)
+    kept_exps = exps if factors is None else exps * factors[:, columns]
+    block_values = jax.lax.dot(kept_exps, value[columns, :], precision=jax.lax.Precision.HIGHEST)
+    exp_sum = exp_sum * rescale + jnp.sum(exps, axis=1, keepdims=True)
+    return new_max, exp_sum, value_sum * rescale + block_values
+
+  start = (
+    jnp.full((rows, 1), min_finite(jnp.float32), jnp.float32),
+    jnp.full((rows, 1), 0.0, jnp.float32),
+    jnp.zeros((rows, width), jnp.float32),
+  )
+  max_score, exp_sum, value_sum = jax.lax.fori_loop(0, k.shape[0] // tile.keys, step, start)
+  value_sums[:, :] = value_sum
+  max_scores[:, :] = max_score
+  exp_sums[:, :] = exp_sum
+
+
+def exponentials_kernel(tile: Tile, q, k, v, masked_bias, max_score, exps) -> None:
+  """Computes exp(score - max_score) [rows, keys], 0 where masked."""
+  scores, visible = _scores(tile, q, k, v, masked_bias, pl.ds(0, tile.keys))
+  # A score can exceed the largest one by rounding alone, which for large scores is a lot.
+  relative = jnp.minimum(jnp.where(visible, scores - max_score[:, :], 0.0), 0.0)
+  exps[:, :] = jnp.where(visible, jnp.exp(relative), 0.0)
+
+
+def pair_sums_kernel(tile: Tile, x, y, g, slope_sums, *tanh_sums) -> None:
+  """Computes Σ_j g_ij tanh'(x_i + y_j) and, if there is a second output, Σ_j g_ij tanh(x_i + y_j).
+
+  Args:
+    tile: sizes of the blocks.
+    x: [rows, features].
+    y: [span, features].
+    g: [rows, span].
+    slope_sums: output [rows, features].
+    *tanh_sums: no output, or one [rows, features].
+  """
+
+  def step(i, totals):
+    columns = _slice_of(i, tile.keys)
+    tanh = jnp.tanh(x[:, :][:, None, :] + y[columns, :][None, :, :])
+    weight = g[:, columns][:, :, None]
+    terms = [weight * (1 - tanh * tanh)]
+    if tanh_sums:
+      terms.append(weight * tanh)
+    return tuple(total + jnp.sum(term, axis=1) for total, term in zip(totals, terms, strict=True))
+
+  outputs = (slope_sums, *tanh_sums)
+  start = tuple(jnp.zeros(output.shape, jnp.float32) for output in outputs)
+  totals = jax.lax.fori_loop(0, y.shape[0] // tile.keys, step, start)
+  for output, total in zip(outputs, totals, strict=True):
+    output[:, :] = total
+
+
+def _scores(tile: Tile, q, k, v, masked_bias, columns) -> tuple[jax.Array, jax.Array]:
+  """Scores of a block of queries and the keys in `columns`, and which of them are unmasked: [rows, keys] each."""
+
+  def step(i, total):
+    features = _slice_of(i, tile.features)
+    tanh = jnp.tanh(q[:, features][:, None, :] + k[columns, features][None, :, :])
+    return total + v[:, features][None, :, :] * tanh
+
+  start = jnp.zeros((q.shape[0], tile.keys, tile.features), jnp.float32)
+  total = jnp.sum(jax.lax.fori_loop(0, q.shape[1] // tile.features, step, start), axis=2)
+  bias = jnp.broadcast_to(masked_bias[:, columns], total.shape)
+  visible = bias > -jnp.inf
+  return total + jnp.where(visible, bias, 0.0), visible
+
+
+def _slice_of(i, size: int):
+  """The i-th slice of `size` entries."""
+  return pl.ds(pl.multiple_of(i * size, size), size)
+
+
+def round_up(size: int, multiple: int) -> int:
+  """Returns the smallest multiple that is at least `size`."""
+  return -(-size // multiple) * multiple

@@ -1,0 +1,85 @@
+"""The interface of an objective, and the likelihood, of which the other objectives are modifications."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.training.loss import Sums
+
+
+class ObjectiveInputs(NamedTuple):
+  """Inputs of an objective.
+
+  Attributes:
+    model: the EncoderDecoder.
+    params: its parameters.
+    batch: a data Batch.
+    rngs: the rngs of the model.
+    rng: the rng of the objective itself.
+    running: running means of the objective's own sums, see Objective.running.
+    update: number of the update, from 1.
+    compute_loss: ModelOutput for the batch's targets -> the sums 'loss', 'accuracy' and 'tokens' of cross entropy.
+  """
+
+  model: Any
+  params: Any
+  batch: Any
+  rngs: Mapping[str, jax.Array]
+  rng: jax.Array | None
+  running: Sums
+  update: int | jax.Array
+  compute_loss: Callable[[Any], Sums]
+
+  def forward(self, target: jax.Array, rngs: Mapping[str, jax.Array] | None, params: Any = None):
+    """Runs one pass of teacher forcing.
+
+    Args:
+      target: [B, T] ids; the decoder reads the ids before each step.
+      rngs: the rngs of the model; None for a deterministic pass.
+      params: the parameters; by default those of the inputs.
+
+    Returns:
+      ModelOutput of all steps.
+    """
+    variables = {'params': self.params if params is None else params}
+    batch = self.batch
+    return self.model.apply(variables, batch.source, batch.source_mask, target, deterministic=rngs is None, rngs=rngs)
+
+
+class ObjectiveOutput(NamedTuple):
+  """Result of an objective.
+
+  Attributes:
+    sums: sums as a loss returns them; 'loss' contains the cross entropy of each pass once, and 'cross_entropy' is added
+      where it differs from 'loss'.
+    passes: the ModelOutput of each pass; auxiliary losses are added for each of them.
+  """
+
+  sums: Sums
+  passes: tuple[Any, ...]
+
+
+ObjectiveFn = Callable[[ObjectiveInputs], ObjectiveOutput]
+
+
+def likelihood() -> ObjectiveFn:
+  """−log p(y | x): teacher forcing, each token predicted from the data's tokens before it."""
+  return teacher_forcing
+
+
+def teacher_forcing(inputs: ObjectiveInputs) -> ObjectiveOutput:
+  """The objective of `likelihood`."""
+  outputs = inputs.forward(inputs.batch.target, inputs.rngs)
+  return ObjectiveOutput(inputs.compute_loss(outputs), (outputs,))
+
+
+def fold_in_rngs(rngs: Mapping[str, jax.Array], number: int | jax.Array) -> dict[str, jax.Array]:
+  """Returns independent rngs for the pass with this number."""
+  return {name: jax.random.fold_in(rng, number) for name, rng in rngs.items()}
+
+
+def masked_logits(logits: jax.Array, mask: jax.Array) -> jax.Array:
+  """Returns logits [B, T, V] as float32, 0 where mask [B, T] is False."""
+  return jnp.where(mask[..., None], logits.astype(jnp.float32), 0.0)

@@ -1,0 +1,69 @@
+"""Plots of captions: for each word of a hypothesis, its weights as a map over the picture."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from attention_jax.analysis.image_overlays import CaptionOverlay
+from attention_jax.data.pictures import Pictures, read_image
+from attention_jax.inference.predictor import Hypothesis
+
+IMAGE_SIZE = 224  # pixels of a plotted image file
+CellCentres = tuple[np.ndarray, np.ndarray]  # of the rows and of the columns of cells, from 0 to 1
+
+
+def weight_maps(hypothesis: Hypothesis, cell_centres: CellCentres) -> np.ndarray:
+  """Returns the weights [tokens, rows, columns] of a hypothesis, without those of EOS."""
+  return hypothesis.weights[: len(hypothesis.tokens)].reshape(-1, *map(len, cell_centres))
+
+
+def overlay_files(
+  files: Sequence[str], hypotheses: Sequence[Hypothesis], cell_centres: CellCentres
+) -> list[CaptionOverlay]:
+  """Returns the plots of image files, with one hypothesis each."""
+  return [
+    CaptionOverlay(
+      picture=read_image(file, IMAGE_SIZE, max_upscale=math.inf),
+      words=hypothesis.tokens,
+      maps=weight_maps(hypothesis, cell_centres),
+      title=file,
+      cell_centres=cell_centres,
+    )
+    for file, hypothesis in zip(files, hypotheses, strict=True)
+  ]
+
+
+def overlay_rows(
+  pictures: Pictures, rows: Sequence[int], hypotheses: Sequence[Hypothesis], cell_centres: CellCentres
+) -> list[CaptionOverlay]:
+  """Returns the plots of pictures of a split, with one hypothesis each, their captions and their gold boxes.
+
+  Args:
+    pictures: the split.
+    rows: numbers of the pictures.
+    hypotheses: one per row.
+    cell_centres: the grid of the weights.
+  """
+  overlays = []
+  for row, hypothesis in zip(rows, hypotheses, strict=True):
+    captions = [i for i, picture in enumerate(pictures.picture_index) if picture == row]
+    boxes = [] if pictures.boxes is None else pictures.boxes[captions[0]]
+    is_reference = pictures.boxes is not None and pictures.captions[captions[0]] == hypothesis.text
+    if pictures.files is None:
+      image = pictures.pictures[row]
+    else:
+      image = read_image(pictures.files[row], IMAGE_SIZE, max_upscale=math.inf)
+    overlays.append(
+      CaptionOverlay(
+        picture=image,
+        words=hypothesis.tokens,
+        maps=weight_maps(hypothesis, cell_centres),
+        title=pictures.names[row],
+        boxes=boxes if is_reference else None,
+        cell_centres=cell_centres,
+        references=[pictures.captions[i] for i in captions],
+        gold=list(dict.fromkeys(filter(None, boxes))),
+      )
+    )
+  return overlays

@@ -1,0 +1,75 @@
+"""Predictions of classifiers, as records for JSON and as shaded documents for plots."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attention_jax.analysis.document_shading import ShadedDocument
+
+
+class ClassificationPrediction(NamedTuple):
+  """Prediction for one document.
+
+  Attributes:
+    label: the most probable label.
+    probabilities: probability of every label.
+    words: weights [H, W] of the words of each sentence.
+    sentences: weights [H, N] of the sentences.
+  """
+
+  label: str
+  probabilities: dict[str, float]
+  words: list[np.ndarray]
+  sentences: np.ndarray
+
+
+class ReadDocument(NamedTuple):
+  """What a model reads of a document.
+
+  Attributes:
+    tokens: tokens of each sentence.
+    num_unread: number of tokens beyond the largest bucket.
+  """
+
+  tokens: list[list[str]]
+  num_unread: int
+
+
+def prediction_record(document: ReadDocument, prediction: ClassificationPrediction) -> dict[str, Any]:
+  """Returns a prediction with its weights, for JSON."""
+  parts = zip(document.tokens, prediction.words, strict=True)
+  return {
+    'label': prediction.label,
+    'probabilities': prediction.probabilities,
+    'parts': [{'tokens': tokens, 'weights': weights} for tokens, weights in parts],
+    'weights': prediction.sentences,
+    'unread': document.num_unread,
+  }
+
+
+def shade_document(
+  title: str, label: str, document: ReadDocument, prediction: ClassificationPrediction, pair_heads: int = 0
+) -> ShadedDocument:
+  """Returns a prediction with its weights, for a plot.
+
+  Args:
+    title: the heading.
+    label: the gold label; '' if unknown.
+    document: what the model reads.
+    prediction: the prediction for it.
+    pair_heads: number of heads of a classifier that compares two texts; 0 for other classifiers.
+  """
+  words: Sequence[np.ndarray] = prediction.words
+  if pair_heads:  # [heads x T, W] -> the mean over heads [T, W]
+    words = [weights.reshape(pair_heads, -1, weights.shape[-1]).mean(0) for weights in words]
+  return ShadedDocument(
+    title,
+    label,
+    prediction.probabilities,
+    document.tokens,
+    words,
+    prediction.sentences,
+    bool(pair_heads),
+    document.num_unread,
+  )

@@ -1,0 +1,34 @@
+"""The Pharaoh format: what is formatted is parsed back, and errors name the line."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attention_jax.data.pharaoh import format_pharaoh, parse_pharaoh
+from attention_jax.errors import UserError
+
+LINKS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12)
+
+
+@given(LINKS)
+def test_round_trip(links):
+  assert parse_pharaoh(format_pharaoh(links)) == tuple(sorted(set(links)))
+
+
+def test_links_keep_the_order_of_the_line():
+  assert parse_pharaoh(' 2-1  0-0 2-1') == ((2, 1), (0, 0), (2, 1))
+  assert parse_pharaoh('') == ()
+
+
+@pytest.mark.parametrize('line', ['0-', '0-0 1:2', 'a-b', '-1-2', '²-1', '٠-0', '0-0,1-1', '0-1234567890'])
+def test_malformed_link_raises_with_its_line(line):
+  with pytest.raises(UserError, match=r'^a\.tsv:7: a link must be source-target, counted from 0, .* got '):
+    parse_pharaoh(line, where='a.tsv:7')
+
+
+@pytest.mark.parametrize('line', ['2-0', '0-0 1-3'])
+def test_link_out_of_range_raises(line):
+  message = r"^a\.tsv:7: link '.-.' is out of range, counted from 0 in words: the source has 2, the target 3$"
+  assert parse_pharaoh('1-2', lengths=(2, 3)) == ((1, 2),)
+  with pytest.raises(UserError, match=message):
+    parse_pharaoh(line, 'a.tsv:7', (2, 3), 'word')

@@ -1,0 +1,94 @@
+"""Descriptions of config fields, read from the dataclasses of the systems, and `train --help_config`."""
+
+import dataclasses
+
+import pytest
+from flax.traverse_util import flatten_dict
+
+from attention_jax.specs import REQUIRED, Range, Size
+from attention_jax.systems.config import FieldDescription, default_config, describe_config, describe_fields
+from attention_jax.systems.registry import SYSTEMS
+from tests.experiments.helpers import run
+from tests.experiments.test_bad_input import assert_user_error
+
+
+@dataclasses.dataclass
+class Parent:
+  """A parent.
+
+  Attributes:
+    parent_field: documented by the parent.
+  """
+
+  parent_field: str
+
+
+@dataclasses.dataclass
+class Example(Parent):
+  """An example.
+
+  Attributes:
+    first, second: two fields with one meaning,
+      which continues on the next line: here.
+    third: another: with a colon.
+
+  Another section: is not read.
+  """
+
+  parent_field: str
+  first: Size = 3
+  second: float = 0.5
+  third: tuple[int, ...] = ()
+  undocumented: bool = False
+
+
+def test_fields_have_type_default_range_and_meaning():
+  meaning = 'two fields with one meaning, which continues on the next line: here.'
+  assert describe_fields(Example) == {
+    'parent_field': FieldDescription('str', REQUIRED, None, 'documented by the parent.'),
+    'first': FieldDescription('int', 3, Range(1), meaning),
+    'second': FieldDescription('float', 0.5, None, meaning),
+    'third': FieldDescription('tuple[int, ...]', (), None, 'another: with a colon.'),
+    'undocumented': FieldDescription('bool', False, None, ''),
+  }
+
+
+def test_excluded_fields_are_left_out():
+  assert set(describe_fields(Example, exclude=('first', 'third'))) == {'parent_field', 'second', 'undocumented'}
+
+
+@pytest.mark.parametrize('system', SYSTEMS)
+def test_every_field_of_every_system_has_a_meaning(system):
+  descriptions = flatten_dict(describe_config(system))
+  assert [field for field, description in descriptions.items() if not description.meaning] == []
+
+
+@pytest.mark.parametrize('system', SYSTEMS)
+def test_descriptions_have_the_fields_and_defaults_of_the_default_config(system):
+  defaults = flatten_dict(default_config(system).to_dict(), sep='.')
+  described = {
+    f'{group}.{name}'.lstrip('.'): description.default
+    for group, fields in describe_config(system).items()
+    for name, description in fields.items()
+  }
+  assert described == defaults
+
+
+def test_help_config_prints_the_fields_of_the_chosen_config_and_does_not_train(tmp_path):
+  folder = tmp_path / 'run'
+  config = ('--config=configs/dates.py:bahdanau2015', '--config.training.steps=17')
+  result = run('train', *config, f'--workdir={folder}', '--help_config')
+  assert (result.code, result.err) == (0, '')
+  assert not folder.exists()
+  lines = result.out.splitlines()
+  assert '  --config.training.steps = 17  (int, at least 1)' in lines
+  printed = {line.split()[0] for line in lines if line.startswith('  --')}
+  assert printed == {f'--config.{field}' for field in flatten_dict(default_config().to_dict(), sep='.')}
+  meanings = ' '.join(result.out.split())
+  for descriptions in describe_config('translation').values():
+    for description in descriptions.values():
+      assert ' '.join(description.meaning.split()) in meanings
+
+
+def test_help_config_needs_a_config():
+  assert_user_error(run('train', '--help_config'), ['--config is missing'])

@@ -1,0 +1,137 @@
+"""The base class of systems: its defaults, the protocols of optional abilities, and the helpers of subclasses."""
+
+import jax
+import numpy as np
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.modules.attention import Attention
+from attention_jax.systems import base
+from attention_jax.systems.base import (
+  SupportsCorpus,
+  SupportsEnsembles,
+  SupportsLayerPlots,
+  SupportsLinePrediction,
+  SupportsTranslation,
+  System,
+)
+from attention_jax.systems.config import default_config
+from attention_jax.systems.recall import RecallSystem
+from attention_jax.systems.registry import SYSTEMS
+from attention_jax.training.loop import Training
+from attention_jax.training.loss import Loss
+
+PROTOCOLS = {
+  SupportsTranslation: {'translation'},
+  SupportsLinePrediction: {'captioning', 'classification'},
+  SupportsCorpus: {'captioning', 'translation'},
+  SupportsLayerPlots: {'translation'},
+  SupportsEnsembles: {'translation'},
+}
+
+
+class MinimalSystem(System):
+  """A system with nothing but what the base class requires."""
+
+  loss = report = splits = implementation = None
+
+  def __init__(self, config):
+    self.config = config
+
+  def _required(self, *args, **kwargs):
+    raise NotImplementedError
+
+  check = selectable_metrics = load = open = initializer = batches = evaluate = format_predictions = plot = _required
+
+
+def test_defaults(tmp_path):
+  system = MinimalSystem({'evaluation': {'batch_size': 3}})
+  lines = []
+  system.check_data(lines.append)
+  system.save(str(tmp_path))
+  assert system.arrays == {} and lines == [] and list(tmp_path.iterdir()) == []
+  assert system.extra_plot_suffixes == ()
+
+
+@pytest.mark.parametrize(('batch_size', 'rows'), [(1, 8), (8, 8), (9, 16), (128, 128)])
+def test_evaluation_rows_are_a_multiple_of_the_devices(batch_size, rows):
+  assert len(jax.local_devices()) == 8
+  assert MinimalSystem({'evaluation': {'batch_size': batch_size}}).evaluation_rows == rows
+
+
+def test_parameters_are_replicated_over_all_local_devices():
+  system = MinimalSystem({'evaluation': {'batch_size': 1}})
+  params = system.replicate_params({'w': np.arange(3.0, dtype=np.float32)})
+  assert params['w'].sharding.is_fully_replicated and params['w'].devices() == set(jax.local_devices())
+  np.testing.assert_array_equal(params['w'], np.arange(3.0))
+
+
+def test_a_subclass_must_define_what_the_base_class_requires():
+  class Incomplete(System):
+    pass
+
+  with pytest.raises(TypeError, match='abstract'):
+    Incomplete()
+
+
+@pytest.mark.parametrize('protocol', PROTOCOLS)
+def test_systems_that_implement_a_protocol(protocol):
+  assert {name for name, cls in SYSTEMS.items() if issubclass(cls, protocol)} == PROTOCOLS[protocol]
+
+
+def test_protocols_of_an_instance():
+  system = RecallSystem(default_config('recall').to_dict())
+  assert isinstance(system, System) and not any(isinstance(system, protocol) for protocol in PROTOCOLS)
+
+
+@pytest.mark.parametrize('system', SYSTEMS)
+def test_outer_groups_of_a_config_come_first(system):
+  groups = list(SYSTEMS[system].config_groups)
+  for i, group in enumerate(groups):
+    parent, _, name = group.rpartition('.')
+    assert name and (not parent or parent in groups[:i])
+
+
+@pytest.mark.parametrize('system', SYSTEMS)
+def test_every_class_has_a_plot_file(system):
+  cls = SYSTEMS[system]
+  assert '.' in cls.plot_filename and all(suffix.startswith('.') for suffix in cls.extra_plot_suffixes)
+
+
+def test_parse_rows():
+  assert base.parse_rows(['0', ' 3'], 'test', 4) == [0, 3]
+  for row in ('4', '-1', 'x', '', '²'):
+    with pytest.raises(UserError, match=rf"row '{row}' is not in split 'test'; expected 0 to 3"):
+      base.parse_rows(['0', row], 'test', 4)
+  with pytest.raises(UserError, match="row '' is not in split"):
+    base.parse_rows([], 'test', 4)
+
+
+def test_check_setting():
+  base.check_setting(Training(), 'objective', 'likelihood', 'recall')
+  with pytest.raises(UserError, match=r"training\.objective must be 'likelihood' for system 'recall', got 'r_drop'"):
+    base.check_setting(Training(objective='r_drop'), 'objective', 'likelihood', 'recall')
+
+
+def test_trace_loss_raises_what_the_loss_raises_and_computes_nothing():
+  calls = []
+
+  def fn(params, batch, rngs, running, update):
+    calls.append((isinstance(params, jax.core.Tracer), rngs is None, sorted(running)))
+    if batch.shape[0] > 2:
+      raise UserError('too long')
+    return {'loss': params.sum()}
+
+  loss = Loss(fn, running=('cross_entropy',))
+  params = jax.ShapeDtypeStruct((3,), np.float32)
+  base.trace_loss(loss, params, np.zeros(2))
+  base.trace_loss(loss, params, np.zeros(2), deterministic=True)
+  assert calls == [(True, False, ['cross_entropy']), (True, True, ['cross_entropy'])]
+  with pytest.raises(UserError, match='too long'):
+    base.trace_loss(loss, params, np.zeros(3))
+
+
+def test_describe_implementation():
+  assert base.describe_implementation(Attention(implementation='chunked')) == 'chunked'
+  assert base.describe_implementation(Attention(implementation='auto')).startswith('auto (xla')
+  assert base.describe_implementation(Attention(implementation='auto'), 'one by one') == 'auto (one by one)'

@@ -1,0 +1,247 @@
+"""Training of whole experiments: what is checked before a folder is touched, what is written, and resuming."""
+
+import json
+import math
+import shutil
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.inference.metrics import MetricValue
+from attention_jax.systems import experiment
+from attention_jax.systems.config import default_config
+from attention_jax.systems.runs import open_run
+from attention_jax.systems.translation import TranslationSystem
+from attention_jax.training.writers import read_metrics
+from tests.systems.helpers import read_tree, tiny_config, train_quietly
+
+pytestmark = pytest.mark.usefixtures('on_two_devices')
+
+FILES = {
+  'best',
+  'checkpoints',
+  'config.json',
+  'data.json',
+  'hypotheses.test.txt',
+  'metrics.jsonl',
+  'results.json',
+  'tensorboard',
+  'vocabulary.source.json',
+  'vocabulary.target.json',
+}
+
+# Fields of the config that are wrong -> the message.
+CONFIG_ERRORS = [
+  ({'seeds': 0}, 'config.seeds must be at least 1, got 0'),
+  ({'training__steps': 0}, 'training.steps'),
+  ({'training__optimizer': 'adan'}, "unknown optimizer 'adan'"),
+  ({'training__schedule': 'cosin'}, "unknown schedule 'cosin'"),
+  ({'training__select': 'bleu'}, "unknown metric in training.select: 'bleu'"),
+  ({'training__anneal': 'temperature: cosine'}, 'training.anneal: '),
+  ({'model__decoder': 'bahdanu'}, "unknown decoder 'bahdanu'"),
+  ({'model__output': 'pointer'}, 'needs one vocabulary for both sides; set config.data.shared_vocabulary=True'),
+  ({'model__decoder': 'plain', 'training__select': 'recall'}, 'measures alignments, but this decoder has no attention'),
+  ({'model__decoder': 'plain', 'evaluation__replace_unknown': True}, 'but this decoder has no attention'),
+  ({'data__vocabulary': 'wrd'}, "unknown vocabulary 'wrd'"),
+  ({'evaluation__metrics': ('bleu', 'bleu')}, "must name each metric once, got 'bleu' more than once"),
+]
+# The same for mistakes that only the data reveal.
+DATA_ERRORS = [
+  ({'data__batch_size': 5}, 'a batch of 5 rows does not divide over 2 devices'),
+  ({'data__buckets': ((1, 1),)}, 'config.data.buckets'),
+  ({'data__task': "tsv(train='none.tsv')"}, 'none.tsv: no such file'),
+  (
+    {'model__encoder': 'transformer(features=4, heads=2, hidden=4, position="learned(max_positions=3)")'},
+    'max_positions',
+  ),
+]
+
+
+@pytest.mark.parametrize(('fields', 'message'), CONFIG_ERRORS)
+def test_config_errors_are_raised_before_the_folder_is_touched(data_folder, tmp_path, fields, message, monkeypatch):
+  def load(config, folder):
+    raise AssertionError('data are loaded before the config is checked')
+
+  monkeypatch.setattr(TranslationSystem, 'load', load)
+  with pytest.raises(UserError) as error:
+    train_quietly(tiny_config(data_folder, **fields), tmp_path / 'run')
+  assert message in str(error.value)
+  assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize(('fields', 'message'), DATA_ERRORS)
+def test_data_errors_are_raised_before_the_folder_is_touched(data_folder, tmp_path, fields, message):
+  with pytest.raises(UserError) as error:
+    train_quietly(tiny_config(data_folder, **fields), tmp_path / 'run')
+  assert message in str(error.value)
+  assert not (tmp_path / 'run').exists()
+
+
+def test_unknown_fields_are_an_error(config, tmp_path):
+  with pytest.raises(UserError, match=r'unknown fields in the config: training\.sed; expected the fields of'):
+    train_quietly(config | {'training': config['training'] | {'sed': 1}}, tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
+
+
+def test_a_folder_with_another_config_or_other_files_is_left_as_it_is(trained, config, tmp_path):
+  before = read_tree(trained.folder)
+  with pytest.raises(UserError, match='another config'):
+    train_quietly(config | {'model': config['model'] | {'embedding': 6}}, trained.folder)
+  assert read_tree(trained.folder) == before
+  (tmp_path / 'thesis.tex').write_text('x')
+  with pytest.raises(UserError, match=r'holds files \(thesis\.tex\) but no config\.json'):
+    train_quietly(config, tmp_path)
+  assert read_tree(tmp_path) == {'thesis.tex': b'x'}
+
+
+def test_files_of_a_finished_run(trained):
+  assert {path.name for path in trained.folder.glob('[!.]*')} == FILES
+  assert not [name for name in read_tree(trained.folder) if name.endswith('.part')]
+  assert len(read_metrics(trained.folder)) == 4
+
+
+def test_results_of_a_finished_run(trained, config):
+  record = json.loads((trained.folder / 'results.json').read_text('utf-8'))
+  assert list(record) == ['step', 'implementation', 'evaluation', 'results']
+  assert record['step'] in (2, 4) and record['implementation'] == 'xla'
+  assert record['evaluation'] == json.loads(json.dumps(config['evaluation']))
+  assert list(record['results']) == ['test'] == list(trained.results)
+  for name, result in trained.results['test'].items():
+    assert record['results']['test'][name] == result._asdict()
+    assert math.isfinite(result.value) and result.unit and result.signature
+  assert {'loss', 'accuracy', 'exact_match', 'token_error_rate', 'entropy'} <= set(trained.results['test'])
+  hypotheses = (trained.folder / 'hypotheses.test.txt').read_text('utf-8')
+  assert hypotheses.count('\n') == 6  # the rows of test.tsv
+
+
+def test_results_are_those_of_the_best_checkpoint(trained):
+  run = open_run(trained.folder, 'best')
+  assert run.step == json.loads((trained.folder / 'results.json').read_text('utf-8'))['step']
+  metrics, predictions = run.system.evaluate(run.params, 'test')
+  assert metrics == trained.results['test']
+  lines = run.system.format_predictions(predictions)
+  assert (trained.folder / 'hypotheses.test.txt').read_text('utf-8').splitlines() == lines
+
+
+def test_the_log_of_a_run(trained):
+  lines = '\n'.join(trained.lines)
+  for text in (
+    'parameters; attention implementation xla; 2 x cpu',
+    '2 batches an epoch, of shapes (rows, source, target) [(8, 5, 5)]',
+    'all 4 steps are done (',
+    'measured: test; parameters: step',
+    'the best by validation loss',
+    f'written to {trained.folder}: best/, checkpoints/, config.json',
+  ):
+    assert text in lines, text
+
+
+def test_resuming_a_finished_run_evaluates_it_again_and_changes_nothing(trained, config):
+  before = read_tree(trained.folder)
+  results, lines = train_quietly(config, trained.folder)
+  assert results == trained.results
+  assert any(line.startswith('all 4 steps are done (') for line in lines)
+  assert read_tree(trained.folder) == before
+
+
+def test_more_steps_continue_a_finished_run(trained, config, tmp_path):
+  folder = tmp_path / 'run'
+  shutil.copytree(trained.folder, folder)
+  config = config | {'training': config['training'] | {'steps': 6}}
+  _, lines = train_quietly(config, folder)
+  assert any(line.startswith('all 6 steps are done (') for line in lines)
+  assert [record['step'] for record in read_metrics(folder)] == [1, 2, 3, 4, 5, 6]
+  assert json.loads((folder / 'config.json').read_text('utf-8'))['training']['steps'] == 6
+
+
+def test_a_signal_stops_training_and_the_same_call_resumes_it(trained, config, tmp_path, monkeypatch):
+  def interrupted_stream(batches, start, stop):
+    for step in range(start, stop):
+      if step == 3:
+        signal.raise_signal(signal.SIGTERM)  # before the last update, which is made
+      yield batches[step]
+
+  folder = tmp_path / 'run'
+  longer = config | {'training': config['training'] | {'steps': 6}}
+  with monkeypatch.context() as patch:
+    patch.setattr(experiment, 'stream', interrupted_stream)
+    results, lines = train_quietly(longer, folder)
+  assert results is None
+  assert lines[-1] == 'run the same command again to resume from step 4'
+  assert not (folder / 'results.json').exists() and not list(folder.glob('hypotheses.*'))
+  results, _ = train_quietly(longer, folder)
+  whole, _ = train_quietly(longer, tmp_path / 'whole')
+  assert results == whole
+  for kind in ('latest', 'best'):
+    jax.tree.map(
+      np.testing.assert_array_equal, open_run(folder, kind).params, open_run(tmp_path / 'whole', kind).params
+    )
+
+
+def test_a_run_that_was_killed_before_it_stored_its_data_resumes(trained, config, tmp_path):
+  (tmp_path / 'config.json').write_bytes((trained.folder / 'config.json').read_bytes())
+  results, lines = train_quietly(config, tmp_path)
+  assert results == trained.results and any('data.json' in line for line in lines)
+  for name in ('vocabulary.source.json', 'vocabulary.target.json', 'data.json', 'results.json'):
+    assert (tmp_path / name).read_bytes() == (trained.folder / name).read_bytes()
+
+
+@pytest.mark.parametrize('missing', [[], ['target'], ['source', 'target']])
+def test_loading_a_system_writes_no_vocabulary(trained, config, tmp_path, missing):
+  for side in ('source', 'target'):
+    if side not in missing:
+      shutil.copy(trained.folder / f'vocabulary.{side}.json', tmp_path)
+  before = read_tree(tmp_path)
+  system = TranslationSystem.load(config, str(tmp_path))
+  assert read_tree(tmp_path) == before
+  system.save(str(tmp_path))
+  for side in ('source', 'target'):
+    name = f'vocabulary.{side}.json'
+    assert (tmp_path / name).read_bytes() == (trained.folder / name).read_bytes()
+
+
+def test_a_task_without_validation_and_test_splits(data_folder, tmp_path):
+  config = tiny_config(data_folder, data__task="tsv(train='train.tsv')", training__steps=1)
+  results, lines = train_quietly(config, tmp_path / 'run')
+  assert results == {} and json.loads((tmp_path / 'run' / 'results.json').read_text('utf-8'))['results'] == {}
+  assert any(line.startswith('no validation split: training.select and training.patience have no') for line in lines)
+  assert 'measured: nothing, as the task has only a training split; parameters: step 1, the last' in lines
+
+
+def test_a_validation_loss_that_is_not_finite_is_an_error():
+  system = SimpleNamespace(
+    splits=['train', 'validation'],
+    evaluate=lambda params, split, beams: ({'loss': MetricValue(float('nan'), 'nat', '')}, []),
+  )
+  validate = experiment._make_validation(system)
+  state = SimpleNamespace(step=7, average=None, params={})
+  with pytest.raises(UserError, match='validation loss must be finite, got nan after step 7; try a lower'):
+    validate(state)
+
+
+def test_results_of_several_seeds_are_summarized(tmp_path):
+  runs = [{'test': {'loss': MetricValue(value, 'nat', 's')}} for value in (1.0, 3.0)]
+  runs[0]['test']['entropy'] = MetricValue(0.5, 'nat', 's')
+  lines = []
+  summaries = experiment._summarize(tmp_path, [4, 5], runs, lines.append)
+  assert summaries['test']['loss'].value == 2.0 and summaries['test']['loss'].values == (1.0, 3.0)
+  assert 'entropy' not in summaries['test'] and lines[0] == 'test: no mean of entropy, which seed 5 lacks'
+  record = json.loads((tmp_path / 'results.json').read_text('utf-8'))
+  assert record['seeds'] == [4, 5] and record['results']['test']['loss']['values'] == [1.0, 3.0]
+
+
+def test_stored_configs_of_earlier_versions_get_the_defaults_of_new_fields():
+  config = default_config().to_dict()
+  del config['evaluation']['gamma']
+  assert experiment._complete_stored_config(config) == default_config().to_dict()
+
+
+def test_relative_folders_are_resolved(config, tmp_path, monkeypatch, trained):
+  monkeypatch.chdir(trained.folder.parent)
+  results, _ = train_quietly(config, Path(trained.folder.name))
+  assert results == trained.results

@@ -1,0 +1,226 @@
+"""Opening of trained runs: checkpoints, overrides, ensembles, and errors."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.systems import runs
+from attention_jax.systems.base import SupportsLinePrediction, SupportsTranslation
+from attention_jax.systems.config import default_config
+from attention_jax.systems.recall import RecallSystem
+from attention_jax.systems.runs import Run, open_run, open_run_or_ensemble
+from tests.systems.helpers import read_tree
+
+pytestmark = pytest.mark.usefixtures('on_two_devices')
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+  """A copy of the finished run, which a test may change."""
+  shutil.copytree(trained.folder, tmp_path / 'run')
+  return tmp_path / 'run'
+
+
+@pytest.fixture
+def recall_run():
+  """A run of a system without optional abilities; it has no parameters."""
+  return Run(Path('runs/recall'), RecallSystem(default_config('recall').to_dict()), {}, (3,))
+
+
+def edit_config(folder, edit):
+  config = json.loads((folder / 'config.json').read_text('utf-8'))
+  edit(config)
+  (folder / 'config.json').write_text(json.dumps(config), 'utf-8')
+
+
+def test_checkpoints_by_name_and_step(trained):
+  opened = {name: open_run(trained.folder, name) for name in ('best', 'latest', 'average', '2', '4')}
+  steps = {name: run.steps for name, run in opened.items()}
+  best_step = json.loads((trained.folder / 'results.json').read_text('utf-8'))['step']
+  assert steps == {'best': (best_step,), 'latest': (4,), 'average': (2, 4), '2': (2,), '4': (4,)}
+  assert opened['average'].step == 4
+  jax.tree.map(np.testing.assert_array_equal, opened['latest'].params, opened['4'].params)
+  jax.tree.map(np.testing.assert_array_equal, opened['best'].params, opened[str(best_step)].params)
+  jax.tree.map(
+    lambda mean, a, b: np.testing.assert_allclose(mean, (a + b) / 2, rtol=1e-6, atol=1e-7),
+    opened['average'].params,
+    opened['2'].params,
+    opened['4'].params,
+  )
+  assert not all(
+    np.array_equal(a, b) for a, b in zip(*(jax.tree.leaves(opened[name].params) for name in '24'), strict=True)
+  )
+
+
+def test_opening_a_run_changes_nothing(trained):
+  before = read_tree(trained.folder)
+  open_run(trained.folder, 'average')
+  assert read_tree(trained.folder) == before
+
+
+def test_training_keep_bounds_the_average(copy):
+  edit_config(copy, lambda config: config['training'].update(keep=1))
+  assert open_run(copy, 'average').steps == (4,)
+
+
+def test_the_latest_checkpoint_replaces_a_missing_best_one(copy):
+  shutil.rmtree(copy / 'best')
+  assert open_run(copy).steps == (4,)
+
+
+@pytest.mark.parametrize(
+  ('checkpoint', 'message'),
+  [
+    ('bst', r"unknown checkpoint or step 'bst' \(did you mean 'best'\?\); expected one of: average, best, latest"),
+    ('3', r"unknown checkpoint of .*run: '3'.*; expected one of: 2, 4"),
+  ],
+)
+def test_unknown_checkpoints(trained, checkpoint, message):
+  with pytest.raises(UserError, match=message):
+    open_run(trained.folder, checkpoint)
+
+
+def test_a_folder_without_a_run(tmp_path):
+  with pytest.raises(UserError, match=r'holds no config\.json'):
+    open_run(tmp_path)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_checkpoints(copy):
+  shutil.rmtree(copy / 'best')
+  shutil.rmtree(copy / 'checkpoints')
+  with pytest.raises(UserError, match=r'no checkpoint in .*checkpoints'):
+    open_run(copy)
+
+
+def test_a_run_without_its_vocabulary(copy):
+  (copy / 'vocabulary.target.json').unlink()
+  with pytest.raises(UserError, match='target vocabulary'):
+    open_run(copy)
+
+
+def test_a_checkpoint_of_another_model(copy):
+  edit_config(copy, lambda config: config['model'].update(embedding=6))
+  with pytest.raises(UserError, match='another model'):
+    open_run(copy)
+
+
+def test_a_config_with_unknown_fields(copy):
+  edit_config(copy, lambda config: config['training'].update(sed=1))
+  with pytest.raises(UserError, match=r'unknown fields in .*config\.json: training\.sed'):
+    open_run(copy)
+
+
+def test_a_folder_of_several_seeds(copy):
+  edit_config(copy, lambda config: config.update(seeds=2))
+  with pytest.raises(UserError, match=r'holds 2 runs, one for each seed; expected one of: .*/seed_0, .*/seed_1'):
+    open_run(copy)
+
+
+def test_overrides(trained):
+  run = open_run(trained.folder, evaluation={'beams': 1}, dtype='bfloat16')
+  assert run.config['evaluation']['beams'] == 1 and run.config['model']['dtype'] == 'bfloat16'
+  assert run.model.decoder.cell.dtype == 'bfloat16'
+  stored = json.loads((trained.folder / 'config.json').read_text('utf-8'))
+  assert stored['evaluation']['beams'] == 2 and stored['model']['dtype'] == 'float32'
+  with pytest.raises(UserError, match=r"unknown field of config\.evaluation of .*: 'beam'.* \(did you mean 'beams'"):
+    open_run(trained.folder, evaluation={'beam': 1})
+
+
+def test_a_run_translates(trained):
+  run = open_run(trained.folder)
+  assert run.predictor is run.predictor
+  (prediction,) = run.predictor(['a b'], beams=1)
+  assert prediction.source == 'a b' and len(prediction.hypotheses) == 1
+
+
+def test_evaluate_split(trained):
+  run = open_run(trained.folder)
+  metrics, predictions = runs.evaluate_split(run, 'test')
+  assert metrics == trained.results['test'] and len(predictions) == 6
+  with pytest.raises(UserError, match="unknown split 'unseen'; expected one of: test, train, validation"):
+    runs.evaluate_split(run, 'unseen')
+
+
+def test_evaluate_hypotheses(trained):
+  run = open_run(trained.folder)
+  references = run.system.corpus('test').target
+  metrics = runs.evaluate_hypotheses(run, 'test', references)
+  assert {name: metric.value for name, metric in metrics.items()} == {'exact_match': 100, 'token_error_rate': 0}
+  with pytest.raises(UserError, match='1 hypotheses for the 6 rows of test; expected one for each row'):
+    runs.evaluate_hypotheses(run, 'test', references[:1])
+
+
+def test_an_ensemble_of_one_run_with_itself_scores_like_the_run(trained):
+  ensemble = open_run_or_ensemble(f'{trained.folder}, {trained.folder}', '4')
+  assert ensemble.steps == (4, 4) and len(ensemble.params) == 2
+  single = open_run(trained.folder, '4')
+  losses = [runs.evaluate_split(run, 'test')[0]['loss'].value for run in (ensemble, single)]
+  assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_an_ensemble_of_checkpoints(trained):
+  ensemble = open_run_or_ensemble(str(trained.folder), 'latest,2')
+  assert ensemble.steps == (4, 2) and ensemble.folder == trained.folder
+
+
+def test_one_folder_is_no_ensemble(trained):
+  assert open_run_or_ensemble(str(trained.folder), '2').steps == (2,)
+
+
+def test_runs_with_different_vocabularies_are_no_ensemble(trained, copy):
+  path = copy / 'vocabulary.source.json'
+  content = json.loads(path.read_text('utf-8'))
+  content['tokens'][0] += 'x'
+  path.write_text(json.dumps(content), 'utf-8')
+  with pytest.raises(UserError, match=f'{trained.folder},{copy}: runs with different vocabularies cannot'):
+    open_run_or_ensemble(f'{trained.folder},{copy}')
+
+
+def test_systems_without_ensembles(recall_run, monkeypatch):
+  monkeypatch.setattr(runs, 'open_run', lambda *args: recall_run)
+  with pytest.raises(UserError, match="runs/recall: runs of system 'recall' cannot be an ensemble"):
+    open_run_or_ensemble('a,b')
+
+
+@pytest.mark.parametrize(('folders', 'checkpoints'), [('a,', 'best'), (',', 'best'), ('', 'best'), ('a', 'best,,2')])
+def test_empty_parts_between_commas(folders, checkpoints):
+  with pytest.raises(UserError, match='must be one value or several separated by commas, none of them empty, got'):
+    open_run_or_ensemble(folders, checkpoints)
+
+
+def test_system_with(trained, recall_run):
+  run = open_run(trained.folder)
+  assert run.system_with(SupportsTranslation) is run.system
+  message = "runs/recall is a run of system 'recall'; expected one of: captioning, classification"
+  with pytest.raises(UserError, match=message):
+    recall_run.system_with(SupportsLinePrediction)
+  with pytest.raises(UserError, match=r'expected one of: translation$'):
+    _ = recall_run.predictor
+  with pytest.raises(UserError, match=r'expected one of: captioning, translation$'):
+    runs.evaluate_hypotheses(recall_run, 'test', [])
+
+
+def test_the_first_process_alone_writes(tmp_path, monkeypatch):
+  monkeypatch.setattr(jax, 'process_index', lambda: 1)
+  runs.write_lines(tmp_path / 'lines.txt', ['a', 'b'])
+  runs.write_json(tmp_path / 'record.json', {'a': 1})
+  assert list(tmp_path.iterdir()) == []
+  monkeypatch.setattr(jax, 'process_index', lambda: 0)
+  runs.write_lines(tmp_path / 'lines.txt', ['a', 'ü'])
+  runs.write_json(tmp_path / 'record.json', {'a': 1})
+  assert read_tree(tmp_path) == {'lines.txt': 'a\nü\n'.encode(), 'record.json': b'{\n  "a": 1\n}\n'}
+
+
+def test_seed_folders():
+  config = {'seeds': 3, 'training': {'seed': 5}}
+  assert [runs.seed_folder(Path('r'), seed) for seed in runs.run_seeds(config)] == [
+    Path('r/seed_5'),
+    Path('r/seed_6'),
+    Path('r/seed_7'),
+  ]

@@ -1,0 +1,91 @@
+"""Documents: every code block runs or names programs, flags, configs and fields that exist; links lead to files."""
+
+import contextlib
+import functools
+import io
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import attention_jax as aj
+from experiments.config_files import load_config
+
+ROOT = Path(aj.__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob('*.md'), *(ROOT / 'docs').glob('*.md')])
+BLOCK = re.compile(r'^```(\w+)\n(.*?)^```\n(?:```text\n(.*?)^```\n)?', re.DOTALL | re.MULTILINE)
+MAX_README_LINES = 150
+
+
+def blocks(language):
+  """(document, code, expected output or None) of every block in this language."""
+  found = []
+  for document in DOCUMENTS:
+    for name, code, output in BLOCK.findall(document.read_text('utf-8')):
+      if name == language:
+        found.append(pytest.param(document.name, code, output, id=f'{document.stem}-{len(found)}'))
+  return found
+
+
+@functools.cache
+def program_flags(name):
+  """The flags that a program defines, read from its source and from what all programs share."""
+  sources = [ROOT / 'experiments' / f'{name}.py', *(ROOT / 'experiments').glob('launch*.py')]
+  text = ''.join(source.read_text('utf-8') for source in sources)
+  return set(re.findall(r"DEFINE_\w+\(\s*'(\w+)'", text)) | {'help'}
+
+
+@functools.cache
+def config_of(path):
+  return load_config(str(ROOT / path) if ':' in path else path)
+
+
+@pytest.mark.parametrize(('document', 'code', 'output'), blocks('python'))
+def test_python_blocks_run(document, code, output, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for table in (aj.SCORES, aj.ALIGNMENTS):  # a block may add a row
+    for name, row in dict(table).items():
+      monkeypatch.setitem(table, name, row)
+  names = set(aj.SCORES)
+  printed = io.StringIO()
+  try:
+    with contextlib.redirect_stdout(printed):
+      exec(compile(code, document, 'exec'), {'__name__': '__main__'})
+  finally:
+    for name in set(aj.SCORES) - names:
+      del aj.SCORES[name]
+  if output:
+    assert printed.getvalue() == output
+
+
+@pytest.mark.parametrize(('document', 'code', 'output'), blocks('sh'))
+def test_shell_blocks_name_what_exists(document, code, output):
+  subprocess.run(['bash', '-n'], input=code, text=True, check=True)
+  for line in code.replace('\\\n', ' ').splitlines():
+    words = shlex.split(line, comments=True)
+    if '-m' not in words or not words[words.index('-m') + 1].startswith('experiments.'):
+      continue
+    program = words[words.index('-m') + 1].removeprefix('experiments.')
+    config = None
+    for word in words[words.index('-m') + 2 :]:
+      if not word.startswith('--'):
+        continue
+      name = word.lstrip('-').partition('=')[0]
+      if name.startswith('config.'):
+        functools.reduce(lambda fields, part: fields[part], name.split('.')[1:], config)
+      else:
+        assert name in program_flags(program), f'{document}: {line}'
+      if name == 'config':
+        config = config_of(word.partition('=')[2])
+
+
+@pytest.mark.parametrize('document', DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_files(document):
+  for target in re.findall(r'\]\(([^)#:]+)\)', document.read_text('utf-8')):
+    assert (document.parent / target).exists(), f'{document.name} links to {target}'
+
+
+def test_the_readme_is_short():
+  assert len((ROOT / 'README.md').read_text('utf-8').splitlines()) <= MAX_README_LINES

@@ -1,0 +1,52 @@
+"""`fit` trains any flax model, with the user's own loss and batches. The README shows this example."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from attention_jax.training.loop import Training, fit
+from attention_jax.training.loss import Loss
+from attention_jax.training.state import evaluation_params
+
+model = nn.Dense(2)
+
+
+def make_batch(step):
+  """A pure function of the step, so that a run can be resumed exactly."""
+  x = np.random.default_rng(step).normal(size=(64, 3)).astype(np.float32)
+  return {'x': x, 'label': (x[:, 0] > x[:, 1]).astype(np.int32)}
+
+
+def sums(params, batch, rngs, running, update):
+  """Sums over the batch; 'tokens' is the number of terms."""
+  logits = model.apply({'params': params}, batch['x'])
+  losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch['label'])
+  is_correct = logits.argmax(-1) == batch['label']
+  return {'loss': losses.sum(), 'accuracy': is_correct.sum(), 'tokens': jnp.float32(losses.size)}
+
+
+def evaluate(state):
+  validation = sums(evaluation_params(state), make_batch(10**6), None, {}, 1)
+  return {name: validation[name] / validation['tokens'] for name in ('loss', 'accuracy')}
+
+
+def train(folder, steps):
+  return fit(
+    folder,
+    Training(steps=steps, optimizer='adam', schedule='cosine(peak=0.1, steps=100)', evaluate_every=25),
+    loss=Loss(sums),
+    params=lambda seed: model.init(jax.random.key(seed), jnp.zeros([1, 3]))['params'],
+    stream=lambda start, stop: map(make_batch, range(start, stop)),
+    evaluate=evaluate,
+  )
+
+
+def test_a_model_of_the_user_is_trained_and_resumed(tmp_path):
+  assert train(tmp_path / 'run', steps=50).state.step == 50
+  resumed = train(tmp_path / 'run', steps=100)  # continues at step 50
+  uninterrupted = train(tmp_path / 'other', steps=100)
+  jax.tree.map(np.testing.assert_array_equal, resumed.state, uninterrupted.state)
+  assert resumed.state.step == 100 and resumed.best == uninterrupted.best
+  assert evaluate(resumed.state)['accuracy'] > 0.95

@@ -1,0 +1,265 @@
+"""Hooks one by one: when they are due, what they record and save, and when they stop training."""
+
+import functools
+import os
+import signal
+import threading
+import types
+
+import jax.numpy as jnp
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.training import hooks
+from attention_jax.training.checkpoint import BEST, LATEST
+from attention_jax.training.hooks import (
+  BestEvaluation,
+  CheckpointSaver,
+  Evaluator,
+  FiniteGuard,
+  InterruptHandler,
+  MetricsLogger,
+  TrainingClock,
+  is_due,
+)
+
+STATE = {'step': jnp.int32(0)}
+
+
+class FakeCheckpoints:
+  """Records what is saved."""
+
+  def __init__(self):
+    self.saved = []
+
+  def save(self, state, host, kind=LATEST):
+    self.saved.append((kind, host))
+
+  def describe(self):
+    return 'there is no checkpoint yet'
+
+
+@pytest.fixture
+def checkpoints():
+  return FakeCheckpoints()
+
+
+@pytest.fixture
+def time(monkeypatch):
+  """A clock that only the test advances: `time.now` in seconds."""
+  fake = types.SimpleNamespace(now=0.0)
+  fake.monotonic = lambda: fake.now
+  monkeypatch.setattr(hooks, 'time', fake)
+  return fake
+
+
+def make_metrics(loss=1.0, grad_norm=1.0, tokens=10):
+  return {'loss': jnp.asarray(loss), 'grad_norm': jnp.asarray(grad_norm), 'tokens': jnp.asarray(tokens)}
+
+
+def test_is_due_every_so_many_steps_and_after_the_last():
+  assert [step for step in range(1, 8) if is_due(step, 3, step == 7)] == [3, 6, 7]
+  assert not is_due(5, 0)
+  assert is_due(5, 0, last=True)
+
+
+def test_finite_guard_names_the_first_bad_update_once_a_hook_is_due(checkpoints):
+  guard = FiniteGuard((0, 4, 6), checkpoints)
+  for step, loss in ((1, 1.0), (2, jnp.nan), (3, jnp.inf)):
+    guard(step, STATE, make_metrics(loss), False)
+  message = r'^loss is nan at step 2; there is no checkpoint yet; try a lower learning rate'
+  with pytest.raises(UserError, match=message):
+    guard(4, STATE, make_metrics(), False)
+
+
+def test_finite_guard_checks_gradients_and_after_the_last_update(checkpoints):
+  guard = FiniteGuard((0,), checkpoints)
+  guard(1, STATE, make_metrics(), False)
+  with pytest.raises(UserError, match='gradient norm is inf at step 2'):
+    guard(2, STATE, make_metrics(grad_norm=jnp.inf), True)
+
+
+def test_finite_guard_names_the_seed(checkpoints):
+  guard = FiniteGuard((1,), checkpoints, seeds=(5, 6, 7))
+  guard(1, STATE, make_metrics(jnp.ones(3), jnp.ones(3)), False)
+  with pytest.raises(UserError, match='loss of seed 6 is nan at step 2'):
+    guard(2, STATE, make_metrics(jnp.array([1, jnp.nan, 1]), jnp.ones(3)), False)
+
+
+def test_the_clock_excludes_pauses(time):
+  clock = TrainingClock()
+  time.now = 3.0
+  with clock.paused():
+    time.now = 10.0
+  time.now = 11.0
+  assert clock.lap() == 4.0
+  time.now = 13.0
+  assert clock.lap() == 2.0
+  assert clock.lap() > 0  # rates are finite even if no time has passed
+
+
+def test_metrics_are_logged_with_rates_over_the_interval(time):
+  records = []
+  logger = MetricsLogger(2, [lambda *record: records.append(record)], TrainingClock(), lambda: 7)
+  for step, tokens in ((1, 10), (2, 30), (3, 5)):
+    time.now += 2.0
+    assert logger(step, STATE, make_metrics(0.5, 0.25, tokens), step == 3) is None
+  first, last = records
+  assert first == (
+    2,
+    {
+      'train/loss': 0.5,
+      'train/grad_norm': 0.25,
+      'train/tokens_per_second': 10.0,
+      'train/steps_per_second': 0.5,
+      'train/compilations': 7,
+    },
+  )
+  assert last[0] == 3 and last[1]['train/tokens_per_second'] == 2.5 and last[1]['train/steps_per_second'] == 0.5
+
+
+def test_metrics_of_several_runs_are_lists_with_the_rates_of_all_together(time):
+  records = []
+  logger = MetricsLogger(1, [lambda step, record: records.append(record)], TrainingClock(), lambda: 1)
+  time.now = 2.0
+  logger(1, STATE, make_metrics(jnp.array([0.5, 1.5]), jnp.ones(2), jnp.array([10, 20])), False)
+  assert records[0]['train/loss'] == [0.5, 1.5]
+  assert records[0]['train/tokens_per_second'] == 15.0 and records[0]['train/steps_per_second'] == 0.5
+
+
+def best_of(direction, values):
+  evaluate = lambda best, evaluation: best.with_evaluation(*evaluation, direction)
+  return functools.reduce(evaluate, enumerate(values, 1), BestEvaluation())
+
+
+def test_the_best_evaluation_depends_on_the_direction():
+  assert best_of('max', (2.0, 3.0, 1.0)) == BestEvaluation(3.0, 2, 1)
+  assert best_of('min', (2.0, 3.0, 1.0)) == BestEvaluation(1.0, 3, 0)
+
+
+def test_equal_values_and_nan_are_no_improvement():
+  assert best_of('min', (2.0, 2.0)) == best_of('max', (2.0, 2.0)) == BestEvaluation(2.0, 1, 1)
+  assert best_of('min', (float('nan'),)) == BestEvaluation(None, None, 1)
+  assert best_of('min', (float('nan'), 5.0, float('nan'))) == BestEvaluation(5.0, 2, 1)
+
+
+def test_patience():
+  assert BestEvaluation(stale=5).stop_reason(0) is None
+  assert BestEvaluation(1.0, 4, 2).stop_reason(3) is None
+  assert BestEvaluation(1.0, 4, 3).stop_reason(3) == 'no improvement in 3 evaluations since step 4'
+
+
+def make_evaluator(evaluate, checkpoints, **options):
+  records = []
+  defaults = {'select': 'loss', 'direction': 'min', 'patience': 0, 'best': BestEvaluation()}
+  evaluator = Evaluator(
+    2,
+    evaluate,
+    checkpoints=checkpoints,
+    writers=[lambda *record: records.append(record)],
+    clock=TrainingClock(),
+    **defaults | options,
+  )
+  return evaluator, records
+
+
+def test_evaluator_writes_every_evaluation_and_saves_each_best_state(checkpoints):
+  values = iter([3.0, 1.0, 2.0])
+  evaluate = lambda state: {'loss': next(values), 'signature': 'v1'}
+  evaluator, records = make_evaluator(evaluate, checkpoints)
+  for step in range(1, 6):
+    assert evaluator(step, STATE, {}, step == 5) is None
+  assert [(step, record['validation/loss']) for step, record in records] == [(2, 3.0), (4, 1.0), (5, 2.0)]
+  assert records[0][1]['validation/signature'] == 'v1'
+  assert checkpoints.saved == [
+    (BEST, {'best': {'value': 3.0, 'step': 2, 'stale': 0}}),
+    (BEST, {'best': {'value': 1.0, 'step': 4, 'stale': 0}}),
+  ]
+  assert evaluator.best == BestEvaluation(1.0, 4, 1)
+
+
+def test_evaluator_stops_when_patience_is_exhausted(checkpoints):
+  evaluator, _ = make_evaluator(lambda state: {'bleu': 1.0}, checkpoints, select='bleu', direction='max', patience=1)
+  assert evaluator(2, STATE, {}, False) is None
+  assert evaluator(4, STATE, {}, False) == 'no improvement in 1 evaluations since step 2'
+
+
+def test_evaluator_resumes_from_the_best_evaluation_so_far(checkpoints):
+  evaluator, _ = make_evaluator(lambda state: {'loss': 5.0}, checkpoints, best=BestEvaluation(1.0, 10, 0))
+  evaluator(12, STATE, {}, False)
+  assert evaluator.best == BestEvaluation(1.0, 10, 1) and not checkpoints.saved
+
+
+def test_evaluation_does_not_count_as_training_time(time, checkpoints):
+  def evaluate(state):
+    time.now += 100.0
+    return {'loss': 1.0}
+
+  clock = TrainingClock()
+  evaluator = Evaluator(
+    1,
+    evaluate,
+    select='loss',
+    direction='min',
+    patience=0,
+    checkpoints=checkpoints,
+    writers=[],
+    clock=clock,
+    best=BestEvaluation(),
+  )
+  evaluator(1, STATE, {}, False)
+  time.now += 1.0
+  assert clock.lap() == 1.0
+
+
+def test_an_unknown_metric_or_direction_is_an_error(checkpoints):
+  evaluator, _ = make_evaluator(lambda state: {'bleu': 1.0, 'loss': 2.0}, checkpoints, select='blue')
+  with pytest.raises(UserError, match=r"unknown metric to select by 'blue' .*'bleu'.*expected one of: bleu, loss"):
+    evaluator(2, STATE, {}, False)
+  with pytest.raises(UserError, match=r"unknown direction 'up'; expected one of: max, min"):
+    make_evaluator(lambda state: {}, checkpoints, direction='up')
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_a_reason_to_stop(number):
+  previous_handler = signal.getsignal(number)
+  with InterruptHandler() as handler:
+    assert handler(1, STATE, {}, False) is None
+    os.kill(os.getpid(), number)
+    assert handler(2, STATE, {}, False) == f'stopped by {number.name}'
+  assert signal.getsignal(number) == previous_handler
+
+
+def test_a_second_interrupt_is_immediate():
+  with InterruptHandler() as handler:
+    os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+      os.kill(os.getpid(), signal.SIGINT)
+    assert handler(1, STATE, {}, False) == 'stopped by SIGINT'
+
+
+def test_other_threads_and_several_processes_leave_signals_alone(monkeypatch):
+  previous_handler = signal.getsignal(signal.SIGTERM)
+  reasons = []
+
+  def run():
+    with InterruptHandler() as handler:
+      reasons.append(handler(1, STATE, {}, False))
+      assert signal.getsignal(signal.SIGTERM) == previous_handler
+
+  thread = threading.Thread(target=run)
+  thread.start()
+  thread.join()
+  assert reasons == [None]
+  monkeypatch.setattr(hooks.jax, 'process_count', lambda: 2)
+  run()
+  assert reasons == [None, None]
+
+
+def test_the_saver_stores_current_host_values_when_due_and_at_the_end(checkpoints):
+  host = {}
+  saver = CheckpointSaver(2, checkpoints, TrainingClock(), lambda: dict(host))
+  for step in range(1, 6):
+    host['value'] = step
+    assert saver(step, STATE, {}, step == 5) is None
+  assert checkpoints.saved == [(LATEST, {'value': 2}), (LATEST, {'value': 4}), (LATEST, {'value': 5})]

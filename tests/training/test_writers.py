@@ -1,0 +1,145 @@
+"""Writers: metrics.jsonl survives kills, and the progress line serves a terminal and a pipe."""
+
+import types
+
+import pytest
+
+from attention_jax.training.writers import JsonLines, Progress, TensorBoard, read_metrics
+
+
+def write(writer, *records):
+  for record in records:
+    writer(*record)
+  writer.close()
+
+
+def test_a_truncated_last_line_is_removed_and_whole_lines_are_kept(tmp_path):
+  path = tmp_path / 'metrics.jsonl'
+  write(JsonLines(tmp_path), (5, {'train/loss': 0.2}), (10, {'train/loss': 0.1}))
+  whole_lines = path.read_bytes()
+  path.write_bytes(whole_lines + b'{"step": 15, "tr')
+  writer = JsonLines(tmp_path)
+  assert path.read_bytes() == whole_lines
+  write(writer, (10, {'validation/signature': 'é', 'train/loss': 2.0}))
+  assert read_metrics(tmp_path) == [
+    {'step': 5, 'train/loss': 0.2},
+    {'step': 10, 'train/loss': 2.0, 'validation/signature': 'é'},
+  ]
+
+
+def test_a_file_of_one_truncated_line_becomes_empty(tmp_path):
+  (tmp_path / 'metrics.jsonl').write_text('{"step": 1')
+  JsonLines(tmp_path).close()
+  assert (tmp_path / 'metrics.jsonl').read_bytes() == b''
+  assert read_metrics(tmp_path) == []
+
+
+def test_records_are_merged_by_step_and_sorted(tmp_path):
+  write(
+    JsonLines(tmp_path),
+    (5, {'train/loss': 1.0}),
+    (10, {'train/loss': 2.0}),
+    (10, {'validation/loss': 3.0}),
+    (5, {'train/loss': 4.0}),  # repeated by a resumed run
+  )
+  assert read_metrics(tmp_path) == [
+    {'step': 5, 'train/loss': 4.0},
+    {'step': 10, 'train/loss': 2.0, 'validation/loss': 3.0},
+  ]
+
+
+def test_tensorboard_files_are_written(tmp_path):
+  write(TensorBoard(tmp_path, start=0), (5, {'train/loss': 1.5, 'validation/signature': 'words'}))
+  (events,) = (tmp_path / 'tensorboard').iterdir()
+  content = events.read_bytes()
+  assert b'train/loss' in content and b'signature' not in content
+
+
+@pytest.fixture
+def time(monkeypatch):
+  """A clock that only the test advances: `time.now` in seconds."""
+  fake = types.SimpleNamespace(now=0.0)
+  monkeypatch.setattr('rich.console.monotonic', lambda: fake.now)
+  return fake
+
+
+@pytest.fixture
+def pipe(monkeypatch):
+  for name in ('FORCE_COLOR', 'TTY_COMPATIBLE'):
+    monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+  for name in ('NO_COLOR', 'TTY_COMPATIBLE'):
+    monkeypatch.delenv(name, raising=False)
+  monkeypatch.setenv('FORCE_COLOR', '1')
+  monkeypatch.setenv('TERM', 'xterm')
+  monkeypatch.setenv('COLUMNS', '200')
+
+
+def training_record(loss, rate=2.0):
+  return {'train/loss': loss, 'train/grad_norm': 1.0, 'train/steps_per_second': rate, 'train/tokens_per_second': 1234.5}
+
+
+def test_a_pipe_gets_one_line_per_record(pipe, capsys):
+  write(
+    Progress(0, 10),
+    (5, training_record(0.123456)),
+    (10, training_record(0.1)),
+    (10, {'validation/loss': 0.5, 'validation/signature': '[v1]'}),
+  )
+  assert capsys.readouterr().out.splitlines() == [
+    'starting at step 0 of 10',
+    'step 5/10  left -:--:--  loss 0.1235  tokens/s 1,234  steps/s 2',
+    'step 10/10  left 0:00:00  loss 0.1  tokens/s 1,234  steps/s 2',
+    'step 10/10  validation/loss 0.5  validation/signature [v1]',
+  ]
+
+
+def test_the_time_left_includes_evaluations_but_not_the_first_compilation(pipe, time, capsys):
+  progress = Progress(0, 100)
+  for now, step, record in (
+    (50.0, 10, training_record(1.0)),  # after a slow compilation
+    (60.0, 20, training_record(1.0)),
+    (70.0, 20, {'validation/loss': 1.0}),
+    (80.0, 30, training_record(1.0)),
+    (5000.0, 40, training_record(1.0)),
+    (5001.0, 100, training_record(1.0)),
+  ):
+    time.now = now
+    progress(step, record)
+  progress.close()
+  lines = capsys.readouterr().out.splitlines()
+  assert [line.split('left ')[1].split()[0] for line in lines if 'left' in line] == [
+    '-:--:--',
+    '0:01:20',  # 80 steps at 10 steps in 10 s
+    '0:01:45',  # 70 steps at 20 steps in 30 s
+    '2:45:00',  # 60 steps at 30 steps in 4950 s
+    '0:00:00',
+  ]
+
+
+def test_a_resumed_run_has_its_own_pace(pipe, time, capsys):
+  progress = Progress(60, 100)
+  time.now = 10.0
+  progress(70, training_record(1.0))
+  time.now = 15.0
+  progress(80, training_record(1.0))
+  progress.close()
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[0] == 'resuming at step 60 of 100'
+  assert lines[2].startswith('step 80/100  left 0:00:10  ')
+
+
+def test_a_terminal_redraws_one_line_and_prints_evaluations(terminal, capsys):
+  progress = Progress(0, 10)
+  progress(5, training_record(0.25))
+  progress(5, {'validation/loss': 0.75})
+  progress(10, training_record(0.125))
+  progress.close()
+  output = capsys.readouterr().out
+  assert 'starting at step 0 of 10' in output and 'compiling' in output
+  assert output.count('step 5/10  validation/loss 0.75') == 1
+  assert 'step 10/10  left 0:00:00  loss 0.125' in output
+  assert '\x1b[2K' in output  # erases the line before it is drawn again
