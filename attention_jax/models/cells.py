@@ -173,7 +173,9 @@ def average_heads(weights: jax.Array, heads: int) -> jax.Array:
 class Plain(Cell):
   """No attention: the source is one fixed vector. Sutskever, Vinyals & Le 2014; with `feed_context`, Cho et al. 2014.
 
-  Attributes beside those of Cell, of which `attention` is not used:
+  Other attributes are those of Cell; `attention` is not used.
+
+  Attributes:
     feed_context: whether the vector is an input of every step, beside determining the initial states.
   """
 
@@ -182,7 +184,7 @@ class Plain(Cell):
 
   def setup(self):
     if not self.bridge and not self.feed_context:
-      raise UserError('plain: bridge=False and feed_context=False ignore the source; expected feed_context=True')
+      raise UserError('plain: bridge=False requires feed_context=True, else the output would not depend on the source')
     self.stack = self.make_stack()
     if self.feed_context:
       self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
@@ -221,7 +223,9 @@ class Bahdanau(Cell):
   c_t = attend(s_{t-1}); s_t = RNN(s_{t-1}, [y_{t-1}; c_t]); the features for the output layer are
   tanh(W [s_t; c_t; y_{t-1}]), where the paper has maxout.
 
-  Attributes beside those of Cell:
+  Other attributes are those of Cell.
+
+  Attributes:
     readout: width of the deep output.
     gate: whether the context is multiplied by a scalar gate σ(w s_{t-1} + b) (Xu et al. 2015, section 4.2.1).
   """
@@ -274,7 +278,9 @@ class Luong(Cell):
   the input of the output layer and, with input feeding, part of the next input. Without input feeding, the recurrence
   does not depend on attention, and all queries attend at once if the attention is not recurrent.
 
-  Attributes beside those of Cell:
+  Other attributes are those of Cell.
+
+  Attributes:
     input_feeding: whether a_{t-1} is an input of the RNN.
   """
 
@@ -331,7 +337,9 @@ class GNMTCell(Cell):
   for the layers above, as in the variant gnmt_v2 of github.com/tensorflow/nmt. Layers from the third on add the output
   of the layer below to their own.
 
-  Attributes beside those of Cell:
+  Other attributes are those of Cell.
+
+  Attributes:
     current: whether to attend with the new state of the lowest layer.
   """
 

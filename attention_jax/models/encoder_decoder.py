@@ -267,7 +267,7 @@ def build(model: Mapping[str, Any], source_size: int, target_size: int) -> Encod
   """
   options, parts = parse_model_config(model)
   if options.share_embeddings and source_size != target_size:
-    raise UserError(f'share_embeddings requires a shared vocabulary, got {source_size} and {target_size} tokens')
+    raise UserError(f'share_embeddings needs a shared vocabulary, got {source_size} and {target_size} tokens')
   target_embedding = Embedding(target_size, options.embedding, **parts)
   source_embedding = target_embedding
   if not options.share_embeddings:
@@ -317,16 +317,14 @@ def _check_copies(spec: str, model: EncoderDecoder, source_size: int, target_siz
   if not model.copies:
     return
   if source_size != target_size:
-    raise UserError(
-      f'output {spec!r} copies, which requires a shared vocabulary, got {source_size} and {target_size} tokens'
-    )
+    raise UserError(f'output {spec!r} copies and needs a shared vocabulary, got {source_size} and {target_size} tokens')
   if not model.traits.attends:
-    raise UserError(f'output {spec!r} copies, which requires attention weights, but this decoder attends to nothing')
+    raise UserError(f'output {spec!r} copies by attention weights, but this decoder does not attend')
   if model.traits.latent:
     expected = ', '.join(name for name, cls in OUTPUTS.items() if not cls.copies)
     raise UserError(
-      f'output {spec!r} copies, which latent alignments do not support; expected another alignment, or an output of: '
-      f'{expected}'
+      f'output {spec!r} copies by attention weights, but a latent alignment sums over positions; '
+      f'expected one of: {expected}'
     )
 
 

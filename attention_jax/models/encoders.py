@@ -98,7 +98,9 @@ class RecurrentEncoder(nn.Module):
 class RNN(RecurrentEncoder):
   """Recurrent layers that all read in one direction, or all in both.
 
-  Attributes beside those of RecurrentEncoder:
+  Other attributes are those of RecurrentEncoder.
+
+  Attributes:
     direction: 'forward', 'backward' (as in Sutskever et al. 2014), or 'both', with half of the features for each
       direction.
   """
@@ -136,7 +138,9 @@ class GNMT(RecurrentEncoder):
 class TransformerEncoder(Stack, kw_only=True):
   """Layers of self-attention; `final` is the mean of the memory. Vaswani et al. 2017, section 3.1.
 
-  Attributes beside those of Stack:
+  Other attributes are those of Stack.
+
+  Attributes:
     embedding: module from ids to vectors.
   """
 

@@ -1,6 +1,7 @@
-"""From a config to a model: every option reaches what it means, and what does not exist is named."""
+"""Building models from configs: options of all modules, user errors, shared embeddings, encoders and dtypes."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +24,13 @@ def build_with(**fields):
   return build(dataclasses.asdict(ModelConfig()) | {'attention': ATTENTION} | fields, SOURCE_WORDS, TARGET_WORDS)
 
 
-def shapes(model, sizes=(SOURCE_WORDS, TARGET_WORDS)):
-  """Parameter shapes by their path."""
+def param_shapes(model, sizes=(SOURCE_WORDS, TARGET_WORDS)):
+  """Returns the shapes of the parameters by path."""
   leaves = jax.tree.leaves_with_path(variables(model, *inputs(sizes=sizes))['params'])
   return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape for path, leaf in leaves}
 
 
-def test_specs_become_modules_with_their_options():
+def test_specs_determine_modules_and_their_options():
   model = build_with(
     encoder='rnn(rnn="lstm", features=14, layers=2, residual=True, direction="backward", dropout=0.1)',
     decoder='luong(rnn="simple", features=8, input_feeding=False)',
@@ -47,7 +48,7 @@ def test_specs_become_modules_with_their_options():
   assert {name: getattr(cell.attention, name) for name in ATTENTION} == ATTENTION
 
 
-def test_defaults_of_the_specs_are_the_modules_own():
+def test_defaults_are_those_of_the_modules():
   model = build_with()
   assert type(model.encoder) is BiRNN and model.encoder == BiRNN(model.encoder.embedding)
   assert model.decoder.cell.rnn == 'gru' and model.embedding.features == ModelConfig().embedding
@@ -85,7 +86,7 @@ def test_defaults_of_the_specs_are_the_modules_own():
     ({'share_embeddings': True}, 'share_embeddings needs a shared vocabulary, got 11 and 13 tokens'),
   ],
 )
-def test_mistakes_are_named_when_the_model_is_built(fields, message):
+def test_user_errors_of_build(fields, message):
   with pytest.raises(UserError, match=message) as caught:
     build_with(**fields)
   assert '\n' not in str(caught.value)
@@ -99,91 +100,94 @@ def test_mistakes_are_named_when_the_model_is_built(fields, message):
     ({'cell': 'bahdanau', 'options': 'rnn="gruu"'}, "unknown rnn 'gruu'"),
     ({'cell': 'luong', 'options': 'rnn="gruu", input_feeding=False'}, "unknown rnn 'gruu'"),
     ({'encoder': 'rnn(direction="up")'}, "unknown direction 'up'; expected one of: backward, both, forward"),
-    ({'encoder': 'birnn(features=9)'}, 'encoder: features=9 cannot be divided between both directions'),
+    ({'encoder': 'birnn(features=9)'}, 'encoder: features must be even for two directions, got 9'),
     ({'score': 'aditive'}, "unknown score 'aditive'"),
     ({'heads': 4}, 'features must be a multiple of heads, got features=6 and heads=4'),
   ],
 )
-def test_mistakes_are_named_when_the_parameters_are_made(fields, message):
+def test_user_errors_of_init(fields, message):
   with pytest.raises(UserError, match=message):
-    shapes(build_tiny(**fields))
+    param_shapes(build_tiny(**fields))
 
 
-def test_shared_embeddings_are_one_table_and_tied_outputs_score_against_it():
+def test_shared_embeddings_and_tied_outputs_have_one_table():
   sizes = (TARGET_WORDS, TARGET_WORDS)
-  of = lambda **fields: shapes(build_tiny(sizes=sizes, **fields), sizes).values()
-  tables = lambda **fields: [shape for shape in of(**fields) if TARGET_WORDS in shape]
-  assert sorted(tables()) == [(9, 13), (13,), (13, 4), (13, 4)]
-  assert sorted(tables(share_embeddings=True)) == [(9, 13), (13,), (13, 4)]
-  assert sorted(tables(share_embeddings=True, output='tied')) == [(13,), (13, 4)]
+
+  def table_shapes(**fields):
+    shapes = param_shapes(build_tiny(sizes=sizes, **fields), sizes).values()
+    return sorted(shape for shape in shapes if TARGET_WORDS in shape)
+
+  assert table_shapes() == [(9, 13), (13,), (13, 4), (13, 4)]
+  assert table_shapes(share_embeddings=True) == [(9, 13), (13,), (13, 4)]
+  assert table_shapes(share_embeddings=True, output='tied') == [(13,), (13, 4)]
 
   model = build_tiny(sizes=sizes, share_embeddings=True, output='tied')
-  given = inputs(sizes=sizes)
-  params = variables(model, *given)
-  loss = lambda params: jnp.sum(jnp.sin(model.apply(params, *given).logits))
+  args = inputs(sizes=sizes)
+  params = variables(model, *args)
+  loss = lambda params: jnp.sum(jnp.sin(model.apply(params, *args).logits))
   gradients = jax.jit(jax.grad(loss))(params)['params']
   [table] = [leaf for leaf in jax.tree.leaves(gradients) if leaf.shape == (TARGET_WORDS, 4)]
-  assert np.all(np.any(table != 0, axis=1))  # every word is scored, also those that are not there
+  assert np.all(np.any(table != 0, axis=1))  # every word has a logit, and therefore a gradient
+
+
+def encode(model, params, source, mask):
+  call_encoder = lambda model, source, mask: model.encoder(source, mask, True)
+  return jax.jit(functools.partial(model.apply, method=call_encoder))(params, source, mask)
 
 
 @pytest.mark.parametrize('direction', DIRECTIONS)
-def test_encoder_layers_residuals_and_directions(direction):
+def test_layers_residuals_and_directions_of_encoders(direction):
   spec = f'rnn(rnn="lstm", features=10, layers=3, residual={{}}, direction="{direction}")'
-  # Embeddings are as wide as the layers, so that only the rule keeps the first layer from adding its input.
+  # Embeddings are as wide as the layers, so that the width alone would permit a residual connection of the first layer.
   residual, without = (build_tiny(encoder=spec.format(x), embedding=10) for x in (True, False))
-  given = inputs()
-  params = variables(residual, *given)
-  encode = lambda model: jax.jit(
-    lambda params, source, mask: model.apply(params, source, mask, method=lambda m, *given: m.encoder(*given, True))
-  )(params, *given[:2])
-  encoded, plain = encode(residual), encode(without)
-  sides = len(DIRECTIONS[direction])
+  source, mask, target = inputs()
+  params = variables(residual, source, mask, target)
+  encoded = encode(residual, params, source, mask)
+  encoded_without = encode(without, params, source, mask)
   assert encoded.memory.shape == (B, S, 10)
-  assert encoded.final.shape == (B, 3 * 2 * 10)  # h and c of every layer, whatever the directions
-  assert np.any(encoded.memory != plain.memory)
-  assert np.all(encoded.memory[~np.asarray(given[1])] == 0)
-  # The first layer has no residual: up to the second layer's final states both are the same.
-  same = 2 * 2 * 10
-  assert_same(encoded.final[:, :same], plain.final[:, :same])
-  assert np.any(encoded.final[:, same:] != plain.final[:, same:])
-  layers = {name.split('/')[1] for name in shapes(residual) if name.startswith('encoder/RecurrentLayer')}
-  assert len(layers) == 3 * sides
+  assert encoded.final.shape == (B, 3 * 2 * 10)  # h and c of three layers, with 10 features over all directions
+  assert np.any(encoded.memory != encoded_without.memory)
+  assert np.all(encoded.memory[~np.asarray(mask)] == 0)
+  # The first layer has no residual connection, so that the final states of the first two layers are equal.
+  equal = 2 * 2 * 10
+  assert_same(encoded.final[:, :equal], encoded_without.final[:, :equal])
+  assert np.any(encoded.final[:, equal:] != encoded_without.final[:, equal:])
+  layers = {name.split('/')[1] for name in param_shapes(residual) if name.startswith('encoder/RecurrentLayer')}
+  assert len(layers) == 3 * len(DIRECTIONS[direction])
 
 
-def test_a_backward_encoder_is_a_forward_one_of_the_reversed_source():
+def test_a_backward_encoder_equals_a_forward_one_of_the_reversed_source():
   forward, backward = (build_tiny(encoder=f'rnn(features=10, direction="{d}")') for d in ('forward', 'backward'))
   source, mask, target = inputs()
   params = variables(forward, source, mask, target)
-  run = lambda model, *given: jax.jit(
-    lambda params, *given: model.apply(params, *given, method=lambda m, *given: m.encoder(*given, True))
-  )(params, *given)
-  one, other = run(backward, source, mask), run(forward, source[:1, ::-1], mask[:1])
-  assert_close(one.memory[:1], other.memory[:, ::-1])
-  assert_close(one.final[:1], other.final)
+  encoded = encode(backward, params, source, mask)
+  encoded_reversed = encode(forward, params, source[:1, ::-1], mask[:1])
+  assert_close(encoded.memory[:1], encoded_reversed.memory[:, ::-1])
+  assert_close(encoded.final[:1], encoded_reversed.final)
 
 
-def test_bfloat16_computes_in_it_and_keeps_parameters_logits_and_weights_in_float32():
-  given = inputs()
-  params = variables(build_tiny('bahdanau', 'layers=2', heads=2), *given, scale=0.3)
-  exact, near = (build_tiny('bahdanau', 'layers=2', heads=2, dtype=d) for d in ('float32', 'bfloat16'))
-  encoded = jax.eval_shape(lambda: near.apply(params, *given[:2], method=lambda m, *given: m.encoder(*given, True)))
+def test_bfloat16_computes_in_bfloat16_with_float32_parameters_logits_and_weights():
+  args = inputs()
+  params = variables(build_tiny('bahdanau', 'layers=2', heads=2), *args, scale=0.3)
+  exact, rounded = (build_tiny('bahdanau', 'layers=2', heads=2, dtype=d) for d in ('float32', 'bfloat16'))
+  encoded = jax.eval_shape(functools.partial(encode, rounded), params, *args[:2])
   assert encoded.memory.dtype == encoded.final.dtype == jnp.bfloat16
-  whole, rounded = jax.jit(exact.apply)(params, *given), jax.jit(near.apply)(params, *given)
-  assert rounded.logits.dtype == rounded.weights.dtype == jnp.float32
-  assert_close(rounded, whole, rtol=0.1, atol=0.05)
+  exact_outputs, rounded_outputs = jax.jit(exact.apply)(params, *args), jax.jit(rounded.apply)(params, *args)
+  assert rounded_outputs.logits.dtype == rounded_outputs.weights.dtype == jnp.float32
+  assert_close(rounded_outputs, exact_outputs, rtol=0.1, atol=0.05)
 
 
 def test_initial_parameters_are_finite_and_a_function_of_the_seed():
-  model, given = build_tiny('luong', 'rnn="gru"', output='tied'), inputs()
-  init = jax.jit(lambda rng: model.init(rng, *given)['params'])
-  params, again, other = (init(jax.random.key(seed)) for seed in (1, 1, 2))
+  model, args = build_tiny('luong', 'rnn="gru"', output='tied'), inputs()
+  init = jax.jit(lambda rng: model.init(rng, *args)['params'])
+  params, same_seed, other_seed = (init(jax.random.key(seed)) for seed in (1, 1, 2))
   assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(params))
-  assert_same(params, again)
-  kernels = jax.tree.map(lambda x, y: x.ndim < 2 or np.any(x != y), params, other)
-  assert jax.tree.all(kernels)
-  logits = jax.jit(model.apply)({'params': params}, *given).logits
+  assert_same(params, same_seed)
+  kernels_differ = jax.tree.map(lambda x, y: x.ndim < 2 or np.any(x != y), params, other_seed)
+  assert jax.tree.all(kernels_differ)
+  logits = jax.jit(model.apply)({'params': params}, *args).logits
   assert logits.shape == (B, T, TARGET_WORDS) and np.all(np.isfinite(logits))
 
 
-def test_targets_are_read_one_step_late():
+def test_shift_right_prepends_bos():
   np.testing.assert_array_equal(shift_right(jnp.array([[5, 6, 2], [7, 2, 0]])), [[BOS, 5, 6], [BOS, 7, 2]])

@@ -1,4 +1,4 @@
-"""Transformers: the paper's formulas by NumPy, stepping with a cache, and every option."""
+"""Transformers: the formulas of the paper in NumPy, steps with a cache, and every option."""
 
 import functools
 import itertools
@@ -22,19 +22,22 @@ from tests.models.helpers import LENGTHS, TARGET_WORDS, TRANSFORMER_FEATURES, B,
 from tests.modules.helpers import assert_close, assert_same, variables
 from tests.sweeps import sample_cases
 
-run = jax.jit(lambda model, *given: model.apply(*given), static_argnums=0)
+
+@functools.partial(jax.jit, static_argnums=0)
+def run(model, params, source, mask, target):
+  return model.apply(params, source, mask, target)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def stepped(model, params, source, mask, target):
-  """One step after the other, with room for two more than are made."""
+def run_steps(model, params, source, mask, target):
+  """Computes one step after the other; the maximum length is two steps longer."""
   carry, memory = model.apply(params, source, mask, target.shape[1] + 2, method='start')
   step = lambda carry, token: model.apply(params, carry, token, memory, method='step')
   _, outputs = jax.lax.scan(step, carry, shift_right(target).T)
   return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs)
 
 
-# Each row of every table once at least, on either side, and each score and alignment looking at both sequences.
+# Each row of every table at least once, in encoder and decoder; scores and alignments in self- and cross-attention.
 ALIGNMENTS = [name for name, row in aj.ALIGNMENTS.items() if row.trains_by_backprop]
 _TABLES = (list(aj.SCORES), ALIGNMENTS, list(POSITIONS), list(NORMS), list(ACTIVATIONS), (False, True), (0, 2))
 CASES = list(itertools.islice(zip(*map(itertools.cycle, _TABLES), strict=False), len(ALIGNMENTS)))
@@ -42,62 +45,64 @@ OPTIONS = ('score', 'alignment', 'position', 'norm', 'activation', 'first', 'win
 
 
 @pytest.mark.parametrize(OPTIONS, sample_cases(CASES, 4))
-def test_stepping_equals_all_at_once_and_padding_is_not_seen(
+def test_steps_equal_the_call_and_masked_tokens_have_no_effect(
   score, alignment, position, norm, activation, first, window
 ):
-  score = score if position != 'rope' or aj.SCORES[score].rotation_invariant else 'cosine'
-  own = (
+  if position == 'rope' and not aj.SCORES[score].rotation_invariant:
+    score = 'cosine'
+  options = (
     f'score="{score}", alignment="{alignment}", position="{position}", norm="{norm}", activation="{activation}", '
     f'norm_first={first}, window={window}, sinks={int(window > 0)}, kv_heads={2 if first else 0}'
   )
-  model = build_transformer(own, own, score=score, alignment=alignment, heads=1 if window else 4)
+  model = build_transformer(options, options, score=score, alignment=alignment, heads=1 if window else 4)
   source, mask, target = inputs()
   params = variables(model, source, mask, target)
   outputs = run(model, params, source, mask, target)._replace(linear=())
   heads = model.decoder.attention.heads
   assert outputs.logits.shape == (B, T, TARGET_WORDS) and outputs.layers.shape == (B, T, 2, heads, S)
   assert np.all(outputs.layers[~np.broadcast_to(mask[:, None, None, None], outputs.layers.shape)] == 0)
-  assert_close(stepped(model, params, source, mask, target), outputs)
+  assert_close(run_steps(model, params, source, mask, target), outputs)
   assert_same(run(model, params, jnp.where(mask, source, 3), mask, target)._replace(linear=()), outputs)
-  later = run(model, params, source, mask, target.at[:, 3:].set(5))
-  assert_same(later.logits[:, :3], outputs.logits[:, :3])
+  changed = run(model, params, source, mask, target.at[:, 3:].set(5))
+  assert_same(changed.logits[:, :3], outputs.logits[:, :3])
 
 
-def test_layers_are_left_out_of_whole_batches_while_training():
+def test_layer_dropout_skips_layers_for_whole_batches_during_training():
   source, mask, target = inputs()
-  half, plain = (build_transformer(*[f'layer_dropout={p}'] * 2) for p in (0.5, 0.0))
+  half, without = (build_transformer(*[f'layer_dropout={p}'] * 2) for p in (0.5, 0.0))
   params = variables(half, source, mask, target)
-  at_test = [run(model, params, source, mask, target).logits for model in (half, plain)]
-  assert_same(*at_test)
+  assert_same(*(run(model, params, source, mask, target).logits for model in (half, without)))
 
-  def drawn(model, draws):
-    one = lambda rng: model.apply(params, source, mask, target, False, rngs={'dropout': rng}).logits
-    return np.asarray(jax.jit(lambda: jax.vmap(one)(jax.random.split(jax.random.key(0), draws)))())
+  def sample_logits(model, samples):
+    train_logits = lambda rng: model.apply(params, source, mask, target, False, rngs={'dropout': rng}).logits
+    rngs = jax.random.split(jax.random.key(0), samples)
+    return np.asarray(jax.jit(lambda: jax.vmap(train_logits)(rngs))())
 
-  # Each of two layers a side is there or not; if both of the decoder are not, it does not matter which of the encoder.
-  several = np.unique(np.round(drawn(half, 200), 4), axis=0)
-  assert len(several) == 4 * 3 + 1
-  none = drawn(build_transformer(*['layer_dropout=0.999999'] * 2), 1)[0]
-  assert any(np.allclose(none, one, atol=1e-3) for one in several)
-  entered = half.bind(params).decoder.embed_inputs(half.bind(params).embedding(shift_right(target)), jnp.arange(T))
-  assert_close(half.bind(params).output(entered).logits(), none)
+  # Each of two layers on either side is skipped or not. Without decoder layers, those of the encoder have no effect.
+  distinct = np.unique(np.round(sample_logits(half, 200), 4), axis=0)
+  assert len(distinct) == 4 * 3 + 1
+  without_layers = sample_logits(build_transformer(*['layer_dropout=0.999999'] * 2), 1)[0]
+  assert any(np.allclose(without_layers, logits, atol=1e-3) for logits in distinct)
+  bound = half.bind(params)
+  features = bound.decoder.embed_inputs(bound.embedding(shift_right(target)), jnp.arange(T))
+  assert_close(bound.output(features).logits(), without_layers)
 
 
 @pytest.mark.parametrize('first', [False, True])
-def test_deep_layers_tell_positions_apart_before_they_have_learned(first):
+def test_initial_deep_layers_preserve_differences_between_positions(first):
   embedding = Embedding(50, 32)
   encoder = TransformerEncoder(features=32, layers=6, heads=4, hidden=64, norm_first=first, embedding=embedding)
   source = jax.random.randint(jax.random.key(0), (16, 12), UNK + 1, 50)
   mask = jnp.ones(source.shape, bool)
   encoded, _ = jax.jit(lambda: encoder.init_with_output(jax.random.key(0), source, mask, True))()
   memory = np.asarray(encoded.memory)
-  # Of embeddings with positions it is about two thirds; kernels that were not scaled left 1 to 6 % after the norms.
+  # The ratio is about 2 / 3 for embeddings with positions; without scaled kernels, it was 1 to 6 % after the layers.
   assert memory.var(1).mean() > 0.4 * (memory**2).mean()
 
 
 def test_gradients_reach_every_parameter():
-  own = 'position="shaw", norm_first=True, activation="swiglu", kv_heads=2'
-  model = build_transformer(own, own, score='additive', alignment='entmax15')
+  options = 'position="shaw", norm_first=True, activation="swiglu", kv_heads=2'
+  model = build_transformer(options, options, score='additive', alignment='entmax15')
   source, mask, target = inputs()
   mask = mask.at[1].set(False)  # a filler row
   params = variables(model, source, mask, target)
@@ -106,7 +111,7 @@ def test_gradients_reach_every_parameter():
     assert np.all(np.isfinite(gradient)) and np.any(gradient != 0), jax.tree_util.keystr(path)
 
 
-# ------------------------------------------------------------------------------------------------ the paper, literally
+# ------------------------------------------------------------------------------------------- the formulas of the paper
 
 
 def softmax(x):
@@ -118,12 +123,12 @@ def layer_norm(x, p):
   return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * p['scale'] + p['bias']
 
 
-def attention(p, queries, memory, shown):
-  """Equation 1 for each head, and section 3.2.2. queries [T, D], memory [S, D], shown [T, S]."""
+def attention(p, queries, memory, mask):
+  """Equation 1 for each head, and section 3.2.2; queries [T, D], memory [S, D], mask [T, S]."""
   contexts = []
   for q, k, v in zip(*(p[f'{side}_kernel']['kernel'] for side in ('query', 'key', 'value')), strict=True):
     scores = (queries @ q) @ (memory @ k).T / np.sqrt(q.shape[1])
-    contexts.append(softmax(np.where(shown, scores, -np.inf)) @ (memory @ v))
+    contexts.append(softmax(np.where(mask, scores, -np.inf)) @ (memory @ v))
   return np.concatenate(contexts, 1) @ p['join']['kernel']
 
 
@@ -138,17 +143,18 @@ def positions(size):
 
 
 def literal(params, source, target):
-  """Logits of one pair of sentences without padding; norms stand after the sums."""
+  """Returns the logits of one pair of sentences without padding; norms follow the residual connections."""
   encoder, decoder = params['encoder'], params['decoder']
-  root, norm = np.sqrt(TRANSFORMER_FEATURES), lambda p, i: p[f'residuals_{i}']['LayerNorm_0']
+  root = np.sqrt(TRANSFORMER_FEATURES)
+  norm = lambda p, i: p[f'residuals_{i}']['LayerNorm_0']
   x = encoder['embedding']['table']['embedding'][source] * root + positions(len(source))
-  everything = np.ones((len(source), len(source)), bool)
+  no_mask = np.ones((len(source), len(source)), bool)
   for i in range(2):
     p = encoder[f'blocks_{i}']
-    x = layer_norm(x + attention(p['attention'], x, x, everything), norm(p, 0))
+    x = layer_norm(x + attention(p['attention'], x, x, no_mask), norm(p, 0))
     x = layer_norm(x + feed_forward(p['feed'], x), norm(p, 1))
-  entering = [1, *target[:-1]]  # BOS
-  y = params['embedding']['table']['embedding'][np.asarray(entering)] * root + positions(len(target))
+  shifted = [1, *target[:-1]]  # BOS
+  y = params['embedding']['table']['embedding'][np.asarray(shifted)] * root + positions(len(target))
   for i in range(2):
     p = decoder[f'blocks_{i}']
     y = layer_norm(y + attention(p['attention'], y, y, np.tri(len(target), dtype=bool)), norm(p, 0))
@@ -157,41 +163,42 @@ def literal(params, source, target):
   return y @ params['output']['kernel'] + params['output']['bias']
 
 
-def test_the_paper_sentence_by_sentence():
+def test_logits_equal_the_formulas():
   model = build_transformer()
   source, mask, target = inputs()
   params = variables(model, source, mask, target)
   outputs = run(model, params, source, mask, target)
-  plain = jax.tree.map(lambda x: np.asarray(x, np.float64), params['params'])
+  params64 = jax.tree.map(lambda x: np.asarray(x, np.float64), params['params'])
   for i, size in enumerate(LENGTHS):
-    expected = literal(plain, np.asarray(source[i, :size]), np.asarray(target[i]))
+    expected = literal(params64, np.asarray(source[i, :size]), np.asarray(target[i]))
     np.testing.assert_allclose(outputs.logits[i], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_what_a_window_shows():
-  shown = visibility_mask(jnp.arange(6), 6, causal=True, window=1, sinks=1).astype(int)
-  assert shown[4].tolist() == [1, 0, 0, 1, 1, 0] and shown[0].tolist() == [1, 0, 0, 0, 0, 0]
-  both = visibility_mask(jnp.arange(6), 6, causal=False, window=2).astype(int)
-  assert both[1].tolist() == [1, 1, 1, 1, 0, 0]
+def test_visibility_mask():
+  causal = visibility_mask(jnp.arange(6), 6, causal=True, window=1, sinks=1).astype(int)
+  assert causal[4].tolist() == [1, 0, 0, 1, 1, 0] and causal[0].tolist() == [1, 0, 0, 0, 0, 0]
+  bidirectional = visibility_mask(jnp.arange(6), 6, causal=False, window=2).astype(int)
+  assert bidirectional[1].tolist() == [1, 1, 1, 1, 0, 0]
   assert visibility_mask(jnp.asarray([2]), 4, causal=False).all()
 
 
-# --------------------------------------------------------------------------------------------------- in search
+# ------------------------------------------------------------------------------------- search, encoders and decoders
 
 
-def test_incremental_beams_score_as_the_whole_does():
+def test_scores_of_beam_search_equal_those_of_the_call():
   model = build_transformer('position="rope"', 'position="t5", norm_first=True')
   source, mask, target = inputs()
   params = variables(model, source, mask, target)
-  found = compile_beam_search(model, 3, 6, search.Ranking(alpha=0.0))(params['params'], source, mask)
+  hypotheses = compile_beam_search(model, 3, 6, search.Ranking(alpha=0.0))(params['params'], source, mask)
   for k in range(3):
-    log_probs = jax.nn.log_softmax(run(model, params, source, mask, found.tokens[:, k]).logits)
-    chosen = jnp.take_along_axis(log_probs, found.tokens[:, k, :, None], -1)[..., 0]
-    real = jnp.arange(6)[None] < found.lengths[:, k, None]
-    np.testing.assert_allclose(found.log_probs[:, k], jnp.where(real, chosen, 0).sum(-1), rtol=1e-4, atol=1e-5)
+    log_probs = jax.nn.log_softmax(run(model, params, source, mask, hypotheses.tokens[:, k]).logits)
+    token_log_probs = jnp.take_along_axis(log_probs, hypotheses.tokens[:, k, :, None], -1)[..., 0]
+    is_real = jnp.arange(6)[None] < hypotheses.lengths[:, k, None]
+    expected = jnp.where(is_real, token_log_probs, 0).sum(-1)
+    np.testing.assert_allclose(hypotheses.log_probs[:, k], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_weights_are_those_of_the_layer_that_was_asked_for():
+def test_weights_of_selects_the_layer():
   source, mask, target = inputs()
   for layer in (0, 1, -1, -2):
     model = build_transformer(decoder=f'weights_of={layer}')
@@ -199,7 +206,7 @@ def test_weights_are_those_of_the_layer_that_was_asked_for():
     assert_close(outputs.weights, outputs.layers[:, :, layer].mean(2))
 
 
-def test_any_encoder_with_any_decoder():
+def test_encoders_and_decoders_can_be_combined():
   source, mask, target = inputs()
   for sides in (
     {'encoder_spec': f'birnn(features={TRANSFORMER_FEATURES})'},
@@ -211,30 +218,39 @@ def test_any_encoder_with_any_decoder():
 
 
 @pytest.mark.parametrize(
-  ('given', 'message'),
+  ('options', 'message'),
   [
     ({'encoder': 'position="rop"'}, r"unknown position 'rop' \(did you mean 'rope'\?\); expected one of: alibi, "),
     ({'decoder': 'norm="batch"'}, "unknown norm 'batch'; expected one of: layer, rms"),
     ({'encoder': 'activation="elu"'}, "unknown activation 'elu'"),
-    ({'encoder': 'position="rope", score="additive"'}, "not 'additive'; possible: dot, scaled_dot, cosine"),
-    ({'decoder': 'alignment="latent"'}, "alignment 'latent' sums over positions, which recurrent decoders alone offer"),
-    ({'alignment': 'hard'}, "transformer: alignment 'hard' learns by the loss 'reinforce'"),
-    ({'decoder': 'kv_heads=3'}, 'attention: heads=4 cannot share kv_heads=3; possible: a divisor, or 0'),
-    ({'encoder': 'position="rope", score="general"'}, "turn q and k of a product, not 'general'"),
+    (
+      {'encoder': 'position="rope", score="additive"'},
+      "leaves unchanged, got 'additive'; expected one of: dot, scaled_dot, cosine",
+    ),
+    ({'decoder': 'alignment="latent"'}, "'latent' needs a sum over positions, which only recurrent decoders support"),
+    ({'alignment': 'hard'}, "transformer: the alignment must train by .* 'hard' needs the auxiliary loss 'reinforce'"),
+    ({'decoder': 'kv_heads=3'}, 'attention: kv_heads must be 0 or a divisor of heads=4, got kv_heads=3'),
+    ({'encoder': 'position="rope", score="general"'}, "rotary positions need a score that .* got 'general'"),
     ({'encoder': 'position="rope(max_positions=9)"'}, "unknown option of position 'rope': 'max_positions'"),
-    ({'encoder': 'position="t5(buckets=2)"'}, "position 't5': buckets=2, max_distance=128; expected 4"),
+    (
+      {'encoder': 'position="t5(buckets=2)"'},
+      "position 't5': buckets must be at least 4 .* got buckets=2 and max_distance=128",
+    ),
     ({'encoder': 'position="shaw(max_distance=0)"'}, "position 'shaw': option max_distance must be at least 1, got 0"),
-    ({'decoder': 'sinks=2'}, 'sinks=2 are seen beyond a window, and window=0 sees everything'),
+    ({'decoder': 'sinks=2'}, r'transformer: sinks must be 0 without a window \(window=0\), got sinks=2'),
     ({'decoder': 'weights_of=2'}, 'transformer: weights_of must be from -2 to 1, got 2'),
-    ({'encoder': 'heads=5'}, 'transformer: features=8 cannot be divided among heads=5'),
+    ({'encoder': 'heads=5'}, 'transformer: features must be a multiple of heads, got features=8 and heads=5'),
     ({'encoder': 'layers=0'}, "encoder 'transformer': option layers must be at least 1, got 0"),
-    ({'encoder': 'position="learned(max_positions=3)"'}, "position 'learned': max_positions=3, got a sequence of 7"),
-    ({'features': 4}, 'model.attention.features=4, decoder features=8; they must be the same'),
+    (
+      {'encoder': 'position="learned(max_positions=3)"'},
+      "position 'learned': sequences must have at most max_positions=3 positions, got 7",
+    ),
+    ({'features': 4}, 'model.attention.features must be equal to the features of the decoder, got 4 and 8'),
     ({'decoder': 'implementation="flash", alignment="sparsemax"'}, "'flash' cannot compute this: the alignment is not"),
   ],
 )
-def test_options_that_do_not_go_together_are_named(given, message):
+def test_user_errors(options, message):
   with pytest.raises(UserError, match=message) as caught:
-    model = build_transformer(**given)
+    model = build_transformer(**options)
     jax.eval_shape(model.init, jax.random.key(0), *inputs())
   assert '\n' not in str(caught.value)
