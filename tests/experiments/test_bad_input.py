@@ -56,8 +56,11 @@ FIELDS = [
   ('model.attention.alignment=softmax(temp=3)', ["unknown option of alignment 'softmax': 'temp'", "'temperature'?"]),
   ('model.attention.alignment=softmx', ["unknown alignment 'softmx'", "'softmax'?", 'sparsemax']),
   ('model.attention.implementation=fast', ["unknown implementation 'fast'", 'xla']),
-  ('model.attention.implementation=chunked', ['computes many queries at once, this decoder asks for one', 'auto, xla']),
-  ('model.attention.heads=3', ['features=128 cannot be divided among heads=3']),
+  (
+    'model.attention.implementation=chunked',
+    ['computes all queries at once, but this decoder has one query at a time', 'auto, xla'],
+  ),
+  ('model.attention.heads=3', ['features must be a multiple of heads, got features=128 and heads=3']),
   ('model.encoder=birn', ["unknown encoder 'birn'", "'birnn'?"]),
   ('model.encoder=birnn(rnn="gruu")', ["unknown rnn 'gruu'", "'gru'?", 'lstm']),
   ('model.encoder=birnn(layer=2)', ["unknown option of encoder 'birnn': 'layer'", "'layers'?"]),
@@ -132,7 +135,7 @@ def test_a_decoder_without_attention_cannot_be_selected_by_alignments(tmp_path):
 def test_buckets_longer_than_the_positions(task, tmp_path):
   encoder = 'transformer(features=4, heads=2, hidden=4, position="learned(max_positions=3)")'
   result = run('train', *tiny_arguments(task, tmp_path / 'run', f'--config.model.encoder={encoder}'))
-  assert_user_error(result, ["position 'learned'", 'max_positions', 'sequence of 5'])
+  assert_user_error(result, ["position 'learned': sequences must have at most max_positions=3 positions, got 5"])
   assert not (tmp_path / 'run').exists()
 
 
@@ -203,7 +206,9 @@ def test_unusable_folders(task, trained, tmp_path):
   folder, _ = trained
   before = read_tree(folder)
   other = run('train', *tiny_arguments(task, folder, '--config.model.embedding=6', '--config.training.seed=2'))
-  assert_user_error(other, ['model.embedding is 4 in its config.json, 6 in', 'training.seed is 0 in its config.json, 2 in'])
+  assert_user_error(
+    other, ['model.embedding is 4 in its config.json, 6 in', 'training.seed is 0 in its config.json, 2 in']
+  )
   assert read_tree(folder) == before
 
 
