@@ -44,7 +44,7 @@ def test_checkpoints_of_one_run_are_an_ensemble(trained):
     run('translate', workdir, '--checkpoint=best,latest', '--stream'), ['--stream needs a single checkpoint']
   )
   result = run('translate', workdir, '--checkpoint=best,')
-  assert_user_error(result, ['checkpoint', "'best,'"])
+  assert_user_error(result, ['checkpoint must be', "got 'best,'"])
   assert_user_error(run('translate', workdir, '--mbr=', stdin=INPUT), ["cannot parse ''"])
 
 
