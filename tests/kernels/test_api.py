@@ -62,7 +62,10 @@ def sampling_alignment(scores, mask, *, rng):
     ({'score': lambda query, key: key}, r'\[S\] = \[7\], got \(7, 5\)'),
     ({'score': lambda query, key: None}, r'\[S\] = \[7\], got \(\)'),
     ({'alignment': lambda scores, mask: scores[1:]}, r'\[S\] = \[7\], got \(6,\)'),
-    ({'alignment': aj.alignments.monotonic}, 'alignment: a function that takes a state must be given as Row'),
+    (
+      {'alignment': aj.alignments.monotonic},
+      'alignment: a function that takes a state needs an initial state: pass Row',
+    ),
     (ADDITIVE, r"params\['key'\] \(11, 17\).* key \(2, 7, 5\)"),
     (
       {'score': 'additive', 'params': {'score': {'v': jnp.ones(F)}}},

@@ -271,10 +271,19 @@ def test_weights_of_selects_the_layer():
     ({'encoder': 'width=0'}, "encoder 'conv': option width must be at least 1, got 0"),
     ({'decoder': 'weights_of=2'}, 'conv: weights_of.*-2 to 1'),
     ({'decoder': 'heads=2'}, "unknown option of decoder 'conv': 'heads'"),
-    ({'encoder': 'max_positions=3'}, "position 'learned': max_positions=3, got a sequence of 7"),
-    ({'decoder': 'max_positions=3'}, "position 'learned': max_positions=3, got a sequence of 5"),
+    (
+      {'encoder': 'max_positions=3'},
+      "position 'learned': sequences must have at most max_positions=3 positions, got 7",
+    ),
+    (
+      {'decoder': 'max_positions=3'},
+      "position 'learned': sequences must have at most max_positions=3 positions, got 5",
+    ),
     ({'alignment': 'hard'}, "conv: .*alignment.* 'hard'.*reinforce"),
-    ({'alignment': 'latent'}, "conv: .*alignment.* 'latent'.*sums over positions"),
+    (
+      {'alignment': 'latent'},
+      "conv: the alignment must train by backpropagation alone; 'latent' needs a sum over positions",
+    ),
   ],
 )
 def test_errors(options, message):
