@@ -49,11 +49,11 @@ def test_evaluation_and_plots(trained, tmp_path):
   assert result.code == 0 and 'accuracy' in result.out and len((tmp_path / 'hypotheses.txt').read_text().split()) == 32
   assert run('inspect_attention', f'--workdir={folder}', '--split=validation', '--rows=0,3').code == 0
   page = (folder / 'attention.html').read_text('utf-8')
-  assert page.count('<h2>') == 2 and 'right: blame' in page and page.count('class="sentence"') == 6
+  assert page.count('<h2>') == 2 and 'gold: blame' in page and page.count('class="sentence"') == 6
   path = tmp_path / 'text.html'
   result = run('inspect_attention', f'--workdir={folder}', '--text=It was <fine>. So!', f'--output={path}')
   assert result.code == 0, result.err
-  assert '&lt;' in path.read_text() and 'right:' not in path.read_text() and 'not read' not in path.read_text()
+  assert '&lt;' in path.read_text() and 'gold:' not in path.read_text() and 'not read' not in path.read_text()
   long = 'It was fine. ' * 4 + 'We left.'  # one sentence more than any bucket holds
   assert run('inspect_attention', f'--workdir={folder}', f'--text={long}', f'--output={tmp_path}/long.html').code == 0
   assert '… and 3 more words that were not read' in (tmp_path / 'long.html').read_text('utf-8')
@@ -93,7 +93,7 @@ def test_a_run_killed_before_it_stored_its_labels_starts_again(reviews, trained,
   [
     (['--config.model.pooling=attenton'], "unknown pooling 'attenton'"),
     (['--config.model.classifier=flatt'], "unknown classifier 'flatt'"),
-    (['--config.model.classifier=decomposable'], 'two texts are compared, got 4'),
+    (['--config.model.classifier=decomposable'], 'documents must have 2 texts, buckets of (2, words), got 4'),
     (['--config.model.classifier=decomposable', '--config.data.buckets=((2, 16),)'], 'compares pairs of texts'),
     (
       ['--config.training.auxiliary=redundancy'],
