@@ -146,8 +146,15 @@ class GlimpseNetwork(nn.Module):
 class GlimpseConfig:
   """The fields of `config.model` and their defaults.
 
-  Attributes as in GlimpseNetwork, and:
+  Attributes:
     samples: number of sampled paths of locations for each picture of a training batch.
+    glimpses: number of glimpses.
+    size: side of the finest patch in pixels.
+    scales: number of patches, each twice as large as the one before.
+    hidden: width of the layers of the patches and of the location.
+    features: width of the glimpse vector and of the recurrent state.
+    deviation: standard deviation of a location, in units of half a picture.
+    dtype: dtype of the computation, 'float32' or 'bfloat16'.
   """
 
   samples: Size = 1
