@@ -1,6 +1,7 @@
 """The console script, and the wheel: what it contains, and that its programs and configs run without a clone."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -30,9 +31,14 @@ EXTRAS = {
 
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory):
-  """The wheel of this checkout."""
+  """The wheel of this checkout, built from a copy, because a build leaves folders beside its sources."""
+  source = tmp_path_factory.mktemp('source')
+  for name in ('attention_jax', 'experiments', 'configs'):
+    shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns('__pycache__'))
+  for name in ('pyproject.toml', 'README.md', 'LICENSE'):
+    shutil.copy(ROOT / name, source)
   folder = tmp_path_factory.mktemp('wheel')
-  command = [sys.executable, '-m', 'build', '--wheel', '--outdir', str(folder), str(ROOT)]
+  command = [sys.executable, '-m', 'build', '--wheel', '--outdir', str(folder), str(source)]
   subprocess.run(command, check=True, capture_output=True, cwd=folder)
   (path,) = folder.glob('*.whl')
   return path

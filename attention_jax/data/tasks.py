@@ -185,7 +185,7 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> TranslationData:
   Args:
     config: task (a spec of TASKS), folder (where relative paths start), vocabulary (a spec of VOCABULARIES),
       shared_vocabulary (one for both sides), buckets.
-    run_folder: where the vocabularies are stored, and read from if they exist; None stores nothing.
+    run_folder: the folder of a run whose stored vocabularies are used; None, and missing ones, are trained.
 
   Raises:
     UserError: for anything that is wrong with the config or the files.
@@ -208,7 +208,7 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> TranslationData:
 def _load_or_train_vocabularies(
   config: Mapping[str, Any], train: Corpus, run_folder: str | None
 ) -> tuple[dict[str, vocab.Vocabulary], list[str]]:
-  """The vocabulary of each side, stored in the folder of the run, and a line of report for each."""
+  """The vocabulary of each side, and a line of report for each."""
   spec = config['vocabulary']
   sides = _columns_by_side(config)
   by_side = {side: vocab.load_stored(spec, run_folder, side) if run_folder else None for side in sides}
@@ -219,8 +219,6 @@ def _load_or_train_vocabularies(
       lines = itertools.chain(*(getattr(train, column) for column in columns))
       by_side[side] = vocab.train(spec, lines)
       origin = 'made from the training split'
-      if run_folder:
-        by_side[side].save(run_folder, side)
     report.append(f'{side} vocabulary {spec}: {len(by_side[side])} entries, {origin}')
   return by_side, report
 

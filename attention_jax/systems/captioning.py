@@ -51,7 +51,7 @@ from attention_jax.systems.base import (
   parse_rows,
   trace_loss,
 )
-from attention_jax.systems.translation import TranslationEvaluation, initializer_for_batch, text_metric_directions
+from attention_jax.systems.translation import TranslationEvaluationConfig, initializer_for_batch, text_metric_directions
 from attention_jax.tokens import EOS
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.loop import Training
@@ -65,7 +65,7 @@ CAPTION_METRICS = {'loss': False, 'accuracy': True} | POINTING_METRICS
 
 
 @dataclasses.dataclass(frozen=True)
-class CaptioningData:
+class CaptioningDataConfig:
   """Fields of `config.data`.
 
   Attributes:
@@ -94,10 +94,10 @@ class CaptioningSystem(System):
   """
 
   config_groups: Mapping[str, type] = {
-    'data': CaptioningData,
+    'data': CaptioningDataConfig,
     'model': ModelConfig,
     'model.attention': Attention,
-    'evaluation': TranslationEvaluation,
+    'evaluation': TranslationEvaluationConfig,
   }
   plot_filename = 'attention.png'
   extra_plot_suffixes = ('.gif',)
@@ -144,7 +144,7 @@ class CaptioningSystem(System):
     check_caption_lengths(config['data']['buckets'])
     bind(config['data']['task'], PICTURES, 'task')
     vocab.parse_kind(config['data']['vocabulary'])
-    TranslationEvaluation(**config['evaluation'])
+    TranslationEvaluationConfig(**config['evaluation'])
     for spec in config['evaluation']['metrics']:
       compute_metric(spec, ['a'], [['a']])  # some options are checked only when the metric is computed
     model = build_captioner(config['model'], 5)
@@ -341,7 +341,7 @@ class CaptioningSystem(System):
   @functools.cached_property
   def _compile_search(self) -> Callable[[int], Callable]:
     """Beam size -> the compiled search."""
-    options = TranslationEvaluation(**self.config['evaluation'])
+    options = TranslationEvaluationConfig(**self.config['evaluation'])
     max_length = options.max_length or self._lengths[-1]
 
     @functools.cache

@@ -61,7 +61,7 @@ SELECTABLE_METRICS = {'loss': False, 'accuracy': True}
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassificationData:
+class ClassificationDataConfig:
   """Fields of `config.data`.
 
   Attributes:
@@ -83,7 +83,7 @@ class ClassificationData:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassificationEvaluation:
+class ClassificationEvaluationConfig:
   """Fields of `config.evaluation`.
 
   Attributes:
@@ -118,10 +118,10 @@ class ClassificationSystem(System):
   """
 
   config_groups: Mapping[str, type] = {
-    'data': ClassificationData,
+    'data': ClassificationDataConfig,
     'model': ClassifierConfig,
     'model.attention': Attention,
-    'evaluation': ClassificationEvaluation,
+    'evaluation': ClassificationEvaluationConfig,
   }
   plot_filename = 'attention.html'
 
@@ -161,7 +161,7 @@ class ClassificationSystem(System):
   def check(cls, config: Config, training: Training) -> None:
     bind(config['data']['task'], DOCUMENTS, 'task')
     vocab.parse_kind(config['data']['vocabulary'])
-    ClassificationEvaluation(**config['evaluation'])
+    ClassificationEvaluationConfig(**config['evaluation'])
     check_setting(training, 'objective', 'likelihood', 'classification')
     model = build_classifier(config['model'], 5, 2)
     sentences, _ = largest_bucket(check_document_buckets(config['data']['buckets']))

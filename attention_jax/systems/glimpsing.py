@@ -40,7 +40,7 @@ MIN_PROBABILITY = 1e-30  # bounds the loss of a sampled mean that is 0 in float3
 
 
 @dataclasses.dataclass(frozen=True)
-class GlimpsingData:
+class GlimpsingDataConfig:
   """Fields of `config.data`.
 
   Attributes:
@@ -55,7 +55,7 @@ class GlimpsingData:
 
 
 @dataclasses.dataclass(frozen=True)
-class GlimpsingEvaluation:
+class GlimpsingEvaluationConfig:
   """Fields of `config.evaluation`.
 
   Attributes:
@@ -96,7 +96,11 @@ class GlimpsingSystem(System):
     load_data: returns the splits; called on first use.
   """
 
-  config_groups: Mapping[str, type] = {'data': GlimpsingData, 'model': GlimpseConfig, 'evaluation': GlimpsingEvaluation}
+  config_groups: Mapping[str, type] = {
+    'data': GlimpsingDataConfig,
+    'model': GlimpseConfig,
+    'evaluation': GlimpsingEvaluationConfig,
+  }
   plot_filename = 'glimpses.png'
   implementation = 'hard, by glimpses'
 
@@ -116,7 +120,7 @@ class GlimpsingSystem(System):
   @classmethod
   def check(cls, config: Config, training: Training) -> None:
     bind(config['data']['task'], DIGITS, 'task')
-    GlimpsingEvaluation(**config['evaluation'])
+    GlimpsingEvaluationConfig(**config['evaluation'])
     check_setting(training, 'objective', 'likelihood', 'glimpsing')
     check_setting(training, 'auxiliary', '', 'glimpsing')
     model = _build(config['model'], classes=2)

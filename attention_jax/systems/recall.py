@@ -35,7 +35,7 @@ SELECTABLE_METRICS = {'loss': False, 'cost': False, 'error': False, 'exact_match
 
 
 @dataclasses.dataclass(frozen=True)
-class RecallData:
+class RecallDataConfig:
   """Fields of `config.data`.
 
   Attributes:
@@ -51,7 +51,7 @@ class RecallData:
 
 
 @dataclasses.dataclass(frozen=True)
-class RecallEvaluation:
+class RecallEvaluationConfig:
   """Fields of `config.evaluation`.
 
   Attributes:
@@ -85,7 +85,11 @@ class RecallPrediction(NamedTuple):
 class RecallSystem(System):
   """Any cell on any memory task. Episodes are generated, so that there is nothing to download."""
 
-  config_groups: Mapping[str, type] = {'data': RecallData, 'model': RecallConfig, 'evaluation': RecallEvaluation}
+  config_groups: Mapping[str, type] = {
+    'data': RecallDataConfig,
+    'model': RecallConfig,
+    'evaluation': RecallEvaluationConfig,
+  }
   plot_filename = 'memory.png'
   splits = ('train', *NUM_EPISODES)
 
@@ -104,8 +108,8 @@ class RecallSystem(System):
 
   @classmethod
   def check(cls, config: Config, training: Training) -> None:
-    RecallData(**config['data'])
-    RecallEvaluation(**config['evaluation'])
+    RecallDataConfig(**config['data'])
+    RecallEvaluationConfig(**config['evaluation'])
     check_setting(training, 'objective', 'likelihood', 'recall')
     check_setting(training, 'auxiliary', '', 'recall')
     check_setting(training, 'label_smoothing', 0.0, 'recall')

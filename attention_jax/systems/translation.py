@@ -43,7 +43,7 @@ TRACED_ENTRIES = 4  # vocabulary size of the model that `check` traces
 
 
 @dataclasses.dataclass(frozen=True)
-class TranslationData:
+class TranslationDataConfig:
   """Fields of `config.data`.
 
   Attributes:
@@ -65,7 +65,7 @@ class TranslationData:
 
 
 @dataclasses.dataclass(frozen=True)
-class TranslationEvaluation:
+class TranslationEvaluationConfig:
   """Fields of `config.evaluation`.
 
   Attributes:
@@ -112,10 +112,10 @@ class TranslationSystem(System):
   """
 
   config_groups: Mapping[str, type] = {
-    'data': TranslationData,
+    'data': TranslationDataConfig,
     'model': ModelConfig,
     'model.attention': Attention,
-    'evaluation': TranslationEvaluation,
+    'evaluation': TranslationEvaluationConfig,
   }
   plot_filename = 'attention.png'
 
@@ -136,8 +136,7 @@ class TranslationSystem(System):
 
   @classmethod
   def load(cls, config: Config, folder: str | None) -> 'TranslationSystem':
-    # tasks.load writes vocabularies that are missing in the folder, in every process; `save` writes them in one.
-    data = tasks.load(config['data'], folder if folder and _has_vocabularies(config, folder) else None)
+    data = tasks.load(config['data'], folder)
     model = build(config['model'], len(data.source_vocab), len(data.target_vocab))
     return cls(config, model, data.source_vocab, data.target_vocab, lambda: data)
 
@@ -160,7 +159,7 @@ class TranslationSystem(System):
     check_weights(auxiliary_losses(training.auxiliary), model.decoder.attention if model.traits.attends else None)
     if training.select in ALIGNMENT_METRICS and not model.traits.attends:
       raise UserError(f'training.select={training.select!r} measures alignments, but this decoder has no attention')
-    if TranslationEvaluation(**config['evaluation']).replace_unknown and not model.traits.attends:
+    if TranslationEvaluationConfig(**config['evaluation']).replace_unknown and not model.traits.attends:
       raise UserError('evaluation.replace_unknown=True uses attention weights, but this decoder has no attention')
     for spec in config['evaluation']['metrics']:
       compute_metric(spec, ['a'], [['a']])  # some options are checked only when the metric is computed
@@ -259,7 +258,7 @@ class TranslationSystem(System):
       buckets=self.config['data']['buckets'],
       max_length=options['max_length'],
       batch_size=options['batch_size'],
-      ranking=TranslationEvaluation(**options).ranking,
+      ranking=TranslationEvaluationConfig(**options).ranking,
       replace_unknown=options['replace_unknown'],
     )
 
@@ -345,12 +344,6 @@ def _dummy_batch(source: int = 2, target: int = 2) -> Batch:
 
 def _loss(model: EncoderDecoder, training: Training) -> Loss:
   return sequence_loss(model, training.label_smoothing, training.auxiliary, training.objective)
-
-
-def _has_vocabularies(config: Config, folder: str) -> bool:
-  """Whether a run folder holds every vocabulary of the config."""
-  sides = ('shared',) if config['data']['shared_vocabulary'] else ('source', 'target')
-  return all(vocab.load_stored(config['data']['vocabulary'], folder, side) is not None for side in sides)
 
 
 def _check_shared_vocabulary(config: Config, model: EncoderDecoder) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from attention_jax.data import tasks
 from attention_jax.data.splits import SPLITS
-from attention_jax.data.tasks import get_split, load, load_vocabularies
+from attention_jax.data.tasks import get_split, load, load_vocabularies, save_vocabularies
 from attention_jax.errors import UserError
 from tests.data.helpers import write_tfds_set
 
@@ -89,6 +89,9 @@ def test_a_resumed_run_restores_its_vocabularies(folder):
     f'{run}: contains no source and no target vocabulary; was a run started there?'
   )
   first = load(make_config(TEXT, folder), run)
+  assert not (folder / 'run').exists()  # loading stores nothing
+  (folder / 'run').mkdir()
+  save_vocabularies(make_config(TEXT), first.source_vocab, first.target_vocab, run)
   (folder / 'train.en').write_text('other\nwords\nin\nhere\n')
   second = load(make_config(TEXT, folder), run)
   assert second.source_vocab.encode('a dog') == first.source_vocab.encode('a dog')
@@ -100,7 +103,9 @@ def test_a_resumed_run_restores_its_vocabularies(folder):
 @pytest.mark.parametrize('vocabulary', ['char', 'word', 'subword(size=36)'])
 def test_shared_vocabulary(folder, vocabulary):
   shared = make_config(TEXT, folder, vocabulary, shared=True, buckets=((32, 32),))
-  data = load(shared, str(folder / 'run'))
+  data = load(shared, None)
+  (folder / 'run').mkdir()
+  save_vocabularies(shared, data.source_vocab, data.target_vocab, str(folder / 'run'))
   assert data.source_vocab is data.target_vocab
   assert data.source_vocab.decode(data.source_vocab.encode('a Katze')) == 'a Katze'
   source, target = load_vocabularies(shared, str(folder / 'run'))

@@ -74,7 +74,7 @@ class DrawnShape(NamedTuple):
     return left, top, right, bottom
 
 
-class Scene(NamedTuple):
+class CaptionedScene(NamedTuple):
   """A picture [WIDTH, WIDTH, 3] uint8, its caption, and for each word of it the box of its shape, or None."""
 
   picture: np.ndarray
@@ -82,7 +82,7 @@ class Scene(NamedTuple):
   boxes: list[Box | None]
 
 
-def generate(split: str, seed: int = 0) -> Iterator[Scene]:
+def generate(split: str, seed: int = 0) -> Iterator[CaptionedScene]:
   """Yields the scenes of a split, a pure function of (split, seed).
 
   Raises:
@@ -94,7 +94,7 @@ def generate(split: str, seed: int = 0) -> Iterator[Scene]:
   for _ in range(size):
     shapes = _draw_shapes(draw, split == 'unseen')  # from back to front
     words, boxes = describe(_left_to_right(shapes))
-    yield Scene(_paint(draw, shapes), ' '.join(words), boxes)
+    yield CaptionedScene(_paint(draw, shapes), ' '.join(words), boxes)
 
 
 def describe(shapes: list[DrawnShape]) -> tuple[list[str], list[Box | None]]:
