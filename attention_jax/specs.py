@@ -1,8 +1,8 @@
 """Spec strings: `'name(option=literal)'` selects a row of a table and sets its options.
 
-One parser and one binder serve every table of the package. What a row may be given is its schema, which is read from
-the keyword-only arguments of a function or from the fields of a dataclass. The allowed range of a number stands beside
-it: `features: Annotated[int, Range(1)]`; the aliases at the end of this file name the usual ones.
+One parser and one checker serve every table of the package. The schema of a row lists its options, and is read from the
+keyword-only arguments of a function or from the fields of a dataclass. The annotation of a number may
+contain its allowed range: `features: Annotated[int, Range(1)]`. The aliases at the end of this file are common ranges.
 """
 
 import ast
@@ -25,7 +25,7 @@ _KINDS = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-  """Allowed values of a number, from `low` to `high`; NaN is in no range, and infinity in none with an open end.
+  """Allowed values of a number, from `low` to `high`. NaN and infinity are in no range, even without a bound.
 
   Attributes:
     low, high: the bounds; by default there is none.
@@ -111,7 +111,7 @@ def check_options(what: str, options: Mapping[str, Any], schema: Schema) -> None
   """Checks options against a schema.
 
   Args:
-    what: what the options belong to, as an error names it: "decoder 'luong'".
+    what: what the options belong to, for error messages: "decoder 'luong'".
     options: the options to check.
     schema: the options that are allowed.
 
@@ -158,7 +158,7 @@ def bind(
   Args:
     spec: `'name'` or `'name(option=literal, ...)'`.
     table: rows by name.
-    what: what the table holds, as an error names it: 'decoder'.
+    what: the kind of entry, for error messages: 'decoder'.
     schema: maps a row to the options it accepts; by default they are read from the row itself.
 
   Returns:
@@ -220,7 +220,7 @@ def _option(annotation: Any, default: Any) -> Option:
 
 
 def _has_type(value: Any, annotation: Any) -> bool:
-  """Whole numbers are numbers; True and False are not. Any takes everything."""
+  """Whether `value` has the annotated type. An int is also a float; a bool is neither. Any accepts every value."""
   if annotation is Any:
     return True
   if annotation in (int, float):

@@ -1,4 +1,4 @@
-"""Shared start of every program. A mistake of the user is one line and exit code 2, never a traceback."""
+"""Shared start of every program. A user error prints one line and exits with status 2, without a traceback."""
 
 import errno
 import io
@@ -33,7 +33,7 @@ def define_run_flags(allow_ensemble: bool = False) -> None:
 
 def define_search_flags() -> None:
   """Defines the flags that override fields of config.evaluation which control the search."""
-  unknown_help = 'replace an unknown word by the source word with the largest weight; by default as in the config'
+  unknown_help = 'replace an unknown word with the source word of largest weight; by default as in the config'
   flags.DEFINE_integer('beams', None, 'beam size, 1 for greedy search; by default as in the config', 1)
   flags.DEFINE_float(
     'alpha', None, 'exponent of the length penalty ((5 + length) / 6)^alpha; by default as in the config', 0
@@ -53,7 +53,7 @@ def search_overrides() -> dict[str, Any]:
 def launch(main: Callable[[], None]) -> None:
   """Parses the flags and calls main().
 
-  Exits with 2 and one line after an error that the user can correct, and with 130 after an interrupt.
+  Prints one line and exits with status 2 after an error that the user can correct; exits with 130 after an interrupt.
 
   Args:
     main: the program; it reads its arguments from FLAGS.
@@ -142,7 +142,7 @@ def _device_error() -> str:
   platforms = jax.config.jax_platforms
   if not platforms or _has_devices():
     return ''
-  return f'JAX_PLATFORMS={platforms}: jax finds no such device on this machine; JAX_PLATFORMS=cpu runs on any'
+  return f'JAX_PLATFORMS={platforms}: jax finds no such device on this machine; JAX_PLATFORMS=cpu works on any machine'
 
 
 def _has_devices() -> bool:

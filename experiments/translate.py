@@ -67,7 +67,7 @@ flags.DEFINE_integer('seed', 0, 'for --samples: seed of the random numbers')
 flags.DEFINE_float('temperature', 1.0, 'for --samples: below 1, likely tokens are preferred')
 flags.DEFINE_integer('top_k', 0, 'for --samples: sample from the k likeliest tokens; 0 for all')
 flags.DEFINE_float('top_p', 1.0, 'for --samples: sample from the likeliest tokens whose total probability reaches p')
-flags.DEFINE_float('min_p', 0.0, 'for --samples: sample from tokens at least this times as likely as the likeliest')
+flags.DEFINE_float('min_p', 0.0, 'for --samples: sample from tokens at least min_p times as likely as the likeliest')
 flags.DEFINE_bool('stream', False, 'translate lines of stdin token by token while they arrive')
 flags.DEFINE_bool('json', False, 'print one JSON object per line: hypotheses, scores, tokens, alignments, weights')
 
@@ -143,8 +143,8 @@ def _output_function(nbest: int) -> Callable[[int, str, Sequence[Any]], None]:
 def _rank(hypotheses: list) -> list:
   """Ranks the hypotheses of one line.
 
-  With --mbr by their expected utility, which becomes their score, and without repeated texts. Otherwise the order is
-  unchanged; a search returns hypotheses without repetition, samples may repeat.
+  With --mbr, they are sorted by their expected utility, which becomes their score, and repeated texts are removed.
+  Otherwise the order is unchanged; repeated hypotheses are removed from a search and kept among samples.
   """
   from attention_jax.inference.minimum_bayes_risk import expected_utility
 
@@ -176,7 +176,7 @@ def _sampling_options():
     return None
   search_flags = [f'--{name}={value}' for name, value in search_overrides().items() if name not in FLAGS_OF_BOTH]
   if search_flags:
-    raise UserError(f'--samples={FLAGS.samples} samples, {search_flags[0]} searches; use one of them')
+    raise UserError(f'--samples={FLAGS.samples} samples, {search_flags[0]} is for search; use one of them')
   return Sampling(FLAGS.samples, **options)
 
 
@@ -184,7 +184,7 @@ def _check_search_flags() -> None:
   from attention_jax.inference.metrics import higher_is_better
 
   if FLAGS.samples and FLAGS.groups > 1:
-    raise UserError(f'--samples={FLAGS.samples} samples, --groups={FLAGS.groups} searches; use one of them')
+    raise UserError(f'--samples={FLAGS.samples} samples, --groups={FLAGS.groups} is for search; use one of them')
   if FLAGS.groups == 1 and FLAGS.diversity != FLAGS['diversity'].default:
     raise UserError(f'--diversity={FLAGS.diversity} is an option of --groups, which must be at least 2')
   if FLAGS.mbr is not None:
@@ -209,7 +209,7 @@ def _translate_stream(run) -> None:
   from attention_jax.inference.streaming import StreamingTranslator
 
   if run.config['evaluation']['replace_unknown']:
-    raise UserError('--stream cannot replace unknown words, as the run does; use --noreplace_unknown')
+    raise UserError('--stream cannot replace unknown words, but the config of the run does; use --noreplace_unknown')
   predictor = run.predictor
   max_length = predictor.max_length
   translate = StreamingTranslator(

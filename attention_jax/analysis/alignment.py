@@ -46,12 +46,12 @@ class AlignmentScores(NamedTuple):
 
 
 def alignment_error_rate(links: Links, sure: Links, possible: Links | None = None) -> float:
-  """1 - (|A ∩ S| + |A ∩ P|) / (|A| + |S|) of one sentence, Och and Ney (2003).
+  """1 - (|A ∩ S| + |A ∩ P|) / (|A| + |S|) of one sentence. Och & Ney 2003.
 
   Args:
     links: A, the predicted (source, target) pairs. In all three arguments a repeated pair counts once.
     sure: S, the pairs that must be predicted.
-    possible: P, the pairs that may be predicted; it always includes the sure ones. None: no others.
+    possible: P, the pairs that may be predicted; it always includes the sure ones. None: only the sure ones.
 
   Returns:
     0 (best) to 1. Without predicted and sure links it is 0. If only A is empty it is 1, if only S is empty
@@ -131,10 +131,9 @@ def links_from_weights(weights: np.ndarray, source_length: int, target_length: i
 
 
 def monotonicity(weights: np.ndarray, source_length: int, target_length: int) -> np.ndarray:
-  """Computes, for each pair of adjacent target tokens with links, whether the second link does not move back.
+  """Returns, for each pair of adjacent linked target tokens, whether the source position stays or moves forward.
 
-  Pairs are tokens t and t + 1 that both have a link, see `links_from_weights`. A second link to the same source token
-  does not move back.
+  Pairs are target tokens t and t + 1 that both have a link, see `links_from_weights`.
 
   Args:
     weights: [T, S], as in `links_from_weights`.
@@ -142,18 +141,18 @@ def monotonicity(weights: np.ndarray, source_length: int, target_length: int) ->
     target_length: number of target tokens without the EOS.
 
   Returns:
-    bool [P], one for each of the P pairs in order. Their mean is the share of steps that do not move back.
+    bool [P], one for each of the P pairs in order. Their mean is the share of monotonic steps.
 
   Raises:
     UserError: as `links_from_weights`.
   """
   links = links_from_weights(weights, source_length, target_length)
-  moves_on = [
+  is_monotonic = [
     next_source >= source
     for (source, target), (next_source, next_target) in itertools.pairwise(links)
     if next_target == target + 1
   ]
-  return np.array(moves_on, bool)
+  return np.array(is_monotonic, bool)
 
 
 def merge_weights(weights: np.ndarray, source_words: Sequence[int], target_words: Sequence[int]) -> np.ndarray:
@@ -167,7 +166,7 @@ def merge_weights(weights: np.ndarray, source_words: Sequence[int], target_words
 
   Returns:
     [T', S'] float64, with a row per target word and a column per source word, up to the last word that has a token,
-    and last the row and the column of the EOS. The row of a target word without tokens is zero.
+    followed by the row and the column of the EOS. The row of a target word without tokens is zero.
 
   Raises:
     UserError: if the weights have another shape.

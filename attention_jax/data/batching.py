@@ -63,7 +63,7 @@ class BatchOrder:
 
   Step `s` lies in epoch `s // len(order)`. Each epoch contains every row that fits a bucket exactly once. The order of
   the rows depends on (seed, epoch) alone, and the bucket of a step on the epoch alone. The last batch of each bucket is
-  padded with filler rows. No state but a cache is kept between steps: a run is resumed by knowing its step, and threads
+  padded with filler rows. Only a cache is kept between steps: the step number is enough to resume a run, and threads
   may share one object.
   """
 
@@ -185,7 +185,8 @@ class Batches:
       raise UserError(f'links are required, but the {encoded.rows} pairs have no links between their tokens')
     if links and resegment:
       raise UserError(
-        'links are required, but they join tokens, and the vocabulary samples other tokens in each epoch; set dropout=0'
+        'links are required, but they join tokens, and the vocabulary samples a new segmentation in each epoch; '
+        'expected a vocabulary without sampling (dropout=0 or sampling=0)'
       )
 
   def __len__(self) -> int:
@@ -238,7 +239,7 @@ def check_any_row_fits(split: str, bucket_index: np.ndarray) -> None:
 def eval_batches(
   encoded: EncodedCorpus, buckets: Iterable[Sequence[int]], size: int, *, links: bool = False
 ) -> Iterator[Batch]:
-  """Yields batches for evaluation: every row that fits a bucket once, by bucket, then by source length.
+  """Yields batches for evaluation: each row that fits a bucket once, ordered by bucket, then by source length.
 
   A row that fits no bucket is in no batch; `encoding.describe_corpus` reports such rows.
 

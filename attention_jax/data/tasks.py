@@ -67,7 +67,7 @@ def records(folder: str, *, form: str = 'sentence', seed: int = 0) -> dict[str, 
 
 
 def _sure_links(links: Links) -> Links:
-  """The links of target characters that have exactly one; a character with several comes from any part of a span."""
+  """The links of target characters with exactly one link; several links mean any position in a source span."""
   num_links = collections.Counter(target for _, target in links)
   return tuple((source, target) for source, target in links if num_links[target] == 1)
 
@@ -119,7 +119,7 @@ def tsv(
   Args:
     folder: the folder that relative paths start from.
     train, validation, test, unseen: the table of each split.
-    level: the unit that links count, a key of text.LINK_LEVELS.
+    level: the unit in which links are counted, a key of text.LINK_LEVELS.
   """
   return _read_splits(lambda split, path: read_tsv(_join(folder, path), level), train, validation, test, unseen)
 
@@ -185,7 +185,7 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> TranslationData:
   Args:
     config: task (a spec of TASKS), folder (where relative paths start), vocabulary (a spec of VOCABULARIES),
       shared_vocabulary (one for both sides), buckets.
-    run_folder: the folder of a run whose stored vocabularies are used; None, and missing ones, are trained.
+    run_folder: a run folder, whose stored vocabularies are used; missing ones are trained. None trains all.
 
   Raises:
     UserError: for anything that is wrong with the config or the files.

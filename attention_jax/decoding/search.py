@@ -1,8 +1,8 @@
 """Greedy and beam search over the step of a model, see generate.py.
 
 Beams are a vmapped axis beside the batch, and all beams of a source share its memory. Reordering beams copies nothing
-but the carry, with one tree.map: each step records its tokens, weights and parents, and the hypotheses are read off in
-the end by following the parents backwards.
+but the carry, with one tree.map: each step records its tokens, weights and parents, and after the
+last step the hypotheses are reconstructed by following the parents backwards.
 """
 
 import math
@@ -90,9 +90,9 @@ def beam(
 
   Args:
     step: the step of the model.
-    carry: its first carry, of sources [B].
-    memory: its memory, of sources [B].
-    beams: K, of all groups together.
+    carry: the initial carry of the model, leaves [B, ...].
+    memory: the memory of the model, leaves [B, ...].
+    beams: K, the number of beams of all groups together.
     max_length: T, EOS included.
     ranking: the ranking of the finished hypotheses.
     source_mask: [B, S] bool, True = real; by default every position is. Rows without any real position are filler
@@ -136,7 +136,7 @@ def beam(
       state.log_probs - log_normalizer, logits, continues, groups, diversity
     )
     log_probs = jnp.maximum(log_probs, IMPOSSIBLE_SCORE)
-    threshold = _lowest_of_best(log_probs, ended, groups)
+    threshold = _group_threshold(log_probs, ended, groups)
     ended = jnp.where((ended >= threshold) | (level == max_length - 1), ended, IMPOSSIBLE_SCORE)
     scores = ranking_scores(ended, eos_log_probs, level + 1, coverage, source_mask, ranking)
     finished = _update_finished(state.finished, ended, scores, level, groups)
@@ -149,8 +149,8 @@ def beam(
     return BeamState(carry, coverage, log_probs, finished), history
 
   def is_active(state, inputs):
-    # Log-probabilities only fall, and the length penalty is largest at the greatest length. EOS, whatever its factor,
-    # and the coverage penalty add at most 0. Hence no live beam can end with a score above this bound.
+    # Log-probabilities only fall, and the length penalty is largest at the greatest length. The terms of EOS and of
+    # coverage are at most 0. Hence no live beam can end with a score above this bound.
     bound = state.log_probs.max(1) / length_penalty(max_length, ranking.alpha)
     _, source_mask = inputs
     return source_mask.any(-1) & (bound > state.finished.scores.min(1))
@@ -241,7 +241,7 @@ def _continue_beams(
   log_probs: jax.Array, logits: jax.Array, allowed: np.ndarray
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """The K best sums of log_probs [B, K] and allowed logits [B, K, V]: sums, parent beams and tokens, all [B, K]."""
-  # The best of each beam come first, so that the second sort is over K * K entries instead of K * V.
+  # Selects the K best tokens of each beam first, so that the second top_k is over K * K entries instead of K * V.
   beams = log_probs.shape[-1]
   best_logits, tokens = masked_top_k(logits, allowed, beams)
   sums = log_probs[..., None] + best_logits
@@ -251,8 +251,8 @@ def _continue_beams(
   return best, index // sums.shape[-1], tokens.astype(jnp.int32)
 
 
-def _lowest_of_best(log_probs: jax.Array, ended: jax.Array, groups: int) -> jax.Array:
-  """[B, K]: the (K / G)-th best of a group's live beams and ends [B, K], repeated for each beam of the group."""
+def _group_threshold(log_probs: jax.Array, ended: jax.Array, groups: int) -> jax.Array:
+  """The (K / G)-th best log-probability of a group's live and ended beams, repeated for each of its beams: [B, K]."""
   candidates = jnp.concatenate([_by_group(log_probs, groups), _by_group(ended, groups)], axis=-1)
   size = log_probs.shape[1] // groups
   return jnp.repeat(jax.lax.top_k(candidates, size)[0][..., -1], size, axis=-1)

@@ -35,7 +35,7 @@ class EmittedToken(NamedTuple):
   Attributes:
     token: its id; the last one is EOS.
     position: the last source position read so far, counted from 0; -1 if there is none.
-    weights: [lookback + 1], of the positions that end at `position`; all 0 past the end of the source.
+    weights: [lookback + 1], of the last positions up to `position`; all 0 past the end of the source.
   """
 
   token: int
@@ -51,7 +51,7 @@ class EmittedToken(NamedTuple):
 
 
 class StreamPosition(NamedTuple):
-  """Where the decoder attends.
+  """Source position at which the decoder attends, and the memory that ends there.
 
   Attributes:
     position: the last source position read so far.
@@ -69,7 +69,7 @@ class StreamingDecoder:
 
   Args:
     model: a model that passes `check_streamable`.
-    max_length: of hypotheses, EOS included.
+    max_length: maximum number of tokens of a hypothesis, EOS included.
 
   Raises:
     UserError: for a model that needs the complete source.
@@ -125,7 +125,7 @@ class StreamingDecoder:
 
 
 def _start(model: EncoderDecoder, width: int):
-  """-> the encoder's first states, the decoder's first carry, BOS [1], and a fully masked window."""
+  """Returns the encoder's initial states, the decoder's initial carry, BOS [1], and a fully masked window."""
   mask = jnp.zeros((1, width), bool)
   states, memory = model.encoder.extend(model.encoder.init_states(1), jnp.full((1, width), PAD, jnp.int32), mask)
   # The cell starts without the encoder's final states, of which it uses the batch size alone.
@@ -135,7 +135,7 @@ def _start(model: EncoderDecoder, width: int):
 
 
 def _read(model: EncoderDecoder, states: Any, window: Memory, ids: jax.Array):
-  """The next source token, ids [1, 1] -> the encoder's states, and the window moved by one position."""
+  """Encodes the next source token, ids [1, 1]; returns the encoder's states and the window moved by one position."""
   states, memory = model.encoder.extend(states, ids)
   new = model.decoder.cell.remember(Encoded(memory, jnp.ones(ids.shape, bool), ()))
 
@@ -147,7 +147,7 @@ def _read(model: EncoderDecoder, states: Any, window: Memory, ids: jax.Array):
 
 
 def _step(model: EncoderDecoder, carry: Any, token: jax.Array, window: Memory, is_last: jax.Array):
-  """One decoder step, at the end of the window -> carry, the next token [1], weights [1, S]."""
+  """Computes one decoder step at the end of the window; returns the carry, the next token [1], and weights [1, S]."""
   carry, outputs = model.step(model.decoder.cell.move_to_end(carry, window), token, SourceMemory(window))
   return carry, search.greedy_token(outputs.logits, is_last), outputs.weights
 
@@ -159,7 +159,7 @@ class Requirement(NamedTuple):
   """One property that a model needs for streaming.
 
   Attributes:
-    description: the property, as an error names it.
+    description: the property, for error messages.
     field: the field of the config that decides it.
     is_met: model -> whether it has the property.
     value: model -> its value of the field.

@@ -31,9 +31,9 @@ def addressing(
   Equations 5 and 7 to 9; with the score `cosine(beta=1.0)` (equation 6) this is the whole of section 3.3. w' are the
   weights of the previous query. As long as nothing has been attended to (w' = 0), g is 1.
 
-  The query q determines the other symbols, each with its bias: β = ζ(bᵀ q), g = σ(gᵀ q), γ = 1 + ζ(pᵀ q), and
-  s = softmax(S q) over shifts by -⌊K/2⌋ ... ⌊K/2⌋ positions, without the last one if K is even. ζ is softplus, and ∗ is
-  the circular convolution of `shift_weights`.
+  The other symbols are functions of the query q, with biases that are omitted here: β = ζ(strengthᵀ q), g = σ(gateᵀ q),
+  γ = 1 + ζ(powerᵀ q), and s = softmax(shift q) over shifts by -⌊K/2⌋ ... ⌊K/2⌋ positions, without the last one if K is
+  even. ζ is softplus, and ∗ is the circular convolution of `shift_weights`.
   """
   scores = at_least_float32(scores)
   query = at_least_float32(query)
@@ -54,7 +54,7 @@ def shift_weights(weights: Weights, mask: Mask, shifts: Float[Array, 'K']) -> We
   """Circular convolution Σ_k shifts[k] weights[s - k + ⌊K/2⌋]. Graves et al. 2014, equation 8.
 
   The circle runs from the first to the last unmasked position. Weight that would reach a masked position in between is
-  dropped; if no weight were left, all of it stays where it was.
+  dropped. If this would leave no weight, the weights are returned unshifted.
 
   Args:
     weights: the weights before the shift.
@@ -110,8 +110,8 @@ def write_memory(
   Args:
     memory: M, the memory before the heads write.
     weights: w, the position weights of each head.
-    erase: e, from 0 to 1.
-    add: a.
+    erase: e, the share that each head erases, from 0 to 1.
+    add: a, the vector that each head adds.
 
   Returns:
     The memory after all heads have written.

@@ -77,7 +77,7 @@ def zero_masked_memory(memory: Memory) -> Memory:
 
 
 def is_recurrent(score: Row, alignment: Row) -> bool:
-  """Returns whether queries must be attended in order."""
+  """Returns whether queries must be processed in order."""
   return score.is_recurrent or alignment.is_recurrent
 
 
@@ -146,7 +146,7 @@ def project(x: Float[Array, '... D'], params: Params, name: str) -> Float[Array,
 
 
 def call_variant(fn: Callable, args: tuple, params: Params, step_inputs: Mapping[str, Any], state):
-  """Calls a variant with the arguments that it declares; a test-time twin may declare fewer than its variant.
+  """Calls a variant with the arguments that it declares; a test-time counterpart may declare fewer than its variant.
 
   Args:
     fn: a score, an alignment, or a companion of one, such as `Row.at_test`.
@@ -236,7 +236,7 @@ def attend_step(
     memory: used as it is. If masked positions may contain NaN, apply `zero_masked_memory` once before the first step.
     bias: added to the scores before masking; -inf masks a position.
     rng: a PRNG key, consumed by variants that sample.
-    deterministic: whether an alignment is replaced by its test-time twin.
+    deterministic: whether an alignment is replaced by its test-time counterpart, if it has one.
 
   Returns:
     The carry for the next step, and the context and weights.

@@ -93,7 +93,7 @@ def chain_log_marginal(scores: Float[Array, 'T S'], log_likelihood: Float[Array,
 
 
 def chain_posterior(weights: Float[Array, 'T S'], states: ChainState, log_likelihood: Float[Array, 'T S']) -> Array:
-  """p(a_t | the whole output): the gradient of the log marginal for the log-likelihoods (the backward algorithm)."""
+  """p(a_t | the whole output): gradient of the log marginal with respect to log_likelihood (backward algorithm)."""
   scores = at_least_float32(states.scores)
   return jax.grad(chain_log_marginal, argnums=1)(scores, log_likelihood.astype(scores.dtype))
 
@@ -120,7 +120,7 @@ def reinforce(
   entropy: float = 0.0,
   discount: float = 1.0,
 ) -> Float[Array, '']:
-  """Σ_t log π(a_t) (G_t - b_t): its gradient is an unbiased estimate of ∂/∂π of E[Σ_t r_t] + λ H. Williams 1992.
+  """Σ_t log π(a_t) (G_t - b_t), whose gradient estimates that of E[Σ_t r_t] + λ H without bias. Williams 1992.
 
   G_t is the sum of the rewards from step t on, because the sample at t has no influence on earlier ones. With `entropy`
   λ every step has the additional reward -λ log π(a_t), whose expectation is the entropy of all samples (Xu et al. 2015,
@@ -149,8 +149,8 @@ def rewards_to_go(rewards: Float[Array, 'T'], discount: float = 1.0) -> Float[Ar
 def _transition(position: Scores, scores: Scores) -> Scores:
   """log Σ_{a' ≤ a} p(a') exp(e_a) / Σ_{k ≥ a'} exp(e_k): one step of the chain, in logs; LOG_ZERO if unreachable."""
   ahead = _cumulative(scores, reverse=True)
-  is_finite = _is_positive(position) & _is_positive(ahead)
-  ratio = jnp.where(is_finite, position - jnp.where(is_finite, ahead, 0.0), LOG_ZERO)
+  is_reachable = _is_positive(position) & _is_positive(ahead)
+  ratio = jnp.where(is_reachable, position - jnp.where(is_reachable, ahead, 0.0), LOG_ZERO)
   return _multiply(_cumulative(ratio), scores)
 
 
@@ -161,8 +161,8 @@ def _is_positive(logs: Scores) -> Array:
 
 def _multiply(x: Scores, y: Scores) -> Scores:
   """Adds logarithms; LOG_ZERO where either is LOG_ZERO."""
-  is_finite = _is_positive(x) & _is_positive(y)
-  return jnp.where(is_finite, jnp.where(is_finite, x, 0.0) + jnp.where(is_finite, y, 0.0), LOG_ZERO)
+  is_positive = _is_positive(x) & _is_positive(y)
+  return jnp.where(is_positive, jnp.where(is_positive, x, 0.0) + jnp.where(is_positive, y, 0.0), LOG_ZERO)
 
 
 def _cumulative(logs: Scores, reverse: bool = False) -> Scores:

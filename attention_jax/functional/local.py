@@ -22,7 +22,7 @@ class Window(NamedTuple):
   Attributes:
     centre: a position, not necessarily a whole number.
     reach: the greatest distance.
-    compute_weights: (scores, mask, offset) -> weights of any positions that include the window, where
+    compute_weights: (scores, mask, offset) -> weights, for any set of positions that contains the window, where
       offset = position - centre.
   """
 
@@ -33,7 +33,7 @@ class Window(NamedTuple):
 
 @check_single_query
 def local_m(scores: Scores, mask: Mask, *, step: Int[Array, ''], width: int = 10) -> Weights:
-  """softmax over |s - t| ≤ D, t the number of the query ('monotonic'). Luong et al. 2015, section 3.2.
+  """softmax over |s - t| ≤ D, t the index of the query ('monotonic'). Luong et al. 2015, section 3.2.
 
   D is `width`. A query whose window contains no position gets zero weights.
 
@@ -55,8 +55,8 @@ def local_p(
 ) -> Weights:
   """softmax over |s - p| ≤ D, times exp(-(s - p)² / 2σ²), σ = D/2, where p = S σ(vᵀ tanh(Wᵀ q)) ('predictive').
 
-  Luong et al. 2015, equations 9 and 10. D is `width`. S is the number of unmasked positions, the first of which is
-  position 0 of p. The weights are not normalised again, so that they sum to less than 1.
+  Luong et al. 2015, equations 9 and 10. D is `width`, and S is the number of unmasked positions. p is counted from the
+  first of them. The weights are not normalised again, so that they sum to less than 1.
 
   Raises:
     UserError: if the width is less than 1.

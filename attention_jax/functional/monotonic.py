@@ -1,4 +1,5 @@
-"""Alignments that only move forward. Their state is the position distribution after the previous query.
+"""Alignments that only move forward. Their state is the distribution of the position after the previous query, for
+`forward` and `forward_agent` its logarithm.
 
 Weights may sum to less than 1: mass that moves past the end of the memory is lost, and is not spread over the other
 positions. Expected weights are linear recurrences, q[s] = a[s] q[s - 1] + b[s], solved by an associative scan, which
@@ -46,8 +47,8 @@ def monotonic(scores: Scores, mask: Mask, *, state: Weights, rng: jax.Array, noi
   check_at_least('monotonic', 'noise', noise, 0)
   scores = at_least_float32(scores)
   # Always drawn in float32, so that a seed gives the same walk in every precision.
-  stop = scores + noise * jax.random.normal(rng, scores.shape, jnp.float32).astype(scores.dtype)
-  weights = _stopping_probabilities(stop, mask, state)
+  stop_logits = scores + noise * jax.random.normal(rng, scores.shape, jnp.float32).astype(scores.dtype)
+  weights = _stopping_probabilities(stop_logits, mask, state)
   return weights, weights
 
 
@@ -158,12 +159,12 @@ def log_add(x: Array, y: Array) -> Array:
   return jnp.maximum(jnp.logaddexp(x, y), LOG_ZERO)
 
 
-def _stopping_probabilities(stop: Scores, mask: Mask, previous: Weights) -> Weights:
-  """Where a walk from `previous` ends if it stops at s with probability σ(stop[s]), and never where masked."""
-  stop = jnp.where(mask, stop, 0.0)
-  stop_probability = jnp.where(mask, jax.nn.sigmoid(stop), 0.0)
-  pass_probability = jnp.where(mask, jax.nn.sigmoid(-stop), 1.0)
-  arrival_probability = linear_recurrence(jnp.roll(pass_probability, 1), previous.astype(stop.dtype))
+def _stopping_probabilities(stop_logits: Scores, mask: Mask, previous: Weights) -> Weights:
+  """Probability that a walk from `previous` ends at s, if it stops there with σ(stop_logits[s]), or 0 if masked."""
+  stop_logits = jnp.where(mask, stop_logits, 0.0)
+  stop_probability = jnp.where(mask, jax.nn.sigmoid(stop_logits), 0.0)
+  pass_probability = jnp.where(mask, jax.nn.sigmoid(-stop_logits), 1.0)
+  arrival_probability = linear_recurrence(jnp.roll(pass_probability, 1), previous.astype(stop_logits.dtype))
   return stop_probability * arrival_probability
 
 

@@ -16,7 +16,7 @@ from attention_jax.functional.table import Param, Product, Row, TanhSum, check_t
 Scores = Float[Array, 'S']
 
 
-def _sum(spec: str, *operands: Array) -> Array:
+def _einsum(spec: str, *operands: Array) -> Array:
   """Einsum that accumulates in at least float32."""
   return jnp.einsum(spec, *operands, preferred_element_type=accumulation_dtype(*operands))
 
@@ -87,7 +87,7 @@ def offset_additive(
   bias: Float[Array, 'F'],
   offset: float | Float[Array, ''],
 ) -> Scores:
-  """eₛ = g v/‖v‖ · tanh(q + kₛ + b) + r: with an initial r < 0 a monotonic walk rarely stops. Raffel et al. 2017."""
+  """eₛ = g v/‖v‖ · tanh(q + kₛ + b) + r, with r < 0 initially for monotonic attention. Raffel et al. 2017."""
   scores = normed_additive(query, key, v=v, gain=gain, bias=bias)
   return scores + jnp.asarray(offset, scores.dtype)
 
@@ -164,7 +164,7 @@ def coverage(
 ) -> Scores:
   """eₛ = vᵀ tanh(q + kₛ + u cₛ), c = the sum of all weights so far. See, Liu & Manning 2017, equation 11.
 
-  As in `additive`, the bias inside of the tanh is omitted.
+  As in `additive`, the bias inside the tanh is omitted.
   """
   return additive(query, key + _outer(coverage.astype(key.dtype), u), v=v)
 

@@ -209,7 +209,7 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], what: str) -> R
   Args:
     spec: a spec string, a row, or a function of the same signature.
     table: rows by name.
-    what: what the table holds, as an error names it.
+    what: the kind of entry, for error messages.
 
   Returns:
     The row, with the options of the spec string bound to its functions.

@@ -26,7 +26,7 @@ from attention_jax.training.partition import jit_on_mesh, make_mesh, replicate, 
 
 # Metrics of gold targets, which every config has, and whether higher is better. Those of alignments need gold links.
 ALIGNMENT_METRICS = {'alignment_error_rate': False, 'precision': True, 'recall': True}
-FORCED_METRICS = {'loss': False, 'accuracy': True} | ALIGNMENT_METRICS
+TEACHER_FORCED_METRICS = {'loss': False, 'accuracy': True} | ALIGNMENT_METRICS
 
 
 class ForcedScores(NamedTuple):

@@ -85,8 +85,8 @@ class Predictor:
     source_vocab: source vocabulary of the run.
     target_vocab: target vocabulary of the run.
     buckets: buckets of training; a longer source gets its own bucket, rounded up to a multiple of 32.
-    max_length: of hypotheses, EOS included; 0 for the longest target of the buckets.
-    batch_size: sources per batch, rounded up to a multiple of the devices; few lines use a smaller batch.
+    max_length: maximum length of hypotheses, EOS included; 0 for the longest target of the buckets.
+    batch_size: sources per batch, rounded up to a multiple of the number of devices; few lines use a smaller batch.
     ranking: ranking of hypotheses unless a call sets another one.
     replace_unknown: whether an unknown token is replaced by the source token with the largest weight (Jean et al. 2015;
       Luong et al. 2015).
@@ -149,8 +149,8 @@ class Predictor:
     Args:
       lines: the sources.
       beams: beams of the search; 1 is greedy.
-      groups: of a diverse search, see search.beam.
-      diversity: of a diverse search, see search.beam.
+      groups: number of groups of a diverse beam search, see search.beam.
+      diversity: penalty of a diverse beam search, see search.beam.
       ranking: ranking of hypotheses; by default that of the predictor.
       sampling: samples hypotheses instead of searching for them.
       first_line: number of the first line; the samples of a line depend on its number.
@@ -182,7 +182,7 @@ class Predictor:
     """Returns the longest source that the model accepts, up to `length` tokens, EOS included."""
     is_accepted = length <= self._longest_bucket or self._accepts_length(length)
     if is_accepted or not self._accepts_length(1):
-      return length  # a model that does not accept one token has another mistake, which the search reports
+      return length  # a model that rejects even one token fails for another reason, which the search reports
     accepted = 1
     rejected = length
     while rejected - accepted > 1:
@@ -278,7 +278,7 @@ class Predictor:
     if ids[-1] == EOS:
       ids = ids[:-1]
     weights = hypotheses.weights[i, k, :length, :source_length].copy()  # a view would keep the whole batch in memory
-    # From the size of the vocabulary on, ids stand for words of the source, and after them for words of the prefix.
+    # Ids vocab_size + s are words of the source; ids vocab_size + len(source) + t are words of the prefix.
     vocab_size = len(self.target_vocab)
     words = source + prefix
     if self._replace_unknown and source:
@@ -324,7 +324,7 @@ def compile_search(
   Args:
     model: the model.
     strategy: how hypotheses are searched or sampled.
-    max_length: of hypotheses, EOS included.
+    max_length: maximum length of hypotheses, EOS included.
     ranking: ranking of the hypotheses.
     mesh: the device mesh over which the sources are sharded, if any.
 
@@ -368,7 +368,7 @@ def mask_absent_copies(step: Callable) -> Callable:
 def _posterior_weights(
   model: EncoderDecoder, variables: Any, source: jax.Array, source_mask: jax.Array, hypotheses: Hypotheses
 ) -> jax.Array:
-  """Weights [B, K, T, S] of a latent alignment given whole hypotheses; those of a search depend on the past alone."""
+  """Posterior weights [B, K, T, S] given whole hypotheses; the weights of a search depend only on earlier tokens."""
 
   def posterior(hypothesis):
     tokens, lengths = hypothesis

@@ -1,4 +1,4 @@
-"""Floor 1: `attend` and the table of its implementations. 'xla' is the definition; the others compute the same."""
+"""`attend` and the table of its implementations: 'xla' is the reference, and the others compute the same function."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -23,9 +23,9 @@ class Implementation(NamedTuple):
 
   Attributes:
     description: what it does and what it is for, in one line.
-    attend: attends all queries of one sequence; the signature of `functional.attend.attend`.
-    attend_step: attends one query; the signature of `functional.attend.attend_step`. None if the implementation has no
-      method for single queries, which the definition computes cheaply.
+    attend: attends with all queries of one sequence; has the signature of `functional.attend.attend`.
+    attend_step: attends with one query; has the signature of `functional.attend.attend_step`. None if the
+      implementation has no method for single queries; the definition then computes them.
     unsupported_reason: (score row, alignment row) -> the reason why it cannot compute this pair, '' if it can.
   """
 
@@ -122,7 +122,7 @@ def attend(
   """weights = alignment(score(query, key) + bias, mask); context = weights @ value.
 
   Queries are scanned in order if the score or the alignment takes `previous`, `coverage`, `step` or `state`, and
-  are attended all at once otherwise. Batch axes are vmapped.
+  are processed all at once otherwise. Batch axes are vmapped.
 
   Args:
     query: [..., T, Dq].

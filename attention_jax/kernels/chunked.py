@@ -3,8 +3,8 @@
 Memory is linear in T + S, not T S. A block has complete rows of scores, so that every score and every alignment is
 supported: recurrent ones pass their carry from block to block.
 
-Block sizes apply to one sequence: up to T S = BLOCK it is a single block. The sequences of a batch and their heads are
-computed together, one block of each at a time.
+Block sizes apply to one sequence, which is a single block up to T S = MAX_BLOCK_SCORES. The sequences of a batch and
+their heads are computed together, one block of each at a time.
 """
 
 import functools
@@ -24,8 +24,8 @@ from attention_jax.functional.attend import (
 from attention_jax.functional.masking import accumulation_dtype, vary_like
 from attention_jax.functional.table import Row, TanhSum
 
-BLOCK = 2**20  # scores of a block, at most
-ENTRIES = 2**24  # entries of [T, S, F] of a block, at most, for scores that compute this array
+MAX_BLOCK_SCORES = 2**20  # maximum number of scores in a block
+MAX_BLOCK_ENTRIES = 2**24  # maximum size of a block's array [T, S, F], for scores that compute one
 
 
 # A recurrent score may compute an array [S, F] per query, which must not be stored for all queries.
@@ -64,9 +64,9 @@ def attend(
     carry, attended = block(score, alignment, params, carry, (query, mask, bias, rngs), memory, deterministic)
     return carry, attended if return_weights else attended._replace(weights=None)
 
-  rows = max(1, BLOCK // size)
+  rows = max(1, MAX_BLOCK_SCORES // size)
   if block is attend_block and isinstance(score.form, TanhSum):
-    rows = max(1, min(rows, ENTRIES // (size * memory.key.shape[-1])))
+    rows = max(1, min(rows, MAX_BLOCK_ENTRIES // (size * memory.key.shape[-1])))
   if rows >= steps:
     return run_block(carry, xs)[1]
   blocks = -(-steps // rows)

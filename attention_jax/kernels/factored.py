@@ -1,7 +1,8 @@
 """Implementation 'factored': additive scores from exponentials of queries and of keys, in blocks of queries.
 
-The array [T, S, F] never exists, in value or gradient, and no transcendental function is computed for its entries, see
-tanh_sum.py. Blocks, and the memory they need, are those of 'chunked'. A single query uses the definition's step: its
+The array [T, S, F] is never materialised, neither in the forward nor in the backward pass. No transcendental function
+is evaluated for its entries, except for keys of a very wide range (see tanh_sum.py). Blocks, and the memory that they
+need, are those of 'chunked'. A single query uses the definition's step: its
 array is [S, F], which XLA fuses away, and computing the exponentials would cost more than it saves.
 """
 
@@ -30,9 +31,9 @@ def attend_block(score: Row, alignment: Row, params, carry, xs, memory: Memory, 
   def step(carry, xs):
     scores, query, mask, bias, rng = xs
     rng = None if rng is None else jax.random.split(rng)[1]  # the half that the definition's step passes on
-    visible = memory._replace(mask=mask)
+    query_memory = memory._replace(mask=mask)
     return attend_from_scores(
-      alignment, params, carry, scores, query, visible, bias=bias, rng=rng, deterministic=deterministic
+      alignment, params, carry, scores, query, query_memory, bias=bias, rng=rng, deterministic=deterministic
     )
 
   xs = (scores, query, mask, bias, rngs)

@@ -1,9 +1,10 @@
 """Implementation 'flash': products q · k with softmax, block by block (Dao et al. 2022, algorithms 1, 2 and 4).
 
-The weights are never in memory, in value or gradient: a block of them is computed from its queries and keys, used and
-discarded, and recomputed for the gradient. For this the largest score of each query and the sum of its exponentials
-are stored separately: added to a large score, the log of the sum is lost to rounding. Blocks that are masked for all
-their queries are skipped, up to half of all blocks under a causal mask, and only partly masked blocks read the mask.
+Neither the weights nor their gradients are stored: each block of them is computed from its queries and keys, used and
+discarded. The backward pass computes it again, from the largest score of each query and the sum of its exponentials.
+These two are stored separately, because a log-sum-exp would lose the log of the sum to rounding if the score is large.
+Blocks that are masked for all their queries are skipped, up to half of all blocks under a causal mask, and only partly
+masked blocks read the mask.
 
 Blocks have shape [keys, queries]. Maxima and sums then run along the first axis, which compilers vectorise, and every
 product has its operands in the order that CPUs multiply fastest. The sequences of a batch and heads run one after the
@@ -129,16 +130,16 @@ class Blocks(NamedTuple):
   """Partition of T queries and S keys into blocks of nearly equal size.
 
   Attributes:
-    queries: number of blocks of queries.
-    rows: queries of a block.
-    keys: number of blocks of keys.
-    columns: keys of a block.
+    num_query_blocks: number of blocks of queries.
+    query_block: number of queries in a block.
+    num_key_blocks: number of blocks of keys.
+    key_block: number of keys in a block.
   """
 
-  queries: int
-  rows: int
-  keys: int
-  columns: int
+  num_query_blocks: int
+  query_block: int
+  num_key_blocks: int
+  key_block: int
 
   @classmethod
   def of(cls, steps: int, size: int) -> 'Blocks':
@@ -146,11 +147,11 @@ class Blocks(NamedTuple):
     return cls(*_split_evenly(steps), *_split_evenly(size))
 
   def by_query(self, x: jax.Array) -> jax.Array:
-    """[T, ...] -> [blocks, rows, ...], padded with zeros."""
+    """[T, ...] -> [blocks, query_block, ...], padded with zeros."""
     return _split_blocks(x, self.queries, self.rows)
 
   def by_key(self, x: jax.Array) -> jax.Array:
-    """[S, ...] -> [blocks, columns, ...], padded with zeros."""
+    """[S, ...] -> [blocks, key_block, ...], padded with zeros."""
     return _split_blocks(x, self.keys, self.columns)
 
   def pad(self, x: jax.Array) -> jax.Array:
@@ -159,7 +160,7 @@ class Blocks(NamedTuple):
     return jnp.pad(x, ((0, rows), (0, self.keys * self.columns - x.shape[1])))
 
   def slice_block(self, x: jax.Array, i, j) -> jax.Array:
-    """Block (i, j) [columns, rows or 1] of a padded and transposed array [S, T or 1]."""
+    """Returns block (i, j) [key_block, query_block or 1] of a padded and transposed array [S, T or 1]."""
     is_shared = x.shape[1] == 1
     rows = 1 if is_shared else self.rows
     first_row = 0 if is_shared else i * self.rows
@@ -179,7 +180,7 @@ class Blocks(NamedTuple):
     return jnp.broadcast_to(live, shape), jnp.broadcast_to(full, shape)
 
   def _group_keys(self, x: jax.Array) -> jax.Array:
-    """[rows, S] -> [rows, blocks, columns]."""
+    """[rows, S] -> [rows, blocks, key_block]."""
     return x.reshape(x.shape[0], self.keys, -1)
 
 
@@ -232,10 +233,10 @@ def _block_order(live: jax.Array, full: jax.Array) -> tuple[jax.Array, jax.Array
   return jnp.argsort(rank, axis=1), full.sum(1), live.sum(1)
 
 
-def _fold_live_blocks(step: Callable, order, full, live, carry):
+def _fold_live_blocks(step: Callable, order, num_full, num_live, carry):
   """Folds step(has_masked, block, carry) over the live blocks of a row, in the order of `_block_order`."""
-  carry = jax.lax.fori_loop(0, full, lambda n, carry: step(False, order[n], carry), carry)
-  return jax.lax.fori_loop(full, live, lambda n, carry: step(True, order[n], carry), carry)
+  carry = jax.lax.fori_loop(0, num_full, lambda n, carry: step(False, order[n], carry), carry)
+  return jax.lax.fori_loop(num_full, num_live, lambda n, carry: step(True, order[n], carry), carry)
 
 
 @shard_over_rows
@@ -249,7 +250,7 @@ def _forward(q, k, v, inputs: BlockedInputs):
   values = blocks.by_key(v).swapaxes(1, 2)
 
   def attend_row(xs):
-    i, query, order, full, live = xs
+    i, query, order, num_full, num_live = xs
 
     def step(has_masked, j, carry):
       max_score, total, context = carry
@@ -265,7 +266,7 @@ def _forward(q, k, v, inputs: BlockedInputs):
       return jnp.zeros((size, blocks.rows), q.dtype)
 
     start = vary_like((zeros(1) + min_finite(q.dtype), zeros(1), zeros(width)), q, k, v, *inputs)
-    max_score, total, context = _fold_live_blocks(step, order, full, live, start)
+    max_score, total, context = _fold_live_blocks(step, order, num_full, num_live, start)
     is_attending = total != 0  # True also for NaN, which then fills the whole row, as in the definition
     inverse_sum = jnp.where(is_attending, 1 / jnp.where(is_attending, total, 1.0), 0.0)
     return (context * inverse_sum).T, max_score[0], inverse_sum[0]
@@ -294,12 +295,12 @@ def _backward(q, k, v, inputs: BlockedInputs, context, max_score, inverse_sum, g
     return vary_like(start, q, k, v, *inputs, g)
 
   def differentiate_column(carry, xs):
-    j, key, key_t, value, order, full, live = xs
+    j, key, key_t, value, order, num_full, num_live = xs
 
     def step(has_masked, i, carry):
       (dq, dbias), dk, dv = carry
       scores = _scores(key, queries[i], blocks, inputs, has_masked, i, j)
-      # A score can exceed the largest one by rounding alone, which for large scores is a lot.
+      # Rounding can lift a recomputed score above the stored maximum, by much if scores are large.
       exps = jnp.exp(jnp.minimum(scores - max_scores[i][None], 0.0))
       dweights = inputs.apply_dropout(blocks, value @ g_rows[i].T, i, j)
       dscores = exps * (dweights - mean_dweights[i][None])
@@ -312,7 +313,7 @@ def _backward(q, k, v, inputs: BlockedInputs, context, max_score, inverse_sum, g
 
     dk = jnp.zeros((blocks.columns, features), q.dtype)
     dv = jnp.zeros((blocks.columns, width), q.dtype)
-    carry, dk, dv = _fold_live_blocks(step, order, full, live, (carry, *vary((dk, dv))))
+    carry, dk, dv = _fold_live_blocks(step, order, num_full, num_live, (carry, *vary((dk, dv))))
     return carry, (dk, dv)
 
   dbias = None if inputs.bias is None else jnp.zeros_like(inputs.bias)
@@ -325,7 +326,7 @@ def _backward(q, k, v, inputs: BlockedInputs, context, max_score, inverse_sum, g
 
 
 def _scores(key, query, blocks: Blocks, inputs: BlockedInputs, has_masked: bool, i, j) -> jax.Array:
-  """Scores [columns, rows] of block (i, j), -inf in masked positions; `has_masked`, whether any may be masked."""
+  """Scores [key_block, query_block] of block (i, j), -inf where masked; `has_masked`: whether any may be masked."""
   scores = key @ query.T
   if inputs.bias is not None:
     scores = scores + blocks.slice_block(inputs.bias, i, j)

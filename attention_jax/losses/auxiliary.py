@@ -1,4 +1,4 @@
-"""Auxiliary losses, minimised beside the cross entropy: `training.auxiliary='guided(weight=0.5) + coverage'`.
+"""Auxiliary losses, added to the cross entropy: `training.auxiliary='guided(weight=0.5) + coverage'`.
 
 An auxiliary loss is `f(outputs, batch, running, *, options) -> [] float32`, a sum over the real target tokens of the
 batch, like the cross entropy. `running` holds the running means that its row names. Masked positions affect neither
@@ -32,7 +32,7 @@ class AuxiliaryLoss(NamedTuple):
     needs_links: whether it needs Batch.links.
     needs_text: whether the source must be text in its natural order.
     uses_weights: whether its gradient flows through the attention weights.
-    running: metrics of RUNNING_METRICS of which it uses the running means.
+    running: names of the RUNNING_METRICS whose running means it uses.
     weight: its factor in the total; an option of every row.
     after: number of updates before it joins the total; an option of every row.
   """
@@ -56,7 +56,7 @@ class AuxiliaryLoss(NamedTuple):
 
 
 def coverage(outputs, batch, running: RunningMeans) -> jax.Array:
-  """Σ_t Σ_s min(w_ts, c_ts), c the sum of the weights before. See, Liu & Manning 2017, equation 12."""
+  """Σ_t Σ_s min(w_ts, c_ts), c_ts the sum of w_ks over k < t. See, Liu & Manning 2017, equation 12."""
   weights = _masked_weights(outputs, batch)
   before = jnp.cumsum(jnp.pad(weights[:, :-1], ((0, 0), (1, 0), (0, 0))), axis=1)
   return jnp.sum(jnp.minimum(weights, before))
@@ -70,7 +70,7 @@ def doubly_stochastic(outputs, batch, running: RunningMeans) -> jax.Array:
 
 
 def guided(outputs, batch, running: RunningMeans) -> jax.Array:
-  """−Σ_t mean over the gold links (t, s) of t of log(w_ts + 10⁻⁶). Chen et al. 2016, guided alignment, cross entropy.
+  """−Σ_t mean_s log(w_ts + 10⁻⁶) over the gold links (t, s) of t. Chen et al. 2016, guided alignment, cross entropy.
 
   Target tokens without links contribute 0.
   """
@@ -105,8 +105,8 @@ def reinforce(
     batch: the batch.
     running: the running mean 'log_likelihood'.
     entropy: weight of the entropy bonus.
-    discount: factor of the rewards per token of distance; at 0 the reward of a sample is that of its own token alone,
-      and attention to a position before its token is emitted earns nothing.
+    discount: factor of the rewards per token of distance. At 0 a sample is rewarded for the token of its step only, and
+      not for later tokens that depend on it.
 
   Raises:
     UserError: if the state of the alignment holds no log-probabilities of samples.
@@ -180,7 +180,7 @@ def check_weights(losses: Mapping[str, AuxiliaryLoss], attention) -> None:
     raise UserError(
       f'auxiliary loss {names} is trained through the attention weights, but those of alignment '
       f'{attention.alignment!r} have no gradient; expected an alignment that neither samples nor rounds, such as '
-      f'softmax, or gumbel; {DISABLE_HINT}'
+      f'softmax or gumbel; {DISABLE_HINT}'
     )
 
 

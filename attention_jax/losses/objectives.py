@@ -31,7 +31,7 @@ class Objective(NamedTuple):
 
   Attributes:
     build: options -> the objective.
-    running: its sums of which it uses the running means per token.
+    running: names of those of its sums whose running means per token it uses.
     uses_references: whether it compares hypotheses of the model with the data's targets, token by token.
   """
 
@@ -113,8 +113,8 @@ def inverse_sigmoid(*, k: Annotated[float, Range(1)] = 1000.0) -> Callable:
   return lambda n: k / (k + jnp.exp(n / k))
 
 
-# Probability ε_n that the decoder reads the data's token at update n. Bengio et al. 2015, section 2.4.
-CURRICULA: Mapping[str, Callable[..., Callable]] = {
+# Probability ε_n that the decoder reads the reference token at update n. Bengio et al. 2015, section 2.4.
+SAMPLING_SCHEDULES: Mapping[str, Callable[..., Callable]] = {
   'exponential': exponential,
   'inverse_sigmoid': inverse_sigmoid,
   'linear': linear,
@@ -122,31 +122,31 @@ CURRICULA: Mapping[str, Callable[..., Callable]] = {
 
 
 def scheduled_sampling(*, schedule: str = 'linear', temperature: NonNegative = 1.0) -> ObjectiveFn:
-  """−log p(y | x), where the decoder reads the data's tokens with probability ε_n at update n, else the model's own.
+  """−log p(y | x), where the decoder reads reference tokens with probability ε_n at update n, else predicted ones.
 
   Bengio et al. 2015, but in two passes, the same for every decoder (Mihaylova & Martins 2019; Duckworth et al. 2019,
-  parallel scheduled sampling): the model's own tokens are its predictions from the *data's* tokens, not from its own.
-  No gradient flows through them or through the pass that predicts them. The sum 'own' counts how many of them are read.
+  parallel scheduled sampling): the first pass predicts every token by teacher forcing, and the second pass reads some
+  of the predictions. No gradient flows through the first pass. The sum 'own' counts the predictions that are read.
 
   Args:
-    schedule: a spec of CURRICULA.
-    temperature: of the sampled tokens; 0 takes the likeliest.
+    schedule: a spec of SAMPLING_SCHEDULES.
+    temperature: temperature of the sampling; 0 selects the most probable token.
 
   Raises:
     UserError: for an unknown schedule or option.
   """
-  curriculum = build_from_spec(schedule, CURRICULA, 'schedule of scheduled_sampling')
+  reference_probability = build_from_spec(schedule, SAMPLING_SCHEDULES, 'schedule of scheduled_sampling')
 
   def objective(inputs: ObjectiveInputs) -> ObjectiveOutput:
     batch = inputs.batch
     mask_rng, sample_rng = jax.random.split(inputs.rng)
     first_rngs = fold_in_rngs(inputs.rngs, 1)
     first_pass = inputs.forward(batch.target, first_rngs, jax.lax.stop_gradient(inputs.params))
-    own = _sample_tokens(sample_rng, first_pass.logits, temperature)
-    is_gold = jax.random.bernoulli(mask_rng, curriculum(inputs.update), batch.target.shape)
-    is_own = batch.target_mask & ~is_gold
-    outputs = inputs.forward(jnp.where(is_own, own, batch.target), inputs.rngs)
-    sums = inputs.compute_loss(outputs) | {'own': jnp.sum(is_own, dtype=jnp.float32)}
+    predicted = _sample_tokens(sample_rng, first_pass.logits, temperature)
+    is_reference = jax.random.bernoulli(mask_rng, reference_probability(inputs.update), batch.target.shape)
+    is_predicted = batch.target_mask & ~is_reference
+    outputs = inputs.forward(jnp.where(is_predicted, predicted, batch.target), inputs.rngs)
+    sums = inputs.compute_loss(outputs) | {'own': jnp.sum(is_predicted, dtype=jnp.float32)}
     return ObjectiveOutput(sums, (outputs,))
 
   return objective
@@ -175,7 +175,7 @@ def make_objective(spec: str) -> tuple[ObjectiveFn, tuple[str, ...]]:
   """Builds an objective from a spec string.
 
   Returns:
-    The objective, and the names of its sums of which it uses the running means.
+    The objective, and the names of those of its sums whose running means it uses.
 
   Raises:
     UserError: for an unknown name or option, or a value outside its range.
@@ -190,7 +190,7 @@ def build_from_spec(spec: str, table: Mapping[str, Callable], what: str) -> Call
   Args:
     spec: `'name'` or `'name(option=literal, ...)'`.
     table: functions by name.
-    what: what the table holds, as an error names it.
+    what: the kind of entry, for error messages.
   """
   _, build, options = bind(spec, table, what)
   return build(**options)

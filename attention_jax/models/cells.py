@@ -81,7 +81,7 @@ class StepTrace(NamedTuple):
   alignment: Any = ()
 
 
-class Fixed(NamedTuple):
+class FixedMemory(NamedTuple):
   """Memory of a cell without attention: a summary [B, D] and the mask [B, S] of the source."""
 
   vector: jax.Array
@@ -176,7 +176,7 @@ class Plain(Cell):
   Other attributes are those of Cell; `attention` is not used.
 
   Attributes:
-    feed_context: whether the vector is an input of every step, beside determining the initial states.
+    feed_context: whether the vector is an input of every step, in addition to determining the initial states.
   """
 
   rnn: str = 'lstm'
@@ -193,15 +193,15 @@ class Plain(Cell):
   def traits(self) -> Traits:
     return Traits(attends=False, attends_in_recurrence=True)
 
-  def remember(self, encoded: Encoded) -> Fixed:
-    return Fixed(encoded.final, encoded.mask)
+  def remember(self, encoded: Encoded) -> FixedMemory:
+    return FixedMemory(encoded.final, encoded.mask)
 
-  def start(self, encoded: Encoded, memory: Fixed) -> CellCarry:
+  def start(self, encoded: Encoded, memory: FixedMemory) -> CellCarry:
     gates = self.context_gates(memory.vector) if self.feed_context else ()
     return CellCarry(self.stack.start(encoded.final), (), gates)
 
   def recur(
-    self, carry: CellCarry, inputs: jax.Array, memory: Fixed, deterministic: bool
+    self, carry: CellCarry, inputs: jax.Array, memory: FixedMemory, deterministic: bool
   ) -> tuple[CellCarry, StepTrace]:
     if self.feed_context:
       inputs = inputs + carry.feed
@@ -209,7 +209,7 @@ class Plain(Cell):
     return carry._replace(states=states), StepTrace(state)
 
   def compute_outputs(
-    self, traces: StepTrace, embeddings: jax.Array, memory: Fixed, deterministic: bool
+    self, traces: StepTrace, embeddings: jax.Array, memory: FixedMemory, deterministic: bool
   ) -> DecoderOutput:
     steps = traces.state.shape[:2]
     context = jnp.broadcast_to(memory.vector[:, None], (*steps, memory.vector.shape[-1]))

@@ -49,7 +49,7 @@ class Classifier(nn.Module):
     labels: number of labels, L.
     hidden: width of a ReLU layer before the output layer; 0 for none.
     dropout: rate on embeddings, encoder outputs and inputs of the last layers.
-    dtype: of the computation.
+    dtype: dtype of the computation.
   """
 
   takes_pairs = False
@@ -246,7 +246,7 @@ class ClassifierConfig:
     embedding: width of the word embeddings.
     hidden: width of a ReLU layer before the output layer; 0 for none.
     dropout: rate on embeddings, encoder outputs and inputs of the last layers.
-    dtype: of the computation, 'float32' or 'bfloat16'; parameters are float32.
+    dtype: dtype of the computation, 'float32' or 'bfloat16'; parameters are float32.
   """
 
   classifier: str = 'hierarchical'

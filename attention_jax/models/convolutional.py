@@ -41,7 +41,7 @@ class Convolutional(nn.Module):
     width: number of positions in the window of a convolution.
     max_positions: number of learned position embeddings, the longest sequence.
     dropout: rate on embeddings, block inputs and decoder outputs.
-    dtype: of the computation.
+    dtype: dtype of the computation.
   """
 
   features: Size = 512

@@ -60,7 +60,7 @@ class SourceMemory(NamedTuple):
   output_memory: Any = ()
 
 
-class Pending(NamedTuple):
+class LatentCarry(NamedTuple):
   """Carry of a model with a latent alignment that depends on the previous outputs.
 
   Attributes:
@@ -198,7 +198,7 @@ class EncoderDecoder(nn.Module):
     if latent and latent.observe:
       # The likelihood of BOS has no effect, because the initial position of the chain is known.
       cell = self.decoder.cell
-      carry = Pending(carry, jnp.zeros((*encoded.mask.shape, cell.width), cell.dtype))
+      carry = LatentCarry(carry, jnp.zeros((*encoded.mask.shape, cell.width), cell.dtype))
     return carry, memory
 
   def _sum_over_positions(
@@ -226,7 +226,7 @@ class EncoderDecoder(nn.Module):
     carry, output = self.decoder.step(carry, self.embedding(token, deterministic), memory, deterministic)
     log_probs = jax.nn.log_softmax(self.output(output.features).logits())
     outputs = ModelOutput(log_mixture(output.weights, log_probs), output.weights, output.state)
-    return Pending(carry, output.features) if is_observed else carry, outputs, log_probs
+    return LatentCarry(carry, output.features) if is_observed else carry, outputs, log_probs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -334,8 +334,8 @@ def make(spec: str, table: Mapping[str, type[nn.Module]], what: str, **parts: An
   Args:
     spec: name and options of a row of `table`.
     table: flax modules by name.
-    what: what the table holds, as an error names it.
-    **parts: fields that the caller sets, for every class that has them. Of these only `dropout` is an option too.
+    what: the kind of entry, for error messages.
+    **parts: values of fields, for every class that has them. Of these fields, only `dropout` may be set in `spec` too.
 
   Raises:
     UserError: for an unknown name, and for options that the class does not have or that are out of range.

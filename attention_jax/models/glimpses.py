@@ -70,7 +70,7 @@ class GlimpseNetwork(nn.Module):
     hidden: width of the layers of the patches and of the location.
     features: width of g and h.
     deviation: standard deviation of a location, in units of half a picture.
-    dtype: of the computation.
+    dtype: dtype of the computation.
   """
 
   labels: int

@@ -23,7 +23,7 @@ class _Image(nn.Module):
 
   Attributes:
     dropout: rate on the memory.
-    dtype: of the computation.
+    dtype: dtype of the computation.
   """
 
   input_dtype = np.uint8

@@ -41,7 +41,7 @@ class Heads(nn.Module):
     """Attends to the slots of a memory with every head.
 
     Args:
-      carry: of the step before, with leading axes [B, H].
+      carry: carry of the previous step, with leading axes [B, H].
       query: [B, D].
       memory: [B, S, M].
 
@@ -53,7 +53,7 @@ class Heads(nn.Module):
 
     def init_head(rng):
       query_rng, row_rng = jax.random.split(rng)
-      key_projection = nn.initializers.glorot_uniform()(query_rng, (size, width))  # to the key vector of the paper
+      key_projection = nn.initializers.glorot_uniform()(query_rng, (size, width))  # query -> key vector of the paper
       sizes = {'query': size, 'key': width, 'features': width}
       attention = init_params(row_rng, score=self.score, alignment=self.alignment, **sizes)
       score_sizes = sizes | {'query': size if self.score.project else width}
@@ -183,7 +183,7 @@ class Turing(nn.Module):
     width: width of a slot, M.
     reads: number of read heads, R.
     writes: number of write heads, W.
-    dtype: of the computation.
+    dtype: dtype of the computation.
   """
 
   attends = True
@@ -222,8 +222,8 @@ class Turing(nn.Module):
     """Computes one step from inputs [B, I]; returns the new state and the output."""
     batch = len(inputs)
     memory = state.memory
-    controller = self.control(state.controller, jnp.concatenate([inputs, state.contexts], -1))
-    h = controller[0].astype(memory.dtype)
+    controller_state = self.control(state.controller, jnp.concatenate([inputs, state.contexts], -1))
+    h = controller_state[0].astype(memory.dtype)
 
     def split_heads(x):
       return x.reshape(batch, self.writes, self.width).astype(memory.dtype)
@@ -235,8 +235,8 @@ class Turing(nn.Module):
 
     readers, contexts, read_weights = self.readers(state.readers, h, memory)
     contexts = contexts.reshape(batch, -1).astype(self.dtype)
-    features = jnp.concatenate([controller[0], contexts], -1)
-    state = TuringState(controller, memory, contexts, readers, writers)
+    features = jnp.concatenate([controller_state[0], contexts], -1)
+    state = TuringState(controller_state, memory, contexts, readers, writers)
     return state, RecallCellOutput(features, read_weights, write_weights)
 
 
@@ -249,7 +249,7 @@ class RecurrentBaseline(nn.Module):
     rnn: row of RECURRENCES.
     features: width of each layer.
     layers: number of layers.
-    dtype: of the computation.
+    dtype: dtype of the computation.
   """
 
   attends = False
@@ -303,7 +303,7 @@ class Recaller(nn.Module):
   Attributes:
     cell: row of RECALL_CELLS.
     outputs: number of output bits, O.
-    dtype: of the computation.
+    dtype: dtype of the computation.
   """
 
   cell: nn.Module
@@ -339,7 +339,7 @@ class RecallConfig:
     cell: spec of RECALL_CELLS.
     score: spec of SCORES, by which heads address the memory.
     alignment: spec of ALIGNMENTS, by which heads address the memory.
-    dtype: of the computation, 'float32' or 'bfloat16'; parameters are float32.
+    dtype: dtype of the computation, 'float32' or 'bfloat16'; parameters are float32.
   """
 
   cell: str = 'turing'
@@ -384,4 +384,4 @@ def _check_self_contained(what: str, spec: str, row: Row, table: Mapping[str, Ro
   """Raises UserError unless the row that `spec` selects from `table` is self-contained."""
   if not is_self_contained(row):
     expected = ', '.join(name for name, row in table.items() if is_self_contained(row))
-    raise UserError(f'turing: {what}={spec!r} draws or sums over positions; expected one of: {expected}')
+    raise UserError(f'turing: {what}={spec!r} needs random draws or a loss of its own; expected one of: {expected}')

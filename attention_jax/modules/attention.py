@@ -77,7 +77,7 @@ class Attention(nn.Module):
     dropout: dropout rate of the weights during training.
     project_values: whether a single head projects the value and the context as several heads do.
     positions: a module of modules.positions, for self-attention.
-    joined: initial variance of the output projection, times D.
+    joined: scale of the initial output projection, whose variance is joined / F.
     dtype: dtype of the computation; weights are float32 in any case.
   """
 
@@ -100,7 +100,7 @@ class Attention(nn.Module):
     self.score_params = RowParams(self.score_row, self.heads)
     self.alignment_params = RowParams(self.alignment_row, self.heads)
     without_dropout = lookup(self.alignment, ALIGNMENTS, 'alignment')
-    self.kernels = get_implementation(self.implementation, self.score_row, without_dropout)
+    self.resolved_implementation = get_implementation(self.implementation, self.score_row, without_dropout)
     self._check_dropout_support()
     if self.heads > 1 and self.alignment_row.latent:
       raise UserError(f'attention: heads must be 1 for a latent alignment, got heads={self.heads}')
@@ -128,7 +128,7 @@ class Attention(nn.Module):
       raise UserError(f'attention: kv_heads must be 0 or a divisor of heads={self.heads}, got kv_heads={self.kv_heads}')
 
   def _check_dropout_support(self) -> None:
-    if self.kernels.unsupported_reason(self.score_row, self.alignment_row):
+    if self.resolved_implementation.unsupported_reason(self.score_row, self.alignment_row):
       raise UserError(
         f"attention: implementation '{self.implementation}' does not support dropout on weights; "
         f'expected dropout=0.0 or one of: {", ".join(self._supported_implementations())}'
@@ -169,7 +169,7 @@ class Attention(nn.Module):
 
   @property
   def is_recurrent(self) -> bool:
-    """Whether queries must be attended in order."""
+    """Whether queries must be processed in order."""
     return self.resolved_score.is_recurrent or self.resolved_alignment.is_recurrent
 
   def check_step_support(self) -> None:
@@ -223,7 +223,7 @@ class Attention(nn.Module):
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*shape, *leaf.shape)), carry)
 
   def carry_at_last_position(self, memory: Memory) -> Carry:
-    """Returns the carry of an alignment with a lookback at the last position of the memory."""
+    """Returns an initial carry at the last instead of the first position, for an alignment with a lookback."""
     carry = self.init_carry(memory)
     score_state, state = carry.state
     return carry._replace(state=(score_state, jax.tree.map(lambda leaf: jnp.flip(leaf, -1), state)))
@@ -249,7 +249,7 @@ class Attention(nn.Module):
     Returns:
       The next carry, and Attended with context [B, V] and weights [B, S].
     """
-    attend_step = self.kernels.attend_step or functional.attend_step
+    attend_step = self.resolved_implementation.attend_step or functional.attend_step
 
     def step(params, carry, query, memory, bias, rng):
       carry, attended = attend_step(
@@ -292,7 +292,7 @@ class Attention(nn.Module):
     return_weights = return_weights or (self.positions is not None and self.positions.needs_weights)
 
     def steps(params, _, query, memory, bias, rng):
-      return self.kernels.attend(
+      return self.resolved_implementation.attend(
         self.score_row,
         self.alignment_row,
         params,
@@ -360,7 +360,7 @@ class Attention(nn.Module):
     return jax.tree.map(lambda x: x.reshape(*x.shape[:axis], *shape, *x.shape[axis + 1 :]), tree)
 
   def _rngs(self, shape: tuple[int, int], deterministic: bool):
-    """Keys of this shape, or None if neither the score nor the alignment draws."""
+    """PRNG keys of this shape, or None if neither the score nor the alignment samples."""
     alignment_draws = 'rng' in self.alignment_row.required_inputs and not (deterministic and self.alignment_row.at_test)
     if alignment_draws or 'rng' in self.score_row.required_inputs:
       return jax.random.split(self.make_rng('attention'), shape)

@@ -57,7 +57,7 @@ class Mixture(NamedTuple):
 
 
 class CopyInputs(NamedTuple):
-  """Inputs of an output layer that copies, beside the features.
+  """Inputs of an output layer that copies, in addition to the features.
 
   Attributes:
     memory: result of its `remember`, leaves [B, ...].
@@ -111,7 +111,7 @@ class TiedOutput(OutputLayer):
 
 
 class PointerOutput(OutputLayer):
-  """Words of the source alone; their probabilities are the attention weights. Vinyals, Fortunato & Jaitly 2015."""
+  """Emits only words of the source; their probabilities are the attention weights. Vinyals, Fortunato & Jaitly 2015."""
 
   copies = True
   generates = False

@@ -177,7 +177,7 @@ class Rotary(Positions):
 class Alibi(Positions):
   """e_ts - m_n |t - s|, m_n = 2^(-8 n / N) of head n = 1 ... N. Press, Smith & Lewis 2022, section 3.
 
-  The paper has causal attention only; without it, later positions are penalised by their distance as earlier ones are.
+  The paper has causal attention only; without it, later positions are penalised by their distance, like earlier ones.
   """
 
   in_attention = True
@@ -214,7 +214,7 @@ def parse_position(spec: str) -> tuple[type[Positions], dict[str, Any]]:
 def alibi_slopes(heads: int) -> list[float]:
   """Returns the slopes of N heads.
 
-  If N is no power of 2, they are the slopes of the next lower power, followed by every other slope of twice as many.
+  If N is not a power of 2, they are the slopes of P heads, P the next lower power, and every other slope of 2 P heads.
   """
 
   def geometric(n: int) -> list[float]:

@@ -78,7 +78,7 @@ RECURRENCES: Mapping[str, Recurrence] = {
 
 
 class RecurrentCell(nn.Module):
-  """One recurrent layer: `project` computes the inputs of all steps at once, a call computes one step."""
+  """One recurrent layer: `project` projects the inputs of all steps at once, and a call computes one step."""
 
   kind: str = 'gru'
   features: int = 256
@@ -127,7 +127,7 @@ def zero_state(kind: str, batch: int, features: int, dtype=jnp.float32) -> State
 
 
 class RecurrentLayer(nn.Module):
-  """One recurrent layer over a sequence in one direction, from zeros or from the state after a previous part of it."""
+  """One recurrent layer over a sequence in one direction; a state continues the sequence of a previous call."""
 
   kind: str = 'gru'
   features: int = 256
@@ -198,7 +198,7 @@ class RecurrentStack(nn.Module):
     return self._recurrence.gates * self.features
 
   def start(self, summary: jax.Array) -> tuple[State, ...]:
-    """Returns the initial states of all layers from a summary x [B, D] of the source: h = tanh(W x), c = W x."""
+    """Returns the initial states of all layers from a summary x [B, D] of the source: h = tanh(W x), c = V x."""
     if not self.bridge:
       return (zero_state(self.kind, summary.shape[0], self.features, self.dtype),) * self.layers
     states = []
@@ -212,7 +212,7 @@ class RecurrentStack(nn.Module):
     return self.cells[0].project(inputs)
 
   def __call__(
-    self, states: tuple[State, ...], projected: jax.Array, deterministic: bool, beside: jax.Array | None = None
+    self, states: tuple[State, ...], projected: jax.Array, deterministic: bool, extra_inputs: jax.Array | None = None
   ) -> tuple[tuple[State, ...], jax.Array]:
     """Computes one step of all layers.
 
@@ -220,7 +220,7 @@ class RecurrentStack(nn.Module):
       states: states of all layers.
       projected: projected inputs of the lowest layer.
       deterministic: whether dropout is off.
-      beside: additional input of every layer above the lowest, [B, V], or None.
+      extra_inputs: additional inputs of every layer above the lowest, [B, V], or None.
 
     Returns:
       The new states, and the output [B, F] of the top layer.
@@ -229,7 +229,7 @@ class RecurrentStack(nn.Module):
     output = new_states[0][0]
     for cell, state in zip(self.cells[1:], states[1:], strict=True):
       below = self.between(output, deterministic=deterministic)
-      inputs = below if beside is None else jnp.concatenate([below, beside], axis=-1)
+      inputs = below if extra_inputs is None else jnp.concatenate([below, extra_inputs], axis=-1)
       new_states.append(cell(state, cell.project(inputs)))
       output = new_states[-1][0] + (below if self.residual else 0.0)
     return tuple(new_states), output

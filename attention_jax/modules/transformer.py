@@ -118,26 +118,26 @@ class Residual(nn.Module):
 
   Attributes:
     norm: a row of NORMS.
-    first: whether to normalise the input of f (pre-norm, Xiong et al. 2020).
+    norm_first: whether to normalise the input of f (pre-norm, Xiong et al. 2020) instead of the sum.
     dropout: dropout rate of f(x).
   """
 
   norm: str = 'layer'
-  first: bool = False
+  norm_first: bool = False
   dropout: Fraction = 0.0
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(self, fn: Callable[[jax.Array], tuple[jax.Array, Any]], x: jax.Array, deterministic: bool):
     """Returns the new x, and the auxiliary result of fn(x) -> (y, auxiliary)."""
-    norm = normalise(self.norm, self.dtype)
-    y, auxiliary = fn(norm(x) if self.first else x)
+    norm = make_norm(self.norm, self.dtype)
+    y, auxiliary = fn(norm(x) if self.norm_first else x)
     x = x + Dropout(self.dropout)(y, deterministic=deterministic)
-    return (x if self.first else norm(x)), auxiliary
+    return (x if self.norm_first else norm(x)), auxiliary
 
 
-def normalise(name: str, dtype) -> nn.Module:
-  """Returns a normalisation layer, a row of NORMS."""
+def make_norm(name: str, dtype) -> nn.Module:
+  """Returns the normalisation layer that a row of NORMS describes."""
   return NORMS[choose(name, NORMS, 'norm')].module(epsilon=EPSILON, dtype=dtype)
 
 

@@ -11,7 +11,7 @@ from attention_jax.errors import UserError
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.positions import Positions, parse_position
-from attention_jax.modules.transformer import FeedForward, Residual, normalise
+from attention_jax.modules.transformer import FeedForward, Residual, make_norm
 from attention_jax.specs import Count, Fraction, Size
 
 
@@ -76,7 +76,7 @@ class Stack(nn.Module):
     is_made_per_layer = cls.in_attention and not cls.shared_across_layers
     self.positions = Positions() if is_made_per_layer else self._make_positions()
     if self.norm_first:
-      self.final_norm = normalise(self.norm, self.dtype)
+      self.final_norm = make_norm(self.norm, self.dtype)
 
   def _make_positions(self) -> Positions:
     cls, options = parse_position(self.position)

@@ -39,7 +39,7 @@ def fill_defaults(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
   Args:
     config: a config, perhaps without some fields.
-    name: what the config is, as an error names it.
+    name: what the config is, for error messages.
 
   Raises:
     UserError: for unknown fields.

@@ -53,11 +53,11 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
     log: called with each line of progress.
 
   Returns:
-    split -> metric -> value with the best parameters by validation, which results.json holds too; summaries over runs
+    split -> metric -> value with the best parameters by validation, also written to results.json; summaries over runs
     for several seeds; None if a signal stopped training early.
 
   Raises:
-    UserError: for mistakes in the config, the data or the folder, before anything in it is overwritten.
+    UserError: for mistakes in the config, the data or the folder, before any file of the folder is overwritten.
   """
   config = fill_defaults(config, 'the config')
   folder = Path(folder).expanduser()
@@ -141,7 +141,7 @@ def _complete_stored_config(stored: Config) -> Config:
 
 
 def _prepare_members(config: Config, folder: Path, system: System) -> list[tuple[Config, Path]]:
-  """Returns the config and the folder of each run. Those of several seeds are as if each were trained alone."""
+  """Returns the config and the folder of each run. For several seeds, each config is that of a single run."""
   if config['seeds'] == 1:
     return [(config, folder)]
   members = []

@@ -18,7 +18,12 @@ from attention_jax.data.text import Corpus
 from attention_jax.decoding.ensemble import Ensemble
 from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
 from attention_jax.errors import UserError
-from attention_jax.inference.evaluation import ALIGNMENT_METRICS, FORCED_METRICS, TeacherForcedScorer, evaluate_corpus
+from attention_jax.inference.evaluation import (
+  ALIGNMENT_METRICS,
+  TEACHER_FORCED_METRICS,
+  TeacherForcedScorer,
+  evaluate_corpus,
+)
 from attention_jax.inference.metrics import MetricValue, compute_metric, higher_is_better
 from attention_jax.inference.predictor import (
   Prediction,
@@ -166,7 +171,7 @@ class TranslationSystem(System):
 
   @classmethod
   def selectable_metrics(cls, config: Config) -> dict[str, bool]:
-    return FORCED_METRICS | text_metric_directions(config)
+    return TEACHER_FORCED_METRICS | text_metric_directions(config)
 
   def ensemble(self, others: Sequence['TranslationSystem']) -> 'TranslationSystem':
     """Returns the ensemble of this system and others; its parameters are a tuple with those of each.

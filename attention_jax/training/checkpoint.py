@@ -1,7 +1,7 @@
 """Checkpoints of a run: `checkpoints/` holds the latest states, `best/` the best one so far.
 
 Each is a folder named by its step, which orbax renames into place, so that it appears whole or not at all. Saving is
-synchronous, because the training step donates its state. No checkpoint that cannot be read is ever deleted.
+synchronous, because the training step donates its state. A checkpoint that cannot be read is never deleted.
 """
 
 import contextlib
@@ -76,8 +76,8 @@ class Checkpoints:
   def save(self, state: TrainState, host: Mapping[str, Any], kind: str = LATEST) -> None:
     """Writes `state` and `host` under the state's step.
 
-    A latest state that exists already was written by the same run before an interruption, and stays. Best states of
-    this step or later belong to updates that have been repeated since, perhaps with other data, and are replaced.
+    A LATEST state of this step or a later one is not overwritten: the same run wrote it before an interruption. BEST
+    states of this step or a later one are deleted first: their updates have been run again, perhaps on other data.
 
     Args:
       state: the state of one run, or of several side by side, which are all at the same step.
@@ -140,7 +140,7 @@ class Checkpoints:
   def _read(self, kind: str, step: int, **item) -> Any:
     """Reads one item of a checkpoint; raises UserError with the reason and a remedy."""
     try:
-      with _without_aborted_reads():
+      with _hide_aborted_read_messages():
         (value,) = self._managers[kind].restore(step, args=ocp.args.Composite(**item)).values()
         return value
     except Exception as error:  # orbax, tensorstore and json each raise their own kinds
@@ -188,7 +188,7 @@ def _difference(stored: Mapping[str, str], expected: Mapping[str, str]) -> str |
 
 
 @contextlib.contextmanager
-def _without_aborted_reads() -> Iterator[None]:
+def _hide_aborted_read_messages() -> Iterator[None]:
   """Hides the messages of aborted reads: when one array cannot be read, orbax aborts the reads of all others.
 
   Some of them end later, on threads of tensorstore. After a failure the hook that ignores them therefore stays.

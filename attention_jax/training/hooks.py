@@ -39,20 +39,20 @@ class FiniteGuard:
   It fetches the values of all updates since its last check whenever one of the other hooks is due.
 
   Args:
-    cadences: the cadences of the other hooks, see `is_due`.
+    intervals: the intervals of the other hooks, see `is_due`.
     checkpoints: of the run; the error names the last one.
     seeds: the seeds of runs side by side, whose losses are arrays [seeds]; empty for one run. Any of them stops all.
   """
 
-  def __init__(self, cadences: Sequence[int], checkpoints: Checkpoints, seeds: Sequence[int] = ()):
-    self._cadences = cadences
+  def __init__(self, intervals: Sequence[int], checkpoints: Checkpoints, seeds: Sequence[int] = ()):
+    self._intervals = intervals
     self._checkpoints = checkpoints
     self._seeds = seeds
     self._unchecked: list[tuple[int, jax.Array, jax.Array]] = []  # (step, loss, gradient norm)
 
   def __call__(self, step, state, metrics, last):
     self._unchecked.append((step, metrics['loss'], metrics['grad_norm']))
-    if not any(is_due(step, every, last) for every in self._cadences):
+    if not any(is_due(step, every, last) for every in self._intervals):
       return
     for update, loss, gradient_norm in jax.device_get(self._unchecked):
       self._check(update, 'loss', loss)

@@ -1,4 +1,4 @@
-"""The training loop, and `fit`, which adds hooks and checkpoints: a run is resumable, logged, and stops early."""
+"""The training loop, and `fit`, which adds checkpoints, exact resume, logging, evaluation and early stopping."""
 
 import contextlib
 import dataclasses
@@ -45,7 +45,7 @@ class Training:
     label_smoothing: probability mass that is spread uniformly over all words.
     accumulate: number of parts in which a batch is processed, for less memory. The update is the same, except for the
       random numbers of dropout.
-    average: decay of the moving average of the parameters, which is what is evaluated; 0 keeps none.
+    average: decay of the moving average of the parameters, which evaluation and prediction then use; 0 disables it.
     objective: spec of a row of objectives.OBJECTIVES, what is minimised: 'r_drop(alpha=5.0)'.
     auxiliary: specs of rows of auxiliary.LOSSES, added to the cross entropy: 'guided(weight=0.5) + coverage'. The loss
       that an alignment requires is added automatically.
@@ -155,7 +155,7 @@ def fit(
     params: seed -> initial parameters; called for values only if there is no checkpoint.
     stream: (start, stop) -> the batches of steps `start` to `stop` - 1, a pure function of the step.
     evaluate: state -> metrics by name, among them `training.select`; see state.evaluation_params.
-    direction: 'min' or 'max', the better end of `training.select`.
+    direction: 'min' if a lower value of `training.select` is better, 'max' if a higher one is.
     mesh: the mesh of the devices; by default all.
 
   Returns:
@@ -200,7 +200,7 @@ def fit(
     # precedes the checkpoint that stores its result. An interruption follows both, so that it neither logs nor
     # evaluates where an uninterrupted run would not.
     hooks = [
-      FiniteGuard(guard_cadences(training, evaluate), checkpoints),
+      FiniteGuard(guard_intervals(training, evaluate), checkpoints),
       MetricsLogger(training.log_every, writers, clock, train_step.compilations),
       *([evaluator] if evaluator else []),
       interrupts,
@@ -210,7 +210,7 @@ def fit(
     return FitResult(state, reason, best_so_far(), train_step.compilations())
 
 
-class InitialState:
+class StateInitializer:
   """Builds the state before the first update when called: of one run, or of several side by side.
 
   The state is created with its final sharding, so that no device holds it twice, and the initial parameters are not
@@ -251,7 +251,7 @@ class InitialState:
 
 def prepare_training(
   training: Training, loss: Loss, params: Callable[[int], Any], mesh: Mesh, seed: int | Sequence[int]
-) -> tuple[TrainStep, InitialState]:
+) -> tuple[TrainStep, StateInitializer]:
   """Builds the training step and the initial state.
 
   Args:
@@ -275,7 +275,7 @@ def prepare_training(
   def init(run_params: Any) -> TrainState:
     return init_state(apply_schedules(run_params, anneal, 1), optimizer, training.average, loss.running)
 
-  return train_step, InitialState(params, init, mesh, seed)
+  return train_step, StateInitializer(params, init, mesh, seed)
 
 
 def make_evaluator(
@@ -302,8 +302,8 @@ def make_evaluator(
   )
 
 
-def guard_cadences(training: Training, evaluate: Callable | None) -> tuple[int, int, int]:
-  """Returns the cadences at which hooks.FiniteGuard checks: those of all other hooks."""
+def guard_intervals(training: Training, evaluate: Callable | None) -> tuple[int, int, int]:
+  """Returns the intervals at which hooks.FiniteGuard checks: those of all other hooks."""
   return training.log_every, training.evaluate_every if evaluate else 0, training.checkpoint_every
 
 

@@ -148,7 +148,7 @@ def _build(
   Args:
     spec: name and options.
     table: functions by name.
-    what: what the table holds, as an error names it.
+    what: the kind of entry, for error messages.
     supplied: arguments for every function that takes them; a spec may override those that are not `fixed`.
     probe: uses the result once, because some options raise only then.
     fixed: names that a spec may not set.

@@ -1,4 +1,4 @@
-"""Runs that differ only in their seeds, trained side by side: one compiled update makes a step of every run.
+"""Runs that differ only in their seeds, trained side by side: one compiled update computes one step of every run.
 
 Each run has a folder with the same files as a run that is trained alone. The states of all runs are checkpointed
 together in the folder above, so that all of them are resumed from the same step.
@@ -26,7 +26,7 @@ from attention_jax.training.hooks import (
   Writer,
   is_due,
 )
-from attention_jax.training.loop import Training, guard_cadences, make_evaluator, prepare_training, train_loop
+from attention_jax.training.loop import Training, guard_intervals, make_evaluator, prepare_training, train_loop
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import make_mesh, sharding
 from attention_jax.training.state import TrainState
@@ -58,9 +58,9 @@ class SeedRuns:
     stopped: why runs have stopped, by the index of the run.
     start: the step that the runs start from.
     select_run: (states, i) -> the state of run i.
-    make_run_evaluator: builds the evaluation hook of a run from `checkpoints`, `writers` and `best`; None does not
-      evaluate.
-    stack: closes the checkpoints and writers.
+    make_run_evaluator: builds the evaluation hook of a run from `checkpoints`, `writers` and `best`; None for no
+      evaluation.
+    stack: the exit stack that closes the checkpoints and writers.
 
   Attributes:
     stopped: why runs have stopped so far, by the index of the run.
@@ -199,7 +199,7 @@ def fit_seeds(
     select_run = jax.jit(lambda states, i: jax.tree.map(lambda x: x[i], states), out_shardings=sharding(mesh, 'state'))
     runs = SeedRuns(folders, seeds, training, best, stopped, start, select_run, make_run_evaluator, stack)
     hooks = [  # in the order of loop.fit
-      FiniteGuard(guard_cadences(training, evaluate), checkpoints, seeds),
+      FiniteGuard(guard_intervals(training, evaluate), checkpoints, seeds),
       MetricsLogger(training.log_every, [runs.write], clock, train_step.compilations),
       runs,
       stack.enter_context(InterruptHandler()),

@@ -77,10 +77,10 @@ def make_train_step(
   Args:
     loss: the loss to minimise.
     optimizer: the optimiser.
-    schedule: the learning rate of each update, which is logged; the optimiser has it already.
+    schedule: the learning-rate schedule of the optimiser, for the metric learning_rate only.
     mesh: the mesh of the devices.
     seed: seed of all randomness. A sequence means several runs side by side: state, batch and metrics then have a
-      leading axis of seeds, over which the mesh is split (partition.make_mesh).
+      leading axis of seeds, which is sharded over the mesh axis 'seed' (partition.make_mesh).
     accumulate: see `compile_update`.
     average: see `compile_update`.
     anneal: see `compile_update`.
@@ -90,7 +90,7 @@ def make_train_step(
   """
 
   def key_data(seed: int) -> np.ndarray:
-    """Numpy values, which several processes can place on one mesh."""
+    """Returns NumPy values, which several processes can place on one mesh."""
     return np.asarray(jax.random.key_data(jax.random.key(seed)))
 
   several = not isinstance(seed, int)
@@ -118,7 +118,7 @@ def compile_update(
   Args:
     loss: the loss to minimise.
     optimizer: the optimiser.
-    schedule: the learning rate of each update, which is logged; the optimiser has it already.
+    schedule: the learning-rate schedule of the optimiser, for the metric learning_rate only.
     mesh: the mesh of the devices.
     several: whether there are several runs side by side, along a leading axis of root, state and batch.
     accumulate: number of parts in which a batch is processed, one after the other, for less memory. The update is that
@@ -202,14 +202,14 @@ def _accumulate(sums_and_gradients: Callable, parts: int, layout: jax.sharding.N
   def accumulated(params, running, update_number, batch, rng):
     slices = jax.tree.map(split, batch)
 
-    def of_part(i):
+    def differentiate_part(i):
       part = jax.tree.map(lambda x: x[i], slices)
       return sums_and_gradients(params, running, update_number, part, jax.random.fold_in(rng, i))
 
     def add_part(total, i):
-      return jax.tree.map(jnp.add, total, of_part(i)), None
+      return jax.tree.map(jnp.add, total, differentiate_part(i)), None
 
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_part, 0))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(differentiate_part, 0))
     total, _ = jax.lax.scan(add_part, zeros, jnp.arange(parts))
     return total
 

@@ -128,7 +128,9 @@ def test_invalid_sampling_options_are_reported(spec, message):
 def test_links_cannot_be_resegmented(data):
   corpus, vocabulary, _ = data
   linked = corpus._replace(links=[((0, 0),)] * len(corpus.source))
-  with pytest.raises(UserError, match=r'links are required, but they join tokens, .*; set dropout=0'):
+  with pytest.raises(
+    UserError, match=r'links are required, but they join tokens, .*; expected a vocabulary without sampling'
+  ):
     make_batches((linked, vocabulary, encode(linked, vocabulary, vocabulary)), links=True)
 
 

@@ -77,7 +77,7 @@ def test_a_missing_device_is_reported_in_one_line(tmp_path):
   command = [sys.executable, '-m', 'experiments.benchmark', '--suites=limits', f'--out={tmp_path}']
   result = subprocess.run(command, env=os.environ | {'JAX_PLATFORMS': 'rocm'}, capture_output=True, text=True)
   assert result.returncode == 2 and 'Traceback' not in result.stderr
-  message = 'JAX_PLATFORMS=rocm: jax finds no such device on this machine; JAX_PLATFORMS=cpu runs on any'
+  message = 'JAX_PLATFORMS=rocm: jax finds no such device on this machine; JAX_PLATFORMS=cpu works on any machine'
   assert result.stderr.endswith(f'error: {message}\n')
 
 

@@ -1,4 +1,4 @@
-"""The mask and weights contract over every score x alignment, on one compiled program per pair.
+"""The contract of masks and weights for every score x alignment, with one compiled program per pair.
 
 Weights are float32, and exactly 0 where masked. Masked content changes nothing. An empty memory gives zero weights, a
 zero context and zero gradients. The result for an example does not depend on its padding or on other examples.
@@ -62,7 +62,7 @@ def test_contract(score, alignment):
   assert np.all(attended.weights[EMPTY] == 0) and np.all(attended.context[EMPTY] == 0)
   assert np.all(gradients.query[EMPTY] == 0)
   assert np.all(gradients.key[~PADDING_MASK] == 0) and np.all(gradients.value[~PADDING_MASK] == 0)
-  # Values have a gradient if and only if they have weight; a hard walk may stop nowhere.
+  # Values have a gradient if and only if they have weight; hard monotonic attention may select no position.
   assert np.any(gradients.value[FULL] != 0) == np.any(attended.weights[FULL] != 0)
 
   # Masked content changes nothing, bit for bit.
@@ -74,7 +74,7 @@ def test_contract(score, alignment):
   (_, reversed_attended), _ = run(Problem(problem.params, *map(reverse, problem[1:])), reverse(QUERY_MASK))
   assert_same(jax.tree.map(reverse, reversed_attended), attended, rtol=1e-5, atol=1e-6)
 
-  # With a different mask for every query, one of them empty, each still gets exact zeros.
+  # With a different mask for every query, one of them empty, masked positions still have weight 0 exactly.
   random_mask = np.random.default_rng(1).random(QUERY_MASK.shape) < 0.6
   random_mask[:, 1] = False
   (_, attended), gradients = jax.device_get(run(problem, random_mask))

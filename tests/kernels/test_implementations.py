@@ -58,7 +58,7 @@ UNSUPPORTED = [
 
 @pytest.fixture(autouse=True)
 def several_blocks(monkeypatch):
-  monkeypatch.setattr(chunked, 'BLOCK', 2 * S)
+  monkeypatch.setattr(chunked, 'MAX_BLOCK_SCORES', 2 * S)
   monkeypatch.setattr(auto, 'MIN_SCORES', {'cpu': dict.fromkeys(auto.CANDIDATES, 0)})
 
 

@@ -13,7 +13,7 @@ from attention_jax.data.batching import Batch
 from attention_jax.errors import UserError
 from attention_jax.losses import objectives, sequence_level
 from attention_jax.losses.base import ObjectiveInputs
-from attention_jax.losses.objectives import CURRICULA, OBJECTIVES, build_from_spec, divergence, make_objective
+from attention_jax.losses.objectives import OBJECTIVES, SAMPLING_SCHEDULES, build_from_spec, divergence, make_objective
 from attention_jax.losses.sequence import cross_entropy, sequence_loss
 from attention_jax.tokens import BOS, EOS, PAD, UNK
 from attention_jax.training.partition import make_mesh
@@ -112,14 +112,14 @@ SCHEDULES = {
 
 @pytest.mark.parametrize('spec', SCHEDULES)
 def test_curricula_equal_the_formulas_of_the_paper(spec):
-  curriculum = build_from_spec(spec, CURRICULA, 'schedule')
+  curriculum = build_from_spec(spec, SAMPLING_SCHEDULES, 'schedule')
   for n in (1, 2, 50, 400, 100_000):
     expected = SCHEDULES[spec](min(n, 8000))
     np.testing.assert_allclose(curriculum(jnp.int32(n)), expected, rtol=1e-4, atol=1e-12)
 
 
 def test_every_curriculum_has_a_case():
-  assert {spec.split('(')[0] for spec in SCHEDULES} == set(CURRICULA)
+  assert {spec.split('(')[0] for spec in SCHEDULES} == set(SAMPLING_SCHEDULES)
 
 
 def test_scheduled_sampling_of_gold_tokens_alone_equals_the_likelihood():

@@ -162,8 +162,8 @@ def test_any_score_and_alignment(score, alignment):
       {'cell': 'turing(controller="rnn")'},
       "unknown controller 'rnn'.*; expected one of: feedforward, gru, lstm, simple",
     ),
-    ({'alignment': 'hard'}, "alignment='hard' draws or sums over positions; expected one of: .*addressing"),
-    ({'alignment': 'latent'}, "alignment='latent' draws"),
+    ({'alignment': 'hard'}, "alignment='hard' needs random draws or a loss of its own; expected one of: .*addressing"),
+    ({'alignment': 'latent'}, "alignment='latent' needs random draws"),
     ({'score': 'cosin'}, "unknown score 'cosin'"),
   ],
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.modules.transformer import ACTIVATIONS, EPSILON, NORMS, FeedForward, normalise
+from attention_jax.modules.transformer import ACTIVATIONS, EPSILON, NORMS, FeedForward, make_norm
 from tests.modules.helpers import draw
 
 B, T, D, HIDDEN = 2, 3, 5, 7
@@ -42,7 +42,7 @@ def test_feed_forward(activation):
 
 @pytest.mark.parametrize('norm', NORMS)
 def test_norms(norm):
-  module, x = normalise(norm, jnp.float32), draw(B, T, D)
+  module, x = make_norm(norm, jnp.float32), draw(B, T, D)
   params = random_params(module, x)
   centred = np.asarray(x, np.float64)
   if norm == 'layer':

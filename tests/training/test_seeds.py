@@ -181,8 +181,8 @@ def test_a_run_that_stops_early_does_not_change_the_others(tmp_path):
     evaluations[run] += 1
     return {'loss': float(state.step) if run == 1 else -float(state.step)}
 
-  cadences = {'evaluate_every': 2, 'log_every': 1, 'checkpoint_every': 4}
-  run = functools.partial(fit_all, tmp_path, evaluate=evaluate, steps=8, keep=3, **cadences)
+  intervals = {'evaluate_every': 2, 'log_every': 1, 'checkpoint_every': 4}
+  run = functools.partial(fit_all, tmp_path, evaluate=evaluate, steps=8, keep=3, **intervals)
   folders = folders_in(tmp_path)
   results = run(patience=2)
   finished = 'all 8 steps are done'
