@@ -1,1 +1,1 @@
-"""Floor 3: encoders, decoders, and the models made of them."""
+"""Encoders, decoders, and the models that combine them."""

@@ -1,1 +1,1 @@
-"""Floor 2: flax.linen modules that own the parameters of the pure functions below."""
+"""flax.linen modules, which own the parameters of the pure functions in `functional`."""
