@@ -24,7 +24,7 @@ EXTRAS = {
     '--workdir=run',
     '--config.training.steps=2',
   ],
-  'bench': ['attention-jax', 'benchmark', '--suites=limits', '--repeats=1', '--out=bench'],
+  'bench': ['attention-jax', 'benchmark', '--suites=limits', '--repeats=2', '--out=bench'],
   'dev': ['python', '-m', 'pytest', '--version'],
 }
 

@@ -15,16 +15,16 @@ def addressing(
   scores: Scores,
   mask: Mask,
   *,
-  query: Float[Array, 'Dq'],
+  query: Float[Array, ' Dq'],
   previous: Scores,
-  strength: Float[Array, 'Dq'],
-  gate: Float[Array, 'Dq'],
-  power: Float[Array, 'Dq'],
+  strength: Float[Array, ' Dq'],
+  gate: Float[Array, ' Dq'],
+  power: Float[Array, ' Dq'],
   shift: Float[Array, 'K Dq'],
   strength_bias: Float[Array, ''],
   gate_bias: Float[Array, ''],
   power_bias: Float[Array, ''],
-  shift_bias: Float[Array, 'K'],
+  shift_bias: Float[Array, ' K'],
 ) -> Weights:
   """w ∝ (s ∗ (g softmax(β e) + (1 - g) w'))^γ: content or previous weights, shifted and sharpened. Graves et al. 2014.
 
@@ -50,7 +50,7 @@ def addressing(
   return sharpen(weights, 1 + jax.nn.softplus(linear(power, power_bias)))
 
 
-def shift_weights(weights: Weights, mask: Mask, shifts: Float[Array, 'K']) -> Weights:
+def shift_weights(weights: Weights, mask: Mask, shifts: Float[Array, ' K']) -> Weights:
   """Circular convolution Σ_k shifts[k] weights[s - k + ⌊K/2⌋]. Graves et al. 2014, equation 8.
 
   The circle runs from the first to the last unmasked position. Weight that would reach a masked position in between is

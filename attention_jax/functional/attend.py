@@ -32,7 +32,7 @@ class Memory(NamedTuple):
 
   key: Float[Array, 'S D']
   value: Float[Array, 'S V']
-  mask: Bool[Array, 'S']
+  mask: Bool[Array, ' S']
 
 
 class Carry(NamedTuple):
@@ -45,8 +45,8 @@ class Carry(NamedTuple):
     state: the private states of the score and of the alignment.
   """
 
-  previous: Float[Array, 'S']
-  coverage: Float[Array, 'S']
+  previous: Float[Array, ' S']
+  coverage: Float[Array, ' S']
   step: Int[Array, '']
   state: tuple[Any, Any]
 
@@ -217,10 +217,10 @@ def attend_step(
   alignment: Row,
   params: Params,
   carry: Carry,
-  query: Float[Array, 'D'],
+  query: Float[Array, ' D'],
   memory: Memory,
   *,
-  bias: Float[Array, 'S'] | None = None,
+  bias: Float[Array, ' S'] | None = None,
   rng: jax.Array | None = None,
   deterministic: bool = True,
 ) -> tuple[Carry, Attended]:
@@ -258,11 +258,11 @@ def attend_from_scores(
   alignment: Row,
   params: Params,
   carry: Carry,
-  scores: Float[Array, 'S'],
-  query: Float[Array, 'D'],
+  scores: Float[Array, ' S'],
+  query: Float[Array, ' D'],
   memory: Memory,
   *,
-  bias: Float[Array, 'S'] | None,
+  bias: Float[Array, ' S'] | None,
   rng: jax.Array | None,
   deterministic: bool,
 ) -> tuple[Carry, Attended]:

@@ -19,10 +19,10 @@ from attention_jax.functional.masking import at_least_float32, zero_masked
 
 MIN_PROBABILITY = 1e-30
 
-Words = Float[Array, 'W']  # W = V + S
+Words = Float[Array, ' W']  # W = V + S
 
 
-def point(weights: Float[Array, 'S'], ids: Int[Array, 'S'], size: int, end: int) -> Words:
+def point(weights: Float[Array, ' S'], ids: Int[Array, ' S'], size: int, end: int) -> Words:
   """log P(y) with P(y) = Σ_{s: ids_s = y} w_s. Vinyals, Fortunato & Jaitly 2015, over words instead of positions.
 
   Args:
@@ -39,7 +39,7 @@ def point(weights: Float[Array, 'S'], ids: Int[Array, 'S'], size: int, end: int)
 
 
 def generate_or_copy(
-  logits: Float[Array, 'V'], gate: Float[Array, ''], weights: Float[Array, 'S'], ids: Int[Array, 'S']
+  logits: Float[Array, ' V'], gate: Float[Array, ''], weights: Float[Array, ' S'], ids: Int[Array, ' S']
 ) -> Words:
   """log P(y) with P(y) = g softmax(logits)_y + (1 - g) Σ_{s: ids_s = y} w_s. See, Liu & Manning 2017, equation 9.
 
@@ -59,7 +59,7 @@ def generate_or_copy(
 
 
 def generate_and_copy(
-  logits: Float[Array, 'V'], scores: Float[Array, 'S'], mask: Bool[Array, 'S'], ids: Int[Array, 'S']
+  logits: Float[Array, ' V'], scores: Float[Array, ' S'], mask: Bool[Array, ' S'], ids: Int[Array, ' S']
 ) -> Words:
   """log P(y) with P(y) ∝ exp(logits_y) + Σ_{s: ids_s = y} exp(scores_s): CopyNet. Gu, Lu, Li & Li 2016, section 3.2.
 
@@ -87,7 +87,7 @@ def emittable(log_probs: Float[Array, '... W']) -> Bool[Array, '... W']:
   return log_probs > math.log(MIN_PROBABILITY) + 0.1
 
 
-def _shares(weights: Float[Array, 'S']) -> tuple[Float[Array, 'S'], Float[Array, '']]:
+def _shares(weights: Float[Array, ' S']) -> tuple[Float[Array, ' S'], Float[Array, '']]:
   """Weights divided by their sum, and 1; or zeros and 0 if all weights are 0."""
   weights = at_least_float32(weights)
   total = weights.sum()
@@ -95,7 +95,7 @@ def _shares(weights: Float[Array, 'S']) -> tuple[Float[Array, 'S'], Float[Array,
   return jnp.where(has_weight, weights / jnp.where(has_weight, total, 1.0), 0.0), has_weight.astype(weights.dtype)
 
 
-def _sum_by_word(mass: Float[Array, 'S'], ids: Int[Array, 'S'], size: int) -> Words:
+def _sum_by_word(mass: Float[Array, ' S'], ids: Int[Array, ' S'], size: int) -> Words:
   return jnp.zeros(size + ids.shape[0], mass.dtype).at[ids].add(mass)
 
 

@@ -10,9 +10,9 @@ from jaxtyping import Array, Bool, Float
 from attention_jax.errors import UserError
 from attention_jax.functional.masking import at_least_float32, min_finite
 
-Scores = Float[Array, 'S']
-Mask = Bool[Array, 'S']
-Weights = Float[Array, 'S']
+Scores = Float[Array, ' S']
+Mask = Bool[Array, ' S']
+Weights = Float[Array, ' S']
 
 
 def check_single_query(alignment: Callable) -> Callable:
@@ -84,7 +84,7 @@ def hardmax(scores: Scores, mask: Mask) -> Weights:
 
 @check_single_query
 def coverage_penalised(
-  scores: Scores, mask: Mask, *, coverage: Float[Array, 'S'], penalty: float | Float[Array, ''] = 1.0
+  scores: Scores, mask: Mask, *, coverage: Float[Array, ' S'], penalty: float | Float[Array, ''] = 1.0
 ) -> Weights:
   """softmax(eₛ - λ cₛ): positions get less weight the more weight they had before; c is the sum of all weights so far.
 

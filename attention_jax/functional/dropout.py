@@ -52,7 +52,7 @@ class WeightDropout(NamedTuple):
   fn: Callable
   rate: float
 
-  def factors(self, rng: jax.Array, size: int) -> Float[Array, 'S']:
+  def factors(self, rng: jax.Array, size: int) -> Float[Array, ' S']:
     """Returns what the weights of one query are multiplied by, each 0 or 1 / (1 - rate). Consumes rng."""
     return keep_mask(rng, self.rate, (size,)) / (1 - self.rate)
 

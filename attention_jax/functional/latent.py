@@ -114,9 +114,9 @@ def log_mixture(weights: Float[Array, '... S'], log_probs: Float[Array, '... S V
 
 
 def reinforce(
-  log_probs: Float[Array, 'T'],
-  rewards: Float[Array, 'T'],
-  baseline: Float[Array, 'T'],
+  log_probs: Float[Array, ' T'],
+  rewards: Float[Array, ' T'],
+  baseline: Float[Array, ' T'],
   entropy: float = 0.0,
   discount: float = 1.0,
 ) -> Float[Array, '']:
@@ -141,7 +141,7 @@ def reinforce(
   return jnp.sum(log_probs * (returns - jax.lax.stop_gradient(baseline)))
 
 
-def rewards_to_go(rewards: Float[Array, 'T'], discount: float = 1.0) -> Float[Array, 'T']:
+def rewards_to_go(rewards: Float[Array, ' T'], discount: float = 1.0) -> Float[Array, ' T']:
   """Returns the discounted sum Σ_k γᵏ r_{t+k} of the rewards from each step on."""
   return linear_recurrence(jnp.full_like(rewards, discount), rewards[::-1])[::-1]
 

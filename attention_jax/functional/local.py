@@ -48,9 +48,9 @@ def local_p(
   scores: Scores,
   mask: Mask,
   *,
-  query: Float[Array, 'Dq'],
+  query: Float[Array, ' Dq'],
   w: Float[Array, 'Dq F'],
-  v: Float[Array, 'F'],
+  v: Float[Array, ' F'],
   width: int = 10,
 ) -> Weights:
   """softmax over |s - p| ≤ D, times exp(-(s - p)² / 2σ²), σ = D/2, where p = S σ(vᵀ tanh(Wᵀ q)) ('predictive').
@@ -79,9 +79,9 @@ def window_p(
   size: Int[Array, ''],
   first: Int[Array, ''],
   *,
-  query: Float[Array, 'Dq'],
+  query: Float[Array, ' Dq'],
   w: Float[Array, 'Dq F'],
-  v: Float[Array, 'F'],
+  v: Float[Array, ' F'],
   width: int = 10,
 ) -> Window:
   """Returns the window of `local_p`.
@@ -114,7 +114,7 @@ def window_p(
 
 @check_single_query
 def windowed(
-  scores: Scores, mask: Mask, *, previous: Float[Array, 'S'], width: int = 50, smooth: bool = False
+  scores: Scores, mask: Mask, *, previous: Float[Array, ' S'], width: int = 50, smooth: bool = False
 ) -> Weights:
   """softmax (with `smooth`, normalised sigmoids) over m - D ≤ s < m + D, m the median position of the previous weights.
 

@@ -20,7 +20,7 @@ def causal_mask(size: int) -> Bool[Array, 'T S']:
   return window_mask(size, size, 0)
 
 
-def window_mask(size: int, left: int, right: int, at: Int[Array, 'T'] | None = None) -> Bool[Array, 'T S']:
+def window_mask(size: int, left: int, right: int, at: Int[Array, ' T'] | None = None) -> Bool[Array, 'T S']:
   """Returns a mask that is True where t - left <= s <= t + right.
 
   Args:
@@ -33,7 +33,7 @@ def window_mask(size: int, left: int, right: int, at: Int[Array, 'T'] | None = N
   return (-left <= offset) & (offset <= right)
 
 
-def relative_positions(at: Int[Array, 'T'], size: int) -> Int[Array, 'T S']:
+def relative_positions(at: Int[Array, ' T'], size: int) -> Int[Array, 'T S']:
   """Returns s - t for queries at the positions t of `at`, and for the positions s = 0 ... size - 1."""
   return jnp.arange(size)[None, :] - at[:, None]
 

@@ -69,11 +69,11 @@ def mocha(
   scores: Scores,
   mask: Mask,
   *,
-  query: Float[Array, 'Dq'],
+  query: Float[Array, ' Dq'],
   key: Float[Array, 'S Dk'],
   w: Float[Array, 'Dq Dk'],
-  bias: Float[Array, 'Dk'],
-  v: Float[Array, 'Dk'],
+  bias: Float[Array, ' Dk'],
+  v: Float[Array, ' Dk'],
   state: Weights,
   rng: jax.Array,
   width: int = CHUNK,
@@ -96,11 +96,11 @@ def hard_mocha(
   scores: Scores,
   mask: Mask,
   *,
-  query: Float[Array, 'Dq'],
+  query: Float[Array, ' Dq'],
   key: Float[Array, 'S Dk'],
   w: Float[Array, 'Dq Dk'],
-  bias: Float[Array, 'Dk'],
-  v: Float[Array, 'Dk'],
+  bias: Float[Array, ' Dk'],
+  v: Float[Array, ' Dk'],
   state: Weights,
   width: int = CHUNK,
 ) -> WeightsAndState:
@@ -129,7 +129,13 @@ def forward(scores: Scores, mask: Mask, *, state: Scores) -> WeightsAndState:
 
 @check_single_query
 def forward_agent(
-  scores: Scores, mask: Mask, *, query: Float[Array, 'Dq'], w: Float[Array, 'Dq'], bias: Float[Array, ''], state: Scores
+  scores: Scores,
+  mask: Mask,
+  *,
+  query: Float[Array, ' Dq'],
+  w: Float[Array, ' Dq'],
+  bias: Float[Array, ''],
+  state: Scores,
 ) -> WeightsAndState:
   """`forward` with an agent that moves on with probability u = σ(wᵀ q + b): wₛ ∝ ((1 - u) w'ₛ + u w'ₛ₋₁) yₛ.
 
@@ -145,7 +151,7 @@ def init_forward(size: int, dtype) -> Scores:
   return jnp.full((size,), LOG_ZERO, dtype).at[0].set(0.0)
 
 
-def linear_recurrence(a: Float[Array, 'S'], b: Float[Array, 'S']) -> Float[Array, 'S']:
+def linear_recurrence(a: Float[Array, ' S'], b: Float[Array, ' S']) -> Float[Array, ' S']:
   """Solves q[s] = a[s] q[s - 1] + b[s], q[-1] = 0."""
 
   def compose(left, right):

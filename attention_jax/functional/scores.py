@@ -13,7 +13,7 @@ from attention_jax.errors import UserError
 from attention_jax.functional.masking import accumulation_dtype, at_least_float32
 from attention_jax.functional.table import Param, Product, Row, TanhSum, check_table
 
-Scores = Float[Array, 'S']
+Scores = Float[Array, ' S']
 
 
 def _einsum(spec: str, *operands: Array) -> Array:
@@ -27,50 +27,50 @@ def _check_widths(query: Array, key: Array) -> None:
     raise UserError(f'query {query.shape} and key {key.shape} (of one sequence, projected) must be of the same width')
 
 
-def dot(query: Float[Array, 'D'], key: Float[Array, 'S D']) -> Scores:
+def dot(query: Float[Array, ' D'], key: Float[Array, 'S D']) -> Scores:
   """eₛ = q · kₛ. Luong, Pham & Manning 2015, section 3.1."""
   _check_widths(query, key)
-  return _sum('d,sd->s', query, key)
+  return _einsum('d,sd->s', query, key)
 
 
-def scaled_dot(query: Float[Array, 'D'], key: Float[Array, 'S D']) -> Scores:
+def scaled_dot(query: Float[Array, ' D'], key: Float[Array, 'S D']) -> Scores:
   """eₛ = q · kₛ / √D. Vaswani et al. 2017, equation 1."""
   return dot(query, key) * (query.shape[-1] ** -0.5)
 
 
-def general(query: Float[Array, 'Dq'], key: Float[Array, 'S Dk'], *, w: Float[Array, 'Dq Dk']) -> Scores:
+def general(query: Float[Array, ' Dq'], key: Float[Array, 'S Dk'], *, w: Float[Array, 'Dq Dk']) -> Scores:
   """eₛ = qᵀ W kₛ. Luong et al. 2015, section 3.1."""
   return dot(*_general_product(query, key, w=w))
 
 
 def low_rank(
-  query: Float[Array, 'Dq'], key: Float[Array, 'S Dk'], *, u: Float[Array, 'Dq R'], v: Float[Array, 'Dk R']
+  query: Float[Array, ' Dq'], key: Float[Array, 'S Dk'], *, u: Float[Array, 'Dq R'], v: Float[Array, 'Dk R']
 ) -> Scores:
   """eₛ = (Uᵀ q) · (Vᵀ kₛ): `general` with W = U Vᵀ of rank R. Britz et al. 2017 (their 'mul' with projections)."""
   return dot(*_low_rank_product(query, key, u=u, v=v))
 
 
-def additive(query: Float[Array, 'F'], key: Float[Array, 'S F'], *, v: Float[Array, 'F']) -> Scores:
+def additive(query: Float[Array, ' F'], key: Float[Array, 'S F'], *, v: Float[Array, ' F']) -> Scores:
   """eₛ = vᵀ tanh(q + kₛ), q and k already projected. Bahdanau, Cho & Bengio 2015, appendix A.1.2."""
   _check_widths(query, key)
   return _tanh_sum(query, key, v)
 
 
-def _tanh_sum(query: Float[Array, 'F'], key: Float[Array, 'S F'], v: Float[Array, 'F']) -> Scores:
+def _tanh_sum(query: Float[Array, ' F'], key: Float[Array, 'S F'], v: Float[Array, ' F']) -> Scores:
   """vᵀ tanh(q + kₛ) in at least float32: on CPUs, rounding intermediate results takes longer than computing them."""
   query = at_least_float32(query)
   key = at_least_float32(key)
   v = at_least_float32(v)
-  return _sum('sf,f->s', jnp.tanh(query[None, :] + key), v)
+  return _einsum('sf,f->s', jnp.tanh(query[None, :] + key), v)
 
 
 def normed_additive(
-  query: Float[Array, 'F'],
+  query: Float[Array, ' F'],
   key: Float[Array, 'S F'],
   *,
-  v: Float[Array, 'F'],
+  v: Float[Array, ' F'],
   gain: float | Float[Array, ''],
-  bias: Float[Array, 'F'],
+  bias: Float[Array, ' F'],
 ) -> Scores:
   """eₛ = g v/‖v‖ · tanh(q + kₛ + b). Weight normalisation (Salimans & Kingma 2016) of the additive score."""
   _check_widths(query, key)
@@ -79,12 +79,12 @@ def normed_additive(
 
 
 def offset_additive(
-  query: Float[Array, 'F'],
+  query: Float[Array, ' F'],
   key: Float[Array, 'S F'],
   *,
-  v: Float[Array, 'F'],
+  v: Float[Array, ' F'],
   gain: float | Float[Array, ''],
-  bias: Float[Array, 'F'],
+  bias: Float[Array, ' F'],
   offset: float | Float[Array, ''],
 ) -> Scores:
   """eₛ = g v/‖v‖ · tanh(q + kₛ + b) + r, with r < 0 initially for monotonic attention. Raffel et al. 2017."""
@@ -93,15 +93,15 @@ def offset_additive(
 
 
 def concat(
-  query: Float[Array, 'Dq'], key: Float[Array, 'S Dk'], *, w: Float[Array, 'DqDk F'], v: Float[Array, 'F']
+  query: Float[Array, ' Dq'], key: Float[Array, 'S Dk'], *, w: Float[Array, 'DqDk F'], v: Float[Array, ' F']
 ) -> Scores:
   """eₛ = vᵀ tanh(Wᵀ [q; kₛ]), on unprojected input. Luong et al. 2015, section 3.1."""
-  from_query = _sum('d,df->f', query, w[: query.shape[-1]])
-  from_key = _sum('sd,df->sf', key, w[query.shape[-1] :])
+  from_query = _einsum('d,df->f', query, w[: query.shape[-1]])
+  from_key = _einsum('sd,df->sf', key, w[query.shape[-1] :])
   return _tanh_sum(from_query, from_key, v)
 
 
-def cosine(query: Float[Array, 'D'], key: Float[Array, 'S D'], *, beta: float | Float[Array, '']) -> Scores:
+def cosine(query: Float[Array, ' D'], key: Float[Array, 'S D'], *, beta: float | Float[Array, '']) -> Scores:
   """eₛ = β q·kₛ / (‖q‖ ‖kₛ‖), and 0 for a zero vector. Graves, Wayne & Danihelka 2014, equations 5 and 6."""
   scores = dot(_unit(query), _unit(key))
   return jnp.asarray(beta, scores.dtype) * scores
@@ -116,7 +116,7 @@ def _unit(x: Float[Array, '... D']) -> Float[Array, '... D']:
   return jnp.where(is_positive, x * jax.lax.rsqrt(jnp.where(is_positive, square, 1.0)), 0.0)
 
 
-def location(query: Float[Array, 'Dq'], key: Float[Array, 'S Dk'], *, w: Float[Array, 'M Dq']) -> Scores:
+def location(query: Float[Array, ' Dq'], key: Float[Array, 'S Dk'], *, w: Float[Array, 'M Dq']) -> Scores:
   """e = (W q)[:S]: from the query alone. Luong et al. 2015, section 3.1.
 
   Raises:
@@ -127,17 +127,17 @@ def location(query: Float[Array, 'Dq'], key: Float[Array, 'S Dk'], *, w: Float[A
       f'location: the memory has S={key.shape[0]} positions but w only max_positions={w.shape[0]} rows; '
       f"set 'location(max_positions={key.shape[0]})'"
     )
-  return _sum('sd,d->s', w[: key.shape[0]], query)
+  return _einsum('sd,d->s', w[: key.shape[0]], query)
 
 
 def location_sensitive(
-  query: Float[Array, 'F'],
+  query: Float[Array, ' F'],
   key: Float[Array, 'S F'],
   *,
-  previous: Float[Array, 'S'],
+  previous: Float[Array, ' S'],
   filters: Float[Array, 'C W'],
   u: Float[Array, 'C F'],
-  v: Float[Array, 'F'],
+  v: Float[Array, ' F'],
 ) -> Scores:
   """eₛ = vᵀ tanh(q + kₛ + Uᵀ fₛ), f = filters ∗ previous weights. Chorowski et al. 2015, equations 8 and 9.
 
@@ -150,17 +150,17 @@ def location_sensitive(
     # mode='full' and a slice, because mode='same' returns the kernel's width if the memory is shorter.
     return jnp.convolve(previous.astype(kernel.dtype), kernel, mode='full')[start : start + size]
 
-  features = _sum('cs,cf->sf', jax.vmap(convolve)(filters), u).astype(key.dtype)
+  features = _einsum('cs,cf->sf', jax.vmap(convolve)(filters), u).astype(key.dtype)
   return additive(query, key + features, v=v)
 
 
 def coverage(
-  query: Float[Array, 'F'],
+  query: Float[Array, ' F'],
   key: Float[Array, 'S F'],
   *,
-  coverage: Float[Array, 'S'],
-  u: Float[Array, 'F'],
-  v: Float[Array, 'F'],
+  coverage: Float[Array, ' S'],
+  u: Float[Array, ' F'],
+  v: Float[Array, ' F'],
 ) -> Scores:
   """eₛ = vᵀ tanh(q + kₛ + u cₛ), c = the sum of all weights so far. See, Liu & Manning 2017, equation 11.
 
@@ -170,13 +170,13 @@ def coverage(
 
 
 def fertility(
-  query: Float[Array, 'F'],
+  query: Float[Array, ' F'],
   key: Float[Array, 'S F'],
   *,
-  coverage: Float[Array, 'S'],
-  u: Float[Array, 'F'],
-  v: Float[Array, 'F'],
-  w: Float[Array, 'F'],
+  coverage: Float[Array, ' S'],
+  u: Float[Array, ' F'],
+  v: Float[Array, ' F'],
+  w: Float[Array, ' F'],
   most: float = 2.0,
 ) -> Scores:
   """eₛ = vᵀ tanh(q + kₛ + u cₛ/Φₛ), Φₛ = N σ(wᵀ kₛ): coverage relative to the fertility of a position. Tu et al. 2016.
@@ -188,12 +188,12 @@ def fertility(
   """
   if not most > 0:
     raise UserError(f'fertility: most must be greater than 0, got {most}')
-  fertilities = jnp.maximum(most * jax.nn.sigmoid(_sum('sf,f->s', key, w)), 1e-6)
+  fertilities = jnp.maximum(most * jax.nn.sigmoid(_einsum('sf,f->s', key, w)), 1e-6)
   relative_coverage = (coverage / fertilities.astype(coverage.dtype)).astype(key.dtype)
   return additive(query, key + _outer(relative_coverage, u), v=v)
 
 
-def _outer(x: Float[Array, 'S'], y: Float[Array, 'F']) -> Float[Array, 'S F']:
+def _outer(x: Float[Array, ' S'], y: Float[Array, ' F']) -> Float[Array, 'S F']:
   """Outer product. As an einsum, so that its gradients are matrix products as well.
 
   The gradients of x[:, None] * y would be sums over [S, F], each in a loop that computes the entries again.
@@ -213,11 +213,11 @@ def _scaled_product(query, key):
 
 
 def _general_product(query, key, *, w):
-  return _sum('q,qk->k', query, w).astype(key.dtype), key
+  return _einsum('q,qk->k', query, w).astype(key.dtype), key
 
 
 def _low_rank_product(query, key, *, u, v):
-  return _sum('q,qr->r', query, u).astype(key.dtype), _sum('sk,kr->sr', key, v).astype(key.dtype)
+  return _einsum('q,qr->r', query, u).astype(key.dtype), _einsum('sk,kr->sr', key, v).astype(key.dtype)
 
 
 def _cosine_product(query, key, *, beta):
@@ -237,8 +237,8 @@ def _offset_sum(query, key, *, v, gain, bias, offset):
 
 
 def _concat_sum(query, key, *, w, v):
-  from_query = _sum('d,df->f', query, w[: query.shape[-1]])
-  from_key = _sum('sd,df->sf', key, w[query.shape[-1] :])
+  from_query = _einsum('d,df->f', query, w[: query.shape[-1]])
+  from_key = _einsum('sd,df->sf', key, w[query.shape[-1] :])
   return from_query, from_key, v, 0.0
 
 

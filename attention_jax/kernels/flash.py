@@ -148,23 +148,23 @@ class Blocks(NamedTuple):
 
   def by_query(self, x: jax.Array) -> jax.Array:
     """[T, ...] -> [blocks, query_block, ...], padded with zeros."""
-    return _split_blocks(x, self.queries, self.rows)
+    return _split_blocks(x, self.num_query_blocks, self.query_block)
 
   def by_key(self, x: jax.Array) -> jax.Array:
     """[S, ...] -> [blocks, key_block, ...], padded with zeros."""
-    return _split_blocks(x, self.keys, self.columns)
+    return _split_blocks(x, self.num_key_blocks, self.key_block)
 
   def pad(self, x: jax.Array) -> jax.Array:
     """Pads [T or 1, S] with zeros or False to complete blocks; an axis of length 1 is kept."""
-    rows = 0 if x.shape[0] == 1 else self.queries * self.rows - x.shape[0]
-    return jnp.pad(x, ((0, rows), (0, self.keys * self.columns - x.shape[1])))
+    rows = 0 if x.shape[0] == 1 else self.num_query_blocks * self.query_block - x.shape[0]
+    return jnp.pad(x, ((0, rows), (0, self.num_key_blocks * self.key_block - x.shape[1])))
 
   def slice_block(self, x: jax.Array, i, j) -> jax.Array:
     """Returns block (i, j) [key_block, query_block or 1] of a padded and transposed array [S, T or 1]."""
     is_shared = x.shape[1] == 1
-    rows = 1 if is_shared else self.rows
-    first_row = 0 if is_shared else i * self.rows
-    return jax.lax.dynamic_slice(x, (j * self.columns, first_row), (self.columns, rows))
+    rows = 1 if is_shared else self.query_block
+    first_row = 0 if is_shared else i * self.query_block
+    return jax.lax.dynamic_slice(x, (j * self.key_block, first_row), (self.key_block, rows))
 
   def classify_blocks(self, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Classifies the blocks of a padded mask [T or 1, S].
@@ -173,15 +173,15 @@ class Blocks(NamedTuple):
       live, full: bool [blocks of queries, blocks of keys]. A live block has an unmasked position, a full block no
       masked one.
     """
-    rows = mask.reshape(1 if mask.shape[0] == 1 else self.queries, -1, mask.shape[1])
+    rows = mask.reshape(1 if mask.shape[0] == 1 else self.num_query_blocks, -1, mask.shape[1])
     live = self._group_keys(rows.any(1)).any(-1)
     full = self._group_keys(rows.all(1)).all(-1)
-    shape = (self.queries, self.keys)
+    shape = (self.num_query_blocks, self.num_key_blocks)
     return jnp.broadcast_to(live, shape), jnp.broadcast_to(full, shape)
 
   def _group_keys(self, x: jax.Array) -> jax.Array:
     """[rows, S] -> [rows, blocks, key_block]."""
-    return x.reshape(x.shape[0], self.keys, -1)
+    return x.reshape(x.shape[0], self.num_key_blocks, -1)
 
 
 class BlockedInputs(NamedTuple):
@@ -263,7 +263,7 @@ def _forward(q, k, v, inputs: BlockedInputs):
       return new_max, total, context
 
     def zeros(size):
-      return jnp.zeros((size, blocks.rows), q.dtype)
+      return jnp.zeros((size, blocks.query_block), q.dtype)
 
     start = vary_like((zeros(1) + min_finite(q.dtype), zeros(1), zeros(width)), q, k, v, *inputs)
     max_score, total, context = _fold_live_blocks(step, order, num_full, num_live, start)
@@ -272,7 +272,7 @@ def _forward(q, k, v, inputs: BlockedInputs):
     return (context * inverse_sum).T, max_score[0], inverse_sum[0]
 
   order = _block_order(inputs.live, inputs.full)
-  xs = (jnp.arange(blocks.queries), blocks.by_query(q), *order)
+  xs = (jnp.arange(blocks.num_query_blocks), blocks.by_query(q), *order)
   context, max_score, inverse_sum = jax.lax.map(attend_row, xs)
   return context.reshape(-1, width)[:steps], max_score.reshape(-1)[:steps], inverse_sum.reshape(-1)[:steps]
 
@@ -305,20 +305,20 @@ def _backward(q, k, v, inputs: BlockedInputs, context, max_score, inverse_sum, g
       dweights = inputs.apply_dropout(blocks, value @ g_rows[i].T, i, j)
       dscores = exps * (dweights - mean_dweights[i][None])
       if dbias is not None:
-        dbias = jax.lax.dynamic_update_slice(dbias, dscores, (j * blocks.columns, i * blocks.rows))
+        dbias = jax.lax.dynamic_update_slice(dbias, dscores, (j * blocks.key_block, i * blocks.query_block))
       dq = dq.at[i].add(key_t @ dscores)
       dv = dv + inputs.apply_dropout(blocks, exps, i, j) @ g_rows[i]
       dk = dk + dscores @ queries[i]
       return (dq, dbias), dk, dv
 
-    dk = jnp.zeros((blocks.columns, features), q.dtype)
-    dv = jnp.zeros((blocks.columns, width), q.dtype)
+    dk = jnp.zeros((blocks.key_block, features), q.dtype)
+    dv = jnp.zeros((blocks.key_block, width), q.dtype)
     carry, dk, dv = _fold_live_blocks(step, order, num_full, num_live, (carry, *vary((dk, dv))))
     return carry, (dk, dv)
 
   dbias = None if inputs.bias is None else jnp.zeros_like(inputs.bias)
-  dq = jnp.zeros((blocks.queries, features, blocks.rows), q.dtype)
-  xs = (jnp.arange(blocks.keys), keys, keys.swapaxes(1, 2), blocks.by_key(v))
+  dq = jnp.zeros((blocks.num_query_blocks, features, blocks.query_block), q.dtype)
+  xs = (jnp.arange(blocks.num_key_blocks), keys, keys.swapaxes(1, 2), blocks.by_key(v))
   xs += _block_order(inputs.live.T, inputs.full.T)
   (dq, dbias), (dk, dv) = jax.lax.scan(differentiate_column, vary((dq, dbias)), xs)
   dq = dq.swapaxes(1, 2).reshape(-1, features)[:steps]

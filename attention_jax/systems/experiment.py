@@ -97,16 +97,16 @@ def _train_and_evaluate(
 ) -> Results | Summaries | None:
   """Trains and evaluates after all checks have passed; `batches` are those of each seed."""
   start = time.monotonic()
-  members = _prepare_members(config, folder, system)
-  result = _fit(config, folder, [path for _, path in members], system, initializer, batches)
+  runs = _prepare_runs(config, folder, system)
+  result = _fit(config, folder, [path for _, path in runs], system, initializer, batches)
   seconds = time.monotonic() - start
   for reason in dict.fromkeys(result.reasons):
     log(f'{reason} ({seconds:.0f} s, {result.compilations} shapes compiled)')
   if any(reason.startswith('stopped by') for reason in result.reasons):
     log(f'run the same command again to resume from step {result.step}')
     return None
-  results = [_evaluate_and_store(member, path, system, log) for member, path in members]
-  if len(members) == 1:
+  results = [_evaluate_and_store(run_config, path, system, log) for run_config, path in runs]
+  if len(runs) == 1:
     return results[0]
   return _summarize(folder, run_seeds(config), results, log)
 
@@ -114,7 +114,7 @@ def _train_and_evaluate(
 def _fit(
   config: Config,
   folder: Path,
-  member_folders: Sequence[Path],
+  run_folders: Sequence[Path],
   system: System,
   initializer: Callable[[int], Any],
   batches: Sequence[BatchSequence],
@@ -129,9 +129,7 @@ def _fit(
   }
   if len(batches) > 1:
     stacked = StackedBatches(batches)
-    return fit_seeds(
-      folder, member_folders, training, stream=lambda start, stop: stream(stacked, start, stop), **options
-    )
+    return fit_seeds(folder, run_folders, training, stream=lambda start, stop: stream(stacked, start, stop), **options)
   result = fit(folder, training, stream=lambda start, stop: stream(batches[0], start, stop), **options)
   return SeedResults(int(result.state.step), [result.reason], result.compilations)
 
@@ -140,17 +138,17 @@ def _complete_stored_config(stored: Config) -> Config:
   return fill_defaults(stored, 'the config of that folder')
 
 
-def _prepare_members(config: Config, folder: Path, system: System) -> list[tuple[Config, Path]]:
+def _prepare_runs(config: Config, folder: Path, system: System) -> list[tuple[Config, Path]]:
   """Returns the config and the folder of each run. For several seeds, each config is that of a single run."""
   if config['seeds'] == 1:
     return [(config, folder)]
-  members = []
+  runs = []
   for seed in run_seeds(config):
-    member = dict(config, seeds=1, training=config['training'] | {'seed': seed})
-    path = prepare_folder(seed_folder(folder, seed), member, _complete_stored_config)
+    run_config = dict(config, seeds=1, training=config['training'] | {'seed': seed})
+    path = prepare_folder(seed_folder(folder, seed), run_config, _complete_stored_config)
     system.save(str(path))
-    members.append((member, path))
-  return members
+    runs.append((run_config, path))
+  return runs
 
 
 def _check_config(config: Config) -> None:
