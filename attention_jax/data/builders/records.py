@@ -9,7 +9,7 @@ may share a name with another one of the same records. An answer of the form 'li
 `Bo Ek` and `Ana Lima ; Ida Holm`.
 
 Gold links join each name and town of an answer with the source word that it is copied from. The question is one of a
-few occupations that every vocabulary contains, since a model cannot tell unknown words apart. The question and the
+few occupations that every vocabulary contains, since a model cannot distinguish unknown words. The question and the
 occupations come before the names, so that a unidirectional network can select a person before it reads the name.
 """
 
