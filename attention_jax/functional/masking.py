@@ -20,22 +20,22 @@ def causal_mask(size: int) -> Bool[Array, 'T S']:
   return window_mask(size, size, 0)
 
 
-def window_mask(size: int, left: int, right: int, at: Int[Array, ' T'] | None = None) -> Bool[Array, 'T S']:
+def window_mask(size: int, left: int, right: int, positions: Int[Array, ' T'] | None = None) -> Bool[Array, 'T S']:
   """Returns a mask that is True where t - left <= s <= t + right.
 
   Args:
     size: S, the number of positions.
     left: how many positions before its own a query may attend to.
     right: how many positions after its own a query may attend to.
-    at: the position t of each query; by default 0 ... size - 1.
+    positions: the position t of each query; by default 0 ... size - 1.
   """
-  offset = relative_positions(jnp.arange(size) if at is None else at, size)
+  offset = relative_positions(jnp.arange(size) if positions is None else positions, size)
   return (-left <= offset) & (offset <= right)
 
 
-def relative_positions(at: Int[Array, ' T'], size: int) -> Int[Array, 'T S']:
-  """Returns s - t for queries at the positions t of `at`, and for the positions s = 0 ... size - 1."""
-  return jnp.arange(size)[None, :] - at[:, None]
+def relative_positions(positions: Int[Array, ' T'], size: int) -> Int[Array, 'T S']:
+  """Returns s - t for queries at positions t and for all memory positions s = 0 ... size - 1."""
+  return jnp.arange(size)[None, :] - positions[:, None]
 
 
 def combine_masks(*masks: Bool[Array, '...'] | None) -> Bool[Array, '...'] | None:

@@ -56,17 +56,17 @@ class Convolutional(nn.Module):
     self.positions = LearnedPositions(max_positions=self.max_positions)
     self.widen = Normed(self.features, 1 - self.dropout, self.dtype)
 
-  def embed_inputs(self, embeddings: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def embed_inputs(self, embeddings: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Adds positions to embeddings and projects them. Section 3.1.
 
     Args:
       embeddings: [B, T, E].
-      at: positions [T].
+      positions: positions of the tokens, [T].
 
     Returns:
       The embeddings with positions added [B, T, E], and the input of the first block [B, T, D].
     """
-    embedded = self.positions.embed(embeddings.astype(self.dtype), at)
+    embedded = self.positions.embed(embeddings.astype(self.dtype), positions)
     return embedded, self.widen(embedded)
 
   @nn.compact

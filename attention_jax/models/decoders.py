@@ -132,31 +132,33 @@ class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
     self, carry: LayeredCarry, embedding: jax.Array, memory: tuple[Memory, ...], deterministic: bool = True
   ) -> tuple[LayeredCarry, DecoderOutput]:
     """Computes one step."""
-    at = carry.step[0]
+    position = carry.step[0]
     size = carry.layers[0].key.shape[2]
-    x = self.embed_inputs(embedding[:, None], at[None])[:, 0]
-    mask = jnp.broadcast_to(self._self_attention_mask(at[None], size), (x.shape[0], size))
+    x = self.embed_inputs(embedding[:, None], position[None])[:, 0]
+    mask = jnp.broadcast_to(self._self_attention_mask(position[None], size), (x.shape[0], size))
     carries = []
     weights = []
     for block, layer_carry, layer_memory in zip(self.blocks, carry.layers, memory, strict=True):
-      layer_carry, x, layer_weights = block.step(layer_carry, x, layer_memory, mask, at, deterministic)
+      layer_carry, x, layer_weights = block.step(layer_carry, x, layer_memory, mask, position, deterministic)
       carries.append(layer_carry)
       weights.append(layer_weights)
     return LayeredCarry(carry.step + 1, tuple(carries)), self.gather(self.finalize(x), weights, 1)
 
   def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> DecoderOutput:
-    at = jnp.arange(embeddings.shape[1])
-    x = self.embed_inputs(embeddings, at)
-    mask = jnp.broadcast_to(self._self_attention_mask(at, len(at)), (x.shape[0], len(at), len(at)))
+    positions = jnp.arange(embeddings.shape[1])
+    x = self.embed_inputs(embeddings, positions)
+    mask = jnp.broadcast_to(
+      self._self_attention_mask(positions, len(positions)), (x.shape[0], len(positions), len(positions))
+    )
     weights = []
     for block, memory in zip(self.blocks, self._remember(encoded), strict=True):
-      after, layer_weights = block(x, memory, mask, at, deterministic)
+      after, layer_weights = block(x, memory, mask, positions, deterministic)
       x = self.apply_layer_drop(x, after, deterministic)
       weights.append(jnp.moveaxis(layer_weights, 2, 1))
     return self.gather(self.finalize(x), weights, 2)
 
-  def _self_attention_mask(self, at: jax.Array, size: int) -> jax.Array:
-    return visibility_mask(at, size, causal=True, window=self.window, sinks=self.sinks)
+  def _self_attention_mask(self, positions: jax.Array, size: int) -> jax.Array:
+    return visibility_mask(positions, size, causal=True, window=self.window, sinks=self.sinks)
 
   def _remember(self, encoded: Encoded) -> tuple[Memory, ...]:
     return tuple(block.remember(encoded.memory, encoded.mask, encoded.values) for block in self.blocks)

@@ -152,14 +152,14 @@ class TransformerEncoder(Stack, kw_only=True):
 
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
     """Encodes source ids [B, S] with mask [B, S]."""
-    at = jnp.arange(source.shape[1])
-    x = self.embed_inputs(self.embedding(source, deterministic), at)
+    positions = jnp.arange(source.shape[1])
+    x = self.embed_inputs(self.embedding(source, deterministic), positions)
     attention_mask = mask
     if self.window:
-      in_window = visibility_mask(at, len(at), causal=False, window=self.window, sinks=self.sinks)
+      in_window = visibility_mask(positions, len(positions), causal=False, window=self.window, sinks=self.sinks)
       attention_mask = mask[:, None, :] & in_window[None]
     for block in self.blocks:
-      x = self.apply_layer_drop(x, block(x, attention_mask, at, deterministic), deterministic)
+      x = self.apply_layer_drop(x, block(x, attention_mask, positions, deterministic), deterministic)
     memory = zero_masked(self.finalize(x), mask)
     return Encoded(memory, mask, masked_mean(memory, mask))
 

@@ -187,14 +187,14 @@ class Attention(nn.Module):
     return with_dropout(lookup(self.alignment, ALIGNMENTS, 'alignment'), self.dropout)
 
   def remember(
-    self, encoded: jax.Array, mask: jax.Array, at: jax.Array | None = None, value: jax.Array | None = None
+    self, encoded: jax.Array, mask: jax.Array, positions: jax.Array | None = None, value: jax.Array | None = None
   ) -> Memory:
-    """Prepares the memory of a source, once per source.
+    """Prepares the memory once per source: sets masked positions to zero, and projects keys and values.
 
     Args:
       encoded: encoded source, [B, S, D].
       mask: positions that may be attended to, [B, S], or [B, T, S] for `parallel`.
-      at: positions of the rows of `encoded`, [S]; required if there is a module of positions.
+      positions: positions of the rows of `encoded`, [S]; required if there is a module of positions.
       value: values that contexts are made of, [B, S, V]; by default `encoded`.
 
     Returns:
@@ -210,7 +210,7 @@ class Attention(nn.Module):
 
     key = split_heads(unprojected.key, self.key_kernel if self.projects else None)
     value = split_heads(unprojected.value, self.value_kernel if self.projects_values else None)
-    return Memory(key if self.positions is None else self.positions.rotate(key, at), value, mask[:, None])
+    return Memory(key if self.positions is None else self.positions.rotate(key, positions), value, mask[:, None])
 
   def context_width(self, memory: Memory) -> int:
     """Returns the width of contexts over `memory`."""
@@ -235,7 +235,7 @@ class Attention(nn.Module):
     return carry._replace(state=(score_state, observe(state, log_likelihood[:, None])))
 
   def __call__(
-    self, carry: Carry, query: jax.Array, memory: Memory, deterministic: bool = True, at: jax.Array | None = None
+    self, carry: Carry, query: jax.Array, memory: Memory, deterministic: bool = True, position: jax.Array | None = None
   ) -> tuple[Carry, Attended]:
     """Attends with one query per row.
 
@@ -244,7 +244,7 @@ class Attention(nn.Module):
       query: queries, [B, D].
       memory: memory, as `remember` returns it.
       deterministic: whether to use test-time behaviour.
-      at: position of the query, []; required if there is a module of positions.
+      position: position of the query, []; required if there is a module of positions.
 
     Returns:
       The next carry, and Attended with context [B, V] and weights [B, S].
@@ -265,16 +265,16 @@ class Attention(nn.Module):
       )
       return carry, jax.tree.map(lambda x: x[None], attended)
 
-    at = None if at is None else at[None]
-    carry, attended = self._over_heads(step, carry, query[:, None], memory, deterministic, at)
-    return carry, jax.tree.map(lambda x: jnp.squeeze(x, -2), self._join_heads(attended, at))
+    positions = None if position is None else position[None]
+    carry, attended = self._over_heads(step, carry, query[:, None], memory, deterministic, positions)
+    return carry, jax.tree.map(lambda x: jnp.squeeze(x, -2), self._join_heads(attended, positions))
 
   def parallel(
     self,
     query: jax.Array,
     memory: Memory,
     deterministic: bool = True,
-    at: jax.Array | None = None,
+    positions: jax.Array | None = None,
     return_weights: bool = True,
   ) -> Attended:
     """Attends with all queries; they are scanned in order if the score or the alignment is recurrent.
@@ -283,7 +283,7 @@ class Attention(nn.Module):
       query: queries, [B, T, D].
       memory: memory, as `remember` returns it.
       deterministic: whether to use test-time behaviour.
-      at: positions of the queries, [T]; required if there is a module of positions.
+      positions: positions of the queries, [T]; required if there is a module of positions.
       return_weights: whether to return the weights; an implementation that cannot compute them raises UserError.
 
     Returns:
@@ -304,9 +304,9 @@ class Attention(nn.Module):
         return_weights=return_weights,
       )
 
-    return self._join_heads(self._over_heads(steps, (), query, memory, deterministic, at), at)
+    return self._join_heads(self._over_heads(steps, (), query, memory, deterministic, positions), positions)
 
-  def _over_heads(self, fn, carry, query, memory: Memory, deterministic: bool, at: jax.Array | None):
+  def _over_heads(self, fn, carry, query, memory: Memory, deterministic: bool, positions: jax.Array | None):
     """Maps fn(params, carry, query [T, D], memory, bias, rng) over the batch and the heads; results have axes B, N."""
     query = query.astype(self.dtype)
     params = self._cast_params(query.shape[-1], memory.key.shape[-1])
@@ -314,10 +314,10 @@ class Attention(nn.Module):
     bias_batch_axis = 0
     query_head_axis = None  # without positions, all heads share a query, which each of them projects itself
     if self.positions is not None:
-      if at is None:
-        raise UserError('attention: `at`, the positions of the queries, is required with a module of positions')
-      query = self.positions.rotate(project_to_heads(query, params.pop('query')), at)
-      bias = self.positions.bias(query, at, memory.key.shape[-2])
+      if positions is None:
+        raise UserError('attention: `positions`, the positions of the queries, is required with a module of positions')
+      query = self.positions.rotate(project_to_heads(query, params.pop('query')), positions)
+      bias = self.positions.bias(query, positions, memory.key.shape[-2])
       query = self._group_heads(query, 1)
       query_head_axis = 0
     if bias is not None:
@@ -366,12 +366,12 @@ class Attention(nn.Module):
       return jax.random.split(self.make_rng('attention'), shape)
     return None
 
-  def _join_heads(self, attended: Attended, at: jax.Array | None) -> Attended:
+  def _join_heads(self, attended: Attended, positions: jax.Array | None) -> Attended:
     """Concatenates and projects the contexts of heads [B, N, T, ...]."""
     context, weights = attended
     if not self.projects_values:
       return Attended(context[:, 0], None if weights is None else weights[:, 0])
-    if self.positions is not None and (shift := self.positions.shift(weights, at)) is not None:
+    if self.positions is not None and (shift := self.positions.shift(weights, positions)) is not None:
       context = context + shift.astype(context.dtype)
     joined = jnp.moveaxis(context, 1, -2)
     joined = self.join(joined.reshape(*joined.shape[:-2], -1))

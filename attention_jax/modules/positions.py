@@ -3,12 +3,12 @@
 Every module of POSITIONS has the same methods; the default of each has no effect:
 
 - check(size): raises UserError if sequences of this size are too long;
-- embed(x [B, T, D], at [T]) -> x: adds positions to embeddings, before the first layer;
-- rotate(x [B, N, T, F], at [T]) -> x: rotates projected queries and keys;
-- bias(query [B, N, T, F], at [T], size) -> [N, T, S] or [B, N, T, S], added to the scores of positions 0 ... size - 1;
-- shift(weights [B, N, T, S], at [T]) -> [B, N, T, F], added to the contexts of the heads.
+- embed(x [B, T, D], positions [T]) -> x: adds positions to embeddings, before the first layer;
+- rotate(x [B, N, T, F], positions [T]) -> x: rotates projected queries and keys;
+- bias(query [B, N, T, F], positions [T], size) -> [N, T, S] or [B, N, T, S], added to the scores; S is `size`;
+- shift(weights [B, N, T, S], positions [T]) -> [B, N, T, F], added to the contexts of the heads.
 
-`at` are the positions of the tokens or queries, counted from 0. N is the number of heads, F their features.
+`positions` are the positions of the tokens or queries, counted from 0. N is the number of heads, F their features.
 """
 
 from collections.abc import Mapping
@@ -47,19 +47,19 @@ class Positions(nn.Module):
   def check(self, size: int) -> None:
     """Raises UserError if sequences of this size are too long."""
 
-  def embed(self, x: jax.Array, at: jax.Array) -> jax.Array:
+  def embed(self, x: jax.Array, positions: jax.Array) -> jax.Array:
     """Adds positions to embeddings x [B, T, D]."""
     return x
 
-  def rotate(self, x: jax.Array, at: jax.Array) -> jax.Array:
+  def rotate(self, x: jax.Array, positions: jax.Array) -> jax.Array:
     """Rotates projected queries or keys x [B, N, T, F]."""
     return x
 
-  def bias(self, query: jax.Array, at: jax.Array, size: int) -> jax.Array | None:
+  def bias(self, query: jax.Array, positions: jax.Array, size: int) -> jax.Array | None:
     """Returns the bias of the scores, [N, T, S] or [B, N, T, S], or None."""
     return None
 
-  def shift(self, weights: jax.Array, at: jax.Array) -> jax.Array | None:
+  def shift(self, weights: jax.Array, positions: jax.Array) -> jax.Array | None:
     """Returns an offset of the contexts, [B, N, T, F], or None."""
     return None
 
@@ -70,8 +70,8 @@ class Sinusoidal(Positions):
   All sines precede all cosines, as in the published code of the paper; its text interleaves them.
   """
 
-  def embed(self, x, at):
-    return x + _sinusoids(at, x.shape[-1]).astype(x.dtype)[None]
+  def embed(self, x, positions):
+    return x + _sinusoids(positions, x.shape[-1]).astype(x.dtype)[None]
 
 
 class LearnedPositions(Positions):
@@ -90,10 +90,10 @@ class LearnedPositions(Positions):
       )
 
   @nn.compact
-  def embed(self, x, at):
-    self.check(at.shape[0])
+  def embed(self, x, positions):
+    self.check(positions.shape[0])
     table = self.param('table', nn.initializers.normal(x.shape[-1] ** -0.5), (self.max_positions, x.shape[-1]))
-    return x + table.astype(x.dtype)[at][None]
+    return x + table.astype(x.dtype)[positions][None]
 
 
 class Shaw(Positions):
@@ -113,17 +113,19 @@ class Shaw(Positions):
     self.of_keys = self.param('of_keys', init, shape)
     self.of_values = self.param('of_values', init, shape)
 
-  def _distance_index(self, at, size):
+  def _distance_index(self, positions, size):
     """Row of the tables for each query and position, [T, S]."""
-    return jnp.clip(relative_positions(at, size), -self.max_distance, self.max_distance) + self.max_distance
+    return jnp.clip(relative_positions(positions, size), -self.max_distance, self.max_distance) + self.max_distance
 
-  def bias(self, query, at, size):
+  def bias(self, query, positions, size):
     products = jnp.einsum('bntf,rf->bntr', query, self.of_keys.astype(query.dtype)) * query.shape[-1] ** -0.5
-    index = jnp.broadcast_to(self._distance_index(at, size)[None, None], (*query.shape[:2], at.shape[0], size))
+    index = jnp.broadcast_to(
+      self._distance_index(positions, size)[None, None], (*query.shape[:2], positions.shape[0], size)
+    )
     return jnp.take_along_axis(products, index, axis=-1)
 
-  def shift(self, weights, at):
-    vectors = self.of_values.astype(weights.dtype)[self._distance_index(at, weights.shape[-1])]
+  def shift(self, weights, positions):
+    vectors = self.of_values.astype(weights.dtype)[self._distance_index(positions, weights.shape[-1])]
     return jnp.einsum('bnts,tsf->bntf', weights, vectors)
 
 
@@ -140,7 +142,7 @@ class Buckets(Positions):
   shared_across_layers = True
 
   @nn.compact
-  def bias(self, query, at, size):
+  def bias(self, query, positions, size):
     min_buckets = 4 if self.bidirectional else 2
     if self.buckets < min_buckets or self.max_distance <= self.buckets // min_buckets:
       raise UserError(
@@ -148,7 +150,7 @@ class Buckets(Positions):
         f'got buckets={self.buckets} and max_distance={self.max_distance}'
       )
     table = self.param('table', nn.initializers.normal(self.features**-0.5), (self.heads, self.buckets))
-    return table[:, bucket_of(relative_positions(at, size), self.buckets, self.max_distance, self.bidirectional)]
+    return table[:, bucket_of(relative_positions(positions, size), self.buckets, self.max_distance, self.bidirectional)]
 
 
 class Rotary(Positions):
@@ -162,11 +164,11 @@ class Rotary(Positions):
   requires_product = True
   in_attention = True
 
-  def rotate(self, x, at):
+  def rotate(self, x, positions):
     half = x.shape[-1] // 2
     if 2 * half != x.shape[-1]:
       raise UserError(f"position 'rope': the number of features per head must be even, got {x.shape[-1]}")
-    table = _sinusoids(at, x.shape[-1], self.base)[None, None]
+    table = _sinusoids(positions, x.shape[-1], self.base)[None, None]
     sin = table[..., :half]
     cos = table[..., half:]
     first = x[..., :half].astype(jnp.float32)
@@ -182,9 +184,9 @@ class Alibi(Positions):
 
   in_attention = True
 
-  def bias(self, query, at, size):
+  def bias(self, query, positions, size):
     slopes = jnp.asarray(alibi_slopes(self.heads), jnp.float32)
-    return -slopes[:, None, None] * jnp.abs(relative_positions(at, size))[None]
+    return -slopes[:, None, None] * jnp.abs(relative_positions(positions, size))[None]
 
 
 POSITIONS: Mapping[str, type[Positions]] = {
@@ -239,8 +241,10 @@ def bucket_of(offset: jax.Array, buckets: int, max_distance: int, bidirectional:
   return first_bucket + jnp.where(distance < exact, distance, logarithmic)
 
 
-def _sinusoids(at: jax.Array, features: int, base: Positive = 10000.0) -> jax.Array:
+def _sinusoids(positions: jax.Array, features: int, base: Positive = 10000.0) -> jax.Array:
   """Sines, then cosines, [T, features]; always float32."""
   half = -(-features // 2)
-  angles = at[:, None].astype(jnp.float32) * base ** (-2.0 / features * jnp.arange(half, dtype=jnp.float32))[None]
+  angles = (
+    positions[:, None].astype(jnp.float32) * base ** (-2.0 / features * jnp.arange(half, dtype=jnp.float32))[None]
+  )
   return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)[:, :features]

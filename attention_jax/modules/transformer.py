@@ -64,19 +64,19 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
-def visibility_mask(at: jax.Array, size: int, *, causal: bool, window: int = 0, sinks: int = 0) -> jax.Array:
+def visibility_mask(positions: jax.Array, size: int, *, causal: bool, window: int = 0, sinks: int = 0) -> jax.Array:
   """Returns the mask of self-attention, [T, S].
 
   Args:
-    at: positions of the queries, [T].
+    positions: positions of the queries, [T].
     size: number of positions S that are attended to, 0 ... size - 1.
     causal: whether positions after a query are masked.
     window: largest distance of an unmasked position; 0 for no limit.
     sinks: number of initial positions that are unmasked at any distance (Xiao et al. 2024).
   """
   right = 0 if causal else size
-  in_window = window_mask(size, window or size, min(window or size, right), at)
-  is_sink = window_mask(size, size, right, at) & (jnp.arange(size) < sinks)[None, :]
+  in_window = window_mask(size, window or size, min(window or size, right), positions)
+  is_sink = window_mask(size, size, right, positions) & (jnp.arange(size) < sinks)[None, :]
   return in_window | is_sink
 
 
@@ -157,11 +157,13 @@ class EncoderLayer(nn.Module):
   def setup(self):
     self.residuals = [self.residual() for _ in range(2)]
 
-  def __call__(self, x: jax.Array, mask: jax.Array, at: jax.Array, deterministic: bool) -> jax.Array:
-    """Computes the layer; x [B, S, D], mask [B, S] or [B, S, S], at [S] the positions."""
+  def __call__(self, x: jax.Array, mask: jax.Array, positions: jax.Array, deterministic: bool) -> jax.Array:
+    """Computes the layer; x [B, S, D], mask [B, S] or [B, S, S], positions [S]."""
 
     def self_attend(x):
-      return self.attention.parallel(x, self.attention.remember(x, mask, at), deterministic, at, return_weights=False)
+      return self.attention.parallel(
+        x, self.attention.remember(x, mask, positions), deterministic, positions, return_weights=False
+      )
 
     x, _ = self.residuals[0](self_attend, x, deterministic)
     return self.residuals[1](lambda x: (self.feed(x), None), x, deterministic)[0]
@@ -218,14 +220,14 @@ class DecoderLayer(nn.Module):
     cache = Memory(empty_cache(one_step.key), empty_cache(one_step.value), one_step.mask)
     return LayerCarry(cache.key, cache.value, init_carry(self.attention, cache), init_carry(self.cross, memory))
 
-  def __call__(self, x: jax.Array, memory: Memory, mask: jax.Array, at: jax.Array, deterministic: bool):
+  def __call__(self, x: jax.Array, memory: Memory, mask: jax.Array, positions: jax.Array, deterministic: bool):
     """Computes all steps.
 
     Args:
       x: inputs, [B, T, D].
       memory: memory, as `remember` returns it.
       mask: mask of self-attention, [B, T, T].
-      at: positions of the inputs, [T].
+      positions: positions of the inputs, [T].
       deterministic: whether to use test-time behaviour.
 
     Returns:
@@ -233,7 +235,9 @@ class DecoderLayer(nn.Module):
     """
 
     def self_attend(x):
-      return self.attention.parallel(x, self.attention.remember(x, mask, at), deterministic, at, return_weights=False)
+      return self.attention.parallel(
+        x, self.attention.remember(x, mask, positions), deterministic, positions, return_weights=False
+      )
 
     def cross_attend(x):
       context, weights = self.cross.parallel(x, memory, deterministic)
@@ -242,7 +246,9 @@ class DecoderLayer(nn.Module):
     x, _, weights = self._sublayers(x, self_attend, cross_attend, deterministic)
     return x, weights
 
-  def step(self, carry: LayerCarry, x: jax.Array, memory: Memory, mask: jax.Array, at: jax.Array, deterministic: bool):
+  def step(
+    self, carry: LayerCarry, x: jax.Array, memory: Memory, mask: jax.Array, position: jax.Array, deterministic: bool
+  ):
     """Computes one step.
 
     Args:
@@ -250,7 +256,7 @@ class DecoderLayer(nn.Module):
       x: inputs, [B, D].
       memory: memory, as `remember` returns it.
       mask: mask of the cached positions, [B, L].
-      at: position of the inputs, [].
+      position: position of the inputs, [].
       deterministic: whether to use test-time behaviour.
 
     Returns:
@@ -258,11 +264,13 @@ class DecoderLayer(nn.Module):
     """
 
     def self_attend(x):
-      new = self.attention.remember(x[:, None], jnp.ones((x.shape[0], 1), bool), at[None])
-      key = jax.lax.dynamic_update_slice_in_dim(carry.key, new.key, at, axis=2)
-      value = jax.lax.dynamic_update_slice_in_dim(carry.value, new.value, at, axis=2)
+      new = self.attention.remember(x[:, None], jnp.ones((x.shape[0], 1), bool), position[None])
+      key = jax.lax.dynamic_update_slice_in_dim(carry.key, new.key, position, axis=2)
+      value = jax.lax.dynamic_update_slice_in_dim(carry.value, new.value, position, axis=2)
       cache = Memory(key, value, mask[:, None])
-      new_carry, context, _ = attend_single_query(self.attention, carry.self_attention, x, cache, deterministic, at)
+      new_carry, context, _ = attend_single_query(
+        self.attention, carry.self_attention, x, cache, deterministic, position
+      )
       return context, (cache, new_carry)
 
     def cross_attend(x):
@@ -286,12 +294,12 @@ def with_head_axis(weights: jax.Array, heads: int) -> jax.Array:
 
 
 def attend_single_query(
-  attention: Attention, carry: Any, query: jax.Array, memory: Memory, deterministic: bool, at=None
+  attention: Attention, carry: Any, query: jax.Array, memory: Memory, deterministic: bool, position=None
 ):
   """Attends with one query [B, D]; the carry is () if the attention is not recurrent.
 
   Returns:
     The next carry, the context, and the weights.
   """
-  new_carry, attended = attention(carry or attention.init_carry(memory), query, memory, deterministic, at)
+  new_carry, attended = attention(carry or attention.init_carry(memory), query, memory, deterministic, position)
   return (new_carry if attention.is_recurrent else ()), attended.context, attended.weights

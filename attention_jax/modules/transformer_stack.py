@@ -120,9 +120,9 @@ class Stack(nn.Module):
     """Makes the residual connection of one sublayer."""
     return functools.partial(Residual, self.norm, self.norm_first, self.dropout, self.dtype)
 
-  def embed_inputs(self, embeddings: jax.Array, at: jax.Array) -> jax.Array:
-    """Scales embeddings [B, T, E] by √D (Vaswani et al. 2017, section 3.4) and adds positions at [T]; x [B, T, D]."""
-    return self.positions.embed(self._widen(embeddings).astype(self.dtype) * self.features**0.5, at)
+  def embed_inputs(self, embeddings: jax.Array, positions: jax.Array) -> jax.Array:
+    """Projects embeddings [B, T, E] to D, scales by √D (Vaswani et al. 2017, section 3.4), and adds positions [T]."""
+    return self.positions.embed(self._widen(embeddings).astype(self.dtype) * self.features**0.5, positions)
 
   @nn.compact
   def _widen(self, embeddings: jax.Array) -> jax.Array:
