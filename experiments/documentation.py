@@ -32,7 +32,6 @@ from attention_jax.modules.pooling import POOLINGS
 from attention_jax.modules.positions import POSITIONS, SET_BY_ATTENTION, Positions
 from attention_jax.modules.transformer import ACTIVATIONS, NORMS
 from attention_jax.specs import REQUIRED, Option, schema_of
-from attention_jax.systems import classification
 from attention_jax.systems.config import FieldDescription, describe_config
 from attention_jax.systems.presets import PRESETS
 from attention_jax.systems.registry import SYSTEMS
@@ -88,7 +87,7 @@ def variants_page() -> str:
   losses = {
     'Objectives': _table(('objective', 'equation and source', 'options'), _objective_rows()),
     'Auxiliary losses': _loss_table('auxiliary loss', auxiliary.LOSSES),
-    'Auxiliary losses of classifiers': _loss_table('auxiliary loss', classification.CLASSIFIER_LOSSES),
+    'Auxiliary losses of classifiers': _loss_table('auxiliary loss', auxiliary.CLASSIFIER_LOSSES),
   }
   modules = {
     'Encoders': _module_table('encoder', ENCODERS),

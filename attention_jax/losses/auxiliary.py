@@ -1,8 +1,8 @@
 """Auxiliary losses, added to the cross entropy: `training.auxiliary='guided(weight=0.5) + coverage'`.
 
 An auxiliary loss is `f(outputs, batch, running, *, options) -> [] float32`, a sum over the real target tokens of the
-batch, like the cross entropy. `running` holds the running means that its row names. Masked positions affect neither
-the value nor the gradient.
+batch, like the cross entropy; losses of classifiers are sums over the real documents. `running` holds the running means
+that its row names. Masked positions affect neither the value nor the gradient.
 """
 
 import functools
@@ -124,6 +124,14 @@ def reinforce(
   return -jnp.sum(surrogate(draws, log_likelihoods(outputs, batch), baseline))
 
 
+def redundancy(outputs, batch, running: RunningMeans) -> jax.Array:
+  """Σ over documents of ‖A Aᵀ − I‖², A the weights of the hops. Lin et al. 2017, equation 8."""
+  weights = jnp.moveaxis(outputs.words, 1, 2)  # [B, H, N, W]
+  weights = weights.reshape(*weights.shape[:2], -1)
+  difference = jnp.einsum('bhs,bgs->bhg', weights, weights) - jnp.eye(weights.shape[1])[None]
+  return jnp.sum(jnp.where((batch.index >= 0)[:, None, None], difference**2, 0.0))
+
+
 def log_likelihoods(outputs, batch) -> jax.Array:
   """log p(y_t) of the real target tokens, 0 at masked ones: [B, T] float32."""
   logits = jnp.where(batch.target_mask[..., None], outputs.logits.astype(jnp.float32), 0.0)
@@ -138,6 +146,7 @@ LOSSES: Mapping[str, AuxiliaryLoss] = {
   'guided': AuxiliaryLoss(guided, needs_links=True, needs_text=True),
   'reinforce': AuxiliaryLoss(reinforce, uses_weights=False, running=('log_likelihood',)),
 }
+CLASSIFIER_LOSSES: Mapping[str, AuxiliaryLoss] = {'redundancy': AuxiliaryLoss(redundancy)}
 
 # Metrics of which a running mean is available: f(outputs, batch) -> a sum over the real target tokens.
 RUNNING_METRICS: Mapping[str, Callable[..., jax.Array]] = {
@@ -176,7 +185,7 @@ def check_weights(losses: Mapping[str, AuxiliaryLoss], attention) -> None:
   names = ', '.join(name for name, row in losses.items() if row.uses_weights)
   if names and attention is None:
     raise UserError(f'auxiliary loss {names} needs attention weights, but the decoder does not attend; {DISABLE_HINT}')
-  if names and not has_gradient(attention.resolved_alignment):
+  if names and not has_weight_gradient(attention.resolved_alignment):
     raise UserError(
       f'auxiliary loss {names} is trained through the attention weights, but those of alignment '
       f'{attention.alignment!r} have no gradient; expected an alignment that neither samples nor rounds, such as '
@@ -184,8 +193,8 @@ def check_weights(losses: Mapping[str, AuxiliaryLoss], attention) -> None:
     )
 
 
-def has_gradient(alignment: Row) -> bool:
-  """Whether the weights of an alignment have a gradient with respect to the query, in any of 64 samples."""
+def has_weight_gradient(alignment: Row) -> bool:
+  """Returns whether the weights of an alignment have a gradient with respect to the query, in any of 64 samples."""
   rngs = jax.random.split(jax.random.key(0), 64)
   score = SCORES['additive']
   params = init_params(rngs[0], score=score, alignment=alignment, query=3, key=3, features=3)

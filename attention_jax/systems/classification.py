@@ -29,7 +29,7 @@ from attention_jax.data.document_batches import (
 from attention_jax.data.documents import DOCUMENTS, Documents, load_documents, parse_documents
 from attention_jax.errors import UserError, choose
 from attention_jax.inference.metrics import MetricValue
-from attention_jax.losses.auxiliary import DISABLE_HINT, AuxiliaryLoss, auxiliary_losses
+from attention_jax.losses.auxiliary import CLASSIFIER_LOSSES, DISABLE_HINT, auxiliary_losses
 from attention_jax.losses.sequence import cross_entropy
 from attention_jax.models.classifiers import Classifier, ClassifierConfig, build_classifier
 from attention_jax.modules.attention import Attention
@@ -94,17 +94,6 @@ class ClassificationEvaluationConfig:
 
   def __post_init__(self):
     check_fields(self, 'config.evaluation')
-
-
-def redundancy(outputs, batch, running) -> jax.Array:
-  """Σ over documents of ‖A Aᵀ − I‖², A the weights of the hops. Lin et al. 2017, equation 8."""
-  weights = jnp.moveaxis(outputs.words, 1, 2)  # [B, H, N, W]
-  weights = weights.reshape(*weights.shape[:2], -1)
-  difference = jnp.einsum('bhs,bgs->bhg', weights, weights) - jnp.eye(weights.shape[1])[None]
-  return jnp.sum(jnp.where((batch.index >= 0)[:, None, None], difference**2, 0.0))
-
-
-CLASSIFIER_LOSSES: Mapping[str, AuxiliaryLoss] = {'redundancy': AuxiliaryLoss(redundancy)}
 
 
 class ClassificationSystem(System):

@@ -28,6 +28,7 @@ from attention_jax.systems.runs import (
 from attention_jax.training.checkpoint import BEST, Checkpoints
 from attention_jax.training.fingerprint import check_digests, compute_digests, store_digests
 from attention_jax.training.folder import check_folder, lock_folder, prepare_folder
+from attention_jax.training.hooks import InterruptReason
 from attention_jax.training.loop import Training, fit
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import check_rows, make_mesh
@@ -102,7 +103,7 @@ def _train_and_evaluate(
   seconds = time.monotonic() - start
   for reason in dict.fromkeys(result.reasons):
     log(f'{reason} ({seconds:.0f} s, {result.compilations} shapes compiled)')
-  if any(reason.startswith('stopped by') for reason in result.reasons):
+  if any(isinstance(reason, InterruptReason) for reason in result.reasons):
     log(f'run the same command again to resume from step {result.step}')
     return None
   results = [_evaluate_and_store(run_config, path, system, log) for run_config, path in runs]

@@ -223,16 +223,21 @@ class Evaluator:
     return self.best.stop_reason(self._patience)
 
 
+class InterruptReason(str):
+  """Reason to stop of a run that a signal interrupted before its end, and that can be resumed."""
+
+
 class InterruptHandler:
   """Hook that turns SIGTERM (preemption) and the first Ctrl-C into a clean stop after the current update.
 
+  The reason that it returns to the loop is an InterruptReason.
   It is a context manager, which handles the signals inside its block. A second Ctrl-C raises KeyboardInterrupt at once.
   With several processes the signals keep their default meaning, because all processes would have to stop at the same
   update; such a run is resumed from its last checkpoint.
   """
 
   def __init__(self):
-    self._reason: str | None = None
+    self._reason: InterruptReason | None = None
     self._previous_handlers: dict[signal.Signals, Any] = {}
 
   def __call__(self, step, state, metrics, last):
@@ -251,7 +256,7 @@ class InterruptHandler:
     self._previous_handlers.clear()
 
   def _request_stop(self, number, frame):
-    self._reason = f'stopped by {signal.Signals(number).name}'
+    self._reason = InterruptReason(f'stopped by {signal.Signals(number).name}')
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -10,7 +10,7 @@ import pytest
 from attention_jax.data.batching import Batch
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.losses.auxiliary import LOSSES, RUNNING_METRICS, auxiliary_losses, check_weights
+from attention_jax.losses.auxiliary import LOSSES, RUNNING_METRICS, auxiliary_losses, check_weights, redundancy
 from attention_jax.losses.sequence import cross_entropy, sequence_loss
 from attention_jax.models.encoder_decoder import ModelOutput
 from attention_jax.models.traits import Traits
@@ -199,6 +199,17 @@ def test_the_required_loss_is_added_unless_the_spec_contains_it():
   assert list(auxiliary_losses('coverage + reinforce(weight=2)', 'reinforce')) == ['reinforce', 'coverage']
   assert auxiliary_losses('reinforce(weight=2)', 'reinforce')['reinforce'].weight == 2
   assert auxiliary_losses(' ') == {}
+
+
+def test_redundancy_equals_the_equation_of_the_paper():
+  weights = np.random.default_rng(0).dirichlet(np.ones(5), (3, 2, 4)).astype(np.float32)  # [B, N, H, W]
+  batch = types.SimpleNamespace(index=np.array([0, -1, 1]))  # the second document is a filler
+  expected = 0.0
+  for document in (0, 2):
+    hops = np.stack([weights[document, :, hop].reshape(-1) for hop in range(4)])
+    expected += ((hops @ hops.T - np.eye(4)) ** 2).sum()
+  actual = redundancy(types.SimpleNamespace(words=jnp.asarray(weights)), batch, {})
+  np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 def test_auxiliary_losses_train_the_parameters_of_the_alignment():

@@ -8,12 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.data.document_batches import LabelledBatch
 from attention_jax.errors import UserError
 from attention_jax.models.classifiers import ClassifierConfig, build_classifier
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.pooling import POOLINGS
-from attention_jax.systems.classification import redundancy
 from tests.modules.helpers import assert_close, draw, variables
 from tests.modules.reference_cells import gru_step
 from tests.sweeps import sample_cases
@@ -161,17 +159,6 @@ def test_hierarchy_equals_the_equations_of_the_paper():
     )
     assert_close(output.sentences[i, 0, : len(sentences)], weights)
     assert_close(output.logits[i], vector @ values['labels']['kernel'] + values['labels']['bias'])
-
-
-def test_redundancy_equals_the_equation_of_the_paper():
-  model = build_small(classifier='flat', pooling='attention(hops=3)')
-  outputs = model.apply(variables(model, SOURCE, MASK), SOURCE, MASK)
-  batch = LabelledBatch(SOURCE, MASK, np.zeros(3, np.int32), np.array([0, -1, 1]))  # the second row is a filler
-  expected = 0.0
-  for document in (0, 2):
-    hops = np.stack([np.asarray(outputs.words[document, :, hop]).reshape(-1) for hop in range(3)])
-    expected += ((hops @ hops.T - np.eye(3)) ** 2).sum()
-  assert_close(redundancy(outputs, batch, {}), expected)
 
 
 def test_gradients_of_empty_sentences_are_finite():

@@ -18,6 +18,7 @@ from attention_jax.training.hooks import (
   Evaluator,
   FiniteGuard,
   InterruptHandler,
+  InterruptReason,
   MetricsLogger,
   TrainingClock,
   is_due,
@@ -226,7 +227,8 @@ def test_a_signal_is_a_reason_to_stop(number):
   with InterruptHandler() as handler:
     assert handler(1, STATE, {}, False) is None
     os.kill(os.getpid(), number)
-    assert handler(2, STATE, {}, False) == f'stopped by {number.name}'
+    reason = handler(2, STATE, {}, False)
+    assert reason == f'stopped by {number.name}' and isinstance(reason, InterruptReason)
   assert signal.getsignal(number) == previous_handler
 
 

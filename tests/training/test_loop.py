@@ -18,7 +18,7 @@ import pytest
 from attention_jax import training as training_package
 from attention_jax.errors import UserError
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
-from attention_jax.training.hooks import BestEvaluation
+from attention_jax.training.hooks import BestEvaluation, InterruptReason
 from attention_jax.training.loop import Training
 from attention_jax.training.writers import read_metrics
 from tests import compiled
@@ -99,6 +99,7 @@ def test_a_signal_stops_cleanly_and_changes_nothing(uninterrupted, tmp_path, num
   previous_handler = signal.getsignal(number)
   result = fit_toy(tmp_path, stream=interrupted_stream)
   assert result.reason == f'stopped by {number.name}' and result.state.step == 23
+  assert isinstance(result.reason, InterruptReason)
   assert signal.getsignal(number) == previous_handler
   assert sorted(os.listdir(tmp_path / LATEST)) == ['15', '23']
   result = fit_toy(tmp_path)

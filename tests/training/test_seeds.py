@@ -16,6 +16,7 @@ from attention_jax.data.vocab import train as train_vocabulary
 from attention_jax.errors import UserError
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
+from attention_jax.training.hooks import InterruptReason
 from attention_jax.training.loop import Training, fit, prepare_training
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.seeds import fit_seeds
@@ -152,6 +153,7 @@ def test_interrupted_runs_are_resumed_exactly(uninterrupted, tmp_path):
   assert evaluated_steps[-1] == 10 and latest_step(tmp_path) == 6
   interrupted = fit_all(tmp_path, stream=interrupted_stream)
   assert interrupted.step == 9 and set(interrupted.reasons) == {'stopped by SIGTERM'}
+  assert all(isinstance(reason, InterruptReason) for reason in interrupted.reasons)
   assert fit_all(tmp_path) == expected
   for run_folder, expected_run_folder in zip(folders_in(tmp_path), folders_in(expected_folder), strict=True):
     assert values_of(run_folder) == values_of(expected_run_folder)
