@@ -14,13 +14,13 @@ test: $(VENV)/installed
 	$(VENV)/bin/ruff format --check .
 	$(RUN) -m pytest -n 2 --dist=loadfile
 
-# With the rest of the sweep over score x alignment x cell, and compiled as for any user (tests/conftest.py).
+# With the whole sweep over score x alignment x cell, and with XLA's default optimisations (see tests/conftest.py).
 test-all: $(VENV)/installed
 	XLA_FLAGS=' ' $(RUN) -m pytest -n 2 --dist=loadfile -m "product or not product"
 
 # For a machine with an accelerator, all in bfloat16: attention and its growth, updates, search, several seeds, then
-# Multi30k to its end. make accelerator DATA=FOLDER [JAX=tpu]; DATA is what config.data.folder of multi30k is, JAX the
-# extra of jax that installs what the device needs. Stops where there is no such device.
+# training on Multi30k. make accelerator DATA=FOLDER [JAX=tpu]; DATA is what config.data.folder of multi30k is, JAX the
+# extra of jax that installs what the device needs. Fails if there is no such device.
 JAX := cuda13
 ON_DEVICE = JAX_PLATFORMS=$(if $(filter tpu,$(JAX)),tpu,cuda) $(VENV)/bin/python
 accelerator: $(VENV)/installed

@@ -1,4 +1,4 @@
-"""Atomic writes: a file appears whole or not at all, whatever happens meanwhile."""
+"""Atomic writes: a file appears whole or not at all, even if the process is killed."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-SUFFIX = '.part'  # of unfinished files, whose names begin with a dot
+SUFFIX = '.part'  # suffix of unfinished files, whose names begin with a dot
 
 
 @contextlib.contextmanager
@@ -41,5 +41,5 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 
 def is_unfinished(path: Path) -> bool:
-  """Whether a file is what a killed `write_atomic` left behind."""
+  """Returns whether a file was left behind by a `write_atomic` that was killed."""
   return path.name.startswith('.') and path.name.endswith(SUFFIX)

@@ -20,7 +20,7 @@ from attention_jax.errors import UserError, choose
 
 Row = TypeVar('Row')
 REQUIRED = inspect.Parameter.empty  # the default of an option that has none
-_KINDS = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a string', tuple: 'a tuple'}
+_TYPE_NAMES = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a string', tuple: 'a tuple'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,11 +107,11 @@ def schema_of(source: Callable | type | Mapping[str, Any], exclude: Collection[s
   return {name: option for name, option in options.items() if name not in exclude}
 
 
-def check_options(what: str, options: Mapping[str, Any], schema: Schema) -> None:
+def check_options(subject: str, options: Mapping[str, Any], schema: Schema) -> None:
   """Checks options against a schema.
 
   Args:
-    what: what the options belong to, for error messages: "decoder 'luong'".
+    subject: what the options belong to, for error messages: "decoder 'luong'".
     options: the options to check.
     schema: the options that are allowed.
 
@@ -120,20 +120,20 @@ def check_options(what: str, options: Mapping[str, Any], schema: Schema) -> None
   """
   for name, value in options.items():
     if not schema:
-      raise UserError(f"{what} has no options, got '{name}'")
-    check_value(f'{what}: option {name}', value, schema[choose(name, schema, f'option of {what}:')])
+      raise UserError(f"{subject} has no options, got '{name}'")
+    check_value(f'{subject}: option {name}', value, schema[choose(name, schema, f'option of {subject}:')])
   if missing := [name for name, option in schema.items() if option.default is REQUIRED and name not in options]:
-    raise UserError(f'{what} needs {" and ".join(missing)}; its options: {", ".join(schema)}')
+    raise UserError(f'{subject} needs {" and ".join(missing)}; its options: {", ".join(schema)}')
 
 
-def check_value(what: str, value: Any, option: Option) -> None:
-  """Raises UserError unless `value` has the type of `option` and lies in its range; `what` names it in the message."""
+def check_value(subject: str, value: Any, option: Option) -> None:
+  """Raises UserError, which names `subject`, unless `value` has the type of `option` and lies in its range."""
   if not _has_type(value, option.annotation):
-    kind = _KINDS.get(option.annotation) or inspect.formatannotation(option.annotation)
-    raise UserError(f'{what} must be {kind}, got {value!r}')
+    kind = _TYPE_NAMES.get(option.annotation) or inspect.formatannotation(option.annotation)
+    raise UserError(f'{subject} must be {kind}, got {value!r}')
   is_number = isinstance(value, int | float) and not isinstance(value, bool)
   if option.range is not None and is_number and value not in option.range:
-    raise UserError(f'{what} must be {option.range}, got {value}')
+    raise UserError(f'{subject} must be {option.range}, got {value}')
 
 
 def check_fields(config: Any, group: str) -> None:
@@ -143,14 +143,14 @@ def check_fields(config: Any, group: str) -> None:
     UserError: for a number, switch or string of another type than annotated, or a number outside of its range.
   """
   for name, option in schema_of(type(config)).items():
-    if option.annotation in _KINDS and option.annotation is not tuple:
+    if option.annotation in _TYPE_NAMES and option.annotation is not tuple:
       check_value(f'{group}.{name}', getattr(config, name), option)
 
 
 def bind(
   spec: str,
   table: Mapping[str, Row],
-  what: str,
+  kind: str,
   schema: Callable[[Row], Schema] = schema_of,
 ) -> tuple[str, Row, dict[str, Any]]:
   """Finds the row of a table that a spec string selects, and checks the options it sets.
@@ -158,7 +158,7 @@ def bind(
   Args:
     spec: `'name'` or `'name(option=literal, ...)'`.
     table: rows by name.
-    what: the kind of entry, for error messages: 'decoder'.
+    kind: the kind of entry, for error messages: 'decoder'.
     schema: maps a row to the options it accepts; by default they are read from the row itself.
 
   Returns:
@@ -168,8 +168,8 @@ def bind(
     UserError: for a spec that cannot be parsed, an unknown name, and options as in `check_options`.
   """
   name, options = parse(spec)
-  row = table[choose(name, table, what)]
-  check_options(f'{what} {name!r}', options, schema(row))
+  row = table[choose(name, table, kind)]
+  check_options(f'{kind} {name!r}', options, schema(row))
   return name, row, options
 
 

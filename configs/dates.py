@@ -26,7 +26,7 @@ def get_config(preset: str = 'bahdanau2015'):
   config.training.evaluate_every = 500
   config.training.checkpoint_every = 500
   config.training.select = 'exact_match'
-  config.evaluation.max_length = 12  # a date has 11 tokens with EOS; a longer output is reported as cut
+  config.evaluation.max_length = 12  # a date has 11 tokens with EOS; a longer output is reported as truncated
   apply_preset(config, preset, features=128)
   config.model.attention.score = SCORES.get(config.model.attention.score, config.model.attention.score)
   return config

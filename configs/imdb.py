@@ -2,7 +2,7 @@
 
 Film reviews -> positive (1) or negative (0), Maas et al. 2011.
 
-Measured, accuracy on dev: yang2016 90.6 % in 16 CPU minutes, lin2017 88.6 % in nine.
+Measured, accuracy on dev: yang2016 90.6 % in 16 CPU minutes, lin2017 88.6 % in 9.
 
 FOLDER contains train.jsonl.gz and dev.jsonl.gz with the fields text and label. To read the data set of tfds:
 
@@ -12,14 +12,14 @@ FOLDER contains train.jsonl.gz and dev.jsonl.gz with the fields text and label. 
 from attention_jax.systems.config import default_config
 from attention_jax.systems.presets import apply_preset
 
-JOINED = ('lin2017',)  # presets without a sentence level
+ONE_LEVEL_PRESETS = ('lin2017',)  # presets without a sentence level
 
 
 def get_config(preset: str = 'yang2016'):
   config = default_config('classification')
   config.data.task = "jsonl(train='train.jsonl.gz', validation='dev.jsonl.gz', html=True)"
   config.data.vocabulary = 'word(min_count=5)'
-  config.data.joined = preset in JOINED
+  config.data.joined = preset in ONE_LEVEL_PRESETS
   config.data.buckets = ((1, 128), (1, 256), (1, 400)) if config.data.joined else ((8, 32), (16, 32), (32, 32))
   config.data.batch_size = 64
   config.model.embedding = 100

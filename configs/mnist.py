@@ -5,12 +5,13 @@ Handwritten digits by six glimpses of 8 x 8 pixels, Mnih et al. 2014.
 Measured, seed 0, errors with one look and with ten:
 
 - 28 x 28 in 16 CPU minutes: 1.84 and 0.67 %;
-- the first canvas in 26 minutes: 3.17 and 2.00 %;
-- the canvas with clutter in 55 minutes: 10.75 and 5.91 %;
-- the canvases with --config.training.steps=60000 --config.training.average=0.999, an hour and a half each: 2.27 and
+- canvas of 60 x 60 in 26 minutes: 3.17 and 2.00 %;
+- the same with clutter in 55 minutes: 10.75 and 5.91 %;
+- both canvases with --config.training.steps=60000 --config.training.average=0.999, an hour and a half each: 2.27 and
   1.41 %, 7.97 and 4.19 %.
 
-FOLDER contains mnist.npz, or MNIST as prepared by tfds. The data set of tfds; a larger canvas; a canvas with clutter:
+FOLDER contains mnist.npz, or MNIST as prepared by tfds. For the data set of tfds, a
+larger canvas, or a canvas with clutter:
 
   --config.data.task='tfds(name="mnist")'
   --config.data.task='npz(canvas=60)' --config.model.size=12 --config.model.scales=3

@@ -2,7 +2,7 @@
 
 Pictures of coloured shapes on a cluttered ground -> their positions and properties. Generated; no download.
 
-Measurements, with the overlap of shapes as it is now and with the smaller one of before: RESULTS.md.
+Measurements: RESULTS.md; with the smaller overlap of shapes of earlier versions: docs/journal.md.
 """
 
 from attention_jax.systems.config import default_config

@@ -3,8 +3,8 @@
 
 Your own parallel text, with subwords by sentencepiece and batches by tokens.
 
-FOLDER contains train.en, train.de and so on, one sentence per line (plain or .gz). A table; a translation set in tfds
-format:
+FOLDER contains train.en, train.de and so on, one sentence per line (plain or .gz). For a table, or for a translation
+set in tfds format:
 
   --config.data.task="tsv(train='train.tsv', validation='validation.tsv')"
   --config.data.task="tfds(name='wmt14_translate/de-en')" --config.data.folder=TFDS_DATA_DIR

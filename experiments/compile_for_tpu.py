@@ -2,8 +2,8 @@
 
 Compiles ahead of time for a TPU that is not attached (pip install libtpu, see requirements-bench.txt): the Pallas
 kernels, forward and backward; with --config, the update of every bucket. The batch is sharded over all devices of the
-topology. This finds what the TPU compiler rejects, and reports the memory of an update. Nothing runs, so that no
-speed is measured.
+topology. This finds what the TPU compiler rejects, and reports the memory of an update. Nothing runs, so no speed
+is measured.
 """
 
 from experiments.large_pages import restart_with_large_pages
@@ -33,7 +33,7 @@ flags.DEFINE_integer('batch', 8, 'number of sequences', lower_bound=1)
 
 
 def main() -> None:
-  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')  # this is no cloud machine that could be queried
+  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')  # there is no metadata server of a cloud TPU to query
   devices = _topology_devices(FLAGS.topology)
   if FLAGS.config:
     _compile_updates(devices)

@@ -3,8 +3,8 @@
   python -m experiments.score --workdir=runs/dates --source=lines.txt --target=translations.txt
   python -m experiments.score --workdir=runs/transformer --source=lines.txt --target=translations.txt --layers
 
-Prints one JSON object per pair: log_prob of the whole target with its end, the target's tokens, log_probs of each token
-and of the end, alignment (source-target pairs, counted from 0) and weights, one row per token and one for the end; with
+Prints one JSON object per pair: log_prob of the whole target with EOS, the target's tokens, log_probs of each token
+and of EOS, alignment (source-target pairs, counted from 0) and weights, one row per token and one for EOS; with
 --layers also the weights of every layer and head. Blank pairs are skipped and reported on stderr.
 """
 

@@ -33,7 +33,7 @@ from experiments.launch import FLAGS, define_run_flags, define_search_flags, lau
 from experiments.tables import round_weights
 
 SAMPLING_OPTIONS = ('seed', 'temperature', 'top_k', 'top_p', 'min_p')
-FLAGS_OF_BOTH = ('max_length', 'replace_unknown')  # search flags that sampling uses too
+SHARED_FLAGS = ('max_length', 'replace_unknown')  # search flags that sampling uses too
 WINDOW = 4096  # lines that are decoded, sorted by length, before the first of them is printed
 # The only values that flags may have with --stream.
 STREAM_VALUES = {
@@ -174,9 +174,9 @@ def _sampling_options():
       if value != FLAGS[name].default:
         raise UserError(f'--{name}={value} is an option of --samples, which is missing')
     return None
-  search_flags = [f'--{name}={value}' for name, value in search_overrides().items() if name not in FLAGS_OF_BOTH]
+  search_flags = [f'--{name}={value}' for name, value in search_overrides().items() if name not in SHARED_FLAGS]
   if search_flags:
-    raise UserError(f'--samples={FLAGS.samples} samples, {search_flags[0]} is for search; use one of them')
+    raise UserError(f'--samples={FLAGS.samples} cannot be combined with {search_flags[0]}, an option of search')
   return Sampling(FLAGS.samples, **options)
 
 
@@ -184,7 +184,7 @@ def _check_search_flags() -> None:
   from attention_jax.inference.metrics import higher_is_better
 
   if FLAGS.samples and FLAGS.groups > 1:
-    raise UserError(f'--samples={FLAGS.samples} samples, --groups={FLAGS.groups} is for search; use one of them')
+    raise UserError(f'--samples={FLAGS.samples} cannot be combined with --groups={FLAGS.groups}, an option of search')
   if FLAGS.groups == 1 and FLAGS.diversity != FLAGS['diversity'].default:
     raise UserError(f'--diversity={FLAGS.diversity} is an option of --groups, which must be at least 2')
   if FLAGS.mbr is not None:

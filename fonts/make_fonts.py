@@ -32,8 +32,9 @@ NOTO = {  # a Noto font and the Unicode blocks kept of it
   'NotoSansOsage': '104B0-104FF 0300-036F',
   'NotoSansArabic': '0600-06FF 0750-077F',
 }
-MARKED = '0300-036F 0400-052F'  # DejaVu has them, but a mark and its base must come from one font (Church Slavonic)
-SHAPING = [
+# DejaVu has these blocks, but a mark and its base must come from one font (Church Slavonic).
+MARK_BLOCKS = '0300-036F 0400-052F'
+SHAPING_FEATURES = [
   'ccmp',
   'locl',
   'nukt',
@@ -65,28 +66,33 @@ SHAPING = [
   'mkmk',
   'dist',
 ]
-FEATURES = {'NotoSerifTibetan': ['abvm', 'blwm', 'mark', 'mkmk']}  # its ready-made stacks alone are 450 KiB
-COMMON = {0x20, 0x200C, 0x200D, 0x25CC}  # in every font: what a lone mark may be drawn on, and joiners
-BEYOND = '10330-1034F 10400-104FF 1E100-1E14F 1F000-1FAFF'  # CLDR's scripts there, and emoji
+FEATURES_BY_FONT = {'NotoSerifTibetan': ['abvm', 'blwm', 'mark', 'mkmk']}  # its ready-made stacks alone are 450 KiB
+COMMON_CODES = {0x20, 0x200C, 0x200D, 0x25CC}  # in every font: what a lone mark may be drawn on, and joiners
+SUPPLEMENTARY_BLOCKS = '10330-1034F 10400-104FF 1E100-1E14F 1F000-1FAFF'  # scripts of CLDR beyond U+FFFF, and emoji
 
 
 def main(root, dejavu, out):
-  root, out = Path(root) / 'usr/share/fonts', Path(out)
-  unifont, upper = root / 'opentype/unifont/unifont.otf', root / 'opentype/unifont/unifont_upper.otf'
-  have = set(TTFont(dejavu).getBestCmap())
+  """Writes every font of the distribution into the folder `out`."""
+  root = Path(root) / 'usr/share/fonts'
+  out = Path(out)
+  unifont = root / 'opentype/unifont/unifont.otf'
+  upper = root / 'opentype/unifont/unifont_upper.otf'
+  covered = set(TTFont(dejavu).getBestCmap())
   for name, blocks in NOTO.items():
     path = root / f'truetype/noto/{name}-Regular.ttf'
-    have |= save(path, codes(blocks), out / f'{name}.ttf', FEATURES.get(name, SHAPING))
-  have |= save(root / 'truetype/droid/DroidSansFallbackFull.ttf', common_han(), out / 'DroidSansFallback.ttf')
-  rest = {c for c in range(0x10000) if unicodedata.category(chr(c))[0] in 'LMNPS'} - have
-  han, rare = codes('4E00-9FFF'), codes('3400-4DBF')
-  save(unifont, (rest - han - rare) | codes(MARKED), out / 'Unifont.otf')
-  save(unifont, rest & han, out / 'UnifontHan.otf')
-  save(unifont, rest & rare, out / 'UnifontHanA.otf')
-  save(upper, codes(BEYOND) - have, out / 'UnifontUpper.otf')
+    covered |= save(path, codes(blocks), out / f'{name}.ttf', FEATURES_BY_FONT.get(name, SHAPING_FEATURES))
+  covered |= save(root / 'truetype/droid/DroidSansFallbackFull.ttf', common_han(), out / 'DroidSansFallback.ttf')
+  remaining = {c for c in range(0x10000) if unicodedata.category(chr(c))[0] in 'LMNPS'} - covered
+  han = codes('4E00-9FFF')
+  han_extension_a = codes('3400-4DBF')
+  save(unifont, (remaining - han - han_extension_a) | codes(MARK_BLOCKS), out / 'Unifont.otf')
+  save(unifont, remaining & han, out / 'UnifontHan.otf')
+  save(unifont, remaining & han_extension_a, out / 'UnifontHanA.otf')
+  save(upper, codes(SUPPLEMENTARY_BLOCKS) - covered, out / 'UnifontUpper.otf')
 
 
 def codes(blocks):
+  """Returns the code points of blocks such as '0900-097F A8E0-A8FF'."""
   pairs = [block.split('-') for block in blocks.split()]
   return {c for first, last in pairs for c in range(int(first, 16), int(last, 16) + 1)}
 
@@ -103,11 +109,12 @@ def common_han():
 
 
 def save(path, wanted, out, features=()):
+  """Writes the part of a font with the wanted code points; returns the code points that it has."""
   options = subset.Options(hinting=False, layout_features=list(features), name_IDs=[0, 1, 2, 4, 5, 6, 13, 14])
   options.drop_tables += ['vhea', 'vmtx', 'VORG'] + ([] if features else ['GSUB', 'GPOS', 'GDEF'])
   font = TTFont(path)
   maker = subset.Subsetter(options)
-  maker.populate(unicodes=wanted | COMMON)
+  maker.populate(unicodes=wanted | COMMON_CODES)
   maker.subset(font)
   for record in font['name'].names:
     if record.nameID in (1, 4, 6):  # a family name of its own, so that it is never mistaken for the whole font

@@ -112,7 +112,7 @@ def links_from_weights(weights: np.ndarray, source_length: int, target_length: i
     target_length: number of target tokens without the EOS.
 
   Returns:
-    (source, target) pairs ordered by target; of equal weights the first counts.
+    (source, target) pairs ordered by target; the first position wins a tie.
 
   Raises:
     UserError: if the weights are not a matrix of at least that size.

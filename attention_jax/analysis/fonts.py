@@ -12,8 +12,8 @@ import unicodedata
 from collections.abc import Mapping
 
 DISTRIBUTION = 'attention_jax_fonts'
-FIRST = 'DejaVu Sans'
-VISIBLE = {
+DEFAULT_FAMILY = 'DejaVu Sans'
+VISIBLE_SIGNS = {
   ' ': '␣',
   '\t': '⇥',
   '\u00a0': '⍽',
@@ -31,17 +31,17 @@ Coverage = Mapping[str, frozenset[int]]
 @functools.cache
 def glyph_coverage() -> Coverage:
   """Returns the code points that each font family has glyphs for, DejaVu Sans first; registers the fallback fonts."""
-  return _first_coverage() | (_distributed_coverage() if _has_distribution() else _system_coverage())
+  return _default_coverage() | (_distributed_coverage() if _has_distribution() else _system_coverage())
 
 
 def font_families(text: str) -> list[str]:
   """Returns the families that `text` needs.
 
-  The family with most of its characters comes first, so that a combining mark is drawn from the font of its base. Of
-  families with equally many, the first of `glyph_coverage` is taken.
+  The family with most of its characters comes first, so that a combining mark is drawn from the font of its base. Ties
+  go to the first family of `glyph_coverage`.
   """
   missing = {ord(char) for char in text}
-  coverage = _first_coverage() if missing <= _first_coverage()[FIRST] else glyph_coverage()
+  coverage = _default_coverage() if missing <= _default_coverage()[DEFAULT_FAMILY] else glyph_coverage()
   families = []
   while missing:
     family = max(coverage, key=lambda name: len(missing & coverage[name]))
@@ -49,7 +49,7 @@ def font_families(text: str) -> list[str]:
       break
     families.append(family)
     missing -= coverage[family]
-  return families or [FIRST]
+  return families or [DEFAULT_FAMILY]
 
 
 def font_file(text: str) -> str:
@@ -62,18 +62,19 @@ def font_file(text: str) -> str:
 def visible_form(token: str) -> str:
   """Returns `token` with visible signs for white space and controls, and a dotted circle under a lone combining mark.
 
-  Format characters (joiners, direction marks) are named only in a token of nothing else: elsewhere they shape the text.
+  Format characters (joiners, direction marks) are named only in a token without other characters: elsewhere they shape
+  the text.
   """
   if not token:
     return '∅'
   if all(unicodedata.category(char) == 'Cf' for char in token):
-    return ' '.join(VISIBLE.get(char, f'U+{ord(char):04X}') for char in token)
-  return ''.join(_carrier(before, char) + _sign(char) for before, char in zip(' ' + token, token, strict=False))
+    return ' '.join(VISIBLE_SIGNS.get(char, f'U+{ord(char):04X}') for char in token)
+  return ''.join(_base_for_mark(before, char) + _sign(char) for before, char in zip(' ' + token, token, strict=False))
 
 
 @functools.cache
-def _first_coverage() -> dict[str, frozenset[int]]:
-  return {FIRST: _code_points(FIRST)}
+def _default_coverage() -> dict[str, frozenset[int]]:
+  return {DEFAULT_FAMILY: _code_points(DEFAULT_FAMILY)}
 
 
 def _has_distribution() -> bool:
@@ -94,7 +95,7 @@ def _system_coverage() -> dict[str, frozenset[int]]:
   from matplotlib import font_manager
 
   fonts = [font for font in font_manager.fontManager.ttflist if font.style == 'normal' and font.weight == 400]
-  return {name: _code_points(name) for name in sorted({font.name for font in fonts} - {FIRST})}
+  return {name: _code_points(name) for name in sorted({font.name for font in fonts} - {DEFAULT_FAMILY})}
 
 
 def _code_points(family: str) -> frozenset[int]:
@@ -103,8 +104,8 @@ def _code_points(family: str) -> frozenset[int]:
   return frozenset(font_manager.get_font(font_manager.findfont(family)).get_charmap())
 
 
-def _carrier(before: str, char: str) -> str:
-  """A dotted circle for a combining mark without a base, if one font has both."""
+def _base_for_mark(before: str, char: str) -> str:
+  """Returns a dotted circle for a combining mark without a base, if one font has both; else ''."""
   is_lone = unicodedata.category(char).startswith('M') and before.isspace()
   if not is_lone:
     return ''
@@ -113,8 +114,9 @@ def _carrier(before: str, char: str) -> str:
 
 
 def _sign(char: str) -> str:
+  """Returns a character, or a visible sign for white space and controls."""
   category = unicodedata.category(char)
   if category == 'Cc':
     picture = chr(0x2400 + ord(char)) if ord(char) < 0x20 else f'U+{ord(char):04X}'
-    return VISIBLE.get(char, picture)
-  return VISIBLE.get(char, '␣') if category.startswith('Z') else char
+    return VISIBLE_SIGNS.get(char, picture)
+  return VISIBLE_SIGNS.get(char, '␣') if category.startswith('Z') else char

@@ -35,15 +35,15 @@ class Batch(NamedTuple):
   links: np.ndarray | None = None
 
 
-def _sentences(size: int, bucket: tuple[int, int]) -> int:
+def _rows_by_sentences(size: int, bucket: tuple[int, int]) -> int:
   return size
 
 
-def _tokens(size: int, bucket: tuple[int, int]) -> int:
+def _rows_by_tokens(size: int, bucket: tuple[int, int]) -> int:
   return max(8, size // max(bucket) // 8 * 8)
 
 
-BATCH_UNITS = {'sentences': _sentences, 'tokens': _tokens}  # (batch size, bucket) -> rows of a batch
+BATCH_UNITS = {'sentences': _rows_by_sentences, 'tokens': _rows_by_tokens}  # (batch size, bucket) -> rows of a batch
 
 
 class _BucketRows(NamedTuple):
@@ -59,7 +59,7 @@ class _BucketRows(NamedTuple):
 
 
 class BatchOrder:
-  """Order of the batches of one split, without end: `order[step]` selects the rows of any step >= 0.
+  """Endless order of the batches of one split: `order[step]` selects the rows of any step >= 0.
 
   Step `s` lies in epoch `s // len(order)`. Each epoch contains every row that fits a bucket exactly once. The order of
   the rows depends on (seed, epoch) alone, and the bucket of a step on the epoch alone. The last batch of each bucket is
@@ -148,7 +148,7 @@ def _make_shuffle(parts: Sequence[_BucketRows], seed: int) -> Callable[[int], tu
 
 
 class Batches:
-  """Training batches of one split of pairs, without end: `batches[step]` for any step >= 0, see BatchOrder."""
+  """Endless training batches of one split of pairs: `batches[step]` for any step >= 0, see BatchOrder."""
 
   shape_names = 'rows, source, target'
 

@@ -178,7 +178,7 @@ def _check_labels(labels: np.ndarray, classes: int, name: str) -> None:
 def _make_splits(
   splits: Mapping[str, tuple[np.ndarray, np.ndarray]], classes: int, canvas: int, clutter: int, piece: int
 ) -> dict[str, Digits]:
-  """Splits from pictures, whose axis of channels is optional, and labels. Raises UserError for options out of range."""
+  """Returns splits of (pictures, labels); pictures may lack channels. Raises UserError for options out of range."""
   size = max(splits['train'][0].shape[1:3])
   if canvas and canvas < size:
     raise UserError(f'canvas={canvas} is smaller than the pictures; expected 0 or at least {size}')
@@ -223,7 +223,7 @@ def _paste(canvas: np.ndarray, picture: np.ndarray, rng: np.random.Generator) ->
 
 
 class DigitBatches:
-  """Training batches of one split, without end, see batching.BatchOrder. Positions are drawn anew in each epoch."""
+  """Endless training batches of one split, see batching.BatchOrder. Positions are drawn anew in each epoch."""
 
   shape_names = 'rows, height, width'
 

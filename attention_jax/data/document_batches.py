@@ -173,7 +173,7 @@ def assign_documents(encoded: EncodedDocuments, buckets: Sequence[tuple[int, int
 
 
 class DocumentBatches:
-  """Training batches of one split, without end: `batches[step]` for any step >= 0, see batching.BatchOrder."""
+  """Endless training batches of one split: `batches[step]` for any step >= 0, see batching.BatchOrder."""
 
   shape_names = 'rows, sentences, words'
 

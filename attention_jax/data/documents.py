@@ -112,7 +112,7 @@ def tfds(
 
 
 def entailment(folder: str, *, seed: int = 0) -> dict[str, Documents]:
-  """Generated pairs of sentences about a scene: does the second follow from the first? Nothing is stored."""
+  """Generated pairs of sentences about a scene; the label states whether the second follows from the first."""
   from attention_jax.data.builders import entailment as builder
 
   splits = {}

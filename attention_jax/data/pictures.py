@@ -305,7 +305,7 @@ def assign_lengths(encoded: EncodedCaptions, lengths: Sequence[int]) -> np.ndarr
 
 
 class CaptionBatches:
-  """Training batches of one split, without end: `batches[step]` for any step >= 0, see batching.BatchOrder."""
+  """Endless training batches of one split: `batches[step]` for any step >= 0, see batching.BatchOrder."""
 
   shape_names = 'rows, caption'
 

@@ -14,7 +14,7 @@ from attention_jax.specs import Range, Size, bind
 
 EpisodeSize = tuple[int, ...]
 NUM_EPISODES = {'validation': 256, 'test': 256, 'unseen': 256}
-SHAPES = 2  # number of lengths that training episodes are padded to
+NUM_LENGTHS = 2  # number of lengths that training episodes are padded to
 
 
 class Episode(NamedTuple):
@@ -204,7 +204,7 @@ def eval_episodes(task: RecallTask, split: str) -> list[Episode]:
 
 
 class RecallBatches:
-  """Training batches without end: `batches[step]`, new episodes in each, all of one size, a function of (seed, step).
+  """Endless training batches: `batches[step]` has new episodes, all of one size, and is a function of (seed, step).
 
   The size is a function of the step alone, so that several seeds can be trained side by side.
   """
@@ -230,7 +230,7 @@ class RecallBatches:
     self._seed = seed
     self._rows = np.arange(size)[shard::shards]
     longest = task.num_steps(tuple(high for _, high in task.size_ranges))
-    self._lengths = sorted({-(-longest * part // SHAPES) for part in range(1, SHAPES + 1)})
+    self._lengths = sorted({-(-longest * part // NUM_LENGTHS) for part in range(1, NUM_LENGTHS + 1)})
 
   def __len__(self) -> int:
     """Batches in an epoch: 1, as every episode is new and there are no epochs."""

@@ -34,7 +34,7 @@ def make_resegmenter(
   output layers that copy do not learn to copy it from these lines, but can emit it when they translate.
 
   Every line is segmented when its batch is made, on the threads that prefetch: 0.4 ms for a line of 14 pieces on one
-  core that also ran other work, nine times the cost of segmenting it once.
+  core shared with other work, nine times as long as without sampling.
 
   Args:
     encoded: the split as ids.

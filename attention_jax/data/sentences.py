@@ -14,7 +14,7 @@ from attention_jax.data.files import cache_folder
 from attention_jax.errors import UserError
 
 TAG = re.compile(r'<[^<>]*>')
-LARGE = 1_000_000  # characters, from which on the result is cached
+MIN_CACHED_CHARACTERS = 1_000_000  # results of smaller data are not cached
 
 
 def split(texts: Sequence[str], *, language: str = 'en', whole: bool = False, html: bool = False) -> list[list[str]]:
@@ -31,7 +31,7 @@ def split(texts: Sequence[str], *, language: str = 'en', whole: bool = False, ht
   """
   import spacy
 
-  if sum(map(len, texts)) < LARGE:
+  if sum(map(len, texts)) < MIN_CACHED_CHARACTERS:
     return _split(texts, language, whole, html)
   key = hashlib.sha256(json.dumps([spacy.__version__, language, whole, html]).encode())
   for text in texts:

@@ -52,7 +52,7 @@ def unigram_sampling(scores: Mapping[str, float], sampling: float) -> Segment:
   """Each segmentation x of a word with probability P(x)^α / Σ P^α. Kudo 2018, section 3.2.
 
   Args:
-    scores: the log-probability of each piece, whose sums are log P.
+    scores: the log-probability of each piece; log P is their sum over the pieces of a segmentation.
     sampling: α.
 
   Returns:
@@ -62,7 +62,7 @@ def unigram_sampling(scores: Mapping[str, float], sampling: float) -> Segment:
 
   @functools.lru_cache(2**16)
   def filter_forward(word: str) -> list[tuple[list[int], list[float]]]:
-    """For each end of a piece: its possible starts, and their weights (forward filtering)."""
+    """Returns, for each end of a piece, the starts of known pieces and their weights (forward filtering)."""
     totals = [0.0]  # log of the summed weights of all segmentations of each prefix
     table = []
     for end in range(1, len(word) + 1):

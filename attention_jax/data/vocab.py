@@ -1,4 +1,4 @@
-"""Vocabularies: text <-> ids. A row of VOCABULARIES for each kind; a run stores its own and never trains them again."""
+"""Vocabularies: text <-> ids. VOCABULARIES has a row for each kind. A run stores its own, which are trained once."""
 
 import collections
 import io
@@ -139,7 +139,7 @@ class SubwordVocabulary:
     return self._processor.encode(text, out_type=str)
 
   def word_ids(self, text: str) -> list[int]:
-    """By the start of each piece, as '▁' may occur in the text itself. White space belongs to the next word."""
+    """Uses the start of each piece, as '▁' may occur in the text itself. White space belongs to the next word."""
     words = [*word_positions.following_words(text), -1]
     return [words[start] for start, _ in self._processor.encode(text, return_type='offset_mapping')['offsets']]
 
@@ -147,7 +147,7 @@ class SubwordVocabulary:
     return self._processor.encode(text)
 
   def iter_segments(self, characters: Iterable[str]) -> Iterator[str]:
-    """Yields words, as no piece extends over a space. Spaces behind a '▁' of the text stay with what follows them."""
+    """Yields words, as no piece extends over a space. A space after a '▁' of the text ends no segment."""
     return word_positions.iter_segments(
       characters, lambda segment, character: character == ' ' and not segment.rstrip(' ').endswith('▁')
     )
@@ -260,7 +260,7 @@ def _train_sentencepiece(
   return model.getvalue()
 
 
-class Kind(NamedTuple):
+class VocabularyKind(NamedTuple):
   """A row of VOCABULARIES.
 
   Attributes:
@@ -302,10 +302,10 @@ def _restore_subword(kind: str, sampling_option: str) -> Callable[..., SubwordVo
 
 
 VOCABULARIES = {
-  'char': Kind(char, _restore_listed('char'), 'json'),
-  'word': Kind(word, _restore_listed('word'), 'json'),
-  'subword': Kind(subword, _restore_subword('subword', 'dropout'), 'model', 'dropout'),
-  'unigram': Kind(unigram, _restore_subword('unigram', 'sampling'), 'unigram.model', 'sampling'),
+  'char': VocabularyKind(char, _restore_listed('char'), 'json'),
+  'word': VocabularyKind(word, _restore_listed('word'), 'json'),
+  'subword': VocabularyKind(subword, _restore_subword('subword', 'dropout'), 'model', 'dropout'),
+  'unigram': VocabularyKind(unigram, _restore_subword('unigram', 'sampling'), 'unigram.model', 'sampling'),
 }
 
 

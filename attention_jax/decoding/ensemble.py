@@ -32,10 +32,10 @@ class Ensemble:
     self.copies = self.models[0].copies
     traits = [model.traits for model in self.models]
     self.traits = Traits(
-      attends=any(model.attends for model in traits),
-      latent=next((model.latent for model in traits if model.latent), None),
-      attends_in_recurrence=any(model.attends_in_recurrence for model in traits),
-      starts_without_source=all(model.starts_without_source for model in traits),
+      attends=any(x.attends for x in traits),
+      latent=next((x.latent for x in traits if x.latent), None),
+      attends_in_recurrence=any(x.attends_in_recurrence for x in traits),
+      starts_without_source=all(x.starts_without_source for x in traits),
     )
 
   def apply(self, variables: Any, *args: Any, method: str = '__call__') -> Any:

@@ -1,4 +1,4 @@
-"""Generation of independent hypotheses from the step of a model, and what all kinds of decoding share.
+"""Generation of independent hypotheses from the step of a model, and helpers of all kinds of decoding.
 
 `step(carry, token [B], memory) -> carry, (logits [B, vocabulary], weights [B, S])`; every leaf of the carry has the
 batch first. Decoding depends on this function alone. Shapes are static.
@@ -20,7 +20,7 @@ IMPOSSIBLE_SCORE = -1e9  # finite, so that sums and length-normalised values of 
 
 
 class Hypotheses(NamedTuple):
-  """K hypotheses of each source: those of a search with the best first, samples in the order in which they were drawn.
+  """K hypotheses of each source: those of a search with the best first, samples in the order of sampling.
 
   Attributes:
     tokens: [B, K, T] ids, EOS at the end and PAD after it.

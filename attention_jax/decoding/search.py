@@ -1,8 +1,8 @@
 """Greedy and beam search over the step of a model, see generate.py.
 
 Beams are a vmapped axis beside the batch, and all beams of a source share its memory. Reordering beams copies nothing
-but the carry, with one tree.map: each step records its tokens, weights and parents, and after the
-last step the hypotheses are reconstructed by following the parents backwards.
+but the carry, with one tree.map: each step records its tokens, weights and parents, and after the last step the
+hypotheses are reconstructed by following the parents backwards.
 """
 
 import math
@@ -272,7 +272,7 @@ def _update_finished(
 
 
 def _take_beams(x: jax.Array, index: jax.Array) -> jax.Array:
-  """x [B, K, ...] at index [B, K]."""
+  """Returns the beams `index` [B, K] of x [B, K, ...]."""
   return jax.vmap(lambda x, index: x[index])(x, index)
 
 

@@ -31,7 +31,7 @@ def log_sum_exp(logits: jax.Array) -> jax.Array:
 
 
 def masked_top_k(logits: jax.Array, allowed: np.ndarray, count: int) -> tuple[jax.Array, jax.Array]:
-  """Returns the largest of the allowed logits, of equal ones the first; one pass of maxima replaces a sort.
+  """Returns the largest of the allowed logits, the smaller id first in a tie; one pass of maxima replaces a sort.
 
   Only blocks with the largest maxima can hold the results. If the maximum of a block is not allowed, the block may hold
   none of them, so one more block is searched for each block with ids that are not allowed.

@@ -31,10 +31,10 @@ from attention_jax.functional.sampling import gumbel, gumbel_annealed, hard, ini
 from attention_jax.functional.sparse import entmax, entmax15, sparsemax
 from attention_jax.functional.table import LocalWindow, Param, RequiredLoss, Row, check_table
 
-_CHUNK = {'w': Param(('query', 'key')), 'bias': Param(('key',), 0.0), 'v': Param(('key',), 'vector')}
-_ADDRESS = {name: Param(('query',), 'vector') for name in ('strength', 'gate', 'power')}
-_ADDRESS |= {name + '_bias': Param((), 0.0) for name in _ADDRESS}
-_ADDRESS |= {'shift': Param(('shifts', 'query')), 'shift_bias': Param(('shifts',), 0.0)}
+_CHUNK_PARAMS = {'w': Param(('query', 'key')), 'bias': Param(('key',), 0.0), 'v': Param(('key',), 'vector')}
+_ADDRESSING_PARAMS = {name: Param(('query',), 'vector') for name in ('strength', 'gate', 'power')}
+_ADDRESSING_PARAMS |= {name + '_bias': Param((), 0.0) for name in _ADDRESSING_PARAMS}
+_ADDRESSING_PARAMS |= {'shift': Param(('shifts', 'query')), 'shift_bias': Param(('shifts',), 0.0)}
 
 ALIGNMENTS = check_table(
   {
@@ -61,12 +61,14 @@ ALIGNMENTS = check_table(
       latent_monotonic, init_state=init_chain, training=LatentAlignment(observe_chain, chain_posterior)
     ),
     'monotonic': Row(monotonic, at_test=hard_monotonic, init_state=init_at_first_position, lookback=lambda: 0),
-    'mocha': Row(mocha, at_test=hard_mocha, params=_CHUNK, init_state=init_at_first_position, lookback=chunk_lookback),
+    'mocha': Row(
+      mocha, at_test=hard_mocha, params=_CHUNK_PARAMS, init_state=init_at_first_position, lookback=chunk_lookback
+    ),
     'forward': Row(forward, init_state=init_forward),
     'forward_agent': Row(
       forward_agent, params={'w': Param(('query',), 'vector'), 'bias': Param((), 0.0)}, init_state=init_forward
     ),
-    'addressing': Row(addressing, params=_ADDRESS, sizes={'shifts': 3}),
+    'addressing': Row(addressing, params=_ADDRESSING_PARAMS, sizes={'shifts': 3}),
   }
 )
 

@@ -68,7 +68,7 @@ def differs_at_test(alignment: Row) -> bool:
 
 
 def dropout_factors(alignment: Row, rng: jax.Array | None, steps: int, size: int) -> Float[Array, 'T S'] | None:
-  """Returns what the weights of all queries of one sequence are multiplied by, as `attend` draws it from the same rng.
+  """Returns the dropout factors of all queries of one sequence, as `attend` samples them with the same rng.
 
   Args:
     alignment: a table row.

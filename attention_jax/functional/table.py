@@ -109,8 +109,8 @@ class Row(NamedTuple):
     training: what training needs beside the gradient of the weights: latent.LatentAlignment for an alignment over
       which training sums, RequiredLoss, or None.
     lookback: for an alignment that can follow a source while it arrives: options -> how many positions before the
-      selected one it attends to. At test it selects one position at or after that of its state, or returns zeros; its
-      initial state marks the first position, and that state mirrored marks the last.
+      selected one it attends to. At test time it selects one position, at or after the one that its state
+      marks, or returns zeros. The initial state marks the first position; flipped, it marks the last.
     dropout: dropout.WeightDropout of an alignment made by `with_dropout`, else None.
   """
 
@@ -203,13 +203,13 @@ def check_table(table: Mapping[str, Row]) -> Mapping[str, Row]:
   return table
 
 
-def lookup(spec: str | Row | Callable, table: Mapping[str, Row], what: str) -> Row:
+def lookup(spec: str | Row | Callable, table: Mapping[str, Row], kind: str) -> Row:
   """Resolves a variant.
 
   Args:
     spec: a spec string, a row, or a function of the same signature.
     table: rows by name.
-    what: the kind of entry, for error messages.
+    kind: the kind of entry, for error messages.
 
   Returns:
     The row, with the options of the spec string bound to its functions.
@@ -223,10 +223,10 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], what: str) -> R
     row = Row(spec)
     if 'state' in row.required_inputs:
       raise UserError(
-        f'{what}: a function that takes a state needs an initial state: pass Row(function, init_state=...)'
+        f'{kind}: a function that takes a state needs an initial state: pass Row(function, init_state=...)'
       )
     return row
-  _, row, options = bind(spec, table, what, option_schema)
+  _, row, options = bind(spec, table, kind, option_schema)
   bind_fn = functools.partial(_bind_options, options=options)
   return row._replace(
     fn=bind_fn(row.fn),

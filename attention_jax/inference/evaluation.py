@@ -35,8 +35,8 @@ class ForcedScores(NamedTuple):
   Attributes:
     loss: cross entropy per token, in nats.
     accuracy: share of tokens that are the argmax.
-    weights: [T, S] per row, over its target tokens and source tokens, EOS included; for a latent alignment, those given
-      the whole target; None for a row that fits no bucket.
+    weights: [T, S] per row, over its target tokens and source tokens, EOS included; for a latent alignment, the
+      weights given the whole target; None for a row that fits no bucket.
   """
 
   loss: float
@@ -100,7 +100,7 @@ def alignment_metrics(
 ) -> dict[str, MetricValue]:
   """Computes metrics of the weights of gold targets; with links in the corpus, also their agreement with these.
 
-  Rows without weights are left out. A row of zero weights is not: it misses its links.
+  Rows without weights are left out. A row whose weights are all zero counts as missing all its links.
 
   Args:
     corpus: the pairs.
@@ -122,7 +122,7 @@ def _link_metrics(
   source_vocab: Vocabulary,
   target_vocab: Vocabulary,
 ) -> dict[str, MetricValue]:
-  """Alignment error rate, precision and recall of the heaviest weights against the corpus' links.
+  """Alignment error rate, precision and recall of the largest weights against the corpus' links.
 
   Links between words are compared with weights that are merged to words (analysis.merge_weights), whatever the tokens.
   Target tokens without any gold link (the '-' of an ISO date) are left out.

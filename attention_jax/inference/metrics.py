@@ -169,7 +169,7 @@ def _sacrebleu(metric, unit: str, hypotheses: Sequence[str], references: Referen
 
 
 def exact_match(hypotheses: Sequence[str], references: References) -> MetricValue:
-  """Share of rows whose output equals one of its references, up to spaces at the ends and repeated spaces."""
+  """Share of rows whose output equals one of their references, up to spaces at the ends and repeated spaces."""
   matches = 0
   for hypothesis, row_references in zip(hypotheses, references, strict=True):
     matches += _normalize_spaces(hypothesis) in map(_normalize_spaces, row_references)
@@ -177,7 +177,7 @@ def exact_match(hypotheses: Sequence[str], references: References) -> MetricValu
 
 
 def sequence_error_rate(hypotheses: Sequence[str], references: References) -> MetricValue:
-  """Share of rows whose tokens equal those of none of its references; papers on g2p call it word error rate."""
+  """Share of rows whose tokens equal those of none of their references; papers on g2p call it word error rate."""
   errors = 0
   for hypothesis, row_references in zip(hypotheses, references, strict=True):
     errors += all(hypothesis.split() != reference.split() for reference in row_references)
@@ -219,7 +219,7 @@ def _error_rate(hypotheses: Sequence[str], references: References, split: Callab
   return MetricValue(100 * total_edits / total_length, '%', f'{signature}|refs:nearest')
 
 
-# Without it, two sentences of three words always have a BLEU of 0.
+# Without effective_order, sentences of fewer than four words always have a BLEU of 0.
 SENTENCE_BLEU = (('effective_order', True),)
 
 METRICS: Mapping[str, Metric] = {

@@ -52,7 +52,7 @@ class Prediction(NamedTuple):
   Attributes:
     source: the source text.
     tokens: its tokens, without EOS.
-    hypotheses: best first; samples in the order in which they were drawn; none for a source that is too long for the
+    hypotheses: best first; samples in the order of sampling; none for a source that is too long for the
       model.
   """
 
@@ -284,8 +284,8 @@ class Predictor:
     if self._replace_unknown and source:
       # Without any weight on a word of the source, the token stays unknown.
       word_weights = weights[: len(ids), : len(source)]
-      heaviest = np.where(word_weights.any(-1), vocab_size + word_weights.argmax(-1), UNK)
-      ids = [int(heaviest[t]) if id == UNK else id for t, id in enumerate(ids)]
+      best_ids = np.where(word_weights.any(-1), vocab_size + word_weights.argmax(-1), UNK)
+      ids = [int(best_ids[t]) if id == UNK else id for t, id in enumerate(ids)]
     ids[: len(prefix)] = [vocab_size + len(source) + t for t in range(len(prefix))]
     tokens = [self.target_vocab.id_to_token(id) if id < vocab_size else words[id - vocab_size] for id in ids]
     text = self.target_vocab.decode(ids, words)

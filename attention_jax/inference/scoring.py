@@ -63,7 +63,7 @@ def score_pairs(
     One ScoredPair per pair, in order.
 
   Raises:
-    UserError: if `layers` is set for an ensemble, or a decoder with less than two layers of attention.
+    UserError: if `layers` is set for an ensemble, or a decoder with fewer than two layers of attention.
   """
   if layers:
     _check_layered(model)
@@ -100,7 +100,7 @@ def _check_layered(model: EncoderDecoder) -> None:
   """Raises UserError for a model without weights of several layers."""
   if isinstance(model, Ensemble):
     raise UserError(
-      f'weights of layers need a single model, got an ensemble of {len(model.models)}, which has mean weights alone'
+      f'weights of layers need a single model, got an ensemble of {len(model.models)}, which averages weights'
     )
   if not isinstance(model.decoder, LayeredDecoder):
     expected = ', '.join(name for name, cls in DECODERS.items() if issubclass(cls, LayeredDecoder))

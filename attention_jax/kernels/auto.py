@@ -43,14 +43,14 @@ def choose_implementation(score: Row, alignment: Row, scores: int) -> str:
 
 def describe_choice(score: Row, alignment: Row) -> str:
   """Describes the choice for this pair on this backend, such as 'xla, factored from T S = 128'."""
-  return ', '.join(['xla', *(f'{name} from T S = {least}' for least, name in _thresholds(score, alignment))])
+  return ', '.join(['xla', *(f'{name} from T S = {threshold}' for threshold, name in _thresholds(score, alignment))])
 
 
 def _thresholds(score: Row, alignment: Row) -> list[tuple[int, str]]:
   """(smallest T S, implementation) of the implementations that compute this pair, in ascending order."""
   backend = jax.default_backend()
-  measured = sorted((least, name) for name, least in MIN_SCORES.get(backend, {}).items())
-  supported = [(least, name) for least, name in measured if not CANDIDATES[name].unsupported_reason(score, alignment)]
+  measured = sorted((threshold, name) for name, threshold in MIN_SCORES.get(backend, {}).items())
+  supported = [pair for pair in measured if not CANDIDATES[pair[1]].unsupported_reason(score, alignment)]
   if supported:
     return supported
   if score.is_recurrent:

@@ -28,7 +28,7 @@ KERNEL = 'cudnn'  # argument `implementation` of jax.nn.dot_product_attention; t
 TYPES = ('bfloat16', 'float16')
 MAX_WIDTH = 128  # features that every GPU since Ampere supports
 WIDTH_MULTIPLE = 8  # the number of features must be a multiple of this
-MASK_INDEX = 3  # of the mask among the arguments of a batched function
+MASK_INDEX = 3  # index of the mask among the arguments of a batched function
 
 
 def unsupported_reason(score: Row, alignment: Row) -> str:

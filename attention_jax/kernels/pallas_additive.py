@@ -280,8 +280,8 @@ def _attended_bwd(plan: Plan, residuals, g):
   dq, tanh_sums = _pair_sums(plan, q, k, dscores, with_tanh=True)
   (dk,) = _pair_sums(plan, k, q, dscores.T, with_tanh=False)
   dbias = dscores if plan.has_bias else jnp.zeros_like(masked_bias)
-  kept_weights = factors * weights if plan.has_dropout else weights
-  dvalue = einsum('ts,tv->sv', kept_weights, dcontext)
+  weights_after_dropout = factors * weights if plan.has_dropout else weights
+  dvalue = einsum('ts,tv->sv', weights_after_dropout, dcontext)
   return dq * v[None], dk * v[None], tanh_sums.sum(0), dbias, jnp.zeros_like(factors), dvalue
 
 

@@ -57,8 +57,8 @@ def context_kernel(has_dropout: bool, tile: Tile, q, k, v, masked_bias, value, *
     new_max = jnp.maximum(max_score, block_max)
     exps = jnp.where(visible, jnp.exp(jnp.where(visible, scores - new_max, 0.0)), 0.0)
     rescale = jnp.exp(max_score - new_max)
-    kept_exps = exps if factors is None else exps * factors[:, columns]
-    block_values = jax.lax.dot(kept_exps, value[columns, :], precision=jax.lax.Precision.HIGHEST)
+    exps_after_dropout = exps if factors is None else exps * factors[:, columns]
+    block_values = jax.lax.dot(exps_after_dropout, value[columns, :], precision=jax.lax.Precision.HIGHEST)
     exp_sum = exp_sum * rescale + jnp.sum(exps, axis=1, keepdims=True)
     return new_max, exp_sum, value_sum * rescale + block_values
 

@@ -25,7 +25,7 @@ from attention_jax.functional.table import LocalWindow, Row
 def unsupported_reason(score: Row, alignment: Row) -> str:
   """Returns the reason why this pair is not supported, or ''."""
   if not isinstance(alignment.form, LocalWindow) or alignment.at_test:
-    return 'the alignment attends to the whole memory; expected one of: local_m, local_p'
+    return 'the alignment is not local_m or local_p'
   if not score.is_pointwise:
     return 'the score of a position depends on more than the query and the key of that position'
   return ''
@@ -34,7 +34,7 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
 def attend_step(
   score: Row, alignment: Row, params, carry: Carry, query, memory: Memory, *, bias=None, rng=None, deterministic=True
 ) -> tuple[Carry, Attended]:
-  """Attends one query. Same arguments as `functional.attend.attend_step`."""
+  """Attends with one query. Same arguments as `functional.attend.attend_step`."""
   memory = _mask_infinite_bias(memory, bias)
   extent = unmasked_extent(memory.mask)
   attended = _attend_window(score, alignment, params, carry, query, memory, extent, bias)
@@ -54,7 +54,7 @@ def attend(
   deterministic=True,
   return_weights=True,
 ) -> Attended:
-  """Attends all queries at once. Same arguments as `functional.attend.attend`.
+  """Attends with all queries at once. Same arguments as `functional.attend.attend`.
 
   The window of a query depends on no other query, so that nothing is scanned.
   """
@@ -65,8 +65,8 @@ def attend(
   extents = tuple(jnp.broadcast_to(x, (steps,)) for x in unmasked_extent(memory.mask))
 
   def attend_one(step, query, mask, bias, extent):
-    visible = memory._replace(mask=mask)
-    return _attend_window(score, alignment, params, carry._replace(step=step), query, visible, extent, bias)
+    step_memory = memory._replace(mask=mask)
+    return _attend_window(score, alignment, params, carry._replace(step=step), query, step_memory, extent, bias)
 
   mask_axis = 0 if memory.mask.ndim == 2 else None
   bias_axis = None if bias is None else 0
@@ -76,7 +76,7 @@ def attend(
 
 
 def _attend_window(score: Row, alignment: Row, params, carry: Carry, query, memory: Memory, extent, bias) -> Attended:
-  """Attends one query to its window; `extent` is that of the unmasked positions of the whole memory."""
+  """Attends with one query to its window; `extent` is that of the unmasked positions of the whole memory."""
   size = memory.key.shape[0]
   step_inputs = {'query': query, 'step': carry.step}
   window, _ = call_variant(alignment.form.fn, extent, params.get('alignment', {}), step_inputs, ())

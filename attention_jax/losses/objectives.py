@@ -184,13 +184,13 @@ def make_objective(spec: str) -> tuple[ObjectiveFn, tuple[str, ...]]:
   return build_from_spec(spec, builders, 'objective'), OBJECTIVES[parse(spec)[0]].running
 
 
-def build_from_spec(spec: str, table: Mapping[str, Callable], what: str) -> Callable:
+def build_from_spec(spec: str, table: Mapping[str, Callable], kind: str) -> Callable:
   """Calls the function of `table` that a spec string selects with the options of the string.
 
   Args:
     spec: `'name'` or `'name(option=literal, ...)'`.
     table: functions by name.
-    what: the kind of entry, for error messages.
+    kind: the kind of entry, for error messages.
   """
-  _, build, options = bind(spec, table, what)
+  _, build, options = bind(spec, table, kind)
   return build(**options)

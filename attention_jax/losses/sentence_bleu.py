@@ -22,15 +22,15 @@ def sentence_bleu(hypothesis: jax.Array, mask: jax.Array, reference: jax.Array, 
   """
   length = jnp.sum(mask)
   reference_length = jnp.sum(reference_mask)
-  # Of the n-grams that begin at i and j: whether those of the hypothesis are equal, and whether that of the hypothesis
-  # equals that of the reference.
+  # equal[i, j]: whether the n-grams of the hypothesis at i and at j are equal.
+  # matching[i, j]: whether the n-gram of the hypothesis at i equals that of the reference at j.
   equal_tokens = (hypothesis[:, None] == hypothesis[None]) & mask[:, None] & mask[None]
   matching_tokens = (hypothesis[:, None] == reference[None]) & mask[:, None] & reference_mask[None]
   equal = equal_tokens
   matching = matching_tokens
   total = jnp.zeros(())
   for n in range(1, ORDER + 1):
-    if n > 1:  # n-grams are equal if their first n - 1 tokens are, and the last ones too
+    if n > 1:  # n-grams are equal if their first n - 1 tokens and their last tokens are
       equal = equal & _shift(equal_tokens, n - 1)
       matching = matching & _shift(matching_tokens, n - 1)
     matches = _clipped_matches(equal, matching)

@@ -18,7 +18,7 @@ from attention_jax.training.loss import OBJECTIVE_RNG, Loss, Sums
 
 
 def cross_entropy(
-  logits: jax.Array, target: jax.Array, mask: jax.Array, smoothing: float = 0.0, among: jax.Array | None = None
+  logits: jax.Array, target: jax.Array, mask: jax.Array, smoothing: float = 0.0, smoothing_mask: jax.Array | None = None
 ) -> Sums:
   """−Σ ((1 − ε) log p(y) + ε/V Σ_v log p(v)) over real tokens; ε = smoothing (Szegedy et al. 2016).
 
@@ -29,7 +29,7 @@ def cross_entropy(
     target: [B, T] ids.
     mask: [B, T], True = real.
     smoothing: ε.
-    among: [B, T, V] bool, the v (and their number V) of the smoothing; by default all.
+    smoothing_mask: [B, T, V] bool, True for the ids v that the smoothing sums over (and V counts); by default all.
 
   Returns:
     The sums 'loss', 'tokens' and 'accuracy' (tokens whose argmax is the target).
@@ -37,8 +37,8 @@ def cross_entropy(
   logits = jnp.where(mask[..., None], logits.astype(jnp.float32), 0.0)
   chosen = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
   if smoothing:  # skipped for 0, because 0 times the mean is NaN if a logit is -inf (a forbidden token)
-    among = jnp.ones_like(logits, bool) if among is None else among
-    mean = zero_masked(logits, among).sum(-1) / jnp.maximum(among.sum(-1), 1)
+    smoothing_mask = jnp.ones_like(logits, bool) if smoothing_mask is None else smoothing_mask
+    mean = zero_masked(logits, smoothing_mask).sum(-1) / jnp.maximum(smoothing_mask.sum(-1), 1)
     chosen = (1 - smoothing) * chosen + smoothing * mean
   losses = jax.nn.logsumexp(logits, axis=-1) - chosen
   is_correct = logits.argmax(axis=-1) == target
@@ -63,11 +63,11 @@ def output_loss(outputs, target: jax.Array, mask: jax.Array, smoothing: float = 
     mask: [B, T], True = real.
     smoothing: as in `cross_entropy`.
     copies: whether the model copies. Smoothing is then over the tokens that can be emitted, because the number of the
-      other ones depends on the padding.
+      others depends on the padding.
   """
   if not outputs.linear:
-    among = emittable(outputs.logits) if copies and smoothing else None
-    return cross_entropy(outputs.logits, target, mask, smoothing, among)
+    smoothing_mask = emittable(outputs.logits) if copies and smoothing else None
+    return cross_entropy(outputs.logits, target, mask, smoothing, smoothing_mask)
   loss, accuracy = linear_cross_entropy(outputs.linear, target, mask, smoothing)
   return {'loss': loss, 'accuracy': accuracy, 'tokens': jnp.sum(mask, dtype=jnp.float32)}
 

@@ -45,8 +45,8 @@ def minimum_risk(
   """
 
   def risk(inputs: ObjectiveInputs) -> tuple[jax.Array, jax.Array]:
-    drawn = _samples(inputs, samples)
-    tokens = jnp.concatenate([drawn, _targets(inputs)[None]]) if gold else drawn
+    sampled = _samples(inputs, samples)
+    tokens = jnp.concatenate([sampled, _targets(inputs)[None]]) if gold else sampled
     bleu = _bleu(inputs, tokens)
     is_distinct = _is_first_occurrence(tokens)
     scores = jnp.where(is_distinct, sharpness * _log_probs(inputs, tokens, restrict=False), -jnp.inf)
@@ -157,7 +157,7 @@ def _search_inputs(inputs: ObjectiveInputs) -> tuple[Callable, Any, Any]:
 
 
 def _samples(inputs: ObjectiveInputs, samples: int) -> jax.Array:
-  """Sampled hypotheses [K, B, T], as long as the bucket's targets at most, PAD after EOS."""
+  """Sampled hypotheses [K, B, T], at most as long as the targets of the bucket, PAD after EOS."""
   batch = inputs.batch
   rngs = jax.random.split(inputs.rng, len(batch.target))
   hypotheses = sample(

@@ -82,8 +82,8 @@ class Classifier(nn.Module):
     return Dense(self.labels, dtype=self.dtype, name='labels')(x)
 
 
-class Same(nn.Module):
-  """Identity, in place of an embedding when the inputs are vectors already."""
+class Identity(nn.Module):
+  """Returns its input, in place of an embedding when the inputs are vectors already."""
 
   def __call__(self, x: jax.Array, deterministic: bool = True) -> jax.Array:
     return x
@@ -149,7 +149,7 @@ class Hierarchical(Classifier):
     x, word_weights = self.make_pooling()(encoded.memory, encoded.mask, encoded.final, deterministic)
 
     sentence_mask = mask.any(-1)
-    encoded = self.make_encoder(Same())(x.reshape(batch, sentences, -1), sentence_mask, deterministic)
+    encoded = self.make_encoder(Identity())(x.reshape(batch, sentences, -1), sentence_mask, deterministic)
     x, sentence_weights = self.make_pooling()(encoded.memory, encoded.mask, encoded.final, deterministic)
 
     word_weights = word_weights.reshape(batch, sentences, -1, words)
@@ -164,7 +164,7 @@ class Decomposable(Classifier):
   sentence of a document is text a, the second one text b.
 
   Attributes as in Classifier, and:
-    width: of F, G and H.
+    width: width of F, G and H.
   """
 
   takes_pairs = True
@@ -299,6 +299,6 @@ def build_classifier(model: Mapping[str, Any], words: int, labels: int) -> Class
     **parts,
   )
   # Classifiers make their encoder and pooling when they are applied; this reports wrong specs earlier.
-  make(options.encoder, ENCODERS, 'encoder', embedding=Same(), **parts)
+  make(options.encoder, ENCODERS, 'encoder', embedding=Identity(), **parts)
   make(options.pooling, POOLINGS, 'pooling', attention=attention)
   return classifier

@@ -164,7 +164,7 @@ class ConvDecoderLayer(nn.Module):
     Args:
       x: inputs [B, T, D].
       embedded: embeddings with positions [B, T, E].
-      memory: of `remember`.
+      memory: memory, as `remember` returns it.
       deterministic: whether dropout is off.
 
     Returns:
@@ -183,10 +183,10 @@ class ConvDecoderLayer(nn.Module):
     """Computes one step.
 
     Args:
-      carry: of the step before.
+      carry: carry of the previous step.
       x: inputs [B, D].
       embedded: embeddings with positions [B, E].
-      memory: of `remember`.
+      memory: memory, as `remember` returns it.
       deterministic: whether dropout is off.
 
     Returns:
@@ -209,7 +209,7 @@ class ConvDecoderLayer(nn.Module):
       input_windows: the inputs in the window of each position, concatenated, [..., width D].
       x: [..., D].
       embedded: [..., E].
-      memory: of `remember`.
+      memory: memory, as `remember` returns it.
       attend: maps a query to the new carry of the attention, context and weights.
 
     Returns:

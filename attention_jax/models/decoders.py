@@ -114,7 +114,9 @@ class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
         f'got {self.attention.features} and {self.features}'
       )
     self.check_layers('transformer')
-    cross = functools.partial(require_backprop(self.attention).clone, project_values=True, joined=self.residual_scale)
+    cross = functools.partial(
+      require_backprop(self.attention).clone, project_values=True, output_scale=self.residual_scale
+    )
     self.blocks = [
       DecoderLayer(self.self_attention(), cross(), self.feed_forward(), self.residual) for _ in range(self.layers)
     ]

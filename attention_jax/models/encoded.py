@@ -22,5 +22,5 @@ class Encoded(NamedTuple):
 
   @property
   def values(self) -> jax.Array:
-    """Vectors that contexts are made of, [B, S, D]."""
+    """`value`, or the memory if `value` is ()."""
     return self.memory if isinstance(self.value, tuple) else self.value

@@ -234,7 +234,9 @@ class ModelConfig:
   """Fields of `config.model` and their defaults.
 
   Attributes:
-    encoder, decoder, output: specs of ENCODERS, DECODERS and OUTPUTS; their options are the fields of the modules.
+    encoder: spec of ENCODERS, or of IMAGE_ENCODERS for pictures; its options are the fields of the module.
+    decoder: spec of DECODERS; its options are the fields of the module.
+    output: spec of OUTPUTS; its options are the fields of the module.
     embedding: features of the source and target embeddings.
     share_embeddings: whether source and target share the embeddings, which requires a shared vocabulary.
     dropout: dropout rate of embeddings; in recurrent models also of the memory, between layers and before the output
@@ -328,19 +330,19 @@ def _check_copies(spec: str, model: EncoderDecoder, source_size: int, target_siz
     )
 
 
-def make(spec: str, table: Mapping[str, type[nn.Module]], what: str, **parts: Any) -> nn.Module:
+def make(spec: str, table: Mapping[str, type[nn.Module]], kind: str, **parts: Any) -> nn.Module:
   """Returns an instance of the class that a spec string such as 'birnn(layers=2)' selects.
 
   Args:
     spec: name and options of a row of `table`.
     table: flax modules by name.
-    what: the kind of entry, for error messages.
+    kind: the kind of entry, for error messages.
     **parts: values of fields, for every class that has them. Of these fields, only `dropout` may be set in `spec` too.
 
   Raises:
     UserError: for an unknown name, and for options that the class does not have or that are out of range.
   """
   fixed = {'parent', 'name', 'dtype', *parts} - {'dropout'}
-  _, cls, options = bind(spec, table, what, lambda cls: schema_of(cls, fixed))
+  _, cls, options = bind(spec, table, kind, lambda cls: schema_of(cls, fixed))
   names = {field.name for field in dataclasses.fields(cls)}
   return cls(**{name: part for name, part in parts.items() if name in names} | options)

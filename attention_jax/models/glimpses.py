@@ -84,12 +84,12 @@ class GlimpseNetwork(nn.Module):
 
   @nn.compact
   def __call__(self, pictures: jax.Array, first: jax.Array, deterministic: bool = True) -> GlimpseNetworkOutput:
-    """Classifies pictures; locations are drawn from the rng 'attention'.
+    """Classifies pictures; locations are sampled with the rng 'attention'.
 
     Args:
       pictures: [B, height, width, C], from 0 to 1.
       first: the first location [B, 2].
-      deterministic: whether locations are the means of the policy instead of draws.
+      deterministic: whether locations are the means of the policy instead of samples.
 
     Returns:
       GlimpseNetworkOutput.
@@ -132,7 +132,7 @@ class GlimpseNetwork(nn.Module):
     return Dense(features, dtype=self.dtype, name=name)
 
   def _next_location(self, mean: jax.Array, deterministic: bool) -> tuple[jax.Array, jax.Array]:
-    """Draws a location around its mean; returns it with its log-density. Returns the mean and 0 if deterministic."""
+    """Samples a location around its mean; returns it with its log-density. Returns the mean and 0 if deterministic."""
     if deterministic:
       return mean, jnp.zeros(len(mean))
     noise = jax.random.normal(self.make_rng('attention'), mean.shape)

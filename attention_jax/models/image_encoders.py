@@ -15,7 +15,7 @@ from attention_jax.modules.dropout import Dropout
 from attention_jax.specs import Count, Fraction, Size
 
 
-class _Image(nn.Module):
+class ImageEncoder(nn.Module):
   """Base class of picture encoders: pictures [B, height, width, C], mask [B, 1], True = real -> Encoded.
 
   The memory [B, S, D] holds the cells of the grid row by row; `final` is their mean, as in Xu et al. 2015, section
@@ -47,12 +47,12 @@ class _Image(nn.Module):
     return Encoded(memory, mask, memory.mean(1))
 
 
-class Grid(_Image):
+class Grid(ImageEncoder):
   """3 x 3 convolutions, each followed by ReLU and LayerNorm, plus learned position embeddings.
 
   The first `halvings` convolutions have stride 2.
 
-  Attributes as in _Image, and:
+  Attributes as in ImageEncoder, and:
     features: width of each cell, D. Each convolution of stride 2 has half the features of the next one.
     halvings: number of convolutions of stride 2; they round an odd size up.
     layers: number of convolutions of stride 1 after them, which enlarge the receptive field of a cell beyond its own
@@ -87,10 +87,10 @@ class Grid(_Image):
     return (first + spacing * np.arange(rows) + 0.5) / size
 
 
-class Precomputed(_Image):
+class Precomputed(ImageEncoder):
   """Linear projection of precomputed features, such as those of a pretrained network.
 
-  Attributes as in _Image, and:
+  Attributes as in ImageEncoder, and:
     features: width of each cell, D.
   """
 

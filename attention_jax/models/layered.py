@@ -46,10 +46,10 @@ class LayeredDecoder(nn.Module, kw_only=True):
     """Properties that do not depend on parameters."""
     return Traits(attends_in_recurrence=self.attention.is_recurrent)
 
-  def check_layers(self, who: str) -> None:
-    """Raises UserError, with `who` as its prefix, if there is no layer `weights_of`."""
+  def check_layers(self, name: str) -> None:
+    """Raises UserError, with `name` as its prefix, if there is no layer `weights_of`."""
     if not -self.layers <= self.weights_of < self.layers:
-      raise UserError(f'{who}: weights_of must be from {-self.layers} to {self.layers - 1}, got {self.weights_of}')
+      raise UserError(f'{name}: weights_of must be from {-self.layers} to {self.layers - 1}, got {self.weights_of}')
 
   def gather(self, features: jax.Array, weights: list[jax.Array], axis: int) -> DecoderOutput:
     """Returns the output of one step or of all.

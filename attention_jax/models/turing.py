@@ -172,7 +172,7 @@ class Turing(nn.Module):
   In each step the controller computes its output h from the input and the vectors read in the step before. The write
   heads update the memory (equations 3 and 4, e = σ(E h), a = A h); then the read heads read the updated memory
   (equation 2). The paper has score `cosine(beta=1.0)` and alignment `addressing`. Scores and alignments are allowed
-  unless they need random draws or a loss of their own.
+  unless they need random numbers or a loss of their own.
 
   Attributes:
     score: spec of SCORES.
@@ -376,12 +376,12 @@ def choose_controller(name: str) -> Controller:
 
 
 def is_self_contained(row: Row) -> bool:
-  """Returns whether a row depends on nothing but its parameters and its carry: no draws, and no loss of its own."""
+  """Returns whether a row needs nothing but its parameters and its carry: no random numbers and no loss of its own."""
   return row.trains_by_backprop and 'rng' not in row.required_inputs
 
 
-def _check_self_contained(what: str, spec: str, row: Row, table: Mapping[str, Row]) -> None:
+def _check_self_contained(field: str, spec: str, row: Row, table: Mapping[str, Row]) -> None:
   """Raises UserError unless the row that `spec` selects from `table` is self-contained."""
   if not is_self_contained(row):
     expected = ', '.join(name for name, row in table.items() if is_self_contained(row))
-    raise UserError(f'turing: {what}={spec!r} needs random draws or a loss of its own; expected one of: {expected}')
+    raise UserError(f'turing: {field}={spec!r} needs random numbers or a loss of its own; expected one of: {expected}')

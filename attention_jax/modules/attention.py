@@ -77,7 +77,7 @@ class Attention(nn.Module):
     dropout: dropout rate of the weights during training.
     project_values: whether a single head projects the value and the context as several heads do.
     positions: a module of modules.positions, for self-attention.
-    joined: scale of the initial output projection, whose variance is joined / F.
+    output_scale: the initial variance of the output projection is output_scale / F.
     dtype: dtype of the computation; weights are float32 in any case.
   """
 
@@ -90,7 +90,7 @@ class Attention(nn.Module):
   dropout: Fraction = 0.0
   project_values: bool = False
   positions: Positions | None = None
-  joined: float = 1.0
+  output_scale: float = 1.0
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
@@ -110,7 +110,7 @@ class Attention(nn.Module):
       self.key_kernel = HeadKernel(self.groups, head_features)
     if self.projects_values:
       self.value_kernel = HeadKernel(self.groups, head_features)
-      init = nn.initializers.variance_scaling(self.joined, 'fan_in', 'truncated_normal')
+      init = nn.initializers.variance_scaling(self.output_scale, 'fan_in', 'truncated_normal')
       self.join = Dense(self.features, use_bias=False, dtype=self.dtype, kernel_init=init)
     if self.rotates_products and not self.score_row.rotation_invariant:
       expected = ', '.join(name for name, row in SCORES.items() if row.rotation_invariant)
@@ -361,8 +361,10 @@ class Attention(nn.Module):
 
   def _rngs(self, shape: tuple[int, int], deterministic: bool):
     """PRNG keys of this shape, or None if neither the score nor the alignment samples."""
-    alignment_draws = 'rng' in self.alignment_row.required_inputs and not (deterministic and self.alignment_row.at_test)
-    if alignment_draws or 'rng' in self.score_row.required_inputs:
+    alignment_samples = 'rng' in self.alignment_row.required_inputs and not (
+      deterministic and self.alignment_row.at_test
+    )
+    if alignment_samples or 'rng' in self.score_row.required_inputs:
       return jax.random.split(self.make_rng('attention'), shape)
     return None
 

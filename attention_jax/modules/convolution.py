@@ -36,11 +36,11 @@ class Normed(nn.Module):
 
 
 class GatedConvolution(nn.Module):
-  """a * σ(b), [a; b] = W near + b: near [..., width * D] -> [..., F]. Gehring et al. 2017, section 3.2.
+  """A ⊗ σ(B), [A; B] = W x + b: windows x [..., width * D] -> [..., F]. Gehring et al. 2017, section 3.2.
 
   Attributes:
     features: F.
-    dropout: dropout rate of the inputs, which `windows` makes; it determines the initial scale.
+    dropout: dropout rate of the inputs before `windows`; it determines the initial scale.
   """
 
   features: int
@@ -48,8 +48,8 @@ class GatedConvolution(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, near: jax.Array) -> jax.Array:
-    return nn.glu(Normed(2 * self.features, 4 * (1 - self.dropout), self.dtype)(near))
+  def __call__(self, x: jax.Array) -> jax.Array:
+    return nn.glu(Normed(2 * self.features, 4 * (1 - self.dropout), self.dtype)(x))
 
 
 def windows(x: jax.Array, before: int, after: int) -> jax.Array:
@@ -73,7 +73,7 @@ def average_residual(x: jax.Array, y: jax.Array) -> jax.Array:
   return (x + y) * 0.5**0.5
 
 
-def scale_gradient(x: jax.Array, part: float) -> jax.Array:
-  """Returns x, and multiplies its gradient by `part`."""
+def scale_gradient(x: jax.Array, factor: float) -> jax.Array:
+  """Returns x, and multiplies its gradient by `factor`."""
   constant = jax.lax.stop_gradient(x)
-  return constant + part * (x - constant)
+  return constant + factor * (x - constant)

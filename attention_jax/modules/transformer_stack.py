@@ -106,7 +106,7 @@ class Stack(nn.Module):
       self.attention_dropout,
       project_values=True,
       positions=self._attention_positions(),
-      joined=self.residual_scale,
+      output_scale=self.residual_scale,
       dtype=self.dtype,
     )
     return require_backprop(attention)
@@ -142,17 +142,17 @@ class Stack(nn.Module):
     return self.final_norm(x) if self.norm_first else x
 
 
-def require_backprop(attention: Attention, who: str = 'transformer') -> Attention:
+def require_backprop(attention: Attention, name: str = 'transformer') -> Attention:
   """Returns the attention.
 
   Raises:
-    UserError: with `who` as its prefix, if backpropagation alone does not train the alignment.
+    UserError: with `name` as its prefix, if backpropagation alone does not train the alignment.
   """
   row = attention.resolved_alignment
   if not row.trains_by_backprop:
     requirement = 'a sum over positions' if row.latent else f'the auxiliary loss {row.required_loss!r}'
     raise UserError(
-      f'{who}: the alignment must train by backpropagation alone; {attention.alignment!r} needs {requirement}, '
+      f'{name}: the alignment must train by backpropagation alone; {attention.alignment!r} needs {requirement}, '
       "which only recurrent decoders support (expected for example 'gumbel')"
     )
   return attention

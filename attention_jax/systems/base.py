@@ -1,7 +1,7 @@
 """Base class of systems. A system bundles a model with its data, loss and metrics.
 
-registry.py holds the table of systems. experiment.py trains any of them, and runs.py opens a trained one. What only
-some systems can do is a Protocol (SupportsTranslation, ...), which `runs.Run.system_with` checks for.
+registry.py holds the table of systems. experiment.py trains any of them, and runs.py opens a trained one. An
+ability of only some systems is a Protocol (SupportsTranslation, ...); `runs.Run.system_with` checks for it.
 """
 
 import abc

@@ -160,7 +160,7 @@ class CaptioningSystem(System):
     for name, row in auxiliary.items():
       if row.needs_text:
         supported = ', '.join(name for name, row in LOSSES.items() if not row.needs_text)
-        raise UserError(f'auxiliary loss {name!r} needs a text as source; expected one of, for pictures: {supported}')
+        raise UserError(f'auxiliary loss {name!r} needs a text as source; for pictures, expected one of: {supported}')
     batch = _dummy_batch(model, TRACED_SHAPE)
     params = jax.eval_shape(lambda: initializer_for_batch(model, batch)(0))
     make_anneal(training.anneal, params, training.steps)

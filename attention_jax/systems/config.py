@@ -15,7 +15,7 @@ from attention_jax.specs import Range, schema_of
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.loop import Training
 
-SET_BY_PARENT = ('project_values', 'positions', 'joined', 'dtype', 'parent', 'name')  # fields of Attention
+SET_BY_PARENT = ('project_values', 'positions', 'output_scale', 'dtype', 'parent', 'name')  # fields of Attention
 
 
 def default_config(system: str = 'translation') -> ConfigDict:

@@ -271,7 +271,7 @@ def _dummy_batch() -> DigitBatch:
   return DigitBatch(np.zeros((1, 32, 32, 1), np.uint8), np.zeros(1, np.int32), np.zeros(1, np.int32))
 
 
-def _apply(model: GlimpseNetwork, params: Any, batch: DigitBatch, rng: jax.Array, drawn: bool = True):
+def _apply(model: GlimpseNetwork, params: Any, batch: DigitBatch, rng: jax.Array, sample_locations: bool = True):
   """Applies the network from a first location that is sampled uniformly.
 
   Args:
@@ -279,7 +279,7 @@ def _apply(model: GlimpseNetwork, params: Any, batch: DigitBatch, rng: jax.Array
     params: its parameters.
     batch: pictures with labels.
     rng: consumed.
-    drawn: whether later locations are sampled, at test time as in training, or are the means of their distributions.
+    sample_locations: whether later locations are sampled, or are the means of their distributions.
 
   Returns:
     A models.glimpses.GlimpseNetworkOutput.
@@ -287,7 +287,7 @@ def _apply(model: GlimpseNetwork, params: Any, batch: DigitBatch, rng: jax.Array
   first, rng = jax.random.split(rng)
   start = jax.random.uniform(first, (len(batch.label), 2), minval=-1.0, maxval=1.0)
   pictures = batch.picture.astype(jnp.float32) / 255
-  return model.apply({'params': params}, pictures, start, not drawn, rngs={'attention': rng})
+  return model.apply({'params': params}, pictures, start, not sample_locations, rngs={'attention': rng})
 
 
 def _loss(model: GlimpseNetwork, config: Config, training: Training) -> Loss:

@@ -88,8 +88,8 @@ TRANSLATION: Mapping[str, Preset] = {
   # Uses tanh for maxout in the deep output, and applies the GRU's reset gate after the product; its decoder starts from
   # the states of both directions, where the paper maps the backward one alone.
   'bahdanau2015': Preset('Bahdanau, Cho & Bengio 2015', _model(_BIRNN, _BAHDANAU, 'additive')),
-  # All luong2015 presets read the source in both directions, without which attention is learned late from as few
-  # sentences as these tasks have, and map the last states of the encoder, where the paper copies them.
+  # All luong2015 presets read the source in both directions, because with one direction attention is learned late
+  # on tasks with few sentences, and map the last states of the encoder, where the paper copies them.
   'luong2015': Preset('Luong, Pham & Manning 2015', _model(_BILSTM, _LUONG, 'general')),
   'luong2015_dot': Preset('Luong et al. 2015, dot', _model(_BILSTM, _LUONG, 'dot')),
   'luong2015_general': Preset('Luong et al. 2015, general', _model(_BILSTM, _LUONG, 'general')),

@@ -226,10 +226,10 @@ def _select_checkpoints(checkpoints: Checkpoints, name: str, keep: int) -> tuple
   return kind, checkpoints.steps(kind)[-count:]
 
 
-def _split_commas(value: str, what: str) -> list[str]:
+def _split_commas(value: str, name: str) -> list[str]:
   parts = [part.strip() for part in value.split(',')]
   if not all(parts):
-    raise UserError(f'{what} must be one value or several separated by commas, none of them empty, got {value!r}')
+    raise UserError(f'{name} must be one value or several separated by commas, none of them empty, got {value!r}')
   return parts
 
 

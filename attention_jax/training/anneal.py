@@ -20,7 +20,7 @@ Schedules = Mapping[str, Schedule]
 NO_SCHEDULES: Schedules = {}
 
 # Modules whose parameters have a leading axis of heads (modules.attention.RowParams): shape [N] is one scalar per head.
-HEADED = ('score_params', 'alignment_params')
+PER_HEAD_MODULES = ('score_params', 'alignment_params')
 
 
 def make_anneal(spec: str, params: Any, steps: int) -> dict[str, Schedule]:
@@ -73,7 +73,7 @@ def _replace_scalars(tree: Any, values: Mapping[str, float | jax.Array]) -> Any:
 
 def _is_scalar(path, x) -> bool:
   """Whether a leaf is one number, or one number per head."""
-  return x.ndim == 0 or (x.ndim == 1 and len(path) > 1 and path[-2].key in HEADED)
+  return x.ndim == 0 or (x.ndim == 1 and len(path) > 1 and path[-2].key in PER_HEAD_MODULES)
 
 
 def _variants_with_scalars() -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from attention_jax.atomic import write_text
 from attention_jax.errors import UserError
 
-STORED = 'data.json'
+DIGESTS_FILE = 'data.json'
 
 
 def compute_digests(splits: Mapping[str, Any]) -> dict[str, str]:
@@ -31,9 +31,9 @@ def check_digests(folder: str | Path, digests: Mapping[str, str], log: Callable[
   Raises:
     UserError: if a split differs, or if the stored digests cannot be read.
   """
-  path = Path(folder).expanduser() / STORED
+  path = Path(folder).expanduser() / DIGESTS_FILE
   if not path.is_file():  # killed before it was written, or written by a version that stored none
-    log(f'no {path}: cannot check that the data are those that this run started with; their digests are stored now')
+    log(f'{path} does not exist: cannot check that the data are unchanged; storing their digests now')
     return
   try:
     stored = json.loads(path.read_text('utf-8'))
@@ -50,7 +50,7 @@ def check_digests(folder: str | Path, digests: Mapping[str, str], log: Callable[
 def store_digests(folder: str | Path, digests: Mapping[str, str]) -> None:
   """Writes the digests into a run folder; of several processes, only the first one writes."""
   if jax.process_index() == 0:
-    write_text(Path(folder) / STORED, json.dumps(dict(digests), indent=2) + '\n')
+    write_text(Path(folder) / DIGESTS_FILE, json.dumps(dict(digests), indent=2) + '\n')
 
 
 def _digest(tree: Any) -> str:

@@ -45,7 +45,7 @@ def prepare_folder(folder: str | Path, config: Mapping[str, Any], complete: Comp
 
   Raises:
     UserError: if the folder holds another config (the message lists the fields that differ), or files but no config.
-      Nothing in it has been changed then.
+      In that case nothing in it has been changed.
   """
   folder = Path(folder).absolute()
   if jax.process_index() == 0:

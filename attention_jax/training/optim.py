@@ -77,7 +77,7 @@ def _hidden_kernels(params: Any) -> Any:
   return jax.tree_util.tree_map_with_path(dimension_numbers, params)
 
 
-# Options that are the decay of a moving average. With 1 it would never forget; above 1 it would diverge.
+# Options that are the decay of a moving average. With 1 the average would never change; above 1 it would diverge.
 DECAY_OPTIONS = frozenset(['adam_b1', 'adam_b2', 'b1', 'b2', 'beta', 'decay', 'momentum', 'rho'])
 
 OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
@@ -138,7 +138,7 @@ def make_optimizer(spec: str, schedule: Schedule, clip: float = 0.0) -> optax.Gr
 def _build(
   spec: str,
   table: Mapping[str, Callable],
-  what: str,
+  kind: str,
   supplied: Mapping[str, Any],
   probe: Callable[[Any], Any],
   fixed: Collection[str] = (),
@@ -148,7 +148,7 @@ def _build(
   Args:
     spec: name and options.
     table: functions by name.
-    what: the kind of entry, for error messages.
+    kind: the kind of entry, for error messages.
     supplied: arguments for every function that takes them; a spec may override those that are not `fixed`.
     probe: uses the result once, because some options raise only then.
     fixed: names that a spec may not set.
@@ -159,14 +159,14 @@ def _build(
   Raises:
     UserError: for an unknown name or option, and for a value that is not allowed.
   """
-  _, function, options = bind(spec, table, what, lambda function: _option_schema(function, supplied, fixed))
+  _, function, options = bind(spec, table, kind, lambda function: _option_schema(function, supplied, fixed))
   parameters = inspect.signature(function).parameters
   arguments = {name: value for name, value in supplied.items() if name in parameters} | options
   try:
     built = function(**arguments)
     probe(built)
   except (TypeError, ValueError, ZeroDivisionError) as error:
-    raise UserError(f'{what} {spec!r} cannot be built: {error}') from error
+    raise UserError(f'{kind} {spec!r} cannot be built: {error}') from error
   return built
 
 

@@ -28,10 +28,11 @@ def make_mesh(devices: Sequence[jax.Device] | None = None, seeds: int = 1) -> Me
 
   Args:
     devices: the devices of the mesh, in this order; by default all.
-    seeds: number of runs side by side. Their axis gets as many devices as divide them, the batch axis all others.
+    seeds: number of runs side by side. The axis 'seed' has gcd(seeds, devices) devices, and the batch
+      is split over the rest.
   """
   devices = np.asarray(jax.devices() if devices is None else devices)
-  # jax.make_mesh would reorder the devices of a TPU, and refuses those of several slices.
+  # jax.make_mesh would reorder the devices of a TPU, and raises an error for several slices.
   return Mesh(devices.reshape(math.gcd(seeds, devices.size), -1), AXES)
 
 
@@ -49,7 +50,7 @@ def check_rows(rows: int, mesh: Mesh, parts: int = 1) -> None:
     parts: number of parts in which gradients are accumulated.
 
   Raises:
-    UserError: if it does not.
+    UserError: if the rows do not divide evenly.
   """
   devices = mesh.shape[BATCH_AXIS]
   divisor = devices * parts

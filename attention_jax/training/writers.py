@@ -15,11 +15,11 @@ import rich.console
 import rich.progress
 
 Record = Mapping[str, Any]
-METRICS = 'metrics.jsonl'
+METRICS_FILE = 'metrics.jsonl'
 RATE = 'train/steps_per_second'
 
 # Training metrics on the progress line and their labels, the most important first; the files hold all metrics.
-LABELS = {
+PROGRESS_LABELS = {
   'train/loss': 'loss',
   'train/accuracy': 'accuracy',
   'train/tokens_per_second': 'tokens/s',
@@ -40,7 +40,7 @@ class JsonLines:
   """
 
   def __init__(self, folder: Path):
-    path = folder / METRICS
+    path = folder / METRICS_FILE
     _truncate_to_whole_lines(path)
     self._file = open(path, 'ab', buffering=0)  # noqa: SIM115 - closed by close()
 
@@ -71,7 +71,7 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     value.
   """
   steps: dict[int, dict[str, Any]] = {}
-  for line in (Path(folder) / METRICS).read_text('utf-8').splitlines():
+  for line in (Path(folder) / METRICS_FILE).read_text('utf-8').splitlines():
     record = json.loads(line)
     steps[record['step']] = steps.get(record['step'], {}) | record
   return [steps[step] for step in sorted(steps)]
@@ -125,7 +125,7 @@ class Progress:
 
   def __call__(self, step: int, record: Record) -> None:
     is_training = RATE in record
-    labels = LABELS if is_training else {name: name for name in record}
+    labels = PROGRESS_LABELS if is_training else {name: name for name in record}
     words = [f'step {step}/{self._stop}']
     if is_training:
       self._progress.update(self._task, completed=step)

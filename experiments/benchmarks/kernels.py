@@ -131,8 +131,8 @@ def kernels(bench: BenchmarkContext) -> Iterator[Timing]:
         if reason := unsupported_reason(bench, score, implementation):  # cudnn computes in bfloat16 only
           bench.log(f'left out: {reason}')
           continue
-        what = f'{case}, {name} by {implementation}'
-        sides |= _compile_side(bench, what, implementation, make_fn(score, implementation, causal), inputs)
+        case_name = f'{case}, {name} by {implementation}'
+        sides |= _compile_side(bench, case_name, implementation, make_fn(score, implementation, causal), inputs)
       sides |= {side: passes[name] for side, passes in torch_sides.items()}
       timings = compare('kernels', f'{case}, {name}', sides, repeats=bench.repeats)
       yield from timings
@@ -148,13 +148,13 @@ def _implementations(score: str) -> list[str]:
   ]
 
 
-def _compile_side(bench: BenchmarkContext, what: str, name: str, fn: Callable, inputs: Sequence) -> dict[str, Side]:
+def _compile_side(bench: BenchmarkContext, case: str, name: str, fn: Callable, inputs: Sequence) -> dict[str, Side]:
   """Returns {name: side}; {} if it cannot be compiled or run, which is reported to the context."""
   try:
     side = jit_side(fn, *inputs)
     side.run()
   except Exception as error:
-    bench.report_failure(what, error)
+    bench.report_failure(case, error)
     return {}
   return {name: side}
 
@@ -227,8 +227,8 @@ def _growth_along(bench: BenchmarkContext, score: str, implementation: str, axis
     bench.log(f'growth of {score} by {implementation}: {axis} = {size}')
     inputs = make_inputs(bench.dtype, score, *shape(size), FEATURES)
     case = f'{score} {axis}={size}'
-    what = f'growth of {case} by {implementation}'
-    side = _compile_side(bench, what, implementation, forward_and_backward(score, implementation), inputs)
+    case_name = f'growth of {case} by {implementation}'
+    side = _compile_side(bench, case_name, implementation, forward_and_backward(score, implementation), inputs)
     if not side:  # larger sizes would fail too
       break
     timings += compare('growth', case, side, repeats=max(2, bench.repeats // 2))

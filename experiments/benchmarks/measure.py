@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 
-def _raise(what: str, error: Exception) -> None:
+def _raise(case_name: str, error: Exception) -> None:
   raise error
 
 

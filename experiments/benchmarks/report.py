@@ -73,9 +73,9 @@ def run_suites(names: Sequence[str], out: str, bench: BenchmarkContext) -> list[
   timings = []
   failures = {}
 
-  def report_failure(what: str, error: Exception) -> None:
-    failures[what] = f'{type(error).__name__}: {error}'.strip()
-    bench.log(f'failed: {what}: {failures[what].splitlines()[0]}')
+  def report_failure(case_name: str, error: Exception) -> None:
+    failures[case_name] = f'{type(error).__name__}: {error}'.strip()
+    bench.log(f'failed: {case_name}: {failures[case_name].splitlines()[0]}')
 
   bench = bench._replace(
     log=lambda line: log(f'[{time.monotonic() - start:4.0f} s] {line}'),

@@ -62,7 +62,7 @@ NO_INPUT_FEEDING = {
 MODELS = {
   'bahdanau2015': ('bahdanau2015', {}, ('Bahdanau', RECURRENT_SIZES)),
   'luong2015, input feeding': ('luong2015', {}, None),
-  'luong2015, GRU, not fed': ('luong2015', NO_INPUT_FEEDING, ('Luong', RECURRENT_SIZES)),
+  'luong2015, GRU, no input feeding': ('luong2015', NO_INPUT_FEEDING, ('Luong', RECURRENT_SIZES)),
   'transformer2017_small': (
     'transformer2017_small',
     {},

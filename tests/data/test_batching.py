@@ -118,17 +118,8 @@ def test_shards_partition_the_batch(shards, per_shard, step):
 
 def test_assign_buckets_selects_the_smallest_bucket():
   assert check_buckets([[8, 13], (3, 5), (8, 8)]) == BUCKETS
-  assert assign_buckets(
-    make_split([(3, 5), (3, 6), (1, 1), (8, 8), (1, 9), (9, 1), (1, 14)]), BUCKETS[::-1]
-  ).tolist() == [
-    0,
-    1,
-    0,
-    1,
-    2,
-    -1,
-    -1,
-  ]
+  encoded = make_split([(3, 5), (3, 6), (1, 1), (8, 8), (1, 9), (9, 1), (1, 14)])
+  assert assign_buckets(encoded, BUCKETS[::-1]).tolist() == [0, 1, 0, 1, 2, -1, -1]
 
 
 @pytest.mark.parametrize(('size', 'rows'), [(4096, 168), (24 * 8, 8), (24 * 16 - 1, 8), (24 * 16, 16), (1, 8)])

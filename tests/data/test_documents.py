@@ -142,7 +142,7 @@ def test_labels_and_languages_that_are_unknown_are_reported(tmp_path):
 
 def test_sentences_of_large_texts_are_cached(tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-  monkeypatch.setattr(sentences, 'LARGE', 10)
+  monkeypatch.setattr(sentences, 'MIN_CACHED_CHARACTERS', 10)
   texts = ['One. Two.', 'Three, four?']
   expected = [['one .', 'two .'], ['three , four ?']]
   assert sentences.split(texts) == expected
@@ -151,7 +151,7 @@ def test_sentences_of_large_texts_are_cached(tmp_path, monkeypatch):
   assert sentences.split(texts) == expected
   monkeypatch.undo()
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-  monkeypatch.setattr(sentences, 'LARGE', 10)
+  monkeypatch.setattr(sentences, 'MIN_CACHED_CHARACTERS', 10)
   path.write_bytes(gzip.compress(b'[')[:9])  # truncated: split again
   assert sentences.split(texts) == expected and sentences.split(texts, whole=True)[0] == ['one . two .']
 

@@ -53,9 +53,8 @@ def test_batches_are_a_function_of_seed_and_step(name):
     for shard, half in enumerate(halves):
       assert all(np.array_equal(x[shard::2], y) for x, y in zip(batch, half[step], strict=True))
     num_shown = batch.target_mask.argmax(1)
-    assert (
-      len(set(num_shown)) == 1 and not batch.inputs[:, num_shown[0] :].any()
-    )  # all episodes have one size; inputs end with the answer
+    # All episodes of a batch have one size, and inputs end where the answer begins.
+    assert len(set(num_shown)) == 1 and not batch.inputs[:, num_shown[0] :].any()
     assert not batch.target[~batch.target_mask].any()
 
 

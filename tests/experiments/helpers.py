@@ -20,8 +20,6 @@ from absl import flags, logging
 from tests import compiled
 
 ROOT = Path(__file__).parents[2]
-
-
 WORDS = ['eins', 'zwei', 'drei', 'vier', 'fünf', 'sechs', 'sieben']
 DEVICES = 2  # as many as there are cores, and enough for sharding
 

@@ -102,7 +102,7 @@ def test_hard_attention_is_trained_with_reinforce(tmp_path):
     ('model.output=pointer', 'pictures have no source words'),
     ('data.buckets=((4, 4),)', 'buckets must be lengths of captions'),
     ('model.encoder=precomputed(features=8)', 'reads float32, the pictures are uint8; expected grid for pictures'),
-    ('training.auxiliary=guided', "'guided' needs a text as source; expected one of, for pictures: coverage"),
+    ('training.auxiliary=guided', "'guided' needs a text as source; for pictures, expected one of: coverage"),
     ('data.task=dates', "unknown task 'dates'"),
     ('training.select=bleu_4', "unknown metric in training.select: 'bleu_4'"),
     ('model.encoder=grid(halvings=-1)', 'option halvings must be at least'),

@@ -116,8 +116,8 @@ def test_given_translations_are_scored(trained, tmp_path):
   [
     (['--beams=3', '--groups=2'], 'groups must be at least 1 and divide beams=3, got groups=2'),
     (['--beams=1', '--groups=2'], 'groups must be at least 1 and divide beams=1, got groups=2'),
-    (['--samples=2', '--groups=2'], '--samples=2 samples, --groups=2 is for search; use one of them'),
-    (['--samples=2', '--alpha=1'], '--samples=2 samples, --alpha=1.0 is for search; use one of them'),
+    (['--samples=2', '--groups=2'], '--samples=2 cannot be combined with --groups=2, an option of search'),
+    (['--samples=2', '--alpha=1'], '--samples=2 cannot be combined with --alpha=1.0, an option of search'),
     (['--stream', '--beta=1'], '--beta=1.0 cannot be combined with --stream'),
     (['--diversity=2'], '--diversity=2.0 is an option of --groups, which must be at least 2'),
     (['--mbr=blue'], "unknown metric 'blue'"),

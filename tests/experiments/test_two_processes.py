@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from attention_jax.systems.runs import open_run
-from attention_jax.training.writers import METRICS, read_metrics
+from attention_jax.training.writers import METRICS_FILE, read_metrics
 from tests import compiled
 from tests.experiments.helpers import ROOT, run, tiny_arguments
 from tests.experiments.train_every_system import CONFIGS, Write, shrink_tasks
@@ -41,7 +41,7 @@ SYSTEM_FILES = {
   'glimpsing': {'hypotheses.test.txt'},
   'recall': {'hypotheses.test.txt', 'hypotheses.unseen.txt'},
 }
-APPENDED_FILES = {METRICS, 'tensorboard', '.lock'}  # written in place
+APPENDED_FILES = {METRICS_FILE, 'tensorboard', '.lock'}  # written in place
 CHECKPOINT_FOLDERS = {'checkpoints', 'best'}  # orbax coordinates its processes itself
 
 
@@ -93,7 +93,9 @@ def test_two_processes_train_as_one_does(task, tmp_path):
     return [record[name] for record in records if name in record]
 
   two, one = read_metrics(tmp_path / 'two'), read_metrics(tmp_path / 'one')
-  assert (tmp_path / 'two' / METRICS).read_text().count('\n') == 4  # three updates and one evaluation, by one writer
+  assert (tmp_path / 'two' / METRICS_FILE).read_text().count(
+    '\n'
+  ) == 4  # three updates and one evaluation, by one writer
   for name in ('train/loss', 'train/grad_norm', 'validation/loss', 'validation/entropy'):
     assert values(two, name) == pytest.approx(values(one, name), rel=1e-5)
   assert two[2]['train/loss'] < two[0]['train/loss'] - 0.01

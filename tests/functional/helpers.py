@@ -36,7 +36,10 @@ def make_problem(score: str, alignment: str, batch=(), queries=T, size=S, dtype=
   """Returns random parameters and inputs for a pair of variants."""
   rng = np.random.default_rng(seed)
   width = QUERY if requires_equal_widths(score) else KEY
-  array = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
+
+  def array(*shape: int) -> jax.Array:
+    return jnp.asarray(rng.normal(size=shape), dtype)
+
   params = aj.init_params(
     jax.random.key(seed), score=score, alignment=alignment, query=QUERY, key=width, features=FEATURES
   )
@@ -59,7 +62,10 @@ def is_continuous(alignment: str) -> bool:
 def loss(score: str, alignment: str, problem: Problem, mask=None, **options):
   """Returns a number that depends on every entry of context and weights, and the result of attention itself."""
   attended = attend(score, alignment, problem, mask, **options)
-  probe = lambda x: jnp.sin(jnp.arange(x.shape[-1])).astype(x.dtype)
+
+  def probe(x: jax.Array) -> jax.Array:
+    return jnp.sin(jnp.arange(x.shape[-1])).astype(x.dtype)
+
   total = sum(jnp.sum(jnp.einsum('...i,i->...', x, probe(x)).astype(jnp.float32)) for x in attended if x is not None)
   return total, attended
 

@@ -125,7 +125,7 @@ def test_gradient_of_the_encoder_is_divided_by_the_number_of_layers(monkeypatch)
     return gradient(draw(B, S, E, seed=1), draw(B, S, E, seed=2))
 
   memory_gradient, embedding_gradient = gradients()
-  monkeypatch.setattr(convolutional, 'scale_gradient', lambda x, part: x)
+  monkeypatch.setattr(convolutional, 'scale_gradient', lambda x, factor: x)
   unscaled_memory_gradient, unscaled_embedding_gradient = gradients()
   assert_close(memory_gradient, unscaled_memory_gradient / 2)
   assert_close(embedding_gradient, unscaled_embedding_gradient)

@@ -52,13 +52,8 @@ def test_weights_shift_circularly_and_are_sharpened():
   np.testing.assert_allclose(
     shift_weights(jnp.array([0.3, 0.5, 0, 0.2, 0]), gap_mask, forward), [0.2, 0.3, 0, 0, 0], rtol=1e-6
   )
-  assert shift_weights(jnp.array([0.0, 1, 0, 0, 0]), gap_mask, forward).tolist() == [
-    0,
-    1,
-    0,
-    0,
-    0,
-  ]  # unshifted, as all shifted weight is masked
+  # All shifted weight would be masked, so that the weights stay unshifted.
+  assert shift_weights(jnp.array([0.0, 1, 0, 0, 0]), gap_mask, forward).tolist() == [0, 1, 0, 0, 0]
   squares = weights**2
   sharp = lambda weights, power: sharpen(weights, jnp.array(power))
   np.testing.assert_allclose(sharp(weights, 2.0), squares / squares.sum(), rtol=1e-5)
@@ -162,8 +157,11 @@ def test_any_score_and_alignment(score, alignment):
       {'cell': 'turing(controller="rnn")'},
       "unknown controller 'rnn'.*; expected one of: feedforward, gru, lstm, simple",
     ),
-    ({'alignment': 'hard'}, "alignment='hard' needs random draws or a loss of its own; expected one of: .*addressing"),
-    ({'alignment': 'latent'}, "alignment='latent' needs random draws"),
+    (
+      {'alignment': 'hard'},
+      "alignment='hard' needs random numbers or a loss of its own; expected one of: .*addressing",
+    ),
+    ({'alignment': 'latent'}, "alignment='latent' needs random numbers"),
     ({'score': 'cosin'}, "unknown score 'cosin'"),
   ],
 )

@@ -10,24 +10,24 @@ from attention_jax.modules.positions import POSITIONS, alibi_slopes, bucket_of
 from tests.modules.helpers import assert_close, draw, variables
 
 B, N, T, F = 2, 3, 11, 6
-AT = jnp.arange(T)
+INDICES = jnp.arange(T)
 
 
 def test_sinusoids_equal_the_formula():
   x = draw(B, T, 8)
-  added = POSITIONS['sinusoidal']().embed(x, AT) - x
+  added = POSITIONS['sinusoidal']().embed(x, INDICES) - x
   for t in range(T):
     for i in range(4):
       angle = t / 10000 ** (2 * i / 8)
       np.testing.assert_allclose(added[:, t, [i, 4 + i]], [[np.sin(angle), np.cos(angle)]] * B, atol=1e-5)
-  assert_close(POSITIONS['sinusoidal']().embed(x[:, 4:6], AT[4:6]), (x + added)[:, 4:6])
+  assert_close(POSITIONS['sinusoidal']().embed(x[:, 4:6], INDICES[4:6]), (x + added)[:, 4:6])
 
 
 def test_learned_positions_have_a_maximum():
   learned = POSITIONS['learned'](max_positions=T)
-  params = variables(learned, draw(B, T, 8), AT, method='embed')
+  params = variables(learned, draw(B, T, 8), INDICES, method='embed')
   table = params['params']['table']
-  assert_close(learned.apply(params, draw(B, 2, 8), AT[5:7], method='embed'), draw(B, 2, 8) + table[None, 5:7])
+  assert_close(learned.apply(params, draw(B, 2, 8), INDICES[5:7], method='embed'), draw(B, 2, 8) + table[None, 5:7])
   with pytest.raises(
     UserError, match="position 'learned': sequences must have at most max_positions=11 positions, got 12"
   ):
@@ -39,16 +39,16 @@ def test_learned_positions_have_a_maximum():
 def test_shaw_equals_the_formulas_with_clipped_distances():
   shaw = POSITIONS['shaw'](N, F, max_distance=2)
   query, weights = draw(B, N, T, F), jax.nn.softmax(draw(B, N, T, T))
-  params = variables(shaw, query, AT, T, method='bias')
+  params = variables(shaw, query, INDICES, T, method='bias')
   keys, values = params['params']['of_keys'], params['params']['of_values']
-  bias = shaw.apply(params, query, AT, T, method='bias')
-  shift = shaw.apply(params, weights, AT, method='shift')
+  bias = shaw.apply(params, query, INDICES, T, method='bias')
+  shift = shaw.apply(params, weights, INDICES, method='shift')
   for t in range(T):
     index = [2 + max(-2, min(2, s - t)) for s in range(T)]
     for s in range(T):
       np.testing.assert_allclose(bias[..., t, s], query[..., t, :] @ keys[index[s]] / np.sqrt(F), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(shift[:, :, t], weights[:, :, t] @ values[np.asarray(index)], rtol=1e-4, atol=1e-6)
-  bias_at_3 = shaw.apply(params, query[:, :, 3:4], AT[3:4], T, method='bias')
+  bias_at_3 = shaw.apply(params, query[:, :, 3:4], INDICES[3:4], T, method='bias')
   assert_close(bias_at_3, bias[:, :, 3:4])
 
 
@@ -68,8 +68,8 @@ def test_buckets_grow_with_the_logarithm_of_the_distance():
   assert bucket_of(offsets, 32, 128, bidirectional=True).tolist() == both
 
   module = POSITIONS['t5'](N, F, False, buckets=4, max_distance=8)
-  params = variables(module, None, AT, T, method='bias')
-  bias = module.apply(params, None, AT, T, method='bias')
+  params = variables(module, None, INDICES, T, method='bias')
+  bias = module.apply(params, None, INDICES, T, method='bias')
   assert bias.shape == (N, T, T)
   np.testing.assert_array_equal(bias[:, 9, 9 - 1], params['params']['table'][:, 1])
 
@@ -77,22 +77,22 @@ def test_buckets_grow_with_the_logarithm_of_the_distance():
 def test_rotary_rotates_pairs_and_products_depend_on_distances_alone():
   query, key = draw(B, N, T, F), draw(B, N, T, F)[:, ::-1]
   rotate = POSITIONS['rope']().rotate
-  rotated = np.asarray(rotate(query, AT))
+  rotated = np.asarray(rotate(query, INDICES))
   angles = np.arange(T)[:, None] / 10000 ** (2 * np.arange(F // 2) / F)
   pairs = (np.asarray(query[..., : F // 2]) + 1j * np.asarray(query[..., F // 2 :])) * np.exp(1j * angles)
   np.testing.assert_allclose(rotated, np.concatenate([pairs.real, pairs.imag], -1), rtol=1e-4, atol=1e-5)
 
   def products(shift):
-    return jnp.einsum('bntf,bnsf->bnts', rotate(query, AT + shift), rotate(key, AT + shift))
+    return jnp.einsum('bntf,bnsf->bnts', rotate(query, INDICES + shift), rotate(key, INDICES + shift))
 
   assert_close(products(0), products(5), rtol=1e-4, atol=1e-4)
   with pytest.raises(UserError, match='the number of features per head must be even, got 5'):
-    rotate(query[..., :5], AT)
+    rotate(query[..., :5], INDICES)
 
 
 def test_alibi_slopes_are_geometric():
   assert alibi_slopes(8) == [2.0**-i for i in range(1, 9)]
   assert alibi_slopes(6) == [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]
-  bias = POSITIONS['alibi'](8).bias(None, AT, T)
+  bias = POSITIONS['alibi'](8).bias(None, INDICES, T)
   assert bias.shape == (8, T, T)
   np.testing.assert_allclose(bias[2, 7], [-abs(7 - s) / 8 for s in range(T)])
