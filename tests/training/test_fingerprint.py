@@ -26,7 +26,7 @@ def test_equal_data_have_equal_digests(tmp_path):
 def test_a_run_without_digests_is_logged(tmp_path):
   lines = []
   check_digests(tmp_path, compute_digests({'train': SPLIT}), lines.append)
-  assert len(lines) == 1 and 'data.json: cannot check' in lines[0]
+  assert len(lines) == 1 and 'data.json does not exist: cannot check' in lines[0]
 
 
 @pytest.mark.parametrize('change', CHANGED)
