@@ -89,6 +89,10 @@ class System(abc.ABC):
   def open(cls, config: Config, folder: str) -> 'System':
     """Returns the system of the run in `folder`. Data are read on first use."""
 
+  @abc.abstractmethod
+  def with_config(self, config: Config) -> 'System':
+    """Returns the system of another config with the same group `data`, without reading the data again."""
+
   @property
   @abc.abstractmethod
   def loss(self) -> Loss:

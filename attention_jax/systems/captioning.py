@@ -139,6 +139,9 @@ class CaptioningSystem(System):
       raise UserError(f'{path}: cannot be read ({error}); expected the folder of a training run') from error
     return cls(config, vocabulary, shape, lambda: load_pictures(config['data']))
 
+  def with_config(self, config: Config) -> 'CaptioningSystem':
+    return CaptioningSystem(config, self.vocabulary, self.shape, self._load_data)
+
   @classmethod
   def check(cls, config: Config, training: Training) -> None:
     check_caption_lengths(config['data']['buckets'])

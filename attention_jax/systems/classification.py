@@ -146,6 +146,9 @@ class ClassificationSystem(System):
       raise UserError(f'{folder} holds no source vocabulary; expected the folder of a training run')
     return cls(config, vocabulary, _read_labels(folder), lambda: load_documents(config['data']))
 
+  def with_config(self, config: Config) -> 'ClassificationSystem':
+    return ClassificationSystem(config, self.vocabulary, self.labels, self._load_data)
+
   @classmethod
   def check(cls, config: Config, training: Training) -> None:
     bind(config['data']['task'], DOCUMENTS, 'task')

@@ -15,6 +15,8 @@ from attention_jax.errors import UserError, choose
 from attention_jax.inference.metrics import MetricSummary, MetricValue, aggregate_runs
 from attention_jax.systems.base import BatchSequence, Config, Log, System
 from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.costs import count_parameters
+from attention_jax.systems.provenance import code_version
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import (
   Run,
@@ -62,7 +64,7 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
   """
   config = fill_defaults(config, 'the config')
   folder = Path(folder).expanduser()
-  _check_config(config)
+  check_config(config)
   is_resumed = check_folder(folder, config, _complete_stored_config)
   _wait_for_all_processes('check_folder')  # before process 0 stores a config there
   log = log if jax.process_index() == 0 else _discard
@@ -126,7 +128,7 @@ def _fit(
     'loss': system.loss,
     'params': initializer,
     'evaluate': _make_validation(system),
-    'direction': 'max' if _selectable_metrics(config)[training.select] else 'min',
+    'direction': 'max' if selectable_metrics(config)[training.select] else 'min',
   }
   if len(batches) > 1:
     stacked = StackedBatches(batches)
@@ -152,8 +154,15 @@ def _prepare_runs(config: Config, folder: Path, system: System) -> list[tuple[Co
   return runs
 
 
-def _check_config(config: Config) -> None:
-  """Raises UserError for every mistake that can be found without the data, before the folder is touched."""
+def check_config(config: Config) -> None:
+  """Checks a config without its data.
+
+  Args:
+    config: a config with every field.
+
+  Raises:
+    UserError: for every mistake that can be found without the data.
+  """
   if config['seeds'] < 1:
     raise UserError(f'config.seeds must be at least 1, got {config["seeds"]}')
   if config['seeds'] > 1 and jax.process_count() > 1:
@@ -161,10 +170,11 @@ def _check_config(config: Config) -> None:
   training = Training(**config['training'])
   make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
   SYSTEMS[config['system']].check(config, training)
-  choose(training.select, _selectable_metrics(config), 'metric in training.select:')
+  choose(training.select, selectable_metrics(config), 'metric in training.select:')
 
 
-def _selectable_metrics(config: Config) -> dict[str, bool]:
+def selectable_metrics(config: Config) -> dict[str, bool]:
+  """Returns the names of the validation metrics of a config, and whether a higher value is better."""
   return SYSTEMS[config['system']].selectable_metrics(config)
 
 
@@ -179,8 +189,8 @@ def _check_data(system: System, batches: BatchSequence, log: Log) -> None:
 
 
 def _describe(system: System, params: Any) -> str:
-  size = sum(x.size for x in jax.tree.leaves(params))
   devices = jax.devices()
+  size = count_parameters(params)
   return (
     f'{size:,} parameters; attention implementation {system.implementation}; {len(devices)} x {devices[0].device_kind}'
   )
@@ -216,7 +226,9 @@ def _evaluate_and_store(config: Config, folder: Path, system: System, log: Log) 
   log(f'measured: {splits}; parameters: step {run.step}, {selection}')
   record = {
     'step': run.step,
+    'parameters': count_parameters(params),
     'implementation': system.implementation,
+    'commit': code_version(),
     'evaluation': config['evaluation'],
     'results': _as_json(results),
   }
@@ -248,7 +260,7 @@ def _summarize(folder: Path, seeds: list[int], runs: list[Results], log: Log) ->
         log(f'{split}: no mean of {name}, which seed {", ".join(map(str, missing))} lacks')
       else:
         metrics[name] = aggregate_runs([run[split][name] for run in runs])
-  write_json(folder / RESULTS, {'seeds': seeds, 'results': _as_json(summaries)})
+  write_json(folder / RESULTS, {'seeds': seeds, 'commit': code_version(), 'results': _as_json(summaries)})
   log(f'written to {folder}: the means over {len(seeds)} seeds in {RESULTS}')
   return summaries
 

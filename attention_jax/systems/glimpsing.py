@@ -117,6 +117,9 @@ class GlimpsingSystem(System):
   def open(cls, config: Config, folder: str) -> 'GlimpsingSystem':
     return cls(config, lambda: load_digit_splits(config['data']))
 
+  def with_config(self, config: Config) -> 'GlimpsingSystem':
+    return GlimpsingSystem(config, self._load_data)
+
   @classmethod
   def check(cls, config: Config, training: Training) -> None:
     bind(config['data']['task'], DIGITS, 'task')

@@ -106,6 +106,9 @@ class RecallSystem(System):
   def open(cls, config: Config, folder: str) -> 'RecallSystem':
     return cls(config)
 
+  def with_config(self, config: Config) -> 'RecallSystem':
+    return RecallSystem(config)
+
   @classmethod
   def check(cls, config: Config, training: Training) -> None:
     RecallDataConfig(**config['data'])

@@ -151,6 +151,10 @@ class TranslationSystem(System):
     model = build(config['model'], len(source_vocab), len(target_vocab))
     return cls(config, model, source_vocab, target_vocab, lambda: tasks.load(config['data'], folder))
 
+  def with_config(self, config: Config) -> 'TranslationSystem':
+    model = build(config['model'], len(self.source_vocab), len(self.target_vocab))
+    return TranslationSystem(config, model, self.source_vocab, self.target_vocab, self._load_data)
+
   @classmethod
   def check(cls, config: Config, training: Training) -> None:
     model = build(config['model'], TRACED_ENTRIES, TRACED_ENTRIES)

@@ -3,13 +3,10 @@
 import functools
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
-from jax.interpreters import partial_eval
 
 from attention_jax.functional.masking import accumulation_dtype
 from attention_jax.modules.linear import product
@@ -48,51 +45,11 @@ def _evaluate_often(fn: Callable) -> Callable:
   return lambda x: functools.reduce(jnp.add, [fn(x + step / EVALUATIONS) for step in range(EVALUATIONS)])
 
 
-def count_matmuls(fn: Callable, *args) -> Counter:
-  """Counts the products of matrices in fn(*args).
-
-  Products inside of a scan count once for each of its steps; products whose result is unused do not count.
-
-  Args:
-    fn: a jax function.
-    *args: its arguments.
-
-  Returns:
-    {(left shape, right shape, dimension numbers, dtype): count}.
-  """
-  jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
-  used, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))  # as the compiler removes unused results
-  return _count_in_jaxpr(used, 1)
-
-
-def _count_in_jaxpr(jaxpr: core.Jaxpr, repetitions: int) -> Counter:
-  counts = Counter()
-  for equation in jaxpr.eqns:
-    if equation.primitive.name == 'dot_general':
-      left, right = (variable.aval for variable in equation.invars)
-      counts[left.shape, right.shape, equation.params['dimension_numbers'], str(left.dtype)] += repetitions
-    inner_repetitions = repetitions
-    if equation.primitive.name == 'scan':
-      inner_repetitions = repetitions * equation.params.get('length', 1)
-    for inner in _inner_jaxprs(equation.params):
-      counts += _count_in_jaxpr(inner, inner_repetitions)
-  return counts
-
-
-def _inner_jaxprs(params: dict[str, Any]) -> list[core.Jaxpr]:
-  """Returns the jaxprs among the parameters of an equation, such as the body of a scan."""
-  values = []
-  for value in params.values():
-    values += value if isinstance(value, tuple | list) else [value]
-  jaxprs = [value.jaxpr if isinstance(value, core.ClosedJaxpr) else value for value in values]
-  return [jaxpr for jaxpr in jaxprs if isinstance(jaxpr, core.Jaxpr)]
-
-
 def time_matmuls(counts: Counter, *, gradients: bool) -> tuple[float, float]:
   """Times products of matrices by themselves, one after the other.
 
   Args:
-    counts: as `count_matmuls` returns them.
+    counts: as `systems.costs.count_matmuls` returns them.
     gradients: whether to include the gradients with respect to both factors.
 
   Returns:

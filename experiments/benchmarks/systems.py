@@ -20,6 +20,7 @@ from attention_jax.errors import UserError
 from attention_jax.inference.predictor import compile_beam_search
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
+from attention_jax.systems.costs import count_matmuls
 from attention_jax.systems.translation import initial_params
 from attention_jax.tokens import EOS
 from attention_jax.training.loop import Training, prepare_training
@@ -29,7 +30,7 @@ from attention_jax.training.step import step_rngs
 from configs import multi30k
 from experiments.benchmarks import peers
 from experiments.benchmarks.joey import Joey
-from experiments.benchmarks.limits import count_matmuls, time_matmuls
+from experiments.benchmarks.limits import time_matmuls
 from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare, median_seconds
 
 VOCAB_SIZES = (5921, 7859)  # of Multi30k, English and German, with a minimum count of 2
@@ -246,7 +247,7 @@ def _search_side(search: Callable, inputs: tuple) -> Side:
 
 
 def count_search_matmuls(model, params, batch: Batch, beams: int) -> Counter:
-  """Counts the products of matrices of STEPS search steps and of the encoder; see limits.count_matmuls."""
+  """Counts the products of matrices of STEPS search steps and of the encoder; see costs.count_matmuls."""
   variables = {'params': params}
 
   def start(source, mask):

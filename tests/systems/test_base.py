@@ -41,7 +41,8 @@ class MinimalSystem(System):
   def _required(self, *args, **kwargs):
     raise NotImplementedError
 
-  check = selectable_metrics = load = open = initializer = batches = evaluate = format_predictions = plot = _required
+  check = selectable_metrics = load = open = with_config = initializer = batches = _required
+  evaluate = format_predictions = plot = _required
 
 
 def test_defaults(tmp_path):
@@ -135,3 +136,24 @@ def test_describe_implementation():
   assert base.describe_implementation(Attention(implementation='chunked')) == 'chunked'
   assert base.describe_implementation(Attention(implementation='auto')).startswith('auto (xla')
   assert base.describe_implementation(Attention(implementation='auto'), 'one by one') == 'auto (one by one)'
+
+
+@pytest.mark.parametrize('name', SYSTEMS)
+def test_a_system_of_another_config_has_the_same_data(name):
+  def load():
+    raise AssertionError('the data are read again')
+
+  arguments = {
+    'captioning': [list('abcde'), (8, 8, 3), load],
+    'classification': [list('abcde'), ['x', 'y'], load],
+    'glimpsing': [load],
+    'recall': [],
+    'translation': [None, list('abcde'), list('abcdefg'), load],  # the model is built by with_config
+  }
+  config = default_config(name)
+  if name == 'captioning':
+    config.model.encoder = 'grid'
+  config = config.to_dict()
+  other = SYSTEMS[name](config, *arguments[name]).with_config(config | {'seeds': 7})
+  assert type(other) is SYSTEMS[name] and other.config['seeds'] == 7
+  assert getattr(other, '_load_data', load) is load

@@ -15,6 +15,7 @@ from attention_jax.errors import UserError
 from attention_jax.inference.metrics import MetricValue
 from attention_jax.systems import experiment
 from attention_jax.systems.config import default_config
+from attention_jax.systems.provenance import code_version
 from attention_jax.systems.runs import open_run
 from attention_jax.systems.translation import TranslationSystem
 from attention_jax.training.writers import read_metrics
@@ -107,8 +108,10 @@ def test_files_of_a_finished_run(trained):
 
 def test_results_of_a_finished_run(trained, config):
   record = json.loads((trained.folder / 'results.json').read_text('utf-8'))
-  assert list(record) == ['step', 'implementation', 'evaluation', 'results']
+  assert list(record) == ['step', 'parameters', 'implementation', 'commit', 'evaluation', 'results']
   assert record['step'] in (2, 4) and record['implementation'] == 'xla'
+  assert record['parameters'] == sum(x.size for x in jax.tree.leaves(open_run(trained.folder).params))
+  assert record['commit'] == code_version()
   assert record['evaluation'] == json.loads(json.dumps(config['evaluation']))
   assert list(record['results']) == ['test'] == list(trained.results)
   for name, result in trained.results['test'].items():

@@ -1,0 +1,105 @@
+"""What a config costs: parameters, and the floating-point operations of its matrix products.
+
+Products are counted in the traced program. XLA's own cost analysis counts the body of a loop once, however many steps
+the loop has, so that it reports a recurrent model far too small.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.interpreters import partial_eval
+
+from attention_jax.systems.base import System
+from attention_jax.training.step import step_rngs
+
+COUNTED_BATCHES = 100  # at most; enough for the mean over the shapes of the buckets
+
+
+def count_parameters(params: Any) -> int:
+  """Returns the number of values in a tree of arrays, or of their shapes."""
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+
+
+def update_flop(system: System) -> float:
+  """Returns the FLOP of the matrix products of one update, forward and backward; the mean over the first batches.
+
+  Convolutions, exponentials and other operations on single elements are not counted.
+
+  Args:
+    system: a system with its data.
+  """
+  initializer = system.initializer()
+  params = jax.eval_shape(lambda: initializer(0))
+  batches = system.batches(system.config['training']['seed'])
+  loss = system.loss
+
+  def gradients(params, batch):
+    def objective(params):
+      return loss(params, batch, step_rngs(jax.random.key(0)), dict.fromkeys(loss.running, 0.0), 1)['loss']
+
+    return jax.grad(objective)(params)
+
+  flop_of: dict[Any, float] = {}
+  total = 0.0
+  steps = min(len(batches), COUNTED_BATCHES)
+  for step in range(steps):
+    batch = batches[step]
+    shapes = tuple(x.shape for x in jax.tree.leaves(batch))
+    if shapes not in flop_of:
+      flop_of[shapes] = matmul_flop(count_matmuls(gradients, params, batch))
+    total += flop_of[shapes]
+  return total / steps
+
+
+def matmul_flop(counts: Counter) -> float:
+  """Returns the FLOP of products as `count_matmuls` counts them: a multiplication and an addition per term."""
+  total = 0.0
+  for (left, right, dimensions, _), count in counts.items():
+    (_, right_contracted), (_, right_batch) = dimensions
+    free = [size for axis, size in enumerate(right) if axis not in (*right_contracted, *right_batch)]
+    total += 2 * count * math.prod(left) * math.prod(free)
+  return total
+
+
+def count_matmuls(fn: Callable, *args) -> Counter:
+  """Counts the products of matrices in fn(*args).
+
+  Products inside of a scan count once for each of its steps; products whose result is unused do not count.
+
+  Args:
+    fn: a jax function.
+    *args: its arguments, or their shapes.
+
+  Returns:
+    {(left shape, right shape, dimension numbers, dtype): count}.
+  """
+  jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
+  used, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))  # as the compiler removes unused results
+  return _count_in_jaxpr(used, 1)
+
+
+def _count_in_jaxpr(jaxpr: core.Jaxpr, repetitions: int) -> Counter:
+  counts = Counter()
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == 'dot_general':
+      left, right = (variable.aval for variable in equation.invars)
+      counts[left.shape, right.shape, equation.params['dimension_numbers'], str(left.dtype)] += repetitions
+    inner_repetitions = repetitions
+    if equation.primitive.name == 'scan':
+      inner_repetitions = repetitions * equation.params.get('length', 1)
+    for inner in _inner_jaxprs(equation.params):
+      counts += _count_in_jaxpr(inner, inner_repetitions)
+  return counts
+
+
+def _inner_jaxprs(params: dict[str, Any]) -> list[core.Jaxpr]:
+  """Returns the jaxprs among the parameters of an equation, such as the body of a scan."""
+  values = []
+  for value in params.values():
+    values += value if isinstance(value, tuple | list) else [value]
+  jaxprs = [value.jaxpr if isinstance(value, core.ClosedJaxpr) else value for value in values]
+  return [jaxpr for jaxpr in jaxprs if isinstance(jaxpr, core.Jaxpr)]

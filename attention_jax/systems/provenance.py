@@ -1,0 +1,45 @@
+"""The version of the code that produced a result."""
+
+import functools
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+UNCOMMITTED = '+changes'  # appended to the commit if tracked files differ from it
+
+
+@functools.cache
+def code_version(root: Path = ROOT) -> str:
+  """Returns the commit of the code, or its version if it was installed without a repository.
+
+  Args:
+    root: the folder that contains the package.
+
+  Returns:
+    The first 12 digits of the commit, with '+changes' if tracked files differ from it; 'version X' without a
+    repository.
+  """
+  top_level = _git(root, 'rev-parse', '--show-toplevel')
+  # A wheel may lie inside the repository of another project.
+  if top_level is None or Path(top_level).resolve() != root:
+    return _installed_version()
+  commit = _git(root, 'rev-parse', '--short=12', 'HEAD')
+  changes = _git(root, 'status', '--porcelain', '--untracked-files=no')
+  return f'{commit}{UNCOMMITTED if changes else ""}' if commit else 'unknown'
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+  """Returns the output of a git command, or None if it failed or git is missing."""
+  try:
+    result = subprocess.run(['git', '-C', str(root), *arguments], capture_output=True, text=True, timeout=30)
+  except (OSError, subprocess.TimeoutExpired):
+    return None
+  return result.stdout.strip() if result.returncode == 0 else None
+
+
+def _installed_version() -> str:
+  try:
+    return f'version {metadata.version("attention_jax")}'
+  except metadata.PackageNotFoundError:
+    return 'unknown'

@@ -1,0 +1,38 @@
+"""Parameters and FLOP of a config, against counts by hand."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from attention_jax.systems.costs import count_matmuls, count_parameters, matmul_flop, update_flop
+from attention_jax.systems.translation import TranslationSystem
+
+
+def test_products_are_counted_with_repetitions_and_without_unused_ones():
+  w, x = jnp.ones((3, 5)), jnp.ones((7, 4, 3))
+
+  def fn(w, x):
+    unused = x @ w @ jnp.ones((5, 9))
+    del unused
+    return jax.lax.scan(lambda total, row: (total + (row @ w).sum(), None), 0.0, x)[0]
+
+  counts = count_matmuls(fn, w, x)
+  (((left, right, _, _), count),) = counts.items()
+  assert (left, right, count) == ((4, 3), (3, 5), 7)
+  assert matmul_flop(counts) == 7 * 2 * 4 * 3 * 5
+
+
+def test_batched_products_count_once_per_batch():
+  counts = count_matmuls(lambda a, b: jnp.einsum('bij,bjk->bik', a, b), jnp.ones((2, 3, 5)), jnp.ones((2, 5, 7)))
+  assert matmul_flop(counts) == 2 * (2 * 3 * 5 * 7)
+
+
+def test_flop_of_an_update_grow_with_the_rows_of_a_batch(config):
+  small = TranslationSystem.load(config, None)
+  large = TranslationSystem.load(config | {'data': config['data'] | {'batch_size': 16}}, None)
+  assert update_flop(large) == pytest.approx(2 * update_flop(small), rel=0.1)
+
+
+def test_parameters_of_shapes_are_counted():
+  shapes = {'a': jax.ShapeDtypeStruct((3, 5), jnp.float32), 'b': jax.ShapeDtypeStruct((), jnp.float32)}
+  assert count_parameters(shapes) == 16

@@ -1,0 +1,33 @@
+"""The commit that is stored with results."""
+
+import subprocess
+
+from attention_jax.systems.provenance import code_version
+
+
+def git(folder, *arguments):
+  identity = ['-c', 'user.name=a', '-c', 'user.email=a@example.org']
+  subprocess.run(['git', *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def test_the_commit_and_uncommitted_changes_are_named(tmp_path):
+  git(tmp_path, 'init')
+  (tmp_path / 'a.py').write_text('1')
+  git(tmp_path, 'add', '.')
+  git(tmp_path, 'commit', '-m', 'first')
+  commit = subprocess.run(['git', 'rev-parse', 'HEAD'], cwd=tmp_path, capture_output=True, text=True).stdout.strip()
+  assert code_version(tmp_path) == commit[:12]
+  code_version.cache_clear()
+  (tmp_path / 'untracked.txt').write_text('x')
+  assert code_version(tmp_path) == commit[:12]
+  code_version.cache_clear()
+  (tmp_path / 'a.py').write_text('2')
+  assert code_version(tmp_path) == f'{commit[:12]}+changes'
+  code_version.cache_clear()
+
+
+def test_the_repository_of_another_project_is_not_named(tmp_path):
+  git(tmp_path, 'init')
+  (tmp_path / 'site-packages').mkdir()
+  version = code_version(tmp_path / 'site-packages')
+  assert version == 'unknown' or version.startswith('version ')
