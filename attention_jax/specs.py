@@ -75,6 +75,13 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
   raise UserError(f"cannot parse {spec!r}; expected 'name' or 'name(option=literal, ...)'")
 
 
+def format_spec(name: str, options: Mapping[str, Any]) -> str:
+  """Returns the spec string of a name and its options; the inverse of `parse`."""
+  if not options:
+    return name
+  return f'{name}({", ".join(f"{option}={value!r}" for option, value in options.items())})'
+
+
 def parse_sum(specs: str) -> dict[str, dict[str, Any]]:
   """Parses `'a(option=literal) + b'`.
 

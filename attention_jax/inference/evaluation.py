@@ -197,12 +197,40 @@ def text_metrics(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[str
     hypotheses: one per row of the corpus.
     options: config.evaluation.
   """
-  references = [[target] for target in corpus.target]
-  if options['group_references']:
-    sources, references, _ = group_references(corpus)
-    hypothesis_of = dict(zip(corpus.source, hypotheses, strict=True))
-    hypotheses = [hypothesis_of[source] for source in sources]
-  return {parse(spec)[0]: compute_metric(spec, hypotheses, references) for spec in options['metrics']}
+  texts = join_references(corpus, hypotheses, options)
+  return {parse(spec)[0]: compute_metric(spec, texts.hypotheses, texts.references) for spec in options['metrics']}
+
+
+class ScoredTexts(NamedTuple):
+  """Hypotheses beside what they are compared with.
+
+  Attributes:
+    sources: one per row.
+    hypotheses: one per row.
+    references: one or more per row.
+    rows: the row of the corpus that each row comes from, the first of those with the same source.
+  """
+
+  sources: list[str]
+  hypotheses: list[str]
+  references: list[list[str]]
+  rows: list[int]
+
+
+def join_references(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[str, Any]) -> ScoredTexts:
+  """Returns the rows that metrics of text compare: one per row of the corpus, or one per source.
+
+  Args:
+    corpus: the pairs.
+    hypotheses: one per row of the corpus.
+    options: config.evaluation.
+  """
+  if not options['group_references']:
+    references = [[target] for target in corpus.target]
+    return ScoredTexts(list(corpus.source), list(hypotheses), references, [*range(len(references))])
+  sources, references, rows = group_references(corpus)
+  hypothesis_of = dict(zip(corpus.source, hypotheses, strict=True))
+  return ScoredTexts(sources, [hypothesis_of[source] for source in sources], references, rows)
 
 
 def evaluate_corpus(

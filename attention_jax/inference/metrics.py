@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from rapidfuzz.distance import Levenshtein
 from sacrebleu.metrics import BLEU, CHRF, TER
 
@@ -67,11 +68,32 @@ class Metric(NamedTuple):
     fn: (hypotheses, references, *, options) -> MetricValue.
     higher_is_better: whether a higher value is better.
     sentence_level: defaults of options when single sentences are compared.
+    count: for a rate, (hypotheses, references) -> RowCounts.
+    sacrebleu: for a metric of sacrebleu, (*, options) -> its object.
   """
 
   fn: Callable[..., MetricValue]
   higher_is_better: bool
   sentence_level: tuple[tuple[str, Any], ...] = ()
+  count: Callable[..., 'RowCounts'] | None = None
+  sacrebleu: Callable[..., Any] | None = None
+
+
+class RowCounts(NamedTuple):
+  """A rate by rows: 100 times the sum of `counted` over the sum of `total`.
+
+  Attributes:
+    counted: errors, or matches, of each row, [R].
+    total: tokens of each row, or 1, [R].
+  """
+
+  counted: np.ndarray
+  total: np.ndarray
+
+  @property
+  def rate(self) -> float:
+    """The rate of all rows, in %."""
+    return 100 * float(self.counted.sum()) / float(self.total.sum())
 
 
 def compute_metric(
@@ -100,6 +122,35 @@ def compute_metric(
   metric = METRICS[name]
   defaults = dict(metric.sentence_level) if sentence_level else {}
   return metric.fn(hypotheses, references, **defaults | options)
+
+
+def count_rows(spec: str, hypotheses: Sequence[str], references: References) -> RowCounts | None:
+  """Returns the counts of each row of a metric that is a rate, or None for any other metric.
+
+  Args:
+    spec: a name of METRICS, with or without options.
+    hypotheses: one string per row.
+    references: one or more strings per row.
+  """
+  name, options = _parse_spec(spec)
+  count = METRICS[name].count
+  return None if count is None else count(hypotheses, references, **options)
+
+
+def sacrebleu_metric(spec: str) -> Any | None:
+  """Returns sacrebleu's object of a metric, or None for a metric that is not sacrebleu's."""
+  name, options = _parse_spec(spec)
+  make = METRICS[name].sacrebleu
+  return None if make is None else make(**options)
+
+
+def reference_streams(references: References) -> list[list[str | None]]:
+  """Returns references as sacrebleu takes them: one list per reference number.
+
+  Rows with fewer references have None, which sacrebleu skips; '' would count as one.
+  """
+  most = max(map(len, references))
+  return [[row[i] if i < len(row) else None for row in references] for i in range(most)]
 
 
 def higher_is_better(spec: str) -> bool:
@@ -139,63 +190,89 @@ def bleu(
   Raises:
     UserError: for an unknown tokenizer.
   """
-  choose(tokenize, TOKENIZERS, 'tokenizer of bleu')
-  # force=True silences a warning about tokenised input: the tokenizer is chosen by name, and part of the signature.
-  metric = BLEU(
-    tokenize=tokenize, lowercase=lowercase, effective_order=effective_order, force=True, max_ngram_order=order
-  )
+  metric = _make_bleu(tokenize=tokenize, lowercase=lowercase, order=order, effective_order=effective_order)
   result = _sacrebleu(metric, 'points', hypotheses, references)
   return result if order == 4 else result._replace(signature=f'{result.signature}|order:{order}')
+
+
+def _make_bleu(
+  *, tokenize: str = '13a', lowercase: bool = False, order: int = 4, effective_order: bool = False
+) -> BLEU:
+  choose(tokenize, TOKENIZERS, 'tokenizer of bleu')
+  # force=True silences a warning about tokenised input: the tokenizer is chosen by name, and part of the signature.
+  return BLEU(
+    tokenize=tokenize, lowercase=lowercase, effective_order=effective_order, force=True, max_ngram_order=order
+  )
 
 
 def chrf(
   hypotheses: Sequence[str], references: References, *, word_order: int = 0, lowercase: bool = False
 ) -> MetricValue:
   """chrF2, Popović (2015); chrF++ with word_order=2."""
-  return _sacrebleu(CHRF(word_order=word_order, lowercase=lowercase), 'points', hypotheses, references)
+  return _sacrebleu(_make_chrf(word_order=word_order, lowercase=lowercase), 'points', hypotheses, references)
+
+
+def _make_chrf(*, word_order: int = 0, lowercase: bool = False) -> CHRF:
+  return CHRF(word_order=word_order, lowercase=lowercase)
 
 
 def ter(hypotheses: Sequence[str], references: References, *, lowercase: bool = True) -> MetricValue:
   """Translation edit rate, Snover et al. (2006); like tercom it ignores case unless lowercase=False."""
-  return _sacrebleu(TER(case_sensitive=not lowercase), '%', hypotheses, references)
+  return _sacrebleu(_make_ter(lowercase=lowercase), '%', hypotheses, references)
+
+
+def _make_ter(*, lowercase: bool = True) -> TER:
+  return TER(case_sensitive=not lowercase)
 
 
 def _sacrebleu(metric, unit: str, hypotheses: Sequence[str], references: References) -> MetricValue:
-  most = max(map(len, references))
-  # One list per reference number. Rows with fewer references have None, which sacrebleu skips; '' would count as one.
-  streams = [[row[i] if i < len(row) else None for row in references] for i in range(most)]
-  score = metric.corpus_score(hypotheses, streams)
+  score = metric.corpus_score(hypotheses, reference_streams(references))
   return MetricValue(score.score, unit, f'{score.name}|{metric.get_signature()}')
 
 
 def exact_match(hypotheses: Sequence[str], references: References) -> MetricValue:
   """Share of rows whose output equals one of their references, up to spaces at the ends and repeated spaces."""
-  matches = 0
-  for hypothesis, row_references in zip(hypotheses, references, strict=True):
-    matches += _normalize_spaces(hypothesis) in map(_normalize_spaces, row_references)
-  return MetricValue(100 * matches / len(hypotheses), '%', 'exact_match|case:mixed')
+  return MetricValue(_count_matches(hypotheses, references).rate, '%', 'exact_match|case:mixed')
+
+
+def _count_matches(hypotheses: Sequence[str], references: References) -> RowCounts:
+  matches = [
+    _normalize_spaces(hypothesis) in map(_normalize_spaces, row_references)
+    for hypothesis, row_references in zip(hypotheses, references, strict=True)
+  ]
+  return RowCounts(np.array(matches, int), np.ones(len(matches), int))
 
 
 def sequence_error_rate(hypotheses: Sequence[str], references: References) -> MetricValue:
   """Share of rows whose tokens equal those of none of their references; papers on g2p call it word error rate."""
-  errors = 0
-  for hypothesis, row_references in zip(hypotheses, references, strict=True):
-    errors += all(hypothesis.split() != reference.split() for reference in row_references)
-  return MetricValue(100 * errors / len(hypotheses), '%', 'sequence_error_rate|case:mixed|tok:space')
+  counts = _count_wrong_sequences(hypotheses, references)
+  return MetricValue(counts.rate, '%', 'sequence_error_rate|case:mixed|tok:space')
+
+
+def _count_wrong_sequences(hypotheses: Sequence[str], references: References) -> RowCounts:
+  errors = [
+    all(hypothesis.split() != reference.split() for reference in row_references)
+    for hypothesis, row_references in zip(hypotheses, references, strict=True)
+  ]
+  return RowCounts(np.array(errors, int), np.ones(len(errors), int))
 
 
 def token_error_rate(hypotheses: Sequence[str], references: References) -> MetricValue:
   """Edits / tokens, where tokens are separated by white space; against the nearest reference of each row."""
-  return _error_rate(hypotheses, references, str.split, 'token_error_rate|case:mixed|tok:space')
+  return _error_rate(_count_token_edits(hypotheses, references), 'token_error_rate|case:mixed|tok:space')
+
+
+def _count_token_edits(hypotheses: Sequence[str], references: References) -> RowCounts:
+  return _count_edits(hypotheses, references, str.split)
 
 
 def character_error_rate(hypotheses: Sequence[str], references: References) -> MetricValue:
   """Edits / characters, against the nearest reference of each row, after `_normalize_spaces`."""
+  return _error_rate(_count_character_edits(hypotheses, references), 'character_error_rate|case:mixed|tok:char')
 
-  def split(text: str) -> list[str]:
-    return list(_normalize_spaces(text))
 
-  return _error_rate(hypotheses, references, split, 'character_error_rate|case:mixed|tok:char')
+def _count_character_edits(hypotheses: Sequence[str], references: References) -> RowCounts:
+  return _count_edits(hypotheses, references, lambda text: list(_normalize_spaces(text)))
 
 
 def _normalize_spaces(text: str) -> str:
@@ -203,34 +280,43 @@ def _normalize_spaces(text: str) -> str:
   return ' '.join(text.split())
 
 
-def _error_rate(hypotheses: Sequence[str], references: References, split: Callable, signature: str) -> MetricValue:
-  """Σ edits / Σ lengths of the nearest references; of equally near references the first one counts."""
-  total_edits = 0
-  total_length = 0
+def _count_edits(hypotheses: Sequence[str], references: References, split: Callable) -> RowCounts:
+  """Edits, and lengths of the nearest references; of equally near references the first one counts."""
+  edits, lengths = [], []
   for hypothesis, row_references in zip(hypotheses, references, strict=True):
     tokens = split(hypothesis)
     reference_tokens = [split(reference) for reference in row_references]
     distances = [Levenshtein.distance(tokens, reference) for reference in reference_tokens]
-    edits = min(distances)
-    total_edits += edits
-    total_length += len(reference_tokens[distances.index(edits)])
-  if not total_length:
+    edits.append(min(distances))
+    lengths.append(len(reference_tokens[distances.index(edits[-1])]))
+  return RowCounts(np.array(edits), np.array(lengths))
+
+
+def _error_rate(counts: RowCounts, signature: str) -> MetricValue:
+  if not counts.total.any():
     raise UserError(f'{signature.split("|")[0]} needs at least one reference that is not empty, got only empty ones')
-  return MetricValue(100 * total_edits / total_length, '%', f'{signature}|refs:nearest')
+  return MetricValue(counts.rate, '%', f'{signature}|refs:nearest')
 
 
 # Without effective_order, sentences of fewer than four words always have a BLEU of 0.
 SENTENCE_BLEU = (('effective_order', True),)
 
+_TOKEN_ERRORS = Metric(token_error_rate, False, count=_count_token_edits)
+
 METRICS: Mapping[str, Metric] = {
-  'bleu': Metric(bleu, True, SENTENCE_BLEU),
-  **{f'bleu_{order}': Metric(functools.partial(bleu, order=order), True, SENTENCE_BLEU) for order in (1, 2, 3)},
-  'character_error_rate': Metric(character_error_rate, False),
-  'chrf': Metric(chrf, True),
-  'exact_match': Metric(exact_match, True),
-  'phoneme_error_rate': Metric(token_error_rate, False),
-  'sequence_error_rate': Metric(sequence_error_rate, False),
-  'ter': Metric(ter, False),
-  'token_error_rate': Metric(token_error_rate, False),
-  'word_error_rate': Metric(token_error_rate, False),
+  'bleu': Metric(bleu, True, SENTENCE_BLEU, sacrebleu=_make_bleu),
+  **{
+    f'bleu_{order}': Metric(
+      functools.partial(bleu, order=order), True, SENTENCE_BLEU, sacrebleu=functools.partial(_make_bleu, order=order)
+    )
+    for order in (1, 2, 3)
+  },
+  'character_error_rate': Metric(character_error_rate, False, count=_count_character_edits),
+  'chrf': Metric(chrf, True, sacrebleu=_make_chrf),
+  'exact_match': Metric(exact_match, True, count=_count_matches),
+  'phoneme_error_rate': _TOKEN_ERRORS,
+  'sequence_error_rate': Metric(sequence_error_rate, False, count=_count_wrong_sequences),
+  'ter': Metric(ter, False, sacrebleu=_make_ter),
+  'token_error_rate': _TOKEN_ERRORS,
+  'word_error_rate': _TOKEN_ERRORS,
 }
