@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_flags import tuple_parser
 
 from attention_jax.errors import UserError, choose
+from attention_jax.sweeps.space import Sweep
 
 PROJECT = Path(__file__).parent.parent  # holds configs/, in a clone and in an installed package
 CONFIG_FLAGS = ('-config', '--config')
@@ -49,6 +50,26 @@ def load_config(path: str) -> ConfigDict:
   if not isinstance(config, ConfigDict):
     raise UserError(f'{path}: get_config must return a modified systems.config.default_config(), got {config!r}')
   return config
+
+
+def load_sweep(path: str) -> Sweep | None:
+  """Returns the sweep that a config file defines, or None if it defines none.
+
+  Args:
+    path: 'FILE' or 'FILE:PRESET'.
+
+  Raises:
+    UserError: for a mistake in get_sweep().
+  """
+  path = find_config(path).partition(':')[0]
+
+  def call(names: dict[str, Any]) -> Any:
+    return names['get_sweep']() if 'get_sweep' in names else None
+
+  sweep = run_user_file(path, use=call, purpose='get_sweep() returns a sweeps.space.Sweep')
+  if sweep is not None and not isinstance(sweep, Sweep):
+    raise UserError(f'{path}: get_sweep must return a sweeps.space.Sweep, got {sweep!r}')
+  return sweep
 
 
 def find_config(path: str) -> str:

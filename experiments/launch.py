@@ -6,11 +6,13 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jax
 from absl import flags, logging
+from flax.traverse_util import flatten_dict
+from ml_collections import config_flags
 
 from attention_jax.data.files import cache_folder
 from attention_jax.errors import UserError
@@ -50,13 +52,15 @@ def search_overrides() -> dict[str, Any]:
   return {name: value for name, value in values.items() if value is not None}
 
 
-def launch(main: Callable[[], None]) -> None:
+def launch(main: Callable[..., None], takes_positional: bool = False) -> None:
   """Parses the flags and calls main().
 
   Prints one line and exits with status 2 after an error that the user can correct; exits with 130 after an interrupt.
 
   Args:
     main: the program; it reads its arguments from FLAGS.
+    takes_positional: whether main takes the arguments that are no flags, as a list; for other programs they are an
+      error.
   """
   flags.DEFINE_string('variants', None, 'a Python file that runs first and adds rows to the tables of variants')
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
@@ -69,12 +73,14 @@ def launch(main: Callable[[], None]) -> None:
     if any(argument in HELP_FLAGS for argument in sys.argv[1:]):
       _print_help()
       return
-    _parse_flags(sys.argv)
+    positional = _parse_flags(sys.argv)
+    if positional and not takes_positional:
+      raise UserError(f"unexpected argument '{positional[0]}'; flags are written --name=value")
     _add_variants()
-    main()
+    main(*([positional] if takes_positional else []))
     sys.stdout.flush()
   except UserError as error:
-    _exit_with_error(' '.join(str(error).split()))
+    _exit_with_errors(error.lines)
   except KeyboardInterrupt:
     print('interrupted', file=sys.stderr)
     sys.exit(130)
@@ -85,7 +91,7 @@ def launch(main: Callable[[], None]) -> None:
     message = _disk_error(error) or _device_error()
     if not message:
       raise
-    _exit_with_error(message)
+    _exit_with_errors([message])
 
 
 def require_flag(name: str) -> str:
@@ -94,6 +100,32 @@ def require_flag(name: str) -> str:
   if not value:
     raise UserError(f'--{name} is missing; --help lists the flags')
   return value
+
+
+def config_path() -> str:
+  """Returns the file and preset of --config."""
+  return config_flags.get_config_filename(FLAGS['config'])
+
+
+def config_overrides() -> dict[str, Any]:
+  """Returns the fields of the config that flags set: {'training.steps': 300}."""
+  names = config_flags.get_override_values(FLAGS['config'])
+  values = flatten_dict(FLAGS.config.to_dict(), sep='.')
+  return {name: values[name] for name in names}
+
+
+def program_command(name: str) -> list[str]:
+  """Returns the command that starts another program in the way in which this one was started.
+
+  Args:
+    name: name of the program, 'train'.
+  """
+  script, module = (*sys.orig_argv[1:3], '', '')[:2]
+  if os.path.basename(script) == 'attention-jax':
+    return [sys.executable, script, name]
+  if module == 'attention_jax.cli':
+    return [sys.executable, '-m', module, name]
+  return [sys.executable, '-m', f'experiments.{name}']
 
 
 def check_output_path(path: str, flag: str) -> str:
@@ -118,8 +150,9 @@ def check_output_path(path: str, flag: str) -> str:
   return path
 
 
-def _exit_with_error(message: str) -> NoReturn:
-  print(f'error: {message}', file=sys.stderr)
+def _exit_with_errors(messages: Sequence[str]) -> NoReturn:
+  for message in messages:
+    print(f'error: {message}', file=sys.stderr)
   sys.exit(2)
 
 
@@ -172,20 +205,19 @@ def _add_variants() -> None:
   )
 
 
-def _parse_flags(argv: list[str]) -> None:
+def _parse_flags(argv: list[str]) -> list[str]:
+  """Parses the flags; returns the other arguments."""
   if 'config' in FLAGS:
     arguments = resolve_config_arguments(argv[1:])
     check_config_arguments(arguments)
     argv = [argv[0], *arguments]
   try:
-    positional = FLAGS(argv)[1:]
+    return FLAGS(argv)[1:]
   except flags.UnrecognizedFlagError as error:
     names = sorted(flag.name for flag in _program_flags())
     raise UserError(f'{error} (flags of this program: {", ".join(names)})') from None
   except flags.Error as error:
     raise UserError(str(error)) from None
-  if positional:
-    raise UserError(f"unexpected argument '{positional[0]}'; flags are written --name=value")
 
 
 def _program_flags() -> list[flags.Flag]:

@@ -24,12 +24,26 @@ LAYERS = [
   'losses',
   'inference',
   'systems',
+  'sweeps',
   'experiments',
 ]
 LAYER_NUMBERS = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
 NOT_IN_TRAINING = {'models', 'data', 'losses'}
 MAX_LINES = 420
-HEAVY = ['flax', 'optax', 'orbax', 'grain', 'tensorflow', 'tensorflow_datasets', 'absl', 'ml_collections', 'matplotlib']
+HEAVY = [
+  'flax',
+  'optax',
+  'orbax',
+  'grain',
+  'tensorflow',
+  'tensorflow_datasets',
+  'absl',
+  'ml_collections',
+  'matplotlib',
+  'pandas',
+  'scipy',
+  'submitit',
+]
 FOLDERS = ('attention_jax', 'experiments', 'configs', 'tests')
 FILES = sorted(p.relative_to(ROOT) for folder in FOLDERS for p in (ROOT / folder).rglob('*.py'))
 LAYERED_FILES = [p for p in FILES if p.parts[0] in ('attention_jax', 'experiments')]

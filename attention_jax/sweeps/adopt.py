@@ -1,0 +1,73 @@
+"""Runs that were trained before a sweep become part of it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flax.traverse_util import flatten_dict
+
+from attention_jax.errors import UserError
+from attention_jax.sweeps.ledger import FINISHED, PLANNED, Ledger, Unit, planned_event
+from attention_jax.sweeps.plan import run_folders
+from attention_jax.sweeps.resolve import IRRELEVANT_FIELDS, Resolved, config_id
+from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.experiment import RESULTS
+from attention_jax.systems.runs import run_seeds
+from attention_jax.training.folder import read_config
+
+MAX_DIFFERENCES = 3  # fields named in an error
+
+
+def adopt(ledger: Ledger, folder: Path, resolved: Sequence[Resolved]) -> str:
+  """Adds a finished run, of one seed or several, to a sweep.
+
+  Args:
+    ledger: the ledger of the sweep.
+    folder: the folder of the run.
+    resolved: the settings of the sweep, one of which must have the config of the run.
+
+  Returns:
+    A line that describes what was added.
+
+  Raises:
+    UserError: if the run is not finished, or is that of no setting.
+  """
+  folder = folder.expanduser().absolute()
+  config = fill_defaults(read_config(folder), f'{folder}/config.json')
+  fields = flatten_dict(config, sep='.')
+  setting = next((setting for setting in resolved if setting.id == config_id(fields)), None)
+  if setting is None:
+    raise UserError(
+      f'--adopt={folder}: no setting of the sweep has its config; {_nearest_difference(fields, resolved)}'
+    )
+  seeds = tuple(run_seeds(config))
+  if covered := sorted(ledger.state.covered_seeds(setting.id) & set(seeds)):
+    return f'{folder}: the sweep has a run of seed {covered[0]} of this setting already'
+  unit = Unit(str(folder), setting.id, dict(setting.setting), setting.path, setting.overrides, seeds, str(folder))
+  for path in run_folders(unit, ledger.folder).values():
+    if not (path / RESULTS).exists():
+      raise UserError(f'--adopt={folder}: {path} has no {RESULTS}; expected a finished run')
+  ledger.append(PLANNED, **planned_event(unit))
+  ledger.append(FINISHED, unit=unit.id, steps=config['training']['steps'], adopted=True)
+  return f'{folder}: adopted, seeds {", ".join(map(str, seeds))}'
+
+
+def _nearest_difference(fields: Mapping[str, Any], resolved: Sequence[Resolved]) -> str:
+  """Describes how the config differs from that of the most similar setting."""
+  differences = []
+  for setting in resolved:
+    expected = flatten_dict(setting.config, sep='.')
+    differing = [
+      f'{name} is {fields[name]!r}, expected {expected[name]!r}'
+      for name in expected
+      if name not in IRRELEVANT_FIELDS and _as_list(fields[name]) != _as_list(expected[name])
+    ]
+    differences.append(differing)
+  nearest = min(differences, key=len, default=[])
+  more = ', ...' if len(nearest) > MAX_DIFFERENCES else ''
+  return '; '.join(nearest[:MAX_DIFFERENCES]) + more
+
+
+def _as_list(value: Any) -> Any:
+  """Tuples as the lists that JSON makes of them."""
+  return [_as_list(entry) for entry in value] if isinstance(value, tuple | list) else value

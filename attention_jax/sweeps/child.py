@@ -1,0 +1,35 @@
+"""Runs a command that ends when its parent does, on chosen cores: python child.py PARENT CORES COMMAND...
+
+A separate program without imports of its own, because neither can be set for a process from outside without forking a
+process that has already started the threads of jax. CORES is '0,1', or '' for all.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+INTERRUPTED = 75  # EX_TEMPFAIL, as train.py exits after a signal
+
+
+def main(parent: str, cores: str, *command: str) -> None:
+  """Replaces this process by `command`.
+
+  Args:
+    parent: id of the process that starts this one. On Linux, the command gets SIGTERM when that process ends.
+    cores: the cores to run on.
+    *command: program and arguments.
+  """
+  with contextlib.suppress(OSError, AttributeError):  # other systems have no such call
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+  if os.getppid() != int(parent):  # it ended before the call
+    sys.exit(INTERRUPTED)
+  if cores and hasattr(os, 'sched_setaffinity'):
+    os.sched_setaffinity(0, [int(core) for core in cores.split(',')])
+  os.execvp(command[0], command)
+
+
+if __name__ == '__main__':
+  main(*sys.argv[1:])

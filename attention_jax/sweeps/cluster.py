@@ -1,0 +1,147 @@
+"""Processes of a sweep on a cluster, by submitit: Slurm jobs, or processes of this machine for a trial."""
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from attention_jax.errors import UserError
+from attention_jax.specs import Count, Size, bind
+from attention_jax.sweeps.workers import Request
+
+JOBS = 'jobs'  # submitit's folder below that of the sweep
+LOST_STATES = ('NO PROCESS AND NO RESULT', 'UNKNOWN')  # submitit cannot report on such a job any more
+MAX_JOBS = 64  # jobs in the queue of a cluster at a time
+
+
+class TrainingJob(NamedTuple):
+  """What a job of the cluster runs: the command of a unit.
+
+  Attributes:
+    command: program and arguments.
+    log: the file to which its output is appended.
+    directory: the working directory.
+  """
+
+  command: tuple[str, ...]
+  log: str
+  directory: str
+
+  def __call__(self) -> int:
+    """Runs the command; returns its exit status."""
+    with open(self.log, 'ab') as output:
+      return subprocess.run(self.command, stdout=output, stderr=subprocess.STDOUT, cwd=self.directory).returncode
+
+  def checkpoint(self, *args: Any, **options: Any) -> Any:
+    """Called by submitit before a preemption or at the end of the time limit: the same job is queued again."""
+    from submitit.helpers import DelayedSubmission
+
+    return DelayedSubmission(self)
+
+
+class ClusterJob:
+  """A job of submitit.
+
+  Args:
+    job: the job.
+  """
+
+  ends_with_sweep = False
+
+  def __init__(self, job: Any):
+    self.record = {'job': job.job_id}
+    self._job = job
+
+  def poll(self) -> int | None:
+    if not self._job.done():
+      return None
+    error = self._job.exception()
+    if error is None:
+      return self._job.result()
+    return 1
+
+  def stop(self) -> None:
+    """Cancels the job."""
+    self._job.cancel()
+
+
+class ClusterExecutor:
+  """Runs processes as jobs of submitit.
+
+  Args:
+    folder: the folder of the sweep.
+    cluster: a name of submitit.AutoExecutor: 'slurm' or 'local'.
+    jobs: jobs in the queue at a time.
+    parameters: submitit's parameters, such as timeout_min and slurm_partition.
+  """
+
+  def __init__(self, folder: Path, cluster: str, jobs: int, parameters: Mapping[str, Any]):
+    import submitit
+
+    self.slots = jobs
+    # Jobs are found again by their class; an AutoExecutor does not have that of its cluster.
+    self._job_class = {'local': submitit.LocalJob, 'slurm': submitit.SlurmJob}[cluster]
+    try:
+      self._executor = submitit.AutoExecutor(folder=str(folder / JOBS), cluster=cluster)
+      self._executor.update_parameters(name='ablate', **parameters)
+    except (RuntimeError, NameError, TypeError, ValueError) as error:
+      raise UserError(f'--cluster={cluster}: {" ".join(str(error).split())}') from error
+
+  def start(self, requests: Sequence[Request]) -> list[ClusterJob]:
+    with self._executor.batch():  # one job array
+      jobs = [
+        self._executor.submit(TrainingJob(tuple(request.command), str(request.log), os.getcwd()))
+        for request in requests
+      ]
+    return [ClusterJob(job) for job in jobs]
+
+  def find(self, record: Mapping[str, Any]) -> ClusterJob | None:
+    if 'job' not in record:
+      return None
+    job = self._job_class(folder=self._executor.folder, job_id=record['job'])
+    return None if job.state in LOST_STATES else ClusterJob(job)
+
+
+def slurm(
+  *,
+  jobs: Size = MAX_JOBS,
+  timeout_min: Size = 240,
+  cpus_per_task: Size = 4,
+  mem_gb: Size = 16,
+  gpus_per_node: Count = 0,
+  partition: str = '',
+  account: str = '',
+  constraint: str = '',
+  setup: tuple[str, ...] = (),
+) -> tuple[str, int, dict[str, Any]]:
+  """Jobs of Slurm; the options are parameters of submitit, and `jobs` is the number in the queue at a time."""
+  parameters = {
+    'timeout_min': timeout_min,
+    'cpus_per_task': cpus_per_task,
+    'mem_gb': mem_gb,
+    'gpus_per_node': gpus_per_node,
+    'slurm_partition': partition,
+    'slurm_account': account,
+    'slurm_constraint': constraint,
+    'slurm_setup': list(setup),
+  }
+  return 'slurm', jobs, {name: value for name, value in parameters.items() if value}
+
+
+def local(*, jobs: Size = 1, timeout_min: Size = 240) -> tuple[str, int, dict[str, Any]]:
+  """Processes of this machine, in the way of a cluster: they continue when the sweep's process ends."""
+  return 'local', jobs, {'timeout_min': timeout_min}
+
+
+CLUSTERS: Mapping[str, Callable[..., tuple[str, int, dict[str, Any]]]] = {'local': local, 'slurm': slurm}
+
+
+def make_executor(folder: Path, spec: str) -> ClusterExecutor:
+  """Returns the executor that a spec of CLUSTERS selects: 'slurm(timeout_min=120, slurm_partition="gpu")'.
+
+  Raises:
+    UserError: for an unknown cluster or option, and on a machine without that cluster.
+  """
+  _, function, options = bind(spec, CLUSTERS, 'cluster')
+  return ClusterExecutor(folder, *function(**options))

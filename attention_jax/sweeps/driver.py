@@ -1,0 +1,203 @@
+"""Runs the units of a sweep: starts processes, records what becomes of them, and stops in an orderly way."""
+
+import re
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from attention_jax.sweeps.ledger import FAILED, FINISHED, INTERRUPTED, STARTED, Ledger, Unit, UnitState
+from attention_jax.sweeps.plan import command, format_command, run_folders
+from attention_jax.sweeps.progress import SweepProgress
+from attention_jax.sweeps.workers import Executor, Job, Request, is_training
+from attention_jax.systems.experiment import RESULTS
+from attention_jax.systems.provenance import code_version
+
+POLL_SECONDS = 0.5
+EXIT_INTERRUPTED = 75  # of train.py: a signal stopped it, the same command resumes
+LOG_TAIL_BYTES = 20_000
+ERROR_LINE = re.compile(r'^error: (.+)$', re.MULTILINE)
+EXCEPTION_LINE = re.compile(r'^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?:: .*)?$', re.MULTILINE)
+
+
+class StopRequest:
+  """Context manager that turns the first SIGINT or SIGTERM into a request to stop.
+
+  Attributes:
+    reason: the name of the signal, or ''.
+  """
+
+  def __init__(self):
+    self.reason = ''
+    self._previous: dict[int, Any] = {}
+
+  def __enter__(self):
+    for number in (signal.SIGINT, signal.SIGTERM):
+      try:
+        self._previous[number] = signal.signal(number, self._request)
+      except ValueError:  # only the main thread receives signals
+        break
+    return self
+
+  def __exit__(self, *_):
+    for number, handler in self._previous.items():
+      signal.signal(number, handler)
+
+  def _request(self, number, frame):
+    self.reason = signal.Signals(number).name
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Driver:
+  """Runs units and writes the ledger.
+
+  Args:
+    ledger: the ledger of the sweep.
+    executor: where processes run.
+    train: the training program: ('python', '-m', 'experiments.train').
+    progress: shows what happens.
+    stop: whether a signal has arrived.
+  """
+
+  def __init__(
+    self, ledger: Ledger, executor: Executor, train: Sequence[str], progress: SweepProgress, stop: StopRequest
+  ):
+    self._ledger = ledger
+    self._executor = executor
+    self._train = train
+    self._progress = progress
+    self._stop = stop
+    self._jobs: dict[str, Job] = {}
+    self._started: dict[str, float] = {}
+
+  def run(self, ids: Sequence[str], steps: Callable[[Unit], int]) -> None:
+    """Runs units until each has finished or failed, or until a signal arrives.
+
+    Args:
+      ids: the units, in this order.
+      steps: the number of updates of each.
+    """
+    queue = deque(ids)
+    self._find_jobs(queue)
+    while queue or self._jobs:
+      if self._stop.reason:
+        self._finish_early(steps)
+        return
+      self._start(queue, steps)
+      self._collect(steps)
+      self._progress.update(self._entries(), self._running_seconds())
+      if queue or self._jobs:
+        time.sleep(POLL_SECONDS)
+
+  def _finish_early(self, steps: Callable[[Unit], int]) -> None:
+    """Stops the processes of this machine and records them; jobs of a cluster continue, to be found again."""
+    self._jobs = {unit_id: job for unit_id, job in self._jobs.items() if job.ends_with_sweep}
+    self._progress.log(f'{self._stop.reason}: {len(self._jobs)} processes save their state and end')
+    for job in self._jobs.values():
+      job.stop()
+    while self._jobs:
+      self._collect(steps)
+      time.sleep(POLL_SECONDS)
+
+  def _find_jobs(self, queue: deque[str]) -> None:
+    """Takes over jobs of a cluster that an earlier process of the sweep started."""
+    for unit_id in list(queue):
+      entry = self._ledger.state.units[unit_id]
+      job = self._executor.find(entry.job) if entry.state == STARTED else None
+      if job is not None:
+        queue.remove(unit_id)
+        self._track(unit_id, job)
+
+  def _start(self, queue: deque[str], steps: Callable[[Unit], int]) -> None:
+    """Starts as many units as there are free slots; one whose folder is still locked goes to the end of the queue."""
+    ready: list[str] = []
+    for _ in range(len(queue)):
+      if len(self._jobs) + len(ready) >= self._executor.slots:
+        break
+      unit_id = queue.popleft()
+      if is_training(self._ledger.folder / self._ledger.state.units[unit_id].unit.folder):
+        queue.append(unit_id)
+      else:
+        ready.append(unit_id)
+    if not ready:
+      return
+    units = [self._ledger.state.units[unit_id].unit for unit_id in ready]
+    commands = [command(unit, self._ledger.folder, self._train, steps(unit)) for unit in units]
+    logs = [self._open_log(unit, words) for unit, words in zip(units, commands, strict=True)]
+    jobs = self._executor.start([Request(*pair) for pair in zip(commands, logs, strict=True)])
+    for unit, words, log, job in zip(units, commands, logs, jobs, strict=True):
+      self._ledger.append(
+        STARTED,
+        unit=unit.id,
+        command=format_command(words),
+        log=str(log.relative_to(self._ledger.folder)),
+        job=dict(job.record),
+        commit=code_version(),
+      )
+      self._track(unit.id, job)
+      self._progress.event(self._entries(), self._running_seconds(), f'started {unit.id}')
+
+  def _open_log(self, unit: Unit, words: Sequence[str]) -> Path:
+    """Returns the log of a unit, to which its command has been appended."""
+    log = self._ledger.folder / f'{unit.folder}.log'
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, 'a', encoding='utf-8') as file:
+      file.write(f'$ {format_command(words)}\n')
+    return log
+
+  def _track(self, unit_id: str, job: Job) -> None:
+    self._jobs[unit_id] = job
+    self._started[unit_id] = time.monotonic()
+
+  def _collect(self, steps: Callable[[Unit], int]) -> None:
+    """Records the units whose process has ended."""
+    for unit_id, job in list(self._jobs.items()):
+      code = job.poll()
+      if code is None:
+        continue
+      del self._jobs[unit_id]
+      seconds = round(time.monotonic() - self._started.pop(unit_id), 1)
+      unit = self._ledger.state.units[unit_id].unit
+      is_complete = all((path / RESULTS).exists() for path in run_folders(unit, self._ledger.folder).values())
+      if code == 0 and is_complete:
+        self._ledger.append(FINISHED, unit=unit_id, steps=steps(unit), seconds=seconds)
+        line = f'finished {unit_id} ({seconds:.0f} s)'
+      elif code == EXIT_INTERRUPTED or (self._stop.reason and code == -signal.SIGTERM):
+        self._ledger.append(INTERRUPTED, unit=unit_id, seconds=seconds)
+        line = f'interrupted {unit_id} ({seconds:.0f} s)'
+      else:
+        error = describe_failure(code, self._ledger.folder / f'{unit.folder}.log')
+        self._ledger.append(FAILED, unit=unit_id, seconds=seconds, code=code, error=error)
+        line = f'failed {unit_id} ({seconds:.0f} s): {error}'
+      self._progress.event(self._entries(), self._running_seconds(), line)
+
+  def _entries(self) -> list[UnitState]:
+    return list(self._ledger.state.units.values())
+
+  def _running_seconds(self) -> dict[str, float]:
+    return {unit_id: time.monotonic() - start for unit_id, start in self._started.items()}
+
+
+def describe_failure(code: int, log: Path) -> str:
+  """Returns one line that explains why a process failed.
+
+  Args:
+    code: its exit status; negative for a signal.
+    log: the file with its output, of which the last attempt counts.
+  """
+  try:
+    with open(log, 'rb') as file:
+      file.seek(0, 2)
+      file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
+      text = file.read().decode(errors='replace').rpartition('\n$ ')[2]
+  except OSError:
+    text = ''
+  for pattern in (ERROR_LINE, EXCEPTION_LINE):
+    if lines := pattern.findall(text):
+      return ' '.join(lines[-1].split())
+  if code < 0:
+    hint = '; the memory of the machine may be too small' if code == -signal.SIGKILL else ''
+    return f'ended by {signal.Signals(-code).name}{hint}'
+  return f'exit status {code} without a message; see {log}'

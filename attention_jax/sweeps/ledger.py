@@ -1,0 +1,247 @@
+"""The ledger of a sweep: one JSON object per event, appended to `ledger.jsonl` and never changed.
+
+The state of a sweep is a fold over its events, so that a sweep can be continued, extended and reported at any moment,
+whatever ended the process that wrote them.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from attention_jax.errors import UserError
+
+LEDGER = 'ledger.jsonl'
+LOCK = '.lock'
+
+# States of a unit.
+PLANNED = 'planned'
+STARTED = 'started'
+FINISHED = 'finished'
+FAILED = 'failed'
+INTERRUPTED = 'interrupted'
+UNIT_EVENTS = (PLANNED, STARTED, FINISHED, FAILED, INTERRUPTED)
+# Other events.
+OPENED = 'opened'  # an ablate process began to work: command, commit
+RUNG = 'rung'  # successive halving compared the settings, and dropped some
+COSTS = 'costs'  # parameters and FLOP of a setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+  """One process of a sweep: a setting with one seed, or with several that are trained side by side.
+
+  Attributes:
+    id: its name in the ledger.
+    setting_id: digits of the config, see resolve.config_id.
+    setting: the fields that the sweep varies, with their values.
+    path: config file and preset.
+    overrides: further fields of the config that the command sets.
+    seeds: consecutive seeds.
+    folder: the run folder; relative to that of the sweep, or absolute for an adopted run.
+    variants: the file of --variants, or ''.
+  """
+
+  id: str
+  setting_id: str
+  setting: dict[str, Any]
+  path: str
+  overrides: dict[str, Any]
+  seeds: tuple[int, ...]
+  folder: str
+  variants: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitState:
+  """What the ledger knows of a unit.
+
+  Attributes:
+    unit: the unit.
+    state: the name of its last event.
+    steps: the number of updates after which it was finished; 0 before.
+    seconds: time in its processes, over all attempts that ended.
+    attempts: how often it was started.
+    error: the message of a failure.
+    log: the file with the output of its processes.
+    commit: the version of the code of its last start.
+    job: what its last start recorded, to find the process again.
+  """
+
+  unit: Unit
+  state: str = PLANNED
+  steps: int = 0
+  seconds: float = 0.0
+  attempts: int = 0
+  error: str = ''
+  log: str = ''
+  commit: str = ''
+  job: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepState:
+  """The state of a sweep.
+
+  Attributes:
+    units: by id, in the order in which they were planned.
+    rungs: numbers of updates after which successive halving has compared the settings.
+    dropped: setting id -> number of updates after which successive halving dropped it.
+    costs: setting id -> its 'costs' event.
+    opened: the 'opened' events.
+  """
+
+  units: Mapping[str, UnitState] = dataclasses.field(default_factory=dict)
+  rungs: tuple[int, ...] = ()
+  dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  costs: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+  opened: tuple[Mapping[str, Any], ...] = ()
+
+  def covered_seeds(self, setting_id: str) -> set[int]:
+    """Returns the seeds of a setting for which there is a unit, in any state."""
+    return {seed for entry in self.units.values() if entry.unit.setting_id == setting_id for seed in entry.unit.seeds}
+
+
+def fold(events: Iterable[Mapping[str, Any]]) -> SweepState:
+  """Returns the state after all events; events of unknown kinds are left out."""
+  state = SweepState()
+  for event in events:
+    state = _apply(state, event)
+  return state
+
+
+def _apply(state: SweepState, event: Mapping[str, Any]) -> SweepState:
+  kind = event.get('event')
+  if kind in UNIT_EVENTS:
+    return dataclasses.replace(state, units=dict(state.units) | {event['unit']: _apply_to_unit(state, event)})
+  if kind == RUNG:
+    dropped = dict(state.dropped) | dict.fromkeys(event['dropped'], event['steps'])
+    return dataclasses.replace(state, rungs=(*state.rungs, event['steps']), dropped=dropped)
+  if kind == COSTS:
+    return dataclasses.replace(state, costs=dict(state.costs) | {event['setting_id']: event})
+  if kind == OPENED:
+    return dataclasses.replace(state, opened=(*state.opened, event))
+  return state
+
+
+def _apply_to_unit(state: SweepState, event: Mapping[str, Any]) -> UnitState:
+  if event['event'] == PLANNED:
+    fields = {field.name for field in dataclasses.fields(Unit)} - {'id', 'seeds'}
+    return UnitState(Unit(event['unit'], seeds=tuple(event['seeds']), **{name: event[name] for name in fields}))
+  entry = state.units[event['unit']]
+  changes: dict[str, Any] = {'state': event['event'], 'seconds': entry.seconds + event.get('seconds', 0.0)}
+  if event['event'] == STARTED:
+    changes |= {'attempts': entry.attempts + 1, 'error': ''}
+  copied = {name: event[name] for name in ('steps', 'error', 'log', 'commit', 'job') if name in event}
+  return dataclasses.replace(entry, **changes | copied)
+
+
+def planned_event(unit: Unit) -> dict[str, Any]:
+  """Returns the fields of the event that plans a unit."""
+  fields = dataclasses.asdict(unit)
+  return {'unit': fields.pop('id'), **fields}
+
+
+class Ledger:
+  """The ledger of one sweep, open for appending.
+
+  Args:
+    folder: the folder of the sweep.
+
+  Attributes:
+    state: the state after the events so far.
+    report: lines about what reading the ledger found, such as a torn last line.
+  """
+
+  def __init__(self, folder: Path):
+    self.folder = folder
+    events, self.report = read_events(folder)
+    self.state = fold(events)
+    path = folder / LEDGER
+    torn = path.exists() and not path.read_bytes().endswith(b'\n') and path.stat().st_size > 0
+    self._file = open(path, 'ab', buffering=0)  # noqa: SIM115 - closed by close()
+    if torn:  # stays where it is; the next event begins on a line of its own
+      self._file.write(b'\n')
+
+  def append(self, event: str, **fields: Any) -> None:
+    """Writes one event to the disk, and applies it to `state`."""
+    record = {'event': event, 'time': round(time.time(), 3), **fields}
+    line = json.dumps(record, ensure_ascii=False)
+    self._file.write(line.encode() + b'\n')
+    os.fsync(self._file.fileno())
+    self.state = _apply(self.state, json.loads(line))
+
+  def close(self) -> None:
+    """Closes the file."""
+    self._file.close()
+
+
+def read_events(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+  """Reads the events of a sweep.
+
+  Args:
+    folder: the folder of the sweep.
+
+  Returns:
+    The events, and a line for each line of the file that is no event, as a killed process leaves it behind.
+  """
+  path = folder / LEDGER
+  if not path.is_file():
+    return [], []
+  events, report = [], []
+  for number, line in enumerate(path.read_bytes().split(b'\n'), 1):
+    if not line.strip():
+      continue
+    try:
+      event = json.loads(line)
+      if not isinstance(event, dict) or 'event' not in event:
+        raise ValueError('no event')
+      events.append(event)
+    except ValueError:
+      report.append(f'{path}:{number}: not a whole event, left out: {line[:60].decode(errors="replace")!r}')
+  return events, report
+
+
+def read_state(folder: Path) -> SweepState:
+  """Returns the state of a sweep without opening its ledger for appending.
+
+  Raises:
+    UserError: if the folder has no ledger.
+  """
+  if not (folder / LEDGER).is_file():
+    raise UserError(f'{folder} holds no {LEDGER}; expected the folder of a sweep')
+  return fold(read_events(folder)[0])
+
+
+@contextlib.contextmanager
+def open_ledger(folder: Path) -> Iterator[Ledger]:
+  """Opens the ledger of a sweep for this process alone.
+
+  Args:
+    folder: the folder of the sweep; created if it does not exist.
+
+  Raises:
+    UserError: if another process works on the sweep, or if the folder belongs to a training run.
+  """
+  if (folder / 'config.json').exists():
+    raise UserError(f'{folder} holds a training run; choose another folder for the sweep, and add the run with --adopt')
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise UserError(f'cannot use {folder} as the folder of a sweep: {error.strerror}') from error
+  lock = filelock.FileLock(folder / LOCK, timeout=0)
+  try:
+    lock.acquire()
+  except filelock.Timeout as error:
+    raise UserError(f'another process runs the sweep in {folder}') from error
+  try:
+    with contextlib.closing(Ledger(folder)) as ledger:
+      yield ledger
+  finally:
+    lock.release()

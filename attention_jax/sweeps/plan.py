@@ -1,0 +1,125 @@
+"""The units of a sweep: which processes train which seeds of which settings, in which folders, by which command."""
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from attention_jax.errors import choose
+from attention_jax.sweeps.ledger import SweepState, Unit
+from attention_jax.sweeps.resolve import Resolved
+from attention_jax.sweeps.space import label, short_names
+from attention_jax.systems.runs import seed_folder
+
+MAX_NAME = 80  # characters of a setting in the name of its folder
+TOGETHER = ('auto', 'yes', 'no')
+
+
+def trains_seeds_together(choice: str, backend: str, settings: int, seeds: int, slots: int) -> bool:
+  """Returns whether the seeds of a setting are trained side by side in one process.
+
+  On an accelerator several small models fill the device. On a CPU they are trained one after the other: the programs
+  that the first seed compiles are stored on disk, and the others load them, while the program of several seeds takes
+  longer to compile than it saves (three seeds of dates:luong2015 with 200 updates: 131 s of CPU time side by side; 52,
+  27 and 27 s in turn). Nor where some slots would have nothing to do. A loss that is not finite stops all seeds of a
+  process, another reason to choose 'no'.
+
+  Args:
+    choice: one of TOGETHER.
+    backend: the backend of jax.
+    settings: number of settings.
+    seeds: number of seeds of each.
+    slots: number of processes at a time.
+  """
+  choose(choice, TOGETHER, 'value of --together')
+  if choice != 'auto':
+    return choice == 'yes'
+  return backend != 'cpu' and seeds > 1 and settings >= slots
+
+
+def plan_units(
+  state: SweepState, resolved: Sequence[Resolved], seeds: Sequence[int], together: bool, variants: str = ''
+) -> list[Unit]:
+  """Returns the units that the ledger does not have yet.
+
+  Args:
+    state: the state of the sweep.
+    resolved: the settings.
+    seeds: the seeds of each of them.
+    together: whether seeds are trained side by side, see `trains_seeds_together`.
+    variants: the file of --variants, or ''.
+
+  Returns:
+    The units in the order in which they are to run.
+  """
+  names = short_names(dict.fromkeys(field for setting in resolved for field in setting.setting))
+  units = []
+  for setting in resolved:
+    missing = sorted(set(seeds) - state.covered_seeds(setting.id))
+    groups = _consecutive(missing) if together else [(seed,) for seed in missing]
+    name = setting_folder(label(setting.setting, names), setting.id)
+    for group in groups:
+      folder = f'{name}/seed_{group[0]}' if len(group) == 1 else f'{name}/seeds_{group[0]}-{group[-1]}'
+      unit = Unit(
+        id=folder,
+        setting_id=setting.id,
+        setting=dict(setting.setting),
+        path=setting.path,
+        overrides=setting.overrides,
+        seeds=group,
+        folder=folder,
+        variants=variants,
+      )
+      units.append(unit)
+  # One seed of every setting first: the whole grid can be read early, and later seeds find compiled programs.
+  return sorted(units, key=lambda unit: unit.seeds[0])
+
+
+def _consecutive(seeds: Sequence[int]) -> list[tuple[int, ...]]:
+  """[0, 1, 4] -> [(0, 1), (4,)]."""
+  groups: list[tuple[int, ...]] = []
+  for seed in seeds:
+    if groups and groups[-1][-1] == seed - 1:
+      groups[-1] += (seed,)
+    else:
+      groups.append((seed,))
+  return groups
+
+
+def setting_folder(name: str, setting_id: str) -> str:
+  """Returns the name of the folder of a setting: its label in characters that need no quotes, and its id."""
+  safe = re.sub(r'[^\w=.+-]+', '-', name.replace(', ', '+')).strip('-')
+  return f'{safe[:MAX_NAME]}.{setting_id}'
+
+
+def command(unit: Unit, sweep_folder: Path, train: Sequence[str], steps: int | None = None) -> list[str]:
+  """Returns the command that trains a unit, which a user can repeat by hand.
+
+  Args:
+    unit: the unit.
+    sweep_folder: the folder of the sweep.
+    train: the program: ('python', '-m', 'experiments.train').
+    steps: number of updates, if not that of the config.
+  """
+  fields: dict[str, Any] = dict(unit.overrides) | {'training.seed': unit.seeds[0]}
+  if len(unit.seeds) > 1:
+    fields['seeds'] = len(unit.seeds)
+  if steps is not None:
+    fields['training.steps'] = steps
+  variants = [f'--variants={unit.variants}'] if unit.variants else []
+  flags = [f'--config.{field}={value}' for field, value in fields.items()]
+  return [*train, *variants, f'--config={unit.path}', f'--workdir={sweep_folder / unit.folder}', *flags]
+
+
+def format_command(words: Iterable[str]) -> str:
+  """Returns a command as a shell reads it."""
+  return shlex.join(words)
+
+
+def run_folders(unit: Unit, sweep_folder: Path) -> dict[int, Path]:
+  """Returns the run folder of each seed of a unit."""
+  folder = sweep_folder / unit.folder
+  if len(unit.seeds) == 1:
+    return {unit.seeds[0]: folder}
+  return {seed: seed_folder(folder, seed) for seed in unit.seeds}

@@ -1,0 +1,116 @@
+"""Progress of a sweep: a line per event, and on a terminal a line that is redrawn with what runs."""
+
+import datetime
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import rich.console
+import rich.live
+import rich.text
+
+from attention_jax.sweeps.ledger import FAILED, FINISHED, UnitState
+from attention_jax.sweeps.plan import run_folders
+from attention_jax.training.writers import METRICS_FILE
+
+REPORT_EVERY = 60.0  # seconds between two lines without an event, where the output is no terminal
+TAIL_BYTES = 4000  # of metrics.jsonl, in which the last step is looked up
+
+
+class SweepProgress:
+  """Shows how far a sweep is.
+
+  Args:
+    folder: the folder of the sweep.
+    slots: number of processes at a time.
+    console: where to print; by default standard output.
+  """
+
+  def __init__(self, folder: Path, slots: int, console: rich.console.Console | None = None):
+    self._folder = folder
+    self._slots = slots
+    self._console = console or rich.console.Console(highlight=False)
+    self._live = rich.live.Live(console=self._console, auto_refresh=False, transient=True)
+    if self._console.is_terminal:
+      self._live.start()
+    self._last_print = time.monotonic()
+
+  def log(self, line: str) -> None:
+    """Prints a line."""
+    self._console.print(line, markup=False, soft_wrap=True)
+    self._last_print = time.monotonic()
+
+  def event(self, entries: Sequence[UnitState], running: Mapping[str, float], line: str) -> None:
+    """Prints what happened to a unit, with the counts."""
+    clock = datetime.datetime.now().strftime('%H:%M:%S')
+    self.log(f'{clock}  {self._counts(entries, running)}  {line}')
+
+  def update(self, entries: Sequence[UnitState], running: Mapping[str, float]) -> None:
+    """Redraws the line of a terminal; elsewhere, prints a line now and then.
+
+    Args:
+      entries: the units of the sweep.
+      running: ids of the units that run, and seconds since their start.
+    """
+    if self._console.is_terminal:
+      lines = [self._counts(entries, running), *self._running_lines(entries, running)]
+      self._live.update(rich.text.Text('\n'.join(lines)), refresh=True)
+    elif time.monotonic() - self._last_print > REPORT_EVERY:
+      self.event(entries, running, '; '.join(self._running_lines(entries, running)))
+
+  def close(self) -> None:
+    """Ends the live display."""
+    self._live.stop()
+
+  def _counts(self, entries: Sequence[UnitState], running: Mapping[str, float]) -> str:
+    states = [entry.state for entry in entries]
+    left = time_left(entries, running, self._slots)
+    left_text = '-:--:--' if left is None else str(datetime.timedelta(seconds=round(left)))
+    return (
+      f'{states.count(FINISHED)}/{len(entries)} done, {len(running)} running, {states.count(FAILED)} failed, '
+      f'left {left_text}'
+    )
+
+  def _running_lines(self, entries: Sequence[UnitState], running: Mapping[str, float]) -> list[str]:
+    lines = []
+    for entry in entries:
+      if entry.unit.id in running:
+        step = last_step(next(iter(run_folders(entry.unit, self._folder).values())))
+        position = 'starting' if step is None else f'step {step}'
+        lines.append(f'{entry.unit.id}: {position}, {running[entry.unit.id]:.0f} s')
+    return lines
+
+
+def time_left(entries: Sequence[UnitState], running: Mapping[str, float], slots: int) -> float | None:
+  """Estimates the seconds until all units have ended, from the mean time of a seed in those that finished.
+
+  Args:
+    entries: the units.
+    running: ids of the units that run, and seconds since their start.
+    slots: number of processes at a time.
+
+  Returns:
+    The estimate; None before the first unit has finished.
+  """
+  finished = [entry for entry in entries if entry.state == FINISHED and entry.seconds]
+  if not finished:
+    return None
+  per_seed = sum(entry.seconds for entry in finished) / sum(len(entry.unit.seeds) for entry in finished)
+  total = 0.0
+  for entry in entries:
+    if entry.state not in (FINISHED, FAILED):
+      total += max(0.0, per_seed * len(entry.unit.seeds) - running.get(entry.unit.id, 0.0))
+  return total / slots
+
+
+def last_step(folder: Path) -> int | None:
+  """Returns the last step in metrics.jsonl of a run, or None."""
+  try:
+    with open(folder / METRICS_FILE, 'rb') as file:
+      file.seek(0, 2)
+      file.seek(max(0, file.tell() - TAIL_BYTES))
+      lines = file.read().split(b'\n')
+    return json.loads(lines[-2])['step']
+  except (OSError, ValueError, IndexError, KeyError):
+    return None

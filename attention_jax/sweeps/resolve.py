@@ -1,0 +1,186 @@
+"""From settings to whole configs, with every mistake reported before anything starts."""
+
+import ast
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from attention_jax.errors import UserError, UserErrors, choose
+from attention_jax.specs import Option, check_value, format_spec, parse
+from attention_jax.sweeps.space import PRESET, Setting, label, short_names
+from attention_jax.systems.experiment import check_config
+
+Fields = dict[str, Any]  # a config by dotted path
+Load = Callable[[str], Mapping[str, Any]]  # 'configs/dates.py:luong2015' -> config
+
+SEED_FIELDS = ('seeds', 'training.seed')  # set by the sweep itself
+# Fields that change neither updates nor results: runs that differ in them are the same experiment.
+IRRELEVANT_FIELDS = frozenset((*SEED_FIELDS, 'training.checkpoint_every', 'training.keep', 'training.log_every'))
+FIXED_FIELDS = {'system': 'is that of the config file'} | dict.fromkeys(SEED_FIELDS, 'is set by --seeds')
+SWITCHES = {'true': True, 'false': False}
+ID_DIGITS = 8
+
+
+class Base(NamedTuple):
+  """What all settings of a sweep start from.
+
+  Attributes:
+    path: config file and preset, 'configs/dates.py:luong2015'.
+    overrides: fields that the command line sets, for every setting.
+    load: reads a config file.
+  """
+
+  path: str
+  overrides: Mapping[str, Any]
+  load: Load
+
+
+class Resolved(NamedTuple):
+  """A setting with its whole config.
+
+  Attributes:
+    setting: the setting as it was written, with values of the types of their fields.
+    path: config file and preset.
+    overrides: the fields that differ from that preset, as flags of a run set them.
+    config: the whole config.
+    id: digits that are equal for settings with the same config.
+  """
+
+  setting: Setting
+  path: str
+  overrides: Fields
+  config: dict[str, Any]
+  id: str
+
+
+def resolve_settings(base: Base, settings: Sequence[Setting]) -> list[Resolved]:
+  """Resolves and checks settings; of settings with the same config, the first one stays.
+
+  Raises:
+    UserErrors: with every mistake in any of them.
+  """
+  resolved: dict[str, Resolved] = {}
+  mistakes: dict[str, list[str]] = {}  # message -> labels of the settings
+  names = short_names(dict.fromkeys(field for setting in settings for field in setting))
+  for setting in settings:
+    try:
+      result = resolve(base, setting)
+      check_config(result.config)
+      resolved.setdefault(result.id, result)
+    except UserError as error:
+      for line in error.lines:
+        mistakes.setdefault(line, []).append(label(setting, names))
+  if mistakes:
+    raise UserErrors([_describe_mistake(*item) for item in mistakes.items()])
+  return list(resolved.values())
+
+
+def _describe_mistake(message: str, labels: Sequence[str]) -> str:
+  others = f' and {len(labels) - 1} more' if len(labels) > 1 else ''
+  return f'{message} (setting {labels[0]}{others})'
+
+
+def resolve(base: Base, setting: Setting) -> Resolved:
+  """Applies a setting to its preset.
+
+  Raises:
+    UserError: for unknown fields, and for values of another type; all of them at once.
+  """
+  path = base.path
+  if PRESET in setting:
+    path = f'{base.path.partition(":")[0]}:{setting[PRESET]}'
+  preset = flatten_dict(dict(base.load(path)), sep='.')
+  fields = preset | base.overrides
+  typed: Fields = {}
+  mistakes = []
+  for field, value in setting.items():
+    try:
+      typed[field] = value if field == PRESET else _apply(fields, field, value)
+    except UserError as error:
+      mistakes += error.lines
+  if mistakes:
+    raise UserErrors(mistakes)
+  overrides = {field: value for field, value in fields.items() if value != preset[field]}
+  return Resolved(typed, path, overrides, unflatten_dict(fields, sep='.'), config_id(fields))
+
+
+def config_id(fields: Mapping[str, Any]) -> str:
+  """Returns digits that are equal for configs that differ at most in IRRELEVANT_FIELDS.
+
+  Args:
+    fields: the config by dotted path.
+  """
+  relevant = {field: value for field, value in fields.items() if field not in IRRELEVANT_FIELDS}
+  text = json.dumps(relevant, sort_keys=True)  # tuples and lists are equal here, as in a stored config
+  return hashlib.blake2b(text.encode(), digest_size=ID_DIGITS // 2).hexdigest()
+
+
+def _apply(fields: Fields, field: str, value: Any) -> Any:
+  """Sets a field, or an option of the spec string of a field, in place; returns the value with the field's type."""
+  if field in FIXED_FIELDS:
+    raise UserError(f'config.{field} {FIXED_FIELDS[field]}; it cannot be varied')
+  if field in fields:
+    fields[field] = parse_value(field, value, fields[field])
+    return fields[field]
+  parent, _, option = field.rpartition('.')
+  if isinstance(fields.get(parent), str) and fields[parent]:
+    name, options = parse(fields[parent])
+    parsed = _literal(value)
+    fields[parent] = format_spec(name, options | {option: parsed})
+    return parsed
+  raise UserError(_unknown_field(fields, field))
+
+
+def _unknown_field(fields: Mapping[str, Any], field: str) -> str:
+  """The message for a field that does not exist; suggests fields that end with the same name."""
+  same_end = [known for known in fields if known.endswith(f'.{field}')]
+  if same_end:
+    return f"unknown field of config: '{field}' (did you mean '{same_end[0]}'?)"
+  level = unflatten_dict(dict(fields), sep='.')
+  path = 'config'
+  for part in field.split('.'):
+    if not isinstance(level, dict):
+      return f'{path} is {level!r} and has no fields, got {field!r}'
+    try:
+      choose(part, level, f'field of {path}:')
+    except UserError as error:
+      return str(error)
+    level = level[part]
+    path = f'{path}.{part}'
+  return f'{path} is a group of fields; expected one of: {", ".join(level)}'
+
+
+def parse_value(field: str, value: Any, default: Any) -> Any:
+  """Returns a value with the type of a field.
+
+  Args:
+    field: its path.
+    value: a value, or its text for a field that is no string.
+    default: the value of the field in the preset, which determines the type.
+
+  Raises:
+    UserError: for a value of another type.
+  """
+  if isinstance(value, str) and not isinstance(default, str):
+    value = _literal(value)
+  if isinstance(default, tuple) and isinstance(value, list):
+    value = tuple(value)
+  if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+    value = float(value)
+  check_value(f'config.{field}', value, Option(type(default)))
+  return value
+
+
+def _literal(value: Any) -> Any:
+  """The value of a Python literal; other text stays as it is."""
+  if not isinstance(value, str):
+    return value
+  if value.lower() in SWITCHES:
+    return SWITCHES[value.lower()]
+  with contextlib.suppress(ValueError, SyntaxError):
+    return ast.literal_eval(value)
+  return value

@@ -1,0 +1,155 @@
+"""Settings of a sweep: which values of which config fields are compared.
+
+A setting maps fields of the config to values, in order: {'model.attention.score': 'dot'}. Two keys are special: a path
+that continues below a spec string sets one option of it ('training.schedule.peak'), and 'preset' selects another preset
+of the config file. Lists of settings are combined by `grid`, `zipped` and `product`, from flags or in `get_sweep()`.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from attention_jax.errors import UserError
+
+Setting = Mapping[str, Any]
+PRESET = 'preset'
+BASE_LABEL = 'base'  # label of a setting that changes nothing
+
+
+class Sweep(NamedTuple):
+  """What `get_sweep()` of a config file returns.
+
+  Attributes:
+    settings: the settings to compare.
+    seeds: seeds of each setting.
+    baseline: the setting that the others are compared with; None for the first.
+    metrics: metrics of the report, the most important first; () for those of the config.
+    question: what the sweep is to answer, the title of its report.
+  """
+
+  settings: Sequence[Setting]
+  seeds: int = 3
+  baseline: Setting | None = None
+  metrics: tuple[str, ...] = ()
+  question: str = ''
+
+
+def grid(axes: Mapping[str, Sequence[Any]]) -> list[Setting]:
+  """Returns every combination of the values of each field; the last field varies fastest."""
+  return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def zipped(axes: Mapping[str, Sequence[Any]]) -> list[Setting]:
+  """Returns one setting per position: the first value of every field, then the second, ...
+
+  Raises:
+    UserError: if the fields have different numbers of values.
+  """
+  lengths = {field: len(values) for field, values in axes.items()}
+  if len(set(lengths.values())) > 1:
+    counts = ', '.join(f'{field} has {length}' for field, length in lengths.items())
+    raise UserError(f'paired fields must have equally many values, but {counts}')
+  return [dict(zip(axes, values, strict=True)) for values in zip(*axes.values(), strict=True)]
+
+
+def product(*groups: Sequence[Setting]) -> list[Setting]:
+  """Returns every combination of one setting of each group.
+
+  Raises:
+    UserError: if two groups set the same field.
+  """
+  fields = [set().union(*map(dict.keys, map(dict, group))) for group in groups]
+  for first, second in itertools.combinations(fields, 2):
+    if repeated := sorted(first & second):
+      raise UserError(f'{repeated[0]} must be varied once, got it in two groups of settings')
+  return [dict(itertools.chain(*(setting.items() for setting in row))) for row in itertools.product(*groups)]
+
+
+def parse_grid(text: str) -> list[Setting]:
+  """Parses 'field=value,value,...'; commas inside of brackets or quotes belong to a value."""
+  return grid(_parse_axes(text, '--grid'))
+
+
+def parse_pair(text: str) -> list[Setting]:
+  """Parses 'field=value,value; field=value,value', whose values are paired by position."""
+  return zipped(_parse_axes(text, '--pair'))
+
+
+def parse_setting(text: str, flag: str = '--setting') -> Setting:
+  """Parses 'field=value; field=value'.
+
+  Args:
+    text: the text.
+    flag: the flag that it comes from, for error messages.
+
+  Raises:
+    UserError: for anything else.
+  """
+  setting: dict[str, Any] = {}
+  for part in filter(str.strip, split_outside_brackets(text, ';')):
+    field, value = _split_assignment(part, flag, 'field=value; field=value')
+    if field in setting:
+      raise UserError(f'{flag}={text}: {field} must be set once')
+    setting[field] = value
+  return setting
+
+
+def _parse_axes(text: str, flag: str) -> dict[str, list[str]]:
+  """'a=1,2; b=3,4' -> {'a': ['1', '2'], 'b': ['3', '4']}."""
+  axes: dict[str, list[str]] = {}
+  for part in filter(str.strip, split_outside_brackets(text, ';')):
+    field, values = _split_assignment(part, flag, 'field=value,value,...')
+    axes[field] = [value.strip() for value in split_outside_brackets(values, ',')]
+    if repeated := [value for value in axes[field] if axes[field].count(value) > 1]:
+      raise UserError(f'{flag}={part.strip()}: value {repeated[0]!r} must occur once')
+  if not axes:
+    raise UserError(f'{flag} is empty; expected field=value,value,...')
+  return axes
+
+
+def _split_assignment(part: str, flag: str, expected: str) -> tuple[str, str]:
+  field, equals, value = part.strip().partition('=')
+  if not equals or not field.strip():
+    raise UserError(f'{flag}={part.strip()}: expected {expected}')
+  return field.strip().removeprefix('config.'), value.strip()
+
+
+def split_outside_brackets(text: str, separator: str) -> list[str]:
+  """Splits text at a separator that is outside of brackets and quotes."""
+  parts = ['']
+  depth = 0
+  quote = ''
+  for char in text:
+    if quote:
+      quote = '' if char == quote else quote
+    elif char in '\'"':
+      quote = char
+    else:
+      depth += (char in '([{') - (char in ')]}')
+    if char == separator and not quote and depth == 0:
+      parts.append('')
+    else:
+      parts[-1] += char
+  return parts
+
+
+def label(setting: Setting, names: Mapping[str, str] | None = None) -> str:
+  """Returns 'score=dot, alignment=softmax' for a setting.
+
+  Args:
+    setting: the setting.
+    names: short names of fields, see `short_names`; by default those of this setting's fields.
+  """
+  names = short_names(setting) if names is None else names
+  return ', '.join(f'{names[field]}={value}' for field, value in setting.items()) or BASE_LABEL
+
+
+def short_names(fields: Iterable[str]) -> dict[str, str]:
+  """Maps fields to the shortest ends of their paths that differ: 'model.attention.score' -> 'score'."""
+  paths = {field: field.split('.') for field in fields}
+  names = {}
+  for field, path in paths.items():
+    ends = ('.'.join(path[start:]) for start in range(len(path) - 1, -1, -1))
+    others = [f'.{other}' for other in paths if other != field]
+    names[field] = next(end for end in ends if not any(other.endswith(f'.{end}') for other in others) or end == field)
+  return names

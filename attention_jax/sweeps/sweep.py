@@ -1,0 +1,294 @@
+"""Runs a sweep from its settings to the last result; continues it after any interruption."""
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from attention_jax.errors import UserError
+from attention_jax.sweeps import halving
+from attention_jax.sweeps.adopt import adopt
+from attention_jax.sweeps.cluster import make_executor
+from attention_jax.sweeps.driver import Driver, StopRequest
+from attention_jax.sweeps.estimate import (
+  Costs,
+  costs_event,
+  estimate_seconds,
+  format_seconds,
+  matmul_rate,
+  measure_costs,
+)
+from attention_jax.sweeps.ledger import (
+  FAILED,
+  FINISHED,
+  LEDGER,
+  OPENED,
+  PLANNED,
+  RUNG,
+  Ledger,
+  SweepState,
+  Unit,
+  UnitState,
+  fold,
+  open_ledger,
+  planned_event,
+  read_events,
+)
+from attention_jax.sweeps.plan import command, format_command, plan_units, run_folders, trains_seeds_together
+from attention_jax.sweeps.progress import SweepProgress
+from attention_jax.sweeps.resolve import Base, Resolved, resolve_settings
+from attention_jax.sweeps.space import Setting, label
+from attention_jax.sweeps.workers import LocalExecutor, detect_devices, divide_resources
+from attention_jax.systems.base import Log
+from attention_jax.systems.experiment import selectable_metrics
+from attention_jax.systems.provenance import code_version
+
+
+class SweepRequest(NamedTuple):
+  """What is to be run.
+
+  Attributes:
+    folder: the folder of the sweep.
+    base: what all settings start from.
+    settings: the settings.
+    seeds: number of seeds of each, from config.training.seed.
+    train: the training program, ('python', '-m', 'experiments.train').
+    variants: the file of --variants, or ''.
+    workers: processes at a time on this machine.
+    cluster: a spec of cluster.CLUSTERS, or '' for this machine.
+    together: see plan.trains_seeds_together.
+    retry: whether the failed units are run again, and nothing else.
+    adopted: folders of finished runs that become part of the sweep.
+    halving: a spec as halving.parse_halving reads it, or ''.
+  """
+
+  folder: Path
+  base: Base
+  settings: Sequence[Setting]
+  seeds: int
+  train: Sequence[str]
+  variants: str = ''
+  workers: int = 1
+  cluster: str = ''
+  together: str = 'auto'
+  retry: bool = False
+  adopted: Sequence[Path] = ()
+  halving: str = ''
+
+
+class Outcome(NamedTuple):
+  """What became of the units that were requested.
+
+  Attributes:
+    finished, failed, unfinished: their numbers.
+  """
+
+  finished: int
+  failed: int
+  unfinished: int
+
+
+def check_request(request: SweepRequest) -> list[Resolved]:
+  """Resolves and checks every setting; reads no data and writes nothing.
+
+  Raises:
+    UserErrors: with every mistake.
+  """
+  if request.seeds < 1:
+    raise UserError(f'--seeds must be at least 1, got {request.seeds}')
+  if 'seeds' in request.base.overrides:
+    raise UserError('config.seeds is set by --seeds; config.training.seed is the first of them')
+  resolved = resolve_settings(request.base, request.settings)
+  if not request.halving:
+    return resolved
+  halving.parse_halving(request.halving)
+  settings = [_with_fixed_schedules(setting) for setting in resolved]
+  fixed = resolve_settings(request.base, settings)
+  return [after._replace(setting=before.setting) for before, after in zip(resolved, fixed, strict=True)]
+
+
+def _with_fixed_schedules(resolved: Resolved) -> Setting:
+  """A setting whose schedules have the full length, so that they are the same in every rung."""
+  training = resolved.config['training']
+  return dict(resolved.setting) | {
+    'training.schedule': halving.fix_schedule_length(training['schedule'], training['steps']),
+    'training.anneal': halving.fix_anneal_length(training['anneal'], training['steps']),
+  }
+
+
+def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> Outcome:
+  """Runs every unit that has not finished, after all settings have been checked.
+
+  Args:
+    request: what is to be run.
+    resolved: the settings, as `check_request` returns them.
+    log: called with each line.
+
+  Raises:
+    UserError: if another process runs the sweep, or for a run that cannot be adopted.
+  """
+  executor, backend = _make_executor(request)
+  seeds = request_seeds(request, resolved)
+  with contextlib.ExitStack() as stack:
+    ledger = stack.enter_context(open_ledger(request.folder.absolute()))
+    for line in ledger.report:
+      log(line)
+    for folder in request.adopted:
+      log(adopt(ledger, folder, resolved))
+    together = trains_seeds_together(request.together, backend, len(resolved), len(seeds), executor.slots)
+    for unit in plan_units(ledger.state, resolved, seeds, together, request.variants):
+      ledger.append(PLANNED, **planned_event(unit))
+    ledger.append(OPENED, command=format_command(sys.argv), commit=code_version(), workers=executor.slots)
+    progress = stack.enter_context(contextlib.closing(SweepProgress(ledger.folder, executor.slots)))
+    stop = stack.enter_context(StopRequest())
+    driver = Driver(ledger, executor, request.train, progress, stop)
+    if request.halving:
+      _run_rungs(request, resolved, seeds, ledger, driver, stop, progress.log)
+    else:
+      steps = {setting.id: setting.config['training']['steps'] for setting in resolved}
+      driver.run(_pending(ledger.state, resolved, seeds, request.retry, steps), lambda unit: steps[unit.setting_id])
+    outcome = _summarize(requested_units(ledger.state, resolved, seeds), log)
+    if outcome.finished and not stop.reason:
+      _store_costs(ledger, resolved, log)
+    return outcome
+
+
+def _store_costs(ledger: Ledger, resolved: Sequence[Resolved], log: Log) -> None:
+  """Stores parameters and FLOP of each setting for the report."""
+  configs = [(setting.id, setting.config) for setting in resolved if setting.id not in ledger.state.costs]
+  try:
+    for setting_id, costs in measure_costs(configs, {}):
+      ledger.append(**costs_event(setting_id, costs))
+  except UserError as error:
+    log(f'FLOP are not counted: {error}')
+
+
+def request_seeds(request: SweepRequest, resolved: Sequence[Resolved]) -> list[int]:
+  """Returns the seeds of every setting."""
+  first = resolved[0].config['training']['seed']
+  return [first + i for i in range(request.seeds)]
+
+
+def _make_executor(request: SweepRequest):
+  """Returns the executor and the backend of jax where it runs."""
+  if request.cluster:
+    executor = make_executor(request.folder.absolute(), request.cluster)
+    return executor, 'cluster'
+  backend, ids = detect_devices()
+  return LocalExecutor(divide_resources(request.workers, backend, ids)), backend
+
+
+def requested_units(state: SweepState, resolved: Sequence[Resolved], seeds: Sequence[int]) -> list[UnitState]:
+  """Returns the units of the ledger that train one of these seeds of one of these settings."""
+  ids = {setting.id for setting in resolved}
+  return [
+    entry for entry in state.units.values() if entry.unit.setting_id in ids and set(entry.unit.seeds) & set(seeds)
+  ]
+
+
+def _pending(
+  state: SweepState, resolved: Sequence[Resolved], seeds: Sequence[int], retry: bool, steps: dict[str, int]
+) -> list[str]:
+  """Returns the ids of the units to run: those that have not finished; with `retry`, those that failed."""
+  pending = []
+  for entry in requested_units(state, resolved, seeds):
+    is_finished = entry.state == FINISHED and entry.steps >= steps[entry.unit.setting_id]
+    if (entry.state == FAILED) if retry else not (is_finished or entry.state == FAILED):
+      pending.append(entry.unit.id)
+  return pending
+
+
+def _run_rungs(
+  request: SweepRequest,
+  resolved: Sequence[Resolved],
+  seeds: Sequence[int],
+  ledger: Ledger,
+  driver: Driver,
+  stop: StopRequest,
+  log: Log,
+) -> None:
+  """Trains all settings for a while, the best of them for longer, and so on."""
+  first, factor = halving.parse_halving(request.halving)
+  total = max(setting.config['training']['steps'] for setting in resolved)
+  alive = [setting for setting in resolved if setting.id not in ledger.state.dropped]
+  for rung in halving.rungs(total, first, factor):
+    if rung in ledger.state.rungs:
+      continue
+    steps = {setting.id: min(rung, setting.config['training']['steps']) for setting in alive}
+    driver.run(_pending(ledger.state, alive, seeds, request.retry, steps), lambda unit: steps[unit.setting_id])  # noqa: B023
+    if stop.reason or rung == total:
+      return
+    alive = _drop_settings(alive, seeds, ledger, rung, factor, log)
+
+
+def _drop_settings(
+  alive: Sequence[Resolved], seeds: Sequence[int], ledger: Ledger, rung: int, factor: int, log: Log
+) -> list[Resolved]:
+  """Records which settings are not trained further after a rung; returns the others."""
+  select = alive[0].config['training']['select']
+  higher_is_better = selectable_metrics(alive[0].config)[select]
+  values = {}
+  for setting in alive:
+    folders = []
+    for entry in requested_units(ledger.state, [setting], seeds):
+      folders += run_folders(entry.unit, ledger.folder).values()
+    values[setting.id] = halving.best_validation(folders, select, rung, higher_is_better)
+  kept = halving.survivors(values, factor, higher_is_better)
+  dropped = [setting.id for setting in alive if setting.id not in kept]
+  ledger.append(RUNG, steps=rung, select=select, values=values, dropped=dropped)
+  for setting in alive:
+    if setting.id in dropped:
+      log(f'not continued after {rung} updates: {label(setting.setting)}, validation {select} {values[setting.id]:.4g}')
+  return [setting for setting in alive if setting.id in kept]
+
+
+def _summarize(entries: Sequence[UnitState], log: Log) -> Outcome:
+  """Logs every failed unit with its error, and counts."""
+  failed = [entry for entry in entries if entry.state == FAILED]
+  for entry in failed:
+    log(f'failed: {entry.unit.id}: {entry.error}; output in {entry.log}')
+  finished = sum(entry.state == FINISHED for entry in entries)
+  outcome = Outcome(finished, len(failed), len(entries) - finished - len(failed))
+  hint = '; --retry runs the failed ones again' if failed else ''
+  hint += '; the same command continues' if outcome.unfinished else ''
+  log(f'{outcome.finished} finished, {outcome.failed} failed, {outcome.unfinished} unfinished{hint}')
+  return outcome
+
+
+def describe_plan(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> None:
+  """Logs the runs of a sweep, the parameters of each, and an estimate of the time; trains and writes nothing.
+
+  Args:
+    request: what is to be run.
+    resolved: the settings.
+    log: called with each line.
+  """
+  folder = request.folder.absolute()
+  state = fold(read_events(folder)[0]) if (folder / LEDGER).exists() else SweepState()
+  seeds = request_seeds(request, resolved)
+  costs = dict(measure_costs([(setting.id, setting.config) for setting in resolved], state.costs))
+  backend, ids = ('cluster', []) if request.cluster else detect_devices()
+  slots = 1 if request.cluster else len(divide_resources(request.workers, backend, ids))
+  together = trains_seeds_together(request.together, backend, len(resolved), len(seeds), slots)
+  units = [*(entry.unit for entry in requested_units(state, resolved, seeds))]
+  units += plan_units(state, resolved, seeds, together, request.variants)
+  estimate = estimate_seconds(state, resolved, costs, matmul_rate if backend == 'cpu' else None)
+  for unit in units:
+    log(_describe_unit(unit, state, costs[unit.setting_id]))
+    log(f'  {format_command(command(unit, request.folder, request.train))}')
+  runs = sum(len(unit.seeds) for unit in units)
+  log(f'{runs} runs in {len(units)} processes: {len(resolved)} settings x {len(seeds)} seeds; {slots} at a time')
+  pending = [unit for unit in units if unit.id not in state.units or state.units[unit.id].state != FINISHED]
+  total = sum(estimate.seconds.get(unit.setting_id, 0.0) * len(unit.seeds) for unit in pending) / slots
+  time = f'{format_seconds(total)} for the {len(pending)} that have not finished, by ' if estimate.seconds else ''
+  log(f'time: {time}{estimate.source}')
+
+
+def _describe_unit(unit: Unit, state: SweepState, costs: Costs) -> str:
+  known = f', {state.units[unit.id].state}' if unit.id in state.units else ''
+  seeds = f'seed {unit.seeds[0]}' if len(unit.seeds) == 1 else f'seeds {unit.seeds[0]} to {unit.seeds[-1]}'
+  return (
+    f'{label(unit.setting)}: {seeds}, {costs.parameters:,} parameters, {costs.update_flop / 1e6:,.0f} MFLOP an '
+    f'update{known}'
+  )

@@ -1,0 +1,44 @@
+"""A training program without jax, for tests of sweeps: it writes the files of a run, fails, or takes its time.
+
+What it does depends on the environment: FAKE_SLEEP is the time of a run in seconds; FAKE_FAIL is a part of the command
+line of runs that fail with an error, FAKE_KILL of runs that are killed. Each start appends a line to FAKE_STARTS.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def main() -> None:
+  flags = dict(argument.removeprefix('--').split('=', 1) for argument in sys.argv[1:])
+  line = ' '.join(sys.argv[1:])
+  with open(os.environ['FAKE_STARTS'], 'a') as file:
+    file.write(f'{os.getpid()} {line}\n')
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+  time.sleep(float(os.environ.get('FAKE_SLEEP', '0')))
+  if os.environ.get('FAKE_FAIL', '\0') in line:
+    print('starting')
+    sys.exit('error: loss is nan at step 7')
+  if os.environ.get('FAKE_KILL', '\0') in line:
+    os.kill(os.getpid(), signal.SIGKILL)
+  folder = Path(flags['workdir'])
+  first = int(flags['config.training.seed'])
+  seeds = int(flags.get('config.seeds', 1))
+  for seed in range(first, first + seeds):
+    write_run(folder if seeds == 1 else folder / f'seed_{seed}', seed, int(flags['config.training.steps']), line)
+
+
+def write_run(folder: Path, seed: int, steps: int, line: str) -> None:
+  folder.mkdir(parents=True, exist_ok=True)
+  value = 10 * line.count('dot') + seed
+  results = {'test': {'exact_match': {'value': value, 'unit': '%', 'signature': ''}}}
+  (folder / 'config.json').write_text(json.dumps({'system': 'translation', 'training': {'seed': seed}}))
+  (folder / 'results.json').write_text(json.dumps({'step': steps, 'results': results}))
+  (folder / 'metrics.jsonl').write_text(json.dumps({'step': steps, 'validation/exact_match': value}) + '\n')
+
+
+if __name__ == '__main__':
+  main()

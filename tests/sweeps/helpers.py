@@ -1,0 +1,82 @@
+"""Sweeps whose runs are made up: a training program without jax, and run folders with chosen results."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attention_jax.sweeps.ledger import FINISHED, PLANNED, Ledger, Unit, open_ledger, planned_event
+from attention_jax.sweeps.resolve import Base, Resolved, resolve
+from attention_jax.sweeps.space import Setting
+from attention_jax.systems.config import default_config
+
+FAKE_TRAIN = (sys.executable, str(Path(__file__).with_name('fake_train.py')))
+PATH = 'configs/made_up.py:preset'
+
+
+def base_config(**fields: Any) -> dict[str, Any]:
+  """Returns a translation config; fields with '__' for a dot."""
+  config = default_config()
+  config.training.steps = 100
+  config.training.schedule = 'cosine(peak=1e-3)'
+  config.training.select = 'exact_match'
+  config.update_from_flattened_dict({name.replace('__', '.'): value for name, value in fields.items()})
+  return config.to_dict()
+
+
+def make_base(**fields: Any) -> Base:
+  """Returns a base whose presets all have the config of `base_config`."""
+  return Base(PATH, {}, lambda path: base_config(**fields))
+
+
+def write_run(folder: Path, config: Mapping[str, Any], results: Mapping[str, Mapping[str, float]], **more: Any) -> Path:
+  """Writes the folder of a finished run.
+
+  Args:
+    folder: the folder.
+    config: its config.
+    results: split -> metric -> value.
+    **more: further fields of results.json, and `curve`: values of validation/exact_match.
+  """
+  folder.mkdir(parents=True)
+  curve = more.pop('curve', [1.0, 2.0, 3.0])
+  entries = {
+    split: {name: {'value': value, 'unit': '%', 'signature': name} for name, value in metrics.items()}
+    for split, metrics in results.items()
+  }
+  (folder / 'config.json').write_text(json.dumps(config))
+  record = {'step': 100, 'parameters': 1234, 'commit': 'abc', **more, 'results': entries}
+  (folder / 'results.json').write_text(json.dumps(record))
+  lines = []
+  for i, value in enumerate(curve, 1):
+    lines.append({'step': 10 * i, 'train/loss': 1 / i, 'train/steps_per_second': 5.0})
+    lines.append({'step': 10 * i, 'validation/exact_match': value})
+  (folder / 'metrics.jsonl').write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
+  return folder
+
+
+def make_sweep(folder: Path, settings: Sequence[Setting], seeds: int = 3, base: Base | None = None) -> list[Resolved]:
+  """Writes a finished sweep with made-up results, which differ between settings and seeds."""
+  base = base or make_base()
+  resolved = [resolve(base, setting) for setting in settings]
+  rng = np.random.default_rng(0)
+  with open_ledger(folder) as ledger:
+    for index, setting in enumerate(resolved):
+      for seed in range(seeds):
+        add_run(ledger, setting, seed, 80 + 4 * index + rng.normal(), 20 - index + rng.normal())
+  return resolved
+
+
+def add_run(ledger: Ledger, setting: Resolved, seed: int, exact_match: float, error_rate: float) -> None:
+  """Adds a finished run to a sweep."""
+  unit_folder = f'{setting.id}/seed_{seed}'
+  unit = Unit(unit_folder, setting.id, dict(setting.setting), setting.path, setting.overrides, (seed,), unit_folder)
+  config = dict(setting.config, training=setting.config['training'] | {'seed': seed})
+  results = {'test': {'loss': 0.5, 'exact_match': exact_match, 'alignment_error_rate': error_rate, 'entropy': 1.0}}
+  curve = list(np.linspace(10, exact_match, 5))
+  write_run(ledger.folder / unit_folder, config, results, curve=curve)
+  ledger.append(PLANNED, **planned_event(unit))
+  ledger.append(FINISHED, unit=unit.id, steps=100, seconds=12.0)

@@ -1,0 +1,70 @@
+"""Processes of a sweep as jobs of submitit, with its local executor."""
+
+import os
+import sys
+import time
+
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.sweeps.cluster import ClusterJob, TrainingJob, make_executor, slurm
+from attention_jax.sweeps.workers import Request
+
+
+def wait(job, seconds=60.0):
+  stop = time.monotonic() + seconds
+  while job.poll() is None:
+    assert time.monotonic() < stop, 'the job does not end'
+    time.sleep(0.05)
+  return job.poll()
+
+
+def test_jobs_run_append_their_output_and_return_their_status(tmp_path):
+  executor = make_executor(tmp_path, 'local(jobs=2, timeout_min=5)')
+  assert executor.slots == 2
+  code = 'import os, sys; print(os.getcwd()); sys.exit(int(sys.argv[1]))'
+  logs = [tmp_path / f'log{status}' for status in (0, 3)]
+  jobs = executor.start([Request([sys.executable, '-c', code, log.name[-1]], log) for log in logs])
+  assert [wait(job) for job in jobs] == [0, 3]
+  assert all(log.read_text() == f'{os.getcwd()}\n' for log in logs)
+  assert not jobs[0].ends_with_sweep
+  found = executor.find(dict(jobs[0].record))
+  assert isinstance(found, ClusterJob) and found.poll() == 0
+
+
+def test_jobs_that_cannot_be_found_are_started_again(tmp_path):
+  executor = make_executor(tmp_path, 'local')
+  assert executor.find({'pid': 3}) is None and executor.find({'job': '123456'}) is None
+
+
+def test_a_preempted_job_is_queued_again(tmp_path):
+  job = TrainingJob(('true',), str(tmp_path / 'log'), str(tmp_path))
+  assert job.checkpoint().function is job and job() == 0
+
+
+def test_options_of_slurm():
+  cluster, jobs, parameters = slurm(jobs=7, timeout_min=9, gpus_per_node=2, partition='gpu', setup=('module load x',))
+  assert (cluster, jobs) == ('slurm', 7)
+  assert parameters == {
+    'timeout_min': 9,
+    'cpus_per_task': 4,
+    'mem_gb': 16,
+    'gpus_per_node': 2,
+    'slurm_partition': 'gpu',
+    'slurm_setup': ['module load x'],
+  }
+
+
+@pytest.mark.parametrize(
+  ('spec', 'message'),
+  [
+    ('slrm', "unknown cluster 'slrm' (did you mean 'slurm'?)"),
+    ('slurm(time=3)', "unknown option of cluster 'slurm': 'time'"),
+    ('slurm', '--cluster=slurm: '),  # this machine has no srun
+  ],
+)
+def test_mistakes(tmp_path, spec, message, monkeypatch):
+  monkeypatch.setenv('PATH', '')
+  with pytest.raises(UserError) as error:
+    make_executor(tmp_path, spec)
+  assert message in str(error.value)

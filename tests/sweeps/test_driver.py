@@ -1,0 +1,160 @@
+"""What becomes of the processes of a sweep, and why one failed."""
+
+import signal
+from collections.abc import Sequence
+
+import pytest
+
+from attention_jax.sweeps.driver import Driver, StopRequest, describe_failure
+from attention_jax.sweeps.ledger import (
+  FAILED,
+  FINISHED,
+  INTERRUPTED,
+  PLANNED,
+  STARTED,
+  Unit,
+  open_ledger,
+  planned_event,
+)
+
+LOGS = [
+  ('$ train\nstarting\nerror: loss is nan at step 7\n', 2, 'loss is nan at step 7'),
+  (
+    'Traceback (most recent call last):\n  File "x"\njax.errors.JaxRuntimeError: out of\n',
+    1,
+    'jax.errors.JaxRuntimeError: out of',
+  ),
+  ('error: of the first attempt\n$ train again\nMemoryError\n', 1, 'MemoryError'),
+  ('step 3\n', -9, 'ended by SIGKILL; the memory of the machine may be too small'),
+  ('step 3\n', -15, 'ended by SIGTERM'),
+  ('', 1, 'exit status 1 without a message; see '),
+]
+
+
+@pytest.mark.parametrize(('text', 'code', 'message'), LOGS)
+def test_failures_are_described_in_one_line(tmp_path, text, code, message):
+  (tmp_path / 'log').write_text(text)
+  assert describe_failure(code, tmp_path / 'log').removesuffix(str(tmp_path / 'log')) == message
+
+
+def test_a_missing_log_is_no_error(tmp_path):
+  assert describe_failure(-9, tmp_path / 'log').startswith('ended by SIGKILL')
+
+
+class Silent:
+  """Progress that records the lines."""
+
+  def __init__(self):
+    self.lines = []
+
+  def log(self, line):
+    self.lines.append(line)
+
+  def event(self, entries, running, line):
+    self.lines.append(line)
+
+  def update(self, entries, running):
+    pass
+
+
+class FakeJob:
+  """A job that ends with a code after some polls, or when it is stopped."""
+
+  ends_with_sweep = True
+
+  def __init__(self, code, polls=1):
+    self.record = {'pid': 1}
+    self._code = code
+    self._polls = polls
+
+  def poll(self):
+    self._polls -= 1
+    return self._code if self._polls <= 0 else None
+
+  def stop(self):
+    self._code, self._polls = 75, 1
+
+
+class FakeExecutor:
+  """Starts jobs from a list; the results of finished ones are written."""
+
+  slots = 2
+
+  def __init__(self, jobs: Sequence[FakeJob], folder, found=()):
+    self._jobs = list(jobs)
+    self._folder = folder
+    self._found = list(found)
+    self.most = 0
+    self.started = []
+
+  def start(self, requests):
+    self.most = max(self.most, len(requests))
+    self.started += [request.command[-3] for request in requests]
+    return [self._jobs.pop(0) for _ in requests]
+
+  def find(self, record):
+    return self._found.pop(0) if self._found else None
+
+
+@pytest.fixture
+def ledger(tmp_path, monkeypatch):
+  monkeypatch.setattr('attention_jax.sweeps.driver.POLL_SECONDS', 0.0)
+  with open_ledger(tmp_path) as opened:
+    for i in range(3):
+      unit = Unit(f'u{i}', f'id{i}', {}, 'f.py', {}, (0,), f'u{i}')
+      opened.append(PLANNED, **planned_event(unit))
+      (tmp_path / unit.folder).mkdir()
+      (tmp_path / unit.folder / 'results.json').write_text('{}')
+    yield opened
+
+
+def states(ledger):
+  return [entry.state for entry in ledger.state.units.values()]
+
+
+def run(ledger, executor, stop=None):
+  progress = Silent()
+  Driver(ledger, executor, ('train',), progress, stop or StopRequest()).run(['u0', 'u1', 'u2'], lambda unit: 40)
+  return progress.lines
+
+
+def test_exit_codes_become_states(ledger, tmp_path):
+  (tmp_path / 'u2' / 'results.json').unlink()  # an exit status of 0 without results is no success
+  executor = FakeExecutor([FakeJob(0, 3), FakeJob(75), FakeJob(0)], tmp_path)
+  run(ledger, executor)
+  assert states(ledger) == [FINISHED, INTERRUPTED, FAILED]
+  assert executor.most == 2 and ledger.state.units['u0'].steps == 40
+  assert '--config.training.steps=40' in (tmp_path / 'u0.log').read_text()
+
+
+def test_a_job_that_still_runs_is_taken_over(ledger, tmp_path):
+  ledger.append(STARTED, unit='u0', job={'job': '17'})
+  executor = FakeExecutor([FakeJob(0), FakeJob(0)], tmp_path, found=[FakeJob(0)])
+  lines = run(ledger, executor)
+  assert states(ledger) == [FINISHED] * 3
+  assert [line for line in lines if line.startswith('started')] == ['started u1', 'started u2']
+
+
+def test_a_signal_stops_processes_and_starts_no_more(ledger, tmp_path):
+  stop = StopRequest()
+  with stop:
+    executor = FakeExecutor([FakeJob(0, 10**6), FakeJob(0, 10**6)], tmp_path)
+    updates = iter(range(10))
+
+    class Interrupting(Silent):
+      def update(self, entries, running):
+        if next(updates) == 3:
+          signal.raise_signal(signal.SIGTERM)
+
+    Driver(ledger, executor, ('train',), Interrupting(), stop).run(['u0', 'u1', 'u2'], lambda unit: 40)
+  assert stop.reason == 'SIGTERM' and states(ledger) == [INTERRUPTED, INTERRUPTED, PLANNED]
+
+
+def test_jobs_of_a_cluster_continue_after_a_signal(ledger, tmp_path):
+  stop = StopRequest()
+  stop.reason = 'SIGINT'
+  job = FakeJob(0, 10**6)
+  job.ends_with_sweep = False
+  ledger.append(STARTED, unit='u0', job={'job': '17'})
+  run(ledger, FakeExecutor([], tmp_path, found=[job]), stop)
+  assert states(ledger) == [STARTED, PLANNED, PLANNED]

@@ -1,0 +1,62 @@
+"""Successive halving: rungs, survivors, schedules that do not depend on the rung."""
+
+import math
+
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.sweeps.halving import (
+  best_validation,
+  fix_anneal_length,
+  fix_schedule_length,
+  parse_halving,
+  rungs,
+  survivors,
+)
+from attention_jax.training.optim import make_schedule
+from tests.sweeps.helpers import base_config, write_run
+
+
+def test_rungs_grow_by_the_factor_and_end_at_the_total():
+  assert rungs(3000, 300, 3) == [300, 900, 2700, 3000]
+  assert rungs(900, 100, 3) == [100, 300, 900]
+  assert rungs(100, 300, 3) == [100]
+
+
+def test_the_best_settings_survive():
+  values = {'a': 3.0, 'b': 1.0, 'c': math.nan, 'd': 2.0}
+  assert survivors(values, 2, higher_is_better=True) == ['a', 'd']
+  assert survivors(values, 2, higher_is_better=False) == ['b', 'd']
+  assert survivors(values, 10, higher_is_better=True) == ['a']
+  assert survivors({'a': 1.0, 'b': 1.0}, 2, higher_is_better=True) == ['a']
+
+
+def test_values_after_a_rung_do_not_look_ahead(tmp_path):
+  first = write_run(tmp_path / 'a', base_config(), {}, curve=[5.0, 3.0, 9.0])  # steps 10, 20, 30
+  second = write_run(tmp_path / 'b', base_config(), {}, curve=[1.0, 2.0])
+  assert best_validation([first, second], 'exact_match', 20, higher_is_better=True) == (5 + 2) / 2
+  assert best_validation([first], 'exact_match', 20, higher_is_better=False) == 3
+  assert math.isnan(best_validation([first, tmp_path / 'missing'], 'exact_match', 20, higher_is_better=True))
+
+
+def test_schedules_are_those_of_the_whole_run():
+  assert fix_schedule_length('cosine(peak=0.1)', 90) == 'cosine(steps=90, peak=0.1)'
+  assert fix_schedule_length('cosine(steps=40)', 90) == 'cosine(steps=40)'
+  assert fix_schedule_length('rsqrt', 90) == 'rsqrt'
+  fixed = make_schedule(fix_schedule_length('cosine(peak=0.1)', 90), steps=30)
+  assert float(fixed(20)) == float(make_schedule('cosine(peak=0.1)', steps=90)(20))
+  assert fix_anneal_length('gain: linear(peak=2.0); beta: constant', 90) == (
+    'gain: linear(steps=90, peak=2.0); beta: constant'
+  )
+  assert fix_anneal_length('', 90) == ''
+
+
+@pytest.mark.parametrize(
+  ('spec', 'message'),
+  [('halving', 'needs first'), ('halving(first=3, factor=1)', 'factor must be at least 2'), ('half', "'half'")],
+)
+def test_mistakes(spec, message):
+  with pytest.raises(UserError) as error:
+    parse_halving(spec)
+  assert message in str(error.value)
+  assert parse_halving('halving(first=3)') == (3, 3)

@@ -1,0 +1,96 @@
+"""From settings to configs: types, spec options, identity, and mistakes that are all reported at once."""
+
+import pytest
+
+from attention_jax.errors import UserError, UserErrors
+from attention_jax.sweeps.resolve import Base, config_id, resolve, resolve_settings
+from tests.sweeps.helpers import PATH, base_config, make_base
+
+# setting -> parts of the message
+MISTAKES = [
+  ({'score': 'dot'}, "unknown field of config: 'score' (did you mean 'model.attention.score'?)"),
+  ({'modle.dropout': '0'}, "unknown field of config: 'modle' (did you mean 'model'?)"),
+  ({'training.stps': '1'}, "unknown field of config.training: 'stps' (did you mean 'steps'?)"),
+  ({'training': '1'}, 'config.training is a group of fields'),
+  ({'training.steps.x': '1'}, 'config.training.steps is 100 and has no fields'),
+  ({'training.steps': 'ten'}, "config.training.steps must be a whole number, got 'ten'"),
+  ({'training.steps': '1.5'}, 'config.training.steps must be a whole number, got 1.5'),
+  ({'data.shared_vocabulary': '2'}, 'config.data.shared_vocabulary must be True or False, got 2'),
+  ({'data.buckets': '((1,2)'}, 'config.data.buckets must be a tuple'),
+  ({'model.attention.score': 3}, 'config.model.attention.score must be a string, got 3'),
+  ({'seeds': '3'}, 'config.seeds is set by --seeds; it cannot be varied'),
+  ({'training.seed': '3'}, 'config.training.seed is set by --seeds'),
+  ({'system': 'recall'}, 'config.system is that of the config file'),
+  ({'model.attention.score': 'dott'}, "unknown score 'dott' (did you mean 'dot'?)"),
+  ({'model.attention.alignment': 'entmax(alfa=1)'}, "unknown option of alignment 'entmax': 'alfa'"),
+  ({'model.attention.heads': '3'}, 'features must be a multiple of heads'),
+  ({'training.schedule.pek': '1'}, "unknown option of schedule 'cosine': 'pek' (did you mean 'peak'?)"),
+  ({'training.select': 'bleu'}, "unknown metric in training.select: 'bleu'"),
+]
+
+
+@pytest.mark.parametrize(('setting', 'message'), MISTAKES)
+def test_mistakes(setting, message):
+  with pytest.raises(UserError) as error:
+    resolve_settings(make_base(), [setting])
+  assert message in str(error.value) and len(error.value.lines) == 1
+
+
+def test_every_mistake_is_reported_once_with_its_settings():
+  settings = [
+    {'model.attention.score': 'dott', 'model.attention.alignment': 'softmax'},
+    {'model.attention.score': 'dott', 'model.attention.alignment': 'sparsemax'},
+    {'model.attention.score': 'dot', 'training.steps': 'x', 'training.clip': 'y'},
+  ]
+  with pytest.raises(UserErrors) as error:
+    resolve_settings(make_base(), settings)
+  first, second, third = error.value.lines
+  assert first.endswith('(setting score=dott, alignment=softmax and 1 more)') and "'dott'" in first
+  assert 'config.training.steps' in second and 'config.training.clip' in third
+
+
+def test_values_get_the_types_of_their_fields():
+  texts = {
+    'training.steps': '7',
+    'training.clip': '2',
+    'data.shared_vocabulary': 'TRUE',
+    'data.buckets': '[(3, 4)]',
+    'model.dropout': 1e-1,
+  }
+  config = resolve(make_base(), texts).config
+  assert config['training']['steps'] == 7 and config['training']['clip'] == 2.0
+  assert isinstance(config['training']['clip'], float) and config['data']['shared_vocabulary'] is True
+  assert config['data']['buckets'] == ((3, 4),) and config['model']['dropout'] == 0.1
+
+
+def test_an_option_of_a_spec_is_varied():
+  resolved = resolve(make_base(), {'training.schedule.peak': '0.003', 'training.schedule.warmup': '5'})
+  assert resolved.config['training']['schedule'] == 'cosine(peak=0.003, warmup=5)'
+  assert resolved.overrides == {'training.schedule': 'cosine(peak=0.003, warmup=5)'}
+  assert resolved.setting == {'training.schedule.peak': 0.003, 'training.schedule.warmup': 5}
+
+
+def test_overrides_of_the_command_line_apply_to_every_preset():
+  configs = {'f.py:a': base_config(), 'f.py:b': base_config(model__embedding=16, training__steps=9)}
+  base = Base('f.py:a', {'training.steps': 50}, lambda path: configs[path])
+  resolved = resolve(base, {'preset': 'b'})
+  assert resolved.path == 'f.py:b' and resolved.config['model']['embedding'] == 16
+  assert resolved.config['training']['steps'] == 50 and resolved.overrides == {'training.steps': 50}
+
+
+def test_settings_with_the_same_config_are_one():
+  default = base_config()['model']['attention']['alignment']
+  resolved = resolve_settings(make_base(), [{}, {'model.attention.alignment': default}, {'model.embedding': '16'}])
+  assert len(resolved) == 2 and resolved[0].path == PATH
+
+
+def test_the_id_depends_on_what_changes_results():
+  same = [
+    {},
+    {'training.log_every': '7'},
+    {'training.keep': '9'},
+  ]
+  ids = {resolve(make_base(), setting).id for setting in same}
+  assert len(ids) == 1
+  assert resolve(make_base(), {'training.steps': '99'}).id not in ids
+  assert config_id({'a': (1, (2, 3)), 'seeds': 1}) == config_id({'seeds': 4, 'a': [1, [2, 3]]})

@@ -1,0 +1,54 @@
+"""Random and quasi-random settings: ranges, methods, seeds."""
+
+import numpy as np
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.sweeps.search import METHODS, search
+
+RANGES = {
+  'a': 'linear(low=-1.0, high=3.0)',
+  'b': 'log(low=1e-4, high=1e-2)',
+  'c': 'integer(low=2, high=5)',
+  'd': 'log_integer(low=1, high=64)',
+}
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_points_lie_in_their_ranges_and_depend_on_the_seed(method):
+  settings = search(RANGES, 64, method, seed=1)
+  values = {name: np.array([setting[name] for setting in settings]) for name in RANGES}
+  assert len(settings) == 64 and list(settings[0]) == list(RANGES)
+  assert values['a'].min() >= -1 and values['a'].max() <= 3 and 0.5 < values['a'].mean() < 1.5
+  assert values['b'].min() >= 1e-4 and values['b'].max() <= 1e-2
+  assert 0.4e-3 < np.exp(np.log(values['b']).mean()) < 2.5e-3  # uniform in the logarithm
+  assert set(values['c'].tolist()) == {2, 3, 4, 5} and values['c'].dtype == int
+  assert values['d'].min() >= 1 and values['d'].max() <= 64 and np.median(values['d']) < 20
+  assert search(RANGES, 64, method, seed=1) == settings != search(RANGES, 64, method, seed=2)
+
+
+def test_quasi_random_points_cover_a_range_more_evenly_than_random_ones():
+  def largest_gap(method):
+    values = sorted(setting['a'] for setting in search({'a': RANGES['a']}, 32, method))
+    return np.diff(values).max()
+
+  assert largest_gap('halton') < largest_gap('random') and largest_gap('sobol') < largest_gap('random')
+
+
+@pytest.mark.parametrize(
+  ('ranges', 'options', 'message'),
+  [
+    ({'a': 'lin(low=1, high=2)'}, {}, "unknown range of a: 'lin' (did you mean 'linear'?)"),
+    ({'a': 'log(low=0, high=2)'}, {}, 'option low must be greater than 0, got 0'),
+    ({'a': 'linear(low=2, high=2)'}, {}, 'a: low must be less than high'),
+    ({'a': 'linear(low=1)'}, {}, 'needs high'),
+    ({'a': 'log_integer(low=0, high=2)'}, {}, 'low must be at least 1, got 0'),
+    (RANGES, {'method': 'sobl'}, "unknown method of --search_method 'sobl' (did you mean 'sobol'?)"),
+    (RANGES, {'method': 'sobol', 'points': 3}, 'sobol needs a power of two as the number of points, got 3'),
+    (RANGES, {'points': 0}, '--points must be at least 1, got 0'),
+  ],
+)
+def test_mistakes(ranges, options, message):
+  with pytest.raises(UserError) as error:
+    search(ranges, **{'points': 4} | options)
+  assert message in str(error.value)

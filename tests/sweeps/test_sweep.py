@@ -1,0 +1,220 @@
+"""Whole sweeps with a training program without jax: interrupted, failed, retried, extended, adopted, halved."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from attention_jax.errors import UserError, UserErrors
+from attention_jax.sweeps.ledger import FAILED, FINISHED, LEDGER, read_events, read_state
+from attention_jax.sweeps.space import grid
+from attention_jax.sweeps.sweep import SweepRequest, check_request, describe_plan, run_sweep
+from tests.sweeps.helpers import FAKE_TRAIN, base_config, make_base, write_run
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = grid({'model.attention.score': ['dot', 'general'], 'model.attention.alignment': ['softmax', 'sparsemax']})
+SCRIPT = """
+import sys
+from pathlib import Path
+from tests.sweeps.test_sweep import make_request
+from attention_jax.sweeps import sweep
+sweep.measure_costs = lambda *args: []
+request = make_request(Path(sys.argv[1]), workers=2)
+print(sweep.run_sweep(request, sweep.check_request(request), print))
+"""
+
+
+def make_request(folder, settings=SETTINGS, seeds=2, **options):
+  return SweepRequest(folder, make_base(), settings, seeds, FAKE_TRAIN, **options)
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch, tmp_path):
+  monkeypatch.setenv('FAKE_STARTS', str(tmp_path / 'starts'))
+  monkeypatch.setattr('attention_jax.sweeps.driver.POLL_SECONDS', 0.02)
+  monkeypatch.setattr('attention_jax.sweeps.sweep.detect_devices', lambda: ('cpu', [*os.sched_getaffinity(0)]))
+  monkeypatch.setattr('attention_jax.sweeps.sweep.measure_costs', lambda *args: [])
+
+
+@pytest.fixture
+def folder(tmp_path):
+  return tmp_path / 'sweep'
+
+
+def run(request):
+  lines = []
+  return run_sweep(request, check_request(request), lines.append), lines
+
+
+def starts(folder):
+  path = folder.parent / 'starts'
+  return path.read_text().splitlines() if path.exists() else []
+
+
+def test_finished_runs_are_never_repeated_and_a_sweep_is_extended(folder):
+  outcome, lines = run(make_request(folder))
+  assert outcome == (8, 0, 0) and len(starts(folder)) == 8 and lines[-1] == '8 finished, 0 failed, 0 unfinished'
+  assert run(make_request(folder))[0] == (8, 0, 0) and len(starts(folder)) == 8
+  more = [*SETTINGS, {'model.attention.score': 'cosine', 'model.attention.alignment': 'softmax'}]
+  assert run(make_request(folder, more, seeds=3))[0] == (15, 0, 0)
+  assert len(starts(folder)) == 15
+  assert {entry.unit.seeds for entry in read_state(folder).units.values()} == {(0,), (1,), (2,)}
+  assert run(make_request(folder, SETTINGS[:1], seeds=1))[0] == (1, 0, 0)
+
+
+def test_failed_runs_are_listed_and_retried_alone(folder, monkeypatch):
+  monkeypatch.setenv('FAKE_FAIL', 'sparsemax')
+  monkeypatch.setenv('FAKE_KILL', 'score=general+alignment=softmax')
+  outcome, lines = run(make_request(folder))
+  assert outcome == (2, 6, 0)
+  failures = [line for line in lines if line.startswith('failed: ')]
+  assert len(failures) == 6 and any('loss is nan at step 7; output in ' in line for line in failures)
+  assert any('ended by SIGKILL' in line for line in failures) and '--retry' in lines[-1]
+  assert run(make_request(folder))[0] == (2, 6, 0) and len(starts(folder)) == 8  # not without --retry
+  monkeypatch.delenv('FAKE_KILL')
+  extended = make_request(folder, seeds=3, retry=True)
+  assert run(extended)[0] == (4, 4, 4) and len(starts(folder)) == 14  # the new seeds are not run
+  monkeypatch.delenv('FAKE_FAIL')
+  assert run(extended)[0] == (8, 0, 4)
+  assert run(make_request(folder, seeds=3))[0] == (12, 0, 0)
+
+
+@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGTERM])
+def test_an_interrupted_sweep_continues(folder, number):
+  environment = os.environ | {'FAKE_SLEEP': '0.4'}
+  command = [sys.executable, '-c', SCRIPT, str(folder)]
+  process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+  stop = time.monotonic() + 60
+  while sum(event['event'] == FINISHED for event in read_events(folder)[0]) < 2:
+    assert time.monotonic() < stop and process.poll() is None
+    time.sleep(0.05)
+  process.send_signal(number)
+  output, _ = process.communicate(timeout=60)
+  assert number == signal.SIGKILL or 'SIGTERM: ' in output
+  finished = {name for name, entry in read_state(folder).units.items() if entry.state == FINISHED}
+  before = len(starts(folder))
+  assert 2 <= len(finished) < 8
+  assert run(make_request(folder))[0] == (8, 0, 0)
+  repeated = starts(folder)[before:]
+  assert len(repeated) == 8 - len(finished) and not any(name in line for name in finished for line in repeated)
+  pids = {int(line.split()[0]) for line in starts(folder)}
+  assert not any(Path(f'/proc/{pid}').exists() for pid in pids)  # nothing was left behind
+
+
+def test_seeds_are_trained_together_on_request(folder):
+  assert run(make_request(folder, seeds=3, together='yes'))[0] == (4, 0, 0)
+  assert len(starts(folder)) == 4 and '--config.seeds=3' in starts(folder)[0]
+  assert all((path / 'seed_2' / 'results.json').exists() for path in folder.glob('*/seeds_0-2'))
+  assert run(make_request(folder, seeds=4, together='no'))[0] == (8, 0, 0) and len(starts(folder)) == 8
+
+
+def test_a_sweep_runs_as_jobs_of_a_cluster(folder):
+  request = make_request(folder, SETTINGS[:2], seeds=1, cluster='local(jobs=2, timeout_min=5)')
+  assert run(request)[0] == (2, 0, 0) and len(starts(folder)) == 2
+  events, _ = read_events(folder)
+  assert all(event['job']['job'] for event in events if event['event'] == 'started')
+  assert len(list((folder / 'jobs').glob('*_result.pkl'))) == 2
+
+
+def test_finished_runs_are_adopted(folder, tmp_path):
+  config = base_config(model__attention__score='dot', model__attention__alignment='sparsemax', training__log_every=7)
+  several = tmp_path / 'old'
+  for seed in (0, 1):
+    write_run(several / f'seed_{seed}', config | {'training': config['training'] | {'seed': seed}}, {})
+  (several / 'config.json').write_text(json.dumps(config | {'seeds': 2}))
+  outcome, lines = run(make_request(folder, seeds=3, adopted=[several]))
+  assert outcome == (11, 0, 0) and len(starts(folder)) == 10 and lines[0] == f'{several}: adopted, seeds 0, 1'
+  _, lines = run(make_request(folder, seeds=3, adopted=[several]))
+  assert lines[0] == f'{several}: the sweep has a run of seed 0 of this setting already'
+
+
+@pytest.mark.parametrize(
+  ('fields', 'has_results', 'message'),
+  [
+    ({'model__embedding': 7}, True, 'no setting of the sweep has its config; model.embedding is 7, expected'),
+    ({}, False, 'has no results.json; expected a finished run'),
+  ],
+)
+def test_other_runs_are_not_adopted(folder, tmp_path, fields, has_results, message):
+  config = base_config(model__attention__score='dot', model__attention__alignment='softmax', **fields)
+  old = write_run(tmp_path / 'old', config, {})
+  if not has_results:
+    (old / 'results.json').unlink()
+  with pytest.raises(UserError) as error:
+    run(make_request(folder, adopted=[old]))
+  assert message in str(error.value) and starts(folder) == []
+
+
+def test_hopeless_settings_are_dropped(folder, capsys):
+  # The metric of a fake run grows with the number of 'dot' in its command.
+  settings = grid({'model.attention.score': ['general', 'dot', 'cosine', 'additive']})
+  request = make_request(folder, settings, halving='halving(first=25, factor=2)')
+  outcome, _ = run(request)
+  steps = [line.rpartition('steps=')[2] for line in starts(folder)]
+  assert steps == ['25'] * 8 + ['50'] * 4 + ['100'] * 2 and 'score=dot' in starts(folder)[-1]
+  assert all('schedule=cosine(steps=100, peak=0.001)' in line for line in starts(folder))
+  assert capsys.readouterr().out.count('not continued after ') == 3 and outcome.failed == 0
+  assert sorted(read_state(folder).dropped.values()) == [25, 25, 50]
+  # Killed after the first rung: the same settings are dropped, and none twice.
+  lines = (folder / LEDGER).read_text().splitlines(keepends=True)
+  first_rung = next(i for i, line in enumerate(lines) if '"event": "rung"' in line)
+  (folder / LEDGER).write_text(''.join(lines[: first_rung + 1]))
+  run(request)
+  assert sorted(read_state(folder).dropped.values()) == [25, 25, 50] and len(starts(folder)) == 14 + 6
+  run(request)
+  assert len(starts(folder)) == 20
+
+
+def test_mistakes_are_found_before_anything_starts(folder):
+  settings = [{'model.attention.score': 'dott'}, {'training.steps': 'x'}]
+  with pytest.raises(UserErrors) as error:
+    run(make_request(folder, settings))
+  assert len(error.value.lines) == 2 and not folder.exists()
+  with pytest.raises(UserError, match='--seeds must be at least 1'):
+    run(make_request(folder, seeds=0))
+  with pytest.raises(UserError, match='needs first'):
+    run(make_request(folder, halving='halving'))
+  with pytest.raises(UserError, match=r'config\.seeds is set by --seeds'):
+    run(make_request(folder)._replace(base=make_base()._replace(overrides={'seeds': 3})))
+
+
+def test_the_first_seed_is_that_of_the_config(folder):
+  base = make_base()._replace(overrides={'training.seed': 5})
+  settings = [{'preset': 'a', 'training.schedule.peak': '0.01'}]
+  request = make_request(folder, settings, halving='halving(first=50)')._replace(base=base)
+  assert run(request)[0] == (2, 0, 0)
+  assert sorted(entry.unit.seeds for entry in read_state(folder).units.values()) == [(5,), (6,)]
+  assert all('cosine(steps=100, peak=0.01)' in line and 'seed=' in line for line in starts(folder))
+
+
+def test_a_plan_starts_nothing(folder, monkeypatch, data_folder):
+  monkeypatch.undo()
+  base = make_base(
+    data__task="tsv(train='train.tsv', validation='validation.tsv', test='test.tsv')",
+    data__folder=str(data_folder),
+    data__vocabulary='word',
+    data__buckets=((5, 5),),
+    model__encoder='birnn(features=4)',
+    model__decoder='luong(features=4)',
+  )
+  request = SweepRequest(folder, base, SETTINGS[:2], 2, FAKE_TRAIN)
+  lines = []
+  describe_plan(request, check_request(request), lines.append)
+  text = '\n'.join(lines)
+  assert 'score=dot, alignment=softmax: seed 1, ' in text and ' parameters, ' in text and 'MFLOP an update' in text
+  assert '4 runs in 4 processes: 2 settings x 2 seeds; 1 at a time' in text
+  assert 'FLOP of the matrix products at the rate of one product here' in lines[-1]
+  assert not (folder / LEDGER).exists()
+
+
+def test_the_state_of_failures_is_in_the_ledger(folder, monkeypatch):
+  monkeypatch.setenv('FAKE_FAIL', 'dot')
+  run(make_request(folder, seeds=1))
+  failed = [entry for entry in read_state(folder).units.values() if entry.state == FAILED]
+  assert len(failed) == 2 and all(entry.error == 'loss is nan at step 7' for entry in failed)
+  assert 'starting' in (folder / failed[0].log).read_text()
