@@ -1,0 +1,138 @@
+"""Metrics by a property of the rows: the length of the source or target, or the frequency of the rarest word."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from attention_jax.data.text import LINK_LEVELS, Corpus
+from attention_jax.errors import UserError, choose
+from attention_jax.inference.evaluation import join_references
+from attention_jax.inference.metrics import compute_metric
+from attention_jax.specs import parse
+from attention_jax.sweeps.statistics import Interval, bootstrap_rows
+
+
+def _source_lengths(corpus: Corpus, train: Corpus) -> list[int]:
+  return [len(LINK_LEVELS[corpus.level](line)) for line in corpus.source]
+
+
+def _target_lengths(corpus: Corpus, train: Corpus) -> list[int]:
+  return [len(LINK_LEVELS[corpus.level](line)) for line in corpus.target]
+
+
+def _rarest_frequencies(corpus: Corpus, train: Corpus) -> list[int]:
+  """How often the rarest unit of each source occurs in the training sources; 0 for an unknown one."""
+  split = LINK_LEVELS[corpus.level]
+  counts = Counter(unit for line in train.source for unit in split(line))
+  return [min((counts[unit] for unit in split(line)), default=0) for line in corpus.source]
+
+
+# (split, training split) -> a number for each row. Lengths are counted in the units of the task, words or characters.
+PROPERTIES: Mapping[str, Callable[[Corpus, Corpus], list[int]]] = {
+  'rarest_word': _rarest_frequencies,
+  'source_length': _source_lengths,
+  'target_length': _target_lengths,
+}
+
+
+class Bin(NamedTuple):
+  """Rows with similar values of a property.
+
+  Attributes:
+    low, high: the smallest and the largest value among them.
+    rows: their indices.
+  """
+
+  low: int
+  high: int
+  rows: np.ndarray
+
+  @property
+  def name(self) -> str:
+    """'3 to 7', or '3' for a single value."""
+    return str(self.low) if self.low == self.high else f'{self.low} to {self.high}'
+
+
+class BinnedMetrics(NamedTuple):
+  """Metrics by bins.
+
+  Attributes:
+    by: the property, a key of PROPERTIES.
+    bins: from the smallest values to the largest.
+    metrics: metric -> an interval for each bin.
+    units: metric -> unit.
+  """
+
+  by: str
+  bins: Sequence[Bin]
+  metrics: Mapping[str, Sequence[Interval]]
+  units: Mapping[str, str]
+
+  def as_json(self) -> dict[str, Any]:
+    """Returns plain values."""
+    return {
+      'by': self.by,
+      'bins': [{'low': bin.low, 'high': bin.high, 'rows': len(bin.rows)} for bin in self.bins],
+      'metrics': {
+        name: {'unit': self.units[name], 'values': [interval._asdict() for interval in intervals]}
+        for name, intervals in self.metrics.items()
+      },
+    }
+
+
+def evaluate_bins(
+  corpus: Corpus, train: Corpus, hypotheses: Sequence[str], options: Mapping[str, Any], by: str, count: int
+) -> BinnedMetrics:
+  """Computes the text metrics of a config for rows with similar values of a property.
+
+  Args:
+    corpus: the split.
+    train: the training split.
+    hypotheses: one per row of the split.
+    options: config.evaluation; its metrics are computed.
+    by: a key of PROPERTIES.
+    count: number of bins, with about equally many rows; fewer if values repeat.
+
+  Returns:
+    Each metric of each bin with a 95 % bootstrap interval over its rows.
+
+  Raises:
+    UserError: for an unknown property, and for less than one bin.
+  """
+  check_property(by, count)
+  texts = join_references(corpus, hypotheses, options)
+  values = np.array(PROPERTIES[by](corpus, train))[texts.rows]
+  bins = divide_rows(values, count)
+  metrics, units = {}, {}
+  for spec in options['metrics']:
+    name, _ = parse(spec)
+    units[name] = compute_metric(spec, texts.hypotheses, texts.references).unit
+    metrics[name] = [
+      bootstrap_rows(spec, [texts.hypotheses[row] for row in bin.rows], [texts.references[row] for row in bin.rows])
+      for bin in bins
+    ]
+  return BinnedMetrics(by, bins, metrics, units)
+
+
+def check_property(by: str, count: int) -> None:
+  """Raises UserError for an unknown property, and for less than one bin."""
+  choose(by, PROPERTIES, 'value of --by')
+  if count < 1:
+    raise UserError(f'--bins must be at least 1, got {count}')
+
+
+def divide_rows(values: np.ndarray, count: int) -> list[Bin]:
+  """Divides rows by the quantiles of their values.
+
+  Args:
+    values: one per row.
+    count: number of quantiles.
+  """
+  codes = pd.qcut(values, count, labels=False, duplicates='drop')
+  groups = [np.flatnonzero(codes == code) for code in np.unique(codes[~np.isnan(codes)])]
+  if not groups:  # a single value
+    groups = [np.arange(len(values))]
+  return [Bin(int(values[rows].min()), int(values[rows].max()), rows) for rows in groups]

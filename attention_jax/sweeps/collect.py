@@ -1,0 +1,186 @@
+"""Reads finished runs: their results, learning curves, hypotheses and origin, by setting."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flax.traverse_util import flatten_dict
+
+from attention_jax.errors import UserError
+from attention_jax.sweeps.ledger import FINISHED, SweepState
+from attention_jax.sweeps.plan import run_folders
+from attention_jax.sweeps.resolve import IRRELEVANT_FIELDS, config_id
+from attention_jax.sweeps.space import label, short_names
+from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.experiment import RESULTS
+from attention_jax.systems.runs import run_seeds, seed_folder
+from attention_jax.training.folder import read_config
+from attention_jax.training.writers import METRICS_FILE, RATE, read_metrics
+
+SAME_EXPERIMENT = IRRELEVANT_FIELDS | {'data.folder'}  # left out of labels where settings differ
+
+
+class FinishedRun(NamedTuple):
+  """One run with one seed.
+
+  Attributes:
+    seed: its seed.
+    folder: its folder.
+    config: its config.
+    results: split -> metric -> {'value', 'unit', 'signature'}.
+    step: the step of the evaluated parameters.
+    parameters: number of parameters; 0 if the run did not store it.
+    commit: the version of the code; '' if the run did not store it.
+    records: the lines of metrics.jsonl, merged by step.
+  """
+
+  seed: int
+  folder: Path
+  config: Mapping[str, Any]
+  results: Mapping[str, Mapping[str, Mapping[str, Any]]]
+  step: int
+  parameters: int
+  commit: str
+  records: Sequence[Mapping[str, Any]]
+
+  def value(self, split: str, metric: str) -> float | None:
+    """Returns the value of a metric, or None if the run lacks it."""
+    entry = self.results.get(split, {}).get(metric)
+    return None if entry is None else entry['value']
+
+  @property
+  def training_seconds(self) -> float:
+    """Seconds of its updates: without compiling, evaluating and saving."""
+    seconds, previous = 0.0, 0
+    for record in self.records:
+      if RATE in record:
+        seconds += (record['step'] - previous) / record[RATE]
+        previous = record['step']
+    return seconds
+
+
+class SettingRuns(NamedTuple):
+  """The finished runs of one setting.
+
+  Attributes:
+    id: digits of the config.
+    label: what distinguishes it.
+    factors: the fields that vary, with its values.
+    config: the config of its first run.
+    runs: in the order of their seeds.
+  """
+
+  id: str
+  label: str
+  factors: Mapping[str, Any]
+  config: Mapping[str, Any]
+  runs: Sequence[FinishedRun]
+
+  def values(self, split: str, metric: str) -> dict[int, float]:
+    """Returns seed -> value of the runs that have a metric."""
+    values = {run.seed: run.value(split, metric) for run in self.runs}
+    return {seed: value for seed, value in values.items() if value is not None}
+
+
+def read_run(folder: Path) -> FinishedRun:
+  """Reads a finished run with one seed.
+
+  Raises:
+    UserError: if it has no results.
+  """
+  config = fill_defaults(read_config(folder), f'{folder}/config.json')
+  path = folder / RESULTS
+  if not path.is_file():
+    raise UserError(f'{folder} has no {RESULTS}; expected a finished run')
+  try:
+    record = json.loads(path.read_text('utf-8'))
+    records = read_metrics(folder) if (folder / METRICS_FILE).is_file() else []
+  except (OSError, ValueError) as error:
+    raise UserError(f'cannot read the results of {folder}: {" ".join(str(error).split())}') from error
+  return FinishedRun(
+    seed=config['training']['seed'],
+    folder=folder,
+    config=config,
+    results=record['results'],
+    step=record.get('step', 0),
+    parameters=record.get('parameters', 0),
+    commit=record.get('commit', ''),
+    records=records,
+  )
+
+
+def read_runs(folder: Path) -> list[FinishedRun]:
+  """Reads a run folder of one seed, or of several side by side.
+
+  Raises:
+    UserError: if one of them is not finished.
+  """
+  folder = folder.expanduser()
+  config = fill_defaults(read_config(folder), f'{folder}/config.json')
+  if config['seeds'] == 1:
+    return [read_run(folder)]
+  return [read_run(seed_folder(folder, seed)) for seed in run_seeds(config)]
+
+
+def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
+  """Returns the settings of a sweep that have finished runs, in the order in which they were planned.
+
+  Settings that successive halving dropped are left out, because their runs had fewer updates.
+
+  Args:
+    folder: the folder of the sweep.
+    state: its state.
+  """
+  runs: dict[str, list[FinishedRun]] = {}
+  settings: dict[str, Mapping[str, Any]] = {}
+  for entry in state.units.values():
+    unit = entry.unit
+    settings.setdefault(unit.setting_id, unit.setting)
+    if entry.state == FINISHED and unit.setting_id not in state.dropped:
+      folders = run_folders(unit, folder).items()
+      runs.setdefault(unit.setting_id, []).extend(read_run(path) for seed, path in folders)
+  fields = list(dict.fromkeys(field for setting in settings.values() for field in setting))
+  names = short_names(fields)
+  collected = []
+  for setting_id in settings:
+    if setting_id in runs:
+      members = sorted(runs[setting_id], key=lambda run: run.seed)
+      flat = flatten_dict(members[0].config, sep='.')
+      # A setting that was planned before a field was varied has the value of its config.
+      factors = {field: settings[setting_id].get(field, flat.get(field, '')) for field in fields}
+      collected.append(SettingRuns(setting_id, label(factors, names), factors, members[0].config, members))
+  return collected
+
+
+def collect_folders(folders: Sequence[Path]) -> list[SettingRuns]:
+  """Returns finished runs by folder, for a comparison of any runs.
+
+  Args:
+    folders: run folders, of one seed or of several.
+
+  Raises:
+    UserError: for a folder without finished runs, and for the same folder twice.
+  """
+  if len(set(map(str, folders))) < len(folders):
+    raise UserError('expected different run folders, got one of them twice')
+  groups = [(folder, read_runs(folder)) for folder in folders]
+  flat = [flatten_dict(runs[0].config, sep='.') for _, runs in groups]
+  fields = [
+    field
+    for field in flat[0]
+    if field not in SAME_EXPERIMENT and len({json.dumps(config.get(field)) for config in flat}) > 1
+  ]
+  names = _short_paths(folders)
+  return [
+    SettingRuns(config_id(config), names[folder], {field: config.get(field) for field in fields}, runs[0].config, runs)
+    for (folder, runs), config in zip(groups, flat, strict=True)
+  ]
+
+
+def _short_paths(folders: Sequence[Path]) -> dict[Path, str]:
+  """Paths without the folders that all of them have in common."""
+  absolute = {folder: folder.expanduser().absolute() for folder in folders}
+  common = Path(os.path.commonpath([path.parent for path in absolute.values()]))
+  return {folder: str(path.relative_to(common)) for folder, path in absolute.items()}

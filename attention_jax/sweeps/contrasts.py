@@ -1,0 +1,161 @@
+"""Every setting of a report against its baseline: over seeds, and over the rows of the outputs."""
+
+import functools
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from attention_jax.data.files import read_lines
+from attention_jax.errors import UserError
+from attention_jax.inference.evaluation import join_references
+from attention_jax.inference.metrics import METRICS
+from attention_jax.specs import parse
+from attention_jax.sweeps.collect import FinishedRun, SettingRuns
+from attention_jax.sweeps.statistics import Comparison, RowComparison, compare, compare_rows, correct
+from attention_jax.systems.base import Log, SupportsCorpus
+from attention_jax.systems.registry import SYSTEMS
+
+SIGNIFICANCE = 0.05
+
+
+class Column(NamedTuple):
+  """A metric on a split.
+
+  Attributes:
+    split: the split.
+    metric: the metric.
+    unit: its unit.
+    higher_is_better: its direction; None if neither end is better.
+  """
+
+  split: str
+  metric: str
+  unit: str
+  higher_is_better: bool | None
+
+  @property
+  def name(self) -> str:
+    """Its name in tables."""
+    return f'{self.metric}, {self.split}'
+
+
+class Contrast(NamedTuple):
+  """A setting against the baseline in one column.
+
+  Attributes:
+    setting: the setting.
+    column: the column.
+    comparison: over seeds.
+    corrected_p: its p after the correction for the number of comparisons of the report.
+    rows: comparisons of the outputs of each pair of runs.
+  """
+
+  setting: SettingRuns
+  column: Column
+  comparison: Comparison
+  corrected_p: float
+  rows: Sequence[RowComparison]
+
+  @property
+  def p(self) -> float:
+    """Of the test over seeds; of the test over rows for a single pair of runs."""
+    if math.isnan(self.comparison.p) and self.comparison.seeds == 1 and self.rows:
+      return self.rows[0].p
+    return self.comparison.p
+
+  @property
+  def verdict(self) -> str:
+    """'better', 'worse', 'no difference found' or 'not tested'."""
+    if math.isnan(self.corrected_p):
+      return 'not tested'
+    if self.corrected_p >= SIGNIFICANCE:
+      return 'no difference found'
+    return 'better' if (self.comparison.difference.value > 0) == self.column.higher_is_better else 'worse'
+
+
+def contrast_all(
+  settings: Sequence[SettingRuns],
+  baseline: SettingRuns,
+  columns: Sequence[Column],
+  test: str,
+  compares_rows: bool,
+  log: Log,
+) -> list[Contrast]:
+  """Compares every setting with the baseline, in every column whose metric has a direction.
+
+  Args:
+    settings: the settings.
+    baseline: one of them.
+    columns: the columns of the report.
+    test: a key of statistics.TESTS.
+    compares_rows: whether outputs are also compared row by row, which reads the data.
+    log: called with a line if outputs cannot be compared.
+  """
+  contrasts = []
+  texts = _Texts(log) if compares_rows else None
+  for column in columns:
+    for setting in settings:
+      if setting is baseline or column.higher_is_better is None:
+        continue
+      pairs = _pairs(setting, baseline, column)
+      if pairs:
+        values, base_values = zip(*[(a.value(*column[:2]), b.value(*column[:2])) for a, b in pairs], strict=True)
+        comparison = compare(values, base_values, column.higher_is_better, test)
+        rows = texts.compare(pairs, column) if texts else []
+        contrasts.append(Contrast(setting, column, comparison, math.nan, rows))
+  corrected = correct([contrast.p for contrast in contrasts])
+  return [contrast._replace(corrected_p=p) for contrast, p in zip(contrasts, corrected, strict=True)]
+
+
+def _pairs(setting: SettingRuns, baseline: SettingRuns, column: Column) -> list[tuple[FinishedRun, FinishedRun]]:
+  """Pairs of runs with the same seed that have the metric; two single runs are a pair whatever their seeds."""
+  runs = {run.seed: run for run in setting.runs if run.value(*column[:2]) is not None}
+  base_runs = {run.seed: run for run in baseline.runs if run.value(*column[:2]) is not None}
+  common = sorted(runs.keys() & base_runs.keys())
+  if not common and len(runs) == len(base_runs) == 1:
+    return [(*runs.values(), *base_runs.values())]
+  return [(runs[seed], base_runs[seed]) for seed in common]
+
+
+class _Texts:
+  """Compares the outputs of runs row by row; the references are read once for each data set.
+
+  Args:
+    log: called with a line if outputs cannot be compared.
+  """
+
+  def __init__(self, log: Log):
+    self._log = log
+    self._corpora: dict[str, Any] = {}
+
+  def compare(self, pairs: Sequence[tuple[FinishedRun, FinishedRun]], column: Column) -> list[RowComparison]:
+    """Returns a comparison for each pair; none for a metric that is not one of texts."""
+    config = pairs[0][0].config
+    specs = {parse(spec)[0]: spec for spec in config['evaluation'].get('metrics', ())}
+    if column.metric not in METRICS or column.metric not in specs:
+      return []
+    try:
+      corpus = self._corpus(pairs[0][0], column.split)
+      texts = functools.partial(_scored_texts, corpus, column.split)
+      return [
+        compare_rows(specs[column.metric], texts(b).hypotheses, texts(a).hypotheses, texts(a).references)
+        for a, b in pairs
+      ]
+    except (UserError, OSError) as error:
+      self._log(f'outputs on {column.split} are not compared row by row: {error}')
+      return []
+
+  def _corpus(self, run: FinishedRun, split: str) -> Any:
+    key = json.dumps([run.config['data'], split], sort_keys=True)
+    if key not in self._corpora:
+      system = SYSTEMS[run.config['system']].open(run.config, str(run.folder))
+      if not isinstance(system, SupportsCorpus):
+        raise UserError(f'system {run.config["system"]!r} has no references of text')
+      self._corpora[key] = system.corpus(split)
+    return self._corpora[key]
+
+
+def _scored_texts(corpus: Any, split: str, run: FinishedRun) -> Any:
+  lines = read_lines(str(run.folder / f'hypotheses.{split}.txt'))
+  return join_references(corpus, lines, run.config['evaluation'])

@@ -1,0 +1,240 @@
+"""Pictures of a report: values with intervals, learning curves, interactions, alignment error beside quality."""
+
+import io
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attention_jax.analysis.fonts import font_families
+from attention_jax.analysis.plots import INK, LINE
+from attention_jax.sweeps.bins import BinnedMetrics
+from attention_jax.sweeps.contrasts import Column
+from attention_jax.sweeps.report import ALIGNMENT_ERROR, Cell, Report, Row
+
+DPI = 150
+# Okabe & Ito (2008), distinguishable with every form of colour blindness, without yellow.
+COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000')
+MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X')
+STYLES = ('-', '--', ':')
+MAX_CURVES = 12  # with more settings, the best ones and the baseline are drawn
+MAX_LABEL = 48  # characters of a setting
+
+
+class Picture(NamedTuple):
+  """A picture of a report.
+
+  Attributes:
+    name: file name without a suffix.
+    title: what it shows.
+    png: its bytes.
+  """
+
+  name: str
+  title: str
+  png: bytes
+
+
+def draw_pictures(report: Report) -> list[Picture]:
+  """Draws every picture that the data allow."""
+  main = _main_columns(report)
+  drawn = [_draw_values(report, main), _draw_curves(report)]
+  drawn += [_draw_interaction(report, column) for column in main]
+  drawn += [_draw_alignment(report)]
+  return [picture for picture in drawn if picture]
+
+
+def draw_bins(table: BinnedMetrics) -> bytes:
+  """Draws each metric by bins, with its intervals; returns a PNG."""
+  figure = _figure(1.2 + 3.6 * len(table.metrics), 3.2)
+  panels = figure.subplots(1, len(table.metrics), squeeze=False)[0]
+  x = np.arange(len(table.bins))
+  for axes, (name, intervals) in zip(panels, table.metrics.items(), strict=True):
+    axes.plot(x, [interval.value for interval in intervals], color=COLOURS[0], marker='o', linewidth=1.4)
+    ends = [[getattr(interval, end) for interval in intervals] for end in ('low', 'high')]
+    axes.vlines(x, *ends, color=COLOURS[0], linewidth=1.6)
+    axes.set_xticks(x, [bin.name for bin in table.bins])
+    axes.set_xlabel(table.by, color=INK, fontsize=9)
+    axes.set_ylabel(f'{name} ({table.units[name]})', color=INK, fontsize=9)
+    axes.grid(axis='y', color=LINE, linewidth=0.6)
+  return _png(figure)
+
+
+def _main_columns(report: Report) -> list[Column]:
+  """The columns of the first split."""
+  return [column for column in report.columns if column.split == report.columns[0].split]
+
+
+def _draw_values(report: Report, columns: Sequence[Column]) -> Picture:
+  """Means with intervals, and a point per seed; a panel per metric, settings from top to bottom."""
+  rows = report.rows
+  figure = _figure(2.6 + 2.6 * len(columns), 0.9 + 0.3 * len(rows))
+  panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+  for axes, column in zip(panels, columns, strict=True):
+    for y, row in enumerate(rows):
+      if column in row.cells:
+        colour = COLOURS[1] if row.setting is report.baseline else COLOURS[0]
+        _draw_cell(axes, row.cells[column], y, colour)
+    if report.baseline in [row.setting for row in rows]:
+      base = next(row for row in rows if row.setting is report.baseline)
+      if column in base.cells:
+        axes.axvline(base.cells[column].mean.value, color=COLOURS[1], linewidth=0.8, linestyle=':')
+    axes.set_xlabel(_axis_label(column), color=INK, fontsize=9)
+    axes.grid(axis='x', color=LINE, linewidth=0.6)
+  panels[0].set_yticks(range(len(rows)), [_shorten(row.setting.label) for row in rows])
+  panels[0].set_ylim(len(rows) - 0.5, -0.5)
+  return Picture('values', 'Means with 95 % intervals; a point is a run; the baseline is orange', _png(figure))
+
+
+def _draw_cell(axes: Any, cell: Cell, y: float, colour: str) -> None:
+  axes.plot(cell.values, [y] * len(cell.values), 'o', color=colour, alpha=0.35, markersize=3.5, markeredgewidth=0)
+  mean = cell.mean
+  if not math.isnan(mean.low):
+    axes.plot([mean.low, mean.high], [y, y], color=colour, linewidth=2.2, solid_capstyle='butt')
+  axes.plot([mean.value], [y], 'D', color=colour, markersize=5)
+
+
+def _draw_curves(report: Report) -> Picture | None:
+  """The validation metric that selects parameters, by the number of updates: mean and range over seeds."""
+  select = report.baseline.config['training']['select']
+  name = f'validation/{select}'
+  curves = {row.setting.label: _mean_curve(row, name) for row in _curve_rows(report)}
+  curves = {label: curve for label, curve in curves.items() if len(curve[0]) > 1}
+  if not curves:
+    return None
+  figure = _figure(8.2, 4.0)
+  axes = figure.subplots()
+  for i, (label, (steps, mean, low, high)) in enumerate(curves.items()):
+    style = {'color': COLOURS[i % len(COLOURS)], 'linestyle': STYLES[i // len(COLOURS) % len(STYLES)]}
+    axes.plot(steps, mean, label=_shorten(label), linewidth=1.6, **style)
+    axes.fill_between(steps, low, high, color=style['color'], alpha=0.12, linewidth=0)
+  axes.set_xlabel('updates', color=INK, fontsize=9)
+  axes.set_ylabel(f'{select}, validation (greedy)', color=INK, fontsize=9)
+  axes.grid(color=LINE, linewidth=0.6)
+  _legend(axes)
+  return Picture('curves', 'Learning curves: mean over seeds, shaded from the lowest to the highest', _png(figure))
+
+
+def _curve_rows(report: Report) -> Sequence[Row]:
+  """All rows, or the best ones and the baseline if there are too many to distinguish."""
+  if len(report.rows) <= MAX_CURVES:
+    return report.rows
+  column = report.columns[0]
+  rows = [row for row in report.rows if column in row.cells]
+  best = sorted(rows, key=lambda row: row.cells[column].mean.value, reverse=bool(column.higher_is_better))
+  chosen = best[: MAX_CURVES - 1]
+  return [row for row in report.rows if row in chosen or row.setting is report.baseline]
+
+
+def _mean_curve(row: Row, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+  """Steps, mean, lowest and highest of a metric, at the steps that all runs have."""
+  runs = [{r['step']: r[name] for r in run.records if name in r} for run in row.setting.runs]
+  steps = sorted(set.intersection(*map(set, runs))) if runs else []
+  values = np.array([[run[step] for step in steps] for run in runs]).reshape(len(runs), len(steps))
+  return np.array(steps), values.mean(0), values.min(0), values.max(0)
+
+
+def _draw_interaction(report: Report, column: Column) -> Picture | None:
+  """For a grid of two fields: the levels of one on the axis, a line for each level of the other."""
+  factors = list(report.rows[0].setting.factors)
+  cells = {
+    tuple(str(value) for value in row.setting.factors.values()): row.cells[column]
+    for row in report.rows
+    if column in row.cells
+  }
+  if len(factors) != 2 or len(cells) < 4:
+    return None
+  levels = [list(dict.fromkeys(key[i] for key in cells)) for i in range(2)]
+  if min(map(len, levels)) < 2 or len(cells) < len(levels[0]) * len(levels[1]):
+    return None
+  figure = _figure(max(5.0, 1.4 * len(levels[0]) + 3.4), 3.8)
+  axes = figure.subplots()
+  for i, level in enumerate(levels[1]):
+    means = [cells[first, level].mean for first in levels[0]]
+    x = np.arange(len(means)) + 0.06 * (i - (len(levels[1]) - 1) / 2)
+    style = {'color': COLOURS[i % len(COLOURS)], 'marker': MARKERS[i % len(MARKERS)]}
+    axes.plot(x, [mean.value for mean in means], label=_shorten(level), linewidth=1.4, markersize=5, **style)
+    axes.vlines(x, [m.low for m in means], [m.high for m in means], color=style['color'], linewidth=1.4)
+  axes.set_xticks(range(len(levels[0])), [_shorten(level) for level in levels[0]])
+  axes.set_xlim(-0.4, len(levels[0]) - 0.6)
+  axes.set_xlabel(factors[0], color=INK, fontsize=9)
+  axes.set_ylabel(_axis_label(column), color=INK, fontsize=9)
+  axes.grid(axis='y', color=LINE, linewidth=0.6)
+  _legend(axes, title=factors[1])
+  title = f'Interaction of {factors[0]} and {factors[1]} in {column.name}; lines that are not parallel interact'
+  return Picture(f'interaction.{column.metric}', title, _png(figure))
+
+
+def _draw_alignment(report: Report) -> Picture | None:
+  """Alignment error rate beside the first metric: whether what is attended to explains the quality."""
+  columns = {column.metric: column for column in reversed(_main_columns(report))}
+  quality = _main_columns(report)[0]
+  errors = columns.get(ALIGNMENT_ERROR)
+  if errors is None or errors == quality:
+    return None
+  figure = _figure(7.4, 4.0)
+  axes = figure.subplots()
+  for i, row in enumerate(report.rows):
+    if quality in row.cells and errors in row.cells:
+      x, y = row.cells[errors].mean, row.cells[quality].mean
+      style = {'color': COLOURS[i % len(COLOURS)], 'marker': MARKERS[i // len(COLOURS) % len(MARKERS)]}
+      reach = {'xerr': _reach(x), 'yerr': _reach(y)}
+      axes.errorbar(
+        [x.value], [y.value], **reach, label=_shorten(row.setting.label), linestyle='', markersize=6, **style
+      )
+  axes.set_xlabel(_axis_label(errors), color=INK, fontsize=9)
+  axes.set_ylabel(_axis_label(quality), color=INK, fontsize=9)
+  axes.grid(color=LINE, linewidth=0.6)
+  _legend(axes)
+  return Picture('alignment', f'Alignment error rate beside {quality.name}', _png(figure))
+
+
+def _reach(interval: Any) -> list[list[float]]:
+  """The distances of the ends of an interval from its value, as matplotlib takes them."""
+  if math.isnan(interval.low):
+    return [[0.0], [0.0]]
+  return [[max(0.0, interval.value - interval.low)], [max(0.0, interval.high - interval.value)]]
+
+
+def _axis_label(column: Column) -> str:
+  arrow = {True: ', higher is better', False: ', lower is better', None: ''}[column.higher_is_better]
+  return f'{column.name}\n({column.unit}{arrow})'
+
+
+def _shorten(text: str) -> str:
+  return text if len(text) <= MAX_LABEL else f'{text[: MAX_LABEL // 2 - 1]}…{text[-MAX_LABEL // 2 :]}'
+
+
+def _figure(width: float, height: float) -> Any:
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  figure = Figure(figsize=(width, height), dpi=DPI, layout='constrained')
+  FigureCanvasAgg(figure)
+  return figure
+
+
+def _legend(axes: Any, title: str | None = None) -> None:
+  """A legend at the right of the axes, where it hides nothing."""
+  legend = axes.legend(
+    title=title, loc='upper left', bbox_to_anchor=(1.01, 1.0), fontsize=8, title_fontsize=8, frameon=False
+  )
+  legend.set_in_layout(True)
+
+
+def _png(figure: Any) -> bytes:
+  """The picture, with every text in fonts that have its characters and without mathematics in dollar signs."""
+  for axes in figure.axes:
+    legend = axes.get_legend()
+    texts = [*axes.get_xticklabels(), *axes.get_yticklabels(), axes.xaxis.label, axes.yaxis.label]
+    texts += legend.get_texts() if legend else []
+    for text in texts:
+      text.set(parse_math=False, color=INK, fontfamily=font_families(text.get_text()))
+    for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+      text.set_fontsize(8)
+    axes.tick_params(length=0)
+    axes.spines[:].set(color=LINE, linewidth=0.8)
+  file = io.BytesIO()
+  figure.savefig(file, format='png', bbox_inches='tight', pad_inches=0.1)
+  return file.getvalue()

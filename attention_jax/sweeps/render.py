@@ -1,0 +1,197 @@
+"""Writes a report as Markdown, CSV and one self-contained HTML page."""
+
+import base64
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import jinja2
+import pandas as pd
+
+from attention_jax import atomic
+from attention_jax.sweeps.contrasts import SIGNIFICANCE, Contrast
+from attention_jax.sweeps.estimate import format_seconds
+from attention_jax.sweeps.plots import Picture, draw_pictures
+from attention_jax.sweeps.report import Cell, Report
+from attention_jax.sweeps.statistics import Interval
+
+TEMPLATES = Path(__file__).parent
+PICTURES = 'report_pictures'
+MISSING = '–'
+MARKDOWN_SPECIAL = re.compile(r'([\\`*|<>\[\]{}])')
+
+
+def write_files(report: Report, folder: Path) -> list[Path]:
+  """Writes report.md, report.html, report.csv, runs.csv and the pictures.
+
+  Args:
+    report: the report.
+    folder: where to write; created if it does not exist.
+
+  Returns:
+    The paths of the documents.
+  """
+  pictures = draw_pictures(report)
+  (folder / PICTURES).mkdir(parents=True, exist_ok=True)
+  for picture in pictures:
+    atomic.write_bytes(folder / PICTURES / f'{picture.name}.png', picture.png)
+  texts = {
+    'report.md': render(report, pictures, folder, 'md'),
+    'report.html': render(report, pictures, folder, 'html'),
+    'report.csv': summary_table(report).to_csv(index=False),
+    'runs.csv': runs_table(report).to_csv(index=False),
+  }
+  for name, text in texts.items():
+    atomic.write_text(folder / name, text)
+  return [folder / name for name in texts]
+
+
+def render(report: Report, pictures: list[Picture], folder: Path, kind: str) -> str:
+  """Returns the report as text.
+
+  Args:
+    report: the report.
+    pictures: its pictures.
+    folder: the folder that links are relative to.
+    kind: 'md' or 'html'. In HTML, every value is escaped.
+  """
+  environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(TEMPLATES),
+    autoescape=kind == 'html',
+    undefined=jinja2.StrictUndefined,
+    keep_trailing_newline=True,
+  )
+  environment.filters |= FILTERS | {
+    'relative': lambda path: os.path.relpath(path, folder),
+    'href': lambda path: quote(os.path.relpath(Path(folder, path), folder), safe='/=+'),
+  }
+  runs = [run for row in report.rows for run in row.setting.runs]
+  return environment.get_template(f'report.{kind}.jinja').render(
+    report=report, pictures=pictures, pictures_folder=PICTURES, runs=runs
+  )
+
+
+def summary_table(report: Report) -> pd.DataFrame:
+  """Returns a row per setting and metric: mean, interval, interquartile mean, deviation, and the comparison."""
+  contrasts = {(contrast.setting.id, contrast.column): contrast for contrast in report.contrasts}
+  records = []
+  for row in report.rows:
+    for column, cell in row.cells.items():
+      record = {
+        'setting': row.setting.label,
+        **{field: str(value) for field, value in row.setting.factors.items()},
+        'split': column.split,
+        'metric': column.metric,
+        'unit': column.unit,
+        'seeds': len(cell.values),
+        'mean': cell.mean.value,
+        'mean_low': cell.mean.low,
+        'mean_high': cell.mean.high,
+        'interquartile_mean': cell.interquartile_mean.value,
+        'interquartile_mean_low': cell.interquartile_mean.low,
+        'interquartile_mean_high': cell.interquartile_mean.high,
+        'deviation': cell.deviation,
+        'parameters': row.parameters,
+        'update_flop': row.update_flop,
+        'training_seconds': row.seconds,
+      }
+      records.append(record | _contrast_fields(contrasts.get((row.setting.id, column))))
+  return pd.DataFrame(records)
+
+
+def _contrast_fields(contrast: Contrast | None) -> dict[str, Any]:
+  if contrast is None:
+    return {}
+  difference = contrast.comparison.difference
+  return {
+    'difference': difference.value,
+    'difference_low': difference.low,
+    'difference_high': difference.high,
+    'p': contrast.comparison.p,
+    'corrected_p': contrast.corrected_p,
+    'probability_of_improvement': contrast.comparison.improvement,
+    'rows_p': ' '.join(f'{row.p:.4g}' for row in contrast.rows),
+    'verdict': contrast.verdict,
+  }
+
+
+def runs_table(report: Report) -> pd.DataFrame:
+  """Returns a row per run and metric, of every metric that was measured."""
+  records = [
+    {
+      'setting': row.setting.label,
+      **{field: str(value) for field, value in row.setting.factors.items()},
+      'seed': run.seed,
+      'split': split,
+      'metric': metric,
+      'value': entry['value'],
+      'unit': entry['unit'],
+      'signature': entry['signature'],
+      'step': run.step,
+      'parameters': run.parameters,
+      'training_seconds': run.training_seconds,
+      'folder': str(run.folder),
+      'commit': run.commit,
+    }
+    for row in report.rows
+    for run in row.setting.runs
+    for split, metrics in run.results.items()
+    for metric, entry in metrics.items()
+  ]
+  return pd.DataFrame(records)
+
+
+def _number(value: float | None) -> str:
+  """Four significant digits, and at least two decimal places of numbers from 1 to 100."""
+  if value is None or math.isnan(value):
+    return MISSING
+  return f'{value:.2f}' if 1 <= abs(value) < 1e4 else f'{value:.4g}'
+
+
+def _ends(interval: Interval) -> str:
+  return '' if math.isnan(interval.low) else f'[{_number(interval.low)}, {_number(interval.high)}]'
+
+
+def _cell(cell: Cell) -> str:
+  if math.isnan(cell.mean.low):
+    return _number(cell.mean.value)
+  return f'{_number(cell.mean.value)} {_ends(cell.mean)}, IQM {_number(cell.interquartile_mean.value)}'
+
+
+def _signed(interval: Interval) -> str:
+  text = f'{interval.value:+.3g}'
+  return text if math.isnan(interval.low) else f'{text} [{interval.low:+.3g}, {interval.high:+.3g}]'
+
+
+def _p(value: float) -> str:
+  if math.isnan(value):
+    return MISSING
+  return '< 0.001' if value < 0.001 else f'{value:.3f}'
+
+
+def _rows(contrast: Contrast) -> str:
+  """'2 of 3': pairs of runs whose outputs differ; the p of a single pair."""
+  if not contrast.rows:
+    return MISSING
+  if len(contrast.rows) == 1:
+    p = _p(contrast.rows[0].p)
+    return f'p {p}' if p.startswith('<') else f'p = {p}'
+  return f'{sum(row.p < SIGNIFICANCE for row in contrast.rows)} of {len(contrast.rows)}'
+
+
+FILTERS = {
+  'base64': lambda data: base64.b64encode(data).decode(),
+  'cell': _cell,
+  'count': lambda number: f'{number:,}' if number else MISSING,
+  'ends': _ends,
+  'md': lambda text: MARKDOWN_SPECIAL.sub(r'\\\1', ' '.join(str(text).split())),
+  'mflop': lambda flop: MISSING if math.isnan(flop) else f'{flop / 1e6:,.0f}',
+  'number': _number,
+  'p': _p,
+  'rows': _rows,
+  'signed': _signed,
+  'time': format_seconds,
+}

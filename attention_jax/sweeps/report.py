@@ -1,0 +1,296 @@
+"""The report of a sweep or of any finished runs: what was measured, what differs, and what does not."""
+
+import datetime
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attention_jax.errors import UserError, choose
+from attention_jax.specs import parse
+from attention_jax.sweeps.collect import SettingRuns, collect_folders, collect_sweep
+from attention_jax.sweeps.contrasts import Column, Contrast, contrast_all
+from attention_jax.sweeps.estimate import measure_costs
+from attention_jax.sweeps.ledger import FAILED, FINISHED, SweepState, UnitState, read_state
+from attention_jax.sweeps.resolve import parse_value
+from attention_jax.sweeps.space import Setting, label
+from attention_jax.sweeps.statistics import (
+  TESTS,
+  Interval,
+  bootstrap_interquartile_mean,
+  bootstrap_mean,
+)
+from attention_jax.systems.base import Log
+from attention_jax.systems.experiment import selectable_metrics
+
+FEW_SEEDS = 5  # below, bootstrap intervals over seeds are noticeably too narrow
+ALIGNMENT_ERROR = 'alignment_error_rate'
+
+
+class ReportOptions(NamedTuple):
+  """Options of a report.
+
+  Attributes:
+    baseline: the setting that the others are compared with, by some of its fields; None for the first.
+    metrics: the metrics to report, the most important first; () for those of the config.
+    title: the question that the report answers; '' for none.
+    test: a key of statistics.TESTS, the paired test over seeds.
+    rows: whether outputs are also compared row by row, which reads the data.
+  """
+
+  baseline: Setting | None = None
+  metrics: Sequence[str] = ()
+  title: str = ''
+  test: str = 't'
+  rows: bool = True
+
+
+class Cell(NamedTuple):
+  """A metric of a setting over its seeds.
+
+  Attributes:
+    mean, interquartile_mean: with their intervals.
+    deviation: standard deviation (n - 1); NaN for one seed.
+    values: of the runs.
+  """
+
+  mean: Interval
+  interquartile_mean: Interval
+  deviation: float
+  values: Sequence[float]
+
+
+class Row(NamedTuple):
+  """A setting in the main table.
+
+  Attributes:
+    setting: its runs.
+    cells: by column; a column that the setting lacks is missing.
+    parameters: number of parameters; 0 if unknown.
+    update_flop: FLOP of an update; NaN if unknown.
+    seconds: mean time of the updates of a run.
+  """
+
+  setting: SettingRuns
+  cells: Mapping[Column, Cell]
+  parameters: int
+  update_flop: float
+  seconds: float
+
+
+class Report(NamedTuple):
+  """Everything that a report shows.
+
+  Attributes:
+    title: its title.
+    folder: the folder that links are relative to.
+    created: date and time.
+    columns: of the main table, the most important first.
+    rows: of the main table.
+    baseline: the setting that the others are compared with.
+    contrasts: comparisons with the baseline.
+    findings: sentences that state what differs and what does not.
+    notes: how to read the numbers, and what is unusual.
+    fields: fields of the config that differ, if the labels of the settings do not name them.
+    failed: the units that failed.
+    unfinished: number of units that have neither finished nor failed.
+  """
+
+  title: str
+  folder: Path
+  created: str
+  columns: Sequence[Column]
+  rows: Sequence[Row]
+  baseline: SettingRuns
+  contrasts: Sequence[Contrast]
+  findings: Sequence[str]
+  notes: Sequence[str]
+  fields: Sequence[str]
+  failed: Sequence[UnitState]
+  unfinished: int
+
+
+def sweep_report(folder: Path, options: ReportOptions, log: Log) -> Report:
+  """Builds the report of a sweep from its ledger, at any moment.
+
+  Raises:
+    UserError: if no run has finished yet, and for an unknown baseline or metric.
+  """
+  folder = folder.absolute()
+  state = read_state(folder)
+  settings = collect_sweep(folder, state)
+  if not settings:
+    raise UserError(f'{folder}: no run of this sweep has finished')
+  costs = {setting_id: event['update_flop'] for setting_id, event in state.costs.items()}
+  return _build(folder, settings, state, costs, options, log)
+
+
+def folders_report(folders: Sequence[Path], options: ReportOptions, log: Log) -> Report:
+  """Builds the report of finished runs, which are compared with the first of them.
+
+  Raises:
+    UserError: for less than two runs, runs of different systems, and as `sweep_report`.
+  """
+  if len(folders) < 2:
+    raise UserError(f'expected at least two run folders to compare, got {len(folders)}')
+  settings = collect_folders(folders)
+  systems = {setting.config['system'] for setting in settings}
+  if len(systems) > 1:
+    raise UserError(f'runs of one system can be compared, got {", ".join(sorted(systems))}')
+  costs = {}
+  for setting_id, cost in measure_costs([(setting.id, setting.config) for setting in settings], {}):
+    costs[setting_id] = cost.update_flop
+  return _build(Path.cwd(), settings, SweepState(), costs, options, log)
+
+
+def _build(
+  folder: Path,
+  settings: Sequence[SettingRuns],
+  state: SweepState,
+  flop: Mapping[str, float],
+  options: ReportOptions,
+  log: Log,
+) -> Report:
+  choose(options.test, TESTS, 'test')
+  columns = _columns(settings, options.metrics)
+  baseline = _find_baseline(settings, options.baseline)
+  contrasts = contrast_all(settings, baseline, columns, options.test, options.rows, log)
+  entries = list(state.units.values())
+  failed = [entry for entry in entries if entry.state == FAILED]
+  return Report(
+    title=options.title or f'Comparison of {len(settings)} settings',
+    folder=folder,
+    created=datetime.datetime.now().astimezone().strftime('%Y-%m-%d %H:%M %Z'),
+    columns=columns,
+    rows=[_row(setting, columns, flop.get(setting.id, math.nan)) for setting in settings],
+    baseline=baseline,
+    contrasts=contrasts,
+    findings=_findings(contrasts, baseline, columns),
+    notes=_notes(settings, contrasts, state, options),
+    fields=[] if state.units else list(settings[0].factors),
+    failed=failed,
+    unfinished=sum(entry.state not in (FAILED, FINISHED) for entry in entries),
+  )
+
+
+def _columns(settings: Sequence[SettingRuns], metrics: Sequence[str]) -> list[Column]:
+  """The columns of the report: all test splits, and the metrics that were asked for or those of the config."""
+  config = settings[0].config
+  results: dict[str, dict[str, str]] = {}  # split -> metric -> unit
+  for run in (run for setting in settings for run in setting.runs):
+    for split, values in run.results.items():
+      results.setdefault(split, {}).update({name: entry['unit'] for name, entry in values.items()})
+  measured = dict.fromkeys(name for values in results.values() for name in values)
+  for metric in metrics:
+    choose(metric, measured, 'metric of the report')
+  text = [parse(spec)[0] for spec in config['evaluation'].get('metrics', ())]
+  defaults = dict.fromkeys([config['training']['select'], *text, ALIGNMENT_ERROR])
+  names = list(metrics) or [name for name in defaults if name in measured] or list(measured)
+  directions = selectable_metrics(config)
+  return [
+    Column(split, metric, values[metric], directions.get(metric))
+    for split, values in results.items()
+    for metric in names
+    if metric in values
+  ]
+
+
+def _find_baseline(settings: Sequence[SettingRuns], fields: Setting | None) -> SettingRuns:
+  """The setting that has all of these values; the first setting without any."""
+  if not fields:
+    return settings[0]
+  for field in fields:
+    choose(field, settings[0].factors, 'field of --baseline')
+  matches = [
+    setting
+    for setting in settings
+    if all(_same_value(field, value, setting.factors[field]) for field, value in fields.items())
+  ]
+  if len(matches) != 1:
+    names = '; '.join(setting.label for setting in settings)
+    raise UserError(f'--baseline: {label(fields)} matches {len(matches)} settings, expected one of: {names}')
+  return matches[0]
+
+
+def _same_value(field: str, value: Any, actual: Any) -> bool:
+  return parse_value(field, value, actual) == actual
+
+
+def _row(setting: SettingRuns, columns: Sequence[Column], update_flop: float) -> Row:
+  cells = {}
+  for column in columns:
+    if values := list(setting.values(column.split, column.metric).values()):
+      deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+      cells[column] = Cell(bootstrap_mean(values), bootstrap_interquartile_mean(values), deviation, values)
+  seconds = float(np.mean([run.training_seconds for run in setting.runs]))
+  return Row(setting, cells, setting.runs[0].parameters, update_flop, seconds)
+
+
+def _findings(contrasts: Sequence[Contrast], baseline: SettingRuns, columns: Sequence[Column]) -> list[str]:
+  """One sentence per column: what is better, what is worse, and where no difference was found."""
+  findings = []
+  for column in columns:
+    groups: dict[str, list[Contrast]] = {}
+    for contrast in contrasts:
+      if contrast.column == column:
+        groups.setdefault(contrast.verdict, []).append(contrast)
+    if groups:
+      parts = [_describe_group(verdict, groups[verdict], len(groups) == 1) for verdict in VERDICTS if verdict in groups]
+      findings.append(f'{column.name}, compared with {baseline.label}: {"; ".join(parts)}.')
+  return findings
+
+
+VERDICTS = ('better', 'worse', 'no difference found', 'not tested')  # in the order of a sentence
+
+
+def _describe_group(verdict: str, contrasts: Sequence[Contrast], is_only_one: bool) -> str:
+  """'better: a (+1, p = 0.01), b (+2, p = 0.02)'; settings without a difference are named or, if all, counted."""
+  if verdict in ('better', 'worse'):
+    return f'{verdict}: {", ".join(map(_describe_contrast, contrasts))}'
+  if is_only_one and len(contrasts) > 1:
+    return f'{verdict}: all {len(contrasts)} other settings'
+  return f'{verdict}: {", ".join(contrast.setting.label for contrast in contrasts)}'
+
+
+def _describe_contrast(contrast: Contrast) -> str:
+  p = '' if math.isnan(contrast.corrected_p) else f', p = {contrast.corrected_p:.2g}'
+  return f'{contrast.setting.label} ({contrast.comparison.difference.value:+.3g}{p})'
+
+
+def _notes(
+  settings: Sequence[SettingRuns], contrasts: Sequence[Contrast], state: SweepState, options: ReportOptions
+) -> list[str]:
+  seeds = [len(setting.runs) for setting in settings]
+  notes = [
+    'Intervals of means are 95 % percentile bootstrap intervals over seeds. IQM is the interquartile mean: the mean '
+    'itself for fewer than four seeds.',
+  ]
+  if min(seeds) == 1:
+    notes.append(
+      'A setting with one seed has no interval and no test over seeds. For two single runs, p is that of the test over '
+      'rows: whether these two trained models differ. Other seeds may differ as much.'
+    )
+  elif min(seeds) < FEW_SEEDS:
+    notes.append(f'With {min(seeds)} seeds, bootstrap intervals are too narrow, and only large differences are found.')
+  if contrasts:
+    notes.append(
+      f'p values are those of a paired {TEST_NAMES[options.test]} over seeds, corrected for the {len(contrasts)} '
+      'comparisons of this report (Benjamini-Hochberg). That no difference was found does not mean that there is none. '
+      'P(better) is the probability that a run of the setting is better than one of the baseline.'
+    )
+  if any(contrast.rows for contrast in contrasts):
+    notes.append(
+      'Rows: the number of pairs of runs whose outputs differ at p < 0.05 when rows are resampled (sacrebleu: paired '
+      'bootstrap; rates: permutation test of scipy). It says whether two trained models differ, not two settings.'
+    )
+  commits = sorted({run.commit or 'unknown' for setting in settings for run in setting.runs})
+  if len(commits) > 1:
+    notes.append(f'The runs are of different versions of the code: {", ".join(commits)}.')
+  if dropped := len(state.dropped):
+    notes.append(f'{dropped} settings were dropped early by successive halving and are not shown.')
+  return notes
+
+
+TEST_NAMES = {'t': 't-test', 'wilcoxon': 'Wilcoxon test', 'permutation': 'permutation test'}

@@ -1,0 +1,231 @@
+"""Statistics over seeds and over sentences, all of them from scipy and sacrebleu.
+
+Runs of two settings with the same seed see their batches in the same order, so that they are compared in pairs.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.stats
+from sacrebleu.significance import PairedTest
+
+from attention_jax.inference.metrics import RowCounts, count_rows, reference_streams, sacrebleu_metric
+
+CONFIDENCE = 0.95
+SEED = 0  # of resampling, so that a report can be repeated
+SEED_RESAMPLES = 9999
+ROW_RESAMPLES = 1000
+ROW_BATCH = 100  # resamples at a time, which bounds the memory
+TRIMMED = 0.25  # of each end: the interquartile mean
+
+
+class Interval(NamedTuple):
+  """An estimate with a 95 % interval; NaN ends where there is nothing to resample."""
+
+  value: float
+  low: float
+  high: float
+
+
+def bootstrap_mean(values: Sequence[float]) -> Interval:
+  """Returns the mean over seeds, with the percentile bootstrap interval of Agarwal et al. (2021)."""
+  return _bootstrap(values, np.mean)
+
+
+def bootstrap_interquartile_mean(values: Sequence[float]) -> Interval:
+  """Returns the mean of the middle half of the seeds (Agarwal et al. 2021): the mean itself for less than four."""
+  return _bootstrap(values, lambda x, axis: scipy.stats.trim_mean(x, TRIMMED, axis=axis))
+
+
+def _bootstrap(values: Sequence[float], statistic: Callable) -> Interval:
+  values = np.asarray(values, float)
+  value = float(statistic(values, axis=0))
+  if len(values) < 2 or not np.isfinite(values).all():
+    return Interval(value, math.nan, math.nan)
+  if np.ptp(values) == 0:
+    return Interval(value, value, value)
+  interval = scipy.stats.bootstrap(
+    (values,),
+    statistic,
+    confidence_level=CONFIDENCE,
+    n_resamples=SEED_RESAMPLES,
+    method='percentile',
+    rng=np.random.default_rng(SEED),
+  ).confidence_interval
+  return Interval(value, float(interval.low), float(interval.high))
+
+
+class Comparison(NamedTuple):
+  """A setting against the baseline, over pairs of runs.
+
+  Attributes:
+    seeds: number of pairs.
+    difference: mean difference, setting minus baseline, with the 95 % interval of the t distribution.
+    improvement: probability that a run of the setting is better than one of the baseline (ties count half).
+    p: of the paired test; NaN if it cannot be computed.
+  """
+
+  seeds: int
+  difference: Interval
+  improvement: float
+  p: float
+
+
+def _permutation(x: np.ndarray, y: np.ndarray) -> float:
+  def mean_difference(x, y, axis):
+    return np.mean(x - y, axis=axis)
+
+  options = {'permutation_type': 'samples', 'n_resamples': SEED_RESAMPLES, 'vectorized': True}
+  return scipy.stats.permutation_test((x, y), mean_difference, rng=np.random.default_rng(SEED), **options).pvalue
+
+
+# With n pairs, the exact tests cannot give a p below 2 / 2^n: 0.25 for three seeds. The t-test can, but assumes that
+# differences between seeds are normally distributed.
+TESTS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
+  't': lambda x, y: scipy.stats.ttest_rel(x, y).pvalue,
+  'wilcoxon': lambda x, y: scipy.stats.wilcoxon(x, y).pvalue,
+  'permutation': _permutation,
+}
+
+
+def compare(values: Sequence[float], baseline: Sequence[float], higher_is_better: bool, test: str = 't') -> Comparison:
+  """Compares the runs of a setting with those of the baseline, in pairs.
+
+  Args:
+    values: of a metric, one per pair.
+    baseline: the same of the baseline.
+    higher_is_better: the direction of the metric.
+    test: a key of TESTS.
+  """
+  x, y = np.asarray(values, float), np.asarray(baseline, float)
+  u = scipy.stats.mannwhitneyu(x, y).statistic / (len(x) * len(y))
+  improvement = float(u if higher_is_better else 1 - u)
+  difference = float(np.mean(x - y))
+  if len(x) < 2 or np.ptp(x - y) < 1e-12 * max(1.0, np.abs(x - y).max()):
+    # One pair, or equal differences, have no spread with which a test could compare the mean.
+    p = 1.0 if len(x) > 1 and difference == 0 else math.nan
+    return Comparison(len(x), Interval(difference, math.nan, math.nan), improvement, p)
+  interval = scipy.stats.ttest_rel(x, y).confidence_interval(CONFIDENCE)
+  ends = float(interval.low), float(interval.high)
+  return Comparison(len(x), Interval(difference, *ends), improvement, float(TESTS[test](x, y)))
+
+
+def correct(p_values: Sequence[float]) -> list[float]:
+  """Corrects p values for their number, so that the expected share of false discoveries is bounded.
+
+  Benjamini & Hochberg (1995). Comparisons with a common baseline depend on each other positively, which it allows.
+
+  Args:
+    p_values: NaN stays NaN and does not count.
+  """
+  p = np.asarray(p_values, float)
+  corrected = np.full_like(p, math.nan)
+  known = np.isfinite(p)
+  if known.any():
+    corrected[known] = scipy.stats.false_discovery_control(p[known], method='bh')
+  return corrected.tolist()
+
+
+class RowComparison(NamedTuple):
+  """Outputs of two runs on the same rows.
+
+  Attributes:
+    difference: of the metric, second minus first, with its bootstrap interval (NaN ends for sacrebleu's metrics).
+    p: of the paired test over rows.
+  """
+
+  difference: Interval
+  p: float
+
+
+def compare_rows(
+  spec: str, baseline: Sequence[str], hypotheses: Sequence[str], references: Sequence[Sequence[str]]
+) -> RowComparison:
+  """Tests whether two lists of hypotheses differ in a metric, by resampling rows.
+
+  Args:
+    spec: a metric of METRICS.
+    baseline: a hypothesis per row.
+    hypotheses: a hypothesis per row of another run.
+    references: one or more per row.
+  """
+  metric = sacrebleu_metric(spec)
+  if metric is not None:
+    return _compare_by_sacrebleu(metric, baseline, hypotheses, references)
+  first, second = (count_rows(spec, lines, references) for lines in (baseline, hypotheses))
+  return compare_rates(first, second)
+
+
+def _compare_by_sacrebleu(metric: Any, baseline, hypotheses, references) -> RowComparison:
+  """Paired bootstrap resampling (Koehn 2004), as sacrebleu has it."""
+  systems = [('baseline', list(baseline)), ('setting', list(hypotheses))]
+  test = PairedTest(systems, {'metric': metric}, reference_streams(references), 'bs', n_samples=ROW_RESAMPLES)
+  _, scores = test()
+  first, second = next(results for name, results in scores.items() if name != 'System')
+  difference = Interval(second.score - first.score, math.nan, math.nan)
+  # sacrebleu gives the smallest possible p to systems whose scores are equal in every sample.
+  p = float(second.p_value) if difference.value else 1.0
+  return RowComparison(difference, p)
+
+
+def compare_rates(first: RowCounts, second: RowCounts) -> RowComparison:
+  """Compares two rates over the same rows: a paired bootstrap interval, and a paired permutation test.
+
+  Args:
+    first: counts of the baseline.
+    second: counts of the other run.
+  """
+  counted = np.concatenate([first.counted, second.counted])
+  total = np.concatenate([first.total, second.total])
+  rows = np.arange(len(first.counted))
+
+  def difference(x, y, axis=-1):  # indices into both runs
+    return 100 * (counted[y].sum(axis) / total[y].sum(axis) - counted[x].sum(axis) / total[x].sum(axis))
+
+  value = float(difference(rows, rows + len(rows)))
+  if np.array_equal(first.counted, second.counted) and np.array_equal(first.total, second.total):
+    return RowComparison(Interval(0.0, 0.0, 0.0), 1.0)
+  options = {'vectorized': True, 'batch': ROW_BATCH, 'n_resamples': ROW_RESAMPLES}
+  pair = (rows, rows + len(rows))
+  interval = scipy.stats.bootstrap(
+    pair, difference, paired=True, method='percentile', rng=np.random.default_rng(SEED), **options
+  ).confidence_interval
+  p = scipy.stats.permutation_test(
+    pair, difference, permutation_type='samples', rng=np.random.default_rng(SEED), **options
+  ).pvalue
+  return RowComparison(Interval(value, float(interval.low), float(interval.high)), float(p))
+
+
+def bootstrap_rows(spec: str, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Interval:
+  """Returns a metric with its bootstrap interval over rows: sacrebleu's for its metrics, scipy's for rates.
+
+  Args:
+    spec: a metric of METRICS.
+    hypotheses: one per row.
+    references: one or more per row.
+  """
+  metric = sacrebleu_metric(spec)
+  if metric is not None:
+    score = metric.corpus_score(hypotheses, reference_streams(references), n_bootstrap=ROW_RESAMPLES)
+    return Interval(score.score, score._mean - score._ci, score._mean + score._ci)  # it only prints them otherwise
+  counts = count_rows(spec, hypotheses, references)
+  rows = np.arange(len(hypotheses))
+
+  def rate(rows, axis=-1):
+    return 100 * counts.counted[rows].sum(axis) / np.maximum(counts.total[rows].sum(axis), 1)
+
+  value = float(rate(rows))
+  if len(rows) < 2:
+    return Interval(value, math.nan, math.nan)
+  interval = scipy.stats.bootstrap(
+    (rows,),
+    rate,
+    method='percentile',
+    vectorized=True,
+    batch=ROW_BATCH,
+    n_resamples=ROW_RESAMPLES,
+    rng=np.random.default_rng(SEED),
+  ).confidence_interval
+  return Interval(value, float(interval.low), float(interval.high))

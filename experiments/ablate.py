@@ -1,0 +1,100 @@
+"""Runs a sweep: every setting with several seeds, continued after any interruption, and reported with error bars.
+
+  python -m experiments.ablate --config=configs/dates.py:luong2015 --workdir=runs/grid --seeds=5 \\
+    --grid='model.attention.score=dot,general,additive' --grid='model.attention.alignment=softmax,local_p(width=10)'
+  python -m experiments.ablate ... --dry_run      # the runs, their parameters and an estimate of the time
+  python -m experiments.ablate ... --retry        # runs the failed ones again
+  python -m experiments.ablate --report --workdir=runs/grid
+
+Exits with status 0 when all runs have finished, 1 when some failed, 75 when some are unfinished, as after a signal; the
+same command continues.
+"""
+
+from experiments.large_pages import restart_with_large_pages
+
+if __name__ == '__main__':
+  restart_with_large_pages()  # before jax is imported
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+from absl import flags
+from ml_collections import config_flags
+from rich.console import Console
+
+from attention_jax.errors import UserError
+from experiments.launch import FLAGS, config_overrides, launch, program_command, require_flag
+
+config_flags.DEFINE_config_file('config', None, 'a file of configs/ and a preset; the file may define get_sweep()')
+flags.DEFINE_string('workdir', None, 'the folder of the sweep')
+flags.DEFINE_integer('seeds', None, 'seeds of each setting, from config.training.seed; by default 3')
+flags.DEFINE_multi_string('grid', [], 'field=value,value,...; several form every combination')
+flags.DEFINE_multi_string('pair', [], 'field=value,value; field=value,value: values that are paired by position')
+flags.DEFINE_multi_string('setting', [], 'field=value; field=value: one more setting, or the only one')
+flags.DEFINE_multi_string('search', [], 'field=log(low=1e-4, high=1e-2), linear, integer or log_integer: a range')
+flags.DEFINE_integer('points', 16, 'number of settings that --search draws')
+flags.DEFINE_string('search_method', 'halton', 'halton, sobol, latin_hypercube or random')
+flags.DEFINE_integer('search_seed', 0, 'seed of --search')
+flags.DEFINE_bool('dry_run', False, 'print what would be run, and run nothing')
+flags.DEFINE_bool('retry', False, 'run the failed units again, and nothing else')
+flags.DEFINE_multi_string('adopt', [], 'the folder of a finished run, of one seed or several, that becomes part of it')
+flags.DEFINE_integer('workers', 1, 'processes at a time, each with cores or devices of its own')
+flags.DEFINE_string('together', 'auto', 'whether one process trains all seeds of a setting: auto, yes or no')
+flags.DEFINE_string('cluster', '', 'slurm(partition="gpu", timeout_min=120): run as jobs of a cluster')
+flags.DEFINE_string(
+  'halving', '', 'halving(first=300, factor=3): drop settings that are behind after 300, 900, ... updates'
+)
+flags.DEFINE_bool('report', False, 'write the report of the sweep so far, and run nothing')
+flags.DEFINE_string('baseline', '', 'field=value; field=value: the setting that the report compares with')
+flags.DEFINE_string('test', 't', 'paired test of the report over seeds: t, wilcoxon or permutation')
+flags.DEFINE_list('metrics', [], 'metrics of the report, the most important first; by default as in the config')
+
+INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h, as train.py
+
+
+def main() -> None:
+  # In this process jax traces models and counts parameters; an accelerator is left to the processes that train.
+  jax.config.update('jax_platforms', 'cpu')
+  from attention_jax.sweeps import sweep
+  from experiments.sweep_flags import sweep_request
+
+  console = Console(highlight=False)
+
+  def log(line: str) -> None:
+    console.print(line, markup=False, soft_wrap=True)
+
+  folder = Path(require_flag('workdir')).expanduser()
+  if FLAGS.report:
+    write_report(folder, log)
+    return
+  if FLAGS.config is None:
+    raise UserError('--config is missing; for example --config=configs/dates.py:luong2015')
+  request = sweep_request(folder, config_overrides(), program_command('train'))
+  resolved = sweep.check_request(request)
+  if FLAGS.dry_run:
+    sweep.describe_plan(request, resolved, log)
+    return
+  outcome = sweep.run_sweep(request, resolved, log)
+  if outcome.finished:
+    write_report(folder, log)
+  if outcome.unfinished:
+    sys.exit(INTERRUPTED)
+  sys.exit(1 if outcome.failed else 0)
+
+
+def write_report(folder: Path, log: Callable[[str], None]) -> None:
+  """Writes the report of a sweep into its folder, and prints what it found."""
+  from attention_jax.sweeps.render import write_files
+  from attention_jax.sweeps.report import sweep_report
+  from experiments.sweep_flags import report_options
+
+  report = sweep_report(folder, report_options(), log)
+  for finding in report.findings:
+    log(finding)
+  log(f'written: {", ".join(map(str, write_files(report, folder)))}')
+
+
+if __name__ == '__main__':
+  launch(main)

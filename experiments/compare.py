@@ -1,0 +1,47 @@
+"""Compares finished runs with the first of them: differences with intervals and tests, curves, costs.
+
+  python -m experiments.compare runs/softmax runs/entmax
+  python -m experiments.compare runs/a runs/b --metrics=bleu --output=comparison
+
+A run folder of several seeds (--config.seeds=8) is compared seed by seed; of single runs, only the outputs are tested.
+"""
+
+from experiments.large_pages import restart_with_large_pages
+
+if __name__ == '__main__':
+  restart_with_large_pages()  # before jax is imported
+
+from pathlib import Path
+
+import jax
+from absl import flags
+from rich.console import Console
+
+from experiments.launch import FLAGS, check_output_path, launch
+
+flags.DEFINE_string('output', None, 'a new folder for the report; by default it is printed as Markdown')
+flags.DEFINE_list('metrics', [], 'metrics of the report, the most important first; by default as in the config')
+flags.DEFINE_string('test', 't', 'paired test over seeds: t, wilcoxon or permutation')
+
+
+def main(folders: list[str]) -> None:
+  jax.config.update('jax_platforms', 'cpu')
+  from attention_jax.sweeps.render import render, write_files
+  from attention_jax.sweeps.report import ReportOptions, folders_report
+
+  output = Path(check_output_path(FLAGS.output, 'output')) if FLAGS.output else None
+  console = Console(highlight=False, stderr=True)
+  report = folders_report(
+    [Path(folder) for folder in folders],
+    ReportOptions(metrics=tuple(FLAGS.metrics), test=FLAGS.test),
+    lambda line: console.print(line, markup=False, soft_wrap=True),
+  )
+  if output is None:
+    print(render(report, [], Path.cwd(), 'md'))
+    return
+  for path in write_files(report, output):
+    print(path)
+
+
+if __name__ == '__main__':
+  launch(main, takes_positional=True)

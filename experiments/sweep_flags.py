@@ -1,0 +1,71 @@
+"""From the flags of ablate.py, or from get_sweep() of its config file, to what the sweep needs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attention_jax.errors import UserError
+from attention_jax.sweeps import space
+from attention_jax.sweeps.report import ReportOptions
+from attention_jax.sweeps.resolve import Base
+from attention_jax.sweeps.search import search
+from attention_jax.sweeps.sweep import SweepRequest
+from experiments.config_files import load_config, load_sweep
+from experiments.launch import FLAGS, config_path
+
+DEFAULT_SEEDS = 3
+
+
+def sweep_request(folder: Path, overrides: Mapping[str, Any], train: Sequence[str]) -> SweepRequest:
+  """Returns the sweep that the flags describe.
+
+  Args:
+    folder: the folder of the sweep.
+    overrides: the fields of the config that flags set.
+    train: the training program.
+
+  Raises:
+    UserError: for flags that cannot be parsed, and for flags beside a get_sweep().
+  """
+  path = config_path()
+  sweep = load_sweep(path)
+  settings = _settings_of_flags()
+  if sweep and settings:
+    raise UserError(f'{path} defines get_sweep(); expected no --grid, --pair, --setting or --search beside it')
+  return SweepRequest(
+    folder=folder,
+    base=Base(path, overrides, lambda path: load_config(path).to_dict()),
+    settings=sweep.settings if sweep else settings or [{}],
+    seeds=FLAGS.seeds if FLAGS.seeds is not None else sweep.seeds if sweep else DEFAULT_SEEDS,
+    train=train,
+    variants=FLAGS.variants or '',
+    workers=FLAGS.workers,
+    cluster=FLAGS.cluster,
+    together=FLAGS.together,
+    retry=FLAGS.retry,
+    adopted=[Path(path) for path in FLAGS.adopt],
+    halving=FLAGS.halving,
+  )
+
+
+def report_options() -> ReportOptions:
+  """Returns what the flags, or get_sweep(), ask of the report."""
+  sweep = load_sweep(config_path()) if FLAGS.config is not None else None
+  baseline = space.parse_setting(FLAGS.baseline, '--baseline') if FLAGS.baseline else None
+  return ReportOptions(
+    baseline=baseline or (sweep.baseline if sweep else None),
+    metrics=tuple(FLAGS.metrics) or (sweep.metrics if sweep else ()),
+    title=sweep.question if sweep else '',
+    test=FLAGS.test,
+  )
+
+
+def _settings_of_flags() -> list[space.Setting]:
+  groups = [space.parse_grid(text) for text in FLAGS.grid] + [space.parse_pair(text) for text in FLAGS.pair]
+  if FLAGS.search:
+    ranges: dict[str, Any] = {}
+    for text in FLAGS.search:
+      ranges |= space.parse_setting(text, '--search')
+    groups.append(search(ranges, FLAGS.points, FLAGS.search_method, FLAGS.search_seed))
+  settings = space.product(*groups) if groups else []
+  return settings + [space.parse_setting(text) for text in FLAGS.setting]

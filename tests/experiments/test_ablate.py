@@ -1,0 +1,102 @@
+"""ablate.py and compare.py as command lines: mistakes, a sweep of real runs, its report, and a comparison."""
+
+import os
+
+import pytest
+
+from tests import compiled
+from tests.experiments.helpers import DEVICES, run, tiny_arguments
+from tests.sweeps.helpers import make_sweep
+
+CONFIG = '--config=configs/dates.py:luong2015'
+SWEEP_FILE = """
+from attention_jax.sweeps.space import Sweep, grid
+from attention_jax.systems.config import default_config
+
+def get_config(preset='a'):
+  return default_config()
+
+def get_sweep():
+  return Sweep(grid({'model.embedding': [16, 32]}), seeds=2, question='Which size?', metrics=('exact_match',))
+"""
+
+# arguments -> parts of the message
+MISTAKES = [
+  ([], ['--workdir is missing']),
+  (['--workdir=x'], ['--config is missing']),
+  (['--workdir=x', CONFIG, '--grid=a'], ['--grid=a: expected field=value,value,...']),
+  (['--workdir=x', CONFIG, '--pair=seed=1,2; steps=3'], ['paired fields must have equally many values']),
+  (['--workdir=x', CONFIG, '--search=model.dropout=log(low=0.1)'], ['needs high']),
+  (['--workdir=x', CONFIG, '--grid=score=dot'], ["unknown field of config: 'score'", "'model.attention.score'?"]),
+  (['--workdir=x', CONFIG, '--grid=preset=luong'], ["unknown preset 'luong'", "'luong2015'?"]),
+  (['--workdir=x', CONFIG, '--halving=halving(first=0)'], ['option first must be at least 1, got 0']),
+  (['--workdir=x', CONFIG, '--seeds=0'], ['--seeds must be at least 1, got 0']),
+  (['--workdir=x', CONFIG, 'extra'], ["unexpected argument 'extra'"]),
+  (['--workdir=nowhere', '--report'], ['nowhere holds no ledger.jsonl']),
+]
+
+
+@pytest.mark.parametrize(('arguments', 'parts'), MISTAKES)
+def test_mistakes_are_one_line(arguments, parts, tmp_path):
+  result = run('ablate', *arguments)
+  assert result.code == 2 and result.err.startswith('error: ') and result.err.count('\n') == 1, result.err
+  assert all(part in result.err for part in parts), result.err
+
+
+def test_several_mistakes_are_one_line_each(tmp_path):
+  grids = ['--grid=model.attention.score=dott,dot', '--grid=model.attention.alignment=softmax,entmax(alfa=1)']
+  result = run('ablate', f'--workdir={tmp_path / "x"}', CONFIG, *grids)
+  first, second = result.err.splitlines()
+  assert result.code == 2 and first.startswith("error: unknown score 'dott'") and "'alfa'" in second
+  assert not (tmp_path / 'x').exists()
+
+
+def test_a_file_that_defines_a_sweep(tmp_path, monkeypatch):
+  path = tmp_path / 'mine.py'
+  path.write_text(SWEEP_FILE)
+  result = run('ablate', f'--workdir={tmp_path / "x"}', f'--config={path}', '--grid=model.embedding=3')
+  assert result.code == 2 and 'mine.py defines get_sweep(); expected no --grid' in result.err
+  path.write_text(SWEEP_FILE.replace('Sweep(grid', '(grid'))
+  result = run('ablate', f'--workdir={tmp_path / "x"}', f'--config={path}')
+  assert result.code == 2 and 'SyntaxError' not in result.err and 'mine.py' in result.err
+
+
+def test_a_report_is_written_from_the_ledger(tmp_path):
+  make_sweep(tmp_path / 's', [{'model.attention.score': 'dot'}, {'model.attention.score': 'general'}])
+  baseline = '--baseline=model.attention.score=general'
+  result = run('ablate', '--report', f'--workdir={tmp_path / "s"}', '--metrics=exact_match', baseline)
+  assert result.code == 0, result.err
+  assert 'exact_match, test, compared with score=general: worse: score=dot (-' in result.out
+  assert (tmp_path / 's' / 'report.html').exists()
+
+
+def test_a_sweep_of_real_runs(task, tmp_path, monkeypatch):
+  environment = compiled.cache_environment() | {
+    'XLA_FLAGS': f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count={DEVICES}'
+  }
+  for name, value in environment.items():
+    monkeypatch.setenv(name, value)
+  folder = tmp_path / 'sweep'
+  grids = ['--seeds=1', '--grid=model.attention.alignment=softmax,sparsemax']
+  arguments = [*tiny_arguments(task, folder), *grids]
+  plan = run('ablate', *arguments, '--dry_run')
+  assert plan.code == 0 and 'alignment=sparsemax: seed 0, ' in plan.out and not folder.exists(), plan.err
+  result = run('ablate', *arguments)
+  assert result.code == 0, result.out + result.err
+  assert '2 finished, 0 failed, 0 unfinished' in result.out and 'written: ' in result.out
+  page = (folder / 'report.html').read_text('utf-8')
+  assert 'alignment=sparsemax' in page and 'phoneme_error_rate, test' in page
+  again = run('ablate', *arguments)
+  assert again.code == 0 and 'started' not in again.out
+  runs = sorted(str(path.parent) for path in folder.glob('*/seed_0/results.json'))
+  comparison = run('compare', *runs, f'--output={tmp_path / "comparison"}')
+  assert comparison.code == 0, comparison.err
+  text = (tmp_path / 'comparison' / 'report.md').read_text('utf-8')
+  assert '| model.attention.alignment | softmax | sparsemax |' in text and '| p = ' in text
+
+
+def test_compare_needs_finished_runs(trained, tmp_path):
+  folder, _ = trained
+  assert 'expected at least two run folders' in run('compare', str(folder)).err
+  result = run('compare', str(folder), str(tmp_path))
+  assert result.code == 2 and 'holds no config.json' in result.err

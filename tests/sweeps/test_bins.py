@@ -1,0 +1,76 @@
+"""Metrics by bins of a property, against metrics of the rows alone."""
+
+import numpy as np
+import pytest
+
+from attention_jax.data.text import Corpus
+from attention_jax.errors import UserError
+from attention_jax.inference.metrics import compute_metric
+from attention_jax.sweeps.bins import PROPERTIES, divide_rows, evaluate_bins
+from attention_jax.sweeps.plots import draw_bins
+
+OPTIONS = {'metrics': ('exact_match', 'token_error_rate', 'bleu(tokenize="none")'), 'group_references': False}
+TRAIN = Corpus(['a b', 'a c', 'a b'], ['x', 'y', 'z'])
+
+
+def make_corpus(rows=60):
+  rng = np.random.default_rng(0)
+  source = [' '.join(rng.choice(list('abcd'), 1 + row % 6)) for row in range(rows)]
+  target = [' '.join(rng.choice(list('wxyz'), 4 + row % 3)) for row in range(rows)]
+  hypotheses = [line if row % 6 < 3 else f'{line} x' for row, line in enumerate(target)]
+  return Corpus(source, target), hypotheses
+
+
+def test_properties_of_rows():
+  corpus = Corpus(['a b', 'a', 'd a'], ['x', 'x y', 'x y z'])
+  values = {name: row(corpus, TRAIN) for name, row in PROPERTIES.items()}
+  assert values == {'source_length': [2, 1, 2], 'target_length': [1, 2, 3], 'rarest_word': [2, 3, 0]}
+  letters = Corpus(['ab', 'c'], ['x', 'xy'], level='char')
+  assert PROPERTIES['source_length'](letters, TRAIN) == [2, 1]
+
+
+def test_bins_are_quantiles_without_overlap():
+  values = np.array([1] * 10 + [2] * 10 + [7] * 10)
+  bins = divide_rows(values, 3)
+  assert [(bin.low, bin.high, len(bin.rows)) for bin in bins] == [(1, 1, 10), (2, 2, 10), (7, 7, 10)]
+  assert sum(len(bin.rows) for bin in divide_rows(np.arange(100), 7)) == 100
+  (single,) = divide_rows(np.array([3, 3, 3]), 4)
+  assert single.name == '3' and len(single.rows) == 3
+
+
+def test_every_bin_has_the_metric_of_its_rows():
+  corpus, hypotheses = make_corpus()
+  table = evaluate_bins(corpus, TRAIN, hypotheses, OPTIONS, 'source_length', 3)
+  assert [bin.name for bin in table.bins] == ['1 to 2', '3 to 4', '5 to 6']
+  assert [interval.value for interval in table.metrics['exact_match']] == [100, 50, 0]
+  for spec in OPTIONS['metrics']:
+    for bin, interval in zip(table.bins, table.metrics[spec.partition('(')[0]], strict=True):
+      rows = [hypotheses[row] for row in bin.rows], [[corpus.target[row]] for row in bin.rows]
+      assert interval.value == pytest.approx(compute_metric(spec, *rows).value)
+      assert interval.low <= interval.value + 1 and interval.high >= interval.value - 1
+  middle = table.metrics['exact_match'][1]
+  samples = np.random.default_rng(1).binomial(20, 0.5, 100_000) / 20 * 100
+  np.testing.assert_allclose(middle[1:], np.percentile(samples, [2.5, 97.5]), atol=5.01)
+  record = table.as_json()
+  assert record['bins'][0] == {'low': 1, 'high': 2, 'rows': 20}
+  assert record['metrics']['exact_match']['values'][0]['value'] == 100
+  assert draw_bins(table).startswith(b'\x89PNG')
+
+
+def test_rows_with_the_same_source_are_one():
+  corpus = Corpus(['a', 'a', 'b b'], ['x', 'y', 'z'])
+  options = OPTIONS | {'metrics': ('exact_match',), 'group_references': True}
+  table = evaluate_bins(corpus, TRAIN, ['y', 'y', 'w'], options, 'source_length', 2)
+  assert [(bin.low, len(bin.rows)) for bin in table.bins] == [(1, 1), (2, 1)]
+  assert [interval.value for interval in table.metrics['exact_match']] == [100, 0]
+
+
+@pytest.mark.parametrize(
+  ('by', 'count', 'message'),
+  [('length', 3, "unknown value of --by 'length'"), ('source_length', 0, '--bins must be at least 1, got 0')],
+)
+def test_mistakes(by, count, message):
+  corpus, hypotheses = make_corpus(6)
+  with pytest.raises(UserError) as error:
+    evaluate_bins(corpus, TRAIN, hypotheses, OPTIONS, by, count)
+  assert message in str(error.value)

@@ -1,0 +1,126 @@
+"""Statistics against independent computations."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.special
+from sacrebleu.metrics import BLEU
+
+from attention_jax.inference.metrics import METRICS, RowCounts, compute_metric, count_rows
+from attention_jax.sweeps.statistics import (
+  bootstrap_interquartile_mean,
+  bootstrap_mean,
+  compare,
+  compare_rates,
+  compare_rows,
+  correct,
+)
+
+VALUES = [3.0, 4.5, 5.0, 7.0, 11.0, 4.0]
+RNG = np.random.default_rng(0)
+
+
+def test_the_bootstrap_of_a_mean_agrees_with_resampling_by_hand():
+  interval = bootstrap_mean(VALUES)
+  means = np.random.default_rng(1).choice(VALUES, (200_000, len(VALUES))).mean(1)
+  assert interval.value == np.mean(VALUES)
+  # Means of these values are multiples of 1 / 12: percentiles of two samples differ by one step at most.
+  np.testing.assert_allclose([interval.low, interval.high], np.percentile(means, [2.5, 97.5]), atol=1 / 12 + 1e-9)
+
+
+def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
+  assert bootstrap_interquartile_mean(VALUES).value == np.mean(sorted(VALUES)[1:-1])
+  assert bootstrap_interquartile_mean([1.0, 2.0, 9.0]).value == 4.0
+
+
+def test_intervals_of_few_or_equal_values():
+  assert all(math.isnan(end) for end in bootstrap_mean([3.0])[1:])
+  assert bootstrap_mean([2.0, 2.0]) == (2.0, 2.0, 2.0)
+  assert math.isnan(bootstrap_mean([1.0, math.nan]).low)
+  interval = bootstrap_mean([1.0, 3.0])
+  assert (interval.low, interval.high) == (1.0, 3.0)
+
+
+def test_the_paired_comparison_agrees_with_the_formulas_of_student():
+  x, y = np.array([3.0, 5.0, 8.0, 4.0]), np.array([2.0, 4.5, 5.0, 5.0])
+  comparison = compare(x, y, higher_is_better=True)
+  d = x - y
+  error = d.std(ddof=1) / math.sqrt(len(d))
+  t = d.mean() / error
+  p = scipy.special.betainc(1.5, 0.5, 3 / (3 + t * t))  # the tail of the t distribution with 3 degrees of freedom
+  assert comparison.p == pytest.approx(p) and comparison.difference.value == pytest.approx(d.mean())
+  reach = scipy.special.stdtrit(3, 0.975) * error
+  assert comparison.difference[1:] == pytest.approx((d.mean() - reach, d.mean() + reach))
+  wins = np.mean([(a > b) + 0.5 * (a == b) for a, b in itertools.product(x, y)])
+  assert comparison.improvement == pytest.approx(wins)
+  assert compare(x, y, higher_is_better=False).improvement == pytest.approx(1 - wins)
+
+
+def test_the_permutation_test_counts_all_signs():
+  d = np.array([1.0, 2.0, 3.0, -0.5])
+  p = compare(d, np.zeros(4), True, 'permutation').p
+  means = [abs(np.mean(d * signs)) for signs in itertools.product([1, -1], repeat=4)]
+  assert p == pytest.approx(np.mean(np.array(means) >= abs(d.mean()) - 1e-12))
+  assert compare(d, np.zeros(4), True, 'wilcoxon').p == pytest.approx(4 / 16)  # rank sums of at most 1
+
+
+def test_comparisons_without_spread_are_not_tested():
+  assert compare([3.0, 4.0], [3.0, 4.0], True).p == 1.0
+  assert math.isnan(compare([3.0, 4.0], [2.0, 3.0], True).p)
+  assert math.isnan(compare([3.0], [2.0], True).p) and compare([3.0], [2.0], True).improvement == 1.0
+
+
+def test_p_values_are_corrected_as_benjamini_and_hochberg_do():
+  p = np.array([0.03, 0.001, math.nan, 0.04, 0.2])
+  known = np.sort(p[np.isfinite(p)])
+  expected = {value: min(known[j] * 4 / (j + 1) for j in range(i, 4)) for i, value in enumerate(known)}
+  corrected = correct(p)
+  assert math.isnan(corrected[2])
+  assert [c for c in corrected if not math.isnan(c)] == pytest.approx([expected[v] for v in p if not math.isnan(v)])
+  assert correct([]) == []
+
+
+def test_rates_are_compared_by_rows():
+  rows = 200
+  total = RNG.integers(1, 9, rows)
+  worse = RowCounts(RNG.binomial(total, 0.4), total)
+  better = RowCounts(RNG.binomial(total, 0.3), total)
+  comparison = compare_rates(worse, better)
+  difference = 100 * (better.counted.sum() - worse.counted.sum()) / total.sum()
+  assert comparison.difference.value == pytest.approx(difference)
+  samples = np.random.default_rng(3).integers(0, rows, (20_000, rows))
+  resampled = 100 * (better.counted - worse.counted)[samples].sum(1) / total[samples].sum(1)
+  np.testing.assert_allclose(comparison.difference[1:], np.percentile(resampled, [2.5, 97.5]), atol=1.0)
+  signs = np.random.default_rng(4).choice([-1, 1], (20_000, rows))
+  permuted = 100 * (signs * (better.counted - worse.counted)).sum(1) / total.sum()
+  assert comparison.p == pytest.approx(np.mean(np.abs(permuted) >= abs(difference)), abs=0.02)
+  assert compare_rates(worse, worse).p == 1.0
+
+
+def test_bleu_is_compared_by_paired_bootstrap_resampling():
+  words = ['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h']
+  references = [[' '.join(RNG.choice(words, 9))] for _ in range(60)]
+
+  def corrupt(rate):
+    lines = [reference[0].split() for reference in references]
+    return [' '.join('x' if RNG.random() < rate else word for word in line) for line in lines]
+
+  good, bad = corrupt(0.1), corrupt(0.3)
+  comparison = compare_rows('bleu(tokenize="none")', bad, good, references)
+  metric = BLEU(tokenize='none', force=True)
+  stream = [[reference[0] for reference in references]]
+  gain = metric.corpus_score(good, stream).score - metric.corpus_score(bad, stream).score
+  assert comparison.difference.value == pytest.approx(gain) and comparison.p < 0.01
+  assert compare_rows('bleu(tokenize="none")', good, good, references).p > 0.5
+  assert compare_rows('exact_match', good, bad, references).difference.value < 0
+
+
+@pytest.mark.parametrize('name', [name for name, metric in METRICS.items() if metric.count])
+def test_counts_of_rows_sum_to_the_metric(name):
+  hypotheses, references = ['a b', 'c', ''], [['a b', 'x'], ['c d'], ['e f g']]
+  counts = count_rows(name, hypotheses, references)
+  value = compute_metric(name, hypotheses, references).value
+  assert value == pytest.approx(100 * counts.counted.sum() / counts.total.sum())
+  assert len(counts.counted) == len(counts.total) == 3 and counts.rate == value
