@@ -5,6 +5,7 @@ python -m experiments.evaluate --workdir=runs/a,runs/b --checkpoint=average
 python -m experiments.evaluate --workdir=runs/m --split=validation --beams=10 --alpha=1.0 --beta=0.2
 python -m experiments.evaluate --workdir=runs/m --hypotheses=FILE     # of another search or another system
 python -m experiments.evaluate --workdir=runs/m --metrics=chrf --metrics='bleu(lowercase=True)' --json
+python -m experiments.evaluate --workdir=runs/m --by=source_length --plot=lengths.png
 """
 
 from experiments.large_pages import restart_with_large_pages
@@ -14,7 +15,7 @@ if __name__ == '__main__':
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from experiments.launch import (
   require_flag,
   search_overrides,
 )
-from experiments.tables import print_results
+from experiments.tables import print_bins, print_results
 
 define_run_flags(allow_ensemble=True)
 define_search_flags()
@@ -42,6 +43,9 @@ flags.DEFINE_multi_string('metrics', [], 'metrics of texts, instead of those of 
 flags.DEFINE_bool(
   'json', False, 'print JSON: every value with its unit and signature, and the settings of the evaluation'
 )
+flags.DEFINE_string('by', '', 'also print the metrics of texts by source_length, target_length or rarest_word')
+flags.DEFINE_integer('bins', 5, 'number of bins of --by, with about equally many rows')
+flags.DEFINE_string('plot', None, 'a new PNG file for the metrics by bins')
 
 
 def main() -> None:
@@ -54,20 +58,25 @@ def main() -> None:
   for spec in FLAGS.metrics:
     compute_metric(spec, ['a'], [['a']])  # reports a mistake in the spec before the search
   output = Path(check_output_path(FLAGS.output, 'output')) if FLAGS.output else None
+  _check_bins()
   if FLAGS.metrics:
     overrides['metrics'] = FLAGS.metrics
   run = runs.open_run_or_ensemble(require_flag('workdir'), FLAGS.checkpoint, overrides, FLAGS.dtype)
   if FLAGS.hypotheses:
-    results = runs.evaluate_hypotheses(run, FLAGS.split, read_lines(FLAGS.hypotheses))
-    _print_evaluation(FLAGS.hypotheses, results, {'split': FLAGS.split, 'hypotheses': FLAGS.hypotheses})
+    lines = read_lines(FLAGS.hypotheses)
+    results = runs.evaluate_hypotheses(run, FLAGS.split, lines)
+    bins = _evaluate_bins(run, lines)
+    _print_evaluation(FLAGS.hypotheses, results, {'split': FLAGS.split, 'hypotheses': FLAGS.hypotheses}, bins)
     return
   results, predictions = runs.evaluate_split(run, FLAGS.split)
   steps = ', '.join(map(str, run.steps))
   label = f'steps {steps}' if len(run.steps) > 1 else f'step {steps}'
   evaluation = run.config['evaluation'] | {'dtype': run.config['model']['dtype']}
-  _print_evaluation(label, results, {'split': FLAGS.split, 'steps': run.steps, 'evaluation': evaluation})
+  lines = run.system.format_predictions(predictions)
+  bins = _evaluate_bins(run, lines)
+  _print_evaluation(label, results, {'split': FLAGS.split, 'steps': run.steps, 'evaluation': evaluation}, bins)
   if output:
-    runs.write_lines(output, run.system.format_predictions(predictions))
+    runs.write_lines(output, lines)
     print(f'written to {output}', file=sys.stderr if FLAGS.json else sys.stdout)
 
 
@@ -80,19 +89,54 @@ def _check_no_search(overrides: Mapping[str, Any]) -> None:
     )
 
 
-def _print_evaluation(label: str, results: Mapping[str, MetricValue], settings: Mapping[str, Any]) -> None:
+def _check_bins() -> None:
+  """Raises UserError for mistakes in --by, --bins and --plot, before the search."""
+  from attention_jax.sweeps.bins import check_property
+
+  if FLAGS.plot and not FLAGS.by:
+    raise UserError('--plot needs --by')
+  if FLAGS.by:
+    check_property(FLAGS.by, FLAGS.bins)
+  if FLAGS.plot:
+    check_output_path(FLAGS.plot, 'plot')
+
+
+def _evaluate_bins(run: Any, lines: Sequence[str]) -> Any:
+  """Returns the metrics by the bins of --by, and writes --plot; None without --by."""
+  if not FLAGS.by:
+    return None
+  from attention_jax import atomic
+  from attention_jax.sweeps.bins import evaluate_bins
+  from attention_jax.sweeps.plots import draw_bins
+  from attention_jax.systems.base import SupportsCorpus
+
+  system = run.system_with(SupportsCorpus)
+  corpora = system.corpus(FLAGS.split), system.corpus('train')
+  bins = evaluate_bins(*corpora, lines, run.config['evaluation'], FLAGS.by, FLAGS.bins)
+  if FLAGS.plot:
+    atomic.write_bytes(FLAGS.plot, draw_bins(bins))
+  return bins
+
+
+def _print_evaluation(
+  label: str, results: Mapping[str, MetricValue], settings: Mapping[str, Any], bins: Any = None
+) -> None:
   """Prints results and settings as a table or, with --json, as JSON.
 
   Args:
     label: what was evaluated, for the head of the table.
     results: metric -> value.
     settings: what the results depend on.
+    bins: the results by bins, or None.
   """
   if FLAGS.json:
     record = {**settings, 'results': {name: result._asdict() for name, result in results.items()}}
+    record |= {'bins': bins.as_json()} if bins else {}
     print(json.dumps(record, indent=2))
     return
   print_results({f'{FLAGS.split} ({label})': results})
+  if bins:
+    print_bins(bins)
   if 'evaluation' in settings:
     print('evaluation: ' + ', '.join(f'{name}={value}' for name, value in settings['evaluation'].items()))
 

@@ -1,6 +1,7 @@
 """Results as a table for a terminal, and attention weights for JSON."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich import box
@@ -8,6 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from attention_jax.inference.metrics import MetricSummary, MetricValue
+
+if TYPE_CHECKING:  # loads pandas and scipy, which no other program needs
+  from attention_jax.sweeps.bins import BinnedMetrics
 
 
 def round_weights(weights: np.ndarray) -> list:
@@ -32,6 +36,15 @@ def print_results(results: Mapping[str, Mapping[str, MetricValue | MetricSummary
   console.print(table)
   for signature, names in _names_by_signature(results, list(units)).items():
     console.print(f'  {", ".join(names)}: {signature}', soft_wrap=True, markup=False)
+
+
+def print_bins(bins: 'BinnedMetrics') -> None:
+  """Prints a row per bin with each metric and its interval."""
+  table = Table(bins.by, 'rows', *(f'{name} ({bins.units[name]})' for name in bins.metrics), box=box.SIMPLE_HEAD)
+  for i, bin in enumerate(bins.bins):
+    intervals = [values[i] for values in bins.metrics.values()]
+    table.add_row(bin.name, str(len(bin.rows)), *(f'{x.value:.2f} [{x.low:.2f}, {x.high:.2f}]' for x in intervals))
+  Console(highlight=False, markup=False).print(table)
 
 
 def _names_by_signature(

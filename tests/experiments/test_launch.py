@@ -15,7 +15,42 @@ RUN_FLAGS = ('--workdir:', '--checkpoint:', '--dtype:')
 SEARCH_FLAGS = ('--beams:', '--alpha:', '--beta:', '--gamma:', '--max_length:', '--replace_unknown:')
 PROGRAM_FLAGS = {
   'train': ('--config:', '--workdir:', '--distributed:', '--help_config:'),
-  'evaluate': (*RUN_FLAGS, '--split:', '--hypotheses:', '--output:', '--metrics:', '--json:', *SEARCH_FLAGS),
+  'evaluate': (
+    *RUN_FLAGS,
+    '--split:',
+    '--hypotheses:',
+    '--output:',
+    '--metrics:',
+    '--json:',
+    '--by:',
+    '--bins:',
+    '--plot:',
+    *SEARCH_FLAGS,
+  ),
+  'ablate': (
+    '--config:',
+    '--workdir:',
+    '--seeds:',
+    '--grid:',
+    '--pair:',
+    '--setting:',
+    '--search:',
+    '--points:',
+    '--search_method:',
+    '--search_seed:',
+    '--dry_run:',
+    '--retry:',
+    '--adopt:',
+    '--workers:',
+    '--together:',
+    '--cluster:',
+    '--halving:',
+    '--report:',
+    '--baseline:',
+    '--test:',
+    '--metrics:',
+  ),
+  'compare': ('--output:', '--metrics:', '--test:'),
   'translate': (
     *RUN_FLAGS,
     '--input:',
@@ -45,7 +80,7 @@ PROGRAM_FLAGS = {
 def test_help_prints_examples_and_the_flags_of_the_program(program):
   result = run(program, '--help')
   assert result.code == 0 and result.err == ''
-  assert f'python -m experiments.{program} --' in result.out
+  assert f'python -m experiments.{program} ' in result.out
   flags = [line.split()[0] for line in result.out.splitlines() if line.startswith('  --') and ':' in line.split()[0]]
   assert sorted(flags) == sorted([*PROGRAM_FLAGS[program], '--variants:'])
 

@@ -1,0 +1,33 @@
+"""evaluate.py --by: metrics by bins as a table, as JSON and as a picture."""
+
+import json
+
+from tests.experiments.helpers import run
+
+
+def test_metrics_by_a_property(trained, tmp_path):
+  folder, _ = trained
+  picture = tmp_path / 'bins.png'
+  arguments = [f'--workdir={folder}', '--by=source_length', '--bins=2']
+  table = run('evaluate', *arguments, f'--plot={picture}')
+  assert table.code == 0 and picture.read_bytes().startswith(b'\x89PNG'), table.err
+  assert 'source_length' in table.out and '1 to ' in table.out and 'phoneme_error_rate (%)' in table.out
+  record = json.loads(run('evaluate', *arguments, '--json').out)
+  assert record['bins']['by'] == 'source_length' and sum(bin['rows'] for bin in record['bins']['bins']) == 5
+  lines = tmp_path / 'lines.txt'
+  lines.write_text('eins\n' * 5)
+  record = json.loads(run('evaluate', *arguments, '--json', f'--hypotheses={lines}').out)
+  assert len(record['bins']['metrics']['phoneme_error_rate']['values']) == 2
+
+
+def test_mistakes(trained, tmp_path):
+  folder, _ = trained
+  (tmp_path / 'a.png').write_bytes(b'')
+  for arguments, message in [
+    (['--by=length'], "unknown value of --by 'length'"),
+    (['--by=source_length', '--bins=0'], '--bins must be at least 1, got 0'),
+    (['--plot=x.png'], '--plot needs --by'),
+    (['--by=source_length', f'--plot={tmp_path / "a.png"}'], 'exists; choose another --plot'),
+  ]:
+    result = run('evaluate', f'--workdir={folder}', *arguments)
+    assert result.code == 2 and message in result.err and result.err.count('\n') == 1, result.err
