@@ -10,6 +10,7 @@ import pytest
 from attention_jax.data.lexicon import Lexicon
 from attention_jax.data.vocab import word
 from attention_jax.decoding.ensemble import Ensemble
+from attention_jax.decoding.generate import IMPOSSIBLE_SCORE
 from attention_jax.decoding.ranking import DEFAULT_RANKING
 from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
@@ -77,11 +78,7 @@ def test_logits_are_columns_of_the_logits_of_all_tokens(model_and_params):
       np.testing.assert_array_equal(short.weights, full.weights)
 
 
-@pytest.mark.parametrize(
-  'strategy', [BeamSearch(1), BeamSearch(3), BeamSearch(4, groups=2), Sampling(2, temperature=0.7)], ids=str
-)
-def test_the_whole_vocabulary_as_shortlist_changes_nothing(model_and_params, strategy):
-  model, params = model_and_params
+def assert_the_whole_vocabulary_changes_nothing(model, params, strategy):
   search = compile_search(model, strategy, 5, DEFAULT_RANKING)
   rng_inputs = (jnp.zeros((B,), jnp.int32), jnp.arange(B)) if isinstance(strategy, Sampling) else None
   full = search(params, *INPUTS[:2], rng_inputs)
@@ -89,14 +86,26 @@ def test_the_whole_vocabulary_as_shortlist_changes_nothing(model_and_params, str
   jax.tree.map(np.testing.assert_array_equal, full, short)
 
 
-@pytest.mark.parametrize('beams', [1, 3])
-def test_hypotheses_of_a_shortlist(model_and_params, beams):
+def test_the_whole_vocabulary_as_shortlist_changes_nothing(model_and_params):
+  assert_the_whole_vocabulary_changes_nothing(*model_and_params, BeamSearch(3))
+
+
+@pytest.mark.parametrize('strategy', [BeamSearch(1), BeamSearch(4, groups=2), Sampling(2, temperature=0.7)], ids=str)
+def test_every_strategy_has_shortlists(strategy):
+  model = MODELS['recurrent']()
+  params = variables(model, *INPUTS, scale=2.0)['params']
+  assert_the_whole_vocabulary_changes_nothing(model, params, strategy)
+
+
+def test_hypotheses_of_a_shortlist(model_and_params):
   model, params = model_and_params
+  beams = 2
   search = compile_search(model, BeamSearch(beams), 6, DEFAULT_RANKING)
   hypotheses = jax.device_get(search(params, *INPUTS[:2], None, None, IDS))
   jax.tree.map(np.testing.assert_array_equal, hypotheses, jax.device_get(search(params, *INPUTS[:2], None, None, IDS)))
   assert np.isin(hypotheses.tokens, IDS).all() and np.any(hypotheses.tokens > EOS)
-  assert np.all(hypotheses.lengths > 0) and np.all(hypotheses.log_probs <= 0) and np.all(hypotheses.scores > -100)
+  assert np.all(hypotheses.lengths > 0) and np.all(hypotheses.log_probs <= 0)
+  assert np.all(hypotheses.scores > IMPOSSIBLE_SCORE)
   assert hypotheses.weights.shape == (B, beams, 6, S)
   if model.traits.latent:
     return
@@ -144,11 +153,11 @@ def test_predictions_of_shortlists_of_a_lexicon(monkeypatch):
 
   predictor = predictor_with(shortlist)
   (prediction,) = predictor(['a b'], beams=3)
-  assert SHARED.decode(lists[-1]).split() == ['<unk>', 'a', 'b', 'g']
+  assert [SHARED.id_to_token(id) for id in lists[-1][EOS + 1 :]] == ['<unk>', 'a', 'b', 'g']
   assert {token for hypothesis in prediction.hypotheses for token in hypothesis.tokens} <= {'<unk>', 'a', 'b', 'g'}
   assert all(hypothesis.weights.shape == (len(hypothesis.tokens) + 1, 3) for hypothesis in prediction.hypotheses)
   prefixed = predictor(['a b'], beams=3, prefixes=['d Ulm'])[0].hypotheses
-  assert SHARED.decode(lists[-1]).split() == ['<unk>', 'a', 'b', 'd', 'g']
+  assert [SHARED.id_to_token(id) for id in lists[-1][EOS + 1 :]] == ['<unk>', 'a', 'b', 'd', 'g']
   assert all(hypothesis.tokens[:2] == ['d', 'Ulm'] for hypothesis in prefixed)
   full = predictor_with(None)(['a b', 'c'], beams=3, prefixes=['d Ulm', ''])
   whole = predictor_with(lambda source, prefix: np.arange(size))(['a b', 'c'], beams=3, prefixes=['d Ulm', ''])
