@@ -71,6 +71,11 @@ class BeamSearch:
   groups: int = 1
   diversity: float = 0.5
 
+  @property
+  def hypotheses(self) -> int:
+    """Number of hypotheses of each source."""
+    return self.beams
+
   def make_search(self, rng_inputs: Any = None) -> Callable:
     """Returns the search with these options; it uses no randomness."""
     if self.beams == self.groups == 1:
@@ -358,7 +363,7 @@ def compile_search(
 
   def run(params, source, source_mask, rng_inputs=None, prefix=None, shortlist_ids=None):
     variables = {'params': params}
-    carry, memory = model.apply(variables, source, source_mask, max_length, method='start')
+    carry, memory = model.apply(variables, source, source_mask, max_length, strategy.hypotheses, method='start')
     shortlist = ()
     if shortlist_ids is not None:
       shortlist = (model.apply(variables, shortlist_ids, method='select'),)

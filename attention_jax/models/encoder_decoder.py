@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.latent import log_mixture
 from attention_jax.functional.masking import zero_masked
-from attention_jax.models.cells import DecoderOutput
 from attention_jax.models.decoders import DECODERS, decoder_of, over_steps
 from attention_jax.models.encoded import Encoded
 from attention_jax.models.encoders import ENCODERS
+from attention_jax.models.steps import DecoderOutput
 from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.embedding import Embedding, oov_to_unk
@@ -143,19 +143,23 @@ class EncoderDecoder(nn.Module):
     output = self.decoder(encoded, embeddings, deterministic)
     return self._model_output(output, embeddings, self._remember_output(encoded, source))
 
-  def start(self, source: jax.Array, source_mask: jax.Array, max_length: int) -> tuple[Any, Any]:
+  def start(
+    self, source: jax.Array, source_mask: jax.Array, max_length: int, hypotheses: int = 1
+  ) -> tuple[Any, SourceMemory]:
     """Encodes sources for decoding at test time.
 
     Args:
       source: source ids, [B, S].
       source_mask: True at real positions, [B, S].
       max_length: maximum number of steps.
+      hypotheses: number of hypotheses of each source, for which every step is computed.
 
     Returns:
       The carry before the first step, and the memory.
     """
     encoded = self.encoder(source, source_mask, True)
     carry, memory = self._start(encoded, max_length)
+    memory = self.decoder.share(memory, hypotheses, max_length)
     return carry, SourceMemory(memory, self._remember_output(encoded, source))
 
   def select(self, ids: jax.Array) -> Shortlist:

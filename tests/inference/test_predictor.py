@@ -99,14 +99,14 @@ def test_every_strategy_has_shortlists(strategy):
 
 def test_hypotheses_of_a_shortlist(model_and_params):
   model, params = model_and_params
-  beams = 2
-  search = compile_search(model, BeamSearch(beams), 6, DEFAULT_RANKING)
+  beams = 3
+  search = compile_search(model, BeamSearch(beams), 8, DEFAULT_RANKING)
   hypotheses = jax.device_get(search(params, *INPUTS[:2], None, None, IDS))
   jax.tree.map(np.testing.assert_array_equal, hypotheses, jax.device_get(search(params, *INPUTS[:2], None, None, IDS)))
   assert np.isin(hypotheses.tokens, IDS).all() and np.any(hypotheses.tokens > EOS)
   assert np.all(hypotheses.lengths > 0) and np.all(hypotheses.log_probs <= 0)
   assert np.all(hypotheses.scores > IMPOSSIBLE_SCORE)
-  assert hypotheses.weights.shape == (B, beams, 6, S)
+  assert hypotheses.weights.shape == (B, beams, 8, S)
   if model.traits.latent:
     return
   # Log-probabilities are normalised over the shortlist, and weights are those of the same tokens by teacher forcing.
