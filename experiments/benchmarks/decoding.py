@@ -1,7 +1,7 @@
 """Search at the sizes of configs/multi30k.py, with and without a shortlist, beside other toolkits."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -29,30 +29,45 @@ STEPS = 20  # decoding steps
 SHORTLIST = 2048  # target tokens, the median of the batches of test2016 with --shortlist=15
 
 
-def decoding(bench: BenchmarkContext) -> Iterator[Timing]:
-  """Times searches of STEPS steps with untrained models that never emit EOS."""
-  for name, make_sides in PEERS.items():
-    model, params = build_model(name, bench.dtype)
-    bias = params['output']['bias'].at[: EOS + 1].set(-1e9)  # PAD, BOS and EOS: some searches of others allow them
-    params = {**params, 'output': {**params['output'], 'bias': bias}}
-    batch = make_batch(14)
-    inputs = (params, jnp.asarray(batch.source), jnp.asarray(batch.source_mask))
-    joey = joey_model(bench.joey, name, batch)
-    for beams in (1, 5):
-      bench.log(f'decoding by {name} with {beams} beam(s)')
-      search = compile_beam_search(model, beams, STEPS)
-      sides = {
-        'attention_jax': _search_side(search, inputs),
-        f'attention_jax, shortlist of {SHORTLIST}': _search_side(search, (*inputs, None, None, jnp.arange(SHORTLIST))),
-        **make_sides(bench, params, batch, beams),
-        **_joey_sides(joey, beams),
-      }
-      case = f'{name}, {BATCH_SIZE} sentences of 14, beam {beams}, {STEPS} steps'
-      timings = compare('decoding', case, sides, repeats=bench.repeats, amount=BATCH_SIZE, unit='sentences')
-      matmuls = count_search_matmuls(model, params, batch, beams)
-      yield from (*timings, matmul_limit(timings[0], matmuls, gradients=False))
-    if joey:
-      joey.close()
+def recurrent_decoding(bench: BenchmarkContext) -> Iterator[Timing]:
+  """Times searches by bahdanau2015, beside PyTorch and Joey NMT."""
+  yield from _time_searches(bench, 'bahdanau2015', _torch_sides)
+
+
+def transformer_decoding(bench: BenchmarkContext) -> Iterator[Timing]:
+  """Times searches by transformer2017_small, beside CTranslate2 with the same parameters and Joey NMT."""
+  yield from _time_searches(bench, 'transformer2017_small', _ctranslate_sides)
+
+
+def _time_searches(bench: BenchmarkContext, name: str, make_sides: Callable[..., dict[str, Side]]) -> Iterator[Timing]:
+  """Times searches of STEPS steps with an untrained model that never emits EOS.
+
+  Args:
+    bench: settings.
+    name: a key of systems.MODELS.
+    make_sides: (bench, parameters, batch, beams) -> the searches of other toolkits.
+  """
+  model, params = build_model(name, bench.dtype)
+  bias = params['output']['bias'].at[: EOS + 1].set(-1e9)  # PAD, BOS and EOS: some searches of others allow them
+  params = {**params, 'output': {**params['output'], 'bias': bias}}
+  batch = make_batch(14)
+  inputs = (params, jnp.asarray(batch.source), jnp.asarray(batch.source_mask))
+  joey = joey_model(bench.joey, name, batch)
+  for beams in (1, 5):
+    bench.log(f'decoding by {name} with {beams} beam(s)')
+    search = compile_beam_search(model, beams, STEPS)
+    sides = {
+      'attention_jax': _search_side(search, inputs),
+      f'attention_jax, shortlist of {SHORTLIST}': _search_side(search, (*inputs, None, None, jnp.arange(SHORTLIST))),
+      **make_sides(bench, params, batch, beams),
+      **_joey_sides(joey, beams),
+    }
+    case = f'{name}, {BATCH_SIZE} sentences of 14, beam {beams}, {STEPS} steps'
+    timings = compare('decoding', case, sides, repeats=bench.repeats, amount=BATCH_SIZE, unit='sentences')
+    matmuls = count_search_matmuls(model, params, batch, beams)
+    yield from (*timings, matmul_limit(timings[0], matmuls, gradients=False))
+  if joey:
+    joey.close()
 
 
 def _search_side(search: Callable, inputs: tuple) -> Side:
@@ -82,13 +97,6 @@ def _ctranslate_sides(bench: BenchmarkContext, params: Any, batch: Batch, beams:
       name = f'CTranslate2, {compute_type}' + (f', shortlist of {SHORTLIST}' if use_shortlist else '')
       sides[name] = model.side(batch.source, beams, STEPS, compute_type, use_shortlist=use_shortlist)
   return sides
-
-
-# model -> (context, parameters, batch, beams) -> the searches of other toolkits
-PEERS: Mapping[str, Callable[..., dict[str, Side]]] = {
-  'bahdanau2015': _torch_sides,
-  'transformer2017_small': _ctranslate_sides,
-}
 
 
 def count_search_matmuls(model, params, batch: Batch, beams: int) -> Counter:
