@@ -12,7 +12,7 @@ from attention_jax.data.tasks import TranslationData
 from attention_jax.errors import UserError
 from attention_jax.training import fingerprint
 
-STORED = 'lexicon.npz'
+LEXICON_FILE = 'lexicon.npz'
 
 
 def load_or_make_lexicon(folder: str | None, load_data: Callable[[], TranslationData]) -> Lexicon:
@@ -29,7 +29,7 @@ def load_or_make_lexicon(folder: str | None, load_data: Callable[[], Translation
     UserError: for data other than those of the run, and for a file that cannot be read.
   """
   trained_on = _training_digest(folder)
-  path = folder and Path(folder).expanduser() / STORED
+  path = folder and Path(folder).expanduser() / LEXICON_FILE
   stored = load_lexicon(path) if path else None
   if stored and trained_on in (None, stored.digest):
     return stored
@@ -49,7 +49,7 @@ def load_or_make_lexicon(folder: str | None, load_data: Callable[[], Translation
 
 def _training_digest(folder: str | None) -> str | None:
   """The digest of the training split that a run stored at its start, if it did."""
-  path = Path(folder or '').expanduser() / fingerprint.STORED
+  path = Path(folder or '').expanduser() / fingerprint.DIGESTS_FILE
   if not folder or not path.is_file():
     return None
   try:
