@@ -25,7 +25,7 @@ from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compa
 BATCH_SIZE = 128  # of PyTorch
 TORCH_ATTENTION = {'score': 'additive', 'alignment': 'softmax', 'heads': 1}  # fields of config.model.attention
 METRIC = 'bleu(tokenize="none")'
-SHORTLIST = 20  # translations of each source token, and frequent tokens
+SHORTLIST = 10  # translations of each source token, and frequent tokens
 
 
 def translation(bench: BenchmarkContext) -> list[Timing]:
