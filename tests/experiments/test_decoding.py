@@ -152,7 +152,7 @@ def test_shortlists(trained, task, tmp_path, monkeypatch):
   result = run('evaluate', workdir, '--split=test', '--shortlist=2')
   assert result.code == 0 and 'shortlist=2' in result.out
   assert run('translate', workdir, '--shortlist=1', '--samples=2', stdin=INPUT).code == 0
-  assert_user_error(run('translate', workdir, '--shortlist=-1'), ['--shortlist=-1', 'lower bound'])
+  assert_user_error(run('translate', workdir, '--shortlist=-1'), ['--shortlist=-1', 'non-negative'])
   assert_user_error(run('translate', workdir, '--shortlist=2', '--stream'), ['--shortlist=2 cannot be combined'])
   (copy / 'lexicon.npz').write_bytes(b'')
   assert_user_error(run('translate', workdir, '--shortlist=2', stdin=INPUT), ['lexicon.npz is no lexicon'])
