@@ -147,7 +147,7 @@ def load_lexicon(path: Path) -> Lexicon | None:
       return Lexicon(**arrays)._replace(digest=str(arrays['digest']))
   except FileNotFoundError:
     return None
-  except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
+  except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile) as error:
     raise UserError(
       f'{path} is no lexicon ({" ".join(str(error).split())}); delete it to have it made again'
     ) from error

@@ -149,9 +149,10 @@ def test_large_splits_use_rows_at_equal_distances(monkeypatch):
 def test_files_that_are_no_lexicon(tmp_path):
   path = tmp_path / 'lexicon.npz'
   assert load_lexicon(path) is None
-  path.write_bytes(b'PK')
-  with pytest.raises(UserError, match=r'lexicon\.npz is no lexicon \(.*\); delete it'):
-    load_lexicon(path)
+  for data in (b'', b'PK'):
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r'lexicon\.npz is no lexicon \(.*\); delete it'):
+      load_lexicon(path)
   np.savez(path, offsets=np.zeros(1))
   with pytest.raises(UserError, match='is no lexicon'):
     load_lexicon(path)
