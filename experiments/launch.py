@@ -21,7 +21,15 @@ from experiments.config_files import check_config_arguments, resolve_config_argu
 FLAGS = flags.FLAGS
 DISK_ERRORS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
 HELP_FLAGS = ('-h', '-help', '--help', '--helpfull', '--helpshort')
-SEARCH_FLAGS = ('beams', 'alpha', 'beta', 'gamma', 'max_length', 'replace_unknown')  # flags of define_search_flags
+SEARCH_FLAGS = (
+  'beams',
+  'alpha',
+  'beta',
+  'gamma',
+  'max_length',
+  'replace_unknown',
+  'shortlist',
+)  # flags of define_search_flags
 
 
 def define_run_flags(allow_ensemble: bool = False) -> None:
@@ -35,6 +43,10 @@ def define_run_flags(allow_ensemble: bool = False) -> None:
 
 def define_search_flags() -> None:
   """Defines the flags that override fields of config.evaluation which control the search."""
+  shortlist_help = (
+    'emit only the k likeliest translations of each source word and the k most frequent words, which is faster; 0 for '
+    'all words; by default as in the config'
+  )
   unknown_help = 'replace an unknown word with the source word of largest weight; by default as in the config'
   flags.DEFINE_integer('beams', None, 'beam size, 1 for greedy search; by default as in the config', 1)
   flags.DEFINE_float(
@@ -44,6 +56,7 @@ def define_search_flags() -> None:
   flags.DEFINE_float('gamma', None, 'weight of the end-of-sentence normalisation; by default as in the config', 0)
   flags.DEFINE_integer('max_length', None, 'maximum number of tokens of an output; by default as in the config', 1)
   flags.DEFINE_bool('replace_unknown', None, unknown_help)
+  flags.DEFINE_integer('shortlist', None, shortlist_help, 0)
 
 
 def search_overrides() -> dict[str, Any]:

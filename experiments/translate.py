@@ -6,6 +6,7 @@
   python -m experiments.translate --workdir=runs/dates --input=lines.txt --samples=3 --temperature=0.8 --top_p=0.9
   python -m experiments.translate --workdir=runs/dates --input=lines.txt --samples=20 --mbr=chrf
   python -m experiments.translate --workdir=runs/dates --input=lines.txt --beams=6 --groups=3 --nbest=6
+  python -m experiments.translate --workdir=runs/dates --input=lines.txt --beams=5 --shortlist=20
   python -m experiments.translate --workdir=runs/a,runs/b --input=lines.txt --prefixes=prefixes.txt
   python -m experiments.translate --workdir=runs/monotonic --stream
 
@@ -33,7 +34,7 @@ from experiments.launch import FLAGS, define_run_flags, define_search_flags, lau
 from experiments.tables import round_weights
 
 SAMPLING_OPTIONS = ('seed', 'temperature', 'top_k', 'top_p', 'min_p')
-SHARED_FLAGS = ('max_length', 'replace_unknown')  # search flags that sampling uses too
+SHARED_FLAGS = ('max_length', 'replace_unknown', 'shortlist')  # search flags that sampling uses too
 WINDOW = 4096  # lines that are decoded, sorted by length, before the first of them is printed
 # The only values that flags may have with --stream.
 STREAM_VALUES = {
@@ -47,6 +48,7 @@ STREAM_VALUES = {
   'mbr': None,
   'prefixes': None,
   'replace_unknown': False,
+  'shortlist': 0,
   'diversity': 0.5,
   'alpha': None,
   'beta': None,
@@ -210,6 +212,8 @@ def _translate_stream(run) -> None:
 
   if run.config['evaluation']['replace_unknown']:
     raise UserError('--stream cannot replace unknown words, but the config of the run does; use --noreplace_unknown')
+  if run.config['evaluation']['shortlist']:
+    raise UserError('--stream cannot use a shortlist, but the config of the run does; use --shortlist=0')
   predictor = run.predictor
   max_length = predictor.max_length
   translate = StreamingTranslator(

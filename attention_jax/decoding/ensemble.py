@@ -43,23 +43,25 @@ class Ensemble:
 
     Args:
       variables: {'params': one parameter tree per model}.
-      args: the arguments of the method; a carry or a memory is a tuple with one entry per model.
-      method: '__call__', 'start' or 'step' of EncoderDecoder.
+      args: the arguments of the method; a carry, a memory or a shortlist is a tuple with one entry per model.
+      method: '__call__', 'start', 'select' or 'step' of EncoderDecoder.
 
     Returns:
-      What the method returns: a carry or a memory is a tuple with one entry per model, and a ModelOutput is the mean
-      over the models. The state of the ModelOutput of '__call__' is the tuple of the models' own outputs.
+      What the method returns: a carry, a memory or a shortlist is a tuple with one entry per model, a ModelOutput the
+      mean over the models. The state of the ModelOutput of '__call__' is the tuple of the models' own outputs.
     """
     variables_by_model = [{'params': params} for params in variables['params']]
     pairs = list(zip(self.models, variables_by_model, strict=True))
     if method == 'step':
-      carries, token, memories = args
+      carries, token, *others = args  # the memories, and perhaps the shortlists
       results = [
-        model.apply(variables, carry, token, memory, method=method)
-        for (model, variables), carry, memory in zip(pairs, carries, memories, strict=True)
+        model.apply(variables, carry, token, *model_args, method=method)
+        for (model, variables), carry, *model_args in zip(pairs, carries, *others, strict=True)
       ]
       return tuple(carry for carry, _ in results), self._mean([outputs for _, outputs in results])
     results = [model.apply(variables, *args, method=method) for model, variables in pairs]
+    if method == 'select':
+      return tuple(results)
     if method == 'start':
       carries, memories = zip(*results, strict=True)
       return carries, memories

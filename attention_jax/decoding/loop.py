@@ -9,6 +9,11 @@ import jax.numpy as jnp
 MIN_SOURCES = 32  # smallest batch; fewer sources hardly cost less
 
 
+def select_sources(tree: Any, rows: jax.Array) -> Any:
+  """Returns the rows of a tree with leaves [B, ...]."""
+  return jax.tree.map(lambda x: x[rows], tree)
+
+
 def shrinking_while_loop(
   body: Callable,
   is_active: Callable,
@@ -18,6 +23,7 @@ def shrinking_while_loop(
   history: Any,
   inputs: Any,
   level: int | jax.Array = 0,
+  select_state: Callable = select_sources,
 ) -> tuple[Any, Any]:
   """Repeats body(level, state, history, inputs) -> state, history, until no source is active or all steps are made.
 
@@ -28,10 +34,11 @@ def shrinking_while_loop(
     is_active: (state, inputs) -> [B] bool, which sources are not finished.
     select_result: state -> the part of it that is returned.
     steps: T, the number of the last level plus one.
-    state: what changes from step to step, leaves [B, ...].
+    state: what changes from step to step, leaves [B, ...] unless `select_state` is set.
     history: leaves [T, B, ...]; a step writes its own level.
     inputs: what does not change, leaves [B, ...].
     level: the first level.
+    select_state: (state, rows) -> the state of these sources.
 
   Returns:
     The selected part of the last state, and the history, of all sources.
@@ -51,10 +58,11 @@ def shrinking_while_loop(
   if not smaller:
     return select_result(state), history
   active = jnp.argsort(~is_active(state, inputs))[:smaller]  # a stable sort: active sources come first
-  active_state, active_inputs = jax.tree.map(lambda x: x[active], (state, inputs))
+  active_state = select_state(state, active)
+  active_inputs = select_sources(inputs, active)
   active_history = jax.tree.map(lambda x: x[:, active], history)
   active_result, active_history = shrinking_while_loop(
-    body, is_active, select_result, steps, active_state, active_history, active_inputs, level
+    body, is_active, select_result, steps, active_state, active_history, active_inputs, level, select_state
   )
   result = jax.tree.map(lambda x, new: x.at[active].set(new), select_result(state), active_result)
   return result, jax.tree.map(lambda x, new: x.at[:, active].set(new), history, active_history)

@@ -40,6 +40,11 @@ class Sampling:
   def __post_init__(self):
     check_fields(self, 'sampling')
 
+  @property
+  def hypotheses(self) -> int:
+    """Number of hypotheses of each source."""
+    return self.samples
+
   def make_search(self, rng_inputs: tuple[jax.Array, jax.Array]) -> Callable:
     """Returns `sample` with the rngs of the sources and these options.
 

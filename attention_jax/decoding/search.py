@@ -1,7 +1,8 @@
 """Greedy and beam search over the step of a model, see generate.py.
 
-Beams are a vmapped axis beside the batch, and all beams of a source share its memory. Reordering beams copies nothing
-but the carry, with one tree.map: each step records its tokens, weights and parents, and after the last step the
+Beams are a vmapped axis, and all beams of a source share its memory. The carry and the logits have the beams first, as
+vmap computes them; with the sources first, every step would copy them into the other order. Reordering beams copies
+nothing but the carry, with one tree.map: each step records its tokens, weights and parents, and after the last step the
 hypotheses are reconstructed by following the parents backwards.
 """
 
@@ -20,7 +21,7 @@ from attention_jax.decoding.generate import (
   end_and_continuation_masks,
   generate,
 )
-from attention_jax.decoding.loop import shrinking_while_loop
+from attention_jax.decoding.loop import select_sources, shrinking_while_loop
 from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking, length_penalty, ranking_scores
 from attention_jax.decoding.top_k import log_sum_exp, masked_top_k, pad_to_blocks
 from attention_jax.errors import UserError
@@ -54,7 +55,7 @@ class BeamState(NamedTuple):
   """Live beams and finished hypotheses.
 
   Attributes:
-    carry: carry of the model, leaves [B, K, ...].
+    carry: carry of the model, leaves [K, B, ...].
     coverage: [B, K, S] weights of the live beams, summed over the steps.
     log_probs: [B, K] log-probabilities of the live beams.
     finished: the best finished hypotheses so far.
@@ -105,10 +106,10 @@ def beam(
   """
   _check_beam_options(beams, max_length, groups, diversity)
   batch = jax.tree.leaves(carry)[0].shape[0]
-  carry = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], (batch, beams, *x.shape[1:])), carry)
-  step = jax.vmap(step, in_axes=(1, 1, None), out_axes=1)
+  carry = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (beams, *x.shape)), carry)
+  step = _over_beams(step)
   token = jnp.full((batch, beams), BOS, jnp.int32)
-  _, (logits, weights, *_) = jax.eval_shape(step, carry, token, memory)
+  _, logits, weights = jax.eval_shape(step, carry, token, memory)
 
   history = BeamHistory(
     jnp.full((max_length, batch, beams), BOS, jnp.int32),
@@ -126,11 +127,11 @@ def beam(
 
   def body(level, state, history, inputs):
     memory, source_mask = inputs
-    carry, (logits, weights, *_) = step(state.carry, history.tokens[level], memory)
+    carry, logits, weights = step(state.carry, history.tokens[level], memory)
     logits = pad_to_blocks(logits)
-    log_normalizer = log_sum_exp(logits)
+    log_normalizer = log_sum_exp(logits).T
     coverage = state.coverage + weights
-    eos_log_probs = logits[..., EOS] - log_normalizer
+    eos_log_probs = logits[..., EOS].T - log_normalizer
     ended = state.log_probs + eos_log_probs
     log_probs, parents, tokens = _continue_groups(
       state.log_probs - log_normalizer, logits, continues, groups, diversity
@@ -140,7 +141,8 @@ def beam(
     ended = jnp.where((ended >= threshold) | (level == max_length - 1), ended, IMPOSSIBLE_SCORE)
     scores = ranking_scores(ended, eos_log_probs, level + 1, coverage, source_mask, ranking)
     finished = _update_finished(state.finished, ended, scores, level, groups)
-    carry, coverage = jax.tree.map(lambda x: _take_beams(x, parents), (carry, coverage))
+    carry = _take_beams_first(carry, parents)
+    coverage = _take_beams(coverage, parents)
     history = BeamHistory(
       history.tokens.at[level + 1].set(tokens, mode='drop'),
       history.parents.at[level + 1].set(parents, mode='drop'),
@@ -157,7 +159,14 @@ def beam(
 
   state = BeamState(carry, jnp.zeros(weights.shape, weights.dtype), log_probs, finished)
   finished, history = shrinking_while_loop(
-    body, is_active, lambda state: state.finished, max_length, state, history, (memory, source_mask)
+    body,
+    is_active,
+    lambda state: state.finished,
+    max_length,
+    state,
+    history,
+    (memory, source_mask),
+    select_state=_select_state,
   )
   order = jnp.argsort(-finished.scores, axis=1)
   return _backtrack(history, jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), finished))
@@ -213,6 +222,16 @@ def _check_beam_options(beams: int, max_length: int, groups: int, diversity: flo
     raise UserError(f'search: diversity must be at least 0, got {diversity}')
 
 
+def _over_beams(step: Callable) -> Callable:
+  """Maps a step over beams: carry [K, B, ...], token [B, K], memory -> carry, logits [K, B, V], weights [B, K, S]."""
+
+  def step_one_beam(carry, token, memory):
+    carry, (logits, weights, *_) = step(carry, token, memory)
+    return carry, logits, weights
+
+  return jax.vmap(step_one_beam, in_axes=(0, 1, None), out_axes=(0, 0, 1))
+
+
 def _by_group(x: jax.Array, groups: int) -> jax.Array:
   """[B, K, ...] -> [B, G, K / G, ...]."""
   return x.reshape(x.shape[0], groups, -1, *x.shape[2:])
@@ -227,12 +246,12 @@ def _continue_groups(
   size = log_probs.shape[1] // groups
   for group in range(groups):
     beams = slice(group * size, (group + 1) * size)
-    totals, parents, tokens = _continue_beams(log_probs[:, beams], logits[:, beams] - penalty, allowed)
+    totals, parents, tokens = _continue_beams(log_probs[:, beams], logits[beams] - penalty, allowed)
     if group > 0:
-      totals = totals + jnp.take_along_axis(penalty[:, 0], tokens, axis=1)
+      totals = totals + jnp.take_along_axis(penalty[0], tokens, axis=1)
     if group < groups - 1:
-      counts = jax.nn.one_hot(tokens, logits.shape[-1], dtype=logits.dtype).sum(1, keepdims=True)
-      penalty = penalty + diversity * counts
+      counts = jax.nn.one_hot(tokens, logits.shape[-1], dtype=logits.dtype).sum(1)
+      penalty = penalty + diversity * counts[None]
     results.append((totals, parents + group * size, tokens))
   return tuple(jnp.concatenate(parts, axis=1) for parts in zip(*results, strict=True))
 
@@ -240,10 +259,10 @@ def _continue_groups(
 def _continue_beams(
   log_probs: jax.Array, logits: jax.Array, allowed: np.ndarray
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """The K best sums of log_probs [B, K] and allowed logits [B, K, V]: sums, parent beams and tokens, all [B, K]."""
+  """The K best sums of log_probs [B, K] and allowed logits [K, B, V]: sums, parent beams and tokens, all [B, K]."""
   # Selects the K best tokens of each beam first, so that the second top_k is over K * K entries instead of K * V.
   beams = log_probs.shape[-1]
-  best_logits, tokens = masked_top_k(logits, allowed, beams)
+  best_logits, tokens = (jnp.swapaxes(x, 0, 1) for x in masked_top_k(logits, allowed, beams))
   sums = log_probs[..., None] + best_logits
   flat = sums.reshape(sums.shape[0], -1)
   best, index = jax.lax.top_k(flat, beams)
@@ -274,6 +293,18 @@ def _update_finished(
 def _take_beams(x: jax.Array, index: jax.Array) -> jax.Array:
   """Returns the beams `index` [B, K] of x [B, K, ...]."""
   return jax.vmap(lambda x, index: x[index])(x, index)
+
+
+def _take_beams_first(carry: Any, index: jax.Array) -> Any:
+  """The leaves [K, B, ...] of a carry at the beams `index` [B, K]."""
+  sources = jnp.arange(index.shape[0])[None]
+  return jax.tree.map(lambda x: x[index.T, sources], carry)
+
+
+def _select_state(state: BeamState, rows: jax.Array) -> BeamState:
+  """The state of some of the sources."""
+  carry = jax.tree.map(lambda x: x[:, rows], state.carry)
+  return select_sources(state._replace(carry=()), rows)._replace(carry=carry)
 
 
 def _backtrack(history: BeamHistory, finished: Finished) -> Hypotheses:

@@ -24,6 +24,8 @@ from attention_jax.errors import UserError
 from attention_jax.functional.copying import emittable
 from attention_jax.functional.masking import padding_mask
 from attention_jax.models.encoder_decoder import EncoderDecoder
+from attention_jax.modules.embedding import oov_to_unk
+from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.tokens import EOS, PAD, UNK
 from attention_jax.training.partition import jit_on_mesh, make_mesh, replicate, shard_batch
 
@@ -69,6 +71,11 @@ class BeamSearch:
   groups: int = 1
   diversity: float = 0.5
 
+  @property
+  def hypotheses(self) -> int:
+    """Number of hypotheses of each source."""
+    return self.beams
+
   def make_search(self, rng_inputs: Any = None) -> Callable:
     """Returns the search with these options; it uses no randomness."""
     if self.beams == self.groups == 1:
@@ -90,6 +97,12 @@ class Predictor:
     ranking: ranking of hypotheses unless a call sets another one.
     replace_unknown: whether an unknown token is replaced by the source token with the largest weight (Jean et al. 2015;
       Luong et al. 2015).
+    shortlist: (source ids [B, S], prefix ids [B, P] or None) -> ascending ids [V'] of the only target tokens of
+      hypotheses of these sources, with all special tokens and those of the prefixes, see Lexicon.shortlist.
+      Probabilities are then normalised over these tokens. None for all tokens.
+
+  Raises:
+    UserError: for a shortlist with a model that copies.
   """
 
   def __init__(
@@ -104,8 +117,12 @@ class Predictor:
     batch_size: int = 128,
     ranking: Ranking = DEFAULT_RANKING,
     replace_unknown: bool = False,
+    shortlist: Callable[[np.ndarray, np.ndarray | None], np.ndarray] | None = None,
   ):
+    if shortlist:
+      check_shortlist(model)
     self.model = model
+    self._shortlist = shortlist
     self.source_vocab = source_vocab
     self.target_vocab = target_vocab
     self.ranking = ranking
@@ -175,7 +192,8 @@ class Predictor:
       rng_inputs = sampling and (np.full_like(batch.index, sampling.seed), batch.index + first_line)
       prefix_ids = self._prefix_ids(batch) if prefixes else None
       inputs = (batch.source, batch.source_mask, rng_inputs, prefix_ids)
-      hypotheses = jax.device_get(run_search(self._params, *shard_batch(inputs, self._mesh)))
+      ids = self._shortlist and replicate(self._shortlist(batch.source, prefix_ids), self._mesh)
+      hypotheses = jax.device_get(run_search(self._params, *shard_batch(inputs, self._mesh), ids))
       yield from self._predictions(batch, hypotheses, corpus)
 
   def max_source_length(self, length: int) -> int:
@@ -294,6 +312,15 @@ class Predictor:
     return Hypothesis(text, tokens, score, log_prob, weights)
 
 
+def check_shortlist(model: EncoderDecoder) -> None:
+  """Raises UserError if the search of a model cannot be restricted to a shortlist of target tokens."""
+  if model.copies:
+    expected = ', '.join(name for name, cls in OUTPUTS.items() if not cls.copies)
+    raise UserError(
+      f'a shortlist needs an output layer that does not copy from the source; expected 0 tokens or one of: {expected}'
+    )
+
+
 def search_lengths(buckets: Sequence[Sequence[int]], longest: int) -> tuple[int, ...]:
   """Returns the lengths to which a search pads sources of up to `longest` tokens."""
   lengths = sorted({source for source, _ in buckets})
@@ -329,16 +356,22 @@ def compile_search(
     mesh: the device mesh over which the sources are sharded, if any.
 
   Returns:
-    (params, source, source_mask, rng_inputs, prefix) -> Hypotheses. `rng_inputs`, for Sampling alone, are the seeds [B]
-    and numbers [B] of the sources. `prefix` is [B, P] or None.
+    (params, source, source_mask, rng_inputs, prefix, shortlist_ids) -> Hypotheses. `rng_inputs`, for Sampling alone,
+    are the seeds [B] and numbers [B] of the sources. `prefix` is [B, P] or None. `shortlist_ids` [V'] are the only
+    target tokens of the search, None for all; see models.encoder_decoder.Shortlist.
   """
 
-  def run(params, source, source_mask, rng_inputs=None, prefix=None):
+  def run(params, source, source_mask, rng_inputs=None, prefix=None, shortlist_ids=None):
     variables = {'params': params}
-    carry, memory = model.apply(variables, source, source_mask, max_length, method='start')
+    carry, memory = model.apply(variables, source, source_mask, max_length, strategy.hypotheses, method='start')
+    shortlist = ()
+    if shortlist_ids is not None:
+      shortlist = (model.apply(variables, shortlist_ids, method='select'),)
+      if prefix is not None:
+        prefix = jnp.searchsorted(shortlist_ids, oov_to_unk(prefix, model.output_size(0)))
 
     def step(carry, token, memory):
-      return model.apply(variables, carry, token, memory, method='step')
+      return model.apply(variables, carry, token, memory, *shortlist, method='step')
 
     if model.copies:
       step = mask_absent_copies(step)
@@ -346,6 +379,8 @@ def compile_search(
       step, carry, memory = force_prefix(step, carry, memory, prefix)
     find_hypotheses = strategy.make_search(rng_inputs)
     hypotheses = find_hypotheses(step, carry, memory, max_length=max_length, ranking=ranking, source_mask=source_mask)
+    if shortlist_ids is not None:
+      hypotheses = hypotheses._replace(tokens=shortlist_ids[hypotheses.tokens])
     if model.traits.latent:
       weights = _posterior_weights(model, variables, source, source_mask, hypotheses)
       hypotheses = hypotheses._replace(weights=weights)

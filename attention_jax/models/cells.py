@@ -3,6 +3,8 @@
 Every cell has the same methods:
 
 - remember(encoded) -> memory, computed once per source; start(encoded, memory) -> carry;
+- share(memory, hypotheses, max_length) -> memory: the same for several hypotheses of each source, with products that
+  their steps can share;
 - project_inputs(embeddings [B, T, E]) -> inputs [B, T, ...]: the computation before the recurrence, for all steps at
   once;
 - recur(carry, inputs [B, ...], memory, deterministic) -> carry, trace: one step of the recurrence;
@@ -16,7 +18,7 @@ between the same two methods.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -25,6 +27,7 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Memory
 from attention_jax.models.encoded import Encoded
+from attention_jax.models.steps import CellCarry, DecoderOutput, FixedMemory, SharedMemory, StepTrace
 from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
@@ -32,60 +35,7 @@ from attention_jax.modules.linear import ConcatDense, Dense
 from attention_jax.modules.recurrent import RecurrentStack
 from attention_jax.specs import Fraction, Size
 
-
-class DecoderOutput(NamedTuple):
-  """Output of one step of a decoder, or of all steps.
-
-  Attributes:
-    features: inputs of the output layer, [..., D]; with a latent alignment, one vector for each position, [..., S, D].
-    context: context, [..., V]; () with several layers of attention.
-    weights: attention weights, [..., S].
-    state: private state of the alignment after the step; () if it has none.
-    layers: weights of every layer and head, [..., L, N, S]; () with a single layer of attention.
-    top: state of the highest layer, [..., H].
-  """
-
-  features: jax.Array
-  context: jax.Array
-  weights: jax.Array
-  state: Any = ()
-  layers: Any = ()
-  top: Any = ()
-
-
-class CellCarry(NamedTuple):
-  """Carry of a cell from one step to the next.
-
-  Attributes:
-    states: states of the recurrent layers.
-    attention: carry of the attention; () if it is not in the recurrence.
-    feed: vector that is an input of the next step; () if there is none.
-  """
-
-  states: Any
-  attention: Any
-  feed: Any
-
-
-class StepTrace(NamedTuple):
-  """Result of one step of the recurrence, an input of `compute_outputs`.
-
-  Attributes:
-    state: state of the highest layer, [..., H].
-    context, weights, alignment: context, weights and private state of the attention; () if it is not in the recurrence.
-  """
-
-  state: jax.Array
-  context: Any = ()
-  weights: Any = ()
-  alignment: Any = ()
-
-
-class FixedMemory(NamedTuple):
-  """Memory of a cell without attention: a summary [B, D] and the mask [B, S] of the source."""
-
-  vector: jax.Array
-  mask: jax.Array
+MIN_HYPOTHESES = 3  # of each source, from which on their steps share products
 
 
 class Cell(nn.Module):
@@ -131,6 +81,10 @@ class Cell(nn.Module):
   def remember(self, encoded: Encoded) -> Memory:
     """Returns the memory of a source."""
     return self.attention.remember(encoded.memory, encoded.mask, value=encoded.values)
+
+  def share(self, memory: Any, hypotheses: int, max_length: int) -> Any:
+    """Returns the memory for `hypotheses` hypotheses of each source, of up to `max_length` tokens."""
+    return memory
 
   def project_inputs(self, embeddings: jax.Array) -> jax.Array:
     """Projects embeddings [B, T, E] to the inputs of `recur`, [B, T, ...]."""
@@ -251,14 +205,29 @@ class Bahdanau(Cell):
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
     return CellCarry(self.stack.start(encoded.final), self.attention.init_carry(memory), ())
 
+  def share(self, memory: Memory, hypotheses: int, max_length: int) -> Memory | SharedMemory:
+    # The gates of S positions cost as much as S steps of one hypothesis, which usually has about S tokens.
+    is_worthwhile = hypotheses >= MIN_HYPOTHESES and memory.mask.shape[-1] <= max_length
+    is_linear = not (self.attention.projects_values or self.gate or self.traits.latent)
+    if not (is_worthwhile and is_linear):
+      return memory
+    return SharedMemory(memory, self.context_gates(memory.value[:, 0]))
+
   def recur(
-    self, carry: CellCarry, inputs: jax.Array, memory: Memory, deterministic: bool
+    self, carry: CellCarry, inputs: jax.Array, memory: Memory | SharedMemory, deterministic: bool
   ) -> tuple[CellCarry, StepTrace]:
+    gates = None
+    if isinstance(memory, SharedMemory):
+      memory, gates = memory
     previous_state = carry.states[-1][0]
     carry, trace = self.attend(carry, previous_state, memory, deterministic)
     if self.gate:
       trace = trace._replace(context=trace.context * jax.nn.sigmoid(self.wanted(previous_state)))
-    states, state = self.stack(carry.states, inputs + self.context_gates(trace.context), deterministic)
+    if gates is None:
+      context_gates = self.context_gates(trace.context)
+    else:
+      context_gates = jnp.einsum('bs,bsg->bg', trace.weights.astype(gates.dtype), gates)
+    states, state = self.stack(carry.states, inputs + context_gates, deterministic)
     return carry._replace(states=states), trace._replace(state=state)
 
   def compute_outputs(

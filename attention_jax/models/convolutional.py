@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Memory
 from attention_jax.functional.masking import masked_mean, zero_masked
-from attention_jax.models.cells import DecoderOutput
 from attention_jax.models.encoded import Encoded
 from attention_jax.models.layered import LayeredCarry, LayeredDecoder, initial_carry
+from attention_jax.models.steps import DecoderOutput
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.convolution import GatedConvolution, Normed, average_residual, scale_gradient, windows
 from attention_jax.modules.dropout import Dropout

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Memory
-from attention_jax.models.cells import CELLS, Cell, DecoderOutput
+from attention_jax.models.cells import CELLS, Cell
 from attention_jax.models.convolutional import ConvDecoder
 from attention_jax.models.encoded import Encoded
 from attention_jax.models.layered import LayeredCarry, LayeredDecoder, initial_carry
+from attention_jax.models.steps import DecoderOutput
 from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
@@ -71,6 +72,10 @@ class Decoder(nn.Module):
     """Returns the carry before the first step, and the memory."""
     memory = self.cell.remember(encoded)
     return self.cell.start(encoded, memory), memory
+
+  def share(self, memory: Any, hypotheses: int, max_length: int) -> Any:
+    """Returns the memory for `hypotheses` hypotheses of each source, of up to `max_length` tokens."""
+    return self.cell.share(memory, hypotheses, max_length)
 
   def observe(self, carry: Any, log_likelihood: jax.Array) -> Any:
     """Updates the carry of a latent alignment with log p(output | position), [B, S]."""

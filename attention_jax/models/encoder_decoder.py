@@ -11,14 +11,14 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.latent import log_mixture
 from attention_jax.functional.masking import zero_masked
-from attention_jax.models.cells import DecoderOutput
 from attention_jax.models.decoders import DECODERS, decoder_of, over_steps
 from attention_jax.models.encoded import Encoded
 from attention_jax.models.encoders import ENCODERS
+from attention_jax.models.steps import DecoderOutput
 from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.embedding import Embedding, oov_to_unk
-from attention_jax.modules.outputs import OUTPUTS, CopyInputs
+from attention_jax.modules.outputs import OUTPUTS, CopyInputs, LinearLogits, Mixture, OutputColumns
 from attention_jax.specs import Fraction, Size, bind, check_fields, schema_of
 from attention_jax.tokens import BOS
 
@@ -58,6 +58,18 @@ class SourceMemory(NamedTuple):
 
   memory: Any
   output_memory: Any = ()
+
+
+class Shortlist(NamedTuple):
+  """The only target tokens of a search, prepared once per batch of sources (Jean et al. 2015, section 3).
+
+  Attributes:
+    ids: their ids, [V'], ascending, with all special tokens, which are therefore the first.
+    columns: the columns of the output layer for these ids.
+  """
+
+  ids: jax.Array
+  columns: OutputColumns
 
 
 class LatentCarry(NamedTuple):
@@ -131,38 +143,49 @@ class EncoderDecoder(nn.Module):
     output = self.decoder(encoded, embeddings, deterministic)
     return self._model_output(output, embeddings, self._remember_output(encoded, source))
 
-  def start(self, source: jax.Array, source_mask: jax.Array, max_length: int) -> tuple[Any, Any]:
+  def start(
+    self, source: jax.Array, source_mask: jax.Array, max_length: int, hypotheses: int = 1
+  ) -> tuple[Any, SourceMemory]:
     """Encodes sources for decoding at test time.
 
     Args:
       source: source ids, [B, S].
       source_mask: True at real positions, [B, S].
       max_length: maximum number of steps.
+      hypotheses: number of hypotheses of each source, for which every step is computed.
 
     Returns:
       The carry before the first step, and the memory.
     """
     encoded = self.encoder(source, source_mask, True)
     carry, memory = self._start(encoded, max_length)
+    memory = self.decoder.share(memory, hypotheses, max_length)
     return carry, SourceMemory(memory, self._remember_output(encoded, source))
 
-  def step(self, carry: Any, token: jax.Array, memory: SourceMemory) -> tuple[Any, ModelOutput]:
+  def select(self, ids: jax.Array) -> Shortlist:
+    """Restricts the output layer to the tokens `ids`, [V'], for the steps of one batch; see Shortlist."""
+    return Shortlist(ids, self.output.columns(ids))
+
+  def step(
+    self, carry: Any, token: jax.Array, memory: SourceMemory, shortlist: Shortlist | None = None
+  ) -> tuple[Any, ModelOutput]:
     """Computes one step at test time.
 
     Args:
       carry: carry of the previous step.
       token: ids of the previous tokens, [B].
       memory: memory, as `start` returns it.
+      shortlist: the only tokens of the search, as `select` returns them; tokens are then numbers of its entries.
 
     Returns:
-      The next carry, and outputs for the next token: logits [B, V], weights [B, S].
+      The next carry, and outputs for the next token: logits [B, V], or [B, V'] of a shortlist, and weights [B, S].
     """
     if self.traits.latent:
-      carry, outputs, _ = self._latent_step(carry, token, memory.memory, True)
+      carry, outputs, _ = self._latent_step(carry, token, memory.memory, True, shortlist)
       return carry, outputs
-    embedding = self.embedding(token)
+    embedding = self.embedding(_token_ids(token, shortlist))
     carry, output = self.decoder.step(carry, embedding, memory.memory)
-    return carry, self._model_output(output, embedding, memory.output_memory)._replace(linear=())
+    return carry, self._model_output(output, embedding, memory.output_memory, shortlist)._replace(linear=())
 
   def posterior(self, outputs: ModelOutput, target_mask: jax.Array) -> jax.Array:
     """Returns the alignment given the whole target, [B, T, S].
@@ -185,12 +208,21 @@ class EncoderDecoder(nn.Module):
     """Memory of the output layer."""
     return self.output.remember(encoded.memory, encoded.mask, source)
 
-  def _model_output(self, output: DecoderOutput, embeddings: jax.Array, output_memory: Any) -> ModelOutput:
+  def _model_output(
+    self, output: DecoderOutput, embeddings: jax.Array, output_memory: Any, shortlist: Shortlist | None = None
+  ) -> ModelOutput:
     """Outputs of one step or of all, from the output and the inputs of the decoder."""
     candidates = (output.context, output.top, embeddings)
     gate_inputs = tuple(candidate for candidate in candidates if not isinstance(candidate, tuple))
-    result = self.output(output.features, CopyInputs(output_memory, output.weights, gate_inputs))
+    result = self._output(output.features, CopyInputs(output_memory, output.weights, gate_inputs), shortlist)
     return ModelOutput(result.logits(), output.weights, output.state, linear=result.linear, layers=output.layers)
+
+  def _output(
+    self, features: jax.Array, copy_inputs: CopyInputs | None, shortlist: Shortlist | None
+  ) -> LinearLogits | Mixture:
+    """Logits of all tokens, or of those of a shortlist; the compiler drops the kernel of all tokens if it is unused."""
+    result = self.output(features, copy_inputs)
+    return LinearLogits(result.features, *shortlist.columns) if shortlist else result
 
   def _start(self, encoded: Encoded, max_length: int) -> tuple[Any, Any]:
     carry, memory = self.decoder.start(encoded, max_length)
@@ -216,17 +248,25 @@ class EncoderDecoder(nn.Module):
     _, outputs = over_steps(step, self)(self, carry, (inputs, target))
     return outputs
 
-  def _latent_step(self, carry: Any, token: jax.Array, memory: Any, deterministic: bool):
+  def _latent_step(
+    self, carry: Any, token: jax.Array, memory: Any, deterministic: bool, shortlist: Shortlist | None = None
+  ):
     """Returns the next carry, the outputs, and log p(y | position s), [B, S, V]."""
     is_observed = self.traits.latent.observe is not None
     if is_observed:
-      previous_log_probs = jax.nn.log_softmax(self.output(carry.features).logits())
+      previous_log_probs = jax.nn.log_softmax(self._output(carry.features, None, shortlist).logits())
       likelihood = jnp.take_along_axis(previous_log_probs, token[:, None, None], axis=-1)[..., 0]
       carry = self.decoder.observe(carry.decoder, likelihood)
-    carry, output = self.decoder.step(carry, self.embedding(token, deterministic), memory, deterministic)
-    log_probs = jax.nn.log_softmax(self.output(output.features).logits())
+    embedding = self.embedding(_token_ids(token, shortlist), deterministic)
+    carry, output = self.decoder.step(carry, embedding, memory, deterministic)
+    log_probs = jax.nn.log_softmax(self._output(output.features, None, shortlist).logits())
     outputs = ModelOutput(log_mixture(output.weights, log_probs), output.weights, output.state)
     return LatentCarry(carry, output.features) if is_observed else carry, outputs, log_probs
+
+
+def _token_ids(token: jax.Array, shortlist: Shortlist | None) -> jax.Array:
+  """Ids of tokens, which are numbers of entries if there is a shortlist."""
+  return shortlist.ids[token] if shortlist else token
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.errors import UserError
-from attention_jax.models.cells import DecoderOutput
+from attention_jax.models.steps import DecoderOutput
 from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 
@@ -45,6 +45,10 @@ class LayeredDecoder(nn.Module, kw_only=True):
   def traits(self) -> Traits:
     """Properties that do not depend on parameters."""
     return Traits(attends_in_recurrence=self.attention.is_recurrent)
+
+  def share(self, memory: Any, hypotheses: int, max_length: int) -> Any:
+    """Returns the memory for `hypotheses` hypotheses of each source, of up to `max_length` tokens."""
+    return memory
 
   def check_layers(self, name: str) -> None:
     """Raises UserError, with `name` as its prefix, if there is no layer `weights_of`."""

@@ -5,7 +5,8 @@ An output layer has
 - generates: whether it can emit words of the vocabulary, including words that the source does not contain;
 - remember(memory [B, S, D], mask [B, S], source [B, S] ids) -> its memory of a source, prepared once per source;
 - a call: (features [..., D], copy_inputs) -> LinearLogits or Mixture, both with `logits()` and `linear`. Layers that do
-  not copy ignore `copy_inputs`.
+  not copy ignore `copy_inputs`;
+- columns(ids [V']) -> OutputColumns, of layers that do not copy: a search may compute the logits of these tokens alone.
 
 Logits of a layer that copies are [..., V + S]: those of the vocabulary, then those of the source's out-of-vocabulary
 words, each at the position of its first occurrence. See functional.copying.
@@ -43,6 +44,13 @@ class LinearLogits(NamedTuple):
     """Returns the logits, [..., V]."""
     scores = product(self.features, self.kernel.astype(self.features.dtype), jnp.float32)
     return scores + self.bias.astype(jnp.float32).reshape((1,) * (scores.ndim - 1) + self.bias.shape)
+
+
+class OutputColumns(NamedTuple):
+  """Columns of a linear output layer: the kernel [D, V'] and the bias [V'] of V' tokens."""
+
+  kernel: jax.Array
+  bias: jax.Array
 
 
 class Mixture(NamedTuple):
@@ -98,6 +106,11 @@ class VocabularyOutput(OutputLayer):
     kernel = self.param('kernel', nn.initializers.lecun_normal(), (features.shape[-1], self.size))
     return LinearLogits(features.astype(self.dtype), kernel, self.param('bias', nn.initializers.zeros, (self.size,)))
 
+  def columns(self, ids: jax.Array) -> OutputColumns:
+    """Returns the columns of the tokens `ids`, [V']."""
+    kernel = self.get_variable('params', 'kernel')[:, ids]
+    return OutputColumns(kernel.astype(self.dtype), self.get_variable('params', 'bias')[ids])
+
 
 class TiedOutput(OutputLayer):
   """Products with the target embeddings (Press & Wolf 2017); features of another width are projected to theirs."""
@@ -108,6 +121,11 @@ class TiedOutput(OutputLayer):
       features = Dense(self.embedding.features, use_bias=False, dtype=self.dtype)(features)
     bias = self.param('bias', nn.initializers.zeros, (self.size,))
     return LinearLogits(features.astype(self.dtype), self.embedding.vectors().T, bias)
+
+  def columns(self, ids: jax.Array) -> OutputColumns:
+    """Returns the columns of the tokens `ids`, [V']."""
+    kernel = self.embedding.vectors()[ids].T
+    return OutputColumns(kernel.astype(self.dtype), self.get_variable('params', 'bias')[ids])
 
 
 class PointerOutput(OutputLayer):

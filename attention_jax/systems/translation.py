@@ -13,6 +13,7 @@ import numpy as np
 from attention_jax.data import tasks, vocab
 from attention_jax.data.batching import Batch, Batches, check_any_row_fits
 from attention_jax.data.encoding import assign_buckets, check_buckets
+from attention_jax.data.lexicon import Lexicon
 from attention_jax.data.resegment import make_resegmenter
 from attention_jax.data.text import Corpus
 from attention_jax.decoding.ensemble import Ensemble
@@ -28,6 +29,7 @@ from attention_jax.inference.metrics import MetricValue, compute_metric, higher_
 from attention_jax.inference.predictor import (
   Prediction,
   Predictor,
+  check_shortlist,
   compile_beam_search,
   max_output_length,
   search_lengths,
@@ -40,6 +42,7 @@ from attention_jax.modules.attention import Attention
 from attention_jax.specs import Count, NonNegative, Size, check_fields, parse
 from attention_jax.systems import heatmaps
 from attention_jax.systems.base import Config, Log, System, describe_implementation, trace_loss
+from attention_jax.systems.lexicons import load_or_make_lexicon
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
@@ -82,6 +85,8 @@ class TranslationEvaluationConfig:
     max_length: maximum length of hypotheses; 0 for the longest target of the buckets.
     batch_size: number of sources that are searched at once.
     replace_unknown: whether an unknown word is replaced by the source word with the largest weight (Jean et al. 2015).
+    shortlist: k > 0 restricts the search to the k likeliest translations of every source token of a batch, by a lexicon
+      of the training split, and the k most frequent target tokens (Jean et al. 2015); 0 searches all tokens.
   """
 
   metrics: tuple[str, ...] = ('exact_match', 'character_error_rate')
@@ -93,6 +98,7 @@ class TranslationEvaluationConfig:
   max_length: Count = 0
   batch_size: Size = 128
   replace_unknown: bool = False
+  shortlist: Count = 0
 
   def __post_init__(self):
     check_fields(self, 'config.evaluation')
@@ -114,6 +120,7 @@ class TranslationSystem(System):
     model: the model, or an ensemble of models.
     source_vocab, target_vocab: the vocabularies of the run.
     load_data: returns the splits; called on first use.
+    folder: the run folder, where the lexicon of shortlists is stored; None for a run without one.
   """
 
   config_groups: Mapping[str, type] = {
@@ -131,25 +138,27 @@ class TranslationSystem(System):
     source_vocab: vocab.Vocabulary,
     target_vocab: vocab.Vocabulary,
     load_data: Callable[[], tasks.TranslationData],
+    folder: str | None = None,
   ):
     self.config = config
     self.model = model
     self.source_vocab = source_vocab
     self.target_vocab = target_vocab
     self._load_data = load_data
+    self._folder = folder
     self._evaluation_predictor: Predictor | None = None
 
   @classmethod
   def load(cls, config: Config, folder: str | None) -> 'TranslationSystem':
     data = tasks.load(config['data'], folder)
     model = build(config['model'], len(data.source_vocab), len(data.target_vocab))
-    return cls(config, model, data.source_vocab, data.target_vocab, lambda: data)
+    return cls(config, model, data.source_vocab, data.target_vocab, lambda: data, folder)
 
   @classmethod
   def open(cls, config: Config, folder: str) -> 'TranslationSystem':
     source_vocab, target_vocab = tasks.load_vocabularies(config['data'], folder)
     model = build(config['model'], len(source_vocab), len(target_vocab))
-    return cls(config, model, source_vocab, target_vocab, lambda: tasks.load(config['data'], folder))
+    return cls(config, model, source_vocab, target_vocab, lambda: tasks.load(config['data'], folder), folder)
 
   def with_config(self, config: Config) -> 'TranslationSystem':
     model = build(config['model'], len(self.source_vocab), len(self.target_vocab))
@@ -168,7 +177,10 @@ class TranslationSystem(System):
     check_weights(auxiliary_losses(training.auxiliary), model.decoder.attention if model.traits.attends else None)
     if training.select in ALIGNMENT_METRICS and not model.traits.attends:
       raise UserError(f'training.select={training.select!r} measures alignments, but this decoder has no attention')
-    if TranslationEvaluationConfig(**config['evaluation']).replace_unknown and not model.traits.attends:
+    evaluation = TranslationEvaluationConfig(**config['evaluation'])
+    if evaluation.shortlist:
+      check_shortlist(model)
+    if evaluation.replace_unknown and not model.traits.attends:
       raise UserError('evaluation.replace_unknown=True uses attention weights, but this decoder has no attention')
     for spec in config['evaluation']['metrics']:
       compute_metric(spec, ['a'], [['a']])  # some options are checked only when the metric is computed
@@ -188,12 +200,17 @@ class TranslationSystem(System):
       if not same_source or not vocab.same_entries(self.target_vocab, other.target_vocab):
         raise UserError('runs with different vocabularies cannot be an ensemble')
     model = Ensemble([system.model for system in (self, *others)])
-    return TranslationSystem(self.config, model, self.source_vocab, self.target_vocab, self._load_data)
+    return TranslationSystem(self.config, model, self.source_vocab, self.target_vocab, self._load_data, self._folder)
 
   @functools.cached_property
   def data(self) -> tasks.TranslationData:
     """The splits, as text and as ids."""
     return self._load_data()
+
+  @functools.cached_property
+  def lexicon(self) -> Lexicon:
+    """Translations of source tokens, from which shortlists are made."""
+    return load_or_make_lexicon(self._folder, lambda: self.data)
 
   def corpus(self, split: str) -> Corpus:
     """Returns the pairs of texts of a split."""
@@ -259,6 +276,7 @@ class TranslationSystem(System):
   def predictor(self, params: Any) -> Predictor:
     """Returns the function that translates lines with these parameters."""
     options = self.config['evaluation']
+    count = options['shortlist']
     return Predictor(
       self.model,
       params,
@@ -269,6 +287,7 @@ class TranslationSystem(System):
       batch_size=options['batch_size'],
       ranking=TranslationEvaluationConfig(**options).ranking,
       replace_unknown=options['replace_unknown'],
+      shortlist=(lambda source, prefix: self.lexicon.shortlist(source, count, prefix)) if count else None,
     )
 
   def evaluate(

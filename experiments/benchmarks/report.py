@@ -17,7 +17,7 @@ from rich.table import Table
 
 from attention_jax import atomic
 from attention_jax.errors import UserError, choose
-from experiments.benchmarks import kernels, limits, memory, peers, seeds, systems, trained
+from experiments.benchmarks import decoding, kernels, limits, memory, peers, seeds, systems, trained
 from experiments.benchmarks.measure import BenchmarkContext, Timing
 
 SUITES: Mapping[str, Callable[[BenchmarkContext], Iterable[Timing]]] = {
@@ -29,7 +29,8 @@ SUITES: Mapping[str, Callable[[BenchmarkContext], Iterable[Timing]]] = {
   'training': systems.training,
   'memory': memory.training_memory,
   'seeds': seeds.side_by_side,
-  'decoding': systems.decoding,
+  'decoding': decoding.recurrent_decoding,
+  'transformer_decoding': decoding.transformer_decoding,
   'pipeline': systems.pipeline,
   'startup': systems.startup,
   'translation': trained.translation,

@@ -1,4 +1,4 @@
-"""Whole systems at the sizes of configs/multi30k.py: training, decoding, the input pipeline, start-up."""
+"""Whole systems at the sizes of configs/multi30k.py: training, the input pipeline, start-up; see decoding.py too."""
 
 import dataclasses
 import functools
@@ -17,25 +17,22 @@ from attention_jax.data.batching import Batch, Batches
 from attention_jax.data.encoding import EncodedCorpus
 from attention_jax.data.pipeline import stream
 from attention_jax.errors import UserError
-from attention_jax.inference.predictor import compile_beam_search
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
 from attention_jax.systems.costs import count_matmuls
 from attention_jax.systems.translation import initial_params
-from attention_jax.tokens import EOS
 from attention_jax.training.loop import Training, prepare_training
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.step import step_rngs
 from configs import multi30k
-from experiments.benchmarks import peers
+from experiments.benchmarks import ctranslate, peers
 from experiments.benchmarks.joey import Joey
 from experiments.benchmarks.limits import time_matmuls
 from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare, median_seconds
 
 VOCAB_SIZES = (5921, 7859)  # of Multi30k, English and German, with a minimum count of 2
 BATCH_SIZE = 128
-STEPS = 20  # decoding steps
 DROPOUT = 0.2
 AGREEMENT_TOLERANCE = 1e-5  # relative to the largest logit
 PAIRS = 29_000  # sentence pairs of the input pipeline, as in Multi30k
@@ -198,73 +195,30 @@ def matmul_limit(ours: Timing, matmuls: Counter, *, gradients: bool) -> Timing:
 
 
 def agreement(bench: BenchmarkContext) -> list[Timing]:
-  """Logs the largest difference between our Transformer and PyTorch's with the same parameters.
+  """Logs the largest differences between our Transformer and those of other toolkits with the same parameters.
 
   Raises:
-    UserError: if it exceeds AGREEMENT_TOLERANCE.
+    UserError: if one exceeds AGREEMENT_TOLERANCE.
   """
   model, params = build_model('transformer2017_small')
   batch = make_batch(14)
   logits = jax.jit(model.apply)({'params': params}, batch.source, batch.source_mask, batch.target).logits
-  difference = peers.difference(params, logits, (batch.source, batch.target), TRANSFORMER_SIZES | {'dropout': 0.0})
-  if difference is not None:
-    largest = float(jnp.abs(logits).max())
-    bench.log(
-      f"our Transformer's logits differ from PyTorch's in float64 by at most {difference:.1e}, of {largest:.2f}"
-    )
+  largest = float(jnp.abs(logits).max())
+  pairs = (batch.source, batch.target)
+  differences = {
+    "PyTorch's in float64": peers.difference(params, logits, pairs, TRANSFORMER_SIZES | {'dropout': 0.0}),
+    "CTranslate2's": ctranslate.difference(params, logits, pairs, TRANSFORMER_SIZES['heads']),
+  }
+  for name, difference in differences.items():
+    if difference is None:
+      continue
+    bench.log(f"our Transformer's outputs differ from {name} by at most {difference:.1e}, of {largest:.2f}")
     if not difference < AGREEMENT_TOLERANCE * largest:
       raise UserError(
-        f"our Transformer's logits must differ from PyTorch's by less than {AGREEMENT_TOLERANCE} of the largest, "
+        f"our Transformer's outputs must differ from {name} by less than {AGREEMENT_TOLERANCE} of the largest, "
         f'{largest:.2f}, got {difference:.1e}'
       )
   return []
-
-
-def decoding(bench: BenchmarkContext) -> Iterator[Timing]:
-  """Times searches of STEPS steps with untrained models that never emit EOS."""
-  model, params = build_model('bahdanau2015', bench.dtype)
-  bias = params['output']['bias'].at[EOS].set(-1e9)
-  params = {**params, 'output': {**params['output'], 'bias': bias}}
-  batch = make_batch(14)
-  inputs = (params, jnp.asarray(batch.source), jnp.asarray(batch.source_mask))
-  joey = joey_model(bench.joey, 'bahdanau2015', batch)
-  for beams in (1, 5):
-    bench.log(f'decoding with {beams} beam(s)')
-    sides = {'attention_jax': _search_side(compile_beam_search(model, beams, STEPS), inputs)}
-    for dtype in bench.torch_dtypes:
-      if torch_side := peers.decode(batch.source, RECURRENT_SIZES, beams, STEPS, dtype):
-        sides[f'torch, {dtype}'] = torch_side
-    if joey:
-      sides['Joey NMT'] = joey.side(f'search {beams} {STEPS}')
-    case = f'bahdanau2015, {BATCH_SIZE} sentences of 14, beam {beams}, {STEPS} steps'
-    timings = compare('decoding', case, sides, repeats=bench.repeats, amount=BATCH_SIZE, unit='sentences')
-    matmuls = count_search_matmuls(model, params, batch, beams)
-    yield from (*timings, matmul_limit(timings[0], matmuls, gradients=False))
-
-
-def _search_side(search: Callable, inputs: tuple) -> Side:
-  return Side(lambda: jax.block_until_ready(search(*inputs)))
-
-
-def count_search_matmuls(model, params, batch: Batch, beams: int) -> Counter:
-  """Counts the products of matrices of STEPS search steps and of the encoder; see costs.count_matmuls."""
-  variables = {'params': params}
-
-  def start(source, mask):
-    return model.apply(variables, source, mask, STEPS, method='start')
-
-  def step(carry, token, memory):
-    return model.apply(variables, carry, token, memory, method='step')
-
-  def repeat_for_beams(x):
-    return jax.ShapeDtypeStruct((BATCH_SIZE, beams, *x.shape[1:]), x.dtype)
-
-  carry, memory = jax.eval_shape(start, batch.source, batch.source_mask)
-  tokens = jax.ShapeDtypeStruct((BATCH_SIZE, beams), jnp.int32)
-  beam_step = jax.vmap(step, (1, 1, None), 1)
-  per_step = count_matmuls(beam_step, jax.tree.map(repeat_for_beams, carry), tokens, memory)
-  per_source = count_matmuls(start, batch.source, batch.source_mask)
-  return per_source + Counter({matmul: STEPS * count for matmul, count in per_step.items()})
 
 
 def pipeline(bench: BenchmarkContext) -> list[Timing]:

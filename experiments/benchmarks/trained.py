@@ -25,10 +25,11 @@ from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compa
 BATCH_SIZE = 128  # of PyTorch
 TORCH_ATTENTION = {'score': 'additive', 'alignment': 'softmax', 'heads': 1}  # fields of config.model.attention
 METRIC = 'bleu(tokenize="none")'
+SHORTLIST = 10  # translations of each source token, and frequent tokens
 
 
 def translation(bench: BenchmarkContext) -> list[Timing]:
-  """Times greedy search and beam search with 5 beams, and the start of a new process.
+  """Times greedy search and beam search with 5 beams, with and without a shortlist, and the start of a new process.
 
   Args:
     bench: its `run` is the folder of a trained bahdanau2015 on text, its `data` one with test2016.en and test2016.de.
@@ -40,13 +41,15 @@ def translation(bench: BenchmarkContext) -> list[Timing]:
     UserError: if PyTorch does not have the model of the run.
   """
   run = open_run(bench.run, dtype=bench.dtype)
+  short = open_run(bench.run, evaluation={'shortlist': SHORTLIST}, dtype=bench.dtype)
   lines = read_lines(f'{bench.data}/test2016.en')
   references = [[line] for line in read_lines(f'{bench.data}/test2016.de')]
   timings = []
   for beams in (1, 5):
     bench.log(f'translation of {len(lines)} sentences by {bench.run}, {beams} beam(s)')
     outputs: dict[str, list[str]] = {}  # side -> its latest translations
-    sides = {'attention_jax': _jax_side(run, lines, beams, outputs)}
+    runs = {'attention_jax': run, f'attention_jax, shortlist={SHORTLIST}': short}
+    sides = {name: _jax_side(name, one, lines, beams, outputs) for name, one in runs.items()}
     if peers.torch is not None:
       for dtype in bench.torch_dtypes:
         sides[f'torch, {dtype}'] = _torch_side(run, lines, beams, outputs, dtype)
@@ -68,10 +71,10 @@ def _time_start(bench: BenchmarkContext, line: str) -> list[Timing]:
   return compare('translation', 'start and one sentence', {'attention_jax': side}, repeats=repeats)
 
 
-def _jax_side(run: Run, lines: Sequence[str], beams: int, outputs: dict[str, list[str]]) -> Side:
+def _jax_side(name: str, run: Run, lines: Sequence[str], beams: int, outputs: dict[str, list[str]]) -> Side:
   def translate_all() -> None:
     predictions = run.predictor(lines, beams=beams)
-    outputs['attention_jax'] = [prediction.hypotheses[0].text for prediction in predictions]
+    outputs[name] = [prediction.hypotheses[0].text for prediction in predictions]
 
   return Side(translate_all)
 

@@ -11,7 +11,7 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.systems.costs import count_matmuls
-from experiments.benchmarks import kernels, limits, memory, report, seeds, systems
+from experiments.benchmarks import decoding, kernels, limits, memory, report, seeds, systems
 from experiments.benchmarks.joey import Joey
 from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare, fit_exponent, jit_side
 
@@ -118,10 +118,10 @@ def test_the_products_of_all_search_steps_are_counted():
   config.update({'encoder': 'birnn(features=4)', 'decoder': 'bahdanau(features=4, readout=6)', 'embedding': 4})
   model = systems.build(config.to_dict(), 30, 50)
   batch = systems.make_batch(14)
-  counts = systems.count_search_matmuls(model, systems.initial_params(model, 0), batch, beams=3)
+  counts = decoding.count_search_matmuls(model, systems.initial_params(model, 0), batch, beams=3)
   ((left, count),) = ((left, count) for (left, right, *_), count in counts.items() if right == (6, 50))
-  assert sorted(left) == sorted((systems.BATCH_SIZE, 3, 6)) and count == systems.STEPS
-  assert any(count < systems.STEPS for count in counts.values())  # those of the encoder
+  assert sorted(left) == sorted((systems.BATCH_SIZE, 3, 6)) and count == decoding.STEPS
+  assert any(count < decoding.STEPS for count in counts.values())  # those of the encoder
 
 
 def test_peak_memory_excludes_the_parent_process():

@@ -1,6 +1,7 @@
 """Options of translate, and score, on a tiny run."""
 
 import json
+import shutil
 
 import pytest
 
@@ -132,3 +133,26 @@ def test_mistakes_are_reported_in_one_line(trained, flags, message):
   assert (
     result.code == 2 and result.err.startswith('error: ') and result.err.count('\n') == 1 and message in result.err
   ), result.err
+
+
+def test_shortlists(trained, task, tmp_path, monkeypatch):
+  copy = tmp_path / 'run'
+  shutil.copytree(trained[0], copy)
+  workdir = f'--workdir={copy}'
+  full = run('translate', workdir, '--json', stdin=INPUT)
+  short = run('translate', workdir, '--json', '--shortlist=3', stdin=INPUT)  # of a vocabulary below the multiple: all
+  assert short == full and (copy / 'lexicon.npz').exists()
+  monkeypatch.setattr('attention_jax.data.lexicon.SHORTLIST_MULTIPLE', 1)
+  result = run('translate', workdir, '--json', '--shortlist=1', '--nbest=2', stdin=INPUT)
+  assert result.code == 0, result
+  for line in map(json.loads, result.out.splitlines()):
+    for hypothesis in line['hypotheses']:
+      assert hypothesis['log_prob'] < 0 and len(hypothesis['weights']) == len(hypothesis['tokens']) + 1
+  assert run('translate', workdir, '--json', '--shortlist=1', '--nbest=2', stdin=INPUT) == result
+  result = run('evaluate', workdir, '--split=test', '--shortlist=2')
+  assert result.code == 0 and 'shortlist=2' in result.out
+  assert run('translate', workdir, '--shortlist=1', '--samples=2', stdin=INPUT).code == 0
+  assert_user_error(run('translate', workdir, '--shortlist=-1'), ['--shortlist=-1', 'non-negative'])
+  assert_user_error(run('translate', workdir, '--shortlist=2', '--stream'), ['--shortlist=2 cannot be combined'])
+  (copy / 'lexicon.npz').write_bytes(b'')
+  assert_user_error(run('translate', workdir, '--shortlist=2', stdin=INPUT), ['lexicon.npz is no lexicon'])

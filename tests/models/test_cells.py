@@ -11,8 +11,9 @@ import pytest
 import attention_jax as aj
 from attention_jax.models.cells import CELLS
 from attention_jax.models.encoder_decoder import shift_right
+from attention_jax.models.steps import SharedMemory
 from tests.models.helpers import LENGTHS, TARGET_WORDS, B, S, T, build_tiny, inputs
-from tests.modules.helpers import RNGS, variables
+from tests.modules.helpers import RNGS, assert_close, variables
 from tests.modules.reference_cells import REFERENCE_CELLS
 from tests.sweeps import sample_cases
 
@@ -230,3 +231,37 @@ def test_gradients_reach_every_parameter(score, alignment):
     assert np.all(np.isfinite(gradient)), name
     # The argmax of 'hardmax' has no gradient, so that the parameters of the attention get none.
     assert np.any(gradient != 0) == (alignment != 'hardmax' or "['attention']" not in name), name
+
+
+# ------------------------------------------------------------------------------------ several hypotheses of a source
+
+
+@pytest.mark.parametrize(
+  ('options', 'fields', 'hypotheses', 'max_length', 'is_shared'),
+  [
+    ('', {}, 3, S, True),
+    ('', {'dtype': 'bfloat16', 'alignment': 'monotonic'}, 5, S, True),
+    ('', {}, 2, S, False),
+    ('', {}, 3, S - 1, False),
+    ('gate=True', {}, 3, S, False),
+    ('', {'heads': 2}, 3, S, False),
+    ('', {'alignment': 'latent'}, 3, S, False),
+  ],
+)
+def test_hypotheses_share_products_of_the_memory(options, fields, hypotheses, max_length, is_shared):
+  model = build_tiny('bahdanau', options, **fields)
+  source, mask, target = inputs()
+  params = variables(model, source, mask, target)
+
+  def run(hypotheses):
+    carry, memory = model.apply(params, source, mask, max_length, hypotheses, method='start')
+    outputs = []
+    for t in range(2):
+      carry, output = model.apply(params, carry, target[:, t], memory, method='step')
+      outputs.append((output.logits, output.weights))
+    return memory.memory, outputs
+
+  memory, outputs = run(hypotheses)
+  assert isinstance(memory, SharedMemory) == is_shared
+  tolerance = 0.02 if 'dtype' in fields else 1e-5
+  jax.tree.map(functools.partial(assert_close, rtol=tolerance, atol=tolerance), outputs, run(1)[1])

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.models.cells import DecoderOutput, StepTrace
 from attention_jax.models.decoders import Decoder
 from attention_jax.models.encoded import Encoded
 from attention_jax.models.encoder_decoder import shift_right
+from attention_jax.models.steps import DecoderOutput, StepTrace
 from tests.models.helpers import TARGET_WORDS, B, S, T, build_tiny, inputs
 from tests.modules.helpers import RNGS, assert_close, assert_same, draw, variables
 from tests.sweeps import sample_cases

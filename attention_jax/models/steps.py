@@ -1,0 +1,72 @@
+"""What one step of a decoder reads and returns."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from attention_jax.functional.attend import Memory
+
+
+class DecoderOutput(NamedTuple):
+  """Output of one step of a decoder, or of all steps.
+
+  Attributes:
+    features: inputs of the output layer, [..., D]; with a latent alignment, one vector for each position, [..., S, D].
+    context: context, [..., V]; () with several layers of attention.
+    weights: attention weights, [..., S].
+    state: private state of the alignment after the step; () if it has none.
+    layers: weights of every layer and head, [..., L, N, S]; () with a single layer of attention.
+    top: state of the highest layer, [..., H].
+  """
+
+  features: jax.Array
+  context: jax.Array
+  weights: jax.Array
+  state: Any = ()
+  layers: Any = ()
+  top: Any = ()
+
+
+class CellCarry(NamedTuple):
+  """Carry of a cell from one step to the next.
+
+  Attributes:
+    states: states of the recurrent layers.
+    attention: carry of the attention; () if it is not in the recurrence.
+    feed: vector that is an input of the next step; () if there is none.
+  """
+
+  states: Any
+  attention: Any
+  feed: Any
+
+
+class StepTrace(NamedTuple):
+  """Result of one step of the recurrence, an input of `compute_outputs`.
+
+  Attributes:
+    state: state of the highest layer, [..., H].
+    context, weights, alignment: context, weights and private state of the attention; () if it is not in the recurrence.
+  """
+
+  state: jax.Array
+  context: Any = ()
+  weights: Any = ()
+  alignment: Any = ()
+
+
+class FixedMemory(NamedTuple):
+  """Memory of a cell without attention: a summary [B, D] and the mask [B, S] of the source."""
+
+  vector: jax.Array
+  mask: jax.Array
+
+
+class SharedMemory(NamedTuple):
+  """Memory with the products of its values [B, S, V] and a kernel: gates [B, S, G].
+
+  The product of a context and the kernel is then the sum of S gates by their weights, for any number of queries.
+  """
+
+  memory: Memory
+  gates: jax.Array

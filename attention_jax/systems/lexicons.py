@@ -1,0 +1,58 @@
+"""The lexicon of a run: made from its training split on first use, and stored in its folder."""
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from attention_jax.data.lexicon import Lexicon, load_lexicon, make_lexicon, save_lexicon
+from attention_jax.data.tasks import TranslationData
+from attention_jax.errors import UserError
+from attention_jax.training import fingerprint
+
+LEXICON_FILE = 'lexicon.npz'
+
+
+def load_or_make_lexicon(folder: str | None, load_data: Callable[[], TranslationData]) -> Lexicon:
+  """Returns the lexicon of a run.
+
+  A stored lexicon is read if the run was trained on the data that it was made from. Otherwise it is made, and stored
+  unless the folder is read-only. Every process of a run makes the same lexicon, and the first one stores it.
+
+  Args:
+    folder: the run folder; None for a run without one.
+    load_data: returns the data of the run; not called if a stored lexicon can be used.
+
+  Raises:
+    UserError: for data other than those of the run, and for a file that cannot be read.
+  """
+  trained_on = _training_digest(folder)
+  path = folder and Path(folder).expanduser() / LEXICON_FILE
+  stored = load_lexicon(path) if path else None
+  if stored and trained_on in (None, stored.digest):
+    return stored
+  data = load_data()
+  digest = fingerprint.compute_digests({'train': data.encoded['train']})['train']
+  if trained_on not in (None, digest):
+    raise UserError(
+      f'{folder} was trained on other data than those of config.data now; the lexicon of a shortlist has to be made '
+      'from the training data of the run'
+    )
+  lexicon = make_lexicon(data.encoded['train'], len(data.source_vocab), len(data.target_vocab), digest)
+  if path and jax.process_index() == 0:
+    with contextlib.suppress(OSError):  # a read-only folder: it is made again next time
+      save_lexicon(path, lexicon)
+  return lexicon
+
+
+def _training_digest(folder: str | None) -> str | None:
+  """The digest of the training split that a run stored at its start, if it did."""
+  path = Path(folder or '').expanduser() / fingerprint.DIGESTS_FILE
+  if not folder or not path.is_file():
+    return None
+  try:
+    return json.loads(path.read_text('utf-8')).get('train')
+  except (OSError, ValueError, AttributeError) as error:
+    raise UserError(f'cannot read {path}: {" ".join(str(error).split())}') from error

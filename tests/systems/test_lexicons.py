@@ -1,0 +1,81 @@
+"""The lexicon of a run folder: made once, made again for other data, and not written where nothing can be written."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from attention_jax.data.encoding import encode
+from attention_jax.data.tasks import TranslationData
+from attention_jax.data.text import Corpus
+from attention_jax.data.vocab import word
+from attention_jax.errors import UserError
+from attention_jax.systems import lexicons
+from attention_jax.systems.lexicons import load_or_make_lexicon
+from attention_jax.training.fingerprint import compute_digests, store_digests
+
+
+@dataclasses.dataclass
+class CountedData:
+  """Loads the data of a run, and counts how often."""
+
+  target: str = 'x y'
+  calls: int = 0
+
+  def __call__(self) -> TranslationData:
+    self.calls += 1
+    vocabularies = word(['a b']), word(['x y'])
+    corpus = Corpus(['a b', 'a'], [self.target, 'x'])
+    return TranslationData(*vocabularies, {'train': corpus}, {'train': encode(corpus, *vocabularies)}, [])
+
+
+def store_digest_of(data: CountedData, folder) -> None:
+  store_digests(folder, compute_digests(data().encoded))
+
+
+def assert_equal(one, other):
+  for actual, expected in zip(one, other, strict=True):
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_a_lexicon_is_made_once(tmp_path):
+  store_digest_of(CountedData(), tmp_path)
+  data = CountedData()
+  made = load_or_make_lexicon(str(tmp_path), data)
+  assert_equal(load_or_make_lexicon(str(tmp_path), data), made)
+  assert data.calls == 1 and made.digest == compute_digests(data().encoded)['train']
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['data.json', 'lexicon.npz']
+
+
+def test_a_lexicon_of_other_data_is_made_again(tmp_path):
+  other = CountedData('y x x')
+  old = load_or_make_lexicon(str(tmp_path), other)
+  store_digest_of(CountedData(), tmp_path)
+  new = load_or_make_lexicon(str(tmp_path), CountedData())
+  assert new.digest != old.digest
+  with pytest.raises(UserError, match='was trained on other data'):
+    (tmp_path / 'lexicon.npz').unlink()
+    load_or_make_lexicon(str(tmp_path), other)
+
+
+def test_runs_without_a_folder_or_without_digests(tmp_path):
+  data = CountedData()
+  expected = load_or_make_lexicon(None, data)
+  assert_equal(load_or_make_lexicon(str(tmp_path), data), expected)
+  assert_equal(load_or_make_lexicon(str(tmp_path), data), expected)
+  assert data.calls == 2
+
+
+def test_a_folder_that_is_not_writable(tmp_path, monkeypatch):
+  def fail(path, lexicon):
+    raise PermissionError(13, 'Permission denied', str(path))
+
+  monkeypatch.setattr(lexicons, 'save_lexicon', fail)
+  assert load_or_make_lexicon(str(tmp_path), CountedData()).digest
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_digests_that_cannot_be_read(tmp_path):
+  (tmp_path / 'data.json').write_text('[]')
+  with pytest.raises(UserError, match=r'cannot read .*data\.json'):
+    load_or_make_lexicon(str(tmp_path), CountedData())
