@@ -14,7 +14,7 @@ from types import ModuleType
 import jax
 
 from attention_jax.functional import attend as definition
-from attention_jax.functional.attend import Attended, Memory
+from attention_jax.functional.attend import Attended, Carry, Memory
 from attention_jax.functional.table import Row, TanhSum
 from attention_jax.kernels import chunked, factored, flash, window
 
@@ -63,6 +63,11 @@ def _thresholds(score: Row, alignment: Row) -> list[tuple[int, str]]:
 def unsupported_reason(score: Row, alignment: Row) -> str:
   """Returns '': every pair is supported."""
   return ''
+
+
+def attend_step(score: Row, *args, **options) -> tuple[Carry, Attended]:
+  """Attends with one query, by the definition. Same arguments as `functional.attend.attend_step`."""
+  return definition.attend_step(score.in_reverse_mode, *args, **options)
 
 
 def attend(
