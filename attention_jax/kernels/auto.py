@@ -22,7 +22,7 @@ CANDIDATES: Mapping[str, ModuleType] = {'window': window, 'factored': factored, 
 MODULES: Mapping[str, ModuleType] = {**CANDIDATES, 'chunked': chunked, 'xla': definition}
 # By backend and candidate: the smallest number of scores T S of a sequence from which the candidate is used. If several
 # candidates qualify, the one with the largest threshold is used.
-MIN_SCORES: Mapping[str, Mapping[str, int]] = {'cpu': {'window': 2**16, 'factored': 2**7, 'flash': 2**18}}
+MIN_SCORES: Mapping[str, Mapping[str, int]] = {'cpu': {'window': 2**16, 'factored': 2**7, 'flash': 2**16}}
 LARGE = 2**20  # T S of a sequence; with 256 features, [T, S, F] is then 1 GiB
 MIN_RECOMPUTE = {'cpu': 2**7}  # by backend: T S from which recomputing [S, F] is faster than storing it per query
 
