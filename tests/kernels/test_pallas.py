@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec as P
 
 import attention_jax as aj
@@ -201,7 +202,7 @@ def largest_arrays(jaxpr):
   for equation in jaxpr.eqns:
     sizes += [variable.aval.size for variable in equation.outvars]
     if equation.primitive.name != 'pallas_call':
-      sizes += [size for inner in jax.core.jaxprs_in_params(equation.params) for size in largest_arrays(inner)]
+      sizes += [size for inner in jaxprs_in_params(equation.params) for size in largest_arrays(inner)]
   return sizes
 
 

@@ -49,7 +49,7 @@ def measure_weights(name):
 def measured():
   root = Path(__file__).parents[2]
   environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
-  command = [sys.executable, '-m', 'tests.functional.test_large_scores']
+  command = [sys.executable, '-m', 'tests.functional.test_dense']
   output = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True).stdout
   return json.loads(output)
 
