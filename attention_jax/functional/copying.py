@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from attention_jax.functional.dense import subtract_max
 from attention_jax.functional.masking import at_least_float32, zero_masked
 
 MIN_PROBABILITY = 1e-30
@@ -75,8 +76,7 @@ def generate_and_copy(
   size = logits.shape[0]
   joint = jnp.concatenate([at_least_float32(logits), at_least_float32(scores)])
   joint_mask = jnp.concatenate([jnp.ones(size, bool), mask])
-  top = jax.lax.stop_gradient(jnp.max(joint, where=joint_mask, initial=jnp.finfo(joint.dtype).min))
-  powers = zero_masked(jnp.exp(jnp.where(joint_mask, joint - top, 0.0)), joint_mask)
+  powers = zero_masked(jnp.exp(subtract_max(joint, joint_mask)), joint_mask)
   mass = jnp.pad(powers[:size], (0, ids.shape[0])) + _sum_by_word(powers[size:], ids, size)
   return _log(mass / powers.sum())
 

@@ -40,9 +40,9 @@ def softmax(scores: Scores, mask: Mask, *, temperature: float | Float[Array, '']
   check_temperature('softmax', temperature)
   scores = at_least_float32(scores)
   scores = scores / jnp.asarray(temperature, scores.dtype)
-  top = jax.lax.stop_gradient(jnp.max(jnp.where(mask, scores, min_finite(scores.dtype))))
-  # Double where: exp of a masked score may be inf, and 0 · inf would make the gradient NaN.
-  return normalised(jnp.where(mask, jnp.exp(jnp.where(mask, scores - top, 0.0)), 0.0))
+  # Double where (the first one in subtract_max): exp of a masked score may be inf, and 0 · inf would make the gradient
+  # NaN.
+  return normalised(jnp.where(mask, jnp.exp(subtract_max(scores, mask)), 0.0))
 
 
 def strip_options(fn: Callable) -> Callable:
@@ -96,6 +96,29 @@ def coverage_penalised(
   return softmax(scores - penalty * coverage.astype(scores.dtype), mask)
 
 
+def subtract_max(scores: Scores, mask: Mask) -> Scores:
+  """Returns scores minus the largest unmasked one, a constant for the gradient, and 0 where masked; never above 0."""
+  scores = _rounded(scores)
+  top = jax.lax.stop_gradient(jnp.max(jnp.where(mask, scores, min_finite(scores.dtype))))
+  return jnp.where(mask, scores - top, 0.0)
+
+
+@jax.custom_jvp
+def _rounded(scores: Scores) -> Scores:
+  """Returns finite scores unchanged and infinite ones as the nearest finite number, with the gradient of the identity.
+
+  The comparison prevents the compiler from merging a product that ends the score with a later subtraction into one
+  operation without rounding in between: a large score then differs by much from its own maximum.
+  """
+  info = jnp.finfo(scores.dtype)
+  return jax.lax.clamp(jnp.asarray(info.min, scores.dtype), scores, jnp.asarray(info.max, scores.dtype))
+
+
+@_rounded.defjvp
+def _(primals, tangents):
+  return _rounded(*primals), tangents[0]
+
+
 def normalised(weights: Weights) -> Weights:
   """Returns weights divided by their sum, or zeros if all of them are 0."""
   total = jnp.sum(weights)
@@ -105,8 +128,7 @@ def normalised(weights: Weights) -> Weights:
 def log_softmax(scores: Scores, mask: Mask) -> Scores:
   """Returns the logarithms of the softmax weights, and 0 where masked."""
   scores = at_least_float32(scores)
-  top = jax.lax.stop_gradient(jnp.max(jnp.where(mask, scores, min_finite(scores.dtype))))
-  shifted = jnp.where(mask, scores - top, 0.0)
+  shifted = subtract_max(scores, mask)
   total = jnp.sum(jnp.where(mask, jnp.exp(shifted), 0.0))
   return jnp.where(mask, shifted - jnp.log(jnp.where(total > 0, total, 1.0)), 0.0)
 

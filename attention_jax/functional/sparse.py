@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention_jax.errors import UserError
-from attention_jax.functional.dense import Mask, Scores, Weights, check_single_query, normalised
-from attention_jax.functional.masking import at_least_float32, min_finite, vary_like
+from attention_jax.functional.dense import Mask, Scores, Weights, check_single_query, normalised, subtract_max
+from attention_jax.functional.masking import at_least_float32, vary_like
 
 
 @check_single_query
@@ -44,8 +44,7 @@ def entmax(scores: Scores, mask: Mask, *, alpha: float | Float[Array, '']) -> We
 
 def _shifted(scores: Scores, mask: Mask) -> Scores:
   """Scores minus their maximum, and -4 where masked, which is outside of every support for α >= 1.5."""
-  top = jnp.max(jnp.where(mask, scores, min_finite(scores.dtype)))
-  return jnp.where(mask, scores - top, -4.0)
+  return jnp.where(mask, subtract_max(scores, mask), -4.0)
 
 
 def _finish(weights: Weights, mask: Mask) -> Weights:

@@ -74,6 +74,16 @@ class Pointwise(NamedTuple):
   fn: None = None
 
 
+class ReverseMode(NamedTuple):
+  """A score with a second function of equal results and a faster gradient, which jax.jvp does not support.
+
+  Attributes:
+    fn: the second function; its arguments are those of the score.
+  """
+
+  fn: Callable
+
+
 class LocalWindow(NamedTuple):
   """Form of an alignment that assigns weights inside a window of positions only.
 
@@ -104,7 +114,7 @@ class Row(NamedTuple):
     sizes: sizes that only this row's `params` mention, with their defaults; a spec string may set them.
     project: whether query and key are projected to `features` before `fn` gets them.
     init_state: (memory size, dtype) -> the initial private state; required if and only if `fn` takes `state`.
-    form: the algebraic form that faster implementations rely on: Product, TanhSum, Pointwise,
+    form: the form that faster implementations rely on: Product, TanhSum, Pointwise, ReverseMode,
       LocalWindow, or None.
     training: what training needs beside the gradient of the weights: latent.LatentAlignment for an alignment over
       which training sums, RequiredLoss, or None.
@@ -120,7 +130,7 @@ class Row(NamedTuple):
   sizes: Mapping[str, int] = {}
   project: bool = False
   init_state: Callable[[int, Any], Any] | None = None
-  form: Product | TanhSum | Pointwise | LocalWindow | None = None
+  form: Product | TanhSum | Pointwise | ReverseMode | LocalWindow | None = None
   training: Any = None
   lookback: Callable[..., int] | None = None
   dropout: Any = None
@@ -129,6 +139,11 @@ class Row(NamedTuple):
   def required_inputs(self) -> frozenset[str]:
     """Names of the arguments that the attention step supplies."""
     return frozenset(_required(self.fn)) & SUPPLIED
+
+  @property
+  def in_reverse_mode(self) -> 'Row':
+    """The same row with the faster gradient of a ReverseMode."""
+    return self._replace(fn=self.form.fn) if isinstance(self.form, ReverseMode) else self
 
   @property
   def is_recurrent(self) -> bool:

@@ -40,7 +40,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     'the fastest implementation for these sizes on this machine, as measured; without a measurement `xla`, or '
     '`chunked` where `xla` needs too much memory',
     auto.attend,
-    definition.attend_step,
+    auto.attend_step,
     auto.unsupported_reason,
   ),
   'xla': Implementation(

@@ -14,7 +14,7 @@ from types import ModuleType
 import jax
 
 from attention_jax.functional import attend as definition
-from attention_jax.functional.attend import Attended, Memory
+from attention_jax.functional.attend import Attended, Carry, Memory
 from attention_jax.functional.table import Row, TanhSum
 from attention_jax.kernels import chunked, factored, flash, window
 
@@ -22,7 +22,7 @@ CANDIDATES: Mapping[str, ModuleType] = {'window': window, 'factored': factored, 
 MODULES: Mapping[str, ModuleType] = {**CANDIDATES, 'chunked': chunked, 'xla': definition}
 # By backend and candidate: the smallest number of scores T S of a sequence from which the candidate is used. If several
 # candidates qualify, the one with the largest threshold is used.
-MIN_SCORES: Mapping[str, Mapping[str, int]] = {'cpu': {'window': 2**16, 'factored': 2**7, 'flash': 2**18}}
+MIN_SCORES: Mapping[str, Mapping[str, int]] = {'cpu': {'window': 2**16, 'factored': 2**7, 'flash': 2**16}}
 LARGE = 2**20  # T S of a sequence; with 256 features, [T, S, F] is then 1 GiB
 MIN_RECOMPUTE = {'cpu': 2**7}  # by backend: T S from which recomputing [S, F] is faster than storing it per query
 
@@ -63,6 +63,11 @@ def _thresholds(score: Row, alignment: Row) -> list[tuple[int, str]]:
 def unsupported_reason(score: Row, alignment: Row) -> str:
   """Returns '': every pair is supported."""
   return ''
+
+
+def attend_step(score: Row, *args, **options) -> tuple[Carry, Attended]:
+  """Attends with one query, by the definition. Same arguments as `functional.attend.attend_step`."""
+  return definition.attend_step(score.in_reverse_mode, *args, **options)
 
 
 def attend(

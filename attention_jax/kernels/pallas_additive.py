@@ -6,8 +6,9 @@ not written unless weights are requested. Splitting the keys into spans gives a 
 few, and lets the keys of a program fit into a TPU's memory; the results of the spans, [S / span, T, V], are combined at
 the end.
 
-The backward pass recomputes the weights from the largest score of each query and the sum of its exponentials, and
-stores them, [T, S], with the gradient of the scores. The sums over keys and over queries are then two runs of one
+The backward pass recomputes the weights from the largest score of each query and the sum of its exponentials. It runs
+one block of queries after the other, and stores the weights of a block and the gradients of its scores, at most about
+MAX_BLOCK_SCORES each: memory is linear in T + S, not T S. The sums over keys and over queries are two runs of one
 kernel, without atomic additions, with the same bits every time. An entry costs three tanh in this pass; kernels that
 each recompute its score as well would need four. A score's offset shifts all positions equally, which a softmax
 ignores: it is not passed to the kernels.
@@ -45,6 +46,8 @@ from attention_jax.kernels.pallas_additive_kernels import (
 )
 from attention_jax.kernels.sharding import shard_over_rows
 
+MAX_BLOCK_SCORES = 2**20  # scores [T, S] of a block of queries in the backward pass, 4 MB
+
 
 class Target(NamedTuple):
   """A platform that kernels are compiled for: its tile, and options of the compiler where its defaults are slow."""
@@ -55,9 +58,9 @@ class Target(NamedTuple):
 
 # A GPU holds a tile in registers, a TPU in vector memory with features in its 128 lanes.
 TARGETS: Mapping[str, Target] = {
-  'gpu': Target(Tile(16, 16, 32, 256), triton.CompilerParams(num_warps=8)),
-  'tpu': Target(Tile(8, 128, 128, 512)),
-  'interpret': Target(Tile(16, 16, 16, 32)),
+  'gpu': Target(Tile(16, 16, 32, 256, 64), triton.CompilerParams(num_warps=8)),
+  'tpu': Target(Tile(8, 128, 128, 512, 128)),
+  'interpret': Target(Tile(16, 16, 16, 32, 16)),
 }
 _target_override: contextvars.ContextVar[str | None] = contextvars.ContextVar('pallas_target', default=None)
 
@@ -220,7 +223,7 @@ def _attended_fwd(plan: Plan, q, k, v, masked_bias, factors, value):
   rows = plan.tile.queries
   spans, span = plan.tile.split_keys(k.shape[0])
   padded, (queries, keys, features) = _pad_to_tiles(plan.tile, q, k, v, masked_bias)
-  width = _next_power_of_2(value.shape[1], plan.tile.features)
+  width = round_up(value.shape[1], plan.tile.values)
   operands = [
     Operand(padded[0], (rows, features), _query_index),
     Operand(padded[1], (span, features), _key_index),
@@ -270,19 +273,51 @@ def _combine_spans(value_sums, max_scores, exp_sums) -> tuple[jax.Array, jax.Arr
 
 
 def _attended_bwd(plan: Plan, residuals, g):
+  """Differentiates one block of queries after the other, with all keys: memory is linear in T + S."""
   q, k, v, masked_bias, factors, value, max_score, inverse_sum = residuals
-  dcontext, dweights = g
+  steps = q.shape[0]
+  blocks, rows = _split_queries(plan.tile, steps, k.shape[0])
+  arrays = (q, masked_bias, factors, max_score[:steps], inverse_sum[:steps], *g)
+
+  def split(x):
+    """[T, ...] -> [blocks, rows, ...]; None for what all queries share."""
+    if x is None or x.shape[0] != steps:
+      return None
+    return _pad(x, (blocks * rows, *x.shape[1:])).reshape(blocks, rows, *x.shape[1:])
+
+  def run_block(sums, xs):
+    operands = [whole if block is None else block for block, whole in zip(xs, arrays, strict=True)]
+    terms, per_query = _differentiate_block(plan, k, v, value, *operands)
+    return jax.tree.map(jnp.add, sums, terms), per_query
+
+  start = vary_like(tuple(jnp.zeros(x.shape, x.dtype) for x in (k, v, value)), *residuals, *g)
+  (dk, dv, dvalue), per_query = jax.lax.scan(run_block, start, [split(x) for x in arrays])
+  dq, dbias = jax.tree.map(lambda x: x.reshape(blocks * rows, -1)[:steps], per_query)
+  dbias = jnp.zeros_like(masked_bias) if dbias is None else dbias
+  return dq, dk, dv, dbias, jnp.zeros_like(factors), dvalue
+
+
+def _differentiate_block(
+  plan: Plan, k, v, value, q, masked_bias, factors, max_score, inverse_sum, dcontext, dweights
+) -> tuple[tuple, tuple]:
+  """Gradients of a block of queries: ((of k, v and value), (of q, and of the bias or None))."""
   einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
-  weights = _exponentials(plan, q, k, v, masked_bias, max_score) * inverse_sum[: q.shape[0]]
+  weights = _exponentials(plan, q, k, v, masked_bias, max_score) * inverse_sum
   dweights = einsum('tv,sv->ts', dcontext, value) + (0.0 if dweights is None else dweights)
   dweights = factors * dweights if plan.has_dropout else dweights
   dscores = weights * (dweights - jnp.sum(weights * dweights, -1, keepdims=True))
   dq, tanh_sums = _pair_sums(plan, q, k, dscores, with_tanh=True)
   (dk,) = _pair_sums(plan, k, q, dscores.T, with_tanh=False)
-  dbias = dscores if plan.has_bias else jnp.zeros_like(masked_bias)
   weights_after_dropout = factors * weights if plan.has_dropout else weights
   dvalue = einsum('ts,tv->sv', weights_after_dropout, dcontext)
-  return dq * v[None], dk * v[None], tanh_sums.sum(0), dbias, jnp.zeros_like(factors), dvalue
+  return (dk * v[None], tanh_sums.sum(0), dvalue), (dq * v[None], dscores if plan.has_bias else None)
+
+
+def _split_queries(tile: Tile, steps: int, size: int) -> tuple[int, int]:
+  """(number of blocks, queries of a block): nearly equal blocks of about MAX_BLOCK_SCORES scores, in whole tiles."""
+  most = max(1, MAX_BLOCK_SCORES // (size * tile.queries)) * tile.queries
+  blocks = -(-steps // most)
+  return blocks, round_up(-(-steps // blocks), tile.queries)
 
 
 attended.defvjp(_attended_fwd, _attended_bwd)
@@ -298,7 +333,7 @@ def _exponentials(plan: Plan, q, k, v, masked_bias, max_score) -> jax.Array:
     Operand(padded[1], (columns, features), _key_index),
     Operand(padded[2], (1, features), _constant_index),
     Operand(padded[3], *_bias_block(masked_bias, rows, columns)),
-    Operand(max_score, (rows, 1), _query_index),
+    Operand(_pad(max_score, (queries, 1)), (rows, 1), _query_index),
   ]
   results = [Result((queries, keys), (rows, columns), _pair_index)]
   (exps,) = plan.run(exponentials_kernel, (queries // rows, keys // columns), operands, results)
@@ -350,8 +385,3 @@ def _pad_to_tiles(tile: Tile, q, k, v, masked_bias):
 def _pad(x: jax.Array, shape: tuple[int, ...], fill: float = 0.0) -> jax.Array:
   """Pads x to `shape`, at the end of each axis."""
   return jnp.pad(x, [(0, new - old) for new, old in zip(shape, x.shape, strict=True)], constant_values=fill)
-
-
-def _next_power_of_2(size: int, minimum: int) -> int:
-  """The smallest power of 2 that is at least `size` and `minimum`: products on a GPU require one."""
-  return max(minimum, 1 << (size - 1).bit_length())

@@ -20,12 +20,14 @@ class Tile(NamedTuple):
     keys: keys of one step of a program.
     features: features of one step of a program.
     span: keys of a program, over all its steps.
+    values: columns of the values that one product covers.
   """
 
   queries: int
   keys: int
   features: int
   span: int
+  values: int
 
   def split_keys(self, size: int) -> tuple[int, int]:
     """Splits `size` keys into spans of nearly equal size; returns their number and the keys of each, whole steps."""
@@ -46,9 +48,10 @@ def context_kernel(has_dropout: bool, tile: Tile, q, k, v, masked_bias, value, *
   factors = refs[0] if has_dropout else None
   value_sums, max_scores, exp_sums, *scores_refs = refs[1:] if has_dropout else refs
   rows, width = value_sums.shape
+  value_tiles = [pl.ds(first, tile.values) for first in range(0, width, tile.values)]
 
   def step(i, carry):
-    max_score, exp_sum, value_sum = carry
+    max_score, exp_sum, sums = carry
     columns = _slice_of(i, tile.keys)
     scores, visible = _scores(tile, q, k, v, masked_bias, columns)
     if scores_refs:
@@ -58,17 +61,21 @@ def context_kernel(has_dropout: bool, tile: Tile, q, k, v, masked_bias, value, *
     exps = jnp.where(visible, jnp.exp(jnp.where(visible, scores - new_max, 0.0)), 0.0)
     rescale = jnp.exp(max_score - new_max)
     exps_after_dropout = exps if factors is None else exps * factors[:, columns]
-    block_values = jax.lax.dot(exps_after_dropout, value[columns, :], precision=jax.lax.Precision.HIGHEST)
     exp_sum = exp_sum * rescale + jnp.sum(exps, axis=1, keepdims=True)
-    return new_max, exp_sum, value_sum * rescale + block_values
+    terms = [
+      jax.lax.dot(exps_after_dropout, value[columns, values], precision=jax.lax.Precision.HIGHEST)
+      for values in value_tiles
+    ]
+    return new_max, exp_sum, tuple(total * rescale + term for total, term in zip(sums, terms, strict=True))
 
   start = (
     jnp.full((rows, 1), min_finite(jnp.float32), jnp.float32),
     jnp.full((rows, 1), 0.0, jnp.float32),
-    jnp.zeros((rows, width), jnp.float32),
+    tuple(jnp.zeros((rows, tile.values), jnp.float32) for _ in value_tiles),
   )
-  max_score, exp_sum, value_sum = jax.lax.fori_loop(0, k.shape[0] // tile.keys, step, start)
-  value_sums[:, :] = value_sum
+  max_score, exp_sum, sums = jax.lax.fori_loop(0, k.shape[0] // tile.keys, step, start)
+  for values, total in zip(value_tiles, sums, strict=True):
+    value_sums[:, values] = total
   max_scores[:, :] = max_score
   exp_sums[:, :] = exp_sum
 

@@ -86,7 +86,7 @@ class Attention(nn.Module):
   features: Size = 128
   heads: Size = 1
   kv_heads: Count = 0
-  implementation: str = 'xla'
+  implementation: str = 'auto'
   dropout: Fraction = 0.0
   project_values: bool = False
   positions: Positions | None = None

@@ -45,7 +45,7 @@ class Stack(nn.Module):
   hidden: Size = 2048
   score: str = 'scaled_dot'
   alignment: str = 'softmax'
-  implementation: str = 'xla'
+  implementation: str = 'auto'
   kv_heads: Count = 0
   attention_dropout: Fraction = 0.0
   layer_dropout: Fraction = 0.0

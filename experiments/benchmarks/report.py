@@ -17,7 +17,7 @@ from rich.table import Table
 
 from attention_jax import atomic
 from attention_jax.errors import UserError, choose
-from experiments.benchmarks import decoding, kernels, limits, memory, peers, seeds, systems, trained
+from experiments.benchmarks import decoding, kernels, limits, memory, peers, seeds, systems, trained, updates
 from experiments.benchmarks.measure import BenchmarkContext, Timing
 
 SUITES: Mapping[str, Callable[[BenchmarkContext], Iterable[Timing]]] = {
@@ -27,6 +27,7 @@ SUITES: Mapping[str, Callable[[BenchmarkContext], Iterable[Timing]]] = {
   'growth': kernels.growth,
   'agreement': systems.agreement,
   'training': systems.training,
+  'auto': updates.auto_updates,
   'memory': memory.training_memory,
   'seeds': seeds.side_by_side,
   'decoding': decoding.recurrent_decoding,

@@ -47,16 +47,16 @@ def update_sides(config: ConfigDict, vocab_sizes: tuple[int, int], batch: Batch,
   init = initializer(model)
   loss = sequence_loss(model)
   step, init_state = prepare_training(training, loss, init, make_mesh(), 0)
-  one_after_the_other = _repeated_update(step, init_state(), batch, seeds)
+  one_after_the_other = repeated_update(step, init_state(), batch, seeds)
   batches = Batch(*(None if x is None else np.stack([x] * seeds) for x in batch))
   step, init_state = prepare_training(training, loss, init, make_mesh(seeds=seeds), range(seeds))
   return {
     'one after the other': one_after_the_other,
-    'side by side': _repeated_update(step, init_state(), batches, 1),
+    'side by side': repeated_update(step, init_state(), batches, 1),
   }
 
 
-def _repeated_update(step: TrainStep, state: TrainState, batch: Batch, repetitions: int) -> Side:
+def repeated_update(step: TrainStep, state: TrainState, batch: Batch, repetitions: int) -> Side:
   """Returns a side of several updates; each run of it continues from the state of the run before."""
 
   def run():

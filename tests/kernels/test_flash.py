@@ -11,7 +11,7 @@ from jax.test_util import check_grads
 
 import attention_jax as aj
 from attention_jax.functional.table import Product, lookup
-from attention_jax.kernels import flash
+from attention_jax.kernels import flash, flash_blocks
 
 B, T, S, D, V = 2, 13, 11, 6, 5
 PRODUCTS = [name for name, row in aj.SCORES.items() if isinstance(row.form, Product)]
@@ -30,7 +30,7 @@ both_biases = pytest.mark.parametrize('bias', [None, BIAS], ids=['plain', 'biase
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-  monkeypatch.setattr(flash, 'BLOCK', 4)
+  monkeypatch.setattr(flash_blocks, 'BLOCK', 4)
 
 
 def make_problem(score='scaled_dot', dtype=jnp.float32, shapes=((B, T, D), (B, S, D), (B, S, V))):
@@ -178,25 +178,51 @@ def test_under_vmap_scan_and_shard_map():
   assert_close(query_gradient(sharded), query_gradient(mapped))
 
 
-def classify(blocks, mask):
-  """order, full, live of the blocks of a mask."""
-  return flash._block_order(*blocks.classify_blocks(blocks.pad(mask)))
+def scheduled_blocks(mask, blocks=None):
+  """Per block of queries, the (first block of keys, span, whether masked) that run, in order."""
+  blocks = blocks or flash_blocks.Blocks.of(*mask.shape)
+  mask = blocks.pad(mask)
+  schedule = blocks.schedule(*blocks.classify_blocks(mask))
+  return [
+    [
+      (int(j), span, has_masked)
+      for (span, has_masked), (order, count) in zip(blocks.kinds, schedule, strict=True)
+      for j in order[i, : count[i]]
+    ]
+    for i in range(blocks.num_query_blocks)
+  ]
 
 
 def test_masked_blocks_are_skipped():
-  blocks = flash.Blocks.of(16, 16)
-  assert blocks == (4, 4, 4, 4)
-  order, full, live = classify(blocks, aj.causal_mask(16))
-  assert live.tolist() == [1, 2, 3, 4]
-  assert full.tolist() == [0, 1, 2, 3]
-  for i in range(4):
-    assert sorted(order[i, : live[i]].tolist()) == list(range(i + 1))
-    assert order[i, full[i]] == i
-  _, _, live = classify(blocks, aj.window_mask(16, 1, 0))
-  assert live.tolist() == [1, 2, 2, 2]
-  _, full, live = classify(blocks, aj.padding_mask(5, 16)[None])
-  assert full.tolist() == [1] * 4
-  assert live.tolist() == [2] * 4
+  assert flash_blocks.Blocks.of(16, 16) == (4, 4, 4, 4)
+  assert scheduled_blocks(aj.causal_mask(16)) == [
+    [(0, 1, True)],
+    [(0, 1, False), (1, 1, True)],
+    [(0, 2, False), (2, 1, True)],
+    [(0, 2, False), (2, 1, False), (3, 1, True)],
+  ]
+  assert scheduled_blocks(aj.window_mask(16, 1, 0)) == [
+    [(0, 1, True)],
+    [(0, 1, True), (1, 1, True)],
+    [(1, 1, True), (2, 1, True)],
+    [(2, 1, True), (3, 1, True)],
+  ]
+  padding = jnp.broadcast_to(aj.padding_mask(5, 16), (16, 16))
+  assert scheduled_blocks(padding) == [[(0, 1, False), (1, 1, True)]] * 4
+
+
+@pytest.mark.parametrize('size', [1, 4, 7, 16, 18, 28])
+def test_every_live_block_runs_once(size):
+  """Blocks that run together start at a multiple of their number, and the rest runs one by one."""
+  blocks = flash_blocks.Blocks.of(8, size)
+  live = np.random.default_rng(size).random((8, blocks.num_key_blocks)) < 0.8
+  mask = jnp.asarray(np.repeat(live, blocks.key_block, axis=1)[:, :size])
+  grouped = np.asarray(blocks.pad(mask)).reshape(blocks.num_query_blocks, -1, blocks.num_key_blocks, blocks.key_block)
+  for i, row in enumerate(scheduled_blocks(mask, blocks)):
+    covered = [j + n for j, span, _ in row for n in range(span)]
+    assert sorted(covered) == np.flatnonzero(grouped[i].any((0, 2))).tolist()
+    for j, span, has_masked in row:
+      assert grouped[i][:, j : j + span].all() == (not has_masked)
 
 
 @both_biases

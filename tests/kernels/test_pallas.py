@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec as P
 
 import attention_jax as aj
@@ -193,3 +194,43 @@ def test_kernels_are_lowered_for_absent_accelerators(target, platform, call):
     lowered = jax.jit(sharded).trace(params, *arrays).lower(lowering_platforms=(platform,)).as_text()
   kernels = [line for line in lowered.splitlines() if 'custom_call' in line and call in line]
   assert len(kernels) == 4  # contexts, exponentials, sums over keys, sums over queries
+
+
+def largest_arrays(jaxpr):
+  """Sizes of all arrays that a program computes, those of inner programs included, but not of Pallas' kernels."""
+  sizes = []
+  for equation in jaxpr.eqns:
+    sizes += [variable.aval.size for variable in equation.outvars]
+    if equation.primitive.name != 'pallas_call':
+      sizes += [size for inner in jaxprs_in_params(equation.params) for size in largest_arrays(inner)]
+  return sizes
+
+
+@pytest.mark.parametrize('score_limit', [4 * 16 * S, 1])
+def test_gradients_in_blocks_of_queries(interpreted, monkeypatch, score_limit):
+  """No array [T, S] is computed, and the gradients are those of a single block."""
+  steps = 150
+  problem = make_problem('additive', 'softmax', (), steps, S)
+  mask = aj.padding_mask(jnp.asarray([30]), S)
+  gradients = jax.grad(lambda problem: loss('additive', 'softmax', problem, mask, **options)[0])
+  options = {'implementation': 'pallas_additive', 'return_weights': False}
+  expected = gradients(problem)
+  monkeypatch.setattr(pallas_additive, 'MAX_BLOCK_SCORES', score_limit)
+  assert max(largest_arrays(jax.make_jaxpr(gradients)(problem).jaxpr)) < steps * S
+  assert_same(gradients(problem), expected, **CLOSE)
+
+
+def test_gradients_in_blocks_with_mask_bias_and_dropout_per_query(interpreted, monkeypatch):
+  monkeypatch.setattr(pallas_additive, 'MAX_BLOCK_SCORES', 1)
+  row = aj.with_dropout(lookup('softmax(temperature=0.5)', aj.ALIGNMENTS, 'alignment'), 0.4)
+  options = {'rng': jax.random.key(5), 'deterministic': False}
+  problem = make_problem('additive', 'softmax', (2,), T, S)
+  definition, kernels = run_both('additive', problem, query_mask(), infinite_bias(), row, **options)
+  assert_same(kernels, definition, **CLOSE)
+
+
+def test_values_wider_than_a_tile(interpreted):
+  problem = make_problem('additive', 'softmax', (2,), T, S)
+  problem = problem._replace(value=jnp.asarray(draw(2, S, 37), jnp.float32))
+  definition, kernels = run_both('additive', problem, padding())
+  assert_same(kernels, definition, **CLOSE)

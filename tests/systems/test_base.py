@@ -1,10 +1,13 @@
 """The base class of systems: its defaults, the protocols of optional abilities, and the helpers of subclasses."""
 
+import inspect
+
 import jax
 import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.kernels.api import attend
 from attention_jax.modules.attention import Attention
 from attention_jax.systems import base
 from attention_jax.systems.base import (
@@ -130,6 +133,11 @@ def test_trace_loss_raises_what_the_loss_raises_and_computes_nothing():
   assert calls == [(True, False, ['cross_entropy']), (True, True, ['cross_entropy'])]
   with pytest.raises(UserError, match='too long'):
     base.trace_loss(loss, params, np.zeros(3))
+
+
+def test_configs_choose_the_implementation_and_the_function_does_not():
+  assert default_config().model.attention.implementation == 'auto'
+  assert inspect.signature(attend).parameters['implementation'].default == 'xla'
 
 
 def test_describe_implementation():

@@ -109,7 +109,7 @@ def test_files_of_a_finished_run(trained):
 def test_results_of_a_finished_run(trained, config):
   record = json.loads((trained.folder / 'results.json').read_text('utf-8'))
   assert list(record) == ['step', 'parameters', 'implementation', 'commit', 'evaluation', 'results']
-  assert record['step'] in (2, 4) and record['implementation'] == 'xla'
+  assert record['step'] in (2, 4) and record['implementation'] == 'auto (xla, one query at a time)'
   assert record['parameters'] == sum(x.size for x in jax.tree.leaves(open_run(trained.folder).params))
   assert record['commit'] == code_version()
   assert record['evaluation'] == json.loads(json.dumps(config['evaluation']))
@@ -134,7 +134,7 @@ def test_results_are_those_of_the_best_checkpoint(trained):
 def test_the_log_of_a_run(trained):
   lines = '\n'.join(trained.lines)
   for text in (
-    'parameters; attention implementation xla; 2 x cpu',
+    'parameters; attention implementation auto (xla, one query at a time); 2 x cpu',
     '2 batches an epoch, of shapes (rows, source, target) [(8, 5, 5)]',
     'all 4 steps are done (',
     'measured: test; parameters: step',

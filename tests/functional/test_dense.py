@@ -1,0 +1,76 @@
+"""Weights and gradients are finite for every finite score, in programs compiled with the optimisations of XLA.
+
+The programs run in a process of their own, because tests/conftest.py compiles without optimisation: it is the merging
+of multiplications and subtractions that made a large score differ from its own maximum.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attention_jax as aj
+from attention_jax.functional.dense import log_softmax, softmax, subtract_max
+
+SCALES = (1.0, 1e8, 1e16, 1e20)
+# Alignments whose weights need not sum to 1: sigmoids, a Gaussian factor, walks that run off the end.
+NOT_NORMALISED = ('sigmoid', 'local_p', 'monotonic', 'mocha')
+
+
+def measure_weights(name):
+  """Per scale: the smallest and the largest sum of the weights of a query, and whether the gradients are finite."""
+  rng = np.random.default_rng(0)
+  query = jnp.asarray(rng.normal(size=(4, 8)), jnp.float32)
+  memory = jnp.asarray(rng.normal(size=(6, 8)), jnp.float32)
+  params = aj.init_params(jax.random.key(0), score='scaled_dot', alignment=name, query=8, key=8, features=8)
+
+  def loss(query, memory, params, scale):
+    options = {'score': 'scaled_dot', 'alignment': name, 'params': params, 'rng': jax.random.key(1)}
+    attended = aj.attend(query * scale, memory, memory, deterministic=False, **options)
+    return jnp.sum(jnp.sin(attended.context)) + jnp.sum(jnp.cos(attended.weights)), attended.weights
+
+  run = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
+  measured = []
+  for scale in SCALES:
+    (_, weights), gradients = run(query, memory, params, scale)
+    sums = weights.sum(-1)
+    is_finite = all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(gradients))
+    measured.append((float(sums.min()), float(sums.max()), is_finite))
+  return measured
+
+
+@pytest.fixture(scope='module')
+def measured():
+  root = Path(__file__).parents[2]
+  environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
+  command = [sys.executable, '-m', 'tests.functional.test_dense']
+  output = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True).stdout
+  return json.loads(output)
+
+
+@pytest.mark.parametrize('name', aj.ALIGNMENTS)
+def test_weights_and_gradients_are_finite_at_every_scale(name, measured):
+  for least, most, gradients_are_finite in measured[name]:
+    assert np.isfinite([least, most]).all()
+    assert gradients_are_finite
+    if name not in NOT_NORMALISED:
+      np.testing.assert_allclose([least, most], 1, rtol=1e-5)
+
+
+def test_infinite_scores_count_as_the_largest_finite_ones():
+  scores = jnp.asarray([jnp.inf, 1.0, -jnp.inf])
+  mask = jnp.ones(3, bool)
+  np.testing.assert_array_equal(softmax(scores, mask), [1, 0, 0])
+  assert jnp.isfinite(jax.grad(lambda scores: softmax(scores, mask)[1])(scores)).all()
+  assert subtract_max(scores, mask)[0] == 0
+  assert jnp.isnan(log_softmax(scores.at[0].set(jnp.nan), mask)).all()
+
+
+if __name__ == '__main__':
+  print(json.dumps({name: measure_weights(name) for name in aj.ALIGNMENTS}))
