@@ -42,7 +42,8 @@ class Blocks(NamedTuple):
 
   def by_query(self, x: jax.Array) -> jax.Array:
     """[T, ...] -> [blocks, query_block, ...], padded with zeros."""
-    return self.pad_rows(x, self.num_query_blocks * self.query_block).reshape(-1, self.query_block, *x.shape[1:])
+    shape = (self.num_query_blocks, self.query_block)
+    return self.pad_rows(x, shape[0] * shape[1]).reshape(*shape, *x.shape[1:])
 
   def pad_keys(self, x: jax.Array) -> jax.Array:
     """Pads [S, ...] with zeros to complete blocks."""

@@ -228,7 +228,7 @@ def test_options_of_specs_determine_the_parameters():
     ({'score': 'aditive'}, r"unknown score 'aditive' \(did you mean 'additive'\?\); expected one of: additive, concat"),
     ({'alignment': 'softmx'}, r"unknown alignment 'softmx' \(did you mean 'softmax'\?\)"),
     ({'alignment': 'softmax(heat=2)'}, r"unknown option of alignment 'softmax': 'heat'"),
-    ({'implementation': 'window'}, "implementation 'window' cannot compute this: the alignment attends to the whole"),
+    ({'implementation': 'window'}, "'window' cannot compute this: the alignment is not local_m or local_p"),
     ({'alignment': 'latent', 'heads': 2}, 'heads must be 1 for a latent alignment, got heads=2'),
     ({'implementation': 'fused'}, "unknown implementation 'fused'"),
   ],
