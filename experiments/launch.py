@@ -199,9 +199,14 @@ def _has_devices() -> bool:
 
 
 def _enable_compilation_cache() -> None:
-  """Stores compiled programs in the user's cache folder, unless JAX_COMPILATION_CACHE_DIR names another folder."""
+  """Stores compiled programs in the user's cache folder, unless JAX_COMPILATION_CACHE_DIR names another folder.
+
+  By default jax stores only programs that took a second or more to compile, and so few of those of small models.
+  """
   if not jax.config.jax_compilation_cache_dir:
     jax.config.update('jax_compilation_cache_dir', cache_folder('compiled'))
+  if 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS' not in os.environ:
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 
 
 def _add_variants() -> None:

@@ -12,6 +12,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.tokens import PAD
 
 FILLER = -1  # index of a row that pads a batch
+MIN_EVALUATION_BATCHES = 4  # compiling a search takes as long as about this many batches of it
 
 
 class Batch(NamedTuple):
@@ -257,12 +258,38 @@ def eval_batches(
 def eval_batch_rows(
   bucket_index: np.ndarray, buckets: Sequence[tuple[int, ...]], lengths: np.ndarray, size: int
 ) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
-  """Yields the rows (-1 = a filler row) and the bucket of batches for evaluation: by bucket, then by length."""
+  """Yields the rows (-1 = a filler row) and the bucket of batches for evaluation: by bucket, then by length.
+
+  A bucket with fewer rows than MIN_EVALUATION_BATCHES batches is joined to a larger one, so that fewer shapes are
+  compiled.
+  """
+  bucket_index = _join_small_buckets(bucket_index, buckets, MIN_EVALUATION_BATCHES * size)
   for i, bucket in enumerate(buckets):
     rows = np.flatnonzero(bucket_index == i)
     rows = rows[np.argsort(lengths[rows], kind='stable')]
     for start in range(0, len(rows), size):
       yield _pad_rows(rows[start : start + size], size), bucket
+
+
+def _join_small_buckets(bucket_index: np.ndarray, buckets: Sequence[tuple[int, ...]], min_rows: int) -> np.ndarray:
+  """Moves the rows of each bucket with fewer than `min_rows` to the next bucket with rows that is at least as long.
+
+  Args:
+    bucket_index: position in `buckets` of the bucket of each row, [rows]; -1 for a row that fits none.
+    buckets: the lengths of each bucket.
+    min_rows: buckets with fewer rows are joined to a larger one, if there is one.
+
+  Returns:
+    The new position of each row, [rows].
+  """
+  joined = bucket_index.copy()
+  for i, bucket in enumerate(buckets):
+    rows = np.flatnonzero(joined == i)
+    if len(rows) >= min_rows:
+      continue
+    larger = (j for j in range(i + 1, len(buckets)) if np.all(np.greater_equal(buckets[j], bucket)))
+    joined[rows] = next((j for j in larger if np.any(joined == j)), i)
+  return joined
 
 
 def gather(encoded: EncodedCorpus, rows: np.ndarray, bucket: tuple[int, int], *, links: bool = False) -> Batch:

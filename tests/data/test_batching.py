@@ -1,5 +1,6 @@
 """Batches: a pure function of (seed, step), every row once per epoch, static shapes, shards that partition a batch."""
 
+import collections
 import itertools
 import threading
 
@@ -8,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_jax.data.batching import BATCH_UNITS, Batches, check_any_row_fits, eval_batches, gather
+from attention_jax.data.batching import (
+  BATCH_UNITS,
+  MIN_EVALUATION_BATCHES,
+  Batches,
+  check_any_row_fits,
+  eval_batches,
+  gather,
+)
 from attention_jax.data.encoding import EncodedCorpus, assign_buckets, check_buckets, describe_corpus, encode
 from attention_jax.data.pipeline import stream
 from attention_jax.data.text import Corpus
@@ -65,6 +73,16 @@ def test_evaluation_contains_every_fitting_row_once_sorted_by_source_length(leng
     assert batch.source.shape[0] == size
     source_lengths[batch.source.shape[1], batch.target.shape[1]] += [lengths[row][0] for row in batch.index if row >= 0]
   assert all(sources == sorted(sources) for sources in source_lengths.values())
+
+
+@given(ROWS, st.integers(1, 9))
+def test_a_shape_of_evaluation_serves_several_batches_unless_no_longer_shape_is_used(lengths, size):
+  rows_of_shape = collections.Counter()
+  for batch in eval_batches(make_split(lengths), BUCKETS, size):
+    rows_of_shape[batch.source.shape[1], batch.target.shape[1]] += int((batch.index >= 0).sum())
+  for bucket, rows in rows_of_shape.items():
+    longer = [other for other in rows_of_shape if other != bucket and np.all(np.greater_equal(other, bucket))]
+    assert rows >= MIN_EVALUATION_BATCHES * size or not longer
 
 
 @given(ROWS, st.sampled_from(sorted(BATCH_UNITS)), st.integers(1, 90))

@@ -270,5 +270,7 @@ def test_input_and_options_of_translate(trained, tmp_path):
   assert_user_error(run('translate', workdir, f'--input={tmp_path}/no.txt'), [f'{tmp_path}/no.txt: no such file'])
   assert_user_error(run('translate', workdir, '--nbest=3', stdin=b'eins'), ['--nbest=3 is more than --beams=2'])
   assert_user_error(run('translate', workdir, '--top_p=0.5', stdin=b'eins'), ['--top_p=0.5 is an option of --samples'])
-  assert_user_error(run('translate', workdir, '--samples=1', '--beams=2', stdin=b'eins'), ['use one of them'])
+  assert_user_error(
+    run('translate', workdir, '--samples=1', '--beams=2', stdin=b'eins'), ['cannot be combined with --beams=2']
+  )
   assert_user_error(run('translate', workdir, '--samples=1', '--min_p=2', stdin=b'eins'), ['min_p must be', 'got 2.0'])
