@@ -15,7 +15,7 @@ from attention_jax.functional.scores import SCORES, additive
 from attention_jax.tokens import EOS, PAD
 from tests.models.helpers import ENCODED, FORWARD_ENCODER, SOURCE_WORDS, build_streaming, build_tiny
 from tests.modules.helpers import assert_close, variables
-from tests.sweeps import sample_cases
+from tests.sampled_cases import sample_cases
 
 S, T = 9, 12
 DEEP_ENCODER = f'rnn(rnn="lstm", features={ENCODED}, layers=2, residual=True)'

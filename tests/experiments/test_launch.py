@@ -12,7 +12,7 @@ from tests.experiments.helpers import run, tiny_arguments
 from tests.experiments.test_bad_input import assert_user_error
 
 RUN_FLAGS = ('--workdir:', '--checkpoint:', '--dtype:')
-SEARCH_FLAGS = ('--beams:', '--alpha:', '--beta:', '--gamma:', '--max_length:', '--replace_unknown:')
+SEARCH_FLAGS = ('--beams:', '--alpha:', '--beta:', '--gamma:', '--max_length:', '--replace_unknown:', '--shortlist:')
 PROGRAM_FLAGS = {
   'train': ('--config:', '--workdir:', '--distributed:', '--help_config:'),
   'evaluate': (

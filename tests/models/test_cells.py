@@ -15,7 +15,7 @@ from attention_jax.models.steps import SharedMemory
 from tests.models.helpers import LENGTHS, TARGET_WORDS, B, S, T, build_tiny, inputs
 from tests.modules.helpers import RNGS, assert_close, variables
 from tests.modules.reference_cells import REFERENCE_CELLS
-from tests.sweeps import sample_cases
+from tests.sampled_cases import sample_cases
 
 # ------------------------------------------------------------------------------------------------- one step in NumPy
 

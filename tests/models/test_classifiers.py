@@ -14,7 +14,7 @@ from attention_jax.modules.attention import Attention
 from attention_jax.modules.pooling import POOLINGS
 from tests.modules.helpers import assert_close, draw, variables
 from tests.modules.reference_cells import gru_step
-from tests.sweeps import sample_cases
+from tests.sampled_cases import sample_cases
 
 LENGTHS = np.array([[5, 3, 0], [4, 0, 0], [2, 2, 5]])  # words of each sentence of each document
 MASK = jnp.asarray(np.arange(5) < LENGTHS[..., None])

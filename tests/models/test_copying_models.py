@@ -22,7 +22,7 @@ from attention_jax.systems.config import default_config
 from attention_jax.tokens import EOS, UNK
 from tests.models.helpers import S, T, build_conv, build_tiny, build_transformer, inputs
 from tests.modules.helpers import variables
-from tests.sweeps import sample_cases
+from tests.sampled_cases import sample_cases
 
 WORDS = 11
 COPYING = [name for name, cls in OUTPUTS.items() if cls.copies]

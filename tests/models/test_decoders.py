@@ -16,7 +16,7 @@ from attention_jax.models.encoder_decoder import shift_right
 from attention_jax.models.steps import DecoderOutput, StepTrace
 from tests.models.helpers import TARGET_WORDS, B, S, T, build_tiny, inputs
 from tests.modules.helpers import RNGS, assert_close, assert_same, draw, variables
-from tests.sweeps import sample_cases
+from tests.sampled_cases import sample_cases
 
 PLAIN = [('plain', 'rnn="simple"'), ('plain', 'rnn="lstm", layers=2, feed_context=True')]
 ATTENDING = [

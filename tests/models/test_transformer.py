@@ -20,7 +20,7 @@ from attention_jax.modules.transformer import ACTIVATIONS, NORMS, visibility_mas
 from attention_jax.tokens import UNK
 from tests.models.helpers import LENGTHS, TARGET_WORDS, TRANSFORMER_FEATURES, B, S, T, build_transformer, inputs
 from tests.modules.helpers import assert_close, assert_same, variables
-from tests.sweeps import sample_cases
+from tests.sampled_cases import sample_cases
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -11,7 +11,7 @@ from attention_jax.functional.scores import SCORES
 from attention_jax.models.turing import INITIAL_MEMORY, build_recaller, is_self_contained
 from tests.functional.alignment_cases import ALIGNMENTS_BY_NAME
 from tests.modules.helpers import draw
-from tests.sweeps import sample_cases
+from tests.sampled_cases import sample_cases
 
 SLOTS, WIDTH, FEATURES, INPUTS, OUTPUTS = 5, 3, 4, 2, 2
 CELL = f'turing(slots={SLOTS}, width={WIDTH}, features={FEATURES}, reads=2, writes=2, controller="CONTROLLER")'

@@ -1,4 +1,4 @@
-"""Samples of large sweeps: a part of the cases always runs, and `make test-all` runs all of them."""
+"""Samples of large products of cases: a part of the cases always runs, and `make test-all` runs all of them."""
 
 from collections.abc import Sequence
 
