@@ -37,7 +37,7 @@ class StopRequest:
     for number in (signal.SIGINT, signal.SIGTERM):
       try:
         self._previous[number] = signal.signal(number, self._request)
-      except ValueError:  # only the main thread receives signals
+      except ValueError:  # handlers can be set in the main thread only
         break
     return self
 
@@ -73,7 +73,7 @@ class Driver:
     self._started: dict[str, float] = {}
 
   def run(self, ids: Sequence[str], steps: Callable[[Unit], int]) -> None:
-    """Runs units until each has finished or failed, or until a signal arrives.
+    """Runs units until each has finished, failed or been interrupted, or until a signal arrives.
 
     Args:
       ids: the units, in this order.

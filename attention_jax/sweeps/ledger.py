@@ -60,7 +60,7 @@ class Unit:
 
 @dataclasses.dataclass(frozen=True)
 class UnitState:
-  """What the ledger knows of a unit.
+  """The state of a unit according to the ledger.
 
   Attributes:
     unit: the unit.

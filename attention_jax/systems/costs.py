@@ -27,7 +27,7 @@ def count_parameters(params: Any) -> int:
 def update_flop(system: System) -> float:
   """Returns the FLOP of the matrix products of one update, forward and backward; the mean over the first batches.
 
-  Convolutions, exponentials and other operations on single elements are not counted.
+  Convolutions and element-wise operations, such as exponentials, are not counted.
 
   Args:
     system: a system with its data.

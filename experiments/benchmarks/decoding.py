@@ -100,7 +100,7 @@ def _ctranslate_sides(bench: BenchmarkContext, params: Any, batch: Batch, beams:
 
 
 def count_search_matmuls(model, params, batch: Batch, beams: int) -> Counter:
-  """Counts the products of matrices of STEPS search steps and of the encoder; see limits.count_matmuls."""
+  """Counts the products of matrices of STEPS search steps and of the encoder; see costs.count_matmuls."""
   variables = {'params': params}
 
   def start(source, mask):
