@@ -6,8 +6,8 @@
   python -m experiments.ablate ... --retry        # runs the failed ones again
   python -m experiments.ablate --report --workdir=runs/grid
 
-Exits with status 0 when all runs have finished, 1 when some failed, 75 when some are unfinished, as after a signal; the
-same command continues.
+Exits with status 0 when all runs have finished, 75 when some are unfinished (as after a signal), and
+otherwise 1 when some failed. Rerun the same command to continue.
 """
 
 from experiments.large_pages import restart_with_large_pages
@@ -29,7 +29,11 @@ from experiments.launch import FLAGS, config_overrides, launch, program_command,
 
 config_flags.DEFINE_config_file('config', None, 'a file of configs/ and a preset; the file may define get_sweep()')
 flags.DEFINE_string('workdir', None, 'the folder of the sweep')
-flags.DEFINE_integer('seeds', None, 'seeds of each setting, from config.training.seed; by default 3')
+flags.DEFINE_integer(
+  'seeds',
+  None,
+  'number of seeds of each setting, counted from config.training.seed; by default 3, or as in get_sweep()',
+)
 flags.DEFINE_multi_string('grid', [], 'field=value,value,...; several form every combination')
 flags.DEFINE_multi_string('pair', [], 'field=value,value; field=value,value: values that are paired by position')
 flags.DEFINE_multi_string('setting', [], 'field=value; field=value: one more setting, or the only one')
@@ -39,12 +43,12 @@ flags.DEFINE_string('search_method', 'halton', 'halton, sobol, latin_hypercube o
 flags.DEFINE_integer('search_seed', 0, 'seed of --search')
 flags.DEFINE_bool('dry_run', False, 'print what would be run, and run nothing')
 flags.DEFINE_bool('retry', False, 'run the failed units again, and nothing else')
-flags.DEFINE_multi_string('adopt', [], 'the folder of a finished run, of one seed or several, that becomes part of it')
-flags.DEFINE_integer('workers', 1, 'processes at a time, each with cores or devices of its own')
+flags.DEFINE_multi_string('adopt', [], 'the folder of a finished run, of one seed or several, to add to the sweep')
+flags.DEFINE_integer('workers', 1, 'number of parallel processes, each with its own cores or devices')
 flags.DEFINE_string('together', 'auto', 'whether one process trains all seeds of a setting: auto, yes or no')
 flags.DEFINE_string('cluster', '', 'slurm(partition="gpu", timeout_min=120): run as jobs of a cluster')
 flags.DEFINE_string(
-  'halving', '', 'halving(first=300, factor=3): drop settings that are behind after 300, 900, ... updates'
+  'halving', '', 'halving(first=300, factor=3): drop all but the best third of the settings after 300, 900, ... updates'
 )
 flags.DEFINE_bool('report', False, 'write the report of the sweep so far, and run nothing')
 flags.DEFINE_string('baseline', '', 'field=value; field=value: the setting that the report compares with')

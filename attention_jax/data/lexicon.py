@@ -67,7 +67,7 @@ class Lexicon(NamedTuple):
 def make_lexicon(encoded: EncodedCorpus, source_size: int, target_size: int, digest: str = '') -> Lexicon:
   """Makes a lexicon from a training split; from rows at equal distances if it has more than MAX_LINKS links.
 
-  The EOS of each source plays the part of the empty word of the model.
+  The EOS of each source is used as the empty word (NULL) of the model.
 
   Args:
     encoded: the split.
@@ -131,7 +131,7 @@ def link_positions(encoded: EncodedCorpus, rows: np.ndarray) -> tuple[np.ndarray
 
 
 def save_lexicon(path: Path, lexicon: Lexicon) -> None:
-  """Writes a lexicon atomically: of several processes that write the same file, the last one wins."""
+  """Writes a lexicon atomically; if several processes write the same file, the last write remains."""
   with write_atomic(path) as temporary, open(temporary, 'wb') as file:
     np.savez(file, **lexicon._asdict())
 

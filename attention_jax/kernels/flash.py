@@ -3,8 +3,8 @@
 Neither the weights nor their gradients are stored: each block of them is computed from its queries and keys, used and
 discarded. The backward pass computes it again, from the largest score of each query and the sum of its exponentials.
 These two are stored separately, because a log-sum-exp would lose the log of the sum to rounding if the score is large.
-Blocks that are masked for all their queries are skipped, up to half of all blocks under a causal mask, and only partly
-masked blocks read the mask.
+Blocks that are masked for all their queries are skipped: up to half of all blocks under a causal mask. The mask is read
+for partly masked blocks only.
 
 Blocks have shape [keys, queries]. Maxima and sums then run along the first axis, which compilers vectorise, and every
 product has its operands in the order that CPUs multiply fastest. The sequences of a batch and heads run one after the

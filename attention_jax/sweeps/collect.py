@@ -19,7 +19,7 @@ from attention_jax.systems.runs import run_seeds, seed_folder
 from attention_jax.training.folder import read_config
 from attention_jax.training.writers import METRICS_FILE, RATE, read_metrics
 
-SAME_EXPERIMENT = IRRELEVANT_FIELDS | {'data.folder'}  # left out of labels where settings differ
+SAME_EXPERIMENT = IRRELEVANT_FIELDS | {'data.folder'}  # not reported as differences between runs
 
 
 class FinishedRun(NamedTuple):
@@ -65,7 +65,7 @@ class SettingRuns(NamedTuple):
   """The finished runs of one setting.
 
   Attributes:
-    id: digits of the config.
+    id: hash of the config, see resolve.config_id.
     label: what distinguishes it.
     factors: the fields that vary, with its values.
     config: the config of its first run.
@@ -148,7 +148,7 @@ def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
     if setting_id in runs:
       members = sorted(runs[setting_id], key=lambda run: run.seed)
       flat = flatten_dict(members[0].config, sep='.')
-      # A setting that was planned before a field was varied has the value of its config.
+      # If a setting was planned before a field was varied, the value of the field is read from its config.
       factors = {field: settings[setting_id].get(field, flat.get(field, '')) for field in fields}
       collected.append(SettingRuns(setting_id, label(factors, names), factors, members[0].config, members))
   return collected
@@ -163,8 +163,8 @@ def collect_folders(folders: Sequence[Path]) -> list[SettingRuns]:
   Raises:
     UserError: for a folder without finished runs, and for the same folder twice.
   """
-  if len(set(map(str, folders))) < len(folders):
-    raise UserError('expected different run folders, got one of them twice')
+  if repeated := [folder for i, folder in enumerate(folders) if folder in folders[:i]]:
+    raise UserError(f'expected different run folders, got {repeated[0]} twice')
   groups = [(folder, read_runs(folder)) for folder in folders]
   flat = [flatten_dict(runs[0].config, sep='.') for _, runs in groups]
   fields = [

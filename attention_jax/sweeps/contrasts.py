@@ -59,7 +59,7 @@ class Contrast(NamedTuple):
 
   @property
   def p(self) -> float:
-    """Of the test over seeds; of the test over rows for a single pair of runs."""
+    """The p of the test over seeds, or of the test over rows for a single pair of runs."""
     if math.isnan(self.comparison.p) and self.comparison.seeds == 1 and self.rows:
       return self.rows[0].p
     return self.comparison.p

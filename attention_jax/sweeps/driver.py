@@ -6,48 +6,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from attention_jax.sweeps.ledger import FAILED, FINISHED, INTERRUPTED, STARTED, Ledger, Unit, UnitState
 from attention_jax.sweeps.plan import command, format_command, run_folders
-from attention_jax.sweeps.progress import SweepProgress
+from attention_jax.sweeps.progress import SweepProgress, read_tail
 from attention_jax.sweeps.workers import Executor, Job, Request, is_training
 from attention_jax.systems.experiment import RESULTS
 from attention_jax.systems.provenance import code_version
+from attention_jax.training.interrupts import StopRequest
 
 POLL_SECONDS = 0.5
 EXIT_INTERRUPTED = 75  # of train.py: a signal stopped it, the same command resumes
 LOG_TAIL_BYTES = 20_000
 ERROR_LINE = re.compile(r'^error: (.+)$', re.MULTILINE)
 EXCEPTION_LINE = re.compile(r'^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?:: .*)?$', re.MULTILINE)
-
-
-class StopRequest:
-  """Context manager that turns the first SIGINT or SIGTERM into a request to stop.
-
-  Attributes:
-    reason: the name of the signal, or ''.
-  """
-
-  def __init__(self):
-    self.reason = ''
-    self._previous: dict[int, Any] = {}
-
-  def __enter__(self):
-    for number in (signal.SIGINT, signal.SIGTERM):
-      try:
-        self._previous[number] = signal.signal(number, self._request)
-      except ValueError:  # handlers can be set in the main thread only
-        break
-    return self
-
-  def __exit__(self, *_):
-    for number, handler in self._previous.items():
-      signal.signal(number, handler)
-
-  def _request(self, number, frame):
-    self.reason = signal.Signals(number).name
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Driver:
@@ -188,10 +160,7 @@ def describe_failure(code: int, log: Path) -> str:
     log: the file with its output, of which the last attempt counts.
   """
   try:
-    with open(log, 'rb') as file:
-      file.seek(0, 2)
-      file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
-      text = file.read().decode(errors='replace').rpartition('\n$ ')[2]
+    text = read_tail(log, LOG_TAIL_BYTES).decode(errors='replace').rpartition('\n$ ')[2]
   except OSError:
     text = ''
   for pattern in (ERROR_LINE, EXCEPTION_LINE):

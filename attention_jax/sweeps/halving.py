@@ -1,7 +1,7 @@
 """Successive halving (Jamieson & Talwalkar 2016): settings that are far behind early are not trained to the end.
 
 All settings are trained for a first number of updates, the best 1/factor of them for factor times as many, and so on up
-to training.steps. A run is resumed at each step, never repeated. It is a heuristic: a setting that learns late is lost.
+to training.steps. A run is resumed for each rung, never repeated. A setting that learns late is lost.
 """
 
 import inspect

@@ -39,7 +39,7 @@ class Unit:
 
   Attributes:
     id: its name in the ledger.
-    setting_id: digits of the config, see resolve.config_id.
+    setting_id: hash of the config, see resolve.config_id.
     setting: the fields that the sweep varies, with their values.
     path: config file and preset.
     overrides: further fields of the config that the command sets.

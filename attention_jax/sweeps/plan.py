@@ -22,8 +22,8 @@ def trains_seeds_together(choice: str, backend: str, settings: int, seeds: int, 
   On an accelerator several small models fill the device. On a CPU they are trained one after the other: the programs
   that the first seed compiles are stored on disk, and the others load them, while the program of several seeds takes
   longer to compile than it saves (three seeds of dates:luong2015 with 200 updates: 131 s of CPU time side by side; 52,
-  27 and 27 s in turn). Nor where some slots would have nothing to do. A loss that is not finite stops all seeds of a
-  process, another reason to choose 'no'.
+  27 and 27 s in turn). They are also trained in turn if there are fewer settings than slots.
+  A loss that is not finite stops all seeds of a process: choose 'no' where that may happen.
 
   Args:
     choice: one of TOGETHER.

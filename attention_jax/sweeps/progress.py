@@ -104,13 +104,16 @@ def time_left(entries: Sequence[UnitState], running: Mapping[str, float], slots:
   return total / slots
 
 
+def read_tail(path: Path, size: int) -> bytes:
+  """Returns the last bytes of a file, `size` at most."""
+  with open(path, 'rb') as file:
+    file.seek(max(0, path.stat().st_size - size))
+    return file.read()
+
+
 def last_step(folder: Path) -> int | None:
   """Returns the last step in metrics.jsonl of a run, or None."""
   try:
-    with open(folder / METRICS_FILE, 'rb') as file:
-      file.seek(0, 2)
-      file.seek(max(0, file.tell() - TAIL_BYTES))
-      lines = file.read().split(b'\n')
-    return json.loads(lines[-2])['step']
+    return json.loads(read_tail(folder / METRICS_FILE, TAIL_BYTES).split(b'\n')[-2])['step']
   except (OSError, ValueError, IndexError, KeyError):
     return None

@@ -47,7 +47,7 @@ class Resolved(NamedTuple):
     path: config file and preset.
     overrides: the fields that differ from that preset, as flags of a run set them.
     config: the whole config.
-    id: digits that are equal for settings with the same config.
+    id: hash of the config, see config_id.
   """
 
   setting: Setting
@@ -58,7 +58,7 @@ class Resolved(NamedTuple):
 
 
 def resolve_settings(base: Base, settings: Sequence[Setting]) -> list[Resolved]:
-  """Resolves and checks settings; of settings with the same config, the first one stays.
+  """Resolves and checks settings. Of several settings with the same config, returns the first.
 
   Raises:
     UserErrors: with every mistake in any of them.
@@ -109,7 +109,7 @@ def resolve(base: Base, setting: Setting) -> Resolved:
 
 
 def config_id(fields: Mapping[str, Any]) -> str:
-  """Returns digits that are equal for configs that differ at most in IRRELEVANT_FIELDS.
+  """Returns a hash of the config without IRRELEVANT_FIELDS.
 
   Args:
     fields: the config by dotted path.

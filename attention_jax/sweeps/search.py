@@ -15,7 +15,7 @@ Finite = Annotated[float, Range()]
 
 
 class Scale(NamedTuple):
-  """A range of values as an interval of uniform numbers.
+  """A range of values: maps numbers drawn uniformly from [low, high] to values.
 
   Attributes:
     low, high: the ends of the interval.

@@ -99,6 +99,8 @@ def _parse_axes(text: str, flag: str) -> dict[str, list[str]]:
   axes: dict[str, list[str]] = {}
   for part in filter(str.strip, split_outside_brackets(text, ';')):
     field, values = _split_assignment(part, flag, 'field=value,value,...')
+    if field in axes:
+      raise UserError(f'{flag}={text}: {field} must be set once')
     axes[field] = [value.strip() for value in split_outside_brackets(values, ',')]
     if repeated := [value for value in axes[field] if axes[field].count(value) > 1]:
       raise UserError(f'{flag}={part.strip()}: value {repeated[0]!r} must occur once')

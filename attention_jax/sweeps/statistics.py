@@ -1,6 +1,6 @@
 """Statistics over seeds and over sentences, all of them from scipy and sacrebleu.
 
-Runs of two settings with the same seed see their batches in the same order, so that they are compared in pairs.
+Runs of two settings with the same seed are paired, because they are trained on batches in the same order.
 """
 
 import math
@@ -14,9 +14,9 @@ from sacrebleu.significance import PairedTest
 from attention_jax.inference.metrics import RowCounts, count_rows, reference_streams, sacrebleu_metric
 
 CONFIDENCE = 0.95
-SEED = 0  # of resampling, so that a report can be repeated
-SEED_RESAMPLES = 9999
-ROW_RESAMPLES = 1000
+SEED = 0  # of the random generator, so that a report can be repeated
+SEED_RESAMPLES = 9999  # resamples of the training seeds
+ROW_RESAMPLES = 1000  # resamples of the rows of a data set
 ROW_BATCH = 100  # resamples at a time, which bounds the memory
 TRIMMED = 0.25  # of each end: the interquartile mean
 

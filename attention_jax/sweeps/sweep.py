@@ -10,7 +10,7 @@ from attention_jax.errors import UserError
 from attention_jax.sweeps import halving
 from attention_jax.sweeps.adopt import adopt
 from attention_jax.sweeps.cluster import make_executor
-from attention_jax.sweeps.driver import Driver, StopRequest
+from attention_jax.sweeps.driver import Driver
 from attention_jax.sweeps.estimate import (
   Costs,
   costs_event,
@@ -43,6 +43,7 @@ from attention_jax.sweeps.workers import LocalExecutor, detect_devices, divide_r
 from attention_jax.systems.base import Log
 from attention_jax.systems.experiment import selectable_metrics
 from attention_jax.systems.provenance import code_version
+from attention_jax.training.interrupts import StopRequest
 
 
 class SweepRequest(NamedTuple):

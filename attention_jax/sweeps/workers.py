@@ -62,7 +62,7 @@ class Executor(Protocol):
     """Starts commands, at most as many as there are slots without a running job."""
 
   def find(self, record: Mapping[str, Any]) -> Job | None:
-    """Returns a job that an earlier process started and that may still run; None if it cannot."""
+    """Returns the job of a record if an earlier process started it and it may still run, otherwise None."""
 
 
 class Resources(NamedTuple):
@@ -82,7 +82,7 @@ def _cores(ids: Sequence[int]) -> Resources:
 
 
 def _gpus(ids: Sequence[int]) -> Resources:
-  visible = os.environ.get('CUDA_VISIBLE_DEVICES')  # of which jax numbers the devices from 0
+  visible = os.environ.get('CUDA_VISIBLE_DEVICES')  # jax numbers the visible devices from 0
   names = visible.split(',') if visible else {i: str(i) for i in ids}
   return Resources(variables={'CUDA_VISIBLE_DEVICES': ','.join(names[i] for i in ids)})
 
@@ -129,7 +129,7 @@ def divide_resources(workers: int, backend: str, ids: Sequence[int]) -> list[Res
 def detect_devices() -> tuple[str, list[int]]:
   """Returns the backend of jax, and the ids of the cores or devices that processes can be pinned to.
 
-  A process of its own asks jax: in this one, jax would keep the memory of an accelerator.
+  Runs jax in a separate process, because in this one it would keep the memory of an accelerator.
   """
   result = subprocess.run([sys.executable, '-c', DETECT_DEVICES], capture_output=True, text=True)
   if result.returncode:
@@ -205,7 +205,7 @@ class LocalExecutor:
 
 
 def is_training(folder: Path) -> bool:
-  """Whether another process holds the lock of a run folder, as one that still saves its last checkpoint does."""
+  """Returns whether another process holds the lock of a run folder, for example to save its last checkpoint."""
   if not (folder / LOCK).exists():
     return False
   lock = filelock.FileLock(folder / LOCK, timeout=0)

@@ -68,7 +68,8 @@ def matmul_flop(counts: Counter) -> float:
 def count_matmuls(fn: Callable, *args) -> Counter:
   """Counts the products of matrices in fn(*args).
 
-  Products inside of a scan count once for each of its steps; products whose result is unused do not count.
+  Products inside a scan count once per step. Those inside a while loop count once, and those in all branches of a cond
+  are added. Products whose result is unused do not count.
 
   Args:
     fn: a jax function.

@@ -5,7 +5,6 @@ should stop; the hooks after it then get last=True. Only hooks that are due sync
 """
 
 import contextlib
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from jax.experimental import multihost_utils
 
 from attention_jax.errors import UserError, choose
 from attention_jax.training.checkpoint import BEST, Checkpoints
+from attention_jax.training.interrupts import StopRequest
 from attention_jax.training.state import TrainState
 
 Hook = Callable[[int, TrainState, Mapping[str, jax.Array], bool], str | None]
@@ -231,33 +231,25 @@ class InterruptHandler:
   """Hook that turns SIGTERM (preemption) and the first Ctrl-C into a clean stop after the current update.
 
   The reason that it returns to the loop is an InterruptReason.
-  It is a context manager, which handles the signals inside its block. A second Ctrl-C raises KeyboardInterrupt at once.
+  It is a context manager, which handles the signals inside its block, see interrupts.StopRequest.
   With several processes the signals keep their default meaning, because all processes would have to stop at the same
   update; such a run is resumed from its last checkpoint.
   """
 
   def __init__(self):
-    self._reason: InterruptReason | None = None
-    self._previous_handlers: dict[signal.Signals, Any] = {}
+    self._request = StopRequest()
+    self._stack = contextlib.ExitStack()
 
   def __call__(self, step, state, metrics, last):
-    return self._reason
+    return InterruptReason(f'stopped by {self._request.reason}') if self._request.reason else None
 
   def __enter__(self):
     if jax.process_count() == 1:
-      with contextlib.suppress(ValueError):  # only the main thread receives signals
-        for number in (signal.SIGTERM, signal.SIGINT):
-          self._previous_handlers[number] = signal.signal(number, self._request_stop)
+      self._stack.enter_context(self._request)
     return self
 
   def __exit__(self, *_):
-    for number, handler in self._previous_handlers.items():
-      signal.signal(number, handler)
-    self._previous_handlers.clear()
-
-  def _request_stop(self, number, frame):
-    self._reason = InterruptReason(f'stopped by {signal.Signals(number).name}')
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    self._stack.close()
 
 
 class CheckpointSaver:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from attention_jax.sweeps.driver import Driver, StopRequest, describe_failure
+from attention_jax.sweeps.driver import Driver, describe_failure
 from attention_jax.sweeps.ledger import (
   FAILED,
   FINISHED,
@@ -16,6 +16,7 @@ from attention_jax.sweeps.ledger import (
   open_ledger,
   planned_event,
 )
+from attention_jax.training.interrupts import StopRequest
 
 LOGS = [
   ('$ train\nstarting\nerror: loss is nan at step 7\n', 2, 'loss is nan at step 7'),

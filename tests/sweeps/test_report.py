@@ -191,7 +191,7 @@ def test_any_finished_runs_are_compared(tmp_path):
   settings = collect_folders([first, second])
   assert [setting.label for setting in settings] == ['a', 'b']
   assert settings[1].factors == {'model.embedding': 16}
-  with pytest.raises(UserError, match='got one of them twice'):
+  with pytest.raises(UserError, match=f'got {re.escape(str(first))} twice'):
     collect_folders([first, first])
   with pytest.raises(UserError, match='expected at least two run folders'):
     folders_report([first], NO_ROWS, print)

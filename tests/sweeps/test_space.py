@@ -46,6 +46,7 @@ def test_a_setting_is_parsed():
     (parse_grid, 'a', '--grid=a: expected field=value,value,...'),
     (parse_grid, 'a=1,1', "--grid=a=1,1: value '1' must occur once"),
     (parse_setting, 'a=1; a=2', 'a must be set once'),
+    (parse_pair, 'a=1,2; a=3,4', 'a must be set once'),
     (parse_setting, '=1', 'expected field=value; field=value'),
   ],
 )
