@@ -282,7 +282,8 @@ def _normalize_spaces(text: str) -> str:
 
 def _count_edits(hypotheses: Sequence[str], references: References, split: Callable) -> RowCounts:
   """Edits, and lengths of the nearest references; of equally near references the first one counts."""
-  edits, lengths = [], []
+  edits = []
+  lengths = []
   for hypothesis, row_references in zip(hypotheses, references, strict=True):
     tokens = split(hypothesis)
     reference_tokens = [split(reference) for reference in row_references]

@@ -106,7 +106,8 @@ def evaluate_bins(
   texts = join_references(corpus, hypotheses, options)
   values = np.array(PROPERTIES[by](corpus, train))[texts.rows]
   bins = divide_rows(values, count)
-  metrics, units = {}, {}
+  metrics = {}
+  units = {}
   for spec in options['metrics']:
     name, _ = parse(spec)
     units[name] = compute_metric(spec, texts.hypotheses, texts.references).unit

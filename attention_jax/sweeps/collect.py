@@ -53,7 +53,8 @@ class FinishedRun(NamedTuple):
   @property
   def training_seconds(self) -> float:
     """Seconds of its updates: without compiling, evaluating and saving."""
-    seconds, previous = 0.0, 0
+    seconds = 0.0
+    previous = 0
     for record in self.records:
       if RATE in record:
         seconds += (record['step'] - previous) / record[RATE]

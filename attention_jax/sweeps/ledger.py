@@ -194,7 +194,8 @@ def read_events(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
   path = folder / LEDGER
   if not path.is_file():
     return [], []
-  events, report = [], []
+  events = []
+  report = []
   for number, line in enumerate(path.read_bytes().split(b'\n'), 1):
     if not line.strip():
       continue
