@@ -10,6 +10,7 @@ from attention_jax.functional import alignments, scores
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Carry, Memory, attend_step, init_params
 from attention_jax.functional.dropout import with_dropout
+from attention_jax.functional.edits import with_edit
 from attention_jax.functional.masking import causal_mask, combine_masks, padding_mask, window_mask
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import LocalWindow, Param, Pointwise, Product, RequiredLoss, Row, TanhSum
@@ -54,4 +55,5 @@ __all__ = [
   'scores',
   'window_mask',
   'with_dropout',
+  'with_edit',
 ]

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.analysis import reading_files
+from attention_jax.analysis.reading import Reading, ReadingRequest
 from attention_jax.data import tasks, vocab
 from attention_jax.data.batching import Batch, Batches, check_any_row_fits
 from attention_jax.data.encoding import assign_buckets, check_buckets
@@ -40,9 +42,9 @@ from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build
 from attention_jax.modules.attention import Attention
 from attention_jax.specs import Count, NonNegative, Size, check_fields, parse
-from attention_jax.systems import heatmaps
 from attention_jax.systems.base import Config, Log, System, describe_implementation, trace_loss
 from attention_jax.systems.lexicons import load_or_make_lexicon
+from attention_jax.systems.readings import Reader
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
@@ -303,26 +305,16 @@ class TranslationSystem(System):
 
   def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
     """Plots the weights of the best hypothesis of each input, or of the reference of each row with its gold links."""
-    if inputs:
-      heatmaps.plot_lines(self.predictor(params), inputs, self.config['evaluation']['beams'], path)
-    else:
-      heatmaps.plot_rows(self.model, params, self.data, split, rows, self.config['data']['buckets'], path)
+    reading_files.write(self.read(params, ReadingRequest(split, rows, inputs)), path)
 
-  def plot_layers(
-    self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]
-  ) -> None:
-    """Plots one heatmap per layer and head, for the reference of each row or the best hypothesis of each input."""
-    if inputs:
-      predictions = self.predictor(params)(inputs, beams=self.config['evaluation']['beams'])
-      corpus = Corpus(list(inputs), self.format_predictions(predictions))
-      titles = inputs
-      if empty := [line for line, text in zip(inputs, corpus.target, strict=True) if not text]:
-        raise UserError(f'the best hypothesis for {empty[0]!r} is empty; expected a line with an output')
+  def read(self, params: Any, request: ReadingRequest) -> list[Reading]:
+    """Returns the readings of the best hypotheses of each input, or of the reference of each row."""
+    reader = Reader(self.model, params, self.source_vocab, self.target_vocab, self.config['data']['buckets'])
+    if request.inputs:
+      readings = reader.read_lines(self.predictor(params), self.config['evaluation']['beams'], request)
     else:
-      row_numbers, corpus = heatmaps.select_pairs(self.data, split, rows)
-      titles = [f'{split} {row}' for row in row_numbers]
-    vocabularies = (self.source_vocab, self.target_vocab)
-    heatmaps.plot_layers(self.model, params, corpus, titles, *vocabularies, self.config['data']['buckets'], path)
+      readings = reader.read_rows(*tasks.get_split(self.data, request.split), request)
+    return reader.complete(readings, request)
 
   @functools.cached_property
   def _scorer(self) -> TeacherForcedScorer:
