@@ -81,12 +81,13 @@ def recurrent_distances(source_length: int, target_length: int) -> np.ndarray:
   return to_end[None, :] + np.arange(1, target_length + 1)[:, None]
 
 
-def mean_by_distance(distances: np.ndarray, norms: np.ndarray) -> dict[int, float]:
+def mean_by_distance(distances: np.ndarray, norms: np.ndarray, at_least: int = 1) -> dict[int, float]:
   """Returns the root mean square of the norms at each distance, in order.
 
   Args:
     distances: whole numbers.
     norms: as many norms.
+    at_least: the number of norms from which on a distance counts.
 
   Raises:
     UserError: for different shapes.
@@ -97,8 +98,9 @@ def mean_by_distance(distances: np.ndarray, norms: np.ndarray) -> dict[int, floa
     raise UserError(
       f'distances and norms must have the same shape, got {list(distances.shape)} and {list(norms.shape)}'
     )
+  values, counts = np.unique(distances, return_counts=True)
   return {
-    int(distance): float(np.sqrt(np.mean(norms[distances == distance] ** 2))) for distance in np.unique(distances)
+    int(distance): float(np.sqrt(np.mean(norms[distances == distance] ** 2))) for distance in values[counts >= at_least]
   }
 
 
