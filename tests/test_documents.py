@@ -14,7 +14,7 @@ import attention_jax as aj
 from experiments.config_files import load_config
 
 ROOT = Path(aj.__file__).parent.parent
-DOCUMENTS = sorted([*ROOT.glob('*.md'), *(ROOT / 'docs').glob('*.md')])
+DOCUMENTS = sorted([*ROOT.glob('*.md'), *(ROOT / 'docs').rglob('*.md')])
 BLOCK = re.compile(r'^```(\w+)\n(.*?)^```\n(?:```text\n(.*?)^```\n)?', re.DOTALL | re.MULTILINE)
 MAX_README_LINES = 150
 

@@ -47,7 +47,7 @@ def draw_pictures(report: Report) -> list[Picture]:
 
 def draw_bins(table: BinnedMetrics) -> bytes:
   """Draws each metric by bins, with its intervals; returns a PNG."""
-  figure = _figure(1.2 + 3.6 * len(table.metrics), 3.2)
+  figure = new_figure(1.2 + 3.6 * len(table.metrics), 3.2)
   panels = figure.subplots(1, len(table.metrics), squeeze=False)[0]
   x = np.arange(len(table.bins))
   for axes, (name, intervals) in zip(panels, table.metrics.items(), strict=True):
@@ -58,7 +58,7 @@ def draw_bins(table: BinnedMetrics) -> bytes:
     axes.set_xlabel(table.by, color=INK, fontsize=9)
     axes.set_ylabel(f'{name} ({table.units[name]})', color=INK, fontsize=9)
     axes.grid(axis='y', color=LINE, linewidth=0.6)
-  return _png(figure)
+  return to_png(figure)
 
 
 def _main_columns(report: Report) -> list[Column]:
@@ -69,7 +69,7 @@ def _main_columns(report: Report) -> list[Column]:
 def _draw_values(report: Report, columns: Sequence[Column]) -> Picture:
   """Means with intervals, and a point per seed; a panel per metric, settings from top to bottom."""
   rows = report.rows
-  figure = _figure(2.6 + 2.6 * len(columns), 0.9 + 0.3 * len(rows))
+  figure = new_figure(2.6 + 2.6 * len(columns), 0.9 + 0.3 * len(rows))
   panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
   for axes, column in zip(panels, columns, strict=True):
     for y, row in enumerate(rows):
@@ -84,7 +84,7 @@ def _draw_values(report: Report, columns: Sequence[Column]) -> Picture:
     axes.grid(axis='x', color=LINE, linewidth=0.6)
   panels[0].set_yticks(range(len(rows)), [_shorten(row.setting.label) for row in rows])
   panels[0].set_ylim(len(rows) - 0.5, -0.5)
-  return Picture('values', 'Means with 95 % intervals; a point is a run; the baseline is orange', _png(figure))
+  return Picture('values', 'Means with 95 % intervals; a point is a run; the baseline is orange', to_png(figure))
 
 
 def _draw_cell(axes: Any, cell: Cell, y: float, colour: str) -> None:
@@ -103,7 +103,7 @@ def _draw_curves(report: Report) -> Picture | None:
   curves = {label: curve for label, curve in curves.items() if len(curve[0]) > 1}
   if not curves:
     return None
-  figure = _figure(8.2, 4.0)
+  figure = new_figure(8.2, 4.0)
   axes = figure.subplots()
   for i, (label, (steps, mean, low, high)) in enumerate(curves.items()):
     style = {'color': COLOURS[i % len(COLOURS)], 'linestyle': STYLES[i // len(COLOURS) % len(STYLES)]}
@@ -112,8 +112,8 @@ def _draw_curves(report: Report) -> Picture | None:
   axes.set_xlabel('updates', color=INK, fontsize=9)
   axes.set_ylabel(f'{select}, validation (greedy)', color=INK, fontsize=9)
   axes.grid(color=LINE, linewidth=0.6)
-  _legend(axes)
-  return Picture('curves', 'Learning curves: mean over seeds, shaded from the lowest to the highest', _png(figure))
+  add_legend(axes)
+  return Picture('curves', 'Learning curves: mean over seeds, shaded from the lowest to the highest', to_png(figure))
 
 
 def _curve_rows(report: Report) -> Sequence[Row]:
@@ -148,7 +148,7 @@ def _draw_interaction(report: Report, column: Column) -> Picture | None:
   levels = [list(dict.fromkeys(key[i] for key in cells)) for i in range(2)]
   if min(map(len, levels)) < 2 or len(cells) < len(levels[0]) * len(levels[1]):
     return None
-  figure = _figure(max(5.0, 1.4 * len(levels[0]) + 3.4), 3.8)
+  figure = new_figure(max(5.0, 1.4 * len(levels[0]) + 3.4), 3.8)
   axes = figure.subplots()
   for i, level in enumerate(levels[1]):
     means = [cells[first, level].mean for first in levels[0]]
@@ -161,9 +161,9 @@ def _draw_interaction(report: Report, column: Column) -> Picture | None:
   axes.set_xlabel(factors[0], color=INK, fontsize=9)
   axes.set_ylabel(_axis_label(column), color=INK, fontsize=9)
   axes.grid(axis='y', color=LINE, linewidth=0.6)
-  _legend(axes, title=factors[1])
+  add_legend(axes, title=factors[1])
   title = f'Interaction of {factors[0]} and {factors[1]} in {column.name}; lines that are not parallel interact'
-  return Picture(f'interaction.{column.metric}', title, _png(figure))
+  return Picture(f'interaction.{column.metric}', title, to_png(figure))
 
 
 def _draw_alignment(report: Report) -> Picture | None:
@@ -173,7 +173,7 @@ def _draw_alignment(report: Report) -> Picture | None:
   errors = columns.get(ALIGNMENT_ERROR)
   if errors is None or errors == quality:
     return None
-  figure = _figure(7.4, 4.0)
+  figure = new_figure(7.4, 4.0)
   axes = figure.subplots()
   for i, row in enumerate(report.rows):
     if quality in row.cells and errors in row.cells:
@@ -186,8 +186,8 @@ def _draw_alignment(report: Report) -> Picture | None:
   axes.set_xlabel(_axis_label(errors), color=INK, fontsize=9)
   axes.set_ylabel(_axis_label(quality), color=INK, fontsize=9)
   axes.grid(color=LINE, linewidth=0.6)
-  _legend(axes)
-  return Picture('alignment', f'Alignment error rate beside {quality.name}', _png(figure))
+  add_legend(axes)
+  return Picture('alignment', f'Alignment error rate beside {quality.name}', to_png(figure))
 
 
 def _reach(interval: Any) -> list[list[float]]:
@@ -206,7 +206,8 @@ def _shorten(text: str) -> str:
   return text if len(text) <= MAX_LABEL else f'{text[: MAX_LABEL // 2 - 1]}…{text[-MAX_LABEL // 2 :]}'
 
 
-def _figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
+  """Returns a figure of a size in inches, which needs no display."""
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
@@ -215,7 +216,7 @@ def _figure(width: float, height: float) -> Any:
   return figure
 
 
-def _legend(axes: Any, title: str | None = None) -> None:
+def add_legend(axes: Any, title: str | None = None) -> None:
   """A legend at the right of the axes, where it hides nothing."""
   legend = axes.legend(
     title=title, loc='upper left', bbox_to_anchor=(1.01, 1.0), fontsize=8, title_fontsize=8, frameon=False
@@ -223,7 +224,7 @@ def _legend(axes: Any, title: str | None = None) -> None:
   legend.set_in_layout(True)
 
 
-def _png(figure: Any) -> bytes:
+def to_png(figure: Any) -> bytes:
   """The picture, with every text in fonts that have its characters and without mathematics in dollar signs."""
   for axes in figure.axes:
     legend = axes.get_legend()

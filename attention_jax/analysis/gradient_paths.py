@@ -1,0 +1,116 @@
+"""The gradient that reaches each source position from each target position, and how it depends on their distance.
+
+Without attention, it passes through every step of both recurrences between the two (Hochreiter & Schmidhuber 1997;
+Bengio, Simard & Frasconi 1994); attention joins each pair of positions by one step (Bahdanau, Cho & Bengio 2015).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+
+from attention_jax.errors import UserError
+from attention_jax.models.encoder_decoder import EncoderDecoder
+
+SOURCE_EMBEDDING = ('encoder', 'embedding')  # path of the module in an EncoderDecoder with separate embeddings
+
+
+def gradient_norms(outputs: Callable[[jax.Array], jax.Array], inputs: jax.Array) -> jax.Array:
+  """Returns ‖∂ yₜ / ∂ xₛ‖₂ for every pair of positions.
+
+  Args:
+    outputs: a function from inputs [S, D] to one number y for each target position, [T].
+    inputs: x, [S, D].
+
+  Returns:
+    The norms, [T, S].
+  """
+  return jnp.linalg.norm(jax.jacrev(outputs)(inputs), axis=-1)
+
+
+def source_gradients(
+  model: EncoderDecoder, params: Any, source: jax.Array, source_mask: jax.Array, target: jax.Array
+) -> jax.Array:
+  """Returns the norm of the gradient of the logit of each target token by each source embedding.
+
+  The logit is that of the reference token minus the mean of all logits. Unlike the log-probability, it has a gradient
+  that does not vanish as the model becomes certain.
+
+  Args:
+    model: a model with separate source and target embeddings, and logits that are not those of a mixture.
+    params: its parameters.
+    source: source ids, [S].
+    source_mask: True at real positions, [S].
+    target: target ids, [T].
+
+  Returns:
+    The norms, [T, S].
+  """
+
+  def outputs(shift: jax.Array) -> jax.Array:
+    def add_shift(call, args, kwargs, context):
+      result = call(*args, **kwargs)
+      is_embedding = context.module.path == SOURCE_EMBEDDING and context.method_name == '__call__'
+      return result + shift[None] if is_embedding else result
+
+    with nn.intercept_methods(add_shift):
+      logits = model.apply({'params': params}, source[None], source_mask[None], target[None]).logits[0]
+    reference = jnp.take_along_axis(logits, target[:, None], axis=-1)[:, 0]
+    return reference - logits.mean(-1)
+
+  features = model.encoder.embedding.features
+  return gradient_norms(outputs, jnp.zeros((*source.shape, features)))
+
+
+def recurrent_distances(source_length: int, target_length: int) -> np.ndarray:
+  """Returns the least number of recurrent steps from each source position to each target position, [T, S].
+
+  The encoder reads in both directions, and the decoder starts from the last states of both: position s has
+  min(s, S - 1 - s) steps to the nearer end, and target position t is the (t + 1)-th step of the decoder.
+
+  Args:
+    source_length: S, the end of the source included.
+    target_length: T.
+  """
+  source = np.arange(source_length)
+  to_end = np.minimum(source, source_length - 1 - source)
+  return to_end[None, :] + np.arange(1, target_length + 1)[:, None]
+
+
+def mean_by_distance(distances: np.ndarray, norms: np.ndarray, at_least: int = 1) -> dict[int, float]:
+  """Returns the root mean square of the norms at each distance, in order.
+
+  Args:
+    distances: whole numbers.
+    norms: as many norms.
+    at_least: the number of norms from which on a distance counts.
+
+  Raises:
+    UserError: for different shapes.
+  """
+  distances = np.asarray(distances)
+  norms = np.asarray(norms, float)
+  if distances.shape != norms.shape:
+    raise UserError(
+      f'distances and norms must have the same shape, got {list(distances.shape)} and {list(norms.shape)}'
+    )
+  values, counts = np.unique(distances, return_counts=True)
+  return {
+    int(distance): float(np.sqrt(np.mean(norms[distances == distance] ** 2))) for distance in values[counts >= at_least]
+  }
+
+
+def factor_per_step(means: dict[int, float]) -> float:
+  """Returns the factor by which the gradient changes with each step of distance: 1 if it does not depend on it.
+
+  It is the exponential of the slope of log(mean) by distance, fitted by least squares.
+
+  Args:
+    means: distance -> mean norm, all positive; at least two distances.
+  """
+  slope = scipy.stats.linregress(list(means), np.log(list(means.values()))).slope
+  return float(np.exp(slope))

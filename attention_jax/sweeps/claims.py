@@ -1,0 +1,270 @@
+"""What the pages of docs/claims/ show of a finished sweep: rows by setting, by source length, by gradient distance."""
+
+import datetime
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from attention_jax.analysis.gradient_paths import (
+  factor_per_step,
+  mean_by_distance,
+  recurrent_distances,
+  source_gradients,
+)
+from attention_jax.data.encoding import EncodedCorpus
+from attention_jax.data.files import read_lines
+from attention_jax.errors import UserError
+from attention_jax.models.encoder_decoder import EncoderDecoder
+from attention_jax.specs import parse
+from attention_jax.sweeps.bins import evaluate_bins
+from attention_jax.sweeps.collect import FinishedRun, SettingRuns, collect_sweep
+from attention_jax.sweeps.contrasts import Column, Contrast, contrast_all
+from attention_jax.sweeps.ledger import FINISHED, SweepState, read_events, read_state
+from attention_jax.sweeps.measured import summarize
+from attention_jax.sweeps.records import Row
+from attention_jax.sweeps.statistics import correct
+from attention_jax.systems.experiment import selectable_metrics
+from attention_jax.systems.registry import SYSTEMS
+from attention_jax.systems.runs import open_run
+
+MIN_PAIRS = 20  # pairs of positions from which on a distance counts
+
+
+class Factor(NamedTuple):
+  """A factor of a sweep as a page names it.
+
+  Attributes:
+    field: the field that varies.
+    name: its name on the page.
+    show: a value of the field -> the value on the page.
+  """
+
+  field: str
+  name: str
+  show: Callable[[Any], Any] = str
+
+  def of(self, setting: SettingRuns) -> Any:
+    """Returns the value of a setting."""
+    return self.show(setting.factors[self.field])
+
+
+def finished_settings(folder: Path) -> list[SettingRuns]:
+  """Returns the settings of a sweep whose units have all finished.
+
+  Raises:
+    UserError: if a unit has not.
+  """
+  state = read_state(folder)
+  if unfinished := [entry.unit.id for entry in state.units.values() if entry.state != FINISHED]:
+    raise UserError(f'{folder}: {len(unfinished)} units have not finished, such as {unfinished[0]}')
+  return collect_sweep(folder, state)
+
+
+def conditions(folder: Path, hardware: str) -> dict[str, Any]:
+  """Returns under which conditions a sweep was run, see records.Table."""
+  state = read_state(folder)
+  last = max(event['time'] for event in read_events(folder)[0] if event['event'] == FINISHED)
+  return {
+    'runs': sum(len(entry.unit.seeds) for entry in state.units.values()),
+    'commits': sorted({entry.commit for entry in state.units.values()}),
+    'processes': _processes(state),
+    'hardware': hardware,
+    'seconds': round(sum(entry.seconds for entry in state.units.values()) / _processes(state)),
+    'date': datetime.date.fromtimestamp(last).isoformat(),
+  }
+
+
+def _processes(state: SweepState) -> int:
+  return max((event.get('workers', 1) for event in state.opened), default=1)
+
+
+def setting_rows(
+  settings: Sequence[SettingRuns],
+  split: str,
+  metrics: Sequence[str],
+  factors: Sequence[Factor],
+  baseline: Mapping[str, Any],
+  within: Sequence[str] = (),
+) -> list[Row]:
+  """Returns a row for each setting, with its differences from the baseline.
+
+  Differences are those of runs with the same seed, with the interval of the t distribution; the p of a paired t-test
+  is corrected for the number of all comparisons (Benjamini & Hochberg).
+
+  Args:
+    settings: the settings.
+    split: the split of the metrics.
+    metrics: names of metrics.
+    factors: how rows are named.
+    baseline: name of a factor -> its value in the baseline.
+    within: names of factors; a setting is compared with the baseline that has the same values of these.
+
+  Raises:
+    UserError: unless each group of settings has one baseline.
+  """
+  groups: dict[tuple[Any, ...], list[SettingRuns]] = {}
+  for setting in settings:
+    groups.setdefault(tuple(factor.of(setting) for factor in factors if factor.name in within), []).append(setting)
+  directions = selectable_metrics(settings[0].config)
+  columns = [Column(split, metric, '', directions.get(metric)) for metric in metrics]
+  contrasts: list[Contrast] = []
+  for group in groups.values():
+    contrasts += contrast_all(group, _baseline(group, factors, baseline), columns, 't', False, _discard)
+  corrected = correct([contrast.p for contrast in contrasts])
+  differences = {
+    (contrast.setting.id, contrast.column.metric): contrast.comparison.difference._asdict() | {'p': p}
+    for contrast, p in zip(contrasts, corrected, strict=True)
+  }
+  rows = []
+  for setting in settings:
+    entries = {}
+    for metric in metrics:
+      if values := list(setting.values(split, metric).values()):
+        difference = differences.get((setting.id, metric))
+        entries[f'{split}/{metric}'] = summarize(values) | ({'difference': difference} if difference else {})
+    parameters = {'parameters': f'{setting.runs[0].parameters:,}'}
+    rows.append(_row(setting, factors, parameters, entries))
+  return rows
+
+
+def _baseline(group: Sequence[SettingRuns], factors: Sequence[Factor], baseline: Mapping[str, Any]) -> SettingRuns:
+  named = {factor.name: factor for factor in factors}
+  matches = [setting for setting in group if all(named[name].of(setting) == value for name, value in baseline.items())]
+  if len(matches) != 1:
+    raise UserError(f'{len(matches)} settings have {dict(baseline)}; expected one, got {[x.label for x in group]}')
+  return matches[0]
+
+
+def _row(
+  setting: SettingRuns, factors: Sequence[Factor], more: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Any]]
+) -> Row:
+  values = {factor.name: factor.of(setting) for factor in factors} | dict(more)
+  return {'factors': values, 'seeds': [run.seed for run in setting.runs], 'metrics': dict(metrics)}
+
+
+def length_rows(
+  settings: Sequence[SettingRuns], split: str, factors: Sequence[Factor], bins: int = 5, by: str = 'source_length'
+) -> list[Row]:
+  """Returns a row for each setting and each bin of the source lengths, with the metrics of texts of the config.
+
+  Args:
+    settings: the settings; all have the same data.
+    split: the split.
+    factors: how rows are named; the factor 'source length' is added.
+    bins: number of bins with about equally many rows.
+    by: a key of bins.PROPERTIES.
+  """
+  config = settings[0].config
+  system = SYSTEMS[config['system']].open(config, str(settings[0].runs[0].folder))
+  corpora = system.corpus(split), system.corpus('train')
+
+  def evaluate(run: FinishedRun) -> Any:
+    lines = read_lines(str(run.folder / f'hypotheses.{split}.txt'))
+    return evaluate_bins(*corpora, lines, config['evaluation'], by, bins)
+
+  rows = []
+  for setting in settings:
+    tables = [evaluate(run) for run in setting.runs]
+    for i, bin in enumerate(tables[0].bins):
+      names = [parse(spec)[0] for spec in config['evaluation']['metrics']]
+      entries = {f'{split}/{name}': summarize([table.metrics[name][i].value for table in tables]) for name in names}
+      rows.append(_row(setting, factors, {'source length': bin.name}, entries))
+  return rows
+
+
+class Gradients(NamedTuple):
+  """Gradients of one model.
+
+  Attributes:
+    linked: distance -> root mean square of the norms between positions with a gold link.
+    all: the same between all positions.
+  """
+
+  linked: dict[int, float]
+  all: dict[int, float]
+
+
+def gradient_rows(
+  settings: Sequence[SettingRuns], split: str, factors: Sequence[Factor], count: int
+) -> tuple[list[Row], list[Row]]:
+  """Measures the gradients of each run before and after its training.
+
+  Args:
+    settings: the settings, all of a bidirectional encoder of one layer and with the same data, which has gold links.
+    split: the split.
+    factors: how rows are named; the factors 'training' and 'distance' are added.
+    count: the number of sentences, the first of the split.
+
+  Returns:
+    Rows of the factor per step, and rows by distance.
+  """
+  summaries = []
+  curves = []
+  for setting in settings:
+    measured: dict[str, list[Gradients]] = {'before': [], 'after': []}
+    for run in setting.runs:
+      trained = open_run(run.folder)
+      system = trained.system
+      for training, params in (('before', system.initializer()(run.seed)), ('after', trained.params)):
+        measured[training].append(measure_gradients(system.model, params, system.data.encoded[split], count))
+    for training, gradients in measured.items():
+      summaries.append(_row(setting, factors, {'training': training}, _summarize_factors(gradients)))
+      for distance in sorted(set.intersection(*(set(x.all) for x in gradients))):
+        more = {'training': training, 'distance': distance}
+        curves.append(_row(setting, factors, more, _summarize_distance(gradients, distance)))
+  return summaries, curves
+
+
+def _summarize_factors(gradients: Sequence[Gradients]) -> dict[str, Any]:
+  return {
+    f'{pairs}/factor': summarize([factor_per_step(getattr(x, pairs)) for x in gradients]) for pairs in Gradients._fields
+  }
+
+
+def _summarize_distance(gradients: Sequence[Gradients], distance: int) -> dict[str, Any]:
+  entries = {}
+  for pairs in Gradients._fields:
+    norms = [getattr(x, pairs).get(distance) for x in gradients]
+    if None not in norms:
+      entries[f'{pairs}/norm'] = summarize(norms)
+  return entries
+
+
+def measure_gradients(model: EncoderDecoder, params: Any, encoded: EncodedCorpus, count: int) -> Gradients:
+  """Measures the gradients of the first rows of a split.
+
+  Args:
+    model: a model with a bidirectional encoder of one layer.
+    params: its parameters.
+    encoded: the split, with links.
+    count: the number of rows.
+  """
+  gradients = jax.jit(functools.partial(source_gradients, model))
+  source_size, target_size = (int(lengths[:count].max()) for lengths in encoded.lengths)  # one shape is compiled
+  distances = []
+  norms = []
+  is_linked = []
+  for row in range(min(count, encoded.rows)):
+    source = encoded.source[encoded.source_offsets[row] : encoded.source_offsets[row + 1]]
+    target = encoded.target[encoded.target_offsets[row] : encoded.target_offsets[row + 1]]
+    mask = np.arange(source_size) < len(source)
+    padded = np.pad(source, (0, source_size - len(source))), mask, np.pad(target, (0, target_size - len(target)))
+    matrix = np.asarray(gradients(params, *padded))[: len(target), : len(source)]
+    linked = np.zeros(matrix.shape, bool)
+    linked[tuple(encoded.row_links(row).T[::-1])] = True
+    distances.append(recurrent_distances(len(source), len(target)).ravel())
+    norms.append(matrix.ravel())
+    is_linked.append(linked.ravel())
+  distance, norm, linked = map(np.concatenate, (distances, norms, is_linked))
+  return Gradients(
+    linked=mean_by_distance(distance[linked], norm[linked], MIN_PAIRS),
+    all=mean_by_distance(distance, norm, MIN_PAIRS),
+  )
+
+
+def _discard(line: str) -> None:
+  """Rows are not compared, so that nothing is logged."""

@@ -1,0 +1,106 @@
+"""Rows of result tables from finished runs: a run folder, of one seed or several, or the settings of a sweep."""
+
+import re
+import shlex
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flax.traverse_util import flatten_dict
+
+from attention_jax.errors import UserError
+from attention_jax.sweeps.collect import SAME_EXPERIMENT, SettingRuns, collect_sweep, read_runs
+from attention_jax.sweeps.estimate import format_seconds
+from attention_jax.sweeps.ledger import LEDGER, read_state
+from attention_jax.sweeps.records import Row, Table
+from attention_jax.systems.config import fill_defaults
+
+MAX_DIGITS = 4  # decimal places that a record keeps
+
+
+def measured_rows(
+  folder: Path, table: Table, path: str, load: Callable[[str], Mapping[str, Any]], hardware: str
+) -> list[Row]:
+  """Returns a row for a run folder, or for each setting of a sweep that has finished runs.
+
+  Args:
+    folder: the folder.
+    table: the table; the metrics of its columns are recorded, and its flags are not repeated in the rows.
+    path: config file and preset of a run folder, of which its config is a change; those of a sweep are in its ledger.
+    load: returns the config of such a path.
+    hardware: where it was measured.
+
+  Raises:
+    UserError: if nothing has finished, or for a run without the metrics of the table.
+  """
+  if (folder / LEDGER).exists():
+    state = read_state(folder)
+    paths = {entry.unit.setting_id: entry.unit.path for entry in state.units.values()}
+    settings = collect_sweep(folder, state)
+  else:
+    runs = read_runs(folder)
+    paths = {'': path}
+    settings = [SettingRuns('', str(folder), {}, runs[0].config, runs)]
+  if not settings:
+    raise UserError(f'{folder}: no run of this sweep has finished')
+  if not all(paths.values()):
+    raise UserError(f'{folder} does not record its config file; expected --config=FILE:PRESET')
+  return [_measured_row(setting, table, paths[setting.id], load, hardware) for setting in settings]
+
+
+def _measured_row(
+  setting: SettingRuns, table: Table, path: str, load: Callable[[str], Mapping[str, Any]], hardware: str
+) -> Row:
+  file, _, preset = path.partition(':')
+  flags = changed_flags(setting.config, fill_defaults(load(path), path), table.flags)
+  metrics = {}
+  for column in table.columns:
+    split, _, metric = column.metric.partition('/')
+    if values := list(setting.values(split, metric).values()):
+      metrics[column.metric] = summarize(values)
+  if not metrics:
+    expected = ', '.join(column.metric for column in table.columns if column.metric)
+    raise UserError(f'{setting.label} has none of the metrics of the table: {expected}')
+  seconds = statistics.fmean(run.training_seconds for run in setting.runs)
+  row = {'config': file, 'preset': preset, 'flags': flags, 'seeds': [run.seed for run in setting.runs]}
+  row |= {'time': f'{format_seconds(seconds)} of updates', 'hardware': hardware}
+  row |= {'commits': sorted({run.commit or 'unknown' for run in setting.runs}), 'metrics': metrics}
+  return {name: value for name, value in row.items() if value != ''}
+
+
+def summarize(values: Sequence[float]) -> dict[str, Any]:
+  """Returns the entry of a metric: the mean of the seeds, their standard deviation (n - 1) and the values."""
+  entry: dict[str, Any] = {'value': round(statistics.fmean(values), MAX_DIGITS)}
+  if len(values) > 1:
+    entry['deviation'] = round(statistics.stdev(values), MAX_DIGITS)
+    entry['values'] = [round(value, MAX_DIGITS) for value in values]
+  return entry
+
+
+def changed_flags(config: Mapping[str, Any], base: Mapping[str, Any], common: str = '') -> str:
+  """Returns the flags that turn one config into another, as a shell reads them.
+
+  Args:
+    config: the config of a run.
+    base: the config that the flags start from.
+    common: flags of all rows, whose fields are left out, as are seeds and the folder of the data.
+  """
+  set_in_common = re.findall(r'--config\.([\w.]+)=', common)
+  ignored = {*SAME_EXPERIMENT, *set_in_common}
+  values, base_values = (flatten_dict(dict(x), sep='.') for x in (config, base))
+  changed = {
+    field: value
+    for field, value in values.items()
+    if field not in ignored and _as_text(value) != _as_text(base_values.get(field))
+  }
+  return ' '.join(f'--config.{field}={shlex.quote(_as_text(value))}' for field, value in changed.items())
+
+
+def _as_text(value: Any) -> str:
+  """The value as a flag sets it; a list that was read from JSON is a tuple."""
+  return str(_as_tuple(value))
+
+
+def _as_tuple(value: Any) -> Any:
+  return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value

@@ -1,0 +1,254 @@
+"""Measured results as small JSON files, one per table: the rows, and how their columns are shown in Markdown.
+
+A row records what was run (config with preset, flags, seeds), what was measured, and where: hardware, commits, time.
+Rows of published numbers have a source instead. Documents contain the tables below comments, see `fill_blocks`.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from attention_jax import atomic
+from attention_jax.errors import UserError, choose
+
+Row = Mapping[str, Any]
+BLOCK = re.compile(r'(<!-- (table|conditions): ([\w/]+) -->\n)(?:.+\n)*')  # ends at an empty line
+LOWEST_P = 0.001
+
+
+class Column(NamedTuple):
+  """A column of a table: fields of the rows, joined by commas, or a metric.
+
+  Attributes:
+    title: its head.
+    parts: keys of TEXTS, or of the factors of a row.
+    metric: 'SPLIT/METRIC'.
+    digits: decimal places of the metric; an entry of a row may have digits of its own.
+    suffix: shown after the value.
+    published: whether the values are published numbers, which are shown in italics.
+    shows_difference: whether the difference from the baseline is shown instead of the value.
+  """
+
+  title: str
+  parts: Sequence[str] = ()
+  metric: str = ''
+  digits: int = 2
+  suffix: str = ''
+  published: bool = False
+  shows_difference: bool = False
+
+
+class Table(NamedTuple):
+  """A table of results.
+
+  Attributes:
+    columns: its columns.
+    rows: its rows, each with some of: config, preset, flags, title, note, metric, epochs, seeds, metrics, factors,
+      time, hardware, commits; or published (the source) and metrics. `metrics` maps 'SPLIT/METRIC' to an object with
+      value, deviation (n - 1), values (of the seeds), digits and difference (value, low, high, p), or with a text.
+      `references` maps metrics to where they are in another table.
+    config: config file of the rows.
+    flags: flags of all rows, in addition to their own.
+    abbreviations: what is shown -> the beginning of a flag, or several flags, that it stands for.
+    conditions: under which a sweep was run: commits, hardware, runs, seconds, processes, date.
+    shown: factor -> the values of the rows that are shown; {} for all rows.
+  """
+
+  columns: Sequence[Column]
+  rows: Sequence[Row]
+  config: str = ''
+  flags: str = ''
+  abbreviations: Mapping[str, str] = {}
+  conditions: Mapping[str, Any] = {}
+  shown: Mapping[str, Sequence[Any]] = {}
+
+
+def read_table(path: Path) -> Table:
+  """Reads a table.
+
+  Raises:
+    UserError: for a file that is missing or no table.
+  """
+  try:
+    record = json.loads(path.read_text('utf-8'))
+    columns = [Column(**column) for column in record['columns']]
+    return Table(**record | {'columns': columns})
+  except (OSError, ValueError, TypeError, KeyError) as error:
+    raise UserError(f'cannot read the results in {path}: {type(error).__name__}: {error}') from error
+
+
+def write_table(path: Path, table: Table) -> None:
+  """Writes a table, a row per line."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  fields = {name: value for name, value in table._asdict().items() if name not in ('columns', 'rows') and value}
+  lines = [f'  {json.dumps(name)}: {_dump(value)}' for name, value in fields.items()]
+  columns = [_without_defaults(column) for column in table.columns]
+  for name, records in (('columns', columns), ('rows', table.rows)):
+    entries = ',\n'.join(f'    {_dump(record)}' for record in records)
+    lines.append(f'  {json.dumps(name)}: [\n{entries}\n  ]')
+  atomic.write_text(path, '{\n' + ',\n'.join(lines) + '\n}\n')
+
+
+def _dump(value: Any) -> str:
+  return json.dumps(value, ensure_ascii=False)
+
+
+def _without_defaults(column: Column) -> dict[str, Any]:
+  return {name: value for name, value in column._asdict().items() if value != Column._field_defaults.get(name)}
+
+
+# Key of Column.parts -> its text; code is in backquotes.
+TEXTS: Mapping[str, Callable[[Row], str]] = {
+  'title': lambda row: row.get('title', ''),
+  'preset': lambda row: f'`{row["preset"]}`' if row.get('preset') else '',
+  'flags': lambda row: f'`{row["flags"]}`' if row.get('flags') else '',
+  'seeds': lambda row: ', '.join(map(str, row.get('seeds', ()))),
+  'num_seeds': lambda row: str(len(row['seeds'])) if row.get('seeds') else '',
+  'epochs': lambda row: row.get('epochs', ''),
+  'metric': lambda row: row.get('metric', ''),
+  'time': lambda row: row.get('time', ''),
+  'hardware': lambda row: row.get('hardware', ''),
+  'commits': lambda row: ', '.join(row.get('commits', ())),
+}
+
+
+def format_table(table: Table) -> str:
+  """Returns a table in Markdown."""
+  lines = [[column.title for column in table.columns], ['---'] * len(table.columns)]
+  for row in table.rows:
+    if all(row.get('factors', {}).get(name) in values for name, values in table.shown.items()):
+      lines.append([_format_cell(table, row, column) for column in table.columns])
+  return ''.join('|' + ''.join(f' {cell} |' if cell else ' |' for cell in line) + '\n' for line in lines)
+
+
+def _format_cell(table: Table, row: Row, column: Column) -> str:
+  if column.metric:
+    return format_metric(row, column)
+  if row.get('published'):
+    return f'*published: {row["published"]}*' if column is table.columns[0] else ''
+  row = dict(row, flags=_abbreviate(row.get('flags', ''), table.abbreviations))
+  texts = [TEXTS[part](row) if part in TEXTS else str(row.get('factors', {}).get(part, '')) for part in column.parts]
+  text = ', '.join(filter(None, texts))
+  if 'flags' not in column.parts:
+    return text
+  note = row.get('note', '')
+  if text:
+    return f'{text} ({note})' if note else text
+  return f'(none: {note})' if note else '(none)'
+
+
+def _abbreviate(flags: str, abbreviations: Mapping[str, str]) -> str:
+  for short, long in abbreviations.items():
+    flags = flags.replace(long, short)
+  return flags
+
+
+def format_metric(row: Row, column: Column) -> str:
+  """Returns '99.5 ± 0.3 %' for the metric of a row, or ''."""
+  entry = row.get('metrics', {}).get(column.metric, {})
+  if column.shows_difference:
+    is_measured = 'value' in entry and not row.get('published')
+    return _format_difference(entry.get('difference'), column.digits) if is_measured else ''
+  if 'value' not in entry:
+    return entry.get('text', '')
+  digits = entry.get('digits', column.digits)
+  text = f'{entry["value"]:.{digits}f}'
+  if 'deviation' in entry:
+    text += f' ± {entry["deviation"]:.{digits}f}'
+  text += column.suffix
+  text += f' ({entry["source"]})' if 'source' in entry else ''
+  return f'*{text}*' if row.get('published') or column.published else text
+
+
+def _format_difference(difference: Mapping[str, float] | None, digits: int) -> str:
+  """'+1.20 [0.50, 1.90], p = 0.012'; 'baseline' for the row without one."""
+  if difference is None:
+    return 'baseline'
+  text = f'{difference["value"]:+.{digits}f} [{difference["low"]:+.{digits}f}, {difference["high"]:+.{digits}f}]'
+  p = difference['p']
+  return f'{text}, p < {LOWEST_P}' if p < LOWEST_P else f'{text}, p = {p:.3f}'
+
+
+def format_conditions(table: Table) -> str:
+  """Returns a sentence with the conditions of a sweep."""
+  x = table.conditions
+  minutes = x['seconds'] / 60
+  return (
+    f'{x["runs"]} runs at commit {", ".join(x["commits"])}, {x["processes"]} at a time, on {x["hardware"]}: '
+    f'{minutes:.0f} minutes, {x["date"]}.\n'
+  )
+
+
+FORMATS: Mapping[str, Callable[[Table], str]] = {'table': format_table, 'conditions': format_conditions}
+
+
+def fill_blocks(text: str, folder: Path) -> str:
+  """Replaces the lines between `<!-- table: NAME -->` or `<!-- conditions: NAME -->` and the next empty line.
+
+  Args:
+    text: a document.
+    folder: the folder of NAME.json.
+
+  Raises:
+    UserError: for a table that cannot be read.
+  """
+
+  def fill(match: re.Match) -> str:
+    table = _resolve_references(read_table(folder / f'{match[3]}.json'), folder)
+    return f'{match[1]}{FORMATS[match[2]](table)}'
+
+  return BLOCK.sub(fill, text)
+
+
+def block_names(text: str) -> set[str]:
+  """Returns the names of the tables that a document contains."""
+  return {match[3] for match in BLOCK.finditer(text)}
+
+
+def add_rows(table: Table, rows: Sequence[Row]) -> Table:
+  """Returns the table with new rows: each replaces the row with the same config, preset and flags, or is appended.
+
+  A row that is replaced keeps its title and note.
+  """
+  merged = list(table.rows)
+  for row in rows:
+    matches = [i for i, old in enumerate(merged) if _identity(old) == _identity(row)]
+    if matches:
+      old = merged[matches[0]]
+      merged[matches[0]] = {name: old[name] for name in ('title', 'note') if name in old} | dict(row)
+    else:
+      merged.append(row)
+  return table._replace(rows=merged)
+
+
+def _identity(row: Row) -> tuple[str, ...]:
+  return row.get('config', ''), row.get('preset', ''), *sorted(shlex.split(row.get('flags', '')))
+
+
+def _resolve_references(table: Table, folder: Path) -> Table:
+  """Reads the metrics of rows that refer to rows of other tables by `references`: metric -> where it is."""
+  rows = []
+  for row in table.rows:
+    metrics = {name: _read_reference(folder, **where) for name, where in row.get('references', {}).items()}
+    rows.append(dict(row, metrics=row.get('metrics', {}) | metrics))
+  return table._replace(rows=rows)
+
+
+def _read_reference(folder: Path, table: str, metric: str, **fields: str) -> dict[str, Any]:
+  """Returns an entry of another table's row, with the digits that are shown there and the source of a published one."""
+  other = read_table(folder / f'{table}.json')
+  rows = [row for row in other.rows if all(row.get(field, '') == value for field, value in fields.items())]
+  if len(rows) != 1:
+    raise UserError(f'{len(rows)} rows of table {table!r} have {fields}; expected one')
+  digits = next(column.digits for column in other.columns if column.metric == metric)
+  source = {'source': rows[0]['published']} if 'published' in rows[0] else {}
+  return {'digits': digits} | source | rows[0]['metrics'][metric]
+
+
+def find_table(folder: Path, name: str) -> Path:
+  """Returns the file of a table. Raises UserError for an unknown name."""
+  names = [str(path.relative_to(folder).with_suffix('')) for path in sorted(folder.rglob('*.json'))]
+  return folder / f'{choose(name, names, "table")}.json'

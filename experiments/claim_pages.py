@@ -1,0 +1,153 @@
+"""The claims that were measured again: the sweep of each, and the tables and the picture of its page."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from attention_jax import atomic
+from attention_jax.sweeps.claims import Factor, conditions, finished_settings, gradient_rows, length_rows, setting_rows
+from attention_jax.sweeps.collect import SettingRuns
+from attention_jax.sweeps.record_plots import Plot, draw_rows
+from attention_jax.sweeps.records import Column, Table, write_table
+from attention_jax.systems.base import Log
+from configs.claims.scaled_dot import HEADS
+from experiments.result_tables import PROJECT, write_documents
+
+Tables = Mapping[str, tuple[Table, Plot | None]]  # name of the table -> table, and the plot of its picture
+GRADIENT_WORDS = 150
+GRADIENT_WIDTH = 64
+
+
+class Claim(NamedTuple):
+  """A claim of the literature.
+
+  Attributes:
+    page: the page in docs/claims/, without its suffix.
+    sweep: the sweep file in configs/claims/, without its suffix.
+    measure: the settings of the finished sweep -> the tables of the page.
+  """
+
+  page: str
+  sweep: str
+  measure: Callable[[Sequence[SettingRuns]], Tables]
+
+
+def _factor_columns(factors: Sequence[str]) -> list[Column]:
+  return [Column(name, [name]) for name in factors]
+
+
+def _metric_columns(split: str, metrics: Mapping[str, str], differences: str) -> list[Column]:
+  """Columns of metrics, of which some also have one of their differences from the baseline.
+
+  Args:
+    split: the split.
+    metrics: metric -> title.
+    differences: title of the columns of differences; entropy has none, because neither of its ends is better.
+  """
+  columns = []
+  for metric, title in metrics.items():
+    columns.append(Column(title, metric=f'{split}/{metric}'))
+    if differences and metric != 'entropy':
+      columns.append(Column(differences, metric=f'{split}/{metric}', shows_difference=True))
+  return columns
+
+
+def _scaled_dot(settings: Sequence[SettingRuns]) -> Tables:
+  factors = [
+    Factor('model.attention.features', 'features of a head', lambda features: int(features) // HEADS),
+    Factor('model.attention.score', 'score'),
+  ]
+  names = [factor.name for factor in factors]
+  metrics = {'exact_match': 'exact match, %', 'alignment_error_rate': 'AER, %', 'entropy': 'entropy, nat'}
+  rows = setting_rows(settings, 'test', list(metrics), factors, {'score': 'scaled_dot'}, within=names[:1])
+  table = Table([*_factor_columns(names), *_metric_columns('test', metrics, 'difference from scaled_dot')], rows)
+  panels = {f'test/{metric}': title for metric, title in metrics.items()}
+  return {'scaled_dot': (table, Plot(names[0], panels, colour='score', log_x=True))}
+
+
+DECODERS = {'plain(rnn="gru")': 'no attention', 'luong(rnn="gru")': 'attention'}
+DECODER_FACTORS = (
+  Factor('model.decoder', 'decoder', lambda decoder: DECODERS[decoder]),
+  Factor('model.embedding', 'width', int),
+)
+
+
+def _bottleneck(settings: Sequence[SettingRuns]) -> Tables:
+  names = [factor.name for factor in DECODER_FACTORS]
+  metrics = {'phoneme_error_rate': 'PER, %', 'sequence_error_rate': 'WER, %'}
+  rows = setting_rows(
+    settings, 'validation', list(metrics), DECODER_FACTORS, {'decoder': 'no attention'}, within=names[1:]
+  )
+  columns = [*_factor_columns([*names, 'parameters']), *_metric_columns('validation', metrics, 'attention - none')]
+  by_length = length_rows(settings, 'validation', DECODER_FACTORS)
+  length_columns = _factor_columns([*names, 'source length']) + [
+    Column(title, metric=f'validation/{metric}') for metric, title in metrics.items()
+  ]
+  panels = {f'validation/{metric}': title for metric, title in metrics.items()}
+  return {
+    'bottleneck': (Table(columns, rows), None),
+    'bottleneck_by_length': (
+      Table(length_columns, by_length),
+      Plot('source length', panels, colour='width', style='decoder'),
+    ),
+  }
+
+
+def _gradients(settings: Sequence[SettingRuns]) -> Tables:
+  settings = [setting for setting in settings if DECODER_FACTORS[1].of(setting) == GRADIENT_WIDTH]
+  summaries, curves = gradient_rows(settings, 'validation', DECODER_FACTORS[:1], GRADIENT_WORDS)
+  names = ['decoder', 'training']
+  pairs = {'linked': 'linked positions', 'all': 'all positions'}
+  factor_columns = [Column(f'factor per step, {title}', metric=f'{key}/factor') for key, title in pairs.items()]
+  norm_columns = [Column(f'norm, {title}', metric=f'{key}/norm', digits=4) for key, title in pairs.items()]
+  return {
+    'gradients': (Table([*_factor_columns(names), *factor_columns], summaries), None),
+    'gradients_by_distance': (
+      Table([*_factor_columns([*names, 'distance']), *norm_columns], curves, shown={'distance': [1, 4, 8, 12]}),
+      Plot(
+        'distance',
+        {f'{key}/norm': f'norm of the gradient, {title}' for key, title in pairs.items()},
+        colour='decoder',
+        style='training',
+        log_y=True,
+      ),
+    ),
+  }
+
+
+def _alignments(settings: Sequence[SettingRuns]) -> Tables:
+  factors = [Factor('model.attention.alignment', 'alignment')]
+  metrics = {'phoneme_error_rate': 'PER, %', 'alignment_error_rate': 'AER, %', 'entropy': 'entropy, nat'}
+  rows = setting_rows(settings, 'validation', list(metrics), factors, {'alignment': 'softmax'})
+  columns = [*_factor_columns(['alignment']), *_metric_columns('validation', metrics, 'difference from softmax')]
+  panels = {f'validation/{metric}': title for metric, title in list(metrics.items())[:2]}
+  return {'alignments': (Table(columns, rows), Plot('alignment', panels))}
+
+
+CLAIMS: Mapping[str, Claim] = {
+  'bottleneck': Claim('a_bottleneck', 'bottleneck', _bottleneck),
+  'gradients': Claim('b_gradients', 'bottleneck', _gradients),
+  'scaled_dot': Claim('e_scaled_dot', 'scaled_dot', _scaled_dot),
+  'alignments': Claim('f_alignments', 'alignments', _alignments),
+}
+
+
+def measure_claim(claim: Claim, folder: Path, hardware: str, log: Log, root: Path = PROJECT) -> None:
+  """Writes the records and the picture of a claim, and the tables of its page.
+
+  Args:
+    claim: the claim.
+    folder: the folder of its finished sweep.
+    hardware: where it was run.
+    log: called with a line for each file.
+    root: the folder of results/ and docs/.
+  """
+  for name, (table, plot) in claim.measure(finished_settings(folder)).items():
+    path = root / 'results' / 'claims' / f'{name}.json'
+    write_table(path, table._replace(conditions=conditions(folder, hardware)))
+    log(f'written to {path}')
+    if plot:
+      picture = root / 'docs' / 'claims' / f'{claim.page}.png'
+      atomic.write_bytes(picture, draw_rows(table, plot))
+      log(f'written to {picture}')
+  write_documents(root)

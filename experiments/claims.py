@@ -1,0 +1,34 @@
+"""Measures a claim of the literature from its finished sweep: the tables and the picture of its page in docs/claims/.
+
+python -m experiments.ablate --config=configs/claims/scaled_dot.py --workdir=runs/claims/scaled_dot --workers=2
+python -m experiments.claims --claim=scaled_dot --workdir=runs/claims/scaled_dot --hardware='2 cores'
+"""
+
+from experiments.large_pages import restart_with_large_pages
+
+if __name__ == '__main__':
+  restart_with_large_pages()  # before jax is imported
+
+from pathlib import Path
+
+import jax
+from absl import flags
+
+from attention_jax.errors import choose
+from experiments.launch import launch, require_flag
+
+flags.DEFINE_string('claim', None, 'the claim, a key of claim_pages.CLAIMS')
+flags.DEFINE_string('workdir', None, 'the folder of its finished sweep')
+flags.DEFINE_string('hardware', None, 'where the sweep was run')
+
+
+def main() -> None:
+  jax.config.update('jax_platforms', 'cpu')
+  from experiments.claim_pages import CLAIMS, measure_claim
+
+  claim = CLAIMS[choose(require_flag('claim'), CLAIMS, 'claim')]
+  measure_claim(claim, Path(require_flag('workdir')).expanduser(), require_flag('hardware'), print)
+
+
+if __name__ == '__main__':
+  launch(main)

@@ -1,0 +1,51 @@
+"""Documents with result tables: which are out of date, and how records are added."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from attention_jax import atomic
+from attention_jax.sweeps.measured import measured_rows
+from attention_jax.sweeps.records import add_rows, fill_blocks, find_table, read_table, write_table
+from experiments.config_files import PROJECT, load_config
+
+RECORDS = PROJECT / 'results'
+
+
+def documents(root: Path = PROJECT) -> list[Path]:
+  """Returns the documents that may contain tables."""
+  return sorted([*root.glob('*.md'), *(root / 'docs').rglob('*.md')])
+
+
+def outdated_documents(root: Path = PROJECT) -> Mapping[Path, str]:
+  """Returns the documents that differ from the records, with the text that they should have."""
+  texts = {path: path.read_text('utf-8') for path in documents(root)}
+  filled = {path: fill_blocks(text, root / 'results') for path, text in texts.items()}
+  return {path: text for path, text in filled.items() if text != texts[path]}
+
+
+def write_documents(root: Path = PROJECT) -> None:
+  """Writes every table into its documents."""
+  for path, text in outdated_documents(root).items():
+    atomic.write_text(path, text)
+    print(f'written to {path}')
+
+
+def add_results(folder: Path, name: str, config: str, hardware: str, records: Path = RECORDS) -> None:
+  """Adds the rows of a run folder or of a sweep to a table.
+
+  Args:
+    folder: the folder.
+    name: the table.
+    config: config file and preset of a run folder.
+    hardware: where it was measured.
+    records: the folder of the tables.
+
+  Raises:
+    UserError: for an unknown table, and as `measured_rows` does.
+  """
+  path = find_table(records, name)
+  table = read_table(path)
+  rows = measured_rows(folder, table, config, lambda config: load_config(config).to_dict(), hardware)
+  write_table(path, add_rows(table, rows))
+  for row in rows:
+    print(f'{name}: {row["config"]}:{row.get("preset", "")} {row.get("flags", "")}, {len(row["seeds"])} seeds')

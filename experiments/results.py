@@ -1,0 +1,38 @@
+"""Renders the tables of RESULTS.md, README.md and docs/claims/ from the records in results/, and adds records.
+
+  python -m experiments.results            # writes every table
+  python -m experiments.results --check    # fails if a document differs from the records
+  python -m experiments.results --add=runs/x --table=nettalk --config=configs/nettalk.py:bahdanau2015 \\
+    --hardware='2 cores'                   # a run folder, of one seed or several
+  python -m experiments.results --add=runs/grid --table=nettalk --hardware='2 cores'       # the settings of a sweep
+
+A new row replaces the row with the same config, preset and flags, or is appended.
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from attention_jax.errors import UserError
+from experiments.launch import FLAGS, launch, require_flag
+from experiments.result_tables import add_results, outdated_documents, write_documents
+
+flags.DEFINE_bool('check', False, 'write nothing; fail if a document differs from the records')
+flags.DEFINE_string('add', None, 'the folder of a finished run or of a sweep')
+flags.DEFINE_string('table', None, 'the table of results/ that --add changes')
+flags.DEFINE_string('config', '', 'config file and preset of a run folder, without the flags of the run')
+flags.DEFINE_string('hardware', None, 'where the runs of --add were measured')
+
+
+def main() -> None:
+  if FLAGS.check:
+    if outdated := outdated_documents():
+      raise UserError(f'{", ".join(map(str, outdated))} differ from results/; run: python -m experiments.results')
+    return
+  if FLAGS.add:
+    add_results(Path(FLAGS.add).expanduser(), require_flag('table'), FLAGS.config, require_flag('hardware'))
+  write_documents()
+
+
+if __name__ == '__main__':
+  launch(main)

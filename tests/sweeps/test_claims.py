@@ -1,0 +1,127 @@
+"""Tables of claims: differences, lengths and gradients, each from made-up runs."""
+
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from attention_jax.analysis.gradient_paths import mean_by_distance, recurrent_distances
+from attention_jax.data.encoding import encode
+from attention_jax.data.text import from_pairs
+from attention_jax.data.vocab import word
+from attention_jax.errors import UserError
+from attention_jax.sweeps import claims
+from attention_jax.sweeps.claims import Factor, conditions, finished_settings, length_rows, setting_rows
+from attention_jax.sweeps.ledger import PLANNED, Unit, open_ledger, planned_event
+from attention_jax.sweeps.space import grid
+from tests.sweeps.helpers import make_sweep
+
+FACTORS = [Factor('model.embedding', 'width', int), Factor('model.attention.score', 'score')]
+METRICS = ['exact_match', 'alignment_error_rate', 'entropy']
+SETTINGS = grid({'model.embedding': [8, 16], 'model.attention.score': ['dot', 'general', 'additive']})
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  path = tmp_path_factory.mktemp('sweep')
+  make_sweep(path, SETTINGS)
+  return path
+
+
+def test_differences_are_those_of_the_same_group(folder):
+  settings = finished_settings(folder)
+  rows = setting_rows(settings, 'test', METRICS, FACTORS, {'score': 'general'}, within=['width'])
+  assert [row['factors'] for row in rows[:2]] == [
+    {'width': 8, 'score': 'dot', 'parameters': '1,234'},
+    {'width': 8, 'score': 'general', 'parameters': '1,234'},
+  ]
+  p_values = []
+  for i, base in enumerate([1, 1, 1, 4, 4, 4]):
+    for metric in METRICS[:2]:
+      entry = rows[i]['metrics'][f'test/{metric}']
+      if i == base:
+        assert 'difference' not in entry
+        continue
+      x, y = (np.array(list(settings[row].values('test', metric).values())) for row in (i, base))
+      test = scipy.stats.ttest_rel(x, y)
+      assert entry['difference']['value'] == pytest.approx(np.mean(x - y))
+      assert entry['difference']['low'] == pytest.approx(test.confidence_interval().low)
+      p_values.append((test.pvalue, entry['difference']['p']))
+    assert 'difference' not in rows[i]['metrics']['test/entropy']  # neither end is better
+  raw, corrected = zip(*p_values, strict=True)
+  np.testing.assert_allclose(corrected, scipy.stats.false_discovery_control(raw), rtol=1e-9)
+
+
+def test_each_group_needs_one_baseline(folder):
+  with pytest.raises(UserError, match=r"2 settings have \{'score': 'dot'\}; expected one"):
+    setting_rows(finished_settings(folder), 'test', METRICS, FACTORS, {'score': 'dot'})
+
+
+def test_conditions_and_unfinished_sweeps(tmp_path):
+  make_sweep(tmp_path, SETTINGS[:2], seeds=2)
+  measured = conditions(tmp_path, 'a machine')
+  assert (measured['runs'], measured['seconds'], measured['processes']) == (4, 48, 1)
+  with open_ledger(tmp_path) as ledger:
+    ledger.append(PLANNED, **planned_event(Unit('x', 'x', {}, 'f.py', {}, (0,), 'x')))
+  with pytest.raises(UserError, match='1 units have not finished, such as x'):
+    finished_settings(tmp_path)
+
+
+def test_rows_by_length(folder, monkeypatch):
+  targets = ['x', 'x y', 'x y z', 'x y z x']
+  corpus = from_pairs(['a', 'a b', 'a b c', 'a b c d'], targets, None, level='word', name='made up')
+  system = types.SimpleNamespace(open=lambda config, folder: types.SimpleNamespace(corpus=lambda split: corpus))
+  monkeypatch.setattr(claims, 'SYSTEMS', {'translation': system})
+  (setting,) = finished_settings(folder)[:1]
+  for run in setting.runs:
+    hypotheses = [*targets[:2], 'wrong' if run.seed == 0 else targets[2], 'wrong']
+    (run.folder / 'hypotheses.test.txt').write_text('\n'.join(hypotheses) + '\n', 'utf-8')
+  short, long = length_rows([setting], 'test', FACTORS, bins=2)
+  assert (short['factors']['source length'], long['factors']['source length']) == ('1 to 2', '3 to 4')
+  assert short['metrics']['test/exact_match']['values'] == [100, 100, 100]
+  assert long['metrics']['test/exact_match']['values'] == [0, 50, 50]
+
+
+def test_gradients_are_grouped_by_distance_and_links(monkeypatch):
+  corpus = from_pairs(['a b c', 'b c'], ['x y', 'y'], ['0-0 2-1', '1-0'], level='word', name='made up')
+  vocabularies = [word(lines) for lines in (corpus.source, corpus.target)]
+  encoded = encode(corpus, *vocabularies)
+  # The made-up norm is 1 + the product of the positions.
+  monkeypatch.setattr(claims, 'MIN_PAIRS', 1)
+  monkeypatch.setattr(
+    claims,
+    'source_gradients',
+    lambda model, params, source, mask, target: (
+      params * (1.0 + jnp.outer(jnp.arange(len(target)), jnp.arange(len(source))))
+    ),
+  )
+  gradients = claims.measure_gradients(None, jnp.float32(2.0), encoded, 5)
+  norms = [2 + 2 * np.outer(np.arange(t), np.arange(s)) for s, t in ((4, 3), (3, 2))]  # with the ends of sentences
+  distances = [recurrent_distances(*norm.T.shape) for norm in norms]
+  expected = mean_by_distance(*(np.concatenate([x.ravel() for x in xs]) for xs in (distances, norms)))
+  assert gradients.all == pytest.approx(expected)
+  linked = [(0, 0, 0), (0, 1, 2), (1, 0, 1)]  # sentence, target, source
+  pairs = [(distances[i][t, s], norms[i][t, s]) for i, t, s in linked]
+  assert gradients.linked == pytest.approx(mean_by_distance(*map(np.array, zip(*pairs, strict=True))))
+
+
+def test_gradients_before_and_after_training(folder, monkeypatch):
+  settings = finished_settings(folder)[:1]
+  system = types.SimpleNamespace(
+    initializer=lambda: lambda seed: 0.5, model=None, data=types.SimpleNamespace(encoded={'test': None})
+  )
+  monkeypatch.setattr(claims, 'open_run', lambda folder: types.SimpleNamespace(system=system, params=0.25))
+
+  def measure(model, params, encoded, count):
+    means = {distance: 8 * params**distance for distance in (1, 2, 3)}
+    return claims.Gradients(linked={1: 8 * params, 2: 8 * params**2}, all=means)
+
+  monkeypatch.setattr(claims, 'measure_gradients', measure)
+  summaries, curves = claims.gradient_rows(settings, 'test', FACTORS, 7)
+  assert [row['factors']['training'] for row in summaries] == ['before', 'after']
+  assert [row['metrics']['all/factor']['value'] for row in summaries] == [0.5, 0.25]
+  assert [row['factors']['distance'] for row in curves] == [1, 2, 3] * 2
+  assert [row['metrics']['all/norm']['value'] for row in curves] == [4, 2, 1, 2, 0.5, 0.125]
+  assert [list(row['metrics']) for row in curves[1:3]] == [['linked/norm', 'all/norm'], ['all/norm']]

@@ -1,0 +1,53 @@
+"""Rows of result tables from the folders of runs and sweeps."""
+
+import statistics
+
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.sweeps.measured import changed_flags, measured_rows, summarize
+from attention_jax.sweeps.records import Column, Table
+from attention_jax.sweeps.space import grid
+from tests.sweeps.helpers import PATH, base_config, make_sweep, write_run
+
+TABLE = Table([Column('', ['flags']), Column('', metric='test/exact_match'), Column('', metric='unseen/loss')], [])
+SETTINGS = grid({'model.attention.alignment': ['softmax', 'local_p(width=10)']})
+
+
+def load(path):
+  assert path == PATH
+  return base_config()
+
+
+def test_a_sweep_has_a_row_per_setting(tmp_path):
+  make_sweep(tmp_path, SETTINGS)
+  first, second = measured_rows(tmp_path, TABLE, '', load, '2 cores')
+  assert 'flags' not in first and second['flags'] == "--config.model.attention.alignment='local_p(width=10)'"
+  assert (first['config'], first['preset'], first['seeds']) == ('configs/made_up.py', 'preset', [0, 1, 2])
+  assert (first['hardware'], first['commits'], first['time']) == ('2 cores', ['abc'], '0:00:10 of updates')
+  entry = second['metrics']['test/exact_match']
+  assert list(second['metrics']) == ['test/exact_match'] and len(entry['values']) == 3
+  assert entry['value'] == pytest.approx(statistics.fmean(entry['values']), abs=1e-4)
+  assert entry['deviation'] == pytest.approx(statistics.stdev(entry['values']), abs=1e-4)
+
+
+def test_a_run_folder_has_one_row(tmp_path):
+  folder = write_run(tmp_path / 'a', base_config(model__embedding=16), {'test': {'exact_match': 3.0}})
+  (row,) = measured_rows(folder, TABLE, PATH, load, '1 core')
+  assert row['flags'] == '--config.model.embedding=16' and row['metrics'] == {'test/exact_match': {'value': 3.0}}
+  with pytest.raises(UserError, match='expected --config=FILE:PRESET'):
+    measured_rows(folder, TABLE, '', load, '1 core')
+  with pytest.raises(UserError, match='none of the metrics of the table: test/bleu'):
+    measured_rows(folder, Table([Column('', metric='test/bleu')], []), PATH, load, '1 core')
+
+
+def test_flags_are_those_that_change_the_experiment():
+  config = base_config(training__seed=3, data__folder='x', training__steps=7, data__buckets=((4, 4),))
+  flags = changed_flags(config, base_config())
+  assert flags == "--config.data.buckets='((4, 4),)' --config.training.steps=7"
+  assert changed_flags(config, base_config(), '--config.training.steps=9') == "--config.data.buckets='((4, 4),)'"
+  assert changed_flags({'data': {'buckets': [[4, 4]]}}, {'data': {'buckets': ((4, 4),)}}) == ''
+
+
+def test_one_seed_has_no_deviation():
+  assert summarize([1.23456]) == {'value': 1.2346}

@@ -1,0 +1,43 @@
+"""Pictures of result tables are small, and every line, panel and axis is as the plot describes it."""
+
+import io
+
+import pytest
+from PIL import Image
+
+from attention_jax.sweeps import record_plots
+from attention_jax.sweeps.record_plots import Plot, draw_rows
+from attention_jax.sweeps.records import Table
+
+MAX_BYTES = 60_000
+
+
+def rows(x_values):
+  entry = {'value': 1.5, 'deviation': 0.5, 'values': [1.0, 2.0]}
+  return [
+    {'factors': {'x': x, 'kind': kind, 'when': when}, 'metrics': {'a': entry} | ({} if kind == 'k' else {'b': entry})}
+    for x in x_values
+    for kind in 'kl'
+    for when in ('before', 'after')
+  ]
+
+
+@pytest.mark.parametrize(
+  ('x_values', 'options'),
+  [(['one', 'two'], {}), ([4, 32, 256], {'log_x': True}), (range(1, 20), {'log_y': True})],
+)
+def test_pictures_are_small(x_values, options, monkeypatch):
+  figures = []
+  to_png = record_plots.to_png
+  monkeypatch.setattr(record_plots, 'to_png', lambda figure: figures.append(figure) or to_png(figure))
+  plot = Plot('x', {'a': 'metric a', 'b': 'metric b'}, colour='kind', style='when', **options)
+  png = draw_rows(Table([], rows(x_values)), plot)
+  assert Image.open(io.BytesIO(png)).format == 'PNG' and len(png) < MAX_BYTES
+  panels = figures[0].axes
+  assert [axes.get_ylabel() for axes in panels] == ['metric a', 'metric b']
+  assert all(axes.get_xlabel() == 'x' for axes in panels)
+  names = [text.get_text() for text in panels[1].get_legend().get_texts()]
+  assert names == ['k, before', 'k, after', 'l, before', 'l, after']
+  assert [axes.get_yscale() for axes in panels] == ['log' if options.get('log_y') else 'linear'] * 2
+  if not options.get('log_y'):
+    assert [label.get_text() for label in panels[0].get_xticklabels()] == [str(x) for x in x_values]
