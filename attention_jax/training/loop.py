@@ -1,6 +1,7 @@
 """The training loop, and `fit`, which adds checkpoints, exact resume, logging, evaluation and early stopping."""
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -227,26 +228,32 @@ class StateInitializer:
     self, params: Callable[[int], Any], init: Callable[[Any], TrainState], mesh: Mesh, seed: int | Sequence[int]
   ):
     self._params = params
-    self._init = init
     self._several = not isinstance(seed, int)
     self._seeds = seed if self._several else [seed]
     self._layout = sharding(mesh, 'states' if self._several else 'state')
 
+    def build_state(params: Sequence[Any]) -> TrainState:
+      """The state of the initial parameters of each run; of several runs, with a leading axis."""
+      if not self._several:
+        return init(params[0])
+      return jax.vmap(init)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *params))
+
+    self._build_state = jax.jit(build_state, out_shardings=self._layout)
+
   def __call__(self) -> TrainState:
     # Arrays of the host are the same in every process, whatever the sharding of the state.
-    params = [jax.device_get(self._params(seed)) for seed in self._seeds]
-    return jax.jit(self._state, out_shardings=self._layout)(params)
+    return self._build_state([jax.device_get(self._params(seed)) for seed in self._seeds])
+
+  def with_seed(self, seed: int) -> 'StateInitializer':
+    """Returns the initialiser of one run with another seed, which shares the compiled programs."""
+    initializer = copy.copy(self)
+    initializer._seeds = [seed]
+    return initializer
 
   def shapes(self) -> TrainState:
     """Returns the shapes, dtypes and shardings of the state, without computing values."""
-    state = jax.eval_shape(lambda: self._state([self._params(seed) for seed in self._seeds]))
+    state = jax.eval_shape(lambda: self._build_state([self._params(seed) for seed in self._seeds]))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._layout), state)
-
-  def _state(self, params: Sequence[Any]) -> TrainState:
-    """The state of the initial parameters of each run; of several runs, with a leading axis."""
-    if not self._several:
-      return self._init(params[0])
-    return jax.vmap(self._init)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *params))
 
 
 def prepare_training(
