@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +27,7 @@ from attention_jax.models.encoder_decoder import EncoderDecoder
 from attention_jax.modules.embedding import oov_to_unk
 from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.tokens import EOS, PAD, UNK
+from attention_jax.training.compiling import compiler_options
 from attention_jax.training.partition import jit_on_mesh, make_mesh, replicate, shard_batch
 
 
@@ -97,6 +98,8 @@ class Predictor:
     ranking: ranking of hypotheses unless a call sets another one.
     replace_unknown: whether an unknown token is replaced by the source token with the largest weight (Jean et al. 2015;
       Luong et al. 2015).
+    rounds: number of times that lines are expected to be predicted; together with their number it selects how the
+      search is compiled, see compiling.compiler_options.
     shortlist: (source ids [B, S], prefix ids [B, P] or None) -> ascending ids [V'] of the only target tokens of
       hypotheses of these sources, with all special tokens and those of the prefixes, see Lexicon.shortlist.
       Probabilities are then normalised over these tokens. None for all tokens.
@@ -117,6 +120,7 @@ class Predictor:
     batch_size: int = 128,
     ranking: Ranking = DEFAULT_RANKING,
     replace_unknown: bool = False,
+    rounds: int = 1,
     shortlist: Callable[[np.ndarray, np.ndarray | None], np.ndarray] | None = None,
   ):
     if shortlist:
@@ -128,13 +132,14 @@ class Predictor:
     self.ranking = ranking
     self.max_length = max_output_length(buckets, max_length)
     self._replace_unknown = replace_unknown
+    self._rounds = rounds
     self._buckets = buckets
     self._longest_bucket = max(source for source, _ in buckets)
     self._mesh = make_mesh(jax.local_devices())
     self._batch_size = self._round_to_devices(batch_size)
     # For few sources, a full batch would compile the search for every size to which shrinking_while_loop shrinks it.
     self._small_batch_size = self._round_to_devices(min(batch_size, MIN_SOURCES))
-    self._compiled_searches: dict[tuple[BeamSearch | Sampling, Ranking], Callable] = {}
+    self._compiled_searches: dict[tuple[BeamSearch | Sampling, Ranking, bool], Callable] = {}
     self._accepted_lengths: dict[int, bool] = {}
     self.set_params(params)
 
@@ -183,8 +188,8 @@ class Predictor:
     encoded = encode(corpus, self.source_vocab, self.target_vocab)
     # The seed is an input of the compiled search, so that all seeds share one.
     strategy = dataclasses.replace(sampling, seed=0) if sampling else BeamSearch(beams, groups, diversity)
-    run_search = self._compiled_search(strategy, ranking or self.ranking)
     batch_size = self._small_batch_size if len(lines) <= self._small_batch_size else self._batch_size
+    run_search = self._compiled_search(strategy, ranking or self.ranking, -(-len(lines) // batch_size))
     longest = self.max_source_length(int(encoded.lengths[0].max(initial=1)))
     for row in np.flatnonzero(encoded.lengths[0] > longest):
       yield int(row), Prediction(lines[row], self.source_vocab.tokenize(lines[row]), [])
@@ -215,11 +220,12 @@ class Predictor:
     devices = self._mesh.devices.size
     return -(-rows // devices) * devices
 
-  def _compiled_search(self, strategy: BeamSearch | Sampling, ranking: Ranking) -> Callable:
-    """The compiled search, made once for each strategy and ranking."""
-    key = (strategy, ranking)
+  def _compiled_search(self, strategy: BeamSearch | Sampling, ranking: Ranking, batches: int) -> Callable:
+    """The compiled search, made once for each strategy and ranking, and for few and for many batches."""
+    options = compiler_options(batches * self._rounds * strategy.hypotheses)
+    key = (strategy, ranking, options is None)
     if key not in self._compiled_searches:
-      self._compiled_searches[key] = compile_search(self.model, strategy, self.max_length, ranking, self._mesh)
+      self._compiled_searches[key] = compile_search(self.model, strategy, self.max_length, ranking, self._mesh, options)
     return self._compiled_searches[key]
 
   def _accepts_length(self, length: int) -> bool:
@@ -345,6 +351,7 @@ def compile_search(
   max_length: int,
   ranking: Ranking,
   mesh: Mesh | None = None,
+  compiler_options: Mapping[str, Any] | None = None,
 ) -> Callable:
   """Compiles a search, once per shape.
 
@@ -354,6 +361,7 @@ def compile_search(
     max_length: maximum length of hypotheses, EOS included.
     ranking: ranking of the hypotheses.
     mesh: the device mesh over which the sources are sharded, if any.
+    compiler_options: see jax.jit and compiling.compiler_options.
 
   Returns:
     (params, source, source_mask, rng_inputs, prefix, shortlist_ids) -> Hypotheses. `rng_inputs`, for Sampling alone,
@@ -386,7 +394,8 @@ def compile_search(
       hypotheses = hypotheses._replace(weights=weights)
     return hypotheses
 
-  return jit_on_mesh(mesh, run) if mesh else jax.jit(run)
+  jit = functools.partial(jit_on_mesh, mesh) if mesh else jax.jit
+  return jit(run, compiler_options=compiler_options)
 
 
 def mask_absent_copies(step: Callable) -> Callable:

@@ -339,7 +339,8 @@ class CaptioningSystem(System):
 
   @functools.cached_property
   def _scorer(self) -> TeacherForcedScorer:
-    return TeacherForcedScorer(self.model, (), self.config['evaluation']['batch_size'])
+    size = self.config['evaluation']['batch_size']
+    return TeacherForcedScorer(self.model, (), size, Training(**self.config['training']).evaluations)
 
   @functools.cached_property
   def _compile_search(self) -> Callable[[int], Callable]:

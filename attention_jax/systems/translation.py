@@ -46,6 +46,7 @@ from attention_jax.systems.base import Config, Log, System, describe_implementat
 from attention_jax.systems.lexicons import load_or_make_lexicon
 from attention_jax.systems.readings import Reader
 from attention_jax.training.anneal import make_anneal
+from attention_jax.training.compiling import jit_once
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
 
@@ -275,8 +276,8 @@ class TranslationSystem(System):
       output = self.config['model']['output']
       log(f'{share:.1%} of the training target tokens do not occur in their source; output {output!r} cannot emit them')
 
-  def predictor(self, params: Any) -> Predictor:
-    """Returns the function that translates lines with these parameters."""
+  def predictor(self, params: Any, rounds: int = 1) -> Predictor:
+    """Returns the function that translates lines with these parameters; see Predictor for `rounds`."""
     options = self.config['evaluation']
     count = options['shortlist']
     return Predictor(
@@ -289,6 +290,7 @@ class TranslationSystem(System):
       batch_size=options['batch_size'],
       ranking=TranslationEvaluationConfig(**options).ranking,
       replace_unknown=options['replace_unknown'],
+      rounds=rounds,
       shortlist=(lambda source, prefix: self.lexicon.shortlist(source, count, prefix)) if count else None,
     )
 
@@ -318,12 +320,18 @@ class TranslationSystem(System):
 
   @functools.cached_property
   def _scorer(self) -> TeacherForcedScorer:
-    return TeacherForcedScorer(self.model, self.config['data']['buckets'], self.config['evaluation']['batch_size'])
+    size = self.config['evaluation']['batch_size']
+    return TeacherForcedScorer(self.model, self.config['data']['buckets'], size, self._evaluations)
+
+  @property
+  def _evaluations(self) -> int:
+    """Number of evaluations of the validation split."""
+    return Training(**self.config['training']).evaluations
 
   def _predictor_with(self, params: Any) -> Predictor:
     """Returns the predictor of all evaluations, whose search is compiled once, with these parameters."""
     if self._evaluation_predictor is None:
-      self._evaluation_predictor = self.predictor(params)
+      self._evaluation_predictor = self.predictor(params, self._evaluations)
     self._evaluation_predictor.set_params(params)
     return self._evaluation_predictor
 
@@ -346,7 +354,7 @@ def initializer(model: EncoderDecoder) -> Callable[[int], Any]:
 def initializer_for_batch(model: EncoderDecoder, batch: Batch) -> Callable[[int], Any]:
   """Returns seed -> initial parameters of a model for batches like this one, compiled once for all seeds."""
 
-  @jax.jit
+  @jit_once
   def init(rng: jax.Array) -> Any:
     source, source_mask, target = map(jnp.asarray, (batch.source, batch.source_mask, batch.target))
     return model.init(rng, source, source_mask, target)['params']

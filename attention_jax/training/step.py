@@ -1,8 +1,9 @@
 """One update: gradients, compiled once per batch shape, then optimiser and average. For one run or several."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import optax
 from jax.sharding import Mesh
 
 from attention_jax.training.anneal import NO_SCHEDULES, Schedules, apply_schedules, zero_scheduled
+from attention_jax.training.compiling import compiler_options
 from attention_jax.training.loss import OBJECTIVE_RNG, Loss
 from attention_jax.training.partition import jit_on_mesh, shard_batch, sharding
 from attention_jax.training.state import TrainState, update_average, update_running
@@ -23,7 +25,8 @@ def step_rngs(rng: jax.Array) -> dict[str, jax.Array]:
   return {name: jax.random.fold_in(rng, i) for i, name in enumerate(RNGS)}
 
 
-class Update(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Update:
   """The two programs of an update. Only the first depends on the shape of the batch: the second is compiled once.
 
   With several runs side by side, everything has a leading axis of seeds.
@@ -36,6 +39,11 @@ class Update(NamedTuple):
 
   compute_gradients: Callable
   apply_gradients: Callable
+
+  def __call__(self, root: jax.Array, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+    """Makes one update of one run."""
+    sums, gradients = self.compute_gradients(root, state.step, state.params, state.running, batch)
+    return self.apply_gradients(state, sums, gradients)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +74,9 @@ class TrainStep:
     self, state: TrainState, batch: Any, live: np.ndarray | None = None
   ) -> tuple[TrainState, dict[str, jax.Array]]:
     batch = shard_batch(batch, self.mesh, self.accumulate, self.rule)
-    sums, gradients = self.update.compute_gradients(self.root, state.step, state.params, state.running, batch)
     if self.rule == 'batch':
-      return self.update.apply_gradients(state, sums, gradients)
+      return self.update(self.root, state, batch)
+    sums, gradients = self.update.compute_gradients(self.root, state.step, state.params, state.running, batch)
     live = np.ones(len(self.root), bool) if live is None else live
     return self.update.apply_gradients(state, sums, gradients, jax.device_put(live, self.root.sharding))
 
@@ -91,6 +99,7 @@ def make_train_step(
   accumulate: int = 1,
   average: float = 0.0,
   anneal: Schedules = NO_SCHEDULES,
+  runs: float = math.inf,
 ) -> TrainStep:
   """Builds the training step.
 
@@ -104,6 +113,7 @@ def make_train_step(
     accumulate: see `compile_update`.
     average: see `compile_update`.
     anneal: see `compile_update`.
+    runs: see `compile_update`.
 
   Returns:
     The training step.
@@ -111,7 +121,7 @@ def make_train_step(
   several = not isinstance(seed, int)
   root = np.stack([_root_key_data(run_seed) for run_seed in seed]) if several else _root_key_data(seed)
   update = compile_update(
-    loss, optimizer, schedule, mesh, several=several, accumulate=accumulate, average=average, anneal=anneal
+    loss, optimizer, schedule, mesh, several=several, accumulate=accumulate, average=average, anneal=anneal, runs=runs
   )
   root = jax.device_put(root, sharding(mesh, 'states' if several else 'state'))
   return TrainStep(update, root, mesh, accumulate, 'batches' if several else 'batch')
@@ -132,6 +142,7 @@ def compile_update(
   accumulate: int = 1,
   average: float = 0.0,
   anneal: Schedules = NO_SCHEDULES,
+  runs: float = math.inf,
 ) -> Update:
   """Builds the jitted update.
 
@@ -146,6 +157,7 @@ def compile_update(
       of the whole batch: tokens, not parts, have equal weight, and `step` counts updates.
     average: decay of the moving average of the parameters; 0 keeps none. See state.update_average.
     anneal: schedules of annealed parameters, which get no gradient. After update n they have the values for n + 1.
+    runs: expected number of updates; few are compiled quickly, see compiling.compiler_options.
 
   Returns:
     The programs, each compiled once per shape of its arguments.
@@ -187,9 +199,10 @@ def compile_update(
     compute_gradients = jax.vmap(compute_gradients, spmd_axis_name='seed')
     apply_gradients = _only_live_runs(jax.vmap(apply_gradients, spmd_axis_name='seed'))
   layouts = (state_layout, state_layout, state_layout, state_layout, batch_layout)
+  options = {'out_shardings': state_layout, 'compiler_options': compiler_options(runs, mesh.devices.flat[0].platform)}
   return Update(
-    jit_on_mesh(mesh, compute_gradients, in_shardings=layouts, out_shardings=state_layout),
-    jit_on_mesh(mesh, apply_gradients, donate_argnums=0, in_shardings=state_layout, out_shardings=state_layout),
+    jit_on_mesh(mesh, compute_gradients, in_shardings=layouts, **options),
+    jit_on_mesh(mesh, apply_gradients, donate_argnums=0, in_shardings=state_layout, **options),
   )
 
 
