@@ -32,9 +32,10 @@ from attention_jax.data.pictures import (
 from attention_jax.data.text import Corpus
 from attention_jax.decoding.generate import Hypotheses
 from attention_jax.errors import UserError, choose
+from attention_jax.inference.compiled_search import BeamSearch, compile_search
 from attention_jax.inference.evaluation import TeacherForcedScorer, predict_and_evaluate, weight_metrics
 from attention_jax.inference.metrics import MetricValue, compute_metric
-from attention_jax.inference.predictor import BeamSearch, Hypothesis, Prediction, compile_search
+from attention_jax.inference.predictor import Hypothesis, Prediction
 from attention_jax.losses.auxiliary import LOSSES, auxiliary_losses, check_weights
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig

@@ -21,6 +21,7 @@ from attention_jax.data.text import Corpus
 from attention_jax.decoding.ensemble import Ensemble
 from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
 from attention_jax.errors import UserError
+from attention_jax.inference.compiled_search import compile_beam_search
 from attention_jax.inference.evaluation import (
   ALIGNMENT_METRICS,
   TEACHER_FORCED_METRICS,
@@ -32,7 +33,6 @@ from attention_jax.inference.predictor import (
   Prediction,
   Predictor,
   check_shortlist,
-  compile_beam_search,
   max_output_length,
   search_lengths,
 )

@@ -9,9 +9,9 @@ from jax.sharding import Mesh
 
 from attention_jax.training.partition import jit_on_mesh
 
-# Runs of a compiled program up to which QUICK_OPTIONS save more than they cost. Measured for updates and greedy
-# searches: 10 to 47; see "Short runs" in docs/benchmarks.md.
-FEW_RUNS = 20
+# Runs of a function, of all its shapes together, up to which QUICK_OPTIONS save about as much as they cost or more:
+# a shape saves as much as 4 to 47 runs of an update or a greedy search cost, see "Short runs" in docs/benchmarks.md.
+FEW_RUNS = 50
 
 # platform -> options with which a program compiles in a sixth to a half of the time, and runs in 1.3 to 3 times the
 # time. Sums are rounded differently, as a product and the sum that follows it are two instructions.
@@ -26,7 +26,7 @@ def compiler_options(runs: float, platform: str | None = None) -> dict[str, Any]
   They must be a function of the config and the data, not of time, so that a resumed run computes the same numbers.
 
   Args:
-    runs: number of times that the program is expected to run, counted once for each beam of a search.
+    runs: number of times that the function is expected to run, over all shapes, counted once for each beam of a search.
     platform: the platform of its devices; by default that of jax.
 
   Returns:

@@ -40,7 +40,7 @@ class Training:
 
   Attributes:
     steps: total number of updates. May be raised when a run is resumed. A CPU rounds the updates of a run of at most
-      20 steps differently, because they are compiled more quickly (compiling.FEW_RUNS).
+      50 steps differently, because they are compiled more quickly (compiling.FEW_RUNS).
     seed: seed of all randomness: initial parameters, order of batches, dropout.
     optimizer: spec of a row of optim.OPTIMIZERS.
     schedule: spec of a row of optim.SCHEDULES: the learning rate by the number of the update.

@@ -14,7 +14,8 @@ from attention_jax.decoding.generate import IMPOSSIBLE_SCORE
 from attention_jax.decoding.ranking import DEFAULT_RANKING
 from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
-from attention_jax.inference.predictor import BeamSearch, Predictor, check_shortlist, compile_search
+from attention_jax.inference.compiled_search import BeamSearch, compile_search
+from attention_jax.inference.predictor import Predictor, check_shortlist
 from attention_jax.models.encoder_decoder import Shortlist
 from attention_jax.tokens import BOS, EOS, PAD
 from tests.models.helpers import (
