@@ -23,6 +23,8 @@ class BenchmarkContext(NamedTuple):
     joey: an interpreter with Joey NMT, or ''.
     run: the folder of a trained run, for the suite translation; or ''.
     data: the folder of its test set, see trained.py; or ''.
+    data_root: the folder with the data sets of the suite startup.
+    checkout: a checkout of another commit, whose start is compared by the suite startup; or ''.
     report_failure: called with what failed and the error, after which the suite continues; it may raise the error.
   """
 
@@ -32,6 +34,8 @@ class BenchmarkContext(NamedTuple):
   joey: str = ''
   run: str = ''
   data: str = ''
+  data_root: str = 'data'
+  checkout: str = ''
   report_failure: Callable[[str, Exception], None] = _raise
 
   @property

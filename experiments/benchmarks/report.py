@@ -17,7 +17,7 @@ from rich.table import Table
 
 from attention_jax import atomic
 from attention_jax.errors import UserError, choose
-from experiments.benchmarks import decoding, kernels, limits, memory, peers, seeds, systems, trained, updates
+from experiments.benchmarks import decoding, kernels, limits, memory, peers, seeds, startup, systems, trained, updates
 from experiments.benchmarks.measure import BenchmarkContext, Timing
 
 SUITES: Mapping[str, Callable[[BenchmarkContext], Iterable[Timing]]] = {
@@ -33,7 +33,7 @@ SUITES: Mapping[str, Callable[[BenchmarkContext], Iterable[Timing]]] = {
   'decoding': decoding.recurrent_decoding,
   'transformer_decoding': decoding.transformer_decoding,
   'pipeline': systems.pipeline,
-  'startup': systems.startup,
+  'startup': startup.startup,
   'translation': trained.translation,
 }
 
