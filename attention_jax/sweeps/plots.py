@@ -177,7 +177,8 @@ def _draw_alignment(report: Report) -> Picture | None:
   axes = figure.subplots()
   for i, row in enumerate(report.rows):
     if quality in row.cells and errors in row.cells:
-      x, y = row.cells[errors].mean, row.cells[quality].mean
+      x = row.cells[errors].mean
+      y = row.cells[quality].mean
       style = {'color': COLOURS[i % len(COLOURS)], 'marker': MARKERS[i // len(COLOURS) % len(MARKERS)]}
       reach = {'xerr': _reach(x), 'yerr': _reach(y)}
       axes.errorbar(

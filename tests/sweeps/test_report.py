@@ -136,7 +136,9 @@ class Tags(HTMLParser):
 
   def __init__(self):
     super().__init__()
-    self.tags, self.links, self.text = [], [], []
+    self.tags = []
+    self.links = []
+    self.text = []
 
   def handle_starttag(self, tag, attrs):
     self.tags.append(tag)
