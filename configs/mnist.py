@@ -2,7 +2,7 @@
 
 Handwritten digits by six glimpses of 8 x 8 pixels, Mnih et al. 2014.
 
-Measured, seed 0, errors with one look and with ten:
+Measured, seed 0, errors with one sample and with ten:
 
 - 28 x 28 in 16 CPU minutes: 1.84 and 0.67 %;
 - canvas of 60 x 60 in 26 minutes: 3.17 and 2.00 %;

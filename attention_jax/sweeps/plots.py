@@ -167,7 +167,7 @@ def _draw_interaction(report: Report, column: Column) -> Picture | None:
 
 
 def _draw_alignment(report: Report) -> Picture | None:
-  """Alignment error rate beside the first metric: whether what is attended to explains the quality."""
+  """The first metric of each setting against its alignment error rate."""
   columns = {column.metric: column for column in reversed(_main_columns(report))}
   quality = _main_columns(report)[0]
   errors = columns.get(ALIGNMENT_ERROR)

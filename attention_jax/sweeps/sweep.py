@@ -47,11 +47,11 @@ from attention_jax.training.interrupts import StopRequest
 
 
 class SweepRequest(NamedTuple):
-  """What is to be run.
+  """Arguments of a sweep.
 
   Attributes:
     folder: the folder of the sweep.
-    base: what all settings start from.
+    base: the config that all settings change.
     settings: the settings.
     seeds: number of seeds of each, from config.training.seed.
     train: the training program, ('python', '-m', 'experiments.train').
@@ -79,7 +79,7 @@ class SweepRequest(NamedTuple):
 
 
 class Outcome(NamedTuple):
-  """What became of the units that were requested.
+  """Numbers of units by their state at the end of a sweep.
 
   Attributes:
     finished, failed, unfinished: their numbers.
