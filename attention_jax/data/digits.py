@@ -263,7 +263,7 @@ def gather_digits(split: Digits, rows: np.ndarray, seed: Sequence[int]) -> Digit
   Args:
     split: the pictures.
     rows: indices of rows; -1 = a filler row.
-    seed: seeds of the positions; that of a row is a function of (seed, row).
+    seed: seeds of the positions; the position of a row is a function of (seed, row).
   """
   pictures = [render_digit(split, row, np.random.default_rng((*seed, int(row)))) for row in np.maximum(rows, 0)]
   labels = np.where(rows >= 0, split.labels[rows], 0)

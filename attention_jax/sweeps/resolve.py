@@ -1,4 +1,4 @@
-"""From settings to whole configs, with every mistake reported before anything starts."""
+"""Resolves settings to whole configs, and reports every mistake before anything starts."""
 
 import ast
 import contextlib
