@@ -4,6 +4,7 @@ This module defines the public names. Those that depend on flax or on other larg
 """
 
 import importlib
+import sys
 
 from attention_jax.errors import UserError
 from attention_jax.functional import alignments, scores
@@ -15,8 +16,14 @@ from attention_jax.functional.masking import causal_mask, combine_masks, padding
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import LocalWindow, Param, Pointwise, Product, RequiredLoss, Row, TanhSum
 from attention_jax.kernels.api import IMPLEMENTATIONS, attend
+from attention_jax.missing import TRAIN_SUBPACKAGES, MissingTrainFinder
 
-_LAZY = {'Attention': 'attention_jax.modules.attention', 'analysis': 'attention_jax.analysis'}
+_LAZY = {
+  'Attention': 'attention_jax.modules.attention',
+  'analysis': 'attention_jax.analysis',
+  **{name: f'attention_jax.{name}' for name in TRAIN_SUBPACKAGES},
+}
+sys.meta_path.append(MissingTrainFinder)
 
 
 def __getattr__(name: str):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_jax.data.pharaoh import Link
+from attention_jax.pharaoh import Link
 
 WEIGHTS = 'weights'
 

@@ -206,7 +206,7 @@ def text_metrics(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[str
 
 
 class ScoredTexts(NamedTuple):
-  """Hypotheses beside what they are compared with.
+  """Hypotheses with the sources and references that they are compared with.
 
   Attributes:
     sources: one per row.

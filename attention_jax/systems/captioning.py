@@ -395,7 +395,8 @@ class CaptioningSystem(System):
 def _dummy_batch(model: EncoderDecoder, shape: Sequence[int]) -> Batch:
   """One picture of the given shape with a caption of two tokens, for tracing."""
   pictures = np.zeros((1, *shape), model.encoder.input_dtype)
-  target, target_mask = np.zeros((1, 2), np.int32), np.ones((1, 2), bool)
+  target = np.zeros((1, 2), np.int32)
+  target_mask = np.ones((1, 2), bool)
   return Batch(pictures, np.ones((1, 1), bool), target, target_mask, np.zeros(1, np.int32))
 
 

@@ -69,9 +69,9 @@ class RecallPrediction(NamedTuple):
   """Prediction for one episode.
 
   Attributes:
-    probabilities: [A, O], of each bit of the answer.
-    read: weights [T, R, N] of the read heads in every step.
-    write: weights [T, W, N] of the write heads in every step.
+    probabilities: of each bit of the answer, [vectors, bits].
+    read: weights of the read heads over the memory in every step, [T, heads, slots].
+    write: weights of the write heads over the memory in every step, [T, heads, slots].
   """
 
   probabilities: np.ndarray

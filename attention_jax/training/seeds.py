@@ -133,7 +133,7 @@ class SeedRuns:
     return None if self.live.any() else 'every run has stopped'
 
   def host_values(self) -> dict[str, Any]:
-    """Returns what is stored beside the states of all runs."""
+    """Returns the values that are stored beside the states of all runs."""
     return {'best': [best._asdict() for best in self.best], 'stopped': self.stopped}
 
   def _progress_writer(self, seed: int) -> Writer:

@@ -19,7 +19,7 @@ class BenchmarkContext(NamedTuple):
   Attributes:
     log: called with each line of progress.
     repeats: number of timed runs of each side.
-    dtype: in which attention and models compute, 'float32' or 'bfloat16'.
+    dtype: the dtype in which attention and models compute, 'float32' or 'bfloat16'.
     joey: an interpreter with Joey NMT, or ''.
     run: the folder of a trained run, for the suite translation; or ''.
     data: the folder of its test set, see trained.py; or ''.

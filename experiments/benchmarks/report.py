@@ -141,7 +141,7 @@ def print_timings(timings: Sequence[Timing]) -> None:
 
 
 def as_markdown(environment: Mapping[str, object], timings: Sequence[Timing]) -> str:
-  """Returns the same as a Markdown table."""
+  """Returns the environment and a Markdown table of the timings."""
   rows = [('case', 'side', *COLUMNS, 'note'), ('---',) * (len(COLUMNS) + 3)]
   rows += [(timing.case, timing.side, *_cells(timing), timing.note) for timing in timings]
   return _join_items(environment) + '\n\n' + ''.join(f'| {" | ".join(row)} |\n' for row in rows)

@@ -144,7 +144,8 @@ def positions(size):
 
 def literal(params, source, target):
   """Returns the logits of one pair of sentences without padding; norms follow the residual connections."""
-  encoder, decoder = params['encoder'], params['decoder']
+  encoder = params['encoder']
+  decoder = params['decoder']
   root = np.sqrt(TRANSFORMER_FEATURES)
   norm = lambda p, i: p[f'residuals_{i}']['LayerNorm_0']
   x = encoder['embedding']['table']['embedding'][source] * root + positions(len(source))
