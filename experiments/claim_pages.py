@@ -113,7 +113,7 @@ def _gradients(settings: Sequence[SettingRuns]) -> Tables:
   return {
     'gradients': (Table([*_factor_columns(names), *factor_columns], summaries), None),
     'gradients_by_distance': (
-      Table([*_factor_columns([*names, 'distance']), *norm_columns], curves, shown={'distance': [1, 4, 8, 12]}),
+      Table([*_factor_columns([*names, 'distance']), *norm_columns], curves, shown={'distance': [1, 5, 9, 13]}),
       Plot(
         'distance',
         {f'{key}/norm': f'norm of the gradient, {title}' for key, title in pairs.items()},
