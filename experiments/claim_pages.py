@@ -5,7 +5,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attention_jax import atomic
-from attention_jax.sweeps.claims import Factor, conditions, finished_settings, gradient_rows, length_rows, setting_rows
+from attention_jax.sweeps.claims import (
+  Factor,
+  conditions,
+  finished_settings,
+  gradient_rows,
+  length_rows,
+  probe_rows,
+  setting_rows,
+)
 from attention_jax.sweeps.collect import SettingRuns
 from attention_jax.sweeps.record_plots import Plot, draw_rows
 from attention_jax.sweeps.records import Column, Table, write_table
@@ -15,7 +23,9 @@ from experiments.result_tables import PROJECT, write_documents
 
 Tables = Mapping[str, tuple[Table, Plot | None]]  # name of the table -> table, and the plot of its picture
 GRADIENT_WORDS = 150
-GRADIENT_WIDTH = 64
+MEASURED_WIDTH = 64  # of the models whose gradients and states are measured
+PROBE_WORDS = 400
+PROBE_OFFSETS = (-3, -2, -1, 0, 1, 2, 3)
 
 
 class Claim(NamedTuple):
@@ -94,7 +104,7 @@ def _bottleneck(settings: Sequence[SettingRuns]) -> Tables:
 
 
 def _gradients(settings: Sequence[SettingRuns]) -> Tables:
-  settings = [setting for setting in settings if DECODER_FACTORS[1].of(setting) == GRADIENT_WIDTH]
+  settings = [setting for setting in settings if DECODER_FACTORS[1].of(setting) == MEASURED_WIDTH]
   summaries, curves = gradient_rows(settings, 'validation', DECODER_FACTORS[:1], GRADIENT_WORDS)
   names = ['decoder', 'training']
   pairs = {'linked': 'linked positions', 'all': 'all positions'}
@@ -103,7 +113,7 @@ def _gradients(settings: Sequence[SettingRuns]) -> Tables:
   return {
     'gradients': (Table([*_factor_columns(names), *factor_columns], summaries), None),
     'gradients_by_distance': (
-      Table([*_factor_columns([*names, 'distance']), *norm_columns], curves, shown={'distance': [1, 4, 8, 12]}),
+      Table([*_factor_columns([*names, 'distance']), *norm_columns], curves, shown={'distance': [1, 5, 9, 13]}),
       Plot(
         'distance',
         {f'{key}/norm': f'norm of the gradient, {title}' for key, title in pairs.items()},
@@ -113,6 +123,56 @@ def _gradients(settings: Sequence[SettingRuns]) -> Tables:
       ),
     ),
   }
+
+
+def _probes(settings: Sequence[SettingRuns]) -> Tables:
+  settings = [setting for setting in settings if DECODER_FACTORS[1].of(setting) == MEASURED_WIDTH]
+  rows = probe_rows(settings, 'validation', DECODER_FACTORS[:1], PROBE_OFFSETS, PROBE_WORDS)
+  columns = [
+    *_factor_columns(['decoder', 'states', 'offset']),
+    Column('accuracy of the probe, %', metric='probe/accuracy', digits=1),
+  ]
+  table = Table(columns, rows, shown={'offset': [-1, 0, 1]})
+  return {'probes': (table, Plot('offset', {'probe/accuracy': 'accuracy, %'}, colour='decoder', style='states'))}
+
+
+def _luong_grid(settings: Sequence[SettingRuns]) -> Tables:
+  factors = [
+    Factor('model.attention.score', 'score', lambda score: score.partition('(')[0]),
+    Factor('model.attention.alignment', 'alignment', lambda alignment: alignment.partition('(')[0]),
+    Factor('model.decoder.input_feeding', 'input feeding', lambda feeding: 'yes' if feeding else 'no'),
+  ]
+  metrics = {'phoneme_error_rate': 'PER, %', 'sequence_error_rate': 'WER, %'}
+  baseline = {'score': 'general', 'alignment': 'softmax', 'input feeding': 'yes'}
+  rows = setting_rows(settings, 'validation', list(metrics), factors, baseline)
+  for row in rows:
+    changed = [str(row['factors'][name]) for name, value in baseline.items() if row['factors'][name] != value]
+    names = {'no': 'no feeding'}
+    row['factors']['changed part'] = ', '.join(names.get(name, name) for name in changed) or 'none'
+  names = [factor.name for factor in factors]
+  columns = [*_factor_columns([*names, 'parameters']), *_metric_columns('validation', metrics, 'difference')]
+  panels = {f'validation/{metric}': title for metric, title in metrics.items()}
+  return {'luong_grid': (Table(columns, rows), Plot('changed part', panels))}
+
+
+def _wiring(settings: Sequence[SettingRuns]) -> Tables:
+  factors = [
+    Factor('model.encoder', 'directions', lambda encoder: 'two' if encoder.startswith('birnn') else 'one'),
+    Factor('model.decoder', 'decoder', _describe_wiring),
+  ]
+  names = [factor.name for factor in factors]
+  metrics = {'phoneme_error_rate': 'PER, %', 'alignment_error_rate': 'AER, %'}
+  baseline = {'directions': 'two', 'decoder': 'Bahdanau'}
+  rows = setting_rows(settings, 'validation', list(metrics), factors, baseline)
+  columns = [*_factor_columns([*names, 'parameters']), *_metric_columns('validation', metrics, 'difference')]
+  panels = {f'validation/{metric}': title for metric, title in metrics.items()}
+  return {'wiring': (Table(columns, rows), Plot('decoder', panels, colour='directions'))}
+
+
+def _describe_wiring(decoder: str) -> str:
+  if decoder.startswith('bahdanau'):
+    return 'Bahdanau'
+  return 'Luong, no feeding' if 'input_feeding=False' in decoder else 'Luong'
 
 
 def _alignments(settings: Sequence[SettingRuns]) -> Tables:
@@ -127,8 +187,11 @@ def _alignments(settings: Sequence[SettingRuns]) -> Tables:
 CLAIMS: Mapping[str, Claim] = {
   'bottleneck': Claim('a_bottleneck', 'bottleneck', _bottleneck),
   'gradients': Claim('b_gradients', 'bottleneck', _gradients),
+  'luong_grid': Claim('c_luong_grid', 'luong_grid', _luong_grid),
+  'wiring': Claim('d_wiring', 'wiring', _wiring),
   'scaled_dot': Claim('e_scaled_dot', 'scaled_dot', _scaled_dot),
   'alignments': Claim('f_alignments', 'alignments', _alignments),
+  'probes': Claim('i_probes', 'bottleneck', _probes),
 }
 
 

@@ -1,6 +1,7 @@
 """Config files and the flags that override their fields, checked before ml_collections parses them."""
 
 import difflib
+import inspect
 import itertools
 import os
 import runpy
@@ -56,15 +57,18 @@ def load_sweep(path: str) -> Sweep | None:
   """Returns the sweep that a config file defines, or None if it defines none.
 
   Args:
-    path: 'FILE' or 'FILE:PRESET'.
+    path: 'FILE' or 'FILE:PRESET'; the preset is passed to a get_sweep that has a parameter.
 
   Raises:
     UserError: for a mistake in get_sweep().
   """
-  path = find_config(path).partition(':')[0]
+  path, *preset = find_config(path).split(':', 1)
 
   def call(names: dict[str, Any]) -> Any:
-    return names['get_sweep']() if 'get_sweep' in names else None
+    if 'get_sweep' not in names:
+      return None
+    get_sweep = names['get_sweep']
+    return get_sweep(*preset) if inspect.signature(get_sweep).parameters else get_sweep()
 
   sweep = run_user_file(path, use=call, purpose='get_sweep() returns a sweeps.space.Sweep')
   if sweep is not None and not isinstance(sweep, Sweep):

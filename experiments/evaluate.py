@@ -43,7 +43,7 @@ flags.DEFINE_multi_string('metrics', [], 'metrics of texts, instead of those of 
 flags.DEFINE_bool(
   'json', False, 'print JSON: every value with its unit and signature, and the settings of the evaluation'
 )
-flags.DEFINE_string('by', '', 'also print the metrics of texts by source_length, target_length or rarest_word')
+flags.DEFINE_string('by', '', 'also print metrics by source_length, target_length or rarest_word')
 flags.DEFINE_integer('bins', 5, 'number of bins of --by, with about equally many rows')
 flags.DEFINE_string('plot', None, 'a new PNG file for the metrics by bins')
 
@@ -106,13 +106,18 @@ def _evaluate_bins(run: Any, lines: Sequence[str]) -> Any:
   if not FLAGS.by:
     return None
   from attention_jax import atomic
-  from attention_jax.sweeps.bins import evaluate_bins
+  from attention_jax.inference.scoring import score_pairs
+  from attention_jax.sweeps.bins import add_forced_metrics, evaluate_bins
   from attention_jax.sweeps.plots import draw_bins
-  from attention_jax.systems.base import SupportsCorpus
+  from attention_jax.systems.base import SupportsCorpus, SupportsTranslation
 
   system = run.system_with(SupportsCorpus)
   corpora = system.corpus(FLAGS.split), system.corpus('train')
   bins = evaluate_bins(*corpora, lines, run.config['evaluation'], FLAGS.by, FLAGS.bins)
+  if not FLAGS.hypotheses and isinstance(system, SupportsTranslation):
+    vocabularies = (run.predictor.source_vocab, run.predictor.target_vocab)
+    pairs = score_pairs(run.model, run.params, corpora[0], *vocabularies, run.config['data']['buckets'])
+    bins = add_forced_metrics(bins, *corpora, pairs, vocabularies, run.model.traits.attends)
   if FLAGS.plot:
     atomic.write_bytes(FLAGS.plot, draw_bins(bins))
   return bins

@@ -14,6 +14,9 @@ if TYPE_CHECKING:  # loads pandas and scipy, which no other program needs
   from attention_jax.sweeps.bins import BinnedMetrics
 
 
+MAX_WIDTH = 1000  # characters of a table
+
+
 def round_weights(weights: np.ndarray) -> list:
   """Returns an array as nested lists of numbers with six decimal places."""
   return weights.astype(float).round(6).tolist()
@@ -44,7 +47,10 @@ def print_bins(bins: 'BinnedMetrics') -> None:
   for i, bin in enumerate(bins.bins):
     intervals = [values[i] for values in bins.metrics.values()]
     table.add_row(bin.name, str(len(bin.rows)), *(f'{x.value:.2f} [{x.low:.2f}, {x.high:.2f}]' for x in intervals))
-  Console(highlight=False, markup=False).print(table)
+  console = Console(highlight=False, markup=False)
+  whole = console.measure(table, options=console.options.update(width=MAX_WIDTH))
+  console.width = max(console.width, whole.maximum)  # a wide table is not wrapped
+  console.print(table)
 
 
 def _names_by_signature(

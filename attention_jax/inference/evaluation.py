@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from attention_jax.analysis.alignment import (
+  Link,
   alignment_scores,
   entropy,
   links_from_weights,
@@ -131,23 +132,48 @@ def _link_metrics(
   Links between words are compared with weights that are merged to words (analysis.merge_weights), whatever the tokens.
   Target tokens without any gold link (the '-' of an ISO date) are left out.
   """
-  sure = [corpus.links[row] for row in rows]
-  possible = sure if corpus.possible is None else [corpus.possible[row] for row in rows]
-  source_units = token_units(source_vocab, corpus.level)
-  target_units = token_units(target_vocab, corpus.level)
-  merged = [
-    merge_weights(weights[row], source_units(corpus.source[row]), target_units(corpus.target[row])) for row in rows
-  ]
-  predicted = []
-  for matrix, gold in zip(merged, possible, strict=True):
-    linked_targets = {target for _, target in gold}
-    predicted.append(_predicted_links(matrix, linked_targets))
-  scores = alignment_scores(predicted, sure, possible)
+  links = predict_links(corpus, weights, rows, source_vocab, target_vocab)
+  scores = alignment_scores(*links)
   percent = {'alignment_error_rate': scores.error_rate, 'precision': scores.precision, 'recall': scores.recall}
   is_merged = {source_vocab.kind, target_vocab.kind} != {corpus.level}
   merging = f'|merged:{corpus.level}s' if is_merged else ''
   signature = f'links:argmax{merging}|targets:forced,linked|rows:{len(rows)}'
   return {name: MetricValue(100 * value, '%', signature) for name, value in percent.items()}
+
+
+class LinkComparison(NamedTuple):
+  """Links of sentences, as `alignment_scores` compares them."""
+
+  predicted: list[Sequence[Link]]
+  sure: list[Sequence[Link]]
+  possible: list[Sequence[Link]]
+
+
+def predict_links(
+  corpus: Corpus,
+  weights: Sequence[np.ndarray | None],
+  rows: Sequence[int],
+  source_vocab: Vocabulary,
+  target_vocab: Vocabulary,
+) -> LinkComparison:
+  """Returns the links of the largest weights of some rows beside the gold links of the corpus.
+
+  Args:
+    corpus: the pairs, with links.
+    weights: [T, S] per row of the corpus.
+    rows: the rows, which have weights.
+    source_vocab: source vocabulary of the run.
+    target_vocab: target vocabulary of the run.
+  """
+  sure = [corpus.links[row] for row in rows]
+  possible = sure if corpus.possible is None else [corpus.possible[row] for row in rows]
+  source_units = token_units(source_vocab, corpus.level)
+  target_units = token_units(target_vocab, corpus.level)
+  predicted = []
+  for row, gold in zip(rows, possible, strict=True):
+    merged = merge_weights(weights[row], source_units(corpus.source[row]), target_units(corpus.target[row]))
+    predicted.append(_predicted_links(merged, {target for _, target in gold}))
+  return LinkComparison(predicted, sure, possible)
 
 
 def weight_metrics(weights: Sequence[np.ndarray]) -> dict[str, MetricValue]:

@@ -7,12 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from attention_jax.analysis.alignment import alignment_scores
 from attention_jax.data.text import LINK_LEVELS, Corpus
+from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError, choose
-from attention_jax.inference.evaluation import join_references
-from attention_jax.inference.metrics import compute_metric
+from attention_jax.inference.evaluation import LinkComparison, join_references, predict_links
+from attention_jax.inference.metrics import RowCounts, compute_metric
+from attention_jax.inference.scoring import ScoredPair
 from attention_jax.specs import parse
-from attention_jax.sweeps.statistics import Interval, bootstrap_rows
+from attention_jax.sweeps.statistics import Interval, bootstrap_ratio, bootstrap_rows
 
 
 def _source_lengths(corpus: Corpus, train: Corpus) -> list[int]:
@@ -116,6 +119,52 @@ def evaluate_bins(
       for bin in bins
     ]
   return BinnedMetrics(by, bins, metrics, units)
+
+
+def add_forced_metrics(
+  table: BinnedMetrics,
+  corpus: Corpus,
+  train: Corpus,
+  pairs: Sequence[ScoredPair],
+  vocabularies: tuple[Vocabulary, Vocabulary],
+  attends: bool,
+) -> BinnedMetrics:
+  """Adds metrics of the references by teacher forcing: the loss and, for a corpus with links, the alignment error rate.
+
+  Args:
+    table: metrics of texts by bins. Where rows with the same source are one, these metrics count all of them.
+    corpus: the split.
+    train: the training split.
+    pairs: the scores of all rows of the split.
+    vocabularies: source and target vocabulary of the run.
+    attends: whether the model has attention weights.
+  """
+  values = np.array(PROPERTIES[table.by](corpus, train))
+  counts = {'loss': (RowCounts(*np.array([(-sum(pair.log_probs), len(pair.log_probs)) for pair in pairs]).T), 1)}
+  units = {'loss': 'nat/token'}
+  if attends and corpus.links is not None:
+    rows = range(len(pairs))
+    links = predict_links(corpus, [pair.weights for pair in pairs], rows, *vocabularies)
+    counts['alignment_error_rate'] = _link_errors(links), 100
+    units['alignment_error_rate'] = '%'
+  metrics = dict(table.metrics)
+  for name, (errors, scale) in counts.items():
+    metrics[name] = []
+    for bin in table.bins:
+      rows = np.flatnonzero((values >= bin.low) & (values <= bin.high))
+      metrics[name].append(bootstrap_ratio(RowCounts(errors.counted[rows], errors.total[rows]), scale))
+  return table._replace(metrics=metrics, units=table.units | units)
+
+
+def _link_errors(links: LinkComparison) -> RowCounts:
+  """Numerator and denominator of the alignment error rate of each row: |A| + |S| - |A ∩ S| - |A ∩ P|, and |A| + |S|."""
+  errors = []
+  sizes = []
+  for predicted, sure, possible in zip(*links, strict=True):
+    scores = alignment_scores([predicted], [sure], [possible])
+    sizes.append(scores.links + len(set(sure)))
+    errors.append(scores.error_rate * sizes[-1])
+  return RowCounts(np.array(errors), np.array(sizes))
 
 
 def check_property(by: str, count: int) -> None:

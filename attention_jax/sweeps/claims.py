@@ -15,6 +15,7 @@ from attention_jax.analysis.gradient_paths import (
   recurrent_distances,
   source_gradients,
 )
+from attention_jax.analysis.probes import Sentence, one_hot_sentences, probe_accuracy
 from attention_jax.data.encoding import EncodedCorpus
 from attention_jax.data.files import read_lines
 from attention_jax.errors import UserError
@@ -197,7 +198,7 @@ def gradient_rows(
     settings: the settings, all of a bidirectional encoder of one layer and with the same data, which has gold links.
     split: the split.
     factors: how rows are named; the factors 'training' and 'distance' are added.
-    count: the number of sentences, the first of the split.
+    count: the number of sentences.
 
   Returns:
     Rows of the factor per step, and rows by distance.
@@ -235,7 +236,7 @@ def _summarize_distance(gradients: Sequence[Gradients], distance: int) -> dict[s
 
 
 def measure_gradients(model: EncoderDecoder, params: Any, encoded: EncodedCorpus, count: int) -> Gradients:
-  """Measures the gradients of the first rows of a split.
+  """Measures the gradients of rows of a split.
 
   Args:
     model: a model with a bidirectional encoder of one layer.
@@ -244,11 +245,12 @@ def measure_gradients(model: EncoderDecoder, params: Any, encoded: EncodedCorpus
     count: the number of rows.
   """
   gradients = jax.jit(functools.partial(source_gradients, model))
-  source_size, target_size = (int(lengths[:count].max()) for lengths in encoded.lengths)  # one shape is compiled
+  rows = _spread_rows(encoded, count)
+  source_size, target_size = (int(lengths[rows].max()) for lengths in encoded.lengths)  # one shape is compiled
   distances = []
   norms = []
   is_linked = []
-  for row in range(min(count, encoded.rows)):
+  for row in rows:
     source = encoded.source[encoded.source_offsets[row] : encoded.source_offsets[row + 1]]
     target = encoded.target[encoded.target_offsets[row] : encoded.target_offsets[row + 1]]
     mask = np.arange(source_size) < len(source)
@@ -264,6 +266,87 @@ def measure_gradients(model: EncoderDecoder, params: Any, encoded: EncodedCorpus
     linked=mean_by_distance(distance[linked], norm[linked], MIN_PAIRS),
     all=mean_by_distance(distance, norm, MIN_PAIRS),
   )
+
+
+def probe_rows(
+  settings: Sequence[SettingRuns], split: str, factors: Sequence[Factor], offsets: Sequence[int], count: int
+) -> list[Row]:
+  """Probes the encoder of each run, before and after its training, for the tokens near each state.
+
+  Args:
+    settings: the settings, all with the same data.
+    split: the split whose sentences are probed; the probes are fitted on training sentences.
+    factors: how rows are named; the factors 'states' and 'offset' are added.
+    offsets: relative positions of the tokens.
+    count: the number of sentences of each split.
+
+  Returns:
+    A row for each setting, each kind of states and each offset; the last rows are those of the control, one-hot vectors
+    of the tokens.
+  """
+  rows = []
+  for setting in settings:
+    probed: dict[str, list[list[list[Sentence]]]] = {'before training': [], 'after training': []}
+    for run in setting.runs:
+      trained = open_run(run.folder)
+      system = trained.system
+      for states, params in (
+        ('before training', system.initializer()(run.seed)),
+        ('after training', trained.params),
+      ):
+        splits = [system.data.encoded[name] for name in ('train', split)]
+        probed[states].append([encode_sentences(system.model, params, encoded, count) for encoded in splits])
+    rows += _probe(setting, factors, probed, offsets)
+  size = len(system.source_vocab)
+  control = [one_hot_sentences(sentences, size) for sentences in probed['after training'][0]]
+  values = {factor.name: 'token alone' for factor in factors}
+  for row in _probe(settings[0], factors, {'one-hot': [control]}, offsets):
+    rows.append(dict(row, factors=row['factors'] | values, seeds=[]))
+  return rows
+
+
+def _probe(
+  setting: SettingRuns,
+  factors: Sequence[Factor],
+  probed: Mapping[str, Sequence[Sequence[Sequence[Sentence]]]],
+  offsets: Sequence[int],
+) -> list[Row]:
+  """Rows of a setting; `probed` maps the kind of states to the training and test sentences of each run."""
+  rows = []
+  for states, runs in probed.items():
+    for offset in offsets:
+      accuracies = [100 * probe_accuracy(train, test, offset) for train, test in runs]
+      more = {'states': states, 'offset': offset}
+      rows.append(_row(setting, factors, more, {'probe/accuracy': summarize(accuracies)}))
+  return rows
+
+
+def encode_sentences(model: EncoderDecoder, params: Any, encoded: EncodedCorpus, count: int) -> list[Sentence]:
+  """Returns the states of the encoder for sources of a split, without their end.
+
+  Args:
+    model: the model.
+    params: its parameters.
+    encoded: the split.
+    count: the number of sources.
+  """
+  rows = _spread_rows(encoded, count)
+  lengths = encoded.lengths[0][rows]
+  sources = [encoded.source[encoded.source_offsets[row] : encoded.source_offsets[row + 1]] for row in rows]
+  ids = np.stack([np.pad(source, (0, int(lengths.max()) - len(source))) for source in sources])
+  mask = np.arange(ids.shape[1]) < lengths[:, None]
+  run = jax.jit(
+    lambda params, *x: model.apply({'params': params}, *x, method=lambda model, *x: model.encoder(*x, True))
+  )
+  memory = np.asarray(run(params, ids, mask).memory)
+  return [
+    Sentence(states[: n - 1], source[: n - 1]) for states, source, n in zip(memory, sources, lengths, strict=True)
+  ]
+
+
+def _spread_rows(encoded: EncodedCorpus, count: int) -> np.ndarray:
+  """Row numbers at equal distances, because a data set may be sorted."""
+  return np.linspace(0, encoded.rows - 1, min(count, encoded.rows)).round().astype(int)
 
 
 def _discard(line: str) -> None:

@@ -51,6 +51,7 @@ def draw_rows(table: Table, plot: Plot) -> bytes:
       axes.minorticks_off()
     if plot.log_y:
       axes.set_yscale('log')
+      axes.yaxis.set_major_formatter('{x:g}')
     axes.set_xlabel(plot.x, color=INK, fontsize=9)
     axes.set_ylabel(label, color=INK, fontsize=9)
     axes.grid(color=LINE, linewidth=0.6)

@@ -211,11 +211,20 @@ def bootstrap_rows(spec: str, hypotheses: Sequence[str], references: Sequence[Se
   if metric is not None:
     score = metric.corpus_score(hypotheses, reference_streams(references), n_bootstrap=ROW_RESAMPLES)
     return Interval(score.score, score._mean - score._ci, score._mean + score._ci)  # it only prints them otherwise
-  counts = count_rows(spec, hypotheses, references)
-  rows = np.arange(len(hypotheses))
+  return bootstrap_ratio(count_rows(spec, hypotheses, references), scale=100)
+
+
+def bootstrap_ratio(counts: RowCounts, scale: float = 1) -> Interval:
+  """Returns `scale` times the ratio of two sums over rows, with its bootstrap interval over rows.
+
+  Args:
+    counts: numerator and denominator of each row.
+    scale: 100 for %.
+  """
+  rows = np.arange(len(counts.total))
 
   def rate(rows, axis=-1):
-    return 100 * counts.counted[rows].sum(axis) / np.maximum(counts.total[rows].sum(axis), 1)
+    return scale * counts.counted[rows].sum(axis) / np.maximum(counts.total[rows].sum(axis), 1)
 
   value = float(rate(rows))
   if len(rows) < 2:

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from experiments.config_files import load_sweep
 from tests import compiled
 from tests.experiments.helpers import DEVICES, run, tiny_arguments
 from tests.sweeps.helpers import make_sweep
@@ -59,6 +60,14 @@ def test_a_file_that_defines_a_sweep(tmp_path, monkeypatch):
   path.write_text(SWEEP_FILE.replace('Sweep(grid', '(grid'))
   result = run('ablate', f'--workdir={tmp_path / "x"}', f'--config={path}')
   assert result.code == 2 and 'SyntaxError' not in result.err and 'mine.py' in result.err
+
+
+def test_a_sweep_may_depend_on_the_preset(tmp_path):
+  path = tmp_path / 'mine.py'
+  path.write_text(SWEEP_FILE)
+  assert load_sweep(f'{path}:b').seeds == 2
+  path.write_text(SWEEP_FILE.replace('get_sweep()', "get_sweep(preset='a')").replace('seeds=2', 'seeds=ord(preset)'))
+  assert [load_sweep(f'{path}{preset}').seeds for preset in ('', ':b')] == [ord('a'), ord('b')]
 
 
 def test_a_report_is_written_from_the_ledger(tmp_path):

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.experiments.helpers import run
 
 
@@ -14,10 +16,15 @@ def test_metrics_by_a_property(trained, tmp_path):
   assert 'source_length' in table.out and '1 to ' in table.out and 'phoneme_error_rate (%)' in table.out
   record = json.loads(run('evaluate', *arguments, '--json').out)
   assert record['bins']['by'] == 'source_length' and sum(bin['rows'] for bin in record['bins']['bins']) == 5
+  whole = json.loads(run('evaluate', f'--workdir={folder}', '--by=source_length', '--bins=1', '--json').out)
+  for metric in ('phoneme_error_rate', 'loss', 'alignment_error_rate'):
+    (value,) = whole['bins']['metrics'][metric]['values']
+    assert value['value'] == pytest.approx(whole['results'][metric]['value'], rel=1e-5), metric
   lines = tmp_path / 'lines.txt'
   lines.write_text('eins\n' * 5)
   record = json.loads(run('evaluate', *arguments, '--json', f'--hypotheses={lines}').out)
   assert len(record['bins']['metrics']['phoneme_error_rate']['values']) == 2
+  assert not {'loss', 'alignment_error_rate'} & set(record['bins']['metrics'])  # of a model, not of texts
 
 
 def test_mistakes(trained, tmp_path):

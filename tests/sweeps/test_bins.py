@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
-from attention_jax.data.text import Corpus
+from attention_jax.data.text import Corpus, from_pairs
+from attention_jax.data.vocab import word
 from attention_jax.errors import UserError
 from attention_jax.inference.metrics import compute_metric
-from attention_jax.sweeps.bins import PROPERTIES, divide_rows, evaluate_bins
+from attention_jax.inference.scoring import ScoredPair
+from attention_jax.sweeps.bins import PROPERTIES, add_forced_metrics, divide_rows, evaluate_bins
 from attention_jax.sweeps.plots import draw_bins
 
 OPTIONS = {'metrics': ('exact_match', 'token_error_rate', 'bleu(tokenize="none")'), 'group_references': False}
@@ -63,6 +65,27 @@ def test_rows_with_the_same_source_are_one():
   table = evaluate_bins(corpus, TRAIN, ['y', 'y', 'w'], options, 'source_length', 2)
   assert [(bin.low, len(bin.rows)) for bin in table.bins] == [(1, 1), (2, 1)]
   assert [interval.value for interval in table.metrics['exact_match']] == [100, 0]
+
+
+def test_loss_and_alignment_error_rate_of_each_bin():
+  links = ['0-0', '0-0 1-1', '0-1 1-0 2-2']
+  corpus = from_pairs(['a', 'a b', 'a b c'], ['x', 'x y', 'x y z'], links, level='word', name='made up')
+  corpus = corpus._replace(possible=[corpus.links[0], corpus.links[1], ((0, 1), (1, 0), (2, 2), (0, 0))])
+  vocabularies = word(corpus.source), word(corpus.target)
+  rng = np.random.default_rng(3)
+  log_probs = [(-rng.random(n + 1)).tolist() for n in (1, 2, 3)]
+  pairs = [ScoredPair(line.split(), row, np.eye(len(row))) for line, row in zip(corpus.target, log_probs, strict=True)]
+  table = evaluate_bins(corpus, corpus, corpus.target, OPTIONS | {'metrics': ('exact_match',)}, 'source_length', 2)
+  table = add_forced_metrics(table, corpus, corpus, pairs, vocabularies, attends=True)
+  assert [bin.name for bin in table.bins] == ['1 to 2', '3'] and table.units['loss'] == 'nat/token'
+  expected = [-np.mean(log_probs[0] + log_probs[1]), -np.mean(log_probs[2])]
+  np.testing.assert_allclose([interval.value for interval in table.metrics['loss']], expected)
+  # In the third row, the weights link 0-0 (possible), 1-1 (wrong) and 2-2 (sure): 1 - (1 + 2) / (3 + 3).
+  assert [interval.value for interval in table.metrics['alignment_error_rate']] == pytest.approx([0, 50])
+  assert (
+    'alignment_error_rate'
+    not in add_forced_metrics(table._replace(metrics={}), corpus, corpus, pairs, (), False).metrics
+  )
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,13 @@ from attention_jax.data.encoding import encode
 from attention_jax.data.text import from_pairs
 from attention_jax.data.vocab import word
 from attention_jax.errors import UserError
+from attention_jax.models.encoder_decoder import build
 from attention_jax.sweeps import claims
 from attention_jax.sweeps.claims import Factor, conditions, finished_settings, length_rows, setting_rows
 from attention_jax.sweeps.ledger import PLANNED, Unit, open_ledger, planned_event
 from attention_jax.sweeps.space import grid
-from tests.sweeps.helpers import make_sweep
+from attention_jax.systems.translation import initial_params
+from tests.sweeps.helpers import base_config, make_sweep
 
 FACTORS = [Factor('model.embedding', 'width', int), Factor('model.attention.score', 'score')]
 METRICS = ['exact_match', 'alignment_error_rate', 'entropy']
@@ -84,10 +86,64 @@ def test_rows_by_length(folder, monkeypatch):
   assert long['metrics']['test/exact_match']['values'] == [0, 50, 50]
 
 
-def test_gradients_are_grouped_by_distance_and_links(monkeypatch):
+@pytest.fixture(scope='module')
+def encoded_corpus():
+  """Two sentences, encoded, and the vocabularies."""
   corpus = from_pairs(['a b c', 'b c'], ['x y', 'y'], ['0-0 2-1', '1-0'], level='word', name='made up')
   vocabularies = [word(lines) for lines in (corpus.source, corpus.target)]
-  encoded = encode(corpus, *vocabularies)
+  return encode(corpus, *vocabularies), vocabularies
+
+
+def test_encoder_states_do_not_depend_on_padding(encoded_corpus):
+  encoded, vocabularies = encoded_corpus
+  config = base_config(model__encoder='birnn(features=4)', model__decoder='luong(features=4)', model__embedding=4)
+  model = build(config['model'], *map(len, vocabularies))
+  params = initial_params(model, 0)
+  sentences = claims.encode_sentences(model, params, encoded, 5)
+  assert [sentence.tokens.tolist() for sentence in sentences] == [
+    encoded.source[:3].tolist(),
+    encoded.source[4:6].tolist(),
+  ]
+  ids = jnp.array(encoded.source[4:7])[None]
+  alone = model.apply(
+    {'params': params}, ids, jnp.ones(ids.shape, bool), True, method=lambda m, *x: m.encoder(*x).memory
+  )
+  np.testing.assert_allclose(sentences[1].states, alone[0, :2], atol=1e-6)
+
+
+def test_rows_are_spread_over_a_sorted_split(encoded_corpus):
+  encoded, _ = encoded_corpus
+  assert claims._spread_rows(encoded._replace(source_offsets=np.arange(102)), 3).tolist() == [0, 50, 100]
+  assert claims._spread_rows(encoded, 9).tolist() == [0, 1]
+
+
+def test_probes_of_each_setting_and_a_control(folder, monkeypatch, encoded_corpus):
+  encoded, vocabularies = encoded_corpus
+  system = types.SimpleNamespace(
+    initializer=lambda: lambda seed: 0,
+    model=None,
+    source_vocab=vocabularies[0],
+    data=types.SimpleNamespace(encoded={'train': encoded, 'test': encoded}),
+  )
+  monkeypatch.setattr(claims, 'open_run', lambda folder: types.SimpleNamespace(system=system, params=1))
+
+  def states(model, params, encoded, count):
+    """Constant before training, the token itself afterwards."""
+    tokens = [encoded.source[:3], encoded.source[4:6]]
+    return [claims.Sentence(np.eye(9)[row] * params, row) for row in tokens]
+
+  monkeypatch.setattr(claims, 'encode_sentences', states)
+  rows = claims.probe_rows(finished_settings(folder)[:1], 'test', FACTORS, [0, 1], 5)
+  names = [(row['factors']['score'], row['factors']['states'], row['factors']['offset']) for row in rows]
+  kinds = [('dot', 'before training'), ('dot', 'after training'), ('token alone', 'one-hot')]
+  assert names == [(*kind, offset) for kind in kinds for offset in (0, 1)]
+  # a b c, b c: of constant states the probe predicts b or c, each 2 of 5, and c after them, 2 of 3.
+  values = [row['metrics']['probe/accuracy']['value'] for row in rows]
+  np.testing.assert_allclose(values, [40, 200 / 3, 100, 100, 100, 100], atol=1e-3)
+
+
+def test_gradients_are_grouped_by_distance_and_links(monkeypatch, encoded_corpus):
+  encoded, _ = encoded_corpus
   # The made-up norm is 1 + the product of the positions.
   monkeypatch.setattr(claims, 'MIN_PAIRS', 1)
   monkeypatch.setattr(

@@ -39,5 +39,7 @@ def test_pictures_are_small(x_values, options, monkeypatch):
   names = [text.get_text() for text in panels[1].get_legend().get_texts()]
   assert names == ['k, before', 'k, after', 'l, before', 'l, after']
   assert [axes.get_yscale() for axes in panels] == ['log' if options.get('log_y') else 'linear'] * 2
-  if not options.get('log_y'):
+  if options.get('log_y'):
+    assert panels[0].yaxis.get_major_formatter()(0.01, 0) == '0.01'  # no formula, which would not be drawn
+  else:
     assert [label.get_text() for label in panels[0].get_xticklabels()] == [str(x) for x in x_values]

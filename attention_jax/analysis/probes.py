@@ -1,0 +1,68 @@
+"""Diagnostic probes: what a linear classifier can read from the states of an encoder (Alain & Bengio 2017)."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from attention_jax.errors import UserError
+
+ITERATIONS = 1000
+
+
+class Sentence(NamedTuple):
+  """A sentence to be probed.
+
+  Attributes:
+    states: a state for each token, [S, D].
+    tokens: the ids of the tokens, [S].
+  """
+
+  states: np.ndarray
+  tokens: np.ndarray
+
+
+def probe_accuracy(train: Sequence[Sentence], test: Sequence[Sentence], offset: int = 0) -> float:
+  """Returns how often logistic regression predicts from the state at position i the token at position i + offset.
+
+  Args:
+    train: sentences to fit the probe on.
+    test: other sentences.
+    offset: 0 for the token of the state itself.
+
+  Returns:
+    The accuracy on the test sentences, 0 to 1, over the positions that have such a neighbour.
+
+  Raises:
+    UserError: if fewer than two different tokens occur among the training sentences.
+  """
+  states, tokens = _neighbours(train, offset)
+  if len(np.unique(tokens)) < 2:
+    raise UserError(f'a probe at offset {offset} needs at least two different tokens, got {len(np.unique(tokens))}')
+  probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=ITERATIONS))
+  return float(probe.fit(states, tokens).score(*_neighbours(test, offset)))
+
+
+def _neighbours(sentences: Sequence[Sentence], offset: int) -> tuple[np.ndarray, np.ndarray]:
+  """The states that have a token at the offset, [n, D], and these tokens, [n]."""
+  states = []
+  tokens = []
+  for sentence in sentences:
+    positions = np.arange(len(sentence.tokens))
+    positions = positions[(positions + offset >= 0) & (positions + offset < len(sentence.tokens))]
+    states.append(sentence.states[positions])
+    tokens.append(sentence.tokens[positions + offset])
+  return np.concatenate(states), np.concatenate(tokens)
+
+
+def one_hot_sentences(sentences: Sequence[Sentence], size: int) -> list[Sentence]:
+  """Returns the sentences with one-hot vectors of their tokens as states, a control: what follows from the token alone.
+
+  Args:
+    sentences: the sentences.
+    size: number of tokens.
+  """
+  return [Sentence(np.eye(size, dtype=np.float32)[sentence.tokens], sentence.tokens) for sentence in sentences]

@@ -1,0 +1,56 @@
+"""python -m experiments.ablate --config=configs/claims/wiring.py --workdir=runs/claims/wiring --workers=2
+
+Attention before the recurrence (Bahdanau et al. 2015) or after it (Luong et al. 2015), input feeding or not, and
+reading in one direction or in two, with about as many parameters in all settings.
+
+--config.data.folder=FOLDER is the folder of train.tsv and dev.tsv of NETtalk. The full form, for an accelerator:
+--config=configs/claims/wiring.py:full --seeds=5.
+"""
+
+from attention_jax.errors import choose
+from attention_jax.sweeps.space import Sweep, grid, product
+from attention_jax.systems.config import default_config
+
+FORMS = {'small': {'scale': 1, 'steps': 1200}, 'full': {'scale': 4, 'steps': 8000}}
+# Widths at which all settings have about as many parameters; both forms multiply them.
+ENCODERS = {'birnn(rnn="gru", features={})': 64, 'rnn(rnn="gru", features={})': 57}
+DECODERS = {
+  'bahdanau(rnn="gru", features={0}, readout={0})': 64,
+  'luong(rnn="gru", features={})': 67,
+  'luong(rnn="gru", features={}, input_feeding=False)': 80,
+}
+EMBEDDING = 64
+
+
+def get_config(form: str = 'small'):
+  sizes = FORMS[choose(form, FORMS, 'form')]
+  config = default_config()
+  config.data.task = "tsv(train='train.tsv', validation='dev.tsv')"
+  config.data.folder = 'data/nettalk'
+  config.data.vocabulary = 'word'
+  config.data.buckets = ((20, 20),)
+  config.data.batch_size = 64
+  config.model.embedding = EMBEDDING * sizes['scale']
+  config.model.attention.features = EMBEDDING * sizes['scale']
+  config.model.dropout = 0.1
+  config.training.steps = sizes['steps']
+  config.training.schedule = 'cosine(peak=3e-3, warmup=100)'
+  config.training.evaluate_every = sizes['steps'] // 2
+  config.training.select = 'phoneme_error_rate'
+  config.evaluation.metrics = ('phoneme_error_rate', 'sequence_error_rate')
+  config.evaluation.group_references = True
+  config.evaluation.beams = 1
+  return config
+
+
+def get_sweep(form: str = 'small'):
+  scale = FORMS[choose(form, FORMS, 'form')]['scale']
+  encoders = [spec.format(width * scale) for spec, width in ENCODERS.items()]
+  decoders = [spec.format(width * scale) for spec, width in DECODERS.items()]
+  settings = product(grid({'model.encoder': encoders}), grid({'model.decoder': decoders}))
+  return Sweep(
+    settings,
+    baseline=settings[0],
+    metrics=('phoneme_error_rate', 'alignment_error_rate'),
+    question='Attention before or after the recurrence, input feeding or not, and one direction or two?',
+  )

@@ -1,0 +1,44 @@
+"""Every claim has a sweep whose settings exist in both forms, records, a small picture and a page with a verdict."""
+
+import re
+
+import pytest
+
+from attention_jax.sweeps.records import block_names
+from attention_jax.sweeps.resolve import Base, resolve
+from experiments.claim_pages import CLAIMS
+from experiments.config_files import PROJECT, load_config, load_sweep
+
+SWEEPS = sorted(path.stem for path in (PROJECT / 'configs' / 'claims').glob('[a-z]*.py'))
+PAGES = PROJECT / 'docs' / 'claims'
+INDEX = (PAGES / 'README.md').read_text('utf-8')
+VERDICTS = ('holds', 'holds partly', 'does not hold here')
+MAX_BYTES = 60_000  # of a picture
+
+
+@pytest.mark.parametrize('form', ['small', 'full'])
+@pytest.mark.parametrize('name', SWEEPS)
+def test_settings_of_sweeps_exist(name, form):
+  path = f'{PROJECT}/configs/claims/{name}.py:{form}'
+  sweep = load_sweep(path)
+  base = Base(path, {}, lambda path: load_config(path).to_dict())
+  assert sweep.seeds >= 3 and sweep.question.endswith('?')
+  resolved = [resolve(base, setting) for setting in sweep.settings]
+  assert len({setting.id for setting in resolved}) == len(sweep.settings)
+  assert any(sweep.baseline.items() <= setting.items() for setting in sweep.settings)
+
+
+def test_every_sweep_belongs_to_a_claim():
+  assert {claim.sweep for claim in CLAIMS.values()} == set(SWEEPS)
+
+
+@pytest.mark.parametrize('name', CLAIMS)
+def test_pages_are_complete(name):
+  claim = CLAIMS[name]
+  text = (PAGES / f'{claim.page}.md').read_text('utf-8')
+  assert f'claims/{name}' in block_names(text) and '<!-- conditions: ' in text
+  assert f'--config=configs/claims/{claim.sweep}.py' in text and f'--claim={name}' in text
+  assert (PAGES / f'{claim.page}.png').stat().st_size < MAX_BYTES and f'({claim.page}.png)' in text
+  verdict = re.search(r'\*\*Verdict: ([^.]+)\.\*\*', text)[1]
+  assert verdict in VERDICTS
+  assert re.search(rf'\({claim.page}\.md\) \| {verdict} \|', INDEX)
