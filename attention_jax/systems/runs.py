@@ -221,6 +221,7 @@ def _select_checkpoints(checkpoints: Checkpoints, name: str, keep: int) -> tuple
     step = int(choose(str(int(name)), map(str, sorted(kinds)), f'checkpoint of {checkpoints.folder}:'))
     return kinds[step], [step]
   choose(name, CHECKPOINT_NAMES, 'checkpoint or step')
+  checkpoints.require(BEST if name == 'best' else LATEST)
   kind = BEST if name == 'best' and checkpoints.steps(BEST) else LATEST
   count = keep if name == 'average' else 1
   return kind, checkpoints.steps(kind)[-count:]

@@ -177,11 +177,11 @@ def fit(
   with contextlib.ExitStack() as stack:
     checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep, training.checkpoint_every)))
     best = BestEvaluation()
-    if checkpoints.latest() is None:
-      state = initial_state()
-    else:
-      state, host = checkpoints.restore(initial_state.shapes())
+    if restored := checkpoints.resume(initial_state.shapes):
+      state, host = restored
       best = BestEvaluation(**host['best'])
+    else:
+      state = initial_state()
     start = int(state.step)
     reason = best.stop_reason(training.patience)
     if not reason and start >= training.steps:
@@ -334,5 +334,5 @@ def _open_writers(folder: Path, start: int, stop: int, stack: contextlib.ExitSta
   """The writers of a run, which `stack` closes; only the first process writes."""
   if jax.process_index() > 0:
     return []
-  writers = [Progress(start, stop), JsonLines(folder), TensorBoard(folder, start)]
+  writers = [Progress(start, stop), JsonLines(folder, start), TensorBoard(folder, start)]
   return [stack.enter_context(contextlib.closing(writer)) for writer in writers]

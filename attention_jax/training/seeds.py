@@ -87,7 +87,7 @@ class SeedRuns:
     self._initial_best = list(best)
     self._select_run = select_run
     self._checkpoints = [enter(Checkpoints(path, training.keep, training.checkpoint_every)) for path in folders]
-    self._writers = [[enter(JsonLines(path)), enter(TensorBoard(path, start))] for path in folders]
+    self._writers = [[enter(JsonLines(path, start)), enter(TensorBoard(path, start))] for path in folders]
     self._progress = enter(Progress(start, training.steps))
     self._evaluators = []
     if make_run_evaluator:
@@ -181,13 +181,13 @@ def fit_seeds(
     checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep, training.checkpoint_every)))
     best = [BestEvaluation()] * len(seeds)
     stopped = {}
-    if checkpoints.latest() is None:
-      states = side_by_side.init_states()
-    else:
-      stacked, host = checkpoints.restore(side_by_side.state_shapes())
+    if restored := checkpoints.resume(side_by_side.state_shapes):
+      stacked, host = restored
       states = side_by_side.unstack(stacked)
       best = [BestEvaluation(**fields) for fields in host['best']]
       stopped = {int(i): reason for i, reason in host['stopped'].items()}  # JSON has string keys
+    else:
+      states = side_by_side.init_states()
     start = int(side_by_side.select(states, 0).step)
     clock = TrainingClock()
     if len(stopped) == len(seeds) or start >= training.steps:

@@ -212,17 +212,19 @@ def test_unusable_folders(task, trained, tmp_path):
   assert read_tree(folder) == before
 
 
-def test_a_damaged_checkpoint(trained, task, tmp_path):
+def test_damaged_checkpoints(trained, task, tmp_path):
   folder = tmp_path / 'run'
   shutil.copytree(trained[0], folder)
-  for path in (folder / 'checkpoints' / '4').rglob('*'):
+  for path in (folder / 'checkpoints').rglob('*'):
     if path.is_file() and path.stat().st_size:
       path.write_bytes(b'?' * 10)
   before = read_tree(folder)
-  parts = [f'cannot read checkpoint {folder}/checkpoints/4', 'move it away to resume from step 2']
-  assert_user_error(run('train', *tiny_arguments(task, folder)), parts)
-  assert_user_error(run('translate', f'--workdir={folder}', '--checkpoint=latest', stdin=b'eins'), parts[:1])
+  parts = [f'checkpoint {folder}/checkpoints/4 cannot be read', 'select another one by its step: 2']
+  assert_user_error(run('translate', f'--workdir={folder}', '--checkpoint=latest', stdin=b'eins'), parts)
   assert read_tree(folder) == before
+  result = run('train', *tiny_arguments(task, folder))
+  assert result.code == 2 and f'checkpoint {folder}/checkpoints/2 cannot be read' in result.err
+  assert f'moved to {folder}/damaged/checkpoints-4-1; resuming from step 2' in result.out
 
 
 @pytest.mark.parametrize('program', ['evaluate', 'translate', 'inspect_attention'])

@@ -31,6 +31,7 @@ FILES = {
   'hypotheses.test.txt',
   'metrics.jsonl',
   'results.json',
+  'saved.json',
   'tensorboard',
   'vocabulary.source.json',
   'vocabulary.target.json',

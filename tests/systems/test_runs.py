@@ -69,8 +69,12 @@ def test_training_keep_bounds_the_average(copy):
   assert open_run(copy, 'average').steps == (4,)
 
 
-def test_the_latest_checkpoint_replaces_a_missing_best_one(copy):
+def test_a_missing_best_checkpoint_is_an_error(copy):
   shutil.rmtree(copy / 'best')
+  with pytest.raises(UserError, match=r'best has no checkpoints, .* read a step of checkpoints/ \(--checkpoint\)'):
+    open_run(copy)
+  assert open_run(copy, 'latest').steps == (4,)
+  (copy / 'saved.json').unlink()  # a run without a validation split has no best checkpoint
   assert open_run(copy).steps == (4,)
 
 
@@ -95,8 +99,8 @@ def test_a_folder_without_a_run(tmp_path):
 def test_a_run_without_checkpoints(copy):
   shutil.rmtree(copy / 'best')
   shutil.rmtree(copy / 'checkpoints')
-  with pytest.raises(UserError, match=r'no checkpoint in .*checkpoints'):
-    open_run(copy)
+  with pytest.raises(UserError, match=r'checkpoints has no checkpoints, but one was saved after step 4'):
+    open_run(copy, 'latest')
 
 
 def test_a_run_without_its_vocabulary(copy):
