@@ -211,8 +211,11 @@ def _enable_compilation_cache() -> None:
 
 def _add_variants() -> None:
   """Runs the file of --variants, which adds rows to the tables."""
+  from attention_jax.systems.variants import set_variants
+
   path = FLAGS.variants
   if not path:
+    set_variants(None)
     return
   if not os.path.isfile(path):
     raise UserError(f'--variants={path}: no such file')
@@ -221,6 +224,7 @@ def _add_variants() -> None:
     use=lambda names: None,
     purpose="a file of variants adds rows to tables: attention_jax.SCORES['name'] = attention_jax.Row(fn)",
   )
+  set_variants(path)
 
 
 def _parse_flags(argv: list[str]) -> list[str]:

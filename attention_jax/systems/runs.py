@@ -19,7 +19,9 @@ from attention_jax.inference.predictor import Predictor
 from attention_jax.systems.base import Config, SupportsCorpus, SupportsEnsembles, SupportsTranslation, System
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.registry import SYSTEMS
+from attention_jax.systems.variants import check_variants
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
+from attention_jax.training.file_digests import check_file_digests
 from attention_jax.training.folder import read_config
 from attention_jax.training.loop import Training
 from attention_jax.training.optim import make_optimizer, make_schedule
@@ -129,6 +131,7 @@ def open_run(
     UserError: if the folder holds no run or several, if the checkpoint cannot be read, or for an unknown field.
   """
   folder = Path(folder).expanduser()
+  check_run_files(folder)
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
   for field in evaluation:
     choose(field, config['evaluation'], f'field of config.evaluation of {folder}:')
@@ -141,6 +144,16 @@ def open_run(
   system = SYSTEMS[config['system']].open(config, str(folder))
   params, steps = restore_params(folder, system, checkpoint)
   return Run(folder, system, params, steps)
+
+
+def check_run_files(folder: Path) -> None:
+  """Checks the files of a run folder, if there are any, against their digests, and the file of --variants.
+
+  Raises:
+    UserError: for a file that is missing or changed, and for another file of variants than that of the run.
+  """
+  check_file_digests(folder)
+  check_variants(folder)
 
 
 def evaluate_split(run: Run, split: str) -> tuple[dict[str, MetricValue], Any]:

@@ -242,8 +242,8 @@ class TranslationSystem(System):
       decoder.attention, 'xla, one query at a time' if decoder.traits.attends_in_recurrence else ''
     )
 
-  def save(self, folder: str) -> None:
-    tasks.save_vocabularies(self.config['data'], self.source_vocab, self.target_vocab, folder)
+  def save(self, folder: str) -> list[str]:
+    return tasks.save_vocabularies(self.config['data'], self.source_vocab, self.target_vocab, folder)
 
   def initializer(self) -> Callable[[int], Any]:
     return initializer(self.model)

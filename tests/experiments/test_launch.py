@@ -155,9 +155,15 @@ def test_a_file_of_variants_adds_a_score(task, tmp_path):
     assert run('train', variants, *tiny_arguments(task, folder, '--config.model.attention.score=user_score')).code == 0
     result = run('evaluate', variants, f'--workdir={folder}')
     assert result.code == 0 and 'alignment_error_rate' in result.out
+    assert (folder / 'variants.py').read_bytes() == path.read_bytes()
+    path.write_text(path.read_text().replace('** 2', '** 4'))
+    parts = ['was trained with another file of variants; use', f'--variants={folder}/variants.py']
+    assert_user_error(run('evaluate', variants, f'--workdir={folder}'), parts)
   finally:
     aj.SCORES.pop('user_score', None)
-  assert_user_error(run('evaluate', f'--workdir={folder}'), ["unknown score 'user_score'"])
+  parts = [f'trained with a file of variants; add --variants={folder}/variants.py']
+  assert_user_error(run('evaluate', f'--workdir={folder}'), parts)
+  assert_user_error(run('train', *tiny_arguments(task, folder)), parts)
 
 
 @pytest.mark.parametrize(

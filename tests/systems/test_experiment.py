@@ -28,6 +28,7 @@ FILES = {
   'checkpoints',
   'config.json',
   'data.json',
+  'digests.json',
   'hypotheses.test.txt',
   'metrics.jsonl',
   'results.json',

@@ -37,6 +37,7 @@ def edit_config(folder, edit):
   config = json.loads((folder / 'config.json').read_text('utf-8'))
   edit(config)
   (folder / 'config.json').write_text(json.dumps(config), 'utf-8')
+  (folder / 'digests.json').unlink()
 
 
 def test_checkpoints_by_name_and_step(trained):
@@ -105,7 +106,27 @@ def test_a_run_without_checkpoints(copy):
 
 def test_a_run_without_its_vocabulary(copy):
   (copy / 'vocabulary.target.json').unlink()
+  with pytest.raises(UserError, match=r'not as the run stored it: vocabulary\.target\.json is missing; restore'):
+    open_run(copy)
+  (copy / 'digests.json').unlink()
   with pytest.raises(UserError, match='target vocabulary'):
+    open_run(copy)
+
+
+@pytest.mark.parametrize('name', ['config.json', 'data.json', 'vocabulary.source.json', 'results.json'])
+def test_a_changed_file(copy, name):
+  content = (copy / name).read_bytes()
+  (copy / name).write_bytes(content.replace(b'"', b' "', 1))
+  with pytest.raises(UserError, match=rf'not as the run stored it: {name} has changed; restore what it was, or delete'):
+    open_run(copy)
+
+
+def test_reordered_tokens_of_a_vocabulary(copy):
+  path = copy / 'vocabulary.source.json'
+  content = json.loads(path.read_text('utf-8'))
+  content['tokens'].reverse()
+  path.write_text(json.dumps(content), 'utf-8')
+  with pytest.raises(UserError, match=r'vocabulary\.source\.json has changed'):
     open_run(copy)
 
 
@@ -183,6 +204,7 @@ def test_runs_with_different_vocabularies_are_no_ensemble(trained, copy):
   content = json.loads(path.read_text('utf-8'))
   content['tokens'][0] += 'x'
   path.write_text(json.dumps(content), 'utf-8')
+  (copy / 'digests.json').unlink()
   with pytest.raises(UserError, match=f'{trained.folder},{copy}: runs with different vocabularies cannot'):
     open_run_or_ensemble(f'{trained.folder},{copy}')
 
