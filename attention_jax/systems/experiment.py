@@ -35,7 +35,7 @@ from attention_jax.training.fingerprint import DIGESTS_FILE, check_digests, comp
 from attention_jax.training.folder import CONFIG, check_folder, lock_folder, prepare_folder
 from attention_jax.training.hooks import InterruptReason
 from attention_jax.training.loop import Training, fit
-from attention_jax.training.optim import make_optimizer, make_schedule
+from attention_jax.training.optim import describe_warmup, make_optimizer, make_schedule
 from attention_jax.training.partition import check_rows, make_mesh
 from attention_jax.training.seeds import SeedResults, fit_seeds
 from attention_jax.training.state import TrainState, evaluation_params
@@ -74,6 +74,8 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
   log = log if jax.process_index() == 0 else _discard
   system = SYSTEMS[config['system']].load(config, str(folder) if is_resumed else None)
   for line in system.report:
+    log(line)
+  if line := describe_warmup(config['training']['schedule'], config['training']['steps']):
     log(line)
   seeds = run_seeds(config)
   initializer = system.initializer()
