@@ -386,6 +386,7 @@ def attend_queries(
       score, alignment, params, carry, query, query_memory, bias=bias, rng=rng, deterministic=deterministic
     )
 
+  params = without_key(params)
   recurrent = is_recurrent(score, alignment)
   if wrap is not None and recurrent:
     step = wrap(step)
