@@ -16,6 +16,7 @@ from attention_jax.inference.metrics import MetricSummary, MetricValue, aggregat
 from attention_jax.systems.base import BatchSequence, Config, Log, System
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.costs import count_parameters
+from attention_jax.systems.memory import check_batch_memory, check_state_memory
 from attention_jax.systems.provenance import code_version
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import (
@@ -37,10 +38,12 @@ from attention_jax.training.hooks import InterruptReason
 from attention_jax.training.loop import Training, fit
 from attention_jax.training.optim import describe_warmup, make_optimizer, make_schedule
 from attention_jax.training.partition import check_rows, make_mesh
+from attention_jax.training.paths import run_path
 from attention_jax.training.seeds import SeedResults, fit_seeds
 from attention_jax.training.state import TrainState, evaluation_params
 
 RESULTS = 'results.json'
+MAX_SEEDS = 1000  # runs side by side: each has a folder with open files
 TEST_SPLITS = ('test', 'unseen')  # evaluated once, after training
 
 Results = dict[str, dict[str, MetricValue]]  # split -> metric -> value
@@ -66,7 +69,7 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
     UserError: for mistakes in the config, the data or the folder, before any file of the folder is overwritten.
   """
   config = fill_defaults(config, 'the config')
-  folder = Path(folder).expanduser()
+  folder = run_path(folder)
   check_run_files(folder)
   check_config(config)
   is_resumed = check_folder(folder, config, _complete_stored_config)
@@ -79,8 +82,11 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
     log(line)
   seeds = run_seeds(config)
   initializer = system.initializer()
-  log(_describe(system, jax.eval_shape(lambda: initializer(seeds[0]))))
+  params = jax.eval_shape(lambda: initializer(seeds[0]))
+  log(_describe(system, params))
+  check_state_memory(config, params)
   batches = [system.batches(seed) for seed in seeds]
+  check_batch_memory(config, batches[0])
   shapes = sorted(set(batches[0].shapes))
   log(f'{len(batches[0])} batches an epoch, of shapes ({batches[0].shape_names}) {shapes}')
   _check_data(system, batches[0], log)
@@ -180,6 +186,8 @@ def check_config(config: Config) -> None:
   """
   if config['seeds'] < 1:
     raise UserError(f'config.seeds must be at least 1, got {config["seeds"]}')
+  if config['seeds'] > MAX_SEEDS:
+    raise UserError(f'config.seeds must be at most {MAX_SEEDS}, got {config["seeds"]}; start several runs instead')
   if config['seeds'] > 1 and jax.process_count() > 1:
     raise UserError(f'config.seeds must be 1 when several processes train together, got {config["seeds"]}')
   training = Training(**config['training'])
@@ -238,6 +246,7 @@ def _evaluate_and_store(config: Config, folder: Path, system: System, log: Log) 
     drop_file_digests(folder, written)
   results = {}
   for split, name in hypotheses.items():
+    log(f'evaluating {split} with the parameters of step {run.step}')
     results[split], predictions = evaluate_split(run, split)
     write_lines(folder / name, system.format_predictions(predictions))
   splits = ' and '.join(results) or 'nothing, as the task has only a training split'

@@ -26,6 +26,7 @@ from attention_jax.training.folder import read_config
 from attention_jax.training.loop import Training
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, sharding
+from attention_jax.training.paths import run_path
 from attention_jax.training.state import evaluation_params, init_state
 
 Support = TypeVar('Support')
@@ -130,7 +131,7 @@ def open_run(
   Raises:
     UserError: if the folder holds no run or several, if the checkpoint cannot be read, or for an unknown field.
   """
-  folder = Path(folder).expanduser()
+  folder = run_path(folder)
   check_run_files(folder)
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
   for field in evaluation:
@@ -144,6 +145,17 @@ def open_run(
   system = SYSTEMS[config['system']].open(config, str(folder))
   params, steps = restore_params(folder, system, checkpoint)
   return Run(folder, system, params, steps)
+
+
+def system_of(folder: str | Path) -> tuple[str, type[System]]:
+  """Returns the name and the class of the system of a run, from the config of its folder alone.
+
+  Raises:
+    UserError: if the folder holds no run.
+  """
+  folder = run_path(folder)
+  name = fill_defaults(read_config(folder), f'{folder}/config.json')['system']
+  return name, SYSTEMS[name]
 
 
 def check_run_files(folder: Path) -> None:

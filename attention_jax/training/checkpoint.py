@@ -7,10 +7,12 @@ never deleted.
 """
 
 import contextlib
+import errno
 import gc
 import hashlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +32,7 @@ from attention_jax.training.state import TrainState, is_finite
 LATEST = 'checkpoints'
 BEST = 'best'
 SAVED_FILE = 'saved.json'  # the last step that was saved of each kind, by which a missing folder is noticed
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 DAMAGED = 'damaged'  # the folder for checkpoints that cannot be read
 
 
@@ -106,7 +109,7 @@ class Checkpoints:
       kind: LATEST or BEST.
 
     Raises:
-      UserError: if the state is not finite; such a state is never written.
+      UserError: if the state is not finite; such a state is never written. Also if it cannot be written.
     """
     step = int(np.max(state.step))
     if not is_finite(state):
@@ -117,10 +120,14 @@ class Checkpoints:
     values = _as_json({'layout': _layout(state), 'host': dict(host), 'checksums': tree_checksums(state)})
     values['digest'] = _digest(values)
     items = ocp.args.Composite(state=ocp.args.StandardSave(state._asdict()), host=ocp.args.JsonSave(values))
-    with _errors_only():
-      for stored in repeated:
-        self._managers[kind].delete(stored)
-      self._managers[kind].save(step, args=items, force=True)
+    try:
+      with _quiet():
+        for stored in repeated:
+          self._managers[kind].delete(stored)
+        self._managers[kind].save(step, args=items, force=True)
+    except Exception as error:  # a full disk, or a folder that somebody has changed
+      path = self.folder / kind / str(step)
+      raise UserError(f'cannot save checkpoint {path}: {_reason(error)}; {self.describe()}') from error
     if jax.process_index() == 0:
       write_text(self.folder / SAVED_FILE, json.dumps(self._saved() | {kind: step}) + '\n')
 
@@ -185,19 +192,17 @@ class Checkpoints:
     step = self.latest(kind) if step is None else step
     if step is None:
       raise UserError(f'no checkpoint in {self.folder / kind}; expected a folder that a training run has saved to')
-    with _errors_only():
-      host = self._read(kind, step, host=ocp.args.JsonRestore())
-      if 'digest' not in host:
-        path = self.folder / kind / str(step)
-        raise UserError(f'checkpoint {path} has no checksums; expected one that this version has saved')
-      if host.pop('digest') != _digest(host):
-        raise self._damaged(kind, step, 'its host values differ from their digest')
-      if difference := _difference(host['layout'], _layout(like)):
-        path = self.folder / kind / str(step)
-        raise UserError(
-          f'checkpoint {path} holds another model: {difference}; expected the config that it was trained with'
-        )
-      state = like._replace(**self._read(kind, step, state=ocp.args.StandardRestore(like._asdict())))
+    path = self.folder / kind / str(step)
+    host = self._read(kind, step, host=ocp.args.JsonRestore())
+    if 'digest' not in host:
+      raise UserError(f'checkpoint {path} has no checksums; expected one that this version has saved')
+    if host.pop('digest') != _digest(host):
+      raise self._damaged(kind, step, 'its host values differ from their digest')
+    if difference := _difference(host['layout'], _layout(like)):
+      raise UserError(
+        f'checkpoint {path} holds another model: {difference}; expected the config that it was trained with'
+      )
+    state = like._replace(**self._read(kind, step, state=ocp.args.StandardRestore(like._asdict())))
     checksums = tree_checksums(state)
     if changed := [name for name, checksum in host['checksums'].items() if checksums[name] != checksum]:
       count = f'{len(changed)} of {len(checksums)} arrays'
@@ -217,13 +222,13 @@ class Checkpoints:
   def _read(self, kind: str, step: int, **item) -> Any:
     """Reads one item of a checkpoint; raises DamagedCheckpointError with the reason."""
     try:
-      with _hide_aborted_read_messages():
+      with _quiet():
         (value,) = self._managers[kind].restore(step, args=ocp.args.Composite(**item)).values()
         return value
     except Exception as error:  # orbax, tensorstore and json each raise their own kinds
       if isinstance(error, MemoryError) or 'RESOURCE_EXHAUSTED' in str(error):
         raise
-      reason = ' '.join(str(error).split())[:160]
+      reason = _reason(error)
     raise self._damaged(kind, step, reason)
 
   def _damaged(self, kind: str, step: int, reason: str) -> DamagedCheckpointError:
@@ -246,7 +251,7 @@ class Checkpoints:
       (self.folder / LATEST / str(step)).rename(path)
     if jax.process_count() > 1:
       multihost_utils.sync_global_devices('set_aside')
-    with _errors_only():
+    with _quiet():
       self._managers[LATEST].reload()
     return path
 
@@ -272,7 +277,7 @@ class Checkpoints:
     options = ocp.CheckpointManagerOptions(
       enable_async_checkpointing=False, cleanup_tmp_directories=not self._read_only, **access
     )
-    with _errors_only():
+    with _quiet():
       return ocp.CheckpointManager(self.folder / kind, options=options)
 
 
@@ -283,6 +288,14 @@ def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _digest(values: Mapping[str, Any]) -> str:
   return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _reason(error: Exception) -> str:
+  """The error of the disk, if there is one, or the beginning of the message, which may have many lines."""
+  for code in DISK_ERRORS:
+    if os.strerror(code) in str(error):
+      return os.strerror(code)
+  return ' '.join(str(error).split())[:160]
 
 
 def _layout(state: TrainState) -> dict[str, str]:
@@ -305,13 +318,15 @@ def _difference(stored: Mapping[str, str], expected: Mapping[str, str]) -> str |
 
 
 @contextlib.contextmanager
-def _hide_aborted_read_messages() -> Iterator[None]:
-  """Hides the messages of aborted reads: when one array cannot be read, orbax aborts the reads of all others.
+def _quiet() -> Iterator[None]:
+  """Hides the notes of orbax about its options, and the messages of its threads about what this module raises itself.
 
-  Some of them end later, on threads of tensorstore. After a failure the hook that ignores them therefore stays.
+  When one array cannot be read or written, orbax aborts all others, some of which end later, on threads of tensorstore.
+  After a failure the hook that ignores their messages therefore stays.
   """
   previous_hook = sys.unraisablehook
   asyncio_log = logging.getLogger('asyncio')
+  verbosity = absl_logging.get_verbosity()
 
   def hook(unraisable):
     if not any(words in str(unraisable.exc_value) for words in ('Event loop is closed', 'reading array index')):
@@ -319,22 +334,13 @@ def _hide_aborted_read_messages() -> Iterator[None]:
 
   sys.unraisablehook = hook
   asyncio_log.disabled = True
+  absl_logging.set_verbosity(absl_logging.FATAL)
   try:
     yield
     sys.unraisablehook = previous_hook
+    asyncio_log.disabled = False
   except Exception:
     gc.collect()
     raise
-  finally:
-    asyncio_log.disabled = False
-
-
-@contextlib.contextmanager
-def _errors_only() -> Iterator[None]:
-  """Silences orbax's notes about its own options, which do not concern a user."""
-  verbosity = absl_logging.get_verbosity()
-  absl_logging.set_verbosity(absl_logging.ERROR)
-  try:
-    yield
   finally:
     absl_logging.set_verbosity(verbosity)

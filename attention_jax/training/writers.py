@@ -6,6 +6,8 @@ numbers, and is closed once.
 
 import json
 import math
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from attention_jax.errors import UserError
 
 Record = Mapping[str, Any]
 METRICS_FILE = 'metrics.jsonl'
+FIRST_REPORT = 15.0  # seconds without a record after which the progress line reports compilation
 RATE = 'train/steps_per_second'
 
 # Training metrics on the progress line and their labels, the most important first; the files hold all metrics.
@@ -157,8 +160,12 @@ class Progress:
     )
     self._task = self._progress.add_task('compiling', total=stop, completed=start)
     self._progress.start()
+    self._first_record = threading.Event()
+    if not self._console.is_terminal:
+      threading.Thread(target=self._report_waiting, daemon=True).start()
 
   def __call__(self, step: int, record: Record) -> None:
+    self._first_record.set()
     is_training = RATE in record
     labels = PROGRESS_LABELS if is_training else {name: name for name in record}
     words = [f'step {step}/{self._stop}']
@@ -174,7 +181,17 @@ class Progress:
 
   def close(self) -> None:
     """Ends the live display."""
+    self._first_record.set()
     self._progress.stop()
+
+  def _report_waiting(self) -> None:
+    """Prints the time until the first record, most of which is compilation, at intervals that double."""
+    start = time.monotonic()
+    interval = FIRST_REPORT
+    while not self._first_record.wait(interval):
+      seconds = time.monotonic() - start
+      self._console.print(f'compiling the update, or making the first ones, for {seconds:.0f} s')
+      interval *= 2
 
   def _time_left(self) -> str:
     """'0:01:05', or '-:--:--' after the first record."""

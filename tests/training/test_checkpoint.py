@@ -229,6 +229,27 @@ def test_a_missing_latest_checkpoint_is_logged(saved, open_saved):
   assert lines == [f'{saved}/checkpoints/20 is missing; resuming from step 10']
 
 
+@pytest.mark.parametrize('remove', [shutil.rmtree, remove_everything])
+def test_checkpoints_that_are_removed_while_a_run_trains(saved, open_saved, remove):
+  """They are written again, or the run ends with one line."""
+  checkpoints = open_saved()
+  remove(saved / LATEST / '20')
+  remove(saved / LATEST / '10')
+  try:
+    checkpoints.save(make_state(30), {})
+    assert checkpoints.restore(make_state(0))[0].step == 30
+  except UserError as error:
+    assert f'cannot save checkpoint {saved}/checkpoints/30' in str(error)
+
+
+def test_a_disk_that_cannot_be_written(saved, open_saved):
+  checkpoints = open_saved()
+  shutil.rmtree(saved / LATEST)
+  (saved / LATEST).write_text('')
+  with pytest.raises(UserError, match=r'cannot save checkpoint .*checkpoints/30: .*; the last good'):
+    checkpoints.save(make_state(30), {})
+
+
 def test_a_new_run_has_nothing_to_resume(checkpoints):
   assert checkpoints.resume(lambda: pytest.fail('there is no checkpoint')) is None
 

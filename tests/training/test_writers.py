@@ -1,10 +1,12 @@
 """Writers: metrics.jsonl survives kills, and the progress line serves a terminal and a pipe."""
 
+import time as real_time
 import types
 
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.training import writers
 from attention_jax.training.writers import JsonLines, Progress, TensorBoard, read_metrics
 
 
@@ -54,6 +56,17 @@ def test_a_folder_instead_of_the_file(tmp_path):
   for use in (read_metrics, lambda folder: JsonLines(folder, 0)):
     with pytest.raises(UserError, match=r'cannot read .*metrics\.jsonl: Is a directory'):
       use(tmp_path)
+
+
+def test_silence_before_the_first_record_is_reported(pipe, capsys, monkeypatch):
+  monkeypatch.setattr(writers, 'FIRST_REPORT', 0.01)
+  progress = Progress(0, 10)
+  real_time.sleep(0.2)
+  progress(5, {'train/loss': 1.0, 'train/steps_per_second': 1.0})
+  progress.close()
+  lines = capsys.readouterr().out.splitlines()
+  reports = [line for line in lines if line.startswith('compiling the update, or making the first ones, for 0 s')]
+  assert 2 <= len(reports) <= 6 and lines[-1].startswith('step 5/10')
 
 
 def test_tensorboard_files_are_written(tmp_path):

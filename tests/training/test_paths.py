@@ -1,0 +1,29 @@
+"""Names that can be no run folder are one-line errors."""
+
+from pathlib import Path
+
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.training.paths import run_path
+
+
+@pytest.mark.parametrize(
+  ('name', 'message'),
+  [
+    ('https://a/b', "'https://a/b' is a URL"),
+    ('https:/a', 'is a URL'),
+    ('-', "'-' stands for no folder"),
+    ('~nobody-has-this-name/x', 'cannot use .*: Could not determine home directory'),
+    ('a' * 300, r'cannot use .*aaa\.\.\.aaa.* as a folder: File name too long'),
+  ],
+)
+def test_invalid_names(name, message):
+  with pytest.raises(UserError, match=message) as error:
+    run_path(name)
+  assert len(str(error.value)) < 200
+
+
+def test_home_and_new_folders(tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  assert run_path('~/new') == tmp_path / 'new' and run_path(Path('new')) == Path('new')
