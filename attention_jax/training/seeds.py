@@ -19,14 +19,14 @@ from attention_jax.training.hooks import (
   BestEvaluation,
   CheckpointSaver,
   Evaluator,
-  FiniteGuard,
   InterruptHandler,
   MetricsLogger,
   TrainingClock,
   Writer,
   is_due,
 )
-from attention_jax.training.loop import Training, guard_intervals, make_evaluator, train_loop
+from attention_jax.training.incidents import BatchRecorder
+from attention_jax.training.loop import Training, make_evaluator, make_guard, train_loop
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.side_by_side import prepare_side_by_side
@@ -199,7 +199,7 @@ def fit_seeds(
       make_run_evaluator = functools.partial(make_evaluator, training, evaluate, direction, clock=clock)
     runs = SeedRuns(folders, seeds, training, best, stopped, start, side_by_side.select, make_run_evaluator, stack)
     hooks = [  # in the order of loop.fit
-      FiniteGuard(guard_intervals(training, evaluate), checkpoints, seeds),
+      make_guard(training, evaluate, checkpoints, BatchRecorder(folder, stream), seeds),
       MetricsLogger(training.log_every, [runs.write], clock, side_by_side.compilations),
       runs,
       stack.enter_context(InterruptHandler()),

@@ -27,6 +27,7 @@ PROGRAM_FLAGS = {
     '--plot:',
     *SEARCH_FLAGS,
   ),
+  'replay': ('--workdir:', '--update:'),
   'ablate': (
     '--config:',
     '--workdir:',

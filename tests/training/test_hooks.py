@@ -87,6 +87,29 @@ def test_finite_guard_names_the_seed(checkpoints):
     guard(2, STATE, make_metrics(jnp.array([1, jnp.nan, 1]), jnp.ones(3)), False)
 
 
+def test_finite_guard_logs_skipped_updates_until_there_are_too_many(checkpoints, monkeypatch):
+  monkeypatch.setattr(hooks, 'MAX_SKIPPED', 2)
+  lines = []
+  guard = FiniteGuard((1,), checkpoints, skips=True, log=lines.append)
+  for step, loss in enumerate([jnp.nan, jnp.inf, 1.0, jnp.nan, jnp.nan], 1):
+    guard(step, STATE, make_metrics(loss), False)
+  assert lines == [
+    f'loss is {x} at step {n}: update skipped' for n, x in ((1, 'nan'), (2, 'inf'), (4, 'nan'), (5, 'nan'))
+  ]
+  with pytest.raises(UserError, match='loss is nan at step 6; there is no checkpoint yet'):
+    guard(6, STATE, make_metrics(jnp.nan), False)
+
+
+def test_finite_guard_logs_spikes(checkpoints):
+  lines = []
+  recorder = types.SimpleNamespace(describe_rows=lambda update: f'rows {update}, 7')
+  guard = FiniteGuard((1,), checkpoints, recorder=recorder, log=lines.append)
+  for step in range(1, 61):
+    guard(step, STATE, make_metrics(2.0 + 0.01 * (step % 3)), False)
+  guard(61, STATE, make_metrics(9.0), False)
+  assert lines == ['loss 9 at step 61 is far above the mean of 2.01 before; rows 61, 7']
+
+
 def test_the_clock_excludes_pauses(time):
   clock = TrainingClock()
   time.now = 3.0

@@ -154,7 +154,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bits(uninterrupted, t
     assert steps == sorted(set(steps))  # no step occurs twice
 
 
-def test_nan_is_reported_with_its_step_and_never_saved(tmp_path, monkeypatch):
+def test_nan_is_reported_with_its_step_and_never_saved(tmp_path, monkeypatch, capsys):
   make_loss = helpers.sequence_loss
 
   def make_poisoned_loss(*args):
@@ -177,6 +177,12 @@ def test_nan_is_reported_with_its_step_and_never_saved(tmp_path, monkeypatch):
   assert '\n' not in str(error.value)
   assert os.listdir(tmp_path / LATEST) == ['15'] and not os.listdir(tmp_path / BEST)
   assert [record['step'] for record in records_of(tmp_path)] == [5, 10, 15]
+  assert f'its batch is {tmp_path}/nonfinite/update_18.npz' in str(error.value)
+  capsys.readouterr()
+  result = fit_toy(tmp_path, **LIGHT | {'stream': poisoned_stream, 'on_nonfinite': 'skip', 'steps': 20})
+  assert result.state.step == 20 and sorted(os.listdir(tmp_path / LATEST)) == ['15', '20']
+  lines = [line.partition(';')[0] for line in capsys.readouterr().out.splitlines() if 'skipped' in line]
+  assert lines == [f'loss is nan at step {n}: update skipped' for n in (18, 19, 20)]
 
 
 def test_early_stopping_is_remembered(tmp_path):
