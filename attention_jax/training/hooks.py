@@ -5,8 +5,7 @@ should stop; the hooks after it then get last=True. Only hooks that are due sync
 """
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +14,7 @@ from jax.experimental import multihost_utils
 
 from attention_jax.errors import UserError, choose
 from attention_jax.training.checkpoint import BEST, Checkpoints
+from attention_jax.training.clock import EVALUATION, SAVING, TrainingClock
 from attention_jax.training.incidents import BatchRecorder, SpikeDetector
 from attention_jax.training.interrupts import StopRequest
 from attention_jax.training.state import TrainState
@@ -112,27 +112,6 @@ class FiniteGuard:
     if mean is not None:
       rows = self._recorder.describe_rows(update) if self._recorder else ''
       self._log(f'loss {loss:.4g} at step {update} is far above the mean of {mean:.4g} before; {rows}'.rstrip('; '))
-
-
-class TrainingClock:
-  """Measures the seconds spent on training itself: time inside `paused()` does not count."""
-
-  def __init__(self):
-    self._start = time.monotonic()
-
-  def lap(self) -> float:
-    """Returns the seconds since the last lap, and starts the next one."""
-    now = time.monotonic()
-    seconds = now - self._start
-    self._start = now
-    return max(seconds, 1e-9)
-
-  @contextlib.contextmanager
-  def paused(self) -> Iterator[None]:
-    """Excludes the time that the block takes."""
-    pause_start = time.monotonic()
-    yield
-    self._start += time.monotonic() - pause_start
 
 
 class MetricsLogger:
@@ -253,8 +232,8 @@ class Evaluator:
   def __call__(self, step, state, metrics, last):
     if not is_due(step, self._every, last):
       return None
-    with self._clock.paused():
-      jax.block_until_ready(state)
+    jax.block_until_ready(state)  # updates that are still running do not count as evaluation
+    with self._clock.paused(EVALUATION):
       results = self._evaluate(state)
       value = float(results[choose(self._select, results, 'metric to select by')])
       # All processes must agree on which state is best, because they save it together.
@@ -324,6 +303,6 @@ class CheckpointSaver:
 
   def __call__(self, step, state, metrics, last):
     if is_due(step, self._every, last):
-      with self._clock.paused():
-        jax.block_until_ready(state)
+      jax.block_until_ready(state)
+      with self._clock.paused(SAVING):
         self._checkpoints.save(self._stack(state) if self._stack else state, self._host())

@@ -15,6 +15,7 @@ from attention_jax.errors import choose
 from attention_jax.specs import Count, Fraction, NonNegative, Size, check_fields
 from attention_jax.training.anneal import apply_schedules, make_anneal
 from attention_jax.training.checkpoint import Checkpoints
+from attention_jax.training.clock import TrainingClock
 from attention_jax.training.compiling import compiler_options
 from attention_jax.training.hooks import (
   BestEvaluation,
@@ -24,7 +25,6 @@ from attention_jax.training.hooks import (
   Hook,
   InterruptHandler,
   MetricsLogger,
-  TrainingClock,
   Writer,
 )
 from attention_jax.training.incidents import BatchRecorder
@@ -222,7 +222,10 @@ def fit(
       interrupts,
       CheckpointSaver(training.checkpoint_every, checkpoints, clock, host_values),
     ]
-    state, reason = train_loop(train_step, state, stream, hooks, start, training.steps)
+    timed_step = clock.timed_step(train_step, train_step.compilations)
+    state, reason = train_loop(timed_step, state, clock.timed_stream(stream), hooks, start, training.steps)
+    if jax.process_index() == 0:
+      print(clock.describe())
     return FitResult(state, reason, best_so_far(), train_step.compilations())
 
 

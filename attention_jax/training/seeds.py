@@ -15,13 +15,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from attention_jax.training.checkpoint import Checkpoints
+from attention_jax.training.clock import TrainingClock
 from attention_jax.training.hooks import (
   BestEvaluation,
   CheckpointSaver,
   Evaluator,
   InterruptHandler,
   MetricsLogger,
-  TrainingClock,
   Writer,
   is_due,
 )
@@ -209,7 +209,9 @@ def fit_seeds(
     def step_live_runs(states, batch):
       return side_by_side(states, batch, runs.live)
 
-    states, reason = train_loop(step_live_runs, states, stream, hooks, start, training.steps)
+    timed_step = clock.timed_step(step_live_runs, train_step.compilations)
+    states, reason = train_loop(timed_step, states, clock.timed_stream(stream), hooks, start, training.steps)
+    print(clock.describe())
     reasons = [runs.stopped.get(i, reason) for i in range(len(seeds))]
     return SeedResults(int(side_by_side.select(states, 0).step), reasons, side_by_side.compilations())
 
