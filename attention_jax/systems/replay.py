@@ -112,14 +112,14 @@ def _sums_and_gradients(loss: Any, state: TrainState, batch: Any, seed: int) -> 
   rngs = step_rngs(jax.random.fold_in(jax.random.key(seed), state.step))
 
   @jax.jit
-  def differentiate(params):
+  def differentiate(params, batch):
     def objective(params):
       sums = loss(params, batch, rngs, state.running, state.step + 1)
       return sums['loss'], sums
 
     return jax.grad(objective, has_aux=True)(params)
 
-  gradients, sums = differentiate(state.params)
+  gradients, sums = differentiate(state.params, batch)
   return sums, gradients
 
 
