@@ -1,5 +1,7 @@
 """`attend` raises a one-line error for arguments that do not match, with their names, shapes and what is expected."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -129,3 +131,12 @@ def test_any_batch_axes(shape):
   attended = aj.attend(*(jnp.ones((*shape, *x.shape[1:])) for x in ARGUMENTS.values()))
   assert attended.context.shape == (*shape, T, V)
   assert attended.weights.shape == (*shape, T, S)
+
+
+def test_a_name_that_needs_a_missing_package(monkeypatch):
+  monkeypatch.delitem(sys.modules, 'attention_jax.modules.attention', raising=False)
+  monkeypatch.setitem(sys.modules, 'flax', None)
+  with pytest.raises(
+    ImportError, match=r"attention_jax\.Attention needs the package 'flax'; pip install 'attention_jax\["
+  ):
+    _ = aj.Attention
