@@ -33,9 +33,10 @@ def __getattr__(name: str):
   try:
     module = importlib.import_module(path)
   except ModuleNotFoundError as error:
-    raise ImportError(
-      f"attention_jax.{name} needs the package '{error.name}'; pip install 'attention_jax[train]'"
-    ) from error
+    if str(error.name).startswith('attention_jax'):
+      raise
+    message = f"attention_jax.{name} needs the package '{error.name}'; pip install 'attention_jax[train]'"
+    raise ModuleNotFoundError(message, name=error.name) from error
   is_submodule = path == f'{__name__}.{name}'
   return module if is_submodule else getattr(module, name)
 

@@ -209,7 +209,7 @@ def fit_seeds(
     def step_live_runs(states, batch):
       return side_by_side(states, batch, runs.live)
 
-    timed_step = clock.timed_step(step_live_runs, train_step.compilations)
+    timed_step = clock.timed_step(step_live_runs, side_by_side.compilations)
     states, reason = train_loop(timed_step, states, clock.timed_stream(stream), hooks, start, training.steps)
     print(clock.describe())
     reasons = [runs.stopped.get(i, reason) for i in range(len(seeds))]
