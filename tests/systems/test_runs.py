@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.inference import predictor
 from attention_jax.systems import runs
 from attention_jax.systems.base import SupportsLinePrediction, SupportsTranslation
 from attention_jax.systems.config import default_config
@@ -142,6 +143,30 @@ def test_a_config_with_unknown_fields(copy):
     open_run(copy)
 
 
+@pytest.mark.parametrize(
+  ('edit', 'message'),
+  [
+    (lambda config: config['training'].update(steps='4'), r"training\.steps must be a whole number, got '4'"),
+    (lambda config: config['model'].update(dropout=None), r'model\.dropout must be a number, got None'),
+    (lambda config: config['model'].update(encoder=3), r'model\.encoder must be a string or a list, got 3'),
+    (lambda config: config['data'].update(buckets=1.5), r'data\.buckets must be a string or a list, got 1\.5'),
+    (lambda config: config['data'].update(shared_vocabulary=1), r'shared_vocabulary must be True or False, got 1'),
+    (lambda config: config.update(training=3), r'unknown fields in .*: training;'),
+  ],
+)
+def test_a_stored_config_with_wrong_types(copy, edit, message):
+  edit_config(copy, edit)
+  with pytest.raises(UserError, match=message):
+    open_run(copy)
+
+
+def test_a_stored_config_that_is_no_object(copy):
+  (copy / 'config.json').write_text('[1]')
+  (copy / 'digests.json').unlink()
+  with pytest.raises(UserError, match=r'config\.json must be an object with the groups of a config, got \[1\]'):
+    open_run(copy)
+
+
 def test_a_folder_of_several_seeds(copy):
   edit_config(copy, lambda config: config.update(seeds=2))
   with pytest.raises(UserError, match=r'holds 2 runs, one for each seed; expected one of: .*/seed_0, .*/seed_1'):
@@ -163,6 +188,13 @@ def test_a_run_translates(trained):
   assert run.predictor is run.predictor
   (prediction,) = run.predictor(['a b'], beams=1)
   assert prediction.source == 'a b' and len(prediction.hypotheses) == 1
+
+
+def test_a_very_long_source_has_no_hypotheses(trained, monkeypatch):
+  """It would take gigabytes of memory."""
+  monkeypatch.setattr(predictor, 'MAX_SOURCE_LENGTH', 7)
+  long, short = open_run(trained.folder).predictor(['a b c d e f g', 'a b c d e f'])
+  assert not long.hypotheses and len(short.hypotheses) == 1
 
 
 def test_evaluate_split(trained):
