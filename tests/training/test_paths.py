@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from attention_jax.errors import UserError
 from attention_jax.training.paths import run_path
@@ -22,6 +24,15 @@ def test_invalid_names(name, message):
   with pytest.raises(UserError, match=message) as error:
     run_path(name)
   assert len(str(error.value)) < 200
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_any_text_is_a_path_or_one_line(name):
+  try:
+    assert isinstance(run_path(name), Path)
+  except UserError as error:
+    assert len(error.lines) == 1
 
 
 def test_home_and_new_folders(tmp_path, monkeypatch):

@@ -4,6 +4,8 @@ import time as real_time
 import types
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from attention_jax.errors import UserError
 from attention_jax.training import writers
@@ -44,11 +46,24 @@ def test_records_of_one_step_are_merged(tmp_path):
   ]
 
 
-@pytest.mark.parametrize('line', ['[]', '{"loss": 1}', '{"step": "x"}', '{"step": 1'])
+@pytest.mark.parametrize('line', ['[]', '{"loss": 1}', '{"step": "x"}', '{"step": 1', '{"step": 1e999}'])
 def test_a_damaged_line_is_named(tmp_path, line):
   (tmp_path / 'metrics.jsonl').write_text(f'{{"step": 1}}\n{line}\n')
   with pytest.raises(UserError, match=r'metrics\.jsonl:2: not a record of metrics'):
     JsonLines(tmp_path, 5)
+
+
+PARTS = st.sampled_from([b'{"step":', b'1', b'-1e999', b'NaN', b'"x"', b'}', b'[', b']', b',', b'\n'])
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary() | st.lists(PARTS).map(b''.join))
+def test_any_content_is_read_or_one_line(tmp_path, content):
+  (tmp_path / 'metrics.jsonl').write_bytes(content)
+  try:
+    read_metrics(tmp_path)
+  except UserError as error:
+    assert len(error.lines) == 1
 
 
 def test_a_folder_instead_of_the_file(tmp_path):
