@@ -4,18 +4,26 @@ This module defines the public names. Those that depend on flax or on other larg
 """
 
 import importlib
+import sys
 
 from attention_jax.errors import UserError
 from attention_jax.functional import alignments, scores
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Carry, Memory, attend_step, init_params
 from attention_jax.functional.dropout import with_dropout
+from attention_jax.functional.edits import with_edit
 from attention_jax.functional.masking import causal_mask, combine_masks, padding_mask, window_mask
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import LocalWindow, Param, Pointwise, Product, RequiredLoss, Row, TanhSum
 from attention_jax.kernels.api import IMPLEMENTATIONS, attend
+from attention_jax.missing import TRAIN_SUBPACKAGES, MissingTrainFinder
 
-_LAZY = {'Attention': 'attention_jax.modules.attention', 'analysis': 'attention_jax.analysis'}
+_LAZY = {
+  'Attention': 'attention_jax.modules.attention',
+  'analysis': 'attention_jax.analysis',
+  **{name: f'attention_jax.{name}' for name in TRAIN_SUBPACKAGES},
+}
+sys.meta_path.append(MissingTrainFinder)
 
 
 def __getattr__(name: str):
@@ -54,4 +62,5 @@ __all__ = [
   'scores',
   'window_mask',
   'with_dropout',
+  'with_edit',
 ]

@@ -2,7 +2,7 @@
 
 Handwritten digits of 8 x 8 pixels (part of scikit-learn) on a canvas of 20 x 20, by glimpses of 4 x 4.
 
-Measured on one core, seed 0: six minutes, errors of 7.4 % with one look and 0.4 % with ten.
+Measured on one core, seed 0: six minutes, errors of 7.4 % with one sample and 0.4 % with ten.
 """
 
 from attention_jax.systems.config import default_config

@@ -2,7 +2,7 @@
 
 Handwritten digits by six glimpses of 8 x 8 pixels, Mnih et al. 2014.
 
-Measured, seed 0, errors with one look and with ten:
+Measured, seed 0, errors with one sample and with ten:
 
 - 28 x 28 in 16 CPU minutes: 1.84 and 0.67 %;
 - canvas of 60 x 60 in 26 minutes: 3.17 and 2.00 %;
@@ -10,8 +10,8 @@ Measured, seed 0, errors with one look and with ten:
 - both canvases with --config.training.steps=60000 --config.training.average=0.999, an hour and a half each: 2.27 and
   1.41 %, 7.97 and 4.19 %.
 
-FOLDER contains mnist.npz, or MNIST as prepared by tfds. For the data set of tfds, a
-larger canvas, or a canvas with clutter:
+FOLDER contains mnist.npz, or MNIST as prepared by tfds. For the data set of tfds, a larger canvas, or a canvas with
+clutter:
 
   --config.data.task='tfds(name="mnist")'
   --config.data.task='npz(canvas=60)' --config.model.size=12 --config.model.scales=3

@@ -24,6 +24,8 @@ flags.DEFINE_integer('repeats', 7, 'number of timed runs of each side', lower_bo
 flags.DEFINE_string('run', '', 'the folder of a trained bahdanau2015, to measure its translation')
 flags.DEFINE_string('joey', '', 'the interpreter of an environment with Joey NMT, to compare with it')
 flags.DEFINE_string('data', 'data/multi30k', 'the folder with test2016.en and test2016.de, for --run')
+flags.DEFINE_string('data_root', 'data', 'the folder with nettalk, multi30k and imdb, for the suite startup')
+flags.DEFINE_string('checkout', '', 'a checkout of another commit, whose start the suite startup compares')
 
 
 def main() -> None:
@@ -37,6 +39,8 @@ def main() -> None:
     joey=FLAGS.joey,
     run=FLAGS.run,
     data=FLAGS.data,
+    data_root=FLAGS.data_root,
+    checkout=FLAGS.checkout,
   )
   run_suites(FLAGS.suites, FLAGS.out, context)
 

@@ -1,6 +1,6 @@
-"""Generates docs/variants.md and docs/config.md from the tables of variants and the fields of the configs.
+"""Generates docs/variants.md, docs/config.md and docs/analyses.md from the tables and the fields of the configs.
 
-python -m experiments.documentation           # writes both files
+python -m experiments.documentation           # writes the files
 python -m experiments.documentation --check   # fails if a file is out of date
 """
 
@@ -15,8 +15,10 @@ from absl import flags
 from attention_jax import atomic
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
+from attention_jax.functional.edits import EDITS
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, option_schema, parameter_names
+from attention_jax.inference.analyses import ANALYSES
 from attention_jax.kernels import pallas_additive
 from attention_jax.kernels.api import IMPLEMENTATIONS
 from attention_jax.losses import auxiliary
@@ -48,6 +50,27 @@ CONFIG_INTRODUCTION = (
   'change them, and `python -m experiments.train --config=FILE:PRESET --help_config` prints the values of one config.'
 )
 
+ANALYSES_INTRODUCTION = """`inspect_attention --analyses=NAME`, which may be repeated, computes analyses of a trained
+run of translation. Values for each target token and source token are drawn beside the weights; an `--output` with the
+suffix `.json` contains all values.
+
+```sh
+python -m experiments.inspect_attention --workdir=runs/dates --rows=0 --analyses=integrated_gradients --analyses=kendall
+python -m experiments.inspect_attention --workdir=runs/dates --text='5. März 1999' --output=what_if.json \\
+  --analyses='what_if(edit="fixed(at=8, position=3)")'
+```
+
+- Attributions, `leave_one_out` and `what_if` are of the log-probability of each target token by teacher forcing. Where
+  the probability is nearly 1, all of them are nearly 0.
+- Whether attention weights explain an output depends on the model and on what explaining means (Jain & Wallace 2019;
+  Wiegreffe & Pinter 2019). `kendall` compares weights with another measure; `permutation` and `adversarial` change the
+  weights of one step and compare its output.
+- An edit changes the weights of every layer and head of a decoder. `aj.with_edit(alignment, edit)` makes an alignment
+  of any alignment and an edit, for `aj.attend` and for modules. An edit is the name of a row, or a function of weights
+  [S] and mask [S].
+- The functions themselves are in `aj.analysis`, on arrays and on functions of arrays. Some of them need scipy or optax,
+  which are in the extra `train`."""
+
 # Columns of the tables of presets: column -> field of config.model.
 TRANSLATION_COLUMNS = {
   'encoder': 'encoder',
@@ -68,7 +91,7 @@ flags.DEFINE_bool('check', False, 'write nothing; fail if a file is out of date'
 
 def pages() -> dict[str, str]:
   """Returns the text of every generated file, by its name in docs/."""
-  return {'variants.md': variants_page(), 'config.md': config_page()}
+  return {'variants.md': variants_page(), 'config.md': config_page(), 'analyses.md': analyses_page()}
 
 
 def outdated_pages(folder: Path = DOCS) -> list[Path]:
@@ -120,6 +143,17 @@ def config_page() -> str:
       title = f'{scope}: config.{group}' if group else f'{scope}: config'
       sections[title] = _table(('field', 'type', 'default', 'range', 'meaning'), _field_rows(fields))
   return _page('Config fields', CONFIG_INTRODUCTION, sections)
+
+
+def analyses_page() -> str:
+  """Returns Markdown with every analysis of a trained run, and every edit of weights."""
+  analyses = ((name, row.description, _option_list(schema_of(row.fn))) for name, row in ANALYSES.items())
+  edits = ((name, _summary(row.fn), _option_list(option_schema(row))) for name, row in EDITS.items())
+  sections = {
+    'Analyses': _table(('analysis', 'result', 'options'), analyses),
+    'Edits of weights': _table(('edit', 'equation and source', 'options'), edits),
+  }
+  return _page('Analyses', ANALYSES_INTRODUCTION, sections)
 
 
 def _page(title: str, introduction: str, sections: Mapping[str, str]) -> str:

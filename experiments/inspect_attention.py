@@ -1,11 +1,13 @@
-"""Draws the attention weights of a trained run: one picture with a heatmap per row of a split, or per given line.
+"""Draws or writes the attention weights of a trained run: one heatmap per row of a split, or per given line.
 
   python -m experiments.inspect_attention --workdir=runs/dates --rows=0,1,2,3
   python -m experiments.inspect_attention --workdir=runs/dates --text='5. März 1999'
+  python -m experiments.inspect_attention --workdir=runs/dates --rows=0 --analyses=entropy --analyses=leave_one_out
   python -m experiments.inspect_attention --workdir=runs/transformer --rows=0 --layers
 
 For rows of a split of sentences, weights are those of the reference target, and gold links are outlined squares if the
-split has them. For --text and for rows of pictures, weights are those of the best hypothesis.
+split has them. For --text and for rows of pictures, weights are those of the best hypothesis. For a run of translation,
+the suffix of --output selects the format: .png for heatmaps, .json for all numbers.
 """
 
 from experiments.large_pages import restart_with_large_pages
@@ -25,28 +27,50 @@ flags.DEFINE_string('split', 'test', 'train, validation, test or unseen; a task 
 flags.DEFINE_list('rows', ['0', '1', '2', '3'], 'rows of the split, counted from 0')
 flags.DEFINE_multi_string('text', [], 'a source line to draw instead of rows of the split; may be repeated')
 flags.DEFINE_bool('layers', False, 'for a Transformer or convolutions: draw every layer and head separately')
+flags.DEFINE_multi_string(
+  'analyses', [], 'an analysis of docs/analyses.md to compute, such as entropy or leave_one_out; may be repeated'
+)
+flags.DEFINE_bool('relative', False, 'draw the largest weight of each heatmap darkest, for weights that are all small')
 flags.DEFINE_string('output', None, 'a new file; by default a file in the workdir, which is overwritten')
 
 
 def main() -> None:
   from attention_jax.systems import runs
-  from attention_jax.systems.base import SupportsLayerPlots
+  from attention_jax.systems.base import SupportsReadings
 
   folder = require_flag('workdir')
   output = check_output_path(FLAGS.output, 'output') if FLAGS.output else None
   run = runs.open_run(folder, FLAGS.checkpoint, dtype=FLAGS.dtype)
   path = Path(output or run.folder / run.system.plot_filename)
+  if isinstance(run.system, SupportsReadings):
+    _write_readings(run, path)
+  else:
+    _plot(run, path, output)
+
+
+def _write_readings(run, path: Path) -> None:
+  from attention_jax.analysis import reading_files
+  from attention_jax.analysis.reading import ReadingRequest
+
+  reading_files.check_format(path)
+  request = ReadingRequest(FLAGS.split, FLAGS.rows, FLAGS.text, FLAGS.layers, FLAGS.analyses)
+  reading_files.write(run.system.read(run.params, request), path, relative=FLAGS.relative)
+  print(f'written to {path}')
+
+
+def _plot(run, path: Path, output: str | None) -> None:
+  """Plots the weights of a system without readings."""
   suffix = Path(run.system.plot_filename).suffix
   if path.suffix.lower() != suffix:
     raise UserError(f'--output={path} must end with {suffix}, the format of this run')
+  for name in ('layers', 'analyses', 'relative'):
+    if FLAGS[name].value:
+      raise UserError(f"--{name}: expected a run of system 'translation', got one of {run.config['system']!r}")
   extra_paths = [path.with_suffix(extra) for extra in run.system.extra_plot_suffixes]
   if output:
     for extra_path in extra_paths:
       check_output_path(str(extra_path), 'output')
-  if FLAGS.layers and not isinstance(run.system, SupportsLayerPlots):
-    raise UserError(f'--layers: a run of system {run.config["system"]!r} has one layer of attention')
-  plot = run.system.plot_layers if FLAGS.layers else run.system.plot
-  plot(run.params, path, split=FLAGS.split, rows=FLAGS.rows, inputs=FLAGS.text)
+  run.system.plot(run.params, path, split=FLAGS.split, rows=FLAGS.rows, inputs=FLAGS.text)
   print(f'written to {", ".join(map(str, [path, *extra_paths]))}')
 
 

@@ -1,4 +1,4 @@
-"""From the flags of ablate.py, or from get_sweep() of its config file, to what the sweep needs."""
+"""Builds the arguments of a sweep from the flags of ablate.py, or from get_sweep() of its config file."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,11 +32,16 @@ def sweep_request(folder: Path, overrides: Mapping[str, Any], train: Sequence[st
   settings = _settings_of_flags()
   if sweep and settings:
     raise UserError(f'{path} defines get_sweep(); expected no --grid, --pair, --setting or --search beside it')
+  if sweep:
+    settings = sweep.settings
+  elif not settings:
+    settings = [{}]
+  default_seeds = sweep.seeds if sweep else DEFAULT_SEEDS
   return SweepRequest(
     folder=folder,
     base=Base(path, overrides, lambda path: load_config(path).to_dict()),
-    settings=sweep.settings if sweep else settings or [{}],
-    seeds=FLAGS.seeds if FLAGS.seeds is not None else sweep.seeds if sweep else DEFAULT_SEEDS,
+    settings=settings,
+    seeds=default_seeds if FLAGS.seeds is None else FLAGS.seeds,
     train=train,
     variants=FLAGS.variants or '',
     workers=FLAGS.workers,
@@ -49,7 +54,7 @@ def sweep_request(folder: Path, overrides: Mapping[str, Any], train: Sequence[st
 
 
 def report_options() -> ReportOptions:
-  """Returns what the flags, or get_sweep(), ask of the report."""
+  """Returns the options of the report that the flags, or get_sweep(), set."""
   sweep = load_sweep(config_path()) if FLAGS.config is not None else None
   baseline = space.parse_setting(FLAGS.baseline, '--baseline') if FLAGS.baseline else None
   return ReportOptions(

@@ -106,7 +106,9 @@ def _translate_lines(run, sampling) -> None:
     )
   options = {'beams': beams, 'groups': FLAGS.groups, 'diversity': FLAGS.diversity, 'sampling': sampling}
   print_hypotheses = _output_function(nbest)
-  empty, truncated, unread = [], [], []
+  empty = []
+  truncated = []
+  unread = []
   for start in range(0, len(lines), WINDOW):
     window = lines[start : start + WINDOW]
     filled = [i for i, line in enumerate(window) if line.strip()]
@@ -219,7 +221,8 @@ def _translate_stream(run) -> None:
   translate = StreamingTranslator(
     run.model, run.params, predictor.source_vocab, predictor.target_vocab, max_length=max_length
   )
-  empty, truncated = [], []
+  empty = []
+  truncated = []
   for number, line in enumerate(incremental.iter_lines(sys.stdin.buffer.read1, 'stdin'), 1):
     length = 0
     for text, _ in translate(line):

@@ -67,7 +67,7 @@ SHAPING_FEATURES = [
   'dist',
 ]
 FEATURES_BY_FONT = {'NotoSerifTibetan': ['abvm', 'blwm', 'mark', 'mkmk']}  # its ready-made stacks alone are 450 KiB
-COMMON_CODES = {0x20, 0x200C, 0x200D, 0x25CC}  # in every font: what a lone mark may be drawn on, and joiners
+COMMON_CODES = {0x20, 0x200C, 0x200D, 0x25CC}  # in every font: the bases that a lone mark is drawn on, and joiners
 SUPPLEMENTARY_BLOCKS = '10330-1034F 10400-104FF 1E100-1E14F 1F000-1FAFF'  # scripts of CLDR beyond U+FFFF, and emoji
 
 

@@ -1,19 +1,24 @@
-"""The console script, and the wheel: what it contains, and that its programs and configs run without a clone."""
+"""The console script, and the wheels: what they contain, and that programs and configs run without a clone."""
 
+import ast
+import json
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
+from email.parser import Parser
 from pathlib import Path
 
 import pytest
 
 import attention_jax as aj
 from attention_jax import cli
+from attention_jax.missing import TRAIN_MODULES
 
 ROOT = Path(aj.__file__).parent.parent
-MAX_WHEEL_BYTES = 600_000  # fonts alone would be more than 2 MB
+SOURCE_FOLDERS = ('attention_jax', 'experiments', 'configs')
+MAX_LEAN_BYTES = 300_000
 EXTRAS = {
   '': ['python', '-c', 'import attention_jax as aj, jax.numpy as jnp; aj.attend(*3 * [jnp.ones((3, 5))])'],
   'plots': ['python', '-c', "import attention_jax as aj; aj.analysis.heatmap([[1.0]], ['a'], ['b'], 'a.png')"],
@@ -30,18 +35,28 @@ EXTRAS = {
 
 
 @pytest.fixture(scope='module')
-def wheel(tmp_path_factory):
-  """The wheel of this checkout, built from a copy, because a build leaves folders beside its sources."""
-  source = tmp_path_factory.mktemp('source')
-  for name in ('attention_jax', 'experiments', 'configs'):
-    shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns('__pycache__'))
-  for name in ('pyproject.toml', 'README.md', 'LICENSE'):
-    shutil.copy(ROOT / name, source)
-  folder = tmp_path_factory.mktemp('wheel')
-  command = [sys.executable, '-m', 'build', '--wheel', '--outdir', str(folder), str(source)]
-  subprocess.run(command, check=True, capture_output=True, cwd=folder)
-  (path,) = folder.glob('*.whl')
-  return path
+def wheels(tmp_path_factory):
+  """Wheels for an index, built as CONTRIBUTING.md describes: attention_jax and attention_jax_train."""
+  folder = tmp_path_factory.mktemp('wheels')
+  environment = os.environ | {'ATTENTION_JAX_RELEASE': '1'}
+  for source in (ROOT, ROOT / 'train'):
+    command = [sys.executable, '-m', 'build', '--wheel', '--outdir', str(folder), str(source)]
+    subprocess.run(command, check=True, capture_output=True, cwd=folder, env=environment)
+  lean, train = sorted(folder.glob('*.whl'))
+  return lean, train
+
+
+def requirements(wheel):
+  """The lines Requires-Dist of the metadata of a wheel."""
+  archive = zipfile.ZipFile(wheel)
+  (path,) = [name for name in archive.namelist() if name.endswith('.dist-info/METADATA')]
+  return Parser().parsestr(archive.read(path).decode()).get_all('Requires-Dist')
+
+
+def run_in(site, arguments, folder):
+  """Runs Python in `folder` with the packages of this environment and, before them, those of `site`."""
+  environment = os.environ | {'PYTHONPATH': str(site)}
+  return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=folder, env=environment)
 
 
 def test_programs_are_listed_and_mistakes_are_one_line(capsys):
@@ -54,42 +69,92 @@ def test_programs_are_listed_and_mistakes_are_one_line(capsys):
   assert error.startswith("error: unknown program 'trian' (did you mean 'train'?)") and error.count('\n') == 1
 
 
-def test_the_wheel_has_programs_and_configs_and_no_fonts(wheel):
-  names = zipfile.ZipFile(wheel).namelist()
-  assert wheel.stat().st_size < MAX_WHEEL_BYTES
-  assert not [name for name in names if name.endswith(('.ttf', '.otf', '.png'))]
-  assert {f'attention_jax/sweeps/report.{kind}.jinja' for kind in ('html', 'md')} <= set(names)
-  for folder in ('attention_jax', 'experiments', 'configs'):
-    expected = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob('*.py')}
-    below = '' if folder == 'attention_jax' else 'attention_jax/programs/'
-    assert {f'{below}{name}' for name in expected} <= set(names)
+def test_the_wheels_have_every_file_once_and_the_lean_one_is_small(wheels):
+  assert wheels[0].stat().st_size < MAX_LEAN_BYTES
+  lean, train = ({name for name in zipfile.ZipFile(wheel).namelist() if '.dist-info/' not in name} for wheel in wheels)
+  assert not lean & train
+  files = {path.relative_to(ROOT).as_posix() for folder in SOURCE_FOLDERS for path in (ROOT / folder).rglob('*.py')}
+  modules = {name if name.startswith('attention_jax/') else f'attention_jax/programs/{name}' for name in files}
+  templates = {f'attention_jax/sweeps/report.{kind}.jinja' for kind in ('html', 'md')}
+  assert lean | train == modules | templates | {'attention_jax/py.typed'}
+  assert {_train_module(name) for name in train} == {*TRAIN_MODULES, 'attention_jax.programs'}
 
 
-def test_programs_of_the_wheel_run_without_a_clone(wheel, tmp_path):
+def _train_module(name):
+  """Returns the entry of TRAIN_MODULES that a file of attention_jax_train belongs to, or its subpackage."""
+  module = name.removesuffix('.py').replace('/', '.')
+  subpackage = '.'.join(module.split('.')[:2])
+  return module if module in TRAIN_MODULES else subpackage
+
+
+def test_the_lean_wheel_imports_no_module_of_the_other(wheels):
+  archive = zipfile.ZipFile(wheels[0])
+  for path in (name for name in archive.namelist() if name.endswith('.py')):
+    for node in ast.walk(ast.parse(archive.read(path))):
+      names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+      if isinstance(node, ast.ImportFrom):
+        names = [node.module, *(f'{node.module}.{alias.name}' for alias in node.names)]
+      missing = {_train_module(name) for name in names} & TRAIN_MODULES
+      assert not missing, f'{path} imports {missing}'
+
+
+def test_wheels_for_an_index_require_versions_of_each_other(wheels):
+  version = wheels[0].name.split('-')[1]
+  assert f"attention-jax-train=={version}; extra == 'train'" in requirements(wheels[0])
+  assert f'attention-jax[plots]=={version}' in requirements(wheels[1])
+  assert not [line for wheel in wheels for line in requirements(wheel) if '@' in line]
+
+
+LEAN_PROGRAM = """
+import attention_jax as aj
+print(aj.Attention.__name__, aj.analysis.alignment_error_rate([(0, 0)], [(0, 0)], []))
+for code in ('aj.systems', 'from attention_jax import models', 'from attention_jax.training.loop import fit'):
+  try:
+    exec(code)
+  except ModuleNotFoundError as error:
+    print(error)
+"""
+
+
+def test_the_lean_wheel_names_the_extra_that_is_missing(wheels, tmp_path):
+  zipfile.ZipFile(wheels[0]).extractall(tmp_path / 'site')
+  result = run_in(tmp_path / 'site', ['-c', LEAN_PROGRAM], tmp_path)
+  assert result.returncode == 0, result.stderr
+  hint = "is not installed; run pip install 'attention_jax[train]'"
+  missing = [f'attention_jax.{name} {hint}' for name in ('systems', 'models', 'training')]
+  assert result.stdout.splitlines() == ['Attention 0.0', *missing]
+
+
+def test_programs_of_the_wheels_run_without_a_clone(wheels, tmp_path):
   """Runs against this environment's packages; `test_extras` uses fresh environments."""
-  zipfile.ZipFile(wheel).extractall(tmp_path / 'site')
-  command = [
-    sys.executable,
-    '-m',
-    'attention_jax.cli',
-    'train',
-    '--config=configs/dates.py:bahdanau2015',
-    '--help_config',
-  ]
-  environment = os.environ | {'PYTHONPATH': str(tmp_path / 'site')}
-  result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+  for wheel in wheels:
+    zipfile.ZipFile(wheel).extractall(tmp_path / 'site')
+  arguments = ['train', '--config=configs/dates.py:bahdanau2015', '--help_config']
+  result = run_in(tmp_path / 'site', ['-m', 'attention_jax.cli', *arguments], tmp_path)
   assert result.returncode == 0, result.stderr
   assert 'config.training.steps' in result.stdout
 
 
+def fresh_environment(folder):
+  """Creates a virtual environment without packages and returns the folder of its programs."""
+  subprocess.run([sys.executable, '-m', 'venv', str(folder)], check=True)
+  return folder / 'bin'
+
+
 @pytest.mark.packaging
 @pytest.mark.parametrize('extra', EXTRAS)
-def test_extras(extra, wheel, tmp_path):
-  """Installs the wheel with one extra into a fresh environment and runs one command of it there."""
-  subprocess.run([sys.executable, '-m', 'venv', str(tmp_path / 'venv')], check=True)
-  programs = tmp_path / 'venv' / 'bin'
-  requirement = f'{wheel}[{extra}]' if extra else str(wheel)
-  subprocess.run([programs / 'pip', 'install', '--quiet', requirement], check=True)
+def test_extras(extra, tmp_path):
+  """Installs a clone with one extra into a fresh environment and runs one command of it there."""
+  clone = tmp_path / 'a clone'  # the space must be quoted in the URL of train/
+  for name in (*SOURCE_FOLDERS, 'train'):
+    shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns('__pycache__'))
+  for name in ('pyproject.toml', 'hatch_build.py', 'README.md', 'LICENSE'):
+    shutil.copy(ROOT / name, clone)
+  files = sorted(clone.rglob('*'))
+  programs = fresh_environment(tmp_path / 'venv')
+  requirement = f'.[{extra}]' if extra else '.'
+  subprocess.run([programs / 'pip', 'install', '--quiet', requirement], check=True, cwd=clone)
+  assert sorted(clone.rglob('*')) == files  # a build leaves nothing beside its sources
   program, *arguments = EXTRAS[extra]
   environment = {name: value for name, value in os.environ.items() if name not in ('PYTHONPATH', 'XLA_FLAGS')}
   environment['JAX_PLATFORMS'] = 'cpu'
@@ -97,3 +162,13 @@ def test_extras(extra, wheel, tmp_path):
     [programs / program, *arguments], capture_output=True, text=True, cwd=tmp_path, env=environment
   )
   assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.packaging
+def test_pip_resolves_the_extra_of_the_wheels_for_an_index(wheels, tmp_path):
+  programs = fresh_environment(tmp_path / 'venv')
+  report = tmp_path / 'report.json'
+  options = ['--quiet', '--dry-run', f'--find-links={wheels[1].parent}', f'--report={report}']
+  subprocess.run([programs / 'pip', 'install', *options, f'{wheels[0]}[train]'], check=True)
+  urls = {item['metadata']['name']: item['download_info']['url'] for item in json.loads(report.read_text())['install']}
+  assert urls['attention_jax_train'] == wheels[1].as_uri()

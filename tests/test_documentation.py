@@ -9,14 +9,14 @@ ROOT = documentation.DOCS.parent
 README = (ROOT / 'README.md').read_text('utf-8')
 
 
-@pytest.mark.parametrize('name', ['variants.md', 'config.md'])
+@pytest.mark.parametrize('name', ['variants.md', 'config.md', 'analyses.md'])
 def test_generated_files_are_up_to_date(name):
   text = (documentation.DOCS / name).read_text('utf-8')
   assert text == documentation.pages()[name], 'run: python -m experiments.documentation'
 
 
 def test_outdated_and_missing_files_are_found(tmp_path):
-  assert documentation.outdated_pages(tmp_path) == [tmp_path / 'variants.md', tmp_path / 'config.md']
+  assert documentation.outdated_pages(tmp_path) == [tmp_path / name for name in documentation.pages()]
   for name, text in documentation.pages().items():
     (tmp_path / name).write_text(text, 'utf-8')
   assert documentation.outdated_pages(tmp_path) == []

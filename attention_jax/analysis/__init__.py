@@ -1,5 +1,16 @@
-"""Alignments and attention weights: scores against gold links, statistics, pictures. Loads matplotlib on first use."""
+"""Alignments and attention weights: scores against gold links, statistics, explanations and their limits, pictures.
 
+Loads scipy, optax and matplotlib on first use.
+"""
+
+from attention_jax.analysis.agreement import (
+  Adversarial,
+  adversarial_weights,
+  jensen_shannon,
+  kendall,
+  permutation_effect,
+  total_variation,
+)
 from attention_jax.analysis.alignment import (
   AlignmentScores,
   alignment_error_rate,
@@ -11,19 +22,42 @@ from attention_jax.analysis.alignment import (
   monotonicity,
   parse_pharaoh,
 )
+from attention_jax.analysis.attributions import gradient_times_input, integrated_gradients, leave_one_out
+from attention_jax.analysis.heads import gate_heads, head_sensitivity, open_gates, prune_heads
+from attention_jax.analysis.norms import weighted_norms
 from attention_jax.analysis.plots import Heatmap, grid, heatmap
+from attention_jax.analysis.statistics import coverage, distance
+from attention_jax.analysis.through_layers import flow, rollout
 
 __all__ = [
+  'Adversarial',
   'AlignmentScores',
   'Heatmap',
+  'adversarial_weights',
   'alignment_error_rate',
   'alignment_scores',
+  'coverage',
+  'distance',
   'entropy',
+  'flow',
   'format_pharaoh',
+  'gate_heads',
+  'gradient_times_input',
   'grid',
+  'head_sensitivity',
   'heatmap',
+  'integrated_gradients',
+  'jensen_shannon',
+  'kendall',
+  'leave_one_out',
   'links_from_weights',
   'merge_weights',
   'monotonicity',
+  'open_gates',
   'parse_pharaoh',
+  'permutation_effect',
+  'prune_heads',
+  'rollout',
+  'total_variation',
+  'weighted_norms',
 ]

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attention_jax.data.pharaoh import Link, format_pharaoh, parse_pharaoh
 from attention_jax.errors import UserError
+from attention_jax.pharaoh import Link, format_pharaoh, parse_pharaoh
 
 __all__ = [
   'AlignmentScores',

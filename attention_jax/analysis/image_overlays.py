@@ -29,7 +29,7 @@ class CaptionOverlay(NamedTuple):
     maps: weights [words, rows, columns].
     title: title of the panel without weights.
     boxes: gold box (left, top, right, bottom) in pixels, or None, for each word.
-    cell_centres: centres of the rows and of the columns of the maps, from 0 to 1; None if cells divide it evenly.
+    cell_centres: centres of the rows and of the columns of the maps, from 0 to 1; None if they divide the image evenly.
     references: reference captions; the first MAX_REFERENCES are written above the panels.
     gold: all gold boxes of the references.
   """

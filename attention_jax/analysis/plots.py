@@ -23,11 +23,12 @@ class Heatmap(NamedTuple):
   """One heatmap, see `heatmap`.
 
   Attributes:
-    weights: [T, S] from 0 to 1; only the part with tokens is drawn.
+    weights: [T, S], not negative; only the part with tokens is drawn.
     source_tokens: at most S.
     target_tokens: at most T.
     gold: (source, target) pairs.
     title: a line above the picture.
+    relative: whether the darkest colour is the largest weight instead of 1, for weights that are all small.
   """
 
   weights: np.ndarray
@@ -35,6 +36,7 @@ class Heatmap(NamedTuple):
   target_tokens: Sequence[str]
   gold: Iterable[tuple[int, int]] | None = None
   title: str | None = None
+  relative: bool = False
 
 
 def heatmap(
@@ -112,9 +114,10 @@ def _render(item: Heatmap) -> np.ndarray:
   figure = Figure(figsize=(width, height), dpi=DPI)
   FigureCanvasAgg(figure)
   axes = figure.add_axes((0, 0, 1, 1))
-  image = axes.imshow(weights, COLOURS, vmin=0, vmax=1, aspect='auto', interpolation='nearest')
+  max_value = (np.nanmax(weights, initial=0.0) or 1.0) if item.relative else 1.0
+  image = axes.imshow(weights, COLOURS, vmin=0, vmax=max_value, aspect='auto', interpolation='nearest')
   _label_axes(axes, source, target, size=cell * 72 * 0.56)
-  bar = _add_colour_bar(figure, image, width, height)
+  bar = _add_colour_bar(figure, image, width, height, max_value)
   if item.gold is not None:
     _outline_cells(axes, item.gold, len(source), len(target))
     bar.text(0, -0.06, '□ gold', transform=bar.transAxes, va='top', fontsize=8, color=GOLD, family=font_families('□'))
@@ -165,11 +168,11 @@ def _text_width(text: str) -> int:
   return sum(not unicodedata.category(char).startswith('M') for char in text)
 
 
-def _add_colour_bar(figure, image, width: float, height: float):
-  """Adds axes with a bar from 0 to 1 at the right, of the same size in inches for every size of heatmap."""
+def _add_colour_bar(figure, image, width: float, height: float, max_value: float):
+  """Adds axes with a bar from 0 to the maximum at the right, of the same size in inches for every size of heatmap."""
   bar_height = min(height, 2.0)
   axes = figure.add_axes(((width + 0.2) / width, 1 - bar_height / height, 0.12 / width, bar_height / height))
-  bar = figure.colorbar(image, cax=axes, ticks=[0, 0.5, 1])
+  bar = figure.colorbar(image, cax=axes, ticks=[0, max_value / 2, max_value], format='%.3g')
   bar.outline.set(edgecolor=LINE, linewidth=0.8)
   axes.tick_params(length=0, labelsize=8, labelcolor=INK)
   for label in axes.get_yticklabels():

@@ -208,7 +208,7 @@ class Batches:
 
 
 class StackedBatches:
-  """Batches of several runs side by side: those of a step, which have one shape, stacked along a new first axis."""
+  """Batches of several runs: those of one step, which have the same shape, stacked along a new first axis."""
 
   def __init__(self, runs: Sequence[Any]):
     """Stores the batches of each run: `run[step]` is a NamedTuple of arrays or None."""

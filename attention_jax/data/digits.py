@@ -91,8 +91,10 @@ def npz(
   for name in ('x_train', 'y_train', 'x_test', 'y_test'):
     if name not in arrays:
       raise UserError(f'{path}: no array {name!r}; it has: {", ".join(arrays)}')
-  x, y = arrays['x_train'], arrays['y_train']
-  x_test, y_test = arrays['x_test'], arrays['y_test']
+  x = arrays['x_train']
+  y = arrays['y_train']
+  x_test = arrays['x_test']
+  y_test = arrays['y_test']
   picture_shape = x.shape[1:]
   _check_arrays(x, y, picture_shape, path, 'train')
   classes = int(y.max(initial=0)) + 1
@@ -261,7 +263,7 @@ def gather_digits(split: Digits, rows: np.ndarray, seed: Sequence[int]) -> Digit
   Args:
     split: the pictures.
     rows: indices of rows; -1 = a filler row.
-    seed: seeds of the positions; that of a row is a function of (seed, row).
+    seed: seeds of the positions; the position of a row is a function of (seed, row).
   """
   pictures = [render_digit(split, row, np.random.default_rng((*seed, int(row)))) for row in np.maximum(rows, 0)]
   labels = np.where(rows >= 0, split.labels[rows], 0)

@@ -67,7 +67,7 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
 
 
 def cache_folder(name: str) -> str:
-  """Returns the folder of the user's cache in which `name` keeps what can be computed again."""
+  """Returns the folder of `name` in the cache of the user, for data that can be computed again."""
   home = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
   return os.path.join(home, 'attention_jax', name)
 

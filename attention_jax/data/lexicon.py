@@ -140,7 +140,7 @@ def load_lexicon(path: Path) -> Lexicon | None:
   """Reads a lexicon; None if there is no file.
 
   Raises:
-    UserError: for a file that is no lexicon.
+    UserError: for a file that is not a lexicon.
   """
   try:
     with np.load(path) as arrays:

@@ -102,7 +102,8 @@ def captions(
     size: height and width to which the central square of each image is scaled, pixels.
     features: an .npz file with an array [height, width, C] for each image by its name, or [cells, C] of a square grid,
       to read instead of the images.
-    validation, test: shares of the images if the table has no splits: the last ones in the order of their names.
+    validation, test: shares of the images in these splits if the table has no column split. Sorted by name, the last
+      images are those of test, and the ones before them those of validation.
     lowercase: whether captions are converted to lower case.
 
   Raises:
@@ -340,7 +341,7 @@ def eval_caption_batches(encoded: EncodedCaptions, lengths: Sequence[int], size:
 
 
 def gather_captions(encoded: EncodedCaptions, rows: np.ndarray, length: int) -> Batch:
-  """Returns captions as one batch, whose source is the picture of each caption, one memory position per row.
+  """Returns captions as one batch: `source` has their pictures, and `source_mask` [B, 1] is True for real rows.
 
   Args:
     encoded: the split.

@@ -49,7 +49,7 @@ def bpe_dropout(scores: Mapping[str, float], dropout: float) -> Segment:
 
 
 def unigram_sampling(scores: Mapping[str, float], sampling: float) -> Segment:
-  """Each segmentation x of a word with probability P(x)^α / Σ P^α. Kudo 2018, section 3.2.
+  """Draws each segmentation x of a word with probability P(x)^α / Σ P^α. Kudo 2018, section 3.2.
 
   Args:
     scores: the log-probability of each piece; log P is their sum over the pieces of a segmentation.

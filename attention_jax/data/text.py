@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from attention_jax.data.files import read_lines
-from attention_jax.data.pharaoh import parse_pharaoh
 from attention_jax.errors import UserError, choose
+from attention_jax.pharaoh import parse_pharaoh
 
 Links = tuple[tuple[int, int], ...]
 LINK_LEVELS = {'char': list, 'word': str.split}  # the units that links count, and how to split a line into them

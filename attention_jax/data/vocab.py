@@ -17,7 +17,7 @@ from attention_jax.specs import Count, Fraction, NonNegative, Range, Size, bind
 from attention_jax.tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 
 _SAMPLERS = {'subword': bpe_dropout, 'unigram': unigram_sampling}
-_WORD_OF_PIECES = re.compile('▁?[^▁]+|▁')  # no piece extends beyond the beginning of the next such word
+_WORD_OF_PIECES = re.compile('▁?[^▁]+|▁')  # words, each with the '▁' before it; no piece spans two of them
 _Coverage = Annotated[float, Range(0, 1, include_low=False)]
 
 

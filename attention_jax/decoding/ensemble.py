@@ -47,19 +47,19 @@ class Ensemble:
       method: '__call__', 'start', 'select' or 'step' of EncoderDecoder.
 
     Returns:
-      What the method returns: a carry, a memory or a shortlist is a tuple with one entry per model, a ModelOutput the
-      mean over the models. The state of the ModelOutput of '__call__' is the tuple of the models' own outputs.
+      The result of the method: of a carry, a memory or a shortlist, a tuple with one entry per model; of a ModelOutput,
+      the mean over the models. The state of the ModelOutput of '__call__' is the tuple of the models' own outputs.
     """
     variables_by_model = [{'params': params} for params in variables['params']]
     pairs = list(zip(self.models, variables_by_model, strict=True))
     if method == 'step':
       carries, token, *others = args  # the memories, and perhaps the shortlists
       results = [
-        model.apply(variables, carry, token, *model_args, method=method)
-        for (model, variables), carry, *model_args in zip(pairs, carries, *others, strict=True)
+        model.apply(model_variables, carry, token, *model_args, method=method)
+        for (model, model_variables), carry, *model_args in zip(pairs, carries, *others, strict=True)
       ]
       return tuple(carry for carry, _ in results), self._mean([outputs for _, outputs in results])
-    results = [model.apply(variables, *args, method=method) for model, variables in pairs]
+    results = [model.apply(model_variables, *args, method=method) for model, model_variables in pairs]
     if method == 'select':
       return tuple(results)
     if method == 'start':

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-MIN_SOURCES = 32  # smallest batch; fewer sources hardly cost less
+MIN_SOURCES = 32  # smallest batch; a smaller one takes almost as long
 
 
 def select_sources(tree: Any, rows: jax.Array) -> Any:
@@ -34,9 +34,9 @@ def shrinking_while_loop(
     is_active: (state, inputs) -> [B] bool, which sources are not finished.
     select_result: state -> the part of it that is returned.
     steps: T, the number of the last level plus one.
-    state: what changes from step to step, leaves [B, ...] unless `select_state` is set.
+    state: the values that change from step to step, leaves [B, ...] unless `select_state` is set.
     history: leaves [T, B, ...]; a step writes its own level.
-    inputs: what does not change, leaves [B, ...].
+    inputs: the values that do not change, leaves [B, ...].
     level: the first level.
     select_state: (state, rows) -> the state of these sources.
 

@@ -22,7 +22,7 @@ Params = Mapping[str, Any]
 
 
 class Memory(NamedTuple):
-  """What queries attend to.
+  """Keys and values of the positions that queries attend to.
 
   Attributes:
     key: [S, D], already projected if the score projects.
@@ -36,7 +36,7 @@ class Memory(NamedTuple):
 
 
 class Carry(NamedTuple):
-  """What one step passes to the next.
+  """Values that one step passes to the next.
 
   Attributes:
     previous: the weights of the previous query.

@@ -53,7 +53,7 @@ class WeightDropout(NamedTuple):
   rate: float
 
   def factors(self, rng: jax.Array, size: int) -> Float[Array, ' S']:
-    """Returns what the weights of one query are multiplied by, each 0 or 1 / (1 - rate). Consumes rng."""
+    """Returns the factors of the weights of one query, each 0 or 1 / (1 - rate). Consumes rng."""
     return keep_mask(rng, self.rate, (size,)) / (1 - self.rate)
 
 

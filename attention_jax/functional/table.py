@@ -69,7 +69,7 @@ class TanhSum(NamedTuple):
 
 
 class Pointwise(NamedTuple):
-  """A score without an algebraic form, of which each position depends on the query and that position's key alone."""
+  """A score without an algebraic form. Its value at a position depends on the query and that position's key alone."""
 
   fn: None = None
 
@@ -120,7 +120,7 @@ class Row(NamedTuple):
       which training sums, RequiredLoss, or None.
     lookback: for an alignment that can follow a source while it arrives: options -> how many positions before the
       selected one it attends to. At test time it selects one position, at or after the one that its state
-      marks, or returns zeros. The initial state marks the first position; flipped, it marks the last.
+      marks, or returns zeros. The initial state marks the first position; reversed, it marks the last position.
     dropout: dropout.WeightDropout of an alignment made by `with_dropout`, else None.
   """
 

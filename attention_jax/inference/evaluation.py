@@ -23,7 +23,8 @@ from attention_jax.inference.predictor import Prediction, Predictor
 from attention_jax.losses.sequence import output_loss, replace_unreachable_targets
 from attention_jax.models.encoder_decoder import EncoderDecoder
 from attention_jax.specs import parse
-from attention_jax.training.partition import jit_on_mesh, make_mesh, replicate, shard_batch
+from attention_jax.training.compiling import CompiledForRuns
+from attention_jax.training.partition import make_mesh, replicate, shard_batch
 
 # Metrics of gold targets, which every config has, and whether higher is better. Those of alignments need gold links.
 ALIGNMENT_METRICS = {'alignment_error_rate': False, 'precision': True, 'recall': True}
@@ -52,9 +53,10 @@ class TeacherForcedScorer:
     model: the model.
     buckets: buckets of training.
     batch_size: rows per batch, rounded up to a multiple of the devices.
+    rounds: number of times that a split is expected to be scored, see compiling.compiler_options.
   """
 
-  def __init__(self, model: EncoderDecoder, buckets: Sequence[Sequence[int]], batch_size: int):
+  def __init__(self, model: EncoderDecoder, buckets: Sequence[Sequence[int]], batch_size: int, rounds: int = 1):
     self._mesh = make_mesh(jax.local_devices())
     self._buckets = buckets
     devices = self._mesh.devices.size
@@ -65,7 +67,8 @@ class TeacherForcedScorer:
       outputs = model.apply({'params': params}, batch.source, batch.source_mask, batch.target)
       return output_loss(outputs, batch.target, batch.target_mask), model.posterior(outputs, batch.target_mask)
 
-    self._run = jit_on_mesh(self._mesh, run)
+    self._rounds = rounds
+    self._compiled = CompiledForRuns(self._mesh, run)
 
   def __call__(self, params: Any, encoded: EncodedCorpus) -> ForcedScores:
     """Scores an encoded corpus."""
@@ -80,10 +83,11 @@ class TeacherForcedScorer:
       rows: number of rows of the split.
     """
     params = replicate(jax.device_get(params), self._mesh)
+    run = self._compiled(self._rounds * -(-rows // self.rows))
     batch_sums = []
     weights: list[np.ndarray | None] = [None] * rows
     for batch in batches:
-      sums, batch_weights = self._run(params, shard_batch(batch, self._mesh))
+      sums, batch_weights = run(params, shard_batch(batch, self._mesh))
       batch_sums.append(sums)
       for i, matrix in enumerate(np.asarray(batch_weights)):
         if batch.index[i] >= 0:
@@ -228,7 +232,7 @@ def text_metrics(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[str
 
 
 class ScoredTexts(NamedTuple):
-  """Hypotheses beside what they are compared with.
+  """Hypotheses with the sources and references that they are compared with.
 
   Attributes:
     sources: one per row.

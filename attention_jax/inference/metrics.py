@@ -149,8 +149,8 @@ def reference_streams(references: References) -> list[list[str | None]]:
 
   Rows with fewer references have None, which sacrebleu skips; '' would count as one.
   """
-  most = max(map(len, references))
-  return [[row[i] if i < len(row) else None for row in references] for i in range(most)]
+  max_references = max(map(len, references))
+  return [[row[i] if i < len(row) else None for row in references] for i in range(max_references)]
 
 
 def higher_is_better(spec: str) -> bool:
@@ -182,7 +182,7 @@ def bleu(
   Args:
     hypotheses: one string per row.
     references: one or more strings per row.
-    tokenize: a row of TOKENIZERS; 'none' for text that is tokenised already.
+    tokenize: one of TOKENIZERS; 'none' for text that is tokenised already.
     lowercase: whether case is ignored.
     order: length of the longest n-grams.
     effective_order: whether n-grams that are longer than every line are ignored; not standard for a corpus.

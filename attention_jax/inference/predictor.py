@@ -1,33 +1,28 @@
 """Prediction: searches for hypotheses of source text in whole batches, with one compiled call per bucket."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from attention_jax.data.batching import Batch, eval_batches
 from attention_jax.data.encoding import EncodedCorpus, encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
-from attention_jax.decoding import search
-from attention_jax.decoding.generate import IMPOSSIBLE_SCORE, Hypotheses
+from attention_jax.decoding.generate import Hypotheses
 from attention_jax.decoding.loop import MIN_SOURCES
-from attention_jax.decoding.prefix import force_prefix
 from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
 from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
-from attention_jax.functional.copying import emittable
-from attention_jax.functional.masking import padding_mask
+from attention_jax.inference.compiled_search import BeamSearch, compile_search
 from attention_jax.models.encoder_decoder import EncoderDecoder
-from attention_jax.modules.embedding import oov_to_unk
 from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.tokens import EOS, PAD, UNK
-from attention_jax.training.partition import jit_on_mesh, make_mesh, replicate, shard_batch
+from attention_jax.training.compiling import compiler_options
+from attention_jax.training.partition import make_mesh, replicate, shard_batch
 
 
 class Hypothesis(NamedTuple):
@@ -63,26 +58,6 @@ class Prediction(NamedTuple):
   hypotheses: list[Hypothesis]
 
 
-@dataclasses.dataclass(frozen=True)
-class BeamSearch:
-  """Options of a search: greedy with one beam, else as in search.beam."""
-
-  beams: int = 1
-  groups: int = 1
-  diversity: float = 0.5
-
-  @property
-  def hypotheses(self) -> int:
-    """Number of hypotheses of each source."""
-    return self.beams
-
-  def make_search(self, rng_inputs: Any = None) -> Callable:
-    """Returns the search with these options; it uses no randomness."""
-    if self.beams == self.groups == 1:
-      return search.greedy
-    return functools.partial(search.beam, beams=self.beams, groups=self.groups, diversity=self.diversity)
-
-
 class Predictor:
   """Translates lines of text. Every process translates all lines on its own devices.
 
@@ -97,6 +72,8 @@ class Predictor:
     ranking: ranking of hypotheses unless a call sets another one.
     replace_unknown: whether an unknown token is replaced by the source token with the largest weight (Jean et al. 2015;
       Luong et al. 2015).
+    rounds: number of times that lines are expected to be predicted; together with their number it selects how the
+      search is compiled, see compiling.compiler_options.
     shortlist: (source ids [B, S], prefix ids [B, P] or None) -> ascending ids [V'] of the only target tokens of
       hypotheses of these sources, with all special tokens and those of the prefixes, see Lexicon.shortlist.
       Probabilities are then normalised over these tokens. None for all tokens.
@@ -117,6 +94,7 @@ class Predictor:
     batch_size: int = 128,
     ranking: Ranking = DEFAULT_RANKING,
     replace_unknown: bool = False,
+    rounds: int = 1,
     shortlist: Callable[[np.ndarray, np.ndarray | None], np.ndarray] | None = None,
   ):
     if shortlist:
@@ -128,13 +106,14 @@ class Predictor:
     self.ranking = ranking
     self.max_length = max_output_length(buckets, max_length)
     self._replace_unknown = replace_unknown
+    self._rounds = rounds
     self._buckets = buckets
     self._longest_bucket = max(source for source, _ in buckets)
     self._mesh = make_mesh(jax.local_devices())
     self._batch_size = self._round_to_devices(batch_size)
     # For few sources, a full batch would compile the search for every size to which shrinking_while_loop shrinks it.
     self._small_batch_size = self._round_to_devices(min(batch_size, MIN_SOURCES))
-    self._compiled_searches: dict[tuple[BeamSearch | Sampling, Ranking], Callable] = {}
+    self._compiled_searches: dict[tuple[BeamSearch | Sampling, Ranking, bool], Callable] = {}
     self._accepted_lengths: dict[int, bool] = {}
     self.set_params(params)
 
@@ -183,8 +162,8 @@ class Predictor:
     encoded = encode(corpus, self.source_vocab, self.target_vocab)
     # The seed is an input of the compiled search, so that all seeds share one.
     strategy = dataclasses.replace(sampling, seed=0) if sampling else BeamSearch(beams, groups, diversity)
-    run_search = self._compiled_search(strategy, ranking or self.ranking)
     batch_size = self._small_batch_size if len(lines) <= self._small_batch_size else self._batch_size
+    run_search = self._compiled_search(strategy, ranking or self.ranking, -(-len(lines) // batch_size))
     longest = self.max_source_length(int(encoded.lengths[0].max(initial=1)))
     for row in np.flatnonzero(encoded.lengths[0] > longest):
       yield int(row), Prediction(lines[row], self.source_vocab.tokenize(lines[row]), [])
@@ -215,11 +194,12 @@ class Predictor:
     devices = self._mesh.devices.size
     return -(-rows // devices) * devices
 
-  def _compiled_search(self, strategy: BeamSearch | Sampling, ranking: Ranking) -> Callable:
-    """The compiled search, made once for each strategy and ranking."""
-    key = (strategy, ranking)
+  def _compiled_search(self, strategy: BeamSearch | Sampling, ranking: Ranking, batches: int) -> Callable:
+    """The compiled search, made once for each strategy and ranking, and for few and for many batches."""
+    options = compiler_options(batches * self._rounds * strategy.hypotheses)
+    key = (strategy, ranking, options is None)
     if key not in self._compiled_searches:
-      self._compiled_searches[key] = compile_search(self.model, strategy, self.max_length, ranking, self._mesh)
+      self._compiled_searches[key] = compile_search(self.model, strategy, self.max_length, ranking, self._mesh, options)
     return self._compiled_searches[key]
 
   def _accepts_length(self, length: int) -> bool:
@@ -332,83 +312,3 @@ def search_lengths(buckets: Sequence[Sequence[int]], longest: int) -> tuple[int,
 def max_output_length(buckets: Sequence[Sequence[int]], max_length: int) -> int:
   """Returns the longest hypothesis, EOS included: max_length, or the longest target of the buckets if it is 0."""
   return max_length or max(target for _, target in buckets)
-
-
-def compile_beam_search(model: EncoderDecoder, beams: int, max_length: int, ranking: Ranking = DEFAULT_RANKING):
-  """Returns (params, source [B, S], source_mask [B, S]) -> Hypotheses, compiled once per shape; one beam is greedy."""
-  return compile_search(model, BeamSearch(beams), max_length, ranking)
-
-
-def compile_search(
-  model: EncoderDecoder,
-  strategy: BeamSearch | Sampling,
-  max_length: int,
-  ranking: Ranking,
-  mesh: Mesh | None = None,
-) -> Callable:
-  """Compiles a search, once per shape.
-
-  Args:
-    model: the model.
-    strategy: how hypotheses are searched or sampled.
-    max_length: maximum length of hypotheses, EOS included.
-    ranking: ranking of the hypotheses.
-    mesh: the device mesh over which the sources are sharded, if any.
-
-  Returns:
-    (params, source, source_mask, rng_inputs, prefix, shortlist_ids) -> Hypotheses. `rng_inputs`, for Sampling alone,
-    are the seeds [B] and numbers [B] of the sources. `prefix` is [B, P] or None. `shortlist_ids` [V'] are the only
-    target tokens of the search, None for all; see models.encoder_decoder.Shortlist.
-  """
-
-  def run(params, source, source_mask, rng_inputs=None, prefix=None, shortlist_ids=None):
-    variables = {'params': params}
-    carry, memory = model.apply(variables, source, source_mask, max_length, strategy.hypotheses, method='start')
-    shortlist = ()
-    if shortlist_ids is not None:
-      shortlist = (model.apply(variables, shortlist_ids, method='select'),)
-      if prefix is not None:
-        prefix = jnp.searchsorted(shortlist_ids, oov_to_unk(prefix, model.output_size(0)))
-
-    def step(carry, token, memory):
-      return model.apply(variables, carry, token, memory, *shortlist, method='step')
-
-    if model.copies:
-      step = mask_absent_copies(step)
-    if prefix is not None:
-      step, carry, memory = force_prefix(step, carry, memory, prefix)
-    find_hypotheses = strategy.make_search(rng_inputs)
-    hypotheses = find_hypotheses(step, carry, memory, max_length=max_length, ranking=ranking, source_mask=source_mask)
-    if shortlist_ids is not None:
-      hypotheses = hypotheses._replace(tokens=shortlist_ids[hypotheses.tokens])
-    if model.traits.latent:
-      weights = _posterior_weights(model, variables, source, source_mask, hypotheses)
-      hypotheses = hypotheses._replace(weights=weights)
-    return hypotheses
-
-  return jit_on_mesh(mesh, run) if mesh else jax.jit(run)
-
-
-def mask_absent_copies(step: Callable) -> Callable:
-  """Masks copy ids absent from the source, in the logits of a step; EOS is always allowed."""
-
-  def masked_step(carry, token, memory):
-    carry, (logits, *outputs) = step(carry, token, memory)
-    allowed = emittable(logits).at[..., EOS].set(True)
-    return carry, (jnp.where(allowed, logits, IMPOSSIBLE_SCORE), *outputs)
-
-  return masked_step
-
-
-def _posterior_weights(
-  model: EncoderDecoder, variables: Any, source: jax.Array, source_mask: jax.Array, hypotheses: Hypotheses
-) -> jax.Array:
-  """Posterior weights [B, K, T, S] given whole hypotheses; the weights of a search depend only on earlier tokens."""
-
-  def posterior(hypothesis):
-    tokens, lengths = hypothesis
-    outputs = model.apply(variables, source, source_mask, tokens)
-    return model.posterior(outputs, padding_mask(lengths, tokens.shape[-1]))
-
-  by_beam = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (hypotheses.tokens, hypotheses.lengths))
-  return jnp.moveaxis(jax.lax.map(posterior, by_beam), 0, 1)

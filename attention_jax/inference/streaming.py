@@ -21,7 +21,7 @@ class StreamingTranslator:
     params: its parameters.
     source_vocab: source vocabulary of the run.
     target_vocab: target vocabulary of the run.
-    max_length: of hypotheses, EOS included.
+    max_length: maximum number of tokens of a hypothesis, EOS included.
 
   Raises:
     UserError: for a model that needs the complete source, see decoding.streaming.check_streamable.

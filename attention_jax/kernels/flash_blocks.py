@@ -16,7 +16,8 @@ BLOCK = 512  # queries, and keys, of a block
 # at 1.2 times the rate of products of 512, and the scores of 2048 keys exceed the second level of the cache.
 SPANS = (2, 1)
 
-# Per kind of a block of `Blocks.kinds`: the first blocks of keys, in the order in which they run, and their number.
+# One entry per kind of `Blocks.kinds`. For each block of queries: the first block of keys of each span, in the order in
+# which the spans run, and the number of spans that run.
 Schedule = list[tuple[jax.Array, jax.Array]]
 
 

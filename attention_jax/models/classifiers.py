@@ -195,7 +195,8 @@ class Decomposable(Classifier):
 
     encoded = [encoder(source[:, side], mask[:, side], deterministic) for side in (0, 1)]
     keys = [attend(text.memory, deterministic) for text in encoded]
-    summaries, weights = [], []
+    summaries = []
+    weights = []
     for query, key in ((0, 1), (1, 0)):
       memory = attention.remember(keys[key], mask[:, key], value=encoded[key].memory)
       attended = attention.parallel(keys[query], memory, deterministic)

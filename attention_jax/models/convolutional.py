@@ -258,8 +258,10 @@ class ConvDecoder(LayeredDecoder, Convolutional, kw_only=True):
   ) -> tuple[LayeredCarry, DecoderOutput]:
     """Decodes one step from the embedding [B, E] of the input token."""
     embedded, x = self.embed_inputs(embedding[:, None], carry.step[:1])
-    embedded, x = embedded[:, 0], x[:, 0]
-    layer_carries, layer_weights = [], []
+    embedded = embedded[:, 0]
+    x = x[:, 0]
+    layer_carries = []
+    layer_weights = []
     for block, layer_carry, layer_memory in zip(self.blocks, carry.layers, memory, strict=True):
       layer_carry, x, weights = block.step(layer_carry, x, embedded, layer_memory, deterministic)
       layer_carries.append(layer_carry)

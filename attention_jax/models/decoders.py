@@ -68,6 +68,10 @@ class Decoder(nn.Module):
     """Properties of the cell."""
     return self.cell.traits
 
+  def with_attention(self, attention: Attention) -> 'Decoder':
+    """Returns the same decoder with another attention over the memory."""
+    return self.clone(cell=self.cell.clone(attention=attention))
+
   def start(self, encoded: Encoded, max_length: int) -> tuple[Any, Any]:
     """Returns the carry before the first step, and the memory."""
     memory = self.cell.remember(encoded)

@@ -107,7 +107,9 @@ class GlimpseNetwork(nn.Module):
     location = first
     h = jnp.zeros((len(pictures), self.features), self.dtype)
     log_density = jnp.zeros(len(pictures))
-    locations, log_policy, baselines = [], [], []
+    locations = []
+    log_policy = []
+    baselines = []
     for step in range(self.glimpses):
       locations.append(location)
       log_policy.append(log_density)

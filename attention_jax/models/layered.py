@@ -46,6 +46,10 @@ class LayeredDecoder(nn.Module, kw_only=True):
     """Properties that do not depend on parameters."""
     return Traits(attends_in_recurrence=self.attention.is_recurrent)
 
+  def with_attention(self, attention: Attention) -> 'LayeredDecoder':
+    """Returns the same decoder with another attention over the memory, the same in every layer."""
+    return self.clone(attention=attention)
+
   def share(self, memory: Any, hypotheses: int, max_length: int) -> Any:
     """Returns the memory for `hypotheses` hypotheses of each source, of up to `max_length` tokens."""
     return memory

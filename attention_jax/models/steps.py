@@ -1,4 +1,4 @@
-"""What one step of a decoder reads and returns."""
+"""Inputs and results of one step of a decoder."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""Runs that were trained before a sweep become part of it."""
+"""Adds runs that were trained before a sweep to the sweep."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,7 +30,7 @@ def adopt(ledger: Ledger, folder: Path, resolved: Sequence[Resolved]) -> str:
     A line that describes what was added.
 
   Raises:
-    UserError: if the run is not finished, or is that of no setting.
+    UserError: if the run is not finished, or no setting has its config.
   """
   folder = folder.expanduser().absolute()
   config = fill_defaults(read_config(folder), f'{folder}/config.json')

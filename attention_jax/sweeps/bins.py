@@ -27,7 +27,7 @@ def _target_lengths(corpus: Corpus, train: Corpus) -> list[int]:
 
 
 def _rarest_frequencies(corpus: Corpus, train: Corpus) -> list[int]:
-  """How often the rarest unit of each source occurs in the training sources; 0 for an unknown one."""
+  """The number of occurrences in the training sources of the rarest unit of each source."""
   split = LINK_LEVELS[corpus.level]
   counts = Counter(unit for line in train.source for unit in split(line))
   return [min((counts[unit] for unit in split(line)), default=0) for line in corpus.source]

@@ -1,7 +1,7 @@
 """Runs a command that ends when its parent does, on chosen cores: python child.py PARENT CORES COMMAND...
 
-A separate program without imports of its own, because neither can be set for a process from outside without forking a
-process that has already started the threads of jax. CORES is '0,1', or '' for all.
+A process must set both for itself. This is a separate program, because `preexec_fn` of subprocess is not safe in a
+process that has threads, such as those of jax. CORES is '0,1', or '' for all.
 """
 
 import contextlib

@@ -16,7 +16,7 @@ MAX_JOBS = 64  # jobs in the queue of a cluster at a time
 
 
 class TrainingJob(NamedTuple):
-  """What a job of the cluster runs: the command of a unit.
+  """A job of the cluster: runs the command of a unit.
 
   Attributes:
     command: program and arguments.

@@ -1,4 +1,4 @@
-"""What a sweep will cost: parameters and FLOP of each setting, and an estimate of the time with its source."""
+"""Costs of a sweep: parameters and FLOP of each setting, and an estimate of the time with its source."""
 
 import datetime
 import json

@@ -156,7 +156,7 @@ class Ledger:
 
   Attributes:
     state: the state after the events so far.
-    report: lines about what reading the ledger found, such as a torn last line.
+    report: lines about what reading the ledger found, such as a truncated last line.
   """
 
   def __init__(self, folder: Path):
@@ -164,9 +164,9 @@ class Ledger:
     events, self.report = read_events(folder)
     self.state = fold(events)
     path = folder / LEDGER
-    torn = path.exists() and not path.read_bytes().endswith(b'\n') and path.stat().st_size > 0
+    is_truncated = path.exists() and not path.read_bytes().endswith(b'\n') and path.stat().st_size > 0
     self._file = open(path, 'ab', buffering=0)  # noqa: SIM115 - closed by close()
-    if torn:  # stays where it is; the next event begins on a line of its own
+    if is_truncated:  # stays where it is; the next event begins on a line of its own
       self._file.write(b'\n')
 
   def append(self, event: str, **fields: Any) -> None:

@@ -167,7 +167,7 @@ def _draw_interaction(report: Report, column: Column) -> Picture | None:
 
 
 def _draw_alignment(report: Report) -> Picture | None:
-  """Alignment error rate beside the first metric: whether what is attended to explains the quality."""
+  """The first metric of each setting against its alignment error rate."""
   columns = {column.metric: column for column in reversed(_main_columns(report))}
   quality = _main_columns(report)[0]
   errors = columns.get(ALIGNMENT_ERROR)
@@ -177,7 +177,8 @@ def _draw_alignment(report: Report) -> Picture | None:
   axes = figure.subplots()
   for i, row in enumerate(report.rows):
     if quality in row.cells and errors in row.cells:
-      x, y = row.cells[errors].mean, row.cells[quality].mean
+      x = row.cells[errors].mean
+      y = row.cells[quality].mean
       style = {'color': COLOURS[i % len(COLOURS)], 'marker': MARKERS[i // len(COLOURS) % len(MARKERS)]}
       reach = {'xerr': _reach(x), 'yerr': _reach(y)}
       axes.errorbar(

@@ -47,7 +47,7 @@ class SweepProgress:
     self.log(f'{clock}  {self._counts(entries, running)}  {line}')
 
   def update(self, entries: Sequence[UnitState], running: Mapping[str, float]) -> None:
-    """Redraws the line of a terminal; elsewhere, prints a line now and then.
+    """Redraws the line of a terminal; elsewhere, prints a line if there was none for REPORT_EVERY.
 
     Args:
       entries: the units of the sweep.

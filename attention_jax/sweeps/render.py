@@ -145,7 +145,7 @@ def runs_table(report: Report) -> pd.DataFrame:
 
 
 def _number(value: float | None) -> str:
-  """Four significant digits, and at least two decimal places of numbers from 1 to 100."""
+  """Two decimal places from 1 to 10,000, and four significant digits otherwise."""
   if value is None or math.isnan(value):
     return MISSING
   return f'{value:.2f}' if 1 <= abs(value) < 1e4 else f'{value:.4g}'

@@ -176,7 +176,7 @@ def _build(
 
 
 def _columns(settings: Sequence[SettingRuns], metrics: Sequence[str]) -> list[Column]:
-  """The columns of the report: all test splits, and the metrics that were asked for or those of the config."""
+  """The columns of the report: all test splits, and the metrics that were requested or those of the config."""
   config = settings[0].config
   results: dict[str, dict[str, str]] = {}  # split -> metric -> unit
   for run in (run for setting in settings for run in setting.runs):

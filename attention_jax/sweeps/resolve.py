@@ -1,4 +1,4 @@
-"""From settings to whole configs, with every mistake reported before anything starts."""
+"""Resolves settings to whole configs, and reports every mistake before anything starts."""
 
 import ast
 import contextlib
@@ -26,7 +26,7 @@ ID_DIGITS = 8
 
 
 class Base(NamedTuple):
-  """What all settings of a sweep start from.
+  """The config that all settings of a sweep change.
 
   Attributes:
     path: config file and preset, 'configs/dates.py:luong2015'.
@@ -45,7 +45,7 @@ class Resolved(NamedTuple):
   Attributes:
     setting: the setting as it was written, with values of the types of their fields.
     path: config file and preset.
-    overrides: the fields that differ from that preset, as flags of a run set them.
+    overrides: the fields that differ from that preset; the command of a run sets them as flags.
     config: the whole config.
     id: hash of the config, see config_id.
   """
@@ -159,7 +159,7 @@ def parse_value(field: str, value: Any, default: Any) -> Any:
 
   Args:
     field: its path.
-    value: a value, or its text for a field that is no string.
+    value: a value, or its text for a field that is not a string.
     default: the value of the field in the preset, which determines the type.
 
   Raises:

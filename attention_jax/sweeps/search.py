@@ -86,8 +86,8 @@ def search(ranges: Mapping[str, str], points: int, method: str = 'halton', seed:
   if points < 1:
     raise UserError(f'--points must be at least 1, got {points}')
   scales = [_parse_range(field, spec) for field, spec in ranges.items()]
-  unit = METHODS[choose(method, METHODS, 'method of --search_method')](len(scales), points, seed)
-  return [_setting(list(ranges), scales, row) for row in unit]
+  uniform_points = METHODS[choose(method, METHODS, 'method of --search_method')](len(scales), points, seed)
+  return [_setting(list(ranges), scales, row) for row in uniform_points]
 
 
 def _setting(fields: Sequence[str], scales: Sequence[Scale], row: np.ndarray) -> Setting:

@@ -17,14 +17,14 @@ BASE_LABEL = 'base'  # label of a setting that changes nothing
 
 
 class Sweep(NamedTuple):
-  """What `get_sweep()` of a config file returns.
+  """The sweep that `get_sweep()` of a config file describes.
 
   Attributes:
     settings: the settings to compare.
     seeds: seeds of each setting.
     baseline: the setting that the others are compared with; None for the first.
     metrics: metrics of the report, the most important first; () for those of the config.
-    question: what the sweep is to answer, the title of its report.
+    question: the question that the sweep answers; the title of its report.
   """
 
   settings: Sequence[Setting]

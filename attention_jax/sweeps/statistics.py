@@ -99,7 +99,8 @@ def compare(values: Sequence[float], baseline: Sequence[float], higher_is_better
     higher_is_better: the direction of the metric.
     test: a key of TESTS.
   """
-  x, y = np.asarray(values, float), np.asarray(baseline, float)
+  x = np.asarray(values, float)
+  y = np.asarray(baseline, float)
   u = scipy.stats.mannwhitneyu(x, y).statistic / (len(x) * len(y))
   improvement = float(u if higher_is_better else 1 - u)
   difference = float(np.mean(x - y))

@@ -47,11 +47,11 @@ from attention_jax.training.interrupts import StopRequest
 
 
 class SweepRequest(NamedTuple):
-  """What is to be run.
+  """Arguments of a sweep.
 
   Attributes:
     folder: the folder of the sweep.
-    base: what all settings start from.
+    base: the config that all settings change.
     settings: the settings.
     seeds: number of seeds of each, from config.training.seed.
     train: the training program, ('python', '-m', 'experiments.train').
@@ -79,7 +79,7 @@ class SweepRequest(NamedTuple):
 
 
 class Outcome(NamedTuple):
-  """What became of the units that were requested.
+  """Numbers of units by their state at the end of a sweep.
 
   Attributes:
     finished, failed, unfinished: their numbers.
@@ -122,7 +122,7 @@ def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> 
   """Runs every unit that has not finished, after all settings have been checked.
 
   Args:
-    request: what is to be run.
+    request: the arguments of the sweep.
     resolved: the settings, as `check_request` returns them.
     log: called with each line.
 
@@ -194,8 +194,10 @@ def _pending(
   """Returns the ids of the units to run: those that have not finished; with `retry`, those that failed."""
   pending = []
   for entry in requested_units(state, resolved, seeds):
+    has_failed = entry.state == FAILED
     is_finished = entry.state == FINISHED and entry.steps >= steps[entry.unit.setting_id]
-    if (entry.state == FAILED) if retry else not (is_finished or entry.state == FAILED):
+    is_pending = has_failed if retry else not (has_failed or is_finished)
+    if is_pending:
       pending.append(entry.unit.id)
   return pending
 
@@ -209,7 +211,7 @@ def _run_rungs(
   stop: StopRequest,
   log: Log,
 ) -> None:
-  """Trains all settings for a while, the best of them for longer, and so on."""
+  """Trains all settings up to the first rung, the best of them up to the second, and so on."""
   first, factor = halving.parse_halving(request.halving)
   total = max(setting.config['training']['steps'] for setting in resolved)
   alive = [setting for setting in resolved if setting.id not in ledger.state.dropped]
@@ -261,7 +263,7 @@ def describe_plan(request: SweepRequest, resolved: Sequence[Resolved], log: Log)
   """Logs the runs of a sweep, the parameters of each, and an estimate of the time; trains and writes nothing.
 
   Args:
-    request: what is to be run.
+    request: the arguments of the sweep.
     resolved: the settings.
     log: called with each line.
   """
@@ -287,9 +289,9 @@ def describe_plan(request: SweepRequest, resolved: Sequence[Resolved], log: Log)
 
 
 def _describe_unit(unit: Unit, state: SweepState, costs: Costs) -> str:
-  known = f', {state.units[unit.id].state}' if unit.id in state.units else ''
+  unit_state = f', {state.units[unit.id].state}' if unit.id in state.units else ''
   seeds = f'seed {unit.seeds[0]}' if len(unit.seeds) == 1 else f'seeds {unit.seeds[0]} to {unit.seeds[-1]}'
   return (
     f'{label(unit.setting)}: {seeds}, {costs.parameters:,} parameters, {costs.update_flop / 1e6:,.0f} MFLOP an '
-    f'update{known}'
+    f'update{unit_state}'
   )

@@ -24,7 +24,7 @@ class Job(Protocol):
 
   Attributes:
     record: what the ledger stores of it, to find it again.
-    ends_with_sweep: whether it is to be stopped when the process of the sweep is; if not, it continues by itself.
+    ends_with_sweep: whether it must be stopped with the process of the sweep; otherwise it continues on its own.
   """
 
   record: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Job(Protocol):
     """Returns the exit status, negative for a signal; None while it runs."""
 
   def stop(self) -> None:
-    """Requests that it saves its state and ends."""
+    """Requests that the job saves its state and ends."""
 
 
 class Request(NamedTuple):
@@ -50,7 +50,7 @@ class Request(NamedTuple):
 
 
 class Executor(Protocol):
-  """Where the processes of a sweep run.
+  """Starts the processes of a sweep, on this machine or on a cluster.
 
   Attributes:
     slots: number of processes at a time.
@@ -66,7 +66,7 @@ class Executor(Protocol):
 
 
 class Resources(NamedTuple):
-  """What one process is pinned to.
+  """The cores or devices that one process is pinned to.
 
   Attributes:
     cores: cores of the machine; () for all.

@@ -17,7 +17,7 @@ from attention_jax.systems.translation import initial_params
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.loop import Training
 from attention_jax.training.optim import make_optimizer, make_schedule
-from attention_jax.training.partition import check_rows
+from attention_jax.training.partition import check_rows, sharding
 from attention_jax.training.state import init_state
 from attention_jax.training.step import compile_update
 
@@ -67,13 +67,18 @@ def compile_updates(config: Mapping[str, Any], entries: int, mesh: Mesh, platfor
   update = compile_update(
     loss, optimizer, schedule, mesh, accumulate=training.accumulate, average=training.average, anneal=anneal
   )
+  # One program, so that the analyses of the compiler cover the whole update.
+  replicated = sharding(mesh, 'state')
+  whole_update = jax.jit(
+    update, donate_argnums=1, in_shardings=(replicated, replicated, sharding(mesh, 'batch')), out_shardings=replicated
+  )
   state = jax.eval_shape(lambda: init_state(initial_params(model, 0), optimizer, training.average, loss.running))
   root = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
   for source, target in check_buckets(data['buckets']):
     rows = BATCH_UNITS[data['batch_unit']](data['batch_size'], (source, target))
     check_rows(rows, mesh, training.accumulate)
     batch = _batch_shapes(rows, source, target, loss.needs_links)
-    compiled = update.trace(root, state, batch).lower(lowering_platforms=(platform,)).compile()
+    compiled = whole_update.trace(root, state, batch).lower(lowering_platforms=(platform,)).compile()
     yield CompiledUpdate((rows, source, target), compiled, num_parameters)
 
 

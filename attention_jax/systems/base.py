@@ -14,6 +14,7 @@ import flax.linen as nn
 import jax
 from jax.sharding import Mesh
 
+from attention_jax.analysis.reading import Reading, ReadingRequest
 from attention_jax.data.text import Corpus
 from attention_jax.errors import UserError
 from attention_jax.inference.metrics import MetricValue
@@ -208,13 +209,11 @@ class SupportsCorpus(Protocol):
 
 
 @runtime_checkable
-class SupportsLayerPlots(Protocol):
-  """A system that can plot the weights of every layer and head separately."""
+class SupportsReadings(Protocol):
+  """A system that returns what it attends to as readings: weights, those of layers and heads, and analyses of them."""
 
-  def plot_layers(
-    self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]
-  ) -> None:
-    """Writes a plot as `System.plot` does, with one heatmap per layer and head."""
+  def read(self, params: Any, request: ReadingRequest) -> list[Reading]:
+    """Returns the readings of a request by a model with these parameters."""
 
 
 @runtime_checkable

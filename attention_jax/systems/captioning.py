@@ -32,9 +32,10 @@ from attention_jax.data.pictures import (
 from attention_jax.data.text import Corpus
 from attention_jax.decoding.generate import Hypotheses
 from attention_jax.errors import UserError, choose
+from attention_jax.inference.compiled_search import BeamSearch, compile_search
 from attention_jax.inference.evaluation import TeacherForcedScorer, predict_and_evaluate, weight_metrics
 from attention_jax.inference.metrics import MetricValue, compute_metric
-from attention_jax.inference.predictor import BeamSearch, Hypothesis, Prediction, compile_search
+from attention_jax.inference.predictor import Hypothesis, Prediction
 from attention_jax.losses.auxiliary import LOSSES, auxiliary_losses, check_weights
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig
@@ -339,7 +340,8 @@ class CaptioningSystem(System):
 
   @functools.cached_property
   def _scorer(self) -> TeacherForcedScorer:
-    return TeacherForcedScorer(self.model, (), self.config['evaluation']['batch_size'])
+    size = self.config['evaluation']['batch_size']
+    return TeacherForcedScorer(self.model, (), size, Training(**self.config['training']).evaluations)
 
   @functools.cached_property
   def _compile_search(self) -> Callable[[int], Callable]:
@@ -393,7 +395,8 @@ class CaptioningSystem(System):
 def _dummy_batch(model: EncoderDecoder, shape: Sequence[int]) -> Batch:
   """One picture of the given shape with a caption of two tokens, for tracing."""
   pictures = np.zeros((1, *shape), model.encoder.input_dtype)
-  target, target_mask = np.zeros((1, 2), np.int32), np.ones((1, 2), bool)
+  target = np.zeros((1, 2), np.int32)
+  target_mask = np.ones((1, 2), bool)
   return Batch(pictures, np.ones((1, 1), bool), target, target_mask, np.zeros(1, np.int32))
 
 

@@ -52,9 +52,10 @@ from attention_jax.systems.classification_outputs import (
   shade_document,
 )
 from attention_jax.training.anneal import make_anneal
+from attention_jax.training.compiling import CompiledForRuns, jit_once
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
-from attention_jax.training.partition import jit_on_mesh, shard_batch
+from attention_jax.training.partition import shard_batch
 
 LABELS_FILE = 'labels.json'
 SELECTABLE_METRICS = {'loss': False, 'accuracy': True}
@@ -285,22 +286,24 @@ class ClassificationSystem(System):
     return encode_documents(documents, self.vocabulary, self.labels, largest, self.config['data']['joined'])
 
   @functools.cached_property
-  def _classify(self) -> Callable:
-    """(params, batch) -> sums, log-probabilities [B, L], weights of words, weights of sentences."""
+  def _classify(self) -> CompiledForRuns:
+    """Compiles (params, batch) -> sums, log-probabilities [B, L], weights of words, weights of sentences."""
 
     def classify(params, batch):
       outputs = self.model.apply({'params': params}, batch.source, batch.source_mask)
       return _sums(outputs, batch), jax.nn.log_softmax(outputs.logits), outputs.words, outputs.sentences
 
-    return jit_on_mesh(self.mesh, classify)
+    return CompiledForRuns(self.mesh, classify)
 
   def _predict(self, params: Any, encoded: EncodedDocuments) -> tuple[dict[str, float], list[ClassificationPrediction]]:
     """Classifies every document; returns sums over documents, and one prediction each."""
     params = self.replicate_params(params)
+    rounds = Training(**self.config['training']).evaluations
+    classify = self._classify(rounds * -(-encoded.rows // self.evaluation_rows))
     totals = []
     predictions = [None] * encoded.rows
     for batch in eval_document_batches(encoded, self._buckets, self.evaluation_rows):
-      sums, log_probs, words, sentences = jax.device_get(self._classify(params, shard_batch(batch, self.mesh)))
+      sums, log_probs, words, sentences = jax.device_get(classify(params, shard_batch(batch, self.mesh)))
       totals.append(sums)
       for i in np.flatnonzero(batch.index >= 0):
         lengths = batch.source_mask[i].sum(-1)
@@ -319,7 +322,7 @@ def initializer(model: Classifier) -> Callable[[int], Any]:
   """Returns seed -> initial parameters, which depend on the seed alone."""
   batch = _dummy_batch()
 
-  @jax.jit
+  @jit_once
   def init(rng: jax.Array) -> Any:
     return model.init(rng, jnp.asarray(batch.source), jnp.asarray(batch.source_mask))['params']
 

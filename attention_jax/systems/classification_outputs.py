@@ -25,7 +25,7 @@ class ClassificationPrediction(NamedTuple):
 
 
 class ReadDocument(NamedTuple):
-  """What a model reads of a document.
+  """The part of a document that a model reads.
 
   Attributes:
     tokens: tokens of each sentence.

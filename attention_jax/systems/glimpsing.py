@@ -31,6 +31,7 @@ from attention_jax.models.glimpses import GlimpseConfig, GlimpseNetwork
 from attention_jax.specs import Size, bind, check_fields
 from attention_jax.systems.base import Config, System, check_setting, parse_rows, trace_loss
 from attention_jax.training.anneal import make_anneal
+from attention_jax.training.compiling import jit_once
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import OBJECTIVE_RNG, Loss
 from attention_jax.training.partition import shard_batch
@@ -127,7 +128,7 @@ class GlimpsingSystem(System):
     check_setting(training, 'objective', 'likelihood', 'glimpsing')
     check_setting(training, 'auxiliary', '', 'glimpsing')
     model = _build(config['model'], classes=2)
-    params = jax.eval_shape(lambda: _init_params(model, 0))
+    params = jax.eval_shape(lambda: _init_params(model, jax.random.key(0)))
     make_anneal(training.anneal, params, training.steps)
     trace_loss(_loss(model, config, training), params, _dummy_batch())
 
@@ -169,7 +170,9 @@ class GlimpsingSystem(System):
     return self.digits
 
   def initializer(self) -> Callable[[int], Any]:
-    return jax.jit(functools.partial(_init_params, self.model, channels=self.digits['train'].pictures.shape[-1]))
+    init = functools.partial(_init_params, self.model, channels=self.digits['train'].pictures.shape[-1])
+    compiled = jit_once(init)
+    return lambda seed: compiled(jax.random.key(seed))
 
   def batches(self, seed: int) -> DigitBatches:
     size = self.config['data']['batch_size']
@@ -263,8 +266,7 @@ def _build(model: Mapping[str, Any], classes: int) -> GlimpseNetwork:
   return GlimpseNetwork(classes, **options, dtype=dtype)
 
 
-def _init_params(model: GlimpseNetwork, seed: int, channels: int = 1) -> Any:
-  rng = jax.random.key(seed)
+def _init_params(model: GlimpseNetwork, rng: jax.Array, channels: int = 1) -> Any:
   rngs = {'params': rng, 'attention': rng}
   return model.init(rngs, jnp.zeros((1, 2 * model.size, 2 * model.size, channels)), jnp.zeros((1, 2)))['params']
 

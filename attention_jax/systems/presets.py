@@ -68,9 +68,9 @@ _FORWARD_LSTM = f'rnn(rnn="lstm", {_SIZE}, layers={{layers}})'  # can be read wh
 _BAHDANAU = f'bahdanau(rnn="gru", {_SIZE}, readout={{features}})'
 _LUONG = f'luong(rnn="lstm", {_SIZE}, layers={{layers}})'
 _STREAMING = f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}}, bridge=False)'
-# Differs from Xu et al. 2015: attention is soft for half of the words, there for half of the pictures. The reward of a
-# position is the log-probability of its own word; with the reward of all later words, attention moves to the next word
-# and the decoder remembers the current one.
+# Differs from Xu et al. 2015: attention is soft for half of the words, in the paper for half of the pictures. The
+# reward of a position is the log-probability of its own word; with the reward of all later words, attention moves to
+# the next word and the decoder remembers the current one.
 _HARD = {
   'model.attention.alignment': 'hard(expected=0.5)',
   'training.auxiliary': 'reinforce(entropy=0.002, discount=0.0)',

@@ -27,6 +27,7 @@ from attention_jax.models.turing import RecallConfig, Recaller, build_recaller
 from attention_jax.specs import Size, check_fields
 from attention_jax.systems.base import Config, System, check_setting, parse_rows, trace_loss
 from attention_jax.training.anneal import make_anneal
+from attention_jax.training.compiling import jit_once
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import shard_batch
@@ -68,9 +69,9 @@ class RecallPrediction(NamedTuple):
   """Prediction for one episode.
 
   Attributes:
-    probabilities: [A, O], of each bit of the answer.
-    read: weights [T, R, N] of the read heads in every step.
-    write: weights [T, W, N] of the write heads in every step.
+    probabilities: of each bit of the answer, [vectors, bits].
+    read: weights of the read heads over the memory in every step, [T, heads, slots].
+    write: weights of the write heads over the memory in every step, [T, heads, slots].
   """
 
   probabilities: np.ndarray
@@ -145,7 +146,12 @@ class RecallSystem(System):
 
   def initializer(self) -> Callable[[int], Any]:
     inputs = jnp.asarray(_dummy_batch(self.task).inputs)
-    return jax.jit(lambda seed: self.model.init(jax.random.key(seed), inputs)['params'])
+
+    @jit_once
+    def init(rng: jax.Array) -> Any:
+      return self.model.init(rng, inputs)['params']
+
+    return lambda seed: init(jax.random.key(seed))
 
   def batches(self, seed: int) -> RecallBatches:
     size = self.config['data']['batch_size']

@@ -165,7 +165,7 @@ def evaluate_hypotheses(run: Run, split: str, lines: Sequence[str]) -> dict[str,
     lines: one hypothesis per row of the split.
 
   Raises:
-    UserError: for another number of lines, and for a run of a system whose references are no texts.
+    UserError: for another number of lines, and for a run of a system whose references are not texts.
   """
   choose(split, run.system.splits, 'split')
   corpus = run.system_with(SupportsCorpus).corpus(split)

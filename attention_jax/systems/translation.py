@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.analysis import reading_files
+from attention_jax.analysis.reading import Reading, ReadingRequest
 from attention_jax.data import tasks, vocab
 from attention_jax.data.batching import Batch, Batches, check_any_row_fits
 from attention_jax.data.encoding import assign_buckets, check_buckets
@@ -19,6 +21,7 @@ from attention_jax.data.text import Corpus
 from attention_jax.decoding.ensemble import Ensemble
 from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
 from attention_jax.errors import UserError
+from attention_jax.inference.compiled_search import compile_beam_search
 from attention_jax.inference.evaluation import (
   ALIGNMENT_METRICS,
   TEACHER_FORCED_METRICS,
@@ -30,7 +33,6 @@ from attention_jax.inference.predictor import (
   Prediction,
   Predictor,
   check_shortlist,
-  compile_beam_search,
   max_output_length,
   search_lengths,
 )
@@ -40,10 +42,11 @@ from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build
 from attention_jax.modules.attention import Attention
 from attention_jax.specs import Count, NonNegative, Size, check_fields, parse
-from attention_jax.systems import heatmaps
 from attention_jax.systems.base import Config, Log, System, describe_implementation, trace_loss
 from attention_jax.systems.lexicons import load_or_make_lexicon
+from attention_jax.systems.readings import Reader
 from attention_jax.training.anneal import make_anneal
+from attention_jax.training.compiling import jit_once
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
 
@@ -273,8 +276,8 @@ class TranslationSystem(System):
       output = self.config['model']['output']
       log(f'{share:.1%} of the training target tokens do not occur in their source; output {output!r} cannot emit them')
 
-  def predictor(self, params: Any) -> Predictor:
-    """Returns the function that translates lines with these parameters."""
+  def predictor(self, params: Any, rounds: int = 1) -> Predictor:
+    """Returns the function that translates lines with these parameters; see Predictor for `rounds`."""
     options = self.config['evaluation']
     count = options['shortlist']
     return Predictor(
@@ -287,6 +290,7 @@ class TranslationSystem(System):
       batch_size=options['batch_size'],
       ranking=TranslationEvaluationConfig(**options).ranking,
       replace_unknown=options['replace_unknown'],
+      rounds=rounds,
       shortlist=(lambda source, prefix: self.lexicon.shortlist(source, count, prefix)) if count else None,
     )
 
@@ -303,35 +307,31 @@ class TranslationSystem(System):
 
   def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
     """Plots the weights of the best hypothesis of each input, or of the reference of each row with its gold links."""
-    if inputs:
-      heatmaps.plot_lines(self.predictor(params), inputs, self.config['evaluation']['beams'], path)
-    else:
-      heatmaps.plot_rows(self.model, params, self.data, split, rows, self.config['data']['buckets'], path)
+    reading_files.write(self.read(params, ReadingRequest(split, rows, inputs)), path)
 
-  def plot_layers(
-    self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]
-  ) -> None:
-    """Plots one heatmap per layer and head, for the reference of each row or the best hypothesis of each input."""
-    if inputs:
-      predictions = self.predictor(params)(inputs, beams=self.config['evaluation']['beams'])
-      corpus = Corpus(list(inputs), self.format_predictions(predictions))
-      titles = inputs
-      if empty := [line for line, text in zip(inputs, corpus.target, strict=True) if not text]:
-        raise UserError(f'the best hypothesis for {empty[0]!r} is empty; expected a line with an output')
+  def read(self, params: Any, request: ReadingRequest) -> list[Reading]:
+    """Returns the readings of the best hypotheses of each input, or of the reference of each row."""
+    reader = Reader(self.model, params, self.source_vocab, self.target_vocab, self.config['data']['buckets'])
+    if request.inputs:
+      readings = reader.read_lines(self.predictor(params), self.config['evaluation']['beams'], request)
     else:
-      row_numbers, corpus = heatmaps.select_pairs(self.data, split, rows)
-      titles = [f'{split} {row}' for row in row_numbers]
-    vocabularies = (self.source_vocab, self.target_vocab)
-    heatmaps.plot_layers(self.model, params, corpus, titles, *vocabularies, self.config['data']['buckets'], path)
+      readings = reader.read_rows(*tasks.get_split(self.data, request.split), request)
+    return reader.complete(readings, request)
 
   @functools.cached_property
   def _scorer(self) -> TeacherForcedScorer:
-    return TeacherForcedScorer(self.model, self.config['data']['buckets'], self.config['evaluation']['batch_size'])
+    size = self.config['evaluation']['batch_size']
+    return TeacherForcedScorer(self.model, self.config['data']['buckets'], size, self._evaluations)
+
+  @property
+  def _evaluations(self) -> int:
+    """Number of evaluations of the validation split."""
+    return Training(**self.config['training']).evaluations
 
   def _predictor_with(self, params: Any) -> Predictor:
     """Returns the predictor of all evaluations, whose search is compiled once, with these parameters."""
     if self._evaluation_predictor is None:
-      self._evaluation_predictor = self.predictor(params)
+      self._evaluation_predictor = self.predictor(params, self._evaluations)
     self._evaluation_predictor.set_params(params)
     return self._evaluation_predictor
 
@@ -354,7 +354,7 @@ def initializer(model: EncoderDecoder) -> Callable[[int], Any]:
 def initializer_for_batch(model: EncoderDecoder, batch: Batch) -> Callable[[int], Any]:
   """Returns seed -> initial parameters of a model for batches like this one, compiled once for all seeds."""
 
-  @jax.jit
+  @jit_once
   def init(rng: jax.Array) -> Any:
     source, source_mask, target = map(jnp.asarray, (batch.source, batch.source_mask, batch.target))
     return model.init(rng, source, source_mask, target)['params']

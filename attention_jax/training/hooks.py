@@ -55,8 +55,8 @@ class FiniteGuard:
     if not any(is_due(step, every, last) for every in self._intervals):
       return
     for update, loss, gradient_norm in jax.device_get(self._unchecked):
-      self._check(update, 'loss', loss)
-      self._check(update, 'gradient norm', gradient_norm)
+      self._check(update, 'loss', np.asarray(loss))
+      self._check(update, 'gradient norm', np.asarray(gradient_norm))
     self._unchecked.clear()
 
   def _check(self, update: int, name: str, value: np.ndarray) -> None:
@@ -260,16 +260,25 @@ class CheckpointSaver:
     checkpoints: where the state is saved.
     clock: paused during saving.
     host: returns further values of the run to store, as JSON.
+    stack: returns the state that is stored; None stores the state as it is. See side_by_side.SideBySide.
   """
 
-  def __init__(self, every: int, checkpoints: Checkpoints, clock: TrainingClock, host: Callable[[], Mapping[str, Any]]):
+  def __init__(
+    self,
+    every: int,
+    checkpoints: Checkpoints,
+    clock: TrainingClock,
+    host: Callable[[], Mapping[str, Any]],
+    stack: Callable[[Any], TrainState] | None = None,
+  ):
     self._every = every
     self._checkpoints = checkpoints
     self._clock = clock
     self._host = host
+    self._stack = stack
 
   def __call__(self, step, state, metrics, last):
     if is_due(step, self._every, last):
       with self._clock.paused():
         jax.block_until_ready(state)
-        self._checkpoints.save(state, self._host())
+        self._checkpoints.save(self._stack(state) if self._stack else state, self._host())

@@ -1,4 +1,4 @@
-"""Signals that ask a program to stop in an orderly way."""
+"""Signals that request an orderly stop of a program."""
 
 import contextlib
 import signal

@@ -1,6 +1,7 @@
 """The training loop, and `fit`, which adds checkpoints, exact resume, logging, evaluation and early stopping."""
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from jax.sharding import Mesh
 from attention_jax.specs import Count, Fraction, NonNegative, Size, check_fields
 from attention_jax.training.anneal import apply_schedules, make_anneal
 from attention_jax.training.checkpoint import Checkpoints
+from attention_jax.training.compiling import compiler_options
 from attention_jax.training.hooks import (
   BestEvaluation,
   CheckpointSaver,
@@ -37,7 +39,8 @@ class Training:
   """Options of training; the fields of `config.training`.
 
   Attributes:
-    steps: total number of updates. May be raised when a run is resumed.
+    steps: total number of updates. May be raised when a run is resumed. A CPU rounds the updates of a run of at most
+      50 steps differently, because they are compiled more quickly (compiling.FEW_RUNS).
     seed: seed of all randomness: initial parameters, order of batches, dropout.
     optimizer: spec of a row of optim.OPTIMIZERS.
     schedule: spec of a row of optim.SCHEDULES: the learning rate by the number of the update.
@@ -78,6 +81,11 @@ class Training:
 
   def __post_init__(self):
     check_fields(self, 'config.training')
+
+  @property
+  def evaluations(self) -> int:
+    """Number of evaluations of a run that is not stopped before its last step."""
+    return -(-self.steps // self.evaluate_every) if self.evaluate_every else 1
 
 
 class FitResult(NamedTuple):
@@ -227,26 +235,33 @@ class StateInitializer:
     self, params: Callable[[int], Any], init: Callable[[Any], TrainState], mesh: Mesh, seed: int | Sequence[int]
   ):
     self._params = params
-    self._init = init
     self._several = not isinstance(seed, int)
     self._seeds = seed if self._several else [seed]
     self._layout = sharding(mesh, 'states' if self._several else 'state')
 
+    def build_state(params: Sequence[Any]) -> TrainState:
+      """The state of the initial parameters of each run; of several runs, with a leading axis."""
+      if not self._several:
+        return init(params[0])
+      return jax.vmap(init)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *params))
+
+    self._build_state = build_state
+    self._compiled = jax.jit(build_state, out_shardings=self._layout, compiler_options=compiler_options(1))
+
   def __call__(self) -> TrainState:
     # Arrays of the host are the same in every process, whatever the sharding of the state.
-    params = [jax.device_get(self._params(seed)) for seed in self._seeds]
-    return jax.jit(self._state, out_shardings=self._layout)(params)
+    return self._compiled([jax.device_get(self._params(seed)) for seed in self._seeds])
+
+  def with_seed(self, seed: int) -> 'StateInitializer':
+    """Returns the initialiser of one run with another seed, which shares the compiled programs."""
+    initializer = copy.copy(self)
+    initializer._seeds = [seed]
+    return initializer
 
   def shapes(self) -> TrainState:
     """Returns the shapes, dtypes and shardings of the state, without computing values."""
-    state = jax.eval_shape(lambda: self._state([self._params(seed) for seed in self._seeds]))
+    state = jax.eval_shape(lambda: self._build_state([self._params(seed) for seed in self._seeds]))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._layout), state)
-
-  def _state(self, params: Sequence[Any]) -> TrainState:
-    """The state of the initial parameters of each run; of several runs, with a leading axis."""
-    if not self._several:
-      return self._init(params[0])
-    return jax.vmap(self._init)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *params))
 
 
 def prepare_training(
@@ -269,7 +284,15 @@ def prepare_training(
   shapes = jax.eval_shape(lambda: params(training.seed))
   anneal = make_anneal(training.anneal, shapes, training.steps)
   train_step = make_train_step(
-    loss, optimizer, schedule, mesh, seed=seed, accumulate=training.accumulate, average=training.average, anneal=anneal
+    loss,
+    optimizer,
+    schedule,
+    mesh,
+    seed=seed,
+    accumulate=training.accumulate,
+    average=training.average,
+    anneal=anneal,
+    runs=training.steps,
   )
 
   def init(run_params: Any) -> TrainState:

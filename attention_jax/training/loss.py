@@ -14,7 +14,7 @@ OBJECTIVE_RNG = 'objective'  # name of the rng that an objective consumes itself
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-  """A loss and what it needs: `loss(params, batch, rngs=None, running={}, update=1) -> sums`.
+  """A loss and its requirements: `loss(params, batch, rngs=None, running={}, update=1) -> sums`.
 
   Attributes:
     fn: (params, batch, rngs, running, update) -> sums over the batch, float32 [] by name. Required are 'loss' and

@@ -1,4 +1,4 @@
-"""Runs that differ only in their seeds, trained side by side: one compiled update computes one step of every run.
+"""Runs that differ only in their seeds, trained side by side: one step of every run after the other.
 
 Each run has a folder with the same files as a run that is trained alone. The states of all runs are checkpointed
 together in the folder above, so that all of them are resumed from the same step.
@@ -26,9 +26,10 @@ from attention_jax.training.hooks import (
   Writer,
   is_due,
 )
-from attention_jax.training.loop import Training, guard_intervals, make_evaluator, prepare_training, train_loop
+from attention_jax.training.loop import Training, guard_intervals, make_evaluator, train_loop
 from attention_jax.training.loss import Loss
-from attention_jax.training.partition import make_mesh, sharding
+from attention_jax.training.partition import make_mesh
+from attention_jax.training.side_by_side import prepare_side_by_side
 from attention_jax.training.state import TrainState
 from attention_jax.training.writers import JsonLines, Progress, TensorBoard
 
@@ -132,7 +133,7 @@ class SeedRuns:
     return None if self.live.any() else 'every run has stopped'
 
   def host_values(self) -> dict[str, Any]:
-    """Returns what is stored beside the states of all runs."""
+    """Returns the values that are stored beside the states of all runs."""
     return {'best': [best._asdict() for best in self.best], 'stopped': self.stopped}
 
   def _progress_writer(self, seed: int) -> Writer:
@@ -175,18 +176,19 @@ def fit_seeds(
   """
   seeds = [training.seed + i for i in range(len(folders))]
   mesh = mesh or make_mesh(seeds=len(seeds))
-  train_step, initial_state = prepare_training(training, loss, params, mesh, seeds)
+  side_by_side = prepare_side_by_side(training, loss, params, mesh, seeds)
   with contextlib.ExitStack() as stack:
     checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep, training.checkpoint_every)))
     best = [BestEvaluation()] * len(seeds)
     stopped = {}
     if checkpoints.latest() is None:
-      states = initial_state()
+      states = side_by_side.init_states()
     else:
-      states, host = checkpoints.restore(initial_state.shapes())
+      stacked, host = checkpoints.restore(side_by_side.state_shapes())
+      states = side_by_side.unstack(stacked)
       best = [BestEvaluation(**fields) for fields in host['best']]
       stopped = {int(i): reason for i, reason in host['stopped'].items()}  # JSON has string keys
-    start = int(states.step[0])
+    start = int(side_by_side.select(states, 0).step)
     clock = TrainingClock()
     if len(stopped) == len(seeds) or start >= training.steps:
       finished = f'all {training.steps} steps are done'
@@ -195,23 +197,21 @@ def fit_seeds(
     make_run_evaluator = None
     if evaluate:
       make_run_evaluator = functools.partial(make_evaluator, training, evaluate, direction, clock=clock)
-    # The state of one run is replicated over all devices, as if it were trained alone.
-    select_run = jax.jit(lambda states, i: jax.tree.map(lambda x: x[i], states), out_shardings=sharding(mesh, 'state'))
-    runs = SeedRuns(folders, seeds, training, best, stopped, start, select_run, make_run_evaluator, stack)
+    runs = SeedRuns(folders, seeds, training, best, stopped, start, side_by_side.select, make_run_evaluator, stack)
     hooks = [  # in the order of loop.fit
       FiniteGuard(guard_intervals(training, evaluate), checkpoints, seeds),
-      MetricsLogger(training.log_every, [runs.write], clock, train_step.compilations),
+      MetricsLogger(training.log_every, [runs.write], clock, side_by_side.compilations),
       runs,
       stack.enter_context(InterruptHandler()),
-      CheckpointSaver(training.checkpoint_every, checkpoints, clock, runs.host_values),
+      CheckpointSaver(training.checkpoint_every, checkpoints, clock, runs.host_values, side_by_side.stack),
     ]
 
     def step_live_runs(states, batch):
-      return train_step(states, batch, runs.live)
+      return side_by_side(states, batch, runs.live)
 
     states, reason = train_loop(step_live_runs, states, stream, hooks, start, training.steps)
     reasons = [runs.stopped.get(i, reason) for i in range(len(seeds))]
-    return SeedResults(int(states.step[0]), reasons, train_step.compilations())
+    return SeedResults(int(side_by_side.select(states, 0).step), reasons, side_by_side.compilations())
 
 
 def _map_lists(fn: Callable[[list], Any], record: Mapping[str, Any]) -> dict[str, Any]:

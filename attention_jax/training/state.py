@@ -5,7 +5,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.experimental import multihost_utils
 
 
 class TrainState(NamedTuple):
@@ -89,8 +91,19 @@ def evaluation_params(state: TrainState) -> Any:
   return state.average or state.params
 
 
-@jax.jit
-def is_finite(state: TrainState) -> jax.Array:
-  """Returns whether every floating-point number of the state is finite, [] bool."""
+def is_finite(state: TrainState) -> bool:
+  """Returns whether every floating-point number of the state is finite, the same in every process.
+
+  The host looks at the numbers: a program would have one reduction to compile for each array.
+  """
   floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)]
-  return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in floats]))
+  local = all(np.isfinite(part).all() for x in floats for part in _local_parts(x))
+  return bool(np.all(multihost_utils.process_allgather(np.asarray(local))))
+
+
+def _local_parts(x: jax.Array | np.ndarray) -> list[np.ndarray]:
+  """The parts of an array that this process holds; a part that several devices hold is there once."""
+  if isinstance(x, np.ndarray):
+    return [x]
+  parts = {str(shard.index): shard.data for shard in x.addressable_shards}
+  return [np.asarray(part) for part in parts.values()]

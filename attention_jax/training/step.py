@@ -1,6 +1,7 @@
-"""One update, compiled once per batch shape: gradients, optimiser, average. For one run or several side by side."""
+"""One update: gradients, compiled once per batch shape, then optimiser and average. For one run or several."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import optax
 from jax.sharding import Mesh
 
 from attention_jax.training.anneal import NO_SCHEDULES, Schedules, apply_schedules, zero_scheduled
+from attention_jax.training.compiling import compiler_options
 from attention_jax.training.loss import OBJECTIVE_RNG, Loss
 from attention_jax.training.partition import jit_on_mesh, shard_batch, sharding
 from attention_jax.training.state import TrainState, update_average, update_running
@@ -24,6 +26,27 @@ def step_rngs(rng: jax.Array) -> dict[str, jax.Array]:
 
 
 @dataclasses.dataclass(frozen=True)
+class Update:
+  """The two programs of an update. Only the first depends on the shape of the batch: the second is compiled once.
+
+  With several runs side by side, everything has a leading axis of seeds.
+
+  Attributes:
+    compute_gradients: (root, step, params, running, batch) -> (sums of the loss, gradients of the summed loss), where
+      root is the data of a PRNG key.
+    apply_gradients: (state, sums, gradients) -> (state, metrics), which donates the state.
+  """
+
+  compute_gradients: Callable
+  apply_gradients: Callable
+
+  def __call__(self, root: jax.Array, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+    """Makes one update of one run."""
+    sums, gradients = self.compute_gradients(root, state.step, state.params, state.running, batch)
+    return self.apply_gradients(state, sums, gradients)
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainStep:
   """One update: `train_step(state, batch) -> (state, metrics)`. The state that is passed in is donated.
 
@@ -34,14 +57,14 @@ class TrainStep:
   the runs unchanged for which `live` [seeds] is False: only their step is incremented, and their metrics are 0.
 
   Attributes:
-    compiled: the result of `compile_update`.
+    update: the result of `compile_update`.
     root: data of the root PRNG keys.
     mesh: the mesh of the devices.
     accumulate: number of parts in which gradients are accumulated.
     rule: row of partition.RULES that shards the batch: 'batch' or, for several runs, 'batches'.
   """
 
-  compiled: Callable
+  update: Update
   root: jax.Array
   mesh: Mesh
   accumulate: int = 1
@@ -52,13 +75,18 @@ class TrainStep:
   ) -> tuple[TrainState, dict[str, jax.Array]]:
     batch = shard_batch(batch, self.mesh, self.accumulate, self.rule)
     if self.rule == 'batch':
-      return self.compiled(self.root, state, batch)
+      return self.update(self.root, state, batch)
+    sums, gradients = self.update.compute_gradients(self.root, state.step, state.params, state.running, batch)
     live = np.ones(len(self.root), bool) if live is None else live
-    return self.compiled(self.root, state, batch, jax.device_put(live, self.root.sharding))
+    return self.update.apply_gradients(state, sums, gradients, jax.device_put(live, self.root.sharding))
+
+  def with_seed(self, seed: int) -> 'TrainStep':
+    """Returns the training step of one run with another seed, which shares the compiled programs."""
+    return dataclasses.replace(self, root=jax.device_put(_root_key_data(seed), self.root.sharding))
 
   def compilations(self) -> int:
     """Returns how many batch shapes have been compiled so far."""
-    return self.compiled._cache_size()
+    return self.update.compute_gradients._cache_size()
 
 
 def make_train_step(
@@ -71,6 +99,7 @@ def make_train_step(
   accumulate: int = 1,
   average: float = 0.0,
   anneal: Schedules = NO_SCHEDULES,
+  runs: float = math.inf,
 ) -> TrainStep:
   """Builds the training step.
 
@@ -84,22 +113,23 @@ def make_train_step(
     accumulate: see `compile_update`.
     average: see `compile_update`.
     anneal: see `compile_update`.
+    runs: see `compile_update`.
 
   Returns:
     The training step.
   """
-
-  def key_data(seed: int) -> np.ndarray:
-    """Returns NumPy values, which several processes can place on one mesh."""
-    return np.asarray(jax.random.key_data(jax.random.key(seed)))
-
   several = not isinstance(seed, int)
-  root = np.stack([key_data(run_seed) for run_seed in seed]) if several else key_data(seed)
-  compiled = compile_update(
-    loss, optimizer, schedule, mesh, several=several, accumulate=accumulate, average=average, anneal=anneal
+  root = np.stack([_root_key_data(run_seed) for run_seed in seed]) if several else _root_key_data(seed)
+  update = compile_update(
+    loss, optimizer, schedule, mesh, several=several, accumulate=accumulate, average=average, anneal=anneal, runs=runs
   )
   root = jax.device_put(root, sharding(mesh, 'states' if several else 'state'))
-  return TrainStep(compiled, root, mesh, accumulate, 'batches' if several else 'batch')
+  return TrainStep(update, root, mesh, accumulate, 'batches' if several else 'batch')
+
+
+def _root_key_data(seed: int) -> np.ndarray:
+  """Returns the data of a root key as NumPy values, which several processes can place on one mesh."""
+  return np.asarray(jax.random.key_data(jax.random.key(seed)))
 
 
 def compile_update(
@@ -112,23 +142,25 @@ def compile_update(
   accumulate: int = 1,
   average: float = 0.0,
   anneal: Schedules = NO_SCHEDULES,
-) -> Callable:
-  """Builds the jitted update, which compiles once per batch shape and donates its state.
+  runs: float = math.inf,
+) -> Update:
+  """Builds the jitted update.
 
   Args:
     loss: the loss to minimise.
     optimizer: the optimiser.
     schedule: the learning-rate schedule of the optimiser, for the metric learning_rate only.
     mesh: the mesh of the devices.
-    several: whether there are several runs side by side, along a leading axis of root, state and batch.
+    several: whether there are several runs side by side, along a leading axis of all arguments. `apply_gradients` then
+      has a further argument `live` [seeds], see TrainStep.
     accumulate: number of parts in which a batch is processed, one after the other, for less memory. The update is that
       of the whole batch: tokens, not parts, have equal weight, and `step` counts updates.
     average: decay of the moving average of the parameters; 0 keeps none. See state.update_average.
     anneal: schedules of annealed parameters, which get no gradient. After update n they have the values for n + 1.
+    runs: expected number of updates; few are compiled quickly, see compiling.compiler_options.
 
   Returns:
-    (root, state, batch) -> (state, metrics), where root is the data of a PRNG key; with several runs
-    (root, state, batch, live) -> (state, metrics), see TrainStep.
+    The programs, each compiled once per shape of its arguments.
   """
 
   def sums_and_gradients(params, running, update_number, batch, rng):
@@ -139,13 +171,16 @@ def compile_update(
     (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params)
     return sums, grads
 
-  def update(root, state, batch):
-    rng = jax.random.fold_in(jax.random.wrap_key_data(root), state.step)
-    step = state.step + 1
+  def compute_gradients(root, step, params, running, batch):
+    # The root is an argument, so that one compiled program serves every seed.
+    rng = jax.random.fold_in(jax.random.wrap_key_data(root), step)
     differentiate = sums_and_gradients
     if accumulate > 1:
       differentiate = _accumulate(sums_and_gradients, accumulate, sharding(mesh, 'parts'))
-    sums, grads = differentiate(state.params, state.running, step, batch, rng)
+    return differentiate(params, running, step + 1, batch, rng)
+
+  def apply_gradients(state, sums, grads):
+    step = state.step + 1
     count = jnp.maximum(sums['tokens'], 1)
     grads = zero_scheduled(jax.tree.map(lambda g: g / count.astype(g.dtype), grads), anneal)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -158,37 +193,32 @@ def compile_update(
     }
     return TrainState(step, params, opt_state, averages, update_running(state.running, metrics, step)), metrics
 
-  # The root is an argument, so that one compiled program serves every seed.
+  state_layout = sharding(mesh, 'states' if several else 'state')
+  batch_layout = sharding(mesh, 'batches' if several else 'batch')
   if several:
-    state_layout = sharding(mesh, 'states')
-    layouts = (state_layout, state_layout, sharding(mesh, 'batches'), state_layout)
-    update = _over_seeds(_skip_finished_runs(update), mesh)
-  else:
-    state_layout = sharding(mesh, 'state')
-    layouts = (state_layout, state_layout, sharding(mesh, 'batch'))
-  return jit_on_mesh(mesh, update, donate_argnums=1, in_shardings=layouts, out_shardings=state_layout)
+    compute_gradients = jax.vmap(compute_gradients, spmd_axis_name='seed')
+    apply_gradients = _only_live_runs(jax.vmap(apply_gradients, spmd_axis_name='seed'))
+  layouts = (state_layout, state_layout, state_layout, state_layout, batch_layout)
+  options = {'out_shardings': state_layout, 'compiler_options': compiler_options(runs, mesh.devices.flat[0].platform)}
+  return Update(
+    jit_on_mesh(mesh, compute_gradients, in_shardings=layouts, **options),
+    jit_on_mesh(mesh, apply_gradients, donate_argnums=0, in_shardings=state_layout, **options),
+  )
 
 
-def _skip_finished_runs(update: Callable) -> Callable:
-  """(root, state, batch, live) -> the result of `update` if the run is live, else its state and zero metrics."""
-  update = jax.jit(update)  # traced once for both uses
+def _only_live_runs(apply_gradients: Callable) -> Callable:
+  """(states, sums, gradients, live) -> what `apply_gradients` returns, but old states and zero metrics if not live."""
 
-  def skip(root, state, batch):
-    _, metrics = jax.eval_shape(update, root, state, batch)
-    return state._replace(step=state.step + 1), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
+  def apply_to_live(states, sums, grads, live):
+    new_states, metrics = apply_gradients(states, sums, grads)
 
-  def update_if_live(root, state, batch, live):
-    return jax.lax.cond(live, update, skip, root, state, batch)
+    def select(new, old):
+      return jnp.where(live.reshape(live.shape + (1,) * (new.ndim - 1)), new, old)
 
-  return update_if_live
+    unchanged = states._replace(step=new_states.step)
+    return jax.tree.map(select, new_states, unchanged), jax.tree.map(lambda x: select(x, jnp.zeros_like(x)), metrics)
 
-
-def _over_seeds(update: Callable, mesh: Mesh) -> Callable:
-  """Maps `update` over the leading axis of its arguments and results."""
-  if mesh.shape['seed'] == 1 and mesh.devices.flat[0].platform == 'cpu':
-    # One run occupies all cores; several at once would only compete for the caches.
-    return lambda *args: jax.lax.map(lambda run_args: update(*run_args), args)
-  return jax.vmap(update, spmd_axis_name='seed')
+  return apply_to_live
 
 
 def _accumulate(sums_and_gradients: Callable, parts: int, layout: jax.sharding.NamedSharding) -> Callable:

@@ -19,10 +19,12 @@ class BenchmarkContext(NamedTuple):
   Attributes:
     log: called with each line of progress.
     repeats: number of timed runs of each side.
-    dtype: in which attention and models compute, 'float32' or 'bfloat16'.
+    dtype: the dtype in which attention and models compute, 'float32' or 'bfloat16'.
     joey: an interpreter with Joey NMT, or ''.
     run: the folder of a trained run, for the suite translation; or ''.
     data: the folder of its test set, see trained.py; or ''.
+    data_root: the folder with the data sets of the suite startup.
+    checkout: a checkout of another commit, whose start is compared by the suite startup; or ''.
     report_failure: called with what failed and the error, after which the suite continues; it may raise the error.
   """
 
@@ -32,6 +34,8 @@ class BenchmarkContext(NamedTuple):
   joey: str = ''
   run: str = ''
   data: str = ''
+  data_root: str = 'data'
+  checkout: str = ''
   report_failure: Callable[[str, Exception], None] = _raise
 
   @property

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from attention_jax import atomic
 from attention_jax.errors import UserError, choose
-from experiments.benchmarks import decoding, kernels, limits, memory, peers, seeds, systems, trained, updates
+from experiments.benchmarks import decoding, kernels, limits, memory, peers, seeds, startup, systems, trained, updates
 from experiments.benchmarks.measure import BenchmarkContext, Timing
 
 SUITES: Mapping[str, Callable[[BenchmarkContext], Iterable[Timing]]] = {
@@ -33,7 +33,7 @@ SUITES: Mapping[str, Callable[[BenchmarkContext], Iterable[Timing]]] = {
   'decoding': decoding.recurrent_decoding,
   'transformer_decoding': decoding.transformer_decoding,
   'pipeline': systems.pipeline,
-  'startup': systems.startup,
+  'startup': startup.startup,
   'translation': trained.translation,
 }
 
@@ -141,7 +141,7 @@ def print_timings(timings: Sequence[Timing]) -> None:
 
 
 def as_markdown(environment: Mapping[str, object], timings: Sequence[Timing]) -> str:
-  """Returns the same as a Markdown table."""
+  """Returns the environment and a Markdown table of the timings."""
   rows = [('case', 'side', *COLUMNS, 'note'), ('---',) * (len(COLUMNS) + 3)]
   rows += [(timing.case, timing.side, *_cells(timing), timing.note) for timing in timings]
   return _join_items(environment) + '\n\n' + ''.join(f'| {" | ".join(row)} |\n' for row in rows)

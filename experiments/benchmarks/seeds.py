@@ -1,5 +1,8 @@
 """Eight seeds in one update (config.seeds) beside eight updates one after the other."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import numpy as np
 from ml_collections import ConfigDict
@@ -10,8 +13,7 @@ from attention_jax.models.encoder_decoder import build
 from attention_jax.systems.translation import initializer
 from attention_jax.training.loop import Training, prepare_training
 from attention_jax.training.partition import make_mesh
-from attention_jax.training.state import TrainState
-from attention_jax.training.step import TrainStep
+from attention_jax.training.side_by_side import prepare_side_by_side
 from configs import cmudict, dates
 from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare
 
@@ -47,16 +49,18 @@ def update_sides(config: ConfigDict, vocab_sizes: tuple[int, int], batch: Batch,
   init = initializer(model)
   loss = sequence_loss(model)
   step, init_state = prepare_training(training, loss, init, make_mesh(), 0)
-  one_after_the_other = repeated_update(step, init_state(), batch, seeds)
   batches = Batch(*(None if x is None else np.stack([x] * seeds) for x in batch))
-  step, init_state = prepare_training(training, loss, init, make_mesh(seeds=seeds), range(seeds))
+  runs = prepare_side_by_side(training, loss, init, make_mesh(seeds=seeds), range(seeds))
+  live = np.full(seeds, True)
   return {
-    'one after the other': one_after_the_other,
-    'side by side': repeated_update(step, init_state(), batches, 1),
+    'one after the other': repeated_update(step, init_state(), batch, seeds),
+    'side by side': repeated_update(
+      lambda states, batches: runs(states, batches, live), runs.init_states(), batches, 1
+    ),
   }
 
 
-def repeated_update(step: TrainStep, state: TrainState, batch: Batch, repetitions: int) -> Side:
+def repeated_update(step: Callable, state: Any, batch: Batch, repetitions: int) -> Side:
   """Returns a side of several updates; each run of it continues from the state of the run before."""
 
   def run():

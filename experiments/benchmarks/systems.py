@@ -1,10 +1,8 @@
-"""Whole systems at the sizes of configs/multi30k.py: training, the input pipeline, start-up; see decoding.py too."""
+"""Whole systems at the sizes of configs/multi30k.py: training, the input pipeline; see decoding.py too."""
 
 import dataclasses
 import functools
 import itertools
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -243,19 +241,3 @@ def pipeline(bench: BenchmarkContext) -> list[Timing]:
     amount=epoch(),
     unit='target tokens',
   )
-
-
-def startup(bench: BenchmarkContext) -> list[Timing]:
-  """Times new interpreters that import what a program needs."""
-  bench.log('start-up')
-  code = {
-    'import attention_jax': 'import attention_jax',
-    'import jax': 'import jax, jax.numpy',
-    'the trainer': 'import attention_jax.systems.experiment',
-  }
-  sides = {name: _interpreter_side(statement) for name, statement in code.items()}
-  return compare('startup', 'imports', sides, repeats=min(bench.repeats, 3))
-
-
-def _interpreter_side(code: str) -> Side:
-  return Side(lambda: subprocess.run([sys.executable, '-c', code], check=True))

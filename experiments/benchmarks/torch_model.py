@@ -98,7 +98,8 @@ class Bahdanau(Recurrent):
     memory, key, padding, state = self.encode(source)
     inputs = F.pad(target[:, :-1], (1, 0), value=BOS)
     embedded = self.drop(self.target(inputs))
-    states, contexts = [], []
+    states = []
+    contexts = []
     for gates in self.embedded(embedded).unbind(1):
       state, context = self.recur(state, gates, memory, key, padding)
       states.append(state)

@@ -80,7 +80,7 @@ def _jax_side(name: str, run: Run, lines: Sequence[str], beams: int, outputs: di
 
 
 def _torch_side(run: Run, lines: list[str], beams: int, outputs: dict[str, list[str]], dtype: str) -> Side:
-  """Returns the same translation in PyTorch, from ids on."""
+  """Returns the side that translates the lines in PyTorch; its time does not include the encoding of the sources."""
   translate, source_size = _torch_translator(run, beams, dtype)
   sources = _encode_sources(run, lines, source_size)
   by_length = sorted(range(len(sources)), key=lambda i: len(sources[i]))

@@ -110,7 +110,8 @@ def test_shapes_are_those_of_buckets_and_masks_cover_the_tokens(lengths, unit, s
 
 
 def test_batches_are_a_pure_function_of_seed_and_step():
-  first, second = Batches(random_split(), BUCKETS, 4, seed=7), Batches(random_split(), BUCKETS, 4, seed=7)
+  first = Batches(random_split(), BUCKETS, 4, seed=7)
+  second = Batches(random_split(), BUCKETS, 4, seed=7)
   steps = list(range(3 * len(first)))
   forward = [first[step] for step in steps]
   for step in np.random.default_rng(0).permutation(steps):
@@ -118,7 +119,8 @@ def test_batches_are_a_pure_function_of_seed_and_step():
 
 
 def test_epochs_and_seeds_differ():
-  batches, other = Batches(random_split(), BUCKETS, 4, seed=0), Batches(random_split(), BUCKETS, 4, seed=1)
+  batches = Batches(random_split(), BUCKETS, 4, seed=0)
+  other = Batches(random_split(), BUCKETS, 4, seed=1)
   order = [[tuple(b[step].index) for step in range(start, start + len(b))] for b, start in ((batches, 0), (other, 0))]
   later = [tuple(batches[step].index) for step in range(len(batches), 2 * len(batches))]
   assert order[0] != order[1] and order[0] != later

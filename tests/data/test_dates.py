@@ -88,7 +88,8 @@ def test_text_is_normalised_and_visible():
 
 def test_links_are_in_range_and_join_equal_digits():
   for row in all_rows():
-    source, target = row['source'], row['target']
+    source = row['source']
+    target = row['target']
     by_target = {place: [i for i, j in parse_links(row['links']) if j == place] for place in range(10)}
     assert not by_target.pop(4)
     assert not by_target.pop(7)

@@ -43,7 +43,8 @@ def test_token_units(level, kind):
 
 
 def test_a_link_between_words_joins_all_of_their_tokens():
-  source, target = train('char', ['ab cd']), train('subword(size=18)', LINES * 3)
+  source = train('char', ['ab cd'])
+  target = train('subword(size=18)', LINES * 3)
   corpus = Corpus(['ab c', 'ab', 'b'], ['漢字 ab', 'ab', '漢字'], [((0, 0), (1, 1)), (), ((0, 0),)])
   assert [target.tokenize(line) for line in corpus.target] == [['▁', '漢', '字', '▁ab'], ['▁ab'], ['▁', '漢', '字']]
   encoded = encode(corpus, source, target)
@@ -93,7 +94,8 @@ def test_batches_contain_the_links_of_their_rows(size, step, pair):
 def test_links_do_not_change_other_arrays_and_work_with_shards_and_streams():
   vocabulary = train('word', ['a b c d'])
   encoded = encode(random_corpus(), vocabulary, vocabulary)
-  plain, whole = Batches(encoded, BUCKETS, 4), Batches(encoded, BUCKETS, 4, links=True)
+  plain = Batches(encoded, BUCKETS, 4)
+  whole = Batches(encoded, BUCKETS, 4, links=True)
   parts = [Batches(encoded, BUCKETS, 4, shard=shard, shards=2, links=True) for shard in (0, 1)]
   for step, batch in enumerate(stream(whole, 0, 2 * len(whole))):
     np.testing.assert_array_equal(batch.links, whole[step].links)

@@ -31,7 +31,8 @@ def test_every_question_has_its_answer(split):
 
 def test_links_join_equal_words():
   for row in (*ALL['test'], *records.generate('test', 'list')):
-    source, target = row['source'].split(), row['target'].split()
+    source = row['source'].split()
+    target = row['target'].split()
     links = [tuple(map(int, link.split('-'))) for link in row['links'].split()]
     assert links and all(source[s] == target[t] for s, t in links)
     copied = {t for t, word in enumerate(target) if word in source and word not in (',', ';')}

@@ -70,12 +70,14 @@ def test_resegmented_rows_have_the_same_text(data):
 
 
 def encode_row(encoded, row, side):
-  flat, offsets = encoded[2 * side], encoded[2 * side + 1]
+  flat = encoded[2 * side]
+  offsets = encoded[2 * side + 1]
   return flat[offsets[row] : offsets[row + 1]].tolist()
 
 
 def test_batches_are_a_function_of_seed_and_step_on_any_thread(data):
-  batches, batches_again = make_batches(data), make_batches(data)
+  batches = make_batches(data)
+  batches_again = make_batches(data)
   steps = list(range(3 * len(batches)))
   with concurrent.futures.ThreadPoolExecutor(4) as pool:
     from_threads = list(pool.map(batches.__getitem__, reversed(steps)))[::-1]

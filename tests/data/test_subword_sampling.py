@@ -1,4 +1,4 @@
-"""Random segmentations: those of sentencepiece without dropout, the right probabilities, the same in every process."""
+"""Random segmentations: equal to those of sentencepiece without dropout, with the right probabilities, reproducible."""
 
 import collections
 import itertools

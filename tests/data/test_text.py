@@ -151,7 +151,8 @@ def test_invalid_lines_of_a_tsv_are_reported(write, line, message):
 
 @given(st.lists(st.tuples(LINE, LINE), min_size=1))
 def test_every_pair_is_kept_or_reported(pairs):
-  source, target = [s for s, _ in pairs], [t for _, t in pairs]
+  source = [s for s, _ in pairs]
+  target = [t for _, t in pairs]
   kept = [i for i, (s, t) in enumerate(pairs) if s.strip() and t.strip()]
   if not kept:
     return

@@ -32,7 +32,8 @@ def test_an_ensemble_of_one_run_twice_is_that_run(trained):
 
 
 def test_checkpoints_of_one_run_are_an_ensemble(trained):
-  workdir, last = f'--workdir={trained[0]}', open_run(trained[0], 'latest').step
+  workdir = f'--workdir={trained[0]}'
+  last = open_run(trained[0], 'latest').step
   alone = run('translate', workdir, '--checkpoint=latest', stdin=INPUT).out
   assert run('translate', workdir, f'--checkpoint={last},latest', stdin=INPUT).out == alone
   result = run('evaluate', workdir, f'--checkpoint={last},best', '--split=train')

@@ -72,7 +72,16 @@ PROGRAM_FLAGS = {
   ),
   'predict': (*RUN_FLAGS, '--input:', '--json:'),
   'score': (*RUN_FLAGS, '--source:', '--target:', '--layers:'),
-  'inspect_attention': (*RUN_FLAGS, '--split:', '--rows:', '--text:', '--layers:', '--output:'),
+  'inspect_attention': (
+    *RUN_FLAGS,
+    '--split:',
+    '--rows:',
+    '--text:',
+    '--layers:',
+    '--analyses:',
+    '--relative:',
+    '--output:',
+  ),
 }
 
 

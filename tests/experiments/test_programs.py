@@ -251,6 +251,39 @@ def test_inspect_attention(trained, tmp_path):
   (folder / 'attention.png').unlink()
 
 
+def test_analyses_of_a_trained_run(trained, tmp_path):
+  workdir = f'--workdir={trained[0]}'
+  path = tmp_path / 'rows.json'
+  analyses = ['entropy', 'coverage', 'leave_one_out', 'what_if(edit="fixed(at=0, position=1)")']
+  flags = [f'--analyses={spec}' for spec in analyses]
+  result = run('inspect_attention', workdir, '--rows=0,3', *flags, f'--output={path}')
+  assert result.code == 0 and result.out == f'written to {path}\n', result.err
+  for record in json.loads(path.read_text()):
+    tokens = {'T': record['target_tokens'], 'S': record['source_tokens']}
+    axes = [measured['axes'] for measured in record['measurements'].values()]
+    assert axes == [[tokens['T']], [tokens['S']], [tokens['T'], tokens['S']], [tokens['T']]]
+    assert record['matrices'].keys() == {'weights'} and record['gold'] is not None
+    assert record['measurements'][analyses[-1]]['values'][0] != 0
+  picture = tmp_path / 'lines.png'
+  assert run('inspect_attention', workdir, '--text=zwei', '--relative', flags[2], f'--output={picture}').code == 0
+  height, width = matplotlib.image.imread(picture).shape[:2]
+  assert width > height  # weights and the map side by side
+
+
+@pytest.mark.parametrize(
+  ('flag', 'message'),
+  [
+    ('--analyses=entropi', "unknown analysis 'entropi' (did you mean 'entropy'?)"),
+    ('--analyses=what_if(edit="unifrom")', "unknown edit 'unifrom' (did you mean 'uniform'?)"),
+    ('--analyses=rollout', "this encoder has no self-attention; expected the encoder 'transformer'"),
+    ('--output=weights.jpg', "unknown format of weights.jpg: '.jpg'"),
+  ],
+)
+def test_mistakes_of_inspect_attention(trained, flag, message):
+  result = run('inspect_attention', f'--workdir={trained[0]}', '--rows=0', flag)
+  assert result.code == 2 and message in result.err and result.err.count('\n') == 1, result.err
+
+
 def test_skipped_rows_are_reported(tmp_path):
   table = tmp_path / 'odd.tsv'
   table.write_bytes(b'eins zwei\tzwei eins\r\n\r\ndrei\teins\r\neins eins eins eins eins\teins\r\n')

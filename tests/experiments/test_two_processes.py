@@ -92,7 +92,8 @@ def test_two_processes_train_as_one_does(task, tmp_path):
   def values(records, name):
     return [record[name] for record in records if name in record]
 
-  two, one = read_metrics(tmp_path / 'two'), read_metrics(tmp_path / 'one')
+  two = read_metrics(tmp_path / 'two')
+  one = read_metrics(tmp_path / 'one')
   assert (tmp_path / 'two' / METRICS_FILE).read_text().count(
     '\n'
   ) == 4  # three updates and one evaluation, by one writer

@@ -106,7 +106,9 @@ def record_writes(folder: Path) -> list[Write]:
       if path.is_relative_to(folder):
         writes.append(Write(str(path), str(source)))
     elif event == 'open' and isinstance(args[0], str | bytes | os.PathLike):
-      path, mode, flags = Path(os.fsdecode(args[0])), args[1], args[2]
+      path = Path(os.fsdecode(args[0]))
+      mode = args[1]
+      flags = args[2]
       is_write = any(letter in mode for letter in 'wax+') if mode else (flags or 0) & write_flags
       if is_write and path.is_relative_to(folder):
         writes.append(Write(str(path)))

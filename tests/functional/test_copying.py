@@ -15,7 +15,8 @@ S = len(IDS)
 END = 2
 MASK = np.array([True] * 5 + [False] * 2)
 RANDOM = np.random.default_rng(0)
-LOGITS, SCORES = RANDOM.normal(size=V), RANDOM.normal(size=S)
+LOGITS = RANDOM.normal(size=V)
+SCORES = RANDOM.normal(size=S)
 WEIGHTS = np.where(MASK, np.exp(SCORES), 0) / np.exp(SCORES[MASK]).sum()
 GATE = 0.3
 

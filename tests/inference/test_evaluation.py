@@ -1,4 +1,4 @@
-"""Metrics of weights: by hand, and the same for words with every kind of vocabulary."""
+"""Metrics of attention weights: against values computed by hand, and equal for every kind of vocabulary."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +21,7 @@ WORD_WEIGHTS = [np.array([[0.55, 0.45, 0], [0.6, 0.4, 0], [0, 0, 1]]), np.array(
 def split_to_tokens(weights, source_word_ids, target_word_ids):
   """Weights between words -> weights between tokens: the tokens of a source word share its weight equally.
 
-  The heaviest token may therefore belong to another word than the heaviest one.
+  The token with the largest weight may therefore belong to another word than the one with the largest weight.
   """
   eos_word = weights.shape[1] - 1
   source_words = np.array([*source_word_ids, eos_word])

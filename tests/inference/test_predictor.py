@@ -14,7 +14,8 @@ from attention_jax.decoding.generate import IMPOSSIBLE_SCORE
 from attention_jax.decoding.ranking import DEFAULT_RANKING
 from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
-from attention_jax.inference.predictor import BeamSearch, Predictor, check_shortlist, compile_search
+from attention_jax.inference.compiled_search import BeamSearch, compile_search
+from attention_jax.inference.predictor import Predictor, check_shortlist
 from attention_jax.models.encoder_decoder import Shortlist
 from attention_jax.tokens import BOS, EOS, PAD
 from tests.models.helpers import (
@@ -59,7 +60,7 @@ def test_logits_are_columns_of_the_logits_of_all_tokens(model_and_params):
     token = jnp.full((B,), BOS)
     _, full = model.apply(params, carry, token, memory, method='step')
     carry, short = model.apply(params, carry, token, memory, shortlist, method='step')
-    # One step later, tokens are numbers of entries: those of IDS[5] = 8.
+    # From here on, tokens are positions in the shortlist: 5 is the token IDS[5] = 8.
     _, second = model.apply(params, carry, jnp.full((B,), 5), memory, shortlist, method='step')
     full_carry, _ = model.apply(
       params, model.apply(params, *INPUTS[:2], 4, method='start')[0], token, memory, method='step'

@@ -14,7 +14,6 @@ from attention_jax.inference import predictor as predictor_module
 from attention_jax.inference.minimum_bayes_risk import expected_utility
 from attention_jax.inference.predictor import Predictor
 from attention_jax.inference.scoring import score_pairs
-from attention_jax.systems.heatmaps import plot_layers
 from attention_jax.tokens import EOS, UNK
 from tests.models.helpers import build_tiny, build_transformer
 
@@ -51,7 +50,7 @@ def test_scores_equal_those_of_the_model(model_and_params):
     np.testing.assert_allclose(pair.weights, outputs.weights[0], rtol=1e-4, atol=1e-5)
 
 
-def test_weights_of_every_layer_and_head(model_and_params, tmp_path):
+def test_weights_of_every_layer_and_head(model_and_params):
   model = build_transformer(sizes=SIZES)
   params = init_model_params(model)
   corpus = Corpus(['a b', 'c d e'], ['b', 'a x a'])
@@ -60,8 +59,6 @@ def test_weights_of_every_layer_and_head(model_and_params, tmp_path):
     assert pair.layers.shape == (2, 4, target_length, source_length)
     np.testing.assert_allclose(pair.layers[-1].mean(0), pair.weights, rtol=1e-5)
     np.testing.assert_allclose(pair.layers.sum(-1), 1, rtol=1e-5)
-  plot_layers(model, params, corpus, ['one', 'two'], WORDS, WORDS, [(4, 4)], tmp_path / 'layers.png')
-  assert (tmp_path / 'layers.png').read_bytes()[:4] == b'\x89PNG'
   with pytest.raises(UserError, match='does not attend in several layers; expected one of: conv, transformer'):
     score_pairs(*model_and_params, corpus, WORDS, WORDS, [(4, 4)], layers=True)
   with pytest.raises(UserError, match='weights of layers need a single model, got an ensemble of 2'):

@@ -18,7 +18,8 @@ from attention_jax.modules.attention import Attention
 from tests.training.helpers import Toy, init_params, make_batch
 
 B, T, S, V, N = 4, 5, 7, 11, 2
-SOURCE_LENGTHS, TARGET_LENGTHS = (7, 3, 5, 0), (5, 1, 3, 0)  # the last row is a filler row
+SOURCE_LENGTHS = (7, 3, 5, 0)  # the last row is a filler row
+TARGET_LENGTHS = (5, 1, 3, 0)
 BASELINE = -1.5
 RUNNING = {'log_likelihood': jnp.float32(BASELINE)}
 

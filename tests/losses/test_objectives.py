@@ -111,14 +111,14 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize('spec', SCHEDULES)
-def test_curricula_equal_the_formulas_of_the_paper(spec):
-  curriculum = build_from_spec(spec, SAMPLING_SCHEDULES, 'schedule')
+def test_sampling_schedules_equal_the_formulas_of_the_paper(spec):
+  schedule = build_from_spec(spec, SAMPLING_SCHEDULES, 'schedule')
   for n in (1, 2, 50, 400, 100_000):
     expected = SCHEDULES[spec](min(n, 8000))
-    np.testing.assert_allclose(curriculum(jnp.int32(n)), expected, rtol=1e-4, atol=1e-12)
+    np.testing.assert_allclose(schedule(jnp.int32(n)), expected, rtol=1e-4, atol=1e-12)
 
 
-def test_every_curriculum_has_a_case():
+def test_every_sampling_schedule_has_a_case():
   assert {spec.split('(')[0] for spec in SCHEDULES} == set(SAMPLING_SCHEDULES)
 
 
@@ -174,7 +174,8 @@ def test_own_tokens_are_sampled_at_the_temperature():
 # ------------------------------------------------------- sequence-level objectives, with all sequences of two words
 
 TINY = build_tiny('luong', 'rnn="simple"', score='general', sizes=(7, 5))
-WORD, STEPS = 4, 3
+WORD = 4
+STEPS = 3
 SEQUENCES = [
   [*words, EOS, *[PAD] * (STEPS - 1 - n)] for n in range(STEPS) for words in itertools.product([UNK, WORD], repeat=n)
 ]

@@ -79,7 +79,8 @@ def assert_step(outputs, b, logits, weights):
 def test_bahdanau_attends_with_the_previous_state(kind, layers):
   model = build_tiny('bahdanau', f'rnn="{kind}", layers={layers}')
   params, encoded, embeddings, step_outputs = first_two_steps(model)
-  cell, output = params['decoder']['cell'], params['output']
+  cell = params['decoder']['cell']
+  output = params['output']
   for b, length in enumerate(LENGTHS):
     states = initial_states(kind, cell['stack'], layers, encoded.final[b])
     for t in range(2):
@@ -95,9 +96,11 @@ def test_bahdanau_attends_with_the_previous_state(kind, layers):
 def test_luong_attends_with_the_new_state(input_feeding, layers):
   model = build_tiny('luong', f'rnn="lstm", layers={layers}, input_feeding={input_feeding}')
   params, encoded, embeddings, step_outputs = first_two_steps(model)
-  cell, output = params['decoder']['cell'], params['output']
+  cell = params['decoder']['cell']
+  output = params['output']
   for b, length in enumerate(LENGTHS):
-    states, feed = initial_states('lstm', cell['stack'], layers, encoded.final[b]), None
+    states = initial_states('lstm', cell['stack'], layers, encoded.final[b])
+    feed = None
     for t in range(2):
       projected = dense(cell['stack']['cells_0']['inputs'], embeddings[b, t])
       if input_feeding and feed is not None:
@@ -112,7 +115,8 @@ def test_luong_attends_with_the_new_state(input_feeding, layers):
 def test_gnmt_feeds_the_context_of_the_lowest_layer_to_all_layers(current):
   model = build_tiny('gnmt', f'layers=4, current={current}', encoder='gnmt(rnn="simple", features=5, layers=3)')
   params, encoded, embeddings, step_outputs = first_two_steps(model)
-  cell, output = params['decoder']['cell'], params['output']
+  cell = params['decoder']['cell']
+  output = params['output']
   for b, length in enumerate(LENGTHS):
     states = initial_states('lstm', cell['stack'], 1, encoded.final[b])
     states += initial_states('lstm', cell['above'], 3, encoded.final[b])
@@ -120,7 +124,8 @@ def test_gnmt_feeds_the_context_of_the_lowest_layer_to_all_layers(current):
     for t in range(2):
       if not current:
         context, weights = additive(cell['attention'], states[0][0], encoded.memory[b, :length])
-      new_states, below = [], 0.0
+      new_states = []
+      below = 0.0
       for layer, state in enumerate(states):
         layer_params = cell['above'][f'cells_{layer - 1}'] if layer else cell['stack']['cells_0']
         if layer == 0:
@@ -153,7 +158,8 @@ def test_user_errors_of_gnmt(options, alignment, message):
 def test_plain_decodes_from_one_fixed_vector(feed_context):
   model = build_tiny('plain', f'rnn="simple", feed_context={feed_context}')
   params, encoded, embeddings, step_outputs = first_two_steps(model)
-  cell, output = params['decoder']['cell'], params['output']
+  cell = params['decoder']['cell']
+  output = params['output']
   for b in range(B):
     states = initial_states('simple', cell['stack'], 1, encoded.final[b])
     for t in range(2):

@@ -81,7 +81,8 @@ def test_flat_output_is_independent_of_padding_between_sentences(fields):
 @pytest.mark.parametrize('pooling', POOLINGS)
 def test_pair_output_is_independent_of_padding(pooling):
   model = build_small(classifier='decomposable(width=6)', pooling=pooling)
-  source, mask = SOURCE[:, ::2], MASK[:, ::2]
+  source = SOURCE[:, ::2]
+  mask = MASK[:, ::2]
   params = variables(model, source, mask)
   tight = model.apply(params, source, mask)
   wide = model.apply(params, *(jnp.pad(x, ((0, 0), (0, 0), (0, 3))) for x in (source, mask)))
@@ -94,7 +95,8 @@ def test_pair_output_is_independent_of_padding(pooling):
 
 def test_decomposable_attention_equals_the_equations_of_the_paper():
   model = build_small(classifier='decomposable(width=6)', encoder='embedded', pooling='sum')
-  source, mask = SOURCE[:, ::2], MASK[:, ::2]
+  source = SOURCE[:, ::2]
+  mask = MASK[:, ::2]
   params = variables(model, source, mask)
   values = jax.tree.map(np.asarray, params['params'])
   output = model.apply(params, source, mask)

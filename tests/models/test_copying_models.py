@@ -14,7 +14,8 @@ from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
 from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
 from attention_jax.functional.copying import emittable
-from attention_jax.inference.predictor import BeamSearch, Predictor, compile_search
+from attention_jax.inference.compiled_search import BeamSearch, compile_search
+from attention_jax.inference.predictor import Predictor
 from attention_jax.losses.sequence import cross_entropy
 from attention_jax.models.encoder_decoder import build
 from attention_jax.modules.outputs import OUTPUTS

@@ -157,7 +157,7 @@ def noisy_alignment(scores, mask, *, rng):
 @pytest.mark.parametrize('cell', [ATTENDING[0], ATTENDING[2]])
 def test_alignments_draw_independently_at_every_step(cell):
   model = build_tiny(*cell)
-  # A config accepts spec strings alone, the module also functions.
+  # A config accepts only spec strings; the module accepts functions too.
   attention = model.decoder.attention.clone(alignment=noisy_alignment)
   model = model.clone(decoder=model.decoder.clone(cell=model.decoder.cell.clone(attention=attention)))
   source, mask, target = inputs()

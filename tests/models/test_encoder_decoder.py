@@ -37,7 +37,8 @@ def test_specs_determine_modules_and_their_options():
     embedding=4,
     dropout=0.3,
   )
-  encoder, cell = model.encoder, model.decoder.cell
+  encoder = model.encoder
+  cell = model.decoder.cell
   assert (type(encoder), encoder.rnn, encoder.features, encoder.layers) == (RNN, 'lstm', 14, 2)
   assert (encoder.residual, encoder.direction, encoder.dropout) == (True, 'backward', 0.1)
   assert (cell.rnn, cell.features, cell.input_feeding, cell.layers, cell.dropout) == ('simple', 8, False, 1, 0.3)
@@ -172,13 +173,15 @@ def test_bfloat16_computes_in_bfloat16_with_float32_parameters_logits_and_weight
   exact, rounded = (build_tiny('bahdanau', 'layers=2', heads=2, dtype=d) for d in ('float32', 'bfloat16'))
   encoded = jax.eval_shape(functools.partial(encode, rounded), params, *args[:2])
   assert encoded.memory.dtype == encoded.final.dtype == jnp.bfloat16
-  exact_outputs, rounded_outputs = jax.jit(exact.apply)(params, *args), jax.jit(rounded.apply)(params, *args)
+  exact_outputs = jax.jit(exact.apply)(params, *args)
+  rounded_outputs = jax.jit(rounded.apply)(params, *args)
   assert rounded_outputs.logits.dtype == rounded_outputs.weights.dtype == jnp.float32
   assert_close(rounded_outputs, exact_outputs, rtol=0.1, atol=0.05)
 
 
 def test_initial_parameters_are_finite_and_a_function_of_the_seed():
-  model, args = build_tiny('luong', 'rnn="gru"', output='tied'), inputs()
+  model = build_tiny('luong', 'rnn="gru"', output='tied')
+  args = inputs()
   init = jax.jit(lambda rng: model.init(rng, *args)['params'])
   params, same_seed, other_seed = (init(jax.random.key(seed)) for seed in (1, 1, 2))
   assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(params))

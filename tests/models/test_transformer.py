@@ -11,7 +11,7 @@ import pytest
 import attention_jax as aj
 from attention_jax.decoding import search
 from attention_jax.errors import UserError
-from attention_jax.inference.predictor import compile_beam_search
+from attention_jax.inference.compiled_search import compile_beam_search
 from attention_jax.models.encoder_decoder import shift_right
 from attention_jax.models.encoders import TransformerEncoder
 from attention_jax.modules.embedding import Embedding
@@ -144,7 +144,8 @@ def positions(size):
 
 def literal(params, source, target):
   """Returns the logits of one pair of sentences without padding; norms follow the residual connections."""
-  encoder, decoder = params['encoder'], params['decoder']
+  encoder = params['encoder']
+  decoder = params['decoder']
   root = np.sqrt(TRANSFORMER_FEATURES)
   norm = lambda p, i: p[f'residuals_{i}']['LayerNorm_0']
   x = encoder['embedding']['table']['embedding'][source] * root + positions(len(source))

@@ -15,7 +15,8 @@ def gru_step(x, state, hidden, bias):
   (h,) = state
   xr, xz, xn = np.split(x, 3)
   ur, uz, un = np.split(hidden, 3, axis=1)
-  r, z = sigmoid(xr + h @ ur), sigmoid(xz + h @ uz)
+  r = sigmoid(xr + h @ ur)
+  z = sigmoid(xz + h @ uz)
   return ((1 - z) * np.tanh(xn + r * (h @ un + bias)) + z * h,)
 
 

@@ -191,7 +191,8 @@ def noisy(scores, mask, *, rng):
 
 def test_rows_heads_and_queries_draw_independently():
   module = aj.Attention('additive', noisy, FEATURES, heads=2)
-  query, encoded = jnp.ones((B, T, QUERY)), jnp.ones((B, S, ENCODED))
+  query = jnp.ones((B, T, QUERY))
+  encoded = jnp.ones((B, S, ENCODED))
   mask = jnp.ones((B, S), bool)
   params = variables(module, query, encoded, mask, method=attend_all)
   run = jax.jit(lambda rng: module.apply(params, query, encoded, mask, method=attend_all, rngs={'attention': rng}))

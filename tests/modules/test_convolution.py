@@ -28,7 +28,8 @@ def test_gains_are_the_norms_of_the_weights():
 
 def test_initial_parameters_preserve_the_variance():
   """Gehring et al. 2017, section 3.5, with dropout; a gate keeps at least a quarter of the variance."""
-  x, keep = draw(4000, 96), 0.7
+  x = draw(4000, 96)
+  keep = 0.7
   dropped = jnp.where(jax.random.uniform(jax.random.key(1), x.shape) < keep, x / keep, 0)
   y, params = Normed(64, keep).init_with_output(jax.random.key(0), dropped)
   np.testing.assert_allclose(y.var(), 1, rtol=0.1)

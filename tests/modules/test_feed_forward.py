@@ -32,7 +32,8 @@ def random_params(module, x):
 
 @pytest.mark.parametrize('activation', ACTIVATIONS)
 def test_feed_forward(activation):
-  module, x = FeedForward(D, HIDDEN, activation), draw(B, T, D)
+  module = FeedForward(D, HIDDEN, activation)
+  x = draw(B, T, D)
   params = random_params(module, x)
   # flax numbers the layers in the order of their construction: U, V, W.
   layers = [params[f'Dense_{i}'] for i in ((0, 2, 1) if 'Dense_2' in params else (0, 1))]
@@ -42,7 +43,8 @@ def test_feed_forward(activation):
 
 @pytest.mark.parametrize('norm', NORMS)
 def test_norms(norm):
-  module, x = make_norm(norm, jnp.float32), draw(B, T, D)
+  module = make_norm(norm, jnp.float32)
+  x = draw(B, T, D)
   params = random_params(module, x)
   centred = np.asarray(x, np.float64)
   if norm == 'layer':

@@ -29,7 +29,8 @@ class EmbeddingAndOutput(nn.Module):
 
 
 def test_vocabulary_output_is_a_linear_layer():
-  layer, features = EmbeddingAndOutput(VocabularyOutput), draw(B, T, FEATURES)
+  layer = EmbeddingAndOutput(VocabularyOutput)
+  features = draw(B, T, FEATURES)
   params = variables(layer, IDS, features)
   _, logits = layer.apply(params, IDS, features)
   dense = jax.tree.map(np.asarray, params['params']['output'])
@@ -38,7 +39,8 @@ def test_vocabulary_output_is_a_linear_layer():
 
 
 def test_tied_output_is_a_product_with_the_embeddings():
-  layer, features = EmbeddingAndOutput(TiedOutput), draw(B, T, FEATURES)
+  layer = EmbeddingAndOutput(TiedOutput)
+  features = draw(B, T, FEATURES)
   params = variables(layer, IDS, features)
   embedded, logits = layer.apply(params, IDS, features)
   numpy_params = jax.tree.map(np.asarray, params['params'])
@@ -53,7 +55,8 @@ def test_tied_output_is_a_product_with_the_embeddings():
 
 @pytest.mark.parametrize('kind', [name for name, cls in OUTPUTS.items() if not cls.copies])
 def test_logits_are_float32(kind):
-  layer, features = EmbeddingAndOutput(OUTPUTS[kind], jnp.bfloat16), draw(B, T, FEATURES).astype(jnp.bfloat16)
+  layer = EmbeddingAndOutput(OUTPUTS[kind], jnp.bfloat16)
+  features = draw(B, T, FEATURES).astype(jnp.bfloat16)
   embedded, logits = jax.eval_shape(layer.apply, variables(layer, IDS, features), IDS, features)
   assert embedded.dtype == jnp.bfloat16 and logits.dtype == jnp.float32
 

@@ -10,7 +10,8 @@ from attention_jax.modules.attention import Attention
 from attention_jax.modules.pooling import POOLINGS, AttentionPooling
 from tests.modules.helpers import assert_close, assert_same, draw, variables
 
-MEMORY, MASK = draw(3, 5, 7), jnp.arange(5)[None] < jnp.array([5, 3, 0])[:, None]
+MEMORY = draw(3, 5, 7)
+MASK = jnp.arange(5)[None] < jnp.array([5, 3, 0])[:, None]
 FINAL = draw(3, 11)
 DOT = Attention('dot', features=13)
 
@@ -24,7 +25,8 @@ def test_attention_equals_the_formulas_of_the_papers(hops, bias):
   assert vector.shape == (3, hops * 7) and weights.shape == (3, hops, 5)
   for row, length in ((0, 5), (1, 3)):
     for hop in range(hops):
-      powers, total = [], np.zeros(7)
+      powers = []
+      total = np.zeros(7)
       for s in range(length):
         u = np.tanh(MEMORY[row, s] @ p['hidden']['kernel'] + (p['hidden']['bias'] if bias else 0.0))
         powers.append(math.exp(float(p['sought'][hop] @ u)))

@@ -38,9 +38,11 @@ def test_learned_positions_have_a_maximum():
 
 def test_shaw_equals_the_formulas_with_clipped_distances():
   shaw = POSITIONS['shaw'](N, F, max_distance=2)
-  query, weights = draw(B, N, T, F), jax.nn.softmax(draw(B, N, T, T))
+  query = draw(B, N, T, F)
+  weights = jax.nn.softmax(draw(B, N, T, T))
   params = variables(shaw, query, INDICES, T, method='bias')
-  keys, values = params['params']['of_keys'], params['params']['of_values']
+  keys = params['params']['of_keys']
+  values = params['params']['of_values']
   bias = shaw.apply(params, query, INDICES, T, method='bias')
   shift = shaw.apply(params, weights, INDICES, method='shift')
   for t in range(T):
@@ -75,7 +77,8 @@ def test_buckets_grow_with_the_logarithm_of_the_distance():
 
 
 def test_rotary_rotates_pairs_and_products_depend_on_distances_alone():
-  query, key = draw(B, N, T, F), draw(B, N, T, F)[:, ::-1]
+  query = draw(B, N, T, F)
+  key = draw(B, N, T, F)[:, ::-1]
   rotate = POSITIONS['rope']().rotate
   rotated = np.asarray(rotate(query, INDICES))
   angles = np.arange(T)[:, None] / 10000 ** (2 * np.arange(F // 2) / F)

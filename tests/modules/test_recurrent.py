@@ -74,8 +74,10 @@ def test_padding_has_no_gradient(kind):
 
 @every_kind
 def test_steps_equal_the_layer(kind):
-  layer, cell = RecurrentLayer(kind, F), RecurrentCell(kind, F)
-  inputs, mask = draw(B, S, D), jnp.ones((B, S), bool)
+  layer = RecurrentLayer(kind, F)
+  cell = RecurrentCell(kind, F)
+  inputs = draw(B, S, D)
+  mask = jnp.ones((B, S), bool)
   params = variables(layer, inputs, mask)
   cell_params = {'params': params['params']['RecurrentCell_0']}
 
@@ -109,7 +111,8 @@ def start_and_step(stack, summary, inputs):
 @pytest.mark.parametrize('residual', [False, True])
 def test_a_stack_equals_the_literal_step_layer_by_layer(kind, residual):
   stack = RecurrentStack(kind, F, layers=3, residual=residual)
-  summary, inputs = draw(B, 11), draw(B, D)
+  summary = draw(B, 11)
+  inputs = draw(B, D)
   params = variables(stack, summary, inputs, method=start_and_step)
   run = jax.jit(functools.partial(stack.apply, method=start_and_step))
   states, new_states, output = run(params, summary, inputs)

@@ -1,7 +1,7 @@
-"""A training program without jax, for tests of sweeps: it writes the files of a run, fails, or takes its time.
+"""A training program without jax, for tests of sweeps: it writes the files of a run, fails, or sleeps.
 
-What it does depends on the environment: FAKE_SLEEP is the time of a run in seconds; FAKE_FAIL is a part of the command
-line of runs that fail with an error, FAKE_KILL of runs that are killed. Each start appends a line to FAKE_STARTS.
+Environment variables control it. A run sleeps for FAKE_SLEEP seconds. A run whose command line contains FAKE_FAIL exits
+with an error, and one whose command line contains FAKE_KILL is killed. Each start appends a line to FAKE_STARTS.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What becomes of the processes of a sweep, and why one failed."""
+"""The processes of a sweep: their states, and the reasons of failures."""
 
 import signal
 from collections.abc import Sequence

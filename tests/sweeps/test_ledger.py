@@ -1,4 +1,4 @@
-"""The ledger: events, the state that they fold to, torn lines, and one process at a time."""
+"""The ledger: events, the state that they fold to, truncated lines, and one process at a time."""
 
 import subprocess
 import sys
@@ -60,7 +60,7 @@ def test_every_prefix_of_the_file_is_a_state(tmp_path):
   assert list(dict.fromkeys(states)) == ['', PLANNED, STARTED, FINISHED]
 
 
-def test_a_torn_line_is_reported_and_left_alone(tmp_path):
+def test_a_truncated_line_is_reported_and_left_alone(tmp_path):
   with open_ledger(tmp_path) as ledger:
     ledger.append(PLANNED, **planned_event(UNIT))
   with open(tmp_path / LEDGER, 'ab') as file:

@@ -79,7 +79,7 @@ def test_another_baseline_and_other_metrics(folder):
   report = sweep_report(folder, options, print)
   assert report.baseline.label == 'score=general, alignment=softmax'
   assert [column.metric for column in report.columns] == ['loss', 'entropy']
-  assert {contrast.column.metric for contrast in report.contrasts} == {'loss'}  # entropy has no better end
+  assert {contrast.column.metric for contrast in report.contrasts} == {'loss'}  # neither high nor low entropy is better
   assert {contrast.verdict for contrast in report.contrasts} == {'no difference found'}  # all losses are equal
   expected = 'loss, test, compared with score=general, alignment=softmax: no difference found: all 3 other settings.'
   assert report.findings == [expected]
@@ -136,7 +136,9 @@ class Tags(HTMLParser):
 
   def __init__(self):
     super().__init__()
-    self.tags, self.links, self.text = [], [], []
+    self.tags = []
+    self.links = []
+    self.text = []
 
   def handle_starttag(self, tag, attrs):
     self.tags.append(tag)

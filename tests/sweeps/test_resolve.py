@@ -1,4 +1,4 @@
-"""From settings to configs: types, spec options, identity, and mistakes that are all reported at once."""
+"""Resolving settings to configs: types, spec options, identity, and mistakes that are all reported at once."""
 
 import pytest
 

@@ -44,7 +44,8 @@ def test_intervals_of_few_or_equal_values():
 
 
 def test_the_paired_comparison_agrees_with_the_formulas_of_student():
-  x, y = np.array([3.0, 5.0, 8.0, 4.0]), np.array([2.0, 4.5, 5.0, 5.0])
+  x = np.array([3.0, 5.0, 8.0, 4.0])
+  y = np.array([2.0, 4.5, 5.0, 5.0])
   comparison = compare(x, y, higher_is_better=True)
   d = x - y
   error = d.std(ddof=1) / math.sqrt(len(d))
@@ -107,7 +108,8 @@ def test_bleu_is_compared_by_paired_bootstrap_resampling():
     lines = [reference[0].split() for reference in references]
     return [' '.join('x' if RNG.random() < rate else word for word in line) for line in lines]
 
-  good, bad = corrupt(0.1), corrupt(0.3)
+  good = corrupt(0.1)
+  bad = corrupt(0.3)
   comparison = compare_rows('bleu(tokenize="none")', bad, good, references)
   metric = BLEU(tokenize='none', force=True)
   stream = [[reference[0] for reference in references]]
@@ -119,7 +121,8 @@ def test_bleu_is_compared_by_paired_bootstrap_resampling():
 
 @pytest.mark.parametrize('name', [name for name, metric in METRICS.items() if metric.count])
 def test_counts_of_rows_sum_to_the_metric(name):
-  hypotheses, references = ['a b', 'c', ''], [['a b', 'x'], ['c d'], ['e f g']]
+  hypotheses = ['a b', 'c', '']
+  references = [['a b', 'x'], ['c d'], ['e f g']]
   counts = count_rows(name, hypotheses, references)
   value = compute_metric(name, hypotheses, references).value
   assert value == pytest.approx(100 * counts.counted.sum() / counts.total.sum())

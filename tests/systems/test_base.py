@@ -13,8 +13,8 @@ from attention_jax.systems import base
 from attention_jax.systems.base import (
   SupportsCorpus,
   SupportsEnsembles,
-  SupportsLayerPlots,
   SupportsLinePrediction,
+  SupportsReadings,
   SupportsTranslation,
   System,
 )
@@ -28,7 +28,7 @@ PROTOCOLS = {
   SupportsTranslation: {'translation'},
   SupportsLinePrediction: {'captioning', 'classification'},
   SupportsCorpus: {'captioning', 'translation'},
-  SupportsLayerPlots: {'translation'},
+  SupportsReadings: {'translation'},
   SupportsEnsembles: {'translation'},
 }
 

@@ -9,7 +9,8 @@ from attention_jax.systems.translation import TranslationSystem
 
 
 def test_products_are_counted_with_repetitions_and_without_unused_ones():
-  w, x = jnp.ones((3, 5)), jnp.ones((7, 4, 3))
+  w = jnp.ones((3, 5))
+  x = jnp.ones((7, 4, 3))
 
   def fn(w, x):
     unused = x @ w @ jnp.ones((5, 9))

@@ -17,9 +17,10 @@ from attention_jax.errors import UserError
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.hooks import InterruptReason
-from attention_jax.training.loop import Training, fit, prepare_training
+from attention_jax.training.loop import Training, fit
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.seeds import fit_seeds
+from attention_jax.training.side_by_side import prepare_side_by_side
 from attention_jax.training.writers import read_metrics
 from tests.training import helpers
 from tests.training.helpers import Toy, validate
@@ -203,12 +204,17 @@ def test_a_run_that_stops_early_does_not_change_the_others(tmp_path):
 @pytest.mark.parametrize('devices', [1, 4])
 def test_an_update_leaves_stopped_runs_unchanged(devices):
   mesh = make_mesh(jax.devices()[:devices], RUNS)
-  step, initial_state = prepare_training(Training(**FIELDS), LOSS, init_params, mesh, SEEDS)
-  before = jax.device_get(initial_state())
+  runs = prepare_side_by_side(Training(**FIELDS), LOSS, init_params, mesh, SEEDS)
   batch = next(stacked_stream(0, 1))
-  all_updated, all_metrics = jax.device_get(step(initial_state(), batch))
+
+  def update(live):
+    states, metrics = runs(runs.init_states(), batch, live)
+    return jax.device_get(runs.stack(states)), {name: np.asarray(value) for name, value in metrics.items()}
+
+  before = jax.device_get(runs.stack(runs.init_states()))
+  all_updated, all_metrics = update(np.full(RUNS, True))
   live = np.arange(RUNS) != 1
-  states, metrics = jax.device_get(step(initial_state(), batch, live))
+  states, metrics = update(live)
   stopped = before._replace(step=all_updated.step)
 
   def run_leaves(tree, i):

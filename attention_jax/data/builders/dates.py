@@ -76,7 +76,8 @@ SPLITS = {
 def generate(split: str, seed: int = 0) -> Iterator[dict[str, str]]:
   """Yields the examples of a split, a pure function of (split, seed).
 
-  No two examples of all splits (of any seed, across splits) have the same source, case and spacing aside.
+  The sources of a split are distinct, and no source is in two splits, whatever their seeds; case and spacing do not
+  distinguish sources.
 
   Args:
     split: 'train', 'validation' and 'test' share their locales; 'unseen' has ten that no other split has.

@@ -88,7 +88,8 @@ def judge(premise: Scene, hypothesis: Scene) -> str:
   """Returns the label of a pair; '' if it is undefined: a scene with no agent ('no') that differs in another word."""
   pairs = [(premise.verb, hypothesis.verb), (premise.place, hypothesis.place), (premise.time, hypothesis.time)]
   for side in ('agent', 'object'):
-    before, after = getattr(premise, side), getattr(hypothesis, side)
+    before = getattr(premise, side)
+    after = getattr(hypothesis, side)
     pairs.append((before.modifier, after.modifier))
     if after.number in NUMBERS:
       pairs.append((before.number, after.number))

@@ -1,7 +1,7 @@
-"""Generated records of people and an occupation -> who has it: data in which names must be copied.
+"""Generated records of people, with an occupation as the question. The answer copies the names of those who have it.
 
   pilot ? baker Ana Lima , Porto ; pilot Bo Ek , Graz ; baker Ida Holm , Oslo   -> pilot : Bo Ek from Graz .
-  baker ? and the same                     -> baker : Ana Lima from Porto and Ida Holm from Oslo .
+  baker ? (the same records)               -> baker : Ana Lima from Porto and Ida Holm from Oslo .
 
 Names and towns are real ones of many countries, from the lists of Faker. Their frequency decreases along each list, so
 that a vocabulary of frequent words contains some of them; those of the split 'unseen' occur in no other split. A person
@@ -173,7 +173,7 @@ def _words(kind: str, unseen: bool) -> tuple[str, ...]:
   """Single words of a kind; countries alternate, so that the most frequent words come from all of them."""
   by_country = [_words_of_country(kind, locale) for locale in LOCALES]
   longest = max(map(len, by_country))
-  words = dict.fromkeys(words[i] for i in range(longest) for words in by_country if i < len(words))
+  words = dict.fromkeys(country[i] for i in range(longest) for country in by_country if i < len(country))
   return tuple(word for word in words if (zlib.crc32(word.encode()) * 23 >> 32 < UNSEEN_SLOTS) == unseen)
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_jax.data.pharaoh import format_pharaoh, parse_pharaoh
 from attention_jax.errors import UserError
+from attention_jax.pharaoh import format_pharaoh, parse_pharaoh
 
 LINKS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12)
 

@@ -1,0 +1,64 @@
+"""Attributions: how much each input position contributes to each output, from gradients and from removal.
+
+Each takes a function of the inputs of one example, and returns one number for each output and each position.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+
+def gradient_times_input(fn: Callable[[jax.Array], jax.Array], inputs: jax.Array) -> jax.Array:
+  """Σ_d xₛ_d ∂yₜ/∂xₛ_d. Denil, Demiraj & de Freitas 2014.
+
+  Args:
+    fn: inputs [S, D] -> outputs [T].
+    inputs: the vectors of the input positions.
+
+  Returns:
+    [T, S].
+  """
+  return jnp.einsum('tsd,sd->ts', jax.jacrev(fn)(inputs), inputs)
+
+
+def integrated_gradients(
+  fn: Callable[[jax.Array], jax.Array], inputs: jax.Array, baseline: jax.Array | None = None, steps: int = 32
+) -> jax.Array:
+  """Σ_d (xₛ_d - x'ₛ_d) ∫₀¹ ∂yₜ(x' + α(x - x'))/∂xₛ_d dα. Sundararajan, Taly & Yan 2017, equation 1.
+
+  The integral is the mean at the centres of `steps` equal intervals. Attributions to all positions sum to
+  y(x) - y(x') up to the error of that mean.
+
+  Args:
+    fn: inputs [S, D] -> outputs [T].
+    inputs: x, the vectors of the input positions.
+    baseline: x', [S, D]; zeros by default.
+    steps: number of points.
+
+  Returns:
+    [T, S].
+  """
+  baseline = jnp.zeros_like(inputs) if baseline is None else baseline
+  difference = inputs - baseline
+
+  def add(total, alpha):
+    return total + jax.jacrev(fn)(baseline + alpha * difference), None
+
+  start = jnp.zeros((*jax.eval_shape(fn, inputs).shape, *inputs.shape), inputs.dtype)
+  total, _ = jax.lax.scan(add, start, (jnp.arange(steps) + 0.5) / steps)
+  return jnp.einsum('tsd,sd->ts', total / steps, difference)
+
+
+def leave_one_out(fn: Callable[[jax.Array], jax.Array], mask: jax.Array) -> jax.Array:
+  """yₜ(all positions) - yₜ(all positions but s). Li, Monroe & Jurafsky 2016; Jain & Wallace 2019, section 4.1.
+
+  Args:
+    fn: mask [S], True = the position is read -> outputs [T].
+    mask: the real positions; without one of them the others stay where they are.
+
+  Returns:
+    [T, S]; 0 at masked positions.
+  """
+  without = mask[None, :] & ~jnp.eye(mask.size, dtype=bool)
+  return (fn(mask)[None, :] - jax.lax.map(fn, without)).T

@@ -1,0 +1,145 @@
+"""Interventions on an encoder-decoder: edited weights, replaced source vectors, and recorded self-attention.
+
+An edited model is a model, and everything else is a pure function, so that scoring, search and gradients apply to them.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from attention_jax.errors import UserError
+from attention_jax.functional.edits import with_edit
+from attention_jax.models.encoder_decoder import EncoderDecoder
+from attention_jax.models.layered import LayeredDecoder
+from attention_jax.modules.attention import Attention
+
+
+class GivenVectors(nn.Module):
+  """Stands for an embedding whose result is known: [B, S, E], whatever the ids are."""
+
+  vectors: jax.Array
+
+  def __call__(self, ids: jax.Array, deterministic: bool = True) -> jax.Array:
+    return self.vectors
+
+
+class Pair(NamedTuple):
+  """One source and one target, as ids with EOS and without padding.
+
+  Attributes:
+    model: the model that reads them.
+    params: its parameters.
+    source: [S].
+    target: [T].
+  """
+
+  model: EncoderDecoder
+  params: Any
+  source: jax.Array
+  target: jax.Array
+
+
+def edited_model(model: EncoderDecoder, edit: Any) -> EncoderDecoder:
+  """Returns the model with edited attention weights; its parameters are those of the model itself.
+
+  The edit applies to every layer and head of the decoder's attention over the source. Stepping and scanning agree as
+  for any alignment, so that search, scoring and gradients work with the edited model.
+
+  Args:
+    model: the model.
+    edit: a spec string of EDITS or a function, see functional.edits.with_edit.
+
+  Raises:
+    UserError: for a decoder without attention, and as `with_edit`.
+  """
+  if not model.traits.attends:
+    raise UserError('edit: this decoder does not attend; expected a model with attention weights')
+  attention = model.decoder.attention
+  edited = attention.clone(alignment=with_edit(attention.alignment, edit), implementation='xla')
+  return model.clone(decoder=model.decoder.with_attention(edited))
+
+
+def output_log_probs(pair: Pair, mask: jax.Array | None = None) -> jax.Array:
+  """Returns the log-probabilities of the output vocabulary at every step, [T, V], by teacher forcing.
+
+  Args:
+    pair: the source and the target.
+    mask: [S], the positions of the source that are read; by default all.
+  """
+  mask = jnp.ones(pair.source.shape, bool) if mask is None else mask
+  outputs = pair.model.apply({'params': pair.params}, pair.source[None], mask[None], pair.target[None])
+  return jax.nn.log_softmax(outputs.logits[0])
+
+
+def target_log_probs(pair: Pair, mask: jax.Array | None = None) -> jax.Array:
+  """Returns log p(yₜ | y₁ ... yₜ₋₁, source), [T]; arguments as in `output_log_probs`."""
+  return jnp.take_along_axis(output_log_probs(pair, mask), pair.target[:, None], axis=1)[:, 0]
+
+
+def source_vectors(pair: Pair) -> jax.Array:
+  """Returns the embeddings of the source, [S, E].
+
+  Raises:
+    UserError: for an encoder that embeds no tokens.
+  """
+  if not hasattr(pair.model.encoder, 'embedding'):
+    raise UserError('attributions need a source of tokens; this encoder has no embedding')
+  embed = lambda model: model.encoder.embedding(pair.source, True)
+  return pair.model.apply({'params': pair.params}, method=embed)
+
+
+def with_vectors(pair: Pair, vectors: jax.Array) -> Pair:
+  """Returns the pair with other source embeddings, [S, E]."""
+  encoder = pair.model.encoder.clone(embedding=GivenVectors(vectors[None]))
+  params = dict(pair.params)
+  if 'embedding' not in params:  # flax stores the parameters of a shared module with the first of its owners
+    params['embedding'] = params['encoder']['embedding']
+  return pair._replace(model=pair.model.clone(encoder=encoder), params=params)
+
+
+def encoder_weights(pair: Pair) -> jax.Array:
+  """Returns the weights of the encoder's self-attention, [L, N, S, S].
+
+  Raises:
+    UserError: for an encoder without self-attention.
+  """
+  layers = []
+
+  def record(next_call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext):
+    if not (isinstance(context.module, Attention) and context.method_name == 'parallel'):
+      return next_call(*args, **kwargs)
+    attended = next_call(*args, **kwargs | {'return_weights': True})
+    layers.append(attended.weights if context.module.heads > 1 else attended.weights[:, None])
+    return attended
+
+  def encode(model):
+    return model.encoder(pair.source[None], jnp.ones((1, *pair.source.shape), bool), True)
+
+  with nn.intercept_methods(record):
+    pair.model.apply({'params': pair.params}, method=encode)
+  if not layers:
+    raise UserError("this encoder has no self-attention; expected the encoder 'transformer'")
+  return jnp.stack(layers)[:, 0]
+
+
+def value_vectors(pair: Pair) -> jax.Array:
+  """Returns the vectors that the decoder's attention weighs and adds, [S, V].
+
+  Raises:
+    UserError: for a decoder with several layers or heads of attention, or without attention.
+  """
+  decoder = pair.model.decoder
+  if not decoder.traits.attends or isinstance(decoder, LayeredDecoder) or decoder.attention.projects_values:
+    raise UserError(
+      'norms: expected a decoder with one layer and one head of attention, without a projection of values'
+    )
+
+  def remember(params):
+    inputs = (pair.source[None], jnp.ones((1, *pair.source.shape), bool), pair.target.size)
+    _, memory = pair.model.apply({'params': params}, *inputs, method='start')
+    return memory.memory.value[0, 0]
+
+  return jax.jit(remember)(pair.params)

@@ -1,0 +1,24 @@
+"""Weights multiplied by the size of what they weigh. Kobayashi et al. 2020."""
+
+import jax
+import jax.numpy as jnp
+
+
+def weighted_norms(weights: jax.Array, values: jax.Array) -> jax.Array:
+  """‖Σₕ wʰₜₛ f(xₛ)ʰ‖: the length of what position s adds to the result of query t. Kobayashi et al. 2020.
+
+  A large weight of a short vector adds little, as the weights of separators often do.
+
+  Args:
+    weights: [T, S], or [N, T, S] of several heads.
+    values: f(x), the vectors that are added: [S, V], or [N, S, V] after the output projection of each head.
+
+  Returns:
+    [T, S].
+  """
+  if weights.ndim == 2:
+    return weights * jnp.linalg.norm(values, axis=-1)[None, :]
+  # ‖Σₕ wʰ fʰ‖² = Σₕᵢ wʰ wⁱ (fʰ · fⁱ), without an array [T, S, V].
+  products = jnp.einsum('hsv,isv->his', values, values)
+  squares = jnp.einsum('hts,its,his->ts', weights, weights, products)
+  return jnp.sqrt(jnp.maximum(squares, 0.0))

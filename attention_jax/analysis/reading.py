@@ -1,0 +1,107 @@
+"""What a trained model attends to for one source and one target, and what was measured of it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attention_jax.pharaoh import Link
+
+WEIGHTS = 'weights'
+
+
+class Measurement(NamedTuple):
+  """Result of an analysis.
+
+  Attributes:
+    values: an array with an axis for each entry of `axes`.
+    axes: what each axis runs over: the names of its entries.
+  """
+
+  values: np.ndarray
+  axes: tuple[Sequence[str], ...]
+
+
+class ReadingRequest(NamedTuple):
+  """Which readings to compute.
+
+  Attributes:
+    split, rows: rows of a split, as numbers from 0.
+    inputs: new inputs to read instead, unless empty.
+    layers: whether to add the weights of every layer and head.
+    analyses: specs of inference.analyses.ANALYSES.
+    hypotheses: number of hypotheses of each input.
+  """
+
+  split: str = 'test'
+  rows: Sequence[str] = ()
+  inputs: Sequence[str] = ()
+  layers: bool = False
+  analyses: Sequence[str] = ()
+  hypotheses: int = 1
+
+
+class Reading(NamedTuple):
+  """One source and one target.
+
+  Attributes:
+    name: name of the example; the hypotheses of one source have the same name.
+    source: text of the source.
+    target: text of the target.
+    source_tokens: S tokens, EOS included.
+    target_tokens: T tokens, EOS included.
+    matrices: weights [T, S] by name: WEIGHTS are those of the model, others those of layers and heads.
+    gold: (source, target) links; None if there are none to compare with.
+    score: ranking score of a hypothesis; None for a reference.
+    measurements: results of analyses by their specs.
+  """
+
+  name: str
+  source: str
+  target: str
+  source_tokens: Sequence[str]
+  target_tokens: Sequence[str]
+  matrices: Mapping[str, np.ndarray]
+  gold: Sequence[Link] | None = None
+  score: float | None = None
+  measurements: Mapping[str, Measurement] = {}
+
+  @property
+  def weights(self) -> np.ndarray:
+    """The weights of the model."""
+    return self.matrices[WEIGHTS]
+
+  @property
+  def maps(self) -> dict[str, np.ndarray]:
+    """Measurements of each target token and source token, by their specs."""
+    shape = (len(self.target_tokens), len(self.source_tokens))
+    return {
+      spec: measured.values
+      for spec, measured in self.measurements.items()
+      if measured.values.shape == shape and measured.axes == (self.target_tokens, self.source_tokens)
+    }
+
+
+def to_record(reading: Reading, digits: int = 4) -> dict[str, Any]:
+  """Returns a reading as a JSON object, with numbers rounded to this number of significant digits."""
+  return {
+    'name': reading.name,
+    'source': reading.source,
+    'target': reading.target,
+    'score': reading.score,
+    'source_tokens': list(reading.source_tokens),
+    'target_tokens': list(reading.target_tokens),
+    'gold': None if reading.gold is None else np.asarray(reading.gold).tolist(),
+    'matrices': {name: _rounded(values, digits) for name, values in reading.matrices.items()},
+    'measurements': {
+      spec: {'axes': [list(axis) for axis in measured.axes], 'values': _rounded(measured.values, digits)}
+      for spec, measured in reading.measurements.items()
+    },
+  }
+
+
+def _rounded(values: np.ndarray, digits: int) -> Any:
+  """A nested list of rounded numbers; None stands for NaN, which JSON does not have."""
+  round_one = np.vectorize(lambda x: float(f'{x:.{digits}g}') if np.isfinite(x) else None, otypes=[object])
+  values = np.asarray(values, np.float64)
+  return round_one(values).tolist() if values.size else values.tolist()

@@ -1,0 +1,67 @@
+"""Writes readings as a file: a picture with heatmaps, or JSON."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from attention_jax.analysis.picture_files import report_write_errors
+from attention_jax.analysis.plots import Heatmap, grid
+from attention_jax.analysis.reading import WEIGHTS, Reading, to_record
+from attention_jax.atomic import write_text
+from attention_jax.errors import choose
+
+
+def write_heatmaps(readings: Sequence[Reading], path: str | Path, *, relative: bool = False) -> None:
+  """Writes one PNG with a heatmap of every matrix and every map of the readings.
+
+  Weights of layers and heads replace those of the model, which are made of them. Maps, which may be negative, are drawn
+  by their sizes.
+
+  Args:
+    readings: what to draw.
+    path: ends with .png.
+    relative: whether the darkest colour is the largest weight of a heatmap, instead of 1.
+
+  Raises:
+    UserError: if the file cannot be written, or if there is no reading.
+  """
+  heatmaps = []
+  for reading in readings:
+    title = reading.name if reading.score is None else f'{reading.source} → {reading.target}'
+    tokens = (reading.source_tokens, reading.target_tokens)
+    layers = {name: weights for name, weights in reading.matrices.items() if name != WEIGHTS}
+    for name, weights in (layers or {'': reading.weights}).items():
+      gold = None if layers else reading.gold
+      heatmaps.append(Heatmap(weights, *tokens, gold, f'{title}, {name}' if name else title, relative))
+    for spec, values in reading.maps.items():
+      heatmaps.append(Heatmap(np.abs(values), *tokens, reading.gold, f'{title}, {spec}', relative=True))
+  grid(heatmaps, path)
+
+
+def write_json(readings: Sequence[Reading], path: str | Path, *, relative: bool = False) -> None:
+  """Writes a JSON array with a record of each reading, see `reading.to_record`.
+
+  Raises:
+    UserError: if the file cannot be written.
+  """
+  with report_write_errors(path):
+    write_text(path, json.dumps([to_record(reading) for reading in readings], ensure_ascii=False) + '\n')
+
+
+WRITERS: Mapping[str, Callable[..., None]] = {'.png': write_heatmaps, '.json': write_json}
+
+
+def check_format(path: str | Path) -> str:
+  """Returns the suffix of a path. Raises UserError unless it is a key of WRITERS."""
+  return choose(Path(path).suffix.lower(), WRITERS, f'format of {path}:')
+
+
+def write(readings: Sequence[Reading], path: str | Path, *, relative: bool = False) -> None:
+  """Writes readings in the format that the suffix of `path` names.
+
+  Raises:
+    UserError: for another suffix, and if the file cannot be written.
+  """
+  WRITERS[check_format(path)](readings, path, relative=relative)

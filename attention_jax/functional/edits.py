@@ -1,0 +1,128 @@
+"""Edits of attention weights: interventions that fix or change the weights of an alignment.
+
+An edit is `f(weights [S], mask [S], *, ...) -> weights [S]`. Its keyword-only arguments declare what else it needs, as
+those of an alignment do: an edit that takes `step` acts on chosen queries, and its queries are scanned in order.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention_jax.errors import UserError
+from attention_jax.functional.alignments import ALIGNMENTS
+from attention_jax.functional.dense import hardmax, softmax
+from attention_jax.functional.masking import at_least_float32, zero_masked
+from attention_jax.functional.table import Row, check_table, lookup
+
+Weights = Float[Array, ' S']
+Mask = Bool[Array, ' S']
+
+
+def uniform(weights: Weights, mask: Mask) -> Weights:
+  """wₛ = 1 / n over the n unmasked positions. Wiegreffe & Pinter 2019, who train with them."""
+  return zero_masked(jnp.ones_like(weights), mask) / jnp.maximum(mask.sum(), 1)
+
+
+def largest(weights: Weights, mask: Mask) -> Weights:
+  """All weight on the largest one; the first of equal ones. A query without any weight keeps none."""
+  return hardmax(weights, mask & (weights.max() > 0))
+
+
+def drop_largest(weights: Weights, mask: Mask) -> Weights:
+  """Without the largest weight; the others are divided by their sum. Serrano & Smith 2019."""
+  remaining = weights * (1 - hardmax(weights, mask))
+  total = remaining.sum()
+  return remaining / jnp.where(total > 0, total, 1.0)
+
+
+def permuted(weights: Weights, mask: Mask, *, step: Int[Array, ''], seed: int = 0) -> Weights:
+  """The weights of the unmasked positions in random order. Jain & Wallace 2019, section 4.2.1."""
+  rng = jax.random.fold_in(jax.random.key(seed), step)
+  # One draw for each position, so that the order does not depend on the padding behind it.
+  draws = jax.vmap(lambda s: jax.random.uniform(jax.random.fold_in(rng, s)))(jnp.arange(mask.size))
+  random_order = jnp.argsort(jnp.where(mask, draws, 2.0))  # masked positions come last in both orders
+  return jnp.zeros_like(weights).at[random_order].set(weights[jnp.argsort(~mask)])
+
+
+def tempered(weights: Weights, mask: Mask, *, temperature: float = 1.0) -> Weights:
+  """wₛ^(1/τ) / Σ w^(1/τ): flatter for a temperature τ above 1, sharper below."""
+  is_positive = mask & (weights > 0)
+  return softmax(jnp.log(jnp.where(is_positive, weights, 1.0)) / temperature, is_positive)
+
+
+def fixed(weights: Weights, mask: Mask, *, step: Int[Array, ''], at: int = 0, position: int = 0) -> Weights:
+  """All weight of query `at` on one position; other queries keep their weights, and a masked position gets none."""
+  return jnp.where(step == at, jax.nn.one_hot(position, weights.size, dtype=weights.dtype), weights)
+
+
+EDITS: Mapping[str, Row] = check_table(
+  {
+    'uniform': Row(uniform),
+    'largest': Row(largest),
+    'drop_largest': Row(drop_largest),
+    'permuted': Row(permuted),
+    'tempered': Row(tempered),
+    'fixed': Row(fixed),
+  }
+)
+
+
+def replace_weights(weights: Float[Array, 'T S']) -> Callable:
+  """Returns the edit that replaces the weights of every query.
+
+  Args:
+    weights: a row for each query. A row that starts with NaN keeps the weights of its query, as do queries beyond T.
+  """
+
+  def replaced(original, mask, *, step):
+    row = jnp.take(weights, step, axis=0, mode='fill', fill_value=jnp.nan)
+    return jnp.where(jnp.isnan(row[0]), original, row)
+
+  return replaced
+
+
+def with_edit(alignment: str | Row | Callable, edit: str | Row | Callable) -> Row:
+  """Adds an edit to an alignment: w = edit(alignment(e, mask), mask), and 0 at masked positions.
+
+  An edited alignment is an alignment: it obeys the contract of masks and weights, context and carry use its weights,
+  and every module takes it. Its private state stays that of the alignment without the edit.
+
+  Args:
+    alignment: a spec string, a table row or a function.
+    edit: a spec string of EDITS, or a function (weights [S], mask [S], *, ...) -> weights [S].
+
+  Returns:
+    The new row.
+
+  Raises:
+    UserError: for an unknown edit, an edit with a state or learned parameters, and a latent alignment, whose weights
+      are probabilities of a hidden position.
+  """
+  alignment = lookup(alignment, ALIGNMENTS, 'alignment')
+  edit = lookup(edit, EDITS, 'edit')
+  if edit.params:
+    raise UserError('edit: an edit has no learned parameters')
+  if alignment.latent:
+    raise UserError('edit: the weights of a latent alignment are probabilities of a hidden position, and stay unedited')
+  needed = edit.required_inputs
+
+  def edited_version(fn):
+    own = set(inspect.signature(fn).parameters)
+
+    def edited(scores, mask, **inputs):
+      result = fn(scores, mask, **{name: value for name, value in inputs.items() if name in own})
+      weights, *state = result if isinstance(result, tuple) else (result,)
+      new_weights = edit.fn(weights, mask, **{name: inputs[name] for name in needed})
+      new_weights = zero_masked(at_least_float32(new_weights), mask)
+      return (new_weights, *state) if state else new_weights
+
+    # The signature is the schema of the new row: that of the alignment, and what the edit needs.
+    added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in sorted(needed - own)]
+    edited.__signature__ = inspect.Signature([*inspect.signature(fn).parameters.values(), *added])
+    return edited
+
+  at_test = alignment.at_test and edited_version(alignment.at_test)
+  return alignment._replace(fn=edited_version(alignment.fn), at_test=at_test, form=None, lookback=None, dropout=None)

@@ -1,0 +1,125 @@
+"""Compiled searches: greedy search, beam search or sampling with a model, once for each shape of its sources."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from attention_jax.decoding import search
+from attention_jax.decoding.generate import IMPOSSIBLE_SCORE, Hypotheses
+from attention_jax.decoding.prefix import force_prefix
+from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
+from attention_jax.decoding.sampling import Sampling
+from attention_jax.functional.copying import emittable
+from attention_jax.functional.masking import padding_mask
+from attention_jax.models.encoder_decoder import EncoderDecoder
+from attention_jax.modules.embedding import oov_to_unk
+from attention_jax.tokens import EOS
+from attention_jax.training.partition import jit_on_mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class BeamSearch:
+  """Options of a search: greedy with one beam, else as in search.beam."""
+
+  beams: int = 1
+  groups: int = 1
+  diversity: float = 0.5
+
+  @property
+  def hypotheses(self) -> int:
+    """Number of hypotheses of each source."""
+    return self.beams
+
+  def make_search(self, rng_inputs: Any = None) -> Callable:
+    """Returns the search with these options; it uses no randomness."""
+    if self.beams == self.groups == 1:
+      return search.greedy
+    return functools.partial(search.beam, beams=self.beams, groups=self.groups, diversity=self.diversity)
+
+
+def compile_beam_search(model: EncoderDecoder, beams: int, max_length: int, ranking: Ranking = DEFAULT_RANKING):
+  """Returns (params, source [B, S], source_mask [B, S]) -> Hypotheses, compiled once per shape; one beam is greedy."""
+  return compile_search(model, BeamSearch(beams), max_length, ranking)
+
+
+def compile_search(
+  model: EncoderDecoder,
+  strategy: BeamSearch | Sampling,
+  max_length: int,
+  ranking: Ranking,
+  mesh: Mesh | None = None,
+  compiler_options: Mapping[str, Any] | None = None,
+) -> Callable:
+  """Compiles a search, once per shape.
+
+  Args:
+    model: the model.
+    strategy: how hypotheses are searched or sampled.
+    max_length: maximum length of hypotheses, EOS included.
+    ranking: ranking of the hypotheses.
+    mesh: the device mesh over which the sources are sharded, if any.
+    compiler_options: see jax.jit and compiling.compiler_options.
+
+  Returns:
+    (params, source, source_mask, rng_inputs, prefix, shortlist_ids) -> Hypotheses. `rng_inputs`, for Sampling alone,
+    are the seeds [B] and numbers [B] of the sources. `prefix` is [B, P] or None. `shortlist_ids` [V'] are the only
+    target tokens of the search, None for all; see models.encoder_decoder.Shortlist.
+  """
+
+  def run(params, source, source_mask, rng_inputs=None, prefix=None, shortlist_ids=None):
+    variables = {'params': params}
+    carry, memory = model.apply(variables, source, source_mask, max_length, strategy.hypotheses, method='start')
+    shortlist = ()
+    if shortlist_ids is not None:
+      shortlist = (model.apply(variables, shortlist_ids, method='select'),)
+      if prefix is not None:
+        prefix = jnp.searchsorted(shortlist_ids, oov_to_unk(prefix, model.output_size(0)))
+
+    def step(carry, token, memory):
+      return model.apply(variables, carry, token, memory, *shortlist, method='step')
+
+    if model.copies:
+      step = mask_absent_copies(step)
+    if prefix is not None:
+      step, carry, memory = force_prefix(step, carry, memory, prefix)
+    find_hypotheses = strategy.make_search(rng_inputs)
+    hypotheses = find_hypotheses(step, carry, memory, max_length=max_length, ranking=ranking, source_mask=source_mask)
+    if shortlist_ids is not None:
+      hypotheses = hypotheses._replace(tokens=shortlist_ids[hypotheses.tokens])
+    if model.traits.latent:
+      weights = _posterior_weights(model, variables, source, source_mask, hypotheses)
+      hypotheses = hypotheses._replace(weights=weights)
+    return hypotheses
+
+  jit = functools.partial(jit_on_mesh, mesh) if mesh else jax.jit
+  return jit(run, compiler_options=compiler_options)
+
+
+def mask_absent_copies(step: Callable) -> Callable:
+  """Masks copy ids absent from the source, in the logits of a step; EOS is always allowed."""
+
+  def masked_step(carry, token, memory):
+    carry, (logits, *outputs) = step(carry, token, memory)
+    allowed = emittable(logits).at[..., EOS].set(True)
+    return carry, (jnp.where(allowed, logits, IMPOSSIBLE_SCORE), *outputs)
+
+  return masked_step
+
+
+def _posterior_weights(
+  model: EncoderDecoder, variables: Any, source: jax.Array, source_mask: jax.Array, hypotheses: Hypotheses
+) -> jax.Array:
+  """Posterior weights [B, K, T, S] given whole hypotheses; the weights of a search depend only on earlier tokens."""
+
+  def posterior(hypothesis):
+    tokens, lengths = hypothesis
+    outputs = model.apply(variables, source, source_mask, tokens)
+    return model.posterior(outputs, padding_mask(lengths, tokens.shape[-1]))
+
+  by_beam = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (hypotheses.tokens, hypotheses.lengths))
+  return jnp.moveaxis(jax.lax.map(posterior, by_beam), 0, 1)

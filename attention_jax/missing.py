@@ -1,0 +1,20 @@
+"""A helpful error for the modules that the distribution attention_jax_train installs, when it is not installed."""
+
+TRAIN_SUBPACKAGES = ('cli', 'data', 'decoding', 'inference', 'losses', 'models', 'sweeps', 'systems', 'training')
+TRAIN_MODULES = frozenset(
+  f'attention_jax.{name}' for name in (*TRAIN_SUBPACKAGES, 'analysis.gradient_paths', 'analysis.interventions')
+)
+
+
+class MissingTrainFinder:
+  """Last entry of `sys.meta_path`: is only called for modules that no other finder has found."""
+
+  @staticmethod
+  def find_spec(name: str, path: object = None, target: object = None) -> None:
+    """Returns None, which continues the ordinary error, for every module that is not of attention_jax_train.
+
+    Raises:
+      ModuleNotFoundError: for a module of attention_jax_train.
+    """
+    if name in TRAIN_MODULES:
+      raise ModuleNotFoundError(f"{name} is not installed; run pip install 'attention_jax[train]'", name=name)

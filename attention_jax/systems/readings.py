@@ -1,0 +1,141 @@
+"""Readings of a trained translation model: of given lines, or of rows of a split."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.analysis.interventions import Pair
+from attention_jax.analysis.reading import WEIGHTS, Reading, ReadingRequest
+from attention_jax.data.encoding import EncodedCorpus, encode
+from attention_jax.data.text import Corpus
+from attention_jax.data.vocab import Vocabulary
+from attention_jax.errors import UserError
+from attention_jax.inference.analyses import Subject, analyse, parse_analysis
+from attention_jax.inference.evaluation import TeacherForcedScorer
+from attention_jax.inference.predictor import Predictor
+from attention_jax.inference.scoring import ScoredPair, score_pairs
+from attention_jax.models.encoder_decoder import EncoderDecoder
+from attention_jax.modules.embedding import oov_to_unk
+from attention_jax.systems.base import parse_rows
+from attention_jax.tokens import EOS, SPECIAL_TOKENS
+
+END = SPECIAL_TOKENS[EOS]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+  """Computes readings of one model.
+
+  Attributes:
+    model, params: the trained model.
+    source_vocab, target_vocab: vocabularies of the run.
+    buckets: of the config.
+  """
+
+  model: EncoderDecoder
+  params: Any
+  source_vocab: Vocabulary
+  target_vocab: Vocabulary
+  buckets: Sequence[Sequence[int]]
+
+  def read_lines(self, predictor: Predictor, beams: int, request: ReadingRequest) -> list[Reading]:
+    """Returns the readings of the best hypotheses of each input, without those of layers and without analyses.
+
+    Args:
+      predictor: translates the inputs.
+      beams: beams of the search.
+      request: the inputs.
+
+    Raises:
+      UserError: for an empty line, and for a line without a hypothesis.
+    """
+    if not all(line.strip() for line in request.inputs):
+      raise UserError('an empty line has no attention weights; expected a line of text')
+    readings = []
+    for line, prediction in zip(request.inputs, predictor(request.inputs, beams=beams), strict=True):
+      if not prediction.hypotheses:
+        raise UserError(f'no output for {line!r}')
+      source_tokens = [*prediction.tokens, END]
+      for best in prediction.hypotheses[: request.hypotheses]:
+        matrices = {WEIGHTS: np.asarray(best.weights)}
+        target_tokens = [*best.tokens, END][: len(best.weights)]  # a truncated hypothesis has no EOS
+        readings.append(Reading(line, line, best.text, source_tokens, target_tokens, matrices, score=best.score))
+    return readings
+
+  def read_rows(self, corpus: Corpus, encoded: EncodedCorpus, request: ReadingRequest) -> list[Reading]:
+    """Returns the readings of rows of a split, with their gold links, without those of layers and without analyses.
+
+    Args:
+      corpus, encoded: the split.
+      request: its name and the rows.
+
+    Raises:
+      UserError: for rows that do not exist, or fit no bucket.
+    """
+    numbers = parse_rows(request.rows, request.split, encoded.rows)
+    selected = Corpus([corpus.source[row] for row in numbers], [corpus.target[row] for row in numbers])
+    scorer = TeacherForcedScorer(self.model, self.buckets, len(numbers))
+    scores = scorer(self.params, encode(selected, self.source_vocab, self.target_vocab))
+    readings = []
+    for row, source, target, weights in zip(numbers, selected.source, selected.target, scores.weights, strict=True):
+      if weights is None:
+        raise UserError(f"row {row} of split '{request.split}' fits no bucket; see config.data.buckets")
+      gold = None if encoded.links is None else encoded.row_links(row)
+      source_tokens = [*self.source_vocab.tokenize(source), END]
+      target_tokens = [*self.target_vocab.tokenize(target), END]
+      matrices = {WEIGHTS: np.asarray(weights)}
+      readings.append(Reading(f'{request.split} {row}', source, target, source_tokens, target_tokens, matrices, gold))
+    return readings
+
+  def complete(self, readings: Sequence[Reading], request: ReadingRequest) -> list[Reading]:
+    """Adds what the request asks for beside the weights, computed by teacher forcing.
+
+    Raises:
+      UserError: for an empty hypothesis, layers of a model with a single layer of attention, an unknown analysis, and
+        an analysis that does not apply to the model.
+    """
+    if not (request.layers or request.analyses):
+      return list(readings)
+    for spec in request.analyses:
+      parse_analysis(spec)  # reports a mistake before anything is computed
+    if empty := [reading.source for reading in readings if not reading.target]:
+      raise UserError(f'the best hypothesis for {empty[0]!r} is empty; expected a line with an output')
+    corpus = Corpus([reading.source for reading in readings], [reading.target for reading in readings])
+    vocabularies = (self.source_vocab, self.target_vocab)
+    scored = score_pairs(self.model, self.params, corpus, *vocabularies, self.buckets, layers=request.layers)
+    encoded = encode(corpus, *vocabularies)
+    return [
+      self._complete(reading, pair, self._pair(encoded, row), request.analyses)
+      for row, (reading, pair) in enumerate(zip(readings, scored, strict=True))
+    ]
+
+  def _complete(self, reading: Reading, scored: ScoredPair, pair: Pair, analyses: Sequence[str]) -> Reading:
+    target_tokens = [*scored.tokens, END]
+    subject = Subject(pair, reading.source_tokens, target_tokens, scored.weights)
+    return reading._replace(
+      target_tokens=target_tokens,
+      matrices={WEIGHTS: scored.weights} | _name_layers(scored.layers),
+      measurements={spec: analyse(spec, subject) for spec in analyses},
+    )
+
+  def _pair(self, encoded: EncodedCorpus, row: int) -> Pair:
+    """Model, and ids of a row without padding."""
+    source = encoded.source[encoded.source_offsets[row] : encoded.source_offsets[row + 1]]
+    target = encoded.target[encoded.target_offsets[row] : encoded.target_offsets[row + 1]]
+    emittable = oov_to_unk(jnp.asarray(target), self.model.output_size(len(source)))
+    return Pair(self.model, self.params, jnp.asarray(source), emittable)
+
+
+def _name_layers(layers: np.ndarray | None) -> dict[str, np.ndarray]:
+  """The weights [L, N, T, S] of layers and heads by name; empty without them."""
+  if layers is None:
+    return {}
+  has_heads = layers.shape[1] > 1
+  return {
+    f'layer {layer}, head {head}' if has_heads else f'layer {layer}': weights
+    for layer, heads in enumerate(layers)
+    for head, weights in enumerate(heads)
+  }

@@ -1,0 +1,145 @@
+"""The states and updates of several runs that differ only in their seeds: stacked in one program, or separate."""
+
+import abc
+import collections
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from attention_jax.training.loop import StateInitializer, Training, prepare_training
+from attention_jax.training.loss import Loss
+from attention_jax.training.partition import sharding
+from attention_jax.training.state import TrainState
+from attention_jax.training.step import TrainStep
+
+
+class SideBySide(abc.ABC):
+  """Runs side by side: `runs(states, batches, live) -> (states, metrics)` makes one update of each live run.
+
+  The form of `states` is that of the subclass. Batches have a leading axis of runs, and so does every metric, which may
+  be a list. A run that is not live keeps its state, except for its step; its metrics are 0.
+  """
+
+  @abc.abstractmethod
+  def __call__(self, states: Any, batches: Any, live: np.ndarray) -> tuple[Any, Mapping[str, Any]]:
+    """Makes one update; `states` are donated."""
+
+  @abc.abstractmethod
+  def init_states(self) -> Any:
+    """Returns the states before the first update."""
+
+  @abc.abstractmethod
+  def state_shapes(self) -> TrainState:
+    """Returns the shapes, dtypes and shardings of what `stack` returns."""
+
+  @abc.abstractmethod
+  def select(self, states: Any, run: int) -> TrainState:
+    """Returns the state of one run."""
+
+  @abc.abstractmethod
+  def stack(self, states: Any) -> TrainState:
+    """Returns the states with a leading axis of runs, as they are stored in a checkpoint."""
+
+  @abc.abstractmethod
+  def unstack(self, stacked: TrainState) -> Any:
+    """Returns the states that `stack` has stacked."""
+
+  @abc.abstractmethod
+  def compilations(self) -> int:
+    """Returns how many batch shapes have been compiled so far."""
+
+
+class Stacked(SideBySide):
+  """One program that updates all runs, vectorised over a leading axis, for devices that one run does not fill."""
+
+  def __init__(self, train_step: TrainStep, initializer: StateInitializer):
+    self._train_step = train_step
+    self._initializer = initializer
+    # The state of one run is replicated over all devices, as if it were trained alone.
+    self._select = jax.jit(
+      lambda states, i: jax.tree.map(lambda x: x[i], states), out_shardings=sharding(train_step.mesh, 'state')
+    )
+
+  def __call__(self, states, batches, live):
+    return self._train_step(states, batches, live)
+
+  def init_states(self):
+    return self._initializer()
+
+  def state_shapes(self):
+    return self._initializer.shapes()
+
+  def select(self, states, run):
+    return self._select(states, run)
+
+  def stack(self, states):
+    return states
+
+  def unstack(self, stacked):
+    return stacked
+
+  def compilations(self):
+    return self._train_step.compilations()
+
+
+class Separate(SideBySide):
+  """One state per run, updated one after the other by the programs of a single run.
+
+  For CPUs: one run occupies all cores, and several at once would only compete for the caches. Nothing more is compiled
+  than for one run.
+  """
+
+  def __init__(self, train_steps: Sequence[TrainStep], initializers: Sequence[StateInitializer]):
+    self._train_steps = train_steps
+    self._initializers = initializers
+    self._layout = sharding(train_steps[0].mesh, 'state')
+
+  def __call__(self, states, batches, live):
+    new_states = []
+    metrics = []
+    for i, (train_step, state) in enumerate(zip(self._train_steps, states, strict=True)):
+      if live[i]:
+        state, run_metrics = train_step(state, jax.tree.map(lambda x, i=i: x[i], batches))
+      else:
+        state, run_metrics = state._replace(step=state.step + 1), collections.defaultdict(float)
+      new_states.append(state)
+      metrics.append(run_metrics)
+    names = metrics[int(np.argmax(live))]
+    return new_states, {name: [run_metrics[name] for run_metrics in metrics] for name in names}
+
+  def init_states(self):
+    return [initializer() for initializer in self._initializers]
+
+  def state_shapes(self):
+    def add_axis(x):
+      return jax.ShapeDtypeStruct((len(self._initializers), *x.shape), x.dtype, sharding=self._layout)
+
+    return jax.tree.map(add_axis, self._initializers[0].shapes())
+
+  def select(self, states, run):
+    return states[run]
+
+  def stack(self, states):
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(states))
+
+  def unstack(self, stacked):
+    stacked = jax.device_get(stacked)
+    return [
+      jax.tree.map(lambda x, i=i: jax.device_put(x[i], self._layout), stacked) for i in range(len(self._train_steps))
+    ]
+
+  def compilations(self):
+    return self._train_steps[0].compilations()
+
+
+def prepare_side_by_side(
+  training: Training, loss: Loss, params: Callable[[int], Any], mesh: Mesh, seeds: Sequence[int]
+) -> SideBySide:
+  """Prepares one run for each seed; the arguments are those of `loop.prepare_training`."""
+  if mesh.shape['seed'] == 1 and mesh.devices.flat[0].platform == 'cpu':
+    first, initializer = prepare_training(training, loss, params, mesh, seeds[0])
+    return Separate([first.with_seed(seed) for seed in seeds], [initializer.with_seed(seed) for seed in seeds])
+  return Stacked(*prepare_training(training, loss, params, mesh, seeds))

@@ -1,0 +1,169 @@
+"""Start of programs: seconds from a `train` command to its milestones, with an empty and a filled compilation cache."""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare
+
+
+class Command(NamedTuple):
+  """A short run.
+
+  Attributes:
+    config: file and preset in configs/.
+    steps: number of updates, after which the run evaluates.
+    fields: further fields of the config.
+    data: the folder of its data below --data_root; '' for generated data.
+  """
+
+  config: str
+  steps: int = 10
+  fields: Mapping[str, object] = {}
+  data: str = ''
+
+
+COMMANDS = {
+  'dates': Command('dates.py:bahdanau2015'),
+  'nettalk': Command('nettalk.py:bahdanau2015', data='nettalk'),
+  'nettalk, 8 seeds': Command('nettalk.py:bahdanau2015', fields={'seeds': 8}, data='nettalk'),
+  'nettalk, latent': Command('nettalk.py:bahdanau2015', fields={'model.attention.alignment': 'latent'}, data='nettalk'),
+  'nettalk, latent_monotonic': Command(
+    'nettalk.py:bahdanau2015', fields={'model.attention.alignment': 'latent_monotonic'}, data='nettalk'
+  ),
+  'nettalk, mocha': Command('nettalk.py:bahdanau2015', fields={'model.attention.alignment': 'mocha'}, data='nettalk'),
+  'multi30k, RNN': Command('multi30k.py:bahdanau2015', steps=20, data='multi30k'),
+  'multi30k, Transformer': Command('multi30k.py:transformer2017', steps=20, data='multi30k'),
+  'imdb': Command('imdb.py:yang2016', data='imdb'),
+  'shapes': Command('shapes.py:xu2015_soft'),
+}
+# milestone -> the line of the program that reports it
+MILESTONES = {
+  'first update': re.compile(r'^step 1/'),
+  'all updates': re.compile(r'^step (\d+)/\1 .* loss '),
+  'evaluation': re.compile(r'^step .* validation/'),
+}
+END = 'whole command'
+FIRST_LINE = 'first line'  # by then everything is imported
+# part of the compilation -> the line in which jax reports its seconds with JAX_LOG_COMPILES=1
+PHASES = {
+  'tracing': re.compile(r'Finished tracing .* in ([\d.e-]+) sec'),
+  'lowering': re.compile(r'Finished jaxpr to MLIR module conversion .* in ([\d.e-]+) sec'),
+  'XLA or its cache': re.compile(r'Finished XLA compilation .* in ([\d.e-]+) sec'),
+}
+
+
+class Start(NamedTuple):
+  """Times of one command.
+
+  Attributes:
+    milestones: seconds from the start of the command, by milestone.
+    phases: seconds by phase of compilation, over the whole command.
+  """
+
+  milestones: dict[str, float]
+  phases: dict[str, float]
+
+
+def startup(bench: BenchmarkContext) -> Iterator[Timing]:
+  """Times imports, and the COMMANDS whose data are there."""
+  bench.log('imports')
+  yield from _imports(bench)
+  checkouts = {'': Path.cwd()} | ({', the other checkout': Path(bench.checkout).absolute()} if bench.checkout else {})
+  for name, command in COMMANDS.items():
+    if command.data and not (Path(bench.data_root) / command.data).is_dir():
+      bench.log(f'{name}: not measured, as --data_root={bench.data_root} has no folder {command.data}')
+      continue
+    bench.log(f'{name}: {command.steps} updates and their evaluation')
+    yield from _time_command(name, command, checkouts, bench)
+
+
+def _imports(bench: BenchmarkContext) -> list[Timing]:
+  """Times new interpreters that import what a program needs."""
+  code = {
+    'import attention_jax': 'import attention_jax',
+    'import jax': 'import jax, jax.numpy',
+    'the trainer': 'import attention_jax.systems.experiment',
+  }
+
+  def interpreter_side(statement: str) -> Side:
+    return Side(lambda: subprocess.run([sys.executable, '-c', statement], check=True))
+
+  sides = {name: interpreter_side(statement) for name, statement in code.items()}
+  return compare('startup', 'imports', sides, repeats=min(bench.repeats, 3))
+
+
+def _time_command(
+  name: str, command: Command, checkouts: Mapping[str, Path], bench: BenchmarkContext
+) -> Iterator[Timing]:
+  """Times a command in turns: in each checkout with an empty compilation cache, then with the one it has filled."""
+  starts = defaultdict(list)
+  for _ in range(min(bench.repeats, 3)):
+    for checkout_name, checkout in checkouts.items():
+      with tempfile.TemporaryDirectory() as folder:
+        for cache in ('cold', 'warm'):
+          starts[cache + checkout_name].append(_run(command, checkout, Path(folder), cache, bench.data_root))
+  first = next(iter(starts))
+  for milestone in (FIRST_LINE, *MILESTONES, END):
+    case = f'{name}: {milestone}'
+    baseline = np.median([start.milestones[milestone] for start in starts[first]])
+    for side, runs in starts.items():
+      low, median, high = np.quantile([start.milestones[milestone] for start in runs], (0.25, 0.5, 0.75)).tolist()
+      note = _describe_phases(runs) if milestone == END else ''
+      yield Timing('startup', case, side, median, low, high, float(baseline / median), note=note)
+
+
+def _describe_phases(runs: list[Start]) -> str:
+  medians = {phase: np.median([start.phases[phase] for start in runs]) for phase in PHASES}
+  return 'seconds: ' + ', '.join(f'{phase} {seconds:.1f}' for phase, seconds in medians.items())
+
+
+def _run(command: Command, checkout: Path, folder: Path, cache: str, data_root: str) -> Start:
+  """Runs a command once, and measures when its lines appear.
+
+  Args:
+    command: the command.
+    checkout: a checkout of this repository.
+    folder: the folder of the compilation cache and of the runs.
+    cache: name of the new run.
+    data_root: see BenchmarkContext.
+
+  Raises:
+    RuntimeError: if the command fails.
+  """
+  fields = {'training.steps': command.steps, 'training.log_every': 1, **command.fields}
+  if command.data:
+    fields['data.folder'] = str(Path(data_root, command.data).absolute())
+  arguments = [f'--config=configs/{command.config}', f'--workdir={folder / cache}']
+  arguments += [f'--config.{field}={value}' for field, value in fields.items()]
+  environment = {'JAX_COMPILATION_CACHE_DIR': str(folder / 'cache'), 'JAX_LOG_COMPILES': '1', 'PYTHONUNBUFFERED': '1'}
+  log_path = folder / f'{cache}.log'
+  start = time.monotonic()
+  milestones = {}
+  lines = []
+  with open(log_path, 'w', encoding='utf-8') as log:
+    program = [sys.executable, '-m', 'experiments.train', *arguments]
+    pipes = {'stdout': subprocess.PIPE, 'stderr': log, 'text': True}
+    with subprocess.Popen(program, cwd=checkout, env=os.environ | environment, **pipes) as process:
+      for line in process.stdout:
+        seconds = time.monotonic() - start
+        lines.append(line)
+        milestones.setdefault(FIRST_LINE, seconds)
+        for milestone, pattern in MILESTONES.items():
+          if pattern.search(line):
+            milestones.setdefault(milestone, seconds)
+  milestones[END] = time.monotonic() - start
+  text = log_path.read_text('utf-8')
+  if process.returncode or len(milestones) < len(MILESTONES) + 2:
+    raise RuntimeError(f'{" ".join(arguments)} failed:\n{"".join(lines[-5:])}{text[-2000:]}')
+  phases = {phase: sum(map(float, pattern.findall(text))) for phase, pattern in PHASES.items()}
+  return Start(milestones, phases)

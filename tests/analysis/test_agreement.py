@@ -1,0 +1,79 @@
+"""Kendall's tau by counting pairs, divergences by hand, and outputs that do and do not depend on the weights."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_jax import analysis
+
+MASK = jnp.array([True, True, True, True, False])
+WEIGHTS = jnp.array([0.7, 0.2, 0.1, 0.0, 0.0])
+VALUES = jax.random.normal(jax.random.key(3), (5, 2))  # so that many weights have the same output
+
+
+def outputs(weights):
+  return jax.nn.softmax(4 * weights @ VALUES)
+
+
+def constant(weights):
+  return jnp.full(3, 1 / 3) + 0 * weights.sum()
+
+
+def test_kendall_counts_pairs():
+  rng = np.random.default_rng(0)
+  a = rng.permutation(6).astype(float)
+  b = rng.permutation(6).astype(float)
+  signs = [np.sign(a[i] - a[j]) * np.sign(b[i] - b[j]) for i, j in itertools.combinations(range(6), 2)]
+  tau = analysis.kendall(np.stack([a, a, a]), np.stack([b, a, -a]))
+  np.testing.assert_allclose(tau, [np.mean(signs), 1, -1])
+
+
+def test_kendall_compares_unmasked_positions_only():
+  a = np.array([[1.0, 2.0, 3.0, 9.0]])
+  b = np.array([[1.0, 2.0, 3.0, -9.0]])
+  assert analysis.kendall(a, b) < 1
+  assert analysis.kendall(a, b, np.array([True, True, True, False])) == 1
+  assert np.isnan(analysis.kendall(a, np.ones((1, 4)))[0])
+  assert np.isnan(analysis.kendall(a[:, :1], b[:, :1])[0])
+
+
+def test_distances_of_distributions():
+  p = jnp.array([1.0, 0.0])
+  q = jnp.array([0.5, 0.5])
+  assert analysis.total_variation(p, q) == pytest.approx(0.5)
+  assert analysis.jensen_shannon(p, jnp.array([0.0, 1.0])) == pytest.approx(np.log(2), rel=1e-6)
+  by_hand = 0.5 * np.log(1 / 0.75) + 0.5 * (0.5 * np.log(0.5 / 0.75) + 0.5 * np.log(0.5 / 0.25))
+  assert analysis.jensen_shannon(p, q) == pytest.approx(by_hand, rel=1e-6)
+  assert analysis.jensen_shannon(p, p) == 0
+
+
+def test_permutations_of_weights():
+  rng = jax.random.key(0)
+  assert analysis.permutation_effect(constant, WEIGHTS, MASK, rng) == 0
+  # With one weight of 1 over four positions, three of four permutations move it: the median is of a moved one.
+  one_hot = jnp.array([1.0, 0, 0, 0, 0])
+  is_first = lambda weights: jnp.stack([weights[0], 1 - weights[0]])
+  assert analysis.permutation_effect(is_first, one_hot, MASK, rng) == 1
+  last_is_masked = lambda weights: jnp.stack([weights[4], 1 - weights[4]])
+  assert analysis.permutation_effect(last_is_masked, one_hot, MASK, rng) == 0
+
+
+def test_the_output_of_adversarial_weights_is_within_epsilon():
+  found = analysis.adversarial_weights(outputs, WEIGHTS, MASK, jax.random.key(1), epsilon=0.05)
+  assert 0.01 < found.divergence < np.log(2)
+  assert analysis.total_variation(outputs(found.weights), outputs(WEIGHTS)) <= 0.05
+  assert found.weights.sum() == pytest.approx(1, rel=1e-5) and found.weights[4] == 0
+
+
+def test_adversarial_weights_of_a_constant_output_are_opposite():
+  found = analysis.adversarial_weights(constant, jnp.array([1.0, 0, 0, 0, 0]), MASK, jax.random.key(1))
+  assert found.divergence > 0.9 * np.log(2) and found.weights[0] < 0.1
+
+
+def test_without_weights_within_epsilon_the_original_ones_remain():
+  found = analysis.adversarial_weights(outputs, WEIGHTS, MASK, jax.random.key(1), epsilon=1e-9, steps=3)
+  np.testing.assert_array_equal(found.weights, WEIGHTS)
+  assert found.divergence == 0

@@ -1,0 +1,74 @@
+"""Gates of heads: scaled weights by another way, the importance of each, and pruning."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attention_jax as aj
+from attention_jax import analysis
+from tests.models.helpers import build_tiny, build_transformer, inputs
+
+ATTENTION = aj.Attention('scaled_dot', features=6, heads=3)
+
+
+@pytest.fixture(scope='module')
+def transformer():
+  model = build_transformer(heads=4)
+  return model, jax.jit(model.init)(jax.random.key(0), *inputs())['params']
+
+
+def attend(params, gates=None):
+  """Contexts of ATTENTION; with gates, those of weights that are multiplied by the gate of their head."""
+  query = jax.random.normal(jax.random.key(1), (2, 4, 5))
+  encoded = jax.random.normal(jax.random.key(2), (2, 7, 5))
+
+  def run(module):
+    memory = module.remember(encoded, jnp.ones((2, 7), bool))
+    if gates is not None:
+      memory = memory._replace(value=memory.value * gates[None, :, None, None])
+    return module.parallel(query, memory)
+
+  if params is None:
+    return ATTENTION.init(jax.random.key(0), method=run)['params']
+  return ATTENTION.apply({'params': params}, method=run).context
+
+
+def test_a_gate_multiplies_what_its_head_adds():
+  params = {'layer': attend(None)}
+  gates = jnp.array([0.0, 1.0, 2.5])
+  gated = analysis.gate_heads(params, {'layer': gates})
+  np.testing.assert_allclose(attend(gated['layer']), attend(params['layer'], gates), rtol=1e-5, atol=1e-6)
+
+
+def test_every_attention_with_several_heads_has_gates(transformer):
+  gates = analysis.open_gates(transformer[1])
+  assert len(gates) == 6  # two layers of the encoder, and two attentions in each of two layers of the decoder
+  assert all(gate.shape == (4,) for gate in gates.values())
+  model = build_tiny()
+  assert analysis.open_gates(jax.eval_shape(model.init, jax.random.key(0), *inputs())['params']) == {}
+
+
+def test_sensitivity_is_the_slope_of_the_loss(transformer):
+  """By the chain rule it is the sum of kernel x gradient over the rows of a head, which scale with its gate."""
+  model, params = transformer
+  loss = lambda params: model.apply({'params': params}, *inputs()).logits.std()
+  sensitivity, gradient = jax.jit(lambda p: (analysis.head_sensitivity(loss, p), jax.grad(loss)(p)))(params)
+  for side, block, name in (('decoder', 'blocks_1', 'cross'), ('encoder', 'blocks_0', 'attention')):
+    kernel, slope = (tree[side][block][name]['join']['kernel'] for tree in (params, gradient))
+    expected = abs((kernel * slope).reshape(4, -1).sum(1))
+    np.testing.assert_allclose(sensitivity[f'{side}/{block}/{name}'], expected, rtol=1e-3, atol=1e-7)
+    assert expected.min() > 1e-6
+
+
+def test_the_least_important_heads_are_pruned(transformer):
+  _, params = transformer
+  gates = analysis.open_gates(params)
+  importance = {path: jnp.arange(1.0, 5.0) for path in gates}
+  importance['encoder/blocks_0/attention'] = jnp.array([0.0, 5.0, 5.0, 5.0])
+  pruned = analysis.prune_heads(params, importance, 1)
+  kernel = params['encoder']['blocks_0']['attention']['join']['kernel']
+  expected = kernel.at[: kernel.shape[0] // 4].set(0)
+  np.testing.assert_array_equal(pruned['encoder']['blocks_0']['attention']['join']['kernel'], expected)
+  changed = [x is not y and bool((x != y).any()) for x, y in zip(*map(jax.tree.leaves, (params, pruned)), strict=True)]
+  assert sum(changed) == 1

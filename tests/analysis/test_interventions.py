@@ -1,0 +1,128 @@
+"""Interventions on models: stepping equals scanning with edited weights, and each changes only what it should."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_jax.analysis import interventions
+from attention_jax.analysis.interventions import Pair, edited_model
+from attention_jax.errors import UserError
+from attention_jax.functional.edits import replace_weights
+from tests.models.helpers import S, T, build_conv, build_tiny, build_transformer, inputs
+
+BUILDERS = {
+  'bahdanau': build_tiny,
+  'luong': lambda: build_tiny('luong', 'input_feeding=False'),
+  'gnmt': lambda: build_tiny('gnmt', 'layers=2'),
+  'transformer': build_transformer,
+  'conv': build_conv,
+}
+
+
+def init_params(model):
+  return jax.jit(model.init)(jax.random.key(0), *inputs())['params']
+
+
+def apply(model, params, *inputs):
+  return jax.jit(model.apply)({'params': params}, *inputs)
+
+
+def log_probs_of(pair, mask=None):
+  return jax.jit(lambda params: interventions.target_log_probs(pair._replace(params=params), mask))(pair.params)
+
+
+@pytest.fixture(scope='module', params=BUILDERS)
+def model_and_params(request):
+  model = BUILDERS[request.param]()
+  return model, init_params(model)
+
+
+def step_through(model, params, source, mask, target):
+  """Outputs of one step after another, which read the tokens of the target."""
+  step = jax.jit(functools.partial(model.apply, {'params': params}, method='step'))
+  carry, memory = model.apply({'params': params}, source, mask, target.shape[1], method='start')
+  tokens = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=1)
+  logits, weights = [], []
+  for t in range(target.shape[1]):
+    carry, output = step(carry, tokens[:, t], memory)
+    logits.append(output.logits)
+    weights.append(output.weights)
+  return jnp.stack(logits, 1), jnp.stack(weights, 1)
+
+
+def test_stepping_equals_scanning_with_fixed_weights(model_and_params):
+  model, params = model_and_params
+  source, mask, target = inputs()
+  edited = edited_model(model, 'fixed(at=2, position=1)')
+  outputs = apply(edited, params, source, mask, target)
+  natural = apply(model, params, source, mask, target)
+  np.testing.assert_array_equal(outputs.weights[:, 2], jnp.eye(S)[None, 1].repeat(3, 0))
+  np.testing.assert_allclose(outputs.logits[:, :2], natural.logits[:, :2], rtol=1e-4, atol=1e-5)
+  assert abs(outputs.logits[:, 2] - natural.logits[:, 2]).max() > 1e-4
+  logits, weights = step_through(edited, params, source, mask, target)
+  np.testing.assert_allclose(logits, outputs.logits, rtol=1e-3, atol=2e-5)
+  np.testing.assert_allclose(weights, outputs.weights, rtol=1e-3, atol=1e-6)
+
+
+def test_weights_that_are_replaced_by_themselves_change_nothing():
+  model = build_tiny()
+  source, mask, target = (x[:1] for x in inputs())
+  params = init_params(model)
+  natural = apply(model, params, source, mask, target)
+  edited = edited_model(model, replace_weights(natural.weights[0]))
+  np.testing.assert_allclose(apply(edited, params, source, mask, target).logits, natural.logits, rtol=1e-5)
+
+
+def test_a_decoder_without_attention_raises():
+  with pytest.raises(UserError, match='does not attend'):
+    edited_model(build_tiny('plain'), 'uniform')
+
+
+def make_pair(model):
+  source, _, target = (x[0] for x in inputs())
+  return Pair(model, init_params(model), source, target)
+
+
+def test_log_probs_are_those_of_the_model():
+  pair = make_pair(build_tiny())
+  mask = jnp.arange(S) < 4
+  logits = apply(pair.model, pair.params, pair.source[None], mask[None], pair.target[None]).logits[0]
+  expected = jax.nn.log_softmax(logits)
+  chosen = expected[np.arange(T), pair.target]
+  np.testing.assert_allclose(log_probs_of(pair, mask), chosen, rtol=1e-5)
+
+
+@pytest.mark.parametrize('shared', [False, True])
+def test_source_vectors_can_be_replaced(shared):
+  sizes = {'share_embeddings': True, 'sizes': (13, 13)} if shared else {}
+  pair = make_pair(build_tiny(**sizes))
+  vectors = interventions.source_vectors(pair)
+  same = log_probs_of(interventions.with_vectors(pair, vectors))
+  np.testing.assert_allclose(same, log_probs_of(pair), rtol=1e-5)
+  other = pair._replace(source=pair.source[::-1])
+  moved = interventions.with_vectors(pair, interventions.source_vectors(other))
+  expected = log_probs_of(other)
+  np.testing.assert_allclose(log_probs_of(moved), expected, rtol=1e-5)
+  assert abs(expected - same).max() > 1e-4
+
+
+def test_self_attention_of_the_encoder():
+  pair = make_pair(build_transformer(heads=4))
+  weights = jax.jit(lambda params: interventions.encoder_weights(pair._replace(params=params)))(pair.params)
+  assert weights.shape == (2, 4, S, S)
+  np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+  with pytest.raises(UserError, match="no self-attention; expected the encoder 'transformer'"):
+    interventions.encoder_weights(make_pair(build_tiny()))
+
+
+def test_value_vectors_are_those_of_the_encoder():
+  pair = make_pair(build_tiny('gnmt', 'layers=2'))
+  assert interventions.value_vectors(pair).shape == (S, 10)
+  encode = lambda model: model.encoder(pair.source[None], jnp.ones((1, S), bool), True).memory[0]
+  expected = jax.jit(lambda params: pair.model.apply({'params': params}, method=encode))(pair.params)
+  np.testing.assert_allclose(interventions.value_vectors(pair), expected, rtol=1e-5)
+  with pytest.raises(UserError, match='one layer and one head'):
+    interventions.value_vectors(pair._replace(model=build_transformer()))

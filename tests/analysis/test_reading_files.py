@@ -1,0 +1,54 @@
+"""Files of readings: the format is that of the suffix, and pictures contain what was measured."""
+
+import json
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from attention_jax.analysis import reading_files
+from attention_jax.analysis.reading import Measurement
+from attention_jax.errors import UserError
+from tests.analysis.test_reading import READING, SOURCE, TARGET
+
+
+def test_pictures_show_weights_and_maps(tmp_path):
+  reading_files.write([READING._replace(measurements={})], tmp_path / 'weights.png')
+  reading_files.write([READING], tmp_path / 'both.png')
+  assert imread(tmp_path / 'both.png').shape[1] == 2 * imread(tmp_path / 'weights.png').shape[1]
+
+
+def test_layers_replace_the_weights(tmp_path):
+  heads = {'layer 0, head 0': READING.weights, 'layer 0, head 1': READING.weights}
+  layered = READING._replace(matrices=READING.matrices | heads, measurements={})
+  reading_files.write([layered], tmp_path / 'layers.png')
+  reading_files.write([READING._replace(measurements={})], tmp_path / 'one.png')
+  assert 1.8 < imread(tmp_path / 'layers.png').shape[1] / imread(tmp_path / 'one.png').shape[1] < 2.8
+
+
+def test_relative_colours_do_not_depend_on_the_size_of_the_weights(tmp_path):
+  small = READING._replace(matrices={'weights': READING.weights / 100}, measurements={})
+  reading_files.write([small], tmp_path / 'absolute.png')
+  reading_files.write([small], tmp_path / 'relative.png', relative=True)
+  darkest = [imread(tmp_path / f'{name}.png')[..., 0].min() for name in ('absolute', 'relative')]
+  cells = [(imread(tmp_path / f'{name}.png')[..., 0] < 0.1).sum() for name in ('absolute', 'relative')]
+  assert darkest[1] <= darkest[0] and cells[1] > cells[0] + 1000
+
+
+def test_maps_without_any_value_are_drawn(tmp_path):
+  measured = Measurement(np.zeros((2, 3)), (TARGET, SOURCE))
+  reading_files.write([READING._replace(measurements={'zeros': measured})], tmp_path / 'zeros.png')
+  assert (tmp_path / 'zeros.png').exists()
+
+
+def test_json(tmp_path):
+  reading_files.write([READING], tmp_path / 'readings.json')
+  (record,) = json.loads((tmp_path / 'readings.json').read_text('utf-8'))
+  assert record['source'] == 'a b' and record['target_tokens'] == TARGET
+
+
+def test_other_formats_and_paths_raise(tmp_path):
+  with pytest.raises(UserError, match=r"unknown format of .*weights.svg: '.svg'.*expected one of"):
+    reading_files.write([READING], tmp_path / 'weights.svg')
+  with pytest.raises(UserError, match='cannot write'):
+    reading_files.write([READING], tmp_path / 'missing' / 'weights.json')

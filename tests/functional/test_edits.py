@@ -1,0 +1,126 @@
+"""Edits of attention weights: each by hand, and the contract of masks and weights for every edit of every alignment."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attention_jax as aj
+from attention_jax.functional.edits import EDITS, replace_weights, with_edit
+from attention_jax.functional.table import lookup
+from tests.functional.helpers import assert_same, attend, make_problem
+
+SCORES = jnp.log(jnp.array([0.1, 0.4, 0.3, 0.2, 5.0]))  # of the first four positions, softmax makes these weights
+MASK = jnp.array([True, True, True, True, False])
+SPECS = ['fixed(at=1, position=2)' if name == 'fixed' else name for name in EDITS]
+PAIRS = [('softmax', spec) for spec in SPECS] + [(name, 'permuted') for name in ('entmax15', 'monotonic', 'local_m')]
+
+
+def edited_weights(edit, scores=SCORES, mask=MASK, step=0):
+  row = with_edit('softmax', edit)
+  supplied = {'step': jnp.int32(step)} if 'step' in row.required_inputs else {}
+  return np.asarray(row.fn(scores, mask, **supplied))
+
+
+@pytest.mark.parametrize(
+  ('edit', 'expected'),
+  [
+    ('uniform', [0.25, 0.25, 0.25, 0.25, 0]),
+    ('largest', [0, 1, 0, 0, 0]),
+    ('drop_largest', [1 / 6, 0, 3 / 6, 2 / 6, 0]),
+    ('tempered(temperature=0.5)', np.array([1, 16, 9, 4, 0]) / 30),
+    ('tempered', [0.1, 0.4, 0.3, 0.2, 0]),
+    ('fixed(at=1, position=2)', [0.1, 0.4, 0.3, 0.2, 0]),
+    ('fixed(position=2)', [0, 0, 1, 0, 0]),
+    ('fixed(position=4)', [0, 0, 0, 0, 0]),  # masked
+    (lambda weights, mask: weights + 0.1, [0.2, 0.5, 0.4, 0.3, 0]),
+  ],
+)
+def test_edits_by_hand(edit, expected):
+  np.testing.assert_allclose(edited_weights(edit), expected, rtol=1e-6)
+
+
+def test_permuted_weights_are_the_same_weights_in_another_order():
+  rows = np.array([edited_weights('permuted', step=step) for step in range(40)])
+  np.testing.assert_allclose(np.sort(rows[:, :4]), np.tile([0.1, 0.2, 0.3, 0.4], (40, 1)), rtol=1e-6)
+  assert np.all(rows[:, 4] == 0)
+  assert len({tuple(row.round(3)) for row in rows}) > 12  # of 24 orders
+  padded = jnp.pad(SCORES, (0, 3)), jnp.pad(MASK, (0, 3))
+  np.testing.assert_array_equal(edited_weights('permuted', *padded)[:5], edited_weights('permuted'))
+
+
+@pytest.mark.parametrize(('alignment', 'edit'), PAIRS)
+def test_edited_weights_obey_the_contract(alignment, edit):
+  problem = make_problem('additive', alignment, size=9)
+  row = with_edit(alignment, edit)
+
+  @jax.jit
+  def run(problem, mask):
+    return attend('additive', row, problem, mask)
+
+  mask = jnp.arange(9) < 6
+  attended = run(problem, mask)
+  assert attended.weights.dtype == jnp.float32
+  assert np.all(attended.weights[:, 6:] == 0)
+  garbage = problem._replace(key=problem.key.at[6:].set(jnp.nan), value=problem.value.at[6:].set(jnp.nan))
+  assert_same(run(garbage, mask), attended)
+  shorter = problem._replace(key=problem.key[:6], value=problem.value[:6])
+  np.testing.assert_allclose(run(shorter, mask[:6]).weights, attended.weights[:, :6], rtol=1e-6, atol=1e-7)
+  empty, gradient = jax.value_and_grad(lambda problem: run(problem, jnp.zeros(9, bool)).context.sum())(problem)
+  assert empty == 0
+  assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(gradient))
+
+
+def test_replaced_weights_are_those_of_their_query():
+  problem = make_problem('scaled_dot', 'softmax', queries=3, size=4)
+  natural = attend('scaled_dot', 'softmax', problem)
+  new = jnp.array([[0.5, 0.5, 0.0, 0.0], [jnp.nan] * 4])
+  attended = attend('scaled_dot', with_edit('softmax', replace_weights(new)), problem)
+  np.testing.assert_allclose(attended.weights, [new[0], natural.weights[1], natural.weights[2]], rtol=1e-6)
+  np.testing.assert_allclose(attended.context, attended.weights @ problem.value, rtol=1e-5)
+  gradient = jax.grad(
+    lambda new: attend('scaled_dot', with_edit('softmax', replace_weights(new)), problem).context[0].sum()
+  )(new)
+  np.testing.assert_allclose(gradient[0], problem.value.sum(1), rtol=1e-6)
+
+
+def test_later_queries_read_the_edited_weights():
+  problem = make_problem('coverage', 'softmax', queries=3, size=5)
+  natural = attend('coverage', 'softmax', problem)
+  edited = attend('coverage', with_edit('softmax', 'fixed(at=0, position=3)'), problem)
+  assert abs(natural.weights[1] - edited.weights[1]).max() > 1e-4  # through the sum of the weights before
+
+
+def test_an_edit_that_needs_no_step_is_computed_in_parallel():
+  assert not with_edit('softmax', 'uniform').is_recurrent
+  assert with_edit('softmax', 'permuted').is_recurrent
+  hard = with_edit('gumbel', 'uniform')
+  assert 'rng' in hard.required_inputs and 'rng' not in hard._replace(fn=hard.at_test).required_inputs
+
+
+def test_dropout_is_below_the_edit():
+  row = with_edit(aj.with_dropout('softmax', 0.5), 'uniform')
+  assert row.dropout is None and 'rng' in row.required_inputs
+  np.testing.assert_allclose(row.at_test(SCORES, MASK), [0.25, 0.25, 0.25, 0.25, 0])
+
+
+def test_fast_implementations_do_not_ignore_an_edit():
+  problem = make_problem('scaled_dot', 'softmax', queries=8, size=8)
+  with pytest.raises(aj.UserError, match='flash'):
+    attend('scaled_dot', with_edit('softmax', 'uniform'), problem, implementation='flash')
+  attended = attend('scaled_dot', with_edit('softmax', 'uniform'), problem, implementation='auto')
+  np.testing.assert_allclose(attended.weights, 1 / 8)
+
+
+@pytest.mark.parametrize(
+  ('alignment', 'edit', 'message'),
+  [
+    ('latent', 'uniform', 'latent alignment'),
+    ('softmax', 'unifrom', "unknown edit 'unifrom' .did you mean 'uniform'"),
+    ('softmax', 'fixed(step=1)', "unknown option of edit 'fixed': 'step'"),
+    ('softmax', aj.Row(lambda w, m, *, b: w, params={'b': aj.Param(())}), 'no learned parameters'),
+  ],
+)
+def test_edits_that_cannot_be_raise(alignment, edit, message):
+  with pytest.raises(aj.UserError, match=message):
+    with_edit(lookup(alignment, aj.ALIGNMENTS, 'alignment'), edit)

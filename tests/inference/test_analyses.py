@@ -1,0 +1,98 @@
+"""The table of analyses: every row on a model to which it applies, and some of them by another way."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_jax.analysis.interventions import Pair, target_log_probs
+from attention_jax.errors import UserError
+from attention_jax.inference.analyses import ANALYSES, Subject, analyse
+from tests.models.helpers import S, T, build_tiny, build_transformer, inputs
+
+OPTIONS = {'integrated_gradients': 'steps=3', 'permutation': 'count=4', 'adversarial': 'steps=3'}
+NEEDS_TRANSFORMER = ('rollout', 'flow', 'head_importance')
+AXES = {
+  'coverage': 'S',
+  'monotonicity': '',
+  'rollout': 'SS',
+  'flow': 'SS',
+  'norms': 'TS',
+  'gradient_times_input': 'TS',
+  'integrated_gradients': 'TS',
+  'leave_one_out': 'TS',
+}
+TOKENS = {'S': [f's{s}' for s in range(S)], 'T': [f't{t}' for t in range(T)]}
+
+
+@functools.cache
+def subject_of(build):
+  model = build()
+  source, mask, target = inputs()
+  params = jax.jit(model.init)(jax.random.key(0), source, mask, target)['params']
+  pair = Pair(model, params, source[0], target[0])
+  weights = jax.jit(model.apply)({'params': params}, source[:1], mask[:1], target[:1]).weights[0]
+  return Subject(pair, TOKENS['S'], TOKENS['T'], np.asarray(weights))
+
+
+def log_probs(pair, mask=None):
+  return np.asarray(jax.jit(lambda params: target_log_probs(pair._replace(params=params), mask))(pair.params))
+
+
+@pytest.mark.parametrize('name', ANALYSES)
+def test_every_analysis_returns_a_value_for_each_of_its_axes(name):
+  subject = subject_of(build_transformer if name in NEEDS_TRANSFORMER else build_tiny)
+  measured = analyse(f'{name}({OPTIONS[name]})' if name in OPTIONS else name, subject)
+  assert measured.values.shape == tuple(map(len, measured.axes))
+  assert np.all(np.isfinite(measured.values))
+  if name != 'head_importance':
+    assert measured.axes == tuple(TOKENS[axis] for axis in AXES.get(name, 'T'))
+
+
+def test_head_importance_names_its_heads():
+  measured = analyse('head_importance', subject_of(build_transformer))
+  assert len(measured.axes[0]) == 24 and 'decoder/blocks_1/cross 3' in measured.axes[0]
+  assert np.all(measured.values >= 0) and measured.values.max() > 0
+
+
+def test_what_if_nothing_changes_nothing():
+  subject = subject_of(build_tiny)
+  np.testing.assert_allclose(analyse('what_if(edit="tempered")', subject).values, 0, atol=1e-5)
+  first = analyse('what_if(edit="fixed(at=3, position=2)")', subject).values
+  np.testing.assert_allclose(first[:3], 0, atol=1e-6)
+  assert abs(first[3]) > 1e-4
+
+
+def test_leave_one_out_masks_one_token():
+  subject = subject_of(build_tiny)
+  lost = analyse('leave_one_out', subject).values
+  expected = log_probs(subject.pair) - log_probs(subject.pair, jnp.arange(S) != 2)
+  np.testing.assert_allclose(lost[:, 2], expected, rtol=1e-3, atol=1e-6)
+
+
+def test_integrated_gradients_are_complete():
+  subject = subject_of(build_tiny)
+  total = analyse('integrated_gradients', subject).values.sum(1)
+  silent = jax.tree.map(lambda x: x, subject.pair.params)
+  silent['encoder']['embedding']['table']['embedding'] *= 0
+  expected = log_probs(subject.pair) - log_probs(subject.pair._replace(params=silent))
+  np.testing.assert_allclose(total, expected, rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('spec', 'build', 'message'),
+  [
+    ('entropie', build_tiny, "unknown analysis 'entropie'"),
+    ('entropy(base=2)', build_tiny, "has no options, got 'base'"),
+    ('integrated_gradients(steps=0)', build_tiny, 'steps must be at least 1'),
+    ('kendall(other="entropy")', build_tiny, 'must measure each target token and source token'),
+    ('head_importance', build_tiny, 'no attention with several heads'),
+    ('flow', build_tiny, 'no self-attention'),
+    ('norms', build_transformer, 'one layer and one head'),
+  ],
+)
+def test_analyses_that_do_not_apply_raise(spec, build, message):
+  with pytest.raises(UserError, match=message):
+    analyse(spec, subject_of(build))

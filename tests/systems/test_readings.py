@@ -1,0 +1,59 @@
+"""Readings of a trained model: of lines with several hypotheses, of layers and heads, and the errors of a request."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_jax.analysis.reading import ReadingRequest
+from attention_jax.data.vocab import word
+from attention_jax.errors import UserError
+from attention_jax.inference.predictor import Predictor
+from attention_jax.systems.readings import Reader
+from tests.models.helpers import build_transformer
+
+WORDS = word(['a b c d e f g'])
+
+
+@pytest.fixture(scope='module')
+def reader():
+  model = build_transformer(sizes=(len(WORDS), len(WORDS)))
+  ids = jnp.ones((1, 3), jnp.int32)
+  params = jax.jit(model.init)(jax.random.key(0), ids, ids > 0, ids)['params']
+  return Reader(model, params, WORDS, WORDS, [(4, 4)])
+
+
+@pytest.fixture(scope='module')
+def predictor(reader):
+  return Predictor(reader.model, reader.params, WORDS, WORDS, buckets=reader.buckets)
+
+
+def test_hypotheses_of_lines(reader, predictor):
+  readings = reader.read_lines(predictor, 3, ReadingRequest(inputs=['a b', 'c'], hypotheses=2))
+  assert [reading.name for reading in readings] == ['a b', 'a b', 'c', 'c']
+  assert readings[0].score >= readings[1].score
+  for reading in readings:
+    assert reading.weights.shape == (len(reading.target_tokens), len(reading.source_tokens))
+    assert reading.source_tokens[-1] == '</s>'
+  with pytest.raises(UserError, match='an empty line'):
+    reader.read_lines(predictor, 3, ReadingRequest(inputs=[' ']))
+
+
+def test_layers_and_analyses_of_hypotheses(reader, predictor):
+  request = ReadingRequest(inputs=['a b'], layers=True, analyses=['entropy', 'rollout'])
+  readings = reader.read_lines(predictor, 2, request)
+  readings = [reading._replace(target='d e') for reading in readings]
+  (reading,) = reader.complete(readings, request)
+  assert reading.target_tokens == ['d', 'e', '</s>']
+  assert list(reading.matrices) == ['weights', *(f'layer {l}, head {n}' for l in range(2) for n in range(4))]
+  heads = [reading.matrices[f'layer 1, head {n}'] for n in range(4)]
+  np.testing.assert_allclose(np.mean(heads, 0), reading.weights, rtol=1e-5)
+  assert reading.measurements.keys() == {'entropy', 'rollout'} and reading.maps == {}
+  np.testing.assert_allclose(reading.measurements['rollout'].values.sum(1), 1, rtol=1e-6)
+
+
+def test_an_empty_hypothesis_raises(reader, predictor):
+  request = ReadingRequest(inputs=['a b'], layers=True)
+  (reading,) = reader.read_lines(predictor, 1, request)
+  with pytest.raises(UserError, match="the best hypothesis for 'a b' is empty"):
+    reader.complete([reading._replace(target='')], request)
