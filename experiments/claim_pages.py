@@ -24,8 +24,8 @@ from experiments.result_tables import PROJECT, write_documents
 Tables = Mapping[str, tuple[Table, Plot | None]]  # name of the table -> table, and the plot of its picture
 GRADIENT_WORDS = 150
 MEASURED_WIDTH = 64  # of the models whose gradients and states are measured
-PROBE_WORDS = 400
-PROBE_OFFSETS = (-3, -2, -1, 0, 1, 2, 3)
+PROBE_WORDS = 200  # for fitting, and as many for testing
+PROBE_OFFSETS = (-2, -1, 0, 1, 2)
 
 
 class Claim(NamedTuple):
@@ -152,7 +152,7 @@ def _luong_grid(settings: Sequence[SettingRuns]) -> Tables:
   names = [factor.name for factor in factors]
   columns = [*_factor_columns([*names, 'parameters']), *_metric_columns('validation', metrics, 'difference')]
   panels = {f'validation/{metric}': title for metric, title in metrics.items()}
-  return {'luong_grid': (Table(columns, rows), Plot('changed part', panels))}
+  return {'luong_grid': (Table(columns, rows), Plot('changed part', panels, joined=False))}
 
 
 def _wiring(settings: Sequence[SettingRuns]) -> Tables:
@@ -166,7 +166,7 @@ def _wiring(settings: Sequence[SettingRuns]) -> Tables:
   rows = setting_rows(settings, 'validation', list(metrics), factors, baseline)
   columns = [*_factor_columns([*names, 'parameters']), *_metric_columns('validation', metrics, 'difference')]
   panels = {f'validation/{metric}': title for metric, title in metrics.items()}
-  return {'wiring': (Table(columns, rows), Plot('decoder', panels, colour='directions'))}
+  return {'wiring': (Table(columns, rows), Plot('decoder', panels, colour='directions', joined=False))}
 
 
 def _describe_wiring(decoder: str) -> str:
@@ -176,12 +176,12 @@ def _describe_wiring(decoder: str) -> str:
 
 
 def _alignments(settings: Sequence[SettingRuns]) -> Tables:
-  factors = [Factor('model.attention.alignment', 'alignment')]
+  factors = [Factor('model.attention.alignment', 'alignment', lambda alignment: alignment.partition('(')[0])]
   metrics = {'phoneme_error_rate': 'PER, %', 'alignment_error_rate': 'AER, %', 'entropy': 'entropy, nat'}
   rows = setting_rows(settings, 'validation', list(metrics), factors, {'alignment': 'softmax'})
   columns = [*_factor_columns(['alignment']), *_metric_columns('validation', metrics, 'difference from softmax')]
   panels = {f'validation/{metric}': title for metric, title in list(metrics.items())[:2]}
-  return {'alignments': (Table(columns, rows), Plot('alignment', panels))}
+  return {'alignments': (Table(columns, rows), Plot('alignment', panels, joined=False))}
 
 
 CLAIMS: Mapping[str, Claim] = {

@@ -13,6 +13,7 @@ from attention_jax.sweeps.records import Row, Table
 
 PANEL = (3.3, 2.9)  # inches
 PALETTE = 64  # colours
+MAX_LABEL = 9  # characters of a name on the horizontal axis, above which all of them are turned
 MAX_POINTS = 10  # of the horizontal axis, up to which points are marked and those of the seeds are drawn
 
 
@@ -25,6 +26,7 @@ class Plot(NamedTuple):
     colour: the factor that has a colour for each of its values; '' for none.
     style: the factor that has a style of lines for each of its values; '' for none.
     log_x, log_y: whether axes are logarithmic.
+    joined: whether the points of a line are joined, which needs an order.
   """
 
   x: str
@@ -33,6 +35,7 @@ class Plot(NamedTuple):
   style: str = ''
   log_x: bool = False
   log_y: bool = False
+  joined: bool = True
 
 
 def draw_rows(table: Table, plot: Plot) -> bytes:
@@ -42,9 +45,13 @@ def draw_rows(table: Table, plot: Plot) -> bytes:
   for axes, (metric, label) in zip(panels, plot.panels.items(), strict=True):
     positions = _positions(table.rows, plot.x)
     for name, rows, style in _lines(table.rows, plot):
+      style = style if plot.joined else style | {'linestyle': 'none'}
       _draw_line(axes, [row for row in rows if metric in row['metrics']], metric, plot.x, positions, name, style)
     if any(isinstance(x, str) for x in positions):
-      axes.set_xticks(range(len(positions)), list(positions))
+      is_long = max(map(len, positions)) > MAX_LABEL
+      axes.set_xticks(
+        range(len(positions)), list(positions), rotation=30 if is_long else 0, ha='right' if is_long else 'center'
+      )
     if plot.log_x:
       axes.set_xscale('log', base=2)
       axes.set_xticks(list(positions), [str(x) for x in positions])

@@ -24,7 +24,12 @@ def rows(x_values):
 
 @pytest.mark.parametrize(
   ('x_values', 'options'),
-  [(['one', 'two'], {}), ([4, 32, 256], {'log_x': True}), (range(1, 20), {'log_y': True})],
+  [
+    (['one', 'two'], {}),
+    (['one', 'a long name'], {'joined': False}),
+    ([4, 32, 256], {'log_x': True}),
+    (range(1, 20), {'log_y': True}),
+  ],
 )
 def test_pictures_are_small(x_values, options, monkeypatch):
   figures = []
@@ -36,6 +41,7 @@ def test_pictures_are_small(x_values, options, monkeypatch):
   panels = figures[0].axes
   assert [axes.get_ylabel() for axes in panels] == ['metric a', 'metric b']
   assert all(axes.get_xlabel() == 'x' for axes in panels)
+  assert {line.get_linestyle() for line in panels[0].lines} & {'-', '--'} if plot.joined else {'None'}
   names = [text.get_text() for text in panels[1].get_legend().get_texts()]
   assert names == ['k, before', 'k, after', 'l, before', 'l, after']
   assert [axes.get_yscale() for axes in panels] == ['log' if options.get('log_y') else 'linear'] * 2
