@@ -77,6 +77,8 @@ PROGRAM_FLAGS = {
     '--split:',
     '--rows:',
     '--text:',
+    '--compare:',
+    '--hypotheses:',
     '--layers:',
     '--analyses:',
     '--relative:',
