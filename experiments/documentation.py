@@ -51,8 +51,11 @@ CONFIG_INTRODUCTION = (
 )
 
 ANALYSES_INTRODUCTION = """`inspect_attention --analyses=NAME`, which may be repeated, computes analyses of a trained
-run of translation. Values for each target token and source token are drawn beside the weights; an `--output` with the
-suffix `.json` contains all values.
+run of translation. Values for each target token and source token are drawn beside the weights. An `--output` with the
+suffix `.html` is a page for a browser, which needs no network: tokens joined by lines, a heatmap, sliders over steps,
+layers, heads and hypotheses, and several runs side by side (`--compare`). One with the suffix `.json` has all numbers.
+In a notebook, `aj.analysis.show(run, 'a sentence', analyses=['entropy'])` shows the page; `run` is
+`attention_jax.systems.runs.open_run('runs/dates')`.
 
 ```sh
 python -m experiments.inspect_attention --workdir=runs/dates --rows=0 --analyses=integrated_gradients --analyses=kendall

@@ -54,6 +54,7 @@ class Reading(NamedTuple):
     gold: (source, target) links; None if there are none to compare with.
     score: ranking score of a hypothesis; None for a reference.
     measurements: results of analyses by their specs.
+    run: name of the run whose model this is; '' if it does not matter.
   """
 
   name: str
@@ -65,6 +66,7 @@ class Reading(NamedTuple):
   gold: Sequence[Link] | None = None
   score: float | None = None
   measurements: Mapping[str, Measurement] = {}
+  run: str = ''
 
   @property
   def weights(self) -> np.ndarray:
@@ -85,6 +87,7 @@ class Reading(NamedTuple):
 def to_record(reading: Reading, digits: int = 4) -> dict[str, Any]:
   """Returns a reading as a JSON object, with numbers rounded to this number of significant digits."""
   return {
+    'run': reading.run,
     'name': reading.name,
     'source': reading.source,
     'target': reading.target,

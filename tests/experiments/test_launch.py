@@ -78,6 +78,8 @@ PROGRAM_FLAGS = {
     '--split:',
     '--rows:',
     '--text:',
+    '--compare:',
+    '--hypotheses:',
     '--layers:',
     '--analyses:',
     '--relative:',
