@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from attention_jax.systems.runs import open_run
+from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.writers import METRICS_FILE, read_metrics
 from tests import compiled
 from tests.experiments.helpers import ROOT, run, tiny_arguments
@@ -31,6 +33,7 @@ SETTINGS = (
   '--config.evaluation.beams=1',
 )
 TIMEOUT = 300  # seconds for a run
+INTERRUPTED = 75  # exit code of train.py
 
 # Files of every run, and those of each system: written once each, under another name that is then renamed.
 COMMON_FILES = {'config.json', 'data.json', 'results.json'}
@@ -67,18 +70,18 @@ def start_together(module: str, *args: object) -> list[subprocess.Popen]:
   return [start(env=environment | {'SLURM_PROCID': str(i), 'SLURM_LOCALID': str(i)}) for i in range(2)]
 
 
-def wait_for_outputs(processes: list[subprocess.Popen], runs: int = 1) -> list[str]:
-  """Returns what the processes printed, after all have succeeded.
+def wait_for_outputs(processes: list[subprocess.Popen], runs: int = 1, expected: int = 0) -> list[str]:
+  """Returns what the processes printed, after all have ended with the expected exit code.
 
   When one fails the others would wait for it, so all are killed.
   """
   deadline = time.monotonic() + runs * TIMEOUT
-  while None in (codes := [p.poll() for p in processes]) and not any(codes) and time.monotonic() < deadline:
+  while None in (codes := [p.poll() for p in processes]) and not set(codes) - {None, expected} and time.monotonic() < deadline:
     time.sleep(0.1)
   for process in processes:
     process.kill()
   outputs = [process.communicate()[0] for process in processes]
-  assert codes == [0, 0], f'exit codes {codes} (None: still running)\n' + '\n----\n'.join(outputs)
+  assert codes == [expected, expected], f'exit codes {codes} (None: still running)\n' + '\n----\n'.join(outputs)
   return outputs
 
 
@@ -110,6 +113,31 @@ def test_two_processes_train_as_one_does(task, tmp_path):
     return json.loads((tmp_path / name / 'results.json').read_text())['results']['test']['loss']['value']
 
   assert test_loss('two') == pytest.approx(test_loss('one'), rel=1e-5)
+
+
+def wait_for_step(folder: Path, step: int, processes: list[subprocess.Popen]) -> None:
+  """Waits until a run has logged an update."""
+  deadline = time.monotonic() + TIMEOUT
+  path = folder / METRICS_FILE
+  while not (path.is_file() and any(record['step'] >= step for record in read_metrics(folder))):
+    assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
+    time.sleep(0.1)
+
+
+def test_a_signal_to_any_process_stops_all_after_the_same_update(task, tmp_path):
+  folder = tmp_path / 'run'
+  arguments = tiny_arguments(task, folder, *SETTINGS, '--config.training.steps=1000000')
+  resumed = 0
+  for signalled in ([1], [0, 1]):
+    processes = start_together('experiments.train', '--distributed', *arguments)
+    wait_for_step(folder, resumed + 2, processes)
+    for index in signalled:
+      processes[index].send_signal(signal.SIGTERM)
+    first, second = wait_for_outputs(processes, expected=INTERRUPTED)
+    step = Checkpoints(folder, read_only=True).latest()
+    assert f'run the same command again to resume from step {step}' in first and 'step' not in second
+    assert read_metrics(folder)[-1]['step'] == step > resumed
+    resumed = step
 
 
 @pytest.fixture(scope='module')
