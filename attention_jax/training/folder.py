@@ -10,10 +10,10 @@ from typing import Any
 import filelock
 import jax
 from flax.traverse_util import flatten_dict
-from jax.experimental import multihost_utils
 
 from attention_jax.atomic import is_unfinished, write_text
 from attention_jax.errors import UserError
+from attention_jax.training.peers import fail_together
 
 CONFIG = 'config.json'
 LOCK = '.lock'  # an empty file, locked by the process that trains
@@ -49,10 +49,9 @@ def prepare_folder(folder: str | Path, config: Mapping[str, Any], complete: Comp
       In that case nothing in it has been changed.
   """
   folder = Path(folder).absolute()
-  if jax.process_index() == 0:
-    _store_config(folder, _as_stored(config), complete)
-  if jax.process_count() > 1:
-    multihost_utils.sync_global_devices('prepare_folder')
+  with fail_together():
+    if jax.process_index() == 0:
+      _store_config(folder, _as_stored(config), complete)
   return folder
 
 

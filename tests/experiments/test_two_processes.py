@@ -1,13 +1,8 @@
 """Two processes train together as one process does, in one folder, of which process 0 alone writes the files."""
 
-import functools
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import jax
@@ -17,8 +12,14 @@ import pytest
 from attention_jax.systems.runs import open_run
 from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.writers import METRICS_FILE, read_metrics
-from tests import compiled
-from tests.experiments.helpers import ROOT, run, tiny_arguments
+from tests.experiments.helpers import (
+  run,
+  start_together,
+  tiny_arguments,
+  wait_for_outputs,
+  wait_for_step,
+  write_task,
+)
 from tests.experiments.train_every_system import CONFIGS, Write, shrink_tasks
 
 # Without dropout, which depends on the place of a row in the batch, and with SGD, whose updates are as exact as the
@@ -32,7 +33,6 @@ SETTINGS = (
   '--config.training.checkpoint_every=0',
   '--config.evaluation.beams=1',
 )
-TIMEOUT = 300  # seconds for a run
 INTERRUPTED = 75  # exit code of train.py
 
 # Files of every run, and those of each system: written once each, under another name that is then renamed.
@@ -46,43 +46,6 @@ SYSTEM_FILES = {
 }
 APPENDED_FILES = {METRICS_FILE, 'tensorboard', '.lock'}  # written in place
 CHECKPOINT_FOLDERS = {'checkpoints', 'best'}  # orbax coordinates its processes itself
-
-
-def start_together(module: str, *args: object) -> list[subprocess.Popen]:
-  """Starts a module in two processes of two devices each, as SLURM does on one machine."""
-  with socket.socket() as free:
-    free.bind(('127.0.0.1', 0))
-    address = f'127.0.0.1:{free.getsockname()[1]}'
-  environment = os.environ | compiled.cache_environment()
-  environment |= {
-    'JAX_PLATFORMS': 'cpu',
-    'XLA_FLAGS': f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count=2',
-    'PYTHONUNBUFFERED': '1',
-    'SLURM_JOB_ID': '1',
-    'SLURM_STEP_NODELIST': 'localhost',
-    'SLURM_NTASKS': '2',
-    'JAX_COORDINATOR_ADDRESS': address,
-  }
-  command = [sys.executable, '-m', module, *map(str, args)]
-  start = functools.partial(
-    subprocess.Popen, command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-  )
-  return [start(env=environment | {'SLURM_PROCID': str(i), 'SLURM_LOCALID': str(i)}) for i in range(2)]
-
-
-def wait_for_outputs(processes: list[subprocess.Popen], runs: int = 1, expected: int = 0) -> list[str]:
-  """Returns what the processes printed, after all have ended with the expected exit code.
-
-  When one fails the others would wait for it, so all are killed.
-  """
-  deadline = time.monotonic() + runs * TIMEOUT
-  while None in (codes := [p.poll() for p in processes]) and not set(codes) - {None, expected} and time.monotonic() < deadline:
-    time.sleep(0.1)
-  for process in processes:
-    process.kill()
-  outputs = [process.communicate()[0] for process in processes]
-  assert codes == [expected, expected], f'exit codes {codes} (None: still running)\n' + '\n----\n'.join(outputs)
-  return outputs
 
 
 def test_two_processes_train_as_one_does(task, tmp_path):
@@ -115,15 +78,6 @@ def test_two_processes_train_as_one_does(task, tmp_path):
   assert test_loss('two') == pytest.approx(test_loss('one'), rel=1e-5)
 
 
-def wait_for_step(folder: Path, step: int, processes: list[subprocess.Popen]) -> None:
-  """Waits until a run has logged an update."""
-  deadline = time.monotonic() + TIMEOUT
-  path = folder / METRICS_FILE
-  while not (path.is_file() and any(record['step'] >= step for record in read_metrics(folder))):
-    assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
-    time.sleep(0.1)
-
-
 def test_a_signal_to_any_process_stops_all_after_the_same_update(task, tmp_path):
   folder = tmp_path / 'run'
   arguments = tiny_arguments(task, folder, *SETTINGS, '--config.training.steps=1000000')
@@ -138,6 +92,17 @@ def test_a_signal_to_any_process_stops_all_after_the_same_update(task, tmp_path)
     assert f'run the same command again to resume from step {step}' in first and 'step' not in second
     assert read_metrics(folder)[-1]['step'] == step > resumed
     resumed = step
+
+
+def test_processes_with_different_data_stop_at_once(tmp_path):
+  homes = [write_task(tmp_path / str(i) / 'task', rows=24 + i).parent for i in range(2)]
+  arguments = tiny_arguments('~/task', tmp_path / 'run', *SETTINGS)
+  settings = [{'HOME': str(home)} for home in homes]
+  processes = start_together('experiments.train', '--distributed', *arguments, settings=settings)
+  for output in wait_for_outputs(processes, expected=2):
+    (error,) = [line for line in output.splitlines() if 'error:' in line]
+    assert "split 'train' of the data is digest " in error and 'in process 0' in error and 'in process 1' in error
+  assert not (tmp_path / 'run').exists()
 
 
 @pytest.fixture(scope='module')
