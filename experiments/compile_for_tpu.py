@@ -127,10 +127,10 @@ def _attention_functions() -> dict[str, Callable]:
 
 
 def _compile_on_mesh(mesh: Any, fn: Callable, arguments: tuple) -> None:
-  from attention_jax.kernels import pallas_additive
+  from attention_jax.kernels.target import compile_for
   from attention_jax.training.partition import jit_on_mesh
 
-  with pallas_additive.compile_for('tpu'):
+  with compile_for('tpu'):
     jit_on_mesh(mesh, fn).trace(*arguments).lower(lowering_platforms=('tpu',)).compile()
 
 
