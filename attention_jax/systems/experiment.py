@@ -40,7 +40,7 @@ from attention_jax.training.folder import CONFIG, check_folder, lock_folder, pre
 from attention_jax.training.hooks import InterruptReason
 from attention_jax.training.loop import Training, fit
 from attention_jax.training.optim import describe_warmup, make_optimizer, make_schedule
-from attention_jax.training.partition import check_rows, make_mesh
+from attention_jax.training.partition import MeshConfig, describe_placement, make_mesh
 from attention_jax.training.paths import run_path
 from attention_jax.training.seeds import SeedResults, fit_seeds
 from attention_jax.training.state import TrainState, evaluation_params
@@ -78,6 +78,7 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
     folder = run_path(folder)
     check_run_files(folder)
     check_config(config)
+    make_mesh(seeds=config['seeds'], sizes=MeshConfig(**config['mesh']))  # for its errors
     is_resumed = check_folder(folder, config, _complete_stored_config)
   peers.check_agreement(comparable_fields(config) | {f'a run in {folder}': 'present' if is_resumed else 'absent'})
   system = load_once(config, str(folder) if is_resumed else None)
@@ -90,6 +91,8 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
   params = jax.eval_shape(lambda: initializer(seeds[0]))
   log(_describe(system, params))
   check_state_memory(config, params)
+  if placement := describe_placement(params, system.training_mesh):
+    log(placement)
   batches = [system.batches(seed) for seed in seeds]
   check_batch_memory(config, batches[0])
   shapes = sorted(set(batches[0].shapes))
@@ -98,7 +101,7 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
   peers.check_agreement({f"split '{split}' of the data": f'digest {digest}' for split, digest in digests.items()})
   with contextlib.ExitStack() as stack:
     with peers.fail_together():
-      _check_data(system, batches[0], log)
+      _check_data(system, log)
       if is_resumed:
         check_digests(folder, digests, log)
       stack.enter_context(lock_folder(folder.absolute(), log))
@@ -149,6 +152,7 @@ def _fit(
     'params': initializer,
     'evaluate': _make_validation(system),
     'direction': 'max' if selectable_metrics(config)[training.select] else 'min',
+    'mesh': system.training_mesh,
   }
   if len(batches) > 1:
     stacked = StackedBatches(batches)
@@ -200,6 +204,7 @@ def check_config(config: Config) -> None:
     raise UserError(f'config.seeds must be at most {MAX_SEEDS}, got {config["seeds"]}; start several runs instead')
   if config['seeds'] > 1 and jax.process_count() > 1:
     raise UserError(f'config.seeds must be 1 when several processes train together, got {config["seeds"]}')
+  MeshConfig(**config['mesh'])
   training = Training(**config['training'])
   make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
   SYSTEMS[config['system']].check(config, training)
@@ -211,13 +216,10 @@ def selectable_metrics(config: Config) -> dict[str, bool]:
   return SYSTEMS[config['system']].selectable_metrics(config)
 
 
-def _check_data(system: System, batches: BatchSequence, log: Log) -> None:
+def _check_data(system: System, log: Log) -> None:
   """Raises UserError for mistakes in the config that only the data reveal."""
   if 'validation' not in system.splits:
     log('no validation split: training.select and training.patience have no effect, the last step is evaluated')
-  mesh = make_mesh(seeds=system.config['seeds'])
-  for rows, *_ in batches.shapes:
-    check_rows(rows * jax.process_count(), mesh, system.config['training']['accumulate'])
   system.check_data(log)
 
 

@@ -19,7 +19,8 @@ CONFIG = 'config.json'
 LOCK = '.lock'  # an empty file, locked by the process that trains
 Complete = Callable[[dict[str, Any]], dict[str, Any]]
 
-# Fields that may differ when a run is resumed. They change how long it runs and what it writes, not its updates.
+# Fields that may differ when a run is resumed. They change how long it runs, what it writes and its devices, not its
+# updates.
 # (A schedule that ends with the run, such as 'cosine', does depend on training.steps, unless its spec sets its own.)
 MUTABLE_FIELDS = frozenset(
   {
@@ -29,6 +30,9 @@ MUTABLE_FIELDS = frozenset(
     'training.checkpoint_every',
     'training.keep',
     'training.on_nonfinite',
+    'mesh.data',
+    'mesh.fsdp',
+    'mesh.tensor',
   }
 )
 
