@@ -139,7 +139,7 @@ def config_page() -> str:
   sections = {}
   for system in SYSTEMS:
     for group, fields in describe_config(system).items():
-      scope = 'Every system' if group in ('', 'training') else f'System {system}'
+      scope = 'Every system' if group in ('', 'training', 'mesh') else f'System {system}'
       title = f'{scope}: config.{group}' if group else f'{scope}: config'
       sections[title] = _table(('field', 'type', 'default', 'range', 'meaning'), _field_rows(fields))
   return _page('Config fields', CONFIG_INTRODUCTION, sections)

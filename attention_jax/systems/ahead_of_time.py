@@ -15,12 +15,13 @@ from attention_jax.kernels.target import compile_for
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
 from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.costs import count_in_jaxpr, matmul_flop
 from attention_jax.systems.translation import initial_params
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.loop import Training
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import row_devices, sharding, state_shardings
-from attention_jax.training.state import init_state
+from attention_jax.training.state import TrainState, init_state
 from attention_jax.training.step import compile_update
 
 
@@ -31,11 +32,15 @@ class CompiledUpdate(NamedTuple):
     shape: (rows, source, target) of the global batch, over all devices.
     compiled: the compiled update.
     parameters: number of parameters of the model.
+    state: shapes and shardings of the training state.
+    flop: FLOP of the matrix products, on all devices together.
   """
 
   shape: tuple[int, int, int]
   compiled: Any
   parameters: int
+  state: TrainState
+  flop: float
 
 
 def compile_updates(config: Mapping[str, Any], entries: int, mesh: Mesh, platform: str) -> Iterator[CompiledUpdate]:
@@ -51,7 +56,7 @@ def compile_updates(config: Mapping[str, Any], entries: int, mesh: Mesh, platfor
     One CompiledUpdate per bucket.
 
   Raises:
-    UserError: for mistakes in the config.
+    UserError: for mistakes in the config, and for an update that does not fit into the memory of a device.
   """
   config = fill_defaults(config, 'the config')
   for field, expected in (('system', 'translation'), ('seeds', 1)):
@@ -81,9 +86,25 @@ def compile_updates(config: Mapping[str, Any], entries: int, mesh: Mesh, platfor
   for source, target in check_buckets(data['buckets']):
     rows = share.pad(BATCH_UNITS[data['batch_unit']](data['batch_size'], (source, target)))
     batch = _batch_shapes(rows, source, target, loss.needs_links)
+    shape = (rows, source, target)
     with _target(platform):
-      compiled = whole_update.trace(root, state, batch).lower(lowering_platforms=(platform,)).compile()
-    yield CompiledUpdate((rows, source, target), compiled, num_parameters)
+      traced = whole_update.trace(root, state, batch)
+    compiled = _compile(traced, platform, shape)
+    yield CompiledUpdate(shape, compiled, num_parameters, state, matmul_flop(count_in_jaxpr(traced.jaxpr.jaxpr)))
+
+
+def _compile(traced: Any, platform: str, shape: tuple[int, int, int]) -> Any:
+  """Compiles a traced update; raises UserError if it does not fit into the memory of a device."""
+  with _target(platform):
+    lowered = traced.lower(lowering_platforms=(platform,))
+  try:
+    return lowered.compile()
+  except jax.errors.JaxRuntimeError as error:
+    if 'RESOURCE_EXHAUSTED' not in str(error):
+      raise
+    rows, source, target = shape
+    reason = ' '.join(str(error).split())[:160]
+    raise UserError(f'an update of {rows} x ({source}, {target}) does not fit into a device: {reason}') from error
 
 
 def _target(platform: str) -> contextlib.AbstractContextManager:

@@ -78,7 +78,11 @@ def count_matmuls(fn: Callable, *args) -> Counter:
   Returns:
     {(left shape, right shape, dimension numbers, dtype): count}.
   """
-  jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
+  return count_in_jaxpr(jax.make_jaxpr(fn)(*args).jaxpr)
+
+
+def count_in_jaxpr(jaxpr: core.Jaxpr) -> Counter:
+  """Counts the products of matrices in a traced function, see `count_matmuls`."""
   used, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))  # as the compiler removes unused results
   return _count_in_jaxpr(used, 1)
 

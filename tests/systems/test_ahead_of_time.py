@@ -61,7 +61,7 @@ def test_kernels_run_on_the_device_of_their_rows(implementation, attention):
   results = []
   with compile_for('interpret'):
     for devices in (jax.devices()[:1], jax.devices()):
-      ((_, compiled, _),) = compile_updates(config, ENTRIES, make_mesh(devices), 'cpu')
+      ((_, compiled, *_),) = compile_updates(config, ENTRIES, make_mesh(devices), 'cpu')
       root, state, _ = jax.tree.map(random_array, compiled.args_info[0])
       results.append(jax.device_get(compiled(root, state, batch)))
   assert 'all-gather' not in compiled.as_text()
