@@ -133,12 +133,14 @@ def state_shardings(tree: Any, mesh: Mesh, *, stacked: bool = False, gathered: b
 
   def place(path, x):
     axes = [None] * len(x.shape)
-    if stacked:
+    if stacked and mesh.shape['seed'] > 1:
       axes[0] = 'seed'
     name = jax.tree_util.keystr(path, simple=True, separator='/')
     for axis, mesh_axis in _divided_axes(name, x.shape[stacked:], mesh.shape).items():
       if not (gathered and mesh_axis == 'fsdp'):
         axes[axis + stacked] = mesh_axis
+    while axes and axes[-1] is None:
+      axes.pop()  # as jax writes the shardings of results: another spec would compile an update twice
     return NamedSharding(mesh, PartitionSpec(*axes))
 
   return jax.tree.map_with_path(place, tree)

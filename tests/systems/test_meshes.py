@@ -63,6 +63,7 @@ def train(model, mesh, accumulate=1, seed=0):
     if not isinstance(seed, int):
       batch = jax.tree.map(lambda x: np.stack([x] * len(seed)), batch)
     state, metrics = step(state, batch)
+  assert step.compilations() == 1
   return fetch(state.params), jax.device_get(metrics), state
 
 

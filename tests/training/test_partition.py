@@ -71,8 +71,8 @@ def test_invalid_sizes_are_reported(sizes, message):
   assert str(caught.value) == message
 
 
-def specs_of(shapes, **options):
-  mesh = make_mesh(jax.devices()[:8], sizes=MeshConfig(fsdp=2, tensor=2))
+def specs_of(shapes, seeds=1, **options):
+  mesh = make_mesh(jax.devices()[:8], seeds, MeshConfig(fsdp=2, tensor=2))
   tree = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
   return {name: layout.spec for name, layout in state_shardings(tree, mesh, **options).items()}
 
@@ -92,16 +92,18 @@ def test_parameters_are_placed_by_the_names_of_their_axes():
   assert specs_of(shapes) == {
     'mu/encoder/embedding/table/embedding': P('tensor', 'fsdp'),
     'output/kernel': P('fsdp', 'tensor'),
-    'blocks_0/cross/query_kernel/kernel': P('tensor', 'fsdp', None),
+    'blocks_0/cross/query_kernel/kernel': P('tensor', 'fsdp'),
     'cell/attention/key_kernel/kernel': P(None, 'fsdp', 'tensor'),
     'blocks_0/feed/Dense_1/kernel': P('tensor', 'fsdp'),
     'cells_0/kernel': P('fsdp', 'tensor'),
     'convolution/kernel': P(None, None, None, 'tensor'),
-    'residuals_0/LayerNorm_0/scale': P(None),
-    'odd/kernel': P(None, None),
+    'residuals_0/LayerNorm_0/scale': P(),
+    'odd/kernel': P(),
   }
   assert specs_of({'cells_0/kernel': (8, 24)}, gathered=True) == {'cells_0/kernel': P(None, 'tensor')}
-  assert specs_of({'cells_0/kernel': (3, 8, 24)}, stacked=True) == {'cells_0/kernel': P('seed', 'fsdp', 'tensor')}
+  assert specs_of({'cells_0/kernel': (2, 8, 24)}, seeds=2, stacked=True) == {
+    'cells_0/kernel': P('seed', 'fsdp', 'tensor')
+  }
 
 
 def test_the_largest_parameter_must_be_divided():
