@@ -13,6 +13,7 @@ from flax.traverse_util import flatten_dict
 
 from attention_jax.atomic import is_unfinished, write_text
 from attention_jax.errors import UserError
+from attention_jax.training.partition import MESH_FIELDS
 from attention_jax.training.peers import fail_together
 
 CONFIG = 'config.json'
@@ -30,9 +31,7 @@ MUTABLE_FIELDS = frozenset(
     'training.checkpoint_every',
     'training.keep',
     'training.on_nonfinite',
-    'mesh.data',
-    'mesh.fsdp',
-    'mesh.tensor',
+    *MESH_FIELDS,
   }
 )
 
