@@ -68,7 +68,7 @@ def matmul_flop(counts: Counter) -> float:
 def count_matmuls(fn: Callable, *args) -> Counter:
   """Counts the products of matrices in fn(*args).
 
-  Products inside a scan count once per step. Those inside a while loop count once, and those in all branches of a cond
+  Products inside a scan count once per step, those inside a shard_map once per device. Those inside a while loop count once, and those in all branches of a cond
   are added. Products whose result is unused do not count.
 
   Args:
@@ -96,6 +96,8 @@ def _count_in_jaxpr(jaxpr: core.Jaxpr, repetitions: int) -> Counter:
     inner_repetitions = repetitions
     if equation.primitive.name == 'scan':
       inner_repetitions = repetitions * equation.params.get('length', 1)
+    elif equation.primitive.name == 'shard_map':  # its body has the shapes of one device
+      inner_repetitions = repetitions * equation.params['mesh'].size
     for inner in _inner_jaxprs(equation.params):
       counts += _count_in_jaxpr(inner, inner_repetitions)
   return counts
