@@ -267,7 +267,8 @@ def _parse_flags(argv: list[str]) -> list[str]:
 
 def _program_flags() -> list[flags.Flag]:
   """Returns the flags of this program, without those of absl."""
-  return [flag for module in (sys.argv[0], __name__) for flag in FLAGS.get_flags_for_module(module)]
+  modules = (sys.argv[0], __name__, 'experiments.distributed', 'experiments.topologies')
+  return [flag for module in modules for flag in FLAGS.get_flags_for_module(module)]
 
 
 def _print_help() -> None:

@@ -61,6 +61,7 @@ CROSS_MODULE_TESTS = {
   'kernels': 'implementations pallas',
   'models': 'copying_models latent_models transformer',
   'modules': 'feed_forward',
+  'systems': 'meshes',
   'training': 'fit_own_model',
 }
 

@@ -14,7 +14,16 @@ from tests.experiments.test_bad_input import assert_user_error
 RUN_FLAGS = ('--workdir:', '--checkpoint:', '--dtype:')
 SEARCH_FLAGS = ('--beams:', '--alpha:', '--beta:', '--gamma:', '--max_length:', '--replace_unknown:', '--shortlist:')
 PROGRAM_FLAGS = {
-  'train': ('--config:', '--workdir:', '--distributed:', '--help_config:'),
+  'train': (
+    '--config:',
+    '--workdir:',
+    '--distributed:',
+    '--coordinator:',
+    '--processes:',
+    '--process:',
+    '--peer_timeout:',
+    '--help_config:',
+  ),
   'evaluate': (
     *RUN_FLAGS,
     '--split:',
