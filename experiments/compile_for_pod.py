@@ -9,10 +9,10 @@ chips by collective; a lower bound of the time of an update by the rates of the 
 so nothing is measured. Needs libtpu, see requirements-bench.txt.
 """
 
-from experiments.large_pages import restart_with_large_pages
+from experiments.process_settings import prepare_process
 
 if __name__ == '__main__':
-  restart_with_large_pages()  # before jax is imported
+  prepare_process()  # before jax is imported
 
 import time
 

@@ -5,10 +5,10 @@ requirements-bench.txt). The batch is sharded over all devices of the topology. 
 rejects. Nothing runs, so no speed is measured. `compile_for_pod` compiles the updates of a config.
 """
 
-from experiments.large_pages import restart_with_large_pages
+from experiments.process_settings import prepare_process
 
 if __name__ == '__main__':
-  restart_with_large_pages()  # before jax is imported
+  prepare_process()  # before jax is imported
 
 import time
 from collections.abc import Callable, Sequence

@@ -12,10 +12,10 @@ the suffix of --output selects the format: .png for heatmaps, .html for a page t
 browser and needs no network, .json for all numbers.
 """
 
-from experiments.large_pages import restart_with_large_pages
+from experiments.process_settings import prepare_process
 
 if __name__ == '__main__':
-  restart_with_large_pages()  # before jax is imported
+  prepare_process()  # before jax is imported
 
 from pathlib import Path
 

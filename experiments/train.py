@@ -8,10 +8,10 @@
 Exits with status 75 when interrupted by a signal; rerun the same command to resume.
 """
 
-from experiments.large_pages import restart_with_large_pages
+from experiments.process_settings import prepare_process
 
 if __name__ == '__main__':
-  restart_with_large_pages()  # before jax is imported
+  prepare_process()  # before jax is imported
 
 import sys
 

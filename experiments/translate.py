@@ -16,10 +16,10 @@ token as soon as enough of its line has arrived on stdin; it needs greedy search
 rnn(direction="forward") and bridge=False.
 """
 
-from experiments.large_pages import restart_with_large_pages
+from experiments.process_settings import prepare_process
 
 if __name__ == '__main__':
-  restart_with_large_pages()  # before jax is imported
+  prepare_process()  # before jax is imported
 
 import json
 import sys

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 import attention_jax as aj
-from experiments import large_pages
 from tests.experiments.helpers import run, tiny_arguments
 from tests.experiments.test_bad_input import assert_user_error
 
@@ -253,4 +252,4 @@ def test_imports_do_not_restart_the_interpreter(code):
   ],
 )
 def test_only_a_program_restarts(command, is_program):
-  assert large_pages._is_program(command) == is_program
+  assert process_settings._is_program(command) == is_program
