@@ -24,7 +24,9 @@ from attention_jax.tokens import EOS, PAD, UNK
 from attention_jax.training.compiling import compiler_options
 from attention_jax.training.partition import fetch, make_mesh, replicate, shard_batch
 
-MAX_SOURCE_LENGTH = 10_000  # tokens, unless a bucket is longer: memory is proportional to the length, or to its square
+# Tokens of a source, unless a bucket is longer: memory is proportional to the length, or to its square. A multiple of
+# 32, to which longer sources are padded.
+MAX_SOURCE_LENGTH = 10_240
 
 
 class Hypothesis(NamedTuple):
