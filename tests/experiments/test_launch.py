@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import attention_jax as aj
+from experiments import process_settings
 from tests.experiments.helpers import run, tiny_arguments
 from tests.experiments.test_bad_input import assert_user_error
 
