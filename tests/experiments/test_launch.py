@@ -89,6 +89,7 @@ PROGRAM_FLAGS = {
     '--compare:',
     '--hypotheses:',
     '--layers:',
+    '--words:',
     '--analyses:',
     '--relative:',
     '--output:',
