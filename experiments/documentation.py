@@ -54,7 +54,8 @@ ANALYSES_INTRODUCTION = """`inspect_attention --analyses=NAME`, which may be rep
 run of translation. Values for each target token and source token are drawn beside the weights. An `--output` with the
 suffix `.html` is a page for a browser, which needs no network: tokens joined by lines, a heatmap, sliders over steps,
 layers, heads and hypotheses, and several runs side by side (`--compare`). One with the suffix `.json` has all numbers.
-In a notebook, `aj.analysis.show(run, 'a sentence', analyses=['entropy'])` shows the page; `run` is
+`--words` merges the weights of subwords or characters to those of words. In a notebook,
+`aj.analysis.show(run, 'a sentence', analyses=['entropy'])` shows the page; `run` is
 `attention_jax.systems.runs.open_run('runs/dates')`.
 
 ```sh

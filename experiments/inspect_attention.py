@@ -31,6 +31,7 @@ flags.DEFINE_multi_string('text', [], 'a source line to draw instead of rows of 
 flags.DEFINE_multi_string('compare', [], 'another run of the same task to show beside it; may be repeated')
 flags.DEFINE_integer('hypotheses', 1, 'for --text: number of hypotheses of each line, at most the beam size', 1)
 flags.DEFINE_bool('layers', False, 'for a Transformer or convolutions: draw every layer and head separately')
+flags.DEFINE_bool('words', False, 'merge the weights of subwords or characters to those of words')
 flags.DEFINE_multi_string(
   'analyses', [], 'an analysis of docs/analyses.md to compute, such as entropy or leave_one_out; may be repeated'
 )
@@ -69,7 +70,7 @@ def _write_readings(runs, path: Path) -> None:
   from attention_jax.analysis.reading import ReadingRequest
   from attention_jax.systems.base import SupportsReadings
 
-  request = ReadingRequest(FLAGS.split, FLAGS.rows, FLAGS.text, FLAGS.layers, FLAGS.analyses, FLAGS.hypotheses)
+  request = ReadingRequest(FLAGS.split, FLAGS.rows, FLAGS.text, FLAGS.layers, FLAGS.analyses, FLAGS.hypotheses, FLAGS.words)
   readings = [
     reading._replace(run=str(run.folder))
     for run in runs
@@ -84,7 +85,7 @@ def _check_plot(name: str, system: type, path: Path, output: str | None) -> None
   suffix = Path(system.plot_filename).suffix
   if path.suffix.lower() != suffix:
     raise UserError(f'--output={path} must end with {suffix}, the format of this run')
-  for flag in ('compare', 'layers', 'analyses', 'relative'):
+  for flag in ('compare', 'layers', 'words', 'analyses', 'relative'):
     if FLAGS[flag].value:
       raise UserError(f"--{flag}: expected a run of system 'translation', got one of {name!r}")
   if output:

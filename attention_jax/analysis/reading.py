@@ -31,6 +31,7 @@ class ReadingRequest(NamedTuple):
     layers: whether to add the weights of every layer and head.
     analyses: specs of inference.analyses.ANALYSES.
     hypotheses: number of hypotheses of each input.
+    words: whether to merge the weights of subwords or characters to those of words.
   """
 
   split: str = 'test'
@@ -39,6 +40,7 @@ class ReadingRequest(NamedTuple):
   layers: bool = False
   analyses: Sequence[str] = ()
   hypotheses: int = 1
+  words: bool = False
 
 
 class Reading(NamedTuple):

@@ -90,6 +90,7 @@ PROGRAM_FLAGS = {
     '--compare:',
     '--hypotheses:',
     '--layers:',
+    '--words:',
     '--analyses:',
     '--relative:',
     '--output:',
