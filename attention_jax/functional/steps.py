@@ -106,6 +106,7 @@ def attend_step(
   """
   if isinstance(memory, ProjectedMemory):
     params = without_key(params)
+    memory = Memory(*memory)
   rows = _rows(score, alignment)
   options = {'bias': bias, 'rng': rng, 'deterministic': deterministic}
   return definition.attend_step(*rows, params, carry, query, memory, **options)
