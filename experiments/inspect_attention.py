@@ -70,7 +70,9 @@ def _write_readings(runs, path: Path) -> None:
   from attention_jax.analysis.reading import ReadingRequest
   from attention_jax.systems.base import SupportsReadings
 
-  request = ReadingRequest(FLAGS.split, FLAGS.rows, FLAGS.text, FLAGS.layers, FLAGS.analyses, FLAGS.hypotheses, FLAGS.words)
+  request = ReadingRequest(
+    FLAGS.split, FLAGS.rows, FLAGS.text, FLAGS.layers, FLAGS.analyses, FLAGS.hypotheses, FLAGS.words
+  )
   readings = [
     reading._replace(run=str(run.folder))
     for run in runs
