@@ -45,6 +45,5 @@ def test_a_process_that_dies_ends_the_others_by_name(task, tmp_path):
   processes[1].communicate()
   assert processes[0].returncode not in (0, 75)
   assert time.monotonic() - start < 60
-  assert 'error: process 0 of 2 has lost the connection to another one, which jax names within 5 s' in output
   assert 'The following tasks are unhealthy (stopped sending heartbeats):\n1\n' in output
   assert 'Traceback' not in output

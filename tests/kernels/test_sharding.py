@@ -78,7 +78,7 @@ def test_vmap_inside_a_scan(mesh):
 def test_batch_mesh_axis_requires_a_mesh_that_splits_the_rows(mesh):
   assert batch_mesh_axis(B) is None
   with jax.set_mesh(mesh):
-    assert batch_mesh_axis(2 * B) == 'data'
+    assert batch_mesh_axis(2 * B) == ('data',)
     assert batch_mesh_axis(B + 1) is None
   with jax.set_mesh(jax.make_mesh((2,), ('other',), axis_types=(jax.sharding.AxisType.Auto,))):
     assert batch_mesh_axis(B) is None
