@@ -30,7 +30,13 @@ def __getattr__(name: str):
   if name not in _LAZY:
     raise AttributeError(f"module 'attention_jax' has no attribute {name!r}")
   path = _LAZY[name]
-  module = importlib.import_module(path)
+  try:
+    module = importlib.import_module(path)
+  except ModuleNotFoundError as error:
+    if str(error.name).startswith('attention_jax'):
+      raise
+    message = f"attention_jax.{name} needs the package '{error.name}'; pip install 'attention_jax[train]'"
+    raise ModuleNotFoundError(message, name=error.name) from error
   is_submodule = path == f'{__name__}.{name}'
   return module if is_submodule else getattr(module, name)
 

@@ -20,6 +20,7 @@ from attention_jax.errors import UserError, choose
 
 Row = TypeVar('Row')
 REQUIRED = inspect.Parameter.empty  # the default of an option that has none
+MAX_INTEGER = 2**31 - 1  # sizes, steps and seeds are 32-bit integers on the device
 _TYPE_NAMES = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a string', tuple: 'a tuple'}
 
 
@@ -141,6 +142,8 @@ def check_value(subject: str, value: Any, option: Option) -> None:
   is_number = isinstance(value, int | float) and not isinstance(value, bool)
   if option.range is not None and is_number and value not in option.range:
     raise UserError(f'{subject} must be {option.range}, got {value}')
+  if isinstance(value, int) and abs(value) > MAX_INTEGER:
+    raise UserError(f'{subject} must be at most {MAX_INTEGER}, got {value}')
 
 
 def check_fields(config: Any, group: str) -> None:
@@ -248,6 +251,7 @@ def _is_bearable() -> Callable[[Any, Any], bool]:
 
 Size = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
+OutputLength = Annotated[int, Range(0, 100_000)]  # every step has an entry in the arrays of a search
 Positive = Annotated[float, Range(0, include_low=False)]
 NonNegative = Annotated[float, Range(0)]
 Probability = Annotated[float, Range(0, 1)]

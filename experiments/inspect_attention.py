@@ -35,43 +35,60 @@ flags.DEFINE_string('output', None, 'a new file; by default a file in the workdi
 
 
 def main() -> None:
+  from attention_jax.analysis import reading_files
   from attention_jax.systems import runs
   from attention_jax.systems.base import SupportsReadings
+  from attention_jax.training.paths import run_path
 
   folder = require_flag('workdir')
   output = check_output_path(FLAGS.output, 'output') if FLAGS.output else None
+  # Flags are checked before parameters and data are read, which takes long.
+  name, system = runs.system_of(folder)
+  path = Path(output or run_path(folder) / system.plot_filename)
+  has_readings = issubclass(system, SupportsReadings)
+  if has_readings:
+    reading_files.check_format(path)
+  else:
+    _check_plot(name, system, path, output)
+  if any(not text.strip() for text in FLAGS.text):
+    raise UserError('--text: an empty line has no attention weights')
   run = runs.open_run(folder, FLAGS.checkpoint, dtype=FLAGS.dtype)
-  path = Path(output or run.folder / run.system.plot_filename)
-  if isinstance(run.system, SupportsReadings):
+  if has_readings:
     _write_readings(run, path)
   else:
-    _plot(run, path, output)
+    _plot(run, path)
 
 
 def _write_readings(run, path: Path) -> None:
   from attention_jax.analysis import reading_files
   from attention_jax.analysis.reading import ReadingRequest
 
-  reading_files.check_format(path)
   request = ReadingRequest(FLAGS.split, FLAGS.rows, FLAGS.text, FLAGS.layers, FLAGS.analyses)
   reading_files.write(run.system.read(run.params, request), path, relative=FLAGS.relative)
   print(f'written to {path}')
 
 
-def _plot(run, path: Path, output: str | None) -> None:
-  """Plots the weights of a system without readings."""
-  suffix = Path(run.system.plot_filename).suffix
+def _check_plot(name: str, system: type, path: Path, output: str | None) -> None:
+  """Raises UserError for flags that do not fit a system without readings."""
+  suffix = Path(system.plot_filename).suffix
   if path.suffix.lower() != suffix:
     raise UserError(f'--output={path} must end with {suffix}, the format of this run')
-  for name in ('layers', 'analyses', 'relative'):
-    if FLAGS[name].value:
-      raise UserError(f"--{name}: expected a run of system 'translation', got one of {run.config['system']!r}")
-  extra_paths = [path.with_suffix(extra) for extra in run.system.extra_plot_suffixes]
+  for flag in ('layers', 'analyses', 'relative'):
+    if FLAGS[flag].value:
+      raise UserError(f"--{flag}: expected a run of system 'translation', got one of {name!r}")
   if output:
-    for extra_path in extra_paths:
+    for extra_path in _extra_paths(system, path):
       check_output_path(str(extra_path), 'output')
+
+
+def _plot(run, path: Path) -> None:
+  """Plots the weights of a system without readings."""
   run.system.plot(run.params, path, split=FLAGS.split, rows=FLAGS.rows, inputs=FLAGS.text)
-  print(f'written to {", ".join(map(str, [path, *extra_paths]))}')
+  print(f'written to {", ".join(map(str, [path, *_extra_paths(run.system, path)]))}')
+
+
+def _extra_paths(system, path: Path) -> list[Path]:
+  return [path.with_suffix(extra) for extra in system.extra_plot_suffixes]
 
 
 if __name__ == '__main__':

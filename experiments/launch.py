@@ -20,6 +20,10 @@ from experiments.config_files import check_config_arguments, resolve_config_argu
 
 FLAGS = flags.FLAGS
 DISK_ERRORS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
+MAX_BEAMS = 10_000
+MAX_LENGTH = (
+  100_000  # tokens of an output; every step of a search has an entry in arrays that are allocated at its start
+)
 HELP_FLAGS = ('-h', '-help', '--help', '--helpfull', '--helpshort')
 SEARCH_FLAGS = (
   'beams',
@@ -48,13 +52,15 @@ def define_search_flags() -> None:
     'all words; by default as in the config'
   )
   unknown_help = 'replace an unknown word with the source word of largest weight; by default as in the config'
-  flags.DEFINE_integer('beams', None, 'beam size, 1 for greedy search; by default as in the config', 1)
+  flags.DEFINE_integer('beams', None, 'beam size, 1 for greedy search; by default as in the config', 1, MAX_BEAMS)
   flags.DEFINE_float(
     'alpha', None, 'exponent of the length penalty ((5 + length) / 6)^alpha; by default as in the config', 0
   )
   flags.DEFINE_float('beta', None, 'weight of the coverage penalty; by default as in the config', 0)
   flags.DEFINE_float('gamma', None, 'weight of the end-of-sentence normalisation; by default as in the config', 0)
-  flags.DEFINE_integer('max_length', None, 'maximum number of tokens of an output; by default as in the config', 1)
+  flags.DEFINE_integer(
+    'max_length', None, 'maximum number of tokens of an output; by default as in the config', 1, MAX_LENGTH
+  )
   flags.DEFINE_bool('replace_unknown', None, unknown_help)
   flags.DEFINE_integer('shortlist', None, shortlist_help, 0)
 
@@ -77,6 +83,7 @@ def launch(main: Callable[..., None], takes_positional: bool = False) -> None:
   """
   flags.DEFINE_string('variants', None, 'a Python file that runs first and adds rows to the tables of variants')
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+  _open_closed_streams()
   if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(encoding='utf-8')  # like the input, whatever the locale
   _enable_compilation_cache()
@@ -101,7 +108,7 @@ def launch(main: Callable[..., None], takes_positional: bool = False) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
   except Exception as error:
-    message = _disk_error(error) or _device_error()
+    message = _disk_error(error) or _memory_error(error) or _device_error()
     if not message:
       raise
     _exit_with_errors([message])
@@ -183,6 +190,22 @@ def _disk_error(error: Exception) -> str:
   return f'{path[1] if path else "the disk"}: {reason}'
 
 
+def _memory_error(error: Exception) -> str:
+  """Returns the message for memory that could not be allocated, '' for any other error."""
+  text = ' '.join(str(error).split())
+  if not isinstance(error, MemoryError) and 'RESOURCE_EXHAUSTED' not in text and 'bad_alloc' not in text:
+    return ''
+  fields = 'the batch size, the buckets, the beams, the samples, the maximum length or the sizes of the model'
+  return f'out of memory: {text[:200].rstrip(".") or "an allocation failed"}; lower {fields}'
+
+
+def _open_closed_streams() -> None:
+  """Opens the null device in place of standard streams that the caller has closed, which are None."""
+  for name, mode in (('stdin', 'r'), ('stdout', 'w'), ('stderr', 'w')):
+    if getattr(sys, name) is None:
+      setattr(sys, name, open(os.devnull, mode, encoding='utf-8'))  # noqa: SIM115 - open until the end
+
+
 def _device_error() -> str:
   """Returns the message for a JAX_PLATFORMS that this machine does not have, '' if there is nothing to report."""
   platforms = jax.config.jax_platforms
@@ -211,8 +234,11 @@ def _enable_compilation_cache() -> None:
 
 def _add_variants() -> None:
   """Runs the file of --variants, which adds rows to the tables."""
+  from attention_jax.systems.variants import set_variants
+
   path = FLAGS.variants
   if not path:
+    set_variants(None)
     return
   if not os.path.isfile(path):
     raise UserError(f'--variants={path}: no such file')
@@ -221,6 +247,7 @@ def _add_variants() -> None:
     use=lambda names: None,
     purpose="a file of variants adds rows to tables: attention_jax.SCORES['name'] = attention_jax.Row(fn)",
   )
+  set_variants(path)
 
 
 def _parse_flags(argv: list[str]) -> list[str]:

@@ -30,7 +30,15 @@ from absl import flags
 
 from attention_jax.analysis.alignment import format_pharaoh, links_from_weights
 from attention_jax.errors import UserError
-from experiments.launch import FLAGS, define_run_flags, define_search_flags, launch, require_flag, search_overrides
+from experiments.launch import (
+  FLAGS,
+  MAX_BEAMS,
+  define_run_flags,
+  define_search_flags,
+  launch,
+  require_flag,
+  search_overrides,
+)
 from experiments.tables import round_weights
 
 SAMPLING_OPTIONS = ('seed', 'temperature', 'top_k', 'top_p', 'min_p')
@@ -64,7 +72,9 @@ flags.DEFINE_float('diversity', 0.5, 'for --groups: penalty of a word that an ea
 flags.DEFINE_string('prefixes', None, 'a file with the prefix of the output of each input line')
 flags.DEFINE_string('mbr', None, 'a metric: minimum Bayes risk reranking of hypotheses by their expected utility in it')
 flags.DEFINE_bool('alignments', False, 'print the alignment of each hypothesis in Pharaoh format')
-flags.DEFINE_integer('samples', None, 'sample this number of hypotheses of each line instead of searching', 1)
+flags.DEFINE_integer(
+  'samples', None, 'sample this number of hypotheses of each line instead of searching', 1, MAX_BEAMS
+)
 flags.DEFINE_integer('seed', 0, 'for --samples: seed of the random numbers')
 flags.DEFINE_float('temperature', 1.0, 'for --samples: below 1, likely tokens are preferred')
 flags.DEFINE_integer('top_k', 0, 'for --samples: sample from the k likeliest tokens; 0 for all')

@@ -3,6 +3,7 @@
 import difflib
 import gzip
 import os
+import stat
 import zipfile
 import zlib
 
@@ -58,12 +59,26 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
     UserError: if the file is missing, damaged, or contains Python objects.
   """
   try:
+    check_regular_file(path)
     with open(path, 'rb') as raw, np.load(raw) as file:
       return {name: file[name] for name in file}
   except FileNotFoundError:
     raise _missing_file_error(path) from None
+  except UserError:
+    raise
   except (OSError, ValueError, EOFError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
     raise UserError(f'{path}: cannot be read as an .npz file of numbers ({error})') from error
+
+
+def check_regular_file(path: str) -> None:
+  """Raises UserError for a pipe or a device, whose content may never end; other mistakes are found by opening it.
+
+  Raises:
+    OSError: if there is no such file.
+  """
+  mode = os.stat(path).st_mode
+  if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+    raise UserError(f'{path}: is a pipe or a device, expected a file')
 
 
 def cache_folder(name: str) -> str:
@@ -74,7 +89,9 @@ def cache_folder(name: str) -> str:
 
 def _read_bytes(path: str) -> bytes:
   try:
-    with open(os.path.expanduser(path), 'rb') as file:
+    path_of_file = os.path.expanduser(path)
+    check_regular_file(path_of_file)
+    with open(path_of_file, 'rb') as file:
       data = file.read()
     return gzip.decompress(data) if path.endswith('.gz') else data
   except FileNotFoundError:
@@ -83,6 +100,8 @@ def _read_bytes(path: str) -> bytes:
     raise UserError(f'{path}: is a directory, expected a file') from None
   except (gzip.BadGzipFile, EOFError, zlib.error) as error:
     raise UserError(f'{path}: not a whole gzip file ({error})') from None
+  except UserError:
+    raise
   except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
     raise UserError(f'{path!r}: cannot be read ({getattr(error, "strerror", None) or error})') from None
 

@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 
+from attention_jax.data.files import check_regular_file
 from attention_jax.errors import UserError
 
 IMAGE_EXTENSIONS = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')
@@ -40,6 +41,7 @@ def read_image(path: str, size: int, where: str = '', max_upscale: float = 4.0) 
   from PIL import Image, ImageOps
 
   try:
+    check_regular_file(path)
     with Image.open(path) as image:
       if min(image.size) * max_upscale < size:
         min_side = math.ceil(size / max_upscale)

@@ -231,10 +231,13 @@ def _check_fits(encoded: EncodedCorpus, buckets: Buckets, description: str) -> N
 
 def save_vocabularies(
   config: Mapping[str, Any], source_vocab: vocab.Vocabulary, target_vocab: vocab.Vocabulary, run_folder: str
-) -> None:
-  """Stores both vocabularies where `load` reads them."""
+) -> list[str]:
+  """Stores both vocabularies where `load` reads them; returns the names of the files."""
+  names = []
   for side in _columns_by_side(config):
-    (target_vocab if side == 'target' else source_vocab).save(run_folder, side)
+    path = (target_vocab if side == 'target' else source_vocab).save(run_folder, side)
+    names.append(os.path.basename(path))
+  return names
 
 
 def _columns_by_side(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:

@@ -17,6 +17,8 @@ def open_tfds_set(folder: str, name: str) -> Any:
 
   folder = folder or '.'
   try:
+    if '..' in name.split('/') or name.startswith(('/', '~')):
+      raise UserError(f"tfds set '{name}' must be a name such as 'wmt14_translate/de-en', got a path")
     # Reads the folder only: tfds.builder would also use the network.
     builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=folder)
     formats = {builder.info.file_format.value, *(f.value for f in builder.info.alternative_file_formats)}

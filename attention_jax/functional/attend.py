@@ -81,8 +81,10 @@ def is_recurrent(score: Row, alignment: Row) -> bool:
   return score.is_recurrent or alignment.is_recurrent
 
 
-def init_carry(score: Row, alignment: Row, size: int, dtype=jnp.float32) -> Carry:
+def init_carry(score: Row | str, alignment: Row | str, size: int, dtype=jnp.float32) -> Carry:
   """Returns the carry before the first query over a memory of `size` positions."""
+  score = lookup(score, SCORES, 'score')
+  alignment = lookup(alignment, ALIGNMENTS, 'alignment')
   zeros = jnp.zeros((size,), dtype)
   state = tuple(row.init_state(size, dtype) if row.init_state else () for row in (score, alignment))
   return Carry(zeros, zeros, jnp.zeros((), jnp.int32), state)
@@ -105,8 +107,9 @@ def init_params(
     `{'score': {...}, 'alignment': {...}}` and, for scores that project, 'query' [Dq, F] and 'key' [Dk, F].
 
   Raises:
-    UserError: for an unknown variant or option, and for sizes below 1.
+    UserError: for an unknown variant or option, for sizes below 1, and for an rng that is no PRNG key.
   """
+  check_rng('init_params', rng)
   score = lookup(score, SCORES, 'score')
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
   sizes = {'query': query, 'key': key, 'features': features}
@@ -122,6 +125,21 @@ def init_params(
     params['query'] = glorot(jax.random.fold_in(rng, 2), (query, features))
     params['key'] = glorot(jax.random.fold_in(rng, 3), (key, features))
   return params
+
+
+def without_key(params: Params) -> dict[str, Any]:
+  """Returns `params` without the projection of the key, for a memory whose key is projected."""
+  return {name: value for name, value in params.items() if name != 'key'}
+
+
+def check_rng(caller: str, rng: Any) -> None:
+  """Raises UserError unless `rng` is one PRNG key or None."""
+  if rng is None:
+    return
+  try:
+    jax.eval_shape(jax.random.split, rng)
+  except (TypeError, ValueError) as error:
+    raise UserError(f'{caller}: rng must be a PRNG key, such as jax.random.key(0), got {rng!r}') from error
 
 
 def project(x: Float[Array, '... D'], params: Params, name: str) -> Float[Array, '... F']:
@@ -213,8 +231,8 @@ def _call_checked(kind: str, run: Callable, size: int, operands: Mapping[str, An
 
 
 def attend_step(
-  score: Row,
-  alignment: Row,
+  score: Row | str,
+  alignment: Row | str,
   params: Params,
   carry: Carry,
   query: Float[Array, ' D'],
@@ -227,10 +245,10 @@ def attend_step(
   """Attends to one memory with one query: scores -> weights -> context = weights @ value.
 
   Args:
-    score: a table row.
-    alignment: a table row.
-    params: parameters as `init_params` returns them. The query is projected here if they contain 'query'. The key is
-      never projected here, because that is done once per memory.
+    score: a table row or a spec string.
+    alignment: likewise.
+    params: parameters as `init_params` returns them, but without 'key'. The query is projected here if they contain
+      'query'. The key is never projected here, because that is done once per memory.
     carry: from the previous step, or from `init_carry`.
     query: the query.
     memory: used as it is. If masked positions may contain NaN, apply `zero_masked_memory` once before the first step.
@@ -242,8 +260,16 @@ def attend_step(
     The carry for the next step, and the context and weights.
 
   Raises:
-    UserError: if shapes do not match.
+    UserError: if shapes do not match, and for params that contain 'key': the memory could then be one whose key is not
+      projected yet, which often has the same shape.
   """
+  score = lookup(score, SCORES, 'score')
+  alignment = lookup(alignment, ALIGNMENTS, 'alignment')
+  if 'key' in params:
+    raise UserError(
+      "attend_step takes a memory whose key is projected already, and params without 'key': project it once, as "
+      "memory.key @ params['key']"
+    )
   score_rng, alignment_rng = (None, None) if rng is None else jax.random.split(rng)
   step_inputs = carry._asdict() | {'query': query, 'key': memory.key, 'rng': score_rng}
   projected = project(query, params, 'query')
@@ -360,6 +386,7 @@ def attend_queries(
       score, alignment, params, carry, query, query_memory, bias=bias, rng=rng, deterministic=deterministic
     )
 
+  params = without_key(params)
   recurrent = is_recurrent(score, alignment)
   if wrap is not None and recurrent:
     step = wrap(step)

@@ -5,13 +5,27 @@ import operator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from attention_jax.errors import UserError
+
 
 def padding_mask(lengths: Int[ArrayLike, '...'], size: int) -> Bool[Array, '... S']:
-  """Returns a mask that is True for the first `lengths` of `size` positions."""
+  """Returns a mask that is True for the first `lengths` of `size` positions.
+
+  Raises:
+    UserError: for lengths that are not whole numbers, or not from 0 to `size`. Values are checked where they are
+      known, which excludes arguments of a jitted function.
+  """
   lengths = jnp.asarray(lengths)
+  if not jnp.issubdtype(lengths.dtype, jnp.integer):
+    raise UserError(f'padding_mask: lengths must be whole numbers, got {lengths.dtype}')
+  if not isinstance(lengths, jax.core.Tracer) and lengths.is_fully_addressable:
+    values = np.asarray(lengths)
+    if values.size and not 0 <= values.min() <= values.max() <= size:
+      raise UserError(f'padding_mask: lengths must be 0 to {size}, the size, got {values.min()} to {values.max()}')
   return jnp.arange(size).reshape((1,) * lengths.ndim + (size,)) < lengths[..., None]
 
 
@@ -39,12 +53,22 @@ def relative_positions(positions: Int[Array, ' T'], size: int) -> Int[Array, 'T 
 
 
 def combine_masks(*masks: Bool[Array, '...'] | None) -> Bool[Array, '...'] | None:
-  """Returns the logical and of all masks that are not None, broadcast against each other; None if there are none."""
+  """Returns the logical and of all masks that are not None, broadcast against each other; None if there are none.
+
+  Raises:
+    UserError: for shapes that do not broadcast. A padding mask [B, S] is combined with a mask [T, S] as [B, 1, S].
+  """
   arrays = [jnp.asarray(mask) for mask in masks if mask is not None]
   if not arrays:
     return None
   rank = max(array.ndim for array in arrays)
   aligned = [array.reshape((1,) * (rank - array.ndim) + array.shape) for array in arrays]
+  for axis in range(rank):
+    if len({array.shape[axis] for array in aligned} - {1}) > 1:
+      shapes = ', '.join(str(list(array.shape)) for array in arrays)
+      raise UserError(
+        f'combine_masks: masks {shapes} do not broadcast; pass a padding mask [B, S] as mask[:, None], beside [T, S]'
+      )
   return functools.reduce(operator.and_, aligned)
 
 

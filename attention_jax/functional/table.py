@@ -230,7 +230,7 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], kind: str) -> R
     The row, with the options of the spec string bound to its functions.
 
   Raises:
-    UserError: for an unknown name or option, and for a function that takes a state.
+    UserError: for an unknown name or option, an entry that is no Row, and a function that takes a state.
   """
   if isinstance(spec, Row):
     return spec
@@ -241,7 +241,13 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], kind: str) -> R
         f'{kind}: a function that takes a state needs an initial state: pass Row(function, init_state=...)'
       )
     return row
-  _, row, options = bind(spec, table, kind, option_schema)
+
+  def schema(row: Any) -> dict[str, Option]:
+    if not isinstance(row, Row):
+      raise UserError(f'{kind} {spec!r}: the entry of the table must be a Row, got {row!r}; write Row(function)')
+    return option_schema(row)
+
+  _, row, options = bind(spec, table, kind, schema)
   bind_fn = functools.partial(_bind_options, options=options)
   return row._replace(
     fn=bind_fn(row.fn),

@@ -24,6 +24,8 @@ from attention_jax.tokens import EOS, PAD, UNK
 from attention_jax.training.compiling import compiler_options
 from attention_jax.training.partition import make_mesh, replicate, shard_batch
 
+MAX_SOURCE_LENGTH = 10_000  # tokens, unless a bucket is longer: memory is proportional to the length, or to its square
+
 
 class Hypothesis(NamedTuple):
   """One output for a source.
@@ -66,7 +68,8 @@ class Predictor:
     params: its parameters.
     source_vocab: source vocabulary of the run.
     target_vocab: target vocabulary of the run.
-    buckets: buckets of training; a longer source gets its own bucket, rounded up to a multiple of 32.
+    buckets: buckets of training; a longer source gets its own bucket, rounded up to a multiple of 32, up to
+      MAX_SOURCE_LENGTH tokens.
     max_length: maximum length of hypotheses, EOS included; 0 for the longest target of the buckets.
     batch_size: sources per batch, rounded up to a multiple of the number of devices; few lines use a smaller batch.
     ranking: ranking of hypotheses unless a call sets another one.
@@ -177,6 +180,7 @@ class Predictor:
 
   def max_source_length(self, length: int) -> int:
     """Returns the longest source that the model accepts, up to `length` tokens, EOS included."""
+    length = min(length, max(self._longest_bucket, MAX_SOURCE_LENGTH))
     is_accepted = length <= self._longest_bucket or self._accepts_length(length)
     if is_accepted or not self._accepts_length(1):
       return length  # a model that rejects even one token fails for another reason, which the search reports

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 from attention_jax.errors import UserError, choose
 from attention_jax.functional import attend as definition
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.attend import Attended, Memory, project
+from attention_jax.functional.attend import Attended, Memory, check_rng, project, without_key
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup, parameter_names
 from attention_jax.kernels import auto, chunked, cudnn, factored, flash, pallas_additive, window
@@ -145,6 +145,7 @@ def attend(
   Raises:
     UserError: (a ValueError) for unknown names and options, shapes that do not match, and missing params.
   """
+  check_rng('attend', rng)
   score = lookup(score, SCORES, 'score')
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
   params = _normalize_params(params)
@@ -160,6 +161,7 @@ def attend(
     mask = (mask if mask.ndim == len(weights_shape) else mask[..., None, :]) & ~jnp.isneginf(bias)
   # Masked keys are zeroed before the projection: its gradient would otherwise multiply by a NaN in masked positions.
   key = project(definition.zero_masked_memory(Memory(key, value, mask)).key, params, 'key')
+  params = without_key(params)
   sizes = {'query': query.shape[-1], 'key': key.shape[-1]}
   # A score that projects does not depend on the widths of query and key before the projection.
   score_sizes = {'features': key.shape[-1]} if score.project else sizes

@@ -24,6 +24,7 @@ from attention_jax.functional.dense import softmax, softmax_temperature, strip_o
 from attention_jax.functional.dropout import differs_at_test, dropout_factors, strip_dropout
 from attention_jax.functional.masking import accumulation_dtype, min_finite, vary_like, zero_masked
 from attention_jax.functional.table import Product, Row
+from attention_jax.kernels.derivatives import first_order
 from attention_jax.kernels.flash_blocks import BlockedInputs, Blocks
 from attention_jax.kernels.sharding import shard_over_rows
 
@@ -119,7 +120,7 @@ def _attention_context_bwd(residuals, g):
   return dq, dk, dv, None, dbias, dfactors
 
 
-attention_context.defvjp(_attention_context_fwd, _attention_context_bwd)
+attention_context.defvjp(*first_order('flash', _attention_context_fwd, _attention_context_bwd))
 
 
 @shard_over_rows

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from attention_jax.functional.masking import accumulation_dtype, vary_like
+from attention_jax.kernels.derivatives import first_order
 
 UNROLL = 16  # terms added in one pass over the result: with so many, memory traffic is negligible
 GROUP_VALUE = 4  # fractions per division in sums of values; all group sizes are powers of 2
@@ -92,7 +93,7 @@ def _tanh_sum_bwd(residuals, g):
   return *_gradients(*residuals, g), None
 
 
-tanh_sum.defvjp(_tanh_sum_fwd, _tanh_sum_bwd)
+tanh_sum.defvjp(*first_order('factored', _tanh_sum_fwd, _tanh_sum_bwd))
 
 
 class Terms(NamedTuple):

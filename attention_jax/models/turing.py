@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.addressing import write_memory
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.attend import Carry, Memory, attend_step, init_carry, init_params, project
+from attention_jax.functional.attend import Carry, Memory, attend_step, init_carry, init_params, project, without_key
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, init_row_params, lookup
 from attention_jax.models.encoder_decoder import DTYPES, make
@@ -65,7 +65,7 @@ class Heads(nn.Module):
     def attend(params, carry, query, memory):
       mask = jnp.ones(len(memory), bool)
       attended_memory = Memory(project(memory, params, 'key'), memory, mask)
-      return attend_step(self.score, self.alignment, params, carry, query, attended_memory)
+      return attend_step(self.score, self.alignment, without_key(params), carry, query, attended_memory)
 
     attend_heads = jax.vmap(attend, (0, 0, None, None))
     carry, attended = jax.vmap(attend_heads, (None, 0, 0, 0))(params, carry, query, memory)

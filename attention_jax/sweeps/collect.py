@@ -16,6 +16,7 @@ from attention_jax.sweeps.space import label, short_names
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.experiment import RESULTS
 from attention_jax.systems.runs import run_seeds, seed_folder
+from attention_jax.training.file_digests import check_file_digests
 from attention_jax.training.folder import read_config
 from attention_jax.training.writers import METRICS_FILE, RATE, read_metrics
 
@@ -89,8 +90,9 @@ def read_run(folder: Path) -> FinishedRun:
   """Reads a finished run with one seed.
 
   Raises:
-    UserError: if it has no results.
+    UserError: if it has no results, or if its files have changed.
   """
+  check_file_digests(folder)
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
   path = folder / RESULTS
   if not path.is_file():

@@ -155,8 +155,12 @@ class System(abc.ABC):
       inputs: new inputs to plot instead, unless empty.
     """
 
-  def save(self, folder: str) -> None:  # noqa: B027 - optional
-    """Writes the files that `open` needs besides the config. In a multi-process run, only process 0 calls it."""
+  def save(self, folder: str) -> list[str]:
+    """Writes the files that `open` needs besides the config, and returns their names.
+
+    In a multi-process run, only process 0 calls it.
+    """
+    return []
 
   def check_data(self, log: Log) -> None:  # noqa: B027 - optional
     """Raises UserError for mistakes in the config that only the data reveal; logs what is unusual."""

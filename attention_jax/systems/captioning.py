@@ -211,9 +211,10 @@ class CaptioningSystem(System):
   def implementation(self) -> str:
     return describe_implementation(self.model.decoder.attention)
 
-  def save(self, folder: str) -> None:
-    self.vocabulary.save(folder, 'target')
+  def save(self, folder: str) -> list[str]:
+    path = self.vocabulary.save(folder, 'target')
     atomic.write_text(Path(folder) / SHAPE_FILE, json.dumps(self.shape))
+    return [Path(path).name, SHAPE_FILE]
 
   def initializer(self) -> Callable[[int], Any]:
     return initializer_for_batch(self.model, _dummy_batch(self.model, self.shape))

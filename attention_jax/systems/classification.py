@@ -198,9 +198,10 @@ class ClassificationSystem(System):
   def implementation(self) -> str:
     return describe_implementation(self.model.attention)
 
-  def save(self, folder: str) -> None:
-    self.vocabulary.save(folder, 'source')
+  def save(self, folder: str) -> list[str]:
+    path = self.vocabulary.save(folder, 'source')
     atomic.write_text(Path(folder) / LABELS_FILE, json.dumps(self.labels, ensure_ascii=False))
+    return [Path(path).name, LABELS_FILE]
 
   def initializer(self) -> Callable[[int], Any]:
     return initializer(self.model)

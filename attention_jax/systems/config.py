@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from attention_jax.errors import UserError, choose
 from attention_jax.modules.attention import Attention
-from attention_jax.specs import Range, schema_of
+from attention_jax.specs import Option, Range, check_value, schema_of
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.loop import Training
 
@@ -42,15 +42,31 @@ def fill_defaults(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     name: what the config is, for error messages.
 
   Raises:
-    UserError: for unknown fields.
+    UserError: for unknown fields, and for values of another type than the default.
   """
+  if not isinstance(config, Mapping):
+    raise UserError(f'{name} must be an object with the groups of a config, got {config!r}')
   flat = flatten_dict(config, sep='.')
   flat_default = flatten_dict(default_config(config.get('system', 'translation')).to_dict(), sep='.')
   if unknown := sorted(set(flat) - set(flat_default)):
     raise UserError(
       f'unknown fields in {name}: {", ".join(unknown)}; expected the fields of systems.config.default_config()'
     )
+  for field, value in flat.items():
+    _check_type(f'{name}: config.{field}', value, flat_default[field])
   return unflatten_dict(flat_default | flat, sep='.')
+
+
+def _check_type(subject: str, value: Any, default: Any) -> None:
+  """Raises UserError for a value that can be no value of a field with this default.
+
+  Fields whose default is a string or a tuple may hold either; their meaning is checked where they are used.
+  """
+  option = Option(type(default), default)
+  if isinstance(default, bool | int | float):
+    check_value(subject, value, option)
+  elif isinstance(default, str | tuple) and not isinstance(value, str | list | tuple):
+    raise UserError(f'{subject} must be a string or a list, got {value!r}')
 
 
 def _field_defaults(cls: type, exclude: tuple[str, ...] = ()) -> dict[str, Any]:

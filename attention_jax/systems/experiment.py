@@ -16,10 +16,12 @@ from attention_jax.inference.metrics import MetricSummary, MetricValue, aggregat
 from attention_jax.systems.base import BatchSequence, Config, Log, System
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.costs import count_parameters
+from attention_jax.systems.memory import check_batch_memory, check_state_memory
 from attention_jax.systems.provenance import code_version
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import (
   Run,
+  check_run_files,
   evaluate_split,
   restore_params,
   run_seeds,
@@ -27,17 +29,21 @@ from attention_jax.systems.runs import (
   write_json,
   write_lines,
 )
+from attention_jax.systems.variants import store_variants
 from attention_jax.training.checkpoint import BEST, Checkpoints
-from attention_jax.training.fingerprint import check_digests, compute_digests, store_digests
-from attention_jax.training.folder import check_folder, lock_folder, prepare_folder
+from attention_jax.training.file_digests import add_file_digests, drop_file_digests
+from attention_jax.training.fingerprint import DIGESTS_FILE, check_digests, compute_digests, store_digests
+from attention_jax.training.folder import CONFIG, check_folder, lock_folder, prepare_folder
 from attention_jax.training.hooks import InterruptReason
 from attention_jax.training.loop import Training, fit
-from attention_jax.training.optim import make_optimizer, make_schedule
+from attention_jax.training.optim import describe_warmup, make_optimizer, make_schedule
 from attention_jax.training.partition import check_rows, make_mesh
+from attention_jax.training.paths import run_path
 from attention_jax.training.seeds import SeedResults, fit_seeds
 from attention_jax.training.state import TrainState, evaluation_params
 
 RESULTS = 'results.json'
+MAX_SEEDS = 1000  # runs side by side: each has a folder with open files
 TEST_SPLITS = ('test', 'unseen')  # evaluated once, after training
 
 Results = dict[str, dict[str, MetricValue]]  # split -> metric -> value
@@ -63,7 +69,8 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
     UserError: for mistakes in the config, the data or the folder, before any file of the folder is overwritten.
   """
   config = fill_defaults(config, 'the config')
-  folder = Path(folder).expanduser()
+  folder = run_path(folder)
+  check_run_files(folder)
   check_config(config)
   is_resumed = check_folder(folder, config, _complete_stored_config)
   _wait_for_all_processes('check_folder')  # before process 0 stores a config there
@@ -71,10 +78,15 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
   system = SYSTEMS[config['system']].load(config, str(folder) if is_resumed else None)
   for line in system.report:
     log(line)
+  if line := describe_warmup(config['training']['schedule'], config['training']['steps']):
+    log(line)
   seeds = run_seeds(config)
   initializer = system.initializer()
-  log(_describe(system, jax.eval_shape(lambda: initializer(seeds[0]))))
+  params = jax.eval_shape(lambda: initializer(seeds[0]))
+  log(_describe(system, params))
+  check_state_memory(config, params)
   batches = [system.batches(seed) for seed in seeds]
+  check_batch_memory(config, batches[0])
   shapes = sorted(set(batches[0].shapes))
   log(f'{len(batches[0])} batches an epoch, of shapes ({batches[0].shape_names}) {shapes}')
   _check_data(system, batches[0], log)
@@ -82,10 +94,10 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
   if is_resumed:
     check_digests(folder, digests, log)
   with lock_folder(folder.absolute(), log):
-    folder = prepare_folder(folder, config, _complete_stored_config)
+    folder = _prepare_run_folder(folder, config, system)
     if jax.process_index() == 0:
-      system.save(str(folder))  # also when resumed: the run may have been killed before it stored everything
       store_digests(folder, digests)
+      add_file_digests(folder, [DIGESTS_FILE])
     _wait_for_all_processes('store_data')
     return _train_and_evaluate(config, folder, system, initializer, batches, log)
 
@@ -137,6 +149,16 @@ def _fit(
   return SeedResults(int(result.state.step), [result.reason], result.compilations)
 
 
+def _prepare_run_folder(folder: Path, config: Config, system: System) -> Path:
+  """Stores the files of a run, and their digests; also when resumed: it may have been killed before that."""
+  if jax.process_index() == 0:
+    drop_file_digests(folder)
+  folder = prepare_folder(folder, config, _complete_stored_config)
+  if jax.process_index() == 0:
+    add_file_digests(folder, [CONFIG, *system.save(str(folder)), *store_variants(folder)])
+  return folder
+
+
 def _complete_stored_config(stored: Config) -> Config:
   return fill_defaults(stored, 'the config of that folder')
 
@@ -148,9 +170,8 @@ def _prepare_runs(config: Config, folder: Path, system: System) -> list[tuple[Co
   runs = []
   for seed in run_seeds(config):
     run_config = dict(config, seeds=1, training=config['training'] | {'seed': seed})
-    path = prepare_folder(seed_folder(folder, seed), run_config, _complete_stored_config)
-    system.save(str(path))
-    runs.append((run_config, path))
+    check_run_files(seed_folder(folder, seed))
+    runs.append((run_config, _prepare_run_folder(seed_folder(folder, seed), run_config, system)))
   return runs
 
 
@@ -165,6 +186,8 @@ def check_config(config: Config) -> None:
   """
   if config['seeds'] < 1:
     raise UserError(f'config.seeds must be at least 1, got {config["seeds"]}')
+  if config['seeds'] > MAX_SEEDS:
+    raise UserError(f'config.seeds must be at most {MAX_SEEDS}, got {config["seeds"]}; start several runs instead')
   if config['seeds'] > 1 and jax.process_count() > 1:
     raise UserError(f'config.seeds must be 1 when several processes train together, got {config["seeds"]}')
   training = Training(**config['training'])
@@ -217,10 +240,15 @@ def _evaluate_and_store(config: Config, folder: Path, system: System, log: Log) 
   """Evaluates the test splits with the best parameters, and writes results and hypotheses."""
   params, steps = restore_params(folder, system, 'best')
   run = Run(folder, system, params, steps)
+  hypotheses = {split: f'hypotheses.{split}.txt' for split in _splits_to_evaluate(system)}
+  written = [RESULTS, *hypotheses.values()]
+  if jax.process_index() == 0:
+    drop_file_digests(folder, written)
   results = {}
-  for split in _splits_to_evaluate(system):
+  for split, name in hypotheses.items():
+    log(f'evaluating {split} with the parameters of step {run.step}')
     results[split], predictions = evaluate_split(run, split)
-    write_lines(folder / f'hypotheses.{split}.txt', system.format_predictions(predictions))
+    write_lines(folder / name, system.format_predictions(predictions))
   splits = ' and '.join(results) or 'nothing, as the task has only a training split'
   selection = _describe_selection(folder, system, config['training']['select'])
   log(f'measured: {splits}; parameters: step {run.step}, {selection}')
@@ -233,6 +261,8 @@ def _evaluate_and_store(config: Config, folder: Path, system: System, log: Log) 
     'results': _as_json(results),
   }
   write_json(folder / RESULTS, record)
+  if jax.process_index() == 0:
+    add_file_digests(folder, written)
   _wait_for_all_processes('store_results')
   names = sorted(f'{path.name}/' if path.is_dir() else path.name for path in folder.glob('[!.]*'))
   log(f'written to {folder}: {", ".join(names)}')

@@ -11,6 +11,7 @@ from attention_jax.data.lexicon import Lexicon, load_lexicon, make_lexicon, save
 from attention_jax.data.tasks import TranslationData
 from attention_jax.errors import UserError
 from attention_jax.training import fingerprint
+from attention_jax.training.file_digests import add_file_digests, drop_file_digests
 
 LEXICON_FILE = 'lexicon.npz'
 
@@ -43,7 +44,9 @@ def load_or_make_lexicon(folder: str | None, load_data: Callable[[], Translation
   lexicon = make_lexicon(data.encoded['train'], len(data.source_vocab), len(data.target_vocab), digest)
   if path and jax.process_index() == 0:
     with contextlib.suppress(OSError):  # a read-only folder: it is made again next time
+      drop_file_digests(folder, [LEXICON_FILE])
       save_lexicon(path, lexicon)
+      add_file_digests(folder, [LEXICON_FILE])
   return lexicon
 
 

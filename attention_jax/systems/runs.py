@@ -19,11 +19,14 @@ from attention_jax.inference.predictor import Predictor
 from attention_jax.systems.base import Config, SupportsCorpus, SupportsEnsembles, SupportsTranslation, System
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.registry import SYSTEMS
+from attention_jax.systems.variants import check_variants
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
+from attention_jax.training.file_digests import check_file_digests
 from attention_jax.training.folder import read_config
 from attention_jax.training.loop import Training
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, sharding
+from attention_jax.training.paths import run_path
 from attention_jax.training.state import evaluation_params, init_state
 
 Support = TypeVar('Support')
@@ -128,7 +131,8 @@ def open_run(
   Raises:
     UserError: if the folder holds no run or several, if the checkpoint cannot be read, or for an unknown field.
   """
-  folder = Path(folder).expanduser()
+  folder = run_path(folder)
+  check_run_files(folder)
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
   for field in evaluation:
     choose(field, config['evaluation'], f'field of config.evaluation of {folder}:')
@@ -141,6 +145,27 @@ def open_run(
   system = SYSTEMS[config['system']].open(config, str(folder))
   params, steps = restore_params(folder, system, checkpoint)
   return Run(folder, system, params, steps)
+
+
+def system_of(folder: str | Path) -> tuple[str, type[System]]:
+  """Returns the name and the class of the system of a run, from the config of its folder alone.
+
+  Raises:
+    UserError: if the folder holds no run.
+  """
+  folder = run_path(folder)
+  name = fill_defaults(read_config(folder), f'{folder}/config.json')['system']
+  return name, SYSTEMS[name]
+
+
+def check_run_files(folder: Path) -> None:
+  """Checks the files of a run folder, if there are any, against their digests, and the file of --variants.
+
+  Raises:
+    UserError: for a file that is missing or changed, and for another file of variants than that of the run.
+  """
+  check_file_digests(folder)
+  check_variants(folder)
 
 
 def evaluate_split(run: Run, split: str) -> tuple[dict[str, MetricValue], Any]:
@@ -221,6 +246,7 @@ def _select_checkpoints(checkpoints: Checkpoints, name: str, keep: int) -> tuple
     step = int(choose(str(int(name)), map(str, sorted(kinds)), f'checkpoint of {checkpoints.folder}:'))
     return kinds[step], [step]
   choose(name, CHECKPOINT_NAMES, 'checkpoint or step')
+  checkpoints.require(BEST if name == 'best' else LATEST)
   kind = BEST if name == 'best' and checkpoints.steps(BEST) else LATEST
   count = keep if name == 'average' else 1
   return kind, checkpoints.steps(kind)[-count:]

@@ -41,7 +41,7 @@ from attention_jax.losses.objectives import OBJECTIVES
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build
 from attention_jax.modules.attention import Attention
-from attention_jax.specs import Count, NonNegative, Size, check_fields, parse
+from attention_jax.specs import Count, NonNegative, OutputLength, Size, check_fields, parse
 from attention_jax.systems.base import Config, Log, System, describe_implementation, trace_loss
 from attention_jax.systems.lexicons import load_or_make_lexicon
 from attention_jax.systems.readings import Reader
@@ -98,7 +98,7 @@ class TranslationEvaluationConfig:
   alpha: NonNegative = DEFAULT_RANKING.alpha
   beta: NonNegative = DEFAULT_RANKING.beta
   gamma: NonNegative = DEFAULT_RANKING.gamma
-  max_length: Count = 0
+  max_length: OutputLength = 0
   batch_size: Size = 128
   replace_unknown: bool = False
   shortlist: Count = 0
@@ -242,8 +242,8 @@ class TranslationSystem(System):
       decoder.attention, 'xla, one query at a time' if decoder.traits.attends_in_recurrence else ''
     )
 
-  def save(self, folder: str) -> None:
-    tasks.save_vocabularies(self.config['data'], self.source_vocab, self.target_vocab, folder)
+  def save(self, folder: str) -> list[str]:
+    return tasks.save_vocabularies(self.config['data'], self.source_vocab, self.target_vocab, folder)
 
   def initializer(self) -> Callable[[int], Any]:
     return initializer(self.model)

@@ -1,14 +1,20 @@
 """Checkpoints of a run: `checkpoints/` holds the latest states, `best/` the best one so far.
 
 Each is a folder named by its step, which orbax renames into place, so that it appears whole or not at all. Saving is
-synchronous, because the training step donates its state. A checkpoint that cannot be read is never deleted.
+synchronous, because the training step donates its state. Checksums of all values are stored with them and verified
+whenever they are read: of what it reads, tensorstore verifies the indices alone. A checkpoint that cannot be read is
+never deleted.
 """
 
 import contextlib
+import errno
 import gc
+import hashlib
+import json
 import logging
+import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +22,30 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging as absl_logging
+from jax.experimental import multihost_utils
 
+from attention_jax.atomic import write_text
 from attention_jax.errors import UserError
+from attention_jax.training.checksums import tree_checksums
 from attention_jax.training.state import TrainState, is_finite
 
 LATEST = 'checkpoints'
 BEST = 'best'
+SAVED_FILE = 'saved.json'  # the last step that was saved of each kind, by which a missing folder is noticed
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+DAMAGED = 'damaged'  # the folder for checkpoints that cannot be read
+
+
+class DamagedCheckpointError(UserError):
+  """A checkpoint that cannot be read, or whose values differ from their checksums.
+
+  Attributes:
+    damage: the first part of the message, without the remedy.
+  """
+
+  def __init__(self, damage: str, remedy: str):
+    super().__init__(f'{damage}; {remedy}')
+    self.damage = damage
 
 
 class CheckpointRetention(NamedTuple):
@@ -85,7 +109,7 @@ class Checkpoints:
       kind: LATEST or BEST.
 
     Raises:
-      UserError: if the state is not finite; such a state is never written.
+      UserError: if the state is not finite; such a state is never written. Also if it cannot be written.
     """
     step = int(np.max(state.step))
     if not is_finite(state):
@@ -93,12 +117,62 @@ class Checkpoints:
     repeated = [stored for stored in self.steps(kind) if stored >= step]
     if repeated and kind == LATEST:
       return
-    values = {'layout': _layout(state), 'host': dict(host)}
+    values = _as_json({'layout': _layout(state), 'host': dict(host), 'checksums': tree_checksums(state)})
+    values['digest'] = _digest(values)
     items = ocp.args.Composite(state=ocp.args.StandardSave(state._asdict()), host=ocp.args.JsonSave(values))
-    with _errors_only():
-      for stored in repeated:
-        self._managers[kind].delete(stored)
-      self._managers[kind].save(step, args=items, force=True)
+    try:
+      with _quiet():
+        for stored in repeated:
+          self._managers[kind].delete(stored)
+        self._managers[kind].save(step, args=items, force=True)
+    except Exception as error:  # a full disk, or a folder that somebody has changed
+      path = self.folder / kind / str(step)
+      raise UserError(f'cannot save checkpoint {path}: {_reason(error)}; {self.describe()}') from error
+    if jax.process_index() == 0:
+      write_text(self.folder / SAVED_FILE, json.dumps(self._saved() | {kind: step}) + '\n')
+
+  def resume(
+    self, like: Callable[[], TrainState], log: Callable[[str], None] = print
+  ) -> tuple[TrainState, dict[str, Any]] | None:
+    """Reads the latest intact checkpoint of a run that is to be continued, and sets damaged ones aside.
+
+    Args:
+      like: returns the state as for `restore`; not called if there is no checkpoint.
+      log: called with a line for each checkpoint that is missing or damaged.
+
+    Returns:
+      The state and its host values; None if the run has not saved any.
+
+    Raises:
+      UserError: if checkpoints that were saved are missing, if none can be read, or if they hold another model.
+    """
+    for kind in (LATEST, BEST):
+      self.require(kind)
+    if self.latest() is None:
+      return None
+    expected = self._saved().get(LATEST, 0)
+    if self.latest() < expected:
+      log(f'{self.folder / LATEST / str(expected)} is missing; resuming from step {self.latest()}')
+    shapes = like()
+    while True:
+      step = self.latest()
+      try:
+        return self.restore(shapes)
+      except DamagedCheckpointError as error:
+        if len(self.steps()) == 1:
+          raise
+        log(f'{error.damage}; moved to {self._set_aside(step)}; resuming from step {self.latest()}')
+
+  def require(self, kind: str) -> None:
+    """Raises UserError if checkpoints of a kind were saved, but there are none."""
+    saved = self._saved().get(kind)
+    if saved is not None and not self.steps(kind):
+      others = [name for name in (LATEST, BEST) if self.steps(name)]
+      use = f', read a step of {others[0]}/ (--checkpoint)' if others and self._read_only else ''
+      raise UserError(
+        f'{self.folder / kind} has no checkpoints, but one was saved after step {saved}; restore them{use}, '
+        f'or delete {self.folder / SAVED_FILE} to continue without them'
+      )
 
   def restore(self, like: TrainState, kind: str = LATEST, step: int | None = None) -> tuple[TrainState, dict[str, Any]]:
     """Reads a checkpoint.
@@ -112,20 +186,28 @@ class Checkpoints:
       The state and its host values.
 
     Raises:
-      UserError: if there is no checkpoint, if it cannot be read, or if it holds another model.
+      DamagedCheckpointError: if it cannot be read, or differs from its checksums.
+      UserError: if there is no checkpoint, or if it holds another model.
     """
     step = self.latest(kind) if step is None else step
     if step is None:
       raise UserError(f'no checkpoint in {self.folder / kind}; expected a folder that a training run has saved to')
-    with _errors_only():
-      host = self._read(kind, step, host=ocp.args.JsonRestore())
-      if difference := _difference(host['layout'], _layout(like)):
-        path = self.folder / kind / str(step)
-        raise UserError(
-          f'checkpoint {path} holds another model: {difference}; expected the config that it was trained with'
-        )
-      arrays = self._read(kind, step, state=ocp.args.StandardRestore(like._asdict()))
-      return like._replace(**arrays), host['host']
+    path = self.folder / kind / str(step)
+    host = self._read(kind, step, host=ocp.args.JsonRestore())
+    if 'digest' not in host:
+      raise UserError(f'checkpoint {path} has no checksums; expected one that this version has saved')
+    if host.pop('digest') != _digest(host):
+      raise self._damaged(kind, step, 'its host values differ from their digest')
+    if difference := _difference(host['layout'], _layout(like)):
+      raise UserError(
+        f'checkpoint {path} holds another model: {difference}; expected the config that it was trained with'
+      )
+    state = like._replace(**self._read(kind, step, state=ocp.args.StandardRestore(like._asdict())))
+    checksums = tree_checksums(state)
+    if changed := [name for name, checksum in host['checksums'].items() if checksums[name] != checksum]:
+      count = f'{len(changed)} of {len(checksums)} arrays'
+      raise self._damaged(kind, step, f'{count} differ from their checksums, such as {changed[0]}')
+    return state, host['host']
 
   def describe(self) -> str:
     """Returns a clause that names the last checkpoint, for error messages."""
@@ -138,21 +220,52 @@ class Checkpoints:
       manager.close()
 
   def _read(self, kind: str, step: int, **item) -> Any:
-    """Reads one item of a checkpoint; raises UserError with the reason and a remedy."""
+    """Reads one item of a checkpoint; raises DamagedCheckpointError with the reason."""
     try:
-      with _hide_aborted_read_messages():
+      with _quiet():
         (value,) = self._managers[kind].restore(step, args=ocp.args.Composite(**item)).values()
         return value
     except Exception as error:  # orbax, tensorstore and json each raise their own kinds
-      reason = ' '.join(str(error).split())[:160]
-    earlier = [stored for stored in self.steps(kind) if stored < step]
-    if earlier:
-      remedy = f'move it away to resume from step {max(earlier)}'
-    elif kind == LATEST:
-      remedy = 'move it away to start from scratch'
+      if isinstance(error, MemoryError) or 'RESOURCE_EXHAUSTED' in str(error):
+        raise
+      reason = _reason(error)
+    raise self._damaged(kind, step, reason)
+
+  def _damaged(self, kind: str, step: int, reason: str) -> DamagedCheckpointError:
+    """Returns the error of a damaged checkpoint, with a remedy."""
+    path = self.folder / kind / str(step)
+    others = sorted({other for name in (LATEST, BEST) for other in self.steps(name)} - {step})
+    if self._read_only and others:
+      remedy = f'select another one by its step: {", ".join(map(str, others))}'
     else:
-      remedy = 'move it away to continue without it'
-    raise UserError(f'cannot read checkpoint {self.folder / kind / str(step)}: {reason}; {remedy}')
+      remedy = f'choose another folder, or delete {self.folder / kind} and {self.folder / SAVED_FILE} to go without it'
+    return DamagedCheckpointError(f'checkpoint {path} cannot be read: {reason}', remedy)
+
+  def _set_aside(self, step: int) -> Path:
+    """Moves a checkpoint to the folder DAMAGED; returns its new path."""
+    folder = self.folder / DAMAGED
+    number = len(list(folder.glob('*'))) + 1
+    path = folder / f'{LATEST}-{step}-{number}'
+    if jax.process_index() == 0:
+      folder.mkdir(exist_ok=True)
+      (self.folder / LATEST / str(step)).rename(path)
+    if jax.process_count() > 1:
+      multihost_utils.sync_global_devices('set_aside')
+    with _quiet():
+      self._managers[LATEST].reload()
+    return path
+
+  def _saved(self) -> dict[str, int]:
+    """The last step that was saved of each kind."""
+    path = self.folder / SAVED_FILE
+    try:
+      return json.loads(path.read_text('utf-8'))
+    except FileNotFoundError:
+      return {}
+    except (OSError, ValueError) as error:
+      raise UserError(
+        f'cannot read {path}: {" ".join(str(error).split())}; delete it to continue without it'
+      ) from error
 
   def _make_manager(self, kind: str, retention: CheckpointRetention) -> ocp.CheckpointManager | None:
     """Returns orbax's manager of one kind; None if a read-only run has no such folder."""
@@ -164,8 +277,25 @@ class Checkpoints:
     options = ocp.CheckpointManagerOptions(
       enable_async_checkpointing=False, cleanup_tmp_directories=not self._read_only, **access
     )
-    with _errors_only():
+    with _quiet():
       return ocp.CheckpointManager(self.folder / kind, options=options)
+
+
+def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+  """The values as they are read back from a file."""
+  return json.loads(json.dumps(values))
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+  return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _reason(error: Exception) -> str:
+  """The error of the disk, if there is one, or the beginning of the message, which may have many lines."""
+  for code in DISK_ERRORS:
+    if os.strerror(code) in str(error):
+      return os.strerror(code)
+  return ' '.join(str(error).split())[:160]
 
 
 def _layout(state: TrainState) -> dict[str, str]:
@@ -188,13 +318,15 @@ def _difference(stored: Mapping[str, str], expected: Mapping[str, str]) -> str |
 
 
 @contextlib.contextmanager
-def _hide_aborted_read_messages() -> Iterator[None]:
-  """Hides the messages of aborted reads: when one array cannot be read, orbax aborts the reads of all others.
+def _quiet() -> Iterator[None]:
+  """Hides the notes of orbax about its options, and the messages of its threads about what this module raises itself.
 
-  Some of them end later, on threads of tensorstore. After a failure the hook that ignores them therefore stays.
+  When one array cannot be read or written, orbax aborts all others, some of which end later, on threads of tensorstore.
+  After a failure the hook that ignores their messages therefore stays.
   """
   previous_hook = sys.unraisablehook
   asyncio_log = logging.getLogger('asyncio')
+  verbosity = absl_logging.get_verbosity()
 
   def hook(unraisable):
     if not any(words in str(unraisable.exc_value) for words in ('Event loop is closed', 'reading array index')):
@@ -202,22 +334,13 @@ def _hide_aborted_read_messages() -> Iterator[None]:
 
   sys.unraisablehook = hook
   asyncio_log.disabled = True
+  absl_logging.set_verbosity(absl_logging.FATAL)
   try:
     yield
     sys.unraisablehook = previous_hook
+    asyncio_log.disabled = False
   except Exception:
     gc.collect()
     raise
-  finally:
-    asyncio_log.disabled = False
-
-
-@contextlib.contextmanager
-def _errors_only() -> Iterator[None]:
-  """Silences orbax's notes about its own options, which do not concern a user."""
-  verbosity = absl_logging.get_verbosity()
-  absl_logging.set_verbosity(absl_logging.ERROR)
-  try:
-    yield
   finally:
     absl_logging.set_verbosity(verbosity)

@@ -28,6 +28,7 @@ MUTABLE_FIELDS = frozenset(
     'training.log_every',
     'training.checkpoint_every',
     'training.keep',
+    'training.on_nonfinite',
   }
 )
 

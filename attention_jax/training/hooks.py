@@ -5,8 +5,7 @@ should stop; the hooks after it then get last=True. Only hooks that are due sync
 """
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +14,13 @@ from jax.experimental import multihost_utils
 
 from attention_jax.errors import UserError, choose
 from attention_jax.training.checkpoint import BEST, Checkpoints
+from attention_jax.training.clock import EVALUATION, SAVING, TrainingClock
+from attention_jax.training.incidents import BatchRecorder, SpikeDetector
 from attention_jax.training.interrupts import StopRequest
 from attention_jax.training.state import TrainState
+
+MAX_SKIPPED = 100  # updates in a row that are skipped before training stops: the parameters no longer change
+MAX_STORED = 5  # batches of updates in a row that are stored
 
 Hook = Callable[[int, TrainState, Mapping[str, jax.Array], bool], str | None]
 Writer = Callable[[int, Mapping[str, Any]], None]
@@ -34,20 +38,39 @@ def is_due(step: int, every: int, last: bool = False) -> bool:
 
 
 class FiniteGuard:
-  """Hook that raises UserError for the first update whose loss or gradient is not finite.
+  """Hook that finds updates whose loss or gradient is not finite, and losses far above those before.
 
-  It fetches the values of all updates since its last check whenever one of the other hooks is due.
+  It fetches the values of all updates since its last check whenever one of the other hooks is due. The batch of the
+  first update that is not finite is stored, and UserError is raised; updates that have been skipped are logged instead.
+  Spikes of the loss are logged with their rows.
 
   Args:
     intervals: the intervals of the other hooks, see `is_due`.
     checkpoints: of the run; the error names the last one.
     seeds: the seeds of runs side by side, whose losses are arrays [seeds]; empty for one run. Any of them stops all.
+    recorder: stores batches and names their rows; None for neither.
+    skips: whether the training step skips such updates, see step.compile_update.
+    log: called with a line for each accident that does not stop the run.
   """
 
-  def __init__(self, intervals: Sequence[int], checkpoints: Checkpoints, seeds: Sequence[int] = ()):
+  def __init__(
+    self,
+    intervals: Sequence[int],
+    checkpoints: Checkpoints,
+    seeds: Sequence[int] = (),
+    *,
+    recorder: BatchRecorder | None = None,
+    skips: bool = False,
+    log: Callable[[str], None] = print,
+  ):
     self._intervals = intervals
     self._checkpoints = checkpoints
     self._seeds = seeds
+    self._recorder = recorder
+    self._skips = skips
+    self._log = log
+    self._skipped_in_a_row = 0
+    self._is_spike = SpikeDetector()
     self._unchecked: list[tuple[int, jax.Array, jax.Array]] = []  # (step, loss, gradient norm)
 
   def __call__(self, step, state, metrics, last):
@@ -55,39 +78,40 @@ class FiniteGuard:
     if not any(is_due(step, every, last) for every in self._intervals):
       return
     for update, loss, gradient_norm in jax.device_get(self._unchecked):
-      self._check(update, 'loss', np.asarray(loss))
-      self._check(update, 'gradient norm', np.asarray(gradient_norm))
+      loss = np.asarray(loss)  # runs side by side may have a list of losses
+      problem = self._problem('loss', loss) or self._problem('gradient norm', np.asarray(gradient_norm))
+      if problem:
+        self._handle(update, problem)
+      else:
+        self._skipped_in_a_row = 0
+        self._log_spike(update, float(np.mean(loss)))
     self._unchecked.clear()
 
-  def _check(self, update: int, name: str, value: np.ndarray) -> None:
-    """Raises UserError if a value, [] or [seeds], is not finite."""
+  def _problem(self, name: str, value: np.ndarray) -> str:
+    """Describes the first of the values, [] or [seeds], that is not finite; '' if all are."""
     for index in np.argwhere(~np.isfinite(value)):  # an index is empty for one run
       seed = f' of seed {self._seeds[index[0]]}' if index.size else ''
-      raise UserError(
-        f'{name}{seed} is {value[tuple(index)]} at step {update}; {self._checkpoints.describe()}; '
-        'try a lower learning rate, a longer warm-up, or clipping'
-      )
+      return f'{name}{seed} is {value[tuple(index)]}'
+    return ''
 
+  def _handle(self, update: int, problem: str) -> None:
+    """Stores the batch of an update, and raises UserError unless the update has been skipped."""
+    self._skipped_in_a_row += 1
+    stored = self._recorder.store(update) if self._recorder and self._skipped_in_a_row <= MAX_STORED else None
+    batch = f'; its batch is {stored}, which the program replay examines' if stored else ''
+    if self._skips and self._skipped_in_a_row <= MAX_SKIPPED:
+      self._log(f'{problem} at step {update}: update skipped{batch}')
+      return
+    raise UserError(
+      f'{problem} at step {update}; {self._checkpoints.describe()}; '
+      f'try a lower learning rate, a longer warm-up, or clipping{batch}'
+    )
 
-class TrainingClock:
-  """Measures the seconds spent on training itself: time inside `paused()` does not count."""
-
-  def __init__(self):
-    self._start = time.monotonic()
-
-  def lap(self) -> float:
-    """Returns the seconds since the last lap, and starts the next one."""
-    now = time.monotonic()
-    seconds = now - self._start
-    self._start = now
-    return max(seconds, 1e-9)
-
-  @contextlib.contextmanager
-  def paused(self) -> Iterator[None]:
-    """Excludes the time that the block takes."""
-    pause_start = time.monotonic()
-    yield
-    self._start += time.monotonic() - pause_start
+  def _log_spike(self, update: int, loss: float) -> None:
+    mean = self._is_spike(loss)
+    if mean is not None:
+      rows = self._recorder.describe_rows(update) if self._recorder else ''
+      self._log(f'loss {loss:.4g} at step {update} is far above the mean of {mean:.4g} before; {rows}'.rstrip('; '))
 
 
 class MetricsLogger:
@@ -208,8 +232,8 @@ class Evaluator:
   def __call__(self, step, state, metrics, last):
     if not is_due(step, self._every, last):
       return None
-    with self._clock.paused():
-      jax.block_until_ready(state)
+    jax.block_until_ready(state)  # updates that are still running do not count as evaluation
+    with self._clock.paused(EVALUATION):
       results = self._evaluate(state)
       value = float(results[choose(self._select, results, 'metric to select by')])
       # All processes must agree on which state is best, because they save it together.
@@ -279,6 +303,6 @@ class CheckpointSaver:
 
   def __call__(self, step, state, metrics, last):
     if is_due(step, self._every, last):
-      with self._clock.paused():
-        jax.block_until_ready(state)
+      jax.block_until_ready(state)
+      with self._clock.paused(SAVING):
         self._checkpoints.save(self._stack(state) if self._stack else state, self._host())

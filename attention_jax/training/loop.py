@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from attention_jax.errors import choose
 from attention_jax.specs import Count, Fraction, NonNegative, Size, check_fields
 from attention_jax.training.anneal import apply_schedules, make_anneal
 from attention_jax.training.checkpoint import Checkpoints
+from attention_jax.training.clock import TrainingClock
 from attention_jax.training.compiling import compiler_options
 from attention_jax.training.hooks import (
   BestEvaluation,
@@ -23,15 +25,17 @@ from attention_jax.training.hooks import (
   Hook,
   InterruptHandler,
   MetricsLogger,
-  TrainingClock,
   Writer,
 )
+from attention_jax.training.incidents import BatchRecorder
 from attention_jax.training.loss import Loss
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, sharding
 from attention_jax.training.state import TrainState, init_state
 from attention_jax.training.step import TrainStep, make_train_step
 from attention_jax.training.writers import JsonLines, Progress, TensorBoard
+
+ON_NONFINITE = ('stop', 'skip')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +63,8 @@ class Training:
     keep: number of the regular checkpoints to keep. The best one, and one after the last update, are kept as well.
     patience: number of evaluations without improvement after which training stops; 0 never stops.
     select: metric of the evaluation that decides which state is best.
+    on_nonfinite: what happens to an update whose loss or gradient is not finite, which is found at the latest after
+      log_every updates: 'stop' ends the run, 'skip' leaves the state unchanged. The batch is stored for `replay`.
   """
 
   steps: Size = 10_000
@@ -78,9 +84,11 @@ class Training:
   keep: Size = 2
   patience: Count = 0
   select: str = 'loss'
+  on_nonfinite: str = 'stop'
 
   def __post_init__(self):
     check_fields(self, 'config.training')
+    choose(self.on_nonfinite, ON_NONFINITE, 'training.on_nonfinite')
 
   @property
   def evaluations(self) -> int:
@@ -177,11 +185,11 @@ def fit(
   with contextlib.ExitStack() as stack:
     checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep, training.checkpoint_every)))
     best = BestEvaluation()
-    if checkpoints.latest() is None:
-      state = initial_state()
-    else:
-      state, host = checkpoints.restore(initial_state.shapes())
+    if restored := checkpoints.resume(initial_state.shapes):
+      state, host = restored
       best = BestEvaluation(**host['best'])
+    else:
+      state = initial_state()
     start = int(state.step)
     reason = best.stop_reason(training.patience)
     if not reason and start >= training.steps:
@@ -208,13 +216,16 @@ def fit(
     # precedes the checkpoint that stores its result. An interruption follows both, so that it neither logs nor
     # evaluates where an uninterrupted run would not.
     hooks = [
-      FiniteGuard(guard_intervals(training, evaluate), checkpoints),
+      make_guard(training, evaluate, checkpoints, BatchRecorder(folder, stream)),
       MetricsLogger(training.log_every, writers, clock, train_step.compilations),
       *([evaluator] if evaluator else []),
       interrupts,
       CheckpointSaver(training.checkpoint_every, checkpoints, clock, host_values),
     ]
-    state, reason = train_loop(train_step, state, stream, hooks, start, training.steps)
+    timed_step = clock.timed_step(train_step, train_step.compilations)
+    state, reason = train_loop(timed_step, state, clock.timed_stream(stream), hooks, start, training.steps)
+    if jax.process_index() == 0:
+      print(clock.describe())
     return FitResult(state, reason, best_so_far(), train_step.compilations())
 
 
@@ -293,6 +304,7 @@ def prepare_training(
     average=training.average,
     anneal=anneal,
     runs=training.steps,
+    skip_nonfinite=training.on_nonfinite == 'skip',
   )
 
   def init(run_params: Any) -> TrainState:
@@ -325,14 +337,21 @@ def make_evaluator(
   )
 
 
-def guard_intervals(training: Training, evaluate: Callable | None) -> tuple[int, int, int]:
-  """Returns the intervals at which hooks.FiniteGuard checks: those of all other hooks."""
-  return training.log_every, training.evaluate_every if evaluate else 0, training.checkpoint_every
+def make_guard(
+  training: Training,
+  evaluate: Callable | None,
+  checkpoints: Checkpoints,
+  recorder: BatchRecorder,
+  seeds: Sequence[int] = (),
+) -> FiniteGuard:
+  """Builds the hook that checks losses and gradients, whenever another hook is due; see hooks.FiniteGuard."""
+  intervals = (training.log_every, training.evaluate_every if evaluate else 0, training.checkpoint_every)
+  return FiniteGuard(intervals, checkpoints, seeds, recorder=recorder, skips=training.on_nonfinite == 'skip')
 
 
 def _open_writers(folder: Path, start: int, stop: int, stack: contextlib.ExitStack) -> list[Writer]:
   """The writers of a run, which `stack` closes; only the first process writes."""
   if jax.process_index() > 0:
     return []
-  writers = [Progress(start, stop), JsonLines(folder), TensorBoard(folder, start)]
+  writers = [Progress(start, stop), JsonLines(folder, start), TensorBoard(folder, start)]
   return [stack.enter_context(contextlib.closing(writer)) for writer in writers]

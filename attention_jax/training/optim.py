@@ -113,6 +113,26 @@ def make_schedule(spec: str, steps: int) -> Schedule:
   return _build(spec, SCHEDULES, 'schedule', {'steps': steps}, lambda schedule: jax.eval_shape(schedule, 1))
 
 
+def describe_warmup(spec: str, steps: int) -> str:
+  """Returns a line about a warm-up that does not end within the run, or ''.
+
+  Args:
+    spec: as for `make_schedule`, valid.
+    steps: likewise.
+  """
+  _, function, options = bind(
+    spec, SCHEDULES, 'schedule', lambda function: _option_schema(function, {'steps': steps}, ())
+  )
+  parameters = inspect.signature(function).parameters
+  warmup = options.get('warmup', parameters['warmup'].default if 'warmup' in parameters else 0)
+  if warmup <= steps:
+    return ''
+  return (
+    f'training.schedule {spec!r}: the warm-up of {warmup} updates is longer than the run of {steps}; the learning rate '
+    f'stays below its peak'
+  )
+
+
 def make_optimizer(spec: str, schedule: Schedule, clip: float = 0.0) -> optax.GradientTransformation:
   """Builds an optimiser.
 

@@ -15,18 +15,18 @@ import numpy as np
 from jax.sharding import Mesh
 
 from attention_jax.training.checkpoint import Checkpoints
+from attention_jax.training.clock import TrainingClock
 from attention_jax.training.hooks import (
   BestEvaluation,
   CheckpointSaver,
   Evaluator,
-  FiniteGuard,
   InterruptHandler,
   MetricsLogger,
-  TrainingClock,
   Writer,
   is_due,
 )
-from attention_jax.training.loop import Training, guard_intervals, make_evaluator, train_loop
+from attention_jax.training.incidents import BatchRecorder
+from attention_jax.training.loop import Training, make_evaluator, make_guard, train_loop
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.side_by_side import prepare_side_by_side
@@ -87,7 +87,7 @@ class SeedRuns:
     self._initial_best = list(best)
     self._select_run = select_run
     self._checkpoints = [enter(Checkpoints(path, training.keep, training.checkpoint_every)) for path in folders]
-    self._writers = [[enter(JsonLines(path)), enter(TensorBoard(path, start))] for path in folders]
+    self._writers = [[enter(JsonLines(path, start)), enter(TensorBoard(path, start))] for path in folders]
     self._progress = enter(Progress(start, training.steps))
     self._evaluators = []
     if make_run_evaluator:
@@ -181,13 +181,13 @@ def fit_seeds(
     checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep, training.checkpoint_every)))
     best = [BestEvaluation()] * len(seeds)
     stopped = {}
-    if checkpoints.latest() is None:
-      states = side_by_side.init_states()
-    else:
-      stacked, host = checkpoints.restore(side_by_side.state_shapes())
+    if restored := checkpoints.resume(side_by_side.state_shapes):
+      stacked, host = restored
       states = side_by_side.unstack(stacked)
       best = [BestEvaluation(**fields) for fields in host['best']]
       stopped = {int(i): reason for i, reason in host['stopped'].items()}  # JSON has string keys
+    else:
+      states = side_by_side.init_states()
     start = int(side_by_side.select(states, 0).step)
     clock = TrainingClock()
     if len(stopped) == len(seeds) or start >= training.steps:
@@ -199,7 +199,7 @@ def fit_seeds(
       make_run_evaluator = functools.partial(make_evaluator, training, evaluate, direction, clock=clock)
     runs = SeedRuns(folders, seeds, training, best, stopped, start, side_by_side.select, make_run_evaluator, stack)
     hooks = [  # in the order of loop.fit
-      FiniteGuard(guard_intervals(training, evaluate), checkpoints, seeds),
+      make_guard(training, evaluate, checkpoints, BatchRecorder(folder, stream), seeds),
       MetricsLogger(training.log_every, [runs.write], clock, side_by_side.compilations),
       runs,
       stack.enter_context(InterruptHandler()),
@@ -209,7 +209,9 @@ def fit_seeds(
     def step_live_runs(states, batch):
       return side_by_side(states, batch, runs.live)
 
-    states, reason = train_loop(step_live_runs, states, stream, hooks, start, training.steps)
+    timed_step = clock.timed_step(step_live_runs, side_by_side.compilations)
+    states, reason = train_loop(timed_step, states, clock.timed_stream(stream), hooks, start, training.steps)
+    print(clock.describe())
     reasons = [runs.stopped.get(i, reason) for i in range(len(seeds))]
     return SeedResults(int(side_by_side.select(states, 0).step), reasons, side_by_side.compilations())
 

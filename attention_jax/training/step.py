@@ -100,6 +100,7 @@ def make_train_step(
   average: float = 0.0,
   anneal: Schedules = NO_SCHEDULES,
   runs: float = math.inf,
+  skip_nonfinite: bool = False,
 ) -> TrainStep:
   """Builds the training step.
 
@@ -114,6 +115,7 @@ def make_train_step(
     average: see `compile_update`.
     anneal: see `compile_update`.
     runs: see `compile_update`.
+    skip_nonfinite: see `compile_update`.
 
   Returns:
     The training step.
@@ -121,7 +123,16 @@ def make_train_step(
   several = not isinstance(seed, int)
   root = np.stack([_root_key_data(run_seed) for run_seed in seed]) if several else _root_key_data(seed)
   update = compile_update(
-    loss, optimizer, schedule, mesh, several=several, accumulate=accumulate, average=average, anneal=anneal, runs=runs
+    loss,
+    optimizer,
+    schedule,
+    mesh,
+    several=several,
+    accumulate=accumulate,
+    average=average,
+    anneal=anneal,
+    runs=runs,
+    skip_nonfinite=skip_nonfinite,
   )
   root = jax.device_put(root, sharding(mesh, 'states' if several else 'state'))
   return TrainStep(update, root, mesh, accumulate, 'batches' if several else 'batch')
@@ -143,6 +154,7 @@ def compile_update(
   average: float = 0.0,
   anneal: Schedules = NO_SCHEDULES,
   runs: float = math.inf,
+  skip_nonfinite: bool = False,
 ) -> Update:
   """Builds the jitted update.
 
@@ -158,6 +170,8 @@ def compile_update(
     average: decay of the moving average of the parameters; 0 keeps none. See state.update_average.
     anneal: schedules of annealed parameters, which get no gradient. After update n they have the values for n + 1.
     runs: expected number of updates; few are compiled quickly, see compiling.compiler_options.
+    skip_nonfinite: whether an update whose loss or gradient is not finite leaves all but `step` unchanged. Its metrics
+      are those of the update that was not made.
 
   Returns:
     The programs, each compiled once per shape of its arguments.
@@ -191,7 +205,12 @@ def compile_update(
       'grad_norm': optax.tree.norm(grads),
       'learning_rate': jnp.asarray(schedule(step), jnp.float32),
     }
-    return TrainState(step, params, opt_state, averages, update_running(state.running, metrics, step)), metrics
+    new_state = TrainState(step, params, opt_state, averages, update_running(state.running, metrics, step))
+    if skip_nonfinite:
+      is_finite = jnp.isfinite(metrics['loss']) & jnp.isfinite(metrics['grad_norm'])
+      kept = jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), new_state, state)
+      new_state = kept._replace(step=step)
+    return new_state, metrics
 
   state_layout = sharding(mesh, 'states' if several else 'state')
   batch_layout = sharding(mesh, 'batches' if several else 'batch')

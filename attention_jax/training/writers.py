@@ -6,7 +6,8 @@ numbers, and is closed once.
 
 import json
 import math
-import os
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,12 @@ from typing import Any
 import rich.console
 import rich.progress
 
+from attention_jax.atomic import write_bytes
+from attention_jax.errors import UserError
+
 Record = Mapping[str, Any]
 METRICS_FILE = 'metrics.jsonl'
+FIRST_REPORT = 15.0  # seconds without a record after which the progress line reports compilation
 RATE = 'train/steps_per_second'
 
 # Training metrics on the progress line and their labels, the most important first; the files hold all metrics.
@@ -32,16 +37,19 @@ PROGRESS_LABELS = {
 class JsonLines:
   """Writer that appends one JSON object per record to `metrics.jsonl`, each in one write.
 
-  A run that is killed and resumed repeats the steps since its last checkpoint, so that a step can occur twice. On a
-  machine whose arithmetic is deterministic, only the rates differ in such lines. `read_metrics` takes the last one.
+  A run that is killed and resumed repeats the steps since its last checkpoint, whose records are therefore removed.
 
   Args:
     folder: the run folder.
+    start: the step that the run starts from.
+
+  Raises:
+    UserError: if the file cannot be read or written.
   """
 
-  def __init__(self, folder: Path):
+  def __init__(self, folder: Path, start: int):
     path = folder / METRICS_FILE
-    _truncate_to_whole_lines(path)
+    _remove_later_records(path, start)
     self._file = open(path, 'ab', buffering=0)  # noqa: SIM115 - closed by close()
 
   def __call__(self, step: int, record: Record) -> None:
@@ -52,12 +60,16 @@ class JsonLines:
     self._file.close()
 
 
-def _truncate_to_whole_lines(path: Path) -> None:
-  """Removes an unfinished last line of a killed run; its step is after the last checkpoint and will be repeated."""
-  if path.exists():
-    size = path.read_bytes().rfind(b'\n') + 1
-    if size < path.stat().st_size:
-      os.truncate(path, size)
+def _remove_later_records(path: Path, start: int) -> None:
+  """Keeps the records up to step `start`; an unfinished last line of a killed run belongs to a later step."""
+  content = _read(path)
+  whole_lines = content[: content.rfind(b'\n') + 1]
+  lines = whole_lines.splitlines(keepends=True)
+  kept = b''.join(
+    line for line, record in zip(lines, _parse(path, whole_lines), strict=True) if record['step'] <= start
+  )
+  if kept != content:
+    write_bytes(path, kept)
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
@@ -67,14 +79,40 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     folder: the run folder.
 
   Returns:
-    One record per step, in the order of the steps. Lines of the same step are merged; a repeated metric has its last
-    value.
+    One record per step, in the order of the steps. Lines of the same step are merged: those of training and of
+    evaluation.
+
+  Raises:
+    UserError: if the file cannot be read.
   """
+  path = Path(folder) / METRICS_FILE
   steps: dict[int, dict[str, Any]] = {}
-  for line in (Path(folder) / METRICS_FILE).read_text('utf-8').splitlines():
-    record = json.loads(line)
+  for record in _parse(path, _read(path)):
     steps[record['step']] = steps.get(record['step'], {}) | record
   return [steps[step] for step in sorted(steps)]
+
+
+def _read(path: Path) -> bytes:
+  """The content of the file; empty if there is none. Raises UserError if it cannot be read."""
+  try:
+    return path.read_bytes()
+  except FileNotFoundError:
+    return b''
+  except OSError as error:
+    raise UserError(f'cannot read {path}: {error.strerror}; expected the metrics of a run') from error
+
+
+def _parse(path: Path, content: bytes) -> list[dict[str, Any]]:
+  """The record of each line. Raises UserError for a line without one."""
+  records = []
+  for number, line in enumerate(content.splitlines(), 1):
+    try:
+      record = json.loads(line)
+      record['step'] = int(record['step'])
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+      raise UserError(f'{path}:{number}: not a record of metrics; restore the file, or move it away') from error
+    records.append(record)
+  return records
 
 
 class TensorBoard:
@@ -122,8 +160,12 @@ class Progress:
     )
     self._task = self._progress.add_task('compiling', total=stop, completed=start)
     self._progress.start()
+    self._first_record = threading.Event()
+    if not self._console.is_terminal:
+      threading.Thread(target=self._report_waiting, daemon=True).start()
 
   def __call__(self, step: int, record: Record) -> None:
+    self._first_record.set()
     is_training = RATE in record
     labels = PROGRESS_LABELS if is_training else {name: name for name in record}
     words = [f'step {step}/{self._stop}']
@@ -139,7 +181,17 @@ class Progress:
 
   def close(self) -> None:
     """Ends the live display."""
+    self._first_record.set()
     self._progress.stop()
+
+  def _report_waiting(self) -> None:
+    """Prints the time until the first record, most of which is compilation, at intervals that double."""
+    start = time.monotonic()
+    interval = FIRST_REPORT
+    while not self._first_record.wait(interval):
+      seconds = time.monotonic() - start
+      self._console.print(f'compiling the update, or making the first ones, for {seconds:.0f} s')
+      interval *= 2
 
   def _time_left(self) -> str:
     """'0:01:05', or '-:--:--' after the first record."""

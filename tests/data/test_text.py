@@ -1,12 +1,13 @@
 """Reading text: every file is read, or reported in one line with the position of the mistake."""
 
 import gzip
+import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_jax.data.files import read_lines
+from attention_jax.data.files import read_arrays, read_lines
 from attention_jax.data.text import Corpus, from_pairs, group_references, parallel_paths, read_parallel, read_tsv
 from attention_jax.errors import UserError
 
@@ -23,6 +24,14 @@ def write(tmp_path, monkeypatch):
     return name
 
   return write_file
+
+
+@pytest.mark.parametrize('read', [read_lines, read_arrays])
+def test_pipes_and_devices_are_not_read(read, tmp_path):
+  os.mkfifo(tmp_path / 'pipe')
+  for path in (tmp_path / 'pipe', '/dev/zero'):
+    with pytest.raises(UserError, match=f'{path}: is a pipe or a device, expected a file'):
+      read(str(path))
 
 
 def error_message(function, *args):

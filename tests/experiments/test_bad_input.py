@@ -86,6 +86,10 @@ FIELDS = [
   ('training.anneal=temperature', ['training.anneal: ']),
   ('training.clip=nan', ['config.training.clip must be at least 0, got nan']),
   ('training.steps=0', ['config.training.steps must be at least 1, got 0']),
+  ('training.steps=10000000000', ['config.training.steps must be at most 2147483647, got 10000000000']),
+  ('training.on_nonfinite=ignore', ["unknown training.on_nonfinite 'ignore'", 'skip, stop']),
+  ('seeds=1001', ['config.seeds must be at most 1000, got 1001']),
+  ('evaluation.max_length=1000000', ['config.evaluation.max_length must be', 'at most 100000, got 1000000']),
   ('training.select=bleu', ["'bleu'", 'exact_match']),
   ('evaluation.metrics=blue', ["unknown metric 'blue'", "'bleu'?", 'chrf']),
   ('evaluation.metrics=("exact_match", "bleu(tokenize=\'x\')")', ["unknown tokenizer of bleu 'x'", '13a']),
@@ -163,6 +167,8 @@ def test_unreadable_files(task, tmp_path):
   assert_task_error(f"text(train='{tmp_path}/a', source='en', target='de')", 'a.en has 2 lines but', 'a.de has 1')
   assert_task_error(f"text(train='{tmp_path}/a', source='en', target='fr')", 'a.fr: no such file')
   assert_task_error("tsv(trian='train.tsv')", "unknown option of task 'tsv': 'trian'", "'train'?")
+  assert_task_error("tfds(name='../../x')", "tfds set '../../x' must be a name such as 'wmt14_translate/de-en'")
+  assert_task_error("tsv(train='/dev/zero')", '/dev/zero: is a pipe or a device, expected a file')
   assert_task_error("tfds(name='nosuchset/de-en')", "tfds set 'nosuchset/de-en' is not prepared in")
 
 
@@ -212,17 +218,19 @@ def test_unusable_folders(task, trained, tmp_path):
   assert read_tree(folder) == before
 
 
-def test_a_damaged_checkpoint(trained, task, tmp_path):
+def test_damaged_checkpoints(trained, task, tmp_path):
   folder = tmp_path / 'run'
   shutil.copytree(trained[0], folder)
-  for path in (folder / 'checkpoints' / '4').rglob('*'):
+  for path in (folder / 'checkpoints').rglob('*'):
     if path.is_file() and path.stat().st_size:
       path.write_bytes(b'?' * 10)
   before = read_tree(folder)
-  parts = [f'cannot read checkpoint {folder}/checkpoints/4', 'move it away to resume from step 2']
-  assert_user_error(run('train', *tiny_arguments(task, folder)), parts)
-  assert_user_error(run('translate', f'--workdir={folder}', '--checkpoint=latest', stdin=b'eins'), parts[:1])
+  parts = [f'checkpoint {folder}/checkpoints/4 cannot be read', 'select another one by its step: 2']
+  assert_user_error(run('translate', f'--workdir={folder}', '--checkpoint=latest', stdin=b'eins'), parts)
   assert read_tree(folder) == before
+  result = run('train', *tiny_arguments(task, folder))
+  assert result.code == 2 and f'checkpoint {folder}/checkpoints/2 cannot be read' in result.err
+  assert f'moved to {folder}/damaged/checkpoints-4-1; resuming from step 2' in result.out
 
 
 @pytest.mark.parametrize('program', ['evaluate', 'translate', 'inspect_attention'])
@@ -266,6 +274,7 @@ def test_splits_rows_and_outputs_that_do_not_fit_a_run(trained, tmp_path):
 def test_input_and_options_of_translate(trained, tmp_path):
   workdir = f'--workdir={trained[0]}'
   assert_user_error(run('translate', workdir, stdin=b''), ['stdin: the file is empty'])
+  assert_user_error(run('translate', workdir, '--max_length=100000000'), ['--max_length=100000000', '100000'])
   assert_user_error(run('translate', workdir, stdin=b'eins\n\xff\n'), ['stdin:2: not UTF-8', '0xff'])
   assert_user_error(run('translate', workdir, f'--input={tmp_path}/no.txt'), [f'{tmp_path}/no.txt: no such file'])
   assert_user_error(run('translate', workdir, '--nbest=3', stdin=b'eins'), ['--nbest=3 is more than --beams=2'])

@@ -27,6 +27,7 @@ PROGRAM_FLAGS = {
     '--plot:',
     *SEARCH_FLAGS,
   ),
+  'replay': ('--workdir:', '--update:'),
   'ablate': (
     '--config:',
     '--workdir:',
@@ -125,6 +126,20 @@ def test_a_missing_device_is_reported_in_one_line(tmp_path):
   assert result.stderr.endswith(f'error: {message}\n')
 
 
+REMEDY = 'lower the batch size, the buckets, the beams, the samples, the maximum length or the sizes of the model'
+
+
+def test_closed_standard_streams_are_empty(tmp_path):
+  path = tmp_path / 'user_file.py'
+  body = "print('lost')\n  assert not sys.stdin.read()\n  raise UserError('seen')"
+  imports = 'import sys\nfrom attention_jax.errors import UserError\nfrom experiments.launch import launch\n'
+  path.write_text(f'{imports}def main():\n  {body}\nlaunch(main)\n')
+  settings = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': '.'}
+  command = ['sh', '-c', '"$0" "$1" <&- >&-', sys.executable, str(path)]
+  result = subprocess.run(command, env=settings, stderr=subprocess.PIPE, text=True)
+  assert (result.returncode, result.stderr) == (2, 'error: seen\n')
+
+
 @pytest.mark.parametrize(
   ('error', 'message'),
   [
@@ -135,9 +150,17 @@ def test_a_missing_device_is_reported_in_one_line(tmp_path):
     ('ValueError("RESOURCE_EXHAUSTED: writing \'/runs/1\': Disk quota exceeded")', '/runs/1: Disk quota exceeded'),
     ('OSError(30, "Read-only file system")', 'the disk: Read-only file system'),
     ('PermissionError(13, "Permission denied", "runs/out.txt")', 'runs/out.txt: Permission denied'),
+    (
+      'MemoryError("Unable to allocate 888. PiB for an array")',
+      f'out of memory: Unable to allocate 888. PiB for an array; {REMEDY}',
+    ),
+    (
+      'RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 137438953472 bytes.")',
+      f'out of memory: RESOURCE_EXHAUSTED: Out of memory allocating 137438953472 bytes; {REMEDY}',
+    ),
   ],
 )
-def test_a_disk_error_is_reported_in_one_line(error, message, tmp_path):
+def test_an_error_of_the_disk_or_of_memory_is_reported_in_one_line(error, message, tmp_path):
   path = tmp_path / 'user_file.py'
   path.write_text(f'from experiments.launch import launch\ndef main():\n  raise {error}\nlaunch(main)\n')
   settings = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': '.'}
@@ -155,9 +178,15 @@ def test_a_file_of_variants_adds_a_score(task, tmp_path):
     assert run('train', variants, *tiny_arguments(task, folder, '--config.model.attention.score=user_score')).code == 0
     result = run('evaluate', variants, f'--workdir={folder}')
     assert result.code == 0 and 'alignment_error_rate' in result.out
+    assert (folder / 'variants.py').read_bytes() == path.read_bytes()
+    path.write_text(path.read_text().replace('** 2', '** 4'))
+    parts = ['was trained with another file of variants; use', f'--variants={folder}/variants.py']
+    assert_user_error(run('evaluate', variants, f'--workdir={folder}'), parts)
   finally:
     aj.SCORES.pop('user_score', None)
-  assert_user_error(run('evaluate', f'--workdir={folder}'), ["unknown score 'user_score'"])
+  parts = [f'trained with a file of variants; add --variants={folder}/variants.py']
+  assert_user_error(run('evaluate', f'--workdir={folder}'), parts)
+  assert_user_error(run('train', *tiny_arguments(task, folder)), parts)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
 """Masks against loops over their positions."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import config
 
 import attention_jax as aj
 
 
 @pytest.mark.parametrize(
-  'lengths', [0, 3, 9, [0, 2, 7], [[1, 2, 3], [7, 0, 9]], np.zeros((2, 0, 3), int)], ids=lambda x: str(np.shape(x))
+  'lengths', [0, 3, 7, [0, 2, 7], [[1, 2, 3], [7, 0, 6]], np.zeros((2, 0, 3), int)], ids=lambda x: str(np.shape(x))
 )
 def test_padding_mask(lengths):
   lengths = np.asarray(lengths)
@@ -22,6 +24,30 @@ def test_padding_mask(lengths):
     mask = aj.padding_mask(argument, 7)
     assert mask.dtype == bool
     np.testing.assert_array_equal(mask, expected)
+
+
+@pytest.mark.parametrize(
+  ('lengths', 'message'),
+  [
+    (2.0, 'lengths must be whole numbers, got float32'),
+    ([True, False], 'lengths must be whole numbers, got bool'),
+    ([3, -1], 'lengths must be 0 to 7, the size, got -1 to 3'),
+    ([3, 8], 'lengths must be 0 to 7, the size, got 3 to 8'),
+  ],
+)
+def test_invalid_lengths(lengths, message, monkeypatch):
+  monkeypatch.setattr(config, 'jaxtyping_disable', True)  # users run without it
+  lengths = jnp.asarray(lengths)
+  for argument in (lengths, np.asarray(lengths)):
+    with pytest.raises(aj.UserError, match=message):
+      aj.padding_mask(argument, 7)
+
+
+def test_types_of_lengths_are_checked_under_jit(monkeypatch):
+  monkeypatch.setattr(config, 'jaxtyping_disable', True)
+  with pytest.raises(aj.UserError, match='whole numbers, got float32'):
+    jax.jit(aj.padding_mask, static_argnums=1)(jnp.ones(2), 7)
+  np.testing.assert_array_equal(jax.jit(aj.padding_mask, static_argnums=1)(9, 2), [True, True])
 
 
 @pytest.mark.parametrize(('size', 'left', 'right'), [(7, 2, 1), (5, 0, 0), (3, 9, 9), (1, 0, 0), (5, -1, 3)])
@@ -42,3 +68,9 @@ def test_combine_masks():
   np.testing.assert_array_equal(aj.combine_masks(None, causal), causal)
   expected = [[[s <= t and s < n for s in range(5)] for t in range(5)] for n in (2, 5, 0)]
   np.testing.assert_array_equal(aj.combine_masks(padding, None, causal, jnp.ones(5, bool)), expected)
+
+
+def test_masks_that_do_not_broadcast():
+  message = r'masks \[4, 5\], \[3, 5\] do not broadcast; pass a padding mask \[B, S\] as mask\[:, None\]'
+  with pytest.raises(aj.UserError, match=message):
+    aj.combine_masks(jnp.ones((4, 5), bool), None, jnp.ones((3, 5), bool))

@@ -10,6 +10,12 @@ def plain(query, key):
   return key @ query
 
 
+def test_an_entry_that_is_no_row(monkeypatch):
+  monkeypatch.setitem(aj.SCORES, 'bare', plain)
+  with pytest.raises(aj.UserError, match=r"score 'bare': the entry of the table must be a Row, got <function plain"):
+    lookup('bare', aj.SCORES, 'score')
+
+
 def with_parameter(query, key, *, w):
   return key @ w @ query
 

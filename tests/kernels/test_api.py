@@ -1,5 +1,7 @@
 """`attend` raises a one-line error for arguments that do not match, with their names, shapes and what is expected."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -76,6 +78,7 @@ def sampling_alignment(scores, mask, *, rng):
       'S=7 .*max_positions=3',
     ),
     ({'alignment': sampling_alignment}, 'this alignment samples; rng must be a PRNG key, got None'),
+    ({'rng': 3}, r'attend: rng must be a PRNG key, such as jax\.random\.key\(0\), got 3'),
     ({'alignment': 'sofmax'}, "unknown alignment 'sofmax'"),
     ({'score': 'dott'}, r"unknown score 'dott' \(did you mean 'dot'\?\)"),
     ({'alignment': 'softmax(temperature=0.0)'}, 'temperature must be greater than 0, got 0.0'),
@@ -98,6 +101,27 @@ def test_error_inside_a_custom_score_keeps_its_type():
     aj.attend(**ARGUMENTS, score=branching_score)
 
 
+@pytest.mark.parametrize(('score', 'implementation'), [('dot', 'flash'), ('additive', 'factored')])
+def test_implementations_without_second_derivatives_raise(score, implementation):
+  query = jnp.ones((T, D))
+  params = aj.init_params(jax.random.key(0), score=score, query=D, key=D, features=D)
+
+  def total(query, implementation=implementation):
+    return aj.attend(query, query, query, score=score, params=params, implementation=implementation).context.sum()
+
+  with pytest.raises(aj.UserError, match=f"'{implementation}' has no second derivatives; use 'xla' or 'chunked'"):
+    jax.hessian(total)(query)
+  assert jax.hessian(lambda query: total(query, 'xla'))(query).shape == (T, D, T, D)
+
+
+def test_attend_step_rejects_a_projection_of_the_key():
+  params = aj.init_params(jax.random.key(0), score='additive', query=D, key=D, features=D)
+  carry = definition.init_carry('additive', 'softmax', S)
+  memory = aj.Memory(jnp.ones((S, D)), jnp.ones((S, V)), jnp.ones(S, bool))
+  with pytest.raises(aj.UserError, match=r"project it once, as memory\.key @ params\['key'\]"):
+    aj.attend_step('additive', 'softmax', params, carry, jnp.ones(D), memory)
+
+
 def test_xla_is_the_definition():
   assert IMPLEMENTATIONS['xla'].attend is definition.attend
 
@@ -107,3 +131,12 @@ def test_any_batch_axes(shape):
   attended = aj.attend(*(jnp.ones((*shape, *x.shape[1:])) for x in ARGUMENTS.values()))
   assert attended.context.shape == (*shape, T, V)
   assert attended.weights.shape == (*shape, T, S)
+
+
+def test_a_name_that_needs_a_missing_package(monkeypatch):
+  monkeypatch.delitem(sys.modules, 'attention_jax.modules.attention', raising=False)
+  monkeypatch.setitem(sys.modules, 'flax', None)
+  with pytest.raises(
+    ImportError, match=r"attention_jax\.Attention needs the package 'flax'; pip install 'attention_jax\["
+  ):
+    _ = aj.Attention

@@ -44,7 +44,7 @@ def test_a_lexicon_is_made_once(tmp_path):
   made = load_or_make_lexicon(str(tmp_path), data)
   assert_equal(load_or_make_lexicon(str(tmp_path), data), made)
   assert data.calls == 1 and made.digest == compute_digests(data().encoded)['train']
-  assert sorted(path.name for path in tmp_path.iterdir()) == ['data.json', 'lexicon.npz']
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['data.json', 'digests.json', 'lexicon.npz']
 
 
 def test_a_lexicon_of_other_data_is_made_again(tmp_path):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.inference import predictor
 from attention_jax.systems import runs
 from attention_jax.systems.base import SupportsLinePrediction, SupportsTranslation
 from attention_jax.systems.config import default_config
@@ -37,6 +38,7 @@ def edit_config(folder, edit):
   config = json.loads((folder / 'config.json').read_text('utf-8'))
   edit(config)
   (folder / 'config.json').write_text(json.dumps(config), 'utf-8')
+  (folder / 'digests.json').unlink()
 
 
 def test_checkpoints_by_name_and_step(trained):
@@ -69,8 +71,12 @@ def test_training_keep_bounds_the_average(copy):
   assert open_run(copy, 'average').steps == (4,)
 
 
-def test_the_latest_checkpoint_replaces_a_missing_best_one(copy):
+def test_a_missing_best_checkpoint_is_an_error(copy):
   shutil.rmtree(copy / 'best')
+  with pytest.raises(UserError, match=r'best has no checkpoints, .* read a step of checkpoints/ \(--checkpoint\)'):
+    open_run(copy)
+  assert open_run(copy, 'latest').steps == (4,)
+  (copy / 'saved.json').unlink()  # a run without a validation split has no best checkpoint
   assert open_run(copy).steps == (4,)
 
 
@@ -95,13 +101,33 @@ def test_a_folder_without_a_run(tmp_path):
 def test_a_run_without_checkpoints(copy):
   shutil.rmtree(copy / 'best')
   shutil.rmtree(copy / 'checkpoints')
-  with pytest.raises(UserError, match=r'no checkpoint in .*checkpoints'):
-    open_run(copy)
+  with pytest.raises(UserError, match=r'checkpoints has no checkpoints, but one was saved after step 4'):
+    open_run(copy, 'latest')
 
 
 def test_a_run_without_its_vocabulary(copy):
   (copy / 'vocabulary.target.json').unlink()
+  with pytest.raises(UserError, match=r'not as the run stored it: vocabulary\.target\.json is missing; restore'):
+    open_run(copy)
+  (copy / 'digests.json').unlink()
   with pytest.raises(UserError, match='target vocabulary'):
+    open_run(copy)
+
+
+@pytest.mark.parametrize('name', ['config.json', 'data.json', 'vocabulary.source.json', 'results.json'])
+def test_a_changed_file(copy, name):
+  content = (copy / name).read_bytes()
+  (copy / name).write_bytes(content.replace(b'"', b' "', 1))
+  with pytest.raises(UserError, match=rf'not as the run stored it: {name} has changed; restore what it was, or delete'):
+    open_run(copy)
+
+
+def test_reordered_tokens_of_a_vocabulary(copy):
+  path = copy / 'vocabulary.source.json'
+  content = json.loads(path.read_text('utf-8'))
+  content['tokens'].reverse()
+  path.write_text(json.dumps(content), 'utf-8')
+  with pytest.raises(UserError, match=r'vocabulary\.source\.json has changed'):
     open_run(copy)
 
 
@@ -114,6 +140,30 @@ def test_a_checkpoint_of_another_model(copy):
 def test_a_config_with_unknown_fields(copy):
   edit_config(copy, lambda config: config['training'].update(sed=1))
   with pytest.raises(UserError, match=r'unknown fields in .*config\.json: training\.sed'):
+    open_run(copy)
+
+
+@pytest.mark.parametrize(
+  ('edit', 'message'),
+  [
+    (lambda config: config['training'].update(steps='4'), r"training\.steps must be a whole number, got '4'"),
+    (lambda config: config['model'].update(dropout=None), r'model\.dropout must be a number, got None'),
+    (lambda config: config['model'].update(encoder=3), r'model\.encoder must be a string or a list, got 3'),
+    (lambda config: config['data'].update(buckets=1.5), r'data\.buckets must be a string or a list, got 1\.5'),
+    (lambda config: config['data'].update(shared_vocabulary=1), r'shared_vocabulary must be True or False, got 1'),
+    (lambda config: config.update(training=3), r'unknown fields in .*: training;'),
+  ],
+)
+def test_a_stored_config_with_wrong_types(copy, edit, message):
+  edit_config(copy, edit)
+  with pytest.raises(UserError, match=message):
+    open_run(copy)
+
+
+def test_a_stored_config_that_is_no_object(copy):
+  (copy / 'config.json').write_text('[1]')
+  (copy / 'digests.json').unlink()
+  with pytest.raises(UserError, match=r'config\.json must be an object with the groups of a config, got \[1\]'):
     open_run(copy)
 
 
@@ -138,6 +188,13 @@ def test_a_run_translates(trained):
   assert run.predictor is run.predictor
   (prediction,) = run.predictor(['a b'], beams=1)
   assert prediction.source == 'a b' and len(prediction.hypotheses) == 1
+
+
+def test_a_very_long_source_has_no_hypotheses(trained, monkeypatch):
+  """It would take gigabytes of memory."""
+  monkeypatch.setattr(predictor, 'MAX_SOURCE_LENGTH', 7)
+  long, short = open_run(trained.folder).predictor(['a b c d e f g', 'a b c d e f'])
+  assert not long.hypotheses and len(short.hypotheses) == 1
 
 
 def test_evaluate_split(trained):
@@ -179,6 +236,7 @@ def test_runs_with_different_vocabularies_are_no_ensemble(trained, copy):
   content = json.loads(path.read_text('utf-8'))
   content['tokens'][0] += 'x'
   path.write_text(json.dumps(content), 'utf-8')
+  (copy / 'digests.json').unlink()
   with pytest.raises(UserError, match=f'{trained.folder},{copy}: runs with different vocabularies cannot'):
     open_run_or_ensemble(f'{trained.folder},{copy}')
 

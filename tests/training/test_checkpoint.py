@@ -1,6 +1,8 @@
 """Checkpoints are read back exactly or with a clear error, and none that could be needed is deleted."""
 
+import contextlib
 import os
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -124,22 +126,132 @@ def remove_everything(path):
     file.rmdir() if file.is_dir() else file.unlink()
 
 
-@pytest.mark.parametrize('damage', [empty_files, flip_a_bit, remove_host, remove_everything])
-def test_a_damaged_checkpoint_is_reported_and_left_alone(tmp_path, damage):
+DAMAGES = [empty_files, flip_a_bit, remove_host, remove_everything]
+
+
+@pytest.fixture
+def saved(tmp_path):
+  """A run folder with checkpoints after steps 10 and 20, and the best one after step 10."""
   writer = Checkpoints(tmp_path, keep=2)
   for step in (10, 20):
-    writer.save(make_state(step), {})
+    writer.save(make_state(step, value=step), {'step': step})
+  writer.save(make_state(10, value=10), {}, BEST)
   writer.close()
-  damage(tmp_path / LATEST / '20')
-  reader = Checkpoints(tmp_path)
-  with pytest.raises(UserError, match=r'checkpoints/20: .*; move it away to resume from step 10') as error:
-    reader.restore(make_state(0))
-  assert '\n' not in str(error.value) and (tmp_path / LATEST / '20').exists()
-  reader.close()
-  (tmp_path / LATEST / '20').rename(tmp_path / 'damaged')  # the remedy of the message
-  reader = Checkpoints(tmp_path)
-  assert reader.restore(make_state(0))[0].step == 10
-  reader.close()
+  return tmp_path
+
+
+@pytest.fixture
+def open_saved(saved):
+  """Opens the checkpoints of `saved`, perhaps once they are damaged."""
+  with contextlib.ExitStack() as stack:
+    yield lambda **options: stack.enter_context(contextlib.closing(Checkpoints(saved, **options)))
+
+
+@pytest.mark.parametrize('damage', DAMAGES)
+def test_reading_a_damaged_checkpoint_is_an_error_that_names_the_others(saved, open_saved, damage):
+  damage(saved / LATEST / '20')
+  with pytest.raises(UserError, match=r'checkpoints/20 cannot .*; select another one .*: 10$') as error:
+    open_saved(read_only=True).restore(make_state(0))
+  assert '\n' not in str(error.value) and (saved / LATEST / '20').exists()
+
+
+@pytest.mark.parametrize('damage', DAMAGES)
+def test_a_damaged_checkpoint_is_set_aside(saved, open_saved, damage):
+  damage(saved / LATEST / '20')
+  lines = []
+  checkpoints = open_saved()
+  state, host = checkpoints.resume(lambda: make_state(0), lines.append)
+  assert state.step == 10 and host == {'step': 10} and checkpoints.steps() == [10]
+  aside = saved / 'damaged' / 'checkpoints-20-1'
+  assert aside.is_dir() and f'; moved to {aside}; resuming from step 10' in lines[0] and len(lines) == 1
+  checkpoints.save(make_state(20, value=20), {'step': 20})
+  assert checkpoints.resume(lambda: make_state(0), lines.append)[1] == {'step': 20} and len(lines) == 1
+
+
+def test_the_only_checkpoint_is_not_set_aside(saved, open_saved):
+  for step in ('10', '20'):
+    empty_files(saved / LATEST / step)
+  lines = []
+  with pytest.raises(UserError, match=r'checkpoints/10 cannot be read: .*; choose another folder, or delete'):
+    open_saved().resume(lambda: make_state(0), lines.append)
+  assert (saved / LATEST / '10').exists() and len(lines) == 1
+
+
+def test_any_flipped_byte_is_noticed_or_changes_nothing(saved, open_saved):
+  """Orbax does not read some of the files, and the frames of a compressed block have unused bits."""
+  reader = open_saved(read_only=True)
+  expected = reader.restore(make_state(0))
+  random = np.random.default_rng(0)
+  outcomes = []
+  for file in sorted(path for path in (saved / LATEST / '20').rglob('*') if path.is_file()):
+    content = file.read_bytes()
+    for position in random.integers(len(content), size=2):
+      flipped = bytearray(content)
+      flipped[position] ^= random.integers(1, 256)
+      file.write_bytes(flipped)
+      try:
+        outcome = reader.restore(make_state(0))
+        jax.tree.map(np.testing.assert_array_equal, outcome, expected)
+        outcomes.append('equal')
+      except UserError:
+        outcomes.append('error')
+    file.write_bytes(content)
+  assert outcomes.count('error') > len(outcomes) / 4
+
+
+def test_wrong_values_in_an_intact_file_are_noticed(saved, open_saved):
+  """Exchanges the states of two checkpoints, whose files are all intact."""
+  for name in ('10', '20'):
+    (saved / LATEST / name / 'state').rename(saved / f'state-{name}')
+  for name, other in (('10', '20'), ('20', '10')):
+    (saved / f'state-{name}').rename(saved / LATEST / other / 'state')
+  with pytest.raises(
+    UserError, match=r'checkpoints/20 cannot be read: \d of \d arrays differ from their checksums, such as step'
+  ):
+    open_saved(read_only=True).restore(make_state(0))
+
+
+@pytest.mark.parametrize('kind', [LATEST, BEST])
+def test_missing_checkpoints_are_an_error(saved, open_saved, kind):
+  shutil.rmtree(saved / kind)
+  message = rf'{kind} has no checkpoints, but one was saved after step \d0; restore them, or delete .*saved.json'
+  with pytest.raises(UserError, match=message):
+    open_saved().resume(lambda: make_state(0))
+  (saved / 'saved.json').unlink()  # the remedy of the message
+  restored = open_saved().resume(lambda: make_state(0))
+  assert (restored is None) == (kind == LATEST)
+
+
+def test_a_missing_latest_checkpoint_is_logged(saved, open_saved):
+  shutil.rmtree(saved / LATEST / '20')
+  lines = []
+  assert open_saved().resume(lambda: make_state(0), lines.append)[0].step == 10
+  assert lines == [f'{saved}/checkpoints/20 is missing; resuming from step 10']
+
+
+@pytest.mark.parametrize('remove', [shutil.rmtree, remove_everything])
+def test_checkpoints_that_are_removed_while_a_run_trains(saved, open_saved, remove):
+  """They are written again, or the run ends with one line."""
+  checkpoints = open_saved()
+  remove(saved / LATEST / '20')
+  remove(saved / LATEST / '10')
+  try:
+    checkpoints.save(make_state(30), {})
+    assert checkpoints.restore(make_state(0))[0].step == 30
+  except UserError as error:
+    assert f'cannot save checkpoint {saved}/checkpoints/30' in str(error)
+
+
+def test_a_disk_that_cannot_be_written(saved, open_saved):
+  checkpoints = open_saved()
+  shutil.rmtree(saved / LATEST)
+  (saved / LATEST).write_text('')
+  with pytest.raises(UserError, match=r'cannot save checkpoint .*checkpoints/30: .*; the last good'):
+    checkpoints.save(make_state(30), {})
+
+
+def test_a_new_run_has_nothing_to_resume(checkpoints):
+  assert checkpoints.resume(lambda: pytest.fail('there is no checkpoint')) is None
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.training import hooks
+from attention_jax.training import clock, hooks
 from attention_jax.training.checkpoint import BEST, LATEST
+from attention_jax.training.clock import TrainingClock
 from attention_jax.training.hooks import (
   BestEvaluation,
   CheckpointSaver,
@@ -20,7 +21,6 @@ from attention_jax.training.hooks import (
   InterruptHandler,
   InterruptReason,
   MetricsLogger,
-  TrainingClock,
   is_due,
 )
 
@@ -50,7 +50,7 @@ def time(monkeypatch):
   """A clock that only the test advances: `time.now` in seconds."""
   fake = types.SimpleNamespace(now=0.0)
   fake.monotonic = lambda: fake.now
-  monkeypatch.setattr(hooks, 'time', fake)
+  monkeypatch.setattr(clock, 'time', fake)
   return fake
 
 
@@ -87,16 +87,27 @@ def test_finite_guard_names_the_seed(checkpoints):
     guard(2, STATE, make_metrics(jnp.array([1, jnp.nan, 1]), jnp.ones(3)), False)
 
 
-def test_the_clock_excludes_pauses(time):
-  clock = TrainingClock()
-  time.now = 3.0
-  with clock.paused():
-    time.now = 10.0
-  time.now = 11.0
-  assert clock.lap() == 4.0
-  time.now = 13.0
-  assert clock.lap() == 2.0
-  assert clock.lap() > 0  # rates are finite even if no time has passed
+def test_finite_guard_logs_skipped_updates_until_there_are_too_many(checkpoints, monkeypatch):
+  monkeypatch.setattr(hooks, 'MAX_SKIPPED', 2)
+  lines = []
+  guard = FiniteGuard((1,), checkpoints, skips=True, log=lines.append)
+  for step, loss in enumerate([jnp.nan, jnp.inf, 1.0, jnp.nan, jnp.nan], 1):
+    guard(step, STATE, make_metrics(loss), False)
+  assert lines == [
+    f'loss is {x} at step {n}: update skipped' for n, x in ((1, 'nan'), (2, 'inf'), (4, 'nan'), (5, 'nan'))
+  ]
+  with pytest.raises(UserError, match='loss is nan at step 6; there is no checkpoint yet'):
+    guard(6, STATE, make_metrics(jnp.nan), False)
+
+
+def test_finite_guard_logs_spikes(checkpoints):
+  lines = []
+  recorder = types.SimpleNamespace(describe_rows=lambda update: f'rows {update}, 7')
+  guard = FiniteGuard((1,), checkpoints, recorder=recorder, log=lines.append)
+  for step in range(1, 61):
+    guard(step, STATE, make_metrics(2.0 + 0.01 * (step % 3)), False)
+  guard(61, STATE, make_metrics(9.0), False)
+  assert lines == ['loss 9 at step 61 is far above the mean of 2.01 before; rows 61, 7']
 
 
 def test_metrics_are_logged_with_rates_over_the_interval(time):

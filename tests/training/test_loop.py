@@ -58,7 +58,14 @@ def test_a_run_learns_and_writes_all_files(uninterrupted):
   assert {'train/coverage', 'train/reinforce', 'train/log_likelihood'} <= set(records[0])
   assert result.state.running['log_likelihood'] < 0
   assert result.state.params['temperature'] == result.state.average['temperature'] == pytest.approx(0.5, rel=1e-6)
-  assert sorted(os.listdir(folder)) == ['best', 'checkpoints', 'config.json', 'metrics.jsonl', 'tensorboard']
+  assert sorted(os.listdir(folder)) == [
+    'best',
+    'checkpoints',
+    'config.json',
+    'metrics.jsonl',
+    'saved.json',
+    'tensorboard',
+  ]
   assert sorted(os.listdir(folder / LATEST)) == ['45', '60'] and os.listdir(folder / BEST) == [str(result.best.step)]
   assert result.best.value == min(values_of(folder, 'validation/loss').values())
   reader = Checkpoints(folder, read_only=True)
@@ -141,16 +148,13 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bits(uninterrupted, t
   assert records_of(folder) == records_of(expected_folder)  # no line is lost
   for kind in (LATEST, BEST):
     assert sorted(os.listdir(folder / kind)) == sorted(os.listdir(expected_folder / kind))
-  repeated = {}
-  for line in (folder / 'metrics.jsonl').read_text().splitlines():
-    record = json.loads(line)
-    for name in ('train/loss', 'validation/loss'):
-      if name in record:
-        repeated.setdefault((name, record['step']), set()).add(record[name])
-  assert all(len(values) == 1 for values in repeated.values())  # repeated steps have the same values
+  for name in ('train/loss', 'validation/loss'):
+    records = map(json.loads, (folder / 'metrics.jsonl').read_text().splitlines())
+    steps = [record['step'] for record in records if name in record]
+    assert steps == sorted(set(steps))  # no step occurs twice
 
 
-def test_nan_is_reported_with_its_step_and_never_saved(tmp_path, monkeypatch):
+def test_nan_is_reported_with_its_step_and_never_saved(tmp_path, monkeypatch, capsys):
   make_loss = helpers.sequence_loss
 
   def make_poisoned_loss(*args):
@@ -173,6 +177,12 @@ def test_nan_is_reported_with_its_step_and_never_saved(tmp_path, monkeypatch):
   assert '\n' not in str(error.value)
   assert os.listdir(tmp_path / LATEST) == ['15'] and not os.listdir(tmp_path / BEST)
   assert [record['step'] for record in records_of(tmp_path)] == [5, 10, 15]
+  assert f'its batch is {tmp_path}/nonfinite/update_18.npz' in str(error.value)
+  capsys.readouterr()
+  result = fit_toy(tmp_path, **LIGHT | {'stream': poisoned_stream, 'on_nonfinite': 'skip', 'steps': 20})
+  assert result.state.step == 20 and sorted(os.listdir(tmp_path / LATEST)) == ['15', '20']
+  lines = [line.partition(';')[0] for line in capsys.readouterr().out.splitlines() if 'skipped' in line]
+  assert lines == [f'loss is nan at step {n}: update skipped' for n in (18, 19, 20)]
 
 
 def test_early_stopping_is_remembered(tmp_path):
@@ -204,14 +214,25 @@ def test_an_unknown_metric_is_an_error(tmp_path):
     fit_toy(tmp_path, steps=1, select='blue', **LIGHT, evaluate=lambda state: {'bleu': 1.0, 'loss': 2.0})
 
 
-def test_a_run_with_a_damaged_checkpoint_does_not_start_over(tmp_path):
+def test_a_run_whose_only_checkpoint_is_damaged_does_not_start_over(tmp_path):
   fit_toy(tmp_path, steps=5, evaluate_every=0, **LIGHT)
   for file in (tmp_path / LATEST / '5').rglob('d/*'):
     file.write_bytes(b'')
   lines = (tmp_path / 'metrics.jsonl').read_bytes()
-  with pytest.raises(UserError, match=r'cannot read checkpoint .*checkpoints/5'):
+  with pytest.raises(UserError, match=r'checkpoints/5 cannot be read'):
     fit_toy(tmp_path, steps=10, evaluate_every=0, **LIGHT)
   assert (tmp_path / 'metrics.jsonl').read_bytes() == lines
+
+
+def test_a_run_resumes_exactly_from_the_checkpoint_before_a_damaged_one(tmp_path, capsys):
+  result = fit_toy(tmp_path, steps=10, checkpoint_every=5, evaluate_every=0, log_every=1, **LIGHT)
+  records = read_metrics(tmp_path)
+  for file in (tmp_path / LATEST / '10').rglob('d/*'):
+    file.write_bytes(b'')
+  resumed = fit_toy(tmp_path, steps=10, checkpoint_every=5, evaluate_every=0, log_every=1, **LIGHT)
+  assert 'checkpoints/10 cannot be read' in capsys.readouterr().out
+  assert state_bits(resumed.state) == state_bits(result.state)
+  assert [record['step'] for record in read_metrics(tmp_path)] == [record['step'] for record in records]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.training.optim import OPTIMIZERS, SCHEDULES, make_optimizer, make_schedule
+from attention_jax.training.optim import OPTIMIZERS, SCHEDULES, describe_warmup, make_optimizer, make_schedule
 from attention_jax.training.state import update_average
 
 
@@ -147,3 +147,18 @@ def test_wrong_specs_are_reported_in_one_line(build, message):
   with pytest.raises(UserError, match=message) as error:
     build()
   assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ('spec', 'steps', 'words'),
+  [
+    ('cosine(peak=1e-3, warmup=100)', 30, ['warm-up of 100 updates is longer than the run of 30']),
+    ('cosine(peak=1e-3, warmup=100)', 100, []),
+    ('rsqrt', 3999, ['warm-up of 4000 updates']),
+    ('halve', 10, []),
+    ('constant', 1, []),
+  ],
+)
+def test_a_warmup_that_does_not_end_is_described(spec, steps, words):
+  line = describe_warmup(spec, steps)
+  assert bool(line) == bool(words) and all(word in line for word in words)

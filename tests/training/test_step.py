@@ -56,6 +56,37 @@ def assert_close(a, b, **tolerance):
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
 
 
+@pytest.mark.parametrize('seed', [1, (1, 2)])
+def test_an_update_that_is_not_finite_is_skipped(seed):
+  """Everything but the step stays as it was, also the moments of Adam and the moving average."""
+
+  def sums(params, batch, rngs, running, update):
+    factor = jnp.where(batch['bad'], jnp.nan, 1.0)
+    return {'loss': jnp.sum(jnp.square(params['w'])) * factor.sum(), 'tokens': jnp.float32(1)}
+
+  several = not isinstance(seed, int)
+  mesh = make_mesh(jax.devices()[:1], seeds=2 if several else 1)
+  schedule = make_schedule('constant(rate=0.1)', 10)
+  transform = make_optimizer('adam', schedule)
+  step = make_train_step(Loss(sums), transform, schedule, mesh, seed=seed, average=0.9, skip_nonfinite=True)
+  state = init_state({'w': jnp.ones(3)}, transform, 0.9)
+  bad = {'bad': np.array([True, False])}
+  good = {'bad': np.array([False, False])}
+  if several:  # the first run alone has a bad batch
+    state = jax.tree.map(lambda x: jnp.stack([x, x]), state)
+    bad = {'bad': np.array([[True, False], [False, False]])}
+    good = {'bad': np.zeros((2, 2), bool)}
+  state, _ = step(replicate(state, mesh), good)
+  before = jax.device_get(state)
+  after, metrics = step(state, bad)
+  first = (lambda tree: jax.tree.map(lambda x: x[0], tree)) if several else (lambda tree: tree)
+  assert jnp.isnan(first(metrics['loss']))
+  unchanged = first(before)._replace(step=2)
+  jax.tree.map(np.testing.assert_array_equal, first(after), unchanged)
+  if several:
+    assert not np.array_equal(after.params['w'][1], before.params['w'][1])
+
+
 def test_the_update_is_the_gradient_of_the_mean_over_unmasked_tokens():
   step, state = setup(optimizer='sgd', average=0.0)
   params = init_params()

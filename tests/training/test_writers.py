@@ -1,9 +1,14 @@
 """Writers: metrics.jsonl survives kills, and the progress line serves a terminal and a pipe."""
 
+import time as real_time
 import types
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from attention_jax.errors import UserError
+from attention_jax.training import writers
 from attention_jax.training.writers import JsonLines, Progress, TensorBoard, read_metrics
 
 
@@ -13,39 +18,70 @@ def write(writer, *records):
   writer.close()
 
 
-def test_a_truncated_last_line_is_removed_and_whole_lines_are_kept(tmp_path):
+def test_later_records_and_a_truncated_last_line_are_removed(tmp_path):
   path = tmp_path / 'metrics.jsonl'
-  write(JsonLines(tmp_path), (5, {'train/loss': 0.2}), (10, {'train/loss': 0.1}))
-  whole_lines = path.read_bytes()
-  path.write_bytes(whole_lines + b'{"step": 15, "tr')
-  writer = JsonLines(tmp_path)
-  assert path.read_bytes() == whole_lines
-  write(writer, (10, {'validation/signature': 'é', 'train/loss': 2.0}))
-  assert read_metrics(tmp_path) == [
-    {'step': 5, 'train/loss': 0.2},
-    {'step': 10, 'train/loss': 2.0, 'validation/signature': 'é'},
-  ]
+  write(JsonLines(tmp_path, 0), (5, {'train/loss': 0.2}), (10, {'train/loss': 0.1}))
+  kept = path.read_bytes()
+  write(JsonLines(tmp_path, 10), (15, {'train/loss': 9.0}))
+  path.write_bytes(path.read_bytes() + b'{"step": 20, "tr')
+  writer = JsonLines(tmp_path, 10)
+  assert path.read_bytes() == kept
+  write(writer, (15, {'validation/signature': 'é', 'train/loss': 2.0}))
+  assert [record['step'] for record in read_metrics(tmp_path)] == [5, 10, 15]
+  assert read_metrics(tmp_path)[-1] == {'step': 15, 'train/loss': 2.0, 'validation/signature': 'é'}
 
 
 def test_a_file_of_one_truncated_line_becomes_empty(tmp_path):
   (tmp_path / 'metrics.jsonl').write_text('{"step": 1')
-  JsonLines(tmp_path).close()
+  JsonLines(tmp_path, 0).close()
   assert (tmp_path / 'metrics.jsonl').read_bytes() == b''
   assert read_metrics(tmp_path) == []
 
 
-def test_records_are_merged_by_step_and_sorted(tmp_path):
-  write(
-    JsonLines(tmp_path),
-    (5, {'train/loss': 1.0}),
-    (10, {'train/loss': 2.0}),
-    (10, {'validation/loss': 3.0}),
-    (5, {'train/loss': 4.0}),  # repeated by a resumed run
-  )
+def test_records_of_one_step_are_merged(tmp_path):
+  write(JsonLines(tmp_path, 0), (5, {'train/loss': 1.0}), (10, {'train/loss': 2.0}), (10, {'validation/loss': 3.0}))
   assert read_metrics(tmp_path) == [
-    {'step': 5, 'train/loss': 4.0},
+    {'step': 5, 'train/loss': 1.0},
     {'step': 10, 'train/loss': 2.0, 'validation/loss': 3.0},
   ]
+
+
+@pytest.mark.parametrize('line', ['[]', '{"loss": 1}', '{"step": "x"}', '{"step": 1', '{"step": 1e999}'])
+def test_a_damaged_line_is_named(tmp_path, line):
+  (tmp_path / 'metrics.jsonl').write_text(f'{{"step": 1}}\n{line}\n')
+  with pytest.raises(UserError, match=r'metrics\.jsonl:2: not a record of metrics'):
+    JsonLines(tmp_path, 5)
+
+
+PARTS = st.sampled_from([b'{"step":', b'1', b'-1e999', b'NaN', b'"x"', b'}', b'[', b']', b',', b'\n'])
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary() | st.lists(PARTS).map(b''.join))
+def test_any_content_is_read_or_one_line(tmp_path, content):
+  (tmp_path / 'metrics.jsonl').write_bytes(content)
+  try:
+    read_metrics(tmp_path)
+  except UserError as error:
+    assert len(error.lines) == 1
+
+
+def test_a_folder_instead_of_the_file(tmp_path):
+  (tmp_path / 'metrics.jsonl').mkdir()
+  for use in (read_metrics, lambda folder: JsonLines(folder, 0)):
+    with pytest.raises(UserError, match=r'cannot read .*metrics\.jsonl: Is a directory'):
+      use(tmp_path)
+
+
+def test_silence_before_the_first_record_is_reported(pipe, capsys, monkeypatch):
+  monkeypatch.setattr(writers, 'FIRST_REPORT', 0.01)
+  progress = Progress(0, 10)
+  real_time.sleep(0.2)
+  progress(5, {'train/loss': 1.0, 'train/steps_per_second': 1.0})
+  progress.close()
+  lines = capsys.readouterr().out.splitlines()
+  reports = [line for line in lines if line.startswith('compiling the update, or making the first ones, for 0 s')]
+  assert 2 <= len(reports) <= 6 and lines[-1].startswith('step 5/10')
 
 
 def test_tensorboard_files_are_written(tmp_path):

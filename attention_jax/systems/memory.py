@@ -1,0 +1,80 @@
+"""Lower bounds of the memory that a config needs, checked before anything of that size is allocated."""
+
+import math
+import os
+from typing import Any
+
+import jax
+import numpy as np
+
+from attention_jax.errors import UserError
+from attention_jax.systems.base import BatchSequence, Config
+from attention_jax.training.optim import make_optimizer, make_schedule
+
+BYTES_PER_TOKEN = 5  # an id, int32, and its mask, bool
+
+
+def check_state_memory(config: Config, params: Any) -> None:
+  """Checks that parameters, gradients and the state of the optimiser fit into the memory of all devices.
+
+  Args:
+    config: the config.
+    params: the parameters of one run, or their shapes.
+
+  Raises:
+    UserError: naming the largest array.
+  """
+  training = config['training']
+  schedule = make_schedule(training['schedule'], training['steps'])
+  optimizer = make_optimizer(training['optimizer'], schedule, training['clip'])
+  copies = 3 if training['average'] else 2  # parameters, gradients, moving average
+  arrays = jax.tree.leaves((params,) * copies) + jax.tree.leaves(jax.eval_shape(optimizer.init, params))
+  needed = config['seeds'] * sum(map(_bytes, arrays))
+  path, largest = max(jax.tree.leaves_with_path(params), key=lambda leaf: _bytes(leaf[1]))
+  name = jax.tree_util.keystr(path, simple=True, separator='/')
+  _check(
+    f'parameters, gradients and the state of {training["optimizer"]} need',
+    needed,
+    f'the largest array is {name} {list(largest.shape)}; lower the sizes of config.model or config.data.vocabulary',
+  )
+
+
+def check_batch_memory(config: Config, batches: BatchSequence) -> None:
+  """Checks that the token ids of the largest batch fit into memory.
+
+  Args:
+    config: the config.
+    batches: the batches of one run.
+
+  Raises:
+    UserError: naming the shape of the batch.
+  """
+  shape = max(batches.shapes, key=math.prod)
+  rows, *lengths = shape
+  fields = [f'config.data.{name}' for name in ('batch_size', 'buckets', 'lengths') if name in config.get('data', {})]
+  needed = config['seeds'] * rows * max(sum(lengths), 1) * BYTES_PER_TOKEN
+  _check(
+    f'a batch of shape ({batches.shape_names}) {shape} needs', needed, f'lower {" or ".join(fields) or "the batch"}'
+  )
+
+
+def available_bytes() -> int:
+  """Returns the memory of all devices of this process; that of the machine if they are CPUs."""
+  devices = jax.local_devices()
+  if devices[0].platform == 'cpu':
+    return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  limits = [(device.memory_stats() or {}).get('bytes_limit', math.inf) for device in devices]
+  return sum(limits) * jax.process_count()
+
+
+def _bytes(array: Any) -> int:
+  return math.prod(array.shape) * np.dtype(array.dtype).itemsize
+
+
+def _check(demand: str, needed: int, remedy: str) -> None:
+  available = available_bytes()
+  if needed > available:
+    raise UserError(
+      f'{demand} at least {needed:,} bytes ({needed / 2**30:,.1f} GiB), more than the '
+      f'{available / 2**30:,.1f} GiB of memory; {remedy}'
+    )

@@ -1,0 +1,138 @@
+"""Repeats an update whose loss or gradient was not finite, and reports where the numbers come from."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from attention_jax.data.pipeline import stream
+from attention_jax.errors import UserError, choose
+from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.registry import SYSTEMS
+from attention_jax.systems.runs import check_run_files
+from attention_jax.training.checkpoint import Checkpoints
+from attention_jax.training.folder import read_config
+from attention_jax.training.incidents import named_arrays, read_batch, stored_updates
+from attention_jax.training.loop import Training, prepare_training
+from attention_jax.training.partition import make_mesh
+from attention_jax.training.paths import run_path
+from attention_jax.training.state import TrainState
+from attention_jax.training.step import step_rngs
+
+
+class Replay(NamedTuple):
+  """An update that has been repeated.
+
+  Attributes:
+    update: number of the update, from 1.
+    start: the step of the checkpoint from which the updates before were repeated; 0 for the initial state.
+    loss: mean loss of the batch.
+    grad_norm: norm of the gradient before clipping.
+    params: names of parameters that were not finite before the update.
+    gradients: names of parameters whose gradient is not finite.
+    rows: rows whose loss without dropout is not finite when they are alone in a batch: their numbers in the training
+      split, or in the batch if batches have no `index`.
+  """
+
+  update: int
+  start: int
+  loss: float
+  grad_norm: float
+  params: list[str]
+  gradients: list[str]
+  rows: list[int]
+
+
+def replay(folder: str | Path, update: int = 0) -> Replay:
+  """Repeats an update of a run from its last checkpoint before, without writing anything.
+
+  Args:
+    folder: the run folder, with a stored batch of that update.
+    update: number of the update; 0 for the first one of which the batch is stored.
+
+  Raises:
+    UserError: if there is no stored batch, if the data have changed, and for runs of several seeds.
+  """
+  folder = run_path(folder)
+  check_run_files(folder)
+  config = fill_defaults(read_config(folder), f'{folder}/config.json')
+  if config['seeds'] > 1:
+    raise UserError(f'{folder} holds {config["seeds"]} runs; expected a run with one seed')
+  updates = stored_updates(folder)
+  if not updates:
+    raise UserError(f'{folder} has no stored batch: every loss and gradient has been finite')
+  update = update or updates[0]
+  choose(str(update), map(str, updates), f'update with a stored batch in {folder}:')
+  system = SYSTEMS[config['system']].load(config, str(folder))
+  training = Training(**config['training'])
+  train_step, initial_state = prepare_training(training, system.loss, system.initializer(), make_mesh(), training.seed)
+  state = _state_before(folder, update, initial_state)
+  start = int(state.step)
+  batches = system.batches(training.seed)
+  for batch in stream(batches, start, update - 1):
+    state, _ = train_step(state, batch)
+  batch = batches[update - 1]
+  _check_unchanged(folder, update, batch)
+  sums, gradients = _sums_and_gradients(system.loss, state, batch, training.seed)
+  count = max(float(sums['tokens']), 1.0)
+  return Replay(
+    update,
+    start,
+    float(sums['loss']) / count,
+    float(optax.tree.norm(gradients)) / count,
+    _not_finite(state.params),
+    _not_finite(gradients),
+    _rows_that_are_not_finite(system.loss, state, batch),
+  )
+
+
+def _state_before(folder: Path, update: int, initial_state: Any) -> TrainState:
+  """The state of the last checkpoint before an update, or the initial state."""
+  checkpoints = Checkpoints(folder, read_only=True)
+  try:
+    steps = [step for step in checkpoints.steps() if step < update]
+    return checkpoints.restore(initial_state.shapes(), step=steps[-1])[0] if steps else initial_state()
+  finally:
+    checkpoints.close()
+
+
+def _check_unchanged(folder: Path, update: int, batch: Any) -> None:
+  """Raises UserError if a batch differs from the stored one of the update."""
+  stored = read_batch(folder, update)
+  arrays = named_arrays(batch)
+  changed = [name for name in stored.keys() | arrays.keys() if not np.array_equal(stored.get(name), arrays.get(name))]
+  if changed:
+    raise UserError(f'the batch of update {update} differs from the stored one in {", ".join(sorted(changed))}')
+
+
+def _sums_and_gradients(loss: Any, state: TrainState, batch: Any, seed: int) -> tuple[Any, Any]:
+  """The sums of a batch and the gradient of the loss, with the random numbers of training (without accumulation)."""
+  rngs = step_rngs(jax.random.fold_in(jax.random.key(seed), state.step))
+
+  @jax.jit
+  def differentiate(params, batch):
+    def objective(params):
+      sums = loss(params, batch, rngs, state.running, state.step + 1)
+      return sums['loss'], sums
+
+    return jax.grad(objective, has_aux=True)(params)
+
+  gradients, sums = differentiate(state.params, batch)
+  return sums, gradients
+
+
+def _rows_that_are_not_finite(loss: Any, state: TrainState, batch: Any) -> list[int]:
+  def row_loss(row):
+    single = jax.tree.map(lambda x: x[None], row)
+    return loss(state.params, single, None, state.running, state.step + 1)['loss']
+
+  losses = jax.device_get(jax.jit(lambda batch: jax.lax.map(row_loss, batch))(batch))
+  places = np.flatnonzero(~np.isfinite(losses))
+  index = getattr(batch, 'index', None)
+  return places.tolist() if index is None else np.asarray(index)[places].tolist()
+
+
+def _not_finite(tree: Any) -> list[str]:
+  return [name for name, array in named_arrays(tree).items() if not np.isfinite(array.astype(np.float32)).all()]

@@ -1,0 +1,38 @@
+"""The file of --variants: stored with a run, which cannot be opened with another one or without it."""
+
+from pathlib import Path
+
+from attention_jax.atomic import write_bytes
+from attention_jax.errors import UserError
+
+VARIANTS_FILE = 'variants.py'
+
+_content: bytes | None = None  # of the file that this process has run, as the tables are those of the process
+
+
+def set_variants(path: str | None) -> None:
+  """Declares the file that has added rows to the tables of this process; None if there is none."""
+  global _content
+  _content = Path(path).read_bytes() if path else None
+
+
+def store_variants(folder: Path) -> list[str]:
+  """Stores the file of this process in a run folder; returns the names of the files that it wrote."""
+  if _content is None:
+    return []
+  write_bytes(folder / VARIANTS_FILE, _content)
+  return [VARIANTS_FILE]
+
+
+def check_variants(folder: Path) -> None:
+  """Raises UserError if a run was trained with another file of variants than that of this process.
+
+  The stored file is never run by itself: a run folder may come from somebody else.
+  """
+  path = folder / VARIANTS_FILE
+  if not path.is_file():
+    return
+  if _content is None:
+    raise UserError(f'{folder} was trained with a file of variants; add --variants={path}')
+  if path.read_bytes() != _content:
+    raise UserError(f'{folder} was trained with another file of variants; use --variants={path}')

@@ -1,0 +1,81 @@
+"""Digests of the files of a run folder, stored in it and checked whenever the run is opened."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from attention_jax.atomic import write_text
+from attention_jax.errors import UserError
+
+FILE_DIGESTS = 'digests.json'
+
+
+def check_file_digests(folder: str | Path) -> None:
+  """Checks that files of a run folder are those that the run wrote.
+
+  Args:
+    folder: the run folder. Files without a stored digest are not checked.
+
+  Raises:
+    UserError: for a file that is missing or changed.
+  """
+  folder = Path(folder)
+  changes = []
+  for name, digest in _read(folder).items():
+    path = folder / name
+    try:
+      if _digest(path) != digest:
+        changes.append(f'{name} has changed')
+    except FileNotFoundError:
+      changes.append(f'{name} is missing')
+    except OSError as error:
+      changes.append(f'{name} cannot be read ({error.strerror})')
+  if changes:
+    raise UserError(
+      f'{folder} is not as the run stored it: {", ".join(changes)}; restore what it was, or delete '
+      f'{folder / FILE_DIGESTS} to use the files as they are'
+    )
+
+
+def drop_file_digests(folder: str | Path, names: Iterable[str] = ()) -> None:
+  """Removes the digests of files that are about to be written: a killed writer leaves none rather than wrong ones.
+
+  Args:
+    folder: the run folder.
+    names: names of the files; by default all.
+  """
+  digests = _read(Path(folder))
+  dropped = set(names) or set(digests)
+  _write(Path(folder), {name: digest for name, digest in digests.items() if name not in dropped}, digests)
+
+
+def add_file_digests(folder: str | Path, names: Iterable[str]) -> None:
+  """Stores digests of files as they are now.
+
+  Args:
+    folder: the run folder.
+    names: names of files in it.
+  """
+  digests = _read(Path(folder))
+  _write(Path(folder), digests | {name: _digest(Path(folder) / name) for name in names}, digests)
+
+
+def _digest(path: Path) -> str:
+  with open(path, 'rb') as file:
+    return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _read(folder: Path) -> dict[str, str]:
+  path = folder / FILE_DIGESTS
+  try:
+    return dict(json.loads(path.read_text('utf-8')))
+  except (FileNotFoundError, NotADirectoryError):
+    return {}
+  except (OSError, ValueError, TypeError) as error:
+    raise UserError(f'cannot read {path}: {" ".join(str(error).split())}; delete it to check no digests') from error
+
+
+def _write(folder: Path, digests: dict[str, str], before: dict[str, str]) -> None:
+  if digests != before:
+    write_text(folder / FILE_DIGESTS, json.dumps(digests, indent=2) + '\n')

@@ -1,0 +1,109 @@
+"""Numerical accidents: batches whose loss or gradient is not finite are stored for replay, and spikes are logged."""
+
+import statistics
+import zipfile
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from attention_jax.atomic import write_atomic
+from attention_jax.errors import UserError
+
+FOLDER = 'nonfinite'  # of the run folder, for the stored batches
+SPIKE_WINDOW = 50  # updates with which a loss is compared
+SPIKE_DEVIATIONS = 8.0  # standard deviations above their mean from which a loss is a spike
+SPIKE_RATIO = 1.5  # and the ratio to their mean
+MAX_ROWS = 20  # row numbers in one line
+Stream = Callable[[int, int], Iterable]
+
+
+class BatchRecorder:
+  """Makes batches again, which are functions of their steps, to store them and to name their rows.
+
+  Args:
+    folder: the run folder.
+    stream: (start, stop) -> the batches of steps `start` to `stop` - 1.
+  """
+
+  def __init__(self, folder: str | Path, stream: Stream):
+    self._folder = Path(folder)
+    self._stream = stream
+
+  def store(self, update: int) -> Path | None:
+    """Stores the arrays of the batch of an update; returns the file. In a multi-process run, process 0 stores its rows.
+
+    Args:
+      update: number of the update, from 1.
+    """
+    path = batch_path(self._folder, update)
+    if jax.process_index() > 0:
+      return None
+    path.parent.mkdir(exist_ok=True)
+    with write_atomic(path) as temporary, open(temporary, 'wb') as file:
+      np.savez(file, **named_arrays(self._batch(update)))
+    return path
+
+  def describe_rows(self, update: int) -> str:
+    """Returns the numbers of the rows of a batch in the training split; '' if its batches have no `index`."""
+    index = getattr(self._batch(update), 'index', None)
+    if index is None:
+      return ''
+    rows = np.asarray(index).ravel()
+    rows = rows[rows >= 0].tolist()  # fillers have index -1
+    return f'rows {", ".join(map(str, rows[:MAX_ROWS]))}{", ..." if len(rows) > MAX_ROWS else ""}'
+
+  def _batch(self, update: int) -> Any:
+    return next(iter(self._stream(update - 1, update)))
+
+
+class SpikeDetector:
+  """Detects losses far above those of the updates before. Spikes do not count for the updates after them."""
+
+  def __init__(self):
+    self._losses: deque[float] = deque(maxlen=SPIKE_WINDOW)
+
+  def __call__(self, loss: float) -> float | None:
+    """Returns the mean of the losses before if `loss` is a spike, else None."""
+    losses = self._losses
+    if len(losses) == SPIKE_WINDOW:
+      mean = statistics.fmean(losses)
+      bound = mean + SPIKE_DEVIATIONS * statistics.pstdev(losses)
+      if loss > max(bound, SPIKE_RATIO * mean):
+        return mean
+    losses.append(loss)
+    return None
+
+
+def batch_path(folder: Path, update: int) -> Path:
+  """Returns the file of the batch of an update."""
+  return folder / FOLDER / f'update_{update}.npz'
+
+
+def stored_updates(folder: Path) -> list[int]:
+  """Returns the numbers of the updates whose batches are stored in a run folder, ascending."""
+  paths = (folder / FOLDER).glob('update_*.npz')
+  return sorted(int(path.stem.removeprefix('update_')) for path in paths)
+
+
+def read_batch(folder: Path, update: int) -> dict[str, np.ndarray]:
+  """Returns the arrays of a stored batch by name.
+
+  Raises:
+    UserError: if the file cannot be read.
+  """
+  path = batch_path(folder, update)
+  try:
+    with np.load(path) as file:
+      return {name: file[name] for name in file}
+  except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    raise UserError(f'cannot read {path}: {" ".join(str(error).split())}') from error
+
+
+def named_arrays(batch: Any) -> dict[str, np.ndarray]:
+  """Returns the arrays of a batch by their paths: {'source': ..., 'target': ...}."""
+  leaves = jax.tree.leaves_with_path(batch)
+  return {jax.tree_util.keystr(path, simple=True, separator='/'): np.asarray(leaf) for path, leaf in leaves}

@@ -1,0 +1,29 @@
+"""Paths of run folders, checked before anything is created in them."""
+
+from pathlib import Path
+
+from attention_jax.errors import UserError
+
+
+def run_path(folder: str | Path) -> Path:
+  """Returns the path of a run folder, '~' expanded.
+
+  Args:
+    folder: the folder, which need not exist.
+
+  Raises:
+    UserError: for a name that can be no folder: a URL, '-', the home of an unknown user, a name that is too long.
+  """
+  name = str(folder)
+  if '://' in name or name.startswith(('http:', 'https:', 'file:')):
+    raise UserError(f"'{name}' is a URL; expected a folder")
+  if name == '-':
+    raise UserError("'-' stands for no folder; expected the path of one")
+  try:
+    path = Path(name).expanduser()
+    path.exists()  # raises for names that the file system does not accept
+    return path
+  except (OSError, ValueError, RuntimeError) as error:
+    reason = getattr(error, 'strerror', None) or ' '.join(str(error).split())
+    shown = name if len(name) <= 80 else f'{name[:40]}...{name[-20:]}'
+    raise UserError(f'cannot use {shown!r} as a folder: {reason}') from error

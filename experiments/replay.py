@@ -1,0 +1,36 @@
+"""Repeats an update whose loss or gradient was not finite, and prints where the numbers come from.
+
+python -m experiments.replay --workdir=runs/dates
+python -m experiments.replay --workdir=runs/dates --update=1234
+"""
+
+from experiments.large_pages import restart_with_large_pages
+
+if __name__ == '__main__':
+  restart_with_large_pages()  # before jax is imported
+
+from absl import flags
+
+from experiments.launch import FLAGS, launch, require_flag
+
+flags.DEFINE_string('workdir', None, 'the folder of a run that has stored a batch')
+flags.DEFINE_integer('update', 0, 'number of the update; by default the first of which the batch is stored', 0)
+
+
+def main() -> None:
+  from attention_jax.systems.replay import replay
+
+  result = replay(require_flag('workdir'), FLAGS.update)
+  repeated = result.update - 1 - result.start
+  print(f'update {result.update}, after {repeated} repeated updates from step {result.start}')
+  print(f'loss {result.loss:.6g}, gradient norm {result.grad_norm:.6g}')
+  for label, values in (
+    ('parameters that are not finite before the update', result.params),
+    ('parameters whose gradient is not finite', result.gradients),
+    ('rows whose own loss is not finite', result.rows),
+  ):
+    print(f'{label}: {", ".join(map(str, values)) or "none"}')
+
+
+if __name__ == '__main__':
+  launch(main)

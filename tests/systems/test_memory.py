@@ -1,0 +1,43 @@
+"""Configs that need more memory than there is are reported before anything is allocated, with the bytes."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.systems import memory
+from attention_jax.systems.config import default_config
+
+
+@pytest.fixture
+def config(monkeypatch):
+  monkeypatch.setattr(memory, 'available_bytes', lambda: 1000)
+  return default_config().to_dict()
+
+
+def test_the_memory_of_this_machine():
+  assert 2**28 < memory.available_bytes() < 2**50
+
+
+@pytest.mark.parametrize(('average', 'rows', 'fits'), [(0.0, 62, True), (0.0, 63, False), (0.9, 61, False)])
+def test_parameters_gradients_and_optimizer(config, average, rows, fits):
+  """Adam has two arrays like the parameters, and a counter of 4 bytes, and the schedule another."""
+  config['training'] |= {'average': average, 'optimizer': 'adam'}
+  params = {'embedding': jax.ShapeDtypeStruct((rows,), jnp.float32)}
+  if fits:
+    memory.check_state_memory(config, params)
+  else:
+    message = r'need at least 1,\d+ bytes .* the largest array is embedding \[6\d\]; lower the sizes of config.model'
+    with pytest.raises(UserError, match=message):
+      memory.check_state_memory(config, params)
+
+
+def test_batches(config):
+  batches = types.SimpleNamespace(shapes=[(5, 10, 10), (10, 10, 10), (10, 10, 11)], shape_names='rows, source, target')
+  message = r'\(rows, source, target\) \(10, 10, 11\) needs at least 1,050 bytes .*; lower config.data.batch_size or'
+  with pytest.raises(UserError, match=message):
+    memory.check_batch_memory(config, batches)
+  batches.shapes.pop()
+  memory.check_batch_memory(config, batches)

@@ -1,0 +1,37 @@
+"""Batches of accidents are stored as they were, and spikes of the loss stand out from noise."""
+
+import numpy as np
+
+from attention_jax.training.incidents import SPIKE_WINDOW, BatchRecorder, SpikeDetector, batch_path, named_arrays
+from tests.training import helpers
+
+
+def test_a_stored_batch_has_all_arrays_and_names_its_rows(tmp_path):
+  recorder = BatchRecorder(tmp_path, helpers.stream)
+  assert recorder.store(5) == batch_path(tmp_path, 5)
+  with np.load(batch_path(tmp_path, 5)) as stored:
+    expected = named_arrays(next(helpers.stream(4, 5)))
+    assert set(stored) == set(expected) >= {'source', 'target', 'index'}
+    for name, array in expected.items():
+      np.testing.assert_array_equal(stored[name], array)
+  assert recorder.describe_rows(5) == f'rows {", ".join(map(str, range(16)))}'
+
+
+def test_batches_without_rows_have_no_description(tmp_path):
+  recorder = BatchRecorder(tmp_path, lambda start, stop: ({'x': np.ones(3)} for _ in range(start, stop)))
+  assert recorder.describe_rows(1) == ''
+
+
+def test_spikes():
+  noise = np.random.default_rng(0).normal(size=400)
+  detector = SpikeDetector()
+  decreasing = [3.0 * 0.99**i + 0.1 * x for i, x in enumerate(noise)]
+  assert not any(detector(loss) for loss in decreasing)
+  mean = detector(5.0)
+  assert mean is not None and abs(mean - np.mean(decreasing[-SPIKE_WINDOW:])) < 1e-9
+  assert detector(5.0) == mean  # the first spike is no part of the mean
+
+
+def test_the_first_updates_are_no_spikes():
+  detector = SpikeDetector()
+  assert not any(detector(loss) for loss in [1.0, 100.0, 1e6])

@@ -1,0 +1,40 @@
+"""Names that can be no run folder are one-line errors."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention_jax.errors import UserError
+from attention_jax.training.paths import run_path
+
+
+@pytest.mark.parametrize(
+  ('name', 'message'),
+  [
+    ('https://a/b', "'https://a/b' is a URL"),
+    ('https:/a', 'is a URL'),
+    ('-', "'-' stands for no folder"),
+    ('~nobody-has-this-name/x', 'cannot use .*: Could not determine home directory'),
+    ('a' * 300, r'cannot use .*aaa\.\.\.aaa.* as a folder: File name too long'),
+  ],
+)
+def test_invalid_names(name, message):
+  with pytest.raises(UserError, match=message) as error:
+    run_path(name)
+  assert len(str(error.value)) < 200
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_any_text_is_a_path_or_one_line(name):
+  try:
+    assert isinstance(run_path(name), Path)
+  except UserError as error:
+    assert len(error.lines) == 1
+
+
+def test_home_and_new_folders(tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  assert run_path('~/new') == tmp_path / 'new' and run_path(Path('new')) == Path('new')
