@@ -4,12 +4,12 @@
 WMT 2014, English -> German: 4.5 million pairs, 32,000 subwords for both sides, batches of 25,000 tokens and the
 schedule of Vaswani et al. 2017.
 
-Not trained yet; `python -m experiments.compile_for_tpu --config=configs/wmt14.py:transformer2017_base` compiles its
+Not trained yet; `python -m experiments.compile_for_pod --config=configs/wmt14.py:transformer2017_base` compiles its
 updates ahead of time.
 
 FOLDER contains the tfds set wmt14_translate/de-en as array_record. transformer2017_big and gnmt2016 have the sizes of
-their papers, gehring2017 the number of layers of its paper, all three with the settings in OVERRIDES. The rows of a
-batch can be divided among 1 to 64 devices.
+their papers, gehring2017 the number of layers of its paper, all three with the settings in OVERRIDES. On more than
+64 devices batches get filler rows, see docs/scaling.md.
 """
 
 from attention_jax.systems.config import default_config

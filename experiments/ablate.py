@@ -10,10 +10,10 @@ Exits with status 0 when all runs have finished, 75 when some are unfinished (as
 otherwise 1 when some failed. Rerun the same command to continue.
 """
 
-from experiments.large_pages import restart_with_large_pages
+from experiments.process_settings import prepare_process
 
 if __name__ == '__main__':
-  restart_with_large_pages()  # before jax is imported
+  prepare_process()  # before jax is imported
 
 import sys
 from collections.abc import Callable

@@ -6,10 +6,10 @@ NMT if it has an environment of its own (python -m venv joey; joey/bin/pip insta
 importlib_metadata): --joey=joey/bin/python.
 """
 
-from experiments.large_pages import restart_with_large_pages
+from experiments.process_settings import prepare_process
 
 if __name__ == '__main__':
-  restart_with_large_pages()  # before jax is imported
+  prepare_process()  # before jax is imported
 
 import functools
 

@@ -4,10 +4,10 @@ python -m experiments.ablate --config=configs/claims/scaled_dot.py --workdir=run
 python -m experiments.claims --claim=scaled_dot --workdir=runs/claims/scaled_dot --hardware='2 cores'
 """
 
-from experiments.large_pages import restart_with_large_pages
+from experiments.process_settings import prepare_process
 
 if __name__ == '__main__':
-  restart_with_large_pages()  # before jax is imported
+  prepare_process()  # before jax is imported
 
 from pathlib import Path
 

@@ -6,10 +6,10 @@
 A run folder of several seeds (--config.seeds=8) is compared seed by seed; of single runs, only the outputs are tested.
 """
 
-from experiments.large_pages import restart_with_large_pages
+from experiments.process_settings import prepare_process
 
 if __name__ == '__main__':
-  restart_with_large_pages()  # before jax is imported
+  prepare_process()  # before jax is imported
 
 from pathlib import Path
 

@@ -19,8 +19,8 @@ from attention_jax.functional.edits import EDITS
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, option_schema, parameter_names
 from attention_jax.inference.analyses import ANALYSES
-from attention_jax.kernels import pallas_additive
 from attention_jax.kernels.api import IMPLEMENTATIONS
+from attention_jax.kernels.target import compile_for
 from attention_jax.losses import auxiliary
 from attention_jax.losses.auxiliary import AuxiliaryLoss
 from attention_jax.losses.objectives import OBJECTIVES
@@ -51,8 +51,12 @@ CONFIG_INTRODUCTION = (
 )
 
 ANALYSES_INTRODUCTION = """`inspect_attention --analyses=NAME`, which may be repeated, computes analyses of a trained
-run of translation. Values for each target token and source token are drawn beside the weights; an `--output` with the
-suffix `.json` contains all values.
+run of translation. Values for each target token and source token are drawn beside the weights. An `--output` with the
+suffix `.html` is a page for a browser, which needs no network: tokens joined by lines, a heatmap, sliders over steps,
+layers, heads and hypotheses, and several runs side by side (`--compare`). One with the suffix `.json` has all numbers.
+`--words` merges the weights of subwords or characters to those of words. In a notebook,
+`aj.analysis.show(run, 'a sentence', analyses=['entropy'])` shows the page; `run` is
+`attention_jax.systems.runs.open_run('runs/dates')`.
 
 ```sh
 python -m experiments.inspect_attention --workdir=runs/dates --rows=0 --analyses=integrated_gradients --analyses=kendall
@@ -139,7 +143,7 @@ def config_page() -> str:
   sections = {}
   for system in SYSTEMS:
     for group, fields in describe_config(system).items():
-      scope = 'Every system' if group in ('', 'training') else f'System {system}'
+      scope = 'Every system' if group in ('', 'training', 'mesh') else f'System {system}'
       title = f'{scope}: config.{group}' if group else f'{scope}: config'
       sections[title] = _table(('field', 'type', 'default', 'range', 'meaning'), _field_rows(fields))
   return _page('Config fields', CONFIG_INTRODUCTION, sections)
@@ -186,7 +190,7 @@ def _variant_rows(table: Mapping[str, Row]) -> Iterable[tuple[str, ...]]:
 def _implementation_rows() -> Iterable[tuple[str, ...]]:
   pairs = list(itertools.product(SCORES.values(), ALIGNMENTS.values()))
   for name, implementation in IMPLEMENTATIONS.items():
-    with pallas_additive.compile_for('gpu'):  # independent of the devices of this machine
+    with compile_for('gpu'):  # independent of the devices of this machine
       reasons = [implementation.unsupported_reason(score, alignment) for score, alignment in pairs]
     distinct = [reason for reason in dict.fromkeys(reasons) if reason]
     unsupported = f'pairs where {", or ".join(distinct)}' if distinct else 'none'

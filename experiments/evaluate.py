@@ -8,10 +8,10 @@ python -m experiments.evaluate --workdir=runs/m --metrics=chrf --metrics='bleu(l
 python -m experiments.evaluate --workdir=runs/m --by=source_length --plot=lengths.png
 """
 
-from experiments.large_pages import restart_with_large_pages
+from experiments.process_settings import prepare_process
 
 if __name__ == '__main__':
-  restart_with_large_pages()  # before jax is imported
+  prepare_process()  # before jax is imported
 
 import json
 import sys

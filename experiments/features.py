@@ -7,10 +7,10 @@
 Needs the packages torch and transformers, which no other program of this folder needs.
 """
 
-from experiments.large_pages import restart_with_large_pages
+from experiments.process_settings import prepare_process
 
 if __name__ == '__main__':
-  restart_with_large_pages()  # before jax is imported
+  prepare_process()  # before jax is imported
 
 import sys
 

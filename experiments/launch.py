@@ -21,9 +21,8 @@ from experiments.config_files import check_config_arguments, resolve_config_argu
 FLAGS = flags.FLAGS
 DISK_ERRORS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
 MAX_BEAMS = 10_000
-MAX_LENGTH = (
-  100_000  # tokens of an output; every step of a search has an entry in arrays that are allocated at its start
-)
+# Tokens of an output: every step of a search has an entry in arrays that are allocated at its start.
+MAX_LENGTH = 100_000
 HELP_FLAGS = ('-h', '-help', '--help', '--helpfull', '--helpshort')
 SEARCH_FLAGS = (
   'beams',
@@ -82,7 +81,6 @@ def launch(main: Callable[..., None], takes_positional: bool = False) -> None:
       error.
   """
   flags.DEFINE_string('variants', None, 'a Python file that runs first and adds rows to the tables of variants')
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   _open_closed_streams()
   if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(encoding='utf-8')  # like the input, whatever the locale
@@ -267,7 +265,8 @@ def _parse_flags(argv: list[str]) -> list[str]:
 
 def _program_flags() -> list[flags.Flag]:
   """Returns the flags of this program, without those of absl."""
-  return [flag for module in (sys.argv[0], __name__) for flag in FLAGS.get_flags_for_module(module)]
+  modules = (sys.argv[0], __name__, 'experiments.distributed', 'experiments.topologies')
+  return [flag for module in modules for flag in FLAGS.get_flags_for_module(module)]
 
 
 def _print_help() -> None:

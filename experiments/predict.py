@@ -10,10 +10,10 @@ with their weights [heads, words], the weights of the sentences, and the number 
 translates texts.
 """
 
-from experiments.large_pages import restart_with_large_pages
+from experiments.process_settings import prepare_process
 
 if __name__ == '__main__':
-  restart_with_large_pages()  # before jax is imported
+  prepare_process()  # before jax is imported
 
 import functools
 import json

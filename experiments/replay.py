@@ -4,10 +4,10 @@ python -m experiments.replay --workdir=runs/dates
 python -m experiments.replay --workdir=runs/dates --update=1234
 """
 
-from experiments.large_pages import restart_with_large_pages
+from experiments.process_settings import prepare_process
 
 if __name__ == '__main__':
-  restart_with_large_pages()  # before jax is imported
+  prepare_process()  # before jax is imported
 
 from absl import flags
 

@@ -8,10 +8,10 @@ and of EOS, alignment (source-target pairs, counted from 0) and weights, one row
 --layers also the weights of every layer and head. Blank pairs are skipped and reported on stderr.
 """
 
-from experiments.large_pages import restart_with_large_pages
+from experiments.process_settings import prepare_process
 
 if __name__ == '__main__':
-  restart_with_large_pages()  # before jax is imported
+  prepare_process()  # before jax is imported
 
 import json
 import sys

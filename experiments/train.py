@@ -8,10 +8,10 @@
 Exits with status 75 when interrupted by a signal; rerun the same command to resume.
 """
 
-from experiments.large_pages import restart_with_large_pages
+from experiments.process_settings import prepare_process
 
 if __name__ == '__main__':
-  restart_with_large_pages()  # before jax is imported
+  prepare_process()  # before jax is imported
 
 import sys
 
@@ -21,12 +21,13 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from attention_jax.errors import UserError
+from experiments.distributed import define_distributed_flags, several_processes
 from experiments.launch import FLAGS, launch, require_flag
 from experiments.tables import print_results
 
 config_flags.DEFINE_config_file('config', None, 'a file of configs/ and a preset: configs/dates.py:bahdanau2015')
 flags.DEFINE_string('workdir', None, 'the folder of the run; an interrupted run resumes there')
-flags.DEFINE_bool('distributed', False, 'train with several processes: calls jax.distributed.initialize() first')
+define_distributed_flags()
 flags.DEFINE_bool('help_config', False, 'print every field of the config with its type, value and meaning, then exit')
 
 INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: a temporary failure, to be tried again
@@ -41,8 +42,11 @@ def main() -> None:
     print(format_config_help(FLAGS.config.to_dict()))
     return
   folder = require_flag('workdir')
-  if FLAGS.distributed:
-    _initialize_distributed()
+  with several_processes():
+    _train(folder)
+
+
+def _train(folder: str) -> None:
   from attention_jax.systems import experiment
 
   console = Console(highlight=False)
@@ -55,13 +59,6 @@ def main() -> None:
     sys.exit(INTERRUPTED)
   if results and jax.process_index() == 0:
     print_results(results)
-
-
-def _initialize_distributed() -> None:
-  try:
-    jax.distributed.initialize()
-  except (ValueError, RuntimeError) as error:
-    raise UserError(f'--distributed: {error} It needs a cluster that jax detects, such as SLURM or TPU') from error
 
 
 if __name__ == '__main__':

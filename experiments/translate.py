@@ -16,10 +16,10 @@ token as soon as enough of its line has arrived on stdin; it needs greedy search
 rnn(direction="forward") and bridge=False.
 """
 
-from experiments.large_pages import restart_with_large_pages
+from experiments.process_settings import prepare_process
 
 if __name__ == '__main__':
-  restart_with_large_pages()  # before jax is imported
+  prepare_process()  # before jax is imported
 
 import json
 import sys
@@ -126,8 +126,13 @@ def _translate_lines(run, sampling) -> None:
       options['prefixes'] = [prefixes[start + i] for i in filled]
     predictions = iter(run.predictor([window[i] for i in filled], first_line=start, **options))
     for number, line in enumerate(window, start + 1):
-      hypotheses = _rank(next(predictions).hypotheses)[:nbest] if line.strip() else []
-      print_hypotheses(number, line, hypotheses)
+      tokens = []
+      hypotheses = []
+      if line.strip():
+        prediction = next(predictions)
+        tokens = prediction.tokens
+        hypotheses = _rank(prediction.hypotheses)[:nbest]
+      print_hypotheses(number, line, tokens, hypotheses)
       if not line.strip():
         empty.append(number)
       elif not hypotheses:
@@ -146,7 +151,7 @@ def _check_hypothesis_count(nbest: int, hypothesis_count: int) -> None:
     raise UserError(f'--mbr={FLAGS.mbr} compares hypotheses; --samples or --beams must be at least 2')
 
 
-def _output_function(nbest: int) -> Callable[[int, str, Sequence[Any]], None]:
+def _output_function(nbest: int) -> Callable[[int, str, Sequence[str], Sequence[Any]], None]:
   if FLAGS.json:
     return _print_json
   if FLAGS.nbest or FLAGS.alignments or nbest > 1:
@@ -268,11 +273,11 @@ def _report_problems(empty: list[int], truncated: list[int], max_length: int, un
     print(f'{count} may be truncated ({format_line_numbers(truncated)}): {limit}', file=sys.stderr)
 
 
-def _print_text(number, line, hypotheses) -> None:
+def _print_text(number, line, tokens, hypotheses) -> None:
   print(hypotheses[0].text if hypotheses else '')
 
 
-def _print_columns(number, line, hypotheses) -> None:
+def _print_columns(number, line, tokens, hypotheses) -> None:
   for hypothesis in hypotheses:
     columns = [number, f'{hypothesis.score:.4f}', hypothesis.text]
     if FLAGS.alignments:
@@ -280,7 +285,7 @@ def _print_columns(number, line, hypotheses) -> None:
     print(*columns, sep='\t')
 
 
-def _print_json(number, line, hypotheses) -> None:
+def _print_json(number, line, tokens, hypotheses) -> None:
   records = [
     {
       'text': hypothesis.text,
@@ -292,7 +297,8 @@ def _print_json(number, line, hypotheses) -> None:
     }
     for hypothesis in hypotheses
   ]
-  print(json.dumps({'line': number, 'source': line, 'hypotheses': records}, ensure_ascii=False))
+  record = {'line': number, 'source': line, 'source_tokens': tokens, 'hypotheses': records}
+  print(json.dumps(record, ensure_ascii=False))
 
 
 def _alignment_links(hypothesis) -> tuple[tuple[int, int], ...]:

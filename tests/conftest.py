@@ -13,7 +13,11 @@ os.environ.setdefault(
   '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false '
   '--xla_cpu_parallel_codegen_split_count=1',
 )
-os.environ['XLA_FLAGS'] += ' --xla_force_host_platform_device_count=8'
+os.environ['XLA_FLAGS'] += (
+  ' --xla_force_host_platform_device_count=8'
+  # On a busy machine the threads of eight devices may meet later than after 40 s, the default.
+  ' --xla_cpu_collective_call_terminate_timeout_seconds=600'
+)
 
 import hypothesis
 import jax

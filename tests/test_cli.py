@@ -18,6 +18,7 @@ from attention_jax.missing import TRAIN_MODULES
 
 ROOT = Path(aj.__file__).parent.parent
 SOURCE_FOLDERS = ('attention_jax', 'experiments', 'configs')
+DATA_FILES = ('py.typed', '*.css', '*.jinja', '*.js')
 MAX_LEAN_BYTES = 300_000
 EXTRAS = {
   '': ['python', '-c', 'import attention_jax as aj, jax.numpy as jnp; aj.attend(*3 * [jnp.ones((3, 5))])'],
@@ -75,8 +76,9 @@ def test_the_wheels_have_every_file_once_and_the_lean_one_is_small(wheels):
   assert not lean & train
   files = {path.relative_to(ROOT).as_posix() for folder in SOURCE_FOLDERS for path in (ROOT / folder).rglob('*.py')}
   modules = {name if name.startswith('attention_jax/') else f'attention_jax/programs/{name}' for name in files}
-  templates = {f'attention_jax/sweeps/report.{kind}.jinja' for kind in ('html', 'md')}
-  assert lean | train == modules | templates | {'attention_jax/py.typed'}
+  package = ROOT / 'attention_jax'
+  others = {path.relative_to(ROOT).as_posix() for kind in DATA_FILES for path in package.rglob(kind)}
+  assert len(others) > 4 and lean | train == modules | others
   assert {_train_module(name) for name in train} == {*TRAIN_MODULES, 'attention_jax.programs'}
 
 

@@ -29,10 +29,16 @@ def blocks(language):
   return found
 
 
+SHARED = ('launch', 'distributed', 'topologies')  # modules that define flags of several programs
+
+
 @functools.cache
 def program_flags(name):
   """The flags that a program defines, read from its source and from what all programs share."""
-  sources = [ROOT / 'experiments' / f'{name}.py', *(ROOT / 'experiments').glob('launch*.py')]
+  sources = [
+    ROOT / 'experiments' / f'{name}.py',
+    *(ROOT / 'experiments' / f'{shared}.py' for shared in SHARED),
+  ]
   text = ''.join(source.read_text('utf-8') for source in sources)
   return set(re.findall(r"DEFINE_\w+\(\s*'(\w+)'", text)) | {'help'}
 

@@ -25,6 +25,7 @@ from attention_jax.analysis.alignment import (
 from attention_jax.analysis.attributions import gradient_times_input, integrated_gradients, leave_one_out
 from attention_jax.analysis.heads import gate_heads, head_sensitivity, open_gates, prune_heads
 from attention_jax.analysis.norms import weighted_norms
+from attention_jax.analysis.notebook import Page, show
 from attention_jax.analysis.plots import Heatmap, grid, heatmap
 from attention_jax.analysis.statistics import coverage, distance
 from attention_jax.analysis.through_layers import flow, rollout
@@ -33,6 +34,7 @@ __all__ = [
   'Adversarial',
   'AlignmentScores',
   'Heatmap',
+  'Page',
   'adversarial_weights',
   'alignment_error_rate',
   'alignment_scores',
@@ -58,6 +60,7 @@ __all__ = [
   'permutation_effect',
   'prune_heads',
   'rollout',
+  'show',
   'total_variation',
   'weighted_norms',
 ]

@@ -24,6 +24,8 @@ VISIBLE_SIGNS = {
   '\u200f': 'RLM',
 }
 DOTTED_CIRCLE = '◌'
+FIRST_STRONG_ISOLATE = '\u2068'
+POP_ISOLATE = '\u2069'
 
 Coverage = Mapping[str, frozenset[int]]
 
@@ -70,6 +72,15 @@ def visible_form(token: str) -> str:
   if all(unicodedata.category(char) == 'Cf' for char in token):
     return ' '.join(VISIBLE_SIGNS.get(char, f'U+{ord(char):04X}') for char in token)
   return ''.join(_base_for_mark(before, char) + _sign(char) for before, char in zip(' ' + token, token, strict=False))
+
+
+def isolate(text: str) -> str:
+  """Returns text that is to be joined with other text, in isolates if a part of it is written from right to left.
+
+  Without them, the Unicode bidirectional algorithm draws the digits of a date after Arabic in another order.
+  """
+  is_right_to_left = any(unicodedata.bidirectional(char) in ('R', 'AL') for char in text)
+  return f'{FIRST_STRONG_ISOLATE}{text}{POP_ISOLATE}' if is_right_to_left else text
 
 
 @functools.cache

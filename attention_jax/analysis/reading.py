@@ -31,6 +31,7 @@ class ReadingRequest(NamedTuple):
     layers: whether to add the weights of every layer and head.
     analyses: specs of inference.analyses.ANALYSES.
     hypotheses: number of hypotheses of each input.
+    words: whether to merge the weights of subwords or characters to those of words.
   """
 
   split: str = 'test'
@@ -39,6 +40,7 @@ class ReadingRequest(NamedTuple):
   layers: bool = False
   analyses: Sequence[str] = ()
   hypotheses: int = 1
+  words: bool = False
 
 
 class Reading(NamedTuple):
@@ -54,6 +56,7 @@ class Reading(NamedTuple):
     gold: (source, target) links; None if there are none to compare with.
     score: ranking score of a hypothesis; None for a reference.
     measurements: results of analyses by their specs.
+    run: name of the run whose model this is; '' if it does not matter.
   """
 
   name: str
@@ -65,6 +68,7 @@ class Reading(NamedTuple):
   gold: Sequence[Link] | None = None
   score: float | None = None
   measurements: Mapping[str, Measurement] = {}
+  run: str = ''
 
   @property
   def weights(self) -> np.ndarray:
@@ -85,6 +89,7 @@ class Reading(NamedTuple):
 def to_record(reading: Reading, digits: int = 4) -> dict[str, Any]:
   """Returns a reading as a JSON object, with numbers rounded to this number of significant digits."""
   return {
+    'run': reading.run,
     'name': reading.name,
     'source': reading.source,
     'target': reading.target,

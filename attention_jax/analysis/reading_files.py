@@ -1,4 +1,4 @@
-"""Writes readings as a file: a picture with heatmaps, or JSON."""
+"""Writes readings as a file: a picture with heatmaps, a page, or JSON."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from attention_jax.analysis.fonts import isolate
 from attention_jax.analysis.picture_files import report_write_errors
 from attention_jax.analysis.plots import Heatmap, grid
 from attention_jax.analysis.reading import WEIGHTS, Reading, to_record
+from attention_jax.analysis.reading_page import write_page
 from attention_jax.atomic import write_text
 from attention_jax.errors import choose
 
@@ -27,9 +29,11 @@ def write_heatmaps(readings: Sequence[Reading], path: str | Path, *, relative: b
   Raises:
     UserError: if the file cannot be written, or if there is no reading.
   """
+  has_several_runs = len({reading.run for reading in readings}) > 1
   heatmaps = []
   for reading in readings:
-    title = reading.name if reading.score is None else f'{reading.source} → {reading.target}'
+    title = reading.name if reading.score is None else f'{isolate(reading.source)} → {isolate(reading.target)}'
+    title = f'{reading.run}: {title}' if has_several_runs else title
     tokens = (reading.source_tokens, reading.target_tokens)
     layers = {name: weights for name, weights in reading.matrices.items() if name != WEIGHTS}
     for name, weights in (layers or {'': reading.weights}).items():
@@ -50,7 +54,11 @@ def write_json(readings: Sequence[Reading], path: str | Path, *, relative: bool 
     write_text(path, json.dumps([to_record(reading) for reading in readings], ensure_ascii=False) + '\n')
 
 
-WRITERS: Mapping[str, Callable[..., None]] = {'.png': write_heatmaps, '.json': write_json}
+WRITERS: Mapping[str, Callable[..., None]] = {
+  '.png': write_heatmaps,
+  '.html': write_page,
+  '.json': write_json,
+}
 
 
 def check_format(path: str | Path) -> str:

@@ -47,12 +47,48 @@ def _rows_by_tokens(size: int, bucket: tuple[int, int]) -> int:
 BATCH_UNITS = {'sentences': _rows_by_sentences, 'tokens': _rows_by_tokens}  # (batch size, bucket) -> rows of a batch
 
 
+class Share(NamedTuple):
+  """The rows of every batch that one process reads. Batches are the same whatever the number of processes and devices.
+
+  Attributes:
+    index: index of this share.
+    count: number of shares.
+    multiple: filler rows are added at the end of a batch, so that it has a multiple of this number of rows.
+  """
+
+  index: int = 0
+  count: int = 1
+  multiple: int = 1
+
+  def pad(self, rows: int) -> int:
+    """Returns the number of rows of a batch with its filler rows.
+
+    Raises:
+      UserError: if they cannot be divided among the shares.
+    """
+    padded = -(-rows // self.multiple) * self.multiple
+    if not 0 <= self.index < self.count:
+      raise UserError(f'the index of a share must be at least 0 and less than {self.count}, got {self.index}')
+    if padded % self.count:
+      raise UserError(f'the {padded} rows of a batch cannot be divided among {self.count} processes')
+    return padded
+
+  def select(self, rows: np.ndarray) -> np.ndarray:
+    """Returns the part of the rows of a whole batch."""
+    rows = _pad_rows(rows, self.pad(len(rows)))
+    size = len(rows) // self.count
+    return rows[self.index * size : (self.index + 1) * size]
+
+
+EVERYTHING = Share()
+
+
 class _BucketRows(NamedTuple):
   """The rows of a split that one bucket holds, and how they are divided into batches."""
 
   bucket: tuple[int, ...]
   rows: np.ndarray
-  batch_rows: int  # over all shards
+  batch_rows: int  # over all shares, without the filler rows of a share
 
   @property
   def num_batches(self) -> int:
@@ -75,8 +111,7 @@ class BatchOrder:
     size: int,
     unit: str = 'sentences',
     seed: int = 0,
-    shard: int = 0,
-    shards: int = 1,
+    share: Share = EVERYTHING,
   ):
     """Assigns the rows of a split to batches.
 
@@ -86,17 +121,14 @@ class BatchOrder:
       size: rows of a batch, or tokens (rows times the longest side of the bucket).
       unit: a key of BATCH_UNITS, the unit of `size`.
       seed: seed of the order.
-      shard: index of this process, which gets the rows `shard::shards` of every batch.
-      shards: number of processes.
+      share: the rows of every batch that this process reads.
 
     Raises:
-      UserError: if no row fits a bucket, or the rows of a batch cannot be divided among the shards.
+      UserError: if no row fits a bucket, or the rows of a batch cannot be divided among the shares.
     """
     for name, value, minimum in (('batch_size', size, 1), ('seed', seed, 0)):
       if value < minimum:
         raise UserError(f'{name} must be at least {minimum}, got {value}')
-    if not 0 <= shard < shards:
-      raise UserError(f'shard must be at least 0 and less than {shards}, got {shard}')
     rows_of_batch = BATCH_UNITS[choose(unit, BATCH_UNITS, 'batch unit')]
     self._parts = []
     for i, bucket in enumerate(buckets):
@@ -105,11 +137,9 @@ class BatchOrder:
         self._parts.append(_BucketRows(bucket, rows, rows_of_batch(size, bucket)))
     if not self._parts:
       raise UserError(f'none of the {len(bucket_index)} rows fits a bucket of {buckets}')
-    for bucket, _, rows in self._parts:
-      if rows % shards:
-        raise UserError(f'the {rows} rows of a batch of bucket {bucket} cannot be divided among {shards} processes')
-    self._shard = shard
-    self._shards = shards
+    for part in self._parts:
+      share.pad(part.batch_rows)
+    self._share = share
     self._shuffle = _make_shuffle(self._parts, seed)
 
   def __len__(self) -> int:
@@ -119,7 +149,7 @@ class BatchOrder:
   @property
   def shapes(self) -> list[tuple[int, ...]]:
     """The (rows, *bucket) that occur: at most one for each bucket, each of which is compiled once."""
-    return [(part.batch_rows // self._shards, *part.bucket) for part in self._parts]
+    return [(self._share.pad(part.batch_rows) // self._share.count, *part.bucket) for part in self._parts]
 
   def __getitem__(self, step: int) -> tuple[int, np.ndarray, tuple[int, ...]]:
     """Returns the epoch of a step, the rows of its batch (-1 = a filler row), and their bucket."""
@@ -131,7 +161,7 @@ class BatchOrder:
     part = self._parts[part_index]
     start = chunk * part.batch_rows
     rows = _pad_rows(shuffled[part_index][start : start + part.batch_rows], part.batch_rows)
-    return epoch, rows[self._shard :: self._shards], part.bucket
+    return epoch, self._share.select(rows), part.bucket
 
 
 def _make_shuffle(parts: Sequence[_BucketRows], seed: int) -> Callable[[int], tuple[list[np.ndarray], np.ndarray]]:
@@ -160,8 +190,7 @@ class Batches:
     size: int,
     unit: str = 'sentences',
     seed: int = 0,
-    shard: int = 0,
-    shards: int = 1,
+    share: Share = EVERYTHING,
     links: bool = False,
     resegment: Resegment | None = None,
   ):
@@ -170,7 +199,7 @@ class Batches:
     Args:
       encoded: the split.
       buckets: (source, target) length pairs, EOS included.
-      size, unit, seed, shard, shards: see BatchOrder.
+      size, unit, seed, share: see BatchOrder.
       links: whether batches have the links of their rows.
       resegment: see resegment.make_resegmenter; None leaves rows as they are.
 
@@ -178,7 +207,7 @@ class Batches:
       UserError: as BatchOrder does, and if links are requested of a split that has none or that is resegmented.
     """
     buckets = check_buckets(buckets)
-    self._order = BatchOrder(assign_buckets(encoded, buckets), buckets, size, unit, seed, shard, shards)
+    self._order = BatchOrder(assign_buckets(encoded, buckets), buckets, size, unit, seed, share)
     self._encoded = encoded
     self._links = links
     self._resegment = resegment

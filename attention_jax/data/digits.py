@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_jax.data.batching import BatchOrder, eval_batch_rows
+from attention_jax.data.batching import EVERYTHING, BatchOrder, Share, eval_batch_rows
 from attention_jax.data.files import read_arrays
 from attention_jax.data.tfds_sets import open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
@@ -229,10 +229,10 @@ class DigitBatches:
 
   shape_names = 'rows, height, width'
 
-  def __init__(self, split: Digits, size: int, seed: int = 0, shard: int = 0, shards: int = 1):
-    """Assigns the rows of a split to batches; for size, seed, shard and shards see batching.BatchOrder."""
+  def __init__(self, split: Digits, size: int, seed: int = 0, share: Share = EVERYTHING):
+    """Assigns the rows of a split to batches; for size, seed and share see batching.BatchOrder."""
     shape = render_digit(split, 0, np.random.default_rng(0)).shape[:2]
-    self._order = BatchOrder(np.zeros(len(split.labels), int), [shape], size, seed=seed, shard=shard, shards=shards)
+    self._order = BatchOrder(np.zeros(len(split.labels), int), [shape], size, seed=seed, share=share)
     self._split = split
     self._seed = seed
 

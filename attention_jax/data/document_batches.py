@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attention_jax.data.batching import BatchOrder, eval_batch_rows
+from attention_jax.data.batching import EVERYTHING, BatchOrder, Share, eval_batch_rows
 from attention_jax.data.documents import Documents
 from attention_jax.data.text import format_count
 from attention_jax.data.vocab import Vocabulary
@@ -183,12 +183,11 @@ class DocumentBatches:
     buckets: Sequence[tuple[int, int]],
     size: int,
     seed: int = 0,
-    shard: int = 0,
-    shards: int = 1,
+    share: Share = EVERYTHING,
   ):
-    """Assigns the rows of a split to batches; for size, seed, shard and shards see batching.BatchOrder."""
+    """Assigns the rows of a split to batches; for size, seed and share see batching.BatchOrder."""
     bucket_index = assign_documents(encoded, buckets)
-    self._order = BatchOrder(bucket_index, buckets, size, seed=seed, shard=shard, shards=shards)
+    self._order = BatchOrder(bucket_index, buckets, size, seed=seed, share=share)
     self._encoded = encoded
 
   def __len__(self) -> int:

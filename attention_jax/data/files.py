@@ -9,13 +9,14 @@ import zlib
 
 import numpy as np
 
+from attention_jax.data.urls import is_url, read_url
 from attention_jax.errors import UserError
 
 BYTE_ORDER_MARK = '\ufeff'
 
 
 def read_lines(path: str) -> list[str]:
-  """Returns the lines of a UTF-8 file, plain or .gz, split at '\\n' only.
+  """Returns the lines of a UTF-8 file, plain or .gz, on a disk or behind a URL, split at '\\n' only.
 
   A byte order mark and the '\\r' of CRLF line ends are stripped.
 
@@ -89,10 +90,7 @@ def cache_folder(name: str) -> str:
 
 def _read_bytes(path: str) -> bytes:
   try:
-    path_of_file = os.path.expanduser(path)
-    check_regular_file(path_of_file)
-    with open(path_of_file, 'rb') as file:
-      data = file.read()
+    data = read_url(path) if is_url(path) else _read_local(path)
     return gzip.decompress(data) if path.endswith('.gz') else data
   except FileNotFoundError:
     raise _missing_file_error(path) from None
@@ -104,6 +102,13 @@ def _read_bytes(path: str) -> bytes:
     raise
   except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
     raise UserError(f'{path!r}: cannot be read ({getattr(error, "strerror", None) or error})') from None
+
+
+def _read_local(path: str) -> bytes:
+  path = os.path.expanduser(path)
+  check_regular_file(path)
+  with open(path, 'rb') as file:
+    return file.read()
 
 
 def _missing_file_error(path: str) -> UserError:

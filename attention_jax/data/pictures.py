@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_jax.data.batching import Batch, BatchOrder, eval_batch_rows
+from attention_jax.data.batching import EVERYTHING, Batch, BatchOrder, Share, eval_batch_rows
 from attention_jax.data.files import read_arrays, read_lines
 from attention_jax.data.images import list_images, read_image
 from attention_jax.data.splits import SPLITS
@@ -311,12 +311,12 @@ class CaptionBatches:
   shape_names = 'rows, caption'
 
   def __init__(
-    self, encoded: EncodedCaptions, lengths: Sequence[int], size: int, seed: int = 0, shard: int = 0, shards: int = 1
+    self, encoded: EncodedCaptions, lengths: Sequence[int], size: int, seed: int = 0, share: Share = EVERYTHING
   ):
-    """Assigns captions to batches; for size, seed, shard and shards see batching.BatchOrder."""
+    """Assigns captions to batches; for size, seed and share see batching.BatchOrder."""
     buckets = [(length,) for length in lengths]
     bucket_index = assign_lengths(encoded, lengths)
-    self._order = BatchOrder(bucket_index, buckets, size, seed=seed, shard=shard, shards=shards)
+    self._order = BatchOrder(bucket_index, buckets, size, seed=seed, share=share)
     self._encoded = encoded
 
   def __len__(self) -> int:

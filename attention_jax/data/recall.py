@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from attention_jax.data.batching import EVERYTHING, Share
 from attention_jax.errors import UserError
 from attention_jax.specs import Range, Size, bind
 
@@ -211,24 +212,23 @@ class RecallBatches:
 
   shape_names = 'rows, steps'
 
-  def __init__(self, task: RecallTask, size: int, seed: int = 0, shard: int = 0, shards: int = 1):
+  def __init__(self, task: RecallTask, size: int, seed: int = 0, share: Share = EVERYTHING):
     """Defines the batches of a task.
 
     Args:
       task: draws the episodes.
       size: rows of a batch.
       seed: seed of the episodes.
-      shard: index of this process, which gets the rows `shard::shards` of every batch.
-      shards: number of processes.
+      share: the rows of every batch that this process reads.
 
     Raises:
       UserError: if the rows cannot be divided among the processes.
     """
-    if size < 1 or size % shards:
-      raise UserError(f'the {size} rows of a batch cannot be divided among {shards} processes')
+    if size < 1:
+      raise UserError(f'the rows of a batch must be at least 1, got {size}')
     self._task = task
     self._seed = seed
-    self._rows = np.arange(size)[shard::shards]
+    self._rows = share.select(np.arange(size))
     longest = task.num_steps(tuple(high for _, high in task.size_ranges))
     self._lengths = sorted({-(-longest * part // NUM_LENGTHS) for part in range(1, NUM_LENGTHS + 1)})
 
@@ -243,10 +243,14 @@ class RecallBatches:
 
   def __getitem__(self, step: int) -> RecallBatch:
     size = self._task.draw_size(np.random.default_rng(step))
-    episodes = [self._task.draw(np.random.default_rng((self._seed, step, int(row))), size) for row in self._rows]
-    num_steps = episodes[0].num_steps
+    episodes = [self._draw(step, int(row), size) for row in self._rows]
+    num_steps = self._task.num_steps(size)
     length = next(length for length in self._lengths if length >= num_steps)
     return gather_episodes(self._task, episodes, self._rows, length)
+
+  def _draw(self, step: int, row: int, size: EpisodeSize) -> Episode | None:
+    """Draws the episode of a row; None for a filler row."""
+    return None if row < 0 else self._task.draw(np.random.default_rng((self._seed, step, row)), size)
 
 
 def eval_recall_batches(task: RecallTask, split: str, size: int) -> list[RecallBatch]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from attention_jax.data.files import read_lines
+from attention_jax.data.urls import is_url, url_exists
 from attention_jax.errors import UserError, choose
 from attention_jax.pharaoh import parse_pharaoh
 
@@ -71,7 +72,8 @@ def parallel_paths(prefix: str, source: str, target: str) -> tuple[str, str]:
 
 
 def _plain_or_gz(path: str) -> str:
-  return f'{path}.gz' if os.path.exists(f'{path}.gz') and not os.path.exists(path) else path
+  exists = url_exists if is_url(path) else os.path.exists
+  return f'{path}.gz' if exists(f'{path}.gz') and not exists(path) else path
 
 
 def read_tsv(path: str, level: str = 'word') -> Corpus:

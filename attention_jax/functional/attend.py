@@ -267,8 +267,8 @@ def attend_step(
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
   if 'key' in params:
     raise UserError(
-      "attend_step takes a memory whose key is projected already, and params without 'key': project it once, as "
-      "memory.key @ params['key']"
+      'attend_step takes a memory whose key is projected already: make it once by remember(key, value, mask, '
+      "params=params), or pass params without 'key'"
     )
   score_rng, alignment_rng = (None, None) if rng is None else jax.random.split(rng)
   step_inputs = carry._asdict() | {'query': query, 'key': memory.key, 'rng': score_rng}

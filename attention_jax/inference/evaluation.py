@@ -24,7 +24,7 @@ from attention_jax.losses.sequence import output_loss, replace_unreachable_targe
 from attention_jax.models.encoder_decoder import EncoderDecoder
 from attention_jax.specs import parse
 from attention_jax.training.compiling import CompiledForRuns
-from attention_jax.training.partition import make_mesh, replicate, shard_batch
+from attention_jax.training.partition import fetch, make_mesh, replicate, shard_batch
 
 # Metrics of gold targets, which every config has, and whether higher is better. Those of alignments need gold links.
 ALIGNMENT_METRICS = {'alignment_error_rate': False, 'precision': True, 'recall': True}
@@ -82,7 +82,7 @@ class TeacherForcedScorer:
       batches: batches of `self.rows` rows; each row of the split is in one batch at most.
       rows: number of rows of the split.
     """
-    params = replicate(jax.device_get(params), self._mesh)
+    params = replicate(fetch(params), self._mesh)
     run = self._compiled(self._rounds * -(-rows // self.rows))
     batch_sums = []
     weights: list[np.ndarray | None] = [None] * rows

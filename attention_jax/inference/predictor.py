@@ -22,9 +22,11 @@ from attention_jax.models.encoder_decoder import EncoderDecoder
 from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.tokens import EOS, PAD, UNK
 from attention_jax.training.compiling import compiler_options
-from attention_jax.training.partition import make_mesh, replicate, shard_batch
+from attention_jax.training.partition import fetch, make_mesh, replicate, shard_batch
 
-MAX_SOURCE_LENGTH = 10_000  # tokens, unless a bucket is longer: memory is proportional to the length, or to its square
+# Tokens of a source, unless a bucket is longer: memory is proportional to the length, or to its square. A multiple of
+# 32, to which longer sources are padded.
+MAX_SOURCE_LENGTH = 10_240
 
 
 class Hypothesis(NamedTuple):
@@ -122,7 +124,7 @@ class Predictor:
 
   def set_params(self, params: Any) -> None:
     """Replaces the parameters; nothing is compiled again."""
-    self._params = replicate(jax.device_get(params), self._mesh)
+    self._params = replicate(fetch(params), self._mesh)
 
   def __call__(self, lines: Sequence[str], **options: Any) -> list[Prediction]:
     """Returns one prediction per line, in order; the options are those of `stream`."""

@@ -17,7 +17,7 @@ from attention_jax.losses.sequence import replace_unreachable_targets
 from attention_jax.models.decoders import DECODERS
 from attention_jax.models.encoder_decoder import EncoderDecoder
 from attention_jax.models.layered import LayeredDecoder
-from attention_jax.training.partition import jit_on_mesh, make_mesh, replicate, shard_batch
+from attention_jax.training.partition import fetch, jit_on_mesh, make_mesh, replicate, shard_batch
 
 
 class ScoredPair(NamedTuple):
@@ -78,7 +78,7 @@ def score_pairs(
   run = jit_on_mesh(mesh, run)
   rows = -(-batch_size // mesh.devices.size) * mesh.devices.size
   encoded = encode(corpus, source_vocab, target_vocab)
-  params = replicate(jax.device_get(params), mesh)
+  params = replicate(fetch(params), mesh)
   pairs: list[ScoredPair | None] = [None] * encoded.rows
   for batch in eval_batches(encoded, _with_largest_bucket(encoded, buckets), rows):
     log_probs, weights, layer_weights = jax.device_get(run(params, shard_batch(batch, mesh)))

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from attention_jax.errors import UserError, choose
@@ -105,9 +106,9 @@ def get_implementation(name: str, score: Row, alignment: Row) -> Implementation:
 
 
 def attend(
-  query: Float[Array, '*B T Dq'],
-  key: Float[Array, '*B S Dk'],
-  value: Float[Array, '*B S V'],
+  query: Float[Array, '... T Dq'],
+  key: Float[Array, '... S Dk'],
+  value: Float[Array, '... S V'],
   mask: Bool[Array, '...'] | None = None,
   *,
   score: str | Row | Callable = 'scaled_dot',
@@ -125,7 +126,7 @@ def attend(
   are processed all at once otherwise. Batch axes are vmapped.
 
   Args:
-    query: [..., T, Dq].
+    query: [..., T, Dq]; the leading axes of query, key and value broadcast to each other.
     key: [..., S, Dk].
     value: [..., S, V].
     mask: bool, True = may be attended to; broadcastable to [..., T, S]. A query whose positions are all masked gets
@@ -154,6 +155,9 @@ def attend(
   key = jnp.asarray(key)
   value = jnp.asarray(value)
   batch = _batch_shape(query, key, value)
+  query = jnp.broadcast_to(query, (*batch, *query.shape[-2:]))
+  key = _add_batch_axes(key, len(batch))
+  value = _add_batch_axes(value, len(batch))
   weights_shape = (*batch, query.shape[-2], key.shape[-2])
   mask = _reshape_mask(mask, weights_shape)
   if bias is not None:
@@ -180,14 +184,29 @@ def attend(
       jax.eval_shape(lambda *operands: definition.attend(score, alignment, *operands, **options), *operands)
       raise
 
+  shared_by_keys = _shared_axes(key, batch)
+  shared_by_values = _shared_axes(value, batch)
   attend_batch = attend_one
   for axis in reversed(range(len(batch))):
-    in_axes = (0, 0, 0, _vmap_axis(mask, axis), _vmap_axis(bias, axis), 0)
+    memory_axes = (None if axis in shared else 0 for shared in (shared_by_keys, shared_by_values))
+    in_axes = (0, *memory_axes, _vmap_axis(mask, axis), _vmap_axis(bias, axis), 0)
     mesh_axis = batch_mesh_axis(batch[0]) if axis == 0 else None
     attend_batch = jax.vmap(attend_batch, in_axes=in_axes, spmd_axis_name=mesh_axis)
+  key = jnp.squeeze(key, shared_by_keys)
+  value = jnp.squeeze(value, shared_by_values)
   mask = _squeeze_shared_axes(mask, len(batch))
   bias = _squeeze_shared_axes(bias, len(batch))
   return attend_batch(query, key, value, mask, bias, rngs)
+
+
+def _shared_axes(x: Array, batch: tuple[int, ...]) -> tuple[int, ...]:
+  """Batch axes along which several queries share keys or values."""
+  return tuple(axis for axis, size in enumerate(batch) if x.shape[axis] == 1 != size)
+
+
+def _add_batch_axes(x: Array, batch_axes: int) -> Array:
+  """Adds leading batch axes of length 1, along which an array is shared."""
+  return x.reshape(*(1 for _ in range(batch_axes + 2 - x.ndim)), *x.shape)
 
 
 def _vmap_axis(x: Array | None, axis: int) -> int | None:
@@ -210,15 +229,18 @@ def _batch_shape(query: Array, key: Array, value: Array) -> tuple[int, ...]:
     raise UserError(f'attend: query, key and value must be float, got {query.dtype}, {key.dtype}, {value.dtype}')
   if min(query.ndim, key.ndim, value.ndim) < 2:
     raise UserError(f'attend: query must be [..., T, Dq], key [..., S, Dk] and value [..., S, V], got {shapes}')
-  if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
-    raise UserError(f'attend: query, key and value must have the same leading (batch) axes, got {shapes}')
   if key.shape[-2] != value.shape[-2]:
     raise UserError(f'attend: key and value must have the same number of positions S, got {shapes}')
   if not key.shape[-2]:
     raise UserError(f'attend: the memory must have at least one position, masked or not, got {shapes}')
   if not min(x.shape[-1] for x in (query, key, value)):
     raise UserError(f'attend: query, key and value must have at least one feature, got {shapes}')
-  return query.shape[:-2]
+  try:
+    return np.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+  except ValueError:
+    raise UserError(
+      f'attend: the leading (batch) axes of query, key and value must broadcast to each other, got {shapes}'
+    ) from None
 
 
 def _reshape_mask(mask, weights_shape: tuple[int, ...]) -> Array:

@@ -1,14 +1,14 @@
-"""Implementation 'auto': the fastest implementation for these sizes on this machine, as measured. It alone may choose.
+"""Implementation 'auto': the fastest implementation for these sizes on this platform. It alone may choose.
 
-MIN_SCORES holds the sizes from which a candidate was faster than the definition, forward and backward, as
-`python -m experiments.benchmark --suites=crossing` measures them. Without a measurement 'auto' uses the definition.
+MIN_SCORES holds the sizes from which a candidate is faster than the definition, forward and backward: on CPUs as
+`python -m experiments.benchmark --suites=crossing` measures them, on accelerators as estimated from their peak rates.
 
 It uses 'chunked' where the definition would store a large array [T, S, F] for the gradient, from LARGE scores on:
 slower, because it recomputes scores, but it fits in memory. Recurrent scores write and read [S, F] for every query;
 for these it uses 'chunked' from MIN_RECOMPUTE on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 
 import jax
@@ -16,45 +16,78 @@ import jax
 from attention_jax.functional import attend as definition
 from attention_jax.functional.attend import Attended, Carry, Memory
 from attention_jax.functional.table import Row, TanhSum
-from attention_jax.kernels import chunked, factored, flash, window
+from attention_jax.kernels import chunked, cudnn, factored, flash, pallas_additive, window
+from attention_jax.kernels.target import kernel_platform
 
-CANDIDATES: Mapping[str, ModuleType] = {'window': window, 'factored': factored, 'flash': flash}
+CANDIDATES: Mapping[str, ModuleType] = {
+  'window': window,
+  'factored': factored,
+  'flash': flash,
+  'cudnn': cudnn,
+  'pallas_additive': pallas_additive,
+}
 MODULES: Mapping[str, ModuleType] = {**CANDIDATES, 'chunked': chunked, 'xla': definition}
-# By backend and candidate: the smallest number of scores T S of a sequence from which the candidate is used. If several
-# candidates qualify, the one with the largest threshold is used.
-MIN_SCORES: Mapping[str, Mapping[str, int]] = {'cpu': {'window': 2**16, 'factored': 2**7, 'flash': 2**16}}
+# By platform and candidate: the smallest number of scores T S of a sequence from which the candidate is used. If
+# several candidates qualify, the one with the largest threshold is used.
+MIN_SCORES: Mapping[str, Mapping[str, int]] = {
+  'cpu': {'window': 2**16, 'factored': 2**7, 'flash': 2**16},
+  # The definition writes and reads all scores in device memory, the kernels write none. Products: from 2^14 scores, 512
+  # sequences and heads in float32 are 32 MiB, and leave the second-level cache of a GPU. Additive scores: the gradient
+  # reads an array [T, S, F], which takes longer than the start of a kernel (10 us) from about 2^8 scores on, if F = 256
+  # and 64 sequences share 2 to 3 TB/s; 2^10 leaves a margin. 'flash' is a loop over blocks of one sequence after the
+  # other, which leaves most of an accelerator idle.
+  'gpu': {'window': 2**16, 'cudnn': 2**14, 'pallas_additive': 2**10},
+  'tpu': {'window': 2**16, 'pallas_additive': 2**10},
+}
+MEASURED = ('cpu',)  # platforms whose MIN_SCORES were measured; the others are estimates
 LARGE = 2**20  # T S of a sequence; with 256 features, [T, S, F] is then 1 GiB
-MIN_RECOMPUTE = {'cpu': 2**7}  # by backend: T S from which recomputing [S, F] is faster than storing it per query
+MIN_RECOMPUTE = {'cpu': 2**7}  # by platform: T S from which recomputing [S, F] is faster than storing it per query
+# Candidates that do not support every dtype or width: (query, memory) -> the reason, or ''.
+INPUT_CHECKS: Mapping[str, Callable] = {
+  'cudnn': cudnn.unsupported_inputs,
+  'pallas_additive': pallas_additive.unsupported_inputs,
+}
+RESTRICTIONS = {'cudnn': ' (16-bit)'}  # part of the description of a candidate
 
 
-def choose_implementation(score: Row, alignment: Row, scores: int) -> str:
+def choose_implementation(
+  score: Row, alignment: Row, scores: int, inputs: tuple[jax.Array, Memory] | None = None
+) -> str:
   """Returns the name of the implementation for a pair and a number of scores.
 
   Args:
     score, alignment: table rows.
     scores: T S of one sequence.
+    inputs: the query and the memory, whose dtypes and widths the implementation must support; None for any.
   """
   chosen = 'xla'
   for threshold, name in _thresholds(score, alignment):
-    if scores >= threshold:
+    is_supported = not (inputs and name in INPUT_CHECKS and INPUT_CHECKS[name](*inputs))
+    if scores >= threshold and is_supported:
       chosen = name
   return chosen
 
 
 def describe_choice(score: Row, alignment: Row) -> str:
-  """Describes the choice for this pair on this backend, such as 'xla, factored from T S = 128'."""
-  return ', '.join(['xla', *(f'{name} from T S = {threshold}' for threshold, name in _thresholds(score, alignment))])
+  """Describes the choice for this pair on this platform, such as 'xla, factored from T S = 128'."""
+  thresholds = _thresholds(score, alignment)
+  kernels = (f'{name}{RESTRICTIONS.get(name, "")} from T S = {threshold}' for threshold, name in thresholds)
+  choice = ', '.join(['xla', *kernels])
+  platform = kernel_platform()
+  if not thresholds or platform in MEASURED:
+    return choice
+  return f'{choice}; estimated by the roofline, not measured on a {platform}'
 
 
 def _thresholds(score: Row, alignment: Row) -> list[tuple[int, str]]:
   """(smallest T S, implementation) of the implementations that compute this pair, in ascending order."""
-  backend = jax.default_backend()
-  measured = sorted((threshold, name) for name, threshold in MIN_SCORES.get(backend, {}).items())
-  supported = [pair for pair in measured if not CANDIDATES[pair[1]].unsupported_reason(score, alignment)]
+  platform = kernel_platform()
+  known = sorted((threshold, name) for name, threshold in MIN_SCORES.get(platform, {}).items())
+  supported = [pair for pair in known if not CANDIDATES[pair[1]].unsupported_reason(score, alignment)]
   if supported:
     return supported
   if score.is_recurrent:
-    return [(MIN_RECOMPUTE.get(backend, LARGE), 'chunked')]
+    return [(MIN_RECOMPUTE.get(platform, LARGE), 'chunked')]
   if isinstance(score.form, TanhSum):
     return [(LARGE, 'chunked')]
   return []
@@ -83,7 +116,7 @@ def attend(
   return_weights=True,
 ) -> Attended:
   """Attends with the chosen implementation. Same arguments as `functional.attend.attend`."""
-  name = choose_implementation(score, alignment, query.shape[0] * memory.key.shape[0])
+  name = choose_implementation(score, alignment, query.shape[0] * memory.key.shape[0], (query, memory))
   return MODULES[name].attend(
     score,
     alignment,

@@ -22,7 +22,7 @@ from attention_jax.functional.attend import Attended, Memory
 from attention_jax.functional.masking import zero_masked
 from attention_jax.functional.table import Row
 from attention_jax.kernels import flash
-from attention_jax.kernels.pallas_additive import kernel_platform
+from attention_jax.kernels.target import kernel_platform
 
 KERNEL = 'cudnn'  # argument `implementation` of jax.nn.dot_product_attention; tests set it to 'xla'
 TYPES = ('bfloat16', 'float16')
@@ -38,6 +38,18 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   if reason := flash.unsupported_reason(score, alignment):
     return reason
   return '' if kernel_platform() == 'gpu' else f'needs an NVIDIA GPU, this machine has {kernel_platform()}'
+
+
+def unsupported_inputs(query: jax.Array, memory: Memory) -> str:
+  """Returns the reason why arrays of these dtypes and widths are not supported, or ''."""
+  dtype = memory.value.dtype
+  for x in (query, memory.key, memory.value):
+    if x.dtype != dtype or x.dtype.name not in TYPES:
+      return f'query, key and value must all be {" or ".join(TYPES)}, got {x.dtype}'
+  width = max(memory.key.shape[-1], memory.value.shape[-1])
+  if width > MAX_WIDTH:
+    return f'features must be at most {MAX_WIDTH}, got {width}'
+  return ''
 
 
 def attend(
@@ -57,17 +69,10 @@ def attend(
   Raises:
     UserError: if queries, keys and values do not have one of TYPES in common, or have more than MAX_WIDTH features.
   """
+  if reason := unsupported_inputs(query, memory):
+    raise UserError(f"implementation 'cudnn': {reason}; use 'flash'")
   dtype = memory.value.dtype
-  for x in (query, memory.key, memory.value):
-    if x.dtype != dtype or x.dtype.name not in TYPES:
-      raise UserError(
-        f"implementation 'cudnn': query, key and value must all be {' or '.join(TYPES)}, got {x.dtype}; use 'flash'"
-      )
-
   q, k, v, mask, bias = flash.operands(score, alignment, params, query, memory, bias)
-  width = max(q.shape[-1], v.shape[-1])
-  if width > MAX_WIDTH:
-    raise UserError(f"implementation 'cudnn': features must be at most {MAX_WIDTH}, got {width}; use 'flash'")
   full_mask = jnp.broadcast_to(mask, (q.shape[0], k.shape[0]))
   context = attended_context(*(x.astype(dtype) for x in (q, k, v)), full_mask, bias)
   return Attended(context, flash.softmax_weights(q, k, mask, bias) if return_weights else None)

@@ -19,10 +19,8 @@ All arithmetic is float32. On a CPU the kernels run only under `compile_for('int
 Second derivatives are not supported.
 """
 
-import contextlib
-import contextvars
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +28,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from attention_jax.errors import UserError, choose
+from attention_jax.errors import UserError
 from attention_jax.functional import attend as definition
 from attention_jax.functional.attend import Attended, Memory, score_terms, zero_masked_memory
 from attention_jax.functional.dense import softmax, softmax_temperature, strip_options
@@ -45,6 +43,7 @@ from attention_jax.kernels.pallas_additive_kernels import (
   round_up,
 )
 from attention_jax.kernels.sharding import shard_over_rows
+from attention_jax.kernels.target import INTERPRET, kernel_platform
 
 MAX_BLOCK_SCORES = 2**20  # scores [T, S] of a block of queries in the backward pass, 4 MB
 
@@ -60,28 +59,8 @@ class Target(NamedTuple):
 TARGETS: Mapping[str, Target] = {
   'gpu': Target(Tile(16, 16, 32, 256, 64), triton.CompilerParams(num_warps=8)),
   'tpu': Target(Tile(8, 128, 128, 512, 128)),
-  'interpret': Target(Tile(16, 16, 16, 32, 16)),
+  INTERPRET: Target(Tile(16, 16, 16, 32, 16)),
 }
-_target_override: contextvars.ContextVar[str | None] = contextvars.ContextVar('pallas_target', default=None)
-
-
-@contextlib.contextmanager
-def compile_for(name: str) -> Iterator[None]:
-  """Traces the kernels in its block for a row of TARGETS, whatever the machine: for tests and ahead-of-time compiling.
-
-  Raises:
-    UserError: for an unknown name.
-  """
-  token = _target_override.set(choose(name, TARGETS, 'target of Pallas'))
-  try:
-    yield
-  finally:
-    _target_override.reset(token)
-
-
-def kernel_platform() -> str:
-  """Returns the platform that kernels are compiled for: that of `compile_for`, else that of this machine."""
-  return _target_override.get() or jax.default_backend()
 
 
 def unsupported_reason(score: Row, alignment: Row) -> str:
@@ -92,6 +71,13 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
     return 'the alignment is not softmax'
   if kernel_platform() not in TARGETS:
     return f'needs a GPU or a TPU, this machine has {kernel_platform()}'
+  return ''
+
+
+def unsupported_inputs(query: jax.Array, memory: Memory) -> str:
+  """Returns the reason why arrays of these dtypes are not supported, or ''."""
+  if jnp.float64 in (query.dtype, memory.key.dtype, memory.value.dtype):
+    return 'must not get float64, it computes in float32'
   return ''
 
 
@@ -112,8 +98,8 @@ def attend(
   Raises:
     UserError: for float64, which the kernels would round.
   """
-  if jnp.float64 in (query.dtype, memory.key.dtype, memory.value.dtype):
-    raise UserError("implementation 'pallas_additive' must not get float64, it computes in float32; use 'factored'")
+  if reason := unsupported_inputs(query, memory):
+    raise UserError(f"implementation 'pallas_additive' {reason}; use 'factored'")
   if not query.shape[0]:
     return definition.attend(score, alignment, params, query, memory, bias=bias, rng=rng, deterministic=deterministic)
   memory = zero_masked_memory(memory)

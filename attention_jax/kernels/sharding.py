@@ -1,11 +1,12 @@
 """Functions that XLA cannot partition: every device runs them for its own rows of the batch."""
 
+import math
 from collections.abc import Callable
 
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-BATCH_AXIS = 'data'  # the axis of a mesh that splits the rows of a batch
+ROW_AXES = ('data', 'fsdp')  # the axes of a mesh that split the rows of a batch
 
 
 def shard_over_rows(fn: Callable) -> Callable:
@@ -31,12 +32,13 @@ def shard_over_rows(fn: Callable) -> Callable:
   return run
 
 
-def batch_mesh_axis(rows: int) -> str | None:
-  """Returns the spmd_axis_name for a jax.vmap over `rows` rows: the mesh axis that splits them, or None."""
-  if BATCH_AXIS not in _auto_axes():
+def batch_mesh_axis(rows: int) -> tuple[str, ...] | None:
+  """Returns the spmd_axis_name for a jax.vmap over `rows` rows: the mesh axes that split them, or None."""
+  axes = tuple(axis for axis in ROW_AXES if axis in _auto_axes())
+  if not axes:
     return None
-  devices = jax.sharding.get_abstract_mesh().shape[BATCH_AXIS]
-  return BATCH_AXIS if rows % devices == 0 else None
+  sizes = jax.sharding.get_abstract_mesh().shape
+  return axes if rows % math.prod(sizes[axis] for axis in axes) == 0 else None
 
 
 def _auto_axes() -> list[str]:

@@ -13,13 +13,16 @@ from attention_jax.errors import UserError, UserErrors, choose
 from attention_jax.specs import Option, check_value, format_spec, parse
 from attention_jax.sweeps.space import PRESET, Setting, label, short_names
 from attention_jax.systems.experiment import check_config
+from attention_jax.training.partition import MESH_FIELDS
 
 Fields = dict[str, Any]  # a config by dotted path
 Load = Callable[[str], Mapping[str, Any]]  # 'configs/dates.py:luong2015' -> config
 
 SEED_FIELDS = ('seeds', 'training.seed')  # set by the sweep itself
 # Fields that change neither updates nor results: runs that differ in them are the same experiment.
-IRRELEVANT_FIELDS = frozenset((*SEED_FIELDS, 'training.checkpoint_every', 'training.keep', 'training.log_every'))
+IRRELEVANT_FIELDS = frozenset(
+  (*SEED_FIELDS, *MESH_FIELDS, 'training.checkpoint_every', 'training.keep', 'training.log_every')
+)
 FIXED_FIELDS = {'system': 'is that of the config file'} | dict.fromkeys(SEED_FIELDS, 'is set by --seeds')
 SWITCHES = {'true': True, 'false': False}
 ID_DIGITS = 8

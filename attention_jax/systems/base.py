@@ -15,6 +15,7 @@ import jax
 from jax.sharding import Mesh
 
 from attention_jax.analysis.reading import Reading, ReadingRequest
+from attention_jax.data.batching import Share
 from attention_jax.data.text import Corpus
 from attention_jax.errors import UserError
 from attention_jax.inference.metrics import MetricValue
@@ -23,7 +24,7 @@ from attention_jax.kernels import auto
 from attention_jax.modules.attention import Attention
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
-from attention_jax.training.partition import make_mesh, replicate
+from attention_jax.training.partition import MeshConfig, fetch, make_mesh, process_share, replicate, row_devices
 from attention_jax.training.step import step_rngs
 
 Config = Mapping[str, Any]
@@ -170,6 +171,17 @@ class System(abc.ABC):
     """Mesh of this process's devices: in evaluation, every process computes the whole split by itself."""
     return make_mesh(jax.local_devices())
 
+  @functools.cached_property
+  def training_mesh(self) -> Mesh:
+    """Mesh of all devices of all processes."""
+    return make_mesh(seeds=self.config['seeds'], sizes=MeshConfig(**self.config['mesh']))
+
+  @property
+  def share(self) -> Share:
+    """The rows of training batches that this process reads, with filler rows so that they divide over the devices."""
+    index, count = process_share(self.training_mesh)
+    return Share(index, count, row_devices(self.training_mesh) * self.config['training']['accumulate'])
+
   @property
   def evaluation_rows(self) -> int:
     """Rows of an evaluation batch: config.evaluation.batch_size, rounded up to a multiple of the devices."""
@@ -178,7 +190,7 @@ class System(abc.ABC):
 
   def replicate_params(self, params: Any) -> Any:
     """Copies parameters to every device of `mesh`."""
-    return replicate(jax.device_get(params), self.mesh)
+    return replicate(fetch(params), self.mesh)
 
 
 @runtime_checkable

@@ -221,7 +221,7 @@ class CaptioningSystem(System):
 
   def batches(self, seed: int) -> CaptionBatches:
     size = self.config['data']['batch_size']
-    return CaptionBatches(self.encoded['train'], self._lengths, size, seed, jax.process_index(), jax.process_count())
+    return CaptionBatches(self.encoded['train'], self._lengths, size, seed, self.share)
 
   def check_data(self, log: Log) -> None:
     for name, encoded in self.encoded.items():

@@ -208,7 +208,7 @@ class ClassificationSystem(System):
 
   def batches(self, seed: int) -> DocumentBatches:
     size = self.config['data']['batch_size']
-    return DocumentBatches(self.encoded['train'], self._buckets, size, seed, jax.process_index(), jax.process_count())
+    return DocumentBatches(self.encoded['train'], self._buckets, size, seed, self.share)
 
   def check_data(self, log: Log) -> None:
     if not self.model.takes_pairs:

@@ -14,6 +14,7 @@ from attention_jax.modules.attention import Attention
 from attention_jax.specs import Option, Range, check_value, schema_of
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.loop import Training
+from attention_jax.training.partition import MeshConfig
 
 SET_BY_PARENT = ('project_values', 'positions', 'output_scale', 'dtype', 'parent', 'name')  # fields of Attention
 
@@ -25,7 +26,7 @@ def default_config(system: str = 'translation') -> ConfigDict:
     system: a name of registry.SYSTEMS.
   """
   groups = SYSTEMS[choose(system, SYSTEMS, 'system')].config_groups
-  config = ConfigDict({'system': system, 'training': _field_defaults(Training)})
+  config = ConfigDict({'system': system, 'training': _field_defaults(Training), 'mesh': _field_defaults(MeshConfig)})
   for path, cls in groups.items():
     *parents, name = path.split('.')
     parent = config[parents[0]] if parents else config
@@ -107,7 +108,7 @@ def describe_config(system: str) -> dict[str, dict[str, FieldDescription]]:
   Raises:
     UserError: for an unknown system.
   """
-  classes = {'training': Training} | dict(SYSTEMS[choose(system, SYSTEMS, 'system')].config_groups)
+  classes = {'training': Training, 'mesh': MeshConfig} | dict(SYSTEMS[choose(system, SYSTEMS, 'system')].config_groups)
   top_level = {
     'system': FieldDescription('str', system, None, TOP_LEVEL_MEANINGS['system']),
     'seeds': FieldDescription('int', 1, Range(1), TOP_LEVEL_MEANINGS['seeds']),

@@ -68,8 +68,8 @@ def matmul_flop(counts: Counter) -> float:
 def count_matmuls(fn: Callable, *args) -> Counter:
   """Counts the products of matrices in fn(*args).
 
-  Products inside a scan count once per step. Those inside a while loop count once, and those in all branches of a cond
-  are added. Products whose result is unused do not count.
+  Products inside a scan count once per step, those inside a shard_map once per device. Those inside a while loop count
+  once, and those in all branches of a cond are added. Products whose result is unused do not count.
 
   Args:
     fn: a jax function.
@@ -78,7 +78,11 @@ def count_matmuls(fn: Callable, *args) -> Counter:
   Returns:
     {(left shape, right shape, dimension numbers, dtype): count}.
   """
-  jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
+  return count_in_jaxpr(jax.make_jaxpr(fn)(*args).jaxpr)
+
+
+def count_in_jaxpr(jaxpr: core.Jaxpr) -> Counter:
+  """Counts the products of matrices in a traced function, see `count_matmuls`."""
   used, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))  # as the compiler removes unused results
   return _count_in_jaxpr(used, 1)
 
@@ -92,6 +96,9 @@ def _count_in_jaxpr(jaxpr: core.Jaxpr, repetitions: int) -> Counter:
     inner_repetitions = repetitions
     if equation.primitive.name == 'scan':
       inner_repetitions = repetitions * equation.params.get('length', 1)
+    elif equation.primitive.name == 'shard_map':  # its body has the shapes of one device
+      sizes = equation.params['mesh'].shape
+      inner_repetitions = repetitions * math.prod(sizes[axis] for axis in equation.params['newly_manual_axes'])
     for inner in _inner_jaxprs(equation.params):
       counts += _count_in_jaxpr(inner, inner_repetitions)
   return counts

@@ -1,5 +1,6 @@
 """Trains a whole experiment from its config: data, model, training and test metrics."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from attention_jax.inference.metrics import MetricSummary, MetricValue, aggregat
 from attention_jax.systems.base import BatchSequence, Config, Log, System
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.costs import count_parameters
+from attention_jax.systems.loading import comparable_fields, load_once
 from attention_jax.systems.memory import check_batch_memory, check_state_memory
 from attention_jax.systems.provenance import code_version
 from attention_jax.systems.registry import SYSTEMS
@@ -30,6 +32,7 @@ from attention_jax.systems.runs import (
   write_lines,
 )
 from attention_jax.systems.variants import store_variants
+from attention_jax.training import peers
 from attention_jax.training.checkpoint import BEST, Checkpoints
 from attention_jax.training.file_digests import add_file_digests, drop_file_digests
 from attention_jax.training.fingerprint import DIGESTS_FILE, check_digests, compute_digests, store_digests
@@ -37,7 +40,7 @@ from attention_jax.training.folder import CONFIG, check_folder, lock_folder, pre
 from attention_jax.training.hooks import InterruptReason
 from attention_jax.training.loop import Training, fit
 from attention_jax.training.optim import describe_warmup, make_optimizer, make_schedule
-from attention_jax.training.partition import check_rows, make_mesh
+from attention_jax.training.partition import MeshConfig, describe_placement, make_mesh
 from attention_jax.training.paths import run_path
 from attention_jax.training.seeds import SeedResults, fit_seeds
 from attention_jax.training.state import TrainState, evaluation_params
@@ -68,14 +71,17 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
   Raises:
     UserError: for mistakes in the config, the data or the folder, before any file of the folder is overwritten.
   """
-  config = fill_defaults(config, 'the config')
-  folder = run_path(folder)
-  check_run_files(folder)
-  check_config(config)
-  is_resumed = check_folder(folder, config, _complete_stored_config)
-  _wait_for_all_processes('check_folder')  # before process 0 stores a config there
+  peers.check_agreement(peers.package_versions())
   log = log if jax.process_index() == 0 else _discard
-  system = SYSTEMS[config['system']].load(config, str(folder) if is_resumed else None)
+  with peers.fail_together():  # also a wait for all, before process 0 stores a config
+    config = fill_defaults(config, 'the config')
+    folder = run_path(folder)
+    check_run_files(folder)
+    check_config(config)
+    make_mesh(seeds=config['seeds'], sizes=MeshConfig(**config['mesh']))  # for its errors
+    is_resumed = check_folder(folder, config, _complete_stored_config)
+  peers.check_agreement(comparable_fields(config) | {f'a run in {folder}': 'present' if is_resumed else 'absent'})
+  system = load_once(config, str(folder) if is_resumed else None)
   for line in system.report:
     log(line)
   if line := describe_warmup(config['training']['schedule'], config['training']['steps']):
@@ -85,20 +91,25 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
   params = jax.eval_shape(lambda: initializer(seeds[0]))
   log(_describe(system, params))
   check_state_memory(config, params)
+  if placement := describe_placement(params, system.training_mesh):
+    log(placement)
   batches = [system.batches(seed) for seed in seeds]
   check_batch_memory(config, batches[0])
   shapes = sorted(set(batches[0].shapes))
   log(f'{len(batches[0])} batches an epoch, of shapes ({batches[0].shape_names}) {shapes}')
-  _check_data(system, batches[0], log)
   digests = compute_digests(system.arrays)
-  if is_resumed:
-    check_digests(folder, digests, log)
-  with lock_folder(folder.absolute(), log):
+  peers.check_agreement({f"split '{split}' of the data": f'digest {digest}' for split, digest in digests.items()})
+  with contextlib.ExitStack() as stack:
+    with peers.fail_together():
+      _check_data(system, log)
+      if is_resumed:
+        check_digests(folder, digests, log)
+      stack.enter_context(lock_folder(folder.absolute(), log))
     folder = _prepare_run_folder(folder, config, system)
-    if jax.process_index() == 0:
-      store_digests(folder, digests)
-      add_file_digests(folder, [DIGESTS_FILE])
-    _wait_for_all_processes('store_data')
+    with peers.fail_together():
+      if jax.process_index() == 0:
+        store_digests(folder, digests)
+        add_file_digests(folder, [DIGESTS_FILE])
     return _train_and_evaluate(config, folder, system, initializer, batches, log)
 
 
@@ -141,6 +152,7 @@ def _fit(
     'params': initializer,
     'evaluate': _make_validation(system),
     'direction': 'max' if selectable_metrics(config)[training.select] else 'min',
+    'mesh': system.training_mesh,
   }
   if len(batches) > 1:
     stacked = StackedBatches(batches)
@@ -151,11 +163,13 @@ def _fit(
 
 def _prepare_run_folder(folder: Path, config: Config, system: System) -> Path:
   """Stores the files of a run, and their digests; also when resumed: it may have been killed before that."""
-  if jax.process_index() == 0:
-    drop_file_digests(folder)
+  with peers.fail_together():
+    if jax.process_index() == 0:
+      drop_file_digests(folder)
   folder = prepare_folder(folder, config, _complete_stored_config)
-  if jax.process_index() == 0:
-    add_file_digests(folder, [CONFIG, *system.save(str(folder)), *store_variants(folder)])
+  with peers.fail_together():
+    if jax.process_index() == 0:
+      add_file_digests(folder, [CONFIG, *system.save(str(folder)), *store_variants(folder)])
   return folder
 
 
@@ -190,6 +204,7 @@ def check_config(config: Config) -> None:
     raise UserError(f'config.seeds must be at most {MAX_SEEDS}, got {config["seeds"]}; start several runs instead')
   if config['seeds'] > 1 and jax.process_count() > 1:
     raise UserError(f'config.seeds must be 1 when several processes train together, got {config["seeds"]}')
+  MeshConfig(**config['mesh'])
   training = Training(**config['training'])
   make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
   SYSTEMS[config['system']].check(config, training)
@@ -201,13 +216,10 @@ def selectable_metrics(config: Config) -> dict[str, bool]:
   return SYSTEMS[config['system']].selectable_metrics(config)
 
 
-def _check_data(system: System, batches: BatchSequence, log: Log) -> None:
+def _check_data(system: System, log: Log) -> None:
   """Raises UserError for mistakes in the config that only the data reveal."""
   if 'validation' not in system.splits:
     log('no validation split: training.select and training.patience have no effect, the last step is evaluated')
-  mesh = make_mesh(seeds=system.config['seeds'])
-  for rows, *_ in batches.shapes:
-    check_rows(rows * jax.process_count(), mesh, system.config['training']['accumulate'])
   system.check_data(log)
 
 

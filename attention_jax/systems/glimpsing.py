@@ -176,7 +176,7 @@ class GlimpsingSystem(System):
 
   def batches(self, seed: int) -> DigitBatches:
     size = self.config['data']['batch_size']
-    return DigitBatches(self.digits['train'], size, seed, jax.process_index(), jax.process_count())
+    return DigitBatches(self.digits['train'], size, seed, self.share)
 
   def evaluate(
     self, params: Any, split: str, *, beams: int | None = None

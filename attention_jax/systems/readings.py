@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.analysis.alignment import merge_weights
 from attention_jax.analysis.interventions import Pair
 from attention_jax.analysis.reading import WEIGHTS, Reading, ReadingRequest
 from attention_jax.data.encoding import EncodedCorpus, encode
@@ -97,8 +98,10 @@ class Reader:
       UserError: for an empty hypothesis, layers of a model with a single layer of attention, an unknown analysis, and
         an analysis that does not apply to the model.
     """
-    if not (request.layers or request.analyses):
+    if not (request.layers or request.analyses or request.words):
       return list(readings)
+    if request.words and request.analyses:
+      raise UserError(f'analyses are of tokens, and cannot be merged to words, got words and {request.analyses[0]!r}')
     for spec in request.analyses:
       parse_analysis(spec)  # reports a mistake before anything is computed
     if empty := [reading.source for reading in readings if not reading.target]:
@@ -107,10 +110,26 @@ class Reader:
     vocabularies = (self.source_vocab, self.target_vocab)
     scored = score_pairs(self.model, self.params, corpus, *vocabularies, self.buckets, layers=request.layers)
     encoded = encode(corpus, *vocabularies)
-    return [
+    completed = [
       self._complete(reading, pair, self._pair(encoded, row), request.analyses)
       for row, (reading, pair) in enumerate(zip(readings, scored, strict=True))
     ]
+    return [self._merge_words(reading) for reading in completed] if request.words else completed
+
+  def _merge_words(self, reading: Reading) -> Reading:
+    """Sums weights over the tokens of a source word, and averages them over those of a target word."""
+    source_words = self.source_vocab.word_ids(reading.source)
+    target_words = self.target_vocab.word_ids(reading.target)
+    links = None
+    if reading.gold is not None:
+      pairs = {(source_words[s], target_words[t]) for s, t in reading.gold}
+      links = sorted(pair for pair in pairs if min(pair) >= 0)
+    return reading._replace(
+      source_tokens=[*reading.source.split(), END],
+      target_tokens=[*reading.target.split(), END],
+      matrices={name: merge_weights(x, source_words, target_words) for name, x in reading.matrices.items()},
+      gold=links,
+    )
 
   def _complete(self, reading: Reading, scored: ScoredPair, pair: Pair, analyses: Sequence[str]) -> Reading:
     target_tokens = [*scored.tokens, END]

@@ -155,7 +155,7 @@ class RecallSystem(System):
 
   def batches(self, seed: int) -> RecallBatches:
     size = self.config['data']['batch_size']
-    return RecallBatches(self.task, size, seed, jax.process_index(), jax.process_count())
+    return RecallBatches(self.task, size, seed, self.share)
 
   def evaluate(
     self, params: Any, split: str, *, beams: int | None = None

@@ -258,8 +258,7 @@ class TranslationSystem(System):
       options['batch_size'],
       options['batch_unit'],
       seed=seed,
-      shard=jax.process_index(),
-      shards=jax.process_count(),
+      share=self.share,
       links=self.loss.needs_links,
       resegment=make_resegmenter(encoded, corpus, self.source_vocab, self.target_vocab, seed),
     )

@@ -10,16 +10,18 @@ from typing import Any
 import filelock
 import jax
 from flax.traverse_util import flatten_dict
-from jax.experimental import multihost_utils
 
 from attention_jax.atomic import is_unfinished, write_text
 from attention_jax.errors import UserError
+from attention_jax.training.partition import MESH_FIELDS
+from attention_jax.training.peers import fail_together
 
 CONFIG = 'config.json'
 LOCK = '.lock'  # an empty file, locked by the process that trains
 Complete = Callable[[dict[str, Any]], dict[str, Any]]
 
-# Fields that may differ when a run is resumed. They change how long it runs and what it writes, not its updates.
+# Fields that may differ when a run is resumed. They change how long it runs, what it writes and its devices, not its
+# updates.
 # (A schedule that ends with the run, such as 'cosine', does depend on training.steps, unless its spec sets its own.)
 MUTABLE_FIELDS = frozenset(
   {
@@ -29,6 +31,7 @@ MUTABLE_FIELDS = frozenset(
     'training.checkpoint_every',
     'training.keep',
     'training.on_nonfinite',
+    *MESH_FIELDS,
   }
 )
 
@@ -49,10 +52,9 @@ def prepare_folder(folder: str | Path, config: Mapping[str, Any], complete: Comp
       In that case nothing in it has been changed.
   """
   folder = Path(folder).absolute()
-  if jax.process_index() == 0:
-    _store_config(folder, _as_stored(config), complete)
-  if jax.process_count() > 1:
-    multihost_utils.sync_global_devices('prepare_folder')
+  with fail_together():
+    if jax.process_index() == 0:
+      _store_config(folder, _as_stored(config), complete)
   return folder
 
 

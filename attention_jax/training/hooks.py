@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from attention_jax.errors import UserError, choose
@@ -256,19 +257,22 @@ class InterruptHandler:
 
   The reason that it returns to the loop is an InterruptReason.
   It is a context manager, which handles the signals inside its block, see interrupts.StopRequest.
-  With several processes the signals keep their default meaning, because all processes would have to stop at the same
-  update; such a run is resumed from its last checkpoint.
+  With several processes jax itself receives SIGTERM: a signal to any of them stops all of them after the same update,
+  the next one that none of them has begun. Ctrl-C keeps its default meaning there.
   """
 
   def __init__(self):
     self._request = StopRequest()
     self._stack = contextlib.ExitStack()
+    self._several = jax.process_count() > 1
 
   def __call__(self, step, state, metrics, last):
+    if self._several and ocp.utils.reached_preemption(step):
+      return InterruptReason('stopped by SIGTERM')
     return InterruptReason(f'stopped by {self._request.reason}') if self._request.reason else None
 
   def __enter__(self):
-    if jax.process_count() == 1:
+    if not self._several:
       self._stack.enter_context(self._request)
     return self
 

@@ -30,7 +30,7 @@ from attention_jax.training.hooks import (
 from attention_jax.training.incidents import BatchRecorder
 from attention_jax.training.loss import Loss
 from attention_jax.training.optim import make_optimizer, make_schedule
-from attention_jax.training.partition import make_mesh, sharding
+from attention_jax.training.partition import constrain, make_mesh, state_shardings
 from attention_jax.training.state import TrainState, init_state
 from attention_jax.training.step import TrainStep, make_train_step
 from attention_jax.training.writers import JsonLines, Progress, TensorBoard
@@ -248,16 +248,18 @@ class StateInitializer:
     self._params = params
     self._several = not isinstance(seed, int)
     self._seeds = seed if self._several else [seed]
-    self._layout = sharding(mesh, 'states' if self._several else 'state')
+    self._mesh = mesh
 
     def build_state(params: Sequence[Any]) -> TrainState:
       """The state of the initial parameters of each run; of several runs, with a leading axis."""
-      if not self._several:
-        return init(params[0])
-      return jax.vmap(init)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *params))
+      if self._several:
+        state = jax.vmap(init)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *params))
+      else:
+        state = init(params[0])
+      return constrain(state, self._shardings(state))
 
     self._build_state = build_state
-    self._compiled = jax.jit(build_state, out_shardings=self._layout, compiler_options=compiler_options(1))
+    self._compiled = jax.jit(build_state, compiler_options=compiler_options(1))
 
   def __call__(self) -> TrainState:
     # Arrays of the host are the same in every process, whatever the sharding of the state.
@@ -272,7 +274,12 @@ class StateInitializer:
   def shapes(self) -> TrainState:
     """Returns the shapes, dtypes and shardings of the state, without computing values."""
     state = jax.eval_shape(lambda: self._build_state([self._params(seed) for seed in self._seeds]))
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._layout), state)
+    return jax.tree.map(
+      lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout), state, self._shardings(state)
+    )
+
+  def _shardings(self, state: TrainState) -> TrainState:
+    return state_shardings(state, self._mesh, stacked=self._several)
 
 
 def prepare_training(

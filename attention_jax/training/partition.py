@@ -1,8 +1,17 @@
-"""Placement of arrays: one mesh over all devices, and a table of shardings that name its axes."""
+"""Placement of arrays: one mesh over all devices, and tables of rules that name its axes.
 
+Rows of batches are sharded over the axes 'data' and 'fsdp'. Parameters, their moving average and the state of the
+optimiser are sharded over 'fsdp' and 'tensor', by the names of their axes: PARAMETER_AXES names the axes of an array
+after the end of its path, and LOGICAL_AXES lays names out on the mesh. Models contain no sharding code: the compiler
+derives the placement of every other array. An update gathers parameters over 'fsdp' once, before the loss, so that a
+recurrence does not gather them in every step; over 'tensor' they stay divided.
+"""
+
+import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,35 +19,211 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from attention_jax.errors import UserError
-from attention_jax.kernels.sharding import BATCH_AXIS
+from attention_jax.kernels.sharding import ROW_AXES
 
-AXES = ('seed', BATCH_AXIS)
+AXES = ('seed', *ROW_AXES, 'tensor')
+REST = -1  # size of the axis that takes the devices that the others leave
 
 RULES = {
-  'batch': PartitionSpec(BATCH_AXIS),
-  'parts': PartitionSpec(None, BATCH_AXIS),  # [parts, rows, ...] when gradients are accumulated
+  'batch': PartitionSpec(ROW_AXES),
+  'parts': PartitionSpec(None, ROW_AXES),  # [parts, rows, ...] when gradients are accumulated
   'state': PartitionSpec(),  # replicated
-  'batches': PartitionSpec('seed', BATCH_AXIS),  # [seeds, rows, ...] of runs side by side
+  'batches': PartitionSpec('seed', ROW_AXES),  # [seeds, rows, ...] of runs side by side
   'states': PartitionSpec('seed'),  # [seeds, ...]
 }
 
+# Names of the last axes of a parameter, by a pattern of the end of its path; the first match counts. An array without a
+# match is replicated: biases and gains are small.
+PARAMETER_AXES = (
+  (r'embedding', ('vocabulary', 'model')),
+  (r'output/kernel', ('model', 'vocabulary')),
+  (r'output/bias', ('vocabulary',)),
+  (r'attention/(query|key|value)_kernel/kernel|cross/(query|key|value)_kernel/kernel', ('heads', 'model', 'features')),
+  (r'join/kernel', ('features', 'model')),
+  (r'feed/Dense_1/kernel', ('features', 'model')),
+  (r'kernel', ('model', 'features')),
+)
+# Axes of the mesh that may divide a named axis, in this order. An axis of the mesh divides one axis of an array, the
+# first that it divides evenly: the features of an attention with a single head, for example.
+LOGICAL_AXES = {
+  'heads': ('tensor',),
+  'vocabulary': ('tensor',),
+  'features': ('tensor',),
+  'model': ('fsdp',),
+}
 
-def make_mesh(devices: Sequence[jax.Device] | None = None, seeds: int = 1) -> Mesh:
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """Sizes of the device mesh; the fields of `config.mesh`. One of them may be -1, which takes the rest of the devices.
+
+  Attributes:
+    data: devices that divide the rows of a batch and hold the same parameters.
+    fsdp: devices that divide the rows of a batch and also the parameters and the state of the optimiser.
+    tensor: devices that divide the heads, features and vocabularies of the same rows.
+  """
+
+  data: int = REST
+  fsdp: int = 1
+  tensor: int = 1
+
+  def __post_init__(self):
+    sizes = dataclasses.asdict(self)
+    for name, size in sizes.items():
+      if size < 1 and size != REST:
+        raise UserError(f'config.mesh.{name} must be at least 1, or -1 for the rest of the devices, got {size}')
+    if list(sizes.values()).count(REST) > 1:
+      raise UserError(f'only one size of config.mesh may be -1, got {self._describe()}')
+
+  def sizes(self, devices: int) -> tuple[int, int, int]:
+    """Returns the sizes of the axes data, fsdp and tensor for this number of devices.
+
+    Raises:
+      UserError: if the sizes do not multiply to the number of devices.
+    """
+    sizes = [self.data, self.fsdp, self.tensor]
+    known = math.prod(size for size in sizes if size != REST)
+    if REST in sizes and devices % known == 0:
+      sizes[sizes.index(REST)] = devices // known
+    if math.prod(sizes) != devices:
+      raise UserError(f'config.mesh ({self._describe()}) does not divide {devices} devices evenly')
+    return tuple(sizes)
+
+  def _describe(self) -> str:
+    return ', '.join(f'{name}={size}' for name, size in dataclasses.asdict(self).items())
+
+
+MESH_FIELDS = tuple(f'mesh.{field.name}' for field in dataclasses.fields(MeshConfig))  # change no result of a run
+
+
+def make_mesh(devices: Sequence[jax.Device] | None = None, seeds: int = 1, sizes: MeshConfig | None = None) -> Mesh:
   """Returns a mesh with the axes AXES.
 
   Args:
-    devices: the devices of the mesh, in this order; by default all.
-    seeds: number of runs side by side. The axis 'seed' has gcd(seeds, devices) devices, and the batch
-      is split over the rest.
+    devices: the devices of the mesh, in this order; by default all. Neighbours in this order share the axis 'tensor'.
+    seeds: number of runs side by side. The axis 'seed' has gcd(seeds, devices) devices, as far as the other axes leave
+      them.
+    sizes: sizes of the other axes; by default all devices are on the axis 'data'.
+
+  Raises:
+    UserError: if the sizes do not multiply to the number of devices.
   """
   devices = np.asarray(jax.devices() if devices is None else devices)
+  sizes = sizes or MeshConfig()
+  fixed = math.prod(size for size in dataclasses.astuple(sizes) if size != REST)
+  seed_devices = math.gcd(seeds, max(devices.size // fixed, 1))
   # jax.make_mesh would reorder the devices of a TPU, and raises an error for several slices.
-  return Mesh(devices.reshape(math.gcd(seeds, devices.size), -1), AXES)
+  return Mesh(devices.reshape(seed_devices, *sizes.sizes(devices.size // seed_devices)), AXES)
 
 
 def sharding(mesh: Mesh, rule: str) -> NamedSharding:
   """Returns the sharding of a row of RULES on a mesh."""
   return NamedSharding(mesh, RULES[rule])
+
+
+def state_shardings(tree: Any, mesh: Mesh, *, stacked: bool = False, gathered: bool = False) -> Any:
+  """Returns the sharding of every array of a tree of parameters, or of a whole training state.
+
+  Args:
+    tree: arrays, or their shapes, whose paths end like those of parameters.
+    mesh: the mesh of the devices.
+    stacked: whether the arrays have a leading axis of runs side by side.
+    gathered: whether parameters are whole on the axis 'fsdp', as the loss needs them.
+
+  Returns:
+    The same tree of NamedShardings.
+  """
+
+  def place(path, x):
+    axes = [None] * len(x.shape)
+    if stacked and mesh.shape['seed'] > 1:
+      axes[0] = 'seed'
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    for axis, mesh_axis in _divided_axes(name, x.shape[stacked:], mesh.shape).items():
+      if not (gathered and mesh_axis == 'fsdp'):
+        axes[axis + stacked] = mesh_axis
+    while axes and axes[-1] is None:
+      axes.pop()  # as jax writes the shardings of results: another spec would compile an update twice
+    return NamedSharding(mesh, PartitionSpec(*axes))
+
+  return jax.tree.map_with_path(place, tree)
+
+
+def _divided_axes(name: str, shape: Sequence[int], sizes: Mapping[str, int]) -> dict[int, str]:
+  """Returns the axes of a parameter that are divided, and the axis of the mesh that divides each."""
+  names = next((axes for end, axes in PARAMETER_AXES if re.search(f'(?:^|/)(?:{end})$', name)), ())
+  names = names[max(len(names) - len(shape), 0) :]
+  divided = {}
+  for axis, logical in zip(range(len(shape) - len(names), len(shape)), names, strict=True):
+    for mesh_axis in LOGICAL_AXES[logical]:
+      size = sizes[mesh_axis]
+      if size > 1 and shape[axis] % size == 0 and mesh_axis not in divided.values():
+        divided[axis] = mesh_axis
+  return divided
+
+
+def constrain(tree: Any, shardings: Any) -> Any:
+  """Requires shardings of the arrays of a tree, inside of a compiled function."""
+  return jax.tree.map(jax.lax.with_sharding_constraint, tree, shardings)
+
+
+def describe_placement(params: Any, mesh: Mesh) -> str:
+  """Describes how parameters are divided over a mesh; '' if every device holds all of them.
+
+  Args:
+    params: the parameters, or their shapes.
+    mesh: the mesh of the devices.
+
+  Raises:
+    UserError: if an axis of the mesh cannot divide the largest parameter, so that it would save little.
+  """
+  axes = [axis for axis in ('fsdp', 'tensor') if mesh.shape[axis] > 1]
+  if not axes:
+    return ''
+  shardings = jax.tree.leaves(state_shardings(params, mesh))
+  arrays = jax.tree.leaves_with_path(params)
+  path, largest = max(arrays, key=lambda pair: math.prod(pair[1].shape))
+  name = jax.tree_util.keystr(path, simple=True, separator='/')
+  divided = _divided_axes(name, largest.shape, mesh.shape).values()
+  for axis in axes:
+    if axis not in divided:
+      raise UserError(
+        f'config.mesh.{axis}={mesh.shape[axis]} divides no axis of the largest parameter, {name} '
+        f'{list(largest.shape)}; expected a size that divides one'
+      )
+  total = sum(x.dtype.itemsize * math.prod(x.shape) for _, x in arrays)
+  local = sum(
+    x.dtype.itemsize * math.prod(place.shard_shape(x.shape)) for (_, x), place in zip(arrays, shardings, strict=True)
+  )
+  sizes = ', '.join(f'{axis}={mesh.shape[axis]}' for axis in axes)
+  return f'parameters divided by {sizes}: {local / 2**20:.1f} of {total / 2**20:.1f} MiB on each device'
+
+
+def row_devices(mesh: Mesh) -> int:
+  """Returns the number of parts into which the rows of a batch are divided."""
+  return math.prod(mesh.shape[axis] for axis in ROW_AXES)
+
+
+@functools.cache
+def process_share(mesh: Mesh) -> tuple[int, int]:
+  """Returns which share of the rows of a batch this process reads, and the number of shares.
+
+  Processes whose devices hold the same rows, because 'tensor' or 'seed' spans them, read the same share.
+
+  Raises:
+    UserError: if the devices of a process do not hold one even share.
+  """
+  parts = np.moveaxis(mesh.devices, 0, 2).reshape(row_devices(mesh), -1)  # [row parts, seed x tensor]
+  is_local = np.vectorize(lambda device: device.process_index == jax.process_index())(parts)
+  local = np.flatnonzero(is_local.any(axis=1))
+  size = len(local)
+  is_block = size and local[-1] - local[0] == size - 1 and local[0] % size == 0 and len(parts) % size == 0
+  if not is_block:
+    raise UserError(
+      f'the {len(parts)} parts of a batch cannot be divided over {jax.process_count()} processes; '
+      'choose a config.mesh whose axis tensor divides the devices of a process'
+    )
+  return int(local[0]) // size, len(parts) // size
 
 
 def check_rows(rows: int, mesh: Mesh, parts: int = 1) -> None:
@@ -52,7 +237,7 @@ def check_rows(rows: int, mesh: Mesh, parts: int = 1) -> None:
   Raises:
     UserError: if the rows do not divide evenly.
   """
-  devices = mesh.shape[BATCH_AXIS]
+  devices = row_devices(mesh)
   divisor = devices * parts
   if rows % divisor:
     divided = f'{devices} devices' + (f' x {parts} accumulated parts' if parts > 1 else '')
@@ -68,7 +253,7 @@ def shard_batch(batch: Any, mesh: Mesh, parts: int = 1, rule: str = 'batch') -> 
   """Makes global arrays of this process's rows of a batch.
 
   Args:
-    batch: a tree of numpy arrays.
+    batch: a tree of numpy arrays with the rows of `process_share`.
     mesh: the mesh of the devices.
     parts: number of parts in which gradients are accumulated.
     rule: row of RULES that shards the arrays: 'batch' or 'batches'.
@@ -79,10 +264,28 @@ def shard_batch(batch: Any, mesh: Mesh, parts: int = 1, rule: str = 'batch') -> 
   Raises:
     UserError: if the rows do not divide evenly.
   """
-  rows = jax.tree.leaves(batch)[0].shape[RULES[rule].index(BATCH_AXIS)]
-  check_rows(rows * jax.process_count(), mesh, parts)
+  axis = RULES[rule].index(ROW_AXES)
+  _, shares = process_share(mesh)
+  rows = jax.tree.leaves(batch)[0].shape[axis] * shares
+  check_rows(rows, mesh, parts)
   layout = sharding(mesh, rule)
-  return jax.tree.map(lambda x: jax.make_array_from_process_local_data(layout, x), batch)
+
+  def place(x):
+    shape = (*x.shape[:axis], rows, *x.shape[axis + 1 :])
+    return jax.make_array_from_process_local_data(layout, x, shape)
+
+  return jax.tree.map(place, batch)
+
+
+def fetch(tree: Any) -> Any:
+  """Copies arrays of any sharding to the host, whole in every process, which all must call it together."""
+
+  def fetch_array(x):
+    if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
+      return x
+    return jax.jit(lambda x: x, out_shardings=NamedSharding(x.sharding.mesh, PartitionSpec()))(x)
+
+  return jax.device_get(jax.tree.map(fetch_array, tree))
 
 
 def jit_on_mesh(mesh: Mesh, fn: Callable, **options) -> Callable:

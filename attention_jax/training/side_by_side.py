@@ -127,8 +127,10 @@ class Separate(SideBySide):
 
   def unstack(self, stacked):
     stacked = jax.device_get(stacked)
+    shapes = self._initializers[0].shapes()
     return [
-      jax.tree.map(lambda x, i=i: jax.device_put(x[i], self._layout), stacked) for i in range(len(self._train_steps))
+      jax.tree.map(lambda x, like, i=i: jax.device_put(x[i], like.sharding), stacked, shapes)
+      for i in range(len(self._train_steps))
     ]
 
   def compilations(self):

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from attention_jax.training.anneal import NO_SCHEDULES, Schedules, apply_schedules, zero_scheduled
 from attention_jax.training.compiling import compiler_options
 from attention_jax.training.loss import OBJECTIVE_RNG, Loss
-from attention_jax.training.partition import jit_on_mesh, shard_batch, sharding
+from attention_jax.training.partition import constrain, jit_on_mesh, shard_batch, sharding, state_shardings
 from attention_jax.training.state import TrainState, update_average, update_running
 
 RNGS = ('dropout', 'attention', OBJECTIVE_RNG)  # names of the rngs that models and objectives consume
@@ -182,7 +182,8 @@ def compile_update(
       sums = loss(params, batch, step_rngs(rng), running, update_number)
       return sums['loss'], sums
 
-    (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params)
+    gathered = constrain(params, state_shardings(params, mesh, gathered=True))
+    (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(gathered)
     return sums, grads
 
   def compute_gradients(root, step, params, running, batch):
@@ -212,16 +213,26 @@ def compile_update(
       new_state = kept._replace(step=step)
     return new_state, metrics
 
-  state_layout = sharding(mesh, 'states' if several else 'state')
+  scalars = sharding(mesh, 'states' if several else 'state')
   batch_layout = sharding(mesh, 'batches' if several else 'batch')
   if several:
     compute_gradients = jax.vmap(compute_gradients, spmd_axis_name='seed')
     apply_gradients = _only_live_runs(jax.vmap(apply_gradients, spmd_axis_name='seed'))
-  layouts = (state_layout, state_layout, state_layout, state_layout, batch_layout)
-  options = {'out_shardings': state_layout, 'compiler_options': compiler_options(runs, mesh.devices.flat[0].platform)}
+
+  def compute_placed_gradients(*args):
+    sums, grads = compute_gradients(*args)
+    return sums, constrain(grads, state_shardings(grads, mesh, stacked=several))
+
+  def apply_placed_gradients(*args):
+    state, metrics = apply_gradients(*args)
+    return constrain(state, state_shardings(state, mesh, stacked=several)), metrics
+
+  # Parameters, gradients and states have the shardings of their arrays.
+  layouts = (scalars, scalars, None, scalars, batch_layout)
+  options = {'compiler_options': compiler_options(runs, mesh.devices.flat[0].platform)}
   return Update(
-    jit_on_mesh(mesh, compute_gradients, in_shardings=layouts, **options),
-    jit_on_mesh(mesh, apply_gradients, donate_argnums=0, in_shardings=state_layout, **options),
+    jit_on_mesh(mesh, compute_placed_gradients, in_shardings=layouts, out_shardings=(scalars, None), **options),
+    jit_on_mesh(mesh, apply_placed_gradients, donate_argnums=0, out_shardings=(None, scalars), **options),
   )
 
 

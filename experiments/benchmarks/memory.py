@@ -4,10 +4,10 @@
 resident size after the imports, which is the same for all sides, and that at the end.
 """
 
-from experiments.large_pages import restart_with_large_pages
+from experiments.process_settings import prepare_process
 
 if __name__ == '__main__':
-  restart_with_large_pages()  # before jax is imported
+  prepare_process()  # before jax is imported
 
 import json
 import re

@@ -84,6 +84,16 @@ def test_invisible_tokens_become_visible(token, expected):
   assert fonts.visible_form(token) == expected
 
 
+def test_right_to_left_text_is_isolated_from_what_follows(tmp_path, recwarn):
+  assert fonts.isolate('5 mars') == '5 mars'
+  title = f'{fonts.isolate("الأحد، 7 مارس 2021")} → 2021-03-07'
+  assert title.startswith('\u2068') and '2021\u2069 → ' in title
+  heatmap(WEIGHTS, SOURCE, TARGET, tmp_path / 'isolated.png', title=title)
+  heatmap(WEIGHTS, SOURCE, TARGET, tmp_path / 'joined.png', title=title.strip('\u2068').replace('\u2069', ''))
+  assert (tmp_path / 'isolated.png').read_bytes() != (tmp_path / 'joined.png').read_bytes()
+  assert not [str(warning.message) for warning in recwarn]
+
+
 def test_unusual_tokens_do_not_warn(tmp_path, recwarn):
   tokens = ['$x^2$', '$', '\\', '_', '\n', '\u200f', '\u0301', '\u064e', '\U0001e130', '😀', '']
   heatmap(np.eye(len(tokens)), tokens, tokens, tmp_path / 'a.png', title='$a$ \\frac{', gold=[(0, 0)])

@@ -1,4 +1,4 @@
-"""Batches: a pure function of (seed, step), every row once per epoch, static shapes, shards that partition a batch."""
+"""Batches: a pure function of (seed, step), every row once per epoch, static shapes, shares that partition a batch."""
 
 import collections
 import itertools
@@ -13,6 +13,7 @@ from attention_jax.data.batching import (
   BATCH_UNITS,
   MIN_EVALUATION_BATCHES,
   Batches,
+  Share,
   check_any_row_fits,
   eval_batches,
   gather,
@@ -127,13 +128,22 @@ def test_epochs_and_seeds_differ():
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 99))
-def test_shards_partition_the_batch(shards, per_shard, step):
-  size = shards * per_shard
-  whole = Batches(random_split(), BUCKETS, size)[step]
-  for shard in range(shards):
-    part = Batches(random_split(), BUCKETS, size, shard=shard, shards=shards)
-    assert_equal_batches(part[step][:5], (array[shard::shards] for array in whole[:5]))
-    assert all(rows == per_shard for rows, _, _ in part.shapes)
+def test_shares_are_parts_of_the_batch_in_order(count, rows, step):
+  whole = Batches(random_split(), BUCKETS, count * rows)[step]
+  for index in range(count):
+    part = Batches(random_split(), BUCKETS, count * rows, share=Share(index, count))
+    assert_equal_batches(part[step][:5], (array[index * rows : (index + 1) * rows] for array in whole[:5]))
+    assert all(shape[0] == rows for shape in part.shapes)
+
+
+def test_filler_rows_make_a_batch_divisible_and_change_no_other_row():
+  whole, padded = Batches(random_split(), BUCKETS, 6), Batches(random_split(), BUCKETS, 6, share=Share(multiple=4))
+  second = Batches(random_split(), BUCKETS, 6, share=Share(1, 2, multiple=4))
+  assert len(whole) == len(padded) and {shape[0] for shape in padded.shapes} == {8}
+  for step in range(len(whole)):
+    assert_equal_batches(whole[step][:5], (array[:6] for array in padded[step][:5]))
+    assert_equal_batches(second[step][:5], (array[4:] for array in padded[step][:5]))
+    assert not padded[step].source_mask[6:].any() and (padded[step].index[6:] == -1).all()
 
 
 def test_assign_buckets_selects_the_smallest_bucket():
@@ -151,10 +161,10 @@ def test_tokens_unit_rounds_rows_down_to_eights(size, rows):
   ('arguments', 'message'),
   [
     ({'unit': 'token'}, "unknown batch unit 'token' (did you mean 'tokens'?); expected one of: sentences, tokens"),
-    ({'shards': 3}, 'the 4 rows of a batch of bucket (3, 5) cannot be divided among 3 processes'),
+    ({'share': Share(0, 3)}, 'the 4 rows of a batch cannot be divided among 3 processes'),
     ({'size': 0}, 'batch_size must be at least 1, got 0'),
     ({'seed': -1}, 'seed must be at least 0, got -1'),
-    ({'shard': 2, 'shards': 2}, 'shard must be at least 0 and less than 2, got 2'),
+    ({'share': Share(2, 2)}, 'the index of a share must be at least 0 and less than 2, got 2'),
     ({'buckets': ((1, 1),)}, 'none of the 1 rows fits a bucket of ((1, 1),)'),
     ({'buckets': ()}, 'buckets must be different (source, target) lengths such as ((20, 20), (40, 40)), got ()'),
     ({'buckets': (9,)}, 'buckets must be different (source, target) lengths such as ((20, 20), (40, 40)), got (9,)'),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_jax.data.batching import Batches, eval_batches, gather
+from attention_jax.data.batching import Batches, Share, eval_batches, gather
 from attention_jax.data.encoding import encode, token_units
 from attention_jax.data.pipeline import stream
 from attention_jax.data.text import LINK_LEVELS, Corpus
@@ -91,18 +91,18 @@ def test_batches_contain_the_links_of_their_rows(size, step, pair):
     assert not batch.links[outside].any()
 
 
-def test_links_do_not_change_other_arrays_and_work_with_shards_and_streams():
+def test_links_do_not_change_other_arrays_and_work_with_shares_and_streams():
   vocabulary = train('word', ['a b c d'])
   encoded = encode(random_corpus(), vocabulary, vocabulary)
   plain = Batches(encoded, BUCKETS, 4)
   whole = Batches(encoded, BUCKETS, 4, links=True)
-  parts = [Batches(encoded, BUCKETS, 4, shard=shard, shards=2, links=True) for shard in (0, 1)]
+  parts = [Batches(encoded, BUCKETS, 4, share=Share(i, 2), links=True) for i in range(2)]
   for step, batch in enumerate(stream(whole, 0, 2 * len(whole))):
     np.testing.assert_array_equal(batch.links, whole[step].links)
     for with_links, without in zip(batch[:5], plain[step][:5], strict=True):
       np.testing.assert_array_equal(with_links, without)
-    for shard, part in enumerate(parts):
-      np.testing.assert_array_equal(part[step].links, batch.links[shard::2])
+    for i, part in enumerate(parts):
+      np.testing.assert_array_equal(part[step].links, batch.links[2 * i : 2 * i + 2])
   assert plain[0].links is None and gather(encoded, np.array([-1]), (3, 2), links=True).links.shape == (1, 2, 3)
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from attention_jax.data.batching import Share
 from attention_jax.data.recall import RECALL, RecallBatches, eval_episodes, eval_recall_batches, make_recall_task
 from attention_jax.errors import UserError
 
@@ -44,14 +45,14 @@ def test_associative_recall_answers_with_the_next_item():
 def test_batches_are_a_function_of_seed_and_step(name):
   task = make_recall_task(name)
   batches, same, other = (RecallBatches(task, 4, seed) for seed in (0, 0, 1))
-  halves = [RecallBatches(task, 4, 0, shard, 2) for shard in (0, 1)]
+  halves = [RecallBatches(task, 4, 0, Share(i, 2)) for i in range(2)]
   for step in (0, 3, 11):
     batch = batches[step]
     assert all(np.array_equal(x, y) for x, y in zip(batch, same[step], strict=True))
     assert batch.inputs.shape[:2] in batches.shapes and batch.inputs.shape == other[step].inputs.shape
     assert not np.array_equal(batch.target, other[step].target)
-    for shard, half in enumerate(halves):
-      assert all(np.array_equal(x[shard::2], y) for x, y in zip(batch, half[step], strict=True))
+    for i, half in enumerate(halves):
+      assert all(np.array_equal(x[2 * i : 2 * i + 2], y) for x, y in zip(batch, half[step], strict=True))
     num_shown = batch.target_mask.argmax(1)
     # All episodes of a batch have one size, and inputs end where the answer begins.
     assert len(set(num_shown)) == 1 and not batch.inputs[:, num_shown[0] :].any()

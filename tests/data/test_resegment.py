@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attention_jax.data import vocab
-from attention_jax.data.batching import Batches
+from attention_jax.data.batching import Batches, Share
 from attention_jax.data.encoding import assign_buckets, encode
 from attention_jax.data.resegment import make_resegmenter
 from attention_jax.data.text import Corpus
@@ -89,11 +89,11 @@ def test_batches_are_a_function_of_seed_and_step_on_any_thread(data):
   assert any(rows_of_seed_1[row] != rows[row] for row in rows)
 
 
-def test_shards_partition_the_batch(data):
+def test_shares_partition_the_batch(data):
   whole = make_batches(data)[1]
   for i in range(2):
-    part = make_batches(data, shard=i, shards=2)[1]
-    np.testing.assert_array_equal(part.source, whole.source[i::2])
+    part = make_batches(data, share=Share(i, 2))[1]
+    np.testing.assert_array_equal(part.source, whole.source[2 * i : 2 * i + 2])
 
 
 @pytest.mark.parametrize('spec', SPECS)
@@ -136,11 +136,11 @@ def test_links_cannot_be_resegmented(data):
     make_batches((linked, vocabulary, encode(linked, vocabulary, vocabulary)), links=True)
 
 
-def test_a_shard_of_filler_rows_is_masked():
+def test_a_share_of_filler_rows_is_masked():
   data = make_data(rows=9)
   num_filler_batches = 0
-  for shard in range(4):
-    batches = make_batches(data, shard=shard, shards=4)
+  for index in range(4):
+    batches = make_batches(data, share=Share(index, 4))
     for step in range(2 * len(batches)):
       batch = batches[step]
       assert (batch.source_mask.any(1) == (batch.index >= 0)).all()

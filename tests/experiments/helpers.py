@@ -5,9 +5,12 @@ import io
 import os
 import runpy
 import shutil
+import socket
 import subprocess
 import sys
+import time
 import warnings
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,11 +20,13 @@ import jax
 import pytest
 from absl import flags, logging
 
+from attention_jax.training.writers import METRICS_FILE, read_metrics
 from tests import compiled
 
 ROOT = Path(__file__).parents[2]
 WORDS = ['eins', 'zwei', 'drei', 'vier', 'fünf', 'sechs', 'sieben']
 DEVICES = 2  # as many as there are cores, and enough for sharding
+TIMEOUT = 300  # seconds for a run
 
 
 def _first_devices(devices, *args, **options):
@@ -101,6 +106,62 @@ def _start(program: str, args, settings, **pipes) -> subprocess.Popen:
   environment = os.environ | variables | compiled.cache_environment() | settings
   command = [sys.executable, '-m', f'experiments.{program}', *map(str, args)]
   return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, **pipes)
+
+
+def start_together(
+  module: str, *args: object, settings: Sequence[Mapping[str, str]] = ({}, {})
+) -> list[subprocess.Popen]:
+  """Starts a module in two processes of two devices each, as SLURM does on one machine.
+
+  Args:
+    module: name of the module.
+    *args: its arguments.
+    settings: environment variables of each process.
+  """
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    address = f'127.0.0.1:{free.getsockname()[1]}'
+  environment = os.environ | compiled.cache_environment()
+  environment |= {
+    'JAX_PLATFORMS': 'cpu',
+    'XLA_FLAGS': f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count=2',
+    'PYTHONUNBUFFERED': '1',
+    'SLURM_JOB_ID': '1',
+    'SLURM_STEP_NODELIST': 'localhost',
+    'SLURM_NTASKS': '2',
+    'JAX_COORDINATOR_ADDRESS': address,
+  }
+  command = [sys.executable, '-m', module, *map(str, args)]
+  start = partial(subprocess.Popen, command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+  return [start(env=environment | {'SLURM_PROCID': str(i), 'SLURM_LOCALID': str(i)} | settings[i]) for i in range(2)]
+
+
+def wait_for_outputs(processes: list[subprocess.Popen], runs: int = 1, expected: int = 0) -> list[str]:
+  """Returns what the processes printed, after all have ended with the expected exit code.
+
+  When one fails the others would wait for it, so all are killed.
+  """
+  deadline = time.monotonic() + runs * TIMEOUT
+  while (
+    None in (codes := [p.poll() for p in processes])
+    and not set(codes) - {None, expected}
+    and time.monotonic() < deadline
+  ):
+    time.sleep(0.1)
+  for process in processes:
+    process.kill()
+  outputs = [process.communicate()[0] for process in processes]
+  assert codes == [expected, expected], f'exit codes {codes} (None: still running)\n' + '\n----\n'.join(outputs)
+  return outputs
+
+
+def wait_for_step(folder: Path, step: int, processes: list[subprocess.Popen]) -> None:
+  """Waits until a run has logged an update."""
+  deadline = time.monotonic() + TIMEOUT
+  path = folder / METRICS_FILE
+  while not (path.is_file() and any(record['step'] >= step for record in read_metrics(folder))):
+    assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
+    time.sleep(0.1)
 
 
 def copy_interrupted_run(folder: Path, copy: Path) -> Path:

@@ -7,14 +7,23 @@ import sys
 import pytest
 
 import attention_jax as aj
-from experiments import large_pages
+from experiments import process_settings
 from tests.experiments.helpers import run, tiny_arguments
 from tests.experiments.test_bad_input import assert_user_error
 
 RUN_FLAGS = ('--workdir:', '--checkpoint:', '--dtype:')
 SEARCH_FLAGS = ('--beams:', '--alpha:', '--beta:', '--gamma:', '--max_length:', '--replace_unknown:', '--shortlist:')
 PROGRAM_FLAGS = {
-  'train': ('--config:', '--workdir:', '--distributed:', '--help_config:'),
+  'train': (
+    '--config:',
+    '--workdir:',
+    '--distributed:',
+    '--coordinator:',
+    '--processes:',
+    '--process:',
+    '--peer_timeout:',
+    '--help_config:',
+  ),
   'evaluate': (
     *RUN_FLAGS,
     '--split:',
@@ -78,7 +87,10 @@ PROGRAM_FLAGS = {
     '--split:',
     '--rows:',
     '--text:',
+    '--compare:',
+    '--hypotheses:',
     '--layers:',
+    '--words:',
     '--analyses:',
     '--relative:',
     '--output:',
@@ -242,4 +254,4 @@ def test_imports_do_not_restart_the_interpreter(code):
   ],
 )
 def test_only_a_program_restarts(command, is_program):
-  assert large_pages._is_program(command) == is_program
+  assert process_settings._is_program(command) == is_program

@@ -169,6 +169,7 @@ def test_translate_with_alternatives_and_alignments(trained):
   ]
   counts = [(record['line'], record['source'], len(record['hypotheses'])) for record in records]
   assert counts == [(1, 'eins zwei', 2), (2, '', 0), (3, 'drei', 2)]
+  assert [record['source_tokens'] for record in records] == [['eins', 'zwei'], [], ['drei']]
   hypotheses = [hypothesis for record in records for hypothesis in record['hypotheses']]
   for hypothesis, columns in zip(hypotheses, fields, strict=True):
     assert hypothesis['text'] == columns[2] and f'{hypothesis["score"]:.4f}' == columns[1]
@@ -268,6 +269,18 @@ def test_analyses_of_a_trained_run(trained, tmp_path):
   assert run('inspect_attention', workdir, '--text=zwei', '--relative', flags[2], f'--output={picture}').code == 0
   height, width = matplotlib.image.imread(picture).shape[:2]
   assert width > height  # weights and the map side by side
+
+
+def test_a_page_compares_runs_and_hypotheses(trained, tmp_path):
+  folder = trained[0]
+  page = tmp_path / 'page.html'
+  flags = ['--text=eins <b>', '--hypotheses=2', f'--compare={folder}', f'--output={page}']
+  result = run('inspect_attention', f'--workdir={folder}', *flags)
+  assert result.code == 0 and result.out == f'written to {page}\n', result.err
+  text = page.read_text('utf-8')
+  assert 'eins \\u003cb\\u003e' in text and '<b>' not in text and str(folder) in text
+  result = run('inspect_attention', f'--workdir={folder}', f'--compare={tmp_path}/no')
+  assert result.code == 2 and f'{tmp_path}/no holds no config.json' in result.err
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,8 @@
 """Two processes train together as one process does, in one folder, of which process 0 alone writes the files."""
 
-import functools
 import json
 import os
-import socket
-import subprocess
-import sys
-import time
+import signal
 from pathlib import Path
 
 import jax
@@ -14,9 +10,16 @@ import numpy as np
 import pytest
 
 from attention_jax.systems.runs import open_run
+from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.writers import METRICS_FILE, read_metrics
-from tests import compiled
-from tests.experiments.helpers import ROOT, run, tiny_arguments
+from tests.experiments.helpers import (
+  run,
+  start_together,
+  tiny_arguments,
+  wait_for_outputs,
+  wait_for_step,
+  write_task,
+)
 from tests.experiments.train_every_system import CONFIGS, Write, shrink_tasks
 
 # Without dropout, which depends on the place of a row in the batch, and with SGD, whose updates are as exact as the
@@ -30,7 +33,7 @@ SETTINGS = (
   '--config.training.checkpoint_every=0',
   '--config.evaluation.beams=1',
 )
-TIMEOUT = 300  # seconds for a run
+INTERRUPTED = 75  # exit code of train.py
 
 # Files of every run, and those of each system: written once each, under another name that is then renamed.
 COMMON_FILES = {'config.json', 'data.json', 'results.json'}
@@ -41,51 +44,16 @@ SYSTEM_FILES = {
   'glimpsing': {'hypotheses.test.txt'},
   'recall': {'hypotheses.test.txt', 'hypotheses.unseen.txt'},
 }
+UPDATED_FILES = {'digests.json', 'saved.json'}  # written again after each file or checkpoint that they describe
 APPENDED_FILES = {METRICS_FILE, 'tensorboard', '.lock'}  # written in place
 CHECKPOINT_FOLDERS = {'checkpoints', 'best'}  # orbax coordinates its processes itself
 
 
-def start_together(module: str, *args: object) -> list[subprocess.Popen]:
-  """Starts a module in two processes of two devices each, as SLURM does on one machine."""
-  with socket.socket() as free:
-    free.bind(('127.0.0.1', 0))
-    address = f'127.0.0.1:{free.getsockname()[1]}'
-  environment = os.environ | compiled.cache_environment()
-  environment |= {
-    'JAX_PLATFORMS': 'cpu',
-    'XLA_FLAGS': f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count=2',
-    'PYTHONUNBUFFERED': '1',
-    'SLURM_JOB_ID': '1',
-    'SLURM_STEP_NODELIST': 'localhost',
-    'SLURM_NTASKS': '2',
-    'JAX_COORDINATOR_ADDRESS': address,
-  }
-  command = [sys.executable, '-m', module, *map(str, args)]
-  start = functools.partial(
-    subprocess.Popen, command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-  )
-  return [start(env=environment | {'SLURM_PROCID': str(i), 'SLURM_LOCALID': str(i)}) for i in range(2)]
-
-
-def wait_for_outputs(processes: list[subprocess.Popen], runs: int = 1) -> list[str]:
-  """Returns what the processes printed, after all have succeeded.
-
-  When one fails the others would wait for it, so all are killed.
-  """
-  deadline = time.monotonic() + runs * TIMEOUT
-  while None in (codes := [p.poll() for p in processes]) and not any(codes) and time.monotonic() < deadline:
-    time.sleep(0.1)
-  for process in processes:
-    process.kill()
-  outputs = [process.communicate()[0] for process in processes]
-  assert codes == [0, 0], f'exit codes {codes} (None: still running)\n' + '\n----\n'.join(outputs)
-  return outputs
-
-
 def test_two_processes_train_as_one_does(task, tmp_path):
-  arguments = tiny_arguments(task, tmp_path / 'two', *SETTINGS)
+  arguments = tiny_arguments(task, tmp_path / 'two', *SETTINGS, '--config.mesh.fsdp=4')  # over both processes
   first, second = wait_for_outputs(start_together('experiments.train', '--distributed', *arguments))
   assert '4 x cpu' in first and '(4, 5, 5)' in first and 'all 3 steps are done' in first
+  assert 'parameters divided by fsdp=4: 0.0 of 0.0 MiB on each device' in first
   assert not any(word in second for word in ('vocabulary', 'step', 'loss')), second  # process 0 alone logs
   assert run('train', *tiny_arguments(task, tmp_path / 'one', *SETTINGS)).code == 0
 
@@ -110,6 +78,33 @@ def test_two_processes_train_as_one_does(task, tmp_path):
     return json.loads((tmp_path / name / 'results.json').read_text())['results']['test']['loss']['value']
 
   assert test_loss('two') == pytest.approx(test_loss('one'), rel=1e-5)
+
+
+def test_a_signal_to_any_process_stops_all_after_the_same_update(task, tmp_path):
+  folder = tmp_path / 'run'
+  arguments = tiny_arguments(task, folder, *SETTINGS, '--config.training.steps=1000000')
+  resumed = 0
+  for signalled in ([1], [0, 1]):
+    processes = start_together('experiments.train', '--distributed', *arguments)
+    wait_for_step(folder, resumed + 2, processes)
+    for index in signalled:
+      processes[index].send_signal(signal.SIGTERM)
+    first, second = wait_for_outputs(processes, expected=INTERRUPTED)
+    step = Checkpoints(folder, read_only=True).latest()
+    assert f'run the same command again to resume from step {step}' in first and 'step' not in second
+    assert read_metrics(folder)[-1]['step'] == step > resumed
+    resumed = step
+
+
+def test_processes_with_different_data_stop_at_once(tmp_path):
+  homes = [write_task(tmp_path / str(i) / 'task', rows=24 + i).parent for i in range(2)]
+  arguments = tiny_arguments('~/task', tmp_path / 'run', *SETTINGS)
+  settings = [{'HOME': str(home)} for home in homes]
+  processes = start_together('experiments.train', '--distributed', *arguments, settings=settings)
+  for output in wait_for_outputs(processes, expected=2):
+    (error,) = [line for line in output.splitlines() if 'error:' in line]
+    assert "split 'train' of the data is digest " in error and 'in process 0' in error and 'in process 1' in error
+  assert not (tmp_path / 'run').exists()
 
 
 @pytest.fixture(scope='module')
@@ -151,8 +146,10 @@ def test_both_processes_return_the_stored_results(together):
 def test_process_0_writes_every_file_once_and_whole(together):
   folder, first, _ = together
   writes = run_writes(first, folder)
-  replaced = sorted(write.path for write in writes if write.source)
-  assert replaced == sorted(COMMON_FILES | SYSTEM_FILES[folder.name])
+  replaced = [write.path for write in writes if write.source]
+  assert set(replaced) >= UPDATED_FILES
+  once = sorted(path for path in replaced if path not in UPDATED_FILES)
+  assert once == sorted(COMMON_FILES | SYSTEM_FILES[folder.name])
   temporary = {write.source for write in writes}
   in_place = {write.path for write in writes if not write.source and write.path not in temporary}
   assert {path.split('/')[0] for path in in_place} <= APPENDED_FILES
@@ -167,7 +164,7 @@ def test_process_1_writes_nothing_but_checkpoints(together):
 def test_no_unfinished_file_remains(together):
   folder, _, _ = together
   names = {path.name for path in folder.iterdir()}
-  assert names - APPENDED_FILES - CHECKPOINT_FOLDERS == COMMON_FILES | SYSTEM_FILES[folder.name]
+  assert names - APPENDED_FILES - CHECKPOINT_FOLDERS == COMMON_FILES | UPDATED_FILES | SYSTEM_FILES[folder.name]
 
 
 def test_one_process_opens_a_run_of_two(together, monkeypatch):

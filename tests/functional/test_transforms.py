@@ -8,7 +8,6 @@ from jax import export
 from jax.sharding import PartitionSpec as P
 
 import attention_jax as aj
-from attention_jax.functional.attend import init_carry, project, without_key, zero_masked_memory
 from attention_jax.functional.table import lookup
 from tests.functional.alignment_cases import ALIGNMENT_CASES, CORE_PAIRS
 from tests.functional.cases import SCORES_BY_NAME, S, T
@@ -57,12 +56,10 @@ def test_scanning_equals_stepping(score, alignment):
   score = SCORES_BY_NAME[score].name
   problem = make_problem(score, alignment)
   mask = aj.padding_mask(5, S)
-  memory = aj.Memory(project(problem.key, problem.params, 'key'), problem.value, mask)
-  memory = zero_masked_memory(memory)
-  params = without_key(problem.params)
-  step = jax.jit(lambda carry, query: aj.attend_step(score, alignment, params, carry, query, memory))
+  memory = aj.remember(problem.key, problem.value, mask, params=problem.params)
+  step = jax.jit(lambda carry, query: aj.attend_step(score, alignment, problem.params, carry, query, memory))
 
-  carry = init_carry(score, alignment, S)
+  carry = aj.init_carry(score, alignment, S)
   results = []
   for query in problem.query:
     carry, attended = step(carry, query)

@@ -4,6 +4,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jaxtyping import config
 
@@ -27,7 +28,7 @@ def sampling_alignment(scores, mask, *, rng):
   ('changes', 'message'),
   [
     ({'query': jnp.ones(D)}, r'query must be \[..., T, Dq\].*, got query \(5,\), key \(2, 7, 5\), value \(2, 7, 13\)'),
-    ({'query': jnp.ones((T, D))}, r'the same leading \(batch\) axes, got query \(3, 5\), key \(2, 7, 5\)'),
+    ({'query': jnp.ones((3, T, D))}, r'must broadcast to each other, got query \(3, 3, 5\), key \(2, 7, 5\)'),
     ({'value': jnp.ones((B, 6, V))}, r'the same number of positions S, got .*value \(2, 6, 13\)'),
     ({'key': jnp.ones((B, 0, D)), 'value': jnp.ones((B, 0, V))}, r'at least one position, .* key \(2, 0, 5\)'),
     ({'value': jnp.ones((B, S, V), int)}, 'must be float, got float32, float32, int32'),
@@ -140,3 +141,30 @@ def test_a_name_that_needs_a_missing_package(monkeypatch):
     ImportError, match=r"attention_jax\.Attention needs the package 'flax'; pip install 'attention_jax\["
   ):
     _ = aj.Attention
+
+
+@pytest.mark.parametrize('implementation', ['xla', 'auto', 'chunked', 'flash'])
+def test_batch_axes_broadcast(implementation):
+  rng = jax.random.split(jax.random.key(0), 3)
+  query = jax.random.normal(rng[0], (4, B, T, D))  # four beams of each source
+  key = jax.random.normal(rng[1], (B, S, D))
+  value = jax.random.normal(rng[2], (1, S, V))  # one table of values for all
+  mask = aj.padding_mask(jnp.array([5, 7]), S)[:, None]
+  full = (jnp.broadcast_to(key[None], (4, B, S, D)), jnp.broadcast_to(value[None], (4, B, S, V)))
+
+  def run(key, value):
+    return aj.attend(query, key, value, mask, implementation=implementation)
+
+  shared = run(key, value)
+  expected = run(*full)
+  np.testing.assert_allclose(shared.context, expected.context, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(shared.weights, expected.weights, rtol=1e-5, atol=1e-6)
+  assert np.all(shared.weights[:, 0, :, 5:] == 0)
+  gradient = jax.grad(lambda value: run(key, value).context.sum())(value)
+  by_hand = expected.weights.sum((0, 1, 2))
+  np.testing.assert_allclose(gradient[0], jnp.broadcast_to(by_hand[:, None], (S, V)), rtol=1e-4)
+
+
+def test_a_memory_without_batch_axes_is_shared():
+  attended = aj.attend(ARGUMENTS['query'], ARGUMENTS['key'][0], ARGUMENTS['value'][0])
+  assert attended.context.shape == (B, T, V)

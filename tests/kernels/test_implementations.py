@@ -10,6 +10,7 @@ import pytest
 import attention_jax as aj
 from attention_jax.functional.table import Pointwise, TanhSum, lookup
 from attention_jax.kernels import auto, chunked
+from attention_jax.kernels.target import compile_for
 from tests.functional.alignment_cases import PAIRS
 from tests.functional.cases import S, T
 from tests.functional.helpers import assert_same, attend, loss, make_problem
@@ -54,6 +55,7 @@ SWEEP = [pair if pair in DEFAULT_PAIRS else pytest.param(*pair, marks=pytest.mar
 UNSUPPORTED = [
   (name, *pair) for name in aj.IMPLEMENTATIONS for pair in PAIRS if name != 'xla' and name not in supporting(*pair)
 ]
+MIN_SCORES = auto.MIN_SCORES
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +146,24 @@ def test_auto_chooses_chunked_where_memory_is_the_limit(monkeypatch):
   monkeypatch.setattr(auto, 'MIN_SCORES', {'gpu': {'factored': 0}})  # no measurement for this backend
   assert choose_implementation('additive', 'softmax', 10**6) == 'xla'
   assert choose_implementation('additive', 'softmax', 2**20) == 'chunked'
+
+
+def test_auto_estimates_on_accelerators_and_says_so(monkeypatch):
+  monkeypatch.setattr(auto, 'MIN_SCORES', MIN_SCORES)
+  query = jnp.zeros([2, 8], jnp.bfloat16)
+  memory = aj.Memory(query, query, jnp.ones(2, bool))
+  product = lookup_rows('scaled_dot', 'softmax')
+  with compile_for('gpu'):
+    choices = [auto.choose_implementation(*product, n, (query, memory)) for n in (2**14 - 1, 2**14)]
+    assert choices == ['xla', 'cudnn']
+    assert auto.choose_implementation(*product, 2**14, (query.astype(jnp.float32), memory)) == 'xla'
+    assert auto.describe_choice(*product) == (
+      'xla, cudnn (16-bit) from T S = 16384; estimated by the roofline, not measured on a gpu'
+    )
+  with compile_for('tpu'):
+    assert auto.choose_implementation(*lookup_rows('additive', 'softmax'), 2**10) == 'pallas_additive'
+    assert auto.describe_choice(*product) == 'xla'
+  assert 'estimated' not in auto.describe_choice(*product)
 
 
 def test_auto_runs_its_choice(monkeypatch):

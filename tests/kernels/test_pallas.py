@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 import attention_jax as aj
 from attention_jax.functional.table import lookup
 from attention_jax.kernels import pallas_additive
+from attention_jax.kernels.target import compile_for
 from tests.functional.helpers import Problem, assert_same, attend, loss, make_problem
 
 T, S = 19, 37  # no multiples of a tile; more than one block of queries, more than one span of keys
@@ -20,7 +21,7 @@ CLOSE = {'rtol': 1e-4, 'atol': 1e-5}
 
 @pytest.fixture
 def interpreted():
-  with pallas_additive.compile_for('interpret'):
+  with compile_for('interpret'):
     yield
 
 
@@ -190,7 +191,7 @@ def test_kernels_are_lowered_for_absent_accelerators(target, platform, call):
 
   mesh = jax.make_mesh((1,), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
   sharded = jax.shard_map(gradients, mesh=mesh, in_specs=(P(), P('data'), P('data'), P('data')), out_specs=P())
-  with pallas_additive.compile_for(target):
+  with compile_for(target):
     lowered = jax.jit(sharded).trace(params, *arrays).lower(lowering_platforms=(platform,)).as_text()
   kernels = [line for line in lowered.splitlines() if 'custom_call' in line and call in line]
   assert len(kernels) == 4  # contexts, exponentials, sums over keys, sums over queries

@@ -9,8 +9,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import attention_jax as aj
-from attention_jax.kernels import pallas_additive
 from attention_jax.kernels.sharding import batch_mesh_axis, shard_over_rows
+from attention_jax.kernels.target import compile_for
 from tests.functional.helpers import Problem, loss, make_problem
 
 B, N, T, S = 4, 2, 6, 9
@@ -45,7 +45,7 @@ def test_value_and_gradient_stay_sharded(score, implementation, batch, mesh):
 
   params_spec = jax.tree.map(lambda _: P(), problem.params)
   specs = Problem(params_spec, row_spec, row_spec, row_spec), row_spec
-  with pallas_additive.compile_for('interpret'):
+  with compile_for('interpret'):
     _, gradients = run_sharded(jax.value_and_grad(total), mesh, specs, (problem, mask))
   assert gradients.query.sharding.spec == row_spec
 

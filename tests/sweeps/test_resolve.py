@@ -93,4 +93,4 @@ def test_the_id_depends_on_what_changes_results():
   ids = {resolve(make_base(), setting).id for setting in same}
   assert len(ids) == 1
   assert resolve(make_base(), {'training.steps': '99'}).id not in ids
-  assert config_id({'a': (1, (2, 3)), 'seeds': 1}) == config_id({'seeds': 4, 'a': [1, [2, 3]]})
+  assert config_id({'a': (1, (2, 3)), 'seeds': 1}) == config_id({'seeds': 4, 'a': [1, [2, 3]], 'mesh.fsdp': 2})

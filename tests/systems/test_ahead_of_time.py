@@ -9,10 +9,10 @@ import pytest
 
 from attention_jax.data.batching import Batch
 from attention_jax.errors import UserError
-from attention_jax.kernels import pallas_additive
+from attention_jax.kernels.target import compile_for
 from attention_jax.systems.ahead_of_time import compile_updates
 from attention_jax.systems.config import default_config
-from attention_jax.training.partition import make_mesh
+from attention_jax.training.partition import MeshConfig, make_mesh
 
 ENTRIES = 9
 
@@ -59,9 +59,9 @@ def test_kernels_run_on_the_device_of_their_rows(implementation, attention):
 
   batch = Batch(ids(6), mask(6), ids(4), mask(4), np.arange(8, dtype=np.int32), None)
   results = []
-  with pallas_additive.compile_for('interpret'):
+  with compile_for('interpret'):
     for devices in (jax.devices()[:1], jax.devices()):
-      ((_, compiled, _),) = compile_updates(config, ENTRIES, make_mesh(devices), 'cpu')
+      ((_, compiled, *_),) = compile_updates(config, ENTRIES, make_mesh(devices), 'cpu')
       root, state, _ = jax.tree.map(random_array, compiled.args_info[0])
       results.append(jax.device_get(compiled(root, state, batch)))
   assert 'all-gather' not in compiled.as_text()
@@ -74,10 +74,25 @@ def random_array(info):
   return jnp.asarray(random.normal(size=info.shape) * 0.1).astype(info.dtype)
 
 
-def test_rows_must_divide_over_the_devices():
+def test_memory_of_a_device_falls_with_the_size_of_the_mesh():
+  config = make_config()
+  config['model'] |= {'encoder': 'birnn(features=64)', 'decoder': 'bahdanau(features=64, readout=64)', 'embedding': 64}
+  config['model']['attention']['features'] = 64
+
+  def state_bytes(**sizes):
+    mesh = make_mesh(jax.devices()[:8], sizes=MeshConfig(**sizes))
+    (update,) = compile_updates(config, 512, mesh, 'cpu')
+    return update.compiled.memory_analysis().argument_size_in_bytes
+
+  whole = state_bytes()
+  assert state_bytes(fsdp=8) < 0.15 * whole
+  assert state_bytes(fsdp=2, tensor=4) < 0.15 * whole
+
+
+def test_filler_rows_divide_a_batch_over_the_devices():
   config = make_config(batch_size=12, batch_unit='sentences')
-  with pytest.raises(UserError, match='a batch of 12 rows does not divide over 8 devices'):
-    next(compile_updates(config, ENTRIES, make_mesh(), 'cpu'))
+  (update,) = compile_updates(config, ENTRIES, make_mesh(), 'cpu')
+  assert update.shape == (16, 6, 4)
 
 
 @pytest.mark.parametrize(

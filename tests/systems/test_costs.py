@@ -3,9 +3,11 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec
 
 from attention_jax.systems.costs import count_matmuls, count_parameters, matmul_flop, update_flop
 from attention_jax.systems.translation import TranslationSystem
+from attention_jax.training.partition import MeshConfig, make_mesh
 
 
 def test_products_are_counted_with_repetitions_and_without_unused_ones():
@@ -26,6 +28,21 @@ def test_products_are_counted_with_repetitions_and_without_unused_ones():
 def test_batched_products_count_once_per_batch():
   counts = count_matmuls(lambda a, b: jnp.einsum('bij,bjk->bik', a, b), jnp.ones((2, 3, 5)), jnp.ones((2, 5, 7)))
   assert matmul_flop(counts) == 2 * (2 * 3 * 5 * 7)
+
+
+@pytest.mark.parametrize('manual', [{'data'}, {'data', 'tensor'}])
+def test_products_of_a_shard_map_count_once_per_device(manual):
+  mesh = make_mesh(jax.devices()[:8], sizes=MeshConfig(tensor=2))
+
+  def fn(a, b):
+    rows = PartitionSpec('data')
+    return jax.shard_map(jnp.matmul, mesh=mesh, in_specs=(rows, PartitionSpec()), out_specs=rows, axis_names=manual)(
+      a, b
+    )
+
+  counts = count_matmuls(fn, jnp.ones((8, 3)), jnp.ones((3, 5)))
+  copies = 2 if 'tensor' in manual else 1  # devices along 'tensor' compute the same
+  assert matmul_flop(counts) == copies * 2 * 8 * 3 * 5
 
 
 def test_flop_of_an_update_grow_with_the_rows_of_a_batch(config):

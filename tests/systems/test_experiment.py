@@ -50,12 +50,12 @@ CONFIG_ERRORS = [
   ({'model__output': 'pointer'}, 'needs one vocabulary for both sides; set config.data.shared_vocabulary=True'),
   ({'model__decoder': 'plain', 'training__select': 'recall'}, 'measures alignments, but this decoder has no attention'),
   ({'model__decoder': 'plain', 'evaluation__replace_unknown': True}, 'but this decoder has no attention'),
+  ({'mesh__fsdp': 3}, 'config.mesh (data=-1, fsdp=3, tensor=1) does not divide'),
   ({'data__vocabulary': 'wrd'}, "unknown vocabulary 'wrd'"),
   ({'evaluation__metrics': ('bleu', 'bleu')}, "must name each metric once, got 'bleu' more than once"),
 ]
 # The same for mistakes that only the data reveal.
 DATA_ERRORS = [
-  ({'data__batch_size': 5}, 'a batch of 5 rows does not divide over 2 devices'),
   ({'data__buckets': ((1, 1),)}, 'config.data.buckets'),
   ({'data__task': "tsv(train='none.tsv')"}, 'none.tsv: no such file'),
   (

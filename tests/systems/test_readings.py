@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.analysis.reading import ReadingRequest
-from attention_jax.data.vocab import word
+from attention_jax.analysis.reading import Reading, ReadingRequest
+from attention_jax.data.vocab import char, word
 from attention_jax.errors import UserError
 from attention_jax.inference.predictor import Predictor
 from attention_jax.systems.readings import Reader
@@ -57,3 +57,23 @@ def test_an_empty_hypothesis_raises(reader, predictor):
   (reading,) = reader.read_lines(predictor, 1, request)
   with pytest.raises(UserError, match="the best hypothesis for 'a b' is empty"):
     reader.complete([reading._replace(target='')], request)
+
+
+def test_weights_of_characters_are_merged_to_words(reader):
+  letters = char(['ab cd'])
+  model = build_transformer(sizes=(len(letters), len(letters)))
+  ids = jnp.ones((1, 3), jnp.int32)
+  params = jax.jit(model.init)(jax.random.key(0), ids, ids > 0, ids)['params']
+  spelling = Reader(model, params, letters, letters, [(8, 8)])
+  weights = np.full((6, 6), 1 / 6)
+  tokens = ['a', 'b', ' ', 'c', 'd', '</s>']
+  gold = [(0, 3), (2, 0), (4, 1)]  # the second of them starts at the space, which is no word
+  reading = Reading('test 0', 'ab cd', 'ab cd', tokens, tokens, {'weights': weights}, gold)
+  (merged,) = spelling.complete([reading], ReadingRequest(words=True))
+  assert merged.source_tokens == merged.target_tokens == ['ab', 'cd', '</s>']
+  assert merged.gold == [(0, 1), (1, 0)]
+  (whole,) = spelling.complete([reading], ReadingRequest(layers=True))
+  expected = whole.weights[:2, :2].sum(1).mean()
+  assert merged.weights.shape == (3, 3) and merged.weights[0, 0] == pytest.approx(expected, rel=1e-5)
+  with pytest.raises(UserError, match="cannot be merged to words, got words and 'entropy'"):
+    spelling.complete([reading], ReadingRequest(words=True, analyses=['entropy']))

@@ -192,8 +192,8 @@ def test_a_run_translates(trained):
 
 def test_a_very_long_source_has_no_hypotheses(trained, monkeypatch):
   """It would take gigabytes of memory."""
-  monkeypatch.setattr(predictor, 'MAX_SOURCE_LENGTH', 7)
-  long, short = open_run(trained.folder).predictor(['a b c d e f g', 'a b c d e f'])
+  monkeypatch.setattr(predictor, 'MAX_SOURCE_LENGTH', 32)
+  long, short = open_run(trained.folder).predictor(['a ' * 32, 'a ' * 31])
   assert not long.hypotheses and len(short.hypotheses) == 1
 
 

@@ -251,7 +251,7 @@ def test_a_second_interrupt_is_immediate():
     assert handler(1, STATE, {}, False) == 'stopped by SIGINT'
 
 
-def test_other_threads_and_several_processes_leave_signals_alone(monkeypatch):
+def test_other_threads_leave_signals_alone():
   previous_handler = signal.getsignal(signal.SIGTERM)
   reasons = []
 
@@ -264,9 +264,16 @@ def test_other_threads_and_several_processes_leave_signals_alone(monkeypatch):
   thread.start()
   thread.join()
   assert reasons == [None]
+
+
+def test_several_processes_stop_at_the_step_that_jax_selects(monkeypatch):
+  previous_handler = signal.getsignal(signal.SIGTERM)
   monkeypatch.setattr(hooks.jax, 'process_count', lambda: 2)
-  run()
-  assert reasons == [None, None]
+  monkeypatch.setattr(hooks.ocp.utils, 'reached_preemption', lambda step: step == 3)
+  with InterruptHandler() as handler:
+    assert signal.getsignal(signal.SIGTERM) == previous_handler
+    reasons = [handler(step, STATE, {}, False) for step in (1, 2, 3)]
+  assert reasons == [None, None, 'stopped by SIGTERM'] and isinstance(reasons[2], InterruptReason)
 
 
 def test_the_saver_stores_current_host_values_when_due_and_at_the_end(checkpoints):

@@ -1,4 +1,4 @@
-"""Restarts a program with large memory pages. Imports nothing heavy, so that it can run before jax is imported."""
+"""Settings that jax and the C library read when they start. Imports nothing heavy, so that it can run first."""
 
 import itertools
 import os
@@ -8,17 +8,19 @@ TUNABLES = 'GLIBC_TUNABLES'  # the environment variable from which the GNU C lib
 LARGE_PAGES = 'glibc.malloc.hugetlb'
 
 
-def restart_with_large_pages() -> None:
-  """Restarts `python -m experiments.NAME` or `attention-jax NAME` with `glibc.malloc.hugetlb=1`.
+def prepare_process() -> None:
+  """Hides alarms of the compiler, and restarts a program with `glibc.malloc.hugetlb=1`.
 
-  Large arrays are then allocated in large pages.
+  A program is `python -m experiments.NAME` or `attention-jax NAME`. Large arrays are then allocated in large pages.
 
   An update allocates and frees arrays of many MB. With pages of 4 KB that takes up to a tenth of its time on CPUs. The
   C library reads the setting only when a process starts, hence the restart.
 
-  Does nothing if the environment sets glibc.malloc.hugetlb already, if the process was started in any other way (as
+  Does not restart if the environment sets glibc.malloc.hugetlb already, if the process was started in any other way (as
   tests are), and on systems other than Linux.
   """
+  # jax logs alarms about slow compilation as errors, which no user can act on.
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   settings = os.environ.get(TUNABLES, '')
   if sys.platform != 'linux' or LARGE_PAGES in settings or not _is_program(sys.orig_argv):
     return

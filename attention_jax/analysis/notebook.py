@@ -1,0 +1,65 @@
+"""Pages of attention inside of a notebook."""
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attention_jax.analysis.reading import ReadingRequest
+from attention_jax.analysis.reading_page import render_page
+from attention_jax.atomic import write_text
+from attention_jax.errors import UserError
+
+
+class Page:
+  """An HTML page that a notebook shows as the value of a cell.
+
+  Attributes:
+    text: the page.
+    height: of the frame in a notebook, pixels.
+  """
+
+  def __init__(self, text: str, height: int):
+    self.text = text
+    self.height = height
+
+  def _repr_html_(self) -> str:
+    """The page in a frame of its own, as notebooks request it: its style and script do not touch the notebook."""
+    style = f'width: 100%; height: {self.height}px; border: 0'
+    return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(self.text)}"></iframe>'
+
+  def save(self, path: str | Path) -> None:
+    """Writes the page as a file, which opens from disk."""
+    write_text(path, self.text)
+
+
+def show(
+  run: Any,
+  *lines: str,
+  layers: bool = False,
+  analyses: Sequence[str] = (),
+  hypotheses: int = 1,
+  relative: bool = False,
+  height: int = 720,
+) -> Page:
+  """Shows in a notebook what a trained run attends to while it translates lines.
+
+  Args:
+    run: a run of a system with readings, as `systems.runs.open_run('runs/dates')` returns it.
+    *lines: the sources.
+    layers: whether to add the weights of every layer and head.
+    analyses: specs of inference.analyses.ANALYSES, such as 'leave_one_out'.
+    hypotheses: number of hypotheses of each line.
+    relative: whether the darkest colour is the largest weight instead of 1.
+    height: of the frame, pixels.
+
+  Raises:
+    UserError: without a line, for a system without readings, and as `inspect_attention` does.
+  """
+  if not lines:
+    raise UserError("show: expected at least one line of text, as in show(run, '5 mars 1999')")
+  if not hasattr(run.system, 'read'):
+    raise UserError(f'show: {run.folder} is a run of a system without readings; expected one of translation')
+  request = ReadingRequest(inputs=lines, layers=layers, analyses=analyses, hypotheses=hypotheses)
+  readings = [reading._replace(run=str(run.folder)) for reading in run.system.read(run.params, request)]
+  return Page(render_page(readings, relative), height)

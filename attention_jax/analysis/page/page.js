@@ -1,0 +1,240 @@
+'use strict';
+// The data: a list of runs {name, readings}; a reading has tokens, matrices by name, gold links, and measurements.
+// Text is only ever set by textContent, so that no token is read as HTML.
+const runs = JSON.parse(document.getElementById('data').textContent);
+const byId = (id) => document.getElementById(id);
+const names = [...new Set(runs.flatMap((run) => run.readings.map((reading) => reading.name)))];
+const state = {example: 0, hypothesis: 0, matrix: 'weights', step: -1};
+
+function element(tag, properties = {}, ...children) {
+  const node = Object.assign(document.createElement(tag), properties);
+  node.append(...children);
+  return node;
+}
+
+function readingsOf(run) {
+  return run.readings.filter((reading) => reading.name === names[state.example]);
+}
+
+function current(run) {
+  const readings = readingsOf(run);
+  return readings[Math.min(state.hypothesis, readings.length - 1)];
+}
+
+function matrixOf(reading) {
+  return reading.matrices[state.matrix] || reading.matrices.weights;
+}
+
+function formatNumber(x) {
+  return x === null ? '–' : Math.abs(x) >= 0.001 || x === 0 ? x.toFixed(3) : x.toExponential(1);
+}
+
+function fill(select, options, selected) {
+  select.replaceChildren(...options.map(([value, text]) => element('option', {value, textContent: text})));
+  select.value = selected;
+}
+
+function token(text, index, kind) {
+  const node = element('div', {className: 'token', dir: 'auto', tabIndex: 0}, element('bdi', {textContent: text}));
+  node.dataset.kind = kind;
+  node.dataset.index = index;
+  return node;
+}
+
+// How strongly a value is drawn, from 0 to 1.
+function strength(value, scale) {
+  return value === null ? 0 : Math.min(1, Math.abs(value) / scale);
+}
+
+function scaleOf(matrix) {
+  const largest = Math.max(...matrix.flat().map((x) => Math.abs(x || 0)), 0);
+  const isWeight = largest <= 1 && matrix.flat().every((x) => x === null || x >= 0);
+  return byId('relative').checked || !isWeight ? largest || 1 : 1;
+}
+
+function fillColour(value, scale) {
+  return `rgba(var(--${value < 0 ? 'negative' : 'weight'}), ${strength(value, scale).toFixed(3)})`;
+}
+
+function drawColumns(reading, matrix, scale) {
+  const source = element('div', {className: 'column source'}, ...reading.source_tokens.map((t, s) => token(t, s, 'source')));
+  const target = element('div', {className: 'column target'}, ...reading.target_tokens.map((t, i) => token(t, i, 'target')));
+  const svg = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
+  svg.setAttribute('class', 'links');
+  svg.setAttribute('aria-hidden', 'true');
+  return element('div', {className: 'columns'}, source, element('div', {}, svg), target);
+}
+
+// Lines exist for the chosen target or source token, or for all of them.
+function drawLinks(panel, reading, matrix, scale, chosen) {
+  const svg = panel.querySelector('svg');
+  const height = 26; // of a token with its gap, see page.css
+  const rows = Math.max(reading.source_tokens.length, reading.target_tokens.length);
+  svg.parentNode.style.height = `${rows * height}px`;
+  const width = svg.parentNode.clientWidth || 192;
+  const lines = [];
+  const add = (s, t, className, opacity, label) => {
+    const line = document.createElementNS('http://www.w3.org/2000/svg', 'line');
+    const position = {x1: 0, y1: (s + 0.5) * height, x2: width, y2: (t + 0.5) * height, class: className};
+    for (const [name, value] of Object.entries(position)) line.setAttribute(name, value);
+    line.style.opacity = opacity;
+    const title = document.createElementNS('http://www.w3.org/2000/svg', 'title');
+    title.textContent = label;
+    line.append(title);
+    lines.push(line);
+  };
+  const isChosen = (s, t) => !chosen || (chosen.kind === 'target' ? t === chosen.index : s === chosen.index);
+  matrix.forEach((row, t) => row.forEach((value, s) => {
+    const opacity = strength(value, scale);
+    if (isChosen(s, t) && opacity > 0.02) {
+      const label = `${reading.target_tokens[t]} → ${reading.source_tokens[s]}: ${formatNumber(value)}`;
+      add(s, t, value < 0 ? 'negative' : '', opacity, label);
+    }
+  }));
+  if (byId('gold').checked) {
+    for (const [s, t] of reading.gold || []) if (isChosen(s, t)) add(s, t, 'gold', 1, 'gold');
+  }
+  svg.replaceChildren(...lines);
+}
+
+function drawHeat(reading, matrix, scale) {
+  const gold = new Set(byId('gold').checked ? (reading.gold || []).map(([s, t]) => `${s},${t}`) : []);
+  const head = element('tr', {}, element('th'), ...reading.source_tokens.map(
+    (text) => element('th', {scope: 'col'}, element('span', {dir: 'auto', textContent: text}))));
+  const body = matrix.map((row, t) => element('tr', {},
+    element('th', {scope: 'row', dir: 'auto', textContent: reading.target_tokens[t]}),
+    ...row.map((value, s) => {
+      const cell = element('td', {className: gold.has(`${s},${t}`) ? 'gold' : ''});
+      cell.style.background = fillColour(value, scale);
+      cell.title = `${reading.target_tokens[t]} → ${reading.source_tokens[s]}: ${formatNumber(value)}`;
+      cell.dataset.source = s;
+      cell.dataset.target = t;
+      return cell;
+    })));
+  return element('table', {className: 'heat'}, element('thead', {}, head), element('tbody', {}, ...body));
+}
+
+// A table for every measurement that is no matrix of target and source tokens.
+function drawMeasures(reading) {
+  return Object.entries(reading.measurements).filter(([, measured]) => measured.axes.length < 2).map(([name, measured]) => {
+    const axis = measured.axes[0] || ['value'];
+    const values = measured.axes.length ? measured.values : [measured.values];
+    return element('table', {className: 'measures'},
+      element('tr', {}, element('th', {textContent: ''}), ...axis.map((text) => element('td', {dir: 'auto', textContent: text}))),
+      element('tr', {}, element('th', {textContent: name}), ...values.map((x) => element('td', {textContent: formatNumber(x)}))));
+  });
+}
+
+function facts(reading) {
+  const parts = [`${reading.source} → ${reading.target}`];
+  if (reading.score !== null) parts.push(`score ${formatNumber(reading.score)}`);
+  if (reading.agreement) {
+    for (const [name, value] of Object.entries(reading.agreement)) parts.push(`${name} ${(100 * value).toFixed(0)} %`);
+  }
+  return parts.join(' · ');
+}
+
+function choose(panel, reading, matrix, scale, chosen) {
+  drawLinks(panel, reading, matrix, scale, chosen);
+  const valueOf = (kind, index) => {
+    if (!chosen || chosen.kind === kind) return null;
+    return kind === 'source' ? matrix[chosen.index][index] : matrix[index][chosen.index];
+  };
+  for (const node of panel.querySelectorAll('.token')) {
+    const index = Number(node.dataset.index);
+    const value = valueOf(node.dataset.kind, index);
+    node.style.background = value === null ? '' : fillColour(value, scale);
+    node.style.color = value !== null && strength(value, scale) > 0.55 ? 'var(--paper)' : '';
+    node.classList.toggle('current', Boolean(chosen) && chosen.kind === node.dataset.kind && chosen.index === index);
+    node.querySelector('.value')?.remove();
+    if (value !== null && strength(value, scale) >= 0.05) node.append(element('span', {className: 'value', textContent: formatNumber(value)}));
+  }
+  panel.querySelector('.reading').textContent = chosen ? describe(reading, matrix, chosen) : '';
+}
+
+function describe(reading, matrix, chosen) {
+  const isTarget = chosen.kind === 'target';
+  const others = isTarget ? reading.source_tokens : reading.target_tokens;
+  const values = isTarget ? matrix[chosen.index] : matrix.map((row) => row[chosen.index]);
+  const own = (isTarget ? reading.target_tokens : reading.source_tokens)[chosen.index];
+  const best = values.map((value, i) => [Math.abs(value || 0), i]).sort((a, b) => b[0] - a[0]).slice(0, 3);
+  return `${own}: ${best.map(([, i]) => `${others[i]} ${formatNumber(values[i])}`).join(', ')}`;
+}
+
+function drawPanel(run) {
+  const reading = current(run);
+  const panel = element('section', {className: 'panel'}, element('h2', {textContent: run.name, dir: 'auto'}));
+  if (!reading) return panel;
+  const matrix = matrixOf(reading);
+  const scale = scaleOf(matrix);
+  panel.append(
+    element('p', {className: 'facts', dir: 'auto', textContent: facts(reading)}),
+    element('p', {className: 'reading', dir: 'auto'}),
+    element('div', {className: 'views'}, drawColumns(reading), drawHeat(reading, matrix, scale)),
+    ...drawMeasures(reading));
+  const stepChoice = () => (state.step < 0 || state.step >= matrix.length ? null : {kind: 'target', index: state.step});
+  const show = (chosen) => choose(panel, reading, matrix, scale, chosen);
+  const ofEvent = (event) => {
+    const node = event.target.closest('.token');
+    if (node) return {kind: node.dataset.kind, index: Number(node.dataset.index)};
+    const cell = event.target.closest('td[data-target]');
+    return cell && {kind: 'target', index: Number(cell.dataset.target)};
+  };
+  for (const type of ['mouseover', 'focusin']) {
+    panel.addEventListener(type, (event) => { const chosen = ofEvent(event); if (chosen) show(chosen); });
+  }
+  for (const type of ['mouseout', 'focusout']) panel.addEventListener(type, () => show(stepChoice()));
+  panel.refresh = () => show(stepChoice());
+  return panel;
+}
+
+function draw() {
+  const readings = runs.map(current).filter(Boolean);
+  const counts = runs.map((run) => readingsOf(run).length);
+  const matrices = [...new Set(readings.flatMap((reading) => Object.keys(reading.matrices)))];
+  if (!matrices.includes(state.matrix)) state.matrix = 'weights';
+  fill(byId('matrix'), matrices.map((name) => [name, name]), state.matrix);
+  byId('hypothesis-label').hidden = Math.max(...counts) < 2;
+  fill(byId('hypothesis'), Array.from({length: Math.max(...counts)}, (_, i) => [i, String(i + 1)]), state.hypothesis);
+  byId('gold-label').hidden = !readings.some((reading) => reading.gold);
+  const steps = Math.max(...readings.map((reading) => reading.target_tokens.length));
+  state.step = Math.min(state.step, steps - 1);
+  byId('step').max = steps - 1;
+  byId('step').value = state.step;
+  const panels = runs.map(drawPanel);
+  byId('panels').replaceChildren(...panels);
+  byId('example').value = state.example;
+  drawStep();
+}
+
+function drawStep() {
+  const reading = current(runs[0]) || runs.map(current).find(Boolean);
+  byId('step-name').textContent = state.step < 0 ? 'all' : `${state.step + 1} ${reading.target_tokens[state.step] || ''}`;
+  for (const panel of byId('panels').children) panel.refresh?.();
+}
+
+function goTo(example) {
+  state.example = (example + names.length) % names.length;
+  state.hypothesis = 0;
+  state.step = -1;
+  draw();
+}
+
+byId('example').addEventListener('change', (event) => goTo(Number(event.target.value)));
+byId('previous').addEventListener('click', () => goTo(state.example - 1));
+byId('next').addEventListener('click', () => goTo(state.example + 1));
+byId('hypothesis').addEventListener('change', (event) => { state.hypothesis = Number(event.target.value); draw(); });
+byId('matrix').addEventListener('change', (event) => { state.matrix = event.target.value; draw(); });
+byId('step').addEventListener('input', (event) => { state.step = Number(event.target.value); drawStep(); });
+byId('relative').addEventListener('change', draw);
+byId('gold').addEventListener('change', draw);
+const toggleTheme = () => document.documentElement.classList.toggle('dark');
+byId('theme').addEventListener('click', toggleTheme);
+document.addEventListener('keydown', (event) => {
+  if (event.target.matches('select, input') || event.ctrlKey || event.metaKey || event.altKey) return;
+  const actions = {n: () => goTo(state.example + 1), p: () => goTo(state.example - 1), d: toggleTheme};
+  actions[event.key]?.();
+});
+if (matchMedia('(prefers-color-scheme: dark)').matches) toggleTheme();
+fill(byId('example'), names.map((name, i) => [i, name]), 0);
+draw();

@@ -1,0 +1,64 @@
+"""Readings as one HTML page that needs no network: tokens joined by lines, a heatmap, and a slider over steps."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attention_jax.analysis.alignment import alignment_scores, links_from_weights
+from attention_jax.analysis.fonts import visible_form
+from attention_jax.analysis.picture_files import report_write_errors
+from attention_jax.analysis.reading import Reading, to_record
+from attention_jax.atomic import write_text
+
+TEMPLATES = Path(__file__).parent / 'page'
+DIGITS = 3  # of the numbers on a page
+
+
+def write_page(readings: Sequence[Reading], path: str | Path, *, relative: bool = False) -> None:
+  """Writes one HTML page with all readings; those of several runs stand side by side.
+
+  Args:
+    readings: what the page shows, each with the name of its run.
+    path: the file.
+    relative: whether colours are at first relative to the largest weight of a matrix.
+
+  Raises:
+    UserError: if the file cannot be written.
+  """
+  with report_write_errors(path):
+    write_text(path, render_page(readings, relative))
+
+
+def render_page(readings: Sequence[Reading], relative: bool = False) -> str:
+  """Returns the text of the page; every value in it is escaped."""
+  import jinja2
+
+  loader = jinja2.FileSystemLoader(TEMPLATES)
+  environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+  environment.policies['json.dumps_kwargs'] = {'sort_keys': False}  # layers and heads stay in their order
+  names = list(dict.fromkeys(reading.run for reading in readings))
+  runs = [{'name': name, 'readings': [_record(r) for r in readings if r.run == name]} for name in names]
+  title = 'Attention of ' + ' and '.join(name or 'a trained run' for name in names)
+  return environment.get_template('page.html.jinja').render(title=title, runs=runs, relative=relative)
+
+
+def _record(reading: Reading) -> dict[str, Any]:
+  """The record of a reading, with tokens that are visible and maps among its matrices."""
+  record = to_record(reading, DIGITS)
+  record |= {side: [visible_form(token) for token in record[side]] for side in ('source_tokens', 'target_tokens')}
+  for spec in reading.maps:
+    record['matrices'][spec] = record['measurements'][spec]['values']
+  return record | {'agreement': _agreement(reading)}
+
+
+def _agreement(reading: Reading) -> dict[str, float] | None:
+  """Precision and recall of the largest weights against the gold links; target tokens without a link are left out."""
+  if reading.gold is None:
+    return None
+  gold = {tuple(map(int, link)) for link in np.asarray(reading.gold).reshape(-1, 2)}
+  linked_targets = {target for _, target in gold}
+  predicted = links_from_weights(reading.weights, len(reading.source_tokens) - 1, len(reading.target_tokens) - 1)
+  scores = alignment_scores([[link for link in predicted if link[1] in linked_targets]], [gold])
+  return {'precision': scores.precision, 'recall': scores.recall}

@@ -1,0 +1,36 @@
+"""Files behind URLs, such as gs:// and s3://, which fsspec reads if the package of their file system is installed."""
+
+from attention_jax.errors import UserError
+
+
+def is_url(path: str) -> bool:
+  """Returns whether a path names a file system by a prefix such as 'gs://'."""
+  return '://' in path
+
+
+def read_url(path: str) -> bytes:
+  """Returns the content of a file.
+
+  Raises:
+    UserError: if the file system is unknown or its package is not installed, and if the file cannot be read.
+  """
+  import fsspec
+
+  try:
+    with fsspec.open(path, 'rb') as file:
+      return file.read()
+  except FileNotFoundError:
+    raise UserError(f'{path}: no such file') from None
+  except Exception as error:  # every file system raises its own kinds
+    raise UserError(f'{path}: cannot be read ({" ".join(str(error).split()) or type(error).__name__})') from error
+
+
+def url_exists(path: str) -> bool:
+  """Returns whether there is such a file; False if its file system cannot be read."""
+  import fsspec
+
+  try:
+    system, name = fsspec.url_to_fs(path)
+    return system.exists(name)
+  except Exception:  # `read_url` reports the reason
+    return False

@@ -1,0 +1,115 @@
+"""Attention one query at a time, for decoders that are written by others: `remember`, `init_carry` and `attend_step`.
+
+The memory is prepared once for each source, and each step takes the carry of the step before. All steps are a scan:
+
+    memory = remember(key, value, mask, params=params)
+    step = lambda carry, query: attend_step('coverage', 'softmax', params, carry, query, memory)
+    carry, attended = jax.lax.scan(step, init_carry('coverage', 'softmax', len(key)), queries)
+
+and equal `attend` over all queries. For a batch, vmap all three.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from attention_jax.functional import attend as definition
+from attention_jax.functional.alignments import ALIGNMENTS
+from attention_jax.functional.attend import Attended, Carry, Memory, Params, project, without_key, zero_masked_memory
+from attention_jax.functional.scores import SCORES
+from attention_jax.functional.table import Row, lookup
+
+Variant = str | Row | Callable
+
+
+class ProjectedMemory(NamedTuple):
+  """A memory from `remember`; its fields are those of Memory. The type shows that its keys are projected."""
+
+  key: Float[Array, 'S D']
+  value: Float[Array, 'S V']
+  mask: Bool[Array, ' S']
+
+
+def remember(
+  key: Float[Array, 'S Dk'],
+  value: Float[Array, 'S V'],
+  mask: Bool[Array, ' S'] | None = None,
+  *,
+  params: Params | None = None,
+) -> ProjectedMemory:
+  """Prepares a memory once for all steps: sets masked positions to zero, and projects the keys.
+
+  Args:
+    key: not yet projected.
+    value: what contexts are made of.
+    mask: True = may be attended to; by default all positions.
+    params: parameters as `init_params` returns them; keys are projected if they contain 'key'.
+
+  Returns:
+    The memory for `attend_step`.
+
+  Raises:
+    UserError: if the shapes do not match.
+  """
+  mask = jnp.ones(key.shape[:1], bool) if mask is None else mask
+  memory = zero_masked_memory(Memory(key, value, mask))
+  return ProjectedMemory(project(memory.key, params or {}, 'key'), memory.value, memory.mask)
+
+
+def init_carry(score: Variant, alignment: Variant, size: int, dtype=jnp.float32) -> Carry:
+  """Returns the carry before the first query.
+
+  Args:
+    score, alignment: a spec string, a table row, or a function.
+    size: S, the number of positions of the memory.
+    dtype: dtype of the sums over previous weights.
+
+  Raises:
+    UserError: for an unknown variant or option.
+  """
+  return definition.init_carry(*_rows(score, alignment), size, dtype)
+
+
+def attend_step(
+  score: Variant,
+  alignment: Variant,
+  params: Params,
+  carry: Carry,
+  query: Float[Array, ' D'],
+  memory: ProjectedMemory | Memory,
+  *,
+  bias: Float[Array, ' S'] | None = None,
+  rng: jax.Array | None = None,
+  deterministic: bool = True,
+) -> tuple[Carry, Attended]:
+  """Attends to one memory with one query: scores -> weights -> context = weights @ value.
+
+  Args:
+    score: a spec string, a table row, or a function.
+    alignment: likewise.
+    params: parameters as `init_params` returns them. The query is projected here if they contain 'query'.
+    carry: from the previous step, or from `init_carry`.
+    query: the query.
+    memory: from `remember`, which projects the keys once; or a Memory of keys that need no projection.
+    bias: added to the scores before masking; -inf masks a position.
+    rng: a PRNG key, consumed by variants that sample.
+    deterministic: whether an alignment is replaced by its test-time counterpart, if it has one.
+
+  Returns:
+    The carry for the next step, and the context and weights.
+
+  Raises:
+    UserError: for an unknown variant or option, if shapes do not match, and for a Memory with params that project keys.
+  """
+  if isinstance(memory, ProjectedMemory):
+    params = without_key(params)
+  rows = _rows(score, alignment)
+  options = {'bias': bias, 'rng': rng, 'deterministic': deterministic}
+  return definition.attend_step(*rows, params, carry, query, memory, **options)
+
+
+def _rows(score: Variant, alignment: Variant) -> tuple[Row, Row]:
+  return lookup(score, SCORES, 'score'), lookup(alignment, ALIGNMENTS, 'alignment')

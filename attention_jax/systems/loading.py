@@ -1,0 +1,44 @@
+"""Loading a system in several processes that train together: vocabularies are made once, and configs are compared."""
+
+import tempfile
+from pathlib import Path
+
+import jax
+from flax.traverse_util import flatten_dict
+
+from attention_jax.systems.base import Config, System
+from attention_jax.systems.registry import SYSTEMS
+from attention_jax.training import peers
+
+
+def comparable_fields(config: Config) -> dict[str, str]:
+  """Returns the fields of a config as text, by dotted name, as peers.check_agreement compares them."""
+  fields = flatten_dict(dict(config), keep_empty_nodes=True, sep='.')
+  return {f'config.{name}': repr(value) for name, value in fields.items()}
+
+
+def load_once(config: Config, folder: str | None) -> System:
+  """Loads a system so that of several processes only the first one makes vocabularies; the others receive its files.
+
+  Args:
+    config: the whole config of the run.
+    folder: a run folder whose stored vocabularies are used; None for a new run.
+
+  Raises:
+    UserError: in every process, if loading fails in any of them.
+  """
+  load = SYSTEMS[config['system']].load
+  if folder or jax.process_count() == 1:
+    with peers.fail_together():
+      return load(config, folder)
+  is_first = jax.process_index() == 0
+  with tempfile.TemporaryDirectory() as files:
+    with peers.fail_together():
+      if is_first:
+        system = load(config, None)
+        system.save(files)
+    peers.copy_from_first(Path(files))
+    with peers.fail_together():
+      if not is_first:
+        system = load(config, files)
+  return system

@@ -1,0 +1,171 @@
+"""What an update costs on a pod: memory, FLOP, traffic and a bound of its time by the rates of the chip.
+
+The bound is a roofline: each resource at its peak rate, without latencies. It is a lower bound of the time, and tells
+which resource limits it; a recurrence, whose steps are short, is slower. Nothing here is measured.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from attention_jax.errors import UserError, choose
+from attention_jax.systems.ahead_of_time import CompiledUpdate, compile_updates
+from attention_jax.systems.hlo import Traffic, count_traffic
+from attention_jax.training.partition import MeshConfig, make_mesh
+
+
+class Chip(NamedTuple):
+  """Rates and memory of a chip, as its vendor publishes them.
+
+  Attributes:
+    flops: multiplications and additions of bfloat16 per second.
+    memory: bytes of main memory.
+    bandwidth: bytes per second of main memory.
+    links: bytes per second of all links to other chips together.
+  """
+
+  flops: float
+  memory: float
+  bandwidth: float
+  links: float
+
+
+# By the kind of the device, as jax names it. Source: the pages of cloud.google.com/tpu/docs about v4, v5e, v5p and v6e.
+CHIPS: Mapping[str, Chip] = {
+  'TPU v4': Chip(275e12, 32 * 2**30, 1228e9, 300e9),
+  'TPU v5 lite': Chip(197e12, 16 * 2**30, 819e9, 200e9),
+  'TPU v5': Chip(459e12, 95 * 2**30, 2765e9, 600e9),
+  'TPU v6 lite': Chip(918e12, 32 * 2**30, 1640e9, 448e9),
+}
+
+
+class UpdateCost(NamedTuple):
+  """What one device holds, computes and moves in one update of a batch shape.
+
+  Attributes:
+    shape: (rows, source, target) of the global batch.
+    parameters: bytes of the parameters and their moving average.
+    optimizer: bytes of the rest of the training state.
+    activations: bytes of temporary arrays: activations, gradients and gathered parameters.
+    flop: FLOP of the matrix products.
+    traffic: bytes that are moved.
+    seconds: lower bounds of the time by resource: 'compute', 'memory' and 'links'.
+  """
+
+  shape: tuple[int, int, int]
+  parameters: float
+  optimizer: float
+  activations: float
+  flop: float
+  traffic: Traffic
+  seconds: Mapping[str, float]
+
+  @property
+  def memory(self) -> float:
+    """Bytes of all arrays at once."""
+    return self.parameters + self.optimizer + self.activations
+
+  @property
+  def limit(self) -> str:
+    """The resource that takes the most time."""
+    return max(self.seconds, key=self.seconds.get)
+
+
+class Attempt(NamedTuple):
+  """One mesh that was tried.
+
+  Attributes:
+    sizes: sizes of its axes.
+    cost: the cost of the largest batch, or None if it does not fit.
+    reason: why it does not fit, or ''.
+  """
+
+  sizes: MeshConfig
+  cost: UpdateCost | None
+  reason: str
+
+
+def chip_of(devices: Sequence[Any]) -> Chip:
+  """Returns the chip of devices. Raises UserError for a kind without a row in CHIPS."""
+  return CHIPS[choose(devices[0].device_kind, CHIPS, 'chip')]
+
+
+def update_costs(
+  config: Mapping[str, Any], entries: int, devices: Sequence[Any], chip: Chip, platform: str, *, largest: bool = False
+) -> Iterator[UpdateCost]:
+  """Compiles the updates of a config for devices that are not attached, and yields the cost of each.
+
+  Args:
+    config: the config of one run; its group `mesh` has the sizes of the mesh.
+    entries: size of both vocabularies, as no data are read.
+    devices: the devices of a topology.
+    chip: their rates.
+    platform: the platform to lower for.
+    largest: whether to compile only the bucket with the longest sequences.
+
+  Raises:
+    UserError: for mistakes in the config, and if an update does not fit into the memory of a device.
+  """
+  mesh = make_mesh(devices, sizes=MeshConfig(**config['mesh']))
+  if largest:
+    bucket = max(config['data']['buckets'], key=sum)
+    config = dict(config, data=dict(config['data'], buckets=(tuple(bucket),)))
+  for update in compile_updates(config, entries, mesh, platform):
+    yield _cost(update, chip, len(devices))
+
+
+def try_meshes(
+  config: Mapping[str, Any], entries: int, devices: Sequence[Any], chip: Chip, platform: str
+) -> Iterator[Attempt]:
+  """Tries meshes for the largest bucket, from the one that moves the least, and ends with the first that fits.
+
+  The arguments are those of `update_costs`.
+  """
+  for sizes in _candidates(len(devices)):
+    attempt = dict(config, mesh=dataclasses.asdict(sizes))
+    try:
+      (cost,) = update_costs(attempt, entries, devices, chip, platform, largest=True)
+    except UserError as error:
+      yield Attempt(sizes, None, str(error))
+      continue
+    fits = cost.memory <= chip.memory
+    yield Attempt(sizes, cost, '' if fits else f'needs {cost.memory / 2**30:.1f} GiB')
+    if fits:
+      return
+
+
+def _candidates(devices: int) -> list[MeshConfig]:
+  """Meshes in the order in which they are tried: whole copies, then parameters divided more and more."""
+  sizes = [(1, 1), (8, 1), (devices, 1), (devices // 4, 4), (devices // 8, 8)]
+  valid = [(fsdp, tensor) for fsdp, tensor in sizes if fsdp >= 1 and devices % (fsdp * tensor) == 0]
+  return [MeshConfig(fsdp=fsdp, tensor=tensor) for fsdp, tensor in dict.fromkeys(valid)]
+
+
+def _cost(update: CompiledUpdate, chip: Chip, devices: int) -> UpdateCost:
+  memory = update.compiled.memory_analysis()
+  traffic = count_traffic(update.compiled.as_text())
+  flop = update.flop / devices
+  seconds = {
+    'compute': flop / chip.flops,
+    'memory': traffic.memory / chip.bandwidth,
+    'links': sum(traffic.collectives.values()) / chip.links,
+  }
+  parameters = _local_bytes((update.state.params, update.state.average))
+  state = _local_bytes(update.state)
+  return UpdateCost(
+    update.shape,
+    parameters,
+    state - parameters,
+    memory.temp_size_in_bytes + max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0),
+    flop,
+    traffic,
+    seconds,
+  )
+
+
+def _local_bytes(tree: Any) -> float:
+  """Returns the bytes of shapes with shardings that one device holds."""
+  return sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(tree))

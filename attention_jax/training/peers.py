@@ -1,0 +1,101 @@
+"""Agreement of processes that train together: they see the same inputs, and an error of one stops all.
+
+Each function does nothing in a program of one process. Otherwise every process must call it at the same point.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from attention_jax.errors import UserError
+
+PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'grain')  # those that decide about an update
+MAX_SHOWN = 60  # characters of a value in an error
+
+
+def exchange(text: str) -> list[str]:
+  """Returns the texts of all processes, by their index."""
+  if jax.process_count() == 1:
+    return [text]
+  data = np.frombuffer(text.encode(), np.uint8)
+  sizes = multihost_utils.process_allgather(np.asarray(data.size))
+  padded = np.pad(data, (0, int(np.max(sizes)) + 1 - data.size))  # an array has at least one entry
+  rows = multihost_utils.process_allgather(padded)
+  return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+@contextlib.contextmanager
+def fail_together() -> Iterator[None]:
+  """Context manager after which all processes continue, or all raise the UserError of the first one that failed."""
+  own_error = None
+  try:
+    yield
+  except UserError as error:
+    own_error = error
+  errors = exchange('\n'.join(own_error.lines) if own_error else '')
+  failed = [index for index, error in enumerate(errors) if error]
+  if own_error and set(errors) == {errors[0]}:
+    raise own_error  # the same one everywhere
+  if failed:
+    raise UserError(f'process {failed[0]} of {len(errors)}: {errors[failed[0]]}') from own_error
+
+
+def check_agreement(values: Mapping[str, str]) -> None:
+  """Checks that all processes have the same values.
+
+  Args:
+    values: a text for each thing that must be the same, by name.
+
+  Raises:
+    UserError: in every process, naming the first value that differs.
+  """
+  if jax.process_count() == 1:
+    return
+  digests = exchange(_digest('\n'.join(f'{name} = {value}' for name, value in sorted(values.items()))))
+  different = next((index for index, digest in enumerate(digests) if digest != digests[0]), None)
+  if different is None:
+    return
+  shown = exchange(json.dumps({name: _shorten(value) for name, value in values.items()}))
+  first = json.loads(shown[0])
+  second = json.loads(shown[different])
+  name = next(name for name in sorted(first.keys() | second.keys()) if first.get(name) != second.get(name))
+  raise UserError(
+    f'{name} is {first.get(name, "absent")} in process 0, {second.get(name, "absent")} in process {different}; '
+    'all processes need the same command, packages and data'
+  )
+
+
+def package_versions() -> dict[str, str]:
+  """Returns the versions of PACKAGES that are installed."""
+  versions = {}
+  for name in PACKAGES:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+      versions[f'the version of {name}'] = metadata.version(name)
+  return versions
+
+
+def copy_from_first(folder: Path) -> None:
+  """Writes the files that process 0 has in `folder` into that of every other process; folders inside are left out."""
+  names = exchange('\n'.join(sorted(path.name for path in folder.iterdir() if path.is_file())))[0]
+  for name in filter(None, names.split('\n')):
+    path = folder / name
+    data = np.frombuffer(path.read_bytes() if jax.process_index() == 0 else b'', np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.asarray(data.size)))
+    content = multihost_utils.broadcast_one_to_all(data if jax.process_index() == 0 else np.zeros(size, np.uint8))
+    path.write_bytes(np.asarray(content).tobytes())
+
+
+def _shorten(value: str) -> str:
+  """Replaces the end of a long value by a digest of the whole."""
+  return value if len(value) <= MAX_SHOWN else f'{value[:MAX_SHOWN]}... (digest {_digest(value)})'
+
+
+def _digest(text: str) -> str:
+  return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,113 @@
+"""Start of programs that several processes run together, and their end when one of them is lost."""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import jax
+from absl import flags
+
+from attention_jax.errors import UserError
+
+FLAGS = flags.FLAGS
+LOST_PEER = ('Gloo', 'NCCL', 'Connection closed by peer', 'Connection reset by peer', 'Socket closed')
+
+
+def define_distributed_flags() -> None:
+  """Defines the flags of programs that several processes may run together."""
+  flags.DEFINE_bool('distributed', False, 'train with several processes of a cluster that jax detects')
+  flags.DEFINE_string('coordinator', None, 'train with several processes: HOST:PORT of process 0, a free port')
+  flags.DEFINE_integer('processes', None, 'number of processes, for --coordinator', lower_bound=1)
+  flags.DEFINE_integer('process', None, 'index of this process from 0, for --coordinator', lower_bound=0)
+  flags.DEFINE_integer('peer_timeout', 100, 'seconds after which a process that is lost ends the others', lower_bound=5)
+
+
+@contextlib.contextmanager
+def several_processes() -> Iterator[None]:
+  """Runs its block in processes that work together, if the flags of `define_distributed_flags` request that.
+
+  When a process is killed or stops responding, jax aborts the others after --peer_timeout seconds with a message that
+  names it, or at once if it is process 0.
+
+  Raises:
+    UserError: for flags that contradict each other, and for a cluster that jax does not detect.
+  """
+  if not (FLAGS.distributed or _requested_by_flags()):
+    yield
+    return
+  _initialize(FLAGS.peer_timeout)
+  try:
+    yield
+  except Exception as error:
+    if jax.process_count() > 1 and any(word in str(error) for word in LOST_PEER):
+      _await_abort(error)
+    raise
+
+
+def _requested_by_flags() -> bool:
+  """Returns whether --coordinator, --processes and --process are set, which must be set together."""
+  values = {name: FLAGS[name].value for name in ('coordinator', 'processes', 'process')}
+  missing = [name for name, value in values.items() if value is None]
+  if len(missing) == len(values):
+    return False
+  if missing:
+    raise UserError(f'--{missing[0]} is missing; --coordinator, --processes and --process are set together')
+  if FLAGS.process >= FLAGS.processes:
+    raise UserError(f'--process must be less than --processes={FLAGS.processes}, got {FLAGS.process}')
+  host, _, port = FLAGS.coordinator.rpartition(':')
+  if not host or not port.isdecimal():
+    raise UserError(f'--coordinator must be HOST:PORT, got {FLAGS.coordinator!r}')
+  return True
+
+
+def _initialize(timeout: int) -> None:
+  timer = threading.Timer(timeout, _exit_alone, [timeout])
+  timer.daemon = True
+  timer.start()
+  try:
+    jax.distributed.initialize(
+      FLAGS.coordinator,
+      FLAGS.processes,
+      FLAGS.process,
+      initialization_timeout=timeout + 30,  # the timer is first; jax would abort with a stack trace
+      heartbeat_timeout_seconds=timeout,
+      shutdown_timeout_seconds=timeout,
+    )
+  except (ValueError, RuntimeError) as error:
+    remedy = 'it needs a cluster that jax detects, such as Slurm or a TPU, or --coordinator, --processes and --process'
+    raise UserError(f'--distributed: {" ".join(str(error).split())[:200]}; {remedy}') from error
+  finally:
+    timer.cancel()
+
+
+def _exit_alone(timeout: int) -> None:
+  """Ends this process because not all of the others have arrived."""
+  name = 'this process' if FLAGS.process is None else f'process {FLAGS.process} of {FLAGS.processes}'
+  address = FLAGS.coordinator or os.environ.get('JAX_COORDINATOR_ADDRESS', 'the coordinator')
+  print(
+    f'error: {name} has waited {timeout} s at {address} for {_absent_processes()}; '
+    'start one process for each index with the same --coordinator, or raise --peer_timeout',
+    file=sys.stderr,
+    flush=True,
+  )
+  os._exit(2)
+
+
+def _absent_processes() -> str:
+  if FLAGS.process is None or FLAGS.processes != 2:
+    return 'processes of which one or more did not arrive'
+  return f'process {1 - FLAGS.process}, which did not arrive'
+
+
+def _await_abort(error: Exception) -> None:
+  """Reports a lost connection, and leaves jax the time to name the process that was lost."""
+  print(
+    f'error: process {jax.process_index()} of {jax.process_count()} has lost the connection to another one, which jax '
+    f'names within {FLAGS.peer_timeout} s: {" ".join(str(error).split())[:200]}',
+    file=sys.stderr,
+    flush=True,
+  )
+  time.sleep(FLAGS.peer_timeout + 5)

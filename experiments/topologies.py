@@ -1,0 +1,30 @@
+"""TPU topologies that are not attached, for programs that compile ahead of time."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from attention_jax.errors import UserError
+
+
+def define_topology_flag() -> None:
+  """Defines --topology."""
+  flags.DEFINE_string('topology', 'v5e:2x2', 'topology of the TPU: v5e:16x16, v5p:8x8x16, ...')
+
+
+def topology_devices(topology: str) -> Sequence[Any]:
+  """Returns the devices of a topology. Raises UserError if libtpu is missing or does not support the topology."""
+  from jax.experimental import topologies
+
+  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')  # there is no metadata server of a cloud TPU to query
+  try:
+    return topologies.get_topology_desc(platform='tpu', topology_name=topology).devices
+  except Exception as error:
+    raise UserError(f'cannot describe the TPU {topology!r} (pip install libtpu; v5e:2x2 is one): {error}') from error
+
+
+def describe_devices(devices: Sequence[Any]) -> str:
+  """Returns the number and the kind of devices: '4 x TPU v5 lite'."""
+  return f'{len(devices)} x {devices[0].device_kind}'

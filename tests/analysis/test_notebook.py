@@ -1,0 +1,49 @@
+"""Pages in a notebook: a frame with the whole page, escaped, and the request that a call stands for."""
+
+import html
+import types
+
+import pytest
+
+from attention_jax import analysis
+from attention_jax.errors import UserError
+from tests.analysis.test_reading import READING
+
+
+class FakeSystem:
+  """Returns one reading for each input of a request, and keeps the request."""
+
+  def read(self, params, request):
+    self.params = params
+    self.request = request
+    return [READING._replace(name=line) for line in request.inputs]
+
+
+@pytest.fixture
+def run():
+  return types.SimpleNamespace(system=FakeSystem(), params='params', folder='runs/dates')
+
+
+def test_a_call_is_a_request(run):
+  page = analysis.show(run, 'a <b>', 'c', analyses=['entropy'], hypotheses=2, height=400)
+  assert run.system.params == 'params'
+  assert run.system.request.inputs == ('a <b>', 'c') and run.system.request.hypotheses == 2
+  assert run.system.request.analyses == ['entropy'] and not run.system.request.layers
+  assert 'a \\u003cb\\u003e' in page.text and 'runs/dates' in page.text and page.height == 400
+
+
+def test_a_notebook_gets_the_page_in_a_frame(run, tmp_path):
+  page = analysis.show(run, 'a')
+  frame = page._repr_html_()
+  assert frame.startswith('<iframe sandbox="allow-scripts"') and 'height: 720px' in frame
+  assert html.unescape(frame.partition('srcdoc="')[2].removesuffix('"></iframe>')) == page.text
+  page.save(tmp_path / 'page.html')
+  assert (tmp_path / 'page.html').read_text('utf-8') == page.text
+
+
+def test_without_a_line_or_readings_show_raises(run):
+  with pytest.raises(UserError, match='at least one line'):
+    analysis.show(run)
+  run.system = object()
+  with pytest.raises(UserError, match='runs/dates is a run of a system without readings'):
+    analysis.show(run, 'a')

@@ -1,0 +1,150 @@
+"""The page of readings: its structure, its data, and that nothing in it is read as HTML or loaded from elsewhere."""
+
+import json
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from attention_jax.analysis import reading_files
+from attention_jax.analysis.reading import Measurement
+from attention_jax.analysis.reading_page import render_page
+from tests.analysis.test_reading import READING, SOURCE
+
+HOSTILE = '</script><img src=x onerror=alert(1)>&"\'{{ 7 * 7 }}'
+
+
+class Page(HTMLParser):
+  """Tags with their attributes, and the text inside of each script."""
+
+  def __init__(self, text):
+    super().__init__()
+    self.tags = []
+    self.scripts = []
+    self.is_in_script = False
+    self.feed(text)
+    self.close()
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append((tag, dict(attrs)))
+    self.is_in_script = tag == 'script'
+
+  def handle_endtag(self, tag):
+    self.is_in_script = False
+
+  def handle_data(self, data):
+    if self.is_in_script:
+      self.scripts.append(data)
+
+  @property
+  def data(self):
+    return json.loads(self.scripts[0])
+
+  @property
+  def ids(self):
+    return {attributes['id'] for _, attributes in self.tags if 'id' in attributes}
+
+
+def test_the_page_has_its_controls_and_its_data():
+  page = Page(render_page([READING, READING._replace(name='test 1')]))
+  assert {'example', 'hypothesis', 'matrix', 'step', 'relative', 'gold', 'theme', 'panels', 'data'} <= page.ids
+  (run,) = page.data
+  assert [reading['name'] for reading in run['readings']] == ['test 0', 'test 1']
+  assert run['readings'][0]['source_tokens'] == SOURCE
+  assert list(run['readings'][0]['matrices']) == ['weights', 'map']
+
+
+def test_every_id_of_the_script_exists():
+  page = Page(render_page([READING]))
+  named = {part.partition("')")[0] for part in page.scripts[-1].split("byId('")[1:]}
+  assert named <= page.ids and len(named) >= 10
+
+
+def test_nothing_is_loaded_from_elsewhere():
+  page = Page(render_page([READING]))
+  assert not [attributes for _, attributes in page.tags if {'src', 'href'} & attributes.keys()]
+  policy = next(a['content'] for tag, a in page.tags if a.get('http-equiv') == 'Content-Security-Policy')
+  assert policy.startswith("default-src 'none'")
+  assert 'innerHTML' not in page.scripts[-1] and 'http' not in page.scripts[-1].replace(
+    'http://www.w3.org/2000/svg', ''
+  )
+
+
+def test_hostile_text_stays_text():
+  hostile = READING._replace(
+    name=HOSTILE, run=HOSTILE, source=HOSTILE, source_tokens=[HOSTILE, 'b', '</s>'], measurements={}
+  )
+  page = Page(render_page([hostile]))
+  assert 'img' not in {tag for tag, _ in page.tags}
+  (run,) = page.data
+  assert run['name'] == run['readings'][0]['source_tokens'][0].replace('␣', ' ') == HOSTILE
+
+
+def test_runs_stand_side_by_side():
+  runs = Page(render_page([READING._replace(run='a'), READING._replace(run='b')])).data
+  assert [run['name'] for run in runs] == ['a', 'b']
+
+
+def test_agreement_with_gold_links():
+  agreement = Page(render_page([READING])).data[0]['readings'][0]['agreement']
+  assert agreement == {'precision': 0, 'recall': 0}  # the largest weight of x is on b, its gold link on a
+  other = READING._replace(gold=np.array([[1, 0], [0, 0]]))
+  assert Page(render_page([other])).data[0]['readings'][0]['agreement'] == {'precision': 1, 'recall': 0.5}
+  assert Page(render_page([READING._replace(gold=None)])).data[0]['readings'][0]['agreement'] is None
+
+
+def test_invisible_tokens_are_visible(tmp_path):
+  spaced = READING._replace(source_tokens=['a', ' ', '</s>'], measurements={})
+  reading_files.write([spaced], tmp_path / 'page.html', relative=True)
+  page = Page((tmp_path / 'page.html').read_text('utf-8'))
+  assert page.data[0]['readings'][0]['source_tokens'][1] == '␣'
+  assert next(a for _, a in page.tags if a.get('id') == 'relative').keys() >= {'checked'}
+
+
+@pytest.mark.packaging
+def test_the_page_in_a_browser(tmp_path):
+  """Needs the package playwright and Debian's chromium, which a developer installs."""
+  playwright = pytest.importorskip('playwright.sync_api')
+  rng = np.random.default_rng(0)
+  readings = []
+  for example in range(500):
+    weights = rng.dirichlet(np.ones(20), 20)
+    tokens = [f'слово{i}' for i in range(10)] + [f'كلمة{i}' for i in range(9)] + ['</s>']
+    values = {'map': Measurement(weights - 0.05, (tokens, tokens))}
+    reading = READING._replace(
+      name=f'test {example}', source_tokens=tokens, target_tokens=tokens, matrices={'weights': weights}
+    )
+    readings += [reading._replace(run=run, measurements=values) for run in ('a', 'b')]
+  readings[0] = readings[0]._replace(name='test 0', source_tokens=[HOSTILE, *readings[0].source_tokens[1:]])
+  reading_files.write(readings, tmp_path / 'page.html')
+  problems = []
+  with playwright.sync_playwright() as browsers:
+    browser = browsers.chromium.launch(executable_path='/usr/bin/chromium', args=['--no-sandbox'])
+    page = browser.new_page(color_scheme='dark')
+    page.on('console', lambda message: problems.append(message.text))
+    page.on('pageerror', lambda error: problems.append(str(error)))
+    page.on('request', lambda request: None if request.url.startswith('file:') else problems.append(request.url))
+    page.goto((tmp_path / 'page.html').as_uri())
+    assert page.locator('.panel').count() == 2
+    assert page.evaluate("document.documentElement.classList.contains('dark')")
+    target = page.locator('.panel').first.locator('.target .token').nth(3)
+    target.hover()
+    assert 'current' in target.get_attribute('class')
+    assert page.locator('.panel').first.locator('.reading').text_content().startswith('слово3: ')
+    page.mouse.move(0, 0)
+    page.locator('#step').focus()
+    for _ in range(3):
+      page.keyboard.press('ArrowRight')
+    assert page.locator('#step-name').text_content() == '3 слово2'
+    assert page.locator('.target .token.current').count() == 2
+    page.locator('#step').evaluate('node => node.blur()')
+    start = page.evaluate('performance.now()')
+    for _ in range(20):
+      page.keyboard.press('n')
+    assert page.evaluate('performance.now()') - start < 20_000
+    assert page.locator('#example').input_value() == '20'
+    page.select_option('#matrix', 'map')
+    assert page.locator('.links line.negative').count() > 0
+    page.keyboard.press('d')
+    browser.close()
+  assert problems == []

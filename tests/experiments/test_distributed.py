@@ -1,0 +1,50 @@
+"""Flags of programs that several processes run together, and what happens when one of them is lost."""
+
+import time
+
+import pytest
+
+from tests.experiments.helpers import start_together, start_training, tiny_arguments, wait_for_step
+from tests.experiments.test_bad_input import assert_user_error, run
+
+FLAGS = ('--coordinator=127.0.0.1:7613', '--processes=2', '--process=1')
+SOON = 5  # seconds of --peer_timeout
+
+
+@pytest.mark.parametrize(
+  ('flags', 'parts'),
+  [
+    (FLAGS[:2], ['--process is missing', '--coordinator, --processes and --process are set together']),
+    (FLAGS[2:], ['--coordinator is missing']),
+    ((*FLAGS, '--processes=1'), ['--process must be less than --processes=1, got 1']),
+    ((*FLAGS, '--coordinator=nowhere'), ["--coordinator must be HOST:PORT, got 'nowhere'"]),
+    ((*FLAGS, '--process=-1'), ['--process=-1']),
+  ],
+)
+def test_mistakes_in_the_flags_are_reported(flags, parts, task, tmp_path):
+  assert_user_error(run('train', *tiny_arguments(task, tmp_path / 'run', *flags)), parts)
+
+
+def test_a_process_that_never_arrives_ends_the_others(task, tmp_path):
+  process = start_training(*tiny_arguments(task, tmp_path / 'run', *FLAGS, f'--peer_timeout={SOON}'))
+  output, _ = process.communicate(timeout=120)
+  assert process.returncode == 2
+  expected = 'error: process 1 of 2 has waited 5 s at 127.0.0.1:7613 for process 0, which did not arrive; start one '
+  assert expected in output and 'Traceback' not in output
+
+
+def test_a_process_that_dies_ends_the_others_by_name(task, tmp_path):
+  folder = tmp_path / 'run'
+  settings = [f'--config.training.{name}' for name in ('steps=1000000', 'evaluate_every=0', 'checkpoint_every=0')]
+  arguments = tiny_arguments(task, folder, *settings, f'--peer_timeout={SOON}')
+  processes = start_together('experiments.train', '--distributed', *arguments)
+  wait_for_step(folder, 2, processes)
+  processes[1].kill()
+  start = time.monotonic()
+  output, _ = processes[0].communicate(timeout=120)
+  processes[1].communicate()
+  assert processes[0].returncode not in (0, 75)
+  assert time.monotonic() - start < 60
+  assert 'error: process 0 of 2 has lost the connection to another one, which jax names within 5 s' in output
+  assert 'The following tasks are unhealthy (stopped sending heartbeats):\n1\n' in output
+  assert 'Traceback' not in output

@@ -1,0 +1,48 @@
+"""The step interface: the documented scan over a batch, specs as for `attend`, and its errors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attention_jax as aj
+from tests.functional.helpers import attend, make_problem
+
+
+def test_the_documented_scan_over_a_batch_equals_attend():
+  problem = make_problem('coverage', 'softmax', batch=(2,), queries=3, size=5)
+  mask = aj.padding_mask(jnp.array([5, 3]), 5)
+  spec = ('coverage', 'softmax(temperature=0.5)')
+
+  def run(queries, key, value, mask):
+    memory = aj.remember(key, value, mask, params=problem.params)
+    step = lambda carry, query: aj.attend_step(*spec, problem.params, carry, query, memory)
+    return jax.lax.scan(step, aj.init_carry(*spec, len(key)), queries)
+
+  carry, attended = jax.vmap(run)(problem.query, problem.key, problem.value, mask)
+  expected = attend(*spec, problem, mask[:, None])
+  np.testing.assert_allclose(attended.weights, expected.weights, rtol=1e-5, atol=1e-7)
+  np.testing.assert_allclose(attended.context, expected.context, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(carry.coverage, expected.weights.sum(1), rtol=1e-5)
+  assert np.all(carry.step == 3)
+
+
+def test_masked_content_does_not_reach_the_memory():
+  key = jnp.ones((3, 2)).at[2].set(jnp.nan)
+  memory = aj.remember(key, key, jnp.array([True, True, False]), params={'key': jnp.ones((2, 4))})
+  np.testing.assert_array_equal(memory.key, jnp.array([2.0, 2.0, 0.0])[:, None].repeat(4, 1))
+  assert np.all(memory.value[2] == 0)
+  assert np.all(aj.remember(key[:2], key[:2]).mask)
+
+
+def test_a_function_may_be_a_variant():
+  memory = aj.remember(jnp.eye(3), jnp.eye(3))
+  score = lambda query, key: key @ query
+  carry = aj.init_carry(score, 'hardmax', 3)
+  _, attended = aj.attend_step(score, 'hardmax', {}, carry, jnp.array([0.1, 3.0, 1.0]), memory)
+  np.testing.assert_array_equal(attended.weights, [0, 1, 0])
+
+
+def test_unknown_variants_raise():
+  with pytest.raises(aj.UserError, match="unknown score 'dott'"):
+    aj.init_carry('dott', 'softmax', 3)

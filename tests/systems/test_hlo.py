@@ -1,0 +1,77 @@
+"""Traffic of compiled programs: loops count as often as they run, slices by their size, collectives by their groups."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from attention_jax.systems.hlo import count_traffic
+from attention_jax.training.partition import MeshConfig, make_mesh
+
+STEPS, B, D = 50, 8, 64
+FLOAT = 4  # bytes
+
+
+def traffic_of(fn, *args, **options):
+  return count_traffic(jax.jit(fn, **options).lower(*args).compile().as_text())
+
+
+def test_the_body_of_a_loop_counts_in_every_step_and_its_outputs_by_their_slices():
+  def recurrence(kernel, state):
+    def step(state, _):
+      state = jnp.tanh(state @ kernel)
+      return state, state
+
+    return jax.lax.scan(step, state, None, length=STEPS)
+
+  memory = traffic_of(recurrence, jnp.ones([D, D]), jnp.ones([B, D])).memory
+  kernel = D * D * FLOAT
+  state = B * D * FLOAT
+  # A step reads the kernel and the state, and writes the state and one slice of the outputs; tanh and copies may be
+  # instructions of their own. Counting whole outputs in every step would add STEPS times STEPS states.
+  assert STEPS * (kernel + 3 * state) < memory < STEPS * (kernel + 12 * state)
+
+
+def gather_and_reduce(mesh):
+  def gradient(kernel, x):
+    kernel = jax.lax.with_sharding_constraint(kernel, NamedSharding(mesh, P()))
+    return jax.grad(lambda kernel: jnp.sum(jnp.tanh(x @ kernel)))(kernel)
+
+  return gradient
+
+
+@pytest.mark.parametrize('devices', [2, 8])
+def test_collectives_send_what_a_ring_sends(devices):
+  mesh = make_mesh(jax.devices()[:devices], sizes=MeshConfig(fsdp=devices))
+  divided = NamedSharding(mesh, P('fsdp'))
+  layouts = {'in_shardings': (divided, divided), 'out_shardings': NamedSharding(mesh, P())}
+  traffic = traffic_of(gather_and_reduce(mesh), jnp.ones([D, D]), jnp.ones([B, D]), **layouts)
+  size = D * D * FLOAT
+  assert traffic.payload == {'all-gather': size, 'all-reduce': size}
+  share = (devices - 1) / devices
+  assert traffic.collectives == pytest.approx({'all-gather': share * size, 'all-reduce': 2 * share * size})
+
+
+TPU_PROGRAM = """HloModule jit_f, is_scheduled=true
+
+%async_computation (param: f32[4,8]) -> f32[8,8] {
+  %param = f32[4,8]{1,0:T(8,128)} parameter(0)
+  ROOT %all-gather.1 = f32[8,8]{1,0:T(8,128)} all-gather(%param), replica_groups=[2,2]<=[4], dimensions={0}
+}
+
+ENTRY %main (a: f32[4,8]) -> f32[8,8] {
+  %a = f32[4,8]{1,0:T(8,128)} parameter(0)
+  %copy.1 = f32[4,8]{1,0:T(8,128)S(1)} copy(%a)
+  %start = ((f32[4,8]{1,0:T(8,128)}), f32[8,8]{1,0:T(8,128)}) async-start(%a), calls=%async_computation
+  %done = f32[8,8]{1,0:T(8,128)} async-done(%start), calls=%async_computation
+  %sum = f32[8,8]{1,0:T(8,128)} all-reduce-start(%done), replica_groups={{0,1,2,3}}
+  ROOT %end = f32[8,8]{1,0:T(8,128)} all-reduce-done(%sum)
+}
+"""
+
+
+def test_programs_of_tpus_have_asynchronous_collectives_and_memory_of_the_core():
+  traffic = count_traffic(TPU_PROGRAM)
+  assert traffic.payload == {'all-gather': 8 * 8 * FLOAT, 'all-reduce': 8 * 8 * FLOAT}
+  assert traffic.collectives == {'all-gather': 0.5 * 8 * 8 * FLOAT, 'all-reduce': 1.5 * 8 * 8 * FLOAT}

@@ -1,0 +1,110 @@
+"""An update is the same on every device mesh, and a device holds its part of the parameters and no more."""
+
+import jax
+import numpy as np
+import pytest
+
+from attention_jax.data.batching import Batch
+from attention_jax.losses.sequence import sequence_loss
+from attention_jax.models.encoder_decoder import build
+from attention_jax.systems.translation import initial_params
+from attention_jax.training.loop import Training, prepare_training
+from attention_jax.training.partition import MeshConfig, fetch, make_mesh
+from experiments.config_files import load_config
+
+ENTRIES = 16
+ROWS = 8
+SIZES = {
+  'bahdanau2015': {'encoder': 'birnn(features=8)', 'decoder': 'bahdanau(features=8, readout=8)'},
+  'gnmt2016': {'encoder': 'gnmt(features=8, layers=2)', 'decoder': 'gnmt(features=8, layers=2)'},
+  'transformer2017_base': {
+    'encoder': 'transformer(layers=1, features=8, hidden=16, heads=2)',
+    'decoder': 'transformer(layers=1, features=8, hidden=16, heads=2)',
+  },
+}
+MESHES = [
+  (8, MeshConfig(data=2, fsdp=2, tensor=2)),
+  pytest.param(2, MeshConfig(data=2), marks=pytest.mark.product),
+  pytest.param(2, MeshConfig(fsdp=2), marks=pytest.mark.product),
+  pytest.param(2, MeshConfig(tensor=2), marks=pytest.mark.product),
+  pytest.param(8, MeshConfig(data=8), marks=pytest.mark.product),
+  pytest.param(8, MeshConfig(fsdp=8), marks=pytest.mark.product),
+]
+
+
+def make_model(preset):
+  config = load_config(f'configs/wmt14.py:{preset}')
+  config.model.update(SIZES[preset] | {'embedding': 8, 'dropout': 0.1, 'dtype': 'float32'})
+  config.model.attention.features = 8
+  if config.model.attention.heads > 1:
+    config.model.attention.heads = 2
+  return build(config.to_dict()['model'], ENTRIES, ENTRIES)
+
+
+def make_batch(step):
+  random = np.random.default_rng(step)
+
+  def ids(size):
+    return random.integers(3, ENTRIES, (ROWS, size), dtype=np.int32)
+
+  def mask(size):
+    return np.arange(size) < random.integers(1, size + 1, (ROWS, 1))
+
+  return Batch(ids(5), mask(5), ids(4), mask(4), np.arange(ROWS, dtype=np.int32), None)
+
+
+def train(model, mesh, accumulate=1, seed=0):
+  """Returns the parameters and the metrics after two updates, and the state."""
+  training = Training(steps=2, optimizer='adam', schedule='constant(rate=0.01)', accumulate=accumulate, average=0.9)
+  step, initial = prepare_training(training, sequence_loss(model), lambda s: initial_params(model, s), mesh, seed)
+  state = initial()
+  for i in range(2):
+    batch = make_batch(i)
+    if not isinstance(seed, int):
+      batch = jax.tree.map(lambda x: np.stack([x] * len(seed)), batch)
+    state, metrics = step(state, batch)
+  assert step.compilations() == 1
+  return fetch(state.params), jax.device_get(metrics), state
+
+
+@pytest.fixture(scope='module')
+def one_device():
+  """The result of each preset on one device."""
+  results = {}
+
+  def get(preset):
+    if preset not in results:
+      results[preset] = train(make_model(preset), make_mesh(jax.devices()[:1]))
+    return results[preset]
+
+  return get
+
+
+def assert_close(result, expected):
+  for name in ('loss', 'grad_norm', 'tokens'):
+    np.testing.assert_allclose(result[1][name], expected[1][name], rtol=1e-5)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), result[0], expected[0])
+
+
+@pytest.mark.parametrize('preset', SIZES)
+@pytest.mark.parametrize(('devices', 'sizes'), MESHES)
+def test_every_mesh_makes_the_same_updates(preset, devices, sizes, one_device):
+  mesh = make_mesh(jax.devices()[:devices], sizes=sizes)
+  result = train(make_model(preset), mesh)
+  assert_close(result, one_device(preset))
+
+
+@pytest.mark.parametrize('options', [{'accumulate': 2}, {'seed': [3, 4]}], ids=str)
+def test_accumulation_and_seeds_are_the_same_on_every_mesh(options):
+  seeds = len(options.get('seed', [0]))
+  mesh = make_mesh(jax.devices()[:8], seeds, MeshConfig(fsdp=2, tensor=2))
+  model = make_model('transformer2017_base')
+  assert_close(train(model, mesh, **options), train(model, make_mesh(jax.devices()[:1]), **options))
+
+
+def test_every_device_holds_its_part_of_the_state():
+  mesh = make_mesh(jax.devices()[:4], sizes=MeshConfig(fsdp=2, tensor=2))
+  _, _, state = train(make_model('bahdanau2015'), mesh)
+  whole = sum(x.nbytes for x in jax.tree.leaves(state))
+  local = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
+  assert local < 0.35 * whole  # a quarter, and biases that are not divided

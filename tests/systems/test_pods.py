@@ -1,0 +1,58 @@
+"""The cost of updates on a pod: memory, FLOP and bounds of the time, and meshes that fit."""
+
+import jax
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.systems.pods import CHIPS, Attempt, Chip, chip_of, try_meshes, update_costs
+from attention_jax.training.partition import MeshConfig
+from tests.systems.test_ahead_of_time import ENTRIES, make_config
+
+CHIP = Chip(flops=1e9, memory=2**30, bandwidth=1e9, links=1e8)
+
+
+def test_an_update_is_bounded_by_each_resource():
+  config = make_config(buckets=((6, 4), (4, 4)))
+  (cost,) = update_costs(config, ENTRIES, jax.devices()[:8], CHIP, 'cpu', largest=True)
+  assert cost.shape == (8, 6, 4)
+  moments = 2 * cost.parameters  # of Adam
+  assert cost.parameters > 1000 and moments < cost.optimizer < moments + 64  # and counters
+  assert cost.memory == cost.parameters + cost.optimizer + cost.activations
+  assert cost.seconds['compute'] == cost.flop / CHIP.flops > 0
+  assert cost.seconds['memory'] == cost.traffic.memory / CHIP.bandwidth
+  assert cost.seconds['links'] == sum(cost.traffic.collectives.values()) / CHIP.links
+  # Gradients of all parameters are summed over the devices.
+  assert cost.traffic.payload['all-reduce'] > cost.parameters
+  assert cost.limit == max(cost.seconds, key=cost.seconds.get)
+
+
+def test_meshes_are_tried_until_one_fits(monkeypatch):
+  sizes = {(1, 1): 4, (8, 1): 2, (2, 4): 1}
+
+  def fake_costs(config, *args, largest):
+    mesh = config['mesh']
+    if mesh['fsdp'] == 8:
+      raise UserError('does not fit into a device')
+    yield Cost(sizes[mesh['fsdp'], mesh['tensor']])
+
+  monkeypatch.setattr('attention_jax.systems.pods.update_costs', fake_costs)
+  chip = CHIP._replace(memory=1)
+  assert list(try_meshes(make_config(), ENTRIES, jax.devices()[:8], chip, 'cpu')) == [
+    Attempt(MeshConfig(), Cost(4), 'needs 0.0 GiB'),
+    Attempt(MeshConfig(fsdp=8), None, 'does not fit into a device'),
+    Attempt(MeshConfig(fsdp=2, tensor=4), Cost(1), ''),
+  ]
+
+
+class Cost(int):
+  """Stands for a cost of this many bytes."""
+
+  @property
+  def memory(self):
+    return int(self)
+
+
+def test_every_chip_has_positive_rates_and_another_one_is_an_error():
+  assert all(rate > 0 for chip in CHIPS.values() for rate in chip)
+  with pytest.raises(UserError, match="unknown chip 'cpu'"):
+    chip_of(jax.devices())

@@ -1,0 +1,48 @@
+"""Uses peers.py in one of several processes, and prints what each function does.
+
+python -m tests.training.agree FOLDER
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+
+from attention_jax.errors import UserError
+from attention_jax.training.peers import check_agreement, copy_from_first, exchange, fail_together
+
+
+def report(name: str, use) -> None:
+  """Prints the result or the UserError of a function."""
+  try:
+    print(f'{name}: {use()}')
+  except UserError as error:
+    print(f'{name}: UserError {error}')
+
+
+def fail(message: str) -> None:
+  with fail_together():
+    if message:
+      raise UserError(message)
+
+
+def main(folder: Path) -> None:
+  jax.distributed.initialize()
+  index = jax.process_index()
+  report('exchange', lambda: exchange('größer' * index))
+  report('nobody', lambda: fail(''))
+  report('second', lambda: fail('no file' * index))
+  report('both', lambda: fail('no config'))
+  report('same', lambda: check_agreement({'a': '1', 'b': '2'}))
+  report('different', lambda: check_agreement({'a': '1', 'b': str(index), 'c': str(index)}))
+  report('absent', lambda: check_agreement({'a': 'x' * 100} if index else {}))
+  own = folder / str(index)
+  own.mkdir()
+  if index == 0:
+    (own / 'words').write_text('eins\nzwei\n')
+    (own / 'empty').touch()
+  copy_from_first(own)
+
+
+if __name__ == '__main__':
+  main(Path(sys.argv[1]))

@@ -1,0 +1,35 @@
+"""Processes that train together agree on their inputs, and stop together."""
+
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.training.peers import check_agreement, copy_from_first, exchange, fail_together, package_versions
+from tests.experiments.helpers import read_tree, start_together, wait_for_outputs
+
+DIFFERENT = 'UserError b is 0 in process 0, 1 in process 1; all processes need the same command, packages and data'
+
+
+def test_one_process_agrees_with_itself(tmp_path):
+  assert exchange('a') == ['a']
+  check_agreement(package_versions())
+  copy_from_first(tmp_path)
+  with pytest.raises(UserError, match=r'^no file$'), fail_together():
+    raise UserError('no file')
+
+
+def test_the_versions_are_those_of_the_packages():
+  versions = package_versions()
+  assert versions['the version of jax'].count('.') == 2 and 'the version of orbax-checkpoint' in versions
+
+
+def test_two_processes_agree_or_stop_with_one_line(tmp_path):
+  outputs = wait_for_outputs(start_together('tests.training.agree', tmp_path))
+  for output in outputs:
+    lines = dict(line.split(': ', 1) for line in output.splitlines() if ': ' in line)
+    assert lines['exchange'] == str(['', 'größer'])
+    assert lines['nobody'] == lines['same'] == 'None'
+    assert lines['second'] == 'UserError process 1 of 2: no file'
+    assert lines['both'] == 'UserError no config'
+    assert lines['different'] == DIFFERENT
+    assert lines['absent'].startswith('UserError a is absent in process 0, ' + 'x' * 60 + '... (digest ')
+  assert read_tree(tmp_path / '0') == read_tree(tmp_path / '1') == {'words': b'eins\nzwei\n', 'empty': b''}
