@@ -8,6 +8,7 @@ import pytest
 
 from attention_jax.analysis.alignment import parse_pharaoh
 from attention_jax.systems.runs import open_run
+from attention_jax.training.file_digests import FILE_DIGESTS
 from attention_jax.training.folder import lock_folder, read_config
 from attention_jax.training.writers import read_metrics
 from tests.experiments.helpers import read_tree, run, tiny_arguments, write_task
@@ -77,7 +78,8 @@ def test_resuming_with_different_data_is_an_error(tmp_path):
   assert result.code == 2 and result.err.count('\n') == 1
   assert 'was trained on other data: train (or the vocabulary) changed since' in result.err
   assert read_tree(tmp_path / 'run') == before
-  (tmp_path / 'run' / 'data.json').unlink()
+  for name in ('data.json', FILE_DIGESTS):
+    (tmp_path / 'run' / name).unlink()
   assert 'all 4 steps are done (' in run('train', *command).out
 
 
@@ -197,6 +199,7 @@ def copy_run(trained, folder, **evaluation):
   config = read_config(folder)
   config['evaluation'] |= evaluation
   (folder / 'config.json').write_text(json.dumps(config))
+  (folder / FILE_DIGESTS).unlink()  # otherwise the changed config is an error
   return folder
 
 
