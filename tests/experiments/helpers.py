@@ -20,6 +20,7 @@ import jax
 import pytest
 from absl import flags, logging
 
+from attention_jax.training.file_digests import drop_file_digests
 from attention_jax.training.writers import METRICS_FILE, read_metrics
 from tests import compiled
 
@@ -169,7 +170,9 @@ def copy_interrupted_run(folder: Path, copy: Path) -> Path:
   shutil.copytree(folder, copy)
   *_, last = sorted((copy / 'checkpoints').iterdir(), key=lambda path: int(path.name))
   shutil.rmtree(last)
-  for path in (copy / 'results.json', *copy.glob('hypotheses.*')):
+  results = [copy / 'results.json', *copy.glob('hypotheses.*')]
+  drop_file_digests(copy, [path.name for path in results])
+  for path in results:
     path.unlink()
   return copy
 

@@ -14,7 +14,7 @@ WORKDIR = '--workdir=somewhere'
 FLAGS = [
   ([], ['--config is missing', 'configs/dates.py:bahdanau2015']),
   ([CONFIG], ['--workdir is missing']),
-  ([CONFIG, '--workdr=x'], ["'workdr'", 'Did you mean: workdir', 'flags of this program: config, distributed']),
+  ([CONFIG, '--workdr=x'], ["'workdr'", 'Did you mean: workdir', 'flags of this program: config, coordinator']),
   ([CONFIG, WORKDIR, 'extra'], ["unexpected argument 'extra'"]),
   (['--config=configs/dats.py:x', WORKDIR], ["no config file 'configs/dats.py'", "'configs/dates.py'?", 'multi30k.py']),
   (['--config', 'nowhere/dates.py', WORKDIR], ["no config file 'nowhere/dates.py'", 'config files in nowhere: none']),
@@ -35,7 +35,10 @@ FLAGS = [
 
 # field=value -> parts of the message
 FIELDS = [
-  ('modle.dropout=0', ["unknown field of config: 'modle'", "'model'?", 'evaluation, model, seeds, system, training']),
+  (
+    'modle.dropout=0',
+    ["unknown field of config: 'modle'", "'model'?", 'evaluation, mesh, model, seeds, system'],
+  ),
   (
     'model.atention.score=dot',
     ["unknown field of config.model: 'atention'", "'attention'?", 'expected one of: attention'],

@@ -156,4 +156,4 @@ def test_shortlists(trained, task, tmp_path, monkeypatch):
   assert_user_error(run('translate', workdir, '--shortlist=-1'), ['--shortlist=-1', 'non-negative'])
   assert_user_error(run('translate', workdir, '--shortlist=2', '--stream'), ['--shortlist=2 cannot be combined'])
   (copy / 'lexicon.npz').write_bytes(b'')
-  assert_user_error(run('translate', workdir, '--shortlist=2', stdin=INPUT), ['lexicon.npz is no lexicon'])
+  assert_user_error(run('translate', workdir, '--shortlist=2', stdin=INPUT), ['lexicon.npz has changed'])

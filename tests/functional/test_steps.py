@@ -46,12 +46,3 @@ def test_a_function_may_be_a_variant():
 def test_unknown_variants_raise():
   with pytest.raises(aj.UserError, match="unknown score 'dott'"):
     aj.init_carry('dott', 'softmax', 3)
-
-
-def test_a_memory_whose_keys_are_not_projected_raises():
-  """Its keys may have the shape of projected ones, so that nothing else would find the mistake."""
-  problem = make_problem('additive', 'softmax')
-  memory = aj.Memory(problem.key, problem.value, jnp.ones(len(problem.key), bool))
-  carry = aj.init_carry('additive', 'softmax', len(problem.key))
-  with pytest.raises(aj.UserError, match='remember'):
-    aj.attend_step('additive', 'softmax', problem.params, carry, problem.query[0], memory)

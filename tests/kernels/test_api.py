@@ -119,7 +119,7 @@ def test_attend_step_rejects_a_projection_of_the_key():
   params = aj.init_params(jax.random.key(0), score='additive', query=D, key=D, features=D)
   carry = definition.init_carry('additive', 'softmax', S)
   memory = aj.Memory(jnp.ones((S, D)), jnp.ones((S, V)), jnp.ones(S, bool))
-  with pytest.raises(aj.UserError, match=r"project it once, as memory\.key @ params\['key'\]"):
+  with pytest.raises(aj.UserError, match=r'make it once by remember\('):
     aj.attend_step('additive', 'softmax', params, carry, jnp.ones(D), memory)
 
 
