@@ -175,6 +175,20 @@ def _describe_wiring(decoder: str) -> str:
   return 'Luong, no feeding' if 'input_feeding=False' in decoder else 'Luong'
 
 
+def _heads(settings: Sequence[SettingRuns]) -> Tables:
+  factors = [
+    Factor('model.decoder', 'model', lambda decoder: 'Transformer' if decoder.startswith('trans') else 'recurrent'),
+    Factor('model.attention.score', 'score'),
+    Factor('model.attention.heads', 'heads', int),
+  ]
+  names = [factor.name for factor in factors]
+  metrics = {'phoneme_error_rate': 'PER, %', 'alignment_error_rate': 'AER, %', 'entropy': 'entropy, nat'}
+  rows = setting_rows(settings, 'validation', list(metrics), factors, {'heads': 1}, within=names[:2])
+  columns = [*_factor_columns([*names, 'parameters']), *_metric_columns('validation', metrics, 'difference')]
+  panels = {f'validation/{metric}': title for metric, title in list(metrics.items())[:2]}
+  return {'heads': (Table(columns, rows), Plot('heads', panels, colour='model', style='score', log_x=True))}
+
+
 def _alignments(settings: Sequence[SettingRuns]) -> Tables:
   factors = [Factor('model.attention.alignment', 'alignment', lambda alignment: alignment.partition('(')[0])]
   metrics = {'phoneme_error_rate': 'PER, %', 'alignment_error_rate': 'AER, %', 'entropy': 'entropy, nat'}
@@ -191,6 +205,7 @@ CLAIMS: Mapping[str, Claim] = {
   'wiring': Claim('d_wiring', 'wiring', _wiring),
   'scaled_dot': Claim('e_scaled_dot', 'scaled_dot', _scaled_dot),
   'alignments': Claim('f_alignments', 'alignments', _alignments),
+  'heads': Claim('g_heads', 'heads', _heads),
   'probes': Claim('i_probes', 'bottleneck', _probes),
 }
 

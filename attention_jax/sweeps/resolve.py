@@ -12,6 +12,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from attention_jax.errors import UserError, UserErrors, choose
 from attention_jax.specs import Option, check_value, format_spec, parse
 from attention_jax.sweeps.space import PRESET, Setting, label, short_names
+from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.experiment import check_config
 from attention_jax.training.partition import MESH_FIELDS
 
@@ -72,7 +73,7 @@ def resolve_settings(base: Base, settings: Sequence[Setting]) -> list[Resolved]:
   for setting in settings:
     try:
       result = resolve(base, setting)
-      check_config(result.config)
+      check_config(fill_defaults(result.config, result.path))  # the file may set fields that do not exist
       resolved.setdefault(result.id, result)
     except UserError as error:
       for line in error.lines:

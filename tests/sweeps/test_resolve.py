@@ -36,6 +36,13 @@ def test_mistakes(setting, message):
   assert message in str(error.value) and len(error.value.lines) == 1
 
 
+def test_fields_that_only_the_config_file_sets():
+  config = base_config()
+  config['model']['attention']['widht'] = 3
+  with pytest.raises(UserError, match=r'unknown fields in configs/.*: model\.attention\.widht'):
+    resolve_settings(Base(PATH, {}, lambda path: config), [{}])
+
+
 def test_every_mistake_is_reported_once_with_its_settings():
   settings = [
     {'model.attention.score': 'dott', 'model.attention.alignment': 'softmax'},
