@@ -157,16 +157,28 @@ def _luong_grid(settings: Sequence[SettingRuns]) -> Tables:
 
 def _wiring(settings: Sequence[SettingRuns]) -> Tables:
   factors = [
-    Factor('model.encoder', 'directions', lambda encoder: 'two' if encoder.startswith('birnn') else 'one'),
+    Factor('model.encoder', 'encoder', lambda spec: 'two directions' if spec.startswith('birnn') else 'one direction'),
     Factor('model.decoder', 'decoder', _describe_wiring),
   ]
   names = [factor.name for factor in factors]
   metrics = {'phoneme_error_rate': 'PER, %', 'alignment_error_rate': 'AER, %'}
-  baseline = {'directions': 'two', 'decoder': 'Bahdanau'}
-  rows = setting_rows(settings, 'validation', list(metrics), factors, baseline)
-  columns = [*_factor_columns([*names, 'parameters']), *_metric_columns('validation', metrics, 'difference')]
+  by_decoder = setting_rows(settings, 'validation', list(metrics), factors, {'decoder': 'Luong'}, within=names[:1])
+  columns = [*_factor_columns([*names, 'parameters']), *_metric_columns('validation', metrics, 'difference from Luong')]
+  by_encoder = setting_rows(
+    settings, 'validation', list(metrics), factors, {'encoder': 'two directions'}, within=names[1:]
+  )
+  directions = [
+    *_factor_columns(names[::-1]),
+    *(
+      Column(f'{title}: difference from two directions', metric=f'validation/{metric}', shows_difference=True)
+      for metric, title in metrics.items()
+    ),
+  ]
   panels = {f'validation/{metric}': title for metric, title in metrics.items()}
-  return {'wiring': (Table(columns, rows), Plot('decoder', panels, colour='directions', joined=False))}
+  return {
+    'wiring': (Table(columns, by_decoder), Plot('decoder', panels, colour='encoder', joined=False)),
+    'wiring_directions': (Table(directions, by_encoder, shown={'encoder': ['one direction']}), None),
+  }
 
 
 def _describe_wiring(decoder: str) -> str:
