@@ -51,7 +51,7 @@ def get_sweep(form: str = 'small'):
   ]
   return Sweep(
     [*recurrent, *transformers],
-    baseline=recurrent[0],
+    baseline=recurrent[0] | {'model.decoder': get_config(form).model.decoder},  # which the Transformers replace
     metrics=('phoneme_error_rate', 'alignment_error_rate'),
     question='Do more heads help at equal parameters, and also with additive scores?',
   )
