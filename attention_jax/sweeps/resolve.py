@@ -88,6 +88,30 @@ def _describe_mistake(message: str, labels: Sequence[str]) -> str:
   return f'{message} (setting {labels[0]}{others})'
 
 
+def check_baseline(resolved: Sequence[Resolved], baseline: Setting | None, extends: bool = False) -> None:
+  """Checks that the baseline of the report is one of the settings.
+
+  Args:
+    resolved: the settings.
+    baseline: some of its fields; None for the first setting.
+    extends: whether the sweep may also have earlier settings.
+
+  Raises:
+    UserError: unless it is exactly one setting.
+  """
+  matches = [result for result in resolved if _has_values(result, baseline or {})]
+  if baseline and len(matches) != 1 and not (extends and not matches):
+    names = '; '.join(label(result.setting) for result in resolved)
+    raise UserError(f'--baseline: {label(baseline)} matches {len(matches)} settings, expected one of: {names}')
+
+
+def _has_values(result: Resolved, values: Setting) -> bool:
+  fields = flatten_dict(result.config, sep='.') | dict(result.setting)
+  return all(
+    field in fields and parse_value(field, value, fields[field]) == fields[field] for field, value in values.items()
+  )
+
+
 def resolve(base: Base, setting: Setting) -> Resolved:
   """Applies a setting to its preset.
 
