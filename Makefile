@@ -14,9 +14,10 @@ test: $(VENV)/installed
 	$(VENV)/bin/ruff format --check .
 	$(RUN) -m pytest -n 2 --dist=loadfile
 
-# With the whole sweep over score x alignment x cell, and with XLA's default optimisations (see tests/conftest.py).
+# With the whole sweep over score x alignment x cell and the long tests, with XLA's default optimisations, and with the
+# annotations of every call enforced (see tests/conftest.py).
 test-all: $(VENV)/installed
-	XLA_FLAGS=' ' $(RUN) -m pytest -n 2 --dist=loadfile -m "product or not product"
+	ENFORCE_ANNOTATIONS=1 XLA_FLAGS=' ' $(RUN) -m pytest -n 2 --dist=loadfile -m "not packaging"
 
 # For a machine with an accelerator, all in bfloat16: attention and its growth, updates, search, several seeds, then
 # training on Multi30k. make accelerator DATA=FOLDER [JAX=tpu]; DATA is what config.data.folder of multi30k is, JAX the

@@ -1,15 +1,17 @@
-"""Settings that jax and the C library read when they start. Imports nothing heavy, so that it can run first."""
+"""Settings of a process, some of which jax and the C library read at start. Imports nothing heavy, to run first."""
 
+import gc
 import itertools
 import os
 import sys
 
 TUNABLES = 'GLIBC_TUNABLES'  # the environment variable from which the GNU C library reads its settings
 LARGE_PAGES = 'glibc.malloc.hugetlb'
+GC_THRESHOLDS = (100_000, 50, 100)
 
 
 def prepare_process() -> None:
-  """Hides alarms of the compiler, and restarts a program with `glibc.malloc.hugetlb=1`.
+  """Hides alarms of the compiler, relaxes the garbage collector, and restarts with `glibc.malloc.hugetlb=1`.
 
   A program is `python -m experiments.NAME` or `attention-jax NAME`. Large arrays are then allocated in large pages.
 
@@ -21,6 +23,8 @@ def prepare_process() -> None:
   """
   # jax logs alarms about slow compilation as errors, which no user can act on.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  # Tracing creates many objects that live on. With the default thresholds, a tenth of its time goes to collections.
+  gc.set_threshold(*GC_THRESHOLDS)
   settings = os.environ.get(TUNABLES, '')
   if sys.platform != 'linux' or LARGE_PAGES in settings or not _is_program(sys.orig_argv):
     return

@@ -1,9 +1,12 @@
-"""Settings of all tests: 8 virtual CPU devices, rank promotion raises, jaxtyping annotations are enforced.
+"""Settings of all tests: 8 virtual CPU devices, rank promotion raises.
 
 The tests compile hundreds of small programs and run each of them once. They therefore compile without optimisation,
-unless XLA_FLAGS is set: `make test-all` compiles with the defaults of XLA.
+unless XLA_FLAGS is set: `make test-all` compiles with the defaults of XLA. It also enforces the jaxtyping annotations
+of every call (ENFORCE_ANNOTATIONS), which takes a tenth of the time of the suite; `make test` enforces them in
+tests/functional/test_annotations.py only.
 """
 
+import gc
 import os
 from pathlib import Path
 
@@ -21,8 +24,10 @@ os.environ['XLA_FLAGS'] += (
 
 import hypothesis
 import jax
-import jaxtyping
 import pytest
+
+from experiments.process_settings import GC_THRESHOLDS
+from tests.annotations import enforce_annotations
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 jax.config.update('jax_traceback_in_locations_limit', 0)  # lowering is faster without line numbers
@@ -31,10 +36,12 @@ jax.config.update('jax_traceback_in_locations_limit', 0)  # lowering is faster w
 hypothesis.settings.register_profile('untimed', deadline=None)
 hypothesis.settings.load_profile('untimed')
 
-# Before the first import of the package: enforces the jaxtyping annotations of attention_jax.functional.
-jaxtyping.install_import_hook(
-  'attention_jax.functional', 'beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))'
-)
+# Tracing creates many objects that live on: with the default thresholds, a tenth of the time goes to the search for
+# cycles.
+gc.set_threshold(*GC_THRESHOLDS)
+
+if os.environ.get('ENFORCE_ANNOTATIONS'):  # before the first import of the package
+  enforce_annotations()
 
 
 @pytest.fixture(scope='module', autouse=True)

@@ -57,7 +57,7 @@ CROSS_MODULE_TESTS = {
     'bad_input captioning classifying configs decoding glimpsing help_config objectives programs recalling resume '
     'translate_stream two_processes'
   ),
-  'functional': 'contract latent_paths properties rows transforms variants',
+  'functional': 'annotations contract latent_paths properties rows transforms variants',
   'kernels': 'implementations pallas',
   'models': 'copying_models latent_models transformer',
   'modules': 'feed_forward',

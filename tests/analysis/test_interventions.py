@@ -34,7 +34,12 @@ def log_probs_of(pair, mask=None):
   return jax.jit(lambda params: interventions.target_log_probs(pair._replace(params=params), mask))(pair.params)
 
 
-@pytest.fixture(scope='module', params=BUILDERS)
+# The other decoders are for `make test-all`.
+QUICK = ('bahdanau', 'transformer', 'conv')
+DECODERS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in BUILDERS]
+
+
+@pytest.fixture(scope='module', params=DECODERS)
 def model_and_params(request):
   model = BUILDERS[request.param]()
   return model, init_params(model)

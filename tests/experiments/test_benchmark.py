@@ -131,6 +131,7 @@ def test_peak_memory_excludes_the_parent_process():
   assert 0 < int(result.stdout) < array.nbytes < memory.peak_resident_bytes()
 
 
+@pytest.mark.long
 def test_both_sides_of_the_seeds_run():
   config, vocab_sizes, bucket = seeds.CASES['cmudict:luong2015']
   config = config.copy_and_resolve_references()

@@ -219,7 +219,7 @@ def test_mistakes_in_a_file_of_variants_are_located(text, parts, tmp_path):
 @pytest.mark.parametrize(
   ('setting', 'expected'),
   [
-    ('', 'glibc.malloc.hugetlb=1'),
+    pytest.param('', 'glibc.malloc.hugetlb=1', marks=pytest.mark.long),
     ('glibc.malloc.tcache_count=7', 'glibc.malloc.tcache_count=7:glibc.malloc.hugetlb=1'),
     ('glibc.malloc.hugetlb=0', 'glibc.malloc.hugetlb=0'),
   ],

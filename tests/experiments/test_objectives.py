@@ -42,6 +42,7 @@ def test_auxiliary_losses_and_annealing(task, tmp_path):
   assert temperature == pytest.approx([2.0 - 1.5 * min(opened.step + 1, 4) / 4])
 
 
+@pytest.mark.long
 def test_hard_attention_gets_its_required_loss(task, tmp_path):
   logged, _, opened = train(
     task, tmp_path / 'run', model__attention__alignment='hard', data__task="tsv(train='train.tsv')"

@@ -217,6 +217,7 @@ def test_hypotheses_are_ranked_by_the_config(trained, tmp_path):
   assert len(set(scores)) == 4
 
 
+@pytest.mark.long
 def test_several_seeds(trained, task, tmp_path):
   folder = tmp_path / 'both'
   result = run('train', *tiny_arguments(task, folder, '--config.seeds=2'))

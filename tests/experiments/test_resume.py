@@ -6,6 +6,7 @@ import signal
 import time
 
 import numpy as np
+import pytest
 from flax.traverse_util import flatten_dict
 
 from attention_jax.systems.runs import open_run
@@ -21,6 +22,7 @@ def wait(process):
   assert process.returncode == 0, output
 
 
+@pytest.mark.long
 def test_a_run_killed_at_any_moment_resumes_exactly(task, tmp_path):
   longer = ('--config.training.steps=30', '--config.training.evaluate_every=6', '--config.training.checkpoint_every=4')
   wait(start_training(*tiny_arguments(task, tmp_path / 'uninterrupted', *longer)))

@@ -80,20 +80,20 @@ def test_two_processes_train_as_one_does(task, tmp_path):
   assert test_loss('two') == pytest.approx(test_loss('one'), rel=1e-5)
 
 
-def test_a_signal_to_any_process_stops_all_after_the_same_update(task, tmp_path):
+@pytest.mark.parametrize(
+  'signalled', [(1,), pytest.param((0, 1), marks=pytest.mark.long)], ids=['one process', 'both processes']
+)
+def test_a_signal_to_any_process_stops_all_after_the_same_update(signalled, task, tmp_path):
   folder = tmp_path / 'run'
   arguments = tiny_arguments(task, folder, *SETTINGS, '--config.training.steps=1000000')
-  resumed = 0
-  for signalled in ([1], [0, 1]):
-    processes = start_together('experiments.train', '--distributed', *arguments)
-    wait_for_step(folder, resumed + 2, processes)
-    for index in signalled:
-      processes[index].send_signal(signal.SIGTERM)
-    first, second = wait_for_outputs(processes, expected=INTERRUPTED)
-    step = Checkpoints(folder, read_only=True).latest()
-    assert f'run the same command again to resume from step {step}' in first and 'step' not in second
-    assert read_metrics(folder)[-1]['step'] == step > resumed
-    resumed = step
+  processes = start_together('experiments.train', '--distributed', *arguments)
+  wait_for_step(folder, 2, processes)
+  for index in signalled:
+    processes[index].send_signal(signal.SIGTERM)
+  first, second = wait_for_outputs(processes, expected=INTERRUPTED)
+  step = Checkpoints(folder, read_only=True).latest()
+  assert f'run the same command again to resume from step {step}' in first and 'step' not in second
+  assert read_metrics(folder)[-1]['step'] == step > 0
 
 
 def test_processes_with_different_data_stop_at_once(tmp_path):
@@ -107,15 +107,22 @@ def test_processes_with_different_data_stop_at_once(tmp_path):
   assert not (tmp_path / 'run').exists()
 
 
+# `make test` trains these systems, and `make test-all` every system.
+QUICK_SYSTEMS = ('translation', 'recall')
+SYSTEMS = [system if system in QUICK_SYSTEMS else pytest.param(system, marks=pytest.mark.long) for system in CONFIGS]
+
+
 @pytest.fixture(scope='module')
-def trained_together(task, tmp_path_factory):
-  """The folder with a run of every system, each trained by two processes."""
+def trained_together(task, tmp_path_factory, request):
+  """The folder with a run of every system that the selected tests use, each trained by two processes."""
   folder = tmp_path_factory.mktemp('together')
-  wait_for_outputs(start_together('tests.experiments.train_every_system', folder, task), len(CONFIGS))
+  selected = {test.callspec.params.get('together') for test in request.session.items if hasattr(test, 'callspec')}
+  systems = [system for system in CONFIGS if system in selected]
+  wait_for_outputs(start_together('tests.experiments.train_every_system', folder, task, *systems), len(systems))
   return folder
 
 
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(params=SYSTEMS)
 def together(request, trained_together):
   """The folder of one run, and what each process recorded of it."""
   records = [json.loads((trained_together / f'{request.param}.{i}.json').read_text()) for i in range(2)]

@@ -9,7 +9,7 @@ cluster in its environment, the process trains alone.
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,9 +123,10 @@ def shrink_tasks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(builder, 'SIZES', FEW_ROWS)
 
 
-def configs(pairs: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields each system with its config."""
-  for system, (path, fields) in CONFIGS.items():
+def configs(pairs: Path, systems: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Yields each of the systems with its config."""
+  for system in systems:
+    path, fields = CONFIGS[system]
     config = load_config(f'configs/{path}')
     if system == 'translation':
       config.data.folder = str(pairs)
@@ -133,12 +134,12 @@ def configs(pairs: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     yield system, config.to_dict()
 
 
-def main(output: Path, pairs: Path) -> None:
+def main(output: Path, pairs: Path, *systems: str) -> None:
   shrink_tasks(pytest.MonkeyPatch())
   writes = record_writes(output)
   if 'SLURM_PROCID' in os.environ:
     jax.distributed.initialize()
-  for system, config in configs(pairs):
+  for system, config in configs(pairs, systems):
     start = len(writes)
     lines: list[str] = []
     results = experiment.train(config, output / system, lines.append)
@@ -154,4 +155,4 @@ def main(output: Path, pairs: Path) -> None:
 
 
 if __name__ == '__main__':
-  main(*map(Path, sys.argv[1:]))
+  main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

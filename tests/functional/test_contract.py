@@ -15,6 +15,7 @@ from attention_jax.functional.table import lookup
 from tests.functional.alignment_cases import ALIGNMENT_CASES, CORE_PAIRS, PAIRS
 from tests.functional.cases import VALUE, S, T
 from tests.functional.helpers import Problem, assert_same, attend, compiled_loss, is_continuous, loss, make_problem
+from tests.sampled_cases import sample_cases
 
 # One example without padding, one of padding alone, and two of other lengths.
 SHORT = 5
@@ -24,13 +25,15 @@ PADDING_MASK = np.arange(S) < np.asarray(LENGTHS)[:, None]  # [B, S]
 QUERY_MASK = np.broadcast_to(PADDING_MASK[:, None], (len(LENGTHS), T, S))
 
 IDS = [f'{s}-{a}'.replace(' ', '') for s, a in PAIRS]
-# Every tenth pair and CORE_PAIRS always run, the other pairs in the full sweep only.
-SAMPLE = {pair for i, pair in enumerate(PAIRS) if i % 10 == 0} | set(CORE_PAIRS)
+# Every thirtieth pair and CORE_PAIRS always run, the other pairs in the full sweep only.
+SAMPLE = {pair for i, pair in enumerate(PAIRS) if i % 30 == 0} | set(CORE_PAIRS)
 SWEEP = [pair if pair in SAMPLE else pytest.param(*pair, marks=pytest.mark.product) for pair in PAIRS]
 every_pair = pytest.mark.parametrize(('score', 'alignment'), SWEEP, ids=IDS)
 every_row = pytest.mark.parametrize(
   ('score', 'alignment'), CORE_PAIRS, ids=[f'{s}-{a}'.replace(' ', '') for s, a in CORE_PAIRS]
 )
+# Half of the rows; `make test-all` tests all of them.
+sampled_rows = pytest.mark.parametrize(('score', 'alignment'), sample_cases(CORE_PAIRS, 2))
 DIFFERENT_AT_TEST = [a.name for a in ALIGNMENT_CASES if lookup(a.name, aj.ALIGNMENTS, 'alignment').at_test]
 
 
@@ -129,7 +132,7 @@ def test_forward_alignments_skip_masked_positions(alignment):
   assert np.all(attended.weights[:, is_masked] == 0)
 
 
-@every_row
+@sampled_rows
 def test_equivalent_masks_biases_and_outputs(score, alignment):
   """A mask may be broadcast or be a bias of -inf, and the context does not depend on whether weights are returned."""
   problem = make_problem(score, alignment, batch=(2,))
@@ -153,7 +156,7 @@ def test_equivalent_masks_biases_and_outputs(score, alignment):
     assert_same(attended, expected, rtol=1e-5, atol=1e-6)
 
 
-@every_row
+@sampled_rows
 def test_bfloat16(score, alignment):
   problem = make_problem(score, alignment, batch=(2,), dtype=jnp.bfloat16)
   mask = aj.padding_mask(jnp.asarray([S, 0]), S)[:, None]

@@ -12,6 +12,7 @@ from attention_jax.functional.table import lookup
 from tests.functional.alignment_cases import ALIGNMENT_CASES, CORE_PAIRS
 from tests.functional.cases import SCORES_BY_NAME, S, T
 from tests.functional.helpers import Problem, assert_same, attend, is_continuous, make_problem
+from tests.sampled_cases import sample_cases
 
 BATCH = 8
 MASK = aj.padding_mask(jnp.arange(BATCH), S)[:, None]
@@ -20,11 +21,13 @@ CLOSE = {'rtol': 1e-5, 'atol': 1e-6}
 every_row = pytest.mark.parametrize(
   ('score', 'alignment'), CORE_PAIRS, ids=[f'{s}-{a}'.replace(' ', '') for s, a in CORE_PAIRS]
 )
+# Half of the rows; `make test-all` tests all of them.
+sampled_rows = pytest.mark.parametrize(('score', 'alignment'), sample_cases(CORE_PAIRS, 2))
 RECURRENT = [name for name, row in aj.SCORES.items() if row.is_recurrent]
 SCANNED = [(score, 'softmax') for score in RECURRENT] + [('coverage', case.name) for case in ALIGNMENT_CASES]
 
 
-@every_row
+@sampled_rows
 def test_transformations_do_not_change_the_result(score, alignment):
   problem = make_problem(score, alignment, batch=(BATCH,))
   arrays = (problem.query, problem.key, problem.value, MASK)

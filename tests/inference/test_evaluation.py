@@ -61,7 +61,7 @@ def test_entropy_and_monotonicity_need_no_links():
   assert list(one_word) == ['entropy']  # monotonicity needs two words
 
 
-@pytest.mark.parametrize('alignment', ['softmax', 'latent_monotonic'])
+@pytest.mark.parametrize('alignment', [pytest.param('softmax', marks=pytest.mark.long), 'latent_monotonic'])
 def test_scores_are_posterior_weights_and_do_not_depend_on_padding(alignment):
   vocabulary = train('word', ['cab ab dab'])
   encoded = encode(CORPUS, vocabulary, vocabulary)

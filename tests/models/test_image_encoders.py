@@ -48,7 +48,14 @@ def test_cells_serve_as_memory_of_any_decoder(encoder, picture, decoder):
     assert_close(step.logits, outputs.logits[:, t])
 
 
-@pytest.mark.parametrize(('size', 'halvings', 'layers'), [(16, 1, 1), (32, 2, 0), (64, 3, 0), (33, 2, 0), (50, 2, 0)])
+@pytest.mark.parametrize(
+  ('size', 'halvings', 'layers'),
+  [
+    (16, 1, 1),
+    (33, 2, 0),
+    *(pytest.param(size, n, 0, marks=pytest.mark.long) for size, n in ((32, 2), (64, 3), (50, 2))),
+  ],
+)
 def test_cell_centres_are_centres_of_receptive_fields(size, halvings, layers):
   encoder = Grid(features=8, halvings=halvings, layers=layers)
   picture = 127 + 100 * draw(1, size, size, 3)

@@ -10,6 +10,7 @@ import pytest
 import attention_jax as aj
 from attention_jax.functional.table import LocalWindow
 from tests.modules.helpers import assert_close, assert_same, draw, variables
+from tests.sampled_cases import sample_cases
 
 B, T, S, QUERY, ENCODED, FEATURES = 2, 3, 7, 5, 11, 6
 LENGTHS = [S, 4]
@@ -18,6 +19,8 @@ EQUAL_WIDTH_SCORES = ('dot', 'scaled_dot', 'cosine')  # with one head, query and
 # Every row once: each score with softmax, and each other alignment with a recurrent score.
 CORE_PAIRS = [(score, 'softmax') for score in aj.SCORES] + [('coverage', a) for a in aj.ALIGNMENTS if a != 'softmax']
 every_row = pytest.mark.parametrize(('score', 'alignment'), CORE_PAIRS)
+# Half of the rows; `make test-all` tests all of them.
+sampled_rows = pytest.mark.parametrize(('score', 'alignment'), sample_cases(CORE_PAIRS, 2))
 
 
 def make_inputs(score: str, heads: int = 1) -> tuple[jax.Array, jax.Array]:
@@ -46,7 +49,7 @@ def both_ways(module, params, query, encoded, mask):
 run_both_ways = jax.jit(both_ways, static_argnums=0)
 
 
-@every_row
+@sampled_rows
 def test_one_head_equals_attend_and_steps_equal_all_queries(score, alignment):
   module = aj.Attention(score, alignment, FEATURES)
   query, encoded = make_inputs(score)

@@ -84,7 +84,7 @@ def test_failed_runs_are_listed_and_retried_alone(folder, monkeypatch):
   assert run(make_request(folder, seeds=3))[0] == (12, 0, 0)
 
 
-@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize('number', [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_an_interrupted_sweep_continues(folder, number):
   environment = os.environ | {'FAKE_SLEEP': '0.4'}
   command = [sys.executable, '-c', SCRIPT, str(folder)]

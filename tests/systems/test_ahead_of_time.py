@@ -74,6 +74,7 @@ def random_array(info):
   return jnp.asarray(random.normal(size=info.shape) * 0.1).astype(info.dtype)
 
 
+@pytest.mark.long
 def test_memory_of_a_device_falls_with_the_size_of_the_mesh():
   config = make_config()
   config['model'] |= {'encoder': 'birnn(features=64)', 'decoder': 'bahdanau(features=64, readout=64)', 'embedding': 64}

@@ -94,7 +94,9 @@ def test_every_mesh_makes_the_same_updates(preset, devices, sizes, one_device):
   assert_close(result, one_device(preset))
 
 
-@pytest.mark.parametrize('options', [{'accumulate': 2}, {'seed': [3, 4]}], ids=str)
+@pytest.mark.parametrize(
+  'options', [pytest.param({'accumulate': 2}, marks=pytest.mark.long), {'seed': [3, 4]}], ids=str
+)
 def test_accumulation_and_seeds_are_the_same_on_every_mesh(options):
   seeds = len(options.get('seed', [0]))
   mesh = make_mesh(jax.devices()[:8], seeds, MeshConfig(fsdp=2, tensor=2))

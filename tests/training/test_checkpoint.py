@@ -185,7 +185,7 @@ def test_any_flipped_byte_is_noticed_or_changes_nothing(saved, open_saved):
   outcomes = []
   for file in sorted(path for path in (saved / LATEST / '20').rglob('*') if path.is_file()):
     content = file.read_bytes()
-    for position in random.integers(len(content), size=2):
+    for position in random.integers(len(content), size=1):
       flipped = bytearray(content)
       flipped[position] ^= random.integers(1, 256)
       file.write_bytes(flipped)

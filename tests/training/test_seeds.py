@@ -132,6 +132,7 @@ def test_each_run_equals_the_run_of_its_seed_alone(uninterrupted, tmp_path):
   assert len(first_losses) == RUNS  # all runs differ
 
 
+@pytest.mark.long
 def test_interrupted_runs_are_resumed_exactly(uninterrupted, tmp_path):
   expected, expected_folder = uninterrupted
   evaluated_steps = []

@@ -1,0 +1,45 @@
+"""A program that traces every score and alignment with the annotations of every call enforced; see test_annotations.py.
+
+Prints how many pairs it traced, and the error that a wrong dtype raises.
+"""
+
+from tests.annotations import enforce_annotations
+
+enforce_annotations()
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import jaxtyping  # noqa: E402
+
+import attention_jax as aj  # noqa: E402
+from attention_jax.functional.dense import softmax  # noqa: E402
+from tests.functional.alignment_cases import CORE_PAIRS  # noqa: E402
+from tests.functional.cases import S  # noqa: E402
+from tests.functional.helpers import loss, make_problem  # noqa: E402
+
+
+def trace(score: str, alignment: str, deterministic: bool) -> None:
+  """Traces attention and its gradient without compiling them."""
+  problem = make_problem(score, alignment, batch=(2,))
+  mask = aj.padding_mask(jnp.asarray([S, 2]), S)[:, None]
+
+  def run(problem):
+    return loss(score, alignment, problem, mask, deterministic=deterministic, rng=jax.random.key(0))
+
+  jax.eval_shape(jax.grad(run, has_aux=True), problem)
+
+
+def describe_wrong_dtype() -> str:
+  """Returns the type of the error for scores that are integers."""
+  try:
+    softmax(jnp.zeros(3, jnp.int32), jnp.ones(3, bool))
+  except jaxtyping.TypeCheckError as error:
+    return type(error).__name__
+  return 'none'
+
+
+if __name__ == '__main__':
+  for pair in CORE_PAIRS:
+    for deterministic in (True, False):
+      trace(*pair, deterministic)
+  print(len(CORE_PAIRS), describe_wrong_dtype())
