@@ -62,7 +62,9 @@ def main() -> None:
   # In this process jax traces models and counts parameters; an accelerator is left to the processes that train.
   jax.config.update('jax_platforms', 'cpu')
   from attention_jax.sweeps import sweep
-  from experiments.sweep_flags import sweep_request
+  from attention_jax.sweeps.ledger import LEDGER
+  from attention_jax.sweeps.resolve import check_baseline
+  from experiments.sweep_flags import report_options, sweep_request
 
   console = Console(highlight=False)
 
@@ -77,6 +79,7 @@ def main() -> None:
     raise UserError('--config is missing; for example --config=configs/dates.py:luong2015')
   request = sweep_request(folder, config_overrides(), program_command('train'))
   resolved = sweep.check_request(request)
+  check_baseline(resolved, report_options().baseline, extends=(folder / LEDGER).exists())
   if FLAGS.dry_run:
     sweep.describe_plan(request, resolved, log)
     return

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attention_jax import atomic
+from attention_jax.inference.explanations import Effort
 from attention_jax.sweeps.claims import (
   Factor,
   conditions,
@@ -15,6 +16,7 @@ from attention_jax.sweeps.claims import (
   setting_rows,
 )
 from attention_jax.sweeps.collect import SettingRuns
+from attention_jax.sweeps.explanations import Study, explanation_rows
 from attention_jax.sweeps.record_plots import Plot, draw_rows
 from attention_jax.sweeps.records import Column, Table, write_table
 from attention_jax.systems.base import Log
@@ -157,22 +159,48 @@ def _luong_grid(settings: Sequence[SettingRuns]) -> Tables:
 
 def _wiring(settings: Sequence[SettingRuns]) -> Tables:
   factors = [
-    Factor('model.encoder', 'directions', lambda encoder: 'two' if encoder.startswith('birnn') else 'one'),
+    Factor('model.encoder', 'encoder', lambda spec: 'two directions' if spec.startswith('birnn') else 'one direction'),
     Factor('model.decoder', 'decoder', _describe_wiring),
   ]
   names = [factor.name for factor in factors]
   metrics = {'phoneme_error_rate': 'PER, %', 'alignment_error_rate': 'AER, %'}
-  baseline = {'directions': 'two', 'decoder': 'Bahdanau'}
-  rows = setting_rows(settings, 'validation', list(metrics), factors, baseline)
-  columns = [*_factor_columns([*names, 'parameters']), *_metric_columns('validation', metrics, 'difference')]
+  by_decoder = setting_rows(settings, 'validation', list(metrics), factors, {'decoder': 'Luong'}, within=names[:1])
+  columns = [*_factor_columns([*names, 'parameters']), *_metric_columns('validation', metrics, 'difference from Luong')]
+  by_encoder = setting_rows(
+    settings, 'validation', list(metrics), factors, {'encoder': 'two directions'}, within=names[1:]
+  )
+  directions = [
+    *_factor_columns(names[::-1]),
+    *(
+      Column(f'{title}: difference from two directions', metric=f'validation/{metric}', shows_difference=True)
+      for metric, title in metrics.items()
+    ),
+  ]
   panels = {f'validation/{metric}': title for metric, title in metrics.items()}
-  return {'wiring': (Table(columns, rows), Plot('decoder', panels, colour='directions', joined=False))}
+  return {
+    'wiring': (Table(columns, by_decoder), Plot('decoder', panels, colour='encoder', joined=False)),
+    'wiring_directions': (Table(directions, by_encoder, shown={'encoder': ['one direction']}), None),
+  }
 
 
 def _describe_wiring(decoder: str) -> str:
   if decoder.startswith('bahdanau'):
     return 'Bahdanau'
   return 'Luong, no feeding' if 'input_feeding=False' in decoder else 'Luong'
+
+
+def _heads(settings: Sequence[SettingRuns]) -> Tables:
+  factors = [
+    Factor('model.decoder', 'model', lambda decoder: 'Transformer' if decoder.startswith('trans') else 'recurrent'),
+    Factor('model.attention.score', 'score'),
+    Factor('model.attention.heads', 'heads', int),
+  ]
+  names = [factor.name for factor in factors]
+  metrics = {'phoneme_error_rate': 'PER, %', 'alignment_error_rate': 'AER, %', 'entropy': 'entropy, nat'}
+  rows = setting_rows(settings, 'validation', list(metrics), factors, {'heads': 1}, within=names[:2])
+  columns = [*_factor_columns([*names, 'parameters']), *_metric_columns('validation', metrics, 'difference')]
+  panels = {f'validation/{metric}': title for metric, title in list(metrics.items())[:2]}
+  return {'heads': (Table(columns, rows), Plot('heads', panels, colour='model', style='score', log_x=True))}
 
 
 def _alignments(settings: Sequence[SettingRuns]) -> Tables:
@@ -184,6 +212,65 @@ def _alignments(settings: Sequence[SettingRuns]) -> Tables:
   return {'alignments': (Table(columns, rows), Plot('alignment', panels, joined=False))}
 
 
+WEIGHTS = Factor('model.attention.alignment', 'weights', lambda spec: 'uniform' if 'temperature' in spec else 'learned')
+REVIEW_STUDY = Study('validation', Effort(epsilon=0.01), explained=150, probe_train=4000, probe_test=1000)
+WORD_STUDY = Study('validation', Effort(epsilon=0.05, steps=150), explained=75, probe_train=300, probe_test=300)
+
+
+def _explanation_reviews(settings: Sequence[SettingRuns]) -> Tables:
+  encoder = Factor(
+    'model.encoder', 'encoder', lambda spec: 'recurrent' if spec.startswith('birnn') else 'embeddings alone'
+  )
+  return _explanation('explanation_reviews', settings, [encoder], {'accuracy': 'accuracy, %'}, REVIEW_STUDY)
+
+
+def _explanation_words(settings: Sequence[SettingRuns]) -> Tables:
+  metrics = {'phoneme_error_rate': 'PER, %', 'sequence_error_rate': 'WER, %'}
+  return _explanation('explanation_words', settings, [], metrics, WORD_STUDY)
+
+
+def _explanation(
+  name: str, settings: Sequence[SettingRuns], factors: Sequence[Factor], metrics: Mapping[str, str], study: Study
+) -> Tables:
+  """Tables of the models with learned and with uniform weights, of what the learned weights explain, and of probes."""
+  names = [factor.name for factor in factors]
+  models = setting_rows(settings, study.split, list(metrics), [*factors, WEIGHTS], {'weights': 'learned'}, within=names)
+  learned = [setting for setting in settings if WEIGHTS.of(setting) == 'learned']
+  measures, probes = explanation_rows(learned, factors, study)
+  interval = Column('95 % interval over examples', ['interval'])
+  value = {'explanation/value': 'mean of the examples'}
+  return {
+    name: (
+      Table(
+        [*_factor_columns([*names, 'measure']), Column('value', metric='explanation/value', digits=3), interval],
+        measures,
+      ),
+      Plot('measure', value, colour=''.join(names), joined=False),
+    ),
+    f'{name}_models': (
+      Table(
+        [
+          *_factor_columns([*names, 'weights', 'parameters']),
+          *_metric_columns(study.split, metrics, 'uniform - learned'),
+        ],
+        models,
+      ),
+      None,
+    ),
+    f'{name}_probes': (
+      Table(
+        [
+          *_factor_columns([*names, 'weights']),
+          Column('accuracy of the guided probe, %', metric='probe/accuracy', digits=1),
+          interval,
+        ],
+        probes,
+      ),
+      None,
+    ),
+  }
+
+
 CLAIMS: Mapping[str, Claim] = {
   'bottleneck': Claim('a_bottleneck', 'bottleneck', _bottleneck),
   'gradients': Claim('b_gradients', 'bottleneck', _gradients),
@@ -191,6 +278,9 @@ CLAIMS: Mapping[str, Claim] = {
   'wiring': Claim('d_wiring', 'wiring', _wiring),
   'scaled_dot': Claim('e_scaled_dot', 'scaled_dot', _scaled_dot),
   'alignments': Claim('f_alignments', 'alignments', _alignments),
+  'heads': Claim('g_heads', 'heads', _heads),
+  'explanation_reviews': Claim('h_explanation_reviews', 'explanation_reviews', _explanation_reviews),
+  'explanation_words': Claim('h_explanation_words', 'explanation_words', _explanation_words),
   'probes': Claim('i_probes', 'bottleneck', _probes),
 }
 

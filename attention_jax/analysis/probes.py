@@ -1,16 +1,20 @@
-"""Diagnostic probes: what a linear classifier can read from the states of an encoder (Alain & Bengio 2017)."""
+"""Diagnostic probes: linear classifiers of the states of an encoder, or of tokens that are weighted by attention."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy.sparse
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, KFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from attention_jax.errors import UserError
 
 ITERATIONS = 1000
+REGULARISATION = (0.01, 0.1, 1.0, 10.0)  # C, chosen by cross-validation
+FOLDS = 3
 
 
 class Sentence(NamedTuple):
@@ -27,6 +31,8 @@ class Sentence(NamedTuple):
 
 def probe_accuracy(train: Sequence[Sentence], test: Sequence[Sentence], offset: int = 0) -> float:
   """Returns how often logistic regression predicts from the state at position i the token at position i + offset.
+
+  Alain & Bengio 2017.
 
   Args:
     train: sentences to fit the probe on.
@@ -66,3 +72,36 @@ def one_hot_sentences(sentences: Sequence[Sentence], size: int) -> list[Sentence
     size: number of tokens.
   """
   return [Sentence(np.eye(size, dtype=np.float32)[sentence.tokens], sentence.tokens) for sentence in sentences]
+
+
+def weighted_counts(tokens: np.ndarray, weights: np.ndarray, mask: np.ndarray, size: int) -> scipy.sparse.csr_array:
+  """Returns xₜ = n Σ_s wₜₛ onehot(tokenₛ) for each query, [T, size]; uniform weights give the counts of n tokens.
+
+  Args:
+    tokens: ids [S].
+    weights: [T, S].
+    mask: [S], True for the n real positions.
+    size: number of tokens.
+  """
+  weights = weights[:, mask] * mask.sum()
+  rows, columns = np.broadcast_arrays(np.arange(len(weights))[:, None], tokens[mask])
+  return scipy.sparse.csr_array((weights.ravel(), (rows.ravel(), columns.ravel())), (len(weights), size))
+
+
+def guided_predictions(
+  features: scipy.sparse.csr_array, labels: np.ndarray, test_features: scipy.sparse.csr_array
+) -> np.ndarray:
+  """Returns the labels that logistic regression predicts from weighted tokens, without any context.
+
+  A probe of the weights (Wiegreffe & Pinter 2019): a model that cannot see context is guided by the weights
+  of one that can. Their model is a layer for each word, then the weighted sum: for two labels, a number for each word,
+  which is what is learned here.
+
+  Args:
+    features: [n, V], of `weighted_counts`.
+    labels: [n].
+    test_features: [m, V].
+  """
+  folds = KFold(FOLDS, shuffle=True, random_state=0)
+  search = GridSearchCV(LogisticRegression(max_iter=ITERATIONS), {'C': REGULARISATION}, cv=folds)
+  return search.fit(features, labels).predict(test_features)

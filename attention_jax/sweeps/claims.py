@@ -128,7 +128,7 @@ def setting_rows(
         difference = differences.get((setting.id, metric))
         entries[f'{split}/{metric}'] = summarize(values) | ({'difference': difference} if difference else {})
     parameters = {'parameters': f'{setting.runs[0].parameters:,}'}
-    rows.append(_row(setting, factors, parameters, entries))
+    rows.append(claim_row(setting, factors, parameters, entries))
   return rows
 
 
@@ -140,9 +140,17 @@ def _baseline(group: Sequence[SettingRuns], factors: Sequence[Factor], baseline:
   return matches[0]
 
 
-def _row(
+def claim_row(
   setting: SettingRuns, factors: Sequence[Factor], more: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Any]]
 ) -> Row:
+  """Returns a row of a table.
+
+  Args:
+    setting: the setting.
+    factors: how it is named.
+    more: further factors.
+    metrics: entries of records.Table.
+  """
   values = {factor.name: factor.of(setting) for factor in factors} | dict(more)
   return {'factors': values, 'seeds': [run.seed for run in setting.runs], 'metrics': dict(metrics)}
 
@@ -173,7 +181,7 @@ def length_rows(
     for i, bin in enumerate(tables[0].bins):
       names = [parse(spec)[0] for spec in config['evaluation']['metrics']]
       entries = {f'{split}/{name}': summarize([table.metrics[name][i].value for table in tables]) for name in names}
-      rows.append(_row(setting, factors, {'source length': bin.name}, entries))
+      rows.append(claim_row(setting, factors, {'source length': bin.name}, entries))
   return rows
 
 
@@ -213,10 +221,10 @@ def gradient_rows(
       for training, params in (('before', system.initializer()(run.seed)), ('after', trained.params)):
         measured[training].append(measure_gradients(system.model, params, system.data.encoded[split], count))
     for training, gradients in measured.items():
-      summaries.append(_row(setting, factors, {'training': training}, _summarize_factors(gradients)))
+      summaries.append(claim_row(setting, factors, {'training': training}, _summarize_factors(gradients)))
       for distance in sorted(set.intersection(*(set(x.all) for x in gradients))):
         more = {'training': training, 'distance': distance}
-        curves.append(_row(setting, factors, more, _summarize_distance(gradients, distance)))
+        curves.append(claim_row(setting, factors, more, _summarize_distance(gradients, distance)))
   return summaries, curves
 
 
@@ -245,7 +253,7 @@ def measure_gradients(model: EncoderDecoder, params: Any, encoded: EncodedCorpus
     count: the number of rows.
   """
   gradients = jax.jit(functools.partial(source_gradients, model))
-  rows = _spread_rows(encoded, count)
+  rows = spread_rows(encoded.rows, count)
   source_size, target_size = (int(lengths[rows].max()) for lengths in encoded.lengths)  # one shape is compiled
   distances = []
   norms = []
@@ -317,7 +325,7 @@ def _probe(
     for offset in offsets:
       accuracies = [100 * probe_accuracy(train, test, offset) for train, test in runs]
       more = {'states': states, 'offset': offset}
-      rows.append(_row(setting, factors, more, {'probe/accuracy': summarize(accuracies)}))
+      rows.append(claim_row(setting, factors, more, {'probe/accuracy': summarize(accuracies)}))
   return rows
 
 
@@ -330,7 +338,7 @@ def encode_sentences(model: EncoderDecoder, params: Any, encoded: EncodedCorpus,
     encoded: the split.
     count: the number of sources.
   """
-  rows = _spread_rows(encoded, count)
+  rows = spread_rows(encoded.rows, count)
   lengths = encoded.lengths[0][rows]
   sources = [encoded.source[encoded.source_offsets[row] : encoded.source_offsets[row + 1]] for row in rows]
   ids = np.stack([np.pad(source, (0, int(lengths.max()) - len(source))) for source in sources])
@@ -344,9 +352,9 @@ def encode_sentences(model: EncoderDecoder, params: Any, encoded: EncodedCorpus,
   ]
 
 
-def _spread_rows(encoded: EncodedCorpus, count: int) -> np.ndarray:
-  """Row numbers at equal distances, because a data set may be sorted."""
-  return np.linspace(0, encoded.rows - 1, min(count, encoded.rows)).round().astype(int)
+def spread_rows(rows: int, count: int) -> np.ndarray:
+  """Returns `count` row numbers at equal distances, because a data set may be sorted; all if there are fewer."""
+  return np.linspace(0, rows - 1, min(count, rows)).round().astype(int)
 
 
 def _discard(line: str) -> None:

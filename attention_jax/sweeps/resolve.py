@@ -12,6 +12,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from attention_jax.errors import UserError, UserErrors, choose
 from attention_jax.specs import Option, check_value, format_spec, parse
 from attention_jax.sweeps.space import PRESET, Setting, label, short_names
+from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.experiment import check_config
 from attention_jax.training.partition import MESH_FIELDS
 
@@ -72,7 +73,7 @@ def resolve_settings(base: Base, settings: Sequence[Setting]) -> list[Resolved]:
   for setting in settings:
     try:
       result = resolve(base, setting)
-      check_config(result.config)
+      check_config(fill_defaults(result.config, result.path))  # the file may set fields that do not exist
       resolved.setdefault(result.id, result)
     except UserError as error:
       for line in error.lines:
@@ -85,6 +86,30 @@ def resolve_settings(base: Base, settings: Sequence[Setting]) -> list[Resolved]:
 def _describe_mistake(message: str, labels: Sequence[str]) -> str:
   others = f' and {len(labels) - 1} more' if len(labels) > 1 else ''
   return f'{message} (setting {labels[0]}{others})'
+
+
+def check_baseline(resolved: Sequence[Resolved], baseline: Setting | None, extends: bool = False) -> None:
+  """Checks that the baseline of the report is one of the settings.
+
+  Args:
+    resolved: the settings.
+    baseline: some of its fields; None for the first setting.
+    extends: whether the sweep may also have earlier settings.
+
+  Raises:
+    UserError: unless it is exactly one setting.
+  """
+  matches = [result for result in resolved if _has_values(result, baseline or {})]
+  if baseline and len(matches) != 1 and not (extends and not matches):
+    names = '; '.join(label(result.setting) for result in resolved)
+    raise UserError(f'--baseline: {label(baseline)} matches {len(matches)} settings, expected one of: {names}')
+
+
+def _has_values(result: Resolved, values: Setting) -> bool:
+  fields = flatten_dict(result.config, sep='.') | dict(result.setting)
+  return all(
+    field in fields and parse_value(field, value, fields[field]) == fields[field] for field, value in values.items()
+  )
 
 
 def resolve(base: Base, setting: Setting) -> Resolved:

@@ -16,7 +16,7 @@ from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.loop import Training
 from attention_jax.training.partition import MeshConfig
 
-SET_BY_PARENT = ('project_values', 'positions', 'output_scale', 'dtype', 'parent', 'name')  # fields of Attention
+SET_BY_PARENT = ('positions', 'output_scale', 'dtype', 'parent', 'name')  # fields of Attention
 
 
 def default_config(system: str = 'translation') -> ConfigDict:

@@ -3,20 +3,41 @@
 Letters to phonemes by the scores, the global and local alignments and the input feeding of Luong et al. (2015).
 
 --config.data.folder=FOLDER is the folder of train.tsv and dev.tsv of CMUdict. The small form varies one part at
-a time; the full form, for an accelerator, is the whole grid: --config=configs/claims/luong_grid.py:full --seeds=5.
+a time; the full form, for an accelerator, is the whole grid: --config=configs/claims/luong_grid.py:full --seeds=5. The
+whole grid on Multi30k, also for an accelerator, is --config=configs/claims/luong_grid.py:multi30k.
 """
 
 from attention_jax.errors import choose
+from attention_jax.specs import parse
 from attention_jax.sweeps.space import Sweep, grid, product
 from attention_jax.systems.config import default_config
 
-FORMS = {
-  'small': {'width': 64, 'batch_size': 64, 'steps': 1000},
-  'full': {'width': 512, 'batch_size': 256, 'steps': 12_000},
+CMUDICT = {
+  'data.task': "tsv(train='train.tsv', validation='dev.tsv')",
+  'data.folder': 'data/cmudict',
+  'data.vocabulary': 'word',
+  'data.buckets': ((24, 24),),
+  'training.select': 'phoneme_error_rate',
+  'evaluation.metrics': ('phoneme_error_rate', 'sequence_error_rate'),
+  'evaluation.group_references': True,
 }
-WIDTH = 3  # half the width of the window of local attention; words have 2 to 20 letters, mostly 5 to 11
+MULTI30K = {
+  'data.task': "text(train='train', validation='val', test='test2016', source='en', target='de')",
+  'data.folder': 'data/multi30k',
+  'data.vocabulary': 'word(min_count=2)',
+  'data.buckets': ((10, 10), (12, 12), (14, 14), (16, 16), (20, 20), (26, 26), (44, 48)),
+  'training.select': 'bleu',
+  'evaluation.metrics': ('bleu(tokenize="none")', 'chrf'),
+  'evaluation.max_length': 50,
+}
+# window: letters or words to each side of the centre of local attention; words have 2 to 20 letters, mostly 5 to 11.
+FORMS = {
+  'small': {'task': CMUDICT, 'window': 3, 'width': 64, 'batch_size': 64, 'steps': 1000},
+  'full': {'task': CMUDICT, 'window': 3, 'width': 512, 'batch_size': 256, 'steps': 12_000},
+  'multi30k': {'task': MULTI30K, 'window': 10, 'width': 512, 'batch_size': 128, 'steps': 3220},
+}
 SCORES = ('general', 'dot', 'concat', 'location(max_positions=96)')
-ALIGNMENTS = ('softmax', f'local_m(width={WIDTH})', f'local_p(width={WIDTH})')
+ALIGNMENTS = ('softmax', 'local_m(width={})', 'local_p(width={})')
 INPUT_FEEDING = (True, False)
 
 
@@ -24,10 +45,7 @@ def get_config(form: str = 'small'):
   sizes = FORMS[choose(form, FORMS, 'form')]
   width = sizes['width']
   config = default_config()
-  config.data.task = "tsv(train='train.tsv', validation='dev.tsv')"
-  config.data.folder = 'data/cmudict'
-  config.data.vocabulary = 'word'
-  config.data.buckets = ((24, 24),)
+  config.update_from_flattened_dict(sizes['task'])
   config.data.batch_size = sizes['batch_size']
   config.model.embedding = width
   config.model.encoder = f'birnn(rnn="lstm", features={width})'
@@ -38,24 +56,21 @@ def get_config(form: str = 'small'):
   config.training.steps = sizes['steps']
   config.training.schedule = 'cosine(peak=3e-3, warmup=100)'
   config.training.evaluate_every = sizes['steps']
-  config.training.select = 'phoneme_error_rate'
-  config.evaluation.metrics = ('phoneme_error_rate', 'sequence_error_rate')
-  config.evaluation.group_references = True
   config.evaluation.batch_size = 256
   config.evaluation.beams = 1
   return config
 
 
 def get_sweep(form: str = 'small'):
+  sizes = FORMS[choose(form, FORMS, 'form')]
   scores = grid({'model.attention.score': SCORES})
-  alignments = grid({'model.attention.alignment': ALIGNMENTS})
+  alignments = grid({'model.attention.alignment': [spec.format(sizes['window']) for spec in ALIGNMENTS]})
   feeding = grid({'model.decoder.input_feeding': INPUT_FEEDING})
   first = scores[0] | alignments[0] | feeding[0]
   one_at_a_time = [first | change for change in ({}, *scores[1:], *alignments[1:], *feeding[1:])]
-  settings = {'small': one_at_a_time, 'full': product(scores, alignments, feeding)}
   return Sweep(
-    settings[choose(form, settings, 'form')],
+    one_at_a_time if form == 'small' else product(scores, alignments, feeding),
     baseline=first,
-    metrics=('phoneme_error_rate', 'sequence_error_rate'),
+    metrics=tuple(parse(spec)[0] for spec in sizes['task']['evaluation.metrics']),
     question='Which score, which alignment, and input feeding or not?',
   )

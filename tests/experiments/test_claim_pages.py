@@ -1,11 +1,14 @@
 """Every claim has a sweep whose settings exist in both forms, records, a small picture and a page with a verdict."""
 
+import itertools
 import re
 
 import pytest
 
 from attention_jax.sweeps.records import block_names
-from attention_jax.sweeps.resolve import Base, resolve
+from attention_jax.sweeps.resolve import Base, check_baseline, resolve
+from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.experiment import check_config
 from experiments.claim_pages import CLAIMS
 from experiments.config_files import PROJECT, load_config, load_sweep
 
@@ -17,8 +20,7 @@ VERDICTS = ('holds', 'holds partly', 'does not hold here')
 MAX_BYTES = 60_000  # of a picture
 
 
-@pytest.mark.parametrize('form', ['small', 'full'])
-@pytest.mark.parametrize('name', SWEEPS)
+@pytest.mark.parametrize(('name', 'form'), [*itertools.product(SWEEPS, ['small', 'full']), ('luong_grid', 'multi30k')])
 def test_settings_of_sweeps_exist(name, form):
   path = f'{PROJECT}/configs/claims/{name}.py:{form}'
   sweep = load_sweep(path)
@@ -26,7 +28,8 @@ def test_settings_of_sweeps_exist(name, form):
   assert sweep.seeds >= 3 and sweep.question.endswith('?')
   resolved = [resolve(base, setting) for setting in sweep.settings]
   assert len({setting.id for setting in resolved}) == len(sweep.settings)
-  assert any(sweep.baseline.items() <= setting.items() for setting in sweep.settings)
+  check_baseline(resolved, sweep.baseline)
+  check_config(fill_defaults(resolved[-1].config, path))
 
 
 def test_every_sweep_belongs_to_a_claim():
@@ -44,6 +47,7 @@ def test_pages_are_complete(name):
   text = (PAGES / f'{claim.page}.md').read_text('utf-8')
   assert f'claims/{name}' in block_names(text) and '<!-- conditions: ' in text
   assert f'--config=configs/claims/{claim.sweep}.py' in text and f'--claim={name}' in text
+  assert f'--config=configs/claims/{claim.sweep}.py:full' in text
   assert (PAGES / f'{claim.page}.png').stat().st_size < MAX_BYTES and f'({claim.page}.png)' in text
   verdict = re.search(r'\*\*Verdict: ([^.]+)\.\*\*', text)[1]
   assert verdict in VERDICTS

@@ -111,10 +111,9 @@ def test_encoder_states_do_not_depend_on_padding(encoded_corpus):
   np.testing.assert_allclose(sentences[1].states, alone[0, :2], atol=1e-6)
 
 
-def test_rows_are_spread_over_a_sorted_split(encoded_corpus):
-  encoded, _ = encoded_corpus
-  assert claims._spread_rows(encoded._replace(source_offsets=np.arange(102)), 3).tolist() == [0, 50, 100]
-  assert claims._spread_rows(encoded, 9).tolist() == [0, 1]
+def test_rows_are_spread_over_a_sorted_split():
+  assert claims.spread_rows(101, 3).tolist() == [0, 50, 100]
+  assert claims.spread_rows(2, 9).tolist() == [0, 1]
 
 
 def test_probes_of_each_setting_and_a_control(folder, monkeypatch, encoded_corpus):

@@ -3,7 +3,7 @@
 import pytest
 
 from attention_jax.errors import UserError, UserErrors
-from attention_jax.sweeps.resolve import Base, config_id, resolve, resolve_settings
+from attention_jax.sweeps.resolve import Base, check_baseline, config_id, resolve, resolve_settings
 from tests.sweeps.helpers import PATH, base_config, make_base
 
 # setting -> parts of the message
@@ -34,6 +34,23 @@ def test_mistakes(setting, message):
   with pytest.raises(UserError) as error:
     resolve_settings(make_base(), [setting])
   assert message in str(error.value) and len(error.value.lines) == 1
+
+
+def test_fields_that_only_the_config_file_sets():
+  config = base_config()
+  config['model']['attention']['widht'] = 3
+  with pytest.raises(UserError, match=r'unknown fields in configs/.*: model\.attention\.widht'):
+    resolve_settings(Base(PATH, {}, lambda path: config), [{}])
+
+
+def test_a_baseline_is_one_of_the_settings():
+  resolved = [resolve(make_base(), {'model.attention.score': score}) for score in ('dot', 'general')]
+  check_baseline(resolved, None)
+  check_baseline(resolved, {'model.attention.score': 'dot', 'training.steps': '100'})
+  check_baseline(resolved, {'model.attention.score': 'additive'}, extends=True)
+  for baseline in ({'training.steps': 100}, {'model.attention.score': 'additive'}, {'model.attention.scor': 'dot'}):
+    with pytest.raises(UserError, match=r'--baseline: .* matches [02] settings, expected one of: score=dot; score=gen'):
+      check_baseline(resolved, baseline)
 
 
 def test_every_mistake_is_reported_once_with_its_settings():

@@ -1,0 +1,208 @@
+"""Whether attention weights explain the outputs of a model: the measures of Jain & Wallace 2019 for many examples.
+
+One formulation serves classifiers, which have one output and one query, and encoder-decoders, which have one of both
+for each target token (by teacher forcing). Examples are padded to one shape, so that one program measures them all.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.analysis.agreement import adversarial_weights, kendall, permutation_effect, total_variation
+from attention_jax.analysis.attributions import gradient_times_input
+from attention_jax.analysis.interventions import GivenVectors, Pair, edited_model, source_vectors, with_vectors
+from attention_jax.functional.edits import replace_weights, with_edit
+from attention_jax.models.classifiers import Classifier
+from attention_jax.models.encoder_decoder import EncoderDecoder
+
+
+class Example(NamedTuple):
+  """One example; several of them have a leading axis N.
+
+  Attributes:
+    source: ids [S], with padding at the end.
+    mask: [S], True = real.
+    target: ids [T]: the tokens of the target with padding at the end, or the label.
+    target_mask: [T], True = real.
+  """
+
+  source: Any
+  mask: Any
+  target: Any
+  target_mask: Any
+
+
+class Reader(NamedTuple):
+  """How a kind of model reads an example.
+
+  Attributes:
+    read: (model, params, example, vectors, rows) -> the distributions of the outputs [T, V], and weights [T, S].
+      `vectors` [S, E] replaces the embeddings of the source, and `rows` [T, S] the weights, except rows that start
+      with NaN; None replaces nothing.
+    embed: (model, params, source [S]) -> the embeddings [S, E].
+  """
+
+  read: Callable[..., tuple[jax.Array, jax.Array]]
+  embed: Callable[..., jax.Array]
+
+
+def read_pair(model: EncoderDecoder, params: Any, example: Example, vectors: Any = None, rows: Any = None):
+  """Reader.read of an encoder-decoder."""
+  pair = Pair(model if rows is None else edited_model(model, replace_weights(rows)), params, *example[0:3:2])
+  if vectors is not None:
+    pair = with_vectors(pair, vectors)
+  inputs = (pair.source[None], example.mask[None], pair.target[None])
+  outputs = pair.model.apply({'params': pair.params}, *inputs)
+  return jax.nn.softmax(outputs.logits[0]), outputs.weights[0]
+
+
+def embed_pair(model: EncoderDecoder, params: Any, source: jax.Array) -> jax.Array:
+  """Reader.embed of an encoder-decoder."""
+  return source_vectors(Pair(model, params, source, source))
+
+
+def read_document(model: Classifier, params: Any, example: Example, vectors: Any = None, rows: Any = None):
+  """Reader.read of a classifier with one level and one query, whose document is one sentence."""
+  if rows is not None:
+    alignment = with_edit(model.attention.alignment, replace_weights(rows))
+    model = model.clone(attention=model.attention.clone(alignment=alignment, implementation='xla'))
+  if vectors is not None:
+    model = model.clone(embedding=GivenVectors(vectors[None]))
+  outputs = model.apply({'params': params}, example.source[None, None], example.mask[None, None])
+  return jax.nn.softmax(outputs.logits), outputs.words[0, 0]
+
+
+def embed_document(model: Classifier, params: Any, source: jax.Array) -> jax.Array:
+  """Reader.embed of a classifier."""
+  return model.embedding.apply({'params': params['embedding']}, source)
+
+
+READERS: Mapping[str, Reader] = {  # by the name of the system
+  'classification': Reader(read_document, embed_document),
+  'translation': Reader(read_pair, embed_pair),
+}
+
+
+class Explanations(NamedTuple):
+  """Measures of N examples.
+
+  Attributes:
+    weights: [N, T, S].
+    gradients: size of the gradient of each target's probability times the embedding, with constant weights, [N, T, S].
+    leave_one_out: total variation distance of each output when a position is masked, [N, T, S].
+    permutation: median distance of each output when its weights are permuted, [N, T].
+    adversarial: greatest Jensen-Shannon divergence of weights with nearly the same output, [N, T].
+  """
+
+  weights: np.ndarray
+  gradients: np.ndarray
+  leave_one_out: np.ndarray
+  permutation: np.ndarray
+  adversarial: np.ndarray
+
+
+class Effort(NamedTuple):
+  """Options of the measures.
+
+  Attributes:
+    epsilon: total variation distance by which adversarial weights may change an output.
+    permutations: number of permutations.
+    steps: optimiser steps of adversarial weights.
+    batch: examples that are measured at once.
+  """
+
+  epsilon: float
+  permutations: int = 100
+  steps: int = 300
+  batch: int = 25
+
+
+def explain(reader: Reader, model: Any, params: Any, examples: Example, effort: Effort, seed: int = 0) -> Explanations:
+  """Measures examples.
+
+  Args:
+    reader: a row of READERS.
+    model: a model without dropout on its weights, whose alignment is deterministic.
+    params: its parameters.
+    examples: N examples.
+    effort: options.
+    seed: of permutations and adversarial weights.
+  """
+
+  def measure(inputs):
+    example, rng = inputs
+    return _explain_one(reader, model, params, example, rng, effort)
+
+  count = len(examples.source)
+  rngs = jax.random.split(jax.random.key(seed), count)
+  batched = jax.jit(lambda inputs: jax.lax.map(measure, inputs, batch_size=min(effort.batch, count)))
+  return jax.tree.map(np.asarray, batched((jax.tree.map(jnp.asarray, examples), rngs)))
+
+
+def _explain_one(reader: Reader, model: Any, params: Any, example: Example, rng: jax.Array, effort: Effort):
+  def read(example, vectors=None, rows=None):
+    return reader.read(model, params, example, vectors, rows)
+
+  def target_probabilities(vectors):
+    outputs, _ = read(example, vectors=vectors, rows=weights)
+    return jnp.take_along_axis(outputs, example.target[:, None], axis=1)[:, 0]
+
+  def without(kept):
+    return total_variation(read(example._replace(mask=example.mask & kept))[0], outputs)
+
+  def at_step(step, rng):
+    def change(row):
+      rows = jnp.full(weights.shape, jnp.nan).at[step].set(row)
+      return read(example, rows=rows)[0][step]
+
+    first, second = jax.random.split(rng)
+    median = permutation_effect(change, weights[step], example.mask, first, effort.permutations)
+    options = {'epsilon': effort.epsilon, 'steps': effort.steps}
+    return median, adversarial_weights(change, weights[step], example.mask, second, **options).divergence
+
+  outputs, weights = read(example)
+  gradients = jnp.abs(gradient_times_input(target_probabilities, reader.embed(model, params, example.source)))
+  left_out = jax.vmap(without)(~jnp.eye(example.mask.size, dtype=bool)).T
+  steps = jnp.arange(len(weights))
+  return Explanations(weights, gradients, left_out, *jax.vmap(at_step)(steps, jax.random.split(rng, len(weights))))
+
+
+def read_weights(reader: Reader, model: Any, params: Any, examples: Example, batch: int = 100) -> np.ndarray:
+  """Returns the weights of N examples, [N, T, S].
+
+  Args:
+    reader: a row of READERS.
+    model: the model.
+    params: its parameters.
+    examples: N examples.
+    batch: examples that are read at once.
+  """
+  read = jax.jit(lambda examples: jax.lax.map(lambda x: reader.read(model, params, x)[1], examples, batch_size=batch))
+  return np.asarray(read(jax.tree.map(jnp.asarray, examples)))
+
+
+def summarize_examples(examples: Example, explanations: Explanations) -> dict[str, np.ndarray]:
+  """Returns one number for each measure and example, [N]: the mean over its outputs, NaN where none has it.
+
+  Kendall's tau is undefined where one of both measures is constant.
+  """
+  pairs = {
+    'weights and gradients': (explanations.weights, explanations.gradients),
+    'weights and leave-one-out': (explanations.weights, explanations.leave_one_out),
+    'gradients and leave-one-out': (explanations.gradients, explanations.leave_one_out),
+  }
+  values: dict[str, list[float]] = {name: [] for name in (*pairs, 'permutation', 'adversarial')}
+  for i, (mask, steps) in enumerate(zip(examples.mask, examples.target_mask, strict=True)):
+    for name, (first, second) in pairs.items():
+      values[name].append(_mean(kendall(first[i][steps], second[i][steps], mask)))
+    for name in ('permutation', 'adversarial'):
+      values[name].append(_mean(getattr(explanations, name)[i][steps]))
+  return {name: np.array(numbers) for name, numbers in values.items()}
+
+
+def _mean(values: np.ndarray) -> float:
+  known = values[np.isfinite(values)]
+  return float(known.mean()) if len(known) else np.nan
