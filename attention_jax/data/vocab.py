@@ -2,11 +2,12 @@
 
 import collections
 import io
+import itertools
 import json
 import os
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Annotated, Any, NamedTuple, Protocol
 
 from attention_jax.atomic import write_bytes
@@ -233,9 +234,9 @@ def _train_sentencepiece(
   import sentencepiece
 
   if max_lines:
-    lines = list(lines)
+    lines = lines if isinstance(lines, Sized) else list(lines)
     stride = -(-len(lines) // max_lines) or 1
-    lines = lines[::stride]
+    lines = itertools.islice(lines, 0, None, stride)
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
