@@ -219,7 +219,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     manifest = dict(json.loads(path.read_text('utf-8')))
   except FileNotFoundError:
     return None
-  except (OSError, ValueError, TypeError) as error:
+  except (OSError, ValueError, TypeError, RecursionError) as error:
     raise UserError(f'cannot read {path}: {" ".join(str(error).split())}') from error
   if manifest.get('format') != FORMAT:
     raise UserError(f'{path} has format {manifest.get("format")!r}, expected {FORMAT}; prepare the data set again')
@@ -243,7 +243,7 @@ def read_corpus(path: Path) -> Corpus:
     return corpus._replace(
       links=_as_links(corpus.links), possible=_as_links(corpus.possible), report=tuple(corpus.report)
     )
-  except (OSError, ValueError, TypeError) as error:
+  except (OSError, ValueError, TypeError, RecursionError) as error:
     raise UserError(f'{path}: not a split of a prepared data set ({" ".join(str(error).split())})') from error
 
 

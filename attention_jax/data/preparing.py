@@ -118,7 +118,7 @@ def _check_unfinished(folder: Path, request: Mapping[str, Any]) -> None:
     return
   except UserError:
     raise
-  except (OSError, ValueError) as error:
+  except (OSError, ValueError, RecursionError) as error:
     raise UserError(f'cannot use {folder}: {getattr(error, "strerror", None) or error}') from error
 
 

@@ -344,7 +344,7 @@ def load_stored(spec: str, folder: str, side: str) -> Vocabulary | None:
   except OSError as error:
     raise UserError(f'{path}: cannot be read ({error.strerror})') from None
   except (ValueError, LookupError, TypeError, RuntimeError) as error:
-    reason = ' '.join(str(error).split())
+    reason = ' '.join(str(error).split())[:200]
     raise UserError(f"{path}: not a stored vocabulary of kind '{name}', or damaged ({reason})") from None
 
 

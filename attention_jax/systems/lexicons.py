@@ -57,5 +57,5 @@ def _training_digest(folder: str | None) -> str | None:
     return None
   try:
     return json.loads(path.read_text('utf-8')).get('train')
-  except (OSError, ValueError, AttributeError) as error:
+  except (OSError, ValueError, AttributeError, RecursionError) as error:
     raise UserError(f'cannot read {path}: {" ".join(str(error).split())}') from error

@@ -36,7 +36,7 @@ def test_training_is_that_on_data_in_memory(task, prepared, tmp_path):
   assert result.code == 0 and 'loss' in result.out, result.err
 
 
-@pytest.mark.product
+@pytest.mark.long
 def test_another_number_of_processes_resumes_in_the_middle_of_an_epoch(prepared, tmp_path):
   """Three updates of one process and three of two processes are six of one; an epoch has four batches or more."""
   arguments = [*SETTINGS, '--config.mesh.fsdp=1', '--config.training.checkpoint_every=3']
