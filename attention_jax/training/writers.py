@@ -109,7 +109,7 @@ def _parse(path: Path, content: bytes) -> list[dict[str, Any]]:
     try:
       record = json.loads(line)
       record['step'] = int(record['step'])
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
       raise UserError(f'{path}:{number}: not a record of metrics; restore the file, or move it away') from error
     records.append(record)
   return records
