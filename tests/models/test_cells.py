@@ -220,7 +220,7 @@ def test_shapes_of_every_score_alignment_and_cell(score, part, quarter):
 PAIRS = list(zip(itertools.cycle(aj.SCORES), aj.ALIGNMENTS, strict=False))
 
 
-@pytest.mark.parametrize(('score', 'alignment'), sample_cases(PAIRS, 2))
+@pytest.mark.parametrize(('score', 'alignment'), sample_cases(PAIRS, 4))
 def test_gradients_reach_every_parameter(score, alignment):
   encoder = 'rnn(rnn="simple", features=10)'
   model = build_tiny('bahdanau', 'rnn="simple"', score=score, alignment=alignment, encoder=encoder)
@@ -244,15 +244,18 @@ def test_gradients_reach_every_parameter(score, alignment):
 
 @pytest.mark.parametrize(
   ('options', 'fields', 'hypotheses', 'max_length', 'is_shared'),
-  [
-    ('', {}, 3, S, True),
-    ('', {'dtype': 'bfloat16', 'alignment': 'monotonic'}, 5, S, True),
-    ('', {}, 2, S, False),
-    ('', {}, 3, S - 1, False),
-    ('gate=True', {}, 3, S, False),
-    ('', {'heads': 2}, 3, S, False),
-    ('', {'alignment': 'latent'}, 3, S, False),
-  ],
+  sample_cases(
+    [
+      ('', {}, 3, S, True),
+      ('', {'dtype': 'bfloat16', 'alignment': 'monotonic'}, 5, S, True),
+      ('', {}, 2, S, False),
+      ('', {}, 3, S - 1, False),
+      ('gate=True', {}, 3, S, False),
+      ('', {'heads': 2}, 3, S, False),
+      ('', {'alignment': 'latent'}, 3, S, False),
+    ],
+    2,
+  ),
 )
 def test_hypotheses_share_products_of_the_memory(options, fields, hypotheses, max_length, is_shared):
   model = build_tiny('bahdanau', options, **fields)
