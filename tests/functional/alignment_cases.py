@@ -285,12 +285,6 @@ ALIGNMENT_CASES = [
   Case('windowed(width=2)', {**_SCORED, 'previous': _PREVIOUS, 'width': 2, 'smooth': True}, _windowed),
   Case('hard', {**_SCORED, 'rng': _RNG, 'state': np.array(-1.5)}, _hard),
   Case('hard_once', {**_SCORED, 'rng': _RNG, 'step': np.array(0, np.int32), 'state': _samples(False)}, _hard_once),
-  Case(
-    'hard_once(expected=1.0)',
-    {**_SCORED, 'rng': _RNG, 'step': np.array(0, np.int32), 'state': _samples(False), 'expected': 1.0},
-    _hard_once,
-  ),
-  Case('hard_once', {**_SCORED, 'rng': _RNG, 'step': np.array(2, np.int32), 'state': _samples(True)}, _hard_once),
   Case('gumbel', {**_SCORED, 'rng': _RNG, 'temperature': 0.7}, _gumbel),
   Case('gumbel_annealed', {**_SCORED, 'rng': _RNG, 'temperature': np.array(0.7)}, _gumbel),
   Case('latent', _SCORED, over_unmasked(_softmax)),

@@ -324,7 +324,7 @@ def test_gradients_reach_every_parameter(score, alignment):
 
   def loss(params):
     outputs = model.apply(params, source, mask, target, deterministic=False, rngs=RNGS)
-    log_policy = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(outputs.state) if alignment == 'hard')
+    log_policy = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(outputs.state) if alignment in ('hard', 'hard_once'))
     return log_policy - jnp.mean(jax.nn.log_softmax(outputs.logits)[..., 5])
 
   for path, gradient in jax.tree.leaves_with_path(jax.jit(jax.grad(loss))(params)):
