@@ -3,11 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 RUN := JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(VENV)/bin/python
 
-.PHONY: train test test-all docs chaos accelerator clean
+.PHONY: train models test test-all docs chaos accelerator clean
 
 train: $(VENV)/installed
 	$(RUN) -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/dates
 	$(RUN) -m experiments.inspect_attention --workdir=runs/dates
+
+# Ready-made models, opened by --workdir=@dates and @shapes; NETTALK=FOLDER adds @nettalk (FOLDER has its data).
+models: $(VENV)/installed
+	$(RUN) -m experiments.models $(if $(NETTALK),--folder=$(NETTALK))
 
 test: $(VENV)/installed
 	$(VENV)/bin/ruff check .
