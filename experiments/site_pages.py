@@ -39,7 +39,7 @@ LINK = re.compile(r'(?<!\!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)')
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-  """Adds mechanisms and the API reference to the navigation, before the results."""
+  """Adds mechanisms, the API reference and the claims to the navigation."""
   config.nav = navigation(config.nav)
   return config
 
@@ -58,7 +58,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def navigation(nav: list[Any]) -> list[Any]:
-  """Returns the navigation of mkdocs.yml with the generated pages, before its section 'Results'."""
+  """Returns the navigation of mkdocs.yml with the claims at its end, and the generated pages before 'Results'."""
   by_kind: dict[str, list[Any]] = {}
   for mechanism in mechanisms():
     by_kind.setdefault(f'{mechanism.kind.capitalize()}s', []).append({mechanism.name: mechanism.path})
@@ -66,6 +66,8 @@ def navigation(nav: list[Any]) -> list[Any]:
     {'Mechanisms': ['mechanisms/index.md', *({title: pages} for title, pages in by_kind.items())]},
     {'API reference': [{module: f'api/{name}.md'} for name, (module, _) in API_MODULES.items()]},
   ]
+  claims = sorted(f'docs/claims/{path.name}' for path in (DOCS / 'claims').glob('[a-z]*.md'))
+  nav = [*nav, {'Claims': ['docs/claims/README.md', *claims]}]
   at = next(i for i, entry in enumerate(nav) if 'Results' in entry)
   return [*nav[:at], *generated, *nav[at:]]
 
