@@ -58,7 +58,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def navigation(nav: list[Any]) -> list[Any]:
-  """Returns the navigation of mkdocs.yml with the claims at its end, and the generated pages before 'Results'."""
+  """Returns the navigation of mkdocs.yml with the generated pages, the claims, and documents that it does not list."""
   by_kind: dict[str, list[Any]] = {}
   for mechanism in mechanisms():
     by_kind.setdefault(f'{mechanism.kind.capitalize()}s', []).append({mechanism.name: mechanism.path})
@@ -67,7 +67,10 @@ def navigation(nav: list[Any]) -> list[Any]:
     {'API reference': [{module: f'api/{name}.md'} for name, (module, _) in API_MODULES.items()]},
   ]
   claims = sorted(f'docs/claims/{path.name}' for path in (DOCS / 'claims').glob('[a-z]*.md'))
+  unlisted = sorted({f'docs/{path.name}' for path in DOCS.glob('*.md')} - set(nav_pages(nav)))
   nav = [*nav, {'Claims': ['docs/claims/README.md', *claims]}]
+  if unlisted:
+    nav.append({'Further documents': unlisted})
   at = next(i for i, entry in enumerate(nav) if 'Results' in entry)
   return [*nav[:at], *generated, *nav[at:]]
 
