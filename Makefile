@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(VENV)/bin/python
 
-.PHONY: train test test-all accelerator clean
+.PHONY: train test test-all chaos accelerator clean
 
 train: $(VENV)/installed
 	$(RUN) -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/dates
@@ -14,10 +14,17 @@ test: $(VENV)/installed
 	$(VENV)/bin/ruff format --check .
 	$(RUN) -m pytest -n 2 --dist=loadfile
 
-# With the whole sweep over score x alignment x cell and the long tests, with XLA's default optimisations, and with the
-# annotations of every call enforced (see tests/conftest.py).
+# Every test: the whole sweep over score x alignment x cell, the long tests, the packages; with XLA's default
+# optimisations and the annotations of every call enforced (see tests/conftest.py).
 test-all: $(VENV)/installed
-	ENFORCE_ANNOTATIONS=1 XLA_FLAGS=' ' $(RUN) -m pytest -n 2 --dist=loadfile -m "not packaging"
+	ENFORCE_ANNOTATIONS=1 XLA_FLAGS=' ' $(RUN) -m pytest -n 2 --dist=loadfile -m "long or not long"
+
+# CASES hostile inputs (tests/fuzz.py), then KILLS kills of training at random moments (tests/experiments/chaos.py).
+CASES := 2000
+KILLS := 200
+chaos: $(VENV)/installed
+	$(RUN) -m tests.fuzz $(CASES)
+	$(RUN) -m tests.experiments.chaos $(KILLS)
 
 # For a machine with an accelerator, all in bfloat16: attention and its growth, updates, search, several seeds, then
 # training on Multi30k. make accelerator DATA=FOLDER [JAX=tpu]; DATA is what config.data.folder of multi30k is, JAX the

@@ -3,14 +3,16 @@
 import difflib
 from collections.abc import Iterable, Sequence
 
+MAX_LINE = 4000  # characters of a printed error, which may repeat what a file or a flag contains
+
 
 class UserError(ValueError):
   """A mistake in an argument, flag, config or file. Programs print `str(error)`, one line, and exit with code 2."""
 
   @property
   def lines(self) -> list[str]:
-    """The lines to print, without line breaks of their own."""
-    return [' '.join(str(self).split())]
+    """The lines to print, without line breaks of their own, and without the middle of what is too long."""
+    return [_one_line(str(self))]
 
 
 class UserErrors(UserError):
@@ -26,7 +28,12 @@ class UserErrors(UserError):
 
   @property
   def lines(self) -> list[str]:
-    return [' '.join(mistake.split()) for mistake in self._mistakes]
+    return [_one_line(mistake) for mistake in self._mistakes]
+
+
+def _one_line(text: str) -> str:
+  line = ' '.join(text.split())
+  return line if len(line) <= MAX_LINE else f'{line[: MAX_LINE * 3 // 4]} ... {line[-MAX_LINE // 4 :]}'
 
 
 def choose(name: str, options: Iterable[str], kind: str) -> str:

@@ -50,7 +50,7 @@ LAYERED_FILES = [p for p in FILES if p.parts[0] in ('attention_jax', 'experiment
 TEST_FILES = [p for p in FILES if p.parts[0] == 'tests' and p.name.startswith('test_')]
 # Tests of several modules; every other tests/ROOM/test_MODULE.py tests attention_jax/ROOM/MODULE.py.
 CROSS_MODULE_TESTS = {
-  '': 'documentation documents house lesson',
+  '': 'documentation documents fuzz house lesson',
   'data': 'links',
   'decoding': 'search_costs',
   'experiments': (

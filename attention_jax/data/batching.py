@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_jax.data.encoding import EncodedCorpus, assign_buckets, check_buckets
+from attention_jax.data.encoding import EncodedCorpus, EncodedSplit, assign_buckets, check_buckets
 from attention_jax.data.resegment import Resegment
 from attention_jax.errors import UserError, choose
 from attention_jax.tokens import PAD
@@ -185,7 +185,7 @@ class Batches:
 
   def __init__(
     self,
-    encoded: EncodedCorpus,
+    encoded: EncodedSplit,
     buckets: Iterable[Sequence[int]],
     size: int,
     unit: str = 'sentences',
@@ -267,7 +267,7 @@ def check_any_row_fits(split: str, bucket_index: np.ndarray) -> None:
 
 
 def eval_batches(
-  encoded: EncodedCorpus, buckets: Iterable[Sequence[int]], size: int, *, links: bool = False
+  encoded: EncodedSplit, buckets: Iterable[Sequence[int]], size: int, *, links: bool = False
 ) -> Iterator[Batch]:
   """Yields batches for evaluation: each row that fits a bucket once, ordered by bucket, then by source length.
 
@@ -321,7 +321,7 @@ def _join_small_buckets(bucket_index: np.ndarray, buckets: Sequence[tuple[int, .
   return joined
 
 
-def gather(encoded: EncodedCorpus, rows: np.ndarray, bucket: tuple[int, int], *, links: bool = False) -> Batch:
+def gather(encoded: EncodedSplit, rows: np.ndarray, bucket: tuple[int, int], *, links: bool = False) -> Batch:
   """Returns rows of a split as one batch.
 
   Args:
@@ -330,9 +330,10 @@ def gather(encoded: EncodedCorpus, rows: np.ndarray, bucket: tuple[int, int], *,
     bucket: (source, target) lengths, at least those of every row.
     links: whether the batch has the links of its rows.
   """
-  source = _padded(encoded.source, encoded.source_offsets, rows, bucket[0])
-  target = _padded(encoded.target, encoded.target_offsets, rows, bucket[1])
-  return Batch(*source, *target, _index(rows), _dense_links(encoded, rows, bucket) if links else None)
+  corpus, positions = encoded.read(rows)
+  source = _padded(corpus.source, corpus.source_offsets, positions, bucket[0])
+  target = _padded(corpus.target, corpus.target_offsets, positions, bucket[1])
+  return Batch(*source, *target, _index(rows), _dense_links(corpus, positions, bucket) if links else None)
 
 
 def _index(rows: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 import collections
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,8 +15,36 @@ from attention_jax.tokens import EOS, UNK
 Buckets = tuple[tuple[int, int], ...]
 
 
+class EncodedSplit(Protocol):
+  """One split as ids: in memory (EncodedCorpus) or on disk (prepared.PreparedSplit).
+
+  Attributes:
+    rows: number of rows.
+    lengths: source and target lengths [rows], EOS included.
+    num_tokens: number of source and target tokens.
+    num_uncopyable_tokens: number of target tokens that do not occur in their source.
+    links: None in a split without links between tokens.
+    identity: a tree of arrays that differs where the content does, from which digests are computed.
+  """
+
+  rows: int
+  lengths: tuple[np.ndarray, np.ndarray]
+  num_tokens: tuple[int, int]
+  num_uncopyable_tokens: int
+  links: np.ndarray | None
+  identity: Any
+
+  def num_unknown_tokens(self, vocab_sizes: tuple[int, int]) -> tuple[int, int]:
+    """Returns the number of source and of target tokens that are out of vocabulary."""
+
+  def read(self, rows: np.ndarray) -> tuple['EncodedCorpus', np.ndarray]:
+    """Returns a split in memory that contains some rows, and their positions in it; those of filler rows are -1."""
+
+
 class EncodedCorpus(NamedTuple):
-  """One split as ids. Row i of the source is `source[source_offsets[i]:source_offsets[i + 1]]` and ends with EOS.
+  """One split as ids in memory.
+
+  Row i of the source is `source[source_offsets[i]:source_offsets[i + 1]]` and ends with EOS.
 
   Attributes:
     source: int32, all rows concatenated; ids from the size of the vocabulary on are unknown tokens, see `encode`.
@@ -54,9 +82,39 @@ class EncodedCorpus(NamedTuple):
     target = np.repeat(row_numbers, target_lengths) << 32 | self.target
     return int(np.count_nonzero(~np.isin(target, source)))
 
+  @property
+  def num_tokens(self) -> tuple[int, int]:
+    """Number of source and target tokens."""
+    return len(self.source), len(self.target)
+
+  @property
+  def identity(self) -> 'EncodedCorpus':
+    """All arrays."""
+    return self
+
+  def num_unknown_tokens(self, vocab_sizes: tuple[int, int]) -> tuple[int, int]:
+    """Returns the number of source and of target tokens that are out of vocabulary."""
+    sides = zip((self.source, self.target), vocab_sizes, strict=True)
+    source, target = (int(np.count_nonzero((ids == UNK) | (ids >= size))) for ids, size in sides)
+    return source, target
+
+  def read(self, rows: np.ndarray) -> tuple['EncodedCorpus', np.ndarray]:
+    """Returns this split and the same rows."""
+    return self, rows
+
+  def row(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the source ids and the target ids of one row."""
+    source = self.source[self.source_offsets[row] : self.source_offsets[row + 1]]
+    return source, self.target[self.target_offsets[row] : self.target_offsets[row + 1]]
+
   def row_links(self, row: int) -> np.ndarray:
     """Returns the links [n, 2] of one row of a split that has links."""
     return self.links[self.link_offsets[row] : self.link_offsets[row + 1]]
+
+
+def encode_split(corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary) -> EncodedSplit:
+  """Returns the ids of a corpus: those on disk if it was prepared, otherwise those of `encode`."""
+  return encode(corpus, source_vocab, target_vocab) if corpus.prepared is None else corpus.prepared
 
 
 def encode(corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary) -> EncodedCorpus:
@@ -184,7 +242,7 @@ def check_buckets(buckets: Iterable[Sequence[int]]) -> Buckets:
   return tuple(sorted(pairs, key=lambda pair: (pair[0] * pair[1], pair)))
 
 
-def assign_buckets(encoded: EncodedCorpus, buckets: Iterable[Sequence[int]]) -> np.ndarray:
+def assign_buckets(encoded: EncodedSplit, buckets: Iterable[Sequence[int]]) -> np.ndarray:
   """Returns for each row the position, in the order of `check_buckets`, of the smallest bucket that holds the pair.
 
   Returns:
@@ -198,7 +256,7 @@ def assign_buckets(encoded: EncodedCorpus, buckets: Iterable[Sequence[int]]) -> 
 
 
 def describe_corpus(
-  split: str, corpus: Corpus, encoded: EncodedCorpus, buckets: Iterable[Sequence[int]], vocab_sizes: tuple[int, int]
+  split: str, corpus: Corpus, encoded: EncodedSplit, buckets: Iterable[Sequence[int]], vocab_sizes: tuple[int, int]
 ) -> list[str]:
   """Describes an encoded split: counts, rows per bucket, unknown tokens, and what is left out.
 
@@ -218,10 +276,11 @@ def describe_corpus(
   bucket_rows = ', '.join(f'{s}x{t}: {np.sum(bucket_index == i)}' for i, (s, t) in enumerate(buckets))
   report = [*corpus.report, f'{split}: {pairs} ({corpus.name}); buckets {bucket_rows}']
   unknown = []
-  for side, ids, vocab_size in zip(('source', 'target'), (encoded.source, encoded.target), vocab_sizes, strict=True):
-    share = np.mean((ids == UNK) | (ids >= vocab_size))
-    if share:
-      unknown.append(f'{share:.2%} of {side} tokens')
+  for side, count, total in zip(
+    ('source', 'target'), encoded.num_unknown_tokens(vocab_sizes), encoded.num_tokens, strict=True
+  ):
+    if count:
+      unknown.append(f'{count / total:.2%} of {side} tokens')
   if unknown:
     report.append(f'{split}: unknown {", ".join(unknown)}')
   too_long = np.flatnonzero(bucket_index < 0)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attention_jax.atomic import write_atomic
-from attention_jax.data.encoding import EncodedCorpus
+from attention_jax.data.encoding import EncodedCorpus, EncodedSplit
 from attention_jax.errors import UserError
 from attention_jax.tokens import SPECIAL_TOKENS, UNK
 
@@ -64,7 +64,7 @@ class Lexicon(NamedTuple):
     return np.flatnonzero(is_listed).astype(np.int32)
 
 
-def make_lexicon(encoded: EncodedCorpus, source_size: int, target_size: int, digest: str = '') -> Lexicon:
+def make_lexicon(encoded: EncodedSplit, source_size: int, target_size: int, digest: str = '') -> Lexicon:
   """Makes a lexicon from a training split; from rows at equal distances if it has more than MAX_LINKS links.
 
   The EOS of each source is used as the empty word (NULL) of the model.
@@ -75,10 +75,10 @@ def make_lexicon(encoded: EncodedCorpus, source_size: int, target_size: int, dig
     target_size: size of the target vocabulary.
     digest: identifies the data.
   """
-  source = _oov_to_unk(encoded.source, source_size)
-  target = _oov_to_unk(encoded.target, target_size)
-  rows = _select_rows(encoded)
-  source_positions, target_positions = link_positions(encoded, rows)
+  corpus, rows = encoded.read(_select_rows(encoded))
+  source = _oov_to_unk(corpus.source, source_size)
+  target = _oov_to_unk(corpus.target, target_size)
+  source_positions, target_positions = link_positions(corpus, rows)
   sources, targets, probs = ibm_model_1(source[source_positions], target[target_positions], target_positions)
   order = np.lexsort((targets, -probs, sources))
   offsets = np.searchsorted(sources[order], np.arange(source_size + 1))
@@ -163,7 +163,7 @@ def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
   return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
 
 
-def _select_rows(encoded: EncodedCorpus) -> np.ndarray:
+def _select_rows(encoded: EncodedSplit) -> np.ndarray:
   """All rows, or every n-th row if they have too many links."""
   source_lengths, target_lengths = encoded.lengths
   links = int(np.sum(source_lengths * target_lengths))

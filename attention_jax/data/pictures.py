@@ -170,7 +170,10 @@ class _CaptionRow(NamedTuple):
 
 def _read_table(path: str) -> list[_CaptionRow]:
   reader = csv.DictReader(io.StringIO('\n'.join(read_lines(path)) + '\n'), strict=True, skipinitialspace=True)
-  columns = reader.fieldnames or ()
+  try:
+    columns = reader.fieldnames or ()
+  except csv.Error as error:
+    raise UserError(f'{path}:1: not a row of a table ({error})') from error
   for name in ('image', 'caption'):
     if name not in columns:
       raise UserError(f"{path}:1: no column '{name}'; it has: {', '.join(columns)}")

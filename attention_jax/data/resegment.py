@@ -1,11 +1,11 @@
 """Subword regularisation: training lines are segmented anew in each epoch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from attention_jax.data.encoding import EncodedCorpus
+from attention_jax.data.encoding import EncodedCorpus, EncodedSplit
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.tokens import EOS
@@ -14,16 +14,14 @@ Resegment = Callable[[int, np.ndarray, tuple[int, int]], EncodedCorpus]
 
 
 class _Side(NamedTuple):
-  """Source or target of a split: the vocabulary, the lines, and their ids without sampling."""
+  """Source or target of a split: the vocabulary and the lines."""
 
   vocabulary: Vocabulary
-  lines: list[str]
-  ids: np.ndarray
-  offsets: np.ndarray
+  lines: Sequence[str]
 
 
 def make_resegmenter(
-  encoded: EncodedCorpus, corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary, seed: int
+  encoded: EncodedSplit, corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary, seed: int
 ) -> Resegment | None:
   """Returns a function (epoch, rows, bucket) -> those rows of a split, segmented anew.
 
@@ -47,15 +45,16 @@ def make_resegmenter(
     The function; None if neither vocabulary samples (`Vocabulary.sample`).
   """
   sides = (
-    _Side(source_vocab, corpus.source, encoded.source, encoded.source_offsets),
-    _Side(target_vocab, corpus.target, encoded.target, encoded.target_offsets),
+    _Side(source_vocab, corpus.source),
+    _Side(target_vocab, corpus.target),
   )
   if not any(side.vocabulary.sample for side in sides):
     return None
   empty = np.zeros(0, np.int32)
 
-  def segment_row(epoch: int, row: int, bucket: tuple[int, int]) -> list[np.ndarray]:
-    plain = [side.ids[side.offsets[row] : side.offsets[row + 1]] for side in sides]
+  def segment_row(
+    epoch: int, row: int, bucket: tuple[int, int], plain: tuple[np.ndarray, np.ndarray]
+  ) -> Sequence[np.ndarray]:
     sampled = list(plain)
     for i, side in enumerate(sides):
       if side.vocabulary.sample:
@@ -65,7 +64,11 @@ def make_resegmenter(
     return sampled if fits else plain
 
   def resegment(epoch: int, rows: np.ndarray, bucket: tuple[int, int]) -> EncodedCorpus:
-    pairs = [segment_row(epoch, int(row), bucket) if row >= 0 else [empty, empty] for row in rows]
+    split, positions = encoded.read(rows)
+    pairs = [
+      segment_row(epoch, int(row), bucket, split.row(int(position))) if row >= 0 else [empty, empty]
+      for row, position in zip(rows, positions, strict=True)
+    ]
     columns = []
     for ids in zip(*pairs, strict=True):
       columns += [np.concatenate(ids), np.cumsum([0, *map(len, ids)], dtype=np.int64)]

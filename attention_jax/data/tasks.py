@@ -12,11 +12,11 @@ from attention_jax.data import vocab
 from attention_jax.data.batching import BATCH_UNITS
 from attention_jax.data.encoding import (
   Buckets,
-  EncodedCorpus,
+  EncodedSplit,
   assign_buckets,
   check_buckets,
   describe_corpus,
-  encode,
+  encode_split,
 )
 from attention_jax.data.splits import SPLITS
 from attention_jax.data.text import Corpus, Links, from_pairs, parallel_paths, read_parallel, read_tsv
@@ -31,14 +31,14 @@ class TranslationData(NamedTuple):
     source_vocab: the vocabulary of the source.
     target_vocab: the vocabulary of the target.
     corpora: the splits as text.
-    encoded: the splits as ids.
+    encoded: the splits as ids, in memory or on disk.
     report: lines that describe vocabularies and splits.
   """
 
   source_vocab: vocab.Vocabulary
   target_vocab: vocab.Vocabulary
   corpora: dict[str, Corpus]
-  encoded: dict[str, EncodedCorpus]
+  encoded: dict[str, EncodedSplit]
   report: list[str]
 
 
@@ -131,12 +131,20 @@ def tfds(folder: str, *, name: str, source: str | None = None, target: str | Non
   return translation_sets.read(folder, name, source, target)
 
 
+def prepared(folder: str) -> dict[str, Corpus]:
+  """A data set that `experiments.prepare` wrote to `folder`: its training split stays on disk."""
+  from attention_jax.data.prepared import read_prepared
+
+  return read_prepared(folder)
+
+
 TASKS: Mapping[str, Callable[..., dict[str, Corpus]]] = {
   'dates': dates,
   'records': records,
   'text': text,
   'tsv': tsv,
   'tfds': tfds,
+  'prepared': prepared,
 }
 
 
@@ -161,7 +169,7 @@ def load_vocabularies(config: Mapping[str, Any], run_folder: str) -> tuple[vocab
   Raises:
     UserError: if the folder has none.
   """
-  by_side = {side: vocab.load_stored(config['vocabulary'], run_folder, side) for side in _columns_by_side(config)}
+  by_side = {side: vocab.load_stored(config['vocabulary'], run_folder, side) for side in columns_by_side(config)}
   if missing := [side for side, vocabulary in by_side.items() if vocabulary is None]:
     raise UserError(f'{run_folder}: contains no {" and no ".join(missing)} vocabulary; was a run started there?')
   return _source_and_target(by_side)
@@ -195,7 +203,7 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> TranslationData:
   corpora = load_corpora(config)
   by_side, report = _load_or_train_vocabularies(config, corpora['train'], run_folder)
   source_vocab, target_vocab = _source_and_target(by_side)
-  encoded = {split: encode(corpus, source_vocab, target_vocab) for split, corpus in corpora.items()}
+  encoded = {split: encode_split(corpus, source_vocab, target_vocab) for split, corpus in corpora.items()}
   for split, corpus in corpora.items():
     report += describe_corpus(split, corpus, encoded[split], buckets, (len(source_vocab), len(target_vocab)))
     _check_fits(encoded[split], buckets, report[-1])
@@ -210,8 +218,11 @@ def _load_or_train_vocabularies(
 ) -> tuple[dict[str, vocab.Vocabulary], list[str]]:
   """The vocabulary of each side, and a line of report for each."""
   spec = config['vocabulary']
-  sides = _columns_by_side(config)
-  by_side = {side: vocab.load_stored(spec, run_folder, side) if run_folder else None for side in sides}
+  sides = columns_by_side(config)
+  if train.prepared is not None:
+    train.prepared.check_config(config)
+  folder = run_folder or (train.prepared and str(train.prepared.folder))
+  by_side = {side: vocab.load_stored(spec, folder, side) if folder else None for side in sides}
   report = []
   for side, columns in sides.items():
     origin = 'stored'
@@ -223,7 +234,7 @@ def _load_or_train_vocabularies(
   return by_side, report
 
 
-def _check_fits(encoded: EncodedCorpus, buckets: Buckets, description: str) -> None:
+def _check_fits(encoded: EncodedSplit, buckets: Buckets, description: str) -> None:
   """Raises UserError, which begins with a description of the split, if no row fits a bucket."""
   if np.all(assign_buckets(encoded, buckets) < 0):
     raise UserError(f'{description}; enlarge config.data.buckets={buckets}')
@@ -234,14 +245,14 @@ def save_vocabularies(
 ) -> list[str]:
   """Stores both vocabularies where `load` reads them; returns the names of the files."""
   names = []
-  for side in _columns_by_side(config):
+  for side in columns_by_side(config):
     path = (target_vocab if side == 'target' else source_vocab).save(run_folder, side)
     names.append(os.path.basename(path))
   return names
 
 
-def _columns_by_side(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-  """The vocabularies of a config, and the columns of the corpus that each one covers."""
+def columns_by_side(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+  """Returns the vocabularies of a config, and the columns of the corpus that each one covers."""
   if config['shared_vocabulary']:
     return {'shared': ('source', 'target')}
   return {'source': ('source',), 'target': ('target',)}
@@ -252,7 +263,7 @@ def _source_and_target(by_side: Mapping[str, vocab.Vocabulary]) -> tuple[vocab.V
   return shared or by_side['source'], shared or by_side['target']
 
 
-def get_split(data: TranslationData, split: str) -> tuple[Corpus, EncodedCorpus]:
+def get_split(data: TranslationData, split: str) -> tuple[Corpus, EncodedSplit]:
   """Returns one split as text and as ids.
 
   Raises:

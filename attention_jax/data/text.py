@@ -5,7 +5,7 @@ Nothing is dropped silently: `Corpus.report` lists what was left out, with its l
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attention_jax.data.files import read_lines
 from attention_jax.data.urls import is_url, url_exists
@@ -29,16 +29,18 @@ class Corpus(NamedTuple):
     lines: the 1-based line number of each row in that file; None: row i is line i + 1.
     report: lines that describe what reading left out.
     possible: the possible links of each row, the sure ones among them; None: those in `links`.
+    prepared: the ids of the rows, if they are on disk: a prepared.PreparedSplit. None if the rows are in memory.
   """
 
-  source: list[str]
-  target: list[str]
+  source: Sequence[str]
+  target: Sequence[str]
   links: list[Links] | None = None
   level: str = 'word'
   name: str = ''
   lines: Sequence[int] | None = None
   report: tuple[str, ...] = ()
   possible: list[Links] | None = None
+  prepared: Any = None
 
   def line(self, row: int) -> int:
     """Returns the line number of a row in its file."""
@@ -60,10 +62,15 @@ def read_parallel(source: str, target: str) -> Corpus:
   sources = read_lines(source)
   targets = read_lines(target)
   if len(sources) != len(targets):
-    raise UserError(
-      f'{source} has {len(sources)} lines but {target} has {len(targets)}; parallel files have one line per pair'
-    )
+    raise unequal_lengths_error(source, target, len(sources), len(targets))
   return from_pairs(sources, targets, name=source, report_name=f'{source}, {target}')
+
+
+def unequal_lengths_error(source: str, target: str, source_lines: int, target_lines: int) -> UserError:
+  """Returns the error of parallel files that differ in their number of lines."""
+  return UserError(
+    f'{source} has {source_lines} lines but {target} has {target_lines}; parallel files have one line per pair'
+  )
 
 
 def parallel_paths(prefix: str, source: str, target: str) -> tuple[str, str]:
@@ -91,14 +98,19 @@ def read_tsv(path: str, level: str = 'word') -> Corpus:
   """
   rows = [line.split('\t') for line in read_lines(path)]
   for number, row in enumerate(rows, 1):
-    if len(row) > 3 or (len(row) == 1 and row[0].strip()):
-      raise UserError(f'{path}:{number}: {format_count(len(row), "column")}; {_COLUMNS}')
+    check_columns(path, number, row)
   sources = [row[0] for row in rows]
   targets = [row[1] if len(row) > 1 else '' for row in rows]
   links = None
   if any(len(row) == 3 for row in rows):
     links = [row[2] if len(row) == 3 else '' for row in rows]
   return from_pairs(sources, targets, links, level=level, name=path)
+
+
+def check_columns(path: str, number: int, row: Sequence[str]) -> None:
+  """Raises UserError if a row of a table has too many columns, or only one."""
+  if len(row) > 3 or (len(row) == 1 and row[0].strip()):
+    raise UserError(f'{path}:{number}: {format_count(len(row), "column")}; {_COLUMNS}')
 
 
 def from_pairs(

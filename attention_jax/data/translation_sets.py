@@ -7,7 +7,9 @@ from attention_jax.data.tfds_sets import open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
 
 
-def read(folder: str, name: str, source: str | None, target: str | None) -> dict[str, Corpus]:
+def read(
+  folder: str, name: str, source: str | None, target: str | None, without_train: bool = False
+) -> dict[str, Corpus]:
   """Reads the splits of a data set.
 
   Args:
@@ -15,6 +17,7 @@ def read(folder: str, name: str, source: str | None, target: str | None) -> dict
     name: the name of the data set.
     source: the source language; None reads it from the name.
     target: the target language; None reads it from the name.
+    without_train: whether the training split is left out.
 
   Returns:
     A corpus for each split that the data set has.
@@ -26,7 +29,27 @@ def read(folder: str, name: str, source: str | None, target: str | None) -> dict
   builder = open_tfds_set(folder, name)
   source, target = _choose_languages(name, source, target, sorted(builder.info.features))
   parts = tfds_split_parts(builder, name, None)
+  if without_train:
+    del parts['train']
   return {split: _read_split(builder, part, source, target) for split, part in parts.items()}
+
+
+class TrainingPairs:
+  """The training split of a data set, whose pairs are read when they are used; line breaks inside texts are spaces."""
+
+  def __init__(self, folder: str, name: str, source: str | None, target: str | None):
+    builder = open_tfds_set(folder, name)
+    self._languages = _choose_languages(name, source, target, sorted(builder.info.features))
+    self._rows = builder.as_data_source(split=tfds_split_parts(builder, name, None)['train'])
+    self.name = f'{builder.info.full_name} train'
+
+  def __len__(self) -> int:
+    return len(self._rows)
+
+  def __getitem__(self, row: int) -> tuple[str, str]:
+    example = self._rows[row]
+    source, target = (_as_line(example[language].decode('utf-8')) for language in self._languages)
+    return source, target
 
 
 def _choose_languages(name: str, source: str | None, target: str | None, languages: list[str]) -> tuple[str, str]:
@@ -50,7 +73,7 @@ def _read_split(builder: Any, split: str, source: str, target: str) -> Corpus:
   for example in builder.as_data_source(split=split):
     for language, column in columns.items():
       text = example[language].decode('utf-8')
-      line = text.replace('\r', ' ').replace('\n', ' ')  # a corpus has one line per text
+      line = _as_line(text)
       num_broken += line != text
       column.append(line)
   corpus = from_pairs(columns[source], columns[target], name=name)
@@ -58,3 +81,8 @@ def _read_split(builder: Any, split: str, source: str, target: str) -> Corpus:
     return corpus
   note = f'{name}: line breaks inside {format_count(num_broken, "text")} read as spaces'
   return corpus._replace(report=(*corpus.report, note))
+
+
+def _as_line(text: str) -> str:
+  """A text without line breaks, as a corpus has one line per text."""
+  return text.replace('\r', ' ').replace('\n', ' ')

@@ -2,11 +2,12 @@
 
 import collections
 import io
+import itertools
 import json
 import os
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Annotated, Any, NamedTuple, Protocol
 
 from attention_jax.atomic import write_bytes
@@ -233,9 +234,9 @@ def _train_sentencepiece(
   import sentencepiece
 
   if max_lines:
-    lines = list(lines)
+    lines = lines if isinstance(lines, Sized) else list(lines)
     stride = -(-len(lines) // max_lines) or 1
-    lines = lines[::stride]
+    lines = itertools.islice(lines, 0, None, stride)
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
@@ -343,7 +344,7 @@ def load_stored(spec: str, folder: str, side: str) -> Vocabulary | None:
   except OSError as error:
     raise UserError(f'{path}: cannot be read ({error.strerror})') from None
   except (ValueError, LookupError, TypeError, RuntimeError) as error:
-    reason = ' '.join(str(error).split())
+    reason = ' '.join(str(error).split())[:200]
     raise UserError(f"{path}: not a stored vocabulary of kind '{name}', or damaged ({reason})") from None
 
 

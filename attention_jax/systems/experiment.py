@@ -11,7 +11,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from attention_jax.data.batching import StackedBatches
-from attention_jax.data.pipeline import stream
+from attention_jax.data.pipeline import first_of_each_shape, stream
 from attention_jax.errors import UserError, choose
 from attention_jax.inference.metrics import MetricSummary, MetricValue, aggregate_runs
 from attention_jax.systems.base import BatchSequence, Config, Log, System
@@ -150,6 +150,7 @@ def _fit(
   options = {
     'loss': system.loss,
     'params': initializer,
+    'shapes': lambda start, stop: first_of_each_shape(batches[0], start, stop),
     'evaluate': _make_validation(system),
     'direction': 'max' if selectable_metrics(config)[training.select] else 'min',
     'mesh': system.training_mesh,

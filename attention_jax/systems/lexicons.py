@@ -35,7 +35,7 @@ def load_or_make_lexicon(folder: str | None, load_data: Callable[[], Translation
   if stored and trained_on in (None, stored.digest):
     return stored
   data = load_data()
-  digest = fingerprint.compute_digests({'train': data.encoded['train']})['train']
+  digest = fingerprint.compute_digests({'train': data.encoded['train'].identity})['train']
   if trained_on not in (None, digest):
     raise UserError(
       f'{folder} was trained on other data than those of config.data now; the lexicon of a shortlist has to be made '
@@ -57,5 +57,5 @@ def _training_digest(folder: str | None) -> str | None:
     return None
   try:
     return json.loads(path.read_text('utf-8')).get('train')
-  except (OSError, ValueError, AttributeError) as error:
+  except (OSError, ValueError, AttributeError, RecursionError) as error:
     raise UserError(f'cannot read {path}: {" ".join(str(error).split())}') from error

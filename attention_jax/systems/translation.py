@@ -233,7 +233,7 @@ class TranslationSystem(System):
 
   @property
   def arrays(self) -> Mapping[str, Any]:
-    return self.data.encoded
+    return {split: encoded.identity for split, encoded in self.data.encoded.items()}
 
   @property
   def implementation(self) -> str:
@@ -271,7 +271,7 @@ class TranslationSystem(System):
     _check_lengths(self.config, self.data, self.model, self.loss)
     train = self.data.encoded['train']
     if not self.model.output.generates and train.num_uncopyable_tokens:
-      share = train.num_uncopyable_tokens / len(train.target)
+      share = train.num_uncopyable_tokens / train.num_tokens[1]
       output = self.config['model']['output']
       log(f'{share:.1%} of the training target tokens do not occur in their source; output {output!r} cannot emit them')
 

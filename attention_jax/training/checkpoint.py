@@ -259,10 +259,10 @@ class Checkpoints:
     """The last step that was saved of each kind."""
     path = self.folder / SAVED_FILE
     try:
-      return json.loads(path.read_text('utf-8'))
+      return dict(json.loads(path.read_text('utf-8')))
     except FileNotFoundError:
       return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
       raise UserError(
         f'cannot read {path}: {" ".join(str(error).split())}; delete it to continue without it'
       ) from error

@@ -29,8 +29,8 @@ def check_file_digests(folder: str | Path) -> None:
         changes.append(f'{name} has changed')
     except FileNotFoundError:
       changes.append(f'{name} is missing')
-    except OSError as error:
-      changes.append(f'{name} cannot be read ({error.strerror})')
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
+      changes.append(f'{name} cannot be read ({getattr(error, "strerror", None) or error})')
   if changes:
     raise UserError(
       f'{folder} is not as the run stored it: {", ".join(changes)}; restore what it was, or delete '
@@ -72,7 +72,7 @@ def _read(folder: Path) -> dict[str, str]:
     return dict(json.loads(path.read_text('utf-8')))
   except (FileNotFoundError, NotADirectoryError):
     return {}
-  except (OSError, ValueError, TypeError) as error:
+  except (OSError, ValueError, TypeError, RecursionError) as error:
     raise UserError(f'cannot read {path}: {" ".join(str(error).split())}; delete it to check no digests') from error
 
 

@@ -38,7 +38,7 @@ def check_digests(folder: str | Path, digests: Mapping[str, str], log: Callable[
   try:
     stored = json.loads(path.read_text('utf-8'))
     changed = [name for name in stored.keys() | digests.keys() if stored.get(name) != digests.get(name)]
-  except (OSError, ValueError, AttributeError) as error:
+  except (OSError, ValueError, AttributeError, RecursionError) as error:
     raise UserError(f'cannot read {path}: {" ".join(str(error).split())}') from error
   if changed:
     raise UserError(

@@ -108,10 +108,10 @@ def read_config(folder: str | Path) -> dict[str, Any]:
   """
   path = Path(folder).absolute() / CONFIG
   try:
-    return json.loads(path.read_text('utf-8'))
+    return dict(json.loads(path.read_text('utf-8')))
   except FileNotFoundError as error:
     raise UserError(f'{folder} holds no {CONFIG}; expected the folder of a training run') from error
-  except (OSError, ValueError) as error:
+  except (OSError, ValueError, TypeError, RecursionError) as error:
     raise UserError(f'cannot read {path}: {" ".join(str(error).split())}') from error
 
 

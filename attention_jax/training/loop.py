@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from jax.sharding import Mesh
 
 from attention_jax.errors import choose
 from attention_jax.specs import Count, Fraction, NonNegative, Size, check_fields
+from attention_jax.training.ahead import CompileAhead
 from attention_jax.training.anneal import apply_schedules, make_anneal
 from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.clock import TrainingClock
@@ -31,7 +33,7 @@ from attention_jax.training.incidents import BatchRecorder
 from attention_jax.training.loss import Loss
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import constrain, make_mesh, state_shardings
-from attention_jax.training.state import TrainState, init_state
+from attention_jax.training.state import TrainState, describe_state, init_state
 from attention_jax.training.step import TrainStep, make_train_step
 from attention_jax.training.writers import JsonLines, Progress, TensorBoard
 
@@ -112,6 +114,11 @@ class FitResult(NamedTuple):
   compilations: int
 
 
+def no_batches(start: int, stop: int) -> Iterable:
+  """No batches, whose shapes could be compiled before they are needed."""
+  return ()
+
+
 def train_loop(
   train_step: Callable,
   state: TrainState,
@@ -155,6 +162,7 @@ def fit(
   loss: Loss,
   params: Callable[[int], Any],
   stream: Callable[[int, int], Iterable],
+  shapes: Callable[[int, int], Iterable] = no_batches,
   evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None,
   direction: str = 'min',
   mesh: Mesh | None = None,
@@ -170,6 +178,8 @@ def fit(
     loss: the loss to minimise.
     params: seed -> initial parameters; called for values only if there is no checkpoint.
     stream: (start, stop) -> the batches of steps `start` to `stop` - 1, a pure function of the step.
+    shapes: (start, stop) -> the first batch of each shape among those batches, in their order. The later ones are
+      compiled in a thread while training runs on those that are ready.
     evaluate: state -> metrics by name, among them `training.select`; see state.evaluation_params.
     direction: 'min' if a lower value of `training.select` is better, 'max' if a higher one is.
     mesh: the mesh of the devices; by default all.
@@ -197,7 +207,9 @@ def fit(
     if reason:
       return FitResult(state, reason, best, 0)
 
-    writers = _open_writers(Path(folder), start, training.steps, stack)
+    compile_for = functools.partial(train_step.compile_for, describe_state(state))
+    ahead = stack.enter_context(CompileAhead(compile_for, shapes(start, training.steps)))
+    writers = _open_writers(Path(folder), start, training.steps, ahead.describe, stack)
     clock = TrainingClock()
     evaluator = None
     if evaluate:
@@ -222,7 +234,12 @@ def fit(
       interrupts,
       CheckpointSaver(training.checkpoint_every, checkpoints, clock, host_values),
     ]
-    timed_step = clock.timed_step(train_step, train_step.compilations)
+
+    def make_update(state, batch):
+      ahead.wait_for(batch)
+      return train_step(state, batch)
+
+    timed_step = clock.timed_step(make_update, train_step.compilations)
     state, reason = train_loop(timed_step, state, clock.timed_stream(stream), hooks, start, training.steps)
     if jax.process_index() == 0:
       print(clock.describe())
@@ -356,9 +373,11 @@ def make_guard(
   return FiniteGuard(intervals, checkpoints, seeds, recorder=recorder, skips=training.on_nonfinite == 'skip')
 
 
-def _open_writers(folder: Path, start: int, stop: int, stack: contextlib.ExitStack) -> list[Writer]:
+def _open_writers(
+  folder: Path, start: int, stop: int, activity: Callable[[], str], stack: contextlib.ExitStack
+) -> list[Writer]:
   """The writers of a run, which `stack` closes; only the first process writes."""
   if jax.process_index() > 0:
     return []
-  writers = [Progress(start, stop), JsonLines(folder, start), TensorBoard(folder, start)]
+  writers = [Progress(start, stop, activity), JsonLines(folder, start), TensorBoard(folder, start)]
   return [stack.enter_context(contextlib.closing(writer)) for writer in writers]

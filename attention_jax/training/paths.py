@@ -16,7 +16,7 @@ def run_path(folder: str | Path) -> Path:
   """
   name = str(folder)
   if '://' in name or name.startswith(('http:', 'https:', 'file:')):
-    raise UserError(f"'{name}' is a URL; expected a folder")
+    raise UserError(f"'{name}' is a URL; expected a folder of a file system that is mounted")
   if name == '-':
     raise UserError("'-' stands for no folder; expected the path of one")
   try:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from attention_jax.training.ahead import CompileAhead
 from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.clock import TrainingClock
 from attention_jax.training.hooks import (
@@ -26,11 +27,11 @@ from attention_jax.training.hooks import (
   is_due,
 )
 from attention_jax.training.incidents import BatchRecorder
-from attention_jax.training.loop import Training, make_evaluator, make_guard, train_loop
+from attention_jax.training.loop import Training, make_evaluator, make_guard, no_batches, train_loop
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.side_by_side import prepare_side_by_side
-from attention_jax.training.state import TrainState
+from attention_jax.training.state import TrainState, describe_state
 from attention_jax.training.writers import JsonLines, Progress, TensorBoard
 
 
@@ -61,6 +62,7 @@ class SeedRuns:
     select_run: (states, i) -> the state of run i.
     make_run_evaluator: builds the evaluation hook of a run from `checkpoints`, `writers` and `best`; None for no
       evaluation.
+    activity: describes what takes time beside updates, for the progress line.
     stack: the exit stack that closes the checkpoints and writers.
 
   Attributes:
@@ -77,6 +79,7 @@ class SeedRuns:
     start: int,
     select_run: Callable[[TrainState, int], TrainState],
     make_run_evaluator: Callable[..., Evaluator] | None,
+    activity: Callable[[], str],
     stack: contextlib.ExitStack,
   ):
     def enter(closable):
@@ -88,7 +91,7 @@ class SeedRuns:
     self._select_run = select_run
     self._checkpoints = [enter(Checkpoints(path, training.keep, training.checkpoint_every)) for path in folders]
     self._writers = [[enter(JsonLines(path, start)), enter(TensorBoard(path, start))] for path in folders]
-    self._progress = enter(Progress(start, training.steps))
+    self._progress = enter(Progress(start, training.steps, activity))
     self._evaluators = []
     if make_run_evaluator:
       for checkpoints, writers, seed, run_best in zip(self._checkpoints, self._writers, seeds, best, strict=True):
@@ -149,6 +152,7 @@ def fit_seeds(
   loss: Loss,
   params: Callable[[int], Any],
   stream: Callable[[int, int], Iterable],
+  shapes: Callable[[int, int], Iterable] = no_batches,
   evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None,
   direction: str = 'min',
   mesh: Mesh | None = None,
@@ -164,6 +168,7 @@ def fit_seeds(
     loss: the loss to minimise.
     params: seed -> initial parameters; called for values only if there is no checkpoint.
     stream: (start, stop) -> batches with a leading axis of runs; see batching.StackedBatches.
+    shapes: as for `loop.fit`: batches of one run, without that axis.
     evaluate: as for `loop.fit`, of one run at a time.
     direction: as for `loop.fit`.
     mesh: the mesh of the devices; by default all.
@@ -197,7 +202,11 @@ def fit_seeds(
     make_run_evaluator = None
     if evaluate:
       make_run_evaluator = functools.partial(make_evaluator, training, evaluate, direction, clock=clock)
-    runs = SeedRuns(folders, seeds, training, best, stopped, start, side_by_side.select, make_run_evaluator, stack)
+    compile_for = functools.partial(side_by_side.compile_for, describe_state(states))
+    ahead = stack.enter_context(CompileAhead(compile_for, shapes(start, training.steps)))
+    runs = SeedRuns(
+      folders, seeds, training, best, stopped, start, side_by_side.select, make_run_evaluator, ahead.describe, stack
+    )
     hooks = [  # in the order of loop.fit
       make_guard(training, evaluate, checkpoints, BatchRecorder(folder, stream), seeds),
       MetricsLogger(training.log_every, [runs.write], clock, side_by_side.compilations),
@@ -207,6 +216,7 @@ def fit_seeds(
     ]
 
     def step_live_runs(states, batch):
+      ahead.wait_for(jax.tree.map(lambda x: x[0], batch))
       return side_by_side(states, batch, runs.live)
 
     timed_step = clock.timed_step(step_live_runs, side_by_side.compilations)

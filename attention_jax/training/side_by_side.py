@@ -48,6 +48,15 @@ class SideBySide(abc.ABC):
     """Returns the states that `stack` has stacked."""
 
   @abc.abstractmethod
+  def compile_for(self, states: Any, batch: Any) -> None:
+    """Compiles the update for the shapes of a batch of one run, see TrainStep.compile_for.
+
+    Args:
+      states: what `describe_state` returns for the states.
+      batch: a batch of one run.
+    """
+
+  @abc.abstractmethod
   def compilations(self) -> int:
     """Returns how many batch shapes have been compiled so far."""
 
@@ -80,6 +89,10 @@ class Stacked(SideBySide):
 
   def unstack(self, stacked):
     return stacked
+
+  def compile_for(self, states, batch):
+    runs = len(self._train_step.root)
+    self._train_step.compile_for(states, jax.tree.map(lambda x: np.stack([x] * runs), batch))
 
   def compilations(self):
     return self._train_step.compilations()
@@ -132,6 +145,9 @@ class Separate(SideBySide):
       jax.tree.map(lambda x, like, i=i: jax.device_put(x[i], like.sharding), stacked, shapes)
       for i in range(len(self._train_steps))
     ]
+
+  def compile_for(self, states, batch):
+    self._train_steps[0].compile_for(states[0], batch)
 
   def compilations(self):
     return self._train_steps[0].compilations()

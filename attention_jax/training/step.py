@@ -80,6 +80,16 @@ class TrainStep:
     live = np.ones(len(self.root), bool) if live is None else live
     return self.update.apply_gradients(state, sums, gradients, jax.device_put(live, self.root.sharding))
 
+  def compile_for(self, state: TrainState, batch: Any) -> None:
+    """Compiles the gradients for the shapes of a batch; a call with such shapes then uses that program.
+
+    Args:
+      state: shapes, dtypes and shardings of the state, see `state.describe_state`.
+      batch: a batch.
+    """
+    batch = shard_batch(batch, self.mesh, self.accumulate, self.rule)
+    self.update.compute_gradients.lower(self.root, state.step, state.params, state.running, batch).compile()
+
   def with_seed(self, seed: int) -> 'TrainStep':
     """Returns the training step of one run with another seed, which shares the compiled programs."""
     return dataclasses.replace(self, root=jax.device_put(_root_key_data(seed), self.root.sharding))

@@ -8,7 +8,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ def _parse(path: Path, content: bytes) -> list[dict[str, Any]]:
     try:
       record = json.loads(line)
       record['step'] = int(record['step'])
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
       raise UserError(f'{path}:{number}: not a record of metrics; restore the file, or move it away') from error
     records.append(record)
   return records
@@ -145,10 +145,12 @@ class Progress:
   Args:
     start: the step that the run starts from.
     stop: the last step of the run.
+    activity: returns what takes time beside updates, such as 'compiling shape 3 of 7', or ''.
   """
 
-  def __init__(self, start: int, stop: int):
+  def __init__(self, start: int, stop: int, activity: Callable[[], str] = lambda: ''):
     self._stop = stop
+    self._activity = activity
     self._console = rich.console.Console(highlight=False)
     self._console.print(f'{"resuming" if start else "starting"} at step {start} of {stop}')
     # The time left is extrapolated from the first record on: evaluations count, the first compilation does not.
@@ -161,8 +163,8 @@ class Progress:
     self._task = self._progress.add_task('compiling', total=stop, completed=start)
     self._progress.start()
     self._first_record = threading.Event()
-    if not self._console.is_terminal:
-      threading.Thread(target=self._report_waiting, daemon=True).start()
+    report = self._show_waiting if self._console.is_terminal else self._report_waiting
+    threading.Thread(target=report, daemon=True).start()
 
   def __call__(self, step: int, record: Record) -> None:
     self._first_record.set()
@@ -173,6 +175,8 @@ class Progress:
       self._progress.update(self._task, completed=step)
       words.append(f'left {self._time_left()}')
     words += [f'{label} {_format(record[name])}' for name, label in labels.items() if name in record]
+    if is_training and (activity := self._activity()):
+      words.append(activity)
     line = '  '.join(words)
     if is_training and self._console.is_terminal:
       self._progress.update(self._task, description=line)
@@ -190,8 +194,14 @@ class Progress:
     interval = FIRST_REPORT
     while not self._first_record.wait(interval):
       seconds = time.monotonic() - start
-      self._console.print(f'compiling the update, or making the first ones, for {seconds:.0f} s')
+      activity = self._activity() or 'compiling the update'
+      self._console.print(f'{activity}, or making the first updates, for {seconds:.0f} s')
       interval *= 2
+
+  def _show_waiting(self) -> None:
+    """Shows on a terminal what is compiled until the first record."""
+    while not self._first_record.wait(1.0):
+      self._progress.update(self._task, description=self._activity() or 'compiling')
 
   def _time_left(self) -> str:
     """'0:01:05', or '-:--:--' after the first record."""

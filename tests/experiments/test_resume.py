@@ -1,19 +1,17 @@
-"""A run that was killed at any moment and resumed ends with the results of an uninterrupted one."""
+"""A run that was killed at any moment and resumed ends with the results of an uninterrupted one.
 
-import json
+`make chaos` makes 200 kills (chaos.py); the test here that makes 20 of them runs in `make test-all`.
+"""
+
 import random
 import signal
 import time
 
-import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
 
-from attention_jax.systems.runs import open_run
-from attention_jax.training.writers import read_metrics
+from tests.experiments.chaos import Chaos, check_same_params, comparable_records
 from tests.experiments.helpers import start_training, tiny_arguments
-
-MACHINE_DEPENDENT = {'train/tokens_per_second', 'train/steps_per_second', 'train/compilations'}
+from tests.experiments.train_every_system import CONFIGS
 
 
 def wait(process):
@@ -38,24 +36,17 @@ def test_a_run_killed_at_any_moment_resumes_exactly(task, tmp_path):
     codes.append(process.returncode)
   wait(start_training(*tiny_arguments(task, tmp_path / 'run', *longer)))
   assert -signal.SIGKILL in codes
-  for kind in ('latest', 'best'):
-    uninterrupted = open_run(tmp_path / 'uninterrupted', kind)
-    resumed = open_run(tmp_path / 'run', kind)
-    assert uninterrupted.step == resumed.step
-    resumed_params = flatten_dict(resumed.params, sep='/')
-    for name, value in flatten_dict(uninterrupted.params, sep='/').items():
-      assert np.array_equal(value, resumed_params[name]), name
+  check_same_params(tmp_path / 'uninterrupted', tmp_path / 'run')
   for name in ('results.json', 'hypotheses.test.txt', 'config.json', 'vocabulary.source.json'):
     assert (tmp_path / 'uninterrupted' / name).read_bytes() == (tmp_path / 'run' / name).read_bytes()
   assert comparable_records(tmp_path / 'uninterrupted') == comparable_records(tmp_path / 'run')
 
 
-def comparable_records(folder):
-  """Returns the logged records without rates and compilations."""
-  return [
-    json.dumps({name: value for name, value in record.items() if name not in MACHINE_DEPENDENT})
-    for record in read_metrics(folder)
-  ]
+@pytest.mark.long
+@pytest.mark.parametrize('system', CONFIGS)
+def test_every_system_survives_random_kills(system, task, tmp_path):
+  counts = Chaos(system, tmp_path, task, kills=4, seed=random.randrange(1000)).run()
+  assert sum(counts.values()) == 4
 
 
 def test_an_interrupted_run_exits_with_its_own_status(task, tmp_path):

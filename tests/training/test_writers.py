@@ -80,8 +80,19 @@ def test_silence_before_the_first_record_is_reported(pipe, capsys, monkeypatch):
   progress(5, {'train/loss': 1.0, 'train/steps_per_second': 1.0})
   progress.close()
   lines = capsys.readouterr().out.splitlines()
-  reports = [line for line in lines if line.startswith('compiling the update, or making the first ones, for 0 s')]
+  reports = [line for line in lines if line.startswith('compiling the update, or making the first updates, for 0 s')]
   assert 2 <= len(reports) <= 6 and lines[-1].startswith('step 5/10')
+
+
+def test_progress_reports_what_is_compiled(pipe, capsys, monkeypatch):
+  monkeypatch.setattr(writers, 'FIRST_REPORT', 0.01)
+  progress = Progress(0, 10, lambda: 'compiling shape 3 of 7')
+  real_time.sleep(0.1)
+  progress(5, {'train/loss': 1.0, 'train/steps_per_second': 1.0})
+  progress.close()
+  lines = capsys.readouterr().out.splitlines()
+  assert 'compiling shape 3 of 7, or making the first updates, for 0 s' in lines
+  assert lines[-1].endswith('  compiling shape 3 of 7')
 
 
 def test_tensorboard_files_are_written(tmp_path):

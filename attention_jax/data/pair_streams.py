@@ -1,0 +1,173 @@
+"""Pairs of texts that are read one after the other, for training splits that are larger than memory."""
+
+import gzip
+import itertools
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO, NamedTuple
+
+from attention_jax.data import tasks, translation_sets
+from attention_jax.data.files import BYTE_ORDER_MARK, check_regular_file, invalid_utf8_error
+from attention_jax.data.text import Corpus, check_columns, parallel_paths, unequal_lengths_error
+from attention_jax.data.urls import is_url
+from attention_jax.errors import UserError
+from attention_jax.specs import bind
+
+Pair = tuple[str, str]
+
+
+class PairStream(NamedTuple):
+  """The training split of a task.
+
+  Attributes:
+    name: where the pairs come from, for messages.
+    pairs: yields (pair, share of the data read so far), from the first pair on whenever it is called. Blank pairs are
+      among them, so that the position of a pair is its line.
+    state: describes the files, so that a change between two readings is noticed.
+    notes: lines that describe what is left out.
+  """
+
+  name: str
+  pairs: Callable[[], Iterator[tuple[Pair, float]]]
+  state: list[Any]
+  notes: tuple[str, ...] = ()
+
+
+def open_pairs(config: Mapping[str, Any]) -> tuple[PairStream, dict[str, Corpus]]:
+  """Returns the training split of `config.data` as a stream, and its other splits.
+
+  Tasks without a row in STREAMS are read into memory.
+
+  Raises:
+    UserError: for a mistake in the config or in the files of the other splits.
+  """
+  name, read, options = bind(config['task'], tasks.TASKS, 'task')
+  folder = os.path.expanduser(config['folder'] or '')
+  if name in STREAMS:
+    return STREAMS[name](folder, **options)
+  corpora = read(folder, **options)
+  train = corpora.pop('train')
+  if train.prepared is not None:
+    raise UserError(f'{folder} is prepared already')
+  return _in_memory(train), corpora
+
+
+def _text(folder: str, *, train: Any, source: str | None = None, target: str | None = None, **splits: Any):
+  if isinstance(train, str) and source and target:
+    paths = parallel_paths(os.path.join(folder, os.path.expanduser(train)), source, target)
+  elif isinstance(train, tuple | list) and len(train) == 2:
+    paths = tuple(os.path.join(folder, os.path.expanduser(path)) for path in train)
+  else:
+    raise UserError(f"task 'text': train must be two paths, or a prefix with source and target, got {train!r}")
+
+  def pairs() -> Iterator[tuple[Pair, float]]:
+    source_lines, target_lines = map(iter_lines, paths)
+    counts = [0, 0]
+    for first, second in itertools.zip_longest(source_lines, target_lines):
+      counts[0] += first is not None
+      counts[1] += second is not None
+      if counts[0] == counts[1]:
+        yield (first[0], second[0]), first[1]
+    if counts[0] != counts[1]:
+      raise unequal_lengths_error(*paths, *counts)
+
+  others = tasks.text(folder, train=None, source=source, target=target, **splits)
+  return PairStream(paths[0], pairs, [_file_state(path) for path in paths]), others
+
+
+def _tsv(folder: str, *, train: str, level: str = 'word', **splits: Any):
+  path = os.path.join(folder, os.path.expanduser(train))
+
+  def pairs() -> Iterator[tuple[Pair, float]]:
+    for number, (line, share) in enumerate(iter_lines(path), 1):
+      columns = line.split('\t')
+      check_columns(path, number, columns)
+      yield (columns[0], columns[1] if len(columns) > 1 else ''), share
+
+  first_line, _ = next(iter_lines(path))
+  notes = _links_note(path) if first_line.count('\t') > 1 else ()
+  return PairStream(path, pairs, [_file_state(path)], notes), tasks.tsv(folder, train=None, level=level, **splits)
+
+
+def _tfds(folder: str, *, name: str, source: str | None = None, target: str | None = None):
+  rows = translation_sets.TrainingPairs(folder, name, source, target)
+
+  def pairs() -> Iterator[tuple[Pair, float]]:
+    for row in range(len(rows)):
+      yield rows[row], (row + 1) / len(rows)
+
+  others = translation_sets.read(folder, name, source, target, without_train=True)
+  return PairStream(rows.name, pairs, [rows.name, len(rows)]), others
+
+
+STREAMS: Mapping[str, Callable[..., tuple[PairStream, dict[str, Corpus]]]] = {
+  'text': _text,
+  'tsv': _tsv,
+  'tfds': _tfds,
+}
+
+
+def _in_memory(corpus: Corpus) -> PairStream:
+  def pairs() -> Iterator[tuple[Pair, float]]:
+    for row, pair in enumerate(zip(corpus.source, corpus.target, strict=True), 1):
+      yield pair, row / len(corpus.source)
+
+  notes = _links_note(corpus.name) if corpus.links else ()
+  return PairStream(corpus.name, pairs, [corpus.name, len(corpus.source)], notes)
+
+
+def _links_note(name: str) -> tuple[str, ...]:
+  return (f'{name}: the links of the training split are not prepared',)
+
+
+def iter_lines(path: str) -> Iterator[tuple[str, float]]:
+  """Yields the lines of a file as `files.read_lines` returns them, with the share of the file that was read.
+
+  Raises:
+    UserError: as `files.read_lines`.
+  """
+  try:
+    with _open(path) as raw, gzip.GzipFile(fileobj=raw) if path.endswith('.gz') else raw as file:
+      size = raw.seek(0, os.SEEK_END)
+      raw.seek(0)
+      if not size:
+        raise UserError(f'{path}: the file is empty')
+      for number, line in enumerate(file, 1):
+        yield _decode(line, path, number), raw.tell() / size
+  except FileNotFoundError:
+    raise UserError(f'{path}: no such file') from None
+  except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+    raise UserError(f'{path}: not a whole gzip file ({error})') from None
+  except UserError:
+    raise
+  except (OSError, ValueError) as error:
+    raise UserError(f'{path!r}: cannot be read ({getattr(error, "strerror", None) or error})') from None
+
+
+def _open(path: str) -> BinaryIO:
+  if is_url(path):
+    import fsspec
+
+    return fsspec.open(path, 'rb').open()
+  check_regular_file(path)
+  return open(path, 'rb')
+
+
+def _decode(line: bytes, path: str, number: int) -> str:
+  try:
+    text = line.decode('utf-8')
+  except UnicodeDecodeError as error:
+    raise invalid_utf8_error(path, number, error.start + 1, line[error.start]) from None
+  text = text.removesuffix('\n').removesuffix('\r')
+  return text.removeprefix(BYTE_ORDER_MARK) if number == 1 else text
+
+
+def _file_state(path: str) -> list[Any]:
+  if is_url(path):
+    import fsspec
+
+    system, name = fsspec.url_to_fs(path)
+    return [path, system.size(name)]
+  status = os.stat(path) if os.path.exists(path) else None
+  return [os.path.abspath(path), status and status.st_size, status and status.st_mtime_ns]

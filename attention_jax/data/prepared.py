@@ -1,0 +1,282 @@
+"""Prepared data sets: pairs of texts on disk, tokenised once, of which every batch reads its own rows.
+
+A folder holds the manifest, the vocabularies, the training split as ArrayRecord files with an index of lengths, and the
+other splits, which are small, as text. `preparing` writes it; the task `prepared` reads it.
+"""
+
+import functools
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+
+from attention_jax.data.encoding import EncodedCorpus
+from attention_jax.data.text import Corpus
+from attention_jax.errors import UserError
+
+MANIFEST = 'prepared.json'  # written last: a folder without it is not finished
+INDEX = 'train.index.npy'
+FORMAT = 1  # of the folder; raised by changes that older code cannot read
+VOCABULARY_FIELDS = ('vocabulary', 'shared_vocabulary')  # fields of config.data that decide about the ids
+HEADER = np.dtype('<u4')  # number of source tokens, of target tokens, and of bytes of the source text
+IDS = np.dtype('<i4')
+
+
+class Shard(NamedTuple):
+  """One file of rows.
+
+  Attributes:
+    name: name of the file.
+    rows: number of rows.
+    size: bytes of the file.
+    digest: digest of the rows.
+    tokens, unknown: number of source and target tokens, and of those that are out of vocabulary.
+    uncopyable: number of target tokens that do not occur in their source.
+  """
+
+  name: str
+  rows: int
+  size: int
+  digest: str
+  tokens: Sequence[int]
+  unknown: Sequence[int]
+  uncopyable: int
+
+
+class Row(NamedTuple):
+  """One pair: ids as in EncodedCorpus, and the texts."""
+
+  source: np.ndarray
+  target: np.ndarray
+  source_text: str
+  target_text: str
+
+
+def pack_row(source: np.ndarray, target: np.ndarray, source_text: str, target_text: str) -> bytes:
+  """Returns the record of a row."""
+  text = source_text.encode()
+  header = np.array([len(source), len(target), len(text)], HEADER)
+  return b''.join([header.tobytes(), source.astype(IDS).tobytes(), target.astype(IDS).tobytes(), text]) + (
+    target_text.encode()
+  )
+
+
+def _unpack_ids(record: bytes) -> tuple[np.ndarray, np.ndarray, int, int]:
+  """Source and target ids of a record, the offset of its source text, and the number of its bytes."""
+  num_source, num_target, num_bytes = map(int, np.frombuffer(record, HEADER, 3))
+  start = 3 * HEADER.itemsize
+  ids = np.frombuffer(record, IDS, num_source + num_target, start)
+  return ids[:num_source], ids[num_source:], start + ids.nbytes, num_bytes
+
+
+def unpack_row(record: bytes) -> Row:
+  """Returns the row of a record."""
+  source, target, start, size = _unpack_ids(record)
+  return Row(source, target, record[start : start + size].decode(), record[start + size :].decode())
+
+
+class PreparedSplit:
+  """A training split on disk, an EncodedSplit. Memory holds the lengths of all rows, 12 bytes each, and no tokens.
+
+  Args:
+    folder: the folder of a prepared data set.
+    manifest: the content of its manifest.
+
+  Raises:
+    UserError: for files that are missing or shorter than they were.
+  """
+
+  links = None
+
+  def __init__(self, folder: Path, manifest: Mapping[str, Any]):
+    self.folder = folder
+    self._manifest = manifest
+    self._shards = [Shard(**shard) for shard in manifest['shards']]
+    for shard in self._shards:
+      _check_size(folder / shard.name, shard.size)
+    self.rows = sum(shard.rows for shard in self._shards)
+    self._index = _read_index(folder / INDEX, self.rows)
+
+  @property
+  def lengths(self) -> tuple[np.ndarray, np.ndarray]:
+    """Source and target lengths [rows], EOS included."""
+    return self._index[:, 0], self._index[:, 1]
+
+  @property
+  def line_numbers(self) -> np.ndarray:
+    """The number of each row in the file that it came from, [rows]."""
+    return self._index[:, 2]
+
+  @property
+  def num_tokens(self) -> tuple[int, int]:
+    """Number of source and target tokens."""
+    return _add_sides(shard.tokens for shard in self._shards)
+
+  @property
+  def num_uncopyable_tokens(self) -> int:
+    """Number of target tokens that do not occur in their source."""
+    return sum(shard.uncopyable for shard in self._shards)
+
+  @property
+  def identity(self) -> np.ndarray:
+    """The digests of all rows."""
+    return np.frombuffer(''.join(shard.digest for shard in self._shards).encode(), np.uint8)
+
+  def num_unknown_tokens(self, vocab_sizes: tuple[int, int]) -> tuple[int, int]:
+    """Returns the number of source and of target tokens that are out of vocabulary."""
+    return _add_sides(shard.unknown for shard in self._shards)
+
+  def read(self, rows: np.ndarray) -> tuple[EncodedCorpus, np.ndarray]:
+    """Returns a split in memory that contains the rows, and their positions in it; those of filler rows are -1."""
+    is_row = rows >= 0
+    columns = [], []
+    for record in self.read_records(rows[is_row]):
+      source, target, *_ = _unpack_ids(record)
+      columns[0].append(source)
+      columns[1].append(target)
+    corpus = EncodedCorpus(*_concatenate(columns[0]), *_concatenate(columns[1]))
+    return corpus, np.where(is_row, np.cumsum(is_row) - 1, -1)
+
+  def read_records(self, rows: np.ndarray) -> Sequence[bytes]:
+    """Returns the records of some rows.
+
+    Raises:
+      UserError: for records that cannot be read.
+    """
+    try:
+      return self._records.__getitems__(rows.tolist()) if len(rows) else []
+    except Exception as error:  # ArrayRecord verifies the checksums of what it reads
+      raise UserError(f'{self.folder}: cannot read its rows ({" ".join(str(error).split())[:200]})') from error
+
+  def check_config(self, config: Mapping[str, Any]) -> None:
+    """Raises UserError if `config.data` has other vocabularies than the data set."""
+    for field in VOCABULARY_FIELDS:
+      if config[field] != self._manifest[field]:
+        raise UserError(
+          f'config.data.{field} is {config[field]!r}, but {self.folder} was prepared with {self._manifest[field]!r}'
+        )
+
+  @functools.cached_property
+  def _records(self) -> Any:
+    import grain
+
+    return grain.sources.ArrayRecordDataSource([str(self.folder / shard.name) for shard in self._shards])
+
+
+class PreparedLines(Sequence[str]):
+  """The texts of one side of a split on disk, each of which is read when it is used."""
+
+  def __init__(self, split: PreparedSplit, column: str):
+    self._split = split
+    self._column = column
+
+  def __len__(self) -> int:
+    return self._split.rows
+
+  @overload
+  def __getitem__(self, index: int) -> str: ...
+
+  @overload
+  def __getitem__(self, index: slice) -> list[str]: ...
+
+  def __getitem__(self, index: int | slice) -> str | list[str]:
+    rows = np.arange(len(self))[index]  # raises IndexError as a list does
+    lines = [getattr(unpack_row(record), self._column) for record in self._split.read_records(np.atleast_1d(rows))]
+    return lines if isinstance(index, slice) else lines[0]
+
+
+def read_prepared(folder: str) -> dict[str, Corpus]:
+  """Reads a prepared data set; the rows of its training split stay on disk.
+
+  Raises:
+    UserError: if the folder holds no finished one, or a damaged one.
+  """
+  path = Path(folder or '.').absolute()
+  manifest = read_manifest(path)
+  if manifest is None:
+    raise UserError(f'{path} holds no prepared data set (no {MANIFEST}); python -m experiments.prepare makes one')
+  try:
+    split = PreparedSplit(path, manifest)
+    lines = (PreparedLines(split, column) for column in ('source_text', 'target_text'))
+    report = tuple(manifest['report'])
+    train = Corpus(*lines, name=manifest['name'], lines=split.line_numbers, report=report, prepared=split)
+    return {'train': train} | {name: read_corpus(path / f'{name}.json') for name in manifest['splits']}
+  except (KeyError, TypeError) as error:
+    raise UserError(f'{path / MANIFEST}: not the manifest of a prepared data set ({error!r})') from error
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+  """Returns the manifest of a prepared data set; None if there is none.
+
+  Raises:
+    UserError: for a file that is no manifest, or that of another version.
+  """
+  path = folder / MANIFEST
+  try:
+    manifest = dict(json.loads(path.read_text('utf-8')))
+  except FileNotFoundError:
+    return None
+  except (OSError, ValueError, TypeError, RecursionError) as error:
+    raise UserError(f'cannot read {path}: {" ".join(str(error).split())}') from error
+  if manifest.get('format') != FORMAT:
+    raise UserError(f'{path} has format {manifest.get("format")!r}, expected {FORMAT}; prepare the data set again')
+  return manifest
+
+
+def corpus_as_json(corpus: Corpus) -> str:
+  """Returns a corpus in memory as JSON."""
+  fields = corpus._asdict() | {'lines': None if corpus.lines is None else [*map(int, corpus.lines)], 'prepared': None}
+  return json.dumps(fields, ensure_ascii=False)
+
+
+def read_corpus(path: Path) -> Corpus:
+  """Reads what `corpus_as_json` returned.
+
+  Raises:
+    UserError: for anything else.
+  """
+  try:
+    corpus = Corpus(**json.loads(path.read_text('utf-8')))
+    return corpus._replace(
+      links=_as_links(corpus.links), possible=_as_links(corpus.possible), report=tuple(corpus.report)
+    )
+  except (OSError, ValueError, TypeError, RecursionError) as error:
+    raise UserError(f'{path}: not a split of a prepared data set ({" ".join(str(error).split())})') from error
+
+
+def _as_links(rows: Sequence[Sequence[Sequence[int]]] | None) -> list[tuple[tuple[int, int], ...]] | None:
+  return rows and [tuple((source, target) for source, target in links) for links in rows]
+
+
+def _check_size(path: Path, size: int) -> None:
+  try:
+    found = os.path.getsize(path)
+  except OSError as error:
+    raise UserError(f'{path}: {error.strerror}; prepare the data set again') from error
+  if found != size:
+    raise UserError(f'{path} has {found} bytes, expected {size}; prepare the data set again')
+
+
+def _read_index(path: Path, rows: int) -> np.ndarray:
+  """Source length, target length and line number of each row, int32 [rows, 3]."""
+  try:
+    index = np.load(path, allow_pickle=False)
+  except (OSError, ValueError, EOFError) as error:
+    raise UserError(f'{path}: cannot be read ({" ".join(str(error).split())}); prepare the data set again') from error
+  if index.shape != (rows, 3) or index.dtype != np.int32:
+    raise UserError(f'{path} has shape {index.shape}, expected {(rows, 3)}; prepare the data set again')
+  return index
+
+
+def _add_sides(counts: Any) -> tuple[int, int]:
+  source, target = map(sum, zip(*counts, strict=True))
+  return source, target
+
+
+def _concatenate(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+  """Rows, concatenated, and their offsets."""
+  offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+  return (np.concatenate(rows) if rows else np.zeros(0, IDS)), offsets

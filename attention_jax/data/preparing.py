@@ -1,0 +1,352 @@
+"""Prepares a data set on disk: tokenises a training split once, shard by shard, so that an interruption loses little.
+
+Each shard is renamed into place when it is complete, together with its record (`train-00003.json`). The manifest
+is written last. What is prepared is a function of the config and the files, whatever the number of interruptions.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import filelock
+import numpy as np
+
+from attention_jax.atomic import is_unfinished, write_atomic, write_text
+from attention_jax.data import tasks, vocab
+from attention_jax.data.encoding import EncodedCorpus, encode
+from attention_jax.data.pair_streams import Pair, PairStream, open_pairs
+from attention_jax.data.prepared import (
+  FORMAT,
+  INDEX,
+  MANIFEST,
+  VOCABULARY_FIELDS,
+  Shard,
+  corpus_as_json,
+  pack_row,
+  read_manifest,
+)
+from attention_jax.data.text import Corpus, format_count, format_line_numbers
+from attention_jax.errors import UserError
+
+SHARD_ROWS = 100_000
+CHUNK_ROWS = 1_000  # pairs that are encoded at once
+REPORT_SECONDS = 10
+SHOWN_BLANKS = 6  # line numbers of blank pairs that are remembered of each shard
+LOCK = '.lock'
+REQUEST = 'preparing.json'  # what an unfinished folder is prepared from
+WRITER_OPTIONS = 'group_size:1,uncompressed'  # one row for each read; 2.5 times as fast to read as the default
+Log = Callable[[str], None]
+
+
+class _ShardRecord(NamedTuple):
+  """A finished shard, the pairs that were read up to its end, and the blank pairs among its own."""
+
+  shard: Shard
+  pairs_read: int
+  num_blank: int
+  blank_lines: Sequence[int]
+
+
+class _Line(NamedTuple):
+  """A pair that is blank on neither side, with its number from 1, and the share of the data read so far."""
+
+  number: int
+  pair: Pair
+  share: float
+
+
+def prepare(config: Mapping[str, Any], folder: str | Path, log: Log = print) -> Path:
+  """Prepares the data set of a config, or finishes an interrupted preparation.
+
+  Args:
+    config: the group `data` of the config of a translation system.
+    folder: the folder to write, new or that of an interrupted preparation of the same data set.
+    log: called with each line of progress.
+
+  Returns:
+    The absolute path of the folder.
+
+  Raises:
+    UserError: for mistakes in the config or the data, for a folder with other files, and while another process
+      prepares it.
+  """
+  folder = Path(folder).expanduser().absolute()
+  stream, others = open_pairs(config)
+  request = _request(config, stream)
+  if _is_finished(folder, request):
+    log(f'{folder} is prepared already')
+    return folder
+  _check_unfinished(folder, request)
+  folder.mkdir(parents=True, exist_ok=True)
+  with _lock(folder):
+    for path in filter(is_unfinished, folder.iterdir()):  # of a process that was killed
+      path.unlink()
+    write_text(folder / REQUEST, json.dumps(request, indent=2) + '\n')
+    vocabularies = _load_or_train_vocabularies(config, folder, stream, log)
+    _write_shards(folder, stream, *vocabularies, log)
+    _finish(folder, request, stream, others, log)
+  return folder
+
+
+def _request(config: Mapping[str, Any], stream: PairStream) -> dict[str, Any]:
+  fields = {'format': FORMAT, 'task': config['task'], 'name': stream.name, 'files': stream.state}
+  return json.loads(json.dumps(fields | {field: config[field] for field in VOCABULARY_FIELDS}))
+
+
+def _is_finished(folder: Path, request: Mapping[str, Any]) -> bool:
+  manifest = read_manifest(folder) if folder.is_dir() else None
+  if manifest is not None:
+    _check_same(folder, {name: manifest.get(name) for name in request}, request)
+  return manifest is not None
+
+
+def _check_unfinished(folder: Path, request: Mapping[str, Any]) -> None:
+  """Raises UserError for a folder that is not that of an interrupted preparation of the same data set."""
+  try:
+    names = [path.name for path in folder.iterdir() if path.name != LOCK and not is_unfinished(path)]
+    if REQUEST in names:
+      _check_same(folder, json.loads((folder / REQUEST).read_text('utf-8')), request)
+    elif names:
+      raise UserError(f'{folder} holds other files ({", ".join(sorted(names)[:3])}); choose an empty or new folder')
+  except FileNotFoundError:
+    return
+  except UserError:
+    raise
+  except (OSError, ValueError, RecursionError) as error:
+    raise UserError(f'cannot use {folder}: {getattr(error, "strerror", None) or error}') from error
+
+
+def _check_same(folder: Path, stored: Mapping[str, Any], request: Mapping[str, Any]) -> None:
+  different = [name for name in request if stored.get(name) != request[name]]
+  if different:
+    name = different[0]
+    raise UserError(
+      f'{folder} is prepared from other data: {name} is {stored.get(name)!r} there, {request[name]!r} now; '
+      'choose another folder'
+    )
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+  lock = filelock.FileLock(folder / LOCK, timeout=0)
+  try:
+    lock.acquire()
+  except filelock.Timeout as error:
+    raise UserError(f'another process is preparing {folder}') from error
+  try:
+    yield
+  finally:
+    lock.release()
+
+
+class _Lines:
+  """The lines of some columns of a stream, one column after the other, as a vocabulary is trained on them."""
+
+  def __init__(self, stream: PairStream, columns: Sequence[str]):
+    self._stream = stream
+    self._columns = columns
+
+  def __iter__(self) -> Iterator[str]:
+    for column in self._columns:
+      for line in _without_blanks(self._stream.pairs()):
+        yield line.pair[('source', 'target').index(column)]
+
+  def __len__(self) -> int:
+    return len(self._columns) * sum(1 for _ in _without_blanks(self._stream.pairs()))
+
+
+def _without_blanks(
+  pairs: Iterable[tuple[Pair, float]], on_blank: Callable[[int], None] | None = None
+) -> Iterator[_Line]:
+  for number, (pair, share) in enumerate(pairs, 1):
+    if pair[0].strip() and pair[1].strip():
+      yield _Line(number, pair, share)
+    elif on_blank:
+      on_blank(number)
+
+
+def _load_or_train_vocabularies(
+  config: Mapping[str, Any], folder: Path, stream: PairStream, log: Log
+) -> tuple[vocab.Vocabulary, vocab.Vocabulary]:
+  for side, columns in tasks.columns_by_side(config).items():
+    if vocab.load_stored(config['vocabulary'], str(folder), side) is None:
+      log(f'making the {side} vocabulary {config["vocabulary"]}')
+      vocab.train(config['vocabulary'], _Lines(stream, columns)).save(str(folder), side)
+  return tasks.load_vocabularies(config, str(folder))
+
+
+def _write_shards(
+  folder: Path, stream: PairStream, source_vocab: vocab.Vocabulary, target_vocab: vocab.Vocabulary, log: Log
+) -> None:
+  """Writes the shards that are missing."""
+  records = _read_records(folder)
+  pairs_read = records[-1].pairs_read if records else 0
+  rows = sum(record.shard.rows for record in records)
+  if rows:
+    log(f'continuing after {rows:,} pairs')
+  progress = _Progress(log, rows)
+  blank_lines: list[int] = []
+  lines = _without_blanks(stream.pairs(), blank_lines.append)
+  lines = itertools.dropwhile(lambda line: line.number <= pairs_read, lines)
+  for number in itertools.count(len(records)):
+    writer = _ShardWriter(folder, number, source_vocab, target_vocab)
+    shard = writer.write(itertools.islice(lines, SHARD_ROWS), progress)
+    new_blanks = [line for line in blank_lines if line > pairs_read]
+    blank_lines.clear()
+    if shard is None:  # the end of the data
+      if records and new_blanks:
+        _store_record(folder, number - 1, _add_blanks(records[-1], new_blanks))
+      return
+    pairs_read = writer.last_line
+    records.append(_add_blanks(_ShardRecord(shard, pairs_read, 0, ()), new_blanks))
+    _store_record(folder, number, records[-1])
+
+
+def _add_blanks(record: _ShardRecord, lines: Sequence[int]) -> _ShardRecord:
+  known = [*record.blank_lines, *lines]
+  return record._replace(num_blank=record.num_blank + len(lines), blank_lines=known[:SHOWN_BLANKS])
+
+
+def _store_record(folder: Path, number: int, record: _ShardRecord) -> None:
+  fields = record._replace(shard=record.shard._asdict())._asdict()
+  write_text(_record_path(folder, number), json.dumps(fields))
+
+
+class _Progress:
+  """Logs at most every REPORT_SECONDS how many pairs are prepared, how fast, and the time left.
+
+  Args:
+    log: called with a line.
+    rows: number of pairs that an earlier process prepared.
+  """
+
+  def __init__(self, log: Log, rows: int):
+    self._log = log
+    self._rows = rows
+    self._start: tuple[float, float, int] | None = None  # time, share and rows at the first call
+    self._last = 0.0
+
+  def __call__(self, share: float, new_rows: int) -> None:
+    now = time.monotonic()
+    self._rows += new_rows
+    if self._start is None:
+      self._start = now, share, self._rows
+      self._last = now
+    start, first_share, first_rows = self._start
+    if now - self._last < REPORT_SECONDS or share <= first_share:
+      return
+    self._last = now
+    rate = (self._rows - first_rows) / (now - start)
+    left = (1 - share) * (now - start) / (share - first_share)
+    self._log(f'{self._rows:,} pairs ({share:.0%}), {rate:,.0f} pairs/s, {left / 60:.1f} min left')
+
+
+class _ShardWriter:
+  """Writes one shard: its rows and their index.
+
+  Attributes:
+    last_line: number of the last pair that was written.
+  """
+
+  def __init__(self, folder: Path, number: int, source_vocab: vocab.Vocabulary, target_vocab: vocab.Vocabulary):
+    self._folder = folder
+    self._name = f'train-{number:05d}'
+    self._vocabularies = source_vocab, target_vocab
+    self._index: list[np.ndarray] = []
+    self.last_line = 0
+    self._digest = hashlib.blake2b(digest_size=8)
+    self._counts = np.zeros(5, np.int64)  # tokens of both sides, unknown ones of both sides, uncopyable ones
+
+  def write(self, lines: Iterator[_Line], progress: _Progress) -> Shard | None:
+    """Writes the lines and returns the shard; None if there are no lines."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    first = next(lines, None)
+    if first is None:
+      return None
+    lines = itertools.chain([first], lines)
+    path = self._folder / f'{self._name}.array_record'
+    with write_atomic(path) as temporary:
+      writer = ArrayRecordWriter(str(temporary), WRITER_OPTIONS)
+      while chunk := list(itertools.islice(lines, CHUNK_ROWS)):
+        for record in self._encode(chunk):
+          writer.write(record)
+          self._digest.update(record)
+        progress(chunk[-1].share, len(chunk))
+        self.last_line = chunk[-1].number
+      writer.close()
+    index = np.concatenate(self._index)
+    with write_atomic(_index_path(self._folder, self._name)) as temporary, open(temporary, 'wb') as file:
+      np.save(file, index)
+    counts = self._counts.tolist()
+    size = path.stat().st_size
+    return Shard(path.name, len(index), size, self._digest.hexdigest(), counts[:2], counts[2:4], counts[4])
+
+  def _encode(self, chunk: Sequence[_Line]) -> Iterator[bytes]:
+    corpus = Corpus([line.pair[0] for line in chunk], [line.pair[1] for line in chunk])
+    encoded = encode(corpus, *self._vocabularies)
+    self._count(encoded)
+    numbers = [line.number for line in chunk]
+    self._index.append(np.stack([*encoded.lengths, np.array(numbers)], axis=1).astype(np.int32))
+    for row, line in enumerate(chunk):
+      yield pack_row(*encoded.row(row), *line.pair)
+
+  def _count(self, encoded: EncodedCorpus) -> None:
+    sizes = tuple(len(vocabulary) for vocabulary in self._vocabularies)
+    unknown = encoded.num_unknown_tokens(sizes)
+    self._counts += np.array([*encoded.num_tokens, *unknown, encoded.num_uncopyable_tokens])
+
+
+def _finish(folder: Path, request: Mapping[str, Any], stream: PairStream, others: Mapping[str, Corpus], log: Log):
+  """Writes the index, the other splits and the manifest, and removes what only an interruption needs."""
+  records = _read_records(folder)
+  if not records:
+    raise UserError(f'{stream.name}: no pairs, all are blank on one side or both')
+  names = [record.shard.name.partition('.')[0] for record in records]
+  index = np.concatenate([np.load(_index_path(folder, name), allow_pickle=False) for name in names])
+  with write_atomic(folder / INDEX) as temporary, open(temporary, 'wb') as file:
+    np.save(file, index)
+  for split, corpus in others.items():
+    write_text(folder / f'{split}.json', corpus_as_json(corpus))
+  report = [*stream.notes, *_describe_blanks(stream, records)]
+  shards = [record.shard._asdict() for record in records]
+  manifest = request | {'splits': sorted(others), 'report': report, 'shards': shards}
+  write_text(folder / MANIFEST, json.dumps(manifest, indent=2) + '\n')
+  for path in (folder / REQUEST, *(_index_path(folder, name) for name in names)):
+    path.unlink(missing_ok=True)
+  for number in range(len(records)):
+    _record_path(folder, number).unlink()
+  log(f'{folder}: {format_count(len(index), "pair")} in {format_count(len(records), "file")}, {_size(folder):,} bytes')
+
+
+def _describe_blanks(stream: PairStream, records: Sequence[_ShardRecord]) -> list[str]:
+  count = sum(record.num_blank for record in records)
+  lines = list(itertools.chain.from_iterable(record.blank_lines for record in records))
+  return [f'{stream.name}: {format_count(count, "blank line")} skipped ({format_line_numbers(lines)})'] if count else []
+
+
+def _read_records(folder: Path) -> list[_ShardRecord]:
+  """The records of the shards that are complete, up to the first one that is not."""
+  records = []
+  while (path := _record_path(folder, len(records))).exists():
+    record = _ShardRecord(**json.loads(path.read_text('utf-8')))
+    records.append(record._replace(shard=Shard(**record.shard)))
+  return records
+
+
+def _record_path(folder: Path, number: int) -> Path:
+  return folder / f'train-{number:05d}.json'
+
+
+def _index_path(folder: Path, name: str) -> Path:
+  return folder / f'{name}.index.npy'
+
+
+def _size(folder: Path) -> int:
+  return sum(os.path.getsize(path) for path in folder.iterdir())

@@ -1,0 +1,94 @@
+"""Compiles updates of batch shapes that come later, in a thread, while training runs on those that are ready."""
+
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import jax
+
+
+class CompileAhead(contextlib.AbstractContextManager):
+  """Compiles the update of every batch shape in the order in which the shapes occur, each once.
+
+  The training thread calls `wait_for(batch)` before each update. It takes a shape that nobody has begun, and then
+  compiles it itself by making the update; it waits for one that is being compiled. The programs, and with them all
+  numbers, are the same as without this thread. On exit it stops after the shape that it is compiling.
+
+  With several processes there is no thread: compilers of GPUs exchange measurements between processes, which must
+  therefore compile the same programs in the same order.
+
+  Args:
+    compile_for: compiles the update for the shapes of a batch, so that a call of the update with such a batch does not.
+    batches: one batch of each shape, in the order in which the shapes occur.
+  """
+
+  def __init__(self, compile_for: Callable[[Any], None], batches: Iterable[Any]):
+    self._compile_for = compile_for
+    self._batches = batches
+    self._ready: dict[Hashable, threading.Event] = {}  # of the shapes that a thread has begun or compiled
+    self._known = 0
+    self._lock = threading.Lock()
+    self._closed = threading.Event()
+    self._thread: threading.Thread | None = None
+
+  def __enter__(self) -> 'CompileAhead':
+    if jax.process_count() == 1:
+      context = contextvars.copy_context()
+      self._thread = threading.Thread(target=context.run, args=(self._compile_all,), name='compile ahead', daemon=True)
+      self._thread.start()
+    return self
+
+  def __exit__(self, *exception: Any) -> None:
+    self._closed.set()
+    if self._thread:
+      self._thread.join()
+
+  def wait_for(self, batch: Any) -> None:
+    """Returns when the update of a batch is compiled, or when the caller is the one to compile it."""
+    key = _shapes(batch)
+    ready = self._begin(key)
+    if ready:
+      ready.set()  # the caller compiles it now; no other thread will begin it
+    else:
+      self._ready[key].wait()
+
+  def describe(self) -> str:
+    """Returns 'compiling shape 3 of 7' while not all shapes are compiled; '' afterwards."""
+    compiled = sum(ready.is_set() for ready in self._ready.copy().values())
+    if self._thread is None or not self._thread.is_alive():
+      return ''
+    return f'compiling shape {min(compiled + 1, self._known)} of {self._known}' if self._known else 'compiling'
+
+  def _begin(self, key: Hashable) -> threading.Event | None:
+    """Returns an event to be set when the shape is compiled, or None if it was begun before."""
+    with self._lock:
+      if key in self._ready:
+        return None
+      self._ready[key] = threading.Event()
+      return self._ready[key]
+
+  def _compile_all(self) -> None:
+    batches = []
+    for batch in self._batches:
+      if self._closed.is_set():
+        return
+      batches.append(batch)
+    self._known = len(batches)
+    for batch in batches[1:]:  # the training thread begins with the first
+      if self._closed.is_set():
+        return
+      ready = self._begin(_shapes(batch))
+      if ready is None:
+        continue
+      try:
+        self._compile_for(batch)
+      except Exception:  # the update of this shape raises the same error in the training thread
+        return
+      finally:
+        ready.set()
+
+
+def _shapes(batch: Any) -> Hashable:
+  return tuple(x.shape for x in jax.tree.leaves(batch))

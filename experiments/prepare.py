@@ -1,0 +1,43 @@
+"""Prepares a data set on disk: tokenises the training split of a config once, for data that are larger than memory.
+
+  python -m experiments.prepare --config=configs/wmt14.py:transformer2017_base --output=FOLDER
+  python -m experiments.train --config=configs/wmt14.py:transformer2017_base --workdir=runs/wmt \\
+    --config.data.task=prepared --config.data.folder=FOLDER
+
+The same command continues an interrupted preparation.
+"""
+
+from experiments.process_settings import prepare_process
+
+if __name__ == '__main__':
+  prepare_process()  # before jax is imported
+
+import sys
+
+from absl import flags
+from ml_collections import config_flags
+
+from attention_jax.errors import UserError
+from experiments.launch import FLAGS, launch, require_flag
+
+config_flags.DEFINE_config_file('config', None, 'a file of configs/ and a preset: configs/wmt14.py:gnmt2016')
+flags.DEFINE_string('output', None, 'the folder of the prepared data set')
+
+
+def main() -> None:
+  from attention_jax.data import tasks
+  from attention_jax.data.preparing import prepare
+  from attention_jax.systems.registry import SYSTEMS
+  from attention_jax.systems.translation import TranslationDataConfig
+
+  if FLAGS.config is None:
+    raise UserError('--config is missing; for example --config=configs/wmt14.py:transformer2017_base')
+  config = FLAGS.config.to_dict()
+  if SYSTEMS[config['system']].config_groups.get('data') is not TranslationDataConfig:
+    raise UserError(f'only pairs of texts can be prepared, got a config of system {config["system"]!r}')
+  tasks.check(config['data'])
+  prepare(config['data'], require_flag('output'), lambda line: print(line, file=sys.stderr, flush=True))
+
+
+if __name__ == '__main__':
+  launch(main)

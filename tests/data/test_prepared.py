@@ -1,0 +1,171 @@
+"""Prepared data sets: the same batches as from memory, each process reads its own rows, damage is one error."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from attention_jax.data import preparing
+from attention_jax.data.batching import EVERYTHING, Batches, Share
+from attention_jax.data.lexicon import make_lexicon
+from attention_jax.data.pipeline import stream
+from attention_jax.data.prepared import INDEX, MANIFEST, PreparedSplit, pack_row, unpack_row
+from attention_jax.data.preparing import prepare
+from attention_jax.data.resegment import make_resegmenter
+from attention_jax.data.tasks import load
+from attention_jax.errors import UserError
+
+TEXT = "text(train='train', validation='val', source='en', target='de')"
+BUCKETS = ((4, 4), (8, 8))
+ROWS = 50
+
+
+def make_config(folder, task, vocabulary='word', shared=False):
+  fields = {'folder': str(folder), 'task': task, 'vocabulary': vocabulary, 'shared_vocabulary': shared}
+  return fields | {'buckets': BUCKETS, 'batch_size': 6, 'batch_unit': 'sentences'}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+  """Text files, of which small shards are made."""
+  monkeypatch.setattr(preparing, 'SHARD_ROWS', 20)
+  monkeypatch.setattr(preparing, 'CHUNK_ROWS', 7)
+  rng = np.random.default_rng(0)
+  for side in ('en', 'de'):
+    lines = [' '.join(rng.choice([*'abcdefgü'], rng.integers(1, 8))) for _ in range(ROWS)]
+    lines[10] = ''
+    (tmp_path / f'train.{side}').write_text('\n'.join(lines) + '\n', 'utf-8')
+    (tmp_path / f'val.{side}').write_text('a b new\n', 'utf-8')
+  return tmp_path
+
+
+@pytest.fixture
+def both(folder):
+  """The same data set in memory and prepared."""
+  output = prepare(make_config(folder, TEXT), folder / 'prepared', log=lambda line: None)
+  return load(make_config(folder, TEXT), None), load(make_config(output, 'prepared'), None)
+
+
+def batches(data, share=EVERYTHING, **options):
+  return Batches(data.encoded['train'], BUCKETS, 6, seed=3, share=share, **options)
+
+
+def assert_same(one, other):
+  assert type(one) is type(other)
+  jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_batches_are_those_from_memory(both):
+  in_memory, prepared = map(batches, both)
+  assert prepared.shapes == in_memory.shapes and len(prepared) == len(in_memory) > 5
+  for step in range(2 * len(prepared)):
+    assert_same(prepared[step], in_memory[step])
+  for start in (0, 5):  # in the middle of an epoch
+    for step, batch in enumerate(stream(prepared, start, start + 3), start):
+      assert_same(batch, in_memory[step])
+
+
+def test_everything_else_is_that_from_memory(both):
+  in_memory, prepared = both
+  assert prepared.report[3:] == in_memory.report[3:]
+  assert all('1 blank line skipped (line 11)' in data.report[2] for data in both)
+  assert prepared.corpora['validation'] == in_memory.corpora['validation']
+  assert list(prepared.corpora['train'].source) == in_memory.corpora['train'].source
+  assert prepared.corpora['train'].target[3:5] == in_memory.corpora['train'].target[3:5]
+  assert prepared.corpora['train'].line(10) == in_memory.corpora['train'].line(10) == 12
+  splits = [data.encoded['train'] for data in both]
+  assert splits[0].num_uncopyable_tokens == splits[1].num_uncopyable_tokens > 0
+  assert splits[0].num_tokens == splits[1].num_tokens
+  sizes = len(prepared.source_vocab), len(prepared.target_vocab)
+  assert_same(*(make_lexicon(split, *sizes) for split in splits))
+
+
+def test_unknown_words_keep_their_positions(folder):
+  config = make_config(folder, TEXT, 'word(min_count=40)', shared=True)
+  prepare(config, folder / 'prepared', log=lambda line: None)
+  prepared = make_config(folder / 'prepared', 'prepared', 'word(min_count=40)', shared=True)
+  in_memory, on_disk = (load(x, None) for x in (config, prepared))
+  assert 'unknown' in on_disk.report[2] or 'unknown' in on_disk.report[3]
+  assert on_disk.report[2:] == in_memory.report[2:]
+  assert_same(batches(on_disk)[1], batches(in_memory)[1])
+
+
+def test_each_process_reads_its_own_rows_only(both, monkeypatch):
+  read = []
+  read_records = PreparedSplit.read_records
+  monkeypatch.setattr(PreparedSplit, 'read_records', lambda split, rows: read.append(rows) or read_records(split, rows))
+  whole = batches(both[0])
+  for count in (2, 3):
+    shares = [batches(both[1], Share(index, count)) for index in range(count)]
+    for step in range(len(whole)):
+      read.clear()
+      parts = [share[step] for share in shares]
+      together = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
+      assert_same(together, whole[step])
+      rows = np.concatenate(read)
+      assert len(rows) == len(set(rows.tolist())) == np.sum(whole[step].index >= 0)
+
+
+def test_resegmented_batches_are_those_from_memory(folder):
+  vocabulary = 'subword(size=20, dropout=0.5)'
+  config = make_config(folder, TEXT, vocabulary)
+  prepare(config, folder / 'prepared', log=lambda line: None)
+  sets = [load(x, None) for x in (config, make_config(folder / 'prepared', 'prepared', vocabulary))]
+  results = []
+  for data in sets:
+    encoded = data.encoded['train']
+    vocabularies = data.source_vocab, data.target_vocab
+    resegment = make_resegmenter(encoded, data.corpora['train'], *vocabularies, seed=1)
+    results.append([batches(data, resegment=resegment)[step] for step in (0, 7)])
+  assert_same(*results)
+
+
+def test_digests_differ_where_rows_do(folder, both):
+  again = load(make_config(folder / 'prepared', 'prepared'), None)
+  assert_same(again.encoded['train'].identity, both[1].encoded['train'].identity)
+  lines = (folder / 'train.en').read_text('utf-8').split('\n')
+  (folder / 'train.en').write_text('\n'.join(['c', *lines[1:]]), 'utf-8')
+  prepare(make_config(folder, TEXT), folder / 'changed', log=lambda line: None)
+  changed = load(make_config(folder / 'changed', 'prepared'), None)
+  assert not np.array_equal(changed.encoded['train'].identity, both[1].encoded['train'].identity)
+
+
+def test_damage_is_one_error(folder, both):
+  prepared = folder / 'prepared'
+  config = make_config(prepared, 'prepared')
+
+  def error(config=config):
+    with pytest.raises(UserError) as caught:
+      encoded = load(config, None).encoded['train']
+      encoded.read(np.arange(encoded.rows))
+    return str(caught.value)
+
+  assert 'holds no prepared data set' in error(make_config(folder, 'prepared'))
+  message = error(make_config(prepared, 'prepared', 'char'))
+  assert "config.data.vocabulary is 'char'" in message and "prepared with 'word'" in message
+  shard = prepared / 'train-00001.array_record'
+  content = shard.read_bytes()
+  damaged = bytearray(content)
+  damaged[content.index(b'a b') + 1] ^= 4
+  for data, reason in ((bytes(damaged), 'cannot read its rows'), (content[:-1], 'bytes, expected')):
+    shard.write_bytes(data)
+    assert reason in error()
+  shard.unlink()
+  assert 'No such file' in error()
+  shard.write_bytes(content)
+  for name, reason in ((INDEX, 'cannot be read'), ('validation.json', 'not a split'), (MANIFEST, 'cannot read')):
+    content = (prepared / name).read_bytes()
+    (prepared / name).write_bytes(content[:10])
+    assert reason in error()
+    (prepared / name).write_bytes(content)
+  manifest = json.loads((prepared / MANIFEST).read_text())
+  (prepared / MANIFEST).write_text(json.dumps(manifest | {'shards': [{'name': 'x'}]}))
+  assert 'not the manifest' in error()
+  (prepared / MANIFEST).write_text(json.dumps(manifest | {'format': 2}))
+  assert 'format 2, expected 1' in error()
+
+
+def test_records_hold_rows():
+  row = unpack_row(pack_row(np.array([5, 70_000, 2]), np.array([2]), 'ü b', ''))
+  assert row.source.tolist() == [5, 70_000, 2] and row.target.tolist() == [2] and row[2:] == ('ü b', '')

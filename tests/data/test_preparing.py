@@ -1,0 +1,89 @@
+"""Preparation of data sets: the same files after any interruption, and one error for what cannot be prepared."""
+
+import hashlib
+
+import pytest
+
+from attention_jax.data import preparing
+from attention_jax.data.prepared import MANIFEST
+from attention_jax.data.preparing import prepare
+from attention_jax.data.tasks import load
+from attention_jax.errors import UserError
+from tests.data.test_prepared import TEXT, folder, make_config  # noqa: F401 - a fixture
+
+
+class KilledError(Exception):
+  """Stands for a signal that ends the process."""
+
+
+def contents(path):
+  return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in path.iterdir()}
+
+
+def quiet(line):
+  """Discards a line of progress."""
+
+
+def test_an_interrupted_preparation_continues(folder, monkeypatch):  # noqa: F811
+  prepare(make_config(folder, TEXT), folder / 'whole', quiet)
+  store_record = preparing._store_record
+  for shard in range(3):
+
+    def killed(output, number, record, shard=shard):
+      if number == shard:
+        raise KilledError
+      store_record(output, number, record)
+
+    lines = []
+    output = folder / f'interrupted{shard}'
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+      patch.setattr(preparing, '_store_record', killed)
+      prepare(make_config(folder, TEXT), output, quiet)
+    assert not (output / MANIFEST).exists()
+    with pytest.raises(UserError, match='holds no prepared data set'):
+      load(make_config(output, 'prepared'), None)
+    prepare(make_config(folder, TEXT), output, lines.append)
+    assert contents(output) == contents(folder / 'whole')
+    assert any('continuing after' in line for line in lines) == (shard > 0)
+  prepare(make_config(folder, TEXT), output, lines.append)
+  assert lines[-1].endswith('is prepared already')
+
+
+def test_progress_has_rate_and_time_left(folder, monkeypatch):  # noqa: F811
+  monkeypatch.setattr(preparing, 'REPORT_SECONDS', 0)
+  lines = []
+  prepare(make_config(folder, TEXT), folder / 'prepared', lines.append)
+  assert any('pairs/s' in line and 'min left' in line for line in lines)
+  assert lines[-1].startswith(f'{folder}/prepared: 49 pairs in 3 files')
+
+
+def test_tables_and_generated_tasks(folder, tmp_path):  # noqa: F811
+  (tmp_path / 'train.tsv').write_text('a b\tA\t0-0 1-0\n\nc\tC\n')
+  (tmp_path / 'dev.tsv').write_text('b a\tB\t0-0\n')
+  config = make_config(tmp_path, "tsv(train='train.tsv', validation='dev.tsv')", 'char')
+  prepare(config, tmp_path / 'prepared', quiet)
+  data = load(make_config(tmp_path / 'prepared', 'prepared', 'char'), None)
+  assert list(data.corpora['train'].source) == ['a b', 'c'] and data.corpora['train'].line(1) == 3
+  assert data.corpora['validation'].links == [((0, 0),)]
+  assert 'the links of the training split are not prepared' in data.report[2] and '1 blank line' in data.report[3]
+
+
+def test_mistakes_are_one_error(folder, tmp_path):  # noqa: F811
+  def error(config, output):
+    with pytest.raises(UserError) as caught:
+      prepare(config, output, quiet)
+    return str(caught.value)
+
+  config = make_config(folder, TEXT)
+  assert 'holds other files' in error(config, folder)
+  prepare(config, folder / 'prepared', quiet)
+  assert "vocabulary is 'word' there, 'char' now" in error(make_config(folder, TEXT, 'char'), folder / 'prepared')
+  assert 'is prepared already' in error(make_config(folder / 'prepared', 'prepared'), folder / 'again')
+  (folder / 'train.en').write_text('a\n')
+  assert 'files is' in error(config, folder / 'prepared')
+  assert 'has 1 lines but' in error(config, folder / 'new')
+  (folder / 'train.en').write_bytes(b'a\xff\n')
+  assert 'train.en:1: not UTF-8' in error(config, folder / 'other')
+  (folder / 'train.en').write_text('\n' * 50)
+  (folder / 'train.de').write_text('\n' * 50)
+  assert 'no pairs' in error(make_config(folder, TEXT, 'char'), folder / 'blank')

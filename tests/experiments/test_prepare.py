@@ -1,0 +1,59 @@
+"""Prepared data sets train as the same data in memory does, and the program explains what it cannot prepare."""
+
+import jax
+import numpy as np
+import pytest
+
+from attention_jax.systems.runs import open_run
+from tests.experiments.helpers import run, start_together, tiny_arguments, wait_for_outputs
+from tests.experiments.test_two_processes import SETTINGS
+
+
+@pytest.fixture
+def prepared(task, tmp_path):
+  """A prepared folder of the tiny task."""
+  arguments = [x for x in tiny_arguments(task, tmp_path) if not x.startswith('--workdir')]
+  result = run('prepare', *arguments, f'--output={tmp_path / "prepared"}')
+  assert result.code == 0 and '24 pairs in 1 file' in result.err, result.err
+  return tmp_path / 'prepared'
+
+
+def on_disk(prepared, workdir, *more):
+  return tiny_arguments(prepared, workdir, '--config.data.task=prepared', *more)
+
+
+def test_training_is_that_on_data_in_memory(task, prepared, tmp_path):
+  results = [
+    run('train', *on_disk(prepared, tmp_path / 'disk')),
+    run('train', *tiny_arguments(task, tmp_path / 'memory')),
+  ]
+  assert [result.code for result in results] == [0, 0], results[0].err
+  runs = [open_run(tmp_path / name, 'latest') for name in ('disk', 'memory')]
+  jax.tree.map(np.testing.assert_array_equal, runs[0].params, runs[1].params)
+  for name in ('hypotheses.test.txt', 'vocabulary.source.json'):
+    assert (tmp_path / 'disk' / name).read_bytes() == (tmp_path / 'memory' / name).read_bytes()
+  result = run('evaluate', f'--workdir={tmp_path / "disk"}', '--split=train')
+  assert result.code == 0 and 'loss' in result.out, result.err
+
+
+@pytest.mark.long
+def test_another_number_of_processes_resumes_in_the_middle_of_an_epoch(prepared, tmp_path):
+  """Three updates of one process and three of two processes are six of one; an epoch has four batches or more."""
+  arguments = [*SETTINGS, '--config.mesh.fsdp=1', '--config.training.checkpoint_every=3']
+  changed = '--config.training.steps=6'
+  assert run('train', *on_disk(prepared, tmp_path / 'one', *arguments, changed)).code == 0
+  assert run('train', *on_disk(prepared, tmp_path / 'two', *arguments)).code == 0
+  processes = start_together(
+    'experiments.train', '--distributed', *on_disk(prepared, tmp_path / 'two', *arguments, changed)
+  )
+  first, _ = wait_for_outputs(processes)
+  assert 'resuming at step 3 of 6' in first
+  runs = [open_run(tmp_path / name, 'latest') for name in ('one', 'two')]
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), *(x.params for x in runs))
+
+
+def test_other_systems_are_refused(tmp_path):
+  result = run('prepare', '--config=configs/digits.py:mnih2014', f'--output={tmp_path / "prepared"}')
+  assert result.code == 2 and "got a config of system 'glimpsing'" in result.err
+  result = run('prepare', f'--output={tmp_path / "prepared"}')
+  assert result.code == 2 and '--config is missing' in result.err

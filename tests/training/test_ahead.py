@@ -1,0 +1,125 @@
+"""Updates of later batch shapes are compiled in a thread, each once, and the numbers stay the same."""
+
+import threading
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from attention_jax.data.pipeline import first_of_each_shape
+from attention_jax.training.ahead import CompileAhead
+from attention_jax.training.partition import make_mesh, replicate, shard_batch
+from attention_jax.training.state import describe_state, init_state
+from attention_jax.training.step import make_train_step
+
+
+class Batch(NamedTuple):
+  x: np.ndarray
+  links: np.ndarray | None = None
+
+
+class Batches:
+  """Batches of 1, 2 or 3 positions; the third shape occurs in step 5 first."""
+
+  shapes = ((2, 1), (2, 2), (2, 3))
+  shape_names = 'rows, positions'
+
+  def __len__(self):
+    return 8
+
+  def __getitem__(self, step):
+    return Batch(np.full((2, (1, 2, 1, 1, 2, 3, 1, 2)[step % 8]), 1.0, np.float32))
+
+
+def widths(batches):
+  return [batch.x.shape[1] for batch in batches]
+
+
+def test_first_batches_are_those_until_the_last_step():
+  assert widths(first_of_each_shape(Batches(), 0, 100)) == [1, 2, 3]
+  assert widths(first_of_each_shape(Batches(), 0, 5)) == [1, 2]
+  assert widths(first_of_each_shape(Batches(), 4, 100)) == [2, 3, 1]
+
+
+def make_step():
+  mesh = make_mesh(jax.devices()[:1])
+  optimizer = optax.sgd(0.1)
+
+  def loss(params, batch, rngs, running, update_number):
+    return {'loss': ((batch.x - params['w']) ** 2).sum(), 'tokens': np.float32(batch.x.size)}
+
+  step = make_train_step(loss, optimizer, lambda step: 0.1, mesh, seed=0)
+  return step, replicate(init_state({'w': np.float32(0)}, optimizer), mesh)
+
+
+def test_an_update_uses_the_program_that_was_compiled_ahead():
+  step, state = make_step()
+  expected, _ = make_step()[0](make_step()[1], Batches()[5])
+  step.compile_for(describe_state(state), Batches()[5])
+  compiled = []
+
+  def record(name, seconds, **_):
+    if name.endswith('backend_compile_duration'):
+      compiled.append(name)
+
+  jax.monitoring.register_event_duration_secs_listener(record)
+  try:
+    batch = shard_batch(Batches()[5], step.mesh)
+    step.update.compute_gradients(step.root, state.step, state.params, state.running, batch)
+    assert not compiled
+  finally:
+    jax.monitoring.unregister_event_duration_listener(record)
+  state, _ = step(state, Batches()[5])
+  np.testing.assert_array_equal(state.params['w'], expected.params['w'])
+
+
+def test_later_shapes_are_compiled_once_in_their_order():
+  compiled = []
+  begin = threading.Event()
+
+  def compile_for(batch):
+    begin.wait()
+    compiled.append(batch.x.shape[1])
+
+  with CompileAhead(compile_for, first_of_each_shape(Batches(), 0, 100)) as ahead:
+    ahead.wait_for(Batches()[0])  # the caller compiles the first
+    begin.set()
+    ahead.wait_for(Batches()[5])
+    ahead.wait_for(Batches()[1])
+  assert compiled in ([2, 3], [2])  # the caller may have begun the third first
+  assert ahead.describe() == ''
+
+
+def test_progress_names_the_shape():
+  begin = threading.Event()
+  entered = threading.Event()
+
+  def compile_for(batch):
+    entered.set()
+    begin.wait()
+
+  with CompileAhead(compile_for, first_of_each_shape(Batches(), 0, 100)) as ahead:
+    ahead.wait_for(Batches()[0])
+    entered.wait()
+    assert ahead.describe() == 'compiling shape 2 of 3'
+    begin.set()
+
+
+def test_an_error_is_left_to_the_update():
+  def compile_for(batch):
+    raise ValueError('wrong shape')
+
+  with CompileAhead(compile_for, first_of_each_shape(Batches(), 0, 100)) as ahead:
+    ahead.wait_for(Batches()[1])
+    ahead.wait_for(Batches()[5])
+
+
+@pytest.mark.parametrize('begun', [0, 1])
+def test_closing_ends_the_thread(begun):
+  ahead = CompileAhead(lambda batch: None, first_of_each_shape(Batches(), 0, 100))
+  with ahead:
+    for step in range(begun):
+      ahead.wait_for(Batches()[step])
+  assert not ahead._thread.is_alive()
