@@ -12,9 +12,9 @@ import jax
 class CompileAhead(contextlib.AbstractContextManager):
   """Compiles the update of every batch shape in the order in which the shapes occur, each once.
 
-  The training thread calls `wait_for(batch)` before each update. It takes a shape that nobody has begun, and then
-  compiles it itself by making the update; it waits for one that is being compiled. The programs, and with them all
-  numbers, are the same as without this thread. On exit it stops after the shape that it is compiling.
+  The training thread calls `prepare(batch)` before each update. It compiles a shape that nobody has begun, and waits
+  for one that is being compiled. The programs, and with them all numbers, are the same as without this thread. On exit
+  the thread stops after the shape that it is compiling.
 
   With several processes there is no thread: compilers of GPUs exchange measurements between processes, which must
   therefore compile the same programs in the same order.
@@ -45,21 +45,25 @@ class CompileAhead(contextlib.AbstractContextManager):
     if self._thread:
       self._thread.join()
 
-  def wait_for(self, batch: Any) -> None:
-    """Returns when the update of a batch is compiled, or when the caller is the one to compile it."""
+  def prepare(self, batch: Any) -> None:
+    """Returns when the update of a batch is compiled."""
     key = _shapes(batch)
-    ready = self._begin(key)
-    if ready:
-      ready.set()  # the caller compiles it now; no other thread will begin it
+    if ready := self._begin(key):
+      self._compile_for(batch)
+      ready.set()
     else:
       self._ready[key].wait()
 
   def describe(self) -> str:
     """Returns 'compiling shape 3 of 7' while not all shapes are compiled; '' afterwards."""
-    compiled = sum(ready.is_set() for ready in self._ready.copy().values())
-    if self._thread is None or not self._thread.is_alive():
+    states = [ready.is_set() for ready in self._ready.copy().values()]
+    if all(states) and not self._is_running():
       return ''
-    return f'compiling shape {min(compiled + 1, self._known)} of {self._known}' if self._known else 'compiling'
+    known = max(self._known, len(states))
+    return f'compiling shape {min(sum(states) + 1, known)} of {known}' if known else 'compiling'
+
+  def _is_running(self) -> bool:
+    return self._thread is not None and self._thread.is_alive()
 
   def _begin(self, key: Hashable) -> threading.Event | None:
     """Returns an event to be set when the shape is compiled, or None if it was begun before."""

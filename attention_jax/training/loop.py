@@ -236,7 +236,7 @@ def fit(
     ]
 
     def make_update(state, batch):
-      ahead.wait_for(batch)
+      ahead.prepare(batch)
       return train_step(state, batch)
 
     timed_step = clock.timed_step(make_update, train_step.compilations)

@@ -216,7 +216,7 @@ def fit_seeds(
     ]
 
     def step_live_runs(states, batch):
-      ahead.wait_for(jax.tree.map(lambda x: x[0], batch))
+      ahead.prepare(jax.tree.map(lambda x: x[0], batch))
       return side_by_side(states, batch, runs.live)
 
     timed_step = clock.timed_step(step_live_runs, side_by_side.compilations)

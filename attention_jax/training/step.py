@@ -1,5 +1,6 @@
 """One update: gradients, compiled once per batch shape, then optimiser and average. For one run or several."""
 
+import concurrent.futures
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -81,14 +82,28 @@ class TrainStep:
     return self.update.apply_gradients(state, sums, gradients, jax.device_put(live, self.root.sharding))
 
   def compile_for(self, state: TrainState, batch: Any) -> None:
-    """Compiles the gradients for the shapes of a batch; a call with such shapes then uses that program.
+    """Compiles the update for the shapes of a batch; a call with such shapes then uses these programs.
+
+    The optimiser, which is compiled once, is compiled in a thread of its own.
 
     Args:
       state: shapes, dtypes and shardings of the state, see `state.describe_state`.
       batch: a batch.
     """
     batch = shard_batch(batch, self.mesh, self.accumulate, self.rule)
-    self.update.compute_gradients.lower(self.root, state.step, state.params, state.running, batch).compile()
+    gradients = self.update.compute_gradients.lower(self.root, state.step, state.params, state.running, batch)
+    several = self.rule == 'batches'
+    sums, grads = gradients.out_info
+    layouts = jax.tree.map(lambda x: self.root.sharding, sums), state_shardings(grads, self.mesh, stacked=several)
+    sums, grads = jax.tree.map(
+      lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout), (sums, grads), layouts
+    )
+    live = (jax.device_put(np.ones(len(self.root), bool), self.root.sharding),) if several else ()
+    optimizer = self.update.apply_gradients.lower(state, sums, grads, *live)
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+      compiled = threads.submit(optimizer.compile)
+      gradients.compile()
+      compiled.result()
 
   def with_seed(self, seed: int) -> 'TrainStep':
     """Returns the training step of one run with another seed, which shares the compiled programs."""
