@@ -214,7 +214,7 @@ def _alignments(settings: Sequence[SettingRuns]) -> Tables:
 
 WEIGHTS = Factor('model.attention.alignment', 'weights', lambda spec: 'uniform' if 'temperature' in spec else 'learned')
 REVIEW_STUDY = Study('validation', Effort(epsilon=0.01), explained=150, probe_train=4000, probe_test=1000)
-WORD_STUDY = Study('validation', Effort(epsilon=0.05, steps=150), explained=75, probe_train=300, probe_test=300)
+WORD_STUDY = Study('validation', Effort(epsilon=0.05, steps=100), explained=50, probe_train=200, probe_test=200)
 
 
 def _explanation_reviews(settings: Sequence[SettingRuns]) -> Tables:
