@@ -63,7 +63,8 @@ ADVICE = {
     ),
     'local_p': 'As `local_m`, where the position has to be predicted from the query.',
     'windowed': 'Long inputs that are read in order: the window follows the previous weights.',
-    'hard': 'To reproduce Xu et al. 2015. Sampling makes training noisy: here it had the worst words and links.',
+    'hard': 'To compare with Xu et al. 2015. Sampling makes training noisy: here it had the worst words and links.',
+    'hard_once': 'As `hard`, with the choice between sample and expectation made once per output, as in the paper.',
     'gumbel': 'One position per query with a gradient, biased but of less variance than that of `hard`.',
     'gumbel_annealed': 'As `gumbel`, with a temperature that is learned or set by `training.anneal`.',
     'latent': (
