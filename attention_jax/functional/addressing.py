@@ -69,8 +69,9 @@ def shift_weights(weights: Weights, mask: Mask, shifts: Float[Array, ' K']) -> W
   Returns:
     The weights after the shift, which sum to less than 1 where some were dropped.
   """
-  positions = jnp.arange(len(mask))
-  first = jnp.min(jnp.where(mask, positions, len(mask)))
+  size = mask.shape[0]  # not len(), which an exported function with a symbolic size does not have
+  positions = jnp.arange(size)
+  first = jnp.min(jnp.where(mask, positions, size))
   last = jnp.max(jnp.where(mask, positions, -1))
   centre = len(shifts) // 2
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.masking import accumulation_dtype, vary_like, zero_masked
+from attention_jax.functional.masking import Dimension, accumulation_dtype, vary_like, zero_masked
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, init_row_params, lookup, parameter_names
 
@@ -81,7 +81,7 @@ def is_recurrent(score: Row, alignment: Row) -> bool:
   return score.is_recurrent or alignment.is_recurrent
 
 
-def init_carry(score: Row | str, alignment: Row | str, size: int, dtype=jnp.float32) -> Carry:
+def init_carry(score: Row | str, alignment: Row | str, size: Dimension, dtype=jnp.float32) -> Carry:
   """Returns the carry before the first query over a memory of `size` positions."""
   score = lookup(score, SCORES, 'score')
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
@@ -216,7 +216,7 @@ def score_keys(score: Row, query: Array, key: Array, params: Params, step_inputs
   return _call_checked('score', run, key.shape[0], {'query': query, 'key': key, **params})
 
 
-def _call_checked(kind: str, run: Callable, size: int, operands: Mapping[str, Any]):
+def _call_checked(kind: str, run: Callable, size: Dimension, operands: Mapping[str, Any]):
   """Calls run() -> ([S], state); raises UserError for operands that it rejects, and for results of another shape."""
   try:
     output = run()
@@ -393,7 +393,7 @@ def attend_queries(
   return scan_or_map_queries(step, recurrent, carry, xs, (params, memory))
 
 
-def split_rng(rng: jax.Array | None, steps: int) -> jax.Array | None:
+def split_rng(rng: jax.Array | None, steps: Dimension) -> jax.Array | None:
   """Returns one rng per query, or None without an rng."""
   return None if rng is None else jax.random.split(rng, steps)
 

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import split_rng
+from attention_jax.functional.masking import Dimension
 from attention_jax.functional.table import Row, lookup
 
 
@@ -52,7 +53,7 @@ class WeightDropout(NamedTuple):
   fn: Callable
   rate: float
 
-  def factors(self, rng: jax.Array, size: int) -> Float[Array, ' S']:
+  def factors(self, rng: jax.Array, size: Dimension) -> Float[Array, ' S']:
     """Returns the factors of the weights of one query, each 0 or 1 / (1 - rate). Consumes rng."""
     return keep_mask(rng, self.rate, (size,)) / (1 - self.rate)
 
@@ -67,7 +68,9 @@ def differs_at_test(alignment: Row) -> bool:
   return alignment.at_test not in (None, strip_dropout(alignment))
 
 
-def dropout_factors(alignment: Row, rng: jax.Array | None, steps: int, size: int) -> Float[Array, 'T S'] | None:
+def dropout_factors(
+  alignment: Row, rng: jax.Array | None, steps: Dimension, size: Dimension
+) -> Float[Array, 'T S'] | None:
   """Returns the dropout factors of all queries of one sequence, as `attend` samples them with the same rng.
 
   Args:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention_jax.functional.dense import Mask, Scores, Weights, check_single_query, softmax
-from attention_jax.functional.masking import at_least_float32
+from attention_jax.functional.masking import Dimension, at_least_float32
 from attention_jax.functional.monotonic import LOG_ZERO, init_forward, linear_recurrence
 
 
@@ -64,7 +64,7 @@ def latent_monotonic(scores: Scores, mask: Mask, *, state: ChainState) -> tuple[
   return weights, ChainState(prior.astype(state.position.dtype), scores.astype(state.scores.dtype))
 
 
-def init_chain(size: int, dtype) -> ChainState:
+def init_chain(size: Dimension, dtype) -> ChainState:
   """Returns the state before the first query: at position 0, from which every position can be reached."""
   return ChainState(init_forward(size, dtype), jnp.full((size,), LOG_ZERO, dtype))
 

@@ -2,6 +2,7 @@
 
 import functools
 import operator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention_jax.errors import UserError
 
+Dimension = Any  # an int, or a symbolic dimension of jax.export
 
-def padding_mask(lengths: Int[ArrayLike, '...'], size: int) -> Bool[Array, '... S']:
+
+def padding_mask(lengths: Int[ArrayLike, '...'], size: Dimension) -> Bool[Array, '... S']:
   """Returns a mask that is True for the first `lengths` of `size` positions.
 
   Raises:
@@ -29,12 +32,14 @@ def padding_mask(lengths: Int[ArrayLike, '...'], size: int) -> Bool[Array, '... 
   return jnp.arange(size).reshape((1,) * lengths.ndim + (size,)) < lengths[..., None]
 
 
-def causal_mask(size: int) -> Bool[Array, 'T S']:
+def causal_mask(size: Dimension) -> Bool[Array, 'T S']:
   """Returns a mask [size, size] that is True where position s is not after query t."""
   return window_mask(size, size, 0)
 
 
-def window_mask(size: int, left: int, right: int, positions: Int[Array, ' T'] | None = None) -> Bool[Array, 'T S']:
+def window_mask(
+  size: Dimension, left: int, right: int, positions: Int[Array, ' T'] | None = None
+) -> Bool[Array, 'T S']:
   """Returns a mask that is True where t - left <= s <= t + right.
 
   Args:
@@ -47,7 +52,7 @@ def window_mask(size: int, left: int, right: int, positions: Int[Array, ' T'] | 
   return (-left <= offset) & (offset <= right)
 
 
-def relative_positions(positions: Int[Array, ' T'], size: int) -> Int[Array, 'T S']:
+def relative_positions(positions: Int[Array, ' T'], size: Dimension) -> Int[Array, 'T S']:
   """Returns s - t for queries at positions t and for all memory positions s = 0 ... size - 1."""
   return jnp.arange(size)[None, :] - positions[:, None]
 

@@ -20,7 +20,7 @@ from attention_jax.functional.dense import (
   softmax,
 )
 from attention_jax.functional.local import check_width
-from attention_jax.functional.masking import at_least_float32
+from attention_jax.functional.masking import Dimension, at_least_float32
 
 WeightsAndState = tuple[Weights, Weights]
 
@@ -28,7 +28,7 @@ CHUNK = 3  # default width of a chunk, in positions
 LOG_ZERO = -1e30  # finite logarithm of 0, negligible beside any score
 
 
-def init_at_first_position(size: int, dtype) -> Weights:
+def init_at_first_position(size: Dimension, dtype) -> Weights:
   """Returns the state before the first query: all weight at position 0."""
   return jnp.zeros((size,), dtype).at[0].set(1.0)
 
@@ -146,7 +146,7 @@ def forward_agent(
   return _forward(scores, mask, state, jax.nn.log_sigmoid(-logit), jax.nn.log_sigmoid(logit))
 
 
-def init_forward(size: int, dtype) -> Scores:
+def init_forward(size: Dimension, dtype) -> Scores:
   """Returns the state before the first query: the logarithm of `init_at_first_position`."""
   return jnp.full((size,), LOG_ZERO, dtype).at[0].set(0.0)
 

@@ -20,7 +20,7 @@ from attention_jax.functional.dense import (
   log_softmax,
   softmax,
 )
-from attention_jax.functional.masking import at_least_float32
+from attention_jax.functional.masking import Dimension, at_least_float32
 
 
 class Samples(NamedTuple):
@@ -109,7 +109,7 @@ def gumbel_annealed(scores: Scores, mask: Mask, *, rng: jax.Array, temperature: 
   return gumbel(scores, mask, rng=rng, temperature=jnp.maximum(temperature, 0.01))
 
 
-def init_log_prob(size: int, dtype) -> Float[Array, '']:
+def init_log_prob(size: Dimension, dtype) -> Float[Array, '']:
   """Returns the state of `hard` before the first query."""
   return jnp.zeros((), dtype)
 

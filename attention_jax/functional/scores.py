@@ -120,12 +120,14 @@ def location(query: Float[Array, ' Dq'], key: Float[Array, 'S Dk'], *, w: Float[
   """e = (W q)[:S]: from the query alone. Luong et al. 2015, section 3.1.
 
   Raises:
-    UserError: if the memory has more positions than w has rows.
+    UserError: if the memory has more positions than w has rows, or may have if their number is symbolic.
   """
-  if key.shape[0] > w.shape[0]:
+  size = key.shape[0]
+  rows = w.shape[0]
+  if jax.core.max_dim(size, rows) != rows:
     raise UserError(
-      f'location: the memory has S={key.shape[0]} positions but w only max_positions={w.shape[0]} rows; '
-      f"set 'location(max_positions={key.shape[0]})'"
+      f'location: the memory has S={size} positions but w only max_positions={rows} rows; '
+      f"set 'location(max_positions={size})', or for a symbolic size the constraint '{size} <= {rows}'"
     )
   return _einsum('sd,d->s', w[: key.shape[0]], query)
 
@@ -155,14 +157,11 @@ def _location_sensitive_reverse(query, key, *, previous, filters, u, v):
 
 def _convolve(previous: Float[Array, ' S'], filters: Float[Array, 'C W']) -> Float[Array, 'C S']:
   """Convolution of the previous weights with every filter, see `location_sensitive`."""
-  start = filters.shape[1] // 2
-  size = previous.shape[0]
-
-  def convolve(kernel: Array) -> Array:
-    # mode='full' and a slice, because mode='same' returns the kernel's width if the memory is shorter.
-    return jnp.convolve(previous.astype(kernel.dtype), kernel, mode='full')[start : start + size]
-
-  return jax.vmap(convolve)(filters)
+  width = filters.shape[1]
+  after = width // 2
+  flipped = filters[:, None, ::-1]  # jax.lax computes a correlation
+  padding = [(width - 1 - after, after)]
+  return jax.lax.conv_general_dilated(previous.astype(filters.dtype)[None, None], flipped, (1,), padding)[0]
 
 
 @jax.custom_vjp

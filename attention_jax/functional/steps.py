@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float
 from attention_jax.functional import attend as definition
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Carry, Memory, Params, project, without_key, zero_masked_memory
+from attention_jax.functional.masking import Dimension
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup
 
@@ -59,7 +60,7 @@ def remember(
   return ProjectedMemory(project(memory.key, params or {}, 'key'), memory.value, memory.mask)
 
 
-def init_carry(score: Variant, alignment: Variant, size: int, dtype=jnp.float32) -> Carry:
+def init_carry(score: Variant, alignment: Variant, size: Dimension, dtype=jnp.float32) -> Carry:
   """Returns the carry before the first query.
 
   Args:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from attention_jax.errors import UserError, choose
@@ -236,7 +235,7 @@ def _batch_shape(query: Array, key: Array, value: Array) -> tuple[int, ...]:
   if not min(x.shape[-1] for x in (query, key, value)):
     raise UserError(f'attend: query, key and value must have at least one feature, got {shapes}')
   try:
-    return np.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    return jnp.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
   except ValueError:
     raise UserError(
       f'attend: the leading (batch) axes of query, key and value must broadcast to each other, got {shapes}'

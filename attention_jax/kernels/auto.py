@@ -17,6 +17,7 @@ from attention_jax.functional import attend as definition
 from attention_jax.functional.attend import Attended, Carry, Memory
 from attention_jax.functional.table import Row, TanhSum
 from attention_jax.kernels import chunked, cudnn, factored, flash, pallas_additive, window
+from attention_jax.kernels.symbolic import has_symbolic_sizes
 from attention_jax.kernels.target import kernel_platform
 
 CANDIDATES: Mapping[str, ModuleType] = {
@@ -116,7 +117,10 @@ def attend(
   return_weights=True,
 ) -> Attended:
   """Attends with the chosen implementation. Same arguments as `functional.attend.attend`."""
-  name = choose_implementation(score, alignment, query.shape[0] * memory.key.shape[0], (query, memory))
+  if has_symbolic_sizes(query, memory):
+    name = 'xla'  # the others are faster from certain sizes on
+  else:
+    name = choose_implementation(score, alignment, query.shape[0] * memory.key.shape[0], (query, memory))
   return MODULES[name].attend(
     score,
     alignment,

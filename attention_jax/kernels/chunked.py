@@ -23,9 +23,11 @@ from attention_jax.functional.attend import (
 )
 from attention_jax.functional.masking import accumulation_dtype, vary_like
 from attention_jax.functional.table import Row, TanhSum
+from attention_jax.kernels.symbolic import has_symbolic_sizes
 
 MAX_BLOCK_SCORES = 2**20  # maximum number of scores in a block
 MAX_BLOCK_ENTRIES = 2**24  # maximum size of a block's array [T, S, F], for scores that compute one
+SYMBOLIC_BLOCK = 128  # queries of a block if the number of queries or of positions is symbolic
 
 
 # A recurrent score may compute an array [S, F] per query, which must not be stored for all queries.
@@ -65,11 +67,14 @@ def attend(
     carry, attended = block(score, alignment, params, carry, (query, mask, bias, rngs), memory, deterministic)
     return carry, attended if return_weights else attended._replace(weights=None)
 
-  rows = max(1, MAX_BLOCK_SCORES // size)
-  if block is attend_block and isinstance(score.form, TanhSum):
-    rows = max(1, min(rows, MAX_BLOCK_ENTRIES // (size * memory.key.shape[-1])))
-  if rows >= steps:
-    return run_block(carry, xs)[1]
+  if has_symbolic_sizes(query, memory):
+    rows = SYMBOLIC_BLOCK
+  else:
+    rows = max(1, MAX_BLOCK_SCORES // size)
+    if block is attend_block and isinstance(score.form, TanhSum):
+      rows = max(1, min(rows, MAX_BLOCK_ENTRIES // (size * memory.key.shape[-1])))
+    if rows >= steps:
+      return run_block(carry, xs)[1]
   blocks = -(-steps // rows)
   rows = -(-steps // blocks)  # blocks of nearly equal size: at most blocks - 1 rows are padding
 

@@ -22,6 +22,7 @@ from attention_jax.functional.attend import Attended, Memory
 from attention_jax.functional.masking import zero_masked
 from attention_jax.functional.table import Row
 from attention_jax.kernels import flash
+from attention_jax.kernels.symbolic import require_fixed_sizes
 from attention_jax.kernels.target import kernel_platform
 
 KERNEL = 'cudnn'  # argument `implementation` of jax.nn.dot_product_attention; tests set it to 'xla'
@@ -69,6 +70,7 @@ def attend(
   Raises:
     UserError: if queries, keys and values do not have one of TYPES in common, or have more than MAX_WIDTH features.
   """
+  require_fixed_sizes('cudnn', query, memory)
   if reason := unsupported_inputs(query, memory):
     raise UserError(f"implementation 'cudnn': {reason}; use 'flash'")
   dtype = memory.value.dtype

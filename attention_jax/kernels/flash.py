@@ -27,6 +27,7 @@ from attention_jax.functional.table import Product, Row
 from attention_jax.kernels.derivatives import first_order
 from attention_jax.kernels.flash_blocks import BlockedInputs, Blocks
 from attention_jax.kernels.sharding import shard_over_rows
+from attention_jax.kernels.symbolic import require_fixed_sizes
 
 
 def unsupported_reason(score: Row, alignment: Row) -> str:
@@ -51,6 +52,7 @@ def attend(
   return_weights=True,
 ) -> Attended:
   """Attends block by block. Same arguments as `functional.attend.attend`."""
+  require_fixed_sizes('flash', query, memory)
   q, k, v, mask, bias = operands(score, alignment, params, query, memory, bias)
   factors = None if deterministic else dropout_factors(alignment, rng, q.shape[0], k.shape[0])
   factors = None if factors is None else factors.astype(q.dtype)

@@ -43,6 +43,7 @@ from attention_jax.kernels.pallas_additive_kernels import (
   round_up,
 )
 from attention_jax.kernels.sharding import shard_over_rows
+from attention_jax.kernels.symbolic import require_fixed_sizes
 from attention_jax.kernels.target import INTERPRET, kernel_platform
 
 MAX_BLOCK_SCORES = 2**20  # scores [T, S] of a block of queries in the backward pass, 4 MB
@@ -98,6 +99,7 @@ def attend(
   Raises:
     UserError: for float64, which the kernels would round.
   """
+  require_fixed_sizes('pallas_additive', query, memory)
   if reason := unsupported_inputs(query, memory):
     raise UserError(f"implementation 'pallas_additive' {reason}; use 'factored'")
   if not query.shape[0]:

@@ -20,6 +20,7 @@ from attention_jax.functional.attend import (
 from attention_jax.functional.local import unmasked_extent
 from attention_jax.functional.masking import accumulation_dtype, zero_masked
 from attention_jax.functional.table import LocalWindow, Row
+from attention_jax.kernels.symbolic import require_fixed_sizes
 
 
 def unsupported_reason(score: Row, alignment: Row) -> str:
@@ -58,6 +59,7 @@ def attend(
 
   The window of a query depends on no other query, so that nothing is scanned.
   """
+  require_fixed_sizes('window', query, memory)
   memory = _mask_infinite_bias(zero_masked_memory(memory), bias)
   steps = query.shape[0]
   size = memory.key.shape[0]

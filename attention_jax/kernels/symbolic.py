@@ -1,0 +1,29 @@
+"""Symbolic sizes: a function may be exported by jax.export for any number of queries and positions."""
+
+import jax
+from jax.export import is_symbolic_dim
+
+from attention_jax.errors import UserError
+from attention_jax.functional.attend import Memory
+
+ANY_SIZE = ('xla', 'chunked', 'factored', 'auto')  # implementations that support symbolic sizes
+
+
+def has_symbolic_sizes(query: jax.Array, memory: Memory) -> bool:
+  """Returns whether the number of queries or the number of positions is symbolic."""
+  return is_symbolic_dim(query.shape[0]) or is_symbolic_dim(memory.key.shape[0])
+
+
+def require_fixed_sizes(implementation: str, query: jax.Array, memory: Memory) -> None:
+  """Raises UserError for symbolic sizes.
+
+  Args:
+    implementation: the name of one that divides queries or positions into blocks of a size known in advance.
+    query: [T, D].
+    memory: of S positions.
+  """
+  if has_symbolic_sizes(query, memory):
+    raise UserError(
+      f"implementation '{implementation}' needs fixed numbers of queries and positions, got T={query.shape[0]} and "
+      f'S={memory.key.shape[0]}; expected one of: {", ".join(ANY_SIZE)}'
+    )
