@@ -38,7 +38,10 @@ SEARCH_FLAGS = (
 def define_run_flags(allow_ensemble: bool = False) -> None:
   """Defines the flags of programs that open a trained run, or with `allow_ensemble` several of them as an ensemble."""
   several = '; several, separated by commas, form an ensemble' if allow_ensemble else ''
-  checkpoint_help = 'best, latest, average (the mean of the last training.keep checkpoints) or the step of a checkpoint'
+  checkpoint_help = (
+    'best, latest, average (the mean of the last training.keep checkpoints), the step of a checkpoint, or a file of '
+    'weights (.safetensors)'
+  )
   flags.DEFINE_string('workdir', None, f'the folder of a trained run{several}')
   flags.DEFINE_string('checkpoint', 'best', f'{checkpoint_help}{several}')
   flags.DEFINE_string('dtype', '', 'dtype of the computation, float32 or bfloat16; by default that of the config')

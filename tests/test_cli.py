@@ -23,6 +23,7 @@ MAX_LEAN_BYTES = 300_000
 EXTRAS = {
   '': ['python', '-c', 'import attention_jax as aj, jax.numpy as jnp; aj.attend(*3 * [jnp.ones((3, 5))])'],
   'plots': ['python', '-c', "import attention_jax as aj; aj.analysis.heatmap([[1.0]], ['a'], ['b'], 'a.png')"],
+  'interop': ['python', '-c', 'import flatbuffers, safetensors.numpy; from attention_jax.modules import weights'],
   'train': [
     'attention-jax',
     'train',
@@ -103,7 +104,7 @@ def test_the_lean_wheel_imports_no_module_of_the_other(wheels):
 def test_wheels_for_an_index_require_versions_of_each_other(wheels):
   version = wheels[0].name.split('-')[1]
   assert f"attention-jax-train=={version}; extra == 'train'" in requirements(wheels[0])
-  assert f'attention-jax[plots]=={version}' in requirements(wheels[1])
+  assert f'attention-jax[interop,plots]=={version}' in requirements(wheels[1])
   assert not [line for wheel in wheels for line in requirements(wheel) if '@' in line]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 
 MIN_SOURCES = 32  # smallest batch; a smaller one takes almost as long
 
@@ -44,7 +45,8 @@ def shrinking_while_loop(
     The selected part of the last state, and the history, of all sources.
   """
   size = jax.tree.leaves(history)[0].shape[1]
-  smaller = size // 2 if size >= 2 * MIN_SOURCES else 0
+  # An exported search of any number of sources has one size.
+  smaller = 0 if is_symbolic_dim(size) or size < 2 * MIN_SOURCES else size // 2
 
   def condition(loop):
     level, state, _ = loop

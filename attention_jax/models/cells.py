@@ -23,6 +23,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.attend import Memory
@@ -226,7 +227,8 @@ class Bahdanau(Cell):
 
   def share(self, memory: Memory, hypotheses: int, max_length: int) -> Memory | SharedMemory:
     # The gates of S positions cost as much as S steps of one hypothesis, which usually has about S tokens.
-    is_worthwhile = hypotheses >= MIN_HYPOTHESES and memory.mask.shape[-1] <= max_length
+    positions = memory.mask.shape[-1]
+    is_worthwhile = not is_symbolic_dim(positions) and hypotheses >= MIN_HYPOTHESES and positions <= max_length
     is_linear = not (self.attention.projects_values or self.gate or self.traits.latent)
     if not (is_worthwhile and is_linear):
       return memory

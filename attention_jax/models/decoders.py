@@ -159,9 +159,8 @@ class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
   def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> DecoderOutput:
     positions = jnp.arange(embeddings.shape[1])
     x = self.embed_inputs(embeddings, positions)
-    mask = jnp.broadcast_to(
-      self._self_attention_mask(positions, len(positions)), (x.shape[0], len(positions), len(positions))
-    )
+    batch, steps = x.shape[:2]
+    mask = jnp.broadcast_to(self._self_attention_mask(positions, steps), (batch, steps, steps))
     weights = []
     for block, memory in zip(self.blocks, self._remember(encoded), strict=True):
       after, layer_weights = block(x, memory, mask, positions, deterministic)

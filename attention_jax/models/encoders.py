@@ -163,7 +163,7 @@ class TransformerEncoder(Stack, kw_only=True):
     x = self.embed_inputs(self.embedding(source, deterministic), positions)
     attention_mask = mask
     if self.window:
-      in_window = visibility_mask(positions, len(positions), causal=False, window=self.window, sinks=self.sinks)
+      in_window = visibility_mask(positions, source.shape[1], causal=False, window=self.window, sinks=self.sinks)
       attention_mask = mask[:, None, :] & in_window[None]
     for block in self.blocks:
       x = self.apply_layer_drop(x, block(x, attention_mask, positions, deterministic), deterministic)

@@ -42,18 +42,24 @@ def project_to_heads(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 class HeadKernel(nn.Module):
-  """Kernel [N, D, F] of a linear projection [D] -> [N, F] without bias, for an input of D features.
+  """Kernel [N, D, F] of a linear projection [D] -> [N, F], for an input of D features.
 
-  The initial scale is that of one layer D -> N F (Glorot & Bengio 2010), whatever the number of heads.
+  With a bias, the last feature of the input is 1, and the last row of the kernel is the bias. The initial scale is that
+  of one layer D -> N F (Glorot & Bengio 2010), whatever the number of heads.
   """
 
   heads: int
   features: int
+  bias: bool = False
 
   @nn.compact
   def __call__(self, size: int) -> jax.Array:
     init = nn.initializers.variance_scaling(1.0, 'fan_avg', 'uniform', in_axis=1, out_axis=(0, 2))
-    return self.param('kernel', init, (self.heads, size, self.features))
+    kernel = self.param('kernel', init, (self.heads, size - self.bias, self.features))
+    if not self.bias:
+      return kernel
+    bias = self.param('bias', nn.initializers.zeros, (self.heads, self.features))
+    return jnp.concatenate([kernel, bias[:, None]], axis=1)
 
 
 class Attention(nn.Module):
@@ -77,6 +83,7 @@ class Attention(nn.Module):
     dropout: dropout rate of the weights during training.
     project_values: whether a single head projects the value and the context as several heads do.
     positions: a module of modules.positions, for self-attention.
+    bias: whether projections have biases, as those of torch have.
     output_scale: the initial variance of the output projection is output_scale / F.
     dtype: dtype of the computation; weights are float32 in any case.
 
@@ -130,6 +137,7 @@ class Attention(nn.Module):
   dropout: Fraction = 0.0
   project_values: bool = False
   positions: Positions | None = None
+  bias: bool = False
   output_scale: float = 1.0
   dtype: jnp.dtype = jnp.float32
 
@@ -146,12 +154,12 @@ class Attention(nn.Module):
       raise UserError(f'attention: heads must be 1 for a latent alignment, got heads={self.heads}')
     head_features = self.features // self.heads
     if self.projects:
-      self.query_kernel = HeadKernel(self.heads, head_features)
-      self.key_kernel = HeadKernel(self.groups, head_features)
+      self.query_kernel = HeadKernel(self.heads, head_features, self.bias)
+      self.key_kernel = HeadKernel(self.groups, head_features, self.bias)
     if self.projects_values:
-      self.value_kernel = HeadKernel(self.groups, head_features)
+      self.value_kernel = HeadKernel(self.groups, head_features, self.bias)
       init = nn.initializers.variance_scaling(self.output_scale, 'fan_in', 'truncated_normal')
-      self.join = Dense(self.features, use_bias=False, dtype=self.dtype, kernel_init=init)
+      self.join = Dense(self.features, use_bias=self.bias, dtype=self.dtype, kernel_init=init)
     if self.rotates_products and not self.score_row.rotation_invariant:
       expected = ', '.join(name for name, row in SCORES.items() if row.rotation_invariant)
       raise UserError(
@@ -246,6 +254,7 @@ class Attention(nn.Module):
       x = x.astype(self.dtype)
       if head_kernel is None:
         return x[:, None]
+      x = self._append_one(x)
       return project_to_heads(x, head_kernel(x.shape[-1]).astype(self.dtype))
 
     key = split_heads(unprojected.key, self.key_kernel if self.projects else None)
@@ -349,6 +358,8 @@ class Attention(nn.Module):
   def _over_heads(self, fn, carry, query, memory: Memory, deterministic: bool, positions: jax.Array | None):
     """Maps fn(params, carry, query [T, D], memory, bias, rng) over the batch and the heads; results have axes B, N."""
     query = query.astype(self.dtype)
+    if self.projects:
+      query = self._append_one(query)
     params = self._cast_params(query.shape[-1], memory.key.shape[-1])
     bias = None
     bias_batch_axis = 0
@@ -374,6 +385,10 @@ class Attention(nn.Module):
     )
     results = over_batch(params, carry, query, memory._replace(mask=memory.mask[:, 0]), bias, rngs)
     return jax.tree.map(lambda x: x.reshape(x.shape[0], self.heads, *x.shape[3:]), results)
+
+  def _append_one(self, x: jax.Array) -> jax.Array:
+    """Appends a feature of 1 to the input of a projection that has a bias."""
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 1)], constant_values=1) if self.bias else x
 
   def _cast_params(self, query_size: int, key_size: int):
     """Parameters of all heads in the dtype of the computation, for queries of `query_size` features."""

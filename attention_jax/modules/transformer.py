@@ -20,7 +20,7 @@ from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.linear import Dense
 from attention_jax.specs import Fraction
 
-EPSILON = 1e-5  # added to the variance in normalisation
+EPSILON = 1e-5  # default of what is added to the variance in normalisation
 
 
 class Norm(NamedTuple):
@@ -120,25 +120,27 @@ class Residual(nn.Module):
     norm: a row of NORMS.
     norm_first: whether to normalise the input of f (pre-norm, Xiong et al. 2020) instead of the sum.
     dropout: dropout rate of f(x).
+    epsilon: added to the variance.
   """
 
   norm: str = 'layer'
   norm_first: bool = False
   dropout: Fraction = 0.0
   dtype: jnp.dtype = jnp.float32
+  epsilon: float = EPSILON
 
   @nn.compact
   def __call__(self, fn: Callable[[jax.Array], tuple[jax.Array, Any]], x: jax.Array, deterministic: bool):
     """Returns the new x, and the auxiliary result of fn(x) -> (y, auxiliary)."""
-    norm = make_norm(self.norm, self.dtype)
+    norm = make_norm(self.norm, self.dtype, self.epsilon)
     y, auxiliary = fn(norm(x) if self.norm_first else x)
     x = x + Dropout(self.dropout)(y, deterministic=deterministic)
     return (x if self.norm_first else norm(x)), auxiliary
 
 
-def make_norm(name: str, dtype) -> nn.Module:
+def make_norm(name: str, dtype, epsilon: float = EPSILON) -> nn.Module:
   """Returns the normalisation layer that a row of NORMS describes."""
-  return NORMS[choose(name, NORMS, 'norm')].module(epsilon=EPSILON, dtype=dtype)
+  return NORMS[choose(name, NORMS, 'norm')].module(epsilon=epsilon, dtype=dtype)
 
 
 class EncoderLayer(nn.Module):

@@ -11,8 +11,8 @@ from attention_jax.errors import UserError
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.positions import Positions, parse_position
-from attention_jax.modules.transformer import FeedForward, Residual, make_norm
-from attention_jax.specs import Count, Fraction, Size
+from attention_jax.modules.transformer import EPSILON, FeedForward, Residual, make_norm
+from attention_jax.specs import Count, Fraction, Positive, Size
 
 
 class Stack(nn.Module):
@@ -32,6 +32,10 @@ class Stack(nn.Module):
     window, sinks: arguments of `visibility_mask` for self-attention.
     norm: a row of NORMS.
     norm_first: whether to normalise the inputs of sublayers; see Residual.
+    normalize_last: whether to normalise the result of the last layer although `norm_first` is False, as nn.Transformer
+      of torch does.
+    epsilon: added to the variance in normalisation.
+    bias: whether the projections of self-attention have biases.
     activation: a row of ACTIVATIONS.
     dropout: dropout rate of embeddings, before positions are added, and of the results of sublayers.
     attention_dropout: dropout rate of the weights of self-attention.
@@ -54,6 +58,9 @@ class Stack(nn.Module):
   sinks: Count = 0
   norm: str = 'layer'
   norm_first: bool = False
+  normalize_last: bool = False
+  epsilon: Positive = EPSILON
+  bias: bool = False
   activation: str = 'relu'
   dropout: Fraction = 0.0
   dtype: jnp.dtype = jnp.float32
@@ -75,8 +82,8 @@ class Stack(nn.Module):
     cls, _ = parse_position(self.position)
     is_made_per_layer = cls.in_attention and not cls.shared_across_layers
     self.positions = Positions() if is_made_per_layer else self._make_positions()
-    if self.norm_first:
-      self.final_norm = make_norm(self.norm, self.dtype)
+    if self.norm_first or self.normalize_last:
+      self.final_norm = make_norm(self.norm, self.dtype, self.epsilon)
 
   def _make_positions(self) -> Positions:
     cls, options = parse_position(self.position)
@@ -106,6 +113,7 @@ class Stack(nn.Module):
       self.attention_dropout,
       project_values=True,
       positions=self._attention_positions(),
+      bias=self.bias,
       output_scale=self.residual_scale,
       dtype=self.dtype,
     )
@@ -118,7 +126,7 @@ class Stack(nn.Module):
   @property
   def residual(self) -> Callable[[], Residual]:
     """Makes the residual connection of one sublayer."""
-    return functools.partial(Residual, self.norm, self.norm_first, self.dropout, self.dtype)
+    return functools.partial(Residual, self.norm, self.norm_first, self.dropout, self.dtype, self.epsilon)
 
   def embed_inputs(self, embeddings: jax.Array, positions: jax.Array) -> jax.Array:
     """Projects embeddings [B, T, E] to D, scales by √D (Vaswani et al. 2017, section 3.4), and adds positions [T]."""
@@ -138,8 +146,8 @@ class Stack(nn.Module):
     return jnp.where(jax.random.bernoulli(self.make_rng('dropout'), self.layer_dropout), x, after)
 
   def finalize(self, x: jax.Array) -> jax.Array:
-    """Normalises the result of the last layer if layers normalise their inputs."""
-    return self.final_norm(x) if self.norm_first else x
+    """Normalises the result of the last layer if `norm_first` or `normalize_last` is set."""
+    return self.final_norm(x) if self.norm_first or self.normalize_last else x
 
 
 def require_backprop(attention: Attention, name: str = 'transformer') -> Attention:

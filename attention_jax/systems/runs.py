@@ -16,6 +16,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.inference.evaluation import text_metrics
 from attention_jax.inference.metrics import MetricValue
 from attention_jax.inference.predictor import Predictor
+from attention_jax.modules.weights import SUFFIX, load_weights, read_metadata
 from attention_jax.systems.base import Config, SupportsCorpus, SupportsEnsembles, SupportsTranslation, System
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.ready_made import opened_folder
@@ -25,7 +26,7 @@ from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.file_digests import check_file_digests
 from attention_jax.training.folder import read_config
 from attention_jax.training.loop import Training
-from attention_jax.training.partition import make_mesh, sharding
+from attention_jax.training.partition import make_mesh, replicate, sharding
 from attention_jax.training.state import evaluation_field
 
 Support = TypeVar('Support')
@@ -122,8 +123,8 @@ def open_run(
 
   Args:
     folder: the run folder, or '@NAME' for a ready-made model (systems.ready_made).
-    checkpoint: 'best', 'latest', 'average' (the mean of the parameters of the last training.keep checkpoints), or the
-      step of a checkpoint.
+    checkpoint: 'best', 'latest', 'average' (the mean of the parameters of the last training.keep checkpoints), the step
+      of a checkpoint, or a file of weights that ends with .safetensors.
     evaluation: fields of config.evaluation to override.
     dtype: overrides config.model.dtype, unless empty.
 
@@ -219,6 +220,8 @@ def restore_params(folder: Path, system: System, checkpoint: str) -> tuple[Any, 
   Returns:
     The parameters, and the steps of the checkpoints that they come from.
   """
+  if checkpoint.endswith(SUFFIX):
+    return _load_params(system, checkpoint)
   training = Training(**system.config['training'])
   field = evaluation_field(training.average)
   placement = sharding(make_mesh(jax.local_devices()), 'state')
@@ -234,6 +237,14 @@ def restore_params(folder: Path, system: System, checkpoint: str) -> tuple[Any, 
     return jax.tree.map(lambda *x: sum(x) / len(x), *params), tuple(steps)
   finally:
     checkpoints.close()
+
+
+def _load_params(system: System, path: str) -> tuple[Any, tuple[int, ...]]:
+  """The parameters of a file of weights, and the steps that it names; step 0 if it names none."""
+  shapes = jax.eval_shape(lambda: system.initializer()(0))
+  params = replicate(load_weights(path, shapes), make_mesh(jax.local_devices()))
+  steps = read_metadata(path).get('steps', '').split()
+  return params, tuple(int(step) for step in steps if step.isdecimal()) or (0,)
 
 
 def _select_checkpoints(checkpoints: Checkpoints, name: str, keep: int) -> tuple[str, list[int]]:

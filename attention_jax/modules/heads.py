@@ -1,0 +1,105 @@
+"""`Attention` as pure functions of its parameters, for modules of libraries other than flax.linen.
+
+The parameters have the names of `Attention` and its initial scales, so that the weights of one are those of the other:
+query_kernel and key_kernel {'kernel': [N, D, F]} if the score projects or there are several heads, value_kernel and
+join {'kernel': [F, F]} for several heads, and score_params and alignment_params, each with a leading axis of heads.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.errors import UserError
+from attention_jax.functional.alignments import ALIGNMENTS
+from attention_jax.functional.attend import Attended
+from attention_jax.functional.scores import SCORES
+from attention_jax.functional.table import init_row_params, lookup
+from attention_jax.kernels.api import attend
+
+
+def init_heads(
+  rng: jax.Array, *, query: int, key: int, features: int, heads: int = 1, score='additive', alignment='softmax'
+) -> dict[str, dict[str, jax.Array]]:
+  """Returns initial parameters for `attend_heads`.
+
+  Args:
+    rng: a PRNG key, consumed.
+    query, key: the widths of queries and of the memory.
+    features: width F of the projections of all heads together.
+    heads: number N of heads.
+    score, alignment: a spec string, a table row, or a function.
+
+  Raises:
+    UserError: for an unknown variant or option, and if features is no multiple of heads.
+  """
+  if heads < 1 or features % heads:
+    raise UserError(f'attention: features must be a multiple of heads, got features={features} and heads={heads}')
+  score_row = lookup(score, SCORES, 'score')
+  rows = {'score_params': score_row, 'alignment_params': lookup(alignment, ALIGNMENTS, 'alignment')}
+  projects = heads > 1 or score_row.project
+  width = features // heads
+  projected = {'query': width, 'key': width} if projects else {'query': query, 'key': key}
+  # An alignment takes the query before its projection, and the key after it.
+  sizes = {'score_params': projected, 'alignment_params': projected | {'query': query}}
+  glorot = jax.nn.initializers.variance_scaling(1.0, 'fan_avg', 'uniform', in_axis=1, out_axis=(0, 2))
+  kernels = {'query_kernel': query, 'key_kernel': key} if projects else {}
+  if heads > 1:
+    kernels['value_kernel'] = key
+  row_rng, kernel_rng, join_rng = jax.random.split(rng, 3)
+  params = {
+    name: {'kernel': glorot(rng, (heads, size, width))}
+    for rng, (name, size) in zip(jax.random.split(kernel_rng, 3), kernels.items(), strict=False)
+  }
+  for rng, (name, row) in zip(jax.random.split(row_rng), rows.items(), strict=True):
+    init = lambda rng, row=row, size=sizes[name] | {'features': width}: init_row_params(rng, row, size)
+    if row.params:
+      params[name] = jax.vmap(init)(jax.random.split(rng, heads))
+  if heads > 1:
+    init = jax.nn.initializers.variance_scaling(1.0, 'fan_in', 'truncated_normal')
+    params['join'] = {'kernel': init(join_rng, (features, features))}
+  return params
+
+
+def attend_heads(
+  params: Mapping[str, Mapping[str, jax.Array]],
+  query: jax.Array,
+  encoded: jax.Array,
+  mask: jax.Array | None = None,
+  *,
+  score='additive',
+  alignment='softmax',
+  rng: jax.Array | None = None,
+  deterministic: bool = True,
+  implementation: str = 'auto',
+) -> Attended:
+  """Attends as `Attention.parallel` does.
+
+  Args:
+    params: as `init_heads` returns them, or those of `Attention`.
+    query: [..., T, Dq].
+    encoded: what is attended to, [..., S, D].
+    mask: positions that may be attended to, broadcastable to [..., T, S].
+    score, alignment, rng, deterministic, implementation: as for `attend`.
+
+  Returns:
+    The context [..., T, F] of several heads, or [..., T, D] of one, and weights [..., N, T, S] or [..., T, S].
+  """
+  mask = None if mask is None else jnp.broadcast_to(mask, (*query.shape[:-1], encoded.shape[-2]))
+  kernels = {name: params[f'{name}_kernel']['kernel'] for name in ('query', 'key') if f'{name}_kernel' in params}
+  variants = {name: params.get(f'{name}_params', {}) for name in ('score', 'alignment')}
+  values = encoded[None]
+  if 'value_kernel' in params:
+    values = jnp.einsum('...sd,ndf->n...sf', encoded, params['value_kernel']['kernel'])
+  rngs = None if rng is None else jax.random.split(rng, values.shape[0])
+
+  def attend_head(head_params: Any, value: jax.Array, rng: jax.Array | None) -> Attended:
+    options = {'score': score, 'alignment': alignment, 'params': head_params, 'implementation': implementation}
+    return attend(query, encoded, value, mask, rng=rng, deterministic=deterministic, **options)
+
+  context, weights = jax.vmap(attend_head)(kernels | variants, values, rngs)
+  if 'join' not in params:
+    return Attended(context[0], weights[0])
+  joined = jnp.moveaxis(context, 0, -2).reshape(*query.shape[:-1], -1) @ params['join']['kernel']
+  return Attended(joined, jnp.moveaxis(weights, 0, -3))

@@ -1,0 +1,126 @@
+"""Weights as safetensors files: parameters with the names of docs/weights.md.
+
+The name of a parameter is its path in the tree of flax, with dots: 'decoder.cell.attention.query_kernel.kernel'.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.atomic import write_bytes
+from attention_jax.errors import UserError
+
+SUFFIX = '.safetensors'
+MAX_NAMES = 3  # names in a message
+
+
+def flatten_names(params: Any) -> dict[str, Any]:
+  """Returns the leaves of a tree of dictionaries by name."""
+  leaves, _ = jax.tree.flatten_with_path(params)
+  return {jax.tree_util.keystr(path, simple=True, separator='.'): leaf for path, leaf in leaves}
+
+
+def unflatten_names(weights: Mapping[str, Any], like: Any, source: str = 'weights') -> Any:
+  """Returns the tree of `like` with the arrays of `weights`.
+
+  Args:
+    weights: arrays by name.
+    like: a tree of arrays or shapes.
+    source: name of the file, for errors.
+
+  Raises:
+    UserError: for names that are missing or unknown, and for other shapes than those of `like`; it names them.
+  """
+  expected = flatten_names(like)
+  if missing := sorted(expected.keys() - weights.keys()):
+    raise UserError(f'{source}: {len(missing)} of {len(expected)} weights are missing: {_some(missing)}')
+  if unknown := sorted(weights.keys() - expected.keys()):
+    raise UserError(f'{source}: {len(unknown)} names are not of this model: {_some(unknown)}')
+  for name, leaf in expected.items():
+    if weights[name].shape != leaf.shape:
+      raise UserError(f'{source}: {name} must be {list(leaf.shape)}, got {list(weights[name].shape)}')
+  return jax.tree.map(lambda leaf, name: weights[name], like, _names_tree(like))
+
+
+def check_suffix(path: str) -> str:
+  """Returns the path. Raises UserError unless it ends with SUFFIX."""
+  if not path.endswith(SUFFIX):
+    raise UserError(f'{path} must end with {SUFFIX}')
+  return path
+
+
+def save_weights(params: Any, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
+  """Writes parameters to a safetensors file.
+
+  Args:
+    params: a tree of dictionaries of arrays.
+    path: the file.
+    metadata: strings that are stored beside them.
+
+  Raises:
+    UserError: if safetensors is not installed.
+  """
+  arrays = {name: np.ascontiguousarray(leaf) for name, leaf in flatten_names(params).items()}
+  write_bytes(path, _library().save(arrays, metadata=dict(metadata or {})))
+
+
+def load_weights(path: str | Path, like: Any) -> Any:
+  """Reads parameters from a safetensors file.
+
+  Args:
+    path: the file.
+    like: a tree of arrays or shapes, whose names and shapes the file must have; its dtypes are those of the result.
+
+  Returns:
+    The parameters.
+
+  Raises:
+    UserError: if the file cannot be read or does not fit; the message names the first weights that do not.
+  """
+  params = unflatten_names(read_arrays(path), like, str(path))
+  return jax.tree.map(lambda leaf, array: jnp.asarray(array, leaf.dtype), like, params)
+
+
+def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
+  """Returns all arrays of a safetensors file by name. Raises UserError if it cannot be read."""
+  try:
+    return _library().load(Path(path).read_bytes())
+  except OSError as error:
+    raise UserError(f'{path}: cannot be read ({error.strerror})') from None
+  except Exception as error:  # the library raises exceptions of its own for damaged files
+    if isinstance(error, UserError):
+      raise
+    raise UserError(f'{path}: not a safetensors file, or damaged ({error})') from None
+
+
+def read_metadata(path: str | Path) -> dict[str, str]:
+  """Returns the metadata of a safetensors file. Raises UserError if it cannot be read."""
+  import safetensors
+
+  try:
+    with safetensors.safe_open(path, 'numpy') as file:
+      return file.metadata() or {}
+  except Exception as error:
+    raise UserError(f'{path}: not a safetensors file, or damaged ({error})') from None
+
+
+def _library():
+  try:
+    import safetensors.numpy
+  except ImportError:
+    raise UserError("weights in files need the package safetensors; pip install 'attention_jax[interop]'") from None
+  return safetensors.numpy
+
+
+def _some(names: Sequence[str]) -> str:
+  listed = ', '.join(names[:MAX_NAMES])
+  return f'{listed}, ...' if len(names) > MAX_NAMES else listed
+
+
+def _names_tree(like: Any) -> Any:
+  """The tree of `like` with the name of each leaf in its place."""
+  return jax.tree.unflatten(jax.tree.structure(like), list(flatten_names(like)))

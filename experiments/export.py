@@ -1,0 +1,64 @@
+"""Exports a trained run of translation as a folder of files that run with jax alone, without this package.
+
+  python -m experiments.export --workdir=runs/dates --output=exported
+  python -m experiments.export --workdir=runs/dates --output=exported --beams=1 --platforms=cpu,cuda,tpu
+  python -m experiments.export --workdir=runs/pointer --output=exported --source_length=32
+
+Writes search, start and step (jax.export), the weights (safetensors) and the vocabularies; docs/interop.md shows how to
+call them. The number of sources is free; that of their positions too, unless --source_length fixes it.
+"""
+
+from experiments.process_settings import prepare_process
+
+if __name__ == '__main__':
+  prepare_process()  # before jax is imported
+
+from pathlib import Path
+
+from absl import flags
+
+from attention_jax.errors import UserError, choose
+from experiments.launch import FLAGS, MAX_BEAMS, MAX_LENGTH, check_output_path, define_run_flags, launch, require_flag
+
+PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
+
+define_run_flags()
+flags.DEFINE_string('output', None, 'a new folder')
+flags.DEFINE_integer('beams', None, 'beam size, 1 for greedy search; by default as in the config', 1, MAX_BEAMS)
+flags.DEFINE_integer('max_length', None, 'maximum tokens of an output; by default as in the config', 1, MAX_LENGTH)
+flags.DEFINE_integer(
+  'source_length', 0, 'number of positions of every source, padding included; 0 for any', 0, MAX_LENGTH
+)
+flags.DEFINE_list('platforms', ['cpu'], f'platforms on which the functions run, of {", ".join(PLATFORMS)}')
+
+
+def main() -> None:
+  from attention_jax.inference.exporting import ExportRequest, export_decoder, write_export
+  from attention_jax.systems import runs
+  from attention_jax.systems.base import SupportsTranslation
+
+  output = Path(check_output_path(require_flag('output'), 'output'))
+  for platform in FLAGS.platforms:
+    choose(platform, PLATFORMS, 'platform')
+  run = runs.open_run(require_flag('workdir'), FLAGS.checkpoint, dtype=FLAGS.dtype)
+  system = run.system_with(SupportsTranslation)
+  predictor = run.predictor
+  request = ExportRequest(
+    FLAGS.max_length or predictor.max_length,
+    FLAGS.beams or run.config['evaluation']['beams'],
+    predictor.ranking,
+    FLAGS.source_length,
+    FLAGS.platforms,
+  )
+  try:
+    exported = export_decoder(run.model, run.params, request)
+  except UserError as error:
+    raise UserError(f'{run.folder}: {error}') from error
+  output.mkdir()
+  write_export(exported, run.params, output)
+  system.save(str(output))
+  print(f'written to {output}: {", ".join(sorted(path.name for path in output.iterdir()))}')
+
+
+if __name__ == '__main__':
+  launch(main)

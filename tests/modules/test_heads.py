@@ -1,0 +1,87 @@
+"""Attention as a pure function, in NNX and in Equinox equals the Linen module with the same parameters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import attention_jax as aj
+from attention_jax.modules import attention_nnx
+from attention_jax.modules.heads import attend_heads, init_heads
+
+B, T, S, DQ, DK, FEATURES = 3, 5, 7, 11, 13, 4
+CASES = [
+  ('additive', 'softmax', 1),
+  ('additive', 'sparsemax', 2),
+  ('scaled_dot', 'entmax15', 4),
+  ('location_sensitive', 'local_p(width=3)', 2),
+  ('general', 'softmax', 1),
+]
+every_case = pytest.mark.parametrize(('score', 'alignment', 'heads'), CASES)
+
+
+def inputs():
+  query = jax.random.normal(jax.random.key(1), (B, T, DQ))
+  encoded = jax.random.normal(jax.random.key(2), (B, S, DK))
+  return query, encoded, aj.padding_mask(jnp.array([S, 4, 1]), S)
+
+
+def linen(score, alignment, heads):
+  """Parameters of the Linen module, and its result."""
+  query, encoded, mask = inputs()
+  module = aj.Attention(score, alignment, features=FEATURES, heads=heads)
+
+  def run(module):
+    return module.parallel(query, module.remember(encoded, mask))
+
+  result, variables = module.init_with_output(jax.random.key(0), method=run)
+  return variables['params'], result
+
+
+def assert_equal(got, expected):
+  for one, other in zip(got, expected, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@every_case
+def test_equals_linen(score, alignment, heads):
+  params, expected = linen(score, alignment, heads)
+  query, encoded, mask = inputs()
+  assert_equal(attend_heads(params, query, encoded, mask[:, None], score=score, alignment=alignment), expected)
+  made = init_heads(
+    jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=heads, score=score, alignment=alignment
+  )
+  assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, params)
+
+
+def test_nnx_equals_linen_and_trains():
+  params, expected = linen(*CASES[3])
+  query, encoded, mask = inputs()
+  score, alignment, heads = CASES[3]
+  module = attention_nnx.Attention(DQ, DK, FEATURES, heads, score, alignment, rngs=nnx.Rngs(0))
+  gradient = nnx.grad(lambda module: module(query, encoded, mask[:, None]).context.sum())(module)
+  assert all(bool(jnp.any(x != 0)) for x in jax.tree.leaves(gradient['params']['value_kernel']))
+  nnx.update(module, nnx.State({'params': jax.tree.map(nnx.Param, params)}))
+  assert_equal(nnx.jit(lambda module, *x: module(*x))(module, query, encoded, mask[:, None]), expected)
+
+
+def test_equinox_equals_linen_and_trains():
+  eqx = pytest.importorskip('equinox')
+  from attention_jax.modules import attention_equinox
+
+  params, expected = linen(*CASES[3])
+  query, encoded, mask = inputs()
+  score, alignment, heads = CASES[3]
+  module = attention_equinox.Attention(DQ, DK, FEATURES, heads, score, alignment, rng=jax.random.key(0))
+  gradient = eqx.filter_grad(lambda module: module(query, encoded, mask[:, None]).context.sum())(module)
+  updates, _ = optax.sgd(0.1).update(gradient, optax.sgd(0.1).init(eqx.filter(module, eqx.is_array)))
+  assert not eqx.tree_equal(eqx.apply_updates(module, updates), module)
+  module = eqx.tree_at(lambda module: module.params, module, params)
+  assert_equal(eqx.filter_jit(module)(query, encoded, mask[:, None]), expected)
+
+
+def test_heads_must_divide_the_features():
+  with pytest.raises(aj.UserError, match='features must be a multiple of heads, got features=4 and heads=3'):
+    init_heads(jax.random.key(0), query=2, key=2, features=4, heads=3)
