@@ -5,11 +5,13 @@
   python -m experiments.inspect_attention --workdir=runs/dates --rows=0 --analyses=entropy --analyses=leave_one_out
   python -m experiments.inspect_attention --workdir=runs/transformer --rows=0 --layers
   python -m experiments.inspect_attention --workdir=runs/a --compare=runs/b --rows=0,1,2 --output=page.html
+  python -m experiments.inspect_attention --workdir=runs/dates --serve
 
 For rows of a split of sentences, weights are those of the reference target, and gold links are outlined squares if the
 split has them. For --text and for rows of pictures, weights are those of the best hypothesis. For a run of translation,
 the suffix of --output selects the format: .png for heatmaps, .html for a page that shows weights token by token in a
-browser and needs no network, .json for all numbers.
+browser and needs no network, .json for all numbers. --serve shows the same page for sources that are typed into it, at
+an address that only this machine can reach.
 """
 
 from experiments.process_settings import prepare_process
@@ -36,11 +38,13 @@ flags.DEFINE_multi_string(
   'analyses', [], 'an analysis of docs/analyses.md to compute, such as entropy or leave_one_out; may be repeated'
 )
 flags.DEFINE_bool('relative', False, 'draw the largest weight of each heatmap darkest, for weights that are all small')
+flags.DEFINE_bool('serve', False, 'serve a page on this machine, into which sources are typed, until interrupted')
+flags.DEFINE_integer('port', 8765, 'the port of --serve; 0 for any that is free', 0, 65535)
 flags.DEFINE_string('output', None, 'a new file; by default a file in the workdir, which is overwritten')
 
 
 def main() -> None:
-  from attention_jax.analysis import reading_files
+  from attention_jax.analysis import reading_files, serving
   from attention_jax.systems import runs
   from attention_jax.systems.base import SupportsReadings
   from attention_jax.systems.ready_made import opened_folder
@@ -51,7 +55,9 @@ def main() -> None:
   name, system = runs.system_of(folder)
   path = Path(output or opened_folder(folder) / system.plot_filename)
   has_readings = issubclass(system, SupportsReadings)
-  if has_readings:
+  if FLAGS.serve:
+    _check_serve(name, has_readings)
+  elif has_readings:
     reading_files.check_format(path)
   else:
     _check_plot(name, system, path, output)
@@ -59,27 +65,36 @@ def main() -> None:
     raise UserError('--text: an empty line has no attention weights')
   run = runs.open_run(folder, FLAGS.checkpoint, dtype=FLAGS.dtype)
   if has_readings:
-    others = [runs.open_run(other, FLAGS.checkpoint, dtype=FLAGS.dtype) for other in FLAGS.compare]
-    _write_readings([run, *others], path)
+    opened = [run, *(runs.open_run(other, FLAGS.checkpoint, dtype=FLAGS.dtype) for other in FLAGS.compare)]
+    if FLAGS.serve:
+      serving.serve(lambda text: _read(opened, [text]), FLAGS.port, relative=FLAGS.relative)
+      return
+    reading_files.write(_read(opened, FLAGS.text), path, relative=FLAGS.relative)
+    print(f'written to {path}')
   else:
     _plot(run, path)
 
 
-def _write_readings(runs, path: Path) -> None:
-  from attention_jax.analysis import reading_files
+def _read(runs, texts: list[str]) -> list:
+  """Readings of these texts, or of the rows of the split, by each run."""
   from attention_jax.analysis.reading import ReadingRequest
   from attention_jax.systems.base import SupportsReadings
 
-  request = ReadingRequest(
-    FLAGS.split, FLAGS.rows, FLAGS.text, FLAGS.layers, FLAGS.analyses, FLAGS.hypotheses, FLAGS.words
-  )
-  readings = [
+  request = ReadingRequest(FLAGS.split, FLAGS.rows, texts, FLAGS.layers, FLAGS.analyses, FLAGS.hypotheses, FLAGS.words)
+  return [
     reading._replace(run=str(run.folder))
     for run in runs
     for reading in run.system_with(SupportsReadings).read(run.params, request)
   ]
-  reading_files.write(readings, path, relative=FLAGS.relative)
-  print(f'written to {path}')
+
+
+def _check_serve(name: str, has_readings: bool) -> None:
+  """Raises UserError for a run whose sources cannot be typed, and for flags of files."""
+  if not has_readings:
+    raise UserError(f"--serve: expected a run of system 'translation', got one of {name!r}")
+  for flag in ('output', 'text'):
+    if FLAGS[flag].value:
+      raise UserError(f'--{flag} has no effect with --serve; leave one of them out')
 
 
 def _check_plot(name: str, system: type, path: Path, output: str | None) -> None:

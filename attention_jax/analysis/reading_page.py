@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from attention_jax.analysis.alignment import alignment_scores, links_from_weights
 from attention_jax.analysis.fonts import visible_form
@@ -30,8 +30,22 @@ def write_page(readings: Sequence[Reading], path: str | Path, *, relative: bool 
     write_text(path, render_page(readings, relative))
 
 
-def render_page(readings: Sequence[Reading], relative: bool = False) -> str:
-  """Returns the text of the page; every value in it is escaped."""
+class Served(NamedTuple):
+  """The form of a page that a server answers with.
+
+  Attributes:
+    text: the source in it.
+    error: a message below it, or ''.
+    max_length: maximum number of characters of a source.
+  """
+
+  text: str
+  error: str
+  max_length: int
+
+
+def render_page(readings: Sequence[Reading], relative: bool = False, served: Served | None = None) -> str:
+  """Returns the text of the page, with a form for sources if it is `served`; every value in it is escaped."""
   import jinja2
 
   loader = jinja2.FileSystemLoader(TEMPLATES)
@@ -39,8 +53,8 @@ def render_page(readings: Sequence[Reading], relative: bool = False) -> str:
   environment.policies['json.dumps_kwargs'] = {'sort_keys': False}  # layers and heads stay in their order
   names = list(dict.fromkeys(reading.run for reading in readings))
   runs = [{'name': name, 'readings': [_record(r) for r in readings if r.run == name]} for name in names]
-  title = 'Attention of ' + ' and '.join(name or 'a trained run' for name in names)
-  return environment.get_template('page.html.jinja').render(title=title, runs=runs, relative=relative)
+  title = 'Attention of ' + (' and '.join(name or 'a trained run' for name in names) or 'a trained run')
+  return environment.get_template('page.html.jinja').render(title=title, runs=runs, relative=relative, served=served)
 
 
 def _record(reading: Reading) -> dict[str, Any]:

@@ -273,14 +273,16 @@ class Luong(Cell):
 
   Attributes:
     input_feeding: whether a_{t-1} is an input of the RNN.
+    readout_bias: whether a bias is added to W [c_t; s_t], which the paper does not have.
   """
 
   rnn: str = 'lstm'
   input_feeding: bool = True
+  readout_bias: bool = False
 
   def setup(self):
     self.stack = self.make_stack()
-    self.attentional = ConcatDense(self.features, dtype=self.dtype)
+    self.attentional = ConcatDense(self.features, self.readout_bias, self.dtype)
     if self.input_feeding:
       self.feed_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
 

@@ -1,0 +1,86 @@
+"""The page of readings for sources that are typed into it, served on this machine alone."""
+
+import errno
+import threading
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+from attention_jax.analysis.reading import Reading
+from attention_jax.analysis.reading_page import Served, render_page
+from attention_jax.errors import UserError
+
+HOST = '127.0.0.1'
+MAX_LENGTH = 1000  # characters of a source
+Read = Callable[[str], Sequence[Reading]]
+
+
+def make_server(read: Read, port: int, *, relative: bool = False) -> ThreadingHTTPServer:
+  """Returns a server of the page, which is bound to HOST and not started yet.
+
+  It answers GET / with the form, and GET /?text=SOURCE with the readings of a source below it. Requests whose host is
+  not this machine are rejected, so that no page of another site can read the answers through a name of its own.
+
+  Args:
+    read: source -> its readings; may raise UserError, which is shown on the page. Called for one source at a time.
+    port: the port; 0 for any that is free.
+    relative: as for `render_page`.
+
+  Raises:
+    UserError: if the port is in use or needs permissions.
+  """
+  lock = threading.Lock()
+
+  class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+      if self.headers.get('Host', '').rpartition(':')[0] not in (HOST, 'localhost'):
+        self._answer(HTTPStatus.FORBIDDEN, 'this page is served to its own machine only\n', 'text/plain')
+        return
+      url = urlsplit(self.path)
+      if url.path != '/':
+        self._answer(HTTPStatus.NOT_FOUND, 'the page is at /\n', 'text/plain')
+        return
+      text = parse_qs(url.query).get('text', [''])[0]
+      with lock:
+        page = _render(read, text, relative)
+      self._answer(HTTPStatus.OK, page, 'text/html')
+
+    def _answer(self, status: HTTPStatus, text: str, content_type: str) -> None:
+      data = text.encode()
+      self.send_response(status)
+      self.send_header('Content-Type', f'{content_type}; charset=utf-8')
+      self.send_header('Content-Length', str(len(data)))
+      self.send_header('X-Content-Type-Options', 'nosniff')
+      self.end_headers()
+      self.wfile.write(data)
+
+    def log_message(self, *args) -> None:
+      """Logs nothing: what is typed stays between the browser and this process."""
+
+  try:
+    return ThreadingHTTPServer((HOST, port), Handler)
+  except OSError as error:
+    reason = 'is in use' if error.errno == errno.EADDRINUSE else f'cannot be used ({error.strerror})'
+    raise UserError(f'port {port} of {HOST} {reason}; choose another --port') from None
+
+
+def serve(read: Read, port: int, *, relative: bool = False) -> None:
+  """Serves the page until interrupted; prints its address. Arguments and errors are those of `make_server`."""
+  with make_server(read, port, relative=relative) as server:
+    print(f'serving http://{HOST}:{server.server_port}/ until interrupted (Ctrl+C)', flush=True)
+    server.serve_forever()
+
+
+def _render(read: Read, text: str, relative: bool) -> str:
+  """The page for one source; without a source, the form alone."""
+  readings: Sequence[Reading] = []
+  error = ''
+  if len(text) > MAX_LENGTH:
+    error = f'a source must have at most {MAX_LENGTH} characters, got {len(text)}'
+  elif text.strip():
+    try:
+      readings = read(text)
+    except UserError as user_error:
+      error = ' '.join(user_error.lines)
+  return render_page(readings, relative, Served(text, error, MAX_LENGTH))

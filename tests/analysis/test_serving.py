@@ -1,0 +1,74 @@
+"""The server of the page of readings: the form, its answers, and what it rejects."""
+
+import contextlib
+import http.client
+import threading
+from urllib.parse import quote
+
+import pytest
+
+from attention_jax.analysis.serving import HOST, MAX_LENGTH, make_server
+from attention_jax.errors import UserError
+from tests.analysis.test_reading import READING
+from tests.analysis.test_reading_page import HOSTILE, Page
+
+
+def read(text):
+  if 'wrong' in text:
+    raise UserError(f'no output for {text!r}')
+  return [READING._replace(source=text, name=text)]
+
+
+@pytest.fixture
+def port():
+  with make_server(read, 0) as server:
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+
+
+def get(port: int, path: str, host: str = 'localhost'):
+  """Returns status and text of an answer."""
+  with contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=20)) as connection:
+    connection.request('GET', path, headers={'Host': f'{host}:{port}'})
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+def test_a_typed_source_is_answered(port):
+  status, text = get(port, '/')
+  assert status == 200 and Page(text).ids == {'ask'}
+  status, text = get(port, f'/?text={quote("5 марта")}')
+  page = Page(text)
+  assert status == 200 and {'ask', 'controls', 'panels'} <= page.ids
+  assert page.data[0]['readings'][0]['source'] == '5 марта'
+  assert next(a for _, a in page.tags if a.get('name') == 'text')['value'] == '5 марта'
+
+
+def test_hostile_text_stays_text(port):
+  for text in (HOSTILE, f'wrong {HOSTILE}'):
+    _, answer = get(port, f'/?text={quote(text)}')
+    page = Page(answer)
+    assert 'img' not in {tag for tag, _ in page.tags}
+    assert next(a for _, a in page.tags if a.get('name') == 'text')['value'] == text
+
+
+@pytest.mark.parametrize(
+  ('path', 'message'),
+  [('/?text=wrong', 'no output for &#39;wrong&#39;'), (f'/?text={"a" * 1001}', f'at most {MAX_LENGTH} characters')],
+)
+def test_mistakes_are_shown_on_the_page(port, path, message):
+  status, text = get(port, path)
+  assert status == 200 and message in text
+
+
+def test_other_paths_and_other_hosts_are_rejected(port):
+  assert get(port, '/favicon.ico')[0] == 404
+  assert get(port, '/?text=a', host='example.org')[0] == 403
+
+
+def test_a_port_in_use_is_reported_in_one_line(port):
+  with pytest.raises(UserError, match=f'^port {port} of 127.0.0.1 is in use; choose another --port$'):
+    make_server(read, port)

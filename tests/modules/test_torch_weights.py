@@ -1,0 +1,171 @@
+"""Weights of torch and Joey NMT: models here return what those of make_torch_fixtures.py returned."""
+
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attention_jax as aj
+from attention_jax.models.decoders import TransformerDecoder
+from attention_jax.models.encoder_decoder import build
+from attention_jax.models.encoders import TransformerEncoder
+from attention_jax.modules.recurrent import RecurrentCell
+from attention_jax.modules.torch_weights import convert_weights
+from attention_jax.modules.weights import read_arrays, read_metadata, unflatten_names
+from tests.models.helpers import ModelConfig
+
+FIXTURES = Path(__file__).parent / 'torch_fixtures'
+CLOSE = {'rtol': 1e-5, 'atol': 1e-5}
+FEATURES, HEADS = 8, 2
+
+
+def read(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+  """Returns the weights, and the inputs and outputs, of a file of torch_fixtures."""
+  arrays = read_arrays(FIXTURES / f'{name}.safetensors')
+  weights = {key: array for key, array in arrays.items() if not key.startswith('io.')}
+  return weights, {key[3:]: jnp.asarray(array) for key, array in arrays.items() if key.startswith('io.')}
+
+
+class Vectors(nn.Module):
+  """Stands for an embedding where the inputs are vectors."""
+
+  def __call__(self, x, deterministic=True):
+    return x
+
+
+def fit(module: nn.Module, weights, *inputs, method=None):
+  """Result of a module with converted weights, which must have exactly the names and shapes of its parameters."""
+  like = jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs, method=method))['params']
+  params = jax.tree.map(jnp.asarray, unflatten_names(weights, like))
+  return jax.jit(lambda params, *inputs: module.apply({'params': params}, *inputs, method=method))(params, *inputs)
+
+
+def test_fixtures_name_their_versions():
+  for path in FIXTURES.iterdir():
+    assert read_metadata(path)['torch'].startswith('2.13.0'), path
+
+
+def test_multihead_attention():
+  weights, io = read('multihead_attention')
+  module = aj.Attention('scaled_dot', features=FEATURES, heads=HEADS, bias=True)
+
+  def run(module, query, memory, mask):
+    return module.parallel(query, module.remember(memory, mask))
+
+  converted = convert_weights('multihead_attention', weights, HEADS)
+  attended = fit(module, converted, io['query'], io['memory'], io['mask'], method=run)
+  np.testing.assert_allclose(attended.context, io['context'], **CLOSE)
+  np.testing.assert_allclose(attended.weights, io['weights'], **CLOSE)
+
+
+@pytest.mark.parametrize('norm_first', [False, True])
+def test_transformer(norm_first):
+  weights, io = read(f'transformer_{"pre" if norm_first else "post"}')
+  options = {'features': FEATURES, 'layers': 2, 'heads': HEADS, 'hidden': 12, 'position': 'none', 'bias': True}
+  options |= {'norm_first': norm_first, 'normalize_last': True}
+  cross = aj.Attention('scaled_dot', features=FEATURES, heads=HEADS, bias=True)
+
+  class Both(nn.Module):
+    def setup(self):
+      self.encoder = TransformerEncoder(embedding=Vectors(), **options)
+      self.decoder = TransformerDecoder(attention=cross, **options)
+
+    def __call__(self, source, mask, target):
+      return self.decoder(self.encoder(source, mask, True), target, True).features
+
+  scale = FEATURES**-0.5  # our Transformers multiply embeddings by √D
+  inputs = (io['source'] * scale, io['mask'], io['target'] * scale)
+  result = fit(Both(), convert_weights('transformer', weights, HEADS), *inputs)
+  np.testing.assert_allclose(result, io['result'], **CLOSE)
+
+
+def test_bahdanau_decoder():
+  weights, io = read('bahdanau')
+  params = {name: jnp.asarray(array) for name, array in convert_weights('bahdanau', weights).items()}
+  attention = {'score': {name: params[f'attention.score.{name}'] for name in ('v', 'bias')}}
+  attention |= {side: params[f'attention.{side}'] for side in ('query', 'key')}
+  cell = RecurrentCell('gru', FEATURES)
+  like = jax.eval_shape(lambda: cell.init(jax.random.key(0), jnp.ones((1, 16)), method='project'))['params']
+  cell_params = unflatten_names(
+    {name.removeprefix('cell.'): array for name, array in params.items() if name.startswith('cell.')}, like
+  )
+
+  def biased_additive(query, key, *, v, bias):
+    return aj.scores.additive(query, key + bias[None], v=v)
+
+  row = aj.Row(biased_additive, params={'v': aj.Param(('features',)), 'bias': aj.Param(('features',))}, project=True)
+
+  def decode(tokens, memory, mask, state):
+    """The decoder of one sequence."""
+    remembered = aj.remember(memory, memory, mask, params=attention)
+
+    def step(loop, token):
+      carry, state = loop
+      query_params = {name: value for name, value in attention.items() if name != 'key'}
+      carry, attended = aj.attend_step(row, 'softmax', query_params, carry, state, remembered)
+      inputs = jnp.concatenate([params['embedding'][token], attended.context])
+      variables = {'params': cell_params}
+      projected = cell.apply(variables, inputs, method='project')
+      (state,) = cell.apply(variables, (state,), projected)
+      return (carry, state), (state @ params['output.kernel'] + params['output.bias'], attended.weights)
+
+    return jax.lax.scan(step, (aj.init_carry(row, 'softmax', len(memory)), state), tokens)[1]
+
+  logits, found = jax.vmap(decode)(io['tokens'], io['memory'], io['mask'], io['state'])
+  np.testing.assert_allclose(logits, io['logits'], **CLOSE)
+  np.testing.assert_allclose(found, io['weights'], **CLOSE)
+
+
+JOEYNMT = {
+  'joeynmt_bahdanau': (
+    'birnn(rnn="gru", features=8, layers=2)',
+    'luong(rnn="gru", features=8, layers=2, readout_bias=True)',
+    {'score': 'additive', 'features': 8},
+  ),
+  'joeynmt_luong': (
+    'birnn(rnn="lstm", features=8)',
+    'luong(rnn="lstm", features=8, readout_bias=True, bridge=False)',
+    {'score': 'general', 'features': 8},
+  ),
+  **{
+    f'joeynmt_transformer_{position}': (
+      f'transformer(features=8, layers=2, heads=2, hidden=12, bias=True, epsilon=1e-6, norm_first={position == "pre"})',
+      f'transformer(features=8, layers=2, heads=2, hidden=12, bias=True, epsilon=1e-6, norm_first={position == "pre"})',
+      {'score': 'scaled_dot', 'features': 8, 'heads': 2, 'bias': True},
+    )
+    for position in ('pre', 'post')
+  },
+}
+
+
+@pytest.mark.parametrize('name', JOEYNMT)
+def test_joeynmt(name):
+  weights, io = read(name)
+  encoder, decoder, attention = JOEYNMT[name]
+  is_transformer = 'transformer' in name
+  fields = vars(ModelConfig(encoder, decoder, embedding=FEATURES if is_transformer else 6))
+  model = build(fields | {'attention': attention}, 11, 9)
+  layout = 'joeynmt_transformer' if is_transformer else 'joeynmt_recurrent'
+  to_our_id = jnp.array([3, 0, 1, 2, *range(4, 11)])
+  source, target = (to_our_id[io[side]] for side in ('source', 'target'))
+  output = fit(model, convert_weights(layout, weights, HEADS), source, io['mask'], target)
+  np.testing.assert_allclose(output.logits[..., to_our_id[:9]], io['logits'], **CLOSE)
+  np.testing.assert_allclose(output.weights, io['weights'], **CLOSE)
+
+
+@pytest.mark.parametrize(
+  ('layout', 'change', 'message'),
+  [
+    ('joeynmt', {}, "unknown layout 'joeynmt' .*; expected one of: bahdanau, joeynmt_recurrent, joeynmt_transformer"),
+    ('multihead_attention', {'out_proj.bias': None}, 'multihead_attention: 1 arrays are missing: out_proj.bias'),
+    ('multihead_attention', {'more': np.ones(1)}, 'multihead_attention: 1 arrays are not of this layout: more'),
+  ],
+)
+def test_mismatches_are_named_in_one_line(layout, change, message):
+  weights, _ = read('multihead_attention')
+  arrays = {name: array for name, array in (weights | change).items() if array is not None}
+  with pytest.raises(aj.UserError, match=message):
+    convert_weights(layout, arrays, HEADS)
