@@ -10,8 +10,8 @@
 For rows of a split of sentences, weights are those of the reference target, and gold links are outlined squares if the
 split has them. For --text and for rows of pictures, weights are those of the best hypothesis. For a run of translation,
 the suffix of --output selects the format: .png for heatmaps, .html for a page that shows weights token by token in a
-browser and needs no network, .json for all numbers. --serve shows the same page for sources that are typed into it, at
-an address that only this machine can reach.
+browser and needs no network, .json for all numbers. For runs with pictures, .html embeds them in a page. --serve shows
+the page of translation for sources that are typed into it, at an address that only this machine can reach.
 """
 
 from experiments.process_settings import prepare_process
@@ -19,12 +19,15 @@ from experiments.process_settings import prepare_process
 if __name__ == '__main__':
   prepare_process()  # before jax is imported
 
+import tempfile
 from pathlib import Path
 
 from absl import flags
 
 from attention_jax.errors import UserError
 from experiments.launch import FLAGS, check_output_path, define_run_flags, launch, require_flag
+
+PAGE = '.html'
 
 define_run_flags()
 flags.DEFINE_string('split', 'test', 'train, validation, test or unseen; a task may lack some of them')
@@ -99,9 +102,9 @@ def _check_serve(name: str, has_readings: bool) -> None:
 
 def _check_plot(name: str, system: type, path: Path, output: str | None) -> None:
   """Raises UserError for flags that do not fit a system without readings."""
-  suffix = Path(system.plot_filename).suffix
-  if path.suffix.lower() != suffix:
-    raise UserError(f'--output={path} must end with {suffix}, the format of this run')
+  suffixes = dict.fromkeys([Path(system.plot_filename).suffix, PAGE])
+  if path.suffix.lower() not in suffixes:
+    raise UserError(f'--output={path} must end with {" or ".join(suffixes)}, the formats of this run')
   for flag in ('compare', 'layers', 'words', 'analyses', 'relative'):
     if FLAGS[flag].value:
       raise UserError(f"--{flag}: expected a run of system 'translation', got one of {name!r}")
@@ -111,13 +114,34 @@ def _check_plot(name: str, system: type, path: Path, output: str | None) -> None
 
 
 def _plot(run, path: Path) -> None:
-  """Plots the weights of a system without readings."""
-  run.system.plot(run.params, path, split=FLAGS.split, rows=FLAGS.rows, inputs=FLAGS.text)
-  print(f'written to {", ".join(map(str, [path, *_extra_paths(run.system, path)]))}')
+  """Plots the weights of a system without readings; pictures are embedded if the output is a page."""
+  selection = {'split': FLAGS.split, 'rows': FLAGS.rows, 'inputs': FLAGS.text}
+  if not _embeds_pictures(run.system, path):
+    run.system.plot(run.params, path, **selection)
+    print(f'written to {", ".join(map(str, [path, *_extra_paths(run.system, path)]))}')
+    return
+  from attention_jax.analysis.picture_page import write_picture_page
+
+  with tempfile.TemporaryDirectory() as folder:
+    picture = Path(folder) / run.system.plot_filename
+    run.system.plot(run.params, picture, **selection)
+    pictures = [picture, *(picture.with_suffix(extra) for extra in run.system.extra_plot_suffixes)]
+    write_picture_page(pictures, path, f'Attention of {run.folder}', _first_line(run.system.plot.__doc__))
+  print(f'written to {path}')
+
+
+def _embeds_pictures(system, path: Path) -> bool:
+  """Whether the output is a page but the plots of the system are pictures."""
+  return path.suffix.lower() == PAGE != Path(system.plot_filename).suffix
+
+
+def _first_line(docstring: str) -> str:
+  return docstring.strip().split('\n')[0].removeprefix('Writes ').capitalize()
 
 
 def _extra_paths(system, path: Path) -> list[Path]:
-  return [path.with_suffix(extra) for extra in system.extra_plot_suffixes]
+  """Files that a plot writes beside its path."""
+  return [] if _embeds_pictures(system, path) else [path.with_suffix(extra) for extra in system.extra_plot_suffixes]
 
 
 if __name__ == '__main__':

@@ -11,16 +11,20 @@ from attention_jax.atomic import write_text
 from attention_jax.errors import UserError
 
 STYLE = """
-body { font: 16px/1.9 system-ui, sans-serif; color: #24292f; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
-h2 { font-size: 1rem; margin: 2.5rem 0 .3rem } .prediction { color: #57606a; font-size: .9rem; margin-bottom: .8rem }
-.wrong { color: #b42318 } .sentence { display: flex; gap: .8rem; align-items: baseline; padding: .1rem 0 }
-.bar { flex: 0 0 4.5rem; background: #eef1f4; border-radius: 3px; height: .8rem; align-self: center }
+:root { color-scheme: light dark; --ink: light-dark(#24292f, #e6e9ee); --paper: light-dark(#ffffff, #14171c);
+  --soft: light-dark(#57606a, #9aa4b1); --line: light-dark(#eef1f4, #343b45); --wrong: light-dark(#b42318, #ff8a7a) }
+body { font: 16px/1.9 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
+h2 { font-size: 1rem; margin: 2.5rem 0 .3rem }
+.prediction { color: var(--soft); font-size: .9rem; margin-bottom: .8rem }
+.wrong { color: var(--wrong) } .sentence { display: flex; gap: .8rem; align-items: baseline; padding: .1rem 0 }
+.bar { flex: 0 0 4.5rem; background: var(--line); border-radius: 3px; height: .8rem; align-self: center }
 .bar i { display: block; height: 100%; background: #e8590c; border-radius: 3px }
-details { font-size: .9rem } summary { color: #57606a; cursor: pointer }
-.word { border-radius: 3px; padding: .1rem .15rem } .legend { color: #57606a; font-size: .85rem }
+details { font-size: .9rem } summary { color: var(--soft); cursor: pointer }
+.word { border-radius: 3px; padding: .1rem .15rem } .legend { color: var(--soft); font-size: .85rem }
 table { border-collapse: collapse; font-size: .85rem; line-height: 1.3; margin: .4rem 0 1rem }
 th { font-weight: normal; padding: .1rem .4rem; text-align: right }
-td { width: 3rem; height: 1.3rem; border: 1px solid #eef1f4 }
+td { width: 3rem; height: 1.3rem; border: 1px solid var(--line) }
 """
 LEGEND = (
   'Blue: the weight of a word relative to the largest weight of its sentence, paler in sentences of small weight. '
