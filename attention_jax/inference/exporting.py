@@ -1,6 +1,6 @@
 """A trained decoder as files that need jax alone: its search and its steps by jax.export, and its weights.
 
-The functions take the weights as their first argument, a dictionary by the names of docs/weights.md, so that all of
+The functions take the weights as their first argument, a dictionary by the names of docs/interop.md, so that all of
 them share one file. Sizes of the batch and, unless the model needs a fixed number, of the sources are symbolic.
 """
 

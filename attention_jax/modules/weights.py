@@ -1,4 +1,4 @@
-"""Weights as safetensors files: parameters with the names of docs/weights.md.
+"""Weights as safetensors files: parameters with the names of docs/interop.md.
 
 The name of a parameter is its path in the tree of flax, with dots: 'decoder.cell.attention.query_kernel.kernel'.
 """

@@ -1,6 +1,6 @@
 """experiments.weights: a file of weights replaces the checkpoint of a run."""
 
-from tests.experiments.helpers import run
+from tests.experiments.helpers import ROOT, run
 
 
 def test_weights_leave_and_enter_a_run(trained, tmp_path):
@@ -13,6 +13,18 @@ def test_weights_leave_and_enter_a_run(trained, tmp_path):
   assert run(*arguments, f'--checkpoint={path}').out == run(*arguments).out
   names = run('weights', f'--workdir={folder}').out
   assert 'decoder.cell.attention.key_kernel.kernel [1, ' in names
+
+
+def test_weights_of_torch_are_converted(tmp_path):
+  source = ROOT / 'tests/modules/torch_fixtures/bahdanau.safetensors'
+  arguments = ['weights', '--layout=bahdanau', f'--input={source}', f'--output={tmp_path}/ours.safetensors']
+  result = run(*arguments)
+  assert (result.code, result.err) == (
+    2,
+    'error: bahdanau: 7 arrays are not of this layout: io.logits, io.mask, io.memory\n',
+  )
+  result = run('weights', '--layout=joeynmt', f'--input={source}')
+  assert result.code == 2 and result.err.startswith("error: unknown layout 'joeynmt'")
 
 
 def test_mistakes_are_reported_in_one_line(trained, tmp_path):
