@@ -83,7 +83,7 @@ class Attention(nn.Module):
     dropout: dropout rate of the weights during training.
     project_values: whether a single head projects the value and the context as several heads do.
     positions: a module of modules.positions, for self-attention.
-    bias: whether projections have biases, as those of torch have.
+    bias: whether projections have biases, as those of torch have; contexts of an empty memory are then not zero.
     output_scale: the initial variance of the output projection is output_scale / F.
     dtype: dtype of the computation; weights are float32 in any case.
 
@@ -174,6 +174,10 @@ class Attention(nn.Module):
       )
     if self.kv_heads < 0 or self.heads % self.groups:
       raise UserError(f'attention: kv_heads must be 0 or a divisor of heads={self.heads}, got kv_heads={self.kv_heads}')
+    if self.bias and not self.projects:
+      raise UserError(
+        f'attention: bias must be False for one head and score {self.score!r}, which projects neither query nor key'
+      )
 
   def _check_dropout_support(self) -> None:
     if self.resolved_implementation.unsupported_reason(self.score_row, self.alignment_row):

@@ -48,6 +48,7 @@ print(json.dumps([texts, np.asarray(found['scores'])[:, 0].tolist(), list(logits
 
 
 def test_an_exported_run_translates_without_this_package(trained, tmp_path):
+  pytest.importorskip('flatbuffers')  # of the extra `interop`
   folder, _ = trained
   output = tmp_path / 'exported'
   result = run('export', f'--workdir={folder}', f'--output={output}')

@@ -93,6 +93,7 @@ def test_scores_by_position_need_a_bound():
 
 
 def test_an_exported_function_runs_without_this_package(tmp_path):
+  pytest.importorskip('flatbuffers')  # of the extra `interop`
   attend = attention('additive', 'entmax15')
   exported = export.export(jax.jit(attend))(*symbolic_arrays())
   (tmp_path / 'attend.bin').write_bytes(exported.serialize())

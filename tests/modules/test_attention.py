@@ -238,6 +238,7 @@ def test_options_of_specs_determine_the_parameters():
     ({'alignment': 'softmax(heat=2)'}, r"unknown option of alignment 'softmax': 'heat'"),
     ({'implementation': 'window'}, "'window' cannot compute this: the alignment is not local_m or local_p"),
     ({'alignment': 'latent', 'heads': 2}, 'heads must be 1 for a latent alignment, got heads=2'),
+    ({'bias': True, 'score': 'general'}, "bias must be False for one head and score 'general'"),
     ({'implementation': 'fused'}, "unknown implementation 'fused'"),
   ],
 )
