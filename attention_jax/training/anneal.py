@@ -19,7 +19,7 @@ from attention_jax.training.optim import Schedule, make_schedule
 Schedules = Mapping[str, Schedule]
 NO_SCHEDULES: Schedules = {}
 
-# Modules whose parameters have a leading axis of heads (modules.head_params.RowParams): shape [N] is one scalar per head.
+# Modules whose parameters have a leading axis of heads (head_params.RowParams): shape [N] is one scalar per head.
 PER_HEAD_MODULES = ('score_params', 'alignment_params')
 
 
