@@ -3,11 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 RUN := JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(VENV)/bin/python
 
-.PHONY: train test test-all chaos accelerator clean
+.PHONY: train models test test-all docs chaos accelerator clean
 
 train: $(VENV)/installed
 	$(RUN) -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/dates
 	$(RUN) -m experiments.inspect_attention --workdir=runs/dates
+
+# Ready-made models, opened by --workdir=@dates and @shapes; NETTALK=FOLDER adds @nettalk (FOLDER has its data).
+models: $(VENV)/installed
+	$(RUN) -m experiments.models $(if $(NETTALK),--folder=$(NETTALK))
 
 test: $(VENV)/installed
 	$(VENV)/bin/ruff check .
@@ -25,6 +29,11 @@ KILLS := 200
 chaos: $(VENV)/installed
 	$(RUN) -m tests.fuzz $(CASES)
 	$(RUN) -m tests.experiments.chaos $(KILLS)
+
+# The documentation site in site/, whose pages open from disk; for its search field: python -m http.server -d site
+docs: $(VENV)/installed
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+	@echo 'written to site/index.html'
 
 # For a machine with an accelerator, all in bfloat16: attention and its growth, updates, search, several seeds, then
 # training on Multi30k. make accelerator DATA=FOLDER [JAX=tpu]; DATA is what config.data.folder of multi30k is, JAX the
@@ -47,4 +56,4 @@ $(VENV)/installed: requirements.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info

@@ -43,13 +43,13 @@ def main() -> None:
   from attention_jax.analysis import reading_files
   from attention_jax.systems import runs
   from attention_jax.systems.base import SupportsReadings
-  from attention_jax.training.paths import run_path
+  from attention_jax.systems.ready_made import opened_folder
 
   folder = require_flag('workdir')
   output = check_output_path(FLAGS.output, 'output') if FLAGS.output else None
   # Flags are checked before parameters and data are read, which takes long.
   name, system = runs.system_of(folder)
-  path = Path(output or run_path(folder) / system.plot_filename)
+  path = Path(output or opened_folder(folder) / system.plot_filename)
   has_readings = issubclass(system, SupportsReadings)
   if has_readings:
     reading_files.check_format(path)

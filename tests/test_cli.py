@@ -62,7 +62,7 @@ def run_in(site, arguments, folder):
 
 def test_programs_are_listed_and_mistakes_are_one_line(capsys):
   cli.main([])
-  assert 'programs: ablate, benchmark, ' in capsys.readouterr().out
+  assert 'programs: ablate, align, benchmark, ' in capsys.readouterr().out
   with pytest.raises(SystemExit) as exit_status:
     cli.main(['trian'])
   assert exit_status.value.code == 2

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_jax.errors import UserError
-from attention_jax.pharaoh import format_pharaoh, parse_pharaoh
+from attention_jax.pharaoh import format_pharaoh, parse_gold, parse_pharaoh
 
 LINKS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12)
 
@@ -15,14 +15,29 @@ def test_round_trip(links):
   assert parse_pharaoh(format_pharaoh(links)) == tuple(sorted(set(links)))
 
 
+@given(LINKS, LINKS)
+def test_possible_links_round_trip(sure, possible):
+  gold = parse_gold(format_pharaoh(sure, possible))
+  assert gold == (tuple(sorted(set(sure))), tuple(sorted({*sure, *possible})))
+
+
+def test_sure_and_possible_links_of_a_line():
+  assert parse_gold('1-0 1?0 2?1') == (((1, 0),), ((1, 0), (1, 0), (2, 1)))
+  assert parse_pharaoh('1-0') == parse_gold('1-0').sure
+  with pytest.raises(UserError, match=r"^a: expected links such as '0-0', got the possible link '2\?1'$"):
+    parse_pharaoh('1-0 2?1', 'a')
+
+
 def test_links_keep_the_order_of_the_line():
   assert parse_pharaoh(' 2-1  0-0 2-1') == ((2, 1), (0, 0), (2, 1))
   assert parse_pharaoh('') == ()
 
 
-@pytest.mark.parametrize('line', ['0-', '0-0 1:2', 'a-b', '-1-2', '²-1', '٠-0', '0-0,1-1', '0-1234567890'])
+@pytest.mark.parametrize(
+  'line', ['0-', '0-0 1:2', '0??1', '?1', 'a-b', '-1-2', '²-1', '٠-0', '0-0,1-1', '0-1234567890']
+)
 def test_malformed_link_raises_with_its_line(line):
-  with pytest.raises(UserError, match=r'^a\.tsv:7: a link must be source-target, counted from 0, .* got '):
+  with pytest.raises(UserError, match=r'^a\.tsv:7: a link must be source-target or, if .* counted from 0, .* got '):
     parse_pharaoh(line, where='a.tsv:7')
 
 

@@ -20,6 +20,7 @@ from attention_jax.analysis.alignment import (
   links_from_weights,
   merge_weights,
   monotonicity,
+  parse_gold,
   parse_pharaoh,
 )
 from attention_jax.analysis.attributions import gradient_times_input, integrated_gradients, leave_one_out
@@ -28,6 +29,7 @@ from attention_jax.analysis.norms import weighted_norms
 from attention_jax.analysis.notebook import Page, show
 from attention_jax.analysis.plots import Heatmap, grid, heatmap
 from attention_jax.analysis.statistics import coverage, distance
+from attention_jax.analysis.symmetrisation import symmetrise
 from attention_jax.analysis.through_layers import flow, rollout
 
 __all__ = [
@@ -56,11 +58,13 @@ __all__ = [
   'merge_weights',
   'monotonicity',
   'open_gates',
+  'parse_gold',
   'parse_pharaoh',
   'permutation_effect',
   'prune_heads',
   'rollout',
   'show',
+  'symmetrise',
   'total_variation',
   'weighted_norms',
 ]

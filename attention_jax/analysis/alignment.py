@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attention_jax.errors import UserError
-from attention_jax.pharaoh import Link, format_pharaoh, parse_pharaoh
+from attention_jax.pharaoh import Link, format_pharaoh, parse_gold, parse_pharaoh
 
 __all__ = [
   'AlignmentScores',
@@ -23,6 +23,7 @@ __all__ = [
   'links_from_weights',
   'merge_weights',
   'monotonicity',
+  'parse_gold',
   'parse_pharaoh',
 ]
 

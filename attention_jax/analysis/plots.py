@@ -29,6 +29,7 @@ class Heatmap(NamedTuple):
     gold: (source, target) pairs.
     title: a line above the picture.
     relative: whether the darkest colour is the largest weight instead of 1, for weights that are all small.
+    sure: the pairs of `gold` that are sure; the outlines of the others, which are possible, are dashed. None: all.
   """
 
   weights: np.ndarray
@@ -37,6 +38,7 @@ class Heatmap(NamedTuple):
   gold: Iterable[tuple[int, int]] | None = None
   title: str | None = None
   relative: bool = False
+  sure: Iterable[tuple[int, int]] | None = None
 
 
 def heatmap(
@@ -46,6 +48,7 @@ def heatmap(
   path: str | Path,
   *,
   gold: Iterable[tuple[int, int]] | None = None,
+  sure: Iterable[tuple[int, int]] | None = None,
   title: str | None = None,
 ) -> None:
   """Writes a PNG: source tokens at the top, target tokens at the left, dark where the weight is near 1.
@@ -56,12 +59,13 @@ def heatmap(
     target_tokens: at most T.
     path: ends with .png, in a folder that exists.
     gold: (source, target) pairs to outline; pairs outside the tokens are not drawn.
+    sure: those of them that are sure; the outlines of the others are dashed. None: all.
     title: a line above the picture.
 
   Raises:
     UserError: for weights that do not match the tokens, and for a path that cannot be written.
   """
-  _write(_render(Heatmap(weights, source_tokens, target_tokens, gold, title)), path)
+  _write(_render(Heatmap(weights, source_tokens, target_tokens, gold, title, sure=sure)), path)
 
 
 def grid(items: Iterable[Heatmap], path: str | Path, columns: int = 2) -> None:
@@ -119,7 +123,7 @@ def _render(item: Heatmap) -> np.ndarray:
   _label_axes(axes, source, target, size=cell * 72 * 0.56)
   bar = _add_colour_bar(figure, image, width, height, max_value)
   if item.gold is not None:
-    _outline_cells(axes, item.gold, len(source), len(target))
+    _outline_cells(axes, item.gold, item.sure, len(source), len(target))
     bar.text(0, -0.06, '□ gold', transform=bar.transAxes, va='top', fontsize=8, color=GOLD, family=font_families('□'))
   if item.title:
     family = font_families(item.title)
@@ -180,9 +184,19 @@ def _add_colour_bar(figure, image, width: float, height: float, max_value: float
   return axes
 
 
-def _outline_cells(axes, gold: Iterable[tuple[int, int]], source_length: int, target_length: int) -> None:
+def _outline_cells(
+  axes,
+  gold: Iterable[tuple[int, int]],
+  sure: Iterable[tuple[int, int]] | None,
+  source_length: int,
+  target_length: int,
+) -> None:
   from matplotlib.patches import Rectangle
 
-  for s, t in gold:
+  links = [(int(s), int(t)) for s, t in gold]
+  solid = set(links) if sure is None else {(int(s), int(t)) for s, t in sure}
+  for s, t in links:
     if 0 <= s < source_length and 0 <= t < target_length:
-      axes.add_patch(Rectangle((s - 0.36, t - 0.36), 0.72, 0.72, fill=False, edgecolor=GOLD, linewidth=1.1))
+      style = 'solid' if (s, t) in solid else (0, (2, 1.5))
+      outline = {'edgecolor': GOLD, 'linewidth': 1.1, 'linestyle': style}
+      axes.add_patch(Rectangle((s - 0.36, t - 0.36), 0.72, 0.72, fill=False, **outline))

@@ -53,7 +53,8 @@ class Reading(NamedTuple):
     source_tokens: S tokens, EOS included.
     target_tokens: T tokens, EOS included.
     matrices: weights [T, S] by name: WEIGHTS are those of the model, others those of layers and heads.
-    gold: (source, target) links; None if there are none to compare with.
+    gold: possible (source, target) links, the sure ones among them; None if there are none to compare with.
+    sure: the sure links among them; None if all are.
     score: ranking score of a hypothesis; None for a reference.
     measurements: results of analyses by their specs.
     run: name of the run whose model this is; '' if it does not matter.
@@ -69,6 +70,7 @@ class Reading(NamedTuple):
   score: float | None = None
   measurements: Mapping[str, Measurement] = {}
   run: str = ''
+  sure: Sequence[Link] | None = None
 
   @property
   def weights(self) -> np.ndarray:
@@ -97,6 +99,7 @@ def to_record(reading: Reading, digits: int = 4) -> dict[str, Any]:
     'source_tokens': list(reading.source_tokens),
     'target_tokens': list(reading.target_tokens),
     'gold': None if reading.gold is None else np.asarray(reading.gold).tolist(),
+    'sure': None if reading.sure is None else np.asarray(reading.sure).tolist(),
     'matrices': {name: _rounded(values, digits) for name, values in reading.matrices.items()},
     'measurements': {
       spec: {'axes': [list(axis) for axis in measured.axes], 'values': _rounded(measured.values, digits)}

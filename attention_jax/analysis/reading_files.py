@@ -37,10 +37,11 @@ def write_heatmaps(readings: Sequence[Reading], path: str | Path, *, relative: b
     tokens = (reading.source_tokens, reading.target_tokens)
     layers = {name: weights for name, weights in reading.matrices.items() if name != WEIGHTS}
     for name, weights in (layers or {'': reading.weights}).items():
-      gold = None if layers else reading.gold
-      heatmaps.append(Heatmap(weights, *tokens, gold, f'{title}, {name}' if name else title, relative))
+      gold = (None, None) if layers else (reading.gold, reading.sure)
+      heading = f'{title}, {name}' if name else title
+      heatmaps.append(Heatmap(weights, *tokens, gold[0], heading, relative, gold[1]))
     for spec, values in reading.maps.items():
-      heatmaps.append(Heatmap(np.abs(values), *tokens, reading.gold, f'{title}, {spec}', relative=True))
+      heatmaps.append(Heatmap(np.abs(values), *tokens, reading.gold, f'{title}, {spec}', True, reading.sure))
   grid(heatmaps, path)
 
 

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from attention_jax.analysis.alignment import alignment_scores, links_from_weights
 from attention_jax.analysis.fonts import visible_form
 from attention_jax.analysis.picture_files import report_write_errors
 from attention_jax.analysis.reading import Reading, to_record
 from attention_jax.atomic import write_text
+from attention_jax.pharaoh import Link
 
 TEMPLATES = Path(__file__).parent / 'page'
 DIGITS = 3  # of the numbers on a page
@@ -57,8 +56,13 @@ def _agreement(reading: Reading) -> dict[str, float] | None:
   """Precision and recall of the largest weights against the gold links; target tokens without a link are left out."""
   if reading.gold is None:
     return None
-  gold = {tuple(map(int, link)) for link in np.asarray(reading.gold).reshape(-1, 2)}
+  gold = _link_set(reading.gold)
+  sure = gold if reading.sure is None else _link_set(reading.sure)
   linked_targets = {target for _, target in gold}
   predicted = links_from_weights(reading.weights, len(reading.source_tokens) - 1, len(reading.target_tokens) - 1)
-  scores = alignment_scores([[link for link in predicted if link[1] in linked_targets]], [gold])
+  scores = alignment_scores([[link for link in predicted if link[1] in linked_targets]], [sure], [gold])
   return {'precision': scores.precision, 'recall': scores.recall}
+
+
+def _link_set(links: Sequence[Link]) -> set[Link]:
+  return {(int(source), int(target)) for source, target in links}

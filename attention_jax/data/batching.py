@@ -149,7 +149,16 @@ class BatchOrder:
   @property
   def shapes(self) -> list[tuple[int, ...]]:
     """The (rows, *bucket) that occur: at most one for each bucket, each of which is compiled once."""
-    return [(self._share.pad(part.batch_rows) // self._share.count, *part.bucket) for part in self._parts]
+    return [self._shape(part) for part in self._parts]
+
+  def shape(self, step: int) -> tuple[int, ...]:
+    """Returns the (rows, *bucket) of a step."""
+    epoch, batch = divmod(step, len(self))
+    _, schedule = self._shuffle(epoch)
+    return self._shape(self._parts[schedule[batch][0]])
+
+  def _shape(self, part: _BucketRows) -> tuple[int, ...]:
+    return self._share.pad(part.batch_rows) // self._share.count, *part.bucket
 
   def __getitem__(self, step: int) -> tuple[int, np.ndarray, tuple[int, ...]]:
     """Returns the epoch of a step, the rows of its batch (-1 = a filler row), and their bucket."""
@@ -227,6 +236,10 @@ class Batches:
   def shapes(self) -> list[tuple[int, int, int]]:
     """The (B, S, T) that occur: at most one for each bucket, each of which is compiled once."""
     return self._order.shapes
+
+  def shape(self, step: int) -> tuple[int, int, int]:
+    """Returns the (B, S, T) of a step."""
+    return self._order.shape(step)
 
   def __getitem__(self, step: int) -> Batch:
     """Returns the batch of a step, a pure function of (seed, step)."""

@@ -245,6 +245,10 @@ class DigitBatches:
     """The (rows, height, width) that occur: one."""
     return self._order.shapes
 
+  def shape(self, step: int) -> tuple[int, int, int]:
+    """Returns the (rows, height, width) of a step."""
+    return self._order.shape(step)
+
   def __getitem__(self, step: int) -> DigitBatch:
     epoch, rows, _ = self._order[step]
     return gather_digits(self._split, rows, (self._seed, epoch))

@@ -199,6 +199,10 @@ class DocumentBatches:
     """The (rows, sentences, words) that occur."""
     return self._order.shapes
 
+  def shape(self, step: int) -> tuple[int, int, int]:
+    """Returns the (rows, sentences, words) of a step."""
+    return self._order.shape(step)
+
   def __getitem__(self, step: int) -> LabelledBatch:
     _, rows, bucket = self._order[step]
     return gather_documents(self._encoded, rows, bucket)

@@ -331,6 +331,10 @@ class CaptionBatches:
     """The (rows, caption) that occur."""
     return self._order.shapes
 
+  def shape(self, step: int) -> tuple[int, int]:
+    """Returns the (rows, caption) of a step."""
+    return self._order.shape(step)
+
   def __getitem__(self, step: int) -> Batch:
     _, rows, (length,) = self._order[step]
     return gather_captions(self._encoded, rows, length)

@@ -3,22 +3,23 @@
 from collections.abc import Iterator
 from typing import Any
 
+MAX_UNEPOCHED = 1000  # steps of data without epochs in which nearly every shape occurs
+
 
 def first_of_each_shape(batches: Any, start: int, stop: int) -> Iterator[Any]:
   """Yields the first batch of each shape among `batches[start]` to `batches[stop - 1]`, in their order.
 
-  Looks no further than an epoch, in which every shape occurs.
+  Looks no further than an epoch, or MAX_UNEPOCHED steps of data without epochs, whose epoch counts as one step.
   """
   unseen = set(batches.shapes)
-  seen = set()
-  for step in range(start, min(stop, start + len(batches))):
-    batch = batches[step]
-    shape = tuple(x.shape for x in batch if x is not None)
-    if shape not in seen:
-      seen.add(shape)
-      yield batch
-      if len(seen) == len(unseen):
-        return
+  steps = len(batches) if len(batches) > 1 else MAX_UNEPOCHED
+  for step in range(start, min(stop, start + steps)):
+    shape = batches.shape(step)
+    if shape in unseen:
+      unseen.remove(shape)
+      yield batches[step]
+    if not unseen:
+      return
 
 
 def stream(batches: Any, start: int, stop: int, threads: int = 2, ahead: int = 8) -> Iterator[Any]:

@@ -241,12 +241,18 @@ class RecallBatches:
     """The (rows, steps) that occur, each of which is compiled once."""
     return [(len(self._rows), length) for length in self._lengths]
 
+  def shape(self, step: int) -> tuple[int, int]:
+    """Returns the (rows, steps) of a step."""
+    num_steps = self._task.num_steps(self._draw_size(step))
+    return len(self._rows), next(length for length in self._lengths if length >= num_steps)
+
   def __getitem__(self, step: int) -> RecallBatch:
-    size = self._task.draw_size(np.random.default_rng(step))
+    size = self._draw_size(step)
     episodes = [self._draw(step, int(row), size) for row in self._rows]
-    num_steps = self._task.num_steps(size)
-    length = next(length for length in self._lengths if length >= num_steps)
-    return gather_episodes(self._task, episodes, self._rows, length)
+    return gather_episodes(self._task, episodes, self._rows, self.shape(step)[1])
+
+  def _draw_size(self, step: int) -> EpisodeSize:
+    return self._task.draw_size(np.random.default_rng(step))
 
   def _draw(self, step: int, row: int, size: EpisodeSize) -> Episode | None:
     """Draws the episode of a row; None for a filler row."""

@@ -19,7 +19,15 @@ from attention_jax.data.encoding import (
   encode_split,
 )
 from attention_jax.data.splits import SPLITS
-from attention_jax.data.text import Corpus, Links, from_pairs, parallel_paths, read_parallel, read_tsv
+from attention_jax.data.text import (
+  Corpus,
+  Links,
+  existing_path,
+  from_pairs,
+  parallel_paths,
+  read_parallel,
+  read_tsv,
+)
 from attention_jax.errors import UserError, choose
 from attention_jax.specs import bind
 
@@ -81,6 +89,8 @@ def text(
   unseen: Any = None,
   source: str | None = None,
   target: str | None = None,
+  links: str | None = None,
+  level: str = 'word',
 ) -> dict[str, Corpus]:
   """Parallel files, plain or .gz.
 
@@ -88,6 +98,8 @@ def text(
     folder: the folder that relative paths start from.
     train, validation, test, unseen: two paths, or a prefix that `source` and `target` complete.
     source, target: suffixes of prefixes, such as 'en' and 'de'.
+    links: suffix of files of gold links in Pharaoh format, such as 'links'; a prefix without such a file has no links.
+    level: the unit in which links are counted, a key of text.LINK_LEVELS.
 
   Raises:
     UserError: for anything else, and as `read_parallel` does.
@@ -97,7 +109,8 @@ def text(
     if isinstance(paths, str):
       if not (isinstance(source, str) and isinstance(target, str)):
         raise UserError(f"task 'text': {split}={paths!r} is a prefix and needs source and target such as 'en' and 'de'")
-      return read_parallel(*parallel_paths(_join(folder, paths), source, target))
+      pair = parallel_paths(_join(folder, paths), source, target)
+      return read_parallel(*pair, existing_path(_join(folder, paths), links), level)
     if isinstance(paths, tuple | list) and len(paths) == 2 and all(isinstance(path, str) for path in paths):
       return read_parallel(*(_join(folder, path) for path in paths))
     raise UserError(f"task 'text': {split} must be a prefix or a pair of (source, target) paths, got {paths!r}")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from attention_jax.data.files import read_lines
 from attention_jax.data.urls import is_url, url_exists
 from attention_jax.errors import UserError, choose
-from attention_jax.pharaoh import parse_pharaoh
+from attention_jax.pharaoh import GoldLinks, parse_gold
 
 Links = tuple[tuple[int, int], ...]
 LINK_LEVELS = {'char': list, 'word': str.split}  # the units that links count, and how to split a line into them
@@ -47,23 +47,28 @@ class Corpus(NamedTuple):
     return row + 1 if self.lines is None else self.lines[row]
 
 
-def read_parallel(source: str, target: str) -> Corpus:
-  """Reads two files of which line i of one belongs to line i of the other.
+def read_parallel(source: str, target: str, links: str | None = None, level: str = 'word') -> Corpus:
+  """Reads files of which line i of one belongs to line i of the others.
 
   Pairs with a blank side are left out and reported.
 
   Args:
     source: path of the source file.
     target: path of the target file.
+    links: path of a file of gold links in Pharaoh format, or None.
+    level: the unit that links count, a key of LINK_LEVELS.
 
   Raises:
-    UserError: for files that cannot be read, that differ in length, or that contain only blank pairs.
+    UserError: for files that cannot be read, that differ in length, or that contain only blank pairs; for links that
+      are malformed or out of range.
   """
   sources = read_lines(source)
-  targets = read_lines(target)
-  if len(sources) != len(targets):
-    raise unequal_lengths_error(source, target, len(sources), len(targets))
-  return from_pairs(sources, targets, name=source, report_name=f'{source}, {target}')
+  columns = {path: read_lines(path) for path in (target, links) if path is not None}
+  for path, lines in columns.items():
+    if len(lines) != len(sources):
+      raise unequal_lengths_error(source, path, len(sources), len(lines))
+  gold = None if links is None else columns[links]
+  return from_pairs(sources, columns[target], gold, level=level, name=source, report_name=f'{source}, {target}')
 
 
 def unequal_lengths_error(source: str, target: str, source_lines: int, target_lines: int) -> UserError:
@@ -78,13 +83,24 @@ def parallel_paths(prefix: str, source: str, target: str) -> tuple[str, str]:
   return _plain_or_gz(f'{prefix}.{source}'), _plain_or_gz(f'{prefix}.{target}')
 
 
+def existing_path(prefix: str, suffix: str | None) -> str | None:
+  """`a/train`, `links` -> `a/train.links`, or that with `.gz`, or None if there is neither."""
+  if suffix is None:
+    return None
+  path = _plain_or_gz(f'{prefix}.{suffix}')
+  return path if _exists(path) else None
+
+
 def _plain_or_gz(path: str) -> str:
-  exists = url_exists if is_url(path) else os.path.exists
-  return f'{path}.gz' if exists(f'{path}.gz') and not exists(path) else path
+  return f'{path}.gz' if _exists(f'{path}.gz') and not _exists(path) else path
+
+
+def _exists(path: str) -> bool:
+  return url_exists(path) if is_url(path) else os.path.exists(path)
 
 
 def read_tsv(path: str, level: str = 'word') -> Corpus:
-  """Reads a table `source TAB target [TAB links]`, with links in Pharaoh format (`0-0 1-2`).
+  """Reads a table `source TAB target [TAB links]`, with links in Pharaoh format (`0-0 1-2 1?3`, sure and possible).
 
   Rows with a blank side are left out and reported; every other row is kept, even if several share a source.
 
@@ -155,15 +171,18 @@ def from_pairs(
     )
   if links is None:
     return corpus
-  return corpus._replace(links=[_read_links(corpus, row, links[i]) for row, i in enumerate(rows)])
+  gold = [_read_links(corpus, row, links[i]) for row, i in enumerate(rows)]
+  has_possible = any(len(row.possible) > len(row.sure) for row in gold)
+  possible = [row.possible for row in gold] if has_possible else None
+  return corpus._replace(links=[row.sure for row in gold], possible=possible)
 
 
-def _read_links(corpus: Corpus, row: int, text: str) -> Links:
+def _read_links(corpus: Corpus, row: int, text: str) -> GoldLinks:
   """The links of a row of a corpus, checked against its lengths."""
   where = f'{corpus.name}:{corpus.line(row)}'
   split = LINK_LEVELS[corpus.level]
   lengths = len(split(corpus.source[row])), len(split(corpus.target[row]))
-  return parse_pharaoh(text, where, lengths, corpus.level)
+  return parse_gold(text, where, lengths, corpus.level)
 
 
 def group_references(corpus: Corpus) -> tuple[list[str], list[list[str]], list[int]]:

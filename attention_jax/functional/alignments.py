@@ -27,7 +27,7 @@ from attention_jax.functional.monotonic import (
   mocha,
   monotonic,
 )
-from attention_jax.functional.sampling import gumbel, gumbel_annealed, hard, init_log_prob
+from attention_jax.functional.sampling import gumbel, gumbel_annealed, hard, hard_once, init_log_prob, init_samples
 from attention_jax.functional.sparse import entmax, entmax15, sparsemax
 from attention_jax.functional.table import LocalWindow, Param, RequiredLoss, Row, check_table
 
@@ -54,6 +54,7 @@ ALIGNMENTS = check_table(
     ),
     'windowed': Row(windowed),
     'hard': Row(hard, at_test=hardmax, init_state=init_log_prob, training=RequiredLoss('reinforce')),
+    'hard_once': Row(hard_once, at_test=hardmax, init_state=init_samples, training=RequiredLoss('reinforce')),
     'gumbel': Row(gumbel, at_test=hardmax),
     'gumbel_annealed': Row(gumbel_annealed, at_test=hardmax, params={'temperature': Param((), 1.0)}),
     'latent': Row(latent, training=LatentAlignment(None, posterior)),
@@ -85,6 +86,7 @@ __all__ = [
   'hard',
   'hard_mocha',
   'hard_monotonic',
+  'hard_once',
   'hardmax',
   'latent',
   'latent_monotonic',

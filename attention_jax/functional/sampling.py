@@ -3,9 +3,11 @@
 They sample during training; at test time they select the most probable position (`hardmax`).
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from attention_jax.errors import UserError
 from attention_jax.functional.dense import (
@@ -21,14 +23,29 @@ from attention_jax.functional.dense import (
 from attention_jax.functional.masking import at_least_float32
 
 
+class Samples(NamedTuple):
+  """State of `hard_once`.
+
+  Attributes:
+    log_prob: sum of the log-probabilities of all samples so far.
+    entropy: sum of the entropies of softmax(e) so far.
+    is_expectation: 1 if weights are the expectation instead of samples, else 0.
+  """
+
+  log_prob: Float[Array, '']
+  entropy: Float[Array, '']
+  is_expectation: Float[Array, '']
+
+
 @check_single_query
 def hard(
   scores: Scores, mask: Mask, *, rng: jax.Array, state: Float[Array, ''], expected: float = 0.0
 ) -> tuple[Weights, Float[Array, '']]:
   """One position sampled from softmax(e); with probability `expected`, softmax(e) itself instead. Xu et al. 2015.
 
-  Section 4.1 of the paper chooses between sample and expectation once per image, with probability 1/2; here the choice
-  is made at every step. The expectation trains the scores while the samples are not yet useful.
+  Section 4.1 of the paper chooses between sample and expectation once per image, with probability 1/2, see
+  `hard_once`; here the choice is made at every step. The expectation trains the scores while the samples are not yet
+  useful.
 
   Sampled weights have no gradient. The state is the sum of the log-probabilities of all samples so far; the REINFORCE
   estimator multiplies its gradient with the reward. Consumes rng.
@@ -36,15 +53,37 @@ def hard(
   Raises:
     UserError: if `expected` is outside of [0, 1].
   """
-  if not 0 <= expected <= 1:
-    raise UserError(f'hard: expected must be at least 0 and at most 1, got {expected}')
-  sample = jax.lax.stop_gradient(_sample(scores, mask, rng))
-  log_prob = jnp.sum(sample * log_softmax(scores, mask)).astype(state.dtype)
+  _check_expected('hard', expected)
+  sample, log_prob = _sample_with_log_prob(scores, mask, rng)
+  log_prob = log_prob.astype(state.dtype)
   if not expected:
     return sample, state + log_prob
   use_expectation = jax.random.bernoulli(jax.random.fold_in(rng, 1), expected)
   weights = jnp.where(use_expectation, softmax(scores, mask), sample)
   return weights, state + jnp.where(use_expectation, 0.0, log_prob)
+
+
+@check_single_query
+def hard_once(
+  scores: Scores, mask: Mask, *, rng: jax.Array, step: Int[Array, ''], state: Samples, expected: float = 0.5
+) -> tuple[Weights, Samples]:
+  """`hard` with one choice for the whole sequence: all weights are samples, or all are softmax(e). Xu et al. 2015.
+
+  The first step makes the choice. Consumes rng.
+
+  Raises:
+    UserError: if `expected` is outside of [0, 1].
+  """
+  _check_expected('hard_once', expected)
+  sample, log_prob = _sample_with_log_prob(scores, mask, rng)
+  logs = log_softmax(scores, mask)
+  weights = softmax(scores, mask)
+  first_choice = jax.random.bernoulli(jax.random.fold_in(rng, 1), expected)
+  is_expectation = jnp.where(step == 0, first_choice, state.is_expectation > 0)
+  dtype = state.log_prob.dtype
+  log_prob = state.log_prob + jnp.where(is_expectation, 0.0, log_prob).astype(dtype)
+  entropy = state.entropy - jnp.sum(weights * logs).astype(dtype)
+  return jnp.where(is_expectation, weights, sample), Samples(log_prob, entropy, is_expectation.astype(dtype))
 
 
 @check_single_query
@@ -73,6 +112,22 @@ def gumbel_annealed(scores: Scores, mask: Mask, *, rng: jax.Array, temperature: 
 def init_log_prob(size: int, dtype) -> Float[Array, '']:
   """Returns the state of `hard` before the first query."""
   return jnp.zeros((), dtype)
+
+
+def init_samples(size: int, dtype) -> Samples:
+  """Returns the state of `hard_once` before the first query."""
+  return Samples(jnp.zeros((), dtype), jnp.zeros((), dtype), jnp.zeros((), dtype))
+
+
+def _check_expected(name: str, expected: float) -> None:
+  if not 0 <= expected <= 1:
+    raise UserError(f'{name}: expected must be at least 0 and at most 1, got {expected}')
+
+
+def _sample_with_log_prob(scores: Scores, mask: Mask, rng: jax.Array) -> tuple[Weights, Float[Array, '']]:
+  """A sample without gradient, and its log-probability."""
+  sample = jax.lax.stop_gradient(_sample(scores, mask, rng))
+  return sample, jnp.sum(sample * log_softmax(scores, mask))
 
 
 @jax.custom_jvp

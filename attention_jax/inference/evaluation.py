@@ -101,7 +101,11 @@ class TeacherForcedScorer:
 
 
 def alignment_metrics(
-  corpus: Corpus, weights: Sequence[np.ndarray | None], source_vocab: Vocabulary, target_vocab: Vocabulary
+  corpus: Corpus,
+  weights: Sequence[np.ndarray | None],
+  source_vocab: Vocabulary,
+  target_vocab: Vocabulary,
+  unlinked_targets: bool = False,
 ) -> dict[str, MetricValue]:
   """Computes metrics of the weights of gold targets; with links in the corpus, also their agreement with these.
 
@@ -112,11 +116,15 @@ def alignment_metrics(
     weights: [T, S] per row, or None.
     source_vocab: source vocabulary of the run.
     target_vocab: target vocabulary of the run.
+    unlinked_targets: whether links of target tokens without any gold link are errors; otherwise these tokens (the '-'
+      of an ISO date) are left out.
   """
   rows = [row for row, matrix in enumerate(weights) if matrix is not None]
   if not rows:
     return {}
-  links = {} if corpus.links is None else _link_metrics(corpus, weights, rows, source_vocab, target_vocab)
+  links = {}
+  if corpus.links is not None:
+    links = _link_metrics(corpus, weights, rows, source_vocab, target_vocab, unlinked_targets)
   return links | weight_metrics([weights[row] for row in rows])
 
 
@@ -126,18 +134,19 @@ def _link_metrics(
   rows: Sequence[int],
   source_vocab: Vocabulary,
   target_vocab: Vocabulary,
+  unlinked_targets: bool,
 ) -> dict[str, MetricValue]:
   """Alignment error rate, precision and recall of the largest weights against the corpus' links.
 
   Links between words are compared with weights that are merged to words (analysis.merge_weights), whatever the tokens.
-  Target tokens without any gold link (the '-' of an ISO date) are left out.
   """
-  links = predict_links(corpus, weights, rows, source_vocab, target_vocab)
+  links = predict_links(corpus, weights, rows, source_vocab, target_vocab, unlinked_targets)
   scores = alignment_scores(*links)
   percent = {'alignment_error_rate': scores.error_rate, 'precision': scores.precision, 'recall': scores.recall}
   is_merged = {source_vocab.kind, target_vocab.kind} != {corpus.level}
   merging = f'|merged:{corpus.level}s' if is_merged else ''
-  signature = f'links:argmax{merging}|targets:forced,linked|rows:{len(rows)}'
+  targets = 'forced' if unlinked_targets else 'forced,linked'
+  signature = f'links:argmax{merging}|targets:{targets}|rows:{len(rows)}'
   return {name: MetricValue(100 * value, '%', signature) for name, value in percent.items()}
 
 
@@ -155,6 +164,7 @@ def predict_links(
   rows: Sequence[int],
   source_vocab: Vocabulary,
   target_vocab: Vocabulary,
+  unlinked_targets: bool = False,
 ) -> LinkComparison:
   """Returns the links of the largest weights of some rows beside the gold links of the corpus.
 
@@ -164,6 +174,7 @@ def predict_links(
     rows: the rows, which have weights.
     source_vocab: source vocabulary of the run.
     target_vocab: target vocabulary of the run.
+    unlinked_targets: as for `alignment_metrics`.
   """
   sure = [corpus.links[row] for row in rows]
   possible = sure if corpus.possible is None else [corpus.possible[row] for row in rows]
@@ -172,7 +183,9 @@ def predict_links(
   predicted = []
   for row, gold in zip(rows, possible, strict=True):
     merged = merge_weights(weights[row], source_units(corpus.source[row]), target_units(corpus.target[row]))
-    predicted.append(_predicted_links(merged, {target for _, target in gold}))
+    links = links_from_weights(merged, merged.shape[1] - 1, merged.shape[0] - 1)
+    linked_targets = {target for _, target in gold}
+    predicted.append([link for link in links if unlinked_targets or link[1] in linked_targets])
   return LinkComparison(predicted, sure, possible)
 
 
@@ -191,11 +204,6 @@ def weight_metrics(weights: Sequence[np.ndarray]) -> dict[str, MetricValue]:
   if forward_moves.size:
     metrics['monotonicity'] = MetricValue(100 * float(forward_moves.mean()), '%', f'links:argmax|{signature}')
   return metrics
-
-
-def _predicted_links(weights: np.ndarray, linked_targets: set[int]) -> list[tuple[int, int]]:
-  links = links_from_weights(weights, weights.shape[1] - 1, weights.shape[0] - 1)
-  return [(source, target) for source, target in links if target in linked_targets]
 
 
 def predict_and_evaluate(
@@ -295,5 +303,6 @@ def evaluate_corpus(
   texts, predictions = predict_and_evaluate(corpus, predictor, options, beams=beams)
   metrics |= texts
   if predictor.model.traits.attends:
-    metrics |= alignment_metrics(corpus, forced.weights, predictor.source_vocab, predictor.target_vocab)
+    vocabularies = (predictor.source_vocab, predictor.target_vocab)
+    metrics |= alignment_metrics(corpus, forced.weights, *vocabularies, options['unlinked_targets'])
   return metrics, predictions

@@ -16,6 +16,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.functional import latent
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Memory, attend, init_params, project
+from attention_jax.functional.sampling import Samples
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row
 from attention_jax.specs import NonNegative, Option, Positive, Probability, Range, check_options, parse_sum, schema_of
@@ -98,10 +99,12 @@ def reinforce(
   """REINFORCE for sampled alignments: the reward of a sample is log p(y) of its token and the tokens after it.
 
   The baseline is the running mean of the log-likelihood per token, times the number of remaining tokens. Xu et al.
-  2015, section 4.1, with discount=1.
+  2015, section 4.1, with discount=1. The entropy bonus is λ Σ_t H_t of the alignment `hard_once`, whose state has the
+  entropies; of `hard` it is the estimate of that by the log-probabilities of the samples.
 
   Args:
-    outputs: ModelOutput, whose state is the sum of the log-probabilities of the samples so far, [B, T, N].
+    outputs: ModelOutput, whose state is the sum of the log-probabilities of the samples so far, [B, T, N], or
+      sampling.Samples of such arrays.
     batch: the batch.
     running: the running mean 'log_likelihood'.
     entropy: weight of the entropy bonus.
@@ -111,17 +114,24 @@ def reinforce(
   Raises:
     UserError: if the state of the alignment holds no log-probabilities of samples.
   """
-  if getattr(outputs.state, 'ndim', 0) != 3:
+  is_once = isinstance(outputs.state, Samples)
+  log_probs = outputs.state.log_prob if is_once else outputs.state
+  if getattr(log_probs, 'ndim', 0) != 3:
     expected = ', '.join(name for name, row in ALIGNMENTS.items() if row.required_loss == 'reinforce')
     raise UserError(
       f'auxiliary loss reinforce needs a sampled alignment that is trained by it; expected one of: {expected}'
     )
   mask = batch.target_mask
-  draws = jnp.diff(outputs.state.astype(jnp.float32), axis=1, prepend=0).sum(axis=-1)
-  draws = jnp.where(mask, draws, 0.0)
+
+  def of_each_step(sums):
+    return jnp.where(mask, jnp.diff(sums.astype(jnp.float32), axis=1, prepend=0).sum(axis=-1), 0.0)
+
+  draws = of_each_step(log_probs)
+  bonus = entropy * jnp.sum(of_each_step(outputs.state.entropy)) if is_once else 0.0
   baseline = jax.vmap(lambda means: latent.rewards_to_go(means, discount))(running['log_likelihood'] * mask)
-  surrogate = jax.vmap(functools.partial(latent.reinforce, entropy=entropy, discount=discount))
-  return -jnp.sum(surrogate(draws, log_likelihoods(outputs, batch), baseline))
+  sampled_entropy = 0.0 if is_once else entropy
+  surrogate = jax.vmap(functools.partial(latent.reinforce, entropy=sampled_entropy, discount=discount))
+  return -jnp.sum(surrogate(draws, log_likelihoods(outputs, batch), baseline)) - bonus
 
 
 def redundancy(outputs, batch, running: RunningMeans) -> jax.Array:

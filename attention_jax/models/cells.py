@@ -24,15 +24,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from attention_jax.errors import UserError
+from attention_jax.errors import UserError, choose
 from attention_jax.functional.attend import Memory
 from attention_jax.models.encoded import Encoded
+from attention_jax.models.initial_states import INITIAL_STATES
 from attention_jax.models.steps import CellCarry, DecoderOutput, FixedMemory, SharedMemory, StepTrace
 from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.linear import ConcatDense, Dense
-from attention_jax.modules.recurrent import RecurrentStack
+from attention_jax.modules.recurrent import RecurrentStack, State
 from attention_jax.specs import Fraction, Size
 
 MIN_HYPOTHESES = 3  # of each source, from which on their steps share products
@@ -47,6 +48,7 @@ class Cell(nn.Module):
     features, layers, residual, dropout: fields of the recurrent stack.
     bridge: whether the initial states are a learned function of the encoder's final states. Otherwise they are zeros,
       and decoding may start before the source is complete.
+    initial: how the initial states depend on the encoder, a row of initial_states.INITIAL_STATES.
   """
 
   attention: Attention
@@ -56,6 +58,7 @@ class Cell(nn.Module):
   residual: bool = False
   dropout: Fraction = 0.0
   bridge: bool = True
+  initial: str = 'learned'
   dtype: jnp.dtype = jnp.float32
 
   @property
@@ -77,6 +80,13 @@ class Cell(nn.Module):
   def make_stack(self) -> RecurrentStack:
     """Returns the recurrent layers."""
     return RecurrentStack(self.rnn, self.features, self.layers, self.residual, self.dropout, self.bridge, self.dtype)
+
+  def initial_states(self, stack: RecurrentStack, encoded: Encoded) -> tuple[State, ...]:
+    """Returns the states of recurrent layers before the first step."""
+    make = INITIAL_STATES[choose(self.initial, INITIAL_STATES, 'initial')]
+    if not self.bridge and self.initial != 'learned':
+      raise UserError(f'bridge=False starts from zeros, and cannot be combined with initial={self.initial!r}')
+    return make(stack, encoded)
 
   def remember(self, encoded: Encoded) -> Memory:
     """Returns the memory of a source."""
@@ -119,6 +129,11 @@ class Cell(nn.Module):
     return self.readout_features(traces.state[:, :, None], values, embeddings[:, :, None])
 
 
+def max_of_pairs(units: jax.Array) -> jax.Array:
+  """Maxout with two pieces: max(x_{2j-1}, x_{2j}), [..., 2 L] -> [..., L]. Goodfellow et al. 2013."""
+  return units.reshape(*units.shape[:-1], -1, 2).max(axis=-1)
+
+
 def average_heads(weights: jax.Array, heads: int) -> jax.Array:
   """Averages the weights [B, N, ..., S] of several heads to [B, ..., S]."""
   return weights if heads == 1 else weights.mean(1)
@@ -152,7 +167,7 @@ class Plain(Cell):
 
   def start(self, encoded: Encoded, memory: FixedMemory) -> CellCarry:
     gates = self.context_gates(memory.vector) if self.feed_context else ()
-    return CellCarry(self.stack.start(encoded.final), (), gates)
+    return CellCarry(self.initial_states(self.stack, encoded), (), gates)
 
   def recur(
     self, carry: CellCarry, inputs: jax.Array, memory: FixedMemory, deterministic: bool
@@ -175,16 +190,20 @@ class Bahdanau(Cell):
   """Attends with the previous state before the RNN; deep output. Bahdanau, Cho & Bengio 2015, section 3.1.
 
   c_t = attend(s_{t-1}); s_t = RNN(s_{t-1}, [y_{t-1}; c_t]); the features for the output layer are
-  tanh(W [s_t; c_t; y_{t-1}]), where the paper has maxout.
+  tanh(W [s_t; c_t; y_{t-1}]). The paper has maxout and s_{t-1} instead (appendix A.2.2): maxout=True, previous=True.
 
   Other attributes are those of Cell.
 
   Attributes:
     readout: width of the deep output.
+    maxout: whether each of its units is the maximum of two linear units, instead of the tanh of one.
+    previous: whether the deep output reads the state from before the step, with which the step attends.
     gate: whether the context is multiplied by a scalar gate σ(w s_{t-1} + b) (Xu et al. 2015, section 4.2.1).
   """
 
   readout: Size = 512
+  maxout: bool = False
+  previous: bool = False
   gate: bool = False
 
   @property
@@ -194,7 +213,7 @@ class Bahdanau(Cell):
   def setup(self):
     self.stack = self.make_stack()
     self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
-    self.deep = ConcatDense(self.readout, bias=True, dtype=self.dtype)
+    self.deep = ConcatDense(self.readout * (2 if self.maxout else 1), bias=True, dtype=self.dtype)
     if self.gate and self.traits.latent:
       raise UserError(
         f'bahdanau: gate must be False for the latent alignment {self.attention.alignment!r}, which has a context for '
@@ -203,7 +222,7 @@ class Bahdanau(Cell):
     self.wanted = Dense(1, dtype=self.dtype) if self.gate else None
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
-    return CellCarry(self.stack.start(encoded.final), self.attention.init_carry(memory), ())
+    return CellCarry(self.initial_states(self.stack, encoded), self.attention.init_carry(memory), ())
 
   def share(self, memory: Memory, hypotheses: int, max_length: int) -> Memory | SharedMemory:
     # The gates of S positions cost as much as S steps of one hypothesis, which usually has about S tokens.
@@ -228,7 +247,7 @@ class Bahdanau(Cell):
     else:
       context_gates = jnp.einsum('bs,bsg->bg', trace.weights.astype(gates.dtype), gates)
     states, state = self.stack(carry.states, inputs + context_gates, deterministic)
-    return carry._replace(states=states), trace._replace(state=state)
+    return carry._replace(states=states), trace._replace(state=previous_state if self.previous else state)
 
   def compute_outputs(
     self, traces: StepTrace, embeddings: jax.Array, memory: Memory, deterministic: bool
@@ -236,8 +255,9 @@ class Bahdanau(Cell):
     return self.make_output(self.compute_features(traces, embeddings, memory), traces)
 
   def readout_features(self, state: jax.Array, context: jax.Array, embeddings: jax.Array) -> jax.Array:
-    """tanh(W [s; c; y]), the deep output."""
-    return jnp.tanh(self.deep(state, context, embeddings))
+    """tanh(W [s; c; y]), or the maximum of pairs of units of W [s; c; y]: the deep output."""
+    units = self.deep(state, context, embeddings)
+    return max_of_pairs(units) if self.maxout else jnp.tanh(units)
 
 
 class Luong(Cell):
@@ -267,7 +287,7 @@ class Luong(Cell):
     return super().traits._replace(attends_in_recurrence=self.input_feeding or self.attention.is_recurrent)
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
-    states = self.stack.start(encoded.final)
+    states = self.initial_states(self.stack, encoded)
     attention = self.attention.init_carry(memory) if self.traits.attends_in_recurrence else ()
     return CellCarry(states, attention, jnp.zeros_like(states[-1][0]) if self.input_feeding else ())
 
@@ -331,7 +351,7 @@ class GNMTCell(Cell):
     self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
-    states = (self.stack.start(encoded.final), self.above.start(encoded.final))
+    states = (self.initial_states(self.stack, encoded), self.initial_states(self.above, encoded))
     no_context = jnp.zeros((encoded.final.shape[0], self.attention.context_width(memory)), self.dtype)
     return CellCarry(states, self.attention.init_carry(memory), no_context if self.current else ())
 

@@ -18,6 +18,7 @@ from attention_jax.functional.attend import Memory
 from attention_jax.models.cells import CELLS, Cell
 from attention_jax.models.convolutional import ConvDecoder
 from attention_jax.models.encoded import Encoded
+from attention_jax.models.fixed_vector import Cho
 from attention_jax.models.layered import LayeredCarry, LayeredDecoder, initial_carry
 from attention_jax.models.steps import DecoderOutput
 from attention_jax.models.traits import Traits
@@ -175,7 +176,7 @@ class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
     return tuple(block.remember(encoded.memory, encoded.mask, encoded.values) for block in self.blocks)
 
 
-DECODERS: Mapping[str, type[nn.Module]] = {**CELLS, 'conv': ConvDecoder, 'transformer': TransformerDecoder}
+DECODERS: Mapping[str, type[nn.Module]] = {**CELLS, 'cho': Cho, 'conv': ConvDecoder, 'transformer': TransformerDecoder}
 
 
 def decoder_of(module: nn.Module, dropout: float) -> nn.Module:

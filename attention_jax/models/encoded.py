@@ -5,6 +5,18 @@ from typing import Any, NamedTuple
 import jax
 
 
+class FinalStates(NamedTuple):
+  """States of a recurrent encoder after its last step, from the lowest layer to the highest.
+
+  Attributes:
+    forward: states of the layers that read forward, each a tuple of arrays whose first one is the output.
+    backward: states of the layers that read backward, which are those at the first token.
+  """
+
+  forward: tuple = ()
+  backward: tuple = ()
+
+
 class Encoded(NamedTuple):
   """An encoded source.
 
@@ -13,12 +25,14 @@ class Encoded(NamedTuple):
     mask: True at real positions, [B, S].
     final: summary of the source, [B, D'].
     value: vectors that contexts are made of, [B, S, D]; () if they are the memory.
+    states: states of a recurrent encoder; () for other encoders.
   """
 
   memory: jax.Array
   mask: jax.Array
   final: jax.Array
   value: Any = ()
+  states: Any = ()
 
   @property
   def values(self) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.masking import masked_mean, zero_masked
 from attention_jax.models.convolutional import ConvEncoder
-from attention_jax.models.encoded import Encoded
+from attention_jax.models.encoded import Encoded, FinalStates
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.recurrent import RecurrentLayer, State, zero_state
 from attention_jax.modules.transformer import EncoderLayer, visibility_mask
@@ -53,7 +53,14 @@ class RecurrentEncoder(nn.Module):
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
     """Encodes source ids [B, S] with mask [B, S]."""
     states, memory = self.extend(self.init_states(source.shape[0]), source, mask, deterministic)
-    return Encoded(memory, mask, jnp.concatenate(jax.tree.leaves(states), axis=-1))
+    return Encoded(memory, mask, jnp.concatenate(jax.tree.leaves(states), axis=-1), states=self._by_direction(states))
+
+  def _by_direction(self, states: tuple[State, ...]) -> FinalStates:
+    directions = [backward for layer in range(self.layers) for backward, _ in self.directions(layer)]
+    pairs = list(zip(directions, states, strict=True))
+    return FinalStates(
+      tuple(state for backward, state in pairs if not backward), tuple(state for backward, state in pairs if backward)
+    )
 
   def init_states(self, batch: int) -> tuple[State, ...]:
     """Returns the states of all layers and directions before the first token of `batch` sources."""

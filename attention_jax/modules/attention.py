@@ -79,6 +79,46 @@ class Attention(nn.Module):
     positions: a module of modules.positions, for self-attention.
     output_scale: the initial variance of the output projection is output_scale / F.
     dtype: dtype of the computation; weights are float32 in any case.
+
+  Example:
+    All queries at once, with `remember` and `parallel`:
+
+    >>> import jax, jax.numpy as jnp, attention_jax as aj
+    >>> attention = aj.Attention(score='coverage', alignment='entmax15', features=16)
+    >>> query = jax.random.normal(jax.random.key(0), (2, 3, 8))  # [B, T, D]
+    >>> encoded = jax.random.normal(jax.random.key(1), (2, 5, 8))  # [B, S, D]
+    >>> mask = aj.padding_mask(jnp.array([5, 4]), size=5)
+    >>> def attend(module, query, encoded, mask):
+    ...   return module.parallel(query, module.remember(encoded, mask))
+    >>> params = attention.init(jax.random.key(2), query, encoded, mask, method=attend)
+    >>> context, weights = attention.apply(params, query, encoded, mask, method=attend)
+    >>> context.shape, weights.shape, float(weights[1, :, 4].max())
+    ((2, 3, 8), (2, 3, 5), 0.0)
+
+    One query at a time, in a decoder of your own: `remember` once per source, `init_carry`, and a call for each step.
+
+    >>> model = attention.bind(params)
+    >>> memory = model.remember(encoded, mask)
+    >>> carry = model.init_carry(memory)
+    >>> for t in range(3):
+    ...   carry, step = model(carry, query[:, t], memory)
+    ...   assert jnp.allclose(step.weights, weights[:, t], atol=1e-5)
+    >>> step.context.shape, model.context_width(memory)
+    ((2, 8), 8)
+
+    A latent alignment is updated with log p(token | position), [B, S]; streaming starts at the last position:
+
+    >>> latent = aj.Attention(score='dot', alignment='latent_monotonic').bind({})
+    >>> memory = latent.remember(encoded, mask)
+    >>> carry, step = latent(latent.init_carry(memory), query[:, 0], memory)
+    >>> carry = latent.observe(carry, jnp.zeros((2, 5)))
+    >>> walk = aj.Attention(score='dot', alignment='monotonic').bind({})
+    >>> carry, step = walk(walk.carry_at_last_position(memory), query[:, 0], memory)
+
+    Without parameters (the last raises if the implementation computes all queries at once):
+
+    >>> attention.projects, attention.is_recurrent, attention.check_step_support()
+    (True, True, None)
   """
 
   score: str = 'additive'

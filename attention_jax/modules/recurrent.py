@@ -52,6 +52,22 @@ def _gru(x: jax.Array, state: State, kernel: jax.Array, bias: jax.Array) -> Stat
   return ((new + update * (h - new)).astype(h.dtype),)
 
 
+def _gru_reset_first(x: jax.Array, state: State, kernel: jax.Array, bias: jax.Array) -> State:
+  """Gated recurrent unit with the reset gate before the product. Bahdanau, Cho & Bengio 2015, appendix A.1.1.
+
+  s' = tanh(x + (r * s) U), s = (1 - z) * s + z * s'; `_gru` has 1 - z in the place of z.
+  """
+  (h,) = state
+  size = h.shape[-1]
+  x_reset, x_update, x_new = jnp.split(x, 3, axis=-1)
+  reset, update = jnp.split(_recurrent_product(h, kernel[:, : 2 * size]), 2, axis=-1)
+  reset = jax.nn.sigmoid(x_reset + reset)
+  update = jax.nn.sigmoid(x_update + update)
+  product_of_reset = _recurrent_product((reset * h).astype(h.dtype), kernel[:, 2 * size :])
+  new = jnp.tanh(x_new + product_of_reset + _expand_bias(bias, x_new))
+  return ((h + update * (new - h)).astype(h.dtype),)
+
+
 def _lstm(x: jax.Array, state: State, kernel: jax.Array, bias: jax.Array) -> State:
   """Long short-term memory (Hochreiter & Schmidhuber 1997; forget gate of Gers et al. 2000, its bias b)."""
   h, c = state
@@ -73,6 +89,7 @@ def _expand_bias(bias: jax.Array, like: jax.Array) -> jax.Array:
 RECURRENCES: Mapping[str, Recurrence] = {
   'simple': Recurrence(1, 1, _simple),
   'gru': Recurrence(3, 1, _gru),
+  'gru_reset_first': Recurrence(3, 1, _gru_reset_first),
   'lstm': Recurrence(4, 2, _lstm, bias=1.0),
 }
 

@@ -46,6 +46,9 @@ class BatchSequence(Protocol):
   def __len__(self) -> int:
     """Returns the number of batches in an epoch."""
 
+  def shape(self, step: int) -> tuple[int, ...]:
+    """Returns the shape of the batch of a step, without making it."""
+
   def __getitem__(self, step: int) -> Any: ...
 
 

@@ -1,7 +1,8 @@
 """Presets. A preset is a paper: it sets the structure of a model, and leaves sizes and training to the task.
 
-Two differences from the papers hold for every recurrent preset: the decoder starts from a learned map of the encoder's
-last states, and training is that of the task. Further differences stand beside each preset.
+docs/papers.md compares each preset with its paper, part by part. Training is always that of the task. The decoder of
+every recurrent preset starts from a learned map of the encoder's last states; presets whose name ends in `_exact`
+follow the equations of the paper instead.
 """
 
 from collections.abc import Mapping
@@ -61,6 +62,11 @@ def _see2017(score: str) -> dict[str, str]:
   return _model(f'birnn(rnn="lstm", {_SIZE})', f'luong(rnn="lstm", {_SIZE})', score) | _copying('pointer_generator')
 
 
+def _luong_exact(alignment: str = 'softmax') -> dict[str, str]:
+  """Layers that read forward, whose last states are the first ones of the decoder."""
+  return _model(_FORWARD_LSTM, f'luong(rnn="lstm", {_SIZE}, layers={{layers}}, initial="copied")', 'general', alignment)
+
+
 _SIZE = 'features={features}'
 _BIRNN = f'birnn(rnn="gru", {_SIZE})'
 _BILSTM = f'birnn(rnn="lstm", {_SIZE}, layers={{layers}})'
@@ -85,6 +91,25 @@ TRANSLATION: Mapping[str, Preset] = {
       f'plain(rnn="lstm", {_SIZE}, layers={{layers}})',
     ),
   ),
+  'sutskever2014_exact': Preset(
+    'Sutskever, Vinyals & Le 2014, copied states',
+    _model(
+      f'rnn(rnn="lstm", {_SIZE}, layers={{layers}}, direction="backward")',
+      f'plain(rnn="lstm", {_SIZE}, layers={{layers}}, initial="copied")',
+    ),
+  ),
+  'cho2014': Preset(
+    'Cho et al. 2014, phrase representations',
+    _model(f'rnn(rnn="gru_reset_first", {_SIZE})', f'cho({_SIZE}, readout={{features}})'),
+  ),
+  'bahdanau2015_exact': Preset(
+    'Bahdanau, Cho & Bengio 2015, appendix A',
+    _model(
+      f'birnn(rnn="gru_reset_first", {_SIZE})',
+      f'bahdanau(rnn="gru_reset_first", {_SIZE}, readout={{features}}, maxout=True, previous=True, initial="backward")',
+      'additive',
+    ),
+  ),
   # Uses tanh for maxout in the deep output, and applies the GRU's reset gate after the product; its decoder starts from
   # the states of both directions, where the paper maps the backward one alone.
   'bahdanau2015': Preset('Bahdanau, Cho & Bengio 2015', _model(_BIRNN, _BAHDANAU, 'additive')),
@@ -99,6 +124,9 @@ TRANSLATION: Mapping[str, Preset] = {
   ),
   'luong2015_local_m': Preset('Luong et al. 2015, local-m', _model(_BILSTM, _LUONG, 'general', 'local_m(width=10)')),
   'luong2015_local_p': Preset('Luong et al. 2015, local-p', _model(_BILSTM, _LUONG, 'general', 'local_p(width=10)')),
+  'luong2015_exact': Preset('Luong, Pham & Manning 2015, one direction, copied states', _luong_exact()),
+  'luong2015_local_m_exact': Preset('Luong et al. 2015, local-m, copied states', _luong_exact('local_m(width=10)')),
+  'luong2015_local_p_exact': Preset('Luong et al. 2015, local-p, copied states', _luong_exact('local_p(width=10)')),
   # Reads letters, where the paper reads speech.
   'chorowski2015': Preset(
     'Chorowski et al. 2015',
@@ -127,6 +155,15 @@ TRANSLATION: Mapping[str, Preset] = {
   'gnmt2016': Preset(
     'Wu et al. 2016',
     _model(f'gnmt({_SIZE}, layers={{depth}})', f'gnmt({_SIZE}, layers={{depth}}, current=False)', 'normed_additive'),
+  ),
+  # Zero first states: attention is the only way from the source to the output.
+  'gnmt2016_zero_states': Preset(
+    'Wu et al. 2016, no bridge',
+    _model(
+      f'gnmt({_SIZE}, layers={{depth}})',
+      f'gnmt({_SIZE}, layers={{depth}}, current=False, bridge=False)',
+      'normed_additive',
+    ),
   ),
   # Layers have one width, and there are fewer; see models/convolutional.py for further differences.
   'gehring2017': Preset(
@@ -196,6 +233,15 @@ CAPTIONING: Mapping[str, Preset] = {
     'Xu et al. 2015, soft and doubly stochastic', _CAPTIONS | {'training.auxiliary': 'doubly_stochastic(weight=0.001)'}
   ),
   'xu2015_hard': Preset('Xu et al. 2015, hard', _CAPTIONS | _HARD),
+  # One choice between samples and expectation per picture, the reward of all later words, exact entropies.
+  'xu2015_hard_exact': Preset(
+    'Xu et al. 2015, hard, section 4.1',
+    _CAPTIONS
+    | {
+      'model.attention.alignment': 'hard_once(expected=0.5)',
+      'training.auxiliary': 'reinforce(entropy=0.002, discount=1.0)',
+    },
+  ),
 }
 
 GLIMPSING: Mapping[str, Preset] = {'mnih2014': Preset('Mnih et al. 2014', {'model.features': '{features}'})}

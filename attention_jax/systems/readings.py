@@ -66,29 +66,34 @@ class Reader:
         readings.append(Reading(line, line, best.text, source_tokens, target_tokens, matrices, score=best.score))
     return readings
 
-  def read_rows(self, corpus: Corpus, encoded: EncodedCorpus, request: ReadingRequest) -> list[Reading]:
+  def read_rows(self, corpus: Corpus, request: ReadingRequest) -> list[Reading]:
     """Returns the readings of rows of a split, with their gold links, without those of layers and without analyses.
 
     Args:
-      corpus, encoded: the split.
+      corpus: the split.
       request: its name and the rows.
 
     Raises:
       UserError: for rows that do not exist, or fit no bucket.
     """
-    numbers = parse_rows(request.rows, request.split, encoded.rows)
-    selected = Corpus([corpus.source[row] for row in numbers], [corpus.target[row] for row in numbers])
+    numbers = parse_rows(request.rows, request.split, len(corpus.source))
+    selected = _select(corpus, numbers)
     scorer = TeacherForcedScorer(self.model, self.buckets, len(numbers))
-    scores = scorer(self.params, encode(selected, self.source_vocab, self.target_vocab))
+    ids = encode(selected, self.source_vocab, self.target_vocab)
+    scores = scorer(self.params, ids)
+    sure_ids = encode(selected._replace(possible=None), self.source_vocab, self.target_vocab)
     readings = []
-    for row, source, target, weights in zip(numbers, selected.source, selected.target, scores.weights, strict=True):
+    columns = (numbers, selected.source, selected.target, scores.weights)
+    for i, (row, source, target, weights) in enumerate(zip(*columns, strict=True)):
       if weights is None:
         raise UserError(f"row {row} of split '{request.split}' fits no bucket; see config.data.buckets")
-      gold = None if encoded.links is None else encoded.row_links(row)
+      gold = None if ids.links is None else ids.row_links(i)
+      sure = None if ids.links is None or selected.possible is None else sure_ids.row_links(i)
       source_tokens = [*self.source_vocab.tokenize(source), END]
       target_tokens = [*self.target_vocab.tokenize(target), END]
       matrices = {WEIGHTS: np.asarray(weights)}
-      readings.append(Reading(f'{request.split} {row}', source, target, source_tokens, target_tokens, matrices, gold))
+      name = f'{request.split} {row}'
+      readings.append(Reading(name, source, target, source_tokens, target_tokens, matrices, gold, sure=sure))
     return readings
 
   def complete(self, readings: Sequence[Reading], request: ReadingRequest) -> list[Reading]:
@@ -120,15 +125,19 @@ class Reader:
     """Sums weights over the tokens of a source word, and averages them over those of a target word."""
     source_words = self.source_vocab.word_ids(reading.source)
     target_words = self.target_vocab.word_ids(reading.target)
-    links = None
-    if reading.gold is not None:
-      pairs = {(source_words[s], target_words[t]) for s, t in reading.gold}
-      links = sorted(pair for pair in pairs if min(pair) >= 0)
+
+    def merge(links):
+      if links is None:
+        return None
+      pairs = {(source_words[s], target_words[t]) for s, t in links}
+      return sorted(pair for pair in pairs if min(pair) >= 0)
+
     return reading._replace(
       source_tokens=[*reading.source.split(), END],
       target_tokens=[*reading.target.split(), END],
       matrices={name: merge_weights(x, source_words, target_words) for name, x in reading.matrices.items()},
-      gold=links,
+      gold=merge(reading.gold),
+      sure=merge(reading.sure),
     )
 
   def _complete(self, reading: Reading, scored: ScoredPair, pair: Pair, analyses: Sequence[str]) -> Reading:
@@ -146,6 +155,20 @@ class Reader:
     target = encoded.target[encoded.target_offsets[row] : encoded.target_offsets[row + 1]]
     emittable = oov_to_unk(jnp.asarray(target), self.model.output_size(len(source)))
     return Pair(self.model, self.params, jnp.asarray(source), emittable)
+
+
+def _select(corpus: Corpus, rows: Sequence[int]) -> Corpus:
+  """Some rows of a corpus, with their links."""
+  columns = {
+    name: None if values is None else [values[row] for row in rows]
+    for name, values in (
+      ('source', corpus.source),
+      ('target', corpus.target),
+      ('links', corpus.links),
+      ('possible', corpus.possible),
+    )
+  }
+  return Corpus(level=corpus.level, name=corpus.name, **columns)
 
 
 def _name_layers(layers: np.ndarray | None) -> dict[str, np.ndarray]:

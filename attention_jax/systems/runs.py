@@ -18,16 +18,15 @@ from attention_jax.inference.metrics import MetricValue
 from attention_jax.inference.predictor import Predictor
 from attention_jax.systems.base import Config, SupportsCorpus, SupportsEnsembles, SupportsTranslation, System
 from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.ready_made import opened_folder
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.variants import check_variants
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.file_digests import check_file_digests
 from attention_jax.training.folder import read_config
 from attention_jax.training.loop import Training
-from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, sharding
-from attention_jax.training.paths import run_path
-from attention_jax.training.state import evaluation_params, init_state
+from attention_jax.training.state import evaluation_field
 
 Support = TypeVar('Support')
 NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
@@ -122,7 +121,7 @@ def open_run(
   """Opens a trained run for prediction. Reads no data.
 
   Args:
-    folder: the run folder.
+    folder: the run folder, or '@NAME' for a ready-made model (systems.ready_made).
     checkpoint: 'best', 'latest', 'average' (the mean of the parameters of the last training.keep checkpoints), or the
       step of a checkpoint.
     evaluation: fields of config.evaluation to override.
@@ -131,7 +130,7 @@ def open_run(
   Raises:
     UserError: if the folder holds no run or several, if the checkpoint cannot be read, or for an unknown field.
   """
-  folder = run_path(folder)
+  folder = opened_folder(folder)
   check_run_files(folder)
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
   for field in evaluation:
@@ -153,7 +152,7 @@ def system_of(folder: str | Path) -> tuple[str, type[System]]:
   Raises:
     UserError: if the folder holds no run.
   """
-  folder = run_path(folder)
+  folder = opened_folder(folder)
   name = fill_defaults(read_config(folder), f'{folder}/config.json')['system']
   return name, SYSTEMS[name]
 
@@ -221,17 +220,15 @@ def restore_params(folder: Path, system: System, checkpoint: str) -> tuple[Any, 
     The parameters, and the steps of the checkpoints that they come from.
   """
   training = Training(**system.config['training'])
-  optimizer = make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
+  field = evaluation_field(training.average)
   placement = sharding(make_mesh(jax.local_devices()), 'state')
   checkpoints = Checkpoints(folder, read_only=True)
   try:
     # Shapes are enough: compiling the initial values would take seconds.
-    shapes = jax.eval_shape(
-      lambda: init_state(system.initializer()(training.seed), optimizer, training.average, system.loss.running)
-    )
+    shapes = jax.eval_shape(lambda: system.initializer()(training.seed))
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placement), shapes)
     kind, steps = _select_checkpoints(checkpoints, checkpoint, training.keep)
-    params = [evaluation_params(checkpoints.restore(like, kind, step)[0]) for step in steps or [None]]
+    params = [checkpoints.restore_field(field, like, kind, step) for step in steps or [None]]
     if len(params) == 1:
       return params[0], tuple(steps)
     return jax.tree.map(lambda *x: sum(x) / len(x), *params), tuple(steps)

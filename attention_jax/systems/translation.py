@@ -88,6 +88,7 @@ class TranslationEvaluationConfig:
     max_length: maximum length of hypotheses; 0 for the longest target of the buckets.
     batch_size: number of sources that are searched at once.
     replace_unknown: whether an unknown word is replaced by the source word with the largest weight (Jean et al. 2015).
+    unlinked_targets: whether links of target words without a gold link count as errors; otherwise they are left out.
     shortlist: k > 0 restricts the search to the k likeliest translations of every source token of a batch, by a lexicon
       of the training split, and the k most frequent target tokens (Jean et al. 2015); 0 searches all tokens.
   """
@@ -101,6 +102,7 @@ class TranslationEvaluationConfig:
   max_length: OutputLength = 0
   batch_size: Size = 128
   replace_unknown: bool = False
+  unlinked_targets: bool = False
   shortlist: Count = 0
 
   def __post_init__(self):
@@ -314,7 +316,7 @@ class TranslationSystem(System):
     if request.inputs:
       readings = reader.read_lines(self.predictor(params), self.config['evaluation']['beams'], request)
     else:
-      readings = reader.read_rows(*tasks.get_split(self.data, request.split), request)
+      readings = reader.read_rows(tasks.get_split(self.data, request.split)[0], request)
     return reader.complete(readings, request)
 
   @functools.cached_property

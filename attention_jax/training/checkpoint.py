@@ -119,7 +119,7 @@ class Checkpoints:
       return
     values = _as_json({'layout': _layout(state), 'host': dict(host), 'checksums': tree_checksums(state)})
     values['digest'] = _digest(values)
-    items = ocp.args.Composite(state=ocp.args.StandardSave(state._asdict()), host=ocp.args.JsonSave(values))
+    items = ocp.args.Composite(state=ocp.args.PyTreeSave(state._asdict()), host=ocp.args.JsonSave(values))
     try:
       with _quiet():
         for stored in repeated:
@@ -189,25 +189,24 @@ class Checkpoints:
       DamagedCheckpointError: if it cannot be read, or differs from its checksums.
       UserError: if there is no checkpoint, or if it holds another model.
     """
-    step = self.latest(kind) if step is None else step
-    if step is None:
-      raise UserError(f'no checkpoint in {self.folder / kind}; expected a folder that a training run has saved to')
-    path = self.folder / kind / str(step)
-    host = self._read(kind, step, host=ocp.args.JsonRestore())
-    if 'digest' not in host:
-      raise UserError(f'checkpoint {path} has no checksums; expected one that this version has saved')
-    if host.pop('digest') != _digest(host):
-      raise self._damaged(kind, step, 'its host values differ from their digest')
-    if difference := _difference(host['layout'], _layout(like)):
-      raise UserError(
-        f'checkpoint {path} holds another model: {difference}; expected the config that it was trained with'
-      )
-    state = like._replace(**self._read(kind, step, state=ocp.args.StandardRestore(like._asdict())))
-    checksums = tree_checksums(state)
-    if changed := [name for name, checksum in host['checksums'].items() if checksums[name] != checksum]:
-      count = f'{len(changed)} of {len(checksums)} arrays'
-      raise self._damaged(kind, step, f'{count} differ from their checksums, such as {changed[0]}')
+    step, host = self._read_host(kind, step)
+    state = like._replace(**self._read_arrays(kind, step, host, like._asdict()))
     return state, host['host']
+
+  def restore_field(self, field: str, like: Any, kind: str = LATEST, step: int | None = None) -> Any:
+    """Reads one field of the state of a checkpoint, which need not contain the others.
+
+    Args:
+      field: a field of TrainState, such as 'params'.
+      like: its arrays, as those of a state for `restore`.
+      kind: LATEST or BEST.
+      step: the step to read; None means the last one.
+
+    Raises:
+      DamagedCheckpointError, UserError: as `restore`.
+    """
+    step, host = self._read_host(kind, step)
+    return self._read_arrays(kind, step, host, {field: like})[field]
 
   def describe(self) -> str:
     """Returns a clause that names the last checkpoint, for error messages."""
@@ -218,6 +217,36 @@ class Checkpoints:
     """Ends the threads of the checkpoint managers."""
     for manager in filter(None, self._managers.values()):
       manager.close()
+
+  def _read_host(self, kind: str, step: int | None) -> tuple[int, dict[str, Any]]:
+    """Reads the JSON values of a checkpoint; returns its step too."""
+    step = self.latest(kind) if step is None else step
+    if step is None:
+      raise UserError(f'no checkpoint in {self.folder / kind}; expected a folder that a training run has saved to')
+    host = self._read(kind, step, host=ocp.args.JsonRestore())
+    if 'digest' not in host:
+      raise UserError(
+        f'checkpoint {self.folder / kind / str(step)} has no checksums; expected one that this version has saved'
+      )
+    if host.pop('digest') != _digest(host):
+      raise self._damaged(kind, step, 'its host values differ from their digest')
+    return step, host
+
+  def _read_arrays(self, kind: str, step: int, host: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads the fields of the state that `like` has, and compares their layout and their checksums."""
+    stored = {name: array for name, array in host['layout'].items() if name.partition('/')[0] in like}
+    if difference := _difference(stored, _layout(like)):
+      path = self.folder / kind / str(step)
+      raise UserError(
+        f'checkpoint {path} holds another model: {difference}; expected the config that it was trained with'
+      )
+    restore_args = ocp.checkpoint_utils.construct_restore_args(like)
+    fields = self._read(kind, step, state=ocp.args.PyTreeRestore(like, restore_args=restore_args, partial_restore=True))
+    checksums = tree_checksums(fields)
+    if changed := [name for name in stored if checksums[name] != host['checksums'][name]]:
+      count = f'{len(changed)} of {len(checksums)} arrays'
+      raise self._damaged(kind, step, f'{count} differ from their checksums, such as {changed[0]}')
+    return fields
 
   def _read(self, kind: str, step: int, **item) -> Any:
     """Reads one item of a checkpoint; raises DamagedCheckpointError with the reason."""
@@ -298,7 +327,7 @@ def _reason(error: Exception) -> str:
   return ' '.join(str(error).split())[:160]
 
 
-def _layout(state: TrainState) -> dict[str, str]:
+def _layout(state: TrainState | Mapping[str, Any]) -> dict[str, str]:
   """{'params/dense/kernel': 'float32[3,4]', ...}"""
   layout = {}
   for path, x in jax.tree.leaves_with_path(state):

@@ -38,6 +38,11 @@ def check_file_digests(folder: str | Path) -> None:
     )
 
 
+def digested_files(folder: str | Path) -> list[str]:
+  """Returns the names of the files of a run folder that have digests."""
+  return list(_read(Path(folder)))
+
+
 def drop_file_digests(folder: str | Path, names: Iterable[str] = ()) -> None:
   """Removes the digests of files that are about to be written: a killed writer leaves none rather than wrong ones.
 

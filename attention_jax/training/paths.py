@@ -12,11 +12,13 @@ def run_path(folder: str | Path) -> Path:
     folder: the folder, which need not exist.
 
   Raises:
-    UserError: for a name that can be no folder: a URL, '-', the home of an unknown user, a name that is too long.
+    UserError: for a name that can be no folder: a URL, '-', '@NAME', the home of an unknown user, one that is too long.
   """
   name = str(folder)
   if '://' in name or name.startswith(('http:', 'https:', 'file:')):
     raise UserError(f"'{name}' is a URL; expected a folder of a file system that is mounted")
+  if name.startswith('@'):
+    raise UserError(f"'{name}' names a ready-made model, which is only read; expected a folder")
   if name == '-':
     raise UserError("'-' stands for no folder; expected the path of one")
   try:

@@ -96,6 +96,11 @@ def evaluation_params(state: TrainState) -> Any:
   return state.average or state.params
 
 
+def evaluation_field(average: float) -> str:
+  """Returns the field of TrainState that `evaluation_params` reads, for the decay of the moving average."""
+  return 'average' if average else 'params'
+
+
 def is_finite(state: TrainState) -> bool:
   """Returns whether every floating-point number of the state is finite, the same in every process.
 

@@ -90,6 +90,9 @@ def test_agreement_with_gold_links():
   assert agreement == {'precision': 0, 'recall': 0}  # the largest weight of x is on b, its gold link on a
   other = READING._replace(gold=np.array([[1, 0], [0, 0]]))
   assert Page(render_page([other])).data[0]['readings'][0]['agreement'] == {'precision': 1, 'recall': 0.5}
+  possible = Page(render_page([other._replace(sure=np.array([[1, 0]]))])).data[0]['readings'][0]
+  assert possible['agreement'] == {'precision': 1, 'recall': 1}
+  assert possible['sure'] == [[1, 0]] and possible['gold'] == [[1, 0], [0, 0]]
   assert Page(render_page([READING._replace(gold=None)])).data[0]['readings'][0]['agreement'] is None
 
 

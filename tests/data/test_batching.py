@@ -96,6 +96,7 @@ def test_shapes_are_those_of_buckets_and_masks_cover_the_tokens(lengths, unit, s
   for step in range(len(batches)):
     batch = batches[step]
     assert (*batch.source.shape, batch.target.shape[1]) in batches.shapes
+    assert batches.shape(step) == (*batch.source.shape, batch.target.shape[1])
     assert [array.dtype for array in batch[:5]] == [np.int32, bool, np.int32, bool, np.int32] and batch.links is None
     assert (batch.source[~batch.source_mask] == PAD).all() and (batch.target[~batch.target_mask] == PAD).all()
     for i, row in enumerate(batch.index):

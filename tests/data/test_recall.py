@@ -49,7 +49,9 @@ def test_batches_are_a_function_of_seed_and_step(name):
   for step in (0, 3, 11):
     batch = batches[step]
     assert all(np.array_equal(x, y) for x, y in zip(batch, same[step], strict=True))
-    assert batch.inputs.shape[:2] in batches.shapes and batch.inputs.shape == other[step].inputs.shape
+    assert (
+      batch.inputs.shape[:2] == batches.shape(step) in batches.shapes and batch.inputs.shape == other[step].inputs.shape
+    )
     assert not np.array_equal(batch.target, other[step].target)
     for i, half in enumerate(halves):
       assert all(np.array_equal(x[2 * i : 2 * i + 2], y) for x, y in zip(batch, half[step], strict=True))

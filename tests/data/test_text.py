@@ -134,6 +134,22 @@ def test_read_tsv(write):
   assert read_tsv(write('b.tsv', 'a\tA\r\nb\tB\r\n'))[:3] == (['a', 'b'], ['A', 'B'], None)
 
 
+def test_possible_links_of_a_tsv(write):
+  corpus = read_tsv(write('a.tsv', 'a b\tA B\t0-0 1?0\nc\tC\t0-0\n'))
+  assert corpus.links == [((0, 0),), ((0, 0),)]
+  assert corpus.possible == [((0, 0), (1, 0)), ((0, 0),)]
+  assert read_tsv(write('b.tsv', 'c\tC\t0-0\n')).possible is None
+
+
+def test_links_of_parallel_files(write):
+  texts = {'en': 'a b\n\nc\n', 'de': 'A\n\nC\n', 'links': '1?0\n\n0-0\n'}
+  paths = [write(f'a.{name}', text) for name, text in texts.items()]
+  assert read_parallel(*paths[:2]).links is None
+  corpus = read_parallel(*paths)
+  assert (corpus.links, corpus.possible) == ([(), ((0, 0),)], [((1, 0),), ((0, 0),)])
+  assert 'has 3 lines but' in error_message(read_parallel, *paths[:2], write('b.links', '0-0\n'))
+
+
 def test_links_of_a_tsv_may_count_characters(write):
   path = write('a.tsv', 'ab\tA\t1-0\n')
   assert read_tsv(path, 'char').links == [((1, 0),)]
@@ -143,14 +159,28 @@ def test_links_of_a_tsv_may_count_characters(write):
   assert error_message(read_tsv, path, 'chars').startswith("unknown level of links 'chars' (did you mean 'char'?)")
 
 
+LINK_ERROR = (
+  "a link must be source-target or, if it is possible, source?target, counted from 0, such as '0-0 1-2 1?3', got"
+)
+
+
 @pytest.mark.parametrize(
   ('line', 'message'),
   [
     ('alone', '1 column; expected source TAB target, or source TAB target TAB links'),
     ('a\tb\t0-0\td', '4 columns; expected source TAB target, or source TAB target TAB links'),
-    ('a\tb\t0-0 1:2', "a link must be source-target, counted from 0, such as '0-0 1-2', got '1:2'"),
-    ('a\tb\t-1-0', "a link must be source-target, counted from 0, such as '0-0 1-2', got '-1-0'"),
-    ('a\tb\t٠-0', "a link must be source-target, counted from 0, such as '0-0 1-2', got '٠-0'"),
+    (
+      'a\tb\t0-0 1:2',
+      f"{LINK_ERROR} '1:2'",
+    ),
+    (
+      'a\tb\t-1-0',
+      f"{LINK_ERROR} '-1-0'",
+    ),
+    (
+      'a\tb\t٠-0',
+      f"{LINK_ERROR} '٠-0'",
+    ),
     ('a b\tc\t1-1', "link '1-1' is out of range, counted from 0 in words: the source has 2, the target 1"),
   ],
 )

@@ -30,6 +30,7 @@ from tests.decoding.helpers import (
 )
 from tests.models.helpers import build_tiny, inputs
 from tests.modules.helpers import assert_close, assert_same, variables
+from tests.sampled_cases import sample_cases
 
 WORD, OTHER_WORD = 3, 4  # ids of tables of probabilities below
 
@@ -335,16 +336,19 @@ def score_all_outputs(model, params, source, mask):
 
 @pytest.mark.parametrize(
   ('cell', 'options', 'attention'),
-  [
-    ('plain', 'rnn="lstm", feed_context=True', {}),
-    ('bahdanau', 'rnn="gru", layers=2', {'score': 'location_sensitive', 'heads': 2}),
-    ('bahdanau', 'rnn="simple"', {'score': 'coverage', 'alignment': 'entmax15'}),
-    ('luong', 'rnn="gru"', {'score': 'general', 'alignment': 'local_p(width=2)'}),
-    ('luong', 'rnn="gru"', {'alignment': 'monotonic'}),
-    ('luong', 'rnn="gru", input_feeding=False', {'alignment': 'forward'}),
-    ('bahdanau', 'rnn="simple"', {'alignment': 'latent_monotonic'}),
-    ('luong', 'rnn="gru"', {'score': 'general', 'alignment': 'latent'}),
-  ],
+  sample_cases(
+    [
+      ('plain', 'rnn="lstm", feed_context=True', {}),
+      ('bahdanau', 'rnn="gru", layers=2', {'score': 'location_sensitive', 'heads': 2}),
+      ('bahdanau', 'rnn="simple"', {'score': 'coverage', 'alignment': 'entmax15'}),
+      ('luong', 'rnn="gru"', {'score': 'general', 'alignment': 'local_p(width=2)'}),
+      ('luong', 'rnn="gru"', {'alignment': 'monotonic'}),
+      ('luong', 'rnn="gru", input_feeding=False', {'alignment': 'forward'}),
+      ('bahdanau', 'rnn="simple"', {'alignment': 'latent_monotonic'}),
+      ('luong', 'rnn="gru"', {'score': 'general', 'alignment': 'latent'}),
+    ],
+    2,
+  ),
 )
 def test_enough_beams_return_every_output(cell, options, attention):
   model = build_tiny(cell, options, sizes=SIZES, **attention)

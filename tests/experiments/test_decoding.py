@@ -113,6 +113,41 @@ def test_given_translations_are_scored(trained, tmp_path):
     assert record['log_prob'] == pytest.approx(sum(record['log_probs'])) and record['log_prob'] < 0
 
 
+def write_pairs(folder):
+  """Writes two pairs with a blank line between them; returns the flags that name the files."""
+  folder.mkdir(exist_ok=True)
+  for name, text in (('source', 'a b c\n\nd\n'), ('target', 'A B C\n\nD\n'), ('gold', '0-0 1-1 2?2\n\n0-0\n')):
+    (folder / name).write_text(text)
+  return [f'--{name}={folder / name}' for name in ('source', 'target', 'gold')]
+
+
+def test_alignments_of_both_directions_are_joined_and_scored(tmp_path):
+  flags = write_pairs(tmp_path)
+  for name, links in (('forward', '0-0 1-2\n\n0-0\n'), ('reverse', '0-0 1-1\n\n0-0\n')):
+    (tmp_path / name).write_text(links)
+  flags.append(f'--links={tmp_path / "forward"},{tmp_path / "reverse"}')
+  result = run('align', *flags)
+  assert (result.code, result.out) == (0, '0-0 1-1 1-2\n0-0\n'), result
+  assert result.err.splitlines()[1:] == [
+    # A has 3 links, S 3: 1 - (2 + 2) / 6
+    'forward: alignment error rate 33.33 %, precision 66.67 %, recall 66.67 %, 3 links, 2 sentences',
+    'reverse: alignment error rate 0.00 %, precision 100.00 %, recall 100.00 %, 3 links, 2 sentences',
+    'grow_diag_final_and: alignment error rate 14.29 %, precision 75.00 %, recall 100.00 %, 4 links, 2 sentences',
+  ]
+  assert run('align', *flags, '--symmetrisation=intersection').out == '0-0\n0-0\n'
+  assert_user_error(run('align', *flags, '--symmetrisation=grow'[:-1]), ["unknown symmetrisation 'gro'"])
+
+
+def test_a_run_aligns_given_translations(trained, tmp_path):
+  flags = write_pairs(tmp_path)
+  result = run('align', f'--workdir={trained[0]}', f'--reverse={trained[0]}', *flags, '--symmetrisation=union')
+  assert result.code == 0, result
+  forward = run('align', f'--workdir={trained[0]}', *flags[:2])
+  for line, line_of_forward in zip(result.out.splitlines(), forward.out.splitlines(), strict=True):
+    assert set(line_of_forward.split()) <= set(line.split())
+  assert '--workdir is missing' in run('align', *flags).err
+
+
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [

@@ -82,6 +82,16 @@ PROGRAM_FLAGS = {
   ),
   'predict': (*RUN_FLAGS, '--input:', '--json:'),
   'score': (*RUN_FLAGS, '--source:', '--target:', '--layers:'),
+  'align': (
+    *RUN_FLAGS,
+    '--reverse:',
+    '--links:',
+    '--source:',
+    '--target:',
+    '--gold:',
+    '--level:',
+    '--symmetrisation:',
+  ),
   'inspect_attention': (
     *RUN_FLAGS,
     '--split:',

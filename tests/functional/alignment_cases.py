@@ -7,6 +7,7 @@ import numpy as np
 import attention_jax as aj
 from attention_jax.functional.latent import ChainState
 from attention_jax.functional.monotonic import LOG_ZERO
+from attention_jax.functional.sampling import Samples
 from tests.functional.cases import FEATURES, KEY, QUERY, SCORE_CASES, Case, S, draw
 
 # Arguments whose leading axis, if they have any, is S.
@@ -128,6 +129,24 @@ def _hard(scores, mask, rng, state):
   sample = max(np.flatnonzero(mask), key=lambda s: noisy[s])
   weights[sample] = 1
   return weights, state + np.log(over_unmasked(_softmax)(scores, mask)[sample])
+
+
+def _samples(is_expectation):
+  return Samples(np.array(-1.5), np.array(0.75), np.array(float(is_expectation)))
+
+
+def _hard_once(scores, mask, rng, step, state, expected=0.5):
+  if not any(mask):
+    return np.zeros(len(scores)), state
+  probabilities = over_unmasked(_softmax)(scores, mask)
+  entropy = state.entropy - sum(p * np.log(p) for p in probabilities[mask])
+  is_expectation = state.is_expectation
+  if step == 0:
+    is_expectation = float(jax.random.bernoulli(jax.random.fold_in(rng, 1), expected))
+  if is_expectation:
+    return probabilities, Samples(state.log_prob, entropy, is_expectation)
+  sample, log_prob = _hard(scores, mask, rng, state.log_prob)
+  return sample, Samples(log_prob, entropy, is_expectation)
 
 
 def _gumbel(scores, mask, rng, temperature=1.0):
@@ -265,6 +284,7 @@ ALIGNMENT_CASES = [
   ),
   Case('windowed(width=2)', {**_SCORED, 'previous': _PREVIOUS, 'width': 2, 'smooth': True}, _windowed),
   Case('hard', {**_SCORED, 'rng': _RNG, 'state': np.array(-1.5)}, _hard),
+  Case('hard_once', {**_SCORED, 'rng': _RNG, 'step': np.array(0, np.int32), 'state': _samples(False)}, _hard_once),
   Case('gumbel', {**_SCORED, 'rng': _RNG, 'temperature': 0.7}, _gumbel),
   Case('gumbel_annealed', {**_SCORED, 'rng': _RNG, 'temperature': np.array(0.7)}, _gumbel),
   Case('latent', _SCORED, over_unmasked(_softmax)),

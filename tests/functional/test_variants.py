@@ -181,6 +181,31 @@ def test_hard_returns_the_expectation_with_the_probability_expected():
     hard(rngs[0], 1.5)
 
 
+def test_hard_once_chooses_at_the_first_step():
+  scores = jnp.asarray(draw(S), jnp.float32)
+  softmax = aj.alignments.softmax(scores, MASK)
+
+  def three_steps(rng):
+    state = aj.ALIGNMENTS['hard_once'].init_state(S, jnp.float32)
+    steps = []
+    for step, step_rng in enumerate(jax.random.split(rng, 3)):
+      weights, state = aj.alignments.hard_once(scores, MASK, rng=step_rng, step=jnp.array(step), state=state)
+      steps.append(weights)
+    return jnp.stack(steps), state
+
+  weights, state = jax.vmap(three_steps)(jax.random.split(jax.random.key(0), 200))
+  is_expectation = np.asarray(jnp.all(weights == softmax[None, None], axis=2))
+  assert np.all(is_expectation == is_expectation[:, :1]) and 0.4 < is_expectation.mean() < 0.6
+  np.testing.assert_array_equal(state.is_expectation, is_expectation[:, 0])
+  logs = np.log(np.asarray(softmax), where=np.asarray(softmax) > 0, out=np.zeros(S))
+  np.testing.assert_allclose(state.entropy, np.full(200, -3 * np.sum(np.asarray(softmax) * logs)), rtol=1e-5)
+  sampled = np.einsum('nts,s->n', np.asarray(weights), logs)
+  np.testing.assert_allclose(state.log_prob, np.where(is_expectation[:, 0], 0, sampled), rtol=1e-5, atol=1e-6)
+  with pytest.raises(aj.UserError, match=r'hard_once: expected must be at least 0 and at most 1, got -1'):
+    rng = jax.random.key(0)
+    aj.alignments.hard_once(scores, MASK, rng=rng, step=jnp.array(0), state=state, expected=-1)
+
+
 def test_hard_has_a_gradient_through_the_expectation_or_the_state():
   scores = jnp.asarray(draw(S), jnp.float32)
 

@@ -47,6 +47,21 @@ def test_link_metrics_of_words_do_not_depend_on_the_vocabulary(kind):
   assert metrics['recall'].signature == f'links:argmax{merging}|targets:forced,linked|rows:2'
 
 
+def test_possible_links_and_targets_without_a_link():
+  vocabulary = train('word', ['cab ab dab'])
+  corpus = Corpus(['cab ab', 'dab'], ['ab dab', 'cab'], [((0, 0),), ()], possible=[((0, 0), (0, 1)), ()])
+  names = ('alignment_error_rate', 'precision', 'recall')
+
+  def scores(unlinked_targets):
+    metrics = alignment_metrics(corpus, WORD_WEIGHTS, vocabulary, vocabulary, unlinked_targets)
+    return [metrics[name].value for name in names], metrics['recall'].signature
+
+  assert scores(False) == ([0, 100, 100], 'links:argmax|targets:forced,linked|rows:2')
+  # Och & Ney 2003: A = {0-0, 0-1; 0-0}, S = {0-0; }, P = {0-0, 0-1; }; 1 - (1 + 2) / (3 + 1)
+  values, signature = scores(True)
+  assert values == pytest.approx([25, 200 / 3, 100]) and signature == 'links:argmax|targets:forced|rows:2'
+
+
 def test_entropy_and_monotonicity_need_no_links():
   vocabulary = train('word', ['cab ab dab'])
   without_links = CORPUS._replace(links=None)

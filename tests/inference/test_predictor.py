@@ -29,21 +29,23 @@ from tests.models.helpers import (
   inputs,
 )
 from tests.modules.helpers import assert_close, variables
+from tests.sampled_cases import sample_cases
 
 INPUTS = inputs()
 IDS = jnp.asarray([0, 1, 2, 3, 5, 8, 9, 12])
 MODELS = {
   'recurrent': functools.partial(build_tiny, 'bahdanau', 'rnn="gru"'),
   'tied': functools.partial(build_tiny, 'luong', 'rnn="gru"', output='tied'),
-  'bfloat16': functools.partial(build_tiny, 'bahdanau', 'rnn="gru"', dtype='bfloat16'),
   'transformer': build_transformer,
+  'bfloat16': functools.partial(build_tiny, 'bahdanau', 'rnn="gru"', dtype='bfloat16'),
   'convolutional': build_conv,
   'latent': functools.partial(build_tiny, 'luong', 'rnn="gru"', alignment='latent_monotonic'),
 }
 SHARED = word(['a b c d e f g'])  # 11 entries
 
 
-@pytest.fixture(scope='module', params=MODELS)
+# The other models are for `make test-all`.
+@pytest.fixture(scope='module', params=sample_cases([(name,) for name in MODELS], 2))
 def model_and_params(request):
   model = MODELS[request.param]()
   return model, variables(model, *INPUTS, scale=2.0)['params']

@@ -10,6 +10,7 @@ import pytest
 from attention_jax.data.batching import Batch
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
+from attention_jax.functional.sampling import Samples
 from attention_jax.losses.auxiliary import LOSSES, RUNNING_METRICS, auxiliary_losses, check_weights, redundancy
 from attention_jax.losses.sequence import cross_entropy, sequence_loss
 from attention_jax.models.encoder_decoder import ModelOutput
@@ -252,9 +253,22 @@ def test_wrong_specs_raise_one_line(specs, message):
 @pytest.mark.parametrize('state', [(), jnp.zeros((B, T, 1, S)), {'position': jnp.zeros((B, T, N))}])
 def test_reinforce_needs_the_state_of_a_sampled_alignment(state):
   outputs, batch = make_outputs_and_batch()
-  message = r'auxiliary loss reinforce needs a sampled alignment .*; expected one of: hard$'
+  message = r'auxiliary loss reinforce needs a sampled alignment .*; expected one of: hard, hard_once$'
   with pytest.raises(UserError, match=message):
     compute('reinforce', outputs._replace(state=state), batch)
+
+
+def test_reinforce_adds_the_entropies_of_hard_once():
+  """−Σ_t log π(a_t) Σ_{k ≥ t} (r_k − b) − λ Σ_t H_t: Xu et al. 2015, section 4.1, with the rewards of later words."""
+  outputs, batch = make_outputs_and_batch()
+  entropies = jnp.cumsum(jnp.arange(1.0, B * T * N + 1).reshape(B, T, N), axis=1)
+  samples = Samples(outputs.state, entropies, jnp.zeros((B, T, N), bool))
+  actual = compute('reinforce(entropy=0.3)', outputs._replace(state=samples), batch)
+  total = compute('reinforce(entropy=0.0)', outputs, batch)
+  for b in range(B):
+    for t in range(int(batch.target_mask[b].sum())):
+      total -= 0.3 * sum(entropies[b, t] - (entropies[b, t - 1] if t else 0))
+  np.testing.assert_allclose(actual, total, rtol=1e-5)
 
 
 WITHOUT_GRADIENT = {'hard', 'hardmax'}

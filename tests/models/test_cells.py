@@ -92,6 +92,101 @@ def test_bahdanau_attends_with_the_previous_state(kind, layers):
       assert_step(step_outputs[t], b, dense(output, deep), weights)
 
 
+def maxout(units):
+  return np.array([max(units[2 * j], units[2 * j + 1]) for j in range(len(units) // 2)])
+
+
+def test_bahdanau_to_the_letter():
+  """Appendix A.2.2 of the paper, with biases, which it omits."""
+  options = 'rnn="gru_reset_first", maxout=True, previous=True, initial="backward"'
+  model = build_tiny('bahdanau', options, encoder='birnn(rnn="gru_reset_first", features=10)')
+  params, encoded, embeddings, step_outputs = first_two_steps(model)
+  cell = params['decoder']['cell']
+  for b, length in enumerate(LENGTHS):
+    backward = encoded.memory[b, 0, 5:]  # the state of the backward layer at the first token
+    states = [(np.tanh(dense(cell['stack']['bridges_0_0'], backward)),)]
+    for t in range(2):
+      previous = states[-1][0]
+      word = embeddings[b, t]
+      context, weights = additive(cell['attention'], previous, encoded.memory[b, :length])
+      projected = dense(cell['stack']['cells_0']['inputs'], word) + dense(cell['context_gates'], context)
+      states = recur('gru_reset_first', cell['stack'], states, projected)
+      deep = maxout(dense(cell['deep'], np.concatenate([previous, context, word])))
+      assert_step(step_outputs[t], b, dense(params['output'], deep), weights)
+
+
+@pytest.mark.parametrize('direction', ['forward', 'backward'])
+def test_states_are_copied_layer_by_layer(direction):
+  encoder = f'rnn(rnn="lstm", features=8, layers=2, direction="{direction}")'
+  model = build_tiny('luong', 'rnn="lstm", layers=2, initial="copied"', encoder=encoder)
+  params, encoded, embeddings, step_outputs = first_two_steps(model)
+  cell = params['decoder']['cell']
+  assert not any('bridges' in name for name in cell['stack'])
+  position = {'forward': LENGTHS - 1, 'backward': [0] * B}[direction]
+  for b, length in enumerate(LENGTHS):
+    (h1, c1, h2, c2) = np.split(encoded.final[b], 4)
+    np.testing.assert_allclose(h2, encoded.memory[b, position[b]], rtol=1e-5)
+    states = [(h1, c1), (h2, c2)]
+    feed = np.zeros(8)
+    for t in range(2):
+      projected = dense(cell['stack']['cells_0']['inputs'], embeddings[b, t]) + dense(cell['feed_gates'], feed)
+      states = recur('lstm', cell['stack'], states, projected)
+      context, weights = additive(cell['attention'], states[-1][0], encoded.memory[b, :length])
+      feed = np.tanh(dense(cell['attentional'], np.concatenate([context, states[-1][0]])))
+      assert_step(step_outputs[t], b, dense(params['output'], feed), weights)
+
+
+@pytest.mark.parametrize(
+  ('options', 'encoder', 'message'),
+  [
+    ('initial="copied"', 'birnn(features=8)', 'needs an encoder with one direction .* forward and backward'),
+    ('initial="copied"', 'rnn(features=8, rnn="lstm")', r'gru, 1 and 8; got .* forward with states of \[\[8, 8\]\]'),
+    ('initial="copied"', 'embedded', 'reads no tokens'),
+    ('initial="backward"', 'rnn(features=8)', "initial='backward' needs an encoder that reads backward"),
+    ('initial="copied", bridge=False', 'rnn(features=8)', 'bridge=False starts from zeros, and cannot'),
+    ('initial="final"', 'rnn(features=8)', "unknown initial 'final'"),
+  ],
+)
+def test_user_errors_of_initial_states(options, encoder, message):
+  model = build_tiny('bahdanau', options, encoder=encoder)
+  with pytest.raises(aj.UserError, match=message):
+    jax.eval_shape(model.init, RNGS, *inputs())
+
+
+def test_cho_reads_the_fixed_vector_at_every_step():
+  model = build_tiny('cho', 'readout=9', encoder='rnn(rnn="gru_reset_first", features=10)')
+  params, encoded, embeddings, step_outputs = first_two_steps(model)
+  cell = params['decoder']['cell']
+  sigmoid = lambda x: 1 / (1 + np.exp(-x))
+  for b, length in enumerate(LENGTHS):
+    c = np.tanh(dense(cell['summary'], encoded.memory[b, length - 1]))
+    h = np.tanh(dense(cell['first'], c))
+    for t in range(2):
+      word = embeddings[b, t]
+      parts = [
+        np.split(dense(cell[name], x), 3) for name, x in (('inputs', word), ('recurrent', h), ('context_gates', c))
+      ]
+      (wr, wz, wn), (ur, uz, un), (cr, cz, cn) = parts
+      r = sigmoid(wr + ur + cr)
+      z = sigmoid(wz + uz + cz)
+      h = z * h + (1 - z) * np.tanh(wn + r * (un + cn))
+      deep = maxout(dense(cell['deep'], np.concatenate([h, word, c])))
+      assert_step(step_outputs[t], b, dense(params['output'], deep), [])
+
+
+@pytest.mark.parametrize(
+  ('options', 'encoder', 'message'),
+  [
+    ('layers=2', 'rnn', 'cho: layers, bridge, rnn and initial are fixed by the paper'),
+    ('', 'rnn(direction="backward")', 'cho: the encoder must read forward'),
+  ],
+)
+def test_user_errors_of_cho(options, encoder, message):
+  model = build_tiny('cho', options, encoder=encoder)
+  with pytest.raises(aj.UserError, match=message):
+    jax.eval_shape(model.init, RNGS, *inputs())
+
+
 @pytest.mark.parametrize(('input_feeding', 'layers'), [(True, 2), (False, 1)])
 def test_luong_attends_with_the_new_state(input_feeding, layers):
   model = build_tiny('luong', f'rnn="lstm", layers={layers}, input_feeding={input_feeding}')
@@ -220,7 +315,7 @@ def test_shapes_of_every_score_alignment_and_cell(score, part, quarter):
 PAIRS = list(zip(itertools.cycle(aj.SCORES), aj.ALIGNMENTS, strict=False))
 
 
-@pytest.mark.parametrize(('score', 'alignment'), sample_cases(PAIRS, 2))
+@pytest.mark.parametrize(('score', 'alignment'), sample_cases(PAIRS, 4))
 def test_gradients_reach_every_parameter(score, alignment):
   encoder = 'rnn(rnn="simple", features=10)'
   model = build_tiny('bahdanau', 'rnn="simple"', score=score, alignment=alignment, encoder=encoder)
@@ -229,7 +324,7 @@ def test_gradients_reach_every_parameter(score, alignment):
 
   def loss(params):
     outputs = model.apply(params, source, mask, target, deterministic=False, rngs=RNGS)
-    log_policy = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(outputs.state) if alignment == 'hard')
+    log_policy = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(outputs.state) if alignment in ('hard', 'hard_once'))
     return log_policy - jnp.mean(jax.nn.log_softmax(outputs.logits)[..., 5])
 
   for path, gradient in jax.tree.leaves_with_path(jax.jit(jax.grad(loss))(params)):
@@ -244,15 +339,18 @@ def test_gradients_reach_every_parameter(score, alignment):
 
 @pytest.mark.parametrize(
   ('options', 'fields', 'hypotheses', 'max_length', 'is_shared'),
-  [
-    ('', {}, 3, S, True),
-    ('', {'dtype': 'bfloat16', 'alignment': 'monotonic'}, 5, S, True),
-    ('', {}, 2, S, False),
-    ('', {}, 3, S - 1, False),
-    ('gate=True', {}, 3, S, False),
-    ('', {'heads': 2}, 3, S, False),
-    ('', {'alignment': 'latent'}, 3, S, False),
-  ],
+  sample_cases(
+    [
+      ('', {}, 3, S, True),
+      ('', {'dtype': 'bfloat16', 'alignment': 'monotonic'}, 5, S, True),
+      ('', {}, 2, S, False),
+      ('', {}, 3, S - 1, False),
+      ('gate=True', {}, 3, S, False),
+      ('', {'heads': 2}, 3, S, False),
+      ('', {'alignment': 'latent'}, 3, S, False),
+    ],
+    2,
+  ),
 )
 def test_hypotheses_share_products_of_the_memory(options, fields, hypotheses, max_length, is_shared):
   model = build_tiny('bahdanau', options, **fields)

@@ -125,7 +125,7 @@ def test_equals_the_equations_of_the_paper():
   np.testing.assert_allclose(outputs.read.sum(-1), 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize('controller', ['lstm', 'gru'])
+@pytest.mark.parametrize('controller', ['lstm', pytest.param('gru', marks=pytest.mark.long)])
 def test_outputs_are_causal_and_gradients_reach_every_parameter(controller):
   model, params = build_small(controller)
 

@@ -20,6 +20,15 @@ def gru_step(x, state, hidden, bias):
   return ((1 - z) * np.tanh(xn + r * (h @ un + bias)) + z * h,)
 
 
+def gru_reset_first(x, state, hidden, bias):
+  (s,) = state
+  xr, xz, xn = np.split(x, 3)
+  ur, uz, un = np.split(hidden, 3, axis=1)
+  r = sigmoid(xr + s @ ur)
+  z = sigmoid(xz + s @ uz)
+  return ((1 - z) * s + z * np.tanh(xn + (r * s) @ un + bias),)
+
+
 def long_short_term(x, state, hidden, bias):
   h, c = state
   xi, xf, xg, xo = np.split(x, 4)
@@ -29,4 +38,9 @@ def long_short_term(x, state, hidden, bias):
 
 
 # The number of arrays in the state, and the formula, by name.
-REFERENCE_CELLS = {'simple': (1, elman), 'gru': (1, gru_step), 'lstm': (2, long_short_term)}
+REFERENCE_CELLS = {
+  'simple': (1, elman),
+  'gru': (1, gru_step),
+  'gru_reset_first': (1, gru_reset_first),
+  'lstm': (2, long_short_term),
+}

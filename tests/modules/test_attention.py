@@ -1,6 +1,8 @@
 """The Attention module: agreement with `aj.attend`, several heads, and steps against all queries at once."""
 
+import doctest
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,8 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.functional.table import LocalWindow
+from attention_jax.modules import attention as attention_module
+from attention_jax.modules.attention import Attention
 from tests.modules.helpers import assert_close, assert_same, draw, variables
 from tests.sampled_cases import sample_cases
 
@@ -247,3 +251,14 @@ def test_a_memory_longer_than_max_positions_is_an_error():
   module = aj.Attention(f'location(max_positions={S - 1})', 'softmax', FEATURES)
   with pytest.raises(ValueError, match=f'max_positions={S}'):
     parameters(module, *make_inputs('location'))
+
+
+def test_the_examples_of_the_docstring_run():
+  results = doctest.testmod(attention_module)
+  assert results.attempted > 20 and results.failed == 0
+
+
+def test_the_examples_show_every_public_method():
+  names = [name for name, value in vars(Attention).items() if inspect.isfunction(value) and not name.startswith('_')]
+  shown = Attention.__doc__
+  assert [name for name in names if name != 'setup' and f'.{name}(' not in shown] == []

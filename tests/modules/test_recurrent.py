@@ -166,7 +166,10 @@ def test_bfloat16_layers_compute_in_bfloat16(kind):
   ('stack', 'message'),
   [
     (RecurrentStack('gru', F, layers=0), 'layers must be at least 1, got 0'),
-    (RecurrentStack('gruu', F), r"unknown rnn 'gruu' \(did you mean 'gru'\?\); expected one of: gru, lstm, simple"),
+    (
+      RecurrentStack('gruu', F),
+      r"unknown rnn 'gruu' \(did you mean 'gru'\?\); expected one of: gru, gru_reset_first, lstm, simple",
+    ),
   ],
 )
 def test_user_errors(stack, message):

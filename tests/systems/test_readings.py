@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from attention_jax.analysis.reading import Reading, ReadingRequest
+from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import char, word
 from attention_jax.errors import UserError
 from attention_jax.inference.predictor import Predictor
@@ -57,6 +58,17 @@ def test_an_empty_hypothesis_raises(reader, predictor):
   (reading,) = reader.read_lines(predictor, 1, request)
   with pytest.raises(UserError, match="the best hypothesis for 'a b' is empty"):
     reader.complete([reading._replace(target='')], request)
+
+
+def test_rows_have_their_sure_and_possible_links(reader):
+  links = [((0, 0),), ((0, 0),)]
+  corpus = Corpus(['a b', 'c'], ['d', 'e'], links, possible=[((0, 0), (1, 0)), ((0, 0),)])
+  (reading,) = reader.read_rows(corpus, ReadingRequest(rows=['0']))
+  assert np.array(reading.gold).tolist() == [[0, 0], [1, 0]] and np.array(reading.sure).tolist() == [[0, 0]]
+  (reading,) = reader.complete([reading], ReadingRequest(words=True))
+  assert (reading.gold, reading.sure) == ([(0, 0), (1, 0)], [(0, 0)])
+  (reading,) = reader.read_rows(corpus._replace(possible=None), ReadingRequest(rows=['0']))
+  assert np.array(reading.gold).tolist() == [[0, 0]] and reading.sure is None
 
 
 def test_weights_of_characters_are_merged_to_words(reader):

@@ -29,8 +29,11 @@ class Batches:
   def __len__(self):
     return 8
 
+  def shape(self, step):
+    return 2, (1, 2, 1, 1, 2, 3, 1, 2)[step % 8]
+
   def __getitem__(self, step):
-    return Batch(np.full((2, (1, 2, 1, 1, 2, 3, 1, 2)[step % 8]), 1.0, np.float32))
+    return Batch(np.full(self.shape(step), 1.0, np.float32))
 
 
 def widths(batches):

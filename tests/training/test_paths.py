@@ -16,6 +16,7 @@ from attention_jax.training.paths import run_path
     ('https://a/b', "'https://a/b' is a URL"),
     ('https:/a', 'is a URL'),
     ('-', "'-' stands for no folder"),
+    ('@dates', "'@dates' names a ready-made model"),
     ('~nobody-has-this-name/x', 'cannot use .*: Could not determine home directory'),
     ('a' * 300, r'cannot use .*aaa\.\.\.aaa.* as a folder: File name too long'),
   ],

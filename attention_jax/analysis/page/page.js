@@ -65,6 +65,12 @@ function drawColumns(reading, matrix, scale) {
   return element('div', {className: 'columns'}, source, element('div', {}, svg), target);
 }
 
+// Class of a gold link: 'gold' if it is sure, else 'gold possible'.
+function goldKind(reading, s, t) {
+  const isSure = !reading.sure || reading.sure.some((link) => link[0] === s && link[1] === t);
+  return isSure ? 'gold' : 'gold possible';
+}
+
 // Lines exist for the chosen target or source token, or for all of them.
 function drawLinks(panel, reading, matrix, scale, chosen) {
   const svg = panel.querySelector('svg');
@@ -92,7 +98,10 @@ function drawLinks(panel, reading, matrix, scale, chosen) {
     }
   }));
   if (byId('gold').checked) {
-    for (const [s, t] of reading.gold || []) if (isChosen(s, t)) add(s, t, 'gold', 1, 'gold');
+    for (const [s, t] of reading.gold || []) {
+      const kind = goldKind(reading, s, t);
+      if (isChosen(s, t)) add(s, t, kind, 1, kind);
+    }
   }
   svg.replaceChildren(...lines);
 }
@@ -104,7 +113,7 @@ function drawHeat(reading, matrix, scale) {
   const body = matrix.map((row, t) => element('tr', {},
     element('th', {scope: 'row', dir: 'auto', textContent: reading.target_tokens[t]}),
     ...row.map((value, s) => {
-      const cell = element('td', {className: gold.has(`${s},${t}`) ? 'gold' : ''});
+      const cell = element('td', {className: gold.has(`${s},${t}`) ? goldKind(reading, s, t) : ''});
       cell.style.background = fillColour(value, scale);
       cell.title = `${reading.target_tokens[t]} → ${reading.source_tokens[s]}: ${formatNumber(value)}`;
       cell.dataset.source = s;

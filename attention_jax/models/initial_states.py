@@ -1,0 +1,51 @@
+"""First states of a recurrent decoder, as functions of its layers and the encoded source."""
+
+from collections.abc import Callable, Mapping
+
+from attention_jax.errors import UserError
+from attention_jax.models.encoded import Encoded, FinalStates
+from attention_jax.modules.recurrent import RECURRENCES, RecurrentStack, State
+
+
+def learned(stack: RecurrentStack, encoded: Encoded) -> tuple[State, ...]:
+  """A learned map of the last states of all layers and directions of the encoder, or of another summary."""
+  return stack.start(encoded.final)
+
+
+def backward(stack: RecurrentStack, encoded: Encoded) -> tuple[State, ...]:
+  """s_0 = tanh(W h_1), h_1 the output of the highest backward layer at the first token. Bahdanau et al. 2015, A.2.2.
+
+  Raises:
+    UserError: if no layer of the encoder reads backward.
+  """
+  layers = (encoded.states or FinalStates()).backward
+  if not layers:
+    raise UserError("initial='backward' needs an encoder that reads backward, such as birnn")
+  return stack.start(layers[-1][0])
+
+
+def copied(stack: RecurrentStack, encoded: Encoded) -> tuple[State, ...]:
+  """The last states of the encoder, layer by layer. Sutskever et al. 2014; Luong et al. 2015, section 2.
+
+  Raises:
+    UserError: unless the encoder has one direction and the layers of the decoder.
+  """
+  states = encoded.states or FinalStates()
+  layers = states.forward or states.backward
+  expected = [stack.features] * RECURRENCES[stack.kind].states
+  actual = [[array.shape[-1] for array in state] for state in layers]
+  if (states.forward and states.backward) or actual != [expected] * stack.layers:
+    directions = ' and '.join(name for name, parts in zip(states._fields, states, strict=True) if parts)
+    raise UserError(
+      "initial='copied' needs an encoder with one direction and the recurrence, layers and features of the decoder, "
+      f'{stack.kind}, {stack.layers} and {stack.features}; got an encoder that reads {directions or "no tokens"} '
+      f'with states of {actual} features'
+    )
+  return layers
+
+
+INITIAL_STATES: Mapping[str, Callable[[RecurrentStack, Encoded], tuple[State, ...]]] = {
+  'learned': learned,
+  'backward': backward,
+  'copied': copied,
+}

@@ -1,0 +1,64 @@
+"""Exports of trained runs: run folders with only what prediction reads."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from attention_jax.atomic import write_text
+from attention_jax.errors import UserError
+from attention_jax.systems.runs import Run, open_run
+from attention_jax.training.checkpoint import BEST, LATEST, SAVED_FILE, Checkpoints
+from attention_jax.training.file_digests import FILE_DIGESTS, digested_files
+from attention_jax.training.paths import run_path
+from attention_jax.training.state import TrainState, evaluation_field
+
+
+def export_run(folder: str | Path, target: str | Path, checkpoint: str = 'best') -> int:
+  """Writes a run folder with the parameters of a run, without the state of its optimiser.
+
+  It has the config, the vocabularies, the results and the digests of the run, and one checkpoint, `best`. Every program
+  that opens runs opens it; training cannot be resumed from it.
+
+  Args:
+    folder: the folder of the run.
+    target: the new folder.
+    checkpoint: as for `runs.open_run`.
+
+  Returns:
+    The size of the new folder in bytes.
+
+  Raises:
+    UserError: as `open_run`, and if `target` exists or cannot be written.
+  """
+  run = open_run(folder, checkpoint)
+  target = run_path(target).absolute()
+  if target.exists():
+    raise UserError(f'{target} exists; choose another folder')
+  try:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix='.export') as temporary:
+      unfinished = Path(temporary) / target.name
+      _write_run(run, unfinished)
+      unfinished.rename(target)  # the folder appears whole or not at all
+  except OSError as error:
+    raise UserError(f'cannot export to {target}: {error.strerror}') from error
+  return sum(path.stat().st_size for path in target.rglob('*') if path.is_file())
+
+
+def _write_run(run: Run, folder: Path) -> None:
+  folder.mkdir()
+  for name in (*digested_files(run.folder), FILE_DIGESTS):
+    shutil.copyfile(run.folder / name, folder / name)
+  nothing = TrainState(step=np.int32(run.step), params=(), opt_state=(), average=(), running={})
+  state = nothing._replace(**{evaluation_field(run.config['training']['average']): run.params})
+  checkpoints = Checkpoints(folder)
+  try:
+    checkpoints.save(state, host={}, kind=BEST)
+  finally:
+    checkpoints.close()
+  (folder / LATEST).rmdir()  # created by Checkpoints, and empty
+  # Training in this folder reports that its latest checkpoint is missing, instead of starting again.
+  write_text(folder / SAVED_FILE, json.dumps({BEST: run.step, LATEST: run.step}) + '\n')

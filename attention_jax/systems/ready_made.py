@@ -1,0 +1,58 @@
+"""Ready-made models: small trained runs in the cache of the user, which '@NAME' opens in place of a run folder.
+
+They are made by training, with `make models`; nothing is downloaded.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from attention_jax.data.files import cache_folder
+from attention_jax.errors import UserError, choose
+from attention_jax.training.folder import CONFIG
+from attention_jax.training.paths import run_path
+
+PREFIX = '@'
+
+
+class ReadyMade(NamedTuple):
+  """How a ready-made model is trained.
+
+  Attributes:
+    config: FILE:PRESET of the config.
+    data: what `config.data.folder` has to contain, or '' if the data are generated.
+  """
+
+  config: str
+  data: str = ''
+
+
+READY_MADE: Mapping[str, ReadyMade] = {
+  'dates': ReadyMade('configs/dates.py:bahdanau2015'),
+  'nettalk': ReadyMade('configs/nettalk.py:bahdanau2015', 'train.tsv and dev.tsv of NETtalk, see configs/nettalk.py'),
+  'shapes': ReadyMade('configs/shapes.py:xu2015_soft'),
+}
+
+
+def ready_made_folder(name: str) -> Path:
+  """Returns the folder of a ready-made model, which need not exist.
+
+  Raises:
+    UserError: if there is no such model.
+  """
+  return Path(cache_folder('models')) / choose(name, READY_MADE, 'ready-made model')
+
+
+def opened_folder(folder: str | Path) -> Path:
+  """Returns the run folder that a program opens: that of a ready-made model for '@NAME', otherwise the folder itself.
+
+  Raises:
+    UserError: for an unknown model, one that has not been made yet, and a name that can be no folder.
+  """
+  name = str(folder)
+  if not name.startswith(PREFIX):
+    return run_path(folder)
+  path = ready_made_folder(name.removeprefix(PREFIX))
+  if not (path / CONFIG).exists():
+    raise UserError(f'{name} has not been made yet; run: make models (without a clone: attention-jax models)')
+  return path

@@ -1,0 +1,80 @@
+"""Aligns the words of given translations with one trained run, or with two of opposite directions.
+
+  python -m experiments.align --workdir=runs/en_de --source=a.en --target=a.de
+  python -m experiments.align --workdir=runs/en_de --reverse=runs/de_en --source=a.en --target=a.de --gold=a.links
+  python -m experiments.align --links=en_de.links,de_en.links --source=a.en --target=a.de --symmetrisation=union
+
+Prints one line per pair in Pharaoh format: source-target, counted from 0. With --reverse, links of both directions are
+joined by --symmetrisation. With --gold, a file with a line of sure links `1-0` and possible links `1?0` for each pair,
+it prints alignment error rate, precision and recall (Och & Ney 2003) on stderr, of each direction and of both. --links
+reads alignments of other programs instead of runs, both with pairs source-target. Blank pairs are skipped and reported
+on stderr.
+"""
+
+from experiments.process_settings import prepare_process
+
+if __name__ == '__main__':
+  prepare_process()  # before jax is imported
+
+import sys
+
+from absl import flags
+
+from attention_jax.analysis.alignment import format_pharaoh
+from attention_jax.analysis.symmetrisation import SYMMETRISATIONS, symmetrise
+from attention_jax.errors import UserError, choose
+from experiments.launch import FLAGS, define_run_flags, launch, require_flag
+
+define_run_flags(allow_ensemble=True)
+flags.DEFINE_string('reverse', None, 'the folder of a run that is trained from target to source')
+flags.DEFINE_list('links', None, 'one or two files of alignments in Pharaoh format, instead of runs')
+flags.DEFINE_string('source', None, 'a file of source lines')
+flags.DEFINE_string('target', None, 'a file with a translation of each source line')
+flags.DEFINE_string('gold', None, 'a file with the gold links of each pair, in Pharaoh format')
+flags.DEFINE_string('level', 'word', 'the unit that links count, word or char')
+flags.DEFINE_string(
+  'symmetrisation', 'grow_diag_final_and', f'how both directions are joined, one of: {", ".join(SYMMETRISATIONS)}'
+)
+
+
+def main() -> None:
+  from attention_jax.data.text import read_parallel
+  from attention_jax.inference.word_alignment import compare_with_gold, swap_links, swap_sides
+
+  method = choose(FLAGS.symmetrisation, SYMMETRISATIONS, 'symmetrisation')
+  paths = (require_flag('source'), require_flag('target'))
+  corpus = read_parallel(*paths, FLAGS.gold, FLAGS.level)
+  for line in corpus.report:
+    print(line, file=sys.stderr)
+  if FLAGS.links:
+    if len(FLAGS.links) > 2:
+      raise UserError(f'--links must name one or two files, got {len(FLAGS.links)}')
+    directions = [read_parallel(*paths, path, FLAGS.level).links for path in FLAGS.links]
+  else:
+    directions = [_align(require_flag('workdir'), corpus)]
+    if FLAGS.reverse:
+      directions.append(swap_links(_align(FLAGS.reverse, swap_sides(corpus))))
+  alignments = {name: rows for name, rows in zip(('forward', 'reverse'), directions, strict=False)}
+  if len(directions) == 2:
+    alignments[method] = [symmetrise(*pair, method) for pair in zip(*directions, strict=True)]
+  for links in list(alignments.values())[-1]:
+    print(format_pharaoh(links))
+  if FLAGS.gold:
+    for name, rows in alignments.items():
+      print(f'{name}: {compare_with_gold(corpus, rows)}', file=sys.stderr)
+
+
+def _align(workdir: str, corpus) -> list:
+  """The alignments of a run, with pairs of its source and its target."""
+  from attention_jax.inference.scoring import score_pairs
+  from attention_jax.inference.word_alignment import align
+  from attention_jax.systems import runs
+
+  run = runs.open_run_or_ensemble(workdir, FLAGS.checkpoint, dtype=FLAGS.dtype)
+  vocabularies = (run.predictor.source_vocab, run.predictor.target_vocab)
+  scored = score_pairs(run.model, run.params, corpus, *vocabularies, run.config['data']['buckets'])
+  return align(corpus, scored, *vocabularies)
+
+
+if __name__ == '__main__':
+  launch(main)

@@ -1,0 +1,31 @@
+"""Writes a run folder with only what prediction reads: a third of a checkpoint's size, without the optimiser's state.
+
+  python -m experiments.export_run --workdir=runs/dates --output=shared/dates
+  echo 'March 5th, 1999' | python -m experiments.translate --workdir=shared/dates
+
+Every program that opens runs opens it; training cannot be resumed from it.
+"""
+
+from experiments.process_settings import prepare_process
+
+if __name__ == '__main__':
+  prepare_process()  # before jax is imported
+
+from absl import flags
+
+from experiments.launch import FLAGS, launch, require_flag
+
+flags.DEFINE_string('workdir', None, 'the folder of a trained run')
+flags.DEFINE_string('checkpoint', 'best', 'best, latest, average or the step of a checkpoint')
+flags.DEFINE_string('output', None, 'the new folder')
+
+
+def main() -> None:
+  from attention_jax.systems.export import export_run
+
+  size = export_run(require_flag('workdir'), require_flag('output'), FLAGS.checkpoint)
+  print(f'written to {FLAGS.output} ({size / 1e6:.2f} MB)')
+
+
+if __name__ == '__main__':
+  launch(main)

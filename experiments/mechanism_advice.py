@@ -1,0 +1,84 @@
+"""When to use each score and alignment, in a sentence or two, for the pages of the documentation site.
+
+A variant without an entry has a page without this section. Measurements that a sentence relies on are in docs/claims/.
+"""
+
+ADVICE = {
+  'score': {
+    'dot': (
+      'Query and key have the same width and were learned together, as the two sides of an encoder-decoder by '
+      'Luong et al. It has no parameters. With wide vectors its weights become sharper; `scaled_dot` does not.'
+    ),
+    'scaled_dot': (
+      'The default of Transformers: wide vectors, several heads, long sequences. All fast implementations compute it.'
+    ),
+    'general': (
+      'Query and key have different widths, or one recurrent layer attends: the best score of Luong et al. 2015 '
+      'for local attention.'
+    ),
+    'low_rank': 'In place of `general` where W would be large: R features instead of D.',
+    'additive': (
+      'Recurrent decoders of one attention, as in Bahdanau et al. 2015. It has a hidden layer, so that it can '
+      'match vectors that are not similar; it costs a tanh for each position and feature.'
+    ),
+    'normed_additive': (
+      'As `additive`, where the sharpness of the weights should be a parameter of its own: it kept scores small '
+      'on the dates of this project, with better links.'
+    ),
+    'offset_additive': (
+      'With `monotonic` and `mocha`, which need scores that are negative at first, so that the walk does not '
+      'stop at the first position.'
+    ),
+    'concat': (
+      'To reproduce Luong et al. 2015. One matrix reads query and key together, so that keys cannot be projected'
+      ' once per source; `additive` is the same function, faster.'
+    ),
+    'cosine': (
+      'Memories whose vectors differ in length, such as those of Neural Turing Machines; the sharpness β is '
+      'learned or set.'
+    ),
+    'location': 'A control: it does not read the memory. Useful where positions alone decide, up to a fixed length.',
+    'location_sensitive': (
+      'Long inputs that are read from left to right, such as speech: it sees where the previous query attended, '
+      'and does not repeat or skip.'
+    ),
+    'coverage': 'Outputs that repeat themselves, as in summarisation; add the auxiliary loss `coverage`.',
+    'fertility': 'As `coverage`, where source words need different numbers of target words.',
+  },
+  'alignment': {
+    'softmax': 'The default. Every position gets some weight, and gradients reach all of them.',
+    'sigmoid': 'Several positions count at once, or none: weights of positions are independent.',
+    'smoothed': 'A query needs several positions at once, such as the frames of one phoneme.',
+    'sparsemax': 'Weights that a person reads: most are exactly 0. Gradients of those positions are 0 too.',
+    'entmax15': (
+      'Between `softmax` and `sparsemax`: exact zeros, and a smooth function. It had better links than `softmax`'
+      ' here, and words as good.'
+    ),
+    'entmax': 'As `entmax15` with another α, or with one that is learned.',
+    'hardmax': 'At test time, or in analyses: it has no gradient and cannot be trained.',
+    'coverage_penalised': 'A trained model repeats itself: the penalty needs no parameters.',
+    'local_m': (
+      'Source and target run at the same pace, such as letters and phonemes; the cost of a query does not grow '
+      'with the source (implementation `window`).'
+    ),
+    'local_p': 'As `local_m`, where the position has to be predicted from the query.',
+    'windowed': 'Long inputs that are read in order: the window follows the previous weights.',
+    'hard': 'To compare with Xu et al. 2015. Sampling makes training noisy: here it had the worst words and links.',
+    'hard_once': 'As `hard`, with the choice between sample and expectation made once per output, as in the paper.',
+    'gumbel': 'One position per query with a gradient, biased but of less variance than that of `hard`.',
+    'gumbel_annealed': 'As `gumbel`, with a temperature that is learned or set by `training.anneal`.',
+    'latent': (
+      'Alignments are needed, not only outputs: by far the best links here. Training costs an output '
+      'distribution for each position.'
+    ),
+    'latent_monotonic': 'As `latent`, for tasks in which the source is read in order, such as inflection.',
+    'monotonic': (
+      'Output while the input still arrives: at test time a query reads no position after the one where it '
+      'stops. Use it with `offset_additive`.'
+    ),
+    'mocha': 'As `monotonic`, with a soft look at the last positions before the stop.',
+    'forward': 'Speech: a step stays at its position or moves on by one, which prevents skips.',
+    'forward_agent': 'As `forward`, with a learned speed, which can be changed at test time.',
+    'addressing': 'Neural Turing Machines: content, then shifts relative to the previous weights.',
+  },
+}

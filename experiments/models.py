@@ -1,0 +1,64 @@
+"""Makes the ready-made models, which programs open by '@NAME' in place of a run folder: trains them, and exports them.
+
+  python -m experiments.models
+  python -m experiments.models --names=nettalk --folder=FOLDER
+  echo 'March 5th, 1999' | python -m experiments.translate --workdir=@dates
+
+They are stored in the cache of the user. FOLDER has train.tsv and dev.tsv of NETtalk, whose licence allows
+non-commercial research only, so that neither these data nor a model of them is distributed. The same command resumes
+what was interrupted, and leaves a model that exists as it is.
+"""
+
+from experiments.process_settings import prepare_process
+
+if __name__ == '__main__':
+  prepare_process()  # before jax is imported
+
+import subprocess
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from experiments.launch import FLAGS, launch, program_command
+
+flags.DEFINE_list('names', None, 'the models, separated by commas; by default all whose data are there')
+flags.DEFINE_string('folder', None, 'the folder of the data of models whose data are not generated')
+flags.DEFINE_string('workdir', 'runs/models', 'the folder of the trainings')
+
+
+def main() -> None:
+  from attention_jax.errors import UserError
+  from attention_jax.systems.ready_made import READY_MADE, ready_made_folder
+
+  for name in FLAGS.names or READY_MADE:
+    target = ready_made_folder(name)
+    data = READY_MADE[name].data
+    if target.exists():
+      print(f'@{name} is in {target}')
+    elif data and not FLAGS.folder:
+      reason = f'@{name} needs --folder with {data}'
+      if FLAGS.names:
+        raise UserError(reason)
+      print(f'{reason}; not made')
+    else:
+      _make(name, target)
+
+
+def _make(name: str, target: Path) -> None:
+  """Trains a model, unless it is trained already, and exports it."""
+  from attention_jax.systems.export import export_run
+  from attention_jax.systems.ready_made import READY_MADE
+
+  workdir = Path(FLAGS.workdir) / name
+  model = READY_MADE[name]
+  folder = [f'--config.data.folder={FLAGS.folder}'] if model.data else []
+  command = [*program_command('train'), f'--config={model.config}', f'--workdir={workdir}', *folder]
+  if status := subprocess.run(command).returncode:
+    sys.exit(status)
+  size = export_run(workdir, target)
+  print(f'@{name} is in {target} ({size / 1e6:.2f} MB)')
+
+
+if __name__ == '__main__':
+  launch(main)

@@ -1,0 +1,173 @@
+"""Pages of the documentation site that are not Markdown files of docs/: the hook of mkdocs.yml.
+
+The site has the paths of the repository, so that the links of a document hold in both. Added to docs/ are the documents
+of the root, a page for each mechanism (mechanisms.py), the API reference, and the lesson as a page. Links to files
+that are no pages, such as configs, become plain text.
+"""
+
+import base64
+import functools
+import importlib
+import json
+import posixpath
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+import attention_jax as aj
+from experiments.mechanisms import mechanism_page, mechanisms, overview_page, picture
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / 'docs'
+COPIED = ('.md', '.png', '.sbatch')  # suffixes of the files of docs/ that the site contains
+LESSON = 'docs/attention_basics.ipynb'
+LESSON_PAGE = 'docs/attention_basics.md'
+# Modules of the API reference: page -> module, and the names of what it documents.
+API_MODULES = {
+  'attention_jax': ('attention_jax', aj.__all__),
+  'scores': ('attention_jax.scores', aj.SCORES),
+  'alignments': ('attention_jax.alignments', aj.ALIGNMENTS),
+  'analysis': ('attention_jax.analysis', None),
+}
+Source = Path | Callable[[], str | bytes]
+LINK = re.compile(r'(?<!\!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)')
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+  """Adds mechanisms, the API reference and the claims to the navigation."""
+  config.nav = navigation(config.nav)
+  return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+  """Moves the files of docs/ to the paths that they have in the repository, and adds the other pages."""
+  of_theme = [file for file in files if DOCS not in Path(file.abs_src_path or '').parents]
+  pages = [_make_file(config, path, source) for path, source in site_files().items()]
+  return Files([*of_theme, *pages])
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+  """Resolves links to files that are no pages of the site."""
+  paths = {file.src_uri for file in files}
+  return resolve_links(markdown, page.file.src_uri, paths)
+
+
+def navigation(nav: list[Any]) -> list[Any]:
+  """Returns the navigation of mkdocs.yml with the generated pages, the claims, and documents that it does not list."""
+  by_kind: dict[str, list[Any]] = {}
+  for mechanism in mechanisms():
+    by_kind.setdefault(f'{mechanism.kind.capitalize()}s', []).append({mechanism.name: mechanism.path})
+  generated = [
+    {'Mechanisms': ['mechanisms/index.md', *({title: pages} for title, pages in by_kind.items())]},
+    {'API reference': [{module: f'api/{name}.md'} for name, (module, _) in API_MODULES.items()]},
+  ]
+  claims = sorted(f'docs/claims/{path.name}' for path in (DOCS / 'claims').glob('[a-z]*.md'))
+  unlisted = sorted({f'docs/{path.name}' for path in DOCS.glob('*.md')} - set(nav_pages(nav)))
+  nav = [*nav, {'Claims': ['docs/claims/README.md', *claims]}]
+  if unlisted:
+    nav.append({'Further documents': unlisted})
+  at = next(i for i, entry in enumerate(nav) if 'Results' in entry)
+  return [*nav[:at], *generated, *nav[at:]]
+
+
+def nav_pages(nav: list[Any]) -> Iterator[str]:
+  """Yields the path of every page of a navigation."""
+  for entry in nav:
+    if isinstance(entry, str):
+      yield entry
+    else:
+      for value in entry.values():
+        yield from [value] if isinstance(value, str) else nav_pages(value)
+
+
+def site_files() -> dict[str, Source]:
+  """Returns where the content of each file of the site comes from, by its path; nothing is made yet."""
+  documents = [*ROOT.glob('*.md'), *(path for path in DOCS.rglob('*') if path.suffix in COPIED)]
+  files: dict[str, Source] = {str(path.relative_to(ROOT)): path for path in sorted(documents)}
+  for mechanism in mechanisms():
+    files[mechanism.path] = functools.partial(mechanism_page, mechanism)
+    files[mechanism.picture] = functools.partial(picture, mechanism)
+  files['mechanisms/index.md'] = overview_page
+  files |= {f'api/{name}.md': functools.partial(api_page, name) for name in API_MODULES}
+  return files | lesson_files(json.loads((ROOT / LESSON).read_text('utf-8')))
+
+
+def api_page(name: str) -> str:
+  """Returns the page of API_MODULES with this name: an entry of mkdocstrings for each public name."""
+  module, _ = API_MODULES[name]
+  parts = [f'# {module}']
+  for public_name, path in api_entries(name).items():
+    parts.append(f'::: {path}' if path else f'## {public_name}\n\n[`{module}.{public_name}`]({public_name}.md)')
+  return '\n\n'.join(parts) + '\n'
+
+
+def api_entries(name: str) -> dict[str, str | None]:
+  """Returns the path by which mkdocstrings finds each public name of a module; None for a module with its own page."""
+  path, names = API_MODULES[name]
+  module = importlib.import_module(path) if path in ('attention_jax', 'attention_jax.analysis') else getattr(aj, name)
+  entries: dict[str, str | None] = {}
+  for public_name in names or module.__all__:
+    value = names[public_name].fn if isinstance(names, dict) else getattr(module, public_name)
+    if public_name in API_MODULES:
+      entries[public_name] = None
+    else:
+      entries[public_name] = _definition(value) or f'{path}.{public_name}'
+  return entries
+
+
+def lesson_files(notebook: dict[str, Any]) -> dict[str, Source]:
+  """Returns the page of the lesson and its pictures, from the cells and the stored outputs of a notebook."""
+  parts = []
+  files: dict[str, Source] = {}
+  for cell in notebook['cells']:
+    source = ''.join(cell['source'])
+    if cell['cell_type'] == 'markdown':
+      parts.append(source)
+      continue
+    parts.append(f'```python\n{source}\n```')
+    for output in cell['outputs']:
+      data = output.get('data', {})
+      if 'image/png' in data:
+        name = f'attention_basics_{len(files)}.png'
+        files[f'docs/{name}'] = functools.partial(base64.b64decode, data['image/png'])
+        parts.append(f'![Plot of the code above]({name})')
+      elif text := ''.join(output.get('text', data.get('text/plain', ''))):
+        parts.append(f'```text\n{text.rstrip()}\n```')
+  return files | {LESSON_PAGE: lambda: '\n\n'.join(parts) + '\n'}
+
+
+def resolve_links(markdown: str, page: str, paths: set[str]) -> str:
+  """Returns the Markdown with plain text for links to files of the repository that are not in the site.
+
+  Args:
+    markdown: of the page.
+    page: path of the page.
+    paths: paths of the files of the site.
+  """
+
+  def resolve(match: re.Match) -> str:
+    text, target, anchor = match.groups()
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
+    if path == LESSON:
+      return f'[{text}]({target.removesuffix(".ipynb")}.md{anchor or ""})'
+    if path not in paths and (ROOT / path).exists():
+      return text
+    return match.group()
+
+  return LINK.sub(resolve, markdown)
+
+
+def _make_file(config: MkDocsConfig, path: str, source: Source) -> File:
+  if isinstance(source, Path):
+    return File.generated(config, path, abs_src_path=str(source))
+  return File.generated(config, path, content=source())
+
+
+def _definition(value: Any) -> str | None:
+  """Path of the definition of a function or a class; None for a table."""
+  return f'{value.__module__}.{value.__qualname__}' if isinstance(value, Callable | type) else None

@@ -1,0 +1,66 @@
+"""Exported runs: the same parameters and predictions, fewer files, one line where they cannot be used."""
+
+import jax
+import numpy as np
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.systems.export import export_run
+from attention_jax.systems.runs import evaluate_split, open_run
+from tests.systems.helpers import train_quietly
+
+pytestmark = pytest.mark.usefixtures('on_two_devices')
+
+
+@pytest.fixture(scope='module')
+def exported(trained, tmp_path_factory):
+  """The folder of an exported run, and the size that was returned."""
+  folder = tmp_path_factory.mktemp('exported') / 'run'
+  return folder, export_run(trained.folder, folder)
+
+
+def size_of(folder):
+  return sum(path.stat().st_size for path in folder.rglob('*') if path.is_file())
+
+
+def test_an_exported_run_has_the_same_parameters_and_metrics(trained, exported):
+  run = open_run(exported[0])
+  original = open_run(trained.folder)
+  jax.tree.map(np.testing.assert_array_equal, run.params, original.params)
+  assert run.steps == original.steps
+  assert evaluate_split(run, 'test')[0] == evaluate_split(original, 'test')[0]
+
+
+def test_it_has_one_checkpoint_without_the_state_of_the_optimiser(trained, exported):
+  folder, size = exported
+  assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ['best']
+  step = open_run(folder).step
+  assert size_of(folder / 'best' / str(step)) < 0.7 * size_of(trained.folder / 'best' / str(step))
+  assert size == size_of(folder)
+
+
+def test_an_average_of_checkpoints_is_exported(trained, tmp_path):
+  export_run(trained.folder, tmp_path / 'run', 'average')
+  average = open_run(trained.folder, 'average').params
+  jax.tree.map(np.testing.assert_array_equal, open_run(tmp_path / 'run').params, average)
+
+
+def test_a_changed_file_is_noticed(trained, tmp_path):
+  folder = tmp_path / 'run'
+  export_run(trained.folder, folder)
+  (folder / 'vocabulary.source.json').write_text('{}', 'utf-8')
+  with pytest.raises(UserError, match=r'vocabulary\.source\.json has changed'):
+    open_run(folder)
+
+
+def test_training_in_it_is_an_error(config, exported):
+  with pytest.raises(UserError, match='has no checkpoints, but one was saved after step'):
+    train_quietly(config, exported[0])
+
+
+def test_a_folder_that_exists_is_an_error(trained, tmp_path):
+  with pytest.raises(UserError, match='exists; choose another folder'):
+    export_run(trained.folder, tmp_path)
+  (tmp_path / 'file').touch()
+  with pytest.raises(UserError, match=r'cannot export to .*: (File exists|Not a directory)'):
+    export_run(trained.folder, tmp_path / 'file' / 'run')

@@ -1,0 +1,51 @@
+"""Ready-made models: '@NAME' opens one that was made, and is one line otherwise."""
+
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.systems.export import export_run
+from attention_jax.systems.ready_made import READY_MADE, opened_folder, ready_made_folder
+from attention_jax.systems.runs import open_run, system_of
+from experiments.config_files import load_config
+
+pytestmark = pytest.mark.usefixtures('on_two_devices')
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+
+
+def test_a_model_that_was_made_is_opened_by_its_name(trained):
+  export_run(trained.folder, ready_made_folder('dates'))
+  assert open_run('@dates').steps == open_run(trained.folder).steps
+  assert system_of('@dates')[0] == 'translation'
+
+
+def test_other_folders_stay_as_they_are(tmp_path):
+  assert opened_folder(tmp_path) == tmp_path
+
+
+@pytest.mark.parametrize(
+  ('name', 'message'),
+  [
+    ('@dates', '^@dates has not been made yet; run: make models'),
+    (
+      '@daets',
+      r"^unknown ready-made model 'daets' \(did you mean 'dates'\?\); expected one of: dates, nettalk, shapes$",
+    ),
+    ('@', "unknown ready-made model ''"),
+  ],
+)
+def test_other_names_are_one_line(name, message):
+  with pytest.raises(UserError, match=message) as error:
+    open_run(name)
+  assert len(error.value.lines) == 1
+
+
+def test_configs_of_ready_made_models_exist():
+  assert {name: load_config(model.config).system for name, model in READY_MADE.items()} == {
+    'dates': 'translation',
+    'nettalk': 'translation',
+    'shapes': 'captioning',
+  }
