@@ -187,7 +187,7 @@ def _terms(specs: str) -> list[ast.expr | None]:
   """The terms of a sum from left to right; [None] if it is not an expression."""
   try:
     node = ast.parse(specs.strip(), mode='eval').body
-  except (SyntaxError, ValueError, TypeError, AttributeError):
+  except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError):  # nested too deeply
     return [None]
   terms = []
   while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -207,7 +207,7 @@ def _call(node: ast.expr | None) -> tuple[str, dict[str, Any]] | None:
     return None
   if repeated := [name for name in names if names.count(name) > 1]:
     raise UserError(f'{node.func.id}: option {repeated[0]} must be set once, got it {names.count(repeated[0])} times')
-  with contextlib.suppress(ValueError, TypeError):
+  with contextlib.suppress(ValueError, TypeError, RecursionError):
     return node.func.id, {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
   return None
 
