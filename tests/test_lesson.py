@@ -37,11 +37,13 @@ def lesson():
     plt.switch_backend(backend)
 
 
+@pytest.mark.long
 def test_the_script_runs_and_draws(lesson):
   assert len(plt.get_fignums()) >= 11
   assert all(plt.figure(number).axes for number in plt.get_fignums())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('exercise', WRONG_ANSWERS)
 def test_exercises_accept_the_solution_alone(lesson, exercise):
   assert lesson['check'](exercise, lesson['SOLUTIONS'][exercise])
@@ -49,6 +51,7 @@ def test_exercises_accept_the_solution_alone(lesson, exercise):
   assert not lesson['check'](exercise, ...)
 
 
+@pytest.mark.long
 def test_every_exercise_has_a_solution(lesson):
   assert lesson['CHECKS'].keys() == lesson['SOLUTIONS'].keys() == WRONG_ANSWERS.keys()
 

@@ -104,15 +104,18 @@ def read_config(folder: str | Path) -> dict[str, Any]:
   """Returns the config that a run folder holds.
 
   Raises:
-    UserError: if there is none, or if it is not JSON.
+    UserError: if there is none, or if it is not a JSON object.
   """
   path = Path(folder).absolute() / CONFIG
   try:
-    return dict(json.loads(path.read_text('utf-8')))
+    config = json.loads(path.read_text('utf-8'))
   except FileNotFoundError as error:
     raise UserError(f'{folder} holds no {CONFIG}; expected the folder of a training run') from error
-  except (OSError, ValueError, TypeError, RecursionError) as error:
+  except (OSError, ValueError, RecursionError) as error:
     raise UserError(f'cannot read {path}: {" ".join(str(error).split())}') from error
+  if not isinstance(config, dict):
+    raise UserError(f'{path} must be an object with the groups of a config, got {str(config)[:80]}')
+  return config
 
 
 def _as_stored(config: Mapping[str, Any]) -> dict[str, Any]:

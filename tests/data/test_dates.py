@@ -66,6 +66,7 @@ def test_no_source_is_in_two_splits_or_twice():
   assert other != set(keys['test'])
 
 
+@pytest.mark.long
 def test_generation_is_deterministic_across_processes():
   program = (
     'import zlib; from attention_jax.data.builders.dates import generate;'

@@ -79,6 +79,7 @@ def test_a_report_is_written_from_the_ledger(tmp_path):
   assert (tmp_path / 's' / 'report.html').exists()
 
 
+@pytest.mark.long
 def test_a_sweep_of_real_runs(task, tmp_path, monkeypatch):
   environment = compiled.cache_environment() | {
     'XLA_FLAGS': f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count={DEVICES}'

@@ -87,6 +87,7 @@ def test_evaluation_and_plots(trained, tmp_path):
   assert result.code == 2 and 'no.png: no such file' in result.err
 
 
+@pytest.mark.long
 def test_hard_attention_is_trained_with_reinforce(tmp_path):
   args = [ARGS[0].replace('soft', 'hard'), *ARGS[1:], '--config.training.steps=3', '--config.training.log_every=1']
   result = run('train', *args, f'--workdir={tmp_path}/run')

@@ -104,6 +104,8 @@ PROGRAM_FLAGS = {
     '--analyses:',
     '--relative:',
     '--output:',
+    '--serve:',
+    '--port:',
   ),
 }
 

@@ -23,6 +23,7 @@ def train(task, folder, **fields):
   return training, validation, open_run(folder)
 
 
+@pytest.mark.long
 def test_auxiliary_losses_and_annealing(task, tmp_path):
   spec = 'temperature: linear(peak=2.0, end=0.5)'
   logged, validated, opened = train(

@@ -108,7 +108,7 @@ def test_contract_of_alignments_that_differ_in_training(alignment):
     assert_same(run(fill_masked(problem, PADDING_MASK, filler)), result)
 
 
-@every_row
+@sampled_rows
 def test_batching_and_padding_change_nothing(score, alignment):
   problem = make_problem(score, alignment, batch=(len(LENGTHS),))
   mask = jnp.broadcast_to(aj.padding_mask(LENGTHS, S)[:, None], (len(LENGTHS), T, S))

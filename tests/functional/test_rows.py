@@ -113,7 +113,9 @@ def test_an_annealed_temperature_may_end_at_zero(rng):
 
 
 @every_row
-@pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16], ids=['bfloat16', 'float16'])
+@pytest.mark.parametrize(
+  'dtype', [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.long)], ids=['bfloat16', 'float16']
+)
 def test_half_precision_returns_float32_without_implicit_promotion(module, case, dtype):
   with jax.numpy_dtype_promotion('strict'):
     arguments = cast(case.arguments, dtype)
@@ -161,7 +163,7 @@ def test_extreme_scores(case, scale):
 
 
 @every_alignment
-@pytest.mark.parametrize('size', [1, 2000])
+@pytest.mark.parametrize('size', [1, pytest.param(2000, marks=pytest.mark.long)])
 @pytest.mark.parametrize('first_unmasked', [0, 1], ids=['unmasked', 'masked'])
 def test_any_length(case, size, first_unmasked):
   mask = np.arange(size) % 3 >= first_unmasked

@@ -31,7 +31,9 @@ ENCODERS = [(GRID, (8, 8, 3)), ('precomputed(features=8)', (2, 2, 5))]
 
 
 @pytest.mark.parametrize(('encoder', 'picture'), ENCODERS)
-@pytest.mark.parametrize('decoder', ['bahdanau(features=6, readout=6, gate=True)', 'luong(features=6)'])
+@pytest.mark.parametrize(
+  'decoder', ['bahdanau(features=6, readout=6, gate=True)', pytest.param('luong(features=6)', marks=pytest.mark.long)]
+)
 def test_cells_serve_as_memory_of_any_decoder(encoder, picture, decoder):
   pictures = 100 * draw(2, *picture)
   model = build_small(encoder=encoder, decoder=decoder)

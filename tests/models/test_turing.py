@@ -155,7 +155,7 @@ def test_any_score_and_alignment(score, alignment):
     ({'cell': 'turing(slots=0)'}, "cell 'turing': option slots must be at least 1, got 0"),
     (
       {'cell': 'turing(controller="rnn")'},
-      "unknown controller 'rnn'.*; expected one of: feedforward, gru, lstm, simple",
+      "unknown controller 'rnn'.*; expected one of: feedforward, gru, gru_reset_first, lstm, simple",
     ),
     (
       {'alignment': 'hard'},

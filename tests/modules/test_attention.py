@@ -169,7 +169,7 @@ def test_each_query_may_have_its_own_mask():
     assert_close(jax.tree.map(lambda x, t=t: x[:, t], attended), jax.tree.map(lambda x, t=t: x[:, t], row))
 
 
-@every_row
+@sampled_rows
 @pytest.mark.parametrize('heads', [1, 2])
 def test_contexts_are_bfloat16_and_weights_float32(score, alignment, heads):
   if aj.ALIGNMENTS[alignment].latent:

@@ -150,6 +150,7 @@ def test_other_runs_are_not_adopted(folder, tmp_path, fields, has_results, messa
   assert message in str(error.value) and starts(folder) == []
 
 
+@pytest.mark.long
 def test_hopeless_settings_are_dropped(folder, capsys):
   # The metric of a fake run grows with the number of 'dot' in its command.
   settings = grid({'model.attention.score': ['general', 'dot', 'cosine', 'additive']})

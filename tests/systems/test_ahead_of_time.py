@@ -40,7 +40,7 @@ def test_every_bucket_is_compiled_for_all_devices():
   ('implementation', 'attention'),
   [
     ('flash', {'score': 'scaled_dot', 'heads': 2}),
-    ('pallas_additive', {'score': 'additive'}),
+    pytest.param('pallas_additive', {'score': 'additive'}, marks=pytest.mark.long),
   ],
 )
 def test_kernels_run_on_the_device_of_their_rows(implementation, attention):

@@ -86,7 +86,11 @@ def assert_close(result, expected):
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), result[0], expected[0])
 
 
-@pytest.mark.parametrize('preset', SIZES)
+# The seeds of the other test train a Transformer.
+PRESETS = [pytest.param(name, marks=pytest.mark.long) if 'transformer' in name else name for name in SIZES]
+
+
+@pytest.mark.parametrize('preset', PRESETS)
 @pytest.mark.parametrize(('devices', 'sizes'), MESHES)
 def test_every_mesh_makes_the_same_updates(preset, devices, sizes, one_device):
   mesh = make_mesh(jax.devices()[:devices], sizes=sizes)

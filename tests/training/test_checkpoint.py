@@ -178,6 +178,7 @@ def test_the_only_checkpoint_is_not_set_aside(saved, open_saved):
   assert (saved / LATEST / '10').exists() and len(lines) == 1
 
 
+@pytest.mark.long
 def test_any_flipped_byte_is_noticed_or_changes_nothing(saved, open_saved):
   """Orbax does not read some of the files, and the frames of a compressed block have unused bits."""
   reader = open_saved(read_only=True)
