@@ -11,7 +11,7 @@ import scipy.sparse
 from attention_jax.analysis.agreement import jensen_shannon
 from attention_jax.analysis.probes import guided_predictions, weighted_counts
 from attention_jax.data.batching import gather
-from attention_jax.data.document_batches import gather_documents, largest_bucket
+from attention_jax.data.document_batches import check_document_buckets, gather_documents, largest_bucket
 from attention_jax.inference.explanations import (
   READERS,
   Effort,
@@ -83,7 +83,7 @@ def document_examples(system: Any, split: str, count: int) -> Example:
   """Returns documents of one sentence of a split, spread evenly over it."""
   encoded = system.encoded[split]
   rows = spread_rows(encoded.rows, count)
-  batch = gather_documents(encoded, rows, largest_bucket(system.config['data']['buckets']))
+  batch = gather_documents(encoded, rows, largest_bucket(check_document_buckets(system.config['data']['buckets'])))
   return Example(batch.source[:, 0], batch.source_mask[:, 0], batch.label[:, None], np.ones([len(rows), 1], bool))
 
 

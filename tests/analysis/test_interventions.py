@@ -35,7 +35,7 @@ def log_probs_of(pair, mask=None):
 
 
 # The other decoders are for `make test-all`.
-QUICK = ('bahdanau', 'transformer', 'conv')
+QUICK = ('bahdanau', 'transformer')
 DECODERS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in BUILDERS]
 
 

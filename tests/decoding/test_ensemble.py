@@ -24,6 +24,7 @@ def two_models():
   return models, params
 
 
+@pytest.mark.long
 def test_outputs_are_the_mean_over_models():
   models, params = two_models()
   outputs = Ensemble(models).apply({'params': params}, *INPUTS)

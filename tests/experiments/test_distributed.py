@@ -25,6 +25,7 @@ def test_mistakes_in_the_flags_are_reported(flags, parts, task, tmp_path):
   assert_user_error(run('train', *tiny_arguments(task, tmp_path / 'run', *flags)), parts)
 
 
+@pytest.mark.long
 def test_a_process_that_never_arrives_ends_the_others(task, tmp_path):
   process = start_training(*tiny_arguments(task, tmp_path / 'run', *FLAGS, f'--peer_timeout={SOON}'))
   output, _ = process.communicate(timeout=120)

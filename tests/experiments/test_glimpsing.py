@@ -31,6 +31,7 @@ def trained(tmp_path_factory):
   return folder, result.out
 
 
+@pytest.mark.long
 def test_results_and_hypotheses(trained):
   folder, out = trained
   assert 'train: 1297 pictures (20 x 20)' in out and 'hard, by glimpses' in out

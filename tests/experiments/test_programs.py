@@ -68,6 +68,7 @@ def test_training_a_finished_run_changes_nothing(trained, task):
   assert read_tree(folder) == before
 
 
+@pytest.mark.long
 def test_resuming_with_different_data_is_an_error(tmp_path):
   command = tiny_arguments(write_task(tmp_path / 'task'), tmp_path / 'run')
   assert run('train', *command).code == 0

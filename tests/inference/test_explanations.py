@@ -41,7 +41,10 @@ def document_case():
   return model, params, Example(source, mask, np.array([[0], [1]], np.int32), np.ones([2, 1], bool))
 
 
-@pytest.fixture(scope='module', params=[('translation', pair_case), ('classification', document_case)])
+@pytest.fixture(
+  scope='module',
+  params=[('translation', pair_case), pytest.param(('classification', document_case), marks=pytest.mark.long)],
+)
 def case(request):
   name, make = request.param
   model, params, examples = make()

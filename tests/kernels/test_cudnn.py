@@ -47,7 +47,9 @@ def assert_close(x, y, tolerance=0.03):
   np.testing.assert_allclose(x.astype(jnp.float32), y.astype(jnp.float32), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize('bias', [None, BIAS], ids=['plain', 'biased'])
+@pytest.mark.parametrize(
+  'bias', [pytest.param(None, id='plain', marks=pytest.mark.long), pytest.param(BIAS, id='biased')]
+)
 @pytest.mark.parametrize(
   'score', sample_cases([(name,) for name, row in aj.SCORES.items() if isinstance(row.form, Product)], 2)
 )

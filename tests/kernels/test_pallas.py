@@ -75,7 +75,7 @@ def test_equals_definition(interpreted, score, alignment, mask, bias):
   assert_same(kernels, definition, **CLOSE)
 
 
-@pytest.mark.parametrize('return_weights', [True, False])
+@pytest.mark.parametrize('return_weights', [True, pytest.param(False, marks=pytest.mark.long)])
 def test_drops_the_same_weights_as_the_definition(interpreted, return_weights):
   row = aj.with_dropout(lookup('softmax(temperature=0.5)', aj.ALIGNMENTS, 'alignment'), 0.4)
   problem = make_problem('additive', 'softmax', (2,), T, S)
@@ -207,7 +207,7 @@ def largest_arrays(jaxpr):
   return sizes
 
 
-@pytest.mark.parametrize('score_limit', [4 * 16 * S, 1])
+@pytest.mark.parametrize('score_limit', [pytest.param(4 * 16 * S, marks=pytest.mark.long), 1])
 def test_gradients_in_blocks_of_queries(interpreted, monkeypatch, score_limit):
   """No array [T, S] is computed, and the gradients are those of a single block."""
   steps = 150
@@ -221,6 +221,7 @@ def test_gradients_in_blocks_of_queries(interpreted, monkeypatch, score_limit):
   assert_same(gradients(problem), expected, **CLOSE)
 
 
+@pytest.mark.long
 def test_gradients_in_blocks_with_mask_bias_and_dropout_per_query(interpreted, monkeypatch):
   monkeypatch.setattr(pallas_additive, 'MAX_BLOCK_SCORES', 1)
   row = aj.with_dropout(lookup('softmax(temperature=0.5)', aj.ALIGNMENTS, 'alignment'), 0.4)
@@ -230,6 +231,7 @@ def test_gradients_in_blocks_with_mask_bias_and_dropout_per_query(interpreted, m
   assert_same(kernels, definition, **CLOSE)
 
 
+@pytest.mark.long
 def test_values_wider_than_a_tile(interpreted):
   problem = make_problem('additive', 'softmax', (2,), T, S)
   problem = problem._replace(value=jnp.asarray(draw(2, S, 37), jnp.float32))

@@ -62,9 +62,9 @@ def test_output_is_independent_of_padding_and_other_rows(fields):
 @pytest.mark.parametrize(
   'fields',
   [
-    {'encoder': 'transformer(features=8, layers=1, heads=2)'},
+    pytest.param({'encoder': 'transformer(features=8, layers=1, heads=2)'}, marks=pytest.mark.long),
     {'encoder': 'conv(features=6, layers=1)'},
-    {'pooling': 'attention', 'score': 'location(max_positions=40)'},
+    pytest.param({'pooling': 'attention', 'score': 'location(max_positions=40)'}, marks=pytest.mark.long),
     {'pooling': 'attention', 'alignment': 'addressing'},
   ],
   ids=lambda fields: '-'.join(fields.values()),

@@ -45,6 +45,7 @@ def params():
   return MODEL.init(rngs, jnp.asarray(PICTURE[None]), jnp.zeros((1, 2)))['params']
 
 
+@pytest.mark.long
 def test_locations_are_drawn_around_the_policy(params):
   outputs = apply(params, jax.random.key(3))
   assert outputs.locations.shape == (1, 3, 2) and outputs.locations[0, 0].tolist() == [0, 0]

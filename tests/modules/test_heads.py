@@ -10,6 +10,7 @@ from flax import nnx
 import attention_jax as aj
 from attention_jax.modules import attention_nnx
 from attention_jax.modules.heads import attend_heads, init_heads
+from tests.sampled_cases import sample_cases
 
 B, T, S, DQ, DK, FEATURES = 3, 5, 7, 11, 13, 4
 CASES = [
@@ -45,7 +46,7 @@ def assert_equal(got, expected):
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@every_case
+@pytest.mark.parametrize(('score', 'alignment', 'heads'), sample_cases(CASES, 2))
 def test_equals_linen(score, alignment, heads):
   params, expected = linen(score, alignment, heads)
   query, encoded, mask = inputs()

@@ -91,6 +91,7 @@ def test_unknown_fields_are_an_error(config, tmp_path):
   assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.long
 def test_a_folder_with_another_config_or_other_files_is_left_as_it_is(trained, config, tmp_path):
   before = read_tree(trained.folder)
   with pytest.raises(UserError, match='another config'):

@@ -82,6 +82,7 @@ def test_progress_is_printed(capsys, tmp_path):
   assert lines[2].startswith('step 5/5  validation/loss')
 
 
+@pytest.mark.long
 def test_resuming_equals_an_uninterrupted_run(uninterrupted, tmp_path, capsys):
   expected, expected_folder = uninterrupted
   for steps in (7, 33, 60):

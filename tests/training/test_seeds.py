@@ -171,6 +171,7 @@ def test_the_number_of_devices_does_not_matter(uninterrupted, tmp_path):
     np.testing.assert_allclose(values_of(run_folder)[:2], values_of(expected_run_folder)[:2], rtol=1e-5)
 
 
+@pytest.mark.long
 def test_a_run_that_stops_early_does_not_change_the_others(tmp_path):
   evaluations = collections.Counter()
 
