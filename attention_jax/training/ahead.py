@@ -12,9 +12,9 @@ import jax
 class CompileAhead(contextlib.AbstractContextManager):
   """Compiles the update of every batch shape in the order in which the shapes occur, each once.
 
-  The training thread calls `prepare(batch)` before each update. It compiles a shape that nobody has begun, and waits
-  for one that is being compiled. The programs, and with them all numbers, are the same as without this thread. On exit
-  the thread stops after the shape that it is compiling.
+  The training thread calls `prepare(batch)` before each update. It compiles a shape that is not begun yet, and
+  waits for one that is being compiled. The programs, and with them all numbers, are the same as without this thread. On
+  exit the thread stops after the shape that it is compiling.
 
   With several processes there is no thread: compilers of GPUs exchange measurements between processes, which must
   therefore compile the same programs in the same order.

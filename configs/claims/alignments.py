@@ -7,8 +7,8 @@ Soft, sparse, sampled and exact latent alignments on words with alignments made 
 """
 
 from attention_jax.errors import choose
+from attention_jax.sweeps.claim_configs import nettalk_config
 from attention_jax.sweeps.space import Sweep, grid
-from attention_jax.systems.config import default_config
 
 FORMS = {'small': {'width': 64, 'steps': 1200}, 'full': {'width': 256, 'steps': 8000}}
 # Sampled positions are trained by REINFORCE, with the weights of the first sum for half of the targets, as in the
@@ -19,24 +19,11 @@ HARD = {'model.attention.alignment': 'hard(expected=0.5)', 'training.auxiliary':
 def get_config(form: str = 'small'):
   sizes = FORMS[choose(form, FORMS, 'form')]
   width = sizes['width']
-  config = default_config()
-  config.data.task = "tsv(train='train.tsv', validation='dev.tsv')"
-  config.data.folder = 'data/nettalk'
-  config.data.vocabulary = 'word'
-  config.data.buckets = ((20, 20),)
-  config.data.batch_size = 64
+  config = nettalk_config(sizes['steps'], evaluations=2)
   config.model.embedding = width
   config.model.encoder = f'birnn(rnn="gru", features={width})'
   config.model.decoder = f'bahdanau(rnn="gru", features={width}, readout={width})'
   config.model.attention.features = width
-  config.model.dropout = 0.1
-  config.training.steps = sizes['steps']
-  config.training.schedule = 'cosine(peak=3e-3, warmup=100)'
-  config.training.evaluate_every = sizes['steps'] // 2
-  config.training.select = 'phoneme_error_rate'
-  config.evaluation.metrics = ('phoneme_error_rate', 'sequence_error_rate')
-  config.evaluation.group_references = True
-  config.evaluation.beams = 1
   return config
 
 

@@ -7,8 +7,8 @@ Letters to phonemes with and without attention, at three widths and with the sam
 """
 
 from attention_jax.errors import choose
+from attention_jax.sweeps.claim_configs import nettalk_config
 from attention_jax.sweeps.space import Sweep, grid, product, zipped
-from attention_jax.systems.config import default_config
 
 STEPS = {'small': 1200, 'full': 8000}
 WIDTHS = (32, 64, 128)
@@ -16,22 +16,8 @@ WIDTH_FIELDS = ('model.embedding', 'model.encoder.features', 'model.decoder.feat
 
 
 def get_config(form: str = 'small'):
-  steps = STEPS[choose(form, STEPS, 'form')]
-  config = default_config()
-  config.data.task = "tsv(train='train.tsv', validation='dev.tsv')"
-  config.data.folder = 'data/nettalk'
-  config.data.vocabulary = 'word'
-  config.data.buckets = ((20, 20),)
-  config.data.batch_size = 64
+  config = nettalk_config(STEPS[choose(form, STEPS, 'form')], evaluations=2)
   config.model.encoder = 'birnn(rnn="gru")'
-  config.model.dropout = 0.1
-  config.training.steps = steps
-  config.training.schedule = 'cosine(peak=3e-3, warmup=100)'
-  config.training.evaluate_every = steps // 2
-  config.training.select = 'phoneme_error_rate'
-  config.evaluation.metrics = ('phoneme_error_rate', 'sequence_error_rate')
-  config.evaluation.group_references = True
-  config.evaluation.beams = 1
   return config
 
 

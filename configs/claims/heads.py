@@ -7,8 +7,8 @@
 """
 
 from attention_jax.errors import choose
+from attention_jax.sweeps.claim_configs import nettalk_config
 from attention_jax.sweeps.space import Sweep, grid
-from attention_jax.systems.config import default_config
 
 SCORES = ('scaled_dot', 'additive')
 FORMS = {
@@ -20,26 +20,13 @@ FORMS = {
 def get_config(form: str = 'small'):
   sizes = FORMS[choose(form, FORMS, 'form')]
   width = sizes['width']
-  config = default_config()
-  config.data.task = "tsv(train='train.tsv', validation='dev.tsv')"
-  config.data.folder = 'data/nettalk'
-  config.data.vocabulary = 'word'
-  config.data.buckets = ((20, 20),)
-  config.data.batch_size = 64
+  config = nettalk_config(sizes['steps'])
   config.model.embedding = width
   config.model.encoder = f'birnn(rnn="gru", features={width})'
   config.model.decoder = f'luong(rnn="gru", features={width})'
   config.model.attention.features = width
   # Several heads project values and contexts. A single head does so too, so that all have the same parameters.
   config.model.attention.project_values = True
-  config.model.dropout = 0.1
-  config.training.steps = sizes['steps']
-  config.training.schedule = 'cosine(peak=3e-3, warmup=100)'
-  config.training.evaluate_every = sizes['steps']
-  config.training.select = 'phoneme_error_rate'
-  config.evaluation.metrics = ('phoneme_error_rate', 'sequence_error_rate')
-  config.evaluation.group_references = True
-  config.evaluation.beams = 1
   return config
 
 

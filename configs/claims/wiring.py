@@ -8,8 +8,8 @@ reading in one direction or in two, with about as many parameters in all setting
 """
 
 from attention_jax.errors import choose
+from attention_jax.sweeps.claim_configs import nettalk_config
 from attention_jax.sweeps.space import Sweep, grid, product
-from attention_jax.systems.config import default_config
 
 FORMS = {'small': {'scale': 1, 'steps': 1200}, 'full': {'scale': 4, 'steps': 8000}}
 # Widths at which all settings have about as many parameters; both forms multiply them.
@@ -24,22 +24,9 @@ EMBEDDING = 64
 
 def get_config(form: str = 'small'):
   sizes = FORMS[choose(form, FORMS, 'form')]
-  config = default_config()
-  config.data.task = "tsv(train='train.tsv', validation='dev.tsv')"
-  config.data.folder = 'data/nettalk'
-  config.data.vocabulary = 'word'
-  config.data.buckets = ((20, 20),)
-  config.data.batch_size = 64
+  config = nettalk_config(sizes['steps'], evaluations=2)
   config.model.embedding = EMBEDDING * sizes['scale']
   config.model.attention.features = EMBEDDING * sizes['scale']
-  config.model.dropout = 0.1
-  config.training.steps = sizes['steps']
-  config.training.schedule = 'cosine(peak=3e-3, warmup=100)'
-  config.training.evaluate_every = sizes['steps'] // 2
-  config.training.select = 'phoneme_error_rate'
-  config.evaluation.metrics = ('phoneme_error_rate', 'sequence_error_rate')
-  config.evaluation.group_references = True
-  config.evaluation.beams = 1
   return config
 
 

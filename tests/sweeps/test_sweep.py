@@ -85,7 +85,7 @@ def test_failed_runs_are_listed_and_retried_alone(folder, monkeypatch):
 
 
 def is_running(pid: int) -> bool:
-  """Returns whether a process exists that is more than an entry that nobody has collected."""
+  """Returns whether a process exists and is no zombie, which has ended and only has an entry left."""
   try:
     return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
   except OSError:

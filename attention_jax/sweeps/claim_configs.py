@@ -1,0 +1,29 @@
+"""Configs that several sweeps of configs/claims/ begin with."""
+
+from typing import Any
+
+from attention_jax.systems.config import default_config
+
+
+def nettalk_config(steps: int, evaluations: int = 1) -> Any:
+  """Returns the config of letters to phonemes, without a model: the data, the training and the evaluation of NETtalk.
+
+  Args:
+    steps: number of updates.
+    evaluations: number of evaluations during training.
+  """
+  config = default_config()
+  config.data.task = "tsv(train='train.tsv', validation='dev.tsv')"
+  config.data.folder = 'data/nettalk'
+  config.data.vocabulary = 'word'
+  config.data.buckets = ((20, 20),)
+  config.data.batch_size = 64
+  config.model.dropout = 0.1
+  config.training.steps = steps
+  config.training.schedule = 'cosine(peak=3e-3, warmup=100)'
+  config.training.evaluate_every = steps // evaluations
+  config.training.select = 'phoneme_error_rate'
+  config.evaluation.metrics = ('phoneme_error_rate', 'sequence_error_rate')
+  config.evaluation.group_references = True
+  config.evaluation.beams = 1
+  return config
