@@ -124,7 +124,8 @@ def _render(item: Heatmap) -> np.ndarray:
   bar = _add_colour_bar(figure, image, width, height, max_value)
   if item.gold is not None:
     _outline_cells(axes, item.gold, item.sure, len(source), len(target))
-    bar.text(0, -0.06, '□ gold', transform=bar.transAxes, va='top', fontsize=8, color=GOLD, family=font_families('□'))
+    legend = '□ gold' if item.sure is None else '□ gold\n(dashed: possible)'
+    bar.text(0, -0.06, legend, transform=bar.transAxes, va='top', fontsize=8, color=GOLD, family=font_families('□'))
   if item.title:
     family = font_families(item.title)
     axes.set_title(item.title, fontsize=11, color=INK, pad=8, loc='left', parse_math=False, family=family)

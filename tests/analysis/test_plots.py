@@ -123,9 +123,11 @@ def test_weights_and_gold_are_drawn(tmp_path):
   plain, empty, gold = (imread(tmp_path / f'{name}.png')[..., :3] for name in ('plain', 'empty', 'gold'))
   assert count_dark(plain) > count_dark(empty) + 4 * 40**2
   assert count_orange(gold) > 200 > count_orange(plain) == 0
-  heatmap(WEIGHTS, SOURCE, TARGET, tmp_path / 'possible.png', gold=[(0, 0), (6, 4)], sure=[(6, 4)])
-  dashed = count_orange(imread(tmp_path / 'possible.png')[..., :3])
-  assert 0.6 * count_orange(gold) < dashed < 0.95 * count_orange(gold)  # the outline of a possible link has gaps
+  links = [(0, 0), (6, 4)]
+  heatmap(WEIGHTS, SOURCE, TARGET, tmp_path / 'sure.png', gold=links, sure=links)
+  heatmap(WEIGHTS, SOURCE, TARGET, tmp_path / 'possible.png', gold=links, sure=links[1:])
+  solid, dashed = (count_orange(imread(tmp_path / f'{name}.png')[..., :3]) for name in ('sure', 'possible'))
+  assert 200 < dashed < 0.95 * solid  # the outline of a possible link has gaps
 
 
 @pytest.mark.parametrize('tokens', [1, 5, 60])
