@@ -100,7 +100,7 @@ def test_log_probs_are_those_of_the_model():
   np.testing.assert_allclose(log_probs_of(pair, mask), chosen, rtol=1e-5)
 
 
-@pytest.mark.parametrize('shared', [False, True])
+@pytest.mark.parametrize('shared', [pytest.param(False, marks=pytest.mark.long), True])
 def test_source_vectors_can_be_replaced(shared):
   sizes = {'share_embeddings': True, 'sizes': (13, 13)} if shared else {}
   pair = make_pair(build_tiny(**sizes))

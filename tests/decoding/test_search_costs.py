@@ -37,7 +37,7 @@ def test_log_sum_exp_equals_that_of_jax(size):
   np.testing.assert_allclose(top_k.log_sum_exp(logits), jax.nn.logsumexp(logits, axis=-1), rtol=1e-6)
 
 
-@pytest.mark.parametrize('beams', [1, 3])
+@pytest.mark.parametrize('beams', [1, pytest.param(3, marks=pytest.mark.long)])
 def test_finished_sources_leave_the_batch(beams, monkeypatch):
   end_levels = jnp.asarray([2, 9, 1, 4, 1, 2, 3, 1])  # the step at which EOS becomes almost certain
   batch_sizes = []

@@ -34,6 +34,7 @@ def test_a_process_that_never_arrives_ends_the_others(task, tmp_path):
   assert expected in output and 'Traceback' not in output
 
 
+@pytest.mark.long
 def test_a_process_that_dies_ends_the_others_by_name(task, tmp_path):
   folder = tmp_path / 'run'
   settings = [f'--config.training.{name}' for name in ('steps=1000000', 'evaluate_every=0', 'checkpoint_every=0')]

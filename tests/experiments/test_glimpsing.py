@@ -42,6 +42,7 @@ def test_results_and_hypotheses(trained):
   assert len((folder / 'hypotheses.test.txt').read_text().split()) == 250
 
 
+@pytest.mark.long
 def test_the_same_command_resumes_exactly(trained, tmp_path):
   folder = copy_interrupted_run(trained[0], tmp_path / 'run')
   assert 'resuming at' in run('train', *ARGS, f'--workdir={folder}').out

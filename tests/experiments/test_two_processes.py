@@ -107,9 +107,8 @@ def test_processes_with_different_data_stop_at_once(tmp_path):
   assert not (tmp_path / 'run').exists()
 
 
-# `make test` trains these systems, beside the translation of other tests, and `make test-all` every system.
-QUICK_SYSTEMS = ('recall',)
-SYSTEMS = [system if system in QUICK_SYSTEMS else pytest.param(system, marks=pytest.mark.long) for system in CONFIGS]
+# `make test` trains translation in two processes, in the tests above, and `make test-all` every system.
+SYSTEMS = [pytest.param(system, marks=pytest.mark.long) for system in CONFIGS]
 
 
 @pytest.fixture(scope='module')

@@ -67,7 +67,7 @@ def several_blocks(monkeypatch):
 
 
 # Half of the rows; `make test-all` tests every pair.
-@pytest.mark.parametrize(('score', 'alignment'), sample_cases(PAIRS_OF_ROWS, 2) + OTHER_PAIRS)
+@pytest.mark.parametrize(('score', 'alignment'), sample_cases(PAIRS_OF_ROWS, 4) + OTHER_PAIRS)
 def test_equals_xla(score, alignment):
   problem = make_problem(score, alignment, batch=(2,))
   rng = np.random.default_rng(1)

@@ -35,7 +35,7 @@ def build_small(**fields):
 
 
 CASES = sample_cases(
-  [({'classifier': c, 'pooling': p},) for c, p in itertools.product(('flat', 'hierarchical'), POOLINGS)], 4
+  [({'classifier': c, 'pooling': p},) for c, p in itertools.product(('flat', 'hierarchical'), POOLINGS)], 8
 )
 CASES += [
   {'classifier': 'hierarchical', 'encoder': 'embedded', 'hidden': 5},

@@ -70,6 +70,7 @@ def modules_with_gradient(params, loss):
   return {name for name, part in grads.items() if any(np.abs(g).max() > 0 for g in jax.tree.leaves(part))}
 
 
+@pytest.mark.long
 def test_gradients_of_each_output_reach_only_its_submodules(params):
   assert modules_with_gradient(params, lambda outputs: outputs.log_policy) == {'policy'}
   assert modules_with_gradient(params, lambda outputs: outputs.baselines) == {'baseline'}

@@ -27,7 +27,7 @@ def build_small(alignment='softmax', **fields):
   return build_captioner(model | {'attention': attention}, 9)
 
 
-ENCODERS = [(GRID, (8, 8, 3)), ('precomputed(features=8)', (2, 2, 5))]
+ENCODERS = [pytest.param(GRID, (8, 8, 3), marks=pytest.mark.long), ('precomputed(features=8)', (2, 2, 5))]
 
 
 @pytest.mark.parametrize(('encoder', 'picture'), ENCODERS)

@@ -95,7 +95,7 @@ def test_resuming_equals_an_uninterrupted_run(uninterrupted, tmp_path, capsys):
   assert state_bits(finished.state) == state_bits(expected.state) and finished.compilations == 0
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('number', [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_signal_stops_cleanly_and_changes_nothing(uninterrupted, tmp_path, number):
   def interrupted_stream(start, stop):
     for step, batch in enumerate(helpers.stream(start, stop), start):
@@ -135,6 +135,7 @@ def kill_while_training(folder):
   return process.wait(), sorted(os.listdir(folder / LATEST))
 
 
+@pytest.mark.long
 def test_a_run_killed_at_random_moments_ends_with_the_same_bits(uninterrupted, tmp_path):
   expected, expected_folder = uninterrupted
   folder = tmp_path / 'run'
