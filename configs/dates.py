@@ -9,11 +9,6 @@ locales, alignment error rate 14.2 % (three seeds, other dropout: 10.9 ± 3.5); 
 from attention_jax.systems.config import default_config
 from attention_jax.systems.presets import apply_preset
 
-# Weight normalisation keeps the scores small: attention is less peaked, and its largest weight is nearer to the gold
-# links (alignment error rate over three seeds 10.9 ± 3.5 %, 14.8 ± 1.6 % without; the same exact match). Presets that
-# end in `_exact` keep the score of their paper.
-SCORES = {'additive': 'normed_additive'}
-
 
 def get_config(preset: str = 'bahdanau2015'):
   config = default_config()
@@ -29,6 +24,4 @@ def get_config(preset: str = 'bahdanau2015'):
   config.training.select = 'exact_match'
   config.evaluation.max_length = 12  # a date has 11 tokens with EOS; a longer output is reported as truncated
   apply_preset(config, preset, features=128)
-  if not preset.endswith('_exact'):
-    config.model.attention.score = SCORES.get(config.model.attention.score, config.model.attention.score)
   return config

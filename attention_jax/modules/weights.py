@@ -37,13 +37,19 @@ def unflatten_names(weights: Mapping[str, Any], like: Any, source: str = 'weight
   """
   expected = flatten_names(like)
   if missing := sorted(expected.keys() - weights.keys()):
-    raise UserError(f'{source}: {len(missing)} of {len(expected)} weights are missing: {_some(missing)}')
+    raise UserError(f'{source}: {len(missing)} of {len(expected)} weights are missing: {abbreviate_names(missing)}')
   if unknown := sorted(weights.keys() - expected.keys()):
-    raise UserError(f'{source}: {len(unknown)} names are not of this model: {_some(unknown)}')
+    raise UserError(f'{source}: {len(unknown)} names are not of this model: {abbreviate_names(unknown)}')
   for name, leaf in expected.items():
     if weights[name].shape != leaf.shape:
       raise UserError(f'{source}: {name} must be {list(leaf.shape)}, got {list(weights[name].shape)}')
   return jax.tree.map(lambda leaf, name: weights[name], like, _names_tree(like))
+
+
+def abbreviate_names(names: Sequence[str]) -> str:
+  """Returns the first names, separated by commas, for a message."""
+  listed = ', '.join(names[:MAX_NAMES])
+  return f'{listed}, ...' if len(names) > MAX_NAMES else listed
 
 
 def check_suffix(path: str) -> str:
@@ -114,11 +120,6 @@ def _library():
   except ImportError:
     raise UserError("weights in files need the package safetensors; pip install 'attention_jax[interop]'") from None
   return safetensors.numpy
-
-
-def _some(names: Sequence[str]) -> str:
-  listed = ', '.join(names[:MAX_NAMES])
-  return f'{listed}, ...' if len(names) > MAX_NAMES else listed
 
 
 def _names_tree(like: Any) -> Any:

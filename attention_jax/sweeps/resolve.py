@@ -14,6 +14,7 @@ from attention_jax.specs import Option, check_value, format_spec, parse
 from attention_jax.sweeps.space import PRESET, Setting, label, short_names
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.experiment import check_config
+from attention_jax.systems.initial_run import check_initial_run
 from attention_jax.training.partition import MESH_FIELDS
 
 Fields = dict[str, Any]  # a config by dotted path
@@ -73,7 +74,9 @@ def resolve_settings(base: Base, settings: Sequence[Setting]) -> list[Resolved]:
   for setting in settings:
     try:
       result = resolve(base, setting)
-      check_config(fill_defaults(result.config, result.path))  # the file may set fields that do not exist
+      config = fill_defaults(result.config, result.path)  # the file may set fields that do not exist
+      check_config(config)
+      check_initial_run(config)
       resolved.setdefault(result.id, result)
     except UserError as error:
       for line in error.lines:

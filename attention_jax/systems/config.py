@@ -31,6 +31,7 @@ def default_config(system: str = 'translation') -> ConfigDict:
     *parents, name = path.split('.')
     parent = config[parents[0]] if parents else config
     parent[name] = ConfigDict(_field_defaults(cls, exclude=SET_BY_PARENT if cls is Attention else ()))
+  config.initial_run = ''  # a run whose best parameters and vocabularies this one starts from
   config.seeds = 1  # runs trained side by side, with training.seed and the seeds that follow it
   return config
 
@@ -92,6 +93,8 @@ class FieldDescription(NamedTuple):
 
 TOP_LEVEL_MEANINGS = {
   'system': 'a key of systems.registry.SYSTEMS',
+  'initial_run': 'run folder, or @NAME of a ready-made model, whose best parameters and vocabularies the run starts '
+  'from, see docs/systems.md; empty for random parameters',
   'seeds': 'runs trained side by side, with training.seed and the seeds that follow it',
 }
 
@@ -111,6 +114,7 @@ def describe_config(system: str) -> dict[str, dict[str, FieldDescription]]:
   classes = {'training': Training, 'mesh': MeshConfig} | dict(SYSTEMS[choose(system, SYSTEMS, 'system')].config_groups)
   top_level = {
     'system': FieldDescription('str', system, None, TOP_LEVEL_MEANINGS['system']),
+    'initial_run': FieldDescription('str', '', None, TOP_LEVEL_MEANINGS['initial_run']),
     'seeds': FieldDescription('int', 1, Range(1), TOP_LEVEL_MEANINGS['seeds']),
   }
   groups = {

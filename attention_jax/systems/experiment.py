@@ -17,6 +17,13 @@ from attention_jax.inference.metrics import MetricSummary, MetricValue, aggregat
 from attention_jax.systems.base import BatchSequence, Config, Log, System
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.costs import count_parameters
+from attention_jax.systems.initial_run import (
+  InitialRun,
+  describe_start,
+  open_initial_run,
+  save_initial,
+  start_from,
+)
 from attention_jax.systems.loading import comparable_fields, load_once
 from attention_jax.systems.memory import check_batch_memory, check_state_memory
 from attention_jax.systems.provenance import code_version
@@ -81,7 +88,9 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
     make_mesh(seeds=config['seeds'], sizes=MeshConfig(**config['mesh']))  # for its errors
     is_resumed = check_folder(folder, config, _complete_stored_config)
   peers.check_agreement(comparable_fields(config) | {f'a run in {folder}': 'present' if is_resumed else 'absent'})
-  system = load_once(config, str(folder) if is_resumed else None)
+  with peers.fail_together():
+    initial = open_initial_run(config, folder)
+  system = load_once(config, str(folder) if is_resumed else None, initial and initial.system)
   for line in system.report:
     log(line)
   if line := describe_warmup(config['training']['schedule'], config['training']['steps']):
@@ -89,6 +98,9 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
   seeds = run_seeds(config)
   initializer = system.initializer()
   params = jax.eval_shape(lambda: initializer(seeds[0]))
+  if initial:
+    describe_start(initial.arrays, params, config['initial_run'], log)
+    initializer = start_from(initializer, initial.arrays)
   log(_describe(system, params))
   check_state_memory(config, params)
   if placement := describe_placement(params, system.training_mesh):
@@ -105,7 +117,7 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
       if is_resumed:
         check_digests(folder, digests, log)
       stack.enter_context(lock_folder(folder.absolute(), log))
-    folder = _prepare_run_folder(folder, config, system)
+    folder = _prepare_run_folder(folder, config, system, initial)
     with peers.fail_together():
       if jax.process_index() == 0:
         store_digests(folder, digests)
@@ -162,7 +174,7 @@ def _fit(
   return SeedResults(int(result.state.step), [result.reason], result.compilations)
 
 
-def _prepare_run_folder(folder: Path, config: Config, system: System) -> Path:
+def _prepare_run_folder(folder: Path, config: Config, system: System, initial: InitialRun | None = None) -> Path:
   """Stores the files of a run, and their digests; also when resumed: it may have been killed before that."""
   with peers.fail_together():
     if jax.process_index() == 0:
@@ -171,6 +183,8 @@ def _prepare_run_folder(folder: Path, config: Config, system: System) -> Path:
   with peers.fail_together():
     if jax.process_index() == 0:
       add_file_digests(folder, [CONFIG, *system.save(str(folder)), *store_variants(folder)])
+      if initial:
+        save_initial(folder, initial.arrays)
   return folder
 
 

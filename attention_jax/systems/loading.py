@@ -17,28 +17,30 @@ def comparable_fields(config: Config) -> dict[str, str]:
   return {f'config.{name}': repr(value) for name, value in fields.items()}
 
 
-def load_once(config: Config, folder: str | None) -> System:
+def load_once(config: Config, folder: str | None, initial: System | None = None) -> System:
   """Loads a system so that of several processes only the first one makes vocabularies; the others receive its files.
 
   Args:
     config: the whole config of the run.
     folder: a run folder whose stored vocabularies are used; None for a new run.
+    initial: a system whose vocabularies a new run uses.
 
   Raises:
     UserError: in every process, if loading fails in any of them.
   """
   load = SYSTEMS[config['system']].load
-  if folder or jax.process_count() == 1:
+  if not initial and (folder or jax.process_count() == 1):
     with peers.fail_together():
       return load(config, folder)
-  is_first = jax.process_index() == 0
   with tempfile.TemporaryDirectory() as files:
+    system = None
     with peers.fail_together():
-      if is_first:
+      if initial:
+        initial.save(files)
+      elif jax.process_index() == 0:
         system = load(config, None)
         system.save(files)
-    peers.copy_from_first(Path(files))
+    if not initial:
+      peers.copy_from_first(Path(files))
     with peers.fail_together():
-      if not is_first:
-        system = load(config, files)
-  return system
+      return system or load(config, files)

@@ -10,6 +10,7 @@ import optax
 from attention_jax.data.pipeline import stream
 from attention_jax.errors import UserError, choose
 from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.initial_run import open_initial_run, start_from
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import check_run_files
 from attention_jax.training.checkpoint import Checkpoints
@@ -67,7 +68,10 @@ def replay(folder: str | Path, update: int = 0) -> Replay:
   choose(str(update), map(str, updates), f'update with a stored batch in {folder}:')
   system = SYSTEMS[config['system']].load(config, str(folder))
   training = Training(**config['training'])
-  train_step, initial_state = prepare_training(training, system.loss, system.initializer(), make_mesh(), training.seed)
+  initializer = system.initializer()
+  if initial := open_initial_run(config, folder):
+    initializer = start_from(initializer, initial.arrays)
+  train_step, initial_state = prepare_training(training, system.loss, initializer, make_mesh(), training.seed)
   state = _state_before(folder, update, initial_state)
   start = int(state.step)
   batches = system.batches(training.seed)

@@ -1,5 +1,6 @@
 """Every combination of parts that configs and presets select is built; one update of each preset runs at tiny sizes."""
 
+import functools
 import gzip
 import json
 import re
@@ -31,6 +32,7 @@ PAIRS = [
   for preset in PRESETS[system]
   if name in REQUIRED_CONFIGS.get(preset, [name])
 ]
+MECHANISMS = {'score', 'alignment', 'encoder', 'decoder', 'output', 'classifier', 'pooling'}
 TINY = 4  # features of every layer
 TINY_BATCHES = {'sentences': 8, 'tokens': 256}  # batch size by batch unit
 
@@ -125,6 +127,16 @@ def test_heads_divide_the_features():
   for name, preset in PAIRS:
     attention = load_config(f'{ROOT}/configs/{name}.py:{preset}').model.get('attention')
     assert attention is None or attention.features % attention.heads == 0, (name, preset)
+
+
+def test_no_task_changes_the_mechanisms_of_a_preset():
+  name_of = lambda spec: spec.split('(')[0]
+  for name, preset in PAIRS:
+    config = load_config(f'{ROOT}/configs/{name}.py:{preset}')
+    for path, spec in PRESETS[config.system][preset].settings.items():
+      if path.startswith('model.') and path.split('.')[-1] in MECHANISMS:
+        value = functools.reduce(getattr, path.split('.'), config)
+        assert name_of(value) == name_of(spec), (name, preset, path)
 
 
 def test_the_selecting_metric_is_available():

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from attention_jax.systems.presets import PRESETS
-from configs import dates
 
 PAGE = Path(__file__).parents[2] / 'docs' / 'papers.md'
 
@@ -40,10 +39,6 @@ def test_exact_presets_differ_in_what_their_rows_say_alone():
   exact = {name for presets in PRESETS.values() for name in presets if name.endswith('_exact')}
   same = {row[0].strip('`') for rows in ROWS.values() for row in rows if row[2] == 'same'}
   assert exact and exact <= same
-
-
-def test_a_task_does_not_change_the_score_of_an_exact_preset():
-  assert dates.get_config('bahdanau2015_exact').model.attention.score == 'additive'
 
 
 def test_presets_named_in_reasons_exist():

@@ -1,0 +1,136 @@
+"""Training that starts from the parameters of another run: fine-tuning, or a second stage of training.
+
+The new run uses the vocabularies of the first one. Parameters of equal names are copied; the others have their random
+initial values. What was copied is stored in the new run folder, which therefore resumes without the first run.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from attention_jax.atomic import write_atomic
+from attention_jax.data.files import read_arrays
+from attention_jax.errors import UserError
+from attention_jax.modules.weights import abbreviate_names, flatten_names, unflatten_names
+from attention_jax.systems.base import Config, Log, System
+from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.ready_made import opened_folder
+from attention_jax.systems.runs import open_run
+from attention_jax.training.folder import read_config
+
+INITIAL_FILE = 'initial.npz'  # written after the vocabularies: where it exists, they exist
+DATA_FIELDS = ('vocabulary', 'shared_vocabulary')  # fields of config.data that both runs must have in common
+
+Initializer = Callable[[int], Any]
+
+
+class InitialRun(NamedTuple):
+  """Parameters to start from, and the system whose vocabularies they belong to; None once the run has stored both.
+
+  Attributes:
+    arrays: parameters by name.
+    system: the system of config.initial_run, or None.
+  """
+
+  arrays: Mapping[str, np.ndarray]
+  system: System | None
+
+
+def check_initial_run(config: Config) -> None:
+  """Compares a config with that of its initial run, if it names one. Reads no parameters.
+
+  Raises:
+    UserError: if the folder holds no run, or one of another system or another kind of vocabulary.
+  """
+  if not config['initial_run']:
+    return
+  name = f'config.initial_run={config["initial_run"]!r}'
+  folder = opened_folder(config['initial_run'])
+  first = fill_defaults(read_config(folder), f'{folder}/config.json')
+  if first['system'] != config['system']:
+    raise UserError(f'{name} is a run of system {first["system"]!r}; expected one of {config["system"]!r}')
+  for field in DATA_FIELDS:
+    values = [run_config.get('data', {}).get(field) for run_config in (config, first)]
+    if values[0] != values[1]:
+      raise UserError(f'config.data.{field} must be that of {name}, {values[1]!r}; got {values[0]!r}')
+
+
+def open_initial_run(config: Config, folder: Path) -> InitialRun | None:
+  """Returns what a run starts from: what its folder has stored, or else the best parameters of config.initial_run.
+
+  Args:
+    config: the whole config of the run.
+    folder: the run folder, which need not exist.
+
+  Returns:
+    None if the run starts from random parameters.
+
+  Raises:
+    UserError: as `check_initial_run` and `open_run`, and for a stored file that cannot be read.
+  """
+  if not config['initial_run']:
+    return None
+  path = folder / INITIAL_FILE
+  if path.exists():
+    return InitialRun(read_arrays(path), None)
+  check_initial_run(config)
+  run = open_run(config['initial_run'])
+  arrays = {name: np.asarray(leaf) for name, leaf in flatten_names(jax.device_get(run.params)).items()}
+  return InitialRun(arrays, run.system)
+
+
+def start_from(initializer: Initializer, arrays: Mapping[str, np.ndarray]) -> Initializer:
+  """Returns seed -> parameters: those of `arrays` where it has them, otherwise those of `initializer`.
+
+  Args:
+    initializer: seed -> random parameters.
+    arrays: parameters by name.
+  """
+
+  def initialize(seed: int) -> Any:
+    params = initializer(seed)
+    leaves = flatten_names(params)
+    copied = {name: array.astype(leaves[name].dtype) for name, array in arrays.items() if name in leaves}
+    return unflatten_names(leaves | copied, params)
+
+  return initialize
+
+
+def describe_start(arrays: Mapping[str, np.ndarray], params: Any, name: str, log: Log) -> None:
+  """Logs which parameters are copied, which are random, and which of the initial run are not used.
+
+  Args:
+    arrays: parameters of the initial run by name.
+    params: the parameters of the new model, or their shapes.
+    name: name of the initial run.
+    log: called with each line.
+
+  Raises:
+    UserError: if parameters of the same name have different shapes, or if none has the same name.
+  """
+  expected = flatten_names(params)
+  common = sorted(expected.keys() & arrays.keys())
+  for key in common:
+    if arrays[key].shape != expected[key].shape:
+      raise UserError(
+        f'{key} is {list(arrays[key].shape)} in config.initial_run={name!r}, and {list(expected[key].shape)} in this '
+        'config; expected a model with parameters of the same shape'
+      )
+  if not common:
+    raise UserError(f'config.initial_run={name!r} has no parameter of the same name as this model')
+  log(f'starts with {len(common)} of {len(expected)} parameter arrays of {name}')
+  if random := sorted(expected.keys() - arrays.keys()):
+    log(f'random at the start: {abbreviate_names(random)}')
+  if unused := sorted(arrays.keys() - expected.keys()):
+    log(f'not used of {name}: {abbreviate_names(unused)}')
+
+
+def save_initial(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+  """Stores the parameters that a run starts from in its folder, unless they are there."""
+  path = folder / INITIAL_FILE
+  if not path.exists():
+    with write_atomic(path) as unfinished, open(unfinished, 'wb') as file:
+      np.savez(file, **arrays)

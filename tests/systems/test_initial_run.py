@@ -1,0 +1,83 @@
+"""Training that starts from the parameters of another run."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.modules.weights import flatten_names
+from attention_jax.systems.config import default_config
+from attention_jax.systems.initial_run import check_initial_run, describe_start, open_initial_run, start_from
+from attention_jax.systems.runs import open_run
+from tests.systems.helpers import tiny_config, train_quietly, write_pairs
+
+pytestmark = pytest.mark.usefixtures('on_two_devices')
+
+STILL = {'training__schedule': 'constant(rate=1e-12)', 'training__steps': 1}  # parameters keep their initial values
+
+
+def test_a_second_stage_starts_from_the_best_parameters(trained, tmp_path):
+  first = shutil.copytree(trained.folder, tmp_path / 'first')
+  others = write_pairs(tmp_path)
+  for path in others.glob('*.tsv'):
+    path.write_text(path.read_text('utf-8').replace('a', 'h'), 'utf-8')  # a word that the first run has not seen
+  second = tiny_config(others, initial_run=str(first), model__attention__score='coverage', **STILL)
+  folder = tmp_path / 'second'
+  _, lines = train_quietly(second, folder)
+  for side in ('source', 'target'):
+    name = f'vocabulary.{side}.json'
+    assert (folder / name).read_bytes() == (first / name).read_bytes()
+  expected = flatten_names(open_run(first, 'best').params)
+  params = flatten_names(open_run(folder, 'latest').params)
+  (new,) = params.keys() - expected.keys()
+  assert f'random at the start: {new}' in lines
+  for name, array in expected.items():
+    np.testing.assert_allclose(params[name], array, atol=1e-6)
+
+  shutil.rmtree(first)  # the run resumes without it
+  stored = open_initial_run(second, folder)
+  assert stored.system is None and stored.arrays.keys() == expected.keys()
+  for name, array in expected.items():
+    np.testing.assert_array_equal(stored.arrays[name], array)
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({}, "{folder}' is a run of system 'translation'; expected one of 'recall'"),
+    (
+      {'data__vocabulary': 'character'},
+      "config.data.vocabulary must be that of config.initial_run='{folder}', 'word'; ",
+    ),
+    ({'initial_run': '@nowhere'}, "unknown ready-made model 'nowhere'"),
+  ],
+)
+def test_another_system_or_vocabulary_is_an_error(trained, config, fields, message):
+  if fields:
+    wrong = tiny_config(config['data']['folder'], **{'initial_run': str(trained.folder)} | fields)
+  else:
+    wrong = default_config('recall').to_dict() | {'initial_run': str(trained.folder)}
+  with pytest.raises(UserError) as error:
+    check_initial_run(wrong)
+  assert message.format(folder=trained.folder) in str(error.value)
+
+
+def test_parameters_are_merged_by_name():
+  arrays = {'cell.kernel': np.ones((2, 3)), 'old': np.ones(4)}
+  params = {'cell': {'kernel': np.zeros((2, 3), np.float32), 'bias': np.zeros(3)}}
+  merged = start_from(lambda seed: jax.tree.map(lambda x: x + seed, params), arrays)(5)
+  assert merged['cell']['kernel'].dtype == np.float32
+  assert merged['cell']['kernel'].tolist() == np.ones((2, 3)).tolist() and merged['cell']['bias'].tolist() == [5] * 3
+  lines = []
+  describe_start(arrays, params, 'runs/x', lines.append)
+  assert lines == [
+    'starts with 1 of 2 parameter arrays of runs/x',
+    'random at the start: cell.bias',
+    'not used of runs/x: old',
+  ]
+  with pytest.raises(UserError, match=r"cell.kernel is \[3\] in config.initial_run='runs/x', and \[2, 3\] in this"):
+    describe_start({'cell.kernel': np.ones(3)}, params, 'runs/x', lines.append)
+  with pytest.raises(UserError, match=r"config\.initial_run='runs/x' has no parameter of the same name"):
+    describe_start({'old': np.ones(3)}, params, 'runs/x', lines.append)
