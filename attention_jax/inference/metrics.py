@@ -1,8 +1,8 @@
 """Metrics of output text: rows of METRICS, selected by spec strings such as `bleu(tokenize="none")`.
 
 A metric takes hypotheses (one string per row) and references (one or more strings per row, whose number may differ
-between rows), and returns a MetricValue. Distances and n-gram statistics come from sacrebleu and rapidfuzz. Rates may
-exceed 100 if a hypothesis is much longer than its reference.
+between rows), and returns a MetricValue. Distances and n-grams come from sacrebleu, rouge-score and rapidfuzz.
+Rates may exceed 100 if a hypothesis is much longer than its reference.
 """
 
 import functools
@@ -15,6 +15,7 @@ from rapidfuzz.distance import Levenshtein
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from attention_jax.errors import UserError, choose
+from attention_jax.inference.rouge import mean_f_measure
 from attention_jax.specs import Size, bind, schema_of
 
 References = Sequence[Sequence[str]]
@@ -230,6 +231,26 @@ def _sacrebleu(metric, unit: str, hypotheses: Sequence[str], references: Referen
   return MetricValue(score.score, unit, f'{score.name}|{metric.get_signature()}')
 
 
+def rouge(
+  hypotheses: Sequence[str], references: References, *, kind: str, tokenize: str = 'ascii', stem: bool = False
+) -> MetricValue:
+  """ROUGE of summaries, Lin (2004): the mean over rows of the F-measure against the best reference of the row.
+
+  Args:
+    hypotheses: one string per row.
+    references: one or more strings per row.
+    kind: 'rouge1', 'rouge2' or 'rougeL'; rows of METRICS are rouge_1, rouge_2 and rouge_l.
+    tokenize: 'ascii', lower-cased letters a to z and digits, or 'space', words between spaces, for any script.
+    stem: whether suffixes of English words are removed, with the tokenizer 'ascii' only.
+
+  Raises:
+    UserError: for an unknown tokenizer, and for stems with 'space'.
+  """
+  value = mean_f_measure(hypotheses, references, kind, tokenize, stem)
+  stemmed = '|stem:porter' if stem else ''
+  return MetricValue(value, 'points', f'{kind}|f-measure|refs:best|tok:{tokenize}{stemmed}|rouge_score')
+
+
 def exact_match(hypotheses: Sequence[str], references: References) -> MetricValue:
   """Share of rows whose output equals one of their references, up to spaces at the ends and repeated spaces."""
   return MetricValue(_count_matches(hypotheses, references).rate, '%', 'exact_match|case:mixed')
@@ -316,6 +337,7 @@ METRICS: Mapping[str, Metric] = {
   'chrf': Metric(chrf, True, sacrebleu=_make_chrf),
   'exact_match': Metric(exact_match, True, count=_count_matches),
   'phoneme_error_rate': _TOKEN_ERRORS,
+  **{f'rouge_{kind.lower()}': Metric(functools.partial(rouge, kind=f'rouge{kind}'), True) for kind in ('1', '2', 'L')},
   'sequence_error_rate': Metric(sequence_error_rate, False, count=_count_wrong_sequences),
   'ter': Metric(ter, False, sacrebleu=_make_ter),
   'token_error_rate': _TOKEN_ERRORS,

@@ -72,6 +72,29 @@ def test_error_rates_by_hand():
   assert compute_metric('token_error_rate', ['a b c d'], [['x']]).value == 400
 
 
+def longest_common_subsequence(x, y):
+  if not x or not y:
+    return 0
+  if x[0] == y[0]:
+    return 1 + longest_common_subsequence(x[1:], y[1:])
+  return max(longest_common_subsequence(x[1:], y), longest_common_subsequence(x, y[1:]))
+
+
+def test_rouge_by_hand():
+  hypotheses = ['the cat on the mat', 'Катя идёт']
+  references = [['The cat sat on the mat.', 'a mat'], ['Катя не идёт']]
+  first = hypotheses[0].split(), references[0][0].lower().strip('.').split()
+  common = longest_common_subsequence(*first)
+  rows = [2 * common / sum(map(len, first)), 2 * 2 / (2 + 3)]
+  assert compute_metric('rouge_l', hypotheses[:1], references[:1]).value == pytest.approx(100 * rows[0])
+  assert compute_metric('rouge_2', hypotheses[:1], references[:1]).value == pytest.approx(100 * 2 * 3 / (4 + 5))
+  assert compute_metric('rouge_1(tokenize="space")', hypotheses[1:], references[1:]).value == pytest.approx(
+    100 * rows[1]
+  )
+  assert compute_metric('rouge_1', hypotheses, references).value == pytest.approx(50 * rows[0])  # no ASCII letter
+  assert compute_metric('rouge_1(stem=True)', ['running cats'], [['run cat']]).value == 100
+
+
 def test_spaces_at_the_ends_and_repeated_spaces_are_ignored():
   assert compute_metric('exact_match', ['x y'], [[' x  y ']]).value == 100
   assert compute_metric('character_error_rate', ['x y'], [[' x  y ']]).value == 0
@@ -94,6 +117,7 @@ def test_error_rates_equal_those_of_jiwer(rows):
     ('bleu(tokenise="none")', HYPOTHESES, REFERENCES, "did you mean 'tokenize'"),
     ('bleu(tokenize="non")', HYPOTHESES, REFERENCES, "did you mean 'none'"),
     ('bleu(lowercase="yes")', HYPOTHESES, REFERENCES, "option lowercase must be True or False, got 'yes'"),
+    ('rouge_1(stem=True, tokenize="space")', HYPOTHESES, REFERENCES, "stem=True needs tokenize='ascii', got 'space'"),
     ('bleu(order=0)', HYPOTHESES, REFERENCES, "metric 'bleu': option order must be at least 1, got 0"),
     ('exact_match(lowercase=True)', HYPOTHESES, REFERENCES, "metric 'exact_match' has no options, got 'lowercase'"),
     ('bleu(', HYPOTHESES, REFERENCES, 'cannot parse'),
