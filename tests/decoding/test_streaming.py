@@ -96,7 +96,7 @@ def events(positions: list[int]) -> set[str]:
   return {event for event, occurred in occurs.items() if occurred}
 
 
-@pytest.mark.parametrize('case', sample_cases([(case,) for case in CASES], 4), ids=lambda case: '-'.join(case[::4]))
+@pytest.mark.parametrize('case', sample_cases([(case,) for case in CASES], 8), ids=lambda case: '-'.join(case[::4]))
 def test_streaming_equals_greedy_search(case):
   model = build_streaming(*case)
   decoder = StreamingDecoder(model, max_length=T)

@@ -64,7 +64,7 @@ def assert_close(actual, expected, rtol=1e-4, atol=1e-5):
 
 
 @pytest.mark.parametrize(
-  ('mask', 'bias'), sample_cases([*itertools.product(MASKS.values(), [None, BIAS])], 2), ids=MASKS_AND_BIASES
+  ('mask', 'bias'), sample_cases([*itertools.product(MASKS.values(), [None, BIAS])], 4), ids=MASKS_AND_BIASES
 )
 def test_equals_definition_for_any_mask(mask, bias):
   problem = make_problem()

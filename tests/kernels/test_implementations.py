@@ -198,7 +198,7 @@ SUPPORTED_EXAMPLES = [
 ]
 
 
-@pytest.mark.parametrize(('name', 'score', 'alignment'), sample_cases(SUPPORTED_EXAMPLES, 2))
+@pytest.mark.parametrize(('name', 'score', 'alignment'), sample_cases(SUPPORTED_EXAMPLES, 4))
 def test_mask_and_bias_shared_along_batch_axes(name, score, alignment):
   full_shape = (2, 3, T, S)
   problem = make_problem(score, alignment, batch=(2, 3))

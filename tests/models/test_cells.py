@@ -315,7 +315,7 @@ def test_shapes_of_every_score_alignment_and_cell(score, part, quarter):
 PAIRS = list(zip(itertools.cycle(aj.SCORES), aj.ALIGNMENTS, strict=False))
 
 
-@pytest.mark.parametrize(('score', 'alignment'), sample_cases(PAIRS, 4))
+@pytest.mark.parametrize(('score', 'alignment'), sample_cases(PAIRS, 8))
 def test_gradients_reach_every_parameter(score, alignment):
   encoder = 'rnn(rnn="simple", features=10)'
   model = build_tiny('bahdanau', 'rnn="simple"', score=score, alignment=alignment, encoder=encoder)

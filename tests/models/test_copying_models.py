@@ -53,7 +53,7 @@ CASES += [
 ]
 
 
-@pytest.mark.parametrize(('decoder', 'output'), sample_cases(CASES, 2))
+@pytest.mark.parametrize(('decoder', 'output'), sample_cases(CASES, 4))
 def test_steps_equal_all_at_once(decoder, output):
   model = MODELS[decoder](output)
   source, mask, target = copy_inputs()

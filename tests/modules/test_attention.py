@@ -23,8 +23,8 @@ EQUAL_WIDTH_SCORES = ('dot', 'scaled_dot', 'cosine')  # with one head, query and
 # Every row once: each score with softmax, and each other alignment with a recurrent score.
 CORE_PAIRS = [(score, 'softmax') for score in aj.SCORES] + [('coverage', a) for a in aj.ALIGNMENTS if a != 'softmax']
 every_row = pytest.mark.parametrize(('score', 'alignment'), CORE_PAIRS)
-# A quarter of the rows; `make test-all` tests all of them.
-sampled_rows = pytest.mark.parametrize(('score', 'alignment'), sample_cases(CORE_PAIRS, 4))
+# An eighth of the rows; `make test-all` tests all of them.
+sampled_rows = pytest.mark.parametrize(('score', 'alignment'), sample_cases(CORE_PAIRS, 8))
 
 
 def make_inputs(score: str, heads: int = 1) -> tuple[jax.Array, jax.Array]:

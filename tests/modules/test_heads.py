@@ -46,7 +46,7 @@ def assert_equal(got, expected):
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(('score', 'alignment', 'heads'), sample_cases(CASES, 2))
+@pytest.mark.parametrize(('score', 'alignment', 'heads'), sample_cases(CASES, 4))
 def test_equals_linen(score, alignment, heads):
   params, expected = linen(score, alignment, heads)
   query, encoded, mask = inputs()
