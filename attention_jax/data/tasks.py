@@ -18,6 +18,7 @@ from attention_jax.data.encoding import (
   describe_corpus,
   encode_split,
 )
+from attention_jax.data.pairs import read_pairs, split_by_source
 from attention_jax.data.splits import SPLITS
 from attention_jax.data.text import (
   Corpus,
@@ -29,7 +30,7 @@ from attention_jax.data.text import (
   read_tsv,
 )
 from attention_jax.errors import UserError, choose
-from attention_jax.specs import bind
+from attention_jax.specs import Count, Fraction, bind
 
 
 class TranslationData(NamedTuple):
@@ -137,6 +138,34 @@ def tsv(
   return _read_splits(lambda split, path: read_tsv(_join(folder, path), level), train, validation, test, unseen)
 
 
+def pairs(
+  folder: str,
+  *,
+  path: str = 'fra.txt',
+  normalize: str = 'pytorch',
+  max_length: Count = 10,
+  prefixes: tuple[str, ...] = (),
+  reverse: bool = False,
+  validation: Fraction = 0.1,
+  test: Fraction = 0.1,
+  seed: Count = 0,
+) -> dict[str, Corpus]:
+  """One table of sentence TAB translation, such as those of manythings.org/anki, filtered as in well-known tutorials.
+
+  Args:
+    folder: the folder that `path` starts from.
+    path: the table, plain or .gz; further columns are not read.
+    normalize: a row of pairs.NORMALIZERS.
+    max_length: maximum length of either side in words, the end-of-sentence token included; 0 for no limit.
+    prefixes: prefixes of the normalised first column, of which a pair must have one; () for all pairs.
+    reverse: whether the second column is the source.
+    validation, test: share of the distinct sources in these splits. No source is in two splits.
+    seed: seed of the choice of these sources.
+  """
+  corpus = read_pairs(_join(folder, path), normalize, max_length, prefixes, reverse)
+  return split_by_source(corpus, {'validation': validation, 'test': test}, seed)
+
+
 def tfds(folder: str, *, name: str, source: str | None = None, target: str | None = None) -> dict[str, Corpus]:
   """A translation set in tfds format under `folder`; its name contains the languages (`.../de-en`) by default."""
   from attention_jax.data import translation_sets
@@ -156,6 +185,7 @@ TASKS: Mapping[str, Callable[..., dict[str, Corpus]]] = {
   'records': records,
   'text': text,
   'tsv': tsv,
+  'pairs': pairs,
   'tfds': tfds,
   'prepared': prepared,
 }

@@ -49,6 +49,8 @@ def folder(tmp_path_factory):
   for split in ('train', 'val', 'validation', 'test2016', 'test'):
     for side in ('en', 'de', 'source', 'target'):
       (folder / f'{split}.{side}').write_text('\n'.join([' '.join(WORDS)] * 20), 'utf-8')
+  pairs = [f'I am {word}.\tJe suis {word}.\tCC-BY\n' for word in WORDS]
+  (folder / 'fra.txt').write_text(''.join(pairs), 'utf-8')
   documents = [json.dumps({'text': 'It is good. ' * (i + 1), 'label': i % 2}) for i in range(8)]
   for split in ('train', 'dev'):
     (folder / f'{split}.jsonl.gz').write_bytes(gzip.compress('\n'.join(documents).encode()))
