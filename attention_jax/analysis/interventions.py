@@ -101,10 +101,10 @@ def with_vectors(pair: Pair, vectors: jax.Array) -> Pair:
 
 
 def encoder_weights(pair: Pair) -> jax.Array:
-  """Returns the weights of the encoder's self-attention, [L, N, S, S].
+  """Returns the weights of the encoder's self-attention or intra-attention, [L, N, S, S].
 
   Raises:
-    UserError: for an encoder without self-attention.
+    UserError: for an encoder that does not attend to its own positions.
   """
   layers = []
 
@@ -119,9 +119,10 @@ def encoder_weights(pair: Pair) -> jax.Array:
     return model.encoder(pair.source[None], jnp.ones((1, *pair.source.shape), bool), True)
 
   with nn.intercept_methods(record):
-    pair.model.apply({'params': pair.params}, method=encode)
+    encoded = pair.model.apply({'params': pair.params}, method=encode)
+  layers += [weights[:, None] for weights in encoded.weights]
   if not layers:
-    raise UserError("this encoder has no self-attention; expected the encoder 'transformer'")
+    raise UserError("this encoder has no self-attention; expected the encoder 'transformer' or 'lstmn'")
   return jnp.stack(layers)[:, 0]
 
 

@@ -85,6 +85,13 @@ def _norms(subject: Subject) -> Measurement:
   return _by_pair(subject, norms.weighted_norms(jnp.asarray(subject.weights), value_vectors(subject.pair)))
 
 
+def _self_attention(subject: Subject, *, layer: int = -1) -> Measurement:
+  weights = np.asarray(_compiled(encoder_weights, subject.pair)).mean(1)
+  if not -len(weights) <= layer < len(weights):
+    raise UserError(f'self_attention: layer must be from {-len(weights)} to {len(weights) - 1}, got {layer}')
+  return Measurement(weights[layer], (subject.source_tokens, subject.source_tokens))
+
+
 def _through_encoder(fn: Callable[[np.ndarray], np.ndarray], subject: Subject) -> Measurement:
   """Applies fn to the self-attention weights [L, S, S] of the encoder; each row is then divided by its sum."""
   result = fn(np.asarray(_compiled(encoder_weights, subject.pair)).mean(1))
@@ -191,6 +198,7 @@ ANALYSES: Mapping[str, Analysis] = {
   'distance': Analysis(_distance, 'mean distance of the weights from the diagonal (Vig & Belinkov 2019)'),
   'monotonicity': Analysis(_monotonicity, 'share of steps whose largest weight does not move backwards'),
   'norms': Analysis(_norms, 'length of each weighted value vector (Kobayashi et al. 2020)'),
+  'self_attention': Analysis(_self_attention, 'weights of a layer of the encoder over its own positions'),
   'rollout': Analysis(_rollout, "the encoder's self-attention through all layers (Abnar & Zuidema 2020)"),
   'flow': Analysis(_flow, "maximum flow through the encoder's self-attention (Abnar & Zuidema 2020)"),
   'gradient_times_input': Analysis(_gradient_times_input, 'gradient of each log-probability, times the embedding'),

@@ -26,6 +26,7 @@ class Encoded(NamedTuple):
     final: summary of the source, [B, D'].
     value: vectors that contexts are made of, [B, S, D]; () if they are the memory.
     states: states of a recurrent encoder; () for other encoders.
+    weights: weights [B, S, S] over the own past of every layer with intra-attention, from the lowest to the highest.
   """
 
   memory: jax.Array
@@ -33,6 +34,7 @@ class Encoded(NamedTuple):
   final: jax.Array
   value: Any = ()
   states: Any = ()
+  weights: tuple[jax.Array, ...] = ()
 
   @property
   def values(self) -> jax.Array:

@@ -1,6 +1,7 @@
 """Encoders of token sequences. All return `Encoded`, so that every encoder can be combined with every decoder."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -11,12 +12,27 @@ from attention_jax.functional.masking import masked_mean, zero_masked
 from attention_jax.models.convolutional import ConvEncoder
 from attention_jax.models.encoded import Encoded, FinalStates
 from attention_jax.modules.dropout import Dropout
+from attention_jax.modules.intra_attention import IntraAttentionLayer
 from attention_jax.modules.recurrent import RecurrentLayer, State, zero_state
 from attention_jax.modules.transformer import EncoderLayer, visibility_mask
 from attention_jax.modules.transformer_stack import Stack
 from attention_jax.specs import Fraction, Size
 
 DIRECTIONS: Mapping[str, tuple[bool, ...]] = {'forward': (False,), 'backward': (True,), 'both': (False, True)}
+
+
+class LayerOutput(NamedTuple):
+  """Output of one layer of a RecurrentEncoder in one direction.
+
+  Attributes:
+    outputs: [B, S, F].
+    state: state after the last step.
+    weights: weights over the own past, as in Encoded.
+  """
+
+  outputs: jax.Array
+  state: State
+  weights: tuple[jax.Array, ...] = ()
 
 
 class RecurrentEncoder(nn.Module):
@@ -52,8 +68,15 @@ class RecurrentEncoder(nn.Module):
 
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
     """Encodes source ids [B, S] with mask [B, S]."""
-    states, memory = self.extend(self.init_states(source.shape[0]), source, mask, deterministic)
-    return Encoded(memory, mask, jnp.concatenate(jax.tree.leaves(states), axis=-1), states=self._by_direction(states))
+    memory, layers = self._encode(self.init_states(source.shape[0]), source, mask, deterministic)
+    states = tuple(layer.state for layer in layers)
+    return Encoded(
+      memory,
+      mask,
+      jnp.concatenate(jax.tree.leaves(states), axis=-1),
+      states=self._by_direction(states),
+      weights=sum((layer.weights for layer in layers), ()),
+    )
 
   def _by_direction(self, states: tuple[State, ...]) -> FinalStates:
     directions = [backward for layer in range(self.layers) for backward, _ in self.directions(layer)]
@@ -67,7 +90,6 @@ class RecurrentEncoder(nn.Module):
     directions = [direction for layer in range(self.layers) for direction in self.directions(layer)]
     return tuple(zero_state(self.rnn, batch, features, self.dtype) for _, features in directions)
 
-  @nn.compact
   def extend(
     self, states: tuple[State, ...], ids: jax.Array, mask: jax.Array | None = None, deterministic: bool = True
   ) -> tuple[tuple[State, ...], jax.Array]:
@@ -83,23 +105,36 @@ class RecurrentEncoder(nn.Module):
       The states after the part, and its memory [B, n, D].
     """
     mask = jnp.ones(ids.shape, bool) if mask is None else mask
+    memory, layers = self._encode(states, ids, mask, deterministic)
+    return tuple(layer.state for layer in layers), memory
+
+  @nn.compact
+  def _encode(
+    self, states: tuple[State, ...], ids: jax.Array, mask: jax.Array, deterministic: bool
+  ) -> tuple[jax.Array, list[LayerOutput]]:
+    """Returns the memory, and the output of every layer and direction."""
     outputs = self.embedding(ids, deterministic)
     previous_states = iter(states)
-    new_states = []
+    layers = []
     drop = Dropout(self.dropout)
     for layer in range(self.layers):
       inputs = outputs
-      outputs_by_direction = []
-      for backward, features in self.directions(layer):
-        recurrent_layer = RecurrentLayer(self.rnn, features, backward, self.dtype)
-        output, state = recurrent_layer(inputs, mask, next(previous_states))
-        outputs_by_direction.append(output)
-        new_states.append(state)
-      outputs = jnp.concatenate(outputs_by_direction, axis=-1)
+      by_direction = [
+        self.run_layer(features, backward, inputs, mask, next(previous_states), deterministic)
+        for backward, features in self.directions(layer)
+      ]
+      layers += by_direction
+      outputs = jnp.concatenate([output.outputs for output in by_direction], axis=-1)
       if self.residual and layer >= self.residual_from and inputs.shape == outputs.shape:
         outputs = outputs + zero_masked(inputs, mask)
       outputs = drop(outputs, deterministic=deterministic)
-    return tuple(new_states), outputs
+    return outputs, layers
+
+  def run_layer(
+    self, features: int, backward: bool, inputs: jax.Array, mask: jax.Array, state: State, deterministic: bool
+  ) -> LayerOutput:
+    """Runs a new layer with `features` in one direction over inputs [B, S, D] with mask [B, S]."""
+    return LayerOutput(*RecurrentLayer(self.rnn, features, backward, self.dtype)(inputs, mask, state))
 
 
 class RNN(RecurrentEncoder):
@@ -140,6 +175,30 @@ class GNMT(RecurrentEncoder):
 
   def directions(self, layer):
     return ((False, self.features), (True, self.features)) if layer == 0 else ((False, self.features),)
+
+
+class LSTMN(RNN):
+  """Recurrent layers whose state before a step is a weighted sum of all past states. Cheng et al. 2016, section 3.
+
+  The equations: modules.intra_attention. Other attributes are those of RNN.
+
+  Attributes:
+    score: spec of SCORES, for the query [x; h̃] and the key h, whose widths differ: `dot` and `cosine` are impossible.
+    alignment: spec of ALIGNMENTS that trains by backpropagation alone.
+  """
+
+  rnn: str = 'lstm'
+  score: str = 'additive'
+  alignment: str = 'softmax'
+
+  @property
+  def incremental(self) -> bool:
+    return False  # a part would need the tape of the parts before it
+
+  def run_layer(self, features, backward, inputs, mask, state, deterministic):
+    layer = IntraAttentionLayer(self.rnn, features, backward, self.score, self.alignment, self.dtype)
+    outputs, state, weights = layer(inputs, mask, deterministic)
+    return LayerOutput(outputs, state, (weights,))
 
 
 class TransformerEncoder(Stack, kw_only=True):
@@ -195,6 +254,7 @@ ENCODERS: Mapping[str, type[nn.Module]] = {
   'birnn': BiRNN,
   'embedded': Embedded,
   'gnmt': GNMT,
+  'lstmn': LSTMN,
   'conv': ConvEncoder,
   'transformer': TransformerEncoder,
 }

@@ -13,10 +13,11 @@ from attention_jax.inference.analyses import ANALYSES, Subject, analyse
 from tests.models.helpers import S, T, build_tiny, build_transformer, inputs
 
 OPTIONS = {'integrated_gradients': 'steps=3', 'permutation': 'count=4', 'adversarial': 'steps=3'}
-NEEDS_TRANSFORMER = ('rollout', 'flow', 'head_importance')
+NEEDS_TRANSFORMER = ('self_attention', 'rollout', 'flow', 'head_importance')
 AXES = {
   'coverage': 'S',
   'monotonicity': '',
+  'self_attention': 'SS',
   'rollout': 'SS',
   'flow': 'SS',
   'norms': 'TS',
@@ -49,6 +50,16 @@ def test_every_analysis_returns_a_value_for_each_of_its_axes(name):
   assert np.all(np.isfinite(measured.values))
   if name != 'head_importance':
     assert measured.axes == tuple(TOKENS[axis] for axis in AXES.get(name, 'T'))
+
+
+def test_intra_attention_is_self_attention_over_the_past():
+  subject = subject_of(functools.partial(build_tiny, encoder='lstmn(features=10)'))
+  weights = analyse('self_attention', subject).values
+  np.testing.assert_allclose(weights.sum(-1), [0] + [1] * (S - 1), rtol=1e-5)
+  assert not np.triu(weights).any()
+  assert np.all(np.isfinite(analyse('rollout', subject).values))
+  with pytest.raises(UserError, match='self_attention: layer must be from -1 to 0, got 1'):
+    analyse('self_attention(layer=1)', subject)
 
 
 def test_head_importance_names_its_heads():

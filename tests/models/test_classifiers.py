@@ -40,6 +40,7 @@ CASES = sample_cases(
 CASES += [
   {'classifier': 'hierarchical', 'encoder': 'embedded', 'hidden': 5},
   {'classifier': 'flat', 'encoder': 'transformer(features=8, layers=1, heads=2)', 'pooling': 'attention(hops=3)'},
+  {'classifier': 'flat', 'encoder': 'lstmn(features=6, direction="both")'},
 ]
 
 

@@ -1,0 +1,130 @@
+"""Intra-attention: a recurrent layer that attends to all of its own past states (LSTMN)."""
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from attention_jax.functional.attend import Carry, Memory
+from attention_jax.functional.masking import zero_masked
+from attention_jax.modules.attention import Attention
+from attention_jax.modules.recurrent import RecurrentCell, State, zero_state
+from attention_jax.modules.transformer_stack import require_backprop
+
+
+class IntraAttentionCarry(NamedTuple):
+  """What one step of an IntraAttentionLayer passes to the next.
+
+  Attributes:
+    summary: h̃ of the last step, [B, F].
+    state: state after the last step, arrays [B, F].
+    tape: all past states, a Memory with keys of h and values [h; c]; positions that are still to come are masked.
+    attention: carry of the attention.
+  """
+
+  summary: jax.Array
+  state: State
+  tape: Memory
+  attention: Carry
+
+
+class IntraAttentionLayer(nn.Module):
+  """Long short-term memory-network: the state before a step is a weighted sum of all past states.
+
+  Cheng, Dong & Lapata 2016, section 3. With `additive` and softmax, and x_t and h̃_{t-1} as the query:
+
+    a_i = v · tanh(W_h h_i + W_x x_t + W_h̃ h̃_{t-1}), s = softmax(a), [h̃_t; c̃_t] = Σ_{i<t} s_i [h_i; c_i],
+    (h_t, c_t) = LSTM(x_t, (h̃_t, c̃_t)).
+
+  The first step has no past: its h̃ and c̃ are zeros. Training stores the tape of every step, S² F numbers.
+
+  Attributes:
+    kind: a row of RECURRENCES, whose whole state is on the tape.
+    features: features F of the layer.
+    reverse: whether the sequence is read from its end.
+    score: spec of SCORES; the query has the features of x and h̃, the key those of h.
+    alignment: spec of ALIGNMENTS that trains by backpropagation alone.
+    dtype: dtype of the computation.
+  """
+
+  kind: str = 'lstm'
+  features: int = 256
+  reverse: bool = False
+  score: str = 'additive'
+  alignment: str = 'softmax'
+  dtype: jnp.dtype = jnp.float32
+
+  def setup(self):
+    self.cell = RecurrentCell(self.kind, self.features, self.dtype)
+    attention = Attention(self.score, self.alignment, self.features, dtype=self.dtype)
+    self.attention = require_backprop(attention, 'intra-attention')
+
+  def __call__(
+    self, inputs: jax.Array, mask: jax.Array, deterministic: bool = True
+  ) -> tuple[jax.Array, State, jax.Array]:
+    """Runs the layer over a whole sequence.
+
+    Args:
+      inputs: inputs, [B, S, D].
+      mask: True at real positions, [B, S].
+      deterministic: whether to use test-time behaviour.
+
+    Returns:
+      Outputs [B, S, F], zero where masked; the state after the last unmasked step; and the weights [B, S, S] of every
+      position over the positions that were read before it.
+    """
+    inputs = zero_masked(inputs, mask).astype(self.dtype)
+    state = zero_state(self.kind, len(inputs), self.features, self.dtype)
+    blank = jnp.zeros((*mask.shape, self.features), self.dtype)
+    tape = self._remember((blank,) * len(state), jnp.zeros_like(mask))
+    carry = IntraAttentionCarry(state[0], state, tape, self.attention.init_carry(tape))
+
+    def step(layer: IntraAttentionLayer, carry: IntraAttentionCarry, xs: Any):
+      return layer._step(carry, *xs, deterministic)
+
+    # As in a decoder: what the step computes is computed again in the backward pass, except for products with kernels.
+    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    scan = nn.scan(
+      nn.remat(step, prevent_cse=False, policy=policy),
+      variable_broadcast='params',
+      split_rngs={'params': False, 'attention': True},
+      out_axes=1,
+      reverse=self.reverse,
+      check_constancy_invariants=self.is_initializing(),
+    )
+    steps = (inputs, self.cell.project(inputs), mask)
+    steps = (*(jnp.moveaxis(x, 1, 0) for x in steps), jnp.arange(mask.shape[1]))
+    carry, (outputs, weights) = scan(self, carry, steps)
+    return zero_masked(outputs, mask), carry.state, zero_masked(weights, mask)
+
+  def _step(
+    self,
+    carry: IntraAttentionCarry,
+    x: jax.Array,
+    projected: jax.Array,
+    is_real: jax.Array,
+    position: jax.Array,
+    deterministic: bool,
+  ) -> tuple[IntraAttentionCarry, tuple[jax.Array, jax.Array]]:
+    """Computes one step; returns the new carry, the output [B, F] and the weights [B, S]."""
+    query = jnp.concatenate([x, carry.summary], axis=-1)
+    attention, attended = self.attention(carry.attention, query, carry.tape, deterministic)
+    before = tuple(jnp.split(attended.context.astype(self.dtype), len(carry.state), axis=-1))
+    state = self.cell(before, projected)
+
+    entry = self._remember(tuple(part[:, None] for part in state), is_real[:, None])
+    write = lambda tape, new: jax.lax.dynamic_update_index_in_dim(tape, new, position, axis=2)
+    tape = jax.tree.map(write, carry.tape, entry)
+
+    after = IntraAttentionCarry(before[0], state, tape, attention)
+    return _where(is_real, after, carry), (state[0], attended.weights)
+
+  def _remember(self, state: State, mask: jax.Array) -> Memory:
+    """Returns entries of the tape: states [B, n, F] with mask [B, n]."""
+    return self.attention.remember(state[0], mask, value=jnp.concatenate(state, axis=-1))
+
+
+def _where(condition: jax.Array, new: Any, old: Any) -> Any:
+  """Selects rows of two trees of arrays [B, ...] by a condition [B]."""
+  return jax.tree.map(lambda x, y: jnp.where(condition.reshape(-1, *(1,) * (x.ndim - 1)), x, y), new, old)
