@@ -6,6 +6,7 @@ that its row names. Masked positions affect neither the value nor the gradient.
 """
 
 import functools
+import types
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -36,6 +37,7 @@ class AuxiliaryLoss(NamedTuple):
     running: names of the RUNNING_METRICS whose running means it uses.
     weight: its factor in the total; an option of every row.
     after: number of updates before it joins the total; an option of every row.
+    metrics: what else is logged, by name: f(outputs, batch) -> a sum over the real target tokens.
   """
 
   fn: Callable[..., jax.Array]
@@ -45,6 +47,7 @@ class AuxiliaryLoss(NamedTuple):
   running: tuple[str, ...] = ()
   weight: float = 1.0
   after: int = 0
+  metrics: Mapping[str, Callable[..., jax.Array]] = types.MappingProxyType({})
 
   def contribution(self, value: jax.Array, update: int | jax.Array) -> jax.Array:
     """Returns the term that this update minimises.
@@ -134,6 +137,37 @@ def reinforce(
   return -jnp.sum(surrogate(draws, log_likelihoods(outputs, batch), baseline)) - bonus
 
 
+def ponder(outputs, batch, running: RunningMeans) -> jax.Array:
+  """Σ_t N_t + R_t over the real source positions of all layers with adaptive computation time. Graves 2016, section 2.
+
+  The weight is τ of the paper.
+  """
+  return _ponder_cost(outputs, batch.source_mask.any(axis=1))
+
+
+def ponder_of_documents(outputs, batch, running: RunningMeans) -> jax.Array:
+  """Σ_t N_t + R_t over all steps of layers with adaptive computation time, words and sentences. Graves 2016."""
+  return _ponder_cost(outputs, batch.index >= 0)
+
+
+def _ponder_cost(outputs, is_real: jax.Array) -> jax.Array:
+  """The ponder cost of real rows [B]; it is 0 at masked positions."""
+  return sum(jnp.sum(layer.cost * is_real[:, None]) for layer in _ponder_of(outputs))
+
+
+def _ponder_of(outputs):
+  if not outputs.ponder:
+    raise UserError('auxiliary loss ponder needs an encoder with adaptive computation time, such as act')
+  return outputs.ponder
+
+
+def mean_updates(outputs) -> jax.Array:
+  """Mean number of updates of a step with adaptive computation time, in each row, [B]."""
+  layers = _ponder_of(outputs)
+  updates = sum(layer.updates.sum(axis=1) for layer in layers)
+  return updates / jnp.maximum(sum(jnp.sum(layer.updates > 0, axis=1) for layer in layers), 1)
+
+
 def redundancy(outputs, batch, running: RunningMeans) -> jax.Array:
   """Σ over documents of ‖A Aᵀ − I‖², A the weights of the hops. Lin et al. 2017, equation 8."""
   weights = jnp.moveaxis(outputs.words, 1, 2)  # [B, H, N, W]
@@ -155,8 +189,22 @@ LOSSES: Mapping[str, AuxiliaryLoss] = {
   'doubly_stochastic': AuxiliaryLoss(doubly_stochastic),
   'guided': AuxiliaryLoss(guided, needs_links=True, needs_text=True),
   'reinforce': AuxiliaryLoss(reinforce, uses_weights=False, running=('log_likelihood',)),
+  'ponder': AuxiliaryLoss(
+    ponder,
+    uses_weights=False,
+    weight=0.01,
+    metrics={'ponder_updates': lambda outputs, batch: jnp.sum(mean_updates(outputs) * batch.target_mask.sum(axis=1))},
+  ),
 }
-CLASSIFIER_LOSSES: Mapping[str, AuxiliaryLoss] = {'redundancy': AuxiliaryLoss(redundancy)}
+CLASSIFIER_LOSSES: Mapping[str, AuxiliaryLoss] = {
+  'redundancy': AuxiliaryLoss(redundancy),
+  'ponder': AuxiliaryLoss(
+    ponder_of_documents,
+    uses_weights=False,
+    weight=0.01,
+    metrics={'ponder_updates': lambda outputs, batch: jnp.sum(mean_updates(outputs) * (batch.index >= 0))},
+  ),
+}
 
 # Metrics of which a running mean is available: f(outputs, batch) -> a sum over the real target tokens.
 RUNNING_METRICS: Mapping[str, Callable[..., jax.Array]] = {

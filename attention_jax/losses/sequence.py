@@ -112,9 +112,10 @@ def sequence_loss(model, smoothing: float = 0.0, auxiliary: str = '', objective:
     }
     contributions = sum(row.contribution(values[name], update) for name, row in auxiliary_rows.items())
     total = sums['loss'] + len(passes) * contributions
-    metrics = {
-      name: mean_over_passes(lambda outputs, fn=RUNNING_METRICS[name]: fn(outputs, batch)) for name in running_metrics
-    }
+    metric_fns = {name: RUNNING_METRICS[name] for name in running_metrics}
+    for row in auxiliary_rows.values():
+      metric_fns |= row.metrics
+    metrics = {name: mean_over_passes(lambda outputs, fn=fn: fn(outputs, batch)) for name, fn in metric_fns.items()}
     return {'cross_entropy': sums['loss'], **sums, **metrics, **values, 'loss': total}
 
   needs_links = any(row.needs_links for row in auxiliary_rows.values())

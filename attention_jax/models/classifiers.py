@@ -13,6 +13,7 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.masking import masked_mean, zero_masked
 from attention_jax.models.encoder_decoder import DTYPES, make
 from attention_jax.models.encoders import ENCODERS
+from attention_jax.modules.adaptive import Ponder
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.embedding import Embedding
@@ -28,11 +29,13 @@ class ClassifierOutput(NamedTuple):
     logits: [B, L].
     words: weights [B, N, H, W] over the words of each sentence.
     sentences: weights [B, H, N] over the sentences; 1 everywhere if the classifier does not pool sentences.
+    ponder: Ponder [B, positions] of every layer with adaptive computation time.
   """
 
   logits: jax.Array
   words: jax.Array
   sentences: jax.Array
+  ponder: tuple[Ponder, ...] = ()
 
 
 class Classifier(nn.Module):
@@ -121,7 +124,7 @@ class Flat(Classifier):
     weights = jnp.take_along_axis(weights, inverse_order[:, None], 2)
     word_weights = jnp.moveaxis(weights.reshape(batch, -1, sentences, words), 1, 2)
     sentence_weights = jnp.ones((batch, 1, sentences), jnp.float32)
-    return ClassifierOutput(self.classify(summary, deterministic), word_weights, sentence_weights)
+    return ClassifierOutput(self.classify(summary, deterministic), word_weights, sentence_weights, encoded.ponder)
 
 
 class Hierarchical(Classifier):
@@ -148,12 +151,13 @@ class Hierarchical(Classifier):
     encoded = self.make_encoder(self.embedding)(ids, word_mask, deterministic)
     x, word_weights = self.make_pooling()(encoded.memory, encoded.mask, encoded.final, deterministic)
 
+    ponder = jax.tree.map(lambda of_words: of_words.reshape(batch, -1), encoded.ponder)
     sentence_mask = mask.any(-1)
     encoded = self.make_encoder(Identity())(x.reshape(batch, sentences, -1), sentence_mask, deterministic)
     x, sentence_weights = self.make_pooling()(encoded.memory, encoded.mask, encoded.final, deterministic)
 
     word_weights = word_weights.reshape(batch, sentences, -1, words)
-    return ClassifierOutput(self.classify(x, deterministic), word_weights, sentence_weights)
+    return ClassifierOutput(self.classify(x, deterministic), word_weights, sentence_weights, ponder + encoded.ponder)
 
 
 class Decomposable(Classifier):
@@ -211,7 +215,8 @@ class Decomposable(Classifier):
     # Reversed: the queries of one text weigh the words of the other.
     word_weights = jnp.stack([x.reshape(len(mask), -1, mask.shape[-1]) for x in reversed(weights)], 1)
     sentence_weights = jnp.ones((len(mask), 1, 2), jnp.float32)
-    return ClassifierOutput(self.classify(features, deterministic), word_weights, sentence_weights)
+    ponder = sum((text.ponder for text in encoded), ())
+    return ClassifierOutput(self.classify(features, deterministic), word_weights, sentence_weights, ponder)
 
 
 class _Layers(nn.Module):

@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from attention_jax.modules.adaptive import Ponder
+
 
 class FinalStates(NamedTuple):
   """States of a recurrent encoder after its last step, from the lowest layer to the highest.
@@ -27,6 +29,7 @@ class Encoded(NamedTuple):
     value: vectors that contexts are made of, [B, S, D]; () if they are the memory.
     states: states of a recurrent encoder; () for other encoders.
     weights: weights [B, S, S] over the own past of every layer with intra-attention, from the lowest to the highest.
+    ponder: Ponder with arrays [B, S] of every layer with adaptive computation time, likewise.
   """
 
   memory: jax.Array
@@ -35,6 +38,7 @@ class Encoded(NamedTuple):
   value: Any = ()
   states: Any = ()
   weights: tuple[jax.Array, ...] = ()
+  ponder: tuple[Ponder, ...] = ()
 
   @property
   def values(self) -> jax.Array:

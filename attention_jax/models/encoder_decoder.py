@@ -38,6 +38,7 @@ class ModelOutput(NamedTuple):
     linear: factors of the logits (modules.outputs.LinearLogits); () if the logits are those of a mixture, and for one
       step.
     layers: weights of every layer and head, [B, T, L, N, S], of a decoder with several layers of attention, else ().
+    ponder: Ponder [B, S] of every layer of the encoder with adaptive computation time; () for one step.
   """
 
   logits: jax.Array
@@ -46,6 +47,7 @@ class ModelOutput(NamedTuple):
   likelihood: Any = ()
   linear: Any = ()
   layers: Any = ()
+  ponder: Any = ()
 
 
 class SourceMemory(NamedTuple):
@@ -138,10 +140,12 @@ class EncoderDecoder(nn.Module):
     encoded = self.encoder(source, source_mask, deterministic)
     inputs = shift_right(target)
     if self.traits.latent:
-      return self._sum_over_positions(encoded, inputs, oov_to_unk(target, self.embedding.size), deterministic)
+      outputs = self._sum_over_positions(encoded, inputs, oov_to_unk(target, self.embedding.size), deterministic)
+      return outputs._replace(ponder=encoded.ponder)
     embeddings = self.embedding(inputs, deterministic)
     output = self.decoder(encoded, embeddings, deterministic)
-    return self._model_output(output, embeddings, self._remember_output(encoded, source))
+    outputs = self._model_output(output, embeddings, self._remember_output(encoded, source))
+    return outputs._replace(ponder=encoded.ponder)
 
   def start(
     self, source: jax.Array, source_mask: jax.Array, max_length: int, hypotheses: int = 1

@@ -11,6 +11,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.functional.masking import masked_mean, zero_masked
 from attention_jax.models.convolutional import ConvEncoder
 from attention_jax.models.encoded import Encoded, FinalStates
+from attention_jax.modules.adaptive import AdaptiveLayer, Ponder
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.intra_attention import IntraAttentionLayer
 from attention_jax.modules.recurrent import RecurrentLayer, State, zero_state
@@ -28,11 +29,13 @@ class LayerOutput(NamedTuple):
     outputs: [B, S, F].
     state: state after the last step.
     weights: weights over the own past, as in Encoded.
+    ponder: numbers of updates, as in Encoded.
   """
 
   outputs: jax.Array
   state: State
   weights: tuple[jax.Array, ...] = ()
+  ponder: tuple[Ponder, ...] = ()
 
 
 class RecurrentEncoder(nn.Module):
@@ -76,6 +79,7 @@ class RecurrentEncoder(nn.Module):
       jnp.concatenate(jax.tree.leaves(states), axis=-1),
       states=self._by_direction(states),
       weights=sum((layer.weights for layer in layers), ()),
+      ponder=sum((layer.ponder for layer in layers), ()),
     )
 
   def _by_direction(self, states: tuple[State, ...]) -> FinalStates:
@@ -201,6 +205,26 @@ class LSTMN(RNN):
     return LayerOutput(outputs, state, (weights,))
 
 
+class ACT(RNN):
+  """Adaptive computation time: every step updates the state of a recurrence until it halts. Graves 2016, section 2.
+
+  The auxiliary loss `ponder` is the cost of these updates, without which a model has no reason to halt early. Other
+  attributes are those of RNN.
+
+  Attributes:
+    limit: largest number of updates of a step.
+    epsilon: a step halts when its halting probabilities sum to 1 - epsilon.
+  """
+
+  limit: Size = 10
+  epsilon: Fraction = 0.01
+
+  def run_layer(self, features, backward, inputs, mask, state, deterministic):
+    layer = AdaptiveLayer(self.rnn, features, backward, self.limit, self.epsilon, self.dtype)
+    outputs, state, pondered = layer(inputs, mask, state)
+    return LayerOutput(outputs, state, ponder=(pondered,))
+
+
 class TransformerEncoder(Stack, kw_only=True):
   """Layers of self-attention; `final` is the mean of the memory. Vaswani et al. 2017, section 3.1.
 
@@ -254,6 +278,7 @@ ENCODERS: Mapping[str, type[nn.Module]] = {
   'birnn': BiRNN,
   'embedded': Embedded,
   'gnmt': GNMT,
+  'act': ACT,
   'lstmn': LSTMN,
   'conv': ConvEncoder,
   'transformer': TransformerEncoder,

@@ -345,7 +345,7 @@ def _sums(outputs, batch: LabelledBatch, smoothing: float = 0.0):
 def _loss(model: Classifier, training: Training) -> Loss:
   """Cross entropy of the labels, plus auxiliary losses of CLASSIFIER_LOSSES."""
   auxiliary = auxiliary_losses(training.auxiliary, table=CLASSIFIER_LOSSES)
-  if auxiliary:
+  if any(row.uses_weights for row in auxiliary.values()):
     _check_auxiliary(model, training)
 
   def loss(params, batch, rngs, running, update):
@@ -356,7 +356,8 @@ def _loss(model: Classifier, training: Training) -> Loss:
     if not values:
       return sums
     total = sums['loss'] + sum(row.contribution(values[name], update) for name, row in auxiliary.items())
-    return {'cross_entropy': sums['loss'], **sums, **values, 'loss': total}
+    metrics = {name: fn(outputs, batch) for row in auxiliary.values() for name, fn in row.metrics.items()}
+    return {'cross_entropy': sums['loss'], **sums, **metrics, **values, 'loss': total}
 
   return Loss(loss)
 

@@ -11,10 +11,18 @@ from attention_jax.data.batching import Batch
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.sampling import Samples
-from attention_jax.losses.auxiliary import LOSSES, RUNNING_METRICS, auxiliary_losses, check_weights, redundancy
+from attention_jax.losses.auxiliary import (
+  CLASSIFIER_LOSSES,
+  LOSSES,
+  RUNNING_METRICS,
+  auxiliary_losses,
+  check_weights,
+  redundancy,
+)
 from attention_jax.losses.sequence import cross_entropy, sequence_loss
 from attention_jax.models.encoder_decoder import ModelOutput
 from attention_jax.models.traits import Traits
+from attention_jax.modules.adaptive import Ponder
 from attention_jax.modules.attention import Attention
 from tests.training.helpers import Toy, init_params, make_batch
 
@@ -39,7 +47,9 @@ def make_outputs_and_batch(seed=0):
   target = random.integers(0, V, (B, T), dtype=np.int32)
   index = np.arange(B, dtype=np.int32)
   batch = Batch(source, source_mask, target, target_mask, index, links & source_mask[:, None])
-  return ModelOutput(jnp.asarray(logits), jnp.asarray(weights), jnp.asarray(state), ()), batch
+  updates = random.integers(1, 4, (B, S)) * source_mask
+  ponder = Ponder(jnp.float32(updates), jnp.float32(updates + random.random((B, S)) * source_mask))
+  return ModelOutput(jnp.asarray(logits), jnp.asarray(weights), jnp.asarray(state), (), ponder=(ponder,)), batch
 
 
 def unpadded_rows(outputs, batch):
@@ -109,7 +119,7 @@ def compute(spec, outputs, batch):
 
 
 def test_every_row_has_a_case():
-  assert {spec.split('(')[0] for spec in CASES} == set(LOSSES)
+  assert {spec.split('(')[0] for spec in CASES} | {'ponder'} == set(LOSSES)
   assert {name for row in LOSSES.values() for name in row.running} == set(RUNNING_METRICS)
 
 
@@ -212,6 +222,24 @@ def test_redundancy_equals_the_equation_of_the_paper():
     expected += ((hops @ hops.T - np.eye(4)) ** 2).sum()
   actual = redundancy(types.SimpleNamespace(words=jnp.asarray(weights)), batch, {})
   np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+
+def test_ponder_is_the_cost_of_all_updates_and_logs_their_mean():
+  outputs, batch = make_outputs_and_batch()
+  sums = sequence_loss(stub_model(outputs), 0.0, 'ponder(weight=0.5)')({}, batch)
+  (layer,) = outputs.ponder
+  np.testing.assert_allclose(sums['ponder'], layer.cost.sum(), rtol=1e-6)
+  np.testing.assert_allclose(sums['loss'], sums['cross_entropy'] + 0.5 * sums['ponder'], rtol=1e-6)
+  rows = zip(layer.updates, SOURCE_LENGTHS, TARGET_LENGTHS, strict=True)
+  expected = sum(float(updates[:s].mean()) * t for updates, s, t in rows if s)
+  np.testing.assert_allclose(sums['ponder_updates'], expected, rtol=1e-6)
+  documents = types.SimpleNamespace(index=np.array([0, 1, -1, 2]))  # the third document is a filler
+  (row,) = auxiliary_losses('ponder', table=CLASSIFIER_LOSSES).values()
+  np.testing.assert_allclose(row.fn(outputs, documents, {}), layer.cost[np.array([0, 1, 3])].sum(), rtol=1e-6)
+  means = [float(layer.updates[i, : SOURCE_LENGTHS[i]].mean()) for i in (0, 1)]
+  np.testing.assert_allclose(row.metrics['ponder_updates'](outputs, documents), sum(means), rtol=1e-6)
+  with pytest.raises(UserError, match='ponder needs an encoder with adaptive computation time, such as act'):
+    compute('ponder', outputs._replace(ponder=()), batch)
 
 
 def test_auxiliary_losses_train_the_parameters_of_the_alignment():

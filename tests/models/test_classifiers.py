@@ -41,6 +41,7 @@ CASES += [
   {'classifier': 'hierarchical', 'encoder': 'embedded', 'hidden': 5},
   {'classifier': 'flat', 'encoder': 'transformer(features=8, layers=1, heads=2)', 'pooling': 'attention(hops=3)'},
   {'classifier': 'flat', 'encoder': 'lstmn(features=6, direction="both")'},
+  {'classifier': 'hierarchical', 'encoder': 'act(features=6, limit=3)'},
 ]
 
 
@@ -55,6 +56,10 @@ def test_output_is_independent_of_padding_and_other_rows(fields):
   assert_close(whole.logits[1:2], alone.logits)
   assert_close(whole.words[1:2, :1, :, :4], alone.words)
   assert not jnp.where(MASK[:, :, None], 0.0, whole.words).any()
+  if fields.get('encoder', '').startswith('act'):
+    words, sentences = whole.ponder
+    assert words.updates.shape == (3, 15) and sentences.updates.shape == (3, 3)
+    np.testing.assert_array_equal(words.updates > 0, MASK.reshape(3, -1))
   if fields['classifier'] == 'hierarchical':
     np.testing.assert_allclose(whole.words.sum(-1)[MASK.any(-1)], 1, rtol=1e-5)
     assert_close(whole.sentences[1, 0], np.array([1.0, 0, 0]))
