@@ -8,6 +8,8 @@ Measured on one core, seed 0: six minutes, errors of 7.4 % with one sample and 0
 from attention_jax.systems.config import default_config
 from attention_jax.systems.presets import apply_preset
 
+OVERRIDES = {'jaderberg2015': {'model.size': 10, 'training.steps': 2000}}
+
 
 def get_config(preset: str = 'mnih2014'):
   config = default_config('glimpsing')
@@ -21,4 +23,6 @@ def get_config(preset: str = 'mnih2014'):
   config.training.evaluate_every = 1000
   config.training.checkpoint_every = 1000
   config.training.select = 'error'
-  return apply_preset(config, preset, features=128)
+  apply_preset(config, preset, features=128)
+  config.update_from_flattened_dict(OVERRIDES.get(preset, {}))
+  return config

@@ -21,6 +21,8 @@ clutter:
 from attention_jax.systems.config import default_config
 from attention_jax.systems.presets import apply_preset
 
+OVERRIDES = {'jaderberg2015': {'model.size': 28}}
+
 
 def get_config(preset: str = 'mnih2014'):
   config = default_config('glimpsing')
@@ -32,4 +34,6 @@ def get_config(preset: str = 'mnih2014'):
   config.training.evaluate_every = 2000
   config.training.checkpoint_every = 2000
   config.training.select = 'error'
-  return apply_preset(config, preset, features=256)
+  apply_preset(config, preset, features=256)
+  config.update_from_flattened_dict(OVERRIDES.get(preset, {}))
+  return config

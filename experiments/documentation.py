@@ -7,7 +7,7 @@ python -m experiments.documentation --check   # fails if a file is out of date
 import dataclasses
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -17,6 +17,7 @@ from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.edits import EDITS
 from attention_jax.functional.scores import SCORES
+from attention_jax.functional.spatial import TRANSFORMS
 from attention_jax.functional.table import Row, option_schema, parameter_names
 from attention_jax.inference.analyses import ANALYSES
 from attention_jax.kernels.api import IMPLEMENTATIONS
@@ -27,7 +28,9 @@ from attention_jax.losses.objectives import OBJECTIVES
 from attention_jax.models.classifiers import CLASSIFIERS
 from attention_jax.models.decoders import DECODERS
 from attention_jax.models.encoders import ENCODERS
+from attention_jax.models.glimpses import GlimpseConfig
 from attention_jax.models.image_encoders import IMAGE_ENCODERS
+from attention_jax.models.picture_classifiers import NETWORKS
 from attention_jax.models.turing import RECALL_CELLS
 from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.modules.pooling import POOLINGS
@@ -88,6 +91,7 @@ CLASSIFICATION_COLUMNS = {
   'pooling': 'pooling',
   'score': 'attention.score',
 }
+GLIMPSE_FIELDS = [field.name for field in dataclasses.fields(GlimpseConfig)]  # set in config.model
 SET_BY_MODEL = ('parent', 'name', 'dtype', 'embedding', 'attention', 'size')  # fields of modules that are no options
 
 flags.DEFINE_bool('check', False, 'write nothing; fail if a file is out of date')
@@ -126,13 +130,15 @@ def variants_page() -> str:
     'Classifiers of documents': _module_table('classifier', CLASSIFIERS),
     'Poolings': _module_table('pooling', POOLINGS),
     'Encoders of pictures': _module_table('encoder', IMAGE_ENCODERS),
+    'Networks of glimpsing': _module_table('network', NETWORKS, GLIMPSE_FIELDS),
+    'Transforms of a spatial transformer': _table(('transform', 'equation and source'), _description_rows(TRANSFORMS)),
     'Cells of recall': _module_table('cell', RECALL_CELLS),
   }
   presets = {
     'Presets of translation': _preset_table('translation', TRANSLATION_COLUMNS),
     'Presets of classification': _preset_table('classification', CLASSIFICATION_COLUMNS),
     'Presets of captioning': _preset_table('captioning', TRANSLATION_COLUMNS),
-    'Presets of glimpsing': _preset_table('glimpsing', {}),
+    'Presets of glimpsing': _preset_table('glimpsing', {'network': 'network'}),
     'Presets of recall': _preset_table('recall', {'cell': 'cell'}),
   }
   return _page('Variants', VARIANTS_INTRODUCTION, attention | losses | modules | presets)
@@ -211,14 +217,14 @@ def _description_rows(table: Mapping[str, object]) -> Iterable[tuple[str, ...]]:
   return ((name, row.description) for name, row in table.items())
 
 
-def _module_table(kind: str, table: Mapping[str, type]) -> str:
-  rows = ((name, _summary(cls), _code_list(_module_options(cls))) for name, cls in table.items())
+def _module_table(kind: str, table: Mapping[str, type], set_by_config: Collection[str] = ()) -> str:
+  rows = ((name, _summary(cls), _code_list(_module_options(cls, set_by_config))) for name, cls in table.items())
   return _table((kind, 'equation and source', 'options'), rows)
 
 
-def _module_options(cls: type) -> Iterable[str]:
-  """The options of a spec with their defaults: the fields of a module that its parent does not set."""
-  excluded = {*SET_BY_MODEL, *(SET_BY_ATTENTION if issubclass(cls, Positions) else ())}
+def _module_options(cls: type, set_by_config: Collection[str]) -> Iterable[str]:
+  """The options of a spec with their defaults: the fields of a module that neither its parent nor the config sets."""
+  excluded = {*SET_BY_MODEL, *set_by_config, *(SET_BY_ATTENTION if issubclass(cls, Positions) else ())}
   for field in dataclasses.fields(cls):
     if field.name not in excluded and field.default is not dataclasses.MISSING:
       yield f'{field.name}={field.default!r}'

@@ -1,12 +1,13 @@
-"""Pictures of glimpses: the path of locations over an image, and the patches that the retina extracted."""
+"""Pictures of glimpses: the path of locations over an image, and the patches that were read at each of them."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from attention_jax.analysis.picture_files import check_png_path, report_write_errors
+from attention_jax.functional.spatial import affine_grid, bilinear_sample
 
 SIDE = 1.7  # inches of a panel
 LINE = '#2f9e44'
@@ -20,11 +21,13 @@ class GlimpsePath(NamedTuple):
     picture: [height, width, C] uint8.
     locations: [T, 2], row and column from -1 to 1.
     title: title of the first panel.
+    transforms: [T, 2, 3], transforms of functional.spatial that read a region; () for patches of a retina.
   """
 
   picture: np.ndarray
   locations: np.ndarray
   title: str = ''
+  transforms: Any = ()
 
 
 def write(items: Sequence[GlimpsePath], path: str | Path, size: int, scales: int) -> None:
@@ -33,7 +36,7 @@ def write(items: Sequence[GlimpsePath], path: str | Path, size: int, scales: int
   Args:
     items: images, with different numbers of glimpses.
     path: ends with .png.
-    size: side of the finest patch of the retina, pixels, see models.glimpses.retina.
+    size: side of the finest patch of the retina, see models.glimpses.retina, or of a region, pixels.
     scales: number of patches of the retina, each twice as wide as the one before.
 
   Raises:
@@ -51,7 +54,10 @@ def write(items: Sequence[GlimpsePath], path: str | Path, size: int, scales: int
     centres = (item.locations + 1) / 2 * np.array(item.picture.shape[:2])
     _draw_path(path_axes, item, centres, size)
     for number, (axes, centre) in enumerate(zip(glimpse_axes, centres, strict=False), 1):
-      _draw_glimpse(axes, item.picture, centre, size, scales)
+      if len(item.transforms):
+        _draw_region(axes, item.picture, item.transforms[number - 1], size)
+      else:
+        _draw_glimpse(axes, item.picture, centre, size, scales)
       axes.set_title(str(number), fontsize=9)
   with report_write_errors(path):
     figure.savefig(path, dpi=110)
@@ -62,7 +68,9 @@ def _draw_path(axes, item: GlimpsePath, centres: np.ndarray, size: int) -> None:
   from matplotlib.patheffects import withStroke
 
   _draw_picture(axes, item.picture)
-  for top, left in np.round(centres) - size // 2:
+  for theta in item.transforms:
+    _draw_outline(axes, theta, item.picture.shape)
+  for top, left in [] if len(item.transforms) else np.round(centres) - size // 2:
     _draw_frame(axes, top, left, size, 0.5)
   axes.plot(centres[:, 1], centres[:, 0], '-', color=LINE, linewidth=1.2)
   axes.scatter(centres[:, 1], centres[:, 0], s=10, color=LINE)
@@ -100,6 +108,21 @@ def _draw_glimpse(axes, picture: np.ndarray, centre: np.ndarray, size: int, scal
     width = size * 2**scale
     margin = (widest - width) / 2
     _draw_frame(axes, margin, margin, width, 0.6**scale)
+
+
+def _draw_region(axes, picture: np.ndarray, theta: np.ndarray, size: int) -> None:
+  """Draws the region that a transform reads, resampled to size x size pixels."""
+  region = bilinear_sample(picture.astype(np.float32), affine_grid(theta, size, size))
+  _draw_picture(axes, np.asarray(region))
+
+
+def _draw_outline(axes, theta: np.ndarray, shape: Sequence[int]) -> None:
+  """Draws the outline of the region that a transform reads from a picture of this shape."""
+  from matplotlib.patches import Polygon
+
+  corners = np.array([[-1, -1, 1], [1, -1, 1], [1, 1, 1], [-1, 1, 1]]) @ np.asarray(theta).T
+  pixels = (corners + 1) / 2 * np.array([shape[1], shape[0]]) - 0.5
+  axes.add_patch(Polygon(pixels, fill=False, edgecolor=LINE, linewidth=1))
 
 
 def _draw_picture(axes, picture: np.ndarray) -> None:

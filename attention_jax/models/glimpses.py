@@ -1,7 +1,7 @@
 """Recurrent visual attention: classifies a picture from a few glimpses at sampled locations. Mnih et al. 2014."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -20,12 +20,15 @@ class GlimpseNetworkOutput(NamedTuple):
     log_policy: [B, T], log-density of each location conditional on the glimpses before it. It is 0 for the first
       location, which the policy does not choose, and for all locations of deterministic calls.
     baselines: [B, T], predicted reward before each glimpse.
+    transforms: [B, T, 2, 3], affine transforms of what was read, in the coordinates of functional.spatial; () for
+      glimpses by a retina.
   """
 
   logits: jax.Array
   locations: jax.Array
   log_policy: jax.Array
   baselines: jax.Array
+  transforms: Any = ()
 
 
 def retina(picture: jax.Array, location: jax.Array, size: int, scales: int) -> jax.Array:
@@ -73,6 +76,7 @@ class GlimpseNetwork(nn.Module):
     dtype: dtype of the computation.
   """
 
+  implementation = 'hard, by glimpses'
   labels: int
   glimpses: Size = 6
   size: Size = 8
@@ -149,16 +153,18 @@ class GlimpseConfig:
   """The fields of `config.model` and their defaults.
 
   Attributes:
+    network: a spec of picture_classifiers.NETWORKS; fields that it does not have are not used.
     samples: number of sampled paths of locations for each picture of a training batch.
     glimpses: number of glimpses.
-    size: side of the finest patch in pixels.
+    size: side of the finest patch, or of the region of a spatial transformer, in pixels.
     scales: number of patches, each twice as large as the one before.
-    hidden: width of the layers of the patches and of the location.
-    features: width of the glimpse vector and of the recurrent state.
+    hidden: width of the layers of the patches and of the location, or of the layer that locates a region.
+    features: width of the glimpse vector and of the recurrent state, or of the last layer before the labels.
     deviation: standard deviation of a location, in units of half a picture.
     dtype: dtype of the computation, 'float32' or 'bfloat16'.
   """
 
+  network: str = 'glimpses'
   samples: Size = 1
   glimpses: Size = 6
   size: Size = 8

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,8 +27,9 @@ from attention_jax.errors import UserError, choose
 from attention_jax.functional import latent
 from attention_jax.inference.metrics import MetricValue
 from attention_jax.losses.sequence import cross_entropy
-from attention_jax.models.encoder_decoder import DTYPES
-from attention_jax.models.glimpses import GlimpseConfig, GlimpseNetwork
+from attention_jax.models.encoder_decoder import DTYPES, make
+from attention_jax.models.glimpses import GlimpseConfig
+from attention_jax.models.picture_classifiers import NETWORKS
 from attention_jax.specs import Size, bind, check_fields
 from attention_jax.systems.base import Config, System, check_setting, parse_rows, trace_loss
 from attention_jax.training.anneal import make_anneal
@@ -37,6 +39,7 @@ from attention_jax.training.loss import OBJECTIVE_RNG, Loss
 from attention_jax.training.partition import shard_batch
 
 SELECTABLE_METRICS = {'loss': False, 'error': False, 'error_of_one': False, 'error_of_means': False}
+DUMMY_SHAPE = (32, 32, 1)  # of a picture, for tracing
 MIN_PROBABILITY = 1e-30  # bounds the loss of a sampled mean that is 0 in float32
 
 
@@ -80,6 +83,7 @@ class GlimpsePrediction(NamedTuple):
     locations: [T, 2], the first sampled path.
     labels: [N], the label predicted from each sampled path alone.
     means: [N], the label predicted with each sample's first location and the means of all later locations.
+    transforms: [T, 2, 3], see GlimpseNetworkOutput.
   """
 
   label: int
@@ -87,6 +91,7 @@ class GlimpsePrediction(NamedTuple):
   locations: np.ndarray
   labels: np.ndarray
   means: np.ndarray
+  transforms: Any = ()
 
 
 class GlimpsingSystem(System):
@@ -103,7 +108,6 @@ class GlimpsingSystem(System):
     'evaluation': GlimpsingEvaluationConfig,
   }
   plot_filename = 'glimpses.png'
-  implementation = 'hard, by glimpses'
 
   def __init__(self, config: Config, load_data: Callable[[], Mapping[str, Digits]]):
     self.config = config
@@ -142,9 +146,13 @@ class GlimpsingSystem(System):
     return self._load_data()
 
   @functools.cached_property
-  def model(self) -> GlimpseNetwork:
+  def model(self) -> nn.Module:
     """The network, whose size depends on the number of classes in the data."""
     return _build(self.config['model'], self.digits['train'].classes)
+
+  @property
+  def implementation(self) -> str:
+    return self.model.implementation
 
   @functools.cached_property
   def loss(self) -> Loss:
@@ -153,13 +161,17 @@ class GlimpsingSystem(System):
   @property
   def report(self) -> list[str]:
     train = self.digits['train']
-    height, width, channels = render_digit(train, 0, np.random.default_rng(0)).shape
+    height, width, channels = self._picture_shape
     sizes = [height, width] if channels == 1 else [height, width, channels]
     shape = ' x '.join(map(str, sizes))
     clutter = f', with {format_count(train.clutter, "piece")} of other pictures' if train.clutter else ''
     return [
       f'{name}: {format_count(len(split.labels), "picture")} ({shape}{clutter})' for name, split in self.digits.items()
     ]
+
+  @property
+  def _picture_shape(self) -> tuple[int, int, int]:
+    return render_digit(self.digits['train'], 0, np.random.default_rng(0)).shape
 
   @property
   def splits(self) -> list[str]:
@@ -170,7 +182,7 @@ class GlimpsingSystem(System):
     return self.digits
 
   def initializer(self) -> Callable[[int], Any]:
-    init = functools.partial(_init_params, self.model, channels=self.digits['train'].pictures.shape[-1])
+    init = functools.partial(_init_params, self.model, shape=self._picture_shape)
     compiled = jit_once(init)
     return lambda seed: compiled(jax.random.key(seed))
 
@@ -215,7 +227,8 @@ class GlimpsingSystem(System):
     items = []
     for picture, row, label in zip(batch.picture, row_numbers, batch.label, strict=True):
       title = f'{split} {row}: {label}, predicted {predictions[row].label}'
-      items.append(glimpse_paths.GlimpsePath(picture, predictions[row].locations, title))
+      prediction = predictions[row]
+      items.append(glimpse_paths.GlimpsePath(picture, prediction.locations, title, prediction.transforms))
     glimpse_paths.write(items, path, self.config['model']['size'], self.config['model']['scales'])
 
   @functools.cached_property
@@ -232,11 +245,13 @@ class GlimpsingSystem(System):
       def sample(rng):
         sampled = _apply(self.model, params, batch, rng, True)
         mean = _apply(self.model, params, batch, rng, False)
-        return jax.nn.softmax(sampled.logits[0]), sampled.locations[0], mean.logits[0].argmax()
+        of_picture = jax.tree.map(lambda x: x[0], sampled)
+        return jax.nn.softmax(of_picture.logits), of_picture, mean.logits[0].argmax()
 
       rngs = jax.random.split(jax.random.fold_in(jax.random.key(0), picture.index), samples)
-      probabilities, locations, means = jax.lax.map(sample, rngs)
-      return probabilities.mean(0), locations[0], probabilities.argmax(-1), means
+      probabilities, sampled, means = jax.lax.map(sample, rngs)
+      locations, transforms = jax.tree.map(lambda x: x[0], (sampled.locations, sampled.transforms))
+      return probabilities.mean(0), locations, probabilities.argmax(-1), means, transforms
 
     return jax.jit(jax.vmap(classify_picture, (None, 0)))
 
@@ -250,33 +265,32 @@ class GlimpsingSystem(System):
     for batch in batches:
       divides = len(batch.index) % self.mesh.devices.size == 0
       placed = shard_batch(batch, self.mesh) if divides else batch
-      probabilities, locations, labels, means = jax.device_get(self._classify(params, placed))
+      results = jax.device_get(self._classify(params, placed))
       for i in np.flatnonzero(batch.index >= 0):
-        label = int(probabilities[i].argmax())
-        prediction = GlimpsePrediction(label, probabilities[i], locations[i], labels[i], means[i])
-        predictions[batch.index[i]] = prediction
-        losses[batch.index[i]] = -np.log(max(float(probabilities[i, batch.label[i]]), MIN_PROBABILITY))
+        probabilities, *others = jax.tree.map(lambda x, i=i: x[i], results)
+        predictions[batch.index[i]] = GlimpsePrediction(int(probabilities.argmax()), probabilities, *others)
+        losses[batch.index[i]] = -np.log(max(float(probabilities[batch.label[i]]), MIN_PROBABILITY))
     return predictions, losses
 
 
-def _build(model: Mapping[str, Any], classes: int) -> GlimpseNetwork:
+def _build(model: Mapping[str, Any], classes: int) -> nn.Module:
   options = dataclasses.asdict(GlimpseConfig(**model))
   dtype = DTYPES[choose(options.pop('dtype'), DTYPES, 'dtype')]
   options.pop('samples')
-  return GlimpseNetwork(classes, **options, dtype=dtype)
+  return make(options.pop('network'), NETWORKS, 'network', labels=classes, **options, dtype=dtype)
 
 
-def _init_params(model: GlimpseNetwork, rng: jax.Array, channels: int = 1) -> Any:
+def _init_params(model: nn.Module, rng: jax.Array, shape: tuple[int, int, int] = DUMMY_SHAPE) -> Any:
   rngs = {'params': rng, 'attention': rng}
-  return model.init(rngs, jnp.zeros((1, 2 * model.size, 2 * model.size, channels)), jnp.zeros((1, 2)))['params']
+  return model.init(rngs, jnp.zeros((1, *shape)), jnp.zeros((1, 2)))['params']
 
 
 def _dummy_batch() -> DigitBatch:
   """One picture, for tracing."""
-  return DigitBatch(np.zeros((1, 32, 32, 1), np.uint8), np.zeros(1, np.int32), np.zeros(1, np.int32))
+  return DigitBatch(np.zeros((1, *DUMMY_SHAPE), np.uint8), np.zeros(1, np.int32), np.zeros(1, np.int32))
 
 
-def _apply(model: GlimpseNetwork, params: Any, batch: DigitBatch, rng: jax.Array, sample_locations: bool = True):
+def _apply(model: nn.Module, params: Any, batch: DigitBatch, rng: jax.Array, sample_locations: bool = True):
   """Applies the network from a first location that is sampled uniformly.
 
   Args:
@@ -295,7 +309,7 @@ def _apply(model: GlimpseNetwork, params: Any, batch: DigitBatch, rng: jax.Array
   return model.apply({'params': params}, pictures, start, not sample_locations, rngs={'attention': rng})
 
 
-def _loss(model: GlimpseNetwork, config: Config, training: Training) -> Loss:
+def _loss(model: nn.Module, config: Config, training: Training) -> Loss:
   """−log p(y) − Σ_t log π(l_t) (R − b_t) + Σ_t (R − b_t)², R whether the label is right. Mnih et al. 2014, section 3.2.
 
   The mean over `model.samples` sampled paths of each picture.

@@ -244,7 +244,19 @@ CAPTIONING: Mapping[str, Preset] = {
   ),
 }
 
-GLIMPSING: Mapping[str, Preset] = {'mnih2014': Preset('Mnih et al. 2014', {'model.features': '{features}'})}
+GLIMPSING: Mapping[str, Preset] = {
+  'mnih2014': Preset('Mnih et al. 2014', {'model.features': '{features}'}),
+  # Nothing is sampled, so that one path is enough.
+  'jaderberg2015': Preset(
+    'Jaderberg et al. 2015, affine',
+    {
+      'model.network': 'spatial_transformer',
+      'model.features': '{features}',
+      'model.samples': '1',
+      'evaluation.samples': '1',
+    },
+  ),
+}
 
 RECALL: Mapping[str, Preset] = {
   'graves2014': Preset('Graves, Wayne & Danihelka 2014', {'model.cell': 'turing(features={features})'})

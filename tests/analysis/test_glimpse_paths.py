@@ -46,3 +46,18 @@ def test_one_row_per_image(tmp_path):
   width_of_two, height_of_two = written_size([item, shorter])
   assert width == width_of_two
   assert abs(height_of_two - 2 * height) <= 1
+
+
+def test_regions_of_transforms_are_outlined_and_resampled(tmp_path):
+  picture = np.zeros((8, 12, 1), np.uint8)
+  picture[2:6, 6:12] = 255
+  theta = np.array([[[0.5, 0.0, 0.5], [0.0, 0.5, 0.0]]])
+  item = glimpse_paths.GlimpsePath(picture, np.array([[0.0, 0.5]]), 'one', theta)
+  axes = Figure().subplots()
+  glimpse_paths._draw_path(axes, item, np.array([[4.0, 9.0]]), 4)
+  (outline,) = axes.patches
+  assert outline.get_xy()[:4].tolist() == [[5.5, 1.5], [11.5, 1.5], [11.5, 5.5], [5.5, 5.5]]
+  glimpse_paths._draw_region(axes, picture, theta[0], 4)
+  np.testing.assert_allclose(axes.images[-1].get_array(), 1)
+  glimpse_paths.write([item], tmp_path / 'out.png', 4, 1)
+  assert (tmp_path / 'out.png').exists()
