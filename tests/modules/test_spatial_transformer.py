@@ -33,5 +33,5 @@ def test_an_upright_window_has_three_parameters():
 
 
 def test_an_unknown_transform_is_reported():
-  with pytest.raises(aj.UserError, match="unknown transform 'afine'.*expected one of: affine, attention"):
+  with pytest.raises(aj.UserError, match=r"unknown transform 'afine'.*expected one of: affine, attention"):
     variables(MODULE.clone(transform='afine'), PICTURES)
