@@ -12,6 +12,8 @@ from attention_jax.modules.attention import Attention
 from attention_jax.modules.recurrent import RecurrentCell, State, zero_state
 from attention_jax.modules.transformer_stack import require_backprop
 
+BLOCK = 8  # steps
+
 
 class IntraAttentionCarry(NamedTuple):
   """What one step of an IntraAttentionLayer passes to the next.
@@ -37,7 +39,8 @@ class IntraAttentionLayer(nn.Module):
     a_i = v · tanh(W_h h_i + W_x x_t + W_h̃ h̃_{t-1}), s = softmax(a), [h̃_t; c̃_t] = Σ_{i<t} s_i [h_i; c_i],
     (h_t, c_t) = LSTM(x_t, (h̃_t, c̃_t)).
 
-  The first step has no past: its h̃ and c̃ are zeros. Training stores the tape of every step, S² F numbers.
+  The first step has no past: its h̃ and c̃ are zeros. Training stores the tape once per block of steps, S² F / BLOCK
+  numbers.
 
   Attributes:
     kind: a row of RECURRENCES, whose whole state is on the tape.
@@ -80,23 +83,38 @@ class IntraAttentionLayer(nn.Module):
     tape = self._remember((blank,) * len(state), jnp.zeros_like(mask))
     carry = IntraAttentionCarry(state[0], state, tape, self.attention.init_carry(tape))
 
+    steps = (inputs, self.cell.project(inputs), mask)
+    steps = (*(jnp.moveaxis(x, 1, 0) for x in steps), jnp.arange(mask.shape[1]))
+    carry, (outputs, weights) = self._scan(carry, self._flip(steps), deterministic)
+    outputs, weights = self._flip((outputs, weights))
+    by_row = lambda x: zero_masked(jnp.moveaxis(x, 0, 1), mask)
+    return by_row(outputs), carry.state, by_row(weights)
+
+  def _flip(self, tree: Any) -> Any:
+    """Reverses the order of the steps if the layer reads from the end."""
+    return jax.tree.map(lambda x: jnp.flip(x, 0), tree) if self.reverse else tree
+
+  def _scan(self, carry: IntraAttentionCarry, steps: Any, deterministic: bool) -> tuple[IntraAttentionCarry, Any]:
+    """Scans `_step` over arrays [S, ...] in blocks, so that training stores one tape per block instead of per step."""
+    options = {
+      'variable_broadcast': 'params',
+      'split_rngs': {'params': False, 'attention': True},
+      'check_constancy_invariants': self.is_initializing(),  # as in decoders.over_steps
+    }
+
     def step(layer: IntraAttentionLayer, carry: IntraAttentionCarry, xs: Any):
       return layer._step(carry, *xs, deterministic)
 
-    # As in a decoder: what the step computes is computed again in the backward pass, except for products with kernels.
-    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    scan = nn.scan(
-      nn.remat(step, prevent_cse=False, policy=policy),
-      variable_broadcast='params',
-      split_rngs={'params': False, 'attention': True},
-      out_axes=1,
-      reverse=self.reverse,
-      check_constancy_invariants=self.is_initializing(),
+    def block(layer: IntraAttentionLayer, carry: IntraAttentionCarry, xs: Any):
+      return nn.scan(step, **options)(layer, carry, xs)
+
+    size = steps[-1].shape[0]
+    padding = -size % BLOCK  # steps with a mask of False, which change nothing
+    blocks = jax.tree.map(
+      lambda x: jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)).reshape(-1, BLOCK, *x.shape[1:]), steps
     )
-    steps = (inputs, self.cell.project(inputs), mask)
-    steps = (*(jnp.moveaxis(x, 1, 0) for x in steps), jnp.arange(mask.shape[1]))
-    carry, (outputs, weights) = scan(self, carry, steps)
-    return zero_masked(outputs, mask), carry.state, zero_masked(weights, mask)
+    carry, outputs = nn.scan(nn.remat(block, prevent_cse=False), **options)(self, carry, blocks)
+    return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:size], outputs)
 
   def _step(
     self,
