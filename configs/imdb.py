@@ -12,7 +12,7 @@ FOLDER contains train.jsonl.gz and dev.jsonl.gz with the fields text and label. 
 from attention_jax.systems.config import default_config
 from attention_jax.systems.presets import apply_preset
 
-ONE_LEVEL_PRESETS = ('lin2017',)  # presets without a sentence level
+ONE_LEVEL_PRESETS = ('lin2017', 'cheng2016')  # presets without a sentence level
 
 
 def get_config(preset: str = 'yang2016'):

@@ -216,6 +216,9 @@ CLASSIFICATION: Mapping[str, Preset] = {
     'attention(hops=8, bias=False)',
     {'training.auxiliary': 'redundancy(weight=0.1)', 'model.hidden': '{features}'},
   ),
+  'cheng2016': _classifier(
+    'Cheng, Dong & Lapata 2016', 'flat', f'lstmn({_SIZE})', 'mean', {'model.hidden': '{features}'}
+  ),
   # Learns its embeddings, and has no attention inside a sentence. The embeddings begin with a scale of 3: with smaller
   # ones every word attends to all words alike, and training does not change that.
   'parikh2016': _classifier('Parikh et al. 2016', 'decomposable(width={features})', 'embedded(scale=3.0)', 'sum'),
