@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.functional.edits import with_edit
+from attention_jax.models.encoded import Encoded
 from attention_jax.models.encoder_decoder import EncoderDecoder
 from attention_jax.models.layered import LayeredDecoder
 from attention_jax.modules.attention import Attention
@@ -100,6 +101,27 @@ def with_vectors(pair: Pair, vectors: jax.Array) -> Pair:
   return pair._replace(model=pair.model.clone(encoder=encoder), params=params)
 
 
+def encode_source(pair: Pair) -> Encoded:
+  """Returns the encoded source, with a batch axis of 1."""
+
+  def encode(model):
+    return model.encoder(pair.source[None], jnp.ones((1, *pair.source.shape), bool), True)
+
+  return pair.model.apply({'params': pair.params}, method=encode)
+
+
+def source_updates(pair: Pair) -> jax.Array:
+  """Returns the numbers of updates of an encoder with adaptive computation time, [L, S].
+
+  Raises:
+    UserError: for another encoder.
+  """
+  layers = encode_source(pair).ponder
+  if not layers:
+    raise UserError("this encoder has no adaptive computation time; expected the encoder 'act'")
+  return jnp.stack([layer.updates[0] for layer in layers])
+
+
 def encoder_weights(pair: Pair) -> jax.Array:
   """Returns the weights of the encoder's self-attention or intra-attention, [L, N, S, S].
 
@@ -115,11 +137,8 @@ def encoder_weights(pair: Pair) -> jax.Array:
     layers.append(attended.weights if context.module.heads > 1 else attended.weights[:, None])
     return attended
 
-  def encode(model):
-    return model.encoder(pair.source[None], jnp.ones((1, *pair.source.shape), bool), True)
-
   with nn.intercept_methods(record):
-    encoded = pair.model.apply({'params': pair.params}, method=encode)
+    encoded = encode_source(pair)
   layers += [weights[:, None] for weights in encoded.weights]
   if not layers:
     raise UserError("this encoder has no self-attention; expected the encoder 'transformer' or 'lstmn'")

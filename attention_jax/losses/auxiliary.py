@@ -191,6 +191,7 @@ LOSSES: Mapping[str, AuxiliaryLoss] = {
   'reinforce': AuxiliaryLoss(reinforce, uses_weights=False, running=('log_likelihood',)),
   'ponder': AuxiliaryLoss(
     ponder,
+    needs_text=True,
     uses_weights=False,
     weight=0.01,
     metrics={'ponder_updates': lambda outputs, batch: jnp.sum(mean_updates(outputs) * batch.target_mask.sum(axis=1))},

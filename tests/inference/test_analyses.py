@@ -14,9 +14,12 @@ from tests.models.helpers import S, T, build_tiny, build_transformer, inputs
 
 OPTIONS = {'integrated_gradients': 'steps=3', 'permutation': 'count=4', 'adversarial': 'steps=3'}
 NEEDS_TRANSFORMER = ('self_attention', 'rollout', 'flow', 'head_importance')
+BUILD_ACT = functools.partial(build_tiny, encoder='act(features=10, limit=3)')
+NEEDS = dict.fromkeys(NEEDS_TRANSFORMER, build_transformer) | {'updates': BUILD_ACT}
 AXES = {
   'coverage': 'S',
   'monotonicity': '',
+  'updates': 'S',
   'self_attention': 'SS',
   'rollout': 'SS',
   'flow': 'SS',
@@ -44,7 +47,7 @@ def log_probs(pair, mask=None):
 
 @pytest.mark.parametrize('name', ANALYSES)
 def test_every_analysis_returns_a_value_for_each_of_its_axes(name):
-  subject = subject_of(build_transformer if name in NEEDS_TRANSFORMER else build_tiny)
+  subject = subject_of(NEEDS.get(name, build_tiny))
   measured = analyse(f'{name}({OPTIONS[name]})' if name in OPTIONS else name, subject)
   assert measured.values.shape == tuple(map(len, measured.axes))
   assert np.all(np.isfinite(measured.values))
@@ -58,7 +61,7 @@ def test_intra_attention_is_self_attention_over_the_past():
   np.testing.assert_allclose(weights.sum(-1), [0] + [1] * (S - 1), rtol=1e-5)
   assert not np.triu(weights).any()
   assert np.all(np.isfinite(analyse('rollout', subject).values))
-  with pytest.raises(UserError, match='self_attention: layer must be from -1 to 0, got 1'):
+  with pytest.raises(UserError, match='layer must be from -1 to 0, got 1'):
     analyse('self_attention(layer=1)', subject)
 
 
@@ -101,6 +104,7 @@ def test_integrated_gradients_are_complete():
     ('kendall(other="entropy")', build_tiny, 'must measure each target token and source token'),
     ('head_importance', build_tiny, 'no attention with several heads'),
     ('flow', build_tiny, 'no self-attention'),
+    ('updates', build_tiny, 'no adaptive computation time'),
     ('norms', build_transformer, 'one layer and one head'),
   ],
 )

@@ -58,7 +58,7 @@ def test_defaults_are_those_of_the_modules():
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    ({'encoder': 'birn'}, r"unknown encoder 'birn' \(did you mean 'birnn'\?\); expected one of: birnn, conv, embedded"),
+    ({'encoder': 'birn'}, r"unknown encoder 'birn' \(did you mean 'birnn'\?\); expected one of: act, birnn, conv, emb"),
     ({'decoder': 'bahdnau'}, r"unknown decoder 'bahdnau' \(did you mean 'bahdanau'\?\); expected one of: bahdanau, "),
     ({'output': 'tie'}, r"unknown output 'tie' \(did you mean 'tied'\?\); expected one of: copynet, pointer, "),
     ({'dtype': 'float16'}, r"unknown dtype 'float16' .*expected one of: bfloat16, float32"),
