@@ -1,5 +1,6 @@
 """Small images with labels, such as handwritten digits, placed at random on a larger canvas with optional clutter."""
 
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from attention_jax.data.batching import EVERYTHING, BatchOrder, Share, eval_batc
 from attention_jax.data.files import read_arrays
 from attention_jax.data.tfds_sets import open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
-from attention_jax.specs import Count, bind
+from attention_jax.specs import Count, Size, bind
 
 
 class Digits(NamedTuple):
@@ -23,6 +24,7 @@ class Digits(NamedTuple):
     canvas: height and width of the canvas, pixels; 0 for none.
     clutter: number of pieces of other pictures on each canvas.
     piece: height and width of these pieces, pixels.
+    objects: number K of pictures on each canvas, whose labels are read from left to right.
   """
 
   pictures: np.ndarray
@@ -31,6 +33,7 @@ class Digits(NamedTuple):
   canvas: int = 0
   clutter: int = 0
   piece: int = 8
+  objects: int = 1
 
 
 class DigitBatch(NamedTuple):
@@ -38,7 +41,7 @@ class DigitBatch(NamedTuple):
 
   Attributes:
     picture: uint8 [B, height, width, C].
-    label: int32 [B].
+    label: int32 [B]; [B, K] with several objects.
     index: int32 [B], the row in its split; -1 = a filler row.
   """
 
@@ -47,12 +50,14 @@ class DigitBatch(NamedTuple):
   index: np.ndarray
 
 
-def digits(folder: str, *, canvas: Count = 0, clutter: Count = 0, piece: int = 4) -> dict[str, Digits]:
+def digits(
+  folder: str, *, canvas: Count = 0, clutter: Count = 0, piece: int = 4, objects: Size = 1
+) -> dict[str, Digits]:
   """The 1797 digits of 8 x 8 pixels that are part of scikit-learn.
 
   Args:
     folder: not used.
-    canvas, clutter, piece: see Digits.
+    canvas, clutter, piece, objects: see Digits.
   """
   from sklearn.datasets import load_digits
 
@@ -61,7 +66,7 @@ def digits(folder: str, *, canvas: Count = 0, clutter: Count = 0, piece: int = 4
   order = np.random.default_rng(0).permutation(len(pictures))
   rows_of_split = {'train': order[:1297], 'validation': order[1297:1547], 'test': order[1547:]}
   splits = {split: (pictures[rows], bunch.target[rows]) for split, rows in rows_of_split.items()}
-  return _make_splits(splits, 10, canvas, clutter, piece)
+  return _make_splits(splits, 10, Canvas(canvas, clutter, piece, objects))
 
 
 def npz(
@@ -72,6 +77,7 @@ def npz(
   canvas: Count = 0,
   clutter: Count = 0,
   piece: int = 8,
+  objects: Size = 1,
 ) -> dict[str, Digits]:
   """An .npz file in the usual layout of MNIST: x_train, y_train, x_test, y_test.
 
@@ -81,7 +87,7 @@ def npz(
     folder: the folder that a relative path starts from.
     path: the file.
     validation: number of pictures at the end of the training split that become the validation split.
-    canvas, clutter, piece: see Digits.
+    canvas, clutter, piece, objects: see Digits.
 
   Raises:
     UserError: for missing arrays and those of another shape or type, and for options out of range.
@@ -108,7 +114,7 @@ def npz(
     'validation': (x[-validation:], y[-validation:]),
     'test': (x_test, y_test),
   }
-  return _make_splits(splits, classes, canvas, clutter, piece)
+  return _make_splits(splits, classes, Canvas(canvas, clutter, piece, objects))
 
 
 def tfds(
@@ -119,6 +125,7 @@ def tfds(
   canvas: Count = 0,
   clutter: Count = 0,
   piece: int = 8,
+  objects: Size = 1,
 ) -> dict[str, Digits]:
   """A tfds set of images of one size with labels, such as 'mnist' or 'svhn_cropped'.
 
@@ -126,7 +133,7 @@ def tfds(
     folder: the folder of tfds data sets.
     name: the name of the data set.
     validation: see tfds_sets.tfds_split_parts.
-    canvas, clutter, piece: see Digits.
+    canvas, clutter, piece, objects: see Digits.
 
   Raises:
     UserError: for a data set that is not prepared, or without images of one size and labels, and for options out of
@@ -146,7 +153,7 @@ def tfds(
   classes = getattr(builder.info.features['label'], 'num_classes', None) or int(splits['train'][1].max()) + 1
   for split, (_, labels) in splits.items():
     _check_labels(labels, classes, f"tfds set '{name}', {split}: label")
-  return _make_splits(splits, classes, canvas, clutter, piece)
+  return _make_splits(splits, classes, Canvas(canvas, clutter, piece, objects))
 
 
 DIGITS: Mapping[str, Callable[..., dict[str, Digits]]] = {'digits': digits, 'npz': npz, 'tfds': tfds}
@@ -177,49 +184,88 @@ def _check_labels(labels: np.ndarray, classes: int, name: str) -> None:
     raise UserError(f'{name}[{row}] must be from 0 to {classes - 1}, as in training, got {labels[row]}')
 
 
+class Canvas(NamedTuple):
+  """Options of the canvas, see Digits."""
+
+  canvas: int
+  clutter: int
+  piece: int
+  objects: int
+
+
 def _make_splits(
-  splits: Mapping[str, tuple[np.ndarray, np.ndarray]], classes: int, canvas: int, clutter: int, piece: int
+  splits: Mapping[str, tuple[np.ndarray, np.ndarray]], classes: int, options: Canvas
 ) -> dict[str, Digits]:
   """Returns splits of (pictures, labels); pictures may lack channels. Raises UserError for options out of range."""
   size = max(splits['train'][0].shape[1:3])
+  canvas, clutter, piece, objects = options
   if canvas and canvas < size:
     raise UserError(f'canvas={canvas} is smaller than the pictures; expected 0 or at least {size}')
   if clutter and not canvas:
     raise UserError(f'clutter={clutter} needs a canvas; set one, such as canvas=60')
   if clutter and not 1 <= piece <= size:
     raise UserError(f'piece must be from 1 to {size}, the size of the pictures, got {piece}')
+  if objects > 1 and canvas < objects * size:
+    raise UserError(f'objects={objects} needs a canvas of at least {objects * size} pixels, got canvas={canvas}')
   result = {}
   for split, (pictures, labels) in splits.items():
     pictures = pictures.reshape(*pictures.shape[:3], -1)
-    result[split] = Digits(pictures, labels.astype(np.int32), classes, canvas, clutter, piece)
+    result[split] = Digits(pictures, labels.astype(np.int32), classes, *options)
   return result
 
 
 def render_digit(split: Digits, row: int, rng: np.random.Generator) -> np.ndarray:
-  """Returns the picture of a row on its canvas. Mnih et al. 2014, sections 4.1.2 and 4.1.3.
+  """Returns the picture of `render_example`."""
+  return render_example(split, row, rng)[0]
+
+
+def render_example(split: Digits, row: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the picture of a row on its canvas. Mnih et al. 2014, sections 4.1.2 and 4.1.3; Ba et al. 2015.
+
+  With several objects, random other pictures of the split are placed beside it, without overlap.
 
   Args:
     split: the pictures.
     row: the row.
-    rng: draws the positions and the clutter.
+    rng: draws the positions, the other objects and the clutter.
 
   Returns:
-    uint8 [height, width, C].
+    uint8 [height, width, C], and the labels from left to right, [K].
   """
   if not split.canvas:
-    return split.pictures[row]
+    return split.pictures[row], split.labels[[row]]
   canvas = np.zeros((split.canvas, split.canvas, split.pictures.shape[-1]), np.uint8)
-  _paste(canvas, split.pictures[row], rng)
+  rows = np.array([row, *rng.integers(len(split.pictures), size=split.objects - 1)])
+  corners = _draw_corners(split, rng)
+  for position, other in zip(corners, rows, strict=True):
+    _paste(canvas, split.pictures[other], position)
   for _ in range(split.clutter):
     other = split.pictures[rng.integers(len(split.pictures))]
     top, left = (rng.integers(size - split.piece + 1) for size in other.shape[:2])
-    _paste(canvas, other[top : top + split.piece, left : left + split.piece], rng)
-  return canvas
+    piece = other[top : top + split.piece, left : left + split.piece]
+    _paste(canvas, piece, _draw_corner(canvas.shape, piece.shape, rng))
+  from_left = np.argsort([left for _, left in corners], kind='stable')
+  return canvas, split.labels[rows[from_left]]
 
 
-def _paste(canvas: np.ndarray, picture: np.ndarray, rng: np.random.Generator) -> None:
-  """Adds a picture at a random position; the brighter pixel wins."""
-  top, left = (rng.integers(whole - part + 1) for whole, part in zip(canvas.shape[:2], picture.shape[:2], strict=True))
+def _draw_corners(split: Digits, rng: np.random.Generator) -> list[tuple[int, int]]:
+  """Draws the upper left corners of all objects until none overlap."""
+  shape = split.pictures.shape[1:]
+  while True:
+    corners = [_draw_corner((split.canvas, split.canvas), shape, rng) for _ in range(split.objects)]
+    distances = ((abs(a - c), abs(b - d)) for (a, b), (c, d) in itertools.combinations(corners, 2))
+    if all(rows >= shape[0] or columns >= shape[1] for rows, columns in distances):
+      return corners
+
+
+def _draw_corner(whole: Sequence[int], part: Sequence[int], rng: np.random.Generator) -> tuple[int, int]:
+  top, left = (int(rng.integers(size - length + 1)) for size, length in zip(whole[:2], part[:2], strict=True))
+  return top, left
+
+
+def _paste(canvas: np.ndarray, picture: np.ndarray, corner: tuple[int, int]) -> None:
+  """Adds a picture at a position; the brighter pixel wins."""
+  top, left = corner
   region = canvas[top : top + picture.shape[0], left : left + picture.shape[1]]
   np.maximum(region, picture, out=region)
 
@@ -269,6 +315,7 @@ def gather_digits(split: Digits, rows: np.ndarray, seed: Sequence[int]) -> Digit
     rows: indices of rows; -1 = a filler row.
     seed: seeds of the positions; the position of a row is a function of (seed, row).
   """
-  pictures = [render_digit(split, row, np.random.default_rng((*seed, int(row)))) for row in np.maximum(rows, 0)]
-  labels = np.where(rows >= 0, split.labels[rows], 0)
-  return DigitBatch(np.stack(pictures), labels.astype(np.int32), rows.astype(np.int32))
+  examples = [render_example(split, row, np.random.default_rng((*seed, int(row)))) for row in np.maximum(rows, 0)]
+  pictures, labels = (np.stack(column) for column in zip(*examples, strict=True))
+  labels = np.where(rows[:, None] >= 0, labels, 0).astype(np.int32)
+  return DigitBatch(pictures, labels if split.objects > 1 else labels[:, 0], rows.astype(np.int32))

@@ -15,7 +15,7 @@ class GlimpseNetworkOutput(NamedTuple):
   """Logits, and the location, log-density and baseline of each glimpse.
 
   Attributes:
-    logits: [B, L], after the last glimpse.
+    logits: [B, L], after the last glimpse; [B, K, L] of a network that reads several objects, each after its last one.
     locations: [B, T, 2], centres of the glimpses: row and column, from -1 at the top left to 1 at the bottom right.
     log_policy: [B, T], log-density of each location conditional on the glimpses before it. It is 0 for the first
       location, which the policy does not choose, and for all locations of deterministic calls.
@@ -56,6 +56,21 @@ def retina(picture: jax.Array, location: jax.Array, size: int, scales: int) -> j
   row_weights = pixel_weights(0)
   column_weights = pixel_weights(1)
   return jnp.einsum('srh,hwk,scw->srck', row_weights, picture, column_weights, precision=jax.lax.Precision.HIGHEST)
+
+
+def sample_location(mean: jax.Array, deviation: float, rng: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+  """Samples locations around their means [B, 2]; returns them with their log-densities [B].
+
+  The densities have a gradient with respect to the means, the locations have none. Without an rng, the locations are
+  the means, and the log-densities 0.
+  """
+  if rng is None:
+    return mean, jnp.zeros(len(mean))
+  noise = jax.random.normal(rng, mean.shape)
+  location = jax.lax.stop_gradient(mean + deviation * noise)
+  standardized = (location - mean) / deviation
+  log_normalizer = jnp.log(deviation * jnp.sqrt(2 * jnp.pi))
+  return location.clip(-1, 1), -jnp.sum(standardized**2 / 2 + log_normalizer, -1)
 
 
 class GlimpseNetwork(nn.Module):
@@ -128,7 +143,8 @@ class GlimpseNetwork(nn.Module):
       is_last = step + 1 == self.glimpses
       if not is_last:
         mean = jnp.tanh(policy(jax.lax.stop_gradient(h)).astype(jnp.float32))
-        location, log_density = self._next_location(mean, deterministic)
+        rng = None if deterministic else self.make_rng('attention')
+        location, log_density = sample_location(mean, self.deviation, rng)
 
     logits = self._layer(self.labels, 'labels')(h).astype(jnp.float32)
     return GlimpseNetworkOutput(logits, jnp.stack(locations, 1), jnp.stack(log_policy, 1), jnp.stack(baselines, 1))
@@ -136,16 +152,6 @@ class GlimpseNetwork(nn.Module):
   def _layer(self, features: int, name: str) -> Dense:
     """Returns a new linear layer."""
     return Dense(features, dtype=self.dtype, name=name)
-
-  def _next_location(self, mean: jax.Array, deterministic: bool) -> tuple[jax.Array, jax.Array]:
-    """Samples a location around its mean; returns it with its log-density. Returns the mean and 0 if deterministic."""
-    if deterministic:
-      return mean, jnp.zeros(len(mean))
-    noise = jax.random.normal(self.make_rng('attention'), mean.shape)
-    location = jax.lax.stop_gradient(mean + self.deviation * noise)
-    standardized = (location - mean) / self.deviation
-    log_normalizer = jnp.log(self.deviation * jnp.sqrt(2 * jnp.pi))
-    return location.clip(-1, 1), -jnp.sum(standardized**2 / 2 + log_normalizer, -1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +161,7 @@ class GlimpseConfig:
   Attributes:
     network: a spec of picture_classifiers.NETWORKS; fields that it does not have are not used.
     samples: number of sampled paths of locations for each picture of a training batch.
-    glimpses: number of glimpses.
+    glimpses: number of glimpses, of each object if there are several.
     size: side of the finest patch, or of the region of a spatial transformer, in pixels.
     scales: number of patches, each twice as large as the one before.
     hidden: width of the layers of the patches and of the location, or of the layer that locates a region.

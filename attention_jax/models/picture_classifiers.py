@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from attention_jax.models.deep_glimpses import DeepGlimpseNetwork
 from attention_jax.models.glimpses import GlimpseNetwork, GlimpseNetworkOutput
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.spatial_transformer import SpatialTransformer
@@ -63,5 +64,6 @@ class SpatialTransformerNetwork(nn.Module):
 
 NETWORKS: Mapping[str, type[nn.Module]] = {
   'glimpses': GlimpseNetwork,
+  'deep_glimpses': DeepGlimpseNetwork,
   'spatial_transformer': SpatialTransformerNetwork,
 }

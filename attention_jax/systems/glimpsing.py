@@ -28,7 +28,7 @@ from attention_jax.functional import latent
 from attention_jax.inference.metrics import MetricValue
 from attention_jax.losses.sequence import cross_entropy
 from attention_jax.models.encoder_decoder import DTYPES, make
-from attention_jax.models.glimpses import GlimpseConfig
+from attention_jax.models.glimpses import GlimpseConfig, GlimpseNetworkOutput
 from attention_jax.models.picture_classifiers import NETWORKS
 from attention_jax.specs import Size, bind, check_fields
 from attention_jax.systems.base import Config, System, check_setting, parse_rows, trace_loss
@@ -78,15 +78,15 @@ class GlimpsePrediction(NamedTuple):
   """Prediction for one picture.
 
   Attributes:
-    label: the most probable label.
-    probabilities: [L], the mean over the sampled paths.
+    label: the most probable label of each of the K objects.
+    probabilities: [K, L], the mean over the sampled paths.
     locations: [T, 2], the first sampled path.
-    labels: [N], the label predicted from each sampled path alone.
-    means: [N], the label predicted with each sample's first location and the means of all later locations.
+    labels: [N, K], the labels predicted from each sampled path alone.
+    means: [N, K], the labels predicted with each sample's first location and the means of all later locations.
     transforms: [T, 2, 3], see GlimpseNetworkOutput.
   """
 
-  label: int
+  label: tuple[int, ...]
   probabilities: np.ndarray
   locations: np.ndarray
   labels: np.ndarray
@@ -127,14 +127,15 @@ class GlimpsingSystem(System):
 
   @classmethod
   def check(cls, config: Config, training: Training) -> None:
-    bind(config['data']['task'], DIGITS, 'task')
+    _, _, options = bind(config['data']['task'], DIGITS, 'task')
+    objects = options.get('objects', 1)
     GlimpsingEvaluationConfig(**config['evaluation'])
     check_setting(training, 'objective', 'likelihood', 'glimpsing')
     check_setting(training, 'auxiliary', '', 'glimpsing')
-    model = _build(config['model'], classes=2)
+    model = _build(config['model'], classes=2, objects=objects)
     params = jax.eval_shape(lambda: _init_params(model, jax.random.key(0)))
     make_anneal(training.anneal, params, training.steps)
-    trace_loss(_loss(model, config, training), params, _dummy_batch())
+    trace_loss(_loss(model, config, training), params, _dummy_batch(objects))
 
   @classmethod
   def selectable_metrics(cls, config: Config) -> dict[str, bool]:
@@ -148,7 +149,8 @@ class GlimpsingSystem(System):
   @functools.cached_property
   def model(self) -> nn.Module:
     """The network, whose size depends on the number of classes in the data."""
-    return _build(self.config['model'], self.digits['train'].classes)
+    train = self.digits['train']
+    return _build(self.config['model'], train.classes, train.objects)
 
   @property
   def implementation(self) -> str:
@@ -164,10 +166,10 @@ class GlimpsingSystem(System):
     height, width, channels = self._picture_shape
     sizes = [height, width] if channels == 1 else [height, width, channels]
     shape = ' x '.join(map(str, sizes))
+    objects = f', {train.objects} in each' if train.objects > 1 else ''
     clutter = f', with {format_count(train.clutter, "piece")} of other pictures' if train.clutter else ''
-    return [
-      f'{name}: {format_count(len(split.labels), "picture")} ({shape}{clutter})' for name, split in self.digits.items()
-    ]
+    details = f'({shape}{objects}{clutter})'
+    return [f'{name}: {format_count(len(split.labels), "picture")} {details}' for name, split in self.digits.items()]
 
   @property
   def _picture_shape(self) -> tuple[int, int, int]:
@@ -194,17 +196,19 @@ class GlimpsingSystem(System):
     self, params: Any, split: str, *, beams: int | None = None
   ) -> tuple[dict[str, MetricValue], list[GlimpsePrediction]]:
     digits = self.digits[choose(split, self.digits, 'split')]
-    predictions, losses = self._predict(params, eval_digit_batches(digits, self.evaluation_rows), len(digits.labels))
+    batches = eval_digit_batches(digits, self.evaluation_rows)
+    predictions, losses = self._predict(params, batches, len(digits.labels))
+    expected = _labels_by_row(batches, len(digits.labels))
     samples = self.config['evaluation']['samples']
     rows = f'rows:{len(digits.labels)}'
     ensemble = f'samples:{samples}|{rows}'
     single = f'mean of {samples}, each by itself|{rows}'
 
     def single_error(labels: Sequence[np.ndarray]) -> MetricValue:
-      wrong = np.array(labels) != digits.labels[:, None]
+      wrong = np.any(np.array(labels) != expected[:, None], axis=-1)
       return MetricValue(100 * float(np.mean(wrong)), '%', single)
 
-    wrong = [p.label != label for p, label in zip(predictions, digits.labels, strict=True)]
+    wrong = np.any(np.array([p.label for p in predictions]) != expected, axis=-1)
     metrics = {
       'loss': MetricValue(float(np.mean(losses)), 'nat/picture', ensemble),
       'error': MetricValue(100 * float(np.mean(wrong)), '%', ensemble),
@@ -214,7 +218,7 @@ class GlimpsingSystem(System):
     return metrics, predictions
 
   def format_predictions(self, predictions: Sequence[GlimpsePrediction]) -> list[str]:
-    return [str(prediction.label) for prediction in predictions]
+    return [_format_labels(prediction.label) for prediction in predictions]
 
   def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
     """Writes pictures of a split with the sampled path of glimpses, and what the retina sees at each."""
@@ -226,8 +230,8 @@ class GlimpsingSystem(System):
     predictions, _ = self._predict(params, [batch], len(digits.labels))
     items = []
     for picture, row, label in zip(batch.picture, row_numbers, batch.label, strict=True):
-      title = f'{split} {row}: {label}, predicted {predictions[row].label}'
       prediction = predictions[row]
+      title = f'{split} {row}: {_format_labels(np.ravel(label))}, predicted {_format_labels(prediction.label)}'
       items.append(glimpse_paths.GlimpsePath(picture, prediction.locations, title, prediction.transforms))
     glimpse_paths.write(items, path, self.config['model']['size'], self.config['model']['scales'])
 
@@ -246,7 +250,8 @@ class GlimpsingSystem(System):
         sampled = _apply(self.model, params, batch, rng, True)
         mean = _apply(self.model, params, batch, rng, False)
         of_picture = jax.tree.map(lambda x: x[0], sampled)
-        return jax.nn.softmax(of_picture.logits), of_picture, mean.logits[0].argmax()
+        logits, mean_logits = (_logits_by_object(outputs, batch)[0] for outputs in (sampled, mean))
+        return jax.nn.softmax(logits), of_picture, mean_logits.argmax(-1)
 
       rngs = jax.random.split(jax.random.fold_in(jax.random.key(0), picture.index), samples)
       probabilities, sampled, means = jax.lax.map(sample, rngs)
@@ -268,16 +273,41 @@ class GlimpsingSystem(System):
       results = jax.device_get(self._classify(params, placed))
       for i in np.flatnonzero(batch.index >= 0):
         probabilities, *others = jax.tree.map(lambda x, i=i: x[i], results)
-        predictions[batch.index[i]] = GlimpsePrediction(int(probabilities.argmax()), probabilities, *others)
-        losses[batch.index[i]] = -np.log(max(float(probabilities[batch.label[i]]), MIN_PROBABILITY))
+        label = tuple(int(best) for best in probabilities.argmax(-1))
+        predictions[batch.index[i]] = GlimpsePrediction(label, probabilities, *others)
+        chosen = np.take_along_axis(probabilities, np.reshape(batch.label[i], (-1, 1)), axis=1)
+        losses[batch.index[i]] = -np.log(np.maximum(chosen, MIN_PROBABILITY)).sum()
     return predictions, losses
 
 
-def _build(model: Mapping[str, Any], classes: int) -> nn.Module:
+def _format_labels(labels: Sequence[int]) -> str:
+  """The labels of the objects of a picture, such as '3 7'."""
+  return ' '.join(map(str, labels))
+
+
+def _labels_by_row(batches: Sequence[DigitBatch], rows: int) -> np.ndarray:
+  """The labels [rows, K] of all rows of a split."""
+  labels, index = (np.concatenate(column) for column in zip(*((b.label, b.index) for b in batches), strict=True))
+  by_row = np.zeros((rows, *labels.shape[1:]), labels.dtype)
+  by_row[index[index >= 0]] = labels[index >= 0]
+  return by_row.reshape(rows, -1)
+
+
+def _logits_by_object(outputs: GlimpseNetworkOutput, batch: DigitBatch) -> jax.Array:
+  """The logits [B, K, L] of every object."""
+  return outputs.logits.reshape(len(batch.index), -1, outputs.logits.shape[-1])
+
+
+def _build(model: Mapping[str, Any], classes: int, objects: int = 1) -> nn.Module:
   options = dataclasses.asdict(GlimpseConfig(**model))
   dtype = DTYPES[choose(options.pop('dtype'), DTYPES, 'dtype')]
   options.pop('samples')
-  return make(options.pop('network'), NETWORKS, 'network', labels=classes, **options, dtype=dtype)
+  spec = options.pop('network')
+  network = make(spec, NETWORKS, 'network', labels=classes, objects=objects, **options, dtype=dtype)
+  if objects > 1 and not hasattr(network, 'objects'):
+    expected = ', '.join(name for name, row in NETWORKS.items() if hasattr(row, 'objects'))
+    raise UserError(f'config.model.network: {spec!r} has one label, not {objects}; expected one of: {expected}')
+  return network
 
 
 def _init_params(model: nn.Module, rng: jax.Array, shape: tuple[int, int, int] = DUMMY_SHAPE) -> Any:
@@ -285,9 +315,10 @@ def _init_params(model: nn.Module, rng: jax.Array, shape: tuple[int, int, int] =
   return model.init(rngs, jnp.zeros((1, *shape)), jnp.zeros((1, 2)))['params']
 
 
-def _dummy_batch() -> DigitBatch:
-  """One picture, for tracing."""
-  return DigitBatch(np.zeros((1, *DUMMY_SHAPE), np.uint8), np.zeros(1, np.int32), np.zeros(1, np.int32))
+def _dummy_batch(objects: int = 1) -> DigitBatch:
+  """One picture with this number of objects, for tracing."""
+  label = np.zeros((1, objects), np.int32)
+  return DigitBatch(np.zeros((1, *DUMMY_SHAPE), np.uint8), label, np.zeros(1, np.int32))
 
 
 def _apply(model: nn.Module, params: Any, batch: DigitBatch, rng: jax.Array, sample_locations: bool = True):
@@ -310,24 +341,31 @@ def _apply(model: nn.Module, params: Any, batch: DigitBatch, rng: jax.Array, sam
 
 
 def _loss(model: nn.Module, config: Config, training: Training) -> Loss:
-  """−log p(y) − Σ_t log π(l_t) (R − b_t) + Σ_t (R − b_t)², R whether the label is right. Mnih et al. 2014, section 3.2.
+  """−log p(y) − Σ_t log π(l_t) (R_t − b_t) + Σ_t (R_t − b_t)². Mnih et al. 2014, section 3.2.
 
-  The mean over `model.samples` sampled paths of each picture.
+  R_t is the number of right labels from glimpse t on, which is 0 or 1 with one object. The mean over `model.samples`
+  sampled paths of each picture.
   """
   samples = GlimpseConfig(**config['model']).samples
 
   def path_loss(params, batch, rng):
     outputs = _apply(model, params, batch, rng)
     mask = batch.index >= 0
-    sums = cross_entropy(outputs.logits[:, None], batch.label[:, None], mask[:, None], training.label_smoothing)
-    is_right = (outputs.logits.argmax(-1) == batch.label).astype(jnp.float32)
-    log_policy = outputs.log_policy[:, 1:]  # the first location is not sampled by the policy
-    baselines = outputs.baselines[:, 1:]
-    rewards = jnp.zeros_like(log_policy).at[:, -1:].set(is_right[:, None])  # one reward, after the last glimpse
+    labels = batch.label.reshape(len(mask), -1)
+    logits = _logits_by_object(outputs, batch)
+    label_mask = jnp.broadcast_to(mask[:, None], labels.shape)
+    sums = cross_entropy(logits, labels, label_mask, training.label_smoothing)
+    is_right = (logits.argmax(-1) == labels).astype(jnp.float32)
+    # A reward after the last glimpse of every object.
+    every = outputs.log_policy.shape[1] // labels.shape[1]
+    rewards = jnp.zeros_like(outputs.log_policy).at[:, every - 1 :: every].set(is_right)
+    # The first location is not sampled by the policy.
+    log_policy, rewards, baselines = (x[:, 1:] for x in (outputs.log_policy, rewards, outputs.baselines))
     reinforce = jax.vmap(latent.reinforce)(log_policy, rewards, baselines)
+    errors = jax.vmap(latent.rewards_to_go)(rewards) - baselines
     terms = {
       'reinforce': -jnp.sum(jnp.where(mask, reinforce, 0.0)),
-      'baseline': jnp.sum(jnp.where(mask[:, None], is_right[:, None] - baselines, 0.0) ** 2),
+      'baseline': jnp.sum(jnp.where(mask[:, None], errors, 0.0) ** 2),
     }
     return {'cross_entropy': sums['loss'], **sums, **terms, 'loss': sums['loss'] + sum(terms.values())}
 

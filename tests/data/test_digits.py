@@ -51,6 +51,18 @@ def test_a_digit_is_placed_at_random_on_its_canvas(folder):
   assert 16 + 2 <= (cluttered > 0).sum() <= 16 + 3 * 4
 
 
+def test_several_objects_do_not_overlap_and_are_read_from_left_to_right(folder):
+  train = load(folder, canvas=12, objects=3)['train']
+  (batch,) = eval_digit_batches(train, 9)  # the last row is a filler row
+  assert batch.label.shape == (9, 3) and batch.index.tolist() == [*range(8), -1]
+  assert all(row in labels for row, labels in zip(batch.index[:-1], batch.label, strict=False))  # labels are rows here
+  for picture, labels in zip(batch.picture[:-1], batch.label, strict=False):
+    assert (picture > 0).sum() == 3 * 16
+    left = [np.nonzero((picture == label + 1).any((0, 2)))[0].min() for label in labels]  # pixels are labels + 1
+    assert left == sorted(left) or len(set(labels)) < 3
+  assert not batch.label[-1].any()
+
+
 def test_batches_are_a_function_of_seed_and_step(folder):
   train = load(folder, canvas=9)['train']
   batches, same, other = (DigitBatches(train, 3, seed) for seed in (0, 0, 1))
@@ -120,6 +132,8 @@ def test_tfds_sets_of_colours_and_of_any_size(prepared):
     ({'validation': 12}, 'validation must be from 1 to 11 of the 12 pictures, got 12'),
     ({'canvas': 3}, 'canvas=3 is smaller than the pictures; expected 0 or at least 4'),
     ({'clutter': 2}, 'clutter=2 needs a canvas'),
+    ({'objects': 2}, 'objects=2 needs a canvas of at least 8 pixels, got canvas=0'),
+    ({'objects': 3, 'canvas': 9}, 'objects=3 needs a canvas of at least 12 pixels, got canvas=9'),
     ({'canvas': 9, 'clutter': 1, 'piece': 5}, 'piece must be from 1 to 4, the size of the pictures, got 5'),
   ],
 )
