@@ -21,6 +21,7 @@ def affine_grid(theta: Float[Array, '2 3'], height: int, width: int) -> Float[Ar
   Returns:
     Source coordinates of every pixel of the target.
   """
+  theta = jnp.asarray(theta)
   x, y = jnp.meshgrid(_centres(width), _centres(height))
   target = jnp.stack([x, y, jnp.ones_like(x)], axis=-1).astype(theta.dtype)
   return jnp.einsum('ij,hwj->hwi', theta, target, precision='highest')

@@ -27,9 +27,7 @@ def literal(kind, params, inputs):
   for t, x in enumerate(inputs):
     scores = [v @ np.tanh(state[0] @ key + x @ query[:D] + summary @ query[D:]) for state in tape]
     weights[t, :t] = np.exp(scores) / np.exp(scores).sum()
-    before = [
-      sum((s * state[n] for s, state in zip(weights[t], tape, strict=False)), np.zeros(F)) for n in range(arrays)
-    ]
+    before = [sum((weights[t, i] * state[n] for i, state in enumerate(tape)), np.zeros(F)) for n in range(arrays)]
     summary = before[0]
     tape.append(formula(x @ cell['inputs']['kernel'] + cell['inputs']['bias'], before, cell['kernel'], cell['bias']))
   return np.array([state[0] for state in tape]).reshape(-1, F), (tape or [(np.zeros(F),) * arrays])[-1], weights
@@ -83,7 +81,7 @@ def test_bfloat16_layers_compute_in_bfloat16_with_float32_weights():
   [
     ({'alignment': 'hard'}, r"intra-attention: the alignment must train by backpropagation alone; 'hard' needs"),
     ({'kind': 'gruu'}, "unknown rnn 'gruu'"),
-    ({'score': 'dot'}, 'dot'),
+    ({'score': 'dot'}, r'query \(9,\) and key \(7, 4\) .* must be of the same width'),
   ],
 )
 def test_user_errors(options, message):
