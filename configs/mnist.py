@@ -21,7 +21,10 @@ clutter:
 from attention_jax.systems.config import default_config
 from attention_jax.systems.presets import apply_preset
 
-OVERRIDES = {'jaderberg2015': {'model.size': 28}}
+OVERRIDES = {
+  'jaderberg2015': {'model.size': 28},
+  'ba2015': {'data.task': 'npz(canvas=60, objects=2)', 'model.size': 12, 'model.scales': 2},
+}
 
 
 def get_config(preset: str = 'mnih2014'):
