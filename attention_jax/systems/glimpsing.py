@@ -35,6 +35,7 @@ from attention_jax.training.compiling import jit_once
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import OBJECTIVE_RNG, Loss
 from attention_jax.training.partition import shard_batch
+from attention_jax.training.peers import map_batches
 
 SELECTABLE_METRICS = {'loss': False, 'error': False, 'error_of_one': False, 'error_of_means': False}
 MIN_PROBABILITY = 1e-30  # bounds the loss of a sampled mean that is 0 in float32
@@ -247,10 +248,12 @@ class GlimpsingSystem(System):
     params = self.replicate_params(params)
     predictions = [None] * rows
     losses = np.zeros(rows)
-    for batch in batches:
+
+    def classify(batch: DigitBatch) -> Any:
       divides = len(batch.index) % self.mesh.devices.size == 0
-      placed = shard_batch(batch, self.mesh) if divides else batch
-      probabilities, locations, labels, means = jax.device_get(self._classify(params, placed))
+      return self._classify(params, shard_batch(batch, self.mesh) if divides else batch)
+
+    for batch, (probabilities, locations, labels, means) in map_batches(classify, batches):
       for i in np.flatnonzero(batch.index >= 0):
         label = int(probabilities[i].argmax())
         prediction = GlimpsePrediction(label, probabilities[i], locations[i], labels[i], means[i])

@@ -32,6 +32,7 @@ SETTINGS = (
   '--config.training.evaluate_every=0',
   '--config.training.checkpoint_every=0',
   '--config.evaluation.beams=1',
+  '--config.evaluation.batch_size=2',  # the five rows of a split are three batches, which processes share
 )
 INTERRUPTED = 75  # exit code of train.py
 
@@ -74,10 +75,13 @@ def test_two_processes_train_as_one_does(task, tmp_path):
     assert two.step == one.step == 3
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), two.params, one.params)
 
-  def test_loss(name):
-    return json.loads((tmp_path / name / 'results.json').read_text())['results']['test']['loss']['value']
+  def test_results(name):
+    results = json.loads((tmp_path / name / 'results.json').read_text())['results']['test']
+    return {metric: result['value'] for metric, result in results.items()}
 
-  assert test_loss('two') == pytest.approx(test_loss('one'), rel=1e-5)
+  assert test_results('two') == pytest.approx(test_results('one'), rel=1e-5)
+  hypotheses = [(tmp_path / name / 'hypotheses.test.txt').read_text() for name in ('two', 'one')]
+  assert hypotheses[0] == hypotheses[1] and hypotheses[0].count('\n') == 5
 
 
 @pytest.mark.parametrize(
