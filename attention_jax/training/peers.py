@@ -18,6 +18,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from attention_jax.errors import UserError
+from attention_jax.training.interrupts import check_stop
 
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'grain')  # those that decide about an update
 MAX_SHOWN = 60  # characters of a value in an error
@@ -69,9 +70,13 @@ def map_batches(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterato
   Args:
     fn: returns a tree of arrays, whose structure, dtypes and ranks are the same for every batch.
     batches: the same in every process.
+
+  Raises:
+    Interrupted: after a signal, in a block that may be stopped; see interrupts.stoppable.
   """
   batches = iter(batches)
   while turn := list(itertools.islice(batches, jax.process_count())):
+    check_stop()
     own = turn[min(jax.process_index(), len(turn) - 1)]  # without a batch of its own, a process repeats the last one
     yield from zip(turn, gather(jax.device_get(fn(own)))[: len(turn)], strict=True)
 

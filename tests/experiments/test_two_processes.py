@@ -100,6 +100,25 @@ def test_a_signal_to_any_process_stops_all_after_the_same_update(signalled, task
   assert read_metrics(folder)[-1]['step'] == step > 0
 
 
+@pytest.mark.long
+def test_a_signal_to_any_process_stops_the_final_evaluation_of_all(tmp_path):
+  task = write_task(tmp_path / 'task')
+  test = task / 'test.tsv'
+  test.write_text(test.read_text('utf-8') * 1000, 'utf-8')
+  folder = tmp_path / 'run'
+  arguments = tiny_arguments(task, folder, *SETTINGS)
+  processes = start_together('experiments.train', '--distributed', *arguments)
+  for line in processes[0].stdout:
+    if 'evaluating test' in line:
+      break
+  processes[1].send_signal(signal.SIGTERM)
+  first, second = wait_for_outputs(processes, expected=INTERRUPTED)
+  assert 'stopped by SIGTERM while evaluating; run the same command again to repeat the evaluation\n' in first
+  assert 'stopped' not in second and not (folder / 'results.json').exists()
+  wait_for_outputs(start_together('experiments.train', '--distributed', *arguments))
+  assert (folder / 'hypotheses.test.txt').read_text('utf-8').count('\n') == 5000
+
+
 def test_processes_with_different_data_stop_at_once(tmp_path):
   homes = [write_task(tmp_path / str(i) / 'task', rows=24 + i).parent for i in range(2)]
   arguments = tiny_arguments('~/task', tmp_path / 'run', *SETTINGS)
