@@ -223,8 +223,6 @@ def check_config(config: Config) -> None:
     raise UserError(f'config.seeds must be at least 1, got {config["seeds"]}')
   if config['seeds'] > MAX_SEEDS:
     raise UserError(f'config.seeds must be at most {MAX_SEEDS}, got {config["seeds"]}; start several runs instead')
-  if config['seeds'] > 1 and jax.process_count() > 1:
-    raise UserError(f'config.seeds must be 1 when several processes train together, got {config["seeds"]}')
   MeshConfig(**config['mesh'])
   training = Training(**config['training'])
   make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)

@@ -84,6 +84,27 @@ def test_two_processes_train_as_one_does(task, tmp_path):
   assert hypotheses[0] == hypotheses[1] and hypotheses[0].count('\n') == 5
 
 
+@pytest.mark.long
+@pytest.mark.parametrize('seeds', [2, 3], ids=['each process has a seed', 'each process has a share of all'])
+def test_two_processes_train_several_seeds_and_resume(seeds, task, tmp_path):
+  fields = (*SETTINGS, f'--config.seeds={seeds}', '--config.training.checkpoint_every=1')
+  arguments = tiny_arguments(task, tmp_path / 'two', *fields)
+  wait_for_outputs(start_together('experiments.train', '--distributed', *arguments, '--config.training.steps=2'))
+  first, second = wait_for_outputs(start_together('experiments.train', '--distributed', *arguments))
+  assert 'resuming at step 2 of 3' in first and f'the means over {seeds} seeds' in first and 'step' not in second
+  assert run('train', *tiny_arguments(task, tmp_path / 'one', *fields)).code == 0
+  results = json.loads((tmp_path / 'two' / 'results.json').read_text('utf-8'))['results']
+  assert len(results['test']['loss']['values']) == seeds
+
+  def train_losses(name, seed):
+    records = read_metrics(tmp_path / name / f'seed_{seed}')
+    return [record['train/loss'] for record in records if 'train/loss' in record]
+
+  for seed in range(seeds):
+    assert len(train_losses('two', seed)) == 3
+    assert train_losses('two', seed) == pytest.approx(train_losses('one', seed), rel=1e-5)
+
+
 @pytest.mark.parametrize(
   'signalled', [(1,), pytest.param((0, 1), marks=pytest.mark.long)], ids=['one process', 'both processes']
 )

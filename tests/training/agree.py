@@ -1,4 +1,4 @@
-"""Uses peers.py in one of several processes, and prints what each function does.
+"""Uses peers.py in one of several processes, prints what each function does, and trains the runs of test_seeds.py.
 
 python -m tests.training.agree FOLDER
 """
@@ -11,6 +11,7 @@ import numpy as np
 
 from attention_jax.errors import UserError
 from attention_jax.training.peers import check_agreement, copy_from_first, exchange, fail_together, map_batches
+from tests.training.test_seeds import fit_all
 
 
 def report(name: str, use) -> None:
@@ -57,6 +58,7 @@ def main(folder: Path) -> None:
     (own / 'words').write_text('eins\nzwei\n')
     (own / 'empty').touch()
   copy_from_first(own)
+  report('seeds', lambda: fit_all(folder / 'seeds', steps=4))
 
 
 if __name__ == '__main__':
