@@ -32,6 +32,7 @@ class ReadingRequest(NamedTuple):
     analyses: specs of inference.analyses.ANALYSES.
     hypotheses: number of hypotheses of each input.
     words: whether to merge the weights of subwords or characters to those of words.
+    edit: a spec of functional.edits.EDITS that edits the weights of the model; '' for none.
   """
 
   split: str = 'test'
@@ -41,6 +42,7 @@ class ReadingRequest(NamedTuple):
   analyses: Sequence[str] = ()
   hypotheses: int = 1
   words: bool = False
+  edit: str = ''
 
 
 class Reading(NamedTuple):
@@ -86,6 +88,26 @@ class Reading(NamedTuple):
       for spec, measured in self.measurements.items()
       if measured.values.shape == shape and measured.axes == (self.target_tokens, self.source_tokens)
     }
+
+
+def read_runs(runs: Sequence[Any], request: ReadingRequest) -> list[Reading]:
+  """Returns the readings of a request by each run; with an edit, those without it stand before those with it.
+
+  Args:
+    runs: runs of systems with readings, as systems.runs.open_run returns them.
+    request: which readings to compute.
+
+  Raises:
+    UserError: as the system does.
+  """
+  unedited = request._replace(edit='')
+  requests = {'': unedited} | ({f', {request.edit}': request} if request.edit else {})
+  return [
+    reading._replace(run=f'{run.folder}{suffix}')
+    for run in runs
+    for suffix, part in requests.items()
+    for reading in run.system.read(run.params, part)
+  ]
 
 
 def to_record(reading: Reading, digits: int = 4) -> dict[str, Any]:

@@ -35,11 +35,13 @@ class Served(NamedTuple):
 
   Attributes:
     text: the source in it.
+    edit: the edit of weights in it, or ''.
     error: a message below it, or ''.
-    max_length: maximum number of characters of a source.
+    max_length: maximum number of characters of a source and of an edit.
   """
 
   text: str
+  edit: str
   error: str
   max_length: int
 
