@@ -11,9 +11,10 @@
 For rows of a split of sentences, weights are those of the reference target, and gold links are outlined squares if the
 split has them. For --text and for rows of pictures, weights are those of the best hypothesis. For a run of translation,
 the suffix of --output selects the format: .png for heatmaps, .html for a page that shows weights token by token in a
-browser and needs no network, .json for all numbers. For runs with pictures, .html embeds them in a page. --serve shows
-the page of translation for sources that are typed into it, at an address that only this machine can reach. --edit
-shows what changes with edited weights, of all layers and heads or of one: 'fixed(at=2, position=1, layer=0, head=3)'.
+browser and needs no network, .json for all numbers. For captions, glimpses and memories, .html is a page with a slider
+over words or steps. --serve shows the page of translation for sources that are typed into it, at an address that only
+this machine can reach. --edit shows what changes with edited weights, of all layers and heads or of one:
+'fixed(at=2, position=1, layer=0, head=3)'.
 """
 
 from experiments.process_settings import prepare_process
@@ -22,7 +23,6 @@ if __name__ == '__main__':
   prepare_process()  # before jax is imported
 
 import functools
-import tempfile
 from pathlib import Path
 
 from absl import flags
@@ -118,34 +118,14 @@ def _check_plot(name: str, system: type, path: Path, output: str | None) -> None
 
 
 def _plot(run, path: Path) -> None:
-  """Plots the weights of a system without readings; pictures are embedded if the output is a page."""
-  selection = {'split': FLAGS.split, 'rows': FLAGS.rows, 'inputs': FLAGS.text}
-  if not _embeds_pictures(run.system, path):
-    run.system.plot(run.params, path, **selection)
-    print(f'written to {", ".join(map(str, [path, *_extra_paths(run.system, path)]))}')
-    return
-  from attention_jax.analysis.picture_page import write_picture_page
-
-  with tempfile.TemporaryDirectory() as folder:
-    picture = Path(folder) / run.system.plot_filename
-    run.system.plot(run.params, picture, **selection)
-    pictures = [picture, *(picture.with_suffix(extra) for extra in run.system.extra_plot_suffixes)]
-    write_picture_page(pictures, path, f'Attention of {run.folder}', _first_line(run.system.plot.__doc__))
-  print(f'written to {path}')
-
-
-def _embeds_pictures(system, path: Path) -> bool:
-  """Whether the output is a page but the plots of the system are pictures."""
-  return path.suffix.lower() == PAGE != Path(system.plot_filename).suffix
-
-
-def _first_line(docstring: str) -> str:
-  return docstring.strip().split('\n')[0].removeprefix('Writes ').capitalize()
+  """Plots the weights of a system without readings."""
+  run.system.plot(run.params, path, split=FLAGS.split, rows=FLAGS.rows, inputs=FLAGS.text)
+  print(f'written to {", ".join(map(str, [path, *_extra_paths(run.system, path)]))}')
 
 
 def _extra_paths(system, path: Path) -> list[Path]:
-  """Files that a plot writes beside its path."""
-  return [] if _embeds_pictures(system, path) else [path.with_suffix(extra) for extra in system.extra_plot_suffixes]
+  """Files that a plot writes beside its path; a page is one file."""
+  return [] if path.suffix.lower() == PAGE else [path.with_suffix(extra) for extra in system.extra_plot_suffixes]
 
 
 if __name__ == '__main__':

@@ -122,16 +122,16 @@ def to_record(reading: Reading, digits: int = 4) -> dict[str, Any]:
     'target_tokens': list(reading.target_tokens),
     'gold': None if reading.gold is None else np.asarray(reading.gold).tolist(),
     'sure': None if reading.sure is None else np.asarray(reading.sure).tolist(),
-    'matrices': {name: _rounded(values, digits) for name, values in reading.matrices.items()},
+    'matrices': {name: rounded(values, digits) for name, values in reading.matrices.items()},
     'measurements': {
-      spec: {'axes': [list(axis) for axis in measured.axes], 'values': _rounded(measured.values, digits)}
+      spec: {'axes': [list(axis) for axis in measured.axes], 'values': rounded(measured.values, digits)}
       for spec, measured in reading.measurements.items()
     },
   }
 
 
-def _rounded(values: np.ndarray, digits: int) -> Any:
-  """A nested list of rounded numbers; None stands for NaN, which JSON does not have."""
+def rounded(values: np.ndarray, digits: int) -> Any:
+  """Returns nested lists of numbers with this number of significant digits; None stands for NaN, which JSON lacks."""
   round_one = np.vectorize(lambda x: float(f'{x:.{digits}g}') if np.isfinite(x) else None, otypes=[object])
   values = np.asarray(values, np.float64)
   return round_one(values).tolist() if values.size else values.tolist()

@@ -7,8 +7,8 @@ import pytest
 
 from attention_jax import analysis
 from attention_jax.errors import UserError
+from tests.analysis.helpers import Page
 from tests.analysis.test_reading import READING
-from tests.analysis.test_reading_page import Page
 
 
 class FakeSystem:

@@ -9,8 +9,8 @@ import pytest
 
 from attention_jax.analysis.serving import HOST, MAX_LENGTH, make_server
 from attention_jax.errors import UserError
+from tests.analysis.helpers import HOSTILE, Page, open_page
 from tests.analysis.test_reading import READING
-from tests.analysis.test_reading_page import HOSTILE, Page
 
 
 def read(texts, edit):
@@ -84,3 +84,18 @@ def test_other_paths_and_other_hosts_are_rejected(port):
 def test_a_port_in_use_is_reported_in_one_line(port):
   with pytest.raises(UserError, match=f'^port {port} of 127.0.0.1 is in use; choose another --port$'):
     make_server(read, port)
+
+
+@pytest.mark.packaging
+def test_the_page_answers_in_a_browser(port):
+  with open_page(f'http://localhost:{port}/') as page:
+    page.keyboard.type('5 марта')  # the field of the source has the focus
+    page.fill('input[name=edit]', 'uniform(head=1)')
+    page.keyboard.press('Enter')
+    page.wait_for_selector('.panel')
+    assert page.locator('h2').text_content() == 'uniform(head=1)'
+    assert page.input_value('input[name=text]') == '5 марта'
+    page.fill('input[name=text]', 'wrong')
+    page.keyboard.press('Enter')
+    page.wait_for_selector('#error')
+    assert page.locator('#error').text_content() == "no output for 'wrong'"
