@@ -1,7 +1,8 @@
 """python -m experiments.benchmark --out=runs/benchmark [--suites=kernels,training]
 
 Measures this machine: attention kernels, training, decoding, input pipeline, start-up. Every figure is a ratio of
-sides that run in turns in one process. Compares with PyTorch if it is installed (requirements-bench.txt), and with Joey
+sides that run in turns in one process. --suites=prepared --pairs=4640000 prepares that many pairs and reads them.
+Compares with PyTorch if it is installed (requirements-bench.txt), and with Joey
 NMT if it has an environment of its own (python -m venv joey; joey/bin/pip install torch==2.13.0 joeynmt==2.3.0
 importlib_metadata): --joey=joey/bin/python.
 """
@@ -24,7 +25,8 @@ flags.DEFINE_integer('repeats', 7, 'number of timed runs of each side', lower_bo
 flags.DEFINE_string('run', '', 'the folder of a trained bahdanau2015, to measure its translation')
 flags.DEFINE_string('joey', '', 'the interpreter of an environment with Joey NMT, to compare with it')
 flags.DEFINE_string('data', 'data/multi30k', 'the folder with test2016.en and test2016.de, for --run')
-flags.DEFINE_string('data_root', 'data', 'the folder with nettalk, multi30k and imdb, for the suite startup')
+flags.DEFINE_string('data_root', 'data', 'the folder with nettalk, multi30k and imdb, for startup and prepared')
+flags.DEFINE_integer('pairs', 0, 'pairs of the suite prepared, such as 4640000; 0 leaves it out', lower_bound=0)
 flags.DEFINE_string('checkout', '', 'a checkout of another commit, whose start the suite startup compares')
 
 
@@ -40,6 +42,7 @@ def main() -> None:
     run=FLAGS.run,
     data=FLAGS.data,
     data_root=FLAGS.data_root,
+    pairs=FLAGS.pairs,
     checkout=FLAGS.checkout,
   )
   run_suites(FLAGS.suites, FLAGS.out, context)

@@ -65,6 +65,8 @@ layers, heads and hypotheses, and several runs side by side (`--compare`). One w
 python -m experiments.inspect_attention --workdir=runs/dates --rows=0 --analyses=integrated_gradients --analyses=kendall
 python -m experiments.inspect_attention --workdir=runs/dates --text='5. März 1999' --output=what_if.json \\
   --analyses='what_if(edit="fixed(at=8, position=3)")'
+python -m experiments.inspect_attention --workdir=runs/transformer --rows=0 --layers --output=edited.html \\
+  --edit='fixed(at=8, position=3, layer=2, head=0)'
 ```
 
 - Attributions, `leave_one_out` and `what_if` are of the log-probability of each target token by teacher forcing. Where
@@ -72,9 +74,11 @@ python -m experiments.inspect_attention --workdir=runs/dates --text='5. März 19
 - Whether attention weights explain an output depends on the model and on what explaining means (Jain & Wallace 2019;
   Wiegreffe & Pinter 2019). `kendall` compares weights with another measure; `permutation` and `adversarial` change the
   weights of one step and compare its output.
-- An edit changes the weights of every layer and head of a decoder. `aj.with_edit(alignment, edit)` makes an alignment
-  of any alignment and an edit, for `aj.attend` and for modules. An edit is the name of a row, or a function of weights
-  [S] and mask [S].
+- `--edit` shows the run with edited weights beside the run itself; of `--text`, with what it then translates. The page
+  of `--serve` has a field for an edit.
+- An edit changes the weights of every layer and head of a decoder over the source, or of those that `layer` and `head`
+  name, counted from 0. `aj.with_edit(alignment, edit)` makes an alignment of any alignment and an edit, for
+  `aj.attend` and for modules. An edit is the name of a row, or a function of weights [S] and mask [S].
 - The functions themselves are in `aj.analysis`, on arrays and on functions of arrays. Some of them need scipy or optax,
   which are in the extra `train`."""
 
@@ -92,7 +96,8 @@ CLASSIFICATION_COLUMNS = {
   'score': 'attention.score',
 }
 GLIMPSE_FIELDS = [field.name for field in dataclasses.fields(GlimpseConfig)]  # set in config.model
-SET_BY_MODEL = ('parent', 'name', 'dtype', 'embedding', 'attention', 'size')  # fields of modules that are no options
+# Fields of modules that are no options.
+SET_BY_MODEL = ('parent', 'name', 'dtype', 'embedding', 'attention', 'layer_attentions', 'size')
 
 flags.DEFINE_bool('check', False, 'write nothing; fail if a file is out of date')
 

@@ -5,13 +5,16 @@
   python -m experiments.inspect_attention --workdir=runs/dates --rows=0 --analyses=entropy --analyses=leave_one_out
   python -m experiments.inspect_attention --workdir=runs/transformer --rows=0 --layers
   python -m experiments.inspect_attention --workdir=runs/a --compare=runs/b --rows=0,1,2 --output=page.html
+  python -m experiments.inspect_attention --workdir=runs/dates --text='5 mars 1999' --edit='uniform' --output=page.html
   python -m experiments.inspect_attention --workdir=runs/dates --serve
 
 For rows of a split of sentences, weights are those of the reference target, and gold links are outlined squares if the
 split has them. For --text and for rows of pictures, weights are those of the best hypothesis. For a run of translation,
 the suffix of --output selects the format: .png for heatmaps, .html for a page that shows weights token by token in a
-browser and needs no network, .json for all numbers. For runs with pictures, .html embeds them in a page. --serve shows
-the page of translation for sources that are typed into it, at an address that only this machine can reach.
+browser and needs no network, .json for all numbers. For captions, glimpses and memories, .html is a page with a slider
+over words or steps. --serve shows the page of translation for sources that are typed into it, at an address that only
+this machine can reach. --edit shows what changes with edited weights, of all layers and heads or of one:
+'fixed(at=2, position=1, layer=0, head=3)'.
 """
 
 from experiments.process_settings import prepare_process
@@ -19,7 +22,7 @@ from experiments.process_settings import prepare_process
 if __name__ == '__main__':
   prepare_process()  # before jax is imported
 
-import tempfile
+import functools
 from pathlib import Path
 
 from absl import flags
@@ -40,6 +43,9 @@ flags.DEFINE_bool('words', False, 'merge the weights of subwords or characters t
 flags.DEFINE_multi_string(
   'analyses', [], 'an analysis of docs/analyses.md to compute, such as entropy or leave_one_out; may be repeated'
 )
+flags.DEFINE_string(
+  'edit', '', 'an edit of weights of docs/analyses.md; the run with edited weights is shown beside the run itself'
+)
 flags.DEFINE_bool('relative', False, 'draw the largest weight of each heatmap darkest, for weights that are all small')
 flags.DEFINE_bool('serve', False, 'serve a page on this machine, into which sources are typed, until interrupted')
 flags.DEFINE_integer('port', 8765, 'the port of --serve; 0 for any that is free', 0, 65535)
@@ -48,6 +54,7 @@ flags.DEFINE_string('output', None, 'a new file; by default a file in the workdi
 
 def main() -> None:
   from attention_jax.analysis import reading_files, serving
+  from attention_jax.functional.edits import resolve_edit
   from attention_jax.systems import runs
   from attention_jax.systems.base import SupportsReadings
   from attention_jax.systems.ready_made import opened_folder
@@ -55,6 +62,8 @@ def main() -> None:
   folder = require_flag('workdir')
   output = check_output_path(FLAGS.output, 'output') if FLAGS.output else None
   # Flags are checked before parameters and data are read, which takes long.
+  if FLAGS.edit:
+    resolve_edit(FLAGS.edit)
   name, system = runs.system_of(folder)
   path = Path(output or opened_folder(folder) / system.plot_filename)
   has_readings = issubclass(system, SupportsReadings)
@@ -70,25 +79,20 @@ def main() -> None:
   if has_readings:
     opened = [run, *(runs.open_run(other, FLAGS.checkpoint, dtype=FLAGS.dtype) for other in FLAGS.compare)]
     if FLAGS.serve:
-      serving.serve(lambda text: _read(opened, [text]), FLAGS.port, relative=FLAGS.relative)
+      serving.serve(functools.partial(_read, opened), FLAGS.port, edit=FLAGS.edit, relative=FLAGS.relative)
       return
-    reading_files.write(_read(opened, FLAGS.text), path, relative=FLAGS.relative)
+    reading_files.write(_read(opened, FLAGS.text, FLAGS.edit), path, relative=FLAGS.relative)
     print(f'written to {path}')
   else:
     _plot(run, path)
 
 
-def _read(runs, texts: list[str]) -> list:
-  """Readings of these texts, or of the rows of the split, by each run."""
-  from attention_jax.analysis.reading import ReadingRequest
-  from attention_jax.systems.base import SupportsReadings
+def _read(runs, texts: list[str], edit: str) -> list:
+  """Readings of these texts, or of the rows of the split, by each run, and by each with the edit unless it is ''."""
+  from attention_jax.analysis.reading import ReadingRequest, read_runs
 
-  request = ReadingRequest(FLAGS.split, FLAGS.rows, texts, FLAGS.layers, FLAGS.analyses, FLAGS.hypotheses, FLAGS.words)
-  return [
-    reading._replace(run=str(run.folder))
-    for run in runs
-    for reading in run.system_with(SupportsReadings).read(run.params, request)
-  ]
+  options = (FLAGS.layers, FLAGS.analyses, FLAGS.hypotheses, FLAGS.words, edit)
+  return read_runs(runs, ReadingRequest(FLAGS.split, FLAGS.rows, texts, *options))
 
 
 def _check_serve(name: str, has_readings: bool) -> None:
@@ -105,7 +109,7 @@ def _check_plot(name: str, system: type, path: Path, output: str | None) -> None
   suffixes = dict.fromkeys([Path(system.plot_filename).suffix, PAGE])
   if path.suffix.lower() not in suffixes:
     raise UserError(f'--output={path} must end with {" or ".join(suffixes)}, the formats of this run')
-  for flag in ('compare', 'layers', 'words', 'analyses', 'relative'):
+  for flag in ('compare', 'layers', 'words', 'analyses', 'edit', 'relative'):
     if FLAGS[flag].value:
       raise UserError(f"--{flag}: expected a run of system 'translation', got one of {name!r}")
   if output:
@@ -114,34 +118,14 @@ def _check_plot(name: str, system: type, path: Path, output: str | None) -> None
 
 
 def _plot(run, path: Path) -> None:
-  """Plots the weights of a system without readings; pictures are embedded if the output is a page."""
-  selection = {'split': FLAGS.split, 'rows': FLAGS.rows, 'inputs': FLAGS.text}
-  if not _embeds_pictures(run.system, path):
-    run.system.plot(run.params, path, **selection)
-    print(f'written to {", ".join(map(str, [path, *_extra_paths(run.system, path)]))}')
-    return
-  from attention_jax.analysis.picture_page import write_picture_page
-
-  with tempfile.TemporaryDirectory() as folder:
-    picture = Path(folder) / run.system.plot_filename
-    run.system.plot(run.params, picture, **selection)
-    pictures = [picture, *(picture.with_suffix(extra) for extra in run.system.extra_plot_suffixes)]
-    write_picture_page(pictures, path, f'Attention of {run.folder}', _first_line(run.system.plot.__doc__))
-  print(f'written to {path}')
-
-
-def _embeds_pictures(system, path: Path) -> bool:
-  """Whether the output is a page but the plots of the system are pictures."""
-  return path.suffix.lower() == PAGE != Path(system.plot_filename).suffix
-
-
-def _first_line(docstring: str) -> str:
-  return docstring.strip().split('\n')[0].removeprefix('Writes ').capitalize()
+  """Plots the weights of a system without readings."""
+  run.system.plot(run.params, path, split=FLAGS.split, rows=FLAGS.rows, inputs=FLAGS.text)
+  print(f'written to {", ".join(map(str, [path, *_extra_paths(run.system, path)]))}')
 
 
 def _extra_paths(system, path: Path) -> list[Path]:
-  """Files that a plot writes beside its path."""
-  return [] if _embeds_pictures(system, path) else [path.with_suffix(extra) for extra in system.extra_plot_suffixes]
+  """Files that a plot writes beside its path; a page is one file."""
+  return [] if path.suffix.lower() == PAGE else [path.with_suffix(extra) for extra in system.extra_plot_suffixes]
 
 
 if __name__ == '__main__':

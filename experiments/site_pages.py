@@ -1,8 +1,8 @@
 """Pages of the documentation site that are not Markdown files of docs/: the hook of mkdocs.yml.
 
 The site has the paths of the repository, so that the links of a document hold in both. Added to docs/ are the documents
-of the root, a page for each mechanism (mechanisms.py), the API reference, and the lesson as a page. Links to files
-that are no pages, such as configs, become plain text.
+of the root, a page for each mechanism (mechanisms.py), the API reference, the lesson as a page, and what ready-made
+models attend to. Links to files that are no pages, such as configs, become plain text.
 """
 
 import base64
@@ -11,7 +11,8 @@ import importlib
 import json
 import posixpath
 import re
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 import attention_jax as aj
+from attention_jax.systems import runs
+from attention_jax.systems.ready_made import PREFIX, READY_MADE, ready_made_folder
 from experiments.mechanisms import mechanism_page, mechanisms, overview_page, picture
 
 ROOT = Path(__file__).parent.parent
@@ -27,6 +30,9 @@ DOCS = ROOT / 'docs'
 COPIED = ('.md', '.png', '.sbatch')  # suffixes of the files of docs/ that the site contains
 LESSON = 'docs/attention_basics.ipynb'
 LESSON_PAGE = 'docs/attention_basics.md'
+MODELS_PAGE = 'attention/index.md'
+FRAME_STYLE = 'width: 100%; height: 44rem; border: 0'
+MODEL_ROWS = [str(row) for row in range(8)]  # of the test split, on the page of a ready-made model
 # Modules of the API reference: page -> module, and the names of what it documents.
 API_MODULES = {
   'attention_jax': ('attention_jax', aj.__all__),
@@ -94,6 +100,7 @@ def site_files() -> dict[str, Source]:
     files[mechanism.picture] = functools.partial(picture, mechanism)
   files['mechanisms/index.md'] = overview_page
   files |= {f'api/{name}.md': functools.partial(api_page, name) for name in API_MODULES}
+  files |= model_files()
   return files | lesson_files(json.loads((ROOT / LESSON).read_text('utf-8')))
 
 
@@ -118,6 +125,43 @@ def api_entries(name: str) -> dict[str, str | None]:
     else:
       entries[public_name] = _definition(value) or f'{path}.{public_name}'
   return entries
+
+
+def model_files() -> dict[str, Source]:
+  """Returns a page with the ready-made models that have been made, and what each of them attends to.
+
+  Models of data that may not be distributed are left out.
+  """
+  names = [name for name, model in READY_MADE.items() if not model.data]
+  made = [name for name in names if ready_made_folder(name).exists()]
+  files: dict[str, Source] = {f'attention/{name}.html': functools.partial(attention_page, name) for name in made}
+  return files | {MODELS_PAGE: functools.partial(models_page, made, [name for name in names if name not in made])}
+
+
+def models_page(made: Sequence[str], missing: Sequence[str]) -> str:
+  """Returns Markdown that shows the pages of ready-made models, and names those that have not been made."""
+  parts = [
+    '# Attention of ready-made models',
+    'What trained models attend to in the first rows of their test splits. Choose an example, and move the slider over '
+    'its steps. Each page is a file of its own; this command writes it for any trained run:\n\n'
+    '```sh\npython -m experiments.inspect_attention --workdir=@dates --rows=0,1,2 --output=page.html\n```',
+  ]
+  for name in made:
+    frame = f'<iframe src="{name}.html" title="attention of {PREFIX}{name}" style="{FRAME_STYLE}"></iframe>'
+    parts.append(f'## {PREFIX}{name}\n\n`{READY_MADE[name].config}`. [The page alone]({name}.html).\n\n{frame}')
+  if missing:
+    commands = '\n'.join(f'python -m experiments.models --names={name}' for name in missing)
+    parts.append(f'Not made when this site was built; train them, and build it again:\n\n```sh\n{commands}\n```')
+  return '\n\n'.join(parts) + '\n'
+
+
+def attention_page(name: str) -> str:
+  """Returns the HTML page of a ready-made model."""
+  run = runs.open_run(f'{PREFIX}{name}')
+  with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder) / 'page.html'
+    run.system.plot(run.params, path, split='test', rows=MODEL_ROWS, inputs=())
+    return path.read_text('utf-8')
 
 
 def lesson_files(notebook: dict[str, Any]) -> dict[str, Source]:

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_jax.analysis.picture_files import check_png_path, report_write_errors
+from attention_jax.analysis import picture_page
+from attention_jax.analysis.picture_files import report_write_errors, select_by_suffix
 from attention_jax.functional.spatial import affine_grid, bilinear_sample
 
 SIDE = 1.7  # inches of a panel
@@ -31,36 +32,69 @@ class GlimpsePath(NamedTuple):
 
 
 def write(items: Sequence[GlimpsePath], path: str | Path, size: int, scales: int) -> None:
-  """Writes one PNG with a row for each image: the whole path with its finest patches, then a panel for each glimpse.
+  """Writes a page with a slider over glimpses, or a picture.
+
+  A picture has a row for each image: the whole path with its finest patches, then a panel for each glimpse.
 
   Args:
     items: images, with different numbers of glimpses.
-    path: ends with .png.
+    path: ends with .html or .png.
     size: side of the finest patch of the retina, see models.glimpses.retina, or of a region, pixels.
     scales: number of patches of the retina, each twice as wide as the one before.
 
   Raises:
-    UserError: for a path that does not end with .png or cannot be written.
+    UserError: for a path that ends neither with .html nor with .png, or cannot be written.
   """
+  write_items = select_by_suffix(path, {'.html': _write_page, '.png': _write_picture})
+  with report_write_errors(path):
+    write_items(items, path, size, scales)
+
+
+def _write_page(items: Sequence[GlimpsePath], path: str | Path, size: int, scales: int) -> None:
+  examples = [_to_example(item, size, scales) for item in items]
+  picture_page.write_page(examples, path, 'Glimpses: where they were, and what was read')
+
+
+def _to_example(item: GlimpsePath, size: int, scales: int) -> picture_page.SteppedExample:
+  """The example of a page: the picture with path and finest patches, and beside it what is read at each glimpse."""
+  sides = np.array(item.picture.shape[:2])
+  centres = _centres(item)
+  corners = np.round(centres) - size // 2
+  boxes = [tuple(np.concatenate([corner[::-1], corner[::-1] + size]) / np.tile(sides[::-1], 2)) for corner in corners]
+  if len(item.transforms):
+    outlines = [(_outline(theta) + 1) / 2 for theta in item.transforms]
+    boxes = [(*outline.min(axis=0), *outline.max(axis=0)) for outline in outlines]
+  return picture_page.SteppedExample(
+    name=item.title,
+    steps=[f'glimpse {number}' for number in range(1, len(centres) + 1)],
+    frames=[item.picture],
+    boxes=[boxes, *([box] for box in boxes)],
+    path=(centres / sides)[:, ::-1],
+    details=[np.round(patch).astype(np.uint8) for patch in _patches(item, size, scales)],
+  )
+
+
+def _centres(item: GlimpsePath) -> np.ndarray:
+  """Centres of the glimpses in pixels: [T, 2], row and column."""
+  return (item.locations + 1) / 2 * np.array(item.picture.shape[:2])
+
+
+def _write_picture(items: Sequence[GlimpsePath], path: str | Path, size: int, scales: int) -> None:
   from matplotlib.figure import Figure
 
-  check_png_path(path)
   columns = 1 + max(len(item.locations) for item in items)
   figure = Figure(figsize=(SIDE * columns, (SIDE + 0.25) * len(items)), layout='constrained')
   panels = figure.subplots(len(items), columns, squeeze=False)
   for axes in panels.flat:
     axes.axis('off')
   for (path_axes, *glimpse_axes), item in zip(panels, items, strict=True):
-    centres = (item.locations + 1) / 2 * np.array(item.picture.shape[:2])
+    centres = _centres(item)
     _draw_path(path_axes, item, centres, size)
-    for number, (axes, centre) in enumerate(zip(glimpse_axes, centres, strict=False), 1):
-      if len(item.transforms):
-        _draw_region(axes, item.picture, item.transforms[number - 1], size)
-      else:
-        _draw_glimpse(axes, item.picture, centre, size, scales)
+    frames = range(0 if len(item.transforms) else scales - 1)
+    for number, (axes, patch) in enumerate(zip(glimpse_axes, _patches(item, size, scales), strict=False), 1):
+      _draw_patch(axes, patch, size, frames)
       axes.set_title(str(number), fontsize=9)
-  with report_write_errors(path):
-    figure.savefig(path, dpi=110)
+  figure.savefig(path, dpi=110)
 
 
 def _draw_path(axes, item: GlimpsePath, centres: np.ndarray, size: int) -> None:
@@ -90,8 +124,25 @@ def _draw_path(axes, item: GlimpsePath, centres: np.ndarray, size: int) -> None:
   axes.set_title(item.title, fontsize=9)
 
 
-def _draw_glimpse(axes, picture: np.ndarray, centre: np.ndarray, size: int, scales: int) -> None:
-  """Draws the patches of the retina on top of each other: each covers twice the side at half the resolution."""
+def _patches(item: GlimpsePath, size: int, scales: int) -> list[np.ndarray]:
+  """What is read at each glimpse: the patches of a retina, or a region, resampled to size x size pixels."""
+  if len(item.transforms):
+    picture = item.picture.astype(np.float32)
+    return [np.asarray(bilinear_sample(picture, affine_grid(theta, size, size))) for theta in item.transforms]
+  return [_glimpse(item.picture, centre, size, scales) for centre in _centres(item)]
+
+
+def _draw_patch(axes, patch: np.ndarray, size: int, scales: Sequence[int]) -> None:
+  """Draws what is read, and a frame around the patches of these scales."""
+  _draw_picture(axes, patch)
+  for scale in scales:
+    width = size * 2**scale
+    margin = (len(patch) - width) / 2
+    _draw_frame(axes, margin, margin, width, 0.6**scale)
+
+
+def _glimpse(picture: np.ndarray, centre: np.ndarray, size: int, scales: int) -> np.ndarray:
+  """The patches of the retina on top of each other: each covers twice the side at half the resolution."""
   widest = size * 2 ** (scales - 1)
   padded = np.pad(picture, [(widest, widest)] * 2 + [(0, 0)]).astype(float)
   padded_centre = np.round(centre).astype(int) + widest
@@ -103,25 +154,19 @@ def _draw_glimpse(axes, picture: np.ndarray, centre: np.ndarray, size: int, scal
     patch = padded[top : top + width, left : left + width].reshape(size, cell, size, cell, -1).mean((1, 3))
     margin = (widest - width) // 2
     glimpse[margin : margin + width, margin : margin + width] = np.kron(patch, np.ones((cell, cell, 1)))
-  _draw_picture(axes, glimpse)
-  for scale in range(scales - 1):
-    width = size * 2**scale
-    margin = (widest - width) / 2
-    _draw_frame(axes, margin, margin, width, 0.6**scale)
+  return glimpse
 
 
-def _draw_region(axes, picture: np.ndarray, theta: np.ndarray, size: int) -> None:
-  """Draws the region that a transform reads, resampled to size x size pixels."""
-  region = bilinear_sample(picture.astype(np.float32), affine_grid(theta, size, size))
-  _draw_picture(axes, np.asarray(region))
+def _outline(theta: np.ndarray) -> np.ndarray:
+  """Corners (x, y) of the region that a transform reads, from -1 to 1, [4, 2]."""
+  return np.array([[-1, -1, 1], [1, -1, 1], [1, 1, 1], [-1, 1, 1]]) @ np.asarray(theta).T
 
 
 def _draw_outline(axes, theta: np.ndarray, shape: Sequence[int]) -> None:
   """Draws the outline of the region that a transform reads from a picture of this shape."""
   from matplotlib.patches import Polygon
 
-  corners = np.array([[-1, -1, 1], [1, -1, 1], [1, 1, 1], [-1, 1, 1]]) @ np.asarray(theta).T
-  pixels = (corners + 1) / 2 * np.array([shape[1], shape[0]]) - 0.5
+  pixels = (_outline(theta) + 1) / 2 * np.array([shape[1], shape[0]]) - 0.5
   axes.add_patch(Polygon(pixels, fill=False, edgecolor=LINE, linewidth=1))
 
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attention_jax.analysis import fonts
-from attention_jax.analysis.picture_files import check_png_path, report_write_errors
+from attention_jax.analysis import fonts, picture_page
+from attention_jax.analysis.picture_files import report_write_errors, select_by_suffix
 from attention_jax.analysis.pointing_game import Box
 
 SIDE = 1.6  # inches of a panel
@@ -45,16 +45,43 @@ class CaptionOverlay(NamedTuple):
 
 
 def write(items: Sequence[CaptionOverlay], path: str | Path) -> None:
-  """Writes one PNG with a panel for each word of each item, and beside it a GIF with a frame for each word.
+  """Writes a page with a slider over words, or pictures.
+
+  Pictures are one PNG with a panel for each word of each item, and beside it a GIF with a frame for each word.
 
   Raises:
-    UserError: for a path that does not end with .png or cannot be written.
+    UserError: for a path that ends neither with .html nor with .png, or cannot be written.
   """
-  path = Path(path)
-  check_png_path(path)
+  write_items = select_by_suffix(path, {'.html': _write_page, '.png': _write_pictures})
   with report_write_errors(path):
-    _write_panels(items, path)
-    _write_animation(items, path.with_suffix('.gif'))
+    write_items(items, Path(path))
+
+
+def _write_page(items: Sequence[CaptionOverlay], path: Path) -> None:
+  picture_page.write_page(list(map(_to_example, items)), path, 'Attention of each word over its picture')
+
+
+def _to_example(item: CaptionOverlay) -> picture_page.SteppedExample:
+  """The example of a page: the picture with all gold boxes, then for each word the lit picture with its box."""
+  lit = [blend_weights(item.picture, weights, item.cell_centres) for weights in item.maps]
+  boxes = [item.gold]
+  for index in range(len(item.words)):
+    box = _box_of_word(item, index)
+    boxes.append([] if box is None else [box])
+  height, width = item.picture.shape[:2]
+  sides = np.array([width, height, width, height])
+  return picture_page.SteppedExample(
+    name=item.title,
+    steps=item.words,
+    facts=[f'reference: {text}' for text in item.references[:MAX_REFERENCES]],
+    frames=[item.picture, *((255 * frame).astype(np.uint8) for frame in lit)],
+    boxes=[[tuple(np.array(box) / sides) for box in of_step] for of_step in boxes],
+  )
+
+
+def _write_pictures(items: Sequence[CaptionOverlay], path: Path) -> None:
+  _write_panels(items, path)
+  _write_animation(items, path.with_suffix('.gif'))
 
 
 def blend_weights(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.errors import UserError
-from attention_jax.functional.edits import with_edit
+from attention_jax.functional.edits import resolve_edit, with_edit
 from attention_jax.models.encoded import Encoded
 from attention_jax.models.encoder_decoder import EncoderDecoder
 from attention_jax.models.layered import LayeredDecoder
@@ -46,21 +46,33 @@ class Pair(NamedTuple):
 def edited_model(model: EncoderDecoder, edit: Any) -> EncoderDecoder:
   """Returns the model with edited attention weights; its parameters are those of the model itself.
 
-  The edit applies to every layer and head of the decoder's attention over the source. Stepping and scanning agree as
-  for any alignment, so that search, scoring and gradients work with the edited model.
+  The edit applies to the decoder's attention over the source: to every layer and head, or to those that the edit
+  names. Stepping and scanning agree as for any alignment, so that search, scoring and gradients work with the edited
+  model.
 
   Args:
     model: the model.
-    edit: a spec string of EDITS or a function, see functional.edits.with_edit.
+    edit: a spec string of EDITS, such as 'fixed(at=2, position=1, layer=0, head=3)', a function, or a
+      functional.edits.Edit, which names the layer and the head of a function.
 
   Raises:
-    UserError: for a decoder without attention, and as `with_edit`.
+    UserError: for a decoder without attention, a layer or head that it does not have, and as `with_edit`.
   """
   if not model.traits.attends:
     raise UserError('edit: this decoder does not attend; expected a model with attention weights')
-  attention = model.decoder.attention
-  edited = attention.clone(alignment=with_edit(attention.alignment, edit), implementation='xla')
-  return model.clone(decoder=model.decoder.with_attention(edited))
+  edit = resolve_edit(edit)
+  attentions = list(model.decoder.attentions)
+  _check_index('layer', edit.layer, len(attentions))
+  _check_index('head', edit.head, attentions[0].heads)
+  for layer in range(len(attentions)) if edit.layer is None else [edit.layer]:
+    alignment = with_edit(attentions[layer].alignment, edit._replace(layer=None))
+    attentions[layer] = attentions[layer].clone(alignment=alignment, implementation='xla')
+  return model.clone(decoder=model.decoder.with_attentions(attentions))
+
+
+def _check_index(name: str, index: int | None, count: int) -> None:
+  if index is not None and index >= count:
+    raise UserError(f'edit: {name} must be less than {count}, the number of {name}s of the decoder, got {index}')
 
 
 def output_log_probs(pair: Pair, mask: jax.Array | None = None) -> jax.Array:

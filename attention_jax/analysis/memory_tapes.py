@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attention_jax.analysis.picture_files import check_png_path, report_write_errors
+from attention_jax.analysis import picture_page
+from attention_jax.analysis.picture_files import report_write_errors, select_by_suffix
 
 MIN_WEIGHT = 0.3  # a slot is drawn if its weight reaches this at some step
 COLOURS = ('#1c7ed6', 'white', 'black')  # of negative values, of 0, and of positive values
@@ -46,14 +47,35 @@ class Panel(NamedTuple):
 
 
 def write(items: Sequence[MemoryTape], path: str | Path) -> None:
-  """Writes one PNG with a column for each episode; steps run from left to right, as in Graves et al. 2014, figure 6.
+  """Writes a page with a slider over steps, or a picture.
+
+  A picture has a column for each episode; steps run from left to right, as in Graves et al. 2014, figure 6.
 
   Raises:
-    UserError: for a path that does not end with .png or cannot be written.
+    UserError: for a path that ends neither with .html nor with .png, or cannot be written.
   """
+  write_items = select_by_suffix(path, {'.html': _write_page, '.png': _write_picture})
+  with report_write_errors(path):
+    write_items(items, path)
+
+
+def _write_page(items: Sequence[MemoryTape], path: str | Path) -> None:
+  picture_page.write_page(list(map(_to_example, items)), path, 'Memories: what was written and read at each step')
+
+
+def _to_example(item: MemoryTape) -> picture_page.SteppedExample:
+  """The example of a page: a table for each panel."""
+  kinds = {'input': len(item.inputs), 'answer': len(item.targets)}
+  return picture_page.SteppedExample(
+    name=item.title,
+    steps=[f'{kind} {number + 1}' for kind, count in kinds.items() for number in range(count)],
+    tables=[picture_page.StepTable(p.title, list(map(str, p.row_numbers)), p.picture) for p in _panels(item)],
+  )
+
+
+def _write_picture(items: Sequence[MemoryTape], path: str | Path) -> None:
   from matplotlib.figure import Figure
 
-  check_png_path(path)
   columns = [_panels(item) for item in items]
   rows = max(map(len, columns))
   max_value = max(1.0, *(float(np.abs(panel.picture).max(initial=0)) for column in columns for panel in column))
@@ -71,8 +93,7 @@ def write(items: Sequence[MemoryTape], path: str | Path) -> None:
     first_title = column[0].title
     title = f'{item.title}\n{first_title}' if item.title else first_title
     grid[0, number].set_title(title, fontsize=9, loc='left')
-  with report_write_errors(path):
-    figure.savefig(path, dpi=110)
+  figure.savefig(path, dpi=110)
 
 
 def _row_height(columns: Sequence[Sequence[Panel]], row: int) -> float:

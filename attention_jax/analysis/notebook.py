@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attention_jax.analysis.reading import ReadingRequest
+from attention_jax.analysis.reading import ReadingRequest, read_runs
 from attention_jax.analysis.reading_page import render_page
 from attention_jax.atomic import write_text
 from attention_jax.errors import UserError
@@ -39,6 +39,7 @@ def show(
   layers: bool = False,
   analyses: Sequence[str] = (),
   hypotheses: int = 1,
+  edit: str = '',
   relative: bool = False,
   height: int = 720,
 ) -> Page:
@@ -50,6 +51,7 @@ def show(
     layers: whether to add the weights of every layer and head.
     analyses: specs of inference.analyses.ANALYSES, such as 'leave_one_out'.
     hypotheses: number of hypotheses of each line.
+    edit: a spec of functional.edits.EDITS, such as 'uniform(layer=0)'; the run with edited weights stands beside it.
     relative: whether the darkest colour is the largest weight instead of 1.
     height: of the frame, pixels.
 
@@ -60,6 +62,5 @@ def show(
     raise UserError("show: expected at least one line of text, as in show(run, '5 mars 1999')")
   if not hasattr(run.system, 'read'):
     raise UserError(f'show: {run.folder} is a run of a system without readings; expected one of translation')
-  request = ReadingRequest(inputs=lines, layers=layers, analyses=analyses, hypotheses=hypotheses)
-  readings = [reading._replace(run=str(run.folder)) for reading in run.system.read(run.params, request)]
-  return Page(render_page(readings, relative), height)
+  request = ReadingRequest(inputs=lines, layers=layers, analyses=analyses, hypotheses=hypotheses, edit=edit)
+  return Page(render_page(read_runs([run], request), relative), height)

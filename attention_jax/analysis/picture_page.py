@@ -1,39 +1,101 @@
-"""Pictures of a trained run as one HTML page that needs no network: they are embedded in it."""
+"""Pictures and memories step by step as one HTML page that needs no network: a slider over words, glimpses or steps."""
 
 import base64
+import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from attention_jax.analysis.pages import render
 from attention_jax.analysis.picture_files import report_write_errors
-from attention_jax.analysis.reading_page import TEMPLATES
+from attention_jax.analysis.reading import rounded
 from attention_jax.atomic import write_text
-from attention_jax.errors import choose
 
-MEDIA_TYPES = {'.png': 'image/png', '.gif': 'image/gif'}
+DIGITS = 3  # of the numbers on a page
+Rectangle = tuple[float, float, float, float]  # left, top, right, bottom; from 0 to 1
 
 
-def write_picture_page(pictures: Sequence[Path], path: str | Path, title: str, description: str) -> None:
-  """Writes one page with picture files, one below the other.
+class StepTable(NamedTuple):
+  """Values at each step.
+
+  Attributes:
+    title: line above the values.
+    rows: name of each row.
+    values: [rows, T].
+  """
+
+  title: str
+  rows: Sequence[str]
+  values: np.ndarray
+
+
+class SteppedExample(NamedTuple):
+  """One example of T steps. A page has a picture with marks, tables, or both.
+
+  Attributes:
+    name: heading.
+    steps: name of each step.
+    facts: lines below the heading.
+    frames: pictures [height, width, C] uint8: none, one, or one for all steps together followed by one for each step.
+    boxes: rectangles that are outlined in the picture, in the same order: none, or T + 1 lists of them.
+    path: [T, 2], points x and y of the picture from 0 to 1, which are numbered; none by default.
+    details: pictures beside the first one, one for each step; none by default.
+    tables: values at each step.
+  """
+
+  name: str
+  steps: Sequence[str]
+  facts: Sequence[str] = ()
+  frames: Sequence[np.ndarray] = ()
+  boxes: Sequence[Sequence[Rectangle]] = ()
+  path: Sequence[Sequence[float]] | np.ndarray = ()
+  details: Sequence[np.ndarray] = ()
+  tables: Sequence[StepTable] = ()
+
+
+def write_page(examples: Sequence[SteppedExample], path: str | Path, title: str) -> None:
+  """Writes one page with all examples.
 
   Args:
-    pictures: files that end with one of MEDIA_TYPES.
-    path: the page.
-    title: heading.
-    description: what the pictures show, which is also their text for readers that show no pictures.
+    examples: what the page shows, one at a time.
+    path: the file.
+    title: heading of the page.
 
   Raises:
-    UserError: if a file cannot be read or the page cannot be written.
+    UserError: if the file cannot be written.
   """
-  import jinja2
-
-  loader = jinja2.FileSystemLoader(TEMPLATES)
-  environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
   with report_write_errors(path):
-    sources = [_data_address(picture) for picture in pictures]
-    page = environment.get_template('pictures.html.jinja')
-    write_text(path, page.render(title=title, description=description, sources=sources))
+    write_text(path, render('steps.html.jinja', title=title, data=list(map(_record, examples)), relative=False))
 
 
-def _data_address(picture: Path) -> str:
-  media_type = MEDIA_TYPES[choose(picture.suffix, MEDIA_TYPES, 'format of pictures')]
-  return f'data:{media_type};base64,{base64.b64encode(picture.read_bytes()).decode()}'
+def as_colours(picture: np.ndarray) -> np.ndarray:
+  """Returns a picture [height, width, C] with three channels: one is repeated, and of another number the mean is."""
+  if picture.shape[-1] == 3:
+    return picture
+  grey = picture.astype(np.float64).mean(-1, keepdims=True)
+  return np.repeat(np.round(grey).astype(np.uint8), 3, axis=-1)
+
+
+def _record(example: SteppedExample) -> dict[str, Any]:
+  """The JSON object of an example."""
+  return {
+    'name': example.name,
+    'steps': list(example.steps),
+    'facts': list(example.facts),
+    'frames': list(map(_data_address, example.frames)),
+    'boxes': [[rounded(np.array(box), DIGITS) for box in boxes] for boxes in example.boxes],
+    'path': rounded(np.array(example.path), DIGITS),
+    'details': list(map(_data_address, example.details)),
+    'tables': [table._asdict() | {'values': rounded(table.values, DIGITS)} for table in example.tables],
+  }
+
+
+def _data_address(picture: np.ndarray) -> str:
+  """The picture as a PNG inside of an address."""
+  from PIL import Image
+
+  file = io.BytesIO()
+  Image.fromarray(as_colours(picture)).save(file, 'PNG')
+  return f'data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}'

@@ -32,6 +32,7 @@ class ReadingRequest(NamedTuple):
     analyses: specs of inference.analyses.ANALYSES.
     hypotheses: number of hypotheses of each input.
     words: whether to merge the weights of subwords or characters to those of words.
+    edit: a spec of functional.edits.EDITS that edits the weights of the model; '' for none.
   """
 
   split: str = 'test'
@@ -41,6 +42,7 @@ class ReadingRequest(NamedTuple):
   analyses: Sequence[str] = ()
   hypotheses: int = 1
   words: bool = False
+  edit: str = ''
 
 
 class Reading(NamedTuple):
@@ -88,6 +90,26 @@ class Reading(NamedTuple):
     }
 
 
+def read_runs(runs: Sequence[Any], request: ReadingRequest) -> list[Reading]:
+  """Returns the readings of a request by each run; with an edit, those without it stand before those with it.
+
+  Args:
+    runs: runs of systems with readings, as systems.runs.open_run returns them.
+    request: which readings to compute.
+
+  Raises:
+    UserError: as the system does.
+  """
+  unedited = request._replace(edit='')
+  requests = {'': unedited} | ({f', {request.edit}': request} if request.edit else {})
+  return [
+    reading._replace(run=f'{run.folder}{suffix}')
+    for run in runs
+    for suffix, part in requests.items()
+    for reading in run.system.read(run.params, part)
+  ]
+
+
 def to_record(reading: Reading, digits: int = 4) -> dict[str, Any]:
   """Returns a reading as a JSON object, with numbers rounded to this number of significant digits."""
   return {
@@ -100,16 +122,16 @@ def to_record(reading: Reading, digits: int = 4) -> dict[str, Any]:
     'target_tokens': list(reading.target_tokens),
     'gold': None if reading.gold is None else np.asarray(reading.gold).tolist(),
     'sure': None if reading.sure is None else np.asarray(reading.sure).tolist(),
-    'matrices': {name: _rounded(values, digits) for name, values in reading.matrices.items()},
+    'matrices': {name: rounded(values, digits) for name, values in reading.matrices.items()},
     'measurements': {
-      spec: {'axes': [list(axis) for axis in measured.axes], 'values': _rounded(measured.values, digits)}
+      spec: {'axes': [list(axis) for axis in measured.axes], 'values': rounded(measured.values, digits)}
       for spec, measured in reading.measurements.items()
     },
   }
 
 
-def _rounded(values: np.ndarray, digits: int) -> Any:
-  """A nested list of rounded numbers; None stands for NaN, which JSON does not have."""
+def rounded(values: np.ndarray, digits: int) -> Any:
+  """Returns nested lists of numbers with this number of significant digits; None stands for NaN, which JSON lacks."""
   round_one = np.vectorize(lambda x: float(f'{x:.{digits}g}') if np.isfinite(x) else None, otypes=[object])
   values = np.asarray(values, np.float64)
   return round_one(values).tolist() if values.size else values.tolist()

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 from attention_jax.analysis.alignment import alignment_scores, links_from_weights
 from attention_jax.analysis.fonts import visible_form
+from attention_jax.analysis.pages import render
 from attention_jax.analysis.picture_files import report_write_errors
 from attention_jax.analysis.reading import Reading, to_record
 from attention_jax.atomic import write_text
 from attention_jax.pharaoh import Link
 
-TEMPLATES = Path(__file__).parent / 'page'
 DIGITS = 3  # of the numbers on a page
 
 
@@ -35,26 +35,23 @@ class Served(NamedTuple):
 
   Attributes:
     text: the source in it.
+    edit: the edit of weights in it, or ''.
     error: a message below it, or ''.
-    max_length: maximum number of characters of a source.
+    max_length: maximum number of characters of a source and of an edit.
   """
 
   text: str
+  edit: str
   error: str
   max_length: int
 
 
 def render_page(readings: Sequence[Reading], relative: bool = False, served: Served | None = None) -> str:
   """Returns the text of the page, with a form for sources if it is `served`; every value in it is escaped."""
-  import jinja2
-
-  loader = jinja2.FileSystemLoader(TEMPLATES)
-  environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-  environment.policies['json.dumps_kwargs'] = {'sort_keys': False}  # layers and heads stay in their order
   names = list(dict.fromkeys(reading.run for reading in readings))
   runs = [{'name': name, 'readings': [_record(r) for r in readings if r.run == name]} for name in names]
   title = 'Attention of ' + (' and '.join(name or 'a trained run' for name in names) or 'a trained run')
-  return environment.get_template('page.html.jinja').render(title=title, runs=runs, relative=relative, served=served)
+  return render('pair.html.jinja', title=title, data=runs, relative=relative, served=served)
 
 
 def _record(reading: Reading) -> dict[str, Any]:

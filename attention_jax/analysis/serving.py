@@ -12,19 +12,21 @@ from attention_jax.analysis.reading_page import Served, render_page
 from attention_jax.errors import UserError
 
 HOST = '127.0.0.1'
-MAX_LENGTH = 1000  # characters of a source
-Read = Callable[[str], Sequence[Reading]]
+MAX_LENGTH = 1000  # characters of a source, and of an edit
+Read = Callable[[Sequence[str], str], Sequence[Reading]]
 
 
-def make_server(read: Read, port: int, *, relative: bool = False) -> ThreadingHTTPServer:
+def make_server(read: Read, port: int, *, edit: str = '', relative: bool = False) -> ThreadingHTTPServer:
   """Returns a server of the page, which is bound to HOST and not started yet.
 
-  It answers GET / with the form, and GET /?text=SOURCE with the readings of a source below it. Requests whose host is
-  not this machine are rejected, so that no page of another site can read the answers through a name of its own.
+  It answers GET / with the form, and GET /?text=SOURCE&edit=EDIT with the readings of a source below it. Requests whose
+  host is not this machine are rejected, so that no page of another site can read the answers through a name of its own.
 
   Args:
-    read: source -> its readings; may raise UserError, which is shown on the page. Called for one source at a time.
+    read: ([source], edit of its weights or '') -> readings; may raise UserError, which is shown on the page. Called for
+      one source at a time.
     port: the port; 0 for any that is free.
+    edit: the edit that the form has at first.
     relative: as for `render_page`.
 
   Raises:
@@ -41,9 +43,9 @@ def make_server(read: Read, port: int, *, relative: bool = False) -> ThreadingHT
       if url.path != '/':
         self._answer(HTTPStatus.NOT_FOUND, 'the page is at /\n', 'text/plain')
         return
-      text = parse_qs(url.query).get('text', [''])[0]
+      fields = {name: values[0] for name, values in parse_qs(url.query).items()}
       with lock:
-        page = _render(read, text, relative)
+        page = _render(read, fields.get('text', ''), fields.get('edit', '' if fields else edit), relative)
       self._answer(HTTPStatus.OK, page, 'text/html')
 
     def _answer(self, status: HTTPStatus, text: str, content_type: str) -> None:
@@ -65,22 +67,22 @@ def make_server(read: Read, port: int, *, relative: bool = False) -> ThreadingHT
     raise UserError(f'port {port} of {HOST} {reason}; choose another --port') from None
 
 
-def serve(read: Read, port: int, *, relative: bool = False) -> None:
+def serve(read: Read, port: int, *, edit: str = '', relative: bool = False) -> None:
   """Serves the page until interrupted; prints its address. Arguments and errors are those of `make_server`."""
-  with make_server(read, port, relative=relative) as server:
+  with make_server(read, port, edit=edit, relative=relative) as server:
     print(f'serving http://{HOST}:{server.server_port}/ until interrupted (Ctrl+C)', flush=True)
     server.serve_forever()
 
 
-def _render(read: Read, text: str, relative: bool) -> str:
+def _render(read: Read, text: str, edit: str, relative: bool) -> str:
   """The page for one source; without a source, the form alone."""
   readings: Sequence[Reading] = []
   error = ''
-  if len(text) > MAX_LENGTH:
-    error = f'a source must have at most {MAX_LENGTH} characters, got {len(text)}'
+  if (length := max(len(text), len(edit))) > MAX_LENGTH:
+    error = f'a source and an edit must have at most {MAX_LENGTH} characters, got {length}'
   elif text.strip():
     try:
-      readings = read(text)
+      readings = read([text], edit.strip())
     except UserError as user_error:
       error = ' '.join(user_error.lines)
-  return render_page(readings, relative, Served(text, error, MAX_LENGTH))
+  return render_page(readings, relative, Served(text, edit, error, MAX_LENGTH))

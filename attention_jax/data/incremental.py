@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 from attention_jax.data.files import BYTE_ORDER_MARK, empty_file_error, invalid_utf8_error
 from attention_jax.data.vocab import Vocabulary
+from attention_jax.errors import UserError
 
 CHUNK_BYTES = 1 << 16  # the most that is read at once
+MAX_LINE_LENGTH = 100_000  # characters: a word or white space without an end would fill the memory
 
 
 def iter_lines(read: Callable[[int], bytes], path: str) -> Iterator[Iterator[str]]:
@@ -20,11 +22,12 @@ def iter_lines(read: Callable[[int], bytes], path: str) -> Iterator[Iterator[str
     path: the name of the stream in errors.
 
   Raises:
-    UserError: as `split_lines` does, when the iteration reaches the mistake.
+    UserError: as `split_lines` does, when the iteration reaches the mistake; for a line of more than MAX_LINE_LENGTH
+      characters, also where they are skipped.
   """
   characters = _without_byte_order_mark(_iter_characters(read, path), path)
-  for first in characters:
-    line = _iter_line(first, characters)
+  for number, first in enumerate(characters, 1):
+    line = _iter_bounded(_iter_line(first, characters), f'{path}:{number}')
     yield line
     for _ in line:
       pass
@@ -56,6 +59,15 @@ def make_incremental_decoder(vocabulary: Vocabulary) -> Callable[[int], str]:
     return added
 
   return decode_next
+
+
+def _iter_bounded(line: Iterator[str], name: str) -> Iterator[str]:
+  """The characters of a line; raises UserError if there are more than MAX_LINE_LENGTH."""
+  for count, character in enumerate(line):
+    if count == MAX_LINE_LENGTH:
+      limit = f'at most {MAX_LINE_LENGTH:,} characters of a line that is read while it arrives'
+      raise UserError(f'{name}: the line is too long; expected {limit}')
+    yield character
 
 
 def _iter_line(character: str, characters: Iterator[str]) -> Iterator[str]:

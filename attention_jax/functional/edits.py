@@ -2,10 +2,13 @@
 
 An edit is `f(weights [S], mask [S], *, ...) -> weights [S]`. Its keyword-only arguments declare what else it needs, as
 those of an alignment do: an edit that takes `step` acts on chosen queries, and its queries are scanned in order.
+
+The spec string of any edit may restrict it to one layer or head: `'fixed(at=2, position=1, layer=0, head=3)'`.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +19,11 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.dense import hardmax, softmax
 from attention_jax.functional.masking import at_least_float32, zero_masked
 from attention_jax.functional.table import Row, check_table, lookup
+from attention_jax.specs import Option, Range, check_value, format_spec, parse
 
 Weights = Float[Array, ' S']
 Mask = Bool[Array, ' S']
+HEAD_AXES = ('head_groups', 'heads_of_group')  # names of the vmapped axes of heads, from the outer to the inner one
 
 
 def uniform(weights: Weights, mask: Mask) -> Weights:
@@ -70,6 +75,54 @@ EDITS: Mapping[str, Row] = check_table(
 )
 
 
+PLACE = {name: Option(int, None, Range(0)) for name in ('layer', 'head')}  # options of every edit
+
+
+class Edit(NamedTuple):
+  """An edit and where it applies.
+
+  Attributes:
+    edit: a spec string of EDITS, a table row, or a function.
+    layer: index of a layer of the decoder; None for all.
+    head: index of a head; None for all.
+  """
+
+  edit: str | Row | Callable
+  layer: int | None = None
+  head: int | None = None
+
+
+def resolve_edit(edit: str | Row | Callable | Edit) -> Edit:
+  """Returns an edit with its table row, and the layer and the head of its spec string.
+
+  Raises:
+    UserError: for an unknown edit or option, and a layer or head that is no index.
+  """
+  if not isinstance(edit, Edit):
+    edit = Edit(edit)
+  place = {name: value for name, value in edit._asdict().items() if name in PLACE and value is not None}
+  spec = edit.edit
+  if isinstance(spec, str):
+    name, options = parse(spec)
+    place |= {option: options.pop(option) for option in PLACE if option in options}
+    spec = format_spec(name, options)
+  for name, value in place.items():
+    check_value(f'edit: {name}', value, PLACE[name])
+  return Edit(lookup(spec, EDITS, 'edit'), **place)
+
+
+def head_index() -> Int[Array, '']:
+  """Returns the index of the head that is computed, inside of vmaps over HEAD_AXES.
+
+  Raises:
+    UserError: outside of a module with heads.
+  """
+  try:
+    return jax.lax.axis_index(HEAD_AXES)
+  except NameError as error:
+    raise UserError('edit: only heads of the module Attention have numbers; expected an edit without head') from error
+
+
 def replace_weights(weights: Float[Array, 'T S']) -> Callable:
   """Returns the edit that replaces the weights of every query.
 
@@ -84,7 +137,7 @@ def replace_weights(weights: Float[Array, 'T S']) -> Callable:
   return replaced
 
 
-def with_edit(alignment: str | Row | Callable, edit: str | Row | Callable) -> Row:
+def with_edit(alignment: str | Row | Callable, edit: str | Row | Callable | Edit) -> Row:
   """Adds an edit to an alignment: w = edit(alignment(e, mask), mask), and 0 at masked positions.
 
   An edited alignment is an alignment: it obeys the contract of masks and weights, context and carry use its weights,
@@ -92,17 +145,20 @@ def with_edit(alignment: str | Row | Callable, edit: str | Row | Callable) -> Ro
 
   Args:
     alignment: a spec string, a table row or a function.
-    edit: a spec string of EDITS, or a function (weights [S], mask [S], *, ...) -> weights [S].
+    edit: a spec string of EDITS, a function (weights [S], mask [S], *, ...) -> weights [S], or an Edit of one of them.
+      An edit of one head needs the heads of the module Attention; the weights of its other heads are unchanged.
 
   Returns:
     The new row.
 
   Raises:
-    UserError: for an unknown edit, an edit with a state or learned parameters, and a latent alignment, whose weights
-      are probabilities of a hidden position.
+    UserError: for an unknown edit, an edit with a state or learned parameters or of one layer, and a latent alignment,
+      whose weights are probabilities of a hidden position.
   """
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
-  edit = lookup(edit, EDITS, 'edit')
+  edit, layer, head = resolve_edit(edit)
+  if layer is not None:
+    raise UserError(f'edit: an alignment has no layers, got layer={layer}; use analysis.interventions.edited_model')
   if edit.params:
     raise UserError('edit: an edit has no learned parameters')
   if alignment.latent:
@@ -116,6 +172,8 @@ def with_edit(alignment: str | Row | Callable, edit: str | Row | Callable) -> Ro
       result = fn(scores, mask, **{name: value for name, value in inputs.items() if name in own})
       weights, *state = result if isinstance(result, tuple) else (result,)
       new_weights = edit.fn(weights, mask, **{name: inputs[name] for name in needed})
+      if head is not None:
+        new_weights = jnp.where(head_index() == head, new_weights, weights)
       new_weights = zero_masked(at_least_float32(new_weights), mask)
       return (new_weights, *state) if state else new_weights
 

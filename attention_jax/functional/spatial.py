@@ -39,6 +39,7 @@ def bilinear_sample(picture: Float[Array, 'H W C'], grid: Float[Array, '... 2'])
   Returns:
     The picture at each point of the grid.
   """
+  picture = jnp.asarray(picture)
   height, width = picture.shape[:2]
   x = (grid[..., 0] + 1) / 2 * width - 0.5
   y = (grid[..., 1] + 1) / 2 * height - 0.5

@@ -25,6 +25,7 @@ from attention_jax.models.encoder_decoder import EncoderDecoder
 from attention_jax.specs import parse
 from attention_jax.training.compiling import CompiledForRuns
 from attention_jax.training.partition import fetch, make_mesh, replicate, shard_batch
+from attention_jax.training.peers import map_batches
 
 # Metrics of gold targets, which every config has, and whether higher is better. Those of alignments need gold links.
 ALIGNMENT_METRICS = {'alignment_error_rate': False, 'precision': True, 'recall': True}
@@ -47,7 +48,7 @@ class ForcedScores(NamedTuple):
 
 
 class TeacherForcedScorer:
-  """Scores gold targets by teacher forcing. Every process scores all rows on its own devices.
+  """Scores gold targets by teacher forcing. Every process scores its share of the batches on its own devices.
 
   Args:
     model: the model.
@@ -86,17 +87,16 @@ class TeacherForcedScorer:
     run = self._compiled(self._rounds * -(-rows // self.rows))
     batch_sums = []
     weights: list[np.ndarray | None] = [None] * rows
-    for batch in batches:
-      sums, batch_weights = run(params, shard_batch(batch, self._mesh))
+    for batch, (sums, batch_weights) in map_batches(lambda x: run(params, shard_batch(x, self._mesh)), batches):
       batch_sums.append(sums)
-      for i, matrix in enumerate(np.asarray(batch_weights)):
+      for i, matrix in enumerate(batch_weights):
         if batch.index[i] >= 0:
           target_length = int(batch.target_mask[i].sum())
           # Image models have one mask entry for all positions.
           source_length = int(np.broadcast_to(batch.source_mask[i], matrix.shape[1:]).sum())
           # A view would keep the whole batch in memory.
           weights[batch.index[i]] = matrix[:target_length, :source_length].copy()
-    sums = jax.tree.map(lambda *x: float(sum(x)), *jax.device_get(batch_sums))
+    sums = jax.tree.map(lambda *x: float(sum(x)), *batch_sums)
     return ForcedScores(sums['loss'] / sums['tokens'], sums['accuracy'] / sums['tokens'], weights)
 
 

@@ -23,6 +23,7 @@ from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.tokens import EOS, PAD, UNK
 from attention_jax.training.compiling import compiler_options
 from attention_jax.training.partition import fetch, make_mesh, replicate, shard_batch
+from attention_jax.training.peers import map_batches
 
 # Tokens of a source, unless a bucket is longer: memory is proportional to the length, or to its square. A multiple of
 # 32, to which longer sources are padded.
@@ -63,7 +64,7 @@ class Prediction(NamedTuple):
 
 
 class Predictor:
-  """Translates lines of text. Every process translates all lines on its own devices.
+  """Translates lines of text. Every process searches its share of the batches, and has the predictions of all.
 
   Args:
     model: a trained model.
@@ -172,12 +173,16 @@ class Predictor:
     longest = self.max_source_length(int(encoded.lengths[0].max(initial=1)))
     for row in np.flatnonzero(encoded.lengths[0] > longest):
       yield int(row), Prediction(lines[row], self.source_vocab.tokenize(lines[row]), [])
-    for batch in eval_batches(encoded, self._search_buckets(encoded, longest), batch_size):
+
+    def search(batch: Batch) -> Hypotheses:
       rng_inputs = sampling and (np.full_like(batch.index, sampling.seed), batch.index + first_line)
       prefix_ids = self._prefix_ids(batch) if prefixes else None
       inputs = (batch.source, batch.source_mask, rng_inputs, prefix_ids)
       ids = self._shortlist and replicate(self._shortlist(batch.source, prefix_ids), self._mesh)
-      hypotheses = jax.device_get(run_search(self._params, *shard_batch(inputs, self._mesh), ids))
+      return run_search(self._params, *shard_batch(inputs, self._mesh), ids)
+
+    batches = eval_batches(encoded, self._search_buckets(encoded, longest), batch_size)
+    for batch, hypotheses in map_batches(search, batches):
       yield from self._predictions(batch, hypotheses, corpus)
 
   def max_source_length(self, length: int) -> int:

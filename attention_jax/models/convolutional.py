@@ -235,10 +235,9 @@ class ConvDecoder(LayeredDecoder, Convolutional, kw_only=True):
   def setup(self):
     self.prepare()
     self.check_layers('conv')
-    attention = require_backprop(self.attention, 'conv')
     self.blocks = [
-      ConvDecoderLayer(attention.clone(), self.features, self.width, self.dropout, self.dtype)
-      for _ in range(self.layers)
+      ConvDecoderLayer(require_backprop(attention, 'conv').clone(), self.features, self.width, self.dropout, self.dtype)
+      for attention in self.attentions
     ]
     self.drop = Dropout(self.dropout)
 

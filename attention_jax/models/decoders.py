@@ -5,8 +5,7 @@
 - a call: (encoded, embeddings [B, T, E], deterministic) -> DecoderOutput with leaves [B, T, ...].
 """
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -69,8 +68,14 @@ class Decoder(nn.Module):
     """Properties of the cell."""
     return self.cell.traits
 
-  def with_attention(self, attention: Attention) -> 'Decoder':
+  @property
+  def attentions(self) -> tuple[Attention, ...]:
+    """Attention of each layer over the memory, of which there is one."""
+    return (self.attention,)
+
+  def with_attentions(self, attentions: Sequence[Attention]) -> 'Decoder':
     """Returns the same decoder with another attention over the memory."""
+    (attention,) = attentions
     return self.clone(cell=self.cell.clone(attention=attention))
 
   def start(self, encoded: Encoded, max_length: int) -> tuple[Any, Any]:
@@ -124,11 +129,12 @@ class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
         f'got {self.attention.features} and {self.features}'
       )
     self.check_layers('transformer')
-    cross = functools.partial(
-      require_backprop(self.attention).clone, project_values=True, output_scale=self.residual_scale
-    )
+    options = {'project_values': True, 'output_scale': self.residual_scale}
     self.blocks = [
-      DecoderLayer(self.self_attention(), cross(), self.feed_forward(), self.residual) for _ in range(self.layers)
+      DecoderLayer(
+        self.self_attention(), require_backprop(attention).clone(**options), self.feed_forward(), self.residual
+      )
+      for attention in self.attentions
     ]
 
   def start(self, encoded: Encoded, max_length: int) -> tuple[LayeredCarry, tuple[Memory, ...]]:

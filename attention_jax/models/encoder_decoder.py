@@ -352,7 +352,8 @@ def assemble(
   """
   embedding = embedding or Embedding(size, options.embedding, **parts)
   attention_module = Attention(**attention, dtype=parts['dtype'])
-  decoder_module = make(options.decoder, DECODERS, 'decoder', attention=attention_module, **parts)
+  attentions = {'attention': attention_module, 'layer_attentions': ()}
+  decoder_module = make(options.decoder, DECODERS, 'decoder', **attentions, **parts)
   decoder = decoder_of(decoder_module, options.dropout)
   output = make(options.output, OUTPUTS, 'output', size=size, embedding=embedding, dtype=parts['dtype'])
   return EncoderDecoder(encoder, decoder, embedding, output)

@@ -1,5 +1,6 @@
 """Base class of decoders with attention in every layer."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -36,19 +37,26 @@ class LayeredDecoder(nn.Module, kw_only=True):
     attention: attention of each layer over the memory.
     weights_of: index of the layer whose weights, averaged over heads, are the weights of the model; negative indices
       count from the last layer. DecoderOutput.layers contains the weights of all layers and heads.
+    layer_attentions: attention of each layer in place of `attention`; () if all layers have the same.
   """
 
   attention: Attention
   weights_of: int = -1
+  layer_attentions: tuple[Attention, ...] = ()
 
   @property
   def traits(self) -> Traits:
     """Properties that do not depend on parameters."""
-    return Traits(attends_in_recurrence=self.attention.is_recurrent)
+    return Traits(attends_in_recurrence=any(attention.is_recurrent for attention in self.attentions))
 
-  def with_attention(self, attention: Attention) -> 'LayeredDecoder':
-    """Returns the same decoder with another attention over the memory, the same in every layer."""
-    return self.clone(attention=attention)
+  @property
+  def attentions(self) -> tuple[Attention, ...]:
+    """Attention of each layer over the memory."""
+    return self.layer_attentions or (self.attention,) * self.layers
+
+  def with_attentions(self, attentions: Sequence[Attention]) -> 'LayeredDecoder':
+    """Returns the same decoder with another attention over the memory in each layer."""
+    return self.clone(layer_attentions=tuple(attentions))
 
   def share(self, memory: Any, hypotheses: int, max_length: int) -> Any:
     """Returns the memory for `hypotheses` hypotheses of each source, of up to `max_length` tokens."""

@@ -9,6 +9,7 @@ from attention_jax.functional import attend as functional
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Carry, Memory
 from attention_jax.functional.dropout import with_dropout
+from attention_jax.functional.edits import HEAD_AXES
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup
 from attention_jax.kernels.api import IMPLEMENTATIONS, get_implementation
@@ -337,8 +338,11 @@ class Attention(nn.Module):
       bias = self._group_heads(bias, bias.ndim - 3)
     params = self._group_heads(params, 0)
     carry, rngs = self._group_heads((carry, self._rngs((query.shape[0], self.heads), deterministic)), 1)
-    over_sharing = jax.vmap(fn, in_axes=(0, 0, query_head_axis, None, 0, 0), axis_size=self.heads // self.groups)
-    over_groups = jax.vmap(over_sharing, in_axes=(0, 0, query_head_axis, Memory(0, 0, None), 0, 0))
+    group_axis, head_axis = HEAD_AXES
+    in_axes = (0, 0, query_head_axis, None, 0, 0)
+    over_sharing = jax.vmap(fn, in_axes, axis_name=head_axis, axis_size=self.heads // self.groups)
+    in_axes = (0, 0, query_head_axis, Memory(0, 0, None), 0, 0)
+    over_groups = jax.vmap(over_sharing, in_axes, axis_name=group_axis)
     over_batch = jax.vmap(
       over_groups,
       in_axes=(None, 0, 0, 0, bias_batch_axis, 0),

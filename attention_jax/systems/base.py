@@ -171,7 +171,7 @@ class System(abc.ABC):
 
   @functools.cached_property
   def mesh(self) -> Mesh:
-    """Mesh of this process's devices: in evaluation, every process computes the whole split by itself."""
+    """Mesh of this process's devices: in evaluation, every process computes its batches by itself."""
     return make_mesh(jax.local_devices())
 
   @functools.cached_property

@@ -58,6 +58,7 @@ from attention_jax.training.anneal import make_anneal
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import shard_batch
+from attention_jax.training.peers import map_batches
 
 SHAPE_FILE = 'pictures.json'
 TRACED_SHAPE = (64, 64, 3)  # of the picture that `check` traces
@@ -276,13 +277,17 @@ class CaptioningSystem(System):
     search = self._compile_search(beams)
     batch_rows = self._scorer.rows
     params = self.replicate_params(params)
-    predictions = []
-    for start in range(0, len(pictures), batch_rows):
+
+    def search_from(start: int) -> Hypotheses:
       chunk = pictures[start : start + batch_rows]
       mask = np.arange(batch_rows) < len(chunk)
       padded = np.pad(chunk, [(0, batch_rows - len(chunk))] + [(0, 0)] * (chunk.ndim - 1))
-      hypotheses = jax.device_get(search(params, *shard_batch((padded, mask[:, None]), self.mesh)))
-      predictions += [self._read_prediction(hypotheses, i, names[start + i]) for i in range(len(chunk))]
+      return search(params, *shard_batch((padded, mask[:, None]), self.mesh))
+
+    predictions = []
+    for start, hypotheses in map_batches(search_from, range(0, len(pictures), batch_rows)):
+      chunk_names = names[start : start + batch_rows]
+      predictions += [self._read_prediction(hypotheses, i, name) for i, name in enumerate(chunk_names)]
     return predictions
 
   def format_predictions(self, predictions: Sequence[Prediction]) -> list[str]:

@@ -56,6 +56,7 @@ from attention_jax.training.compiling import CompiledForRuns, jit_once
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import shard_batch
+from attention_jax.training.peers import map_batches
 
 LABELS_FILE = 'labels.json'
 SELECTABLE_METRICS = {'loss': False, 'accuracy': True}
@@ -303,8 +304,9 @@ class ClassificationSystem(System):
     classify = self._classify(rounds * -(-encoded.rows // self.evaluation_rows))
     totals = []
     predictions = [None] * encoded.rows
-    for batch in eval_document_batches(encoded, self._buckets, self.evaluation_rows):
-      sums, log_probs, words, sentences = jax.device_get(classify(params, shard_batch(batch, self.mesh)))
+    batches = eval_document_batches(encoded, self._buckets, self.evaluation_rows)
+    for batch, outputs in map_batches(lambda x: classify(params, shard_batch(x, self.mesh)), batches):
+      sums, log_probs, words, sentences = outputs
       totals.append(sums)
       for i in np.flatnonzero(batch.index >= 0):
         lengths = batch.source_mask[i].sum(-1)

@@ -45,6 +45,7 @@ from attention_jax.training.file_digests import add_file_digests, drop_file_dige
 from attention_jax.training.fingerprint import DIGESTS_FILE, check_digests, compute_digests, store_digests
 from attention_jax.training.folder import CONFIG, check_folder, lock_folder, prepare_folder
 from attention_jax.training.hooks import InterruptReason
+from attention_jax.training.interrupts import Interrupted, stoppable
 from attention_jax.training.loop import Training, fit
 from attention_jax.training.optim import describe_warmup, make_optimizer, make_schedule
 from attention_jax.training.partition import MeshConfig, describe_placement, make_mesh
@@ -73,7 +74,7 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
 
   Returns:
     split -> metric -> value with the best parameters by validation, also written to results.json; summaries over runs
-    for several seeds; None if a signal stopped training early.
+    for several seeds; None if a signal stopped training or the evaluation of the test splits.
 
   Raises:
     UserError: for mistakes in the config, the data or the folder, before any file of the folder is overwritten.
@@ -143,7 +144,12 @@ def _train_and_evaluate(
   if any(isinstance(reason, InterruptReason) for reason in result.reasons):
     log(f'run the same command again to resume from step {result.step}')
     return None
-  results = [_evaluate_and_store(run_config, path, system, log) for run_config, path in runs]
+  try:
+    with stoppable(result.step):
+      results = [_evaluate_and_store(run_config, path, system, log) for run_config, path in runs]
+  except Interrupted as signal:
+    log(f'stopped by {signal} while evaluating; run the same command again to repeat the evaluation')
+    return None
   if len(runs) == 1:
     return results[0]
   return _summarize(folder, run_seeds(config), results, log)
@@ -217,8 +223,6 @@ def check_config(config: Config) -> None:
     raise UserError(f'config.seeds must be at least 1, got {config["seeds"]}')
   if config['seeds'] > MAX_SEEDS:
     raise UserError(f'config.seeds must be at most {MAX_SEEDS}, got {config["seeds"]}; start several runs instead')
-  if config['seeds'] > 1 and jax.process_count() > 1:
-    raise UserError(f'config.seeds must be 1 when several processes train together, got {config["seeds"]}')
   MeshConfig(**config['mesh'])
   training = Training(**config['training'])
   make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)

@@ -37,6 +37,7 @@ from attention_jax.training.compiling import jit_once
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import OBJECTIVE_RNG, Loss
 from attention_jax.training.partition import shard_batch
+from attention_jax.training.peers import map_batches
 
 SELECTABLE_METRICS = {'loss': False, 'error': False, 'error_of_one': False, 'error_of_means': False}
 DUMMY_SHAPE = (32, 32, 1)  # of a picture, for tracing
@@ -267,10 +268,12 @@ class GlimpsingSystem(System):
     params = self.replicate_params(params)
     predictions = [None] * rows
     losses = np.zeros(rows)
-    for batch in batches:
+
+    def classify(batch: DigitBatch) -> Any:
       divides = len(batch.index) % self.mesh.devices.size == 0
-      placed = shard_batch(batch, self.mesh) if divides else batch
-      results = jax.device_get(self._classify(params, placed))
+      return self._classify(params, shard_batch(batch, self.mesh) if divides else batch)
+
+    for batch, results in map_batches(classify, batches):
       for i in np.flatnonzero(batch.index >= 0):
         probabilities, *others = jax.tree.map(lambda x, i=i: x[i], results)
         label = tuple(int(best) for best in probabilities.argmax(-1))

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.analysis.alignment import merge_weights
-from attention_jax.analysis.interventions import Pair
+from attention_jax.analysis.interventions import Pair, edited_model
 from attention_jax.analysis.reading import WEIGHTS, Reading, ReadingRequest
+from attention_jax.data import tasks
 from attention_jax.data.encoding import EncodedCorpus, encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
@@ -155,6 +156,27 @@ class Reader:
     target = encoded.target[encoded.target_offsets[row] : encoded.target_offsets[row + 1]]
     emittable = oov_to_unk(jnp.asarray(target), self.model.output_size(len(source)))
     return Pair(self.model, self.params, jnp.asarray(source), emittable)
+
+
+def read(system: Any, params: Any, request: ReadingRequest) -> list[Reading]:
+  """Returns the readings of the best hypotheses of each input, or of the reference of each row.
+
+  Args:
+    system: a TranslationSystem.
+    params: parameters of its model.
+    request: which readings to compute.
+
+  Raises:
+    UserError: as the methods of Reader, and for an edit that does not apply to the model.
+  """
+  if request.edit:
+    system = system.with_model(edited_model(system.model, request.edit))
+  reader = Reader(system.model, params, system.source_vocab, system.target_vocab, system.config['data']['buckets'])
+  if request.inputs:
+    readings = reader.read_lines(system.predictor(params), system.config['evaluation']['beams'], request)
+  else:
+    readings = reader.read_rows(tasks.get_split(system.data, request.split)[0], request)
+  return reader.complete(readings, request)
 
 
 def _select(corpus: Corpus, rows: Sequence[int]) -> Corpus:

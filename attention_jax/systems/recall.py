@@ -31,6 +31,7 @@ from attention_jax.training.compiling import jit_once
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import shard_batch
+from attention_jax.training.peers import map_batches
 
 SELECTABLE_METRICS = {'loss': False, 'cost': False, 'error': False, 'exact_match': True}
 
@@ -203,8 +204,8 @@ class RecallSystem(System):
     params = self.replicate_params(params)
     predictions = [None] * rows
     totals = {'loss': 0.0, 'tokens': 0.0}
-    for batch in eval_recall_batches(self.task, split, self.evaluation_rows):
-      sums, outputs = jax.device_get(self._apply(params, shard_batch(batch, self.mesh)))
+    batches = eval_recall_batches(self.task, split, self.evaluation_rows)
+    for batch, (sums, outputs) in map_batches(lambda x: self._apply(params, shard_batch(x, self.mesh)), batches):
       totals = {name: total + float(sums[name]) for name, total in totals.items()}
       for i in np.flatnonzero(batch.index >= 0):
         is_answer = batch.target_mask[i]

@@ -44,7 +44,7 @@ from attention_jax.modules.attention import Attention
 from attention_jax.specs import Count, NonNegative, OutputLength, Size, check_fields, parse
 from attention_jax.systems.base import Config, Log, System, describe_implementation, trace_loss
 from attention_jax.systems.lexicons import load_or_make_lexicon
-from attention_jax.systems.readings import Reader
+from attention_jax.systems.readings import read
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.compiling import jit_once
 from attention_jax.training.loop import Training
@@ -204,8 +204,12 @@ class TranslationSystem(System):
       same_source = vocab.same_entries(self.source_vocab, other.source_vocab)
       if not same_source or not vocab.same_entries(self.target_vocab, other.target_vocab):
         raise UserError('runs with different vocabularies cannot be an ensemble')
-    model = Ensemble([system.model for system in (self, *others)])
-    return TranslationSystem(self.config, model, self.source_vocab, self.target_vocab, self._load_data, self._folder)
+    return self.with_model(Ensemble([system.model for system in (self, *others)]))
+
+  def with_model(self, model: Any) -> 'TranslationSystem':
+    """Returns this system with another model on the same data."""
+    load_data = lambda: self.data
+    return TranslationSystem(self.config, model, self.source_vocab, self.target_vocab, load_data, self._folder)
 
   @functools.cached_property
   def data(self) -> tasks.TranslationData:
@@ -312,12 +316,7 @@ class TranslationSystem(System):
 
   def read(self, params: Any, request: ReadingRequest) -> list[Reading]:
     """Returns the readings of the best hypotheses of each input, or of the reference of each row."""
-    reader = Reader(self.model, params, self.source_vocab, self.target_vocab, self.config['data']['buckets'])
-    if request.inputs:
-      readings = reader.read_lines(self.predictor(params), self.config['evaluation']['beams'], request)
-    else:
-      readings = reader.read_rows(tasks.get_split(self.data, request.split)[0], request)
-    return reader.complete(readings, request)
+    return read(self, params, request)
 
   @functools.cached_property
   def _scorer(self) -> TeacherForcedScorer:

@@ -27,6 +27,7 @@ from jax.experimental import multihost_utils
 from attention_jax.atomic import write_text
 from attention_jax.errors import UserError
 from attention_jax.training.checksums import tree_checksums
+from attention_jax.training.partition import fetch
 from attention_jax.training.state import TrainState, is_finite
 
 LATEST = 'checkpoints'
@@ -111,7 +112,7 @@ class Checkpoints:
     Raises:
       UserError: if the state is not finite; such a state is never written. Also if it cannot be written.
     """
-    step = int(np.max(state.step))
+    step = int(np.max(fetch(state.step)))
     if not is_finite(state):
       raise UserError(f'the parameters are not finite after step {step}; not saved, {self.describe()}')
     repeated = [stored for stored in self.steps(kind) if stored >= step]

@@ -4,20 +4,18 @@ The loop calls each hook after each update with (step, state, metrics, last). A 
 should stop; the hooks after it then get last=True. Only hooks that are due synchronise with the device.
 """
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from attention_jax.errors import UserError, choose
 from attention_jax.training.checkpoint import BEST, Checkpoints
 from attention_jax.training.clock import EVALUATION, SAVING, TrainingClock
 from attention_jax.training.incidents import BatchRecorder, SpikeDetector
-from attention_jax.training.interrupts import StopRequest
+from attention_jax.training.interrupts import StopSignals
 from attention_jax.training.state import TrainState
 
 MAX_SKIPPED = 100  # updates in a row that are skipped before training stops: the parameters no longer change
@@ -252,32 +250,16 @@ class InterruptReason(str):
   """Reason to stop of a run that a signal interrupted before its end, and that can be resumed."""
 
 
-class InterruptHandler:
+class InterruptHandler(StopSignals):
   """Hook that turns SIGTERM (preemption) and the first Ctrl-C into a clean stop after the current update.
 
-  The reason that it returns to the loop is an InterruptReason.
-  It is a context manager, which handles the signals inside its block, see interrupts.StopRequest.
-  With several processes jax itself receives SIGTERM: a signal to any of them stops all of them after the same update,
-  the next one that none of them has begun. Ctrl-C keeps its default meaning there.
+  The reason that it returns to the loop is an InterruptReason. It handles signals as a context manager, see
+  StopSignals.
   """
 
-  def __init__(self):
-    self._request = StopRequest()
-    self._stack = contextlib.ExitStack()
-    self._several = jax.process_count() > 1
-
   def __call__(self, step, state, metrics, last):
-    if self._several and ocp.utils.reached_preemption(step):
-      return InterruptReason('stopped by SIGTERM')
-    return InterruptReason(f'stopped by {self._request.reason}') if self._request.reason else None
-
-  def __enter__(self):
-    if not self._several:
-      self._stack.enter_context(self._request)
-    return self
-
-  def __exit__(self, *_):
-    self._stack.close()
+    reason = self.reason(step)
+    return InterruptReason(f'stopped by {reason}') if reason else None
 
 
 class CheckpointSaver:

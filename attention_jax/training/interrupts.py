@@ -1,8 +1,14 @@
 """Signals that request an orderly stop of a program."""
 
 import contextlib
+import contextvars
+import itertools
 import signal
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
 
 
 class StopRequest:
@@ -32,3 +38,69 @@ class StopRequest:
   def _request(self, number, frame):
     self.reason = signal.Signals(number).name
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class StopSignals:
+  """Context manager that handles the signals of one process or of several that work together.
+
+  Of several, jax itself receives SIGTERM: a signal to any of them is a request to all. Ctrl-C keeps its default meaning
+  there.
+  """
+
+  def __init__(self):
+    self._request = StopRequest()
+    self._stack = contextlib.ExitStack()
+    self._several = jax.process_count() > 1
+
+  def reason(self, step: int) -> str:
+    """Returns the name of the signal that requests a stop, or ''; the same in every process.
+
+    Args:
+      step: larger at every call, and the same in every process. Several processes get the request at one step, the next
+        one that none of them has begun.
+    """
+    if self._several:
+      return 'SIGTERM' if ocp.utils.reached_preemption(step) else ''
+    return self._request.reason
+
+  def __enter__(self):
+    if not self._several:
+      self._stack.enter_context(self._request)
+    return self
+
+  def __exit__(self, *_):
+    self._stack.close()
+
+
+class Interrupted(Exception):
+  """Ends work that a signal has stopped; its text is the name of the signal."""
+
+
+_check: contextvars.ContextVar[Callable[[], None] | None] = contextvars.ContextVar('check', default=None)
+
+
+@contextlib.contextmanager
+def stoppable(step: int) -> Iterator[None]:
+  """Context manager in which `check_stop` raises Interrupted after a signal.
+
+  Args:
+    step: the last step of the training before, see StopSignals.
+  """
+  steps = itertools.count(step + 1)
+  with StopSignals() as signals:
+
+    def check() -> None:
+      if reason := signals.reason(next(steps)):
+        raise Interrupted(reason)
+
+    token = _check.set(check)
+    try:
+      yield
+    finally:
+      _check.reset(token)
+
+
+def check_stop() -> None:
+  """Raises Interrupted inside of `stoppable` after a signal; work that takes long calls it between its parts."""
+  if check := _check.get():
+    check()

@@ -1,34 +1,84 @@
-"""Agreement of processes that train together: they see the same inputs, and an error of one stops all.
+"""Agreement of processes that train together: they see the same inputs, an error of one stops all, they share work.
 
-Each function does nothing in a program of one process. Otherwise every process must call it at the same point.
+Each function is trivial in a program of one process. Otherwise every process must call it at the same point.
 """
 
 import contextlib
 import hashlib
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
 from attention_jax.errors import UserError
+from attention_jax.training.interrupts import check_stop
 
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'grain')  # those that decide about an update
 MAX_SHOWN = 60  # characters of a value in an error
 
+Batch = TypeVar('Batch')
+
 
 def exchange(text: str) -> list[str]:
   """Returns the texts of all processes, by their index."""
+  return [data.tobytes().decode() for data in gather(np.frombuffer(text.encode(), np.uint8))]
+
+
+def gather(tree: Any) -> list[Any]:
+  """Returns the trees of all processes, by their index.
+
+  Args:
+    tree: a tree of numpy arrays. Its structure, dtypes and ranks are the same in every process; sizes may differ.
+  """
   if jax.process_count() == 1:
-    return [text]
-  data = np.frombuffer(text.encode(), np.uint8)
-  sizes = multihost_utils.process_allgather(np.asarray(data.size))
-  padded = np.pad(data, (0, int(np.max(sizes)) + 1 - data.size))  # an array has at least one entry
+    return [tree]
+  arrays, structure = jax.tree.flatten(jax.tree.map(np.asarray, tree))
+  data = np.frombuffer(b''.join(array.tobytes() for array in arrays), np.uint8)
+  header = np.array([data.size, *itertools.chain.from_iterable(array.shape for array in arrays)], np.int32)
+  headers = multihost_utils.process_allgather(header)
+  padded = np.pad(data, (0, int(headers[:, 0].max()) + 1 - data.size))  # an array has at least one entry
   rows = multihost_utils.process_allgather(padded)
-  return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
+  return [
+    structure.unflatten(_unpack(row, sizes.tolist(), arrays)) for row, sizes in zip(rows, headers[:, 1:], strict=True)
+  ]
+
+
+def _unpack(row: np.ndarray, sizes: Sequence[int], like: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+  """Yields the arrays of one process from their bytes, with the ranks and dtypes of those of `like`."""
+  offset = 0
+  for array in like:
+    shape, sizes = sizes[: array.ndim], sizes[array.ndim :]
+    count = math.prod(shape)
+    yield np.frombuffer(row, array.dtype, count, offset).reshape(shape)
+    offset += count * array.dtype.itemsize
+
+
+def map_batches(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterator[tuple[Batch, Any]]:
+  """Yields each batch with fn(batch), in order; every process computes its share, and yields the results of all.
+
+  With N processes, process i computes batches i, i + N, ...; the results of N batches are exchanged at a time, so that
+  memory does not grow with their number. A batch is computed as a whole by one process, with the same numbers as in a
+  program of one process.
+
+  Args:
+    fn: returns a tree of arrays, whose structure, dtypes and ranks are the same for every batch.
+    batches: the same in every process.
+
+  Raises:
+    Interrupted: after a signal, in a block that may be stopped; see interrupts.stoppable.
+  """
+  batches = iter(batches)
+  while turn := list(itertools.islice(batches, jax.process_count())):
+    check_stop()
+    own = turn[min(jax.process_index(), len(turn) - 1)]  # without a batch of its own, a process repeats the last one
+    yield from zip(turn, gather(jax.device_get(fn(own)))[: len(turn)], strict=True)
 
 
 @contextlib.contextmanager

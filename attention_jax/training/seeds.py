@@ -90,8 +90,11 @@ class SeedRuns:
     self._initial_best = list(best)
     self._select_run = select_run
     self._checkpoints = [enter(Checkpoints(path, training.keep, training.checkpoint_every)) for path in folders]
-    self._writers = [[enter(JsonLines(path, start)), enter(TensorBoard(path, start))] for path in folders]
-    self._progress = enter(Progress(start, training.steps, activity))
+    self._writers = [[] for _ in folders]
+    self._progress: Writer = _discard
+    if jax.process_index() == 0:
+      self._writers = [[enter(JsonLines(path, start)), enter(TensorBoard(path, start))] for path in folders]
+      self._progress = enter(Progress(start, training.steps, activity))
     self._evaluators = []
     if make_run_evaluator:
       for checkpoints, writers, seed, run_best in zip(self._checkpoints, self._writers, seeds, best, strict=True):
@@ -221,9 +224,14 @@ def fit_seeds(
 
     timed_step = clock.timed_step(step_live_runs, side_by_side.compilations)
     states, reason = train_loop(timed_step, states, clock.timed_stream(stream), hooks, start, training.steps)
-    print(clock.describe())
+    if jax.process_index() == 0:
+      print(clock.describe())
     reasons = [runs.stopped.get(i, reason) for i in range(len(seeds))]
     return SeedResults(int(side_by_side.select(states, 0).step), reasons, side_by_side.compilations())
+
+
+def _discard(step: int, record: Mapping[str, Any]) -> None:
+  """The progress of all processes but the first."""
 
 
 def _map_lists(fn: Callable[[list], Any], record: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from attention_jax.training.loop import StateInitializer, Training, prepare_training
 from attention_jax.training.loss import Loss
-from attention_jax.training.partition import sharding
+from attention_jax.training.partition import fetch, sharding
 from attention_jax.training.state import TrainState
 from attention_jax.training.step import TrainStep
 
@@ -136,10 +136,10 @@ class Separate(SideBySide):
     return states[run]
 
   def stack(self, states):
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(states))
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *fetch(states))
 
   def unstack(self, stacked):
-    stacked = jax.device_get(stacked)
+    stacked = fetch(stacked)
     shapes = self._initializers[0].shapes()
     return [
       jax.tree.map(lambda x, like, i=i: jax.device_put(x[i], like.sharding), stacked, shapes)

@@ -79,7 +79,9 @@ class TrainStep:
       return self.update(self.root, state, batch)
     sums, gradients = self.update.compute_gradients(self.root, state.step, state.params, state.running, batch)
     live = np.ones(len(self.root), bool) if live is None else live
-    return self.update.apply_gradients(state, sums, gradients, jax.device_put(live, self.root.sharding))
+    # Not device_put, which would compare the values of all processes in every update.
+    live = jax.make_array_from_callback(live.shape, self.root.sharding, lambda index: live[index])
+    return self.update.apply_gradients(state, sums, gradients, live)
 
   def compile_for(self, state: TrainState, batch: Any) -> None:
     """Compiles the update for the shapes of a batch; a call with such shapes then uses these programs.
@@ -98,7 +100,7 @@ class TrainStep:
     sums, grads = jax.tree.map(
       lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout), (sums, grads), layouts
     )
-    live = (jax.device_put(np.ones(len(self.root), bool), self.root.sharding),) if several else ()
+    live = (jax.ShapeDtypeStruct((len(self.root),), np.bool_, sharding=self.root.sharding),) if several else ()
     optimizer = self.update.apply_gradients.lower(state, sums, grads, *live)
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
       compiled = threads.submit(optimizer.compile)
@@ -240,6 +242,7 @@ def compile_update(
 
   scalars = sharding(mesh, 'states' if several else 'state')
   batch_layout = sharding(mesh, 'batches' if several else 'batch')
+  metrics_layout = sharding(mesh, 'state')
   if several:
     compute_gradients = jax.vmap(compute_gradients, spmd_axis_name='seed')
     apply_gradients = _only_live_runs(jax.vmap(apply_gradients, spmd_axis_name='seed'))
@@ -252,12 +255,12 @@ def compile_update(
     state, metrics = apply_gradients(*args)
     return constrain(state, state_shardings(state, mesh, stacked=several)), metrics
 
-  # Parameters, gradients and states have the shardings of their arrays.
+  # Parameters, gradients and states have the shardings of their arrays. Metrics are whole in every process.
   layouts = (scalars, scalars, None, scalars, batch_layout)
   options = {'compiler_options': compiler_options(runs, mesh.devices.flat[0].platform)}
   return Update(
     jit_on_mesh(mesh, compute_placed_gradients, in_shardings=layouts, out_shardings=(scalars, None), **options),
-    jit_on_mesh(mesh, apply_placed_gradients, donate_argnums=0, out_shardings=(None, scalars), **options),
+    jit_on_mesh(mesh, apply_placed_gradients, donate_argnums=0, out_shardings=(None, metrics_layout), **options),
   )
 
 

@@ -23,7 +23,8 @@ class BenchmarkContext(NamedTuple):
     joey: an interpreter with Joey NMT, or ''.
     run: the folder of a trained run, for the suite translation; or ''.
     data: the folder of its test set, see trained.py; or ''.
-    data_root: the folder with the data sets of the suite startup.
+    data_root: the folder with the data sets of the suites startup and prepared.
+    pairs: number of pairs of the suite prepared, or 0.
     checkout: a checkout of another commit, whose start is compared by the suite startup; or ''.
     report_failure: called with what failed and the error, after which the suite continues; it may raise the error.
   """
@@ -35,6 +36,7 @@ class BenchmarkContext(NamedTuple):
   run: str = ''
   data: str = ''
   data_root: str = 'data'
+  pairs: int = 0
   checkout: str = ''
   report_failure: Callable[[str, Exception], None] = _raise
 

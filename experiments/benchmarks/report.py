@@ -17,7 +17,19 @@ from rich.table import Table
 
 from attention_jax import atomic
 from attention_jax.errors import UserError, choose
-from experiments.benchmarks import decoding, kernels, limits, memory, peers, seeds, startup, systems, trained, updates
+from experiments.benchmarks import (
+  decoding,
+  kernels,
+  limits,
+  memory,
+  peers,
+  prepared,
+  seeds,
+  startup,
+  systems,
+  trained,
+  updates,
+)
 from experiments.benchmarks.measure import BenchmarkContext, Timing
 
 SUITES: Mapping[str, Callable[[BenchmarkContext], Iterable[Timing]]] = {
@@ -34,9 +46,14 @@ SUITES: Mapping[str, Callable[[BenchmarkContext], Iterable[Timing]]] = {
   'transformer_decoding': decoding.transformer_decoding,
   'pipeline': systems.pipeline,
   'startup': startup.startup,
+  'prepared': prepared.prepared,
   'translation': trained.translation,
 }
-
+# suite -> the setting without which it is left out, and the flags that it needs
+REQUIREMENTS = {
+  'prepared': ('pairs', '--pairs=NUMBER, such as 4640000, and --data_root'),
+  'translation': ('run', '--run=FOLDER of a trained bahdanau2015, and --data'),
+}
 
 COLUMNS = ('ms', 'quartiles', 'speed', 'rate', 'temporary MB')
 
@@ -47,7 +64,7 @@ def run_suites(names: Sequence[str], out: str, bench: BenchmarkContext) -> list[
   A failure is logged, and the other suites still run.
 
   Args:
-    names: keys of SUITES; if empty, all of them, 'translation' only with a trained run.
+    names: keys of SUITES; if empty, all of them whose REQUIREMENTS are met.
     out: the folder of the report.
     bench: settings of the suites.
 
@@ -55,14 +72,15 @@ def run_suites(names: Sequence[str], out: str, bench: BenchmarkContext) -> list[
     The timings of all suites.
 
   Raises:
-    UserError: for an unknown suite, for 'translation' without a run, for a folder that is not writable, and in the end
+    UserError: for an unknown suite, for one without its requirement, for a folder that is not writable, and in the end
       if anything failed.
   """
-  names = names or [name for name in SUITES if name != 'translation' or bench.run]
+  missing = {name: needed for name, (setting, needed) in REQUIREMENTS.items() if not getattr(bench, setting)}
+  names = names or [name for name in SUITES if name not in missing]
   for name in names:
     choose(name, SUITES, 'suite')
-  if 'translation' in names and not bench.run:
-    raise UserError('the suite translation needs --run=FOLDER of a trained bahdanau2015, and --data')
+    if name in missing:
+      raise UserError(f'the suite {name} needs {missing[name]}')
   folder = Path(out)
   try:
     folder.mkdir(parents=True, exist_ok=True)

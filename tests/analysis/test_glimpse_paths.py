@@ -11,7 +11,8 @@ def test_glimpse_shows_what_the_retina_covers():
   picture = np.zeros((16, 16, 1), np.uint8)
   picture[4:8, 8:12] = 255
   axes = Figure().subplots()
-  glimpse_paths._draw_glimpse(axes, picture, np.array([6.0, 10.0]), 4, 2)
+  (patch,) = glimpse_paths._patches(glimpse_paths.GlimpsePath(picture, np.array([[-0.25, 0.25]])), 4, 2)
+  glimpse_paths._draw_patch(axes, patch, 4, range(1))
   glimpse = axes.images[0].get_array()
   assert glimpse.shape == (8, 8)
   assert (glimpse[2:6, 2:6] == 1).all()
@@ -57,7 +58,9 @@ def test_regions_of_transforms_are_outlined_and_resampled(tmp_path):
   glimpse_paths._draw_path(axes, item, np.array([[4.0, 9.0]]), 4)
   (outline,) = axes.patches
   assert outline.get_xy()[:4].tolist() == [[5.5, 1.5], [11.5, 1.5], [11.5, 5.5], [5.5, 5.5]]
-  glimpse_paths._draw_region(axes, picture, theta[0], 4)
-  np.testing.assert_allclose(axes.images[-1].get_array(), 1)
-  glimpse_paths.write([item], tmp_path / 'out.png', 4, 1)
-  assert (tmp_path / 'out.png').exists()
+  (region,) = glimpse_paths._patches(item, 4, 1)
+  np.testing.assert_allclose(region, 255)
+  np.testing.assert_allclose(glimpse_paths._to_example(item, 4, 1).boxes, [[(0.5, 0.25, 1.0, 0.75)]] * 2)
+  for name in ('out.png', 'out.html'):
+    glimpse_paths.write([item], tmp_path / name, 4, 1)
+    assert (tmp_path / name).exists()

@@ -10,7 +10,7 @@ import pytest
 from attention_jax.analysis import interventions
 from attention_jax.analysis.interventions import Pair, edited_model
 from attention_jax.errors import UserError
-from attention_jax.functional.edits import replace_weights
+from attention_jax.functional.edits import Edit, largest, replace_weights
 from tests.models.helpers import S, T, build_conv, build_tiny, build_transformer, inputs
 
 BUILDERS = {
@@ -70,6 +70,59 @@ def test_stepping_equals_scanning_with_fixed_weights(model_and_params):
   logits, weights = step_through(edited, params, source, mask, target)
   np.testing.assert_allclose(logits, outputs.logits, rtol=1e-3, atol=2e-5)
   np.testing.assert_allclose(weights, outputs.weights, rtol=1e-3, atol=1e-6)
+
+
+@pytest.fixture(scope='module')
+def transformer():
+  model = build_transformer()
+  return model, init_params(model), inputs()
+
+
+@pytest.mark.parametrize('layer', [pytest.param(0, marks=pytest.mark.long), 1])
+def test_an_edit_of_one_layer_and_head_leaves_the_other_weights_unchanged(transformer, layer):
+  model, params, (source, mask, target) = transformer
+  natural = apply(model, params, source, mask, target)
+  edited = edited_model(model, f'fixed(at=2, position=1, layer={layer}, head=3)')
+  outputs = apply(edited, params, source, mask, target)
+  expected = np.array(natural.layers)  # [B, T, L, N, S]
+  expected[:, 2, layer, 3] = np.eye(S)[1]
+  np.testing.assert_allclose(outputs.layers[:, :, : layer + 1], expected[:, :, : layer + 1], rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(outputs.logits[:, :2], natural.logits[:, :2], rtol=1e-4, atol=1e-5)
+  assert abs(outputs.logits[:, 2] - natural.logits[:, 2]).max() > 1e-4
+  logits, weights = step_through(edited, params, source, mask, target)
+  np.testing.assert_allclose(logits, outputs.logits, rtol=1e-3, atol=2e-5)
+  np.testing.assert_allclose(weights, outputs.weights, rtol=1e-3, atol=1e-6)
+
+
+def test_edits_of_several_layers_and_heads_combine(transformer):
+  model, params, (source, mask, target) = transformer
+  edited = edited_model(edited_model(model, 'uniform(layer=0, head=1)'), Edit(largest, layer=1))
+  weights = apply(edited, params, source, mask, target).layers
+  natural = apply(model, params, source, mask, target).layers
+  uniform = np.broadcast_to((mask / mask.sum(-1, keepdims=True))[:, None], (3, T, S))
+  np.testing.assert_allclose(weights[:, :, 0, 1], uniform, rtol=1e-6)
+  np.testing.assert_allclose(weights[:, :, 0, [0, 2, 3]], natural[:, :, 0, [0, 2, 3]], rtol=1e-5, atol=1e-6)
+  assert set(np.unique(weights[:, :, 1])) == {0, 1}
+
+
+@pytest.mark.parametrize(
+  ('edit', 'message'),
+  [
+    ('uniform(layer=2)', 'layer must be less than 2, the number of layers of the decoder, got 2'),
+    ('uniform(head=4)', 'head must be less than 4, the number of heads of the decoder, got 4'),
+    (Edit('uniform', head=-1), 'edit: head must be at least 0, got -1'),
+    ('uniform(layer=True)', 'edit: layer must be a whole number, got True'),
+  ],
+)
+def test_layers_and_heads_that_do_not_exist_raise(edit, message):
+  with pytest.raises(UserError, match=message):
+    edited_model(build_transformer(), edit)
+
+
+def test_a_recurrent_decoder_has_one_layer_and_one_head():
+  assert edited_model(build_tiny(), 'uniform(layer=0, head=0)').decoder.attention.implementation == 'xla'
+  with pytest.raises(UserError, match='layer must be less than 1'):
+    edited_model(build_tiny('gnmt', 'layers=2'), 'uniform(layer=1)')
 
 
 def test_weights_that_are_replaced_by_themselves_change_nothing():

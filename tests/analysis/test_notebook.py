@@ -7,6 +7,7 @@ import pytest
 
 from attention_jax import analysis
 from attention_jax.errors import UserError
+from tests.analysis.helpers import Page
 from tests.analysis.test_reading import READING
 
 
@@ -16,7 +17,7 @@ class FakeSystem:
   def read(self, params, request):
     self.params = params
     self.request = request
-    return [READING._replace(name=line) for line in request.inputs]
+    return [READING._replace(name=line, target=request.edit) for line in request.inputs]
 
 
 @pytest.fixture
@@ -30,6 +31,14 @@ def test_a_call_is_a_request(run):
   assert run.system.request.inputs == ('a <b>', 'c') and run.system.request.hypotheses == 2
   assert run.system.request.analyses == ['entropy'] and not run.system.request.layers
   assert 'a \\u003cb\\u003e' in page.text and 'runs/dates' in page.text and page.height == 400
+
+
+def test_an_edit_is_shown_beside_the_run(run):
+  runs = Page(analysis.show(run, 'a', edit='uniform').text).data
+  assert [(shown['name'], shown['readings'][0]['target']) for shown in runs] == [
+    ('runs/dates', ''),
+    ('runs/dates, uniform', 'uniform'),
+  ]
 
 
 def test_a_notebook_gets_the_page_in_a_frame(run, tmp_path):

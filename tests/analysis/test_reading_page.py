@@ -1,48 +1,13 @@
 """The page of readings: its structure, its data, and that nothing in it is read as HTML or loaded from elsewhere."""
 
-import json
-from html.parser import HTMLParser
-
 import numpy as np
 import pytest
 
 from attention_jax.analysis import reading_files
 from attention_jax.analysis.reading import Measurement
 from attention_jax.analysis.reading_page import render_page
+from tests.analysis.helpers import HOSTILE, Page, check_page, move_slider, open_page
 from tests.analysis.test_reading import READING, SOURCE
-
-HOSTILE = '</script><img src=x onerror=alert(1)>&"\'{{ 7 * 7 }}'
-
-
-class Page(HTMLParser):
-  """Tags with their attributes, and the text inside of each script."""
-
-  def __init__(self, text):
-    super().__init__()
-    self.tags = []
-    self.scripts = []
-    self.is_in_script = False
-    self.feed(text)
-    self.close()
-
-  def handle_starttag(self, tag, attrs):
-    self.tags.append((tag, dict(attrs)))
-    self.is_in_script = tag == 'script'
-
-  def handle_endtag(self, tag):
-    self.is_in_script = False
-
-  def handle_data(self, data):
-    if self.is_in_script:
-      self.scripts.append(data)
-
-  @property
-  def data(self):
-    return json.loads(self.scripts[0])
-
-  @property
-  def ids(self):
-    return {attributes['id'] for _, attributes in self.tags if 'id' in attributes}
 
 
 def test_the_page_has_its_controls_and_its_data():
@@ -54,20 +19,8 @@ def test_the_page_has_its_controls_and_its_data():
   assert list(run['readings'][0]['matrices']) == ['weights', 'map']
 
 
-def test_every_id_of_the_script_exists():
-  page = Page(render_page([READING]))
-  named = {part.partition("')")[0] for part in page.scripts[-1].split("byId('")[1:]}
-  assert named <= page.ids and len(named) >= 10
-
-
-def test_nothing_is_loaded_from_elsewhere():
-  page = Page(render_page([READING]))
-  assert not [attributes for _, attributes in page.tags if {'src', 'href'} & attributes.keys()]
-  policy = next(a['content'] for tag, a in page.tags if a.get('http-equiv') == 'Content-Security-Policy')
-  assert policy.startswith("default-src 'none'")
-  assert 'innerHTML' not in page.scripts[-1] and 'http' not in page.scripts[-1].replace(
-    'http://www.w3.org/2000/svg', ''
-  )
+def test_every_id_of_the_script_exists_and_nothing_is_loaded_from_elsewhere():
+  check_page(Page(render_page([READING])))
 
 
 def test_hostile_text_stays_text():
@@ -106,8 +59,6 @@ def test_invisible_tokens_are_visible(tmp_path):
 
 @pytest.mark.packaging
 def test_the_page_in_a_browser(tmp_path):
-  """Needs the package playwright and Debian's chromium, which a developer installs."""
-  playwright = pytest.importorskip('playwright.sync_api')
   rng = np.random.default_rng(0)
   readings = []
   for example in range(500):
@@ -120,14 +71,7 @@ def test_the_page_in_a_browser(tmp_path):
     readings += [reading._replace(run=run, measurements=values) for run in ('a', 'b')]
   readings[0] = readings[0]._replace(name='test 0', source_tokens=[HOSTILE, *readings[0].source_tokens[1:]])
   reading_files.write(readings, tmp_path / 'page.html')
-  problems = []
-  with playwright.sync_playwright() as browsers:
-    browser = browsers.chromium.launch(executable_path='/usr/bin/chromium', args=['--no-sandbox'])
-    page = browser.new_page(color_scheme='dark')
-    page.on('console', lambda message: problems.append(message.text))
-    page.on('pageerror', lambda error: problems.append(str(error)))
-    page.on('request', lambda request: None if request.url.startswith('file:') else problems.append(request.url))
-    page.goto((tmp_path / 'page.html').as_uri())
+  with open_page((tmp_path / 'page.html').as_uri()) as page:
     assert page.locator('.panel').count() == 2
     assert page.evaluate("document.documentElement.classList.contains('dark')")
     target = page.locator('.panel').first.locator('.target .token').nth(3)
@@ -135,12 +79,9 @@ def test_the_page_in_a_browser(tmp_path):
     assert 'current' in target.get_attribute('class')
     assert page.locator('.panel').first.locator('.reading').text_content().startswith('слово3: ')
     page.mouse.move(0, 0)
-    page.locator('#step').focus()
-    for _ in range(3):
-      page.keyboard.press('ArrowRight')
+    move_slider(page, 3)
     assert page.locator('#step-name').text_content() == '3 слово2'
     assert page.locator('.target .token.current').count() == 2
-    page.locator('#step').evaluate('node => node.blur()')
     start = page.evaluate('performance.now()')
     for _ in range(20):
       page.keyboard.press('n')
@@ -149,5 +90,4 @@ def test_the_page_in_a_browser(tmp_path):
     page.select_option('#matrix', 'map')
     assert page.locator('.links line.negative').count() > 0
     page.keyboard.press('d')
-    browser.close()
-  assert problems == []
+    assert not page.evaluate("document.documentElement.classList.contains('dark')")

@@ -9,19 +9,20 @@ import pytest
 
 from attention_jax.analysis.serving import HOST, MAX_LENGTH, make_server
 from attention_jax.errors import UserError
+from tests.analysis.helpers import HOSTILE, Page, open_page
 from tests.analysis.test_reading import READING
-from tests.analysis.test_reading_page import HOSTILE, Page
 
 
-def read(text):
+def read(texts, edit):
+  (text,) = texts
   if 'wrong' in text:
     raise UserError(f'no output for {text!r}')
-  return [READING._replace(source=text, name=text)]
+  return [READING._replace(source=text, name=text, run=edit)]
 
 
 @pytest.fixture
 def port():
-  with make_server(read, 0) as server:
+  with make_server(read, 0, edit='largest') as server:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server.server_port
@@ -44,15 +45,26 @@ def test_a_typed_source_is_answered(port):
   page = Page(text)
   assert status == 200 and {'ask', 'controls', 'panels'} <= page.ids
   assert page.data[0]['readings'][0]['source'] == '5 марта'
-  assert next(a for _, a in page.tags if a.get('name') == 'text')['value'] == '5 марта'
+  assert field(page, 'text') == '5 марта' and field(page, 'edit') == ''
+
+
+def field(page: Page, name: str) -> str:
+  """Returns the value of a field of the form."""
+  return next(attributes for _, attributes in page.tags if attributes.get('name') == name)['value']
+
+
+def test_an_edit_is_typed_beside_the_source(port):
+  assert field(Page(get(port, '/')[1]), 'edit') == 'largest'
+  page = Page(get(port, f'/?text=a&edit={quote("uniform(head=1)")}')[1])
+  assert field(page, 'edit') == 'uniform(head=1)' and page.data[0]['name'] == 'uniform(head=1)'
 
 
 def test_hostile_text_stays_text(port):
   for text in (HOSTILE, f'wrong {HOSTILE}'):
-    _, answer = get(port, f'/?text={quote(text)}')
+    _, answer = get(port, f'/?text={quote(text)}&edit={quote(HOSTILE)}')
     page = Page(answer)
     assert 'img' not in {tag for tag, _ in page.tags}
-    assert next(a for _, a in page.tags if a.get('name') == 'text')['value'] == text
+    assert field(page, 'text') == text and field(page, 'edit') == HOSTILE
 
 
 @pytest.mark.parametrize(
@@ -72,3 +84,18 @@ def test_other_paths_and_other_hosts_are_rejected(port):
 def test_a_port_in_use_is_reported_in_one_line(port):
   with pytest.raises(UserError, match=f'^port {port} of 127.0.0.1 is in use; choose another --port$'):
     make_server(read, port)
+
+
+@pytest.mark.packaging
+def test_the_page_answers_in_a_browser(port):
+  with open_page(f'http://localhost:{port}/') as page:
+    page.keyboard.type('5 марта')  # the field of the source has the focus
+    page.fill('input[name=edit]', 'uniform(head=1)')
+    page.keyboard.press('Enter')
+    page.wait_for_selector('.panel')
+    assert page.locator('h2').text_content() == 'uniform(head=1)'
+    assert page.input_value('input[name=text]') == '5 марта'
+    page.fill('input[name=text]', 'wrong')
+    page.keyboard.press('Enter')
+    page.wait_for_selector('#error')
+    assert page.locator('#error').text_content() == "no output for 'wrong'"

@@ -71,6 +71,17 @@ def test_iter_lines_reads_a_bytes_stream():
   assert [''.join(line) for line in incremental.iter_lines(io.BytesIO('é\n\nb'.encode()).read1, 'x')] == ['é', '', 'b']
 
 
+@pytest.mark.parametrize('consumed', [0, 7], ids=['skipped', 'read'])
+def test_a_line_without_an_end_is_an_error(monkeypatch, consumed):
+  monkeypatch.setattr(incremental, 'MAX_LINE_LENGTH', 6)
+  lines = incremental.iter_lines(make_read1(itertools.chain([b'sechs!\n'], itertools.repeat(b'ab'))), 'x')
+  assert ''.join(next(lines)) == 'sechs!'
+  endless = next(lines)
+  with pytest.raises(UserError, match=r'^x:2: the line is too long; expected at most 6 characters of a line'):
+    assert len(list(itertools.islice(endless, consumed))) <= 6
+    next(lines)
+
+
 @pytest.mark.parametrize(('line', 'expected'), [('', ''), (' \t ', ''), (' a b ', ' a b '), ('a', 'a')])
 def test_skip_blank_line(line, expected):
   assert ''.join(incremental.skip_blank_line(iter(line))) == expected

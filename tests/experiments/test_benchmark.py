@@ -11,7 +11,7 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.systems.costs import count_matmuls
-from experiments.benchmarks import decoding, kernels, limits, memory, report, seeds, systems
+from experiments.benchmarks import decoding, kernels, limits, memory, prepared, report, seeds, systems
 from experiments.benchmarks.joey import Joey
 from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare, fit_exponent, jit_side
 
@@ -77,6 +77,9 @@ def test_the_report_has_table_json_markdown_and_pictures(tmp_path, monkeypatch, 
     report.run_suites(['kernel'], str(tmp_path), BenchmarkContext(print, 2))
   with pytest.raises(aj.UserError, match='cannot be written to'):
     report.run_suites(['kernels'], '/dev/null/here', BenchmarkContext(print, 2))
+  monkeypatch.undo()
+  with pytest.raises(aj.UserError, match='the suite prepared needs --pairs=NUMBER'):
+    report.run_suites(['prepared'], str(tmp_path), BenchmarkContext(print, 2))
 
 
 def test_other_suites_run_after_a_failure(tmp_path, monkeypatch, capsys):
@@ -129,6 +132,35 @@ def test_peak_memory_excludes_the_parent_process():
   code = 'from experiments.benchmarks import memory; print(memory.peak_resident_bytes())'
   result = subprocess.run([sys.executable, '-c', code], check=True, stdout=subprocess.PIPE, text=True)
   assert 0 < int(result.stdout) < array.nbytes < memory.peak_resident_bytes()
+
+
+@pytest.fixture
+def pairs_folder(tmp_path):
+  """A folder with a tiny Multi30k."""
+  folder = tmp_path / 'multi30k'
+  folder.mkdir()
+  (folder / 'train.en').write_text('a b c\nd e\nf\n')
+  (folder / 'train.de').write_text('A B C\nD E\nF\n')
+  return tmp_path
+
+
+def test_pairs_repeat_those_of_multi30k_with_one_other_word(pairs_folder):
+  prepared.write_pairs(pairs_folder / 'multi30k', pairs_folder, 40)
+  source, target = ((pairs_folder / f'train.{language}').read_text().splitlines() for language in ('en', 'de'))
+  assert len(source) == len(target) == 40 and len({*zip(source, target, strict=True)}) > 20
+  assert [len(line.split()) for line in source] == [len(line.split()) for line in target]
+  assert {len(line.split()) for line in source[::3]} == {3, 4, 5, 6}  # the first pair, joined to another one or not
+  assert sum(a != b for a, b in zip(source[0].split(), ['a', 'b', 'c'], strict=False)) <= 1
+
+
+@pytest.mark.long
+def test_the_suite_of_prepared_data_measures_every_step(pairs_folder, monkeypatch):
+  monkeypatch.setattr(prepared, 'VOCABULARY', 'char')
+  monkeypatch.setattr(prepared, 'BATCHES', 3)
+  bench = BenchmarkContext(print, 2, data_root=str(pairs_folder), pairs=2000)
+  preparation, first, batches = prepared.prepared(bench)
+  assert preparation.rate > 0 and preparation.unit == 'pairs' and 'MB on disk, peak resident size' in preparation.note
+  assert first.median > 0 and batches.amount == 3 and 'target tokens/s' in batches.note
 
 
 @pytest.mark.long

@@ -83,6 +83,9 @@ def test_evaluation_and_plots(trained, tmp_path):
     'inspect_attention', f'--workdir={folder}', f'--text={tmp_path}/picture.png', f'--output={tmp_path}/out.png'
   )
   assert result.code == 0 and (tmp_path / 'out.gif').exists()
+  page = tmp_path / 'page.html'
+  result = run('inspect_attention', f'--workdir={folder}', '--rows=0,2', f'--output={page}')
+  assert result.code == 0 and result.out == f'written to {page}\n' and page.stat().st_size > 10_000, result.err
   result = run('inspect_attention', f'--workdir={folder}', f'--text={tmp_path}/no.png', f'--output={tmp_path}/new.png')
   assert result.code == 2 and 'no.png: no such file' in result.err
 

@@ -102,6 +102,7 @@ PROGRAM_FLAGS = {
     '--layers:',
     '--words:',
     '--analyses:',
+    '--edit:',
     '--relative:',
     '--output:',
     '--serve:',

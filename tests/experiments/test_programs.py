@@ -279,11 +279,12 @@ def test_analyses_of_a_trained_run(trained, tmp_path):
 def test_a_page_compares_runs_and_hypotheses(trained, tmp_path):
   folder = trained[0]
   page = tmp_path / 'page.html'
-  flags = ['--text=eins <b>', '--hypotheses=2', f'--compare={folder}', f'--output={page}']
+  flags = ['--text=eins <b>', '--hypotheses=2', f'--compare={folder}', '--edit=fixed(at=1, layer=0)']
+  flags.append(f'--output={page}')
   result = run('inspect_attention', f'--workdir={folder}', *flags)
   assert result.code == 0 and result.out == f'written to {page}\n', result.err
   text = page.read_text('utf-8')
-  assert 'eins \\u003cb\\u003e' in text and '<b>' not in text and str(folder) in text
+  assert 'eins \\u003cb\\u003e' in text and '<b>' not in text and f'{folder}, fixed(at=1, layer=0)' in text
   result = run('inspect_attention', f'--workdir={folder}', f'--compare={tmp_path}/no')
   assert result.code == 2 and f'{tmp_path}/no holds no config.json' in result.err
 
@@ -294,6 +295,8 @@ def test_a_page_compares_runs_and_hypotheses(trained, tmp_path):
     ('--analyses=entropi', "unknown analysis 'entropi' (did you mean 'entropy'?)"),
     ('--analyses=what_if(edit="unifrom")', "unknown edit 'unifrom' (did you mean 'uniform'?)"),
     ('--analyses=rollout', "this encoder has no self-attention; expected the encoder 'transformer'"),
+    ('--edit=unifrom', "unknown edit 'unifrom' (did you mean 'uniform'?)"),
+    ('--edit=uniform(head=1)', 'head must be less than 1, the number of heads of the decoder, got 1'),
     ('--output=weights.jpg', "unknown format of weights.jpg: '.jpg'"),
   ],
 )

@@ -46,11 +46,12 @@ def test_the_same_command_resumes_exactly(trained, tmp_path):
   assert uninterrupted == resumed
 
 
-def test_evaluation_and_plots(trained):
+def test_evaluation_and_plots(trained, tmp_path):
   folder, _ = trained
   result = run('evaluate', f'--workdir={folder}', '--split=validation')
   assert result.code == 0 and 'exact_match' in result.out
-  assert run('inspect_attention', f'--workdir={folder}', '--split=unseen', '--rows=0,5').code == 0
+  for flags in ([], [f'--output={tmp_path}/page.html']):
+    assert run('inspect_attention', f'--workdir={folder}', '--split=unseen', '--rows=0,5', *flags).code == 0
   assert (folder / 'memory.png').exists()
   result = run('inspect_attention', f'--workdir={folder}', '--text=7')
   assert result.code == 2 and '--text: this run reads bits' in result.err

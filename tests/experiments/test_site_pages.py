@@ -5,6 +5,7 @@ import pydoc
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -53,6 +54,21 @@ def test_links_to_files_that_are_no_pages_become_text():
   assert resolve_links('[lesson](docs/attention_basics.ipynb)', 'README.md', paths) == (
     '[lesson](docs/attention_basics.md)'
   )
+
+
+def test_the_site_shows_the_ready_made_models_that_exist(tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  (page,) = site_pages.model_files().values()
+  assert '--names=dates' in page() and '--names=shapes' in page() and '<iframe' not in page()
+  for name in ('dates', 'nettalk'):  # the data of nettalk may not be distributed
+    site_pages.ready_made_folder(name).mkdir(parents=True)
+  files = site_pages.model_files()
+  assert set(files) == {'attention/dates.html', 'attention/index.md'}
+  page = files['attention/index.md']()
+  assert '<iframe src="dates.html"' in page and '--names=shapes' in page and '--names=dates' not in page
+  written = SimpleNamespace(plot=lambda params, path, **selection: path.write_text(f'{params} {selection["rows"]}'))
+  monkeypatch.setattr(site_pages.runs, 'open_run', lambda folder: SimpleNamespace(system=written, params=folder))
+  assert files['attention/dates.html']() == f'@dates {site_pages.MODEL_ROWS}'
 
 
 def test_a_lesson_has_its_text_code_outputs_and_plots():

@@ -109,3 +109,5 @@ def test_runs_and_input_that_cannot_be_streamed(trained, streaming_run):
   workdir = f'--workdir={streaming_run}'
   assert_user_error(run('translate', workdir, '--stream', stdin=b''), ['stdin: the file is empty'])
   assert_user_error(run('translate', workdir, '--stream', stdin=b'\xff'), ['stdin:1: not UTF-8', '0xff'])
+  endless = run('translate', workdir, '--stream', stdin=b'eins\n' + b' ' * 100_001)
+  assert_user_error(endless, ['stdin:2: the line is too long; expected at most 100,000 characters'])

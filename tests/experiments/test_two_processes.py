@@ -32,6 +32,7 @@ SETTINGS = (
   '--config.training.evaluate_every=0',
   '--config.training.checkpoint_every=0',
   '--config.evaluation.beams=1',
+  '--config.evaluation.batch_size=2',  # the five rows of a split are three batches, which processes share
 )
 INTERRUPTED = 75  # exit code of train.py
 
@@ -74,10 +75,34 @@ def test_two_processes_train_as_one_does(task, tmp_path):
     assert two.step == one.step == 3
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), two.params, one.params)
 
-  def test_loss(name):
-    return json.loads((tmp_path / name / 'results.json').read_text())['results']['test']['loss']['value']
+  def test_results(name):
+    results = json.loads((tmp_path / name / 'results.json').read_text())['results']['test']
+    return {metric: result['value'] for metric, result in results.items()}
 
-  assert test_loss('two') == pytest.approx(test_loss('one'), rel=1e-5)
+  assert test_results('two') == pytest.approx(test_results('one'), rel=1e-5)
+  hypotheses = [(tmp_path / name / 'hypotheses.test.txt').read_text() for name in ('two', 'one')]
+  assert hypotheses[0] == hypotheses[1] and hypotheses[0].count('\n') == 5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('seeds', [2, 3], ids=['each process has a seed', 'each process has a share of all'])
+def test_two_processes_train_several_seeds_and_resume(seeds, task, tmp_path):
+  fields = (*SETTINGS, f'--config.seeds={seeds}', '--config.training.checkpoint_every=1')
+  arguments = tiny_arguments(task, tmp_path / 'two', *fields)
+  wait_for_outputs(start_together('experiments.train', '--distributed', *arguments, '--config.training.steps=2'))
+  first, second = wait_for_outputs(start_together('experiments.train', '--distributed', *arguments))
+  assert 'resuming at step 2 of 3' in first and f'the means over {seeds} seeds' in first and 'step' not in second
+  assert run('train', *tiny_arguments(task, tmp_path / 'one', *fields)).code == 0
+  results = json.loads((tmp_path / 'two' / 'results.json').read_text('utf-8'))['results']
+  assert len(results['test']['loss']['values']) == seeds
+
+  def train_losses(name, seed):
+    records = read_metrics(tmp_path / name / f'seed_{seed}')
+    return [record['train/loss'] for record in records if 'train/loss' in record]
+
+  for seed in range(seeds):
+    assert len(train_losses('two', seed)) == 3
+    assert train_losses('two', seed) == pytest.approx(train_losses('one', seed), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +119,25 @@ def test_a_signal_to_any_process_stops_all_after_the_same_update(signalled, task
   step = Checkpoints(folder, read_only=True).latest()
   assert f'run the same command again to resume from step {step}' in first and 'step' not in second
   assert read_metrics(folder)[-1]['step'] == step > 0
+
+
+@pytest.mark.long
+def test_a_signal_to_any_process_stops_the_final_evaluation_of_all(tmp_path):
+  task = write_task(tmp_path / 'task')
+  test = task / 'test.tsv'
+  test.write_text(test.read_text('utf-8') * 1000, 'utf-8')
+  folder = tmp_path / 'run'
+  arguments = tiny_arguments(task, folder, *SETTINGS)
+  processes = start_together('experiments.train', '--distributed', *arguments)
+  for line in processes[0].stdout:
+    if 'evaluating test' in line:
+      break
+  processes[1].send_signal(signal.SIGTERM)
+  first, second = wait_for_outputs(processes, expected=INTERRUPTED)
+  assert 'stopped by SIGTERM while evaluating; run the same command again to repeat the evaluation\n' in first
+  assert 'stopped' not in second and not (folder / 'results.json').exists()
+  wait_for_outputs(start_together('experiments.train', '--distributed', *arguments))
+  assert (folder / 'hypotheses.test.txt').read_text('utf-8').count('\n') == 5000
 
 
 def test_processes_with_different_data_stop_at_once(tmp_path):

@@ -98,6 +98,12 @@ def test_an_edit_that_needs_no_step_is_computed_in_parallel():
   assert 'rng' in hard.required_inputs and 'rng' not in hard._replace(fn=hard.at_test).required_inputs
 
 
+def test_an_edit_of_one_head_needs_a_module_with_heads():
+  problem = make_problem('scaled_dot', 'softmax', queries=3, size=4)
+  with pytest.raises(aj.UserError, match='only heads of the module Attention have numbers'):
+    attend('scaled_dot', with_edit('softmax', 'uniform(head=0)'), problem)
+
+
 def test_dropout_is_below_the_edit():
   row = with_edit(aj.with_dropout('softmax', 0.5), 'uniform')
   assert row.dropout is None and 'rng' in row.required_inputs
@@ -119,6 +125,7 @@ def test_fast_implementations_do_not_ignore_an_edit():
     ('softmax', 'unifrom', "unknown edit 'unifrom' .did you mean 'uniform'"),
     ('softmax', 'fixed(step=1)', "unknown option of edit 'fixed': 'step'"),
     ('softmax', aj.Row(lambda w, m, *, b: w, params={'b': aj.Param(())}), 'no learned parameters'),
+    ('softmax', 'uniform(layer=0)', 'an alignment has no layers, got layer=0'),
   ],
 )
 def test_edits_that_cannot_be_raise(alignment, edit, message):

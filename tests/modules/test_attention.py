@@ -127,6 +127,33 @@ def test_heads_are_projected_attended_and_joined(score):
       np.testing.assert_allclose(attended.context[b, t], joined, rtol=1e-4, atol=1e-5)
 
 
+def test_an_edit_of_one_head_changes_the_context_by_that_head_alone():
+  """Heads 2 and 3 of 4 share keys and values; the result is the same under jit, vmap and scan."""
+  options = {'features': 8, 'heads': 4, 'kv_heads': 2, 'implementation': 'xla'}
+  natural = aj.Attention('scaled_dot', 'softmax', **options)
+  edited = natural.clone(alignment=aj.with_edit('softmax', 'fixed(at=1, position=2, head=3)'))
+  query, encoded = make_inputs('scaled_dot', 4)
+  params = parameters(natural, query, encoded)
+  before = jax.jit(lambda params: natural.apply(params, query, encoded, MASK, method=attend_all))(params)
+  after, stepped = jax.jit(lambda params: both_ways(edited, params, query, encoded, MASK))(params)
+  assert_close(stepped, after)
+  expected = np.array(before.weights)
+  expected[:, 3, 1] = np.eye(S)[2]
+  np.testing.assert_allclose(after.weights, expected, rtol=1e-6)
+  kernels = jax.tree.map(np.asarray, params['params'])
+  value = np.asarray(encoded) @ kernels['value_kernel']['kernel'][1]  # [B, S, F] of heads 2 and 3
+  joined = np.array(before.context)
+  for b in range(B):
+    change = value[b, 2] - before.weights[b, 3, 1] @ value[b]
+    joined[b, 1] += change @ kernels['join']['kernel'][6:8]
+  np.testing.assert_allclose(after.context, joined, rtol=1e-4, atol=1e-5)
+
+  def attend_row(query, encoded, mask):
+    return edited.apply(params, query[None], encoded[None], mask[None], method=attend_all).context[0]
+
+  np.testing.assert_allclose(jax.vmap(attend_row)(query, encoded, MASK), after.context, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(('score', 'heads'), [('additive', 1), ('location_sensitive', 2), ('cosine', 1), ('dot', 2)])
 def test_padding_does_not_change_results(score, heads):
   module = aj.Attention(score, 'entmax15', FEATURES, heads)

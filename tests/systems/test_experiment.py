@@ -11,7 +11,9 @@ import jax
 import numpy as np
 import pytest
 
+from attention_jax.data.batching import eval_batches
 from attention_jax.errors import UserError
+from attention_jax.inference import evaluation
 from attention_jax.inference.metrics import MetricValue
 from attention_jax.systems import experiment
 from attention_jax.systems.config import default_config
@@ -187,6 +189,24 @@ def test_a_signal_stops_training_and_the_same_call_resumes_it(trained, config, t
     jax.tree.map(
       np.testing.assert_array_equal, open_run(folder, kind).params, open_run(tmp_path / 'whole', kind).params
     )
+
+
+def test_a_signal_stops_the_final_evaluation_and_the_same_call_repeats_it(trained, config, tmp_path, monkeypatch):
+  def interrupted_batches(*args, **options):
+    signal.raise_signal(signal.SIGTERM)
+    return eval_batches(*args, **options)
+
+  folder = tmp_path / 'run'
+  shutil.copytree(trained.folder, folder)
+  before = read_tree(folder)
+  with monkeypatch.context() as patch:
+    patch.setattr(evaluation, 'eval_batches', interrupted_batches)
+    results, lines = train_quietly(config, folder)
+  assert results is None
+  assert lines[-1] == 'stopped by SIGTERM while evaluating; run the same command again to repeat the evaluation'
+  assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+  results, _ = train_quietly(config, folder)
+  assert results == trained.results and read_tree(folder) == before
 
 
 def test_a_run_that_was_killed_before_it_stored_its_data_resumes(trained, config, tmp_path):

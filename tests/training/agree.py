@@ -1,4 +1,4 @@
-"""Uses peers.py in one of several processes, and prints what each function does.
+"""Uses peers.py in one of several processes, prints what each function does, and trains the runs of test_seeds.py.
 
 python -m tests.training.agree FOLDER
 """
@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from attention_jax.errors import UserError
-from attention_jax.training.peers import check_agreement, copy_from_first, exchange, fail_together
+from attention_jax.training.peers import check_agreement, copy_from_first, exchange, fail_together, map_batches
+from tests.training.test_seeds import fit_all
 
 
 def report(name: str, use) -> None:
@@ -26,6 +28,15 @@ def fail(message: str) -> None:
       raise UserError(message)
 
 
+def cube(batch: int) -> dict[str, np.ndarray]:
+  """Returns arrays of several dtypes and ranks, whose sizes depend on the batch."""
+  return {
+    'scalar': np.float32(batch / 3),
+    'flags': np.arange(batch) > 1,
+    'cube': np.full((batch, 2, 3), batch, np.int8),
+  }
+
+
 def main(folder: Path) -> None:
   jax.distributed.initialize()
   index = jax.process_index()
@@ -36,12 +47,18 @@ def main(folder: Path) -> None:
   report('same', lambda: check_agreement({'a': '1', 'b': '2'}))
   report('different', lambda: check_agreement({'a': '1', 'b': str(index), 'c': str(index)}))
   report('absent', lambda: check_agreement({'a': 'x' * 100} if index else {}))
+  computed = []
+  for batch, outputs in map_batches(lambda i: computed.append(i) or cube(i), range(5)):
+    jax.tree.map(np.testing.assert_array_equal, outputs, cube(batch))
+    print(f'batch {batch}: {[array.dtype.name for array in jax.tree.leaves(outputs)]}')
+  report('computed', lambda: computed)
   own = folder / str(index)
   own.mkdir()
   if index == 0:
     (own / 'words').write_text('eins\nzwei\n')
     (own / 'empty').touch()
   copy_from_first(own)
+  report('seeds', lambda: fit_all(folder / 'seeds', steps=4))
 
 
 if __name__ == '__main__':

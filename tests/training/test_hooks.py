@@ -6,7 +6,9 @@ import signal
 import threading
 import types
 
+import jax
 import jax.numpy as jnp
+import orbax.checkpoint as ocp
 import pytest
 
 from attention_jax.errors import UserError
@@ -268,8 +270,8 @@ def test_other_threads_leave_signals_alone():
 
 def test_several_processes_stop_at_the_step_that_jax_selects(monkeypatch):
   previous_handler = signal.getsignal(signal.SIGTERM)
-  monkeypatch.setattr(hooks.jax, 'process_count', lambda: 2)
-  monkeypatch.setattr(hooks.ocp.utils, 'reached_preemption', lambda step: step == 3)
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  monkeypatch.setattr(ocp.utils, 'reached_preemption', lambda step: step == 3)
   with InterruptHandler() as handler:
     assert signal.getsignal(signal.SIGTERM) == previous_handler
     reasons = [handler(step, STATE, {}, False) for step in (1, 2, 3)]

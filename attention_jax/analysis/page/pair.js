@@ -1,16 +1,8 @@
-'use strict';
-// The data: a list of runs {name, readings}; a reading has tokens, matrices by name, gold links, and measurements.
-// Text is only ever set by textContent, so that no token is read as HTML.
-const runs = JSON.parse(document.getElementById('data').textContent);
-const byId = (id) => document.getElementById(id);
+// The page of pairs. `data` is a list of runs {name, readings}; a reading has tokens, matrices by name, gold links, and
+// measurements.
+const runs = data;
 const names = [...new Set(runs.flatMap((run) => run.readings.map((reading) => reading.name)))];
-const state = {example: 0, hypothesis: 0, matrix: 'weights', step: -1};
-
-function element(tag, properties = {}, ...children) {
-  const node = Object.assign(document.createElement(tag), properties);
-  node.append(...children);
-  return node;
-}
+Object.assign(state, {hypothesis: 0, matrix: 'weights'});
 
 function readingsOf(run) {
   return run.readings.filter((reading) => reading.name === names[state.example]);
@@ -23,37 +15,6 @@ function current(run) {
 
 function matrixOf(reading) {
   return reading.matrices[state.matrix] || reading.matrices.weights;
-}
-
-function formatNumber(x) {
-  return x === null ? '–' : Math.abs(x) >= 0.001 || x === 0 ? x.toFixed(3) : x.toExponential(1);
-}
-
-function fill(select, options, selected) {
-  select.replaceChildren(...options.map(([value, text]) => element('option', {value, textContent: text})));
-  select.value = selected;
-}
-
-function token(text, index, kind) {
-  const node = element('div', {className: 'token', dir: 'auto', tabIndex: 0}, element('bdi', {textContent: text}));
-  node.dataset.kind = kind;
-  node.dataset.index = index;
-  return node;
-}
-
-// How strongly a value is drawn, from 0 to 1.
-function strength(value, scale) {
-  return value === null ? 0 : Math.min(1, Math.abs(value) / scale);
-}
-
-function scaleOf(matrix) {
-  const largest = Math.max(...matrix.flat().map((x) => Math.abs(x || 0)), 0);
-  const isWeight = largest <= 1 && matrix.flat().every((x) => x === null || x >= 0);
-  return byId('relative').checked || !isWeight ? largest || 1 : 1;
-}
-
-function fillColour(value, scale) {
-  return `rgba(var(--${value < 0 ? 'negative' : 'weight'}), ${strength(value, scale).toFixed(3)})`;
 }
 
 function drawColumns(reading, matrix, scale) {
@@ -108,19 +69,16 @@ function drawLinks(panel, reading, matrix, scale, chosen) {
 
 function drawHeat(reading, matrix, scale) {
   const gold = new Set(byId('gold').checked ? (reading.gold || []).map(([s, t]) => `${s},${t}`) : []);
-  const head = element('tr', {}, element('th'), ...reading.source_tokens.map(
-    (text) => element('th', {scope: 'col'}, element('span', {dir: 'auto', textContent: text}))));
-  const body = matrix.map((row, t) => element('tr', {},
-    element('th', {scope: 'row', dir: 'auto', textContent: reading.target_tokens[t]}),
-    ...row.map((value, s) => {
-      const cell = element('td', {className: gold.has(`${s},${t}`) ? goldKind(reading, s, t) : ''});
-      cell.style.background = fillColour(value, scale);
-      cell.title = `${reading.target_tokens[t]} → ${reading.source_tokens[s]}: ${formatNumber(value)}`;
+  const body = matrix.map((row, t) => {
+    const target = reading.target_tokens[t];
+    return heatRow(target, row, scale, (s) => `${target} → ${reading.source_tokens[s]}`, (cell, s) => {
+      cell.className = gold.has(`${s},${t}`) ? goldKind(reading, s, t) : '';
       cell.dataset.source = s;
       cell.dataset.target = t;
-      return cell;
-    })));
-  return element('table', {className: 'heat'}, element('thead', {}, head), element('tbody', {}, ...body));
+    });
+  });
+  const head = element('thead', {}, headRow(reading.source_tokens));
+  return element('table', {className: 'heat'}, head, element('tbody', {}, ...body));
 }
 
 // A table for every measurement that is no matrix of target and source tokens.
@@ -183,16 +141,13 @@ function drawPanel(run) {
     ...drawMeasures(reading));
   const stepChoice = () => (state.step < 0 || state.step >= matrix.length ? null : {kind: 'target', index: state.step});
   const show = (chosen) => choose(panel, reading, matrix, scale, chosen);
-  const ofEvent = (event) => {
-    const node = event.target.closest('.token');
+  const choiceOf = (target) => {
+    const node = target.closest('.token');
     if (node) return {kind: node.dataset.kind, index: Number(node.dataset.index)};
-    const cell = event.target.closest('td[data-target]');
+    const cell = target.closest('td[data-target]');
     return cell && {kind: 'target', index: Number(cell.dataset.target)};
   };
-  for (const type of ['mouseover', 'focusin']) {
-    panel.addEventListener(type, (event) => { const chosen = ofEvent(event); if (chosen) show(chosen); });
-  }
-  for (const type of ['mouseout', 'focusout']) panel.addEventListener(type, () => show(stepChoice()));
+  followPointer(panel, choiceOf, show, () => show(stepChoice()));
   panel.refresh = () => show(stepChoice());
   return panel;
 }
@@ -206,44 +161,18 @@ function draw() {
   byId('hypothesis-label').hidden = Math.max(...counts) < 2;
   fill(byId('hypothesis'), Array.from({length: Math.max(...counts)}, (_, i) => [i, String(i + 1)]), state.hypothesis);
   byId('gold-label').hidden = !readings.some((reading) => reading.gold);
-  const steps = Math.max(...readings.map((reading) => reading.target_tokens.length));
-  state.step = Math.min(state.step, steps - 1);
-  byId('step').max = steps - 1;
-  byId('step').value = state.step;
-  const panels = runs.map(drawPanel);
-  byId('panels').replaceChildren(...panels);
-  byId('example').value = state.example;
+  byId('panels').replaceChildren(...runs.map(drawPanel));
   drawStep();
 }
 
 function drawStep() {
-  const reading = current(runs[0]) || runs.map(current).find(Boolean);
-  byId('step-name').textContent = state.step < 0 ? 'all' : `${state.step + 1} ${reading.target_tokens[state.step] || ''}`;
+  const readings = runs.map(current).filter(Boolean);
+  const steps = Math.max(...readings.map((reading) => reading.target_tokens.length));
+  setSlider(steps, (step) => readings[0].target_tokens[step] || '');
   for (const panel of byId('panels').children) panel.refresh?.();
 }
 
-function goTo(example) {
-  state.example = (example + names.length) % names.length;
-  state.hypothesis = 0;
-  state.step = -1;
-  draw();
-}
-
-byId('example').addEventListener('change', (event) => goTo(Number(event.target.value)));
-byId('previous').addEventListener('click', () => goTo(state.example - 1));
-byId('next').addEventListener('click', () => goTo(state.example + 1));
 byId('hypothesis').addEventListener('change', (event) => { state.hypothesis = Number(event.target.value); draw(); });
 byId('matrix').addEventListener('change', (event) => { state.matrix = event.target.value; draw(); });
-byId('step').addEventListener('input', (event) => { state.step = Number(event.target.value); drawStep(); });
-byId('relative').addEventListener('change', draw);
 byId('gold').addEventListener('change', draw);
-const toggleTheme = () => document.documentElement.classList.toggle('dark');
-byId('theme').addEventListener('click', toggleTheme);
-document.addEventListener('keydown', (event) => {
-  if (event.target.matches('select, input') || event.ctrlKey || event.metaKey || event.altKey) return;
-  const actions = {n: () => goTo(state.example + 1), p: () => goTo(state.example - 1), d: toggleTheme};
-  actions[event.key]?.();
-});
-if (matchMedia('(prefers-color-scheme: dark)').matches) toggleTheme();
-fill(byId('example'), names.map((name, i) => [i, name]), 0);
-draw();
+connectControls(names, draw, drawStep, () => { state.hypothesis = 0; });
