@@ -145,9 +145,9 @@ def pairs_folder(tmp_path):
 
 
 def test_pairs_repeat_those_of_multi30k_with_one_other_word(pairs_folder):
-  prepared.write_pairs(pairs_folder / 'multi30k', pairs_folder, 40)
+  prepared.write_pairs(pairs_folder / 'multi30k', pairs_folder, 90)
   source, target = ((pairs_folder / f'train.{language}').read_text().splitlines() for language in ('en', 'de'))
-  assert len(source) == len(target) == 40 and len({*zip(source, target, strict=True)}) > 20
+  assert len(source) == len(target) == 90 and len({*zip(source, target, strict=True)}) > 20
   assert [len(line.split()) for line in source] == [len(line.split()) for line in target]
   assert {len(line.split()) for line in source[::3]} == {3, 4, 5, 6}  # the first pair, joined to another one or not
   assert sum(a != b for a, b in zip(source[0].split(), ['a', 'b', 'c'], strict=False)) <= 1
