@@ -29,7 +29,7 @@ TRAINING = {
   'training.optimizer': 'sgd',
   'training.schedule': 'constant(rate=1e-2)',
   'data.batch_size': 8,
-  'evaluation.batch_size': 8,
+  'evaluation.batch_size': 4,  # two batches of a split, one for each process
 }
 RECURRENT = {
   'model.encoder': 'birnn(features=4)',
