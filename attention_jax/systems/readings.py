@@ -1,6 +1,7 @@
 """Readings of a trained translation model: of given lines, or of rows of a split."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -170,13 +171,19 @@ def read(system: Any, params: Any, request: ReadingRequest) -> list[Reading]:
     UserError: as the methods of Reader, and for an edit that does not apply to the model.
   """
   if request.edit:
-    system = system.with_model(edited_model(system.model, request.edit))
+    system = _edited_system(system, request.edit)
   reader = Reader(system.model, params, system.source_vocab, system.target_vocab, system.config['data']['buckets'])
   if request.inputs:
-    readings = reader.read_lines(system.predictor(params), system.config['evaluation']['beams'], request)
+    readings = reader.read_lines(system.cached_predictor(params), system.config['evaluation']['beams'], request)
   else:
     readings = reader.read_rows(tasks.get_split(system.data, request.split)[0], request)
   return reader.complete(readings, request)
+
+
+@functools.lru_cache(maxsize=1)
+def _edited_system(system: Any, edit: str) -> Any:
+  """The system with edited weights; the last one is kept, so that its search is compiled once for several readings."""
+  return system.with_model(edited_model(system.model, edit))
 
 
 def _select(corpus: Corpus, rows: Sequence[int]) -> Corpus:

@@ -151,7 +151,7 @@ class TranslationSystem(System):
     self.target_vocab = target_vocab
     self._load_data = load_data
     self._folder = folder
-    self._evaluation_predictor: Predictor | None = None
+    self._predictor: Predictor | None = None
 
   @classmethod
   def load(cls, config: Config, folder: str | None) -> 'TranslationSystem':
@@ -304,7 +304,7 @@ class TranslationSystem(System):
   ) -> tuple[dict[str, MetricValue], list[Prediction]]:
     corpus, encoded = tasks.get_split(self.data, split)
     options = self.config['evaluation']
-    predictor = self._predictor_with(params)
+    predictor = self.cached_predictor(params)
     return evaluate_corpus(params, corpus, encoded, self._scorer, predictor, options, beams=beams or options['beams'])
 
   def format_predictions(self, predictions: Sequence[Prediction]) -> list[str]:
@@ -328,12 +328,12 @@ class TranslationSystem(System):
     """Number of evaluations of the validation split."""
     return Training(**self.config['training']).evaluations
 
-  def _predictor_with(self, params: Any) -> Predictor:
-    """Returns the predictor of all evaluations, whose search is compiled once, with these parameters."""
-    if self._evaluation_predictor is None:
-      self._evaluation_predictor = self.predictor(params, self._evaluations)
-    self._evaluation_predictor.set_params(params)
-    return self._evaluation_predictor
+  def cached_predictor(self, params: Any) -> Predictor:
+    """Returns the predictor of evaluations and readings, whose search is compiled once, with these parameters."""
+    if self._predictor is None:
+      self._predictor = self.predictor(params, self._evaluations)
+    self._predictor.set_params(params)
+    return self._predictor
 
 
 def text_metric_directions(config: Config) -> dict[str, bool]:

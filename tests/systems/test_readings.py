@@ -10,7 +10,7 @@ from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import char, word
 from attention_jax.errors import UserError
 from attention_jax.inference.predictor import Predictor
-from attention_jax.systems.readings import Reader
+from attention_jax.systems.readings import Reader, _edited_system
 from tests.models.helpers import build_transformer
 
 WORDS = word(['a b c d e f g'])
@@ -89,3 +89,15 @@ def test_weights_of_characters_are_merged_to_words(reader):
   assert merged.weights.shape == (3, 3) and merged.weights[0, 0] == pytest.approx(expected, rel=1e-5)
   with pytest.raises(UserError, match="cannot be merged to words, got words and 'entropy'"):
     spelling.complete([reading], ReadingRequest(words=True, analyses=['entropy']))
+
+
+def test_successive_readings_with_the_same_edit_share_a_compiled_search(reader):
+  class System:
+    model = reader.model
+
+    def with_model(self, model):
+      return model
+
+  system = System()
+  assert _edited_system(system, 'uniform(layer=1)') is _edited_system(system, 'uniform(layer=1)')
+  assert _edited_system(system, 'uniform(layer=1)') is not _edited_system(system, 'uniform')
