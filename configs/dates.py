@@ -2,8 +2,9 @@
 
 Dates in the notations of 72 locales -> ISO 8601, by characters. No download: the data set is generated on first use.
 
-Measured on 2 CPU cores, seed 0: bahdanau2015 two minutes of training, 99.7 % exact match on test, 89.7 % on unseen
-locales, alignment error rate 14.2 % (three seeds, other dropout: 10.9 ± 3.5); sutskever2014 one minute, 89.0 %, 81.8 %.
+Measured on two CPU cores: bahdanau2015, three seeds, 99.4 % exact match on test, 89.4 % on unseen locales, alignment
+error rate 14.7 ± 1.9 %, and 10.9 ± 3.5 % with --config.model.attention.score=normed_additive; sutskever2014 one minute,
+89.0 %, 81.8 %.
 """
 
 from attention_jax.systems.config import default_config
