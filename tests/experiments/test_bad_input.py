@@ -37,7 +37,7 @@ FLAGS = [
 FIELDS = [
   (
     'modle.dropout=0',
-    ["unknown field of config: 'modle'", "'model'?", 'evaluation, mesh, model, seeds, system'],
+    ["unknown field of config: 'modle'", "'model'?", 'evaluation, initial_run, mesh, model, seeds, system'],
   ),
   (
     'model.atention.score=dot',
@@ -84,7 +84,7 @@ FIELDS = [
   ('model.encoder=transformer(layer_dropout=1)', ['option layer_dropout must be at least 0 and less than 1, got 1']),
   (
     'training.anneal=temperature: cosine',
-    ["unknown parameter in training.anneal: 'temperature'", 'expected one of: gain'],
+    ['training.anneal: this model has no scalar parameter', 'alignments with one: normed_additive'],
   ),
   ('training.anneal=temperature', ['training.anneal: ']),
   ('training.clip=nan', ['config.training.clip must be at least 0, got nan']),
