@@ -123,20 +123,21 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
       if jax.process_index() == 0:
         store_digests(folder, digests)
         add_file_digests(folder, [DIGESTS_FILE])
-    return _train_and_evaluate(config, folder, system, initializer, batches, log)
+    runs = _prepare_runs(config, folder, system, initial)
+    return _train_and_evaluate(config, folder, runs, system, initializer, batches, log)
 
 
 def _train_and_evaluate(
   config: Config,
   folder: Path,
+  runs: Sequence[tuple[Config, Path]],
   system: System,
   initializer: Callable[[int], Any],
   batches: Sequence[BatchSequence],
   log: Log,
 ) -> Results | Summaries | None:
-  """Trains and evaluates after all checks have passed; `batches` are those of each seed."""
+  """Trains and evaluates after all checks have passed; `runs` and `batches` are those of each seed."""
   start = time.monotonic()
-  runs = _prepare_runs(config, folder, system)
   result = _fit(config, folder, [path for _, path in runs], system, initializer, batches)
   seconds = time.monotonic() - start
   for reason in dict.fromkeys(result.reasons):
@@ -180,7 +181,7 @@ def _fit(
   return SeedResults(int(result.state.step), [result.reason], result.compilations)
 
 
-def _prepare_run_folder(folder: Path, config: Config, system: System, initial: InitialRun | None = None) -> Path:
+def _prepare_run_folder(folder: Path, config: Config, system: System, initial: InitialRun | None) -> Path:
   """Stores the files of a run, and their digests; also when resumed: it may have been killed before that."""
   with peers.fail_together():
     if jax.process_index() == 0:
@@ -198,7 +199,9 @@ def _complete_stored_config(stored: Config) -> Config:
   return fill_defaults(stored, 'the config of that folder')
 
 
-def _prepare_runs(config: Config, folder: Path, system: System) -> list[tuple[Config, Path]]:
+def _prepare_runs(
+  config: Config, folder: Path, system: System, initial: InitialRun | None
+) -> list[tuple[Config, Path]]:
   """Returns the config and the folder of each run. For several seeds, each config is that of a single run."""
   if config['seeds'] == 1:
     return [(config, folder)]
@@ -206,7 +209,7 @@ def _prepare_runs(config: Config, folder: Path, system: System) -> list[tuple[Co
   for seed in run_seeds(config):
     run_config = dict(config, seeds=1, training=config['training'] | {'seed': seed})
     check_run_files(seed_folder(folder, seed))
-    runs.append((run_config, _prepare_run_folder(seed_folder(folder, seed), run_config, system)))
+    runs.append((run_config, _prepare_run_folder(seed_folder(folder, seed), run_config, system, initial)))
   return runs
 
 
