@@ -26,7 +26,7 @@ from attention_jax.systems.initial_run import (
 )
 from attention_jax.systems.loading import comparable_fields, load_once
 from attention_jax.systems.memory import check_batch_memory, check_state_memory
-from attention_jax.systems.provenance import code_version
+from attention_jax.systems.provenance import COMMITS, code_version, read_versions, store_version
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import (
   Run,
@@ -79,6 +79,7 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
   Raises:
     UserError: for mistakes in the config, the data or the folder, before any file of the folder is overwritten.
   """
+  code_version()  # the commit of the code that is imported here: another one may be checked out while this one runs
   peers.check_agreement(peers.package_versions())
   log = log if jax.process_index() == 0 else _discard
   with peers.fail_together():  # also a wait for all, before process 0 stores a config
@@ -118,12 +119,12 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
       if is_resumed:
         check_digests(folder, digests, log)
       stack.enter_context(lock_folder(folder.absolute(), log))
-    folder = _prepare_run_folder(folder, config, system, initial)
+    folder = _prepare_run_folder(folder, config, system, initial, log)
     with peers.fail_together():
       if jax.process_index() == 0:
         store_digests(folder, digests)
         add_file_digests(folder, [DIGESTS_FILE])
-    runs = _prepare_runs(config, folder, system, initial)
+    runs = _prepare_runs(config, folder, system, initial, log)
     return _train_and_evaluate(config, folder, runs, system, initializer, batches, log)
 
 
@@ -181,7 +182,7 @@ def _fit(
   return SeedResults(int(result.state.step), [result.reason], result.compilations)
 
 
-def _prepare_run_folder(folder: Path, config: Config, system: System, initial: InitialRun | None) -> Path:
+def _prepare_run_folder(folder: Path, config: Config, system: System, initial: InitialRun | None, log: Log) -> Path:
   """Stores the files of a run, and their digests; also when resumed: it may have been killed before that."""
   with peers.fail_together():
     if jax.process_index() == 0:
@@ -189,7 +190,8 @@ def _prepare_run_folder(folder: Path, config: Config, system: System, initial: I
   folder = prepare_folder(folder, config, _complete_stored_config)
   with peers.fail_together():
     if jax.process_index() == 0:
-      add_file_digests(folder, [CONFIG, *system.save(str(folder)), *store_variants(folder)])
+      store_version(folder, log)
+      add_file_digests(folder, [CONFIG, COMMITS, *system.save(str(folder)), *store_variants(folder)])
       if initial:
         save_initial(folder, initial.arrays)
   return folder
@@ -200,7 +202,7 @@ def _complete_stored_config(stored: Config) -> Config:
 
 
 def _prepare_runs(
-  config: Config, folder: Path, system: System, initial: InitialRun | None
+  config: Config, folder: Path, system: System, initial: InitialRun | None, log: Log
 ) -> list[tuple[Config, Path]]:
   """Returns the config and the folder of each run. For several seeds, each config is that of a single run."""
   if config['seeds'] == 1:
@@ -209,7 +211,7 @@ def _prepare_runs(
   for seed in run_seeds(config):
     run_config = dict(config, seeds=1, training=config['training'] | {'seed': seed})
     check_run_files(seed_folder(folder, seed))
-    runs.append((run_config, _prepare_run_folder(seed_folder(folder, seed), run_config, system, initial)))
+    runs.append((run_config, _prepare_run_folder(seed_folder(folder, seed), run_config, system, initial, log)))
   return runs
 
 
@@ -290,7 +292,7 @@ def _evaluate_and_store(config: Config, folder: Path, system: System, log: Log) 
     'step': run.step,
     'parameters': count_parameters(params),
     'implementation': system.implementation,
-    'commit': code_version(),
+    'commit': ', '.join(read_versions(folder)),
     'evaluation': config['evaluation'],
     'results': _as_json(results),
   }
@@ -324,7 +326,8 @@ def _summarize(folder: Path, seeds: list[int], runs: list[Results], log: Log) ->
         log(f'{split}: no mean of {name}, which seed {", ".join(map(str, missing))} lacks')
       else:
         metrics[name] = aggregate_runs([run[split][name] for run in runs])
-  write_json(folder / RESULTS, {'seeds': seeds, 'commit': code_version(), 'results': _as_json(summaries)})
+  commit = ', '.join(read_versions(folder))
+  write_json(folder / RESULTS, {'seeds': seeds, 'commit': commit, 'results': _as_json(summaries)})
   log(f'written to {folder}: the means over {len(seeds)} seeds in {RESULTS}')
   return summaries
 

@@ -1,10 +1,14 @@
-"""The version of the code that produced a result."""
+"""The versions of the code that produced a result."""
 
 import functools
 import subprocess
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+from attention_jax.atomic import write_text
+
+COMMITS = 'commits.txt'  # of a run folder: a line for each version of the code that trained in it, the first one first
 ROOT = Path(__file__).resolve().parents[2]
 UNCOMMITTED = '+changes'  # appended to the commit if tracked files differ from it
 
@@ -27,6 +31,27 @@ def code_version(root: Path = ROOT) -> str:
   commit = _git(root, 'rev-parse', '--short=12', 'HEAD')
   changes = _git(root, 'status', '--porcelain', '--untracked-files=no')
   return f'{commit}{UNCOMMITTED if changes else ""}' if commit else 'unknown'
+
+
+def store_version(folder: Path, log: Callable[[str], None]) -> None:
+  """Adds the version of the code to those of a run, and logs if a run is resumed with another one.
+
+  Args:
+    folder: the run folder.
+    log: called with the line.
+  """
+  stored, current = read_versions(folder), code_version()
+  if stored[-1:] == [current]:
+    return
+  write_text(folder / COMMITS, ''.join(f'{version}\n' for version in [*stored, current]))
+  if stored:
+    log(f'the code of this run was {stored[-1]} and is now {current}')
+
+
+def read_versions(folder: Path) -> list[str]:
+  """Returns the versions of the code that trained in a run folder, the first one first; none for an older run."""
+  path = folder / COMMITS
+  return path.read_text('utf-8').splitlines() if path.exists() else []
 
 
 def _git(root: Path, *arguments: str) -> str | None:

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.usefixtures('on_two_devices')
 FILES = {
   'best',
   'checkpoints',
+  'commits.txt',
   'config.json',
   'data.json',
   'digests.json',
@@ -144,7 +145,7 @@ def test_the_log_of_a_run(trained):
     'all 4 steps are done (',
     'measured: test; parameters: step',
     'the best by validation loss',
-    f'written to {trained.folder}: best/, checkpoints/, config.json',
+    f'written to {trained.folder}: best/, checkpoints/, commits.txt, config.json',
   ):
     assert text in lines, text
 

@@ -1,8 +1,8 @@
-"""The commit that is stored with results."""
+"""The commits that are stored with a run and its results."""
 
 import subprocess
 
-from attention_jax.systems.provenance import code_version
+from attention_jax.systems.provenance import code_version, read_versions, store_version
 
 
 def git(folder, *arguments):
@@ -31,3 +31,15 @@ def test_the_repository_of_another_project_is_not_named(tmp_path):
   (tmp_path / 'site-packages').mkdir()
   version = code_version(tmp_path / 'site-packages')
   assert version == 'unknown' or version.startswith('version ')
+
+
+def test_each_version_that_trains_in_a_run_folder_is_stored_once(tmp_path):
+  lines = []
+  assert read_versions(tmp_path) == []
+  for _ in range(2):
+    store_version(tmp_path, lines.append)
+  assert read_versions(tmp_path) == [code_version()] and not lines
+  (tmp_path / 'commits.txt').write_text('0123456789ab\n')
+  store_version(tmp_path, lines.append)
+  assert read_versions(tmp_path) == ['0123456789ab', code_version()]
+  assert lines == [f'the code of this run was 0123456789ab and is now {code_version()}']
