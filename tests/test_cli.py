@@ -20,6 +20,9 @@ ROOT = Path(aj.__file__).parent.parent
 SOURCE_FOLDERS = ('attention_jax', 'experiments', 'configs')
 DATA_FILES = ('py.typed', '*.css', '*.jinja', '*.js')
 MAX_LEAN_BYTES = 300_000
+# The two newest minor versions of jax; pyproject.toml requires the older one.
+OLDEST_JAX = '0.9'
+NEWEST_JAX = '0.10'
 EXTRAS = {
   '': ['python', '-c', 'import attention_jax as aj, jax.numpy as jnp; aj.attend(*3 * [jnp.ones((3, 5))])'],
   'plots': ['python', '-c', "import attention_jax as aj; aj.analysis.heatmap([[1.0]], ['a'], ['b'], 'a.png')"],
@@ -138,10 +141,35 @@ def test_programs_of_the_wheels_run_without_a_clone(wheels, tmp_path):
   assert 'config.training.steps' in result.stdout
 
 
-def fresh_environment(folder):
+def interpreters():
+  """The supported Pythons on PATH besides the one that runs the tests."""
+  names = [f'python3.{minor}' for minor in range(11, 14) if minor != sys.version_info.minor]
+  paths = [path for path in map(shutil.which, names) if path is not None]
+  return [path for path in paths if not subprocess.run([path, '--version'], capture_output=True).returncode]
+
+
+def fresh_environment(folder, python=sys.executable):
   """Creates a virtual environment without packages and returns the folder of its programs."""
-  subprocess.run([sys.executable, '-m', 'venv', str(folder)], check=True)
+  subprocess.run([python, '-m', 'venv', str(folder)], check=True)
   return folder / 'bin'
+
+
+def copied_sources(clone):
+  """Copies into the folder `clone` what pip needs of this repository, and returns the files."""
+  for name in (*SOURCE_FOLDERS, 'train'):
+    shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns('__pycache__'))
+  for name in ('pyproject.toml', 'hatch_build.py', 'README.md', 'LICENSE'):
+    shutil.copy(ROOT / name, clone)
+  return sorted(clone.rglob('*'))
+
+
+def run_extra(programs, extra, folder):
+  """Runs in `folder` the command of an extra with the programs of an environment."""
+  program, *arguments = EXTRAS[extra]
+  environment = {name: value for name, value in os.environ.items() if name not in ('PYTHONPATH', 'XLA_FLAGS')}
+  environment['JAX_PLATFORMS'] = 'cpu'
+  result = subprocess.run([programs / program, *arguments], capture_output=True, text=True, cwd=folder, env=environment)
+  assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.packaging
@@ -149,22 +177,28 @@ def fresh_environment(folder):
 def test_extras(extra, tmp_path):
   """Installs a clone with one extra into a fresh environment and runs one command of it there."""
   clone = tmp_path / 'a clone'  # the space must be quoted in the URL of train/
-  for name in (*SOURCE_FOLDERS, 'train'):
-    shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns('__pycache__'))
-  for name in ('pyproject.toml', 'hatch_build.py', 'README.md', 'LICENSE'):
-    shutil.copy(ROOT / name, clone)
-  files = sorted(clone.rglob('*'))
+  files = copied_sources(clone)
   programs = fresh_environment(tmp_path / 'venv')
   requirement = f'.[{extra}]' if extra else '.'
   subprocess.run([programs / 'pip', 'install', '--quiet', requirement], check=True, cwd=clone)
   assert sorted(clone.rglob('*')) == files  # a build leaves nothing beside its sources
-  program, *arguments = EXTRAS[extra]
-  environment = {name: value for name, value in os.environ.items() if name not in ('PYTHONPATH', 'XLA_FLAGS')}
-  environment['JAX_PLATFORMS'] = 'cpu'
-  result = subprocess.run(
-    [programs / program, *arguments], capture_output=True, text=True, cwd=tmp_path, env=environment
-  )
-  assert result.returncode == 0, result.stderr
+  run_extra(programs, extra, tmp_path)
+
+
+def version_cases():
+  """The newest jax on every other Python that is found, and the oldest supported jax on this Python."""
+  return [(python, NEWEST_JAX) for python in interpreters()] + [(sys.executable, OLDEST_JAX)]
+
+
+@pytest.mark.packaging
+@pytest.mark.parametrize('python, jax_version', version_cases())
+def test_versions_of_python_and_jax(python, jax_version, tmp_path):
+  copied_sources(tmp_path / 'clone')
+  programs = fresh_environment(tmp_path / 'venv', python)
+  command = [programs / 'pip', 'install', '--quiet', '.[train]', f'jax=={jax_version}.*']
+  subprocess.run(command, check=True, cwd=tmp_path / 'clone')
+  run_extra(programs, '', tmp_path)
+  run_extra(programs, 'train', tmp_path)
 
 
 @pytest.mark.packaging

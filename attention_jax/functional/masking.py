@@ -105,6 +105,13 @@ def at_least_float32(scores: Float[Array, '...']) -> Float[Array, '...']:
   return jnp.asarray(scores).astype(accumulation_dtype(scores))
 
 
+def _varying_axes(x) -> frozenset[str]:
+  """Returns the mesh axes over which `x` varies under shard_map."""
+  array_type = jax.typeof(x)
+  manual = getattr(array_type, 'manual_axis_type', None)  # jax 0.10; jax 0.9 has `vma`
+  return array_type.vma if manual is None else manual.varying
+
+
 def vary_like(start, *operands):
   """Casts the initial carry of a loop so that the loop works under shard_map.
 
@@ -118,7 +125,7 @@ def vary_like(start, *operands):
   Returns:
     `start`, typed as varying over the mesh axes over which any of the operands varies.
   """
-  axes = frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in jax.tree.leaves(operands)))
+  axes = frozenset().union(*(_varying_axes(x) for x in jax.tree.leaves(operands)))
   return jax.lax.pcast(start, tuple(axes), to='varying') if axes else start
 
 
