@@ -25,6 +25,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from attention_jax.errors import UserError
+from attention_jax.training.paths import run_path
 from experiments.launch import FLAGS, config_overrides, launch, program_command, require_flag
 
 config_flags.DEFINE_config_file('config', None, 'a file of configs/ and a preset; the file may define get_sweep()')
@@ -71,7 +72,7 @@ def main() -> None:
   def log(line: str) -> None:
     console.print(line, markup=False, soft_wrap=True)
 
-  folder = Path(require_flag('workdir')).expanduser()
+  folder = run_path(require_flag('workdir'))
   if FLAGS.report:
     write_report(folder, log)
     return

@@ -9,12 +9,12 @@ from experiments.process_settings import prepare_process
 if __name__ == '__main__':
   prepare_process()  # before jax is imported
 
-from pathlib import Path
 
 import jax
 from absl import flags
 
 from attention_jax.errors import choose
+from attention_jax.training.paths import run_path
 from experiments.launch import launch, require_flag
 
 flags.DEFINE_string('claim', None, 'the claim, a key of claim_pages.CLAIMS')
@@ -27,7 +27,7 @@ def main() -> None:
   from experiments.claim_pages import CLAIMS, measure_claim
 
   claim = CLAIMS[choose(require_flag('claim'), CLAIMS, 'claim')]
-  measure_claim(claim, Path(require_flag('workdir')).expanduser(), require_flag('hardware'), print)
+  measure_claim(claim, run_path(require_flag('workdir')), require_flag('hardware'), print)
 
 
 if __name__ == '__main__':

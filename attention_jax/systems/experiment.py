@@ -28,6 +28,7 @@ from attention_jax.systems.loading import comparable_fields, load_once
 from attention_jax.systems.memory import check_batch_memory, check_state_memory
 from attention_jax.systems.provenance import COMMITS, code_version, read_versions, store_version
 from attention_jax.systems.registry import SYSTEMS
+from attention_jax.systems.remote_runs import training_folder
 from attention_jax.systems.runs import (
   Run,
   check_run_files,
@@ -49,7 +50,6 @@ from attention_jax.training.interrupts import Interrupted, stoppable
 from attention_jax.training.loop import Training, fit
 from attention_jax.training.optim import describe_warmup, make_optimizer, make_schedule
 from attention_jax.training.partition import MeshConfig, describe_placement, make_mesh
-from attention_jax.training.paths import run_path
 from attention_jax.training.seeds import SeedResults, fit_seeds
 from attention_jax.training.state import TrainState, evaluation_params
 
@@ -69,7 +69,7 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
 
   Args:
     config: a config with the fields of `systems.config.default_config`.
-    folder: the run folder, which is created if it does not exist.
+    folder: the run folder, which is created if it does not exist, or a URL (systems.remote_runs).
     log: called with each line of progress.
 
   Returns:
@@ -82,12 +82,19 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
   code_version()  # the commit of the code that is imported here: another one may be checked out while this one runs
   peers.check_agreement(peers.package_versions())
   log = log if jax.process_index() == 0 else _discard
-  with peers.fail_together():  # also a wait for all, before process 0 stores a config
-    config = fill_defaults(config, 'the config')
-    folder = run_path(folder)
+  with contextlib.ExitStack() as stack:
+    with peers.fail_together():  # also a wait for all, before process 0 stores a config
+      config = fill_defaults(config, 'the config')
+      check_config(config)
+      make_mesh(seeds=config['seeds'], sizes=MeshConfig(**config['mesh']))  # for its errors
+      folder, after_save = stack.enter_context(training_folder(folder, log))
+    return _train_in(folder, config, after_save, log)
+
+
+def _train_in(folder: Path, config: Config, after_save: Callable[[], None], log: Log) -> Results | Summaries | None:
+  """Trains in a folder of this machine; `after_save` is called after each checkpoint."""
+  with peers.fail_together():
     check_run_files(folder)
-    check_config(config)
-    make_mesh(seeds=config['seeds'], sizes=MeshConfig(**config['mesh']))  # for its errors
     is_resumed = check_folder(folder, config, _complete_stored_config)
   peers.check_agreement(comparable_fields(config) | {f'a run in {folder}': 'present' if is_resumed else 'absent'})
   with peers.fail_together():
@@ -125,7 +132,7 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
         store_digests(folder, digests)
         add_file_digests(folder, [DIGESTS_FILE])
     runs = _prepare_runs(config, folder, system, initial, log)
-    return _train_and_evaluate(config, folder, runs, system, initializer, batches, log)
+    return _train_and_evaluate(config, folder, runs, system, initializer, batches, after_save, log)
 
 
 def _train_and_evaluate(
@@ -135,11 +142,12 @@ def _train_and_evaluate(
   system: System,
   initializer: Callable[[int], Any],
   batches: Sequence[BatchSequence],
+  after_save: Callable[[], None],
   log: Log,
 ) -> Results | Summaries | None:
   """Trains and evaluates after all checks have passed; `runs` and `batches` are those of each seed."""
   start = time.monotonic()
-  result = _fit(config, folder, [path for _, path in runs], system, initializer, batches)
+  result = _fit(config, folder, [path for _, path in runs], system, initializer, batches, after_save)
   seconds = time.monotonic() - start
   for reason in dict.fromkeys(result.reasons):
     log(f'{reason} ({seconds:.0f} s, {result.compilations} shapes compiled)')
@@ -164,6 +172,7 @@ def _fit(
   system: System,
   initializer: Callable[[int], Any],
   batches: Sequence[BatchSequence],
+  after_save: Callable[[], None],
 ) -> SeedResults:
   """Trains one run, or several side by side."""
   training = Training(**config['training'])
@@ -174,6 +183,7 @@ def _fit(
     'evaluate': _make_validation(system),
     'direction': 'max' if selectable_metrics(config)[training.select] else 'min',
     'mesh': system.training_mesh,
+    'after_save': after_save,
   }
   if len(batches) > 1:
     stacked = StackedBatches(batches)

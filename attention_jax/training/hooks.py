@@ -271,6 +271,7 @@ class CheckpointSaver:
     clock: paused during saving.
     host: returns further values of the run to store, as JSON.
     stack: returns the state that is stored; None stores the state as it is. See side_by_side.SideBySide.
+    after_save: called after each checkpoint.
   """
 
   def __init__(
@@ -280,15 +281,19 @@ class CheckpointSaver:
     clock: TrainingClock,
     host: Callable[[], Mapping[str, Any]],
     stack: Callable[[Any], TrainState] | None = None,
+    after_save: Callable[[], None] | None = None,
   ):
     self._every = every
     self._checkpoints = checkpoints
     self._clock = clock
     self._host = host
     self._stack = stack
+    self._after_save = after_save
 
   def __call__(self, step, state, metrics, last):
     if is_due(step, self._every, last):
       jax.block_until_ready(state)
       with self._clock.paused(SAVING):
         self._checkpoints.save(self._stack(state) if self._stack else state, self._host())
+        if self._after_save:
+          self._after_save()

@@ -166,6 +166,7 @@ def fit(
   evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None,
   direction: str = 'min',
   mesh: Mesh | None = None,
+  after_save: Callable[[], None] | None = None,
 ) -> FitResult:
   """Trains a model in a run folder, from its latest checkpoint if there is one.
 
@@ -183,6 +184,7 @@ def fit(
     evaluate: state -> metrics by name, among them `training.select`; see state.evaluation_params.
     direction: 'min' if a lower value of `training.select` is better, 'max' if a higher one is.
     mesh: the mesh of the devices; by default all.
+    after_save: called after each checkpoint of the latest state, between two updates.
 
   Returns:
     The last state, why training stopped, the best evaluation, and the number of compilations.
@@ -232,7 +234,7 @@ def fit(
       MetricsLogger(training.log_every, writers, clock, train_step.compilations),
       *([evaluator] if evaluator else []),
       interrupts,
-      CheckpointSaver(training.checkpoint_every, checkpoints, clock, host_values),
+      CheckpointSaver(training.checkpoint_every, checkpoints, clock, host_values, after_save=after_save),
     ]
 
     def make_update(state, batch):

@@ -159,6 +159,7 @@ def fit_seeds(
   evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None,
   direction: str = 'min',
   mesh: Mesh | None = None,
+  after_save: Callable[[], None] | None = None,
 ) -> SeedResults:
   """Trains one run for each seed training.seed, training.seed + 1, ..., all at once; otherwise as `loop.fit`.
 
@@ -175,6 +176,7 @@ def fit_seeds(
     evaluate: as for `loop.fit`, of one run at a time.
     direction: as for `loop.fit`.
     mesh: the mesh of the devices; by default all.
+    after_save: called after each checkpoint of the latest state, between two updates.
 
   Returns:
     The last step, why each run stopped, and the number of compilations.
@@ -215,7 +217,9 @@ def fit_seeds(
       MetricsLogger(training.log_every, [runs.write], clock, side_by_side.compilations),
       runs,
       stack.enter_context(InterruptHandler()),
-      CheckpointSaver(training.checkpoint_every, checkpoints, clock, runs.host_values, side_by_side.stack),
+      CheckpointSaver(
+        training.checkpoint_every, checkpoints, clock, runs.host_values, side_by_side.stack, after_save=after_save
+      ),
     ]
 
     def step_live_runs(states, batch):

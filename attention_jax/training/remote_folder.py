@@ -1,0 +1,287 @@
+"""A run folder behind a URL, such as gs://bucket/run, with a working copy on this machine.
+
+Programs read and write the working copy. Behind the URL, `objects/` has the contents of its files, named by their
+digests, and `manifest.json` names the files of the last state. The manifest is written last, so that another machine
+finds a whole state whenever this one is lost. Files other than checkpoints are also copied under their own names, for
+people and for TensorBoard.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attention_jax.atomic import is_unfinished, write_atomic, write_text
+from attention_jax.errors import UserError
+from attention_jax.training.checkpoint import BEST, DAMAGED, LATEST
+from attention_jax.training.remote_files import RemoteFiles
+
+MANIFEST = 'manifest.json'
+OBJECTS = 'objects'
+STATE = '.remote.json'  # in the working copy: the manifest that it last agreed with
+ATTEMPTS = 3  # a state may be replaced while it is read
+UNFINISHED_CHECKPOINT = 'orbax-checkpoint-tmp'
+Files = dict[str, str]  # name below the folder -> digest
+
+
+class RemoteFolder:
+  """The state behind a URL and a working copy of it.
+
+  Args:
+    url: the folder, which need not exist.
+    local: the folder of the working copy, which need not exist.
+
+  Raises:
+    UserError: if the file system is unknown, or if its package is not installed.
+  """
+
+  def __init__(self, url: str, local: Path):
+    self.files = RemoteFiles(url)
+    self.local = local
+    self._digests: dict[tuple, str] = {}  # of files as they were: (path, inode, size, time)
+
+  @property
+  def url(self) -> str:
+    return self.files.url
+
+  def pull(self, log: Callable[[str], None], read_only: bool = False) -> bool:
+    """Makes the working copy that of the last state, unless it comes from it.
+
+    Files of the working copy that were never uploaded are moved aside if another machine has continued the run.
+
+    Args:
+      log: called with a line if files are downloaded or moved aside.
+      read_only: whether nothing is trained in the working copy, so that nothing has to be moved aside.
+
+    Returns:
+      Whether there is a state.
+
+    Raises:
+      UserError: if the state cannot be read.
+    """
+    for attempt in range(ATTEMPTS):
+      manifest = self._manifest()
+      state = self._state()
+      if not manifest:
+        (self.local / STATE).unlink(missing_ok=True)
+        return False
+      if state.get('id') == manifest['id']:
+        return True
+      try:
+        self._replace_copy(manifest, state, log, read_only)
+        return True
+      except UserError:
+        if attempt == ATTEMPTS - 1 or self._manifest() == manifest:
+          raise
+    raise AssertionError('the last attempt returns or raises')
+
+  def push(self, folder: Path) -> None:
+    """Uploads a state, and commits it.
+
+    Args:
+      folder: the working copy, or a snapshot of it.
+
+    Raises:
+      UserError: if a file cannot be written. The state behind the URL is then the one before.
+    """
+    before: Files = self._state().get('files', {})
+    files = self._digests_of(folder)
+    if files == before:
+      return
+    stored = set(before.values())
+    for name, digest in files.items():
+      if digest not in stored:
+        self.files.upload(folder / name, f'{OBJECTS}/{digest}')
+        stored.add(digest)
+    manifest = {'id': uuid.uuid4().hex, 'files': files}
+    self.files.write_json(MANIFEST, manifest)
+    write_text(self.local / STATE, json.dumps(manifest) + '\n')
+    for digest in set(before.values()) - set(files.values()):
+      self.files.remove(f'{OBJECTS}/{digest}')
+    for name in before.keys() | files.keys():
+      if before.get(name) != files.get(name) and not _is_of_checkpoint(name):
+        self._copy_by_name(folder, name, name in files)
+
+  def push_outputs(self, before: Files) -> list[str]:
+    """Uploads files that a program added to a copy that is only read, such as pictures.
+
+    Args:
+      before: `digests()` before that.
+
+    Returns:
+      The names of the files.
+    """
+    state = self._state().get('files', {})
+    names = [name for name, digest in self.digests().items() if name not in state and before.get(name) != digest]
+    for name in names:
+      self.files.upload(self.local / name, name)
+    return names
+
+  def digests(self) -> Files:
+    """Returns the names of the files of the working copy and their digests."""
+    return self._digests_of(self.local)
+
+  def snapshot(self, folder: Path) -> None:
+    """Makes a copy of the working copy as it is now, in which files of checkpoints share their disk space with it."""
+    for name in _names_in(self.local):
+      (folder / name).parent.mkdir(parents=True, exist_ok=True)
+      copy = os.link if _is_of_checkpoint(name) else shutil.copyfile
+      copy(self.local / name, folder / name)
+
+  def _copy_by_name(self, folder: Path, name: str, exists: bool) -> None:
+    if exists:
+      self.files.upload(folder / name, name)
+    else:
+      self.files.remove(name)
+
+  def _replace_copy(
+    self, manifest: Mapping[str, Any], state: Mapping[str, Any], log: Callable[[str], None], read_only: bool
+  ) -> None:
+    """Downloads what differs from a manifest, and removes the other files."""
+    current = self.digests()
+    if not read_only and current != state.get('files', {}):
+      log(f'{self.url} was continued elsewhere; what was not uploaded from here is moved to {self._move_aside()}')
+      current = {}
+    (self.local / STATE).unlink(missing_ok=True)  # a copy that is being replaced agrees with no manifest
+    changed = [name for name, digest in manifest['files'].items() if current.get(name) != digest]
+    log(f'downloading {len(changed)} files of {self.url} to {self.local}')
+    for name in changed:
+      self._download(name, manifest['files'][name])
+    for name in current.keys() - manifest['files'].keys():
+      (self.local / name).unlink()
+    _remove_empty_folders(self.local)
+    write_text(self.local / STATE, json.dumps(manifest) + '\n')
+
+  def _download(self, name: str, digest: str) -> None:
+    path = self.local / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with write_atomic(path) as temporary:
+      self.files.download(f'{OBJECTS}/{digest}', temporary)
+      if self._digest(temporary) != digest:
+        raise UserError(f'{self.url}/{OBJECTS}/{digest}, the content of {name}, has changed since it was written')
+
+  def _move_aside(self) -> Path:
+    number = 1 + len(list(self.local.parent.glob(f'{self.local.name}-aside-*')))
+    path = self.local.with_name(f'{self.local.name}-aside-{number}')
+    self.local.rename(path)
+    self.local.mkdir()
+    return path
+
+  def _manifest(self) -> dict[str, Any] | None:
+    manifest = self.files.read_json(MANIFEST)
+    if manifest is not None and not (isinstance(manifest.get('id'), str) and _are_files(manifest.get('files'))):
+      raise UserError(f'{self.url}/{MANIFEST} is not the list of files of a run')
+    return manifest
+
+  def _state(self) -> dict[str, Any]:
+    """The manifest that the working copy last agreed with; {} if there is none."""
+    try:
+      return dict(json.loads((self.local / STATE).read_text('utf-8')))
+    except FileNotFoundError:
+      return {}
+    except (OSError, ValueError, TypeError) as error:
+      raise UserError(f'cannot read {self.local / STATE}: {error}; delete {self.local} to download it again') from error
+
+  def _digests_of(self, folder: Path) -> Files:
+    return {name: self._digest(folder / name) for name in _names_in(folder)}
+
+  def _digest(self, path: Path) -> str:
+    status = path.stat()
+    key = (status.st_ino, status.st_size, status.st_mtime_ns)
+    if key not in self._digests:
+      with open(path, 'rb') as file:
+        self._digests[key] = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    return self._digests[key]
+
+
+class Uploader:
+  """Uploads the working copy of a folder in a thread, as a context manager; the last state is uploaded at the end.
+
+  Args:
+    folder: the folder.
+    check: raises UserError if this process may not write there any more.
+    log: called with a line if an upload fails, which is repeated after the next checkpoint.
+  """
+
+  def __init__(self, folder: RemoteFolder, check: Callable[[], None], log: Callable[[str], None]):
+    self._folder = folder
+    self._check = check
+    self._log = log
+    self._thread: threading.Thread | None = None
+
+  def __enter__(self) -> 'Uploader':
+    return self
+
+  def __call__(self) -> None:
+    """Starts to upload the state as it is now, after the upload before; call it between two updates.
+
+    Raises:
+      UserError: if another process trains in the folder.
+    """
+    self._wait()
+    self._check()
+    snapshot = self._folder.local.with_name(f'.{self._folder.local.name}.{uuid.uuid4().hex}')
+    self._folder.snapshot(snapshot)
+    self._thread = threading.Thread(target=self._upload, args=[snapshot], name='upload')
+    self._thread.start()
+
+  def __exit__(self, kind, error, traceback) -> None:
+    self._wait()
+    try:
+      self._check()
+      self._folder.push(self._folder.local)
+    except UserError as failure:
+      message = f'{failure}; {self._folder.local} has the whole run, which the same command uploads'
+      if error is None:
+        raise UserError(message) from failure
+      self._log(message)
+
+  def _upload(self, snapshot: Path) -> None:
+    try:
+      self._folder.push(snapshot)
+    except UserError as error:
+      self._log(f'{error}; uploading again after the next checkpoint')
+    finally:
+      shutil.rmtree(snapshot, ignore_errors=True)
+
+  def _wait(self) -> None:
+    if self._thread:
+      self._thread.join()
+
+
+def _names_in(folder: Path) -> list[str]:
+  """The names of the files of a run below its folder, without locks and unfinished files."""
+  names = []
+  for path in sorted(folder.rglob('*')):
+    name = path.relative_to(folder).as_posix()
+    if path.is_file() and not _is_temporary(path) and UNFINISHED_CHECKPOINT not in name:
+      names.append(name)
+  return names
+
+
+def _is_temporary(path: Path) -> bool:
+  return path.name in ('.lock', STATE) or is_unfinished(path)
+
+
+def _is_of_checkpoint(name: str) -> bool:
+  return not {LATEST, BEST, DAMAGED}.isdisjoint(name.split('/')[:-1])
+
+
+def _are_files(value: Any) -> bool:
+  """Whether a value of a manifest names files, all of them below the folder."""
+  return isinstance(value, dict) and all(
+    isinstance(digest, str) and digest.isalnum() and '..' not in name.split('/') and not name.startswith('/')
+    for name, digest in value.items()
+  )
+
+
+def _remove_empty_folders(folder: Path) -> None:
+  for path in sorted((path for path in folder.rglob('*') if path.is_dir()), reverse=True):
+    with contextlib.suppress(OSError):  # not empty
+      path.rmdir()

@@ -1,0 +1,111 @@
+"""The lock of a run folder behind a URL: a file that its owner renews, so that the lock of a lost machine expires."""
+
+import contextlib
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from attention_jax.errors import UserError
+from attention_jax.training.remote_files import RemoteFiles
+
+LOCK = 'lock.json'
+RENEWAL = 15.0  # seconds between two renewals
+LEASE = 60.0  # seconds without renewal after which a lock has expired
+ABANDONED = 600.0  # seconds since the last renewal, by the clocks of both machines, after which nobody waits
+
+
+class RemoteLock:
+  """Exclusive ownership of a folder behind a URL, as a context manager.
+
+  Args:
+    files: the folder.
+    log: called with a line when the lock of another process has to expire first.
+    renewal: seconds between two renewals.
+    lease: seconds without renewal after which the lock of another process has expired.
+
+  Raises:
+    UserError: on entering, if another process holds the lock and renews it.
+  """
+
+  def __init__(self, files: RemoteFiles, log: Callable[[str], None], renewal: float = RENEWAL, lease: float = LEASE):
+    self._files = files
+    self._log = log
+    self._renewal = renewal
+    self._lease = lease
+    self._record = {'owner': uuid.uuid4().hex, 'host': socket.gethostname(), 'pid': os.getpid()}
+    self._stop = threading.Event()
+    self._thread = threading.Thread(target=self._renew, name='remote lock', daemon=True)
+
+  def __enter__(self) -> 'RemoteLock':
+    self._wait_for_expiry()
+    self._write()
+    self.check()  # of two processes that found no lock, the one that wrote last owns it
+    self._thread.start()
+    return self
+
+  def __exit__(self, *exception) -> None:
+    self._stop.set()
+    self._thread.join()
+    with contextlib.suppress(UserError):  # a lock that cannot be removed expires
+      if self._is_mine(self._files.read_json(LOCK)):
+        self._files.remove(LOCK)
+
+  def check(self) -> None:
+    """Raises UserError if another process owns the lock now: this one was not heard of for the length of the lease."""
+    record = self._files.read_json(LOCK)
+    if not self._is_mine(record):
+      raise UserError(f'{self._files.url} {_describe(record)} trains in it; this process has lost its lock')
+
+  def _wait_for_expiry(self) -> None:
+    """Returns when nobody owns the lock; raises UserError if its owner renews it in the meantime."""
+    record = self._files.read_json(LOCK)
+    if record is None or _is_abandoned(record):
+      return
+    self._log(f'{self._files.url} {_describe(record)} has locked it; waiting {self._lease:.0f} s for a sign of it')
+    deadline = time.monotonic() + self._lease
+    while time.monotonic() < deadline:
+      time.sleep(self._renewal / 4)
+      now = self._files.read_json(LOCK)
+      if now is None:
+        return
+      if now != record:
+        raise UserError(f'{self._files.url} {_describe(now)} trains in it; choose another folder')
+
+  def _write(self) -> None:
+    self._files.write_json(LOCK, self._record | {'time': time.time()})
+
+  def _is_mine(self, record: dict[str, Any] | None) -> bool:
+    return record is not None and record.get('owner') == self._record['owner']
+
+  def _renew(self) -> None:
+    while not self._stop.wait(self._renewal):
+      try:
+        if not self._is_mine(self._files.read_json(LOCK)):
+          return
+        self._write()
+      except UserError:  # the network: `check` reports a lock that was lost meanwhile
+        continue
+
+
+def _describe(record: dict[str, Any] | None) -> str:
+  """': process 12 of host a', with which the sentence of an error goes on."""
+  return f': process {record.get("pid")} of {record.get("host")}' if record else ': another process'
+
+
+def _is_abandoned(record: dict[str, Any]) -> bool:
+  """Whether the owner of a lock cannot exist any more."""
+  if time.time() - record.get('time', 0) > ABANDONED:
+    return True
+  if record.get('host') != socket.gethostname():
+    return False
+  try:
+    os.kill(int(record['pid']), 0)
+    return False
+  except (ProcessLookupError, ValueError, KeyError):
+    return True
+  except OSError:  # a process of another user
+    return False

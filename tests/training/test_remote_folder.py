@@ -1,0 +1,214 @@
+"""Folders behind URLs: states are committed whole, continued elsewhere, and written by one process at a time."""
+
+import os
+import shutil
+import socket
+import threading
+import time
+import uuid
+
+import fsspec
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.training.remote_files import RemoteFiles
+from attention_jax.training.remote_folder import MANIFEST, STATE, RemoteFolder, Uploader
+from attention_jax.training.remote_lock import LOCK, RemoteLock
+from tests.systems.helpers import read_tree
+
+
+@pytest.fixture
+def url():
+  """A new folder in memory."""
+  return f'memory://runs/{uuid.uuid4().hex}'
+
+
+def write_files(folder, files):
+  for name, text in files.items():
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text, 'utf-8')
+
+
+def read_files(folder):
+  return {name: data.decode() for name, data in read_tree(folder).items() if name != STATE}
+
+
+def names_behind(url):
+  system, root = fsspec.url_to_fs(url)
+  return {path.removeprefix(root).lstrip('/') for path in system.find(root)}
+
+
+FIRST = {'metrics.jsonl': 'one\n', 'checkpoints/2/a': 'A', 'checkpoints/2/b': 'B', 'best/2/a': 'A'}
+SECOND = {'metrics.jsonl': 'one\ntwo\n', 'checkpoints/4/a': 'C', 'best/2/a': 'A'}
+
+
+def make_copy(url, folder, files=None):
+  """A working copy with these files only."""
+  shutil.rmtree(folder, ignore_errors=True)
+  folder.mkdir()
+  write_files(folder, files or {})
+  return RemoteFolder(url, folder)
+
+
+def test_another_machine_continues_from_the_last_state(url, tmp_path):
+  first = make_copy(url, tmp_path / 'first', FIRST | {'.lock': '', '.x.1.part': 'unfinished'})
+  first.push(first.local)
+  assert names_behind(url) == {MANIFEST, 'metrics.jsonl'} | {
+    f'objects/{digest}' for digest in first.digests().values()
+  }  # equal files are stored once, and checkpoints have no names of their own
+  lines = []
+  second = make_copy(url, tmp_path / 'second')
+  second.pull(lines.append)
+  assert read_files(second.local) == FIRST and lines == [f'downloading 4 files of {url} to {second.local}']
+  shutil.rmtree(second.local / 'checkpoints')
+  write_files(second.local, SECOND)
+  second.push(second.local)
+  first.pull(lines.append)
+  assert read_files(first.local) == SECOND | {'.lock': '', '.x.1.part': 'unfinished'}
+  assert names_behind(url) == {MANIFEST, 'metrics.jsonl'} | {f'objects/{x}' for x in second.digests().values()}
+  assert RemoteFiles(url).read_json(MANIFEST)['files'] == second.digests()
+
+
+def test_a_killed_upload_leaves_the_state_before(url, tmp_path, monkeypatch):
+  first = make_copy(url, tmp_path / 'first', FIRST)
+  first.push(first.local)
+  write_files(first.local, SECOND)
+  with monkeypatch.context() as patch:
+    patch.setattr(RemoteFiles, 'write_json', lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+      first.push(first.local)
+  second = make_copy(url, tmp_path / 'second')
+  second.pull(print)
+  assert read_files(second.local) == FIRST
+  first.push(first.local)  # the same machine goes on
+  second.pull(print)
+  assert read_files(second.local) == FIRST | SECOND
+
+
+def test_what_was_never_uploaded_is_moved_aside(url, tmp_path):
+  first = make_copy(url, tmp_path / 'first', FIRST)
+  first.push(first.local)
+  second = make_copy(url, tmp_path / 'second')
+  second.pull(print)
+  write_files(first.local, {'metrics.jsonl': 'lost?\n'})
+  first.pull(print)  # nobody has continued it: the copy stays as it is
+  assert read_files(first.local)['metrics.jsonl'] == 'lost?\n'
+  write_files(second.local, SECOND)
+  second.push(second.local)
+  lines = []
+  first.pull(lines.append)
+  aside = tmp_path / 'first-aside-1'
+  assert lines[0].endswith(f'was continued elsewhere; what was not uploaded from here is moved to {aside}')
+  assert read_files(aside)['metrics.jsonl'] == 'lost?\n' and read_files(first.local) == FIRST | SECOND
+
+
+def test_changed_objects_and_manifests_are_errors(url, tmp_path):
+  first = make_copy(url, tmp_path / 'first', FIRST)
+  first.push(first.local)
+  system, root = fsspec.url_to_fs(url)
+  digest = first.digests()['checkpoints/2/b']
+  system.pipe_file(f'{root}/objects/{digest}', b'changed')
+  second = make_copy(url, tmp_path / 'second')
+  with pytest.raises(UserError, match=rf'{digest}, the content of checkpoints/2/b, has changed since'):
+    second.pull(print)
+  for files in ({'../x': 'a'}, {'/x': 'a'}, {'x': '../a'}, 5):
+    RemoteFiles(url).write_json(MANIFEST, {'id': '1', 'files': files})
+    with pytest.raises(UserError, match=f'{MANIFEST} is not the list of files of a run'):
+      second.pull(print)
+
+
+def test_outputs_of_programs_that_read(url, tmp_path):
+  first = make_copy(url, tmp_path / 'first', FIRST)
+  first.push(first.local)
+  reader = make_copy(url, tmp_path / 'reader')
+  reader.pull(print, read_only=True)
+  before = reader.digests()
+  write_files(reader.local, {'attention.png': 'picture', 'metrics.jsonl': 'changed'})
+  assert reader.push_outputs(before) == ['attention.png'] and reader.push_outputs(reader.digests()) == []
+  system, root = fsspec.url_to_fs(url)
+  assert system.cat_file(f'{root}/attention.png') == b'picture' and system.cat_file(f'{root}/metrics.jsonl') == b'one\n'
+
+
+def test_uploads_are_snapshots_and_failures_are_repeated(url, tmp_path, monkeypatch):
+  folder = make_copy(url, tmp_path / 'first', FIRST)
+  lines = []
+  push = RemoteFolder.push
+  release = threading.Event()
+
+  def wait_and_push(self, snapshot):
+    release.wait()
+    if 'fails' in lines:
+      raise UserError('no network')
+    push(self, snapshot)
+
+  monkeypatch.setattr(RemoteFolder, 'push', wait_and_push)
+  with Uploader(folder, lambda: None, lines.append) as upload:
+    upload()
+    write_files(folder.local, {'metrics.jsonl': 'later\n'})  # while the snapshot is uploaded
+    release.set()
+    upload._wait()
+    system, root = fsspec.url_to_fs(url)
+    assert system.cat_file(f'{root}/metrics.jsonl') == b'one\n'
+    lines.append('fails')
+    upload()
+    upload._wait()
+    assert lines[1:] == ['no network; uploading again after the next checkpoint']
+    lines.clear()
+  assert system.cat_file(f'{root}/metrics.jsonl') == b'later\n' and os.listdir(tmp_path) == ['first']
+  lines.append('fails')
+  message = r'no network; .*first has the whole run, which the same command uploads'
+  with pytest.raises(UserError, match=message), Uploader(folder, lambda: None, lines.append):
+    pass
+
+
+def test_a_lock_is_exclusive_and_renewed(url):
+  files = RemoteFiles(url)
+  with RemoteLock(files, print, renewal=0.05, lease=0.5) as lock:
+    lines = []
+    with pytest.raises(UserError, match=rf'process {os.getpid()} of {socket.gethostname()} trains in it; choose'):
+      RemoteLock(files, lines.append, renewal=0.05, lease=2).__enter__()
+    assert lines[0].endswith('has locked it; waiting 2 s for a sign of it')
+    lock.check()
+    files.write_json(LOCK, {'owner': 'another', 'host': 'b', 'pid': 7, 'time': time.time()})
+    with pytest.raises(UserError, match=r'process 7 of b trains in it; this process has lost its lock'):
+      lock.check()
+  assert files.read_json(LOCK)['owner'] == 'another'  # which is not removed
+
+
+@pytest.mark.parametrize(
+  ('record', 'waits'),
+  [
+    ({'host': 'b', 'pid': 7, 'time': time.time()}, True),
+    ({'host': 'b', 'pid': 7, 'time': time.time() - 1e4}, False),
+    ({'host': socket.gethostname(), 'pid': 2**22 + 1, 'time': time.time()}, False),
+  ],
+  ids=['a lost machine', 'long ago', 'a process of this machine that has ended'],
+)
+def test_the_lock_of_a_lost_process_expires(url, record, waits):
+  files = RemoteFiles(url)
+  files.write_json(LOCK, {'owner': 'another'} | record)
+  lines = []
+  with RemoteLock(files, lines.append, renewal=0.05, lease=0.2) as lock:
+    lock.check()
+  assert len(lines) == waits and files.read_json(LOCK) is None
+
+
+@pytest.mark.parametrize(
+  ('url', 'message'),
+  [
+    ('unknown://a/b', r'unknown://a/b: Protocol not known: unknown'),
+    ('gs://bucket/run', r'gs://bucket/run: Please install gcsfs'),
+  ],
+)
+def test_file_systems_that_cannot_be_used(url, message):
+  with pytest.raises(UserError, match=message):
+    RemoteFiles(url)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+  (tmp_path / 'file').write_text('')
+  files = RemoteFiles(f'file://{tmp_path}/file')
+  with pytest.raises(
+    UserError, match=rf'^cannot write file://{tmp_path}/file/lock.json: .*(File exists|Not a directory)'
+  ):
+    files.write_json(LOCK, {})
