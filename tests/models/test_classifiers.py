@@ -17,8 +17,8 @@ from tests.modules.reference_cells import gru_step
 from tests.sampled_cases import sample_cases
 
 LENGTHS = np.array([[5, 3, 0], [4, 0, 0], [2, 2, 5]])  # words of each sentence of each document
-MASK = jnp.asarray(np.arange(5) < LENGTHS[..., None])
-SOURCE = jnp.where(MASK, np.random.default_rng(0).integers(4, 20, MASK.shape), 0)
+MASK = np.arange(5) < LENGTHS[..., None]
+SOURCE = np.where(MASK, np.random.default_rng(0).integers(4, 20, MASK.shape), 0)
 
 
 def build_small(**fields):
@@ -49,13 +49,13 @@ CASES += [
 def test_output_is_independent_of_padding_and_other_rows(fields):
   model = build_small(**fields)
   params = variables(model, SOURCE, MASK)
-  run = lambda source, mask: model.apply(params, source, mask)
+  run = jax.jit(lambda source, mask: model.apply(params, source, mask))
   whole = run(SOURCE, MASK)
   assert whole.logits.shape == (3, 3) and np.isfinite(whole.logits).all()
   alone = run(SOURCE[1:2, :1, :4], MASK[1:2, :1, :4])
   assert_close(whole.logits[1:2], alone.logits)
   assert_close(whole.words[1:2, :1, :, :4], alone.words)
-  assert not jnp.where(MASK[:, :, None], 0.0, whole.words).any()
+  assert not np.where(MASK[:, :, None], 0.0, whole.words).any()
   if fields.get('encoder', '').startswith('act'):
     words, sentences = whole.ponder
     assert words.updates.shape == (3, 15) and sentences.updates.shape == (3, 3)
@@ -78,8 +78,9 @@ def test_output_is_independent_of_padding_and_other_rows(fields):
 def test_flat_output_is_independent_of_padding_between_sentences(fields):
   model = build_small(classifier='flat', **fields)
   params = variables(model, SOURCE, MASK)
-  tight = model.apply(params, SOURCE, MASK)
-  wide = model.apply(params, *(jnp.pad(x, ((0, 0), (0, 1), (0, 2))) for x in (SOURCE, MASK)))
+  run = jax.jit(model.apply)
+  tight = run(params, SOURCE, MASK)
+  wide = run(params, *(np.pad(x, ((0, 0), (0, 1), (0, 2))) for x in (SOURCE, MASK)))
   assert_close(wide.logits, tight.logits)
   assert_close(wide.words[:, :3, :, :5], tight.words)
 
@@ -90,13 +91,14 @@ def test_pair_output_is_independent_of_padding(pooling):
   source = SOURCE[:, ::2]
   mask = MASK[:, ::2]
   params = variables(model, source, mask)
-  tight = model.apply(params, source, mask)
-  wide = model.apply(params, *(jnp.pad(x, ((0, 0), (0, 0), (0, 3))) for x in (source, mask)))
+  run = jax.jit(model.apply)
+  tight = run(params, source, mask)
+  wide = run(params, *(np.pad(x, ((0, 0), (0, 0), (0, 3))) for x in (source, mask)))
   assert_close(wide.logits, tight.logits)
   assert_close(wide.words[:, :, :5, :5], tight.words)
   assert not wide.words[:, :, 5:].any()  # masked words attend to nothing
   with pytest.raises(UserError, match=r'decomposable: documents must have 2 texts, buckets of \(2, words\), got 3'):
-    model.apply(params, SOURCE, MASK)
+    jax.eval_shape(model.apply, params, SOURCE, MASK)
 
 
 def test_decomposable_attention_equals_the_equations_of_the_paper():
@@ -105,7 +107,7 @@ def test_decomposable_attention_equals_the_equations_of_the_paper():
   mask = MASK[:, ::2]
   params = variables(model, source, mask)
   values = jax.tree.map(np.asarray, params['params'])
-  output = model.apply(params, source, mask)
+  output = jax.jit(model.apply)(params, source, mask)
   relu = lambda x: np.maximum(x, 0)
 
   def layers(name, x):
@@ -152,7 +154,7 @@ def test_hierarchy_equals_the_equations_of_the_paper():
   model = build_small(classifier='hierarchical')
   params = variables(model, SOURCE, MASK)
   values = jax.tree.map(np.asarray, params['params'])
-  output = model.apply(params, SOURCE, MASK)
+  output = jax.jit(model.apply)(params, SOURCE, MASK)
   table = values['embedding']['table']['embedding']
   for i, lengths in enumerate(LENGTHS):
     sentences = []
@@ -172,9 +174,9 @@ def test_hierarchy_equals_the_equations_of_the_paper():
 def test_gradients_of_empty_sentences_are_finite():
   model = build_small(classifier='hierarchical')
   params = variables(model, SOURCE, MASK)
-  empty_mask = jnp.zeros_like(MASK)
-  for mask in (MASK, empty_mask):
-    grads = jax.grad(lambda p, mask=mask: jnp.sum(model.apply(p, SOURCE, mask).logits * draw(3, 3)))(params)
+  gradient = jax.jit(jax.grad(lambda params, mask: jnp.sum(model.apply(params, SOURCE, mask).logits * draw(3, 3))))
+  for mask in (MASK, np.zeros_like(MASK)):
+    grads = gradient(params, mask)
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
 
 
