@@ -82,7 +82,7 @@ def test_gradients_of_emittable_words(name):
   formula, arguments, _ = FORMULAS[name]
   with jax.enable_x64(True):
     arguments = [jnp.asarray(x, jnp.float64) for x in arguments]
-    emittable_log_probs = lambda *arguments: formula(*map(jnp.asarray, arguments))[jnp.asarray([2, 4, 6])]
+    emittable_log_probs = jax.jit(lambda *arguments: formula(*map(jnp.asarray, arguments))[jnp.asarray([2, 4, 6])])
     check_grads(emittable_log_probs, arguments, 1, modes=['rev'])
 
 
@@ -95,8 +95,8 @@ def test_extreme_scores_and_exact_zeros_stay_finite(size):
     (lambda logits: generate_or_copy(logits, jnp.float32(0.5), weights), logits),
     (lambda scores: generate_and_copy(jnp.zeros(V), scores), jnp.full(S, size)),
   ):
-    log_probs = formula(argument)
-    assert np.all(np.isfinite(log_probs)) and np.all(np.isfinite(jax.jacobian(formula)(argument)))
+    log_probs, jacobian = jax.jit(lambda x, formula=formula: (formula(x), jax.jacobian(formula)(x)))(argument)
+    assert np.all(np.isfinite(log_probs)) and np.all(np.isfinite(jacobian))
     assert np.exp(log_probs).sum() == pytest.approx(1, rel=1e-4)
 
 
@@ -126,5 +126,5 @@ def test_zero_weights_point_to_the_end_or_generate(padding):
   assert pointed.argmax() == END and np.exp(pointed).sum() == pytest.approx(1)
   generated = generate_or_copy(logits, gate, zeros, ids)
   np.testing.assert_allclose(generated[:V], jax.nn.log_softmax(logits), rtol=1e-5)
-  assert np.all(np.isfinite(jax.jacobian(generate_or_copy, 2)(logits, gate, zeros, ids)))
-  assert np.all(np.isfinite(jax.jacobian(point)(zeros, ids)))
+  assert np.all(np.isfinite(jax.jit(jax.jacobian(generate_or_copy, 2))(logits, gate, zeros, ids)))
+  assert np.all(np.isfinite(jax.jit(jax.jacobian(point))(zeros, ids)))

@@ -69,7 +69,7 @@ def test_dropout_preserves_the_mean():
   mask = jnp.ones(8, bool)
   row = with_dropout('softmax(temperature=0.7)', 0.25)
   weights = aj.alignments.softmax(scores, mask, temperature=0.7)
-  samples = jax.vmap(lambda rng: row.fn(scores, mask, rng=rng))(jax.random.split(jax.random.key(0), 4000))
+  samples = jax.jit(jax.vmap(lambda rng: row.fn(scores, mask, rng=rng)))(jax.random.split(jax.random.key(0), 4000))
   is_dropped = samples == 0
   np.testing.assert_allclose(np.mean(is_dropped), 0.25, atol=0.01)
   scaled = jnp.broadcast_to(weights / 0.75, samples.shape)
@@ -83,7 +83,7 @@ def test_implementations_drop_the_same_weights(implementation):
 
   def run(implementation):
     options = {'rng': jax.random.key(5), 'deterministic': False, 'implementation': implementation}
-    return attend('additive', with_dropout('softmax', 0.5), problem, **options)
+    return jax.jit(lambda: attend('additive', with_dropout('softmax', 0.5), problem, **options))()
 
   assert_same(run(implementation), run('xla'), rtol=1e-4, atol=1e-6)
 

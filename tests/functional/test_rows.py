@@ -1,5 +1,6 @@
 """Every row alone: against its literal loop, in every precision, at every length, and against numeric gradients."""
 
+import functools
 import re
 
 import jax
@@ -42,8 +43,11 @@ def cast(arguments, dtype):
 
 
 def call(module, case, arguments):
-  """Calls the row's function, which may return a state beside its result."""
-  return getattr(module, case.row)(**arguments)
+  """Calls the row's function, compiled as one program; it may return a state beside its result."""
+  arrays = {name: x for name, x in arguments.items() if all(isinstance(y, jax.Array) for y in jax.tree.leaves(x))}
+  constants = {name: x for name, x in arguments.items() if name not in arrays}
+  run = functools.partial(getattr(module, case.row), **constants)
+  return jax.jit(run)(**arrays)
 
 
 def without_state(output):
@@ -67,7 +71,8 @@ def test_equals_the_literal_loop(module, case):
   expected = case.reference(**case.arguments)
   assert_near(call(module, case, cast(case.arguments, jnp.float32)), expected, rtol=2e-5, atol=2e-6)
   with jax.enable_x64(True):
-    actual = call(module, case, cast(case.arguments, jnp.float64))
+    # Not compiled as one program, in which XLA would not round the float32 noise of some alignments.
+    actual = getattr(module, case.row)(**cast(case.arguments, jnp.float64))
     assert without_state(actual).dtype == jnp.float64
     assert_near(actual, expected, rtol=1e-12, atol=1e-13)
 
@@ -135,14 +140,28 @@ def test_half_precision_returns_float32_without_implicit_promotion(module, case,
 @every_row
 def test_float32_stays_float32_under_x64(module, case):
   with jax.enable_x64(True):
-    assert without_state(call(module, case, cast(case.arguments, jnp.float32))).dtype == jnp.float32
+    arguments = cast(case.arguments, jnp.float32)
+    assert without_state(jax.eval_shape(lambda: call(module, case, arguments))).dtype == jnp.float32
+
+
+@functools.cache
+def compiled_weights_and_gradient(row):
+  """Returns a compiled function of the scores and the mask, of which both are arguments."""
+  case = next(case for case in ALIGNMENT_CASES + TWIN_CASES if case.row == row)
+  arguments = cast(case.arguments, jnp.float32)
+
+  @jax.jit
+  def run(scores, mask):
+    with_scores = lambda scores: without_state(call(aj.alignments, case, arguments | {'scores': scores, 'mask': mask}))
+    weights, pullback = jax.vjp(with_scores, scores)
+    return weights, pullback(jnp.linspace(-1.0, 1.0, S))[0]
+
+  return run
 
 
 def weights_and_gradient(case, arguments):
   """Returns the weights, and the gradient of a weighted sum of them with respect to the scores."""
-  run = lambda scores: without_state(call(aj.alignments, case, arguments | {'scores': scores}))
-  weights, pullback = jax.vjp(run, arguments['scores'])
-  return jax.device_get((weights, pullback(jnp.linspace(-1.0, 1.0, S))[0]))
+  return jax.device_get(compiled_weights_and_gradient(case.row)(arguments['scores'], arguments['mask']))
 
 
 @every_alignment

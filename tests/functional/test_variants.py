@@ -14,7 +14,7 @@ MASK = jnp.arange(S) < 5
 
 
 def attend(**options) -> aj.Attended:
-  return aj.attend(QUERIES, KEYS, VALUES, MASK, **options)
+  return jax.jit(lambda: aj.attend(QUERIES, KEYS, VALUES, MASK, **options))()
 
 
 def negative_distance(query, key, *, sharpness=2.0):

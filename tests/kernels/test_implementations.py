@@ -118,16 +118,20 @@ def test_window_reads_only_its_window(alignment):
   params = aj.init_params(jax.random.key(0), score=row, alignment=alignment, query=5, key=5, features=3)
   inputs = draw(T, 5), draw(500, 5), draw(500, 2)
   options = {'score': row, 'alignment': alignment, 'params': params}
-  attended = aj.attend(*inputs, **options, implementation='window')
+  attended = jax.jit(lambda inputs: aj.attend(*inputs, **options, implementation='window'))(inputs)
   assert sizes == [5]
-  assert_same(attended, aj.attend(*inputs, **options), **CLOSE)
+  assert_same(attended, jax.jit(lambda inputs: aj.attend(*inputs, **options))(inputs), **CLOSE)
 
 
 @pytest.mark.parametrize('size', [1, 2, 5])
 def test_memory_shorter_than_the_window(size):
   problem = make_problem('dot', 'local_p(width=4)', size=size)
-  attended = [attend('dot', 'local_p(width=4)', problem, implementation=name) for name in ('xla', 'window')]
-  assert_same(*attended, **CLOSE)
+
+  @jax.jit
+  def attend_both(problem):
+    return [attend('dot', 'local_p(width=4)', problem, implementation=name) for name in ('xla', 'window')]
+
+  assert_same(*attend_both(problem), **CLOSE)
 
 
 def choose_implementation(score, alignment, scores):
@@ -227,7 +231,7 @@ def test_no_queries(name, score, alignment):
   def total(problem):
     return loss(score, alignment, problem, implementation=name)
 
-  (value, attended), gradients = jax.value_and_grad(total, has_aux=True)(problem)
+  (value, attended), gradients = jax.jit(jax.value_and_grad(total, has_aux=True))(problem)
   assert value == 0
   assert attended.weights.shape == (2, 0, S)
   assert attended.context.shape[:2] == (2, 0)
