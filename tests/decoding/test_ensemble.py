@@ -27,9 +27,9 @@ def two_models():
 @pytest.mark.long
 def test_outputs_are_the_mean_over_models():
   models, params = two_models()
-  outputs = Ensemble(models).apply({'params': params}, *INPUTS)
+  outputs = jax.jit(Ensemble(models).apply)({'params': params}, *INPUTS)
   by_model = [
-    model.apply({'params': model_params}, *INPUTS) for model, model_params in zip(models, params, strict=True)
+    jax.jit(model.apply)({'params': model_params}, *INPUTS) for model, model_params in zip(models, params, strict=True)
   ]
   expected = sum(np.asarray(jax.nn.softmax(one.logits)) for one in by_model) / 2
   assert_close(jnp.exp(outputs.logits), expected, rtol=1e-4)
@@ -42,17 +42,18 @@ def test_weights_of_models_without_attention_do_not_count():
   params = tuple(variables(one, *INPUTS, scale=2.0)['params'] for one in (plain, model))
   ensemble = Ensemble([plain, model])
   assert ensemble.traits.attends
-  expected = model.apply({'params': params[1]}, *INPUTS).weights
-  assert_close(ensemble.apply({'params': params}, *INPUTS).weights, expected)
-  assert not np.any(Ensemble([plain] * 2).apply({'params': params[:1] * 2}, *INPUTS).weights)
+  expected = jax.jit(model.apply)({'params': params[1]}, *INPUTS).weights
+  assert_close(jax.jit(ensemble.apply)({'params': params}, *INPUTS).weights, expected)
+  assert not np.any(jax.jit(Ensemble([plain] * 2).apply)({'params': params[:1] * 2}, *INPUTS).weights)
 
 
 def test_stepping_equals_the_call_over_all_steps():
   models, params = two_models()
   ensemble = Ensemble(models)
   target = INPUTS[2]
-  outputs = ensemble.apply({'params': params}, *INPUTS)
-  carry, memory = ensemble.apply({'params': params}, *INPUTS[:2], target.shape[1], method='start')
+  outputs = jax.jit(ensemble.apply)({'params': params}, *INPUTS)
+  start = lambda params: ensemble.apply({'params': params}, *INPUTS[:2], target.shape[1], method='start')
+  carry, memory = jax.jit(start)(params)
   step = jax.jit(lambda carry, token: ensemble.apply({'params': params}, carry, token, memory, method='step'))
   token = jnp.full((B,), 1)
   for t in range(target.shape[1]):
@@ -93,15 +94,15 @@ def test_hypotheses_begin_with_their_prefix_and_are_scored_by_the_tokens_after_i
   search = compile_search(model, strategy, 6, DEFAULT_RANKING)
   hypotheses = search(params['params'], *INPUTS[:2], rng_inputs, PREFIX)
   count = hypotheses.tokens.shape[1]
-  forced = [model.apply(params, *INPUTS[:2], hypotheses.tokens[:, k]) for k in range(count)]
+  score = jax.jit(lambda tokens: jax.nn.log_softmax(model.apply(params, *INPUTS[:2], tokens).logits))
+  forced = [np.asarray(score(hypotheses.tokens[:, k])) for k in range(count)]
   for b in range(B):
     prefix = [id for id in PREFIX[b].tolist() if id != PAD]
     for k in range(count):
       tokens = hypotheses.tokens[b, k].tolist()
       length = int(hypotheses.lengths[b, k])
       assert tokens[: len(prefix)] == prefix and tokens[length - 1] == EOS
-      log_probs = np.asarray(jax.nn.log_softmax(forced[k].logits[b]))
-      expected = sum(log_probs[t, tokens[t]] for t in range(len(prefix), length))
+      expected = sum(forced[k][b, t, tokens[t]] for t in range(len(prefix), length))
       np.testing.assert_allclose(hypotheses.log_probs[b, k], expected, rtol=1e-3, atol=1e-4)
 
 

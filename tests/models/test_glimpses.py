@@ -35,14 +35,16 @@ def test_patches_are_means_around_the_location(location):
 
 
 def apply(params, rng, deterministic=False, pictures=PICTURE[None]):
-  rngs = {'attention': rng}
-  return MODEL.apply({'params': params}, jnp.asarray(pictures), jnp.zeros((len(pictures), 2)), deterministic, rngs=rngs)
+  run = jax.jit(MODEL.apply, static_argnums=3)
+  return run(
+    {'params': params}, jnp.asarray(pictures), jnp.zeros((len(pictures), 2)), deterministic, rngs={'attention': rng}
+  )
 
 
 @pytest.fixture(scope='module')
 def params():
   rngs = {'params': jax.random.key(0), 'attention': jax.random.key(1)}
-  return MODEL.init(rngs, jnp.asarray(PICTURE[None]), jnp.zeros((1, 2)))['params']
+  return jax.jit(MODEL.init)(rngs, jnp.asarray(PICTURE[None]), jnp.zeros((1, 2)))['params']
 
 
 @pytest.mark.long
@@ -66,7 +68,7 @@ def test_locations_are_drawn_around_the_policy(params):
 
 def modules_with_gradient(params, loss):
   """Names of the submodules for which the gradient of `loss` of the outputs is not zero."""
-  grads = jax.grad(lambda p: jnp.sum(loss(apply(p, jax.random.key(3)))))(params)
+  grads = jax.jit(jax.grad(lambda p: jnp.sum(loss(apply(p, jax.random.key(3))))))(params)
   return {name for name, part in grads.items() if any(np.abs(g).max() > 0 for g in jax.tree.leaves(part))}
 
 
@@ -109,11 +111,12 @@ def test_loss_equals_the_equation_of_the_paper(params):
   rng = jax.random.key(2)
   (sample_rng,) = jax.random.split(rng, 1)  # the rng of the loss for its only sample
   batch = DigitBatch(pictures, np.zeros(4, np.int32), np.array([0, 1, 2, -1]))  # the last row is a filler
-  outputs = jax.tree.map(np.asarray, _apply(MODEL, params, batch, sample_rng))
+  outputs = jax.tree.map(np.asarray, jax.jit(lambda params: _apply(MODEL, params, batch, sample_rng))(params))
   batch = batch._replace(
     label=(outputs.logits.argmax(-1) + np.array([0, 1, 0, 0])) % 3
   )  # the second prediction is wrong
-  sums = _loss(MODEL, {'model': {'samples': 1}}, Training())(params, batch, {OBJECTIVE_RNG: rng})
+  loss = _loss(MODEL, {'model': {'samples': 1}}, Training())
+  sums = jax.jit(lambda params: loss(params, batch, {OBJECTIVE_RNG: rng}))(params)
   expected = {'cross_entropy': 0.0, 'reinforce': 0.0, 'baseline': 0.0}
   for i in range(3):
     expected['cross_entropy'] += np.log(np.exp(outputs.logits[i]).sum()) - outputs.logits[i, batch.label[i]]

@@ -38,15 +38,17 @@ def test_cells_serve_as_memory_of_any_decoder(encoder, picture, decoder):
   pictures = 100 * draw(2, *picture)
   model = build_small(encoder=encoder, decoder=decoder)
   params = variables(model, pictures, REAL, TARGET)
-  outputs = model.apply(params, pictures, REAL, TARGET)
+  run = jax.jit(model.apply)
+  outputs = run(params, pictures, REAL, TARGET)
   assert outputs.weights.shape == (2, 3, 4) and outputs.logits.shape == (2, 3, 9)
   np.testing.assert_allclose(outputs.weights[0].sum(-1), 1, rtol=1e-5)
   assert not outputs.weights[1].any() and np.isfinite(outputs.logits).all()  # a filler row attends to nothing
-  alone = model.apply(params, pictures[:1], REAL[:1], TARGET[:1])
+  alone = run(params, pictures[:1], REAL[:1], TARGET[:1])
   assert_close(outputs.logits[:1], alone.logits)
-  carry, memory = model.apply(params, pictures, REAL, 3, method='start')
+  carry, memory = jax.jit(lambda: model.apply(params, pictures, REAL, 3, method='start'))()
+  step_once = jax.jit(lambda carry, token: model.apply(params, carry, token, memory, method='step'))
   for t, token in enumerate(np.array([[1, 4, 5], [1, 6, 2]]).T):
-    carry, step = model.apply(params, carry, jnp.asarray(token), memory, method='step')
+    carry, step = step_once(carry, jnp.asarray(token))
     assert_close(step.logits, outputs.logits[:, t])
 
 
@@ -69,7 +71,7 @@ def test_cell_centres_are_centres_of_receptive_fields(size, halvings, layers):
     memory = encoder.apply(params, picture, REAL[:1], True).memory.reshape(rows, rows, -1)
     return (memory[row, row] * jnp.arange(8.0)).sum()
 
-  receptive_rows = np.flatnonzero(np.abs(jax.grad(cell_sum)(picture))[0].sum((1, 2)))
+  receptive_rows = np.flatnonzero(np.abs(jax.jit(jax.grad(cell_sum))(picture))[0].sum((1, 2)))
   assert len(receptive_rows) < size
   middle = (receptive_rows[0] + receptive_rows[-1] + 1) / 2
   centres = encoder.cell_centres(size)
@@ -83,6 +85,7 @@ def test_closed_gate_masks_the_picture_and_open_gate_equals_no_gate():
   other_picture = 100 * draw(1, 8, 8, 3, seed=1)
   params = variables(model, picture, REAL[:1], TARGET[:1])
 
+  @jax.jit
   def run(params, picture):
     return model.apply(params, picture, REAL[:1], TARGET[:1]).logits
 
@@ -93,7 +96,7 @@ def test_closed_gate_masks_the_picture_and_open_gate_equals_no_gate():
   cell['wanted'] = cell['wanted'] | {'bias': jnp.array([100.0])}
   ungated = build_small(encoder=GRID, decoder='bahdanau(features=6, readout=6, bridge=False)')
   del cell['wanted']
-  ungated_logits = ungated.apply(params, picture, REAL[:1], TARGET[:1]).logits
+  ungated_logits = jax.jit(ungated.apply)(params, picture, REAL[:1], TARGET[:1]).logits
   cell['wanted'] = {'kernel': jnp.zeros((6, 1)), 'bias': jnp.array([100.0])}
   assert_close(run(params, picture), ungated_logits)
 

@@ -21,7 +21,7 @@ X = draw(2, 6, INPUTS)
 def build_small(controller='feedforward', **options):
   """A model with a Turing cell, and its parameters."""
   model = build_recaller({'cell': CELL.replace('CONTROLLER', controller)} | options, OUTPUTS)
-  return model, model.init(jax.random.key(0), X)['params']
+  return model, jax.jit(model.init)(jax.random.key(0), X)['params']
 
 
 def test_write_erases_then_adds():
@@ -118,7 +118,7 @@ def reference(params, inputs):
 
 def test_equals_the_equations_of_the_paper():
   model, params = build_small()
-  outputs = model.apply({'params': params}, X)
+  outputs = jax.jit(model.apply)({'params': params}, X)
   for row in range(2):
     np.testing.assert_allclose(outputs.logits[row], reference(params, np.asarray(X[row]))[0], rtol=2e-4, atol=2e-5)
   assert outputs.read.shape == outputs.write.shape == (2, 6, 2, SLOTS)
@@ -129,13 +129,19 @@ def test_equals_the_equations_of_the_paper():
 def test_outputs_are_causal_and_gradients_reach_every_parameter(controller):
   model, params = build_small(controller)
 
-  def run(x):
-    return model.apply({'params': params}, x).logits
+  @jax.jit
+  def run(params, x):
+    def loss(params):
+      logits = model.apply({'params': params}, x).logits
+      return (logits**2).sum(), logits
+
+    return jax.grad(loss, has_aux=True)(params)
 
   later = X.at[:, 3:].set(7.0)
-  np.testing.assert_allclose(run(later)[:, :3], run(X)[:, :3], rtol=1e-6)
-  assert np.abs(run(later)[:, 3:] - run(X)[:, 3:]).max() > 1e-3
-  grads = jax.grad(lambda p: (model.apply({'params': p}, X).logits ** 2).sum())(params)
+  grads, logits = jax.device_get(run(params, X))
+  later_logits = jax.device_get(run(params, later)[1])
+  np.testing.assert_allclose(later_logits[:, :3], logits[:, :3], rtol=1e-6)
+  assert np.abs(later_logits[:, 3:] - logits[:, 3:]).max() > 1e-3
   assert all(np.isfinite(g).all() and np.abs(g).max() > 0 for g in jax.tree.leaves(grads))
 
 
@@ -144,7 +150,7 @@ def test_outputs_are_causal_and_gradients_reach_every_parameter(controller):
 )
 def test_any_score_and_alignment(score, alignment):
   model, params = build_small(score=score, alignment=alignment)
-  outputs = model.apply({'params': params}, X)
+  outputs = jax.jit(model.apply)({'params': params}, X)
   assert np.isfinite(outputs.logits).all() and (outputs.write >= 0).all()
 
 
@@ -167,4 +173,4 @@ def test_any_score_and_alignment(score, alignment):
 )
 def test_errors(options, message):
   with pytest.raises(UserError, match=message):
-    build_recaller(options, OUTPUTS).init(jax.random.key(0), X)
+    jax.eval_shape(build_recaller(options, OUTPUTS).init, jax.random.key(0), X)
