@@ -48,7 +48,8 @@ def model_and_params(request):
 def step_through(model, params, source, mask, target):
   """Outputs of one step after another, which read the tokens of the target."""
   step = jax.jit(functools.partial(model.apply, {'params': params}, method='step'))
-  carry, memory = model.apply({'params': params}, source, mask, target.shape[1], method='start')
+  start = lambda: model.apply({'params': params}, source, mask, target.shape[1], method='start')
+  carry, memory = jax.jit(start)()
   tokens = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=1)
   logits, weights = [], []
   for t in range(target.shape[1]):

@@ -1,5 +1,6 @@
 """Metrics of attention weights: against values computed by hand, and equal for every kind of vocabulary."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def test_scores_are_posterior_weights_and_do_not_depend_on_padding(alignment):
     np.testing.assert_allclose(weights, wide_weights, rtol=1e-4, atol=1e-6)
     batch = gather(encoded, np.array([row]), weights.shape[::-1])
     source, source_mask, target, target_mask = map(jnp.asarray, batch[:4])
-    outputs = model.apply({'params': params}, source, source_mask, target)
+    outputs = jax.jit(model.apply)({'params': params}, source, source_mask, target)
     np.testing.assert_allclose(weights, model.posterior(outputs, target_mask)[0], rtol=1e-4, atol=1e-6)
     assert np.allclose(weights, outputs.weights[0], rtol=1e-3) == (alignment == 'softmax')
 

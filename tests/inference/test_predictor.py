@@ -113,8 +113,9 @@ def test_hypotheses_of_a_shortlist(model_and_params):
   if model.traits.latent:
     return
   # Log-probabilities are normalised over the shortlist, and weights are those of the same tokens by teacher forcing.
+  run = jax.jit(lambda tokens: model.apply({'params': params}, *INPUTS[:2], tokens))
   for k in range(beams):
-    outputs = model.apply({'params': params}, *INPUTS[:2], jnp.asarray(hypotheses.tokens[:, k]))
+    outputs = run(hypotheses.tokens[:, k])
     log_probs = jax.nn.log_softmax(outputs.logits[..., IDS])
     tokens = np.searchsorted(IDS, hypotheses.tokens[:, k])
     is_real = hypotheses.tokens[:, k] != PAD
@@ -132,7 +133,7 @@ def test_ensembles_have_one_shortlist():
   full = search(params, *INPUTS[:2])
   jax.tree.map(np.testing.assert_array_equal, full, search(params, *INPUTS[:2], None, None, jnp.arange(TARGET_WORDS)))
   assert np.isin(search(params, *INPUTS[:2], None, None, IDS).tokens, IDS).all()
-  shortlists = Ensemble(models).apply({'params': params}, IDS, method='select')
+  shortlists = jax.eval_shape(lambda: Ensemble(models).apply({'params': params}, IDS, method='select'))
   assert all(isinstance(shortlist, Shortlist) for shortlist in shortlists)
 
 

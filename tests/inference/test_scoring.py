@@ -29,9 +29,7 @@ def init_model_params(model):
 @pytest.fixture(scope='module')
 def model_and_params():
   model = build_tiny('bahdanau', 'rnn="gru"', sizes=SIZES)
-  ids = jnp.ones((1, 3), jnp.int32)
-  params = model.init(jax.random.key(0), ids, ids > 0, ids)['params']
-  return model, params
+  return model, init_model_params(model)
 
 
 def test_scores_equal_those_of_the_model(model_and_params):
@@ -43,7 +41,7 @@ def test_scores_equal_those_of_the_model(model_and_params):
     source = [*WORDS.encode(corpus.source[row]), EOS]
     target = [*WORDS.encode(corpus.target[row]), EOS]
     mask = jnp.ones((1, len(source)), bool)
-    outputs = model.apply({'params': params}, jnp.asarray([source]), mask, jnp.asarray([target]))
+    outputs = jax.jit(model.apply)({'params': params}, jnp.asarray([source]), mask, jnp.asarray([target]))
     expected = np.asarray(jax.nn.log_softmax(outputs.logits[0]))[np.arange(len(target)), target]
     np.testing.assert_allclose(pair.log_probs, expected, rtol=1e-4, atol=1e-5)
     assert pair.weights.shape == (len(target), len(source))
