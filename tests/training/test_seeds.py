@@ -106,28 +106,27 @@ def stored_steps(folder):
   return steps
 
 
-def test_each_run_equals_the_run_of_its_seed_alone(uninterrupted, tmp_path):
+@pytest.mark.parametrize('seed', [pytest.param(SEEDS[0], marks=pytest.mark.long), SEEDS[-1]])
+def test_each_run_equals_the_run_of_its_seed_alone(uninterrupted, tmp_path, seed):
   results, folder = uninterrupted
   assert results == (20, [ALL_STEPS] * RUNS, 1)
-  for seed in (SEEDS[0], SEEDS[-1]):
-    alone_folder = tmp_path / str(seed)
-    alone = fit(
-      alone_folder,
-      Training(**FIELDS | {'seed': seed}),
-      loss=LOSS,
-      params=init_params,
-      stream=functools.partial(stream_of_seed, seed),
-      evaluate=validate,
-      mesh=make_mesh(jax.devices()[:2]),
-    )
-    run_folder = folder / f'seed_{seed}'
-    for name in ('train/loss', 'train/reinforce', 'validation/loss'):
-      np.testing.assert_allclose(values_of(run_folder, name), values_of(alone_folder, name), rtol=1e-4, atol=1e-6)
-    reader = Checkpoints(run_folder, read_only=True)
-    state, host = reader.restore(alone.state)
-    reader.close()
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), state, alone.state)
-    assert host['best']['step'] == alone.best.step
+  alone = fit(
+    tmp_path,
+    Training(**FIELDS | {'seed': seed}),
+    loss=LOSS,
+    params=init_params,
+    stream=functools.partial(stream_of_seed, seed),
+    evaluate=validate,
+    mesh=make_mesh(jax.devices()[:2]),
+  )
+  run_folder = folder / f'seed_{seed}'
+  for name in ('train/loss', 'train/reinforce', 'validation/loss'):
+    np.testing.assert_allclose(values_of(run_folder, name), values_of(tmp_path, name), rtol=1e-4, atol=1e-6)
+  reader = Checkpoints(run_folder, read_only=True)
+  state, host = reader.restore(alone.state)
+  reader.close()
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), state, alone.state)
+  assert host['best']['step'] == alone.best.step
   first_losses = {values_of(run_folder)[0][1] for run_folder in folders_in(folder)}
   assert len(first_losses) == RUNS  # all runs differ
 
@@ -164,6 +163,7 @@ def test_interrupted_runs_are_resumed_exactly(uninterrupted, tmp_path):
   assert fit_all(tmp_path) == (20, expected.reasons, 0)  # a finished run is not trained again
 
 
+@pytest.mark.long
 def test_the_number_of_devices_does_not_matter(uninterrupted, tmp_path):
   _, expected_folder = uninterrupted
   assert fit_all(tmp_path, devices=1, steps=4).step == 4

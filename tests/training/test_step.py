@@ -1,5 +1,7 @@
 """One update: parts equal the whole, devices agree, shapes compile once, randomness is a function of the step."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,7 +94,7 @@ def test_the_update_is_the_gradient_of_the_mean_over_unmasked_tokens():
   params = init_params()
   batch = make_batch(0)
   loss = sequence_loss(Toy(0.0), 0.1)
-  value, grads = jax.value_and_grad(lambda params: mean_loss(loss, params, batch))(params)
+  value, grads = jax.jit(jax.value_and_grad(lambda params: mean_loss(loss, params, batch)))(params)
   norm = optax.tree.norm(grads)
   state, metrics = step(state, batch)
   expected = jax.tree.map(lambda p, g: p - 0.1 * g / max(norm, 1), params, grads)
@@ -103,7 +105,7 @@ def test_the_update_is_the_gradient_of_the_mean_over_unmasked_tokens():
   assert state.step == 1 and state.average == () and evaluation_params(state) is state.params
 
 
-@pytest.mark.parametrize(('devices', 'parts'), [(1, 2), (1, 16), (8, 2)])
+@pytest.mark.parametrize(('devices', 'parts'), [pytest.param(1, 2, marks=pytest.mark.long), (1, 16), (8, 2)])
 def test_accumulated_parts_equal_the_whole_batch(devices, parts):
   whole, losses = run(*setup())
   accumulated, accumulated_losses = run(*setup(devices, accumulate=parts))
@@ -168,8 +170,9 @@ def test_the_loss_reads_the_running_means_of_the_previous_updates():
   step, state = setup(loss=RUNNING_LOSS)
   assert state.running == {'accuracy': 0}
   mean = 0.0
+  plain_loss = jax.jit(functools.partial(mean_loss, sequence_loss(Toy(0.0), 0.1)))
   for n in range(1, 15):
-    expected = mean_loss(sequence_loss(Toy(0.0), 0.1), state.params, make_batch(n))
+    expected = plain_loss(state.params, make_batch(n))
     state, metrics = step(state, make_batch(n))
     np.testing.assert_allclose(metrics['loss'], expected * (1 + 10 * mean), rtol=1e-5)
     mean += (metrics['accuracy'] - mean) * max(0.1, 1 / n)
@@ -177,7 +180,7 @@ def test_the_loss_reads_the_running_means_of_the_previous_updates():
   assert mean > 0
 
 
-@pytest.mark.parametrize(('devices', 'parts'), [(1, 4), (8, 1), (8, 2)])
+@pytest.mark.parametrize(('devices', 'parts'), [(1, 4), pytest.param(8, 1, marks=pytest.mark.long), (8, 2)])
 def test_running_means_do_not_depend_on_parts_and_devices(devices, parts):
   whole, losses = run(*setup(loss=RUNNING_LOSS))
   split, split_losses = run(*setup(devices, loss=RUNNING_LOSS, accumulate=parts))
@@ -190,11 +193,12 @@ def test_an_annealed_parameter_follows_its_schedule_instead_of_its_gradient(aver
   loss = sequence_loss(Toy(0.0), 0.1, 'diagonal')
   schedule = make_schedule('linear(peak=2.0, end=0.5)', 10)
   step, state = setup(loss=loss, average=average, anneal='temperature: linear(peak=2.0, end=0.5)', optimizer='adamw')
+  gradient = jax.jit(jax.grad(functools.partial(mean_loss, loss)))
   for n in range(1, 13):
     batch = make_batch(n)
     for params in (state.params, evaluation_params(state)):
       np.testing.assert_allclose(params['temperature'], schedule(n), rtol=1e-6)
-    grads = jax.grad(lambda params, batch=batch: mean_loss(loss, params, batch))(state.params)
+    grads = gradient(state.params, batch)
     assert grads['temperature'] != 0
     state, metrics = step(state, batch)
     np.testing.assert_allclose(metrics['grad_norm'], optax.tree.norm(grads | {'temperature': 0.0}), rtol=1e-4)
