@@ -1,5 +1,6 @@
 """Feed-forward networks, norms, and shared heads of keys and values, against NumPy."""
 
+import functools
 import math
 
 import jax
@@ -64,13 +65,13 @@ def test_shared_heads_equal_heads_with_repeated_keys_and_values(groups):
   def attend_all(module, query, encoded, mask):
     return module.parallel(query, module.remember(encoded, mask))
 
-  params = shared.init(jax.random.key(0), *inputs, method=attend_all)['params']
+  params = jax.jit(functools.partial(shared.init, method=attend_all))(jax.random.key(0), *inputs)['params']
   assert params['key_kernel']['kernel'].shape[0] == params['value_kernel']['kernel'].shape[0] == groups
   repeated = {
     name: jax.tree.map(lambda leaf: jnp.repeat(leaf, 4 // groups, axis=0), params[name])
     for name in ('key_kernel', 'value_kernel')
   }
-  actual = shared.apply({'params': params}, *inputs, method=attend_all)
-  expected = unshared.apply({'params': params | repeated}, *inputs, method=attend_all)
+  actual = jax.jit(functools.partial(shared.apply, method=attend_all))({'params': params}, *inputs)
+  expected = jax.jit(functools.partial(unshared.apply, method=attend_all))({'params': params | repeated}, *inputs)
   np.testing.assert_allclose(actual.context, expected.context, rtol=1e-5, atol=1e-6)
   np.testing.assert_allclose(actual.weights, expected.weights, rtol=1e-5, atol=1e-6)

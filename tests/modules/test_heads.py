@@ -1,5 +1,7 @@
 """Attention as a pure function, in NNX and in Equinox equals the Linen module with the same parameters."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,7 +39,7 @@ def linen(score, alignment, heads):
   def run(module):
     return module.parallel(query, module.remember(encoded, mask))
 
-  result, variables = module.init_with_output(jax.random.key(0), method=run)
+  result, variables = jax.jit(lambda: module.init_with_output(jax.random.key(0), method=run))()
   return variables['params'], result
 
 
@@ -50,10 +52,10 @@ def assert_equal(got, expected):
 def test_equals_linen(score, alignment, heads):
   params, expected = linen(score, alignment, heads)
   query, encoded, mask = inputs()
-  assert_equal(attend_heads(params, query, encoded, mask[:, None], score=score, alignment=alignment), expected)
-  made = init_heads(
-    jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=heads, score=score, alignment=alignment
-  )
+  attend = jax.jit(functools.partial(attend_heads, score=score, alignment=alignment))
+  assert_equal(attend(params, query, encoded, mask[:, None]), expected)
+  sizes = {'query': DQ, 'key': DK, 'features': FEATURES, 'heads': heads}
+  made = jax.eval_shape(lambda: init_heads(jax.random.key(0), score=score, alignment=alignment, **sizes))
   assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, params)
 
 
@@ -62,7 +64,7 @@ def test_nnx_equals_linen_and_trains():
   query, encoded, mask = inputs()
   score, alignment, heads = CASES[3]
   module = attention_nnx.Attention(DQ, DK, FEATURES, heads, score, alignment, rngs=nnx.Rngs(0))
-  gradient = nnx.grad(lambda module: module(query, encoded, mask[:, None]).context.sum())(module)
+  gradient = nnx.jit(nnx.grad(lambda module: module(query, encoded, mask[:, None]).context.sum()))(module)
   assert all(bool(jnp.any(x != 0)) for x in jax.tree.leaves(gradient['params']['value_kernel']))
   nnx.update(module, nnx.State({'params': jax.tree.map(nnx.Param, params)}))
   assert_equal(nnx.jit(lambda module, *x: module(*x))(module, query, encoded, mask[:, None]), expected)
@@ -76,7 +78,8 @@ def test_equinox_equals_linen_and_trains():
   query, encoded, mask = inputs()
   score, alignment, heads = CASES[3]
   module = attention_equinox.Attention(DQ, DK, FEATURES, heads, score, alignment, rng=jax.random.key(0))
-  gradient = eqx.filter_grad(lambda module: module(query, encoded, mask[:, None]).context.sum())(module)
+  total = lambda module: module(query, encoded, mask[:, None]).context.sum()
+  gradient = eqx.filter_jit(eqx.filter_grad(total))(module)
   updates, _ = optax.sgd(0.1).update(gradient, optax.sgd(0.1).init(eqx.filter(module, eqx.is_array)))
   assert not eqx.tree_equal(eqx.apply_updates(module, updates), module)
   module = eqx.tree_at(lambda module: module.params, module, params)

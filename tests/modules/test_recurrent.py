@@ -143,7 +143,8 @@ def test_dropout_is_between_layers_and_during_training_alone(dropout, determinis
     stack = RecurrentStack('gru', F, layers, dropout=dropout)
     params = variables(stack, draw(B, 11), draw(B, D), method=step)
     rngs = {'dropout': jax.random.key(seed)}
-    return np.asarray(stack.apply(params, draw(B, 11), draw(B, D), method=step, rngs=rngs)[1])
+    apply = jax.jit(lambda params, rngs: stack.apply(params, draw(B, 11), draw(B, D), method=step, rngs=rngs)[1])
+    return np.asarray(apply(params, rngs))
 
   assert np.any(run(2, 1) != run(2, 2)) == differ
   assert_same(run(2, 1), run(2, 1))
