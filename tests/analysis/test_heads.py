@@ -30,8 +30,8 @@ def attend(params, gates=None):
     return module.parallel(query, memory)
 
   if params is None:
-    return ATTENTION.init(jax.random.key(0), method=run)['params']
-  return ATTENTION.apply({'params': params}, method=run).context
+    return jax.jit(lambda: ATTENTION.init(jax.random.key(0), method=run)['params'])()
+  return jax.jit(lambda params: ATTENTION.apply({'params': params}, method=run).context)(params)
 
 
 def test_a_gate_multiplies_what_its_head_adds():

@@ -37,17 +37,20 @@ WORD, OTHER_WORD = 3, 4  # ids of tables of probabilities below
 
 @pytest.mark.parametrize(
   ('beams', 'max_length', 'ranking'),
-  [
-    (1, 6, DEFAULT_RANKING),
-    (3, 6, DEFAULT_RANKING),
-    (3, 6, Ranking(alpha=0.0)),
-    (4, 1, Ranking(alpha=1.0)),
-    (13, 4, Ranking(alpha=1.0)),
-    (3, 6, Ranking(beta=0.2)),
-    (13, 4, Ranking(alpha=0.0, beta=5.0)),
-    (3, 6, Ranking(gamma=2.0)),
-    (13, 4, Ranking(beta=0.5, gamma=0.3)),
-  ],
+  sample_cases(
+    [
+      (1, 6, DEFAULT_RANKING),
+      (3, 6, DEFAULT_RANKING),
+      (4, 1, Ranking(alpha=1.0)),
+      (3, 6, Ranking(alpha=0.0)),
+      (13, 4, Ranking(alpha=1.0)),
+      (13, 4, Ranking(beta=0.5, gamma=0.3)),
+      (13, 4, Ranking(alpha=0.0, beta=5.0)),
+      (3, 6, Ranking(gamma=2.0)),
+      (3, 6, Ranking(beta=0.2)),
+    ],
+    2,
+  ),
 )
 def test_beam_equals_the_search_in_numpy(beams, max_length, ranking):
   model = make_toy_model()
@@ -95,7 +98,14 @@ def test_options_out_of_range_raise(options, message):
 
 
 @pytest.mark.parametrize(
-  'ranking', [Ranking(alpha=0.0), DEFAULT_RANKING, Ranking(beta=1.0), Ranking(gamma=0.1), Ranking(gamma=9.0)]
+  'ranking',
+  [
+    Ranking(alpha=0.0),
+    Ranking(beta=1.0),
+    Ranking(gamma=9.0),
+    pytest.param(DEFAULT_RANKING, marks=pytest.mark.long),
+    pytest.param(Ranking(gamma=0.1), marks=pytest.mark.long),
+  ],
 )
 def test_early_stopping_does_not_change_the_result(ranking):
   model = make_toy_model(eos_bias=(8.0, 1.0, 3.0))

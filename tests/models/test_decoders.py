@@ -38,7 +38,7 @@ SAMPLE = [
   (cell, score, alignment, 1 if aj.ALIGNMENTS[alignment].latent else heads) for cell, score, alignment, heads in SAMPLE
 ]
 CASES = [
-  *sample_cases(SAMPLE, 4),
+  *sample_cases(SAMPLE, 8),
   *((*case, 1) for case in LATENT),
   *((cell, 'additive', 'softmax', 1) for cell in PLAIN),
   (ATTENDING[2], 'coverage', 'sparsemax', 2),  # attends in the recurrence, without input feeding

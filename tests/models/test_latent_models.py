@@ -20,10 +20,10 @@ def test_output_is_the_marginal_and_posterior_is_monotonic(cell):
   outputs = jax.jit(model.apply)(variables(model, source, mask, target), source, mask, target)
   chosen = jnp.take_along_axis(outputs.logits, target[..., None], -1)[..., 0].sum(-1)
   scores = outputs.state.scores[:, :, 0]
-  np.testing.assert_allclose(chosen, jax.vmap(chain_log_marginal)(scores, outputs.likelihood), rtol=1e-4)
+  np.testing.assert_allclose(chosen, jax.jit(jax.vmap(chain_log_marginal))(scores, outputs.likelihood), rtol=1e-4)
   np.testing.assert_allclose(jnp.exp(outputs.logits).sum(-1), np.ones((B, T)), rtol=1e-4)
 
-  posterior = np.asarray(model.posterior(outputs, FULL_MASK))
+  posterior = np.asarray(jax.jit(model.posterior)(outputs, FULL_MASK))
   np.testing.assert_allclose(posterior.sum(-1), np.ones((B, T)), rtol=1e-4)
   cumulative = np.cumsum(posterior, -1)
   assert np.all(np.diff(cumulative, axis=1) < 1e-4), 'the position must not move back'
@@ -52,10 +52,11 @@ def test_posterior_is_independent_of_tokens_after_the_end():
   run = jax.jit(model.apply)
   outputs = run(params, source, mask, target)
   changed = run(params, source, mask, target.at[:, 3:].set(0))
-  posterior = np.asarray(model.posterior(outputs, target_mask))
-  np.testing.assert_allclose(model.posterior(changed, target_mask), posterior, rtol=1e-4, atol=1e-6)
+  posterior_of = jax.jit(model.posterior)
+  posterior = np.asarray(posterior_of(outputs, target_mask))
+  np.testing.assert_allclose(posterior_of(changed, target_mask), posterior, rtol=1e-4, atol=1e-6)
   assert np.all(posterior[:, 3:] == 0)
-  unmasked_posterior = np.asarray(model.posterior(outputs, FULL_MASK))
+  unmasked_posterior = np.asarray(posterior_of(outputs, FULL_MASK))
   assert np.any(np.abs(posterior - unmasked_posterior)[:, :3] > 1e-3)
 
 

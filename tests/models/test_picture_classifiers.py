@@ -39,7 +39,8 @@ def test_the_loss_is_the_cross_entropy_alone_and_has_gradients_everywhere():
     return sums['loss'], sums
 
   (value, sums), gradients = jax.jit(jax.value_and_grad(total, has_aux=True))(params)
-  outputs = network.apply({'params': params}, jnp.asarray(PICTURES / 255, jnp.float32), None)
+  floats = jnp.asarray(PICTURES / 255, jnp.float32)
+  outputs = jax.jit(lambda params: network.apply({'params': params}, floats, None))(params)
   log_probs = np.asarray(jax.nn.log_softmax(outputs.logits))
   np.testing.assert_allclose(value, -log_probs[[0, 1], [0, 1]].sum(), rtol=1e-4)
   assert sums['reinforce'] == sums['baseline'] == 0 and sums['tokens'] == 2
