@@ -11,8 +11,15 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 
+@pytest.fixture(scope='session')
+def compilation_cache_folder(tmp_path_factory, worker_id) -> Path:
+  """The folder of the cache."""
+  base = tmp_path_factory.getbasetemp()
+  return (base if worker_id == 'master' else base.parent) / 'compiled'
+
+
 @contextlib.contextmanager
-def _cache_compilations(folder: Path):
+def cache_compilations(folder: Path):
   """Caches every compilation in `folder`, and restores the settings of jax at the end."""
   settings = {
     'jax_compilation_cache_dir': str(folder),
@@ -30,11 +37,9 @@ def _cache_compilations(folder: Path):
 
 
 @pytest.fixture(scope='package', autouse=True)
-def shared_compilation_cache(tmp_path_factory, worker_id):
-  """Applies to a package whose conftest.py imports it."""
-  base = tmp_path_factory.getbasetemp()
-  shared = base if worker_id == 'master' else base.parent
-  with _cache_compilations(shared / 'compiled'):
+def shared_compilation_cache(compilation_cache_folder):
+  """Applies to a package whose conftest.py imports it, together with `compilation_cache_folder`."""
+  with cache_compilations(compilation_cache_folder):
     yield
 
 

@@ -10,6 +10,7 @@ import attention_jax as aj
 from experiments import process_settings
 from tests.experiments.helpers import run, tiny_arguments
 from tests.experiments.test_bad_input import assert_user_error
+from tests.sampled_cases import sample_cases
 
 RUN_FLAGS = ('--workdir:', '--checkpoint:', '--dtype:')
 SEARCH_FLAGS = ('--beams:', '--alpha:', '--beta:', '--gamma:', '--max_length:', '--replace_unknown:', '--shortlist:')
@@ -167,23 +168,26 @@ def test_closed_standard_streams_are_empty(tmp_path):
 
 @pytest.mark.parametrize(
   ('error', 'message'),
-  [
-    (
-      'OSError(28, "No space left on device", "/runs/a/metrics.jsonl")',
-      '/runs/a/metrics.jsonl: No space left on device',
-    ),
-    ('ValueError("RESOURCE_EXHAUSTED: writing \'/runs/1\': Disk quota exceeded")', '/runs/1: Disk quota exceeded'),
-    ('OSError(30, "Read-only file system")', 'the disk: Read-only file system'),
-    ('PermissionError(13, "Permission denied", "runs/out.txt")', 'runs/out.txt: Permission denied'),
-    (
-      'MemoryError("Unable to allocate 888. PiB for an array")',
-      f'out of memory: Unable to allocate 888. PiB for an array; {REMEDY}',
-    ),
-    (
-      'RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 137438953472 bytes.")',
-      f'out of memory: RESOURCE_EXHAUSTED: Out of memory allocating 137438953472 bytes; {REMEDY}',
-    ),
-  ],
+  sample_cases(
+    [
+      (
+        'OSError(28, "No space left on device", "/runs/a/metrics.jsonl")',
+        '/runs/a/metrics.jsonl: No space left on device',
+      ),
+      ('ValueError("RESOURCE_EXHAUSTED: writing \'/runs/1\': Disk quota exceeded")', '/runs/1: Disk quota exceeded'),
+      ('OSError(30, "Read-only file system")', 'the disk: Read-only file system'),
+      ('PermissionError(13, "Permission denied", "runs/out.txt")', 'runs/out.txt: Permission denied'),
+      (
+        'MemoryError("Unable to allocate 888. PiB for an array")',
+        f'out of memory: Unable to allocate 888. PiB for an array; {REMEDY}',
+      ),
+      (
+        'RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 137438953472 bytes.")',
+        f'out of memory: RESOURCE_EXHAUSTED: Out of memory allocating 137438953472 bytes; {REMEDY}',
+      ),
+    ],
+    2,
+  ),
 )
 def test_an_error_of_the_disk_or_of_memory_is_reported_in_one_line(error, message, tmp_path):
   path = tmp_path / 'user_file.py'
@@ -248,8 +252,8 @@ def test_programs_restart_with_large_pages_unless_the_environment_sets_them(sett
   assert 'workdir' in result.stderr
 
 
-@pytest.mark.parametrize('code', ['import experiments.evaluate', 'import experiments.benchmarks.memory'])
-def test_imports_do_not_restart_the_interpreter(code):
+def test_imports_do_not_restart_the_interpreter():
+  code = 'import experiments.evaluate, experiments.benchmarks.memory'
   environment = {name: value for name, value in os.environ.items() if name != 'GLIBC_TUNABLES'}
   command = [sys.executable, '-c', f"{code}; import os; print(os.environ.get('GLIBC_TUNABLES'))"]
   result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -2,27 +2,28 @@
 
 import pytest
 
-from tests.compiled import shared_compilation_cache  # noqa: F401 - a fixture
+from tests.compiled import cache_compilations, compilation_cache_folder, shared_compilation_cache  # noqa: F401
 from tests.systems.helpers import TrainedRun, tiny_config, train_quietly, two_devices, write_pairs
 
 
-@pytest.fixture(scope='package')
+@pytest.fixture(scope='session')
 def data_folder(tmp_path_factory):
   """A folder with a table of pairs for each split."""
   return write_pairs(tmp_path_factory.mktemp('pairs'))
 
 
-@pytest.fixture(scope='package')
+@pytest.fixture(scope='session')
 def config(data_folder):
   """The config of `trained`."""
   return tiny_config(data_folder)
 
 
-@pytest.fixture(scope='package')
-def trained(config, tmp_path_factory):
+@pytest.fixture(scope='session')
+def trained(config, tmp_path_factory, compilation_cache_folder):  # noqa: F811
   """A finished run of 4 updates, with checkpoints after updates 2 and 4. Tests must not change its folder."""
   folder = tmp_path_factory.mktemp('trained') / 'run'
-  results, lines = train_quietly(config, folder)
+  with cache_compilations(compilation_cache_folder):
+    results, lines = train_quietly(config, folder)
   return TrainedRun(folder, results, lines)
 
 
