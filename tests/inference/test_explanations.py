@@ -1,6 +1,7 @@
 """Explanations of classifiers and encoder-decoders: their parts against single computations, and known extremes."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -51,9 +52,9 @@ def case(request):
   return READERS[name], model, params, examples, explain(READERS[name], model, params, examples, EFFORT)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def read(reader, model, params, example, vectors=None, rows=None):
-  fn = jax.jit(lambda params, example, vectors, rows: reader.read(model, params, example, vectors, rows))
-  return fn(params, example, vectors, rows)
+  return reader.read(model, params, example, vectors, rows)
 
 
 def test_explanations_are_those_of_each_example_alone(case):

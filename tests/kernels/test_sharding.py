@@ -33,8 +33,15 @@ def run_sharded(fn, mesh, specs, arguments):
   return result
 
 
-@pytest.mark.parametrize(('score', 'implementation'), [('dot', 'flash'), ('additive', 'pallas_additive')])
-@pytest.mark.parametrize('batch', [(B,), (B, N)])
+@pytest.mark.parametrize(
+  ('score', 'implementation', 'batch'),
+  [
+    ('dot', 'flash', (B, N)),
+    ('additive', 'pallas_additive', (B,)),
+    pytest.param('dot', 'flash', (B,), marks=pytest.mark.long),
+    pytest.param('additive', 'pallas_additive', (B, N), marks=pytest.mark.long),
+  ],
+)
 def test_value_and_gradient_stay_sharded(score, implementation, batch, mesh):
   problem = make_problem(score, 'softmax', batch, T, S)
   mask = aj.padding_mask(jnp.arange(3, 3 + B), S).reshape(B, *(1,) * len(batch), S)
