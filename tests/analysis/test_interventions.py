@@ -22,8 +22,9 @@ BUILDERS = {
 }
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def init_params(model):
-  return jax.jit(model.init)(jax.random.key(0), *inputs())['params']
+  return model.init(jax.random.key(0), *inputs())['params']
 
 
 def apply(model, params, *inputs):

@@ -27,6 +27,11 @@ def test_diverse_beams(trained):
 def test_an_ensemble_of_one_run_twice_is_that_run(trained):
   twice = f'--workdir={trained[0]}, {trained[0]}'
   assert run('translate', twice, stdin=INPUT).out == run('translate', f'--workdir={trained[0]}', stdin=INPUT).out
+
+
+@pytest.mark.long
+def test_ensembles_are_evaluated_and_averaged(trained):
+  twice = f'--workdir={trained[0]}, {trained[0]}'
   assert run('evaluate', twice, '--split=train').code == 0
   assert run('translate', twice, '--checkpoint=average', stdin=INPUT).code == 0
 

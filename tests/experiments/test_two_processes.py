@@ -50,6 +50,7 @@ APPENDED_FILES = {METRICS_FILE, 'tensorboard', '.lock'}  # written in place
 CHECKPOINT_FOLDERS = {'checkpoints', 'best'}  # orbax coordinates its processes itself
 
 
+@pytest.mark.long
 def test_two_processes_train_as_one_does(task, tmp_path):
   arguments = tiny_arguments(task, tmp_path / 'two', *SETTINGS, '--config.mesh.fsdp=4')  # over both processes
   first, second = wait_for_outputs(start_together('experiments.train', '--distributed', *arguments))
@@ -109,16 +110,22 @@ def test_two_processes_train_several_seeds_and_resume(seeds, task, tmp_path):
   'signalled', [(1,), pytest.param((0, 1), marks=pytest.mark.long)], ids=['one process', 'both processes']
 )
 def test_a_signal_to_any_process_stops_all_after_the_same_update(signalled, task, tmp_path):
+  """The updates until then are those of one process, which is also a quick form of the test before."""
   folder = tmp_path / 'run'
-  arguments = tiny_arguments(task, folder, *SETTINGS, '--config.training.steps=1000000')
+  arguments = tiny_arguments(task, folder, *SETTINGS, '--config.mesh.fsdp=4', '--config.training.steps=1000000')
   processes = start_together('experiments.train', '--distributed', *arguments)
-  wait_for_step(folder, 2, processes)
+  wait_for_step(folder, 3, processes)
   for index in signalled:
     processes[index].send_signal(signal.SIGTERM)
   first, second = wait_for_outputs(processes, expected=INTERRUPTED)
   step = Checkpoints(folder, read_only=True).latest()
   assert f'run the same command again to resume from step {step}' in first and 'step' not in second
-  assert read_metrics(folder)[-1]['step'] == step > 0
+  records = read_metrics(folder)
+  assert records[-1]['step'] == step >= 3
+  assert run('train', *tiny_arguments(task, tmp_path / 'one', *SETTINGS)).code == 0
+  for name in ('train/loss', 'train/grad_norm'):
+    expected = [record[name] for record in read_metrics(tmp_path / 'one') if name in record]
+    assert [record[name] for record in records[:3]] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.long
@@ -140,7 +147,9 @@ def test_a_signal_to_any_process_stops_the_final_evaluation_of_all(tmp_path):
   assert (folder / 'hypotheses.test.txt').read_text('utf-8').count('\n') == 5000
 
 
+@pytest.mark.long
 def test_processes_with_different_data_stop_at_once(tmp_path):
+  """The quick form is that of tests/training/test_peers.py."""
   homes = [write_task(tmp_path / str(i) / 'task', rows=24 + i).parent for i in range(2)]
   arguments = tiny_arguments('~/task', tmp_path / 'run', *SETTINGS)
   settings = [{'HOME': str(home)} for home in homes]

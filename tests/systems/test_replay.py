@@ -15,10 +15,16 @@ from tests.systems.helpers import tiny_config, train_quietly, two_devices, write
 BAD_ROW = 5
 
 
-@pytest.fixture
-def poisoned(monkeypatch):
+@pytest.fixture(scope='module')
+def poisoned():
   """Makes the loss of row BAD_ROW infinite after the second update."""
-  healthy = TranslationSystem.loss.func
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(TranslationSystem, 'loss', property(poison(TranslationSystem.loss.func)))
+    yield
+
+
+def poison(healthy):
+  """Returns the loss of a system, infinite for row BAD_ROW after the second update."""
 
   def make_loss(system):
     loss = healthy(system)
@@ -30,13 +36,21 @@ def poisoned(monkeypatch):
 
     return dataclasses.replace(loss, fn=fn)
 
-  monkeypatch.setattr(TranslationSystem, 'loss', property(make_loss))
+  return make_loss
 
 
-def test_the_row_of_a_stored_update_is_found(poisoned, tmp_path):
-  config = tiny_config(write_pairs(tmp_path))
+@pytest.fixture(scope='module')
+def stopped_run(poisoned, tmp_path_factory):
+  """The folder of the data, and that of a run on them that has stopped at an infinite loss."""
+  data = write_pairs(tmp_path_factory.mktemp('data'))
+  run = tmp_path_factory.mktemp('stopped') / 'run'
   with pytest.raises(UserError, match=r'loss is inf at step [34]; the last good .*/checkpoints/2; .*nonfinite/update_'):
-    train_quietly(config, tmp_path / 'run')
+    train_quietly(tiny_config(data), run)
+  return data, run
+
+
+def test_the_row_of_a_stored_update_is_found(stopped_run, tmp_path):
+  shutil.copytree(stopped_run[1], tmp_path / 'run')
   (update,) = stored_updates(tmp_path / 'run')
   with two_devices():
     result = replay(tmp_path / 'run')
@@ -49,11 +63,13 @@ def test_the_row_of_a_stored_update_is_found(poisoned, tmp_path):
     replay(tmp_path / 'run')
 
 
-def test_changed_data_are_noticed(poisoned, tmp_path):
-  config = tiny_config(write_pairs(tmp_path))
-  with pytest.raises(UserError, match='loss is inf'):
-    train_quietly(config, tmp_path / 'run')
-  train = tmp_path / 'train.tsv'
-  train.write_text('\n'.join(reversed(train.read_text('utf-8').splitlines())) + '\n', 'utf-8')
-  with two_devices(), pytest.raises(UserError, match=r'the batch of update \d differs from the stored one in '):
-    replay(tmp_path / 'run')
+def test_changed_data_are_noticed(stopped_run):
+  data, run = stopped_run
+  train = data / 'train.tsv'
+  content = train.read_text('utf-8')
+  train.write_text('\n'.join(reversed(content.splitlines())) + '\n', 'utf-8')
+  try:
+    with two_devices(), pytest.raises(UserError, match=r'the batch of update \d differs from the stored one in '):
+      replay(run)
+  finally:
+    train.write_text(content, 'utf-8')
