@@ -87,8 +87,9 @@ def test_text_is_normalised_and_visible():
     assert 1900 <= datetime.date.fromisoformat(row['target']).year <= 2099
 
 
-def test_links_are_in_range_and_join_equal_digits():
-  for row in all_rows():
+@pytest.mark.parametrize('stride', [5, pytest.param(1, marks=pytest.mark.long)])
+def test_links_are_in_range_and_join_equal_digits(stride):
+  for row in itertools.islice(all_rows(), 0, None, stride):
     source = row['source']
     target = row['target']
     by_target = {place: [i for i, j in parse_links(row['links']) if j == place] for place in range(10)}
@@ -148,11 +149,11 @@ def parse_date(source, names, pattern):
   return datetime.date(century + int(year), int(month), int(day))
 
 
-def test_every_source_has_one_reading():
+# Every ninth or third row of the end of train and of all other splits.
+@pytest.mark.parametrize('stride', [9, pytest.param(3, marks=pytest.mark.long)])
+def test_every_source_has_one_reading(stride):
   names, pattern = known_names()
-  for row in itertools.islice(
-    all_rows(), 17000, None, 3
-  ):  # every third row of the end of train and of all other splits
+  for row in itertools.islice(all_rows(), 17000, None, stride):
     assert parse_date(row['source'], names, pattern).isoformat() == row['target'], row
 
 
@@ -199,6 +200,7 @@ def test_another_seed_is_stored_separately(tmp_path, few):
   assert other['source'] != [row['source'] for row in rows_of('unseen')[:FEW]]
 
 
+@pytest.mark.long
 def test_two_processes_prepare_concurrently(tmp_path):
   program = (
     f'import sys, zlib; from attention_jax.data.builders import dates; dates.SIZES = dict.fromkeys(dates.SIZES, {FEW});'

@@ -1,5 +1,7 @@
 """Shortcuts of a search that change no result: top-k by blocks, and finished sources that leave the batch."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,11 +10,13 @@ import pytest
 from attention_jax.decoding import loop, search, top_k
 from attention_jax.tokens import EOS
 from tests.modules.helpers import assert_same
+from tests.sampled_cases import sample_cases
 
 
-@pytest.mark.parametrize('size', [3, 64, 65, 200])
-@pytest.mark.parametrize('count', [1, 5, 70])
-@pytest.mark.parametrize('in_one_block', [True, False])  # whether all forbidden ids are in the first block
+# `in_one_block`: whether all forbidden ids are in the first block
+@pytest.mark.parametrize(
+  ('size', 'count', 'in_one_block'), sample_cases([*itertools.product([3, 64, 65, 200], [1, 5, 70], [True, False])], 2)
+)
 def test_masked_top_k_equals_a_sort(size, count, in_one_block):
   random = np.random.default_rng(size)
   logits = random.integers(-9, 9, (2, 3, size)).astype(np.float32)  # with many equal values

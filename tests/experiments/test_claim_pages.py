@@ -11,6 +11,7 @@ from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.experiment import check_config
 from experiments.claim_pages import CLAIMS
 from experiments.config_files import PROJECT, load_config, load_sweep
+from tests.sampled_cases import sample_cases
 
 SWEEPS = sorted(path.stem for path in (PROJECT / 'configs' / 'claims').glob('[a-z]*.py'))
 PAGES = PROJECT / 'docs' / 'claims'
@@ -20,7 +21,9 @@ VERDICTS = ('holds', 'holds partly', 'does not hold here')
 MAX_BYTES = 60_000  # of a picture
 
 
-@pytest.mark.parametrize(('name', 'form'), [*itertools.product(SWEEPS, ['small', 'full']), ('luong_grid', 'multi30k')])
+@pytest.mark.parametrize(
+  ('name', 'form'), sample_cases([*itertools.product(SWEEPS, ['small', 'full']), ('luong_grid', 'multi30k')], 2)
+)
 def test_settings_of_sweeps_exist(name, form):
   path = f'{PROJECT}/configs/claims/{name}.py:{form}'
   sweep = load_sweep(path)

@@ -28,7 +28,9 @@ MASKS = {
 }
 BIAS = jnp.asarray(RANDOM.normal(size=(B, T, S)), jnp.float32).at[1, 2].set(-jnp.inf).at[0, :, 1].set(-jnp.inf)
 MASKS_AND_BIASES = [f'{mask}-{bias}' for mask in MASKS for bias in ('plain', 'biased')]
-both_biases = pytest.mark.parametrize('bias', [None, BIAS], ids=['plain', 'biased'])
+biased_or_long = pytest.mark.parametrize(
+  'bias', [pytest.param(None, id='plain', marks=pytest.mark.long), pytest.param(BIAS, id='biased')]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +81,7 @@ def test_equals_definition_for_any_mask(mask, bias):
   assert_close(*contexts)
 
 
-@both_biases
+@biased_or_long
 def test_drops_the_same_weights_as_the_definition(bias):
   row = aj.with_dropout(lookup('softmax(temperature=0.3)', aj.ALIGNMENTS, 'alignment'), 0.4)
   options = {'alignment': row, 'rng': jax.random.key(5), 'deterministic': False}
@@ -125,7 +127,7 @@ def test_masked_content_changes_nothing():
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
-@pytest.mark.parametrize('scale', [1e4, -1e4])
+@pytest.mark.parametrize('scale', [1e4, pytest.param(-1e4, marks=pytest.mark.long)])
 def test_extreme_scores_stay_finite(scale):
   params, query, key, value = make_problem()
   problem = params, scale * query, key, value
@@ -134,7 +136,7 @@ def test_extreme_scores_stay_finite(scale):
 
 
 # In float32 the last two are so large that adding the log of a sum of exponentials has no effect.
-@pytest.mark.parametrize('size', [-1e9, 8e5, 8e7])
+@pytest.mark.parametrize('size', [-1e9, pytest.param(8e5, marks=pytest.mark.long), 8e7])
 def test_scores_that_are_all_large(size):
   """Such as those of a query whose positions are all padding, masked by a bias of -1e9."""
   params, query, key, value = make_problem()
@@ -249,7 +251,7 @@ def test_every_live_block_runs_once(size):
       assert grouped[i][:, j : j + span].all() == (not has_masked)
 
 
-@both_biases
+@biased_or_long
 def test_requested_weights_have_gradients(bias):
   params, query, key, value = make_problem()
 

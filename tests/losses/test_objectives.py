@@ -259,7 +259,9 @@ def test_samples_are_as_frequent_as_the_policy_makes_them(tiny_params):
   np.testing.assert_allclose(frequencies, expected, atol=0.025)
 
 
-@pytest.mark.parametrize(('gold', 'drawn'), [(False, [1, 3, 3, 6]), (True, [5, 0, 5, 2])])
+@pytest.mark.parametrize(
+  ('gold', 'drawn'), [pytest.param(False, [1, 3, 3, 6], marks=pytest.mark.long), (True, [5, 0, 5, 2])]
+)
 def test_minimum_risk_is_over_the_distinct_samples(monkeypatch, tiny_params, gold, drawn):
   spec = f'minimum_risk(samples=4, sharpness=0.7, gold={gold}, likelihood=0.25)'
   loss = loss_of_samples(monkeypatch, spec)
@@ -297,6 +299,7 @@ def test_the_likelihood_is_minimised_until_after(tiny_params):
   np.testing.assert_allclose([before['loss'], after['cross_entropy']], [plain['loss']] * 2, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_runs_trained_side_by_side_sample_as_single_runs(tiny_params):
   spec = 'reinforce(samples=3)'
   batch = tiny_batch()

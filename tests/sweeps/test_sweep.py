@@ -14,6 +14,7 @@ from attention_jax.errors import UserError, UserErrors
 from attention_jax.sweeps.ledger import FAILED, FINISHED, LEDGER, read_events, read_state
 from attention_jax.sweeps.space import grid
 from attention_jax.sweeps.sweep import SweepRequest, check_request, describe_plan, run_sweep
+from attention_jax.systems.experiment import check_config
 from tests.sweeps.helpers import FAKE_TRAIN, base_config, make_base, write_run
 
 ROOT = Path(__file__).parents[2]
@@ -33,8 +34,19 @@ def make_request(folder, settings=SETTINGS, seeds=2, **options):
   return SweepRequest(folder, make_base(), settings, seeds, FAKE_TRAIN, **options)
 
 
+checked_configs = set()
+
+
+def check_config_once(config):
+  """Checks a config, which traces its model, unless it has passed before."""
+  if str(config) not in checked_configs:
+    check_config(config)
+    checked_configs.add(str(config))
+
+
 @pytest.fixture(autouse=True)
 def fast(monkeypatch, tmp_path):
+  monkeypatch.setattr('attention_jax.sweeps.resolve.check_config', check_config_once)
   monkeypatch.setenv('FAKE_STARTS', str(tmp_path / 'starts'))
   monkeypatch.setattr('attention_jax.sweeps.driver.POLL_SECONDS', 0.02)
   monkeypatch.setattr('attention_jax.sweeps.sweep.detect_devices', lambda: ('cpu', [*os.sched_getaffinity(0)]))
@@ -124,6 +136,7 @@ def test_seeds_are_trained_together_on_request(folder):
   assert run(make_request(folder, seeds=4, together='no'))[0] == (8, 0, 0) and len(starts(folder)) == 8
 
 
+@pytest.mark.long
 def test_a_sweep_runs_as_jobs_of_a_cluster(folder):
   request = make_request(folder, SETTINGS[:2], seeds=1, cluster='local(jobs=2, timeout_min=5)')
   assert run(request)[0] == (2, 0, 0) and len(starts(folder)) == 2
