@@ -86,7 +86,15 @@ def test_either_all_models_copy_or_none():
     Ensemble(models)
 
 
-@pytest.mark.parametrize('strategy', [BeamSearch(1), BeamSearch(4), BeamSearch(4, groups=2), Sampling(samples=3)])
+@pytest.mark.parametrize(
+  'strategy',
+  [
+    pytest.param(BeamSearch(1), marks=pytest.mark.long),
+    pytest.param(BeamSearch(4), marks=pytest.mark.long),
+    BeamSearch(4, groups=2),
+    Sampling(samples=3),
+  ],
+)
 def test_hypotheses_begin_with_their_prefix_and_are_scored_by_the_tokens_after_it(strategy):
   model = build_tiny('luong', 'rnn="gru"')
   params = variables(model, *INPUTS, scale=2.0)

@@ -149,7 +149,9 @@ def record_reads(ids, record):
     yield id
 
 
-@pytest.mark.parametrize(('alignment', 'window'), [('monotonic', 1), ('mocha(width=4)', 4)])
+@pytest.mark.parametrize(
+  ('alignment', 'window'), [('monotonic', 1), pytest.param('mocha(width=4)', 4, marks=pytest.mark.long)]
+)
 def test_time_is_linear_and_tokens_are_emitted_before_the_source_ends(alignment, window, monkeypatch):
   counted = CountedScore()
   monkeypatch.setitem(SCORES, 'counted', counted.row)

@@ -50,6 +50,7 @@ def test_results_and_hypotheses(trained):
   assert len((folder / 'hypotheses.unseen.txt').read_text().split('\n')) == 9
 
 
+@pytest.mark.long
 def test_the_same_command_resumes_exactly(trained, tmp_path):
   folder = copy_interrupted_run(trained[0], tmp_path / 'run')
   assert 'resuming at' in run('train', *ARGS, f'--workdir={folder}').out
@@ -78,6 +79,11 @@ def test_evaluation_and_plots(trained, tmp_path):
   assert result.code == 0, result.err
   with Image.open(folder / 'attention.png') as plot, Image.open(folder / 'attention.gif') as animation:
     assert plot.width > 300 and animation.n_frames > 1
+
+
+@pytest.mark.long
+def test_plots_of_new_pictures_and_pages(trained, tmp_path):
+  folder, _ = trained
   Image.new('RGB', (90, 70), 'red').save(tmp_path / 'picture.png')
   result = run(
     'inspect_attention', f'--workdir={folder}', f'--text={tmp_path}/picture.png', f'--output={tmp_path}/out.png'

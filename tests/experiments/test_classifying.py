@@ -80,6 +80,7 @@ def test_the_same_command_resumes_exactly(reviews, trained, tmp_path):
   assert uninterrupted['results'] == resumed['results']
 
 
+@pytest.mark.long
 def test_a_run_killed_before_it_stored_its_labels_starts_again(reviews, trained, tmp_path):
   (tmp_path / 'run').mkdir()
   (tmp_path / 'run' / 'config.json').write_bytes((trained[0] / 'config.json').read_bytes())

@@ -39,6 +39,7 @@ def test_results_and_hypotheses(trained):
   assert len(lines) == 256 and all(len(line.split()) == 5 and set(line) <= {'0', '1', ' '} for line in lines)
 
 
+@pytest.mark.long
 def test_the_same_command_resumes_exactly(trained, tmp_path):
   folder = copy_interrupted_run(trained[0], tmp_path / 'run')
   assert 'resuming at' in run('train', *ARGS, f'--workdir={folder}').out
@@ -66,7 +67,7 @@ def test_evaluation_and_plots(trained, tmp_path):
     ('data.batch_size=0', 'config.data.batch_size must be at least 1, got 0'),
     ('training.label_smoothing=0.1', "training.label_smoothing must be 0.0 for system 'recall', got 0.1"),
     ('training.auxiliary=coverage', "training.auxiliary must be '' for system 'recall', got 'coverage'"),
-    ('training.select=bleu', "unknown metric in training.select: 'bleu'"),
+    pytest.param('training.select=bleu', "unknown metric in training.select: 'bleu'", marks=pytest.mark.long),
   ],
 )
 def test_mistakes_are_reported_in_one_line(tmp_path, flag, message):

@@ -1,6 +1,6 @@
 """A run that was killed at any moment and resumed ends with the results of an uninterrupted one.
 
-`make chaos` makes 200 kills (chaos.py); the test here that makes 20 of them runs in `make test-all`.
+`make chaos` makes 200 kills (chaos.py); the tests here run in `make test-all`.
 """
 
 import random
@@ -49,7 +49,9 @@ def test_every_system_survives_random_kills(system, task, tmp_path):
   assert sum(counts.values()) == 4
 
 
+@pytest.mark.long
 def test_an_interrupted_run_exits_with_its_own_status(task, tmp_path):
+  """The quick form, with two processes, is in test_two_processes.py."""
   process = start_training(*tiny_arguments(task, tmp_path / 'run', '--config.training.steps=3000'))
   for line in process.stdout:
     if 'step 1/' in line or 'step 2' in line:

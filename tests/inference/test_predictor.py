@@ -93,7 +93,11 @@ def test_the_whole_vocabulary_as_shortlist_changes_nothing(model_and_params):
   assert_the_whole_vocabulary_changes_nothing(*model_and_params, BeamSearch(3))
 
 
-@pytest.mark.parametrize('strategy', [BeamSearch(1), BeamSearch(4, groups=2), Sampling(2, temperature=0.7)], ids=str)
+@pytest.mark.parametrize(
+  'strategy',
+  [pytest.param(BeamSearch(1), marks=pytest.mark.long), BeamSearch(4, groups=2), Sampling(2, temperature=0.7)],
+  ids=str,
+)
 def test_every_strategy_has_shortlists(strategy):
   model = MODELS['recurrent']()
   params = variables(model, *INPUTS, scale=2.0)['params']

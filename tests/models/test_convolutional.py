@@ -42,7 +42,12 @@ def run_steps(model, params, source, mask, target):
 
 @pytest.mark.parametrize(
   ('score', 'alignment', 'heads', 'width'),
-  [('dot', 'softmax', 1, 3), ('additive', 'mocha', 1, 4), ('coverage', 'sparsemax', 2, 1), ('general', 'gumbel', 4, 7)],
+  [
+    ('coverage', 'sparsemax', 2, 1),
+    ('general', 'gumbel', 4, 7),
+    pytest.param('dot', 'softmax', 1, 3, marks=pytest.mark.long),
+    pytest.param('additive', 'mocha', 1, 4, marks=pytest.mark.long),
+  ],
 )
 def test_steps_equal_all_at_once_with_masking_and_causality(score, alignment, heads, width):
   model = build_conv(decoder=f'width={width}', score=score, alignment=alignment, heads=heads)

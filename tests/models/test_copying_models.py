@@ -156,7 +156,7 @@ SEARCHES = [BeamSearch(1), BeamSearch(4), Sampling(4), Sampling(4, temperature=2
 ALIGNMENTS = ['softmax', 'hardmax', 'monotonic', 'local_m(width=0)', 'sparsemax']
 
 
-@pytest.mark.parametrize(('search', 'alignment'), sample_cases([*itertools.product(SEARCHES, ALIGNMENTS)], 4), ids=str)
+@pytest.mark.parametrize(('search', 'alignment'), sample_cases([*itertools.product(SEARCHES, ALIGNMENTS)], 8), ids=str)
 def test_pointer_emits_only_source_words_and_eos(search, alignment):
   model = build_tiny(sizes=SIZES, output='pointer', alignment=alignment)
   source, mask, target = copy_inputs()

@@ -88,7 +88,7 @@ def test_layer_dropout_skips_layers_for_whole_batches_during_training():
   assert_close(bound.output(features).logits(), without_layers)
 
 
-@pytest.mark.parametrize('first', [False, True])
+@pytest.mark.parametrize('first', [False, pytest.param(True, marks=pytest.mark.long)])
 def test_initial_deep_layers_preserve_differences_between_positions(first):
   embedding = Embedding(50, 32)
   encoder = TransformerEncoder(features=32, layers=6, heads=4, hidden=64, norm_first=first, embedding=embedding)
@@ -199,12 +199,12 @@ def test_scores_of_beam_search_equal_those_of_the_call():
     np.testing.assert_allclose(hypotheses.log_probs[:, k], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_weights_of_selects_the_layer():
+@pytest.mark.parametrize('layer', [0, -1, *(pytest.param(n, marks=pytest.mark.long) for n in (1, -2))])
+def test_weights_of_selects_the_layer(layer):
   source, mask, target = inputs()
-  for layer in (0, 1, -1, -2):
-    model = build_transformer(decoder=f'weights_of={layer}')
-    outputs = run(model, variables(model, source, mask, target), source, mask, target)
-    assert_close(outputs.weights, outputs.layers[:, :, layer].mean(2))
+  model = build_transformer(decoder=f'weights_of={layer}')
+  outputs = run(model, variables(model, source, mask, target), source, mask, target)
+  assert_close(outputs.weights, outputs.layers[:, :, layer].mean(2))
 
 
 def test_encoders_and_decoders_can_be_combined():

@@ -161,7 +161,9 @@ def test_resuming_a_finished_run_by_a_relative_path_evaluates_it_again_and_chang
   assert read_tree(trained.folder) == before
 
 
+@pytest.mark.long
 def test_more_steps_continue_a_finished_run(trained, config, tmp_path):
+  """Quick forms are in tests/training: fields that may differ on resuming, and more patience in test_loop.py."""
   folder = tmp_path / 'run'
   shutil.copytree(trained.folder, folder)
   config = config | {'training': config['training'] | {'steps': 6}}
