@@ -176,19 +176,15 @@ def test_a_lock_is_exclusive_and_renewed(url):
 
 
 @pytest.mark.parametrize(
-  ('record', 'waits'),
-  [
-    ({'host': 'b', 'pid': 7, 'time': time.time()}, True),
-    ({'host': 'b', 'pid': 7, 'time': time.time() - 1e4}, False),
-    ({'host': socket.gethostname(), 'pid': 2**22 + 1, 'time': time.time()}, False),
-  ],
+  ('host', 'pid', 'age', 'waits'),
+  [('b', 7, 0, True), ('b', 7, 1e4, False), (socket.gethostname(), 2**22 + 1, 0, False)],
   ids=['a lost machine', 'long ago', 'a process of this machine that has ended'],
 )
-def test_the_lock_of_a_lost_process_expires(url, record, waits):
+def test_the_lock_of_a_lost_process_expires(url, host, pid, age, waits):
   files = RemoteFiles(url)
-  files.write_json(LOCK, {'owner': 'another'} | record)
+  files.write_json(LOCK, {'owner': 'another', 'host': host, 'pid': pid, 'time': time.time() - age})
   lines = []
-  with RemoteLock(files, lines.append, renewal=0.05, lease=0.2) as lock:
+  with RemoteLock(files, lines.append, renewal=0.05, lease=1) as lock:
     lock.check()
   assert len(lines) == waits and files.read_json(LOCK) is None
 
