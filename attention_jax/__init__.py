@@ -36,7 +36,9 @@ def __getattr__(name: str):
   except ModuleNotFoundError as error:
     if str(error.name).startswith('attention_jax'):
       raise
-    message = f"attention_jax.{name} needs the package '{error.name}'; pip install 'attention_jax[train]'"
+    message = (
+      f"attention_jax.{name} needs the package '{error.name.partition('.')[0]}'; pip install 'attention_jax[train]'"
+    )
     raise ModuleNotFoundError(message, name=error.name) from error
   is_submodule = path == f'{__name__}.{name}'
   return module if is_submodule else getattr(module, name)

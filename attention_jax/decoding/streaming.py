@@ -142,7 +142,7 @@ def _read(model: EncoderDecoder, states: Any, window: Memory, ids: jax.Array):
   def move(old: jax.Array, new: jax.Array, axis: int) -> jax.Array:
     return jnp.concatenate([jax.lax.slice_in_dim(old, 1, None, axis=axis), new], axis)
 
-  position_axes = Memory(-2, -2, -1)
+  position_axes = Memory(-2, -2, -1, None if window.remembered is None else -2)
   return states, jax.tree.map(move, window, new, position_axes)
 
 

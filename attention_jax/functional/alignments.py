@@ -22,16 +22,24 @@ from attention_jax.functional.monotonic import (
   forward_agent,
   hard_mocha,
   hard_monotonic,
+  init_agent,
   init_at_first_position,
   init_forward,
   mocha,
   monotonic,
+  project_values,
 )
 from attention_jax.functional.sampling import gumbel, gumbel_annealed, hard, hard_once, init_log_prob, init_samples
 from attention_jax.functional.sparse import entmax, entmax15, sparsemax
 from attention_jax.functional.table import LocalWindow, Param, RequiredLoss, Row, check_table
 
-_CHUNK_PARAMS = {'w': Param(('query', 'key')), 'bias': Param(('key',), 0.0), 'v': Param(('key',), 'vector')}
+# A layer of `features` tanh units over the query and a vector of the memory, followed by one linear unit.
+_UNIT_PARAMS = {
+  'w': Param(('query', 'features')),
+  'u': Param(('value', 'features')),
+  'bias': Param(('features',), 0.0),
+  'v': Param(('features',), 'vector'),
+}
 _ADDRESSING_PARAMS = {name: Param(('query',), 'vector') for name in ('strength', 'gate', 'power')}
 _ADDRESSING_PARAMS |= {name + '_bias': Param((), 0.0) for name in _ADDRESSING_PARAMS}
 _ADDRESSING_PARAMS |= {'shift': Param(('shifts', 'query')), 'shift_bias': Param(('shifts',), 0.0)}
@@ -63,11 +71,19 @@ ALIGNMENTS = check_table(
     ),
     'monotonic': Row(monotonic, at_test=hard_monotonic, init_state=init_at_first_position, lookback=lambda: 0),
     'mocha': Row(
-      mocha, at_test=hard_mocha, params=_CHUNK_PARAMS, init_state=init_at_first_position, lookback=chunk_lookback
+      mocha,
+      at_test=hard_mocha,
+      params=_UNIT_PARAMS,
+      remember=project_values,
+      init_state=init_at_first_position,
+      lookback=chunk_lookback,
     ),
     'forward': Row(forward, init_state=init_forward),
     'forward_agent': Row(
-      forward_agent, params={'w': Param(('query',), 'vector'), 'bias': Param((), 0.0)}, init_state=init_forward
+      forward_agent,
+      params=_UNIT_PARAMS | {'offset': Param((), 0.0)},
+      remember=project_values,
+      init_state=init_agent,
     ),
     'addressing': Row(addressing, params=_ADDRESSING_PARAMS, sizes={'shifts': 3}),
   }

@@ -16,7 +16,7 @@ from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.masking import Dimension, accumulation_dtype, vary_like, zero_masked
 from attention_jax.functional.scores import SCORES
-from attention_jax.functional.table import Row, init_row_params, lookup, parameter_names
+from attention_jax.functional.table import Row, init_row_params, lookup, memory_parameter_names, parameter_names
 
 Params = Mapping[str, Any]
 
@@ -28,11 +28,13 @@ class Memory(NamedTuple):
     key: [S, D], already projected if the score projects.
     value: [S, V].
     mask: [S], True = may be attended to.
+    remembered: result of the alignment's `Row.remember`, or None: it is then computed in every step.
   """
 
   key: Float[Array, 'S D']
   value: Float[Array, 'S V']
   mask: Bool[Array, ' S']
+  remembered: Float[Array, 'S ...'] | None = None
 
 
 class Carry(NamedTuple):
@@ -76,6 +78,15 @@ def zero_masked_memory(memory: Memory) -> Memory:
   return memory._replace(key=zero_masked(memory.key, mask), value=zero_masked(memory.value, mask))
 
 
+def with_remembered(alignment: Row, params: Params, memory: Memory) -> Memory:
+  """Returns `memory` with what the alignment computes once from its values, if it needs that."""
+  if alignment.remember is None or memory.remembered is not None:
+    return memory
+  names = memory_parameter_names(alignment)
+  remembered = alignment.remember(memory.value, **{name: params['alignment'][name] for name in names})
+  return memory._replace(remembered=remembered)
+
+
 def is_recurrent(score: Row, alignment: Row) -> bool:
   """Returns whether queries must be processed in order."""
   return score.is_recurrent or alignment.is_recurrent
@@ -91,7 +102,7 @@ def init_carry(score: Row | str, alignment: Row | str, size: Dimension, dtype=jn
 
 
 def init_params(
-  rng: jax.Array, *, score, alignment='softmax', query: int, key: int, features: int
+  rng: jax.Array, *, score, alignment='softmax', query: int, key: int, features: int, value: int | None = None
 ) -> dict[str, dict[str, Array] | Array]:
   """Returns initial parameters for `attend`.
 
@@ -102,6 +113,7 @@ def init_params(
     query: Dq, the width of queries.
     key: Dk, the width of keys.
     features: F, the width of projections and of hidden layers; variants that have neither ignore it.
+    value: V, the width of values; by default that of keys.
 
   Returns:
     `{'score': {...}, 'alignment': {...}}` and, for scores that project, 'query' [Dq, F] and 'key' [Dk, F].
@@ -112,7 +124,7 @@ def init_params(
   check_rng('init_params', rng)
   score = lookup(score, SCORES, 'score')
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
-  sizes = {'query': query, 'key': key, 'features': features}
+  sizes = {'query': query, 'key': key, 'value': key if value is None else value, 'features': features}
   if min(sizes.values()) < 1:
     raise UserError(f'init_params: sizes must be at least 1, got {sizes}')
   alignment_sizes = sizes | {'key': features if score.project else key}  # alignments take the projected key
@@ -298,7 +310,8 @@ def attend_from_scores(
     mask = mask & ~jnp.isneginf(bias)
     scores = scores + zero_masked(bias, mask).astype(scores.dtype)
   align = alignment.at_test if deterministic and alignment.at_test else alignment.fn
-  step_inputs = carry._asdict() | {'query': query, 'key': memory.key, 'rng': rng}
+  memory = with_remembered(alignment, params, memory)
+  step_inputs = carry._asdict() | {'query': query, 'key': memory.key, 'remembered': memory.remembered, 'rng': rng}
   align_params = params.get('alignment', {})
   run = functools.partial(call_variant, align, (scores, mask), align_params, step_inputs, carry.state[1])
   operands = {'query': query, 'key': memory.key, **align_params}
@@ -387,6 +400,7 @@ def attend_queries(
     )
 
   params = without_key(params)
+  memory = with_remembered(alignment, params, memory)
   recurrent = is_recurrent(score, alignment)
   if wrap is not None and recurrent:
     step = wrap(step)

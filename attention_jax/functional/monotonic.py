@@ -1,10 +1,12 @@
 """Alignments that only move forward. Their state is the distribution of the position after the previous query, for
-`forward` and `forward_agent` its logarithm.
+`forward` and `forward_agent` its logarithm; `forward_agent` adds the log-odds of its next move.
 
 Weights may sum to less than 1: mass that moves past the end of the memory is lost, and is not spread over the other
 positions. Expected weights are linear recurrences, q[s] = a[s] q[s - 1] + b[s], solved by an associative scan, which
 never divides by a product of small numbers.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,19 @@ from attention_jax.functional.local import check_width
 from attention_jax.functional.masking import Dimension, at_least_float32
 
 WeightsAndState = tuple[Weights, Weights]
+
+
+class AgentState(NamedTuple):
+  """State of `forward_agent`.
+
+  Attributes:
+    log_weights: logarithm of the weights of the previous query, [S].
+    move_logit: log-odds of moving on with the next query, [].
+  """
+
+  log_weights: Scores
+  move_logit: Float[Array, '']
+
 
 CHUNK = 3  # default width of a chunk, in positions
 LOG_ZERO = -1e30  # finite logarithm of 0, negligible beside any score
@@ -70,10 +85,10 @@ def mocha(
   mask: Mask,
   *,
   query: Float[Array, ' Dq'],
-  key: Float[Array, 'S Dk'],
-  w: Float[Array, 'Dq Dk'],
-  bias: Float[Array, ' Dk'],
-  v: Float[Array, ' Dk'],
+  remembered: Float[Array, 'S F'],
+  w: Float[Array, 'Dq F'],
+  bias: Float[Array, ' F'],
+  v: Float[Array, ' F'],
   state: Weights,
   rng: jax.Array,
   width: int = CHUNK,
@@ -81,14 +96,14 @@ def mocha(
 ) -> WeightsAndState:
   """Monotonic chunkwise: a softmax over the `width` positions that end where the walk stops. Chiu & Raffel 2018.
 
-  The chunk has its own scores, u = vᵀ tanh(Wᵀ q + k + b), of the unprojected query and the projected key. The walk and
-  its state are those of `monotonic`. Consumes rng.
+  The chunk has scores of its own, vᵀ tanh(Wᵀ q + Uᵀ h + b), of the unprojected query and of the values h.
+  The walk and its state are those of `monotonic`. Consumes rng.
 
   Raises:
     UserError: if the width is less than 1, or `noise` is negative.
   """
   stops, state = monotonic(scores, mask, state=state, rng=rng, noise=noise)
-  return _chunk_weights(stops, mask, query, key, w, bias, v, width), state
+  return _chunk_weights(stops, mask, jax.vmap(lambda p: _tanh_unit(query, p, w, bias, v))(remembered), width), state
 
 
 @check_single_query
@@ -97,10 +112,10 @@ def hard_mocha(
   mask: Mask,
   *,
   query: Float[Array, ' Dq'],
-  key: Float[Array, 'S Dk'],
-  w: Float[Array, 'Dq Dk'],
-  bias: Float[Array, ' Dk'],
-  v: Float[Array, ' Dk'],
+  remembered: Float[Array, 'S F'],
+  w: Float[Array, 'Dq F'],
+  bias: Float[Array, ' F'],
+  v: Float[Array, ' F'],
   state: Weights,
   width: int = CHUNK,
 ) -> WeightsAndState:
@@ -110,7 +125,12 @@ def hard_mocha(
     UserError: if the width is less than 1.
   """
   stops, state = hard_monotonic(scores, mask, state=state)
-  return _chunk_weights(stops, mask, query, key, w, bias, v, width), state
+  return _chunk_weights(stops, mask, jax.vmap(lambda p: _tanh_unit(query, p, w, bias, v))(remembered), width), state
+
+
+def project_values(value: Float[Array, 'S V'], *, u: Float[Array, 'V F']) -> Float[Array, 'S F']:
+  """Returns Uᵀ h of each value h, which `mocha` and `forward_agent` take as `remembered`."""
+  return value @ u.astype(value.dtype)
 
 
 def chunk_lookback(*, width: int = CHUNK) -> int:
@@ -133,22 +153,37 @@ def forward_agent(
   mask: Mask,
   *,
   query: Float[Array, ' Dq'],
-  w: Float[Array, ' Dq'],
-  bias: Float[Array, ''],
-  state: Scores,
-) -> WeightsAndState:
-  """`forward` with an agent that moves on with probability u = σ(wᵀ q + b): wₛ ∝ ((1 - u) w'ₛ + u w'ₛ₋₁) yₛ.
+  remembered: Float[Array, 'S F'],
+  w: Float[Array, 'Dq F'],
+  bias: Float[Array, ' F'],
+  v: Float[Array, ' F'],
+  offset: Float[Array, ''],
+  state: AgentState,
+) -> tuple[Weights, AgentState]:
+  """`forward` with an agent that moves on with probability p: wₛ ∝ ((1 - p') w'ₛ + p' w'ₛ₋₁) yₛ.
 
-  Zhang et al. 2018, algorithm 2; in the paper the agent also takes the context and the previous output.
+  p = σ(vᵀ tanh(Wᵀ q + Uᵀ c + b) + offset), of the query q and the context c = Σ wₛ hₛ of this step, is the probability
+  for the next step; p' is that of the step before, 1/2 for the first. Zhang et al. 2018, algorithm 2. The network of
+  the paper reads the previous output too: here it is part of the query if the decoder attends with a state that has
+  read it, as `luong` does.
   """
-  logit = jnp.sum(at_least_float32(query) * at_least_float32(w)) + at_least_float32(bias)
-  logit = logit.astype(state.dtype)
-  return _forward(scores, mask, state, jax.nn.log_sigmoid(-logit), jax.nn.log_sigmoid(logit))
+  logit = at_least_float32(state.move_logit)
+  weights, log_weights = _forward(
+    scores, mask, state.log_weights, jax.nn.log_sigmoid(-logit), jax.nn.log_sigmoid(logit)
+  )
+  projected_context = weights @ at_least_float32(remembered)
+  move_logit = _tanh_unit(query, projected_context, w, bias, v) + at_least_float32(offset)
+  return weights, AgentState(log_weights, move_logit.astype(state.move_logit.dtype))
 
 
 def init_forward(size: Dimension, dtype) -> Scores:
   """Returns the state before the first query: the logarithm of `init_at_first_position`."""
   return jnp.full((size,), LOG_ZERO, dtype).at[0].set(0.0)
+
+
+def init_agent(size: Dimension, dtype) -> AgentState:
+  """Returns the state before the first query: that of `forward`, and a probability of 1/2 to move on."""
+  return AgentState(init_forward(size, dtype), jnp.zeros((), dtype))
 
 
 def linear_recurrence(a: Float[Array, ' S'], b: Float[Array, ' S']) -> Float[Array, ' S']:
@@ -174,12 +209,16 @@ def _stopping_probabilities(stop_logits: Scores, mask: Mask, previous: Weights) 
   return stop_probability * arrival_probability
 
 
-def _chunk_weights(stops, mask, query, key, w, bias, v, width: int) -> Weights:
-  """Σ over the ends s of chunks: stops[s] softmax(u[s - width + 1], ..., u[s])."""
+def _tanh_unit(query, projected, w, bias, v) -> Array:
+  """vᵀ tanh(Wᵀ q + p + b) for one projected vector p, [F]."""
+  query, projected, w, bias, v = map(at_least_float32, (query, projected, w, bias, v))
+  return jnp.tanh(query @ w + projected + bias) @ v
+
+
+def _chunk_weights(stops, mask, scores, width: int) -> Weights:
+  """Σ over the ends s of chunks: stops[s] softmax(scores[s - width + 1], ..., scores[s])."""
   check_width('mocha', width, 1)
   dtype = stops.dtype
-  projected = at_least_float32(query) @ at_least_float32(w) + at_least_float32(bias)
-  scores = jnp.tanh(projected[None, :] + at_least_float32(key)) @ at_least_float32(v)
   size = mask.size
   positions = jnp.arange(size)[:, None] - jnp.arange(width)[None, :]  # [end of the chunk, distance to its end]
   chunk_mask = (positions >= 0) & mask[jnp.maximum(positions, 0)]

@@ -18,7 +18,16 @@ from jaxtyping import Array, Bool, Float
 
 from attention_jax.functional import attend as definition
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.attend import Attended, Carry, Memory, Params, project, without_key, zero_masked_memory
+from attention_jax.functional.attend import (
+  Attended,
+  Carry,
+  Memory,
+  Params,
+  project,
+  with_remembered,
+  without_key,
+  zero_masked_memory,
+)
 from attention_jax.functional.masking import Dimension
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup
@@ -32,6 +41,7 @@ class ProjectedMemory(NamedTuple):
   key: Float[Array, 'S D']
   value: Float[Array, 'S V']
   mask: Bool[Array, ' S']
+  remembered: Float[Array, 'S ...'] | None = None
 
 
 def remember(
@@ -40,6 +50,7 @@ def remember(
   mask: Bool[Array, ' S'] | None = None,
   *,
   params: Params | None = None,
+  alignment: Variant = 'softmax',
 ) -> ProjectedMemory:
   """Prepares a memory once for all steps: sets masked positions to zero, and projects the keys.
 
@@ -48,6 +59,8 @@ def remember(
     value: what contexts are made of.
     mask: True = may be attended to; by default all positions.
     params: parameters as `init_params` returns them; keys are projected if they contain 'key'.
+    alignment: a spec string, a table row, or a function. Some alignments, such as `mocha`, project the values too: this
+      is done here if the alignment is named, and otherwise in every step.
 
   Returns:
     The memory for `attend_step`.
@@ -57,7 +70,8 @@ def remember(
   """
   mask = jnp.ones(key.shape[:1], bool) if mask is None else mask
   memory = zero_masked_memory(Memory(key, value, mask))
-  return ProjectedMemory(project(memory.key, params or {}, 'key'), memory.value, memory.mask)
+  memory = with_remembered(lookup(alignment, ALIGNMENTS, 'alignment'), params or {}, memory)
+  return ProjectedMemory(*memory._replace(key=project(memory.key, params or {}, 'key')))
 
 
 def init_carry(score: Variant, alignment: Variant, size: Dimension, dtype=jnp.float32) -> Carry:

@@ -11,7 +11,7 @@ import functools
 import inspect
 import operator
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -21,9 +21,11 @@ from jaxtyping import AbstractArray
 from attention_jax.errors import UserError
 from attention_jax.specs import Option, Range, bind, schema_of
 
-SUPPLIED = frozenset({'query', 'key', 'rng', 'previous', 'coverage', 'step', 'state'})
+SUPPLIED = frozenset({'query', 'key', 'remembered', 'rng', 'previous', 'coverage', 'step', 'state'})
 RECURRENT = frozenset({'previous', 'coverage', 'step', 'state'})
-SIZES = frozenset({'query', 'key', 'features'})  # defined for every row; Row.sizes adds a row's own
+SIZES = frozenset({'query', 'key', 'value', 'features'})  # defined for every row; Row.sizes adds a row's own
+
+_SUPPLIED_BY = {'state': 'init_state', 'remembered': 'remember'}  # field of a Row that makes an argument
 
 INITIALIZERS: Mapping[str, Callable] = {
   'glorot': lambda rng, shape, sizes: jax.nn.initializers.glorot_uniform()(rng, shape),
@@ -113,6 +115,8 @@ class Row(NamedTuple):
     params: learned parameters by the name of the argument of `fn`.
     sizes: sizes that only this row's `params` mention, with their defaults; a spec string may set them.
     project: whether query and key are projected to `features` before `fn` gets them.
+    remember: of an alignment, value [S, V] -> [S, ...], with learned parameters of its own: what `fn` takes as
+      `remembered`, computed once per memory and not for each query.
     init_state: (memory size, dtype) -> the initial private state; required if and only if `fn` takes `state`.
     form: the form that faster implementations rely on: Product, TanhSum, Pointwise, ReverseMode,
       LocalWindow, or None.
@@ -129,6 +133,7 @@ class Row(NamedTuple):
   params: Mapping[str, Param] = {}
   sizes: Mapping[str, int] = {}
   project: bool = False
+  remember: Callable | None = None
   init_state: Callable[[int, Any], Any] | None = None
   form: Product | TanhSum | Pointwise | ReverseMode | LocalWindow | None = None
   training: Any = None
@@ -177,8 +182,13 @@ class Row(NamedTuple):
 
 
 def parameter_names(row: Row) -> list[str]:
-  """Returns the names of the learned parameters that `row.fn` takes."""
-  return [name for name in _required(row.fn) if name not in SUPPLIED]
+  """Returns the names of the learned parameters that `row.fn` takes, and those of `row.remember`."""
+  return [name for name in _required(row.fn) if name not in SUPPLIED] + memory_parameter_names(row)
+
+
+def memory_parameter_names(row: Row) -> list[str]:
+  """Returns the names of the learned parameters that `row.remember` takes."""
+  return _required(row.remember) if row.remember else []
 
 
 def option_schema(row: Row) -> dict[str, Option]:
@@ -208,8 +218,9 @@ def check_table(table: Mapping[str, Row]) -> Mapping[str, Row]:
       unknown = {name for size in shape for name in size.split('+')} - SIZES - set(row.sizes)
       if unknown or not (isinstance(init, float) or init in INITIALIZERS):
         raise TypeError(f'{name}: parameter {param} has unknown sizes {sorted(unknown)} or initialiser {init!r}')
-    if ('state' in row.required_inputs) != (row.init_state is not None):
-      raise TypeError(f'{name}: init_state is required if and only if the function takes state')
+    for supplied, field in _SUPPLIED_BY.items():
+      if (supplied in row.required_inputs) != (getattr(row, field) is not None):
+        raise TypeError(f'{name}: {field} is required if and only if the function takes {supplied}')
     for companion, fn in _companions(row).items():
       if not set(_required(fn)) <= set(_required(row.fn)):
         raise TypeError(f'{name}: {companion} takes arguments that the variant does not take')
@@ -230,16 +241,15 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], kind: str) -> R
     The row, with the options of the spec string bound to its functions.
 
   Raises:
-    UserError: for an unknown name or option, an entry that is no Row, and a function that takes a state.
+    UserError: for an unknown name or option, an entry that is no Row, and a function that takes a state or remembered.
   """
   if isinstance(spec, Row):
     return spec
   if callable(spec):
     row = Row(spec)
-    if 'state' in row.required_inputs:
-      raise UserError(
-        f'{kind}: a function that takes a state needs an initial state: pass Row(function, init_state=...)'
-      )
+    for supplied, field in _SUPPLIED_BY.items():
+      if supplied in row.required_inputs:
+        raise UserError(f'{kind}: a function that takes {supplied} needs {field}: pass Row(function, {field}=...)')
     return row
 
   def schema(row: Any) -> dict[str, Option]:
@@ -259,8 +269,10 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], kind: str) -> R
   )
 
 
-def init_row_params(rng: jax.Array, row: Row, sizes: Mapping[str, int]) -> dict[str, jax.Array]:
-  """Returns initial parameters of one row, float32. Consumes rng.
+def init_row_params(
+  rng: jax.Array, row: Row, sizes: Mapping[str, int], names: Sequence[str] | None = None
+) -> dict[str, jax.Array]:
+  """Returns initial parameters of one row, float32: all, or those of these names. Consumes rng.
 
   Raises:
     UserError: for a function whose parameters have no shapes.
@@ -270,6 +282,8 @@ def init_row_params(rng: jax.Array, row: Row, sizes: Mapping[str, int]) -> dict[
   sizes = {**sizes, **row.sizes}
   params = {}
   for i, (name, (shape, init)) in enumerate(sorted(row.params.items())):
+    if names is not None and name not in names:
+      continue
     shape = tuple(sum(sizes[part] for part in size.split('+')) for size in shape)
     initializer = INITIALIZERS.get(init, lambda rng, shape, sizes, value=init: jnp.full(shape, value))
     params[name] = initializer(jax.random.fold_in(rng, i), shape, sizes).astype(jnp.float32)

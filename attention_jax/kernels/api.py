@@ -165,7 +165,7 @@ def attend(
   # Masked keys are zeroed before the projection: its gradient would otherwise multiply by a NaN in masked positions.
   key = project(definition.zero_masked_memory(Memory(key, value, mask)).key, params, 'key')
   params = without_key(params)
-  sizes = {'query': query.shape[-1], 'key': key.shape[-1]}
+  sizes = {'query': query.shape[-1], 'key': key.shape[-1], 'value': value.shape[-1]}
   # A score that projects does not depend on the widths of query and key before the projection.
   score_sizes = {'features': key.shape[-1]} if score.project else sizes
   _check_params('score', score, params['score'], score_sizes, rng, deterministic)

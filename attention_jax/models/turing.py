@@ -54,7 +54,7 @@ class Heads(nn.Module):
     def init_head(rng):
       query_rng, row_rng = jax.random.split(rng)
       key_projection = nn.initializers.glorot_uniform()(query_rng, (size, width))  # query -> key vector of the paper
-      sizes = {'query': size, 'key': width, 'features': width}
+      sizes = {'query': size, 'key': width, 'value': width, 'features': width}
       attention = init_params(row_rng, score=self.score, alignment=self.alignment, **sizes)
       score_sizes = sizes | {'query': size if self.score.project else width}
       score = init_row_params(row_rng, self.score, score_sizes)

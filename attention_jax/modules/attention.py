@@ -11,7 +11,7 @@ from attention_jax.functional.attend import Attended, Carry, Memory
 from attention_jax.functional.dropout import with_dropout
 from attention_jax.functional.edits import HEAD_AXES
 from attention_jax.functional.scores import SCORES
-from attention_jax.functional.table import Row, lookup
+from attention_jax.functional.table import Row, lookup, memory_parameter_names
 from attention_jax.kernels.api import IMPLEMENTATIONS, get_implementation
 from attention_jax.kernels.sharding import batch_mesh_axis
 from attention_jax.modules.head_params import HeadKernel, RowParams, project_to_heads
@@ -208,7 +208,8 @@ class Attention(nn.Module):
       value: values that contexts are made of, [B, S, V]; by default `encoded`.
 
     Returns:
-      Memory with the projected key [B, G, S, F], value [B, G, S, V], and mask [B, 1, S].
+      Memory with the projected key [B, G, S, F], value [B, G, S, V], mask [B, 1, S], and, for some alignments,
+      `remembered` [B, G, N / G, S, F].
     """
     unprojected = functional.zero_masked_memory(Memory(encoded, encoded if value is None else value, mask))
 
@@ -221,7 +222,18 @@ class Attention(nn.Module):
 
     key = split_heads(unprojected.key, self.key_kernel if self.projects else None)
     value = split_heads(unprojected.value, self.value_kernel if self.projects_values else None)
-    return Memory(key if self.positions is None else self.positions.rotate(key, positions), value, mask[:, None])
+    key = key if self.positions is None else self.positions.rotate(key, positions)
+    return Memory(key, value, mask[:, None], self._remember_for_alignment(value))
+
+  def _remember_for_alignment(self, value: jax.Array) -> jax.Array | None:
+    """Result of the alignment's `Row.remember` for values [B, G, S, V] of each head, [B, G, N / G, S, ...], or None."""
+    if self.alignment_row.remember is None:
+      return None
+    names = memory_parameter_names(self.alignment_row)
+    params = self.alignment_params(names, value=value.shape[-1], features=self.features // self.heads)
+    over_sharing = jax.vmap(lambda params, value: self.alignment_row.remember(value, **params), (0, None))
+    over_batch = jax.vmap(jax.vmap(over_sharing), (None, 0))
+    return over_batch(self._group_heads(params, 0), value).astype(self.dtype)
 
   def context_width(self, memory: Memory) -> int:
     """Returns the width of contexts over `memory`."""
@@ -322,7 +334,7 @@ class Attention(nn.Module):
     query = query.astype(self.dtype)
     if self.projects:
       query = self._append_one(query)
-    params = self._cast_params(query.shape[-1], memory.key.shape[-1])
+    params = self._cast_params(query.shape[-1], memory)
     bias = None
     bias_batch_axis = 0
     query_head_axis = None  # without positions, all heads share a query, which each of them projects itself
@@ -339,9 +351,9 @@ class Attention(nn.Module):
     params = self._group_heads(params, 0)
     carry, rngs = self._group_heads((carry, self._rngs((query.shape[0], self.heads), deterministic)), 1)
     group_axis, head_axis = HEAD_AXES
-    in_axes = (0, 0, query_head_axis, None, 0, 0)
+    in_axes = (0, 0, query_head_axis, Memory(None, None, None, 0), 0, 0)
     over_sharing = jax.vmap(fn, in_axes, axis_name=head_axis, axis_size=self.heads // self.groups)
-    in_axes = (0, 0, query_head_axis, Memory(0, 0, None), 0, 0)
+    in_axes = (0, 0, query_head_axis, Memory(0, 0, None, 0), 0, 0)
     over_groups = jax.vmap(over_sharing, in_axes, axis_name=group_axis)
     over_batch = jax.vmap(
       over_groups,
@@ -355,15 +367,19 @@ class Attention(nn.Module):
     """Appends a feature of 1 to the input of a projection that has a bias."""
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 1)], constant_values=1) if self.bias else x
 
-  def _cast_params(self, query_size: int, key_size: int):
+  def _cast_params(self, query_size: int, memory: Memory):
     """Parameters of all heads in the dtype of the computation, for queries of `query_size` features."""
     head_features = self.features // self.heads
+    sizes = {'key': memory.key.shape[-1], 'value': memory.value.shape[-1], 'features': head_features}
+    # The parameters of `Row.remember` are not needed again for a memory that contains its result.
+    done = () if memory.remembered is None else memory_parameter_names(self.alignment_row)
+    alignment_names = [name for name in self.alignment_row.params if name not in done]
     score_query_size = head_features if self.projects else query_size
     # With positions, queries are projected before the alignment gets them.
     alignment_query_size = head_features if self.positions is not None else query_size
     params = {
-      'score': self.score_params(score_query_size, key_size, head_features),
-      'alignment': self.alignment_params(alignment_query_size, key_size, head_features),
+      'score': self.score_params(self.score_row.params, query=score_query_size, **sizes),
+      'alignment': self.alignment_params(alignment_names, query=alignment_query_size, **sizes),
     }
     if self.projects:
       params['query'] = self.query_kernel(query_size)

@@ -1,5 +1,7 @@
 """Parameters of attention, each with a leading axis of heads: those of a table row, and projections."""
 
+from collections.abc import Iterable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -15,13 +17,15 @@ class RowParams(nn.Module):
   heads: int
 
   @nn.compact
-  def __call__(self, query: int, key: int, features: int) -> dict[str, jax.Array]:
-    sizes = {'query': query, 'key': key, 'features': features}
+  def __call__(self, names: Iterable[str], **sizes: int) -> dict[str, jax.Array]:
+    """Returns the parameters of these names; `sizes` are those that their shapes depend on."""
 
     def init_heads(rng, name):
-      return jax.vmap(lambda rng: init_row_params(rng, self.row, sizes)[name])(jax.random.split(rng, self.heads))
+      return jax.vmap(lambda rng: init_row_params(rng, self.row, sizes, [name])[name])(
+        jax.random.split(rng, self.heads)
+      )
 
-    return {name: self.param(name, init_heads, name) for name in self.row.params}
+    return {name: self.param(name, init_heads, name) for name in names}
 
 
 def project_to_heads(x: jax.Array, kernel: jax.Array) -> jax.Array:

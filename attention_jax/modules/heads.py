@@ -41,6 +41,7 @@ def init_heads(
   projects = heads > 1 or score_row.project
   width = features // heads
   projected = {'query': width, 'key': width} if projects else {'query': query, 'key': key}
+  projected['value'] = width if heads > 1 else key
   # An alignment takes the query before its projection, and the key after it.
   sizes = {'score_params': projected, 'alignment_params': projected | {'query': query}}
   glorot = jax.nn.initializers.variance_scaling(1.0, 'fan_avg', 'uniform', in_axis=1, out_axis=(0, 2))

@@ -6,12 +6,12 @@ import numpy as np
 
 import attention_jax as aj
 from attention_jax.functional.latent import ChainState
-from attention_jax.functional.monotonic import LOG_ZERO
+from attention_jax.functional.monotonic import LOG_ZERO, AgentState
 from attention_jax.functional.sampling import Samples
-from tests.functional.cases import FEATURES, KEY, QUERY, SCORE_CASES, Case, S, draw
+from tests.functional.cases import FEATURES, QUERY, SCORE_CASES, Case, S, draw
 
 # Arguments whose leading axis, if they have any, is S.
-SIZED = ('scores', 'mask', 'state', 'previous', 'coverage', 'key')
+SIZED = ('scores', 'mask', 'state', 'previous', 'coverage', 'key', 'remembered')
 
 
 def over_unmasked(formula):
@@ -188,33 +188,36 @@ def _hard_monotonic(scores, mask, state):
   return weights, weights
 
 
-def _chunk_weights(stops, mask, query, key, w, bias, v, width):
-  u = [v @ np.tanh(query @ w + key[s] + bias) for s in range(len(key))]
+def _chunk_weights(stops, mask, query, remembered, w, bias, v, width):
+  scores = [v @ np.tanh(query @ w + remembered[s] + bias) for s in range(len(remembered))]
   weights = np.zeros(len(mask))
   for end in range(len(mask)):
     chunk = [s for s in range(max(0, end - width + 1), end + 1) if mask[s]]
     if chunk and stops[end]:
-      weights[chunk] += stops[end] * _softmax(np.array([u[s] for s in chunk]))
+      weights[chunk] += stops[end] * _softmax(np.array([scores[s] for s in chunk]))
   return weights
 
 
-def _mocha(scores, mask, query, key, w, bias, v, state, rng, width=3, noise=1.0):
+def _mocha(scores, mask, query, remembered, w, bias, v, state, rng, width=3, noise=1.0):
   stops, _ = _monotonic(scores, mask, state, rng, noise)
-  return _chunk_weights(stops, mask, query, key, w, bias, v, width), stops
+  return _chunk_weights(stops, mask, query, remembered, w, bias, v, width), stops
 
 
-def _hard_mocha(scores, mask, query, key, w, bias, v, state, width=3):
+def _hard_mocha(scores, mask, query, remembered, w, bias, v, state, width=3):
   stops, _ = _hard_monotonic(scores, mask, state)
-  return _chunk_weights(stops, mask, query, key, w, bias, v, width), stops
+  return _chunk_weights(stops, mask, query, remembered, w, bias, v, width), stops
 
 
 def _forward(scores, mask, state):
   return _forward_walk(scores, mask, state, stay=1.0, move=1.0)
 
 
-def _forward_agent(scores, mask, query, w, bias, state):
-  u = _sigmoid(sum(query[i] * w[i] for i in range(len(query))) + bias)
-  return _forward_walk(scores, mask, state, stay=1 - u, move=u)
+def _forward_agent(scores, mask, query, remembered, w, bias, v, offset, state):
+  move = _sigmoid(state.move_logit)
+  weights, log_weights = _forward_walk(scores, mask, state.log_weights, stay=1 - move, move=move)
+  projected = sum(weights[s] * remembered[s] for s in range(len(weights)))
+  hidden = [np.tanh(query @ w[:, j] + projected[j] + bias[j]) for j in range(len(v))]
+  return weights, AgentState(log_weights, sum(v[j] * hidden[j] for j in range(len(v))) + offset)
 
 
 def _forward_walk(scores, mask, state, stay, move):
@@ -259,12 +262,12 @@ _PREVIOUS = np.array([0.3, 0.1, 0.2, 0.0, 0.1, 0.0, 0.0])
 _LOG_PREVIOUS = np.log(np.maximum(_PREVIOUS, 1e-9))
 _RNG = jax.random.key(5)
 _QUERY = {'query': draw(QUERY)}
-_CHUNK = {
+_UNIT = {
   **_QUERY,
-  'key': draw(S, KEY),
-  'w': draw(QUERY, KEY) / 3,
-  'bias': draw(KEY) / 3,
-  'v': draw(KEY, seed=1),
+  'remembered': draw(S, FEATURES) / 2,
+  'w': draw(QUERY, FEATURES) / 3,
+  'bias': draw(FEATURES) / 3,
+  'v': draw(FEATURES, seed=1),
 }
 
 ALIGNMENT_CASES = [
@@ -290,11 +293,11 @@ ALIGNMENT_CASES = [
   Case('latent', _SCORED, over_unmasked(_softmax)),
   Case('latent_monotonic', {**_SCORED, 'state': ChainState(_LOG_PREVIOUS, draw(S, seed=3))}, _latent_monotonic),
   Case('monotonic', {**_SCORED, 'rng': _RNG, 'state': _PREVIOUS, 'noise': 0.5}, _monotonic),
-  Case('mocha(width=2)', {**_SCORED, **_CHUNK, 'rng': _RNG, 'state': _PREVIOUS, 'width': 2, 'noise': 0.5}, _mocha),
+  Case('mocha(width=2)', {**_SCORED, **_UNIT, 'rng': _RNG, 'state': _PREVIOUS, 'width': 2, 'noise': 0.5}, _mocha),
   Case('forward', {**_SCORED, 'state': _LOG_PREVIOUS}, _forward),
   Case(
     'forward_agent',
-    {**_SCORED, **_QUERY, 'w': draw(QUERY, seed=2), 'bias': np.array(0.3), 'state': _LOG_PREVIOUS},
+    {**_SCORED, **_UNIT, 'offset': np.array(0.3), 'state': AgentState(_LOG_PREVIOUS, np.array(0.7))},
     _forward_agent,
   ),
   Case(
@@ -313,7 +316,7 @@ ALIGNMENT_CASES = [
 ]
 TWIN_CASES = [
   Case('hard_monotonic', {**_SCORED, 'state': np.eye(S)[1]}, _hard_monotonic),
-  Case('hard_mocha', {**_SCORED, **_CHUNK, 'state': np.eye(S)[1], 'width': 2}, _hard_mocha),
+  Case('hard_mocha', {**_SCORED, **_UNIT, 'state': np.eye(S)[1], 'width': 2}, _hard_mocha),
 ]
 
 ALIGNMENTS_BY_NAME = {case.row: case for case in ALIGNMENT_CASES}

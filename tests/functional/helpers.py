@@ -43,7 +43,7 @@ def make_problem(score: str, alignment: str, batch=(), queries=T, size=S, dtype=
     return jnp.asarray(rng.normal(size=shape), dtype)
 
   params = aj.init_params(
-    jax.random.key(seed), score=score, alignment=alignment, query=QUERY, key=width, features=FEATURES
+    jax.random.key(seed), score=score, alignment=alignment, query=QUERY, key=width, value=VALUE, features=FEATURES
   )
   params = jax.tree.map(lambda x: jnp.asarray(x, dtype), params)
   return Problem(params, array(*batch, queries, QUERY), array(*batch, size, width), array(*batch, size, VALUE))

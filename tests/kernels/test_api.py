@@ -67,7 +67,7 @@ def sampling_alignment(scores, mask, *, rng):
     ({'alignment': lambda scores, mask: scores[1:]}, r'\[S\] = \[7\], got \(6,\)'),
     (
       {'alignment': aj.alignments.monotonic},
-      'alignment: a function that takes a state needs an initial state: pass Row',
+      'alignment: a function that takes state needs init_state: pass Row',
     ),
     (ADDITIVE, r"params\['key'\] \(11, 17\).* key \(2, 7, 5\)"),
     (
