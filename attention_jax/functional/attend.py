@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.masking import Dimension, accumulation_dtype, vary_like, zero_masked
+from attention_jax.functional.rngs import check_rng, split_rng
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, init_row_params, lookup, memory_parameter_names, parameter_names
 
@@ -142,16 +143,6 @@ def init_params(
 def without_key(params: Params) -> dict[str, Any]:
   """Returns `params` without the projection of the key, for a memory whose key is projected."""
   return {name: value for name, value in params.items() if name != 'key'}
-
-
-def check_rng(caller: str, rng: Any) -> None:
-  """Raises UserError unless `rng` is one PRNG key or None."""
-  if rng is None:
-    return
-  try:
-    jax.eval_shape(jax.random.split, rng)
-  except (TypeError, ValueError) as error:
-    raise UserError(f'{caller}: rng must be a PRNG key, such as jax.random.key(0), got {rng!r}') from error
 
 
 def project(x: Float[Array, '... D'], params: Params, name: str) -> Float[Array, '... F']:
@@ -405,11 +396,6 @@ def attend_queries(
   if wrap is not None and recurrent:
     step = wrap(step)
   return scan_or_map_queries(step, recurrent, carry, xs, (params, memory))
-
-
-def split_rng(rng: jax.Array | None, steps: Dimension) -> jax.Array | None:
-  """Returns one rng per query, or None without an rng."""
-  return None if rng is None else jax.random.split(rng, steps)
 
 
 def scan_or_map_queries(step: Callable, recurrent: bool, carry: Any, xs: Any, constants: Any) -> tuple[Any, Any]:

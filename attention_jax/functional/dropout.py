@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float
 
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.attend import split_rng
 from attention_jax.functional.masking import Dimension
+from attention_jax.functional.rngs import split_rng
 from attention_jax.functional.table import Row, lookup
 
 

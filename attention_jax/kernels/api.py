@@ -11,7 +11,8 @@ from jaxtyping import Array, Bool, Float
 from attention_jax.errors import UserError, choose
 from attention_jax.functional import attend as definition
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.attend import Attended, Memory, check_rng, project, without_key
+from attention_jax.functional.attend import Attended, Memory, project, without_key
+from attention_jax.functional.rngs import check_rng
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup, parameter_names
 from attention_jax.kernels import auto, chunked, cudnn, factored, flash, pallas_additive, window

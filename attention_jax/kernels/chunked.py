@@ -18,10 +18,10 @@ from attention_jax.functional.attend import (
   Memory,
   attend_queries,
   init_carry,
-  split_rng,
   zero_masked_memory,
 )
 from attention_jax.functional.masking import accumulation_dtype, vary_like
+from attention_jax.functional.rngs import split_rng
 from attention_jax.functional.table import Row, TanhSum
 from attention_jax.kernels.symbolic import has_symbolic_sizes
 

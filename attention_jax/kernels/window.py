@@ -89,7 +89,7 @@ def _attend_window(score: Row, alignment: Row, params, carry: Carry, query, memo
   def slice_window(x):
     return jax.lax.dynamic_slice_in_dim(x, start, width)
 
-  key, value, mask = (slice_window(x) for x in memory)
+  key, value, mask, _ = jax.tree.map(slice_window, memory)
   scores, _ = score_keys(score, project(query, params, 'query'), key, params.get('score', {}), step_inputs, ())
   if bias is not None:
     scores = scores + zero_masked(slice_window(bias), mask).astype(scores.dtype)

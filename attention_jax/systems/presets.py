@@ -142,7 +142,7 @@ TRANSLATION: Mapping[str, Preset] = {
   'martins2016_sparsemax': Preset('Martins & Astudillo 2016', _model(_BIRNN, _BAHDANAU, 'additive', 'sparsemax')),
   'raffel2017': Preset('Raffel et al. 2017', _model(_FORWARD_LSTM, _STREAMING, 'offset_additive', 'monotonic')),
   'chiu2018': Preset('Chiu & Raffel 2018', _model(_FORWARD_LSTM, _STREAMING, 'offset_additive', 'mocha(width=2)')),
-  'zhang2018_forward': Preset('Zhang, Ling & Dai 2018', _model(_BIRNN, _BAHDANAU, 'additive', 'forward_agent')),
+  'zhang2018_forward': Preset('Zhang, Ling & Dai 2018', _model(_BILSTM, _LUONG, 'additive', 'forward_agent')),
   'wu2018_hard': Preset(
     'Wu, Shapiro & Cotterell 2018',
     _model(_BILSTM, f'luong(rnn="lstm", {_SIZE}, input_feeding=False)', 'general', 'latent'),

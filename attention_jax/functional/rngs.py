@@ -1,0 +1,23 @@
+"""PRNG keys that are arguments of attention."""
+
+from typing import Any
+
+import jax
+
+from attention_jax.errors import UserError
+from attention_jax.functional.masking import Dimension
+
+
+def check_rng(caller: str, rng: Any) -> None:
+  """Raises UserError unless `rng` is one PRNG key or None."""
+  if rng is None:
+    return
+  try:
+    jax.eval_shape(jax.random.split, rng)
+  except (TypeError, ValueError) as error:
+    raise UserError(f'{caller}: rng must be a PRNG key, such as jax.random.key(0), got {rng!r}') from error
+
+
+def split_rng(rng: jax.Array | None, steps: Dimension) -> jax.Array | None:
+  """Returns one rng per query, or None without an rng."""
+  return None if rng is None else jax.random.split(rng, steps)
