@@ -28,7 +28,7 @@ from attention_jax.analysis.heads import gate_heads, head_sensitivity, open_gate
 from attention_jax.analysis.norms import weighted_norms
 from attention_jax.analysis.notebook import Page, show
 from attention_jax.analysis.plots import Heatmap, grid, heatmap
-from attention_jax.analysis.statistics import coverage, distance
+from attention_jax.analysis.statistics import average_lagging, coverage, distance
 from attention_jax.analysis.symmetrisation import symmetrise
 from attention_jax.analysis.through_layers import flow, rollout
 
@@ -40,6 +40,7 @@ __all__ = [
   'adversarial_weights',
   'alignment_error_rate',
   'alignment_scores',
+  'average_lagging',
   'coverage',
   'distance',
   'entropy',

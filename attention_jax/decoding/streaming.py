@@ -227,6 +227,11 @@ REQUIREMENTS = (
 )
 
 
+def is_streamable(model: Any) -> bool:
+  """Returns whether a model can decode a source that is still arriving; an ensemble cannot."""
+  return isinstance(model, EncoderDecoder) and all(requirement.is_met(model) for requirement in REQUIREMENTS)
+
+
 def check_streamable(model: EncoderDecoder) -> None:
   """Checks that a model can decode a source that is still arriving.
 

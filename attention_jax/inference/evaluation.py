@@ -14,10 +14,12 @@ from attention_jax.analysis.alignment import (
   merge_weights,
   monotonicity,
 )
+from attention_jax.analysis.statistics import average_lagging
 from attention_jax.data.batching import Batch, eval_batches
 from attention_jax.data.encoding import EncodedCorpus, token_units
 from attention_jax.data.text import Corpus, group_references
 from attention_jax.data.vocab import Vocabulary
+from attention_jax.decoding.streaming import is_streamable
 from attention_jax.inference.metrics import MetricValue, compute_metric
 from attention_jax.inference.predictor import Prediction, Predictor
 from attention_jax.losses.sequence import output_loss, replace_unreachable_targets
@@ -206,6 +208,18 @@ def weight_metrics(weights: Sequence[np.ndarray]) -> dict[str, MetricValue]:
   return metrics
 
 
+def lagging_metric(predictions: Iterable[Prediction]) -> dict[str, MetricValue]:
+  """Returns the mean average lagging of the best hypotheses of a streaming model, or no metric if all are empty."""
+  values = [
+    average_lagging(hypotheses[0].weights, len(tokens), len(hypotheses[0].tokens))
+    for _, tokens, hypotheses in predictions
+    if hypotheses
+  ]
+  values = [value for value in values if np.isfinite(value)]
+  signature = f'per:row|targets:hypotheses|rows:{len(values)}'
+  return {'average_lagging': MetricValue(float(np.mean(values)), 'token', signature)} if values else {}
+
+
 def predict_and_evaluate(
   corpus: Corpus, predictor: Predictor, options: Mapping[str, Any], *, beams: int
 ) -> tuple[dict[str, MetricValue], list[Prediction]]:
@@ -302,6 +316,8 @@ def evaluate_corpus(
   }
   texts, predictions = predict_and_evaluate(corpus, predictor, options, beams=beams)
   metrics |= texts
+  if is_streamable(predictor.model):
+    metrics |= lagging_metric(predictions)
   if predictor.model.traits.attends:
     vocabularies = (predictor.source_vocab, predictor.target_vocab)
     metrics |= alignment_metrics(corpus, forced.weights, *vocabularies, options['unlinked_targets'])

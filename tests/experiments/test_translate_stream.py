@@ -1,6 +1,7 @@
 """translate --stream: lines through a pipe, translated while they arrive, as by greedy search of whole lines."""
 
 import itertools
+import json
 
 import pytest
 
@@ -20,7 +21,7 @@ STREAMING_FIELDS = (
   '--config.training.schedule=constant(rate=1e-6)',
   '--config.training.steps=1',
   '--config.training.seed=2',
-  "--config.data.task=tsv(train='train.tsv')",
+  "--config.data.task=tsv(train='train.tsv', test='test.tsv')",
   '--config.evaluation.beams=1',
 )
 LINES = [' '.join(words) for size in (1, 3, 4) for words in itertools.islice(itertools.permutations(WORDS, size), 5)]
@@ -79,6 +80,12 @@ def test_streamed_lines_are_those_of_greedy_search(streaming_run):
   streamed = run('translate', f'--workdir={streaming_run}', '--stream', stdin=lines)
   assert searched.code == 0 and streamed == searched
   assert len(set(searched.out.splitlines())) > 3  # outputs differ
+
+
+def test_the_results_have_the_latency(streaming_run):
+  results = json.loads((streaming_run / 'results.json').read_text('utf-8'))['results']['test']
+  lag = results['average_lagging']
+  assert 0 < lag['value'] < 4 and lag['unit'] == 'token' and lag['signature'] == 'per:row|targets:hypotheses|rows:5'
 
 
 def test_tokens_are_printed_before_the_line_has_ended(streaming_run):

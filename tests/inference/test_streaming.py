@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from attention_jax.data import vocab
+from attention_jax.inference.evaluation import lagging_metric
 from attention_jax.inference.predictor import Predictor
 from attention_jax.inference.streaming import StreamingTranslator
 from tests.models.helpers import build_streaming, inputs
@@ -28,21 +29,31 @@ def test_streaming_equals_translating_the_whole_line(spec):
   predictor = Predictor(model, params, vocabulary, vocabulary, buckets=[(32, 9)])
   translator = StreamingTranslator(model, params, vocabulary, vocabulary, max_length=9)
   lines = [line for line in LINES if line.strip()]
+  lagging_lines = 0
   early_tokens = 0  # tokens that were emitted before the end of their line was read
   for line, prediction in zip(lines, predictor(lines), strict=True):
     expected = prediction.hypotheses[0]
     size = len(prediction.tokens) + 1
     characters_read = []
     text = ''
+    lags = []
+    tokens_read = 0
+    ideal = len(prediction.tokens) / max(len(expected.tokens), 1)
     for length, (added, emitted) in enumerate(translator(record_characters(line, characters_read)), 1):
       text += added
       np.testing.assert_allclose(emitted.row(size), expected.weights[length - 1], rtol=1e-4, atol=1e-5)
       text_read = ''.join(characters_read)
       is_early = text_read != line
+      if length <= len(expected.tokens) and tokens_read < len(prediction.tokens):
+        tokens_read = min(emitted.position + 1, len(prediction.tokens))
+        lags.append(tokens_read - (length - 1) * ideal)
       early_tokens += is_early
       assert emitted.position <= len(vocabulary.tokenize(text_read)) - is_early
     assert text == expected.text and length == len(expected.weights)
-  assert early_tokens > 3
+    if lags:
+      assert lagging_metric([prediction])['average_lagging'].value == pytest.approx(np.mean(lags))
+      lagging_lines += 1
+  assert early_tokens > 3 and lagging_lines > 3
 
 
 def test_blank_lines_yield_nothing():
