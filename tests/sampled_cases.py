@@ -6,7 +6,7 @@ import pytest
 
 # Positions that always run, and the period after which they repeat, by the fraction that runs. The positions are
 # spaced unevenly, so that no value of an option that alternates with period 2 or 4 is missing.
-_SAMPLES = {2: ((0, 2, 5, 7), 8), 4: ((0, 5, 10, 15), 16), 8: ((0, 9, 18, 27), 32)}
+_SAMPLES = {2: ((0, 2, 5, 7), 8), 4: ((0, 5, 10, 15), 16), 8: ((0, 9, 18, 27), 32), 16: ((0, 25), 32)}
 
 
 def sample_cases(cases: Sequence[tuple], every: int) -> list:
@@ -14,7 +14,7 @@ def sample_cases(cases: Sequence[tuple], every: int) -> list:
 
   Args:
     cases: arguments of a parametrised test.
-    every: 2, 4 or 8.
+    every: 2, 4, 8 or 16.
 
   Returns:
     One pytest parameter set per case.

@@ -92,7 +92,7 @@ def test_either_all_models_copy_or_none():
     pytest.param(BeamSearch(1), marks=pytest.mark.long),
     pytest.param(BeamSearch(4), marks=pytest.mark.long),
     BeamSearch(4, groups=2),
-    Sampling(samples=3),
+    pytest.param(Sampling(samples=3), marks=pytest.mark.long),
   ],
 )
 def test_hypotheses_begin_with_their_prefix_and_are_scored_by_the_tokens_after_it(strategy):

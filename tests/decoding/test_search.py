@@ -357,7 +357,7 @@ def score_all_outputs(model, params, source, mask):
       ('bahdanau', 'rnn="simple"', {'alignment': 'latent_monotonic'}),
       ('luong', 'rnn="gru"', {'score': 'general', 'alignment': 'latent'}),
     ],
-    2,
+    4,
   ),
 )
 def test_enough_beams_return_every_output(cell, options, attention):

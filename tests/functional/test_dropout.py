@@ -43,7 +43,7 @@ def test_mask_entries_are_independent_with_the_right_rate():
   assert np.array_equal(masks[3], np.asarray(keep_mask(keys[3], rate, (positions,))))
 
 
-@pytest.mark.parametrize('name', sample_cases([(name,) for name in NOT_LATENT], 4))
+@pytest.mark.parametrize('name', sample_cases([(name,) for name in NOT_LATENT], 8))
 def test_weights_are_dropped_in_training_only(name):
   problem = make_problem('coverage', name, size=11)
   mask = jnp.arange(11) < 9

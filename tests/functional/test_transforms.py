@@ -52,7 +52,7 @@ def test_transformations_do_not_change_the_result(score, alignment):
     assert_same(transformed(*arrays), expected, **CLOSE)
 
 
-@pytest.mark.parametrize(('score', 'alignment'), sample_cases(SCANNED, 2))
+@pytest.mark.parametrize(('score', 'alignment'), sample_cases(SCANNED, 4))
 def test_scanning_equals_stepping(score, alignment):
   score = SCORES_BY_NAME[score].name
   problem = make_problem(score, alignment)

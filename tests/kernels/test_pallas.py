@@ -63,8 +63,8 @@ def run_softmax(score, problem, mask, **options):
   ('score', 'alignment', 'mask', 'bias'),
   [
     ('additive', 'softmax', None, None),
-    ('normed_additive', 'softmax', padding(), None),
-    ('concat', 'softmax', query_mask(), None),
+    pytest.param('normed_additive', 'softmax', padding(), None, marks=pytest.mark.long),
+    pytest.param('concat', 'softmax', query_mask(), None, marks=pytest.mark.long),
     ('offset_additive', 'softmax(temperature=0.5)', padding(), infinite_bias()),
     ('concat', 'softmax', query_mask(), infinite_bias()),
   ],

@@ -226,7 +226,7 @@ def loss_of_samples(monkeypatch, spec, running=0.3):
   return loss
 
 
-@pytest.mark.parametrize(('baseline', 'samples'), [('running', 1), ('others', 2)])
+@pytest.mark.parametrize(('baseline', 'samples'), [('running', 1), pytest.param('others', 2, marks=pytest.mark.long)])
 def test_the_expected_policy_gradient_is_that_of_the_expected_reward(monkeypatch, tiny_params, baseline, samples):
   spec = f'reinforce(samples={samples}, baseline="{baseline}", likelihood=0)'
   loss = loss_of_samples(monkeypatch, spec)
@@ -327,7 +327,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize('name', [pytest.param('hard', marks=pytest.mark.long), 'latent', 'transformer'])
 def test_every_kind_of_decoder_trains_with_two_passes_and_with_samples(name):
   model = MODELS[name]()
   ids = jnp.ones((2, 3), jnp.int32)

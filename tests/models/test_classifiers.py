@@ -38,8 +38,11 @@ CASES = sample_cases(
   [({'classifier': c, 'pooling': p},) for c, p in itertools.product(('flat', 'hierarchical'), POOLINGS)], 8
 )
 CASES += [
-  {'classifier': 'hierarchical', 'encoder': 'embedded', 'hidden': 5},
-  {'classifier': 'flat', 'encoder': 'transformer(features=8, layers=1, heads=2)', 'pooling': 'attention(hops=3)'},
+  pytest.param({'classifier': 'hierarchical', 'encoder': 'embedded', 'hidden': 5}, marks=pytest.mark.long),
+  pytest.param(
+    {'classifier': 'flat', 'encoder': 'transformer(features=8, layers=1, heads=2)', 'pooling': 'attention(hops=3)'},
+    marks=pytest.mark.long,
+  ),
   {'classifier': 'flat', 'encoder': 'lstmn(features=6, direction="both")'},
   {'classifier': 'hierarchical', 'encoder': 'act(features=6, limit=3)'},
 ]

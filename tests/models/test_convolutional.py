@@ -44,7 +44,7 @@ def run_steps(model, params, source, mask, target):
   ('score', 'alignment', 'heads', 'width'),
   [
     ('coverage', 'sparsemax', 2, 1),
-    ('general', 'gumbel', 4, 7),
+    pytest.param('general', 'gumbel', 4, 7, marks=pytest.mark.long),
     pytest.param('dot', 'softmax', 1, 3, marks=pytest.mark.long),
     pytest.param('additive', 'mocha', 1, 4, marks=pytest.mark.long),
   ],

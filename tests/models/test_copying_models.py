@@ -130,7 +130,7 @@ def test_out_of_vocabulary_ids_encode_the_first_source_position():
   assert vocabulary.decode([size + 4, 4, size + 1, UNK, EOS], corpus.source[0].split()) == 'Rom a Oslo <unk>'
 
 
-@pytest.mark.parametrize('beams', [1, 3])
+@pytest.mark.parametrize('beams', [pytest.param(1, marks=pytest.mark.long), 3])
 def test_predictions_contain_copied_words_verbatim(beams):
   vocabulary = word(['a b c'])
   attention = {'score': 'additive', 'alignment': 'softmax', 'features': 4}

@@ -39,10 +39,12 @@ SAMPLE = [
 ]
 CASES = [
   *sample_cases(SAMPLE, 8),
-  *((*case, 1) for case in LATENT),
-  *((cell, 'additive', 'softmax', 1) for cell in PLAIN),
+  (*LATENT[0], 1),
+  *(pytest.param(*case, 1, marks=pytest.mark.long) for case in LATENT[1:]),  # others in test_latent_models.py
+  pytest.param(PLAIN[0], 'additive', 'softmax', 1, marks=pytest.mark.long),
+  (PLAIN[1], 'additive', 'softmax', 1),
   (ATTENDING[2], 'coverage', 'sparsemax', 2),  # attends in the recurrence, without input feeding
-  (('gnmt', 'layers=3'), 'general', 'softmax', 2),
+  pytest.param(('gnmt', 'layers=3'), 'general', 'softmax', 2, marks=pytest.mark.long),
   (('gnmt', 'layers=2, current=False'), 'dot', 'mocha', 1),
 ]
 
@@ -78,7 +80,10 @@ def test_steps_equal_the_call_and_masked_tokens_have_no_effect(cell, score, alig
   assert_same(jax.tree.map(lambda x: x[:, :3], changed), jax.tree.map(lambda x: x[:, :3], outputs))
 
 
-@pytest.mark.parametrize('cell', [PLAIN[1], ATTENDING[0], ATTENDING[2]])
+@pytest.mark.parametrize(
+  'cell',
+  [pytest.param(PLAIN[1], marks=pytest.mark.long), pytest.param(ATTENDING[0], marks=pytest.mark.long), ATTENDING[2]],
+)
 def test_the_amount_of_padding_has_no_effect(cell):
   model = build_tiny(*cell, score='location_sensitive', encoder='birnn(rnn="lstm", features=10, layers=2)')
   source, mask, target = inputs()
@@ -91,7 +96,9 @@ def test_the_amount_of_padding_has_no_effect(cell):
   assert_close(alone.weights, outputs.weights[1:2, :, :size])
 
 
-@pytest.mark.parametrize('cell', ['plain', 'bahdanau', 'luong'])
+@pytest.mark.parametrize(
+  'cell', [pytest.param('plain', marks=pytest.mark.long), 'bahdanau', pytest.param('luong', marks=pytest.mark.long)]
+)
 def test_an_empty_source_has_finite_gradients(cell):
   """Filler rows of a batch are empty; the gradients of the other rows must not be NaN."""
   model = build_tiny(cell)

@@ -16,6 +16,7 @@ from attention_jax.modules.attention import Attention
 from attention_jax.tokens import BOS
 from tests.models.helpers import SOURCE_WORDS, TARGET_WORDS, B, S, T, build_tiny, inputs
 from tests.modules.helpers import assert_close, assert_same, variables
+from tests.sampled_cases import sample_cases
 
 ATTENTION = {'score': 'dot', 'alignment': 'softmax', 'features': 6, 'heads': 2, 'implementation': 'xla'}
 
@@ -136,7 +137,7 @@ def encode(model, params, source, mask):
   return jax.jit(functools.partial(model.apply, method=call_encoder))(params, source, mask)
 
 
-@pytest.mark.parametrize('direction', DIRECTIONS)
+@pytest.mark.parametrize('direction', sample_cases([(name,) for name in DIRECTIONS], 2))
 def test_layers_residuals_and_directions_of_encoders(direction):
   spec = f'rnn(rnn="lstm", features=10, layers=3, residual={{}}, direction="{direction}")'
   # Embeddings are as wide as the layers, so that the width alone would permit a residual connection of the first layer.

@@ -44,7 +44,7 @@ CASES = list(itertools.islice(zip(*map(itertools.cycle, _TABLES), strict=False),
 OPTIONS = ('score', 'alignment', 'position', 'norm', 'activation', 'first', 'window')
 
 
-@pytest.mark.parametrize(OPTIONS, sample_cases(CASES, 8))
+@pytest.mark.parametrize(OPTIONS, sample_cases(CASES, 16))
 def test_steps_equal_the_call_and_masked_tokens_have_no_effect(
   score, alignment, position, norm, activation, first, window
 ):

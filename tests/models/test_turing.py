@@ -71,7 +71,7 @@ def test_gradient_of_sharpening(weights):
   np.testing.assert_allclose(jacobian[:, weights > 0], expected[:, weights > 0], rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize('score', sample_cases([(name,) for name, row in SCORES.items() if is_self_contained(row)], 8))
+@pytest.mark.parametrize('score', sample_cases([(name,) for name, row in SCORES.items() if is_self_contained(row)], 16))
 def test_any_self_contained_score(score):
   model, params = build_small('lstm', score=score)
   assert np.isfinite(jax.jit(model.apply)({'params': params}, X).logits).all()

@@ -159,7 +159,15 @@ def test_an_edit_of_one_head_changes_the_context_by_that_head_alone():
   np.testing.assert_allclose(jax.jit(jax.vmap(attend_row))(query, encoded, MASK), after.context, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(('score', 'heads'), [('additive', 1), ('location_sensitive', 2), ('cosine', 1), ('dot', 2)])
+@pytest.mark.parametrize(
+  ('score', 'heads'),
+  [
+    ('location_sensitive', 2),
+    ('cosine', 1),
+    pytest.param('additive', 1, marks=pytest.mark.long),
+    pytest.param('dot', 2, marks=pytest.mark.long),
+  ],
+)
 def test_padding_does_not_change_results(score, heads):
   module = aj.Attention(score, 'entmax15', FEATURES, heads)
   query, encoded = make_inputs(score, heads)
@@ -203,7 +211,7 @@ def test_each_query_may_have_its_own_mask():
 
 
 @sampled_rows
-@pytest.mark.parametrize('heads', [1, 2])
+@pytest.mark.parametrize('heads', [pytest.param(1, marks=pytest.mark.long), 2])
 def test_contexts_are_bfloat16_and_weights_float32(score, alignment, heads):
   if aj.ALIGNMENTS[alignment].latent:
     heads = 1
