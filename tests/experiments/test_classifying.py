@@ -73,6 +73,7 @@ def test_new_texts_get_labels(trained, tmp_path):
   assert blank.code == 2 and blank.err == 'error: stdin:2: the text is empty\n'
 
 
+@pytest.mark.long
 def test_the_same_command_resumes_exactly(reviews, trained, tmp_path):
   folder = copy_interrupted_run(trained[0], tmp_path / 'run')
   assert 'resuming at' in run('train', *reviews[1], f'--workdir={folder}').out

@@ -8,15 +8,16 @@ import pytest
 from attention_jax.systems.glimpsing import GlimpsingSystem
 from attention_jax.systems.runs import open_run
 from tests.experiments.helpers import copy_interrupted_run, run
+from tests.systems.helpers import two_devices
 
 SMALL = {
   'model.features': 16,
   'model.hidden': 8,
-  'model.glimpses': 3,
+  'model.glimpses': 2,
   'model.samples': 2,
-  'training.steps': 20,
-  'training.evaluate_every': 10,
-  'training.checkpoint_every': 5,
+  'training.steps': 4,
+  'training.evaluate_every': 2,
+  'training.checkpoint_every': 2,
   'training.schedule': 'constant(rate=3e-3)',
   'evaluation.samples': 2,
 }
@@ -66,7 +67,8 @@ def test_locations_do_not_depend_on_the_batch(trained):
   predictions = []
   for batch_size in (16, 128):
     config = opened.config | {'evaluation': {'batch_size': batch_size, 'samples': 2}}
-    metrics, glimpses = GlimpsingSystem.open(config, str(trained[0])).evaluate(opened.params, 'test')
+    with two_devices():  # those of training, whose program is used again for 128
+      metrics, glimpses = GlimpsingSystem.open(config, str(trained[0])).evaluate(opened.params, 'test')
     results.append(metrics)
     predictions.append(glimpses)
   assert results[0]['loss'].value == pytest.approx(results[1]['loss'].value, rel=1e-5)

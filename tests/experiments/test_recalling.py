@@ -8,10 +8,10 @@ from tests.experiments.helpers import copy_interrupted_run, run
 
 SMALL = {
   'model.cell': 'turing(features=8, slots=8, width=4)',
-  'data.task': 'copy(bits=2, longest=3, beyond=5)',
-  'training.steps': 20,
-  'training.evaluate_every': 10,
-  'training.checkpoint_every': 5,
+  'data.task': 'copy(bits=2, longest=1, beyond=5)',
+  'training.steps': 4,
+  'training.evaluate_every': 2,
+  'training.checkpoint_every': 2,
   'data.batch_size': 8,
   'training.schedule': 'constant(rate=3e-3)',
 }

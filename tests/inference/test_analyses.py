@@ -11,6 +11,7 @@ from attention_jax.analysis.interventions import Pair, target_log_probs
 from attention_jax.errors import UserError
 from attention_jax.inference.analyses import ANALYSES, Subject, analyse
 from tests.models.helpers import S, T, build_tiny, build_transformer, inputs
+from tests.modules.helpers import variables
 
 OPTIONS = {'integrated_gradients': 'steps=3', 'permutation': 'count=4', 'adversarial': 'steps=3'}
 NEEDS_TRANSFORMER = ('self_attention', 'rollout', 'flow', 'head_importance')
@@ -35,7 +36,7 @@ TOKENS = {'S': [f's{s}' for s in range(S)], 'T': [f't{t}' for t in range(T)]}
 def subject_of(build):
   model = build()
   source, mask, target = inputs()
-  params = jax.jit(model.init)(jax.random.key(0), source, mask, target)['params']
+  params = variables(model, source, mask, target)['params']
   pair = Pair(model, params, source[0], target[0])
   weights = jax.jit(model.apply)({'params': params}, source[:1], mask[:1], target[:1]).weights[0]
   return Subject(pair, TOKENS['S'], TOKENS['T'], np.asarray(weights))

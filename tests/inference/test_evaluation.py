@@ -1,7 +1,6 @@
 """Metrics of attention weights: against values computed by hand, and equal for every kind of vocabulary."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,7 +10,7 @@ from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import train
 from attention_jax.inference.evaluation import TeacherForcedScorer, alignment_metrics
 from attention_jax.models.encoder_decoder import ModelConfig, build
-from attention_jax.systems.translation import initial_params
+from tests.modules.helpers import variables
 
 SPECS = {'word': 'word', 'char': 'char', 'subword': 'subword(size=16)'}
 CORPUS = Corpus(['cab  ab', 'dab'], ['ab dab', 'cab'], [((0, 0), (1, 1)), ((0, 0),)])
@@ -84,17 +83,23 @@ def test_scores_are_posterior_weights_and_do_not_depend_on_padding(alignment):
   attention = {'score': 'additive', 'alignment': alignment, 'features': 4, 'heads': 1, 'implementation': 'xla'}
   fields = vars(ModelConfig('birnn(features=4)', 'luong(features=8)', embedding=4))
   model = build(fields | {'attention': attention}, len(vocabulary), len(vocabulary))
-  params = initial_params(model, 1)
-  tight = TeacherForcedScorer(model, ((3, 2), (3, 3)), 8)(params, encoded)
+  ids = np.ones((1, 3), np.int32)
+  params = variables(model, ids, ids > 0, ids)['params']
+  tight = TeacherForcedScorer(model, ((3, 3),), 8)(params, encoded)
   wide = TeacherForcedScorer(model, ((6, 7),), 8)(params, encoded)
   np.testing.assert_allclose(tight.loss, wide.loss, rtol=1e-5)
+
+  @jax.jit
+  def alone(source, source_mask, target, target_mask):
+    outputs = model.apply({'params': params}, source, source_mask, target)
+    return outputs.weights, model.posterior(outputs, target_mask)
+
   for row, (weights, wide_weights) in enumerate(zip(tight.weights, wide.weights, strict=True)):
     np.testing.assert_allclose(weights, wide_weights, rtol=1e-4, atol=1e-6)
     batch = gather(encoded, np.array([row]), weights.shape[::-1])
-    source, source_mask, target, target_mask = map(jnp.asarray, batch[:4])
-    outputs = jax.jit(model.apply)({'params': params}, source, source_mask, target)
-    np.testing.assert_allclose(weights, model.posterior(outputs, target_mask)[0], rtol=1e-4, atol=1e-6)
-    assert np.allclose(weights, outputs.weights[0], rtol=1e-3) == (alignment == 'softmax')
+    prior, posterior = alone(*batch[:4])
+    np.testing.assert_allclose(weights, posterior[0], rtol=1e-4, atol=1e-6)
+    assert np.allclose(weights, prior[0], rtol=1e-3) == (alignment == 'softmax')
 
 
 def test_rows_without_weights_are_left_out():

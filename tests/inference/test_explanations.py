@@ -21,6 +21,7 @@ from attention_jax.inference.explanations import (
 from attention_jax.models.classifiers import ClassifierConfig, build_classifier
 from attention_jax.modules.attention import Attention
 from tests.models.helpers import build_tiny, inputs
+from tests.modules.helpers import variables
 
 EFFORT = Effort(epsilon=0.05, permutations=4, steps=5, batch=2)
 LENGTHS = (4, 3)
@@ -29,7 +30,7 @@ LENGTHS = (4, 3)
 def pair_case():
   model = build_tiny()
   source, mask, target = map(np.asarray, inputs(lengths=np.array(LENGTHS), steps=3))
-  params = jax.jit(model.init)(jax.random.key(0), source, mask, target)['params']
+  params = variables(model, source, mask, target)['params']
   return model, params, Example(source, mask, target, np.array([[True, True, True], [True, True, False]]))
 
 
@@ -38,7 +39,7 @@ def document_case():
   config = dataclasses.asdict(ClassifierConfig('flat', 'birnn(features=6)', embedding=4))
   model = build_classifier(config | {'attention': attention | {'features': 5}}, 11, 2)
   source, mask, _ = map(np.asarray, inputs(lengths=np.array(LENGTHS)))
-  params = jax.jit(model.init)(jax.random.key(0), source[:, None], mask[:, None])['params']
+  params = variables(model, source[:, None], mask[:, None])['params']
   return model, params, Example(source, mask, np.array([[0], [1]], np.int32), np.ones([2, 1], bool))
 
 

@@ -131,7 +131,7 @@ def test_hypotheses_of_a_shortlist(model_and_params):
 
 
 def test_ensembles_have_one_shortlist():
-  models = (MODELS['recurrent'](), MODELS['transformer']())
+  models = (MODELS['recurrent'](), MODELS['tied']())
   params = tuple(variables(model, *INPUTS, scale=2.0)['params'] for model in models)
   search = compile_search(Ensemble(models), BeamSearch(2), 5, DEFAULT_RANKING)
   full = search(params, *INPUTS[:2])

@@ -16,14 +16,15 @@ from attention_jax.inference.predictor import Predictor
 from attention_jax.inference.scoring import score_pairs
 from attention_jax.tokens import EOS, UNK
 from tests.models.helpers import build_tiny, build_transformer
+from tests.modules.helpers import variables
 
 WORDS = word(['a b c d e f g'])  # 11 entries
 SIZES = (len(WORDS), len(WORDS))
 
 
 def init_model_params(model):
-  ids = jnp.ones((1, 3), jnp.int32)
-  return jax.jit(lambda: model.init(jax.random.key(0), ids, ids > 0, ids)['params'])()
+  ids = np.ones((1, 3), np.int32)
+  return variables(model, ids, ids > 0, ids)['params']
 
 
 @pytest.fixture(scope='module')

@@ -3,13 +3,15 @@
 import pytest
 
 from tests.compiled import cache_compilations, compilation_cache_folder, shared_compilation_cache  # noqa: F401
+from tests.shared_runs import build_once, train_once
 from tests.systems.helpers import TrainedRun, tiny_config, train_quietly, two_devices, write_pairs
 
 
 @pytest.fixture(scope='session')
-def data_folder(tmp_path_factory):
-  """A folder with a table of pairs for each split."""
-  return write_pairs(tmp_path_factory.mktemp('pairs'))
+def data_folder(tmp_path_factory, worker_id):
+  """A folder with a table of pairs for each split, the same for all test workers, as `trained` names it."""
+  folder, _ = build_once(tmp_path_factory, worker_id, 'pairs', write_pairs)
+  return folder
 
 
 @pytest.fixture(scope='session')
@@ -19,12 +21,15 @@ def config(data_folder):
 
 
 @pytest.fixture(scope='session')
-def trained(config, tmp_path_factory, compilation_cache_folder):  # noqa: F811
+def trained(config, tmp_path_factory, worker_id, compilation_cache_folder):  # noqa: F811
   """A finished run of 4 updates, with checkpoints after updates 2 and 4. Tests must not change its folder."""
-  folder = tmp_path_factory.mktemp('trained') / 'run'
-  with cache_compilations(compilation_cache_folder):
-    results, lines = train_quietly(config, folder)
-  return TrainedRun(folder, results, lines)
+
+  def train(folder):
+    with cache_compilations(compilation_cache_folder):
+      return train_quietly(config, folder)
+
+  folder, first_folder, (results, lines) = train_once(tmp_path_factory, worker_id, 'trained', train)
+  return TrainedRun(folder, results, [line.replace(str(first_folder), str(folder)) for line in lines])
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ class TrainedRun(NamedTuple):
 
 def write_pairs(folder: Path) -> Path:
   """Writes train.tsv, validation.tsv and test.tsv, whose targets are their sources in reverse."""
+  folder.mkdir(parents=True, exist_ok=True)
   for offset, (split, rows) in enumerate({'train': 16, 'validation': 5, 'test': 6}.items()):
     lines = []
     for row in range(rows):

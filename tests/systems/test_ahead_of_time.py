@@ -19,7 +19,7 @@ ENTRIES = 9
 
 def make_config(**data):
   config = default_config()
-  config.model.encoder = 'birnn(features=4)'
+  config.model.encoder = 'embedded'
   config.model.decoder = 'bahdanau(features=4, readout=4)'
   config.model.embedding = config.model.attention.features = 4
   config.training.auxiliary = 'guided'

@@ -15,7 +15,11 @@ from tests.systems.helpers import tiny_config, train_quietly, write_pairs
 
 pytestmark = pytest.mark.usefixtures('on_two_devices')
 
-STILL = {'training__schedule': 'constant(rate=1e-12)', 'training__steps': 1}  # parameters keep their initial values
+STILL = {  # parameters keep their initial values, and nothing is evaluated
+  'training__schedule': 'constant(rate=1e-12)',
+  'training__steps': 1,
+  'data__task': "tsv(train='train.tsv')",
+}
 
 
 def test_a_second_stage_starts_from_the_best_parameters(trained, tmp_path):

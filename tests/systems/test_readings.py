@@ -1,7 +1,5 @@
 """Readings of a trained model: of lines with several hypotheses, of layers and heads, and the errors of a request."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,6 +10,7 @@ from attention_jax.errors import UserError
 from attention_jax.inference.predictor import Predictor
 from attention_jax.systems.readings import Reader, _edited_system
 from tests.models.helpers import build_transformer
+from tests.modules.helpers import variables
 
 WORDS = word(['a b c d e f g'])
 
@@ -19,8 +18,8 @@ WORDS = word(['a b c d e f g'])
 @pytest.fixture(scope='module')
 def reader():
   model = build_transformer(sizes=(len(WORDS), len(WORDS)))
-  ids = jnp.ones((1, 3), jnp.int32)
-  params = jax.jit(model.init)(jax.random.key(0), ids, ids > 0, ids)['params']
+  ids = np.ones((1, 3), np.int32)
+  params = variables(model, ids, ids > 0, ids)['params']
   return Reader(model, params, WORDS, WORDS, [(4, 4)])
 
 
@@ -74,8 +73,8 @@ def test_rows_have_their_sure_and_possible_links(reader):
 def test_weights_of_characters_are_merged_to_words(reader):
   letters = char(['ab cd'])
   model = build_transformer(sizes=(len(letters), len(letters)))
-  ids = jnp.ones((1, 3), jnp.int32)
-  params = jax.jit(model.init)(jax.random.key(0), ids, ids > 0, ids)['params']
+  ids = np.ones((1, 3), np.int32)
+  params = variables(model, ids, ids > 0, ids)['params']
   spelling = Reader(model, params, letters, letters, [(8, 8)])
   weights = np.full((6, 6), 1 / 6)
   tokens = ['a', 'b', ' ', 'c', 'd', '</s>']

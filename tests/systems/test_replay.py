@@ -13,6 +13,7 @@ from attention_jax.training.incidents import stored_updates
 from tests.systems.helpers import tiny_config, train_quietly, two_devices, write_pairs
 
 BAD_ROW = 5
+LIGHT = {'model__encoder': 'embedded', 'training__evaluate_every': 0}  # fields of a config that compiles faster
 
 
 @pytest.fixture(scope='module')
@@ -45,7 +46,7 @@ def stopped_run(poisoned, tmp_path_factory):
   data = write_pairs(tmp_path_factory.mktemp('data'))
   run = tmp_path_factory.mktemp('stopped') / 'run'
   with pytest.raises(UserError, match=r'loss is inf at step [34]; the last good .*/checkpoints/2; .*nonfinite/update_'):
-    train_quietly(tiny_config(data), run)
+    train_quietly(tiny_config(data, **LIGHT), run)
   return data, run
 
 

@@ -26,7 +26,7 @@ from tests.training import helpers
 from tests.training.helpers import Toy, validate
 
 FIELDS = {
-  'steps': 20,
+  'steps': 12,
   'seed': 3,
   'average': 0.9,
   'accumulate': 2,
@@ -34,14 +34,14 @@ FIELDS = {
   'evaluate_every': 5,
   'checkpoint_every': 6,
   'auxiliary': 'coverage(weight=0.1)',
-  'anneal': 'temperature: linear(peak=2.0, end=0.5, steps=20)',
+  'anneal': 'temperature: linear(peak=2.0, end=0.5, steps=12)',
 }
 RUNS = 4
 SEEDS = [3 + i for i in range(RUNS)]
 LOSS = sequence_loss(
   Toy(required_loss='reinforce'), 0.1, FIELDS['auxiliary'], 'scheduled_sampling(schedule="linear(slope=0.02)")'
 )
-ALL_STEPS = 'all 20 steps are done'
+ALL_STEPS = 'all 12 steps are done'
 
 
 def init_params(seed):
@@ -109,7 +109,7 @@ def stored_steps(folder):
 @pytest.mark.parametrize('seed', [pytest.param(SEEDS[0], marks=pytest.mark.long), SEEDS[-1]])
 def test_each_run_equals_the_run_of_its_seed_alone(uninterrupted, tmp_path, seed):
   results, folder = uninterrupted
-  assert results == (20, [ALL_STEPS] * RUNS, 1)
+  assert results == (12, [ALL_STEPS] * RUNS, 1)
   alone = fit(
     tmp_path,
     Training(**FIELDS | {'seed': seed}),
@@ -158,9 +158,9 @@ def test_interrupted_runs_are_resumed_exactly(uninterrupted, tmp_path):
   assert fit_all(tmp_path) == expected
   for run_folder, expected_run_folder in zip(folders_in(tmp_path), folders_in(expected_folder), strict=True):
     assert values_of(run_folder) == values_of(expected_run_folder)
-    assert latest_step(run_folder) == latest_step(expected_run_folder) == 20
+    assert latest_step(run_folder) == latest_step(expected_run_folder) == 12
     assert latest_step(run_folder, BEST) == latest_step(expected_run_folder, BEST)
-  assert fit_all(tmp_path) == (20, expected.reasons, 0)  # a finished run is not trained again
+  assert fit_all(tmp_path) == (12, expected.reasons, 0)  # a finished run is not trained again
 
 
 @pytest.mark.long
