@@ -152,7 +152,7 @@ def test_the_selecting_metric_is_available():
 def distinct_presets() -> list:
   """Returns (config, preset) for all presets that differ in more than sizes, each with one of the configs.
 
-  Presets that differ only in score or alignment, those of the other systems, and five of six of the rest are for
+  Presets that differ only in score or alignment, those of the other systems, and eleven of twelve of the rest are for
   `make test-all`: the tests of cells train every score and alignment, and the other systems have tests of their own.
   """
   params = []
@@ -174,7 +174,7 @@ def _distinct_presets_of(system: str) -> list:
   for i, (without_attention, preset) in enumerate(presets.values()):
     allowed = REQUIRED_CONFIGS.get(preset, names)
     is_covered = system != 'translation' or without_attention in tested
-    marks = [pytest.mark.product] if is_covered or i % 6 else []
+    marks = [pytest.mark.product] if is_covered or i % 12 else []
     params.append(pytest.param(allowed[i % len(allowed)], preset, marks=marks))
     tested.add(without_attention)
   return params

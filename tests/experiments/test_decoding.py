@@ -24,7 +24,9 @@ def test_diverse_beams(trained):
   assert len({(number, text) for number, _, text, *_ in rows}) == len(rows)  # no repetition
 
 
+@pytest.mark.long
 def test_an_ensemble_of_one_run_twice_is_that_run(trained):
+  """The quick forms: two steps as an ensemble, below, and a run with itself in tests/systems/test_runs.py."""
   twice = f'--workdir={trained[0]}, {trained[0]}'
   assert run('translate', twice, stdin=INPUT).out == run('translate', f'--workdir={trained[0]}', stdin=INPUT).out
 

@@ -60,7 +60,9 @@ def read_rows(folder, split):
     return file.read().splitlines()
 
 
+@pytest.mark.long
 def test_training_a_finished_run_changes_nothing(trained, task):
+  """The quick form is in tests/systems/test_experiment.py."""
   folder, _ = trained
   before = read_tree(folder)
   result = run('train', *tiny_arguments(task, folder))

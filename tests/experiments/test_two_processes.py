@@ -112,7 +112,8 @@ def test_two_processes_train_several_seeds_and_resume(seeds, task, tmp_path):
 def test_a_signal_to_any_process_stops_all_after_the_same_update(signalled, task, tmp_path):
   """The updates until then are those of one process, which is also a quick form of the test before."""
   folder = tmp_path / 'run'
-  settings = (*SETTINGS, "--config.data.task=tsv(train='train.tsv')")  # nothing to evaluate
+  # Nothing is evaluated, and the encoder compiles quickly.
+  settings = (*SETTINGS, "--config.data.task=tsv(train='train.tsv')", '--config.model.encoder=embedded')
   arguments = tiny_arguments(task, folder, *settings, '--config.mesh.fsdp=4', '--config.training.steps=1000000')
   processes = start_together('experiments.train', '--distributed', *arguments)
   wait_for_step(folder, 3, processes)

@@ -173,7 +173,10 @@ def test_more_steps_continue_a_finished_run(trained, config, tmp_path):
   assert json.loads((folder / 'config.json').read_text('utf-8'))['training']['steps'] == 6
 
 
+@pytest.mark.long
 def test_a_signal_stops_training_and_the_same_call_resumes_it(trained, config, tmp_path, monkeypatch):
+  """Quick forms: of signals in tests/training/test_loop.py and the next test, of resuming in test_remote_runs.py."""
+
   def interrupted_stream(batches, start, stop):
     for step in range(start, stop):
       if step == 1:
