@@ -14,6 +14,7 @@ from attention_jax.systems.costs import count_matmuls
 from experiments.benchmarks import decoding, kernels, limits, memory, prepared, report, seeds, systems
 from experiments.benchmarks.joey import Joey
 from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare, fit_exponent, jit_side
+from tests.modules.helpers import variables
 
 
 def test_sides_are_run_in_turns_and_compared_with_the_first():
@@ -121,7 +122,8 @@ def test_the_products_of_all_search_steps_are_counted():
   config.update({'encoder': 'birnn(features=4)', 'decoder': 'bahdanau(features=4, readout=6)', 'embedding': 4})
   model = systems.build(config.to_dict(), 30, 50)
   batch = systems.make_batch(14)
-  counts = decoding.count_search_matmuls(model, systems.initial_params(model, 0), batch, beams=3)
+  params = variables(model, batch.source, batch.source_mask, batch.target)['params']
+  counts = decoding.count_search_matmuls(model, params, batch, beams=3)
   ((left, count),) = ((left, count) for (left, right, *_), count in counts.items() if right == (6, 50))
   assert sorted(left) == sorted((systems.BATCH_SIZE, 3, 6)) and count == decoding.STEPS
   assert any(count < decoding.STEPS for count in counts.values())  # those of the encoder

@@ -10,8 +10,10 @@ from tests.experiments.helpers import run
 def test_metrics_by_a_property(trained, tmp_path):
   folder, _ = trained
   picture = tmp_path / 'bins.png'
+  lines = tmp_path / 'lines.txt'
+  lines.write_text('eins\n' * 5)
   arguments = [f'--workdir={folder}', '--by=source_length', '--bins=2']
-  table = run('evaluate', *arguments, f'--plot={picture}')
+  table = run('evaluate', *arguments, f'--plot={picture}', f'--hypotheses={lines}')
   assert table.code == 0 and picture.read_bytes().startswith(b'\x89PNG'), table.err
   assert 'source_length' in table.out and '1 to ' in table.out and 'phoneme_error_rate (%)' in table.out
   record = json.loads(run('evaluate', *arguments, '--json').out)
@@ -20,8 +22,6 @@ def test_metrics_by_a_property(trained, tmp_path):
   for metric in ('phoneme_error_rate', 'loss', 'alignment_error_rate'):
     (value,) = whole['bins']['metrics'][metric]['values']
     assert value['value'] == pytest.approx(whole['results'][metric]['value'], rel=1e-5), metric
-  lines = tmp_path / 'lines.txt'
-  lines.write_text('eins\n' * 5)
   record = json.loads(run('evaluate', *arguments, '--json', f'--hypotheses={lines}').out)
   assert len(record['bins']['metrics']['phoneme_error_rate']['values']) == 2
   assert not {'loss', 'alignment_error_rate'} & set(record['bins']['metrics'])  # of a model, not of texts

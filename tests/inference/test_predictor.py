@@ -89,6 +89,12 @@ def assert_the_whole_vocabulary_changes_nothing(model, params, strategy):
   jax.tree.map(np.testing.assert_array_equal, full, short)
 
 
+# The quick forms for the other models: `test_every_strategy_has_shortlists`, and the tests before and after this one.
+@pytest.mark.parametrize(
+  'model_and_params',
+  [name if name == 'latent' else pytest.param(name, marks=pytest.mark.long) for name in MODELS],
+  indirect=True,
+)
 def test_the_whole_vocabulary_as_shortlist_changes_nothing(model_and_params):
   assert_the_whole_vocabulary_changes_nothing(*model_and_params, BeamSearch(3))
 

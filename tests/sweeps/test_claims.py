@@ -2,6 +2,7 @@
 
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from attention_jax.sweeps import claims
 from attention_jax.sweeps.claims import Factor, conditions, finished_settings, length_rows, setting_rows
 from attention_jax.sweeps.ledger import PLANNED, Unit, open_ledger, planned_event
 from attention_jax.sweeps.space import grid
-from attention_jax.systems.translation import initial_params
+from tests.modules.helpers import variables
 from tests.sweeps.helpers import base_config, make_sweep
 
 FACTORS = [Factor('model.embedding', 'width', int), Factor('model.attention.score', 'score')]
@@ -98,16 +99,18 @@ def test_encoder_states_do_not_depend_on_padding(encoded_corpus):
   encoded, vocabularies = encoded_corpus
   config = base_config(model__encoder='birnn(features=4)', model__decoder='luong(features=4)', model__embedding=4)
   model = build(config['model'], *map(len, vocabularies))
-  params = initial_params(model, 0)
+  params = variables(model, *(np.ones((1, 3), dtype) for dtype in (np.int32, bool, np.int32)))['params']
   sentences = claims.encode_sentences(model, params, encoded, 5)
   assert [sentence.tokens.tolist() for sentence in sentences] == [
     encoded.source[:3].tolist(),
     encoded.source[4:6].tolist(),
   ]
-  ids = jnp.array(encoded.source[4:7])[None]
-  alone = model.apply(
-    {'params': params}, ids, jnp.ones(ids.shape, bool), True, method=lambda m, *x: m.encoder(*x).memory
-  )
+  ids = np.array(encoded.source[4:7])[None]
+  alone = jax.jit(
+    lambda: model.apply(
+      {'params': params}, ids, np.ones(ids.shape, bool), True, method=lambda m, *x: m.encoder(*x).memory
+    )
+  )()
   np.testing.assert_allclose(sentences[1].states, alone[0, :2], atol=1e-6)
 
 
