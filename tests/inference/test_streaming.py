@@ -20,7 +20,10 @@ def record_characters(line, record):
     yield character
 
 
-@pytest.mark.parametrize('spec', ['char', pytest.param('word', marks=pytest.mark.long), 'subword(size=40)'])
+@pytest.mark.parametrize(
+  'spec',
+  [pytest.param('char', marks=pytest.mark.long), pytest.param('word', marks=pytest.mark.long), 'subword(size=40)'],
+)
 def test_streaming_equals_translating_the_whole_line(spec):
   vocabulary = vocab.train(spec, LINES * 3)
   sizes = (len(vocabulary),) * 2
