@@ -127,7 +127,7 @@ class _Texts:
 
   def __init__(self, log: Log):
     self._log = log
-    self._corpora: dict[str, Any] = {}
+    self._systems: dict[str, SupportsCorpus] = {}  # by the config of their data
 
   def compare(self, pairs: Sequence[tuple[FinishedRun, FinishedRun]], column: Column) -> list[RowComparison]:
     """Returns a comparison for each pair; none for a metric that is not one of texts."""
@@ -147,13 +147,13 @@ class _Texts:
       return []
 
   def _corpus(self, run: FinishedRun, split: str) -> Any:
-    key = json.dumps([run.config['data'], split], sort_keys=True)
-    if key not in self._corpora:
+    key = json.dumps([run.config['system'], run.config['data']], sort_keys=True)
+    if key not in self._systems:
       system = SYSTEMS[run.config['system']].open(run.config, str(run.folder))
       if not isinstance(system, SupportsCorpus):
         raise UserError(f'system {run.config["system"]!r} has no references of text')
-      self._corpora[key] = system.corpus(split)
-    return self._corpora[key]
+      self._systems[key] = system
+    return self._systems[key].corpus(split)
 
 
 def _scored_texts(corpus: Any, split: str, run: FinishedRun) -> Any:

@@ -59,6 +59,22 @@ def test_the_paired_comparison_agrees_with_the_formulas_of_student():
   assert compare(x, y, higher_is_better=False).improvement == pytest.approx(1 - wins)
 
 
+def test_the_p_of_rates_is_that_of_all_exchanges_of_rows():
+  random = np.random.default_rng(3)
+  total = random.integers(1, 9, (2, 10))
+  counts = [RowCounts(random.integers(0, size + 1), size) for size in total]
+  differences = []
+  for exchanged in itertools.product([False, True], repeat=10):
+    first, second = (
+      RowCounts(np.where(exchanged, b.counted, a.counted), np.where(exchanged, b.total, a.total))
+      for a, b in (counts, counts[::-1])
+    )
+    differences.append(second.counted.sum() / second.total.sum() - first.counted.sum() / first.total.sum())
+  expected = np.mean(np.abs(differences) >= abs(differences[0]) - 1e-12)
+  assert 0.1 < expected < 0.9
+  assert compare_rates(*counts).p == pytest.approx(expected, abs=0.05)
+
+
 def test_the_permutation_test_counts_all_signs():
   d = np.array([1.0, 2.0, 3.0, -0.5])
   p = compare(d, np.zeros(4), True, 'permutation').p
