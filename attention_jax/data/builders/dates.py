@@ -160,7 +160,7 @@ def load(split: str, data_dir: str, seed: int = 0) -> dict[str, list[str]]:
   """
   choose(split, SPLITS, 'split of dates')
   rows = _open_or_prepare(data_dir, seed).as_data_source(split)
-  examples = rows.__getitems__(range(len(rows)))  # one by one takes twice the time
+  examples = rows.__getitems__(range(len(rows)))  # a batch; one row at a time takes 1.6 times as long
   return {field: [example[field].decode() for example in examples] for field in FIELDS}
 
 
