@@ -19,10 +19,11 @@ TOGETHER = ('auto', 'yes', 'no')
 def trains_seeds_together(choice: str, backend: str, settings: int, seeds: int, slots: int) -> bool:
   """Returns whether the seeds of a setting are trained side by side in one process.
 
-  On an accelerator several small models fill the device. On a CPU they are trained one after the other: the programs
-  that the first seed compiles are stored on disk, and the others load them, while the program of several seeds takes
-  longer to compile than it saves (three seeds of dates:luong2015 with 200 updates: 131 s of CPU time side by side; 52,
-  27 and 27 s in turn). They are also trained in turn if there are fewer settings than slots.
+  On an accelerator several small models fill the device. On a CPU they are trained in turn, the first seed of all
+  settings first: an early report then compares all settings, and the slots are full for longer. Side by side, a setting
+  starts once for all of its seeds, which pays for short runs: three seeds of dates:luong2015 with 300 updates and
+  nothing compiled before took 137 s on one core, and 171 s in turn, where the second and third seed load the programs
+  of the first. They are also trained in turn if there are fewer settings than slots.
   A loss that is not finite stops all seeds of a process: choose 'no' where that may happen.
 
   Args:

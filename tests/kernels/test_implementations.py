@@ -54,6 +54,11 @@ DEFAULT_PAIRS |= {(score, EVERY_ALIGNMENT[0]) for score in EVERY_SCORE if score 
 SHARED_MASK_SCORES = ('additive', 'scaled_dot')  # tested with a mask per query and with one mask for all queries
 PAIRS_OF_ROWS = [pair for pair in PAIRS if pair in DEFAULT_PAIRS]
 OTHER_PAIRS = [pytest.param(*pair, marks=pytest.mark.product) for pair in PAIRS if pair not in DEFAULT_PAIRS]
+SHARED_MASK_PAIRS = {
+  (score, alignment)
+  for score, alignment in PAIRS
+  if score in SHARED_MASK_SCORES or 'window' in supporting(score, alignment)
+}
 UNSUPPORTED = [
   (name, *pair) for name in aj.IMPLEMENTATIONS for pair in PAIRS if name != 'xla' and name not in supporting(*pair)
 ]
@@ -66,19 +71,9 @@ def several_blocks(monkeypatch):
   monkeypatch.setattr(auto, 'MIN_SCORES', {'cpu': dict.fromkeys(auto.CANDIDATES, 0)})
 
 
-# Half of the rows; `make test-all` tests every pair.
-@pytest.mark.parametrize(('score', 'alignment'), sample_cases(PAIRS_OF_ROWS, 4) + OTHER_PAIRS)
-def test_equals_xla(score, alignment):
+def assert_equal_xla(score, alignment, names, masks, biases):
+  """Compares values and gradients, mapped over an axis of masks and biases, which are None or have the same axis."""
   problem = make_problem(score, alignment, batch=(2,))
-  rng = np.random.default_rng(1)
-  # Two versions of every mask and bias, over which the computation is mapped.
-  shared_mask = jnp.stack([jnp.ones((2, 1, S), bool), aj.padding_mask(jnp.asarray([S, 3]), S)[:, None]])
-  query_mask = jnp.asarray(rng.random((2, 2, T, S)) < 0.5).at[0, 0, 1].set(False)  # all positions of a query masked
-  bias = jnp.asarray(rng.normal(size=(2, 2, T, S)), jnp.float32).at[1, 0, 1, 2].set(-jnp.inf)
-
-  with_shared_mask = score in SHARED_MASK_SCORES or 'window' in supporting(score, alignment)
-  # 'auto' runs one of the other implementations: it is tested only where both kinds of masks are.
-  names = [name for name in supporting(score, alignment) if name != 'auto' or with_shared_mask]
 
   def run(implementation, problem):
     def loss_and_gradients(mask, bias):
@@ -87,14 +82,31 @@ def test_equals_xla(score, alignment):
 
       return jax.value_and_grad(total, has_aux=True)(problem)
 
-    results = jax.vmap(loss_and_gradients)(query_mask, bias)
-    if with_shared_mask:
-      results = results, jax.vmap(loss_and_gradients, in_axes=(0, None))(shared_mask, None)
-    return results
+    return jax.vmap(loss_and_gradients)(masks, biases)
 
   results = jax.jit(lambda problem: {name: run(name, problem) for name in ('xla', *names)})(problem)
   for result in results.values():
     assert_same(result, results['xla'], **CLOSE)
+
+
+# A quarter of the rows; `make test-all` tests every pair.
+@pytest.mark.parametrize(('score', 'alignment'), sample_cases(PAIRS_OF_ROWS, 4) + OTHER_PAIRS)
+def test_equals_xla_with_a_mask_per_query(score, alignment):
+  rng = np.random.default_rng(1)
+  masks = jnp.asarray(rng.random((2, 2, T, S)) < 0.5).at[0, 0, 1].set(False)  # all positions of a query masked
+  biases = jnp.asarray(rng.normal(size=(2, 2, T, S)), jnp.float32).at[1, 0, 1, 2].set(-jnp.inf)
+  # 'auto' runs one of the other implementations: it is tested only where both kinds of masks are.
+  names = [name for name in supporting(score, alignment) if name != 'auto' or (score, alignment) in SHARED_MASK_PAIRS]
+  assert_equal_xla(score, alignment, names, masks, biases)
+
+
+@pytest.mark.parametrize(
+  ('score', 'alignment'),
+  [pair for pair in sample_cases(PAIRS_OF_ROWS, 4) + OTHER_PAIRS if pair.values in SHARED_MASK_PAIRS],
+)
+def test_equals_xla_with_a_mask_for_all_queries(score, alignment):
+  masks = jnp.stack([jnp.ones((2, 1, S), bool), aj.padding_mask(jnp.asarray([S, 3]), S)[:, None]])
+  assert_equal_xla(score, alignment, supporting(score, alignment), masks, None)
 
 
 @pytest.mark.parametrize(('name', 'score', 'alignment'), UNSUPPORTED[:: len(UNSUPPORTED) // 12])

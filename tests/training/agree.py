@@ -1,6 +1,6 @@
-"""Uses peers.py in one of several processes, prints what each function does, and trains the runs of test_seeds.py.
+"""Uses peers.py in one of several processes and prints what each function does; or trains the runs of test_seeds.py.
 
-python -m tests.training.agree FOLDER
+python -m tests.training.agree FOLDER [seeds]
 """
 
 import sys
@@ -37,8 +37,7 @@ def cube(batch: int) -> dict[str, np.ndarray]:
   }
 
 
-def main(folder: Path) -> None:
-  jax.distributed.initialize()
+def use_peers(folder: Path) -> None:
   index = jax.process_index()
   report('exchange', lambda: exchange('größer' * index))
   report('nobody', lambda: fail(''))
@@ -58,8 +57,12 @@ def main(folder: Path) -> None:
     (own / 'words').write_text('eins\nzwei\n')
     (own / 'empty').touch()
   copy_from_first(own)
-  report('seeds', lambda: fit_all(folder / 'seeds', steps=4, accumulate=1, average=0.0))
 
 
 if __name__ == '__main__':
-  main(Path(sys.argv[1]))
+  jax.distributed.initialize()
+  folder, *parts = sys.argv[1:]
+  if 'seeds' in parts:
+    report('seeds', lambda: fit_all(Path(folder), steps=4, accumulate=1, average=0.0))
+  else:
+    use_peers(Path(folder))

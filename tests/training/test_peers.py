@@ -44,7 +44,13 @@ def test_two_processes_agree_or_stop_with_one_line(tmp_path):
     assert [lines[f'batch {i}'] for i in range(5)] == ["['int8', 'bool', 'float32']"] * 5
     assert lines['computed'] == ['[0, 2, 4]', '[1, 3, 4]'][index]
   assert read_tree(tmp_path / '0') == read_tree(tmp_path / '1') == {'words': b'eins\nzwei\n', 'empty': b''}
+
+
+@pytest.mark.long
+def test_two_processes_train_several_seeds(tmp_path):
+  """The quick form, in one process, is that of tests/training/test_seeds.py."""
+  outputs = wait_for_outputs(start_together('tests.training.agree', tmp_path, 'seeds'))
   assert all("SeedResults(step=4, reasons=['all 4 steps are done'" in output for output in outputs)
   assert 'step 4/4' in outputs[0] and 'step 4/4' not in outputs[1]  # process 0 alone logs
-  losses = {tuple(values_of(folder)) for folder in folders_in(tmp_path / 'seeds')}
+  losses = {tuple(values_of(folder)) for folder in folders_in(tmp_path)}
   assert len(losses) == RUNS and {tuple(step for step, _ in run) for run in losses} == {(2, 4)}
