@@ -37,11 +37,13 @@ class Claim(NamedTuple):
     page: the page in docs/claims/, without its suffix.
     sweep: the sweep file in configs/claims/, without its suffix.
     measure: the settings of the finished sweep -> the tables of the page.
+    full: the full form of the sweep, for accelerators.
   """
 
   page: str
   sweep: str
   measure: Callable[[Sequence[SettingRuns]], Tables]
+  full: str = 'full'
 
 
 def _factor_columns(factors: Sequence[str]) -> list[Column]:
@@ -139,22 +141,31 @@ def _probes(settings: Sequence[SettingRuns]) -> Tables:
 
 
 def _luong_grid(settings: Sequence[SettingRuns]) -> Tables:
+  metrics = {'phoneme_error_rate': 'PER, %', 'sequence_error_rate': 'WER, %'}
+  return _luong_parts('luong_grid', settings, 'validation', metrics)
+
+
+def _luong_grid_multi30k(settings: Sequence[SettingRuns]) -> Tables:
+  return _luong_parts('luong_grid_multi30k', settings, 'test', {'bleu': 'BLEU', 'chrf': 'chrF'})
+
+
+def _luong_parts(name: str, settings: Sequence[SettingRuns], split: str, metrics: Mapping[str, str]) -> Tables:
+  """The table and the picture of settings that differ from a baseline in one part."""
   factors = [
     Factor('model.attention.score', 'score', lambda score: score.partition('(')[0]),
     Factor('model.attention.alignment', 'alignment', lambda alignment: alignment.partition('(')[0]),
     Factor('model.decoder.input_feeding', 'input feeding', lambda feeding: 'yes' if feeding else 'no'),
   ]
-  metrics = {'phoneme_error_rate': 'PER, %', 'sequence_error_rate': 'WER, %'}
   baseline = {'score': 'general', 'alignment': 'softmax', 'input feeding': 'yes'}
-  rows = setting_rows(settings, 'validation', list(metrics), factors, baseline)
+  rows = setting_rows(settings, split, list(metrics), factors, baseline)
   for row in rows:
     changed = [str(row['factors'][name]) for name, value in baseline.items() if row['factors'][name] != value]
-    names = {'no': 'no feeding'}
-    row['factors']['changed part'] = ', '.join(names.get(name, name) for name in changed) or 'none'
-  names = [factor.name for factor in factors]
-  columns = [*_factor_columns([*names, 'parameters']), *_metric_columns('validation', metrics, 'difference')]
-  panels = {f'validation/{metric}': title for metric, title in metrics.items()}
-  return {'luong_grid': (Table(columns, rows), Plot('changed part', panels, joined=False))}
+    shown_as = {'no': 'no feeding'}
+    row['factors']['changed part'] = ', '.join(shown_as.get(value, value) for value in changed) or 'none'
+  factor_names = [factor.name for factor in factors]
+  columns = [*_factor_columns([*factor_names, 'parameters']), *_metric_columns(split, metrics, 'difference')]
+  panels = {f'{split}/{metric}': title for metric, title in metrics.items()}
+  return {name: (Table(columns, rows), Plot('changed part', panels, joined=False))}
 
 
 def _wiring(settings: Sequence[SettingRuns]) -> Tables:
@@ -275,6 +286,7 @@ CLAIMS: Mapping[str, Claim] = {
   'bottleneck': Claim('a_bottleneck', 'bottleneck', _bottleneck),
   'gradients': Claim('b_gradients', 'bottleneck', _gradients),
   'luong_grid': Claim('c_luong_grid', 'luong_grid', _luong_grid),
+  'luong_grid_multi30k': Claim('c_luong_grid_multi30k', 'luong_grid', _luong_grid_multi30k, 'multi30k'),
   'wiring': Claim('d_wiring', 'wiring', _wiring),
   'scaled_dot': Claim('e_scaled_dot', 'scaled_dot', _scaled_dot),
   'alignments': Claim('f_alignments', 'alignments', _alignments),

@@ -1,7 +1,7 @@
 """What an update costs on a pod: memory, FLOP, traffic and a bound of its time by the rates of the chip.
 
-The bound is a roofline: each resource at its peak rate, without latencies. It is a lower bound of the time, and tells
-which resource limits it; a recurrence, whose steps are short, is slower. Nothing here is measured.
+The bound is a roofline: each resource at its peak rate, without latencies. It is a lower bound of the time, and
+names the resource that limits it; a recurrence, whose steps are short, is slower. Nothing here is measured.
 """
 
 import dataclasses

@@ -15,7 +15,7 @@ from attention_jax.training.remote_files import RemoteFiles
 LOCK = 'lock.json'
 RENEWAL = 15.0  # seconds between two renewals
 LEASE = 60.0  # seconds without renewal after which a lock has expired
-ABANDONED = 600.0  # seconds since the last renewal, by the clocks of both machines, after which nobody waits
+ABANDONED = 600.0  # seconds since the last renewal, by the clocks of both machines, after which no process waits
 
 
 class RemoteLock:
@@ -61,7 +61,7 @@ class RemoteLock:
       raise UserError(f'{self._files.url} {_describe(record)} trains in it; this process has lost its lock')
 
   def _wait_for_expiry(self) -> None:
-    """Returns when nobody owns the lock; raises UserError if its owner renews it in the meantime."""
+    """Returns when no process owns the lock; raises UserError if its owner renews it in the meantime."""
     record = self._files.read_json(LOCK)
     if record is None or _is_abandoned(record):
       return
@@ -92,7 +92,7 @@ class RemoteLock:
 
 
 def _describe(record: dict[str, Any] | None) -> str:
-  """': process 12 of host a', with which the sentence of an error goes on."""
+  """': process 12 of host a', the last part of an error message."""
   return f': process {record.get("pid")} of {record.get("host")}' if record else ': another process'
 
 

@@ -104,7 +104,7 @@ def evaluation_field(average: float) -> str:
 def is_finite(state: TrainState) -> bool:
   """Returns whether every floating-point number of the state is finite, the same in every process.
 
-  The host looks at the numbers: a program would have one reduction to compile for each array.
+  The host checks the numbers: a program would have one reduction to compile for each array.
   """
   floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)]
   local = all(np.isfinite(part).all() for x in floats for part in _local_parts(x))

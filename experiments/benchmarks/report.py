@@ -72,8 +72,8 @@ def run_suites(names: Sequence[str], out: str, bench: BenchmarkContext) -> list[
     The timings of all suites.
 
   Raises:
-    UserError: for an unknown suite, for one without its requirement, for a folder that is not writable, and in the end
-      if anything failed.
+    UserError: for an unknown suite, for one without its requirement, for a folder that is not writable, and
+      after all suites if anything failed.
   """
   missing = {name: needed for name, (setting, needed) in REQUIREMENTS.items() if not getattr(bench, setting)}
   names = names or [name for name in SUITES if name not in missing]

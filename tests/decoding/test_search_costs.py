@@ -1,5 +1,6 @@
 """Shortcuts of a search that change no result: top-k by blocks, and finished sources that leave the batch."""
 
+import functools
 import itertools
 
 import jax
@@ -60,10 +61,8 @@ def test_finished_sources_leave_the_batch(beams, monkeypatch):
     batch_sizes.clear()
     carry = (end_levels, jnp.zeros_like(end_levels))
     memory = jnp.linspace(0, 1, 32).reshape(8, 4)
-    if beams > 1:
-      hypotheses = search.beam(step, carry, memory, beams=beams, max_length=12)
-    else:
-      hypotheses = search.greedy(step, carry, memory, max_length=12)
+    find = functools.partial(search.beam, beams=beams) if beams > 1 else search.greedy
+    hypotheses = jax.jit(lambda: find(step, carry, memory, max_length=12))()
     jax.effects_barrier()
     return hypotheses, list(batch_sizes)
 

@@ -17,12 +17,14 @@ SWEEPS = sorted(path.stem for path in (PROJECT / 'configs' / 'claims').glob('[a-
 PAGES = PROJECT / 'docs' / 'claims'
 INDEX = (PAGES / 'README.md').read_text('utf-8')
 MEASURED = {name: claim for name, claim in CLAIMS.items() if (PAGES / f'{claim.page}.md').exists()}
+MULTI30K_FORMS = ('multi30k', 'multi30k_small')
 VERDICTS = ('holds', 'holds partly', 'does not hold here')
 MAX_BYTES = 60_000  # of a picture
 
 
 @pytest.mark.parametrize(
-  ('name', 'form'), sample_cases([*itertools.product(SWEEPS, ['small', 'full']), ('luong_grid', 'multi30k')], 2)
+  ('name', 'form'),
+  sample_cases([*itertools.product(SWEEPS, ['small', 'full']), *(('luong_grid', form) for form in MULTI30K_FORMS)], 2),
 )
 def test_settings_of_sweeps_exist(name, form):
   path = f'{PROJECT}/configs/claims/{name}.py:{form}'
@@ -50,7 +52,7 @@ def test_pages_are_complete(name):
   text = (PAGES / f'{claim.page}.md').read_text('utf-8')
   assert f'claims/{name}' in block_names(text) and '<!-- conditions: ' in text
   assert f'--config=configs/claims/{claim.sweep}.py' in text and f'--claim={name}' in text
-  assert f'--config=configs/claims/{claim.sweep}.py:full' in text
+  assert f'--config=configs/claims/{claim.sweep}.py:{claim.full}' in text
   assert (PAGES / f'{claim.page}.png').stat().st_size < MAX_BYTES and f'({claim.page}.png)' in text
   verdict = re.search(r'\*\*Verdict: ([^.]+)\.\*\*', text)[1]
   assert verdict in VERDICTS
