@@ -52,8 +52,9 @@ def _make(name: str, target: Path) -> None:
 
   workdir = Path(FLAGS.workdir) / name
   model = READY_MADE[name]
-  folder = [f'--config.data.folder={FLAGS.folder}'] if model.data else []
-  command = [*program_command('train'), f'--config={model.config}', f'--workdir={workdir}', *folder]
+  fields = [f'data.folder={FLAGS.folder}'] if model.data else []
+  flags_of_fields = [f'--config.{field}' for field in (*model.fields, *fields)]
+  command = [*program_command('train'), f'--config={model.config}', f'--workdir={workdir}', *flags_of_fields]
   if status := subprocess.run(command).returncode:
     sys.exit(status)
   size = export_run(workdir, target)

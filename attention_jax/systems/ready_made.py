@@ -22,16 +22,19 @@ class ReadyMade(NamedTuple):
   Attributes:
     config: FILE:PRESET of the config.
     data: what `config.data.folder` has to contain, or '' if the data are generated.
+    fields: settings of the config, 'FIELD=VALUE'.
   """
 
   config: str
   data: str = ''
+  fields: tuple[str, ...] = ()
 
 
 READY_MADE: Mapping[str, ReadyMade] = {
   'dates': ReadyMade('configs/dates.py:bahdanau2015'),
   'nettalk': ReadyMade('configs/nettalk.py:bahdanau2015', 'train.tsv and dev.tsv of NETtalk, see configs/nettalk.py'),
-  'shapes': ReadyMade('configs/shapes.py:xu2015_soft'),
+  # A quarter of the updates of the config, so that it is ready in minutes.
+  'shapes': ReadyMade('configs/shapes.py:xu2015_soft', fields=('training.steps=2000',)),
 }
 
 

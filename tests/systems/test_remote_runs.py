@@ -1,6 +1,11 @@
 """Runs behind URLs: trained, resumed after the machine was lost, and read on another one."""
 
+import contextlib
 import shutil
+import socket
+import subprocess
+import sys
+import time
 import uuid
 
 import fsspec
@@ -18,10 +23,46 @@ pytestmark = pytest.mark.usefixtures('on_two_devices')
 
 
 @pytest.fixture
-def url(tmp_path, monkeypatch):
-  """A folder in memory, with an empty cache of working copies."""
+def own_cache(tmp_path, monkeypatch):
+  """An empty cache of working copies."""
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+
+
+@pytest.fixture
+def url(own_cache):
+  """A folder in memory."""
   return f'memory://{uuid.uuid4().hex}/run'
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+  """A folder of a bucket of S3, which a server on this machine simulates."""
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    port = free.getsockname()[1]
+  for name in ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY'):
+    monkeypatch.setenv(name, 'any')
+  monkeypatch.setenv('AWS_DEFAULT_REGION', 'us-east-1')
+  monkeypatch.setenv('AWS_ENDPOINT_URL', f'http://127.0.0.1:{port}')
+  with (tmp_path / 'server.log').open('wb') as log:
+    server = subprocess.Popen([sys.executable, '-m', 'moto.server', f'--port={port}'], stdout=log, stderr=log)
+  try:
+    wait_for_port(port, server)
+    fsspec.filesystem('s3').mkdir('bucket')
+    yield 's3://bucket/run'
+  finally:
+    server.kill()
+    server.wait()
+
+
+def wait_for_port(port, server):
+  """Returns when the server accepts connections."""
+  deadline = time.monotonic() + 60
+  while server.poll() is None and time.monotonic() < deadline:
+    with contextlib.suppress(ConnectionRefusedError), socket.create_connection(('127.0.0.1', port)):
+      return
+    time.sleep(0.1)
+  raise AssertionError('the simulated S3 has not started')
 
 
 def lose_machine(tmp_path):
@@ -29,7 +70,14 @@ def lose_machine(tmp_path):
   remote_runs._READ.clear()
 
 
-def test_a_run_continues_on_another_machine(trained, config, url, tmp_path, monkeypatch):
+@pytest.fixture(params=['url', pytest.param('bucket', marks=pytest.mark.long)])
+def any_url(request, own_cache):
+  """A folder behind a URL of each kind."""
+  return request.getfixturevalue(request.param)
+
+
+def test_a_run_continues_on_another_machine(trained, config, any_url, tmp_path, monkeypatch):
+  url = any_url
   stream = experiment.stream
 
   def failing_stream(batches, start, stop):
