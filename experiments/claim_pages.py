@@ -215,12 +215,20 @@ def _heads(settings: Sequence[SettingRuns]) -> Tables:
 
 
 def _alignments(settings: Sequence[SettingRuns]) -> Tables:
+  return _compare_alignments('alignments', settings, 'validation', {'phoneme_error_rate': 'PER, %'})
+
+
+def _alignments_dates(settings: Sequence[SettingRuns]) -> Tables:
+  return _compare_alignments('alignments_dates', settings, 'test', {'exact_match': 'exact match, %'})
+
+
+def _compare_alignments(name: str, settings: Sequence[SettingRuns], split: str, quality: Mapping[str, str]) -> Tables:
   factors = [Factor('model.attention.alignment', 'alignment', lambda alignment: alignment.partition('(')[0])]
-  metrics = {'phoneme_error_rate': 'PER, %', 'alignment_error_rate': 'AER, %', 'entropy': 'entropy, nat'}
-  rows = setting_rows(settings, 'validation', list(metrics), factors, {'alignment': 'softmax'})
-  columns = [*_factor_columns(['alignment']), *_metric_columns('validation', metrics, 'difference from softmax')]
-  panels = {f'validation/{metric}': title for metric, title in list(metrics.items())[:2]}
-  return {'alignments': (Table(columns, rows), Plot('alignment', panels, joined=False))}
+  metrics = {**quality, 'alignment_error_rate': 'AER, %', 'entropy': 'entropy, nat'}
+  rows = setting_rows(settings, split, list(metrics), factors, {'alignment': 'softmax'})
+  columns = [*_factor_columns(['alignment']), *_metric_columns(split, metrics, 'difference from softmax')]
+  panels = {f'{split}/{metric}': title for metric, title in list(metrics.items())[:2]}
+  return {name: (Table(columns, rows), Plot('alignment', panels, joined=False))}
 
 
 WEIGHTS = Factor('model.attention.alignment', 'weights', lambda spec: 'uniform' if 'temperature' in spec else 'learned')
@@ -290,6 +298,7 @@ CLAIMS: Mapping[str, Claim] = {
   'wiring': Claim('d_wiring', 'wiring', _wiring),
   'scaled_dot': Claim('e_scaled_dot', 'scaled_dot', _scaled_dot),
   'alignments': Claim('f_alignments', 'alignments', _alignments),
+  'alignments_dates': Claim('f_alignments_dates', 'alignments', _alignments_dates, 'dates_full'),
   'heads': Claim('g_heads', 'heads', _heads),
   'explanation_reviews': Claim('h_explanation_reviews', 'explanation_reviews', _explanation_reviews),
   'explanation_words': Claim('h_explanation_words', 'explanation_words', _explanation_words),

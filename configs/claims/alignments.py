@@ -1,16 +1,22 @@
 """python -m experiments.ablate --config=configs/claims/alignments.py --workdir=runs/claims/alignments --workers=2
 
-Soft, sparse, sampled and exact latent alignments on words with alignments made by hand.
+Soft, sparse, sampled and exact latent alignments on words with alignments made by hand, and on dates with known links.
 
 --config.data.folder=FOLDER is the folder of train.tsv and dev.tsv of NETtalk. The full form, for an accelerator:
---config=configs/claims/alignments.py:full --seeds=5.
+--config=configs/claims/alignments.py:full --seeds=5. The same on dates, which need no folder, are
+--config=configs/claims/alignments.py:dates and, for an accelerator, dates_full.
 """
 
 from attention_jax.errors import choose
-from attention_jax.sweeps.claim_configs import nettalk_config
+from attention_jax.sweeps.claim_configs import dates_config, nettalk_config
 from attention_jax.sweeps.space import Sweep, grid
 
-FORMS = {'small': {'width': 64, 'steps': 1200}, 'full': {'width': 256, 'steps': 8000}}
+FORMS = {
+  'small': {'task': nettalk_config, 'width': 64, 'steps': 1200},
+  'full': {'task': nettalk_config, 'width': 256, 'steps': 8000},
+  'dates': {'task': dates_config, 'width': 64, 'steps': 800},
+  'dates_full': {'task': dates_config, 'width': 256, 'steps': 6000},
+}
 # Sampled positions are trained by REINFORCE, with the weights of the first sum for half of the targets, as in the
 # preset xu2015_hard.
 HARD = {'model.attention.alignment': 'hard(expected=0.5)', 'training.auxiliary': 'reinforce(discount=0.0)'}
@@ -19,7 +25,7 @@ HARD = {'model.attention.alignment': 'hard(expected=0.5)', 'training.auxiliary':
 def get_config(form: str = 'small'):
   sizes = FORMS[choose(form, FORMS, 'form')]
   width = sizes['width']
-  config = nettalk_config(sizes['steps'], evaluations=2)
+  config = sizes['task'](sizes['steps'], evaluations=2)
   config.model.embedding = width
   config.model.encoder = f'birnn(rnn="gru", features={width})'
   config.model.decoder = f'bahdanau(rnn="gru", features={width}, readout={width})'
@@ -27,11 +33,11 @@ def get_config(form: str = 'small'):
   return config
 
 
-def get_sweep():
+def get_sweep(form: str = 'small'):
   expected = grid({'model.attention.alignment': ['softmax', 'sparsemax', 'entmax15', 'gumbel', 'latent']})
   return Sweep(
     [*expected, HARD],
     baseline={'model.attention.alignment': 'softmax'},
-    metrics=('phoneme_error_rate', 'alignment_error_rate', 'entropy'),
+    metrics=(get_config(form).training.select, 'alignment_error_rate', 'entropy'),
     question='Soft, sparse, sampled or exact latent: which alignment gives the best words and the best links?',
   )

@@ -17,14 +17,19 @@ SWEEPS = sorted(path.stem for path in (PROJECT / 'configs' / 'claims').glob('[a-
 PAGES = PROJECT / 'docs' / 'claims'
 INDEX = (PAGES / 'README.md').read_text('utf-8')
 MEASURED = {name: claim for name, claim in CLAIMS.items() if (PAGES / f'{claim.page}.md').exists()}
-MULTI30K_FORMS = ('multi30k', 'multi30k_small')
+OTHER_FORMS = [
+  ('luong_grid', 'multi30k'),
+  ('luong_grid', 'multi30k_small'),
+  ('alignments', 'dates'),
+  ('alignments', 'dates_full'),
+]
 VERDICTS = ('holds', 'holds partly', 'does not hold here')
 MAX_BYTES = 60_000  # of a picture
 
 
 @pytest.mark.parametrize(
   ('name', 'form'),
-  sample_cases([*itertools.product(SWEEPS, ['small', 'full']), *(('luong_grid', form) for form in MULTI30K_FORMS)], 2),
+  sample_cases([*itertools.product(SWEEPS, ['small', 'full']), *OTHER_FORMS], 2),
 )
 def test_settings_of_sweeps_exist(name, form):
   path = f'{PROJECT}/configs/claims/{name}.py:{form}'
