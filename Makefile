@@ -1,6 +1,8 @@
 # `make train` and `make test` need Python 3.11 or later and nothing else: they make their own environment in .venv.
 PYTHON ?= python3
 VENV := .venv
+# The tests start many processes, which load the modules that the first one has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 RUN := JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(VENV)/bin/python
 
 .PHONY: train models test test-all docs chaos accelerator clean
