@@ -11,7 +11,7 @@ from attention_jax.errors import UserError
 
 def define_topology_flag() -> None:
   """Defines --topology."""
-  flags.DEFINE_string('topology', 'v5e:2x2', 'topology of the TPU: v5e:16x16, v5p:8x8x16, ...')
+  flags.DEFINE_string('topology', 'v5e:2x2', 'topology of the TPU: v5e:1x1, v5e:16x16, v5p:8x8x16, ...')
 
 
 def topology_devices(topology: str) -> Sequence[Any]:
@@ -19,8 +19,10 @@ def topology_devices(topology: str) -> Sequence[Any]:
   from jax.experimental import topologies
 
   os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')  # there is no metadata server of a cloud TPU to query
+  is_one_chip = set(topology.partition(':')[2].split('x')) == {'1'}
+  options = {'chips_per_host_bounds': (1, 1, 1)} if is_one_chip else {}  # by default, a host has several
   try:
-    return topologies.get_topology_desc(platform='tpu', topology_name=topology).devices
+    return topologies.get_topology_desc(platform='tpu', topology_name=topology, **options).devices
   except Exception as error:
     raise UserError(f'cannot describe the TPU {topology!r} (pip install libtpu; v5e:2x2 is one): {error}') from error
 
