@@ -33,8 +33,11 @@ class ReadyMade(NamedTuple):
 READY_MADE: Mapping[str, ReadyMade] = {
   'dates': ReadyMade('configs/dates.py:bahdanau2015'),
   'nettalk': ReadyMade('configs/nettalk.py:bahdanau2015', 'train.tsv and dev.tsv of NETtalk, see configs/nettalk.py'),
-  # A quarter of the updates of the config, so that it is ready in minutes.
-  'shapes': ReadyMade('configs/shapes.py:xu2015_soft', fields=('training.steps=2000',)),
+  # A quarter of the updates of the config, so that it is ready in minutes, and less than 2 MB.
+  'shapes': ReadyMade(
+    'configs/shapes.py:xu2015_soft',
+    fields=('training.steps=2000', 'model.embedding=32', 'model.attention.features=64'),
+  ),
 }
 
 

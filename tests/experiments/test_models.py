@@ -30,10 +30,11 @@ def test_models_are_trained_exported_and_used_by_name(commands, tmp_path):
   workdir = tmp_path / 'models'
   result = run('models', f'--workdir={workdir}')
   assert result.code == 0, result.err
-  assert [[word for word in command if word.startswith('--')] for command in commands] == [
+  assert [[word for word in command if word.startswith('--')][:2] for command in commands] == [
     ['--config=configs/dates.py:bahdanau2015', f'--workdir={workdir}/dates'],
-    ['--config=configs/shapes.py:xu2015_soft', f'--workdir={workdir}/shapes', '--config.training.steps=2000'],
+    ['--config=configs/shapes.py:xu2015_soft', f'--workdir={workdir}/shapes'],
   ]
+  assert '--config.training.steps=2000' in commands[1]
   assert '@nettalk needs --folder with train.tsv and dev.tsv of NETtalk, see configs/nettalk.py; not made' in result.out
   assert ready_made_folder('dates').is_dir() and not ready_made_folder('nettalk').exists()
   assert run('translate', '--workdir=@dates', stdin=b'eins zwei').code == 0
