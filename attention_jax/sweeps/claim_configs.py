@@ -12,34 +12,33 @@ def nettalk_config(steps: int, evaluations: int = 1) -> Any:
     steps: number of updates.
     evaluations: number of evaluations during training.
   """
-  config = default_config()
+  config = _short_training(steps, evaluations)
   config.data.task = "tsv(train='train.tsv', validation='dev.tsv')"
   config.data.folder = 'data/nettalk'
   config.data.vocabulary = 'word'
   config.data.buckets = ((20, 20),)
-  config.data.batch_size = 64
-  config.model.dropout = 0.1
-  config.training.steps = steps
-  config.training.schedule = 'cosine(peak=3e-3, warmup=100)'
-  config.training.evaluate_every = steps // evaluations
   config.training.select = 'phoneme_error_rate'
   config.evaluation.metrics = ('phoneme_error_rate', 'sequence_error_rate')
   config.evaluation.group_references = True
-  config.evaluation.beams = 1
   return config
 
 
 def dates_config(steps: int, evaluations: int = 1) -> Any:
   """Returns the config of dates in many notations to ISO 8601, without a model, as `nettalk_config` does."""
-  config = default_config()
+  config = _short_training(steps, evaluations)
   config.data.task = 'dates'
   config.data.buckets = ((20, 11), (42, 11))
+  config.training.select = 'exact_match'
+  config.evaluation.max_length = 12
+  return config
+
+
+def _short_training(steps: int, evaluations: int) -> Any:
+  config = default_config()
   config.data.batch_size = 64
   config.model.dropout = 0.1
   config.training.steps = steps
   config.training.schedule = 'cosine(peak=3e-3, warmup=100)'
   config.training.evaluate_every = steps // evaluations
-  config.training.select = 'exact_match'
-  config.evaluation.max_length = 12
   config.evaluation.beams = 1
   return config
