@@ -1,19 +1,15 @@
 """Checkpoints of a run: `checkpoints/` holds the latest states, `best/` the best one so far.
 
-Each is a folder named by its step, which orbax renames into place, so that it appears whole or not at all. Saving is
-synchronous, because the training step donates its state. Checksums of all values are stored with them and verified
-whenever they are read: of what it reads, tensorstore verifies the indices alone. A checkpoint that cannot be read is
-never deleted.
+Each is a folder named by its step, which orbax renames into place, so that it appears whole or not at all. Files are
+written in threads while training continues. Checksums of all values are stored with them and verified whenever they are
+read: of what it reads, tensorstore verifies the indices alone. A checkpoint that cannot be read is never deleted.
 """
 
 import contextlib
 import errno
-import gc
 import hashlib
 import json
-import logging
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +17,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from absl import logging as absl_logging
 from jax.experimental import multihost_utils
 
 from attention_jax.atomic import write_text
 from attention_jax.errors import UserError
 from attention_jax.training.checksums import tree_checksums
+from attention_jax.training.orbax_messages import without_orbax_messages
 from attention_jax.training.partition import fetch
 from attention_jax.training.state import TrainState, is_finite
 
@@ -70,8 +66,25 @@ class CheckpointRetention(NamedTuple):
     return [step in regular[-self.keep :] or step == steps[-1] for step in steps]
 
 
+class _Write(NamedTuple):
+  """A checkpoint that is being written.
+
+  Attributes:
+    kind: LATEST or BEST.
+    step: its step.
+    messages: hides the messages of the threads that write; to be closed after them.
+  """
+
+  kind: str
+  step: int
+  messages: contextlib.ExitStack
+
+
 class Checkpoints:
   """The checkpoints of one run.
+
+  At most one checkpoint is being written at a time, and everything that reads them waits for it. Errors of the threads
+  that write are raised by the next call that waits.
 
   Args:
     folder: the run folder.
@@ -83,6 +96,7 @@ class Checkpoints:
   def __init__(self, folder: str | Path, keep: int = 2, every: int = 1, read_only: bool = False):
     self.folder = Path(folder).absolute()
     self._read_only = read_only
+    self._write: _Write | None = None
     self._managers = {
       LATEST: self._make_manager(LATEST, CheckpointRetention(keep, every)),
       BEST: self._make_manager(BEST, CheckpointRetention(keep=1, every=1)),
@@ -90,16 +104,21 @@ class Checkpoints:
 
   def latest(self, kind: str = LATEST) -> int | None:
     """Returns the last stored step of a kind (LATEST or BEST), or None."""
+    self.wait()
     manager = self._managers[kind]
     return None if manager is None else manager.latest_step()
 
   def steps(self, kind: str = LATEST) -> list[int]:
     """Returns the stored steps of a kind in ascending order."""
+    self.wait()
     manager = self._managers[kind]
     return [] if manager is None else sorted(manager.all_steps())
 
   def save(self, state: TrainState, host: Mapping[str, Any], kind: str = LATEST) -> None:
-    """Writes `state` and `host` under the state's step.
+    """Starts to write `state` and `host` under the state's step; see `wait`.
+
+    It waits for the checkpoint before, so that a best state is on disk before a latest state that names it, and returns
+    when the arrays of `state` may be donated.
 
     A LATEST state of this step or a later one is not overwritten: the same run wrote it before an interruption. BEST
     states of this step or a later one are deleted first: their updates have been run again, perhaps on other data.
@@ -110,8 +129,10 @@ class Checkpoints:
       kind: LATEST or BEST.
 
     Raises:
-      UserError: if the state is not finite; such a state is never written. Also if it cannot be written.
+      UserError: if the state is not finite; such a state is never written. Also if it cannot be written, or if the
+        checkpoint before could not.
     """
+    self.wait()
     step = int(np.max(fetch(state.step)))
     if not is_finite(state):
       raise UserError(f'the parameters are not finite after step {step}; not saved, {self.describe()}')
@@ -120,17 +141,34 @@ class Checkpoints:
       return
     values = _as_json({'layout': _layout(state), 'host': dict(host), 'checksums': tree_checksums(state)})
     values['digest'] = _digest(values)
+    # The next update may donate these arrays: orbax has copied those of accelerators when `save` returns, and jax does
+    # not reuse memory of a CPU that is still being read.
     items = ocp.args.Composite(state=ocp.args.PyTreeSave(state._asdict()), host=ocp.args.JsonSave(values))
-    try:
-      with _quiet():
-        for stored in repeated:
-          self._managers[kind].delete(stored)
-        self._managers[kind].save(step, args=items, force=True)
-    except Exception as error:  # a full disk, or a folder that somebody has changed
-      path = self.folder / kind / str(step)
-      raise UserError(f'cannot save checkpoint {path}: {_reason(error)}; {self.describe()}') from error
+    with self._saving_errors(kind, step), contextlib.ExitStack() as messages:
+      messages.enter_context(without_orbax_messages())
+      for stored in repeated:
+        self._managers[kind].delete(stored)
+      self._managers[kind].save(step, args=items, force=True)
+      self._write = _Write(kind, step, messages.pop_all())
+
+  def wait(self) -> None:
+    """Waits until the last checkpoint is on disk.
+
+    Raises:
+      UserError: if it could not be written.
+    """
+    if self._write is None:
+      return
+    kind, step, messages = self._write
+    self._write = None
+    with self._saving_errors(kind, step), messages:
+      self._managers[kind].wait_until_finished()
     if jax.process_index() == 0:
       write_text(self.folder / SAVED_FILE, json.dumps(self._saved() | {kind: step}) + '\n')
+
+  def is_writing(self) -> bool:
+    """Returns whether a checkpoint is being written: if not, `wait` returns, or raises its error, at once."""
+    return self._write is not None and self._managers[self._write.kind].is_saving_in_progress()
 
   def resume(
     self, like: Callable[[], TrainState], log: Callable[[str], None] = print
@@ -215,12 +253,29 @@ class Checkpoints:
     return f'the last good checkpoint is {self.folder / LATEST / str(step)}' if step else 'there is no checkpoint yet'
 
   def close(self) -> None:
-    """Ends the threads of the checkpoint managers."""
-    for manager in filter(None, self._managers.values()):
-      manager.close()
+    """Waits until the last checkpoint is on disk and ends the threads of the checkpoint managers.
+
+    Raises:
+      UserError: if it could not be written.
+    """
+    try:
+      self.wait()
+    finally:
+      for manager in filter(None, self._managers.values()):
+        manager.close()
+
+  @contextlib.contextmanager
+  def _saving_errors(self, kind: str, step: int) -> Iterator[None]:
+    """Turns errors of saving into a UserError."""
+    try:
+      yield
+    except Exception as error:  # a full disk, or a folder that somebody has changed
+      path = self.folder / kind / str(step)
+      raise UserError(f'cannot save checkpoint {path}: {_reason(error)}; {self.describe()}') from error
 
   def _read_host(self, kind: str, step: int | None) -> tuple[int, dict[str, Any]]:
     """Reads the JSON values of a checkpoint; returns its step too."""
+    self.wait()
     step = self.latest(kind) if step is None else step
     if step is None:
       raise UserError(f'no checkpoint in {self.folder / kind}; expected a folder that a training run has saved to')
@@ -252,7 +307,7 @@ class Checkpoints:
   def _read(self, kind: str, step: int, **item) -> Any:
     """Reads one item of a checkpoint; raises DamagedCheckpointError with the reason."""
     try:
-      with _quiet():
+      with without_orbax_messages():
         (value,) = self._managers[kind].restore(step, args=ocp.args.Composite(**item)).values()
         return value
     except Exception as error:  # orbax, tensorstore and json each raise their own kinds
@@ -281,7 +336,7 @@ class Checkpoints:
       (self.folder / LATEST / str(step)).rename(path)
     if jax.process_count() > 1:
       multihost_utils.sync_global_devices('set_aside')
-    with _quiet():
+    with without_orbax_messages():
       self._managers[LATEST].reload()
     return path
 
@@ -301,13 +356,13 @@ class Checkpoints:
     """Returns orbax's manager of one kind; None if a read-only run has no such folder."""
     if self._read_only and not (self.folder / kind).is_dir():
       return None
-    access = {'preservation_policy': retention}
+    # Folders that are created in a thread, and cannot be, would make the other threads wait for five minutes.
+    threads = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+    access = {'preservation_policy': retention, 'cleanup_tmp_directories': True, 'async_options': threads}
     if self._read_only:
-      access = {'save_interval_steps': 0, 'read_only': True, 'create': False}
-    options = ocp.CheckpointManagerOptions(
-      enable_async_checkpointing=False, cleanup_tmp_directories=not self._read_only, **access
-    )
-    with _quiet():
+      access = {'save_interval_steps': 0, 'read_only': True, 'create': False, 'enable_async_checkpointing': False}
+    options = ocp.CheckpointManagerOptions(**access)
+    with without_orbax_messages():
       return ocp.CheckpointManager(self.folder / kind, options=options)
 
 
@@ -345,32 +400,3 @@ def _difference(stored: Mapping[str, str], expected: Mapping[str, str]) -> str |
     if stored_array != expected_array:
       return f'{name} is {stored_array} in the checkpoint, {expected_array} in this config'
   return None
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-  """Hides the notes of orbax about its options, and the messages of its threads about what this module raises itself.
-
-  When one array cannot be read or written, orbax aborts all others, some of which end later, on threads of tensorstore.
-  After a failure the hook that ignores their messages therefore stays.
-  """
-  previous_hook = sys.unraisablehook
-  asyncio_log = logging.getLogger('asyncio')
-  verbosity = absl_logging.get_verbosity()
-
-  def hook(unraisable):
-    if not any(words in str(unraisable.exc_value) for words in ('Event loop is closed', 'reading array index')):
-      previous_hook(unraisable)
-
-  sys.unraisablehook = hook
-  asyncio_log.disabled = True
-  absl_logging.set_verbosity(absl_logging.FATAL)
-  try:
-    yield
-    sys.unraisablehook = previous_hook
-    asyncio_log.disabled = False
-  except Exception:
-    gc.collect()
-    raise
-  finally:
-    absl_logging.set_verbosity(verbosity)

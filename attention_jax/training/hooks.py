@@ -265,13 +265,15 @@ class InterruptHandler(StopSignals):
 class CheckpointSaver:
   """Hook that saves the latest state and the host values of the run, always after the last update too.
 
+  Files are written while training continues; a checkpoint that cannot be written stops it after the current update.
+
   Args:
     every: updates between two checkpoints, see `is_due`.
     checkpoints: where the state is saved.
-    clock: paused during saving.
+    clock: paused while the state is copied, and while an earlier checkpoint is still being written.
     host: returns further values of the run to store, as JSON.
     stack: returns the state that is stored; None stores the state as it is. See side_by_side.SideBySide.
-    after_save: called after each checkpoint.
+    after_save: called between two updates when a checkpoint is on disk.
   """
 
   def __init__(
@@ -289,11 +291,17 @@ class CheckpointSaver:
     self._host = host
     self._stack = stack
     self._after_save = after_save
+    self._is_started = False  # a checkpoint has been started, and has not been seen on disk yet
 
   def __call__(self, step, state, metrics, last):
     if is_due(step, self._every, last):
       jax.block_until_ready(state)
       with self._clock.paused(SAVING):
         self._checkpoints.save(self._stack(state) if self._stack else state, self._host())
+      self._is_started = True
+    if self._is_started and (last or not self._checkpoints.is_writing()):
+      with self._clock.paused(SAVING):
+        self._checkpoints.wait()
         if self._after_save:
           self._after_save()
+      self._is_started = False

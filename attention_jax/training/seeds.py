@@ -136,6 +136,8 @@ class SeedRuns:
           self.stopped[int(i)] = reason
         if reason or is_saved:
           self._checkpoints[i].save(state, {'best': self.best[i]._asdict()})
+      for checkpoints in self._checkpoints:  # all are on disk before the checkpoint of all runs that names them
+        checkpoints.wait()
     return None if self.live.any() else 'every run has stopped'
 
   def host_values(self) -> dict[str, Any]:

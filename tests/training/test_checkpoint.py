@@ -1,6 +1,7 @@
 """Checkpoints are read back exactly or with a clear error, and none that could be needed is deleted."""
 
 import contextlib
+import errno
 import os
 import shutil
 
@@ -49,6 +50,39 @@ def test_running_means_are_stored(checkpoints):
     checkpoints.restore(make_state(0))
 
 
+def test_the_next_update_may_overwrite_a_state_that_is_being_written(checkpoints):
+  """The update reuses the memory of the state at once, as training steps do; the file has the values before it."""
+  update = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
+
+  def make_large_state():  # so that writing takes longer than the update
+    return replicate(make_state(1)._replace(average={'large': jnp.zeros(4_000_000)}), make_mesh())
+
+  update(make_large_state())  # compiles it
+  state = make_large_state()
+  shapes = jax.eval_shape(lambda: state)
+  checkpoints.save(state, {})
+  updated = update(state)
+  assert checkpoints.is_writing() and updated.step == 2
+  restored, _ = checkpoints.restore(shapes)
+  assert not checkpoints.is_writing()
+  assert restored.step == 1 and not np.any(restored.average['large'])
+
+
+def test_a_checkpoint_that_could_not_be_written_is_an_error_of_the_next_call(checkpoints, tmp_path, monkeypatch):
+  checkpoints.save(make_state(1), {})
+  checkpoints.wait()
+
+  def fail(*args, **kwargs):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(type(checkpoints._managers[LATEST]), '_wait_for_checkpointers', fail)
+  checkpoints.save(make_state(2), {})
+  message = rf'cannot save checkpoint {tmp_path}/checkpoints/2: No space left on device; .* {tmp_path}/checkpoints/1$'
+  with pytest.raises(UserError, match=message):
+    checkpoints.save(make_state(3), {})
+  assert checkpoints.latest() == 1
+
+
 def test_the_last_states_and_one_best_state_are_kept(checkpoints, tmp_path):
   assert checkpoints.latest() is None and checkpoints.latest(BEST) is None
   for step in (10, 20, 30):
@@ -93,6 +127,7 @@ def test_a_state_that_is_not_finite_is_never_saved(checkpoints):
 
 def test_read_only_creates_and_deletes_nothing(checkpoints, tmp_path):
   checkpoints.save(make_state(1), {})
+  checkpoints.wait()
   unfinished = tmp_path / LATEST / '2.orbax-checkpoint-tmp'
   unfinished.mkdir()
   reader = Checkpoints(tmp_path, read_only=True)

@@ -30,13 +30,20 @@ STATE = {'step': jnp.int32(0)}
 
 
 class FakeCheckpoints:
-  """Records what is saved."""
+  """Records what is saved; `writing` selects whether the last checkpoint is still being written."""
 
   def __init__(self):
     self.saved = []
+    self.writing = False
 
   def save(self, state, host, kind=LATEST):
     self.saved.append((kind, host))
+
+  def is_writing(self):
+    return self.writing
+
+  def wait(self):
+    self.writing = False
 
   def describe(self):
     return 'there is no checkpoint yet'
@@ -285,3 +292,14 @@ def test_the_saver_stores_current_host_values_when_due_and_at_the_end(checkpoint
     host['value'] = step
     assert saver(step, STATE, {}, step == 5) is None
   assert checkpoints.saved == [(LATEST, {'value': 2}), (LATEST, {'value': 4}), (LATEST, {'value': 5})]
+
+
+def test_the_saver_calls_back_between_two_updates_when_a_checkpoint_is_on_disk(checkpoints):
+  calls = []
+  saver = CheckpointSaver(
+    3, checkpoints, TrainingClock(), dict, after_save=lambda: calls.append((step, checkpoints.writing))
+  )
+  for step in range(1, 8):
+    checkpoints.writing = step in (3, 4, 7)
+    saver(step, STATE, {}, step == 7)
+  assert calls == [(5, False), (6, False), (7, False)]  # after the last update it waits

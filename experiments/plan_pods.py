@@ -1,0 +1,84 @@
+"""Table of what the updates of a config cost on TPU slices of several sizes, none of which is attached.
+
+  python -m experiments.plan_pods --config=configs/wmt14.py:transformer2017_big --tokens=3072
+
+compiles the update of the longest sequences for each slice, see compile_for_pod.py, with batches that grow with the
+slice: --tokens tokens of each side for each chip. Each row has the memory of a chip, lower bounds of the time of each
+resource by the published rates of the chip, and the rate of the update if it took no longer. Nothing is measured. One
+slice takes minutes to compile. Needs libtpu, see requirements-bench.txt.
+"""
+
+from experiments.process_settings import prepare_process
+
+if __name__ == '__main__':
+  prepare_process()  # before jax is imported
+
+import math
+
+from absl import flags
+
+from attention_jax.errors import UserError
+from experiments.config_files import load_config
+from experiments.launch import FLAGS, launch
+from experiments.topologies import topology_devices
+
+SLICES = ['v5e:1x1', 'v5e:2x2', 'v5e:4x4', 'v5e:8x8', 'v5e:16x16', 'v5p:4x4x8', 'v5p:8x8x16']
+COLUMNS = {
+  'slice': '---',
+  'chips': '---:',
+  'pairs': '---:',
+  'state, GiB per chip': '---:',
+  'temporary': '---:',
+  'compute, ms': '---:',
+  'memory': '---:',
+  'links': '---:',
+  'limit': '---',
+  'tokens per second at most': '---:',
+}
+
+flags.DEFINE_string('config', None, 'FILE:PRESET: the config of a translation system')
+flags.DEFINE_list('topologies', SLICES, 'TPU slices')
+flags.DEFINE_integer('tokens', 3072, 'tokens of each side of a batch for each chip, padding included', lower_bound=1)
+flags.DEFINE_integer('entries', 32000, 'size of both vocabularies; no data are read', lower_bound=5)
+flags.DEFINE_integer('fsdp', 1, 'config.mesh.fsdp, at most the number of chips', lower_bound=1)
+
+
+def main() -> None:
+  if not FLAGS.config:
+    raise UserError('--config is missing; for example --config=configs/wmt14.py:transformer2017_big')
+  print('\n'.join(_format_row(cells) for cells in (COLUMNS, COLUMNS.values())), flush=True)
+  for topology in FLAGS.topologies:
+    print(_format_row(_plan(topology)), flush=True)
+
+
+def _plan(topology: str) -> list[str]:
+  """Returns the cells of the row of one slice."""
+  from attention_jax.systems import pods
+
+  devices = topology_devices(topology)
+  chip = pods.chip_of(devices)
+  config = load_config(FLAGS.config)
+  config.mesh.fsdp = math.gcd(FLAGS.fsdp, len(devices))
+  config.data.batch_unit = 'tokens'
+  config.data.batch_size = FLAGS.tokens * len(devices)
+  (cost,) = pods.update_costs(config.to_dict(), FLAGS.entries, devices, chip, 'tpu', largest=True)
+  rows, source, target = cost.shape
+  state = cost.parameters + cost.optimizer
+  times = [f'{cost.seconds[resource] * 1e3:.1f}' for resource in ('compute', 'memory', 'links')]
+  rate = rows * target / max(cost.seconds.values())
+  fits = '' if cost.memory <= chip.memory else ', does not fit'
+  sizes = [
+    str(len(devices)),
+    f'{rows} x ({source}, {target})',
+    f'{state / 2**30:.2f}',
+    f'{cost.activations / 2**30:.2f}',
+  ]
+  return [topology, *sizes, *times, cost.limit + fits, f'{rate:,.0f}']
+
+
+def _format_row(cells) -> str:
+  return f'| {" | ".join(cells)} |'
+
+
+if __name__ == '__main__':
+  launch(main)
