@@ -32,6 +32,8 @@ from tests import compiled
 from tests.experiments.helpers import ROOT, write_task
 from tests.experiments.train_every_system import CONFIGS, configs, shrink_tasks
 
+# Files that are compared otherwise, or not at all: somebody may commit while the runs are made.
+MACHINE_FILES = {'metrics.jsonl', 'digests.json', '.lock', 'commits.txt'}
 MACHINE_DEPENDENT = {'train/tokens_per_second', 'train/steps_per_second', 'train/compilations'}
 # Updates, evaluations and checkpoints of a run that is killed.
 LONGER = {'training.steps': 30, 'training.evaluate_every': 6, 'training.checkpoint_every': 4, 'training.keep': 2}
@@ -125,7 +127,7 @@ class Chaos:
     """Compares a finished run with the uninterrupted one."""
     whole, run = (self.folder / folder / self.system for folder in ('whole', name))
     check_same_params(whole, run)
-    names = {path.name for path in whole.glob('*') if path.is_file()} - {'metrics.jsonl', 'digests.json', '.lock'}
+    names = {path.name for path in whole.glob('*') if path.is_file()} - MACHINE_FILES
     for file in sorted(names):
       assert comparable_text(whole / file) == comparable_text(run / file), f'{run / file} differs'
     assert comparable_records(whole) == comparable_records(run)
