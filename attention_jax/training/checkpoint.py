@@ -163,8 +163,7 @@ class Checkpoints:
     self._write = None
     with self._saving_errors(kind, step), messages:
       self._managers[kind].wait_until_finished()
-    if jax.process_index() == 0:
-      write_text(self.folder / SAVED_FILE, json.dumps(self._saved() | {kind: step}) + '\n')
+    self._record({kind: step})
 
   def is_writing(self) -> bool:
     """Returns whether a checkpoint is being written: if not, `wait` returns, or raises its error, at once."""
@@ -192,6 +191,8 @@ class Checkpoints:
     expected = self._saved().get(LATEST, 0)
     if self.latest() < expected:
       log(f'{self.folder / LATEST / str(expected)} is missing; resuming from step {self.latest()}')
+    # A run that was killed may have written checkpoints that it did not record.
+    self._record({kind: self.latest(kind) for kind in (LATEST, BEST) if self.steps(kind)})
     shapes = like()
     while True:
       step = self.latest()
@@ -339,6 +340,12 @@ class Checkpoints:
     with without_orbax_messages():
       self._managers[LATEST].reload()
     return path
+
+  def _record(self, steps: Mapping[str, int]) -> None:
+    """Stores the last step that was saved of some kinds."""
+    saved = self._saved()
+    if jax.process_index() == 0 and saved | steps != saved:
+      write_text(self.folder / SAVED_FILE, json.dumps(saved | steps) + '\n')
 
   def _saved(self) -> dict[str, int]:
     """The last step that was saved of each kind."""

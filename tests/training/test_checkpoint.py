@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 
@@ -264,6 +265,14 @@ def test_a_missing_latest_checkpoint_is_logged(saved, open_saved):
   lines = []
   assert open_saved().resume(lambda: make_state(0), lines.append)[0].step == 10
   assert lines == [f'{saved}/checkpoints/20 is missing; resuming from step 10']
+
+
+def test_a_checkpoint_that_a_killed_run_did_not_record_is_recorded_on_resume(saved, open_saved):
+  record = saved / 'saved.json'
+  whole = record.read_text()
+  record.write_text('{"checkpoints": 10}\n')
+  assert open_saved().resume(lambda: make_state(0))[0].step == 20
+  assert json.loads(record.read_text()) == json.loads(whole) == {'checkpoints': 20, 'best': 10}
 
 
 @pytest.mark.parametrize('remove', [shutil.rmtree, remove_everything])
