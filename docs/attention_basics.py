@@ -209,7 +209,9 @@ def weights_at(temperature):
 
 
 def slope_at(temperature):
-  softmax = lambda scores: aj.alignments.softmax(scores, jnp.ones(4, bool), temperature=jnp.float32(temperature))
+  def softmax(scores):
+    return aj.alignments.softmax(scores, jnp.ones(4, bool), temperature=jnp.float32(temperature))
+
   return jnp.abs(jax.jacobian(softmax)(example_scores)).max()
 
 
@@ -320,7 +322,7 @@ for axis, score in zip(axes, (stacked, summed), strict=True):
 # matrices side by side, so this is the same sum.
 #
 # **One matrix over a sum ties both projections.** `v · tanh(W (h_dec + h_enc))` is a third formula. It has one matrix
-# for two roles, and cannot tell query and key apart: exchanging them changes nothing.
+# for two roles: exchanging query and key changes nothing.
 
 # %%
 params = aj.init_params(jax.random.key(10), score='concat', query=D, key=D, features=5)['score']
@@ -462,7 +464,7 @@ for axes, (name, head) in zip(all_axes, [('all', 0), ('all', 1), ('past', 0), ('
 assert np.all(np.triu(np.asarray(outputs['past'].weights[0, 0]), 1) == 0)
 
 # %% [markdown]
-# Self-attention alone does not know the order: permuted inputs give the same outputs, permuted. That is why
+# Self-attention alone does not depend on the order: permuted inputs give the same outputs, permuted. That is why
 # Transformers add **positions** to their inputs.
 
 # %%
@@ -502,7 +504,7 @@ assert 6 <= 8 * row + 4 < 20 and 26 <= 8 * column + 4 < 40
 #
 # A classifier has no decoder, so its query is a **learned vector**: which words matter for the label? Hierarchical
 # attention (Yang et al. 2016) does it twice, first over the words of each sentence, then over the sentences. With
-# word vectors in which one feature says how much a word judges, a query for this feature is enough:
+# word vectors in which one feature is the strength of the opinion of a word, a query for this feature is enough:
 
 # %%
 document = [['the', 'room', 'was', 'small'], ['service', 'was', 'really', 'excellent'], ['we', 'came', 'by', 'train']]
@@ -561,7 +563,7 @@ print('a log-probability of -6 in 3 tokens:', -6 / length_penalty(3), 'in 12 tok
 #
 # A row is a target token, a column a source token, and each row sums to 1. A diagonal means the same order; a dark
 # column is a source token that many steps read; a pale row is a step that reads everything or nothing in particular.
-# The model of section 1 was never told where to attend. It found the diagonal by itself:
+# The model of section 1 was not trained on alignments. It learned the diagonal from the outputs alone:
 
 # %%
 model, params = attentive
@@ -605,7 +607,12 @@ assert added[0, 1] > 10 * added[0, 0]
 
 # %%
 alike = jnp.ones((4, 1)) * jnp.array([[0.3, -0.2, 0.5]])
-readout = lambda w: jax.nn.softmax(w @ alike)
+
+
+def readout(w):
+  return jax.nn.softmax(w @ alike)
+
+
 learned = jnp.array([0.85, 0.05, 0.05, 0.05])
 fake = analysis.adversarial_weights(readout, learned, jnp.ones(4, bool), jax.random.key(0))
 print('equal values: learned', learned, 'adversarial', fake.weights, 'divergence', float(fake.divergence))
@@ -636,7 +643,7 @@ if IS_TRAINED:
 #    vector that has read the whole source. Leaving a symbol out (right picture above) tests the symbol; the weight
 #    shows the vector.
 #
-# So: weights show where a model read. That it read there *because of* what the symbol says is a claim of its own, and
+# So: weights show where a model read. That it read there *because of* the symbol is a separate claim, which
 # is tested by changing something: the source (leave one out), the weights (edits), or the values (norms).
 # `inspect_attention --analyses=...` does all of this for a trained run ([analyses.md](analyses.md)).
 

@@ -18,13 +18,14 @@ from pathlib import Path
 from absl import flags
 
 from attention_jax.errors import UserError, choose
-from experiments.launch import FLAGS, MAX_BEAMS, MAX_LENGTH, check_output_path, define_run_flags, launch, require_flag
+from attention_jax.specs import MAX_REPEATS
+from experiments.launch import FLAGS, MAX_LENGTH, check_output_path, define_run_flags, launch, require_flag
 
 PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
 
 define_run_flags()
 flags.DEFINE_string('output', None, 'a new folder')
-flags.DEFINE_integer('beams', None, 'beam size, 1 for greedy search; by default as in the config', 1, MAX_BEAMS)
+flags.DEFINE_integer('beams', None, 'beam size, 1 for greedy search; by default as in the config', 1, MAX_REPEATS)
 flags.DEFINE_integer('max_length', None, 'maximum tokens of an output; by default as in the config', 1, MAX_LENGTH)
 flags.DEFINE_integer(
   'source_length', 0, 'number of positions of every source, padding included; 0 for any', 0, MAX_LENGTH

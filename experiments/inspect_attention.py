@@ -24,11 +24,15 @@ if __name__ == '__main__':
 
 import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from attention_jax.errors import UserError
 from experiments.launch import FLAGS, check_output_path, define_run_flags, launch, require_flag
+
+if TYPE_CHECKING:
+  from attention_jax.analysis.reading import ReadingRequest
 
 PAGE = '.html'
 
@@ -54,16 +58,14 @@ flags.DEFINE_string('output', None, 'a new file; by default a file in the workdi
 
 def main() -> None:
   from attention_jax.analysis import reading_files, serving
-  from attention_jax.functional.edits import resolve_edit
   from attention_jax.systems import runs
   from attention_jax.systems.base import SupportsReadings
+  from attention_jax.systems.readings import check_request
   from attention_jax.systems.ready_made import opened_folder
 
   folder = require_flag('workdir')
   output = check_output_path(FLAGS.output, 'output') if FLAGS.output else None
-  # Flags are checked before parameters and data are read, which takes long.
-  if FLAGS.edit:
-    resolve_edit(FLAGS.edit)
+  check_request(_request(FLAGS.text, FLAGS.edit))  # before parameters and data are read, which takes long
   name, system = runs.system_of(folder)
   path = Path(output or opened_folder(folder) / system.plot_filename)
   has_readings = issubclass(system, SupportsReadings)
@@ -89,10 +91,17 @@ def main() -> None:
 
 def _read(runs, texts: list[str], edit: str) -> list:
   """Readings of these texts, or of the rows of the split, by each run, and by each with the edit unless it is ''."""
-  from attention_jax.analysis.reading import ReadingRequest, read_runs
+  from attention_jax.analysis.reading import read_runs
+
+  return read_runs(runs, _request(texts, edit))
+
+
+def _request(texts: list[str], edit: str) -> 'ReadingRequest':
+  """The readings that the flags select."""
+  from attention_jax.analysis.reading import ReadingRequest
 
   options = (FLAGS.layers, FLAGS.analyses, FLAGS.hypotheses, FLAGS.words, edit)
-  return read_runs(runs, ReadingRequest(FLAGS.split, FLAGS.rows, texts, *options))
+  return ReadingRequest(FLAGS.split, FLAGS.rows, texts, *options)
 
 
 def _check_serve(name: str, has_readings: bool) -> None:

@@ -16,11 +16,12 @@ from ml_collections import config_flags
 
 from attention_jax.data.files import cache_folder
 from attention_jax.errors import UserError
+from attention_jax.specs import MAX_REPEATS
 from experiments.config_files import check_config_arguments, resolve_config_arguments, run_user_file
 
 FLAGS = flags.FLAGS
 DISK_ERRORS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
-MAX_BEAMS = 10_000
+MEMORY_ERRORS = ('RESOURCE_EXHAUSTED', 'bad_alloc', 'Out of memory')
 # Tokens of an output: every step of a search has an entry in arrays that are allocated at its start.
 MAX_LENGTH = 100_000
 HELP_FLAGS = ('-h', '-help', '--help', '--helpfull', '--helpshort')
@@ -54,7 +55,7 @@ def define_search_flags() -> None:
     'all words; by default as in the config'
   )
   unknown_help = 'replace an unknown word with the source word of largest weight; by default as in the config'
-  flags.DEFINE_integer('beams', None, 'beam size, 1 for greedy search; by default as in the config', 1, MAX_BEAMS)
+  flags.DEFINE_integer('beams', None, 'beam size, 1 for greedy search; by default as in the config', 1, MAX_REPEATS)
   flags.DEFINE_float(
     'alpha', None, 'exponent of the length penalty ((5 + length) / 6)^alpha; by default as in the config', 0
   )
@@ -195,7 +196,7 @@ def _disk_error(error: Exception) -> str:
 def _memory_error(error: Exception) -> str:
   """Returns the message for memory that could not be allocated, '' for any other error."""
   text = ' '.join(str(error).split())
-  if not isinstance(error, MemoryError) and 'RESOURCE_EXHAUSTED' not in text and 'bad_alloc' not in text:
+  if not isinstance(error, MemoryError) and not any(reason in text for reason in MEMORY_ERRORS):
     return ''
   fields = 'the batch size, the buckets, the beams, the samples, the maximum length or the sizes of the model'
   return f'out of memory: {text[:200].rstrip(".") or "an allocation failed"}; lower {fields}'

@@ -62,7 +62,7 @@ class Mechanism(NamedTuple):
     return f'mechanisms/{self.kind}_{self.name}.png'
 
 
-class Example(NamedTuple):
+class PictureExample(NamedTuple):
   """The example of all pictures.
 
   Attributes:
@@ -153,14 +153,14 @@ def example_weights(mechanism: Mechanism, deterministic: bool = True) -> np.ndar
 
 
 @functools.cache
-def make_example() -> Example:
+def make_example() -> PictureExample:
   """Returns queries and keys of which linked pairs are similar: a query is the mean of its linked keys and noise."""
   links = np.zeros((len(TARGET), len(SOURCE)), np.float32)
   links[[target for _, target in LINKS], [source for source, _ in LINKS]] = 1
   rng = np.random.default_rng(0)
   key = rng.normal(size=(len(SOURCE), FEATURES)).astype(np.float32)
   noise = 0.5 * rng.normal(size=(len(TARGET), FEATURES)).astype(np.float32)
-  return Example(jnp.asarray(links @ key + noise), jnp.asarray(key), jnp.asarray(links))
+  return PictureExample(jnp.asarray(links @ key + noise), jnp.asarray(key), jnp.asarray(links))
 
 
 def shifted_product(query, key):
@@ -174,7 +174,7 @@ def _variants(mechanism: Mechanism) -> dict[str, str | Callable]:
   return {'score': shifted_product, 'alignment': mechanism.name}
 
 
-def _attend(params, variants, example: Example, deterministic: bool):
+def _attend(params, variants, example: PictureExample, deterministic: bool):
   options = {'params': params, 'rng': jax.random.key(0), 'deterministic': deterministic}
   return aj.attend(example.query, example.key, example.key, **variants, **options)
 

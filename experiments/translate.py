@@ -30,9 +30,9 @@ from absl import flags
 
 from attention_jax.analysis.alignment import format_pharaoh, links_from_weights
 from attention_jax.errors import UserError
+from attention_jax.specs import MAX_REPEATS
 from experiments.launch import (
   FLAGS,
-  MAX_BEAMS,
   define_run_flags,
   define_search_flags,
   launch,
@@ -73,7 +73,7 @@ flags.DEFINE_string('prefixes', None, 'a file with the prefix of the output of e
 flags.DEFINE_string('mbr', None, 'a metric: minimum Bayes risk reranking of hypotheses by their expected utility in it')
 flags.DEFINE_bool('alignments', False, 'print the alignment of each hypothesis in Pharaoh format')
 flags.DEFINE_integer(
-  'samples', None, 'sample this number of hypotheses of each line instead of searching', 1, MAX_BEAMS
+  'samples', None, 'sample this number of hypotheses of each line instead of searching', 1, MAX_REPEATS
 )
 flags.DEFINE_integer('seed', 0, 'for --samples: seed of the random numbers')
 flags.DEFINE_float('temperature', 1.0, 'for --samples: below 1, likely tokens are preferred')

@@ -48,6 +48,8 @@ FOLDERS = ('attention_jax', 'experiments', 'configs', 'tests')
 FILES = sorted(p.relative_to(ROOT) for folder in FOLDERS for p in (ROOT / folder).rglob('*.py'))
 LAYERED_FILES = [p for p in FILES if p.parts[0] in ('attention_jax', 'experiments')]
 TEST_FILES = [p for p in FILES if p.parts[0] == 'tests' and p.name.startswith('test_')]
+# Ports of the modules to other libraries, with the same names.
+PORTS = {'attention_equinox.py', 'attention_nnx.py', 'torch_model.py'}
 # Tests of several modules; every other tests/ROOM/test_MODULE.py tests attention_jax/ROOM/MODULE.py.
 CROSS_MODULE_TESTS = {
   '': 'documentation documents fuzz house lesson',
@@ -133,6 +135,16 @@ def test_tests_mirror_the_package(path):
 def test_cross_module_tests_exist():
   listed = {(room, module) for room, modules in CROSS_MODULE_TESTS.items() for module in modules.split()}
   assert listed <= {('.'.join(p.parts[1:-1]), p.stem.removeprefix('test_')) for p in TEST_FILES}
+
+
+def test_no_two_classes_have_one_name():
+  names = [
+    node.name
+    for path in LAYERED_FILES
+    for node in ast.walk(ast.parse((ROOT / path).read_text('utf-8')))
+    if isinstance(node, ast.ClassDef) and path.name not in PORTS
+  ]
+  assert not {name for name in names if names.count(name) > 1}
 
 
 def test_every_folder_of_the_package_has_a_layer():

@@ -100,7 +100,10 @@ def source_vectors(pair: Pair) -> jax.Array:
   """
   if not hasattr(pair.model.encoder, 'embedding'):
     raise UserError('attributions need a source of tokens; this encoder has no embedding')
-  embed = lambda model: model.encoder.embedding(pair.source, True)
+
+  def embed(model):
+    return model.encoder.embedding(pair.source, True)
+
   return pair.model.apply({'params': pair.params}, method=embed)
 
 

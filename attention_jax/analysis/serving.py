@@ -58,7 +58,7 @@ def make_server(read: Read, port: int, *, edit: str = '', relative: bool = False
       self.wfile.write(data)
 
     def log_message(self, *args) -> None:
-      """Logs nothing: what is typed stays between the browser and this process."""
+      """Logs nothing: the text that a user enters is not stored."""
 
   try:
     return ThreadingHTTPServer((HOST, port), Handler)

@@ -36,6 +36,18 @@ class Batch(NamedTuple):
   links: np.ndarray | None = None
 
 
+def dummy_batch(source: int = 2, target: int = 2) -> Batch:
+  """One pair of the given lengths, for tracing."""
+  return Batch(
+    source=np.zeros((1, source), np.int32),
+    source_mask=np.ones((1, source), bool),
+    target=np.zeros((1, target), np.int32),
+    target_mask=np.ones((1, target), bool),
+    index=np.zeros(1, np.int32),
+    links=np.ones((1, target, source), bool),
+  )
+
+
 def _rows_by_sentences(size: int, bucket: tuple[int, int]) -> int:
   return size
 

@@ -59,8 +59,8 @@ class Lexicon(NamedTuple):
     is_listed[self.by_frequency[: len(SPECIAL_TOKENS) + count]] = True
     if required is not None:
       is_listed[_oov_to_unk(required, size)] = True
-    others = self.by_frequency[~is_listed[self.by_frequency]]
-    is_listed[others[: -int(is_listed.sum()) % SHORTLIST_MULTIPLE]] = True
+    unlisted = self.by_frequency[~is_listed[self.by_frequency]]
+    is_listed[unlisted[: -int(is_listed.sum()) % SHORTLIST_MULTIPLE]] = True
     return np.flatnonzero(is_listed).astype(np.int32)
 
 

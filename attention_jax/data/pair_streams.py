@@ -72,8 +72,8 @@ def _text(folder: str, *, train: Any, source: str | None = None, target: str | N
     if counts[0] != counts[1]:
       raise unequal_lengths_error(*paths, *counts)
 
-  others = tasks.text(folder, train=None, source=source, target=target, **splits)
-  return PairStream(paths[0], pairs, [_file_state(path) for path in paths]), others
+  other_splits = tasks.text(folder, train=None, source=source, target=target, **splits)
+  return PairStream(paths[0], pairs, [_file_state(path) for path in paths]), other_splits
 
 
 def _tsv(folder: str, *, train: str, level: str = 'word', **splits: Any):
@@ -97,8 +97,8 @@ def _tfds(folder: str, *, name: str, source: str | None = None, target: str | No
     for row in range(len(rows)):
       yield rows[row], (row + 1) / len(rows)
 
-  others = translation_sets.read(folder, name, source, target, without_train=True)
-  return PairStream(rows.name, pairs, [rows.name, len(rows)]), others
+  other_splits = translation_sets.read(folder, name, source, target, without_train=True)
+  return PairStream(rows.name, pairs, [rows.name, len(rows)]), other_splits
 
 
 STREAMS: Mapping[str, Callable[..., tuple[PairStream, dict[str, Corpus]]]] = {

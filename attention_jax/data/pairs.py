@@ -62,8 +62,10 @@ def read_pairs(path: str, normalize: str, max_length: int, prefixes: Sequence[st
   left_out = []
   kept = rows
   for reason, passes in filters.items():
-    before, kept = kept, [row for row in kept if passes(*row[1:])]
-    left_out += [f'{len(before) - len(kept)} {reason}'] if len(kept) < len(before) else []
+    num_before = len(kept)
+    kept = [row for row in kept if passes(*row[1:])]
+    if len(kept) < num_before:
+      left_out.append(f'{num_before - len(kept)} {reason}')
   report = f'{path}: {len(kept)} of {format_count(len(rows), "pair")} used'
   report += f'; left out: {", ".join(left_out)}' if left_out else ''
   if not kept:

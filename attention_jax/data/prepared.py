@@ -46,7 +46,7 @@ class Shard(NamedTuple):
   uncopyable: int
 
 
-class Row(NamedTuple):
+class PreparedRow(NamedTuple):
   """One pair: ids as in EncodedCorpus, and the texts."""
 
   source: np.ndarray
@@ -72,10 +72,10 @@ def _unpack_ids(record: bytes) -> tuple[np.ndarray, np.ndarray, int, int]:
   return ids[:num_source], ids[num_source:], start + ids.nbytes, num_bytes
 
 
-def unpack_row(record: bytes) -> Row:
+def unpack_row(record: bytes) -> PreparedRow:
   """Returns the row of a record."""
   source, target, start, size = _unpack_ids(record)
-  return Row(source, target, record[start : start + size].decode(), record[start + size :].decode())
+  return PreparedRow(source, target, record[start : start + size].decode(), record[start + size :].decode())
 
 
 class PreparedSplit:
@@ -253,11 +253,11 @@ def _as_links(rows: Sequence[Sequence[Sequence[int]]] | None) -> list[tuple[tupl
 
 def _check_size(path: Path, size: int) -> None:
   try:
-    found = os.path.getsize(path)
+    stored_size = os.path.getsize(path)
   except OSError as error:
     raise UserError(f'{path}: {error.strerror}; prepare the data set again') from error
-  if found != size:
-    raise UserError(f'{path} has {found} bytes, expected {size}; prepare the data set again')
+  if stored_size != size:
+    raise UserError(f'{path} has {stored_size} bytes, expected {size}; prepare the data set again')
 
 
 def _read_index(path: Path, rows: int) -> np.ndarray:

@@ -190,7 +190,7 @@ def _write_shards(
   rows = sum(record.shard.rows for record in records)
   if rows:
     log(f'continuing after {rows:,} pairs')
-  progress = _Progress(log, rows)
+  progress = _PreparationProgress(log, rows)
   blank_lines: list[int] = []
   lines = _without_blanks(stream.pairs(), blank_lines.append)
   lines = itertools.dropwhile(lambda line: line.number <= pairs_read, lines)
@@ -218,7 +218,7 @@ def _store_record(folder: Path, number: int, record: _ShardRecord) -> None:
   write_text(_record_path(folder, number), json.dumps(fields))
 
 
-class _Progress:
+class _PreparationProgress:
   """Logs at most every REPORT_SECONDS how many pairs are prepared, how fast, and the time left.
 
   Args:
@@ -263,7 +263,7 @@ class _ShardWriter:
     self._digest = hashlib.blake2b(digest_size=8)
     self._counts = np.zeros(5, np.int64)  # tokens of both sides, unknown ones of both sides, uncopyable ones
 
-  def write(self, lines: Iterator[_Line], progress: _Progress) -> Shard | None:
+  def write(self, lines: Iterator[_Line], progress: _PreparationProgress) -> Shard | None:
     """Writes the lines and returns the shard; None if there are no lines."""
     from array_record.python.array_record_module import ArrayRecordWriter
 

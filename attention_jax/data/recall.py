@@ -107,7 +107,9 @@ def repeat_copy(
   min_beyond_repeats = repeats + 1 if beyond == longest else repeats
   _check_minimum('repeat_copy', 'beyond_repeats', beyond_repeats, min_beyond_repeats)
   if repeats % 2:
-    raise UserError(f"task 'repeat_copy': option repeats must be even (its middle is shown as 0), got {repeats}")
+    raise UserError(
+      f"task 'repeat_copy': option repeats must be even (a count in the middle would be encoded as 0), got {repeats}"
+    )
   counts = np.arange(1, repeats + 1)
   mean = counts.mean()
   deviation = counts.std()
@@ -123,37 +125,39 @@ def repeat_copy(
 
 
 def associative_recall(
-  *, bits: Size = 6, each: Size = 3, fewest: Annotated[int, Range(2)] = 2, most: int = 6, beyond: int = 12
+  *, bits: Size = 6, vectors: Size = 3, min_items: Annotated[int, Range(2)] = 2, max_items: int = 6, beyond: int = 12
 ) -> RecallTask:
-  """Items of several vectors, each after a mark; then one of them between other marks; the answer is the next item.
+  """Items of several vectors, each after a mark, then one of them between query marks; the answer is the item after it.
 
   Section 4.3. The items of an episode differ, so that the next item is unambiguous.
 
   Args:
     bits: bits of a vector.
-    each: vectors of an item.
-    fewest: lowest number of items in training.
-    most: highest number of items in training.
+    vectors: vectors of an item.
+    min_items: lowest number of items in training.
+    max_items: highest number of items in training.
     beyond: number of items of the split 'unseen'.
   """
-  _check_minimum('associative_recall', 'most', most, fewest)
-  _check_minimum('associative_recall', 'beyond', beyond, most + 1)
-  if 2 ** (bits * each) < 4 * max(most, beyond):
+  _check_minimum('associative_recall', 'max_items', max_items, min_items)
+  _check_minimum('associative_recall', 'beyond', beyond, max_items + 1)
+  item_bits = bits * vectors
+  most_items = max(max_items, beyond)
+  if 2**item_bits < 4 * most_items:
     raise UserError(
-      f"task 'associative_recall': {bits * each} bits of an item are too few for {max(most, beyond)} different items"
+      f"task 'associative_recall': {item_bits} bits of an item are too few for {most_items} items that differ"
     )
 
   def draw(rng: np.random.Generator, size: EpisodeSize) -> Episode:
     num_items = size[0]
-    items = _draw_bits(rng, num_items * each, bits).reshape(num_items, each, bits)
+    items = _draw_bits(rng, num_items * vectors, bits).reshape(num_items, vectors, bits)
     while len(np.unique(items.reshape(num_items, -1), axis=0)) < num_items:
-      items = _draw_bits(rng, num_items * each, bits).reshape(num_items, each, bits)
+      items = _draw_bits(rng, num_items * vectors, bits).reshape(num_items, vectors, bits)
     query = int(rng.integers(num_items - 1))
     shown = [part for item in items for part in (_mark(bits, 2, 0), _add_channels(item, 2))]
     shown += [_mark(bits, 2, 1), _add_channels(items[query], 2), _mark(bits, 2, 1)]
     return Episode(_concatenate(shown), items[query + 1])
 
-  return RecallTask(bits + 2, bits, draw, ((fewest, most),), (beyond,))
+  return RecallTask(bits + 2, bits, draw, ((min_items, max_items),), (beyond,))
 
 
 RECALL: Mapping[str, Callable[..., RecallTask]] = {

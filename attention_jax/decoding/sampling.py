@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from attention_jax.decoding.generate import Hypotheses, end_and_continuation_masks, generate
 from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
-from attention_jax.specs import Count, Probability, Range, Size, check_fields
+from attention_jax.specs import Count, Probability, Range, Repeats, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Sampling:
     UserError: for a number outside its range.
   """
 
-  samples: Size = 1
+  samples: Repeats = 1
   seed: Annotated[int, Range(0, 2**31 - 1)] = 0
   temperature: Annotated[float, Range(1e-3)] = 1.0
   top_k: Count = 0

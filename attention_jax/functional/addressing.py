@@ -1,6 +1,7 @@
 """Content- and location-based addressing of a memory, and writing to it: Graves, Wayne & Danihelka 2014 (NTM)."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -42,17 +43,17 @@ def addressing(
     product = jnp.einsum('...d,d->...', at_least_float32(weight), query, precision='highest')
     return (product + at_least_float32(bias)).astype(scores.dtype)
 
-  info = jnp.finfo(scores.dtype)
-  # A product of two large numbers may overflow. It is then constant, and its gradient 0 instead of infinite.
-  scores = jnp.clip(jax.nn.softplus(linear(strength, strength_bias)) * scores, info.min, info.max)
-  content = softmax(scores, mask)
+  # The product of two larger numbers could overflow, and so could its gradients, which are 0 beyond this limit.
+  limit = math.sqrt(jnp.finfo(scores.dtype).max)
+  sharpness = jnp.minimum(jax.nn.softplus(linear(strength, strength_bias)), limit)
+  content = softmax(sharpness * jnp.clip(scores, -limit, limit), mask)
   previous = zero_masked(previous.astype(scores.dtype), mask)
   interpolation = jnp.where(previous.any(), jax.nn.sigmoid(linear(gate, gate_bias)), 1.0)
   shifts = jax.nn.softmax(linear(shift, shift_bias))
   weights = shift_weights(interpolation * content + (1 - interpolation) * previous, mask, shifts)
   # At this power, any weight below the largest one vanishes: a greater one would only make gradients overflow.
-  most = 1e3 / jnp.finfo(scores.dtype).eps
-  return sharpen(weights, jnp.minimum(1 + jax.nn.softplus(linear(power, power_bias)), most))
+  max_power = 1e3 / jnp.finfo(scores.dtype).eps
+  return sharpen(weights, jnp.minimum(1 + jax.nn.softplus(linear(power, power_bias)), max_power))
 
 
 def shift_weights(weights: Weights, mask: Mask, shifts: Float[Array, ' K']) -> Weights:

@@ -162,14 +162,16 @@ def with_edit(alignment: str | Row | Callable, edit: str | Row | Callable | Edit
   if edit.params:
     raise UserError('edit: an edit has no learned parameters')
   if alignment.latent:
-    raise UserError('edit: the weights of a latent alignment are probabilities of a hidden position, and stay unedited')
+    raise UserError(
+      'edit: the weights of a latent alignment are probabilities of a hidden position and cannot be edited'
+    )
   needed = edit.required_inputs
 
   def edited_version(fn):
-    own = set(inspect.signature(fn).parameters)
+    accepted = set(inspect.signature(fn).parameters)
 
     def edited(scores, mask, **inputs):
-      result = fn(scores, mask, **{name: value for name, value in inputs.items() if name in own})
+      result = fn(scores, mask, **{name: value for name, value in inputs.items() if name in accepted})
       weights, *state = result if isinstance(result, tuple) else (result,)
       new_weights = edit.fn(weights, mask, **{name: inputs[name] for name in needed})
       if head is not None:
@@ -178,7 +180,7 @@ def with_edit(alignment: str | Row | Callable, edit: str | Row | Callable | Edit
       return (new_weights, *state) if state else new_weights
 
     # The signature is the schema of the new row: that of the alignment, and what the edit needs.
-    added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in sorted(needed - own)]
+    added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in sorted(needed - accepted)]
     edited.__signature__ = inspect.Signature([*inspect.signature(fn).parameters.values(), *added])
     return edited
 

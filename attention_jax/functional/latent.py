@@ -20,6 +20,8 @@ from attention_jax.functional.dense import Mask, Scores, Weights, check_single_q
 from attention_jax.functional.masking import Dimension, at_least_float32
 from attention_jax.functional.monotonic import LOG_ZERO, init_forward, linear_recurrence
 
+LARGE_SCORE = 1e24
+
 
 class LatentAlignment(NamedTuple):
   """Functions that make an alignment latent.
@@ -58,7 +60,11 @@ def latent_monotonic(scores: Scores, mask: Mask, *, state: ChainState) -> tuple[
 
   The weights are Σ_a' p(a | a') p(a' | outputs so far), computed in logs.
   """
-  scores = jnp.where(mask, at_least_float32(scores), LOG_ZERO)
+  scores = jnp.where(mask, at_least_float32(scores), 0.0)
+  # Scores near LOG_ZERO, which marks positions that cannot be reached, are scaled down. At these differences the
+  # largest score has all of the probability with either scale.
+  is_large = jnp.max(jnp.abs(jax.lax.stop_gradient(scores))) > LARGE_SCORE
+  scores = jnp.where(mask, scores * jnp.where(is_large, 1e-15, 1.0), LOG_ZERO)
   prior = _transition(state.position.astype(scores.dtype), scores)
   weights = jnp.where(mask, jnp.exp(prior), 0.0)
   return weights, ChainState(prior.astype(state.position.dtype), scores.astype(state.scores.dtype))

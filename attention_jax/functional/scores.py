@@ -110,6 +110,10 @@ def cosine(query: Float[Array, ' D'], key: Float[Array, 'S D'], *, beta: float |
 def _unit(x: Float[Array, '... D']) -> Float[Array, '... D']:
   """x / ‖x‖, and 0 for a zero vector."""
   x = at_least_float32(x)
+  largest = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
+  # The squares of other numbers could overflow or vanish.
+  is_moderate = (largest > 2.0**-50) & (largest < 2.0**50)
+  x = x / jnp.where(is_moderate | (largest == 0), 1.0, largest)
   square = jnp.sum(x**2, axis=-1, keepdims=True)
   # Double where: the derivative of rsqrt is infinite at 0, which would make the zero gradient NaN.
   is_positive = square > 0
@@ -209,18 +213,18 @@ def fertility(
   u: Float[Array, ' F'],
   v: Float[Array, ' F'],
   w: Float[Array, ' F'],
-  most: float = 2.0,
+  max_fertility: float = 2.0,
 ) -> Scores:
   """eₛ = vᵀ tanh(q + kₛ + u cₛ/Φₛ), Φₛ = N σ(wᵀ kₛ): coverage relative to the fertility of a position. Tu et al. 2016.
 
   c is the sum of all weights so far, and N is `most`. Φ is at least 10⁻⁶, which prevents a division by 0.
 
   Raises:
-    UserError: unless most > 0.
+    UserError: unless max_fertility > 0.
   """
-  if not most > 0:
-    raise UserError(f'fertility: most must be greater than 0, got {most}')
-  fertilities = jnp.maximum(most * jax.nn.sigmoid(_einsum('sf,f->s', key, w)), 1e-6)
+  if not max_fertility > 0:
+    raise UserError(f'fertility: max_fertility must be greater than 0, got {max_fertility}')
+  fertilities = jnp.maximum(max_fertility * jax.nn.sigmoid(_einsum('sf,f->s', key, w)), 1e-6)
   relative_coverage = (coverage / fertilities.astype(coverage.dtype)).astype(key.dtype)
   return additive(query, key + _outer(relative_coverage, u), v=v)
 

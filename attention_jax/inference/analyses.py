@@ -123,7 +123,10 @@ def _compiled(fn: Callable[[Pair], Any], pair: Pair) -> Any:
 
 def _by_vectors(attribute: Callable, subject: Subject) -> Measurement:
   """Attributes the log-probability of each target token to the source embeddings: attribute(fn, vectors) -> [T, S]."""
-  fn = lambda vectors: target_log_probs(with_vectors(subject.pair, vectors))
+
+  def fn(vectors):
+    return target_log_probs(with_vectors(subject.pair, vectors))
+
   return _by_pair(subject, jax.jit(functools.partial(attribute, fn))(source_vectors(subject.pair)))
 
 
@@ -136,7 +139,9 @@ def _integrated_gradients(subject: Subject, *, steps: Size = 32) -> Measurement:
 
 
 def _leave_one_out(subject: Subject) -> Measurement:
-  fn = lambda mask: target_log_probs(subject.pair, mask)
+  def fn(mask):
+    return target_log_probs(subject.pair, mask)
+
   mask = jnp.ones(subject.pair.source.shape, bool)
   return _by_pair(subject, jax.jit(functools.partial(attributions.leave_one_out, fn))(mask))
 

@@ -35,7 +35,7 @@ class Example(NamedTuple):
   target_mask: Any
 
 
-class Reader(NamedTuple):
+class ExampleReader(NamedTuple):
   """How a kind of model reads an example.
 
   Attributes:
@@ -50,7 +50,7 @@ class Reader(NamedTuple):
 
 
 def read_pair(model: EncoderDecoder, params: Any, example: Example, vectors: Any = None, rows: Any = None):
-  """Reader.read of an encoder-decoder."""
+  """ExampleReader.read of an encoder-decoder."""
   pair = Pair(model if rows is None else edited_model(model, replace_weights(rows)), params, *example[0:3:2])
   if vectors is not None:
     pair = with_vectors(pair, vectors)
@@ -60,12 +60,12 @@ def read_pair(model: EncoderDecoder, params: Any, example: Example, vectors: Any
 
 
 def embed_pair(model: EncoderDecoder, params: Any, source: jax.Array) -> jax.Array:
-  """Reader.embed of an encoder-decoder."""
+  """ExampleReader.embed of an encoder-decoder."""
   return source_vectors(Pair(model, params, source, source))
 
 
 def read_document(model: Classifier, params: Any, example: Example, vectors: Any = None, rows: Any = None):
-  """Reader.read of a classifier with one level and one query, whose document is one sentence."""
+  """ExampleReader.read of a classifier with one level and one query, whose document is one sentence."""
   if rows is not None:
     alignment = with_edit(model.attention.alignment, replace_weights(rows))
     model = model.clone(attention=model.attention.clone(alignment=alignment, implementation='xla'))
@@ -76,13 +76,13 @@ def read_document(model: Classifier, params: Any, example: Example, vectors: Any
 
 
 def embed_document(model: Classifier, params: Any, source: jax.Array) -> jax.Array:
-  """Reader.embed of a classifier."""
+  """ExampleReader.embed of a classifier."""
   return model.embedding.apply({'params': params['embedding']}, source)
 
 
-READERS: Mapping[str, Reader] = {  # by the name of the system
-  'classification': Reader(read_document, embed_document),
-  'translation': Reader(read_pair, embed_pair),
+READERS: Mapping[str, ExampleReader] = {  # by the name of the system
+  'classification': ExampleReader(read_document, embed_document),
+  'translation': ExampleReader(read_pair, embed_pair),
 }
 
 
@@ -120,7 +120,9 @@ class Effort(NamedTuple):
   batch: int = 25
 
 
-def explain(reader: Reader, model: Any, params: Any, examples: Example, effort: Effort, seed: int = 0) -> Explanations:
+def explain(
+  reader: ExampleReader, model: Any, params: Any, examples: Example, effort: Effort, seed: int = 0
+) -> Explanations:
   """Measures examples.
 
   Args:
@@ -142,7 +144,7 @@ def explain(reader: Reader, model: Any, params: Any, examples: Example, effort: 
   return jax.tree.map(np.asarray, batched((jax.tree.map(jnp.asarray, examples), rngs)))
 
 
-def _explain_one(reader: Reader, model: Any, params: Any, example: Example, rng: jax.Array, effort: Effort):
+def _explain_one(reader: ExampleReader, model: Any, params: Any, example: Example, rng: jax.Array, effort: Effort):
   def read(example, vectors=None, rows=None):
     return reader.read(model, params, example, vectors, rows)
 
@@ -170,7 +172,7 @@ def _explain_one(reader: Reader, model: Any, params: Any, example: Example, rng:
   return Explanations(weights, gradients, left_out, *jax.vmap(at_step)(steps, jax.random.split(rng, len(weights))))
 
 
-def read_weights(reader: Reader, model: Any, params: Any, examples: Example, batch: int = 100) -> np.ndarray:
+def read_weights(reader: ExampleReader, model: Any, params: Any, examples: Example, batch: int = 100) -> np.ndarray:
   """Returns the weights of N examples, [N, T, S].
 
   Args:

@@ -303,8 +303,8 @@ def _differentiate_block(
 
 def _split_queries(tile: Tile, steps: int, size: int) -> tuple[int, int]:
   """(number of blocks, queries of a block): nearly equal blocks of about MAX_BLOCK_SCORES scores, in whole tiles."""
-  most = max(1, MAX_BLOCK_SCORES // (size * tile.queries)) * tile.queries
-  blocks = -(-steps // most)
+  max_steps = max(1, MAX_BLOCK_SCORES // (size * tile.queries)) * tile.queries
+  blocks = -(-steps // max_steps)
   return blocks, round_up(-(-steps // blocks), tile.queries)
 
 

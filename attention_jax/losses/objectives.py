@@ -98,9 +98,9 @@ def _is_random(inputs: ObjectiveInputs) -> bool:
 # -------------------------------------------------------------------------------------------------- scheduled sampling
 
 
-def linear(*, start: Probability = 1.0, slope: NonNegative = 1e-4, least: Probability = 0.5) -> Callable:
-  """ε_n = max(least, start − slope n)"""
-  return lambda n: jnp.maximum(least, start - slope * n)
+def linear(*, start: Probability = 1.0, slope: NonNegative = 1e-4, minimum: Probability = 0.5) -> Callable:
+  """ε_n = max(minimum, start − slope n)"""
+  return lambda n: jnp.maximum(minimum, start - slope * n)
 
 
 def exponential(*, base: Annotated[float, Range(0, 1, include_low=False, include_high=False)] = 0.9999) -> Callable:

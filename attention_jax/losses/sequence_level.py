@@ -13,7 +13,7 @@ from attention_jax.decoding.sampling import Sampling, sample
 from attention_jax.errors import UserError, choose
 from attention_jax.losses.base import ObjectiveFn, ObjectiveInputs, ObjectiveOutput, masked_logits, teacher_forcing
 from attention_jax.losses.sentence_bleu import sentence_bleu
-from attention_jax.specs import Count, NonNegative, Positive, Range, Size
+from attention_jax.specs import MAX_REPEATS, Count, NonNegative, Positive, Range, Repeats
 from attention_jax.tokens import EOS, PAD
 
 SampleLoss = Callable[[ObjectiveInputs], tuple[jax.Array, jax.Array]]  # -> loss [B], mean BLEU of the samples [B]
@@ -21,7 +21,7 @@ SampleLoss = Callable[[ObjectiveInputs], tuple[jax.Array, jax.Array]]  # -> loss
 
 def minimum_risk(
   *,
-  samples: Annotated[int, Range(2)] = 8,
+  samples: Annotated[int, Range(2, MAX_REPEATS)] = 8,
   sharpness: Positive = 0.005,
   gold: bool = True,
   likelihood: NonNegative = 0.0,
@@ -91,7 +91,7 @@ BASELINES: Mapping[str, Baseline] = {
 
 
 def reinforce(
-  *, samples: Size = 4, baseline: str = 'others', likelihood: NonNegative = 0.017, after: Count = 0
+  *, samples: Repeats = 4, baseline: str = 'others', likelihood: NonNegative = 0.017, after: Count = 0
 ) -> ObjectiveFn:
   """−E[BLEU(y)], y ~ p(y | x), by REINFORCE: −Σ (BLEU(y) − b) log p(y | x) of samples. Ranzato et al. 2016.
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from attention_jax.models.glimpses import GlimpseNetworkOutput, retina, sample_location
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.recurrent import RecurrentCell, State, zero_state
-from attention_jax.specs import Positive, Size
+from attention_jax.specs import Positive, Repeats, Size
 
 
 class DeepGlimpseNetwork(nn.Module):
@@ -33,7 +33,7 @@ class DeepGlimpseNetwork(nn.Module):
   implementation = 'hard, by glimpses'
   labels: int
   objects: int = 1
-  glimpses: Size = 6
+  glimpses: Repeats = 6
   size: Size = 8
   scales: Size = 1
   hidden: Size = 128
@@ -42,7 +42,9 @@ class DeepGlimpseNetwork(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
-    layer = lambda features: Dense(features, dtype=self.dtype)
+    def layer(features):
+      return Dense(features, dtype=self.dtype)
+
     self.patch = layer(self.hidden)
     self.what = layer(self.features)
     self.where = layer(self.features)

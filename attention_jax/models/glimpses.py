@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.modules.linear import Dense
-from attention_jax.specs import Positive, Size, check_fields
+from attention_jax.specs import Positive, Repeats, Size, check_fields
 
 
 class GlimpseNetworkOutput(NamedTuple):
@@ -93,7 +93,7 @@ class GlimpseNetwork(nn.Module):
 
   implementation = 'hard, by glimpses'
   labels: int
-  glimpses: Size = 6
+  glimpses: Repeats = 6
   size: Size = 8
   scales: Size = 1
   hidden: Size = 128
@@ -171,8 +171,8 @@ class GlimpseConfig:
   """
 
   network: str = 'glimpses'
-  samples: Size = 1
-  glimpses: Size = 6
+  samples: Repeats = 1
+  glimpses: Repeats = 6
   size: Size = 8
   scales: Size = 1
   hidden: Size = 128

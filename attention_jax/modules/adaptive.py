@@ -78,7 +78,9 @@ def ponder(
     return _Progress(new, mean, progress.halting + weight, counted, progress.is_running & ~halts)
 
   def body(progress: _Progress, number: jax.Array) -> tuple[_Progress, None]:
-    unchanged = lambda progress, _: progress
+    def unchanged(progress, _):
+      return progress
+
     return jax.lax.cond(progress.is_running.any(), advance, unchanged, progress, number), None
 
   end, _ = jax.lax.scan(body, start, jnp.arange(limit))
@@ -138,5 +140,8 @@ class AdaptiveLayer(nn.Module):
       return state, (state[0], pondered)
 
     state, (outputs, pondered) = jax.lax.scan(body, state, (later, mask.T), reverse=self.reverse)
-    by_row = lambda x: zero_masked(jnp.moveaxis(x, 0, 1), mask)
+
+    def by_row(x):
+      return zero_masked(jnp.moveaxis(x, 0, 1), mask)
+
     return by_row(outputs), state, jax.tree.map(by_row, pondered)

@@ -54,7 +54,10 @@ def init_heads(
     for rng, (name, size) in zip(jax.random.split(kernel_rng, 3), kernels.items(), strict=False)
   }
   for rng, (name, row) in zip(jax.random.split(row_rng), rows.items(), strict=True):
-    init = lambda rng, row=row, size=sizes[name] | {'features': width}: init_row_params(rng, row, size)
+
+    def init(rng, row=row, size=sizes[name] | {'features': width}):
+      return init_row_params(rng, row, size)
+
     if row.params:
       params[name] = jax.vmap(init)(jax.random.split(rng, heads))
   if heads > 1:

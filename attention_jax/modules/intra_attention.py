@@ -87,7 +87,10 @@ class IntraAttentionLayer(nn.Module):
     steps = (*(jnp.moveaxis(x, 1, 0) for x in steps), jnp.arange(mask.shape[1]))
     carry, (outputs, weights) = self._scan(carry, self._flip(steps), deterministic)
     outputs, weights = self._flip((outputs, weights))
-    by_row = lambda x: zero_masked(jnp.moveaxis(x, 0, 1), mask)
+
+    def by_row(x):
+      return zero_masked(jnp.moveaxis(x, 0, 1), mask)
+
     return by_row(outputs), carry.state, by_row(weights)
 
   def _flip(self, tree: Any) -> Any:
@@ -132,7 +135,10 @@ class IntraAttentionLayer(nn.Module):
     state = self.cell(before, projected)
 
     entry = self._remember(tuple(part[:, None] for part in state), is_real[:, None])
-    write = lambda tape, new: jax.lax.dynamic_update_index_in_dim(tape, new, position, axis=2)
+
+    def write(tape, new):
+      return jax.lax.dynamic_update_index_in_dim(tape, new, position, axis=2)
+
     tape = jax.tree.map(write, carry.tape, entry)
 
     after = IntraAttentionCarry(before[0], state, tape, attention)

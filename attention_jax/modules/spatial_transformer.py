@@ -46,7 +46,10 @@ class SpatialTransformer(nn.Module):
       x = nn.relu(nn.Conv(self.filters, (5, 5), dtype=self.dtype)(x))
       x = nn.max_pool(x, (2, 2), strides=(2, 2), padding='SAME')
     x = nn.relu(Dense(self.hidden, dtype=self.dtype, name='located')(x.reshape(len(x), -1)))
-    identity = lambda rng, shape, dtype: jnp.asarray(row.identity, dtype)
+
+    def identity(rng, shape, dtype):
+      return jnp.asarray(row.identity, dtype)
+
     zeros = nn.initializers.zeros
     params = nn.Dense(len(row.identity), kernel_init=zeros, bias_init=identity, name='transform')(x.astype(jnp.float32))
     theta = jax.vmap(row.fn)(params)

@@ -83,7 +83,8 @@ def _head_kernel(name: str, weight: str, bias: str, heads: int, part: int = 0, p
 
 def _torch_attention(name: str, source: str, heads: int) -> list[Entry]:
   """nn.MultiheadAttention, whose query, key and value have the same width."""
-  weight, bias = f'{source}in_proj_weight', f'{source}in_proj_bias'
+  weight = f'{source}in_proj_weight'
+  bias = f'{source}in_proj_bias'
   entries = _dense(f'{name}join', f'{source}out_proj')
   for part, side in enumerate(('query', 'key', 'value')):
     entries += _head_kernel(f'{name}{side}_kernel', weight, bias, heads, part, 3)
@@ -106,7 +107,8 @@ def transformer(arrays: Arrays, heads: int) -> Iterable[Entry]:
   sublayers = {'encoder': {'attention': 'self_attn'}, 'decoder': {'attention': 'self_attn', 'cross': 'multihead_attn'}}
   for side, attentions in sublayers.items():
     for layer in _layers(arrays, f'{side}.layers.'):
-      name, source = f'{side}.blocks_{layer}', f'{side}.layers.{layer}'
+      name = f'{side}.blocks_{layer}'
+      source = f'{side}.layers.{layer}'
       for attention, torch_attention in attentions.items():
         yield from _torch_attention(f'{name}.{attention}.', f'{source}.{torch_attention}.', heads)
       for number in range(2):
@@ -167,7 +169,10 @@ def _token_order(rows: int) -> np.ndarray:
 
 def _joeynmt_vocabularies(order: Order = ALL) -> list[Entry]:
   """Embeddings and the output layer, whose rows are put into the order of our ids."""
-  table = lambda w: w[_token_order(len(w))][:, order]
+
+  def table(w):
+    return w[_token_order(len(w))][:, order]
+
   output = ('decoder.output_layer.weight',)
   return [
     Entry('encoder.embedding.table.embedding', ('src_embed.lut.weight',), table),
@@ -262,7 +267,8 @@ def joeynmt_transformer(arrays: Arrays, heads: int) -> Iterable[Entry]:
   }
   for side in ('encoder', 'decoder'):
     for layer in _layers(arrays, f'{side}.layers.'):
-      name, source = f'{side}.blocks_{layer}', f'{side}.layers.{layer}'
+      name = f'{side}.blocks_{layer}'
+      source = f'{side}.layers.{layer}'
       for attention, joeynmt_attention in attentions[side].items():
         yield from _joeynmt_attention(f'{name}.{attention}', f'{source}.{joeynmt_attention}', heads, order)
       feed = f'{source}.feed_forward.pwff_layer'

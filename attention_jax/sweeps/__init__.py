@@ -1,1 +1,1 @@
-"""Sweeps: grids and searches over config fields, run to the end whatever happens, and reported with error bars."""
+"""Sweeps: grids and searches over config fields, resumed after interruptions, and reported with error bars."""

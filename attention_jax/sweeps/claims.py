@@ -23,7 +23,7 @@ from attention_jax.models.encoder_decoder import EncoderDecoder
 from attention_jax.specs import parse
 from attention_jax.sweeps.bins import evaluate_bins
 from attention_jax.sweeps.collect import FinishedRun, SettingRuns, collect_sweep
-from attention_jax.sweeps.contrasts import Column, Contrast, contrast_all
+from attention_jax.sweeps.contrasts import Contrast, MetricColumn, contrast_all
 from attention_jax.sweeps.ledger import FINISHED, SweepState, read_events, read_state
 from attention_jax.sweeps.measured import summarize
 from attention_jax.sweeps.records import Row
@@ -111,7 +111,7 @@ def setting_rows(
   for setting in settings:
     groups.setdefault(tuple(factor.of(setting) for factor in factors if factor.name in within), []).append(setting)
   directions = selectable_metrics(settings[0].config)
-  columns = [Column(split, metric, '', directions.get(metric)) for metric in metrics]
+  columns = [MetricColumn(split, metric, '', directions.get(metric)) for metric in metrics]
   contrasts: list[Contrast] = []
   for group in groups.values():
     contrasts += contrast_all(group, _baseline(group, factors, baseline), columns, 't', False, _discard)

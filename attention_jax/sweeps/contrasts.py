@@ -19,7 +19,7 @@ from attention_jax.systems.registry import SYSTEMS
 SIGNIFICANCE = 0.05
 
 
-class Column(NamedTuple):
+class MetricColumn(NamedTuple):
   """A metric on a split.
 
   Attributes:
@@ -52,7 +52,7 @@ class Contrast(NamedTuple):
   """
 
   setting: SettingRuns
-  column: Column
+  column: MetricColumn
   comparison: Comparison
   corrected_p: float
   rows: Sequence[RowComparison]
@@ -77,7 +77,7 @@ class Contrast(NamedTuple):
 def contrast_all(
   settings: Sequence[SettingRuns],
   baseline: SettingRuns,
-  columns: Sequence[Column],
+  columns: Sequence[MetricColumn],
   test: str,
   compares_rows: bool,
   log: Log,
@@ -108,7 +108,7 @@ def contrast_all(
   return [contrast._replace(corrected_p=p) for contrast, p in zip(contrasts, corrected, strict=True)]
 
 
-def _pairs(setting: SettingRuns, baseline: SettingRuns, column: Column) -> list[tuple[FinishedRun, FinishedRun]]:
+def _pairs(setting: SettingRuns, baseline: SettingRuns, column: MetricColumn) -> list[tuple[FinishedRun, FinishedRun]]:
   """Pairs of runs with the same seed that have the metric; two single runs are a pair whatever their seeds."""
   runs = {run.seed: run for run in setting.runs if run.value(*column[:2]) is not None}
   base_runs = {run.seed: run for run in baseline.runs if run.value(*column[:2]) is not None}
@@ -129,7 +129,7 @@ class _Texts:
     self._log = log
     self._systems: dict[str, SupportsCorpus] = {}  # by the config of their data
 
-  def compare(self, pairs: Sequence[tuple[FinishedRun, FinishedRun]], column: Column) -> list[RowComparison]:
+  def compare(self, pairs: Sequence[tuple[FinishedRun, FinishedRun]], column: MetricColumn) -> list[RowComparison]:
     """Returns a comparison for each pair; none for a metric that is not one of texts."""
     config = pairs[0][0].config
     specs = {parse(spec)[0]: spec for spec in config['evaluation'].get('metrics', ())}

@@ -16,7 +16,7 @@ from attention_jax.inference.explanations import (
   READERS,
   Effort,
   Example,
-  Reader,
+  ExampleReader,
   explain,
   read_weights,
   summarize_examples,
@@ -121,7 +121,7 @@ def explanation_rows(
   return measures, probes
 
 
-def _parts(run: Run) -> tuple[Reader, Callable[[System, str, int], Example]]:
+def _parts(run: Run) -> tuple[ExampleReader, Callable[[System, str, int], Example]]:
   name = run.config['system']
   return READERS[name], EXAMPLES[name]
 
@@ -180,6 +180,8 @@ def _probe_runs(runs: Sequence[Run], study: Study) -> dict[str, np.ndarray]:
 def _features(examples: Example, weights: np.ndarray, guide: Callable, rng: np.random.Generator, size: int) -> Any:
   """The weighted tokens of each output of all examples, a sparse array."""
   rows = []
-  for source, mask, steps, own in zip(examples.source, examples.mask, examples.target_mask, weights, strict=True):
-    rows.append(weighted_counts(source, guide(own[steps], mask, rng), mask, size))
+  for source, mask, steps, example_weights in zip(
+    examples.source, examples.mask, examples.target_mask, weights, strict=True
+  ):
+    rows.append(weighted_counts(source, guide(example_weights[steps], mask, rng), mask, size))
   return scipy.sparse.vstack(rows, 'csr')

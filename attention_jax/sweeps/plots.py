@@ -10,8 +10,8 @@ import numpy as np
 from attention_jax.analysis.fonts import font_families
 from attention_jax.analysis.plots import INK, LINE
 from attention_jax.sweeps.bins import BinnedMetrics
-from attention_jax.sweeps.contrasts import Column
-from attention_jax.sweeps.report import ALIGNMENT_ERROR, Cell, Report, Row
+from attention_jax.sweeps.contrasts import MetricColumn
+from attention_jax.sweeps.report import ALIGNMENT_ERROR, Report, ReportCell, ReportRow
 
 DPI = 150
 # Okabe & Ito (2008), distinguishable with every form of colour blindness, without yellow.
@@ -61,12 +61,12 @@ def draw_bins(table: BinnedMetrics) -> bytes:
   return to_png(figure)
 
 
-def _main_columns(report: Report) -> list[Column]:
+def _main_columns(report: Report) -> list[MetricColumn]:
   """The columns of the first split."""
   return [column for column in report.columns if column.split == report.columns[0].split]
 
 
-def _draw_values(report: Report, columns: Sequence[Column]) -> Picture:
+def _draw_values(report: Report, columns: Sequence[MetricColumn]) -> Picture:
   """Means with intervals, and a point per seed; a panel per metric, settings from top to bottom."""
   rows = report.rows
   figure = new_figure(2.6 + 2.6 * len(columns), 0.9 + 0.3 * len(rows))
@@ -87,7 +87,7 @@ def _draw_values(report: Report, columns: Sequence[Column]) -> Picture:
   return Picture('values', 'Means with 95 % intervals; a point is a run; the baseline is orange', to_png(figure))
 
 
-def _draw_cell(axes: Any, cell: Cell, y: float, colour: str) -> None:
+def _draw_cell(axes: Any, cell: ReportCell, y: float, colour: str) -> None:
   axes.plot(cell.values, [y] * len(cell.values), 'o', color=colour, alpha=0.35, markersize=3.5, markeredgewidth=0)
   mean = cell.mean
   if not math.isnan(mean.low):
@@ -116,7 +116,7 @@ def _draw_curves(report: Report) -> Picture | None:
   return Picture('curves', 'Learning curves: mean over seeds, shaded from the lowest to the highest', to_png(figure))
 
 
-def _curve_rows(report: Report) -> Sequence[Row]:
+def _curve_rows(report: Report) -> Sequence[ReportRow]:
   """All rows, or the best ones and the baseline if there are too many to distinguish."""
   if len(report.rows) <= MAX_CURVES:
     return report.rows
@@ -127,7 +127,7 @@ def _curve_rows(report: Report) -> Sequence[Row]:
   return [row for row in report.rows if row in chosen or row.setting is report.baseline]
 
 
-def _mean_curve(row: Row, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _mean_curve(row: ReportRow, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
   """Steps, mean, lowest and highest of a metric, at the steps that all runs have."""
   runs = [{r['step']: r[name] for r in run.records if name in r} for run in row.setting.runs]
   steps = sorted(set.intersection(*map(set, runs))) if runs else []
@@ -135,7 +135,7 @@ def _mean_curve(row: Row, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray
   return np.array(steps), values.mean(0), values.min(0), values.max(0)
 
 
-def _draw_interaction(report: Report, column: Column) -> Picture | None:
+def _draw_interaction(report: Report, column: MetricColumn) -> Picture | None:
   """For a grid of two fields: the levels of one on the axis, a line for each level of the other."""
   factors = list(report.rows[0].setting.factors)
   cells = {
@@ -198,7 +198,7 @@ def _reach(interval: Any) -> list[list[float]]:
   return [[max(0.0, interval.value - interval.low)], [max(0.0, interval.high - interval.value)]]
 
 
-def _axis_label(column: Column) -> str:
+def _axis_label(column: MetricColumn) -> str:
   arrow = {True: ', higher is better', False: ', lower is better', None: ''}[column.higher_is_better]
   return f'{column.name}\n({column.unit}{arrow})'
 

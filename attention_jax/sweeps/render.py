@@ -15,7 +15,7 @@ from attention_jax import atomic
 from attention_jax.sweeps.contrasts import SIGNIFICANCE, Contrast
 from attention_jax.sweeps.estimate import format_seconds
 from attention_jax.sweeps.plots import Picture, draw_pictures
-from attention_jax.sweeps.report import Cell, Report
+from attention_jax.sweeps.report import Report, ReportCell
 from attention_jax.sweeps.statistics import Interval
 
 TEMPLATES = Path(__file__).parent
@@ -155,7 +155,7 @@ def _ends(interval: Interval) -> str:
   return '' if math.isnan(interval.low) else f'[{_number(interval.low)}, {_number(interval.high)}]'
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: ReportCell) -> str:
   if math.isnan(cell.mean.low):
     return _number(cell.mean.value)
   return f'{_number(cell.mean.value)} {_ends(cell.mean)}, IQM {_number(cell.interquartile_mean.value)}'

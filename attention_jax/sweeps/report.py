@@ -11,7 +11,7 @@ import numpy as np
 from attention_jax.errors import UserError, choose
 from attention_jax.specs import parse
 from attention_jax.sweeps.collect import SettingRuns, collect_folders, collect_sweep
-from attention_jax.sweeps.contrasts import Column, Contrast, contrast_all
+from attention_jax.sweeps.contrasts import Contrast, MetricColumn, contrast_all
 from attention_jax.sweeps.estimate import measure_costs
 from attention_jax.sweeps.ledger import FAILED, FINISHED, SweepState, UnitState, read_state
 from attention_jax.sweeps.resolve import parse_value
@@ -47,7 +47,7 @@ class ReportOptions(NamedTuple):
   rows: bool = True
 
 
-class Cell(NamedTuple):
+class ReportCell(NamedTuple):
   """A metric of a setting over its seeds.
 
   Attributes:
@@ -62,7 +62,7 @@ class Cell(NamedTuple):
   values: Sequence[float]
 
 
-class Row(NamedTuple):
+class ReportRow(NamedTuple):
   """A setting in the main table.
 
   Attributes:
@@ -74,7 +74,7 @@ class Row(NamedTuple):
   """
 
   setting: SettingRuns
-  cells: Mapping[Column, Cell]
+  cells: Mapping[MetricColumn, ReportCell]
   parameters: int
   update_flop: float
   seconds: float
@@ -101,8 +101,8 @@ class Report(NamedTuple):
   title: str
   folder: Path
   created: str
-  columns: Sequence[Column]
-  rows: Sequence[Row]
+  columns: Sequence[MetricColumn]
+  rows: Sequence[ReportRow]
   baseline: SettingRuns
   contrasts: Sequence[Contrast]
   findings: Sequence[str]
@@ -175,7 +175,7 @@ def _build(
   )
 
 
-def _columns(settings: Sequence[SettingRuns], metrics: Sequence[str]) -> list[Column]:
+def _columns(settings: Sequence[SettingRuns], metrics: Sequence[str]) -> list[MetricColumn]:
   """The columns of the report: all test splits, and the metrics that were requested or those of the config."""
   config = settings[0].config
   results: dict[str, dict[str, str]] = {}  # split -> metric -> unit
@@ -190,7 +190,7 @@ def _columns(settings: Sequence[SettingRuns], metrics: Sequence[str]) -> list[Co
   names = list(metrics) or [name for name in defaults if name in measured] or list(measured)
   directions = selectable_metrics(config)
   return [
-    Column(split, metric, values[metric], directions.get(metric))
+    MetricColumn(split, metric, values[metric], directions.get(metric))
     for split, values in results.items()
     for metric in names
     if metric in values
@@ -218,17 +218,17 @@ def _same_value(field: str, value: Any, actual: Any) -> bool:
   return parse_value(field, value, actual) == actual
 
 
-def _row(setting: SettingRuns, columns: Sequence[Column], update_flop: float) -> Row:
+def _row(setting: SettingRuns, columns: Sequence[MetricColumn], update_flop: float) -> ReportRow:
   cells = {}
   for column in columns:
     if values := list(setting.values(column.split, column.metric).values()):
       deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-      cells[column] = Cell(bootstrap_mean(values), bootstrap_interquartile_mean(values), deviation, values)
+      cells[column] = ReportCell(bootstrap_mean(values), bootstrap_interquartile_mean(values), deviation, values)
   seconds = float(np.mean([run.training_seconds for run in setting.runs]))
-  return Row(setting, cells, setting.runs[0].parameters, update_flop, seconds)
+  return ReportRow(setting, cells, setting.runs[0].parameters, update_flop, seconds)
 
 
-def _findings(contrasts: Sequence[Contrast], baseline: SettingRuns, columns: Sequence[Column]) -> list[str]:
+def _findings(contrasts: Sequence[Contrast], baseline: SettingRuns, columns: Sequence[MetricColumn]) -> list[str]:
   """One sentence per column: what is better, what is worse, and where no difference was found."""
   findings = []
   for column in columns:

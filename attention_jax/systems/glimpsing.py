@@ -30,7 +30,7 @@ from attention_jax.losses.sequence import cross_entropy
 from attention_jax.models.encoder_decoder import DTYPES, make
 from attention_jax.models.glimpses import GlimpseConfig, GlimpseNetworkOutput
 from attention_jax.models.picture_classifiers import NETWORKS
-from attention_jax.specs import Size, bind, check_fields
+from attention_jax.specs import Repeats, Size, bind, check_fields
 from attention_jax.systems.base import Config, System, check_setting, parse_rows, trace_loss
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.compiling import jit_once
@@ -68,7 +68,7 @@ class GlimpsingEvaluationConfig:
     batch_size: number of pictures that are classified at once.
   """
 
-  samples: Size = 10
+  samples: Repeats = 10
   batch_size: Size = 128
 
   def __post_init__(self):

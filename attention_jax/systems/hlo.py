@@ -99,16 +99,18 @@ def _parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
       current = computations.setdefault(header[2], [])
       entry = header[2] if header[1] else entry
     elif instruction := _INSTRUCTION.match(line):
-      root, name, shape, opcode, rest = instruction.groups()
-      current.append(Instruction(name, opcode, _size(shape), _size(shape, 'S('), _operands(rest), rest, bool(root)))
+      root, name, shape, opcode, arguments = instruction.groups()
+      current.append(
+        Instruction(name, opcode, _size(shape), _size(shape, 'S('), _operands(arguments), arguments, bool(root))
+      )
   return computations, entry
 
 
-def _operands(rest: str) -> tuple[str, ...]:
+def _operands(arguments: str) -> tuple[str, ...]:
   """Returns the names before the parenthesis that closes the list of operands."""
-  depths = itertools.accumulate((letter == '(') - (letter == ')') for letter in rest)
-  end = next((position for position, depth in enumerate(depths) if depth < 0), len(rest))
-  return tuple(re.findall(r'%([\w.\-]+)', rest[:end]))
+  depths = itertools.accumulate((letter == '(') - (letter == ')') for letter in arguments)
+  end = next((position for position, depth in enumerate(depths) if depth < 0), len(arguments))
+  return tuple(re.findall(r'%([\w.\-]+)', arguments[:end]))
 
 
 def _size(shape: str, excluded: str = 'none') -> int:

@@ -34,13 +34,14 @@ def code_version(root: Path = ROOT) -> str:
 
 
 def store_version(folder: Path, log: Callable[[str], None]) -> None:
-  """Adds the version of the code to those of a run, and logs if a run is resumed with another one.
+  """Appends the version of the code to commits.txt of a run, and logs if it has changed.
 
   Args:
     folder: the run folder.
     log: called with the line.
   """
-  stored, current = read_versions(folder), code_version()
+  stored = read_versions(folder)
+  current = code_version()
   if stored[-1:] == [current]:
     return
   write_text(folder / COMMITS, ''.join(f'{version}\n' for version in [*stored, current]))

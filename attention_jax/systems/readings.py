@@ -13,9 +13,11 @@ from attention_jax.analysis.interventions import Pair, edited_model
 from attention_jax.analysis.reading import WEIGHTS, Reading, ReadingRequest
 from attention_jax.data import tasks
 from attention_jax.data.encoding import EncodedCorpus, encode
+from attention_jax.data.splits import SPLITS
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
-from attention_jax.errors import UserError
+from attention_jax.errors import UserError, choose
+from attention_jax.functional.edits import resolve_edit
 from attention_jax.inference.analyses import Subject, analyse, parse_analysis
 from attention_jax.inference.evaluation import TeacherForcedScorer
 from attention_jax.inference.predictor import Predictor
@@ -26,6 +28,24 @@ from attention_jax.systems.base import parse_rows
 from attention_jax.tokens import EOS, SPECIAL_TOKENS
 
 END = SPECIAL_TOKENS[EOS]
+
+
+def check_request(request: ReadingRequest) -> None:
+  """Checks a request as far as that needs no run, so that mistakes are found before data are read.
+
+  Raises:
+    UserError: for rows that are not numbers, unknown splits and analyses, and analyses with merged words.
+  """
+  choose(request.split, SPLITS, 'split')
+  for row in request.rows:
+    if not row.strip().isdecimal():
+      raise UserError(f"row '{row}' is not in split '{request.split}'; expected a number from 0")
+  if request.words and request.analyses:
+    raise UserError(f'analyses are of tokens, and cannot be merged to words, got words and {request.analyses[0]!r}')
+  for spec in request.analyses:
+    parse_analysis(spec)
+  if request.edit:
+    resolve_edit(request.edit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +119,7 @@ class Reader:
     return readings
 
   def complete(self, readings: Sequence[Reading], request: ReadingRequest) -> list[Reading]:
-    """Adds what the request asks for beside the weights, computed by teacher forcing.
+    """Adds the requested parts beside the weights, computed by teacher forcing.
 
     Raises:
       UserError: for an empty hypothesis, layers of a model with a single layer of attention, an unknown analysis, and
@@ -107,10 +127,7 @@ class Reader:
     """
     if not (request.layers or request.analyses or request.words):
       return list(readings)
-    if request.words and request.analyses:
-      raise UserError(f'analyses are of tokens, and cannot be merged to words, got words and {request.analyses[0]!r}')
-    for spec in request.analyses:
-      parse_analysis(spec)  # reports a mistake before anything is computed
+    check_request(request)
     if empty := [reading.source for reading in readings if not reading.target]:
       raise UserError(f'the best hypothesis for {empty[0]!r} is empty; expected a line with an output')
     corpus = Corpus([reading.source for reading in readings], [reading.target for reading in readings])

@@ -13,7 +13,7 @@ import numpy as np
 from attention_jax.analysis import reading_files
 from attention_jax.analysis.reading import Reading, ReadingRequest
 from attention_jax.data import tasks, vocab
-from attention_jax.data.batching import Batch, Batches, check_any_row_fits
+from attention_jax.data.batching import Batch, Batches, check_any_row_fits, dummy_batch
 from attention_jax.data.encoding import assign_buckets, check_buckets
 from attention_jax.data.lexicon import Lexicon
 from attention_jax.data.resegment import make_resegmenter
@@ -41,7 +41,7 @@ from attention_jax.losses.objectives import OBJECTIVES
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build
 from attention_jax.modules.attention import Attention
-from attention_jax.specs import Count, NonNegative, OutputLength, Size, check_fields, parse
+from attention_jax.specs import Count, NonNegative, OutputLength, Repeats, Size, check_fields, parse
 from attention_jax.systems.base import Config, Log, System, describe_implementation, trace_loss
 from attention_jax.systems.lexicons import load_or_make_lexicon
 from attention_jax.systems.readings import read
@@ -95,7 +95,7 @@ class TranslationEvaluationConfig:
 
   metrics: tuple[str, ...] = ('exact_match', 'character_error_rate')
   group_references: bool = False
-  beams: Size = 5
+  beams: Repeats = 5
   alpha: NonNegative = DEFAULT_RANKING.alpha
   beta: NonNegative = DEFAULT_RANKING.beta
   gamma: NonNegative = DEFAULT_RANKING.gamma
@@ -175,7 +175,7 @@ class TranslationSystem(System):
     loss = _loss(model, training)
     params = jax.eval_shape(lambda: initial_params(model, 0))
     make_anneal(training.anneal, params, training.steps)
-    trace_loss(loss, params, _dummy_batch())
+    trace_loss(loss, params, dummy_batch())
     tasks.check(config['data'])
     _check_shared_vocabulary(config, model)
     _check_objective(config, training)
@@ -208,7 +208,10 @@ class TranslationSystem(System):
 
   def with_model(self, model: Any) -> 'TranslationSystem':
     """Returns this system with another model on the same data."""
-    load_data = lambda: self.data
+
+    def load_data():
+      return self.data
+
     return TranslationSystem(self.config, model, self.source_vocab, self.target_vocab, load_data, self._folder)
 
   @functools.cached_property
@@ -348,7 +351,7 @@ def initial_params(model: EncoderDecoder, seed: int) -> Any:
 
 def initializer(model: EncoderDecoder) -> Callable[[int], Any]:
   """Returns seed -> `initial_params`, compiled once for all seeds."""
-  return initializer_for_batch(model, _dummy_batch())
+  return initializer_for_batch(model, dummy_batch())
 
 
 def initializer_for_batch(model: EncoderDecoder, batch: Batch) -> Callable[[int], Any]:
@@ -360,14 +363,6 @@ def initializer_for_batch(model: EncoderDecoder, batch: Batch) -> Callable[[int]
     return model.init(rng, source, source_mask, target)['params']
 
   return lambda seed: init(jax.random.key(seed))
-
-
-def _dummy_batch(source: int = 2, target: int = 2) -> Batch:
-  """One pair of the given lengths, for tracing."""
-  source_ids, source_mask = np.zeros((1, source), np.int32), np.ones((1, source), bool)
-  target_ids, target_mask = np.zeros((1, target), np.int32), np.ones((1, target), bool)
-  links = np.ones((1, target, source), bool)
-  return Batch(source_ids, source_mask, target_ids, target_mask, np.zeros(1, np.int32), links)
 
 
 def _loss(model: EncoderDecoder, training: Training) -> Loss:
@@ -410,10 +405,10 @@ def _check_lengths(config: Config, data: tasks.TranslationData, model: EncoderDe
   used = np.unique(np.concatenate(list(assigned.values())))
   sources, targets = zip(*(buckets[i] for i in used if i >= 0), strict=True)
   params = jax.eval_shape(lambda: initial_params(model, 0))
-  trace_loss(loss, params, _dummy_batch(max(sources), max(targets)))
+  trace_loss(loss, params, dummy_batch(max(sources), max(targets)))
   searched = [encoded for split, encoded in data.encoded.items() if split != 'train']
   longest = max((int(encoded.lengths[0].max(initial=1)) for encoded in searched), default=1)
   padded = min(size for size in search_lengths(buckets, longest) if size >= longest)
   search = compile_beam_search(model, 1, max_output_length(buckets, config['evaluation']['max_length']))
-  batch = _dummy_batch(max(*sources, padded))
+  batch = dummy_batch(max(*sources, padded))
   jax.eval_shape(search, params, batch.source, batch.source_mask)

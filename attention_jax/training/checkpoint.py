@@ -207,8 +207,8 @@ class Checkpoints:
     """Raises UserError if checkpoints of a kind were saved, but there are none."""
     saved = self._saved().get(kind)
     if saved is not None and not self.steps(kind):
-      others = [name for name in (LATEST, BEST) if self.steps(name)]
-      use = f', read a step of {others[0]}/ (--checkpoint)' if others and self._read_only else ''
+      other_kinds = [name for name in (LATEST, BEST) if self.steps(name)]
+      use = f', read a step of {other_kinds[0]}/ (--checkpoint)' if other_kinds and self._read_only else ''
       raise UserError(
         f'{self.folder / kind} has no checkpoints, but one was saved after step {saved}; restore them{use}, '
         f'or delete {self.folder / SAVED_FILE} to continue without them'
@@ -270,7 +270,7 @@ class Checkpoints:
     """Turns errors of saving into a UserError."""
     try:
       yield
-    except Exception as error:  # a full disk, or a folder that somebody has changed
+    except Exception as error:  # a full disk, or a folder that another program has changed
       path = self.folder / kind / str(step)
       raise UserError(f'cannot save checkpoint {path}: {_reason(error)}; {self.describe()}') from error
 
@@ -320,9 +320,9 @@ class Checkpoints:
   def _damaged(self, kind: str, step: int, reason: str) -> DamagedCheckpointError:
     """Returns the error of a damaged checkpoint, with a remedy."""
     path = self.folder / kind / str(step)
-    others = sorted({other for name in (LATEST, BEST) for other in self.steps(name)} - {step})
-    if self._read_only and others:
-      remedy = f'select another one by its step: {", ".join(map(str, others))}'
+    other_steps = sorted({other for name in (LATEST, BEST) for other in self.steps(name)} - {step})
+    if self._read_only and other_steps:
+      remedy = f'select another one by its step: {", ".join(map(str, other_steps))}'
     else:
       remedy = f'choose another folder, or delete {self.folder / kind} and {self.folder / SAVED_FILE} to go without it'
     return DamagedCheckpointError(f'checkpoint {path} cannot be read: {reason}', remedy)

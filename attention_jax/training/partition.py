@@ -22,7 +22,7 @@ from attention_jax.errors import UserError
 from attention_jax.kernels.sharding import ROW_AXES
 
 AXES = ('seed', *ROW_AXES, 'tensor')
-REST = -1  # size of the axis that takes the devices that the others leave
+ALL_REMAINING = -1  # as the size of an axis: all devices that the other axes do not use
 
 RULES = {
   'batch': PartitionSpec(ROW_AXES),
@@ -63,16 +63,16 @@ class MeshConfig:
     tensor: devices that divide the heads, features and vocabularies of the same rows.
   """
 
-  data: int = REST
+  data: int = ALL_REMAINING
   fsdp: int = 1
   tensor: int = 1
 
   def __post_init__(self):
     sizes = dataclasses.asdict(self)
     for name, size in sizes.items():
-      if size < 1 and size != REST:
+      if size < 1 and size != ALL_REMAINING:
         raise UserError(f'config.mesh.{name} must be at least 1, or -1 for the rest of the devices, got {size}')
-    if list(sizes.values()).count(REST) > 1:
+    if list(sizes.values()).count(ALL_REMAINING) > 1:
       raise UserError(f'only one size of config.mesh may be -1, got {self._describe()}')
 
   def sizes(self, devices: int) -> tuple[int, int, int]:
@@ -82,9 +82,9 @@ class MeshConfig:
       UserError: if the sizes do not multiply to the number of devices.
     """
     sizes = [self.data, self.fsdp, self.tensor]
-    known = math.prod(size for size in sizes if size != REST)
-    if REST in sizes and devices % known == 0:
-      sizes[sizes.index(REST)] = devices // known
+    known = math.prod(size for size in sizes if size != ALL_REMAINING)
+    if ALL_REMAINING in sizes and devices % known == 0:
+      sizes[sizes.index(ALL_REMAINING)] = devices // known
     if math.prod(sizes) != devices:
       raise UserError(f'config.mesh ({self._describe()}) does not divide {devices} devices evenly')
     return tuple(sizes)
@@ -110,7 +110,7 @@ def make_mesh(devices: Sequence[jax.Device] | None = None, seeds: int = 1, sizes
   """
   devices = np.asarray(jax.devices() if devices is None else devices)
   sizes = sizes or MeshConfig()
-  fixed = math.prod(size for size in dataclasses.astuple(sizes) if size != REST)
+  fixed = math.prod(size for size in dataclasses.astuple(sizes) if size != ALL_REMAINING)
   seed_devices = math.gcd(seeds, max(devices.size // fixed, 1))
   # jax.make_mesh would reorder the devices of a TPU, and raises an error for several slices.
   return Mesh(devices.reshape(seed_devices, *sizes.sizes(devices.size // seed_devices)), AXES)

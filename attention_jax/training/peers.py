@@ -54,7 +54,8 @@ def _unpack(row: np.ndarray, sizes: Sequence[int], like: Sequence[np.ndarray]) -
   """Yields the arrays of one process from their bytes, with the ranks and dtypes of those of `like`."""
   offset = 0
   for array in like:
-    shape, sizes = sizes[: array.ndim], sizes[array.ndim :]
+    shape = sizes[: array.ndim]
+    sizes = sizes[array.ndim :]
     count = math.prod(shape)
     yield np.frombuffer(row, array.dtype, count, offset).reshape(shape)
     offset += count * array.dtype.itemsize
@@ -77,8 +78,9 @@ def map_batches(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterato
   batches = iter(batches)
   while turn := list(itertools.islice(batches, jax.process_count())):
     check_stop()
-    own = turn[min(jax.process_index(), len(turn) - 1)]  # without a batch of its own, a process repeats the last one
-    yield from zip(turn, gather(jax.device_get(fn(own)))[: len(turn)], strict=True)
+    # A process without a batch of its own repeats the last one.
+    own_batch = turn[min(jax.process_index(), len(turn) - 1)]
+    yield from zip(turn, gather(jax.device_get(fn(own_batch)))[: len(turn)], strict=True)
 
 
 @contextlib.contextmanager

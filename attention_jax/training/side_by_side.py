@@ -117,11 +117,12 @@ class Separate(SideBySide):
       if live[i]:
         state, run_metrics = train_step(state, jax.tree.map(lambda x, i=i: x[i], batches))
       else:
-        state, run_metrics = state._replace(step=state.step + 1), collections.defaultdict(float)
+        state = state._replace(step=state.step + 1)
+        run_metrics = collections.defaultdict(float)
       new_states.append(state)
       metrics.append(run_metrics)
-    names = metrics[int(np.argmax(live))]
-    return new_states, {name: [run_metrics[name] for run_metrics in metrics] for name in names}
+    live_metrics = metrics[int(np.argmax(live))]
+    return new_states, {name: [run_metrics[name] for run_metrics in metrics] for name in live_metrics}
 
   def init_states(self):
     return [initializer() for initializer in self._initializers]

@@ -55,9 +55,15 @@ def test_permutations_of_weights():
   assert analysis.permutation_effect(constant, WEIGHTS, MASK, rng) == 0
   # With one weight of 1 over four positions, three of four permutations move it: the median is of a moved one.
   one_hot = jnp.array([1.0, 0, 0, 0, 0])
-  is_first = lambda weights: jnp.stack([weights[0], 1 - weights[0]])
+
+  def is_first(weights):
+    return jnp.stack([weights[0], 1 - weights[0]])
+
   assert analysis.permutation_effect(is_first, one_hot, MASK, rng) == 1
-  last_is_masked = lambda weights: jnp.stack([weights[4], 1 - weights[4]])
+
+  def last_is_masked(weights):
+    return jnp.stack([weights[4], 1 - weights[4]])
+
   assert analysis.permutation_effect(last_is_masked, one_hot, MASK, rng) == 0
 
 

@@ -22,14 +22,18 @@ def test_of_a_linear_function_they_are_its_terms(attribute):
 
 def test_integrated_gradients_of_a_square_are_the_square():
   # f = Σ x²: the gradient is 2x, its mean on the way from 0 is x. gradient x input is twice as much as f has.
-  square = lambda x: jnp.sum(x**2)[None]
+  def square(x):
+    return jnp.sum(x**2)[None]
+
   expected = (INPUTS**2).sum(-1)[None]
   np.testing.assert_allclose(analysis.integrated_gradients(square, INPUTS), expected, rtol=1e-5)
   np.testing.assert_allclose(analysis.gradient_times_input(square, INPUTS), 2 * expected, rtol=1e-5)
 
 
 def test_integrated_gradients_sum_to_the_change_of_the_output():
-  fn = lambda x: jnp.tanh(linear(x)) * jnp.sin(x).sum()
+  def fn(x):
+    return jnp.tanh(linear(x)) * jnp.sin(x).sum()
+
   baseline = jax.random.normal(jax.random.key(2), INPUTS.shape)
   change = fn(INPUTS) - fn(baseline)
   errors = [

@@ -52,7 +52,10 @@ def test_every_attention_with_several_heads_has_gates(transformer):
 def test_sensitivity_is_the_slope_of_the_loss(transformer):
   """By the chain rule it is the sum of kernel x gradient over the rows of a head, which scale with its gate."""
   model, params = transformer
-  loss = lambda params: model.apply({'params': params}, *inputs()).logits.std()
+
+  def loss(params):
+    return model.apply({'params': params}, *inputs()).logits.std()
+
   sensitivity, gradient = jax.jit(lambda p: (analysis.head_sensitivity(loss, p), jax.grad(loss)(p)))(params)
   for side, block, name in (('decoder', 'blocks_1', 'cross'), ('encoder', 'blocks_0', 'attention')):
     kernel, slope = (tree[side][block][name]['join']['kernel'] for tree in (params, gradient))

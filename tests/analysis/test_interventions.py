@@ -49,7 +49,10 @@ def model_and_params(request):
 def step_through(model, params, source, mask, target):
   """Outputs of one step after another, which read the tokens of the target."""
   step = jax.jit(functools.partial(model.apply, {'params': params}, method='step'))
-  start = lambda: model.apply({'params': params}, source, mask, target.shape[1], method='start')
+
+  def start():
+    return model.apply({'params': params}, source, mask, target.shape[1], method='start')
+
   carry, memory = jax.jit(start)()
   tokens = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=1)
   logits, weights = [], []
@@ -181,7 +184,10 @@ def test_self_attention_of_the_encoder():
 def test_value_vectors_are_those_of_the_encoder():
   pair = make_pair(build_tiny('gnmt', 'layers=2'))
   assert interventions.value_vectors(pair).shape == (S, 10)
-  encode = lambda model: model.encoder(pair.source[None], jnp.ones((1, S), bool), True).memory[0]
+
+  def encode(model):
+    return model.encoder(pair.source[None], jnp.ones((1, S), bool), True).memory[0]
+
   expected = jax.jit(lambda params: pair.model.apply({'params': params}, method=encode))(pair.params)
   np.testing.assert_allclose(interventions.value_vectors(pair), expected, rtol=1e-5)
   with pytest.raises(UserError, match='one layer and one head'):

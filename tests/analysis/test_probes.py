@@ -47,7 +47,8 @@ def test_one_hot_states_predict_the_most_frequent_successor():
     return rows
 
   rng = np.random.default_rng(5)
-  train, test = follow(rng, 80), follow(rng, 60)
+  train = follow(rng, 80)
+  test = follow(rng, 60)
   pairs = [(row.tokens[i], row.tokens[i + 1]) for row in test for i in range(7)]
   expected = np.mean([(a + 1) % SIZE == b for a, b in pairs])
   accuracy = probe_accuracy(one_hot_sentences(train, SIZE), one_hot_sentences(test, SIZE), 1)

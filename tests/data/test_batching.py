@@ -138,7 +138,8 @@ def test_shares_are_parts_of_the_batch_in_order(count, rows, step):
 
 
 def test_filler_rows_make_a_batch_divisible_and_change_no_other_row():
-  whole, padded = Batches(random_split(), BUCKETS, 6), Batches(random_split(), BUCKETS, 6, share=Share(multiple=4))
+  whole = Batches(random_split(), BUCKETS, 6)
+  padded = Batches(random_split(), BUCKETS, 6, share=Share(multiple=4))
   second = Batches(random_split(), BUCKETS, 6, share=Share(1, 2, multiple=4))
   assert len(whole) == len(padded) and {shape[0] for shape in padded.shapes} == {8}
   for step in range(len(whole)):

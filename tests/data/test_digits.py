@@ -96,9 +96,12 @@ def prepared(tmp_path_factory):
     return [{'image': io.BytesIO(encode_png(image)), 'label': i % 10} for i, image in enumerate(images)]
 
   for name, declared_size, channels in (('grey', 4, 1), ('colour', 4, 3), ('any', None, 3)):
-    features = lambda tfds, size=declared_size, channels=channels: tfds.features.FeaturesDict(
-      {'image': tfds.features.Image(shape=(size, size, channels)), 'label': tfds.features.ClassLabel(num_classes=10)}
-    )
+
+    def features(tfds, size=declared_size, channels=channels):
+      return tfds.features.FeaturesDict(
+        {'image': tfds.features.Image(shape=(size, size, channels)), 'label': tfds.features.ClassLabel(num_classes=10)}
+      )
+
     write_tfds_set(folder, features, {'train': make_rows(12, channels), 'test': make_rows(3, channels)}, name)
   return folder
 

@@ -49,9 +49,12 @@ def test_each_text_of_a_pair_is_one_sentence(tmp_path):
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory):
   """A folder with a tfds set of documents."""
-  features = lambda tfds: tfds.features.FeaturesDict(
-    {'text': tfds.features.Text(), 'label': tfds.features.ClassLabel(names=['bad', 'good'])}
-  )
+
+  def features(tfds):
+    return tfds.features.FeaturesDict(
+      {'text': tfds.features.Text(), 'label': tfds.features.ClassLabel(names=['bad', 'good'])}
+    )
+
   sizes = {'train': 20, 'test': 2}
   splits = {split: [{'text': f'{split} {i}', 'label': i % 2} for i in range(n)] for split, n in sizes.items()}
   return write_tfds_set(tmp_path_factory.mktemp('tfds'), features, splits, 'all')

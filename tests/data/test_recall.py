@@ -28,7 +28,7 @@ def test_repeat_copy_shows_the_number_of_repeats():
 
 
 def test_associative_recall_answers_with_the_next_item():
-  task = make_recall_task('associative_recall(bits=4, each=2)')
+  task = make_recall_task('associative_recall(bits=4, vectors=2)')
   positions = set()
   for i in range(40):
     inputs, answer = task.draw(RNG(i), (3,))
@@ -81,13 +81,13 @@ def test_unseen_episodes_are_larger_and_each_is_evaluated_once():
     ('cpy', "unknown task 'cpy' .*did you mean 'copy'"),
     ('copy(longest=0)', "task 'copy': option longest must be at least 1, got 0"),
     ('copy(longest=60)', "task 'copy': option beyond must be at least 61, got 50"),
-    ('repeat_copy(repeats=3)', r'option repeats must be even \(its middle is shown as 0\), got 3'),
+    ('repeat_copy(repeats=3)', r'option repeats must be even \(a count in the middle would be encoded as 0\), got 3'),
     ('repeat_copy(longest=20, repeats=20)', 'option beyond_repeats must be at least 21, got 10'),
-    ('associative_recall(most=12)', 'option beyond must be at least 13, got 12'),
+    ('associative_recall(max_items=12)', 'option beyond must be at least 13, got 12'),
     ('copy(length=3)', "option of task 'copy': 'length'"),
-    ('associative_recall(fewest=1)', 'option fewest must be at least 2, got 1'),
-    ('associative_recall(fewest=4, most=3)', 'option most must be at least 4, got 3'),
-    ('associative_recall(bits=1, each=3)', '3 bits of an item are too few for 12 different items'),
+    ('associative_recall(min_items=1)', 'option min_items must be at least 2, got 1'),
+    ('associative_recall(min_items=4, max_items=3)', 'option max_items must be at least 4, got 3'),
+    ('associative_recall(bits=1, vectors=3)', '3 bits of an item are too few for 12 items that differ'),
   ],
 )
 def test_invalid_specs_are_reported(spec, message):

@@ -52,7 +52,10 @@ def test_stepping_equals_the_call_over_all_steps():
   ensemble = Ensemble(models)
   target = INPUTS[2]
   outputs = jax.jit(ensemble.apply)({'params': params}, *INPUTS)
-  start = lambda params: ensemble.apply({'params': params}, *INPUTS[:2], target.shape[1], method='start')
+
+  def start(params):
+    return ensemble.apply({'params': params}, *INPUTS[:2], target.shape[1], method='start')
+
   carry, memory = jax.jit(start)(params)
   step = jax.jit(lambda carry, token: ensemble.apply({'params': params}, carry, token, memory, method='step'))
   token = jnp.full((B,), 1)

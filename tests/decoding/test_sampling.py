@@ -104,7 +104,7 @@ def test_samples_depend_on_the_seed_and_on_the_number_of_the_source_alone():
 @pytest.mark.parametrize(
   ('options', 'message'),
   [
-    ({'samples': 0}, 'sampling.samples must be at least 1, got 0'),
+    ({'samples': 0}, 'sampling.samples must be at least 1 and at most 10000, got 0'),
     ({'temperature': 0.0}, 'sampling.temperature must be at least 0.001, got 0.0'),
     ({'seed': 2**31}, 'sampling.seed must be at least 0 and at most 2147483647, got 2147483648'),
     ({'top_k': -1}, 'sampling.top_k must be at least 0, got -1'),

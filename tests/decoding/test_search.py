@@ -321,7 +321,10 @@ SIZES = (7, 5)  # PAD, BOS, EOS and two words
 @functools.partial(jax.jit, static_argnums=0, static_argnames=('beams', 'ranking'))
 def beam_and_greedy(model, params, source, mask, beams, ranking):
   carry, memory = model.apply(params, source, mask, MAX_LENGTH, method='start')
-  step = lambda carry, token, memory: model.apply(params, carry, token, memory, method='step')
+
+  def step(carry, token, memory):
+    return model.apply(params, carry, token, memory, method='step')
+
   options = {'max_length': MAX_LENGTH, 'ranking': ranking, 'source_mask': mask}
   return search.beam(step, carry, memory, beams=beams, **options), search.greedy(step, carry, memory, **options)
 

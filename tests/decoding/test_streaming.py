@@ -45,7 +45,10 @@ def random_source(seed: int, length: int) -> list[int]:
 @functools.partial(jax.jit, static_argnums=0)
 def greedy_search(model, params, source, mask):
   carry, memory = model.apply(params, source, mask, T, method='start')
-  step = lambda carry, token, memory: model.apply(params, carry, token, memory, method='step')
+
+  def step(carry, token, memory):
+    return model.apply(params, carry, token, memory, method='step')
+
   return search.greedy(step, carry, memory, max_length=T, source_mask=mask)
 
 

@@ -53,6 +53,7 @@ FIELDS = [
   ('data.buckets=abc', ['different (source, target) lengths', "got ('abc',)"]),
   ('data.task=datse', ["unknown task 'datse'", "'dates'?", 'text, tfds, tsv']),
   ('data.vocabulary=wrd', ["unknown vocabulary 'wrd'", "'word'?", 'char, subword, unigram']),
+  ('evaluation.beams=2000000000', ['config.evaluation.beams must be at least 1 and at most 10000', 'got 2000000000']),
   ('data.batch_unit=token', ["unknown batch unit 'token'", 'sentences, tokens']),
   ('model.attention.score=adittive', ["unknown score 'adittive'", "'additive'?", 'scaled_dot']),
   ('model.attention.score=additive(', ["cannot parse 'additive('", "'name(option=literal, ...)'"]),
@@ -80,7 +81,10 @@ FIELDS = [
   ('training.auxiliary=coverage, guided', ["cannot parse 'coverage, guided'", "'name(option=literal, ...) + name"]),
   ('training.auxiliary=reinforce', ['auxiliary loss reinforce needs', 'alignment', 'expected one of: hard']),
   ('training.objective=r_dorp', ["unknown objective 'r_dorp'", "'r_drop'?", 'likelihood, minimum_risk']),
-  ('training.objective=minimum_risk(samples=1)', ["'minimum_risk': option samples must be at least 2, got 1"]),
+  (
+    'training.objective=minimum_risk(samples=1)',
+    ["'minimum_risk': option samples must be at least 2 and at most 10000, got 1"],
+  ),
   ('model.encoder=transformer(layer_dropout=1)', ['option layer_dropout must be at least 0 and less than 1, got 1']),
   (
     'training.anneal=temperature: cosine',
@@ -96,7 +100,7 @@ FIELDS = [
   ('training.select=bleu', ["'bleu'", 'exact_match']),
   ('evaluation.metrics=blue', ["unknown metric 'blue'", "'bleu'?", 'chrf']),
   ('evaluation.metrics=("exact_match", "bleu(tokenize=\'x\')")', ["unknown tokenizer of bleu 'x'", '13a']),
-  ('evaluation.beams=0', ['config.evaluation.beams must be at least 1, got 0']),
+  ('evaluation.beams=0', ['config.evaluation.beams must be at least 1 and at most 10000, got 0']),
   ('evaluation.beta=-0.1', ['config.evaluation.beta must be at least 0, got -0.1']),
   ('evaluation.gamma=-1', ['config.evaluation.gamma must be at least 0, got -1.0']),
   ('evaluation.gamma=nan', ['config.evaluation.gamma must be at least 0, got nan']),
@@ -267,8 +271,8 @@ def test_splits_rows_and_outputs_that_do_not_fit_a_run(trained, tmp_path):
   assert_user_error(run('evaluate', workdir, '--beams=0'), ['--beams=0'])
   assert_user_error(run('inspect_attention', workdir, '--split=unseen'), splits)
   assert_user_error(run('inspect_attention', workdir, f'--output={existing}'), [exists])
-  for rows in ('5', 'x', '-1', '', '²'):
-    parts = [f"row '{rows}' is not in split 'test'", '0 to 4']
+  for rows, expected in (('5', '0 to 4'), ('', '0 to 4'), ('x', 'from 0'), ('-1', 'from 0'), ('²', 'from 0')):
+    parts = [f"row '{rows}' is not in split 'test'", expected]
     assert_user_error(run('inspect_attention', workdir, f'--rows={rows}'), parts)
   assert_user_error(run('inspect_attention', workdir, '--text= '), ['an empty line has no attention weights'])
   assert existing.read_text() == 'text'

@@ -134,7 +134,9 @@ def test_heads_divide_the_features():
 
 
 def test_no_task_changes_the_mechanisms_of_a_preset():
-  name_of = lambda spec: spec.split('(')[0]
+  def name_of(spec):
+    return spec.split('(')[0]
+
   for name, preset in PAIRS:
     config = load_config(f'{ROOT}/configs/{name}.py:{preset}')
     for path, spec in PRESETS[config.system][preset].settings.items():

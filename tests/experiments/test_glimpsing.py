@@ -79,7 +79,7 @@ def test_locations_do_not_depend_on_the_batch(trained):
 @pytest.mark.parametrize(
   ('flag', 'message'),
   [
-    ('model.glimpses=0', 'config.model.glimpses must be at least 1, got 0'),
+    ('model.glimpses=0', 'config.model.glimpses must be at least 1 and at most 10000, got 0'),
     ('model.deviation=0.0', 'config.model.deviation must be greater than 0, got 0.0'),
     ('model.dtype=int8', "unknown dtype 'int8'"),
     ('data.task=digit', "unknown task 'digit'"),
@@ -87,7 +87,7 @@ def test_locations_do_not_depend_on_the_batch(trained):
     ('training.objective=r_drop', "training.objective must be 'likelihood' for system 'glimpsing'"),
     ('training.auxiliary=coverage', "training.auxiliary must be '' for system 'glimpsing'"),
     ('training.select=accuracy', "unknown metric in training.select: 'accuracy'"),
-    ('evaluation.samples=0', 'config.evaluation.samples must be at least 1, got 0'),
+    ('evaluation.samples=0', 'config.evaluation.samples must be at least 1 and at most 10000, got 0'),
     ('model.attention.score=dot', "unknown field of config.model: 'attention'"),
   ],
 )

@@ -50,7 +50,7 @@ def test_another_number_of_processes_resumes_in_the_middle_of_an_epoch(prepared,
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), *(x.params for x in runs))
 
 
-def test_other_systems_are_refused(tmp_path):
+def test_other_systems_are_an_error(tmp_path):
   result = run('prepare', '--config=configs/digits.py:mnih2014', f'--output={tmp_path / "prepared"}')
   assert result.code == 2 and "got a config of system 'glimpsing'" in result.err
   result = run('prepare', f'--output={tmp_path / "prepared"}')

@@ -7,6 +7,7 @@ import matplotlib.image
 import pytest
 
 from attention_jax.analysis.alignment import parse_pharaoh
+from attention_jax.systems import runs
 from attention_jax.systems.runs import open_run
 from attention_jax.training.file_digests import FILE_DIGESTS
 from attention_jax.training.folder import lock_folder, read_config
@@ -306,6 +307,13 @@ def test_a_page_compares_runs_and_hypotheses(trained, tmp_path):
 def test_mistakes_of_inspect_attention(trained, flag, message):
   result = run('inspect_attention', f'--workdir={trained[0]}', '--rows=0', flag)
   assert result.code == 2 and message in result.err and result.err.count('\n') == 1, result.err
+
+
+@pytest.mark.parametrize('flag', ['--analyses=entropi', '--edit=unifrom', '--split=tset', '--rows=x', '--output=a.jpg'])
+def test_mistakes_of_inspect_attention_are_found_before_data_are_read(trained, flag, monkeypatch):
+  monkeypatch.setattr(runs, 'open_run', lambda *args, **kwargs: pytest.fail('the run was opened'))
+  result = run('inspect_attention', f'--workdir={trained[0]}', flag)
+  assert result.code == 2 and result.err.count('\n') == 1, result.err
 
 
 @pytest.mark.long

@@ -242,8 +242,13 @@ def _addressing(scores, mask, query, previous, shift, shift_bias, **params):
   unmasked = np.flatnonzero(mask)
   if not len(unmasked):
     return weights
-  softplus = lambda x: np.log(1 + np.exp(x))
-  linear = lambda name: sum(params[name] * query) + params[f'{name}_bias']
+
+  def softplus(x):
+    return np.log(1 + np.exp(x))
+
+  def linear(name):
+    return sum(params[name] * query) + params[f'{name}_bias']
+
   gate = _sigmoid(linear('gate')) if any(previous[mask]) else 1.0
   content = over_unmasked(_softmax)(softplus(linear('strength')) * scores, mask)
   interpolated = gate * content + (1 - gate) * previous * mask

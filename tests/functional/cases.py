@@ -86,8 +86,8 @@ def _coverage(query, key, s, coverage, u, v):
   return sum(v[f] * np.tanh(query[f] + key[f] + u[f] * coverage[s]) for f in range(len(v)))
 
 
-def _fertility(query, key, s, coverage, u, v, w, most=2.0):
-  phi = most / (1 + np.exp(-sum(w[f] * key[f] for f in range(len(w)))))
+def _fertility(query, key, s, coverage, u, v, w, max_fertility=2.0):
+  phi = max_fertility / (1 + np.exp(-sum(w[f] * key[f] for f in range(len(w)))))
   return sum(v[f] * np.tanh(query[f] + key[f] + u[f] * coverage[s] / phi) for f in range(len(v)))
 
 
@@ -136,7 +136,7 @@ SCORE_CASES = [
       'u': draw(FEATURES, seed=2),
       **_V,
       'w': draw(FEATURES, seed=4) / 4,
-      'most': 3.0,
+      'max_fertility': 3.0,
     },
     loop(_fertility),
   ),

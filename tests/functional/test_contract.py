@@ -41,7 +41,10 @@ DIFFERENT_AT_TEST = [a.name for a in ALIGNMENT_CASES if lookup(a.name, aj.ALIGNM
 
 def fill_masked(problem, mask, filler):
   """Returns the problem with `filler` in keys and values where mask [B, S] is False."""
-  fill = lambda x: np.where(mask[..., None], x, np.asarray(filler, x.dtype))
+
+  def fill(x):
+    return np.where(mask[..., None], x, np.asarray(filler, x.dtype))
+
   return problem._replace(key=fill(problem.key), value=fill(problem.value))
 
 
@@ -75,7 +78,9 @@ def test_contract(score, alignment):
     assert_same(run(fill_masked(problem, PADDING_MASK, filler), QUERY_MASK), result)
 
   # The result of an example does not depend on its place in the batch or on other examples.
-  reverse = lambda x: np.asarray(x)[::-1]
+  def reverse(x):
+    return np.asarray(x)[::-1]
+
   (_, reversed_attended), _ = run(Problem(problem.params, *map(reverse, problem[1:])), reverse(QUERY_MASK))
   assert_same(jax.tree.map(reverse, reversed_attended), attended, rtol=1e-5, atol=1e-6)
 

@@ -17,8 +17,9 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.functional.dense import log_softmax, softmax, subtract_max
+from attention_jax.functional.scores import cosine
 
-SCALES = (1.0, 1e8, 1e16, 1e20)
+SCALES = (1.0, 1e8, 1e16, 1e20, 1e30)
 # Alignments whose weights need not sum to 1: sigmoids, a Gaussian factor, walks that run off the end.
 NOT_NORMALISED = ('sigmoid', 'local_p', 'monotonic', 'mocha')
 
@@ -70,6 +71,24 @@ def test_weights_and_gradients_are_finite_at_every_scale(names):
       assert gradients_are_finite, name
       if name not in NOT_NORMALISED:
         np.testing.assert_allclose([least, most], 1, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize('scale', [1e-30, 1.0, 1e20, 1e30])
+def test_the_cosine_of_vectors_of_any_length(scale):
+  rng = np.random.default_rng(0)
+  query = rng.normal(size=8)
+  key = rng.normal(size=(3, 8))
+  expected = key @ query / (np.linalg.norm(query) * np.linalg.norm(key, axis=-1))
+
+  def total(query, key, scale):
+    return jnp.sum(jnp.sin(cosine(query * scale, key * scale, beta=1.0)))
+
+  inputs = jnp.asarray(query, jnp.float32), jnp.asarray(key, jnp.float32)
+  np.testing.assert_allclose(cosine(inputs[0] * scale, inputs[1] * scale, beta=1.0), expected, rtol=1e-5)
+  # The cosine does not depend on the lengths, and neither do its gradients by vectors that are then scaled.
+  gradients = jax.grad(total, (0, 1))(*inputs, scale)
+  for gradient, unscaled in zip(gradients, jax.grad(total, (0, 1))(*inputs, 1.0), strict=True):
+    np.testing.assert_allclose(gradient, unscaled, rtol=1e-3, atol=1e-6)
 
 
 def test_infinite_scores_count_as_the_largest_finite_ones():

@@ -68,7 +68,10 @@ def test_edited_weights_obey_the_contract(alignment, edit):
   assert_same(run(garbage, mask), attended)
   shorter = problem._replace(key=problem.key[:6], value=problem.value[:6])
   np.testing.assert_allclose(run(shorter, mask[:6]).weights, attended.weights[:, :6], rtol=1e-6, atol=1e-7)
-  empty_context = lambda problem: run(problem, jnp.zeros(9, bool)).context.sum()
+
+  def empty_context(problem):
+    return run(problem, jnp.zeros(9, bool)).context.sum()
+
   empty, gradient = jax.jit(jax.value_and_grad(empty_context))(problem)
   assert empty == 0
   assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(gradient))
@@ -81,7 +84,10 @@ def test_replaced_weights_are_those_of_their_query():
   attended = attend('scaled_dot', with_edit('softmax', replace_weights(new)), problem)
   np.testing.assert_allclose(attended.weights, [new[0], natural.weights[1], natural.weights[2]], rtol=1e-6)
   np.testing.assert_allclose(attended.context, attended.weights @ problem.value, rtol=1e-5)
-  first = lambda new: attend('scaled_dot', with_edit('softmax', replace_weights(new)), problem).context[0].sum()
+
+  def first(new):
+    return attend('scaled_dot', with_edit('softmax', replace_weights(new)), problem).context[0].sum()
+
   gradient = jax.jit(jax.grad(first))(new)
   np.testing.assert_allclose(gradient[0], problem.value.sum(1), rtol=1e-6)
 

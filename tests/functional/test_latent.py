@@ -70,6 +70,8 @@ def test_a_baseline_of_rewards_to_go_lowers_the_variance(theta):
 
 
 def test_rewards_and_baseline_have_no_gradient():
-  estimate = lambda rewards, baseline: reinforce(jnp.array([-1.0, -2.0, -0.5]), rewards, baseline)
+  def estimate(rewards, baseline):
+    return reinforce(jnp.array([-1.0, -2.0, -0.5]), rewards, baseline)
+
   gradients = jax.grad(estimate, argnums=(0, 1))(jnp.ones(T), jnp.zeros(T))
   assert not any(gradient.any() for gradient in gradients)

@@ -70,7 +70,9 @@ def test_a_memory_may_contain_the_projected_values(alignment):
   @jax.jit
   def run(problem):
     def scan(memory):
-      step = lambda carry, query: aj.attend_step('dot', alignment, problem.params, carry, query, memory)
+      def step(carry, query):
+        return aj.attend_step('dot', alignment, problem.params, carry, query, memory)
+
       return jax.lax.scan(step, aj.init_carry('dot', alignment, S), problem.query)[1]
 
     plain = aj.remember(problem.key, problem.value, params=problem.params)

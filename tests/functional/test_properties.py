@@ -43,7 +43,10 @@ def problems(draw):
   queries, size = draw(st.sampled_from(SHAPES))
   random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
   scale = draw(st.sampled_from([0.0, 1e-3, 1.0, 100.0]))
-  array = lambda *shape: np.asarray(scale * random.normal(size=shape), np.float32)
+
+  def array(*shape):
+    return np.asarray(scale * random.normal(size=shape), np.float32)
+
   mask_row = st.lists(st.booleans(), min_size=size, max_size=size)
   mask = np.array(draw(st.lists(mask_row, min_size=queries, max_size=queries)))
   return array(queries, WIDTH), array(size, WIDTH), array(size, WIDTH), mask

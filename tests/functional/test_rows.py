@@ -112,7 +112,10 @@ def test_straight_through_gradient_is_that_of_the_softmax(row):
 def test_an_annealed_temperature_may_end_at_zero(rng):
   scores = jnp.asarray(draw(S), jnp.float32)
   mask = jnp.ones(S, bool)
-  weights = lambda scores: aj.alignments.gumbel_annealed(scores, mask, rng=rng, temperature=jnp.zeros(()))
+
+  def weights(scores):
+    return aj.alignments.gumbel_annealed(scores, mask, rng=rng, temperature=jnp.zeros(()))
+
   assert np.all(np.isfinite(jax.jacobian(weights)(scores)))
   assert weights(scores).sum() == 1
 
@@ -152,7 +155,9 @@ def compiled_weights_and_gradient(row):
 
   @jax.jit
   def run(scores, mask):
-    with_scores = lambda scores: without_state(call(aj.alignments, case, arguments | {'scores': scores, 'mask': mask}))
+    def with_scores(scores):
+      return without_state(call(aj.alignments, case, arguments | {'scores': scores, 'mask': mask}))
+
     weights, pullback = jax.vjp(with_scores, scores)
     return weights, pullback(jnp.linspace(-1.0, 1.0, S))[0]
 

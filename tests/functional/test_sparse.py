@@ -62,14 +62,20 @@ def test_alpha_may_be_learned_or_fixed(rng):
 
   fixed = aj.attend(query, memory, memory, score='dot', alignment='entmax(alpha=1.3)')
   np.testing.assert_allclose(attend(jnp.float32(1.3)).weights, fixed.weights, atol=1e-6)
-  sharpness = lambda alpha: jnp.sum(attend(alpha).weights ** 2)
+
+  def sharpness(alpha):
+    return jnp.sum(attend(alpha).weights ** 2)
+
   assert jax.grad(sharpness)(jnp.float32(1.5)) > 0  # a larger alpha is sharper
 
 
 def test_a_learned_alpha_below_its_limit_keeps_its_gradient():
   scores = jnp.asarray(draw(S), jnp.float32)
   mask = jnp.ones(S, bool)
-  sharpness = lambda alpha: jnp.sum(aj.alignments.entmax(scores, mask, alpha=alpha) ** 2)
+
+  def sharpness(alpha):
+    return jnp.sum(aj.alignments.entmax(scores, mask, alpha=alpha) ** 2)
+
   value, gradient = jax.value_and_grad(sharpness)(jnp.float32(0.5))
   np.testing.assert_array_equal(value, sharpness(jnp.float32(1.01)))
   assert np.isfinite(gradient) and gradient > 0

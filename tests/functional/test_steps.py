@@ -16,7 +16,10 @@ def test_the_documented_scan_over_a_batch_equals_attend():
 
   def run(queries, key, value, mask):
     memory = aj.remember(key, value, mask, params=problem.params)
-    step = lambda carry, query: aj.attend_step(*spec, problem.params, carry, query, memory)
+
+    def step(carry, query):
+      return aj.attend_step(*spec, problem.params, carry, query, memory)
+
     return jax.lax.scan(step, aj.init_carry(*spec, len(key)), queries)
 
   carry, attended = jax.vmap(run)(problem.query, problem.key, problem.value, mask)
@@ -37,7 +40,10 @@ def test_masked_content_does_not_reach_the_memory():
 
 def test_a_function_may_be_a_variant():
   memory = aj.remember(jnp.eye(3), jnp.eye(3))
-  score = lambda query, key: key @ query
+
+  def score(query, key):
+    return key @ query
+
   carry = aj.init_carry(score, 'hardmax', 3)
   _, attended = aj.attend_step(score, 'hardmax', {}, carry, jnp.array([0.1, 3.0, 1.0]), memory)
   np.testing.assert_array_equal(attended.weights, [0, 1, 0])

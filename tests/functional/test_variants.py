@@ -143,7 +143,10 @@ def test_private_state_is_passed_from_query_to_query(rng):
 
 def test_a_bias_is_added_and_minus_infinity_masks():
   bias = jnp.asarray(draw(T, S), jnp.float32)
-  biased_score = lambda query, key: negative_distance(query, key) + bias[0]
+
+  def biased_score(query, key):
+    return negative_distance(query, key) + bias[0]
+
   np.testing.assert_allclose(
     attend(score=negative_distance, bias=bias[:1]).weights, attend(score=biased_score).weights, rtol=1e-5, atol=1e-7
   )

@@ -167,7 +167,7 @@ def test_auto_chooses_chunked_where_memory_is_the_limit(monkeypatch):
   assert choose_implementation('additive', 'softmax', 2**20) == 'chunked'
 
 
-def test_auto_estimates_on_accelerators_and_says_so(monkeypatch):
+def test_auto_estimates_on_accelerators_and_logs_it(monkeypatch):
   monkeypatch.setattr(auto, 'MIN_SCORES', MIN_SCORES)
   query = jnp.zeros([2, 8], jnp.bfloat16)
   memory = aj.Memory(query, query, jnp.ones(2, bool))

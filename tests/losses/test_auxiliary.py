@@ -155,14 +155,20 @@ def test_masked_positions_affect_neither_value_nor_gradient(name):
 def test_a_batch_of_filler_rows_has_no_loss(name):
   outputs, batch = make_outputs_and_batch()
   empty = batch._replace(source_mask=np.zeros_like(batch.source_mask), target_mask=np.zeros_like(batch.target_mask))
-  loss = lambda weights: compute(name, outputs._replace(weights=weights), empty)
+
+  def loss(weights):
+    return compute(name, outputs._replace(weights=weights), empty)
+
   value, gradient = jax.jit(jax.value_and_grad(loss))(outputs.weights)
   assert value == 0 and not gradient.any()
 
 
 def test_rewards_have_no_gradient():
   outputs, batch = make_outputs_and_batch()
-  loss = lambda logits: compute('reinforce', outputs._replace(logits=logits), batch)
+
+  def loss(logits):
+    return compute('reinforce', outputs._replace(logits=logits), batch)
+
   assert not jax.grad(loss)(outputs.logits).any()
 
 
@@ -244,9 +250,15 @@ def test_ponder_is_the_cost_of_all_updates_and_logs_their_mean():
 
 
 def test_auxiliary_losses_train_the_parameters_of_the_alignment():
-  loss = lambda params, *options: sequence_loss(Toy(), *options)(params, make_batch(0))['loss']
-  gradient = lambda *options: jax.jit(jax.grad(lambda params: loss(params, *options)))(init_params())
-  temperature_gradient = lambda *options: gradient(*options)['temperature']
+  def loss(params, *options):
+    return sequence_loss(Toy(), *options)(params, make_batch(0))['loss']
+
+  def gradient(*options):
+    return jax.jit(jax.grad(lambda params: loss(params, *options)))(init_params())
+
+  def temperature_gradient(*options):
+    return gradient(*options)['temperature']
+
   assert temperature_gradient() == 0
   assert temperature_gradient(0.0, 'diagonal') != 0
 

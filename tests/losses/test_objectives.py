@@ -104,7 +104,7 @@ def test_r_drop_of_a_model_without_dropout_raises():
 # ------------------------------------------------------------------------------------------------- scheduled sampling
 
 SCHEDULES = {
-  'linear(start=0.9, slope=0.01, least=0.25)': lambda n: max(0.25, 0.9 - 0.01 * n),
+  'linear(start=0.9, slope=0.01, minimum=0.25)': lambda n: max(0.25, 0.9 - 0.01 * n),
   'exponential(base=0.98)': lambda n: 0.98**n,
   'inverse_sigmoid(k=12)': lambda n: 12 / (12 + np.exp(n / 12)),
 }
@@ -133,7 +133,7 @@ def test_scheduled_sampling_of_own_tokens_alone_equals_a_second_pass_over_them()
   batch = make_batch(0)
   params = init_params()
   model = Toy(0.0)
-  spec = 'scheduled_sampling(schedule="linear(slope=0.1, least=0)", temperature=0)'
+  spec = 'scheduled_sampling(schedule="linear(slope=0.1, minimum=0)", temperature=0)'
   sums = loss_sums(spec, model=model, update=10)
   first_logits = np.array(forward(model, params, batch, batch.target))
   first_logits[..., [PAD, BOS, EOS]] = -np.inf  # these do not continue a hypothesis
@@ -157,7 +157,7 @@ def test_scheduled_sampling_of_own_tokens_alone_equals_a_second_pass_over_them()
 
 def test_the_share_of_own_tokens_follows_the_schedule():
   batch = make_batch(0, rows=4096)
-  spec = 'scheduled_sampling(schedule="linear(slope=0.03, least=0)")'
+  spec = 'scheduled_sampling(schedule="linear(slope=0.03, minimum=0)")'
   for n in (1, 10, 20):
     sums = loss_sums(spec, batch, update=n)
     np.testing.assert_allclose(sums['own'] / sums['tokens'], 0.03 * n, atol=0.015)
@@ -237,7 +237,10 @@ def test_the_expected_policy_gradient_is_that_of_the_expected_reward(monkeypatch
     log_probs, vjp = jax.vjp(lambda params: log_probs_of_sequences(params, restrict=True), params)
     probabilities = jnp.exp(log_probs)
     (expected,) = vjp(-probabilities * BLEU)  # gradient of -Σ π(y) BLEU(y)
-    loss_of_draw = lambda params, indices: loss(params, indices)['loss']
+
+    def loss_of_draw(params, indices):
+      return loss(params, indices)['loss']
+
     gradients = jax.vmap(jax.grad(loss_of_draw), in_axes=(None, 0))(params, all_draws)
     draw_probabilities = jnp.prod(probabilities[all_draws], axis=1)
     actual = jax.tree.map(lambda g: jnp.tensordot(draw_probabilities, g, 1), gradients)
@@ -306,7 +309,10 @@ def test_runs_trained_side_by_side_sample_as_single_runs(tiny_params):
   seeds = (5, 8)
   loss = sequence_loss(TINY, 0.1, '', spec)
   optimizer = optax.sgd(0.1)
-  repeat = lambda tree: jax.tree.map(lambda x: np.stack([x, x]), tree)
+
+  def repeat(tree):
+    return jax.tree.map(lambda x: np.stack([x, x]), tree)
+
   states = repeat(init_state(tiny_params, optimizer, running=loss.running))
   step = make_train_step(loss, optimizer, lambda n: 0.1, make_mesh(jax.devices()[:2], seeds=2), seed=seeds)
   _, metrics = step(states, repeat(batch))
@@ -355,15 +361,15 @@ def test_without_rngs_every_objective_is_the_likelihood(spec):
     ('r_drop(alhpa=1)', "unknown option of objective 'r_drop': 'alhpa' .*'alpha'"),
     ('r_drop(alpha="x")', "option alpha must be a number, got 'x'"),
     ('r_drop + likelihood', 'cannot parse'),
-    ('minimum_risk(samples=1)', "objective 'minimum_risk': option samples must be at least 2, got 1"),
+    ('minimum_risk(samples=1)', "'minimum_risk': option samples must be at least 2 and at most 10000, got 1"),
     ('minimum_risk(sharpness=0)', "objective 'minimum_risk': option sharpness must be greater than 0, got 0"),
     ('reinforce(samples=1)', "reinforce: option samples must be at least 2 with baseline 'others', got 1"),
-    ('reinforce(samples=0, baseline="running")', 'option samples must be at least 1, got 0'),
+    ('reinforce(samples=0, baseline="running")', 'option samples must be at least 1 and at most 10000, got 0'),
     ('reinforce(baseline="mean")', "unknown baseline of reinforce 'mean'; expected one of: greedy, others, running"),
     ('scheduled_sampling(schedule="cosine")', "unknown schedule of scheduled_sampling 'cosine' .*: exponential, inv"),
     (
-      'scheduled_sampling(schedule="linear(least=2)")',
-      "'linear': option least must be at least 0 and at most 1, got 2",
+      'scheduled_sampling(schedule="linear(minimum=2)")',
+      "'linear': option minimum must be at least 0 and at most 1, got 2",
     ),
     ('scheduled_sampling(schedule="exponential(base=1)")', 'base must be greater than 0 and less than 1, got 1'),
     ('scheduled_sampling(schedule="inverse_sigmoid(k=0.5)")', 'option k must be at least 1, got 0.5'),

@@ -53,7 +53,10 @@ def test_cross_entropy_equals_optax(case, smoothing):
 @pytest.mark.parametrize('junk', [np.nan, np.inf, 1e30])
 def test_masked_positions_affect_neither_value_nor_gradient(case, junk):
   logits, target, mask = case
-  loss = lambda logits: cross_entropy(logits, target, mask, 0.1)['loss']
+
+  def loss(logits):
+    return cross_entropy(logits, target, mask, 0.1)['loss']
+
   dirty = jnp.where(mask[..., None], logits, junk)
   assert loss(dirty) == loss(logits)
   gradient = jax.grad(loss)(dirty)
@@ -88,7 +91,9 @@ def test_linear_cross_entropy_equals_cross_entropy_of_all_logits(case, monkeypat
     sums = cross_entropy(linear.logits(), target, mask, smoothing)
     return 3 * sums['loss'], sums['accuracy']
 
-  with_gradient = lambda fn: jax.value_and_grad(fn, has_aux=True)
+  def with_gradient(fn):
+    return jax.value_and_grad(fn, has_aux=True)
+
   for fn, reference in ((by_chunks, at_once), (with_gradient(by_chunks), with_gradient(at_once))):
     expected = reference(linear)
     for features in (linear, dirty):

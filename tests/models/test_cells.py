@@ -157,7 +157,10 @@ def test_cho_reads_the_fixed_vector_at_every_step():
   model = build_tiny('cho', 'readout=9', encoder='rnn(rnn="gru_reset_first", features=10)')
   params, encoded, embeddings, step_outputs = first_two_steps(model)
   cell = params['decoder']['cell']
-  sigmoid = lambda x: 1 / (1 + np.exp(-x))
+
+  def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
   for b, length in enumerate(LENGTHS):
     c = np.tanh(dense(cell['summary'], encoded.memory[b, length - 1]))
     h = np.tanh(dense(cell['first'], c))
@@ -280,7 +283,10 @@ def call_and_step(model, source, mask, target):
   """Computes all steps, and one step of search."""
   carry, memory = model.start(source, mask, target.shape[1])
   next_carry, step_outputs = model.step(carry, shift_right(target)[:, 0], memory)
-  has_same_type = lambda x, y: (x.shape, x.dtype) == (y.shape, y.dtype)
+
+  def has_same_type(x, y):
+    return (x.shape, x.dtype) == (y.shape, y.dtype)
+
   assert jax.tree.all(jax.tree.map(has_same_type, carry, next_carry)), 'step changes the shapes or dtypes of the carry'
   return model(source, mask, target), step_outputs
 

@@ -111,7 +111,9 @@ def test_decomposable_attention_equals_the_equations_of_the_paper():
   params = variables(model, source, mask)
   values = jax.tree.map(np.asarray, params['params'])
   output = jax.jit(model.apply)(params, source, mask)
-  relu = lambda x: np.maximum(x, 0)
+
+  def relu(x):
+    return np.maximum(x, 0)
 
   def layers(name, x):
     for i in (0, 1):

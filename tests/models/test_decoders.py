@@ -53,7 +53,10 @@ CASES = [
 def call_and_steps(model, params, source, mask, target):
   """Returns the outputs of the call, and those of one step after the other."""
   carry, memory = model.apply(params, source, mask, target.shape[1], method='start')
-  step = lambda carry, token: model.apply(params, carry, token, memory, method='step')
+
+  def step(carry, token):
+    return model.apply(params, carry, token, memory, method='step')
+
   _, step_outputs = jax.lax.scan(step, carry, shift_right(target).T)
   outputs = model.apply(params, source, mask, target)
   return outputs._replace(likelihood=(), linear=()), jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), step_outputs)
@@ -105,7 +108,10 @@ def test_an_empty_source_has_finite_gradients(cell):
   source, mask, target = inputs()
   mask = mask.at[1].set(False)
   params = variables(model, source, mask, target)
-  loss = lambda params: jnp.sum(model.apply(params, source, mask, target).logits[0])
+
+  def loss(params):
+    return jnp.sum(model.apply(params, source, mask, target).logits[0])
+
   value, gradients = jax.jit(jax.value_and_grad(loss))(params)
   assert np.isfinite(value) and all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradients))
 
@@ -115,7 +121,10 @@ def test_dropout_is_active_during_training_alone():
   model = build_tiny('luong', 'rnn="simple", layers=2', dropout=0.5)
   params = variables(model, source, mask, target)
   run = jax.jit(model.apply, static_argnums=4)
-  train_logits = lambda seed: run(params, source, mask, target, False, rngs={'dropout': jax.random.key(seed)}).logits
+
+  def train_logits(seed):
+    return run(params, source, mask, target, False, rngs={'dropout': jax.random.key(seed)}).logits
+
   test_logits = run(params, source, mask, target, True).logits
   assert np.any(train_logits(1) != train_logits(2)) and np.any(train_logits(1) != test_logits)
   assert_same(train_logits(1), train_logits(1))
@@ -147,13 +156,19 @@ class NoisyCell(nn.Module):
 def test_steps_draw_independently_and_the_backward_pass_repeats_the_draws():
   width = 37
   encoded = Encoded(draw(B, S, 2), jnp.ones((B, S), bool), draw(B, 2))
-  apply = lambda x, rngs: Decoder(NoisyCell()).apply({}, encoded, x, False, rngs=rngs)
+
+  def apply(x, rngs):
+    return Decoder(NoisyCell()).apply({}, encoded, x, False, rngs=rngs)
+
   ones = jnp.ones((B, T, width))
   features, drawn, *_ = jax.jit(apply)(ones, RNGS)
   masks = {tuple(row) for row in np.asarray(features).reshape(B * T, width).tolist()}
   assert len(masks) == B * T and len(np.unique(drawn)) == B * T
+
   # The backward pass recomputes the step, with the dropout mask of the forward pass.
-  loss = lambda x: jnp.sum(apply(x, RNGS).features)
+  def loss(x):
+    return jnp.sum(apply(x, RNGS).features)
+
   assert_same(jax.jit(jax.grad(loss))(ones), features)
 
 

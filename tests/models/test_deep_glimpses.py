@@ -19,12 +19,17 @@ PICTURES = np.random.default_rng(0).integers(0, 255, (4, 9, 11, 1)).astype(np.ui
 FLOATS = jnp.asarray(PICTURES / 255, jnp.float32)
 FIRST = jnp.asarray(np.random.default_rng(1).uniform(-1, 1, (4, 2)), jnp.float32)
 PARAMS = variables(MODEL, FLOATS, FIRST, scale=0.5)['params']
-RELU = lambda x: np.maximum(x, 0)
+
+
+def RELU(x):
+  return np.maximum(x, 0)
 
 
 def literal(params, picture, coarse, location):
   """Logits [K, L], locations and baselines [T] of one picture at the means. Ba et al. 2015, section 3."""
-  dense = lambda name, x: x @ params[name]['kernel'] + params[name]['bias']
+
+  def dense(name, x):
+    return x @ params[name]['kernel'] + params[name]['bias']
 
   def lstm(name, x, state):
     cell = params[name]

@@ -126,14 +126,19 @@ def test_shared_embeddings_and_tied_outputs_have_one_table():
   model = build_tiny(sizes=sizes, share_embeddings=True, output='tied')
   args = inputs(sizes=sizes)
   params = variables(model, *args)
-  loss = lambda params: jnp.sum(jnp.sin(model.apply(params, *args).logits))
+
+  def loss(params):
+    return jnp.sum(jnp.sin(model.apply(params, *args).logits))
+
   gradients = jax.jit(jax.grad(loss))(params)['params']
   [table] = [leaf for leaf in jax.tree.leaves(gradients) if leaf.shape == (TARGET_WORDS, 4)]
   assert np.all(np.any(table != 0, axis=1))  # every word has a logit, and therefore a gradient
 
 
 def encode(model, params, source, mask):
-  call_encoder = lambda model, source, mask: model.encoder(source, mask, True)
+  def call_encoder(model, source, mask):
+    return model.encoder(source, mask, True)
+
   return jax.jit(functools.partial(model.apply, method=call_encoder))(params, source, mask)
 
 

@@ -32,7 +32,10 @@ def run(model, params, source, mask, target):
 def run_steps(model, params, source, mask, target):
   """Computes one step after the other; the maximum length is two steps longer."""
   carry, memory = model.apply(params, source, mask, target.shape[1] + 2, method='start')
-  step = lambda carry, token: model.apply(params, carry, token, memory, method='step')
+
+  def step(carry, token):
+    return model.apply(params, carry, token, memory, method='step')
+
   _, outputs = jax.lax.scan(step, carry, shift_right(target).T)
   return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs)
 
@@ -74,7 +77,9 @@ def test_layer_dropout_skips_layers_for_whole_batches_during_training():
   assert_same(*(run(model, params, source, mask, target).logits for model in (half, without)))
 
   def sample_logits(model, samples):
-    train_logits = lambda rng: model.apply(params, source, mask, target, False, rngs={'dropout': rng}).logits
+    def train_logits(rng):
+      return model.apply(params, source, mask, target, False, rngs={'dropout': rng}).logits
+
     rngs = jax.random.split(jax.random.key(0), samples)
     return np.asarray(jax.jit(lambda: jax.vmap(train_logits)(rngs))())
 
@@ -106,7 +111,10 @@ def test_gradients_reach_every_parameter():
   source, mask, target = inputs()
   mask = mask.at[1].set(False)  # a filler row
   params = variables(model, source, mask, target)
-  loss = lambda params: -jnp.mean(jax.nn.log_softmax(model.apply(params, source, mask, target).logits)[0, ..., 5])
+
+  def loss(params):
+    return -jnp.mean(jax.nn.log_softmax(model.apply(params, source, mask, target).logits)[0, ..., 5])
+
   for path, gradient in jax.tree.leaves_with_path(jax.jit(jax.grad(loss))(params)):
     assert np.all(np.isfinite(gradient)) and np.any(gradient != 0), jax.tree_util.keystr(path)
 
@@ -147,7 +155,10 @@ def literal(params, source, target):
   encoder = params['encoder']
   decoder = params['decoder']
   root = np.sqrt(TRANSFORMER_FEATURES)
-  norm = lambda p, i: p[f'residuals_{i}']['LayerNorm_0']
+
+  def norm(p, i):
+    return p[f'residuals_{i}']['LayerNorm_0']
+
   x = encoder['embedding']['table']['embedding'][source] * root + positions(len(source))
   no_mask = np.ones((len(source), len(source)), bool)
   for i in range(2):

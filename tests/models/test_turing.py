@@ -55,7 +55,10 @@ def test_weights_shift_circularly_and_are_sharpened():
   # All shifted weight would be masked, so that the weights stay unshifted.
   assert shift_weights(jnp.array([0.0, 1, 0, 0, 0]), gap_mask, forward).tolist() == [0, 1, 0, 0, 0]
   squares = weights**2
-  sharp = lambda weights, power: sharpen(weights, jnp.array(power))
+
+  def sharp(weights, power):
+    return sharpen(weights, jnp.array(power))
+
   np.testing.assert_allclose(sharp(weights, 2.0), squares / squares.sum(), rtol=1e-5)
   assert sharp(weights, 1e4).tolist() == [0, 0, 0, 1, 0] and not sharp(0 * weights, 2.0).any()
 

@@ -44,7 +44,10 @@ def both_ways(module, params, query, encoded, mask):
   """Returns the results for all queries at once and for one query after the other."""
   memory = module.apply(params, encoded, mask, method='remember')
   carry = module.apply(params, memory, method='init_carry')
-  step = lambda carry, query: module.apply(params, carry, query, memory)
+
+  def step(carry, query):
+    return module.apply(params, carry, query, memory)
+
   _, stepped = jax.lax.scan(step, carry, jnp.moveaxis(query, 1, 0))
   stepped = jax.tree.map(lambda x: jnp.moveaxis(x, 0, -2), stepped)
   return module.apply(params, query, memory, method='parallel'), stepped
@@ -193,7 +196,10 @@ def test_an_empty_memory_has_zero_results_and_zero_gradients(heads):
   for result in (attended, stepped):
     assert np.all(result.weights[1] == 0) and np.all(result.context[1] == 0)
     assert np.all(np.isfinite(result.context))
-  loss = lambda query, encoded: jnp.sum(module.apply(params, query, encoded, empty, method=attend_all).context)
+
+  def loss(query, encoded):
+    return jnp.sum(module.apply(params, query, encoded, empty, method=attend_all).context)
+
   for gradient in jax.jit(jax.grad(loss, argnums=(0, 1)))(query, encoded):
     assert np.all(np.isfinite(gradient)) and np.all(gradient[1] == 0) and np.any(gradient[0] != 0)
 

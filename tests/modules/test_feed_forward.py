@@ -14,7 +14,11 @@ from tests.modules.helpers import draw
 
 B, T, D, HIDDEN = 2, 3, 5, 7
 
-sigmoid = lambda x: 1 / (1 + np.exp(-x))
+
+def sigmoid(x):
+  return 1 / (1 + np.exp(-x))
+
+
 gelu = np.vectorize(lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2)
 LITERAL = {
   'relu': lambda x, u, v: np.maximum(0, x @ u['kernel'] + u['bias']) @ v['kernel'] + v['bias'],

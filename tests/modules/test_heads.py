@@ -78,7 +78,10 @@ def test_equinox_equals_linen_and_trains():
   query, encoded, mask = inputs()
   score, alignment, heads = CASES[3]
   module = attention_equinox.Attention(DQ, DK, FEATURES, heads, score, alignment, rng=jax.random.key(0))
-  total = lambda module: module(query, encoded, mask[:, None]).context.sum()
+
+  def total(module):
+    return module(query, encoded, mask[:, None]).context.sum()
+
   gradient = eqx.filter_jit(eqx.filter_grad(total))(module)
   updates, _ = optax.sgd(0.1).update(gradient, optax.sgd(0.1).init(eqx.filter(module, eqx.is_array)))
   assert not eqx.tree_equal(eqx.apply_updates(module, updates), module)

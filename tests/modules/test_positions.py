@@ -43,7 +43,10 @@ def test_shaw_equals_the_formulas_with_clipped_distances():
   params = variables(shaw, query, INDICES, T, method='bias')
   keys = params['params']['of_keys']
   values = params['params']['of_values']
-  bias_of = lambda params, query, indices: shaw.apply(params, query, indices, T, method='bias')
+
+  def bias_of(params, query, indices):
+    return shaw.apply(params, query, indices, T, method='bias')
+
   run = jax.jit(lambda params: (bias_of(params, query, INDICES), shaw.apply(params, weights, INDICES, method='shift')))
   query, weights, keys, values, bias, shift = jax.tree.map(np.asarray, (query, weights, keys, values, *run(params)))
   for t in range(T):

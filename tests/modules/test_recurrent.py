@@ -83,7 +83,10 @@ def test_steps_equal_the_layer(kind):
 
   def stepped(inputs):
     projected = cell.apply(cell_params, inputs, method='project')
-    step = lambda state, x: (cell.apply(cell_params, state, x),) * 2
+
+    def step(state, x):
+      return (cell.apply(cell_params, state, x),) * 2
+
     start = (jnp.zeros((B, F)),) * RECURRENCES[kind].states
     return jax.lax.scan(step, start, jnp.moveaxis(projected, 1, 0))
 

@@ -79,7 +79,10 @@ def test_an_update_uses_the_program_that_was_compiled_ahead():
 
 def test_later_shapes_are_compiled_once_in_their_order():
   compiled = []
-  compile_for = lambda batch: compiled.append(batch.x.shape[1])
+
+  def compile_for(batch):
+    return compiled.append(batch.x.shape[1])
+
   with CompileAhead(compile_for, first_of_each_shape(Batches(), 0, 100)) as ahead:
     for step in range(8):
       ahead.prepare(Batches()[step])

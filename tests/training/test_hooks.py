@@ -149,7 +149,9 @@ def test_metrics_of_several_runs_are_lists_with_the_rates_of_all_together(time):
 
 
 def best_of(direction, values):
-  evaluate = lambda best, evaluation: best.with_evaluation(*evaluation, direction)
+  def evaluate(best, evaluation):
+    return best.with_evaluation(*evaluation, direction)
+
   return functools.reduce(evaluate, enumerate(values, 1), BestEvaluation())
 
 
@@ -186,7 +188,10 @@ def make_evaluator(evaluate, checkpoints, **options):
 
 def test_evaluator_writes_every_evaluation_and_saves_each_best_state(checkpoints):
   values = iter([3.0, 1.0, 2.0])
-  evaluate = lambda state: {'loss': next(values), 'signature': 'v1'}
+
+  def evaluate(state):
+    return {'loss': next(values), 'signature': 'v1'}
+
   evaluator, records = make_evaluator(evaluate, checkpoints)
   for step in range(1, 6):
     assert evaluator(step, STATE, {}, step == 5) is None

@@ -80,7 +80,7 @@ def test_a_killed_upload_leaves_the_state_before(url, tmp_path, monkeypatch):
   second = make_copy(url, tmp_path / 'second')
   second.pull(print)
   assert read_files(second.local) == FIRST
-  first.push(first.local)  # the same machine goes on
+  first.push(first.local)  # the same machine continues
   second.pull(print)
   assert read_files(second.local) == FIRST | SECOND
 
@@ -91,7 +91,7 @@ def test_what_was_never_uploaded_is_moved_aside(url, tmp_path):
   second = make_copy(url, tmp_path / 'second')
   second.pull(print)
   write_files(first.local, {'metrics.jsonl': 'lost?\n'})
-  first.pull(print)  # nobody has continued it: the copy stays as it is
+  first.pull(print)  # no other machine has continued it: the copy is unchanged
   assert read_files(first.local)['metrics.jsonl'] == 'lost?\n'
   write_files(second.local, SECOND)
   second.push(second.local)

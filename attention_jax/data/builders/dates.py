@@ -65,7 +65,7 @@ class SplitSlots(NamedTuple):
   locales: tuple[str, ...]
 
 
-SPLITS = {
+SPLIT_PARTS = {
   'train': SplitSlots(0, 20, date_formats.SEEN_LOCALES),
   'validation': SplitSlots(20, 21, date_formats.SEEN_LOCALES),
   'test': SplitSlots(21, 22, date_formats.SEEN_LOCALES),
@@ -89,7 +89,7 @@ def generate(split: str, seed: int = 0) -> Iterator[dict[str, str]]:
   Raises:
     UserError: for an unknown split.
   """
-  start, stop, locales = SPLITS[choose(split, SPLITS, 'split of dates')]
+  start, stop, locales = SPLIT_PARTS[choose(split, SPLIT_PARTS, 'split of dates')]
   # Every draw is made with random(), the only method whose values are guaranteed across Python versions.
   draw = random.Random(f'dates {split} {seed}').random
   seen = set()
@@ -135,7 +135,7 @@ class Dates(tfds.core.GeneratorBasedBuilder):
     )
 
   def _split_generators(self, dl_manager) -> dict[str, Iterator]:
-    return {split: self._generate_examples(split) for split in SPLITS}
+    return {split: self._generate_examples(split) for split in SPLIT_PARTS}
 
   def _generate_examples(self, split: str) -> Iterator[tuple[int, dict[str, str]]]:
     return enumerate(generate(split, self.builder_config.seed))
@@ -148,7 +148,7 @@ def load(split: str, data_dir: str, seed: int = 0) -> dict[str, list[str]]:
   could be mistaken for the data, and of two concurrent processes the slower one uses what the faster one wrote.
 
   Args:
-    split: a key of SPLITS.
+    split: a key of SPLIT_PARTS.
     data_dir: the folder of tfds data sets.
     seed: seed of `generate`.
 
@@ -158,7 +158,7 @@ def load(split: str, data_dir: str, seed: int = 0) -> dict[str, list[str]]:
   Raises:
     UserError: for an unknown split, or a `data_dir` that cannot be written to.
   """
-  choose(split, SPLITS, 'split of dates')
+  choose(split, SPLIT_PARTS, 'split of dates')
   rows = _open_or_prepare(data_dir, seed).as_data_source(split)
   examples = rows.__getitems__(range(len(rows)))  # a batch; one row at a time takes 1.6 times as long
   return {field: [example[field].decode() for example in examples] for field in FIELDS}
