@@ -1,5 +1,6 @@
 """Repeats an update whose loss or gradient was not finite, and reports where the numbers come from."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.folder import read_config
 from attention_jax.training.incidents import named_arrays, read_batch, stored_updates
 from attention_jax.training.loop import Training, prepare_training
-from attention_jax.training.partition import make_mesh
+from attention_jax.training.partition import MeshConfig
 from attention_jax.training.paths import run_path
 from attention_jax.training.state import TrainState
 from attention_jax.training.step import step_rngs
@@ -59,6 +60,7 @@ def replay(folder: str | Path, update: int = 0) -> Replay:
   folder = run_path(folder)
   check_run_files(folder)
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
+  config |= {'mesh': dataclasses.asdict(MeshConfig())}  # that of this machine, which may have fewer devices
   if config['seeds'] > 1:
     raise UserError(f'{folder} holds {config["seeds"]} runs; expected a run with one seed')
   updates = stored_updates(folder)
@@ -71,7 +73,7 @@ def replay(folder: str | Path, update: int = 0) -> Replay:
   initializer = system.initializer()
   if initial := open_initial_run(config, folder):
     initializer = start_from(initializer, initial.arrays)
-  train_step, initial_state = prepare_training(training, system.loss, initializer, make_mesh(), training.seed)
+  train_step, initial_state = prepare_training(training, system.loss, initializer, system.training_mesh, training.seed)
   state = _state_before(folder, update, initial_state)
   start = int(state.step)
   batches = system.batches(training.seed)
@@ -104,11 +106,18 @@ def _state_before(folder: Path, update: int, initial_state: Any) -> TrainState:
 
 def _check_unchanged(folder: Path, update: int, batch: Any) -> None:
   """Raises UserError if a batch differs from the stored one of the update."""
-  stored = read_batch(folder, update)
-  arrays = named_arrays(batch)
+  stored = _real_rows(read_batch(folder, update))
+  arrays = _real_rows(named_arrays(batch))
   changed = [name for name in stored.keys() | arrays.keys() if not np.array_equal(stored.get(name), arrays.get(name))]
   if changed:
     raise UserError(f'the batch of update {update} differs from the stored one in {", ".join(sorted(changed))}')
+
+
+def _real_rows(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Arrays of a batch without filler rows, whose number depends on that of the devices."""
+  if 'index' not in arrays:
+    return arrays
+  return {name: array[arrays['index'] >= 0] for name, array in arrays.items()}
 
 
 def _sums_and_gradients(loss: Any, state: TrainState, batch: Any, seed: int) -> tuple[Any, Any]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from attention_jax.atomic import write_atomic
 from attention_jax.errors import UserError
+from attention_jax.training import peers
 
 FOLDER = 'nonfinite'  # of the run folder, for the stored batches
 SPIKE_WINDOW = 50  # updates with which a loss is compared
@@ -27,24 +28,33 @@ class BatchRecorder:
   Args:
     folder: the run folder.
     stream: (start, stop) -> the batches of steps `start` to `stop` - 1.
+    rows_axis: the axis of the rows in the arrays of a batch.
   """
 
-  def __init__(self, folder: str | Path, stream: Stream):
+  def __init__(self, folder: str | Path, stream: Stream, rows_axis: int = 0):
     self._folder = Path(folder)
     self._stream = stream
+    self._rows_axis = rows_axis
 
   def store(self, update: int) -> Path | None:
-    """Stores the arrays of the batch of an update; returns the file. In a multi-process run, process 0 stores its rows.
+    """Stores the arrays of the batch of an update; returns the file, or None in other processes than the first.
+
+    All processes call it together: the first one stores the rows of all, in the order of the batch.
 
     Args:
       update: number of the update, from 1.
     """
-    path = batch_path(self._folder, update)
+    arrays = named_arrays(self._batch(update))
+    if jax.process_count() > 1:
+      parts = peers.gather(arrays)
+      axis = self._rows_axis
+      arrays = {name: np.concatenate([part[name] for part in parts], axis) for name in arrays}
     if jax.process_index() > 0:
       return None
+    path = batch_path(self._folder, update)
     path.parent.mkdir(exist_ok=True)
     with write_atomic(path) as temporary, open(temporary, 'wb') as file:
-      np.savez(file, **named_arrays(self._batch(update)))
+      np.savez(file, **arrays)
     return path
 
   def describe_rows(self, update: int) -> str:

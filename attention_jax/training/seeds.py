@@ -215,7 +215,7 @@ def fit_seeds(
       folders, seeds, training, best, stopped, start, side_by_side.select, make_run_evaluator, ahead.describe, stack
     )
     hooks = [  # in the order of loop.fit
-      make_guard(training, evaluate, checkpoints, BatchRecorder(folder, stream), seeds),
+      make_guard(training, evaluate, checkpoints, BatchRecorder(folder, stream, rows_axis=1), seeds),
       MetricsLogger(training.log_every, [runs.write], clock, side_by_side.compilations),
       runs,
       stack.enter_context(InterruptHandler()),

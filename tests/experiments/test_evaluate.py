@@ -1,6 +1,7 @@
 """evaluate.py --by: metrics by bins as a table, as JSON and as a picture."""
 
 import json
+import shutil
 
 import pytest
 
@@ -38,3 +39,18 @@ def test_mistakes(trained, tmp_path):
   ]:
     result = run('evaluate', f'--workdir={folder}', *arguments)
     assert result.code == 2 and message in result.err and result.err.count('\n') == 1, result.err
+
+
+@pytest.mark.parametrize('kind', ['best', 'latest'])
+def test_flipped_bits_of_a_checkpoint_are_an_error(trained, tmp_path, kind):
+  folder = tmp_path / 'run'
+  shutil.copytree(trained[0], folder)
+  checkpoints = folder / {'best': 'best', 'latest': 'checkpoints'}[kind]
+  for file in checkpoints.glob('*/state/**/d/*'):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+  for program in ('evaluate', 'inspect_attention'):
+    result = run(program, f'--workdir={folder}', f'--checkpoint={kind}')
+    assert result.code == 2 and result.out == '' and result.err.count('\n') == 1, result.err
+    assert f'error: checkpoint {checkpoints}/' in result.err and 'cannot be read: ' in result.err

@@ -5,13 +5,21 @@ python -m tests.training.agree FOLDER [seeds]
 
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from attention_jax.errors import UserError
+from attention_jax.training.incidents import BatchRecorder
 from attention_jax.training.peers import check_agreement, copy_from_first, exchange, fail_together, map_batches
 from tests.training.test_seeds import fit_all
+
+
+class Rows(NamedTuple):
+  """A batch."""
+
+  index: np.ndarray
 
 
 def report(name: str, use) -> None:
@@ -39,6 +47,7 @@ def cube(batch: int) -> dict[str, np.ndarray]:
 
 def use_peers(folder: Path) -> None:
   index = jax.process_index()
+  (folder / 'run').mkdir(exist_ok=True)
   report('exchange', lambda: exchange('größer' * index))
   report('nobody', lambda: fail(''))
   report('second', lambda: fail('no file' * index))
@@ -51,6 +60,8 @@ def use_peers(folder: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, outputs, cube(batch))
     print(f'batch {batch}: {[array.dtype.name for array in jax.tree.leaves(outputs)]}')
   report('computed', lambda: computed)
+  batches = [Rows(4 * index + np.arange(4))]  # the share of each process
+  report('stored', lambda: BatchRecorder(folder / 'run', lambda start, stop: batches).store(1))
   own = folder / str(index)
   own.mkdir()
   if index == 0:
