@@ -42,7 +42,7 @@ def main() -> None:
   config = load_config(FLAGS.config)
   config.mesh.update({'fsdp': FLAGS.fsdp, 'tensor': FLAGS.tensor})
   print(f'{FLAGS.config} for {describe_devices(devices)}, {chip.memory / 2**30:.0f} GiB each', flush=True)
-  arguments = (config.to_dict(), FLAGS.entries, devices, chip, 'tpu')
+  arguments = (config.to_dict(), FLAGS.entries, devices, chip, devices[0].platform)
   if FLAGS.try_meshes:
     for sizes, cost, reason in pods.try_meshes(*arguments):
       result = _format_cost(cost) if cost else 'does not compile'

@@ -61,7 +61,7 @@ def _plan(topology: str) -> list[str]:
   config.mesh.fsdp = math.gcd(FLAGS.fsdp, len(devices))
   config.data.batch_unit = 'tokens'
   config.data.batch_size = FLAGS.tokens * len(devices)
-  (cost,) = pods.update_costs(config.to_dict(), FLAGS.entries, devices, chip, 'tpu', largest=True)
+  (cost,) = pods.update_costs(config.to_dict(), FLAGS.entries, devices, chip, devices[0].platform, largest=True)
   rows, source, target = cost.shape
   state = cost.parameters + cost.optimizer
   times = [f'{cost.seconds[resource] * 1e3:.1f}' for resource in ('compute', 'memory', 'links')]

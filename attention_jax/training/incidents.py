@@ -28,12 +28,15 @@ class BatchRecorder:
   Args:
     folder: the run folder.
     stream: (start, stop) -> the batches of steps `start` to `stop` - 1.
+    share: the share of each batch that `stream` yields in this process, see partition.process_share; several
+      processes may have the same one.
     rows_axis: the axis of the rows in the arrays of a batch.
   """
 
-  def __init__(self, folder: str | Path, stream: Stream, rows_axis: int = 0):
+  def __init__(self, folder: str | Path, stream: Stream, share: int = 0, rows_axis: int = 0):
     self._folder = Path(folder)
     self._stream = stream
+    self._share = share
     self._rows_axis = rows_axis
 
   def store(self, update: int) -> Path | None:
@@ -46,9 +49,9 @@ class BatchRecorder:
     """
     arrays = named_arrays(self._batch(update))
     if jax.process_count() > 1:
-      parts = peers.gather(arrays)
-      axis = self._rows_axis
-      arrays = {name: np.concatenate([part[name] for part in parts], axis) for name in arrays}
+      shares = {int(share): part for part, share in peers.gather((arrays, np.asarray(self._share)))}
+      parts = [shares[share] for share in sorted(shares)]
+      arrays = {name: np.concatenate([part[name] for part in parts], self._rows_axis) for name in arrays}
     if jax.process_index() > 0:
       return None
     path = batch_path(self._folder, update)

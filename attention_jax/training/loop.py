@@ -32,7 +32,7 @@ from attention_jax.training.hooks import (
 from attention_jax.training.incidents import BatchRecorder
 from attention_jax.training.loss import Loss
 from attention_jax.training.optim import make_optimizer, make_schedule
-from attention_jax.training.partition import constrain, make_mesh, state_shardings
+from attention_jax.training.partition import constrain, make_mesh, process_share, state_shardings
 from attention_jax.training.state import TrainState, describe_state, init_state
 from attention_jax.training.step import TrainStep, make_train_step
 from attention_jax.training.writers import JsonLines, Progress, TensorBoard
@@ -230,7 +230,7 @@ def fit(
     # precedes the checkpoint that stores its result. An interruption follows both, so that it neither logs nor
     # evaluates where an uninterrupted run would not.
     hooks = [
-      make_guard(training, evaluate, checkpoints, BatchRecorder(folder, stream)),
+      make_guard(training, evaluate, checkpoints, BatchRecorder(folder, stream, process_share(mesh)[0])),
       MetricsLogger(training.log_every, writers, clock, train_step.compilations),
       *([evaluator] if evaluator else []),
       interrupts,

@@ -29,7 +29,7 @@ from attention_jax.training.hooks import (
 from attention_jax.training.incidents import BatchRecorder
 from attention_jax.training.loop import Training, make_evaluator, make_guard, no_batches, train_loop
 from attention_jax.training.loss import Loss
-from attention_jax.training.partition import make_mesh
+from attention_jax.training.partition import make_mesh, process_share
 from attention_jax.training.side_by_side import prepare_side_by_side
 from attention_jax.training.state import TrainState, describe_state
 from attention_jax.training.writers import JsonLines, Progress, TensorBoard
@@ -214,8 +214,9 @@ def fit_seeds(
     runs = SeedRuns(
       folders, seeds, training, best, stopped, start, side_by_side.select, make_run_evaluator, ahead.describe, stack
     )
+    recorder = BatchRecorder(folder, stream, process_share(mesh)[0], rows_axis=1)
     hooks = [  # in the order of loop.fit
-      make_guard(training, evaluate, checkpoints, BatchRecorder(folder, stream, rows_axis=1), seeds),
+      make_guard(training, evaluate, checkpoints, recorder, seeds),
       MetricsLogger(training.log_every, [runs.write], clock, side_by_side.compilations),
       runs,
       stack.enter_context(InterruptHandler()),

@@ -112,12 +112,12 @@ def _start(program: str, args, settings, **pipes) -> subprocess.Popen:
 def start_together(
   module: str, *args: object, settings: Sequence[Mapping[str, str]] = ({}, {})
 ) -> list[subprocess.Popen]:
-  """Starts a module in two processes of two devices each, as SLURM does on one machine.
+  """Starts a module in several processes of two devices each, as SLURM does on one machine.
 
   Args:
     module: name of the module.
     *args: its arguments.
-    settings: environment variables of each process.
+    settings: environment variables of each process; by default of two.
   """
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
@@ -129,12 +129,15 @@ def start_together(
     'PYTHONUNBUFFERED': '1',
     'SLURM_JOB_ID': '1',
     'SLURM_STEP_NODELIST': 'localhost',
-    'SLURM_NTASKS': '2',
+    'SLURM_NTASKS': str(len(settings)),
     'JAX_COORDINATOR_ADDRESS': address,
   }
   command = [sys.executable, '-m', module, *map(str, args)]
   start = partial(subprocess.Popen, command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-  return [start(env=environment | {'SLURM_PROCID': str(i), 'SLURM_LOCALID': str(i)} | settings[i]) for i in range(2)]
+  return [
+    start(env=environment | {'SLURM_PROCID': str(i), 'SLURM_LOCALID': str(i)} | variables)
+    for i, variables in enumerate(settings)
+  ]
 
 
 def wait_for_outputs(processes: list[subprocess.Popen], runs: int = 1, expected: int = 0) -> list[str]:
@@ -152,7 +155,7 @@ def wait_for_outputs(processes: list[subprocess.Popen], runs: int = 1, expected:
   for process in processes:
     process.kill()
   outputs = [process.communicate()[0] for process in processes]
-  assert codes == [expected, expected], f'exit codes {codes} (None: still running)\n' + '\n----\n'.join(outputs)
+  assert codes == [expected] * len(processes), f'exit codes {codes} (None: still running)\n' + '\n----\n'.join(outputs)
   return outputs
 
 

@@ -1,6 +1,7 @@
 """An update is the same on every device mesh, and a device holds its part of the parameters and no more."""
 
 import functools
+import json
 
 import jax
 import numpy as np
@@ -10,8 +11,9 @@ from attention_jax.data.batching import Batch
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
 from attention_jax.training.loop import Training, prepare_training
-from attention_jax.training.partition import MeshConfig, fetch, make_mesh
+from attention_jax.training.partition import MeshConfig, fetch, make_mesh, process_share
 from experiments.config_files import load_config
+from tests.experiments.helpers import start_together, wait_for_outputs
 from tests.modules.helpers import variables
 
 ENTRIES = 16
@@ -32,6 +34,21 @@ MESHES = [
   pytest.param(8, MeshConfig(data=8), marks=pytest.mark.product),
   pytest.param(8, MeshConfig(fsdp=8), marks=pytest.mark.product),
 ]
+
+
+# Cases on all devices of two and of four processes, of two devices each: preset, mesh and options of `train`.
+SEVERAL_PROCESSES = {
+  f'{preset} {sizes} {options}': (preset, sizes, options)
+  for preset, sizes, options in (
+    *((preset, MeshConfig(), {}) for preset in SIZES),
+    *((preset, MeshConfig(data=1, fsdp=-1), {}) for preset in SIZES),
+    *((preset, MeshConfig(tensor=2), {}) for preset in SIZES),
+    *((preset, MeshConfig(fsdp=2, tensor=2), {}) for preset in SIZES),
+    ('gnmt2016', MeshConfig(fsdp=2, tensor=2), {'accumulate': 2}),
+    ('bahdanau2015', MeshConfig(fsdp=2), {'seed': [3, 4]}),
+    ('transformer2017_base', MeshConfig(tensor=2), {'seed': [3, 4]}),
+  )
+}
 
 
 def make_model(preset):
@@ -65,8 +82,9 @@ def train(model, mesh, accumulate=1, seed=0):
   training = Training(steps=2, optimizer='adam', schedule='constant(rate=0.01)', accumulate=accumulate, average=0.9)
   step, initial = prepare_training(training, sequence_loss(model), lambda s: random_params(model, s), mesh, seed)
   state = initial()
+  index, shares = process_share(mesh)
   for i in range(2):
-    batch = make_batch(i)
+    batch = jax.tree.map(lambda x: np.split(x, shares)[index], make_batch(i))
     if not isinstance(seed, int):
       batch = jax.tree.map(lambda x: np.stack([x] * len(seed)), batch)
     state, metrics = step(state, batch)
@@ -109,6 +127,23 @@ def test_accumulation_and_seeds_are_the_same_on_every_mesh(options):
   mesh = make_mesh(jax.devices()[:8], seeds, MeshConfig(fsdp=2, tensor=2))
   model = make_model(QUICK_PRESET)
   assert_close(train(model, mesh, **options), train(model, make_mesh(jax.devices()[:1]), **options))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('processes', [2, 4])
+def test_several_processes_make_the_same_updates(processes, trained_on):
+  outputs = wait_for_outputs(start_together('tests.systems.train_on_meshes', settings=[{}] * processes), runs=4)
+  results = [[json.loads(line) for line in output.splitlines() if line.startswith('{')] for output in outputs]
+  assert all(result == results[0] for result in results)
+  assert [result['case'] for result in results[0]] == list(SEVERAL_PROCESSES)
+  one_device = make_mesh(jax.devices()[:1])
+  for result, (preset, _, options) in zip(results[0], SEVERAL_PROCESSES.values(), strict=True):
+    expected = train(make_model(preset), one_device, **options) if options else trained_on(preset, 1, MeshConfig())
+    params, metrics, _ = expected
+    for name in ('loss', 'grad_norm', 'tokens'):
+      np.testing.assert_allclose(result[name], metrics[name], rtol=1e-5, err_msg=result['case'])
+    sums = [np.abs(x).sum(dtype=np.float64) for x in jax.tree.leaves(params)]
+    np.testing.assert_allclose(result['params'], sums, rtol=1e-3, atol=1e-4, err_msg=result['case'])
 
 
 def test_every_device_holds_its_part_of_the_state(trained_on):

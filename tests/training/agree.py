@@ -61,7 +61,9 @@ def use_peers(folder: Path) -> None:
     print(f'batch {batch}: {[array.dtype.name for array in jax.tree.leaves(outputs)]}')
   report('computed', lambda: computed)
   batches = [Rows(4 * index + np.arange(4))]  # the share of each process
-  report('stored', lambda: BatchRecorder(folder / 'run', lambda start, stop: batches).store(1))
+  report('stored', lambda: BatchRecorder(folder / 'run', lambda start, stop: batches, share=index).store(1))
+  repeated = [Rows(np.arange(4))]  # both processes have the only share
+  report('repeated', lambda: BatchRecorder(folder / 'run', lambda start, stop: repeated).store(2))
   own = folder / str(index)
   own.mkdir()
   if index == 0:

@@ -1,0 +1,61 @@
+"""Programs that compile for absent devices, here for those of the CPU, with the rates of a made-up chip."""
+
+import jax
+import pytest
+
+from attention_jax.systems.pods import CHIPS, Chip
+from tests.experiments.helpers import run
+
+TINY = """
+from attention_jax.systems.config import default_config
+
+
+def get_config():
+  config = default_config()
+  config.data.buckets = ((3, 3), (5, 4))
+  config.data.batch_size = 8
+  config.model.embedding = 4
+  config.model.encoder = 'embedded'
+  config.model.decoder = 'luong(rnn="simple", features=4)'
+  config.model.attention.features = 4
+  return config
+"""
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+  """The flag of a small config; all topologies are two devices of the CPU."""
+  monkeypatch.setattr('experiments.topologies.topology_devices', lambda topology: jax.devices()[:2])
+  monkeypatch.setitem(CHIPS, 'cpu', Chip(1e12, 2**30, 1e11, 1e10))
+  path = tmp_path / 'tiny.py'
+  path.write_text(TINY)
+  return f'--config={path}'
+
+
+def test_the_cost_of_every_bucket_is_printed(config):
+  result = run('compile_for_pod', config, '--entries=20')
+  assert result.code == 0, result.err
+  _, *lines = result.out.splitlines()
+  assert [line.split(':')[0] for line in lines] == ['8 x (3, 3)', '8 x (5, 4)']
+  assert all('; fits; ' in line and 'limited by' in line and 'collectives: all-' in line for line in lines)
+
+
+def test_meshes_are_tried_until_one_fits(config):
+  result = run('compile_for_pod', config, '--entries=20', '--try_meshes')
+  assert result.code == 0 and result.out.splitlines()[1].startswith('fsdp=1, tensor=1: 8 x (5, 4): '), result.err
+  assert result.out.rstrip().endswith('fits')
+
+
+def test_a_table_of_slices(config):
+  result = run('plan_pods', config, '--entries=20', '--tokens=16', '--topologies=v5e:2x2', '--fsdp=8')
+  assert result.code == 0, result.err
+  head, rule, row = result.out.splitlines()
+  assert head.count('|') == rule.count('|') == row.count('|')
+  cells = [cell.strip() for cell in row.strip('|').split('|')]
+  assert cells[:3] == ['v5e:2x2', '2', '8 x (5, 4)'] and cells[8] in ('compute', 'memory', 'links')
+
+
+def test_a_topology_that_does_not_exist_is_an_error(config, monkeypatch):
+  monkeypatch.undo()
+  result = run('compile_for_pod', '--config=configs/wmt14.py', '--topology=v9:2x2')
+  assert result.code == 2 and "cannot describe the TPU 'v9:2x2'" in result.err and result.err.count('\n') == 1

@@ -1,0 +1,23 @@
+"""Makes the updates of test_meshes.py in one of several processes, and prints the metrics and parameters of each case.
+
+python -m tests.systems.train_on_meshes
+"""
+
+import json
+
+import jax
+import numpy as np
+
+if __name__ == '__main__':
+  jax.distributed.initialize()  # before the imports, some of which compute
+
+from attention_jax.training.partition import make_mesh
+from tests.systems.test_meshes import SEVERAL_PROCESSES, make_model, train
+
+if __name__ == '__main__':
+  for name, (preset, sizes, options) in SEVERAL_PROCESSES.items():
+    seeds = len(options.get('seed', [0]))
+    params, metrics, _ = train(make_model(preset), make_mesh(jax.devices(), seeds, sizes), **options)
+    sums = [float(np.abs(x).sum(dtype=np.float64)) for x in jax.tree.leaves(params)]
+    values = {key: np.asarray(value).tolist() for key, value in metrics.items()}
+    print(json.dumps({'case': name, 'params': sums, **values}), flush=True)
