@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent
 
 
 def programs_folder() -> Path:
-  """Returns the folder that holds experiments/ and configs/: one inside an installed package, or the clone."""
+  """Returns the folder of experiments/ and configs/: `programs` of an installed package, or the root of the clone."""
   installed = PACKAGE / 'programs'
   return installed if installed.is_dir() else PACKAGE.parent
 

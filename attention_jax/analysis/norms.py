@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 
 def weighted_norms(weights: jax.Array, values: jax.Array) -> jax.Array:
-  """‖Σₕ wʰₜₛ f(xₛ)ʰ‖: the length of what position s adds to the result of query t. Kobayashi et al. 2020.
+  """‖Σₕ wʰₜₛ f(xₛ)ʰ‖: norm of the contribution of position s to the output of query t. Kobayashi et al. 2020.
 
   A large weight of a short vector adds little, as the weights of separators often do.
 

@@ -30,7 +30,7 @@ def mean_f_measure(
     stem: whether suffixes of English words are removed (Porter), with the tokenizer 'ascii' only.
 
   Raises:
-    UserError: for an unknown tokenizer, and for stems of other words than those of 'ascii'.
+    UserError: for an unknown tokenizer, and if `stem` is set with a tokenizer other than 'ascii'.
   """
   if stem and TOKENIZERS.get(tokenize):
     raise UserError(f"rouge: stem=True needs tokenize='ascii', got {tokenize!r}")

@@ -8,9 +8,9 @@ for partly masked blocks only.
 
 Blocks have shape [keys, queries]. Maxima and sums then run along the first axis, which compilers vectorise, and every
 product has its operands in the order that CPUs multiply fastest. The sequences of a batch and heads run one after the
-other: the working set is that of one, and each of its products is large enough for all cores.
+other: the working set is that of one sequence and head, and each of its products is large enough for all cores.
 
-Weights, where requested, are computed in addition by the formula, [T, S]. Dropout multiplies them by factors [T, S],
+If weights are requested, the array [T, S] is computed separately. Dropout multiplies them by factors [T, S],
 sampled beforehand and equal to those of the definition: with dropout, memory grows with T S. Second derivatives are not
 supported.
 """
@@ -207,8 +207,8 @@ def _backward(q, k, v, inputs: BlockedInputs, context, max_score, inverse_sum, g
   dbias = None if inputs.bias is None else jnp.zeros(inputs.bias.shape, q.dtype)
   start = vary((jnp.zeros(keys.shape, q.dtype), jnp.zeros(values.shape, q.dtype), dbias))
   mean_dweights = (g * context).sum(1)  # Σ_s weight dweight of each query
-  xs = (q, g, max_score, mean_dweights)
-  xs = (jnp.arange(blocks.num_query_blocks), *(blocks.by_query(x) for x in xs), inputs.schedule)
+  per_query = (q, g, max_score, mean_dweights)
+  xs = (jnp.arange(blocks.num_query_blocks), *(blocks.by_query(x) for x in per_query), inputs.schedule)
   (dk, dv, dbias), dq = jax.lax.scan(differentiate_row, start, xs)
   return dq.reshape(-1, features)[:steps], dk[:size], dv[:size], dbias
 

@@ -1,10 +1,11 @@
 """`Attention` as pure functions of its parameters, for modules of libraries other than flax.linen.
 
-The parameters have the names of `Attention` and its initial scales, so that the weights of one are those of the other:
+The parameters have the names of `Attention` and its initial scales, so that parameters can be exchanged with it:
 query_kernel and key_kernel {'kernel': [N, D, F]} if the score projects or there are several heads, value_kernel and
 join {'kernel': [F, F]} for several heads, and score_params and alignment_params, each with a leading axis of heads.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,11 +55,8 @@ def init_heads(
     for rng, (name, size) in zip(jax.random.split(kernel_rng, 3), kernels.items(), strict=False)
   }
   for rng, (name, row) in zip(jax.random.split(row_rng), rows.items(), strict=True):
-
-    def init(rng, row=row, size=sizes[name] | {'features': width}):
-      return init_row_params(rng, row, size)
-
     if row.params:
+      init = functools.partial(init_row_params, row=row, sizes=sizes[name] | {'features': width})
       params[name] = jax.vmap(init)(jax.random.split(rng, heads))
   if heads > 1:
     init = jax.nn.initializers.variance_scaling(1.0, 'fan_in', 'truncated_normal')
@@ -92,7 +90,7 @@ def attend_heads(
   """
   mask = None if mask is None else jnp.broadcast_to(mask, (*query.shape[:-1], encoded.shape[-2]))
   kernels = {name: params[f'{name}_kernel']['kernel'] for name in ('query', 'key') if f'{name}_kernel' in params}
-  variants = {name: params.get(f'{name}_params', {}) for name in ('score', 'alignment')}
+  variant_params = {name: params.get(f'{name}_params', {}) for name in ('score', 'alignment')}
   values = encoded[None]
   if 'value_kernel' in params:
     values = jnp.einsum('...sd,ndf->n...sf', encoded, params['value_kernel']['kernel'])
@@ -102,7 +100,7 @@ def attend_heads(
     options = {'score': score, 'alignment': alignment, 'params': head_params, 'implementation': implementation}
     return attend(query, encoded, value, mask, rng=rng, deterministic=deterministic, **options)
 
-  context, weights = jax.vmap(attend_head)(kernels | variants, values, rngs)
+  context, weights = jax.vmap(attend_head)(kernels | variant_params, values, rngs)
   if 'join' not in params:
     return Attended(context[0], weights[0])
   joined = jnp.moveaxis(context, 0, -2).reshape(*query.shape[:-1], -1) @ params['join']['kernel']

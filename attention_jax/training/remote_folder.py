@@ -24,7 +24,7 @@ from attention_jax.training.remote_files import RemoteFiles
 
 MANIFEST = 'manifest.json'
 OBJECTS = 'objects'
-STATE = '.remote.json'  # in the working copy: the manifest that it last agreed with
+STATE = '.remote.json'  # in the working copy: the manifest of the last synchronisation
 ATTEMPTS = 3  # a state may be replaced while it is read
 UNFINISHED_CHECKPOINT = 'orbax-checkpoint-tmp'
 Files = dict[str, str]  # name below the folder -> digest
@@ -51,13 +51,13 @@ class RemoteFolder:
     return self.files.url
 
   def pull(self, log: Callable[[str], None], read_only: bool = False) -> bool:
-    """Makes the working copy that of the last state, unless it comes from it.
+    """Updates the working copy to the last uploaded state, unless it is current.
 
     Files of the working copy that were never uploaded are moved aside if another machine has continued the run.
 
     Args:
       log: called with a line if files are downloaded or moved aside.
-      read_only: whether nothing is trained in the working copy, so that nothing has to be moved aside.
+      read_only: whether the working copy is only read; local changes are then overwritten.
 
     Returns:
       Whether there is a state.
@@ -67,14 +67,14 @@ class RemoteFolder:
     """
     for attempt in range(ATTEMPTS):
       manifest = self._manifest()
-      state = self._state()
+      synced = self._state()
       if not manifest:
         (self.local / STATE).unlink(missing_ok=True)
         return False
-      if state.get('id') == manifest['id']:
+      if synced.get('id') == manifest['id']:
         return True
       try:
-        self._replace_copy(manifest, state, log, read_only)
+        self._replace_copy(manifest, synced, log, read_only)
         return True
       except UserError:
         if attempt == ATTEMPTS - 1 or self._manifest() == manifest:
@@ -88,7 +88,7 @@ class RemoteFolder:
       folder: the working copy, or a snapshot of it.
 
     Raises:
-      UserError: if a file cannot be written. The state behind the URL is then the one before.
+      UserError: if a file cannot be written. The remote state is then unchanged.
     """
     before: Files = self._state().get('files', {})
     files = self._digests_of(folder)
@@ -105,20 +105,20 @@ class RemoteFolder:
     for digest in set(before.values()) - set(files.values()):
       self.files.remove(f'{OBJECTS}/{digest}')
     for name in before.keys() | files.keys():
-      if before.get(name) != files.get(name) and not _is_of_checkpoint(name):
+      if before.get(name) != files.get(name) and not _is_checkpoint_file(name):
         self._copy_by_name(folder, name, name in files)
 
   def push_outputs(self, before: Files) -> list[str]:
     """Uploads files that a program added to a copy that is only read, such as pictures.
 
     Args:
-      before: `digests()` before that.
+      before: `digests()` before the program ran.
 
     Returns:
       The names of the files.
     """
-    state = self._state().get('files', {})
-    names = [name for name, digest in self.digests().items() if name not in state and before.get(name) != digest]
+    synced = self._state().get('files', {})
+    names = [name for name, digest in self.digests().items() if name not in synced and before.get(name) != digest]
     for name in names:
       self.files.upload(self.local / name, name)
     return names
@@ -128,10 +128,10 @@ class RemoteFolder:
     return self._digests_of(self.local)
 
   def snapshot(self, folder: Path) -> None:
-    """Makes a copy of the working copy as it is now, in which files of checkpoints share their disk space with it."""
+    """Copies the working copy as it is now; files of checkpoints are hard links."""
     for name in _names_in(self.local):
       (folder / name).parent.mkdir(parents=True, exist_ok=True)
-      copy = os.link if _is_of_checkpoint(name) else shutil.copyfile
+      copy = os.link if _is_checkpoint_file(name) else shutil.copyfile
       copy(self.local / name, folder / name)
 
   def _copy_by_name(self, folder: Path, name: str, exists: bool) -> None:
@@ -141,14 +141,16 @@ class RemoteFolder:
       self.files.remove(name)
 
   def _replace_copy(
-    self, manifest: Mapping[str, Any], state: Mapping[str, Any], log: Callable[[str], None], read_only: bool
+    self, manifest: Mapping[str, Any], synced: Mapping[str, Any], log: Callable[[str], None], read_only: bool
   ) -> None:
     """Downloads what differs from a manifest, and removes the other files."""
     current = self.digests()
-    if not read_only and current != state.get('files', {}):
-      log(f'{self.url} was continued elsewhere; what was not uploaded from here is moved to {self._move_aside()}')
+    if not read_only and current != synced.get('files', {}):
+      log(
+        f'{self.url} was continued on another machine; local files that were not uploaded are moved to {self._move_aside()}'
+      )
       current = {}
-    (self.local / STATE).unlink(missing_ok=True)  # a copy that is being replaced agrees with no manifest
+    (self.local / STATE).unlink(missing_ok=True)  # until the copy is complete
     changed = [name for name, digest in manifest['files'].items() if current.get(name) != digest]
     log(f'downloading {len(changed)} files of {self.url} to {self.local}')
     for name in changed:
@@ -180,7 +182,7 @@ class RemoteFolder:
     return manifest
 
   def _state(self) -> dict[str, Any]:
-    """The manifest that the working copy last agreed with; {} if there is none."""
+    """The manifest of the last synchronisation; {} if there is none."""
     try:
       return dict(json.loads((self.local / STATE).read_text('utf-8')))
     except FileNotFoundError:
@@ -205,7 +207,7 @@ class Uploader:
 
   Args:
     folder: the folder.
-    check: raises UserError if this process may not write there any more.
+    check: raises UserError if this process has lost the lock.
     log: called with a line if an upload fails, which is repeated after the next checkpoint.
   """
 
@@ -219,7 +221,7 @@ class Uploader:
     return self
 
   def __call__(self) -> None:
-    """Starts to upload the state as it is now, after the upload before; call it between two updates.
+    """Waits for the previous upload, then uploads the current state in a thread; call it between two updates.
 
     Raises:
       UserError: if another process trains in the folder.
@@ -237,7 +239,7 @@ class Uploader:
       self._check()
       self._folder.push(self._folder.local)
     except UserError as failure:
-      message = f'{failure}; {self._folder.local} has the whole run, which the same command uploads'
+      message = f'{failure}; {self._folder.local} has the complete run; rerun the same command to upload it'
       if error is None:
         raise UserError(message) from failure
       self._log(message)
@@ -269,7 +271,7 @@ def _is_temporary(path: Path) -> bool:
   return path.name in ('.lock', STATE) or is_unfinished(path)
 
 
-def _is_of_checkpoint(name: str) -> bool:
+def _is_checkpoint_file(name: str) -> bool:
   return not {LATEST, BEST, DAMAGED}.isdisjoint(name.split('/')[:-1])
 
 

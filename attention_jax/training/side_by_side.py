@@ -19,8 +19,8 @@ from attention_jax.training.step import TrainStep
 class SideBySide(abc.ABC):
   """Runs side by side: `runs(states, batches, live) -> (states, metrics)` makes one update of each live run.
 
-  The form of `states` is that of the subclass. Batches have a leading axis of runs, and so does every metric, which may
-  be a list. A run that is not live keeps its state, except for its step; its metrics are 0.
+  Each subclass defines the structure of `states`. Batches and metrics have a leading axis of runs; a metric may be a
+  list. A run that is not live keeps its state, except for its step; its metrics are 0.
   """
 
   @abc.abstractmethod
@@ -45,7 +45,7 @@ class SideBySide(abc.ABC):
 
   @abc.abstractmethod
   def unstack(self, stacked: TrainState) -> Any:
-    """Returns the states that `stack` has stacked."""
+    """Inverse of `stack`."""
 
   @abc.abstractmethod
   def compile_for(self, states: Any, batch: Any) -> None:
@@ -101,8 +101,8 @@ class Stacked(SideBySide):
 class Separate(SideBySide):
   """One state per run, updated one after the other by the programs of a single run.
 
-  For CPUs: one run occupies all cores, and several at once would only compete for the caches. Nothing more is compiled
-  than for one run.
+  For CPUs: one run occupies all cores, and several at once would only compete for the caches. No more programs
+  are compiled than for one run.
   """
 
   def __init__(self, train_steps: Sequence[TrainStep], initializers: Sequence[StateInitializer]):

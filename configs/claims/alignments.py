@@ -3,8 +3,8 @@
 Soft, sparse, sampled and exact latent alignments on words with alignments made by hand, and on dates with known links.
 
 --config.data.folder=FOLDER is the folder of train.tsv and dev.tsv of NETtalk. The full form, for an accelerator:
---config=configs/claims/alignments.py:full --seeds=5. The same on dates, which need no folder, are
---config=configs/claims/alignments.py:dates and, for an accelerator, dates_full.
+--config=configs/claims/alignments.py:full --seeds=5. On dates, which need no folder:
+--config=configs/claims/alignments.py:dates, and for an accelerator :dates_full.
 """
 
 from attention_jax.errors import choose
@@ -17,7 +17,7 @@ FORMS = {
   'dates': {'task': dates_config, 'width': 64, 'steps': 800},
   'dates_full': {'task': dates_config, 'width': 256, 'steps': 6000},
 }
-# Sampled positions are trained by REINFORCE, with the weights of the first sum for half of the targets, as in the
+# Sampled positions are trained by REINFORCE; at half of the targets the expected weights replace the sample, as in the
 # preset xu2015_hard.
 HARD = {'model.attention.alignment': 'hard(expected=0.5)', 'training.auxiliary': 'reinforce(discount=0.0)'}
 
@@ -34,9 +34,9 @@ def get_config(form: str = 'small'):
 
 
 def get_sweep(form: str = 'small'):
-  expected = grid({'model.attention.alignment': ['softmax', 'sparsemax', 'entmax15', 'gumbel', 'latent']})
+  alignments = grid({'model.attention.alignment': ['softmax', 'sparsemax', 'entmax15', 'gumbel', 'latent']})
   return Sweep(
-    [*expected, HARD],
+    [*alignments, HARD],
     baseline={'model.attention.alignment': 'softmax'},
     metrics=(get_config(form).training.select, 'alignment_error_rate', 'entropy'),
     question='Soft, sparse, sampled or exact latent: which alignment gives the best words and the best links?',

@@ -77,7 +77,7 @@ def test_evaluation_contains_every_fitting_row_once_sorted_by_source_length(leng
 
 
 @given(ROWS, st.integers(1, 9))
-def test_a_shape_of_evaluation_serves_several_batches_unless_no_longer_shape_is_used(lengths, size):
+def test_evaluation_joins_small_buckets_to_longer_ones(lengths, size):
   rows_of_shape = collections.Counter()
   for batch in eval_batches(make_split(lengths), BUCKETS, size):
     rows_of_shape[batch.source.shape[1], batch.target.shape[1]] += int((batch.index >= 0).sum())

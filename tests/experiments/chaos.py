@@ -32,7 +32,7 @@ from tests import compiled
 from tests.experiments.helpers import ROOT, write_task
 from tests.experiments.train_every_system import CONFIGS, configs, shrink_tasks
 
-# Files that are compared otherwise, or not at all: somebody may commit while the runs are made.
+# Files that are compared otherwise, or not at all: there may be a commit while the runs are made.
 MACHINE_FILES = {'metrics.jsonl', 'digests.json', '.lock', 'commits.txt'}
 MACHINE_DEPENDENT = {'train/tokens_per_second', 'train/steps_per_second', 'train/compilations'}
 # Updates, evaluations and checkpoints of a run that is killed.
@@ -40,10 +40,10 @@ LONGER = {'training.steps': 30, 'training.evaluate_every': 6, 'training.checkpoi
 INTERRUPTED = 75  # exit status of a run that saved its state in the grace period
 TRAIN = 'train'  # the first argument of a process that trains one run
 READY = 'ready'  # the line of a process that has imported everything
-COLD_SHARE = 0.15  # of the starts: without stored programs, and killed while they are compiled
-STARTING_SHARE = 0.1  # of the kills: before the process is ready
+COLD_SHARE = 0.15  # share of starts with an empty compilation cache, killed while compiling
+STARTING_SHARE = 0.1  # share of kills before the process is ready
 TIMEOUT = 1800  # seconds for a run, on a machine that is shared with others
-TWICE_SHARE = 0.3  # of the kills by SIGTERM: SIGKILL follows within a second, in the grace period
+SECOND_KILL_SHARE = 0.3  # share of SIGTERMs that SIGKILL follows within a second, in the grace period
 
 
 @dataclasses.dataclass
@@ -104,8 +104,8 @@ class Chaos:
     return process.returncode == 0
 
   def _end(self, process: subprocess.Popen, sent: signal.Signals) -> None:
-    """Kills a process in its grace period too, with the probability TWICE_SHARE."""
-    if sent == signal.SIGTERM and self.random.random() < TWICE_SHARE:
+    """Kills a process in its grace period too, with the probability SECOND_KILL_SHARE."""
+    if sent == signal.SIGTERM and self.random.random() < SECOND_KILL_SHARE:
       time.sleep(self.random.uniform(0, 1))
       process.kill()
 

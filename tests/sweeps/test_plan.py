@@ -22,7 +22,7 @@ def state_with(units):
   return SweepState({unit.id: UnitState(unit) for unit in units})
 
 
-def test_one_unit_per_seed_and_all_settings_of_a_seed_first(resolved):
+def test_units_are_ordered_by_seed_then_setting(resolved):
   units = plan_units(SweepState(), resolved, [0, 1], together=False)
   assert [unit.seeds for unit in units] == [(0,), (0,), (1,), (1,)]
   assert [unit.setting['model.attention.score'] for unit in units[:2]] == ['dot', 'low_rank(rank=2)']
