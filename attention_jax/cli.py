@@ -8,6 +8,8 @@ from pathlib import Path
 from attention_jax.errors import UserError, choose
 
 PACKAGE = Path(__file__).parent
+# Extras other than `train`, by the package that they install.
+EXTRAS = {'torch': 'bench', 'ctranslate2': 'bench', 'mkdocs': 'docs', 'material': 'docs'}
 
 
 def programs_folder() -> Path:
@@ -45,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> None:
   except ModuleNotFoundError as error:
     if (error.name or '').partition('.')[0] in ('attention_jax', 'experiments', 'configs'):
       raise
-    print(f"error: {program} needs the package {error.name}; pip install 'attention_jax[train]'", file=sys.stderr)
+    extra = EXTRAS.get(error.name or '', 'train')
+    print(f"error: {program} needs the package {error.name}; pip install 'attention_jax[{extra}]'", file=sys.stderr)
     sys.exit(2)
 
 

@@ -258,3 +258,22 @@ Positive = Annotated[float, Range(0, include_low=False)]
 NonNegative = Annotated[float, Range(0)]
 Probability = Annotated[float, Range(0, 1)]
 Fraction = Annotated[float, Range(0, 1, include_high=False)]
+
+
+def split_outside_brackets(text: str, separator: str) -> list[str]:
+  """Splits text at a separator that is outside of brackets and quotes."""
+  parts = ['']
+  depth = 0
+  quote = ''
+  for char in text:
+    if quote:
+      quote = '' if char == quote else quote
+    elif char in '\'"':
+      quote = char
+    else:
+      depth += (char in '([{') - (char in ')]}')
+    if char == separator and not quote and depth == 0:
+      parts.append('')
+    else:
+      parts[-1] += char
+  return parts

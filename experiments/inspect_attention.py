@@ -58,8 +58,8 @@ flags.DEFINE_string('output', None, 'a new file; by default a file in the workdi
 
 def main() -> None:
   from attention_jax.analysis import reading_files, serving
+  from attention_jax.analysis.reading import SupportsReadings
   from attention_jax.systems import runs
-  from attention_jax.systems.base import SupportsReadings
   from attention_jax.systems.readings import check_request
   from attention_jax.systems.ready_made import opened_folder
 

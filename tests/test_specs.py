@@ -7,7 +7,19 @@ from typing import Annotated
 import pytest
 
 import attention_jax as aj
-from attention_jax.specs import Count, Fraction, Positive, Range, Size, bind, check_fields, parse, parse_sum, schema_of
+from attention_jax.specs import (
+  Count,
+  Fraction,
+  Positive,
+  Range,
+  Size,
+  bind,
+  check_fields,
+  parse,
+  parse_sum,
+  schema_of,
+  split_outside_brackets,
+)
 
 
 def read_table(path, *, size: Size, rate: Fraction = 0.0, scale: Positive = 1.0, names: str | tuple[str, str] = 'a'):
@@ -161,3 +173,7 @@ def test_schema_of_a_dataclass_a_function_and_a_mapping():
 def test_ranges(limits, text, inside, outside):
   assert str(limits) == text
   assert all(value in limits for value in inside) and not any(value in limits for value in outside)
+
+
+def test_separators_inside_of_brackets_and_quotes_are_no_separators():
+  assert split_outside_brackets("a;(b;c);'d;e'", ';') == ['a', '(b;c)', "'d;e'"]

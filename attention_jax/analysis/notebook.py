@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attention_jax.analysis.reading import ReadingRequest, read_runs
+from attention_jax.analysis.reading import ReadingRequest, SupportsReadings, read_runs
 from attention_jax.analysis.reading_page import render_page
 from attention_jax.atomic import write_text
 from attention_jax.errors import UserError
@@ -60,7 +60,7 @@ def show(
   """
   if not lines:
     raise UserError("show: expected at least one line of text, as in show(run, '5 mars 1999')")
-  if not hasattr(run.system, 'read'):
+  if not isinstance(run.system, SupportsReadings):
     raise UserError(f'show: {run.folder} is a run of a system without readings; expected one of translation')
   request = ReadingRequest(inputs=lines, layers=layers, analyses=analyses, hypotheses=hypotheses, edit=edit)
   return Page(render_page(read_runs([run], request), relative), height)

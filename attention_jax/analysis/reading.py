@@ -1,7 +1,7 @@
 """What a trained model attends to for one source and one target, and what was measured of it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -88,6 +88,14 @@ class Reading(NamedTuple):
       for spec, measured in self.measurements.items()
       if measured.values.shape == shape and measured.axes == (self.target_tokens, self.source_tokens)
     }
+
+
+@runtime_checkable
+class SupportsReadings(Protocol):
+  """A system that returns what it attends to as readings: weights, those of layers and heads, and analyses of them."""
+
+  def read(self, params: Any, request: ReadingRequest) -> list[Reading]:
+    """Returns the readings of a request by a model with these parameters."""
 
 
 def read_runs(runs: Sequence[Any], request: ReadingRequest) -> list[Reading]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from attention_jax.errors import UserError
+from attention_jax.specs import split_outside_brackets
 
 Setting = Mapping[str, Any]
 PRESET = 'preset'
@@ -114,25 +115,6 @@ def _split_assignment(part: str, flag: str, expected: str) -> tuple[str, str]:
   if not equals or not field.strip():
     raise UserError(f'{flag}={part.strip()}: expected {expected}')
   return field.strip().removeprefix('config.'), value.strip()
-
-
-def split_outside_brackets(text: str, separator: str) -> list[str]:
-  """Splits text at a separator that is outside of brackets and quotes."""
-  parts = ['']
-  depth = 0
-  quote = ''
-  for char in text:
-    if quote:
-      quote = '' if char == quote else quote
-    elif char in '\'"':
-      quote = char
-    else:
-      depth += (char in '([{') - (char in ')]}')
-    if char == separator and not quote and depth == 0:
-      parts.append('')
-    else:
-      parts[-1] += char
-  return parts
 
 
 def label(setting: Setting, names: Mapping[str, str] | None = None) -> str:

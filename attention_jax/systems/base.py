@@ -14,7 +14,6 @@ import flax.linen as nn
 import jax
 from jax.sharding import Mesh
 
-from attention_jax.analysis.reading import Reading, ReadingRequest
 from attention_jax.data.batching import Share
 from attention_jax.data.text import Corpus
 from attention_jax.errors import UserError
@@ -225,14 +224,6 @@ class SupportsCorpus(Protocol):
 
   def corpus(self, split: str) -> Corpus:
     """Returns the sources and references of a split."""
-
-
-@runtime_checkable
-class SupportsReadings(Protocol):
-  """A system that returns what it attends to as readings: weights, those of layers and heads, and analyses of them."""
-
-  def read(self, params: Any, request: ReadingRequest) -> list[Reading]:
-    """Returns the readings of a request by a model with these parameters."""
 
 
 @runtime_checkable

@@ -14,6 +14,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row
+from attention_jax.specs import split_outside_brackets
 from attention_jax.training.optim import Schedule, make_schedule
 
 Schedules = Mapping[str, Schedule]
@@ -42,7 +43,7 @@ def make_anneal(spec: str, params: Any, steps: int) -> dict[str, Schedule]:
     variants = ', '.join(_variants_with_scalars())
     raise UserError(f'training.anneal: this model has no scalar parameter; scores and alignments with one: {variants}')
   schedules = {}
-  for assignment in filter(str.strip, spec.split(';')):
+  for assignment in filter(str.strip, split_outside_brackets(spec, ';')):
     name, colon, schedule = (word.strip() for word in assignment.partition(':'))
     if not colon or name in schedules:
       expected = "'parameter: schedule; ...', each parameter once"

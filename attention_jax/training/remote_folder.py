@@ -146,9 +146,8 @@ class RemoteFolder:
     """Downloads what differs from a manifest, and removes the other files."""
     current = self.digests()
     if not read_only and current != synced.get('files', {}):
-      log(
-        f'{self.url} was continued on another machine; local files that were not uploaded are moved to {self._move_aside()}'
-      )
+      path = self._move_aside()
+      log(f'{self.url} was continued on another machine; local files that were not uploaded are moved to {path}')
       current = {}
     (self.local / STATE).unlink(missing_ok=True)  # until the copy is complete
     changed = [name for name, digest in manifest['files'].items() if current.get(name) != digest]

@@ -10,7 +10,6 @@ from attention_jax.sweeps.space import (
   parse_setting,
   product,
   short_names,
-  split_outside_brackets,
   zipped,
 )
 
@@ -19,7 +18,6 @@ def test_commas_inside_of_brackets_and_quotes_belong_to_a_value():
   text = 'model.attention.alignment=softmax,local_p(width=10, scale=[1,2]),"a,b"'
   values = [setting['model.attention.alignment'] for setting in parse_grid(text)]
   assert values == ['softmax', 'local_p(width=10, scale=[1,2])', '"a,b"']
-  assert split_outside_brackets("a;(b;c);'d;e'", ';') == ['a', '(b;c)', "'d;e'"]
 
 
 def test_grids_are_products_and_the_last_field_varies_fastest():

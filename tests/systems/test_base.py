@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from attention_jax.analysis.reading import SupportsReadings
 from attention_jax.errors import UserError
 from attention_jax.kernels.api import attend
 from attention_jax.modules.attention import Attention
@@ -14,7 +15,6 @@ from attention_jax.systems.base import (
   SupportsCorpus,
   SupportsEnsembles,
   SupportsLinePrediction,
-  SupportsReadings,
   SupportsTranslation,
   System,
 )
