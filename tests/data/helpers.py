@@ -1,10 +1,14 @@
-"""Writes small data sets in tfds format for tests of the readers."""
+"""Data sets in tfds format, and other helpers of the tests of readers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tensorflow_datasets as tfds
+from hypothesis import strategies as st
+
+from attention_jax.errors import UserError
 
 
 def write_tfds_set(
@@ -40,3 +44,14 @@ def write_tfds_set(
   tfds.disable_progress_bar()
   Tiny(data_dir=folder, config=name, file_format='array_record').download_and_prepare()
   return folder
+
+
+LINE = st.text(st.characters(exclude_categories=['Cs'], exclude_characters='\r\n')).filter(lambda s: s[:1] != '\ufeff')
+
+
+def error_message(function, *args):
+  """The message, one line, of the UserError that a call raises."""
+  with pytest.raises(UserError) as caught:
+    function(*args)
+  assert '\n' not in str(caught.value)
+  return str(caught.value)

@@ -2,7 +2,6 @@
 
 import collections
 import itertools
-import threading
 
 import numpy as np
 import pytest
@@ -16,12 +15,8 @@ from attention_jax.data.batching import (
   Share,
   check_any_row_fits,
   eval_batches,
-  gather,
 )
-from attention_jax.data.encoding import EncodedCorpus, assign_buckets, check_buckets, describe_corpus, encode
-from attention_jax.data.pipeline import stream
-from attention_jax.data.text import Corpus
-from attention_jax.data.vocab import train, word
+from attention_jax.data.encoding import EncodedCorpus, assign_buckets, check_buckets
 from attention_jax.errors import UserError
 from attention_jax.tokens import EOS, PAD
 
@@ -185,51 +180,6 @@ def test_invalid_arguments_are_reported(arguments, message):
 def test_a_negative_step_raises_index_error():
   with pytest.raises(IndexError):
     Batches(random_split(), BUCKETS, 4)[-1]
-
-
-def test_stream_keeps_the_order_and_ends_its_threads():
-  batches = Batches(random_split(), BUCKETS, 4)
-  num_threads = threading.active_count()
-  streamed = list(stream(batches, 5, 90))
-  assert len(streamed) == 85
-  for step, batch in enumerate(streamed, 5):
-    assert_equal_batches(batch, batches[step])
-  assert list(stream(batches, 5, 5)) == []
-  running = stream(batches, 0, 10**9)
-  assert_equal_batches(next(running), batches[0])
-  running.close()
-  for thread in threading.enumerate():
-    if thread.name.startswith('grain'):
-      thread.join(5)
-  assert threading.active_count() == num_threads
-
-
-@given(st.lists(st.tuples(st.text('ab ', min_size=1), st.text('xyz', min_size=1)), min_size=1))
-def test_encoding_appends_eos_on_both_sides(pairs):
-  corpus = Corpus([s for s, _ in pairs], [t for _, t in pairs])
-  vocabularies = train('char', corpus.source), train('char', corpus.target)
-  encoded = encode(corpus, *vocabularies)
-  batch = gather(encoded, np.arange(encoded.rows), tuple(max(lengths) for lengths in encoded.lengths))
-  for i, (source, target) in enumerate(pairs):
-    assert batch.source[i][batch.source_mask[i]].tolist() == [*vocabularies[0].encode(source), EOS]
-    assert batch.target[i][batch.target_mask[i]].tolist() == [*vocabularies[1].encode(target), EOS]
-
-
-def test_num_uncopyable_tokens():
-  vocab = word(['a b c d'])
-  corpus = Corpus(['a b', 'c Ulm', 'd'], ['b a d', 'Ulm c', 'Bonn'])
-  assert encode(corpus, vocab, vocab).num_uncopyable_tokens == 2  # d and Bonn; EOS is in every source
-
-
-def test_describe_corpus_reports_the_lines_of_pairs_that_fit_no_bucket():
-  corpus = Corpus(['a', 'a a a', 'b', 'b'], ['x', 'x', 'x', 'x x x'], name='f.tsv', lines=[1, 4, 5, 9])
-  vocabularies = train('word', ['a']), train('word', ['x'])
-  assert describe_corpus('train', corpus, encode(corpus, *vocabularies), [(2, 2)], (5, 5)) == [
-    'train: 4 pairs (f.tsv); buckets 2x2: 2',
-    'train: unknown 20.00% of source tokens',
-    'train: 2 of 4 pairs fit no bucket and are left out of training, loss and alignments (lines 4, 9 of f.tsv); '
-    'the longest source and target have 4 and 4 tokens with EOS',
-  ]
 
 
 def test_a_split_without_fitting_rows_is_reported():

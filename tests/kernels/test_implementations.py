@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.functional.table import Pointwise, TanhSum, lookup
+from attention_jax.functional.table import TanhSum, lookup
 from attention_jax.kernels import auto, chunked
-from attention_jax.kernels.target import compile_for
 from tests.functional.alignment_cases import PAIRS
 from tests.functional.cases import S, T
 from tests.functional.helpers import assert_same, attend, loss, make_problem
@@ -62,7 +61,6 @@ SHARED_MASK_PAIRS = {
 UNSUPPORTED = [
   (name, *pair) for name in aj.IMPLEMENTATIONS for pair in PAIRS if name != 'xla' and name not in supporting(*pair)
 ]
-MIN_SCORES = auto.MIN_SCORES
 
 
 @pytest.fixture(autouse=True)
@@ -113,88 +111,6 @@ def test_equals_xla_with_a_mask_for_all_queries(score, alignment):
 def test_unsupported_pairs_raise(name, score, alignment):
   with pytest.raises(aj.UserError, match=f"implementation '{name}' cannot compute this: "):
     attend(score, alignment, make_problem(score, alignment), implementation=name)
-
-
-@pytest.mark.parametrize('alignment', ['local_m(width=2)', 'local_p(width=2)'])
-def test_window_reads_only_its_window(alignment):
-  sizes = []
-
-  def recording_score(query, key):
-    sizes.append(key.shape[0])
-    return key @ query
-
-  def draw(*shape):
-    return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
-
-  row = aj.Row(recording_score, form=Pointwise())
-  params = aj.init_params(jax.random.key(0), score=row, alignment=alignment, query=5, key=5, features=3)
-  inputs = draw(T, 5), draw(500, 5), draw(500, 2)
-  options = {'score': row, 'alignment': alignment, 'params': params}
-  attended = jax.jit(lambda inputs: aj.attend(*inputs, **options, implementation='window'))(inputs)
-  assert sizes == [5]
-  assert_same(attended, jax.jit(lambda inputs: aj.attend(*inputs, **options))(inputs), **CLOSE)
-
-
-@pytest.mark.parametrize('size', [1, 2, 5])
-def test_memory_shorter_than_the_window(size):
-  problem = make_problem('dot', 'local_p(width=4)', size=size)
-
-  @jax.jit
-  def attend_both(problem):
-    return [attend('dot', 'local_p(width=4)', problem, implementation=name) for name in ('xla', 'window')]
-
-  assert_same(*attend_both(problem), **CLOSE)
-
-
-def choose_implementation(score, alignment, scores):
-  return auto.choose_implementation(*lookup_rows(score, alignment), scores)
-
-
-def test_auto_chooses_by_pair_and_size(monkeypatch):
-  monkeypatch.setattr(auto, 'MIN_SCORES', {'cpu': {'window': 150, 'factored': 100}})
-  assert [choose_implementation('additive', 'softmax', n) for n in (99, 100)] == ['xla', 'factored']
-  assert [choose_implementation('additive', 'local_m', n) for n in (99, 149, 150)] == ['xla', 'factored', 'window']
-  assert choose_implementation('dot', 'softmax', 10**6) == 'xla'
-  assert auto.describe_choice(*lookup_rows('additive', 'softmax')) == 'xla, factored from T S = 100'
-  assert auto.describe_choice(*lookup_rows('location', 'hard')) == 'xla'
-
-
-def test_auto_chooses_chunked_where_memory_is_the_limit(monkeypatch):
-  monkeypatch.setattr(auto, 'MIN_SCORES', {'cpu': {'window': 150, 'factored': 100}})
-  assert auto.describe_choice(*lookup_rows('location_sensitive', 'softmax')) == f'xla, chunked from T S = {2**7}'
-  monkeypatch.setattr(auto, 'MIN_SCORES', {'gpu': {'factored': 0}})  # no measurement for this backend
-  assert choose_implementation('additive', 'softmax', 10**6) == 'xla'
-  assert choose_implementation('additive', 'softmax', 2**20) == 'chunked'
-
-
-def test_auto_estimates_on_accelerators_and_logs_it(monkeypatch):
-  monkeypatch.setattr(auto, 'MIN_SCORES', MIN_SCORES)
-  query = jnp.zeros([2, 8], jnp.bfloat16)
-  memory = aj.Memory(query, query, jnp.ones(2, bool))
-  product = lookup_rows('scaled_dot', 'softmax')
-  with compile_for('gpu'):
-    choices = [auto.choose_implementation(*product, n, (query, memory)) for n in (2**14 - 1, 2**14)]
-    assert choices == ['xla', 'cudnn']
-    assert auto.choose_implementation(*product, 2**14, (query.astype(jnp.float32), memory)) == 'xla'
-    assert auto.describe_choice(*product) == (
-      'xla, cudnn (16-bit) from T S = 16384; estimated by the roofline, not measured on a gpu'
-    )
-  with compile_for('tpu'):
-    assert auto.choose_implementation(*lookup_rows('additive', 'softmax'), 2**10) == 'pallas_additive'
-    assert auto.describe_choice(*product) == 'xla'
-  assert 'estimated' not in auto.describe_choice(*product)
-
-
-def test_auto_runs_its_choice(monkeypatch):
-  calls = []
-
-  def recording_attend(*args, **options):
-    calls.append(args)
-    return aj.Attended(0.0, None)
-
-  monkeypatch.setattr(auto.factored, 'attend', recording_attend)
-  attend('additive', 'softmax', make_problem('additive', 'softmax'), implementation='auto')
-  assert calls
 
 
 @pytest.mark.parametrize(('name', 'alignment'), [('flash', 'softmax'), ('window', 'local_m(width=2)')])
@@ -248,22 +164,3 @@ def test_no_queries(name, score, alignment):
   assert attended.weights.shape == (2, 0, S)
   assert attended.context.shape[:2] == (2, 0)
   assert not any(jnp.any(x) for x in jax.tree.leaves(gradients))
-
-
-def test_chunked_stores_a_part_of_the_array_of_queries_keys_and_features():
-  length = 512
-  features = 128
-  sizes = {'query': features, 'key': features, 'features': features}
-  params = jax.eval_shape(lambda: aj.init_params(jax.random.key(0), score='additive', **sizes))
-  x = jax.ShapeDtypeStruct((length, features), jnp.float32)
-
-  def temporary_bytes(implementation):
-    def total(params, x):
-      options = {'score': 'additive', 'alignment': 'sparsemax', 'return_weights': False}
-      return aj.attend(x, x, x, params=params, implementation=implementation, **options).context.sum()
-
-    compiled = jax.jit(jax.grad(total, (0, 1))).lower(params, x).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
-
-  array_bytes = 4 * length * length * features
-  assert temporary_bytes('xla') > array_bytes > 1.5 * temporary_bytes('chunked')

@@ -1,8 +1,5 @@
 """Objectives against loops; policy gradients against a sum over all sequences; every decoder; wrong specs."""
 
-import functools
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,40 +8,16 @@ import pytest
 
 from attention_jax.data.batching import Batch
 from attention_jax.errors import UserError
-from attention_jax.losses import objectives, sequence_level
-from attention_jax.losses.base import ObjectiveInputs
+from attention_jax.losses import objectives
 from attention_jax.losses.objectives import OBJECTIVES, SAMPLING_SCHEDULES, build_from_spec, divergence, make_objective
 from attention_jax.losses.sequence import cross_entropy, sequence_loss
-from attention_jax.tokens import BOS, EOS, PAD, UNK
+from attention_jax.tokens import BOS, EOS, PAD
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.state import init_state
 from attention_jax.training.step import make_train_step, step_rngs
-from tests.losses.test_sentence_bleu import reference_bleu
+from tests.losses.helpers import RNGS, TINY, forward, loss_sums, tiny_batch
 from tests.models.helpers import build_tiny, build_transformer
 from tests.training.helpers import Toy, init_params, make_batch
-
-RNGS = step_rngs(jax.random.key(4))
-OBJECTIVE_RNGS = {'objective': RNGS['objective']}
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _jitted_sums(spec, model, auxiliary, *args):
-  return sequence_loss(model, 0.1, auxiliary, spec)(*args)
-
-
-def loss_sums(spec, batch=None, model=None, params=None, rngs=RNGS, update=1, auxiliary='', running=None):
-  args = (params or init_params(), batch or make_batch(0), rngs, running or {}, update)
-  return _jitted_sums(spec, model or Toy(0.3), auxiliary, *args)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def forward(model, params, batch, target, rngs=None):
-  """Logits [B, T, V] of teacher forcing."""
-  outputs = model.apply(
-    {'params': params}, batch.source, batch.source_mask, target, deterministic=rngs is None, rngs=rngs
-  )
-  return outputs.logits
-
 
 # ------------------------------------------------------------------------------------------------------------- r_drop
 
@@ -172,134 +145,6 @@ def test_own_tokens_are_sampled_at_the_temperature():
 
 
 # ------------------------------------------------------- sequence-level objectives, with all sequences of two words
-
-TINY = build_tiny('luong', 'rnn="simple"', score='general', sizes=(7, 5))
-WORD = 4
-STEPS = 3
-SEQUENCES = [
-  [*words, EOS, *[PAD] * (STEPS - 1 - n)] for n in range(STEPS) for words in itertools.product([UNK, WORD], repeat=n)
-]
-TARGET = [WORD, UNK, EOS]
-BLEU = np.array([reference_bleu([t for t in s if t not in (PAD, EOS)], [WORD, UNK]) for s in SEQUENCES])
-
-
-def tiny_batch():
-  """One pair, and a filler row."""
-  source = jnp.asarray([[4, 6, 5, EOS], [0] * 4], jnp.int32)
-  target = jnp.asarray([TARGET, [0] * STEPS], jnp.int32)
-  return Batch(source, source != 0, target, target != 0, jnp.asarray([0, -1], jnp.int32))
-
-
-@pytest.fixture(scope='module')
-def tiny_params():
-  batch = tiny_batch()
-  params = jax.jit(TINY.init)(jax.random.key(1), batch.source, batch.source_mask, batch.target)['params']
-  return jax.tree.map(lambda x: 2.0 * x, params)
-
-
-def log_probs_of_sequences(params, restrict):
-  """Log-probabilities of SEQUENCES: of the policy, whose allowed tokens are restricted, or of the model itself."""
-  rows = jax.tree.map(lambda x: jnp.stack([x[0]] * len(SEQUENCES)), tiny_batch())
-  logits = forward(TINY, params, rows, jnp.asarray(SEQUENCES))
-  allowed = np.ones((STEPS, 5), bool)
-  if restrict:
-    allowed[:, [PAD, BOS]] = False
-    allowed[-1, [UNK, WORD]] = False
-  log_probs = jax.nn.log_softmax(jnp.where(allowed[None], logits, -jnp.inf))
-  totals = []
-  for row, sequence in enumerate(SEQUENCES):
-    tokens = sequence[: sequence.index(EOS) + 1]
-    totals.append(sum(log_probs[row, t, token] for t, token in enumerate(tokens)))
-  return jnp.stack(totals)
-
-
-def loss_of_samples(monkeypatch, spec, running=0.3):
-  """Returns (params, indices [K] of SEQUENCES) -> the sums of the loss with these sequences as samples."""
-  sequences = jnp.asarray(SEQUENCES, jnp.int32)
-
-  def loss(params, indices):
-    filler = jnp.zeros((len(indices), STEPS), jnp.int32)
-    samples = jnp.stack([sequences[indices], filler], axis=1)
-    monkeypatch.setattr(sequence_level, '_samples', lambda inputs, count: samples)
-    return sequence_loss(TINY, 0.1, '', spec)(params, tiny_batch(), OBJECTIVE_RNGS, {'bleu': jnp.float32(running)})
-
-  return loss
-
-
-@pytest.mark.parametrize(('baseline', 'samples'), [('running', 1), pytest.param('others', 2, marks=pytest.mark.long)])
-def test_the_expected_policy_gradient_is_that_of_the_expected_reward(monkeypatch, tiny_params, baseline, samples):
-  spec = f'reinforce(samples={samples}, baseline="{baseline}", likelihood=0)'
-  loss = loss_of_samples(monkeypatch, spec)
-  all_draws = jnp.asarray(list(itertools.product(range(len(SEQUENCES)), repeat=samples)))
-
-  @jax.jit
-  def probabilities_and_gradients(params):
-    log_probs, vjp = jax.vjp(lambda params: log_probs_of_sequences(params, restrict=True), params)
-    probabilities = jnp.exp(log_probs)
-    (expected,) = vjp(-probabilities * BLEU)  # gradient of -Σ π(y) BLEU(y)
-
-    def loss_of_draw(params, indices):
-      return loss(params, indices)['loss']
-
-    gradients = jax.vmap(jax.grad(loss_of_draw), in_axes=(None, 0))(params, all_draws)
-    draw_probabilities = jnp.prod(probabilities[all_draws], axis=1)
-    actual = jax.tree.map(lambda g: jnp.tensordot(draw_probabilities, g, 1), gradients)
-    return probabilities, expected, actual
-
-  probabilities, expected, actual = probabilities_and_gradients(tiny_params)
-  np.testing.assert_allclose(probabilities.sum(), 1, rtol=1e-5)
-  assert 0.05 < probabilities.max() < 0.95 and optax.tree.norm(expected) > 1e-3
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=2e-6), actual, expected)
-
-
-def test_samples_are_as_frequent_as_the_policy_makes_them(tiny_params):
-  inputs = ObjectiveInputs(TINY, tiny_params, tiny_batch(), {}, jax.random.key(3), {}, 1, None)
-  samples = np.asarray(jax.jit(lambda: sequence_level._samples(inputs, 4000))())
-  assert samples.shape == (4000, 2, STEPS)
-  assert not samples[:, 1].any()  # the filler row
-  frequencies = [np.mean(np.all(samples[:, 0] == sequence, axis=1)) for sequence in SEQUENCES]
-  expected = jax.jit(lambda: jnp.exp(log_probs_of_sequences(tiny_params, restrict=True)))()
-  np.testing.assert_allclose(frequencies, expected, atol=0.025)
-
-
-@pytest.mark.parametrize(
-  ('gold', 'drawn'), [pytest.param(False, [1, 3, 3, 6], marks=pytest.mark.long), (True, [5, 0, 5, 2])]
-)
-def test_minimum_risk_is_over_the_distinct_samples(monkeypatch, tiny_params, gold, drawn):
-  spec = f'minimum_risk(samples=4, sharpness=0.7, gold={gold}, likelihood=0.25)'
-  loss = loss_of_samples(monkeypatch, spec)
-  distinct = set(drawn)
-  if gold:
-    distinct.add(SEQUENCES.index(TARGET))
-  indices = jnp.asarray(sorted(distinct))
-
-  def expected_risk(params):
-    q = jnp.exp(log_probs_of_sequences(params, restrict=False)[indices]) ** 0.7
-    return jnp.sum(q / q.sum() * (1 - BLEU[indices]))
-
-  def risk_and_sums(params):
-    sums = loss(params, jnp.asarray(drawn))
-    return sums['risk'], sums
-
-  @jax.jit
-  def values_and_gradients(params):
-    return jax.value_and_grad(expected_risk)(params), jax.value_and_grad(risk_and_sums, has_aux=True)(params)
-
-  (expected, expected_gradient), ((risk, sums), gradient) = values_and_gradients(tiny_params)
-  np.testing.assert_allclose(risk, expected, rtol=1e-5)
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6), gradient, expected_gradient)
-  np.testing.assert_allclose(sums['loss'], 0.25 * sums['cross_entropy'] + risk, rtol=1e-5)
-  np.testing.assert_allclose(sums['bleu'], STEPS * BLEU[drawn].mean(), rtol=1e-5)
-
-
-def test_the_likelihood_is_minimised_until_after(tiny_params):
-  loss = sequence_loss(TINY, 0.1, '', 'minimum_risk(samples=2, after=5)')
-  sums_of_update = jax.jit(lambda n: loss(tiny_params, tiny_batch(), OBJECTIVE_RNGS, {}, n))
-  plain = loss_sums('likelihood', tiny_batch(), TINY, tiny_params, OBJECTIVE_RNGS)
-  before = sums_of_update(5)
-  after = sums_of_update(6)
-  assert before['risk'] == before['bleu'] == 0 < after['risk'] == after['loss']
-  np.testing.assert_allclose([before['loss'], after['cross_entropy']], [plain['loss']] * 2, rtol=1e-6)
 
 
 @pytest.mark.long

@@ -6,21 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from attention_jax.losses import vocabulary
 from attention_jax.losses.sequence import cross_entropy, sequence_loss
-from attention_jax.modules.outputs import LinearLogits
+from tests.losses.helpers import B, T, V
 from tests.training.helpers import Toy, init_params, make_batch
-
-B, T, V = 3, 5, 7
-
-
-@pytest.fixture
-def case(rng):
-  """logits, target and mask; the last row is a filler row."""
-  logits = 3 * jax.random.normal(rng, (B, T, V))
-  target = jax.random.randint(jax.random.fold_in(rng, 1), (B, T), 0, V)
-  mask = jnp.arange(T)[None] < jnp.array([5, 2, 0])[:, None]
-  return logits, target, mask
 
 
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
@@ -73,40 +61,6 @@ def test_forbidden_words_leave_the_loss_finite(case):
   logits, target, mask = case
   forbidden = logits.at[..., 0].set(-jnp.inf)
   assert jnp.isfinite(cross_entropy(forbidden, jnp.maximum(target, 1), mask)['loss'])
-
-
-@pytest.mark.parametrize(('max_logits', 'smoothing'), [(1, 0.0), (2 * B * V, 0.1), (2**21, 0.1)])
-def test_linear_cross_entropy_equals_cross_entropy_of_all_logits(case, monkeypatch, max_logits, smoothing):
-  monkeypatch.setattr(vocabulary, 'MAX_LOGITS', max_logits)
-  _, target, mask = case
-  rng = np.random.default_rng(0)
-  linear = LinearLogits(*(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((B, T, 4), (4, V), (V,))))
-  dirty = linear._replace(features=jnp.where(mask[..., None], linear.features, 1e30))
-
-  def by_chunks(linear):
-    loss, accuracy = vocabulary.linear_cross_entropy(linear, target, mask, smoothing)
-    return 3 * loss, accuracy
-
-  def at_once(linear):
-    sums = cross_entropy(linear.logits(), target, mask, smoothing)
-    return 3 * sums['loss'], sums['accuracy']
-
-  def with_gradient(fn):
-    return jax.value_and_grad(fn, has_aux=True)
-
-  for fn, reference in ((by_chunks, at_once), (with_gradient(by_chunks), with_gradient(at_once))):
-    expected = reference(linear)
-    for features in (linear, dirty):
-      actual = jax.jit(fn)(features)
-      jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), actual, expected)
-
-
-def test_the_first_of_equal_logits_is_the_prediction():
-  linear = LinearLogits(jnp.ones((1, 3, 2), jnp.bfloat16), jnp.ones((2, V)), jnp.zeros(V).at[0].set(-1.0))
-  target = jnp.array([[1, 2, 0]])
-  mask = jnp.ones((1, 3), bool)
-  assert vocabulary.linear_cross_entropy(linear, target, mask, 0.0)[1] == 1
-  assert cross_entropy(linear.logits(), target, mask)['accuracy'] == 1
 
 
 def test_padding_and_filler_rows_do_not_change_the_sums():

@@ -1,12 +1,10 @@
 """Neural Turing Machines against the equations of the paper in NumPy: writing, shifting, sharpening, whole cells."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.functional.addressing import sharpen, shift_weights, write_memory
 from attention_jax.functional.scores import SCORES
 from attention_jax.models.turing import INITIAL_MEMORY, build_recaller, is_self_contained
 from tests.functional.alignment_cases import ALIGNMENTS_BY_NAME
@@ -22,56 +20,6 @@ def build_small(controller='feedforward', **options):
   """A model with a Turing cell, and its parameters."""
   model = build_recaller({'cell': CELL.replace('CONTROLLER', controller)} | options, OUTPUTS)
   return model, jax.jit(model.init)(jax.random.key(0), X)['params']
-
-
-def test_write_erases_then_adds():
-  memory = np.asarray(draw(SLOTS, WIDTH))
-  weights = np.asarray(jax.nn.softmax(draw(2, SLOTS)))
-  erase = np.asarray(jax.nn.sigmoid(draw(2, WIDTH, seed=1)))
-  add = np.asarray(draw(2, WIDTH))
-  expected = memory.copy()
-  for s in range(SLOTS):
-    for d in range(WIDTH):
-      for h in range(2):
-        expected[s, d] *= 1 - weights[h, s] * erase[h, d]
-      for h in range(2):
-        expected[s, d] += weights[h, s] * add[h, d]
-  np.testing.assert_allclose(write_memory(*map(jnp.asarray, (memory, weights, erase, add))), expected, rtol=1e-5)
-
-
-def test_weights_shift_circularly_and_are_sharpened():
-  mask = jnp.array([0, 1, 1, 1, 0], bool)
-  weights = jnp.array([0, 0.2, 0.1, 0.7, 0])
-  np.testing.assert_allclose(shift_weights(weights, mask, jnp.array([0.0, 0, 1])), [0, 0.7, 0.2, 0.1, 0], rtol=1e-6)
-  np.testing.assert_allclose(shift_weights(weights, mask, jnp.array([1.0, 0, 0])), [0, 0.1, 0.7, 0.2, 0], rtol=1e-6)
-  np.testing.assert_allclose(
-    shift_weights(weights, mask, jnp.array([0.0, 0, 0, 0, 1])), [0, 0.1, 0.7, 0.2, 0], rtol=1e-6
-  )
-  gap_mask = jnp.array([1, 1, 0, 1, 0], bool)
-  forward = jnp.array([0.0, 0, 1])
-  np.testing.assert_allclose(
-    shift_weights(jnp.array([0.3, 0.5, 0, 0.2, 0]), gap_mask, forward), [0.2, 0.3, 0, 0, 0], rtol=1e-6
-  )
-  # All shifted weight would be masked, so that the weights stay unshifted.
-  assert shift_weights(jnp.array([0.0, 1, 0, 0, 0]), gap_mask, forward).tolist() == [0, 1, 0, 0, 0]
-  squares = weights**2
-
-  def sharp(weights, power):
-    return sharpen(weights, jnp.array(power))
-
-  np.testing.assert_allclose(sharp(weights, 2.0), squares / squares.sum(), rtol=1e-5)
-  assert sharp(weights, 1e4).tolist() == [0, 0, 0, 1, 0] and not sharp(0 * weights, 2.0).any()
-
-
-@pytest.mark.parametrize('weights', [[0.999, 1e-7, 0], [0.7, 0.3, 1e-4], [0.5, 0.5, 1e-8]])
-def test_gradient_of_sharpening(weights):
-  weights = np.array(weights)
-  power = 1.2
-  powers = weights**power
-  slopes = power * np.where(weights > 0, weights, 1) ** (power - 1) * (weights > 0)
-  expected = np.diag(slopes) / powers.sum() - np.outer(powers, slopes) / powers.sum() ** 2
-  jacobian = jax.jacobian(sharpen)(jnp.array(weights, jnp.float32), jnp.array(power))
-  np.testing.assert_allclose(jacobian[:, weights > 0], expected[:, weights > 0], rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize('score', sample_cases([(name,) for name, row in SCORES.items() if is_self_contained(row)], 16))

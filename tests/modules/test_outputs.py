@@ -59,19 +59,3 @@ def test_logits_are_float32(kind):
   features = draw(B, T, FEATURES).astype(jnp.bfloat16)
   embedded, logits = jax.eval_shape(layer.apply, variables(layer, IDS, features), IDS, features)
   assert embedded.dtype == jnp.bfloat16 and logits.dtype == jnp.float32
-
-
-def test_embeddings_have_dropout_during_training_alone():
-  layer = Embedding(WORDS, EMBEDDED, dropout=0.5)
-  params = variables(layer, IDS)
-
-  def run(seed, deterministic):
-    return np.asarray(layer.apply(params, IDS, deterministic, rngs={'dropout': jax.random.key(seed)}))
-
-  vectors = run(0, True)
-  np.testing.assert_array_equal(run(1, True), vectors)
-  dropped = run(0, False)
-  is_kept = dropped != 0
-  assert 0 < is_kept.sum() < is_kept.size
-  np.testing.assert_allclose(dropped[is_kept], 2 * vectors[is_kept], rtol=1e-6)
-  assert np.any(run(1, False) != dropped)

@@ -9,12 +9,18 @@ from typing import Any
 import numpy as np
 
 from attention_jax.sweeps.ledger import FINISHED, PLANNED, Ledger, Unit, open_ledger, planned_event
+from attention_jax.sweeps.report import ReportOptions
 from attention_jax.sweeps.resolve import Base, Resolved, resolve
-from attention_jax.sweeps.space import Setting
+from attention_jax.sweeps.space import Setting, grid
 from attention_jax.systems.config import default_config
 
 FAKE_TRAIN = (sys.executable, str(Path(__file__).with_name('fake_train.py')))
 PATH = 'configs/made_up.py:preset'
+
+SETTINGS = grid(
+  {'model.attention.score': ['dot', 'general'], 'model.attention.alignment': ['softmax', 'local_p(width=10)']}
+)
+NO_ROWS = ReportOptions(rows=False)
 
 
 def base_config(**fields: Any) -> dict[str, Any]:

@@ -1,41 +1,15 @@
 """The report: tables, findings, pictures, and that everything is escaped."""
 
-import csv
-import io
-import math
 import re
-from html.parser import HTMLParser
-from urllib.parse import unquote
 
 import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.sweeps.collect import collect_folders, collect_sweep
-from attention_jax.sweeps.ledger import FAILED, PLANNED, RUNG, Unit, open_ledger, planned_event, read_state
+from attention_jax.sweeps.ledger import open_ledger
 from attention_jax.sweeps.plots import draw_pictures
-from attention_jax.sweeps.render import render, runs_table, summary_table, write_files
-from attention_jax.sweeps.report import ReportOptions, folders_report, sweep_report
-from attention_jax.sweeps.space import grid
-from tests.sweeps.helpers import base_config, make_sweep, write_run
-
-SETTINGS = grid(
-  {'model.attention.score': ['dot', 'general'], 'model.attention.alignment': ['softmax', 'local_p(width=10)']}
-)
-EVIL = '<script>alert(1)</script> & "quotes" | pipe'
-NO_ROWS = ReportOptions(rows=False)
-
-
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-  path = tmp_path_factory.mktemp('sweep')
-  make_sweep(path, SETTINGS)
-  return path
-
-
-@pytest.fixture(scope='module')
-def report(folder):
-  return sweep_report(folder, NO_ROWS, print)
+from attention_jax.sweeps.report import ReportOptions, sweep_report
+from tests.sweeps.helpers import NO_ROWS
 
 
 def test_the_main_table(report):
@@ -100,84 +74,9 @@ def test_mistakes(folder, options, message):
   assert message in str(error.value)
 
 
-def test_tables_hold_every_number(report):
-  table = summary_table(report)
-  assert len(table) == 8 and set(table['model.attention.score']) == {'dot', 'general'}
-  row = table[(table.setting == report.rows[3].setting.label) & (table.metric == 'exact_match')].iloc[0]
-  assert row['mean'] == pytest.approx(report.rows[3].cells[report.columns[0]].mean.value)
-  assert row['verdict'] == 'better' and row['corrected_p'] == report.contrasts[2].corrected_p
-  runs = runs_table(report)
-  assert len(runs) == 4 * 3 * 4 and set(runs.metric) == {'loss', 'exact_match', 'alignment_error_rate', 'entropy'}
-
-
-def test_files_are_written_and_links_lead_to_runs(folder, report):
-  write_files(report, folder)
-  text = (folder / 'report.md').read_text('utf-8')
-  links = re.findall(r'\]\(([^)]+)\)', text)
-  assert len(links) == 2 * 12 + 5 and all((folder / unquote(link)).exists() for link in links)
-  assert len(list(csv.DictReader(io.StringIO((folder / 'report.csv').read_text())))) == 8
-  names = {path.stem for path in (folder / 'report_pictures').iterdir()}
-  assert names == {
-    'alignment',
-    'curves',
-    'interaction.alignment_error_rate',
-    'interaction.exact_match',
-    'values',
-  }
-
-
 def test_pictures_are_drawn(report):
   for picture in draw_pictures(report):
     assert picture.png.startswith(b'\x89PNG') and len(picture.png) > 10_000
-
-
-class Tags(HTMLParser):
-  """The tags and the links of a page."""
-
-  def __init__(self):
-    super().__init__()
-    self.tags = []
-    self.links = []
-    self.text = []
-
-  def handle_starttag(self, tag, attrs):
-    self.tags.append(tag)
-    self.links += [value for name, value in attrs if name in ('href', 'src')]
-
-  def handle_data(self, data):
-    self.text.append(data)
-
-
-def test_the_page_is_self_contained_and_escapes_everything(tmp_path):
-  resolved = make_sweep(tmp_path, SETTINGS, seeds=2)
-  with open_ledger(tmp_path) as ledger:
-    unit = Unit(EVIL, 'x', {'model.attention.score': EVIL}, 'f.py', {}, (0,), EVIL)
-    ledger.append(PLANNED, **planned_event(unit))
-    ledger.append(FAILED, unit=unit.id, error=EVIL, log=f'{EVIL}.log')
-  run = tmp_path / resolved[0].id / 'seed_0' / 'results.json'
-  run.write_text(run.read_text().replace('"abc"', '"<b>commit</b>"'))
-  report = sweep_report(tmp_path, ReportOptions(title=EVIL, rows=False), print)
-  page = render(report, draw_pictures(report), tmp_path, 'html')
-  parser = Tags()
-  parser.feed(page)
-  assert 'script' not in parser.tags and 'b' not in parser.tags
-  assert EVIL in ''.join(parser.text) and '<b>commit</b>' in ''.join(parser.text)
-  assert not [link for link in parser.links if link.startswith(('http', '//', 'javascript'))]
-  assert sum(link.startswith('data:image/png;base64,') for link in parser.links) == 5
-  markdown = render(report, [], tmp_path, 'md')
-  assert r'\<script\>' in markdown and '<script>' not in markdown and r'\| pipe' in markdown
-
-
-def test_settings_that_were_dropped_or_have_no_runs_are_left_out(tmp_path):
-  resolved = make_sweep(tmp_path, SETTINGS, seeds=1)
-  with open_ledger(tmp_path) as ledger:
-    ledger.append(RUNG, steps=10, dropped=[resolved[1].id])
-  settings = collect_sweep(tmp_path, read_state(tmp_path))
-  assert len(settings) == 3
-  report = sweep_report(tmp_path, NO_ROWS, print)
-  assert any('1 settings were dropped early' in note for note in report.notes)
-  assert all(contrast.verdict == 'not tested' for contrast in report.contrasts)
-  assert all(math.isnan(row.cells[report.columns[0]].mean.low) for row in report.rows)
 
 
 def test_an_empty_sweep_has_no_report(tmp_path):
@@ -185,18 +84,3 @@ def test_an_empty_sweep_has_no_report(tmp_path):
     pass
   with pytest.raises(UserError, match='no run of this sweep has finished'):
     sweep_report(tmp_path, NO_ROWS, print)
-
-
-def test_any_finished_runs_are_compared(tmp_path):
-  first = write_run(tmp_path / 'x' / 'a', base_config(), {'test': {'exact_match': 3.0}})
-  second = write_run(tmp_path / 'x' / 'b', base_config(model__embedding=16), {'test': {'exact_match': 5.0}})
-  settings = collect_folders([first, second])
-  assert [setting.label for setting in settings] == ['a', 'b']
-  assert settings[1].factors == {'model.embedding': 16}
-  with pytest.raises(UserError, match=f'got {re.escape(str(first))} twice'):
-    collect_folders([first, first])
-  with pytest.raises(UserError, match='expected at least two run folders'):
-    folders_report([first], NO_ROWS, print)
-  (second / 'results.json').unlink()
-  with pytest.raises(UserError, match=r'b has no results\.json; expected a finished run'):
-    collect_folders([first, second])

@@ -8,7 +8,6 @@ import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.training.optim import OPTIMIZERS, SCHEDULES, describe_warmup, make_optimizer, make_schedule
-from attention_jax.training.state import update_average
 
 
 def cosine(n):
@@ -106,18 +105,6 @@ def test_muon_orthogonalises_hidden_kernels_and_equals_nadam_elsewhere():
   expected, _ = nadam.update(grads, nadam.init(params), params)
   for module, name in (('decoder', 'bias'), ('decoder', 'embedding'), ('output', 'kernel')):
     np.testing.assert_allclose(updates[module][name], expected[module][name], rtol=1e-4)
-
-
-def test_the_average_follows_its_formula():
-  average = {'w': jnp.zeros(2)}
-  expected = np.zeros(2)
-  for n in range(1, 40):
-    params = np.array([n, -n], np.float32)
-    d = min(0.8, (1 + n) / (10 + n))
-    expected = d * expected + (1 - d) * params
-    average = update_average(average, {'w': jnp.asarray(params)}, jnp.int32(n), 0.8)
-  np.testing.assert_allclose(average['w'], expected, rtol=1e-5)
-  assert update_average((), {'w': jnp.ones(2)}, jnp.int32(1), 0.0) == ()
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,7 @@
 
 import os
 import shutil
-import socket
 import threading
-import time
-import uuid
 
 import fsspec
 import pytest
@@ -13,14 +10,7 @@ import pytest
 from attention_jax.errors import UserError
 from attention_jax.training.remote_files import RemoteFiles
 from attention_jax.training.remote_folder import MANIFEST, STATE, RemoteFolder, Uploader
-from attention_jax.training.remote_lock import LOCK, RemoteLock
 from tests.systems.helpers import read_tree
-
-
-@pytest.fixture
-def url():
-  """A new folder in memory."""
-  return f'memory://runs/{uuid.uuid4().hex}'
 
 
 def write_files(folder, files):
@@ -159,52 +149,3 @@ def test_uploads_are_snapshots_and_failures_are_repeated(url, tmp_path, monkeypa
   message = r'no network; .*first has the complete run; rerun the same command'
   with pytest.raises(UserError, match=message), Uploader(folder, lambda: None, lines.append):
     pass
-
-
-def test_a_lock_is_exclusive_and_renewed(url):
-  files = RemoteFiles(url)
-  with RemoteLock(files, print, renewal=0.05, lease=0.5) as lock:
-    lines = []
-    with pytest.raises(UserError, match=rf'process {os.getpid()} of {socket.gethostname()} trains in it; choose'):
-      RemoteLock(files, lines.append, renewal=0.05, lease=2).__enter__()
-    assert lines[0].endswith('has locked it; waiting 2 s for a sign of it')
-    lock.check()
-    files.write_json(LOCK, {'owner': 'another', 'host': 'b', 'pid': 7, 'time': time.time()})
-    with pytest.raises(UserError, match=r'process 7 of b trains in it; this process has lost its lock'):
-      lock.check()
-  assert files.read_json(LOCK)['owner'] == 'another'  # which is not removed
-
-
-@pytest.mark.parametrize(
-  ('host', 'pid', 'age', 'waits'),
-  [('b', 7, 0, True), ('b', 7, 1e4, False), (socket.gethostname(), 2**22 + 1, 0, False)],
-  ids=['a lost machine', 'long ago', 'a process of this machine that has ended'],
-)
-def test_the_lock_of_a_lost_process_expires(url, host, pid, age, waits):
-  files = RemoteFiles(url)
-  files.write_json(LOCK, {'owner': 'another', 'host': host, 'pid': pid, 'time': time.time() - age})
-  lines = []
-  with RemoteLock(files, lines.append, renewal=0.05, lease=1) as lock:
-    lock.check()
-  assert len(lines) == waits and files.read_json(LOCK) is None
-
-
-@pytest.mark.parametrize(
-  ('url', 'message'),
-  [
-    ('unknown://a/b', r'unknown://a/b: Protocol not known: unknown'),
-    ('gs://bucket/run', r'gs://bucket/run: Please install gcsfs'),
-  ],
-)
-def test_file_systems_that_cannot_be_used(url, message):
-  with pytest.raises(UserError, match=message):
-    RemoteFiles(url)
-
-
-def test_a_folder_that_cannot_be_written(tmp_path):
-  (tmp_path / 'file').write_text('')
-  files = RemoteFiles(f'file://{tmp_path}/file')
-  with pytest.raises(
-    UserError, match=rf'^cannot write file://{tmp_path}/file/lock.json: .*(File exists|Not a directory)'
-  ):
-    files.write_json(LOCK, {})

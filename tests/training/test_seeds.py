@@ -20,7 +20,6 @@ from attention_jax.training.hooks import InterruptReason
 from attention_jax.training.loop import Training, fit
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.seeds import fit_seeds
-from attention_jax.training.side_by_side import prepare_side_by_side
 from attention_jax.training.writers import read_metrics
 from tests.training import helpers
 from tests.training.helpers import Toy, validate
@@ -201,32 +200,6 @@ def test_a_run_that_stops_early_does_not_change_the_others(tmp_path):
   continued = run(patience=3, steps=10)  # the stopped run stays as it is
   assert continued.step == 10 and continued.reasons[1] == results.reasons[1] and evaluations[1] == 3
   assert [latest_step(folder) for folder in folders] == [10, 6, 10, 10]
-
-
-@pytest.mark.parametrize('devices', [1, 4])
-def test_an_update_leaves_stopped_runs_unchanged(devices):
-  mesh = make_mesh(jax.devices()[:devices], RUNS)
-  runs = prepare_side_by_side(Training(**FIELDS), LOSS, init_params, mesh, SEEDS)
-  batch = next(stacked_stream(0, 1))
-
-  def update(live):
-    states, metrics = runs(runs.init_states(), batch, live)
-    return jax.device_get(runs.stack(states)), {name: np.asarray(value) for name, value in metrics.items()}
-
-  before = jax.device_get(runs.stack(runs.init_states()))
-  all_updated, all_metrics = update(np.full(RUNS, True))
-  live = np.arange(RUNS) != 1
-  states, metrics = update(live)
-  stopped = before._replace(step=all_updated.step)
-
-  def run_leaves(tree, i):
-    return [x[i] for x in jax.tree.leaves(tree)]
-
-  for i in range(RUNS):
-    expected = all_updated if live[i] else stopped
-    jax.tree.map(np.testing.assert_array_equal, run_leaves(states, i), run_leaves(expected, i))
-    expected_metrics = [x * live[i] for x in run_leaves(all_metrics, i)]
-    jax.tree.map(np.testing.assert_array_equal, run_leaves(metrics, i), expected_metrics)
 
 
 def test_nan_is_reported_with_its_seed(tmp_path):

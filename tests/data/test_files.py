@@ -1,0 +1,72 @@
+"""Lines of text files are read as they were written, or reported with their place."""
+
+import gzip
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attention_jax.data.files import read_arrays, read_lines
+from attention_jax.errors import UserError
+from tests.data.helpers import LINE, error_message
+
+
+@pytest.mark.parametrize('read', [read_lines, read_arrays])
+def test_pipes_and_devices_are_not_read(read, tmp_path):
+  os.mkfifo(tmp_path / 'pipe')
+  for path in (tmp_path / 'pipe', '/dev/zero'):
+    with pytest.raises(UserError, match=f'{path}: is a pipe or a device, expected a file'):
+      read(str(path))
+
+
+@given(st.lists(LINE, min_size=1).filter(any), st.sampled_from(['\n', '\r\n']), st.booleans(), st.booleans())
+def test_read_lines_round_trip(tmp_path_factory, lines, end, has_mark, compress):
+  path = tmp_path_factory.mktemp('text') / ('a.gz' if compress else 'a')
+  data = (('\ufeff' if has_mark else '') + end.join(lines) + end).encode()
+  path.write_bytes(gzip.compress(data) if compress else data)
+  assert read_lines(str(path)) == lines
+
+
+def test_the_last_line_end_is_optional(write):
+  assert read_lines(write('a', 'x\ny')) == read_lines(write('b', 'x\ny\n')) == ['x', 'y']
+
+
+def test_missing_file_is_reported(write):
+  write('train.en', 'x\n')
+  assert error_message(read_lines, 'trian.en') == "trian.en: no such file (did you mean 'train.en'?)"
+  assert error_message(read_lines, 'nowhere/a') == "nowhere/a: no such file (there is no folder 'nowhere')"
+
+
+def test_directory_is_reported(tmp_path):
+  assert error_message(read_lines, str(tmp_path)) == f'{tmp_path}: is a directory, expected a file'
+
+
+def test_empty_file_is_reported(write):
+  assert error_message(read_lines, write('a', '')) == 'a: the file is empty'
+  assert error_message(read_lines, write('b', '\ufeff')) == 'b: the file is empty'
+
+
+def test_unreadable_file_is_reported(write, monkeypatch):
+  def deny(path, mode):
+    raise PermissionError(13, 'Permission denied')
+
+  write('a', 'x\n')
+  monkeypatch.setattr('builtins.open', deny)
+  assert error_message(read_lines, 'a') == "'a': cannot be read (Permission denied)"
+
+
+def test_invalid_utf8_is_reported(write):
+  assert (
+    error_message(read_lines, write('a', b'good\nsch\xf6n\n')) == 'a:2: not UTF-8 (byte 0xf6, number 4 of the line); '
+    'convert the file to UTF-8'
+  )
+  assert error_message(read_lines, write('b', b'\xff\xfea')).startswith(
+    'b:1: not UTF-8 (byte 0xff, number 1 of the line)'
+  )
+
+
+@pytest.mark.parametrize('damage', [lambda data: data[:-9], lambda data: b'plain text'])
+def test_damaged_gzip_is_reported(write, damage):
+  path = write('a.gz', damage(gzip.compress(b'some text\n' * 99)))
+  assert error_message(read_lines, path).startswith('a.gz: not a whole gzip file (')

@@ -1,0 +1,31 @@
+"""The expected utility of a hypothesis is its mean metric over all others."""
+
+import numpy as np
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.inference.minimum_bayes_risk import expected_utility
+
+
+def test_expected_utility_is_the_mean_metric_over_all_references():
+  texts = ['a b c d', 'a b c e', 'x', 'a b c d']
+  assert expected_utility(texts, 'exact_match') == [50, 25, 25, 50]
+  chrf = expected_utility(texts, 'chrf')
+  assert np.argmax(chrf) == 0 and chrf[0] == chrf[3] > chrf[1] > chrf[2]
+  assert expected_utility(['a', 'b'], 'ter') == [-50, -50]  # an error rate, for which lower is better
+  weighted = expected_utility(['a', 'b'], 'exact_match', [-700.0 + np.log(3), -700.0])
+  np.testing.assert_allclose(weighted, [75, 25])
+  with pytest.raises(UserError, match="unknown metric 'blue'"):
+    expected_utility(texts, 'blue')
+
+
+def test_expected_utility_of_short_lines_is_not_zero():
+  utilities = expected_utility(['a b c', 'a b c', 'a b d'], 'bleu(tokenize="none")')
+  assert utilities[0] == utilities[1] > utilities[2] > 0
+
+
+@pytest.mark.parametrize(
+  ('metric', 'equal', 'different'), [('character_error_rate', 0, -100), ('exact_match', 100, 0), ('chrf', 100, 0)]
+)
+def test_an_empty_line_equals_itself_and_differs_from_any_other(metric, equal, different):
+  assert expected_utility(['', 'b'], metric)[0] == pytest.approx((equal + different) / 2)

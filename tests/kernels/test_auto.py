@@ -1,0 +1,68 @@
+"""The implementation auto chooses by pair, size and device."""
+
+import jax.numpy as jnp
+
+import attention_jax as aj
+from attention_jax.functional.table import lookup
+from attention_jax.kernels import auto
+from attention_jax.kernels.target import compile_for
+from tests.functional.helpers import attend, make_problem
+
+
+def lookup_rows(score, alignment):
+  return lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
+
+
+MIN_SCORES = auto.MIN_SCORES
+
+
+def choose_implementation(score, alignment, scores):
+  return auto.choose_implementation(*lookup_rows(score, alignment), scores)
+
+
+def test_auto_chooses_by_pair_and_size(monkeypatch):
+  monkeypatch.setattr(auto, 'MIN_SCORES', {'cpu': {'window': 150, 'factored': 100}})
+  assert [choose_implementation('additive', 'softmax', n) for n in (99, 100)] == ['xla', 'factored']
+  assert [choose_implementation('additive', 'local_m', n) for n in (99, 149, 150)] == ['xla', 'factored', 'window']
+  assert choose_implementation('dot', 'softmax', 10**6) == 'xla'
+  assert auto.describe_choice(*lookup_rows('additive', 'softmax')) == 'xla, factored from T S = 100'
+  assert auto.describe_choice(*lookup_rows('location', 'hard')) == 'xla'
+
+
+def test_auto_chooses_chunked_where_memory_is_the_limit(monkeypatch):
+  monkeypatch.setattr(auto, 'MIN_SCORES', {'cpu': {'window': 150, 'factored': 100}})
+  assert auto.describe_choice(*lookup_rows('location_sensitive', 'softmax')) == f'xla, chunked from T S = {2**7}'
+  monkeypatch.setattr(auto, 'MIN_SCORES', {'gpu': {'factored': 0}})  # no measurement for this backend
+  assert choose_implementation('additive', 'softmax', 10**6) == 'xla'
+  assert choose_implementation('additive', 'softmax', 2**20) == 'chunked'
+
+
+def test_auto_estimates_on_accelerators_and_logs_it(monkeypatch):
+  monkeypatch.setattr(auto, 'MIN_SCORES', MIN_SCORES)
+  query = jnp.zeros([2, 8], jnp.bfloat16)
+  memory = aj.Memory(query, query, jnp.ones(2, bool))
+  product = lookup_rows('scaled_dot', 'softmax')
+  with compile_for('gpu'):
+    choices = [auto.choose_implementation(*product, n, (query, memory)) for n in (2**14 - 1, 2**14)]
+    assert choices == ['xla', 'cudnn']
+    assert auto.choose_implementation(*product, 2**14, (query.astype(jnp.float32), memory)) == 'xla'
+    assert auto.describe_choice(*product) == (
+      'xla, cudnn (16-bit) from T S = 16384; estimated by the roofline, not measured on a gpu'
+    )
+  with compile_for('tpu'):
+    assert auto.choose_implementation(*lookup_rows('additive', 'softmax'), 2**10) == 'pallas_additive'
+    assert auto.describe_choice(*product) == 'xla'
+  assert 'estimated' not in auto.describe_choice(*product)
+
+
+def test_auto_runs_its_choice(monkeypatch):
+  calls = []
+
+  def recording_attend(*args, **options):
+    calls.append(args)
+    return aj.Attended(0.0, None)
+
+  monkeypatch.setattr(auto.factored, 'attend', recording_attend)
+  monkeypatch.setattr(auto, 'MIN_SCORES', {'cpu': {'factored': 0}})
+  attend('additive', 'softmax', make_problem('additive', 'softmax'), implementation='auto')
+  assert calls

@@ -1,0 +1,41 @@
+"""Layers, residual connections and directions of recurrent encoders."""
+
+import numpy as np
+import pytest
+
+from attention_jax.models.encoders import DIRECTIONS
+from tests.models.helpers import B, S, build_tiny, inputs
+from tests.models.test_encoder_decoder import encode, param_shapes
+from tests.modules.helpers import assert_close, assert_same, variables
+from tests.sampled_cases import sample_cases
+
+
+@pytest.mark.parametrize('direction', sample_cases([(name,) for name in DIRECTIONS], 2))
+def test_layers_residuals_and_directions_of_encoders(direction):
+  spec = f'rnn(rnn="lstm", features=10, layers=3, residual={{}}, direction="{direction}")'
+  # Embeddings are as wide as the layers, so that the width alone would permit a residual connection of the first layer.
+  residual, without = (build_tiny(encoder=spec.format(x), embedding=10) for x in (True, False))
+  source, mask, target = inputs()
+  params = variables(residual, source, mask, target)
+  encoded = encode(residual, params, source, mask)
+  encoded_without = encode(without, params, source, mask)
+  assert encoded.memory.shape == (B, S, 10)
+  assert encoded.final.shape == (B, 3 * 2 * 10)  # h and c of three layers, with 10 features over all directions
+  assert np.any(encoded.memory != encoded_without.memory)
+  assert np.all(encoded.memory[~np.asarray(mask)] == 0)
+  # The first layer has no residual connection, so that the final states of the first two layers are equal.
+  equal = 2 * 2 * 10
+  assert_same(encoded.final[:, :equal], encoded_without.final[:, :equal])
+  assert np.any(encoded.final[:, equal:] != encoded_without.final[:, equal:])
+  layers = {name.split('/')[1] for name in param_shapes(residual) if name.startswith('encoder/RecurrentLayer')}
+  assert len(layers) == 3 * len(DIRECTIONS[direction])
+
+
+def test_a_backward_encoder_equals_a_forward_one_of_the_reversed_source():
+  forward, backward = (build_tiny(encoder=f'rnn(features=10, direction="{d}")') for d in ('forward', 'backward'))
+  source, mask, target = inputs()
+  params = variables(forward, source, mask, target)
+  encoded = encode(backward, params, source, mask)
+  encoded_reversed = encode(forward, params, source[:1, ::-1], mask[:1])
+  assert_close(encoded.memory[:1], encoded_reversed.memory[:, ::-1])
+  assert_close(encoded.final[:1], encoded_reversed.final)

@@ -1,0 +1,29 @@
+"""Embeddings have dropout during training alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.modules.embedding import Embedding
+from tests.modules.helpers import variables
+
+B, T, FEATURES, EMBEDDED, WORDS = 2, 3, 7, 5, 11
+
+
+IDS = jnp.asarray([[1, 4, 2], [10, 0, 3]])
+
+
+def test_embeddings_have_dropout_during_training_alone():
+  layer = Embedding(WORDS, EMBEDDED, dropout=0.5)
+  params = variables(layer, IDS)
+
+  def run(seed, deterministic):
+    return np.asarray(layer.apply(params, IDS, deterministic, rngs={'dropout': jax.random.key(seed)}))
+
+  vectors = run(0, True)
+  np.testing.assert_array_equal(run(1, True), vectors)
+  dropped = run(0, False)
+  is_kept = dropped != 0
+  assert 0 < is_kept.sum() < is_kept.size
+  np.testing.assert_allclose(dropped[is_kept], 2 * vectors[is_kept], rtol=1e-6)
+  assert np.any(run(1, False) != dropped)

@@ -1,0 +1,39 @@
+"""Runs are collected from the ledger of a sweep, or from folders."""
+
+import math
+import re
+
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.sweeps.collect import collect_folders, collect_sweep
+from attention_jax.sweeps.ledger import RUNG, open_ledger, read_state
+from attention_jax.sweeps.report import folders_report, sweep_report
+from tests.sweeps.helpers import NO_ROWS, SETTINGS, base_config, make_sweep, write_run
+
+
+def test_settings_that_were_dropped_or_have_no_runs_are_left_out(tmp_path):
+  resolved = make_sweep(tmp_path, SETTINGS, seeds=1)
+  with open_ledger(tmp_path) as ledger:
+    ledger.append(RUNG, steps=10, dropped=[resolved[1].id])
+  settings = collect_sweep(tmp_path, read_state(tmp_path))
+  assert len(settings) == 3
+  report = sweep_report(tmp_path, NO_ROWS, print)
+  assert any('1 settings were dropped early' in note for note in report.notes)
+  assert all(contrast.verdict == 'not tested' for contrast in report.contrasts)
+  assert all(math.isnan(row.cells[report.columns[0]].mean.low) for row in report.rows)
+
+
+def test_any_finished_runs_are_compared(tmp_path):
+  first = write_run(tmp_path / 'x' / 'a', base_config(), {'test': {'exact_match': 3.0}})
+  second = write_run(tmp_path / 'x' / 'b', base_config(model__embedding=16), {'test': {'exact_match': 5.0}})
+  settings = collect_folders([first, second])
+  assert [setting.label for setting in settings] == ['a', 'b']
+  assert settings[1].factors == {'model.embedding': 16}
+  with pytest.raises(UserError, match=f'got {re.escape(str(first))} twice'):
+    collect_folders([first, first])
+  with pytest.raises(UserError, match='expected at least two run folders'):
+    folders_report([first], NO_ROWS, print)
+  (second / 'results.json').unlink()
+  with pytest.raises(UserError, match=r'b has no results\.json; expected a finished run'):
+    collect_folders([first, second])

@@ -1,0 +1,80 @@
+"""Tables, files and the page of a report have every number, and escape what they show."""
+
+import csv
+import io
+import re
+from html.parser import HTMLParser
+from urllib.parse import unquote
+
+import pytest
+
+from attention_jax.sweeps.ledger import FAILED, PLANNED, Unit, open_ledger, planned_event
+from attention_jax.sweeps.plots import draw_pictures
+from attention_jax.sweeps.render import render, runs_table, summary_table, write_files
+from attention_jax.sweeps.report import ReportOptions, sweep_report
+from tests.sweeps.helpers import SETTINGS, make_sweep
+
+EVIL = '<script>alert(1)</script> & "quotes" | pipe'
+
+
+def test_tables_hold_every_number(report):
+  table = summary_table(report)
+  assert len(table) == 8 and set(table['model.attention.score']) == {'dot', 'general'}
+  row = table[(table.setting == report.rows[3].setting.label) & (table.metric == 'exact_match')].iloc[0]
+  assert row['mean'] == pytest.approx(report.rows[3].cells[report.columns[0]].mean.value)
+  assert row['verdict'] == 'better' and row['corrected_p'] == report.contrasts[2].corrected_p
+  runs = runs_table(report)
+  assert len(runs) == 4 * 3 * 4 and set(runs.metric) == {'loss', 'exact_match', 'alignment_error_rate', 'entropy'}
+
+
+def test_files_are_written_and_links_lead_to_runs(folder, report):
+  write_files(report, folder)
+  text = (folder / 'report.md').read_text('utf-8')
+  links = re.findall(r'\]\(([^)]+)\)', text)
+  assert len(links) == 2 * 12 + 5 and all((folder / unquote(link)).exists() for link in links)
+  assert len(list(csv.DictReader(io.StringIO((folder / 'report.csv').read_text())))) == 8
+  names = {path.stem for path in (folder / 'report_pictures').iterdir()}
+  assert names == {
+    'alignment',
+    'curves',
+    'interaction.alignment_error_rate',
+    'interaction.exact_match',
+    'values',
+  }
+
+
+class Tags(HTMLParser):
+  """The tags and the links of a page."""
+
+  def __init__(self):
+    super().__init__()
+    self.tags = []
+    self.links = []
+    self.text = []
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append(tag)
+    self.links += [value for name, value in attrs if name in ('href', 'src')]
+
+  def handle_data(self, data):
+    self.text.append(data)
+
+
+def test_the_page_is_self_contained_and_escapes_everything(tmp_path):
+  resolved = make_sweep(tmp_path, SETTINGS, seeds=2)
+  with open_ledger(tmp_path) as ledger:
+    unit = Unit(EVIL, 'x', {'model.attention.score': EVIL}, 'f.py', {}, (0,), EVIL)
+    ledger.append(PLANNED, **planned_event(unit))
+    ledger.append(FAILED, unit=unit.id, error=EVIL, log=f'{EVIL}.log')
+  run = tmp_path / resolved[0].id / 'seed_0' / 'results.json'
+  run.write_text(run.read_text().replace('"abc"', '"<b>commit</b>"'))
+  report = sweep_report(tmp_path, ReportOptions(title=EVIL, rows=False), print)
+  page = render(report, draw_pictures(report), tmp_path, 'html')
+  parser = Tags()
+  parser.feed(page)
+  assert 'script' not in parser.tags and 'b' not in parser.tags
+  assert EVIL in ''.join(parser.text) and '<b>commit</b>' in ''.join(parser.text)
+  assert not [link for link in parser.links if link.startswith(('http', '//', 'javascript'))]
+  assert sum(link.startswith('data:image/png;base64,') for link in parser.links) == 5
+  markdown = render(report, [], tmp_path, 'md')
+  assert r'\<script\>' in markdown and '<script>' not in markdown and r'\| pipe' in markdown

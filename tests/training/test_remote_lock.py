@@ -1,0 +1,39 @@
+"""The lock of a folder behind a URL is exclusive, renewed, and expires."""
+
+import os
+import socket
+import time
+
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.training.remote_files import RemoteFiles
+from attention_jax.training.remote_lock import LOCK, RemoteLock
+
+
+def test_a_lock_is_exclusive_and_renewed(url):
+  files = RemoteFiles(url)
+  with RemoteLock(files, print, renewal=0.05, lease=0.5) as lock:
+    lines = []
+    with pytest.raises(UserError, match=rf'process {os.getpid()} of {socket.gethostname()} trains in it; choose'):
+      RemoteLock(files, lines.append, renewal=0.05, lease=2).__enter__()
+    assert lines[0].endswith('has locked it; waiting 2 s for a sign of it')
+    lock.check()
+    files.write_json(LOCK, {'owner': 'another', 'host': 'b', 'pid': 7, 'time': time.time()})
+    with pytest.raises(UserError, match=r'process 7 of b trains in it; this process has lost its lock'):
+      lock.check()
+  assert files.read_json(LOCK)['owner'] == 'another'  # which is not removed
+
+
+@pytest.mark.parametrize(
+  ('host', 'pid', 'age', 'waits'),
+  [('b', 7, 0, True), ('b', 7, 1e4, False), (socket.gethostname(), 2**22 + 1, 0, False)],
+  ids=['a lost machine', 'long ago', 'a process of this machine that has ended'],
+)
+def test_the_lock_of_a_lost_process_expires(url, host, pid, age, waits):
+  files = RemoteFiles(url)
+  files.write_json(LOCK, {'owner': 'another', 'host': host, 'pid': pid, 'time': time.time() - age})
+  lines = []
+  with RemoteLock(files, lines.append, renewal=0.05, lease=1) as lock:
+    lock.check()
+  assert len(lines) == waits and files.read_json(LOCK) is None
