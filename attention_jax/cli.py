@@ -29,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
   Args:
     argv: arguments without the name of the script; by default those of the process.
+
+  Raises:
+    SystemExit: with status 2 if there is no such program, or if it needs a package that is not installed.
   """
   arguments = list(sys.argv[1:] if argv is None else argv)
   if not arguments or arguments[0] in ('-h', '--help'):

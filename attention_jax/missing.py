@@ -13,6 +13,11 @@ class MissingTrainFinder:
   def find_spec(name: str, path: object = None, target: object = None) -> None:
     """Returns None, which continues the ordinary error, for every module that is not of attention_jax_train.
 
+    Args:
+      name: full name of the module.
+      path: search path of its package, see importlib.abc.MetaPathFinder; not used.
+      target: the module if it is reloaded; not used.
+
     Raises:
       ModuleNotFoundError: for a module of attention_jax_train.
     """

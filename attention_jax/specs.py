@@ -135,7 +135,16 @@ def check_options(subject: str, options: Mapping[str, Any], schema: Schema) -> N
 
 
 def check_value(subject: str, value: Any, option: Option) -> None:
-  """Raises UserError, which names `subject`, unless `value` has the type of `option` and lies in its range."""
+  """Raises UserError, which names `subject`, unless `value` has the type of `option` and lies in its range.
+
+  Args:
+    subject: what the value belongs to, for the error: 'config.training.steps'.
+    value: the value to check.
+    option: the annotation and the range to check against; its default is not used.
+
+  Raises:
+    UserError: also for a whole number whose absolute value exceeds MAX_INTEGER.
+  """
   if not _has_type(value, option.annotation):
     kind = _TYPE_NAMES.get(option.annotation) or inspect.formatannotation(option.annotation)
     raise UserError(f'{subject} must be {kind}, got {value!r}')

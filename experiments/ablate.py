@@ -60,6 +60,7 @@ INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h, as train.py
 
 
 def main() -> None:
+  """Runs the sweep of --workdir, or writes its report. Raises UserError if --config is missing."""
   # In this process jax traces models and counts parameters; an accelerator is left to the processes that train.
   jax.config.update('jax_platforms', 'cpu')
   from attention_jax.sweeps import sweep

@@ -38,6 +38,7 @@ flags.DEFINE_string(
 
 
 def main() -> None:
+  """Prints the alignments of --source and --target. Raises UserError for more than two files of --links."""
   from attention_jax.data.text import read_parallel
   from attention_jax.inference.word_alignment import compare_with_gold, swap_links, swap_sides
 

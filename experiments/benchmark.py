@@ -31,6 +31,7 @@ flags.DEFINE_string('checkout', '', 'a checkout of another commit, whose start t
 
 
 def main() -> None:
+  """Runs the suites of --suites, and writes their timings to --out."""
   from experiments.benchmarks.measure import BenchmarkContext
   from experiments.benchmarks.report import run_suites
 

@@ -23,6 +23,7 @@ flags.DEFINE_string('hardware', None, 'where the sweep was run')
 
 
 def main() -> None:
+  """Measures the claim --claim from the sweep in --workdir."""
   jax.config.update('jax_platforms', 'cpu')
   from experiments.claim_pages import CLAIMS, measure_claim
 

@@ -25,6 +25,7 @@ flags.DEFINE_string('test', 't', 'paired test over seeds: t, wilcoxon or permuta
 
 
 def main(folders: list[str]) -> None:
+  """Compares the runs in `folders`; prints the report, or writes it to --output."""
   jax.config.update('jax_platforms', 'cpu')
   from attention_jax.sweeps.render import render, write_files
   from attention_jax.sweeps.report import ReportOptions, folders_report

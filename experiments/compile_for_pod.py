@@ -33,6 +33,7 @@ flags.DEFINE_bool('try_meshes', False, 'try sizes of the mesh for that bucket un
 
 
 def main() -> None:
+  """Prints the costs of the updates of --config for --topology. Raises UserError if --config is missing."""
   if not FLAGS.config:
     raise UserError('--config is missing; for example --config=configs/wmt14.py:transformer2017_base')
   from attention_jax.systems import pods

@@ -28,6 +28,7 @@ flags.DEFINE_integer('batch', 8, 'number of sequences', lower_bound=1)
 
 
 def main() -> None:
+  """Compiles the Pallas kernels for --topology."""
   _compile_kernels(topology_devices(FLAGS.topology))
 
 

@@ -263,6 +263,7 @@ def _code_list(items: Iterable[str]) -> str:
 
 
 def main() -> None:
+  """Writes the generated pages of docs/. Raises UserError if --check finds one that is out of date."""
   if FLAGS.check:
     if outdated := outdated_pages():
       raise UserError(f'{", ".join(map(str, outdated))} out of date; run: python -m experiments.documentation')

@@ -49,6 +49,7 @@ flags.DEFINE_string('plot', None, 'a new PNG file for the metrics by bins')
 
 
 def main() -> None:
+  """Evaluates the run of --workdir, or the texts of --hypotheses, on --split, and prints the metrics."""
   from attention_jax.data.files import read_lines
   from attention_jax.systems import runs
 

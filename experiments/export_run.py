@@ -21,6 +21,7 @@ flags.DEFINE_string('output', None, 'the new folder')
 
 
 def main() -> None:
+  """Writes the run of --workdir to the folder --output, with only what prediction reads."""
   from attention_jax.systems.export import export_run
 
   size = export_run(require_flag('workdir'), require_flag('output'), FLAGS.checkpoint)

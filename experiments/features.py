@@ -28,6 +28,7 @@ flags.DEFINE_integer('batch_size', 32, 'images per batch', 1)
 
 
 def main() -> None:
+  """Computes the features of --images by --network, and writes them to --output."""
   from attention_jax.data.features import load_pretrained, write_features
   from attention_jax.data.pictures import list_images
 

@@ -57,6 +57,7 @@ flags.DEFINE_string('output', None, 'a new file; by default a file in the workdi
 
 
 def main() -> None:
+  """Writes or serves the attention weights of the run of --workdir. Raises UserError for an empty --text."""
   from attention_jax.analysis import reading_files, serving
   from attention_jax.analysis.reading import SupportsReadings
   from attention_jax.systems import runs

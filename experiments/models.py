@@ -28,6 +28,7 @@ flags.DEFINE_string('workdir', 'runs/models', 'the folder of the trainings')
 
 
 def main() -> None:
+  """Makes the ready-made models of --names. Raises UserError if one of them needs --folder."""
   from attention_jax.errors import UserError
   from attention_jax.systems.ready_made import READY_MADE, ready_made_folder
 

@@ -44,6 +44,7 @@ flags.DEFINE_integer('fsdp', 1, 'config.mesh.fsdp, at most the number of chips',
 
 
 def main() -> None:
+  """Prints the costs of --config on each of --topologies. Raises UserError if --config is missing."""
   if not FLAGS.config:
     raise UserError('--config is missing; for example --config=configs/wmt14.py:transformer2017_big')
   print('\n'.join(_format_row(cells) for cells in (COLUMNS, COLUMNS.values())), flush=True)

@@ -32,6 +32,7 @@ flags.DEFINE_bool('json', False, 'print a JSON object for each line')
 
 
 def main() -> None:
+  """Prints a prediction for each line of --input."""
   from attention_jax.data.files import read_lines, split_lines
   from attention_jax.systems import runs
   from attention_jax.systems.base import SupportsLinePrediction

@@ -25,6 +25,7 @@ flags.DEFINE_string('output', None, 'the folder of the prepared data set')
 
 
 def main() -> None:
+  """Prepares the training split of --config. Raises UserError if --config is missing or has no pairs of texts."""
   from attention_jax.data import tasks
   from attention_jax.data.preparing import prepare
   from attention_jax.systems.registry import SYSTEMS

@@ -18,6 +18,7 @@ flags.DEFINE_integer('update', 0, 'number of the update; by default the first of
 
 
 def main() -> None:
+  """Repeats an update of the run of --workdir, and prints what is not finite."""
   from attention_jax.systems.replay import replay
 
   result = replay(require_flag('workdir'), FLAGS.update)

@@ -25,6 +25,7 @@ flags.DEFINE_string('hardware', None, 'where the runs of --add were measured')
 
 
 def main() -> None:
+  """Writes the tables, with the records of --add. Raises UserError if --check finds a table that differs."""
   if FLAGS.check:
     if outdated := outdated_documents():
       raise UserError(f'{", ".join(map(str, outdated))} differ from results/; run: python -m experiments.results')

@@ -58,7 +58,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-  """Resolves links to files that are no pages of the site."""
+  """Resolves links to files that are no pages of the site, as a hook of mkdocs.
+
+  Args:
+    markdown: text of the page.
+    page: the page.
+    config: the config of mkdocs, which is not read.
+    files: all files of the site.
+
+  Returns:
+    The text of the page with resolved links.
+  """
   paths = {file.src_uri for file in files}
   return resolve_links(markdown, page.file.src_uri, paths)
 

@@ -34,6 +34,7 @@ INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: a temporary failure, to be tried 
 
 
 def main() -> None:
+  """Trains the run of --workdir, or resumes it. Raises UserError if --config is missing."""
   if FLAGS.config is None:
     raise UserError('--config is missing; for example --config=configs/dates.py:bahdanau2015')
   if FLAGS.help_config:

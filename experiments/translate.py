@@ -85,6 +85,7 @@ flags.DEFINE_bool('json', False, 'print one JSON object per line: hypotheses, sc
 
 
 def main() -> None:
+  """Translates the lines of --input with the run of --workdir."""
   from attention_jax.systems import runs
 
   workdir = require_flag('workdir')

@@ -27,6 +27,7 @@ flags.DEFINE_integer('heads', 1, 'for --layout: number of heads of a Transformer
 
 
 def main() -> None:
+  """Writes the weights of a run, or those of --input, to --output; or lists their names and shapes."""
   from attention_jax.modules.weights import check_suffix, flatten_names, save_weights
 
   output = check_suffix(check_output_path(FLAGS.output, 'output')) if FLAGS.output else None

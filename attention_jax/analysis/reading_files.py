@@ -48,6 +48,11 @@ def write_heatmaps(readings: Sequence[Reading], path: str | Path, *, relative: b
 def write_json(readings: Sequence[Reading], path: str | Path, *, relative: bool = False) -> None:
   """Writes a JSON array with a record of each reading, see `reading.to_record`.
 
+  Args:
+    readings: what to write.
+    path: the file.
+    relative: not used, as JSON has no colours.
+
   Raises:
     UserError: if the file cannot be written.
   """
@@ -70,7 +75,12 @@ def check_format(path: str | Path) -> str:
 def write(readings: Sequence[Reading], path: str | Path, *, relative: bool = False) -> None:
   """Writes readings in the format that the suffix of `path` names.
 
+  Args:
+    readings: what to write.
+    path: the file; its suffix is a key of WRITERS.
+    relative: whether colours are relative to the largest weight of a matrix, see the writers.
+
   Raises:
-    UserError: for another suffix, and if the file cannot be written.
+    UserError: for another suffix, if the file cannot be written, and for a picture without readings.
   """
   WRITERS[check_format(path)](readings, path, relative=relative)

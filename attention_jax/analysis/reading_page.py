@@ -47,7 +47,13 @@ class Served(NamedTuple):
 
 
 def render_page(readings: Sequence[Reading], relative: bool = False, served: Served | None = None) -> str:
-  """Returns the text of the page, with a form for sources if it is `served`; every value in it is escaped."""
+  """Returns the text of the page, with a form for sources if it is `served`; every value in it is escaped.
+
+  Args:
+    readings: what the page shows, each with the name of its run.
+    relative: whether colours are at first relative to the largest weight of a matrix.
+    served: the content of the form; None for a page without a form.
+  """
   names = list(dict.fromkeys(reading.run for reading in readings))
   runs = [{'name': name, 'readings': [_record(r) for r in readings if r.run == name]} for name in names]
   title = 'Attention of ' + (' and '.join(name or 'a trained run' for name in names) or 'a trained run')

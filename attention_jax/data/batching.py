@@ -316,6 +316,13 @@ def eval_batch_rows(
 
   A bucket with fewer rows than MIN_EVALUATION_BATCHES batches is joined to a larger one, so that fewer shapes are
   compiled.
+
+  Args:
+    bucket_index: position in `buckets` of the bucket of each row, [rows]; -1 for a row that fits none, which is in no
+      batch.
+    buckets: the lengths of each bucket.
+    lengths: the lengths by which the rows of a bucket are ordered, [rows].
+    size: rows of a batch, with filler rows in the last batch of a bucket.
   """
   bucket_index = _join_small_buckets(bucket_index, buckets, MIN_EVALUATION_BATCHES * size)
   for i, bucket in enumerate(buckets):

@@ -160,7 +160,11 @@ DIGITS: Mapping[str, Callable[..., dict[str, Digits]]] = {'digits': digits, 'npz
 
 
 def load_digit_splits(config: Mapping[str, Any]) -> dict[str, Digits]:
-  """Returns the splits of the task `config['task']` from `config['folder']`."""
+  """Returns the splits of the task `config['task']` from `config['folder']`.
+
+  Raises:
+    UserError: for an unknown task or an invalid option, and as the task does.
+  """
   _, row, options = bind(config['task'], DIGITS, 'task')
   return row(os.path.expanduser(config['folder'] or ''), **options)
 
@@ -215,7 +219,10 @@ def _make_splits(
 
 
 def render_digit(split: Digits, row: int, rng: np.random.Generator) -> np.ndarray:
-  """Returns the picture of `render_example`."""
+  """Returns the picture of `render_example`.
+
+  Arguments: see `render_example`.
+  """
   return render_example(split, row, rng)[0]
 
 

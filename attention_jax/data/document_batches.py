@@ -211,7 +211,13 @@ class DocumentBatches:
 def eval_document_batches(
   encoded: EncodedDocuments, buckets: Sequence[tuple[int, int]], size: int
 ) -> Iterator[LabelledBatch]:
-  """Yields batches of `size` rows for evaluation: every document once, by bucket, then by its number of sentences."""
+  """Yields batches of `size` rows for evaluation: every document once, by bucket, then by its number of sentences.
+
+  Args:
+    encoded: the split.
+    buckets: (sentences, words) pairs, smallest first; one of them holds every document.
+    size: rows of a batch, with filler rows in the last batch of a bucket.
+  """
   for rows, bucket in eval_batch_rows(assign_documents(encoded, buckets), buckets, encoded.sentences, size):
     yield gather_documents(encoded, rows, bucket)
 
@@ -237,7 +243,13 @@ def gather_documents(encoded: EncodedDocuments, rows: np.ndarray, bucket: tuple[
 
 
 def describe_documents(split: str, encoded: EncodedDocuments, labels: Sequence[str]) -> str:
-  """Returns a line with the documents of each label, and the shares of unknown and of truncated words."""
+  """Returns a line with the documents of each label, and the shares of unknown and of truncated words.
+
+  Args:
+    split: name of the split.
+    encoded: the split as ids.
+    labels: all labels; the id of a label is its position.
+  """
   label_counts = ', '.join(f'{np.sum(encoded.labels == i)} {label}' for i, label in enumerate(labels))
   num_words = len(encoded.ids) + encoded.num_truncated_words
   truncated = 100 * encoded.num_truncated_words / max(num_words, 1)

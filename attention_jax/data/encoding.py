@@ -113,7 +113,13 @@ class EncodedCorpus(NamedTuple):
 
 
 def encode_split(corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary) -> EncodedSplit:
-  """Returns the ids of a corpus: those on disk if it was prepared, otherwise those of `encode`."""
+  """Returns the ids of a corpus: those on disk if it was prepared, otherwise those of `encode`.
+
+  Args:
+    corpus: the split as text.
+    source_vocab: the vocabulary of the source; not used if the corpus was prepared.
+    target_vocab: the vocabulary of the target, likewise.
+  """
   return encode(corpus, source_vocab, target_vocab) if corpus.prepared is None else corpus.prepared
 
 

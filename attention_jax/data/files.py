@@ -43,7 +43,14 @@ def split_lines(data: bytes, path: str) -> list[str]:
 
 
 def invalid_utf8_error(path: str, line: int, column: int, byte: int) -> UserError:
-  """Returns the error of a byte that is not UTF-8, at a line and a byte of that line, both counted from 1."""
+  """Returns the error of a byte that is not UTF-8, at a line and a byte of that line, both counted from 1.
+
+  Args:
+    path: the file.
+    line: number of the line.
+    column: number of the byte in the line.
+    byte: value of the byte, from 0 to 255.
+  """
   position = f'byte 0x{byte:02x}, number {column} of the line'
   return UserError(f'{path}:{line}: not UTF-8 ({position}); convert the file to UTF-8')
 

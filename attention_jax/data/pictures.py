@@ -154,7 +154,11 @@ PICTURES: Mapping[str, Callable[..., Mapping[str, Pictures]]] = {'captions': cap
 
 
 def load_pictures(config: Mapping[str, Any]) -> Mapping[str, Pictures]:
-  """Returns the splits of the task `config['task']` from `config['folder']`; 'train' is always among them."""
+  """Returns the splits of the task `config['task']` from `config['folder']`; 'train' is always among them.
+
+  Raises:
+    UserError: for an unknown task or an invalid option, and as the task does.
+  """
   _, row, options = bind(config['task'], PICTURES, 'task')
   return row(os.path.expanduser(config['folder'] or ''), **options)
 
@@ -341,7 +345,14 @@ class CaptionBatches:
 
 
 def eval_caption_batches(encoded: EncodedCaptions, lengths: Sequence[int], size: int) -> Iterator[Batch]:
-  """Yields batches of `size` rows for evaluation: every caption that fits once."""
+  """Yields batches of `size` rows for evaluation: every caption that fits once.
+
+  Args:
+    encoded: the split.
+    lengths: lengths of captions that batches are padded to, EOS included, the shortest first; a caption that is longer
+      than the last one is in no batch.
+    size: rows of a batch, with filler rows in the last batch of a length.
+  """
   buckets = [(length,) for length in lengths]
   for rows, (length,) in eval_batch_rows(assign_lengths(encoded, lengths), buckets, encoded.lengths, size):
     yield gather_captions(encoded, rows, length)
@@ -366,7 +377,14 @@ def gather_captions(encoded: EncodedCaptions, rows: np.ndarray, length: int) -> 
 
 
 def describe_captions(name: str, split: Pictures, encoded: EncodedCaptions, lengths: Sequence[int]) -> str:
-  """Returns a line with the pictures and captions of a split, and the captions that are longer than every bucket."""
+  """Returns a line with the pictures and captions of a split, and the captions that are longer than every bucket.
+
+  Args:
+    name: name of the split.
+    split: the split, with captions as text.
+    encoded: the split, with captions as ids.
+    lengths: the buckets: lengths of captions, EOS included, the shortest first.
+  """
   shape = ' x '.join(map(str, split.pictures.shape[1:]))
   pictures = format_count(len(split.names), 'picture')
   line = f'{name}: {pictures} ({shape}), {format_count(len(split.captions), "caption")}'

@@ -10,6 +10,11 @@ def first_of_each_shape(batches: Any, start: int, stop: int) -> Iterator[Any]:
   """Yields the first batch of each shape among `batches[start]` to `batches[stop - 1]`, in their order.
 
   Looks no further than an epoch, or MAX_UNEPOCHED steps of data without epochs, whose epoch counts as one step.
+
+  Args:
+    batches: batches by step, such as batching.Batches: they have a length, `shapes` and `shape(step)`.
+    start: the first step.
+    stop: the step after the last one.
   """
   unseen = set(batches.shapes)
   steps = len(batches) if len(batches) > 1 else MAX_UNEPOCHED

@@ -56,7 +56,14 @@ class PreparedRow(NamedTuple):
 
 
 def pack_row(source: np.ndarray, target: np.ndarray, source_text: str, target_text: str) -> bytes:
-  """Returns the record of a row."""
+  """Returns the record of a row.
+
+  Args:
+    source: ids of the source as in EncodedCorpus, EOS included, int32 [S].
+    target: ids of the target, likewise, int32 [T].
+    source_text: the source as text.
+    target_text: the target as text.
+  """
   text = source_text.encode()
   header = np.array([len(source), len(target), len(text)], HEADER)
   return b''.join([header.tobytes(), source.astype(IDS).tobytes(), target.astype(IDS).tobytes(), text]) + (

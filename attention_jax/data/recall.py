@@ -79,6 +79,9 @@ def copy(*, bits: Size = 8, longest: Size = 20, beyond: int = 50) -> RecallTask:
     bits: bits of a vector.
     longest: highest number of vectors in training.
     beyond: number of vectors of the split 'unseen'.
+
+  Raises:
+    UserError: if `beyond` is not greater than `longest`.
   """
   _check_minimum('copy', 'beyond', beyond, longest + 1)
 
@@ -102,6 +105,10 @@ def repeat_copy(
     repeats: highest number of repeats in training.
     beyond: number of vectors of the split 'unseen'.
     beyond_repeats: number of repeats of the split 'unseen'.
+
+  Raises:
+    UserError: if a number of the split 'unseen' is below that of training, if both are equal to those of training, or
+      if `repeats` is odd.
   """
   _check_minimum('repeat_copy', 'beyond', beyond, longest)
   min_beyond_repeats = repeats + 1 if beyond == longest else repeats
@@ -137,6 +144,10 @@ def associative_recall(
     min_items: lowest number of items in training.
     max_items: highest number of items in training.
     beyond: number of items of the split 'unseen'.
+
+  Raises:
+    UserError: if `max_items` is below `min_items`, if `beyond` is not greater than `max_items`, or if the bits of an
+      item are too few for items that differ.
   """
   _check_minimum('associative_recall', 'max_items', max_items, min_items)
   _check_minimum('associative_recall', 'beyond', beyond, max_items + 1)
@@ -264,7 +275,13 @@ class RecallBatches:
 
 
 def eval_recall_batches(task: RecallTask, split: str, size: int) -> list[RecallBatch]:
-  """Returns batches of `size` rows for evaluation: every episode once, padded to the longest of the split."""
+  """Returns batches of `size` rows for evaluation: every episode once, padded to the longest of the split.
+
+  Args:
+    task: the task of the episodes.
+    split: a key of NUM_EPISODES.
+    size: rows of a batch, with filler rows in the last batch.
+  """
   episodes = eval_episodes(task, split)
   longest = max(episode.num_steps for episode in episodes)
   batches = []

@@ -64,7 +64,16 @@ def dates(folder: str) -> dict[str, Corpus]:
 
 
 def records(folder: str, *, form: str = 'sentence', seed: int = 0) -> dict[str, Corpus]:
-  """Records of people and a question about them -> the answer, with word links; generated, nothing is stored."""
+  """Records of people and a question about them -> the answer, with word links; generated, nothing is stored.
+
+  Args:
+    folder: not used.
+    form: the form of the answers, a key of builders.records.FORMS.
+    seed: seed of the records.
+
+  Raises:
+    UserError: for an unknown form.
+  """
   from attention_jax.data.builders import records as builder
 
   corpora = {}
@@ -167,7 +176,16 @@ def pairs(
 
 
 def tfds(folder: str, *, name: str, source: str | None = None, target: str | None = None) -> dict[str, Corpus]:
-  """A translation set in tfds format under `folder`; its name contains the languages (`.../de-en`) by default."""
+  """A translation set in tfds format under `folder`; its name contains the languages (`.../de-en`) by default.
+
+  Args:
+    folder: the folder of tfds data sets; '' for the current folder.
+    name: the name of the data set.
+    source, target: the languages; None reads them from the name. They are set together, or neither is.
+
+  Raises:
+    UserError: as translation_sets.read does.
+  """
   from attention_jax.data import translation_sets
 
   return translation_sets.read(folder, name, source, target)
@@ -201,7 +219,11 @@ def _read_splits(read: Callable[[str, Any], Corpus], *paths: Any) -> dict[str, C
 
 
 def load_corpora(config: Mapping[str, Any]) -> dict[str, Corpus]:
-  """Returns the splits of the task `config['task']` from `config['folder']`; 'train' is always among them."""
+  """Returns the splits of the task `config['task']` from `config['folder']`; 'train' is always among them.
+
+  Raises:
+    UserError: for an unknown task or an invalid option, and as the task does.
+  """
   _, row, options = bind(config['task'], TASKS, 'task')
   return row(os.path.expanduser(config['folder'] or ''), **options)
 
@@ -286,7 +308,14 @@ def _check_fits(encoded: EncodedSplit, buckets: Buckets, description: str) -> No
 def save_vocabularies(
   config: Mapping[str, Any], source_vocab: vocab.Vocabulary, target_vocab: vocab.Vocabulary, run_folder: str
 ) -> list[str]:
-  """Stores both vocabularies where `load` reads them; returns the names of the files."""
+  """Stores both vocabularies where `load` reads them; returns the names of the files.
+
+  Args:
+    config: as in `load`; its `shared_vocabulary` decides which files are written.
+    source_vocab: the vocabulary of the source, or of both sides if it is shared.
+    target_vocab: the vocabulary of the target; not used if the vocabulary is shared.
+    run_folder: the folder that the files are written to.
+  """
   names = []
   for side in columns_by_side(config):
     path = (target_vocab if side == 'target' else source_vocab).save(run_folder, side)

@@ -72,14 +72,27 @@ def read_parallel(source: str, target: str, links: str | None = None, level: str
 
 
 def unequal_lengths_error(source: str, target: str, source_lines: int, target_lines: int) -> UserError:
-  """Returns the error of parallel files that differ in their number of lines."""
+  """Returns the error of parallel files that differ in their number of lines.
+
+  Args:
+    source: path of the source file.
+    target: path of the other file.
+    source_lines: number of lines of the source file.
+    target_lines: number of lines of the other file.
+  """
   return UserError(
     f'{source} has {source_lines} lines but {target} has {target_lines}; parallel files have one line per pair'
   )
 
 
 def parallel_paths(prefix: str, source: str, target: str) -> tuple[str, str]:
-  """`a/train`, `en`, `de` -> `a/train.en`, `a/train.de`, or those with `.gz` where only that exists."""
+  """`a/train`, `en`, `de` -> `a/train.en`, `a/train.de`, or those with `.gz` where only that exists.
+
+  Args:
+    prefix: the part of both paths before the dot and the suffix, on a disk or behind a URL.
+    source: suffix of the source file.
+    target: suffix of the target file.
+  """
   return _plain_or_gz(f'{prefix}.{source}'), _plain_or_gz(f'{prefix}.{target}')
 
 
@@ -124,7 +137,15 @@ def read_tsv(path: str, level: str = 'word') -> Corpus:
 
 
 def check_columns(path: str, number: int, row: Sequence[str]) -> None:
-  """Raises UserError if a row of a table has too many columns, or only one."""
+  """Raises UserError if a row of a table has too many columns, or only one.
+
+  A row of one blank column is valid: its pair is left out as blank.
+
+  Args:
+    path: the table, for the error.
+    number: number of the line, from 1, for the error.
+    row: the columns of the row.
+  """
   if len(row) > 3 or (len(row) == 1 and row[0].strip()):
     raise UserError(f'{path}:{number}: {format_count(len(row), "column")}; {_COLUMNS}')
 

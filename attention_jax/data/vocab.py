@@ -316,14 +316,22 @@ def parse_kind(spec: str) -> str:
 
 
 def sampling_option(spec: str) -> str:
-  """Returns the option by which `spec` segments training lines anew in each epoch; '' if it does not."""
+  """Returns the option by which `spec` segments training lines anew in each epoch; '' if it does not.
+
+  Raises:
+    UserError: for anything but a spec of VOCABULARIES.
+  """
   name, _, options = _bind(spec)
   option = VOCABULARIES[name].sampling_option
   return option if options.get(option) else ''
 
 
 def train(spec: str, lines: Iterable[str]) -> Vocabulary:
-  """Returns the vocabulary `spec`, trained on the lines of the training split."""
+  """Returns the vocabulary `spec`, trained on the lines of the training split.
+
+  Raises:
+    UserError: for anything but a spec of VOCABULARIES, and as the function of its kind does.
+  """
   _, fn, options = _bind(spec)
   return fn(lines, **options)
 
@@ -331,8 +339,14 @@ def train(spec: str, lines: Iterable[str]) -> Vocabulary:
 def load_stored(spec: str, folder: str, side: str) -> Vocabulary | None:
   """Returns the vocabulary of `side` that a run stored in its folder; None if there is none.
 
+  Args:
+    spec: a spec of VOCABULARIES.
+    folder: the run folder, or the folder of a prepared data set.
+    side: 'source', 'target' or 'shared'.
+
   Raises:
-    UserError: if the file is damaged or contains a vocabulary of another kind.
+    UserError: for anything but a spec of VOCABULARIES, and if the file cannot be read, is damaged or contains a
+      vocabulary of another kind.
   """
   name, _, options = _bind(spec)
   path = _path(name, folder, side)

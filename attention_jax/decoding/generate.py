@@ -128,5 +128,11 @@ def end_and_continuation_masks(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def broadcast_source_mask(mask: jax.Array | None, batch: int, size: int) -> jax.Array:
-  """Returns a mask [batch, size], all True for None. Image models have masks [batch, 1]."""
+  """Returns a mask [batch, size], all True for None. Image models have masks [batch, 1].
+
+  Args:
+    mask: [batch, size] or [batch, 1] bool, True = real; None for all.
+    batch: number of sources.
+    size: number of source positions.
+  """
   return jnp.broadcast_to(True if mask is None else mask, (batch, size))

@@ -49,6 +49,11 @@ def coverage_penalty(coverage: jax.Array, source_mask: jax.Array, beta: float) -
   The coverage Σⱼ pᵢⱼ is the total attention to position i, including that of the step that emits EOS. It is clipped at
   MIN_COVERAGE from below: an alignment may return exact zeros, and a position without attention costs 13.8 β instead
   of infinity.
+
+  Args:
+    coverage: [..., S] weights summed over the steps.
+    source_mask: bool, True = real; broadcast to the shape of `coverage`.
+    beta: β, see Ranking.
   """
   log_coverage = jnp.log(jnp.clip(coverage, MIN_COVERAGE, 1.0))
   return beta * jnp.sum(jnp.where(source_mask, log_coverage, 0.0), axis=-1)
@@ -59,6 +64,11 @@ def eos_factor(source_length: jax.Array, length: jax.Array | int, gamma: float) 
 
   This is the option -eos_norm of OpenNMT (Klein et al. 2017) in Lua, as computed by its onmt/translate/Beam.lua; the
   manual calls the factor itself the penalty of EOS. A γ below |Y| / |X| rewards the end instead.
+
+  Args:
+    source_length: |X|, number of source tokens, EOS included.
+    length: |Y|, number of tokens of the hypothesis, EOS included, at least 1.
+    gamma: γ, see Ranking.
   """
   return gamma * source_length / length
 

@@ -80,7 +80,7 @@ def zero_masked_memory(memory: Memory) -> Memory:
 
 
 def with_remembered(alignment: Row, params: Params, memory: Memory) -> Memory:
-  """Returns `memory` with what the alignment computes once from its values, if it needs that."""
+  """Returns `memory` with what the alignment computes once per memory, if anything. Arguments: see `attend`."""
   if alignment.remember is None or memory.remembered is not None:
     return memory
   names = memory_parameter_names(alignment)
@@ -94,7 +94,7 @@ def is_recurrent(score: Row, alignment: Row) -> bool:
 
 
 def init_carry(score: Row | str, alignment: Row | str, size: Dimension, dtype=jnp.float32) -> Carry:
-  """Returns the carry before the first query over a memory of `size` positions."""
+  """Returns the carry before the first query over S = `size` positions. Arguments: see `steps.init_carry`."""
   score = lookup(score, SCORES, 'score')
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
   zeros = jnp.zeros((size,), dtype)
@@ -212,6 +212,8 @@ def score_terms(fn: Callable, params: Params, query: Float[Array, 'T D'], memory
 def score_keys(score: Row, query: Array, key: Array, params: Params, step_inputs: Mapping[str, Any], state):
   """Returns the scores [S] of one projected query, and the new state of the score.
 
+  Arguments: see `call_variant`; `query` [D] and `key` [S, D] are projected, and `params` are those of the score.
+
   Raises:
     UserError: if the shapes do not match.
   """
@@ -295,7 +297,10 @@ def attend_from_scores(
   rng: jax.Array | None,
   deterministic: bool,
 ) -> tuple[Carry, Attended]:
-  """Second half of `attend_step`, after the scores; `carry` already contains the new state of the score."""
+  """Second half of `attend_step`, after the scores.
+
+  Arguments: see `attend_step`; `scores` are those of `score_keys`, and `carry` contains the new state of the score.
+  """
   mask = memory.mask
   if bias is not None:
     mask = mask & ~jnp.isneginf(bias)
@@ -330,8 +335,7 @@ def attend(
   This is implementation 'xla', the definition that every other implementation is tested against.
 
   Args:
-    score: a table row.
-    alignment: a table row.
+    score, alignment: table rows.
     params: as in `attend_step`.
     query: all queries, not yet projected if `params` contain 'query'.
     memory: its key is already projected; its mask may be [S] or, per query, [T, S].
@@ -370,8 +374,7 @@ def attend_queries(
   """Applies `attend_step` to every query of `xs`, scanned or vmapped.
 
   Args:
-    score: a table row.
-    alignment: a table row.
+    score, alignment: table rows.
     params: as in `attend_step`.
     carry: the carry before the first query.
     xs: (query [T, D], mask [T, S], bias [T, S] or None, rngs [T] or None).

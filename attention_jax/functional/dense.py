@@ -140,6 +140,16 @@ def check_temperature(name: str, temperature: float | Array) -> None:
 
 
 def check_at_least(name: str, option: str, value: float | Array, minimum: float) -> None:
-  """Raises UserError for a number below `minimum`; the value of an array is not checked."""
+  """Checks a number; the value of an array is not checked.
+
+  Args:
+    name: name of the variant, for the error message.
+    option: name of the option, for the error message.
+    value: the value of the option.
+    minimum: the smallest allowed value.
+
+  Raises:
+    UserError: for a number below `minimum`.
+  """
   if isinstance(value, int | float) and not value >= minimum:
     raise UserError(f'{name}: {option} must be at least {minimum}, got {value}')

@@ -70,7 +70,13 @@ def unmasked_extent(mask: Bool[Array, '... S']) -> tuple[Int[Array, '...'], Int[
 
 
 def window_m(size: Int[Array, ''], first: Int[Array, ''], *, step: Int[Array, ''], width: int = 10) -> Window:
-  """Returns the window of `local_m`; the arguments are those of `window_p` and `local_m`."""
+  """Returns the window of `local_m`.
+
+  Arguments: see `window_p` and `local_m`; `size` and `first` are not used.
+
+  Raises:
+    UserError: if the width is negative or no whole number.
+  """
   check_width('local_m', width, 0)
   return Window(step, width, _softmax_inside(width))
 
@@ -132,7 +138,16 @@ def windowed(
 
 
 def check_width(name: str, width: int, minimum: int) -> None:
-  """Raises UserError unless `width` is a whole number of at least `minimum`."""
+  """Checks the width of a window.
+
+  Args:
+    name: name of the alignment, for the error message.
+    width: the width, in positions.
+    minimum: the smallest allowed width.
+
+  Raises:
+    UserError: unless `width` is a whole number of at least `minimum`.
+  """
   if not isinstance(width, int) or isinstance(width, bool) or width < minimum:
     raise UserError(f'{name}: width must be a whole number of at least {minimum}, got {width!r}')
 

@@ -272,7 +272,13 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], kind: str) -> R
 def init_row_params(
   rng: jax.Array, row: Row, sizes: Mapping[str, int], names: Sequence[str] | None = None
 ) -> dict[str, jax.Array]:
-  """Returns initial parameters of one row, float32: all, or those of these names. Consumes rng.
+  """Returns initial parameters of one row, float32.
+
+  Args:
+    rng: a PRNG key, consumed.
+    row: the row.
+    sizes: a value for each name of SIZES that the shapes of its parameters contain; `row.sizes` adds the row's own.
+    names: names of the parameters to initialise; None for all of them.
 
   Raises:
     UserError: for a function whose parameters have no shapes.

@@ -43,7 +43,10 @@ class BeamSearch:
 
 
 def compile_beam_search(model: EncoderDecoder, beams: int, max_length: int, ranking: Ranking = DEFAULT_RANKING):
-  """Returns (params, source [B, S], source_mask [B, S]) -> Hypotheses, compiled once per shape; one beam is greedy."""
+  """Returns (params, source [B, S], source_mask [B, S]) -> Hypotheses, compiled once per shape; one beam is greedy.
+
+  Arguments: see `compile_search`; `beams` is the beam size.
+  """
   return compile_search(model, BeamSearch(beams), max_length, ranking)
 
 

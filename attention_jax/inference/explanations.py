@@ -50,7 +50,7 @@ class ExampleReader(NamedTuple):
 
 
 def read_pair(model: EncoderDecoder, params: Any, example: Example, vectors: Any = None, rows: Any = None):
-  """ExampleReader.read of an encoder-decoder."""
+  """ExampleReader.read of an encoder-decoder. Arguments: see `ExampleReader`."""
   pair = Pair(model if rows is None else edited_model(model, replace_weights(rows)), params, *example[0:3:2])
   if vectors is not None:
     pair = with_vectors(pair, vectors)
@@ -60,12 +60,15 @@ def read_pair(model: EncoderDecoder, params: Any, example: Example, vectors: Any
 
 
 def embed_pair(model: EncoderDecoder, params: Any, source: jax.Array) -> jax.Array:
-  """ExampleReader.embed of an encoder-decoder."""
+  """ExampleReader.embed of an encoder-decoder. Arguments: see `ExampleReader`."""
   return source_vectors(Pair(model, params, source, source))
 
 
 def read_document(model: Classifier, params: Any, example: Example, vectors: Any = None, rows: Any = None):
-  """ExampleReader.read of a classifier with one level and one query, whose document is one sentence."""
+  """ExampleReader.read of a classifier with one level and one query, whose document is one sentence.
+
+  Arguments: see `ExampleReader`.
+  """
   if rows is not None:
     alignment = with_edit(model.attention.alignment, replace_weights(rows))
     model = model.clone(attention=model.attention.clone(alignment=alignment, implementation='xla'))
@@ -76,7 +79,7 @@ def read_document(model: Classifier, params: Any, example: Example, vectors: Any
 
 
 def embed_document(model: Classifier, params: Any, source: jax.Array) -> jax.Array:
-  """ExampleReader.embed of a classifier."""
+  """ExampleReader.embed of a classifier. Arguments: see `ExampleReader`."""
   return model.embedding.apply({'params': params['embedding']}, source)
 
 

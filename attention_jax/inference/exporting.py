@@ -44,6 +44,11 @@ class ExportRequest(NamedTuple):
 def export_decoder(model: EncoderDecoder, params: Any, request: ExportRequest) -> dict[str, export.Exported]:
   """Exports the functions of a model.
 
+  Args:
+    model: the model.
+    params: its parameters.
+    request: what to export.
+
   Returns:
     search: (weights, source [B, S], source_mask [B, S]) -> {'tokens': [B, K, T], 'scores': [B, K], 'log_probs',
       'lengths', 'weights': [B, K, T, S]}.
@@ -96,7 +101,12 @@ def export_decoder(model: EncoderDecoder, params: Any, request: ExportRequest) -
 
 
 def write_export(exported: Mapping[str, export.Exported], params: Any, folder: Path) -> None:
-  """Writes exported functions and the weights to an existing folder.
+  """Writes exported functions and the weights to a folder.
+
+  Args:
+    exported: functions by name, as `export_decoder` returns them.
+    params: the parameters of the model.
+    folder: the folder, which must exist.
 
   Raises:
     UserError: if a package that writes them is not installed.

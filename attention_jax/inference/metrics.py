@@ -209,7 +209,14 @@ def _make_bleu(
 def chrf(
   hypotheses: Sequence[str], references: References, *, word_order: int = 0, lowercase: bool = False
 ) -> MetricValue:
-  """chrF2, Popović (2015); chrF++ with word_order=2."""
+  """chrF2, Popović (2015); chrF++ with word_order=2.
+
+  Args:
+    hypotheses: one string per row.
+    references: one or more strings per row.
+    word_order: length of the longest n-grams of words; 0 for n-grams of characters alone.
+    lowercase: whether case is ignored.
+  """
   return _sacrebleu(_make_chrf(word_order=word_order, lowercase=lowercase), 'points', hypotheses, references)
 
 
@@ -218,7 +225,13 @@ def _make_chrf(*, word_order: int = 0, lowercase: bool = False) -> CHRF:
 
 
 def ter(hypotheses: Sequence[str], references: References, *, lowercase: bool = True) -> MetricValue:
-  """Translation edit rate, Snover et al. (2006); like tercom it ignores case unless lowercase=False."""
+  """Translation edit rate, Snover et al. (2006); like tercom it ignores case unless lowercase=False.
+
+  Args:
+    hypotheses: one string per row.
+    references: one or more strings per row.
+    lowercase: whether case is ignored.
+  """
   return _sacrebleu(_make_ter(lowercase=lowercase), '%', hypotheses, references)
 
 

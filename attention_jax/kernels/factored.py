@@ -23,7 +23,10 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
 
 
 def attend_block(score: Row, alignment: Row, params, carry, xs, memory: Memory, deterministic: bool):
-  """Attends a block of queries: all its scores by one contraction, then its weights. Returns carry, Attended."""
+  """Attends a block of queries: all its scores by one contraction, then its weights. Returns carry, Attended.
+
+  Arguments: see `functional.attend.attend_queries`; `score` has the form TanhSum.
+  """
   query, mask, bias, rngs = xs
   q, k, v, offset = score_terms(score.form.fn, params, query, memory)
   scores = tanh_sum.scores(q, k, v, mask.any(0)) + offset

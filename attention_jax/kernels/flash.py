@@ -66,10 +66,21 @@ def attend(
 def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) -> tuple[jax.Array, ...]:
   """Reduces a supported pair to the softmax of a product.
 
+  Args:
+    score: a table row of the form Product.
+    alignment: the table row of softmax, with or without dropout.
+    params: parameters as `functional.attend.init_params` returns them.
+    query: [T, D], not yet projected if `params` contain 'query'.
+    memory: its key is already projected; its mask is [S] or, per query, [T, S].
+    bias: [T, S], added to the scores before masking; -inf masks a position. None adds nothing.
+
   Returns:
     q [T, D], k [S, D], v [S, V], mask [T, S] or [1, S], and bias [T, S] or None, floats of the type in which sums are
     computed. The alignment's temperature is applied to q and the bias, infinite biases are part of the mask, and
     masked entries are zero.
+
+  Raises:
+    UserError: if shapes do not match, and for a temperature that is not positive.
   """
   memory = zero_masked_memory(memory)
   q, k = score_terms(score.form.fn, params, query, memory)
@@ -83,7 +94,7 @@ def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) ->
 
 
 def softmax_weights(q, k, mask, bias) -> jax.Array:
-  """Returns the weights [T, S], by the formula, of arrays as returned by `operands`."""
+  """Returns the weights [T, S], by the formula. Arguments: arrays as `operands` returns them."""
   scores = q @ k.T if bias is None else q @ k.T + bias
   return jax.vmap(softmax)(scores, jnp.broadcast_to(mask, scores.shape))
 

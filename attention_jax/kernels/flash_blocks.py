@@ -61,17 +61,40 @@ class Blocks(NamedTuple):
     return self.pad_keys(self.pad_rows(x, rows).T).T
 
   def slice_keys(self, x: jax.Array, j, span: int, axis: int = 0) -> jax.Array:
-    """Returns the keys of blocks j ... j + span - 1 of an array that has all keys along `axis`."""
+    """Returns the keys of blocks j ... j + span - 1 of an array that has all keys along `axis`.
+
+    Args:
+      x: an array with all keys along `axis`, padded to complete blocks.
+      j: index of the first block of keys.
+      span: number of blocks.
+      axis: the axis of the keys.
+    """
     return jax.lax.dynamic_slice_in_dim(x, j * self.key_block, span * self.key_block, axis)
 
   def add_to_keys(self, x: jax.Array, j, terms: jax.Array) -> jax.Array:
-    """Adds `terms` to the keys of x that begin with those of block j."""
+    """Adds `terms` to the keys of x that begin with those of block j.
+
+    Args:
+      x: [S, ...], padded to complete blocks.
+      j: index of the block of keys.
+      terms: [n, ...], one for each of the n keys from the first key of block j on.
+
+    Returns:
+      The sum, of the shape of x.
+    """
     first = j * self.key_block
     terms = terms + jax.lax.dynamic_slice_in_dim(x, first, terms.shape[0])
     return jax.lax.dynamic_update_slice_in_dim(x, terms, first, 0)
 
   def slice_block(self, x: jax.Array, i, j, span: int) -> jax.Array:
-    """Returns blocks (i, j ... j + span - 1) [keys, query_block or 1] of a padded and transposed array [S, T or 1]."""
+    """Returns blocks (i, j ... j + span - 1) [keys, query_block or 1] of a padded and transposed array [S, T or 1].
+
+    Args:
+      x: the array; its second axis has length 1 if all queries share it.
+      i: index of the block of queries.
+      j: index of the first block of keys.
+      span: number of blocks of keys.
+    """
     is_shared = x.shape[1] == 1
     rows = 1 if is_shared else self.query_block
     first_row = 0 if is_shared else i * self.query_block
@@ -113,7 +136,17 @@ class Blocks(NamedTuple):
     return schedule
 
   def fold(self, step: Callable, schedule: Schedule, carry):
-    """Folds step(span, has_masked, j, carry) over the blocks of one block of queries."""
+    """Folds step(span, has_masked, j, carry) over the blocks of one block of queries.
+
+    Args:
+      step: (span, has_masked, j, carry) -> carry, for the blocks of keys j ... j + span - 1; `has_masked` is whether
+        they may contain masked positions.
+      schedule: the entries of `Blocks.schedule` for one block of queries.
+      carry: the carry before the first block.
+
+    Returns:
+      The carry after the last block.
+    """
     for (span, has_masked), (order, count) in zip(self.kinds, schedule, strict=True):
       run = functools.partial(step, span, has_masked)
       if span == self.num_key_blocks:
@@ -140,7 +173,12 @@ class BlockedInputs(NamedTuple):
 
   @classmethod
   def of(cls, mask, bias, factors, blocks: Blocks) -> 'BlockedInputs':
-    """Prepares the inputs of `flash.attention_context`."""
+    """Prepares the inputs of `flash.attention_context`.
+
+    Args:
+      mask, bias, factors: as in `flash.attention_context`.
+      blocks: the partition of queries and keys.
+    """
     mask = blocks.pad(mask)
     schedule = blocks.schedule(*blocks.classify_blocks(mask))
     transposed = mask.T if mask.shape[0] == 1 else _transpose_partly_masked(mask, *schedule[-1])

@@ -170,10 +170,18 @@ class Plan(NamedTuple):
 
   @property
   def tile(self) -> Tile:
+    """Sizes of the blocks of a program."""
     return TARGETS[self.target].tile
 
   def run(self, kernel: Callable, grid: tuple[int, ...], operands: list, results: list) -> list[jax.Array]:
-    """Runs a kernel over a grid; returns one array per Result."""
+    """Runs a kernel over a grid; returns one array per Result.
+
+    Args:
+      kernel: (tile, *references to blocks of the operands, *references to blocks of the results) -> None.
+      grid: number of programs along each axis.
+      operands: an Operand for each input.
+      results: a Result for each output.
+    """
     varying = jax.typeof(operands[0].array).manual_axis_type
     program = pl.pallas_call(
       functools.partial(kernel, self.tile),

@@ -81,7 +81,14 @@ def context_kernel(has_dropout: bool, tile: Tile, q, k, v, masked_bias, value, *
 
 
 def exponentials_kernel(tile: Tile, q, k, v, masked_bias, max_score, exps) -> None:
-  """Computes exp(score - max_score) [rows, keys], 0 where masked."""
+  """Computes exp(score - max_score) [rows, keys], 0 where masked.
+
+  Args:
+    tile: sizes of the blocks.
+    q, k, v, masked_bias: inputs, see `pallas_additive.attended`.
+    max_score: the largest score of each query [rows, 1].
+    exps: output [rows, keys].
+  """
   scores, visible = _scores(tile, q, k, v, masked_bias, pl.ds(0, tile.keys))
   # A score can exceed the largest one by rounding alone, which for large scores is a lot.
   relative = jnp.minimum(jnp.where(visible, scores - max_score[:, :], 0.0), 0.0)

@@ -30,7 +30,9 @@ class AuxiliaryLoss(NamedTuple):
   """One auxiliary loss.
 
   Attributes:
-    fn: the loss itself; its keyword-only arguments are options.
+    fn: the loss itself, f(outputs, batch, running, *, options) -> [] float32: `outputs` is a ModelOutput of all steps
+      or a ClassifierOutput; `batch` is a data Batch, or a LabelledBatch of documents; `running` maps the names of the
+      row's running means to their values, []. The keyword-only arguments are options.
     needs_links: whether it needs Batch.links.
     needs_text: whether the source must be text in its natural order.
     uses_weights: whether its gradient flows through the attention weights.
@@ -60,14 +62,20 @@ class AuxiliaryLoss(NamedTuple):
 
 
 def coverage(outputs, batch, running: RunningMeans) -> jax.Array:
-  """Σ_t Σ_s min(w_ts, c_ts), c_ts the sum of w_ks over k < t. See, Liu & Manning 2017, equation 12."""
+  """Σ_t Σ_s min(w_ts, c_ts), c_ts the sum of w_ks over k < t. See, Liu & Manning 2017, equation 12.
+
+  Arguments: see AuxiliaryLoss.
+  """
   weights = _masked_weights(outputs, batch)
   before = jnp.cumsum(jnp.pad(weights[:, :-1], ((0, 0), (1, 0), (0, 0))), axis=1)
   return jnp.sum(jnp.minimum(weights, before))
 
 
 def doubly_stochastic(outputs, batch, running: RunningMeans) -> jax.Array:
-  """Σ_s (1 − Σ_t w_ts)²: the total attention to every position is about 1. Xu et al. 2015, equation 14."""
+  """Σ_s (1 − Σ_t w_ts)²: the total attention to every position is about 1. Xu et al. 2015, equation 14.
+
+  Arguments: see AuxiliaryLoss.
+  """
   total = jnp.sum(_masked_weights(outputs, batch), axis=1)
   source_mask = jnp.broadcast_to(batch.source_mask, total.shape)
   return jnp.sum(jnp.where(source_mask, (1 - total) ** 2, 0.0))
@@ -77,6 +85,8 @@ def guided(outputs, batch, running: RunningMeans) -> jax.Array:
   """−Σ_t mean_s log(w_ts + 10⁻⁶) over the gold links (t, s) of t. Chen et al. 2016, guided alignment, cross entropy.
 
   Target tokens without links contribute 0.
+
+  Arguments: see AuxiliaryLoss.
   """
   gold = batch.links & batch.target_mask[..., None]
   logs = jnp.log(jnp.where(gold, _masked_weights(outputs, batch) + 1e-6, 1.0))
@@ -87,6 +97,8 @@ def diagonal(outputs, batch, running: RunningMeans, *, width: Positive = 0.2) ->
   """Σ_ts w_ts (1 − exp(−(s/S − t/T)² / 2g²)), S and T the real lengths. Tachibana et al. 2018, guided attention.
 
   The option `width` is g.
+
+  Arguments: see AuxiliaryLoss.
   """
   target, source = (
     jnp.arange(mask.shape[1])[None] / jnp.maximum(mask.sum(axis=1, keepdims=True), 1)
@@ -141,12 +153,23 @@ def ponder(outputs, batch, running: RunningMeans) -> jax.Array:
   """Σ_t N_t + R_t over the real source positions of all layers with adaptive computation time. Graves 2016, section 2.
 
   The weight is τ of the paper.
+
+  Arguments: see AuxiliaryLoss.
+
+  Raises:
+    UserError: if the encoder has no layer with adaptive computation time.
   """
   return _ponder_cost(outputs, batch.source_mask.any(axis=1))
 
 
 def ponder_of_documents(outputs, batch, running: RunningMeans) -> jax.Array:
-  """Σ_t N_t + R_t over all steps of layers with adaptive computation time, words and sentences. Graves 2016."""
+  """Σ_t N_t + R_t over all steps of layers with adaptive computation time, words and sentences. Graves 2016.
+
+  Arguments: see AuxiliaryLoss.
+
+  Raises:
+    UserError: if the encoder has no layer with adaptive computation time.
+  """
   return _ponder_cost(outputs, batch.index >= 0)
 
 
@@ -162,14 +185,21 @@ def _ponder_of(outputs):
 
 
 def mean_updates(outputs) -> jax.Array:
-  """Mean number of updates of a step with adaptive computation time, in each row, [B]."""
+  """Mean number of updates of a step with adaptive computation time, in each row, [B].
+
+  Raises:
+    UserError: if the encoder has no layer with adaptive computation time.
+  """
   layers = _ponder_of(outputs)
   updates = sum(layer.updates.sum(axis=1) for layer in layers)
   return updates / jnp.maximum(sum(jnp.sum(layer.updates > 0, axis=1) for layer in layers), 1)
 
 
 def redundancy(outputs, batch, running: RunningMeans) -> jax.Array:
-  """Σ over documents of ‖A Aᵀ − I‖², A the weights of the hops. Lin et al. 2017, equation 8."""
+  """Σ over documents of ‖A Aᵀ − I‖², A the weights of the hops. Lin et al. 2017, equation 8.
+
+  Arguments: see AuxiliaryLoss.
+  """
   weights = jnp.moveaxis(outputs.words, 1, 2)  # [B, H, N, W]
   weights = weights.reshape(*weights.shape[:2], -1)
   difference = jnp.einsum('bhs,bgs->bhg', weights, weights) - jnp.eye(weights.shape[1])[None]

@@ -99,7 +99,16 @@ def _is_random(inputs: ObjectiveInputs) -> bool:
 
 
 def linear(*, start: Probability = 1.0, slope: NonNegative = 1e-4, minimum: Probability = 0.5) -> Callable:
-  """ε_n = max(minimum, start − slope n)"""
+  """ε_n = max(minimum, start − slope n)
+
+  Args:
+    start: value of the line at n = 0.
+    slope: decrease per update.
+    minimum: lower bound of ε.
+
+  Returns:
+    n -> ε_n.
+  """
   return lambda n: jnp.maximum(minimum, start - slope * n)
 
 

@@ -83,7 +83,12 @@ class Cell(nn.Module):
     return RecurrentStack(self.rnn, self.features, self.layers, self.residual, self.dropout, self.bridge, self.dtype)
 
   def initial_states(self, stack: RecurrentStack, encoded: Encoded) -> tuple[State, ...]:
-    """Returns the states of recurrent layers before the first step."""
+    """Returns the states of recurrent layers before the first step.
+
+    Raises:
+      UserError: for an unknown `initial`, if `bridge` is False and `initial` is not 'learned', and as the function of
+        INITIAL_STATES does.
+    """
     make = INITIAL_STATES[choose(self.initial, INITIAL_STATES, 'initial')]
     if not self.bridge and self.initial != 'learned':
       raise UserError(f'bridge=False starts from zeros, and cannot be combined with initial={self.initial!r}')
@@ -94,7 +99,10 @@ class Cell(nn.Module):
     return self.attention.remember(encoded.memory, encoded.mask, value=encoded.values)
 
   def share(self, memory: Any, hypotheses: int, max_length: int) -> Any:
-    """Returns the memory for `hypotheses` hypotheses of each source, of up to `max_length` tokens."""
+    """Returns the memory for `hypotheses` hypotheses of each source, of up to `max_length` tokens.
+
+    Arguments: see decoders.Decoder.share.
+    """
     return memory
 
   def project_inputs(self, embeddings: jax.Array) -> jax.Array:
@@ -104,7 +112,17 @@ class Cell(nn.Module):
   def attend(
     self, carry: CellCarry, query: jax.Array, memory: Memory, deterministic: bool
   ) -> tuple[CellCarry, StepTrace]:
-    """Attends inside the recurrence; returns the carry and a trace without the top state."""
+    """Attends inside the recurrence; returns the carry and a trace without the top state.
+
+    Args:
+      carry: carry of the previous step.
+      query: queries, [B, D].
+      memory: the memory, as `remember` returns it.
+      deterministic: whether to use test-time behaviour.
+
+    Raises:
+      UserError: if the implementation of the attention cannot compute one query at a time.
+    """
     self.attention.check_step_support()
     attention, (context, weights) = self.attention(carry.attention, query, memory, deterministic)
     trace = StepTrace((), context, average_heads(weights, self.attention.heads), attention.state[1])
@@ -123,7 +141,13 @@ class Cell(nn.Module):
     return DecoderOutput(features, traces.context, traces.weights, traces.alignment, top=traces.state)
 
   def compute_features(self, traces: StepTrace, embeddings: jax.Array, memory: Memory) -> jax.Array:
-    """Returns features of the context, or of each position if the alignment is latent."""
+    """Returns features [B, T, F] of the context, or [B, T, S, F] of each position if the alignment is latent.
+
+    Args:
+      traces: traces of all steps, leaves [B, T, ...].
+      embeddings: embeddings of the input tokens, [B, T, E].
+      memory: the memory; read only if the alignment is latent.
+    """
     if not self.traits.latent:
       return self.readout_features(traces.state, traces.context, embeddings)
     values = memory.value  # [B, 1, S, V]; the axis of the only head is broadcast over the steps
@@ -257,7 +281,16 @@ class Bahdanau(Cell):
     return self.make_output(self.compute_features(traces, embeddings, memory), traces)
 
   def readout_features(self, state: jax.Array, context: jax.Array, embeddings: jax.Array) -> jax.Array:
-    """tanh(W [s; c; y]), or the maximum of pairs of units of W [s; c; y]: the deep output."""
+    """tanh(W [s; c; y]), or the maximum of pairs of units of W [s; c; y]: the deep output.
+
+    Args:
+      state: s, states of the highest layer, [..., H].
+      context: c, contexts, [..., V].
+      embeddings: y, embeddings of the input tokens, [..., E].
+
+    Returns:
+      [..., readout]; the leading axes of the arguments are broadcast.
+    """
     units = self.deep(state, context, embeddings)
     return max_of_pairs(units) if self.maxout else jnp.tanh(units)
 
@@ -318,7 +351,7 @@ class Luong(Cell):
     return self.make_output(self.compute_features(traces, embeddings, memory), traces)
 
   def readout_features(self, state: jax.Array, context: jax.Array, embeddings: jax.Array) -> jax.Array:
-    """tanh(W [c; s]), the attentional vector."""
+    """tanh(W [c; s]), the attentional vector. Arguments: see Bahdanau.readout_features; `embeddings` is not used."""
     return jnp.tanh(self.attentional(context, state))
 
 

@@ -255,7 +255,10 @@ class ConvDecoder(LayeredDecoder, Convolutional, kw_only=True):
   def step(
     self, carry: LayeredCarry, embedding: jax.Array, memory: tuple[Memory, ...], deterministic: bool = True
   ) -> tuple[LayeredCarry, DecoderOutput]:
-    """Decodes one step from the embedding [B, E] of the input token."""
+    """Decodes one step from the embedding [B, E] of the input token.
+
+    Arguments: see decoders.Decoder.step.
+    """
     embedded, x = self.embed_inputs(embedding[:, None], carry.step[:1])
     embedded = embedded[:, 0]
     x = x[:, 0]

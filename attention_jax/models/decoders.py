@@ -84,7 +84,13 @@ class Decoder(nn.Module):
     return self.cell.start(encoded, memory), memory
 
   def share(self, memory: Any, hypotheses: int, max_length: int) -> Any:
-    """Returns the memory for `hypotheses` hypotheses of each source, of up to `max_length` tokens."""
+    """Returns the memory for `hypotheses` hypotheses of each source, of up to `max_length` tokens.
+
+    Args:
+      memory: the memory, as `start` returns it.
+      hypotheses: number of hypotheses of each source, for which every step is computed.
+      max_length: maximum number of tokens of a hypothesis.
+    """
     return self.cell.share(memory, hypotheses, max_length)
 
   def observe(self, carry: Any, log_likelihood: jax.Array) -> Any:
@@ -94,7 +100,17 @@ class Decoder(nn.Module):
   def step(
     self, carry: Any, embedding: jax.Array, memory: Any, deterministic: bool = True
   ) -> tuple[Any, DecoderOutput]:
-    """Computes one step."""
+    """Computes one step.
+
+    Args:
+      carry: carry of the previous step; before the first step, as `start` returns it.
+      embedding: embeddings of the input tokens, [B, E].
+      memory: the memory, as `start` or `share` returns it.
+      deterministic: whether to use test-time behaviour.
+
+    Returns:
+      The next carry, and DecoderOutput with leaves [B, ...].
+    """
     embeddings = embedding[:, None]
     carry, trace = self.cell.recur(carry, self.cell.project_inputs(embeddings)[:, 0], memory, deterministic)
     output = self.cell.compute_outputs(jax.tree.map(lambda x: x[:, None], trace), embeddings, memory, deterministic)
@@ -149,7 +165,10 @@ class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
   def step(
     self, carry: LayeredCarry, embedding: jax.Array, memory: tuple[Memory, ...], deterministic: bool = True
   ) -> tuple[LayeredCarry, DecoderOutput]:
-    """Computes one step."""
+    """Computes one step.
+
+    Arguments: see Decoder.step.
+    """
     position = carry.step[0]
     size = carry.layers[0].key.shape[2]
     x = self.embed_inputs(embedding[:, None], position[None])[:, 0]

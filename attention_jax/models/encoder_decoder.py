@@ -325,7 +325,11 @@ def build(model: Mapping[str, Any], source_size: int, target_size: int) -> Encod
 
 
 def parse_model_config(model: Mapping[str, Any]) -> tuple[ModelConfig, dict[str, Any]]:
-  """Checks `config.model`; returns its fields, and those that all modules of the model share: dropout and dtype."""
+  """Checks `config.model`; returns its fields, and those that all modules of the model share: dropout and dtype.
+
+  Raises:
+    UserError: for a field of another type or outside its range, and for an unknown dtype.
+  """
   options = ModelConfig(**{field.name: model[field.name] for field in dataclasses.fields(ModelConfig)})
   check_fields(options, 'config.model')
   check_fields(Attention(**model['attention']), 'config.model.attention')

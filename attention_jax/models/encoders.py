@@ -137,7 +137,16 @@ class RecurrentEncoder(nn.Module):
   def run_layer(
     self, features: int, backward: bool, inputs: jax.Array, mask: jax.Array, state: State, deterministic: bool
   ) -> LayerOutput:
-    """Runs a new layer with `features` in one direction over inputs [B, S, D] with mask [B, S]."""
+    """Runs a new layer with `features` in one direction over inputs [B, S, D] with mask [B, S].
+
+    Args:
+      features: features F of the layer.
+      backward: whether the layer reads the source backward.
+      inputs: inputs, [B, S, D].
+      mask: True at real positions, [B, S].
+      state: state before the first step of the layer.
+      deterministic: whether to use test-time behaviour.
+    """
     return LayerOutput(*RecurrentLayer(self.rnn, features, backward, self.dtype)(inputs, mask, state))
 
 

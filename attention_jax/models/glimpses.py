@@ -63,6 +63,15 @@ def sample_location(mean: jax.Array, deviation: float, rng: jax.Array | None) ->
 
   The densities have a gradient with respect to the means, the locations have none. Without an rng, the locations are
   the means, and the log-densities 0.
+
+  Args:
+    mean: means of the locations [B, 2], from -1 to 1, see GlimpseNetworkOutput.
+    deviation: standard deviation of both coordinates, in the unit of the means.
+    rng: PRNG key, consumed; None for no sampling.
+
+  Returns:
+    The locations [B, 2], clipped to the picture if they are samples, and the log-densities [B], which are those of the
+    samples before clipping.
   """
   if rng is None:
     return mean, jnp.zeros(len(mean))

@@ -59,7 +59,10 @@ class LayeredDecoder(nn.Module, kw_only=True):
     return self.clone(layer_attentions=tuple(attentions))
 
   def share(self, memory: Any, hypotheses: int, max_length: int) -> Any:
-    """Returns the memory for `hypotheses` hypotheses of each source, of up to `max_length` tokens."""
+    """Returns the memory for `hypotheses` hypotheses of each source, of up to `max_length` tokens.
+
+    Arguments: see decoders.Decoder.share.
+    """
     return memory
 
   def check_layers(self, name: str) -> None:

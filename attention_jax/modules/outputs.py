@@ -94,7 +94,13 @@ class OutputLayer(nn.Module):
   generates = True
 
   def remember(self, memory: jax.Array, mask: jax.Array, source: jax.Array) -> Any:
-    """Returns the layer's memory of a source; () if it does not copy."""
+    """Returns the layer's memory of a source; () if it does not copy.
+
+    Args:
+      memory: vectors of the encoded source, [B, S, D].
+      mask: True at real positions, [B, S].
+      source: ids of the source, int32 [B, S]; those from V on are out-of-vocabulary words, see data.encoding.encode.
+    """
     return ()
 
 

@@ -56,7 +56,13 @@ class Positions(nn.Module):
     return x
 
   def bias(self, query: jax.Array, positions: jax.Array, size: int) -> jax.Array | None:
-    """Returns the bias of the scores, [N, T, S] or [B, N, T, S], or None."""
+    """Returns the bias of the scores, [N, T, S] or [B, N, T, S], or None.
+
+    Args:
+      query: projected queries, [B, N, T, F].
+      positions: positions of the queries, int32 [T].
+      size: number S of positions that are attended to, 0 ... S - 1.
+    """
     return None
 
   def shift(self, weights: jax.Array, positions: jax.Array) -> jax.Array | None:
@@ -227,7 +233,17 @@ def alibi_slopes(heads: int) -> list[float]:
 
 
 def bucket_of(offset: jax.Array, buckets: int, max_distance: int, bidirectional: bool) -> jax.Array:
-  """Returns the bucket of each offset s - t. Raffel et al. 2020, section 2.1, and the published code of the paper."""
+  """Returns the bucket of each offset s - t. Raffel et al. 2020, section 2.1, and the published code of the paper.
+
+  Args:
+    offset: s - t, position minus query, int32 of any shape.
+    buckets: number of buckets.
+    max_distance: distance from which on all offsets of a direction are in one bucket.
+    bidirectional: whether half of the buckets are those of later positions (s > t); otherwise these have distance 0.
+
+  Returns:
+    Numbers of buckets from 0, of the shape of `offset`.
+  """
   first_bucket = 0
   if bidirectional:
     buckets //= 2

@@ -138,7 +138,17 @@ def _orthogonal_gates(gates: int):
 
 
 def zero_state(kind: str, batch: int, features: int, dtype=jnp.float32) -> State:
-  """Returns the state of one layer before its first step, arrays [batch, features]."""
+  """Returns the state of one layer before its first step, arrays [batch, features].
+
+  Args:
+    kind: a key of RECURRENCES, which determines the number of arrays.
+    batch: number of rows B.
+    features: features F of the layer.
+    dtype: dtype of the arrays.
+
+  Raises:
+    UserError: for an unknown kind.
+  """
   zeros = jnp.zeros((batch, features), dtype)
   return (zeros,) * RECURRENCES[choose(kind, RECURRENCES, 'rnn')].states
 

@@ -139,7 +139,16 @@ class Residual(nn.Module):
 
 
 def make_norm(name: str, dtype, epsilon: float = EPSILON) -> nn.Module:
-  """Returns the normalisation layer that a row of NORMS describes."""
+  """Returns the normalisation layer that a row of NORMS describes.
+
+  Args:
+    name: a key of NORMS.
+    dtype: dtype of the computation.
+    epsilon: added to the variance.
+
+  Raises:
+    UserError: for an unknown name.
+  """
   return NORMS[choose(name, NORMS, 'norm')].module(epsilon=epsilon, dtype=dtype)
 
 
@@ -204,11 +213,23 @@ class DecoderLayer(nn.Module):
     self.residuals = [self.residual() for _ in range(3)]
 
   def remember(self, encoded: jax.Array, mask: jax.Array, value: jax.Array) -> Memory:
-    """Prepares the memory that all steps attend to; encoded and value [B, S, D], mask [B, S]."""
+    """Prepares the memory that all steps attend to; encoded and value [B, S, D], mask [B, S].
+
+    Args:
+      encoded: vectors that queries are compared with.
+      mask: True at real positions.
+      value: vectors that contexts are made of.
+    """
     return self.cross.remember(encoded, mask, value=value)
 
   def start(self, memory: Memory, size: int, features: int) -> LayerCarry:
-    """Returns the carry before the first of `size` steps."""
+    """Returns the carry before the first of `size` steps.
+
+    Args:
+      memory: the memory, as `remember` returns it.
+      size: number L of positions of the cache.
+      features: features D of the inputs of a step.
+    """
     batch = memory.key.shape[0]
     zeros = jnp.zeros((batch, 1, features), self.attention.dtype)
     one_step = self.attention.remember(zeros, jnp.ones((batch, 1), bool), jnp.zeros((1,), jnp.int32))
@@ -299,6 +320,14 @@ def attend_single_query(
   attention: Attention, carry: Any, query: jax.Array, memory: Memory, deterministic: bool, position=None
 ):
   """Attends with one query [B, D]; the carry is () if the attention is not recurrent.
+
+  Args:
+    attention: attention over the memory.
+    carry: carry of the previous query; () before the first one, and if the attention is not recurrent.
+    query: queries, [B, D].
+    memory: the memory, as `attention.remember` returns it.
+    deterministic: whether to use test-time behaviour.
+    position: position of the query, int32 []; None for an attention without a module of positions.
 
   Returns:
     The next carry, the context, and the weights.

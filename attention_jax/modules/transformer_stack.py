@@ -140,7 +140,13 @@ class Stack(nn.Module):
     return Dense(self.features, use_bias=False, dtype=self.dtype, name='widen')(embeddings)
 
   def apply_layer_drop(self, x: jax.Array, after: jax.Array, deterministic: bool) -> jax.Array:
-    """Returns `after`, the result of a layer with input x, or x if the layer is skipped."""
+    """Returns `after`, the result of a layer with input x, or x if the layer is skipped.
+
+    Args:
+      x: inputs of the layer, [B, T, D].
+      after: its result, [B, T, D].
+      deterministic: whether to use test-time behaviour, which skips no layer; otherwise the rng 'dropout' is consumed.
+    """
     if deterministic or not self.layer_dropout:
       return after
     return jnp.where(jax.random.bernoulli(self.make_rng('dropout'), self.layer_dropout), x, after)

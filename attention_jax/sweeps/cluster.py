@@ -115,7 +115,20 @@ def slurm(
   constraint: str = '',
   setup: tuple[str, ...] = (),
 ) -> tuple[str, int, dict[str, Any]]:
-  """Jobs of Slurm; the options are parameters of submitit, and `jobs` is the number in the queue at a time."""
+  """Jobs of Slurm; all options but `jobs` are parameters of submitit.
+
+  Args:
+    jobs: maximum number of jobs in the queue at a time.
+    timeout_min: time limit of a job, minutes.
+    cpus_per_task: CPU cores of a job.
+    mem_gb: memory of a job, GB.
+    gpus_per_node: GPUs of a job; 0 for none.
+    partition, account, constraint: the options of sbatch with these names; '' leaves one out.
+    setup: shell commands that the job runs before the command of a unit.
+
+  Returns:
+    'slurm', `jobs`, and the parameters of submitit.
+  """
   parameters = {
     'timeout_min': timeout_min,
     'cpus_per_task': cpus_per_task,

@@ -71,7 +71,16 @@ class Study(NamedTuple):
 
 
 def pair_examples(system: Any, split: str, count: int) -> Example:
-  """Returns pairs of a split, spread evenly over it."""
+  """Returns pairs of a split, spread evenly over it.
+
+  Args:
+    system: a TranslationSystem.
+    split: name of the split.
+    count: number of pairs; all pairs if there are fewer.
+
+  Returns:
+    The pairs, with a leading axis N.
+  """
   encoded = system.data.encoded[split]
   rows = spread_rows(encoded.rows, count)
   bucket = tuple(int(lengths[rows].max()) for lengths in encoded.lengths)
@@ -80,7 +89,16 @@ def pair_examples(system: Any, split: str, count: int) -> Example:
 
 
 def document_examples(system: Any, split: str, count: int) -> Example:
-  """Returns documents of one sentence of a split, spread evenly over it."""
+  """Returns documents of one sentence of a split, spread evenly over it.
+
+  Args:
+    system: a ClassificationSystem.
+    split: name of the split.
+    count: number of documents; all documents if there are fewer.
+
+  Returns:
+    The documents, with a leading axis N.
+  """
   encoded = system.encoded[split]
   rows = spread_rows(encoded.rows, count)
   batch = gather_documents(encoded, rows, largest_bucket(check_document_buckets(system.config['data']['buckets'])))

@@ -16,7 +16,15 @@ from attention_jax.training.writers import METRICS_FILE, read_metrics
 
 
 def halving(*, first: Size, factor: Size = 3) -> tuple[int, int]:
-  """The updates of the first rung, and the factor."""
+  """The updates of the first rung, and the factor.
+
+  Args:
+    first: updates of the first rung.
+    factor: ratio of the updates of consecutive rungs.
+
+  Raises:
+    UserError: for a factor below 2.
+  """
   if factor < 2:
     raise UserError(f'--halving: factor must be at least 2, got {factor}')
   return first, factor
@@ -33,7 +41,13 @@ def parse_halving(spec: str) -> tuple[int, int]:
 
 
 def rungs(total: int, first: int, factor: int) -> list[int]:
-  """Returns the numbers of updates after which settings are compared: first, first * factor, ..., total."""
+  """Returns the numbers of updates after which settings are compared: first, first * factor, ..., total.
+
+  Args:
+    total: the last of the numbers.
+    first: the first of the numbers; `total` replaces it if it is not smaller.
+    factor: ratio of consecutive numbers, at least 2.
+  """
   steps = []
   while first < total:
     steps.append(first)

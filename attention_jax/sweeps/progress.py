@@ -42,7 +42,13 @@ class SweepProgress:
     self._last_print = time.monotonic()
 
   def event(self, entries: Sequence[UnitState], running: Mapping[str, float], line: str) -> None:
-    """Prints what happened to a unit, with the counts."""
+    """Prints what happened to a unit, with the counts.
+
+    Args:
+      entries: the units of the sweep.
+      running: ids of the units that run, and seconds since their start.
+      line: what happened.
+    """
     clock = datetime.datetime.now().strftime('%H:%M:%S')
     self.log(f'{clock}  {self._counts(entries, running)}  {line}')
 

@@ -115,8 +115,13 @@ class Report(NamedTuple):
 def sweep_report(folder: Path, options: ReportOptions, log: Log) -> Report:
   """Builds the report of a sweep from its ledger, at any moment.
 
+  Args:
+    folder: the folder of the sweep.
+    options: options of the report.
+    log: called with a line if outputs cannot be compared.
+
   Raises:
-    UserError: if no run has finished yet, and for an unknown baseline or metric.
+    UserError: if no run has finished yet, and for an unknown baseline, metric or test.
   """
   folder = folder.absolute()
   state = read_state(folder)
@@ -129,6 +134,11 @@ def sweep_report(folder: Path, options: ReportOptions, log: Log) -> Report:
 
 def folders_report(folders: Sequence[Path], options: ReportOptions, log: Log) -> Report:
   """Builds the report of finished runs, which are compared with the first of them.
+
+  Args:
+    folders: the run folders, at least two.
+    options: options of the report.
+    log: called with a line if outputs cannot be compared.
 
   Raises:
     UserError: for less than two runs, runs of different systems, and as `sweep_report`.

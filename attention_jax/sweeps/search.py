@@ -43,7 +43,11 @@ def integer(*, low: int, high: int) -> Scale:
 
 
 def log_integer(*, low: int, high: int) -> Scale:
-  """Whole numbers from `low` >= 1 to `high`, both included, uniform in their logarithm."""
+  """Whole numbers from `low` >= 1 to `high`, both included, uniform in their logarithm.
+
+  Raises:
+    UserError: for a `low` below 1.
+  """
   if low < 1:
     raise UserError(f'log_integer: low must be at least 1, got {low}')
   return Scale(np.log(low), np.log(high + 1), lambda x: min(int(np.floor(np.exp(x))), high))

@@ -181,7 +181,13 @@ def _make_executor(request: SweepRequest):
 
 
 def requested_units(state: SweepState, resolved: Sequence[Resolved], seeds: Sequence[int]) -> list[UnitState]:
-  """Returns the units of the ledger that train one of these seeds of one of these settings."""
+  """Returns the units of the ledger that train one of these seeds of one of these settings.
+
+  Args:
+    state: the state of the ledger.
+    resolved: the settings.
+    seeds: the seeds.
+  """
   ids = {setting.id for setting in resolved}
   return [
     entry for entry in state.units.values() if entry.unit.setting_id in ids and set(entry.unit.seeds) & set(seeds)

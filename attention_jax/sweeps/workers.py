@@ -130,6 +130,9 @@ def detect_devices() -> tuple[str, list[int]]:
   """Returns the backend of jax, and the ids of the cores or devices that processes can be pinned to.
 
   Runs jax in a separate process, because in this one it would keep the memory of an accelerator.
+
+  Raises:
+    UserError: if jax finds no device.
   """
   result = subprocess.run([sys.executable, '-c', DETECT_DEVICES], capture_output=True, text=True)
   if result.returncode:

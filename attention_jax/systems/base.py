@@ -91,7 +91,15 @@ class System(abc.ABC):
   @classmethod
   @abc.abstractmethod
   def open(cls, config: Config, folder: str) -> 'System':
-    """Returns the system of the run in `folder`. Data are read on first use."""
+    """Returns the system of the run in `folder`. Data are read on first use.
+
+    Args:
+      config: the whole config of the run.
+      folder: the run folder.
+
+    Raises:
+      UserError: if a file that `save` writes is missing or cannot be read.
+    """
 
   @abc.abstractmethod
   def with_config(self, config: Config) -> 'System':
@@ -156,6 +164,9 @@ class System(abc.ABC):
       path: the file to write.
       split, rows: rows of a split, as numbers from 0.
       inputs: new inputs to plot instead, unless empty.
+
+    Raises:
+      UserError: for an unknown split, a row that is not in it, and inputs that the system cannot read.
     """
 
   def save(self, folder: str) -> list[str]:
@@ -237,8 +248,13 @@ class SupportsEnsembles(Protocol):
 def parse_rows(rows: Sequence[str], split: str, size: int) -> list[int]:
   """Returns row numbers that were written as text.
 
+  Args:
+    rows: numbers from 0 as text, at least one.
+    split: name of the split, for the error message.
+    size: number of rows of the split.
+
   Raises:
-    UserError: for anything but a row number of a split of this size.
+    UserError: for anything but a row number of a split of this size, and for no rows.
   """
   if invalid := [row for row in rows or [''] if not row.strip().isdecimal() or int(row) >= size]:
     raise UserError(f"row '{invalid[0]}' is not in split '{split}'; expected 0 to {size - 1}")
@@ -246,14 +262,31 @@ def parse_rows(rows: Sequence[str], split: str, size: int) -> list[int]:
 
 
 def check_setting(training: Training, field: str, expected: Any, system: str) -> None:
-  """Raises UserError unless a field of config.training has the only value that a system supports."""
+  """Checks a field of config.training of which a system supports one value only.
+
+  Args:
+    training: the options of training.
+    field: name of the field.
+    expected: the supported value.
+    system: name of the system, for the error message.
+
+  Raises:
+    UserError: for any other value.
+  """
   value = getattr(training, field)
   if value != expected:
     raise UserError(f'training.{field} must be {expected!r} for system {system!r}, got {value!r}')
 
 
 def trace_loss(loss: Loss, params: Any, batch: Any, *, deterministic: bool = False) -> None:
-  """Traces a loss at the shapes of a batch, without computing it, to raise what training would raise."""
+  """Traces a loss at the shapes of a batch, without computing it, to raise what training would raise.
+
+  Args:
+    loss: the loss.
+    params: parameters of the model, or their shapes.
+    batch: a batch of training, or its shapes.
+    deterministic: whether the loss gets no rngs, as in evaluation.
+  """
   rngs = None if deterministic else step_rngs(jax.random.key(0))
   jax.eval_shape(loss, params, batch, rngs, dict.fromkeys(loss.running, 0.0))
 

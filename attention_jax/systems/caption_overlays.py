@@ -21,7 +21,16 @@ def weight_maps(hypothesis: Hypothesis, cell_centres: CellCentres) -> np.ndarray
 def overlay_files(
   files: Sequence[str], hypotheses: Sequence[Hypothesis], cell_centres: CellCentres
 ) -> list[CaptionOverlay]:
-  """Returns the plots of image files, with one hypothesis each."""
+  """Returns the plots of image files, with one hypothesis each.
+
+  Args:
+    files: paths of the images, which are also the titles.
+    hypotheses: one per file.
+    cell_centres: the grid of the weights.
+
+  Raises:
+    UserError: for a file that is not an image.
+  """
   return [
     CaptionOverlay(
       picture=read_image(file, IMAGE_SIZE, max_upscale=math.inf),

@@ -298,6 +298,8 @@ class CaptioningSystem(System):
 
     Rows are pictures of the split, and `inputs` are image files. Images are drawn larger than the model reads them; in
     place of features, the images that they were computed from are drawn.
+
+    Arguments: see `System.plot`.
     """
     if inputs:
       hypotheses = self._best_hypotheses(params, self._read_images(inputs), list(inputs))
@@ -311,7 +313,10 @@ class CaptioningSystem(System):
     image_overlays.write(overlays, path)
 
   def predict_lines(self, params: Any, lines: Sequence[str], name: str, first: int = 1) -> list[LinePrediction]:
-    """Returns for each image file its caption, and a record with tokens and weights [tokens, rows, columns]."""
+    """Returns for each image file its caption, and a record with tokens and weights [tokens, rows, columns].
+
+    Arguments: see `SupportsLinePrediction.predict_lines`.
+    """
     images = self._read_images(lines, [f'{name}:{number}: ' for number in range(first, first + len(lines))])
     outputs = []
     for best in self._best_hypotheses(params, images, lines):

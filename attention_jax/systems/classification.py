@@ -239,7 +239,10 @@ class ClassificationSystem(System):
     return [prediction.label for prediction in predictions]
 
   def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
-    """Writes an HTML page with documents whose sentences and words are shaded by their weights."""
+    """Writes an HTML page with documents whose sentences and words are shaded by their weights.
+
+    Arguments: see `System.plot`.
+    """
     if inputs:
       documents = self._parse_documents(inputs, '--text')
       titles = list(inputs)
@@ -260,7 +263,10 @@ class ClassificationSystem(System):
     document_shading.write(shaded, path)
 
   def predict_lines(self, params: Any, lines: Sequence[str], name: str, first: int = 1) -> list[LinePrediction]:
-    """Returns for each text, or tab-separated pair of texts, its label, and a record with probabilities and weights."""
+    """Returns for each text, or tab-separated pair of texts, its label, and a record with probabilities and weights.
+
+    Arguments: see `SupportsLinePrediction.predict_lines`.
+    """
     documents = self._parse_documents(lines, name, first)
     _, predictions = self._predict(params, self._encode(documents))
     outputs = []

@@ -222,7 +222,13 @@ class GlimpsingSystem(System):
     return [_format_labels(prediction.label) for prediction in predictions]
 
   def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
-    """Writes pictures of a split with the sampled path of glimpses, and what the retina sees at each."""
+    """Writes pictures of a split with the sampled path of glimpses, and what the retina sees at each.
+
+    Arguments: see `System.plot`.
+
+    Raises:
+      UserError: for inputs, and as `System.plot`.
+    """
     if inputs:
       raise UserError('--text: this run reads pictures, not text; expected --split and --rows')
     digits = self.digits[choose(split, self.digits, 'split')]

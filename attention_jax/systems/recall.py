@@ -81,6 +81,7 @@ class RecallPrediction(NamedTuple):
 
   @property
   def bits(self) -> np.ndarray:
+    """The predicted bits of the answer, bool [vectors, bits]."""
     return self.probabilities > 0.5
 
 
@@ -181,7 +182,13 @@ class RecallSystem(System):
     return [' '.join(''.join(str(int(bit)) for bit in vector) for vector in p.bits) for p in predictions]
 
   def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
-    """Writes inputs, targets and predictions of episodes, and the weights of the heads in every step."""
+    """Writes inputs, targets and predictions of episodes, and the weights of the heads in every step.
+
+    Arguments: see `System.plot`.
+
+    Raises:
+      UserError: for inputs, and as `System.plot`.
+    """
     if inputs:
       raise UserError('--text: this run reads bits, not text; expected --split and --rows')
     episodes = eval_episodes(self.task, choose(split, NUM_EPISODES, 'split'))

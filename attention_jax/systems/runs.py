@@ -57,10 +57,12 @@ class Run:
 
   @property
   def config(self) -> Config:
+    """The whole config of the run."""
     return self.system.config
 
   @property
   def model(self) -> Any:
+    """The flax module."""
     return self.system.model
 
   @functools.cached_property

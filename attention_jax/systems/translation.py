@@ -314,7 +314,10 @@ class TranslationSystem(System):
     return [p.hypotheses[0].text if p.hypotheses else '' for p in predictions]
 
   def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
-    """Plots the weights of the best hypothesis of each input, or of the reference of each row with its gold links."""
+    """Plots the weights of the best hypothesis of each input, or of the reference of each row with its gold links.
+
+    Arguments: see `System.plot`.
+    """
     reading_files.write(self.read(params, ReadingRequest(split, rows, inputs)), path)
 
   def read(self, params: Any, request: ReadingRequest) -> list[Reading]:

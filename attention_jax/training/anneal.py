@@ -53,7 +53,13 @@ def make_anneal(spec: str, params: Any, steps: int) -> dict[str, Schedule]:
 
 
 def apply_schedules(params: Any, schedules: Schedules, update: int | jax.Array) -> Any:
-  """Returns `params` with every annealed parameter at its value for update number `update`, counted from 1."""
+  """Returns `params` with every annealed parameter at its value for an update.
+
+  Args:
+    params: the model's parameters.
+    schedules: schedules by the names of the annealed parameters, as `make_anneal` returns them.
+    update: number of the update, counted from 1.
+  """
   return _replace_scalars(params, {name: schedule(update) for name, schedule in schedules.items()})
 
 

@@ -370,7 +370,13 @@ def make_guard(
   recorder: BatchRecorder,
   seeds: Sequence[int] = (),
 ) -> FiniteGuard:
-  """Builds the hook that checks losses and gradients, whenever another hook is due; see hooks.FiniteGuard."""
+  """Builds the hook that checks losses and gradients, whenever another hook is due; see hooks.FiniteGuard.
+
+  Args:
+    training: the options of training.
+    evaluate: the function that evaluates a state; None if the run is not evaluated.
+    checkpoints, recorder, seeds: as in hooks.FiniteGuard.
+  """
   intervals = (training.log_every, training.evaluate_every if evaluate else 0, training.checkpoint_every)
   return FiniteGuard(intervals, checkpoints, seeds, recorder=recorder, skips=training.on_nonfinite == 'skip')
 

@@ -48,6 +48,7 @@ class RemoteFolder:
 
   @property
   def url(self) -> str:
+    """The URL, without a slash at its end."""
     return self.files.url
 
   def pull(self, log: Callable[[str], None], read_only: bool = False) -> bool:

@@ -62,7 +62,7 @@ class CTranslate:
   def search(
     self, source: np.ndarray, beams: int, steps: int, compute_type: str = 'float32', *, use_shortlist: bool = False
   ) -> list[list[int]]:
-    """Returns the ids of the best hypothesis of each source, of exactly `steps` tokens; see `side`."""
+    """Returns the ids of the best hypothesis of each source, of exactly `steps` tokens. Arguments: see `side`."""
     return self._searcher(source, beams, steps, compute_type, use_shortlist)()
 
   def side(

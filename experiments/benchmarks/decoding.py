@@ -100,7 +100,14 @@ def _ctranslate_sides(bench: BenchmarkContext, params: Any, batch: Batch, beams:
 
 
 def count_search_matmuls(model, params, batch: Batch, beams: int) -> Counter:
-  """Counts the products of matrices of STEPS search steps and of the encoder; see costs.count_matmuls."""
+  """Counts the products of matrices of STEPS search steps and of the encoder; see costs.count_matmuls.
+
+  Args:
+    model: the model.
+    params: its parameters.
+    batch: the batch, whose sources are read.
+    beams: beam size.
+  """
   variables = {'params': params}
 
   def start(source, mask):

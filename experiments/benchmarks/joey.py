@@ -61,4 +61,5 @@ class Joey:
     return Side(run)
 
   def close(self) -> None:
+    """Ends the process."""
     self._child.kill()

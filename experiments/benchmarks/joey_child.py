@@ -50,7 +50,15 @@ def recurrent(attention: str, input_feeding: bool):
 
 
 def transformer(features, heads, layers, hidden, dropout, **unused):
-  """Returns the config of a Transformer with these sizes."""
+  """Returns the config of a Transformer with these sizes; other sizes are ignored.
+
+  Args:
+    features: width of the embeddings and of the layers.
+    heads: number of heads.
+    layers: number of layers of the encoder, and of the decoder.
+    hidden: width of the hidden layer of the feed-forward networks.
+    dropout: dropout rate.
+  """
   shared = {
     'type': 'transformer',
     'num_layers': layers,
@@ -91,10 +99,12 @@ def make_batch(source: np.ndarray, target: np.ndarray) -> Batch:
 
 
 def to_tensor(array: np.ndarray) -> torch.Tensor:
+  """Returns a tensor of int64 with the values of an array."""
   return torch.tensor(array, dtype=torch.long)
 
 
 def main() -> None:
+  """Prepares the model and the batch, then runs the commands of standard input."""
   arrays = np.load(sys.argv[1])
   name = sys.argv[2]
   sizes = json.loads(sys.argv[3])

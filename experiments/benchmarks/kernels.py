@@ -69,7 +69,17 @@ SOFTMAX = aj.ALIGNMENTS['softmax']
 
 
 def make_inputs(dtype: str, score: str, batch: int, heads: int, queries: int, size: int, features: int):
-  """Returns parameters without projections, and query, key and value [B, N, T or S, F] of this dtype."""
+  """Returns parameters without projections, and query, key and value [B, N, T or S, F] of this dtype.
+
+  Args:
+    dtype: 'float32' or 'bfloat16'.
+    score: a key of SCORES.
+    batch: B.
+    heads: N.
+    queries: T.
+    size: S.
+    features: F.
+  """
   rng = np.random.default_rng(0)
   params = aj.init_params(jax.random.key(0), score=score, query=features, key=features, features=features)
   params = {'score': {name: jnp.asarray(rng.normal(size=p.shape), p.dtype) / 16 for name, p in params['score'].items()}}
@@ -80,7 +90,14 @@ def make_inputs(dtype: str, score: str, batch: int, heads: int, queries: int, si
 
 
 def forward(score: str, implementation: str, causal: bool = False, alignment: str = 'softmax') -> Callable:
-  """Returns (params, query, key, value) -> context."""
+  """Returns (params, query, key, value) -> context.
+
+  Args:
+    score: a key of SCORES.
+    implementation: a key of IMPLEMENTATIONS.
+    causal: whether the mask is causal; otherwise nothing is masked.
+    alignment: a spec of ALIGNMENTS.
+  """
 
   def context(params, query, key, value):
     return aj.attend(
@@ -99,13 +116,22 @@ def forward(score: str, implementation: str, causal: bool = False, alignment: st
 
 
 def forward_and_backward(score: str, implementation: str, causal: bool = False, alignment: str = 'softmax') -> Callable:
-  """Returns (params, query, key, value) -> a value of the context and its gradients."""
+  """Returns (params, query, key, value) -> a value of the context and its gradients.
+
+  Arguments: see `forward`.
+  """
   context = forward(score, implementation, causal, alignment)
   return jax.value_and_grad(lambda *inputs: jnp.sum(jnp.sin(context(*inputs))), argnums=(0, 1, 2, 3))
 
 
 def unsupported_reason(bench: BenchmarkContext, score: str, implementation: str) -> str:
-  """Returns why this machine cannot measure an implementation; '' if it can."""
+  """Returns why this machine cannot measure an implementation; '' if it can.
+
+  Args:
+    bench: settings, of which the dtype is read.
+    score: a key of SCORES.
+    implementation: a key of IMPLEMENTATIONS.
+  """
   try:
     inputs = make_inputs(bench.dtype, score, 1, 1, 16, 16, FEATURES)
     jax.eval_shape(forward_and_backward(score, implementation), *inputs)

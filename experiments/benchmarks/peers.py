@@ -190,14 +190,26 @@ def _computing_in(dtype: str) -> contextlib.AbstractContextManager:
 
 
 def train_step(name: str, batch, sizes: Mapping[str, Any], dtype: str) -> Side | None:
-  """Returns one update of a model on (source, target) ids with 0 for padding; None without torch."""
+  """Returns one update of a model; None without torch.
+
+  Args:
+    name: a class of torch_model.py or torch_transformer.py.
+    batch: (source [B, S], target [B, T]), ids with 0 for padding.
+    sizes: the arguments of that class.
+    dtype: dtype of the products, 'float32' or 'bfloat16'.
+  """
   return None if torch is None else Side(_make_update(build_model(name, sizes), batch, dtype))
 
 
 def compiled_train_step(
   log: Callable[[str], None], name: str, batch, sizes: Mapping[str, Any], dtype: str
 ) -> Side | None:
-  """Returns the same update by torch.compile; None without torch or if torch.compile does not work."""
+  """Returns the same update by torch.compile; None without torch or if torch.compile does not work.
+
+  Args:
+    log: called with a line if torch.compile does not work.
+    name, batch, sizes, dtype: as in `train_step`.
+  """
   if torch is None:
     return None
   model = build_model(name, sizes)
@@ -228,7 +240,15 @@ def _make_update(model, batch, dtype: str) -> Callable[[], None]:
 
 
 def decode(source, sizes: Mapping[str, Any], beams: int, steps: int, dtype: str) -> Side | None:
-  """Returns a beam search of exactly `steps` steps, greedy with one beam; None without torch."""
+  """Returns a beam search by PyTorch's Bahdanau model, of exactly `steps` steps; None without torch.
+
+  Args:
+    source: ids [B, S], 0 for padding.
+    sizes: sizes of the model.
+    beams: beam size, 1 for greedy search.
+    steps: number of decoding steps; no hypothesis ends before.
+    dtype: dtype of the products, 'float32' or 'bfloat16'.
+  """
   if torch is None:
     return None
   model = build_model('Bahdanau', sizes).eval()

@@ -43,7 +43,17 @@ def make_batch(rows: int, vocab_sizes: tuple[int, int], bucket: tuple[int, int])
 
 
 def update_sides(config: ConfigDict, vocab_sizes: tuple[int, int], batch: Batch, seeds: int) -> dict[str, Side]:
-  """Returns `seeds` updates of one run, and one update of `seeds` runs."""
+  """Returns `seeds` updates of one run, and one update of `seeds` runs.
+
+  Args:
+    config: the config of the run.
+    vocab_sizes: sizes of the source and the target vocabulary.
+    batch: the batch of every update.
+    seeds: number of updates, and of runs.
+
+  Returns:
+    The sides 'one after the other' and 'side by side'.
+  """
   model = build(config.model.to_dict(), *vocab_sizes)
   training = Training(**config.training.to_dict())
   init = initializer(model)
@@ -61,7 +71,14 @@ def update_sides(config: ConfigDict, vocab_sizes: tuple[int, int], batch: Batch,
 
 
 def repeated_update(step: Callable, state: Any, batch: Batch, repetitions: int) -> Side:
-  """Returns a side of several updates; each run of it continues from the state of the run before."""
+  """Returns a side of several updates; each run of it continues from the state of the run before.
+
+  Args:
+    step: (state, batch) -> state, metrics.
+    state: the state before the first update.
+    batch: the batch of every update.
+    repetitions: number of updates of one run of the side.
+  """
 
   def run():
     nonlocal state

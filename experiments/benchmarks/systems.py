@@ -74,7 +74,13 @@ TRAINING_CASES = [
 
 
 def random_sentences(rng: np.random.Generator, longest: int, vocab_size: int) -> np.ndarray:
-  """Returns ids [BATCH_SIZE, longest] of sentences of a bucket of this length, padded with 0."""
+  """Returns ids [BATCH_SIZE, longest] of sentences of a bucket of this length, padded with 0.
+
+  Args:
+    rng: generator of the sentences.
+    longest: maximum number of tokens; every sentence has at least longest - 3.
+    vocab_size: size of the vocabulary.
+  """
   lengths = rng.integers(longest - 3, longest + 1, BATCH_SIZE)
   ids = rng.integers(4, vocab_size, (BATCH_SIZE, longest))
   return np.where(np.arange(longest) < lengths[:, None], ids, 0).astype(np.int32)
@@ -98,7 +104,13 @@ def build_model(name: str, dtype: str = 'float32'):
 
 
 def jax_update(model, params, batch: Batch) -> Side:
-  """Returns one update of Adam with clipping, compiled at its first run."""
+  """Returns one update of Adam with clipping, compiled at its first run.
+
+  Args:
+    model: the model.
+    params: its parameters before the first update.
+    batch: the batch of every update.
+  """
   step, init_state = prepare_training(Training(), sequence_loss(model), lambda seed: params, make_mesh(), 0)
   state = init_state()
 
@@ -113,7 +125,14 @@ def jax_update(model, params, batch: Batch) -> Side:
 def torch_update(
   name: str, batch: Batch, dtype: str = 'float32', make_side: Callable = peers.train_step
 ) -> Side | None:
-  """Returns the same update in PyTorch; None if it has no such model or is not installed."""
+  """Returns the same update in PyTorch; None if it has no such model or is not installed.
+
+  Args:
+    name: a key of MODELS.
+    batch: the batch of every update.
+    dtype: dtype of the products, 'float32' or 'bfloat16'.
+    make_side: peers.train_step, or a function of the same arguments.
+  """
   peer = MODELS[name][2]
   if peer is None:
     return None
@@ -122,7 +141,16 @@ def torch_update(
 
 
 def joey_model(python: str, name: str, batch: Batch) -> Joey | None:
-  """Returns a model of the same kind and size in Joey NMT; None if it has none or no interpreter is given."""
+  """Returns a model of the same kind and size in Joey NMT; None if it has none or no interpreter is given.
+
+  Args:
+    python: an interpreter with Joey NMT; '' for none.
+    name: a key of MODELS.
+    batch: the batch that is trained on and searched.
+
+  Raises:
+    UserError: if the interpreter cannot run or does not have Joey NMT.
+  """
   peer = MODELS[name][2]
   return Joey(python, *peer, batch.source, batch.target) if python and peer else None
 
@@ -177,7 +205,13 @@ def optimizer_seconds(params) -> float:
 
 
 def matmul_limit(ours: Timing, matmuls: Counter, *, gradients: bool) -> Timing:
-  """Returns the time of the products of matrices of our side by themselves."""
+  """Returns the time of the products of matrices of our side by themselves.
+
+  Args:
+    ours: the timing of our side.
+    matmuls: its products, as `costs.count_matmuls` returns them.
+    gradients: whether to include the gradients with respect to both factors.
+  """
   seconds, flop = time_matmuls(matmuls, gradients=gradients)
   unit = ours.unit.removeprefix('target ').removesuffix('s')
   return dataclasses.replace(

@@ -55,6 +55,7 @@ class Luong(Recurrent):
     self.attentional = nn.Linear(2 * features, features, bias=False)
 
   def loss(self, source, target):
+    """Returns the mean cross-entropy of the target tokens; ids [B, S] and [B, T], 0 for padding."""
     memory, key, padding, state = self.encode(source)
     inputs = F.pad(target[:, :-1], (1, 0), value=BOS)
     states, _ = self.decoder(self.drop(self.target(inputs)), state.unsqueeze(0))
@@ -95,6 +96,7 @@ class Bahdanau(Recurrent):
     return new + torch.sigmoid(update_x + update_h) * (state - new), context
 
   def loss(self, source, target):
+    """Returns the mean cross-entropy of the target tokens; ids [B, S] and [B, T], 0 for padding."""
     memory, key, padding, state = self.encode(source)
     inputs = F.pad(target[:, :-1], (1, 0), value=BOS)
     embedded = self.drop(self.target(inputs))

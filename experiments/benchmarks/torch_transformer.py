@@ -49,10 +49,12 @@ class Transformer(nn.Module):
     )
 
   def loss(self, source, target):
+    """Returns the mean cross-entropy of the target tokens; ids [B, S] and [B, T], 0 for padding."""
     mask = target != PAD
     return F.cross_entropy(F.linear(self(source, target)[mask], self.target.weight, self.bias), target[mask])
 
   def logits(self, source, target):
+    """Returns the logits [B, T, V]. Arguments: see `loss`."""
     return F.linear(self(source, target), self.target.weight, self.bias)
 
   def load_jax_params(self, params):

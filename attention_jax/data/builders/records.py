@@ -65,6 +65,7 @@ class Person(NamedTuple):
 
   @property
   def occupation(self) -> str:
+    """The first of the words."""
     return self.words[0]
 
 
