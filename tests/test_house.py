@@ -67,6 +67,50 @@ CROSS_MODULE_TESTS = {
   'training': 'fit_own_model',
 }
 
+# Modules whose functions are tested through those that use them: module -> room/module of the tests.
+TESTED_BY = {
+  'analysis/fonts': 'analysis/plots',
+  'analysis/pages': 'analysis/reading_page',
+  'data/builders/date_formats': 'data/dates',
+  'data/pair_streams': 'data/preparing',
+  'data/tfds_sets': 'data/documents',
+  'data/translation_sets': 'data/tasks',
+  'decoding/generate': 'decoding/search',
+  'decoding/prefix': 'decoding/ensemble',
+  'functional/attend': 'functional/contract',
+  'functional/local': 'functional/variants',
+  'functional/scores': 'functional/variants',
+  'inference/compiled_search': 'inference/predictor',
+  'inference/exporting': 'experiments/export',
+  'inference/rouge': 'inference/metrics',
+  'inference/word_alignment': 'experiments/programs',
+  'kernels/derivatives': 'kernels/api',
+  'kernels/factored': 'kernels/implementations',
+  'kernels/flash_blocks': 'kernels/flash',
+  'kernels/pallas_additive': 'kernels/pallas',
+  'kernels/pallas_additive_kernels': 'kernels/pallas',
+  'kernels/target': 'kernels/pallas',
+  'models/encoded': 'models/decoders',
+  'models/fixed_vector': 'models/cells',
+  'models/initial_states': 'models/decoders',
+  'models/layered': 'models/traits',
+  'modules/attention_equinox': 'modules/heads',
+  'modules/attention_nnx': 'modules/heads',
+  'modules/head_params': 'modules/attention',
+  'modules/transformer_stack': 'models/transformer',
+  'sweeps/adopt': 'sweeps/sweep',
+  'sweeps/child': 'sweeps/driver',
+  'sweeps/claim_configs': 'sweeps/claims',
+  'sweeps/contrasts': 'sweeps/report',
+  'sweeps/estimate': 'sweeps/progress',
+  'systems/caption_overlays': 'experiments/captioning',
+  'systems/classification': 'experiments/classifying',
+  'systems/classification_outputs': 'experiments/classifying',
+  'systems/loading': 'systems/experiment',
+  'systems/translation': 'systems/experiment',
+  'training/loss': 'training/fit_own_model',
+}
+
 
 def layer_of(module: str) -> str:
   """Returns the name of a module in LAYERS: 'data' for 'attention_jax.data.text', 'experiments' for programs."""
@@ -74,6 +118,10 @@ def layer_of(module: str) -> str:
   if names[0] != 'attention_jax' or len(names) == 1:
     return names[0]
   return names[1]
+
+
+def layer_of_path(path: Path) -> str:
+  return layer_of('.'.join(path.with_suffix('').parts))
 
 
 def project_imports(path: Path) -> set[str]:
@@ -130,6 +178,34 @@ def test_tests_mirror_the_package(path):
   folder = ROOT / room if room == 'experiments' else ROOT / 'attention_jax' / room
   modules = folder.glob('*.py') if room == '' else folder.rglob('*.py')
   assert module in {p.stem for p in modules}, f'{path} tests no module of {folder.relative_to(ROOT)}'
+
+
+def test_every_module_with_behaviour_has_a_test_file():
+  tests = {f'{path.parts[1]}/{path.stem.removeprefix("test_")}' for path in TEST_FILES}
+  names = {name.rpartition('/')[2] for name in tests}
+  for path in (p for p in FILES if p.parts[0] == 'attention_jax' and p.name != '__init__.py'):
+    body = ast.parse((ROOT / path).read_text('utf-8')).body
+    module = '/'.join(path.with_suffix('').parts[1:])
+    has_behaviour = any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in body)
+    if has_behaviour and path.stem not in names:
+      assert TESTED_BY.get(module) in tests, f'{path} has no tests: add tests/{module}, or an entry of TESTED_BY'
+    else:
+      assert module not in TESTED_BY, f'{path} has tests of its own'
+
+
+def test_public_functions_document_their_arguments():
+  """Scores, alignments and edits (functional/) have an equation instead."""
+  undocumented = []
+  for path in LAYERED_FILES:
+    tree = ast.parse((ROOT / path).read_text('utf-8'))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith('_')]
+    for node in itertools.chain(tree.body, *(cls.body for cls in classes)):
+      if isinstance(node, ast.FunctionDef) and not node.name.startswith('_') and layer_of_path(path) != 'functional':
+        arguments = {a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)} - {'self', 'cls'}
+        text = ast.get_docstring(node) or ''
+        if len(arguments) > 2 and text and 'Args:' not in text and 'rguments' not in text:
+          undocumented.append(f'{path}: {node.name}')
+  assert not undocumented
 
 
 def test_cross_module_tests_exist():

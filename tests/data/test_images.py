@@ -1,0 +1,37 @@
+"""Images become squares of RGB pixels, or one line that names the file."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from attention_jax.data.images import list_images, read_image
+from attention_jax.errors import UserError
+
+
+def test_names_are_sorted_and_other_files_are_left_out(tmp_path):
+  for name in ('b.png', 'a.JPG', 'notes.txt'):
+    (tmp_path / name).touch()
+  assert list_images(tmp_path) == ['a.JPG', 'b.png']
+  with pytest.raises(UserError, match=r'none: cannot be read \(No such file or directory\)'):
+    list_images(tmp_path / 'none')
+
+
+def test_the_central_square_is_scaled(tmp_path):
+  pixels = np.zeros([4, 8, 3], np.uint8)
+  pixels[:, 1:7] = [255, 0, 0]  # more than the central square, as scaling blends neighbours
+  Image.fromarray(pixels).save(tmp_path / 'a.png')
+  image = read_image(str(tmp_path / 'a.png'), 2)
+  assert image.shape == (2, 2, 3) and image.dtype == np.uint8 and (image == [255, 0, 0]).all()
+
+
+def test_small_and_damaged_images_are_reported(tmp_path):
+  Image.new('RGB', (3, 9)).save(tmp_path / 'small.png')
+  with pytest.raises(
+    UserError, match=r'^row 2: .*small.png: each side must be at least 4 pixels for size=16, got 3 x 9$'
+  ):
+    read_image(str(tmp_path / 'small.png'), 16, 'row 2: ')
+  (tmp_path / 'text.png').write_text('no image')
+  with pytest.raises(UserError, match=r'text.png: cannot be read as an image \('):
+    read_image(str(tmp_path / 'text.png'), 2)
+  with pytest.raises(UserError, match=r'none.png: no such file$'):
+    read_image(str(tmp_path / 'none.png'), 2)

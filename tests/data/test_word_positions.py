@@ -1,0 +1,25 @@
+"""Words by position in a line."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attention_jax.data.word_positions import following_words, iter_segments, words_of_characters
+
+
+def test_the_word_of_every_character():
+  assert words_of_characters(' ab  c ') == [-1, 0, 0, -1, -1, 1, -1]
+  assert following_words(' ab  c ') == [0, 0, 0, 1, 1, 1, -1]
+  assert words_of_characters('') == []
+
+
+@given(st.text(st.sampled_from('ab \t'), max_size=20))
+def test_words_are_those_of_split(text):
+  words = text.split()
+  for character, word in zip(text, words_of_characters(text), strict=True):
+    assert word == -1 if character.isspace() else character in words[word]
+  assert max(words_of_characters(text), default=-1) == len(words) - 1
+
+
+@given(st.text(st.sampled_from('ab '), max_size=20))
+def test_segments_arrive_as_soon_as_they_end(text):
+  assert list(iter_segments(text, lambda segment, character: character == ' ')) == text.split()
