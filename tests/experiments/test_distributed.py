@@ -1,10 +1,11 @@
 """Flags of programs that several processes run together, and what happens when one of them is lost."""
 
+import socket
 import time
 
 import pytest
 
-from tests.experiments.helpers import start_together, start_training, tiny_arguments, wait_for_step
+from tests.experiments.helpers import start_together, start_training, tiny_arguments, wait_for_outputs, wait_for_step
 from tests.experiments.test_bad_input import assert_user_error, run
 
 FLAGS = ('--coordinator=127.0.0.1:7613', '--processes=2', '--process=1')
@@ -35,17 +36,46 @@ def test_a_process_that_never_arrives_ends_the_others(task, tmp_path):
 
 
 @pytest.mark.long
-def test_a_process_that_dies_ends_the_others_by_name(task, tmp_path):
+@pytest.mark.parametrize(
+  ('killed', 'message'),
+  [(1, 'The following tasks are unhealthy (stopped sending heartbeats):\n1\n'), (0, 'leader task')],
+  ids=['process 1', 'process 0, the coordinator'],
+)
+def test_a_process_that_dies_ends_the_others_by_name(killed, message, task, tmp_path):
   folder = tmp_path / 'run'
   settings = [f'--config.training.{name}' for name in ('steps=1000000', 'evaluate_every=0', 'checkpoint_every=0')]
   arguments = tiny_arguments(task, folder, *settings, f'--peer_timeout={SOON}')
   processes = start_together('experiments.train', '--distributed', *arguments)
   wait_for_step(folder, 2, processes)
-  processes[1].kill()
+  processes[killed].kill()
   start = time.monotonic()
-  output, _ = processes[0].communicate(timeout=120)
-  processes[1].communicate()
-  assert processes[0].returncode not in (0, 75)
+  output, _ = processes[1 - killed].communicate(timeout=120)
+  processes[killed].communicate()
+  assert processes[1 - killed].returncode not in (0, 75)
   assert time.monotonic() - start < 60
-  assert 'The following tasks are unhealthy (stopped sending heartbeats):\n1\n' in output
+  assert message in output
   assert 'Traceback' not in output
+
+
+def start_by_flags(*arguments):
+  """Starts a process for each list of arguments, which find each other by flags."""
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    flags = (f'--coordinator=127.0.0.1:{free.getsockname()[1]}', f'--processes={len(arguments)}')
+  return [start_training(*flags, f'--process={i}', *arguments[i]) for i in range(len(arguments))]
+
+
+@pytest.mark.long
+def test_processes_find_each_other_by_flags(task, tmp_path):
+  arguments = tiny_arguments(task, tmp_path / 'run')
+  first, _ = wait_for_outputs(start_by_flags(arguments, arguments))
+  assert '4 x cpu' in first and 'all 4 steps are done' in first
+
+
+@pytest.mark.long
+def test_processes_with_different_configs_stop_with_one_line(task, tmp_path):
+  arguments = tiny_arguments(task, tmp_path / 'run')
+  for output in wait_for_outputs(start_by_flags(arguments, (*arguments, '--config.training.clip=2.0')), expected=2):
+    (error,) = [line for line in output.splitlines() if 'error:' in line]
+    assert 'config.training.clip is 1.0 in process 0, 2.0 in process 1' in error
+  assert not (tmp_path / 'run').exists()
