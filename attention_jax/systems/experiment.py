@@ -201,9 +201,10 @@ def _prepare_run_folder(folder: Path, config: Config, system: System, initial: I
   with peers.fail_together():
     if jax.process_index() == 0:
       store_version(folder, log)
-      add_file_digests(folder, [CONFIG, COMMITS, *system.save(str(folder)), *store_variants(folder)])
+      names = [CONFIG, COMMITS, *system.save(str(folder)), *store_variants(folder)]
       if initial:
-        save_initial(folder, initial.arrays)
+        names.append(save_initial(folder, initial.arrays))
+      add_file_digests(folder, names)
   return folder
 
 
@@ -337,7 +338,11 @@ def _summarize(folder: Path, seeds: list[int], runs: list[Results], log: Log) ->
       else:
         metrics[name] = aggregate_runs([run[split][name] for run in runs])
   commit = ', '.join(read_versions(folder))
+  if jax.process_index() == 0:
+    drop_file_digests(folder, [RESULTS])
   write_json(folder / RESULTS, {'seeds': seeds, 'commit': commit, 'results': _as_json(summaries)})
+  if jax.process_index() == 0:
+    add_file_digests(folder, [RESULTS])
   log(f'written to {folder}: the means over {len(seeds)} seeds in {RESULTS}')
   return summaries
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from attention_jax.atomic import write_text
 from attention_jax.errors import UserError
+from attention_jax.systems.initial_run import INITIAL_FILE
 from attention_jax.systems.runs import Run, open_run
 from attention_jax.training.checkpoint import BEST, LATEST, SAVED_FILE, Checkpoints
-from attention_jax.training.file_digests import FILE_DIGESTS, digested_files
+from attention_jax.training.file_digests import FILE_DIGESTS, digested_files, drop_file_digests
 from attention_jax.training.paths import run_path
 from attention_jax.training.state import TrainState, evaluation_field
 
@@ -51,7 +52,9 @@ def export_run(folder: str | Path, target: str | Path, checkpoint: str = 'best')
 def _write_run(run: Run, folder: Path) -> None:
   folder.mkdir()
   for name in (*digested_files(run.folder), FILE_DIGESTS):
-    shutil.copyfile(run.folder / name, folder / name)
+    if name != INITIAL_FILE:  # needed by training alone
+      shutil.copyfile(run.folder / name, folder / name)
+  drop_file_digests(folder, [INITIAL_FILE])
   nothing = TrainState(step=np.int32(run.step), params=(), opt_state=(), average=(), running={})
   state = nothing._replace(**{evaluation_field(run.config['training']['average']): run.params})
   checkpoints = Checkpoints(folder)

@@ -128,9 +128,10 @@ def describe_start(arrays: Mapping[str, np.ndarray], params: Any, name: str, log
     log(f'not used of {name}: {abbreviate_names(unused)}')
 
 
-def save_initial(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
-  """Stores the parameters that a run starts from in its folder, unless they are there."""
+def save_initial(folder: Path, arrays: Mapping[str, np.ndarray]) -> str:
+  """Stores the parameters that a run starts from in its folder, unless they are there; returns the name of the file."""
   path = folder / INITIAL_FILE
   if not path.exists():
     with write_atomic(path) as unfinished, open(unfinished, 'wb') as file:
       np.savez(file, **arrays)
+  return INITIAL_FILE

@@ -241,6 +241,9 @@ def test_several_seeds(trained, task, tmp_path):
     result.code == 2
     and f'holds 2 runs, one for each seed; expected one of: {folder}/seed_0, {folder}/seed_1' in result.err
   )
+  (folder / 'results.json').write_text((folder / 'results.json').read_text().replace('0.', '1.', 1))
+  result = run('train', *tiny_arguments(task, folder, '--config.seeds=2'))
+  assert result.code == 2 and 'results.json has changed' in result.err
   result = run('train', *tiny_arguments(task, tmp_path / 'none', '--config.seeds=0'))
   assert result.code == 2 and 'config.seeds must be at least 1, got 0' in result.err
 
