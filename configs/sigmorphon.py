@@ -4,7 +4,7 @@
 SIGMORPHON 2017, inflection ('high'): tags and the letters of a lemma -> the letters of its form. exact_match is the
 accuracy of the shared task.
 
-FOLDER contains german.train.tsv and german.dev.tsv: `V PST <sep> g e h e n` TAB `g i n g`. Another language:
+FOLDER contains german.train.tsv and german.dev.tsv: `V PST <sep> g e h e n` TAB `g i n g`. For another language, add:
 
   --config.data.task="tsv(train='finnish.train.tsv', validation='finnish.dev.tsv')"
 """

@@ -1,11 +1,12 @@
-"""Exports a trained run of translation as a folder of files that run with jax alone, without this package.
+"""Exports a trained run of translation as functions and weights that need jax, numpy and safetensors, but not
+this package.
 
   python -m experiments.export --workdir=runs/dates --output=exported
   python -m experiments.export --workdir=runs/dates --output=exported --beams=1 --platforms=cpu,cuda,tpu
   python -m experiments.export --workdir=runs/pointer --output=exported --source_length=32
 
 Writes search, start and step (jax.export), the weights (safetensors) and the vocabularies; docs/interop.md shows how to
-call them. The number of sources is free; that of their positions too, unless --source_length fixes it.
+call them. The number of sources is free, and so is the number of source positions unless --source_length fixes it.
 """
 
 from experiments.process_settings import prepare_process
@@ -30,7 +31,7 @@ flags.DEFINE_integer('max_length', None, 'maximum tokens of an output; by defaul
 flags.DEFINE_integer(
   'source_length', 0, 'number of positions of every source, padding included; 0 for any', 0, MAX_LENGTH
 )
-flags.DEFINE_list('platforms', ['cpu'], f'platforms on which the functions run, of {", ".join(PLATFORMS)}')
+flags.DEFINE_list('platforms', ['cpu'], f'platforms on which the functions run, any of: {", ".join(PLATFORMS)}')
 
 
 def main() -> None:

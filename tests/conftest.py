@@ -1,8 +1,8 @@
 """Settings of all tests: 8 virtual CPU devices, rank promotion raises.
 
 The tests compile hundreds of small programs and run each of them once. They therefore compile without optimisation,
-unless XLA_FLAGS is set: `make test-all` compiles with the defaults of XLA. It also enforces the jaxtyping annotations
-of every call (ENFORCE_ANNOTATIONS), which takes a tenth of the time of the suite; `make test` enforces them in
+unless XLA_FLAGS is set: `make test-all` compiles with the defaults of XLA, and enforces the jaxtyping annotations
+of every call (ENFORCE_ANNOTATIONS), which takes a tenth of the time of the suite. `make test` enforces them in
 tests/functional/test_annotations.py only.
 """
 
@@ -18,7 +18,7 @@ os.environ.setdefault(
 )
 os.environ['XLA_FLAGS'] += (
   ' --xla_force_host_platform_device_count=8'
-  # On a busy machine the threads of eight devices may meet later than after 40 s, the default.
+  # On a busy machine the threads of eight devices may take longer than the default of 40 s to reach a collective.
   ' --xla_cpu_collective_call_terminate_timeout_seconds=600'
 )
 
@@ -36,8 +36,8 @@ jax.config.update('jax_traceback_in_locations_limit', 0)  # lowering is faster w
 hypothesis.settings.register_profile('untimed', deadline=None)
 hypothesis.settings.load_profile('untimed')
 
-# Tracing creates many objects that live on: with the default thresholds, a tenth of the time goes to the search for
-# cycles.
+# Tracing creates many long-lived objects: with the default thresholds, a tenth of the time goes to cyclic garbage
+# collection.
 gc.set_threshold(*GC_THRESHOLDS)
 
 if os.environ.get('ENFORCE_ANNOTATIONS'):  # before the first import of the package

@@ -51,7 +51,7 @@ def wheels(tmp_path_factory):
   return lean, train
 
 
-def requirements(wheel):
+def read_requirements(wheel):
   """The lines Requires-Dist of the metadata of a wheel."""
   archive = zipfile.ZipFile(wheel)
   (path,) = [name for name in archive.namelist() if name.endswith('.dist-info/METADATA')]
@@ -106,9 +106,9 @@ def test_the_lean_wheel_imports_no_module_of_the_other(wheels):
 
 def test_wheels_for_an_index_require_versions_of_each_other(wheels):
   version = wheels[0].name.split('-')[1]
-  assert f"attention-jax-train=={version}; extra == 'train'" in requirements(wheels[0])
-  assert f'attention-jax[interop,plots]=={version}' in requirements(wheels[1])
-  assert not [line for wheel in wheels for line in requirements(wheel) if '@' in line]
+  assert f"attention-jax-train=={version}; extra == 'train'" in read_requirements(wheels[0])
+  assert f'attention-jax[interop,plots]=={version}' in read_requirements(wheels[1])
+  assert not [line for wheel in wheels for line in read_requirements(wheel) if '@' in line]
 
 
 LEAN_PROGRAM = """
@@ -141,20 +141,20 @@ def test_programs_of_the_wheels_run_without_a_clone(wheels, tmp_path):
   assert 'config.training.steps' in result.stdout
 
 
-def interpreters():
+def find_interpreters():
   """The supported Pythons on PATH besides the one that runs the tests."""
   names = [f'python3.{minor}' for minor in range(11, 14) if minor != sys.version_info.minor]
   paths = [path for path in map(shutil.which, names) if path is not None]
   return [path for path in paths if not subprocess.run([path, '--version'], capture_output=True).returncode]
 
 
-def fresh_environment(folder, python=sys.executable):
+def create_environment(folder, python=sys.executable):
   """Creates a virtual environment without packages and returns the folder of its programs."""
   subprocess.run([python, '-m', 'venv', str(folder)], check=True)
   return folder / 'bin'
 
 
-def copied_sources(clone):
+def copy_sources(clone):
   """Copies into the folder `clone` what pip needs of this repository, and returns the files."""
   for name in (*SOURCE_FOLDERS, 'train'):
     shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns('__pycache__'))
@@ -177,24 +177,24 @@ def run_extra(programs, extra, folder):
 def test_extras(extra, tmp_path):
   """Installs a clone with one extra into a fresh environment and runs one command of it there."""
   clone = tmp_path / 'a clone'  # the space must be quoted in the URL of train/
-  files = copied_sources(clone)
-  programs = fresh_environment(tmp_path / 'venv')
+  files = copy_sources(clone)
+  programs = create_environment(tmp_path / 'venv')
   requirement = f'.[{extra}]' if extra else '.'
   subprocess.run([programs / 'pip', 'install', '--quiet', requirement], check=True, cwd=clone)
   assert sorted(clone.rglob('*')) == files  # a build leaves nothing beside its sources
   run_extra(programs, extra, tmp_path)
 
 
-def version_cases():
+def make_version_cases():
   """The newest jax on every other Python that is found, and the oldest supported jax on this Python."""
-  return [(python, NEWEST_JAX) for python in interpreters()] + [(sys.executable, OLDEST_JAX)]
+  return [(python, NEWEST_JAX) for python in find_interpreters()] + [(sys.executable, OLDEST_JAX)]
 
 
 @pytest.mark.packaging
-@pytest.mark.parametrize('python, jax_version', version_cases())
+@pytest.mark.parametrize('python, jax_version', make_version_cases())
 def test_versions_of_python_and_jax(python, jax_version, tmp_path):
-  copied_sources(tmp_path / 'clone')
-  programs = fresh_environment(tmp_path / 'venv', python)
+  copy_sources(tmp_path / 'clone')
+  programs = create_environment(tmp_path / 'venv', python)
   command = [programs / 'pip', 'install', '--quiet', '.[train]', f'jax=={jax_version}.*']
   subprocess.run(command, check=True, cwd=tmp_path / 'clone')
   run_extra(programs, '', tmp_path)
@@ -203,7 +203,7 @@ def test_versions_of_python_and_jax(python, jax_version, tmp_path):
 
 @pytest.mark.packaging
 def test_pip_resolves_the_extra_of_the_wheels_for_an_index(wheels, tmp_path):
-  programs = fresh_environment(tmp_path / 'venv')
+  programs = create_environment(tmp_path / 'venv')
   report = tmp_path / 'report.json'
   options = ['--quiet', '--dry-run', f'--find-links={wheels[1].parent}', f'--report={report}']
   subprocess.run([programs / 'pip', 'install', *options, f'{wheels[0]}[train]'], check=True)

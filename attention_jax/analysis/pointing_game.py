@@ -13,12 +13,13 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and
 def count_pointing_hits(
   weights: np.ndarray, boxes: Sequence[Box | None], cell_centres: tuple[np.ndarray, np.ndarray], *, merge_phrases: bool
 ) -> tuple[int, int]:
-  """Counts the hits over the tokens of one caption that have a box, or over their phrases.
+  """Counts the hits of one caption, per token with a gold box, or per phrase of such tokens.
 
   Args:
     weights: [T, S], over the cells of a grid, row by row.
-    boxes: per token, None for a token that describes nothing visible.
-    cell_centres: of rows and of columns of cells, pixels. A cell lies in a box if its centre does.
+    boxes: per token, None for a token without a gold box.
+    cell_centres: (centres of the rows, centres of the columns) of the grid, in pixels. A cell lies in a box
+      if its centre does.
     merge_phrases: whether consecutive tokens with the same box count as one, whose weights are added (Liu et al. 2017).
 
   Returns:

@@ -1,4 +1,5 @@
-"""Output distributions over the vocabulary and the words of the source: pointer, copying, and mixtures of both.
+"""Output distributions over the vocabulary and the words of the source: copying only (pointer), and generation combined
+with copying.
 
 As with scores, every formula is written for one query. V is the size of the vocabulary and S the number of source
 positions. The source is given by ids [S]: an id below V is a word of the vocabulary; V + s is an out-of-vocabulary word
@@ -20,10 +21,10 @@ from attention_jax.functional.masking import at_least_float32, zero_masked
 
 MIN_PROBABILITY = 1e-30
 
-Words = Float[Array, ' W']  # W = V + S
+WordValues = Float[Array, ' W']  # W = V + S
 
 
-def point(weights: Float[Array, ' S'], ids: Int[Array, ' S'], size: int, end: int) -> Words:
+def point(weights: Float[Array, ' S'], ids: Int[Array, ' S'], size: int, end: int) -> WordValues:
   """log P(y) with P(y) = Σ_{s: ids_s = y} w_s. Vinyals, Fortunato & Jaitly 2015, over words instead of positions.
 
   Args:
@@ -35,13 +36,13 @@ def point(weights: Float[Array, ' S'], ids: Int[Array, ' S'], size: int, end: in
   Returns:
     Log-probabilities [V + S].
   """
-  shares, has_weight = _shares(weights)
-  return _log(_sum_by_word(shares, ids, size).at[end].add(1 - has_weight))
+  shares, copy_mass = _normalise(weights)
+  return _log(_sum_by_word(shares, ids, size).at[end].add(1 - copy_mass))
 
 
 def generate_or_copy(
   logits: Float[Array, ' V'], gate: Float[Array, ''], weights: Float[Array, ' S'], ids: Int[Array, ' S']
-) -> Words:
+) -> WordValues:
   """log P(y) with P(y) = g softmax(logits)_y + (1 - g) Σ_{s: ids_s = y} w_s. See, Liu & Manning 2017, equation 9.
 
   Args:
@@ -53,15 +54,15 @@ def generate_or_copy(
   Returns:
     Log-probabilities [V + S].
   """
-  shares, has_weight = _shares(weights)
-  copying = has_weight * (1 - gate)
+  shares, copy_mass = _normalise(weights)
+  copying = copy_mass * (1 - gate)
   generated = jnp.pad((1 - copying) * jax.nn.softmax(at_least_float32(logits)), (0, ids.shape[0]))
   return _log(generated + copying * _sum_by_word(shares, ids, logits.shape[0]))
 
 
 def generate_and_copy(
   logits: Float[Array, ' V'], scores: Float[Array, ' S'], mask: Bool[Array, ' S'], ids: Int[Array, ' S']
-) -> Words:
+) -> WordValues:
   """log P(y) with P(y) ∝ exp(logits_y) + Σ_{s: ids_s = y} exp(scores_s): CopyNet. Gu, Lu, Li & Li 2016, section 3.2.
 
   Args:
@@ -76,9 +77,9 @@ def generate_and_copy(
   size = logits.shape[0]
   joint = jnp.concatenate([at_least_float32(logits), at_least_float32(scores)])
   joint_mask = jnp.concatenate([jnp.ones(size, bool), mask])
-  powers = zero_masked(jnp.exp(subtract_max(joint, joint_mask)), joint_mask)
-  mass = jnp.pad(powers[:size], (0, ids.shape[0])) + _sum_by_word(powers[size:], ids, size)
-  return _log(mass / powers.sum())
+  exponentials = zero_masked(jnp.exp(subtract_max(joint, joint_mask)), joint_mask)
+  mass = jnp.pad(exponentials[:size], (0, ids.shape[0])) + _sum_by_word(exponentials[size:], ids, size)
+  return _log(mass / exponentials.sum())
 
 
 def emittable(log_probs: Float[Array, '... W']) -> Bool[Array, '... W']:
@@ -87,17 +88,17 @@ def emittable(log_probs: Float[Array, '... W']) -> Bool[Array, '... W']:
   return log_probs > math.log(MIN_PROBABILITY) + 0.1
 
 
-def _shares(weights: Float[Array, ' S']) -> tuple[Float[Array, ' S'], Float[Array, '']]:
-  """Weights divided by their sum, and 1; or zeros and 0 if all weights are 0."""
+def _normalise(weights: Float[Array, ' S']) -> tuple[Float[Array, ' S'], Float[Array, '']]:
+  """Returns the weights divided by their sum, and 1; if all weights are 0, zeros and 0."""
   weights = at_least_float32(weights)
   total = weights.sum()
   has_weight = total > 0
   return jnp.where(has_weight, weights / jnp.where(has_weight, total, 1.0), 0.0), has_weight.astype(weights.dtype)
 
 
-def _sum_by_word(mass: Float[Array, ' S'], ids: Int[Array, ' S'], size: int) -> Words:
+def _sum_by_word(mass: Float[Array, ' S'], ids: Int[Array, ' S'], size: int) -> WordValues:
   return jnp.zeros(size + ids.shape[0], mass.dtype).at[ids].add(mass)
 
 
-def _log(probs: Words) -> Words:
+def _log(probs: WordValues) -> WordValues:
   return jnp.log(jnp.maximum(probs, MIN_PROBABILITY))

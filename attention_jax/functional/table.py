@@ -1,9 +1,9 @@
 """Tables of variants: one row for each score and each alignment. The signature of a variant is its schema.
 
-Its keyword-only arguments declare everything that it needs beside its positional ones:
+Its keyword-only arguments declare everything that it needs in addition to its positional ones:
 
 - no default and one of SUPPLIED: the attention step passes it;
-- no default and any other name: a learned parameter, whose shape is given in the row;
+- no default and any other name: a learned parameter, whose shape `Row.params` specifies;
 - a default: an option, which a spec string may set: `'softmax(temperature=0.5)'`.
 """
 
@@ -23,9 +23,9 @@ from attention_jax.specs import Option, Range, bind, schema_of
 
 SUPPLIED = frozenset({'query', 'key', 'remembered', 'rng', 'previous', 'coverage', 'step', 'state'})
 RECURRENT = frozenset({'previous', 'coverage', 'step', 'state'})
-SIZES = frozenset({'query', 'key', 'value', 'features'})  # defined for every row; Row.sizes adds a row's own
+SIZES = frozenset({'query', 'key', 'value', 'features'})  # defined for every row; Row.sizes defines further ones
 
-_SUPPLIED_BY = {'state': 'init_state', 'remembered': 'remember'}  # field of a Row that makes an argument
+_SUPPLIED_BY = {'state': 'init_state', 'remembered': 'remember'}  # argument of fn -> the field of Row that computes it
 
 INITIALIZERS: Mapping[str, Callable] = {
   'glorot': lambda rng, shape, sizes: jax.nn.initializers.glorot_uniform()(rng, shape),
@@ -40,7 +40,7 @@ class Param(NamedTuple):
   A spec string may fix a parameter of shape (), which is then no longer learned: `'entmax(alpha=1.3)'`.
 
   Attributes:
-    shape: names of sizes or of their sums, such as 'query+key'.
+    shape: one entry per axis: the name of a size, or a sum of sizes such as 'query+key'.
     init: a key of INITIALIZERS, or the initial value.
   """
 
@@ -77,7 +77,7 @@ class Pointwise(NamedTuple):
 
 
 class ReverseMode(NamedTuple):
-  """A score with a second function of equal results and a faster gradient, which jax.jvp does not support.
+  """A score with a second function that returns equal results with a faster gradient, but does not support jax.jvp.
 
   Attributes:
     fn: the second function; its arguments are those of the score.
@@ -111,20 +111,20 @@ class Row(NamedTuple):
 
   Attributes:
     fn: the variant itself, a pure function.
-    at_test: replaces `fn` when deterministic (the hard twin of an expected alignment); None keeps it.
+    at_test: replaces `fn` when deterministic (such as the hard counterpart of an expected alignment); None keeps `fn`.
     params: learned parameters by the name of the argument of `fn`.
     sizes: sizes that only this row's `params` mention, with their defaults; a spec string may set them.
     project: whether query and key are projected to `features` before `fn` gets them.
-    remember: of an alignment, value [S, V] -> [S, ...], with learned parameters of its own: what `fn` takes as
-      `remembered`, computed once per memory and not for each query.
+    remember: of an alignment, value [S, V] -> [S, ...]: computes the argument `remembered` of `fn` once per memory; its
+      other keyword arguments are learned parameters.
     init_state: (memory size, dtype) -> the initial private state; required if and only if `fn` takes `state`.
     form: the form that faster implementations rely on: Product, TanhSum, Pointwise, ReverseMode,
       LocalWindow, or None.
-    training: what training needs beside the gradient of the weights: latent.LatentAlignment for an alignment over
-      which training sums, RequiredLoss, or None.
-    lookback: for an alignment that can follow a source while it arrives: options -> how many positions before the
-      selected one it attends to. At test time it selects one position, at or after the one that its state
-      marks, or returns zeros. The initial state marks the first position; reversed, it marks the last position.
+    training: what training needs beside the gradient of the weights: latent.LatentAlignment for an alignment that
+      training marginalises over, RequiredLoss, or None.
+    lookback: for an alignment that supports streaming: options -> number of positions before the selected one that it
+      attends to. At test time it selects one position, at or after the one that its state marks, or returns zeros. The
+      initial state marks the first position; flipped along its last axis, it marks the last one.
     dropout: dropout.WeightDropout of an alignment made by `with_dropout`, else None.
   """
 
@@ -146,7 +146,7 @@ class Row(NamedTuple):
     return frozenset(_required(self.fn)) & SUPPLIED
 
   @property
-  def in_reverse_mode(self) -> 'Row':
+  def with_fast_gradient(self) -> 'Row':
     """The same row with the faster gradient of a ReverseMode."""
     return self._replace(fn=self.form.fn) if isinstance(self.form, ReverseMode) else self
 
@@ -157,7 +157,7 @@ class Row(NamedTuple):
 
   @property
   def latent(self) -> Any:
-    """The latent.LatentAlignment of an alignment over which training sums, else None."""
+    """The latent.LatentAlignment of an alignment that training marginalises over, else None."""
     return None if isinstance(self.training, RequiredLoss) else self.training
 
   @property
@@ -216,8 +216,14 @@ def check_table(table: Mapping[str, Row]) -> Mapping[str, Row]:
       )
     for param, (shape, init) in row.params.items():
       unknown = {name for size in shape for name in size.split('+')} - SIZES - set(row.sizes)
-      if unknown or not (isinstance(init, float) or init in INITIALIZERS):
-        raise TypeError(f'{name}: parameter {param} has unknown sizes {sorted(unknown)} or initialiser {init!r}')
+      if unknown:
+        expected = ', '.join(sorted(SIZES | set(row.sizes)))
+        raise TypeError(f'{name}: parameter {param}: unknown sizes {sorted(unknown)}; expected some of: {expected}')
+      if not (isinstance(init, float) or init in INITIALIZERS):
+        expected = ', '.join(INITIALIZERS)
+        raise TypeError(
+          f'{name}: parameter {param}: unknown initialiser {init!r}; expected a float or one of: {expected}'
+        )
     for supplied, field in _SUPPLIED_BY.items():
       if (supplied in row.required_inputs) != (getattr(row, field) is not None):
         raise TypeError(f'{name}: {field} is required if and only if the function takes {supplied}')
@@ -241,7 +247,8 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], kind: str) -> R
     The row, with the options of the spec string bound to its functions.
 
   Raises:
-    UserError: for an unknown name or option, an entry that is no Row, and a function that takes a state or remembered.
+    UserError: for an unknown name or option, a table entry that is not a Row, or a bare function that takes
+      `state` or `remembered`.
   """
   if isinstance(spec, Row):
     return spec
@@ -327,5 +334,5 @@ def _bind_options(fn: Callable | None, options: Mapping[str, Any]) -> Callable |
   """`fn` with those of the options that it takes; a companion may take fewer than the variant."""
   if fn is None:
     return None
-  taken = {name: value for name, value in options.items() if name in _keywords(fn)}
-  return functools.partial(fn, **taken) if taken else fn
+  accepted_options = {name: value for name, value in options.items() if name in _keywords(fn)}
+  return functools.partial(fn, **accepted_options) if accepted_options else fn

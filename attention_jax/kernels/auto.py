@@ -101,7 +101,7 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
 
 def attend_step(score: Row, *args, **options) -> tuple[Carry, Attended]:
   """Attends with one query, by the definition. Same arguments as `functional.attend.attend_step`."""
-  return definition.attend_step(score.in_reverse_mode, *args, **options)
+  return definition.attend_step(score.with_fast_gradient, *args, **options)
 
 
 def attend(

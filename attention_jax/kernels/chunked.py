@@ -54,7 +54,7 @@ def attend(
     block: (score, alignment, params, carry, xs, memory, deterministic) -> carry, Attended; attends a block of queries.
   """
   memory = zero_masked_memory(memory)
-  score = score.in_reverse_mode
+  score = score.with_fast_gradient
   steps = query.shape[0]
   size = memory.key.shape[0]
   carry = init_carry(score, alignment, size, accumulation_dtype(query, memory.key))

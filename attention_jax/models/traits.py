@@ -6,12 +6,12 @@ from attention_jax.functional.latent import LatentAlignment
 
 
 class Traits(NamedTuple):
-  """Properties of a cell, a decoder or a model, known without parameters.
+  """Properties of a cell, a decoder or a model, that do not depend on parameter values.
 
   Attributes:
     attends: whether it attends to the source.
-    latent: the LatentAlignment of an alignment over which training sums, else None.
-    required_loss: name of the auxiliary loss without which the alignment learns nothing, or ''.
+    latent: the LatentAlignment of an alignment that training marginalises over, else None.
+    required_loss: name of the auxiliary loss without which the scores receive no useful gradient, or ''.
     attends_in_recurrence: whether attention is computed inside the recurrence, one query at a time.
     starts_without_source: whether decoding may start before the source is complete, because attention is the only way
       in which the decoder depends on the source.

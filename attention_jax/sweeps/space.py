@@ -48,8 +48,8 @@ def zipped(axes: Mapping[str, Sequence[Any]]) -> list[Setting]:
   """
   lengths = {field: len(values) for field, values in axes.items()}
   if len(set(lengths.values())) > 1:
-    counts = ', '.join(f'{field} has {length}' for field, length in lengths.items())
-    raise UserError(f'paired fields must have equally many values, but {counts}')
+    counts = ', '.join(f'{field}: {length}' for field, length in lengths.items())
+    raise UserError(f'paired fields must have the same number of values, got {counts}')
   return [dict(zip(axes, values, strict=True)) for values in zip(*axes.values(), strict=True)]
 
 
@@ -59,15 +59,21 @@ def product(*groups: Sequence[Setting]) -> list[Setting]:
   Raises:
     UserError: if two groups set the same field.
   """
-  fields = [set().union(*map(dict.keys, map(dict, group))) for group in groups]
+  fields = [{field for setting in group for field in setting} for group in groups]
   for first, second in itertools.combinations(fields, 2):
     if repeated := sorted(first & second):
       raise UserError(f'{repeated[0]} must be varied once, got it in two groups of settings')
-  return [dict(itertools.chain(*(setting.items() for setting in row))) for row in itertools.product(*groups)]
+  return [
+    {field: value for setting in combination for field, value in setting.items()}
+    for combination in itertools.product(*groups)
+  ]
 
 
 def parse_grid(text: str) -> list[Setting]:
-  """Parses 'field=value,value,...'; commas inside of brackets or quotes belong to a value."""
+  """Parses 'field=value,value,...; field=value,...' into every combination.
+
+  Commas and semicolons inside of brackets or quotes belong to a value.
+  """
   return grid(_parse_axes(text, '--grid'))
 
 
@@ -129,11 +135,16 @@ def label(setting: Setting, names: Mapping[str, str] | None = None) -> str:
 
 
 def short_names(fields: Iterable[str]) -> dict[str, str]:
-  """Maps fields to the shortest ends of their paths that differ: 'model.attention.score' -> 'score'."""
+  """Maps each field to the shortest suffix of its path that no other field has: 'model.attention.score' -> 'score'.
+
+  A field whose every suffix is one of another field is mapped to its whole path.
+  """
   paths = {field: field.split('.') for field in fields}
   names = {}
   for field, path in paths.items():
-    ends = ('.'.join(path[start:]) for start in range(len(path) - 1, -1, -1))
+    suffixes = ('.'.join(path[start:]) for start in range(len(path) - 1, -1, -1))
     others = [f'.{other}' for other in paths if other != field]
-    names[field] = next(end for end in ends if not any(other.endswith(f'.{end}') for other in others) or end == field)
+    names[field] = next(
+      suffix for suffix in suffixes if suffix == field or not any(other.endswith(f'.{suffix}') for other in others)
+    )
   return names

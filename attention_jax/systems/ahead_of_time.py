@@ -48,7 +48,7 @@ def compile_updates(config: Mapping[str, Any], entries: int, mesh: Mesh, platfor
 
   Args:
     config: the config of one run.
-    entries: size of both vocabularies, as no data are read.
+    entries: size of the source and of the target vocabulary; the data are not read.
     mesh: the devices, attached or described by a topology.
     platform: the platform to lower for, such as 'tpu'.
 
@@ -75,20 +75,21 @@ def compile_updates(config: Mapping[str, Any], entries: int, mesh: Mesh, platfor
     loss, optimizer, schedule, mesh, accumulate=training.accumulate, average=training.average, anneal=anneal
   )
   # One program, so that the analyses of the compiler cover the whole update.
-  layouts = (sharding(mesh, 'state'), None, sharding(mesh, 'batch'))  # the state has the shardings of its shapes
-  whole_update = jax.jit(update, donate_argnums=1, in_shardings=layouts)
+  # None: the ShapeDtypeStructs of the state already contain their shardings.
+  input_shardings = (sharding(mesh, 'state'), None, sharding(mesh, 'batch'))
+  whole_update = jax.jit(update, donate_argnums=1, in_shardings=input_shardings)
   state = jax.eval_shape(lambda: init_state(initial_params(model, 0), optimizer, training.average, loss.running))
   state = jax.tree.map(
     lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout), state, state_shardings(state, mesh)
   )
-  root = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+  root_key_data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
   share = Share(multiple=row_devices(mesh) * training.accumulate)
   for source, target in check_buckets(data['buckets']):
     rows = share.pad(BATCH_UNITS[data['batch_unit']](data['batch_size'], (source, target)))
     batch = _batch_shapes(rows, source, target, loss.needs_links)
     shape = (rows, source, target)
     with _target(platform):
-      traced = whole_update.trace(root, state, batch)
+      traced = whole_update.trace(root_key_data, state, batch)
     compiled = _compile(traced, platform, shape)
     yield CompiledUpdate(shape, compiled, num_parameters, state, matmul_flop(count_in_jaxpr(traced.jaxpr.jaxpr)))
 
@@ -104,7 +105,9 @@ def _compile(traced: Any, platform: str, shape: tuple[int, int, int]) -> Any:
       raise
     rows, source, target = shape
     reason = ' '.join(str(error).split())[:160]
-    raise UserError(f'an update of {rows} x ({source}, {target}) does not fit into a device: {reason}') from error
+    raise UserError(
+      f'an update of {rows} x ({source}, {target}) does not fit into the memory of a device: {reason}'
+    ) from error
 
 
 def _target(platform: str) -> contextlib.AbstractContextManager:

@@ -1,4 +1,4 @@
-"""The largest logits and their normaliser equal a sort and a sum."""
+"""masked_top_k equals a stable sort, and log_sum_exp equals jax.nn.logsumexp."""
 
 import itertools
 

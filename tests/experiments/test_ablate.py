@@ -26,7 +26,7 @@ MISTAKES = [
   ([], ['--workdir is missing']),
   (['--workdir=x'], ['--config is missing']),
   (['--workdir=x', CONFIG, '--grid=a'], ['--grid=a: expected field=value,value,...']),
-  (['--workdir=x', CONFIG, '--pair=seed=1,2; steps=3'], ['paired fields must have equally many values']),
+  (['--workdir=x', CONFIG, '--pair=seed=1,2; steps=3'], ['paired fields must have the same number of values']),
   (['--workdir=x', CONFIG, '--search=model.dropout=log(low=0.1)'], ['needs high']),
   (['--workdir=x', CONFIG, '--grid=score=dot'], ["unknown field of config: 'score'", "'model.attention.score'?"]),
   (['--workdir=x', CONFIG, '--grid=preset=luong'], ["unknown preset 'luong'", "'luong2015'?"]),

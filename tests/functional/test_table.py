@@ -44,8 +44,14 @@ def with_supplied_option(scores, mask, *, query=1.0):
       Row(plain, params={'w': Param(('query',))}),
       r"the function takes the parameters \[\], the row has shapes for \['w'\]",
     ),
-    (Row(with_parameter, params={'w': Param(('key', 'rank'))}), r"w has unknown sizes \['rank'\]"),
-    (Row(with_parameter, params={'w': Param(('key+rank',))}), r"w has unknown sizes \['rank'\]"),
+    (
+      Row(with_parameter, params={'w': Param(('key', 'rank'))}),
+      r"parameter w: unknown sizes \['rank'\]; expected some of: features, key",
+    ),
+    (
+      Row(with_parameter, params={'w': Param(('key+rank',))}),
+      r"parameter w: unknown sizes \['rank'\]; expected some of: features, key",
+    ),
     (Row(with_parameter, params={'w': Param(('key',), 'orthogonal')}), "initialiser 'orthogonal'"),
     (Row(with_state), 'init_state is required if and only if'),
     (Row(plain, init_state=lambda size, dtype: 0), 'init_state is required if and only if'),

@@ -1,4 +1,4 @@
-"""Implementation 'cudnn' satisfies the contract; here XLA replaces NVIDIA's kernel."""
+"""Implementation 'cudnn' satisfies the contract of kernels/api.py; here XLA replaces NVIDIA's kernel."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def draw(shape, dtype):
 
 
 def make_inputs(dtype=jnp.bfloat16, features=D):
-  """query, key, value."""
+  """Returns query, key and value."""
   return draw((B, T, features), dtype), draw((B, S, features), dtype), draw((B, S, V), dtype)
 
 
@@ -80,13 +80,14 @@ def test_equals_definition(xla_kernel, score, bias):
   jax.tree.map(assert_close, *gradients(inputs))
 
 
-# mask, bias, and the axes (sequences, heads) that the kernel must get: of q, k, v; of the mask; of the bias, if any.
+# mask, bias, and the expected (sequences, heads) axes of q, k, v, of the mask, and of the bias (None: no bias).
 CASES = {
   'no_mask': (None, None, (1, B * N), (1, 1), None),
   'causal': (aj.causal_mask(S)[:T], None, (1, B * N), (1, 1), None),
   'padding': (aj.padding_mask(jnp.asarray([S, 4]), S)[:, None, None], None, (B, N), (B, 1), None),
   'mask_per_head': (jnp.stack([MASK] * N, 1), None, (B * N, 1), (B * N, 1), None),
-  'biased': (MASK[:, None], HEADS_BIAS, (B * N, 1), (B * N, 1), (B * N, 1)),  # a bias adds its -inf to the mask
+  # A bias per head makes the mask one per head.
+  'biased': (MASK[:, None], HEADS_BIAS, (B * N, 1), (B * N, 1), (B * N, 1)),
 }
 
 
@@ -94,7 +95,7 @@ CASES = {
   ('mask', 'bias', 'axes', 'mask_axes', 'bias_axes'), sample_cases(list(CASES.values()), 2), ids=CASES
 )
 def test_batch_with_heads_is_one_call(xla_kernel, monkeypatch, mask, bias, axes, mask_axes, bias_axes):
-  """The kernel gets even lengths: with a mask, its gradient does not support odd ones. T and S are odd here."""
+  """The kernel receives even lengths: with a mask, its gradient does not support odd ones. T and S are odd here."""
   calls = []
   kernel = jax.nn.dot_product_attention
 
@@ -116,17 +117,17 @@ def test_batch_with_heads_is_one_call(xla_kernel, monkeypatch, mask, bias, axes,
   key_shape = (axes[0], S + 1, axes[1], 16)
   mask_shape = (*mask_axes, T + 1, S + 1)
   bias_shape = None if bias is None else (*bias_axes, T + 1, S + 1)
-  # Earlier calls are traces of a single sequence and of a single axis.
+  # Earlier calls trace the function without batch axes and with one.
   assert calls[-1] == (query_shape, key_shape, mask_shape, bias_shape)
 
 
 @pytest.mark.parametrize('kv_heads', [0, 2])
-def test_kernel_accepts_the_shapes_it_gets(monkeypatch, kv_heads):
+def test_kernel_accepts_the_shapes_it_receives(monkeypatch, kv_heads):
   """The kernel's own checks of shapes run without a GPU, under vmap too; nothing is compiled."""
   monkeypatch.setattr(fused_attention_stablehlo, 'check_cudnn_version', lambda: 91900)
   monkeypatch.setattr(cudnn, 'kernel_platform', lambda: 'gpu')
-  heads = {'heads': 4, 'kv_heads': kv_heads, 'implementation': 'cudnn', 'dtype': jnp.bfloat16}
-  module = aj.Attention('scaled_dot', features=64, **heads)
+  options = {'heads': 4, 'kv_heads': kv_heads, 'implementation': 'cudnn', 'dtype': jnp.bfloat16}
+  module = aj.Attention('scaled_dot', features=64, **options)
   x = jnp.ones((2, 7, 64))
   mask = aj.padding_mask(jnp.asarray([7, 4]), 7)
 

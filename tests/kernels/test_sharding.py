@@ -14,7 +14,7 @@ from attention_jax.kernels.target import compile_for
 from tests.functional.helpers import Problem, loss, make_problem
 
 B, N, T, S = 4, 2, 6, 9
-CLOSE = {'rtol': 1e-4, 'atol': 1e-5}
+TOLERANCE = {'rtol': 1e-4, 'atol': 1e-5}
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def run_sharded(fn, mesh, specs, arguments):
     compiled = jax.jit(fn).lower(*sharded).compile()
   assert 'all-gather' not in compiled.as_text()
   result = compiled(*sharded)
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **CLOSE), result, jax.jit(fn)(*arguments))
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **TOLERANCE), result, jax.jit(fn)(*arguments))
   return result
 
 
@@ -58,7 +58,7 @@ def test_value_and_gradient_stay_sharded(score, implementation, batch, mesh):
 
 
 def test_nested_vmaps(mesh):
-  """The outer vmap maps an axis that both arguments have, the inner one an axis of the rows alone."""
+  """The outer vmap maps an axis that both arguments have, the inner one an axis that only `rows` has."""
   fn = shard_over_rows(sequential_vmap(lambda row, table: {'product': row @ table, 'sum': row.sum()}))
   rows = jnp.arange(2.0 * B * 15).reshape(2, B, 3, 5)
   tables = jnp.arange(30.0).reshape(2, 5, 3)
@@ -114,4 +114,4 @@ def test_flash_within_a_partial_shard_map(mesh):
   with jax.set_mesh(mesh):
     sharded = jax.shard_map(context, in_specs=P(), out_specs=P(), axis_names={'seed'})
     expected = loss('dot', 'softmax', problem)[1].context
-    np.testing.assert_allclose(jax.jit(sharded)(problem.query), expected, **CLOSE)
+    np.testing.assert_allclose(jax.jit(sharded)(problem.query), expected, **TOLERANCE)

@@ -28,7 +28,7 @@ def test_grids_are_products_and_the_last_field_varies_fastest():
 
 def test_pairs_are_zipped():
   assert parse_pair('config.a=1,2; b=(3,3),4') == [{'a': '1', 'b': '(3,3)'}, {'a': '2', 'b': '4'}]
-  with pytest.raises(UserError, match='paired fields must have equally many values, but a has 2, b has 1'):
+  with pytest.raises(UserError, match='paired fields must have the same number of values, got a: 2, b: 1'):
     zipped({'a': [1, 2], 'b': [3]})
 
 

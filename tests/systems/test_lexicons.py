@@ -1,4 +1,4 @@
-"""The lexicon of a run folder: made once, made again for other data, and not written where nothing can be written."""
+"""The lexicon of a run folder: made once, remade when the data changed, and not stored in a read-only folder."""
 
 import dataclasses
 
@@ -48,14 +48,14 @@ def test_a_lexicon_is_made_once(tmp_path):
 
 
 def test_a_lexicon_of_other_data_is_made_again(tmp_path):
-  other = CountedData('y x x')
-  old = load_or_make_lexicon(str(tmp_path), other)
+  changed_data = CountedData('y x x')
+  stored = load_or_make_lexicon(str(tmp_path), changed_data)
   store_digest_of(CountedData(), tmp_path)
   new = load_or_make_lexicon(str(tmp_path), CountedData())
-  assert new.digest != old.digest
+  assert new.digest != stored.digest
+  (tmp_path / 'lexicon.npz').unlink()
   with pytest.raises(UserError, match='was trained on other data'):
-    (tmp_path / 'lexicon.npz').unlink()
-    load_or_make_lexicon(str(tmp_path), other)
+    load_or_make_lexicon(str(tmp_path), changed_data)
 
 
 def test_runs_without_a_folder_or_without_digests(tmp_path):

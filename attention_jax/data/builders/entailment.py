@@ -1,13 +1,13 @@
 """Generated pairs of sentences about a scene, whose label depends on comparing the words of both.
 
-  two small dogs chase a red ball in the park .   -> some animals chase a ball .         entailment
-                                                  -> two large dogs chase a red ball .   contradiction
-                                                  -> two small dogs chase a red ball at night .   neutral
+  two small dogs chase four red balls in the park .   -> some small animals chase four red balls .         entailment
+                                                      -> two large dogs chase four red balls .             contradiction
+                                                      -> two small dogs chase four red balls at night .    neutral
 
-A hypothesis is made from its premise by one to three edits. An edit that removes information is entailed (a modifier
-left out, a wider noun, 'some' for a number). One that changes it contradicts (another word of the same kind, or 'no').
-One that adds to it (a new modifier, place or time) is neutral, unless another edit contradicts. The nouns of the split
-'unseen' occur in no other split.
+A hypothesis is made from its premise by one to three edits. Removing information gives entailment (a modifier left out,
+a wider noun, 'some' for a number). Replacing it gives a contradiction (another word of the same kind, or 'no'). Adding
+to it (a new modifier, place or time) is neutral, unless another edit replaces something. Apart from the wider nouns,
+the nouns of the split 'unseen' occur in no other split.
 """
 
 import random
@@ -80,16 +80,16 @@ def generate(split: str, seed: int = 0) -> Iterator[dict[str, str]]:
   sampler = _Sampler(random.Random(f'entailment {split} {seed}').random, split == 'unseen')
   for row in range(size):
     label = LABELS[row % 3]
-    premise, hypothesis = sampler.pair(label)
+    premise, hypothesis = sampler.sample_pair(label)
     yield {'premise': str(premise), 'hypothesis': str(hypothesis), 'label': label}
 
 
-def judge(premise: Scene, hypothesis: Scene) -> str:
-  """Returns the label of a pair; '' if it is undefined: a scene with no agent ('no') that differs in another word."""
+def label_of(premise: Scene, hypothesis: Scene) -> str:
+  """Returns the label of a pair; '' (undefined) if the agent has the number 'no' and something else differs."""
   pairs = [(premise.verb, hypothesis.verb), (premise.place, hypothesis.place), (premise.time, hypothesis.time)]
-  for side in ('agent', 'object'):
-    before = getattr(premise, side)
-    after = getattr(hypothesis, side)
+  for role in ('agent', 'object'):
+    before = getattr(premise, role)
+    after = getattr(hypothesis, role)
     pairs.append((before.modifier, after.modifier))
     if after.number in NUMBERS:
       pairs.append((before.number, after.number))
@@ -113,85 +113,85 @@ class _Sampler:
     self._draw = draw
     self._unseen = unseen
 
-  def pick(self, items: Iterable[Item]) -> Item:
+  def sample(self, items: Iterable[Item]) -> Item:
     items = list(items)
     return items[int(self._draw() * len(items))]
 
-  def pick_other(self, items: Iterable[str], current: str) -> str:
-    return self.pick(item for item in items if item != current)
+  def sample_other(self, items: Iterable[str], current: str) -> str:
+    return self.sample(item for item in items if item != current)
 
-  def noun_phrase(self, nouns_by_wider: Mapping[str, Sequence[str]], modifiers: Sequence[str]) -> NounPhrase:
+  def sample_noun_phrase(self, nouns_by_wider: Mapping[str, Sequence[str]], modifiers: Sequence[str]) -> NounPhrase:
     pairs = [(noun, wider) for wider, nouns in nouns_by_wider.items() for noun in nouns]
-    noun, wider = self.pick(pair for pair in pairs if (pair[0] in UNSEEN_NOUNS) == self._unseen)
-    return NounPhrase(self.pick(NUMBERS), self.pick(('', *modifiers)), noun, wider)
+    noun, wider = self.sample(pair for pair in pairs if (pair[0] in UNSEEN_NOUNS) == self._unseen)
+    return NounPhrase(self.sample(NUMBERS), self.sample(('', *modifiers)), noun, wider)
 
-  def scene(self) -> Scene:
-    place = self.pick(('', self.pick(PLACES)))
-    time = self.pick(('', self.pick(TIMES)))
-    agent = self.noun_phrase(AGENTS, AGENT_MODIFIERS)
-    verb = self.pick(VERBS)
-    return Scene(agent, verb, self.noun_phrase(OBJECTS, OBJECT_MODIFIERS), place, time)
+  def sample_scene(self) -> Scene:
+    place = self.sample(('', self.sample(PLACES)))
+    time = self.sample(('', self.sample(TIMES)))
+    agent = self.sample_noun_phrase(AGENTS, AGENT_MODIFIERS)
+    verb = self.sample(VERBS)
+    return Scene(agent, verb, self.sample_noun_phrase(OBJECTS, OBJECT_MODIFIERS), place, time)
 
-  def pair(self, label: str) -> tuple[Scene, Scene]:
+  def sample_pair(self, label: str) -> tuple[Scene, Scene]:
     """A premise and a hypothesis with this label, one to three edits apart."""
     while True:
-      premise = self.scene()
+      premise = self.sample_scene()
       hypothesis = premise
       for _ in range(1 + int(self._draw() * 3)):
-        edit = self.pick((self.remove, self.add, self.change))
+        edit = self.sample((self.remove, self.add, self.change))
         hypothesis = edit(hypothesis)
-      if hypothesis != premise and judge(premise, hypothesis) == label:
+      if hypothesis != premise and label_of(premise, hypothesis) == label:
         return premise, hypothesis
 
   def remove(self, scene: Scene) -> Scene:
     """Removes information, if there is any to remove."""
-    return self.pick(_removals(scene) or [scene])
+    return self.sample(_removals(scene) or [scene])
 
   def add(self, scene: Scene) -> Scene:
     """Adds information, if there is any to add."""
     edits = []
-    for side, modifiers in (('agent', AGENT_MODIFIERS), ('object', OBJECT_MODIFIERS)):
-      phrase = getattr(scene, side)
+    for role, modifiers in (('agent', AGENT_MODIFIERS), ('object', OBJECT_MODIFIERS)):
+      phrase = getattr(scene, role)
       if not phrase.modifier:
-        edits.append(scene._replace(**{side: phrase._replace(modifier=self.pick(modifiers))}))
-    place = self.pick(PLACES)  # place and time are drawn even if they are not used, as the draws define the data
+        edits.append(scene._replace(**{role: phrase._replace(modifier=self.sample(modifiers))}))
+    place = self.sample(PLACES)  # place and time are drawn even if they are not used, as the draws define the data
     if not scene.place:
       edits.append(scene._replace(place=place))
-    time = self.pick(TIMES)
+    time = self.sample(TIMES)
     if not scene.time:
       edits.append(scene._replace(time=time))
-    return self.pick(edits) if edits else scene
+    return self.sample(edits) if edits else scene
 
   def change(self, scene: Scene) -> Scene:
-    """Replaces a word by another one of the same kind, or the number of the agent by 'no'."""
+    """Replaces a word or the place by another one of the same kind, or the number of the agent by 'no'."""
     edits = [
-      scene._replace(verb=self.pick_other(VERBS, scene.verb)),
+      scene._replace(verb=self.sample_other(VERBS, scene.verb)),
       scene._replace(agent=scene.agent._replace(number='no')),
     ]
-    for side, modifiers in (('agent', AGENT_MODIFIERS), ('object', OBJECT_MODIFIERS)):
-      phrase = getattr(scene, side)
+    for role, modifiers in (('agent', AGENT_MODIFIERS), ('object', OBJECT_MODIFIERS)):
+      phrase = getattr(scene, role)
       if phrase.modifier:
-        modifier = self.pick_other(modifiers, phrase.modifier)
-        edits.append(scene._replace(**{side: phrase._replace(modifier=modifier)}))
+        modifier = self.sample_other(modifiers, phrase.modifier)
+        edits.append(scene._replace(**{role: phrase._replace(modifier=modifier)}))
       if phrase.number in NUMBERS:
-        number = self.pick_other(NUMBERS, phrase.number)
-        edits.append(scene._replace(**{side: phrase._replace(number=number)}))
+        number = self.sample_other(NUMBERS, phrase.number)
+        edits.append(scene._replace(**{role: phrase._replace(number=number)}))
     if scene.place:
-      edits.append(scene._replace(place=self.pick_other(PLACES, scene.place)))
-    return self.pick(edits)
+      edits.append(scene._replace(place=self.sample_other(PLACES, scene.place)))
+    return self.sample(edits)
 
 
 def _removals(scene: Scene) -> list[Scene]:
   """Every scene that is one removal of information away."""
   scenes = []
-  for side in ('agent', 'object'):
-    phrase = getattr(scene, side)
+  for role in ('agent', 'object'):
+    phrase = getattr(scene, role)
     if phrase.modifier:
-      scenes.append(scene._replace(**{side: phrase._replace(modifier='')}))
+      scenes.append(scene._replace(**{role: phrase._replace(modifier='')}))
     if phrase.number in NUMBERS:
-      scenes.append(scene._replace(**{side: phrase._replace(number='some')}))
+      scenes.append(scene._replace(**{role: phrase._replace(number='some')}))
     if phrase.noun != phrase.wider:
-      scenes.append(scene._replace(**{side: phrase._replace(noun=phrase.wider)}))
+      scenes.append(scene._replace(**{role: phrase._replace(noun=phrase.wider)}))
   if scene.place:
     scenes.append(scene._replace(place=''))
   if scene.time:
