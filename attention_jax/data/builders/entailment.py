@@ -85,7 +85,7 @@ def generate(split: str, seed: int = 0) -> Iterator[dict[str, str]]:
 
 
 def label_of(premise: Scene, hypothesis: Scene) -> str:
-  """Returns the label of a pair; '' (undefined) if the agent has the number 'no' and something else differs."""
+  """Returns the label of a pair; '' (undefined) if the agent has 'no' and something else was replaced or added."""
   pairs = [(premise.verb, hypothesis.verb), (premise.place, hypothesis.place), (premise.time, hypothesis.time)]
   for role in ('agent', 'object'):
     before = getattr(premise, role)
