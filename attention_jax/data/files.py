@@ -2,10 +2,12 @@
 
 import difflib
 import gzip
+import io
 import os
 import stat
 import zipfile
 import zlib
+from typing import BinaryIO
 
 import numpy as np
 
@@ -61,14 +63,13 @@ def empty_file_error(path: str) -> UserError:
 
 
 def read_arrays(path: str) -> dict[str, np.ndarray]:
-  """Returns the arrays of an .npz file by name.
+  """Returns the arrays of an .npz file, on a disk or behind a URL, by name.
 
   Raises:
     UserError: if the file is missing, damaged, or contains Python objects.
   """
   try:
-    check_regular_file(path)
-    with open(path, 'rb') as raw, np.load(raw) as file:
+    with open_file(path) as raw, np.load(raw) as file:
       return {name: file[name] for name in file}
   except FileNotFoundError:
     raise _missing_file_error(path) from None
@@ -76,6 +77,19 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
     raise
   except (OSError, ValueError, EOFError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
     raise UserError(f'{path}: cannot be read as an .npz file of numbers ({error})') from error
+
+
+def open_file(path: str) -> BinaryIO:
+  """Opens a file for reading, on a disk or behind a URL, of which it reads all at once.
+
+  Raises:
+    OSError: if it cannot be read.
+    UserError: for a pipe or a device, and for a URL that cannot be read.
+  """
+  if is_url(path):
+    return io.BytesIO(read_url(path))
+  check_regular_file(path)
+  return open(path, 'rb')
 
 
 def check_regular_file(path: str) -> None:

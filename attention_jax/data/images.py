@@ -5,20 +5,22 @@ import os
 
 import numpy as np
 
-from attention_jax.data.files import check_regular_file
+from attention_jax.data.files import open_file
+from attention_jax.data.urls import is_url, list_url
 from attention_jax.errors import UserError
 
 IMAGE_EXTENSIONS = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')
 
 
 def list_images(folder: str | os.PathLike) -> list[str]:
-  """Returns the names of the images in a folder, sorted.
+  """Returns the names of the images in a folder, on a disk or behind a URL, sorted.
 
   Raises:
     UserError: for a folder that cannot be read.
   """
   try:
-    return sorted(entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(IMAGE_EXTENSIONS))
+    names = list_url(str(folder)) if is_url(str(folder)) else os.listdir(folder)
+    return sorted(name for name in names if name.lower().endswith(IMAGE_EXTENSIONS))
   except OSError as error:
     raise UserError(f'{folder}: cannot be read ({error.strerror})') from error
 
@@ -27,7 +29,7 @@ def read_image(path: str, size: int, where: str = '', max_upscale: float = 4.0) 
   """Returns the central square of an image, scaled; transparent pixels become white.
 
   Args:
-    path: the file.
+    path: the file, on a disk or behind a URL.
     size: height and width of the result, pixels.
     where: prefix of error messages, such as 'captions.csv:3: '.
     max_upscale: the largest factor by which the image may be enlarged.
@@ -41,8 +43,15 @@ def read_image(path: str, size: int, where: str = '', max_upscale: float = 4.0) 
   from PIL import Image, ImageOps
 
   try:
-    check_regular_file(path)
-    with Image.open(path) as image:
+    file = open_file(path)
+  except UserError as error:
+    raise UserError(f'{where}{error}') from error
+  except FileNotFoundError as error:
+    raise UserError(f'{where}{path}: no such file') from error
+  except OSError as error:
+    raise UserError(f'{where}{path}: cannot be read as an image ({error})') from error
+  try:
+    with file, Image.open(file) as image:
       if min(image.size) * max_upscale < size:
         min_side = math.ceil(size / max_upscale)
         got = f'{image.width} x {image.height}'
@@ -50,8 +59,6 @@ def read_image(path: str, size: int, where: str = '', max_upscale: float = 4.0) 
       return np.asarray(ImageOps.fit(_to_rgb(ImageOps.exif_transpose(image)), (size, size)), np.uint8)
   except UserError:
     raise
-  except FileNotFoundError as error:
-    raise UserError(f'{where}{path}: no such file') from error
   except Exception as error:  # the readers of image formats raise many kinds of exceptions
     raise UserError(f'{where}{path}: cannot be read as an image ({" ".join(str(error).split())})') from error
 

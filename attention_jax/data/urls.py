@@ -34,3 +34,18 @@ def url_exists(path: str) -> bool:
     return system.exists(name)
   except Exception:  # `read_url` reports the reason
     return False
+
+
+def list_url(path: str) -> list[str]:
+  """Returns the names of the files in a folder.
+
+  Raises:
+    UserError: if the file system or the folder cannot be read.
+  """
+  import fsspec
+
+  try:
+    system, name = fsspec.url_to_fs(path)
+    return [entry.rstrip('/').rpartition('/')[2] for entry in system.ls(name, detail=False)]
+  except Exception as error:  # every file system raises its own kinds
+    raise UserError(f'{path}: cannot be read ({" ".join(str(error).split()) or type(error).__name__})') from error

@@ -3,10 +3,13 @@
 import gzip
 
 import fsspec
+import numpy as np
 import pytest
+from PIL import Image
 
 from attention_jax.data import tasks
-from attention_jax.data.files import read_lines
+from attention_jax.data.files import read_arrays, read_lines
+from attention_jax.data.images import list_images, read_image
 from attention_jax.errors import UserError
 
 
@@ -31,6 +34,21 @@ def test_a_task_is_read_from_a_folder_behind_a_url(folder):
   corpora = tasks.load_corpora({'task': spec, 'folder': folder})
   assert corpora['train'].source == ['eins zwei', 'drei']
   assert corpora['validation'].target == ['one two', 'three']
+
+
+def test_arrays_and_images_are_read_from_urls(folder):
+  arrays = {'x_train': np.arange(6).reshape(2, 3)}
+  with fsspec.open(f'{folder}/a.npz', 'wb') as file:
+    np.savez(file, **arrays)
+  with fsspec.open(f'{folder}/a.png', 'wb') as file:
+    Image.new('RGB', (4, 4), 'red').save(file, 'PNG')
+  np.testing.assert_array_equal(read_arrays(f'{folder}/a.npz')['x_train'], arrays['x_train'])
+  assert (read_image(f'{folder}/a.png', 2) == [255, 0, 0]).all()
+  assert list_images(folder) == ['a.png']
+  with pytest.raises(UserError, match=r'^memory://corpus/b.npz: no such file$'):
+    read_arrays(f'{folder}/b.npz')
+  with pytest.raises(UserError, match=r'^row 1: memory://corpus/b.png: no such file$'):
+    read_image(f'{folder}/b.png', 2, 'row 1: ')
 
 
 @pytest.mark.parametrize(
