@@ -52,6 +52,7 @@ def main() -> None:
   """Evaluates the run of --workdir, or the texts of --hypotheses, on --split, and prints the metrics."""
   from attention_jax.data.files import read_lines
   from attention_jax.systems import runs
+  from attention_jax.training.batch_progress import batch_progress
 
   overrides = search_overrides()
   if FLAGS.hypotheses:
@@ -69,7 +70,8 @@ def main() -> None:
     bins = _evaluate_bins(run, lines)
     _print_evaluation(FLAGS.hypotheses, results, {'split': FLAGS.split, 'hypotheses': FLAGS.hypotheses}, bins)
     return
-  results, predictions = runs.evaluate_split(run, FLAGS.split)
+  with batch_progress(f'evaluating {FLAGS.split}', lambda line: print(line, file=sys.stderr, flush=True)):
+    results, predictions = runs.evaluate_split(run, FLAGS.split)
   steps = ', '.join(map(str, run.steps))
   label = f'steps {steps}' if len(run.steps) > 1 else f'step {steps}'
   evaluation = run.config['evaluation'] | {'dtype': run.config['model']['dtype']}

@@ -293,8 +293,8 @@ def check_any_row_fits(split: str, bucket_index: np.ndarray) -> None:
 
 def eval_batches(
   encoded: EncodedSplit, buckets: Iterable[Sequence[int]], size: int, *, links: bool = False
-) -> Iterator[Batch]:
-  """Yields batches for evaluation: each row that fits a bucket once, ordered by bucket, then by source length.
+) -> 'EvaluationBatches':
+  """Returns batches for evaluation: each row that fits a bucket once, ordered by bucket, then by source length.
 
   A row that fits no bucket is in no batch; `encoding.describe_corpus` reports such rows.
 
@@ -305,8 +305,30 @@ def eval_batches(
     links: whether batches have the links of their rows.
   """
   buckets = check_buckets(buckets)
-  for rows, bucket in eval_batch_rows(assign_buckets(encoded, buckets), buckets, encoded.lengths[0], size):
-    yield gather(encoded, rows, bucket, links=links)
+  rows = eval_batch_rows(assign_buckets(encoded, buckets), buckets, encoded.lengths[0], size)
+  return EvaluationBatches(encoded, list(rows), links)
+
+
+class EvaluationBatches:
+  """Batches of given rows of a split.
+
+  Args:
+    encoded: the split.
+    rows: rows and bucket of each batch, see `eval_batch_rows`.
+    links: whether batches have the links of their rows.
+  """
+
+  def __init__(self, encoded: EncodedSplit, rows: Sequence[tuple[np.ndarray, tuple[int, ...]]], links: bool):
+    self._encoded = encoded
+    self._rows = rows
+    self._links = links
+
+  def __len__(self) -> int:
+    return len(self._rows)
+
+  def __iter__(self) -> Iterator[Batch]:
+    for rows, bucket in self._rows:
+      yield gather(self._encoded, rows, bucket, links=self._links)
 
 
 def eval_batch_rows(

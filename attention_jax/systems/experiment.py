@@ -41,6 +41,7 @@ from attention_jax.systems.runs import (
 )
 from attention_jax.systems.variants import store_variants
 from attention_jax.training import peers
+from attention_jax.training.batch_progress import batch_progress
 from attention_jax.training.checkpoint import BEST, Checkpoints
 from attention_jax.training.file_digests import add_file_digests, drop_file_digests
 from attention_jax.training.fingerprint import DIGESTS_FILE, check_digests, compute_digests, store_digests
@@ -294,7 +295,8 @@ def _evaluate_and_store(config: Config, folder: Path, system: System, log: Log) 
   results = {}
   for split, name in hypotheses.items():
     log(f'evaluating {split} with the parameters of step {run.step}')
-    results[split], predictions = evaluate_split(run, split)
+    with batch_progress(f'evaluating {split}', log):
+      results[split], predictions = evaluate_split(run, split)
     write_lines(folder / name, system.format_predictions(predictions))
   splits = ' and '.join(results) or 'nothing, as the task has only a training split'
   selection = _describe_selection(folder, system, config['training']['select'])

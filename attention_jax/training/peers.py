@@ -18,6 +18,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from attention_jax.errors import UserError
+from attention_jax.training.batch_progress import with_progress
 from attention_jax.training.interrupts import check_stop
 
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'grain')  # those that decide about an update
@@ -75,7 +76,7 @@ def map_batches(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterato
   Raises:
     Interrupted: after a signal, in a block that may be stopped; see interrupts.stoppable.
   """
-  batches = iter(batches)
+  batches = with_progress(batches)
   while turn := list(itertools.islice(batches, jax.process_count())):
     check_stop()
     # A process without a batch of its own repeats the last one.

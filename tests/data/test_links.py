@@ -77,7 +77,7 @@ def test_batches_contain_the_links_of_their_rows(size, step, pair):
   encoded = encode(corpus, vocabulary, vocabulary)
   for batch in (
     Batches(encoded, BUCKETS, size, links=True)[step],
-    next(eval_batches(encoded, BUCKETS, size, links=True)),
+    next(iter(eval_batches(encoded, BUCKETS, size, links=True))),
   ):
     assert batch.links.dtype == bool and batch.links.shape == (*batch.target.shape, batch.source.shape[1])
     for row, dense in zip(batch.index, batch.links, strict=True):
