@@ -25,7 +25,9 @@ from typing import Any
 
 import hypothesis
 import numpy as np
+from absl import flags
 from hypothesis import strategies as st
+from ml_collections import config_flags
 
 from attention_jax import specs
 from attention_jax.data import digits, documents, images, pictures, tasks, vocab
@@ -34,8 +36,12 @@ from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.scores import SCORES
 from attention_jax.pharaoh import parse_pharaoh
+from attention_jax.systems import experiment
+from attention_jax.systems.config import fill_defaults
 from attention_jax.training import file_digests, folder, writers
+from experiments.config_files import check_config_arguments
 
+CONFIG = Path(__file__).parent.parent / 'configs' / 'dates.py'
 TIMEOUT = 20  # seconds of computation of a case
 HANG = 300  # seconds after which a case that waits for something ends the process
 MARKER = 'executed'  # a folder that code in hostile files would create
@@ -152,6 +158,25 @@ CORPUS: Mapping[str, list[bytes]] = {
     _npz(x_train=np.full((2, 28, 28), np.nan), y_train=np.array([0, 2**40])),
   ],
   'vocabulary': [_sentencepiece(), b'', b'\n\x05\n\x01a', b'\xff' * 100],
+  'flags': [
+    b'model.dropout=0.5\ntraining.steps=10\nmodel.attention.score=dot\n',
+    b'training.steps=' + b'9' * 5_000,
+    b'training.seed=-1',
+    b'model.dropout=nan',
+    b'training.clip=1e999',
+    b'evaluation.beams=1e9',
+    b'seeds=999999999999',
+    b'mesh.fsdp=-7',
+    b'data.buckets=((1, 1), (2, 2))',
+    b'data.buckets=' + b'(' * 3_000,
+    b"data.buckets=__import__('os').mkdir('executed')",
+    b'model.attention.score=additive(' + b'(' * 3_000,
+    b'training.anneal=' + b'a: b;' * 3_000,
+    b'training.steps.x=3',
+    b'model',
+    b'=',
+    b'data.task=\xff\x00',
+  ],
   'spec': [
     b'softmax(temperature=0.5)',
     b'general',
@@ -185,6 +210,20 @@ def _read_spec(path: Path) -> None:
     with contextlib.suppress(UserError):
       parse(text)
   tasks.check({'task': text, 'vocabulary': text, 'buckets': ((4, 4),), 'batch_unit': text})
+
+
+def _read_flags(path: Path) -> None:
+  """Reads a line per flag --config.LINE, as programs do before they read any data."""
+  lines = path.read_text('utf-8', errors='surrogateescape').splitlines()
+  arguments = [f'--config={CONFIG}', *(f'--config.{line}' for line in lines)]
+  check_config_arguments(arguments)
+  values = flags.FlagValues()
+  config_flags.DEFINE_config_file('config', flag_values=values)
+  try:
+    values(['train', *arguments])
+  except flags.Error as error:
+    raise UserError(str(error)) from error
+  experiment.check_config(fill_defaults(values.config.to_dict(), 'the config'))
 
 
 def _read_captions(path: Path) -> None:
@@ -233,6 +272,7 @@ READERS: Mapping[str, tuple[tuple[str, ...], str, Callable[[Path], Any]]] = {
   'config': (('json',), folder.CONFIG, lambda path: folder.read_config(path.parent)),
   'digests': (('json',), file_digests.FILE_DIGESTS, lambda path: file_digests.check_file_digests(path.parent)),
   'metrics': (('json',), writers.METRICS_FILE, _read_metrics),
+  'flags': (('flags',), 'flags', _read_flags),
   'spec': (('spec',), 'spec', _read_spec),
 }
 
