@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.functional.edits import resolve_edit, with_edit
-from attention_jax.models.encoded import Encoded
+from attention_jax.models.encoded import EmbedsTokens, Encoded
 from attention_jax.models.encoder_decoder import EncoderDecoder
 from attention_jax.models.layered import LayeredDecoder
 from attention_jax.modules.attention import Attention
@@ -98,7 +98,7 @@ def source_vectors(pair: Pair) -> jax.Array:
   Raises:
     UserError: for an encoder that embeds no tokens.
   """
-  if not hasattr(pair.model.encoder, 'embedding'):
+  if not isinstance(pair.model.encoder, EmbedsTokens):
     raise UserError('attributions need a source of tokens; this encoder has no embedding')
 
   def embed(model):

@@ -21,7 +21,7 @@ from attention_jax.functional.attend import Memory
 from attention_jax.functional.scores import SCORES
 from attention_jax.models.cells import CELLS
 from attention_jax.models.decoders import DECODERS
-from attention_jax.models.encoded import Encoded
+from attention_jax.models.encoded import Encoded, ReadsInParts
 from attention_jax.models.encoder_decoder import EncoderDecoder, SourceMemory
 from attention_jax.models.encoders import ENCODERS
 from attention_jax.modules.attention import Attention
@@ -213,7 +213,7 @@ REQUIREMENTS = (
   Requirement(
     'an encoder that reads its source once, from the start',
     'model.encoder',
-    lambda model: getattr(model.encoder, 'incremental', False),
+    lambda model: isinstance(model.encoder, ReadsInParts) and model.encoder.incremental,
     lambda model: _row_name(model.encoder, ENCODERS),
     lambda: ['rnn(direction="forward")'],
   ),

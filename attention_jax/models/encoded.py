@@ -1,10 +1,27 @@
 """The interface between encoders and decoders."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import flax.linen as nn
 import jax
 
 from attention_jax.modules.adaptive import Ponder
+
+
+@runtime_checkable
+class EmbedsTokens(Protocol):
+  """An encoder of token ids, which it embeds first."""
+
+  embedding: nn.Module
+
+
+@runtime_checkable
+class ReadsInParts(Protocol):
+  """An encoder that may read its source in parts."""
+
+  @property
+  def incremental(self) -> bool:
+    """Whether it reads its source once, from the start."""
 
 
 class FinalStates(NamedTuple):

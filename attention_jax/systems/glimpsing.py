@@ -313,10 +313,14 @@ def _build(model: Mapping[str, Any], classes: int, objects: int = 1) -> nn.Modul
   options.pop('samples')
   spec = options.pop('network')
   network = make(spec, NETWORKS, 'network', labels=classes, objects=objects, **options, dtype=dtype)
-  if objects > 1 and not hasattr(network, 'objects'):
-    expected = ', '.join(name for name, row in NETWORKS.items() if hasattr(row, 'objects'))
+  if objects > 1 and not _reads_several_objects(network):
+    expected = ', '.join(name for name, row in NETWORKS.items() if _reads_several_objects(row))
     raise UserError(f'config.model.network: {spec!r} has one label, not {objects}; expected one of: {expected}')
   return network
+
+
+def _reads_several_objects(network: nn.Module | type[nn.Module]) -> bool:
+  return 'objects' in {field.name for field in dataclasses.fields(network)}
 
 
 def _init_params(model: nn.Module, rng: jax.Array, shape: tuple[int, int, int] = DUMMY_SHAPE) -> Any:

@@ -73,7 +73,8 @@ def update_average(average: Any, params: Any, step: jax.Array, decay: float) -> 
   if not decay:
     return average
   d = jnp.minimum(decay, (1.0 + step) / (10.0 + step))
-  return jax.tree.map(lambda a, p: (d * a + (1 - d) * p).astype(a.dtype), average, params)
+  updated = optax.incremental_update(params, average, 1 - d)
+  return jax.tree.map(lambda new, old: new.astype(old.dtype), updated, average)
 
 
 def update_running(running: Mapping[str, jax.Array], metrics: Mapping[str, jax.Array], step: jax.Array):
