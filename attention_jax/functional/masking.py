@@ -77,7 +77,7 @@ def combine_masks(*masks: Bool[Array, '...'] | None) -> Bool[Array, '...'] | Non
   return functools.reduce(operator.and_, aligned)
 
 
-def zero_masked(array: Array, mask: Bool[Array, '...'] | None) -> Array:
+def zero_masked(array: ArrayLike, mask: Bool[ArrayLike, '...'] | None) -> ArrayLike:
   """Returns `array` with exact zeros, and without gradient, where the mask is False, even if it contains NaN there.
 
   Args:
@@ -90,7 +90,7 @@ def zero_masked(array: Array, mask: Bool[Array, '...'] | None) -> Array:
   return jnp.where(mask, array, jnp.zeros((), array.dtype))
 
 
-def masked_mean(x: Array, mask: Bool[Array, '...']) -> Array:
+def masked_mean(x: ArrayLike, mask: Bool[ArrayLike, '...']) -> Array:
   """Returns the mean [B, D] of x [B, S, D] over the unmasked positions of mask [B, S]; zeros if there are none."""
   return zero_masked(x, mask).sum(1) / jnp.maximum(mask.sum(1, keepdims=True), 1).astype(x.dtype)
 

@@ -61,7 +61,9 @@ def test_steps_equal_all_at_once_with_masking_and_causality(score, alignment, he
 
   assert_same(run(model, params, jnp.where(mask, source, 3), mask, target), outputs)
   order = jnp.asarray([2, 0, 1])
-  assert_same(run(model, params, source[order], mask[order], target[order]).logits, outputs.logits[order])
+  # Not bit for bit: a row may move from the vectorised part of a loop to its remainder, which rounds differently.
+  reordered = run(model, params, source[order], mask[order], target[order])
+  assert_close(reordered.logits, outputs.logits[order], rtol=1e-6, atol=1e-6)
   later = run(model, params, source, mask, target.at[:, 3:].set(5))
   # The changed fourth token is an input from the fifth step on.
   assert_same(later.logits[:, :4], outputs.logits[:, :4])
