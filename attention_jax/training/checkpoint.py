@@ -365,7 +365,14 @@ class Checkpoints:
       return None
     # Folders that are created in a thread, and cannot be, would make the other threads wait for five minutes.
     threads = ocp.options.AsyncOptions(create_directories_asynchronously=False)
-    access = {'preservation_policy': retention, 'cleanup_tmp_directories': True, 'async_options': threads}
+    # The checkpoints of several seeds are written at once, each with barriers of its own for the processes.
+    barriers = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=f'{self.folder.name}.{kind}')
+    access = {
+      'preservation_policy': retention,
+      'cleanup_tmp_directories': True,
+      'async_options': threads,
+      'multiprocessing_options': barriers,
+    }
     if self._read_only:
       access = {'save_interval_steps': 0, 'read_only': True, 'create': False, 'enable_async_checkpointing': False}
     options = ocp.CheckpointManagerOptions(**access)

@@ -37,7 +37,7 @@ SETTINGS = (
 INTERRUPTED = 75  # exit code of train.py
 
 # Files of every run, and those of each system: written once each, under another name that is then renamed.
-COMMON_FILES = {'config.json', 'data.json', 'results.json'}
+COMMON_FILES = {'commits.txt', 'config.json', 'data.json', 'results.json'}
 SYSTEM_FILES = {
   'translation': {'vocabulary.source.json', 'vocabulary.target.json', 'hypotheses.test.txt'},
   'classification': {'vocabulary.source.json', 'labels.json', 'hypotheses.test.txt', 'hypotheses.unseen.txt'},
