@@ -38,7 +38,9 @@ def batch_mesh_axis(rows: int) -> tuple[str, ...] | None:
   if not axes:
     return None
   sizes = jax.sharding.get_abstract_mesh().shape
-  return axes if rows % math.prod(sizes[axis] for axis in axes) == 0 else None
+  parts = math.prod(sizes[axis] for axis in axes)
+  # XLA fails to sum over axes of one device in a program that is also partitioned along other axes.
+  return axes if parts > 1 and rows % parts == 0 else None
 
 
 def _auto_axes() -> list[str]:
