@@ -75,7 +75,7 @@ def open_initial_run(config: Config, folder: Path) -> InitialRun | None:
     return None
   path = folder / INITIAL_FILE
   if path.exists():
-    return InitialRun(read_arrays(path), None)
+    return InitialRun(read_arrays(str(path)), None)
   check_initial_run(config)
   run = open_run(config['initial_run'])
   arrays = {name: np.asarray(leaf) for name, leaf in flatten_names(jax.device_get(run.params)).items()}
