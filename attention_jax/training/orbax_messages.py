@@ -4,9 +4,13 @@ import contextlib
 import gc
 import logging
 import sys
+import warnings
 from collections.abc import Iterator
 
 from absl import logging as absl_logging
+
+# Words of errors and warnings of arrays whose reading or writing was aborted.
+ABORTED = ('Event loop is closed', 'reading array index', 'was never awaited')
 
 
 @contextlib.contextmanager
@@ -21,7 +25,7 @@ def without_orbax_messages() -> Iterator[None]:
   verbosity = absl_logging.get_verbosity()
 
   def hook(unraisable):
-    if not any(words in str(unraisable.exc_value) for words in ('Event loop is closed', 'reading array index')):
+    if not any(words in str(unraisable.exc_value) for words in ABORTED):
       previous_hook(unraisable)
 
   sys.unraisablehook = hook
@@ -32,7 +36,9 @@ def without_orbax_messages() -> Iterator[None]:
     sys.unraisablehook = previous_hook
     asyncio_log.disabled = False
   except Exception:
-    gc.collect()
+    with warnings.catch_warnings():
+      warnings.simplefilter('ignore', RuntimeWarning)  # coroutines that were never awaited
+      gc.collect()
     raise
   finally:
     absl_logging.set_verbosity(verbosity)
