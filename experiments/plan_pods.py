@@ -27,7 +27,7 @@ COLUMNS = {
   'slice': '---',
   'chips': '---:',
   'pairs': '---:',
-  'state, GiB per chip': '---:',
+  'state, GiB per device': '---:',
   'temporary': '---:',
   'compute, ms': '---:',
   'memory': '---:',
@@ -61,7 +61,7 @@ def _plan(topology: str) -> list[str]:
   config = load_config(FLAGS.config)
   config.mesh.fsdp = math.gcd(FLAGS.fsdp, len(devices))
   config.data.batch_unit = 'tokens'
-  config.data.batch_size = FLAGS.tokens * len(devices)
+  config.data.batch_size = FLAGS.tokens * pods.count_chips(devices)
   (cost,) = pods.update_costs(config.to_dict(), FLAGS.entries, devices, chip, devices[0].platform, largest=True)
   rows, source, target = cost.shape
   state = cost.parameters + cost.optimizer
@@ -69,7 +69,7 @@ def _plan(topology: str) -> list[str]:
   rate = rows * target / max(cost.seconds.values())
   fits = '' if cost.memory <= chip.memory else ', does not fit'
   sizes = [
-    str(len(devices)),
+    str(pods.count_chips(devices)),
     f'{rows} x ({source}, {target})',
     f'{state / 2**30:.2f}',
     f'{cost.activations / 2**30:.2f}',

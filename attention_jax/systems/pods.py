@@ -89,8 +89,19 @@ class Attempt(NamedTuple):
 
 
 def chip_of(devices: Sequence[Any]) -> Chip:
-  """Returns the chip of devices. Raises UserError for a kind without a row in CHIPS."""
-  return CHIPS[choose(devices[0].device_kind, CHIPS, 'chip')]
+  """Returns the rates of one device: those of its chip, or of a core where a topology counts cores, as that of v4 does.
+
+  Raises:
+    UserError: for a kind without a row in CHIPS.
+  """
+  chip = CHIPS[choose(devices[0].device_kind, CHIPS, 'chip')]
+  cores = len(devices) // count_chips(devices)
+  return Chip(*(rate / cores for rate in chip))
+
+
+def count_chips(devices: Sequence[Any]) -> int:
+  """Returns the number of chips of a topology: the cores of a chip have the same coordinates."""
+  return len({tuple(getattr(device, 'coords', [device.id])) for device in devices})
 
 
 def update_costs(

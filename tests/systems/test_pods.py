@@ -1,10 +1,12 @@
 """The cost of updates on a pod: memory, FLOP and bounds of the time, and meshes that fit."""
 
+import types
+
 import jax
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.systems.pods import CHIPS, Attempt, Chip, chip_of, try_meshes, update_costs
+from attention_jax.systems.pods import CHIPS, Attempt, Chip, chip_of, count_chips, try_meshes, update_costs
 from attention_jax.training.partition import MeshConfig
 from tests.systems.test_ahead_of_time import ENTRIES, make_config
 
@@ -56,3 +58,10 @@ def test_every_chip_has_positive_rates_and_another_one_is_an_error():
   assert all(rate > 0 for chip in CHIPS.values() for rate in chip)
   with pytest.raises(UserError, match="unknown chip 'cpu'"):
     chip_of(jax.devices())
+
+
+def test_a_core_has_its_share_of_the_rates_of_a_chip():
+  cores = [types.SimpleNamespace(id=i, coords=[i // 2, 0, 0], device_kind='TPU v4') for i in range(8)]
+  assert count_chips(cores) == 4
+  assert chip_of(cores) == Chip(*(rate / 2 for rate in CHIPS['TPU v4']))
+  assert chip_of(cores[::2]) == CHIPS['TPU v4']

@@ -1,30 +1,17 @@
 """Evaluations that take long log how far they are, at intervals that double."""
 
-import types
-
-import pytest
-
 from attention_jax.training import batch_progress
 from attention_jax.training.batch_progress import with_progress
 from attention_jax.training.peers import map_batches
 
 
-@pytest.fixture
-def clock(monkeypatch):
-  """A clock that only the test advances: `clock.now` in seconds."""
-  fake = types.SimpleNamespace(now=0.0)
-  fake.monotonic = lambda: fake.now
-  monkeypatch.setattr(batch_progress, 'time', fake)
-  return fake
-
-
-def test_lines_have_the_time_left_if_the_number_of_batches_is_known(clock):
+def test_lines_have_the_time_left_if_the_number_of_batches_is_known(time):
   lines = []
   with batch_progress.batch_progress('evaluating test', lines.append):
     for _ in map_batches(lambda batch: {}, range(100)):
-      clock.now += 1
+      time.now += 1
     for _ in with_progress(batch for batch in range(200)):
-      clock.now += 1
+      time.now += 1
   assert lines == [
     'evaluating test: batch 15 of 100, 1.4 min left',
     'evaluating test: batch 45 of 100, 0.9 min left',
@@ -33,9 +20,9 @@ def test_lines_have_the_time_left_if_the_number_of_batches_is_known(clock):
   ]
 
 
-def test_short_evaluations_and_other_code_log_nothing(clock):
+def test_short_evaluations_and_other_code_log_nothing(time):
   lines = []
   with batch_progress.batch_progress('evaluating test', lines.append):
     assert list(with_progress([1, 2])) == [1, 2]
-  clock.now += 1000
+  time.now += 1000
   assert list(with_progress([1, 2])) == [1, 2] and not lines

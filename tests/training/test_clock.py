@@ -1,20 +1,6 @@
 """Laps exclude pauses, and the shares of all activities add up."""
 
-import types
-
-import pytest
-
-from attention_jax.training import clock
 from attention_jax.training.clock import EVALUATION, SAVING, TrainingClock
-
-
-@pytest.fixture
-def time(monkeypatch):
-  """A clock that only the test advances: `time.now` in seconds."""
-  fake = types.SimpleNamespace(now=0.0)
-  fake.monotonic = lambda: fake.now
-  monkeypatch.setattr(clock, 'time', fake)
-  return fake
 
 
 def test_laps_exclude_pauses(time):

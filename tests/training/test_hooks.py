@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.training import clock, hooks
+from attention_jax.training import hooks
 from attention_jax.training.checkpoint import BEST, LATEST
 from attention_jax.training.clock import TrainingClock
 from attention_jax.training.hooks import (
@@ -52,15 +52,6 @@ class FakeCheckpoints:
 @pytest.fixture
 def checkpoints():
   return FakeCheckpoints()
-
-
-@pytest.fixture
-def time(monkeypatch):
-  """A clock that only the test advances: `time.now` in seconds."""
-  fake = types.SimpleNamespace(now=0.0)
-  fake.monotonic = lambda: fake.now
-  monkeypatch.setattr(clock, 'time', fake)
-  return fake
 
 
 def make_metrics(loss=1.0, grad_norm=1.0, tokens=10):
