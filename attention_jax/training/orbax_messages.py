@@ -13,32 +13,60 @@ from absl import logging as absl_logging
 ABORTED = ('Event loop is closed', 'reading array index', 'was never awaited')
 
 
+class _Hiding:
+  """What is hidden, by how many blocks, and how to show it again. Blocks may end in any order."""
+
+  def __init__(self):
+    self._blocks = 0
+    self._has_failed = False
+
+  def start(self) -> None:
+    """Begins a block."""
+    self._blocks += 1
+    if self._blocks > 1:
+      return
+    self._verbosity = absl_logging.get_verbosity()
+    absl_logging.set_verbosity(absl_logging.FATAL)
+    if not self._has_failed:  # else these are hidden already
+      self._previous_hook = sys.unraisablehook
+      sys.unraisablehook = self._hook
+      logging.getLogger('asyncio').disabled = True
+
+  def stop(self, has_failed: bool) -> None:
+    """Ends a block."""
+    self._has_failed |= has_failed
+    self._blocks -= 1
+    if self._blocks:
+      return
+    absl_logging.set_verbosity(self._verbosity)
+    if not self._has_failed:
+      sys.unraisablehook = self._previous_hook
+      logging.getLogger('asyncio').disabled = False
+
+  def _hook(self, unraisable) -> None:
+    if not any(words in str(unraisable.exc_value) for words in ABORTED):
+      self._previous_hook(unraisable)
+
+
+_hiding = _Hiding()
+
+
 @contextlib.contextmanager
 def without_orbax_messages() -> Iterator[None]:
   """Hides the notes of orbax about its options, and the messages of its threads about errors that it raises too.
 
   When one array cannot be read or written, orbax aborts all others, some of which end later, on threads of tensorstore.
-  After a failure the hook that ignores their messages therefore stays.
+  After a failure their messages are therefore hidden until the program ends.
   """
-  previous_hook = sys.unraisablehook
-  asyncio_log = logging.getLogger('asyncio')
-  verbosity = absl_logging.get_verbosity()
-
-  def hook(unraisable):
-    if not any(words in str(unraisable.exc_value) for words in ABORTED):
-      previous_hook(unraisable)
-
-  sys.unraisablehook = hook
-  asyncio_log.disabled = True
-  absl_logging.set_verbosity(absl_logging.FATAL)
+  _hiding.start()
+  has_failed = True
   try:
     yield
-    sys.unraisablehook = previous_hook
-    asyncio_log.disabled = False
+    has_failed = False
   except Exception:
     with warnings.catch_warnings():
       warnings.simplefilter('ignore', RuntimeWarning)  # coroutines that were never awaited
       gc.collect()
     raise
   finally:
-    absl_logging.set_verbosity(verbosity)
+    _hiding.stop(has_failed)

@@ -6,15 +6,17 @@ import sys
 import pytest
 from absl import logging as absl_logging
 
+from attention_jax.training import orbax_messages
 from attention_jax.training.orbax_messages import without_orbax_messages
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def restored(monkeypatch):
-  """Undoes what stays after an error."""
+  """Starts as a new program does, and undoes what stays after an error."""
+  asyncio_log = logging.getLogger('asyncio')
+  monkeypatch.setattr(asyncio_log, 'disabled', False)
   monkeypatch.setattr(sys, 'unraisablehook', sys.unraisablehook)
-  yield
-  logging.getLogger('asyncio').disabled = False
+  monkeypatch.setattr(orbax_messages, '_hiding', orbax_messages._Hiding())
 
 
 def test_logs_are_hidden_and_shown_again():
@@ -24,7 +26,20 @@ def test_logs_are_hidden_and_shown_again():
   assert (absl_logging.get_verbosity(), sys.unraisablehook) == before and not logging.getLogger('asyncio').disabled
 
 
-def test_coroutines_that_were_never_awaited_are_no_warnings(restored):
+def test_blocks_may_end_in_any_order():
+  """Checkpoints of several seeds are written at once."""
+  before = (absl_logging.get_verbosity(), sys.unraisablehook)
+  first = without_orbax_messages()
+  second = without_orbax_messages()
+  first.__enter__()
+  second.__enter__()
+  first.__exit__(None, None, None)
+  assert absl_logging.get_verbosity() == absl_logging.FATAL
+  second.__exit__(None, None, None)
+  assert (absl_logging.get_verbosity(), sys.unraisablehook) == before and not logging.getLogger('asyncio').disabled
+
+
+def test_coroutines_that_were_never_awaited_are_no_warnings():
   async def read():
     pass
 
@@ -33,8 +48,10 @@ def test_coroutines_that_were_never_awaited_are_no_warnings(restored):
     raise OSError('full')
 
 
-def test_threads_that_end_after_an_error_stay_silent(restored):
+def test_threads_that_end_after_an_error_stay_silent():
   before = sys.unraisablehook
   with pytest.raises(OSError, match='full'), without_orbax_messages():
     raise OSError('full')
+  with without_orbax_messages():
+    pass
   assert sys.unraisablehook is not before and logging.getLogger('asyncio').disabled
