@@ -7,9 +7,12 @@ NMT if it has an environment of its own (python -m venv joey; joey/bin/pip insta
 importlib_metadata): --joey=joey/bin/python.
 """
 
+import os
+
 from experiments.process_settings import prepare_process
 
 if __name__ == '__main__':
+  os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')  # PyTorch needs some of the memory of a GPU
   prepare_process()  # before jax is imported
 
 import functools
@@ -23,6 +26,7 @@ flags.DEFINE_string('out', 'runs/benchmark', 'the folder for benchmark.json and 
 flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'dtype in which attention and models compute')
 flags.DEFINE_integer('repeats', 7, 'number of timed runs of each side', lower_bound=2)
 flags.DEFINE_string('run', '', 'the folder of a trained bahdanau2015, to measure its translation')
+flags.DEFINE_bool('torch_compile', True, 'whether to compare with torch.compile, which takes minutes to compile')
 flags.DEFINE_string('joey', '', 'the interpreter of an environment with Joey NMT, to compare with it')
 flags.DEFINE_string('data', 'data/multi30k', 'the folder with test2016.en and test2016.de, for --run')
 flags.DEFINE_string('data_root', 'data', 'the folder with nettalk, multi30k and imdb, for startup and prepared')
@@ -39,6 +43,7 @@ def main() -> None:
     log=functools.partial(print, flush=True),
     repeats=FLAGS.repeats,
     dtype=FLAGS.dtype,
+    torch_compile=FLAGS.torch_compile,
     joey=FLAGS.joey,
     run=FLAGS.run,
     data=FLAGS.data,

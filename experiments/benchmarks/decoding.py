@@ -1,5 +1,6 @@
 """Search at the sizes of configs/multi30k.py, with and without a shortlist, beside other toolkits."""
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from attention_jax.tokens import EOS
 from experiments.benchmarks import peers
 from experiments.benchmarks.ctranslate import CTranslate, ctranslate2
 from experiments.benchmarks.joey import Joey
-from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare
+from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare, compile_sides
 from experiments.benchmarks.systems import (
   BATCH_SIZE,
   RECURRENT_SIZES,
@@ -56,9 +57,13 @@ def _time_searches(bench: BenchmarkContext, name: str, make_sides: Callable[...,
   for beams in (1, 5):
     bench.log(f'decoding by {name} with {beams} beam(s)')
     search = compile_beam_search(model, beams, STEPS)
+    shortlisted = (*inputs, None, None, jnp.arange(SHORTLIST))
+    makers = {
+      'attention_jax': functools.partial(_search_side, search, inputs),
+      f'attention_jax, shortlist of {SHORTLIST}': functools.partial(_search_side, search, shortlisted),
+    }
     sides = {
-      'attention_jax': _search_side(search, inputs),
-      f'attention_jax, shortlist of {SHORTLIST}': _search_side(search, (*inputs, None, None, jnp.arange(SHORTLIST))),
+      **compile_sides(makers, bench.report_failure),
       **make_sides(bench, params, batch, beams),
       **_joey_sides(joey, beams),
     }
@@ -71,7 +76,7 @@ def _time_searches(bench: BenchmarkContext, name: str, make_sides: Callable[...,
 
 
 def _search_side(search: Callable, inputs: tuple) -> Side:
-  return Side(lambda: jax.block_until_ready(search(*inputs)))
+  return Side(lambda: search(*inputs))
 
 
 def _joey_sides(joey: Joey | None, beams: int) -> dict[str, Side]:
@@ -88,7 +93,7 @@ def _torch_sides(bench: BenchmarkContext, params: Any, batch: Batch, beams: int)
 
 def _ctranslate_sides(bench: BenchmarkContext, params: Any, batch: Batch, beams: int) -> dict[str, Side]:
   """The searches of CTranslate2 with the same parameters."""
-  if ctranslate2 is None or not bench.torch_dtypes:
+  if ctranslate2 is None or jax.default_backend() != 'cpu':
     return {}
   model = CTranslate(params, TRANSFORMER_SIZES['heads'], SHORTLIST)
   sides = {}

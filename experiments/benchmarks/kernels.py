@@ -1,6 +1,7 @@
 """Attention by itself: every implementation beside the plain formula and PyTorch, and how time grows with size."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,7 +12,15 @@ import numpy as np
 import attention_jax as aj
 from experiments.benchmarks import peers
 from experiments.benchmarks.limits import machine_limits
-from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare, fit_exponent, jit_side
+from experiments.benchmarks.measure import (
+  BenchmarkContext,
+  Side,
+  Timing,
+  compare,
+  compile_sides,
+  fit_exponent,
+  jit_side,
+)
 
 # case -> score, whether the mask is causal, batch, heads, T, S, features
 CASES = {
@@ -58,13 +67,13 @@ GROWTH = {
   'N': ([1, 2, 4, 8, 16], lambda size: (1, size, 512, 512)),
 }
 FITTED_POINTS = 4  # the exponent of the growth is fitted to the last of them
-# candidate of kernels.auto -> score, alignment, features, (batch, T = S) in increasing order
-CROSSING = {
-  'factored': ('additive', 'softmax', 256, ((128, 8), (128, 14), (64, 32))),
-  'flash': ('scaled_dot', 'softmax', 64, ((16, 128), (8, 256), (8, 512), (8, 1024))),
-  'window': ('general', 'local_m(width=10)', 256, ((16, 128), (8, 256), (8, 512), (4, 1024))),
-  'chunked': ('coverage', 'softmax', 256, ((128, 8), (128, 14), (64, 32), (8, 128))),
-}
+# score, alignment, features, candidates of kernels.auto, (batch, T = S) in increasing order
+CROSSING = (
+  ('additive', 'softmax', 256, ('factored', 'pallas_additive'), ((128, 8), (128, 14), (64, 32), (32, 128), (8, 512))),
+  ('scaled_dot', 'softmax', 64, ('flash', 'cudnn'), ((512, 32), (64, 64), (16, 128), (8, 256), (8, 512), (8, 1024))),
+  ('general', 'local_m(width=10)', 256, ('window',), ((16, 128), (8, 256), (8, 512), (4, 1024))),
+  ('coverage', 'softmax', 256, ('chunked',), ((128, 8), (128, 14), (64, 32), (8, 128))),
+)
 SOFTMAX = aj.ALIGNMENTS['softmax']
 
 
@@ -124,17 +133,21 @@ def forward_and_backward(score: str, implementation: str, causal: bool = False, 
   return jax.value_and_grad(lambda *inputs: jnp.sum(jnp.sin(context(*inputs))), argnums=(0, 1, 2, 3))
 
 
-def unsupported_reason(bench: BenchmarkContext, score: str, implementation: str) -> str:
+PASSES = {'forward': forward, 'forward and backward': forward_and_backward}
+
+
+def unsupported_reason(bench: BenchmarkContext, score: str, implementation: str, alignment: str = 'softmax') -> str:
   """Returns why this machine cannot measure an implementation; '' if it can.
 
   Args:
     bench: settings, of which the dtype is read.
     score: a key of SCORES.
     implementation: a key of IMPLEMENTATIONS.
+    alignment: a spec of ALIGNMENTS.
   """
   try:
     inputs = make_inputs(bench.dtype, score, 1, 1, 16, 16, FEATURES)
-    jax.eval_shape(forward_and_backward(score, implementation), *inputs)
+    jax.eval_shape(forward_and_backward(score, implementation, alignment=alignment), *inputs)
   except aj.UserError as error:
     return str(error)
   return ''
@@ -143,46 +156,41 @@ def unsupported_reason(bench: BenchmarkContext, score: str, implementation: str)
 def kernels(bench: BenchmarkContext) -> Iterator[Timing]:
   """Times every implementation of CASES, forward, and forward and backward."""
   rates = {timing.case: timing.rate for timing in machine_limits(bench)}
+  bench.log('compiling kernels')
+  compiled = compile_sides(_makers(bench), bench.report_failure)
   for case, (score, causal, *sizes) in CASES.items():
     inputs = make_inputs(bench.dtype, score, *sizes)
-    torch_sides = {}
-    if bench.is_torch_comparable:
-      arrays = [np.asarray(x) for x in inputs[1:]]
-      torch_sides = peers.attention(bench.log, score, causal, *arrays, inputs[0]['score'])
-    for name, make_fn in (('forward', forward), ('forward and backward', forward_and_backward)):
-      includes_backward = make_fn is forward_and_backward
+    log = bench.log if bench.torch_compile else None
+    torch_sides = peers.attention(log, score, causal, *inputs[1:], inputs[0]['score'])
+    for name in PASSES:
       bench.log(f'{case}: {name}')
-      sides = {}
-      for implementation in _implementations(score):
-        if reason := unsupported_reason(bench, score, implementation):  # cudnn computes in bfloat16 only
-          bench.log(f'left out: {reason}')
-          continue
-        case_name = f'{case}, {name} by {implementation}'
-        sides |= _compile_side(bench, case_name, implementation, make_fn(score, implementation, causal), inputs)
+      sides = {key[-1]: side for key, side in compiled.items() if key[:2] == (case, name)}
       sides |= {side: passes[name] for side, passes in torch_sides.items()}
       timings = compare('kernels', f'{case}, {name}', sides, repeats=bench.repeats)
       yield from timings
-      yield _limit(timings[0], rates, score, causal, sizes, includes_backward)
+      yield _limit(timings[0], rates, score, causal, sizes, name != 'forward')
 
 
-def _implementations(score: str) -> list[str]:
-  """Returns the implementations of a score with softmax."""
+def _makers(bench: BenchmarkContext) -> dict[tuple[str, str, str], Callable[[], Side]]:
+  """Returns (case, pass, implementation) -> a function that makes the side."""
+  makers = {}
+  for case, (score, causal, *sizes) in CASES.items():
+    inputs = make_inputs(bench.dtype, score, *sizes)
+    for implementation in _implementations(bench, score):
+      for name, make_fn in PASSES.items():
+        makers[case, name, implementation] = functools.partial(
+          jit_side, make_fn(score, implementation, causal), *inputs
+        )
+  return makers
+
+
+def _implementations(bench: BenchmarkContext, score: str) -> list[str]:
+  """Returns the implementations of a score with softmax that this machine supports in the dtype of the context."""
   return [
     name
     for name, implementation in aj.IMPLEMENTATIONS.items()
-    if not implementation.unsupported_reason(aj.SCORES[score], SOFTMAX)
+    if not implementation.unsupported_reason(aj.SCORES[score], SOFTMAX) and not unsupported_reason(bench, score, name)
   ]
-
-
-def _compile_side(bench: BenchmarkContext, case: str, name: str, fn: Callable, inputs: Sequence) -> dict[str, Side]:
-  """Returns {name: side}; {} if it cannot be compiled or run, which is reported to the context."""
-  try:
-    side = jit_side(fn, *inputs)
-    side.run()
-  except Exception as error:
-    bench.report_failure(case, error)
-    return {}
-  return {name: side}
 
 
 def _limit(
@@ -223,16 +231,22 @@ def crossing(bench: BenchmarkContext) -> Iterator[Timing]:
 
   Timings include the backward pass.
   """
-  for name, (score, alignment, features, sizes) in CROSSING.items():
+  makers = {}
+  cases = []
+  for score, alignment, features, candidates, sizes in CROSSING:
     for batch, size in sizes:
-      bench.log(f'{name} beside the definition, T = S = {size}')
       inputs = make_inputs(bench.dtype, score, batch, 1, size, size, features)
-      sides = {
-        implementation: jit_side(forward_and_backward(score, implementation, alignment=alignment), *inputs)
-        for implementation in ('xla', name)
-      }
       case = f'{score}, {alignment}, B={batch} T=S={size} F={features}'
-      yield from compare('crossing', case, sides, repeats=bench.repeats)
+      cases.append(case)
+      for name in ('xla', *(name for name in candidates if not unsupported_reason(bench, score, name, alignment))):
+        fn = forward_and_backward(score, name, alignment=alignment)
+        makers[case, name] = functools.partial(jit_side, fn, *inputs)
+  bench.log('compiling candidates')
+  compiled = compile_sides(makers, bench.report_failure)
+  for case in cases:
+    bench.log(case)
+    sides = {key[-1]: side for key, side in compiled.items() if key[0] == case}
+    yield from compare('crossing', case, sides, repeats=bench.repeats)
 
 
 def growth(bench: BenchmarkContext) -> Iterator[Timing]:
@@ -253,11 +267,12 @@ def _growth_along(bench: BenchmarkContext, score: str, implementation: str, axis
     bench.log(f'growth of {score} by {implementation}: {axis} = {size}')
     inputs = make_inputs(bench.dtype, score, *shape(size), FEATURES)
     case = f'{score} {axis}={size}'
-    case_name = f'growth of {case} by {implementation}'
-    side = _compile_side(bench, case_name, implementation, forward_and_backward(score, implementation), inputs)
-    if not side:  # larger sizes would fail too
+    maker = functools.partial(jit_side, forward_and_backward(score, implementation), *inputs)
+    compiled = compile_sides({('growth', case, implementation): maker}, bench.report_failure)
+    if not compiled:  # larger sizes would fail too
       break
-    timings += compare('growth', case, side, repeats=max(2, bench.repeats // 2))
+    sides = {key[-1]: side for key, side in compiled.items()}
+    timings += compare('growth', case, sides, repeats=max(2, bench.repeats // 2))
   if len(timings) < FITTED_POINTS:
     return timings
   fitted = timings[-FITTED_POINTS:]

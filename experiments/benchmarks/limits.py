@@ -10,7 +10,15 @@ import numpy as np
 
 from attention_jax.functional.masking import accumulation_dtype
 from attention_jax.modules.linear import product
-from experiments.benchmarks.measure import BenchmarkContext, Timing, compare, jit_side, median_seconds
+from experiments.benchmarks.measure import (
+  BenchmarkContext,
+  Side,
+  Timing,
+  compare,
+  compile_sides,
+  jit_side,
+  median_seconds,
+)
 
 MATRIX_ROWS = {'cpu': 2048}  # rows of the square product
 ACCELERATOR_ROWS = 8192  # large enough that the overhead of a call is negligible
@@ -57,29 +65,40 @@ def time_matmuls(counts: Counter, *, gradients: bool) -> tuple[float, float]:
   """
   seconds = 0.0
   flop = 0.0
-  for (left, right, dimensions, dtype), count in counts.items():
-    x = jnp.ones(left, dtype)
-    y = jnp.ones(right, dtype)
-    multiply = _matmul(x, y, dimensions)
-    out = jax.eval_shape(multiply, x, y)
+  makers = {matmul: functools.partial(_matmul_side, *matmul, gradients=gradients) for matmul in counts}
+  for matmul, side in compile_sides(makers).items():
+    if isinstance(side, Exception):
+      raise side
+    left, right, dimensions, _ = matmul
+    out = jax.eval_shape(_matmul(left, right, dimensions), *_factors(*matmul))
     (contracted, _), _ = dimensions
     product_flop = 2 * np.prod(out.shape) * np.prod([left[i] for i in contracted])
-    if gradients:
-      side = jit_side(_with_gradients(multiply), x, y, jnp.ones(out.shape, out.dtype))
-    else:
-      side = jit_side(multiply, x, y)
-    seconds += count * median_seconds(side, repeats=5)
-    flop += count * product_flop * (3 if gradients else 1)
+    seconds += counts[matmul] * median_seconds(side, repeats=5)
+    flop += counts[matmul] * product_flop * (3 if gradients else 1)
   return seconds, float(flop)
 
 
-def _matmul(x: jax.Array, y: jax.Array, dimensions) -> Callable:
-  """Returns the product of arrays like x and y over these dimension numbers, as the models compute it."""
-  last_with_first = (((x.ndim - 1,), (0,)), ((), ()))
-  if y.ndim <= 2 and dimensions == last_with_first:
+def _factors(left, right, dimensions, dtype) -> tuple[jax.Array, jax.Array]:
+  return jnp.ones(left, dtype), jnp.ones(right, dtype)
+
+
+def _matmul_side(left, right, dimensions, dtype, *, gradients: bool) -> Side:
+  """Returns a product of matrices of these shapes as a side, with both gradients or without."""
+  x, y = _factors(left, right, dimensions, dtype)
+  multiply = _matmul(left, right, dimensions)
+  if not gradients:
+    return jit_side(multiply, x, y)
+  out = jax.eval_shape(multiply, x, y)
+  return jit_side(_with_gradients(multiply), x, y, jnp.ones(out.shape, out.dtype))
+
+
+def _matmul(left, right, dimensions) -> Callable:
+  """Returns the product of arrays of these shapes over these dimension numbers, as the models compute it."""
+  last_with_first = (((len(left) - 1,), (0,)), ((), ()))
+  if len(right) <= 2 and dimensions == last_with_first:
     return product
-  return functools.partial(
-    jax.lax.dot_general, dimension_numbers=dimensions, preferred_element_type=accumulation_dtype(x, y)
+  return lambda x, y: jax.lax.dot_general(
+    x, y, dimension_numbers=dimensions, preferred_element_type=accumulation_dtype(x, y)
   )
 
 

@@ -1,12 +1,18 @@
 """Comparable timings: one process and one run, sides in turns, medians with quartiles."""
 
 import dataclasses
+import math
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+
+MIN_TURN = 0.02  # seconds of a timed turn on an accelerator, which starts a call while an earlier one still runs
+MAX_CALLS = 200  # calls of a timed turn
 
 
 def _raise(case_name: str, error: Exception) -> None:
@@ -20,6 +26,7 @@ class BenchmarkContext(NamedTuple):
     log: called with each line of progress.
     repeats: number of timed runs of each side.
     dtype: the dtype in which attention and models compute, 'float32' or 'bfloat16'.
+    torch_compile: whether torch.compile is compared with, which takes up to a minute to compile a model.
     joey: an interpreter with Joey NMT, or ''.
     run: the folder of a trained run, for the suite translation; or ''.
     data: the folder of its test set, see trained.py; or ''.
@@ -32,6 +39,7 @@ class BenchmarkContext(NamedTuple):
   log: Callable[[str], None]
   repeats: int
   dtype: str = 'float32'
+  torch_compile: bool = True
   joey: str = ''
   run: str = ''
   data: str = ''
@@ -42,25 +50,30 @@ class BenchmarkContext(NamedTuple):
 
   @property
   def torch_dtypes(self) -> tuple[str, ...]:
-    """The dtypes in which PyTorch's models are measured: float32 and `dtype`; none on accelerators."""
-    return tuple(dict.fromkeys(('float32', self.dtype))) if jax.default_backend() == 'cpu' else ()
-
-  @property
-  def is_torch_comparable(self) -> bool:
-    """Whether the functions of peers.py that compute in float32 only can be compared with."""
-    return self.torch_dtypes == (self.dtype,)
+    """The dtypes in which PyTorch's models are measured, if it can be: float32 and `dtype`."""
+    return tuple(dict.fromkeys(('float32', self.dtype)))
 
 
 class Side(NamedTuple):
   """One way to do a piece of work.
 
   Attributes:
-    run: does the work once and returns when it is done.
+    run: does the work once; on an accelerator it may return before the work is done.
     memory: bytes of temporary memory beside inputs and outputs; None if unknown.
+    wait: called with what `run` returned; returns when all work that was started is done.
   """
 
   run: Callable[[], Any]
   memory: int | None = None
+  wait: Callable[[Any], Any] = jax.block_until_ready
+
+  def finish(self, calls: int = 1) -> float:
+    """Does the work a number of times, and returns the mean time in seconds."""
+    start = time.perf_counter()
+    for _ in range(calls):
+      output = self.run()
+    self.wait(output)
+    return (time.perf_counter() - start) / calls
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +114,36 @@ def jit_side(fn: Callable, *args) -> Side:
   """Compiles fn(*args) into a side, with the temporary memory of the program."""
   compiled = jax.jit(fn).lower(*args).compile()
   memory = compiled.memory_analysis()
-  return Side(lambda: jax.block_until_ready(compiled(*args)), getattr(memory, 'temp_size_in_bytes', None))
+  return Side(lambda: compiled(*args), getattr(memory, 'temp_size_in_bytes', None))
+
+
+def compile_sides(
+  makers: Mapping[Hashable, Callable[[], Side]], report_failure: Callable[[str, Exception], None] = _raise
+) -> dict[Hashable, Side]:
+  """Makes sides and runs each of them once, in as many threads as the machine has cores, because compiling takes long.
+
+  Args:
+    makers: name, or a tuple of names -> a function that makes the side.
+    report_failure: called with the names and the error of a side that cannot be made or run.
+
+  Returns:
+    The sides, without those that failed.
+  """
+
+  def make(maker: Callable[[], Side]) -> Side | Exception:
+    try:
+      side = maker()
+      side.finish()
+    except Exception as error:
+      return error
+    return side
+
+  with ThreadPoolExecutor(os.cpu_count()) as pool:
+    made = dict(zip(makers, pool.map(make, makers.values()), strict=True))
+  for name, side in made.items():
+    if isinstance(side, Exception):
+      report_failure(name if isinstance(name, str) else ', '.join(map(str, name)), side)
+  return {name: side for name, side in made.items() if isinstance(side, Side)}
 
 
 def compare(
@@ -116,7 +158,8 @@ def compare(
   """Times all sides in turns.
 
   A turn is one run that is not timed and one that is. The first refills the caches and pages that the previous side
-  evicted.
+  evicted. On an accelerator the timed part of a turn is as many calls as take MIN_TURN, so that the time in which the
+  host starts a call is hidden where the device takes longer.
 
   Args:
     suite: name of the suite.
@@ -130,14 +173,13 @@ def compare(
     A timing per side.
   """
   for side in sides.values():
-    side.run()
+    side.finish()
+  calls = {name: _calls_per_turn(side) for name, side in sides.items()}
   seconds = {name: [] for name in sides}
   for _ in range(repeats):
     for name, side in sides.items():
-      side.run()
-      start = time.perf_counter()
-      side.run()
-      seconds[name].append(time.perf_counter() - start)
+      side.finish()
+      seconds[name].append(side.finish(calls[name]))
   first_median = np.median(seconds[next(iter(sides))])
   timings = []
   for name, side in sides.items():
@@ -145,6 +187,13 @@ def compare(
     speed = float(first_median / median)
     timings.append(Timing(suite, case, name, median, low, high, speed, amount, unit, side.memory))
   return timings
+
+
+def _calls_per_turn(side: Side) -> int:
+  """Returns how many calls of a side are timed together: 1 on a CPU."""
+  if jax.default_backend() == 'cpu':
+    return 1
+  return min(MAX_CALLS, math.ceil(MIN_TURN / side.finish()))
 
 
 def median_seconds(side: Side, repeats: int = 7) -> float:

@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from experiments.benchmarks import peers
@@ -41,7 +42,7 @@ def training_memory(bench: BenchmarkContext) -> list[Timing]:
 
   The cases are those of systems.TRAINING_CASES that PyTorch has too, and LONGEST_BUCKET.
   """
-  if not peers.torch or not bench.is_torch_comparable:
+  if not peers.is_available() or jax.default_backend() != 'cpu' or bench.dtype != 'float32':
     bench.log(f'memory is left out: it needs PyTorch ({peers.VERSION}), and measures float32 on the host')
     return []
   timings = []
@@ -89,5 +90,5 @@ if __name__ == '__main__':
   imports = peak_resident_bytes()
   update = SIDES[sys.argv[1]](sys.argv[2], make_batch(int(sys.argv[3])))
   for _ in range(UPDATES):
-    update.run()
+    update.finish()
   print(json.dumps({'imports': imports, 'peak': peak_resident_bytes()}))

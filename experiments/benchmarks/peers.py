@@ -1,6 +1,6 @@
-"""The same work in PyTorch, as its users would write it.
+"""The same work in PyTorch, as its users would write it, on the device of jax.
 
-Functions return nothing to compare with (None or {}) if torch is not installed.
+Functions return nothing to compare with (None or {}) if torch is not installed or does not support that device.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ from typing import Any
 
 os.environ.setdefault('OMP_WAIT_POLICY', 'passive')  # idle threads that spin would slow down the next side
 
+import jax
 import numpy as np
 
 from attention_jax.tokens import EOS
@@ -24,13 +25,43 @@ except ImportError:
 VERSION = f'PyTorch {torch.__version__}' if torch else 'no PyTorch (pip install -r requirements-bench.txt)'
 
 
+@functools.cache
+def is_available() -> bool:
+  """Returns whether PyTorch runs on the device of jax, which becomes its default device.
+
+  On a GPU float32 products are computed in TF32, as those of jax are.
+  """
+  platform = jax.default_backend()
+  if torch is None or platform not in ('cpu', 'gpu'):
+    return False
+  if platform == 'cpu':
+    return True
+  if not torch.cuda.is_available():
+    return False
+  torch.set_default_device('cuda')
+  torch.set_float32_matmul_precision('high')
+  return True
+
+
+def describe() -> str:
+  """Returns the version that is compared with, or 'nothing'."""
+  return VERSION if is_available() else 'nothing'
+
+
+def _side(run: Callable[[], Any]) -> Side:
+  """Returns a side that waits for the GPU, if there is one."""
+  if jax.default_backend() == 'cpu':
+    return Side(run)
+  return Side(run, wait=lambda output: torch.cuda.synchronize())
+
+
 def attention(
-  log: Callable[[str], None], score: str, causal: bool, query, key, value, params: Mapping[str, Any]
+  log: Callable[[str], None] | None, score: str, causal: bool, query, key, value, params: Mapping[str, Any]
 ) -> dict[str, dict[str, Side]]:
   """Returns the sides of one score.
 
   Args:
-    log: called with each line of progress.
+    log: called with a line if torch.compile does not work; None leaves torch.compile out.
     score: a key of FORMULAS.
     causal: whether the mask is causal.
     query, key, value: arrays [B, N, T or S, F].
@@ -39,10 +70,10 @@ def attention(
   Returns:
     {'torch': {'forward': side, 'forward and backward': side}, ...}.
   """
-  if torch is None:
+  if not is_available():
     return {}
-  inputs = [torch.tensor(x) for x in (query, key, value)]
-  tensors = {name: torch.tensor(np.asarray(param)) for name, param in params.items()}
+  inputs = [_to_tensor(x) for x in (query, key, value)]
+  tensors = {name: _to_tensor(param).to(inputs[0].dtype) for name, param in params.items()}
   formulas = FORMULAS[score](log, inputs, tensors, causal)
   return {
     name: {'forward': _forward(formula, inputs), 'forward and backward': _forward_and_backward(formula, inputs)}
@@ -50,11 +81,18 @@ def attention(
   }
 
 
+def _to_tensor(x) -> Any:
+  """Returns an array as a tensor of the same dtype."""
+  return torch.tensor(np.asarray(x, np.float32)).to(getattr(torch, str(x.dtype)))
+
+
 def _additive(log, inputs, params, causal) -> dict[str, Callable]:
   def formula(query, key, value):
     scores = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ params['v']
     return torch.softmax(scores, -1) @ value
 
+  if log is None:
+    return {'torch': formula}
   compiled = torch.compile(formula)
   try:
     compiled(*inputs)
@@ -118,12 +156,12 @@ def _forward(formula: Callable, inputs) -> Side:
     with torch.no_grad():
       return formula(*inputs)
 
-  return Side(run)
+  return _side(run)
 
 
 def _forward_and_backward(formula: Callable, inputs) -> Side:
   leaves = [x.clone().requires_grad_() for x in inputs]
-  return Side(lambda: torch.autograd.grad(torch.sin(formula(*leaves)).sum(), leaves))
+  return _side(lambda: torch.autograd.grad(torch.sin(formula(*leaves)).sum(), leaves))
 
 
 def build_model(name: str, sizes: Mapping[str, Any]):
@@ -148,14 +186,14 @@ def difference(params, logits, batch, sizes: Mapping[str, Any]) -> float | None:
   Returns:
     The largest absolute difference, or None without torch.
   """
-  if torch is None:
+  if not is_available():
     return None
   model = build_model('Transformer', sizes).eval()
   model.load_jax_params(params)
   model.double()
   with torch.no_grad():
     torch_logits = model.logits(*(torch.tensor(np.asarray(x), dtype=torch.long) for x in batch))
-  return float(np.abs(torch_logits.numpy() - np.asarray(logits)).max())
+  return float(np.abs(torch_logits.cpu().numpy() - np.asarray(logits)).max())
 
 
 def translate(params, sizes: Mapping[str, Any], beams: int, longest: int, dtype: str) -> Callable:
@@ -186,7 +224,7 @@ COMPILED_METHODS = {'Bahdanau': 'recur', 'Luong': 'loss', 'Transformer': 'loss'}
 
 def _computing_in(dtype: str) -> contextlib.AbstractContextManager:
   """Autocasts products to bfloat16 if that is the dtype; parameters stay float32."""
-  return torch.autocast('cpu', torch.bfloat16, enabled=dtype == 'bfloat16')
+  return torch.autocast(torch.get_default_device().type, torch.bfloat16, enabled=dtype == 'bfloat16')
 
 
 def train_step(name: str, batch, sizes: Mapping[str, Any], dtype: str) -> Side | None:
@@ -198,7 +236,7 @@ def train_step(name: str, batch, sizes: Mapping[str, Any], dtype: str) -> Side |
     sizes: the arguments of that class.
     dtype: dtype of the products, 'float32' or 'bfloat16'.
   """
-  return None if torch is None else Side(_make_update(build_model(name, sizes), batch, dtype))
+  return _side(_make_update(build_model(name, sizes), batch, dtype)) if is_available() else None
 
 
 def compiled_train_step(
@@ -210,7 +248,7 @@ def compiled_train_step(
     log: called with a line if torch.compile does not work.
     name, batch, sizes, dtype: as in `train_step`.
   """
-  if torch is None:
+  if not is_available():
     return None
   model = build_model(name, sizes)
   method = COMPILED_METHODS[name]
@@ -221,7 +259,7 @@ def compiled_train_step(
   except Exception as error:  # it needs a C++ compiler and raises errors of its own
     log(f'torch.compile does not work on this machine and is left out: {type(error).__name__}')
     return None
-  return Side(update)
+  return _side(update)
 
 
 def _make_update(model, batch, dtype: str) -> Callable[[], None]:
@@ -249,7 +287,7 @@ def decode(source, sizes: Mapping[str, Any], beams: int, steps: int, dtype: str)
     steps: number of decoding steps; no hypothesis ends before.
     dtype: dtype of the products, 'float32' or 'bfloat16'.
   """
-  if torch is None:
+  if not is_available():
     return None
   model = build_model('Bahdanau', sizes).eval()
   source = torch.tensor(np.asarray(source), dtype=torch.long)
@@ -260,4 +298,4 @@ def decode(source, sizes: Mapping[str, Any], beams: int, steps: int, dtype: str)
     with torch.inference_mode(), _computing_in(dtype):
       return model.translate(source, beams, steps)
 
-  return Side(run)
+  return _side(run)

@@ -18,6 +18,7 @@ from rich.table import Table
 from attention_jax import atomic
 from attention_jax.errors import UserError, choose
 from experiments.benchmarks import (
+  agreement,
   decoding,
   kernels,
   limits,
@@ -34,6 +35,7 @@ from experiments.benchmarks.measure import BenchmarkContext, Timing
 
 SUITES: Mapping[str, Callable[[BenchmarkContext], Iterable[Timing]]] = {
   'limits': limits.machine_limits,
+  'kernel_agreement': agreement.kernel_agreement,
   'kernels': kernels.kernels,
   'crossing': kernels.crossing,
   'growth': kernels.growth,
@@ -127,7 +129,7 @@ def describe_environment(bench: BenchmarkContext) -> dict[str, object]:
     'machine': platform.machine(),
     'jax': jax.__version__,
     'dtype': bench.dtype,
-    'beside': peers.VERSION if bench.torch_dtypes else 'nothing',
+    'beside': peers.describe(),
     'when': datetime.datetime.now().isoformat(timespec='seconds'),
   }
 

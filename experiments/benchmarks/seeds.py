@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -84,7 +83,7 @@ def repeated_update(step: Callable, state: Any, batch: Batch, repetitions: int) 
     nonlocal state
     for _ in range(repetitions):
       state, metrics = step(state, batch)
-    jax.block_until_ready(metrics)
+    return metrics
 
   return Side(run)
 

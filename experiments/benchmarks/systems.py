@@ -27,7 +27,14 @@ from configs import multi30k
 from experiments.benchmarks import ctranslate, peers
 from experiments.benchmarks.joey import Joey
 from experiments.benchmarks.limits import time_matmuls
-from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare, median_seconds
+from experiments.benchmarks.measure import (
+  BenchmarkContext,
+  Side,
+  Timing,
+  compare,
+  compile_sides,
+  median_seconds,
+)
 
 VOCAB_SIZES = (5921, 7859)  # of Multi30k, English and German, with a minimum count of 2
 BATCH_SIZE = 128
@@ -117,7 +124,7 @@ def jax_update(model, params, batch: Batch) -> Side:
   def update():
     nonlocal state
     state, metrics = step(state, batch)
-    jax.block_until_ready(metrics)
+    return metrics
 
   return Side(update)
 
@@ -157,20 +164,29 @@ def joey_model(python: str, name: str, batch: Batch) -> Joey | None:
 
 def training(bench: BenchmarkContext) -> Iterator[Timing]:
   """Times updates of Adam with clipping; the limit is the time of the products of matrices alone."""
-  for name, longest in TRAINING_CASES:
+  bench.log('compiling updates')
+  updates = compile_sides(
+    {
+      (name, longest): lambda name=name, longest=longest: jax_update(
+        *build_model(name, bench.dtype), make_batch(longest)
+      )
+      for name, longest in TRAINING_CASES
+    },
+    bench.report_failure,
+  )
+  torch_steps = {'torch': peers.train_step}
+  if bench.torch_compile:
+    torch_steps['torch.compile'] = functools.partial(peers.compiled_train_step, bench.log)
+  for (name, longest), update in updates.items():
     case = f'{name}, {BATCH_SIZE} x {longest} -> {longest}'
     bench.log(f'training of {case}')
     batch = make_batch(longest)
     model, params = build_model(name, bench.dtype)
     matmuls = count_matmuls(sequence_loss(model), params, batch, step_rngs(jax.random.key(0)))
-    sides = {'attention_jax': jax_update(model, params, batch)}
-    torch_steps = {
-      'torch': peers.train_step,
-      'torch.compile': functools.partial(peers.compiled_train_step, bench.log),
-    }
+    sides = {'attention_jax': update}
     for dtype, (side, make_side) in itertools.product(bench.torch_dtypes, torch_steps.items()):
-      if update := torch_update(name, batch, dtype, make_side):
-        sides[f'{side}, {dtype}'] = update
+      if torch_side := torch_update(name, batch, dtype, make_side):
+        sides[f'{side}, {dtype}'] = torch_side
     joey = joey_model(bench.joey, name, batch)
     if joey:
       sides['Joey NMT'] = joey.side('train')
@@ -179,7 +195,7 @@ def training(bench: BenchmarkContext) -> Iterator[Timing]:
     if joey:
       joey.close()
     limit = matmul_limit(timings[0], matmuls, gradients=True)
-    note = f'{limit.note}; the optimizer alone {1e3 * optimizer_seconds(params):.0f} ms'
+    note = f'{limit.note}; the optimizer alone {1e3 * optimizer_seconds(params):.3g} ms'
     yield from (*timings, dataclasses.replace(limit, note=note))
 
 
@@ -199,7 +215,8 @@ def optimizer_seconds(params) -> float:
 
   def run():
     nonlocal params_and_state
-    params_and_state = jax.block_until_ready(update(*params_and_state, grads))
+    params_and_state = update(*params_and_state, grads)
+    return params_and_state
 
   return median_seconds(Side(run))
 

@@ -50,7 +50,7 @@ def translation(bench: BenchmarkContext) -> list[Timing]:
     outputs: dict[str, list[str]] = {}  # side -> its latest translations
     runs = {'attention_jax': run, f'attention_jax, shortlist={SHORTLIST}': short}
     sides = {name: _jax_side(name, one, lines, beams, outputs) for name, one in runs.items()}
-    if peers.torch is not None:
+    if peers.is_available():
       for dtype in bench.torch_dtypes:
         sides[f'torch, {dtype}'] = _torch_side(run, lines, beams, outputs, dtype)
     case = f'test2016, {beams} beam(s)'

@@ -1,5 +1,6 @@
 """Whole updates with implementation 'auto' of attention, the default of configs, beside those with 'xla'."""
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from attention_jax.systems.translation import initializer
 from attention_jax.training.loop import Training, prepare_training
 from attention_jax.training.partition import make_mesh
 from configs import cmudict, dates, multi30k
-from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare
+from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare, compile_sides
 from experiments.benchmarks.seeds import make_batch, repeated_update
 
 MULTI30K_VOCABULARIES = (5921, 7859)
@@ -59,10 +60,18 @@ CASES = {
 
 def auto_updates(bench: BenchmarkContext) -> Iterator[Timing]:
   """Times an update of each of CASES with both implementations."""
+  bench.log('compiling updates')
+  updates = compile_sides(
+    {
+      (name, implementation): functools.partial(_update, case, implementation)
+      for name, case in CASES.items()
+      for implementation in ('xla', 'auto')
+    },
+    bench.report_failure,
+  )
   for name, case in CASES.items():
     bench.log(f"update of {name} with 'auto'")
-    batch = make_batch(_config(case, 'xla').data.batch_size, case.vocab_sizes, case.bucket)
-    sides = {implementation: _update(case, implementation, batch) for implementation in ('xla', 'auto')}
+    sides = {key[-1]: side for key, side in updates.items() if key[0] == name}
     source, target = case.bucket
     yield from compare('auto', f'{name}, {source} -> {target}', sides, repeats=bench.repeats)
 
@@ -77,8 +86,9 @@ def _config(case: Case, implementation: str) -> ConfigDict:
   return config
 
 
-def _update(case: Case, implementation: str, batch) -> Side:
+def _update(case: Case, implementation: str) -> Side:
   config = _config(case, implementation)
+  batch = make_batch(config.data.batch_size, case.vocab_sizes, case.bucket)
   model = build(config.model.to_dict(), *case.vocab_sizes)
   training = Training(**config.training.to_dict())
   step, init_state = prepare_training(training, sequence_loss(model), initializer(model), make_mesh(), 0)

@@ -11,9 +11,17 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.systems.costs import count_matmuls
-from experiments.benchmarks import decoding, kernels, limits, memory, prepared, report, seeds, systems
+from experiments.benchmarks import agreement, decoding, kernels, limits, memory, prepared, report, seeds, systems
 from experiments.benchmarks.joey import Joey
-from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare, fit_exponent, jit_side
+from experiments.benchmarks.measure import (
+  BenchmarkContext,
+  Side,
+  Timing,
+  compare,
+  compile_sides,
+  fit_exponent,
+  jit_side,
+)
 from tests.modules.helpers import variables
 
 
@@ -102,13 +110,29 @@ def test_other_suites_run_after_a_failure(tmp_path, monkeypatch, capsys):
   assert '| after |' in (tmp_path / 'benchmark.md').read_text()
 
 
-def test_an_implementation_that_fails_is_reported():
+def test_sides_are_compiled_together_and_one_that_fails_is_reported():
   failures = []
-  bench = BenchmarkContext(print, 2, report_failure=lambda what, error: failures.append((what, str(error))))
-  inputs = (jnp.ones((2, 3)), jnp.ones((2, 3)))
-  assert kernels._compile_side(bench, 'a product', 'flash', lambda x, y: x @ y, inputs) == {}
-  ((what, message),) = failures
-  assert what == 'a product' and 'contracting' in message
+  makers = {
+    'right': lambda: jit_side(lambda x: x @ x.mT, jnp.ones((2, 3))),
+    ('a product', 'flash'): lambda: jit_side(lambda x: x @ x, jnp.ones((2, 3))),
+  }
+  assert list(compile_sides(makers, lambda *failure: failures.append(failure))) == ['right']
+  ((name, error),) = failures
+  assert name == 'a product, flash' and 'contracting' in str(error)
+  with pytest.raises(TypeError, match='contracting'):
+    compile_sides(makers)
+
+
+def test_implementations_agree_with_the_definition(monkeypatch):
+  monkeypatch.setattr(agreement, 'PAIRS', (('scaled_dot', 'softmax'),))
+  lines = []
+  bench = BenchmarkContext(lines.append, 2)
+  assert list(agreement.kernel_agreement(bench)) == []
+  assert [line.partition(':')[0] for line in lines[:1]] == ['scaled_dot, softmax, padding, by auto']
+  assert {line.split()[-2] for line in lines} == {'auto:', 'chunked:', 'flash:', 'xla:'}
+  monkeypatch.setattr(agreement, 'TOLERANCES', {'float32': 1e-12})
+  with pytest.raises(aj.UserError, match='differs from the definition by more than 1e-12: scaled_dot'):
+    list(agreement.kernel_agreement(bench))
 
 
 def test_batches_have_lengths_of_their_bucket():
@@ -174,7 +198,7 @@ def test_both_sides_of_the_seeds_run():
   batch = seeds.make_batch(8, vocab_sizes, bucket)
   assert batch.source.shape == (8, 9) and 6 <= batch.target_mask.sum(1).min() <= batch.target_mask.sum(1).max() <= 9
   for side in seeds.update_sides(config, vocab_sizes, batch, 2).values():
-    side.run()
+    side.finish()
 
 
 @pytest.mark.parametrize('python', ['/no/such/python', sys.executable])
