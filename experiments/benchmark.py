@@ -26,6 +26,7 @@ flags.DEFINE_string('out', 'runs/benchmark', 'the folder for benchmark.json and 
 flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'dtype in which attention and models compute')
 flags.DEFINE_integer('repeats', 7, 'number of timed runs of each side', lower_bound=2)
 flags.DEFINE_string('run', '', 'the folder of a trained bahdanau2015, to measure its translation')
+flags.DEFINE_integer('compile_threads', None, 'threads that compile; by default as many as cores', lower_bound=1)
 flags.DEFINE_bool('torch_compile', True, 'whether to compare with torch.compile, which takes minutes to compile')
 flags.DEFINE_string('joey', '', 'the interpreter of an environment with Joey NMT, to compare with it')
 flags.DEFINE_string('data', 'data/multi30k', 'the folder with test2016.en and test2016.de, for --run')
@@ -43,6 +44,7 @@ def main() -> None:
     log=functools.partial(print, flush=True),
     repeats=FLAGS.repeats,
     dtype=FLAGS.dtype,
+    compile_threads=FLAGS.compile_threads,
     torch_compile=FLAGS.torch_compile,
     joey=FLAGS.joey,
     run=FLAGS.run,

@@ -10,12 +10,10 @@ import gc
 import os
 from pathlib import Path
 
+from tests.xla_flags import QUICK_FLAGS
+
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-os.environ.setdefault(
-  'XLA_FLAGS',
-  '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false '
-  '--xla_cpu_parallel_codegen_split_count=1',
-)
+os.environ.setdefault('XLA_FLAGS', QUICK_FLAGS)
 os.environ['XLA_FLAGS'] += (
   ' --xla_force_host_platform_device_count=8'
   # On a busy machine the threads of eight devices may take longer than the default of 40 s to reach a collective.

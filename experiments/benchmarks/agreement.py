@@ -44,7 +44,7 @@ def kernel_agreement(bench: BenchmarkContext) -> Iterator[Timing]:
     for name in aj.IMPLEMENTATIONS:
       if not unsupported_reason(bench, score, name, alignment):
         jobs[score, alignment, mask, name] = (bench.dtype, score, alignment, name, masks[mask], None)
-  with ThreadPoolExecutor(os.cpu_count()) as pool:  # most of the time is that of the compiler
+  with ThreadPoolExecutor(bench.compile_threads or os.cpu_count()) as pool:  # most of the time is that of the compiler
     values = dict(zip(jobs, pool.map(lambda job: contexts_and_gradients(*job), jobs.values()), strict=True))
   failures = []
   for (*case, name), value in values.items():

@@ -15,7 +15,7 @@ from attention_jax.tokens import EOS
 from experiments.benchmarks import peers
 from experiments.benchmarks.ctranslate import CTranslate, ctranslate2
 from experiments.benchmarks.joey import Joey
-from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare, compile_sides
+from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare
 from experiments.benchmarks.systems import (
   BATCH_SIZE,
   RECURRENT_SIZES,
@@ -63,7 +63,7 @@ def _time_searches(bench: BenchmarkContext, name: str, make_sides: Callable[...,
       f'attention_jax, shortlist of {SHORTLIST}': functools.partial(_search_side, search, shortlisted),
     }
     sides = {
-      **compile_sides(makers, bench.report_failure),
+      **bench.compile_sides(makers),
       **make_sides(bench, params, batch, beams),
       **_joey_sides(joey, beams),
     }

@@ -17,7 +17,6 @@ from experiments.benchmarks.measure import (
   Side,
   Timing,
   compare,
-  compile_sides,
   fit_exponent,
   jit_side,
 )
@@ -69,11 +68,12 @@ GROWTH = {
 FITTED_POINTS = 4  # the exponent of the growth is fitted to the last of them
 # score, alignment, features, candidates of kernels.auto, (batch, T = S) in increasing order
 CROSSING = (
-  ('additive', 'softmax', 256, ('factored', 'pallas_additive'), ((128, 8), (128, 14), (64, 32), (32, 128), (8, 512))),
-  ('scaled_dot', 'softmax', 64, ('flash', 'cudnn'), ((512, 32), (64, 64), (16, 128), (8, 256), (8, 512), (8, 1024))),
+  ('additive', 'softmax', 256, ('factored', 'pallas_additive'), ((128, 8), (128, 14), (64, 32), (8, 128), (1, 512))),
+  ('scaled_dot', 'softmax', 64, ('flash', 'cudnn'), ((64, 32), (32, 64), (16, 128), (8, 256), (8, 512), (8, 1024))),
   ('general', 'local_m(width=10)', 256, ('window',), ((16, 128), (8, 256), (8, 512), (4, 1024))),
   ('coverage', 'softmax', 256, ('chunked',), ((128, 8), (128, 14), (64, 32), (8, 128))),
 )
+ACCELERATOR_BATCHES = 16  # on an accelerator batches of CROSSING are this many times as large
 SOFTMAX = aj.ALIGNMENTS['softmax']
 
 
@@ -157,7 +157,7 @@ def kernels(bench: BenchmarkContext) -> Iterator[Timing]:
   """Times every implementation of CASES, forward, and forward and backward."""
   rates = {timing.case: timing.rate for timing in machine_limits(bench)}
   bench.log('compiling kernels')
-  compiled = compile_sides(_makers(bench), bench.report_failure)
+  compiled = bench.compile_sides(_makers(bench))
   for case, (score, causal, *sizes) in CASES.items():
     inputs = make_inputs(bench.dtype, score, *sizes)
     log = bench.log if bench.torch_compile else None
@@ -231,22 +231,27 @@ def crossing(bench: BenchmarkContext) -> Iterator[Timing]:
 
   Timings include the backward pass.
   """
+  bench.log('compiling candidates')
+  compiled = bench.compile_sides(crossing_makers(bench))
+  for case in dict.fromkeys(case for case, _ in compiled):
+    bench.log(case)
+    sides = {name: side for (side_case, name), side in compiled.items() if side_case == case}
+    yield from compare('crossing', case, sides, repeats=bench.repeats)
+
+
+def crossing_makers(bench: BenchmarkContext) -> dict[tuple[str, str], Callable[[], Side]]:
+  """Returns (case, implementation) -> a function that makes the side of CROSSING."""
+  factor = 1 if jax.default_backend() == 'cpu' else ACCELERATOR_BATCHES
   makers = {}
-  cases = []
   for score, alignment, features, candidates, sizes in CROSSING:
+    supported = [name for name in candidates if not unsupported_reason(bench, score, name, alignment)]
     for batch, size in sizes:
-      inputs = make_inputs(bench.dtype, score, batch, 1, size, size, features)
-      case = f'{score}, {alignment}, B={batch} T=S={size} F={features}'
-      cases.append(case)
-      for name in ('xla', *(name for name in candidates if not unsupported_reason(bench, score, name, alignment))):
+      inputs = make_inputs(bench.dtype, score, batch * factor, 1, size, size, features)
+      case = f'{score}, {alignment}, B={batch * factor} T=S={size} F={features}'
+      for name in ('xla', *supported):
         fn = forward_and_backward(score, name, alignment=alignment)
         makers[case, name] = functools.partial(jit_side, fn, *inputs)
-  bench.log('compiling candidates')
-  compiled = compile_sides(makers, bench.report_failure)
-  for case in cases:
-    bench.log(case)
-    sides = {key[-1]: side for key, side in compiled.items() if key[0] == case}
-    yield from compare('crossing', case, sides, repeats=bench.repeats)
+  return makers
 
 
 def growth(bench: BenchmarkContext) -> Iterator[Timing]:
@@ -268,7 +273,7 @@ def _growth_along(bench: BenchmarkContext, score: str, implementation: str, axis
     inputs = make_inputs(bench.dtype, score, *shape(size), FEATURES)
     case = f'{score} {axis}={size}'
     maker = functools.partial(jit_side, forward_and_backward(score, implementation), *inputs)
-    compiled = compile_sides({('growth', case, implementation): maker}, bench.report_failure)
+    compiled = bench.compile_sides({('growth', case, implementation): maker})
     if not compiled:  # larger sizes would fail too
       break
     sides = {key[-1]: side for key, side in compiled.items()}

@@ -26,6 +26,7 @@ class BenchmarkContext(NamedTuple):
     log: called with each line of progress.
     repeats: number of timed runs of each side.
     dtype: the dtype in which attention and models compute, 'float32' or 'bfloat16'.
+    compile_threads: number of threads that compile; None for the number of cores.
     torch_compile: whether torch.compile is compared with, which takes up to a minute to compile a model.
     joey: an interpreter with Joey NMT, or ''.
     run: the folder of a trained run, for the suite translation; or ''.
@@ -39,6 +40,7 @@ class BenchmarkContext(NamedTuple):
   log: Callable[[str], None]
   repeats: int
   dtype: str = 'float32'
+  compile_threads: int | None = None
   torch_compile: bool = True
   joey: str = ''
   run: str = ''
@@ -52,6 +54,10 @@ class BenchmarkContext(NamedTuple):
   def torch_dtypes(self) -> tuple[str, ...]:
     """The dtypes in which PyTorch's models are measured, if it can be: float32 and `dtype`."""
     return tuple(dict.fromkeys(('float32', self.dtype)))
+
+  def compile_sides(self, makers: Mapping[Hashable, Callable[[], 'Side']]) -> dict[Hashable, 'Side']:
+    """Returns the sides that could be made; reports the others. Arguments: see the function `compile_sides`."""
+    return compile_sides(makers, self.report_failure, self.compile_threads)
 
 
 class Side(NamedTuple):
@@ -118,13 +124,16 @@ def jit_side(fn: Callable, *args) -> Side:
 
 
 def compile_sides(
-  makers: Mapping[Hashable, Callable[[], Side]], report_failure: Callable[[str, Exception], None] = _raise
+  makers: Mapping[Hashable, Callable[[], Side]],
+  report_failure: Callable[[str, Exception], None] = _raise,
+  threads: int | None = None,
 ) -> dict[Hashable, Side]:
-  """Makes sides and runs each of them once, in as many threads as the machine has cores, because compiling takes long.
+  """Makes sides and runs each of them once, in several threads, because compiling takes long.
 
   Args:
     makers: name, or a tuple of names -> a function that makes the side.
     report_failure: called with the names and the error of a side that cannot be made or run.
+    threads: number of threads; None for the number of cores.
 
   Returns:
     The sides, without those that failed.
@@ -138,7 +147,7 @@ def compile_sides(
       return error
     return side
 
-  with ThreadPoolExecutor(os.cpu_count()) as pool:
+  with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
     made = dict(zip(makers, pool.map(make, makers.values()), strict=True))
   for name, side in made.items():
     if isinstance(side, Exception):

@@ -1,5 +1,6 @@
 """Eight seeds in one update (config.seeds) beside eight updates one after the other."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -41,32 +42,33 @@ def make_batch(rows: int, vocab_sizes: tuple[int, int], bucket: tuple[int, int])
   return Batch(*ids_and_masks, np.arange(rows, dtype=np.int32))
 
 
-def update_sides(config: ConfigDict, vocab_sizes: tuple[int, int], batch: Batch, seeds: int) -> dict[str, Side]:
-  """Returns `seeds` updates of one run, and one update of `seeds` runs.
+def _one_after_the_other(config: ConfigDict, vocab_sizes: tuple[int, int], batch: Batch, seeds: int) -> Side:
+  """Returns `seeds` updates of one run. Arguments: see `_side_by_side`."""
+  loss, init, training = _model_functions(config, vocab_sizes)
+  step, init_state = prepare_training(training, loss, init, make_mesh(), 0)
+  return repeated_update(step, init_state(), batch, seeds)
+
+
+def _side_by_side(config: ConfigDict, vocab_sizes: tuple[int, int], batch: Batch, seeds: int) -> Side:
+  """Returns one update of `seeds` runs.
 
   Args:
-    config: the config of the run.
+    config: the config of the runs.
     vocab_sizes: sizes of the source and the target vocabulary.
     batch: the batch of every update.
-    seeds: number of updates, and of runs.
-
-  Returns:
-    The sides 'one after the other' and 'side by side'.
+    seeds: number of runs.
   """
-  model = build(config.model.to_dict(), *vocab_sizes)
-  training = Training(**config.training.to_dict())
-  init = initializer(model)
-  loss = sequence_loss(model)
-  step, init_state = prepare_training(training, loss, init, make_mesh(), 0)
-  batches = Batch(*(None if x is None else np.stack([x] * seeds) for x in batch))
+  loss, init, training = _model_functions(config, vocab_sizes)
   runs = prepare_side_by_side(training, loss, init, make_mesh(seeds=seeds), range(seeds))
+  batches = Batch(*(None if x is None else np.stack([x] * seeds) for x in batch))
   live = np.full(seeds, True)
-  return {
-    'one after the other': repeated_update(step, init_state(), batch, seeds),
-    'side by side': repeated_update(
-      lambda states, batches: runs(states, batches, live), runs.init_states(), batches, 1
-    ),
-  }
+  return repeated_update(lambda states, batches: runs(states, batches, live), runs.init_states(), batches, 1)
+
+
+def _model_functions(config: ConfigDict, vocab_sizes: tuple[int, int]) -> tuple[Callable, Callable, Training]:
+  """Returns the loss, the initialiser and the settings of training."""
+  model = build(config.model.to_dict(), *vocab_sizes)
+  return sequence_loss(model), initializer(model), Training(**config.training.to_dict())
 
 
 def repeated_update(step: Callable, state: Any, batch: Batch, repetitions: int) -> Side:
@@ -88,13 +90,23 @@ def repeated_update(step: Callable, state: Any, batch: Batch, repetitions: int) 
   return Side(run)
 
 
+SIDES = {'one after the other': _one_after_the_other, 'side by side': _side_by_side}
+
+
 def side_by_side(bench: BenchmarkContext) -> list[Timing]:
   """Times the updates of CASES."""
   timings = []
+  bench.log('compiling updates')
+  makers = {}
+  for case, (config, vocab_sizes, bucket) in CASES.items():
+    batch = make_batch(config.data.batch_size, vocab_sizes, bucket)
+    for name, make_side in SIDES.items():
+      makers[case, name] = functools.partial(make_side, config, vocab_sizes, batch, SEEDS)
+  updates = bench.compile_sides(makers)
   for case, (config, vocab_sizes, bucket) in CASES.items():
     bench.log(f'{SEEDS} seeds of {case}')
     batch = make_batch(config.data.batch_size, vocab_sizes, bucket)
-    sides = update_sides(config, vocab_sizes, batch, SEEDS)
+    sides = {key[-1]: side for key, side in updates.items() if key[0] == case}
     tokens = SEEDS * int(batch.target_mask.sum())
     timings += compare(
       'seeds', f'{case}, {SEEDS} seeds', sides, repeats=bench.repeats, amount=tokens, unit='target tokens'

@@ -32,7 +32,6 @@ from experiments.benchmarks.measure import (
   Side,
   Timing,
   compare,
-  compile_sides,
   median_seconds,
 )
 
@@ -165,14 +164,13 @@ def joey_model(python: str, name: str, batch: Batch) -> Joey | None:
 def training(bench: BenchmarkContext) -> Iterator[Timing]:
   """Times updates of Adam with clipping; the limit is the time of the products of matrices alone."""
   bench.log('compiling updates')
-  updates = compile_sides(
+  updates = bench.compile_sides(
     {
       (name, longest): lambda name=name, longest=longest: jax_update(
         *build_model(name, bench.dtype), make_batch(longest)
       )
       for name, longest in TRAINING_CASES
-    },
-    bench.report_failure,
+    }
   )
   torch_steps = {'torch': peers.train_step}
   if bench.torch_compile:

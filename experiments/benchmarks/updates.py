@@ -12,7 +12,7 @@ from attention_jax.systems.translation import initializer
 from attention_jax.training.loop import Training, prepare_training
 from attention_jax.training.partition import make_mesh
 from configs import cmudict, dates, multi30k
-from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare, compile_sides
+from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare
 from experiments.benchmarks.seeds import make_batch, repeated_update
 
 MULTI30K_VOCABULARIES = (5921, 7859)
@@ -61,13 +61,12 @@ CASES = {
 def auto_updates(bench: BenchmarkContext) -> Iterator[Timing]:
   """Times an update of each of CASES with both implementations."""
   bench.log('compiling updates')
-  updates = compile_sides(
+  updates = bench.compile_sides(
     {
       (name, implementation): functools.partial(_update, case, implementation)
       for name, case in CASES.items()
       for implementation in ('xla', 'auto')
-    },
-    bench.report_failure,
+    }
   )
   for name, case in CASES.items():
     bench.log(f"update of {name} with 'auto'")

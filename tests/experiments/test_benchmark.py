@@ -197,8 +197,8 @@ def test_both_sides_of_the_seeds_run():
   config.model.attention.score = 'general'
   batch = seeds.make_batch(8, vocab_sizes, bucket)
   assert batch.source.shape == (8, 9) and 6 <= batch.target_mask.sum(1).min() <= batch.target_mask.sum(1).max() <= 9
-  for side in seeds.update_sides(config, vocab_sizes, batch, 2).values():
-    side.finish()
+  for make_side in seeds.SIDES.values():
+    make_side(config, vocab_sizes, batch, 2).finish()
 
 
 @pytest.mark.parametrize('python', ['/no/such/python', sys.executable])
