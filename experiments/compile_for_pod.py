@@ -1,12 +1,17 @@
 """Compiles the updates of a config ahead of time for a TPU pod that is not attached, and reports what they cost.
 
-  python -m experiments.compile_for_pod --topology=v5e:4x4 --config=configs/wmt14.py:transformer2017_base
-  python -m experiments.compile_for_pod --topology=v5p:4x4x8 --config=configs/wmt14.py:gnmt2016 --fsdp=8 --largest
-  python -m experiments.compile_for_pod --topology=v5e:16x16 --config=configs/wmt14.py:gnmt2016 --try_meshes
+  python -m experiments.compile_for_pod --topology=v5e:2x2 --config=configs/shapes.py:xu2015_soft
+  python -m experiments.compile_for_pod --topology=v5e:4x4 --config=configs/wmt14.py:transformer2017_base \\
+    --entries=32000
+  python -m experiments.compile_for_pod --topology=v5p:4x4x8 --config=configs/wmt14.py:gnmt2016 --entries=32000 \\
+    --config.mesh.fsdp=8 --largest
+  python -m experiments.compile_for_pod --topology=v5e:16x16 --config=configs/wmt14.py:gnmt2016 --entries=32000 \\
+    --try_meshes
 
-For every bucket: memory of a device by parameters, optimiser and activations; FLOP, bytes of main memory, bytes between
-chips by collective; a lower bound of the time of an update by the rates of the chip, and what limits it. Nothing runs,
-so nothing is measured. Needs libtpu, see requirements-bench.txt.
+The shapes of the batches are those of the data of the config, or, with --entries, those of its buckets. For every
+shape: memory of a device by parameters, optimiser and activations; FLOP, bytes of main memory, bytes between chips by
+collective; a lower bound of the time of an update by the rates of the chip, and what limits it. Nothing runs, so
+nothing is measured. Needs libtpu, see requirements-bench.txt.
 """
 
 from experiments.process_settings import prepare_process
@@ -17,40 +22,36 @@ if __name__ == '__main__':
 import time
 
 from absl import flags
+from ml_collections import config_flags
 
 from attention_jax.errors import UserError
-from experiments.config_files import load_config
 from experiments.launch import FLAGS, launch
-from experiments.topologies import define_topology_flag, describe_devices, topology_devices
+from experiments.topologies import define_entries_flag, define_topology_flag, describe_devices, topology_devices
 
+config_flags.DEFINE_config_file('config', None, 'a file of configs/ and a preset: configs/wmt14.py:gnmt2016')
 define_topology_flag()
-flags.DEFINE_string('config', None, 'FILE:PRESET: the config of a translation system')
-flags.DEFINE_integer('entries', 32000, 'size of both vocabularies; no data are read', lower_bound=5)
-flags.DEFINE_integer('fsdp', 1, 'config.mesh.fsdp', lower_bound=1)
-flags.DEFINE_integer('tensor', 1, 'config.mesh.tensor', lower_bound=1)
-flags.DEFINE_bool('largest', False, 'compile the bucket with the longest sequences only')
-flags.DEFINE_bool('try_meshes', False, 'try sizes of the mesh for that bucket until one fits')
+define_entries_flag()
+flags.DEFINE_bool('largest', False, 'compile the shape with the longest sequences only')
+flags.DEFINE_bool('try_meshes', False, 'try sizes of the mesh for that shape until one fits')
 
 
 def main() -> None:
   """Prints the costs of the updates of --config for --topology. Raises UserError if --config is missing."""
-  if not FLAGS.config:
-    raise UserError('--config is missing; for example --config=configs/wmt14.py:transformer2017_base')
+  if FLAGS.config is None:
+    raise UserError('--config is missing; for example --config=configs/wmt14.py:transformer2017_base --entries=32000')
   from attention_jax.systems import pods
 
   devices = topology_devices(FLAGS.topology)
   chip = pods.chip_of(devices)
-  config = load_config(FLAGS.config)
-  config.mesh.update({'fsdp': FLAGS.fsdp, 'tensor': FLAGS.tensor})
-  print(f'{FLAGS.config} for {describe_devices(devices)}, {chip.memory / 2**30:.0f} GiB each', flush=True)
-  arguments = (config.to_dict(), FLAGS.entries, devices, chip, devices[0].platform)
+  print(f'{describe_devices(devices)}, {chip.memory / 2**30:.0f} GiB each', flush=True)
+  arguments = (FLAGS.config.to_dict(), devices, chip, devices[0].platform)
   if FLAGS.try_meshes:
-    for sizes, cost, reason in pods.try_meshes(*arguments):
+    for sizes, cost, reason in pods.try_meshes(*arguments, entries=FLAGS.entries):
       result = _format_cost(cost) if cost else 'does not compile'
       print(f'fsdp={sizes.fsdp}, tensor={sizes.tensor}: {result}; {reason or "fits"}', flush=True)
     return
   start = time.monotonic()
-  for cost in pods.update_costs(*arguments, largest=FLAGS.largest):
+  for cost in pods.update_costs(*arguments, entries=FLAGS.entries, largest=FLAGS.largest):
     fits = 'fits' if cost.memory <= chip.memory else 'DOES NOT FIT'
     print(f'{_format_cost(cost)}; {fits}; compiled in {time.monotonic() - start:.0f} s', flush=True)
     start = time.monotonic()
@@ -58,12 +59,13 @@ def main() -> None:
 
 def _format_cost(cost) -> str:
   """Returns one line about the cost of an update."""
-  rows, source, target = cost.shape
+  from attention_jax.systems.ahead_of_time import format_shape
+
   gib = 2**30
   moved = ', '.join(f'{kind} {size / 2**20:.0f} MiB' for kind, size in sorted(cost.traffic.payload.items())) or 'none'
   times = ', '.join(f'{resource} {seconds * 1e3:.2f}' for resource, seconds in cost.seconds.items())
   return (
-    f'{rows} x ({source}, {target}): per device {cost.parameters / gib:.2f} GiB parameters, '
+    f'{format_shape(cost.shape)}: per device {cost.parameters / gib:.2f} GiB parameters, '
     f'{cost.optimizer / gib:.2f} GiB optimiser, {cost.activations / gib:.2f} GiB temporary; '
     f'{cost.flop / 1e12:.2f} TFLOP, {cost.traffic.memory / gib:.1f} GiB of main memory, collectives: {moved}; '
     f'at least {max(cost.seconds.values()) * 1e3:.2f} ms, limited by {cost.limit} (ms: {times})'

@@ -1,11 +1,13 @@
 """Table of what the updates of a config cost on TPU slices of several sizes, none of which is attached.
 
-  python -m experiments.plan_pods --config=configs/wmt14.py:transformer2017_big --tokens=3072
+  python -m experiments.plan_pods --config=configs/wmt14.py:transformer2017_big --entries=32000 --tokens=3072
+  python -m experiments.plan_pods --config=configs/wmt14.py:gnmt2016 --entries=32000 --config.mesh.fsdp=8
 
 compiles the update of the longest sequences for each slice, see compile_for_pod.py, with batches that grow with the
-slice: --tokens tokens of each side for each chip. Each row has the memory of a chip, lower bounds of the time of each
-resource by the published rates of the chip, and the rate of the update if it took no longer. Nothing is measured. One
-slice takes minutes to compile. Needs libtpu, see requirements-bench.txt.
+slice: --tokens tokens of each side for each chip. config.mesh.fsdp is at most the number of devices. Each row has the
+memory of a chip, lower bounds of the time of each resource by the published rates of the chip, and the rate of the
+update if it took no longer. Nothing is measured. One slice takes minutes to compile. Needs libtpu, see
+requirements-bench.txt.
 """
 
 from experiments.process_settings import prepare_process
@@ -16,11 +18,11 @@ if __name__ == '__main__':
 import math
 
 from absl import flags
+from ml_collections import config_flags
 
 from attention_jax.errors import UserError
-from experiments.config_files import load_config
 from experiments.launch import FLAGS, launch
-from experiments.topologies import topology_devices
+from experiments.topologies import define_entries_flag, topology_devices
 
 SLICES = ['v5e:1x1', 'v5e:2x2', 'v5e:4x4', 'v5e:8x8', 'v5e:16x16', 'v5p:4x4x8', 'v5p:8x8x16']
 COLUMNS = {
@@ -36,17 +38,18 @@ COLUMNS = {
   'tokens per second at most': '---:',
 }
 
-flags.DEFINE_string('config', None, 'FILE:PRESET: the config of a translation system')
+config_flags.DEFINE_config_file('config', None, 'the config of a translation system: configs/wmt14.py:gnmt2016')
 flags.DEFINE_list('topologies', SLICES, 'TPU slices')
 flags.DEFINE_integer('tokens', 3072, 'tokens of each side of a batch for each chip, padding included', lower_bound=1)
-flags.DEFINE_integer('entries', 32000, 'size of both vocabularies; no data are read', lower_bound=5)
-flags.DEFINE_integer('fsdp', 1, 'config.mesh.fsdp, at most the number of chips', lower_bound=1)
+define_entries_flag()
 
 
 def main() -> None:
   """Prints the costs of --config on each of --topologies. Raises UserError if --config is missing."""
-  if not FLAGS.config:
-    raise UserError('--config is missing; for example --config=configs/wmt14.py:transformer2017_big')
+  if FLAGS.config is None:
+    raise UserError('--config is missing; for example --config=configs/wmt14.py:transformer2017_big --entries=32000')
+  if FLAGS.config.system != 'translation':
+    raise UserError(f"config.system must be 'translation' for tokens of both sides, got {FLAGS.config.system!r}")
   print('\n'.join(_format_row(cells) for cells in (COLUMNS, COLUMNS.values())), flush=True)
   for topology in FLAGS.topologies:
     print(_format_row(_plan(topology)), flush=True)
@@ -58,11 +61,11 @@ def _plan(topology: str) -> list[str]:
 
   devices = topology_devices(topology)
   chip = pods.chip_of(devices)
-  config = load_config(FLAGS.config)
-  config.mesh.fsdp = math.gcd(FLAGS.fsdp, len(devices))
+  config = FLAGS.config.copy_and_resolve_references()
+  config.mesh.fsdp = math.gcd(config.mesh.fsdp, len(devices))
   config.data.batch_unit = 'tokens'
   config.data.batch_size = FLAGS.tokens * pods.count_chips(devices)
-  (cost,) = pods.update_costs(config.to_dict(), FLAGS.entries, devices, chip, devices[0].platform, largest=True)
+  (cost,) = pods.update_costs(config.to_dict(), devices, chip, devices[0].platform, entries=FLAGS.entries, largest=True)
   rows, source, target = cost.shape
   state = cost.parameters + cost.optimizer
   times = [f'{cost.seconds[resource] * 1e3:.1f}' for resource in ('compute', 'memory', 'links')]

@@ -14,6 +14,13 @@ def define_topology_flag() -> None:
   flags.DEFINE_string('topology', 'v5e:2x2', 'topology of the TPU: v5e:1x1, v5e:16x16, v5p:8x8x16, ...')
 
 
+def define_entries_flag() -> None:
+  """Defines --entries."""
+  flags.DEFINE_integer(
+    'entries', None, 'size of both vocabularies of a translation config, without reading its data', lower_bound=5
+  )
+
+
 def topology_devices(topology: str) -> Sequence[Any]:
   """Returns the devices of a topology. Raises UserError if libtpu is missing or does not support the topology."""
   from jax.experimental import topologies

@@ -7,7 +7,12 @@ MAX_UNEPOCHED = 1000  # steps of data without epochs in which nearly every shape
 
 
 def first_of_each_shape(batches: Any, start: int, stop: int) -> Iterator[Any]:
-  """Yields the first batch of each shape among `batches[start]` to `batches[stop - 1]`, in their order.
+  """Yields the first batch of each shape. Arguments: see `first_step_of_each_shape`."""
+  return (batches[step] for step in first_step_of_each_shape(batches, start, stop))
+
+
+def first_step_of_each_shape(batches: Any, start: int, stop: int) -> Iterator[int]:
+  """Yields the first step of each shape among `batches[start]` to `batches[stop - 1]`, in their order.
 
   Looks no further than an epoch, or MAX_UNEPOCHED steps of data without epochs, whose epoch counts as one step.
 
@@ -22,7 +27,7 @@ def first_of_each_shape(batches: Any, start: int, stop: int) -> Iterator[Any]:
     shape = batches.shape(step)
     if shape in unseen:
       unseen.remove(shape)
-      yield batches[step]
+      yield step
     if not unseen:
       return
 

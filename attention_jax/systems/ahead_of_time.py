@@ -1,6 +1,7 @@
 """Compiles updates ahead of time for a device topology that is not attached."""
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -10,92 +11,170 @@ from jax.sharding import Mesh
 
 from attention_jax.data.batching import BATCH_UNITS, Batch, Share
 from attention_jax.data.encoding import check_buckets
+from attention_jax.data.pipeline import first_step_of_each_shape
 from attention_jax.errors import UserError
 from attention_jax.kernels.target import compile_for
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.costs import count_in_jaxpr, matmul_flop
+from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.translation import initial_params
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.loop import Training
+from attention_jax.training.loss import Loss
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import row_devices, sharding, state_shardings
 from attention_jax.training.state import TrainState, init_state
 from attention_jax.training.step import compile_update
 
 
+class DoesNotFitError(UserError):
+  """An update does not fit into the memory of a device."""
+
+
 class CompiledUpdate(NamedTuple):
   """The compiled update of one batch shape.
 
   Attributes:
-    shape: (rows, source, target) of the global batch, over all devices.
+    shape: (rows, ...) of the global batch of one run, over all devices; a row of `BatchSequence.shapes`.
     compiled: the compiled update.
     parameters: number of parameters of the model.
-    state: shapes and shardings of the training state.
+    state: shapes and shardings of the training state; with several seeds, of all runs together.
     flop: FLOP of the matrix products, on all devices together.
   """
 
-  shape: tuple[int, int, int]
+  shape: tuple[int, ...]
   compiled: Any
   parameters: int
   state: TrainState
   flop: float
 
 
-def compile_updates(config: Mapping[str, Any], entries: int, mesh: Mesh, platform: str) -> Iterator[CompiledUpdate]:
-  """Compiles the update of each bucket of a translation config.
+class Inputs(NamedTuple):
+  """What an update is compiled from.
+
+  Attributes:
+    loss: the loss.
+    params: shapes of the parameters of one run.
+    batches: shape (rows, ...) -> shapes of the arrays of the global batch of one run.
+  """
+
+  loss: Loss
+  params: Any
+  batches: Mapping[tuple[int, ...], Any]
+
+
+def compile_updates(
+  config: Mapping[str, Any], mesh: Mesh, platform: str, *, entries: int | None = None, largest: bool = False
+) -> Iterator[CompiledUpdate]:
+  """Compiles the update of each batch shape of a config, with all its seeds.
 
   Args:
-    config: the config of one run.
-    entries: size of the source and of the target vocabulary; the data are not read.
+    config: the config of a run.
     mesh: the devices, attached or described by a topology.
     platform: the platform to lower for, such as 'tpu'.
+    entries: size of both vocabularies of a translation config, whose data are then not read; None to read the data of
+      the config.
+    largest: whether to compile only the shape with the longest sequences.
 
   Yields:
-    One CompiledUpdate per bucket.
+    One CompiledUpdate per batch shape.
 
   Raises:
-    UserError: for mistakes in the config, and for an update that does not fit into the memory of a device.
+    UserError: for mistakes in the config or its data.
+    DoesNotFitError: if an update does not fit into the memory of a device.
   """
   config = fill_defaults(config, 'the config')
-  for field, expected in (('system', 'translation'), ('seeds', 1)):
-    if config[field] != expected:
-      raise UserError(f'config.{field} must be {expected!r} for ahead-of-time compilation, got {config[field]!r}')
   training = Training(**config['training'])
-  data = config['data']
-  model = build(config['model'], entries, entries)
-  loss = sequence_loss(model, training.label_smoothing, training.auxiliary, training.objective)
+  share = Share(multiple=row_devices(mesh) * training.accumulate)
+  if entries is None:
+    inputs = _inputs_from_data(config, share)
+  else:
+    inputs = _inputs_of_translation(config, training, entries, share)
+  seeds = config['seeds']
   schedule = make_schedule(training.schedule, training.steps)
   optimizer = make_optimizer(training.optimizer, schedule, training.clip)
-  params = jax.eval_shape(lambda: initial_params(model, 0))
-  num_parameters = sum(x.size for x in jax.tree.leaves(params))
-  anneal = make_anneal(training.anneal, params, training.steps)
   update = compile_update(
-    loss, optimizer, schedule, mesh, accumulate=training.accumulate, average=training.average, anneal=anneal
+    inputs.loss,
+    optimizer,
+    schedule,
+    mesh,
+    several=seeds > 1,
+    accumulate=training.accumulate,
+    average=training.average,
+    anneal=make_anneal(training.anneal, inputs.params, training.steps),
   )
+
+  def whole_update(root, state, batch, *live):
+    sums, gradients = update.compute_gradients(root, state.step, state.params, state.running, batch)
+    return update.apply_gradients(state, sums, gradients, *live)
+
   # One program, so that the analyses of the compiler cover the whole update.
   # None: the ShapeDtypeStructs of the state already contain their shardings.
-  input_shardings = (sharding(mesh, 'state'), None, sharding(mesh, 'batch'))
-  whole_update = jax.jit(update, donate_argnums=1, in_shardings=input_shardings)
-  state = jax.eval_shape(lambda: init_state(initial_params(model, 0), optimizer, training.average, loss.running))
-  state = jax.tree.map(
-    lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout), state, state_shardings(state, mesh)
+  root_layout = sharding(mesh, 'states' if seeds > 1 else 'state')
+  layouts = [root_layout, None, sharding(mesh, 'batches' if seeds > 1 else 'batch')]
+  live = ()
+  if seeds > 1:
+    layouts.append(root_layout)
+    live = (jax.ShapeDtypeStruct((seeds,), jnp.bool_),)
+  jitted = jax.jit(whole_update, donate_argnums=1, in_shardings=tuple(layouts))
+  state = jax.eval_shape(
+    lambda params: init_state(params, optimizer, training.average, inputs.loss.running), inputs.params
   )
-  root_key_data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-  share = Share(multiple=row_devices(mesh) * training.accumulate)
+  state = _stack(state, seeds)
+  placed = jax.tree.map(
+    lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout),
+    state,
+    state_shardings(state, mesh, stacked=seeds > 1),
+  )
+  root = _stack(jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))), seeds)
+  num_parameters = sum(x.size for x in jax.tree.leaves(inputs.params))
+  shapes = list(inputs.batches)
+  if largest:
+    shapes = [max(shapes, key=lambda shape: (math.prod(shape[1:]), shape[0]))]
+  for shape in shapes:
+    with _target(platform):
+      traced = jitted.trace(root, placed, _stack(inputs.batches[shape], seeds), *live)
+    compiled = _compile(traced, platform, shape)
+    yield CompiledUpdate(shape, compiled, num_parameters, placed, matmul_flop(count_in_jaxpr(traced.jaxpr.jaxpr)))
+
+
+def _inputs_from_data(config: Mapping[str, Any], share: Share) -> Inputs:
+  """Loads the data of a config."""
+  system = SYSTEMS[config['system']].load(config, None)
+  seed = config['training']['seed']
+  initializer = system.initializer()
+  batches = system.batches(seed, share)
+  by_shape = {}
+  for step in first_step_of_each_shape(batches, 0, config['training']['steps']):
+    by_shape[batches.shape(step)] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batches[step])
+  return Inputs(system.loss, jax.eval_shape(lambda: initializer(seed)), by_shape)
+
+
+def _inputs_of_translation(config: Mapping[str, Any], training: Training, entries: int, share: Share) -> Inputs:
+  """Returns the inputs of a translation config with vocabularies of `entries`, without data."""
+  if config['system'] != 'translation':
+    raise UserError(f"config.system must be 'translation' to compile without data, got {config['system']!r}")
+  model = build(config['model'], entries, entries)
+  loss = sequence_loss(model, training.label_smoothing, training.auxiliary, training.objective)
+  data = config['data']
+  batches = {}
   for source, target in check_buckets(data['buckets']):
     rows = share.pad(BATCH_UNITS[data['batch_unit']](data['batch_size'], (source, target)))
-    batch = _batch_shapes(rows, source, target, loss.needs_links)
-    shape = (rows, source, target)
-    with _target(platform):
-      traced = whole_update.trace(root_key_data, state, batch)
-    compiled = _compile(traced, platform, shape)
-    yield CompiledUpdate(shape, compiled, num_parameters, state, matmul_flop(count_in_jaxpr(traced.jaxpr.jaxpr)))
+    batches[rows, source, target] = _batch_shapes(rows, source, target, loss.needs_links)
+  return Inputs(loss, jax.eval_shape(lambda: initial_params(model, 0)), batches)
 
 
-def _compile(traced: Any, platform: str, shape: tuple[int, int, int]) -> Any:
-  """Compiles a traced update; raises UserError if it does not fit into the memory of a device."""
+def _stack(tree: Any, seeds: int) -> Any:
+  """Adds a leading axis of seeds to shapes, if there are several."""
+  if seeds == 1:
+    return tree
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype), tree)
+
+
+def _compile(traced: Any, platform: str, shape: tuple[int, ...]) -> Any:
+  """Compiles a traced update; raises DoesNotFitError if it does not fit into the memory of a device."""
   with _target(platform):
     lowered = traced.lower(lowering_platforms=(platform,))
   try:
@@ -103,11 +182,16 @@ def _compile(traced: Any, platform: str, shape: tuple[int, int, int]) -> Any:
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
-    rows, source, target = shape
     reason = ' '.join(str(error).split())[:160]
-    raise UserError(
-      f'an update of {rows} x ({source}, {target}) does not fit into the memory of a device: {reason}'
+    raise DoesNotFitError(
+      f'an update of {format_shape(shape)} does not fit into the memory of a device: {reason}'
     ) from error
+
+
+def format_shape(shape: tuple[int, ...]) -> str:
+  """Returns a batch shape as text, such as '8 x (6, 4)'."""
+  rows, *lengths = shape
+  return f'{rows} x ({", ".join(map(str, lengths))})'
 
 
 def _target(platform: str) -> contextlib.AbstractContextManager:

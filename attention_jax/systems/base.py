@@ -135,8 +135,13 @@ class System(abc.ABC):
     """Returns seed -> initial parameters, which depend on the seed alone."""
 
   @abc.abstractmethod
-  def batches(self, seed: int) -> BatchSequence:
-    """Returns the training batches of one run: this process's rows of each."""
+  def batches(self, seed: int, share: Share | None = None) -> BatchSequence:
+    """Returns the training batches of one run.
+
+    Args:
+      seed: the seed of the run.
+      share: the rows of each batch; by default those of this process.
+    """
 
   @abc.abstractmethod
   def evaluate(self, params: Any, split: str, *, beams: int | None = None) -> tuple[dict[str, MetricValue], Any]:

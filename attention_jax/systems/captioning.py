@@ -14,7 +14,7 @@ from attention_jax import atomic
 from attention_jax.analysis import image_overlays
 from attention_jax.analysis.pointing_game import count_pointing_hits
 from attention_jax.data import vocab
-from attention_jax.data.batching import Batch, check_any_row_fits
+from attention_jax.data.batching import Batch, Share, check_any_row_fits
 from attention_jax.data.pictures import (
   PICTURES,
   CaptionBatches,
@@ -220,9 +220,9 @@ class CaptioningSystem(System):
   def initializer(self) -> Callable[[int], Any]:
     return initializer_for_batch(self.model, _dummy_batch(self.model, self.shape))
 
-  def batches(self, seed: int) -> CaptionBatches:
+  def batches(self, seed: int, share: Share | None = None) -> CaptionBatches:
     size = self.config['data']['batch_size']
-    return CaptionBatches(self.encoded['train'], self._lengths, size, seed, self.share)
+    return CaptionBatches(self.encoded['train'], self._lengths, size, seed, share or self.share)
 
   def check_data(self, log: Log) -> None:
     for name, encoded in self.encoded.items():

@@ -15,6 +15,7 @@ from attention_jax import atomic
 from attention_jax.analysis import document_shading
 from attention_jax.analysis.alignment import entropy
 from attention_jax.data import vocab
+from attention_jax.data.batching import Share
 from attention_jax.data.document_batches import (
   DocumentBatches,
   EncodedDocuments,
@@ -207,9 +208,9 @@ class ClassificationSystem(System):
   def initializer(self) -> Callable[[int], Any]:
     return initializer(self.model)
 
-  def batches(self, seed: int) -> DocumentBatches:
+  def batches(self, seed: int, share: Share | None = None) -> DocumentBatches:
     size = self.config['data']['batch_size']
-    return DocumentBatches(self.encoded['train'], self._buckets, size, seed, self.share)
+    return DocumentBatches(self.encoded['train'], self._buckets, size, seed, share or self.share)
 
   def check_data(self, log: Log) -> None:
     if not self.model.takes_pairs:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.analysis import glimpse_paths
+from attention_jax.data.batching import Share
 from attention_jax.data.digits import (
   DIGITS,
   DigitBatch,
@@ -189,9 +190,9 @@ class GlimpsingSystem(System):
     compiled = jit_once(init)
     return lambda seed: compiled(jax.random.key(seed))
 
-  def batches(self, seed: int) -> DigitBatches:
+  def batches(self, seed: int, share: Share | None = None) -> DigitBatches:
     size = self.config['data']['batch_size']
-    return DigitBatches(self.digits['train'], size, seed, self.share)
+    return DigitBatches(self.digits['train'], size, seed, share or self.share)
 
   def evaluate(
     self, params: Any, split: str, *, beams: int | None = None

@@ -1,4 +1,4 @@
-"""What an update costs on a pod: memory, FLOP, traffic and a bound of its time by the rates of the chip.
+"""Costs of an update on a pod: memory, FLOP, traffic, and a lower bound of its time from the rates of the chip.
 
 The bound is a roofline: each resource at its peak rate, without latencies. It is a lower bound of the time, and
 names the resource that limits it; a recurrence, whose steps are short, is slower. Nothing here is measured.
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from attention_jax.errors import UserError, choose
-from attention_jax.systems.ahead_of_time import CompiledUpdate, compile_updates
+from attention_jax.errors import choose
+from attention_jax.systems.ahead_of_time import CompiledUpdate, DoesNotFitError, compile_updates
 from attention_jax.systems.hlo import Traffic, count_traffic
 from attention_jax.training.partition import MeshConfig, make_mesh
 
@@ -46,7 +46,7 @@ class UpdateCost(NamedTuple):
   """What one device holds, computes and moves in one update of a batch shape.
 
   Attributes:
-    shape: (rows, source, target) of the global batch.
+    shape: (rows, ...) of the global batch of one run.
     parameters: bytes of the parameters and their moving average.
     optimizer: bytes of the rest of the training state.
     activations: bytes of temporary arrays: activations, gradients and gathered parameters.
@@ -55,7 +55,7 @@ class UpdateCost(NamedTuple):
     seconds: lower bounds of the time by resource: 'compute', 'memory' and 'links'.
   """
 
-  shape: tuple[int, int, int]
+  shape: tuple[int, ...]
   parameters: float
   optimizer: float
   activations: float
@@ -89,7 +89,9 @@ class Attempt(NamedTuple):
 
 
 def chip_of(devices: Sequence[Any]) -> Chip:
-  """Returns the rates of one device: those of its chip, or of a core where a topology counts cores, as that of v4 does.
+  """Returns the rates and the memory of one device.
+
+  Where the devices of a topology are cores, as for v4, these are those of the chip divided by its cores.
 
   Raises:
     UserError: for a kind without a row in CHIPS.
@@ -105,41 +107,46 @@ def count_chips(devices: Sequence[Any]) -> int:
 
 
 def update_costs(
-  config: Mapping[str, Any], entries: int, devices: Sequence[Any], chip: Chip, platform: str, *, largest: bool = False
+  config: Mapping[str, Any],
+  devices: Sequence[Any],
+  chip: Chip,
+  platform: str,
+  *,
+  entries: int | None = None,
+  largest: bool = False,
 ) -> Iterator[UpdateCost]:
   """Compiles the updates of a config for devices that are not attached, and yields the cost of each.
 
   Args:
-    config: the config of one run; its group `mesh` has the sizes of the mesh.
-    entries: size of both vocabularies, as no data are read.
+    config: the config of a run; its group `mesh` has the sizes of the mesh.
     devices: the devices of a topology.
     chip: their rates.
     platform: the platform to lower for.
-    largest: whether to compile only the bucket with the longest sequences.
+    entries, largest: see ahead_of_time.compile_updates.
 
   Raises:
-    UserError: for mistakes in the config, and if an update does not fit into the memory of a device.
+    UserError: for mistakes in the config or its data, and if an update does not fit into the memory of a device.
   """
-  mesh = make_mesh(devices, sizes=MeshConfig(**config['mesh']))
-  if largest:
-    bucket = max(config['data']['buckets'], key=sum)
-    config = dict(config, data=dict(config['data'], buckets=(tuple(bucket),)))
-  for update in compile_updates(config, entries, mesh, platform):
+  mesh = make_mesh(devices, seeds=config['seeds'], sizes=MeshConfig(**config['mesh']))
+  for update in compile_updates(config, mesh, platform, entries=entries, largest=largest):
     yield _cost(update, chip, len(devices))
 
 
 def try_meshes(
-  config: Mapping[str, Any], entries: int, devices: Sequence[Any], chip: Chip, platform: str
+  config: Mapping[str, Any], devices: Sequence[Any], chip: Chip, platform: str, *, entries: int | None = None
 ) -> Iterator[Attempt]:
-  """Tries meshes for the largest bucket, from the one that moves the least, and ends with the first that fits.
+  """Tries meshes for the longest sequences, from the one that moves the least, and ends with the first that fits.
 
   The arguments are those of `update_costs`.
+
+  Raises:
+    UserError: for mistakes in the config or its data.
   """
   for sizes in _candidates(len(devices)):
-    attempt = dict(config, mesh=dataclasses.asdict(sizes))
+    mesh_config = dict(config, mesh=dataclasses.asdict(sizes))
     try:
-      (cost,) = update_costs(attempt, entries, devices, chip, platform, largest=True)
-    except UserError as error:
+      (cost,) = update_costs(mesh_config, devices, chip, platform, entries=entries, largest=True)
+    except DoesNotFitError as error:
       yield Attempt(sizes, None, str(error))
       continue
     fits = cost.memory <= chip.memory
@@ -149,7 +156,10 @@ def try_meshes(
 
 
 def _candidates(devices: int) -> list[MeshConfig]:
-  """Meshes in the order in which they are tried: whole copies, then parameters divided more and more."""
+  """Returns meshes in the order in which they are tried.
+
+  Parameters are whole on every device, then divided over fsdp=8, over all devices, and also over tensor=4 and 8.
+  """
   sizes = [(1, 1), (8, 1), (devices, 1), (devices // 4, 4), (devices // 8, 8)]
   valid = [(fsdp, tensor) for fsdp, tensor in sizes if fsdp >= 1 and devices % (fsdp * tensor) == 0]
   return [MeshConfig(fsdp=fsdp, tensor=tensor) for fsdp, tensor in dict.fromkeys(valid)]
@@ -157,6 +167,7 @@ def _candidates(devices: int) -> list[MeshConfig]:
 
 def _cost(update: CompiledUpdate, chip: Chip, devices: int) -> UpdateCost:
   memory = update.compiled.memory_analysis()
+  unaliased_output = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)  # not in donated inputs
   traffic = count_traffic(update.compiled.as_text())
   flop = update.flop / devices
   seconds = {
@@ -170,7 +181,7 @@ def _cost(update: CompiledUpdate, chip: Chip, devices: int) -> UpdateCost:
     update.shape,
     parameters,
     state - parameters,
-    memory.temp_size_in_bytes + max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0),
+    memory.temp_size_in_bytes + unaliased_output,
     flop,
     traffic,
     seconds,
@@ -178,5 +189,5 @@ def _cost(update: CompiledUpdate, chip: Chip, devices: int) -> UpdateCost:
 
 
 def _local_bytes(tree: Any) -> float:
-  """Returns the bytes of shapes with shardings that one device holds."""
+  """Returns the bytes of one device's part of a tree of shapes with shardings."""
   return sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(tree))

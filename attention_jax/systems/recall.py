@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.analysis import memory_tapes
+from attention_jax.data.batching import Share
 from attention_jax.data.recall import (
   NUM_EPISODES,
   RecallBatch,
@@ -155,9 +156,9 @@ class RecallSystem(System):
 
     return lambda seed: init(jax.random.key(seed))
 
-  def batches(self, seed: int) -> RecallBatches:
+  def batches(self, seed: int, share: Share | None = None) -> RecallBatches:
     size = self.config['data']['batch_size']
-    return RecallBatches(self.task, size, seed, self.share)
+    return RecallBatches(self.task, size, seed, share or self.share)
 
   def evaluate(
     self, params: Any, split: str, *, beams: int | None = None

@@ -13,7 +13,7 @@ import numpy as np
 from attention_jax.analysis import reading_files
 from attention_jax.analysis.reading import Reading, ReadingRequest
 from attention_jax.data import tasks, vocab
-from attention_jax.data.batching import Batch, Batches, check_any_row_fits, dummy_batch
+from attention_jax.data.batching import Batch, Batches, Share, check_any_row_fits, dummy_batch
 from attention_jax.data.encoding import assign_buckets, check_buckets
 from attention_jax.data.lexicon import Lexicon
 from attention_jax.data.resegment import make_resegmenter
@@ -257,7 +257,7 @@ class TranslationSystem(System):
   def initializer(self) -> Callable[[int], Any]:
     return initializer(self.model)
 
-  def batches(self, seed: int) -> Batches:
+  def batches(self, seed: int, share: Share | None = None) -> Batches:
     options = self.config['data']
     encoded = self.data.encoded['train']
     corpus = self.data.corpora['train']
@@ -267,7 +267,7 @@ class TranslationSystem(System):
       options['batch_size'],
       options['batch_unit'],
       seed=seed,
-      share=self.share,
+      share=share or self.share,
       links=self.loss.needs_links,
       resegment=make_resegmenter(encoded, corpus, self.source_vocab, self.target_vocab, seed),
     )

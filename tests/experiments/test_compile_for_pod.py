@@ -40,6 +40,19 @@ def test_the_cost_of_every_bucket_is_printed(config):
   assert all('; fits; ' in line and 'limited by' in line and 'collectives: all-' in line for line in lines)
 
 
+def test_another_system_is_compiled_from_its_data(config):
+  fields = ['--config.model.features=4', '--config.data.batch_size=6', '--config.seeds=2']
+  result = run('compile_for_pod', '--config=configs/digits.py:mnih2014', *fields, '--config.mesh.fsdp=2')
+  assert result.code == 0, result.err
+  _, line = result.out.splitlines()
+  assert line.startswith('6 x (20, 20): ') and '; fits; ' in line
+
+
+def test_tokens_are_those_of_translation(config):
+  result = run('plan_pods', '--config=configs/digits.py:mnih2014')
+  assert result.code == 2 and "config.system must be 'translation' for tokens of both sides" in result.err
+
+
 def test_meshes_are_tried_until_one_fits(config):
   result = run('compile_for_pod', config, '--entries=20', '--try_meshes')
   assert result.code == 0 and result.out.splitlines()[1].startswith('fsdp=1, tensor=1: 8 x (5, 4): '), result.err
@@ -47,7 +60,7 @@ def test_meshes_are_tried_until_one_fits(config):
 
 
 def test_a_table_of_slices(config):
-  result = run('plan_pods', config, '--entries=20', '--tokens=16', '--topologies=v5e:2x2', '--fsdp=8')
+  result = run('plan_pods', config, '--entries=20', '--tokens=16', '--topologies=v5e:2x2', '--config.mesh.fsdp=8')
   assert result.code == 0, result.err
   head, rule, row = result.out.splitlines()
   assert head.count('|') == rule.count('|') == row.count('|')

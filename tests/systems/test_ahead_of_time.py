@@ -1,5 +1,6 @@
 """Updates of a config that are compiled ahead of time, without data."""
 
+import itertools
 import math
 
 import jax
@@ -7,12 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.data.batching import Batch
+from attention_jax.data.batching import Batch, StackedBatches
 from attention_jax.errors import UserError
 from attention_jax.kernels.target import compile_for
 from attention_jax.systems.ahead_of_time import compile_updates
-from attention_jax.systems.config import default_config
+from attention_jax.systems.config import default_config, fill_defaults
+from attention_jax.systems.registry import SYSTEMS
+from attention_jax.training.loop import Training, prepare_training
 from attention_jax.training.partition import MeshConfig, make_mesh
+from experiments.config_files import load_config
 
 ENTRIES = 9
 
@@ -28,7 +32,7 @@ def make_config(**data):
 
 
 def test_every_bucket_is_compiled_for_all_devices():
-  updates = list(compile_updates(make_config(buckets=((6, 4), (8, 8))), ENTRIES, make_mesh(), 'cpu'))
+  updates = list(compile_updates(make_config(buckets=((6, 4), (8, 8))), make_mesh(), 'cpu', entries=ENTRIES))
   assert [update.shape for update in updates] == [(8, 6, 4), (8, 8, 8)]
   assert updates[0].parameters == updates[1].parameters > 100
   assert all(update.compiled.memory_analysis().argument_size_in_bytes > 0 for update in updates)
@@ -61,7 +65,7 @@ def test_kernels_run_on_the_device_of_their_rows(implementation, attention):
   results = []
   with compile_for('interpret'):
     for devices in (jax.devices()[:1], jax.devices()):
-      ((_, compiled, *_),) = compile_updates(config, ENTRIES, make_mesh(devices), 'cpu')
+      ((_, compiled, *_),) = compile_updates(config, make_mesh(devices), 'cpu', entries=ENTRIES)
       root, state, _ = jax.tree.map(random_array, compiled.args_info[0])
       results.append(jax.device_get(compiled(root, state, batch)))
   assert 'all-gather' not in compiled.as_text()
@@ -69,7 +73,7 @@ def test_kernels_run_on_the_device_of_their_rows(implementation, attention):
 
 
 def random_array(info):
-  """A small random array of the given shape and dtype, the same for equal sizes."""
+  """A small random array of the shape and dtype of `info`; equal for arrays of equal size."""
   random = np.random.default_rng(math.prod(info.shape))
   return jnp.asarray(random.normal(size=info.shape) * 0.1).astype(info.dtype)
 
@@ -82,7 +86,7 @@ def test_memory_of_a_device_falls_with_the_size_of_the_mesh():
 
   def state_bytes(**sizes):
     mesh = make_mesh(jax.devices()[:8], sizes=MeshConfig(**sizes))
-    (update,) = compile_updates(config, 512, mesh, 'cpu')
+    (update,) = compile_updates(config, mesh, 'cpu', entries=512)
     return update.compiled.memory_analysis().argument_size_in_bytes
 
   whole = state_bytes()
@@ -92,20 +96,50 @@ def test_memory_of_a_device_falls_with_the_size_of_the_mesh():
 
 def test_filler_rows_divide_a_batch_over_the_devices():
   config = make_config(batch_size=12, batch_unit='sentences')
-  (update,) = compile_updates(config, ENTRIES, make_mesh(), 'cpu')
+  (update,) = compile_updates(config, make_mesh(), 'cpu', entries=ENTRIES)
   assert update.shape == (16, 6, 4)
 
 
+def test_without_data_only_translation_is_compiled():
+  config = default_config('classification').to_dict()
+  with pytest.raises(UserError, match=r"config\.system must be 'translation' to compile without data"):
+    next(compile_updates(config, make_mesh(), 'cpu', entries=ENTRIES))
+
+
+SMALL = {
+  'shapes:xu2015_soft': {'data.batch_size': 4, 'model.encoder': 'grid(features=4, layers=1)'},
+  'entailment:parikh2016': {'data.batch_size': 4, 'model.embedding': 4},
+  'digits:mnih2014': {'data.batch_size': 4, 'model.features': 4},
+  'recall:graves2014': {'data.batch_size': 4},
+  'dates:luong2015_dot': {'data.batch_size': 4, 'model.embedding': 4},
+}
+QUICK = ('digits:mnih2014', 2)  # name and number of seeds of the case that always runs
+
+
 @pytest.mark.parametrize(
-  ('config', 'message'),
+  ('name', 'seeds'),
   [
-    (
-      default_config('classification').to_dict(),
-      "config.system must be 'translation' for ahead-of-time compilation, got 'classification'",
-    ),
-    (make_config() | {'seeds': 4}, 'config.seeds must be 1 for ahead-of-time compilation, got 4'),
+    pytest.param(name, seeds, marks=() if (name, seeds) == QUICK else pytest.mark.long)
+    for name in SMALL
+    for seeds in (1, 2)
   ],
 )
-def test_only_single_translation_runs_are_compiled(config, message):
-  with pytest.raises(UserError, match=message):
-    next(compile_updates(config, ENTRIES, make_mesh(), 'cpu'))
+def test_the_update_is_that_of_training(name, seeds):
+  """An update of every system, compiled for a mesh without running anything, equals that of training on this mesh."""
+  task, preset = name.split(':')
+  config = load_config(f'configs/{task}.py:{preset}')
+  config.update_from_flattened_dict(SMALL[name] | {'seeds': seeds, 'training.steps': 200, 'mesh.fsdp': 2})
+  config = fill_defaults(config.to_dict(), 'the config')
+  mesh = make_mesh(seeds=seeds, sizes=MeshConfig(fsdp=2))
+  (update,) = compile_updates(config, mesh, 'cpu', largest=True)
+  system = SYSTEMS[config['system']].load(config, None)
+  training = Training(**config['training'])
+  runs = [system.batches(seed) for seed in range(seeds)]
+  step = next(step for step in itertools.count() if runs[0].shape(step) == update.shape)
+  batches = StackedBatches(runs)[step] if seeds > 1 else runs[0][step]
+  seed = list(range(seeds)) if seeds > 1 else 0
+  train_step, init_state = prepare_training(training, system.loss, system.initializer(), mesh, seed)
+  live = (np.full(seeds, True),) if seeds > 1 else ()
+  actual = jax.device_get(update.compiled(train_step.root, init_state(), batches, *live))
+  expected = jax.device_get(train_step(init_state(), batches, *live))
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), actual, expected)

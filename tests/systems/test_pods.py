@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.systems.ahead_of_time import DoesNotFitError
 from attention_jax.systems.pods import CHIPS, Attempt, Chip, chip_of, count_chips, try_meshes, update_costs
 from attention_jax.training.partition import MeshConfig
 from tests.systems.test_ahead_of_time import ENTRIES, make_config
@@ -15,7 +16,7 @@ CHIP = Chip(flops=1e9, memory=2**30, bandwidth=1e9, links=1e8)
 
 def test_an_update_is_bounded_by_each_resource():
   config = make_config(buckets=((6, 4), (4, 4)))
-  (cost,) = update_costs(config, ENTRIES, jax.devices()[:8], CHIP, 'cpu', largest=True)
+  (cost,) = update_costs(config, jax.devices()[:8], CHIP, 'cpu', entries=ENTRIES, largest=True)
   assert cost.shape == (8, 6, 4)
   moments = 2 * cost.parameters  # of Adam
   assert cost.parameters > 1000 and moments < cost.optimizer < moments + 64  # and counters
@@ -31,19 +32,24 @@ def test_an_update_is_bounded_by_each_resource():
 def test_meshes_are_tried_until_one_fits(monkeypatch):
   sizes = {(1, 1): 4, (8, 1): 2, (2, 4): 1}
 
-  def fake_costs(config, *args, largest):
+  def fake_costs(config, *args, entries, largest):
     mesh = config['mesh']
     if mesh['fsdp'] == 8:
-      raise UserError('does not fit into a device')
+      raise DoesNotFitError('does not fit into a device')
     yield Cost(sizes[mesh['fsdp'], mesh['tensor']])
 
   monkeypatch.setattr('attention_jax.systems.pods.update_costs', fake_costs)
   chip = CHIP._replace(memory=1)
-  assert list(try_meshes(make_config(), ENTRIES, jax.devices()[:8], chip, 'cpu')) == [
+  assert list(try_meshes(make_config(), jax.devices()[:8], chip, 'cpu', entries=ENTRIES)) == [
     Attempt(MeshConfig(), Cost(4), 'needs 0.0 GiB'),
     Attempt(MeshConfig(fsdp=8), None, 'does not fit into a device'),
     Attempt(MeshConfig(fsdp=2, tensor=4), Cost(1), ''),
   ]
+
+
+def test_a_mistake_in_the_config_ends_the_trials():
+  with pytest.raises(UserError, match='unknown fields in the config'):
+    list(try_meshes(make_config() | {'sedes': 2}, jax.devices()[:8], CHIP, 'cpu', entries=ENTRIES))
 
 
 class Cost(int):
