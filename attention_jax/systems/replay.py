@@ -1,6 +1,8 @@
 """Repeats an update whose loss or gradient was not finite, and reports where the numbers come from."""
 
 import dataclasses
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,16 +12,18 @@ import optax
 
 from attention_jax.data.pipeline import stream
 from attention_jax.errors import UserError, choose
+from attention_jax.systems.base import System
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.initial_run import open_initial_run, start_from
 from attention_jax.systems.registry import SYSTEMS
-from attention_jax.systems.runs import check_run_files
+from attention_jax.systems.runs import check_run_files, run_seeds
 from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.folder import read_config
 from attention_jax.training.incidents import named_arrays, read_batch, stored_updates
-from attention_jax.training.loop import Training, prepare_training
-from attention_jax.training.partition import MeshConfig
+from attention_jax.training.loop import StateInitializer, Training, prepare_training
+from attention_jax.training.partition import MeshConfig, fetch, make_mesh
 from attention_jax.training.paths import run_path
+from attention_jax.training.side_by_side import SideBySide, prepare_side_by_side
 from attention_jax.training.state import TrainState
 from attention_jax.training.step import step_rngs
 
@@ -29,6 +33,7 @@ class Replay(NamedTuple):
 
   Attributes:
     update: number of the update, from 1.
+    seed: the seed of the run.
     start: the step of the checkpoint from which the updates before were repeated; 0 for the initial state.
     loss: mean loss of the batch.
     grad_norm: norm of the gradient before clipping.
@@ -39,6 +44,7 @@ class Replay(NamedTuple):
   """
 
   update: int
+  seed: int
   start: int
   loss: float
   grad_norm: float
@@ -46,45 +52,83 @@ class Replay(NamedTuple):
   gradients: list[str]
   rows: list[int]
 
+  @property
+  def is_finite(self) -> bool:
+    """Whether the loss and the gradient norm are finite."""
+    return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
-def replay(folder: str | Path, update: int = 0) -> Replay:
+
+def replay(folder: str | Path, update: int = 0, seed: int | None = None) -> Replay:
   """Repeats an update of a run from its last checkpoint before, without writing anything.
 
   Args:
     folder: the run folder, with a stored batch of that update.
     update: number of the update; 0 for the first one of which the batch is stored.
+    seed: which of several runs side by side to repeat; by default the first one that is not finite.
 
   Raises:
-    UserError: if there is no stored batch, if the data have changed, and for runs of several seeds.
+    UserError: if there is no stored batch or no such seed, and if the data have changed.
   """
   folder = run_path(folder)
   check_run_files(folder)
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
   config |= {'mesh': dataclasses.asdict(MeshConfig())}  # that of this machine, which may have fewer devices
-  if config['seeds'] > 1:
-    raise UserError(f'{folder} holds {config["seeds"]} runs; expected a run with one seed')
+  seeds = run_seeds(config)
+  if seed is not None:
+    choose(str(seed), map(str, seeds), f'seed in {folder}:')
   updates = stored_updates(folder)
   if not updates:
+    if stored_updates(folder.parent):
+      raise UserError(f'{folder} has no stored batch; those of several seeds are in {folder.parent}')
     raise UserError(f'{folder} has no stored batch: every loss and gradient has been finite')
   update = update or updates[0]
   choose(str(update), map(str, updates), f'update with a stored batch in {folder}:')
-  system = SYSTEMS[config['system']].load(config, str(folder))
-  training = Training(**config['training'])
+  system = SYSTEMS[config['system']].load(dict(config, seeds=1), str(folder))
   initializer = system.initializer()
   if initial := open_initial_run(config, folder):
     initializer = start_from(initializer, initial.arrays)
-  train_step, initial_state = prepare_training(training, system.loss, initializer, system.training_mesh, training.seed)
-  state = _state_before(folder, update, initial_state)
+  for index, run_seed in enumerate(seeds):
+    if seed is None or run_seed == seed:
+      result = _repeat(folder, system, initializer, update, seeds, index)
+      if not result.is_finite:
+        break
+  return result
+
+
+def _repeat(
+  folder: Path, system: System, initializer: Callable[[int], Any], update: int, seeds: Sequence[int], index: int
+) -> Replay:
+  """Repeats an update of one of several runs.
+
+  Args:
+    folder: the run folder.
+    system: the system of a single run.
+    initializer: seed -> initial parameters.
+    update: number of the update.
+    seeds: the seed of each run.
+    index: which of the runs to repeat.
+  """
+  training = Training(**system.config['training'])
+  seed = seeds[index]
+  train_step, initial_state = prepare_training(training, system.loss, initializer, system.training_mesh, seed)
+  several = None
+  if len(seeds) > 1:
+    several = prepare_side_by_side(training, system.loss, initializer, make_mesh(seeds=len(seeds)), seeds)
+  state = _state_before(folder, update, initial_state, several, index)
   start = int(state.step)
-  batches = system.batches(training.seed)
+  batches = system.batches(seed)
   for batch in stream(batches, start, update - 1):
     state, _ = train_step(state, batch)
   batch = batches[update - 1]
-  _check_unchanged(folder, update, batch)
-  sums, gradients = _sums_and_gradients(system.loss, state, batch, training.seed)
+  stored = read_batch(folder, update)
+  if several:
+    stored = {name: array[index] for name, array in stored.items()}
+  _check_unchanged(update, batch, stored)
+  sums, gradients = _sums_and_gradients(system.loss, state, batch, seed)
   count = max(float(sums['tokens']), 1.0)
   return Replay(
     update,
+    seed,
     start,
     float(sums['loss']) / count,
     float(optax.tree.norm(gradients)) / count,
@@ -94,19 +138,36 @@ def replay(folder: str | Path, update: int = 0) -> Replay:
   )
 
 
-def _state_before(folder: Path, update: int, initial_state: Any) -> TrainState:
-  """The state of the last checkpoint before an update, or the initial state."""
+def _state_before(
+  folder: Path, update: int, initial_state: StateInitializer, several: SideBySide | None, index: int
+) -> TrainState:
+  """Returns the state of the last checkpoint before an update, or the initial state.
+
+  Args:
+    folder: the run folder.
+    update: number of the update.
+    initial_state: the initial state of the run.
+    several: the runs side by side whose states the checkpoint holds; None for a single run.
+    index: which of them to return.
+  """
   checkpoints = Checkpoints(folder, read_only=True)
   try:
     steps = [step for step in checkpoints.steps() if step < update]
-    return checkpoints.restore(initial_state.shapes(), step=steps[-1])[0] if steps else initial_state()
+    if not steps:
+      return initial_state()
+    shapes = several.state_shapes() if several else initial_state.shapes()
+    state, _ = checkpoints.restore(shapes, step=steps[-1])
   finally:
     checkpoints.close()
+  if several is None:
+    return state
+  run_state = jax.tree.map(lambda x: x[index], fetch(state))
+  return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), run_state, initial_state.shapes())
 
 
-def _check_unchanged(folder: Path, update: int, batch: Any) -> None:
+def _check_unchanged(update: int, batch: Any, stored: dict[str, np.ndarray]) -> None:
   """Raises UserError if a batch differs from the stored one of the update."""
-  stored = _real_rows(read_batch(folder, update))
+  stored = _real_rows(stored)
   arrays = _real_rows(named_arrays(batch))
   changed = [name for name in stored.keys() | arrays.keys() if not np.array_equal(stored.get(name), arrays.get(name))]
   if changed:

@@ -64,6 +64,23 @@ def test_the_row_of_a_stored_update_is_found(stopped_run, tmp_path):
     replay(tmp_path / 'run')
 
 
+def test_the_run_of_several_seeds_that_is_not_finite_is_repeated(poisoned, tmp_path):
+  data = write_pairs(tmp_path)
+  with pytest.raises(UserError, match=r'loss of seed \d is inf at step [34]; .*nonfinite/update_'):
+    train_quietly(tiny_config(data, seeds=2, **LIGHT), tmp_path / 'run')
+  (update,) = stored_updates(tmp_path / 'run')
+  with two_devices():
+    result = replay(tmp_path / 'run')
+    other = replay(tmp_path / 'run', update, 1 - result.seed)
+    with pytest.raises(UserError, match=r"unknown seed in .*: '2'"):
+      replay(tmp_path / 'run', seed=2)
+    with pytest.raises(UserError, match='those of several seeds are in '):
+      replay(tmp_path / 'run' / 'seed_0')
+  assert (result.update, result.start, result.rows) == (update, 2, [BAD_ROW]) and not result.is_finite
+  assert (other.update, other.start, {result.seed, other.seed}) == (update, 2, {0, 1})
+  assert other.is_finite == (BAD_ROW not in other.rows)
+
+
 def test_changed_data_are_noticed(stopped_run):
   data, run = stopped_run
   train = data / 'train.tsv'
