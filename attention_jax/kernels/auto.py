@@ -1,7 +1,7 @@
 """Implementation 'auto': the fastest implementation for these sizes on this platform. It alone may choose.
 
 MIN_SCORES holds the sizes from which a candidate is faster than the definition, forward and backward: on CPUs as
-`python -m experiments.benchmark --suites=crossing` measures them, on accelerators as estimated from their peak rates.
+`python -m experiments.benchmark --suites=crossing` measures them, on accelerators as estimated.
 
 It uses 'chunked' where the definition would store a large array [T, S, F] for the gradient, from LARGE scores on:
 slower, because it recomputes scores, but it fits in memory. Recurrent scores write and read [S, F] for every query;
@@ -32,12 +32,13 @@ MODULES: Mapping[str, ModuleType] = {**CANDIDATES, 'chunked': chunked, 'xla': de
 # several candidates qualify, the one with the largest threshold is used.
 MIN_SCORES: Mapping[str, Mapping[str, int]] = {
   'cpu': {'window': 2**16, 'factored': 2**7, 'flash': 2**16},
-  # The definition writes and reads all scores in device memory, the kernels write none. Products: from 2^14 scores, 512
-  # sequences and heads in float32 are 32 MiB, and leave the second-level cache of a GPU. Additive scores: the gradient
-  # reads an array [T, S, F], which takes longer than the start of a kernel (10 us) from about 2^8 scores on, if F = 256
-  # and 64 sequences share 2 to 3 TB/s; 2^10 leaves a margin. 'flash' is a loop over blocks of one sequence after the
-  # other, which leaves most of an accelerator idle.
-  'gpu': {'window': 2**16, 'cudnn': 2**14, 'pallas_additive': 2**10},
+  # Timings of an H200 that also ran other programs: at 2^18 scores of F = 256 'pallas_additive' took the time of the
+  # definition and a fifteenth of its memory; at 2^12 it was no faster. 'cudnn' took longer than the definition at 2^22,
+  # with a seventeenth of the memory. Both are therefore used where memory counts. 'flash', a loop over blocks of one
+  # sequence after the other, took thirty times as long.
+  'gpu': {'window': 2**16, 'cudnn': 2**22, 'pallas_additive': 2**18},
+  # The gradient of the definition reads an array [T, S, F], which takes longer than the start of a kernel (10 us) from
+  # about 2^8 scores on, if F = 256 and 64 sequences share 2 to 3 TB/s; 2^10 leaves a margin.
   'tpu': {'window': 2**16, 'pallas_additive': 2**10},
 }
 MEASURED = ('cpu',)  # platforms whose MIN_SCORES were measured; the others are estimates
@@ -77,7 +78,7 @@ def describe_choice(score: Row, alignment: Row) -> str:
   platform = kernel_platform()
   if not thresholds or platform in MEASURED:
     return choice
-  return f'{choice}; estimated by the roofline, not measured on a {platform}'
+  return f'{choice}; estimated, as `auto` has not been measured on a {platform}'
 
 
 def _thresholds(score: Row, alignment: Row) -> list[tuple[int, str]]:
