@@ -61,15 +61,19 @@ def _format_cost(cost) -> str:
   """Returns one line about the cost of an update."""
   from attention_jax.systems.ahead_of_time import format_shape
 
-  gib = 2**30
-  moved = ', '.join(f'{kind} {size / 2**20:.0f} MiB' for kind, size in sorted(cost.traffic.payload.items())) or 'none'
-  times = ', '.join(f'{resource} {seconds * 1e3:.2f}' for resource, seconds in cost.seconds.items())
+  moved = ', '.join(f'{kind} {_format_bytes(size)}' for kind, size in sorted(cost.traffic.payload.items())) or 'none'
+  times = ', '.join(f'{resource} {seconds * 1e3:.3g}' for resource, seconds in cost.seconds.items())
   return (
-    f'{format_shape(cost.shape)}: per device {cost.parameters / gib:.2f} GiB parameters, '
-    f'{cost.optimizer / gib:.2f} GiB optimiser, {cost.activations / gib:.2f} GiB temporary; '
-    f'{cost.flop / 1e12:.2f} TFLOP, {cost.traffic.memory / gib:.1f} GiB of main memory, collectives: {moved}; '
-    f'at least {max(cost.seconds.values()) * 1e3:.2f} ms, limited by {cost.limit} (ms: {times})'
+    f'{format_shape(cost.shape)}: per device {_format_bytes(cost.parameters)} parameters, '
+    f'{_format_bytes(cost.optimizer)} optimiser, {_format_bytes(cost.activations)} temporary; '
+    f'{cost.flop / 1e9:,.2f} GFLOP, {_format_bytes(cost.traffic.memory)} of main memory, collectives: {moved}; '
+    f'at least {max(cost.seconds.values()) * 1e3:.3g} ms, limited by {cost.limit} (ms: {times})'
   )
+
+
+def _format_bytes(size: float) -> str:
+  """Returns a size as text, in GiB from one half on, else in MiB."""
+  return f'{size / 2**30:.2f} GiB' if size >= 2**29 else f'{size / 2**20:.2f} MiB'
 
 
 if __name__ == '__main__':
