@@ -8,7 +8,7 @@ RUN := JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(VENV)/bin/python
 .PHONY: train models test test-all docs chaos accelerator clean
 
 train: $(VENV)/installed
-	$(RUN) -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/dates
+	$(RUN) -m experiments.train --config=configs/dates.py:bahdanau2015_deep_tanh --workdir=runs/dates
 	$(RUN) -m experiments.inspect_attention --workdir=runs/dates
 
 # Ready-made models, opened by --workdir=@dates and @shapes; NETTALK=FOLDER adds @nettalk (FOLDER has its data).
@@ -49,7 +49,7 @@ accelerator: $(VENV)/installed
 	$(VENV)/bin/pip install --quiet "jax[$(JAX)]==$$($(VENV)/bin/python -c 'import jax; print(jax.__version__)')"
 	$(ON_DEVICE) -m experiments.benchmark --dtype=bfloat16 --repeats=3 --out=runs/accelerator \
 	  --suites=limits,kernel_agreement,kernels,growth,training,decoding,seeds,pipeline; failed=$$?; \
-	$(ON_DEVICE) -m experiments.train --config=configs/multi30k.py:bahdanau2015 --config.model.dtype=bfloat16 \
+	$(ON_DEVICE) -m experiments.train --config=configs/multi30k.py:bahdanau2015_deep_tanh --config.model.dtype=bfloat16 \
 	  --config.data.folder=$(DATA) --workdir=runs/accelerator/multi30k && exit $$failed
 
 $(VENV)/installed: requirements.txt

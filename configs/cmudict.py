@@ -1,4 +1,5 @@
-"""python -m experiments.train --config=configs/cmudict.py:luong2015 --workdir=runs/cmudict --config.data.folder=FOLDER
+"""python -m experiments.train --config=configs/cmudict.py:luong2015_birnn --workdir=runs/cmudict \\
+  --config.data.folder=FOLDER
 
 CMUdict: English letters -> phonemes without stress.
 
@@ -11,7 +12,7 @@ from attention_jax.systems.config import default_config
 from attention_jax.systems.presets import apply_preset
 
 
-def get_config(preset: str = 'luong2015'):
+def get_config(preset: str = 'luong2015_birnn'):
   config = default_config()
   config.data.task = "tsv(train='train.tsv', validation='dev.tsv')"
   config.data.folder = 'data/cmudict'

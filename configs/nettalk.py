@@ -1,4 +1,5 @@
-"""python -m experiments.train --config=configs/nettalk.py:bahdanau2015 --workdir=runs/n --config.data.folder=FOLDER
+"""python -m experiments.train --config=configs/nettalk.py:bahdanau2015_deep_tanh --workdir=runs/n \\
+  --config.data.folder=FOLDER
 
 NETtalk: English letters -> phonemes, with links annotated by hand, against which alignments are measured.
 
@@ -9,7 +10,7 @@ from attention_jax.systems.config import default_config
 from attention_jax.systems.presets import apply_preset
 
 
-def get_config(preset: str = 'bahdanau2015'):
+def get_config(preset: str = 'bahdanau2015_deep_tanh'):
   config = default_config()
   config.data.task = "tsv(train='train.tsv', validation='dev.tsv')"
   config.data.folder = 'data/nettalk'

@@ -1,4 +1,5 @@
-"""python -m experiments.train --config=configs/pairs.py:bahdanau2015 --workdir=runs/pairs --config.data.folder=FOLDER
+"""python -m experiments.train --config=configs/pairs.py:bahdanau2015_deep_tanh --workdir=runs/pairs \\
+  --config.data.folder=FOLDER
 
 French -> English on one table of sentence pairs, with the filters of PyTorch's tutorial on translation.
 
@@ -16,7 +17,7 @@ PREFIXES = ('i am ', 'i m ', 'he is', 'he s ', 'she is', 'she s ', 'you are', 'y
 PREFIXES += ('they are', 'they re ')
 
 
-def get_config(preset: str = 'bahdanau2015'):
+def get_config(preset: str = 'bahdanau2015_deep_tanh'):
   config = default_config()
   config.data.task = f"pairs(path='fra.txt', reverse=True, prefixes={PREFIXES})"
   config.data.vocabulary = 'word'

@@ -6,7 +6,7 @@ Measured, seed 0, on one core, exact match on test and on unseen names: see2017 
 98.5 %; vinyals2015 97.3 and 97.9, gu2016 91.9 and 77.8 %; transformer2017 with
 --config.model.output='pointer_generator(tied=True)' in 19 minutes 100 and 100 %.
 
-bahdanau2015, for comparison, cannot copy. The answers of vinyals2015 consist of words of the source.
+bahdanau2015_deep_tanh, for comparison, cannot copy. The answers of vinyals2015 consist of words of the source.
 """
 
 from attention_jax.systems.config import default_config

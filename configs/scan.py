@@ -1,4 +1,4 @@
-"""python -m experiments.train --config=configs/scan.py:luong2015 --workdir=runs/scan --config.data.folder=FOLDER
+"""python -m experiments.train --config=configs/scan.py:luong2015_birnn --workdir=runs/scan --config.data.folder=FOLDER
 
 SCAN: commands -> actions, split by length.
 
@@ -12,7 +12,7 @@ from attention_jax.systems.config import default_config
 from attention_jax.systems.presets import apply_preset
 
 
-def get_config(preset: str = 'luong2015'):
+def get_config(preset: str = 'luong2015_birnn'):
   config = default_config()
   config.data.task = "tsv(train='length.train.tsv.gz', test='length.test.tsv.gz')"
   config.data.folder = 'data/scan'

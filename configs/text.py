@@ -1,4 +1,5 @@
-"""python -m experiments.train --config=configs/text.py:bahdanau2015 --workdir=runs/mine --config.data.folder=FOLDER \\
+"""python -m experiments.train --config=configs/text.py:bahdanau2015_deep_tanh --workdir=runs/mine \\
+  --config.data.folder=FOLDER \\
   --config.data.task="text(train='train', validation='validation', test='test', source='en', target='de')"
 
 Your own parallel text, with subwords by sentencepiece and batches by tokens.
@@ -14,7 +15,7 @@ from attention_jax.systems.config import default_config
 from attention_jax.systems.presets import apply_preset
 
 
-def get_config(preset: str = 'bahdanau2015'):
+def get_config(preset: str = 'bahdanau2015_deep_tanh'):
   config = default_config()
   config.data.task = "text(train='train', validation='validation', test='test', source='source', target='target')"
   config.data.folder = 'data/text'

@@ -1,6 +1,6 @@
 """Runs a sweep: every setting with several seeds, continued after any interruption, and reported with error bars.
 
-  python -m experiments.ablate --config=configs/dates.py:luong2015 --workdir=runs/grid --seeds=5 \\
+  python -m experiments.ablate --config=configs/dates.py:luong2015_birnn --workdir=runs/grid --seeds=5 \\
     --grid='model.attention.score=dot,general,additive' --grid='model.attention.alignment=softmax,local_p(width=10)'
   python -m experiments.ablate ... --dry_run      # the runs, their parameters and an estimate of the time
   python -m experiments.ablate ... --retry        # runs the failed ones again
@@ -78,7 +78,7 @@ def main() -> None:
     write_report(folder, log)
     return
   if FLAGS.config is None:
-    raise UserError('--config is missing; for example --config=configs/dates.py:luong2015')
+    raise UserError('--config is missing; for example --config=configs/dates.py:luong2015_birnn')
   request = sweep_request(folder, config_overrides(), program_command('train'))
   resolved = sweep.check_request(request)
   check_baseline(resolved, report_options().baseline, extends=(folder / LEDGER).exists())

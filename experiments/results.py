@@ -2,7 +2,7 @@
 
   python -m experiments.results            # writes every table
   python -m experiments.results --check    # fails if a document differs from the records
-  python -m experiments.results --add=runs/x --table=nettalk --config=configs/nettalk.py:bahdanau2015 \\
+  python -m experiments.results --add=runs/x --table=nettalk --config=configs/nettalk.py:bahdanau2015_deep_tanh \\
     --hardware='2 cores'                   # a run folder, of one seed or several
   python -m experiments.results --add=runs/grid --table=nettalk --hardware='2 cores'       # the settings of a sweep
 

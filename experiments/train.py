@@ -1,9 +1,9 @@
 """Trains and evaluates a model, or resumes an interrupted run.
 
-  python -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/dates
-  python -m experiments.train --config=configs/dates.py:bahdanau2015 --workdir=runs/cosine \\
+  python -m experiments.train --config=configs/dates.py:bahdanau2015_deep_tanh --workdir=runs/dates
+  python -m experiments.train --config=configs/dates.py:bahdanau2015_deep_tanh --workdir=runs/cosine \\
     --config.model.attention.score='cosine'
-  python -m experiments.train --config=configs/dates.py:bahdanau2015 --help_config
+  python -m experiments.train --config=configs/dates.py:bahdanau2015_deep_tanh --help_config
 
 Exits with status 75 when interrupted by a signal; rerun the same command to resume.
 """
@@ -25,7 +25,9 @@ from experiments.distributed import define_distributed_flags, several_processes
 from experiments.launch import FLAGS, launch, require_flag
 from experiments.tables import print_results
 
-config_flags.DEFINE_config_file('config', None, 'a file of configs/ and a preset: configs/dates.py:bahdanau2015')
+config_flags.DEFINE_config_file(
+  'config', None, 'a file of configs/ and a preset: configs/dates.py:bahdanau2015_deep_tanh'
+)
 flags.DEFINE_string('workdir', None, 'the folder of the run; an interrupted run resumes there')
 define_distributed_flags()
 flags.DEFINE_bool('help_config', False, 'print every field of the config with its type, value and meaning, then exit')
@@ -36,7 +38,7 @@ INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: a temporary failure, to be tried 
 def main() -> None:
   """Trains the run of --workdir, or resumes it. Raises UserError if --config is missing."""
   if FLAGS.config is None:
-    raise UserError('--config is missing; for example --config=configs/dates.py:bahdanau2015')
+    raise UserError('--config is missing; for example --config=configs/dates.py:bahdanau2015_deep_tanh')
   if FLAGS.help_config:
     from experiments.config_help import format_config_help
 

@@ -135,7 +135,7 @@ def test_programs_of_the_wheels_run_without_a_clone(wheels, tmp_path):
   """Runs against this environment's packages; `test_extras` uses fresh environments."""
   for wheel in wheels:
     zipfile.ZipFile(wheel).extractall(tmp_path / 'site')
-  arguments = ['train', '--config=configs/dates.py:bahdanau2015', '--help_config']
+  arguments = ['train', '--config=configs/dates.py:bahdanau2015_deep_tanh', '--help_config']
   result = run_in(tmp_path / 'site', ['-m', 'attention_jax.cli', *arguments], tmp_path)
   assert result.returncode == 0, result.stderr
   assert 'config.training.steps' in result.stdout

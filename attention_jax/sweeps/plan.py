@@ -21,7 +21,7 @@ def trains_seeds_together(choice: str, backend: str, settings: int, seeds: int, 
 
   On an accelerator several small models fill the device. On a CPU they are trained in turn, the first seed of all
   settings first: an early report then compares all settings, and the slots are full for longer. Side by side, a setting
-  starts once for all of its seeds, which pays for short runs: three seeds of dates:luong2015 with 300 updates and
+  starts once for all of its seeds, which pays for short runs: three seeds of dates:luong2015_birnn with 300 updates and
   nothing compiled before took 137 s on one core, and 171 s in turn, where the second and third seed load the programs
   of the first. They are also trained in turn if there are fewer settings than slots.
   A loss that is not finite stops all seeds of a process: choose 'no' where that may happen.

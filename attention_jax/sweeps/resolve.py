@@ -18,7 +18,7 @@ from attention_jax.systems.initial_run import check_initial_run
 from attention_jax.training.partition import MESH_FIELDS
 
 Fields = dict[str, Any]  # a config by dotted path
-Load = Callable[[str], Mapping[str, Any]]  # 'configs/dates.py:luong2015' -> config
+Load = Callable[[str], Mapping[str, Any]]  # 'configs/dates.py:luong2015_birnn' -> config
 
 SEED_FIELDS = ('seeds', 'training.seed')  # set by the sweep itself
 # Fields that change neither updates nor results: runs that differ in them are the same experiment.
@@ -34,7 +34,7 @@ class Base(NamedTuple):
   """The config that all settings of a sweep change.
 
   Attributes:
-    path: config file and preset, 'configs/dates.py:luong2015'.
+    path: config file and preset, 'configs/dates.py:luong2015_birnn'.
     overrides: fields that the command line sets, for every setting.
     load: reads a config file.
   """

@@ -1,8 +1,17 @@
 """Presets. A preset is a paper: it sets the structure of a model, and leaves sizes and training to the task.
 
-docs/papers.md compares each preset with its paper, part by part. Training is always that of the task. The decoder of
-every recurrent preset starts from a learned map of the encoder's last states; presets whose name ends in `_exact`
-follow the equations of the paper instead.
+The name of a paper, alone or with one of the paper's own variants (`luong2015_dot`), is the model of the paper. A model
+that changes its equations has a name that states the change:
+
+  deep_tanh: the deep output uses tanh, the GRU applies its reset gate after the product, and the decoder starts from
+    a learned map of the last states of both directions.
+  mapped: the decoder starts from a learned map of the encoder's last states, which the paper copies.
+  birnn: the encoder reads in both directions, and its last states are mapped.
+  own_reward: each sampled position is rewarded for its own word alone.
+
+Training is always that of the task. Presets of papers that have another task, or define only a part of the model, have
+the encoder and decoder of another preset. docs/papers.md compares each preset with its paper, part by part; differences
+without a name, such as an omitted part, are there alone.
 """
 
 from collections.abc import Mapping
@@ -62,9 +71,16 @@ def _see2017(score: str) -> dict[str, str]:
   return _model(f'birnn(rnn="lstm", {_SIZE})', f'luong(rnn="lstm", {_SIZE})', score) | _copying('pointer_generator')
 
 
-def _luong_exact(alignment: str = 'softmax') -> dict[str, str]:
+def _luong2015(variant: str = '', score: str = 'general', alignment: str = 'softmax') -> Preset:
   """Layers that read forward, whose last states are the first ones of the decoder."""
-  return _model(_FORWARD_LSTM, f'luong(rnn="lstm", {_SIZE}, layers={{layers}}, initial="copied")', 'general', alignment)
+  decoder = f'luong(rnn="lstm", {_SIZE}, layers={{layers}}, initial="copied")'
+  return Preset(f'Luong, Pham & Manning 2015{variant}', _model(_FORWARD_LSTM, decoder, score, alignment))
+
+
+def _luong2015_birnn(variant: str = '', score: str = 'general', alignment: str = 'softmax') -> Preset:
+  """Reads in both directions, because with one direction attention is learned late on few sentences; maps states."""
+  paper = f'Luong, Pham & Manning 2015{variant}; both directions, mapped states'
+  return Preset(paper, _model(_BILSTM, _LUONG, score, alignment))
 
 
 _SIZE = 'features={features}'
@@ -74,35 +90,31 @@ _FORWARD_LSTM = f'rnn(rnn="lstm", {_SIZE}, layers={{layers}})'  # can be read wh
 _BAHDANAU = f'bahdanau(rnn="gru", {_SIZE}, readout={{features}})'
 _LUONG = f'luong(rnn="lstm", {_SIZE}, layers={{layers}})'
 _STREAMING = f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}}, bridge=False)'
+_BACKWARD_LSTM = f'rnn(rnn="lstm", {_SIZE}, layers={{layers}}, direction="backward")'
+_LOCATION = 'location(max_positions={positions})'
 # Differs from Xu et al. 2015: attention is soft for half of the words, in the paper for half of the pictures. The
 # reward of a position is the log-probability of its own word; with the reward of all later words, attention moves to
 # the next word and the decoder remembers the current one.
-_HARD = {
+_OWN_REWARD = {
   'model.attention.alignment': 'hard(expected=0.5)',
   'training.auxiliary': 'reinforce(entropy=0.002, discount=0.0)',
 }
 
 TRANSLATION: Mapping[str, Preset] = {
-  # Maps the last states of the encoder to the first of the decoder, where the paper copies them.
   'sutskever2014': Preset(
     'Sutskever, Vinyals & Le 2014',
-    _model(
-      f'rnn(rnn="lstm", {_SIZE}, layers={{layers}}, direction="backward")',
-      f'plain(rnn="lstm", {_SIZE}, layers={{layers}})',
-    ),
+    _model(_BACKWARD_LSTM, f'plain(rnn="lstm", {_SIZE}, layers={{layers}}, initial="copied")'),
   ),
-  'sutskever2014_exact': Preset(
-    'Sutskever, Vinyals & Le 2014, copied states',
-    _model(
-      f'rnn(rnn="lstm", {_SIZE}, layers={{layers}}, direction="backward")',
-      f'plain(rnn="lstm", {_SIZE}, layers={{layers}}, initial="copied")',
-    ),
+  # Maps the last states of the encoder to the first of the decoder, where the paper copies them.
+  'sutskever2014_mapped': Preset(
+    'Sutskever, Vinyals & Le 2014; mapped states',
+    _model(_BACKWARD_LSTM, f'plain(rnn="lstm", {_SIZE}, layers={{layers}})'),
   ),
   'cho2014': Preset(
     'Cho et al. 2014, phrase representations',
     _model(f'rnn(rnn="gru_reset_first", {_SIZE})', f'cho({_SIZE}, readout={{features}})'),
   ),
-  'bahdanau2015_exact': Preset(
+  'bahdanau2015': Preset(
     'Bahdanau, Cho & Bengio 2015, appendix A',
     _model(
       f'birnn(rnn="gru_reset_first", {_SIZE})',
@@ -112,30 +124,31 @@ TRANSLATION: Mapping[str, Preset] = {
   ),
   # Uses tanh for maxout in the deep output, and applies the GRU's reset gate after the product; its decoder starts from
   # the states of both directions, where the paper maps the backward one alone.
-  'bahdanau2015': Preset('Bahdanau, Cho & Bengio 2015', _model(_BIRNN, _BAHDANAU, 'additive')),
-  # All luong2015 presets read the source in both directions, because with one direction attention is learned late
-  # on tasks with few sentences, and map the last states of the encoder, where the paper copies them.
-  'luong2015': Preset('Luong, Pham & Manning 2015', _model(_BILSTM, _LUONG, 'general')),
-  'luong2015_dot': Preset('Luong et al. 2015, dot', _model(_BILSTM, _LUONG, 'dot')),
-  'luong2015_general': Preset('Luong et al. 2015, general', _model(_BILSTM, _LUONG, 'general')),
-  'luong2015_concat': Preset('Luong et al. 2015, concat', _model(_BILSTM, _LUONG, 'concat')),
-  'luong2015_location': Preset(
-    'Luong et al. 2015, location', _model(_BILSTM, _LUONG, 'location(max_positions={positions})')
+  'bahdanau2015_deep_tanh': Preset(
+    'Bahdanau, Cho & Bengio 2015; tanh in the deep output', _model(_BIRNN, _BAHDANAU, 'additive')
   ),
-  'luong2015_local_m': Preset('Luong et al. 2015, local-m', _model(_BILSTM, _LUONG, 'general', 'local_m(width=10)')),
-  'luong2015_local_p': Preset('Luong et al. 2015, local-p', _model(_BILSTM, _LUONG, 'general', 'local_p(width=10)')),
-  'luong2015_exact': Preset('Luong, Pham & Manning 2015, one direction, copied states', _luong_exact()),
-  'luong2015_local_m_exact': Preset('Luong et al. 2015, local-m, copied states', _luong_exact('local_m(width=10)')),
-  'luong2015_local_p_exact': Preset('Luong et al. 2015, local-p, copied states', _luong_exact('local_p(width=10)')),
-  # Reads letters, where the paper reads speech.
+  'luong2015': _luong2015(),
+  'luong2015_dot': _luong2015(', dot', 'dot'),
+  'luong2015_general': _luong2015(', general'),
+  'luong2015_concat': _luong2015(', concat', 'concat'),
+  'luong2015_location': _luong2015(', location', _LOCATION),
+  'luong2015_local_m': _luong2015(', local-m', alignment='local_m(width=10)'),
+  'luong2015_local_p': _luong2015(', local-p', alignment='local_p(width=10)'),
+  'luong2015_birnn': _luong2015_birnn(),
+  'luong2015_birnn_dot': _luong2015_birnn(', dot', 'dot'),
+  'luong2015_birnn_concat': _luong2015_birnn(', concat', 'concat'),
+  'luong2015_birnn_location': _luong2015_birnn(', location', _LOCATION),
+  'luong2015_birnn_local_m': _luong2015_birnn(', local-m', alignment='local_m(width=10)'),
+  'luong2015_birnn_local_p': _luong2015_birnn(', local-p', alignment='local_p(width=10)'),
+  # Reads letters, where the paper reads speech, with the encoder and decoder of bahdanau2015_deep_tanh.
   'chorowski2015': Preset(
     'Chorowski et al. 2015',
     _model(_BIRNN, _BAHDANAU, 'location_sensitive(channels=10, width=31)', 'smoothed'),
   ),
   # Reads words, where the paper reads pictures; system 'captioning' has a preset of the same name.
-  'xu2015_hard': Preset(
-    'Xu et al. 2015, hard',
-    _model(_BIRNN, f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}})', 'additive') | _HARD,
+  'xu2015_hard_own_reward': Preset(
+    'Xu et al. 2015, hard; reward of the own word',
+    _model(_BIRNN, f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}})', 'additive') | _OWN_REWARD,
   ),
   'tu2016': Preset('Tu et al. 2016, linguistic coverage with fertility', _model(_BIRNN, _BAHDANAU, 'fertility')),
   # The paper has no decoder of its own.
@@ -202,7 +215,7 @@ TRANSLATION: Mapping[str, Preset] = {
     'Shaw, Uszkoreit & Vaswani 2018',
     _transformer('{features}', '{depth}', '{heads}', '{hidden}', ', position="shaw"'),
   ),
-  # The decoder is that of Luong et al. 2015.
+  # The encoder and decoder are those of luong2015_birnn.
   'peters2019_entmax': Preset('Peters, Niculae & Martins 2019', _model(_BILSTM, _LUONG, 'general', 'entmax15')),
 }
 
@@ -235,9 +248,8 @@ CAPTIONING: Mapping[str, Preset] = {
   'xu2015_soft': Preset(
     'Xu et al. 2015, soft and doubly stochastic', _CAPTIONS | {'training.auxiliary': 'doubly_stochastic(weight=0.001)'}
   ),
-  'xu2015_hard': Preset('Xu et al. 2015, hard', _CAPTIONS | _HARD),
   # One choice between samples and expectation per picture, the reward of all later words, exact entropies.
-  'xu2015_hard_exact': Preset(
+  'xu2015_hard': Preset(
     'Xu et al. 2015, hard, section 4.1',
     _CAPTIONS
     | {
@@ -245,6 +257,7 @@ CAPTIONING: Mapping[str, Preset] = {
       'training.auxiliary': 'reinforce(entropy=0.002, discount=1.0)',
     },
   ),
+  'xu2015_hard_own_reward': Preset('Xu et al. 2015, hard; reward of the own word', _CAPTIONS | _OWN_REWARD),
 }
 
 GLIMPSING: Mapping[str, Preset] = {

@@ -31,8 +31,10 @@ class ReadyMade(NamedTuple):
 
 
 READY_MADE: Mapping[str, ReadyMade] = {
-  'dates': ReadyMade('configs/dates.py:bahdanau2015'),
-  'nettalk': ReadyMade('configs/nettalk.py:bahdanau2015', 'train.tsv and dev.tsv of NETtalk, see configs/nettalk.py'),
+  'dates': ReadyMade('configs/dates.py:bahdanau2015_deep_tanh'),
+  'nettalk': ReadyMade(
+    'configs/nettalk.py:bahdanau2015_deep_tanh', 'train.tsv and dev.tsv of NETtalk, see configs/nettalk.py'
+  ),
   # A quarter of the updates of the config, so that it is ready in minutes, and less than 2 MB.
   'shapes': ReadyMade(
     'configs/shapes.py:xu2015_soft',

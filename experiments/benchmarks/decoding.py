@@ -31,8 +31,8 @@ SHORTLIST = 1536  # target tokens: the median of batches of test2016 with --shor
 
 
 def recurrent_decoding(bench: BenchmarkContext) -> Iterator[Timing]:
-  """Times searches by bahdanau2015, beside PyTorch and Joey NMT."""
-  yield from _time_searches(bench, 'bahdanau2015', _torch_sides)
+  """Times searches by bahdanau2015_deep_tanh, beside PyTorch and Joey NMT."""
+  yield from _time_searches(bench, 'bahdanau2015_deep_tanh', _torch_sides)
 
 
 def transformer_decoding(bench: BenchmarkContext) -> Iterator[Timing]:

@@ -54,7 +54,7 @@ SUITES: Mapping[str, Callable[[BenchmarkContext], Iterable[Timing]]] = {
 # suite -> the setting without which it is left out, and the flags that it needs
 REQUIREMENTS = {
   'prepared': ('pairs', '--pairs=NUMBER, such as 4640000, and --data_root'),
-  'translation': ('run', '--run=FOLDER of a trained bahdanau2015, and --data'),
+  'translation': ('run', '--run=FOLDER of a trained bahdanau2015_deep_tanh, and --data'),
 }
 
 COLUMNS = ('ms', 'quartiles', 'speed', 'rate', 'temporary MB')

@@ -20,8 +20,8 @@ from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compa
 SEEDS = 8
 # case -> config, sizes of its vocabularies, the bucket with the most rows
 CASES = {
-  'dates:bahdanau2015': (dates.get_config('bahdanau2015'), (400, 16), (42, 11)),
-  'cmudict:luong2015': (cmudict.get_config('luong2015'), (32, 43), (9, 9)),
+  'dates:bahdanau2015_deep_tanh': (dates.get_config('bahdanau2015_deep_tanh'), (400, 16), (42, 11)),
+  'cmudict:luong2015_birnn': (cmudict.get_config('luong2015_birnn'), (32, 43), (9, 9)),
 }
 
 

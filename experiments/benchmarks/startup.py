@@ -33,15 +33,19 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-  'dates': Command('dates.py:bahdanau2015'),
-  'nettalk': Command('nettalk.py:bahdanau2015', data='nettalk'),
-  'nettalk, 8 seeds': Command('nettalk.py:bahdanau2015', fields={'seeds': 8}, data='nettalk'),
-  'nettalk, latent': Command('nettalk.py:bahdanau2015', fields={'model.attention.alignment': 'latent'}, data='nettalk'),
-  'nettalk, latent_monotonic': Command(
-    'nettalk.py:bahdanau2015', fields={'model.attention.alignment': 'latent_monotonic'}, data='nettalk'
+  'dates': Command('dates.py:bahdanau2015_deep_tanh'),
+  'nettalk': Command('nettalk.py:bahdanau2015_deep_tanh', data='nettalk'),
+  'nettalk, 8 seeds': Command('nettalk.py:bahdanau2015_deep_tanh', fields={'seeds': 8}, data='nettalk'),
+  'nettalk, latent': Command(
+    'nettalk.py:bahdanau2015_deep_tanh', fields={'model.attention.alignment': 'latent'}, data='nettalk'
   ),
-  'nettalk, mocha': Command('nettalk.py:bahdanau2015', fields={'model.attention.alignment': 'mocha'}, data='nettalk'),
-  'multi30k, RNN': Command('multi30k.py:bahdanau2015', steps=20, data='multi30k'),
+  'nettalk, latent_monotonic': Command(
+    'nettalk.py:bahdanau2015_deep_tanh', fields={'model.attention.alignment': 'latent_monotonic'}, data='nettalk'
+  ),
+  'nettalk, mocha': Command(
+    'nettalk.py:bahdanau2015_deep_tanh', fields={'model.attention.alignment': 'mocha'}, data='nettalk'
+  ),
+  'multi30k, RNN': Command('multi30k.py:bahdanau2015_deep_tanh', steps=20, data='multi30k'),
   'multi30k, Transformer': Command('multi30k.py:transformer2017', steps=20, data='multi30k'),
   'imdb': Command('imdb.py:yang2016', data='imdb'),
   'shapes': Command('shapes.py:xu2015_soft'),

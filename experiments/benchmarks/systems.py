@@ -62,9 +62,9 @@ NO_INPUT_FEEDING = {
 }
 # name of the case -> preset, other fields of the config, the model of PyTorch and Joey NMT with its sizes
 MODELS = {
-  'bahdanau2015': ('bahdanau2015', {}, ('Bahdanau', RECURRENT_SIZES)),
-  'luong2015, input feeding': ('luong2015', {}, None),
-  'luong2015, GRU, no input feeding': ('luong2015', NO_INPUT_FEEDING, ('Luong', RECURRENT_SIZES)),
+  'bahdanau2015_deep_tanh': ('bahdanau2015_deep_tanh', {}, ('Bahdanau', RECURRENT_SIZES)),
+  'luong2015_birnn, input feeding': ('luong2015_birnn', {}, None),
+  'luong2015_birnn, GRU, no input feeding': ('luong2015_birnn', NO_INPUT_FEEDING, ('Luong', RECURRENT_SIZES)),
   'transformer2017_small': (
     'transformer2017_small',
     {},
@@ -73,9 +73,9 @@ MODELS = {
 }
 # (name of the model, longest sentence)
 TRAINING_CASES = [
-  ('bahdanau2015', 14),
-  ('bahdanau2015', 26),
-  *((name, 14) for name in MODELS if name != 'bahdanau2015'),
+  ('bahdanau2015_deep_tanh', 14),
+  ('bahdanau2015_deep_tanh', 26),
+  *((name, 14) for name in MODELS if name != 'bahdanau2015_deep_tanh'),
 ]
 
 

@@ -163,7 +163,7 @@ class Bahdanau(Recurrent):
     return [ids[: ids.index(EOS)] if EOS in ids else ids for ids in hypotheses]
 
   def load_jax_params(self, params):
-    """Loads the parameters of our bahdanau2015."""
+    """Loads the parameters of our bahdanau2015_deep_tanh."""
     cell = params['decoder']['cell']
     encoder = params['encoder']
     attention = cell['attention']

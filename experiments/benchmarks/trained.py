@@ -32,7 +32,8 @@ def translation(bench: BenchmarkContext) -> list[Timing]:
   """Times greedy search and beam search with 5 beams, with and without a shortlist, and the start of a new process.
 
   Args:
-    bench: its `run` is the folder of a trained bahdanau2015 on text, its `data` one with test2016.en and test2016.de.
+    bench: its `run` is the folder of a trained bahdanau2015_deep_tanh on text, its `data` one with test2016.en and
+      test2016.de.
 
   Returns:
     The timings; BLEU of every side is logged.
@@ -112,7 +113,7 @@ def _torch_translator(run: Run, beams: int, dtype: str) -> tuple[Callable, int]:
     translate = peers.translate(params, sizes, beams, run.predictor.max_length, dtype)
   except (KeyError, RuntimeError) as error:
     raise UserError(
-      f'{run.folder}: PyTorch is compared on bahdanau2015 with one layer, and on no other model'
+      f'{run.folder}: PyTorch is compared on bahdanau2015_deep_tanh with one layer, and on no other model'
     ) from error
   return translate, sizes['source_size']
 

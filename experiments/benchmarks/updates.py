@@ -40,10 +40,12 @@ class Case(NamedTuple):
 
 
 CASES = {
-  'dates:bahdanau2015': Case(dates.get_config('bahdanau2015'), DATES_VOCABULARIES, (42, 11)),
+  'dates:bahdanau2015_deep_tanh': Case(dates.get_config('bahdanau2015_deep_tanh'), DATES_VOCABULARIES, (42, 11)),
   'dates:chorowski2015': Case(dates.get_config('chorowski2015'), DATES_VOCABULARIES, (42, 11)),
   'cmudict:vinyals2015': Case(cmudict.get_config('vinyals2015'), (43, 43), (12, 12)),
-  'multi30k:bahdanau2015': Case(multi30k.get_config('bahdanau2015'), MULTI30K_VOCABULARIES, (14, 14)),
+  'multi30k:bahdanau2015_deep_tanh': Case(
+    multi30k.get_config('bahdanau2015_deep_tanh'), MULTI30K_VOCABULARIES, (14, 14)
+  ),
   'multi30k:vinyals2015': Case(multi30k.get_config('vinyals2015'), (7859, 7859), (14, 14)),
   'multi30k:transformer2017_small': Case(multi30k.get_config('transformer2017_small'), MULTI30K_VOCABULARIES, (14, 14)),
   **{

@@ -202,7 +202,7 @@ def write_task(folder: Path, rows: int = 24) -> Path:
 def tiny_arguments(folder: Path, workdir: Path, *more: str) -> tuple[str, ...]:
   """Returns the arguments of train.py for a tiny model on the task of `write_task`."""
   return (
-    '--config=configs/nettalk.py:bahdanau2015',
+    '--config=configs/nettalk.py:bahdanau2015_deep_tanh',
     f'--workdir={workdir}',
     f'--config.data.folder={folder}',
     "--config.data.task=tsv(train='train.tsv', validation='dev.tsv', test='test.tsv')",

@@ -9,7 +9,7 @@ from tests import compiled
 from tests.experiments.helpers import DEVICES, run, tiny_arguments
 from tests.sweeps.helpers import make_sweep
 
-CONFIG = '--config=configs/dates.py:luong2015'
+CONFIG = '--config=configs/dates.py:luong2015_birnn'
 SWEEP_FILE = """
 from attention_jax.sweeps.space import Sweep, grid
 from attention_jax.systems.config import default_config

@@ -7,12 +7,12 @@ import pytest
 
 from tests.experiments.helpers import read_tree, run, tiny_arguments
 
-CONFIG = '--config=configs/dates.py:bahdanau2015'
+CONFIG = '--config=configs/dates.py:bahdanau2015_deep_tanh'
 WORKDIR = '--workdir=somewhere'
 
 # arguments of train.py -> parts of the message
 FLAGS = [
-  ([], ['--config is missing', 'configs/dates.py:bahdanau2015']),
+  ([], ['--config is missing', 'configs/dates.py:bahdanau2015_deep_tanh']),
   ([CONFIG], ['--workdir is missing']),
   ([CONFIG, '--workdr=x'], ["'workdr'", 'Did you mean: workdir', 'flags of this program: config, coordinator']),
   ([CONFIG, WORKDIR, 'extra'], ["unexpected argument 'extra'"]),

@@ -142,7 +142,7 @@ def test_batches_have_lengths_of_their_bucket():
 
 
 def test_the_products_of_all_search_steps_are_counted():
-  config = systems.multi30k.get_config('bahdanau2015').model
+  config = systems.multi30k.get_config('bahdanau2015_deep_tanh').model
   config.update({'encoder': 'birnn(features=4)', 'decoder': 'bahdanau(features=4, readout=6)', 'embedding': 4})
   model = systems.build(config.to_dict(), 30, 50)
   batch = systems.make_batch(14)
@@ -191,7 +191,7 @@ def test_the_suite_of_prepared_data_measures_every_step(pairs_folder, monkeypatc
 
 @pytest.mark.long
 def test_both_sides_of_the_seeds_run():
-  config, vocab_sizes, bucket = seeds.CASES['cmudict:luong2015']
+  config, vocab_sizes, bucket = seeds.CASES['cmudict:luong2015_birnn']
   config = config.copy_and_resolve_references()
   config.model.update({'encoder': 'rnn(features=4)', 'decoder': 'luong(features=4)', 'embedding': 4})
   config.model.attention.score = 'general'
@@ -205,4 +205,4 @@ def test_both_sides_of_the_seeds_run():
 def test_an_interpreter_without_joey_nmt_is_an_error(python):
   batch = systems.make_batch(14)
   with pytest.raises(aj.UserError, match=f'--joey={python}: (cannot be run|has no Joey NMT)'):
-    Joey(python, *systems.MODELS['bahdanau2015'][2], batch.source, batch.target)
+    Joey(python, *systems.MODELS['bahdanau2015_deep_tanh'][2], batch.source, batch.target)

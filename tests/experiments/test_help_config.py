@@ -76,7 +76,7 @@ def test_descriptions_have_the_fields_and_defaults_of_the_default_config(system)
 
 def test_help_config_prints_the_fields_of_the_chosen_config_and_does_not_train(tmp_path):
   folder = tmp_path / 'run'
-  config = ('--config=configs/dates.py:bahdanau2015', '--config.training.steps=17')
+  config = ('--config=configs/dates.py:bahdanau2015_deep_tanh', '--config.training.steps=17')
   result = run('train', *config, f'--workdir={folder}', '--help_config')
   assert (result.code, result.err) == (0, '')
   assert not folder.exists()

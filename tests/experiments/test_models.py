@@ -31,7 +31,7 @@ def test_models_are_trained_exported_and_used_by_name(commands, tmp_path):
   result = run('models', f'--workdir={workdir}')
   assert result.code == 0, result.err
   assert [[word for word in command if word.startswith('--')][:2] for command in commands] == [
-    ['--config=configs/dates.py:bahdanau2015', f'--workdir={workdir}/dates'],
+    ['--config=configs/dates.py:bahdanau2015_deep_tanh', f'--workdir={workdir}/dates'],
     ['--config=configs/shapes.py:xu2015_soft', f'--workdir={workdir}/shapes'],
   ]
   assert '--config.training.steps=2000' in commands[1]

@@ -11,7 +11,7 @@ from experiments.config_files import load_config
 from experiments.result_tables import RECORDS, add_results, documents, outdated_documents, write_documents
 from tests.sweeps.helpers import write_run
 
-PATH = 'configs/nettalk.py:bahdanau2015'
+PATH = 'configs/nettalk.py:bahdanau2015_deep_tanh'
 
 
 def test_no_table_was_edited_by_hand():

@@ -39,7 +39,7 @@ RECURRENT = {
 }
 CONFIGS = {
   'translation': (
-    'nettalk.py:bahdanau2015',
+    'nettalk.py:bahdanau2015_deep_tanh',
     RECURRENT
     | {
       'data.task': "tsv(train='train.tsv', validation='dev.tsv', test='test.tsv')",

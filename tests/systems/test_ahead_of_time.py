@@ -111,7 +111,7 @@ SMALL = {
   'entailment:parikh2016': {'data.batch_size': 4, 'model.embedding': 4},
   'digits:mnih2014': {'data.batch_size': 4, 'model.features': 4},
   'recall:graves2014': {'data.batch_size': 4},
-  'dates:luong2015_dot': {'data.batch_size': 4, 'model.embedding': 4},
+  'dates:luong2015_birnn_dot': {'data.batch_size': 4, 'model.embedding': 4},
 }
 QUICK = ('digits:mnih2014', 2)  # name and number of seeds of the case that always runs
 

@@ -19,7 +19,7 @@ from tests.modules.helpers import variables
 ENTRIES = 16
 ROWS = 8
 SIZES = {
-  'bahdanau2015': {'encoder': 'birnn(features=8)', 'decoder': 'bahdanau(features=8, readout=8)'},
+  'bahdanau2015_deep_tanh': {'encoder': 'birnn(features=8)', 'decoder': 'bahdanau(features=8, readout=8)'},
   'gnmt2016': {'encoder': 'gnmt(features=8, layers=2)', 'decoder': 'gnmt(features=8, layers=2)'},
   'transformer2017_base': {
     'encoder': 'transformer(layers=1, features=8, hidden=16, heads=2)',
@@ -45,7 +45,7 @@ SEVERAL_PROCESSES = {
     *((preset, MeshConfig(tensor=2), {}) for preset in SIZES),
     *((preset, MeshConfig(fsdp=2, tensor=2), {}) for preset in SIZES),
     ('gnmt2016', MeshConfig(fsdp=2, tensor=2), {'accumulate': 2}),
-    ('bahdanau2015', MeshConfig(fsdp=2), {'seed': [3, 4]}),
+    ('bahdanau2015_deep_tanh', MeshConfig(fsdp=2), {'seed': [3, 4]}),
     ('transformer2017_base', MeshConfig(tensor=2), {'seed': [3, 4]}),
   )
 }

@@ -1,4 +1,4 @@
-"""docs/papers.md: every preset has rows, and every difference from a paper has its reason."""
+"""docs/papers.md: every preset has rows, every difference has its reason, and plain names are the papers."""
 
 import re
 from pathlib import Path
@@ -8,6 +8,14 @@ import pytest
 from attention_jax.systems.presets import PRESETS
 
 PAGE = Path(__file__).parents[2] / 'docs' / 'papers.md'
+PAPER = r'[a-z]+[0-9]{4}'
+# What a name states if the preset is not the paper.
+STATED_CHANGE = r'_(deep_tanh|mapped|birnn|own_reward)(?=_|$)'
+# Parts of a preset with a plain name that may differ: those of pictures on a small grid, the weight of a loss, and an
+# estimate with the expected gradient of the paper.
+ACCEPTED_DIFFERENCES = {
+  'captioning': {'image encoder, output layer', 'weight of the doubly stochastic loss', 'reward, baseline'}
+}
 
 
 def read_rows(page):
@@ -35,10 +43,55 @@ def test_every_difference_has_a_reason(system):
     assert bool(reason) == (verdict == 'differs'), (preset, part)
 
 
-def test_exact_presets_differ_in_what_their_rows_say_alone():
-  exact = {name for presets in PRESETS.values() for name in presets if name.endswith('_exact')}
-  same = {row[0].strip('`') for rows in ROWS.values() for row in rows if row[2] == 'same'}
-  assert exact and exact <= same
+def plain_name(preset):
+  """Returns the name without the change that it states."""
+  return re.sub(STATED_CHANGE, '', preset)
+
+
+def parts(system, preset, verdict):
+  return {part for name, part, found, _ in ROWS[system] if (name.strip('`'), found) == (preset, verdict)}
+
+
+def differences(system, preset):
+  return ' '.join(reason for name, _, verdict, reason in ROWS[system] if (name, verdict) == (f'`{preset}`', 'differs'))
+
+
+CHANGED = [
+  (system, preset) for system, presets in PRESETS.items() for preset in presets if plain_name(preset) != preset
+]
+PAPERS = {re.match(PAPER, preset).group() for _, preset in CHANGED}
+PLAIN = [
+  (system, preset)
+  for system, presets in PRESETS.items()
+  for preset in presets
+  if re.match(PAPER, preset).group() in PAPERS and plain_name(preset) == preset
+]
+
+
+def test_the_papers_with_changed_presets_are_found():
+  assert {'bahdanau2015', 'sutskever2014', 'luong2015', 'xu2015'} == PAPERS
+  assert {'bahdanau2015', 'sutskever2014', 'luong2015', 'luong2015_local_p', 'xu2015_hard'} <= {
+    name for _, name in PLAIN
+  }
+
+
+@pytest.mark.parametrize(('system', 'preset'), PLAIN)
+def test_a_preset_with_the_plain_name_of_its_paper_is_the_paper(system, preset):
+  assert parts(system, preset, 'same')
+  assert parts(system, preset, 'differs') <= ACCEPTED_DIFFERENCES.get(system, set())
+
+
+@pytest.mark.parametrize(('system', 'preset'), CHANGED)
+def test_a_stated_change_is_a_difference_from_the_preset_with_the_plain_name(system, preset):
+  plain = plain_name(preset)
+  twins = [presets[plain].settings for presets in PRESETS.values() if plain in presets]
+  assert twins and PRESETS[system][preset].settings not in twins
+  assert parts(system, preset, 'same')
+  assert f'`{plain}`' in differences(system, preset)
+
+
+def test_no_name_claims_to_be_more_exact_than_the_plain_one():
+  assert [name for presets in PRESETS.values() for name in presets if 'exact' in name] == []
 
 
 def test_presets_named_in_reasons_exist():
