@@ -64,7 +64,7 @@ def strip_dropout(alignment: Row) -> Callable:
 
 
 def differs_at_test(alignment: Row) -> bool:
-  """Returns whether an alignment has a test-time twin, other than itself without dropout."""
+  """Returns whether an alignment has a test-time counterpart other than itself without dropout."""
   return alignment.at_test not in (None, strip_dropout(alignment))
 
 
