@@ -13,7 +13,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 @pytest.fixture(scope='session')
 def compilation_cache_folder(tmp_path_factory, worker_id) -> Path:
-  """The folder of the cache."""
+  """The folder of the cache, the same in every worker."""
   base = tmp_path_factory.getbasetemp()
   return (base if worker_id == 'master' else base.parent) / 'compiled'
 
@@ -38,7 +38,7 @@ def cache_compilations(folder: Path):
 
 @pytest.fixture(scope='package', autouse=True)
 def shared_compilation_cache(compilation_cache_folder):
-  """Applies to a package whose conftest.py imports it, together with `compilation_cache_folder`."""
+  """Caches the compilations of a package whose conftest.py imports this and `compilation_cache_folder`."""
   with cache_compilations(compilation_cache_folder):
     yield
 

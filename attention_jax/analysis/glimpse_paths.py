@@ -75,7 +75,7 @@ def _to_example(item: GlimpsePath, size: int, scales: int) -> picture_page.Stepp
 
 
 def _centres(item: GlimpsePath) -> np.ndarray:
-  """Centres of the glimpses in pixels: [T, 2], row and column."""
+  """Centres of the glimpses in pixels from the top left corner of the picture: [T, 2], row and column."""
   return (item.locations + 1) / 2 * np.array(item.picture.shape[:2])
 
 
@@ -106,10 +106,11 @@ def _draw_path(axes, item: GlimpsePath, centres: np.ndarray, size: int) -> None:
     _draw_outline(axes, theta, item.picture.shape)
   for top, left in [] if len(item.transforms) else np.round(centres) - size // 2:
     _draw_frame(axes, top, left, size, 0.5)
-  axes.plot(centres[:, 1], centres[:, 0], '-', color=LINE, linewidth=1.2)
-  axes.scatter(centres[:, 1], centres[:, 0], s=10, color=LINE)
+  points = centres - 0.5  # imshow draws pixel i from i - 0.5 to i + 0.5
+  axes.plot(points[:, 1], points[:, 0], '-', color=LINE, linewidth=1.2)
+  axes.scatter(points[:, 1], points[:, 0], s=10, color=LINE)
   outline = withStroke(linewidth=1.5, foreground='black')  # keeps numbers legible on white strokes
-  for number, (row, column) in enumerate(centres, 1):
+  for number, (row, column) in enumerate(points, 1):
     axes.annotate(
       str(number),
       (column, row),

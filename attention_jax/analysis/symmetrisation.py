@@ -1,6 +1,6 @@
 """Symmetrisation: one alignment from those of both directions of translation. Och & Ney 2003; Koehn et al. 2003, 2005.
 
-Both alignments have pairs (source, target) of the same direction: links of the reverse direction are swapped before.
+Both alignments consist of (source, target) pairs: those of the reverse model must be swapped beforehand.
 """
 
 import functools
@@ -44,9 +44,11 @@ def _grow(
   neighbours: tuple[Link, ...],
   final: Callable[[bool, bool], bool] | None = None,
 ) -> set[Link]:
-  """Grows the intersection by neighbours in the union that have an unaligned word; then adds the links of each
-  direction for which final(source is unaligned, target is unaligned) holds. Words are visited in the order of the
-  target, then of the source.
+  """Grows the intersection of both alignments.
+
+  Adds links of the union that are neighbours of a link and have an unaligned word, until there are none. Then adds the
+  links of each direction for which final(source is unaligned, target is unaligned) holds. Links are visited in the
+  order of their targets, then of their sources.
   """
   links = forward & reverse
   union = forward | reverse
@@ -79,12 +81,12 @@ def _grow(
   return links
 
 
-def _either(source: bool, target: bool) -> bool:
-  return source or target
+def _either(is_source_unaligned: bool, is_target_unaligned: bool) -> bool:
+  return is_source_unaligned or is_target_unaligned
 
 
-def _both(source: bool, target: bool) -> bool:
-  return source and target
+def _both(is_source_unaligned: bool, is_target_unaligned: bool) -> bool:
+  return is_source_unaligned and is_target_unaligned
 
 
 SYMMETRISATIONS: Mapping[str, Symmetrisation] = {

@@ -1,4 +1,4 @@
-"""Labelled documents as ids, sentences of words; and their batches, as functions of (seed, step)."""
+"""Labelled documents as ids of the words of their sentences, and batches of them, pure functions of (seed, step)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -26,7 +26,7 @@ class EncodedDocuments(NamedTuple):
     sentence_offsets: int64 [sentences + 1].
     offsets: int64 [documents + 1].
     labels: int32 [documents].
-    num_truncated_words: number of words of all documents that exceed the largest bucket.
+    num_truncated_words: number of words of all documents that are left out because they exceed the largest bucket.
   """
 
   ids: np.ndarray
@@ -75,9 +75,9 @@ def cut_document(
   Args:
     sentences: the sentences of the document.
     vocabulary: splits sentences into tokens.
-    limits: most sentences, and most words of each.
-    joined: whether the document is one sentence, of which the first limits[1] words are kept.
-    pairs: whether the document is a pair of texts, of each of which the first limits[1] words are kept.
+    limits: maximum number of sentences, and of words in each.
+    joined: whether the document is read as one sentence, of which the first limits[1] words are kept.
+    pairs: whether the document is a pair of texts; the first limits[1] words of each are kept.
 
   Returns:
     (tokens, ids) of each sentence, and the number of tokens that are left out.
@@ -165,7 +165,7 @@ def largest_bucket(buckets: Sequence[tuple[int, int]]) -> tuple[int, int]:
 
 
 def assign_documents(encoded: EncodedDocuments, buckets: Sequence[tuple[int, int]]) -> np.ndarray:
-  """Returns for each document the position of the smallest bucket that holds it."""
+  """Returns for each document the position of the smallest bucket that holds it, -1 if none does."""
   bucket_index = np.full(encoded.rows, -1, np.int32)
   for i, (sentences, words) in reversed(list(enumerate(buckets))):
     bucket_index[(encoded.sentences <= sentences) & (encoded.words <= words)] = i
@@ -196,7 +196,7 @@ class DocumentBatches:
 
   @property
   def shapes(self) -> list[tuple[int, int, int]]:
-    """The (rows, sentences, words) that occur."""
+    """The distinct (rows, sentences, words) of its batches."""
     return self._order.shapes
 
   def shape(self, step: int) -> tuple[int, int, int]:

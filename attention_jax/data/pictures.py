@@ -71,7 +71,7 @@ class LazySplits(Mapping):
 
 
 def shapes(folder: str, *, seed: int = 0) -> Mapping[str, Pictures]:
-  """Coloured shapes on a cluttered ground, described from left to right, with gold boxes; generated, not stored."""
+  """Coloured shapes on a cluttered background, described from left to right, with gold boxes; generated, not stored."""
   from attention_jax.data.builders import shapes as builder
 
   def generate_split(split: str) -> Pictures:

@@ -85,7 +85,7 @@ def records(folder: str, *, form: str = 'sentence', seed: int = 0) -> dict[str, 
 
 
 def _sure_links(links: Links) -> Links:
-  """The links of target characters with exactly one link; several links mean any position in a source span."""
+  """Returns the links of target characters that have one link. Several mean that any of these positions is correct."""
   num_links = collections.Counter(target for _, target in links)
   return tuple((source, target) for source, target in links if num_links[target] == 1)
 
@@ -106,13 +106,15 @@ def text(
 
   Args:
     folder: the folder that relative paths start from.
-    train, validation, test, unseen: two paths, or a prefix that `source` and `target` complete.
-    source, target: suffixes of prefixes, such as 'en' and 'de'.
+    train, validation, test, unseen: the files of each split: a prefix, which `source` and `target` complete to two
+      paths, or a pair of paths (source, target).
+    source, target: suffixes of the files of a prefix, such as 'en' and 'de'; required if a split is a prefix.
     links: suffix of files of gold links in Pharaoh format, such as 'links'; a prefix without such a file has no links.
-    level: the unit in which links are counted, a key of text.LINK_LEVELS.
+    level: the unit that links count, a key of text.LINK_LEVELS.
 
   Raises:
-    UserError: for anything else, and as `read_parallel` does.
+    UserError: if a split is neither a prefix nor a pair of paths, for a prefix without `source` and `target`, for a
+      pair of paths with `links`, and as `read_parallel` does.
   """
 
   def read(split: str, paths: Any) -> Corpus:
@@ -122,7 +124,10 @@ def text(
       pair = parallel_paths(_join(folder, paths), source, target)
       return read_parallel(*pair, existing_path(_join(folder, paths), links), level)
     if isinstance(paths, tuple | list) and len(paths) == 2 and all(isinstance(path, str) for path in paths):
-      return read_parallel(*(_join(folder, path) for path in paths))
+      if links is not None:
+        raise UserError(f"task 'text': links={links!r} needs prefixes, got the pair of paths {split}={paths!r}")
+      source_path, target_path = (_join(folder, path) for path in paths)
+      return read_parallel(source_path, target_path, level=level)
     raise UserError(f"task 'text': {split} must be a prefix or a pair of (source, target) paths, got {paths!r}")
 
   return _read_splits(read, train, validation, test, unseen)
@@ -142,7 +147,7 @@ def tsv(
   Args:
     folder: the folder that relative paths start from.
     train, validation, test, unseen: the table of each split.
-    level: the unit in which links are counted, a key of text.LINK_LEVELS.
+    level: the unit that links count, a key of text.LINK_LEVELS.
   """
   return _read_splits(lambda split, path: read_tsv(_join(folder, path), level), train, validation, test, unseen)
 
@@ -232,7 +237,7 @@ def load_vocabularies(config: Mapping[str, Any], run_folder: str) -> tuple[vocab
   """Returns the source and target vocabularies that a run stored.
 
   Raises:
-    UserError: if the folder has none.
+    UserError: if the folder lacks one of them.
   """
   by_side = {side: vocab.load_stored(config['vocabulary'], run_folder, side) for side in columns_by_side(config)}
   if missing := [side for side, vocabulary in by_side.items() if vocabulary is None]:
@@ -258,7 +263,8 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> TranslationData:
   Args:
     config: task (a spec of TASKS), folder (where relative paths start), vocabulary (a spec of VOCABULARIES),
       shared_vocabulary (one for both sides), buckets.
-    run_folder: a run folder, whose stored vocabularies are used; missing ones are trained. None trains all.
+    run_folder: the run folder whose stored vocabularies are used; those that it lacks are trained. None: uses those
+      of a prepared data set, and trains them for any other task.
 
   Raises:
     UserError: for anything that is wrong with the config or the files.
@@ -339,7 +345,7 @@ def get_split(data: TranslationData, split: str) -> tuple[Corpus, EncodedSplit]:
   """Returns one split as text and as ids.
 
   Raises:
-    UserError: naming the splits that exist, if it is not one of them.
+    UserError: for a split that the data does not have; the message lists those that it has.
   """
   choose(split, data.corpora, 'split')
   return data.corpora[split], data.encoded[split]

@@ -70,8 +70,8 @@ def generate(
   """Generates K hypotheses of each source independently of each other, until each has emitted EOS.
 
   Args:
-    step: as that of a model, but for tokens [B, K] and a carry of any shape.
-    carry: the first carry.
+    step: as that of a model, but with tokens, logits and weights [B, K, ...].
+    carry: the first carry; axis 0 of every leaf is the batch of sources.
     memory: the memory, of sources [B].
     choose_token: (logits [B, K, vocabulary], level, choice_inputs) -> the next token [B, K]; EOS at the last level.
     choice_inputs: what choose_token needs for each source, leaves [B, ...].
@@ -83,8 +83,8 @@ def generate(
   """
   batch = jax.tree.leaves(carry)[0].shape[0]
   token = jnp.full((batch, hypotheses), BOS, jnp.int32)
-  _, (_, weights, *_) = jax.eval_shape(step, carry, token, memory)
-  source_mask = broadcast_source_mask(source_mask, batch, weights.shape[-1])
+  _, (_, weight_shape, *_) = jax.eval_shape(step, carry, token, memory)
+  source_mask = broadcast_source_mask(source_mask, batch, weight_shape.shape[-1])
 
   def body(level, state, history, inputs):
     memory, choice_inputs = inputs
@@ -103,7 +103,7 @@ def generate(
   zeros = jnp.zeros((batch, hypotheses))
   is_filler = jnp.broadcast_to(~source_mask.any(-1)[:, None], zeros.shape)
   token_history = jnp.full((max_length, *zeros.shape), PAD, jnp.int32)
-  weight_history = jnp.zeros((max_length, *weights.shape), weights.dtype)
+  weight_history = jnp.zeros((max_length, *weight_shape.shape), weight_shape.dtype)
   # The last token of every hypothesis is EOS, so the last log-probability is that of EOS.
   (log_probs, eos_log_probs), (tokens, weights) = shrinking_while_loop(
     body,

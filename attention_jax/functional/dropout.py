@@ -19,8 +19,8 @@ from attention_jax.functional.table import Row, lookup
 def keep_mask(rng: jax.Array, rate: float, shape: tuple[int, ...]) -> Bool[Array, '...']:
   """Samples a dropout mask.
 
-  Two words are drawn from rng, and the index of every entry is hashed with both. The mask is therefore the same under
-  vmap and on any number of devices.
+  Two 32-bit words are drawn from rng, and the index of every entry is hashed with both. The mask is therefore the same
+  under vmap and on any number of devices.
 
   Args:
     rng: a PRNG key, consumed.
@@ -64,19 +64,19 @@ def strip_dropout(alignment: Row) -> Callable:
 
 
 def differs_at_test(alignment: Row) -> bool:
-  """Returns whether an alignment has a test-time twin, other than itself without dropout."""
+  """Returns whether an alignment has a test-time counterpart other than itself without dropout."""
   return alignment.at_test not in (None, strip_dropout(alignment))
 
 
 def dropout_factors(
-  alignment: Row, rng: jax.Array | None, steps: Dimension, size: Dimension
+  alignment: Row, rng: jax.Array | None, num_queries: Dimension, size: Dimension
 ) -> Float[Array, 'T S'] | None:
   """Returns the dropout factors of all queries of one sequence, as `attend` samples them with the same rng.
 
   Args:
     alignment: a table row.
     rng: the rng of the sequence.
-    steps: T, the number of queries.
+    num_queries: T.
     size: S, the number of positions.
 
   Returns:
@@ -90,11 +90,11 @@ def dropout_factors(
     _, dropout_rng = jax.random.split(alignment_rng)  # as `dropped` in with_dropout splits it
     return alignment.dropout.factors(dropout_rng, size)
 
-  return jax.vmap(query_factors)(split_rng(rng, steps))
+  return jax.vmap(query_factors)(split_rng(rng, num_queries))
 
 
 def with_dropout(alignment: str | Row | Callable, rate: float) -> Row:
-  """Adds dropout to the weights of an alignment. Srivastava et al. 2014, here as in the program of Vaswani et al. 2017.
+  """Adds dropout to the weights of an alignment: Srivastava et al. 2014, as in the code of Vaswani et al. 2017.
 
   In training each weight is 0 with probability `rate`, and is divided by 1 - rate otherwise. The context and the carry
   of later steps use the weights after dropout. The new alignment consumes the rng of its step. At test time there is no

@@ -1,9 +1,10 @@
 """Alignments that only move forward. Their state is the distribution of the position after the previous query, for
 `forward` and `forward_agent` its logarithm; `forward_agent` adds the log-odds of its next move.
 
-Weights may sum to less than 1: mass that moves past the end of the memory is lost, and is not spread over the other
-positions. Expected weights are linear recurrences, q[s] = a[s] q[s - 1] + b[s], solved by an associative scan, which
-never divides by a product of small numbers.
+The weights of `forward` and `forward_agent` are normalised. Those of the others may sum to less than 1: mass that moves
+past the end of the memory is lost, and is not spread over the other positions. Their expected weights are linear
+recurrences, q[s] = a[s] q[s - 1] + b[s], solved by an associative scan, which never divides by a product of small
+numbers.
 """
 
 from typing import NamedTuple
@@ -53,8 +54,8 @@ def monotonic(scores: Scores, mask: Mask, *, state: Weights, rng: jax.Array, noi
   """Expected weights of a walk that stops at s with probability pₛ = σ(eₛ + noise). Raffel et al. 2017, section 2.
 
   wₛ = pₛ qₛ, qₛ = (1 - pₛ₋₁) qₛ₋₁ + w'ₛ, with w' the previous weights, which are the state. Gaussian noise of standard
-  deviation `noise` drives the learned probabilities towards 0 and 1. Consumes rng. The test-time twin is
-  `hard_monotonic`.
+  deviation `noise` drives the learned probabilities towards 0 and 1. Consumes rng. The test-time
+  counterpart is `hard_monotonic`.
 
   Raises:
     UserError: if `noise` is negative.
@@ -71,7 +72,7 @@ def monotonic(scores: Scores, mask: Mask, *, state: Weights, rng: jax.Array, noi
 def hard_monotonic(scores: Scores, mask: Mask, *, state: Weights) -> WeightsAndState:
   """1 at the first s, at or after the previous position, with σ(eₛ) > 1/2; zeros if there is none. No gradient.
 
-  Raffel et al. 2017.
+  After a query with zeros, all later queries get zeros too. Raffel et al. 2017.
   """
   stops = mask & (scores > 0) & (jnp.cumsum(state) > 0.5)
   is_first = stops & (jnp.cumsum(stops) == 1)
@@ -103,7 +104,7 @@ def mocha(
     UserError: if the width is less than 1, or `noise` is negative.
   """
   stops, state = monotonic(scores, mask, state=state, rng=rng, noise=noise)
-  return _chunk_weights(stops, mask, jax.vmap(lambda p: _tanh_unit(query, p, w, bias, v))(remembered), width), state
+  return _chunk_weights(stops, mask, _chunk_scores(query, remembered, w, bias, v), width), state
 
 
 @check_single_query
@@ -125,7 +126,7 @@ def hard_mocha(
     UserError: if the width is less than 1.
   """
   stops, state = hard_monotonic(scores, mask, state=state)
-  return _chunk_weights(stops, mask, jax.vmap(lambda p: _tanh_unit(query, p, w, bias, v))(remembered), width), state
+  return _chunk_weights(stops, mask, _chunk_scores(query, remembered, w, bias, v), width), state
 
 
 def project_values(value: Float[Array, 'S V'], *, u: Float[Array, 'V F']) -> Float[Array, 'S F']:
@@ -213,6 +214,11 @@ def _tanh_unit(query, projected, w, bias, v) -> Array:
   """vᵀ tanh(Wᵀ q + p + b) for one projected vector p, [F]."""
   query, projected, w, bias, v = map(at_least_float32, (query, projected, w, bias, v))
   return jnp.tanh(query @ w + projected + bias) @ v
+
+
+def _chunk_scores(query, remembered, w, bias, v) -> Scores:
+  """The scores of `mocha` inside a chunk: vᵀ tanh(Wᵀ q + p + b) for each projected value p of remembered [S, F]."""
+  return jax.vmap(lambda projected: _tanh_unit(query, projected, w, bias, v))(remembered)
 
 
 def _chunk_weights(stops, mask, scores, width: int) -> Weights:

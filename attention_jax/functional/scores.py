@@ -217,7 +217,7 @@ def fertility(
 ) -> Scores:
   """eₛ = vᵀ tanh(q + kₛ + u cₛ/Φₛ), Φₛ = N σ(wᵀ kₛ): coverage relative to the fertility of a position. Tu et al. 2016.
 
-  c is the sum of all weights so far, and N is `most`. Φ is at least 10⁻⁶, which prevents a division by 0.
+  c is the sum of all weights so far, and N is `max_fertility`. Φ is at least 10⁻⁶, which prevents a division by 0.
 
   Raises:
     UserError: unless max_fertility > 0.

@@ -210,24 +210,31 @@ def _head_importance(subject: Subject) -> Measurement:
 ANALYSES: Mapping[str, Analysis] = {
   'entropy': Analysis(_entropy, 'entropy of the weights of each target token, in nats'),
   'coverage': Analysis(_coverage, 'total weight of each source token (Tu et al. 2016)'),
-  'distance': Analysis(_distance, 'mean distance of the weights from the diagonal (Vig & Belinkov 2019)'),
+  'distance': Analysis(_distance, 'mean distance of the weights from the diagonal, in positions (Vig & Belinkov 2019)'),
   'monotonicity': Analysis(_monotonicity, 'share of steps whose largest weight does not move backwards'),
   'norms': Analysis(_norms, 'length of each weighted value vector (Kobayashi et al. 2020)'),
   'self_attention': Analysis(_self_attention, 'weights of a layer of the encoder over its own positions'),
   'updates': Analysis(_updates, 'number of updates of each source token by an encoder with adaptive computation time'),
   'rollout': Analysis(_rollout, "the encoder's self-attention through all layers (Abnar & Zuidema 2020)"),
   'flow': Analysis(_flow, "maximum flow through the encoder's self-attention (Abnar & Zuidema 2020)"),
-  'gradient_times_input': Analysis(_gradient_times_input, 'gradient of each log-probability, times the embedding'),
+  'gradient_times_input': Analysis(
+    _gradient_times_input, 'gradient of each log-probability times each source embedding, in nats'
+  ),
   'integrated_gradients': Analysis(
-    _integrated_gradients, 'the same, averaged on the way from a source of zeros (Sundararajan et al. 2017)'
+    _integrated_gradients,
+    'gradient_times_input, with the mean gradient on the line from embeddings of zeros (Sundararajan et al. 2017)',
   ),
-  'leave_one_out': Analysis(_leave_one_out, 'log-probability lost when a source token is masked'),
+  'leave_one_out': Analysis(_leave_one_out, 'decrease of each log-probability when a source token is masked, in nats'),
   'kendall': Analysis(_kendall, "Kendall's tau of the weights and another measure (Jain & Wallace 2019)"),
-  'permutation': Analysis(_permutation, 'change of the output when weights are permuted (Jain & Wallace 2019)'),
-  'adversarial': Analysis(
-    _adversarial, 'divergence of the most distant weights with nearly the same output (Jain & Wallace 2019)'
+  'permutation': Analysis(
+    _permutation,
+    'median total variation distance of the output when weights are permuted (Jain & Wallace 2019)',
   ),
-  'what_if': Analysis(_what_if, 'change of each log-probability under an edit of the weights'),
+  'adversarial': Analysis(
+    _adversarial,
+    'Jensen-Shannon divergence of the most distant weights with nearly the same output, in nats (Jain & Wallace 2019)',
+  ),
+  'what_if': Analysis(_what_if, 'change of each log-probability under an edit of the weights, in nats'),
   'head_importance': Analysis(_head_importance, 'sensitivity of the loss to a gate of each head (Michel et al. 2019)'),
 }
 

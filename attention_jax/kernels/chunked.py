@@ -3,8 +3,9 @@
 Memory is linear in T + S, not T S. A block has complete rows of scores, so that every score and every alignment is
 supported: recurrent ones pass their carry from block to block.
 
-Block sizes apply to one sequence, which is a single block up to T S = MAX_BLOCK_SCORES. The sequences of a batch and
-their heads are computed together, one block of each at a time.
+Block sizes apply to one sequence. A block has at most MAX_BLOCK_SCORES scores [T, S] and, if the score computes an
+array [T, S, F] for all queries at once, at most MAX_BLOCK_ENTRIES entries of it; it has one query at least. The
+sequences of a batch and their heads are computed together, one block of each at a time.
 """
 
 import functools
@@ -18,6 +19,7 @@ from attention_jax.functional.attend import (
   Memory,
   attend_queries,
   init_carry,
+  score_terms,
   zero_masked_memory,
 )
 from attention_jax.functional.masking import accumulation_dtype, vary_like
@@ -26,7 +28,7 @@ from attention_jax.functional.table import Row, TanhSum
 from attention_jax.kernels.symbolic import has_symbolic_sizes
 
 MAX_BLOCK_SCORES = 2**20  # maximum number of scores in a block
-MAX_BLOCK_ENTRIES = 2**24  # maximum size of a block's array [T, S, F], for scores that compute one
+MAX_BLOCK_ENTRIES = 2**24  # maximum size of a block's array [T, S, F], for a TanhSum
 SYMBOLIC_BLOCK = 128  # queries of a block if the number of queries or of positions is symbolic
 
 
@@ -55,11 +57,11 @@ def attend(
   """
   memory = zero_masked_memory(memory)
   score = score.with_fast_gradient
-  steps = query.shape[0]
+  num_queries = query.shape[0]
   size = memory.key.shape[0]
   carry = init_carry(score, alignment, size, accumulation_dtype(query, memory.key))
   mask_per_query = memory.mask if memory.mask.ndim == 2 else None
-  xs = (query, mask_per_query, bias, split_rng(rng, steps))
+  xs = (query, mask_per_query, bias, split_rng(rng, num_queries))
 
   def run_block(carry, xs):
     query, mask, bias, rngs = xs
@@ -68,21 +70,28 @@ def attend(
     return carry, attended if return_weights else attended._replace(weights=None)
 
   if has_symbolic_sizes(query, memory):
-    rows = SYMBOLIC_BLOCK
+    block_queries = SYMBOLIC_BLOCK
   else:
-    rows = max(1, MAX_BLOCK_SCORES // size)
+    block_queries = max(1, MAX_BLOCK_SCORES // size)
     if block is attend_block and isinstance(score.form, TanhSum):
-      rows = max(1, min(rows, MAX_BLOCK_ENTRIES // (size * memory.key.shape[-1])))
-    if rows >= steps:
+      width = _tanh_sum_width(score, params, query, memory)
+      block_queries = max(1, min(block_queries, MAX_BLOCK_ENTRIES // (size * width)))
+    if block_queries >= num_queries:
       return run_block(carry, xs)[1]
-  blocks = -(-steps // rows)
-  rows = -(-steps // blocks)  # blocks of nearly equal size: at most blocks - 1 rows are padding
+  num_blocks = -(-num_queries // block_queries)
+  block_queries = -(-num_queries // num_blocks)  # nearly equal blocks: at most num_blocks - 1 queries are padding
 
   def split_blocks(x):
-    padding = jnp.broadcast_to(x[-1:], (blocks * rows - steps, *x.shape[1:]))
-    return jnp.concatenate([x, padding]).reshape(blocks, rows, *x.shape[1:])
+    padding = jnp.broadcast_to(x[-1:], (num_blocks * block_queries - num_queries, *x.shape[1:]))
+    return jnp.concatenate([x, padding]).reshape(num_blocks, block_queries, *x.shape[1:])
 
   recomputed_block = jax.checkpoint(run_block, prevent_cse=False)
   start = vary_like(carry, params, memory, xs)
   _, attended = jax.lax.scan(recomputed_block, start, jax.tree.map(split_blocks, xs))
-  return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:steps], attended)
+  return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_queries], attended)
+
+
+def _tanh_sum_width(score: Row, params, query, memory: Memory) -> int:
+  """Width F of the array [T, S, F] that a TanhSum computes; that of `concat` is not the width of the key."""
+  _, key_term, *_ = jax.eval_shape(functools.partial(score_terms, score.form.fn), params, query, memory)
+  return key_term.shape[-1]

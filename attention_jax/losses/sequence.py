@@ -1,7 +1,7 @@
 """Losses as sums over real tokens: the step divides once, by the tokens of the whole global batch.
 
-A loss returns `{'loss': [], 'tokens': [], ...}`, float32 sums over the batch. 'loss' is minimised; every other entry
-('accuracy', auxiliary losses) is divided by the tokens and logged.
+A loss returns `{'loss': [], 'tokens': [], ...}`, float32 sums over the batch. The quotient of 'loss' and 'tokens' is
+minimised; those of the other entries ('accuracy', auxiliary losses) are logged.
 """
 
 import jax
@@ -50,20 +50,25 @@ def cross_entropy(
 
 
 def replace_unreachable_targets(model, batch):
-  """Returns the batch with UNK for target words that the model cannot emit: those that only its source contains."""
+  """Replaces the target words that the model cannot emit, because they occur in the source alone and it does not copy.
+
+  Returns the batch with UNK in place of target ids from `model.output_size` on.
+  """
   return batch._replace(target=oov_to_unk(batch.target, model.output_size(batch.source.shape[-1])))
 
 
 def output_loss(outputs, target: jax.Array, mask: jax.Array, smoothing: float = 0.0, copies: bool = False) -> Sums:
-  """Returns `cross_entropy` of a model's outputs; `linear_cross_entropy` computes it for the logits of a linear layer.
+  """Returns the sums of `cross_entropy` for a model's outputs, without the logits of the whole batch if possible.
+
+  `linear_cross_entropy` computes them if the logits are those of a linear layer.
 
   Args:
     outputs: ModelOutput of all steps.
     target: [B, T] ids.
     mask: [B, T], True = real.
     smoothing: as in `cross_entropy`.
-    copies: whether the model copies. Smoothing is then over the tokens that can be emitted, because the number of the
-      others depends on the padding.
+    copies: whether the model copies. The mass is then spread over the tokens that can be emitted, because the number of
+      the others depends on the padding.
   """
   if not outputs.linear:
     smoothing_mask = emittable(outputs.logits) if copies and smoothing else None

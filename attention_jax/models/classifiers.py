@@ -184,13 +184,17 @@ class Decomposable(Classifier):
       deterministic: whether dropout is off.
 
     Returns:
-      ClassifierOutput. `words` [B, 2, W, W] has, for each text, the weights over its words by each word of the other.
+      ClassifierOutput. `words` [B, 2, N W, W] has, for each text, the weights over its words by each word of the other
+      one: rows W n to W n + W - 1 are those of head n of the N heads. Words that are padding attend to nothing.
 
     Raises:
       UserError: if a document does not have two texts.
     """
     if source.shape[1] != 2:
-      raise UserError(f'decomposable: documents must have 2 texts, buckets of (2, words), got {source.shape[1]}')
+      raise UserError(
+        f'decomposable: documents must have 2 texts, got {source.shape[1]}; set config.data.buckets to (2, words)'
+      )
+    batch, _, width = source.shape
     attend = _Layers(self.width, self.dropout, self.dtype, name='attend')
     compare = _Layers(self.width, self.dropout, self.dtype, name='compare')
     encoder = self.make_encoder(self.embedding)
@@ -208,13 +212,14 @@ class Decomposable(Classifier):
       mean = masked_mean(compared, mask[:, query])
       summary, _ = pooling(compared, mask[:, query], mean, deterministic)
       summaries.append(summary)
-      weights.append(zero_masked(attended.weights, mask[:, query]))
+      weights_by_head = attended.weights.reshape(batch, -1, width, width)
+      weights.append(zero_masked(weights_by_head, mask[:, query][:, None, :, None]))
 
     decide = _Layers(self.width, self.dropout, self.dtype, name='decide')
     features = decide(jnp.concatenate(summaries, -1), deterministic)
     # Reversed: the queries of one text weigh the words of the other.
-    word_weights = jnp.stack([x.reshape(len(mask), -1, mask.shape[-1]) for x in reversed(weights)], 1)
-    sentence_weights = jnp.ones((len(mask), 1, 2), jnp.float32)
+    word_weights = jnp.stack([x.reshape(batch, -1, width) for x in reversed(weights)], 1)
+    sentence_weights = jnp.ones((batch, 1, 2), jnp.float32)
     ponder = sum((text.ponder for text in encoded), ())
     return ClassifierOutput(self.classify(features, deterministic), word_weights, sentence_weights, ponder)
 

@@ -1,13 +1,14 @@
 """Convolutional encoder and decoder, with attention in every decoder layer. Gehring et al. 2017.
 
-The equations are those of the text. Differences from the paper:
+The equations are those of the paper's text. Differences from it:
 - All layers have one width; in the paper's largest models the upper layers are wider.
 - Dropout is applied to embeddings before positions are added.
 - Embeddings have the initialiser of all models of this package, not a standard deviation of 0.1.
 - The output layer is not weight-normalised.
 
-The authors' code also multiplies three sums by √0.5: query and embedding, memory and embedding (the values), and layer
-output and context. It divides the gradient of the encoder by twice the number of attention layers.
+The authors' code differs from the text, and from this module, in two ways: it multiplies three more sums by √0.5 (query
+and embedding; memory and embedding, which are the values; layer output and context), and it divides the gradient of the
+encoder by twice the number of attention layers.
 """
 
 from collections.abc import Callable
@@ -76,7 +77,10 @@ class Convolutional(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-  """x ← (v(W [x_{t-k/2} ... x_{t+k/2}] + b) + x) √0.5. Gehring et al. 2017, section 3.2."""
+  """x ← (v(W [x_{t-k/2} ... x_{t+k/2}] + b) + x) √0.5. Gehring et al. 2017, section 3.2.
+
+  v([A; B]) = A ⊗ σ(B) is the gated linear unit, and k the width of the window, an odd number: k/2 is rounded down.
+  """
 
   features: int
   width: int
@@ -134,9 +138,9 @@ class ConvLayerCarry(NamedTuple):
 class ConvDecoderLayer(nn.Module):
   """h = v(W [x_{t-k+1} ... x_t] + b); h ← h + U √m c_t; x ← (h + x) √0.5. Gehring et al. 2017, sections 3.2 to 3.4.
 
-  c_t = attend(d_t), d_t = V h_t + b + g_t (equation 1), with g_t the embedding of the input token, m the number of
-  source positions that are not masked. U projects contexts to the width of h, as in the authors' code; the paper's text
-  adds c_t without projection.
+  v is the gated linear unit, see EncoderBlock, and k the width of the window. c_t = attend(d_t), d_t = V h_t + b + g_t
+  (equation 1), with g_t the embedding of the input token, and m the number of unmasked source positions. U projects
+  contexts to the width of h, as in the authors' code; the paper's text adds c_t without projection.
   """
 
   attention: Attention
@@ -158,7 +162,9 @@ class ConvDecoderLayer(nn.Module):
     attention_carry = self.attention.init_carry(memory) if self.attention.is_recurrent else ()
     return ConvLayerCarry(inputs, attention_carry)
 
-  def __call__(self, x: jax.Array, embedded: jax.Array, memory: Memory, deterministic: bool):
+  def __call__(
+    self, x: jax.Array, embedded: jax.Array, memory: Memory, deterministic: bool
+  ) -> tuple[jax.Array, jax.Array]:
     """Computes all steps at once.
 
     Args:
@@ -179,7 +185,9 @@ class ConvDecoderLayer(nn.Module):
     _, x, weights = self._apply_layer(input_windows, x, embedded, memory, attend)
     return x, weights
 
-  def step(self, carry: ConvLayerCarry, x: jax.Array, embedded: jax.Array, memory: Memory, deterministic: bool):
+  def step(
+    self, carry: ConvLayerCarry, x: jax.Array, embedded: jax.Array, memory: Memory, deterministic: bool
+  ) -> tuple[ConvLayerCarry, jax.Array, jax.Array]:
     """Computes one step.
 
     Args:
@@ -202,7 +210,9 @@ class ConvDecoderLayer(nn.Module):
     return ConvLayerCarry(inputs[:, 1:], attention_carry), x, weights
 
   @nn.compact
-  def _apply_layer(self, input_windows: jax.Array, x: jax.Array, embedded: jax.Array, memory: Memory, attend: Callable):
+  def _apply_layer(
+    self, input_windows: jax.Array, x: jax.Array, embedded: jax.Array, memory: Memory, attend: Callable
+  ) -> tuple[Any, jax.Array, jax.Array]:
     """Applies convolution, attention and residual connection.
 
     Args:
@@ -236,7 +246,7 @@ class ConvDecoder(LayeredDecoder, Convolutional, kw_only=True):
     self.prepare()
     self.check_layers('conv')
     self.blocks = [
-      ConvDecoderLayer(require_backprop(attention, 'conv').clone(), self.features, self.width, self.dropout, self.dtype)
+      ConvDecoderLayer(require_backprop(attention, 'conv').copy(), self.features, self.width, self.dropout, self.dtype)
       for attention in self.attentions
     ]
     self.drop = Dropout(self.dropout)
@@ -282,8 +292,8 @@ class ConvDecoder(LayeredDecoder, Convolutional, kw_only=True):
 
   def _remember(self, encoded: Encoded) -> tuple[Memory, ...]:
     """Prepares the memory of every layer."""
-    # The gradient of the encoder is the mean over layers, not their sum. Values differ from the memory by the source
-    # embeddings, which receive the whole gradient (section 3.4).
+    # The gradient of the encoder is the mean of those of the layers, not their sum. The source embeddings, which are
+    # added to the memory in the values, receive the sum (section 3.4).
     memory = scale_gradient(encoded.memory, 1 / self.layers)
     encoded = encoded._replace(memory=memory, value=encoded.values + (memory - encoded.memory))
     return tuple(block.remember(encoded) for block in self.blocks)

@@ -270,7 +270,7 @@ class Attention(nn.Module):
       position: position of the query, []; required if there is a module of positions.
 
     Returns:
-      The next carry, and Attended with context [B, V] and weights [B, S].
+      The next carry, and Attended with context [B, V] and weights: [B, S] for one head, [B, N, S] for several.
     """
     attend_step = self.resolved_implementation.attend_step or functional.attend_step
 
@@ -310,7 +310,7 @@ class Attention(nn.Module):
       return_weights: whether to return the weights; an implementation that cannot compute them raises UserError.
 
     Returns:
-      Attended with context [B, T, V], and weights [B, T, S] or None.
+      Attended with context [B, T, V], and weights: [B, T, S] for one head, [B, N, T, S] for several, or None.
     """
     return_weights = return_weights or (self.positions is not None and self.positions.needs_weights)
 

@@ -15,7 +15,7 @@ from attention_jax.specs import Size
 class Pooling(nn.Module):
   """Base class of poolings: memory [B, S, D], mask [B, S], final [B, D'] -> a vector [B, V] and weights [B, H, S].
 
-  A sequence whose positions are all masked gives zeros.
+  H is 1, or heads times hops for a pooling that attends. A sequence whose positions are all masked gives zeros.
 
   Attributes:
     attention: attention of a pooling that attends.
@@ -33,7 +33,7 @@ class Pooling(nn.Module):
 
 
 class Mean(Pooling):
-  """Σ_s h_s / S."""
+  """Σ_s h_s / n over the n unmasked positions s."""
 
   def __call__(self, memory, mask, final, deterministic=True):
     weights = self.uniform_weights(memory, mask)
@@ -41,7 +41,7 @@ class Mean(Pooling):
 
 
 class Sum(Pooling):
-  """Σ_s h_s."""
+  """Σ_s h_s over the unmasked positions s."""
 
   def __call__(self, memory, mask, final, deterministic=True):
     return zero_masked(memory, mask).sum(1), self.uniform_weights(memory, mask)

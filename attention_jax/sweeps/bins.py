@@ -132,7 +132,9 @@ def add_forced_metrics(
   """Adds metrics of the references by teacher forcing: the loss and, for a corpus with links, the alignment error rate.
 
   Args:
-    table: metrics of texts by bins. Where rows with the same source are one, these metrics count all of them.
+    table: metrics of texts by bins. The added metrics count each row of the split whose value is in a bin. If rows with
+      the same source are grouped, the bins cover the values of one row per source: by 'target_length', other rows may
+      have values in no bin, and are not counted.
     corpus: the split.
     train: the training split.
     pairs: the scores of all rows of the split.
@@ -140,19 +142,23 @@ def add_forced_metrics(
     attends: whether the model has attention weights.
   """
   values = np.array(PROPERTIES[table.by](corpus, train))
-  counts = {'loss': (RowCounts(*np.array([(-sum(pair.log_probs), len(pair.log_probs)) for pair in pairs]).T), 1)}
+  losses = np.array([-sum(pair.log_probs) for pair in pairs])
+  num_tokens = np.array([len(pair.log_probs) for pair in pairs])
+  counts = {'loss': RowCounts(losses, num_tokens)}
+  scales = {'loss': 1}
   units = {'loss': 'nat/token'}
   if attends and corpus.links is not None:
     rows = range(len(pairs))
     links = predict_links(corpus, [pair.weights for pair in pairs], rows, *vocabularies)
-    counts['alignment_error_rate'] = _link_errors(links), 100
+    counts['alignment_error_rate'] = _link_errors(links)
+    scales['alignment_error_rate'] = 100
     units['alignment_error_rate'] = '%'
   metrics = dict(table.metrics)
-  for name, (errors, scale) in counts.items():
+  for name, errors in counts.items():
     metrics[name] = []
     for bin in table.bins:
       rows = np.flatnonzero((values >= bin.low) & (values <= bin.high))
-      metrics[name].append(bootstrap_ratio(RowCounts(errors.counted[rows], errors.total[rows]), scale))
+      metrics[name].append(bootstrap_ratio(RowCounts(errors.counted[rows], errors.total[rows]), scales[name]))
   return table._replace(metrics=metrics, units=table.units | units)
 
 

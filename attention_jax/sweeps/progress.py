@@ -1,4 +1,4 @@
-"""Progress of a sweep: a line per event, and on a terminal a line that is redrawn with what runs."""
+"""Progress of a sweep: a line per event, and on a terminal a display of the running units that is redrawn."""
 
 import datetime
 import json
@@ -14,12 +14,12 @@ from attention_jax.sweeps.ledger import FAILED, FINISHED, UnitState
 from attention_jax.sweeps.plan import run_folders
 from attention_jax.training.writers import METRICS_FILE
 
-REPORT_EVERY = 60.0  # seconds between two lines without an event, where the output is no terminal
-TAIL_BYTES = 4000  # of metrics.jsonl, in which the last step is looked up
+REPORT_EVERY = 60.0  # seconds after which a line is printed without an event, if the output is not a terminal
+TAIL_BYTES = 4000  # bytes at the end of metrics.jsonl that are read for the last step
 
 
 class SweepProgress:
-  """Shows how far a sweep is.
+  """Reports the progress of a sweep.
 
   Args:
     folder: the folder of the sweep.
@@ -53,7 +53,7 @@ class SweepProgress:
     self.log(f'{clock}  {self._counts(entries, running)}  {line}')
 
   def update(self, entries: Sequence[UnitState], running: Mapping[str, float]) -> None:
-    """Redraws the line of a terminal; elsewhere, prints a line if there was none for REPORT_EVERY.
+    """Redraws the display of a terminal; elsewhere, prints a line if there was none for REPORT_EVERY seconds.
 
     Args:
       entries: the units of the sweep.

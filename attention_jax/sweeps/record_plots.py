@@ -1,4 +1,4 @@
-"""Pictures of result tables: a metric by one factor of the rows, a line for each value of the others."""
+"""Pictures of result tables: a metric by one factor of the rows, a line for each value of up to two others."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from attention_jax.sweeps.records import Row, Table
 
 PANEL = (3.3, 2.9)  # inches
 PALETTE = 64  # colours
-MAX_LABEL = 9  # characters of a name on the horizontal axis, above which all of them are turned
-MAX_POINTS = 10  # of the horizontal axis, up to which points are marked and those of the seeds are drawn
+MAX_LABEL = 9  # with a longer name, in characters, the names of the horizontal axis are turned
+MAX_POINTS = 10  # joined lines of more points have a band of one deviation instead of marks and points of the seeds
 
 
 class Plot(NamedTuple):
@@ -26,7 +26,7 @@ class Plot(NamedTuple):
     colour: the factor that has a colour for each of its values; '' for none.
     style: the factor that has a style of lines for each of its values; '' for none.
     log_x, log_y: whether axes are logarithmic.
-    joined: whether the points of a line are joined, which needs an order.
+    joined: whether the points of a line are joined; False for factors without an order.
   """
 
   x: str
@@ -39,7 +39,7 @@ class Plot(NamedTuple):
 
 
 def draw_rows(table: Table, plot: Plot) -> bytes:
-  """Draws means with the standard deviation over seeds, and a point for each seed; returns a PNG."""
+  """Draws means with the standard deviation over seeds, and up to MAX_POINTS a point for each seed; returns a PNG."""
   figure = new_figure(PANEL[0] * len(plot.panels) + 1.6, PANEL[1])
   panels = figure.subplots(1, len(plot.panels), squeeze=False)[0]
   for axes, (metric, label) in zip(panels, plot.panels.items(), strict=True):
@@ -91,7 +91,11 @@ def _lines(rows: Sequence[Row], plot: Plot) -> list[tuple[str, list[Row], dict[s
     for j, style in enumerate(levels[1]):
       members = [row for row in rows if _has(row, plot.colour, colour) and _has(row, plot.style, style)]
       name = ', '.join(str(level) for level in (colour, style) if level != '')
-      look = {'color': COLOURS[i % len(COLOURS)], 'marker': MARKERS[i % len(MARKERS)], 'linestyle': STYLES[j]}
+      look = {
+        'color': COLOURS[i % len(COLOURS)],
+        'marker': MARKERS[i % len(MARKERS)],
+        'linestyle': STYLES[j % len(STYLES)],
+      }
       if members:
         lines.append((name, members, look))
   return lines
@@ -118,7 +122,7 @@ def _draw_line(
   entries = [row['metrics'][metric] for row in rows]
   means = np.array([entry['value'] for entry in entries])
   deviations = np.array([entry.get('deviation', 0.0) for entry in entries])
-  if len(positions) > MAX_POINTS:
+  if len(positions) > MAX_POINTS and style['linestyle'] != 'none':
     axes.plot(x, means, label=name, linewidth=1.4, color=style['color'], linestyle=style['linestyle'])
     axes.fill_between(x, means - deviations, means + deviations, color=style['color'], alpha=0.15, linewidth=0)
     return

@@ -16,7 +16,8 @@ from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.loop import Training
 from attention_jax.training.partition import MeshConfig
 
-SET_BY_PARENT = ('positions', 'output_scale', 'dtype', 'parent', 'name')  # fields of Attention
+# Fields of Attention that no config sets, because the module that contains the attention does.
+SET_BY_PARENT = ('positions', 'output_scale', 'dtype', 'parent', 'name')
 
 
 def default_config(system: str = 'translation') -> ConfigDict:
@@ -32,7 +33,7 @@ def default_config(system: str = 'translation') -> ConfigDict:
     parent = config[parents[0]] if parents else config
     parent[name] = ConfigDict(_field_defaults(cls, exclude=SET_BY_PARENT if cls is Attention else ()))
   config.initial_run = ''  # a run whose best parameters and vocabularies this one starts from
-  config.seeds = 1  # runs trained side by side, with training.seed and the seeds that follow it
+  config.seeds = 1  # number of runs trained side by side, with training.seed and the seeds that follow it
   return config
 
 
@@ -44,7 +45,7 @@ def fill_defaults(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     name: what the config is, for error messages.
 
   Raises:
-    UserError: for unknown fields, and for values of another type than the default.
+    UserError: for an unknown system, for unknown fields, and for values whose type does not suit the default.
   """
   if not isinstance(config, Mapping):
     raise UserError(f'{name} must be an object with the groups of a config, got {config!r}')
@@ -60,9 +61,9 @@ def fill_defaults(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _check_type(subject: str, value: Any, default: Any) -> None:
-  """Raises UserError for a value that can be no value of a field with this default.
+  """Raises UserError for a value whose type does not suit the default of its field.
 
-  Fields whose default is a string or a tuple may hold either; their meaning is checked where they are used.
+  A field whose default is a string or a tuple may hold either; its value is checked where it is used.
   """
   option = Option(type(default), default)
   if isinstance(default, bool | int | float):
@@ -95,7 +96,7 @@ TOP_LEVEL_MEANINGS = {
   'system': 'a key of systems.registry.SYSTEMS',
   'initial_run': 'run folder, or @NAME of a ready-made model, whose best parameters and vocabularies the run starts '
   'from, see docs/systems.md; empty for random parameters',
-  'seeds': 'runs trained side by side, with training.seed and the seeds that follow it',
+  'seeds': 'number of runs trained side by side, with training.seed and the seeds that follow it',
 }
 
 
@@ -131,7 +132,7 @@ def describe_fields(cls: type, exclude: Collection[str] = ()) -> dict[str, Field
     exclude: names of fields to leave out.
 
   Returns:
-    name -> (type, default, range, meaning).
+    name -> description.
   """
   meanings = {}
   for base in reversed(cls.__mro__):
@@ -144,7 +145,7 @@ def describe_fields(cls: type, exclude: Collection[str] = ()) -> dict[str, Field
 
 
 def _attribute_meanings(cls: type) -> dict[str, str]:
-  """Reads the entries of the 'Attributes:' section; an entry of several names, 'a, b: ...', counts for each."""
+  """Reads the section 'Attributes:' of a docstring: name -> meaning. An entry 'a, b: ...' gives both names one."""
   _, _, section = inspect.cleandoc(cls.__doc__ or '').partition('Attributes:\n')
   meanings = {}
   names = []

@@ -15,7 +15,8 @@ from attention_jax.training.remote_folder import RemoteFolder, Uploader
 from attention_jax.training.remote_lock import RemoteLock
 
 Log = Callable[[str], None]
-_READ: dict[str, tuple[RemoteFolder, dict[str, str]]] = {}  # what this process reads by URL, and its files
+# URL -> the run folder that this process reads, and the digests of its files when it was opened.
+_OPENED: dict[str, tuple[RemoteFolder, dict[str, str]]] = {}
 
 
 @contextlib.contextmanager
@@ -60,13 +61,13 @@ def reading_folder(url: str) -> Path:
   with filelock.FileLock(remote.local.with_name('read.lock')):
     if not remote.pull(_do_nothing, read_only=True):
       raise UserError(f'{url} holds no run; expected the URL of a training run')
-  _READ.setdefault(remote.url, (remote, remote.digests()))
+  _OPENED.setdefault(remote.url, (remote, remote.digests()))
   return remote.local
 
 
 def upload_outputs(log: Log) -> None:
   """Uploads the pictures and pages that this process has added to the run folders that it reads."""
-  for remote, before in _READ.values():
+  for remote, before in _OPENED.values():
     for name in remote.push_outputs(before):
       log(f'uploaded to {remote.url}/{name}')
 
@@ -79,4 +80,4 @@ def _working_copy(url: str, purpose: str) -> Path:
 
 
 def _do_nothing(*_) -> None:
-  """No upload of a folder on this machine, and no log of programs whose output is read by others."""
+  """Does nothing: the upload of a local folder, or the log of a program whose output other programs read."""

@@ -34,7 +34,8 @@ class Replay(NamedTuple):
   Attributes:
     update: number of the update, from 1.
     seed: the seed of the run.
-    start: the step of the checkpoint from which the updates before were repeated; 0 for the initial state.
+    start: the step of the state from which the earlier updates were repeated: that of a checkpoint, or 0 for the
+      initial state.
     loss: mean loss of the batch.
     grad_norm: norm of the gradient before clipping.
     params: names of parameters that were not finite before the update.
@@ -59,7 +60,7 @@ class Replay(NamedTuple):
 
 
 def replay(folder: str | Path, update: int = 0, seed: int | None = None) -> Replay:
-  """Repeats an update of a run from its last checkpoint before, without writing anything.
+  """Repeats an update of a run from the last checkpoint before it, without writing anything.
 
   Args:
     folder: the run folder, with a stored batch of that update.
@@ -182,7 +183,7 @@ def _real_rows(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _sums_and_gradients(loss: Any, state: TrainState, batch: Any, seed: int) -> tuple[Any, Any]:
-  """The sums of a batch and the gradient of the loss, with the random numbers of training (without accumulation)."""
+  """The sums of a batch and the gradient of the loss, with the random numbers of training with accumulate=1."""
   rngs = step_rngs(jax.random.fold_in(jax.random.key(seed), state.step))
 
   @jax.jit
@@ -198,15 +199,18 @@ def _sums_and_gradients(loss: Any, state: TrainState, batch: Any, seed: int) -> 
 
 
 def _rows_that_are_not_finite(loss: Any, state: TrainState, batch: Any) -> list[int]:
+  """The numbers of the rows whose loss is not finite, see Replay.rows."""
+
   def row_loss(row):
     single = jax.tree.map(lambda x: x[None], row)
     return loss(state.params, single, None, state.running, state.step + 1)['loss']
 
   losses = jax.device_get(jax.jit(lambda batch: jax.lax.map(row_loss, batch))(batch))
-  places = np.flatnonzero(~np.isfinite(losses))
+  rows = np.flatnonzero(~np.isfinite(losses))
   index = getattr(batch, 'index', None)
-  return places.tolist() if index is None else np.asarray(index)[places].tolist()
+  return rows.tolist() if index is None else np.asarray(index)[rows].tolist()
 
 
 def _not_finite(tree: Any) -> list[str]:
+  """The names of the arrays with an entry that is not finite."""
   return [name for name, array in named_arrays(tree).items() if not np.isfinite(array.astype(np.float32)).all()]

@@ -49,7 +49,7 @@ class FiniteGuard:
     seeds: the seeds of runs side by side, whose losses are arrays [seeds]; empty for one run. Any of them stops all.
     recorder: stores batches and names their rows; None for neither.
     skips: whether the training step skips such updates, see step.compile_update.
-    log: called with a line for each accident that does not stop the run.
+    log: called with a line for each incident that does not stop the run.
   """
 
   def __init__(
@@ -69,7 +69,7 @@ class FiniteGuard:
     self._skips = skips
     self._log = log
     self._skipped_in_a_row = 0
-    self._is_spike = SpikeDetector()
+    self._detect_spike = SpikeDetector()
     self._unchecked: list[tuple[int, jax.Array, jax.Array]] = []  # (step, loss, gradient norm)
 
   def __call__(self, step, state, metrics, last):
@@ -107,7 +107,7 @@ class FiniteGuard:
     )
 
   def _log_spike(self, update: int, loss: float) -> None:
-    mean = self._is_spike(loss)
+    mean = self._detect_spike(loss)
     if mean is not None:
       rows = self._recorder.describe_rows(update) if self._recorder else ''
       self._log(f'loss {loss:.4g} at step {update} is far above the mean of {mean:.4g} before; {rows}'.rstrip('; '))

@@ -1,4 +1,4 @@
-"""Numerical accidents: batches whose loss or gradient is not finite are stored for replay, and spikes are logged."""
+"""Numerical incidents: stores batches whose loss or gradient is not finite, and detects spikes of the loss."""
 
 import statistics
 import zipfile
@@ -14,22 +14,22 @@ from attention_jax.atomic import write_atomic
 from attention_jax.errors import UserError
 from attention_jax.training import peers
 
-FOLDER = 'nonfinite'  # of the run folder, for the stored batches
-SPIKE_WINDOW = 50  # updates with which a loss is compared
-SPIKE_DEVIATIONS = 8.0  # standard deviations above their mean from which a loss is a spike
-SPIKE_RATIO = 1.5  # and the ratio to their mean
-MAX_ROWS = 20  # row numbers in one line
+FOLDER = 'nonfinite'  # subfolder of the run folder, for the stored batches
+SPIKE_WINDOW = 50  # number of earlier losses with which a loss is compared
+SPIKE_DEVIATIONS = 8.0  # a spike exceeds their mean by more than this number of standard deviations,
+SPIKE_RATIO = 1.5  # and this multiple of their mean
+MAX_ROWS = 20  # number of rows that a line lists
 Stream = Callable[[int, int], Iterable]
 
 
 class BatchRecorder:
-  """Makes batches again, which are functions of their steps, to store them and to name their rows.
+  """Builds a batch again, a pure function of its step, to store it or to list its rows.
 
   Args:
     folder: the run folder.
     stream: (start, stop) -> the batches of steps `start` to `stop` - 1.
-    share: the share of each batch that `stream` yields in this process, see partition.process_share; several
-      processes may have the same one.
+    share: number of the share of each batch that `stream` yields in this process, see partition.process_share; several
+      processes may read the same share.
     rows_axis: the axis of the rows in the arrays of a batch.
   """
 
@@ -42,7 +42,7 @@ class BatchRecorder:
   def store(self, update: int) -> Path | None:
     """Stores the arrays of the batch of an update; returns the file, or None in other processes than the first.
 
-    All processes call it together: the first one stores the rows of all, in the order of the batch.
+    All processes must call it: the first one stores the rows of all, in the order of the batch.
 
     Args:
       update: number of the update, from 1.
@@ -74,13 +74,13 @@ class BatchRecorder:
 
 
 class SpikeDetector:
-  """Detects losses far above those of the updates before. Spikes do not count for the updates after them."""
+  """Detects losses far above the last SPIKE_WINDOW ones that were not spikes."""
 
   def __init__(self):
     self._losses: deque[float] = deque(maxlen=SPIKE_WINDOW)
 
   def __call__(self, loss: float) -> float | None:
-    """Returns the mean of the losses before if `loss` is a spike, else None."""
+    """Returns the mean of those losses if `loss` is a spike, else None; always None for the first SPIKE_WINDOW."""
     losses = self._losses
     if len(losses) == SPIKE_WINDOW:
       mean = statistics.fmean(losses)
@@ -92,7 +92,7 @@ class SpikeDetector:
 
 
 def batch_path(folder: Path, update: int) -> Path:
-  """Returns the file of the batch of an update."""
+  """Returns the path of the stored batch of an update."""
   return folder / FOLDER / f'update_{update}.npz'
 
 
@@ -106,7 +106,7 @@ def read_batch(folder: Path, update: int) -> dict[str, np.ndarray]:
   """Returns the arrays of a stored batch by name.
 
   Raises:
-    UserError: if the file cannot be read.
+    UserError: if the file does not exist or cannot be read.
   """
   path = batch_path(folder, update)
   try:

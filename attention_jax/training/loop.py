@@ -45,8 +45,9 @@ class Training:
   """Options of training; the fields of `config.training`.
 
   Attributes:
-    steps: total number of updates. May be raised when a run is resumed. A CPU rounds the updates of a run of at most
-      50 steps differently, because they are compiled more quickly (compiling.FEW_RUNS).
+    steps: total number of updates. May be raised when a run is resumed. On a CPU, the updates of a run of at most 50
+      steps are compiled with few optimisations (compiling.FEW_RUNS) and are therefore rounded differently: raising
+      `steps` past 50 changes the numbers.
     seed: seed of all randomness: initial parameters, order of batches, dropout.
     optimizer: spec of a row of optim.OPTIMIZERS.
     schedule: spec of a row of optim.SCHEDULES: the learning rate by the number of the update.
@@ -65,8 +66,9 @@ class Training:
     keep: number of the regular checkpoints to keep. The best one, and one after the last update, are kept as well.
     patience: number of evaluations without improvement after which training stops; 0 never stops.
     select: metric of the evaluation that decides which state is best.
-    on_nonfinite: what happens to an update whose loss or gradient is not finite, which is found at the latest after
-      log_every updates: 'stop' ends the run, 'skip' leaves the state unchanged. The batch is stored for `replay`.
+    on_nonfinite: what happens to an update whose loss or gradient is not finite, which is found at the next record of
+      metrics, evaluation or checkpoint: 'stop' ends the run, 'skip' leaves the state unchanged. The batch is stored for
+      `replay`.
   """
 
   steps: Size = 10_000
@@ -115,8 +117,13 @@ class FitResult(NamedTuple):
 
 
 def no_batches(start: int, stop: int) -> Iterable:
-  """No batches, whose shapes could be compiled before they are needed."""
+  """Returns no batches, so that no shape is compiled ahead."""
   return ()
+
+
+def finished_reason(steps: int) -> str:
+  """Returns the reason why a run stopped after its last update."""
+  return f'all {steps} steps are done'
 
 
 def train_loop(
@@ -127,7 +134,7 @@ def train_loop(
   start: int,
   stop: int,
 ) -> tuple[TrainState, str]:
-  """Makes the updates `start` + 1 to `stop`.
+  """Makes the updates `start` + 1 to `stop`, or fewer if a hook stops training.
 
   Args:
     train_step: (state, batch) -> (state, metrics).
@@ -140,9 +147,7 @@ def train_loop(
   Returns:
     The last state, and why training stopped.
   """
-  reason = f'all {stop} steps are done'
-  if start >= stop:
-    return state, reason
+  reason = finished_reason(stop)
   for step, batch in enumerate(stream(start, stop), start + 1):
     state, metrics = train_step(state, batch)
     last = step == stop
@@ -205,7 +210,7 @@ def fit(
     start = int(state.step)
     reason = best.stop_reason(training.patience)
     if not reason and start >= training.steps:
-      reason = f'all {start} steps are done'
+      reason = finished_reason(start)
     if reason:
       return FitResult(state, reason, best, 0)
 

@@ -38,7 +38,7 @@ def _linear(*, steps: int, peak: float = 1e-3, warmup: int = 0, end: float = 0.0
 
 
 def _halve(*, rate: float = 1.0, after: int = 10_000, every: int = 1_000) -> Schedule:
-  """Constant up to update `after`, halved there and again each `every` updates (Luong et al. 2015)."""
+  """Constant before update `after`, halved at it and then every `every` updates (Luong et al. 2015)."""
   if every < 1:
     raise ValueError(f'every must be at least 1, got {every}')
   return lambda n: rate * 0.5 ** jnp.maximum(0, jnp.floor((n - after) / every) + 1)
@@ -118,7 +118,7 @@ def describe_warmup(spec: str, steps: int) -> str:
 
   Args:
     spec: as for `make_schedule`, valid.
-    steps: likewise.
+    steps: length of the run, in updates.
   """
   _, function, options = bind(
     spec, SCHEDULES, 'schedule', lambda function: _option_schema(function, {'steps': steps}, ())
@@ -191,7 +191,7 @@ def _build(
 
 
 def _option_schema(function: Callable, supplied: Collection[str], fixed: Collection[str]) -> dict[str, Option]:
-  """Options whose value can be a literal: numbers, switches, and those that are None by default."""
+  """The options of a function that a spec may set: numbers, switches, and those that are None by default."""
   schema = {}
   for name, parameter in inspect.signature(function).parameters.items():
     limits = Range(0, 1, include_high=False) if name in DECAY_OPTIONS else Range(0)

@@ -27,7 +27,7 @@ from attention_jax.training.hooks import (
   is_due,
 )
 from attention_jax.training.incidents import BatchRecorder
-from attention_jax.training.loop import Training, make_evaluator, make_guard, no_batches, train_loop
+from attention_jax.training.loop import Training, finished_reason, make_evaluator, make_guard, no_batches, train_loop
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import make_mesh, process_share
 from attention_jax.training.side_by_side import prepare_side_by_side
@@ -203,8 +203,8 @@ def fit_seeds(
     start = int(side_by_side.select(states, 0).step)
     clock = TrainingClock()
     if len(stopped) == len(seeds) or start >= training.steps:
-      finished = f'all {training.steps} steps are done'
-      return SeedResults(start, [stopped.get(i, finished) for i in range(len(seeds))], 0)
+      reasons = [stopped.get(i, finished_reason(training.steps)) for i in range(len(seeds))]
+      return SeedResults(start, reasons, 0)
 
     make_run_evaluator = None
     if evaluate:

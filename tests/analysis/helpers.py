@@ -1,4 +1,4 @@
-"""Pages of attention: their tags and data, what every page must obey, and real browsers."""
+"""Helpers for pages of attention: their tags and data, checks of every page, and a browser that opens them."""
 
 import contextlib
 import json
@@ -41,21 +41,21 @@ class Page(HTMLParser):
 
 
 def check_page(page: Page) -> None:
-  """Checks that a page loads nothing, sets no HTML, and has every element that its script names."""
+  """Checks that a page loads nothing, never assigns innerHTML, and has every element whose id its script reads."""
   assert not [attributes for _, attributes in page.tags if {'src', 'href'} & attributes.keys()]
   policy = next(a['content'] for _, a in page.tags if a.get('http-equiv') == 'Content-Security-Policy')
   assert policy.startswith("default-src 'none'")
   script = page.scripts[-1]
   assert 'innerHTML' not in script and 'http' not in script.replace('http://www.w3.org/2000/svg', '')
-  named = {part.partition("')")[0] for part in script.split("byId('")[1:]}
-  assert named <= page.ids and {'example', 'step', 'step-name', 'theme', 'panels'} <= named
+  script_ids = {part.partition("')")[0] for part in script.split("byId('")[1:]}
+  assert script_ids <= page.ids and {'example', 'step', 'step-name', 'theme', 'panels'} <= script_ids
 
 
 @contextlib.contextmanager
 def open_page(address: str):
   """Opens a page in Chromium in dark colours; fails for messages on the console and requests to other addresses.
 
-  Needs the package playwright and Debian's chromium, which a developer installs.
+  Needs the package playwright, without which the test is skipped, and Debian's chromium in /usr/bin.
   """
   playwright = pytest.importorskip('playwright.sync_api')
   problems = []
@@ -74,7 +74,7 @@ def open_page(address: str):
 
 
 def move_slider(page, steps: int) -> None:
-  """Presses the right arrow on the slider of steps, and leaves it."""
+  """Presses the right arrow on the slider of steps, then removes the focus from it."""
   page.locator('#step').focus()
   for _ in range(steps):
     page.keyboard.press('ArrowRight')

@@ -28,9 +28,10 @@ def test_path_is_drawn_on_its_image():
   item = glimpse_paths.GlimpsePath(np.zeros((8, 12, 1), np.uint8), locations, 'one')
   glimpse_paths._draw_path(axes, item, (locations + 1) / 2 * np.array([8, 12]), 4)
   line = axes.lines[0]
-  assert line.get_xdata().tolist() == [6, 9]
-  assert line.get_ydata().tolist() == [4, 2]
+  assert line.get_xdata().tolist() == [5.5, 8.5]
+  assert line.get_ydata().tolist() == [3.5, 1.5]
   assert [text.get_text() for text in axes.texts] == ['1', '2']
+  assert [text.xy for text in axes.texts] == [(5.5, 3.5), (8.5, 1.5)]
   assert [patch.get_xy() for patch in axes.patches] == [(3.5, 1.5), (6.5, -0.5)]
 
 

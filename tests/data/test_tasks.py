@@ -68,6 +68,9 @@ def test_text_files(folder):
 def test_text_files_by_pairs_of_paths(folder):
   corpora = tasks.load_corpora(make_config("text(train=('train.en', 'train.de'))", folder))
   assert corpora['train'].target == ['ein Hund', 'eine Katze', 'der Vogel singt']
+  assert corpora['train'].level == 'word'
+  corpora = tasks.load_corpora(make_config("text(train=('train.en', 'train.de'), level='char')", folder))
+  assert corpora['train'].level == 'char'
 
 
 def test_tsv_links(folder):
@@ -149,6 +152,10 @@ def test_dates_are_loaded_by_their_builder(monkeypatch, tmp_path):
     ('tsv(train=3)', "task 'tsv': option train must be a string, got 3"),
     ("text(train='train')", "task 'text': train='train' is a prefix and needs source and target such as 'en' and 'de'"),
     ("text(train=('a',))", "task 'text': train must be a prefix or a pair of (source, target) paths, got ('a',)"),
+    (
+      "text(train=('a', 'b'), links='links')",
+      "task 'text': links='links' needs prefixes, got the pair of paths train=('a', 'b')",
+    ),
   ],
 )
 def test_invalid_tasks_are_reported(folder, task, message):

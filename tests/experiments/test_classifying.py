@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 
+from attention_jax.systems.classification_outputs import ClassificationPrediction, ReadDocument, shade_document
 from tests.experiments.helpers import copy_interrupted_run, run
 
 LABELS = {'good': 'praise', 'fine': 'praise', 'bad': 'blame', 'dull': 'blame'}
@@ -90,12 +92,21 @@ def test_a_run_killed_before_it_stored_its_labels_starts_again(reviews, trained,
     assert (tmp_path / 'run' / name).read_bytes() == (trained[0] / name).read_bytes()
 
 
+def test_weights_of_pairs_are_shown_as_the_mean_over_heads():
+  by_head = np.random.default_rng(0).dirichlet(np.ones(3), (2, 4))  # [N, words of the other text, words of the text]
+  prediction = ClassificationPrediction('yes', {'yes': 1.0}, [by_head.reshape(8, 3)] * 2, np.ones((1, 2)))
+  document = ReadDocument([['a', 'b', 'c']] * 2, 0)
+  shaded = shade_document('pair', '', document, prediction, pair_heads=2)
+  assert shaded.is_pair
+  np.testing.assert_allclose(shaded.words[0], by_head.mean(0))
+
+
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [
     (['--config.model.pooling=attenton'], "unknown pooling 'attenton'"),
     (['--config.model.classifier=flatt'], "unknown classifier 'flatt'"),
-    (['--config.model.classifier=decomposable'], 'documents must have 2 texts, buckets of (2, words), got 4'),
+    (['--config.model.classifier=decomposable'], 'must have 2 texts, got 4; set config.data.buckets'),
     (['--config.model.classifier=decomposable', '--config.data.buckets=((2, 16),)'], 'compares pairs of texts'),
     (
       ['--config.training.auxiliary=redundancy'],

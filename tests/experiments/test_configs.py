@@ -25,7 +25,8 @@ from tests.experiments.helpers import ROOT, WORDS, write_task
 
 # name of the config file -> its system
 CONFIGS = {path.stem: load_config(str(path)).system for path in sorted((ROOT / 'configs').glob('[a-z]*.py'))}
-# The first compares pairs of texts; the other reads several objects, and the repository has no pictures of mnist.
+# preset -> the configs that it is tested with. parikh2016 compares pairs of texts. ba2015 reads several objects; the
+# pictures of mnist are not in the repository, those of digits are generated.
 REQUIRED_CONFIGS = {'parikh2016': ['entailment'], 'ba2015': ['digits']}
 PAIRS = [
   (name, preset)
@@ -101,7 +102,7 @@ def load_system(config: dict[str, Any], folder: Path):
 
 
 def combination(config: dict[str, Any]) -> str:
-  """Returns whatever decides if the parts of a config fit together: everything but its numbers."""
+  """Returns the fields that decide whether the parts of a config fit together, without their numbers."""
   training = {name: config['training'].get(name) for name in ('objective', 'auxiliary', 'anneal')}
   parts = config['system'], config['model'], config['data'].get('shared_vocabulary'), training
   return re.sub(r'\d[\d.e-]*', '', str(parts))

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -37,7 +38,7 @@ PROGRAM_FLAGS = {
     '--plot:',
     *SEARCH_FLAGS,
   ),
-  'replay': ('--workdir:', '--update:'),
+  'replay': ('--workdir:', '--update:', '--seed:'),
   'ablate': (
     '--config:',
     '--workdir:',
@@ -152,18 +153,29 @@ def test_a_missing_device_is_reported_in_one_line(tmp_path):
   assert result.stderr.endswith(f'error: {message}\n')
 
 
-REMEDY = 'lower the batch size, the buckets, the beams, the samples, the maximum length or the sizes of the model'
-
-
 def test_closed_standard_streams_are_empty(tmp_path):
-  path = tmp_path / 'user_file.py'
-  body = "print('lost')\n  assert not sys.stdin.read()\n  raise UserError('seen')"
-  imports = 'import sys\nfrom attention_jax.errors import UserError\nfrom experiments.launch import launch\n'
-  path.write_text(f'{imports}def main():\n  {body}\nlaunch(main)\n')
+  path = tmp_path / 'program.py'
+  path.write_text(
+    textwrap.dedent("""\
+      import sys
+      from attention_jax.errors import UserError
+      from experiments.launch import launch
+
+      def main():
+        print('lost')
+        assert not sys.stdin.read()
+        raise UserError('seen')
+
+      launch(main)
+    """)
+  )
   settings = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': '.'}
   command = ['sh', '-c', '"$0" "$1" <&- >&-', sys.executable, str(path)]
   result = subprocess.run(command, env=settings, stderr=subprocess.PIPE, text=True)
   assert (result.returncode, result.stderr) == (2, 'error: seen\n')
+
+
+REMEDY = 'lower the batch size, the buckets, the beams, the samples, the maximum length or the sizes of the model'
 
 
 @pytest.mark.parametrize(
@@ -190,15 +202,24 @@ def test_closed_standard_streams_are_empty(tmp_path):
   ),
 )
 def test_an_error_of_the_disk_or_of_memory_is_reported_in_one_line(error, message, tmp_path):
-  path = tmp_path / 'user_file.py'
-  path.write_text(f'from experiments.launch import launch\ndef main():\n  raise {error}\nlaunch(main)\n')
+  path = tmp_path / 'program.py'
+  path.write_text(
+    textwrap.dedent(f"""\
+      from experiments.launch import launch
+
+      def main():
+        raise {error}
+
+      launch(main)
+    """)
+  )
   settings = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': '.'}
   result = subprocess.run([sys.executable, str(path)], env=settings, capture_output=True, text=True)
   assert (result.returncode, result.stderr) == (2, f'error: {message}\n')
 
 
 # Fields of a config that compiles faster.
-LIGHT_FIELDS = ('model.encoder=embedded', 'training.steps=1', 'evaluation.beams=1')
+FAST_FIELDS = ('model.encoder=embedded', 'training.steps=1', 'evaluation.beams=1')
 
 
 def test_a_file_of_variants_adds_a_score(task, tmp_path):
@@ -207,7 +228,7 @@ def test_a_file_of_variants_adds_a_score(task, tmp_path):
   row = 'aj.Row(lambda query, key: -jnp.sum((query[None, :] - key) ** 2, axis=-1), project=True)'
   path.write_text(f"import attention_jax as aj\nimport jax.numpy as jnp\naj.SCORES['user_score'] = {row}\n")
   variants = f'--variants={path}'
-  fields = [f'--config.{field}' for field in ('model.attention.score=user_score', *LIGHT_FIELDS)]
+  fields = [f'--config.{field}' for field in ('model.attention.score=user_score', *FAST_FIELDS)]
   try:
     assert run('train', variants, *tiny_arguments(task, folder, *fields)).code == 0
     result = run('evaluate', variants, f'--workdir={folder}')

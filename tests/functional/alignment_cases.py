@@ -1,4 +1,4 @@
-"""Reference implementations of every row of ALIGNMENTS and of every test-time twin, like those in cases.py."""
+"""Reference implementations of every row of ALIGNMENTS and of every test-time counterpart, like those in cases.py."""
 
 import jax
 import jax.numpy as jnp
@@ -319,7 +319,7 @@ ALIGNMENT_CASES = [
     _addressing,
   ),
 ]
-TWIN_CASES = [
+TEST_TIME_CASES = [
   Case('hard_monotonic', {**_SCORED, 'state': np.eye(S)[1]}, _hard_monotonic),
   Case('hard_mocha', {**_SCORED, **_UNIT, 'state': np.eye(S)[1], 'width': 2}, _hard_mocha),
 ]

@@ -48,8 +48,8 @@ def test_forward_algorithm_equals_the_sum_over_all_paths(mask):
   with jax.enable_x64(True):
     scores = jnp.asarray(scores)
     log_likelihood = jnp.asarray(log_likelihood)
-    log_marginal_of_all = jax.jit(latent.chain_log_marginal)(scores, log_likelihood)
-    np.testing.assert_allclose(log_marginal_of_all, np.log(total), rtol=1e-12)
+    log_total = jax.jit(latent.chain_log_marginal)(scores, log_likelihood)
+    np.testing.assert_allclose(log_total, np.log(total), rtol=1e-12)
 
     expected_posterior = np.zeros((T, S))
     for path, probability in probabilities.items():

@@ -10,13 +10,15 @@ import pytest
 from jax.test_util import check_grads
 
 import attention_jax as aj
-from tests.functional.alignment_cases import ALIGNMENT_CASES, TWIN_CASES, resize_arguments, sample_noise
+from tests.functional.alignment_cases import ALIGNMENT_CASES, TEST_TIME_CASES, resize_arguments, sample_noise
 from tests.functional.cases import CHANNELS, FEATURES, SCORE_CASES, S, draw, location_sensitive
 
-CASES = [(aj.scores, case) for case in SCORE_CASES] + [(aj.alignments, case) for case in ALIGNMENT_CASES + TWIN_CASES]
+CASES = [(aj.scores, case) for case in SCORE_CASES] + [
+  (aj.alignments, case) for case in ALIGNMENT_CASES + TEST_TIME_CASES
+]
 every_row = pytest.mark.parametrize(('module', 'case'), CASES, ids=[case.row for _, case in CASES])
 every_alignment = pytest.mark.parametrize(
-  'case', ALIGNMENT_CASES + TWIN_CASES, ids=[case.row for case in ALIGNMENT_CASES + TWIN_CASES]
+  'case', ALIGNMENT_CASES + TEST_TIME_CASES, ids=[case.row for case in ALIGNMENT_CASES + TEST_TIME_CASES]
 )
 # Arguments from the carry, which is at least float32 in every precision.
 CARRY_ARGUMENTS = ('state', 'previous', 'coverage')
@@ -62,8 +64,8 @@ def assert_near(actual, expected, **tolerance):
 def test_every_row_has_a_case():
   assert [case.row for case in SCORE_CASES] == list(aj.SCORES)
   assert [case.row for case in ALIGNMENT_CASES] == list(aj.ALIGNMENTS)
-  twins = {row.at_test.__name__ for row in aj.ALIGNMENTS.values() if row.at_test}
-  assert twins <= {case.row for case in ALIGNMENT_CASES + TWIN_CASES}
+  counterparts = {row.at_test.__name__ for row in aj.ALIGNMENTS.values() if row.at_test}
+  assert counterparts <= {case.row for case in ALIGNMENT_CASES + TEST_TIME_CASES}
 
 
 @every_row
@@ -150,7 +152,7 @@ def test_float32_stays_float32_under_x64(module, case):
 @functools.cache
 def compiled_weights_and_gradient(row):
   """Returns a compiled function of the scores and the mask, of which both are arguments."""
-  case = next(case for case in ALIGNMENT_CASES + TWIN_CASES if case.row == row)
+  case = next(case for case in ALIGNMENT_CASES + TEST_TIME_CASES if case.row == row)
   arguments = cast(case.arguments, jnp.float32)
 
   @jax.jit

@@ -1,4 +1,4 @@
-"""User-defined variants: functions, rows with parameters, options, test-time twins, randomness and private state."""
+"""User-defined variants: functions, rows with parameters, options, `at_test`, randomness and private state."""
 
 import jax
 import jax.numpy as jnp
@@ -130,10 +130,10 @@ def test_random_alignments_depend_on_the_rng_alone(rng):
   assert np.all(batch.weights[0] != batch.weights[1])
 
 
-def test_a_test_time_twin_may_take_fewer_arguments():
-  for row, twin in ((NOISY, 'softmax'), (COUNTING, 'hardmax')):
+def test_a_test_time_counterpart_may_take_fewer_arguments():
+  for row, counterpart in ((NOISY, 'softmax'), (COUNTING, 'hardmax')):
     weights = attend(score=negative_distance, alignment=row).weights
-    np.testing.assert_array_equal(weights, attend(score=negative_distance, alignment=twin).weights)
+    np.testing.assert_array_equal(weights, attend(score=negative_distance, alignment=counterpart).weights)
 
 
 def test_private_state_is_passed_from_query_to_query(rng):

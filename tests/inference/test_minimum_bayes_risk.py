@@ -1,4 +1,4 @@
-"""The expected utility of a hypothesis is its mean metric over all others."""
+"""The expected utility of a hypothesis is the mean metric against all hypotheses, itself included."""
 
 import numpy as np
 import pytest

@@ -88,6 +88,21 @@ def test_flat_output_is_independent_of_padding_between_sentences(fields):
   assert_close(wide.words[:, :3, :, :5], tight.words)
 
 
+def test_pair_weights_of_several_heads_are_grouped_by_head():
+  model = build_small(classifier='decomposable(width=6)', pooling='sum', heads=2)
+  source = SOURCE[:, ::2]
+  mask = MASK[:, ::2]
+  params = variables(model, source, mask)
+  words = np.asarray(jax.jit(model.apply)(params, source, mask).words)
+  assert words.shape == (3, 2, 2 * 5, 5)
+  by_head = words.reshape(3, 2, 2, 5, 5)  # [B, text, N, words of the other text, words of the text]
+  for text in (0, 1):
+    attends = mask[:, 1 - text] & mask[:, text].any(-1, keepdims=True)
+    np.testing.assert_allclose(by_head[:, text].sum(-1), np.stack([attends] * 2, 1), rtol=1e-5)
+    assert not np.where(mask[:, text, None, None], 0.0, by_head[:, text]).any()
+  assert not np.allclose(by_head[:, :, 0], by_head[:, :, 1])
+
+
 @pytest.mark.parametrize('pooling', sample_cases([(pooling,) for pooling in POOLINGS], 2))
 def test_pair_output_is_independent_of_padding(pooling):
   model = build_small(classifier='decomposable(width=6)', pooling=pooling)
@@ -100,7 +115,7 @@ def test_pair_output_is_independent_of_padding(pooling):
   assert_close(wide.logits, tight.logits)
   assert_close(wide.words[:, :, :5, :5], tight.words)
   assert not wide.words[:, :, 5:].any()  # masked words attend to nothing
-  with pytest.raises(UserError, match=r'decomposable: documents must have 2 texts, buckets of \(2, words\), got 3'):
+  with pytest.raises(UserError, match=r'documents must have 2 texts, got 3; set config.data.buckets to \(2, words\)'):
     jax.eval_shape(model.apply, params, SOURCE, MASK)
 
 

@@ -256,7 +256,7 @@ def test_rows_heads_and_queries_draw_independently():
   assert np.all(run(jax.random.key(1)).weights != weights)
 
 
-def test_the_deterministic_twin_needs_no_rng():
+def test_the_test_time_counterpart_needs_no_rng():
   row = aj.Row(noisy, at_test=aj.alignments.hardmax)
   module = aj.Attention('additive', row, FEATURES)
   query, encoded = make_inputs('additive')

@@ -88,6 +88,20 @@ def test_loss_and_alignment_error_rate_of_each_bin():
   )
 
 
+def test_forced_metrics_count_the_rows_whose_value_is_in_a_bin():
+  corpus = Corpus(['a', 'a', 'b'], ['x', 'x y', 'x y z'])
+  options = OPTIONS | {'metrics': ('exact_match',), 'group_references': True}
+  pairs = [ScoredPair(line.split(), [-row], None) for row, line in enumerate(corpus.target, 1)]
+
+  def losses(by):
+    table = evaluate_bins(corpus, TRAIN, ['x', 'x', 'y'], options, by, 2)
+    table = add_forced_metrics(table, corpus, TRAIN, pairs, (), attends=False)
+    return [bin.name for bin in table.bins], [interval.value for interval in table.metrics['loss']]
+
+  assert losses('target_length') == (['1', '3'], [1, 3])  # the second row has 2 tokens
+  assert losses('rarest_word') == (['2', '3'], [3, 1.5])
+
+
 @pytest.mark.parametrize(
   ('by', 'count', 'message'),
   [('length', 3, "unknown value of --by 'length'"), ('source_length', 0, '--bins must be at least 1, got 0')],

@@ -12,14 +12,22 @@ from attention_jax.sweeps.records import Table
 MAX_BYTES = 60_000
 
 
-def rows(x_values):
+def rows(x_values, whens=('before', 'after')):
   entry = {'value': 1.5, 'deviation': 0.5, 'values': [1.0, 2.0]}
   return [
     {'factors': {'x': x, 'kind': kind, 'when': when}, 'metrics': {'a': entry} | ({} if kind == 'k' else {'b': entry})}
     for x in x_values
     for kind in 'kl'
-    for when in ('before', 'after')
+    for when in whens
   ]
+
+
+def store_figures(monkeypatch):
+  """Returns a list that receives each figure before it becomes a PNG."""
+  figures = []
+  to_png = record_plots.to_png
+  monkeypatch.setattr(record_plots, 'to_png', lambda figure: figures.append(figure) or to_png(figure))
+  return figures
 
 
 @pytest.mark.parametrize(
@@ -32,9 +40,7 @@ def rows(x_values):
   ],
 )
 def test_pictures_are_small(x_values, options, monkeypatch):
-  figures = []
-  to_png = record_plots.to_png
-  monkeypatch.setattr(record_plots, 'to_png', lambda figure: figures.append(figure) or to_png(figure))
+  figures = store_figures(monkeypatch)
   plot = Plot('x', {'a': 'metric a', 'b': 'metric b'}, colour='kind', style='when', **options)
   png = draw_rows(Table([], rows(x_values)), plot)
   assert Image.open(io.BytesIO(png)).format == 'PNG' and len(png) < MAX_BYTES
@@ -49,3 +55,17 @@ def test_pictures_are_small(x_values, options, monkeypatch):
     assert panels[0].yaxis.get_major_formatter()(0.01, 0) == '0.01'  # no formula, which would not be drawn
   else:
     assert [label.get_text() for label in panels[0].get_xticklabels()] == [str(x) for x in x_values]
+
+
+def test_many_points_that_are_not_joined_are_marked(monkeypatch):
+  figures = store_figures(monkeypatch)
+  names = [f'name {i}' for i in range(record_plots.MAX_POINTS + 1)]
+  draw_rows(Table([], rows(names)), Plot('x', {'a': 'metric a'}, joined=False))
+  assert record_plots.MARKERS[0] in {line.get_marker() for line in figures[0].axes[0].lines}
+
+
+def test_styles_repeat_after_the_last_one(monkeypatch):
+  figures = store_figures(monkeypatch)
+  table = Table([], rows([1, 2], whens=('first', 'second', 'third', 'fourth')))
+  draw_rows(table, Plot('x', {'a': 'metric a'}, style='when'))
+  assert {line.get_linestyle() for line in figures[0].axes[0].lines} >= {'-', '--', ':'}

@@ -33,9 +33,9 @@ def store_digest_of(data: CountedData, folder) -> None:
   store_digests(folder, compute_digests(data().encoded))
 
 
-def assert_equal(one, other):
-  for actual, expected in zip(one, other, strict=True):
-    np.testing.assert_array_equal(actual, expected)
+def assert_equal(actual, expected):
+  for actual_array, expected_array in zip(actual, expected, strict=True):
+    np.testing.assert_array_equal(actual_array, expected_array)
 
 
 def test_a_lexicon_is_made_once(tmp_path):

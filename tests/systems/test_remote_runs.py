@@ -23,23 +23,23 @@ pytestmark = pytest.mark.usefixtures('on_two_devices')
 
 
 @pytest.fixture
-def own_cache(tmp_path, monkeypatch):
-  """An empty cache of working copies."""
+def empty_cache(tmp_path, monkeypatch):
+  """Sets an empty cache of working copies."""
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
 
 
 @pytest.fixture
-def url(own_cache):
-  """A folder in memory."""
+def url(empty_cache):
+  """The URL of a new folder in memory."""
   return f'memory://{uuid.uuid4().hex}/run'
 
 
 @pytest.fixture
 def bucket(tmp_path, monkeypatch):
-  """A folder of a bucket of S3, which a server on this machine simulates."""
-  with socket.socket() as free:
-    free.bind(('127.0.0.1', 0))
-    port = free.getsockname()[1]
+  """The URL of a new folder in a bucket of S3, which a server on this machine simulates."""
+  with socket.socket() as sock:
+    sock.bind(('127.0.0.1', 0))  # any free port
+    port = sock.getsockname()[1]
   for name in ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY'):
     monkeypatch.setenv(name, 'any')
   monkeypatch.setenv('AWS_DEFAULT_REGION', 'us-east-1')
@@ -67,16 +67,16 @@ def wait_for_port(port, server):
 
 def lose_machine(tmp_path):
   shutil.rmtree(tmp_path / 'cache')
-  remote_runs._READ.clear()
+  remote_runs._OPENED.clear()
 
 
 @pytest.fixture(params=['url', pytest.param('bucket', marks=pytest.mark.long)])
-def any_url(request, own_cache):
-  """A folder behind a URL of each kind."""
+def any_url(request, empty_cache):
+  """A URL of each kind."""
   return request.getfixturevalue(request.param)
 
 
-def test_a_run_continues_on_another_machine(trained, config, any_url, tmp_path, monkeypatch):
+def test_a_run_resumes_on_another_machine(trained, config, any_url, tmp_path, monkeypatch):
   url = any_url
   stream = experiment.stream
 

@@ -1,4 +1,4 @@
-"""Batches of accidents are stored as they were, and spikes of the loss stand out from noise."""
+"""Batches of incidents are stored as they were, and spikes of the loss stand out from noise."""
 
 import numpy as np
 

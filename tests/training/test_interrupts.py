@@ -1,4 +1,4 @@
-"""Signals request an orderly stop, and the handlers before are restored."""
+"""Signals request an orderly stop, and the earlier handlers are restored afterwards."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from attention_jax.training.interrupts import Interrupted, StopRequest, check_st
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_a_request(number):
+def test_a_signal_requests_a_stop(number):
   before = signal.getsignal(number)
   with StopRequest() as request:
     assert request.reason == ''
@@ -27,19 +27,19 @@ def test_a_second_interrupt_ends_the_program_at_once():
 
 def test_other_threads_set_no_handlers():
   before = signal.getsignal(signal.SIGTERM)
-  seen = []
+  handlers = []
 
   def enter():
     with StopRequest():
-      seen.append(signal.getsignal(signal.SIGTERM))
+      handlers.append(signal.getsignal(signal.SIGTERM))
 
   thread = threading.Thread(target=enter)
   thread.start()
   thread.join()
-  assert seen == [before]
+  assert handlers == [before]
 
 
-def test_work_stops_between_its_parts_inside_of_stoppable_alone():
+def test_check_stop_interrupts_work_inside_of_stoppable_only():
   check_stop()
   done = []
   with pytest.raises(Interrupted, match=r'^SIGTERM$'), stoppable(step=3):

@@ -1,12 +1,12 @@
-"""Generated pictures of two or three shapes on a cluttered ground, with captions that depend on every shape.
+"""Generated pictures of two or three shapes on a cluttered background, with captions that depend on every shape.
 
   a small red striped square left of a large blue circle
   a large green cross above a small orange dotted triangle left of a small red circle
 
 Shapes are described from left to right: 'X left of Y' if the horizontal distance is larger than the vertical one, else
-'X above Y' or 'X below Y'. In at least half of the pictures one shape covers a tenth to a quarter of another. Strokes
-on the ground have no meaning. Every picture of the split 'unseen' has a shape whose pair of colour and form occurs in
-no other split.
+'X above Y' or 'X below Y'. Others cover at most a quarter of each shape; with a probability of one half, they cover at
+least a tenth of one. Strokes on the background have no meaning. Every picture of the split 'unseen' has a shape
+whose pair of colour and form occurs in no other split.
 
 Each word that describes a shape has the box of that shape, in pixels: the region that the model should attend to when
 it emits the word.
@@ -36,14 +36,14 @@ COLOURS = {
   'purple': (140, 60, 180),
   'orange': (240, 130, 20),
 }
-SHAPES = ('circle', 'square', 'triangle', 'cross')
+FORMS = ('circle', 'square', 'triangle', 'cross')
 RADII = {'small': (6.0, 7.5), 'large': (10.5, 12.5)}
 TEXTURES = ('', 'striped', 'dotted')
 UNSEEN_PAIRS = {('red', 'cross'), ('blue', 'triangle'), ('yellow', 'circle'), ('purple', 'square')}
 MIN_MARGIN = 4.0  # pixels by which order and relation are unambiguous
-OVERLAP_SHARE = 0.5  # of the pictures are drawn with the minimal overlap
-MIN_OVERLAP = 0.1  # covered share of a shape, in those pictures
-MAX_OVERLAP = 0.25
+OVERLAP_PROBABILITY = 0.5  # with which a picture must have MIN_OVERLAP
+MIN_OVERLAP = 0.1  # smallest value, in those pictures, of the largest covered share of a shape
+MAX_OVERLAP = 0.25  # largest covered share of a shape, in all pictures
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom; right and bottom are exclusive
 
@@ -54,7 +54,7 @@ class DrawnShape(NamedTuple):
   size: str
   colour: str
   texture: str
-  shape: str
+  form: str
   x: float
   y: float
   radius: float
@@ -62,11 +62,14 @@ class DrawnShape(NamedTuple):
   @property
   def words(self) -> list[str]:
     """Description of the shape."""
-    return ['a', *(word for word in (self.size, self.colour, self.texture, self.shape) if word)]
+    return ['a', *(word for word in (self.size, self.colour, self.texture, self.form) if word)]
 
   @property
   def box(self) -> Box:
-    """The smallest box of whole pixels around the shape."""
+    """The box of whole pixels around the square of side 2 * radius that contains the shape.
+
+    Circles and crosses fill it; squares and triangles are smaller.
+    """
     left = max(0, math.floor(self.x - self.radius))
     top = max(0, math.floor(self.y - self.radius))
     right = min(WIDTH, math.ceil(self.x + self.radius))
@@ -126,7 +129,7 @@ def _relation(left: DrawnShape, right: DrawnShape) -> str:
 def _draw_shapes(draw: Draw, unseen: bool) -> list[DrawnShape]:
   """Draws shapes until their relations are unambiguous, their pairs suit the split and their overlap is in range."""
   count = 2 + int(draw() * 2)
-  min_overlap = MIN_OVERLAP if draw() < OVERLAP_SHARE else 0.0
+  min_overlap = MIN_OVERLAP if draw() < OVERLAP_PROBABILITY else 0.0
   while True:
     shapes = [_draw_shape(draw) for _ in range(count)]
     neighbours = itertools.pairwise(_left_to_right(shapes))
@@ -134,7 +137,7 @@ def _draw_shapes(draw: Draw, unseen: bool) -> list[DrawnShape]:
     is_unambiguous = all(
       horizontal >= MIN_MARGIN and abs(horizontal - vertical) >= MIN_MARGIN for horizontal, vertical in offsets
     )
-    has_unseen_pair = any((shape.colour, shape.shape) in UNSEEN_PAIRS for shape in shapes)
+    has_unseen_pair = any((shape.colour, shape.form) in UNSEEN_PAIRS for shape in shapes)
     if is_unambiguous and has_unseen_pair == unseen and min_overlap <= max(covered_shares(shapes)) <= MAX_OVERLAP:
       return shapes
 
@@ -155,7 +158,7 @@ def _pixels(shape: DrawnShape) -> np.ndarray:
   from PIL import Image, ImageDraw
 
   outline = Image.new('1', (WIDTH, WIDTH), 0)
-  OUTLINES[shape.shape](ImageDraw.Draw(outline), shape.x, shape.y, shape.radius)
+  OUTLINES[shape.form](ImageDraw.Draw(outline), shape.x, shape.y, shape.radius)
   return np.asarray(outline)
 
 
@@ -175,19 +178,19 @@ def _draw_shape(draw: Draw) -> DrawnShape:
   radius = low + draw() * (high - low)
   colour = _pick(draw, COLOURS)
   texture = _pick(draw, TEXTURES)
-  shape = _pick(draw, SHAPES)
+  form = _pick(draw, FORMS)
   x = _draw_position(draw, radius)
   y = _draw_position(draw, radius)
-  return DrawnShape(size, colour, texture, shape, x, y, radius)
+  return DrawnShape(size, colour, texture, form, x, y, radius)
 
 
 def _paint(draw: Draw, shapes: list[DrawnShape]) -> np.ndarray:
-  """The picture of shapes from back to front on a random ground with random strokes, [WIDTH, WIDTH, 3] uint8."""
+  """The picture of shapes from back to front on a random background with random strokes, [WIDTH, WIDTH, 3] uint8."""
   from PIL import Image, ImageDraw
 
   size = WIDTH * OVERSAMPLING
-  ground = tuple(int(200 + 40 * draw()) for _ in range(3))
-  picture = Image.new('RGB', (size, size), ground)
+  background_colour = tuple(int(200 + 40 * draw()) for _ in range(3))
+  picture = Image.new('RGB', (size, size), background_colour)
   pen = ImageDraw.Draw(picture)
   for _ in range(8 + int(draw() * 8)):
     x = draw() * size
@@ -213,7 +216,7 @@ def _paint_shape(picture, shape: DrawnShape) -> None:
   x -= left
   y -= top
   outline = Image.new('L', (side, side), 0)
-  OUTLINES[shape.shape](ImageDraw.Draw(outline), x, y, r)
+  OUTLINES[shape.form](ImageDraw.Draw(outline), x, y, r)
   filled = Image.new('RGB', (side, side), COLOURS[shape.colour])
   pen = ImageDraw.Draw(filled)
   step = 4 * OVERSAMPLING
