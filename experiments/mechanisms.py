@@ -22,7 +22,8 @@ from attention_jax.functional.scores import SCORES, scaled_dot
 from attention_jax.functional.table import Row, option_schema
 from attention_jax.kernels.api import IMPLEMENTATIONS
 from attention_jax.kernels.target import compile_for
-from attention_jax.systems.costs import count_matmuls, count_parameters, matmul_flop
+from attention_jax.systems.costs import count_matmuls, matmul_flop
+from attention_jax.training.state import count_parameters
 from experiments.mechanism_advice import ADVICE
 
 KINDS = {'score': SCORES, 'alignment': ALIGNMENTS}

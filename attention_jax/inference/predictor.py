@@ -24,6 +24,7 @@ from attention_jax.tokens import EOS, PAD, UNK
 from attention_jax.training.compiling import compiler_options
 from attention_jax.training.partition import fetch, make_mesh, replicate, shard_batch
 from attention_jax.training.peers import map_batches
+from attention_jax.training.state import count_parameters
 
 # Tokens of a source, unless a bucket is longer: memory is proportional to the length, or to its square. A multiple of
 # 32, to which longer sources are padded.
@@ -207,7 +208,8 @@ class Predictor:
 
   def _compiled_search(self, strategy: BeamSearch | Sampling, ranking: Ranking, batches: int) -> Callable:
     """The compiled search, made once for each strategy and ranking, and for few and for many batches."""
-    options = compiler_options(batches * self._rounds * strategy.hypotheses)
+    runs = batches * self._rounds * strategy.hypotheses
+    options = compiler_options(runs, count_parameters(self._params))
     key = (strategy, ranking, options is None)
     if key not in self._compiled_searches:
       self._compiled_searches[key] = compile_search(self.model, strategy, self.max_length, ranking, self._mesh, options)

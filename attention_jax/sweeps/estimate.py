@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from attention_jax.sweeps.ledger import COSTS, FINISHED, SweepState
 from attention_jax.sweeps.resolve import Resolved
 from attention_jax.systems.base import System
-from attention_jax.systems.costs import count_parameters, update_flop
+from attention_jax.systems.costs import update_flop
 from attention_jax.systems.registry import SYSTEMS
+from attention_jax.training.state import count_parameters
 
 MATRIX_ROWS = 1024
 REPETITIONS = 5

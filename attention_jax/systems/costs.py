@@ -19,11 +19,6 @@ from attention_jax.training.step import step_rngs
 COUNTED_BATCHES = 100  # at most; enough for the mean over the shapes of the buckets
 
 
-def count_parameters(params: Any) -> int:
-  """Returns the number of values in a tree of arrays, or of their shapes."""
-  return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
-
-
 def update_flop(system: System) -> float:
   """Returns the FLOP of the matrix products of one update, forward and backward; the mean over the first batches.
 

@@ -16,7 +16,6 @@ from attention_jax.errors import UserError, choose
 from attention_jax.inference.metrics import MetricSummary, MetricValue, aggregate_runs
 from attention_jax.systems.base import BatchSequence, Config, Log, System
 from attention_jax.systems.config import fill_defaults
-from attention_jax.systems.costs import count_parameters
 from attention_jax.systems.initial_run import (
   InitialRun,
   describe_start,
@@ -52,7 +51,7 @@ from attention_jax.training.loop import Training, fit
 from attention_jax.training.optim import describe_warmup, make_optimizer, make_schedule
 from attention_jax.training.partition import MeshConfig, describe_placement, make_mesh
 from attention_jax.training.seeds import SeedResults, fit_seeds
-from attention_jax.training.state import TrainState, evaluation_params
+from attention_jax.training.state import TrainState, count_parameters, evaluation_params
 
 RESULTS = 'results.json'
 MAX_SEEDS = 1000  # runs side by side: each has a folder with open files

@@ -16,21 +16,26 @@ class CompileAhead(contextlib.AbstractContextManager):
   waits for one that is being compiled. The programs, and with them all numbers, are the same as without this thread. On
   exit the thread stops after the shape that it is compiling.
 
+  The thread begins when the first shape has been lowered. Tracing and lowering hold the lock of the interpreter, so
+  that the first update would wait for those of later shapes.
+
   With several processes there is no thread: compilers of GPUs exchange measurements between processes, which must
   therefore compile the same programs in the same order.
 
   Args:
-    compile_for: compiles the update for the shapes of a batch, so that a call of the update with such a batch does not.
+    compile_for: (batch, call when lowered) -> None; compiles the update for the shapes of a batch, so that a call of
+      the update with such a batch does not.
     batches: one batch of each shape, in the order in which the shapes occur.
   """
 
-  def __init__(self, compile_for: Callable[[Any], None], batches: Iterable[Any]):
+  def __init__(self, compile_for: Callable[[Any, Callable[[], None]], None], batches: Iterable[Any]):
     self._compile_for = compile_for
     self._batches = batches
     self._ready: dict[Hashable, threading.Event] = {}  # of the shapes that a thread has begun or compiled
     self._known = 0
     self._lock = threading.Lock()
     self._closed = threading.Event()
+    self._lowered = threading.Event()  # the first shape
     self._thread: threading.Thread | None = None
 
   def __enter__(self) -> 'CompileAhead':
@@ -42,6 +47,7 @@ class CompileAhead(contextlib.AbstractContextManager):
 
   def __exit__(self, *exception: Any) -> None:
     self._closed.set()
+    self._lowered.set()
     if self._thread:
       self._thread.join()
 
@@ -49,7 +55,7 @@ class CompileAhead(contextlib.AbstractContextManager):
     """Returns when the update of a batch is compiled."""
     key = _shapes(batch)
     if ready := self._begin(key):
-      self._compile_for(batch)
+      self._compile_for(batch, self._lowered.set)
       ready.set()
     else:
       self._ready[key].wait()
@@ -80,6 +86,7 @@ class CompileAhead(contextlib.AbstractContextManager):
         return
       batches.append(batch)
     self._known = len(batches)
+    self._lowered.wait()
     for batch in batches[1:]:  # the training thread begins with the first
       if self._closed.is_set():
         return
@@ -87,7 +94,7 @@ class CompileAhead(contextlib.AbstractContextManager):
       if ready is None:
         continue
       try:
-        self._compile_for(batch)
+        self._compile_for(batch, self._lowered.set)
       except Exception:  # the update of this shape raises the same error in the training thread
         return
       finally:

@@ -8,10 +8,17 @@ import jax
 from jax.sharding import Mesh
 
 from attention_jax.training.partition import jit_on_mesh
+from attention_jax.training.state import count_parameters
 
 # Runs of a function, of all its shapes together, up to which QUICK_OPTIONS save about as much as they cost or more:
-# a shape saves as much as 4 to 47 runs of an update or a greedy search cost, see "Short runs" in docs/benchmarks.md.
+# a shape of a small model saves as much as 4 to 47 runs of an update or a greedy search cost. A run of a larger model
+# costs more, about in proportion to its parameters, so that runs times parameters are limited too. See "Short runs" in
+# docs/benchmarks.md.
 FEW_RUNS = 50
+FEW_PARAMETER_RUNS = 50_000_000
+
+# Drawing an initial value takes as long as a run takes for this many parameters.
+PARAMETERS_PER_DRAW = 10
 
 # platform -> options with which a program compiles in a sixth to a half of the time, and runs in 1.3 to 3 times the
 # time. Sums are rounded differently, as a product and the sum that follows it are two instructions.
@@ -20,38 +27,46 @@ if jax.__version_info__ < (0, 11):  # later versions have no other emitters, and
   QUICK_OPTIONS['cpu']['xla_cpu_use_fusion_emitters'] = False
 
 
-def compiler_options(runs: float, platform: str | None = None) -> dict[str, Any] | None:
+def compiler_options(runs: float, parameters: int = 0, platform: str | None = None) -> dict[str, Any] | None:
   """Returns the compiler options of a program, an argument of jax.jit.
 
   They must be a function of the config and the data, not of time, so that a resumed run computes the same numbers.
 
   Args:
     runs: number of times that the function is expected to run, over all shapes, counted once for each beam of a search.
+    parameters: number of parameters of the model, each of which every run uses.
     platform: the platform of its devices; by default that of jax.
 
   Returns:
-    QUICK_OPTIONS for at most FEW_RUNS runs, otherwise None, the defaults of the compiler.
+    QUICK_OPTIONS for at most FEW_RUNS runs and FEW_PARAMETER_RUNS, otherwise None, the defaults of the compiler.
   """
-  return QUICK_OPTIONS.get(platform or jax.default_backend()) if runs <= FEW_RUNS else None
+  is_short = runs <= FEW_RUNS and runs * parameters <= FEW_PARAMETER_RUNS
+  return QUICK_OPTIONS.get(platform or jax.default_backend()) if is_short else None
 
 
-def jit_once(fn: Callable, **options) -> Callable:
-  """Compiles a function of arrays that is called once or a few times, such as an initialiser.
+def jit_once(fn: Callable) -> Callable:
+  """Compiles a function of arrays that is called once or a few times and draws most of its results: an initialiser.
 
   Args:
     fn: the function.
-    **options: arguments of jax.jit.
 
   Returns:
-    The compiled function. Under another transformation, such as jax.eval_shape, it is `fn`, because jax accepts
-    compiler options in the outermost program only.
+    The compiled function. Under another transformation, such as jax.eval_shape, it has no compiler options, which jax
+    accepts in the outermost program only. All of these share one trace.
   """
-  compiled = jax.jit(fn, compiler_options=compiler_options(1), **options)
+  traced = jax.jit(fn, inline=True)
+  compiled = None
 
   @functools.wraps(fn)
   def run(*args):
-    is_traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args))
-    return fn(*args) if is_traced else compiled(*args)
+    nonlocal compiled
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
+      return traced(*args)
+    if compiled is None:
+      num_values = count_parameters(jax.eval_shape(traced, *args))
+      options = compiler_options(1, PARAMETERS_PER_DRAW * num_values)
+      compiled = jax.jit(lambda *args: traced(*args), compiler_options=options)
+    return compiled(*args)
 
   return run
 
@@ -65,10 +80,11 @@ class CompiledForRuns:
   """
 
   def __init__(self, mesh: Mesh, fn: Callable):
-    quick = compiler_options(0, mesh.devices.flat[0].platform)
-    self._for_few = jit_on_mesh(mesh, fn, compiler_options=quick)
+    self._platform = mesh.devices.flat[0].platform
+    self._for_few = jit_on_mesh(mesh, fn, compiler_options=compiler_options(0, platform=self._platform))
     self._for_many = jit_on_mesh(mesh, fn)
 
-  def __call__(self, runs: float) -> Callable:
-    """Returns the compiled function for a number of runs, see `compiler_options`."""
-    return self._for_few if runs <= FEW_RUNS else self._for_many
+  def __call__(self, runs: float, params: Any) -> Callable:
+    """Returns the compiled function for a number of runs with these parameters, see `compiler_options`."""
+    options = compiler_options(runs, count_parameters(params), self._platform)
+    return self._for_many if options is None else self._for_few

@@ -33,7 +33,7 @@ from attention_jax.training.incidents import BatchRecorder
 from attention_jax.training.loss import Loss
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import constrain, make_mesh, process_share, state_shardings
-from attention_jax.training.state import TrainState, describe_state, init_state
+from attention_jax.training.state import TrainState, count_parameters, describe_state, init_state
 from attention_jax.training.step import TrainStep, make_train_step
 from attention_jax.training.writers import JsonLines, Progress, TensorBoard
 
@@ -334,7 +334,7 @@ def prepare_training(
     accumulate=training.accumulate,
     average=training.average,
     anneal=anneal,
-    runs=training.steps,
+    options=compiler_options(training.steps, count_parameters(shapes), mesh.devices.flat[0].platform),
     skip_nonfinite=training.on_nonfinite == 'skip',
   )
 

@@ -48,12 +48,13 @@ class SideBySide(abc.ABC):
     """Inverse of `stack`."""
 
   @abc.abstractmethod
-  def compile_for(self, states: Any, batch: Any) -> None:
+  def compile_for(self, states: Any, batch: Any, when_lowered: Callable[[], None]) -> None:
     """Compiles the update for the shapes of a batch of one run, see TrainStep.compile_for.
 
     Args:
       states: what `describe_state` returns for the states.
       batch: a batch of one run.
+      when_lowered: called before the compilers start.
     """
 
   @abc.abstractmethod
@@ -90,9 +91,9 @@ class Stacked(SideBySide):
   def unstack(self, stacked):
     return stacked
 
-  def compile_for(self, states, batch):
+  def compile_for(self, states, batch, when_lowered):
     runs = len(self._train_step.root)
-    self._train_step.compile_for(states, jax.tree.map(lambda x: np.stack([x] * runs), batch))
+    self._train_step.compile_for(states, jax.tree.map(lambda x: np.stack([x] * runs), batch), when_lowered)
 
   def compilations(self):
     return self._train_step.compilations()
@@ -147,8 +148,8 @@ class Separate(SideBySide):
       for i in range(len(self._train_steps))
     ]
 
-  def compile_for(self, states, batch):
-    self._train_steps[0].compile_for(states[0], batch)
+  def compile_for(self, states, batch, when_lowered):
+    self._train_steps[0].compile_for(states[0], batch, when_lowered)
 
   def compilations(self):
     return self._train_steps[0].compilations()

@@ -1,5 +1,6 @@
 """The state that training carries from one update to the next. It is all that is needed to resume exactly."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -26,6 +27,11 @@ class TrainState(NamedTuple):
   opt_state: Any
   average: Any
   running: dict[str, jax.Array]
+
+
+def count_parameters(params: Any) -> int:
+  """Returns the number of values in a tree of arrays, or of their shapes."""
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
 
 
 def init_state(

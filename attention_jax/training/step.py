@@ -2,8 +2,7 @@
 
 import concurrent.futures
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +12,6 @@ import optax
 from jax.sharding import Mesh
 
 from attention_jax.training.anneal import NO_SCHEDULES, Schedules, apply_schedules, zero_scheduled
-from attention_jax.training.compiling import compiler_options
 from attention_jax.training.loss import OBJECTIVE_RNG, Loss
 from attention_jax.training.partition import constrain, jit_on_mesh, shard_batch, sharding, state_shardings
 from attention_jax.training.state import TrainState, update_average, update_running
@@ -83,7 +81,7 @@ class TrainStep:
     live = jax.make_array_from_callback(live.shape, self.root.sharding, lambda index: live[index])
     return self.update.apply_gradients(state, sums, gradients, live)
 
-  def compile_for(self, state: TrainState, batch: Any) -> None:
+  def compile_for(self, state: TrainState, batch: Any, when_lowered: Callable[[], None] = lambda: None) -> None:
     """Compiles the update for the shapes of a batch; a call with such shapes then uses these programs.
 
     The optimiser, which is compiled once, is compiled in a thread of its own.
@@ -91,6 +89,7 @@ class TrainStep:
     Args:
       state: shapes, dtypes and shardings of the state, see `state.describe_state`.
       batch: a batch.
+      when_lowered: called before the compilers start, which need no lock of the interpreter.
     """
     batch = shard_batch(batch, self.mesh, self.accumulate, self.rule)
     gradients = self.update.compute_gradients.lower(self.root, state.step, state.params, state.running, batch)
@@ -102,6 +101,7 @@ class TrainStep:
     )
     live = (jax.ShapeDtypeStruct((len(self.root),), np.bool_, sharding=self.root.sharding),) if several else ()
     optimizer = self.update.apply_gradients.lower(state, sums, grads, *live)
+    when_lowered()
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
       compiled = threads.submit(optimizer.compile)
       gradients.compile()
@@ -126,7 +126,7 @@ def make_train_step(
   accumulate: int = 1,
   average: float = 0.0,
   anneal: Schedules = NO_SCHEDULES,
-  runs: float = math.inf,
+  options: Mapping[str, Any] | None = None,
   skip_nonfinite: bool = False,
 ) -> TrainStep:
   """Builds the training step.
@@ -158,7 +158,7 @@ def make_train_step(
     accumulate=accumulate,
     average=average,
     anneal=anneal,
-    runs=runs,
+    options=options,
     skip_nonfinite=skip_nonfinite,
   )
   root = jax.device_put(root, sharding(mesh, 'states' if several else 'state'))
@@ -180,7 +180,7 @@ def compile_update(
   accumulate: int = 1,
   average: float = 0.0,
   anneal: Schedules = NO_SCHEDULES,
-  runs: float = math.inf,
+  options: Mapping[str, Any] | None = None,
   skip_nonfinite: bool = False,
 ) -> Update:
   """Builds the jitted update.
@@ -196,7 +196,7 @@ def compile_update(
       of the whole batch: tokens, not parts, have equal weight, and `step` counts updates.
     average: decay of the moving average of the parameters; 0 keeps none. See state.update_average.
     anneal: schedules of annealed parameters, which get no gradient. After update n they have the values for n + 1.
-    runs: expected number of updates; few are compiled quickly, see compiling.compiler_options.
+    options: options of the compiler, see compiling.compiler_options.
     skip_nonfinite: whether an update whose loss or gradient is not finite leaves all but `step` unchanged. Its metrics
       are those of the update that was not made.
 
@@ -257,10 +257,12 @@ def compile_update(
 
   # Parameters, gradients and states have the shardings of their arrays. Metrics are whole in every process.
   layouts = (scalars, scalars, None, scalars, batch_layout)
-  options = {'compiler_options': compiler_options(runs, mesh.devices.flat[0].platform)}
+  gradient_layouts = {'in_shardings': layouts, 'out_shardings': (scalars, None)}
   return Update(
-    jit_on_mesh(mesh, compute_placed_gradients, in_shardings=layouts, out_shardings=(scalars, None), **options),
-    jit_on_mesh(mesh, apply_placed_gradients, donate_argnums=0, out_shardings=(None, metrics_layout), **options),
+    jit_on_mesh(mesh, compute_placed_gradients, compiler_options=options, **gradient_layouts),
+    jit_on_mesh(
+      mesh, apply_placed_gradients, compiler_options=options, donate_argnums=0, out_shardings=(None, metrics_layout)
+    ),
   )
 
 

@@ -4,6 +4,7 @@ A writer is called with (step, record), where the record maps names such as 'tra
 numbers, and is closed once.
 """
 
+import functools
 import json
 import math
 import threading
@@ -116,7 +117,9 @@ def _parse(path: Path, content: bytes) -> list[dict[str, Any]]:
 
 
 class TensorBoard:
-  """Writer of event files in `tensorboard/`.
+  """Writer of event files in `tensorboard/`, which opens them at the first record.
+
+  The import of tensorboardX takes a second where PyTorch is installed, and would delay the first update.
 
   Args:
     folder: the run folder.
@@ -124,9 +127,16 @@ class TensorBoard:
   """
 
   def __init__(self, folder: Path, start: int):
-    import tensorboardX  # slow to import, and only training needs it
+    self._folder = folder
+    self._start = start
+    self._is_open = False
 
-    self._writer = tensorboardX.SummaryWriter(str(folder / 'tensorboard'), purge_step=start + 1)
+  @functools.cached_property
+  def _writer(self) -> Any:
+    import tensorboardX
+
+    self._is_open = True
+    return tensorboardX.SummaryWriter(str(self._folder / 'tensorboard'), purge_step=self._start + 1)
 
   def __call__(self, step: int, record: Record) -> None:
     for name, value in record.items():
@@ -136,7 +146,8 @@ class TensorBoard:
 
   def close(self) -> None:
     """Closes the event files."""
-    self._writer.close()
+    if self._is_open:
+      self._writer.close()
 
 
 class Progress:

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
 
-from attention_jax.systems.costs import count_matmuls, count_parameters, matmul_flop, update_flop
+from attention_jax.systems.costs import count_matmuls, matmul_flop, update_flop
 from attention_jax.systems.translation import TranslationSystem
 from attention_jax.training.partition import MeshConfig, make_mesh
+from attention_jax.training.state import count_parameters
 
 
 def test_products_are_counted_with_repetitions_and_without_unused_ones():

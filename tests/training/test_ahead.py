@@ -80,8 +80,9 @@ def test_an_update_uses_the_program_that_was_compiled_ahead():
 def test_later_shapes_are_compiled_once_in_their_order():
   compiled = []
 
-  def compile_for(batch):
-    return compiled.append(batch.x.shape[1])
+  def compile_for(batch, when_lowered):
+    compiled.append(batch.x.shape[1])
+    when_lowered()
 
   with CompileAhead(compile_for, first_of_each_shape(Batches(), 0, 100)) as ahead:
     for step in range(8):
@@ -90,11 +91,33 @@ def test_later_shapes_are_compiled_once_in_their_order():
   assert ahead.describe() == ''
 
 
+def test_the_thread_begins_when_the_first_shape_is_lowered():
+  order = []
+  later = threading.Event()
+
+  def compile_for(batch, when_lowered):
+    width = batch.x.shape[1]
+    if width == 1:
+      order.append('lowering')
+      assert not later.wait(0.2)
+      order.append('lowered')
+      when_lowered()
+      assert later.wait(60)  # the compilers of both run at the same time
+    else:
+      order.append(width)
+      later.set()
+
+  with CompileAhead(compile_for, first_of_each_shape(Batches(), 0, 100)) as ahead:
+    ahead.prepare(Batches()[0])
+  assert order[:3] == ['lowering', 'lowered', 2]
+
+
 def test_progress_names_the_shape():
   begin = threading.Event()
   entered = threading.Event()
 
-  def compile_for(batch):
+  def compile_for(batch, when_lowered):
+    when_lowered()
     if batch.x.shape[1] == 2:
       entered.set()
       begin.wait()
@@ -109,19 +132,21 @@ def test_progress_names_the_shape():
 def test_an_error_in_the_thread_is_left_to_the_update():
   failed = threading.Event()
 
-  def compile_for(batch):
+  def compile_for(batch, when_lowered):
+    when_lowered()
     if batch.x.shape[1] == 2:
       failed.set()
       raise ValueError('wrong shape')
 
   with CompileAhead(compile_for, first_of_each_shape(Batches(), 0, 100)) as ahead:
+    ahead.prepare(Batches()[0])
     failed.wait()
     ahead.prepare(Batches()[1])  # returns; the update compiles this shape again
 
 
 @pytest.mark.parametrize('begun', [0, 1])
 def test_closing_ends_the_thread(begun):
-  ahead = CompileAhead(lambda batch: None, first_of_each_shape(Batches(), 0, 100))
+  ahead = CompileAhead(lambda batch, when_lowered: when_lowered(), first_of_each_shape(Batches(), 0, 100))
   with ahead:
     for step in range(begun):
       ahead.prepare(Batches()[step])

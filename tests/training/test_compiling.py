@@ -4,16 +4,24 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attention_jax.training.compiling import FEW_RUNS, CompiledForRuns, compiler_options, jit_once
+from attention_jax.training.compiling import FEW_PARAMETER_RUNS, FEW_RUNS, CompiledForRuns, compiler_options, jit_once
 from attention_jax.training.partition import make_mesh
 
 
 @pytest.mark.parametrize(
-  ('runs', 'platform', 'is_quick'),
-  [(1, 'cpu', True), (FEW_RUNS, 'cpu', True), (FEW_RUNS + 1, 'cpu', False), (1, 'tpu', False), (1, None, True)],
+  ('runs', 'parameters', 'platform', 'is_quick'),
+  [
+    (1, 0, 'cpu', True),
+    (FEW_RUNS, 0, 'cpu', True),
+    (FEW_RUNS + 1, 0, 'cpu', False),
+    (10, FEW_PARAMETER_RUNS // 10, 'cpu', True),
+    (10, FEW_PARAMETER_RUNS // 10 + 1, 'cpu', False),
+    (1, 0, 'tpu', False),
+    (1, 0, None, True),
+  ],
 )
-def test_few_runs_on_a_cpu_are_compiled_quickly(runs, platform, is_quick):
-  assert (compiler_options(runs, platform) is not None) == is_quick
+def test_few_runs_of_a_small_model_on_a_cpu_are_compiled_quickly(runs, parameters, platform, is_quick):
+  assert (compiler_options(runs, parameters, platform) is not None) == is_quick
 
 
 def test_a_function_that_runs_once_can_be_traced_and_called():
@@ -34,5 +42,6 @@ def test_few_and_many_runs_are_separate_programs_of_one_function():
 
   compiled = CompiledForRuns(make_mesh(), add_one)
   for runs in (1, FEW_RUNS, FEW_RUNS + 1, 1000):
-    assert compiled(runs)(jnp.float32(1)) == 2
+    assert compiled(runs, jnp.ones(3))(jnp.float32(1)) == 2
+  assert compiled(2, jax.ShapeDtypeStruct((FEW_PARAMETER_RUNS,), jnp.float32))(jnp.float32(1)) == 2
   assert num_traces == 2
