@@ -1,4 +1,4 @@
-"""One update: gradients, compiled once per batch shape, then optimiser and average. For one run or several."""
+"""The update of one run, or of several side by side: gradients, compiled once per batch shape, then the optimiser."""
 
 import concurrent.futures
 import dataclasses
@@ -30,7 +30,8 @@ def step_rngs(rng: jax.Array) -> dict[str, jax.Array]:
 class Update:
   """The two programs of an update. Only the first depends on the shape of the batch: the second is compiled once.
 
-  With several runs side by side, everything has a leading axis of seeds.
+  With several runs side by side, all arrays have a leading axis of seeds, and `apply_gradients` has a further argument
+  `live` [seeds], see TrainStep.
 
   Attributes:
     compute_gradients: (root, step, params, running, batch) -> (sums of the loss, gradients of the summed loss), where
@@ -54,7 +55,7 @@ class TrainStep:
   The metrics are [] float32 arrays on the device: loss, accuracy (and every other sum of the loss) per token, tokens,
   grad_norm before clipping, and learning_rate.
 
-  With several runs side by side, everything has a leading axis of seeds. `train_step(state, batch, live)` then leaves
+  With several runs side by side, all arrays have a leading axis of seeds. `train_step(state, batch, live)` then leaves
   the runs unchanged for which `live` [seeds] is False: only their step is incremented, and their metrics are 0.
 
   Attributes:
@@ -86,26 +87,29 @@ class TrainStep:
   def compile_for(self, state: TrainState, batch: Any) -> None:
     """Compiles the update for the shapes of a batch; a call with such shapes then uses these programs.
 
-    The optimiser, which is compiled once, is compiled in a thread of its own.
+    Both programs are compiled at the same time, in two threads.
 
     Args:
       state: shapes, dtypes and shardings of the state, see `state.describe_state`.
       batch: a batch.
     """
     batch = shard_batch(batch, self.mesh, self.accumulate, self.rule)
-    gradients = self.update.compute_gradients.lower(self.root, state.step, state.params, state.running, batch)
+    lowered_gradients = self.update.compute_gradients.lower(self.root, state.step, state.params, state.running, batch)
     several = self.rule == 'batches'
-    sums, grads = gradients.out_info
-    layouts = jax.tree.map(lambda x: self.root.sharding, sums), state_shardings(grads, self.mesh, stacked=several)
+    sums, grads = lowered_gradients.out_info
+    sums_layout = jax.tree.map(lambda x: self.root.sharding, sums)
+    grads_layout = state_shardings(grads, self.mesh, stacked=several)
     sums, grads = jax.tree.map(
-      lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout), (sums, grads), layouts
+      lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout),
+      (sums, grads),
+      (sums_layout, grads_layout),
     )
     live = (jax.ShapeDtypeStruct((len(self.root),), np.bool_, sharding=self.root.sharding),) if several else ()
-    optimizer = self.update.apply_gradients.lower(state, sums, grads, *live)
+    lowered_optimizer = self.update.apply_gradients.lower(state, sums, grads, *live)
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
-      compiled = threads.submit(optimizer.compile)
-      gradients.compile()
-      compiled.result()
+      compiled_optimizer = threads.submit(lowered_optimizer.compile)
+      lowered_gradients.compile()
+      compiled_optimizer.result()
 
   def with_seed(self, seed: int) -> 'TrainStep':
     """Returns the training step of one run with another seed, which shares the compiled programs."""
@@ -126,7 +130,7 @@ def make_train_step(
   accumulate: int = 1,
   average: float = 0.0,
   anneal: Schedules = NO_SCHEDULES,
-  runs: float = math.inf,
+  expected_updates: float = math.inf,
   skip_nonfinite: bool = False,
 ) -> TrainStep:
   """Builds the training step.
@@ -141,7 +145,7 @@ def make_train_step(
     accumulate: see `compile_update`.
     average: see `compile_update`.
     anneal: see `compile_update`.
-    runs: see `compile_update`.
+    expected_updates: see `compile_update`.
     skip_nonfinite: see `compile_update`.
 
   Returns:
@@ -158,7 +162,7 @@ def make_train_step(
     accumulate=accumulate,
     average=average,
     anneal=anneal,
-    runs=runs,
+    expected_updates=expected_updates,
     skip_nonfinite=skip_nonfinite,
   )
   root = jax.device_put(root, sharding(mesh, 'states' if several else 'state'))
@@ -180,7 +184,7 @@ def compile_update(
   accumulate: int = 1,
   average: float = 0.0,
   anneal: Schedules = NO_SCHEDULES,
-  runs: float = math.inf,
+  expected_updates: float = math.inf,
   skip_nonfinite: bool = False,
 ) -> Update:
   """Builds the jitted update.
@@ -190,13 +194,13 @@ def compile_update(
     optimizer: the optimiser.
     schedule: the learning-rate schedule of the optimiser, for the metric learning_rate only.
     mesh: the mesh of the devices.
-    several: whether there are several runs side by side, along a leading axis of all arguments. `apply_gradients` then
-      has a further argument `live` [seeds], see TrainStep.
+    several: whether there are several runs side by side, along a leading axis of all arguments, see Update.
     accumulate: number of parts in which a batch is processed, one after the other, for less memory. The update is that
       of the whole batch: tokens, not parts, have equal weight, and `step` counts updates.
     average: decay of the moving average of the parameters; 0 keeps none. See state.update_average.
     anneal: schedules of annealed parameters, which get no gradient. After update n they have the values for n + 1.
-    runs: expected number of updates; few are compiled quickly, see compiling.compiler_options.
+    expected_updates: number of updates that the run will make; programs of few updates are compiled with few
+      optimisations, see compiling.compiler_options.
     skip_nonfinite: whether an update whose loss or gradient is not finite leaves all but `step` unchanged. Its metrics
       are those of the update that was not made.
 
@@ -255,9 +259,9 @@ def compile_update(
     state, metrics = apply_gradients(*args)
     return constrain(state, state_shardings(state, mesh, stacked=several)), metrics
 
-  # Parameters, gradients and states have the shardings of their arrays. Metrics are whole in every process.
+  # Parameters, gradients and states have the shardings of their arrays. Metrics are replicated.
   layouts = (scalars, scalars, None, scalars, batch_layout)
-  options = {'compiler_options': compiler_options(runs, mesh.devices.flat[0].platform)}
+  options = {'compiler_options': compiler_options(expected_updates, mesh.devices.flat[0].platform)}
   return Update(
     jit_on_mesh(mesh, compute_placed_gradients, in_shardings=layouts, out_shardings=(scalars, None), **options),
     jit_on_mesh(mesh, apply_placed_gradients, donate_argnums=0, out_shardings=(None, metrics_layout), **options),
@@ -265,7 +269,7 @@ def compile_update(
 
 
 def _only_live_runs(apply_gradients: Callable) -> Callable:
-  """(states, sums, gradients, live) -> what `apply_gradients` returns, but old states and zero metrics if not live."""
+  """Adds the argument `live` [seeds] to `apply_gradients`: other runs keep their state, and their metrics are 0."""
 
   def apply_to_live(states, sums, grads, live):
     new_states, metrics = apply_gradients(states, sums, grads)
@@ -280,7 +284,7 @@ def _only_live_runs(apply_gradients: Callable) -> Callable:
 
 
 def _accumulate(sums_and_gradients: Callable, parts: int, layout: jax.sharding.NamedSharding) -> Callable:
-  """Scans over `parts` slices of the batch: the same sums and gradients, with one slice in memory at a time."""
+  """Returns a function with the same sums and gradients, which processes `parts` slices of the batch one by one."""
 
   def split(x):
     # Part i takes rows i, i + parts, ...: each device slices its own rows, and no row moves.
