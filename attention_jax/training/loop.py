@@ -334,7 +334,7 @@ def prepare_training(
     accumulate=training.accumulate,
     average=training.average,
     anneal=anneal,
-    expected_updates=training.steps,
+    runs=training.steps,
     skip_nonfinite=training.on_nonfinite == 'skip',
   )
 

@@ -87,16 +87,16 @@ class TrainStep:
   def compile_for(self, state: TrainState, batch: Any) -> None:
     """Compiles the update for the shapes of a batch; a call with such shapes then uses these programs.
 
-    Both programs are compiled at the same time, in two threads.
+    The optimiser, which is compiled once, is compiled in a thread of its own.
 
     Args:
       state: shapes, dtypes and shardings of the state, see `state.describe_state`.
       batch: a batch.
     """
     batch = shard_batch(batch, self.mesh, self.accumulate, self.rule)
-    lowered_gradients = self.update.compute_gradients.lower(self.root, state.step, state.params, state.running, batch)
+    gradients = self.update.compute_gradients.lower(self.root, state.step, state.params, state.running, batch)
     several = self.rule == 'batches'
-    sums, grads = lowered_gradients.out_info
+    sums, grads = gradients.out_info
     sums_layout = jax.tree.map(lambda x: self.root.sharding, sums)
     grads_layout = state_shardings(grads, self.mesh, stacked=several)
     sums, grads = jax.tree.map(
@@ -105,11 +105,11 @@ class TrainStep:
       (sums_layout, grads_layout),
     )
     live = (jax.ShapeDtypeStruct((len(self.root),), np.bool_, sharding=self.root.sharding),) if several else ()
-    lowered_optimizer = self.update.apply_gradients.lower(state, sums, grads, *live)
+    optimizer = self.update.apply_gradients.lower(state, sums, grads, *live)
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
-      compiled_optimizer = threads.submit(lowered_optimizer.compile)
-      lowered_gradients.compile()
-      compiled_optimizer.result()
+      compiled = threads.submit(optimizer.compile)
+      gradients.compile()
+      compiled.result()
 
   def with_seed(self, seed: int) -> 'TrainStep':
     """Returns the training step of one run with another seed, which shares the compiled programs."""
@@ -130,7 +130,7 @@ def make_train_step(
   accumulate: int = 1,
   average: float = 0.0,
   anneal: Schedules = NO_SCHEDULES,
-  expected_updates: float = math.inf,
+  runs: float = math.inf,
   skip_nonfinite: bool = False,
 ) -> TrainStep:
   """Builds the training step.
@@ -145,7 +145,7 @@ def make_train_step(
     accumulate: see `compile_update`.
     average: see `compile_update`.
     anneal: see `compile_update`.
-    expected_updates: see `compile_update`.
+    runs: see `compile_update`.
     skip_nonfinite: see `compile_update`.
 
   Returns:
@@ -162,7 +162,7 @@ def make_train_step(
     accumulate=accumulate,
     average=average,
     anneal=anneal,
-    expected_updates=expected_updates,
+    runs=runs,
     skip_nonfinite=skip_nonfinite,
   )
   root = jax.device_put(root, sharding(mesh, 'states' if several else 'state'))
@@ -184,7 +184,7 @@ def compile_update(
   accumulate: int = 1,
   average: float = 0.0,
   anneal: Schedules = NO_SCHEDULES,
-  expected_updates: float = math.inf,
+  runs: float = math.inf,
   skip_nonfinite: bool = False,
 ) -> Update:
   """Builds the jitted update.
@@ -199,8 +199,7 @@ def compile_update(
       of the whole batch: tokens, not parts, have equal weight, and `step` counts updates.
     average: decay of the moving average of the parameters; 0 keeps none. See state.update_average.
     anneal: schedules of annealed parameters, which get no gradient. After update n they have the values for n + 1.
-    expected_updates: number of updates that the run will make; programs of few updates are compiled with few
-      optimisations, see compiling.compiler_options.
+    runs: expected number of updates; few are compiled quickly, see compiling.compiler_options.
     skip_nonfinite: whether an update whose loss or gradient is not finite leaves all but `step` unchanged. Its metrics
       are those of the update that was not made.
 
@@ -261,7 +260,7 @@ def compile_update(
 
   # Parameters, gradients and states have the shardings of their arrays. Metrics are replicated.
   layouts = (scalars, scalars, None, scalars, batch_layout)
-  options = {'compiler_options': compiler_options(expected_updates, mesh.devices.flat[0].platform)}
+  options = {'compiler_options': compiler_options(runs, mesh.devices.flat[0].platform)}
   return Update(
     jit_on_mesh(mesh, compute_placed_gradients, in_shardings=layouts, out_shardings=(scalars, None), **options),
     jit_on_mesh(mesh, apply_placed_gradients, donate_argnums=0, out_shardings=(None, metrics_layout), **options),
