@@ -258,7 +258,7 @@ def compile_update(
     state, metrics = apply_gradients(*args)
     return constrain(state, state_shardings(state, mesh, stacked=several)), metrics
 
-  # Parameters, gradients and states have the shardings of their arrays. Metrics are replicated.
+  # Parameters, gradients and states have the shardings of their arrays. Metrics are whole in every process.
   layouts = (scalars, scalars, None, scalars, batch_layout)
   options = {'compiler_options': compiler_options(runs, mesh.devices.flat[0].platform)}
   return Update(
