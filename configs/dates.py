@@ -2,9 +2,9 @@
 
 Dates in the notations of 72 locales -> ISO 8601, by characters. No download: the data set is generated on first use.
 
-Measured on two CPU cores: bahdanau2015_deep_tanh, three seeds, 99.4 % exact match on test, 89.4 % on unseen locales,
-alignment error rate 14.7 ± 1.9 %, and 10.9 ± 3.5 % with --config.model.attention.score=normed_additive;
-sutskever2014_mapped one minute, 89.0 %, 81.8 %.
+Measured on two CPU cores, exact match on test and on unseen locales: bahdanau2015_deep_tanh (means of three
+seeds, which took 27 minutes on shared cores) 99.4 % and 89.4 %, with an alignment error rate of 14.7 ± 1.9 %, or of
+10.9 ± 3.5 % with --config.model.attention.score=normed_additive; sutskever2014_mapped (one minute) 89.0 % and 81.8 %.
 """
 
 from attention_jax.systems.config import default_config

@@ -3,7 +3,7 @@
 python -m experiments.evaluate --workdir=runs/dates --split=unseen --output=unseen.txt
 python -m experiments.evaluate --workdir=runs/a,runs/b --checkpoint=average
 python -m experiments.evaluate --workdir=runs/m --split=validation --beams=10 --alpha=1.0 --beta=0.2
-python -m experiments.evaluate --workdir=runs/m --hypotheses=FILE     # of another search or another system
+python -m experiments.evaluate --workdir=runs/m --hypotheses=FILE     # from another search or another system
 python -m experiments.evaluate --workdir=runs/m --metrics=chrf --metrics='bleu(lowercase=True)' --json
 python -m experiments.evaluate --workdir=runs/m --by=source_length --plot=lengths.png
 """
@@ -36,7 +36,7 @@ from experiments.tables import print_bins, print_results
 
 define_run_flags(allow_ensemble=True)
 define_search_flags()
-flags.DEFINE_string('split', 'test', 'train, validation, test or unseen; a task may lack some of them')
+flags.DEFINE_string('split', 'test', 'the split: train, validation, test or unseen; a task may lack some of them')
 flags.DEFINE_string('hypotheses', None, 'a file with one text per row of the split: evaluate these, without a search')
 flags.DEFINE_string('output', None, 'a new file for the hypotheses')
 flags.DEFINE_multi_string('metrics', [], 'metrics of texts, instead of those of the config; may be repeated')
@@ -52,6 +52,7 @@ def main() -> None:
   """Evaluates the run of --workdir, or the texts of --hypotheses, on --split, and prints the metrics."""
   from attention_jax.data.files import read_lines
   from attention_jax.systems import runs
+  from attention_jax.systems.base import SupportsCorpus
   from attention_jax.training.batch_progress import batch_progress
 
   overrides = search_overrides()
@@ -64,6 +65,8 @@ def main() -> None:
   if FLAGS.metrics:
     overrides['metrics'] = FLAGS.metrics
   run = runs.open_run_or_ensemble(require_flag('workdir'), FLAGS.checkpoint, overrides, FLAGS.dtype)
+  if FLAGS.by:
+    run.system_with(SupportsCorpus)  # raises UserError before the search
   if FLAGS.hypotheses:
     lines = read_lines(FLAGS.hypotheses)
     results = runs.evaluate_hypotheses(run, FLAGS.split, lines)

@@ -22,10 +22,10 @@ def sweep_request(folder: Path, overrides: Mapping[str, Any], train: Sequence[st
   Args:
     folder: the folder of the sweep.
     overrides: the fields of the config that flags set.
-    train: the training program.
+    train: the command of the training program, as in SweepRequest.
 
   Raises:
-    UserError: for flags that cannot be parsed, and for flags beside a get_sweep().
+    UserError: for flags that cannot be parsed, and for flags of settings if the config file defines get_sweep().
   """
   path = config_path()
   sweep = load_sweep(path)
@@ -54,7 +54,7 @@ def sweep_request(folder: Path, overrides: Mapping[str, Any], train: Sequence[st
 
 
 def report_options() -> ReportOptions:
-  """Returns the options of the report that the flags, or get_sweep(), set."""
+  """Returns the options of the report that flags set, by default those of get_sweep()."""
   sweep = load_sweep(config_path()) if FLAGS.config is not None else None
   baseline = space.parse_setting(FLAGS.baseline, '--baseline') if FLAGS.baseline else None
   return ReportOptions(
@@ -66,6 +66,7 @@ def report_options() -> ReportOptions:
 
 
 def _settings_of_flags() -> list[space.Setting]:
+  """Returns the product of --grid, --pair and --search, followed by the single settings of --setting."""
   groups = [space.parse_grid(text) for text in FLAGS.grid] + [space.parse_pair(text) for text in FLAGS.pair]
   if FLAGS.search:
     ranges: dict[str, Any] = {}

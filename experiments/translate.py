@@ -44,7 +44,7 @@ from experiments.tables import round_weights
 SAMPLING_OPTIONS = ('seed', 'temperature', 'top_k', 'top_p', 'min_p')
 SHARED_FLAGS = ('max_length', 'replace_unknown', 'shortlist')  # search flags that sampling uses too
 WINDOW = 4096  # lines that are decoded, sorted by length, before the first of them is printed
-# The only values that flags may have with --stream.
+# The only values that these flags may have with --stream.
 STREAM_VALUES = {
   'input': '-',
   'beams': 1,
@@ -66,9 +66,14 @@ STREAM_VALUES = {
 define_run_flags(allow_ensemble=True)
 define_search_flags()
 flags.DEFINE_string('input', '-', 'a file of lines, or - for stdin')
-flags.DEFINE_integer('nbest', None, 'hypotheses to print for each line, at most --beams or --samples', 1)
-flags.DEFINE_integer('groups', 1, 'for diverse beam search: groups of beams that prefer different words', 1)
-flags.DEFINE_float('diversity', 0.5, 'for --groups: penalty of a word that an earlier group has chosen at this step')
+flags.DEFINE_integer(
+  'nbest',
+  None,
+  'hypotheses to print for each line, at most --beams or --samples; by default 1, or all samples without --mbr',
+  1,
+)
+flags.DEFINE_integer('groups', 1, 'for diverse beam search: groups of beams that prefer different tokens', 1)
+flags.DEFINE_float('diversity', 0.5, 'for --groups: penalty of a token that an earlier group has chosen at this step')
 flags.DEFINE_string('prefixes', None, 'a file with the prefix of the output of each input line')
 flags.DEFINE_string('mbr', None, 'a metric: minimum Bayes risk reranking of hypotheses by their expected utility in it')
 flags.DEFINE_bool('alignments', False, 'print the alignment of each hypothesis in Pharaoh format')
@@ -122,10 +127,10 @@ def _translate_lines(run, sampling) -> None:
   unread = []
   for start in range(0, len(lines), WINDOW):
     window = lines[start : start + WINDOW]
-    filled = [i for i, line in enumerate(window) if line.strip()]
+    filled_rows = [row for row, line in enumerate(window, start) if line.strip()]
     if prefixes is not None:
-      options['prefixes'] = [prefixes[start + i] for i in filled]
-    predictions = iter(run.predictor([window[i] for i in filled], first_line=start, **options))
+      options['prefixes'] = [prefixes[row] for row in filled_rows]
+    predictions = iter(run.predictor([lines[row] for row in filled_rows], line_numbers=filled_rows, **options))
     for number, line in enumerate(window, start + 1):
       tokens = []
       hypotheses = []
@@ -153,6 +158,7 @@ def _check_hypothesis_count(nbest: int, hypothesis_count: int) -> None:
 
 
 def _output_function(nbest: int) -> Callable[[int, str, Sequence[str], Sequence[Any]], None]:
+  """Returns the function that prints the hypotheses of a line: (number, line, source tokens, hypotheses) -> None."""
   if FLAGS.json:
     return _print_json
   if FLAGS.nbest or FLAGS.alignments or nbest > 1:
@@ -177,7 +183,7 @@ def _rank(hypotheses: list) -> list:
 
 
 def _distinct(hypotheses: Iterable, key: Callable[[Any], Hashable]) -> list:
-  """Returns the first hypothesis of each key."""
+  """Returns the first hypothesis with each key."""
   first = {}
   for hypothesis in hypotheses:
     first.setdefault(key(hypothesis), hypothesis)
@@ -185,7 +191,11 @@ def _distinct(hypotheses: Iterable, key: Callable[[Any], Hashable]) -> list:
 
 
 def _sampling_options():
-  """Returns the Sampling of the flags, None without --samples."""
+  """Returns the Sampling that the flags set; None without --samples.
+
+  Raises:
+    UserError: for options of sampling without --samples, and for options of search with it.
+  """
   from attention_jax.decoding.sampling import Sampling
 
   options = {name: FLAGS[name].value for name in SAMPLING_OPTIONS}
@@ -201,6 +211,7 @@ def _sampling_options():
 
 
 def _check_search_flags() -> None:
+  """Raises UserError for flags of diverse beam search and reranking that are wrong or have no effect."""
   from attention_jax.inference.metrics import higher_is_better
 
   if FLAGS.samples and FLAGS.groups > 1:
@@ -212,6 +223,7 @@ def _check_search_flags() -> None:
 
 
 def _check_stream_flags(workdir: str, checkpoint: str) -> None:
+  """Raises UserError for flags that cannot be combined with --stream, and for ensembles."""
   for name, allowed in STREAM_VALUES.items():
     value = FLAGS[name].value
     if value is not None and value != allowed:

@@ -1,4 +1,4 @@
-"""What all HTML pages share: their templates (page/), in which every value is escaped."""
+"""Renders HTML pages from the templates in page/, which escape every value."""
 
 from pathlib import Path
 from typing import Any
@@ -7,11 +7,11 @@ TEMPLATES = Path(__file__).parent / 'page'
 
 
 def render(template: str, **values: Any) -> str:
-  """Returns the text of a page; a value is text, or data that become JSON.
+  """Returns the HTML of a page.
 
   Args:
     template: file name of a template in `page/`.
-    **values: the variables of the template.
+    **values: the variables of the template: text, or data that the template turns into JSON.
   """
   import jinja2
 

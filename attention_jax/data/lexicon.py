@@ -1,6 +1,7 @@
-"""Lexicons of IBM model 1 (Brown et al. 1993), and the shortlists of target tokens that a search draws from them."""
+"""Lexicons of IBM model 1 (Brown et al. 1993), and shortlists of target tokens for a search."""
 
 import zipfile
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +48,7 @@ class Lexicon(NamedTuple):
       required: further target ids that have to be in the list.
 
     Returns:
-      Ascending ids, int32 [V']: at most all of the vocabulary.
+      Ascending ids, int32 [V'], where V' is at most the size of the target vocabulary.
     """
     words = np.unique(_oov_to_unk(source, len(self.offsets) - 1))
     starts = self.offsets[words]
@@ -65,9 +66,10 @@ class Lexicon(NamedTuple):
 
 
 def make_lexicon(encoded: EncodedSplit, source_size: int, target_size: int, digest: str = '') -> Lexicon:
-  """Makes a lexicon from a training split; from rows at equal distances if it has more than MAX_LINKS links.
+  """Makes a lexicon from a training split.
 
-  The EOS of each source is used as the empty word (NULL) of the model.
+  A split with more than MAX_LINKS links is represented by rows at equal distances. The EOS of each source is the empty
+  word (NULL) of the model.
 
   Args:
     encoded: the split.
@@ -100,7 +102,7 @@ def ibm_model_1(
   Args:
     source: ids of the source tokens of the links, [N].
     target: ids of their target tokens, [N].
-    groups: which target token of the corpus each link has, ascending, [N].
+    groups: position in the corpus of the target token of each link, ascending, [N].
     iterations: number of iterations.
 
   Returns:
@@ -122,7 +124,11 @@ def ibm_model_1(
 
 
 def link_positions(encoded: EncodedCorpus, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the positions in `encoded.source` and `encoded.target` of all links of rows, by target position."""
+  """Returns the positions of both tokens of every link of these rows, ordered by target position.
+
+  Returns:
+    Positions in `encoded.source` and positions in `encoded.target`, [N] each.
+  """
   source_lengths, target_lengths = (lengths[rows] for lengths in encoded.lengths)
   targets = _ranges(encoded.target_offsets[rows], target_lengths)
   counts = np.repeat(source_lengths, target_lengths)
@@ -147,9 +153,9 @@ def load_lexicon(path: Path) -> Lexicon | None:
       return Lexicon(**arrays)._replace(digest=str(arrays['digest']))
   except FileNotFoundError:
     return None
-  except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile) as error:
+  except (OSError, EOFError, ValueError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
     raise UserError(
-      f'{path} is no lexicon ({" ".join(str(error).split())}); delete it to have it made again'
+      f'{path} is no lexicon ({" ".join(str(error).split())}); delete the file to make the lexicon again'
     ) from error
 
 
@@ -164,7 +170,7 @@ def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _select_rows(encoded: EncodedSplit) -> np.ndarray:
-  """All rows, or every n-th row if they have too many links."""
+  """Returns all rows, or every n-th row if they have too many links."""
   source_lengths, target_lengths = encoded.lengths
   links = int(np.sum(source_lengths * target_lengths))
   return np.arange(0, encoded.rows, max(1, -(-links // MAX_LINKS)))

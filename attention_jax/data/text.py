@@ -23,7 +23,7 @@ class Corpus(NamedTuple):
   Attributes:
     source: one line per row.
     target: one line per row.
-    links: the sure gold (source unit, target unit) pairs of each row, 0-based; None where the data has none.
+    links: the sure gold (source unit, target unit) pairs of each row, 0-based; None if the data has none.
     level: the unit that links count, a key of LINK_LEVELS.
     name: where the rows come from (the path of the source file), for messages.
     lines: the 1-based line number of each row in that file; None: row i is line i + 1.
@@ -60,7 +60,7 @@ def read_parallel(source: str, target: str, links: str | None = None, level: str
 
   Raises:
     UserError: for files that cannot be read, that differ in length, or that contain only blank pairs; for links that
-      are malformed or out of range.
+      are malformed or out of range; for an unknown level.
   """
   sources = read_lines(source)
   columns = {path: read_lines(path) for path in (target, links) if path is not None}
@@ -72,7 +72,7 @@ def read_parallel(source: str, target: str, links: str | None = None, level: str
 
 
 def unequal_lengths_error(source: str, target: str, source_lines: int, target_lines: int) -> UserError:
-  """Returns the error of parallel files that differ in their number of lines.
+  """Returns the error for parallel files that differ in their number of lines.
 
   Args:
     source: path of the source file.
@@ -81,12 +81,15 @@ def unequal_lengths_error(source: str, target: str, source_lines: int, target_li
     target_lines: number of lines of the other file.
   """
   return UserError(
-    f'{source} has {source_lines} lines but {target} has {target_lines}; parallel files have one line per pair'
+    f'{source} has {format_count(source_lines, "line")} but {target} has {target_lines}; parallel files have one line '
+    'per pair'
   )
 
 
 def parallel_paths(prefix: str, source: str, target: str) -> tuple[str, str]:
-  """`a/train`, `en`, `de` -> `a/train.en`, `a/train.de`, or those with `.gz` where only that exists.
+  """Returns the paths of parallel files: `a/train`, `en`, `de` -> `a/train.en`, `a/train.de`.
+
+  A path ends in `.gz` if only the compressed file exists.
 
   Args:
     prefix: the part of both paths before the dot and the suffix, on a disk or behind a URL.
@@ -97,7 +100,7 @@ def parallel_paths(prefix: str, source: str, target: str) -> tuple[str, str]:
 
 
 def existing_path(prefix: str, suffix: str | None) -> str | None:
-  """`a/train`, `links` -> `a/train.links`, or that with `.gz`, or None if there is neither."""
+  """Returns `a/train.links` for `a/train` and `links`, with `.gz` if only that file exists; None if neither does."""
   if suffix is None:
     return None
   path = _plain_or_gz(f'{prefix}.{suffix}')
@@ -122,8 +125,8 @@ def read_tsv(path: str, level: str = 'word') -> Corpus:
     level: the unit that links count, a key of LINK_LEVELS.
 
   Raises:
-    UserError: with file and line number, for a wrong number of columns and for a link that is malformed or out of
-      range.
+    UserError: for a file that cannot be read or has only blank pairs; with the line number, for a wrong number of
+      columns and for a link that is malformed or out of range; for an unknown level.
   """
   rows = [line.split('\t') for line in read_lines(path)]
   for number, row in enumerate(rows, 1):
@@ -164,10 +167,10 @@ def from_pairs(
   Args:
     source: lines as they were read.
     target: lines as they were read.
-    links: the links of each line in Pharaoh format; None where the data has none.
+    links: the links of each line in Pharaoh format; None if the data has none.
     level: the unit that links count, a key of LINK_LEVELS.
-    name: see Corpus.
-    report_name: names the data in the report; by default `name`.
+    name: path of the file of the lines, for the errors of links.
+    report_name: name of the data in the report and in the error of a corpus without pairs; by default `name`.
 
   Raises:
     UserError: for links that are malformed or out of range, for an unknown level, and if no pair is left.
@@ -199,7 +202,7 @@ def from_pairs(
 
 
 def _read_links(corpus: Corpus, row: int, text: str) -> GoldLinks:
-  """The links of a row of a corpus, checked against its lengths."""
+  """Parses the links of a row, and checks that they lie within the lengths of its source and target."""
   where = f'{corpus.name}:{corpus.line(row)}'
   split = LINK_LEVELS[corpus.level]
   lengths = len(split(corpus.source[row])), len(split(corpus.target[row]))
@@ -220,12 +223,12 @@ def group_references(corpus: Corpus) -> tuple[list[str], list[list[str]], list[i
 
 
 def format_count(number: int, noun: str) -> str:
-  """`1 line`, `2 lines`."""
+  """Returns a number with its noun: `1 line`, `2 lines`."""
   return f'{number} {noun}' if number == 1 else f'{number} {noun}s'
 
 
 def format_line_numbers(lines: Sequence[int], shown: int = 5) -> str:
-  """`line 3`, `lines 3, 10`, `lines 1, 2, 3, 4, 5, ...`: the first few line numbers."""
+  """Returns the first line numbers as text: `line 3`, `lines 3, 10`, `lines 1, 2, 3, 4, 5, ...`."""
   noun = 'lines' if len(lines) > 1 else 'line'
   numbers = [str(line) for line in lines[:shown]]
   if len(lines) > shown:

@@ -35,13 +35,13 @@ def open_tfds_set(folder: str, name: str) -> Any:
 
 
 def tfds_split_parts(builder: Any, name: str, validation: str | None) -> dict[str, str]:
-  """Returns the tfds names of the splits that exist: {'train': 'train[:90%]', 'validation': 'train[90%:]', ...}.
+  """Returns the tfds name of each split that exists: {'train': 'train[:90%]', 'validation': 'train[90%:]', ...}.
 
   Args:
     builder: the builder of the data set.
     name: the name of the data set, for errors.
-    validation: the validation split, by default the split of this name. It may be a part of the training split, such as
-      'train[90%:]'; then the rest is the training split.
+    validation: the tfds name of the validation split, by default 'validation'. It may be a part of the training split,
+      such as 'train[90%:]'; the training split is then the remainder.
 
   Raises:
     UserError: if there is no training split, if nothing is left of it, or if `validation` names no split.
@@ -56,8 +56,8 @@ def tfds_split_parts(builder: Any, name: str, validation: str | None) -> dict[st
 
 
 def _train_without(part: str | None) -> str:
-  """The training split without a part of it: 'train[80%:90%]' -> 'train[:80%]+train[90%:]'."""
-  if not part or not part.startswith('train'):
+  """Returns the training split without a part of it: 'train[80%:90%]' -> 'train[:80%]+train[90%:]'."""
+  if not part or part.partition('[')[0] != 'train':
     return 'train'
   remainder = []
   match = re.fullmatch(r'train\[(-?\d+%?)?:(-?\d+%?)?\]', part)
@@ -67,6 +67,7 @@ def _train_without(part: str | None) -> str:
     remainder.append(f'train[{match[2]}:]')
   if not remainder:
     raise UserError(
-      f"task 'tfds': validation={part!r} leaves nothing to train on; expected a part such as 'train[90%:]', or a split"
+      f"task 'tfds': validation={part!r} leaves nothing to train on; expected a part such as 'train[90%:]', or "
+      'another split'
     )
   return '+'.join(remainder)

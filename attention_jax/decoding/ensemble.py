@@ -43,20 +43,20 @@ class Ensemble:
 
     Args:
       variables: {'params': one parameter tree per model}.
-      args: the arguments of the method; a carry, a memory or a shortlist is a tuple with one entry per model.
+      *args: the arguments of the method; a carry, a memory or a shortlist is a tuple with one entry per model.
       method: '__call__', 'start', 'select' or 'step' of EncoderDecoder.
 
     Returns:
-      The result of the method: of a carry, a memory or a shortlist, a tuple with one entry per model; of a ModelOutput,
-      the mean over the models. The state of the ModelOutput of '__call__' is the tuple of the models' own outputs.
+      The result of the method, in which a carry, a memory or a shortlist is a tuple with one entry per model, and a
+      ModelOutput is the mean over the models. The ModelOutput of '__call__' has the outputs of each model as its state.
     """
     variables_by_model = [{'params': params} for params in variables['params']]
     pairs = list(zip(self.models, variables_by_model, strict=True))
     if method == 'step':
-      carries, token, *others = args  # the memories, and perhaps the shortlists
+      carries, token, *memories_and_shortlists = args
       results = [
         model.apply(model_variables, carry, token, *model_args, method=method)
-        for (model, model_variables), carry, *model_args in zip(pairs, carries, *others, strict=True)
+        for (model, model_variables), carry, *model_args in zip(pairs, carries, *memories_and_shortlists, strict=True)
       ]
       return tuple(carry for carry, _ in results), self._mean([outputs for _, outputs in results])
     results = [model.apply(model_variables, *args, method=method) for model, model_variables in pairs]
@@ -72,26 +72,30 @@ class Ensemble:
     return self.models[0].output_size(source_length)
 
   def posterior(self, outputs: ModelOutput, target_mask: jax.Array) -> jax.Array:
-    """Returns the mean [B, T, S] of the models' weights given the whole target.
+    """Returns the weights given the whole target, [B, T, S]: the mean over the models that attend.
 
     Args:
       outputs: the outputs of '__call__'.
       target_mask: [B, T], True = real.
     """
-    weights = [
-      model.posterior(model_outputs, target_mask)
-      for model, model_outputs in zip(self.models, outputs.state, strict=True)
-    ]
-    return jnp.stack(weights).mean(0)
-
-  def _mean(self, outputs: Sequence[ModelOutput]) -> ModelOutput:
-    """Logits whose softmax is the mean of the probabilities; weights of models without attention do not count."""
-    log_probs = jnp.stack([jax.nn.log_softmax(model_outputs.logits) for model_outputs in outputs])
-    weights = jnp.stack(
+    return self._mean_weights(
       [
-        model_outputs.weights
-        for model, model_outputs in zip(self.models, outputs, strict=True)
-        if model.traits.attends or not self.traits.attends
+        model.posterior(model_outputs, target_mask)
+        for model, model_outputs in zip(self.models, outputs.state, strict=True)
       ]
     )
-    return ModelOutput(jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(outputs)), weights.mean(0))
+
+  def _mean(self, outputs: Sequence[ModelOutput]) -> ModelOutput:
+    """Returns logits whose softmax is the mean of the probabilities, and the mean weights."""
+    log_probs = jnp.stack([jax.nn.log_softmax(model_outputs.logits) for model_outputs in outputs])
+    weights = self._mean_weights([model_outputs.weights for model_outputs in outputs])
+    return ModelOutput(jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(outputs)), weights)
+
+  def _mean_weights(self, weights_by_model: Sequence[jax.Array]) -> jax.Array:
+    """Returns the mean of the weights of the models that attend; zeros if none does."""
+    weights = [
+      model_weights
+      for model, model_weights in zip(self.models, weights_by_model, strict=True)
+      if model.traits.attends or not self.traits.attends
+    ]
+    return jnp.stack(weights).mean(0)

@@ -1,5 +1,4 @@
-"""Output distributions over the vocabulary and the words of the source: copying only (pointer), and generation combined
-with copying.
+"""Output distributions over the vocabulary and the words of the source, for output layers that copy.
 
 As with scores, every formula is written for one query. V is the size of the vocabulary and S the number of source
 positions. The source is given by ids [S]: an id below V is a word of the vocabulary; V + s is an out-of-vocabulary word
@@ -31,7 +30,7 @@ def point(weights: Float[Array, ' S'], ids: Int[Array, ' S'], size: int, end: in
     weights: w.
     ids: the source.
     size: V, the size of the vocabulary.
-    end: the id that is emitted if all weights are 0.
+    end: id of EOS, which has probability 1 if all weights are 0.
 
   Returns:
     Log-probabilities [V + S].
@@ -83,7 +82,7 @@ def generate_and_copy(
 
 
 def emittable(log_probs: Float[Array, '... W']) -> Bool[Array, '... W']:
-  """Returns which words can be emitted, given log-probabilities of one of the formulas above."""
+  """Returns which words can be emitted, from log-probabilities of one of the formulas above."""
   # The margin covers rounding, and averaging over an ensemble.
   return log_probs > math.log(MIN_PROBABILITY) + 0.1
 

@@ -1,12 +1,13 @@
-"""Attention one query at a time, for decoders that are written by others: `remember`, `init_carry` and `attend_step`.
+"""Attention one query at a time, for decoders outside of this package: `remember`, `init_carry` and `attend_step`.
 
-The memory is prepared once for each source, and each step takes the carry of the step before. All steps are a scan:
+The memory is prepared once for each source. Each step takes the carry of the previous step, so that all steps are a
+scan, which equals `attend` over all queries:
 
     memory = remember(key, value, mask, params=params)
     step = lambda carry, query: attend_step('coverage', 'softmax', params, carry, query, memory)
     carry, attended = jax.lax.scan(step, init_carry('coverage', 'softmax', len(key)), queries)
 
-and equal `attend` over all queries. For a batch, vmap all three.
+For a batch, vmap all three functions.
 """
 
 from collections.abc import Callable
@@ -55,12 +56,12 @@ def remember(
   """Prepares a memory once for all steps: sets masked positions to zero, and projects the keys.
 
   Args:
-    key: not yet projected.
-    value: what contexts are made of.
-    mask: True = may be attended to; by default all positions.
+    key: keys [S, Dk], not yet projected.
+    value: values [S, V].
+    mask: [S], True = may be attended to; by default all positions.
     params: parameters as `init_params` returns them; keys are projected if they contain 'key'.
-    alignment: a spec string, a table row, or a function. Some alignments, such as `mocha`, project the values too: this
-      is done here if the alignment is named, and otherwise in every step.
+    alignment: the alignment of the steps: a spec string, a table row, or a function. Some, such as `mocha`, also
+      project the values. A memory that is prepared for another alignment has no such projection: each step computes it.
 
   Returns:
     The memory for `attend_step`.
@@ -80,7 +81,7 @@ def init_carry(score: Variant, alignment: Variant, size: Dimension, dtype=jnp.fl
   Args:
     score, alignment: a spec string, a table row, or a function.
     size: S, the number of positions of the memory.
-    dtype: dtype of the sums over previous weights.
+    dtype: dtype of the weights and sums in the carry.
 
   Raises:
     UserError: for an unknown variant or option.
@@ -107,14 +108,14 @@ def attend_step(
     alignment: likewise.
     params: parameters as `init_params` returns them. The query is projected here if they contain 'query'.
     carry: from the previous step, or from `init_carry`.
-    query: the query.
+    query: the query, [D].
     memory: from `remember`, which projects the keys once; or a Memory of keys that need no projection.
-    bias: added to the scores before masking; -inf masks a position.
+    bias: [S], added to the scores before masking; -inf masks a position.
     rng: a PRNG key, consumed by variants that sample.
     deterministic: whether an alignment is replaced by its test-time counterpart, if it has one.
 
   Returns:
-    The carry for the next step, and the context and weights.
+    The carry for the next step, and the context [V] and weights [S].
 
   Raises:
     UserError: for an unknown variant or option, if shapes do not match, and for a Memory with params that project keys.

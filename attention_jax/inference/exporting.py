@@ -1,7 +1,7 @@
-"""A trained decoder as files that need jax alone: its search and its steps by jax.export, and its weights.
+"""Exports a trained model as files that need jax alone: its search and its steps (jax.export), and its weights.
 
-The functions take the weights as their first argument, a dictionary by the names of docs/interop.md, so that all of
-them share one file. Sizes of the batch and, unless the model needs a fixed number, of the sources are symbolic.
+The functions share one file of weights: their first argument is a dictionary by the names of docs/interop.md. The size
+of the batch is symbolic, and so is the number of source positions, unless the model needs a fixed one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,14 +24,14 @@ SUFFIX = '.jax_export'
 
 
 class ExportRequest(NamedTuple):
-  """What to export.
+  """Options of an export.
 
   Attributes:
     max_length: maximum number of tokens of a hypothesis, EOS included.
     beams: beam size of the search.
     ranking: ranking of its hypotheses.
-    source_length: the number of positions of sources; 0 for any.
-    platforms: names of jax's platforms on which the functions are to run.
+    source_length: number of positions of every source, padding included; 0 for any.
+    platforms: platforms of jax on which the functions run.
   """
 
   max_length: int
@@ -47,16 +47,18 @@ def export_decoder(model: EncoderDecoder, params: Any, request: ExportRequest) -
   Args:
     model: the model.
     params: its parameters.
-    request: what to export.
+    request: options of the export.
 
   Returns:
-    search: (weights, source [B, S], source_mask [B, S]) -> {'tokens': [B, K, T], 'scores': [B, K], 'log_probs',
-      'lengths', 'weights': [B, K, T, S]}.
+    Three functions by name:
+    search: (weights, source [B, S], source_mask [B, S]) -> the fields of Hypotheses by name: 'tokens' [B, K, T],
+      'scores', 'log_probs' and 'lengths' [B, K], 'weights' [B, K, T, S].
     start: (weights, source, source_mask) -> carry, memory; tuples of arrays.
-    step: (weights, carry, token [B], memory) -> carry, logits [B, V], attention weights [B, S].
+    step: (weights, carry, token [B], memory) -> carry, logits [B, V] ([B, V + S] if the model copies), attention
+      weights [B, S].
 
   Raises:
-    UserError: for a model whose computation depends on the number of source positions, unless it is fixed.
+    UserError: for a model that needs a fixed number of source positions, without `source_length`.
   """
   if model.copies and not request.source_length:
     raise UserError('the logits of a model that copies have an entry for each source position; set source_length')
@@ -66,7 +68,7 @@ def export_decoder(model: EncoderDecoder, params: Any, request: ExportRequest) -
   source = jax.ShapeDtypeStruct((batch, size), jnp.int32)
   mask = jax.ShapeDtypeStruct((batch, size), jnp.bool_)
   search = compile_search(model, BeamSearch(request.beams), request.max_length, request.ranking)
-  trees = {}
+  trees = {}  # of the carry and the memory; set when `start` is traced, before `step` is
 
   def run_search(weights: Mapping[str, Any], source, mask):
     return search(unflatten_names(weights, params), source, mask)._asdict()
@@ -111,10 +113,10 @@ def write_export(exported: Mapping[str, export.Exported], params: Any, folder: P
   Raises:
     UserError: if a package that writes them is not installed.
   """
-  save_weights(params, folder / WEIGHTS_FILE)
   try:
     import flatbuffers  # noqa: F401 - which jax.export imports
   except ImportError:
     raise UserError("exports need the package flatbuffers; pip install 'attention_jax[interop]'") from None
+  save_weights(params, folder / WEIGHTS_FILE)
   for name, function in exported.items():
     write_bytes(folder / f'{name}{SUFFIX}', bytes(function.serialize()))

@@ -144,7 +144,7 @@ class Predictor:
     diversity: float = 0.5,
     ranking: Ranking | None = None,
     sampling: Sampling | None = None,
-    first_line: int = 0,
+    line_numbers: Sequence[int] | None = None,
     prefixes: Sequence[str] | None = None,
   ) -> Iterable[tuple[int, Prediction]]:
     """Yields (row, prediction) as soon as a batch, of sources of similar length, is finished.
@@ -156,7 +156,7 @@ class Predictor:
       diversity: penalty of a diverse beam search, see search.beam.
       ranking: ranking of hypotheses; by default that of the predictor.
       sampling: samples hypotheses instead of searching for them.
-      first_line: number of the first line; the samples of a line depend on its number.
+      line_numbers: number of each line, on which its samples depend; by default its index in `lines`.
       prefixes: required beginning of the hypotheses of each line, '' for none.
 
     Raises:
@@ -175,8 +175,10 @@ class Predictor:
     for row in np.flatnonzero(encoded.lengths[0] > longest):
       yield int(row), Prediction(lines[row], self.source_vocab.tokenize(lines[row]), [])
 
+    numbers = np.asarray(range(len(lines)) if line_numbers is None else line_numbers, np.int32)
+
     def search(batch: Batch) -> Hypotheses:
-      rng_inputs = sampling and (np.full_like(batch.index, sampling.seed), batch.index + first_line)
+      rng_inputs = sampling and (np.full_like(batch.index, sampling.seed), numbers[batch.index])
       prefix_ids = self._prefix_ids(batch) if prefixes else None
       inputs = (batch.source, batch.source_mask, rng_inputs, prefix_ids)
       ids = self._shortlist and replicate(self._shortlist(batch.source, prefix_ids), self._mesh)

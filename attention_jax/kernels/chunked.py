@@ -4,7 +4,7 @@ Memory is linear in T + S, not T S. A block has complete rows of scores, so that
 supported: recurrent ones pass their carry from block to block.
 
 Block sizes apply to one sequence. A block has at most MAX_BLOCK_SCORES scores [T, S] and, if the score computes an
-array [T, S, F] for all queries at once, at most MAX_BLOCK_ENTRIES entries of it; it has one query at least. The
+array [T, S, F] for all queries at once, at most MAX_BLOCK_ENTRIES entries of that array, but at least one query. The
 sequences of a batch and their heads are computed together, one block of each at a time.
 """
 
@@ -53,7 +53,11 @@ def attend(
 
   Args:
     score, alignment, params, query, memory, bias, rng, deterministic, return_weights: as in `functional.attend.attend`.
-    block: (score, alignment, params, carry, xs, memory, deterministic) -> carry, Attended; attends a block of queries.
+    block: (score, alignment, params, carry, xs, memory, deterministic) -> carry, Attended; attends a block of queries,
+      with the arguments of `functional.attend.attend_queries`.
+
+  Returns:
+    Contexts [T, V], and weights [T, S], or None without `return_weights`.
   """
   memory = zero_masked_memory(memory)
   score = score.with_fast_gradient
@@ -92,6 +96,6 @@ def attend(
 
 
 def _tanh_sum_width(score: Row, params, query, memory: Memory) -> int:
-  """Width F of the array [T, S, F] that a TanhSum computes; that of `concat` is not the width of the key."""
+  """Returns F of the array [T, S, F] that a TanhSum computes; for `concat`, F differs from the width of the key."""
   _, key_term, *_ = jax.eval_shape(functools.partial(score_terms, score.form.fn), params, query, memory)
   return key_term.shape[-1]

@@ -1,4 +1,4 @@
-"""Symbolic sizes: a function may be exported by jax.export for any number of queries and positions."""
+"""Symbolic sizes, with which jax.export exports a function for any number of queries and positions."""
 
 import jax
 from jax.export import is_symbolic_dim
@@ -18,9 +18,9 @@ def require_fixed_sizes(implementation: str, query: jax.Array, memory: Memory) -
   """Raises UserError for symbolic sizes.
 
   Args:
-    implementation: the name of one that divides queries or positions into blocks of a size known in advance.
-    query: [T, D].
-    memory: of S positions.
+    implementation: name of the implementation, for the error.
+    query: queries [T, D].
+    memory: keys and values of S positions.
   """
   if has_symbolic_sizes(query, memory):
     raise UserError(

@@ -31,7 +31,7 @@ class Objective(NamedTuple):
 
   Attributes:
     build: options -> the objective.
-    running: names of those of its sums whose running means per token it uses.
+    running: names of the sums of which the objective reads running means per token.
     uses_references: whether it compares hypotheses of the model with the data's targets, token by token.
   """
 
@@ -46,8 +46,8 @@ class Objective(NamedTuple):
 def r_drop(*, alpha: NonNegative = 5.0) -> ObjectiveFn:
   """−log p₁(y) − log p₂(y) + α/2 (KL(p₁‖p₂) + KL(p₂‖p₁)), two passes with independent dropout. Liang et al. 2021.
 
-  The divergence is per token, over the whole vocabulary. Both passes run as one program over twice the rows, which has
-  the logits of both in memory.
+  The divergence is summed over tokens and computed over the whole vocabulary. Both passes are one program over twice
+  the rows, which holds the logits of both passes in memory.
 
   Raises:
     UserError: for a model without dropout, when the objective is called.
@@ -87,7 +87,7 @@ def divergence(first: jax.Array, second: jax.Array, mask: jax.Array) -> jax.Arra
 
 
 def _is_random(inputs: ObjectiveInputs) -> bool:
-  """Whether a training pass needs an rng; decided from shapes alone, without running it."""
+  """Returns whether a training pass needs an rng; traces the pass without running it."""
   try:
     jax.eval_shape(lambda params: inputs.forward(inputs.batch.target, {}, params), inputs.params)
   except InvalidRngError:
@@ -184,10 +184,10 @@ def make_objective(spec: str) -> tuple[ObjectiveFn, tuple[str, ...]]:
   """Builds an objective from a spec string.
 
   Returns:
-    The objective, and the names of those of its sums whose running means it uses.
+    The objective, and the names of the sums of which it reads running means.
 
   Raises:
-    UserError: for an unknown name or option, or a value outside its range.
+    UserError: for an unknown name or option, and for a value outside its range.
   """
   builders = {name: row.build for name, row in OBJECTIVES.items()}
   return build_from_spec(spec, builders, 'objective'), OBJECTIVES[parse(spec)[0]].running
@@ -200,6 +200,9 @@ def build_from_spec(spec: str, table: Mapping[str, Callable], kind: str) -> Call
     spec: `'name'` or `'name(option=literal, ...)'`.
     table: functions by name.
     kind: the kind of entry, for error messages.
+
+  Raises:
+    UserError: for a spec that cannot be parsed, an unknown name or option, and a value outside its range.
   """
   _, build, options = bind(spec, table, kind)
   return build(**options)

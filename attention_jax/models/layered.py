@@ -31,13 +31,13 @@ def initial_carry(batch: int, layers: tuple[Any, ...]) -> LayeredCarry:
 
 
 class LayeredDecoder(nn.Module, kw_only=True):
-  """A decoder of `layers` layers, each of which attends.
+  """A decoder in which every layer attends. A subclass has the field `layers`, the number of layers.
 
   Attributes:
     attention: attention of each layer over the memory.
     weights_of: index of the layer whose weights, averaged over heads, are the weights of the model; negative indices
       count from the last layer. DecoderOutput.layers contains the weights of all layers and heads.
-    layer_attentions: attention of each layer in place of `attention`; () if all layers have the same.
+    layer_attentions: one attention per layer, in place of `attention`; () if all layers have `attention`.
   """
 
   attention: Attention
@@ -59,7 +59,7 @@ class LayeredDecoder(nn.Module, kw_only=True):
     return self.clone(layer_attentions=tuple(attentions))
 
   def share(self, memory: Any, hypotheses: int, max_length: int) -> Any:
-    """Returns the memory for `hypotheses` hypotheses of each source, of up to `max_length` tokens.
+    """Returns the memory unchanged: its layout does not depend on the number or the length of hypotheses.
 
     Arguments: see decoders.Decoder.share.
     """
@@ -71,12 +71,12 @@ class LayeredDecoder(nn.Module, kw_only=True):
       raise UserError(f'{name}: weights_of must be from {-self.layers} to {self.layers - 1}, got {self.weights_of}')
 
   def gather(self, features: jax.Array, weights: list[jax.Array], axis: int) -> DecoderOutput:
-    """Returns the output of one step or of all.
+    """Returns the output of the decoder, for one step or for all steps.
 
     Args:
       features: features of the last layer, [..., D].
       weights: weights of each layer, [..., N, S].
-      axis: axis along which the weights of the layers are stacked.
+      axis: position of the axis of layers in DecoderOutput.layers.
     """
     model_weights = weights[self.weights_of].mean(-2)
     return DecoderOutput(features, (), model_weights, layers=jnp.stack(weights, axis), top=features)

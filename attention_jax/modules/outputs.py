@@ -3,7 +3,7 @@
 An output layer has
 - copies: whether it can emit words of the source, including out-of-vocabulary words;
 - generates: whether it can emit words of the vocabulary, including words that the source does not contain;
-- remember(memory [B, S, D], mask [B, S], source [B, S] ids) -> its memory of a source, prepared once per source;
+- remember(memory [B, S, D], mask [B, S], source [B, S] ids) -> what the layer needs of a source, once per source;
 - a call: (features [..., D], copy_inputs) -> LinearLogits or Mixture, both with `logits()` and `linear`. Layers that do
   not copy ignore `copy_inputs`;
 - columns(ids [V']) -> OutputColumns, of layers that do not copy: a search may compute the logits of these tokens alone.
@@ -57,7 +57,7 @@ class Mixture(NamedTuple):
   """Log-probabilities [..., V + S] of a mixture, which are not a linear function of features."""
 
   log_probs: jax.Array
-  linear = ()
+  linear = ()  # no factors, unlike LinearLogits
 
   def logits(self) -> jax.Array:
     """Returns the log-probabilities."""
@@ -68,10 +68,10 @@ class CopyInputs(NamedTuple):
   """Inputs of an output layer that copies, in addition to the features.
 
   Attributes:
-    memory: result of its `remember`, leaves [B, ...].
+    memory: result of `remember` of the layer, leaves [B, ...].
     weights: attention weights, [..., S].
-    gate_inputs: arrays [..., D] from which the probability of copying is computed: the context, the top state, and the
-      embedding of the last token.
+    gate_inputs: arrays [..., D] from which the probability of generating is computed: the context, if the decoder has
+      one, the top state, and the embedding of the last token.
   """
 
   memory: Any
@@ -85,6 +85,7 @@ class OutputLayer(nn.Module):
   Attributes:
     size: number of tokens in the vocabulary, V.
     embedding: embedding of the target.
+    dtype: dtype of the features and products; logits are float32.
   """
 
   size: int
@@ -94,7 +95,7 @@ class OutputLayer(nn.Module):
   generates = True
 
   def remember(self, memory: jax.Array, mask: jax.Array, source: jax.Array) -> Any:
-    """Returns the layer's memory of a source; () if it does not copy.
+    """Returns what the layer needs of a source, prepared once per source; () if the layer does not copy.
 
     Args:
       memory: vectors of the encoded source, [B, S, D].
@@ -119,7 +120,7 @@ class VocabularyOutput(OutputLayer):
 
 
 class TiedOutput(OutputLayer):
-  """Products with the target embeddings (Press & Wolf 2017); features of another width are projected to theirs."""
+  """Products with the target embeddings (Press & Wolf 2017); features of another width are projected to their width."""
 
   @nn.compact
   def __call__(self, features: jax.Array, copy_inputs: CopyInputs | None = None) -> LinearLogits:
@@ -156,6 +157,7 @@ class CopyingGenerator(OutputLayer):
   Attributes:
     size: number of tokens in the vocabulary, V.
     embedding: embedding of the target.
+    dtype: dtype of the features and products.
     tied: whether the scores of the vocabulary are products with the target embeddings.
   """
 
@@ -188,10 +190,10 @@ class PointerGenerator(CopyingGenerator):
 
 
 class CopyNet(CopyingGenerator):
-  """One softmax over the vocabulary and the positions of the source, whose scores are tanh(W h_s) · features.
+  """One softmax over the vocabulary and the positions of the source; position s has the score tanh(W h_s) · features.
 
-  Features of another width than the target embeddings are projected to theirs. Gu, Lu, Li & Li 2016, section 3.2.
-  Unlike the decoder of the paper, this one does not read the memory at the positions of the word copied last.
+  Features of another width than the target embeddings are projected to their width. Gu, Lu, Li & Li 2016, section 3.2.
+  The decoder omits the selective read of the paper: the memory at the positions of the last copied word.
   """
 
   def setup(self):
@@ -213,7 +215,13 @@ class CopyNet(CopyingGenerator):
 
 
 def _over_steps(formula, step_arrays: tuple[jax.Array, ...], source: jax.Array) -> jax.Array:
-  """Maps formula(*step_arrays, source) of one query over step arrays [B, T, ...] or [B, ...] and a source [B, ...]."""
+  """Applies the formula of one query to a batch.
+
+  Args:
+    formula: (*step_arrays, source) -> [V + S], for one query.
+    step_arrays: [B, T, ...], or [B, ...] for one step.
+    source: [B, S], the same for all steps.
+  """
   if step_arrays[0].ndim == 3:
     formula = jax.vmap(formula, in_axes=(*(0 for _ in step_arrays), None))
   return jax.vmap(formula)(*step_arrays, source)

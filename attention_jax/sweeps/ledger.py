@@ -1,7 +1,7 @@
 """The ledger of a sweep: one JSON object per event, appended to `ledger.jsonl` and never changed.
 
 The state of a sweep is a fold over its events, so that a sweep can be continued, extended and reported at any moment,
-whatever ended the process that wrote them.
+even after its process was killed.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ FAILED = 'failed'
 INTERRUPTED = 'interrupted'
 UNIT_EVENTS = (PLANNED, STARTED, FINISHED, FAILED, INTERRUPTED)
 # Other events.
-OPENED = 'opened'  # an ablate process began to work: command, commit
+OPENED = 'opened'  # an ablate process has started: command, commit
 RUNG = 'rung'  # successive halving compared the settings, and dropped some
 COSTS = 'costs'  # parameters and FLOP of a setting
 
@@ -44,7 +44,7 @@ class Unit:
     path: config file and preset.
     overrides: further fields of the config that the command sets.
     seeds: consecutive seeds.
-    folder: the run folder; relative to that of the sweep, or absolute for an adopted run.
+    folder: the run folder, relative to the folder of the sweep; absolute for an adopted run.
     variants: the file of --variants, or ''.
   """
 
@@ -65,13 +65,13 @@ class UnitState:
   Attributes:
     unit: the unit.
     state: the name of its last event.
-    steps: the number of updates after which it was finished; 0 before.
-    seconds: time in its processes, over all attempts that ended.
-    attempts: how often it was started.
-    error: the message of a failure.
+    steps: the number of updates of the finished unit; 0 before it has finished.
+    seconds: duration of its processes, summed over all attempts that have ended.
+    attempts: number of times that it was started.
+    error: the message of the last failure; '' once it has been started again.
     log: the file with the output of its processes.
-    commit: the version of the code of its last start.
-    job: what its last start recorded, to find the process again.
+    commit: commit of the code at its last start.
+    job: data with which its process can be found again, as recorded at its last start.
   """
 
   unit: Unit
@@ -109,7 +109,7 @@ class SweepState:
 
 
 def fold(events: Iterable[Mapping[str, Any]]) -> SweepState:
-  """Returns the state after all events; events of unknown kinds are left out."""
+  """Returns the state after all events; events of unknown kinds are ignored."""
   state = SweepState()
   for event in events:
     state = _apply(state, event)
@@ -156,7 +156,7 @@ class Ledger:
 
   Attributes:
     state: the state after the events so far.
-    report: lines about what reading the ledger found, such as a truncated last line.
+    report: one line for each line of the file that is no event, such as a truncated last line.
   """
 
   def __init__(self, folder: Path):
@@ -166,7 +166,7 @@ class Ledger:
     path = folder / LEDGER
     is_truncated = path.exists() and not path.read_bytes().endswith(b'\n') and path.stat().st_size > 0
     self._file = open(path, 'ab', buffering=0)  # noqa: SIM115 - closed by close()
-    if is_truncated:  # stays where it is; the next event begins on a line of its own
+    if is_truncated:  # the truncated line is kept; the next event begins on a new line
       self._file.write(b'\n')
 
   def append(self, event: str, **fields: Any) -> None:
@@ -189,7 +189,7 @@ def read_events(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     folder: the folder of the sweep.
 
   Returns:
-    The events, and a line for each line of the file that is no event, as a killed process leaves it behind.
+    The events, and a message for each line of the file that is no event, such as one that a killed process truncated.
   """
   path = folder / LEDGER
   if not path.is_file():
@@ -228,7 +228,7 @@ def open_ledger(folder: Path) -> Iterator[Ledger]:
     folder: the folder of the sweep; created if it does not exist.
 
   Raises:
-    UserError: if another process works on the sweep, or if the folder belongs to a training run.
+    UserError: if another process runs the sweep, if the folder belongs to a training run, or if it cannot be created.
   """
   if (folder / 'config.json').exists():
     raise UserError(f'{folder} holds a training run; choose another folder for the sweep, and add the run with --adopt')

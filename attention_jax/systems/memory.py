@@ -22,7 +22,7 @@ def check_state_memory(config: Config, params: Any) -> None:
     params: the parameters of one run, or their shapes.
 
   Raises:
-    UserError: naming the largest array.
+    UserError: if they do not fit; the message has the largest array.
   """
   training = config['training']
   schedule = make_schedule(training['schedule'], training['steps'])
@@ -47,24 +47,30 @@ def check_batch_memory(config: Config, batches: BatchSequence) -> None:
     batches: the batches of one run.
 
   Raises:
-    UserError: naming the shape of the batch.
+    UserError: if they do not fit; the message has the shape of the batch.
   """
-  shape = max(batches.shapes, key=math.prod)
-  rows, *lengths = shape
+
+  def needed_bytes(shape):
+    rows, *lengths = shape
+    return config['seeds'] * rows * max(sum(lengths), 1) * BYTES_PER_TOKEN
+
+  shape = max(batches.shapes, key=needed_bytes)
   fields = [f'config.data.{name}' for name in ('batch_size', 'buckets', 'lengths') if name in config.get('data', {})]
-  needed = config['seeds'] * rows * max(sum(lengths), 1) * BYTES_PER_TOKEN
   _check(
-    f'a batch of shape ({batches.shape_names}) {shape} needs', needed, f'lower {" or ".join(fields) or "the batch"}'
+    f'a batch of shape ({batches.shape_names}) {shape} needs',
+    needed_bytes(shape),
+    f'lower {" or ".join(fields) or "the batch"}',
   )
 
 
 def available_bytes() -> int:
-  """Returns the memory of all devices of this process; that of the machine if they are CPUs."""
+  """Returns the memory of the devices of all processes, as if each had as much as this one; on CPUs, main memory."""
   devices = jax.local_devices()
   if devices[0].platform == 'cpu':
-    return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-  limits = [(device.memory_stats() or {}).get('bytes_limit', math.inf) for device in devices]
-  return sum(limits) * jax.process_count()
+    local = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  else:
+    local = sum((device.memory_stats() or {}).get('bytes_limit', math.inf) for device in devices)
+  return local * jax.process_count()
 
 
 def _bytes(array: Any) -> int:
@@ -72,6 +78,7 @@ def _bytes(array: Any) -> int:
 
 
 def _check(demand: str, needed: int, remedy: str) -> None:
+  """Raises UserError, `demand` at least `needed` bytes; `remedy`, if that exceeds the available memory."""
   available = available_bytes()
   if needed > available:
     raise UserError(

@@ -1,4 +1,4 @@
-"""Reports how far an evaluation is, which may take minutes."""
+"""Reports the progress of evaluations, which may take minutes."""
 
 import contextlib
 import contextvars
@@ -17,7 +17,7 @@ class _Reporter:
   """Logs a line at intervals that double.
 
   Args:
-    subject: what takes long, such as 'evaluating test'.
+    subject: the work that takes long, such as 'evaluating test'.
     log: called with each line.
   """
 
@@ -32,7 +32,7 @@ class _Reporter:
 
     Args:
       done: number of batches that are done.
-      total: number of all batches; 0 if it is unknown.
+      total: number of all batches; 0 if unknown.
       start: the time at which the first batch began, see time.monotonic.
     """
     now = time.monotonic()
@@ -48,10 +48,10 @@ class _Reporter:
 
 @contextlib.contextmanager
 def batch_progress(subject: str, log: Callable[[str], None]) -> Iterator[None]:
-  """Context manager in which `with_progress` logs lines while it yields batches, from FIRST_REPORT seconds on.
+  """Context manager in which `with_progress` logs progress, for the first time after FIRST_REPORT seconds.
 
   Args:
-    subject: what takes long, the beginning of each line.
+    subject: the work that takes long, such as 'evaluating test'; each line begins with it.
     log: called with each line.
   """
   token = _reporter.set(_Reporter(subject, log))
@@ -62,7 +62,7 @@ def batch_progress(subject: str, log: Callable[[str], None]) -> Iterator[None]:
 
 
 def with_progress(batches: Iterable[Batch]) -> Iterator[Batch]:
-  """Yields batches, and logs in a block of `batch_progress` how many are done, of how many if they have a length."""
+  """Yields batches. Inside of `batch_progress`, logs how many are done, and the time left if the number is known."""
   total = operator.length_hint(batches, 0)
   start = time.monotonic()
   for done, batch in enumerate(batches):

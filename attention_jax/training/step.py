@@ -1,4 +1,4 @@
-"""One update: gradients, compiled once per batch shape, then optimiser and average. For one run or several."""
+"""The update of one run, or of several side by side: gradients, compiled once per batch shape, then the optimiser."""
 
 import concurrent.futures
 import dataclasses
@@ -28,7 +28,8 @@ def step_rngs(rng: jax.Array) -> dict[str, jax.Array]:
 class Update:
   """The two programs of an update. Only the first depends on the shape of the batch: the second is compiled once.
 
-  With several runs side by side, everything has a leading axis of seeds.
+  With several runs side by side, all arrays have a leading axis of seeds, and `apply_gradients` has a further argument
+  `live` [seeds], see TrainStep.
 
   Attributes:
     compute_gradients: (root, step, params, running, batch) -> (sums of the loss, gradients of the summed loss), where
@@ -52,7 +53,7 @@ class TrainStep:
   The metrics are [] float32 arrays on the device: loss, accuracy (and every other sum of the loss) per token, tokens,
   grad_norm before clipping, and learning_rate.
 
-  With several runs side by side, everything has a leading axis of seeds. `train_step(state, batch, live)` then leaves
+  With several runs side by side, all arrays have a leading axis of seeds. `train_step(state, batch, live)` then leaves
   the runs unchanged for which `live` [seeds] is False: only their step is incremented, and their metrics are 0.
 
   Attributes:
@@ -95,9 +96,12 @@ class TrainStep:
     gradients = self.update.compute_gradients.lower(self.root, state.step, state.params, state.running, batch)
     several = self.rule == 'batches'
     sums, grads = gradients.out_info
-    layouts = jax.tree.map(lambda x: self.root.sharding, sums), state_shardings(grads, self.mesh, stacked=several)
+    sums_layout = jax.tree.map(lambda x: self.root.sharding, sums)
+    grads_layout = state_shardings(grads, self.mesh, stacked=several)
     sums, grads = jax.tree.map(
-      lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout), (sums, grads), layouts
+      lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout),
+      (sums, grads),
+      (sums_layout, grads_layout),
     )
     live = (jax.ShapeDtypeStruct((len(self.root),), np.bool_, sharding=self.root.sharding),) if several else ()
     optimizer = self.update.apply_gradients.lower(state, sums, grads, *live)
@@ -190,8 +194,7 @@ def compile_update(
     optimizer: the optimiser.
     schedule: the learning-rate schedule of the optimiser, for the metric learning_rate only.
     mesh: the mesh of the devices.
-    several: whether there are several runs side by side, along a leading axis of all arguments. `apply_gradients` then
-      has a further argument `live` [seeds], see TrainStep.
+    several: whether there are several runs side by side, along a leading axis of all arguments, see Update.
     accumulate: number of parts in which a batch is processed, one after the other, for less memory. The update is that
       of the whole batch: tokens, not parts, have equal weight, and `step` counts updates.
     average: decay of the moving average of the parameters; 0 keeps none. See state.update_average.
@@ -267,7 +270,7 @@ def compile_update(
 
 
 def _only_live_runs(apply_gradients: Callable) -> Callable:
-  """(states, sums, gradients, live) -> what `apply_gradients` returns, but old states and zero metrics if not live."""
+  """Adds the argument `live` [seeds] to `apply_gradients`: other runs keep their state, and their metrics are 0."""
 
   def apply_to_live(states, sums, grads, live):
     new_states, metrics = apply_gradients(states, sums, grads)
@@ -282,7 +285,7 @@ def _only_live_runs(apply_gradients: Callable) -> Callable:
 
 
 def _accumulate(sums_and_gradients: Callable, parts: int, layout: jax.sharding.NamedSharding) -> Callable:
-  """Scans over `parts` slices of the batch: the same sums and gradients, with one slice in memory at a time."""
+  """Returns a function with the same sums and gradients, which processes `parts` slices of the batch one by one."""
 
   def split(x):
     # Part i takes rows i, i + parts, ...: each device slices its own rows, and no row moves.

@@ -1,4 +1,4 @@
-"""Whole updates with implementation 'auto' of attention, the default of configs, beside those with 'xla'."""
+"""Compares whole updates with implementation 'auto' of attention, the default of configs, and with 'xla'."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -15,16 +15,19 @@ from configs import cmudict, dates, multi30k
 from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare
 from experiments.benchmarks.seeds import make_batch, repeated_update
 
+# Sizes of the source and the target vocabulary.
 MULTI30K_VOCABULARIES = (5921, 7859)
+MULTI30K_SHARED_VOCABULARY = (7859, 7859)
 DATES_VOCABULARIES = (400, 16)
-TRANSFORMER = {  # as the preset transformer2017_tiny
+# The encoder and the decoder of the preset transformer2017_tiny, with an implementation.
+TRANSFORMER = {
   'model.encoder': "transformer(features=128, layers=4, heads=4, hidden=256, implementation='{implementation}')",
   'model.decoder': "transformer(features=128, layers=4, heads=4, hidden=256, implementation='{implementation}')",
 }
 
 
 class Case(NamedTuple):
-  """A config and the shape of a batch.
+  """A config and the lengths of a batch.
 
   Attributes:
     config: the config.
@@ -46,12 +49,12 @@ CASES = {
   'multi30k:bahdanau2015_deep_tanh': Case(
     multi30k.get_config('bahdanau2015_deep_tanh'), MULTI30K_VOCABULARIES, (14, 14)
   ),
-  'multi30k:vinyals2015': Case(multi30k.get_config('vinyals2015'), (7859, 7859), (14, 14)),
+  'multi30k:vinyals2015': Case(multi30k.get_config('vinyals2015'), MULTI30K_SHARED_VOCABULARY, (14, 14)),
   'multi30k:transformer2017_small': Case(multi30k.get_config('transformer2017_small'), MULTI30K_VOCABULARIES, (14, 14)),
   **{
     f'multi30k:transformer2017_tiny, {batch_size} rows': Case(
       multi30k.get_config('transformer2017_tiny'),
-      (7859, 7859),
+      MULTI30K_SHARED_VOCABULARY,
       (length, length),
       TRANSFORMER | {'data.batch_size': batch_size},
     )
@@ -65,7 +68,7 @@ def auto_updates(bench: BenchmarkContext) -> Iterator[Timing]:
   bench.log('compiling updates')
   updates = bench.compile_sides(
     {
-      (name, implementation): functools.partial(_update, case, implementation)
+      (name, implementation): functools.partial(_make_side, case, implementation)
       for name, case in CASES.items()
       for implementation in ('xla', 'auto')
     }
@@ -77,7 +80,7 @@ def auto_updates(bench: BenchmarkContext) -> Iterator[Timing]:
     yield from compare('auto', f'{name}, {source} -> {target}', sides, repeats=bench.repeats)
 
 
-def _config(case: Case, implementation: str) -> ConfigDict:
+def _make_config(case: Case, implementation: str) -> ConfigDict:
   config = case.config.copy_and_resolve_references()
   fields = {
     name: value.format(implementation=implementation) if isinstance(value, str) else value
@@ -87,8 +90,8 @@ def _config(case: Case, implementation: str) -> ConfigDict:
   return config
 
 
-def _update(case: Case, implementation: str) -> Side:
-  config = _config(case, implementation)
+def _make_side(case: Case, implementation: str) -> Side:
+  config = _make_config(case, implementation)
   batch = make_batch(config.data.batch_size, case.vocab_sizes, case.bucket)
   model = build(config.model.to_dict(), *case.vocab_sizes)
   training = Training(**config.training.to_dict())

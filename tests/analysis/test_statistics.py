@@ -1,4 +1,4 @@
-"""Coverage, distance and lag of weights, by hand."""
+"""Coverage, distance and lag of weights, against values computed by hand."""
 
 import numpy as np
 import pytest
@@ -18,13 +18,13 @@ def test_distance_from_the_diagonal():
   np.testing.assert_allclose(analysis.distance(WEIGHTS[::-1]), [np.nan, 0.5, 3])
 
 
-def test_distance_from_given_positions():
+def test_distance_from_centres():
   np.testing.assert_allclose(analysis.distance(WEIGHTS, np.arange(3)), [0, 0.5, np.nan])
   np.testing.assert_allclose(analysis.distance(0.25 * WEIGHTS, np.array([2, 0, 0])), [2, 1.5, np.nan])
 
 
 def weights_at(*positions, size=5):
-  """Rows with weight 1 at each position, and without any weight for None."""
+  """Returns weights [T, S]: 1 at each of T positions; a row of zeros for None."""
   return np.stack([np.zeros(size) if position is None else np.eye(size)[position] for position in positions])
 
 
@@ -35,16 +35,16 @@ def weights_at(*positions, size=5):
     (weights_at(3, 3, 3, 4), (4, 3), 4),  # the whole source is read first
     (weights_at(None, None), (4, 1), 4),
     (weights_at(1, 2, 3, 3), (4, 4), (2 + (3 - 1) + (4 - 2)) / 3),  # wait-2: the last token is not counted
-    (weights_at(0, 2, 3), (4, 2), (1 + (3 - 2)) / 2),  # ends before the whole source is read
+    (weights_at(0, 2, 3), (4, 2), (1 + (3 - 2)) / 2),  # the target ends before the whole source is read
     (weights_at(0, 4), (4, 1), 1),
-    (np.array([[0, 0.4, 0.6, 0, 0], [0, 0, 0.5, 0.5, 0]]), (4, 2), (3 + (4 - 2)) / 2),  # chunks
-    (weights_at(2, 1, 3), (4, 3), (3 + 3 - 4 / 3 + 4 - 8 / 3) / 3),  # what has been read stays read
+    (np.array([[0, 0.4, 0.6, 0, 0], [0, 0, 0.5, 0.5, 0]]), (4, 2), (3 + (4 - 2)) / 2),  # two positions a query
+    (weights_at(2, 1, 3), (4, 3), (3 + 3 - 4 / 3 + 4 - 8 / 3) / 3),  # a position that has been read stays read
   ],
 )
 def test_average_lagging(weights, lengths, expected):
   assert analysis.average_lagging(weights, *lengths) == pytest.approx(expected)
 
 
-def test_average_lagging_of_nothing_is_undefined():
+def test_average_lagging_of_an_empty_source_or_target_is_undefined():
   assert np.isnan(analysis.average_lagging(weights_at(0), 4, 0))
   assert np.isnan(analysis.average_lagging(weights_at(0), 0, 1))

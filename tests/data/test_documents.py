@@ -2,10 +2,12 @@
 
 import json
 import re
+import types
 
 import pytest
 
 from attention_jax.data.documents import load_documents, parse_documents
+from attention_jax.data.tfds_sets import tfds_split_parts
 from attention_jax.errors import UserError
 from tests.data.helpers import write_tfds_set
 
@@ -65,12 +67,18 @@ def test_tfds_splits(prepared, options, sizes):
     assert not {str(s) for s in splits['train'].sentences} & {str(s) for s in splits['validation'].sentences}
 
 
+def test_a_split_whose_name_begins_with_train_is_not_a_part_of_the_training_split():
+  builder = types.SimpleNamespace(info=types.SimpleNamespace(splits=['train', 'train_hard']))
+  parts = tfds_split_parts(builder, 'tiny/all', 'train_hard[:50%]')
+  assert parts == {'train': 'train', 'validation': 'train_hard[:50%]'}
+
+
 @pytest.mark.parametrize(
   ('validation', 'message'),
   [
     (
       'train[:]',
-      r"validation='train\[:\]' leaves nothing to train on; expected a part such as 'train\[90%:\]', or a split",
+      r"validation='train\[:\]' leaves nothing to train on; expected a part such as 'train\[90%:\]', or another split",
     ),
     ('train', "validation='train' leaves nothing to train on"),
     ('trian[90%:]', r"split of tfds set 'tiny/all': 'trian' \(did you mean 'train'\?\); expected one of: test, train"),

@@ -18,11 +18,11 @@ def test_read_parallel(write):
 
 
 def test_parallel_files_of_different_lengths_are_reported(write):
-  assert (
-    error_message(read_parallel, write('a', 'x\ny\n'), write('b', 'x\n'))
-    == 'a has 2 lines but b has 1; parallel files have '
-    'one line per pair'
+  long, short = write('a', 'x\ny\n'), write('b', 'x\n')
+  assert error_message(read_parallel, long, short) == (
+    'a has 2 lines but b has 1; parallel files have one line per pair'
   )
+  assert error_message(read_parallel, short, long).startswith('b has 1 line but a has 2;')
 
 
 def test_blank_lines_are_skipped_and_reported(write):

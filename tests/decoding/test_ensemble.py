@@ -43,7 +43,9 @@ def test_weights_of_models_without_attention_do_not_count():
   ensemble = Ensemble([plain, model])
   assert ensemble.traits.attends
   expected = jax.jit(model.apply)({'params': params[1]}, *INPUTS).weights
-  assert_close(jax.jit(ensemble.apply)({'params': params}, *INPUTS).weights, expected)
+  outputs = jax.jit(ensemble.apply)({'params': params}, *INPUTS)
+  assert_close(outputs.weights, expected)
+  assert_close(ensemble.posterior(outputs, np.ones(INPUTS[2].shape, bool)), expected)
   assert not np.any(jax.jit(Ensemble([plain] * 2).apply)({'params': params[:1] * 2}, *INPUTS).weights)
 
 

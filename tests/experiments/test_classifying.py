@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from attention_jax.systems import runs
 from attention_jax.systems.classification_outputs import ClassificationPrediction, ReadDocument, shade_document
 from tests.experiments.helpers import copy_interrupted_run, run
 
@@ -59,6 +60,14 @@ def test_evaluation_and_plots(trained, tmp_path):
   long = 'It was fine. ' * 4 + 'We left.'  # one sentence more than any bucket holds
   assert run('inspect_attention', f'--workdir={folder}', f'--text={long}', f'--output={tmp_path}/long.html').code == 0
   assert '… and 3 more words that were not read' in (tmp_path / 'long.html').read_text('utf-8')
+
+
+def test_metrics_by_a_property_of_pairs_are_an_error_before_the_evaluation(trained, monkeypatch):
+  monkeypatch.setattr(runs, 'evaluate_split', None)
+  result = run('evaluate', f'--workdir={trained[0]}', '--split=validation', '--by=source_length')
+  assert (
+    result.code == 2 and "is a run of system 'classification'; expected one of: captioning, translation" in result.err
+  )
 
 
 def test_new_texts_get_labels(trained, tmp_path):

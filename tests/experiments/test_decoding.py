@@ -24,6 +24,16 @@ def test_diverse_beams(trained):
   assert len({(number, text) for number, _, text, *_ in rows}) == len(rows)  # no repetition
 
 
+def test_samples_depend_on_the_number_of_their_line(trained):
+  def samples_of_line_3(lines_before):
+    arguments = (f'--workdir={trained[0]}', '--samples=4', '--temperature=3')
+    rows = read_columns(run('translate', *arguments, stdin=lines_before + b'drei'))
+    return [text for number, _, text in rows if number == '3']
+
+  samples = samples_of_line_3(b'eins zwei\n\n')
+  assert len(samples) == 4 and samples == samples_of_line_3(b'eins zwei\nvier\n')
+
+
 @pytest.mark.long
 def test_an_ensemble_of_one_run_twice_is_that_run(trained):
   """The quick forms: two steps as an ensemble, below, and a run with itself in tests/systems/test_runs.py."""

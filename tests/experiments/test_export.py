@@ -4,8 +4,11 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from attention_jax.errors import UserError
+from attention_jax.inference.exporting import write_export
 from attention_jax.systems.runs import open_run
 from tests.experiments.helpers import run
 
@@ -77,3 +80,10 @@ def test_mistakes_are_reported_in_one_line(trained, tmp_path):
   folder, _ = trained
   result = run('export', f'--workdir={folder}', f'--output={tmp_path}/a', '--platforms=gpu')
   assert result.code == 2 and result.err.startswith("error: unknown platform 'gpu'")
+
+
+def test_nothing_is_written_without_flatbuffers(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'flatbuffers', None)  # importing it raises ImportError
+  with pytest.raises(UserError, match='exports need the package flatbuffers'):
+    write_export({}, {'bias': np.zeros(2)}, tmp_path)
+  assert not list(tmp_path.iterdir())

@@ -1,7 +1,7 @@
 """Weights and gradients are finite for every finite score, in programs compiled with the optimisations of XLA.
 
-The programs run in a process of their own, because tests/conftest.py compiles without optimisation: it is the merging
-of multiplications and subtractions that made a large score differ from its own maximum.
+These programs run in a separate process, because tests/conftest.py compiles without optimisation. With optimisation,
+XLA merges multiplications and subtractions, which can make a large score differ from its own maximum.
 """
 
 import json
@@ -22,10 +22,13 @@ from attention_jax.functional.scores import cosine
 SCALES = (1.0, 1e8, 1e16, 1e20, 1e30)
 # Alignments whose weights need not sum to 1: sigmoids, a Gaussian factor, walks that run off the end.
 NOT_NORMALISED = ('sigmoid', 'local_p', 'monotonic', 'mocha')
+# Alignments by thresholds, a window and shifts; `make test-all` measures all.
+QUICK_SAMPLE = ('entmax', 'local_p', 'addressing')
+ALL_OTHERS = tuple(name for name in aj.ALIGNMENTS if name not in QUICK_SAMPLE)
 
 
 def measure_weights(name):
-  """Per scale: the smallest and the largest sum of the weights of a query, and whether the gradients are finite."""
+  """Returns for each scale the smallest and the largest sum of weights, and whether all gradients are finite."""
   rng = np.random.default_rng(0)
   query = jnp.asarray(rng.normal(size=(4, 8)), jnp.float32)
   memory = jnp.asarray(rng.normal(size=(6, 8)), jnp.float32)
@@ -46,13 +49,8 @@ def measure_weights(name):
   return measured
 
 
-# Alignments by thresholds, a window and shifts; `make test-all` measures all.
-SAMPLE = ('entmax', 'local_p', 'addressing')
-OTHERS = tuple(name for name in aj.ALIGNMENTS if name not in SAMPLE)
-
-
-def measure(names):
-  """Returns the measurements of each alignment, made in a process with the default options of XLA."""
+def measure_in_process(names):
+  """Returns the result of `measure_weights` for each alignment, from a process with the default options of XLA."""
   root = Path(__file__).parents[2]
   environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
   command = [sys.executable, '-m', 'tests.functional.test_dense', *names]
@@ -61,10 +59,10 @@ def measure(names):
 
 
 @pytest.mark.parametrize(
-  'names', [SAMPLE, pytest.param(OTHERS, marks=pytest.mark.long)], ids=['sampled alignments', 'other alignments']
+  'names', [QUICK_SAMPLE, pytest.param(ALL_OTHERS, marks=pytest.mark.long)], ids=['quick sample', 'all others']
 )
 def test_weights_and_gradients_are_finite_at_every_scale(names):
-  measured = measure(names)
+  measured = measure_in_process(names)
   for name in names:
     for least, most, gradients_are_finite in measured[name]:
       assert np.isfinite([least, most]).all(), name
@@ -83,12 +81,13 @@ def test_the_cosine_of_vectors_of_any_length(scale):
   def total(query, key, scale):
     return jnp.sum(jnp.sin(cosine(query * scale, key * scale, beta=1.0)))
 
-  inputs = jnp.asarray(query, jnp.float32), jnp.asarray(key, jnp.float32)
-  np.testing.assert_allclose(cosine(inputs[0] * scale, inputs[1] * scale, beta=1.0), expected, rtol=1e-5)
-  # The cosine does not depend on the lengths, and neither do its gradients by vectors that are then scaled.
-  gradients = jax.grad(total, (0, 1))(*inputs, scale)
-  for gradient, unscaled in zip(gradients, jax.grad(total, (0, 1))(*inputs, 1.0), strict=True):
-    np.testing.assert_allclose(gradient, unscaled, rtol=1e-3, atol=1e-6)
+  query = jnp.asarray(query, jnp.float32)
+  key = jnp.asarray(key, jnp.float32)
+  np.testing.assert_allclose(cosine(query * scale, key * scale, beta=1.0), expected, rtol=1e-5)
+  # The scale cancels, so that the gradients by the unscaled vectors do not depend on it either.
+  gradients = jax.grad(total, (0, 1))(query, key, scale)
+  for gradient, expected in zip(gradients, jax.grad(total, (0, 1))(query, key, 1.0), strict=True):
+    np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-6)
 
 
 def test_infinite_scores_count_as_the_largest_finite_ones():

@@ -21,6 +21,12 @@ def test_the_memory_of_this_machine():
   assert 2**28 < memory.available_bytes() < 2**50
 
 
+def test_the_memory_of_several_processes(monkeypatch):
+  one = memory.available_bytes()
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  assert memory.available_bytes() == 2 * one
+
+
 @pytest.mark.parametrize(('average', 'rows', 'fits'), [(0.0, 62, True), (0.0, 63, False), (0.9, 61, False)])
 def test_parameters_gradients_and_optimizer(config, average, rows, fits):
   """Adam has two arrays like the parameters, and a counter of 4 bytes, and the schedule another."""
@@ -41,3 +47,6 @@ def test_batches(config):
     memory.check_batch_memory(config, batches)
   batches.shapes.pop()
   memory.check_batch_memory(config, batches)
+  batches.shapes.append((3, 70, 1))  # fewer pairs of positions than (10, 10, 10), but more ids
+  with pytest.raises(UserError, match=r'\(3, 70, 1\) needs at least 1,065 bytes'):
+    memory.check_batch_memory(config, batches)

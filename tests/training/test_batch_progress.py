@@ -1,4 +1,4 @@
-"""Evaluations that take long log how far they are, at intervals that double."""
+"""Long evaluations log their progress, at intervals that double."""
 
 from attention_jax.training import batch_progress
 from attention_jax.training.batch_progress import with_progress
