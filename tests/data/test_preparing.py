@@ -81,7 +81,7 @@ def test_mistakes_are_one_error(folder, tmp_path):  # noqa: F811
   assert 'is prepared already' in error(make_config(folder / 'prepared', 'prepared'), folder / 'again')
   (folder / 'train.en').write_text('a\n')
   assert 'files is' in error(config, folder / 'prepared')
-  assert 'has 1 lines but' in error(config, folder / 'new')
+  assert 'has 1 line but' in error(config, folder / 'new')
   (folder / 'train.en').write_bytes(b'a\xff\n')
   assert 'train.en:1: not UTF-8' in error(config, folder / 'other')
   (folder / 'train.en').write_text('\n' * 50)
