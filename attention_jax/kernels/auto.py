@@ -1,7 +1,8 @@
 """Implementation 'auto': the fastest implementation for these sizes on this platform. It alone may choose.
 
-MIN_SCORES holds the sizes from which a candidate is faster than the definition, forward and backward: on CPUs as
-`python -m experiments.benchmark --suites=crossing` measures them, on accelerators as estimated.
+MIN_SCORES holds the sizes from which a candidate is used. On CPUs it is faster than the definition from there on,
+forward and backward, as `python -m experiments.benchmark --suites=crossing` measures. On accelerators they are
+estimates.
 
 It uses 'chunked' where the definition would store a large array [T, S, F] for the gradient, from LARGE scores on:
 slower, because it recomputes scores, but it fits in memory. Recurrent scores write and read [S, F] for every query;
@@ -78,7 +79,7 @@ def describe_choice(score: Row, alignment: Row) -> str:
   platform = kernel_platform()
   if not thresholds or platform in MEASURED:
     return choice
-  return f'{choice}; estimated, as `auto` has not been measured on a {platform}'
+  return f'{choice}; estimated, not measured on a {platform}'
 
 
 def _thresholds(score: Row, alignment: Row) -> list[tuple[int, str]]:

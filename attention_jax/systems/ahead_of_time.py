@@ -25,7 +25,7 @@ from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import row_devices, sharding, state_shardings
-from attention_jax.training.state import TrainState, init_state
+from attention_jax.training.state import TrainState, count_parameters, init_state
 from attention_jax.training.step import compile_update
 
 
@@ -93,6 +93,30 @@ def compile_updates(
   else:
     inputs = _inputs_of_translation(config, training, entries, share)
   seeds = config['seeds']
+  update, state = _build_update(training, inputs, mesh, several=seeds > 1)
+  root = _stack(jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))), seeds)
+  state = _place(state, mesh, seeds)
+  live = [jax.ShapeDtypeStruct((seeds,), jnp.bool_)] if seeds > 1 else []
+  num_parameters = count_parameters(inputs.params)
+  shapes = list(inputs.batches)
+  if largest:
+    shapes = [max(shapes, key=lambda shape: (math.prod(shape[1:]), shape[0]))]
+  for shape in shapes:
+    with _target(platform):
+      traced = update.trace(root, state, _stack(inputs.batches[shape], seeds), *live)
+    compiled = _compile(traced, platform, shape)
+    yield CompiledUpdate(shape, compiled, num_parameters, state, matmul_flop(count_in_jaxpr(traced.jaxpr.jaxpr)))
+
+
+def _build_update(training: Training, inputs: Inputs, mesh: Mesh, *, several: bool) -> tuple[Any, TrainState]:
+  """Returns the jitted update, and the shapes of the state of one run.
+
+  Args:
+    training: options of training.
+    inputs: the loss and the parameters.
+    mesh: the devices.
+    several: whether there are several runs side by side; the update then has a further argument `live` [seeds].
+  """
   schedule = make_schedule(training.schedule, training.steps)
   optimizer = make_optimizer(training.optimizer, schedule, training.clip)
   update = compile_update(
@@ -100,7 +124,7 @@ def compile_updates(
     optimizer,
     schedule,
     mesh,
-    several=seeds > 1,
+    several=several,
     accumulate=training.accumulate,
     average=training.average,
     anneal=make_anneal(training.anneal, inputs.params, training.steps),
@@ -112,32 +136,22 @@ def compile_updates(
 
   # One program, so that the analyses of the compiler cover the whole update.
   # None: the ShapeDtypeStructs of the state already contain their shardings.
-  root_layout = sharding(mesh, 'states' if seeds > 1 else 'state')
-  layouts = [root_layout, None, sharding(mesh, 'batches' if seeds > 1 else 'batch')]
-  live = ()
-  if seeds > 1:
-    layouts.append(root_layout)
-    live = (jax.ShapeDtypeStruct((seeds,), jnp.bool_),)
-  jitted = jax.jit(whole_update, donate_argnums=1, in_shardings=tuple(layouts))
+  root_layout = sharding(mesh, 'states' if several else 'state')
+  layouts = (root_layout, None, sharding(mesh, 'batches' if several else 'batch'), *([root_layout] if several else []))
   state = jax.eval_shape(
     lambda params: init_state(params, optimizer, training.average, inputs.loss.running), inputs.params
   )
-  state = _stack(state, seeds)
-  placed = jax.tree.map(
+  return jax.jit(whole_update, donate_argnums=1, in_shardings=layouts), state
+
+
+def _place(state: TrainState, mesh: Mesh, seeds: int) -> TrainState:
+  """Returns the shapes and shardings of the states of all runs."""
+  stacked = _stack(state, seeds)
+  return jax.tree.map(
     lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout),
-    state,
-    state_shardings(state, mesh, stacked=seeds > 1),
+    stacked,
+    state_shardings(stacked, mesh, stacked=seeds > 1),
   )
-  root = _stack(jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))), seeds)
-  num_parameters = sum(x.size for x in jax.tree.leaves(inputs.params))
-  shapes = list(inputs.batches)
-  if largest:
-    shapes = [max(shapes, key=lambda shape: (math.prod(shape[1:]), shape[0]))]
-  for shape in shapes:
-    with _target(platform):
-      traced = jitted.trace(root, placed, _stack(inputs.batches[shape], seeds), *live)
-    compiled = _compile(traced, platform, shape)
-    yield CompiledUpdate(shape, compiled, num_parameters, placed, matmul_flop(count_in_jaxpr(traced.jaxpr.jaxpr)))
 
 
 def _inputs_from_data(config: Mapping[str, Any], share: Share) -> Inputs:

@@ -23,8 +23,8 @@ class CompileAhead(contextlib.AbstractContextManager):
   therefore compile the same programs in the same order.
 
   Args:
-    compile_for: (batch, call when lowered) -> None; compiles the update for the shapes of a batch, so that a call of
-      the update with such a batch does not.
+    compile_for: (batch, when_lowered) -> None; compiles the update for the shapes of a batch, so that a call of the
+      update with such a batch does not. It calls `when_lowered()` before the compiler starts.
     batches: one batch of each shape, in the order in which the shapes occur.
   """
 
@@ -35,7 +35,7 @@ class CompileAhead(contextlib.AbstractContextManager):
     self._known = 0
     self._lock = threading.Lock()
     self._closed = threading.Event()
-    self._lowered = threading.Event()  # the first shape
+    self._lowered = threading.Event()  # set when the first shape has been lowered
     self._thread: threading.Thread | None = None
 
   def __enter__(self) -> 'CompileAhead':

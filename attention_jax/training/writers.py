@@ -4,7 +4,6 @@ A writer is called with (step, record), where the record maps names such as 'tra
 numbers, and is closed once.
 """
 
-import functools
 import json
 import math
 import threading
@@ -129,16 +128,13 @@ class TensorBoard:
   def __init__(self, folder: Path, start: int):
     self._folder = folder
     self._start = start
-    self._is_open = False
-
-  @functools.cached_property
-  def _writer(self) -> Any:
-    import tensorboardX
-
-    self._is_open = True
-    return tensorboardX.SummaryWriter(str(self._folder / 'tensorboard'), purge_step=self._start + 1)
+    self._writer = None
 
   def __call__(self, step: int, record: Record) -> None:
+    if self._writer is None:
+      import tensorboardX
+
+      self._writer = tensorboardX.SummaryWriter(str(self._folder / 'tensorboard'), purge_step=self._start + 1)
     for name, value in record.items():
       if isinstance(value, (int, float)):
         self._writer.add_scalar(name, value, step)
@@ -146,7 +142,7 @@ class TensorBoard:
 
   def close(self) -> None:
     """Closes the event files."""
-    if self._is_open:
+    if self._writer:
       self._writer.close()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 import attention_jax as aj
 from attention_jax.errors import UserError
-from experiments.benchmarks.kernels import make_inputs, unsupported_reason
+from experiments.benchmarks.kernels import attention, make_inputs, unsupported_reason
 from experiments.benchmarks.measure import BenchmarkContext, Timing
 
 # score and alignment of the comparisons
@@ -27,7 +27,6 @@ SIZES = (3, 2, 37, 53, 24)  # B, N, T, S, F: no multiples of a kernel's tile
 # Norm of the difference relative to the norm of the value: products in TF32 have 10 bits, as float32 has on GPUs by
 # default, and bfloat16 has 8.
 TOLERANCES = {'float32': 2e-3, 'bfloat16': 2e-2}
-
 REFERENCE = 'the definition in float32'
 
 
@@ -61,7 +60,7 @@ def kernel_agreement(bench: BenchmarkContext) -> Iterator[Timing]:
 
 
 def make_masks() -> dict[str, jax.Array]:
-  """Returns masks [B, 1, T, S] by name; each leaves at least one position to every query."""
+  """Returns masks [B, 1, T, S] by name; each leaves every query at least one position."""
   batch, _, queries, size, _ = SIZES
   lengths = jnp.asarray([size, size // 2, 1][:batch])
   padding = jnp.broadcast_to(aj.padding_mask(lengths, size)[:, None, None], (batch, 1, queries, size))
@@ -84,19 +83,10 @@ def contexts_and_gradients(
   """
   params, *arrays = make_inputs('bfloat16', score, *SIZES)
   inputs = (params, *(x.astype(dtype) for x in arrays))
+  attend = attention(score, alignment, implementation)
 
   def loss(params, query, key, value):
-    context = aj.attend(
-      query,
-      key,
-      value,
-      mask,
-      score=score,
-      alignment=alignment,
-      params=params,
-      implementation=implementation,
-      return_weights=False,
-    ).context
+    context = attend(query, key, value, mask, params=params).context
     return jnp.sum(jnp.sin(context.astype(jnp.float32))), context
 
   with jax.default_matmul_precision(precision):

@@ -98,6 +98,19 @@ def make_inputs(dtype: str, score: str, batch: int, heads: int, queries: int, si
   return params, query, key, value
 
 
+def attention(score: str, alignment: str, implementation: str) -> Callable:
+  """Returns aj.attend without weights.
+
+  Args:
+    score: a key of SCORES.
+    alignment: a spec of ALIGNMENTS.
+    implementation: a key of IMPLEMENTATIONS.
+  """
+  return functools.partial(
+    aj.attend, score=score, alignment=alignment, implementation=implementation, return_weights=False
+  )
+
+
 def forward(score: str, implementation: str, causal: bool = False, alignment: str = 'softmax') -> Callable:
   """Returns (params, query, key, value) -> context.
 
@@ -108,18 +121,11 @@ def forward(score: str, implementation: str, causal: bool = False, alignment: st
     alignment: a spec of ALIGNMENTS.
   """
 
+  attend = attention(score, alignment, implementation)
+
   def context(params, query, key, value):
-    return aj.attend(
-      query,
-      key,
-      value,
-      aj.causal_mask(query.shape[-2]) if causal else None,
-      score=score,
-      alignment=alignment,
-      params=params,
-      implementation=implementation,
-      return_weights=False,
-    ).context
+    mask = aj.causal_mask(query.shape[-2]) if causal else None
+    return attend(query, key, value, mask, params=params).context
 
   return context
 

@@ -47,7 +47,7 @@ def test_auto_estimates_on_accelerators_and_logs_it(monkeypatch):
     assert choices == ['xla', 'cudnn']
     assert auto.choose_implementation(*product, 2**22, (query.astype(jnp.float32), memory)) == 'xla'
     assert auto.describe_choice(*product) == (
-      f'xla, cudnn (16-bit) from T S = {2**22}; estimated, as `auto` has not been measured on a gpu'
+      f'xla, cudnn (16-bit) from T S = {2**22}; estimated, not measured on a gpu'
     )
   with compile_for('tpu'):
     assert auto.choose_implementation(*lookup_rows('additive', 'softmax'), 2**10) == 'pallas_additive'
