@@ -27,7 +27,7 @@ from attention_jax.systems.loading import comparable_fields, load_once
 from attention_jax.systems.memory import check_batch_memory, check_state_memory
 from attention_jax.systems.provenance import COMMITS, code_version, read_versions, store_version
 from attention_jax.systems.registry import SYSTEMS
-from attention_jax.systems.remote_runs import training_folder
+from attention_jax.systems.remote_runs import TrainingFolder, training_folder
 from attention_jax.systems.runs import (
   Run,
   check_run_files,
@@ -87,16 +87,16 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
       config = fill_defaults(config, 'the config')
       check_config(config)
       make_mesh(seeds=config['seeds'], sizes=MeshConfig(**config['mesh']))  # for its errors
-      folder, after_save = stack.enter_context(training_folder(folder, log))
-    return _train_in(folder, config, after_save, log)
+    return _train_in(stack.enter_context(training_folder(folder, log)), config, log)
 
 
-def _train_in(folder: Path, config: Config, after_save: Callable[[], None], log: Log) -> Results | Summaries | None:
-  """Trains in a folder of this machine; `after_save` is called after each checkpoint."""
+def _train_in(training: TrainingFolder, config: Config, log: Log) -> Results | Summaries | None:
+  """Trains in a folder that has been opened."""
+  folder = training.path
   with peers.fail_together():
     check_run_files(folder)
     is_resumed = check_folder(folder, config, _complete_stored_config)
-  peers.check_agreement(comparable_fields(config) | {f'a run in {folder}': 'present' if is_resumed else 'absent'})
+  peers.check_agreement(comparable_fields(config) | {'a run in the folder': 'present' if is_resumed else 'absent'})
   with peers.fail_together():
     initial = open_initial_run(config, folder)
   system = load_once(config, str(folder) if is_resumed else None, initial and initial.system)
@@ -127,33 +127,34 @@ def _train_in(folder: Path, config: Config, after_save: Callable[[], None], log:
         check_digests(folder, digests, log)
       stack.enter_context(lock_folder(folder.absolute(), log))
     folder = _prepare_run_folder(folder, config, system, initial, log)
+    training = training._replace(path=folder)
     with peers.fail_together():
       if jax.process_index() == 0:
         store_digests(folder, digests)
         add_file_digests(folder, [DIGESTS_FILE])
     runs = _prepare_runs(config, folder, system, initial, log)
-    return _train_and_evaluate(config, folder, runs, system, initializer, batches, after_save, log)
+    return _train_and_evaluate(config, training, runs, system, initializer, batches, log)
 
 
 def _train_and_evaluate(
   config: Config,
-  folder: Path,
+  folder: TrainingFolder,
   runs: Sequence[tuple[Config, Path]],
   system: System,
   initializer: Callable[[int], Any],
   batches: Sequence[BatchSequence],
-  after_save: Callable[[], None],
   log: Log,
 ) -> Results | Summaries | None:
   """Trains and evaluates after all checks have passed; `runs` and `batches` are those of each seed."""
   start = time.monotonic()
-  result = _fit(config, folder, [path for _, path in runs], system, initializer, batches, after_save)
+  result = _fit(config, folder, [path for _, path in runs], system, initializer, batches)
   seconds = time.monotonic() - start
   for reason in dict.fromkeys(result.reasons):
     log(f'{reason} ({seconds:.0f} s, {result.compilations} shapes compiled)')
   if any(isinstance(reason, InterruptReason) for reason in result.reasons):
     log(f'run the same command again to resume from step {result.step}')
     return None
+  folder.synchronize()
   try:
     with stoppable(result.step):
       results = [_evaluate_and_store(run_config, path, system, log) for run_config, path in runs]
@@ -162,17 +163,16 @@ def _train_and_evaluate(
     return None
   if len(runs) == 1:
     return results[0]
-  return _summarize(folder, run_seeds(config), results, log)
+  return _summarize(folder.path, run_seeds(config), results, log)
 
 
 def _fit(
   config: Config,
-  folder: Path,
+  folder: TrainingFolder,
   run_folders: Sequence[Path],
   system: System,
   initializer: Callable[[int], Any],
   batches: Sequence[BatchSequence],
-  after_save: Callable[[], None],
 ) -> SeedResults:
   """Trains one run, or several side by side."""
   training = Training(**config['training'])
@@ -183,12 +183,15 @@ def _fit(
     'evaluate': _make_validation(system),
     'direction': 'max' if selectable_metrics(config)[training.select] else 'min',
     'mesh': system.training_mesh,
-    'after_save': after_save,
+    'after_save': folder.after_save,
+    'shared': folder.shared,
   }
   if len(batches) > 1:
     stacked = StackedBatches(batches)
-    return fit_seeds(folder, run_folders, training, stream=lambda start, stop: stream(stacked, start, stop), **options)
-  result = fit(folder, training, stream=lambda start, stop: stream(batches[0], start, stop), **options)
+    return fit_seeds(
+      folder.path, run_folders, training, stream=lambda start, stop: stream(stacked, start, stop), **options
+    )
+  result = fit(folder.path, training, stream=lambda start, stop: stream(batches[0], start, stop), **options)
   return SeedResults(int(result.state.step), [result.reason], result.compilations)
 
 

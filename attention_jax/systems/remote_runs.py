@@ -1,15 +1,18 @@
 """Run folders behind URLs: the working copies in which runs are trained and read."""
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import filelock
 import jax
 
 from attention_jax.data.files import cache_folder
 from attention_jax.errors import UserError
+from attention_jax.training import peers
 from attention_jax.training.paths import is_url, run_path
 from attention_jax.training.remote_folder import RemoteFolder, Uploader
 from attention_jax.training.remote_lock import RemoteLock
@@ -19,35 +22,78 @@ Log = Callable[[str], None]
 _OPENED: dict[str, tuple[RemoteFolder, dict[str, str]]] = {}
 
 
+def _do_nothing(*_) -> None:
+  """Does nothing: the upload of a local folder, or the log of a program whose output other programs read."""
+
+
+class TrainingFolder(NamedTuple):
+  """A folder in which a run is trained.
+
+  Attributes:
+    path: the folder on this machine.
+    shared: whether all processes use this folder. Otherwise each has a working copy of its own.
+    after_save: to be called after each checkpoint.
+    synchronize: to be called by every process after training; each can then read the files of process 0 in `path`.
+  """
+
+  path: Path
+  shared: bool = True
+  after_save: Callable[[], None] = _do_nothing
+  synchronize: Callable[[], None] = _do_nothing
+
+
 @contextlib.contextmanager
-def training_folder(folder: str | Path, log: Log) -> Iterator[tuple[Path, Callable[[], None]]]:
+def training_folder(folder: str | Path, log: Log) -> Iterator[TrainingFolder]:
   """Opens a run folder for training: for a URL its working copy, which is uploaded while the run trains.
+
+  Of several processes, the first one writes and uploads, and the others download. Every process must enter and leave
+  it at the same point.
 
   Args:
     folder: the run folder, or a URL that fsspec can write to.
     log: called with lines about downloads and uploads.
 
-  Yields:
-    The folder to train in, and what to call after each checkpoint.
-
   Raises:
-    UserError: for a folder that cannot be used, one in which another process trains, and a URL with several processes.
+    UserError: in every process, for a folder that cannot be used, and one in which another run is trained.
   """
   if not is_url(str(folder)):
-    yield run_path(folder), _do_nothing
+    with peers.fail_together():
+      path = run_path(folder)
+    yield TrainingFolder(path)
     return
-  if jax.process_count() > 1:
-    raise UserError(
-      f'{folder}: several processes cannot train behind a URL; expected a folder of a file system that they share'
-    )
-  remote = RemoteFolder(str(folder), _working_copy(str(folder), 'train'))
-  remote.local.mkdir(parents=True, exist_ok=True)
-  log(f'{remote.url} is trained in {remote.local} and uploaded after each checkpoint')
-  with RemoteLock(remote.files, log) as lock:
-    remote.pull(log)
-    with Uploader(remote, lock.check, log) as upload:
-      yield remote.local, upload
+  with contextlib.ExitStack() as stack:
+    uploader = None
+    with peers.fail_together():
+      remote = RemoteFolder(str(folder), _working_copy(str(folder), _purpose()))
+      remote.local.mkdir(parents=True, exist_ok=True)
+      if jax.process_index() == 0:
+        log(f'{remote.url} is trained in {remote.local} and uploaded after each checkpoint')
+        lock = stack.enter_context(RemoteLock(remote.files, log))
+        remote.pull(log)
+        uploader = stack.enter_context(Uploader(remote, lock.check, log))
+    is_alone = jax.process_count() == 1
+    synchronize = _do_nothing if is_alone else functools.partial(_synchronize, remote, uploader)
+    synchronize()  # an interrupted run may have files in the first process that it did not upload
+    yield TrainingFolder(remote.local, is_alone, uploader or _do_nothing, synchronize)
+    with peers.fail_together():
+      if uploader:
+        uploader.finish()
   log(f'uploaded to {remote.url}')
+
+
+def _synchronize(remote: RemoteFolder, uploader: Uploader | None) -> None:
+  """Uploads the files of the first process, which the others then download."""
+  with peers.fail_together():
+    if uploader:
+      uploader.finish()
+  with peers.fail_together():
+    if not uploader:
+      remote.pull(_do_nothing, read_only=True)
+
+
+def _purpose() -> str:
+  """The name of the working copy of this process, for training."""
+  return f'train_{jax.process_index()}' if jax.process_index() else 'train'
 
 
 def reading_folder(url: str) -> Path:
@@ -77,7 +123,3 @@ def _working_copy(url: str, purpose: str) -> Path:
   url = url.rstrip('/')
   digest = hashlib.blake2b(url.encode(), digest_size=4).hexdigest()
   return Path(cache_folder('runs')) / f'{url.rpartition("/")[2]}-{digest}' / purpose
-
-
-def _do_nothing(*_) -> None:
-  """Does nothing: the upload of a local folder, or the log of a program whose output other programs read."""

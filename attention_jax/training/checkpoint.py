@@ -10,7 +10,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +21,10 @@ from jax.experimental import multihost_utils
 
 from attention_jax.atomic import write_text
 from attention_jax.errors import UserError
+from attention_jax.training.checkpoint_managers import CheckpointRetention, make_reader, make_writer
 from attention_jax.training.checksums import tree_checksums
 from attention_jax.training.orbax_messages import without_orbax_messages
-from attention_jax.training.partition import fetch
+from attention_jax.training.partition import fetch, fetch_one_by_one
 from attention_jax.training.state import TrainState, is_finite
 
 LATEST = 'checkpoints'
@@ -43,27 +44,6 @@ class DamagedCheckpointError(UserError):
   def __init__(self, damage: str, remedy: str):
     super().__init__(f'{damage}; {remedy}')
     self.damage = damage
-
-
-class CheckpointRetention(NamedTuple):
-  """Retention policy of the latest states: the last `keep` regular ones, and the very last state.
-
-  A state is regular if its step is a multiple of `every`. States that interruptions saved in between are deleted by the
-  next regular one, so that an interrupted run ends with the same checkpoints as an uninterrupted one.
-
-  Attributes:
-    keep: number of regular states to keep.
-    every: steps between regular states; 0 means that there are none.
-  """
-
-  keep: int
-  every: int
-
-  def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-    """Implements orbax's PreservationPolicy; `checkpoints` are in the order of their steps."""
-    steps = [checkpoint.step for checkpoint in checkpoints]
-    regular = [step for step in steps if self.every and step % self.every == 0]
-    return [step in regular[-self.keep :] or step == steps[-1] for step in steps]
 
 
 class _Write(NamedTuple):
@@ -91,15 +71,21 @@ class Checkpoints:
     keep: number of regular latest states to keep, see CheckpointRetention; of the best states, one is kept.
     every: steps between regular latest states.
     read_only: for programs that read a run, which may still be training: nothing is created or cleaned up.
+    shared: whether the processes of a run share the folder and write it together. Otherwise process 0 writes whole
+      checkpoints, and every process reads those of a copy of its own.
   """
 
-  def __init__(self, folder: str | Path, keep: int = 2, every: int = 1, read_only: bool = False):
+  def __init__(
+    self, folder: str | Path, keep: int = 2, every: int = 1, *, read_only: bool = False, shared: bool = True
+  ):
     self.folder = Path(folder).absolute()
     self._read_only = read_only
+    self._shared = shared
+    self._is_writer = not read_only and (shared or jax.process_index() == 0)
     self._write: _Write | None = None
     self._managers = {
-      LATEST: self._make_manager(LATEST, CheckpointRetention(keep, every)),
-      BEST: self._make_manager(BEST, CheckpointRetention(keep=1, every=1)),
+      kind: make_writer(self.folder / kind, retention, shared) if self._is_writer else make_reader(self.folder / kind)
+      for kind, retention in {LATEST: CheckpointRetention(keep, every), BEST: CheckpointRetention(1, 1)}.items()
     }
 
   def latest(self, kind: str = LATEST) -> int | None:
@@ -136,6 +122,10 @@ class Checkpoints:
     step = int(np.max(fetch(state.step)))
     if not is_finite(state):
       raise UserError(f'the parameters are not finite after step {step}; not saved, {self.describe()}')
+    if not self._shared:
+      state = fetch_one_by_one(state)
+    if not self._is_writer:
+      return
     repeated = [stored for stored in self.steps(kind) if stored >= step]
     if repeated and kind == LATEST:
       return
@@ -332,10 +322,10 @@ class Checkpoints:
     folder = self.folder / DAMAGED
     number = len(list(folder.glob('*'))) + 1
     path = folder / f'{LATEST}-{step}-{number}'
-    if jax.process_index() == 0:
+    if jax.process_index() == 0 or not self._shared:
       folder.mkdir(exist_ok=True)
       (self.folder / LATEST / str(step)).rename(path)
-    if jax.process_count() > 1:
+    if jax.process_count() > 1 and self._shared:
       multihost_utils.sync_global_devices('set_aside')
     with without_orbax_messages():
       self._managers[LATEST].reload()
@@ -358,26 +348,6 @@ class Checkpoints:
       raise UserError(
         f'cannot read {path}: {" ".join(str(error).split())}; delete it to continue without it'
       ) from error
-
-  def _make_manager(self, kind: str, retention: CheckpointRetention) -> ocp.CheckpointManager | None:
-    """Returns orbax's manager of one kind; None if a read-only run has no such folder."""
-    if self._read_only and not (self.folder / kind).is_dir():
-      return None
-    # Folders that are created in a thread, and cannot be, would make the other threads wait for five minutes.
-    threads = ocp.options.AsyncOptions(create_directories_asynchronously=False)
-    # The checkpoints of several seeds are written at once, each with barriers of its own for the processes.
-    barriers = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=f'{self.folder.name}.{kind}')
-    access = {
-      'preservation_policy': retention,
-      'cleanup_tmp_directories': True,
-      'async_options': threads,
-      'multiprocessing_options': barriers,
-    }
-    if self._read_only:
-      access = {'save_interval_steps': 0, 'read_only': True, 'create': False, 'enable_async_checkpointing': False}
-    options = ocp.CheckpointManagerOptions(**access)
-    with without_orbax_messages():
-      return ocp.CheckpointManager(self.folder / kind, options=options)
 
 
 def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:

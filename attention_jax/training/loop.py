@@ -172,6 +172,7 @@ def fit(
   direction: str = 'min',
   mesh: Mesh | None = None,
   after_save: Callable[[], None] | None = None,
+  shared: bool = True,
 ) -> FitResult:
   """Trains a model in a run folder, from its latest checkpoint if there is one.
 
@@ -190,6 +191,7 @@ def fit(
     direction: 'min' if a lower value of `training.select` is better, 'max' if a higher one is.
     mesh: the mesh of the devices; by default all.
     after_save: called after each checkpoint of the latest state, between two updates.
+    shared: whether all processes use the same folder, see checkpoint.Checkpoints.
 
   Returns:
     The last state, why training stopped, the best evaluation, and the number of compilations.
@@ -200,7 +202,8 @@ def fit(
   mesh = mesh or make_mesh()
   train_step, initial_state = prepare_training(training, loss, params, mesh, training.seed)
   with contextlib.ExitStack() as stack:
-    checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep, training.checkpoint_every)))
+    checkpoints = Checkpoints(folder, training.keep, training.checkpoint_every, shared=shared)
+    stack.enter_context(contextlib.closing(checkpoints))
     best = BestEvaluation()
     if restored := checkpoints.resume(initial_state.shapes):
       state, host = restored

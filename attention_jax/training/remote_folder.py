@@ -203,7 +203,9 @@ class RemoteFolder:
 
 
 class Uploader:
-  """Uploads the working copy of a folder in a thread, as a context manager; the last state is uploaded at the end.
+  """Uploads the working copy of a folder in a thread.
+
+  As a context manager, it waits for the last upload; after an error, it also uploads the state at the error.
 
   Args:
     folder: the folder.
@@ -216,6 +218,7 @@ class Uploader:
     self._check = check
     self._log = log
     self._thread: threading.Thread | None = None
+    self._has_failed = False  # the last upload, whose error is raised already
 
   def __enter__(self) -> 'Uploader':
     return self
@@ -233,16 +236,30 @@ class Uploader:
     self._thread = threading.Thread(target=self._upload, args=[snapshot], name='upload')
     self._thread.start()
 
-  def __exit__(self, kind, error, traceback) -> None:
+  def finish(self) -> None:
+    """Uploads the current state, and waits for it.
+
+    Raises:
+      UserError: if it cannot be uploaded, or if another process trains in the folder.
+    """
     self._wait()
     try:
       self._check()
       self._folder.push(self._folder.local)
+    except UserError as error:
+      self._has_failed = True
+      raise UserError(
+        f'{error}; {self._folder.local} has the complete run; rerun the same command to upload it'
+      ) from error
+
+  def __exit__(self, kind, error, traceback) -> None:
+    self._wait()
+    if error is None or self._has_failed:
+      return
+    try:
+      self.finish()
     except UserError as failure:
-      message = f'{failure}; {self._folder.local} has the complete run; rerun the same command to upload it'
-      if error is None:
-        raise UserError(message) from failure
-      self._log(message)
+      self._log(str(failure))
 
   def _upload(self, snapshot: Path) -> None:
     try:

@@ -63,6 +63,7 @@ class SeedRuns:
     make_run_evaluator: builds the evaluation hook of a run from `checkpoints`, `writers` and `best`; None for no
       evaluation.
     activity: describes what takes time beside updates, for the progress line.
+    shared: whether all processes use the same folders, see checkpoint.Checkpoints.
     stack: the exit stack that closes the checkpoints and writers.
 
   Attributes:
@@ -80,6 +81,7 @@ class SeedRuns:
     select_run: Callable[[TrainState, int], TrainState],
     make_run_evaluator: Callable[..., Evaluator] | None,
     activity: Callable[[], str],
+    shared: bool,
     stack: contextlib.ExitStack,
   ):
     def enter(closable):
@@ -89,7 +91,9 @@ class SeedRuns:
     self._training = training
     self._initial_best = list(best)
     self._select_run = select_run
-    self._checkpoints = [enter(Checkpoints(path, training.keep, training.checkpoint_every)) for path in folders]
+    self._checkpoints = [
+      enter(Checkpoints(path, training.keep, training.checkpoint_every, shared=shared)) for path in folders
+    ]
     self._writers = [[] for _ in folders]
     self._progress: Writer = _discard
     if jax.process_index() == 0:
@@ -162,6 +166,7 @@ def fit_seeds(
   direction: str = 'min',
   mesh: Mesh | None = None,
   after_save: Callable[[], None] | None = None,
+  shared: bool = True,
 ) -> SeedResults:
   """Trains one run for each seed training.seed, training.seed + 1, ..., all at once; otherwise as `loop.fit`.
 
@@ -179,6 +184,7 @@ def fit_seeds(
     direction: as for `loop.fit`.
     mesh: the mesh of the devices; by default all.
     after_save: called after each checkpoint of the latest state, between two updates.
+    shared: whether all processes use the same folders, see checkpoint.Checkpoints.
 
   Returns:
     The last step, why each run stopped, and the number of compilations.
@@ -190,7 +196,8 @@ def fit_seeds(
   mesh = mesh or make_mesh(seeds=len(seeds))
   side_by_side = prepare_side_by_side(training, loss, params, mesh, seeds)
   with contextlib.ExitStack() as stack:
-    checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, training.keep, training.checkpoint_every)))
+    checkpoints = Checkpoints(folder, training.keep, training.checkpoint_every, shared=shared)
+    stack.enter_context(contextlib.closing(checkpoints))
     best = [BestEvaluation()] * len(seeds)
     stopped = {}
     if restored := checkpoints.resume(side_by_side.state_shapes):
@@ -212,7 +219,17 @@ def fit_seeds(
     compile_for = functools.partial(side_by_side.compile_for, describe_state(states))
     ahead = stack.enter_context(CompileAhead(compile_for, shapes(start, training.steps)))
     runs = SeedRuns(
-      folders, seeds, training, best, stopped, start, side_by_side.select, make_run_evaluator, ahead.describe, stack
+      folders,
+      seeds,
+      training,
+      best,
+      stopped,
+      start,
+      side_by_side.select,
+      make_run_evaluator,
+      ahead.describe,
+      shared,
+      stack,
     )
     recorder = BatchRecorder(folder, stream, process_share(mesh)[0], rows_axis=1)
     hooks = [  # in the order of loop.fit

@@ -117,10 +117,3 @@ def test_a_run_resumes_on_another_machine(trained, config, any_url, tmp_path, mo
 def test_folders_without_a_run(url):
   with pytest.raises(UserError, match=f'{url} holds no run; expected the URL of a training run'):
     open_run(url)
-
-
-def test_several_processes_need_a_shared_folder(config, url, monkeypatch):
-  monkeypatch.setattr(jax, 'process_count', lambda: 2)
-  message = r'several processes cannot train behind a URL; expected a folder of a file system that they share'
-  with pytest.raises(UserError, match=message), remote_runs.training_folder(url, print):
-    pass

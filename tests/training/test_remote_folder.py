@@ -144,8 +144,19 @@ def test_uploads_are_snapshots_and_failures_are_repeated(url, tmp_path, monkeypa
     upload._wait()
     assert lines[1:] == ['no network; uploading again after the next checkpoint']
     lines.clear()
+    upload.finish()
   assert system.cat_file(f'{root}/metrics.jsonl') == b'later\n' and os.listdir(tmp_path) == ['first']
   lines.append('fails')
   message = r'no network; .*first has the complete run; rerun the same command'
-  with pytest.raises(UserError, match=message), Uploader(folder, lambda: None, lines.append):
-    pass
+  with pytest.raises(UserError, match=message), Uploader(folder, lambda: None, lines.append) as upload:
+    upload.finish()
+  assert lines == ['fails']  # the error is raised, not logged too
+
+
+def test_the_state_at_an_error_is_uploaded(url, tmp_path):
+  folder = make_copy(url, tmp_path / 'first', FIRST)
+  with pytest.raises(UserError, match='not finite'), Uploader(folder, lambda: None, print):
+    write_files(folder.local, {'metrics.jsonl': 'later\n'})
+    raise UserError('the loss is not finite')
+  system, root = fsspec.url_to_fs(url)
+  assert system.cat_file(f'{root}/metrics.jsonl') == b'later\n'

@@ -1,0 +1,80 @@
+"""Managers of orbax that read and write the checkpoints of one kind, and which of them are kept."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import orbax.checkpoint as ocp
+
+from attention_jax.training.orbax_messages import without_orbax_messages
+
+
+class CheckpointRetention(NamedTuple):
+  """Retention policy of the latest states: the last `keep` regular ones, and the very last state.
+
+  A state is regular if its step is a multiple of `every`. States that interruptions saved in between are deleted by the
+  next regular one, so that an interrupted run ends with the same checkpoints as an uninterrupted one.
+
+  Attributes:
+    keep: number of regular states to keep.
+    every: steps between regular states; 0 means that there are none.
+  """
+
+  keep: int
+  every: int
+
+  def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+    """Implements orbax's PreservationPolicy; `checkpoints` are in the order of their steps."""
+    steps = [checkpoint.step for checkpoint in checkpoints]
+    regular = [step for step in steps if self.every and step % self.every == 0]
+    return [step in regular[-self.keep :] or step == steps[-1] for step in steps]
+
+
+def make_writer(folder: Path, retention: CheckpointRetention, shared: bool) -> ocp.CheckpointManager:
+  """Returns the manager that reads and writes checkpoints.
+
+  Args:
+    folder: the folder of the checkpoints; created if it does not exist.
+    retention: which checkpoints are kept.
+    shared: whether all processes write each checkpoint together; otherwise this one writes it alone.
+  """
+  # Folders that are created in a thread, and cannot be, would make the other threads wait for five minutes.
+  threads = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+  if not shared:
+    folder.mkdir(parents=True, exist_ok=True)  # which orbax does for all processes only
+  options = ocp.CheckpointManagerOptions(
+    create=shared,
+    preservation_policy=retention,
+    cleanup_tmp_directories=True,
+    async_options=threads,
+    multiprocessing_options=_processes(folder, shared),
+  )
+  with without_orbax_messages():
+    return ocp.CheckpointManager(folder, options=options)
+
+
+def make_reader(folder: Path) -> ocp.CheckpointManager | None:
+  """Returns a manager with which this process reads checkpoints, whatever the others do; None without a folder."""
+  if not folder.is_dir():
+    return None
+  options = ocp.CheckpointManagerOptions(
+    save_interval_steps=0,
+    read_only=True,
+    create=False,
+    enable_async_checkpointing=False,
+    multiprocessing_options=_processes(folder, shared=False),
+  )
+  with without_orbax_messages():
+    return ocp.CheckpointManager(folder, options=options)
+
+
+def _processes(folder: Path, shared: bool) -> ocp.options.MultiprocessingOptions:
+  """The processes that call a manager at the same points, with names of their barriers that no other manager has."""
+  prefix = f'{folder.parent.name}.{folder.name}'  # the checkpoints of several seeds are written at once
+  if shared or jax.process_count() == 1:
+    return ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=prefix)
+  process = jax.process_index()
+  return ocp.options.MultiprocessingOptions(
+    primary_host=process, active_processes={process}, barrier_sync_key_prefix=f'{prefix}.{process}'
+  )

@@ -1,0 +1,43 @@
+"""Which checkpoints are kept, and managers of folders that processes share or not (see also test_two_processes)."""
+
+from typing import NamedTuple
+
+import orbax.checkpoint as ocp
+import pytest
+
+from attention_jax.training.checkpoint_managers import CheckpointRetention, make_reader, make_writer
+
+
+class Stored(NamedTuple):
+  """A checkpoint, as orbax passes it to its policies."""
+
+  step: int
+
+
+@pytest.mark.parametrize(
+  ('keep', 'every', 'steps', 'kept'),
+  [
+    (2, 10, [10, 20, 30], [20, 30]),
+    (2, 10, [10, 20, 25], [10, 20, 25]),  # 25 was saved by an interruption
+    (2, 10, [10, 20, 25, 30], [20, 30]),
+    (1, 0, [7, 9], [9]),
+  ],
+)
+def test_the_last_regular_states_and_the_very_last_are_kept(keep, every, steps, kept):
+  preserved = CheckpointRetention(keep, every).should_preserve([Stored(step) for step in steps], context=None)
+  assert [step for step, is_kept in zip(steps, preserved, strict=True) if is_kept] == kept
+
+
+@pytest.mark.parametrize('shared', [True, False])
+def test_a_reader_finds_what_a_writer_has_saved(shared, tmp_path):
+  folder = tmp_path / 'run' / 'best'
+  assert make_reader(folder) is None
+  writer = make_writer(folder, CheckpointRetention(1, 1), shared)
+  for step in (1, 2):
+    writer.save(step, args=ocp.args.Composite(host=ocp.args.JsonSave({'step': step})), force=True)
+    writer.wait_until_finished()
+  reader = make_reader(folder)
+  assert reader.all_steps() == [2]
+  assert reader.restore(2, args=ocp.args.Composite(host=ocp.args.JsonRestore()))['host'] == {'step': 2}
+  for manager in (writer, reader):
+    manager.close()
