@@ -15,6 +15,7 @@ import numpy as np
 
 from attention_jax.data.encoding import EncodedCorpus
 from attention_jax.data.text import Corpus
+from attention_jax.data.url_folders import local_copy
 from attention_jax.errors import UserError
 
 MANIFEST = 'prepared.json'  # written last: a folder without it is not finished
@@ -198,10 +199,13 @@ class PreparedLines(Sequence[str]):
 def read_prepared(folder: str) -> dict[str, Corpus]:
   """Reads a prepared data set; the rows of its training split stay on disk.
 
+  Args:
+    folder: its folder, or a URL, of which the cache then holds a copy.
+
   Raises:
     UserError: if the folder holds no finished one, or a damaged one.
   """
-  path = Path(folder or '.').absolute()
+  path = Path(local_copy(folder) or '.').absolute()
   manifest = read_manifest(path)
   if manifest is None:
     raise UserError(f'{path} holds no prepared data set (no {MANIFEST}); python -m experiments.prepare makes one')

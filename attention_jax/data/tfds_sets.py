@@ -3,11 +3,16 @@
 import re
 from typing import Any
 
+from attention_jax.data.url_folders import local_copy
 from attention_jax.errors import UserError, choose
 
 
 def open_tfds_set(folder: str, name: str) -> Any:
   """Returns the builder of a data set that is prepared under `folder`.
+
+  Args:
+    folder: a folder of tfds, or its URL: the cache then holds a copy of the data set.
+    name: name of the data set, with its config and version as tfds writes them: 'wmt14_translate/de-en'.
 
   Raises:
     UserError: if it is not prepared there, or not stored as array_record.
@@ -19,6 +24,7 @@ def open_tfds_set(folder: str, name: str) -> Any:
   try:
     if '..' in name.split('/') or name.startswith(('/', '~')):
       raise UserError(f"tfds set '{name}' must be a name such as 'wmt14_translate/de-en', got a path")
+    folder = local_copy(folder, name.partition(':')[0])
     # Reads the folder only: tfds.builder would also use the network.
     builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=folder)
     formats = {builder.info.file_format.value, *(f.value for f in builder.info.alternative_file_formats)}

@@ -81,6 +81,15 @@ def test_everything_else_is_that_from_memory(both):
   assert_same(*(make_lexicon(split, *sizes) for split in splits))
 
 
+def test_a_set_behind_a_url_is_that_on_disk(both, folder, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(folder / 'cache'))
+  _, on_disk = both
+  behind_url = load(make_config(f'file://{folder}/prepared', 'prepared'), None)
+  for step in range(3):
+    assert_same(*(batches(data)[step] for data in (on_disk, behind_url)))
+  assert len(behind_url.source_vocab) == len(on_disk.source_vocab)
+
+
 def test_unknown_words_keep_their_positions(folder):
   config = make_config(folder, TEXT, 'word(min_count=40)', shared=True)
   prepare(config, folder / 'prepared', log=lambda line: None)

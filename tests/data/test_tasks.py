@@ -203,6 +203,12 @@ def test_tfds_set(prepared):
   assert 'tensorflow' not in sys.modules
 
 
+def test_a_tfds_set_behind_a_url(prepared, tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  corpora = tasks.load_corpora(make_config("tfds(name='tiny/de-en:1.0.0')", f'file://{prepared}'))
+  assert corpora['test'][:2] == (['eine Katze'], ['a cat'])
+
+
 def test_tfds_languages_may_be_swapped(prepared):
   corpora = tasks.load_corpora(make_config("tfds(name='tiny/de-en:1.0.0', source='en', target='de')", prepared))
   assert corpora['test'][:2] == (['a cat'], ['eine Katze'])

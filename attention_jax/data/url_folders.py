@@ -1,0 +1,101 @@
+"""Copies on this machine of folders behind URLs, for data sets whose readers need files of a file system."""
+
+import contextlib
+import hashlib
+import json
+import posixpath
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from attention_jax.atomic import write_atomic, write_text
+from attention_jax.data.files import cache_folder
+from attention_jax.data.urls import is_url
+from attention_jax.errors import UserError
+
+VERSIONS = '.versions.json'  # in a copy: the version of each file when it was downloaded
+
+
+def local_copy(folder: str, part: str = '') -> str:
+  """Returns a folder of this machine with the files of `folder`: itself, or a copy in the cache if it is a URL.
+
+  Only files that are new or have changed since the last call are downloaded.
+
+  Args:
+    folder: a path, or the URL of a folder.
+    part: the folder below it that is needed; by default all.
+
+  Raises:
+    UserError: if the folder cannot be read, or if there is no space for its copy.
+  """
+  if not is_url(folder):
+    return folder
+  import filelock
+
+  url = folder.rstrip('/')
+  digest = hashlib.blake2b(url.encode(), digest_size=4).hexdigest()
+  copy = Path(cache_folder('data')) / f'{url.rpartition("/")[2]}-{digest}'
+  try:
+    (copy / part).mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(copy.with_name(f'{copy.name}.lock')):  # of several processes, one downloads
+      _update(f'{url}/{part}'.rstrip('/'), copy / part)
+  except UserError:
+    raise
+  except Exception as error:  # every file system raises its own kinds
+    reason = getattr(error, 'strerror', None) or ' '.join(str(error).split())[:200] or type(error).__name__
+    raise UserError(f'cannot copy {folder} to {copy}: {reason}') from error
+  return str(copy)
+
+
+def _update(url: str, copy: Path) -> None:
+  """Downloads the files whose versions are not those of the copy, and removes those that are gone."""
+  import fsspec
+
+  system, root = fsspec.url_to_fs(url)
+  paths = {posixpath.relpath(path, root): path for path in system.find(root)}
+  if not paths or any('..' in name.split('/') for name in paths):
+    raise UserError(f'{url} holds no files; expected a data set')
+  # The version of a file comes from its size and its tag or time, as its file system has them.
+  versions = {name: system.ukey(path) for name, path in paths.items()}
+  stored = _read_versions(copy)
+  for name in stored.keys() - versions.keys():
+    (copy / name).unlink(missing_ok=True)
+    del stored[name]
+  changed = [name for name in paths if stored.get(name) != versions[name] or not (copy / name).is_file()]
+  if not changed:
+    return
+  sizes = {name: system.size(paths[name]) for name in changed}
+  with _show_progress(f'{len(changed)} files of {url}', sum(sizes.values()), copy) as advance:
+    for name in changed:
+      (copy / name).parent.mkdir(parents=True, exist_ok=True)
+      with write_atomic(copy / name) as temporary:
+        system.get_file(paths[name], str(temporary))
+      stored[name] = versions[name]
+      write_text(copy / VERSIONS, json.dumps(stored) + '\n')  # a killed download continues after this file
+      advance(sizes[name])
+
+
+@contextlib.contextmanager
+def _show_progress(what: str, size: int, copy: Path) -> Iterator[Callable[[int], None]]:
+  """Shows how much is downloaded; yields a function that takes the number of new bytes."""
+  import rich.console
+  import rich.progress
+
+  console = rich.console.Console(stderr=True, highlight=False)
+  console.print(f'downloading {what} ({size / 2**20:,.1f} MiB) to {copy}', soft_wrap=True, markup=False)
+  columns = (
+    rich.progress.BarColumn(),
+    rich.progress.DownloadColumn(),
+    rich.progress.TransferSpeedColumn(),
+    rich.progress.TimeRemainingColumn(),
+  )
+  with rich.progress.Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    task = progress.add_task('download', total=size)
+    yield lambda new_bytes: progress.advance(task, new_bytes)
+
+
+def _read_versions(copy: Path) -> dict[str, str]:
+  """The versions of the files of a copy; none if they cannot be read, so that all are downloaded again."""
+  try:
+    return dict(json.loads((copy / VERSIONS).read_text('utf-8')))
+  except (OSError, ValueError, TypeError):
+    return {}
