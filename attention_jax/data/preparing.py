@@ -32,6 +32,7 @@ from attention_jax.data.prepared import (
   read_manifest,
 )
 from attention_jax.data.text import Corpus, format_count, format_line_numbers
+from attention_jax.data.urls import is_url
 from attention_jax.errors import UserError
 
 SHARD_ROWS = 100_000
@@ -76,6 +77,8 @@ def prepare(config: Mapping[str, Any], folder: str | Path, log: Log = print) -> 
     UserError: for mistakes in the config or the data, for a folder with other files, and while another process
       prepares it.
   """
+  if is_url(str(folder)):
+    raise UserError(f'{folder} is a URL; prepare the data set on a disk, and copy the folder there')
   folder = Path(folder).expanduser().absolute()
   stream, others = open_pairs(config)
   request = _request(config, stream)

@@ -87,3 +87,8 @@ def test_mistakes_are_one_error(folder, tmp_path):  # noqa: F811
   (folder / 'train.en').write_text('\n' * 50)
   (folder / 'train.de').write_text('\n' * 50)
   assert 'no pairs' in error(make_config(folder, TEXT, 'char'), folder / 'blank')
+
+
+def test_a_url_is_no_output(folder):  # noqa: F811
+  with pytest.raises(UserError, match='memory://set is a URL; prepare the data set on a disk'):
+    prepare(make_config(folder, TEXT), 'memory://set', quiet)
