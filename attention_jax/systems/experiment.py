@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 
 from attention_jax.data.batching import StackedBatches
@@ -181,6 +182,7 @@ def _fit(
     'params': initializer,
     'shapes': lambda start, stop: first_of_each_shape(batches[0], start, stop),
     'evaluate': _make_validation(system),
+    'compile_evaluation': _make_compilation(system),
     'direction': 'max' if selectable_metrics(config)[training.select] else 'min',
     'mesh': system.training_mesh,
     'after_save': folder.after_save,
@@ -284,6 +286,22 @@ def _make_validation(system: System) -> Callable[[TrainState], dict[str, float]]
     return {name: result.value for name, result in metrics.items()}
 
   return validate
+
+
+def _make_compilation(system: System) -> Callable[[TrainState, Callable[[], bool]], None] | None:
+  """Returns (shapes of a state, is_stopped) -> None, which compiles the programs of the validation.
+
+  On a CPU only: the memory of an accelerator may be too small for an update and an evaluation at once.
+  """
+  if 'validation' not in system.splits or system.training_mesh.devices.flat[0].platform != 'cpu':
+    return None
+
+  def compile_validation(state: TrainState, is_stopped: Callable[[], bool]) -> None:
+    params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), evaluation_params(state))
+    with peers.each_shape_once(is_stopped):
+      system.evaluate(params, 'validation', beams=1)
+
+  return compile_validation
 
 
 def _evaluate_and_store(config: Config, folder: Path, system: System, log: Log) -> Results:

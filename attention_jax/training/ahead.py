@@ -1,4 +1,4 @@
-"""Compiles updates of batch shapes that come later, in a thread, while training runs on those that are ready."""
+"""Compiles what comes later in a thread, while training runs on the shapes that are ready: updates, then evaluation."""
 
 import contextlib
 import contextvars
@@ -10,11 +10,11 @@ import jax
 
 
 class CompileAhead(contextlib.AbstractContextManager):
-  """Compiles the update of every batch shape in the order in which the shapes occur, each once.
+  """Compiles the update of every batch shape in the order in which the shapes occur, each once, then the evaluation.
 
   The training thread calls `prepare(batch)` before each update. It compiles a shape that is not begun yet, and
-  waits for one that is being compiled. The programs, and with them all numbers, are the same as without this thread. On
-  exit the thread stops after the shape that it is compiling.
+  waits for one that is being compiled. It evaluates by the function of `release_before`. The programs, and with them
+  all numbers, are the same as without this thread. On exit the thread stops after the program that it is compiling.
 
   The thread begins when the first shape has been lowered. Tracing and lowering hold the lock of the interpreter, so
   that the first update would wait for those of later shapes.
@@ -26,11 +26,21 @@ class CompileAhead(contextlib.AbstractContextManager):
     compile_for: (batch, when_lowered) -> None; compiles the update for the shapes of a batch, so that a call of the
       update with such a batch does not. It calls `when_lowered()` before the compiler starts.
     batches: one batch of each shape, in the order in which the shapes occur.
+    compile_evaluation: compiles the programs of an evaluation; its argument returns whether it should stop. None for
+      no evaluation.
   """
 
-  def __init__(self, compile_for: Callable[[Any, Callable[[], None]], None], batches: Iterable[Any]):
+  def __init__(
+    self,
+    compile_for: Callable[[Any, Callable[[], None]], None],
+    batches: Iterable[Any],
+    compile_evaluation: Callable[[Callable[[], bool]], None] | None = None,
+  ):
     self._compile_for = compile_for
     self._batches = batches
+    self._compile_evaluation = compile_evaluation
+    self._evaluation = threading.Lock()  # held while evaluation programs are compiled here
+    self._is_released = threading.Event()  # set when the training thread evaluates
     self._ready: dict[Hashable, threading.Event] = {}  # of the shapes that a thread has begun or compiled
     self._known = 0
     self._lock = threading.Lock()
@@ -60,9 +70,24 @@ class CompileAhead(contextlib.AbstractContextManager):
     else:
       self._ready[key].wait()
 
+  def release_before(self, evaluate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns `evaluate`, to be called by the training thread.
+
+    It waits for the program that this thread is compiling for it, and compiles the others itself.
+    """
+
+    def evaluate_alone(state: Any) -> Any:
+      self._is_released.set()
+      with self._evaluation:
+        return evaluate(state)
+
+    return evaluate_alone
+
   def describe(self) -> str:
-    """Returns 'compiling shape 3 of 7' while not all shapes are compiled; '' afterwards."""
+    """Returns what is being compiled, such as 'compiling shape 3 of 7'; '' if nothing is."""
     states = [ready.is_set() for ready in self._ready.copy().values()]
+    if self._evaluation.locked() and not self._is_released.is_set():
+      return 'compiling the evaluation'
     if all(states) and not self._is_running():
       return ''
     known = max(self._known, len(states))
@@ -80,6 +105,17 @@ class CompileAhead(contextlib.AbstractContextManager):
       return self._ready[key]
 
   def _compile_all(self) -> None:
+    self._compile_updates()
+    if not self._compile_evaluation:
+      return
+    with self._evaluation, contextlib.suppress(Exception):  # the evaluation in the training thread raises it again
+      if not self._is_stopped():
+        self._compile_evaluation(self._is_stopped)
+
+  def _is_stopped(self) -> bool:
+    return self._closed.is_set() or self._is_released.is_set()
+
+  def _compile_updates(self) -> None:
     batches = []
     for batch in self._batches:
       if self._closed.is_set():

@@ -169,6 +169,7 @@ def fit(
   stream: Callable[[int, int], Iterable],
   shapes: Callable[[int, int], Iterable] = no_batches,
   evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None,
+  compile_evaluation: Callable[[TrainState, Callable[[], bool]], None] | None = None,
   direction: str = 'min',
   mesh: Mesh | None = None,
   after_save: Callable[[], None] | None = None,
@@ -188,6 +189,8 @@ def fit(
     shapes: (start, stop) -> the first batch of each shape among those batches, in their order. The later ones are
       compiled in a thread while training runs on those that are ready.
     evaluate: state -> metrics by name, among them `training.select`; see state.evaluation_params.
+    compile_evaluation: (shapes of a state, is_stopped) -> None; compiles the programs of `evaluate`, in a thread while
+      training runs, and returns soon after `is_stopped()` becomes true. None leaves that to the first evaluation.
     direction: 'min' if a lower value of `training.select` is better, 'max' if a higher one is.
     mesh: the mesh of the devices; by default all.
     after_save: called after each checkpoint of the latest state, between two updates.
@@ -217,12 +220,16 @@ def fit(
     if reason:
       return FitResult(state, reason, best, 0)
 
-    compile_for = functools.partial(train_step.compile_for, describe_state(state))
-    ahead = stack.enter_context(CompileAhead(compile_for, shapes(start, training.steps)))
+    described = describe_state(state)
+    compile_for = functools.partial(train_step.compile_for, described)
+    if compile_evaluation:
+      compile_evaluation = functools.partial(compile_evaluation, described)
+    ahead = stack.enter_context(CompileAhead(compile_for, shapes(start, training.steps), compile_evaluation))
     writers = _open_writers(Path(folder), start, training.steps, ahead.describe, stack)
     clock = TrainingClock()
     evaluator = None
     if evaluate:
+      evaluate = ahead.release_before(evaluate)
       evaluator = make_evaluator(
         training, evaluate, direction, checkpoints=checkpoints, writers=writers, clock=clock, best=best
       )

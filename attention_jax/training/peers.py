@@ -4,6 +4,7 @@ Each function is trivial in a program of one process. Otherwise every process mu
 """
 
 import contextlib
+import contextvars
 import hashlib
 import itertools
 import json
@@ -25,6 +26,7 @@ PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'grai
 MAX_SHOWN = 60  # characters of a value in an error
 
 Batch = TypeVar('Batch')
+_each_shape_once: contextvars.ContextVar[Callable[[], bool] | None] = contextvars.ContextVar('shapes', default=None)
 
 
 def exchange(text: str) -> list[str]:
@@ -73,15 +75,51 @@ def map_batches(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterato
     fn: returns a tree of arrays, whose structure, dtypes and ranks are the same for every batch.
     batches: the same in every process.
 
+  Inside of `each_shape_once`, one batch of each shape is computed, and its results are yielded with all of that shape.
+
   Raises:
     Interrupted: after a signal, in a block that may be stopped; see interrupts.stoppable.
   """
+  if is_stopped := _each_shape_once.get():
+    yield from _map_shapes(fn, batches, is_stopped)
+    return
   batches = with_progress(batches)
   while turn := list(itertools.islice(batches, jax.process_count())):
     check_stop()
     # A process without a batch of its own repeats the last one.
     own_batch = turn[min(jax.process_index(), len(turn) - 1)]
     yield from zip(turn, gather(jax.device_get(fn(own_batch)))[: len(turn)], strict=True)
+
+
+class StoppedError(Exception):
+  """Ends a block of `each_shape_once`."""
+
+
+@contextlib.contextmanager
+def each_shape_once(is_stopped: Callable[[], bool]) -> Iterator[None]:
+  """Context manager in which `map_batches` makes the programs of an evaluation compile, but not its results.
+
+  Args:
+    is_stopped: returns whether it should raise StoppedError before the next batch.
+  """
+  token = _each_shape_once.set(is_stopped)
+  try:
+    yield
+  finally:
+    _each_shape_once.reset(token)
+
+
+def _map_shapes(
+  fn: Callable[[Batch], Any], batches: Iterable[Batch], is_stopped: Callable[[], bool]
+) -> Iterator[tuple[Batch, Any]]:
+  results = {}
+  for batch in batches:
+    if is_stopped():
+      raise StoppedError
+    shapes = tuple(np.shape(x) for x in jax.tree.leaves(batch))
+    if shapes not in results:
+      results[shapes] = jax.device_get(fn(batch))
+    yield batch, results[shapes]
 
 
 @contextlib.contextmanager

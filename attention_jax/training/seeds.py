@@ -163,6 +163,7 @@ def fit_seeds(
   stream: Callable[[int, int], Iterable],
   shapes: Callable[[int, int], Iterable] = no_batches,
   evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None,
+  compile_evaluation: Callable[[TrainState, Callable[[], bool]], None] | None = None,
   direction: str = 'min',
   mesh: Mesh | None = None,
   after_save: Callable[[], None] | None = None,
@@ -180,7 +181,7 @@ def fit_seeds(
     params: seed -> initial parameters; called for values only if there is no checkpoint.
     stream: (start, stop) -> batches with a leading axis of runs; see batching.StackedBatches.
     shapes: as for `loop.fit`: batches of one run, without that axis.
-    evaluate: as for `loop.fit`, of one run at a time.
+    evaluate, compile_evaluation: as for `loop.fit`, of one run at a time.
     direction: as for `loop.fit`.
     mesh: the mesh of the devices; by default all.
     after_save: called after each checkpoint of the latest state, between two updates.
@@ -213,11 +214,14 @@ def fit_seeds(
       reasons = [stopped.get(i, finished_reason(training.steps)) for i in range(len(seeds))]
       return SeedResults(start, reasons, 0)
 
+    compile_for = functools.partial(side_by_side.compile_for, describe_state(states))
+    if compile_evaluation:
+      compile_evaluation = functools.partial(compile_evaluation, describe_state(side_by_side.select(states, 0)))
+    ahead = stack.enter_context(CompileAhead(compile_for, shapes(start, training.steps), compile_evaluation))
     make_run_evaluator = None
     if evaluate:
+      evaluate = ahead.release_before(evaluate)
       make_run_evaluator = functools.partial(make_evaluator, training, evaluate, direction, clock=clock)
-    compile_for = functools.partial(side_by_side.compile_for, describe_state(states))
-    ahead = stack.enter_context(CompileAhead(compile_for, shapes(start, training.steps)))
     runs = SeedRuns(
       folders,
       seeds,

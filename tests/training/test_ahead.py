@@ -1,6 +1,7 @@
 """Updates of later batch shapes are compiled in a thread, each once, and the numbers stay the same."""
 
 import threading
+import time
 from typing import NamedTuple
 
 import jax
@@ -144,9 +145,63 @@ def test_an_error_in_the_thread_is_left_to_the_update():
     ahead.prepare(Batches()[1])  # returns; the update compiles this shape again
 
 
+def compile_at_once(batch, when_lowered):
+  when_lowered()
+
+
+def test_the_evaluation_is_compiled_after_the_updates_and_stops_when_it_begins():
+  shapes = []
+  begun = threading.Event()
+  stopped = threading.Event()
+
+  def compile_for(batch, when_lowered):
+    when_lowered()
+    shapes.append(batch.x.shape[1])
+
+  def compile_evaluation(is_stopped):
+    assert sorted(shapes) == [1, 2, 3] and not is_stopped()
+    begun.set()
+    while not is_stopped():
+      time.sleep(0.01)
+    stopped.set()
+
+  with CompileAhead(compile_for, first_of_each_shape(Batches(), 0, 100), compile_evaluation) as ahead:
+    evaluate = ahead.release_before(lambda state: (state, stopped.is_set()))
+    ahead.prepare(Batches()[0])
+    assert begun.wait(60) and ahead.describe() == 'compiling the evaluation'
+    assert evaluate('state') == ('state', True)  # not at the same time
+    assert ahead.describe() == ''
+
+
+def test_an_evaluation_that_comes_first_compiles_itself():
+  later = threading.Event()
+  compiled = []
+
+  def compile_for(batch, when_lowered):
+    when_lowered()
+    if batch.x.shape[1] == 2:
+      later.wait()
+
+  with CompileAhead(compile_for, first_of_each_shape(Batches(), 0, 100), compiled.append) as ahead:
+    ahead.prepare(Batches()[0])
+    assert ahead.release_before(lambda state: state)(1) == 1
+    later.set()
+  assert not compiled
+
+
+def test_an_error_of_the_evaluation_is_left_to_the_training_thread():
+  def fail(is_stopped):
+    raise ValueError('no such metric')
+
+  with CompileAhead(compile_at_once, first_of_each_shape(Batches(), 0, 100), fail) as ahead:
+    ahead.prepare(Batches()[0])
+    ahead._thread.join()
+    assert ahead.release_before(lambda state: state)(1) == 1
+
+
 @pytest.mark.parametrize('begun', [0, 1])
 def test_closing_ends_the_thread(begun):
-  ahead = CompileAhead(lambda batch, when_lowered: when_lowered(), first_of_each_shape(Batches(), 0, 100))
+  ahead = CompileAhead(compile_at_once, first_of_each_shape(Batches(), 0, 100))
   with ahead:
     for step in range(begun):
       ahead.prepare(Batches()[step])

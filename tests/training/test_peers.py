@@ -1,12 +1,15 @@
 """Processes that train together agree on their inputs, and stop together."""
 
+import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.training.incidents import read_batch
 from attention_jax.training.peers import (
+  StoppedError,
   check_agreement,
   copy_from_first,
+  each_shape_once,
   exchange,
   fail_together,
   map_batches,
@@ -25,6 +28,22 @@ def test_one_process_agrees_with_itself(tmp_path):
   copy_from_first(tmp_path)
   with pytest.raises(UserError, match=r'^no file$'), fail_together():
     raise UserError('no file')
+
+
+def test_each_shape_is_computed_once_to_compile_it():
+  computed = []
+
+  def count(batch):
+    computed.append(batch.shape)
+    return batch.sum()
+
+  batches = [np.ones(shape) for shape in ((2, 3), (2, 4), (2, 3))]
+  with each_shape_once(lambda: False):
+    results = [result for _, result in map_batches(count, batches)]
+  assert computed == [(2, 3), (2, 4)] and results == [6, 8, 6]
+  with each_shape_once(lambda: len(computed) > 2), pytest.raises(StoppedError):
+    list(map_batches(count, batches))
+  assert computed == [(2, 3), (2, 4), (2, 3)]
 
 
 def test_the_versions_are_those_of_the_packages():
