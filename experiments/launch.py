@@ -18,6 +18,7 @@ from attention_jax.data.files import cache_folder
 from attention_jax.errors import UserError
 from attention_jax.specs import MAX_REPEATS
 from experiments.config_files import check_config_arguments, resolve_config_arguments, run_user_file
+from experiments.process_settings import return_freed_memory
 
 FLAGS = flags.FLAGS
 DISK_ERRORS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
@@ -89,6 +90,7 @@ def launch(main: Callable[..., None], takes_positional: bool = False) -> None:
   if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(encoding='utf-8')  # like the input, whatever the locale
   _enable_compilation_cache()
+  return_freed_memory()
   logging.set_verbosity(logging.ERROR)
   warnings.filterwarnings('ignore', category=UserWarning)
   try:

@@ -4,7 +4,7 @@
 resident size after the imports, which is the same for all sides, and that at the end.
 """
 
-from experiments.process_settings import prepare_process
+from experiments.process_settings import prepare_process, return_freed_memory
 
 if __name__ == '__main__':
   prepare_process()  # before jax is imported
@@ -88,6 +88,7 @@ def peak_resident_bytes() -> int:
 
 
 if __name__ == '__main__':
+  return_freed_memory()
   imports = peak_resident_bytes()
   update = SIDES[sys.argv[1]](sys.argv[2], make_batch(int(sys.argv[3])))
   for _ in range(UPDATES):

@@ -4,7 +4,10 @@ import os
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
+import jax
+import numpy as np
 import pytest
 
 import attention_jax as aj
@@ -298,3 +301,31 @@ def test_imports_do_not_restart_the_interpreter():
 )
 def test_only_a_program_restarts(command, is_program):
   assert process_settings._is_program(command) == is_program
+
+
+def test_memory_is_returned_after_programs_that_took_long_to_compile(monkeypatch):
+  trims = []
+  listeners = []
+  monkeypatch.setattr(process_settings.ctypes, 'CDLL', lambda name: SimpleNamespace(malloc_trim=trims.append))
+  monkeypatch.setattr(jax.monitoring, 'register_event_duration_secs_listener', listeners.append)
+  process_settings.return_freed_memory()
+  (listener,) = listeners
+  listener(process_settings.COMPILED, 0.1)
+  listener('/jax/core/compile/jaxpr_trace_duration', 9.0)
+  assert not trims
+  listener(process_settings.COMPILED, 9.0, fun_name='update')
+  assert trims == [0]
+
+
+def test_jax_reports_compilations_under_that_name():
+  events = []
+
+  def record(event, seconds, **_):
+    events.append(event)
+
+  jax.monitoring.register_event_duration_secs_listener(record)
+  try:
+    jax.jit(lambda x: x + 41)(np.float32(1))
+  finally:
+    jax.monitoring.unregister_event_duration_listener(record)
+  assert process_settings.COMPILED in events
