@@ -32,6 +32,13 @@ class Command(NamedTuple):
   data: str = ''
 
 
+def _small_transformer(layers: int) -> Command:
+  """Layers share no program: the command shows what each of them adds to compilation."""
+  stack = f'transformer(features=256, layers={layers}, heads=4, hidden=1024)'
+  fields = {'model.encoder': stack, 'model.decoder': stack}
+  return Command('multi30k.py:transformer2017_small', steps=20, fields=fields, data='multi30k')
+
+
 COMMANDS = {
   'dates': Command('dates.py:bahdanau2015_deep_tanh'),
   'nettalk': Command('nettalk.py:bahdanau2015_deep_tanh', data='nettalk'),
@@ -47,6 +54,8 @@ COMMANDS = {
   ),
   'multi30k, RNN': Command('multi30k.py:bahdanau2015_deep_tanh', steps=20, data='multi30k'),
   'multi30k, Transformer': Command('multi30k.py:transformer2017', steps=20, data='multi30k'),
+  'multi30k, small Transformer, 1 layer': _small_transformer(1),
+  'multi30k, small Transformer, 6 layers': _small_transformer(6),
   'imdb': Command('imdb.py:yang2016', data='imdb'),
   'shapes': Command('shapes.py:xu2015_soft'),
 }
