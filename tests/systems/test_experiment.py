@@ -18,6 +18,7 @@ from attention_jax.inference.metrics import MetricValue
 from attention_jax.systems import experiment
 from attention_jax.systems.config import default_config
 from attention_jax.systems.provenance import code_version
+from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import open_run
 from attention_jax.systems.translation import TranslationSystem
 from attention_jax.training.writers import read_metrics
@@ -86,6 +87,14 @@ def test_data_errors_are_raised_before_the_folder_is_touched(data_folder, tmp_pa
     train_quietly(tiny_config(data_folder, **fields), tmp_path / 'run')
   assert message in str(error.value)
   assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize('system', SYSTEMS)
+def test_a_batch_without_rows_is_an_error_of_the_config(system):
+  config = default_config(system)
+  config.data.batch_size = 0
+  with pytest.raises(UserError, match=r'^config\.data\.batch_size must be at least 1, got 0$'):
+    experiment.check_config(config.to_dict())
 
 
 def test_unknown_fields_are_an_error(config, tmp_path):
