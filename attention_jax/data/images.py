@@ -38,7 +38,7 @@ def read_image(path: str, size: int, where: str = '', max_upscale: float = 4.0) 
     uint8 [size, size, 3].
 
   Raises:
-    UserError: for a file that is not an image, and for one that is too small.
+    UserError: for a file that is not an image, for one that is too small, and for pixels that are floats.
   """
   from PIL import Image, ImageOps
 
@@ -56,6 +56,8 @@ def read_image(path: str, size: int, where: str = '', max_upscale: float = 4.0) 
         min_side = math.ceil(size / max_upscale)
         got = f'{image.width} x {image.height}'
         raise UserError(f'{where}{path}: each side must be at least {min_side} pixels for size={size}, got {got}')
+      if image.mode == 'F':  # the level that is white is unknown
+        raise UserError(f'{where}{path}: pixels must be whole numbers, got floats')
       return np.asarray(ImageOps.fit(_to_rgb(ImageOps.exif_transpose(image)), (size, size)), np.uint8)
   except UserError:
     raise
