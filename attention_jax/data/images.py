@@ -70,7 +70,19 @@ def _to_rgb(image):
   from PIL import Image
 
   if image.mode.startswith('I'):
-    image = image.point(lambda level: level / 256).convert('L')
+    image = _to_8_bits(image)
   if image.has_transparency_data:
     return Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image.convert('RGBA')).convert('RGB')
   return image.convert('RGB')
+
+
+def _to_8_bits(image):
+  """16-bit grey levels as 8-bit ones, with an alpha channel if one of the 16-bit levels is transparent."""
+  from PIL import Image
+
+  grey = image.point(lambda level: level / 256).convert('L')
+  transparent_level = grey.info.pop('transparency', None)
+  if transparent_level is not None:
+    is_opaque = np.asarray(image) != transparent_level
+    grey.putalpha(Image.fromarray(255 * is_opaque.astype(np.uint8)))
+  return grey
