@@ -51,8 +51,9 @@ flags.DEFINE_string('plot', None, 'a new PNG file for the metrics by bins')
 def main() -> None:
   """Evaluates the run of --workdir, or the texts of --hypotheses, on --split, and prints the metrics."""
   from attention_jax.data.files import read_lines
+  from attention_jax.sweeps.bins import SOURCE_PROPERTIES
   from attention_jax.systems import runs
-  from attention_jax.systems.base import SupportsCorpus
+  from attention_jax.systems.base import SupportsCorpus, SupportsTranslation
   from attention_jax.training.batch_progress import batch_progress
 
   overrides = search_overrides()
@@ -65,8 +66,8 @@ def main() -> None:
   if FLAGS.metrics:
     overrides['metrics'] = FLAGS.metrics
   run = runs.open_run_or_ensemble(require_flag('workdir'), FLAGS.checkpoint, overrides, FLAGS.dtype)
-  if FLAGS.by:
-    run.system_with(SupportsCorpus)  # raises UserError before the search
+  if FLAGS.by:  # raises UserError before the search
+    run.system_with(SupportsTranslation if FLAGS.by in SOURCE_PROPERTIES else SupportsCorpus)
   if FLAGS.hypotheses:
     lines = read_lines(FLAGS.hypotheses)
     results = runs.evaluate_hypotheses(run, FLAGS.split, lines)

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.errors import UserError
+
 Gates = Mapping[str, jax.Array]  # [N] for each attention with several heads, by the path of its parameters
 SEPARATOR = '/'
 QUERY = f'{SEPARATOR}query_kernel{SEPARATOR}kernel'  # [N, D, F]
@@ -63,9 +65,14 @@ def prune_heads(params: Any, importance: Mapping[str, jax.Array], count: int) ->
     params: parameters of a model.
     importance: means of `head_sensitivity`; each attention is divided by its norm first, as in the paper.
     count: number of heads to remove.
+
+  Raises:
+    UserError: for a count below 0 or above the number of heads.
   """
   normalised = {path: np.asarray(values) / (np.linalg.norm(values) or 1.0) for path, values in importance.items()}
   ranked = sorted((value, path, head) for path, values in normalised.items() for head, value in enumerate(values))
+  if not 0 <= count <= len(ranked):
+    raise UserError(f'count must be from 0 to {len(ranked)}, the number of heads, got {count}')
   gates = {path: np.ones(len(values), np.float32) for path, values in normalised.items()}
   for _, path, head in ranked[:count]:
     gates[path][head] = 0.0

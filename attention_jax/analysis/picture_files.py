@@ -27,4 +27,4 @@ def report_write_errors(path: str | Path) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    raise UserError(f'{path}: cannot write the picture: {error.strerror}') from error
+    raise UserError(f'{path}: cannot be written ({error.strerror})') from error

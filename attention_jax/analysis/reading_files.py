@@ -19,7 +19,7 @@ def write_heatmaps(readings: Sequence[Reading], path: str | Path, *, relative: b
   """Writes one PNG with a heatmap of every matrix and every map of the readings.
 
   Weights of layers and heads replace those of the model, which are made of them. Maps, which may be negative, are drawn
-  by their sizes.
+  as absolute values.
 
   Args:
     readings: what to draw.

@@ -38,7 +38,7 @@ def read_image(path: str, size: int, where: str = '', max_upscale: float = 4.0) 
     uint8 [size, size, 3].
 
   Raises:
-    UserError: for a file that is not an image, and for one that is too small.
+    UserError: for a file that is not an image, for one that is too small, and for pixels that are floats.
   """
   from PIL import Image, ImageOps
 
@@ -56,6 +56,8 @@ def read_image(path: str, size: int, where: str = '', max_upscale: float = 4.0) 
         min_side = math.ceil(size / max_upscale)
         got = f'{image.width} x {image.height}'
         raise UserError(f'{where}{path}: each side must be at least {min_side} pixels for size={size}, got {got}')
+      if image.mode == 'F':  # the level that is white is unknown
+        raise UserError(f'{where}{path}: pixels must be whole numbers, got floats')
       return np.asarray(ImageOps.fit(_to_rgb(ImageOps.exif_transpose(image)), (size, size)), np.uint8)
   except UserError:
     raise
@@ -68,7 +70,19 @@ def _to_rgb(image):
   from PIL import Image
 
   if image.mode.startswith('I'):
-    image = image.point(lambda level: level / 256).convert('L')
+    image = _to_8_bits(image)
   if image.has_transparency_data:
     return Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image.convert('RGBA')).convert('RGB')
   return image.convert('RGB')
+
+
+def _to_8_bits(image):
+  """16-bit grey levels as 8-bit ones, with an alpha channel if one of the 16-bit levels is transparent."""
+  from PIL import Image
+
+  grey = image.point(lambda level: level / 256).convert('L')
+  transparent_level = grey.info.pop('transparency', None)
+  if transparent_level is not None:
+    is_opaque = np.asarray(image) != transparent_level
+    grey.putalpha(Image.fromarray(255 * is_opaque.astype(np.uint8)))
+  return grey

@@ -15,7 +15,7 @@ def open_tfds_set(folder: str, name: str) -> Any:
     name: name of the data set, with its config and version as tfds writes them: 'wmt14_translate/de-en'.
 
   Raises:
-    UserError: if it is not prepared there, or not stored as array_record.
+    UserError: for a name that tfds cannot parse, and if it is not prepared there, or not stored as array_record.
   """
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core.registered import DatasetNotFoundError
@@ -24,6 +24,7 @@ def open_tfds_set(folder: str, name: str) -> Any:
   try:
     if '..' in name.split('/') or name.startswith(('/', '~')):
       raise UserError(f"tfds set '{name}' must be a name such as 'wmt14_translate/de-en', got a path")
+    _check_name(name)
     folder = local_copy(folder, name.partition(':')[0])
     # Reads the folder only: tfds.builder would also use the network.
     builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=folder)
@@ -50,19 +51,36 @@ def tfds_split_parts(builder: Any, name: str, validation: str | None) -> dict[st
       such as 'train[90%:]'; the training split is then the remainder.
 
   Raises:
-    UserError: if there is no training split, if nothing is left of it, or if `validation` names no split.
+    UserError: if there is no training split, if nothing is left of it, or if `validation` names no split or a part
+      without examples.
   """
   existing = builder.info.splits
   if 'train' not in existing:
     raise UserError(f"tfds set '{name}' has no split 'train'; it has: {', '.join(existing) or 'none'}")
   if validation:
     choose(validation.partition('[')[0], existing, f"split of tfds set '{name}':")
-  parts = {'train': _train_without(validation), 'validation': validation or 'validation', 'test': 'test'}
+  train = _train_without(validation)
+  if validation and min(_count_examples(existing, train), _count_examples(existing, validation)) < 1:
+    raise UserError(
+      f"tfds set '{name}': validation must be a part such as 'train[90%:]', beside which training examples remain, or "
+      f"another split, got {validation!r}; split 'train' has {_count_examples(existing, 'train')} examples"
+    )
+  parts = {'train': train, 'validation': validation or 'validation', 'test': 'test'}
   return {split: part for split, part in parts.items() if part.partition('[')[0] in existing}
 
 
+def _check_name(name: str) -> None:
+  """Raises UserError for a name that tfds cannot parse."""
+  import tensorflow_datasets as tfds
+
+  try:
+    tfds.core.naming.parse_builder_name_kwargs(name)
+  except ValueError:
+    raise UserError(f"tfds set '{name}' must be a name such as 'wmt14_translate/de-en'") from None
+
+
 def _train_without(part: str | None) -> str:
-  """Returns the training split without a part of it: 'train[80%:90%]' -> 'train[:80%]+train[90%:]'."""
+  """Returns the training split without a part of it: 'train[80%:90%]' -> 'train[:80%]+train[90%:]'; '' without all."""
   if not part or part.partition('[')[0] != 'train':
     return 'train'
   remainder = []
@@ -71,9 +89,12 @@ def _train_without(part: str | None) -> str:
     remainder.append(f'train[:{match[1]}]')
   if match and match[2]:
     remainder.append(f'train[{match[2]}:]')
-  if not remainder:
-    raise UserError(
-      f"task 'tfds': validation={part!r} leaves nothing to train on; expected a part such as 'train[90%:]', or "
-      'another split'
-    )
   return '+'.join(remainder)
+
+
+def _count_examples(splits: Any, part: str) -> int:
+  """Returns the number of examples of a split, or of parts of one; 0 for parts that tfds cannot read."""
+  try:
+    return splits[part].num_examples if part else 0
+  except ValueError:
+    return 0

@@ -19,10 +19,16 @@ def read_url(path: str) -> bytes:
   try:
     with fsspec.open(path, 'rb') as file:
       return file.read()
-  except FileNotFoundError:
-    raise UserError(f'{path}: no such file') from None
   except Exception as error:  # every file system raises its own kinds
-    raise UserError(f'{path}: cannot be read ({" ".join(str(error).split()) or type(error).__name__})') from error
+    # For http, fsspec raises FileNotFoundError from whatever went wrong, such as a refused connection.
+    reason = (error.__cause__ or error) if isinstance(error, FileNotFoundError) else error
+    if isinstance(reason, FileNotFoundError):
+      raise UserError(f'{path}: no such file') from None
+    raise _unreadable_error(path, reason) from error
+
+
+def _unreadable_error(path: str, reason: BaseException) -> UserError:
+  return UserError(f'{path}: cannot be read ({" ".join(str(reason).split()) or type(reason).__name__})')
 
 
 def url_exists(path: str) -> bool:
@@ -48,4 +54,4 @@ def list_url(path: str) -> list[str]:
     system, name = fsspec.url_to_fs(path)
     return [entry.rstrip('/').rpartition('/')[2] for entry in system.ls(name, detail=False)]
   except Exception as error:  # every file system raises its own kinds
-    raise UserError(f'{path}: cannot be read ({" ".join(str(error).split()) or type(error).__name__})') from error
+    raise _unreadable_error(path, error) from error

@@ -129,11 +129,9 @@ def location(query: Float[Array, ' Dq'], key: Float[Array, 'S Dk'], *, w: Float[
   size = key.shape[0]
   rows = w.shape[0]
   if jax.core.max_dim(size, rows) != rows:
-    raise UserError(
-      f'location: the memory has S={size} positions but w only max_positions={rows} rows; '
-      f"set 'location(max_positions={size})', or for a symbolic size the constraint '{size} <= {rows}'"
-    )
-  return _einsum('sd,d->s', w[: key.shape[0]], query)
+    remedy = f"'location(max_positions={size})'" if isinstance(size, int) else f"the constraint '{size} <= {rows}'"
+    raise UserError(f'location: the memory has S={size} positions but w only max_positions={rows} rows; set {remedy}')
+  return _einsum('sd,d->s', w[:size], query)
 
 
 def location_sensitive(

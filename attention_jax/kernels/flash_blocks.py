@@ -72,12 +72,12 @@ class Blocks(NamedTuple):
     return jax.lax.dynamic_slice_in_dim(x, j * self.key_block, span * self.key_block, axis)
 
   def add_to_keys(self, x: jax.Array, j, terms: jax.Array) -> jax.Array:
-    """Adds `terms` to the keys of x that begin with those of block j.
+    """Adds `terms` to consecutive keys of x, from the first key of block j on.
 
     Args:
       x: [S, ...], padded to complete blocks.
       j: index of the block of keys.
-      terms: [n, ...], one for each of the n keys from the first key of block j on.
+      terms: [n, ...], one for each of n keys.
 
     Returns:
       The sum, of the shape of x.

@@ -1,7 +1,7 @@
 """Auxiliary losses, added to the cross entropy: `training.auxiliary='guided(weight=0.5) + coverage'`.
 
-An auxiliary loss is `f(outputs, batch, running, *, options) -> [] float32`, a sum over the real target tokens of the
-batch, like the cross entropy; losses of classifiers are sums over the real documents. `running` holds the running means
+An auxiliary loss is `f(outputs, batch, running, *, options) -> [] float32`, a sum over the real target or source tokens
+of the batch; losses of classifiers are sums over the real documents or their words. `running` holds the running means
 that its row names. Masked positions affect neither the value nor the gradient.
 """
 

@@ -196,7 +196,8 @@ class LSTMN(RNN):
   The equations: modules.intra_attention. Other attributes are those of RNN.
 
   Attributes:
-    score: spec of SCORES, for the query [x; h̃] and the key h, whose widths differ: `dot` and `cosine` are impossible.
+    score: spec of SCORES, for the query [x; h̃] and the key h, whose widths differ: an error for `dot`, `scaled_dot`
+      and `cosine`.
     alignment: spec of ALIGNMENTS that trains by backpropagation alone.
   """
 

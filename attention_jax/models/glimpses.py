@@ -61,7 +61,7 @@ def retina(picture: jax.Array, location: jax.Array, size: int, scales: int) -> j
 def sample_location(mean: jax.Array, deviation: float, rng: jax.Array | None) -> tuple[jax.Array, jax.Array]:
   """Samples locations around their means [B, 2]; returns them with their log-densities [B].
 
-  The densities have a gradient with respect to the means, the locations have none. Without an rng, the locations are
+  The densities have a gradient with respect to the means, the samples have none. Without an rng, the locations are
   the means, and the log-densities 0.
 
   Args:

@@ -65,7 +65,8 @@ class FixedMemory(NamedTuple):
 class SharedMemory(NamedTuple):
   """Memory with the products of its values [B, S, V] and a kernel: gates [B, S, G].
 
-  The product of a context and the kernel is then the sum of S gates by their weights, for any number of queries.
+  The product of a context and the kernel is then the weighted sum of the gates over the S positions, for any number
+  of queries.
   """
 
   memory: Memory

@@ -39,6 +39,7 @@ PROPERTIES: Mapping[str, Callable[[Corpus, Corpus], list[int]]] = {
   'source_length': _source_lengths,
   'target_length': _target_lengths,
 }
+SOURCE_PROPERTIES = frozenset({'rarest_word', 'source_length'})  # of the text of the source; a picture has none
 
 
 class Bin(NamedTuple):

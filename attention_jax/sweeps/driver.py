@@ -168,5 +168,12 @@ def describe_failure(code: int, log: Path) -> str:
       return ' '.join(lines[-1].split())
   if code < 0:
     hint = '; the memory of the machine may be too small' if code == -signal.SIGKILL else ''
-    return f'ended by {signal.Signals(-code).name}{hint}'
+    return f'ended by {_signal_name(-code)}{hint}'
   return f'exit status {code} without a message; see {log}'
+
+
+def _signal_name(number: int) -> str:
+  try:
+    return signal.Signals(number).name
+  except ValueError:  # Python names only the first and the last real-time signal
+    return f'signal {number}'

@@ -29,12 +29,12 @@ class Scale(NamedTuple):
 
 def linear(*, low: Finite, high: Finite) -> Scale:
   """Numbers from `low` to `high`."""
-  return Scale(low, high, _round)
+  return Scale(low, high, lambda x: _round(x, low, high))
 
 
 def log(*, low: Positive, high: Positive) -> Scale:
   """Numbers from `low` to `high`, uniform in their logarithm."""
-  return Scale(np.log(low), np.log(high), lambda x: _round(np.exp(x)))
+  return Scale(np.log(low), np.log(high), lambda x: _round(np.exp(x), low, high))
 
 
 def integer(*, low: int, high: int) -> Scale:
@@ -50,7 +50,7 @@ def log_integer(*, low: int, high: int) -> Scale:
   """
   if low < 1:
     raise UserError(f'log_integer: low must be at least 1, got {low}')
-  return Scale(np.log(low), np.log(high + 1), lambda x: min(int(np.floor(np.exp(x))), high))
+  return Scale(np.log(low), np.log(high + 1), lambda x: min(max(int(np.floor(np.exp(x))), low), high))
 
 
 RANGES: Mapping[str, Callable[..., Scale]] = {
@@ -82,13 +82,16 @@ def search(ranges: Mapping[str, str], points: int, method: str = 'halton', seed:
     ranges: a spec of RANGES for each field: {'training.schedule.peak': 'log(low=1e-4, high=1e-2)'}.
     points: number of settings.
     method: a key of METHODS. Quasi-random points cover the ranges more evenly than random ones.
-    seed: seed of the points.
+    seed: seed of the points, at least 0.
 
   Raises:
-    UserError: for an unknown range or method, and for a range whose ends are not in order.
+    UserError: for an unknown range or method, for a range whose ends are not in order, for fewer than one point, and
+      for a negative seed.
   """
   if points < 1:
     raise UserError(f'--points must be at least 1, got {points}')
+  if seed < 0:
+    raise UserError(f'--search_seed must be at least 0, got {seed}')
   scales = [_parse_range(field, spec) for field, spec in ranges.items()]
   uniform_points = METHODS[choose(method, METHODS, 'method of --search_method')](len(scales), points, seed)
   return [_setting(list(ranges), scales, row) for row in uniform_points]
@@ -108,5 +111,6 @@ def _parse_range(field: str, spec: str) -> Scale:
   return function(**options)
 
 
-def _round(x: float) -> float:
-  return float(f'{x:.{DIGITS}g}')
+def _round(x: float, low: float, high: float) -> float:
+  """x with DIGITS significant digits, or the end of the range beyond which it would be rounded."""
+  return float(min(max(float(f'{x:.{DIGITS}g}'), low), high))

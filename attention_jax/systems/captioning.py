@@ -41,7 +41,7 @@ from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig
 from attention_jax.models.image_encoders import build_captioner
 from attention_jax.modules.attention import Attention
-from attention_jax.specs import Size, bind
+from attention_jax.specs import Size, bind, check_fields
 from attention_jax.systems import caption_overlays
 from attention_jax.systems.base import (
   Config,
@@ -83,6 +83,9 @@ class CaptioningDataConfig:
   vocabulary: str = 'word'
   buckets: tuple[int, ...] = (20,)
   batch_size: Size = 64
+
+  def __post_init__(self):
+    check_fields(self, 'config.data')
 
 
 class CaptioningSystem(System):
@@ -146,6 +149,7 @@ class CaptioningSystem(System):
 
   @classmethod
   def check(cls, config: Config, training: Training) -> None:
+    CaptioningDataConfig(**config['data'])
     check_caption_lengths(config['data']['buckets'])
     bind(config['data']['task'], PICTURES, 'task')
     vocab.parse_kind(config['data']['vocabulary'])

@@ -84,6 +84,9 @@ class ClassificationDataConfig:
   buckets: tuple[tuple[int, int], ...] = ((2, 20),)
   batch_size: Size = 64
 
+  def __post_init__(self):
+    check_fields(self, 'config.data')
+
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationEvaluationConfig:
@@ -154,6 +157,7 @@ class ClassificationSystem(System):
 
   @classmethod
   def check(cls, config: Config, training: Training) -> None:
+    ClassificationDataConfig(**config['data'])
     bind(config['data']['task'], DOCUMENTS, 'task')
     vocab.parse_kind(config['data']['vocabulary'])
     ClassificationEvaluationConfig(**config['evaluation'])

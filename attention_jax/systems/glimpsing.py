@@ -59,6 +59,9 @@ class GlimpsingDataConfig:
   folder: str = 'data'
   batch_size: Size = 32
 
+  def __post_init__(self):
+    check_fields(self, 'config.data')
+
 
 @dataclasses.dataclass(frozen=True)
 class GlimpsingEvaluationConfig:
@@ -129,6 +132,7 @@ class GlimpsingSystem(System):
 
   @classmethod
   def check(cls, config: Config, training: Training) -> None:
+    GlimpsingDataConfig(**config['data'])
     _, _, options = bind(config['data']['task'], DIGITS, 'task')
     objects = options.get('objects', 1)
     GlimpsingEvaluationConfig(**config['evaluation'])

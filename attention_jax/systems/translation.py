@@ -74,6 +74,9 @@ class TranslationDataConfig:
   batch_size: Size = 128
   batch_unit: str = 'sentences'
 
+  def __post_init__(self):
+    check_fields(self, 'config.data')
+
 
 @dataclasses.dataclass(frozen=True)
 class TranslationEvaluationConfig:
@@ -171,6 +174,7 @@ class TranslationSystem(System):
 
   @classmethod
   def check(cls, config: Config, training: Training) -> None:
+    TranslationDataConfig(**config['data'])
     model = build(config['model'], TRACED_ENTRIES, TRACED_ENTRIES)
     loss = _loss(model, training)
     params = jax.eval_shape(lambda: initial_params(model, 0))
@@ -208,11 +212,7 @@ class TranslationSystem(System):
 
   def with_model(self, model: Any) -> 'TranslationSystem':
     """Returns this system with another model on the same data."""
-
-    def load_data():
-      return self.data
-
-    return TranslationSystem(self.config, model, self.source_vocab, self.target_vocab, load_data, self._folder)
+    return TranslationSystem(self.config, model, self.source_vocab, self.target_vocab, lambda: self.data, self._folder)
 
   @functools.cached_property
   def data(self) -> tasks.TranslationData:

@@ -22,7 +22,7 @@ from attention_jax.errors import UserError
 from attention_jax.training.batch_progress import with_progress
 from attention_jax.training.interrupts import check_stop
 
-PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'grain')  # those that decide about an update
+PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'grain')  # those on which an update depends
 MAX_SHOWN = 60  # characters of a value in an error
 
 Batch = TypeVar('Batch')

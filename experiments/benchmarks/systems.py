@@ -1,4 +1,4 @@
-"""Whole systems at the sizes of configs/multi30k.py: training, the input pipeline; see decoding.py too."""
+"""Whole systems at the sizes of configs/multi30k.py: training, agreement with other toolkits, the input pipeline."""
 
 import dataclasses
 import functools

@@ -7,6 +7,7 @@ import pytest
 
 import attention_jax as aj
 from attention_jax import analysis
+from attention_jax.errors import UserError
 from tests.models.helpers import build_tiny, build_transformer, inputs
 
 ATTENTION = aj.Attention('scaled_dot', features=6, heads=3)
@@ -75,3 +76,10 @@ def test_the_least_important_heads_are_pruned(transformer):
   np.testing.assert_array_equal(pruned['encoder']['blocks_0']['attention']['join']['kernel'], expected)
   changed = [x is not y and bool((x != y).any()) for x, y in zip(*map(jax.tree.leaves, (params, pruned)), strict=True)]
   assert sum(changed) == 1
+
+
+@pytest.mark.parametrize('count', [-1, 25])
+def test_no_more_heads_are_pruned_than_there_are(transformer, count):
+  importance = analysis.open_gates(transformer[1])
+  with pytest.raises(UserError, match=f'^count must be from 0 to 24, the number of heads, got {count}$'):
+    analysis.prune_heads(transformer[1], importance, count)

@@ -15,6 +15,6 @@ def test_the_suffix_selects_the_writer_in_any_case():
 
 
 def test_errors_of_writing_name_the_path(tmp_path):
-  message = rf'^{tmp_path}: cannot write the picture: Is a directory$'
+  message = rf'^{tmp_path}: cannot be written \(Is a directory\)$'
   with pytest.raises(UserError, match=message), report_write_errors(tmp_path):
     tmp_path.open('w')

@@ -163,7 +163,7 @@ def test_empty_grid_raises(tmp_path):
     (WEIGHTS[:4], 'a.png', r'5 target and 7 source tokens .*got shape \[4, 7\]'),
     (WEIGHTS[0], 'a.png', r'got shape \[7\]'),
     (WEIGHTS, 'a.jpg', 'ends with .png'),
-    (WEIGHTS, 'missing/a.png', 'cannot write the picture: No such file'),
+    (WEIGHTS, 'missing/a.png', r'cannot be written \(No such file'),
   ],
 )
 def test_invalid_weights_and_paths_raise(tmp_path, weights, path, message):

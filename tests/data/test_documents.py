@@ -67,8 +67,13 @@ def test_tfds_splits(prepared, options, sizes):
     assert not {str(s) for s in splits['train'].sentences} & {str(s) for s in splits['validation'].sentences}
 
 
+# Parts of tfds splits that cannot be read, have no examples, or leave none for training.
+UNUSABLE_PARTS = ['train', 'train[0:]', 'train[99%:]', 'train[5:5]', 'train[-5000:]', 'train[5]', 'test[x]', 'test[9:]']
+
+
 def test_a_split_whose_name_begins_with_train_is_not_a_part_of_the_training_split():
-  builder = types.SimpleNamespace(info=types.SimpleNamespace(splits=['train', 'train_hard']))
+  splits = dict.fromkeys(['train', 'train_hard', 'train_hard[:50%]'], types.SimpleNamespace(num_examples=2))
+  builder = types.SimpleNamespace(info=types.SimpleNamespace(splits=splits))
   parts = tfds_split_parts(builder, 'tiny/all', 'train_hard[:50%]')
   assert parts == {'train': 'train', 'validation': 'train_hard[:50%]'}
 
@@ -78,9 +83,10 @@ def test_a_split_whose_name_begins_with_train_is_not_a_part_of_the_training_spli
   [
     (
       'train[:]',
-      r"validation='train\[:\]' leaves nothing to train on; expected a part such as 'train\[90%:\]', or another split",
+      r"^tfds set 'tiny/all': validation must be a part such as 'train\[90%:\]', beside which training examples "
+      r"remain, or another split, got 'train\[:\]'; split 'train' has 20 examples$",
     ),
-    ('train', "validation='train' leaves nothing to train on"),
+    *((part, f"or another split, got '{re.escape(part)}'; split 'train' has 20") for part in UNUSABLE_PARTS),
     ('trian[90%:]', r"split of tfds set 'tiny/all': 'trian' \(did you mean 'train'\?\); expected one of: test, train"),
   ],
 )

@@ -24,6 +24,14 @@ def test_the_central_square_is_scaled(tmp_path):
   assert image.shape == (2, 2, 3) and image.dtype == np.uint8 and (image == [255, 0, 0]).all()
 
 
+@pytest.mark.parametrize(('transparent', 'expected'), [(None, [78, 19]), (20000, [255, 19]), (20001, [78, 19])])
+def test_grey_levels_of_16_bits(tmp_path, transparent, expected):
+  levels = np.array([[20000, 5000]] * 2, np.uint16)
+  Image.fromarray(levels).save(tmp_path / 'a.png', transparency=transparent)
+  image = read_image(str(tmp_path / 'a.png'), 2)
+  np.testing.assert_array_equal(image, np.broadcast_to(np.array(expected)[None, :, None], (2, 2, 3)))
+
+
 def test_small_and_damaged_images_are_reported(tmp_path):
   Image.new('RGB', (3, 9)).save(tmp_path / 'small.png')
   with pytest.raises(
@@ -35,3 +43,6 @@ def test_small_and_damaged_images_are_reported(tmp_path):
     read_image(str(tmp_path / 'text.png'), 2)
   with pytest.raises(UserError, match=r'none.png: no such file$'):
     read_image(str(tmp_path / 'none.png'), 2)
+  Image.fromarray(np.ones([4, 4], np.float32)).save(tmp_path / 'float.tif')
+  with pytest.raises(UserError, match=r'^row 3: .*float.tif: pixels must be whole numbers, got floats$'):
+    read_image(str(tmp_path / 'float.tif'), 2, 'row 3: ')

@@ -235,6 +235,7 @@ def test_tfds_languages_may_be_swapped(prepared):
       "tfds set 'tiny/de-en': source and target must be set together, or neither; expected two of: de, en",
     ),
     ('name=3', "task 'tfds': option name must be a string, got 3"),
+    ("name='wmt14 de-en'", "tfds set 'wmt14 de-en' must be a name such as 'wmt14_translate/de-en'"),
   ],
 )
 def test_invalid_tfds_options_are_reported(prepared, options, message):

@@ -56,6 +56,7 @@ def test_arrays_and_images_are_read_from_urls(folder):
   [
     ('memory://corpus/missing.txt', r'^memory://corpus/missing.txt: no such file$'),
     ('nowhere://corpus/a.txt', r'^nowhere://corpus/a.txt: cannot be read \(.*nowhere.*\)$'),
+    ('http://127.0.0.1:1/a.txt', r'^http://127.0.0.1:1/a.txt: cannot be read \(.*\)$'),  # no server listens there
     ('memory://corpus/a.txt.gz', r'^memory://corpus/a.txt.gz: not a whole gzip file'),
   ],
 )

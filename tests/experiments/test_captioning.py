@@ -81,6 +81,14 @@ def test_evaluation_and_plots(trained, tmp_path):
     assert plot.width > 300 and animation.n_frames > 1
 
 
+def test_metrics_by_a_property_of_the_source_are_an_error(trained):
+  for name in ('source_length', 'rarest_word'):
+    result = run('evaluate', f'--workdir={trained[0]}', f'--by={name}')
+    assert result.code == 2 and result.err.endswith("system 'captioning'; expected one of: translation\n")
+  result = run('evaluate', f'--workdir={trained[0]}', '--beams=1', '--by=target_length', '--bins=1')
+  assert result.code == 0 and 'target_length' in result.out
+
+
 @pytest.mark.long
 def test_plots_of_new_pictures_and_pages(trained, tmp_path):
   folder, _ = trained

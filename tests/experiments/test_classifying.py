@@ -65,9 +65,7 @@ def test_evaluation_and_plots(trained, tmp_path):
 def test_metrics_by_a_property_of_pairs_are_an_error_before_the_evaluation(trained, monkeypatch):
   monkeypatch.setattr(runs, 'evaluate_split', None)
   result = run('evaluate', f'--workdir={trained[0]}', '--split=validation', '--by=source_length')
-  assert (
-    result.code == 2 and "is a run of system 'classification'; expected one of: captioning, translation" in result.err
-  )
+  assert result.code == 2 and "is a run of system 'classification'; expected one of: translation" in result.err
 
 
 def test_new_texts_get_labels(trained, tmp_path):

@@ -228,7 +228,7 @@ def test_location_sensitive_for_any_memory_and_filter_width(size, width):
 
 
 def test_location_raises_for_a_longer_memory():
-  with pytest.raises(ValueError, match=r"S=7 positions but w only max_positions=3 rows; set 'location\(max_pos"):
+  with pytest.raises(aj.UserError, match=r"S=7 positions but w only .*=3 rows; set 'location\(max_positions=7\)'$"):
     aj.scores.location(jnp.ones(5), jnp.ones((7, 11)), w=jnp.ones((3, 5)))
 
 

@@ -88,7 +88,7 @@ def test_other_implementations_reject_symbolic_sizes_in_one_line(implementation,
 def test_scores_by_position_need_a_bound():
   attend = attention('location(max_positions=50)', 'softmax')
   export.export(jax.jit(attend))(*symbolic_arrays())
-  with pytest.raises(aj.UserError, match="for a symbolic size the constraint 's <= 50'"):
+  with pytest.raises(aj.UserError, match="rows; set the constraint 's <= 50'"):
     export.export(jax.jit(attend))(*symbolic_arrays(constraints=()))
 
 

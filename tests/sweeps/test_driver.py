@@ -28,6 +28,7 @@ LOGS = [
   ('error: of the first attempt\n$ train again\nMemoryError\n', 1, 'MemoryError'),
   ('step 3\n', -9, 'ended by SIGKILL; the memory of the machine may be too small'),
   ('step 3\n', -15, 'ended by SIGTERM'),
+  ('step 3\n', -53, 'ended by signal 53'),
   ('', 1, 'exit status 1 without a message; see '),
 ]
 

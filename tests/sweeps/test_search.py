@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.sweeps.search import METHODS, search
+from attention_jax.sweeps.search import METHODS, log_integer, search
 
 RANGES = {
   'a': 'linear(low=-1.0, high=3.0)',
@@ -27,6 +27,18 @@ def test_points_lie_in_their_ranges_and_depend_on_the_seed(method):
   assert search(RANGES, 64, method, seed=1) == settings != search(RANGES, 64, method, seed=2)
 
 
+@pytest.mark.parametrize(('name', 'low', 'high'), [('linear', 0.12346, 0.12348), ('log', 12351, 12354)])
+def test_rounded_values_stay_in_their_range(name, low, high):
+  values = {setting['a'] for setting in search({'a': f'{name}(low={low}, high={high})'}, 16)}
+  assert low <= min(values) and max(values) <= high
+
+
+@pytest.mark.parametrize('low', [1, 5, 7])
+def test_the_lowest_point_of_a_logarithmic_range_is_its_lowest_number(low):
+  scale = log_integer(low=low, high=64)
+  assert scale.value(scale.low) == low
+
+
 def test_quasi_random_points_cover_a_range_more_evenly_than_random_ones():
   def largest_gap(method):
     values = sorted(setting['a'] for setting in search({'a': RANGES['a']}, 32, method))
@@ -46,6 +58,7 @@ def test_quasi_random_points_cover_a_range_more_evenly_than_random_ones():
     (RANGES, {'method': 'sobl'}, "unknown method of --search_method 'sobl' (did you mean 'sobol'?)"),
     (RANGES, {'method': 'sobol', 'points': 3}, 'sobol needs a power of two as the number of points, got 3'),
     (RANGES, {'points': 0}, '--points must be at least 1, got 0'),
+    (RANGES, {'seed': -1}, '--search_seed must be at least 0, got -1'),
   ],
 )
 def test_mistakes(ranges, options, message):

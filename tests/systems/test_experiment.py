@@ -93,6 +93,14 @@ def test_data_errors_are_raised_before_the_folder_is_touched(data_folder, tmp_pa
   assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.parametrize('system', SYSTEMS)
+def test_a_batch_without_rows_is_an_error_of_the_config(system):
+  config = default_config(system)
+  config.data.batch_size = 0
+  with pytest.raises(UserError, match=r'^config\.data\.batch_size must be at least 1, got 0$'):
+    experiment.check_config(config.to_dict())
+
+
 def test_unknown_fields_are_an_error(config, tmp_path):
   with pytest.raises(UserError, match=r'unknown fields in the config: training\.sed; expected the fields of'):
     train_quietly(config | {'training': config['training'] | {'sed': 1}}, tmp_path / 'run')
