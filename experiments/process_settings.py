@@ -9,7 +9,7 @@ import sys
 TUNABLES = 'GLIBC_TUNABLES'  # the environment variable from which the GNU C library reads its settings
 LARGE_PAGES = 'glibc.malloc.hugetlb'
 COMPILED = '/jax/core/compile/backend_compile_duration'  # the event of jax after each program
-SLOW_COMPILATION = 0.5  # seconds; returning memory takes a few milliseconds
+SLOW_COMPILATION = 0.1  # seconds; returning memory takes a few milliseconds
 GC_THRESHOLDS = (100_000, 50, 100)
 
 
