@@ -32,8 +32,8 @@ def test_kendall_counts_pairs():
 
 
 def test_kendall_of_bfloat16():
-  weights = jnp.array([[0.1, 0.5, 0.4]])
-  np.testing.assert_allclose(analysis.kendall(weights, -weights.astype(jnp.bfloat16)), [-1])
+  weights = jnp.array([[0.1, 0.5, 0.4]], jnp.bfloat16)
+  np.testing.assert_allclose(analysis.kendall(weights, -weights), [-1])
 
 
 def test_kendall_compares_unmasked_positions_only():
