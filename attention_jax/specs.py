@@ -41,7 +41,8 @@ class Range:
   def __contains__(self, value: float) -> bool:
     above = value >= self.low if self.include_low else value > self.low
     below = value <= self.high if self.include_high else value < self.high
-    return math.isfinite(value) and above and below
+    is_finite = -math.inf < value < math.inf  # not math.isfinite, which cannot convert a large int to a float
+    return is_finite and above and below
 
   def __str__(self) -> str:
     low = f'{"at least" if self.include_low else "greater than"} {self.low}'
@@ -152,7 +153,8 @@ def check_value(subject: str, value: Any, option: Option) -> None:
   if option.range is not None and is_number and value not in option.range:
     raise UserError(f'{subject} must be {option.range}, got {value}')
   if isinstance(value, int) and abs(value) > MAX_INTEGER:
-    raise UserError(f'{subject} must be at most {MAX_INTEGER}, got {value}')
+    bound = f'at most {MAX_INTEGER}' if value > 0 else f'at least {-MAX_INTEGER}'
+    raise UserError(f'{subject} must be {bound}, got {value}')
 
 
 def check_fields(config: Any, group: str) -> None:
@@ -270,13 +272,15 @@ Fraction = Annotated[float, Range(0, 1, include_high=False)]
 
 
 def split_outside_brackets(text: str, separator: str) -> list[str]:
-  """Splits text at a separator that is outside of brackets and quotes."""
+  """Splits text wherever a separator is outside of brackets and quotes; a backslash escapes a quote within quotes."""
   parts = ['']
   depth = 0
   quote = ''
+  is_escaped = False
   for char in text:
     if quote:
-      quote = '' if char == quote else quote
+      quote = '' if char == quote and not is_escaped else quote
+      is_escaped = char == '\\' and not is_escaped
     elif char in '\'"':
       quote = char
     else:

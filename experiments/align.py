@@ -7,8 +7,8 @@
 Prints one line per pair in Pharaoh format: source-target, counted from 0. With --reverse, links of both directions are
 joined by --symmetrisation. With --gold, a file with a line of sure links `1-0` and possible links `1?0` for each pair,
 it prints alignment error rate, precision and recall (Och & Ney 2003) on stderr, of each direction and of both. --links
-reads alignments of other programs instead of runs, both with pairs source-target. Blank pairs are skipped and reported
-on stderr.
+reads alignments of other programs instead of runs: one file, or one for each direction, all with pairs source-target.
+Blank pairs are skipped and reported on stderr.
 """
 
 from experiments.process_settings import prepare_process
@@ -38,24 +38,28 @@ flags.DEFINE_string(
 
 
 def main() -> None:
-  """Prints the alignments of --source and --target. Raises UserError for more than two files of --links."""
+  """Prints the alignments of --source and --target.
+
+  Raises:
+    UserError: for more than two files of --links, and for runs beside them.
+  """
   from attention_jax.data.text import read_parallel
   from attention_jax.inference.word_alignment import compare_with_gold, swap_links, swap_sides
 
   method = choose(FLAGS.symmetrisation, SYMMETRISATIONS, 'symmetrisation')
+  if FLAGS.links:
+    _check_links_flags()
   paths = (require_flag('source'), require_flag('target'))
   corpus = read_parallel(*paths, FLAGS.gold, FLAGS.level)
   for line in corpus.report:
     print(line, file=sys.stderr)
   if FLAGS.links:
-    if len(FLAGS.links) > 2:
-      raise UserError(f'--links must name one or two files, got {len(FLAGS.links)}')
     directions = [read_parallel(*paths, path, FLAGS.level).links for path in FLAGS.links]
   else:
     directions = [_align(require_flag('workdir'), corpus)]
     if FLAGS.reverse:
       directions.append(swap_links(_align(FLAGS.reverse, swap_sides(corpus))))
-  alignments = {name: rows for name, rows in zip(('forward', 'reverse'), directions, strict=False)}
+  alignments = dict(zip(('forward', 'reverse'), directions, strict=False))
   if len(directions) == 2:
     alignments[method] = [symmetrise(*pair, method) for pair in zip(*directions, strict=True)]
   for links in list(alignments.values())[-1]:
@@ -65,14 +69,25 @@ def main() -> None:
       print(f'{name}: {compare_with_gold(corpus, rows)}', file=sys.stderr)
 
 
+def _check_links_flags() -> None:
+  """Raises UserError for more than two files of --links, and for runs beside them."""
+  if len(FLAGS.links) > 2:
+    raise UserError(f'--links must name one or two files, got {len(FLAGS.links)}')
+  for name in ('workdir', 'reverse'):
+    if FLAGS[name].value:
+      raise UserError(f'--{name} has no effect with --links; leave one of them out')
+
+
 def _align(workdir: str, corpus) -> list:
-  """The alignments of a run, with pairs of its source and its target."""
+  """The alignments of a run, with pairs of its source and its target. Raises UserError for a run without attention."""
   from attention_jax.inference.scoring import score_pairs
   from attention_jax.inference.word_alignment import align
   from attention_jax.systems import runs
 
   run = runs.open_run_or_ensemble(workdir, FLAGS.checkpoint, dtype=FLAGS.dtype)
   vocabularies = (run.predictor.source_vocab, run.predictor.target_vocab)
+  if not run.model.traits.attends:
+    raise UserError(f'{workdir}: this run has no attention, by which words could be aligned')
   scored = score_pairs(run.model, run.params, corpus, *vocabularies, run.config['data']['buckets'])
   return align(corpus, scored, *vocabularies)
 

@@ -32,7 +32,7 @@ config_flags.DEFINE_config_file('config', None, 'a file of configs/ and a preset
 define_topology_flag()
 define_entries_flag()
 flags.DEFINE_bool('largest', False, 'compile the shape with the longest sequences only')
-flags.DEFINE_bool('try_meshes', False, 'try sizes of the mesh for that shape until one fits')
+flags.DEFINE_bool('try_meshes', False, 'try sizes of the mesh until the shape with the longest sequences fits')
 
 
 def main() -> None:

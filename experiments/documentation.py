@@ -74,8 +74,8 @@ python -m experiments.inspect_attention --workdir=runs/transformer --rows=0 --la
 - Whether attention weights explain an output depends on the model and on what explaining means (Jain & Wallace 2019;
   Wiegreffe & Pinter 2019). `kendall` compares weights with another measure; `permutation` and `adversarial` change the
   weights of one step and compare its output.
-- `--edit` shows the run with edited weights beside the run itself; of `--text`, with what it then translates. The page
-  of `--serve` has a field for an edit.
+- `--edit` shows the run with edited weights beside the run itself; for `--text`, both with their own translations. The
+  page of `--serve` has a field for an edit.
 - An edit changes the weights of every layer and head of a decoder over the source, or of those that `layer` and `head`
   name, counted from 0. `aj.with_edit(alignment, edit)` makes an alignment of any alignment and an edit, for
   `aj.attend` and for modules. An edit is the name of a row, or a function of weights [S] and mask [S].

@@ -3,11 +3,11 @@
   python -m experiments.plan_pods --config=configs/wmt14.py:transformer2017_big --entries=32000 --tokens=3072
   python -m experiments.plan_pods --config=configs/wmt14.py:gnmt2016 --entries=32000 --config.mesh.fsdp=8
 
-compiles the update of the longest sequences for each slice, see compile_for_pod.py, with batches that grow with the
-slice: --tokens tokens of each side for each chip. config.mesh.fsdp is at most the number of devices. Each row has the
-memory of a chip, lower bounds of the time of each resource by the published rates of the chip, and the rate of the
-update if it took no longer. Nothing is measured. One slice takes minutes to compile. Needs libtpu, see
-requirements-bench.txt.
+Compiles the update of the longest sequences for each slice, see compile_for_pod.py, with batches that grow with the
+slice: --tokens tokens of each side for each chip. config.mesh.fsdp is reduced to its greatest common divisor with the
+number of devices. Each row has the memory of a device, lower bounds of the time of each resource by the published rates
+of the chip, and the rate of the update if it took no longer. Nothing is measured. One slice takes minutes to compile.
+Needs libtpu, see requirements-bench.txt.
 """
 
 from experiments.process_settings import prepare_process
@@ -62,7 +62,8 @@ def _plan(topology: str) -> list[str]:
   devices = topology_devices(topology)
   chip = pods.chip_of(devices)
   config = FLAGS.config.copy_and_resolve_references()
-  config.mesh.fsdp = math.gcd(config.mesh.fsdp, len(devices))
+  if config.mesh.fsdp > 0:  # -1 takes the rest of the devices
+    config.mesh.fsdp = math.gcd(config.mesh.fsdp, len(devices))
   config.data.batch_unit = 'tokens'
   config.data.batch_size = FLAGS.tokens * pods.count_chips(devices)
   (cost,) = pods.update_costs(config.to_dict(), devices, chip, devices[0].platform, entries=FLAGS.entries, largest=True)

@@ -165,7 +165,7 @@ def test_schema_of_a_dataclass_a_function_and_a_mapping():
   ('limits', 'text', 'inside', 'outside'),
   [
     (Range(), 'finite', (0, -1e300), (math.inf, math.nan)),
-    (Range(1), 'at least 1', (1, 5), (0.99, math.inf)),
+    (Range(1), 'at least 1', (1, 5, 10**400), (0.99, -(10**400), math.inf)),
     (Range(0, 1, include_low=False), 'greater than 0 and at most 1', (1e-9, 1), (0, 1.01)),
     (Range(high=2, include_high=False), 'less than 2', (-5, 1.9), (2,)),
   ],
@@ -177,3 +177,4 @@ def test_ranges(limits, text, inside, outside):
 
 def test_separators_inside_of_brackets_and_quotes_are_no_separators():
   assert split_outside_brackets("a;(b;c);'d;e'", ';') == ['a', '(b;c)', "'d;e'"]
+  assert split_outside_brackets(r"'it\'s; a';'\\';b", ';') == [r"'it\'s; a'", r"'\\'", 'b']

@@ -43,7 +43,8 @@ def kendall(weights: np.ndarray, others: np.ndarray, mask: np.ndarray | None = N
   from scipy.stats import kendalltau
 
   keep = slice(None) if mask is None else np.asarray(mask, bool)
-  rows = zip(np.asarray(weights)[:, keep], np.asarray(others)[:, keep], strict=True)
+  # In float64, because scipy does not support bfloat16.
+  rows = zip(np.asarray(weights, float)[:, keep], np.asarray(others, float)[:, keep], strict=True)
   return np.array([kendalltau(a, b).statistic if len(a) > 1 else np.nan for a, b in rows])
 
 
@@ -59,9 +60,11 @@ def jensen_shannon(p: jax.Array, q: jax.Array) -> jax.Array:
 
 
 def _relative_entropy(p: jax.Array, q: jax.Array) -> jax.Array:
-  is_positive = p > 0
-  ratio = jnp.where(is_positive, p, 1.0) / jnp.where(is_positive, q, 1.0)
-  return jnp.sum(p * jnp.log(ratio), -1)
+  # q is at least p / 2, which devices round to 0 if p is smaller than this.
+  is_positive = p > 2 * jnp.finfo(p.dtype).tiny
+  # Not the logarithm of a ratio, whose gradient contains 1 / q²: it overflows where q is below 1e-19.
+  log_ratio = jnp.log(jnp.where(is_positive, p, 1.0)) - jnp.log(jnp.where(is_positive, q, 1.0))
+  return jnp.sum(p * log_ratio, -1)
 
 
 def permutation_effect(

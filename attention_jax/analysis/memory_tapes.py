@@ -140,7 +140,8 @@ def smallest_arc(used: np.ndarray) -> np.ndarray:
   if not len(used_slots):
     return np.arange(size)
   gaps = np.diff(used_slots, append=used_slots[0] + size)  # distance from each used slot to the next
-  widest = int(gaps.argmax())
+  # The last of equal gaps, so that the run does not wrap around if it need not.
+  widest = len(gaps) - 1 - int(gaps[::-1].argmax())
   first = used_slots[(widest + 1) % len(used_slots)]
   return (first + np.arange(size - gaps[widest] + 1)) % size
 

@@ -55,7 +55,7 @@ def score_pairs(
     corpus: the pairs.
     source_vocab: source vocabulary of the run.
     target_vocab: target vocabulary of the run.
-    buckets: buckets of training; pairs that fit none get their own, rounded up to a multiple of 32.
+    buckets: buckets of training; pairs that fit none share one more, whose lengths are multiples of 32.
     batch_size: pairs per batch, rounded up to a multiple of the devices.
     layers: whether to return the weights of every layer and head.
 
@@ -63,10 +63,12 @@ def score_pairs(
     One ScoredPair per pair, in order.
 
   Raises:
-    UserError: if `layers` is set for an ensemble, or a decoder with fewer than two layers of attention.
+    UserError: if `layers` is set for an ensemble, or for a decoder that is not a LayeredDecoder.
   """
   if layers:
     _check_layered(model)
+  if not corpus.source:
+    return []
 
   def run(params, batch):
     batch = replace_unreachable_targets(model, batch)
@@ -97,14 +99,14 @@ def score_pairs(
 
 
 def _check_layered(model: EncoderDecoder) -> None:
-  """Raises UserError for a model without weights of several layers."""
+  """Raises UserError for a model that does not attend in each of its layers."""
   if isinstance(model, Ensemble):
     raise UserError(
       f'weights of layers need a single model, got an ensemble of {len(model.models)}, which averages weights'
     )
   if not isinstance(model.decoder, LayeredDecoder):
     expected = ', '.join(name for name, cls in DECODERS.items() if issubclass(cls, LayeredDecoder))
-    raise UserError(f'the decoder does not attend in several layers; expected one of: {expected}')
+    raise UserError(f'the decoder does not attend in each of its layers; expected one of: {expected}')
 
 
 def _with_largest_bucket(encoded: EncodedCorpus, buckets: Sequence[Sequence[int]]) -> list[tuple[int, int]]:

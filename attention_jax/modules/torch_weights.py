@@ -5,7 +5,7 @@ for each kind of model that makes its table from the arrays; docs/interop.md lis
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,16 +41,21 @@ def convert_weights(layout: str, arrays: Arrays, heads: int = 1) -> dict[str, np
     heads: number of heads of a Transformer, which no array shows.
 
   Raises:
-    UserError: for an unknown layout, and for arrays that are missing, unknown or cannot be represented.
+    UserError: for an unknown layout, for arrays that are missing, unknown or cannot be represented, and for a number of
+      heads that does not divide their width.
   """
   make_table, ignored = LAYOUTS[choose(layout, LAYOUTS, 'layout')]
   entries = list(make_table(arrays, heads))
   sources = {source for entry in entries for source in entry.sources}
   if missing := sorted(sources - arrays.keys()):
-    raise UserError(f'{layout}: {len(missing)} arrays are missing: {", ".join(missing[:3])}')
+    raise _missing_error(layout, missing)
   if unknown := sorted(name for name in arrays.keys() - sources if not name.endswith(ignored)):
-    raise UserError(f'{layout}: {len(unknown)} arrays are not of this layout: {", ".join(unknown[:3])}')
+    raise UserError(f'{layout}: arrays that are not of this layout ({len(unknown)}): {", ".join(unknown[:3])}')
   return {entry.name: np.ascontiguousarray(entry.convert(*map(arrays.get, entry.sources))) for entry in entries}
+
+
+def _missing_error(layout: str, missing: Sequence[str]) -> UserError:
+  return UserError(f'{layout}: missing arrays ({len(missing)}): {", ".join(missing[:3])}')
 
 
 def _dense(name: str, source: str, inputs: Order = ALL, outputs: Order = ALL) -> list[Entry]:
@@ -73,6 +78,8 @@ def _head_kernel(name: str, weight: str, bias: str, heads: int, part: int = 0, p
 
   def kernel(w):
     w = np.split(w, parts)[part].T[order]
+    if heads < 1 or w.shape[1] % heads:
+      raise UserError(f'{weight}: heads must divide {w.shape[1]}, the width of all heads together, got {heads}')
     return np.moveaxis(w.reshape(w.shape[0], heads, -1), 1, 0)
 
   return [
@@ -129,7 +136,7 @@ def _recurrent(name: str, source: str, suffix: str, columns: Order = ALL, gates:
     b_hh = np.split(b_hh, gates)
     return b_ih + np.concatenate([*b_hh[:-1], np.zeros_like(b_hh[-1]) if gates == GRU_GATES else b_hh[-1]])
 
-  def own_bias(b_hh):
+  def recurrent_bias(b_hh):
     last = np.split(b_hh, gates)[-1]
     return last if gates == GRU_GATES else np.zeros_like(last)
 
@@ -137,7 +144,7 @@ def _recurrent(name: str, source: str, suffix: str, columns: Order = ALL, gates:
     Entry(f'{name}.inputs.kernel', (weight_ih,), lambda w: w.T[columns]),
     Entry(f'{name}.inputs.bias', (bias_ih, bias_hh), input_bias),
     Entry(f'{name}.kernel', (weight_hh,), lambda w: w.T),
-    Entry(f'{name}.bias', (bias_hh,), own_bias),
+    Entry(f'{name}.bias', (bias_hh,), recurrent_bias),
   ]
 
 
@@ -218,7 +225,7 @@ def _recurrent_sizes(arrays: Arrays) -> tuple[int, int]:
   """Width of the decoder, and the number of gates of its layers."""
   name = 'decoder.rnn.weight_hh_l0'
   if name not in arrays:
-    raise UserError(f'joeynmt_recurrent: 1 arrays are missing: {name}')
+    raise _missing_error('joeynmt_recurrent', [name])
   rows, width = arrays[name].shape
   return width, rows // width
 

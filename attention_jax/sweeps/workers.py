@@ -112,7 +112,7 @@ def divide_resources(workers: int, backend: str, ids: Sequence[int]) -> list[Res
     ids: the cores or devices.
 
   Raises:
-    UserError: if there are more workers than cores or devices.
+    UserError: for fewer than one worker, an unknown backend, or more workers than cores or devices.
   """
   if workers < 1:
     raise UserError(f'--workers must be at least 1, got {workers}')
@@ -136,7 +136,9 @@ def detect_devices() -> tuple[str, list[int]]:
   """
   result = subprocess.run([sys.executable, '-c', DETECT_DEVICES], capture_output=True, text=True)
   if result.returncode:
-    raise UserError(f'jax finds no device: {result.stderr.strip().splitlines()[-1]}')
+    lines = result.stderr.strip().splitlines()
+    reason = lines[-1] if lines else f'its process ended with exit status {result.returncode}'
+    raise UserError(f'jax finds no device (JAX_PLATFORMS={os.environ.get("JAX_PLATFORMS", "")!r}): {reason}')
   backend, count = result.stdout.split()
   if backend == 'cpu':
     return backend, sorted(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else [*range(os.cpu_count())]

@@ -49,8 +49,11 @@ class JsonLines:
 
   def __init__(self, folder: Path, start: int):
     path = folder / METRICS_FILE
-    _remove_later_records(path, start)
-    self._file = open(path, 'ab', buffering=0)  # noqa: SIM115 - closed by close()
+    try:
+      _remove_later_records(path, start)
+      self._file = open(path, 'ab', buffering=0)  # noqa: SIM115 - closed by close()
+    except OSError as error:
+      raise UserError(f'cannot write {path}: {error.strerror}') from error
 
   def __call__(self, step: int, record: Record) -> None:
     self._file.write((json.dumps({'step': step, **record}, ensure_ascii=False) + '\n').encode())

@@ -4,7 +4,7 @@ Letters to phonemes by the scores, the global and local alignments and the input
 
 --config.data.folder=FOLDER is the folder of train.tsv and dev.tsv of CMUdict. The small form varies one part at
 a time; the full form, for an accelerator, is the whole grid: --config=configs/claims/luong_grid.py:full --seeds=5. The
-same on Multi30k are --config=configs/claims/luong_grid.py:multi30k_small and, for an accelerator, multi30k.
+forms multi30k_small and, for an accelerator, multi30k are the same for the captions of Multi30k.
 """
 
 from attention_jax.errors import choose

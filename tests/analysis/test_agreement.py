@@ -31,6 +31,11 @@ def test_kendall_counts_pairs():
   np.testing.assert_allclose(tau, [np.mean(signs), 1, -1])
 
 
+def test_kendall_of_bfloat16():
+  weights = jnp.array([[0.1, 0.5, 0.4]], jnp.bfloat16)
+  np.testing.assert_allclose(analysis.kendall(weights, -weights), [-1])
+
+
 def test_kendall_compares_unmasked_positions_only():
   a = np.array([[1.0, 2.0, 3.0, 9.0]])
   b = np.array([[1.0, 2.0, 3.0, -9.0]])
@@ -48,6 +53,16 @@ def test_distances_of_distributions():
   by_hand = 0.5 * np.log(1 / 0.75) + 0.5 * (0.5 * np.log(0.5 / 0.75) + 0.5 * np.log(0.5 / 0.25))
   assert analysis.jensen_shannon(p, q) == pytest.approx(by_hand, rel=1e-6)
   assert analysis.jensen_shannon(p, p) == 0
+
+
+@pytest.mark.parametrize('small', [1.2e-38, 1e-30, 1e-20, 1e-10])
+def test_divergences_of_tiny_weights_and_their_gradients_are_finite(small):
+  p = jnp.array([1.0, small])
+  q = jnp.array([1.0, 0.0])
+  value, gradient = jax.value_and_grad(analysis.jensen_shannon)(p, q)
+  assert value == pytest.approx(small * np.log(2) / 2, rel=1e-4, abs=1e-37)
+  assert gradient[0] == 0
+  assert gradient[1] == pytest.approx(np.log(2) / 2 if small > 1e-35 else 0, rel=1e-4)
 
 
 def test_permutations_of_weights():

@@ -9,10 +9,18 @@ from attention_jax.analysis import memory_tapes
 
 @pytest.mark.parametrize(
   ('used', 'slots'),
-  [([2, 3, 5], [2, 3, 4, 5]), ([0, 1, 7], [7, 0, 1]), ([6, 1], [6, 7, 0, 1]), ([4], [4]), ([], list(range(8)))],
+  [
+    ([2, 3, 5], [2, 3, 4, 5]),
+    ([0, 1, 7], [7, 0, 1]),
+    ([6, 1], [6, 7, 0, 1]),
+    ([4], [4]),
+    ([0, 4], [0, 1, 2, 3, 4]),
+    (range(8), [*range(8)]),
+    ([], [*range(8)]),
+  ],
 )
 def test_smallest_arc_contains_the_used_slots(used, slots):
-  assert memory_tapes.smallest_arc(np.isin(np.arange(8), used)).tolist() == slots
+  assert memory_tapes.smallest_arc(np.isin(np.arange(8), [*used])).tolist() == slots
 
 
 def test_panels_are_inputs_targets_predictions_and_heads():

@@ -68,6 +68,12 @@ def test_a_table_of_slices(config):
   assert cells[:3] == ['v5e:2x2', '2', '8 x (5, 4)'] and cells[8] in ('compute', 'memory', 'links')
 
 
+def test_fsdp_may_take_the_rest_of_the_devices(config):
+  mesh = ['--config.mesh.data=1', '--config.mesh.fsdp=-1']
+  result = run('plan_pods', config, '--entries=20', '--tokens=16', '--topologies=v5e:2x2', *mesh)
+  assert result.code == 0 and '| v5e:2x2 | 2 | ' in result.out, result.err
+
+
 def test_a_topology_that_does_not_exist_is_an_error(config, monkeypatch):
   monkeypatch.undo()
   result = run('compile_for_pod', '--config=configs/wmt14.py', '--topology=v9:2x2')

@@ -2,9 +2,11 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
+from attention_jax.models.traits import Traits
 from attention_jax.systems.runs import open_run
 from tests.experiments.helpers import run
 from tests.experiments.test_bad_input import assert_user_error
@@ -153,6 +155,15 @@ def test_alignments_of_both_directions_are_joined_and_scored(tmp_path):
   ]
   assert run('align', *flags, '--symmetrisation=intersection').out == '0-0\n0-0\n'
   assert_user_error(run('align', *flags, '--symmetrisation=grow'[:-1]), ["unknown symmetrisation 'gro'"])
+  assert_user_error(run('align', *flags, '--reverse=runs/b'), ['--reverse has no effect with --links'])
+
+
+def test_a_run_without_attention_does_not_align(tmp_path, monkeypatch):
+  vocabularies = SimpleNamespace(source_vocab=None, target_vocab=None)
+  opened = SimpleNamespace(predictor=vocabularies, model=SimpleNamespace(traits=Traits(attends=False)))
+  monkeypatch.setattr('attention_jax.systems.runs.open_run_or_ensemble', lambda *args, **options: opened)
+  result = run('align', '--workdir=runs/plain', *write_pairs(tmp_path))
+  assert result.code == 2 and result.err.splitlines()[1].startswith('error: runs/plain: this run has no attention')
 
 
 def test_a_run_aligns_given_translations(trained, tmp_path):

@@ -48,6 +48,10 @@ def test_scores_equal_those_of_the_model(model_and_params):
     np.testing.assert_allclose(pair.weights, outputs.weights[0], rtol=1e-4, atol=1e-5)
 
 
+def test_no_pairs_have_no_scores(model_and_params):
+  assert score_pairs(*model_and_params, Corpus([], []), WORDS, WORDS, [(4, 4)]) == []
+
+
 def test_weights_of_every_layer_and_head(model_and_params):
   model = build_transformer(sizes=SIZES)
   params = init_model_params(model)
@@ -57,7 +61,7 @@ def test_weights_of_every_layer_and_head(model_and_params):
     assert pair.layers.shape == (2, 4, target_length, source_length)
     np.testing.assert_allclose(pair.layers[-1].mean(0), pair.weights, rtol=1e-5)
     np.testing.assert_allclose(pair.layers.sum(-1), 1, rtol=1e-5)
-  with pytest.raises(UserError, match='does not attend in several layers; expected one of: conv, transformer'):
+  with pytest.raises(UserError, match='does not attend in each of its layers; expected one of: conv, transformer'):
     score_pairs(*model_and_params, corpus, WORDS, WORDS, [(4, 4)], layers=True)
   with pytest.raises(UserError, match='weights of layers need a single model, got an ensemble of 2'):
     score_pairs(Ensemble([model, model]), (params, params), corpus, WORDS, WORDS, [(4, 4)], layers=True)

@@ -160,8 +160,13 @@ def test_joeynmt(name):
   ('layout', 'change', 'message'),
   [
     ('joeynmt', {}, "unknown layout 'joeynmt' .*; expected one of: bahdanau, joeynmt_recurrent, joeynmt_transformer"),
-    ('multihead_attention', {'out_proj.bias': None}, 'multihead_attention: 1 arrays are missing: out_proj.bias'),
-    ('multihead_attention', {'more': np.ones(1)}, 'multihead_attention: 1 arrays are not of this layout: more'),
+    ('multihead_attention', {'out_proj.bias': None}, r'multihead_attention: missing arrays \(1\): out_proj.bias'),
+    (
+      'multihead_attention',
+      {'more': np.ones(1)},
+      r'multihead_attention: arrays that are not of this layout \(1\): more',
+    ),
+    ('joeynmt_recurrent', {}, r'joeynmt_recurrent: missing arrays \(1\): decoder.rnn.weight_hh_l0'),
   ],
 )
 def test_mismatches_are_named_in_one_line(layout, change, message):
@@ -169,3 +174,10 @@ def test_mismatches_are_named_in_one_line(layout, change, message):
   arrays = {name: array for name, array in (weights | change).items() if array is not None}
   with pytest.raises(aj.UserError, match=message):
     convert_weights(layout, arrays, HEADS)
+
+
+@pytest.mark.parametrize('heads', [0, 3])
+def test_heads_divide_the_width(heads):
+  weights, _ = read('multihead_attention')
+  with pytest.raises(aj.UserError, match=f'in_proj_weight: heads must divide 8, .*, got {heads}'):
+    convert_weights('multihead_attention', weights, heads)

@@ -11,7 +11,15 @@ import filelock
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.sweeps.workers import CHILD, LocalExecutor, Request, Resources, divide_resources, is_training
+from attention_jax.sweeps.workers import (
+  CHILD,
+  LocalExecutor,
+  Request,
+  Resources,
+  detect_devices,
+  divide_resources,
+  is_training,
+)
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -42,6 +50,21 @@ def test_resources_are_divided_in_order(monkeypatch):
 def test_impossible_numbers_of_workers(workers, message):
   with pytest.raises(UserError, match=message):
     divide_resources(workers, 'cpu', [0, 1])
+
+
+@pytest.mark.parametrize(
+  ('stderr', 'reason'),
+  [
+    ('Traceback\nRuntimeError: no backend\n', 'RuntimeError: no backend'),
+    ('', 'its process ended with exit status -9'),
+  ],
+)
+def test_a_machine_without_the_device(monkeypatch, stderr, reason):
+  monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
+  failed = subprocess.CompletedProcess([], -9, stdout='', stderr=stderr)
+  monkeypatch.setattr(subprocess, 'run', lambda *args, **options: failed)
+  with pytest.raises(UserError, match=rf"no device \(JAX_PLATFORMS='cuda'\): {reason}$"):
+    detect_devices()
 
 
 def test_a_process_is_pinned_and_its_output_is_appended(tmp_path):

@@ -66,6 +66,11 @@ def test_any_content_is_read_or_one_line(tmp_path, content):
     assert len(error.lines) == 1
 
 
+def test_a_file_that_cannot_be_written(tmp_path):
+  with pytest.raises(UserError, match=r'cannot write .*metrics\.jsonl: No such file or directory'):
+    JsonLines(tmp_path / 'missing', 0)
+
+
 def test_a_folder_instead_of_the_file(tmp_path):
   (tmp_path / 'metrics.jsonl').mkdir()
   for use in (read_metrics, lambda folder: JsonLines(folder, 0)):

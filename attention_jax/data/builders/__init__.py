@@ -1,1 +1,1 @@
-"""Builders of generated data sets. Every example is a pure function of (split, seed)."""
+"""Builders of generated data sets. The examples of a split are a pure function of its name, options and seed."""
