@@ -54,7 +54,7 @@ def main() -> None:
   for line in corpus.report:
     print(line, file=sys.stderr)
   if FLAGS.links:
-    directions = [read_parallel(*paths, path, FLAGS.level).links for path in FLAGS.links]
+    directions = [_read_links(path, *paths) for path in FLAGS.links]
   else:
     directions = [_align(require_flag('workdir'), corpus)]
     if FLAGS.reverse:
@@ -76,6 +76,18 @@ def _check_links_flags() -> None:
   for name in ('workdir', 'reverse'):
     if FLAGS[name].value:
       raise UserError(f'--{name} has no effect with --links; leave one of them out')
+
+
+def _read_links(path: str, source: str, target: str) -> list:
+  """The alignments of another program. Raises UserError for possible links, which are those of gold alignments."""
+  from attention_jax.data.text import read_parallel
+
+  corpus = read_parallel(source, target, path, FLAGS.level)
+  if corpus.possible:
+    raise UserError(
+      f"{path} has possible links such as '1?0', which only --gold may have; expected links such as '1-0'"
+    )
+  return corpus.links
 
 
 def _align(workdir: str, corpus) -> list:

@@ -156,6 +156,8 @@ def test_alignments_of_both_directions_are_joined_and_scored(tmp_path):
   assert run('align', *flags, '--symmetrisation=intersection').out == '0-0\n0-0\n'
   assert_user_error(run('align', *flags, '--symmetrisation=grow'[:-1]), ["unknown symmetrisation 'gro'"])
   assert_user_error(run('align', *flags, '--reverse=runs/b'), ['--reverse has no effect with --links'])
+  (tmp_path / 'forward').write_text('0-0 1?2\n\n0-0\n')
+  assert_user_error(run('align', *flags), ["forward has possible links such as '1?0', which only --gold may have"])
 
 
 def test_a_run_without_attention_does_not_align(tmp_path, monkeypatch):
