@@ -51,11 +51,10 @@ def main() -> None:
     _check_links_flags()
   paths = (require_flag('source'), require_flag('target'))
   corpus = read_parallel(*paths, FLAGS.gold, FLAGS.level)
+  directions = [_read_links(path, *paths) for path in FLAGS.links or ()]
   for line in corpus.report:
     print(line, file=sys.stderr)
-  if FLAGS.links:
-    directions = [_read_links(path, *paths) for path in FLAGS.links]
-  else:
+  if not FLAGS.links:
     directions = [_align(require_flag('workdir'), corpus)]
     if FLAGS.reverse:
       directions.append(swap_links(_align(FLAGS.reverse, swap_sides(corpus))))
