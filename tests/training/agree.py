@@ -1,18 +1,24 @@
-"""Uses peers.py in one of several processes and prints what each function does; or trains the runs of test_seeds.py.
+"""Uses peers.py, and checkpoints without a shared folder, in one of several processes and prints what each function does.
+Or trains the runs of test_seeds.py.
 
 python -m tests.training.agree FOLDER [seeds]
 """
 
+import contextlib
+import shutil
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from attention_jax.errors import UserError
+from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.incidents import BatchRecorder
 from attention_jax.training.peers import check_agreement, copy_from_first, exchange, fail_together, map_batches
+from attention_jax.training.state import TrainState
 from tests.training.test_seeds import fit_all
 
 
@@ -70,6 +76,29 @@ def use_peers(folder: Path) -> None:
     (own / 'words').write_text('eins\nzwei\n')
     (own / 'empty').touch()
   copy_from_first(own)
+  report('checkpoint', lambda: save_and_restore(folder))
+
+
+def save_and_restore(folder: Path) -> list[float]:
+  """Saves a state divided over the processes, which share no folder, and restores it from a copy in each of them.
+
+  Returns:
+    The values of this process.
+  """
+  layout = NamedSharding(Mesh(np.array(jax.devices()), 'x'), PartitionSpec('x'))
+  values = np.arange(len(jax.devices()), dtype=np.float32)
+  array = jax.make_array_from_callback(values.shape, layout, lambda index: values[index])
+  state = TrainState(np.array(3, np.int32), {'kernel': array}, (), (), {})
+  own = folder / f'run_{jax.process_index()}'
+  with contextlib.closing(Checkpoints(own, shared=False)) as checkpoints:
+    checkpoints.save(state, {'best': 1.5})
+  exchange('saved')
+  if jax.process_index():
+    shutil.copytree(folder / 'run_0', own)
+  with contextlib.closing(Checkpoints(own, shared=False)) as checkpoints:
+    restored, host = checkpoints.resume(lambda: state)
+  assert host == {'best': 1.5} and int(restored.step) == 3
+  return [float(shard.data[0]) for shard in restored.params['kernel'].addressable_shards]
 
 
 if __name__ == '__main__':
