@@ -1,5 +1,6 @@
-"""Uses peers.py, and checkpoints without a shared folder, in one of several processes and prints what each function does.
-Or trains the runs of test_seeds.py.
+"""Uses peers.py, and checkpoints without a shared folder, in one of several processes, and prints the results.
+
+With `seeds` it trains the runs of test_seeds.py instead.
 
 python -m tests.training.agree FOLDER [seeds]
 """
