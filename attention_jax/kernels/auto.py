@@ -66,16 +66,15 @@ def choose_implementation(
       any.
   """
   chosen = 'xla'
-  for threshold, name in _thresholds(score, alignment):
-    is_supported = not (inputs and name in INPUT_CHECKS and INPUT_CHECKS[name](score, *inputs))
-    if scores >= threshold and is_supported:
+  for threshold, name in _thresholds(score, alignment, inputs):
+    if scores >= threshold:
       chosen = name
   return chosen
 
 
 def describe_choice(score: Row, alignment: Row) -> str:
   """Describes the choice for this pair on this platform, such as 'xla, factored from T S = 128'."""
-  thresholds = _thresholds(score, alignment)
+  thresholds = _thresholds(score, alignment, None)
   kernels = (f'{name}{RESTRICTIONS.get(name, "")} from T S = {threshold}' for threshold, name in thresholds)
   choice = ', '.join(['xla', *kernels])
   platform = kernel_platform()
@@ -84,11 +83,17 @@ def describe_choice(score: Row, alignment: Row) -> str:
   return f'{choice}; estimated, not measured on a {platform}'
 
 
-def _thresholds(score: Row, alignment: Row) -> list[tuple[int, str]]:
+def _thresholds(score: Row, alignment: Row, inputs: tuple[Any, jax.Array, Memory] | None) -> list[tuple[int, str]]:
   """(smallest T S, implementation) of the implementations that compute this pair, in ascending order."""
+
+  def is_supported(name: str) -> bool:
+    if CANDIDATES[name].unsupported_reason(score, alignment):
+      return False
+    return not (inputs and name in INPUT_CHECKS and INPUT_CHECKS[name](score, *inputs))
+
   platform = kernel_platform()
   known = sorted((threshold, name) for name, threshold in MIN_SCORES.get(platform, {}).items())
-  supported = [pair for pair in known if not CANDIDATES[pair[1]].unsupported_reason(score, alignment)]
+  supported = [(threshold, name) for threshold, name in known if is_supported(name)]
   if supported:
     return supported
   if score.is_recurrent:

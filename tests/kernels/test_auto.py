@@ -56,6 +56,16 @@ def test_auto_estimates_on_accelerators_and_logs_it(monkeypatch):
   assert 'estimated' not in auto.describe_choice(*product)
 
 
+def test_auto_saves_memory_for_types_that_a_kernel_does_not_support(monkeypatch):
+  monkeypatch.setattr(auto, 'MIN_SCORES', MIN_SCORES)
+  query = jax.ShapeDtypeStruct((2, 8), jnp.float64)
+  inputs = ({}, query, aj.Memory(query, query, jnp.ones(2, bool)))
+  additive = lookup_rows('additive', 'softmax')
+  with compile_for('gpu'):
+    assert [auto.choose_implementation(*additive, n, inputs) for n in (2**18, 2**20)] == ['xla', 'chunked']
+    assert auto.choose_implementation(*additive, 2**20) == 'pallas_additive'
+
+
 def test_auto_leaves_out_widths_that_a_kernel_does_not_support(monkeypatch):
   monkeypatch.setattr(auto, 'MIN_SCORES', MIN_SCORES)
   query = jnp.zeros([2, 8], jnp.bfloat16)
