@@ -61,7 +61,7 @@ def _metric_columns(split: str, metrics: Mapping[str, str], differences: str) ->
   columns = []
   for metric, title in metrics.items():
     columns.append(Column(title, metric=f'{split}/{metric}'))
-    if differences and metric != 'entropy':
+    if metric != 'entropy':
       columns.append(Column(differences, metric=f'{split}/{metric}', shows_difference=True))
   return columns
 

@@ -178,7 +178,8 @@ def _read_table(path: str) -> list[_CaptionRow]:
     columns = reader.fieldnames or ()
   except csv.Error as error:
     raise UserError(f'{path}:1: not a row of a table ({error})') from error
-  for name in ('image', 'caption'):
+  required = ('image', 'caption')
+  for name in required:
     if name not in columns:
       raise UserError(f"{path}:1: no column '{name}'; it has: {', '.join(columns)}")
   rows = []
@@ -186,7 +187,7 @@ def _read_table(path: str) -> list[_CaptionRow]:
     where = f'{path}:{reader.line_num}'
     if None in row:  # the key of fields beyond the columns
       raise UserError(f'{where}: more fields than columns; a caption with a comma needs quotes')
-    for name in columns:
+    for name in (*required, 'split') if 'split' in row else required:  # other columns are not read
       if not (row[name] or '').strip():
         raise UserError(f'{where}: {name} is empty')
     if 'split' in row and row['split'] not in SPLITS:
@@ -252,16 +253,18 @@ def _select_features(stored: Mapping[str, np.ndarray], name: str, where: str) ->
   if name not in stored:
     raise UserError(f'{where}the features have no array {name!r}')
   features = stored[name]
-  if features.ndim == 2:
+  if features.ndim == 2 and features.size:
     side = math.isqrt(len(features))
     if side**2 == len(features):
       features = features.reshape(side, side, -1)
-  if features.ndim != 3:
-    expected = '[height, width, features], or [cells, features] of a square'
+  if features.ndim != 3 or not features.size:
+    expected = '[height, width, features], or [cells, features] of a square, and not empty'
     raise UserError(f'{where}features of {name!r} must be {expected}, got {list(features.shape)}')
-  if features.dtype.kind not in 'fiu' or not np.isfinite(features).all():
-    raise UserError(f'{where}features of {name!r} must be finite numbers ({features.dtype})')
-  return features.astype(np.float32)
+  with np.errstate(over='ignore'):  # float64 may exceed the range of float32
+    numbers = features.astype(np.float32) if features.dtype.kind in 'fiu' else None
+  if numbers is None or not np.isfinite(numbers).all():
+    raise UserError(f'{where}features of {name!r} must be finite numbers of float32 ({features.dtype})')
+  return numbers
 
 
 class EncodedCaptions(NamedTuple):

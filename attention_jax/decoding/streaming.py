@@ -23,7 +23,7 @@ from attention_jax.models.cells import CELLS
 from attention_jax.models.decoders import DECODERS
 from attention_jax.models.encoded import Encoded, ReadsInParts
 from attention_jax.models.encoder_decoder import EncoderDecoder, SourceMemory
-from attention_jax.models.encoders import ENCODERS
+from attention_jax.models.encoders import ENCODERS, RNN
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.tokens import BOS, EOS, PAD
@@ -215,7 +215,11 @@ REQUIREMENTS = (
     'model.encoder',
     lambda model: isinstance(model.encoder, ReadsInParts) and model.encoder.incremental,
     lambda model: _row_name(model.encoder, ENCODERS),
-    lambda: ['rnn(direction="forward")'],
+    lambda: [
+      f'{name}(direction="forward")'
+      for name, cls in ENCODERS.items()
+      if issubclass(cls, RNN) and cls(embedding=None).incremental
+    ],
   ),
   Requirement(
     'an output layer that does not copy from the source',

@@ -11,6 +11,7 @@ for these it uses 'chunked' from MIN_RECOMPUTE on.
 
 from collections.abc import Callable, Mapping
 from types import ModuleType
+from typing import Any
 
 import jax
 
@@ -45,7 +46,7 @@ MIN_SCORES: Mapping[str, Mapping[str, int]] = {
 MEASURED = ('cpu',)  # platforms whose MIN_SCORES were measured; the others are estimates
 LARGE = 2**20  # T S of a sequence; with 256 features, [T, S, F] is then 1 GiB
 MIN_RECOMPUTE = {'cpu': 2**7}  # by platform: T S from which recomputing [S, F] is faster than storing it per query
-# Candidates that do not support every dtype or width: (query, memory) -> the reason, or ''.
+# Candidates that do not support every dtype or width: (score, params, query, memory) -> the reason, or ''.
 INPUT_CHECKS: Mapping[str, Callable] = {
   'cudnn': cudnn.unsupported_inputs,
   'pallas_additive': pallas_additive.unsupported_inputs,
@@ -54,26 +55,26 @@ RESTRICTIONS = {'cudnn': ' (16-bit)'}  # part of the description of a candidate
 
 
 def choose_implementation(
-  score: Row, alignment: Row, scores: int, inputs: tuple[jax.Array, Memory] | None = None
+  score: Row, alignment: Row, scores: int, inputs: tuple[Any, jax.Array, Memory] | None = None
 ) -> str:
   """Returns the name of the implementation for a pair and a number of scores.
 
   Args:
     score, alignment: table rows.
     scores: T S of one sequence.
-    inputs: the query and the memory, whose dtypes and widths the implementation must support; None for any.
+    inputs: the parameters, the query and the memory, whose dtypes and widths the implementation must support; None for
+      any.
   """
   chosen = 'xla'
-  for threshold, name in _thresholds(score, alignment):
-    is_supported = not (inputs and name in INPUT_CHECKS and INPUT_CHECKS[name](*inputs))
-    if scores >= threshold and is_supported:
+  for threshold, name in _thresholds(score, alignment, inputs):
+    if scores >= threshold:
       chosen = name
   return chosen
 
 
 def describe_choice(score: Row, alignment: Row) -> str:
   """Describes the choice for this pair on this platform, such as 'xla, factored from T S = 128'."""
-  thresholds = _thresholds(score, alignment)
+  thresholds = _thresholds(score, alignment, None)
   kernels = (f'{name}{RESTRICTIONS.get(name, "")} from T S = {threshold}' for threshold, name in thresholds)
   choice = ', '.join(['xla', *kernels])
   platform = kernel_platform()
@@ -82,11 +83,17 @@ def describe_choice(score: Row, alignment: Row) -> str:
   return f'{choice}; estimated, not measured on a {platform}'
 
 
-def _thresholds(score: Row, alignment: Row) -> list[tuple[int, str]]:
+def _thresholds(score: Row, alignment: Row, inputs: tuple[Any, jax.Array, Memory] | None) -> list[tuple[int, str]]:
   """(smallest T S, implementation) of the implementations that compute this pair, in ascending order."""
+
+  def is_supported(name: str) -> bool:
+    if CANDIDATES[name].unsupported_reason(score, alignment):
+      return False
+    return not (inputs and name in INPUT_CHECKS and INPUT_CHECKS[name](score, *inputs))
+
   platform = kernel_platform()
   known = sorted((threshold, name) for name, threshold in MIN_SCORES.get(platform, {}).items())
-  supported = [pair for pair in known if not CANDIDATES[pair[1]].unsupported_reason(score, alignment)]
+  supported = [(threshold, name) for threshold, name in known if is_supported(name)]
   if supported:
     return supported
   if score.is_recurrent:
@@ -122,7 +129,7 @@ def attend(
   if has_symbolic_sizes(query, memory):
     name = 'xla'  # the others are faster from certain sizes on
   else:
-    name = choose_implementation(score, alignment, query.shape[0] * memory.key.shape[0], (query, memory))
+    name = choose_implementation(score, alignment, query.shape[0] * memory.key.shape[0], (params, query, memory))
   return MODULES[name].attend(
     score,
     alignment,

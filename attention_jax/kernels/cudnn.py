@@ -11,6 +11,7 @@ The kernel is called once for a whole batch: under vmap the mapped axes become s
 and heads where they share it. For the gradient the context is recomputed.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from attention_jax.errors import UserError
-from attention_jax.functional.attend import Attended, Memory
+from attention_jax.functional.attend import Attended, Memory, score_terms
 from attention_jax.functional.masking import zero_masked
 from attention_jax.functional.table import Row
 from attention_jax.kernels import flash
@@ -41,13 +42,19 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   return '' if kernel_platform() == 'gpu' else f'needs an NVIDIA GPU, this machine has {kernel_platform()}'
 
 
-def unsupported_inputs(query: jax.Array, memory: Memory) -> str:
-  """Returns the reason why arrays of these dtypes and widths are not supported, or ''."""
+def unsupported_inputs(score: Row, params, query: jax.Array, memory: Memory) -> str:
+  """Returns the reason why arrays of these dtypes and widths are not supported, or ''.
+
+  Args:
+    score: a table row of the form Product.
+    params, query, memory: as for `attend`.
+  """
   dtype = memory.value.dtype
   for x in (query, memory.key, memory.value):
     if x.dtype != dtype or x.dtype.name not in TYPES:
       return f'query, key and value must all be {" or ".join(TYPES)}, got {x.dtype}'
-  width = max(memory.key.shape[-1], memory.value.shape[-1])
+  _, k = jax.eval_shape(functools.partial(score_terms, score.form.fn), params, query, memory)
+  width = max(k.shape[-1], memory.value.shape[-1])  # a score may project keys to another width
   if width > MAX_WIDTH:
     return f'features must be at most {MAX_WIDTH}, got {width}'
   return ''
@@ -71,7 +78,7 @@ def attend(
     UserError: if queries, keys and values do not have one of TYPES in common, or have more than MAX_WIDTH features.
   """
   require_fixed_sizes('cudnn', query, memory)
-  if reason := unsupported_inputs(query, memory):
+  if reason := unsupported_inputs(score, params, query, memory):
     raise UserError(f"implementation 'cudnn': {reason}; use 'flash'")
   dtype = memory.value.dtype
   q, k, v, mask, bias = flash.operands(score, alignment, params, query, memory, bias)

@@ -2,8 +2,8 @@
 
 The array [T, S, F] is never materialised, neither in the forward nor in the backward pass. No transcendental function
 is evaluated for its entries, except for keys of a very wide range (see tanh_sum.py). Blocks, and the memory that they
-need, are those of 'chunked'. A single query uses the definition's step: its array is [S, F], which XLA fuses away, and
-computing the exponentials would cost more than it saves.
+need, are those of 'chunked'. A single step of a decoder is computed by the definition's `attend_step`: its array is
+[S, F], which XLA fuses away, and computing the exponentials would cost more than it saves.
 """
 
 import functools

@@ -75,8 +75,8 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   return ''
 
 
-def unsupported_inputs(query: jax.Array, memory: Memory) -> str:
-  """Returns the reason why arrays of these dtypes are not supported, or ''."""
+def unsupported_inputs(score: Row, params, query: jax.Array, memory: Memory) -> str:
+  """Returns the reason why arrays of these dtypes are not supported, or ''. Same arguments as in `cudnn`."""
   if jnp.float64 in (query.dtype, memory.key.dtype, memory.value.dtype):
     return 'must not get float64, it computes in float32'
   return ''
@@ -100,7 +100,7 @@ def attend(
     UserError: for float64, which the kernels would round.
   """
   require_fixed_sizes('pallas_additive', query, memory)
-  if reason := unsupported_inputs(query, memory):
+  if reason := unsupported_inputs(score, params, query, memory):
     raise UserError(f"implementation 'pallas_additive' {reason}; use 'factored'")
   if not query.shape[0]:
     return definition.attend(score, alignment, params, query, memory, bias=bias, rng=rng, deterministic=deterministic)

@@ -53,7 +53,8 @@ class Grid(ImageEncoder):
   The first `halvings` convolutions have stride 2.
 
   Attributes as in ImageEncoder, and:
-    features: width of each cell, D. Each convolution of stride 2 has half the features of the next one.
+    features: width of each cell, D. The last convolution of stride 2 and those of stride 1 have this many features,
+      earlier ones half of those of the next one, rounded down, but at least one.
     halvings: number of convolutions of stride 2; they round an odd size up.
     layers: number of convolutions of stride 1 after them, which enlarge the receptive field of a cell beyond its own
       pixels.

@@ -27,12 +27,12 @@ def measured_rows(
   Args:
     folder: the folder.
     table: the table; the metrics of its columns are recorded, and its flags are not repeated in the rows.
-    path: config file and preset of a run folder, of which its config is a change; those of a sweep are in its ledger.
+    path: config file and preset of a run folder, with which its config is compared; those of a sweep are in its ledger.
     load: returns the config of such a path.
     hardware: where it was measured.
 
   Raises:
-    UserError: if nothing has finished, or for a run without the metrics of the table.
+    UserError: if nothing has finished, for a run folder without `path`, or for a run without the metrics of the table.
   """
   if (folder / LEDGER).exists():
     state = read_state(folder)
@@ -70,7 +70,7 @@ def _measured_row(
 
 
 def summarize(values: Sequence[float]) -> dict[str, Any]:
-  """Returns the entry of a metric: the mean of the seeds, their standard deviation (n - 1) and the values."""
+  """Returns the entry of a metric: the mean; of several seeds also their standard deviation (n - 1) and the values."""
   entry: dict[str, Any] = {'value': round(statistics.fmean(values), MAX_DIGITS)}
   if len(values) > 1:
     entry['deviation'] = round(statistics.stdev(values), MAX_DIGITS)

@@ -9,12 +9,21 @@ import numpy as np
 
 from attention_jax.atomic import write_text
 from attention_jax.errors import UserError
+from attention_jax.systems.experiment import RESULTS
 from attention_jax.systems.initial_run import INITIAL_FILE
+from attention_jax.systems.lexicons import LEXICON_FILE
+from attention_jax.systems.provenance import COMMITS
 from attention_jax.systems.runs import Run, open_run
+from attention_jax.systems.variants import VARIANTS_FILE
 from attention_jax.training.checkpoint import BEST, LATEST, SAVED_FILE, Checkpoints
 from attention_jax.training.file_digests import FILE_DIGESTS, digested_files, drop_file_digests
+from attention_jax.training.fingerprint import DIGESTS_FILE
+from attention_jax.training.folder import CONFIG
 from attention_jax.training.paths import run_path
 from attention_jax.training.state import TrainState, evaluation_field
+
+# Files that may lack a digest: users may delete the digests, and an interrupted run has dropped some of them.
+FILES = (CONFIG, COMMITS, DIGESTS_FILE, LEXICON_FILE, RESULTS, VARIANTS_FILE, FILE_DIGESTS)
 
 
 def export_run(folder: str | Path, target: str | Path, checkpoint: str = 'best') -> int:
@@ -51,8 +60,10 @@ def export_run(folder: str | Path, target: str | Path, checkpoint: str = 'best')
 
 def _write_run(run: Run, folder: Path) -> None:
   folder.mkdir()
-  for name in (*digested_files(run.folder), FILE_DIGESTS):
-    if name != INITIAL_FILE:  # needed by training alone
+  run.system.save(str(folder))
+  names = {*digested_files(run.folder), *FILES} - {INITIAL_FILE}  # which training alone needs
+  for name in names:
+    if (run.folder / name).exists():
       shutil.copyfile(run.folder / name, folder / name)
   drop_file_digests(folder, [INITIAL_FILE])
   nothing = TrainState(step=np.int32(run.step), params=(), opt_state=(), average=(), running={})

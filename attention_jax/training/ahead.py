@@ -88,7 +88,7 @@ class CompileAhead(contextlib.AbstractContextManager):
     states = [ready.is_set() for ready in self._ready.copy().values()]
     if self._evaluation.locked() and not self._is_released.is_set():
       return 'compiling the evaluation'
-    if all(states) and not self._is_running():
+    if all(states) and (not self._is_running() or len(states) >= self._known > 0):
       return ''
     known = max(self._known, len(states))
     return f'compiling shape {min(sum(states) + 1, known)} of {known}' if known else 'compiling'

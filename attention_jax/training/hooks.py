@@ -179,6 +179,8 @@ class BestEvaluation(NamedTuple):
   def stop_reason(self, patience: int) -> str | None:
     """Returns the reason to stop after `patience` evaluations without improvement (0: never), or None."""
     if patience and self.stale >= patience:
+      if self.step is None:
+        return f'the metric to select by was NaN in all {self.stale} evaluations'
       return f'no improvement in {self.stale} evaluations since step {self.step}'
     return None
 

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 
 
 class StopRequest:
-  """Context manager that turns SIGTERM and the first Ctrl-C into a request to stop; a second Ctrl-C interrupts at once.
+  """Context manager that turns SIGTERM or Ctrl-C into a request to stop; a Ctrl-C after that interrupts at once.
 
   Outside the main thread, which alone can set handlers, signals keep their meaning.
 

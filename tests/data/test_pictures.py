@@ -64,6 +64,9 @@ def test_invalid_features_are_reported(folder):
     (np.zeros((6, 5)), r"captions\.csv:6: features of '2\.png' must be \[height, width, features\].*, got \[6, 5\]"),
     (np.zeros((2, 3, 5)), r'captions\.csv:6: 2\.png must have the shape of earlier rows \[2, 2, 5\], got \[2, 3, 5\]'),
     (np.full((2, 2, 5), np.nan), r"captions\.csv:6: features of '2\.png' must be finite numbers"),
+    (np.zeros((0, 5)), r"captions\.csv:6: features of '2\.png' must be .*, and not empty, got \[0, 5\]"),
+    (np.zeros((0, 2, 5)), r"captions\.csv:6: features of '2\.png' must be .*, and not empty, got \[0, 2, 5\]"),
+    (np.full((2, 2, 5), 1e300), r"captions\.csv:6: features of '2\.png' must be finite numbers of float32 \(float64\)"),
     (np.full((2, 2, 5), 'a'), r"captions\.csv:6: features of '2\.png' must be finite numbers"),
     (np.full((2, 2, 5), None), r'grid\.npz: cannot be read as an \.npz file of numbers'),
   ]:
@@ -134,6 +137,11 @@ def test_invalid_rows_are_reported(folder, row, message):
     load(folder)
 
 
+def test_other_columns_may_be_empty(folder):
+  (folder / 'captions.csv').write_text('image,caption,comment\n1.png,red,\n2.png,blue\n')
+  assert load(folder, validation=0.0, test=0.0)['train'].captions == ['red', 'blue']
+
+
 def test_invalid_tables_are_reported(folder):
   path = folder / 'captions.csv'
   path.write_text('picture,caption\na,b\n')
@@ -141,6 +149,9 @@ def test_invalid_tables_are_reported(folder):
     load(folder)
   path.write_text('image,caption,split\n1.png,b,dev\n')
   with pytest.raises(UserError, match=r"captions\.csv:2: unknown split 'dev'; expected one of: train, validation"):
+    load(folder)
+  path.write_text('image,caption,split\n1.png,b,\n')
+  with pytest.raises(UserError, match=r'captions\.csv:2: split is empty'):
     load(folder)
   path.write_text('image,caption,split\n1.png,b,test\n')
   with pytest.raises(UserError, match='no row of split train; it has: test'):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attention_jax.decoding import search
-from attention_jax.decoding.streaming import StreamingDecoder, check_streamable
+from attention_jax.decoding.streaming import REQUIREMENTS, StreamingDecoder, check_streamable
 from attention_jax.errors import UserError
 from attention_jax.functional.scores import SCORES, additive
 from attention_jax.tokens import EOS, PAD
@@ -29,6 +29,7 @@ CASES = [
   ('luong', 'rnn="gru", layers=2, input_feeding=False', DEEP_ENCODER, 'general', 'monotonic'),
   ('gnmt', 'rnn="gru", layers=2', FORWARD_ENCODER, 'general', 'monotonic'),
   ('gnmt', 'rnn="gru", layers=3, current=False', FORWARD_ENCODER, 'additive', 'mocha'),
+  ('luong', 'rnn="gru"', f'act(rnn="gru", features={ENCODED})', 'additive', 'monotonic'),
 ]
 
 
@@ -118,6 +119,13 @@ def test_streaming_equals_greedy_search(case):
   assert len(seen_events) == 6, seen_events
 
 
+def test_expected_encoders_are_streamable():
+  expected = next(requirement.expected() for requirement in REQUIREMENTS if requirement.field == 'model.encoder')
+  assert expected
+  for encoder in expected:
+    check_streamable(build_streaming(encoder=encoder))
+
+
 def test_an_empty_source_is_past_its_end():
   model = build_streaming()
   emitted = list(StreamingDecoder(model, max_length=T)(random_params(model, 0)['params'], []))
@@ -189,8 +197,8 @@ def test_time_is_linear_and_tokens_are_emitted_before_the_source_ends(alignment,
     ({'alignment': 'softmax'}, "model.attention.alignment is 'softmax'; expected one of: mocha, monotonic"),
     ({'score': 'coverage'}, "model.attention.score is 'coverage'; expected one of: additive, "),
     ({'heads': 2}, 'streaming needs one head, but model.attention.heads is 2; expected one of: 1'),
-    ({'encoder': 'birnn(features=10)'}, """model.encoder is 'birnn'; expected one of: rnn.direction="forward"."""),
-    ({'encoder': 'rnn(features=10, direction="backward")'}, "model.encoder is 'rnn'; expected one of: rnn.direction="),
+    ({'encoder': 'birnn(features=10)'}, """'birnn'; expected one of: act.direction="forward"., rnn.direct"""),
+    ({'encoder': 'rnn(features=10, direction="backward")'}, "model.encoder is 'rnn'; expected one of: act.direct"),
   ],
 )
 def test_models_that_need_the_complete_source_raise(options, message):

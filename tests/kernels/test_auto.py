@@ -1,5 +1,6 @@
 """The implementation auto chooses by pair, size and device."""
 
+import jax
 import jax.numpy as jnp
 
 import attention_jax as aj
@@ -43,9 +44,9 @@ def test_auto_estimates_on_accelerators_and_logs_it(monkeypatch):
   memory = aj.Memory(query, query, jnp.ones(2, bool))
   product = lookup_rows('scaled_dot', 'softmax')
   with compile_for('gpu'):
-    choices = [auto.choose_implementation(*product, n, (query, memory)) for n in (2**22 - 1, 2**22)]
+    choices = [auto.choose_implementation(*product, n, ({}, query, memory)) for n in (2**22 - 1, 2**22)]
     assert choices == ['xla', 'cudnn']
-    assert auto.choose_implementation(*product, 2**22, (query.astype(jnp.float32), memory)) == 'xla'
+    assert auto.choose_implementation(*product, 2**22, ({}, query.astype(jnp.float32), memory)) == 'xla'
     assert auto.describe_choice(*product) == (
       f'xla, cudnn (16-bit) from T S = {2**22}; estimated, not measured on a gpu'
     )
@@ -53,6 +54,29 @@ def test_auto_estimates_on_accelerators_and_logs_it(monkeypatch):
     assert auto.choose_implementation(*lookup_rows('additive', 'softmax'), 2**10) == 'pallas_additive'
     assert auto.describe_choice(*product) == 'xla'
   assert 'estimated' not in auto.describe_choice(*product)
+
+
+def test_auto_saves_memory_for_types_that_a_kernel_does_not_support(monkeypatch):
+  monkeypatch.setattr(auto, 'MIN_SCORES', MIN_SCORES)
+  query = jax.ShapeDtypeStruct((2, 8), jnp.float64)
+  inputs = ({}, query, aj.Memory(query, query, jnp.ones(2, bool)))
+  additive = lookup_rows('additive', 'softmax')
+  with compile_for('gpu'):
+    assert [auto.choose_implementation(*additive, n, inputs) for n in (2**18, 2**20)] == ['xla', 'chunked']
+    assert auto.choose_implementation(*additive, 2**20) == 'pallas_additive'
+
+
+def test_auto_leaves_out_widths_that_a_kernel_does_not_support(monkeypatch):
+  monkeypatch.setattr(auto, 'MIN_SCORES', MIN_SCORES)
+  query = jnp.zeros([2, 8], jnp.bfloat16)
+  memory = aj.Memory(query, query, jnp.ones(2, bool))
+  choices = []
+  for score in ('low_rank(rank=128)', 'low_rank(rank=130)'):
+    params = aj.init_params(jax.random.key(0), score=score, query=8, key=8, features=8)
+    with compile_for('gpu'):
+      inputs = (params, query, memory)
+      choices.append(auto.choose_implementation(*lookup_rows(score, 'softmax'), 2**22, inputs))
+  assert choices == ['cudnn', 'xla']
 
 
 def test_auto_runs_its_choice(monkeypatch):

@@ -156,3 +156,6 @@ def test_unsupported_types_and_widths_raise(xla_kernel):
       attend('cudnn', inputs)
   with pytest.raises(aj.UserError, match='features must be at most 128, got 130'):
     attend('cudnn', make_inputs(features=130))
+  params = aj.init_params(jax.random.key(0), score='low_rank(rank=130)', query=D, key=D, features=D)
+  with pytest.raises(aj.UserError, match='features must be at most 128, got 130'):
+    attend('cudnn', make_inputs(), score='low_rank(rank=130)', params=params)

@@ -1,5 +1,7 @@
 """Exported runs: the same parameters and predictions, fewer files, one line where they cannot be used."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -51,6 +53,16 @@ def test_a_changed_file_is_noticed(trained, tmp_path):
   (folder / 'vocabulary.source.json').write_text('{}', 'utf-8')
   with pytest.raises(UserError, match=r'vocabulary\.source\.json has changed'):
     open_run(folder)
+
+
+def test_a_run_without_digests_is_exported(trained, tmp_path):
+  shutil.copytree(trained.folder, tmp_path / 'run')
+  (tmp_path / 'run' / 'digests.json').unlink()
+  export_run(tmp_path / 'run', tmp_path / 'exported')
+  exported, original = (open_run(folder) for folder in (tmp_path / 'exported', trained.folder))
+  jax.tree.map(np.testing.assert_array_equal, exported.params, original.params)
+  for name in ('config.json', 'vocabulary.source.json', 'results.json', 'data.json'):
+    assert (tmp_path / 'exported' / name).read_bytes() == (trained.folder / name).read_bytes()
 
 
 def test_training_in_it_is_an_error(config, exported):

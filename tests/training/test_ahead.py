@@ -130,6 +130,25 @@ def test_progress_names_the_shape():
     begin.set()
 
 
+def test_no_progress_once_all_shapes_are_compiled():
+  last = threading.Event()
+
+  def compile_for(batch, when_lowered):
+    when_lowered()
+    if batch.x.shape[1] == 3:
+      last.set()
+
+  def describe_when_compiled(_):
+    ahead.prepare(Batches()[0])
+    assert last.wait(60)
+    for shape in first_of_each_shape(Batches(), 0, 100):
+      ahead.prepare(shape)
+    return ahead.describe()  # the thread waits for this evaluation
+
+  with CompileAhead(compile_for, first_of_each_shape(Batches(), 0, 100), lambda is_stopped: None) as ahead:
+    assert ahead.release_before(describe_when_compiled)('state') == ''
+
+
 def test_an_error_in_the_thread_is_left_to_the_update():
   failed = threading.Event()
 

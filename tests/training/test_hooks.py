@@ -161,6 +161,8 @@ def test_patience():
   assert BestEvaluation(stale=5).stop_reason(0) is None
   assert BestEvaluation(1.0, 4, 2).stop_reason(3) is None
   assert BestEvaluation(1.0, 4, 3).stop_reason(3) == 'no improvement in 3 evaluations since step 4'
+  nan = float('nan')
+  assert best_of('min', (nan, nan)).stop_reason(2) == 'the metric to select by was NaN in all 2 evaluations'
 
 
 def make_evaluator(evaluate, checkpoints, **options):
