@@ -94,7 +94,12 @@ def changed_flags(config: Mapping[str, Any], base: Mapping[str, Any], common: st
     for field, value in values.items()
     if field not in ignored and _as_text(value) != _as_text(base_values.get(field))
   }
-  return ' '.join(f'--config.{field}={shlex.quote(_as_text(value))}' for field, value in changed.items())
+  return ' '.join(f'--config.{field}={_quote(_as_text(value))}' for field, value in changed.items())
+
+
+def _quote(text: str) -> str:
+  """The text as a shell reads it; in double quotes if it has single ones, which shlex would write as five characters."""
+  return f'"{text}"' if "'" in text and not set('"$`\\!') & set(text) else shlex.quote(text)
 
 
 def _as_text(value: Any) -> str:

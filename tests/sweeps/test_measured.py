@@ -1,5 +1,6 @@
 """Rows of result tables from the folders of runs and sweeps."""
 
+import shlex
 import statistics
 
 import pytest
@@ -47,6 +48,13 @@ def test_flags_are_those_that_change_the_experiment():
   assert flags == "--config.data.buckets='((4, 4),)' --config.training.steps=7"
   assert changed_flags(config, base_config(), '--config.training.steps=9') == "--config.data.buckets='((4, 4),)'"
   assert changed_flags({'data': {'buckets': [[4, 4]]}}, {'data': {'buckets': ((4, 4),)}}) == ''
+
+
+@pytest.mark.parametrize('text', ["birnn(rnn='lstm')", 'plain', 'a b', """both ' and \"""", "cost '$5'"])
+def test_a_shell_reads_quoted_values_back(text):
+  flags = changed_flags({'model': {'encoder': text}}, {'model': {'encoder': ''}})
+  assert shlex.split(flags) == [f'--config.model.encoder={text}']
+  assert '"\'"' not in flags or '"' in text or '$' in text
 
 
 def test_one_seed_has_no_deviation():
