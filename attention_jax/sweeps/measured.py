@@ -98,7 +98,7 @@ def changed_flags(config: Mapping[str, Any], base: Mapping[str, Any], common: st
 
 
 def _quote(text: str) -> str:
-  """The text as a shell reads it; in double quotes if it has single ones, which shlex would write as five characters."""
+  """The text as a shell reads it; in double quotes if it has single ones: shlex writes five characters for each."""
   return f'"{text}"' if "'" in text and not set('"$`\\!') & set(text) else shlex.quote(text)
 
 
