@@ -4,11 +4,14 @@ Only for tests that compile the same programs repeatedly: for others, writing th
 """
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+
+from experiments.process_settings import COMPILED
 
 
 @pytest.fixture(scope='session')
@@ -34,6 +37,22 @@ def cache_compilations(folder: Path):
   for name, value in previous.items():
     jax.config.update(name, value)
   compilation_cache.reset_cache()
+
+
+@contextlib.contextmanager
+def record_compilations() -> Iterator[list[str]]:
+  """Yields a list to which jax's event of each program that is compiled, or loaded from the cache, is appended."""
+  compiled = []
+
+  def record(event, seconds, **_):
+    if event == COMPILED:
+      compiled.append(event)
+
+  jax.monitoring.register_event_duration_secs_listener(record)
+  try:
+    yield compiled
+  finally:
+    jax.monitoring.unregister_event_duration_listener(record)
 
 
 @pytest.fixture(scope='package', autouse=True)

@@ -1,7 +1,6 @@
 """Copies on this machine of folders behind URLs, for data sets whose readers need files of a file system."""
 
 import contextlib
-import hashlib
 import json
 import posixpath
 from collections.abc import Callable, Iterator
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from attention_jax.atomic import write_atomic, write_text
 from attention_jax.data.files import cache_folder
-from attention_jax.data.urls import is_url
+from attention_jax.data.urls import copy_name, is_url
 from attention_jax.errors import UserError
 
 VERSIONS = '.versions.json'  # in a copy: the version of each file when it was downloaded
@@ -32,8 +31,7 @@ def local_copy(folder: str, part: str = '') -> str:
   import filelock
 
   url = folder.rstrip('/')
-  digest = hashlib.blake2b(url.encode(), digest_size=4).hexdigest()
-  copy = Path(cache_folder('data')) / f'{url.rpartition("/")[2]}-{digest}'
+  copy = Path(cache_folder('data')) / copy_name(url)
   try:
     (copy / part).mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(copy.with_name(f'{copy.name}.lock')):  # of several processes, one downloads

@@ -1,11 +1,20 @@
 """Files behind URLs, such as gs:// and s3://, which fsspec reads if the package of their file system is installed."""
 
+import hashlib
+
 from attention_jax.errors import UserError
 
 
 def is_url(path: str) -> bool:
   """Returns whether a path names a file system by a prefix such as 'gs://'."""
   return '://' in path
+
+
+def copy_name(url: str) -> str:
+  """Returns the name of the copy of a folder in a cache: readable, and unique by its digest."""
+  url = url.rstrip('/')
+  digest = hashlib.blake2b(url.encode(), digest_size=4).hexdigest()
+  return f'{url.rpartition("/")[2]}-{digest}'
 
 
 def read_url(path: str) -> bytes:

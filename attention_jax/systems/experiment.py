@@ -91,9 +91,9 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
     return _train_in(stack.enter_context(training_folder(folder, log)), config, log)
 
 
-def _train_in(training: TrainingFolder, config: Config, log: Log) -> Results | Summaries | None:
+def _train_in(opened: TrainingFolder, config: Config, log: Log) -> Results | Summaries | None:
   """Trains in a folder that has been opened."""
-  folder = training.path
+  folder = opened.path
   with peers.fail_together():
     check_run_files(folder)
     is_resumed = check_folder(folder, config, _complete_stored_config)
@@ -128,18 +128,17 @@ def _train_in(training: TrainingFolder, config: Config, log: Log) -> Results | S
         check_digests(folder, digests, log)
       stack.enter_context(lock_folder(folder.absolute(), log))
     folder = _prepare_run_folder(folder, config, system, initial, log)
-    training = training._replace(path=folder)
     with peers.fail_together():
       if jax.process_index() == 0:
         store_digests(folder, digests)
         add_file_digests(folder, [DIGESTS_FILE])
     runs = _prepare_runs(config, folder, system, initial, log)
-    return _train_and_evaluate(config, training, runs, system, initializer, batches, log)
+    return _train_and_evaluate(config, opened._replace(path=folder), runs, system, initializer, batches, log)
 
 
 def _train_and_evaluate(
   config: Config,
-  folder: TrainingFolder,
+  opened: TrainingFolder,
   runs: Sequence[tuple[Config, Path]],
   system: System,
   initializer: Callable[[int], Any],
@@ -148,14 +147,14 @@ def _train_and_evaluate(
 ) -> Results | Summaries | None:
   """Trains and evaluates after all checks have passed; `runs` and `batches` are those of each seed."""
   start = time.monotonic()
-  result = _fit(config, folder, [path for _, path in runs], system, initializer, batches)
+  result = _fit(config, opened, [path for _, path in runs], system, initializer, batches)
   seconds = time.monotonic() - start
   for reason in dict.fromkeys(result.reasons):
     log(f'{reason} ({seconds:.0f} s, {result.compilations} shapes compiled)')
   if any(isinstance(reason, InterruptReason) for reason in result.reasons):
     log(f'run the same command again to resume from step {result.step}')
     return None
-  folder.synchronize()
+  opened.synchronize()
   try:
     with stoppable(result.step):
       results = [_evaluate_and_store(run_config, path, system, log) for run_config, path in runs]
@@ -164,12 +163,12 @@ def _train_and_evaluate(
     return None
   if len(runs) == 1:
     return results[0]
-  return _summarize(folder.path, run_seeds(config), results, log)
+  return _summarize(opened.path, run_seeds(config), results, log)
 
 
 def _fit(
   config: Config,
-  folder: TrainingFolder,
+  opened: TrainingFolder,
   run_folders: Sequence[Path],
   system: System,
   initializer: Callable[[int], Any],
@@ -185,15 +184,15 @@ def _fit(
     'compile_evaluation': _make_compilation(system),
     'direction': 'max' if selectable_metrics(config)[training.select] else 'min',
     'mesh': system.training_mesh,
-    'after_save': folder.after_save,
-    'shared': folder.shared,
+    'after_save': opened.after_save,
+    'shared': opened.shared,
   }
   if len(batches) > 1:
     stacked = StackedBatches(batches)
     return fit_seeds(
-      folder.path, run_folders, training, stream=lambda start, stop: stream(stacked, start, stop), **options
+      opened.path, run_folders, training, stream=lambda start, stop: stream(stacked, start, stop), **options
     )
-  result = fit(folder.path, training, stream=lambda start, stop: stream(batches[0], start, stop), **options)
+  result = fit(opened.path, training, stream=lambda start, stop: stream(batches[0], start, stop), **options)
   return SeedResults(int(result.state.step), [result.reason], result.compilations)
 
 

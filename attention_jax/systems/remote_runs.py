@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-import hashlib
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +11,7 @@ import filelock
 import jax
 
 from attention_jax.data.files import cache_folder
+from attention_jax.data.urls import copy_name
 from attention_jax.errors import UserError
 from attention_jax.training import peers
 from attention_jax.training.paths import is_url, run_path
@@ -87,8 +88,9 @@ def _synchronize(remote: RemoteFolder, uploader: Uploader | None) -> None:
     if uploader:
       uploader.finish()
   with peers.fail_together():
-    if not uploader:
-      remote.pull(_do_nothing, read_only=True)
+    if not uploader and not remote.pull(_do_nothing, read_only=True):
+      shutil.rmtree(remote.local)  # of an earlier run behind the same URL
+      remote.local.mkdir()
 
 
 def _purpose() -> str:
@@ -119,7 +121,5 @@ def upload_outputs(log: Log) -> None:
 
 
 def _working_copy(url: str, purpose: str) -> Path:
-  """The folder of a working copy in the cache of the user; the name is readable, and unique by its digest."""
-  url = url.rstrip('/')
-  digest = hashlib.blake2b(url.encode(), digest_size=4).hexdigest()
-  return Path(cache_folder('runs')) / f'{url.rpartition("/")[2]}-{digest}' / purpose
+  """The folder of a working copy in the cache of the user."""
+  return Path(cache_folder('runs')) / copy_name(url) / purpose

@@ -13,7 +13,7 @@ class CompileAhead(contextlib.AbstractContextManager):
   """Compiles the update of every batch shape in the order in which the shapes occur, each once, then the evaluation.
 
   The training thread calls `prepare(batch)` before each update. It compiles a shape that is not begun yet, and
-  waits for one that is being compiled. It evaluates by the function of `release_before`. The programs, and with them
+  waits for one that is being compiled. Its evaluations are wrapped by `release_before`. The programs, and with them
   all numbers, are the same as without this thread. On exit the thread stops after the program that it is compiling.
 
   The thread begins when the first shape has been lowered. Tracing and lowering hold the lock of the interpreter, so
@@ -71,9 +71,9 @@ class CompileAhead(contextlib.AbstractContextManager):
       self._ready[key].wait()
 
   def release_before(self, evaluate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns `evaluate`, to be called by the training thread.
+    """Returns `evaluate` for the training thread, which waits for the program of the evaluation that is being compiled.
 
-    It waits for the program that this thread is compiling for it, and compiles the others itself.
+    It compiles the programs that are left itself.
     """
 
     def evaluate_alone(state: Any) -> Any:

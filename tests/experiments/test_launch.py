@@ -12,6 +12,7 @@ import pytest
 
 import attention_jax as aj
 from experiments import process_settings
+from tests.compiled import record_compilations
 from tests.experiments.helpers import run, tiny_arguments
 from tests.experiments.test_bad_input import assert_user_error
 from tests.sampled_cases import sample_cases
@@ -318,14 +319,6 @@ def test_memory_is_returned_after_programs_that_took_long_to_compile(monkeypatch
 
 
 def test_jax_reports_compilations_under_that_name():
-  events = []
-
-  def record(event, seconds, **_):
-    events.append(event)
-
-  jax.monitoring.register_event_duration_secs_listener(record)
-  try:
+  with record_compilations() as compiled:
     jax.jit(lambda x: x + 41)(np.float32(1))
-  finally:
-    jax.monitoring.unregister_event_duration_listener(record)
-  assert process_settings.COMPILED in events
+  assert compiled

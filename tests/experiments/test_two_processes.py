@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -156,6 +157,11 @@ def test_what_process_0_has_not_uploaded_reaches_the_other_processes(task, tmp_p
   assert 'all 3 steps are done' in first and 'step 3/3' not in first
   assert Checkpoints(next(tmp_path.glob('1/attention_jax/runs/run-*/train_1')), read_only=True).latest() == 3
   assert json.loads((tmp_path / 'bucket' / 'run' / 'saved.json').read_text('utf-8'))['checkpoints'] == 3
+
+  for path in (tmp_path / 'bucket', tmp_path / '0'):  # process 1 has a copy of a run that is gone
+    shutil.rmtree(path)
+  first, _ = train('--config.training.steps=1')
+  assert 'starting at step 0 of 1' in first
 
 
 @pytest.mark.parametrize(

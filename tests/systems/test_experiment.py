@@ -24,6 +24,7 @@ from attention_jax.systems.translation import TranslationSystem
 from attention_jax.training.partition import replicate
 from attention_jax.training.state import TrainState, describe_state
 from attention_jax.training.writers import read_metrics
+from tests.compiled import record_compilations
 from tests.experiments.helpers import write_task
 from tests.experiments.train_every_system import CONFIGS, configs, shrink_tasks
 from tests.systems.helpers import read_tree, tiny_config, train_quietly
@@ -285,22 +286,6 @@ def test_stored_configs_of_earlier_versions_get_the_defaults_of_new_fields():
   assert experiment._complete_stored_config(config) == default_config().to_dict()
 
 
-def count_compilations(call):
-  """Returns how many programs `call` compiled, or loaded from the persistent cache."""
-  compiled = []
-
-  def record(name, seconds, **_):
-    if name.endswith('backend_compile_duration'):
-      compiled.append(name)
-
-  jax.monitoring.register_event_duration_secs_listener(record)
-  try:
-    call()
-  finally:
-    jax.monitoring.unregister_event_duration_listener(record)
-  return len(compiled)
-
-
 @pytest.mark.parametrize(
   'name', ['translation', *(pytest.param(name, marks=pytest.mark.long) for name in CONFIGS if name != 'translation')]
 )
@@ -311,5 +296,8 @@ def test_the_programs_of_a_validation_are_compiled_before(name, tmp_path, monkey
   params = system.initializer()(0)
   state = describe_state(replicate(TrainState(np.int32(0), params, (), (), {}), system.training_mesh))
   compile_validation = experiment._make_compilation(system)
-  assert count_compilations(lambda: compile_validation(state, lambda: False)) > 0
-  assert count_compilations(lambda: system.evaluate(params, 'validation', beams=1)) == 0
+  with record_compilations() as before:
+    compile_validation(state, lambda: False)
+  with record_compilations() as during:
+    system.evaluate(params, 'validation', beams=1)
+  assert before and not during

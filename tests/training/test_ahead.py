@@ -14,6 +14,7 @@ from attention_jax.training.ahead import CompileAhead
 from attention_jax.training.partition import make_mesh, replicate, shard_batch
 from attention_jax.training.state import describe_state, init_state
 from attention_jax.training.step import make_train_step
+from tests.compiled import record_compilations
 
 
 class Batch(NamedTuple):
@@ -62,19 +63,10 @@ def test_an_update_uses_the_program_that_was_compiled_ahead():
   step, state = make_step()
   expected, _ = make_step()[0](make_step()[1], Batches()[5])
   step.compile_for(describe_state(state), Batches()[5])
-  compiled = []
-
-  def record(name, seconds, **_):
-    if name.endswith('backend_compile_duration'):
-      compiled.append(name)
-
-  jax.monitoring.register_event_duration_secs_listener(record)
-  try:
-    batch = shard_batch(Batches()[5], step.mesh)
+  batch = shard_batch(Batches()[5], step.mesh)
+  with record_compilations() as compiled:
     new_state, _ = step.update(step.root, state, batch)
-    assert not compiled
-  finally:
-    jax.monitoring.unregister_event_duration_listener(record)
+  assert not compiled
   np.testing.assert_array_equal(new_state.params['w'], expected.params['w'])
 
 
