@@ -55,6 +55,11 @@ def record_compilations() -> Iterator[list[str]]:
     jax.monitoring.unregister_event_duration_listener(record)
 
 
+def shapes_of(state):
+  """Returns the shapes, dtypes and shardings of the arrays of a state."""
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+
+
 @pytest.fixture(scope='package', autouse=True)
 def shared_compilation_cache(compilation_cache_folder):
   """Caches the compilations of a package whose conftest.py imports this and `compilation_cache_folder`."""

@@ -156,14 +156,14 @@ def _state_before(
     steps = [step for step in checkpoints.steps() if step < update]
     if not steps:
       return initial_state()
-    shapes = several.state_shapes() if several else initial_state.shapes()
+    shapes = several.state_shapes() if several else initial_state.shapes
     state, _ = checkpoints.restore(shapes, step=steps[-1])
   finally:
     checkpoints.close()
   if several is None:
     return state
   run_state = jax.tree.map(lambda x: x[index], fetch(state))
-  return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), run_state, initial_state.shapes())
+  return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), run_state, initial_state.shapes)
 
 
 def _check_unchanged(update: int, batch: Any, stored: dict[str, np.ndarray]) -> None:

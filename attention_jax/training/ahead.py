@@ -1,5 +1,6 @@
-"""Compiles what comes later in a thread, while training runs on the shapes that are ready: updates, then evaluation."""
+"""Prepares what comes later in a thread: the first state, the updates of later shapes, the evaluation."""
 
+import concurrent.futures
 import contextlib
 import contextvars
 import threading
@@ -12,12 +13,14 @@ import jax
 class CompileAhead(contextlib.AbstractContextManager):
   """Compiles the update of every batch shape in the order in which the shapes occur, each once, then the evaluation.
 
-  The training thread calls `prepare(batch)` before each update. It compiles a shape that is not begun yet, and
-  waits for one that is being compiled. Its evaluations are wrapped by `release_before`. The programs, and with them
-  all numbers, are the same as without this thread. On exit the thread stops after the program that it is compiling.
+  The training thread calls `first_state()` if `make_state` is set, and `prepare(batch)` before each update. It compiles
+  a shape that is not begun yet, and waits for one that is being compiled. Its evaluations are wrapped by
+  `release_before`. The programs, and with them all numbers, are the same as without this thread. On exit the thread
+  stops after the program that it is compiling.
 
-  The thread begins when the first shape has been lowered. Tracing and lowering hold the lock of the interpreter, so
-  that the first update would wait for those of later shapes.
+  The thread computes the first state while the training thread compiles the first shape. Later shapes wait until that
+  shape has been lowered: tracing and lowering hold the lock of the interpreter, so that the first update would wait for
+  those of later shapes.
 
   With several processes there is no thread: compilers of GPUs exchange measurements between processes, which must
   therefore compile the same programs in the same order.
@@ -28,6 +31,7 @@ class CompileAhead(contextlib.AbstractContextManager):
     batches: one batch of each shape, in the order in which the shapes occur.
     compile_evaluation: compiles the programs of an evaluation; its argument returns whether it should stop. None for
       no evaluation.
+    make_state: returns the state before the first update; it compiles programs of its own. None for a resumed run.
   """
 
   def __init__(
@@ -35,10 +39,14 @@ class CompileAhead(contextlib.AbstractContextManager):
     compile_for: Callable[[Any, Callable[[], None]], None],
     batches: Iterable[Any],
     compile_evaluation: Callable[[Callable[[], bool]], None] | None = None,
+    make_state: Callable[[], Any] | None = None,
   ):
     self._compile_for = compile_for
-    self._batches = batches
+    self._later = iter(batches)
+    self._first = next(self._later, None)
     self._compile_evaluation = compile_evaluation
+    self._make_state = make_state
+    self._state = concurrent.futures.Future()
     self._evaluation = threading.Lock()  # held while evaluation programs are compiled here
     self._is_released = threading.Event()  # set when the training thread evaluates
     self._ready: dict[Hashable, threading.Event] = {}  # of the shapes that a thread has begun or compiled
@@ -60,6 +68,14 @@ class CompileAhead(contextlib.AbstractContextManager):
     self._lowered.set()
     if self._thread:
       self._thread.join()
+
+  def first_state(self) -> Any:
+    """Returns the state before the first update, when that state and the first shape are ready."""
+    if not self._thread:
+      self._compute_state()
+    elif self._first is not None:
+      self.prepare(self._first)
+    return self._state.result()
 
   def prepare(self, batch: Any) -> None:
     """Returns when the update of a batch is compiled."""
@@ -104,7 +120,15 @@ class CompileAhead(contextlib.AbstractContextManager):
       self._ready[key] = threading.Event()
       return self._ready[key]
 
+  def _compute_state(self) -> None:
+    try:
+      self._state.set_result(self._make_state())
+    except BaseException as error:
+      self._state.set_exception(error)
+
   def _compile_all(self) -> None:
+    if self._make_state:
+      self._compute_state()
     self._compile_updates()
     if not self._compile_evaluation:
       return
@@ -117,13 +141,13 @@ class CompileAhead(contextlib.AbstractContextManager):
 
   def _compile_updates(self) -> None:
     batches = []
-    for batch in self._batches:
+    for batch in self._later:
       if self._closed.is_set():
         return
       batches.append(batch)
-    self._known = len(batches)
+    self._known = 1 + len(batches)
     self._lowered.wait()
-    for batch in batches[1:]:  # the training thread begins with the first
+    for batch in batches:
       if self._closed.is_set():
         return
       ready = self._begin(_shapes(batch))

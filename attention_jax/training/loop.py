@@ -17,7 +17,7 @@ from attention_jax.specs import Count, Fraction, NonNegative, Size, check_fields
 from attention_jax.training.ahead import CompileAhead
 from attention_jax.training.anneal import apply_schedules, make_anneal
 from attention_jax.training.checkpoint import Checkpoints
-from attention_jax.training.clock import TrainingClock
+from attention_jax.training.clock import COMPILATION, TrainingClock
 from attention_jax.training.compiling import compiler_options
 from attention_jax.training.hooks import (
   BestEvaluation,
@@ -33,7 +33,7 @@ from attention_jax.training.incidents import BatchRecorder
 from attention_jax.training.loss import Loss
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import constrain, make_mesh, process_share, state_shardings
-from attention_jax.training.state import TrainState, count_parameters, describe_state, init_state
+from attention_jax.training.state import TrainState, count_parameters, init_state
 from attention_jax.training.step import TrainStep, make_train_step
 from attention_jax.training.writers import JsonLines, Progress, TensorBoard
 
@@ -208,23 +208,25 @@ def fit(
     checkpoints = Checkpoints(folder, training.keep, training.checkpoint_every, shared=shared)
     stack.enter_context(contextlib.closing(checkpoints))
     best = BestEvaluation()
-    if restored := checkpoints.resume(initial_state.shapes):
+    start = 0
+    if restored := checkpoints.resume(lambda: initial_state.shapes):
       state, host = restored
       best = BestEvaluation(**host['best'])
-    else:
-      state = initial_state()
-    start = int(state.step)
-    reason = best.stop_reason(training.patience)
-    if not reason and start >= training.steps:
-      reason = finished_reason(start)
-    if reason:
-      return FitResult(state, reason, best, 0)
+      start = int(state.step)
+      reason = best.stop_reason(training.patience)
+      if not reason and start >= training.steps:
+        reason = finished_reason(start)
+      if reason:
+        return FitResult(state, reason, best, 0)
 
-    described = describe_state(state)
-    compile_for = functools.partial(train_step.compile_for, described)
-    if compile_evaluation:
-      compile_evaluation = functools.partial(compile_evaluation, described)
-    ahead = stack.enter_context(CompileAhead(compile_for, shapes(start, training.steps), compile_evaluation))
+    described = initial_state.shapes
+    ahead = CompileAhead(
+      functools.partial(train_step.compile_for, described),
+      shapes(start, training.steps),
+      functools.partial(compile_evaluation, described) if compile_evaluation else None,
+      None if restored else initial_state,
+    )
+    stack.enter_context(ahead)
     writers = _open_writers(Path(folder), start, training.steps, ahead.describe, stack)
     clock = TrainingClock()
     evaluator = None
@@ -256,6 +258,9 @@ def fit(
       ahead.prepare(batch)
       return train_step(state, batch)
 
+    if not restored:
+      with clock.paused(COMPILATION):
+        state = ahead.first_state()
     timed_step = clock.timed_step(make_update, train_step.compilations)
     state, reason = train_loop(timed_step, state, clock.timed_stream(stream), hooks, start, training.steps)
     if jax.process_index() == 0:
@@ -305,8 +310,9 @@ class StateInitializer:
     initializer._seeds = [seed]
     return initializer
 
+  @functools.cached_property
   def shapes(self) -> TrainState:
-    """Returns the shapes, dtypes and shardings of the state, without computing values."""
+    """The shapes, dtypes and shardings of the state, for which no values are computed."""
     state = jax.eval_shape(lambda: self._build_state([self._params(seed) for seed in self._seeds]))
     return jax.tree.map(
       lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout), state, self._shardings(state)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from attention_jax.training.ahead import CompileAhead
 from attention_jax.training.checkpoint import Checkpoints
-from attention_jax.training.clock import TrainingClock
+from attention_jax.training.clock import COMPILATION, TrainingClock
 from attention_jax.training.hooks import (
   BestEvaluation,
   CheckpointSaver,
@@ -31,7 +31,7 @@ from attention_jax.training.loop import Training, finished_reason, make_evaluato
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import make_mesh, process_share
 from attention_jax.training.side_by_side import prepare_side_by_side
-from attention_jax.training.state import TrainState, describe_state
+from attention_jax.training.state import TrainState
 from attention_jax.training.writers import JsonLines, Progress, TensorBoard
 
 
@@ -201,23 +201,25 @@ def fit_seeds(
     stack.enter_context(contextlib.closing(checkpoints))
     best = [BestEvaluation()] * len(seeds)
     stopped = {}
+    start = 0
     if restored := checkpoints.resume(side_by_side.state_shapes):
       stacked, host = restored
       states = side_by_side.unstack(stacked)
       best = [BestEvaluation(**fields) for fields in host['best']]
       stopped = {int(i): reason for i, reason in host['stopped'].items()}  # JSON has string keys
-    else:
-      states = side_by_side.init_states()
-    start = int(side_by_side.select(states, 0).step)
+      start = int(side_by_side.select(states, 0).step)
     clock = TrainingClock()
     if len(stopped) == len(seeds) or start >= training.steps:
       reasons = [stopped.get(i, finished_reason(training.steps)) for i in range(len(seeds))]
       return SeedResults(start, reasons, 0)
 
-    compile_for = functools.partial(side_by_side.compile_for, describe_state(states))
-    if compile_evaluation:
-      compile_evaluation = functools.partial(compile_evaluation, describe_state(side_by_side.select(states, 0)))
-    ahead = stack.enter_context(CompileAhead(compile_for, shapes(start, training.steps), compile_evaluation))
+    ahead = CompileAhead(
+      side_by_side.compile_for,
+      shapes(start, training.steps),
+      functools.partial(compile_evaluation, side_by_side.run_shapes()) if compile_evaluation else None,
+      None if restored else side_by_side.init_states,
+    )
+    stack.enter_context(ahead)
     make_run_evaluator = None
     if evaluate:
       evaluate = ahead.release_before(evaluate)
@@ -250,6 +252,9 @@ def fit_seeds(
       ahead.prepare(jax.tree.map(lambda x: x[0], batch))
       return side_by_side(states, batch, runs.live)
 
+    if not restored:
+      with clock.paused(COMPILATION):
+        states = ahead.first_state()
     timed_step = clock.timed_step(step_live_runs, side_by_side.compilations)
     states, reason = train_loop(timed_step, states, clock.timed_stream(stream), hooks, start, training.steps)
     if jax.process_index() == 0:

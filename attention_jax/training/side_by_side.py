@@ -36,6 +36,10 @@ class SideBySide(abc.ABC):
     """Returns the shapes, dtypes and shardings of what `stack` returns."""
 
   @abc.abstractmethod
+  def run_shapes(self) -> TrainState:
+    """Returns the shapes, dtypes and shardings of what `select` returns."""
+
+  @abc.abstractmethod
   def select(self, states: Any, run: int) -> TrainState:
     """Returns the state of one run."""
 
@@ -48,11 +52,10 @@ class SideBySide(abc.ABC):
     """Inverse of `stack`."""
 
   @abc.abstractmethod
-  def compile_for(self, states: Any, batch: Any, when_lowered: Callable[[], None]) -> None:
+  def compile_for(self, batch: Any, when_lowered: Callable[[], None]) -> None:
     """Compiles the update for the shapes of a batch of one run, see TrainStep.compile_for.
 
     Args:
-      states: what `describe_state` returns for the states.
       batch: a batch of one run.
       when_lowered: called before the compilers start.
     """
@@ -69,9 +72,8 @@ class Stacked(SideBySide):
     self._train_step = train_step
     self._initializer = initializer
     # The state of one run is replicated over all devices, as if it were trained alone.
-    self._select = jax.jit(
-      lambda states, i: jax.tree.map(lambda x: x[i], states), out_shardings=sharding(train_step.mesh, 'state')
-    )
+    self._layout = sharding(train_step.mesh, 'state')
+    self._select = jax.jit(lambda states, i: jax.tree.map(lambda x: x[i], states), out_shardings=self._layout)
 
   def __call__(self, states, batches, live):
     return self._train_step(states, batches, live)
@@ -80,7 +82,13 @@ class Stacked(SideBySide):
     return self._initializer()
 
   def state_shapes(self):
-    return self._initializer.shapes()
+    return self._initializer.shapes
+
+  def run_shapes(self):
+    def remove_axis(x):
+      return jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=self._layout)
+
+    return jax.tree.map(remove_axis, self.state_shapes())
 
   def select(self, states, run):
     return self._select(states, run)
@@ -91,9 +99,10 @@ class Stacked(SideBySide):
   def unstack(self, stacked):
     return stacked
 
-  def compile_for(self, states, batch, when_lowered):
+  def compile_for(self, batch, when_lowered):
     runs = len(self._train_step.root)
-    self._train_step.compile_for(states, jax.tree.map(lambda x: np.stack([x] * runs), batch), when_lowered)
+    batch = jax.tree.map(lambda x: np.stack([x] * runs), batch)
+    self._train_step.compile_for(self.state_shapes(), batch, when_lowered)
 
   def compilations(self):
     return self._train_step.compilations()
@@ -132,7 +141,10 @@ class Separate(SideBySide):
     def add_axis(x):
       return jax.ShapeDtypeStruct((len(self._initializers), *x.shape), x.dtype, sharding=self._layout)
 
-    return jax.tree.map(add_axis, self._initializers[0].shapes())
+    return jax.tree.map(add_axis, self.run_shapes())
+
+  def run_shapes(self):
+    return self._initializers[0].shapes
 
   def select(self, states, run):
     return states[run]
@@ -142,14 +154,14 @@ class Separate(SideBySide):
 
   def unstack(self, stacked):
     stacked = fetch(stacked)
-    shapes = self._initializers[0].shapes()
+    shapes = self.run_shapes()
     return [
       jax.tree.map(lambda x, like, i=i: jax.device_put(x[i], like.sharding), stacked, shapes)
       for i in range(len(self._train_steps))
     ]
 
-  def compile_for(self, states, batch, when_lowered):
-    self._train_steps[0].compile_for(states[0], batch, when_lowered)
+  def compile_for(self, batch, when_lowered):
+    self._train_steps[0].compile_for(self.run_shapes(), batch, when_lowered)
 
   def compilations(self):
     return self._train_steps[0].compilations()

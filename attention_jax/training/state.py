@@ -57,11 +57,6 @@ def init_state(
   return TrainState(step, copy_params(), optimizer.init(params), copy_params() if average else (), means)
 
 
-def describe_state(state: Any) -> Any:
-  """Returns the shapes, dtypes and shardings of a state, which remain when its arrays have been donated."""
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-
-
 def update_average(average: Any, params: Any, step: jax.Array, decay: float) -> Any:
   """average ← d · average + (1 − d) · params with d = min(decay, (1 + n) / (10 + n)) at update n.
 

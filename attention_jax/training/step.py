@@ -88,7 +88,7 @@ class TrainStep:
     The optimiser, which is compiled once, is compiled in a thread of its own.
 
     Args:
-      state: shapes, dtypes and shardings of the state, see `state.describe_state`.
+      state: shapes, dtypes and shardings of the state, see StateInitializer.shapes.
       batch: a batch.
       when_lowered: called before the compilers start, which need no lock of the interpreter.
     """

@@ -22,9 +22,9 @@ from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import open_run
 from attention_jax.systems.translation import TranslationSystem
 from attention_jax.training.partition import replicate
-from attention_jax.training.state import TrainState, describe_state
+from attention_jax.training.state import TrainState
 from attention_jax.training.writers import read_metrics
-from tests.compiled import record_compilations
+from tests.compiled import record_compilations, shapes_of
 from tests.experiments.helpers import write_task
 from tests.experiments.train_every_system import CONFIGS, configs, shrink_tasks
 from tests.systems.helpers import read_tree, tiny_config, train_quietly
@@ -294,7 +294,7 @@ def test_the_programs_of_a_validation_are_compiled_before(name, tmp_path, monkey
   ((_, config),) = configs(write_task(tmp_path), [name])
   system = SYSTEMS[name].load(fill_defaults(config, 'the config'), None)
   params = system.initializer()(0)
-  state = describe_state(replicate(TrainState(np.int32(0), params, (), (), {}), system.training_mesh))
+  state = shapes_of(replicate(TrainState(np.int32(0), params, (), (), {}), system.training_mesh))
   compile_validation = experiment._make_compilation(system)
   with record_compilations() as before:
     compile_validation(state, lambda: False)

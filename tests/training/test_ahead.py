@@ -12,9 +12,9 @@ import pytest
 from attention_jax.data.pipeline import first_of_each_shape
 from attention_jax.training.ahead import CompileAhead
 from attention_jax.training.partition import make_mesh, replicate, shard_batch
-from attention_jax.training.state import describe_state, init_state
+from attention_jax.training.state import init_state
 from attention_jax.training.step import make_train_step
-from tests.compiled import record_compilations
+from tests.compiled import record_compilations, shapes_of
 
 
 class Batch(NamedTuple):
@@ -62,7 +62,7 @@ def make_step():
 def test_an_update_uses_the_program_that_was_compiled_ahead():
   step, state = make_step()
   expected, _ = make_step()[0](make_step()[1], Batches()[5])
-  step.compile_for(describe_state(state), Batches()[5])
+  step.compile_for(shapes_of(state), Batches()[5])
   batch = shard_batch(Batches()[5], step.mesh)
   with record_compilations() as compiled:
     new_state, _ = step.update(step.root, state, batch)
@@ -103,6 +103,43 @@ def test_the_thread_begins_when_the_first_shape_is_lowered():
   with CompileAhead(compile_for, first_of_each_shape(Batches(), 0, 100)) as ahead:
     ahead.prepare(Batches()[0])
   assert order[:3] == ['lowering', 'lowered', 2]
+
+
+def test_the_first_state_is_computed_while_the_first_shape_is_compiled():
+  began = threading.Event()
+  computed = threading.Event()
+
+  def compile_for(batch, when_lowered):
+    began.set()
+    when_lowered()
+    assert computed.wait(60)
+
+  def make_state():
+    assert began.wait(60)
+    computed.set()
+    return threading.current_thread().name
+
+  with CompileAhead(compile_for, first_of_each_shape(Batches(), 0, 100), make_state=make_state) as ahead:
+    assert ahead.first_state() == 'compile ahead'
+
+
+def test_the_first_state_without_shapes_or_with_several_processes(monkeypatch):
+  with CompileAhead(compile_at_once, (), make_state=lambda: 3) as ahead:
+    assert ahead.first_state() == 3
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  shapes = []
+  with CompileAhead(shapes.append, first_of_each_shape(Batches(), 0, 100), make_state=lambda: 3) as ahead:
+    assert ahead.first_state() == 3
+  assert not shapes
+
+
+def test_an_error_of_the_first_state_is_raised():
+  def fail():
+    raise ValueError('no parameters')
+
+  ahead = CompileAhead(compile_at_once, first_of_each_shape(Batches(), 0, 100), make_state=fail)
+  with ahead, pytest.raises(ValueError, match='no parameters'):
+    ahead.first_state()
 
 
 def test_progress_names_the_shape():
