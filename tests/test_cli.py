@@ -23,8 +23,15 @@ MAX_LEAN_BYTES = 300_000
 # The two newest minor versions of jax; pyproject.toml requires the older one.
 OLDEST_JAX = '0.9'
 NEWEST_JAX = '0.10'
+WITH_JAX_ALONE = """
+from importlib import util
+import attention_jax as aj
+import jax.numpy as jnp
+aj.attend(*3 * [jnp.ones((3, 5))])
+assert not any(util.find_spec(name) for name in ('flax', 'jaxtyping', 'optax'))
+"""
 EXTRAS = {
-  '': ['python', '-c', 'import attention_jax as aj, jax.numpy as jnp; aj.attend(*3 * [jnp.ones((3, 5))])'],
+  '': ['python', '-c', WITH_JAX_ALONE],
   'plots': ['python', '-c', "import attention_jax as aj; aj.analysis.heatmap([[1.0]], ['a'], ['b'], 'a.png')"],
   'interop': ['python', '-c', 'import flatbuffers, safetensors.numpy; from attention_jax.modules import weights'],
   'train': [

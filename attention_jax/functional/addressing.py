@@ -5,8 +5,8 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
 
+from attention_jax.annotations import Array, Float, Int
 from attention_jax.functional.dense import Mask, Scores, Weights, check_single_query, softmax
 from attention_jax.functional.masking import at_least_float32, zero_masked
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
 
+from attention_jax.annotations import Array, Bool, Float, Int
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.masking import Dimension, accumulation_dtype, vary_like, zero_masked

@@ -13,8 +13,8 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
 
+from attention_jax.annotations import Array, Bool, Float, Int
 from attention_jax.functional.dense import subtract_max
 from attention_jax.functional.masking import at_least_float32, zero_masked
 

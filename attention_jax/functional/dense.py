@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
 
+from attention_jax.annotations import Array, Bool, Float
 from attention_jax.errors import UserError
 from attention_jax.functional.masking import at_least_float32, min_finite
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
 
+from attention_jax.annotations import Array, Bool, Float, Int
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.dense import hardmax, softmax

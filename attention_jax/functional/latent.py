@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
+from attention_jax.annotations import Array, Float
 from attention_jax.functional.dense import Mask, Scores, Weights, check_single_query, softmax
 from attention_jax.functional.masking import Dimension, at_least_float32
 from attention_jax.functional.monotonic import LOG_ZERO, init_forward, linear_recurrence

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
 
+from attention_jax.annotations import Array, Bool, Float, Int
 from attention_jax.errors import UserError
 from attention_jax.functional.dense import Mask, Scores, Weights, check_single_query, smoothed, softmax
 from attention_jax.functional.masking import at_least_float32

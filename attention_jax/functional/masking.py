@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
 
+from attention_jax.annotations import Array, Bool, Float, Int
 from attention_jax.errors import UserError
 
 Dimension = Any  # an int, or a symbolic dimension of jax.export

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
+from attention_jax.annotations import Array, Float
 from attention_jax.functional.dense import (
   Mask,
   Scores,

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
 
+from attention_jax.annotations import Array, Float, Int
 from attention_jax.errors import UserError
 from attention_jax.functional.dense import (
   Mask,

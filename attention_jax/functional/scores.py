@@ -7,8 +7,8 @@ the attention step supplies.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
+from attention_jax.annotations import Array, Float
 from attention_jax.errors import UserError
 from attention_jax.functional.masking import accumulation_dtype, at_least_float32
 from attention_jax.functional.table import Param, Product, ReverseMode, Row, TanhSum, check_table

@@ -6,8 +6,8 @@ output, not through the sort or the bisection: with s = p^(2 - α) on the suppor
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
+from attention_jax.annotations import Array, Float
 from attention_jax.errors import UserError
 from attention_jax.functional.dense import Mask, Scores, Weights, check_single_query, normalised, subtract_max
 from attention_jax.functional.masking import at_least_float32, vary_like

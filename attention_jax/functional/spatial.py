@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+
+from attention_jax.annotations import Array, Float
 
 
 def affine_grid(theta: Float[Array, '2 3'], height: int, width: int) -> Float[Array, 'height width 2']:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
 
+from attention_jax.annotations import Array, Bool, Float
 from attention_jax.functional import attend as definition
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import (

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import AbstractArray
 
+from attention_jax.annotations import AbstractArray
 from attention_jax.errors import UserError
 from attention_jax.specs import Option, Range, bind, schema_of
 

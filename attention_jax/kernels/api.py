@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
 
+from attention_jax.annotations import Array, Bool, Float
 from attention_jax.errors import UserError, choose
 from attention_jax.functional import attend as definition
 from attention_jax.functional.alignments import ALIGNMENTS

@@ -1,0 +1,29 @@
+"""Annotations of arrays, such as `Float[Array, 'T D']`: those of jaxtyping, or without jaxtyping names without shapes.
+
+Nothing checks them at run time; the tests enforce them. Only jax is needed to import the pure functions.
+"""
+
+from typing import Any
+
+try:
+  from jaxtyping import AbstractArray, Array, Bool, Float, Int
+except ModuleNotFoundError:
+  from jax import Array
+
+  class AbstractArray:
+    """An annotation of an array."""
+
+    def __class_getitem__(cls, array_and_shape: Any) -> type:
+      return cls
+
+  class Bool(AbstractArray):
+    """An array of booleans."""
+
+  class Float(AbstractArray):
+    """An array of floating-point numbers."""
+
+  class Int(AbstractArray):
+    """An array of integers."""
+
+
+__all__ = ['AbstractArray', 'Array', 'Bool', 'Float', 'Int']
