@@ -1,7 +1,8 @@
 """Counts what a compiled program moves: bytes of device memory, and bytes between devices by kind of collective.
 
 XLA's own cost analysis counts the body of a loop once. These counts multiply it by the number of its steps, which the
-compiler notes in the program (known_trip_count); a loop whose length depends on values counts once.
+compiler notes in the program (known_trip_count); a loop whose length depends on values counts once. All branches of a
+conditional count.
 """
 
 import itertools
