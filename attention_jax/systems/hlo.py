@@ -29,7 +29,8 @@ _CALLED = re.compile(r'(?:body|condition|calls|to_apply|true_computation|false_c
 _BRANCHES = re.compile(r'branch_computations=\{([^}]*)\}')
 _GROUPS = re.compile(r'replica_groups=\{\{([\d,]*)\}')
 _IOTA_GROUPS = re.compile(r'replica_groups=\[(\d+),(\d+)\]')
-_MESH_GROUPS = re.compile(r'replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}')
+_MESH_GROUPS = re.compile(r'replica_groups=mesh\[([^\]]*)\](?:, device_ids=\S*)? ?\{([^}]*)\}')
+_REDUCE_SCATTER = 'calls=%all-reduce-scatter'  # a fusion of TPUs: an all-reduce, of which each device gets a slice
 
 
 class Instruction(NamedTuple):
@@ -87,6 +88,8 @@ def count_traffic(text: str) -> Traffic:
       kind = inner.opcode.removesuffix('-start')
       if kind in COLLECTIVES:
         size = repetitions * _result_size(inner, inner_block)
+        if _REDUCE_SCATTER in instruction.text:
+          kind, size = 'reduce-scatter', repetitions * instruction.size
         payload[kind] = payload.get(kind, 0.0) + size
         sent[kind] = sent.get(kind, 0.0) + size * _ring_factor(kind, _group_size(inner.text))
   return Traffic(memory, sent, payload)
