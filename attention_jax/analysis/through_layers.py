@@ -5,6 +5,7 @@ import numpy as np
 from attention_jax.errors import UserError
 
 CAPACITY_UNITS = 2**20  # of a capacity of 1, because maximum_flow of scipy takes whole numbers
+TOLERANCE = 1e-2  # of weights above 1, for those of bfloat16
 
 
 def rollout(weights: np.ndarray) -> np.ndarray:
@@ -17,7 +18,7 @@ def rollout(weights: np.ndarray) -> np.ndarray:
     [L, S, S]: in row t of layer l, the share of each input in position t. Rows sum to 1 if those of the weights do.
 
   Raises:
-    UserError: if the weights have another shape.
+    UserError: if the weights have another shape, or are not from 0 to 1.
   """
   layers = _with_residual(weights)
   result = [layers[0]]
@@ -39,7 +40,7 @@ def flow(weights: np.ndarray) -> np.ndarray:
     [S, S]: in row t, the flow from position t of the highest layer to each input, exact to 10⁻⁶ per edge.
 
   Raises:
-    UserError: if the weights have another shape.
+    UserError: if the weights have another shape, or are not from 0 to 1.
   """
   from scipy.sparse import csr_array
   from scipy.sparse.csgraph import maximum_flow
@@ -57,8 +58,10 @@ def flow(weights: np.ndarray) -> np.ndarray:
 
 
 def _with_residual(weights: np.ndarray) -> np.ndarray:
-  """½ W + ½ I of every layer; a masked position, whose weights are all 0, passes on only itself."""
+  """½ W + ½ I of every layer. A masked position, whose weights are all 0, has ½ of itself and nothing of the others."""
   weights = np.asarray(weights, np.float64)
   if weights.ndim != 3 or weights.shape[1] != weights.shape[2] or not weights.size:
     raise UserError(f'weights must be [L, S, S], of at least one layer of self-attention, got {list(weights.shape)}')
+  if not (weights.min() >= 0 and weights.max() <= 1 + TOLERANCE):  # False for NaN
+    raise UserError(f'weights must be from 0 to 1, got {weights.min():g} to {weights.max():g}')
   return 0.5 * weights + 0.5 * np.eye(weights.shape[-1])

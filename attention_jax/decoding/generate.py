@@ -73,8 +73,9 @@ def generate(
     step: as that of a model, but with tokens, logits and weights [B, K, ...].
     carry: the first carry; axis 0 of every leaf is the batch of sources.
     memory: the memory, of sources [B].
-    choose_token: (logits [B, K, vocabulary], level, choice_inputs) -> the next token [B, K]; EOS at the last level.
-    choice_inputs: what choose_token needs for each source, leaves [B, ...].
+    choose_token: (logits [B, K, vocabulary], level, choice_inputs) -> the next token [B, K]. The level is the number of
+      the step, from 0; at the last one, T - 1, the token must be EOS.
+    choice_inputs: further inputs of choose_token for each source, leaves [B, ...].
     hypotheses: K.
     max_length: T, EOS included.
     ranking: the ranking that defines the scores.

@@ -1,7 +1,8 @@
 """Exports a trained model as files that need jax alone: its search and its steps (jax.export), and its weights.
 
-The functions share one file of weights: their first argument is a dictionary by the names of docs/interop.md. The size
-of the batch is symbolic, and so is the number of source positions, unless the model needs a fixed one.
+The functions share one file of weights. Their first argument is a dictionary of these weights, whose names are those of
+docs/interop.md. The size of the batch is symbolic, and so is the number of source positions, unless the request fixes
+it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -111,7 +112,7 @@ def write_export(exported: Mapping[str, export.Exported], params: Any, folder: P
     folder: the folder, which must exist.
 
   Raises:
-    UserError: if a package that writes them is not installed.
+    UserError: if flatbuffers, which serialises the functions, is not installed.
   """
   try:
     import flatbuffers  # noqa: F401 - which jax.export imports

@@ -15,8 +15,8 @@ from rapidfuzz.distance import Levenshtein
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from attention_jax.errors import UserError, choose
-from attention_jax.inference.rouge import mean_f_measure
-from attention_jax.specs import Size, bind, schema_of
+from attention_jax.inference.rouge import f_measures
+from attention_jax.specs import Count, Schema, Size, bind, schema_of
 
 References = Sequence[Sequence[str]]
 # sacrebleu's other tokenizers need further packages or download a model.
@@ -69,7 +69,7 @@ class Metric(NamedTuple):
     fn: (hypotheses, references, *, options) -> MetricValue.
     higher_is_better: whether a higher value is better.
     sentence_level: defaults of options when single sentences are compared.
-    count: for a rate, (hypotheses, references) -> RowCounts.
+    count: for a rate or a mean over rows, (hypotheses, references, *, options) -> RowCounts.
     sacrebleu: for a metric of sacrebleu, (*, options) -> its object.
   """
 
@@ -81,10 +81,10 @@ class Metric(NamedTuple):
 
 
 class RowCounts(NamedTuple):
-  """A rate by rows: 100 times the sum of `counted` over the sum of `total`.
+  """A rate or a mean by rows: 100 times the sum of `counted` over the sum of `total`.
 
   Attributes:
-    counted: errors, or matches, of each row, [R].
+    counted: errors, matches, or F-measure of each row, [R].
     total: tokens of each row, or 1, [R].
   """
 
@@ -93,7 +93,7 @@ class RowCounts(NamedTuple):
 
   @property
   def rate(self) -> float:
-    """The rate of all rows, in %."""
+    """The rate of all rows, in % or points."""
     return 100 * float(self.counted.sum()) / float(self.total.sum())
 
 
@@ -126,7 +126,7 @@ def compute_metric(
 
 
 def count_rows(spec: str, hypotheses: Sequence[str], references: References) -> RowCounts | None:
-  """Returns the counts of each row of a metric that is a rate, or None for any other metric.
+  """Returns the counts of each row of a metric that is a rate or a mean over rows, or None for any other metric.
 
   Args:
     spec: a name of METRICS, with or without options.
@@ -165,8 +165,13 @@ def higher_is_better(spec: str) -> bool:
 
 def _parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
   """Name and options of a metric."""
-  name, _, options = bind(spec, METRICS, 'metric', lambda metric: schema_of(metric.fn))
+  name, _, options = bind(spec, METRICS, 'metric', _schema)
   return name, options
+
+
+def _schema(metric: Metric) -> Schema:
+  """The options of a metric. What its row sets already, such as the order of `bleu_1`, is none."""
+  return schema_of(metric.fn, getattr(metric.fn, 'keywords', ()))
 
 
 def bleu(
@@ -207,7 +212,7 @@ def _make_bleu(
 
 
 def chrf(
-  hypotheses: Sequence[str], references: References, *, word_order: int = 0, lowercase: bool = False
+  hypotheses: Sequence[str], references: References, *, word_order: Count = 0, lowercase: bool = False
 ) -> MetricValue:
   """chrF2, Popović (2015); chrF++ with word_order=2.
 
@@ -259,9 +264,15 @@ def rouge(
   Raises:
     UserError: for an unknown tokenizer, and for stems with 'space'.
   """
-  value = mean_f_measure(hypotheses, references, kind, tokenize, stem)
+  counts = _count_f_measures(hypotheses, references, kind=kind, tokenize=tokenize, stem=stem)
   stemmed = '|stem:porter' if stem else ''
-  return MetricValue(value, 'points', f'{kind}|f-measure|refs:best|tok:{tokenize}{stemmed}|rouge_score')
+  return MetricValue(counts.rate, 'points', f'{kind}|f-measure|refs:best|tok:{tokenize}{stemmed}|rouge_score')
+
+
+def _count_f_measures(
+  hypotheses: Sequence[str], references: References, *, kind: str, tokenize: str = 'ascii', stem: bool = False
+) -> RowCounts:
+  return RowCounts(np.array(f_measures(hypotheses, references, kind, tokenize, stem)), np.ones(len(hypotheses), int))
 
 
 def exact_match(hypotheses: Sequence[str], references: References) -> MetricValue:
@@ -350,7 +361,14 @@ METRICS: Mapping[str, Metric] = {
   'chrf': Metric(chrf, True, sacrebleu=_make_chrf),
   'exact_match': Metric(exact_match, True, count=_count_matches),
   'phoneme_error_rate': _TOKEN_ERRORS,
-  **{f'rouge_{kind.lower()}': Metric(functools.partial(rouge, kind=f'rouge{kind}'), True) for kind in ('1', '2', 'L')},
+  **{
+    f'rouge_{kind.lower()}': Metric(
+      functools.partial(rouge, kind=f'rouge{kind}'),
+      True,
+      count=functools.partial(_count_f_measures, kind=f'rouge{kind}'),
+    )
+    for kind in ('1', '2', 'L')
+  },
   'sequence_error_rate': Metric(sequence_error_rate, False, count=_count_wrong_sequences),
   'ter': Metric(ter, False, sacrebleu=_make_ter),
   'token_error_rate': _TOKEN_ERRORS,

@@ -55,8 +55,7 @@ class Prediction(NamedTuple):
   Attributes:
     source: the source text.
     tokens: its tokens, without EOS.
-    hypotheses: best first; samples in the order of sampling; none for a source that is too long for the
-      model.
+    hypotheses: best first; samples in the order of sampling; none for a source that is too long for the model.
   """
 
   source: str
@@ -160,9 +159,12 @@ class Predictor:
       prefixes: required beginning of the hypotheses of each line, '' for none.
 
     Raises:
-      UserError: for a prefix that leaves no room within the maximum length, and for replace_unknown with a model that
-        does not attend.
+      UserError: if `line_numbers` or `prefixes` does not have an entry for each line, for a prefix that leaves no room
+        within the maximum length, and for replace_unknown with a model that does not attend.
     """
+    for name, values in (('prefixes', prefixes), ('line_numbers', line_numbers)):
+      if values is not None and len(values) != len(lines):
+        raise UserError(f'{name} must have an entry for each of the {len(lines)} lines, got {len(values)}')
     if self._replace_unknown and not self.model.traits.attends:
       raise UserError('replace_unknown needs attention weights, but the decoder does not attend')
     corpus = Corpus(list(lines), list(prefixes or [''] * len(lines)))
@@ -312,7 +314,8 @@ def check_shortlist(model: EncoderDecoder) -> None:
   if model.copies:
     expected = ', '.join(name for name, cls in OUTPUTS.items() if not cls.copies)
     raise UserError(
-      f'a shortlist needs an output layer that does not copy from the source; expected 0 tokens or one of: {expected}'
+      'a shortlist needs an output layer that does not copy from the source; '
+      f'expected shortlist=0, or one of: {expected}'
     )
 
 

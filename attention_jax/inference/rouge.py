@@ -1,7 +1,6 @@
 """ROUGE of summaries (Lin 2004), as rouge-score computes it."""
 
 import functools
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from attention_jax.errors import UserError, choose
@@ -17,10 +16,10 @@ class _Tokenizer:
     self.tokenize = tokenize
 
 
-def mean_f_measure(
+def f_measures(
   hypotheses: Sequence[str], references: Sequence[Sequence[str]], kind: str, tokenize: str, stem: bool
-) -> float:
-  """Returns the mean over rows of the F-measure against the best reference of the row, in points of 0 to 100.
+) -> list[float]:
+  """Returns the F-measure of each row against its best reference, from 0 to 1.
 
   Args:
     hypotheses: one string per row.
@@ -36,7 +35,7 @@ def mean_f_measure(
     raise UserError(f"rouge: stem=True needs tokenize='ascii', got {tokenize!r}")
   scorer = _make_scorer(kind, choose(tokenize, TOKENIZERS, 'tokenizer of rouge'), stem)
   rows = zip(hypotheses, references, strict=True)
-  return 100 * statistics.fmean(scorer.score_multi(texts, hypothesis)[kind].fmeasure for hypothesis, texts in rows)
+  return [scorer.score_multi(texts, hypothesis)[kind].fmeasure for hypothesis, texts in rows]
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Implementation 'pallas_additive': additive attention with softmax, one Pallas kernel source for GPU and TPU.
 
-A program holds tanh(q + k) for a tile of queries, keys and features in fast memory; an array [T, S, F] exists nowhere
-else. The forward pass computes the softmax online, while a block of queries iterates over a span of keys: scores are
+A program holds tanh(q + k) for a tile of queries, keys and features in fast memory; the whole array [T, S, F] is never
+stored. The forward pass computes the softmax online, while a block of queries iterates over a span of keys: scores are
 not written unless weights are requested. Splitting the keys into spans gives a GPU enough programs where sequences are
 few, and lets the keys of a program fit into a TPU's memory; the results of the spans, [S / span, T, V], are combined at
 the end.
@@ -9,9 +9,9 @@ the end.
 The backward pass recomputes the weights from the largest score of each query and the sum of its exponentials. It runs
 one block of queries after the other, and stores the weights of a block and the gradients of its scores, at most about
 MAX_BLOCK_SCORES each: memory is linear in T + S, not T S. The sums over keys and over queries are two runs of one
-kernel, without atomic additions, with the same bits every time. An entry costs three tanh in this pass; kernels that
-each recompute its score as well would need four. A score's offset shifts all positions equally, which a softmax
-ignores: it is not passed to the kernels.
+kernel, without atomic additions, so that gradients are equal bit for bit in every run. An entry [t, s, f] costs three
+tanh in this pass; two kernels that each recompute the score as well would need four. A score's offset shifts all
+positions equally, which a softmax ignores: it is not passed to the kernels.
 
 Dropout multiplies weights by factors [T, S], sampled beforehand and equal to those of the definition.
 
@@ -190,7 +190,7 @@ class Plan(NamedTuple):
       in_specs=[pl.BlockSpec(operand.block, operand.index) for operand in operands],
       out_specs=[pl.BlockSpec(result.block, result.index) for result in results],
       compiler_params=TARGETS[self.target].options,
-      interpret=self.target == 'interpret',
+      interpret=self.target == INTERPRET,
     )
     return shard_over_rows(program)(*(operand.array for operand in operands))
 

@@ -37,7 +37,7 @@ from attention_jax.modules.linear import ConcatDense, Dense
 from attention_jax.modules.recurrent import RecurrentStack, State
 from attention_jax.specs import Fraction, Size
 
-MIN_HYPOTHESES = 3  # of each source, from which on their steps share products
+MIN_HYPOTHESES = 3  # smallest number of hypotheses of a source whose steps share products
 
 
 class Cell(nn.Module):
@@ -46,7 +46,7 @@ class Cell(nn.Module):
   Attributes:
     attention: attention over the memory.
     rnn: a row of RECURRENCES.
-    features, layers, residual, dropout: fields of the recurrent stack.
+    features, layers, residual, dropout, dtype: fields of the recurrent stack.
     bridge: whether the initial states are a learned function of the encoder's final states. Otherwise they are zeros,
       and decoding may start before the source is complete.
     initial: how the initial states depend on the encoder, a row of initial_states.INITIAL_STATES.
@@ -360,8 +360,8 @@ class GNMTCell(Cell):
 
   c_t = attend(s_{t-1}) with the previous state of the lowest layer, s_t = LSTM([y_{t-1}; c_t]), and the inputs of every
   layer above are [output below; c_t]. With `current`, s_t = LSTM([y_{t-1}; c_{t-1}]) first, and then c_t = attend(s_t)
-  for the layers above, as in the variant gnmt_v2 of github.com/tensorflow/nmt. Layers from the third on add the output
-  of the layer below to their own.
+  for the layers above, as in the variant gnmt_v2 of github.com/tensorflow/nmt. With `residual`, layers from the third
+  on add the output of the layer below to their own.
 
   Other attributes are those of Cell.
 

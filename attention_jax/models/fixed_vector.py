@@ -10,6 +10,15 @@ from attention_jax.models.steps import CellCarry, DecoderOutput, FixedMemory, St
 from attention_jax.modules.linear import ConcatDense, Dense
 from attention_jax.specs import Size
 
+FIXED = (
+  'bridge',
+  'feed_context',
+  'initial',
+  'layers',
+  'residual',
+  'rnn',
+)  # options of `plain` that `cho` does not have
+
 
 class Cho(Plain):
   """RNN encoder-decoder with the vector c = tanh(V h_N) in every gate and in the output. Cho et al. 2014, appendix A.1.
@@ -18,7 +27,7 @@ class Cho(Plain):
   h_t = z * h_{t-1} + (1 - z) * h'; the features for the output layer are maxout(O_h h_t + O_y y + O_c c), where h_N is
   the last state of a forward encoder and y the embedding of the last token.
 
-  Attributes are those of Plain, of which only `features` and `dtype` are used.
+  Of the other attributes, those of Plain, only `features` and `dtype` are used.
 
   Attributes:
     readout: width of the maxout layer.
@@ -31,8 +40,8 @@ class Cho(Plain):
     return self.readout
 
   def setup(self):
-    if self.layers > 1 or not self.bridge or self.rnn != Plain.rnn or self.initial != Plain.initial:
-      raise UserError('cho: layers, bridge, rnn and initial are fixed by the paper; set features and readout alone')
+    if changed := [name for name in FIXED if getattr(self, name) != getattr(Plain, name)]:
+      raise UserError(f'cho: option {changed[0]} is fixed by the paper; expected features and readout alone')
     gates = 3 * self.features
     self.summary = Dense(self.features, dtype=self.dtype)
     self.first = Dense(self.features, dtype=self.dtype)

@@ -33,8 +33,10 @@ def init_heads(
     score, alignment: a spec string, a table row, or a function.
 
   Raises:
-    UserError: for an unknown variant or option, and if features is no multiple of heads.
+    UserError: for an unknown variant or option, a width below 1, and if features is no multiple of heads.
   """
+  if min(query, key, features) < 1:
+    raise UserError(f'attention: query, key and features must be at least 1, got {query}, {key} and {features}')
   if heads < 1 or features % heads:
     raise UserError(f'attention: features must be a multiple of heads, got features={features} and heads={heads}')
   score_row = lookup(score, SCORES, 'score')
@@ -80,20 +82,25 @@ def attend_heads(
 
   Args:
     params: as `init_heads` returns them, or those of `Attention`.
-    query: [..., T, Dq].
+    query: [..., T, Dq]; the leading axes of query and encoded broadcast to each other.
     encoded: what is attended to, [..., S, D].
     mask: positions that may be attended to, broadcastable to [..., T, S].
     score, alignment, rng, deterministic, implementation: as for `attend`.
 
   Returns:
     The context [..., T, F] of several heads, or [..., T, D] of one, and weights [..., N, T, S] or [..., T, S].
+
+  Raises:
+    UserError: as `attend`, and for another width of `encoded` than that of the parameters.
   """
-  mask = None if mask is None else jnp.broadcast_to(mask, (*query.shape[:-1], encoded.shape[-2]))
   kernels = {name: params[f'{name}_kernel']['kernel'] for name in ('query', 'key') if f'{name}_kernel' in params}
   variant_params = {name: params.get(f'{name}_params', {}) for name in ('score', 'alignment')}
   values = encoded[None]
   if 'value_kernel' in params:
-    values = jnp.einsum('...sd,ndf->n...sf', encoded, params['value_kernel']['kernel'])
+    kernel = params['value_kernel']['kernel']
+    if encoded.shape[-1] != kernel.shape[1]:
+      raise UserError(f"attention: params['value_kernel'] {kernel.shape} does not project encoded {encoded.shape}")
+    values = jnp.einsum('...sd,ndf->n...sf', encoded, kernel)
   rngs = None if rng is None else jax.random.split(rng, values.shape[0])
 
   def attend_head(head_params: Any, value: jax.Array, rng: jax.Array | None) -> Attended:
@@ -103,5 +110,5 @@ def attend_heads(
   context, weights = jax.vmap(attend_head)(kernels | variant_params, values, rngs)
   if 'join' not in params:
     return Attended(context[0], weights[0])
-  joined = jnp.moveaxis(context, 0, -2).reshape(*query.shape[:-1], -1) @ params['join']['kernel']
+  joined = jnp.moveaxis(context, 0, -2).reshape(*context.shape[1:-1], -1) @ params['join']['kernel']
   return Attended(joined, jnp.moveaxis(weights, 0, -3))

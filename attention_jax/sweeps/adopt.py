@@ -14,6 +14,7 @@ from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.experiment import RESULTS
 from attention_jax.systems.runs import run_seeds
 from attention_jax.training.folder import read_config
+from attention_jax.training.paths import run_path
 
 MAX_DIFFERENCES = 3  # fields named in an error
 
@@ -27,12 +28,12 @@ def adopt(ledger: Ledger, folder: Path, resolved: Sequence[Resolved]) -> str:
     resolved: the settings of the sweep, one of which must have the config of the run.
 
   Returns:
-    A line that describes what was added.
+    A line that describes what was added, or that the sweep has one of the seeds already.
 
   Raises:
-    UserError: if the run is not finished, or no setting has its config.
+    UserError: if the folder has no config, the run is not finished, or no setting has its config.
   """
-  folder = folder.expanduser().absolute()
+  folder = run_path(folder).absolute()
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
   fields = flatten_dict(config, sep='.')
   setting = next((setting for setting in resolved if setting.id == config_id(fields)), None)
@@ -57,9 +58,10 @@ def _nearest_difference(fields: Mapping[str, Any], resolved: Sequence[Resolved])
   differences = []
   for setting in resolved:
     expected = flatten_dict(setting.config, sep='.')
+    names = expected if fields['system'] == expected['system'] else ['system']  # other systems have other fields
     differing = [
       f'{name} is {fields[name]!r}, expected {expected[name]!r}'
-      for name in expected
+      for name in names
       if name not in IRRELEVANT_FIELDS and _as_list(fields[name]) != _as_list(expected[name])
     ]
     differences.append(differing)

@@ -143,7 +143,15 @@ def slurm(
 
 
 def local(*, jobs: Size = 1, timeout_min: Size = 240) -> tuple[str, int, dict[str, Any]]:
-  """Processes of this machine, in the way of a cluster: they continue when the sweep's process ends."""
+  """Processes of this machine as jobs, for a trial: they continue when the process of the sweep ends.
+
+  Args:
+    jobs: maximum number of processes at a time.
+    timeout_min: time limit of a process, minutes.
+
+  Returns:
+    'local', `jobs`, and the parameters of submitit.
+  """
   return 'local', jobs, {'timeout_min': timeout_min}
 
 
@@ -151,7 +159,7 @@ CLUSTERS: Mapping[str, Callable[..., tuple[str, int, dict[str, Any]]]] = {'local
 
 
 def make_executor(folder: Path, spec: str) -> ClusterExecutor:
-  """Returns the executor that a spec of CLUSTERS selects: 'slurm(timeout_min=120, slurm_partition="gpu")'.
+  """Returns the executor that a spec of CLUSTERS selects: 'slurm(timeout_min=120, partition="gpu")'.
 
   Raises:
     UserError: for an unknown cluster or option, and on a machine without that cluster.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.stats
-from sacrebleu.significance import PairedTest
+from sacrebleu.significance import PairedTest, _bootstrap_resample
 
 from attention_jax.inference.metrics import RowCounts, count_rows, reference_streams, sacrebleu_metric
 
@@ -186,6 +186,8 @@ def compare_rates(first: RowCounts, second: RowCounts) -> RowComparison:
     return 100 * (counted[y].sum(axis) / total[y].sum(axis) - counted[x].sum(axis) / total[x].sum(axis))
 
   value = float(difference(rows, rows + len(rows)))
+  if len(rows) < 2:
+    return RowComparison(Interval(value, math.nan, math.nan), 1.0)
   if np.array_equal(first.counted, second.counted) and np.array_equal(first.total, second.total):
     return RowComparison(Interval(0.0, 0.0, 0.0), 1.0)
   options = {'vectorized': True, 'batch': ROW_BATCH, 'n_resamples': ROW_RESAMPLES}
@@ -229,9 +231,19 @@ def bootstrap_rows(spec: str, hypotheses: Sequence[str], references: Sequence[Se
   """
   metric = sacrebleu_metric(spec)
   if metric is not None:
-    score = metric.corpus_score(hypotheses, reference_streams(references), n_bootstrap=ROW_RESAMPLES)
-    return Interval(score.score, score._mean - score._ci, score._mean + score._ci)  # it only prints them otherwise
+    return _bootstrap_by_sacrebleu(metric, hypotheses, references)
   return bootstrap_ratio(count_rows(spec, hypotheses, references), scale=100)
+
+
+def _bootstrap_by_sacrebleu(metric: Any, hypotheses, references) -> Interval:
+  """The interval of `corpus_score(n_bootstrap=...)`, which cannot average samples of the types float and float32."""
+  statistics = metric._extract_corpus_statistics(hypotheses, reference_streams(references))
+  score = metric._aggregate_and_compute(statistics)
+  _, samples = _bootstrap_resample(statistics, metric, ROW_RESAMPLES)
+  for sample in samples:
+    sample.score = float(sample.score)
+  score.estimate_ci(samples)
+  return Interval(score.score, score._mean - score._ci, score._mean + score._ci)  # it only prints them otherwise
 
 
 def bootstrap_ratio(counts: RowCounts, scale: float = 1) -> Interval:

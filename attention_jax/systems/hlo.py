@@ -1,7 +1,8 @@
 """Counts what a compiled program moves: bytes of device memory, and bytes between devices by kind of collective.
 
 XLA's own cost analysis counts the body of a loop once. These counts multiply it by the number of its steps, which the
-compiler notes in the program (known_trip_count); a loop whose length depends on values counts once.
+compiler notes in the program (known_trip_count); a loop whose length depends on values counts once. All branches of a
+conditional count.
 """
 
 import itertools
@@ -17,6 +18,8 @@ COLLECTIVES = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'coll
 FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'after-all', 'partition-id', 'replica-id')
 FREE += ('iota', 'async-update', 'async-done')
 CONTROL = ('while', 'conditional', 'call', 'async-start')
+SLICES = ('slice', 'dynamic-slice')  # read only a part of their operand
+FREE_CALLS = ('"AllocateBuffer"', '"ConcatBitcast"')  # targets of custom calls of TPUs that move nothing
 
 _HEADER = re.compile(r'^(ENTRY )?%?([\w.\-]+) .*\{$')
 _INSTRUCTION = re.compile(r'^\s*(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$')
@@ -26,7 +29,8 @@ _CALLED = re.compile(r'(?:body|condition|calls|to_apply|true_computation|false_c
 _BRANCHES = re.compile(r'branch_computations=\{([^}]*)\}')
 _GROUPS = re.compile(r'replica_groups=\{\{([\d,]*)\}')
 _IOTA_GROUPS = re.compile(r'replica_groups=\[(\d+),(\d+)\]')
-_MESH_GROUPS = re.compile(r'replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}')
+_MESH_GROUPS = re.compile(r'replica_groups=mesh\[([^\]]*)\](?:, device_ids=\S*)? ?\{([^}]*)\}')
+_REDUCE_SCATTER = 'calls=%all-reduce-scatter'  # a fusion of TPUs: an all-reduce, of which each device gets a slice
 
 
 class Instruction(NamedTuple):
@@ -35,8 +39,8 @@ class Instruction(NamedTuple):
   Attributes:
     name: its name.
     opcode: what it computes.
-    size: bytes of its result.
-    stored: bytes of its result in main memory; TPUs hold some arrays in the memory of a core, marked S(1).
+    size: bytes of its result; not of the flags by which asynchronous instructions of TPUs synchronise, marked S(2).
+    stored: bytes of its result in main memory; TPUs place some arrays in the memory of a core, marked S(1).
     operands: names of its operands.
     text: the rest of the line, with its attributes.
     is_root: whether it is the result of the computation.
@@ -84,6 +88,8 @@ def count_traffic(text: str) -> Traffic:
       kind = inner.opcode.removesuffix('-start')
       if kind in COLLECTIVES:
         size = repetitions * _result_size(inner, inner_block)
+        if _REDUCE_SCATTER in instruction.text:
+          kind, size = 'reduce-scatter', repetitions * instruction.size
         payload[kind] = payload.get(kind, 0.0) + size
         sent[kind] = sent.get(kind, 0.0) + size * _ring_factor(kind, _group_size(inner.text))
   return Traffic(memory, sent, payload)
@@ -101,7 +107,7 @@ def _parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
     elif instruction := _INSTRUCTION.match(line):
       root, name, shape, opcode, arguments = instruction.groups()
       current.append(
-        Instruction(name, opcode, _size(shape), _size(shape, 'S('), _operands(arguments), arguments, bool(root))
+        Instruction(name, opcode, _size(shape, 'S(2)'), _size(shape, 'S('), _operands(arguments), arguments, bool(root))
       )
   return computations, entry
 
@@ -149,10 +155,15 @@ def _fused(instruction: Instruction, computations: Mapping[str, list[Instruction
 
 
 def _result_size(instruction: Instruction, block: Block) -> int:
-  """Returns the bytes of the result of a collective; that of an asynchronous one also contains its operands."""
-  if not instruction.opcode.endswith('-start') or instruction.opcode.startswith('all-reduce'):
+  """Returns the bytes of the result, without the operands that the tuple of an asynchronous instruction contains."""
+  if not _contains_operands(instruction):
     return instruction.size
   return instruction.size - sum(block[name].size for name in instruction.operands if name in block)
+
+
+def _contains_operands(instruction: Instruction) -> bool:
+  """Returns whether the result is a tuple that contains the operands, as that of most asynchronous instructions."""
+  return instruction.opcode.endswith('-start') and not instruction.opcode.startswith('all-reduce')
 
 
 def _group_size(text: str) -> int:
@@ -176,15 +187,18 @@ def _moved(instruction: Instruction, block: Block, computations: Mapping[str, li
   opcode = instruction.opcode
   if opcode in FREE or opcode.endswith('-done'):
     return 0
+  if opcode == 'custom-call' and any(target in instruction.text for target in FREE_CALLS):
+    return 0
   operands = [block[name].stored if name in block else 0 for name in instruction.operands]
-  if opcode == 'dynamic-slice':
-    return 2 * instruction.stored
   if opcode == 'dynamic-update-slice':
-    return 2 * operands[1]
+    return operands[1] + min(block[instruction.operands[1]].size, instruction.stored)
   if opcode == 'fusion':
     body = computations[_CALLED.findall(instruction.text)[0]]
     return _moved_by_fusion(body, operands, instruction.stored)
-  return sum(operands) + instruction.stored
+  written = instruction.stored - (sum(operands) if _contains_operands(instruction) else 0)
+  if opcode.removesuffix('-start') in SLICES:
+    return min(operands[0], _result_size(instruction, block)) + written
+  return sum(operands) + written
 
 
 def _moved_by_fusion(body: list[Instruction], operands: list[int], result: int) -> float:
@@ -197,7 +211,7 @@ def _moved_by_fusion(body: list[Instruction], operands: list[int], result: int) 
     size = operands[int(re.match(r'\d+', parameter.text)[0])]
     uses = [instruction for instruction in body if parameter.name in instruction.operands]
     if uses and all(_is_slice_of(use, parameter.name) for use in uses):
-      size = min(size, sum(use.size for use in uses if use.opcode == 'dynamic-slice'))
+      size = min(size, sum(use.size for use in uses if use.opcode in SLICES))
     read += size
   root = next(instruction for instruction in body if instruction.is_root)
   outputs = [by_name[name] for name in root.operands] if root.opcode == 'tuple' else [root]
@@ -212,4 +226,4 @@ def _moved_by_fusion(body: list[Instruction], operands: list[int], result: int) 
 
 def _is_slice_of(use: Instruction, name: str) -> bool:
   """Returns whether an instruction reads a slice of an array, or replaces one in place."""
-  return use.opcode in ('dynamic-slice', 'dynamic-update-slice') and use.operands[0] == name
+  return use.opcode in (*SLICES, 'dynamic-update-slice') and use.operands[0] == name

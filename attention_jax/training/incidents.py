@@ -2,6 +2,7 @@
 
 import statistics
 import zipfile
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -19,7 +20,7 @@ SPIKE_WINDOW = 50  # number of earlier losses with which a loss is compared
 SPIKE_DEVIATIONS = 8.0  # a spike exceeds their mean by more than this number of standard deviations,
 SPIKE_RATIO = 1.5  # and this multiple of their mean
 MAX_ROWS = 20  # number of rows that a line lists
-Stream = Callable[[int, int], Iterable]
+Stream = Callable[[int, int], Iterable]  # (start, stop) -> the batches of steps `start` to `stop` - 1
 
 
 class BatchRecorder:
@@ -61,7 +62,10 @@ class BatchRecorder:
     return path
 
   def describe_rows(self, update: int) -> str:
-    """Returns the numbers of the rows of a batch in the training split; '' if its batches have no `index`."""
+    """Returns the numbers, in the training split, of the rows of a batch; '' if its batches have no `index`.
+
+    Of several processes, it lists the rows of this one's share.
+    """
     index = getattr(self._batch(update), 'index', None)
     if index is None:
       return ''
@@ -97,9 +101,9 @@ def batch_path(folder: Path, update: int) -> Path:
 
 
 def stored_updates(folder: Path) -> list[int]:
-  """Returns the numbers of the updates whose batches are stored in a run folder, ascending."""
-  paths = (folder / FOLDER).glob('update_*.npz')
-  return sorted(int(path.stem.removeprefix('update_')) for path in paths)
+  """Returns the numbers of the updates whose batches are stored in a run folder, ascending; skips other files."""
+  names = [path.stem.removeprefix('update_') for path in (folder / FOLDER).glob('update_*.npz')]
+  return sorted(int(name) for name in names if name.isdecimal())
 
 
 def read_batch(folder: Path, update: int) -> dict[str, np.ndarray]:
@@ -112,7 +116,7 @@ def read_batch(folder: Path, update: int) -> dict[str, np.ndarray]:
   try:
     with np.load(path) as file:
       return {name: file[name] for name in file}
-  except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+  except (OSError, ValueError, EOFError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
     raise UserError(f'cannot read {path}: {" ".join(str(error).split())}') from error
 
 

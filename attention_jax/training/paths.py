@@ -1,5 +1,6 @@
 """Paths of run folders, checked before anything is created in them."""
 
+import contextlib
 from pathlib import Path
 
 from attention_jax.errors import UserError
@@ -17,18 +18,22 @@ def run_path(folder: str | Path) -> Path:
     folder: the folder, which need not exist.
 
   Raises:
-    UserError: for a name that can be no folder: a URL, '-', '@NAME', the home of an unknown user, one that is too long.
+    UserError: for a name that can be no folder: '', a URL, '-', '@NAME', the home of an unknown user, one that is too
+      long or has a null character.
   """
   name = str(folder)
   if '://' in name or name.startswith(('http:', 'https:', 'file:')):
     raise UserError(f"'{name}' is a URL; expected a folder of a file system that is mounted")
   if name.startswith('@'):
     raise UserError(f"'{name}' names a ready-made model, which is only read; expected a folder")
+  if not name:
+    raise UserError("'' is the name of no folder; expected '.' for the current one")
   if name == '-':
     raise UserError("'-' stands for no folder; expected the path of one")
   try:
     path = Path(name).expanduser()
-    path.exists()  # raises for names that the file system does not accept
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+      path.stat()  # unlike `exists`, raises for every name that the file system does not accept
     return path
   except (OSError, ValueError, RuntimeError) as error:
     reason = getattr(error, 'strerror', None) or ' '.join(str(error).split())

@@ -1,7 +1,8 @@
-"""Data sets on disk: how fast pairs are prepared, how soon the first batch is there, and how fast batches are read.
+"""Data sets on disk: the rate of preparation, the time from the command to the first batch, and the rate of reading.
 
-`python -m experiments.benchmarks.prepared STEP FIELDS START` is a process that makes one of STEPS with these fields of
-the config, JSON, and prints its measurements, JSON. START is the time of the command, see time.monotonic.
+`python -m experiments.benchmarks.prepared STEP FIELDS START` runs one of STEPS in a process of its own. FIELDS are
+fields of the config as JSON; START is the value of time.monotonic() when the command was started. It prints its
+measurements as JSON.
 """
 
 from experiments.process_settings import prepare_process
@@ -63,7 +64,7 @@ def prepared(bench: BenchmarkContext) -> Iterator[Timing]:
 
 
 def write_pairs(source: Path, folder: Path, pairs: int) -> None:
-  """Writes pairs that repeat those of Multi30k: half of them are joined to another one, each with one other word.
+  """Writes pairs that repeat those of Multi30k. Half of them are joined to another one; each has one word replaced.
 
   Args:
     source: the folder with train.en and train.de.
@@ -102,7 +103,7 @@ def _describe_peak(results: Mapping[str, float]) -> str:
 
 
 def _prepare(fields: dict[str, Any], start: float) -> dict[str, float]:
-  """Prepares a data set as experiments/prepare.py does; returns the seconds since `start`."""
+  """Prepares a data set as experiments/prepare.py does; returns the seconds since `start`, and those of CPU time."""
   output = fields.pop('output')
   prepare(_config(fields)['data'], output, lambda line: print(line, file=sys.stderr))
   return {'seconds': time.monotonic() - start, 'cpu': time.process_time()}

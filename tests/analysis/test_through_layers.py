@@ -69,3 +69,10 @@ def test_a_narrow_edge_bounds_the_flow():
 def test_weights_of_another_shape_raise(shape):
   with pytest.raises(UserError, match=r'weights must be \[L, S, S\]'):
     analysis.rollout(np.zeros(shape))
+
+
+@pytest.mark.parametrize('value', [np.nan, -0.5, 3.0])
+@pytest.mark.parametrize('analyse', [analysis.rollout, analysis.flow])
+def test_values_that_are_no_weights_raise(analyse, value):
+  with pytest.raises(UserError, match='weights must be from 0 to 1, got '):
+    analyse(np.full((1, 2, 2), value))

@@ -182,7 +182,9 @@ def test_predictions_of_shortlists_of_a_lexicon(monkeypatch):
 @pytest.mark.parametrize('output', ['pointer', 'pointer_generator', 'copynet'])
 def test_layers_that_copy_have_no_shortlist(output):
   model = build_tiny('bahdanau', 'rnn="gru"', output=output, sizes=(SOURCE_WORDS, SOURCE_WORDS))
-  with pytest.raises(UserError, match='does not copy from the source; expected 0 tokens or one of: vocabulary, tied'):
+  with pytest.raises(
+    UserError, match='does not copy from the source; expected shortlist=0, or one of: vocabulary, tied'
+  ):
     check_shortlist(model)
   with pytest.raises(UserError, match='a shortlist needs'):
     Predictor(model, {}, SHARED, SHARED, buckets=[(4, 4)], shortlist=lambda source, prefix: IDS)

@@ -111,6 +111,13 @@ def test_a_prefix_must_leave_room_for_eos(model_and_params):
     predictor(['a b'], prefixes=['c d e'])
 
 
+@pytest.mark.parametrize('options', [{'prefixes': ['c']}, {'line_numbers': range(3)}])
+def test_prefixes_and_line_numbers_belong_to_lines(model_and_params, options):
+  predictor = Predictor(*model_and_params, WORDS, WORDS, buckets=[(4, 4)], max_length=3)
+  with pytest.raises(UserError, match=r'must have an entry for each of the 2 lines, got [13]$'):
+    predictor(['a b', 'c'], **options)
+
+
 @pytest.mark.parametrize('replace_unknown', [False, True])
 def test_prefixes_may_contain_out_of_vocabulary_words(model_and_params, replace_unknown):
   predictor = Predictor(

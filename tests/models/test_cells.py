@@ -180,7 +180,9 @@ def test_cho_reads_the_fixed_vector_at_every_step():
 @pytest.mark.parametrize(
   ('options', 'encoder', 'message'),
   [
-    ('layers=2', 'rnn', 'cho: layers, bridge, rnn and initial are fixed by the paper'),
+    ('layers=2', 'rnn', 'cho: option layers is fixed by the paper; expected features and readout alone'),
+    ('feed_context=True', 'rnn', 'cho: option feed_context is fixed by the paper'),
+    ('residual=True', 'rnn', 'cho: option residual is fixed by the paper'),
     ('', 'rnn(direction="backward")', 'cho: the encoder must read forward'),
   ],
 )

@@ -92,3 +92,27 @@ def test_equinox_equals_linen_and_trains():
 def test_heads_must_divide_the_features():
   with pytest.raises(aj.UserError, match='features must be a multiple of heads, got features=4 and heads=3'):
     init_heads(jax.random.key(0), query=2, key=2, features=4, heads=3)
+  with pytest.raises(aj.UserError, match='query, key and features must be at least 1, got 2, 2 and 0'):
+    init_heads(jax.random.key(0), query=2, key=2, features=0)
+
+
+@pytest.mark.parametrize('heads', [1, 2])
+def test_queries_and_memories_without_batch_axes_are_shared(heads):
+  query, encoded, mask = inputs()
+  params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=heads)
+  attend = jax.jit(attend_heads)
+  every_query = jnp.broadcast_to(query[0], query.shape)
+  assert_equal(attend(params, query[0], encoded, mask[:, None]), attend(params, every_query, encoded, mask[:, None]))
+  every_memory = jnp.broadcast_to(encoded[0], encoded.shape)
+  assert_equal(attend(params, query, encoded[0]), attend(params, query, every_memory))
+
+
+def test_shapes_that_do_not_match_are_errors_in_one_line():
+  query, encoded, mask = inputs()
+  params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=2)
+  with pytest.raises(aj.UserError, match=r'attend: mask \(3, 7\) does not broadcast to'):
+    attend_heads(params, query, encoded, mask)
+  with pytest.raises(
+    aj.UserError, match=r"params\['value_kernel'\] \(2, 13, 2\) does not project encoded \(3, 7, 11\)"
+  ):
+    attend_heads(params, query, encoded[..., :DQ])

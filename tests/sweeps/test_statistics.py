@@ -1,6 +1,7 @@
 """Statistics against independent computations."""
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -12,6 +13,7 @@ from attention_jax.inference.metrics import METRICS, RowCounts, compute_metric, 
 from attention_jax.sweeps.statistics import (
   bootstrap_interquartile_mean,
   bootstrap_mean,
+  bootstrap_rows,
   compare,
   compare_rates,
   compare_rows,
@@ -133,6 +135,32 @@ def test_bleu_is_compared_by_paired_bootstrap_resampling():
   assert comparison.difference.value == pytest.approx(gain) and comparison.p < 0.01
   assert compare_rows('bleu(tokenize="none")', good, good, references).p > 0.5
   assert compare_rows('exact_match', good, bad, references).difference.value < 0
+
+
+def test_a_single_row_has_no_interval_and_is_not_significant():
+  comparison = compare_rows('exact_match', ['a'], ['b'], [['b']])
+  assert comparison.difference.value == 100 and math.isnan(comparison.difference.low) and comparison.p == 1.0
+
+
+@pytest.mark.parametrize('name', METRICS)
+def test_intervals_of_few_rows_are_plain_numbers_around_the_metric(name):
+  # The chrF of a sample of the last row alone is a float, that of other samples a float32.
+  hypotheses = ['a b c d e', 'x y', 'a']
+  references = [['a b c d e'], ['x z'], ['b']]
+  interval = bootstrap_rows(name, hypotheses, references)
+  assert interval.value == pytest.approx(compute_metric(name, hypotheses, references).value)
+  assert interval.low < interval.value < interval.high and json.loads(json.dumps(interval)) == list(interval)
+
+
+def test_the_interval_of_bleu_is_that_of_sacrebleu():
+  hypotheses = ['a b c d e f', 'x y z', 'g h i j'] * 5
+  references = [['a b c d e f'], ['x y w'], ['g h j i']] * 5
+  score = BLEU().corpus_score(hypotheses, [[row[0] for row in references]], n_bootstrap=1000)
+  assert bootstrap_rows('bleu', hypotheses, references) == (
+    score.score,
+    score._mean - score._ci,
+    score._mean + score._ci,
+  )
 
 
 @pytest.mark.parametrize('name', [name for name, metric in METRICS.items() if metric.count])

@@ -14,6 +14,7 @@ from attention_jax.errors import UserError, UserErrors
 from attention_jax.sweeps.ledger import FAILED, FINISHED, LEDGER, read_events, read_state
 from attention_jax.sweeps.space import grid
 from attention_jax.sweeps.sweep import SweepRequest, check_request, describe_plan, run_sweep
+from attention_jax.systems.config import default_config
 from attention_jax.systems.experiment import check_config
 from tests.sweeps.helpers import FAKE_TRAIN, base_config, make_base, write_run
 
@@ -172,6 +173,14 @@ def test_other_runs_are_not_adopted(folder, tmp_path, fields, has_results, messa
   with pytest.raises(UserError) as error:
     run(make_request(folder, adopted=[old]))
   assert message in str(error.value) and starts(folder) == []
+
+
+def test_runs_of_another_system_and_invalid_folders_are_not_adopted(folder, tmp_path):
+  old = write_run(tmp_path / 'old', default_config('recall').to_dict(), {})
+  with pytest.raises(UserError, match=r"has its config; system is 'recall', expected 'translation'$"):
+    run(make_request(folder, adopted=[old]))
+  with pytest.raises(UserError, match='Could not determine home directory'):
+    run(make_request(folder, adopted=[Path('~nobody-has-this-name/x')]))
 
 
 @pytest.mark.long

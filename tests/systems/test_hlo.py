@@ -83,3 +83,57 @@ def test_programs_of_tpus_have_asynchronous_collectives_and_memory_of_the_core()
   # The copy reads half an array and writes to the memory of the core, which does not count. The all-gather reads half
   # and writes a whole array, the all-reduce reads and writes a whole one.
   assert traffic.memory == 0.5 * size + 1.5 * size + 2 * size
+
+
+PREFETCHING_PROGRAM = """HloModule jit_f, is_scheduled=true
+
+ENTRY %main (a: f32[8,8], b: f32[8,8]) -> f32[2,8] {
+  %a = f32[8,8]{1,0:T(8,128)} parameter(0)
+  %b = f32[8,8]{1,0:T(8,128)} parameter(1)
+  %buffer = f32[8,8]{1,0:T(8,128)} custom-call(), custom_call_target="AllocateBuffer"
+  %copy = (f32[8,8]{1,0:T(8,128)S(1)}, f32[8,8]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%a)
+  %inside = f32[8,8]{1,0:T(8,128)S(1)} copy-done(%copy)
+  %slice = ((f32[8,8]{1,0:T(8,128)}), f32[2,8]{1,0:T(8,128)S(1)}, s32[]{:S(2)}) slice-start(%b), slice={[0:2], [0:8]}
+  %part = f32[2,8]{1,0:T(8,128)S(1)} slice-done(%slice)
+  %rows = f32[2,8]{1,0:T(8,128)S(1)} slice(%inside), slice={[0:2], [0:8]}
+  %sum = f32[2,8]{1,0:T(8,128)S(1)} add(%part, %rows)
+  %out = (f32[2,8]{1,0:T(8,128)}, f32[2,8]{1,0:T(8,128)S(1)}, u32[]{:S(2)}) copy-start(%sum)
+  ROOT %end = f32[2,8]{1,0:T(8,128)} copy-done(%out)
+}
+"""
+
+
+def test_prefetches_into_the_memory_of_the_core_count_what_they_read():
+  # One whole array, a quarter of the other one, and the result; a buffer that is allocated is not written yet.
+  assert count_traffic(PREFETCHING_PROGRAM).memory == (1 + 0.25 + 0.25) * 8 * 8 * FLOAT
+
+
+# With fsdp, on a mesh whose axes are transposed.
+SHARDED_PROGRAM = """HloModule jit_f, is_scheduled=true
+
+%all-reduce-scatter (input: f32[8,8]) -> f32[2,8] {
+  %input = f32[8,8]{1,0:T(8,128)} parameter(0)
+  %all-reduce.2 = f32[8,8]{1,0:T(8,128)} all-reduce(%input), channel_id=2, replica_groups={{0,1,2,3},{4,5,6,7}}
+  %id = u32[] partition-id()
+  %zero = u32[] constant(0)
+  ROOT %part = f32[2,8]{1,0:T(8,128)} dynamic-slice(%all-reduce.2, %id, %zero), dynamic_slice_sizes={2,8}
+}
+
+ENTRY %main (a: f32[2,8]) -> f32[2,8] {
+  %a = f32[2,8]{1,0:T(8,128)} parameter(0)
+  %whole = f32[8,8]{1,0:T(8,128)} all-gather(%a), channel_id=1, replica_groups=mesh['axis_0'=4,'axis_1'=2], device_ids=([2,4]T(1,0)) {'axis_0'}, dimensions={0}
+  ROOT %sum = f32[2,8]{1,0:T(8,128)} fusion(%whole), kind=kCustom, calls=%all-reduce-scatter
+}
+"""  # noqa: E501 - an instruction is one line
+
+
+def test_a_fused_all_reduce_whose_result_is_sliced_is_a_reduce_scatter():
+  traffic = count_traffic(SHARDED_PROGRAM)
+  size = 8 * 8 * FLOAT
+  assert traffic.payload == {'all-gather': size, 'reduce-scatter': size / 4}
+  assert traffic.collectives == {'all-gather': 0.75 * size, 'reduce-scatter': 0.75 * size}
+
+
+def test_a_slice_reads_a_part_of_its_operand():
+  memory = traffic_of(lambda x: jax.lax.slice(x, [0, 0], [2, D]) + 1.0, jnp.ones([D, D])).memory
+  assert memory <= 4 * 2 * D * FLOAT

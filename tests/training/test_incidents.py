@@ -1,8 +1,18 @@
 """Batches of incidents are stored as they were, and spikes of the loss stand out from noise."""
 
 import numpy as np
+import pytest
 
-from attention_jax.training.incidents import SPIKE_WINDOW, BatchRecorder, SpikeDetector, batch_path, named_arrays
+from attention_jax.errors import UserError
+from attention_jax.training.incidents import (
+  SPIKE_WINDOW,
+  BatchRecorder,
+  SpikeDetector,
+  batch_path,
+  named_arrays,
+  read_batch,
+  stored_updates,
+)
 from tests.training import helpers
 
 
@@ -15,6 +25,28 @@ def test_a_stored_batch_has_all_arrays_and_names_its_rows(tmp_path):
     for name, array in expected.items():
       np.testing.assert_array_equal(stored[name], array)
   assert recorder.describe_rows(5) == f'rows {", ".join(map(str, range(16)))}'
+
+
+def test_files_of_other_names_are_no_stored_batches(tmp_path):
+  recorder = BatchRecorder(tmp_path, helpers.stream)
+  for update in (10, 9):
+    recorder.store(update)
+  (tmp_path / 'nonfinite' / 'update_9 (copy).npz').write_bytes(b'')
+  assert stored_updates(tmp_path) == [9, 10]
+
+
+def test_damaged_batches_are_errors_in_one_line(tmp_path):
+  (tmp_path / 'nonfinite').mkdir()
+  with open(batch_path(tmp_path, 1), 'wb') as file:
+    np.save(file, np.arange(3))  # one array, not an archive
+  np.savez_compressed(batch_path(tmp_path, 2), x=np.arange(3000))
+  content = bytearray(batch_path(tmp_path, 2).read_bytes())
+  content[200] ^= 255
+  batch_path(tmp_path, 2).write_bytes(content)
+  for update in (1, 2, 3):
+    with pytest.raises(UserError, match=f'cannot read .*update_{update}.npz: ') as error:
+      read_batch(tmp_path, update)
+    assert '\n' not in str(error.value)
 
 
 def test_batches_without_rows_have_no_description(tmp_path):
