@@ -13,6 +13,8 @@ The other tasks, and a network without a memory:
 
   --config.data.task=repeat_copy
   --config.data.task=associative_recall
+  --config.data.task=ngrams
+  --config.data.task=priority_sort
   --config.model.cell='recurrent(features=256, layers=3)'
 """
 

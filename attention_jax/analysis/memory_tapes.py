@@ -15,13 +15,14 @@ LINE = '#e8590c'
 
 
 class MemoryTape(NamedTuple):
-  """One episode of N + A steps.
+  """One episode of T steps.
 
   Attributes:
     inputs: [N, I], the inputs of the first N steps.
-    targets: [A, O], the target bits of the A steps after that.
+    targets: [A, O], the target bits of the last A steps.
     probabilities: [A, O], the predicted probability of each bit.
-    heads: weights [N + A, H, S] by the kind of heads; kinds with H = 0 are not drawn.
+    heads: weights [T, H, S] by the kind of heads; kinds with H = 0 are not drawn.
+    answer_start: number of steps before the answer, T - A.
     title: title of the column.
   """
 
@@ -29,7 +30,13 @@ class MemoryTape(NamedTuple):
   targets: np.ndarray
   probabilities: np.ndarray
   heads: Mapping[str, np.ndarray]
+  answer_start: int
   title: str = ''
+
+  @property
+  def num_steps(self) -> int:
+    """T."""
+    return self.answer_start + len(self.targets)
 
 
 class Panel(NamedTuple):
@@ -65,7 +72,7 @@ def _write_page(items: Sequence[MemoryTape], path: str | Path) -> None:
 
 def _to_example(item: MemoryTape) -> picture_page.SteppedExample:
   """The example of a page: a table for each panel."""
-  kinds = {'input': len(item.inputs), 'answer': len(item.targets)}
+  kinds = {'input': item.answer_start, 'answer': len(item.targets)}
   return picture_page.SteppedExample(
     name=item.title,
     steps=[f'{kind} {number + 1}' for kind, count in kinds.items() for number in range(count)],
@@ -79,7 +86,7 @@ def _write_picture(items: Sequence[MemoryTape], path: str | Path) -> None:
   columns = [_panels(item) for item in items]
   rows = max(map(len, columns))
   max_value = max(1.0, *(float(np.abs(panel.picture).max(initial=0)) for column in columns for panel in column))
-  widths = [max(3.5, 0.09 * (len(item.inputs) + len(item.targets))) for item in items]
+  widths = [max(3.5, 0.09 * item.num_steps) for item in items]
   heights = [_row_height(columns, row) for row in range(rows)]
   figure = Figure(figsize=(sum(widths), sum(heights) + 0.35 * rows), layout='constrained')
   figure.get_layout_engine().set(wspace=0.05, hspace=0.03)
@@ -89,7 +96,7 @@ def _write_picture(items: Sequence[MemoryTape], path: str | Path) -> None:
     axes.axis('off')
   for number, (item, column) in enumerate(zip(items, columns, strict=True)):
     for axes, panel in zip(grid[:, number], column, strict=False):
-      _draw(axes, panel, len(item.inputs), max_value)
+      _draw(axes, panel, item.answer_start, max_value)
     first_title = column[0].title
     title = f'{item.title}\n{first_title}' if item.title else first_title
     grid[0, number].set_title(title, fontsize=9, loc='left')
@@ -103,14 +110,12 @@ def _row_height(columns: Sequence[Sequence[Panel]], row: int) -> float:
 
 def _panels(item: MemoryTape) -> list[Panel]:
   """The panels of an episode, from top to bottom, with a column for each step."""
-  num_inputs = len(item.inputs)
-  num_targets = len(item.targets)
 
   def pad_before(x):
-    return np.pad(x, ((num_inputs, 0), (0, 0)))
+    return np.pad(x, ((item.answer_start, 0), (0, 0)))
 
   pictures = {
-    'inputs': np.pad(item.inputs, ((0, num_targets), (0, 0))).T,
+    'inputs': np.pad(item.inputs, ((0, item.num_steps - len(item.inputs)), (0, 0))).T,
     'targets': pad_before(item.targets).T,
     'predictions': pad_before(item.probabilities).T,
   }
@@ -146,8 +151,8 @@ def smallest_arc(used: np.ndarray) -> np.ndarray:
   return (first + np.arange(size - gaps[widest] + 1)) % size
 
 
-def _draw(axes, panel: Panel, num_inputs: int, max_value: float) -> None:
-  """Draws 0 white, `max_value` black and negative values blue, with a vertical line after the inputs."""
+def _draw(axes, panel: Panel, answer_start: int, max_value: float) -> None:
+  """Draws 0 white, `max_value` black and negative values blue, with a vertical line before the answer."""
   from matplotlib.colors import LinearSegmentedColormap
   from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -159,7 +164,7 @@ def _draw(axes, panel: Panel, num_inputs: int, max_value: float) -> None:
   axes.axis('on')
   colours = LinearSegmentedColormap.from_list('signed', list(COLOURS))
   axes.imshow(panel.picture, cmap=colours, vmin=-max_value, vmax=max_value, aspect='auto', interpolation='nearest')
-  axes.axvline(num_inputs - 0.5, color=LINE, linewidth=0.8)
+  axes.axvline(answer_start - 0.5, color=LINE, linewidth=0.8)
   axes.set_title(panel.title, fontsize=9, loc='left')
   axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
   axes.yaxis.set_major_formatter(FuncFormatter(format_row))

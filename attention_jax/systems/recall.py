@@ -16,11 +16,10 @@ from attention_jax.data.recall import (
   NUM_EPISODES,
   RecallBatch,
   RecallBatches,
-  RecallTask,
   eval_episodes,
   eval_recall_batches,
-  make_recall_task,
 )
+from attention_jax.data.recall_tasks import Episode, RecallTask, make_recall_task
 from attention_jax.data.text import format_count
 from attention_jax.errors import UserError, choose
 from attention_jax.inference.metrics import MetricValue
@@ -42,7 +41,7 @@ class RecallDataConfig:
   """Fields of `config.data`.
 
   Attributes:
-    task: a spec of data.recall.RECALL.
+    task: a spec of data.recall_tasks.RECALL.
     batch_size: episodes of a batch.
   """
 
@@ -137,7 +136,7 @@ class RecallSystem(System):
   def report(self) -> list[str]:
     lines = ['train: new episodes in every batch']
     for split, rows in NUM_EPISODES.items():
-      longest = max(len(e.inputs) + len(e.target) for e in eval_episodes(self.task, split))
+      longest = max(episode.num_steps for episode in eval_episodes(self.task, split))
       lines.append(f'{split}: {format_count(rows, "episode")} of up to {longest} steps')
     return lines
 
@@ -176,7 +175,14 @@ class RecallSystem(System):
       'error': MetricValue(100 * error, '%', per_bit),
       'exact_match': MetricValue(100 * exact, '%', per_episode),
     }
+    if self.task.estimate:
+      metrics['cost_of_best_estimate'] = MetricValue(self._best_cost(episodes), 'bit/sequence', per_episode)
     return metrics, predictions
+
+  def _best_cost(self, episodes: Sequence[Episode]) -> float:
+    """Returns the bits per sequence that the best possible prediction of random answers costs."""
+    costs = [np.where(e.target > 0, p, 1 - p) for e, p in zip(episodes, map(self.task.estimate, episodes), strict=True)]
+    return -float(np.mean([np.log2(probabilities).sum() for probabilities in costs]))
 
   def format_predictions(self, predictions: Sequence[RecallPrediction]) -> list[str]:
     """Returns the predicted vectors of each episode, such as '011 100'."""
@@ -200,7 +206,11 @@ class RecallSystem(System):
       prediction = predictions[row]
       heads = {'write': prediction.write, 'read': prediction.read}
       title = f'{split} {row}'
-      items.append(memory_tapes.MemoryTape(episode.inputs, episode.target, prediction.probabilities, heads, title))
+      items.append(
+        memory_tapes.MemoryTape(
+          episode.inputs, episode.target, prediction.probabilities, heads, episode.answer_start, title
+        )
+      )
     memory_tapes.write(items, path)
 
   @functools.cached_property

@@ -26,7 +26,7 @@ def test_smallest_arc_contains_the_used_slots(used, slots):
 def test_panels_are_inputs_targets_predictions_and_heads():
   weights = np.zeros((5, 1, 8))
   weights[range(5), 0, [6, 7, 0, 1, 2]] = 1
-  item = memory_tapes.MemoryTape(np.eye(2), np.ones((3, 2)), np.full((3, 2), 0.5), {'write': weights})
+  item = memory_tapes.MemoryTape(np.eye(2), np.ones((3, 2)), np.full((3, 2), 0.5), {'write': weights}, 2)
   inputs, targets, predictions, writes = memory_tapes._panels(item)
   assert inputs.picture.shape == targets.picture.shape == predictions.picture.shape == (2, 5)
   assert np.array_equal(inputs.picture[:, :2], np.eye(2))
@@ -41,7 +41,7 @@ def test_panels_are_inputs_targets_predictions_and_heads():
 def test_negative_inputs_are_blue(tmp_path):
   blue = [0x1C, 0x7E, 0xD6]
   inputs = np.array([[1.0, -1.0], [0.0, 0.0]])
-  item = memory_tapes.MemoryTape(inputs, np.zeros((1, 1)), np.zeros((1, 1)), {})
+  item = memory_tapes.MemoryTape(inputs, np.zeros((1, 1)), np.zeros((1, 1)), {}, len(inputs))
   memory_tapes.write([item], tmp_path / 'out.png')
   with Image.open(tmp_path / 'out.png') as picture:
     pixels = np.asarray(picture.convert('RGB')).astype(int)

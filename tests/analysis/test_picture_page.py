@@ -73,7 +73,7 @@ def test_a_glimpse_has_its_place_its_box_and_what_was_read(tmp_path):
 def test_a_memory_has_a_table_for_each_panel(tmp_path):
   weights = np.zeros((5, 1, 8))
   weights[range(5), 0, [6, 7, 0, 1, 2]] = 1
-  tape = memory_tapes.MemoryTape(np.eye(2), np.ones((3, 2)), np.full((3, 2), 0.5), {'write': weights}, 'test 2')
+  tape = memory_tapes.MemoryTape(np.eye(2), np.ones((3, 2)), np.full((3, 2), 0.5), {'write': weights}, 2, 'test 2')
   memory_tapes.write([tape], tmp_path / 'page.html')
   (record,) = read_page(tmp_path / 'page.html').data
   assert record['steps'] == ['input 1', 'input 2', 'answer 1', 'answer 2', 'answer 3'] and record['frames'] == []
@@ -110,7 +110,9 @@ def test_the_pages_in_a_browser(tmp_path):
     assert page.locator('.number').count() == 1 and page.locator('.detail').is_visible()
   inputs = np.random.default_rng(0).integers(0, 2, (51, 10))
   weights = np.random.default_rng(1).dirichlet(np.ones(60), (101, 2))
-  tape = memory_tapes.MemoryTape(inputs, inputs[:50], np.full((50, 10), 0.5), {'write': weights, 'read': weights})
+  tape = memory_tapes.MemoryTape(
+    inputs, inputs[:50], np.full((50, 10), 0.5), {'write': weights, 'read': weights}, len(inputs)
+  )
   memory_tapes.write([tape] * 4, tmp_path / 'memories.html')
   with open_page((tmp_path / 'memories.html').as_uri()) as page:
     start = page.evaluate('performance.now()')

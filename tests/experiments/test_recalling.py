@@ -39,6 +39,16 @@ def test_results_and_hypotheses(trained):
   assert len(lines) == 256 and all(len(line.split()) == 5 and set(line) <= {'0', '1', ' '} for line in lines)
 
 
+def test_random_answers_are_compared_with_the_best_estimate(tmp_path):
+  folder = tmp_path / 'run'
+  task = '--config.data.task=ngrams(order=2, length=6, beyond=8)'
+  assert run('train', *ARGS, task, '--config.training.steps=1', f'--workdir={folder}').code == 0
+  unseen = json.loads((folder / 'results.json').read_text())['results']['unseen']
+  costs = unseen['cost']['value'], unseen['cost_of_best_estimate']['value']
+  assert 7.5 > costs[0] > costs[1] > 3  # fair coins for 7 bits cost 7
+  assert run('inspect_attention', f'--workdir={folder}', '--split=unseen', '--rows=0').code == 0
+
+
 @pytest.mark.long
 def test_the_same_command_resumes_exactly(trained, tmp_path):
   folder = copy_interrupted_run(trained[0], tmp_path / 'run')
