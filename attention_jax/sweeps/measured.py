@@ -84,15 +84,15 @@ def changed_flags(config: Mapping[str, Any], base: Mapping[str, Any], common: st
   Args:
     config: the config of a run.
     base: the config that the flags start from.
-    common: flags of all rows, whose fields are left out, as are seeds and the folder of the data.
+    common: flags of all rows, after which those of a row stand. Seeds and the folder of the data are left out.
   """
-  set_in_common = re.findall(r'--config\.([\w.]+)=', common)
-  ignored = {*SAME_EXPERIMENT, *set_in_common}
   values, base_values = (flatten_dict(dict(x), sep='.') for x in (config, base))
+  before = {field: _as_text(value) for field, value in base_values.items()}
+  before |= re.findall(r'^--config\.([\w.]+)=(.*)', '\n'.join(shlex.split(common)), re.MULTILINE)
   changed = {
     field: value
     for field, value in values.items()
-    if field not in ignored and _as_text(value) != _as_text(base_values.get(field))
+    if field not in SAME_EXPERIMENT and _as_text(value) != before.get(field)
   }
   return ' '.join(f'--config.{field}={_quote(_as_text(value))}' for field, value in changed.items())
 

@@ -46,7 +46,8 @@ def test_flags_are_those_that_change_the_experiment():
   config = base_config(training__seed=3, data__folder='x', training__steps=7, data__buckets=((4, 4),))
   flags = changed_flags(config, base_config())
   assert flags == "--config.data.buckets='((4, 4),)' --config.training.steps=7"
-  assert changed_flags(config, base_config(), '--config.training.steps=9') == "--config.data.buckets='((4, 4),)'"
+  assert changed_flags(config, base_config(), '--config.training.steps=7') == "--config.data.buckets='((4, 4),)'"
+  assert changed_flags(config, base_config(), '--config.training.steps=9') == flags  # a later flag sets another value
   assert changed_flags({'data': {'buckets': [[4, 4]]}}, {'data': {'buckets': ((4, 4),)}}) == ''
 
 
