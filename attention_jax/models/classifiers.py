@@ -1,7 +1,7 @@
 """Document classifiers, which combine any encoder with any pooling of words and sentences: CLASSIFIERS."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -237,6 +237,49 @@ class _Layers(nn.Module):
       x = Dropout(self.dropout)(x, deterministic=deterministic)
       x = nn.relu(Dense(self.width, dtype=self.dtype, kernel_init=nn.initializers.he_normal())(x))
     return x
+
+
+class ClassifierEnsemble:
+  """Several classifiers of the same labels behind the interface of one.
+
+  Probabilities are the mean over the classifiers, and so are attention weights: over their heads as well, if the
+  numbers of heads differ. The parameters of an ensemble are a tuple with one parameter tree per classifier.
+
+  Args:
+    models: the classifiers.
+
+  Raises:
+    UserError: if only some of the classifiers take pairs of texts.
+  """
+
+  def __init__(self, models: Sequence[Classifier]):
+    self.models = tuple(models)
+    self.takes_pairs = self.models[0].takes_pairs
+    if any(model.takes_pairs != self.takes_pairs for model in self.models):
+      raise UserError('classifiers of single texts and of pairs of texts cannot be an ensemble')
+    self.attention = self.models[0].attention
+
+  def apply(self, variables: Any, source: jax.Array, source_mask: jax.Array) -> ClassifierOutput:
+    """Classifies documents at test time.
+
+    Args:
+      variables: {'params': one parameter tree per classifier}.
+      source: ids [B, N, W].
+      source_mask: True at real words.
+    """
+    pairs = zip(self.models, variables['params'], strict=True)
+    outputs = [model.apply({'params': params}, source, source_mask) for model, params in pairs]
+    log_probs = jnp.stack([jax.nn.log_softmax(output.logits.astype(jnp.float32)) for output in outputs])
+    logits = jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(outputs))
+    words = _mean_over_models([output.words for output in outputs], heads_axis=2)
+    sentences = _mean_over_models([output.sentences for output in outputs], heads_axis=1)
+    return ClassifierOutput(logits, words, sentences)
+
+
+def _mean_over_models(weights: Sequence[jax.Array], heads_axis: int) -> jax.Array:
+  if len({x.shape for x in weights}) > 1:
+    weights = [x.mean(heads_axis, keepdims=True) for x in weights]
+  return jnp.stack(weights).mean(0)
 
 
 CLASSIFIERS: Mapping[str, type[Classifier]] = {

@@ -32,7 +32,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.inference.metrics import MetricValue
 from attention_jax.losses.auxiliary import CLASSIFIER_LOSSES, DISABLE_HINT, auxiliary_losses
 from attention_jax.losses.sequence import cross_entropy
-from attention_jax.models.classifiers import Classifier, ClassifierConfig, build_classifier
+from attention_jax.models.classifiers import Classifier, ClassifierConfig, ClassifierEnsemble, build_classifier
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.pooling import POOLINGS
 from attention_jax.specs import Size, bind, check_fields, parse
@@ -154,6 +154,21 @@ class ClassificationSystem(System):
 
   def with_config(self, config: Config) -> 'ClassificationSystem':
     return ClassificationSystem(config, self.vocabulary, self.labels, self._load_data)
+
+  def ensemble(self, others: Sequence['ClassificationSystem']) -> 'ClassificationSystem':
+    """Returns the ensemble of this system and others; its parameters are a tuple with those of each.
+
+    Raises:
+      UserError: if their vocabularies, labels or kinds of texts differ.
+    """
+    for other in others:
+      if not vocab.same_entries(self.vocabulary, other.vocabulary) or self.labels != other.labels:
+        raise UserError('runs with different vocabularies or labels cannot be an ensemble')
+      if self.config['data']['joined'] != other.config['data']['joined']:
+        raise UserError('runs of whole documents and of their sentences (data.joined) cannot be an ensemble')
+    system = self.with_config(self.config)
+    system.model = ClassifierEnsemble([system.model for system in (self, *others)])
+    return system
 
   @classmethod
   def check(cls, config: Config, training: Training) -> None:

@@ -62,6 +62,13 @@ def test_evaluation_and_plots(trained, tmp_path):
   assert '… and 3 more words that were not read' in (tmp_path / 'long.html').read_text('utf-8')
 
 
+def test_an_ensemble_classifies_like_its_runs(trained):
+  folder, _ = trained
+  result = run('evaluate', f'--workdir={folder},{folder}', '--checkpoint=best,latest', '--split=validation', '--json')
+  assert result.code == 0, result.err
+  assert json.loads(result.out)['results']['accuracy']['value'] == 100
+
+
 def test_metrics_by_a_property_of_pairs_are_an_error_before_the_evaluation(trained, monkeypatch):
   monkeypatch.setattr(runs, 'evaluate_split', None)
   result = run('evaluate', f'--workdir={trained[0]}', '--split=validation', '--by=source_length')
@@ -148,7 +155,5 @@ def test_programs_for_other_systems_report_the_system(trained):
   folder, _ = trained
   result = run('translate', f'--workdir={folder}', stdin=b'It was good.')
   assert result.code == 2 and "is a run of system 'classification'; expected one of: translation" in result.err
-  result = run('evaluate', f'--workdir={folder},{folder}')
-  assert result.code == 2 and "runs of system 'classification' cannot be an ensemble" in result.err
   result = run('train', '--config=configs/imdb.py:luong2015', '--workdir=x')
   assert result.code == 2 and "unknown preset 'luong2015'" in result.err

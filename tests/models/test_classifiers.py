@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.models.classifiers import ClassifierConfig, build_classifier
+from attention_jax.models.classifiers import ClassifierConfig, ClassifierEnsemble, build_classifier
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.pooling import POOLINGS
 from tests.modules.helpers import assert_close, draw, variables
@@ -198,6 +198,19 @@ def test_gradients_of_empty_sentences_are_finite():
   for mask in (MASK, np.zeros_like(MASK)):
     grads = gradient(params, mask)
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
+
+
+def test_an_ensemble_is_the_mean_of_probabilities_and_weights():
+  models = [build_small(), build_small(heads=2)]
+  params = [variables(model, SOURCE, MASK)['params'] for model in models]
+  outputs = [model.apply({'params': p}, SOURCE, MASK) for model, p in zip(models, params, strict=True)]
+  ensemble = ClassifierEnsemble(models).apply({'params': tuple(params)}, SOURCE, MASK)
+  probabilities = [np.exp(o.logits) / np.exp(o.logits).sum(-1, keepdims=True) for o in outputs]
+  assert_close(np.exp(ensemble.logits), np.mean(probabilities, 0))
+  assert_close(ensemble.words, np.mean([o.words.mean(2, keepdims=True) for o in outputs], 0))
+  assert_close(ensemble.sentences, np.mean([o.sentences.mean(1, keepdims=True) for o in outputs], 0))
+  with pytest.raises(UserError, match='of single texts and of pairs of texts cannot be an ensemble'):
+    ClassifierEnsemble([build_small(), build_small(classifier='decomposable')])
 
 
 @pytest.mark.parametrize(
