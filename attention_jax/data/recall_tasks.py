@@ -144,7 +144,7 @@ def associative_recall(
   _check_minimum('associative_recall', 'max_items', max_items, min_items)
   _check_minimum('associative_recall', 'beyond', beyond, max_items + 1)
   item_bits = bits * vectors
-  # `draw` repeats until n items differ: exp(n² / 2 / 2^bits) times on average, which is at most e⁴ here.
+  # `draw` repeats until all n items differ: about exp(n² / 2 / 2^bits) times on average, here up to about 70.
   min_values = max(4 * beyond, beyond**2 // 8)
   if item_bits < (min_values - 1).bit_length():
     raise UserError(
