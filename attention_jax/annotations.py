@@ -1,6 +1,7 @@
-"""Annotations of arrays, such as `Float[Array, 'T D']`: those of jaxtyping, or without jaxtyping names without shapes.
+"""Annotations of arrays, such as `Float[Array, 'T D']`: those of jaxtyping, or placeholders if it is not installed.
 
-Nothing checks them at run time; the tests enforce them. Only jax is needed to import the pure functions.
+The placeholders ignore the shape, so that only jax is needed to import the pure functions. No annotation is checked at
+run time; the tests check them.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a trained model attends to for one source and one target, and what was measured of it."""
+"""Readings: the attention weights of a trained model for one source and one target, and the analyses of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -15,7 +15,7 @@ class Measurement(NamedTuple):
 
   Attributes:
     values: an array with an axis for each entry of `axes`.
-    axes: what each axis runs over: the names of its entries.
+    axes: for each axis, the names of its entries, such as tokens.
   """
 
   values: np.ndarray
@@ -30,7 +30,7 @@ class ReadingRequest(NamedTuple):
     inputs: new inputs to read instead, unless empty.
     layers: whether to add the weights of every layer and head.
     analyses: specs of inference.analyses.ANALYSES.
-    hypotheses: number of hypotheses of each input.
+    hypotheses: number of hypotheses for each input.
     words: whether to merge the weights of subwords or characters to those of words.
     edit: a spec of functional.edits.EDITS that edits the weights of the model; '' for none.
   """
@@ -54,9 +54,9 @@ class Reading(NamedTuple):
     target: text of the target.
     source_tokens: S tokens, EOS included.
     target_tokens: T tokens, EOS included.
-    matrices: weights [T, S] by name: WEIGHTS are those of the model, others those of layers and heads.
-    gold: possible (source, target) links, the sure ones among them; None if there are none to compare with.
-    sure: the sure links among them; None if all are.
+    matrices: weights [T, S] by name: WEIGHTS are those of the model, the others those of layers and heads.
+    gold: possible (source, target) links, which include the sure ones; None if the example has no gold links.
+    sure: the sure links; None if all links are sure.
     score: ranking score of a hypothesis; None for a reference.
     measurements: results of analyses by their specs.
     run: name of the run whose model this is; '' if it does not matter.
@@ -81,7 +81,7 @@ class Reading(NamedTuple):
 
   @property
   def maps(self) -> dict[str, np.ndarray]:
-    """Measurements of each target token and source token, by their specs."""
+    """The measurements with an entry for each pair of a target and a source token, [T, S], by their specs."""
     shape = (len(self.target_tokens), len(self.source_tokens))
     return {
       spec: measured.values
@@ -92,14 +92,14 @@ class Reading(NamedTuple):
 
 @runtime_checkable
 class SupportsReadings(Protocol):
-  """A system that returns what it attends to as readings: weights, those of layers and heads, and analyses of them."""
+  """A system that returns readings: attention weights, those of each layer and head, and analyses of them."""
 
   def read(self, params: Any, request: ReadingRequest) -> list[Reading]:
     """Returns the readings of a request by a model with these parameters."""
 
 
 def read_runs(runs: Sequence[Any], request: ReadingRequest) -> list[Reading]:
-  """Returns the readings of a request by each run; with an edit, those without it stand before those with it.
+  """Returns the readings of a request by each run; with an edit, the unedited readings of a run come first.
 
   Args:
     runs: runs of systems with readings, as systems.runs.open_run returns them.

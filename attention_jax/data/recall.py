@@ -54,19 +54,19 @@ class RecallBatches:
       share: the rows of every batch that this process reads.
 
     Raises:
-      UserError: if the rows cannot be divided among the processes.
+      UserError: if there are no rows, or if they cannot be divided among the processes.
     """
     if size < 1:
       raise UserError(f'the rows of a batch must be at least 1, got {size}')
     self._task = task
     self._seed = seed
     self._rows = share.select(np.arange(size))
-    shortest, longest = (task.num_steps(size) for size in zip(*task.size_ranges, strict=True))
+    shortest, longest = map(task.num_steps, zip(*task.size_ranges, strict=True))
     lengths = {-(-longest * part // NUM_LENGTHS) for part in range(1, NUM_LENGTHS + 1)}
     self._lengths = sorted(length for length in lengths if length >= shortest)
 
   def __len__(self) -> int:
-    """Batches in an epoch: 1, as every episode is new and there are no epochs."""
+    """Number of batches in an epoch: 1, because every episode is new and there are no epochs."""
     return 1
 
   @property
@@ -118,7 +118,7 @@ def gather_episodes(
   Args:
     task: the task of the episodes.
     episodes: the rows; None = a filler row.
-    index: the row of each episode in its split; -1 = a filler row.
+    index: the number of each row in its split; -1 = a filler row.
     length: the number of steps to pad to.
   """
   inputs = np.zeros((len(episodes), length, task.input_features), np.float32)

@@ -13,6 +13,7 @@ from attention_jax.errors import UserError
 from attention_jax.specs import Range, Size, bind
 
 EpisodeSize = tuple[int, ...]
+MAX_ORDER = 24  # every episode of an N-gram task draws a table of 2^(N - 1) probabilities
 
 
 class Episode(NamedTuple):
@@ -43,8 +44,8 @@ class RecallTask(NamedTuple):
     draw: (random numbers, size) -> Episode; the number of steps is a function of the size alone.
     size_ranges: lowest and highest value of each number in a size, in training.
     unseen_size: the size of the episodes of the split 'unseen'.
-    estimate: for a random answer, episode -> the best possible prediction of its bits from those before, probabilities
-      [A, O].
+    estimate: episode -> the probability [A, O] that each bit of the answer is 1: the best possible prediction from the
+      bits before it. None unless the answer is random.
   """
 
   input_features: int
@@ -137,16 +138,17 @@ def associative_recall(
     beyond: number of items of the split 'unseen'.
 
   Raises:
-    UserError: if `max_items` is below `min_items`, if `beyond` is not greater than `max_items`, or if the bits of an
-      item are too few for items that differ.
+    UserError: if `max_items` is below `min_items`, if `beyond` is not greater than `max_items`, or if an item has so
+      few bits that random items are seldom all different.
   """
   _check_minimum('associative_recall', 'max_items', max_items, min_items)
   _check_minimum('associative_recall', 'beyond', beyond, max_items + 1)
   item_bits = bits * vectors
-  most_items = max(max_items, beyond)
-  if 2**item_bits < 4 * most_items:
+  # `draw` repeats until all n items differ: about exp(n² / 2 / 2^bits) times on average, here up to about 70.
+  min_values = max(4 * beyond, beyond**2 // 8)
+  if item_bits < (min_values - 1).bit_length():
     raise UserError(
-      f"task 'associative_recall': {item_bits} bits of an item are too few for {most_items} items that differ"
+      f"task 'associative_recall': {item_bits} bits of an item are too few for {beyond} items that differ"
     )
 
   def draw(rng: np.random.Generator, size: EpisodeSize) -> Episode:
@@ -174,8 +176,10 @@ def ngrams(*, order: Annotated[int, Range(2)] = 6, length: int = 200, beyond: in
     beyond: number of bits of an episode of the split 'unseen'.
 
   Raises:
-    UserError: if `length` is below `order`, or if `beyond` is not greater than `length`.
+    UserError: if `order` exceeds MAX_ORDER, if `length` is below `order`, or if `beyond` is not greater than `length`.
   """
+  if order > MAX_ORDER:
+    raise UserError(f"task 'ngrams': option order must be at most {MAX_ORDER}, got {order}")
   _check_minimum('ngrams', 'length', length, order)
   _check_minimum('ngrams', 'beyond', beyond, length + 1)
   context_length = order - 1

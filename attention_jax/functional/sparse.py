@@ -29,15 +29,18 @@ def entmax15(scores: Scores, mask: Mask) -> Weights:
 def entmax(scores: Scores, mask: Mask, *, alpha: float | Float[Array, '']) -> Weights:
   """α-entmax for any α > 1, by bisection: p = [(α - 1) z - τ]₊^(1/(α - 1)). Peters et al. 2019, algorithm 1.
 
-  A learned alpha below 1.01 counts as 1.01. It keeps its gradient (Correia et al. 2019, proposition 1), so that it can
-  increase again.
+  An alpha below 1.01 counts as 1.01. A learned one keeps its gradient there (Correia et al. 2019, proposition 1), so
+  that it can increase again.
 
   Raises:
-    UserError: for a number alpha <= 1 (softmax is the limit at 1).
+    UserError: for a number alpha <= 1 (softmax is the limit at 1), or one that is infinite in the dtype of the weights.
   """
-  if isinstance(alpha, int | float) and not alpha > 1:
-    raise UserError(f"entmax: alpha must be greater than 1, got {alpha} ('softmax' is the limit at 1)")
   scores = at_least_float32(scores)
+  if isinstance(alpha, int | float):
+    if not alpha > 1:
+      raise UserError(f"entmax: alpha must be greater than 1, got {alpha} ('softmax' is the limit at 1)")
+    if alpha > float(jnp.finfo(scores.dtype).max):
+      raise UserError(f'entmax: alpha must be finite in {scores.dtype}, got {alpha}')
   alpha = jnp.asarray(alpha, scores.dtype)
   return _entmax(scores, mask, alpha + jax.lax.stop_gradient(jnp.maximum(alpha, 1.01) - alpha))
 

@@ -17,11 +17,11 @@ class EmbedsTokens(Protocol):
 
 @runtime_checkable
 class ReadsInParts(Protocol):
-  """An encoder that may read its source in parts."""
+  """An encoder that reports whether it may read its source in parts."""
 
   @property
   def incremental(self) -> bool:
-    """Whether it reads its source once, from the start."""
+    """Whether the source may be encoded in parts, from the first to the last."""
 
 
 class FinalStates(NamedTuple):
@@ -29,7 +29,7 @@ class FinalStates(NamedTuple):
 
   Attributes:
     forward: states of the layers that read forward, each a tuple of arrays whose first one is the output.
-    backward: states of the layers that read backward, which are those at the first token.
+    backward: states of the layers that read backward, whose last step is at the first token.
   """
 
   forward: tuple = ()
@@ -43,10 +43,11 @@ class Encoded(NamedTuple):
     memory: vectors that queries are compared with, [B, S, D], zero where masked.
     mask: True at real positions, [B, S].
     final: summary of the source, [B, D'].
-    value: vectors that contexts are made of, [B, S, D]; () if they are the memory.
-    states: states of a recurrent encoder; () for other encoders.
-    weights: weights [B, S, S] over the own past of every layer with intra-attention, from the lowest to the highest.
-    ponder: Ponder with arrays [B, S] of every layer with adaptive computation time, likewise.
+    value: vectors that contexts are weighted sums of, [B, S, D]; () if they are the memory.
+    states: FinalStates of a recurrent encoder; () for other encoders.
+    weights: for each layer with intra-attention, from the lowest to the highest, the weights of each position over
+      those that the layer has read before it, [B, S, S].
+    ponder: for each layer with adaptive computation time, in the same order, a Ponder with arrays [B, S].
   """
 
   memory: jax.Array

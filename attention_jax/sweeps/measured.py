@@ -27,12 +27,13 @@ def measured_rows(
   Args:
     folder: the folder.
     table: the table; the metrics of its columns are recorded, and its flags are not repeated in the rows.
-    path: config file and preset of a run folder, with which its config is compared; those of a sweep are in its ledger.
+    path: 'FILE:PRESET' of a run folder, with which its config is compared; a sweep stores it in its ledger.
     load: returns the config of such a path.
     hardware: where it was measured.
 
   Raises:
-    UserError: if nothing has finished, for a run folder without `path`, or for a run without the metrics of the table.
+    UserError: if nothing has finished, for a run folder without `path`, for a setting without any metric of the table,
+      or if only some of its seeds have a metric.
   """
   if (folder / LEDGER).exists():
     state = read_state(folder)
@@ -57,8 +58,10 @@ def _measured_row(
   metrics = {}
   for column in table.columns:
     split, _, metric = column.metric.partition('/')
-    if values := list(setting.values(split, metric).values()):
-      metrics[column.metric] = summarize(values)
+    values = setting.values(split, metric)
+    if values:
+      _check_complete(setting, column.metric, values)
+      metrics[column.metric] = summarize(list(values.values()))
   if not metrics:
     expected = ', '.join(column.metric for column in table.columns if column.metric)
     raise UserError(f'{setting.label} has none of the metrics of the table: {expected}')
@@ -67,6 +70,13 @@ def _measured_row(
   row |= {'time': f'{format_seconds(seconds)} of updates', 'hardware': hardware}
   row |= {'commits': sorted({run.commit or 'unknown' for run in setting.runs}), 'metrics': metrics}
   return {name: value for name, value in row.items() if value != ''}
+
+
+def _check_complete(setting: SettingRuns, metric: str, values: Mapping[int, float]) -> None:
+  """Raises UserError if a seed of a setting lacks a metric: `values` of the row would belong to other seeds."""
+  seeds = [run.seed for run in setting.runs]
+  if missing := [seed for seed in seeds if seed not in values]:
+    raise UserError(f'{setting.label}: {metric} is missing for seeds {missing} of {seeds}; expected all or none')
 
 
 def summarize(values: Sequence[float]) -> dict[str, Any]:
@@ -79,12 +89,12 @@ def summarize(values: Sequence[float]) -> dict[str, Any]:
 
 
 def changed_flags(config: Mapping[str, Any], base: Mapping[str, Any], common: str = '') -> str:
-  """Returns the flags that turn one config into another, as a shell reads them.
+  """Returns the flags that turn one config into another, quoted for a shell, except for seeds and the data folder.
 
   Args:
     config: the config of a run.
     base: the config that the flags start from.
-    common: flags of all rows, after which those of a row stand. Seeds and the folder of the data are left out.
+    common: flags of all rows, which precede those of a row.
   """
   values, base_values = (flatten_dict(dict(x), sep='.') for x in (config, base))
   before = {field: _as_text(value) for field, value in base_values.items()}
@@ -98,12 +108,12 @@ def changed_flags(config: Mapping[str, Any], base: Mapping[str, Any], common: st
 
 
 def _quote(text: str) -> str:
-  """The text as a shell reads it; in double quotes if it has single ones: shlex writes five characters for each."""
+  """Quotes a text for a shell: in double quotes if it has single ones, for which shlex writes five characters each."""
   return f'"{text}"' if "'" in text and not set('"$`\\!') & set(text) else shlex.quote(text)
 
 
 def _as_text(value: Any) -> str:
-  """The value as a flag sets it; a list that was read from JSON is a tuple."""
+  """The text of a value in a flag; lists, which JSON has instead of tuples, count as tuples."""
   return str(_as_tuple(value))
 
 

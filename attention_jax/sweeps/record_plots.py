@@ -13,19 +13,19 @@ from attention_jax.sweeps.records import Row, Table
 
 PANEL = (3.3, 2.9)  # inches
 PALETTE = 64  # colours
-MAX_LABEL = 9  # with a longer name, in characters, the names of the horizontal axis are turned
-MAX_POINTS = 10  # joined lines of more points have a band of one deviation instead of marks and points of the seeds
+MAX_LABEL = 9  # characters; if a name of the horizontal axis is longer, all names are rotated
+MAX_POINTS = 10  # with more points, a line has a band of one deviation instead of marks and points of the seeds
 
 
 class Plot(NamedTuple):
-  """What a picture shows.
+  """The axes and lines of a picture.
 
   Attributes:
     x: the factor on the horizontal axis: numbers, or names at equal distances.
-    panels: metric -> label of its axis.
-    colour: the factor that has a colour for each of its values; '' for none.
-    style: the factor that has a style of lines for each of its values; '' for none.
-    log_x, log_y: whether axes are logarithmic.
+    panels: metric -> label of the vertical axis; each metric has a panel.
+    colour: the factor whose values have different colours; '' for none.
+    style: the factor whose values have different line styles; '' for none.
+    log_x, log_y: whether the axis is logarithmic.
     joined: whether the points of a line are joined; False for factors without an order.
   """
 
@@ -39,7 +39,7 @@ class Plot(NamedTuple):
 
 
 def draw_rows(table: Table, plot: Plot) -> bytes:
-  """Draws means with the standard deviation over seeds, and up to MAX_POINTS a point for each seed; returns a PNG."""
+  """Returns a PNG with means and standard deviations over seeds, and a point for each seed, see MAX_POINTS."""
   figure = new_figure(PANEL[0] * len(plot.panels) + 1.6, PANEL[1])
   panels = figure.subplots(1, len(plot.panels), squeeze=False)[0]
   for axes, (metric, label) in zip(panels, plot.panels.items(), strict=True):
@@ -48,10 +48,9 @@ def draw_rows(table: Table, plot: Plot) -> bytes:
       style = style if plot.joined else style | {'linestyle': 'none'}
       _draw_line(axes, [row for row in rows if metric in row['metrics']], metric, plot.x, positions, name, style)
     if any(isinstance(x, str) for x in positions):
-      is_long = max(map(len, positions)) > MAX_LABEL
-      axes.set_xticks(
-        range(len(positions)), list(positions), rotation=30 if is_long else 0, ha='right' if is_long else 'center'
-      )
+      names = [str(x) for x in positions]
+      is_long = max(map(len, names)) > MAX_LABEL
+      axes.set_xticks(range(len(names)), names, rotation=30 if is_long else 0, ha='right' if is_long else 'center')
     if plot.log_x:
       axes.set_xscale('log', base=2)
       axes.set_xticks(list(positions), [str(x) for x in positions])
@@ -91,13 +90,13 @@ def _lines(rows: Sequence[Row], plot: Plot) -> list[tuple[str, list[Row], dict[s
     for j, style in enumerate(levels[1]):
       members = [row for row in rows if _has(row, plot.colour, colour) and _has(row, plot.style, style)]
       name = ', '.join(str(level) for level in (colour, style) if level != '')
-      look = {
+      line_style = {
         'color': COLOURS[i % len(COLOURS)],
         'marker': MARKERS[i % len(MARKERS)],
         'linestyle': STYLES[j % len(STYLES)],
       }
       if members:
-        lines.append((name, members, look))
+        lines.append((name, members, line_style))
   return lines
 
 
@@ -118,6 +117,7 @@ def _draw_line(
   name: str,
   style: Mapping[str, Any],
 ) -> None:
+  rows = sorted(rows, key=lambda row: positions[row['factors'][factor]])  # a line joins neighbours on the axis
   x = np.array([positions[row['factors'][factor]] for row in rows])
   entries = [row['metrics'][metric] for row in rows]
   means = np.array([entry['value'] for entry in entries])

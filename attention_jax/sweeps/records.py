@@ -45,15 +45,15 @@ class Table(NamedTuple):
   """A table of results.
 
   Attributes:
-    columns: its columns.
-    rows: its rows, each with some of: config, preset, flags, title, note, metric, epochs, seeds, metrics, factors,
+    columns: columns, from left to right.
+    rows: rows, each with some of: config, preset, flags, title, note, metric, epochs, seeds, metrics, factors,
       time, hardware, commits; or published (the source) and metrics. `metrics` maps 'SPLIT/METRIC' to an object with
       value, deviation (n - 1), values (of the seeds), digits and difference (value, low, high, p), or with a text.
       `references` maps metrics to where they are in another table.
     config: config file of the rows.
     flags: flags of all rows, in addition to their own.
-    abbreviations: what is shown -> the beginning of a flag, or several flags, that it stands for.
-    conditions: under which a sweep was run: commits, hardware, runs, seconds, processes, date.
+    abbreviations: text that is shown -> the text that it replaces: the beginning of a flag, or several flags.
+    conditions: the conditions under which a sweep was run: commits, hardware, runs, seconds, processes, date.
     shown: factor -> the values of the rows that are shown; {} for all rows.
   """
 
@@ -193,7 +193,7 @@ def fill_blocks(text: str, folder: Path) -> str:
     folder: the folder of NAME.json.
 
   Raises:
-    UserError: for a table that cannot be read.
+    UserError: for a table that cannot be read, or a reference to a row or a metric that does not exist.
   """
 
   def fill(match: re.Match) -> str:
@@ -243,9 +243,13 @@ def _read_reference(folder: Path, table: str, metric: str, **fields: str) -> dic
   rows = [row for row in other.rows if all(row.get(field, '') == value for field, value in fields.items())]
   if len(rows) != 1:
     raise UserError(f'{len(rows)} rows of table {table!r} have {fields}; expected one')
-  digits = next(column.digits for column in other.columns if column.metric == metric)
+  columns = {column.metric: column for column in reversed(other.columns) if column.metric}  # the first one of a metric
+  entries = rows[0].get('metrics', {})
+  if metric not in columns or metric not in entries:
+    expected = ', '.join(name for name in columns if name in entries)
+    raise UserError(f'table {table!r}: the row with {fields} has no metric {metric!r}; expected one of: {expected}')
   source = {'source': rows[0]['published']} if 'published' in rows[0] else {}
-  return {'digits': digits} | source | rows[0]['metrics'][metric]
+  return {'digits': columns[metric].digits} | source | entries[metric]
 
 
 def find_table(folder: Path, name: str) -> Path:

@@ -398,9 +398,10 @@ def _check_auxiliary(model: Classifier, training: Training) -> None:
       f'config.model.classifier=flat; {DISABLE_HINT}'
     )
   if not POOLINGS[parse(model.pooling)[0]].learns:
-    learned = ', '.join(name for name, cls in POOLINGS.items() if cls.learns)
+    learned = ' or '.join(name for name, cls in POOLINGS.items() if cls.learns)
     raise UserError(
-      f'training.auxiliary={training.auxiliary!r} needs learned weights; expected pooling={learned}; {DISABLE_HINT}'
+      f'training.auxiliary={training.auxiliary!r} needs learned weights; expected '
+      f'config.model.pooling={learned}; {DISABLE_HINT}'
     )
 
 

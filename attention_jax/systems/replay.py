@@ -1,4 +1,4 @@
-"""Repeats an update whose loss or gradient was not finite, and reports where the numbers come from."""
+"""Repeats an update whose loss or gradient was not finite, and reports which rows and parameters are the cause."""
 
 import dataclasses
 import math
@@ -17,6 +17,7 @@ from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.initial_run import open_initial_run, start_from
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import check_run_files, run_seeds
+from attention_jax.training.anneal import make_anneal, zero_scheduled
 from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.folder import read_config
 from attention_jax.training.incidents import named_arrays, read_batch, stored_updates
@@ -40,7 +41,7 @@ class Replay(NamedTuple):
     grad_norm: norm of the gradient before clipping.
     params: names of parameters that were not finite before the update.
     gradients: names of parameters whose gradient is not finite.
-    rows: rows whose loss without dropout is not finite when they are alone in a batch: their numbers in the training
+    rows: numbers of the rows whose loss, without dropout and in a batch of one row, is not finite: in the training
       split, or in the batch if batches have no `index`.
   """
 
@@ -126,6 +127,8 @@ def _repeat(
     stored = {name: array[index] for name, array in stored.items()}
   _check_unchanged(update, batch, stored)
   sums, gradients = _sums_and_gradients(system.loss, state, batch, seed)
+  # As in training, annealed parameters have no gradient.
+  gradients = zero_scheduled(gradients, make_anneal(training.anneal, state.params, training.steps))
   count = max(float(sums['tokens']), 1.0)
   return Replay(
     update,
@@ -148,8 +151,8 @@ def _state_before(
     folder: the run folder.
     update: number of the update.
     initial_state: the initial state of the run.
-    several: the runs side by side whose states the checkpoint holds; None for a single run.
-    index: which of them to return.
+    several: the runs side by side whose states the checkpoint contains; None for a single run.
+    index: number of the run among them.
   """
   checkpoints = Checkpoints(folder, read_only=True)
   try:

@@ -1,4 +1,4 @@
-"""Prepares what comes later in a thread: the first state, the updates of later shapes, the evaluation."""
+"""Computes the first state, and compiles later updates and the evaluation, in a background thread."""
 
 import concurrent.futures
 import contextlib
@@ -13,21 +13,21 @@ import jax
 class CompileAhead(contextlib.AbstractContextManager):
   """Compiles the update of every batch shape in the order in which the shapes occur, each once, then the evaluation.
 
-  The training thread calls `first_state()` if `make_state` is set, and `prepare(batch)` before each update. It compiles
-  a shape that is not begun yet, and waits for one that is being compiled. Its evaluations are wrapped by
-  `release_before`. The programs, and with them all numbers, are the same as without this thread. On exit the thread
-  stops after the program that it is compiling.
+  The training thread calls `first_state()` if `make_state` is set, and `prepare(batch)` before each update:
+  `prepare` compiles a shape that no thread has begun, and waits for one that is being compiled. The training thread
+  evaluates by the function that `release_before` returns. The programs, and with them all numbers, are the same as
+  without this thread. On exit the thread stops after the program that it is compiling.
 
   The thread computes the first state while the training thread compiles the first shape. Later shapes wait until that
-  shape has been lowered: tracing and lowering hold the lock of the interpreter, so that the first update would wait for
-  those of later shapes.
+  shape has been lowered: tracing and lowering hold the lock of the interpreter, so that later shapes would delay the
+  first update.
 
   With several processes there is no thread: compilers of GPUs exchange measurements between processes, which must
   therefore compile the same programs in the same order.
 
   Args:
-    compile_for: (batch, when_lowered) -> None; compiles the update for the shapes of a batch, so that a call of the
-      update with such a batch does not. It calls `when_lowered()` before the compiler starts.
+    compile_for: (batch, when_lowered) -> None; compiles the update for the shapes of a batch, so that the update itself
+      compiles nothing. It calls `when_lowered()` before the compiler starts.
     batches: one batch of each shape, in the order in which the shapes occur.
     compile_evaluation: compiles the programs of an evaluation; its argument returns whether it should stop. None for
       no evaluation.
@@ -87,9 +87,9 @@ class CompileAhead(contextlib.AbstractContextManager):
       self._ready[key].wait()
 
   def release_before(self, evaluate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns `evaluate` for the training thread, which waits for the program of the evaluation that is being compiled.
+    """Returns `evaluate` for the training thread, preceded by a wait for the evaluation program that is being compiled.
 
-    It compiles the programs that are left itself.
+    The background thread compiles no further evaluation programs: `evaluate` compiles those that it needs.
     """
 
     def evaluate_alone(state: Any) -> Any:
@@ -141,10 +141,13 @@ class CompileAhead(contextlib.AbstractContextManager):
 
   def _compile_updates(self) -> None:
     batches = []
-    for batch in self._later:
-      if self._closed.is_set():
-        return
-      batches.append(batch)
+    try:
+      for batch in self._later:
+        if self._closed.is_set():
+          return
+        batches.append(batch)
+    except Exception:  # the stream of batches raises the same error in the training thread
+      return
     self._known = 1 + len(batches)
     self._lowered.wait()
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Checksums of arrays that do not depend on how the arrays are sharded, so that each process sums up its own shards.
+"""Checksums of arrays, independent of how the arrays are sharded: each process adds up those of its own shards.
 
 The checksum of an array is the sum of its elements, read as unsigned integers, each times an odd weight for every axis,
 modulo 2^64. One changed element always changes it: an odd weight is invertible.
@@ -52,7 +52,7 @@ def _checksum(values: np.ndarray, starts: list[int]) -> np.uint64:
     values: the elements of the shard.
     starts: position of its first element along each axis of the array.
   """
-  # A shape () has no axis to be weighted by.
+  # A number gets an axis of one position, whose weight is 1.
   total = np.ascontiguousarray(values).reshape(values.shape or (1,)).view(f'u{values.itemsize}')
   for axis in reversed(range(total.ndim)):
     start = starts[axis] if starts else 0

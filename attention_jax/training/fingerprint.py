@@ -31,8 +31,8 @@ def check_digests(folder: str | Path, digests: Mapping[str, str], log: Callable[
   Raises:
     UserError: if a split differs, or if the stored digests cannot be read.
   """
-  path = Path(folder).expanduser() / DIGESTS_FILE
-  if not path.is_file():  # killed before it was written, or written by a version that stored none
+  path = Path(folder) / DIGESTS_FILE
+  if not path.is_file():  # the run was killed before it stored them, or its version stored none
     log(f'{path} does not exist: cannot check that the data are unchanged; storing their digests now')
     return
   try:
@@ -56,7 +56,7 @@ def store_digests(folder: str | Path, digests: Mapping[str, str]) -> None:
 def _digest(tree: Any) -> str:
   digest = hashlib.blake2b(digest_size=8)
   for leaf in jax.tree.leaves(tree):
-    array = np.ascontiguousarray(leaf)
+    array = np.ascontiguousarray(leaf)  # at least one axis
     digest.update(f'{array.dtype.str}{array.shape}'.encode())
-    digest.update(array.data if array.size else b'')
+    digest.update(array.reshape(-1).view(np.uint8))  # bytes, because hashlib reads no bfloat16
   return digest.hexdigest()

@@ -20,7 +20,7 @@ class SideBySide(abc.ABC):
   """Runs side by side: `runs(states, batches, live) -> (states, metrics)` makes one update of each live run.
 
   Each subclass defines the structure of `states`. Batches and metrics have a leading axis of runs; a metric may be a
-  list. A run that is not live keeps its state, except for its step; its metrics are 0.
+  list with an entry for each run. A run that is not live keeps its state, except for its step; its metrics are 0.
   """
 
   @abc.abstractmethod
@@ -111,8 +111,8 @@ class Stacked(SideBySide):
 class Separate(SideBySide):
   """One state per run, updated one after the other by the programs of a single run.
 
-  For CPUs: one run occupies all cores, and several at once would only compete for the caches. No more programs
-  are compiled than for one run.
+  For CPUs, where one run occupies all cores, and several at once would only compete for the caches. All runs share the
+  compiled programs of one.
   """
 
   def __init__(self, train_steps: Sequence[TrainStep], initializers: Sequence[StateInitializer]):

@@ -145,7 +145,7 @@ def make_train_step(
     accumulate: see `compile_update`.
     average: see `compile_update`.
     anneal: see `compile_update`.
-    runs: see `compile_update`.
+    options: see `compile_update`.
     skip_nonfinite: see `compile_update`.
 
   Returns:

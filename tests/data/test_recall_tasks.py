@@ -40,6 +40,12 @@ def test_associative_recall_answers_with_the_next_item():
   assert positions == {0, 1}
 
 
+def test_the_number_of_bits_of_an_item_has_no_upper_bound():
+  assert make_recall_task('associative_recall(bits=2147483647, vectors=2147483647)').input_features == 2**31 + 1
+  items = make_recall_task('associative_recall(bits=5, vectors=1, beyond=8)').draw(RNG(0), (8,)).inputs[1:16:2, :5]
+  assert len(np.unique(items, axis=0)) == 8
+
+
 def test_ngrams_predict_the_next_bit_at_every_step():
   inputs, answer, start = make_recall_task('ngrams(order=3, length=10)').draw(RNG(0), (10,))
   assert inputs.shape == (9, 1) and answer.shape == (8, 1) and start == 1
@@ -88,11 +94,14 @@ def test_priority_sort_answers_with_the_vectors_of_highest_priority():
     ('associative_recall(min_items=1)', 'option min_items must be at least 2, got 1'),
     ('associative_recall(min_items=4, max_items=3)', 'option max_items must be at least 4, got 3'),
     ('ngrams(order=1)', 'option order must be at least 2, got 1'),
+    ('ngrams(order=70)', "task 'ngrams': option order must be at most 24, got 70"),
     ('ngrams(length=5)', "task 'ngrams': option length must be at least 6, got 5"),
     ('ngrams(beyond=200)', 'option beyond must be at least 201, got 200'),
     ('priority_sort(items=10)', "task 'priority_sort': option items must be at least 16, got 10"),
     ('priority_sort(beyond=20)', 'option beyond must be at least 21, got 20'),
     ('associative_recall(bits=1, vectors=3)', '3 bits of an item are too few for 12 items that differ'),
+    ('associative_recall(bits=5, vectors=1, beyond=9)', '5 bits of an item are too few for 9 items that differ'),
+    ('associative_recall(bits=10, vectors=1, beyond=200)', '10 bits of an item are too few for 200 items that differ'),
   ],
 )
 def test_invalid_specs_are_reported(spec, message):

@@ -128,7 +128,7 @@ def test_weights_of_pairs_are_shown_as_the_mean_over_heads():
     ),
     (
       ['--config.training.auxiliary=redundancy', '--config.model.classifier=flat', '--config.model.pooling=max'],
-      'needs learned weights; expected pooling=attention',
+      'needs learned weights; expected config.model.pooling=attention',
     ),
     (
       ['--config.training.objective=r_drop'],

@@ -250,6 +250,9 @@ def test_invalid_options_of_functions_raise():
     aj.alignments.softmax(scores, mask, temperature=0)
   with pytest.raises(aj.UserError, match=r"alpha must be greater than 1, got 1 \('softmax' is the limit at 1\)"):
     aj.alignments.entmax(scores, mask, alpha=1)
+  for alpha in (float('inf'), 1e39):
+    with pytest.raises(aj.UserError, match=r'alpha must be finite in float32, got (inf|1e\+39)'):
+      aj.alignments.entmax(scores, mask, alpha=alpha)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,14 @@ def test_a_sweep_has_a_row_per_setting(tmp_path):
   assert entry['deviation'] == pytest.approx(statistics.stdev(entry['values']), abs=1e-4)
 
 
+def test_seeds_without_a_metric_are_reported(tmp_path):
+  make_sweep(tmp_path, SETTINGS[:1])
+  (path,) = tmp_path.glob('*/seed_1/results.json')
+  path.write_text(path.read_text().replace('exact_match', 'loss_of_words'))
+  with pytest.raises(UserError, match=r'test/exact_match is missing for seeds \[1\] of \[0, 1, 2\]'):
+    measured_rows(tmp_path, TABLE, '', load, '2 cores')
+
+
 def test_a_run_folder_has_one_row(tmp_path):
   folder = write_run(tmp_path / 'a', base_config(model__embedding=16), {'test': {'exact_match': 3.0}})
   (row,) = measured_rows(folder, TABLE, PATH, load, '1 core')

@@ -57,6 +57,22 @@ def test_pictures_are_small(x_values, options, monkeypatch):
     assert [label.get_text() for label in panels[0].get_xticklabels()] == [str(x) for x in x_values]
 
 
+def test_rows_are_drawn_in_the_order_of_the_axis(monkeypatch):
+  figures = store_figures(monkeypatch)
+  table = Table([], [{'factors': {'x': x}, 'metrics': {'a': {'value': float(x)}}} for x in (4, 1, 2)])
+  draw_rows(table, Plot('x', {'a': 'metric a'}))
+  (axes,) = figures[0].axes
+  assert [line.get_xdata().tolist() for line in axes.lines[:1]] == [[1, 2, 4]]
+  assert [line.get_ydata().tolist() for line in axes.lines[:1]] == [[1.0, 2.0, 4.0]]
+
+
+def test_numbers_among_names_are_labels(monkeypatch):
+  figures = store_figures(monkeypatch)
+  draw_rows(Table([], rows([1, 2, 'a long name'])), Plot('x', {'a': 'metric a'}, colour='when'))
+  labels = figures[0].axes[0].get_xticklabels()
+  assert [label.get_text() for label in labels] == ['1', '2', 'a long name'] and labels[0].get_rotation() == 30
+
+
 def test_many_points_that_are_not_joined_are_marked(monkeypatch):
   figures = store_figures(monkeypatch)
   names = [f'name {i}' for i in range(record_plots.MAX_POINTS + 1)]

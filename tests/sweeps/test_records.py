@@ -102,6 +102,10 @@ def test_references_read_other_tables(tmp_path):
   write_table(tmp_path / 'y.json', Table(columns, [{'references': references}]))
   with pytest.raises(UserError, match="0 rows of table 'x' have"):
     fill_blocks('<!-- table: y -->\n', tmp_path)
+  references['result'] |= {'preset': 'a', 'metric': 'test/pre'}
+  write_table(tmp_path / 'y.json', Table(columns, [{'references': references}]))
+  with pytest.raises(UserError, match=r"table 'x': .* no metric 'test/pre'; expected one of: .*test/per"):
+    fill_blocks('<!-- table: y -->\n', tmp_path)
 
 
 def test_a_row_replaces_the_one_with_the_same_flags():

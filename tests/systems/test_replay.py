@@ -81,6 +81,15 @@ def test_the_run_of_several_seeds_that_is_not_finite_is_repeated(poisoned, tmp_p
   assert other.is_finite == (BAD_ROW not in other.rows)
 
 
+def test_annealed_parameters_have_no_gradient(poisoned, tmp_path):
+  anneal = {'model__attention__alignment': 'entmax', 'training__anneal': 'alpha: constant(rate=1.5)'}
+  with pytest.raises(UserError, match='is inf at step'):
+    train_quietly(tiny_config(write_pairs(tmp_path), **anneal, **LIGHT), tmp_path / 'run')
+  with two_devices():
+    result = replay(tmp_path / 'run')
+  assert result.gradients and not any(name.endswith('alpha') for name in result.gradients)
+
+
 def test_changed_data_are_noticed(stopped_run):
   data, run = stopped_run
   train = data / 'train.tsv'

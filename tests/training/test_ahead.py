@@ -193,6 +193,18 @@ def test_an_error_in_the_thread_is_left_to_the_update():
     ahead.prepare(Batches()[1])  # returns; the update compiles this shape again
 
 
+def test_an_error_of_a_later_batch_is_left_to_the_training_thread():
+  def read_batches():
+    yield Batches()[0]
+    raise OSError('cannot read a picture')
+
+  with CompileAhead(compile_at_once, read_batches()) as ahead:
+    ahead.prepare(Batches()[0])
+    ahead._thread.join()  # pytest fails for an error that a thread does not handle
+    ahead.prepare(Batches()[1])
+    assert ahead.describe() == ''
+
+
 def compile_at_once(batch, when_lowered):
   when_lowered()
 

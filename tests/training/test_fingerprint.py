@@ -1,5 +1,6 @@
 """Digests of the data: any change is found and named, and equal data are equal."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -21,6 +22,13 @@ def test_equal_data_have_equal_digests(tmp_path):
   store_digests(tmp_path, compute_digests({'train': SPLIT, 'test': SPLIT}))
   check_digests(tmp_path, compute_digests({'test': SPLIT, 'train': SPLIT._replace(source=SPLIT.source.copy())}))
   assert [path.name for path in tmp_path.iterdir()] == ['data.json']
+
+
+def test_values_of_any_type_are_covered():
+  arrays = {'bfloat16': jnp.arange(3, dtype=jnp.bfloat16), 'number': np.float32(1), 'text': np.array(['a', 'b'])}
+  digests = compute_digests(arrays | {'changed': jnp.arange(1, 4, dtype=jnp.bfloat16), 'empty': np.zeros((0, 3))})
+  assert len(set(digests.values())) == 5
+  assert (digests['number'], digests['text']) == ('e8b1e42dc5326c85', 'fd8af547faff1454')  # of earlier versions
 
 
 def test_a_run_without_digests_is_logged(tmp_path):
