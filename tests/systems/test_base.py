@@ -29,7 +29,7 @@ PROTOCOLS = {
   SupportsLinePrediction: {'captioning', 'classification'},
   SupportsCorpus: {'captioning', 'translation'},
   SupportsReadings: {'translation'},
-  SupportsEnsembles: {'translation'},
+  SupportsEnsembles: {'classification', 'translation'},
 }
 
 
