@@ -180,7 +180,7 @@ def test_runs_of_another_system_and_invalid_folders_are_not_adopted(folder, tmp_
   with pytest.raises(UserError, match=r"has its config; system is 'recall', expected 'translation'$"):
     run(make_request(folder, adopted=[old]))
   with pytest.raises(UserError, match='Could not determine home directory'):
-    run(make_request(folder, adopted=[Path('~nobody-has-this-name/x')]))
+    run(make_request(folder, adopted=[Path('~unknown-user/x')]))
 
 
 @pytest.mark.long
