@@ -108,6 +108,7 @@ TESTED_BY = {
   'systems/classification_outputs': 'experiments/classifying',
   'systems/loading': 'systems/experiment',
   'systems/translation': 'systems/experiment',
+  'systems/translation_checks': 'systems/experiment',
   'training/loss': 'training/fit_own_model',
 }
 

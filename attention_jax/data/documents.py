@@ -5,7 +5,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from attention_jax.data import sentences
@@ -34,6 +34,11 @@ class Documents(NamedTuple):
   name: str
   lines: Sequence[int]
   pairs: bool = False
+
+  @property
+  def texts(self) -> Iterator[str]:
+    """All lines of tokens of all documents."""
+    return itertools.chain.from_iterable(self.sentences)
 
   def location(self, row: int) -> str:
     """Returns `name:line` of a row, for messages."""

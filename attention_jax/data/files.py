@@ -1,5 +1,6 @@
 """Reads lines of text files and arrays of .npz files, with one clear error for everything that can be wrong."""
 
+import contextlib
 import difflib
 import gzip
 import io
@@ -7,6 +8,7 @@ import os
 import stat
 import zipfile
 import zlib
+from collections.abc import Iterator
 from typing import BinaryIO
 
 import numpy as np
@@ -109,10 +111,33 @@ def cache_folder(name: str) -> str:
   return os.path.join(home, 'attention_jax', name)
 
 
+def iter_lines(path: str) -> Iterator[bytes]:
+  """Yields the lines of a file, plain or .gz, as bytes without their ends; the file may be larger than memory.
+
+  Raises:
+    UserError: as `read_lines`, but for the encoding.
+  """
+  with _reading(path):
+    is_empty = True
+    with open_file(os.path.expanduser(path)) as raw, gzip.open(raw) if path.endswith('.gz') else raw as file:
+      for line in file:
+        is_empty = False
+        yield line.rstrip(b'\r\n')
+    if is_empty:
+      raise empty_file_error(path)
+
+
 def _read_bytes(path: str) -> bytes:
-  try:
+  with _reading(path):
     data = read_url(path) if is_url(path) else _read_local(path)
     return gzip.decompress(data) if path.endswith('.gz') else data
+
+
+@contextlib.contextmanager
+def _reading(path: str) -> Iterator[None]:
+  """Turns errors of reading a file into UserErrors."""
+  try:
+    yield
   except FileNotFoundError:
     raise _missing_file_error(path) from None
   except IsADirectoryError:

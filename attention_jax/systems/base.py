@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from attention_jax.data.batching import Share
 from attention_jax.data.text import Corpus
+from attention_jax.data.word_vectors import EmbeddingTable
 from attention_jax.errors import UserError
 from attention_jax.inference.metrics import MetricValue
 from attention_jax.inference.predictor import Predictor
@@ -240,6 +241,14 @@ class SupportsCorpus(Protocol):
 
   def corpus(self, split: str) -> Corpus:
     """Returns the sources and references of a split."""
+
+
+@runtime_checkable
+class SupportsWordVectors(Protocol):
+  """A system whose embeddings can start from word vectors."""
+
+  def embedding_tables(self) -> Mapping[str, EmbeddingTable]:
+    """Returns the embedding tables by name in `model`, source before target; a model may lack or share some of them."""
 
 
 @runtime_checkable

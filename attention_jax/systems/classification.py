@@ -28,6 +28,7 @@ from attention_jax.data.document_batches import (
   largest_bucket,
 )
 from attention_jax.data.documents import DOCUMENTS, Documents, load_documents, parse_documents
+from attention_jax.data.word_vectors import EmbeddingTable
 from attention_jax.errors import UserError, choose
 from attention_jax.inference.metrics import MetricValue
 from attention_jax.losses.auxiliary import CLASSIFIER_LOSSES, DISABLE_HINT, auxiliary_losses
@@ -140,7 +141,7 @@ class ClassificationSystem(System):
     spec = config['data']['vocabulary']
     vocabulary = vocab.load_stored(spec, folder, 'source') if folder else None
     if vocabulary is None:
-      vocabulary = vocab.train(spec, (line for sentences in train.sentences for line in sentences))
+      vocabulary = vocab.train(spec, train.texts)
     has_labels = folder is not None and (Path(folder) / LABELS_FILE).exists()
     labels = _read_labels(folder) if has_labels else sorted(set(train.labels))
     return cls(config, vocabulary, labels, lambda: documents)
@@ -226,6 +227,9 @@ class ClassificationSystem(System):
 
   def initializer(self) -> Callable[[int], Any]:
     return initializer(self.model)
+
+  def embedding_tables(self) -> Mapping[str, EmbeddingTable]:
+    return {'embedding': EmbeddingTable(self.vocabulary, lambda: self.documents['train'].texts)}
 
   def batches(self, seed: int, share: Share | None = None) -> DocumentBatches:
     size = self.config['data']['batch_size']

@@ -33,6 +33,7 @@ def default_config(system: str = 'translation') -> ConfigDict:
     parent = config[parents[0]] if parents else config
     parent[name] = ConfigDict(_field_defaults(cls, exclude=SET_BY_PARENT if cls is Attention else ()))
   config.initial_run = ''  # a run whose best parameters and vocabularies this one starts from
+  config.initial_vectors = ''  # files of word vectors that embeddings start from
   config.seeds = 1  # number of runs trained side by side, with training.seed and the seeds that follow it
   return config
 
@@ -96,6 +97,8 @@ TOP_LEVEL_MEANINGS = {
   'system': 'a key of systems.registry.SYSTEMS',
   'initial_run': 'run folder, or @NAME of a ready-made model, whose best parameters and vocabularies the run starts '
   'from, see docs/systems.md; empty for random parameters',
+  'initial_vectors': 'file of word vectors that the embeddings start from, see docs/systems.md; for source and target '
+  'two, separated by a comma, of which one may be empty',
   'seeds': 'number of runs trained side by side, with training.seed and the seeds that follow it',
 }
 
@@ -116,6 +119,7 @@ def describe_config(system: str) -> dict[str, dict[str, FieldDescription]]:
   top_level = {
     'system': FieldDescription('str', system, None, TOP_LEVEL_MEANINGS['system']),
     'initial_run': FieldDescription('str', '', None, TOP_LEVEL_MEANINGS['initial_run']),
+    'initial_vectors': FieldDescription('str', '', None, TOP_LEVEL_MEANINGS['initial_vectors']),
     'seeds': FieldDescription('int', 1, Range(1), TOP_LEVEL_MEANINGS['seeds']),
   }
   groups = {

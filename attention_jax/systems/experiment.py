@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,8 @@ from attention_jax.errors import UserError, choose
 from attention_jax.inference.metrics import MetricSummary, MetricValue, aggregate_runs
 from attention_jax.systems.base import BatchSequence, Config, Log, System
 from attention_jax.systems.config import fill_defaults
-from attention_jax.systems.initial_run import (
-  InitialRun,
-  describe_start,
-  open_initial_run,
-  save_initial,
-  start_from,
-)
+from attention_jax.systems.initial_run import describe_start, open_initial_run, save_initial, start_from
+from attention_jax.systems.initial_vectors import check_initial_vectors, read_initial_vectors
 from attention_jax.systems.loading import comparable_fields, load_once
 from attention_jax.systems.memory import check_batch_memory, check_state_memory
 from attention_jax.systems.provenance import COMMITS, code_version, read_versions, store_version
@@ -53,6 +48,8 @@ from attention_jax.training.optim import describe_warmup, make_optimizer, make_s
 from attention_jax.training.partition import MeshConfig, describe_placement, make_mesh
 from attention_jax.training.seeds import SeedResults, fit_seeds
 from attention_jax.training.state import TrainState, count_parameters, evaluation_params
+
+Arrays = Mapping[str, np.ndarray]
 
 RESULTS = 'results.json'
 MAX_SEEDS = 1000  # runs side by side: each has a folder with open files
@@ -100,6 +97,7 @@ def _train_in(opened: TrainingFolder, config: Config, log: Log) -> Results | Sum
   peers.check_agreement(comparable_fields(config) | {'a run in the folder': 'present' if is_resumed else 'absent'})
   with peers.fail_together():
     initial = open_initial_run(config, folder)
+    check_initial_vectors(config, folder)
   system = load_once(config, str(folder) if is_resumed else None, initial and initial.system)
   for line in system.report:
     log(line)
@@ -108,9 +106,12 @@ def _train_in(opened: TrainingFolder, config: Config, log: Log) -> Results | Sum
   seeds = run_seeds(config)
   initializer = system.initializer()
   params = jax.eval_shape(lambda: initializer(seeds[0]))
-  if initial:
-    describe_start(initial.arrays, params, config['initial_run'], log)
-    initializer = start_from(initializer, initial.arrays)
+  with peers.fail_together():
+    arrays = initial.arrays if initial else read_initial_vectors(config, system, folder, params, log)
+  if arrays:
+    field = 'initial_run' if initial else 'initial_vectors'
+    describe_start(arrays, params, f'config.{field}={config[field]!r}', log)
+    initializer = start_from(initializer, arrays)
   log(_describe(system, params))
   check_state_memory(config, params)
   if placement := describe_placement(params, system.training_mesh):
@@ -127,12 +128,12 @@ def _train_in(opened: TrainingFolder, config: Config, log: Log) -> Results | Sum
       if is_resumed:
         check_digests(folder, digests, log)
       stack.enter_context(lock_folder(folder.absolute(), log))
-    folder = _prepare_run_folder(folder, config, system, initial, log)
+    folder = _prepare_run_folder(folder, config, system, arrays, log)
     with peers.fail_together():
       if jax.process_index() == 0:
         store_digests(folder, digests)
         add_file_digests(folder, [DIGESTS_FILE])
-    runs = _prepare_runs(config, folder, system, initial, log)
+    runs = _prepare_runs(config, folder, system, arrays, log)
     return _train_and_evaluate(config, opened._replace(path=folder), runs, system, initializer, batches, log)
 
 
@@ -196,7 +197,7 @@ def _fit(
   return SeedResults(int(result.state.step), [result.reason], result.compilations)
 
 
-def _prepare_run_folder(folder: Path, config: Config, system: System, initial: InitialRun | None, log: Log) -> Path:
+def _prepare_run_folder(folder: Path, config: Config, system: System, arrays: Arrays | None, log: Log) -> Path:
   """Stores the files of a run, and their digests; also when resumed: it may have been killed before that."""
   with peers.fail_together():
     if jax.process_index() == 0:
@@ -206,8 +207,8 @@ def _prepare_run_folder(folder: Path, config: Config, system: System, initial: I
     if jax.process_index() == 0:
       store_version(folder, log)
       names = [CONFIG, COMMITS, *system.save(str(folder)), *store_variants(folder)]
-      if initial:
-        names.append(save_initial(folder, initial.arrays))
+      if arrays:
+        names.append(save_initial(folder, arrays))
       add_file_digests(folder, names)
   return folder
 
@@ -217,7 +218,7 @@ def _complete_stored_config(stored: Config) -> Config:
 
 
 def _prepare_runs(
-  config: Config, folder: Path, system: System, initial: InitialRun | None, log: Log
+  config: Config, folder: Path, system: System, arrays: Arrays | None, log: Log
 ) -> list[tuple[Config, Path]]:
   """Returns the config and the folder of each run. For several seeds, each config is that of a single run."""
   if config['seeds'] == 1:
@@ -226,7 +227,7 @@ def _prepare_runs(
   for seed in run_seeds(config):
     run_config = dict(config, seeds=1, training=config['training'] | {'seed': seed})
     check_run_files(seed_folder(folder, seed))
-    runs.append((run_config, _prepare_run_folder(seed_folder(folder, seed), run_config, system, initial, log)))
+    runs.append((run_config, _prepare_run_folder(seed_folder(folder, seed), run_config, system, arrays, log)))
   return runs
 
 
@@ -243,6 +244,8 @@ def check_config(config: Config) -> None:
     raise UserError(f'config.seeds must be at least 1, got {config["seeds"]}')
   if config['seeds'] > MAX_SEEDS:
     raise UserError(f'config.seeds must be at most {MAX_SEEDS}, got {config["seeds"]}; start several runs instead')
+  if config['initial_run'] and config['initial_vectors']:
+    raise UserError('config.initial_run and config.initial_vectors are both set; expected one of them at most')
   MeshConfig(**config['mesh'])
   training = Training(**config['training'])
   make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)

@@ -1,7 +1,8 @@
 """Training that starts from the parameters of another run: fine-tuning, or a second stage of training.
 
 The new run uses the vocabularies of the first one. Parameters of equal names are copied; the others have their random
-initial values. What was copied is stored in the new run folder, which therefore resumes without the first run.
+initial values. What was copied is stored in the new run folder, which therefore resumes without the first run, as it
+does without the word vectors of initial_vectors.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -73,13 +74,22 @@ def open_initial_run(config: Config, folder: Path) -> InitialRun | None:
   """
   if not config['initial_run']:
     return None
-  path = folder / INITIAL_FILE
-  if path.exists():
-    return InitialRun(read_arrays(str(path)), None)
+  if stored := read_stored_initial(folder):
+    return InitialRun(stored, None)
   check_initial_run(config)
   run = open_run(config['initial_run'])
   arrays = {name: np.asarray(leaf) for name, leaf in flatten_names(jax.device_get(run.params)).items()}
   return InitialRun(arrays, run.system)
+
+
+def read_stored_initial(folder: Path) -> dict[str, np.ndarray] | None:
+  """Returns the parameters that `save_initial` has stored in a run folder; None if there are none.
+
+  Raises:
+    UserError: if the file cannot be read.
+  """
+  path = folder / INITIAL_FILE
+  return read_arrays(str(path)) if path.exists() else None
 
 
 def start_from(initializer: Initializer, arrays: Mapping[str, np.ndarray]) -> Initializer:
@@ -100,12 +110,12 @@ def start_from(initializer: Initializer, arrays: Mapping[str, np.ndarray]) -> In
 
 
 def describe_start(arrays: Mapping[str, np.ndarray], params: Any, name: str, log: Log) -> None:
-  """Logs which parameters are copied, which are random, and which of the initial run are not used.
+  """Logs which parameters are copied, which are random, and which of those to copy are not used.
 
   Args:
-    arrays: parameters of the initial run by name.
+    arrays: the parameters to start from by name.
     params: the parameters of the new model, or their shapes.
-    name: name of the initial run.
+    name: the config field that names their source, with its value, such as "config.initial_run='runs/x'".
     log: called with each line.
 
   Raises:
@@ -116,11 +126,11 @@ def describe_start(arrays: Mapping[str, np.ndarray], params: Any, name: str, log
   for key in common:
     if arrays[key].shape != expected[key].shape:
       raise UserError(
-        f'{key} is {list(arrays[key].shape)} in config.initial_run={name!r}, and {list(expected[key].shape)} in this '
+        f'{key} is {list(arrays[key].shape)} in {name}, and {list(expected[key].shape)} in this '
         'config; expected a model with parameters of the same shape'
       )
   if not common:
-    raise UserError(f'config.initial_run={name!r} has no parameter of the same name as this model')
+    raise UserError(f'{name} has no parameter of the same name as this model')
   log(f'starts with {len(common)} of {len(expected)} parameter arrays of {name}')
   if random := sorted(expected.keys() - arrays.keys()):
     log(f'random at the start: {abbreviate_names(random)}')

@@ -14,7 +14,7 @@ from attention_jax.data.pipeline import stream
 from attention_jax.errors import UserError, choose
 from attention_jax.systems.base import System
 from attention_jax.systems.config import fill_defaults
-from attention_jax.systems.initial_run import open_initial_run, start_from
+from attention_jax.systems.initial_run import read_stored_initial, start_from
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import check_run_files, run_seeds
 from attention_jax.training.anneal import make_anneal, zero_scheduled
@@ -87,8 +87,8 @@ def replay(folder: str | Path, update: int = 0, seed: int | None = None) -> Repl
   choose(str(update), map(str, updates), f'update with a stored batch in {folder}:')
   system = SYSTEMS[config['system']].load(dict(config, seeds=1), str(folder))
   initializer = system.initializer()
-  if initial := open_initial_run(config, folder):
-    initializer = start_from(initializer, initial.arrays)
+  if initial := read_stored_initial(folder):
+    initializer = start_from(initializer, initial)
   for index, run_seed in enumerate(seeds):
     if seed is None or run_seed == seed:
       result = _repeat(folder, system, initializer, update, seeds, index)

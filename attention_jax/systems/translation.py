@@ -8,20 +8,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from attention_jax.analysis import reading_files
 from attention_jax.analysis.reading import Reading, ReadingRequest
 from attention_jax.data import tasks, vocab
-from attention_jax.data.batching import Batch, Batches, Share, check_any_row_fits, dummy_batch
-from attention_jax.data.encoding import assign_buckets, check_buckets
+from attention_jax.data.batching import Batch, Batches, Share, dummy_batch
 from attention_jax.data.lexicon import Lexicon
 from attention_jax.data.resegment import make_resegmenter
 from attention_jax.data.text import Corpus
+from attention_jax.data.word_vectors import EmbeddingTable
 from attention_jax.decoding.ensemble import Ensemble
 from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
 from attention_jax.errors import UserError
-from attention_jax.inference.compiled_search import compile_beam_search
 from attention_jax.inference.evaluation import (
   ALIGNMENT_METRICS,
   TEACHER_FORCED_METRICS,
@@ -33,11 +31,8 @@ from attention_jax.inference.predictor import (
   Prediction,
   Predictor,
   check_shortlist,
-  max_output_length,
-  search_lengths,
 )
 from attention_jax.losses.auxiliary import auxiliary_losses, check_weights
-from attention_jax.losses.objectives import OBJECTIVES
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build
 from attention_jax.modules.attention import Attention
@@ -45,6 +40,7 @@ from attention_jax.specs import Count, NonNegative, OutputLength, Repeats, Size,
 from attention_jax.systems.base import Config, Log, System, describe_implementation, trace_loss
 from attention_jax.systems.lexicons import load_or_make_lexicon
 from attention_jax.systems.readings import read
+from attention_jax.systems.translation_checks import check_lengths, check_objective, check_shared_vocabulary
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.compiling import jit_once
 from attention_jax.training.loop import Training
@@ -181,8 +177,8 @@ class TranslationSystem(System):
     make_anneal(training.anneal, params, training.steps)
     trace_loss(loss, params, dummy_batch())
     tasks.check(config['data'])
-    _check_shared_vocabulary(config, model)
-    _check_objective(config, training)
+    check_shared_vocabulary(config, model)
+    check_objective(config, training)
     check_weights(auxiliary_losses(training.auxiliary), model.decoder.attention if model.traits.attends else None)
     if training.select in ALIGNMENT_METRICS and not model.traits.attends:
       raise UserError(f'training.select={training.select!r} measures alignments, but this decoder has no attention')
@@ -257,6 +253,12 @@ class TranslationSystem(System):
   def initializer(self) -> Callable[[int], Any]:
     return initializer(self.model)
 
+  def embedding_tables(self) -> Mapping[str, EmbeddingTable]:
+    return {
+      'encoder.embedding': EmbeddingTable(self.source_vocab, lambda: self.corpus('train').source),
+      'embedding': EmbeddingTable(self.target_vocab, lambda: self.corpus('train').target),
+    }
+
   def batches(self, seed: int, share: Share | None = None) -> Batches:
     options = self.config['data']
     encoded = self.data.encoded['train']
@@ -277,7 +279,8 @@ class TranslationSystem(System):
     validation = self.data.corpora.get('validation')
     if validation is not None and validation.links is None and select in ALIGNMENT_METRICS:
       raise UserError(f'training.select={select!r} needs gold links, but the validation split has none')
-    _check_lengths(self.config, self.data, self.model, self.loss)
+    params = jax.eval_shape(lambda: initial_params(self.model, 0))
+    check_lengths(self.config, self.data, self.model, self.loss, params)
     train = self.data.encoded['train']
     if not self.model.output.generates and train.num_uncopyable_tokens:
       share = train.num_uncopyable_tokens / train.num_tokens[1]
@@ -370,48 +373,3 @@ def initializer_for_batch(model: EncoderDecoder, batch: Batch) -> Callable[[int]
 
 def _loss(model: EncoderDecoder, training: Training) -> Loss:
   return sequence_loss(model, training.label_smoothing, training.auxiliary, training.objective)
-
-
-def _check_shared_vocabulary(config: Config, model: EncoderDecoder) -> None:
-  """Raises UserError for a model that needs one vocabulary for both sides, unless the config shares it."""
-  # Not checked by size: two vocabularies of equal size would pass for a shared one.
-  if config['data']['shared_vocabulary']:
-    return
-  if config['model']['share_embeddings']:
-    field = 'share_embeddings'
-  elif model.copies:
-    field = f'output={config["model"]["output"]!r}'
-  else:
-    return
-  raise UserError(f'config.model.{field} needs one vocabulary for both sides; set config.data.shared_vocabulary=True')
-
-
-def _check_objective(config: Config, training: Training) -> None:
-  """Raises UserError for an objective that compares with references whose segmentation is sampled in each epoch."""
-  sampling = vocab.sampling_option(config['data']['vocabulary'])
-  if sampling and OBJECTIVES[parse(training.objective)[0]].uses_references:
-    raise UserError(
-      f'training.objective={training.objective!r} compares subwords with those of the reference, which {sampling} '
-      f'segments differently in each epoch; expected a vocabulary without {sampling}'
-    )
-
-
-def _check_lengths(config: Config, data: tasks.TranslationData, model: EncoderDecoder, loss: Loss) -> None:
-  """Traces training and search at the greatest lengths that occur.
-
-  A model with a maximum length would otherwise fail hours later, at the longest source or target of a split.
-  """
-  buckets = check_buckets(config['data']['buckets'])
-  assigned = {split: assign_buckets(encoded, buckets) for split, encoded in data.encoded.items()}
-  for split, indices in assigned.items():
-    check_any_row_fits(split, indices)
-  used = np.unique(np.concatenate(list(assigned.values())))
-  sources, targets = zip(*(buckets[i] for i in used if i >= 0), strict=True)
-  params = jax.eval_shape(lambda: initial_params(model, 0))
-  trace_loss(loss, params, dummy_batch(max(sources), max(targets)))
-  searched = [encoded for split, encoded in data.encoded.items() if split != 'train']
-  longest = max((int(encoded.lengths[0].max(initial=1)) for encoded in searched), default=1)
-  padded = min(size for size in search_lengths(buckets, longest) if size >= longest)
-  search = compile_beam_search(model, 1, max_output_length(buckets, config['evaluation']['max_length']))
-  batch = dummy_batch(max(*sources, padded))
-  jax.eval_shape(search, params, batch.source, batch.source_mask)

@@ -37,7 +37,7 @@ FLAGS = [
 FIELDS = [
   (
     'modle.dropout=0',
-    ["unknown field of config: 'modle'", "'model'?", 'evaluation, initial_run, mesh, model, seeds, system'],
+    ["unknown field of config: 'modle'", "'model'?", 'initial_run, initial_vectors, mesh, model, seeds, system'],
   ),
   (
     'model.atention.score=dot',

@@ -16,6 +16,7 @@ from attention_jax.systems.base import (
   SupportsEnsembles,
   SupportsLinePrediction,
   SupportsTranslation,
+  SupportsWordVectors,
   System,
 )
 from attention_jax.systems.config import default_config
@@ -30,6 +31,7 @@ PROTOCOLS = {
   SupportsCorpus: {'captioning', 'translation'},
   SupportsReadings: {'translation'},
   SupportsEnsembles: {'classification', 'translation'},
+  SupportsWordVectors: {'classification', 'translation'},
 }
 
 

@@ -75,13 +75,13 @@ def test_parameters_are_merged_by_name():
   assert merged['cell']['kernel'].dtype == np.float32
   assert merged['cell']['kernel'].tolist() == np.ones((2, 3)).tolist() and merged['cell']['bias'].tolist() == [5] * 3
   lines = []
-  describe_start(arrays, params, 'runs/x', lines.append)
+  describe_start(arrays, params, "config.initial_run='runs/x'", lines.append)
   assert lines == [
-    'starts with 1 of 2 parameter arrays of runs/x',
+    "starts with 1 of 2 parameter arrays of config.initial_run='runs/x'",
     'random at the start: cell.bias',
-    'not used of runs/x: old',
+    "not used of config.initial_run='runs/x': old",
   ]
   with pytest.raises(UserError, match=r"cell.kernel is \[3\] in config.initial_run='runs/x', and \[2, 3\] in this"):
-    describe_start({'cell.kernel': np.ones(3)}, params, 'runs/x', lines.append)
+    describe_start({'cell.kernel': np.ones(3)}, params, "config.initial_run='runs/x'", lines.append)
   with pytest.raises(UserError, match=r"config\.initial_run='runs/x' has no parameter of the same name"):
-    describe_start({'old': np.ones(3)}, params, 'runs/x', lines.append)
+    describe_start({'old': np.ones(3)}, params, "config.initial_run='runs/x'", lines.append)

@@ -1,0 +1,147 @@
+"""Word vectors in text files, as word2vec, GloVe and fastText write them: initial values of embeddings.
+
+Every line has a token and its numbers, separated by single spaces. A first line with two integers, the number of tokens
+and of their features, is optional.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from attention_jax.atomic import write_atomic
+from attention_jax.data.files import iter_lines
+from attention_jax.data.vocab import Vocabulary
+from attention_jax.errors import UserError
+from attention_jax.tokens import SPECIAL_TOKENS
+
+SHOWN_CHARACTERS = 60  # of a wrong line, in its error message
+
+
+class EmbeddingTable(NamedTuple):
+  """What the rows of an embedding table stand for.
+
+  Attributes:
+    vocabulary: the vocabulary, with a token for each row.
+    lines: returns the text of the training split, as the lines that the vocabulary tokenises.
+  """
+
+  vocabulary: Vocabulary
+  lines: Callable[[], Iterable[str]]
+
+
+def read_word_vectors(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, int]:
+  """Reads the vectors of a vocabulary's tokens. The first line of a token counts.
+
+  Args:
+    path: a text file, plain or .gz, on a disk or behind a URL.
+    vocabulary: a vocabulary of V tokens.
+
+  Returns:
+    The vectors [V, F] float32, and the number of tokens that the file contains. The vectors of the others are normally
+    distributed with the standard deviation of all numbers read, and always the same.
+
+  Raises:
+    UserError: for a file that cannot be read or contains none of the tokens, and for a line of another form.
+  """
+  ids = {token.encode(): id for id, token in _tokens(vocabulary)}
+  vectors = {}
+  features = 0
+  for number, line in enumerate(iter_lines(path), 1):
+    if number == 1 and _is_header(line):
+      features = int(line.split()[1])
+      continue
+    features = features or line.rstrip(b' ').count(b' ')
+    token, *numbers = line.rstrip(b' ').rsplit(b' ', features)  # from the right, as a token may contain spaces
+    id = ids.get(token)
+    if id is not None and id not in vectors:
+      vector = _parse_vector(numbers, features)
+      if vector is None:
+        shown = line.decode(errors='replace')[:SHOWN_CHARACTERS]
+        raise UserError(f'{path}:{number}: expected a token and {features} finite numbers, got {shown!r}')
+      vectors[id] = vector
+  if not vectors:
+    raise UserError(f'{path}: has a vector for none of the {len(ids)} tokens of the vocabulary')
+  found = np.stack(list(vectors.values()))
+  table = np.random.default_rng(0).normal(0, found.std(), (len(vocabulary), features)).astype(np.float32)
+  table[list(vectors)] = found
+  return table, len(vectors)
+
+
+def write_word_vectors(
+  path: str,
+  table: EmbeddingTable,
+  features: int,
+  *,
+  window: int,
+  epochs: int,
+  seed: int,
+  on_epoch: Callable[[], None] = lambda: None,
+) -> int:
+  """Learns word vectors from the training split and writes them: skip-gram with five negative samples, by gensim.
+
+  Mikolov et al. 2013, "Distributed representations of words and phrases and their compositionality", equation 4;
+  frequent words are left out at random as in its section 2.3, with t = 1e-4. One thread computes, so that the same
+  arguments give the same vectors.
+
+  Args:
+    path: the file to write.
+    table: vocabulary and text. Tokens outside of the vocabulary are removed from the text.
+    features: F, size of the vectors.
+    window: largest distance of two words that predict each other.
+    epochs: passes over the text.
+    seed: seed of the initial vectors and of all samples.
+    on_epoch: called after each pass.
+
+  Returns:
+    The number of tokens with a vector.
+
+  Raises:
+    UserError: if the text has no token of the vocabulary.
+  """
+  from gensim.models import Word2Vec
+  from gensim.models.callbacks import CallbackAny2Vec
+
+  class ReportedEpochs(CallbackAny2Vec):
+    def on_epoch_end(self, model: Word2Vec) -> None:
+      on_epoch()
+
+  known = {token for _, token in _tokens(table.vocabulary)}
+  sentences = [[token for token in table.vocabulary.tokenize(line) if token in known] for line in table.lines()]
+  if not any(sentences):
+    raise UserError('the training split has no token of the vocabulary')
+  model = Word2Vec(
+    sentences,
+    vector_size=features,
+    window=window,
+    min_count=1,
+    sg=1,
+    negative=5,
+    sample=1e-4,
+    epochs=epochs,
+    seed=seed,
+    workers=1,
+    callbacks=[ReportedEpochs()],
+  )
+  with write_atomic(path) as unfinished:
+    model.wv.save_word2vec_format(str(unfinished))
+  return len(model.wv)
+
+
+def _tokens(vocabulary: Vocabulary) -> Iterator[tuple[int, str]]:
+  """Every id and token, without special tokens."""
+  return ((id, vocabulary.id_to_token(id)) for id in range(len(SPECIAL_TOKENS), len(vocabulary)))
+
+
+def _is_header(line: bytes) -> bool:
+  fields = line.split()
+  return len(fields) == 2 and all(field.isdigit() for field in fields)
+
+
+def _parse_vector(numbers: Sequence[bytes], features: int) -> np.ndarray | None:
+  """The numbers of a line; None for another count, and for what is no finite number."""
+  try:
+    vector = np.array([float(number) for number in numbers], np.float32)
+  except ValueError:
+    return None
+  return vector if len(vector) == features and np.isfinite(vector).all() else None

@@ -1,0 +1,83 @@
+"""Training whose embeddings start from word vectors in files: config.initial_vectors."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attention_jax.data.files import iter_lines
+from attention_jax.data.word_vectors import EmbeddingTable, read_word_vectors
+from attention_jax.errors import UserError
+from attention_jax.modules.weights import flatten_names
+from attention_jax.systems.base import Config, Log, SupportsWordVectors, System
+from attention_jax.systems.initial_run import read_stored_initial
+
+TABLE = '.table.embedding'  # the array of a modules.embedding.Embedding
+
+
+def embedding_tables(system: System, params: Any) -> dict[str, EmbeddingTable]:
+  """Returns the embedding tables of a system by the name of their module, source before target.
+
+  Args:
+    system: a system.
+    params: the parameters of its model, or their shapes. A model that shares its embeddings has one table.
+
+  Raises:
+    UserError: if the system embeds no words.
+  """
+  tables = system.embedding_tables() if isinstance(system, SupportsWordVectors) else {}
+  names = flatten_names(params)
+  found = {name: table for name, table in tables.items() if name + TABLE in names}
+  if not found:
+    raise UserError(f'system {system.config["system"]!r} has no embeddings that start from word vectors')
+  return found
+
+
+def check_initial_vectors(config: Config, folder: Path) -> None:
+  """Raises UserError for a file of config.initial_vectors that cannot be read, unless the folder has stored them all.
+
+  Args:
+    config: the whole config of the run.
+    folder: the run folder, which need not exist.
+  """
+  if not read_stored_initial(folder):
+    for path in filter(None, config['initial_vectors'].split(',')):
+      next(iter_lines(path))
+
+
+def read_initial_vectors(
+  config: Config, system: System, folder: Path, params: Any, log: Log
+) -> Mapping[str, np.ndarray] | None:
+  """Returns the embeddings that a run starts from: what its folder has stored, or else config.initial_vectors.
+
+  Args:
+    config: the whole config of the run.
+    system: the system of the run.
+    folder: the run folder, which need not exist.
+    params: the parameters of the model, or their shapes.
+    log: called with the number of words that each file contains.
+
+  Returns:
+    Arrays by the name of their parameters; None if config.initial_vectors is empty.
+
+  Raises:
+    UserError: as `embedding_tables` and `read_word_vectors`, and for more files than tables.
+  """
+  if not config['initial_vectors']:
+    return None
+  if stored := read_stored_initial(folder):
+    return stored
+  tables = embedding_tables(system, params)
+  paths = config['initial_vectors'].split(',')
+  if len(paths) > len(tables):
+    raise UserError(
+      f'config.initial_vectors={config["initial_vectors"]!r} names {len(paths)} files; expected one for each of '
+      f'{", ".join(tables)}'
+    )
+  arrays = {}
+  for path, (name, table) in zip(paths, tables.items(), strict=False):
+    if path:
+      arrays[name + TABLE], found = read_word_vectors(path, table.vocabulary)
+      log(f'{path}: vectors of {found} of {len(table.vocabulary)} tokens for {name}')
+  return arrays

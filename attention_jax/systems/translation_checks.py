@@ -1,0 +1,71 @@
+"""Checks of the config of a translation system, by itself and with its data."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from attention_jax.data import vocab
+from attention_jax.data.batching import check_any_row_fits, dummy_batch
+from attention_jax.data.encoding import assign_buckets, check_buckets
+from attention_jax.data.tasks import TranslationData
+from attention_jax.errors import UserError
+from attention_jax.inference.compiled_search import compile_beam_search
+from attention_jax.inference.predictor import max_output_length, search_lengths
+from attention_jax.losses.objectives import OBJECTIVES
+from attention_jax.models.encoder_decoder import EncoderDecoder
+from attention_jax.specs import parse
+from attention_jax.systems.base import Config, trace_loss
+from attention_jax.training.loop import Training
+from attention_jax.training.loss import Loss
+
+
+def check_shared_vocabulary(config: Config, model: EncoderDecoder) -> None:
+  """Raises UserError for a model that needs one vocabulary for both sides, unless the config shares it."""
+  # Not checked by size: two vocabularies of equal size would pass for a shared one.
+  if config['data']['shared_vocabulary']:
+    return
+  if config['model']['share_embeddings']:
+    field = 'share_embeddings'
+  elif model.copies:
+    field = f'output={config["model"]["output"]!r}'
+  else:
+    return
+  raise UserError(f'config.model.{field} needs one vocabulary for both sides; set config.data.shared_vocabulary=True')
+
+
+def check_objective(config: Config, training: Training) -> None:
+  """Raises UserError for an objective that compares with references whose segmentation is sampled in each epoch."""
+  sampling = vocab.sampling_option(config['data']['vocabulary'])
+  if sampling and OBJECTIVES[parse(training.objective)[0]].uses_references:
+    raise UserError(
+      f'training.objective={training.objective!r} compares subwords with those of the reference, which {sampling} '
+      f'segments differently in each epoch; expected a vocabulary without {sampling}'
+    )
+
+
+def check_lengths(config: Config, data: TranslationData, model: EncoderDecoder, loss: Loss, params: Any) -> None:
+  """Traces training and search at the greatest lengths that occur.
+
+  A model with a maximum length would otherwise fail hours later, at the longest source or target of a split.
+
+  Args:
+    config: the whole config of the run.
+    data: the splits.
+    model: the model.
+    loss: the training loss.
+    params: the shapes of the model's parameters.
+  """
+  buckets = check_buckets(config['data']['buckets'])
+  assigned = {split: assign_buckets(encoded, buckets) for split, encoded in data.encoded.items()}
+  for split, indices in assigned.items():
+    check_any_row_fits(split, indices)
+  used = np.unique(np.concatenate(list(assigned.values())))
+  sources, targets = zip(*(buckets[i] for i in used if i >= 0), strict=True)
+  trace_loss(loss, params, dummy_batch(max(sources), max(targets)))
+  searched = [encoded for split, encoded in data.encoded.items() if split != 'train']
+  longest = max((int(encoded.lengths[0].max(initial=1)) for encoded in searched), default=1)
+  padded = min(size for size in search_lengths(buckets, longest) if size >= longest)
+  search = compile_beam_search(model, 1, max_output_length(buckets, config['evaluation']['max_length']))
+  batch = dummy_batch(max(*sources, padded))
+  jax.eval_shape(search, params, batch.source, batch.source_mask)
