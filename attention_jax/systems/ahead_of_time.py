@@ -21,6 +21,7 @@ from attention_jax.systems.costs import count_in_jaxpr, matmul_flop
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.translation import initial_params
 from attention_jax.training.anneal import make_anneal
+from attention_jax.training.frozen import freeze_loss
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
 from attention_jax.training.optim import make_optimizer, make_schedule
@@ -118,9 +119,9 @@ def _build_update(training: Training, inputs: Inputs, mesh: Mesh, *, several: bo
     several: whether there are several runs side by side; the update then has a further argument `live` [seeds].
   """
   schedule = make_schedule(training.schedule, training.steps)
-  optimizer = make_optimizer(training.optimizer, schedule, training.clip)
+  optimizer = make_optimizer(training.optimizer, schedule, training.clip, training.frozen)
   update = compile_update(
-    inputs.loss,
+    freeze_loss(inputs.loss, training.frozen),
     optimizer,
     schedule,
     mesh,

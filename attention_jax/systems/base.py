@@ -22,6 +22,8 @@ from attention_jax.inference.metrics import MetricValue
 from attention_jax.inference.predictor import Predictor
 from attention_jax.kernels import auto
 from attention_jax.modules.attention import Attention
+from attention_jax.training.anneal import make_anneal
+from attention_jax.training.frozen import check_frozen
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import MeshConfig, fetch, make_mesh, process_share, replicate, row_devices
@@ -290,6 +292,17 @@ def check_setting(training: Training, field: str, expected: Any, system: str) ->
   value = getattr(training, field)
   if value != expected:
     raise UserError(f'training.{field} must be {expected!r} for system {system!r}, got {value!r}')
+
+
+def check_parameter_options(training: Training, params: Any) -> None:
+  """Raises UserError for options of training that name parameters which the model does not have.
+
+  Args:
+    training: the options of training.
+    params: parameters of the model, or their shapes.
+  """
+  make_anneal(training.anneal, params, training.steps)
+  check_frozen(training.frozen, params)
 
 
 def trace_loss(loss: Loss, params: Any, batch: Any, *, deterministic: bool = False) -> None:

@@ -48,13 +48,13 @@ from attention_jax.systems.base import (
   LinePrediction,
   Log,
   System,
+  check_parameter_options,
   describe_implementation,
   parse_rows,
   trace_loss,
 )
 from attention_jax.systems.translation import TranslationEvaluationConfig, initializer_for_batch, text_metric_directions
 from attention_jax.tokens import EOS
-from attention_jax.training.anneal import make_anneal
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import shard_batch
@@ -172,7 +172,7 @@ class CaptioningSystem(System):
         raise UserError(f'auxiliary loss {name!r} needs a text as source; for pictures, expected one of: {supported}')
     batch = _dummy_batch(model, TRACED_SHAPE)
     params = jax.eval_shape(lambda: initializer_for_batch(model, batch)(0))
-    make_anneal(training.anneal, params, training.steps)
+    check_parameter_options(training, params)
     trace_loss(_loss(model, training), params, batch)
 
   @classmethod

@@ -42,6 +42,7 @@ from attention_jax.systems.base import (
   LinePrediction,
   Log,
   System,
+  check_parameter_options,
   check_setting,
   describe_implementation,
   parse_rows,
@@ -53,7 +54,6 @@ from attention_jax.systems.classification_outputs import (
   prediction_record,
   shade_document,
 )
-from attention_jax.training.anneal import make_anneal
 from attention_jax.training.compiling import CompiledForRuns, jit_once
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
@@ -181,7 +181,7 @@ class ClassificationSystem(System):
     model = build_classifier(config['model'], 5, 2)
     sentences, _ = largest_bucket(check_document_buckets(config['data']['buckets']))
     params = jax.eval_shape(lambda: initializer(model)(0))
-    make_anneal(training.anneal, params, training.steps)
+    check_parameter_options(training, params)
     trace_loss(_loss(model, training), params, _dummy_batch(sentences))
 
   @classmethod

@@ -32,8 +32,7 @@ from attention_jax.models.encoder_decoder import DTYPES, make
 from attention_jax.models.glimpses import GlimpseConfig, GlimpseNetworkOutput
 from attention_jax.models.picture_classifiers import NETWORKS
 from attention_jax.specs import Repeats, Size, bind, check_fields
-from attention_jax.systems.base import Config, System, check_setting, parse_rows, trace_loss
-from attention_jax.training.anneal import make_anneal
+from attention_jax.systems.base import Config, System, check_parameter_options, check_setting, parse_rows, trace_loss
 from attention_jax.training.compiling import jit_once
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import OBJECTIVE_RNG, Loss
@@ -140,7 +139,7 @@ class GlimpsingSystem(System):
     check_setting(training, 'auxiliary', '', 'glimpsing')
     model = _build(config['model'], classes=2, objects=objects)
     params = jax.eval_shape(lambda: _init_params(model, jax.random.key(0)))
-    make_anneal(training.anneal, params, training.steps)
+    check_parameter_options(training, params)
     trace_loss(_loss(model, config, training), params, _dummy_batch(objects))
 
   @classmethod

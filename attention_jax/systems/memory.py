@@ -26,7 +26,7 @@ def check_state_memory(config: Config, params: Any) -> None:
   """
   training = config['training']
   schedule = make_schedule(training['schedule'], training['steps'])
-  optimizer = make_optimizer(training['optimizer'], schedule, training['clip'])
+  optimizer = make_optimizer(training['optimizer'], schedule, training['clip'], training['frozen'])
   copies = 3 if training['average'] else 2  # parameters, gradients, moving average
   arrays = jax.tree.leaves((params,) * copies) + jax.tree.leaves(jax.eval_shape(optimizer.init, params))
   needed = config['seeds'] * sum(map(_bytes, arrays))

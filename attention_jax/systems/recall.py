@@ -25,8 +25,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.inference.metrics import MetricValue
 from attention_jax.models.turing import RecallConfig, Recaller, build_recaller
 from attention_jax.specs import Size, check_fields
-from attention_jax.systems.base import Config, System, check_setting, parse_rows, trace_loss
-from attention_jax.training.anneal import make_anneal
+from attention_jax.systems.base import Config, System, check_parameter_options, check_setting, parse_rows, trace_loss
 from attention_jax.training.compiling import jit_once
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
@@ -121,7 +120,7 @@ class RecallSystem(System):
     check_setting(training, 'label_smoothing', 0.0, 'recall')
     system = cls(config)
     params = jax.eval_shape(lambda: system.initializer()(0))
-    make_anneal(training.anneal, params, training.steps)
+    check_parameter_options(training, params)
     trace_loss(system.loss, params, _dummy_batch(system.task))
 
   @classmethod

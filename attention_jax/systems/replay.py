@@ -20,6 +20,7 @@ from attention_jax.systems.runs import check_run_files, run_seeds
 from attention_jax.training.anneal import make_anneal, zero_scheduled
 from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.folder import read_config
+from attention_jax.training.frozen import freeze_loss
 from attention_jax.training.incidents import named_arrays, read_batch, stored_updates
 from attention_jax.training.loop import StateInitializer, Training, prepare_training
 from attention_jax.training.partition import MeshConfig, fetch, make_mesh
@@ -126,8 +127,8 @@ def _repeat(
   if several:
     stored = {name: array[index] for name, array in stored.items()}
   _check_unchanged(update, batch, stored)
-  sums, gradients = _sums_and_gradients(system.loss, state, batch, seed)
-  # As in training, annealed parameters have no gradient.
+  sums, gradients = _sums_and_gradients(freeze_loss(system.loss, training.frozen), state, batch, seed)
+  # As in training, annealed and frozen parameters have no gradient.
   gradients = zero_scheduled(gradients, make_anneal(training.anneal, state.params, training.steps))
   count = max(float(sums['tokens']), 1.0)
   return Replay(

@@ -37,11 +37,10 @@ from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build
 from attention_jax.modules.attention import Attention
 from attention_jax.specs import Count, NonNegative, OutputLength, Repeats, Size, check_fields, parse
-from attention_jax.systems.base import Config, Log, System, describe_implementation, trace_loss
+from attention_jax.systems.base import Config, Log, System, check_parameter_options, describe_implementation, trace_loss
 from attention_jax.systems.lexicons import load_or_make_lexicon
 from attention_jax.systems.readings import read
 from attention_jax.systems.translation_checks import check_lengths, check_objective, check_shared_vocabulary
-from attention_jax.training.anneal import make_anneal
 from attention_jax.training.compiling import jit_once
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
@@ -174,7 +173,7 @@ class TranslationSystem(System):
     model = build(config['model'], TRACED_ENTRIES, TRACED_ENTRIES)
     loss = _loss(model, training)
     params = jax.eval_shape(lambda: initial_params(model, 0))
-    make_anneal(training.anneal, params, training.steps)
+    check_parameter_options(training, params)
     trace_loss(loss, params, dummy_batch())
     tasks.check(config['data'])
     check_shared_vocabulary(config, model)

@@ -19,6 +19,7 @@ from attention_jax.training.anneal import apply_schedules, make_anneal
 from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.clock import COMPILATION, TrainingClock
 from attention_jax.training.compiling import compiler_options
+from attention_jax.training.frozen import check_frozen, freeze_loss
 from attention_jax.training.hooks import (
   BestEvaluation,
   CheckpointSaver,
@@ -65,6 +66,7 @@ class Training:
     checkpoint_every: updates between two checkpoints; 0 means only after the last update.
     keep: number of the regular checkpoints to keep. The best one, and one after the last update, are kept as well.
     patience: number of evaluations without improvement after which training stops; 0 never stops.
+    frozen: parameters that keep their initial values, by the first parts of their names: 'encoder, embedding.table'.
     select: metric of the evaluation that decides which state is best.
     on_nonfinite: what happens to an update whose loss or gradient is not finite, which is found at the next record of
       metrics, evaluation or checkpoint: 'stop' ends the run, 'skip' leaves the state unchanged. The batch is stored for
@@ -82,6 +84,7 @@ class Training:
   objective: str = 'likelihood'
   auxiliary: str = ''
   anneal: str = ''
+  frozen: str = ''
   log_every: Count = 100
   evaluate_every: Count = 1000
   checkpoint_every: Count = 1000
@@ -338,11 +341,12 @@ def prepare_training(
     The training step, and the initial state, which is computed when called.
   """
   schedule = make_schedule(training.schedule, training.steps)
-  optimizer = make_optimizer(training.optimizer, schedule, training.clip)
+  optimizer = make_optimizer(training.optimizer, schedule, training.clip, training.frozen)
   shapes = jax.eval_shape(lambda: params(training.seed))
+  check_frozen(training.frozen, shapes)
   anneal = make_anneal(training.anneal, shapes, training.steps)
   train_step = make_train_step(
-    loss,
+    freeze_loss(loss, training.frozen),
     optimizer,
     schedule,
     mesh,

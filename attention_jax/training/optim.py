@@ -17,6 +17,7 @@ import optax.contrib
 
 from attention_jax.errors import UserError
 from attention_jax.specs import Option, Range, bind
+from attention_jax.training.frozen import freeze_optimizer
 
 Schedule = Callable[[Any], Any]
 
@@ -133,13 +134,14 @@ def describe_warmup(spec: str, steps: int) -> str:
   )
 
 
-def make_optimizer(spec: str, schedule: Schedule, clip: float = 0.0) -> optax.GradientTransformation:
+def make_optimizer(spec: str, schedule: Schedule, clip: float = 0.0, frozen: str = '') -> optax.GradientTransformation:
   """Builds an optimiser.
 
   Args:
     spec: name and options of a row of OPTIMIZERS.
     schedule: the learning rate of each update.
     clip: bound of the gradients' global norm; 0 does not clip.
+    frozen: names of parameters that keep their values, see frozen.py.
 
   Returns:
     The optimiser, an optax transformation.
@@ -152,7 +154,8 @@ def make_optimizer(spec: str, schedule: Schedule, clip: float = 0.0) -> optax.Gr
     return schedule(count + 1)  # optax counts the updates already made
 
   optimizer = _build(spec, OPTIMIZERS, 'optimizer', {'learning_rate': rate}, _one_update, fixed=('learning_rate',))
-  return optax.chain(optax.clip_by_global_norm(clip), optimizer) if clip else optimizer
+  clipped = optax.chain(optax.clip_by_global_norm(clip), optimizer) if clip else optimizer
+  return freeze_optimizer(clipped, frozen)
 
 
 def _build(

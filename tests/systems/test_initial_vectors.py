@@ -89,3 +89,17 @@ def test_shared_embeddings_are_one_table(tmp_path):
   system = SYSTEMS['translation'].load(config, None)
   initializer = system.initializer()
   assert len(embedding_tables(system, jax.eval_shape(lambda: initializer(0)))) == 1
+
+
+def test_frozen_vectors_stay_as_in_the_file_when_training_resumes(tmp_path):
+  data = write_pairs(tmp_path / 'data')
+  vectors = write_vectors(tmp_path / 'v.txt', 'ab')
+  fields = {'training__frozen': 'encoder.embedding', 'training__optimizer': 'adamw', 'training__average': 0.9}
+  config = tiny_config(data, initial_vectors=vectors, **fields)
+  folder = tmp_path / 'run'
+  train_quietly(config | {'training': config['training'] | {'steps': 2}}, folder)
+  train_quietly(config, folder)
+  for checkpoint in ('latest', 'best'):
+    run = open_run(folder, checkpoint)
+    rows = rows_by_token(flatten_names(run.params)['encoder.embedding.table.embedding'], run.system.source_vocab)
+    assert [rows['a'], rows['b']] == [[0.5, 1, 2, 3], [1.5, 1, 2, 3]]

@@ -1,0 +1,96 @@
+"""Frozen parameters keep their values, have no state in the optimiser, and no part in the norm of the gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.training.frozen import check_frozen, freeze_loss, freeze_optimizer, parse_frozen
+from attention_jax.training.loop import Training, prepare_training
+from attention_jax.training.loss import Loss
+from attention_jax.training.optim import OPTIMIZERS, make_optimizer, make_schedule
+from attention_jax.training.partition import make_mesh
+
+PARAMS = {
+  'encoder': {'embedding': {'table': jnp.ones((4, 3))}, 'cell': {'kernel': jnp.ones((3, 3)), 'bias': jnp.ones(3)}},
+  'encoder_2': {'kernel': jnp.ones((3, 3))},
+}
+GRADIENTS = jax.tree.map(lambda x: 2 * x, PARAMS)
+
+
+def names_of(tree):
+  return {jax.tree_util.keystr(path, simple=True, separator='.'): x for path, x in jax.tree.leaves_with_path(tree)}
+
+
+@pytest.mark.parametrize(
+  ('spec', 'frozen'),
+  [
+    ('', set()),
+    ('encoder', {'encoder.embedding.table', 'encoder.cell.kernel', 'encoder.cell.bias'}),  # and not encoder_2
+    ('encoder.embedding, encoder_2.kernel', {'encoder.embedding.table', 'encoder_2.kernel'}),
+  ],
+)
+@pytest.mark.parametrize('name', sorted(OPTIMIZERS))
+def test_only_frozen_parameters_keep_their_values(spec, frozen, name):
+  options = '(weight_decay=0.1)' if name == 'adamw' else ''
+  optimizer = make_optimizer(name + options, make_schedule('constant(rate=0.1)', 10), frozen=spec)
+  updates, _ = optimizer.update(GRADIENTS, optimizer.init(PARAMS), PARAMS)
+  new = names_of(optax.apply_updates(PARAMS, updates))
+  unchanged = {key for key, old in names_of(PARAMS).items() if np.array_equal(old, new[key])}
+  assert unchanged == frozen
+
+
+def test_the_optimizer_has_no_state_for_them_and_clips_the_norm_of_the_others():
+  optimizer = make_optimizer('sgd(momentum=0.5)', make_schedule('constant(rate=1.0)', 10), 1.0, 'encoder')
+  state = optimizer.init(PARAMS)
+  assert [x.shape for x in jax.tree.leaves(state) if x.ndim] == [(3, 3)]
+  updates, _ = optimizer.update(GRADIENTS, state, PARAMS)
+  np.testing.assert_allclose(optax.tree.norm(updates), 1.0, rtol=1e-6)
+
+
+def test_gradients_of_frozen_parameters_are_zero():
+  def fn(params, batch, rngs, running, update):
+    return {'loss': sum(jnp.sum(x**2) for x in jax.tree.leaves(params)), 'tokens': jnp.float32(1)}
+
+  loss = freeze_loss(Loss(fn, running=('loss',)), 'encoder.cell')
+  assert loss.running == ('loss',)
+  gradients = names_of(jax.grad(lambda params: loss(params, None)['loss'])(PARAMS))
+  assert {name for name, x in gradients.items() if not x.any()} == {'encoder.cell.kernel', 'encoder.cell.bias'}
+  assert loss(PARAMS, None)['loss'] == fn(PARAMS, None, None, None, 1)['loss']
+
+
+def test_training_leaves_them_out_of_the_norm_that_it_reports():
+  def fn(params, batch, rngs, running, update):
+    return {'loss': sum(jnp.sum(x) for x in jax.tree.leaves(params)), 'tokens': jnp.float32(1)}
+
+  training = Training(steps=3, optimizer='adamw(weight_decay=0.1)', frozen='encoder', average=0.9)
+  step, initial = prepare_training(training, Loss(fn), lambda seed: PARAMS, make_mesh(), 0)
+  state, metrics = step(initial(), {'x': np.zeros((8, 1), np.float32)})
+  assert metrics['grad_norm'] == 3  # of the nine numbers of encoder_2
+  for tree in (state.params, state.average):
+    jax.tree.map(np.testing.assert_array_equal, tree['encoder'], PARAMS['encoder'])
+    assert (np.asarray(tree['encoder_2']['kernel']) < 1).all()
+
+
+@pytest.mark.parametrize(
+  ('spec', 'message'),
+  [
+    (
+      'encodr',
+      "training.frozen: the model has no parameter 'encodr'; expected .* begin with one of: encoder, encoder_2",
+    ),
+    ('encoder.cel', "no parameter 'encoder.cel'"),
+    ('encoder, encoder_2', "training.frozen='encoder, encoder_2' leaves no parameter to train"),
+  ],
+)
+def test_wrong_names_are_reported(spec, message):
+  with pytest.raises(UserError, match=message):
+    check_frozen(spec, PARAMS)
+
+
+def test_an_empty_spec_changes_nothing():
+  optimizer, loss = optax.sgd(0.1), Loss(lambda *args: {})
+  assert parse_frozen(' , ') == () and freeze_optimizer(optimizer, '') is optimizer and freeze_loss(loss, '') is loss
+  check_frozen('', PARAMS)
