@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from attention_jax.data import tasks, translation_sets
 from attention_jax.data.files import BYTE_ORDER_MARK, check_regular_file, invalid_utf8_error
-from attention_jax.data.text import Corpus, check_columns, parallel_paths, unequal_lengths_error
+from attention_jax.data.text import Corpus, check_columns, unequal_lengths_error
 from attention_jax.data.urls import is_url
 from attention_jax.errors import UserError
 from attention_jax.specs import bind
@@ -54,12 +54,7 @@ def open_pairs(config: Mapping[str, Any]) -> tuple[PairStream, dict[str, Corpus]
 
 
 def _text(folder: str, *, train: Any, source: str | None = None, target: str | None = None, **splits: Any):
-  if isinstance(train, str) and source and target:
-    paths = parallel_paths(os.path.join(folder, os.path.expanduser(train)), source, target)
-  elif isinstance(train, tuple | list) and len(train) == 2:
-    paths = tuple(os.path.join(folder, os.path.expanduser(path)) for path in train)
-  else:
-    raise UserError(f"task 'text': train must be two paths, or a prefix with source and target, got {train!r}")
+  paths = tasks.text_paths(folder, 'train', train, source, target)
 
   def pairs() -> Iterator[tuple[Pair, float]]:
     source_lines, target_lines = map(iter_lines, paths)

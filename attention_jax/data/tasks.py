@@ -118,19 +118,36 @@ def text(
   """
 
   def read(split: str, paths: Any) -> Corpus:
+    source_path, target_path = text_paths(folder, split, paths, source, target)
+    links_path = None
     if isinstance(paths, str):
-      if not (isinstance(source, str) and isinstance(target, str)):
-        raise UserError(f"task 'text': {split}={paths!r} is a prefix and needs source and target such as 'en' and 'de'")
-      pair = parallel_paths(_join(folder, paths), source, target)
-      return read_parallel(*pair, existing_path(_join(folder, paths), links), level)
-    if isinstance(paths, tuple | list) and len(paths) == 2 and all(isinstance(path, str) for path in paths):
-      if links is not None:
-        raise UserError(f"task 'text': links={links!r} needs prefixes, got the pair of paths {split}={paths!r}")
-      source_path, target_path = (_join(folder, path) for path in paths)
-      return read_parallel(source_path, target_path, level=level)
-    raise UserError(f"task 'text': {split} must be a prefix or a pair of (source, target) paths, got {paths!r}")
+      links_path = existing_path(_join(folder, paths), links)
+    elif links is not None:
+      raise UserError(f"task 'text': links={links!r} needs prefixes, got the pair of paths {split}={paths!r}")
+    return read_parallel(source_path, target_path, links_path, level)
 
   return _read_splits(read, train, validation, test, unseen)
+
+
+def text_paths(folder: str, split: str, paths: Any, source: str | None, target: str | None) -> tuple[str, str]:
+  """Returns the source path and the target path of a split of the task `text`.
+
+  Args:
+    folder: the folder that relative paths start from.
+    split: the name of the split, for errors.
+    paths: the option of that name, see `text`.
+    source, target: see `text`.
+
+  Raises:
+    UserError: if `paths` is neither a prefix nor a pair of paths, and for a prefix without `source` and `target`.
+  """
+  if isinstance(paths, str):
+    if not (isinstance(source, str) and isinstance(target, str)):
+      raise UserError(f"task 'text': {split}={paths!r} is a prefix and needs source and target such as 'en' and 'de'")
+    return parallel_paths(_join(folder, paths), source, target)
+  if isinstance(paths, tuple | list) and len(paths) == 2 and all(isinstance(path, str) for path in paths):
+    return _join(folder, paths[0]), _join(folder, paths[1])
+  raise UserError(f"task 'text': {split} must be a prefix or a pair of (source, target) paths, got {paths!r}")
 
 
 def tsv(
@@ -227,10 +244,13 @@ def load_corpora(config: Mapping[str, Any]) -> dict[str, Corpus]:
   """Returns the splits of the task `config['task']` from `config['folder']`; 'train' is always among them.
 
   Raises:
-    UserError: for an unknown task or an invalid option, and as the task does.
+    UserError: for an unknown task or an invalid option, without a training split, and as the task does.
   """
-  _, row, options = bind(config['task'], TASKS, 'task')
-  return row(os.path.expanduser(config['folder'] or ''), **options)
+  name, row, options = bind(config['task'], TASKS, 'task')
+  corpora = row(os.path.expanduser(config['folder'] or ''), **options)
+  if 'train' not in corpora:
+    raise UserError(f'task {name!r} needs train, got None')
+  return corpora
 
 
 def load_vocabularies(config: Mapping[str, Any], run_folder: str) -> tuple[vocab.Vocabulary, vocab.Vocabulary]:

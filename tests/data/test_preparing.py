@@ -76,6 +76,9 @@ def test_mistakes_are_one_error(folder, tmp_path):  # noqa: F811
 
   config = make_config(folder, TEXT)
   assert 'holds other files' in error(config, folder)
+  for train in ((3, 4), None):
+    message = f"task 'text': train must be a prefix or a pair of (source, target) paths, got {train}"
+    assert error(make_config(folder, f'text(train={train})'), folder / 'new') == message
   prepare(config, folder / 'prepared', quiet)
   assert "vocabulary is 'word' there, 'char' now" in error(make_config(folder, TEXT, 'char'), folder / 'prepared')
   assert 'is prepared already' in error(make_config(folder / 'prepared', 'prepared'), folder / 'again')
