@@ -53,7 +53,15 @@ def open_pairs(config: Mapping[str, Any]) -> tuple[PairStream, dict[str, Corpus]
   return _in_memory(train), corpora
 
 
-def _text(folder: str, *, train: Any, source: str | None = None, target: str | None = None, **splits: Any):
+def _text(
+  folder: str,
+  *,
+  train: Any,
+  source: str | None = None,
+  target: str | None = None,
+  links: str | None = None,
+  **splits: Any,
+):
   paths = tasks.text_paths(folder, 'train', train, source, target)
 
   def pairs() -> Iterator[tuple[Pair, float]]:
@@ -67,8 +75,9 @@ def _text(folder: str, *, train: Any, source: str | None = None, target: str | N
     if counts[0] != counts[1]:
       raise unequal_lengths_error(*paths, *counts)
 
-  other_splits = tasks.text(folder, train=None, source=source, target=target, **splits)
-  return PairStream(paths[0], pairs, [_file_state(path) for path in paths]), other_splits
+  notes = _links_note(paths[0]) if tasks.text_links_path(folder, 'train', train, links) else ()
+  other_splits = tasks.text(folder, train=None, source=source, target=target, links=links, **splits)
+  return PairStream(paths[0], pairs, [_file_state(path) for path in paths], notes), other_splits
 
 
 def _tsv(folder: str, *, train: str, level: str = 'word', **splits: Any):

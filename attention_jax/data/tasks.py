@@ -119,12 +119,7 @@ def text(
 
   def read(split: str, paths: Any) -> Corpus:
     source_path, target_path = text_paths(folder, split, paths, source, target)
-    links_path = None
-    if isinstance(paths, str):
-      links_path = existing_path(_join(folder, paths), links)
-    elif links is not None:
-      raise UserError(f"task 'text': links={links!r} needs prefixes, got the pair of paths {split}={paths!r}")
-    return read_parallel(source_path, target_path, links_path, level)
+    return read_parallel(source_path, target_path, text_links_path(folder, split, paths, links), level)
 
   return _read_splits(read, train, validation, test, unseen)
 
@@ -148,6 +143,23 @@ def text_paths(folder: str, split: str, paths: Any, source: str | None, target: 
   if isinstance(paths, tuple | list) and len(paths) == 2 and all(isinstance(path, str) for path in paths):
     return _join(folder, paths[0]), _join(folder, paths[1])
   raise UserError(f"task 'text': {split} must be a prefix or a pair of (source, target) paths, got {paths!r}")
+
+
+def text_links_path(folder: str, split: str, paths: Any, links: str | None) -> str | None:
+  """Returns the path of the links of a split of the task `text`; None if it has none.
+
+  Args:
+    folder, split, paths: see `text_paths`.
+    links: see `text`.
+
+  Raises:
+    UserError: for a pair of paths with `links`.
+  """
+  if isinstance(paths, str):
+    return existing_path(_join(folder, paths), links)
+  if links is not None:
+    raise UserError(f"task 'text': links={links!r} needs prefixes, got the pair of paths {split}={paths!r}")
+  return None
 
 
 def tsv(
