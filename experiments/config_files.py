@@ -125,7 +125,8 @@ def run_user_file(path: str, use: Callable[[dict[str, Any]], Any], purpose: str)
   except UserError:
     raise
   except SyntaxError as error:
-    raise UserError(f'{error.filename}:{error.lineno}: {error.msg}') from error
+    location = f'{error.filename}:{error.lineno}' if error.filename else path  # none for a file that is not text
+    raise UserError(f'{location}: {error.msg}') from error
   except Exception as error:  # user code may raise anything
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     location = f'{path}:{lines[-1]}' if lines else path

@@ -130,6 +130,7 @@ def test_help_prints_examples_and_the_flags_of_the_program(program):
   ('text', 'parts'),
   [
     ('def get_config(preset):\n  return preset +\n', [':2: invalid syntax']),
+    ('x = 1\0\n', ['user_file.py: source code string cannot contain null bytes']),
     ('import nosuchmodule\n', [":1: ModuleNotFoundError: No module named 'nosuchmodule'"]),
     ('def get_config(preset):\n  x = 1\n  return x.y\n', [':3: AttributeError']),
     ('def other():\n  pass\n', ["KeyError: 'get_config'", 'a config file defines get_config(preset)']),
