@@ -194,7 +194,7 @@ def _check_field(config: ConfigDict, name: str, value: str, has_value: bool) -> 
 
 
 def _missing_file_message(path: str) -> str:
-  folder = os.path.dirname(path) or '.'
+  folder = path if os.path.isdir(path) else os.path.dirname(path) or '.'
   names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
   config_files = [name for name in names if name.endswith('.py') and not name.startswith('_')]
   nearest = difflib.get_close_matches(os.path.basename(path), config_files, n=1)

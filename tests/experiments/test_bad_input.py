@@ -18,7 +18,7 @@ FLAGS = [
   ([CONFIG, WORKDIR, 'extra'], ["unexpected argument 'extra'"]),
   (['--config=configs/dats.py:x', WORKDIR], ["no config file 'configs/dats.py'", "'configs/dates.py'?", 'multi30k.py']),
   (['--config', 'nowhere/dates.py', WORKDIR], ["no config file 'nowhere/dates.py'", 'config files in nowhere: none']),
-  (['--config=configs', WORKDIR], ["no config file 'configs'"]),
+  (['--config=configs', WORKDIR], ["no config file 'configs'; config files in configs: ", 'multi30k.py']),
   (['--config=', WORKDIR], ["no config file ''"]),
   (
     ['--config=configs/dates.py:bahdanu2015', WORKDIR],
