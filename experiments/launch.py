@@ -272,7 +272,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
   except flags.UnrecognizedFlagError as error:
     names = sorted(flag.name for flag in _program_flags())
     raise UserError(f'{error} (flags of this program: {", ".join(names)})') from None
-  except flags.Error as error:
+  except (flags.Error, ValueError) as error:  # a ValueError for --noFLAG=VALUE
     raise UserError(str(error)) from None
 
 
