@@ -295,8 +295,8 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> TranslationData:
   Args:
     config: task (a spec of TASKS), folder (where relative paths start), vocabulary (a spec of VOCABULARIES),
       shared_vocabulary (one for both sides), buckets.
-    run_folder: the run folder whose stored vocabularies are used; those that it lacks are trained. None: uses those
-      of a prepared data set, and trains them for any other task.
+    run_folder: the run folder whose stored vocabularies are used; None for a new run. Those that it lacks are those of
+      a prepared data set, and are trained for any other task.
 
   Raises:
     UserError: for anything that is wrong with the config or the files.
@@ -321,19 +321,29 @@ def _load_or_train_vocabularies(
 ) -> tuple[dict[str, vocab.Vocabulary], list[str]]:
   """The vocabulary of each side, and a line of report for each."""
   spec = config['vocabulary']
-  sides = columns_by_side(config)
+  prepared_folder = None
   if train.prepared is not None:
     train.prepared.check_config(config)
-  folder = run_folder or (train.prepared and str(train.prepared.folder))
-  by_side = {side: vocab.load_stored(spec, folder, side) if folder else None for side in sides}
+    prepared_folder = str(train.prepared.folder)
+  by_side = {}
   report = []
-  for side, columns in sides.items():
+  for side, columns in columns_by_side(config).items():
+    folders = (run_folder, prepared_folder)
+    vocabulary, of_rows = (vocab.load_stored(spec, folder, side) if folder else None for folder in folders)
+    if vocabulary is None:
+      vocabulary = of_rows
+    elif of_rows is not None and not vocab.same_entries(vocabulary, of_rows):
+      raise UserError(
+        f'{prepared_folder} was prepared with another {side} vocabulary than that of this run or of its initial run; '
+        'expected the task that it was prepared from'
+      )
     origin = 'stored'
-    if by_side[side] is None:
+    if vocabulary is None:
       lines = itertools.chain(*(getattr(train, column) for column in columns))
-      by_side[side] = vocab.train(spec, lines)
+      vocabulary = vocab.train(spec, lines)
       origin = 'made from the training split'
-    report.append(f'{side} vocabulary {spec}: {len(by_side[side])} entries, {origin}')
+    by_side[side] = vocabulary
+    report.append(f'{side} vocabulary {spec}: {len(vocabulary)} entries, {origin}')
   return by_side, report
 
 
