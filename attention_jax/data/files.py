@@ -88,6 +88,7 @@ def open_file(path: str) -> BinaryIO:
   """
   if is_url(path):
     return io.BytesIO(read_url(path))
+  path = os.path.expanduser(path)
   check_regular_file(path)
   return open(path, 'rb')
 
@@ -111,7 +112,8 @@ def cache_folder(name: str) -> str:
 
 def _read_bytes(path: str) -> bytes:
   try:
-    data = read_url(path) if is_url(path) else _read_local(path)
+    with open_file(path) as file:
+      data = file.read()
     return gzip.decompress(data) if path.endswith('.gz') else data
   except FileNotFoundError:
     raise _missing_file_error(path) from None
@@ -125,18 +127,12 @@ def _read_bytes(path: str) -> bytes:
     raise UserError(f'{path!r}: cannot be read ({getattr(error, "strerror", None) or error})') from None
 
 
-def _read_local(path: str) -> bytes:
-  path = os.path.expanduser(path)
-  check_regular_file(path)
-  with open(path, 'rb') as file:
-    return file.read()
-
-
 def _missing_file_error(path: str) -> UserError:
   """The error of a missing file, with the nearest name in its folder."""
   folder, name = os.path.split(path)
-  if not os.path.isdir(folder or '.'):
+  local_folder = os.path.expanduser(folder) or '.'
+  if not os.path.isdir(local_folder):
     return UserError(f"{path}: no such file (there is no folder '{folder}')")
-  nearest = difflib.get_close_matches(name, os.listdir(folder or '.'), n=1)
+  nearest = difflib.get_close_matches(name, os.listdir(local_folder), n=1)
   hint = f" (did you mean '{os.path.join(folder, nearest[0])}'?)" if nearest else ''
   return UserError(f'{path}: no such file{hint}')
