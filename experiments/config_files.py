@@ -80,11 +80,12 @@ def find_config(path: str) -> str:
   """Returns the path of a config file; one that does not exist is looked up in the project, wherever it is installed.
 
   Args:
-    path: 'FILE' or 'FILE:PRESET'.
+    path: 'FILE' or 'FILE:PRESET'; '~' stands for the home folder.
 
   Returns:
-    The path in the same form, unchanged if there is no such file in the project either.
+    The path in the same form, without '~' and otherwise unchanged if there is no such file in the project either.
   """
+  path = os.path.expanduser(path)
   file, colon, preset = path.partition(':')
   if not file or os.path.isfile(file) or not (PROJECT / file).is_file():
     return path

@@ -144,6 +144,14 @@ def test_mistakes_in_a_config_file_are_located(text, parts, tmp_path):
   assert_user_error(run('train', f'--config={path}:preset', f'--workdir={tmp_path}/run'), [str(path), *parts])
 
 
+def test_files_of_users_may_be_in_the_home_folder(tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  (tmp_path / 'user_file.py').write_text('def get_config():\n  return 3\n')
+  (tmp_path / 'variants.py').write_text('1 / 0\n')
+  assert_user_error(run('train', '--config', '~/user_file.py'), [f'{tmp_path}/user_file.py: get_config must return'])
+  assert_user_error(run('compare', '--variants=~/variants.py'), [f'{tmp_path}/variants.py:1: ZeroDivisionError'])
+
+
 def test_a_config_file_may_require_a_preset(tmp_path):
   path = tmp_path / 'user_file.py'
   path.write_text('def get_config(preset):\n  return preset\n')
