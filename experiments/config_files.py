@@ -80,11 +80,12 @@ def find_config(path: str) -> str:
   """Returns the path of a config file; one that does not exist is looked up in the project, wherever it is installed.
 
   Args:
-    path: 'FILE' or 'FILE:PRESET'.
+    path: 'FILE' or 'FILE:PRESET'; '~' stands for the home folder.
 
   Returns:
-    The path in the same form, unchanged if there is no such file in the project either.
+    The path in the same form, without '~' and otherwise unchanged if there is no such file in the project either.
   """
+  path = os.path.expanduser(path)
   file, colon, preset = path.partition(':')
   if not file or os.path.isfile(file) or not (PROJECT / file).is_file():
     return path
@@ -125,7 +126,8 @@ def run_user_file(path: str, use: Callable[[dict[str, Any]], Any], purpose: str)
   except UserError:
     raise
   except SyntaxError as error:
-    raise UserError(f'{error.filename}:{error.lineno}: {error.msg}') from error
+    location = f'{error.filename}:{error.lineno}' if error.filename else path  # none for a file that is not text
+    raise UserError(f'{location}: {error.msg}') from error
   except Exception as error:  # user code may raise anything
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     location = f'{path}:{lines[-1]}' if lines else path
@@ -193,7 +195,7 @@ def _check_field(config: ConfigDict, name: str, value: str, has_value: bool) -> 
 
 
 def _missing_file_message(path: str) -> str:
-  folder = os.path.dirname(path) or '.'
+  folder = path if os.path.isdir(path) else os.path.dirname(path) or '.'
   names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
   config_files = [name for name in names if name.endswith('.py') and not name.startswith('_')]
   nearest = difflib.get_close_matches(os.path.basename(path), config_files, n=1)

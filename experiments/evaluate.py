@@ -62,7 +62,7 @@ def main() -> None:
   for spec in FLAGS.metrics:
     compute_metric(spec, ['a'], [['a']])  # reports a mistake in the spec before the search
   output = Path(check_output_path(FLAGS.output, 'output')) if FLAGS.output else None
-  _check_bins()
+  plot = _check_bins()
   if FLAGS.metrics:
     overrides['metrics'] = FLAGS.metrics
   run = runs.open_run_or_ensemble(require_flag('workdir'), FLAGS.checkpoint, overrides, FLAGS.dtype)
@@ -71,7 +71,7 @@ def main() -> None:
   if FLAGS.hypotheses:
     lines = read_lines(FLAGS.hypotheses)
     results = runs.evaluate_hypotheses(run, FLAGS.split, lines)
-    bins = _evaluate_bins(run, lines)
+    bins = _evaluate_bins(run, lines, plot)
     _print_evaluation(FLAGS.hypotheses, results, {'split': FLAGS.split, 'hypotheses': FLAGS.hypotheses}, bins)
     return
   with batch_progress(f'evaluating {FLAGS.split}', lambda line: print(line, file=sys.stderr, flush=True)):
@@ -80,7 +80,7 @@ def main() -> None:
   label = f'steps {steps}' if len(run.steps) > 1 else f'step {steps}'
   evaluation = run.config['evaluation'] | {'dtype': run.config['model']['dtype']}
   lines = run.system.format_predictions(predictions)
-  bins = _evaluate_bins(run, lines)
+  bins = _evaluate_bins(run, lines, plot)
   _print_evaluation(label, results, {'split': FLAGS.split, 'steps': run.steps, 'evaluation': evaluation}, bins)
   if output:
     runs.write_lines(output, lines)
@@ -96,20 +96,29 @@ def _check_no_search(overrides: Mapping[str, Any]) -> None:
     )
 
 
-def _check_bins() -> None:
-  """Raises UserError for mistakes in --by, --bins and --plot, before the search."""
+def _check_bins() -> str | None:
+  """Returns the path of --plot, or None. Raises UserError for mistakes in --by, --bins and --plot."""
+  from attention_jax.analysis.picture_files import check_png_path
   from attention_jax.sweeps.bins import check_property
 
   if FLAGS.plot and not FLAGS.by:
     raise UserError('--plot needs --by')
   if FLAGS.by:
     check_property(FLAGS.by, FLAGS.bins)
-  if FLAGS.plot:
-    check_output_path(FLAGS.plot, 'plot')
+  if not FLAGS.plot:
+    return None
+  check_png_path(FLAGS.plot)
+  return check_output_path(FLAGS.plot, 'plot')
 
 
-def _evaluate_bins(run: Any, lines: Sequence[str]) -> Any:
-  """Returns the metrics by the bins of --by, and writes --plot; None without --by."""
+def _evaluate_bins(run: Any, lines: Sequence[str], plot: str | None) -> Any:
+  """Returns the metrics by the bins of --by, None without it, and writes their picture.
+
+  Args:
+    run: the run.
+    lines: the texts to evaluate.
+    plot: the path of the picture, or None.
+  """
   if not FLAGS.by:
     return None
   from attention_jax import atomic
@@ -125,8 +134,8 @@ def _evaluate_bins(run: Any, lines: Sequence[str]) -> Any:
     vocabularies = (run.predictor.source_vocab, run.predictor.target_vocab)
     pairs = score_pairs(run.model, run.params, corpora[0], *vocabularies, run.config['data']['buckets'])
     bins = add_forced_metrics(bins, *corpora, pairs, vocabularies, run.model.traits.attends)
-  if FLAGS.plot:
-    atomic.write_bytes(FLAGS.plot, draw_bins(bins))
+  if plot:
+    atomic.write_bytes(plot, draw_bins(bins))
   return bins
 
 

@@ -247,10 +247,10 @@ def _add_variants() -> None:
   """Runs the file of --variants, which adds rows to the tables."""
   from attention_jax.systems.variants import set_variants
 
-  path = FLAGS.variants
-  if not path:
+  if not FLAGS.variants:
     set_variants(None)
     return
+  path = os.path.expanduser(FLAGS.variants)
   if not os.path.isfile(path):
     raise UserError(f'--variants={path}: no such file')
   run_user_file(
@@ -272,7 +272,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
   except flags.UnrecognizedFlagError as error:
     names = sorted(flag.name for flag in _program_flags())
     raise UserError(f'{error} (flags of this program: {", ".join(names)})') from None
-  except flags.Error as error:
+  except (flags.Error, ValueError) as error:  # a ValueError for --noFLAG=VALUE
     raise UserError(str(error)) from None
 
 

@@ -89,7 +89,6 @@ TESTED_BY = {
   'kernels/flash_blocks': 'kernels/flash',
   'kernels/pallas_additive': 'kernels/pallas',
   'kernels/pallas_additive_kernels': 'kernels/pallas',
-  'kernels/target': 'kernels/pallas',
   'models/encoded': 'models/decoders',
   'models/fixed_vector': 'models/cells',
   'models/initial_states': 'models/decoders',

@@ -70,8 +70,11 @@ def _record(reading: Reading) -> dict[str, Any]:
 
 
 def _agreement(reading: Reading) -> dict[str, float] | None:
-  """Precision and recall of the largest weights against the gold links; target tokens without a link are left out."""
-  if reading.gold is None:
+  """Precision and recall of the largest weights against the gold links; target tokens without a link are left out.
+
+  None for an example without links, of which both would be 1.
+  """
+  if reading.gold is None or not len(reading.gold):
     return None
   gold = _link_set(reading.gold)
   sure = gold if reading.sure is None else _link_set(reading.sure)

@@ -90,6 +90,7 @@ def open_file(path: str) -> BinaryIO:
   """
   if is_url(path):
     return io.BytesIO(read_url(path))
+  path = os.path.expanduser(path)
   check_regular_file(path)
   return open(path, 'rb')
 
@@ -111,7 +112,7 @@ def cache_folder(name: str) -> str:
   return os.path.join(home, 'attention_jax', name)
 
 
-def iter_lines(path: str) -> Iterator[bytes]:
+def iter_raw_lines(path: str) -> Iterator[bytes]:
   """Yields the lines of a file, plain or .gz, as bytes without their ends; the file may be larger than memory.
 
   Raises:
@@ -119,7 +120,7 @@ def iter_lines(path: str) -> Iterator[bytes]:
   """
   with _reading(path):
     is_empty = True
-    with open_file(os.path.expanduser(path)) as raw, gzip.open(raw) if path.endswith('.gz') else raw as file:
+    with open_file(path) as raw, gzip.open(raw) if path.endswith('.gz') else raw as file:
       for line in file:
         is_empty = False
         yield line.rstrip(b'\r\n')
@@ -128,8 +129,8 @@ def iter_lines(path: str) -> Iterator[bytes]:
 
 
 def _read_bytes(path: str) -> bytes:
-  with _reading(path):
-    data = read_url(path) if is_url(path) else _read_local(path)
+  with _reading(path), open_file(path) as file:
+    data = file.read()
     return gzip.decompress(data) if path.endswith('.gz') else data
 
 
@@ -150,18 +151,12 @@ def _reading(path: str) -> Iterator[None]:
     raise UserError(f'{path!r}: cannot be read ({getattr(error, "strerror", None) or error})') from None
 
 
-def _read_local(path: str) -> bytes:
-  path = os.path.expanduser(path)
-  check_regular_file(path)
-  with open(path, 'rb') as file:
-    return file.read()
-
-
 def _missing_file_error(path: str) -> UserError:
   """The error of a missing file, with the nearest name in its folder."""
   folder, name = os.path.split(path)
-  if not os.path.isdir(folder or '.'):
+  local_folder = os.path.expanduser(folder) or '.'
+  if not os.path.isdir(local_folder):
     return UserError(f"{path}: no such file (there is no folder '{folder}')")
-  nearest = difflib.get_close_matches(name, os.listdir(folder or '.'), n=1)
+  nearest = difflib.get_close_matches(name, os.listdir(local_folder), n=1)
   hint = f" (did you mean '{os.path.join(folder, nearest[0])}'?)" if nearest else ''
   return UserError(f'{path}: no such file{hint}')

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from attention_jax.data import tasks, translation_sets
 from attention_jax.data.files import BYTE_ORDER_MARK, check_regular_file, invalid_utf8_error
-from attention_jax.data.text import Corpus, check_columns, parallel_paths, unequal_lengths_error
+from attention_jax.data.text import Corpus, check_columns, unequal_lengths_error
 from attention_jax.data.urls import is_url
 from attention_jax.errors import UserError
 from attention_jax.specs import bind
@@ -53,13 +53,16 @@ def open_pairs(config: Mapping[str, Any]) -> tuple[PairStream, dict[str, Corpus]
   return _in_memory(train), corpora
 
 
-def _text(folder: str, *, train: Any, source: str | None = None, target: str | None = None, **splits: Any):
-  if isinstance(train, str) and source and target:
-    paths = parallel_paths(os.path.join(folder, os.path.expanduser(train)), source, target)
-  elif isinstance(train, tuple | list) and len(train) == 2:
-    paths = tuple(os.path.join(folder, os.path.expanduser(path)) for path in train)
-  else:
-    raise UserError(f"task 'text': train must be two paths, or a prefix with source and target, got {train!r}")
+def _text(
+  folder: str,
+  *,
+  train: Any,
+  source: str | None = None,
+  target: str | None = None,
+  links: str | None = None,
+  **splits: Any,
+):
+  paths = tasks.text_paths(folder, 'train', train, source, target)
 
   def pairs() -> Iterator[tuple[Pair, float]]:
     source_lines, target_lines = map(iter_lines, paths)
@@ -72,8 +75,9 @@ def _text(folder: str, *, train: Any, source: str | None = None, target: str | N
     if counts[0] != counts[1]:
       raise unequal_lengths_error(*paths, *counts)
 
-  other_splits = tasks.text(folder, train=None, source=source, target=target, **splits)
-  return PairStream(paths[0], pairs, [_file_state(path) for path in paths]), other_splits
+  notes = _links_note(paths[0]) if tasks.text_links_path(folder, 'train', train, links) else ()
+  other_splits = tasks.text(folder, train=None, source=source, target=target, links=links, **splits)
+  return PairStream(paths[0], pairs, [_file_state(path) for path in paths], notes), other_splits
 
 
 def _tsv(folder: str, *, train: str, level: str = 'word', **splits: Any):

@@ -10,6 +10,9 @@ import random
 from collections.abc import Callable, Mapping
 
 Segment = Callable[[str, random.Random], list[str]]
+# Characters of a word whose table is stored. Lines of languages without spaces are longer words, which hardly repeat:
+# 2^16 of their tables, of 12 KB for 40 characters, would be 750 MB.
+MAX_STORED_LENGTH = 20
 
 
 def bpe_dropout(scores: Mapping[str, float], dropout: float) -> Segment:
@@ -60,7 +63,6 @@ def unigram_sampling(scores: Mapping[str, float], sampling: float) -> Segment:
   """
   longest = max(map(len, scores))
 
-  @functools.lru_cache(2**16)
   def filter_forward(word: str) -> list[tuple[list[int], list[float]]]:
     """Returns, for each end of a piece, the starts of known pieces and their weights (forward filtering)."""
     totals = [0.0]  # log of the summed weights of all segmentations of each prefix
@@ -74,8 +76,10 @@ def unigram_sampling(scores: Mapping[str, float], sampling: float) -> Segment:
       table.append((list(logs), weights))
     return table
 
+  stored_table = functools.lru_cache(2**16)(filter_forward)
+
   def segment(word: str, rng: random.Random) -> list[str]:
-    table = filter_forward(word)
+    table = stored_table(word) if len(word) <= MAX_STORED_LENGTH else filter_forward(word)
     pieces = []
     end = len(word)
     while end:

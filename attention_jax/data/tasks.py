@@ -118,19 +118,48 @@ def text(
   """
 
   def read(split: str, paths: Any) -> Corpus:
-    if isinstance(paths, str):
-      if not (isinstance(source, str) and isinstance(target, str)):
-        raise UserError(f"task 'text': {split}={paths!r} is a prefix and needs source and target such as 'en' and 'de'")
-      pair = parallel_paths(_join(folder, paths), source, target)
-      return read_parallel(*pair, existing_path(_join(folder, paths), links), level)
-    if isinstance(paths, tuple | list) and len(paths) == 2 and all(isinstance(path, str) for path in paths):
-      if links is not None:
-        raise UserError(f"task 'text': links={links!r} needs prefixes, got the pair of paths {split}={paths!r}")
-      source_path, target_path = (_join(folder, path) for path in paths)
-      return read_parallel(source_path, target_path, level=level)
-    raise UserError(f"task 'text': {split} must be a prefix or a pair of (source, target) paths, got {paths!r}")
+    source_path, target_path = text_paths(folder, split, paths, source, target)
+    return read_parallel(source_path, target_path, text_links_path(folder, split, paths, links), level)
 
   return _read_splits(read, train, validation, test, unseen)
+
+
+def text_paths(folder: str, split: str, paths: Any, source: str | None, target: str | None) -> tuple[str, str]:
+  """Returns the source path and the target path of a split of the task `text`.
+
+  Args:
+    folder: the folder that relative paths start from.
+    split: the name of the split, for errors.
+    paths: the option of that name, see `text`.
+    source, target: see `text`.
+
+  Raises:
+    UserError: if `paths` is neither a prefix nor a pair of paths, and for a prefix without `source` and `target`.
+  """
+  if isinstance(paths, str):
+    if not (isinstance(source, str) and isinstance(target, str)):
+      raise UserError(f"task 'text': {split}={paths!r} is a prefix and needs source and target such as 'en' and 'de'")
+    return parallel_paths(_join(folder, paths), source, target)
+  if isinstance(paths, tuple | list) and len(paths) == 2 and all(isinstance(path, str) for path in paths):
+    return _join(folder, paths[0]), _join(folder, paths[1])
+  raise UserError(f"task 'text': {split} must be a prefix or a pair of (source, target) paths, got {paths!r}")
+
+
+def text_links_path(folder: str, split: str, paths: Any, links: str | None) -> str | None:
+  """Returns the path of the links of a split of the task `text`; None if it has none.
+
+  Args:
+    folder, split, paths: see `text_paths`.
+    links: see `text`.
+
+  Raises:
+    UserError: for a pair of paths with `links`.
+  """
+  if isinstance(paths, str):
+    return existing_path(_join(folder, paths), links)
+  if links is not None:
+    raise UserError(f"task 'text': links={links!r} needs prefixes, got the pair of paths {split}={paths!r}")
+  return None
 
 
 def tsv(
@@ -227,10 +256,13 @@ def load_corpora(config: Mapping[str, Any]) -> dict[str, Corpus]:
   """Returns the splits of the task `config['task']` from `config['folder']`; 'train' is always among them.
 
   Raises:
-    UserError: for an unknown task or an invalid option, and as the task does.
+    UserError: for an unknown task or an invalid option, without a training split, and as the task does.
   """
-  _, row, options = bind(config['task'], TASKS, 'task')
-  return row(os.path.expanduser(config['folder'] or ''), **options)
+  name, row, options = bind(config['task'], TASKS, 'task')
+  corpora = row(os.path.expanduser(config['folder'] or ''), **options)
+  if 'train' not in corpora:
+    raise UserError(f'task {name!r} needs train, got None')
+  return corpora
 
 
 def load_vocabularies(config: Mapping[str, Any], run_folder: str) -> tuple[vocab.Vocabulary, vocab.Vocabulary]:
@@ -263,8 +295,8 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> TranslationData:
   Args:
     config: task (a spec of TASKS), folder (where relative paths start), vocabulary (a spec of VOCABULARIES),
       shared_vocabulary (one for both sides), buckets.
-    run_folder: the run folder whose stored vocabularies are used; those that it lacks are trained. None: uses those
-      of a prepared data set, and trains them for any other task.
+    run_folder: the run folder whose stored vocabularies are used; None for a new run. Those that it lacks are those of
+      a prepared data set, and are trained for any other task.
 
   Raises:
     UserError: for anything that is wrong with the config or the files.
@@ -289,19 +321,29 @@ def _load_or_train_vocabularies(
 ) -> tuple[dict[str, vocab.Vocabulary], list[str]]:
   """The vocabulary of each side, and a line of report for each."""
   spec = config['vocabulary']
-  sides = columns_by_side(config)
+  prepared_folder = None
   if train.prepared is not None:
     train.prepared.check_config(config)
-  folder = run_folder or (train.prepared and str(train.prepared.folder))
-  by_side = {side: vocab.load_stored(spec, folder, side) if folder else None for side in sides}
+    prepared_folder = str(train.prepared.folder)
+  by_side = {}
   report = []
-  for side, columns in sides.items():
+  for side, columns in columns_by_side(config).items():
+    folders = (run_folder, prepared_folder)
+    vocabulary, of_rows = (vocab.load_stored(spec, folder, side) if folder else None for folder in folders)
+    if vocabulary is None:
+      vocabulary = of_rows
+    elif of_rows is not None and not vocab.same_entries(vocabulary, of_rows):
+      raise UserError(
+        f'{prepared_folder} was prepared with another {side} vocabulary than that of this run or of its initial run; '
+        'expected the task that it was prepared from'
+      )
     origin = 'stored'
-    if by_side[side] is None:
+    if vocabulary is None:
       lines = itertools.chain(*(getattr(train, column) for column in columns))
-      by_side[side] = vocab.train(spec, lines)
+      vocabulary = vocab.train(spec, lines)
       origin = 'made from the training split'
-    report.append(f'{side} vocabulary {spec}: {len(by_side[side])} entries, {origin}')
+    by_side[side] = vocabulary
+    report.append(f'{side} vocabulary {spec}: {len(vocabulary)} entries, {origin}')
   return by_side, report
 
 

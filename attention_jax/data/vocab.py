@@ -19,7 +19,7 @@ from attention_jax.tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 
 _SAMPLERS = {'subword': bpe_dropout, 'unigram': unigram_sampling}
 _WORD_OF_PIECES = re.compile('▁?[^▁]+|▁')  # words, each with the '▁' before it; no piece spans two of them
-_Coverage = Annotated[float, Range(0, 1, include_low=False)]
+_Coverage = Annotated[float, Range(0.98, 1)]  # as sentencepiece requires
 
 
 class Vocabulary(Protocol):
@@ -192,7 +192,7 @@ def subword(
     lines: the lines of the training split.
     size: number of pieces in all.
     dropout: probability of skipping each merge; training lines are then segmented anew in each epoch.
-    coverage: the share of the characters of the text that pieces cover, the most frequent characters first.
+    coverage: the share of the characters of the text that pieces cover, the most frequent characters first; from 0.98.
     max_lines: the number of lines to train on, evenly spaced; 0 for all.
 
   Raises:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attention_jax.atomic import write_atomic
-from attention_jax.data.files import iter_lines
+from attention_jax.data.files import iter_raw_lines
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
 from attention_jax.tokens import SPECIAL_TOKENS
@@ -47,7 +47,7 @@ def read_word_vectors(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, in
   ids = {token.encode(): id for id, token in _tokens(vocabulary)}
   vectors = {}
   features = 0
-  for number, line in enumerate(iter_lines(path), 1):
+  for number, line in enumerate(iter_raw_lines(path), 1):
     if number == 1 and _is_header(line):
       features = int(line.split()[1])
       continue

@@ -1,7 +1,6 @@
 """The platform that kernels are compiled for: that of this machine, or another one for ahead-of-time compilation."""
 
 import contextlib
-import contextvars
 from collections.abc import Iterator
 
 import jax
@@ -10,7 +9,7 @@ from attention_jax.errors import choose
 
 INTERPRET = 'interpret'  # runs Pallas kernels on a CPU, for tests
 PLATFORMS = ('cpu', 'gpu', 'tpu', INTERPRET)
-_override: contextvars.ContextVar[str | None] = contextvars.ContextVar('target', default=None)
+_override = jax.make_user_context()  # its value is part of the keys of jit's caches; None stands for this machine
 
 
 @contextlib.contextmanager
@@ -20,13 +19,10 @@ def compile_for(platform: str) -> Iterator[None]:
   Raises:
     UserError: for an unknown platform.
   """
-  token = _override.set(choose(platform, PLATFORMS, 'platform'))
-  try:
+  with _override(choose(platform, PLATFORMS, 'platform')):
     yield
-  finally:
-    _override.reset(token)
 
 
 def kernel_platform() -> str:
   """Returns the platform that kernels are compiled for: that of `compile_for`, else that of this machine."""
-  return _override.get() or jax.default_backend()
+  return _override.value or jax.default_backend()

@@ -259,7 +259,8 @@ class EncoderDecoder(nn.Module):
     is_observed = self.traits.latent.observe is not None
     if is_observed:
       previous_log_probs = jax.nn.log_softmax(self._output(carry.features, None, shortlist).logits())
-      likelihood = jnp.take_along_axis(previous_log_probs, token[:, None, None], axis=-1)[..., 0]
+      known_token = oov_to_unk(token, previous_log_probs.shape[-1])
+      likelihood = jnp.take_along_axis(previous_log_probs, known_token[:, None, None], axis=-1)[..., 0]
       carry = self.decoder.observe(carry.decoder, likelihood)
     embedding = self.embedding(_token_ids(token, shortlist), deterministic)
     carry, output = self.decoder.step(carry, embedding, memory, deterministic)

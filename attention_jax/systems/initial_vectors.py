@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_jax.data.files import iter_lines
+from attention_jax.data.files import iter_raw_lines
 from attention_jax.data.word_vectors import EmbeddingTable, read_word_vectors
 from attention_jax.errors import UserError
 from attention_jax.modules.weights import flatten_names
@@ -43,7 +43,7 @@ def check_initial_vectors(config: Config, folder: Path) -> None:
   """
   if not read_stored_initial(folder):
     for path in filter(None, config['initial_vectors'].split(',')):
-      next(iter_lines(path))
+      next(iter_raw_lines(path))
 
 
 def read_initial_vectors(

@@ -116,7 +116,7 @@ def count_search_matmuls(model, params, batch: Batch, beams: int) -> Counter:
   variables = {'params': params}
 
   def start(source, mask):
-    return model.apply(variables, source, mask, STEPS, method='start')
+    return model.apply(variables, source, mask, STEPS, beams, method='start')
 
   def step(carry, token, memory):
     return model.apply(variables, carry, token, memory, method='step')

@@ -46,7 +46,8 @@ def test_agreement_with_gold_links():
   possible = Page(render_page([other._replace(sure=np.array([[1, 0]]))])).data[0]['readings'][0]
   assert possible['agreement'] == {'precision': 1, 'recall': 1}
   assert possible['sure'] == [[1, 0]] and possible['gold'] == [[1, 0], [0, 0]]
-  assert Page(render_page([READING._replace(gold=None)])).data[0]['readings'][0]['agreement'] is None
+  for gold in (None, np.zeros((0, 2), np.int32)):
+    assert Page(render_page([READING._replace(gold=gold)])).data[0]['readings'][0]['agreement'] is None
 
 
 def test_invisible_tokens_are_visible(tmp_path):

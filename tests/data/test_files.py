@@ -3,6 +3,7 @@
 import gzip
 import os
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,10 +33,19 @@ def test_the_last_line_end_is_optional(write):
   assert read_lines(write('a', 'x\ny')) == read_lines(write('b', 'x\ny\n')) == ['x', 'y']
 
 
-def test_missing_file_is_reported(write):
+def test_missing_file_is_reported(write, tmp_path, monkeypatch):
   write('train.en', 'x\n')
   assert error_message(read_lines, 'trian.en') == "trian.en: no such file (did you mean 'train.en'?)"
+  monkeypatch.setenv('HOME', str(tmp_path))
+  assert error_message(read_lines, '~/trian.en') == "~/trian.en: no such file (did you mean '~/train.en'?)"
   assert error_message(read_lines, 'nowhere/a') == "nowhere/a: no such file (there is no folder 'nowhere')"
+
+
+def test_a_tilde_stands_for_the_home_folder(tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  (tmp_path / 'lines').write_text('x\n')
+  np.savez(tmp_path / 'arrays.npz', a=np.arange(3))
+  assert read_lines('~/lines') == ['x'] and read_arrays('~/arrays.npz')['a'].tolist() == [0, 1, 2]
 
 
 def test_directory_is_reported(tmp_path):

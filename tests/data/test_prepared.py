@@ -13,7 +13,7 @@ from attention_jax.data.pipeline import stream
 from attention_jax.data.prepared import INDEX, MANIFEST, PreparedSplit, pack_row, unpack_row
 from attention_jax.data.preparing import prepare
 from attention_jax.data.resegment import make_resegmenter
-from attention_jax.data.tasks import load
+from attention_jax.data.tasks import load, save_vocabularies
 from attention_jax.errors import UserError
 
 TEXT = "text(train='train', validation='val', source='en', target='de')"
@@ -98,6 +98,18 @@ def test_unknown_words_keep_their_positions(folder):
   assert 'unknown' in on_disk.report[2] or 'unknown' in on_disk.report[3]
   assert on_disk.report[2:] == in_memory.report[2:]
   assert_same(batches(on_disk)[1], batches(in_memory)[1])
+
+
+def test_rows_have_ids_of_the_vocabulary(both, folder):
+  _, prepared = both
+  config = make_config(folder / 'prepared', 'prepared')
+  empty, other = folder / 'empty', folder / 'other'
+  assert load(config, str(empty)).report[0].endswith(' entries, stored')  # not made a second time
+  save_vocabularies(config, prepared.source_vocab, prepared.source_vocab, str(other))
+  with pytest.raises(UserError, match=r'prepared was prepared with another target vocabulary than that of this run'):
+    load(config, str(other))
+  save_vocabularies(config, prepared.source_vocab, prepared.target_vocab, str(other))
+  assert_same(batches(load(config, str(other)))[0], batches(prepared)[0])
 
 
 def test_each_process_reads_its_own_rows_only(both, monkeypatch):

@@ -68,6 +68,20 @@ def test_tables_and_generated_tasks(folder, tmp_path):  # noqa: F811
   assert 'the links of the training split are not prepared' in data.report[2] and '1 blank line' in data.report[3]
 
 
+def test_links_of_the_training_files_are_reported(folder):  # noqa: F811
+  task = TEXT.replace(')', ", links='links')")
+  (folder / 'val.links').write_text('0-0\n')
+  prepare(make_config(folder, task), folder / 'without', quiet)
+  (folder / 'train.links').write_text('\n' * 50)
+  prepare(make_config(folder, task), folder / 'with', quiet)
+  notes = []
+  for name in ('without', 'with'):
+    data = load(make_config(folder / name, 'prepared'), None)
+    assert data.corpora['validation'].links == [((0, 0),)]
+    notes.append([line for line in data.report if 'the links of the training split are not prepared' in line])
+  assert notes == [[], [f'{folder}/train.en: the links of the training split are not prepared']]
+
+
 def test_mistakes_are_one_error(folder, tmp_path):  # noqa: F811
   def error(config, output):
     with pytest.raises(UserError) as caught:
@@ -76,6 +90,9 @@ def test_mistakes_are_one_error(folder, tmp_path):  # noqa: F811
 
   config = make_config(folder, TEXT)
   assert 'holds other files' in error(config, folder)
+  for train in ((3, 4), None):
+    message = f"task 'text': train must be a prefix or a pair of (source, target) paths, got {train}"
+    assert error(make_config(folder, f'text(train={train})'), folder / 'new') == message
   prepare(config, folder / 'prepared', quiet)
   assert "vocabulary is 'word' there, 'char' now" in error(make_config(folder, TEXT, 'char'), folder / 'prepared')
   assert 'is prepared already' in error(make_config(folder / 'prepared', 'prepared'), folder / 'again')

@@ -6,6 +6,7 @@ import math
 import random
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 
@@ -52,6 +53,18 @@ def test_unigram_sampling_draws_each_segmentation_with_its_probability(alpha):
   assert len(weights) > 10 and set(counts) <= set(weights)
   total = sum(weights.values())
   assert all(abs(counts[pieces] / 6000 - weight / total) < 0.025 for pieces, weight in weights.items())
+
+
+def test_tables_of_long_words_are_not_stored():
+  segment = unigram_sampling(SCORES, 0.2)
+  rng = random.Random(0)
+  words = [''.join(rng.choices('ab', k=1000)) for _ in range(20)]
+  tracemalloc.start()
+  for word in words:
+    assert ''.join(segment(word, rng)) == word
+  stored, _ = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+  assert stored < 1e6
 
 
 @pytest.mark.parametrize('kind', SPECS)

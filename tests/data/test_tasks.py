@@ -151,6 +151,7 @@ def test_dates_are_loaded_by_their_builder(monkeypatch, tmp_path):
     ("tsv(test='dev.tsv')", "task 'tsv' needs train; its options: train, validation, test, unseen, level"),
     ('tsv(train=3)', "task 'tsv': option train must be a string, got 3"),
     ("text(train='train')", "task 'text': train='train' is a prefix and needs source and target such as 'en' and 'de'"),
+    ('text(train=None)', "task 'text' needs train, got None"),
     ("text(train=('a',))", "task 'text': train must be a prefix or a pair of (source, target) paths, got ('a',)"),
     (
       "text(train=('a', 'b'), links='links')",

@@ -159,7 +159,7 @@ def test_coverage_and_max_lines(kind):
   words = ['the cat sat on the mat', 'a cat and a dog', 'the dog sat']
   lines = [*words * 9, 'Ω']
   complete = vocab.train(f'{kind}(size=19)', lines)
-  common = vocab.train(f'{kind}(size=19, coverage=0.99)', lines)
+  common = vocab.train(f'{kind}(size=19, coverage=0.98)', lines)
   assert UNK not in complete.encode('Ω') and UNK in common.encode('Ω') and UNK not in common.encode('cat')
   lines = [line for word in words * 3 for line in (word, 'x', 'y', 'z')]
   every_fourth = vocab.train(f'{kind}(size=19, max_lines=9)', lines)
@@ -177,8 +177,8 @@ def test_sampling_option():
   ('spec', 'message'),
   [
     (
-      'subword(size=9, coverage=0.0)',
-      "vocabulary 'subword': option coverage must be greater than 0 and at most 1, got 0.0",
+      'subword(size=9, coverage=0.97)',
+      "vocabulary 'subword': option coverage must be at least 0.98 and at most 1, got 0.97",
     ),
     ('unigram(size=9, max_lines=-1)', "vocabulary 'unigram': option max_lines must be at least 0, got -1"),
     ('words', "unknown vocabulary 'words' (did you mean 'word'?); expected one of: char, subword, unigram, word"),

@@ -15,10 +15,12 @@ FLAGS = [
   ([], ['--config is missing', 'configs/dates.py:bahdanau2015_deep_tanh']),
   ([CONFIG], ['--workdir is missing']),
   ([CONFIG, '--workdr=x'], ["'workdr'", 'Did you mean: workdir', 'flags of this program: config, coordinator']),
+  ([CONFIG, WORKDIR, '--nodistributed=false'], ['--nodistributed=false does not take an argument']),
+  ([CONFIG, WORKDIR, '--noconfig.data.shared_vocabulary=false'], ['shared_vocabulary=false does not take an argument']),
   ([CONFIG, WORKDIR, 'extra'], ["unexpected argument 'extra'"]),
   (['--config=configs/dats.py:x', WORKDIR], ["no config file 'configs/dats.py'", "'configs/dates.py'?", 'multi30k.py']),
   (['--config', 'nowhere/dates.py', WORKDIR], ["no config file 'nowhere/dates.py'", 'config files in nowhere: none']),
-  (['--config=configs', WORKDIR], ["no config file 'configs'"]),
+  (['--config=configs', WORKDIR], ["no config file 'configs'; config files in configs: ", 'multi30k.py']),
   (['--config=', WORKDIR], ["no config file ''"]),
   (
     ['--config=configs/dates.py:bahdanu2015', WORKDIR],

@@ -151,6 +151,9 @@ def test_the_products_of_all_search_steps_are_counted():
   ((left, count),) = ((left, count) for (left, right, *_), count in counts.items() if right == (6, 50))
   assert sorted(left) == sorted((systems.BATCH_SIZE, 3, 6)) and count == decoding.STEPS
   assert any(count < decoding.STEPS for count in counts.values())  # those of the encoder
+  # Three beams share the gates [B, S, G] of the positions of a source, and add them up by their weights.
+  sizes = {right for _, right, *_ in counts}
+  assert (systems.BATCH_SIZE, 14, 12) in sizes
 
 
 def test_peak_memory_excludes_the_parent_process():

@@ -8,13 +8,14 @@ import pytest
 from tests.experiments.helpers import run
 
 
-def test_metrics_by_a_property(trained, tmp_path):
+def test_metrics_by_a_property(trained, tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
   folder, _ = trained
   picture = tmp_path / 'bins.png'
   lines = tmp_path / 'lines.txt'
   lines.write_text('eins\n' * 5)
   arguments = [f'--workdir={folder}', '--by=source_length', '--bins=2']
-  table = run('evaluate', *arguments, f'--plot={picture}', f'--hypotheses={lines}')
+  table = run('evaluate', *arguments, '--plot=~/bins.png', f'--hypotheses={lines}')
   assert table.code == 0 and picture.read_bytes().startswith(b'\x89PNG'), table.err
   assert 'source_length' in table.out and '1 to ' in table.out and 'phoneme_error_rate (%)' in table.out
   record = json.loads(run('evaluate', *arguments, '--json').out)
@@ -35,6 +36,7 @@ def test_mistakes(trained, tmp_path):
     (['--by=length'], "unknown value of --by 'length'"),
     (['--by=source_length', '--bins=0'], '--bins must be at least 1, got 0'),
     (['--plot=x.png'], '--plot needs --by'),
+    (['--by=source_length', '--plot=x.pdf'], 'x.pdf: expected a path that ends with .png'),
     (['--by=source_length', f'--plot={tmp_path / "a.png"}'], 'exists; choose another --plot'),
   ]:
     result = run('evaluate', f'--workdir={folder}', *arguments)

@@ -130,6 +130,7 @@ def test_help_prints_examples_and_the_flags_of_the_program(program):
   ('text', 'parts'),
   [
     ('def get_config(preset):\n  return preset +\n', [':2: invalid syntax']),
+    ('x = 1\0\n', ['user_file.py: source code string cannot contain null bytes']),
     ('import nosuchmodule\n', [":1: ModuleNotFoundError: No module named 'nosuchmodule'"]),
     ('def get_config(preset):\n  x = 1\n  return x.y\n', [':3: AttributeError']),
     ('def other():\n  pass\n', ["KeyError: 'get_config'", 'a config file defines get_config(preset)']),
@@ -141,6 +142,14 @@ def test_mistakes_in_a_config_file_are_located(text, parts, tmp_path):
   path = tmp_path / 'user_file.py'
   path.write_text(text)
   assert_user_error(run('train', f'--config={path}:preset', f'--workdir={tmp_path}/run'), [str(path), *parts])
+
+
+def test_files_of_users_may_be_in_the_home_folder(tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  (tmp_path / 'user_file.py').write_text('def get_config():\n  return 3\n')
+  (tmp_path / 'variants.py').write_text('1 / 0\n')
+  assert_user_error(run('train', '--config', '~/user_file.py'), [f'{tmp_path}/user_file.py: get_config must return'])
+  assert_user_error(run('compare', '--variants=~/variants.py'), [f'{tmp_path}/variants.py:1: ZeroDivisionError'])
 
 
 def test_a_config_file_may_require_a_preset(tmp_path):

@@ -63,7 +63,7 @@ def test_evaluation_and_plots(trained, tmp_path):
   assert result.code == 0 and 'exact_match' in result.out
   for flags in ([], [f'--output={tmp_path}/page.html']):
     assert run('inspect_attention', f'--workdir={folder}', '--split=unseen', '--rows=0,5', *flags).code == 0
-  assert (folder / 'memory.png').exists()
+  assert (folder / 'memory.png').exists() and '<html' in (tmp_path / 'page.html').read_text('utf-8')
   result = run('inspect_attention', f'--workdir={folder}', '--text=7')
   assert result.code == 2 and '--text: this run reads bits' in result.err
 

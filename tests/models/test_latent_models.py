@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from attention_jax.functional.latent import chain_log_marginal
-from tests.models.helpers import LENGTHS, B, T, build_tiny, inputs
-from tests.modules.helpers import variables
+from attention_jax.tokens import UNK
+from tests.models.helpers import LENGTHS, TARGET_WORDS, B, T, build_tiny, inputs
+from tests.modules.helpers import assert_close, variables
 
 FULL_MASK = jnp.ones((B, T), bool)
 CELLS = [('luong', 'rnn="gru", input_feeding=False'), ('luong', 'rnn="lstm"'), ('bahdanau', 'rnn="gru"')]
@@ -58,6 +59,24 @@ def test_posterior_is_independent_of_tokens_after_the_end():
   assert np.all(posterior[:, 3:] == 0)
   unmasked_posterior = np.asarray(posterior_of(outputs, FULL_MASK))
   assert np.any(np.abs(posterior - unmasked_posterior)[:, :3] > 1e-3)
+
+
+def test_out_of_vocabulary_words_of_the_target_are_unknown():
+  model = build_tiny('bahdanau', 'rnn="gru"', alignment='latent_monotonic')
+  source, mask, target = inputs()
+  params = variables(model, source, mask, target)
+
+  @jax.jit
+  def run(id):
+    tokens = target.at[0, 1].set(id)
+    carry, memory = model.apply(params, source, mask, T, method='start')
+    steps = []
+    for t in range(2):
+      carry, outputs = model.apply(params, carry, tokens[:, t], memory, method='step')
+      steps.append(outputs.logits)
+    return model.apply(params, source, mask, tokens)._replace(linear=()), steps
+
+  assert_close(run(TARGET_WORDS + 2), run(UNK))
 
 
 def test_posterior_without_latent_alignment_is_the_weights():

@@ -136,4 +136,5 @@ def test_a_fused_all_reduce_whose_result_is_sliced_is_a_reduce_scatter():
 
 def test_a_slice_reads_a_part_of_its_operand():
   memory = traffic_of(lambda x: jax.lax.slice(x, [0, 0], [2, D]) + 1.0, jnp.ones([D, D])).memory
-  assert memory <= 4 * 2 * D * FLOAT
+  part = 2 * D * FLOAT
+  assert 2 * part <= memory <= 4 * part
