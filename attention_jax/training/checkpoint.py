@@ -172,10 +172,16 @@ class Checkpoints:
       The state and its host values; None if the run has not saved any.
 
     Raises:
-      UserError: if checkpoints that were saved are missing, if none can be read, or if they hold another model.
+      UserError: if checkpoints that were saved are missing, if none can be read, or if they hold another model. A best
+        state may be missing whose updates are run again.
     """
-    for kind in (LATEST, BEST):
-      self.require(kind)
+    self.require(LATEST)
+    lost_best = self._saved().get(BEST, 0)
+    if lost_best > (self.latest() or 0) and not self.steps(BEST):
+      # Killed while `save` replaced it: its updates are run again, and it is saved again if it is still the best.
+      log(f'{self.folder / BEST / str(lost_best)} is missing; its updates are run again')
+      self._record({BEST: 0})
+    self.require(BEST)
     if self.latest() is None:
       return None
     expected = self._saved().get(LATEST, 0)
@@ -195,8 +201,8 @@ class Checkpoints:
 
   def require(self, kind: str) -> None:
     """Raises UserError if checkpoints of a kind were saved, but there are none."""
-    saved = self._saved().get(kind)
-    if saved is not None and not self.steps(kind):
+    saved = self._saved().get(kind, 0)
+    if saved and not self.steps(kind):
       other_kinds = [name for name in (LATEST, BEST) if self.steps(name)]
       use = f', read a step of {other_kinds[0]}/ (--checkpoint)' if other_kinds and self._read_only else ''
       raise UserError(
@@ -338,7 +344,7 @@ class Checkpoints:
       write_text(self.folder / SAVED_FILE, json.dumps(saved | steps) + '\n')
 
   def _saved(self) -> dict[str, int]:
-    """The last step that was saved of each kind."""
+    """The last step that was saved of each kind; 0 for a state that was lost and is made again."""
     path = self.folder / SAVED_FILE
     try:
       return dict(json.loads(path.read_text('utf-8')))

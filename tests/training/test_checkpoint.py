@@ -260,6 +260,20 @@ def test_missing_checkpoints_are_an_error(saved, open_saved, kind):
   assert (restored is None) == (kind == LATEST)
 
 
+def test_a_best_state_that_is_made_again_may_be_missing(saved, open_saved):
+  """As after a kill while it was replaced: its step is after the latest state, from which the run resumes."""
+  with contextlib.closing(Checkpoints(saved)) as writer:
+    writer.save(make_state(25, value=25), {}, BEST)
+  shutil.rmtree(saved / BEST / '25')
+  lines = []
+  assert open_saved().resume(lambda: make_state(0), lines.append)[0].step == 20
+  assert lines == [f'{saved}/best/25 is missing; its updates are run again']
+  with contextlib.closing(Checkpoints(saved)) as writer:  # the new run finds no better state
+    writer.save(make_state(30, value=30), {})
+  assert open_saved().resume(lambda: make_state(0), lines.append)[0].step == 30
+  assert len(lines) == 1
+
+
 def test_a_missing_latest_checkpoint_is_logged(saved, open_saved):
   shutil.rmtree(saved / LATEST / '20')
   lines = []
