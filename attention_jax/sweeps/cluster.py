@@ -48,6 +48,7 @@ class ClusterJob:
   """
 
   ends_with_sweep = False
+  failure = ''
 
   def __init__(self, job: Any):
     self.record = {'job': job.job_id}
@@ -59,6 +60,8 @@ class ClusterJob:
     error = self._job.exception()
     if error is None:
       return self._job.result()
+    # Such as TIMEOUT or OUT_OF_MEMORY of Slurm. The error itself contains the whole output of the job.
+    self.failure = f'job {self._job.job_id} ended in the state {self._job.state}; see {self._job.paths.stderr}'
     return 1
 
   def stop(self) -> None:

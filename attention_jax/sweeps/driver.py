@@ -140,7 +140,7 @@ class Driver:
         self._ledger.append(INTERRUPTED, unit=unit_id, seconds=seconds)
         line = f'interrupted {unit_id} ({seconds:.0f} s)'
       else:
-        error = describe_failure(code, self._ledger.folder / f'{unit.folder}.log')
+        error = describe_failure(code, self._ledger.folder / f'{unit.folder}.log', job.failure)
         self._ledger.append(FAILED, unit=unit_id, seconds=seconds, code=code, error=error)
         line = f'failed {unit_id} ({seconds:.0f} s): {error}'
       self._progress.event(self._entries(), self._running_seconds(), line)
@@ -152,12 +152,13 @@ class Driver:
     return {unit_id: time.monotonic() - start for unit_id, start in self._started.items()}
 
 
-def describe_failure(code: int, log: Path) -> str:
+def describe_failure(code: int, log: Path, failure: str = '') -> str:
   """Returns one line that explains why a process failed.
 
   Args:
     code: its exit status; negative for a signal.
     log: the file with its output, of which the last attempt counts.
+    failure: what else is known of it, see workers.Job.
   """
   try:
     text = read_tail(log, LOG_TAIL_BYTES).decode(errors='replace').rpartition('\n$ ')[2]
@@ -166,6 +167,8 @@ def describe_failure(code: int, log: Path) -> str:
   for pattern in (ERROR_LINE, EXCEPTION_LINE):
     if lines := pattern.findall(text):
       return ' '.join(lines[-1].split())
+  if failure:
+    return failure
   if code < 0:
     hint = '; the memory of the machine may be too small' if code == -signal.SIGKILL else ''
     return f'ended by {_signal_name(-code)}{hint}'

@@ -25,10 +25,12 @@ class Job(Protocol):
   Attributes:
     record: what the ledger stores of it, to find it again.
     ends_with_sweep: whether it must be stopped with the process of the sweep; otherwise it continues on its own.
+    failure: why it failed outside of its command, of which its log has no trace; '' otherwise.
   """
 
   record: Mapping[str, Any]
   ends_with_sweep: bool
+  failure: str
 
   def poll(self) -> int | None:
     """Returns the exit status, negative for a signal; None while it runs."""
@@ -154,6 +156,7 @@ class LocalJob:
   """
 
   ends_with_sweep = True
+  failure = ''
 
   def __init__(self, process: subprocess.Popen, release: Callable[[], None]):
     self.record = {'pid': process.pid}

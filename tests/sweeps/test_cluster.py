@@ -32,6 +32,15 @@ def test_jobs_run_append_their_output_and_return_their_status(tmp_path):
   assert isinstance(found, ClusterJob) and found.poll() == 0
 
 
+def test_a_job_that_is_killed_names_its_state(tmp_path):
+  executor = make_executor(tmp_path, 'local(timeout_min=5)')
+  code = 'import os, signal, sys; os.kill(os.getppid(), signal.SIGKILL)'  # the process of submitit
+  (job,) = executor.start([Request([sys.executable, '-c', code], tmp_path / 'log')])
+  assert job.failure == '' and wait(job) == 1
+  number = job.record['job']
+  assert job.failure.startswith(f'job {number} ended in the state ') and job.failure.endswith('.err')
+
+
 def test_jobs_that_cannot_be_found_are_started_again(tmp_path):
   executor = make_executor(tmp_path, 'local')
   assert executor.find({'pid': 3}) is None and executor.find({'job': '123456'}) is None

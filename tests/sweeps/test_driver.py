@@ -39,6 +39,13 @@ def test_failures_are_described_in_one_line(tmp_path, text, code, message):
   assert describe_failure(code, tmp_path / 'log').removesuffix(str(tmp_path / 'log')) == message
 
 
+def test_a_failure_outside_of_the_command_is_described_unless_the_log_has_an_error(tmp_path):
+  (tmp_path / 'log').write_text('step 3\n')
+  assert describe_failure(1, tmp_path / 'log', 'job 7 ended in the state TIMEOUT') == 'job 7 ended in the state TIMEOUT'
+  (tmp_path / 'log').write_text('error: no such file\n')
+  assert describe_failure(1, tmp_path / 'log', 'job 7 ended in the state FAILED') == 'no such file'
+
+
 def test_a_missing_log_is_no_error(tmp_path):
   assert describe_failure(-9, tmp_path / 'log').startswith('ended by SIGKILL')
 
@@ -63,6 +70,7 @@ class FakeJob:
   """A job that ends with a code after some polls, or when it is stopped."""
 
   ends_with_sweep = True
+  failure = ''
 
   def __init__(self, code, polls=1):
     self.record = {'pid': 1}
