@@ -21,14 +21,13 @@ from pathlib import Path
 
 import jax
 from absl import flags
-from ml_collections import config_flags
 from rich.console import Console
 
 from attention_jax.errors import UserError
 from attention_jax.training.paths import run_path
-from experiments.launch import FLAGS, config_overrides, launch, program_command, require_flag
+from experiments.launch import FLAGS, config_overrides, define_config, launch, program_command, require_flag
 
-config_flags.DEFINE_config_file('config', None, 'a file of configs/ and a preset; the file may define get_sweep()')
+define_config('a file of configs/ and a preset; the file may define get_sweep()')
 flags.DEFINE_string('workdir', None, 'the folder of the sweep')
 flags.DEFINE_integer(
   'seeds',

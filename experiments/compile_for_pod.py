@@ -22,13 +22,12 @@ if __name__ == '__main__':
 import time
 
 from absl import flags
-from ml_collections import config_flags
 
 from attention_jax.errors import UserError
-from experiments.launch import FLAGS, launch
+from experiments.launch import FLAGS, define_config, launch
 from experiments.topologies import define_entries_flag, define_topology_flag, describe_devices, topology_devices
 
-config_flags.DEFINE_config_file('config', None, 'a file of configs/ and a preset: configs/wmt14.py:gnmt2016')
+define_config('a file of configs/ and a preset: configs/wmt14.py:gnmt2016')
 define_topology_flag()
 define_entries_flag()
 flags.DEFINE_bool('largest', False, 'compile the shape with the longest sequences only')

@@ -37,6 +37,14 @@ SEARCH_FLAGS = (
 )  # flags of define_search_flags
 
 
+def define_config(help_text: str) -> None:
+  """Defines the flag --config. It reads the command line at once, so that its errors end the program here."""
+  try:
+    config_flags.DEFINE_config_file('config', None, help_text)
+  except flags.Error as error:  # a --flagfile that cannot be read
+    _exit_with_errors([_flag_message(error)])
+
+
 def define_run_flags(allow_ensemble: bool = False) -> None:
   """Defines the flags of programs that open a trained run, or with `allow_ensemble` several of them as an ensemble."""
   several = '; several, separated by commas, form an ensemble' if allow_ensemble else ''
@@ -273,7 +281,11 @@ def _parse_flags(argv: list[str]) -> list[str]:
     names = sorted(flag.name for flag in _program_flags())
     raise UserError(f'{error} (flags of this program: {", ".join(names)})') from None
   except (flags.Error, ValueError) as error:  # a ValueError for --noFLAG=VALUE
-    raise UserError(str(error)) from None
+    raise UserError(_flag_message(error)) from None
+
+
+def _flag_message(error: Exception) -> str:
+  return str(error).removeprefix('ERROR:: ')
 
 
 def _program_flags() -> list[flags.Flag]:
@@ -285,5 +297,5 @@ def _program_flags() -> list[flags.Flag]:
 def _print_help() -> None:
   print(sys.modules['__main__'].__doc__)
   for flag in _program_flags():
-    default = '' if flag.default in (None, False, []) else f' (default: {flag.default_as_str})'
+    default = '' if flag.default in (None, False, '', []) else f' (default: {flag.default_as_str})'
     print(f'  --{flag.name}: {flag.help}{default}')

@@ -18,10 +18,9 @@ if __name__ == '__main__':
 import math
 
 from absl import flags
-from ml_collections import config_flags
 
 from attention_jax.errors import UserError
-from experiments.launch import FLAGS, launch
+from experiments.launch import FLAGS, define_config, launch
 from experiments.topologies import define_entries_flag, topology_devices
 
 SLICES = ['v5e:1x1', 'v5e:2x2', 'v5e:4x4', 'v5e:8x8', 'v5e:16x16', 'v5p:4x4x8', 'v5p:8x8x16']
@@ -38,7 +37,7 @@ COLUMNS = {
   'tokens per second at most': '---:',
 }
 
-config_flags.DEFINE_config_file('config', None, 'the config of a translation system: configs/wmt14.py:gnmt2016')
+define_config('the config of a translation system: configs/wmt14.py:gnmt2016')
 flags.DEFINE_list('topologies', SLICES, 'TPU slices')
 flags.DEFINE_integer('tokens', 3072, 'tokens of each side of a batch for each chip, padding included', lower_bound=1)
 define_entries_flag()

@@ -15,12 +15,11 @@ if __name__ == '__main__':
 import sys
 
 from absl import flags
-from ml_collections import config_flags
 
 from attention_jax.errors import UserError
-from experiments.launch import FLAGS, launch, require_flag
+from experiments.launch import FLAGS, define_config, launch, require_flag
 
-config_flags.DEFINE_config_file('config', None, 'a file of configs/ and a preset: configs/wmt14.py:gnmt2016')
+define_config('a file of configs/ and a preset: configs/wmt14.py:gnmt2016')
 flags.DEFINE_string('output', None, 'the folder of the prepared data set')
 
 

@@ -17,17 +17,14 @@ import sys
 
 import jax
 from absl import flags
-from ml_collections import config_flags
 from rich.console import Console
 
 from attention_jax.errors import UserError
 from experiments.distributed import define_distributed_flags, several_processes
-from experiments.launch import FLAGS, launch, require_flag
+from experiments.launch import FLAGS, define_config, launch, require_flag
 from experiments.tables import print_results
 
-config_flags.DEFINE_config_file(
-  'config', None, 'a file of configs/ and a preset: configs/dates.py:bahdanau2015_deep_tanh'
-)
+define_config('a file of configs/ and a preset: configs/dates.py:bahdanau2015_deep_tanh')
 flags.DEFINE_string('workdir', None, 'the folder of the run; an interrupted run resumes there')
 define_distributed_flags()
 flags.DEFINE_bool('help_config', False, 'print every field of the config with its type, value and meaning, then exit')

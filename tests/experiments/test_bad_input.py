@@ -17,6 +17,7 @@ FLAGS = [
   ([CONFIG, '--workdr=x'], ["'workdr'", 'Did you mean: workdir', 'flags of this program: config, coordinator']),
   ([CONFIG, WORKDIR, '--nodistributed=false'], ['--nodistributed=false does not take an argument']),
   ([CONFIG, WORKDIR, '--noconfig.data.shared_vocabulary=false'], ['shared_vocabulary=false does not take an argument']),
+  ([CONFIG, WORKDIR, '--flagfile=nowhere/flags'], ['error: Unable to open flagfile', "'nowhere/flags'"]),
   ([CONFIG, WORKDIR, 'extra'], ["unexpected argument 'extra'"]),
   (['--config=configs/dats.py:x', WORKDIR], ["no config file 'configs/dats.py'", "'configs/dates.py'?", 'multi30k.py']),
   (['--config', 'nowhere/dates.py', WORKDIR], ["no config file 'nowhere/dates.py'", 'config files in nowhere: none']),
