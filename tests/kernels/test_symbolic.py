@@ -32,7 +32,7 @@ print(weights.shape)
 
 def attention(score: str, alignment: str, implementation: str = 'auto'):
   """Returns attend(query, key, value, mask, rng) with parameters of its own."""
-  params = aj.init_params(jax.random.key(1), score=score, alignment=alignment, query=D, key=D, features=D)
+  params = aj.init_params(jax.random.key(1), score=score, alignment=alignment, query=D, key=D, value=V, features=D)
 
   def attend(query, key, value, mask, rng=None):
     options = {'score': score, 'alignment': alignment, 'params': params, 'implementation': implementation}
@@ -50,7 +50,7 @@ def arrays(batch: int = B, steps: int = T, size: int = S):
   return query, key, value, mask
 
 
-def symbolic_arrays(constraints=('s <= 50',)):
+def symbolic_arrays(constraints=('s <= 20',)):
   b, t, s = export.symbolic_shape('b, t, s', constraints=constraints)
   shapes = [(b, t, D), (b, s, D), (b, s, V)]
   return *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes), jax.ShapeDtypeStruct((b, 1, s), jnp.bool_)
