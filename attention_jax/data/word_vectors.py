@@ -52,13 +52,14 @@ def read_word_vectors(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, in
       features = int(line.split()[1])
       continue
     features = features or line.rstrip(b' ').count(b' ')
+    if not features:
+      raise UserError(f'{path}:{number}: expected a token and its numbers with spaces between them, got {_shown(line)}')
     token, *numbers = line.rstrip(b' ').rsplit(b' ', features)  # from the right, as a token may contain spaces
     id = ids.get(token)
     if id is not None and id not in vectors:
       vector = _parse_vector(numbers, features)
       if vector is None:
-        shown = line.decode(errors='replace')[:SHOWN_CHARACTERS]
-        raise UserError(f'{path}:{number}: expected a token and {features} finite numbers, got {shown!r}')
+        raise UserError(f'{path}:{number}: expected a token and {features} finite numbers, got {_shown(line)}')
       vectors[id] = vector
   if not vectors:
     raise UserError(f'{path}: has a vector for none of the {len(ids)} tokens of the vocabulary')
@@ -136,6 +137,11 @@ def _tokens(vocabulary: Vocabulary) -> Iterator[tuple[int, str]]:
 def _is_header(line: bytes) -> bool:
   fields = line.split()
   return len(fields) == 2 and all(field.isdigit() for field in fields)
+
+
+def _shown(line: bytes) -> str:
+  """The beginning of a line, for an error message."""
+  return repr(line.decode(errors='replace')[:SHOWN_CHARACTERS])
 
 
 def _parse_vector(numbers: Sequence[bytes], features: int) -> np.ndarray | None:

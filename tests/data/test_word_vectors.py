@@ -19,7 +19,7 @@ def row_of(token: str) -> int:
   return len(SPECIAL_TOKENS) + sorted(['the', 'cat', 'sleeps', 'dog', 'a', 'eats']).index(token)
 
 
-@pytest.mark.parametrize('header', ['', '3 3\n'])
+@pytest.mark.parametrize('header', ['', '3 3\n', '\ufeff', '\ufeff3 3\n'])
 @pytest.mark.parametrize('name', ['vectors.txt', 'vectors.txt.gz'])
 def test_rows_of_known_tokens_are_those_of_the_file(header, name, tmp_path):
   data = (header + VECTORS.replace('\n', ' \n') + 'cat 0 0 0\n').encode()  # word2vec ends lines with a space
@@ -61,6 +61,8 @@ def test_tokens_may_contain_spaces(tmp_path):
     ('cat 1 2\ndog 1 nan\n', "vectors.txt:2: expected a token and 2 finite numbers, got 'dog 1 nan'"),
     ('cat 1 2\ndog 1 x\n', "vectors.txt:2: expected a token and 2 finite numbers, got 'dog 1 x'"),
     ('', 'vectors.txt: the file is empty'),
+    ('cat\ndog\n', "vectors.txt:1: expected a token and its numbers with spaces between them, got 'cat'"),
+    ('cat\t1\t2\n', "vectors.txt:1: expected a token and its numbers with spaces between them, got 'cat\\t1\\t2'"),
   ],
 )
 def test_other_lines_are_reported_with_their_place(text, message, tmp_path, monkeypatch):
