@@ -4,12 +4,13 @@ Every line has a token and its numbers, separated by single spaces. A first line
 and of their features, is optional.
 """
 
+import gzip
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from attention_jax.atomic import write_atomic
+from attention_jax.atomic import write_bytes
 from attention_jax.data.files import iter_lines
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
@@ -86,7 +87,7 @@ def write_word_vectors(
   arguments give the same vectors.
 
   Args:
-    path: the file to write.
+    path: the file to write; one that ends with .gz is compressed.
     table: vocabulary and text. Tokens outside of the vocabulary are removed from the text.
     features: F, size of the vectors.
     window: largest distance of two words that predict each other.
@@ -124,8 +125,10 @@ def write_word_vectors(
     workers=1,
     callbacks=[ReportedEpochs()],
   )
-  with write_atomic(path) as unfinished:
-    model.wv.save_word2vec_format(str(unfinished))
+  lines = [f'{len(model.wv)} {features}\n']
+  lines += [f'{token} {" ".join(map(str, model.wv[token]))}\n' for token in model.wv.index_to_key]
+  data = ''.join(lines).encode()
+  write_bytes(path, gzip.compress(data, mtime=0) if path.endswith('.gz') else data)
   return len(model.wv)
 
 

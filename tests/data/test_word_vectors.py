@@ -78,15 +78,17 @@ def test_a_missing_file_is_reported(tmp_path):
     read_word_vectors(str(tmp_path / 'nowhere.txt'), WORDS)
 
 
-def test_learned_vectors_reflect_the_text_and_are_reproducible(tmp_path):
+@pytest.mark.parametrize('suffix', ['.txt', '.txt.gz'])
+def test_learned_vectors_reflect_the_text_and_are_reproducible(suffix, tmp_path):
   table = EmbeddingTable(WORDS, lambda: [*LINES, 'unseen'])
   epochs = []
   options = {'window': 2, 'epochs': 20, 'seed': 1}
-  for name in ('first.txt', 'second.txt'):
-    count = write_word_vectors(str(tmp_path / name), table, 8, **options, on_epoch=lambda: epochs.append(1))
-  assert (tmp_path / 'first.txt').read_bytes() == (tmp_path / 'second.txt').read_bytes()
+  paths = [tmp_path / f'{name}{suffix}' for name in ('first', 'second')]
+  for path in paths:
+    count = write_word_vectors(str(path), table, 8, **options, on_epoch=lambda: epochs.append(1))
+  assert paths[0].read_bytes() == paths[1].read_bytes()
   assert len(epochs) == 40
-  vectors, found = read_word_vectors(str(tmp_path / 'first.txt'), WORDS)
+  vectors, found = read_word_vectors(str(paths[0]), WORDS)
   assert count == found == 6
   rows = {WORDS.id_to_token(id): row / np.linalg.norm(row) for id, row in enumerate(vectors)}
   assert rows['cat'] @ rows['dog'] > rows['cat'] @ rows['the']  # cat and dog occur beside the same words
