@@ -83,12 +83,14 @@ def test_systems_without_words_are_reported():
     embedding_tables(system, jax.eval_shape(lambda: initializer(0)))
 
 
-def test_shared_embeddings_are_one_table(tmp_path):
+def test_shared_embeddings_are_one_table_of_the_text_of_both_sides(tmp_path):
+  for split in ('train', 'validation', 'test'):
+    (tmp_path / f'{split}.tsv').write_text('a b\tx y\n')
   fields = {'data__shared_vocabulary': True, 'model__share_embeddings': True}
-  config = tiny_config(write_pairs(tmp_path), **fields)
-  system = SYSTEMS['translation'].load(config, None)
+  system = SYSTEMS['translation'].load(tiny_config(tmp_path, **fields), None)
   initializer = system.initializer()
-  assert len(embedding_tables(system, jax.eval_shape(lambda: initializer(0)))) == 1
+  (table,) = embedding_tables(system, jax.eval_shape(lambda: initializer(0))).values()
+  assert list(table.lines()) == ['a b', 'x y']
 
 
 def test_frozen_vectors_stay_as_in_the_file_when_training_resumes(tmp_path):
