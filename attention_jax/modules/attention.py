@@ -211,6 +211,8 @@ class Attention(nn.Module):
       Memory with the projected key [B, G, S, F], value [B, G, S, V], mask [B, 1, S], and, for some alignments,
       `remembered` [B, G, N / G, S, F].
     """
+    if self.positions is not None and positions is None:
+      raise UserError('attention: `positions`, those of the memory, is required with a module of positions')
     unprojected = functional.zero_masked_memory(Memory(encoded, encoded if value is None else value, mask))
 
     def split_heads(x, head_kernel):
