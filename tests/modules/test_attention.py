@@ -296,6 +296,18 @@ def test_user_errors(fields, message):
     parameters(module, *make_inputs('additive'))
 
 
+@pytest.mark.parametrize(
+  ('implementation', 'message'),
+  [
+    ('fused', "unknown implementation 'fused'"),
+    ('flash', "'flash' computes all queries at once, .*; expected one of: auto, .*xla"),
+  ],
+)
+def test_implementations_without_steps_are_reported_before_there_are_parameters(implementation, message):
+  with pytest.raises(aj.UserError, match=message):
+    aj.Attention('dot', implementation=implementation).check_step_support()
+
+
 def test_a_memory_longer_than_max_positions_is_an_error():
   module = aj.Attention(f'location(max_positions={S - 1})', 'softmax', FEATURES)
   with pytest.raises(ValueError, match=f'max_positions={S}'):
