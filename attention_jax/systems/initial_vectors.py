@@ -41,9 +41,13 @@ def check_initial_vectors(config: Config, folder: Path) -> None:
     config: the whole config of the run.
     folder: the run folder, which need not exist.
   """
-  if not read_stored_initial(folder):
-    for path in filter(None, config['initial_vectors'].split(',')):
-      next(iter_lines(path))
+  if not config['initial_vectors'] or read_stored_initial(folder):
+    return
+  paths = list(filter(None, _parse_paths(config)))
+  if not paths:
+    raise UserError(f'config.initial_vectors={config["initial_vectors"]!r} names no file; expected one at least')
+  for path in paths:
+    next(iter_lines(path))
 
 
 def read_initial_vectors(
@@ -69,7 +73,7 @@ def read_initial_vectors(
   if stored := read_stored_initial(folder):
     return stored
   tables = embedding_tables(system, params)
-  paths = config['initial_vectors'].split(',')
+  paths = _parse_paths(config)
   if len(paths) > len(tables):
     raise UserError(
       f'config.initial_vectors={config["initial_vectors"]!r} names {len(paths)} files; expected one for each of '
@@ -81,3 +85,8 @@ def read_initial_vectors(
       arrays[name + TABLE], found = read_word_vectors(path, table.vocabulary)
       log(f'{path}: vectors of {found} of {len(table.vocabulary)} tokens for {name}')
   return arrays
+
+
+def _parse_paths(config: Config) -> list[str]:
+  """The files of config.initial_vectors; '' for embeddings that start from random vectors."""
+  return [path.strip() for path in config['initial_vectors'].split(',')]

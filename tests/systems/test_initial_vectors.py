@@ -30,7 +30,7 @@ def rows_by_token(array, vocabulary):
 def test_each_table_starts_from_its_file_and_the_run_resumes_without_them(tmp_path):
   data = write_pairs(tmp_path / 'data')
   source, target = write_vectors(tmp_path / 's.txt', 'abx'), write_vectors(tmp_path / 't.txt', 'cb')
-  config = tiny_config(data, initial_vectors=f'{source},{target}', **STILL)
+  config = tiny_config(data, initial_vectors=f'{source}, {target}', **STILL)
   folder = tmp_path / 'run'
   _, lines = train_quietly(config, folder)
   assert f'{source}: vectors of 2 of 11 tokens for encoder.embedding' in lines
@@ -62,6 +62,7 @@ def test_one_side_may_be_random(tmp_path):
     ('{v}', {'model__embedding': 5}, 'is [11, 4] in config.initial_vectors='),
     ('{v}', {'initial_run': 'runs/x'}, 'initial_run and config.initial_vectors are both set; expected one of them'),
     ('nowhere.txt', {}, 'nowhere.txt: no such file'),
+    (' ,', {}, "config.initial_vectors=' ,' names no file; expected one at least"),
   ],
 )
 def test_contradictions_are_reported_before_training(value, fields, message, tmp_path):
