@@ -95,6 +95,11 @@ def open_file(path: str) -> BinaryIO:
   return open(path, 'rb')
 
 
+def join_path(folder: str, path: str) -> str:
+  """Returns the path of a file of a task: below `folder`, unless it is absolute or begins with '~'."""
+  return os.path.join(folder, os.path.expanduser(path))
+
+
 def check_regular_file(path: str) -> None:
   """Raises UserError for a pipe or a device, whose content may never end; other mistakes are found by opening it.
 

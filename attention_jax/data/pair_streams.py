@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 from attention_jax.data import tasks, translation_sets
-from attention_jax.data.files import BYTE_ORDER_MARK, check_regular_file, invalid_utf8_error
+from attention_jax.data.files import BYTE_ORDER_MARK, check_regular_file, invalid_utf8_error, join_path
 from attention_jax.data.text import Corpus, check_columns, parallel_paths, unequal_lengths_error
 from attention_jax.data.urls import is_url
 from attention_jax.errors import UserError
@@ -55,9 +55,9 @@ def open_pairs(config: Mapping[str, Any]) -> tuple[PairStream, dict[str, Corpus]
 
 def _text(folder: str, *, train: Any, source: str | None = None, target: str | None = None, **splits: Any):
   if isinstance(train, str) and source and target:
-    paths = parallel_paths(os.path.join(folder, os.path.expanduser(train)), source, target)
+    paths = parallel_paths(join_path(folder, train), source, target)
   elif isinstance(train, tuple | list) and len(train) == 2:
-    paths = tuple(os.path.join(folder, os.path.expanduser(path)) for path in train)
+    paths = tuple(join_path(folder, path) for path in train)
   else:
     raise UserError(f"task 'text': train must be two paths, or a prefix with source and target, got {train!r}")
 
@@ -77,7 +77,7 @@ def _text(folder: str, *, train: Any, source: str | None = None, target: str | N
 
 
 def _tsv(folder: str, *, train: str, level: str = 'word', **splits: Any):
-  path = os.path.join(folder, os.path.expanduser(train))
+  path = join_path(folder, train)
 
   def pairs() -> Iterator[tuple[Pair, float]]:
     for number, (line, share) in enumerate(iter_lines(path), 1):

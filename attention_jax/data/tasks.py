@@ -18,6 +18,7 @@ from attention_jax.data.encoding import (
   describe_corpus,
   encode_split,
 )
+from attention_jax.data.files import join_path
 from attention_jax.data.pairs import read_pairs, split_by_source
 from attention_jax.data.splits import SPLITS
 from attention_jax.data.text import (
@@ -121,12 +122,12 @@ def text(
     if isinstance(paths, str):
       if not (isinstance(source, str) and isinstance(target, str)):
         raise UserError(f"task 'text': {split}={paths!r} is a prefix and needs source and target such as 'en' and 'de'")
-      pair = parallel_paths(_join(folder, paths), source, target)
-      return read_parallel(*pair, existing_path(_join(folder, paths), links), level)
+      pair = parallel_paths(join_path(folder, paths), source, target)
+      return read_parallel(*pair, existing_path(join_path(folder, paths), links), level)
     if isinstance(paths, tuple | list) and len(paths) == 2 and all(isinstance(path, str) for path in paths):
       if links is not None:
         raise UserError(f"task 'text': links={links!r} needs prefixes, got the pair of paths {split}={paths!r}")
-      source_path, target_path = (_join(folder, path) for path in paths)
+      source_path, target_path = (join_path(folder, path) for path in paths)
       return read_parallel(source_path, target_path, level=level)
     raise UserError(f"task 'text': {split} must be a prefix or a pair of (source, target) paths, got {paths!r}")
 
@@ -149,7 +150,7 @@ def tsv(
     train, validation, test, unseen: the table of each split.
     level: the unit that links count, a key of text.LINK_LEVELS.
   """
-  return _read_splits(lambda split, path: read_tsv(_join(folder, path), level), train, validation, test, unseen)
+  return _read_splits(lambda split, path: read_tsv(join_path(folder, path), level), train, validation, test, unseen)
 
 
 def pairs(
@@ -176,7 +177,7 @@ def pairs(
     validation, test: share of the distinct sources in these splits. No source is in two splits.
     seed: seed of the choice of these sources.
   """
-  corpus = read_pairs(_join(folder, path), normalize, max_length, prefixes, reverse)
+  corpus = read_pairs(join_path(folder, path), normalize, max_length, prefixes, reverse)
   return split_by_source(corpus, {'validation': validation, 'test': test}, seed)
 
 
@@ -212,10 +213,6 @@ TASKS: Mapping[str, Callable[..., dict[str, Corpus]]] = {
   'tfds': tfds,
   'prepared': prepared,
 }
-
-
-def _join(folder: str, path: str) -> str:
-  return os.path.join(folder, os.path.expanduser(path))
 
 
 def _read_splits(read: Callable[[str, Any], Corpus], *paths: Any) -> dict[str, Corpus]:
