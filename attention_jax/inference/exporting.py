@@ -98,7 +98,10 @@ def export_decoder(model: EncoderDecoder, params: Any, request: ExportRequest) -
       'start': export_function(start, source, mask),
       'step': export_function(step, carry, token, memory),
     }
-  except jax.errors.InconclusiveDimensionOperation as error:
+  except (jax.errors.InconclusiveDimensionOperation, NotImplementedError) as error:
+    # NotImplementedError: jax has no associative scan over symbolic positions.
+    if isinstance(error, NotImplementedError) and request.source_length:
+      raise
     reason = str(error).split('.')[0]
     raise UserError(f'the model needs a fixed number of source positions; set source_length ({reason})') from None
 
