@@ -10,7 +10,7 @@ import pytest
 from attention_jax.decoding.ranking import DEFAULT_RANKING
 from attention_jax.errors import UserError
 from attention_jax.inference.compiled_search import BeamSearch, compile_search
-from attention_jax.inference.exporting import ExportRequest, export_decoder, write_export
+from attention_jax.inference.exporting import ExportRequest, export_decoder
 from attention_jax.models.encoder_decoder import build
 from attention_jax.modules.weights import flatten_names
 from attention_jax.systems.config import default_config
@@ -110,8 +110,10 @@ def test_mistakes_are_reported_in_one_line(trained, tmp_path):
   assert result.code == 2 and result.err.startswith("error: unknown platform 'gpu'")
 
 
-def test_nothing_is_written_without_flatbuffers(tmp_path, monkeypatch):
-  monkeypatch.setitem(sys.modules, 'flatbuffers', None)  # importing it raises ImportError
-  with pytest.raises(UserError, match='exports need the package flatbuffers'):
-    write_export({}, {'bias': np.zeros(2)}, tmp_path)
+@pytest.mark.parametrize('module', ['flatbuffers', 'safetensors'])
+def test_nothing_is_written_without_the_packages_of_exports(module, trained, tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, module, None)  # importing it raises ImportError
+  folder, _ = trained
+  result = run('export', f'--workdir={folder}', f'--output={tmp_path}/exported')
+  assert result.code == 2 and f"exports need the package {module}; pip install 'attention_jax[interop]'" in result.err
   assert not list(tmp_path.iterdir())
