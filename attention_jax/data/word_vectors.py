@@ -20,7 +20,7 @@ SHOWN_CHARACTERS = 60  # of a wrong line, in its error message
 
 
 class EmbeddingTable(NamedTuple):
-  """What the rows of an embedding table stand for.
+  """The vocabulary of an embedding table, and its training text.
 
   Attributes:
     vocabulary: the vocabulary, with a token for each row.
@@ -32,7 +32,7 @@ class EmbeddingTable(NamedTuple):
 
 
 def read_word_vectors(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, int]:
-  """Reads the vectors of a vocabulary's tokens. The first line of a token counts.
+  """Reads the vectors of a vocabulary's tokens. If a token has several lines, the first one is used.
 
   Args:
     path: a text file, plain or .gz, on a disk or behind a URL.
@@ -43,7 +43,7 @@ def read_word_vectors(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, in
     distributed with the standard deviation of all numbers read, and always the same.
 
   Raises:
-    UserError: for a file that cannot be read or contains none of the tokens, and for a line of another form.
+    UserError: for a file that cannot be read or contains none of the tokens, and for a line without F finite numbers.
   """
   ids = {token.encode(): id for id, token in _tokens(vocabulary)}
   vectors = {}
@@ -64,9 +64,9 @@ def read_word_vectors(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, in
       vectors[id] = vector
   if not vectors:
     raise UserError(f'{path}: has a vector for none of the {len(ids)} tokens of the vocabulary')
-  found = np.stack(list(vectors.values()))
-  table = np.random.default_rng(0).normal(0, found.std(), (len(vocabulary), features)).astype(np.float32)
-  table[list(vectors)] = found
+  known = np.stack(list(vectors.values()))
+  table = np.random.default_rng(0).normal(0, known.std(), (len(vocabulary), features)).astype(np.float32)
+  table[list(vectors)] = known
   return table, len(vectors)
 
 
@@ -148,7 +148,7 @@ def _shown(line: bytes) -> str:
 
 
 def _parse_vector(numbers: Sequence[bytes], features: int) -> np.ndarray | None:
-  """The numbers of a line; None for another count, and for what is no finite number."""
+  """The numbers of a line; None unless there are `features` finite numbers."""
   try:
     vector = np.array([float(number) for number in numbers], np.float32)
   except ValueError:

@@ -28,10 +28,10 @@ def embedding_tables(system: System, params: Any) -> dict[str, EmbeddingTable]:
   """
   tables = system.embedding_tables() if isinstance(system, SupportsWordVectors) else {}
   names = flatten_names(params)
-  found = {name: table for name, table in tables.items() if name + TABLE in names}
-  if not found:
+  in_model = {name: table for name, table in tables.items() if name + TABLE in names}
+  if not in_model:
     raise UserError(f'system {system.config["system"]!r} has no embeddings that start from word vectors')
-  return found
+  return in_model
 
 
 def check_initial_vectors(config: Config, folder: Path) -> None:
@@ -82,8 +82,8 @@ def read_initial_vectors(
   arrays = {}
   for path, (name, table) in zip(paths, tables.items(), strict=False):
     if path:
-      arrays[name + TABLE], found = read_word_vectors(path, table.vocabulary)
-      log(f'{path}: vectors of {found} of {len(table.vocabulary)} tokens for {name}')
+      arrays[name + TABLE], num_known = read_word_vectors(path, table.vocabulary)
+      log(f'{path}: vectors of {num_known} of {len(table.vocabulary)} tokens for {name}')
   return arrays
 
 
