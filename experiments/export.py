@@ -57,7 +57,6 @@ def main() -> None:
     exported = export_decoder(run.model, run.params, request)
   except UserError as error:
     raise UserError(f'{run.folder}: {error}') from error
-  output.mkdir()
   write_export(exported, run.params, output)
   system.save(str(output))
   print(f'written to {output}: {", ".join(sorted(path.name for path in output.iterdir()))}')

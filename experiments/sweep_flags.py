@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attention_jax.errors import UserError
+from attention_jax.errors import UserError, choose
 from attention_jax.sweeps import space
 from attention_jax.sweeps.report import ReportOptions
 from attention_jax.sweeps.resolve import Base
 from attention_jax.sweeps.search import search
+from attention_jax.sweeps.statistics import TESTS
 from attention_jax.sweeps.sweep import SweepRequest
 from experiments.config_files import load_config, load_sweep
 from experiments.launch import FLAGS, config_path
@@ -54,14 +55,18 @@ def sweep_request(folder: Path, overrides: Mapping[str, Any], train: Sequence[st
 
 
 def report_options() -> ReportOptions:
-  """Returns the options of the report that flags set, by default those of get_sweep()."""
+  """Returns the options of the report that flags set, by default those of get_sweep().
+
+  Raises:
+    UserError: for a baseline that cannot be parsed, and for an unknown test.
+  """
   sweep = load_sweep(config_path()) if FLAGS.config is not None else None
   baseline = space.parse_setting(FLAGS.baseline, '--baseline') if FLAGS.baseline else None
   return ReportOptions(
     baseline=baseline or (sweep.baseline if sweep else None),
     metrics=tuple(FLAGS.metrics) or (sweep.metrics if sweep else ()),
     title=sweep.question if sweep else '',
-    test=FLAGS.test,
+    test=choose(FLAGS.test, TESTS, 'value of --test'),
   )
 
 

@@ -22,7 +22,7 @@ from attention_jax.errors import UserError, choose
 from experiments.launch import FLAGS, check_output_path, define_config, launch, require_flag
 
 define_config('a file of configs/ and a preset: configs/imdb.py:yang2016')
-flags.DEFINE_string('output', None, 'a new text file')
+flags.DEFINE_string('output', None, 'a new text file; one that ends with .gz is compressed')
 flags.DEFINE_string('table', '', 'the embeddings to learn vectors for, such as encoder.embedding; by default the first')
 flags.DEFINE_integer('window', 5, 'largest distance of two words that predict each other', 1)
 flags.DEFINE_integer('epochs', 10, 'passes over the training split', 1)

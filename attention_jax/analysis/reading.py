@@ -119,7 +119,7 @@ def read_runs(runs: Sequence[Any], request: ReadingRequest) -> list[Reading]:
 
 
 def to_record(reading: Reading, digits: int = 4) -> dict[str, Any]:
-  """Returns a reading as a JSON object, with numbers rounded to this number of significant digits."""
+  """Returns a reading as a JSON object, with arrays rounded to this number of significant digits."""
   return {
     'run': reading.run,
     'name': reading.name,

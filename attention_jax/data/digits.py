@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attention_jax.data.batching import EVERYTHING, BatchOrder, Share, eval_batch_rows
-from attention_jax.data.files import read_arrays
+from attention_jax.data.files import join_path, read_arrays
 from attention_jax.data.tfds_sets import open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
 from attention_jax.specs import Count, Size, bind
@@ -92,7 +92,7 @@ def npz(
   Raises:
     UserError: for missing arrays and those of another shape or type, and for options out of range.
   """
-  path = os.path.join(folder, os.path.expanduser(path))
+  path = join_path(folder, path)
   arrays = read_arrays(path)
   for name in ('x_train', 'y_train', 'x_test', 'y_test'):
     if name not in arrays:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from attention_jax.data import sentences
-from attention_jax.data.files import read_lines
+from attention_jax.data.files import join_path, read_lines
 from attention_jax.data.splits import SPLITS
 from attention_jax.data.tfds_sets import open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
@@ -75,7 +75,7 @@ def jsonl(
   splits = {}
   for split, path in zip(SPLITS, (train, validation, test, unseen), strict=True):
     if path is not None:
-      path = os.path.join(folder, os.path.expanduser(path))
+      path = join_path(folder, path)
       splits[split] = _read_jsonl(path, fields, label, language, html)
   return splits
 

@@ -1,5 +1,6 @@
 """Reads lines of text files and arrays of .npz files, with one clear error for everything that can be wrong."""
 
+import codecs
 import contextlib
 import difflib
 import gzip
@@ -95,6 +96,11 @@ def open_file(path: str) -> BinaryIO:
   return open(path, 'rb')
 
 
+def join_path(folder: str, path: str) -> str:
+  """Returns the path of a file of a task: below `folder`, unless it is absolute or begins with '~'."""
+  return os.path.join(folder, os.path.expanduser(path))
+
+
 def check_regular_file(path: str) -> None:
   """Raises UserError for a pipe or a device, whose content may never end; other mistakes are found by opening it.
 
@@ -115,16 +121,18 @@ def cache_folder(name: str) -> str:
 def iter_raw_lines(path: str) -> Iterator[bytes]:
   """Yields the lines of a file, plain or .gz, as bytes without their ends; the file may be larger than memory.
 
+  A byte order mark is stripped.
+
   Raises:
     UserError: as `read_lines`, but for the encoding.
   """
   with _reading(path):
-    is_empty = True
+    number = 0
     with open_file(path) as raw, gzip.open(raw) if path.endswith('.gz') else raw as file:
-      for line in file:
-        is_empty = False
-        yield line.rstrip(b'\r\n')
-    if is_empty:
+      for number, line in enumerate(file, 1):
+        content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        yield content.rstrip(b'\r\n')
+    if not number:
       raise empty_file_error(path)
 
 

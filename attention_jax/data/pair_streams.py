@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 from attention_jax.data import tasks, translation_sets
-from attention_jax.data.files import BYTE_ORDER_MARK, check_regular_file, invalid_utf8_error
+from attention_jax.data.files import BYTE_ORDER_MARK, check_regular_file, invalid_utf8_error, join_path
 from attention_jax.data.text import Corpus, check_columns, unequal_lengths_error
 from attention_jax.data.urls import is_url
 from attention_jax.errors import UserError
@@ -81,7 +81,7 @@ def _text(
 
 
 def _tsv(folder: str, *, train: str, level: str = 'word', **splits: Any):
-  path = os.path.join(folder, os.path.expanduser(train))
+  path = join_path(folder, train)
 
   def pairs() -> Iterator[tuple[Pair, float]]:
     for number, (line, share) in enumerate(iter_lines(path), 1):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attention_jax.data.batching import EVERYTHING, Batch, BatchOrder, Share, eval_batch_rows
-from attention_jax.data.files import read_arrays, read_lines
+from attention_jax.data.files import join_path, read_arrays, read_lines
 from attention_jax.data.images import list_images, read_image
 from attention_jax.data.splits import SPLITS
 from attention_jax.data.text import Corpus, format_count
@@ -109,8 +109,8 @@ def captions(
   Raises:
     UserError: naming the file and the row of the mistake.
   """
-  path = os.path.join(folder, captions)
-  image_folder = os.path.join(folder, images)
+  path = join_path(folder, captions)
+  image_folder = join_path(folder, images)
   rows = _read_table(path)
   names = sorted({row.image for row in rows})
   if not rows[0].split:
@@ -119,7 +119,7 @@ def captions(
   _check_one_split_per_image(rows, path)
   if not any(row.split == 'train' for row in rows):
     raise UserError(f'{path}: no row of split train; it has: {", ".join(sorted({row.split for row in rows}))}')
-  stored = read_arrays(os.path.join(folder, features)) if features else None
+  stored = read_arrays(join_path(folder, features)) if features else None
 
   def read_picture(name: str, where: str) -> np.ndarray:
     if stored is not None:

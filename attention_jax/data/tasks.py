@@ -18,6 +18,7 @@ from attention_jax.data.encoding import (
   describe_corpus,
   encode_split,
 )
+from attention_jax.data.files import join_path
 from attention_jax.data.pairs import read_pairs, split_by_source
 from attention_jax.data.splits import SPLITS
 from attention_jax.data.text import (
@@ -139,9 +140,9 @@ def text_paths(folder: str, split: str, paths: Any, source: str | None, target: 
   if isinstance(paths, str):
     if not (isinstance(source, str) and isinstance(target, str)):
       raise UserError(f"task 'text': {split}={paths!r} is a prefix and needs source and target such as 'en' and 'de'")
-    return parallel_paths(_join(folder, paths), source, target)
+    return parallel_paths(join_path(folder, paths), source, target)
   if isinstance(paths, tuple | list) and len(paths) == 2 and all(isinstance(path, str) for path in paths):
-    return _join(folder, paths[0]), _join(folder, paths[1])
+    return join_path(folder, paths[0]), join_path(folder, paths[1])
   raise UserError(f"task 'text': {split} must be a prefix or a pair of (source, target) paths, got {paths!r}")
 
 
@@ -156,7 +157,7 @@ def text_links_path(folder: str, split: str, paths: Any, links: str | None) -> s
     UserError: for a pair of paths with `links`.
   """
   if isinstance(paths, str):
-    return existing_path(_join(folder, paths), links)
+    return existing_path(join_path(folder, paths), links)
   if links is not None:
     raise UserError(f"task 'text': links={links!r} needs prefixes, got the pair of paths {split}={paths!r}")
   return None
@@ -178,7 +179,7 @@ def tsv(
     train, validation, test, unseen: the table of each split.
     level: the unit that links count, a key of text.LINK_LEVELS.
   """
-  return _read_splits(lambda split, path: read_tsv(_join(folder, path), level), train, validation, test, unseen)
+  return _read_splits(lambda split, path: read_tsv(join_path(folder, path), level), train, validation, test, unseen)
 
 
 def pairs(
@@ -205,7 +206,7 @@ def pairs(
     validation, test: share of the distinct sources in these splits. No source is in two splits.
     seed: seed of the choice of these sources.
   """
-  corpus = read_pairs(_join(folder, path), normalize, max_length, prefixes, reverse)
+  corpus = read_pairs(join_path(folder, path), normalize, max_length, prefixes, reverse)
   return split_by_source(corpus, {'validation': validation, 'test': test}, seed)
 
 
@@ -241,10 +242,6 @@ TASKS: Mapping[str, Callable[..., dict[str, Corpus]]] = {
   'tfds': tfds,
   'prepared': prepared,
 }
-
-
-def _join(folder: str, path: str) -> str:
-  return os.path.join(folder, os.path.expanduser(path))
 
 
 def _read_splits(read: Callable[[str, Any], Corpus], *paths: Any) -> dict[str, Corpus]:

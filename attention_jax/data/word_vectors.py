@@ -4,12 +4,13 @@ Every line has a token and its numbers, separated by single spaces. A first line
 and of their features, is optional.
 """
 
+import gzip
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from attention_jax.atomic import write_atomic
+from attention_jax.atomic import write_bytes
 from attention_jax.data.files import iter_raw_lines
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
@@ -19,7 +20,7 @@ SHOWN_CHARACTERS = 60  # of a wrong line, in its error message
 
 
 class EmbeddingTable(NamedTuple):
-  """What the rows of an embedding table stand for.
+  """The vocabulary of an embedding table, and its training text.
 
   Attributes:
     vocabulary: the vocabulary, with a token for each row.
@@ -31,7 +32,7 @@ class EmbeddingTable(NamedTuple):
 
 
 def read_word_vectors(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, int]:
-  """Reads the vectors of a vocabulary's tokens. The first line of a token counts.
+  """Reads the vectors of a vocabulary's tokens. If a token has several lines, the first one is used.
 
   Args:
     path: a text file, plain or .gz, on a disk or behind a URL.
@@ -42,7 +43,7 @@ def read_word_vectors(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, in
     distributed with the standard deviation of all numbers read, and always the same.
 
   Raises:
-    UserError: for a file that cannot be read or contains none of the tokens, and for a line of another form.
+    UserError: for a file that cannot be read or contains none of the tokens, and for a line without F finite numbers.
   """
   ids = {token.encode(): id for id, token in _tokens(vocabulary)}
   vectors = {}
@@ -52,19 +53,20 @@ def read_word_vectors(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, in
       features = int(line.split()[1])
       continue
     features = features or line.rstrip(b' ').count(b' ')
+    if not features:
+      raise UserError(f'{path}:{number}: expected a token and its numbers with spaces between them, got {_shown(line)}')
     token, *numbers = line.rstrip(b' ').rsplit(b' ', features)  # from the right, as a token may contain spaces
     id = ids.get(token)
     if id is not None and id not in vectors:
       vector = _parse_vector(numbers, features)
       if vector is None:
-        shown = line.decode(errors='replace')[:SHOWN_CHARACTERS]
-        raise UserError(f'{path}:{number}: expected a token and {features} finite numbers, got {shown!r}')
+        raise UserError(f'{path}:{number}: expected a token and {features} finite numbers, got {_shown(line)}')
       vectors[id] = vector
   if not vectors:
     raise UserError(f'{path}: has a vector for none of the {len(ids)} tokens of the vocabulary')
-  found = np.stack(list(vectors.values()))
-  table = np.random.default_rng(0).normal(0, found.std(), (len(vocabulary), features)).astype(np.float32)
-  table[list(vectors)] = found
+  known = np.stack(list(vectors.values()))
+  table = np.random.default_rng(0).normal(0, known.std(), (len(vocabulary), features)).astype(np.float32)
+  table[list(vectors)] = known
   return table, len(vectors)
 
 
@@ -85,7 +87,7 @@ def write_word_vectors(
   arguments give the same vectors.
 
   Args:
-    path: the file to write.
+    path: the file to write; one that ends with .gz is compressed.
     table: vocabulary and text. Tokens outside of the vocabulary are removed from the text.
     features: F, size of the vectors.
     window: largest distance of two words that predict each other.
@@ -123,8 +125,10 @@ def write_word_vectors(
     workers=1,
     callbacks=[ReportedEpochs()],
   )
-  with write_atomic(path) as unfinished:
-    model.wv.save_word2vec_format(str(unfinished))
+  lines = [f'{len(model.wv)} {features}\n']
+  lines += [f'{token} {" ".join(map(str, model.wv[token]))}\n' for token in model.wv.index_to_key]
+  data = ''.join(lines).encode()
+  write_bytes(path, gzip.compress(data, mtime=0) if path.endswith('.gz') else data)
   return len(model.wv)
 
 
@@ -138,8 +142,13 @@ def _is_header(line: bytes) -> bool:
   return len(fields) == 2 and all(field.isdigit() for field in fields)
 
 
+def _shown(line: bytes) -> str:
+  """The beginning of a line, for an error message."""
+  return repr(line.decode(errors='replace')[:SHOWN_CHARACTERS])
+
+
 def _parse_vector(numbers: Sequence[bytes], features: int) -> np.ndarray | None:
-  """The numbers of a line; None for another count, and for what is no finite number."""
+  """The numbers of a line; None unless there are `features` finite numbers."""
   try:
     vector = np.array([float(number) for number in numbers], np.float32)
   except ValueError:

@@ -98,26 +98,31 @@ def export_decoder(model: EncoderDecoder, params: Any, request: ExportRequest) -
       'start': export_function(start, source, mask),
       'step': export_function(step, carry, token, memory),
     }
-  except jax.errors.InconclusiveDimensionOperation as error:
+  except (jax.errors.InconclusiveDimensionOperation, NotImplementedError) as error:
+    # NotImplementedError: jax has no associative scan over symbolic positions.
+    if isinstance(error, NotImplementedError) and request.source_length:
+      raise
     reason = str(error).split('.')[0]
     raise UserError(f'the model needs a fixed number of source positions; set source_length ({reason})') from None
 
 
 def write_export(exported: Mapping[str, export.Exported], params: Any, folder: Path) -> None:
-  """Writes exported functions and the weights to a folder.
+  """Writes exported functions and the weights to a new folder.
 
   Args:
     exported: functions by name, as `export_decoder` returns them.
     params: the parameters of the model.
-    folder: the folder, which must exist.
+    folder: the folder, which is created.
 
   Raises:
-    UserError: if flatbuffers, which serialises the functions, is not installed.
+    UserError: if flatbuffers, which serialises the functions, or safetensors is not installed.
   """
   try:
     import flatbuffers  # noqa: F401 - which jax.export imports
-  except ImportError:
-    raise UserError("exports need the package flatbuffers; pip install 'attention_jax[interop]'") from None
+    import safetensors  # noqa: F401 - which writes the weights
+  except ImportError as error:
+    raise UserError(f"exports need the package {error.name}; pip install 'attention_jax[interop]'") from None
+  folder.mkdir()
   save_weights(params, folder / WEIGHTS_FILE)
   for name, function in exported.items():
     write_bytes(folder / f'{name}{SUFFIX}', bytes(function.serialize()))

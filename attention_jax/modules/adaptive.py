@@ -60,7 +60,7 @@ def ponder(
   Returns:
     The state after the step, and Ponder with arrays [B].
   """
-  rows = len(state[0])
+  rows = state[0].shape[0]  # not len, which raises TypeError for a symbolic size
   zeros = jnp.zeros(rows, jnp.float32)
   mean = jax.tree.map(lambda part: jnp.zeros(part.shape, jnp.float32), state)
   start = _Progress(state, mean, zeros, Ponder(zeros, zeros), jnp.ones(rows, bool))
@@ -128,7 +128,7 @@ class AdaptiveLayer(nn.Module):
     halting_kernel = self.param('halting_kernel', nn.initializers.lecun_normal(), (self.features, 1))
     halting_bias = self.param('halting_bias', nn.initializers.ones, (1,))
     update = cell.step()
-    state = zero_state(self.kind, len(inputs), self.features, self.dtype) if state is None else state
+    state = zero_state(self.kind, inputs.shape[0], self.features, self.dtype) if state is None else state
 
     def halt(output: jax.Array) -> jax.Array:
       return jax.nn.sigmoid(output.astype(jnp.float32) @ halting_kernel + halting_bias[None])[:, 0]

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from attention_jax.errors import UserError
+from attention_jax.errors import UserError, choose
 from attention_jax.functional import attend as functional
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Carry, Memory
@@ -183,8 +183,8 @@ class Attention(nn.Module):
     return self.resolved_score.is_recurrent or self.resolved_alignment.is_recurrent
 
   def check_step_support(self) -> None:
-    """Raises UserError if the implementation cannot compute one query at a time."""
-    if IMPLEMENTATIONS[self.implementation].attend_step is None:
+    """Raises UserError if the implementation is unknown or cannot compute one query at a time."""
+    if IMPLEMENTATIONS[choose(self.implementation, IMPLEMENTATIONS, 'implementation')].attend_step is None:
       expected = [name for name in self._supported_implementations() if IMPLEMENTATIONS[name].attend_step]
       raise UserError(
         f"attention: implementation '{self.implementation}' computes all queries at once, but this decoder has one "
@@ -211,6 +211,8 @@ class Attention(nn.Module):
       Memory with the projected key [B, G, S, F], value [B, G, S, V], mask [B, 1, S], and, for some alignments,
       `remembered` [B, G, N / G, S, F].
     """
+    if self.positions is not None and positions is None:
+      raise UserError('attention: `positions`, those of the memory, is required with a module of positions')
     unprojected = functional.zero_masked_memory(Memory(encoded, encoded if value is None else value, mask))
 
     def split_heads(x, head_kernel):

@@ -78,7 +78,7 @@ class IntraAttentionLayer(nn.Module):
       position over the positions that were read before it.
     """
     inputs = zero_masked(inputs, mask).astype(self.dtype)
-    state = zero_state(self.kind, len(inputs), self.features, self.dtype)
+    state = zero_state(self.kind, inputs.shape[0], self.features, self.dtype)
     blank = jnp.zeros((*mask.shape, self.features), self.dtype)
     tape = self._remember((blank,) * len(state), jnp.zeros_like(mask))
     carry = IntraAttentionCarry(state[0], state, tape, self.attention.init_carry(tape))

@@ -83,6 +83,7 @@ class ClusterExecutor:
     import submitit
 
     self.slots = jobs
+    self._cluster = cluster
     # Jobs are found again by their class; an AutoExecutor does not have that of its cluster.
     self._job_class = {'local': submitit.LocalJob, 'slurm': submitit.SlurmJob}[cluster]
     try:
@@ -92,11 +93,17 @@ class ClusterExecutor:
       raise UserError(f'--cluster={cluster}: {" ".join(str(error).split())}') from error
 
   def start(self, requests: Sequence[Request]) -> list[ClusterJob]:
-    with self._executor.batch():  # one job array
-      jobs = [
-        self._executor.submit(TrainingJob(tuple(request.command), str(request.log), os.getcwd()))
-        for request in requests
-      ]
+    """Submits the commands. Raises UserError if the cluster rejects them, such as for an unknown partition."""
+    from submitit.core.utils import FailedJobError
+
+    try:
+      with self._executor.batch():  # one job array
+        jobs = [
+          self._executor.submit(TrainingJob(tuple(request.command), str(request.log), os.getcwd()))
+          for request in requests
+        ]
+    except FailedJobError as error:
+      raise UserError(f'--cluster={self._cluster}: {" ".join(str(error).split())}') from error
     return [ClusterJob(job) for job in jobs]
 
   def find(self, record: Mapping[str, Any]) -> ClusterJob | None:

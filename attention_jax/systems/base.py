@@ -250,7 +250,7 @@ class SupportsWordVectors(Protocol):
   """A system whose embeddings can start from word vectors."""
 
   def embedding_tables(self) -> Mapping[str, EmbeddingTable]:
-    """Returns the embedding tables by name in `model`, source before target; a model may lack or share some of them."""
+    """Returns the embedding tables by name in `model`, source before target; a model may lack some of them."""
 
 
 @runtime_checkable

@@ -110,7 +110,9 @@ def _train_in(opened: TrainingFolder, config: Config, log: Log) -> Results | Sum
     arrays = initial.arrays if initial else read_initial_vectors(config, system, folder, params, log)
   if arrays:
     field = 'initial_run' if initial else 'initial_vectors'
-    describe_start(arrays, params, f'config.{field}={config[field]!r}', log)
+    origin = f'config.{field}={config[field]!r}'
+    peers.check_agreement({f'the content of {origin}': f'digest {compute_digests({field: arrays})[field]}'})
+    describe_start(arrays, params, origin, log)
     initializer = start_from(initializer, arrays)
   log(_describe(system, params))
   check_state_memory(config, params)

@@ -28,10 +28,10 @@ def embedding_tables(system: System, params: Any) -> dict[str, EmbeddingTable]:
   """
   tables = system.embedding_tables() if isinstance(system, SupportsWordVectors) else {}
   names = flatten_names(params)
-  found = {name: table for name, table in tables.items() if name + TABLE in names}
-  if not found:
+  in_model = {name: table for name, table in tables.items() if name + TABLE in names}
+  if not in_model:
     raise UserError(f'system {system.config["system"]!r} has no embeddings that start from word vectors')
-  return found
+  return in_model
 
 
 def check_initial_vectors(config: Config, folder: Path) -> None:
@@ -41,9 +41,13 @@ def check_initial_vectors(config: Config, folder: Path) -> None:
     config: the whole config of the run.
     folder: the run folder, which need not exist.
   """
-  if not read_stored_initial(folder):
-    for path in filter(None, config['initial_vectors'].split(',')):
-      next(iter_raw_lines(path))
+  if not config['initial_vectors'] or read_stored_initial(folder):
+    return
+  paths = list(filter(None, _parse_paths(config)))
+  if not paths:
+    raise UserError(f'config.initial_vectors={config["initial_vectors"]!r} names no file; expected one at least')
+  for path in paths:
+    next(iter_raw_lines(path))
 
 
 def read_initial_vectors(
@@ -69,7 +73,7 @@ def read_initial_vectors(
   if stored := read_stored_initial(folder):
     return stored
   tables = embedding_tables(system, params)
-  paths = config['initial_vectors'].split(',')
+  paths = _parse_paths(config)
   if len(paths) > len(tables):
     raise UserError(
       f'config.initial_vectors={config["initial_vectors"]!r} names {len(paths)} files; expected one for each of '
@@ -78,6 +82,11 @@ def read_initial_vectors(
   arrays = {}
   for path, (name, table) in zip(paths, tables.items(), strict=False):
     if path:
-      arrays[name + TABLE], found = read_word_vectors(path, table.vocabulary)
-      log(f'{path}: vectors of {found} of {len(table.vocabulary)} tokens for {name}')
+      arrays[name + TABLE], num_known = read_word_vectors(path, table.vocabulary)
+      log(f'{path}: vectors of {num_known} of {len(table.vocabulary)} tokens for {name}')
   return arrays
+
+
+def _parse_paths(config: Config) -> list[str]:
+  """The files of config.initial_vectors; '' for embeddings that start from random vectors."""
+  return [path.strip() for path in config['initial_vectors'].split(',')]

@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -253,9 +254,14 @@ class TranslationSystem(System):
     return initializer(self.model)
 
   def embedding_tables(self) -> Mapping[str, EmbeddingTable]:
+    def lines(*columns: str) -> Iterable[str]:
+      return itertools.chain(*(getattr(self.corpus('train'), column) for column in columns))
+
+    if self.config['model']['share_embeddings']:
+      return {'encoder.embedding': EmbeddingTable(self.source_vocab, lambda: lines('source', 'target'))}
     return {
-      'encoder.embedding': EmbeddingTable(self.source_vocab, lambda: self.corpus('train').source),
-      'embedding': EmbeddingTable(self.target_vocab, lambda: self.corpus('train').target),
+      'encoder.embedding': EmbeddingTable(self.source_vocab, lambda: lines('source')),
+      'embedding': EmbeddingTable(self.target_vocab, lambda: lines('target')),
     }
 
   def batches(self, seed: int, share: Share | None = None) -> Batches:

@@ -67,6 +67,7 @@ class Training:
     keep: number of the regular checkpoints to keep. The best one, and one after the last update, are kept as well.
     patience: number of evaluations without improvement after which training stops; 0 never stops.
     frozen: parameters that keep their initial values, by the first parts of their names: 'encoder, embedding.table'.
+      Those of `anneal` follow their schedules nevertheless.
     select: metric of the evaluation that decides which state is best.
     on_nonfinite: what happens to an update whose loss or gradient is not finite, which is found at the next record of
       metrics, evaluation or checkpoint: 'stop' ends the run, 'skip' leaves the state unchanged. The batch is stored for

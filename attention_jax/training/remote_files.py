@@ -21,13 +21,15 @@ class RemoteFiles:
     url: the folder, without a slash at its end.
 
   Raises:
-    UserError: if the file system is unknown, or if its package is not installed.
+    UserError: if the URL names no folder, if the file system is unknown, or if its package is not installed.
   """
 
   def __init__(self, url: str):
     import fsspec
 
     self.url = url.rstrip('/')
+    if '://' not in self.url:  # which fsspec would take for a local path
+      raise UserError(f'{url!r} names no folder; expected a URL such as gs://bucket/run')
     try:
       self._system, self._root = fsspec.url_to_fs(self.url)
     except Exception as error:  # every file system raises its own kinds

@@ -8,6 +8,7 @@ people and for TensorBoard.
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -44,7 +45,7 @@ class RemoteFolder:
   def __init__(self, url: str, local: Path):
     self.files = RemoteFiles(url)
     self.local = local
-    self._digests: dict[tuple, str] = {}  # of files as they were: (path, inode, size, time)
+    self._digests: dict[tuple, str] = {}  # of files as they were: (inode, size, time)
 
   @property
   def url(self) -> str:
@@ -169,8 +170,8 @@ class RemoteFolder:
         raise UserError(f'{self.url}/{OBJECTS}/{digest}, the content of {name}, has changed since it was written')
 
   def _move_aside(self) -> Path:
-    number = 1 + len(list(self.local.parent.glob(f'{self.local.name}-aside-*')))
-    path = self.local.with_name(f'{self.local.name}-aside-{number}')
+    paths = (self.local.with_name(f'{self.local.name}-aside-{number}') for number in itertools.count(1))
+    path = next(path for path in paths if not path.exists())
     self.local.rename(path)
     self.local.mkdir()
     return path

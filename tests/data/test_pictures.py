@@ -57,6 +57,15 @@ def test_features_are_read_instead_of_images(folder):
   assert load(folder, features='grid.npz')['test'].pictures[0, 1, 2].tolist() == [10, 11]
 
 
+def test_paths_may_begin_with_the_home_folder(folder, monkeypatch):
+  monkeypatch.setenv('HOME', str(folder))
+  np.savez(folder / 'grid.npz', **{f'{i}.png': np.full((2, 2, 5), i, np.float16) for i in range(10)})
+  paths = {'images': '~/images', 'captions': '~/captions.csv'}
+  for options in (paths, paths | {'features': '~/grid.npz'}):
+    splits = load(folder / 'elsewhere', **options)
+    assert splits['test'].files == [str(folder / 'images' / '9.png')]
+
+
 def test_invalid_features_are_reported(folder):
   path = folder / 'grid.npz'
   grids = {f'{i}.png': np.zeros((2, 2, 5)) for i in range(10)}

@@ -19,7 +19,7 @@ def row_of(token: str) -> int:
   return len(SPECIAL_TOKENS) + sorted(['the', 'cat', 'sleeps', 'dog', 'a', 'eats']).index(token)
 
 
-@pytest.mark.parametrize('header', ['', '3 3\n'])
+@pytest.mark.parametrize('header', ['', '3 3\n', '\ufeff', '\ufeff3 3\n'])
 @pytest.mark.parametrize('name', ['vectors.txt', 'vectors.txt.gz'])
 def test_rows_of_known_tokens_are_those_of_the_file(header, name, tmp_path):
   data = (header + VECTORS.replace('\n', ' \n') + 'cat 0 0 0\n').encode()  # word2vec ends lines with a space
@@ -61,6 +61,8 @@ def test_tokens_may_contain_spaces(tmp_path):
     ('cat 1 2\ndog 1 nan\n', "vectors.txt:2: expected a token and 2 finite numbers, got 'dog 1 nan'"),
     ('cat 1 2\ndog 1 x\n', "vectors.txt:2: expected a token and 2 finite numbers, got 'dog 1 x'"),
     ('', 'vectors.txt: the file is empty'),
+    ('cat\ndog\n', "vectors.txt:1: expected a token and its numbers with spaces between them, got 'cat'"),
+    ('cat\t1\t2\n', "vectors.txt:1: expected a token and its numbers with spaces between them, got 'cat\\t1\\t2'"),
   ],
 )
 def test_other_lines_are_reported_with_their_place(text, message, tmp_path, monkeypatch):
@@ -76,15 +78,17 @@ def test_a_missing_file_is_reported(tmp_path):
     read_word_vectors(str(tmp_path / 'nowhere.txt'), WORDS)
 
 
-def test_learned_vectors_reflect_the_text_and_are_reproducible(tmp_path):
+@pytest.mark.parametrize('suffix', ['.txt', '.txt.gz'])
+def test_learned_vectors_reflect_the_text_and_are_reproducible(suffix, tmp_path):
   table = EmbeddingTable(WORDS, lambda: [*LINES, 'unseen'])
   epochs = []
   options = {'window': 2, 'epochs': 20, 'seed': 1}
-  for name in ('first.txt', 'second.txt'):
-    count = write_word_vectors(str(tmp_path / name), table, 8, **options, on_epoch=lambda: epochs.append(1))
-  assert (tmp_path / 'first.txt').read_bytes() == (tmp_path / 'second.txt').read_bytes()
+  paths = [tmp_path / f'{name}{suffix}' for name in ('first', 'second')]
+  for path in paths:
+    count = write_word_vectors(str(path), table, 8, **options, on_epoch=lambda: epochs.append(1))
+  assert paths[0].read_bytes() == paths[1].read_bytes()
   assert len(epochs) == 40
-  vectors, found = read_word_vectors(str(tmp_path / 'first.txt'), WORDS)
+  vectors, found = read_word_vectors(str(paths[0]), WORDS)
   assert count == found == 6
   rows = {WORDS.id_to_token(id): row / np.linalg.norm(row) for id, row in enumerate(vectors)}
   assert rows['cat'] @ rows['dog'] > rows['cat'] @ rows['the']  # cat and dog occur beside the same words

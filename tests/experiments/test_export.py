@@ -7,9 +7,15 @@ import sys
 import numpy as np
 import pytest
 
+from attention_jax.decoding.ranking import DEFAULT_RANKING
 from attention_jax.errors import UserError
-from attention_jax.inference.exporting import write_export
+from attention_jax.inference.compiled_search import BeamSearch, compile_search
+from attention_jax.inference.exporting import ExportRequest, export_decoder
+from attention_jax.models.encoder_decoder import build
+from attention_jax.modules.weights import flatten_names
+from attention_jax.systems.config import default_config
 from attention_jax.systems.runs import open_run
+from attention_jax.systems.translation import initial_params
 from tests.experiments.helpers import run
 
 LINES = ['a b', 'c', 'b c a']
@@ -76,14 +82,38 @@ def test_an_exported_run_translates_without_this_package(trained, tmp_path):
   assert attention == [3, 4]
 
 
+@pytest.mark.parametrize(
+  ('encoder', 'alignment', 'source_length'),
+  [('act(features=4)', 'softmax', 0), ('lstmn(features=4)', 'softmax', 3), ('embedded', 'latent_monotonic', 3)],
+)
+def test_exports_of_recurrent_models_search_as_the_model(encoder, alignment, source_length):
+  config = default_config().to_dict()['model'] | {'encoder': encoder, 'embedding': 4}
+  config |= {'decoder': 'bahdanau(features=4, readout=4)'}
+  config['attention'] |= {'features': 4, 'alignment': alignment}
+  model = build(config, 7, 7)
+  params = initial_params(model, 0)
+  request = ExportRequest(4, 2, DEFAULT_RANKING)
+  if source_length:
+    with pytest.raises(UserError, match='needs a fixed number of source positions; set source_length'):
+      export_decoder(model, params, request)
+  exported = export_decoder(model, params, request._replace(source_length=source_length))
+  source = np.array([[4, 5, 2], [6, 2, 0]], np.int32)
+  hypotheses = exported['search'].call(flatten_names(params), source, source != 0)
+  expected = compile_search(model, BeamSearch(2), 4, DEFAULT_RANKING)(params, source, source != 0)
+  np.testing.assert_array_equal(hypotheses['tokens'], expected.tokens)
+  np.testing.assert_allclose(hypotheses['scores'], expected.scores, atol=1e-5)
+
+
 def test_mistakes_are_reported_in_one_line(trained, tmp_path):
   folder, _ = trained
   result = run('export', f'--workdir={folder}', f'--output={tmp_path}/a', '--platforms=gpu')
   assert result.code == 2 and result.err.startswith("error: unknown platform 'gpu'")
 
 
-def test_nothing_is_written_without_flatbuffers(tmp_path, monkeypatch):
-  monkeypatch.setitem(sys.modules, 'flatbuffers', None)  # importing it raises ImportError
-  with pytest.raises(UserError, match='exports need the package flatbuffers'):
-    write_export({}, {'bias': np.zeros(2)}, tmp_path)
+@pytest.mark.parametrize('module', ['flatbuffers', 'safetensors'])
+def test_nothing_is_written_without_the_packages_of_exports(module, trained, tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, module, None)  # importing it raises ImportError
+  folder, _ = trained
+  result = run('export', f'--workdir={folder}', f'--output={tmp_path}/exported')
+  assert result.code == 2 and f"exports need the package {module}; pip install 'attention_jax[interop]'" in result.err
   assert not list(tmp_path.iterdir())

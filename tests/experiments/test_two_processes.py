@@ -220,6 +220,20 @@ def test_processes_with_different_data_stop_at_once(tmp_path):
   assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.long
+def test_processes_with_different_word_vectors_stop_at_once(task, tmp_path):
+  for i in range(2):
+    (tmp_path / str(i)).mkdir()
+    (tmp_path / str(i) / 'vectors.txt').write_text(f'eins 0 1 2 {i}\n')
+  arguments = tiny_arguments(task, tmp_path / 'run', *SETTINGS, '--config.initial_vectors=~/vectors.txt')
+  settings = [{'HOME': str(tmp_path / str(i))} for i in range(2)]
+  processes = start_together('experiments.train', '--distributed', *arguments, settings=settings)
+  for output in wait_for_outputs(processes, expected=2):
+    (error,) = [line for line in output.splitlines() if 'error:' in line]
+    assert "the content of config.initial_vectors='~/vectors.txt' is digest " in error and 'in process 1' in error
+  assert not (tmp_path / 'run').exists()
+
+
 # `make test` trains translation in two processes, in the tests above, and `make test-all` every system.
 SYSTEMS = [pytest.param(system, marks=pytest.mark.long) for system in CONFIGS]
 

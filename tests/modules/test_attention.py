@@ -13,6 +13,7 @@ import attention_jax as aj
 from attention_jax.functional.table import LocalWindow
 from attention_jax.modules import attention as attention_module
 from attention_jax.modules.attention import Attention
+from attention_jax.modules.positions import POSITIONS
 from tests.modules.helpers import assert_close, assert_same, draw, variables
 from tests.sampled_cases import sample_cases
 
@@ -295,10 +296,36 @@ def test_user_errors(fields, message):
     parameters(module, *make_inputs('additive'))
 
 
+@pytest.mark.parametrize(
+  ('implementation', 'message'),
+  [
+    ('fused', "unknown implementation 'fused'"),
+    ('flash', "'flash' computes all queries at once, .*; expected one of: auto, .*xla"),
+  ],
+)
+def test_implementations_without_steps_are_reported_before_there_are_parameters(implementation, message):
+  with pytest.raises(aj.UserError, match=message):
+    aj.Attention('dot', implementation=implementation).check_step_support()
+
+
 def test_a_memory_longer_than_max_positions_is_an_error():
   module = aj.Attention(f'location(max_positions={S - 1})', 'softmax', FEATURES)
   with pytest.raises(ValueError, match=f'max_positions={S}'):
     parameters(module, *make_inputs('location'))
+
+
+@pytest.mark.parametrize('kind', ['rope', 'alibi'])
+def test_positions_of_the_memory_and_of_queries_are_required(kind):
+  module = aj.Attention('scaled_dot', 'softmax', FEATURES, positions=POSITIONS[kind]())
+  query, encoded = make_inputs('scaled_dot')
+  with pytest.raises(aj.UserError, match='`positions`, those of the memory, is required'):
+    parameters(module, query, encoded)
+
+  def attend(module, query, encoded):
+    return module.parallel(query, module.remember(encoded, MASK, jnp.arange(S)))
+
+  with pytest.raises(aj.UserError, match='`positions`, the positions of the queries, is required'):
+    variables(module, query, encoded, method=attend)
 
 
 def test_the_examples_of_the_docstring_run():

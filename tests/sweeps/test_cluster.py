@@ -77,3 +77,13 @@ def test_mistakes(tmp_path, spec, message, monkeypatch):
   with pytest.raises(UserError) as error:
     make_executor(tmp_path, spec)
   assert message in str(error.value)
+
+
+def test_jobs_that_the_cluster_rejects_are_reported(tmp_path, monkeypatch):
+  for program in ('srun', 'sbatch'):
+    (tmp_path / program).write_text('#!/bin/sh\necho "sbatch: error: invalid partition specified: gpux" >&2\nexit 1\n')
+    (tmp_path / program).chmod(0o755)
+  monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+  executor = make_executor(tmp_path, 'slurm(partition="gpux")')
+  with pytest.raises(UserError, match=r'^--cluster=slurm: sbatch: error: invalid partition specified: gpux$'):
+    executor.start([Request(['true'], tmp_path / 'log')] * 2)

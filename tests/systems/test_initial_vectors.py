@@ -30,7 +30,7 @@ def rows_by_token(array, vocabulary):
 def test_each_table_starts_from_its_file_and_the_run_resumes_without_them(tmp_path):
   data = write_pairs(tmp_path / 'data')
   source, target = write_vectors(tmp_path / 's.txt', 'abx'), write_vectors(tmp_path / 't.txt', 'cb')
-  config = tiny_config(data, initial_vectors=f'{source},{target}', **STILL)
+  config = tiny_config(data, initial_vectors=f'{source}, {target}', **STILL)
   folder = tmp_path / 'run'
   _, lines = train_quietly(config, folder)
   assert f'{source}: vectors of 2 of 11 tokens for encoder.embedding' in lines
@@ -62,6 +62,7 @@ def test_one_side_may_be_random(tmp_path):
     ('{v}', {'model__embedding': 5}, 'is [11, 4] in config.initial_vectors='),
     ('{v}', {'initial_run': 'runs/x'}, 'initial_run and config.initial_vectors are both set; expected one of them'),
     ('nowhere.txt', {}, 'nowhere.txt: no such file'),
+    (' ,', {}, "config.initial_vectors=' ,' names no file; expected one at least"),
   ],
 )
 def test_contradictions_are_reported_before_training(value, fields, message, tmp_path):
@@ -83,12 +84,14 @@ def test_systems_without_words_are_reported():
     embedding_tables(system, jax.eval_shape(lambda: initializer(0)))
 
 
-def test_shared_embeddings_are_one_table(tmp_path):
+def test_shared_embeddings_are_one_table_of_the_text_of_both_sides(tmp_path):
+  for split in ('train', 'validation', 'test'):
+    (tmp_path / f'{split}.tsv').write_text('a b\tx y\n')
   fields = {'data__shared_vocabulary': True, 'model__share_embeddings': True}
-  config = tiny_config(write_pairs(tmp_path), **fields)
-  system = SYSTEMS['translation'].load(config, None)
+  system = SYSTEMS['translation'].load(tiny_config(tmp_path, **fields), None)
   initializer = system.initializer()
-  assert len(embedding_tables(system, jax.eval_shape(lambda: initializer(0)))) == 1
+  (table,) = embedding_tables(system, jax.eval_shape(lambda: initializer(0))).values()
+  assert list(table.lines()) == ['a b', 'x y']
 
 
 def test_frozen_vectors_stay_as_in_the_file_when_training_resumes(tmp_path):

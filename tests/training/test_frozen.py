@@ -74,6 +74,19 @@ def test_training_leaves_them_out_of_the_norm_that_it_reports():
     assert (np.asarray(tree['encoder_2']['kernel']) < 1).all()
 
 
+def test_annealed_parameters_follow_their_schedules_nevertheless():
+  params = {'decoder': {'beta': jnp.ones(()), 'kernel': jnp.ones(3)}, 'output': jnp.ones(3)}
+
+  def fn(params, batch, rngs, running, update):
+    return {'loss': sum(jnp.sum(x) for x in jax.tree.leaves(params)), 'tokens': jnp.float32(1)}
+
+  training = Training(steps=3, frozen='decoder', anneal='beta: linear(peak=4.0, end=1.0)')
+  step, initial = prepare_training(training, Loss(fn), lambda seed: params, make_mesh(), 0)
+  state, _ = step(initial(), {'x': np.zeros((8, 1), np.float32)})
+  assert state.params['decoder']['beta'] == make_schedule('linear(peak=4.0, end=1.0)', 3)(2)
+  np.testing.assert_array_equal(state.params['decoder']['kernel'], params['decoder']['kernel'])
+
+
 @pytest.mark.parametrize(
   ('spec', 'message'),
   [

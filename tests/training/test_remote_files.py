@@ -12,6 +12,8 @@ from attention_jax.training.remote_lock import LOCK
   [
     ('unknown://a/b', r'unknown://a/b: Protocol not known: unknown'),
     ('gs://bucket/run', r'gs://bucket/run: Please install gcsfs'),
+    ('gs://', r"'gs://' names no folder; expected a URL such as gs://bucket/run"),
+    ('file:///', r"'file:///' names no folder"),
   ],
 )
 def test_file_systems_that_cannot_be_used(url, message):

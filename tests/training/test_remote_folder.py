@@ -91,6 +91,13 @@ def test_what_was_never_uploaded_is_moved_aside(url, tmp_path):
   assert lines[0].endswith(f'was continued on another machine; local files that were not uploaded are moved to {aside}')
   assert read_files(aside)['metrics.jsonl'] == 'lost?\n' and read_files(first.local) == FIRST | SECOND
 
+  aside.rename(tmp_path / 'first-aside-2')  # the user keeps one of several
+  write_files(first.local, {'metrics.jsonl': 'lost again?\n'})
+  write_files(second.local, FIRST)
+  second.push(second.local)
+  first.pull(print)
+  assert read_files(aside)['metrics.jsonl'] == 'lost again?\n'
+
 
 def test_changed_objects_and_manifests_are_errors(url, tmp_path):
   first = make_copy(url, tmp_path / 'first', FIRST)
