@@ -58,7 +58,7 @@ def _requested_by_flags() -> bool:
   if FLAGS.process >= FLAGS.processes:
     raise UserError(f'--process must be less than --processes={FLAGS.processes}, got {FLAGS.process}')
   host, _, port = FLAGS.coordinator.rpartition(':')
-  if not host or not port.isdecimal():
+  if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
     raise UserError(f'--coordinator must be HOST:PORT, got {FLAGS.coordinator!r}')
   return True
 

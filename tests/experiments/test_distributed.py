@@ -19,6 +19,7 @@ SOON = 5  # seconds of --peer_timeout
     (FLAGS[2:], ['--coordinator is missing']),
     ((*FLAGS, '--processes=1'), ['--process must be less than --processes=1, got 1']),
     ((*FLAGS, '--coordinator=nowhere'), ["--coordinator must be HOST:PORT, got 'nowhere'"]),
+    ((*FLAGS, '--coordinator=host:65536'), ["--coordinator must be HOST:PORT, got 'host:65536'"]),
     ((*FLAGS, '--process=-1'), ['--process=-1']),
   ],
 )
