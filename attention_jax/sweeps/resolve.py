@@ -128,13 +128,15 @@ def resolve(base: Base, setting: Setting) -> Resolved:
   fields = preset | base.overrides
   typed: Fields = {}
   mistakes = []
-  for field, value in setting.items():
+  whole_fields_first = sorted(setting, key=lambda field: field not in fields)  # a spec string would replace its options
+  for field in whole_fields_first:
     try:
-      typed[field] = value if field == PRESET else _apply(fields, field, value)
+      typed[field] = setting[field] if field == PRESET else _apply(fields, field, setting[field])
     except UserError as error:
       mistakes += error.lines
   if mistakes:
     raise UserErrors(mistakes)
+  typed = {field: typed[field] for field in setting}
   overrides = {field: value for field, value in fields.items() if value != preset[field]}
   return Resolved(typed, path, overrides, unflatten_dict(fields, sep='.'), config_id(fields))
 
