@@ -59,6 +59,10 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
 }
 
 
+# Names of the layers that compute the logits, in the models of all systems.
+OUTPUT_LAYERS = frozenset(['bits', 'classifier', 'labels', 'output'])
+
+
 @functools.wraps(optax.contrib.muon)
 def _muon(**options) -> optax.GradientTransformation:
   """Muon for the kernels of hidden layers; Adam for embeddings, the output layer and vectors (Jordan et al. 2024)."""
@@ -72,7 +76,7 @@ def _hidden_kernels(params: Any) -> Any:
     names = [getattr(key, 'key', str(key)) for key in path]
     if leaf.ndim == 3:
       return optax.contrib.MuonDimensionNumbers(1, (0, 2))
-    is_hidden = leaf.ndim == 2 and names[-1] == 'kernel' and 'output' not in names
+    is_hidden = leaf.ndim == 2 and names[-1] == 'kernel' and OUTPUT_LAYERS.isdisjoint(names)
     return optax.contrib.MuonDimensionNumbers() if is_hidden else None
 
   return jax.tree_util.tree_map_with_path(dimension_numbers, params)
