@@ -119,7 +119,8 @@ def resolve(base: Base, setting: Setting) -> Resolved:
   """Applies a setting to its preset.
 
   Raises:
-    UserError: for unknown fields, and for values of another type; all of them at once.
+    UserError: for unknown fields, also of the command line if the preset is one of another system, and for values of
+      another type; all of them at once.
   """
   path = base.path
   if PRESET in setting:
@@ -127,7 +128,7 @@ def resolve(base: Base, setting: Setting) -> Resolved:
   preset = flatten_dict(dict(base.load(path)), sep='.')
   fields = preset | base.overrides
   typed: Fields = {}
-  mistakes = []
+  mistakes = [f'{path}: {_unknown_field(preset, field)}' for field in base.overrides if field not in preset]
   whole_fields_first = sorted(setting, key=lambda field: field not in fields)  # a spec string would replace its options
   for field in whole_fields_first:
     try:

@@ -103,6 +103,13 @@ def test_overrides_of_the_command_line_apply_to_every_preset():
   assert resolved.config['training']['steps'] == 50 and resolved.overrides == {'training.steps': 50}
 
 
+def test_overrides_of_the_command_line_are_fields_of_every_preset():
+  configs = {'f.py:a': base_config(), 'f.py:b': {'system': 'recall', 'model': {'cell': 'turing'}}}
+  base = Base('f.py:a', {'model.embedding': 50}, lambda path: configs[path])
+  with pytest.raises(UserError, match=r"^f\.py:b: unknown field of config\.model: 'embedding'; expected one of: cell$"):
+    resolve(base, {'preset': 'b'})
+
+
 def test_settings_with_the_same_config_are_one():
   default = base_config()['model']['attention']['alignment']
   resolved = resolve_settings(make_base(), [{}, {'model.attention.alignment': default}, {'model.embedding': '16'}])
