@@ -85,6 +85,8 @@ def _hidden_kernels(params: Any) -> Any:
 # Options that are the decay of a moving average. With 1 the average would never change; above 1 it would diverge.
 DECAY_OPTIONS = frozenset(['adam_b1', 'adam_b2', 'b1', 'b2', 'beta', 'decay', 'momentum', 'rho'])
 
+SUPPLIED_OPTIONS = ('learning_rate', 'muon_weight_dimension_numbers')  # by this module; a spec may not set them
+
 OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
   'adabelief': optax.adabelief,
   'adadelta': optax.adadelta,
@@ -157,7 +159,7 @@ def make_optimizer(spec: str, schedule: Schedule, clip: float = 0.0, frozen: str
   def rate(count):
     return schedule(count + 1)  # optax counts the updates already made
 
-  optimizer = _build(spec, OPTIMIZERS, 'optimizer', {'learning_rate': rate}, _one_update, fixed=('learning_rate',))
+  optimizer = _build(spec, OPTIMIZERS, 'optimizer', {'learning_rate': rate}, _one_update, fixed=SUPPLIED_OPTIONS)
   clipped = optax.chain(optax.clip_by_global_norm(clip), optimizer) if clip else optimizer
   return freeze_optimizer(clipped, frozen)
 

@@ -151,6 +151,10 @@ def test_muon_leaves_the_layer_of_the_logits_to_adam(model, inputs):
     (lambda: make_optimizer('adamm', None), "unknown optimizer 'adamm' .*'adam'.*expected one of: .*sgd"),
     (lambda: make_optimizer('adam(beta2=0.9)', None), "option of optimizer 'adam': 'beta2'.*expected one of: .*b2"),
     (lambda: make_optimizer('adam(learning_rate=0.1)', None), "unknown .* 'learning_rate'"),
+    (
+      lambda: make_optimizer('muon(muon_weight_dimension_numbers=2)', None),
+      "unknown .* 'muon_weight_dimension_numbers'",
+    ),
     (lambda: make_optimizer('adam(b2=[1])', None), 'b2 must be a number'),
     (
       lambda: make_optimizer('adamw(b1=2)', None),
