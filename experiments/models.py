@@ -28,10 +28,13 @@ flags.DEFINE_string('workdir', 'runs/models', 'the folder of the trainings')
 
 
 def main() -> None:
-  """Makes the ready-made models of --names. Raises UserError if one of them needs --folder."""
+  """Makes the ready-made models of --names. Raises UserError, before any training, if one of them cannot be made."""
   from attention_jax.errors import UserError
   from attention_jax.systems.ready_made import READY_MADE, ready_made_folder
+  from attention_jax.training.paths import run_path
 
+  workdir = run_path(FLAGS.workdir)
+  missing = {}  # model -> target
   for name in FLAGS.names or READY_MADE:
     target = ready_made_folder(name)
     data = READY_MADE[name].data
@@ -43,15 +46,22 @@ def main() -> None:
         raise UserError(reason)
       print(f'{reason}; not made')
     else:
-      _make(name, target)
+      missing[name] = target
+  for name, target in missing.items():
+    _make(name, workdir / name, target)
 
 
-def _make(name: str, target: Path) -> None:
-  """Trains a model, unless it is trained already, and exports it."""
+def _make(name: str, workdir: Path, target: Path) -> None:
+  """Trains a model, unless it is trained already, and exports it.
+
+  Args:
+    name: a key of READY_MADE.
+    workdir: the folder of the training.
+    target: the folder of the model.
+  """
   from attention_jax.systems.export import export_run
   from attention_jax.systems.ready_made import READY_MADE
 
-  workdir = Path(FLAGS.workdir) / name
   model = READY_MADE[name]
   fields = [f'data.folder={FLAGS.folder}'] if model.data else []
   flags_of_fields = [f'--config.{field}' for field in (*model.fields, *fields)]

@@ -78,7 +78,8 @@ def smoothed(scores: Scores, mask: Mask) -> Weights:
 @check_single_query
 def hardmax(scores: Scores, mask: Mask) -> Weights:
   """1 at the largest score (the first of equals), 0 elsewhere; no gradient."""
-  scores = jnp.where(mask, at_least_float32(scores), -jnp.inf)
+  # Finite where not masked, so that a masked position is not the first of equals.
+  scores = jnp.where(mask, _rounded(at_least_float32(scores)), -jnp.inf)
   return jnp.where(mask, jax.nn.one_hot(jnp.argmax(scores), scores.size, dtype=scores.dtype), 0.0)
 
 

@@ -119,7 +119,8 @@ def resolve(base: Base, setting: Setting) -> Resolved:
   """Applies a setting to its preset.
 
   Raises:
-    UserError: for unknown fields, and for values of another type; all of them at once.
+    UserError: for unknown fields, also of the command line if the preset is one of another system, and for values of
+      another type; all of them at once.
   """
   path = base.path
   if PRESET in setting:
@@ -127,14 +128,16 @@ def resolve(base: Base, setting: Setting) -> Resolved:
   preset = flatten_dict(dict(base.load(path)), sep='.')
   fields = preset | base.overrides
   typed: Fields = {}
-  mistakes = []
-  for field, value in setting.items():
+  mistakes = [f'{path}: {_unknown_field(preset, field)}' for field in base.overrides if field not in preset]
+  whole_fields_first = sorted(setting, key=lambda field: field not in fields)  # a spec string would replace its options
+  for field in whole_fields_first:
     try:
-      typed[field] = value if field == PRESET else _apply(fields, field, value)
+      typed[field] = setting[field] if field == PRESET else _apply(fields, field, setting[field])
     except UserError as error:
       mistakes += error.lines
   if mistakes:
     raise UserErrors(mistakes)
+  typed = {field: typed[field] for field in setting}
   overrides = {field: value for field, value in fields.items() if value != preset[field]}
   return Resolved(typed, path, overrides, unflatten_dict(fields, sep='.'), config_id(fields))
 

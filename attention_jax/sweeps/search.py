@@ -1,5 +1,6 @@
 """Random and quasi-random settings over ranges of values."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
@@ -10,7 +11,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.specs import Positive, Range, bind
 from attention_jax.sweeps.space import Setting
 
-DIGITS = 4  # significant digits of a value, so that commands can be read and repeated
+DIGITS = 4  # significant digits of a value, so that commands can be read and repeated; more of them in a narrow range
 Finite = Annotated[float, Range()]
 
 
@@ -112,5 +113,9 @@ def _parse_range(field: str, spec: str) -> Scale:
 
 
 def _round(x: float, low: float, high: float) -> float:
-  """x with DIGITS significant digits, or the end of the range beyond which it would be rounded."""
-  return float(min(max(float(f'{x:.{DIGITS}g}'), low), high))
+  """x with DIGITS significant digits, or the end of the range beyond which it would be rounded.
+
+  A range that is 10 times narrower than its numbers needs one digit more, so that its values stay distinct.
+  """
+  digits = DIGITS + math.floor(max(0.0, math.log10(max(abs(low), abs(high))) - math.log10(high - low)))
+  return float(min(max(float(f'{x:.{digits}g}'), low), high))

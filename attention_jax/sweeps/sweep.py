@@ -104,9 +104,11 @@ def check_request(request: SweepRequest) -> list[Resolved]:
   if not request.halving:
     return resolved
   halving.parse_halving(request.halving)
-  settings = [_with_fixed_schedules(setting) for setting in resolved]
-  fixed = resolve_settings(request.base, settings)
-  return [after._replace(setting=before.setting) for before, after in zip(resolved, fixed, strict=True)]
+  fixed: dict[str, Resolved] = {}  # by id: a schedule that is fixed already is the same setting as one that is not
+  for before in resolved:
+    (after,) = resolve_settings(request.base, [_with_fixed_schedules(before)])
+    fixed.setdefault(after.id, after._replace(setting=before.setting))
+  return list(fixed.values())
 
 
 def _with_fixed_schedules(resolved: Resolved) -> Setting:

@@ -253,8 +253,10 @@ def _select_checkpoints(checkpoints: Checkpoints, name: str, keep: int) -> tuple
   """Returns the kind and the steps of the checkpoints that a name selects; no steps if there are no checkpoints."""
   if name.isdecimal():
     kinds = {step: kind for kind in (LATEST, BEST) for step in checkpoints.steps(kind)}
-    step = int(choose(str(int(name)), map(str, sorted(kinds)), f'checkpoint of {checkpoints.folder}:'))
-    return kinds[step], [step]
+    if kinds:
+      step = int(choose(str(int(name)), map(str, kinds), f'checkpoint of {checkpoints.folder}:'))
+      return kinds[step], [step]
+    name = 'latest'  # whose error reports that there are none
   choose(name, CHECKPOINT_NAMES, 'checkpoint or step')
   checkpoints.require(BEST if name == 'best' else LATEST)
   kind = BEST if name == 'best' and checkpoints.steps(BEST) else LATEST

@@ -59,6 +59,10 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
 }
 
 
+# Names of the layers that compute the logits, in the models of all systems.
+OUTPUT_LAYERS = frozenset(['bits', 'classifier', 'labels', 'output'])
+
+
 @functools.wraps(optax.contrib.muon)
 def _muon(**options) -> optax.GradientTransformation:
   """Muon for the kernels of hidden layers; Adam for embeddings, the output layer and vectors (Jordan et al. 2024)."""
@@ -72,7 +76,7 @@ def _hidden_kernels(params: Any) -> Any:
     names = [getattr(key, 'key', str(key)) for key in path]
     if leaf.ndim == 3:
       return optax.contrib.MuonDimensionNumbers(1, (0, 2))
-    is_hidden = leaf.ndim == 2 and names[-1] == 'kernel' and 'output' not in names
+    is_hidden = leaf.ndim == 2 and names[-1] == 'kernel' and OUTPUT_LAYERS.isdisjoint(names)
     return optax.contrib.MuonDimensionNumbers() if is_hidden else None
 
   return jax.tree_util.tree_map_with_path(dimension_numbers, params)
@@ -80,6 +84,8 @@ def _hidden_kernels(params: Any) -> Any:
 
 # Options that are the decay of a moving average. With 1 the average would never change; above 1 it would diverge.
 DECAY_OPTIONS = frozenset(['adam_b1', 'adam_b2', 'b1', 'b2', 'beta', 'decay', 'momentum', 'rho'])
+
+SUPPLIED_OPTIONS = ('learning_rate', 'muon_weight_dimension_numbers')  # by this module; a spec may not set them
 
 OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
   'adabelief': optax.adabelief,
@@ -153,7 +159,7 @@ def make_optimizer(spec: str, schedule: Schedule, clip: float = 0.0, frozen: str
   def rate(count):
     return schedule(count + 1)  # optax counts the updates already made
 
-  optimizer = _build(spec, OPTIMIZERS, 'optimizer', {'learning_rate': rate}, _one_update, fixed=('learning_rate',))
+  optimizer = _build(spec, OPTIMIZERS, 'optimizer', {'learning_rate': rate}, _one_update, fixed=SUPPLIED_OPTIONS)
   clipped = optax.chain(optax.clip_by_global_norm(clip), optimizer) if clip else optimizer
   return freeze_optimizer(clipped, frozen)
 

@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from attention_jax.errors import UserError
@@ -36,7 +37,12 @@ class RemoteLock:
     self._log = log
     self._renewal = renewal
     self._lease = lease
-    self._record = {'owner': uuid.uuid4().hex, 'host': socket.gethostname(), 'pid': os.getpid()}
+    self._record = {
+      'owner': uuid.uuid4().hex,
+      'host': socket.gethostname(),
+      'pid': os.getpid(),
+      'process_table': process_table(),
+    }
     self._stop = threading.Event()
     self._thread = threading.Thread(target=self._renew, name='remote lock', daemon=True)
 
@@ -96,11 +102,23 @@ def _describe(record: dict[str, Any] | None) -> str:
   return f': process {record.get("pid")} of {record.get("host")}' if record else ': another process'
 
 
+def process_table() -> str:
+  """Returns a name of the process table of this machine, or of this container: the same pid is the same process in it.
+
+  Host names do not identify it: several containers, or several machines, may have the same one.
+  """
+  try:
+    boot = Path('/proc/sys/kernel/random/boot_id').read_text().strip()
+    return f'{boot} {os.readlink("/proc/self/ns/pid")}'
+  except OSError:  # not Linux
+    return socket.gethostname()
+
+
 def _is_abandoned(record: dict[str, Any]) -> bool:
   """Whether the owner of a lock cannot exist any more."""
   if time.time() - record.get('time', 0) > ABANDONED:
     return True
-  if record.get('host') != socket.gethostname():
+  if record.get('process_table') != process_table():
     return False
   try:
     os.kill(int(record['pid']), 0)

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from attention_jax import atomic
 from attention_jax.errors import UserError, choose
+from attention_jax.training.paths import run_path
 from experiments.benchmarks import (
   agreement,
   decoding,
@@ -83,7 +84,7 @@ def run_suites(names: Sequence[str], out: str, bench: BenchmarkContext) -> list[
     choose(name, SUITES, 'suite')
     if name in missing:
       raise UserError(f'the suite {name} needs {missing[name]}')
-  folder = Path(out)
+  folder = run_path(out)
   try:
     folder.mkdir(parents=True, exist_ok=True)
   except OSError as error:

@@ -91,6 +91,14 @@ def test_the_report_has_table_json_markdown_and_pictures(tmp_path, monkeypatch, 
     report.run_suites(['prepared'], str(tmp_path), BenchmarkContext(print, 2))
 
 
+def test_the_folder_of_the_report_may_be_below_the_home_folder(tmp_path, monkeypatch):
+  monkeypatch.setattr(report, 'SUITES', {'kernels': lambda bench: []})
+  monkeypatch.setenv('HOME', str(tmp_path / 'home'))
+  monkeypatch.chdir(tmp_path)
+  report.run_suites(['kernels'], '~/benchmark', BenchmarkContext(print, 2))
+  assert (tmp_path / 'home' / 'benchmark' / 'benchmark.json').exists() and not (tmp_path / '~').exists()
+
+
 def test_other_suites_run_after_a_failure(tmp_path, monkeypatch, capsys):
   def broken(bench):
     yield Timing('first', 'before', 'xla', 0.5, 0.4, 0.6, 1.0)

@@ -50,6 +50,20 @@ def test_models_whose_data_are_not_generated_need_a_folder(commands, tmp_path):
   assert result.code == 0 and commands[0][-1] == '--config.data.folder=data'
 
 
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    (['--names=dates,nettalk'], '@nettalk needs --folder with'),
+    (['--names=dates,nettak'], "unknown ready-made model 'nettak' (did you mean 'nettalk'?)"),
+    (['--names=dates', '--workdir=gs://bucket/models'], "'gs://bucket/models' is a URL"),
+  ],
+)
+def test_mistakes_are_reported_before_any_training(arguments, message, commands):
+  result = run('models', *arguments)
+  assert result.code == 2 and result.err.startswith(f'error: {message}')
+  assert commands == []
+
+
 def test_training_does_not_write_to_a_ready_made_model(commands):
   result = run('train', '--config=configs/dates.py', '--workdir=@dates')
   assert result.code == 2

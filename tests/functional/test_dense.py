@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.functional.dense import log_softmax, softmax, subtract_max
+from attention_jax.functional.dense import hardmax, log_softmax, softmax, subtract_max
 from attention_jax.functional.scores import cosine
 
 SCALES = (1.0, 1e8, 1e16, 1e20, 1e30)
@@ -96,6 +96,9 @@ def test_infinite_scores_count_as_the_largest_finite_ones():
   np.testing.assert_array_equal(softmax(scores, mask), [1, 0, 0])
   assert jnp.isfinite(jax.grad(lambda scores: softmax(scores, mask)[1])(scores)).all()
   assert subtract_max(scores, mask)[0] == 0
+  without_first = mask.at[0].set(False)
+  np.testing.assert_array_equal(hardmax(jnp.full(3, -jnp.inf), without_first), [0, 1, 0])
+  np.testing.assert_array_equal(hardmax(scores, ~without_first), [1, 0, 0])
   assert jnp.isnan(log_softmax(scores.at[0].set(jnp.nan), mask)).all()
 
 

@@ -87,12 +87,27 @@ def test_an_option_of_a_spec_is_varied():
   assert resolved.setting == {'training.schedule.peak': 0.003, 'training.schedule.warmup': 5}
 
 
+def test_an_option_is_set_in_the_spec_of_the_same_setting_in_any_order():
+  setting = {'training.schedule.peak': '0.003', 'training.schedule': 'linear'}
+  resolved = resolve(make_base(), setting)
+  assert resolved.config['training']['schedule'] == 'linear(peak=0.003)'
+  assert list(resolved.setting.items()) == [('training.schedule.peak', 0.003), ('training.schedule', 'linear')]
+  assert resolve(make_base(), dict(reversed(setting.items()))).id == resolved.id
+
+
 def test_overrides_of_the_command_line_apply_to_every_preset():
   configs = {'f.py:a': base_config(), 'f.py:b': base_config(model__embedding=16, training__steps=9)}
   base = Base('f.py:a', {'training.steps': 50}, lambda path: configs[path])
   resolved = resolve(base, {'preset': 'b'})
   assert resolved.path == 'f.py:b' and resolved.config['model']['embedding'] == 16
   assert resolved.config['training']['steps'] == 50 and resolved.overrides == {'training.steps': 50}
+
+
+def test_overrides_of_the_command_line_are_fields_of_every_preset():
+  configs = {'f.py:a': base_config(), 'f.py:b': {'system': 'recall', 'model': {'cell': 'turing'}}}
+  base = Base('f.py:a', {'model.embedding': 50}, lambda path: configs[path])
+  with pytest.raises(UserError, match=r"^f\.py:b: unknown field of config\.model: 'embedding'; expected one of: cell$"):
+    resolve(base, {'preset': 'b'})
 
 
 def test_settings_with_the_same_config_are_one():

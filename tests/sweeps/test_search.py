@@ -33,6 +33,13 @@ def test_rounded_values_stay_in_their_range(name, low, high):
   assert low <= min(values) and max(values) <= high
 
 
+def test_values_of_a_narrow_range_are_distinct():
+  for spec in ('log(low=0.999, high=0.9999)', 'linear(low=0.12346, high=0.12348)', 'linear(low=1234567, high=1234577)'):
+    assert len({setting['a'] for setting in search({'a': spec}, 16)}) == 16
+  values = [setting['a'] for setting in search({'a': 'linear(low=0.5, high=3.0)'}, 16)]
+  assert values == [float(f'{value:.4g}') for value in values]
+
+
 @pytest.mark.parametrize('low', [1, 5, 7])
 def test_the_lowest_point_of_a_logarithmic_range_is_its_lowest_number(low):
   scale = log_integer(low=low, high=64)

@@ -226,6 +226,12 @@ def test_the_first_seed_is_that_of_the_config(folder):
   assert all('cosine(steps=100, peak=0.01)' in line and 'seed=' in line for line in starts(folder))
 
 
+def test_a_schedule_of_the_full_length_is_one_setting_of_successive_halving(folder):
+  settings = [{'training.schedule': spec} for spec in ('cosine(peak=0.1)', 'cosine(steps=100, peak=0.1)', 'rsqrt')]
+  resolved = check_request(make_request(folder, settings, halving='halving(first=50)'))
+  assert [setting.setting for setting in resolved] == [settings[0], settings[2]]
+
+
 def test_a_plan_starts_nothing(folder, monkeypatch, data_folder):
   monkeypatch.undo()
   base = make_base(

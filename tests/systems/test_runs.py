@@ -98,11 +98,15 @@ def test_a_folder_without_a_run(tmp_path):
   assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_without_checkpoints(copy):
+@pytest.mark.parametrize('checkpoint', ['latest', '4'])
+def test_a_run_without_checkpoints(checkpoint, copy):
   shutil.rmtree(copy / 'best')
   shutil.rmtree(copy / 'checkpoints')
   with pytest.raises(UserError, match=r'checkpoints has no checkpoints, but one was saved after step 4'):
-    open_run(copy, 'latest')
+    open_run(copy, checkpoint)
+  (copy / 'saved.json').unlink()
+  with pytest.raises(UserError, match='no checkpoint'):
+    open_run(copy, checkpoint)
 
 
 def test_a_run_without_its_vocabulary(copy):

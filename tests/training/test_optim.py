@@ -1,5 +1,7 @@
 """Schedules against their formulas, every optimiser once, and errors of the specs."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,22 @@ import optax
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.training.optim import OPTIMIZERS, SCHEDULES, describe_warmup, make_optimizer, make_schedule
+from attention_jax.models.deep_glimpses import DeepGlimpseNetwork
+from attention_jax.models.glimpses import GlimpseNetwork
+from attention_jax.models.picture_classifiers import SpatialTransformerNetwork
+from attention_jax.models.turing import build_recaller
+from attention_jax.training.optim import (
+  OPTIMIZERS,
+  SCHEDULES,
+  _hidden_kernels,
+  describe_warmup,
+  make_optimizer,
+  make_schedule,
+)
+from tests.models.test_classifiers import MASK, SOURCE, build_small
+
+OUTPUTS = 11  # of every model below, and the width of no other layer
+PICTURES = (jnp.zeros((2, 12, 12, 1)), jnp.zeros((2, 2)))
 
 
 def cosine(n):
@@ -108,11 +125,36 @@ def test_muon_orthogonalises_hidden_kernels_and_equals_nadam_elsewhere():
 
 
 @pytest.mark.parametrize(
+  ('model', 'inputs'),
+  [
+    (build_small().clone(labels=OUTPUTS), (SOURCE, MASK)),
+    (GlimpseNetwork(OUTPUTS, size=2, hidden=4, features=5), PICTURES),
+    (DeepGlimpseNetwork(OUTPUTS, size=2, hidden=4, features=5), PICTURES),
+    (SpatialTransformerNetwork(OUTPUTS, size=6, hidden=4, features=5), PICTURES),
+    (build_recaller({'cell': 'turing(slots=3, width=4, features=5)'}, OUTPUTS), (jnp.zeros((2, 3, 2)),)),
+  ],
+  ids=['classifier', 'glimpses', 'deep_glimpses', 'spatial_transformer', 'recaller'],
+)
+def test_muon_leaves_the_layer_of_the_logits_to_adam(model, inputs):
+  rngs = {'params': jax.random.key(0), 'attention': jax.random.key(1)}
+  shapes = jax.eval_shape(model.init, rngs, *inputs)['params']
+  uses_adam = jax.tree.map(lambda leaf, axes: axes is None, shapes, _hidden_kernels(shapes))
+  matrices = [leaf.ndim == 2 for leaf in jax.tree.leaves(shapes)]
+  is_output = [leaf.shape[-1] == OUTPUTS for leaf in jax.tree.leaves(shapes)]
+  kernels = set(itertools.compress(zip(is_output, jax.tree.leaves(uses_adam), strict=True), matrices))
+  assert kernels >= {(True, True), (False, False)} and (True, False) not in kernels
+
+
+@pytest.mark.parametrize(
   ('build', 'message'),
   [
     (lambda: make_optimizer('adamm', None), "unknown optimizer 'adamm' .*'adam'.*expected one of: .*sgd"),
     (lambda: make_optimizer('adam(beta2=0.9)', None), "option of optimizer 'adam': 'beta2'.*expected one of: .*b2"),
     (lambda: make_optimizer('adam(learning_rate=0.1)', None), "unknown .* 'learning_rate'"),
+    (
+      lambda: make_optimizer('muon(muon_weight_dimension_numbers=2)', None),
+      "unknown .* 'muon_weight_dimension_numbers'",
+    ),
     (lambda: make_optimizer('adam(b2=[1])', None), 'b2 must be a number'),
     (
       lambda: make_optimizer('adamw(b1=2)', None),

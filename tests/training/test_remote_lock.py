@@ -8,7 +8,7 @@ import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.training.remote_files import RemoteFiles
-from attention_jax.training.remote_lock import LOCK, RemoteLock
+from attention_jax.training.remote_lock import LOCK, RemoteLock, process_table
 
 
 def test_a_lock_is_exclusive_and_renewed(url):
@@ -26,13 +26,14 @@ def test_a_lock_is_exclusive_and_renewed(url):
 
 
 @pytest.mark.parametrize(
-  ('host', 'pid', 'age', 'waits'),
-  [('b', 7, 0, True), ('b', 7, 1e4, False), (socket.gethostname(), 2**22 + 1, 0, False)],
-  ids=['a lost machine', 'long ago', 'a process of this machine that has ended'],
+  ('table', 'pid', 'age', 'waits'),
+  [('b', 7, 0, True), ('b', 7, 1e4, False), ('b', 2**22 + 1, 0, True), (process_table(), 2**22 + 1, 0, False)],
+  ids=['a lost machine', 'long ago', 'a container of the same host name', 'a process of this machine that has ended'],
 )
-def test_the_lock_of_a_lost_process_expires(url, host, pid, age, waits):
+def test_the_lock_of_a_lost_process_expires(url, table, pid, age, waits):
   files = RemoteFiles(url)
-  files.write_json(LOCK, {'owner': 'another', 'host': host, 'pid': pid, 'time': time.time() - age})
+  record = {'owner': 'another', 'host': socket.gethostname(), 'pid': pid, 'process_table': table}
+  files.write_json(LOCK, record | {'time': time.time() - age})
   lines = []
   with RemoteLock(files, lines.append, renewal=0.05, lease=1) as lock:
     lock.check()
