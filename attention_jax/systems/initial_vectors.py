@@ -11,7 +11,7 @@ from attention_jax.data.word_vectors import EmbeddingTable, read_word_vectors
 from attention_jax.errors import UserError
 from attention_jax.modules.weights import flatten_names
 from attention_jax.systems.base import Config, Log, SupportsWordVectors, System
-from attention_jax.systems.initial_run import read_stored_initial
+from attention_jax.systems.initial_run import INITIAL_FILE, read_stored_initial
 
 TABLE = '.table.embedding'  # the array of a modules.embedding.Embedding
 
@@ -41,7 +41,7 @@ def check_initial_vectors(config: Config, folder: Path) -> None:
     config: the whole config of the run.
     folder: the run folder, which need not exist.
   """
-  if not config['initial_vectors'] or read_stored_initial(folder):
+  if not config['initial_vectors'] or (folder / INITIAL_FILE).exists():
     return
   paths = list(filter(None, _parse_paths(config)))
   if not paths:
