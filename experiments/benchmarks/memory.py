@@ -26,10 +26,10 @@ from experiments.benchmarks.systems import (
   BATCH_SIZE,
   MODELS,
   TRAINING_CASES,
-  build_model,
   jax_update,
   make_batch,
   torch_update,
+  update_array_bytes,
 )
 
 UPDATES = 3
@@ -51,12 +51,15 @@ def training_memory(bench: BenchmarkContext) -> list[Timing]:
     case = f'{name}, {BATCH_SIZE} x {longest} -> {longest}, a process of {UPDATES} updates'
     bench.log(f'memory of {case}')
     rounds = [{side: _run_process(side, name, longest) for side in SIDES} for _ in range(min(bench.repeats, 3))]
+    arrays = update_array_bytes(name, make_batch(longest))
+    notes = {'attention_jax': f'; the arrays of its update have {arrays / 1e6:.0f} MB'}
     first_median = np.median([results['attention_jax']['seconds'] for results in rounds])
     for side in SIDES:
-      low, median, high = np.quantile([results[side]['seconds'] for results in rounds], (0.25, 0.5, 0.75))
-      imports = int(np.median([results[side]['imports'] for results in rounds]))
-      peak = int(np.median([results[side]['peak'] for results in rounds]))
-      note = f'peak resident size {peak / 1e6:.0f} MB, {imports / 1e6:.0f} of it imports'
+      results = [round_results[side] for round_results in rounds]
+      low, median, high = np.quantile([result['seconds'] for result in results], (0.25, 0.5, 0.75))
+      imports = int(np.median([result['imports'] for result in results]))
+      peak = int(np.median([result['peak'] for result in results]))
+      note = f'peak resident size {peak / 1e6:.0f} MB, {imports / 1e6:.0f} of it imports' + notes.get(side, '')
       speed = first_median / median
       timings.append(Timing('memory', case, side, median, low, high, speed, memory=peak - imports, note=note))
   return timings
@@ -71,8 +74,8 @@ def _run_process(side: str, name: str, longest: int) -> dict[str, float]:
 
 
 SIDES = {
-  'attention_jax': lambda name, batch: jax_update(*build_model(name), batch),
-  'torch': lambda name, batch: torch_update(name, batch),
+  'attention_jax': jax_update,
+  'torch': torch_update,
 }
 
 
@@ -90,7 +93,8 @@ def peak_resident_bytes() -> int:
 if __name__ == '__main__':
   return_freed_memory()
   imports = peak_resident_bytes()
-  update = SIDES[sys.argv[1]](sys.argv[2], make_batch(int(sys.argv[3])))
+  side, name, longest = sys.argv[1:]
+  update = SIDES[side](name, make_batch(int(longest)))
   for _ in range(UPDATES):
     update.finish()
   print(json.dumps({'imports': imports, 'peak': peak_resident_bytes()}))

@@ -18,10 +18,10 @@ from attention_jax.errors import UserError
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
 from attention_jax.systems.costs import count_matmuls
-from attention_jax.systems.translation import initial_params
+from attention_jax.systems.translation import initial_params, initializer
 from attention_jax.training.loop import Training, prepare_training
 from attention_jax.training.optim import make_optimizer, make_schedule
-from attention_jax.training.partition import make_mesh
+from attention_jax.training.partition import make_mesh, shard_batch
 from attention_jax.training.step import step_rngs
 from configs import multi30k
 from experiments.benchmarks import ctranslate, peers
@@ -101,23 +101,27 @@ def make_batch(longest: int) -> Batch:
 
 def build_model(name: str, dtype: str = 'float32'):
   """Returns a model of MODELS and its initial parameters."""
+  model = _make_model(name, dtype)
+  return model, initial_params(model, 0)
+
+
+def _make_model(name: str, dtype: str):
   preset, fields, _ = MODELS[name]
   config = multi30k.get_config(preset)
   config.update_from_flattened_dict(fields)
   config.model.update({'dropout': DROPOUT, 'dtype': dtype})
-  model = build(config.model.to_dict(), *VOCAB_SIZES)
-  return model, initial_params(model, 0)
+  return build(config.model.to_dict(), *VOCAB_SIZES)
 
 
-def jax_update(model, params, batch: Batch) -> Side:
+def jax_update(name: str, batch: Batch, dtype: str = 'float32') -> Side:
   """Returns one update of Adam with clipping, compiled at its first run.
 
   Args:
-    model: the model.
-    params: its parameters before the first update.
+    name: a key of MODELS.
     batch: the batch of every update.
+    dtype: dtype of the products, 'float32' or 'bfloat16'.
   """
-  step, init_state = prepare_training(Training(), sequence_loss(model), lambda seed: params, make_mesh(), 0)
+  step, init_state = _prepare_update(name, dtype)
   state = init_state()
 
   def update():
@@ -126,6 +130,25 @@ def jax_update(model, params, batch: Batch) -> Side:
     return metrics
 
   return Side(update)
+
+
+def update_array_bytes(name: str, batch: Batch, dtype: str = 'float32') -> int:
+  """Returns the bytes of all arrays of `jax_update` while it computes gradients: the least that its process needs.
+
+  These are the parameters and the state of Adam, the gradients, and what the program stores for them.
+  """
+  step, init_state = _prepare_update(name, dtype)
+  state = init_state.shapes
+  batch = shard_batch(batch, step.mesh)
+  gradients = step.update.compute_gradients.lower(step.root, state.step, state.params, state.running, batch).compile()
+  program = gradients.memory_analysis()
+  state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+  return state_bytes + program.output_size_in_bytes + program.temp_size_in_bytes
+
+
+def _prepare_update(name: str, dtype: str):
+  model = _make_model(name, dtype)
+  return prepare_training(Training(), sequence_loss(model), initializer(model), make_mesh(), 0)
 
 
 def torch_update(
@@ -166,9 +189,7 @@ def training(bench: BenchmarkContext) -> Iterator[Timing]:
   bench.log('compiling updates')
   updates = bench.compile_sides(
     {
-      (name, longest): lambda name=name, longest=longest: jax_update(
-        *build_model(name, bench.dtype), make_batch(longest)
-      )
+      (name, longest): lambda name=name, longest=longest: jax_update(name, make_batch(longest), bench.dtype)
       for name, longest in TRAINING_CASES
     }
   )

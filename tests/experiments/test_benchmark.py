@@ -164,6 +164,15 @@ def test_the_products_of_all_search_steps_are_counted():
   assert (systems.BATCH_SIZE, 14, 12) in sizes
 
 
+def test_arrays_of_an_update_are_state_gradients_and_what_the_program_stores(monkeypatch):
+  small = {'model.encoder': "birnn(rnn='gru', features=8)", 'model.attention.features': 8}
+  monkeypatch.setitem(systems.MODELS, 'small', ('bahdanau2015_deep_tanh', small, None))
+  _, params = systems.build_model('small')
+  of_params = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+  one_layer_of_states = 4 * 8 * 8 * systems.BATCH_SIZE  # [T, B, 8] float32
+  assert systems.update_array_bytes('small', systems.make_batch(8)) > 4 * of_params + one_layer_of_states
+
+
 def test_peak_memory_excludes_the_parent_process():
   array = np.ones(2**30, np.uint8)  # larger than a process that only imports
   code = 'from experiments.benchmarks import memory; print(memory.peak_resident_bytes())'
