@@ -35,7 +35,11 @@ flags.DEFINE_bool('try_meshes', False, 'try sizes of the mesh until the shape wi
 
 
 def main() -> None:
-  """Prints the costs of the updates of --config for --topology. Raises UserError if --config is missing."""
+  """Prints the costs of the updates of --config for --topology.
+
+  Raises:
+    UserError: if --config is missing, or with --try_meshes if no mesh fits.
+  """
   if FLAGS.config is None:
     raise UserError('--config is missing; for example --config=configs/wmt14.py:transformer2017_base --entries=32000')
   from attention_jax.systems import pods
@@ -45,9 +49,12 @@ def main() -> None:
   print(f'{describe_devices(devices)}, {chip.memory / 2**30:.0f} GiB each', flush=True)
   arguments = (FLAGS.config.to_dict(), devices, chip, devices[0].platform)
   if FLAGS.try_meshes:
+    reason = ''
     for sizes, cost, reason in pods.try_meshes(*arguments, entries=FLAGS.entries):
       result = _format_cost(cost) if cost else 'does not compile'
       print(f'fsdp={sizes.fsdp}, tensor={sizes.tensor}: {result}; {reason or "fits"}', flush=True)
+    if reason:
+      raise UserError(f'no mesh of --topology={FLAGS.topology} fits; choose a larger slice or a smaller batch')
     return
   start = time.monotonic()
   for cost in pods.update_costs(*arguments, entries=FLAGS.entries, largest=FLAGS.largest):

@@ -8,6 +8,7 @@ read: of what it reads, tensorstore verifies the indices alone. A checkpoint tha
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -326,8 +327,8 @@ class Checkpoints:
   def _set_aside(self, step: int) -> Path:
     """Moves a checkpoint to the folder DAMAGED; returns its new path."""
     folder = self.folder / DAMAGED
-    number = len(list(folder.glob('*'))) + 1
-    path = folder / f'{LATEST}-{step}-{number}'
+    paths = (folder / f'{LATEST}-{step}-{number}' for number in itertools.count(1))
+    path = next(path for path in paths if not path.exists())
     if jax.process_index() == 0 or not self._shared:
       folder.mkdir(exist_ok=True)
       (self.folder / LATEST / str(step)).rename(path)

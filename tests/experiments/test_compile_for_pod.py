@@ -59,6 +59,13 @@ def test_meshes_are_tried_until_one_fits(config):
   assert result.out.rstrip().endswith('fits')
 
 
+def test_it_is_an_error_if_no_mesh_fits(config, monkeypatch):
+  monkeypatch.setitem(CHIPS, 'cpu', Chip(1e12, 2**10, 1e11, 1e10))
+  result = run('compile_for_pod', config, '--entries=20', '--try_meshes')
+  assert result.code == 2 and result.out.splitlines()[-1].endswith('; needs 0.0 GiB')
+  assert 'no mesh of --topology=v5e:2x2 fits' in result.err
+
+
 def test_a_table_of_slices(config):
   result = run('plan_pods', config, '--entries=20', '--tokens=16', '--topologies=v5e:2x2', '--config.mesh.fsdp=8')
   assert result.code == 0, result.err

@@ -205,6 +205,15 @@ def test_a_damaged_checkpoint_is_set_aside(saved, open_saved, damage):
   assert checkpoints.resume(lambda: make_state(0), lines.append)[1] == {'step': 20} and len(lines) == 1
 
 
+def test_a_checkpoint_of_the_same_step_that_was_set_aside_before_is_not_overwritten(saved, open_saved):
+  earlier = saved / 'damaged' / 'checkpoints-20-2'  # the first one was deleted
+  earlier.mkdir(parents=True)
+  (earlier / 'file').touch()
+  empty_files(saved / LATEST / '20')
+  open_saved().resume(lambda: make_state(0), [].append)
+  assert (earlier.parent / 'checkpoints-20-1').is_dir() and (earlier / 'file').exists()
+
+
 def test_the_only_checkpoint_is_not_set_aside(saved, open_saved):
   for step in ('10', '20'):
     empty_files(saved / LATEST / step)
