@@ -103,14 +103,18 @@ def write_word_vectors(
   """
   from gensim.models import Word2Vec
   from gensim.models.callbacks import CallbackAny2Vec
+  from gensim.models.word2vec import MAX_WORDS_IN_BATCH
 
   class ReportedEpochs(CallbackAny2Vec):
     def on_epoch_end(self, model: Word2Vec) -> None:
       on_epoch()
 
   known = {token for _, token in _tokens(table.vocabulary)}
-  sentences = [[token for token in table.vocabulary.tokenize(line) if token in known] for line in table.lines()]
-  if not any(sentences):
+  lines = ([token for token in table.vocabulary.tokenize(line) if token in known] for line in table.lines())
+  # Of a longer list, gensim ignores the rest.
+  limit = MAX_WORDS_IN_BATCH
+  sentences = [line[start : start + limit] for line in lines for start in range(0, len(line), limit)]
+  if not sentences:
     raise UserError('the training split has no token of the vocabulary')
   model = Word2Vec(
     sentences,
@@ -125,9 +129,9 @@ def write_word_vectors(
     workers=1,
     callbacks=[ReportedEpochs()],
   )
-  lines = [f'{len(model.wv)} {features}\n']
-  lines += [f'{token} {" ".join(map(str, model.wv[token]))}\n' for token in model.wv.index_to_key]
-  data = ''.join(lines).encode()
+  rows = [f'{len(model.wv)} {features}\n']
+  rows += [f'{token} {" ".join(map(str, model.wv[token]))}\n' for token in model.wv.index_to_key]
+  data = ''.join(rows).encode()
   write_bytes(path, gzip.compress(data, mtime=0) if path.endswith('.gz') else data)
   return len(model.wv)
 

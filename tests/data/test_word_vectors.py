@@ -1,5 +1,6 @@
 """Word vectors are read for the tokens of a vocabulary, and learned from the text of a training split."""
 
+import functools
 import gzip
 
 import numpy as np
@@ -92,6 +93,16 @@ def test_learned_vectors_reflect_the_text_and_are_reproducible(suffix, tmp_path)
   assert count == found == 6
   rows = {WORDS.id_to_token(id): row / np.linalg.norm(row) for id, row in enumerate(vectors)}
   assert rows['cat'] @ rows['dog'] > rows['cat'] @ rows['the']  # cat and dog occur beside the same words
+
+
+def test_no_token_of_a_long_line_is_left_out(tmp_path):
+  tokens = ' '.join(LINES * 20).split()
+  assert len(tokens) > 10_000
+  texts = {'one': [' '.join(tokens)], 'two': [' '.join(tokens[:10_000]), ' '.join(tokens[10_000:])]}
+  for name, text in texts.items():
+    table = EmbeddingTable(WORDS, functools.partial(iter, text))
+    write_word_vectors(str(tmp_path / name), table, 2, window=2, epochs=1, seed=1)
+  assert (tmp_path / 'one').read_text() == (tmp_path / 'two').read_text()
 
 
 def test_a_text_without_known_tokens_is_reported(tmp_path):
