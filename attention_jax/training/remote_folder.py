@@ -26,6 +26,7 @@ from attention_jax.training.remote_files import RemoteFiles
 MANIFEST = 'manifest.json'
 OBJECTS = 'objects'
 STATE = '.remote.json'  # in the working copy: the manifest of the last synchronisation
+NEXT_STATE = '.remote.next.json'  # in the working copy: the manifest of an upload, while it may be interrupted
 ATTEMPTS = 3  # a state may be replaced while it is read
 UNFINISHED_CHECKPOINT = 'orbax-checkpoint-tmp'
 Files = dict[str, str]  # name below the folder -> digest
@@ -75,6 +76,10 @@ class RemoteFolder:
         return False
       if synced.get('id') == manifest['id']:
         return True
+      if self._state(NEXT_STATE).get('id') == manifest['id']:  # an upload of this machine, which was killed
+        if not read_only:
+          self._finish_push(synced.get('files', {}), manifest['files'])
+        return True
       try:
         self._replace_copy(manifest, synced, log, read_only)
         return True
@@ -102,10 +107,9 @@ class RemoteFolder:
         self.files.upload(folder / name, f'{OBJECTS}/{digest}')
         stored.add(digest)
     manifest = {'id': uuid.uuid4().hex, 'files': files}
+    write_text(self.local / NEXT_STATE, json.dumps(manifest) + '\n')
     self.files.write_json(MANIFEST, manifest)
-    write_text(self.local / STATE, json.dumps(manifest) + '\n')
-    for digest in set(before.values()) - set(files.values()):
-      self.files.remove(f'{OBJECTS}/{digest}')
+    self._finish_push(before, files)
     for name in before.keys() | files.keys():
       if before.get(name) != files.get(name) and not _is_checkpoint_file(name):
         self._copy_by_name(folder, name, name in files)
@@ -135,6 +139,12 @@ class RemoteFolder:
       (folder / name).parent.mkdir(parents=True, exist_ok=True)
       copy = os.link if _is_checkpoint_file(name) else shutil.copyfile
       copy(self.local / name, folder / name)
+
+  def _finish_push(self, before: Files, files: Files) -> None:
+    """Marks the working copy as uploaded, and removes the objects that were replaced."""
+    (self.local / NEXT_STATE).replace(self.local / STATE)
+    for digest in set(before.values()) - set(files.values()):
+      self.files.remove(f'{OBJECTS}/{digest}')
 
   def _copy_by_name(self, folder: Path, name: str, exists: bool) -> None:
     if exists:
@@ -182,14 +192,15 @@ class RemoteFolder:
       raise UserError(f'{self.url}/{MANIFEST} is not the list of files of a run')
     return manifest
 
-  def _state(self) -> dict[str, Any]:
-    """The manifest of the last synchronisation; {} if there is none."""
+  def _state(self, name: str = STATE) -> dict[str, Any]:
+    """The manifest of the last synchronisation, or that of the file NEXT_STATE; {} if there is none."""
+    path = self.local / name
     try:
-      return dict(json.loads((self.local / STATE).read_text('utf-8')))
+      return dict(json.loads(path.read_text('utf-8')))
     except FileNotFoundError:
       return {}
     except (OSError, ValueError, TypeError) as error:
-      raise UserError(f'cannot read {self.local / STATE}: {error}; delete {self.local} to download it again') from error
+      raise UserError(f'cannot read {path}: {error}; delete {self.local} to download it again') from error
 
   def _digests_of(self, folder: Path) -> Files:
     return {name: self._digest(folder / name) for name in _names_in(folder)}
@@ -286,7 +297,7 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _is_temporary(path: Path) -> bool:
-  return path.name in ('.lock', STATE) or is_unfinished(path)
+  return path.name in ('.lock', STATE, NEXT_STATE) or is_unfinished(path)
 
 
 def _is_checkpoint_file(name: str) -> bool:

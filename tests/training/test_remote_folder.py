@@ -9,7 +9,7 @@ import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.training.remote_files import RemoteFiles
-from attention_jax.training.remote_folder import MANIFEST, STATE, RemoteFolder, Uploader
+from attention_jax.training.remote_folder import MANIFEST, NEXT_STATE, STATE, RemoteFolder, Uploader
 from tests.systems.helpers import read_tree
 
 
@@ -20,7 +20,7 @@ def write_files(folder, files):
 
 
 def read_files(folder):
-  return {name: data.decode() for name, data in read_tree(folder).items() if name != STATE}
+  return {name: data.decode() for name, data in read_tree(folder).items() if name not in (STATE, NEXT_STATE)}
 
 
 def names_behind(url):
@@ -73,6 +73,28 @@ def test_a_killed_upload_leaves_the_state_before(url, tmp_path, monkeypatch):
   first.push(first.local)  # the same machine continues
   second.pull(print)
   assert read_files(second.local) == FIRST | SECOND
+
+
+def test_an_upload_that_was_killed_after_its_commit_is_not_taken_for_that_of_another_machine(
+  url, tmp_path, monkeypatch
+):
+  first = make_copy(url, tmp_path / 'first', FIRST)
+  first.push(first.local)
+  write_files(first.local, SECOND)
+  write_json = RemoteFiles.write_json
+  with monkeypatch.context() as patch:
+    patch.setattr(RemoteFiles, 'write_json', lambda *args: write_json(*args) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+      first.push(first.local)
+  write_files(first.local, {'metrics.jsonl': 'one\ntwo\nthree\n'})  # written after the snapshot
+  lines = []
+  first.pull(lines.append)
+  assert not lines and read_files(first.local)['metrics.jsonl'] == 'one\ntwo\nthree\n'
+  first.push(first.local)
+  second = make_copy(url, tmp_path / 'second')
+  second.pull(print)
+  assert read_files(second.local) == read_files(first.local)
+  assert names_behind(url) == {MANIFEST, 'metrics.jsonl'} | {f'objects/{x}' for x in second.digests().values()}
 
 
 def test_what_was_never_uploaded_is_moved_aside(url, tmp_path):
