@@ -33,6 +33,7 @@ MISTAKES = [
   (['--workdir=x', CONFIG, '--halving=halving(first=0)'], ['option first must be at least 1, got 0']),
   (['--workdir=x', CONFIG, '--seeds=0'], ['--seeds must be at least 1, got 0']),
   (['--workdir=x', CONFIG, '--dry_run', '--test=wilcox'], ["unknown value of --test 'wilcox'", "'wilcoxon'?"]),
+  (['--workdir=x', CONFIG, '--metrics=exact'], ["unknown metric of the report 'exact'", "'exact_match'?"]),
   (['--workdir=x', CONFIG, 'extra'], ["unexpected argument 'extra'"]),
   (['--workdir=nowhere', '--report'], ['nowhere holds no ledger.jsonl']),
 ]
