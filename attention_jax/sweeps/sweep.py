@@ -228,7 +228,8 @@ def _run_rungs(
       continue
     steps = {setting.id: min(rung, setting.config['training']['steps']) for setting in alive}
     driver.run(_pending(ledger.state, alive, seeds, request.retry, steps), lambda unit: steps[unit.setting_id])  # noqa: B023
-    if stop.reason or rung == total:
+    # Settings are compared when every run of the rung has ended; with `retry`, or after an interruption, some have not.
+    if stop.reason or rung == total or _pending(ledger.state, alive, seeds, False, steps):
       return
     alive = _drop_settings(alive, seeds, ledger, rung, factor, log)
 

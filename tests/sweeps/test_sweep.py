@@ -204,6 +204,20 @@ def test_hopeless_settings_are_dropped(folder, capsys):
   assert len(starts(folder)) == 20
 
 
+def test_settings_are_compared_when_all_runs_of_a_rung_have_ended(folder, monkeypatch):
+  request = make_request(folder, halving='halving(first=25, factor=2)')
+  monkeypatch.setenv('FAKE_FAIL', 'dot')
+  run(request)
+  lines = (folder / LEDGER).read_text().splitlines(keepends=True)
+  first_failure = next(i for i, line in enumerate(lines) if '"event": "failed"' in line)
+  (folder / LEDGER).write_text(''.join(lines[: first_failure + 1]))  # killed before the other units were started
+  monkeypatch.delenv('FAKE_FAIL')
+  assert run(request._replace(retry=True))[0] == (1, 0, 7)
+  assert read_state(folder).dropped == {} and read_state(folder).rungs == ()
+  outcome, _ = run(request)
+  assert outcome == (8, 0, 0) and 'score=dot' in starts(folder)[-1]
+
+
 def test_mistakes_are_found_before_anything_starts(folder):
   settings = [{'model.attention.score': 'dott'}, {'training.steps': 'x'}]
   with pytest.raises(UserErrors) as error:
