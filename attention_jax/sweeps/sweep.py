@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attention_jax.errors import UserError
+from attention_jax.specs import bind
 from attention_jax.sweeps import halving
 from attention_jax.sweeps.adopt import adopt
-from attention_jax.sweeps.cluster import make_executor
+from attention_jax.sweeps.cluster import CLUSTERS, make_executor
 from attention_jax.sweeps.driver import Driver
 from attention_jax.sweeps.estimate import (
   Costs,
@@ -100,6 +101,8 @@ def check_request(request: SweepRequest) -> list[Resolved]:
     raise UserError(f'--seeds must be at least 1, got {request.seeds}')
   if 'seeds' in request.base.overrides:
     raise UserError('config.seeds is set by --seeds; config.training.seed is the first of them')
+  if request.cluster:
+    bind(request.cluster, CLUSTERS, 'cluster')  # for its errors
   resolved = resolve_settings(request.base, request.settings)
   if not request.halving:
     return resolved

@@ -225,6 +225,8 @@ def test_mistakes_are_found_before_anything_starts(folder):
   assert len(error.value.lines) == 2 and not folder.exists()
   with pytest.raises(UserError, match='--seeds must be at least 1'):
     run(make_request(folder, seeds=0))
+  with pytest.raises(UserError, match="unknown cluster 'slrm'"):
+    check_request(make_request(folder, cluster='slrm'))
   with pytest.raises(UserError, match='needs first'):
     run(make_request(folder, halving='halving'))
   with pytest.raises(UserError, match=r'config\.seeds is set by --seeds'):
