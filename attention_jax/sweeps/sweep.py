@@ -154,7 +154,7 @@ def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> 
     else:
       steps = {setting.id: setting.config['training']['steps'] for setting in resolved}
       driver.run(_pending(ledger.state, resolved, seeds, request.retry, steps), lambda unit: steps[unit.setting_id])
-    outcome = _summarize(requested_units(ledger.state, resolved, seeds), log)
+    outcome = _summarize(requested_units(ledger.state, resolved, seeds), request.retry, log)
     if outcome.finished and not stop.reason:
       _store_costs(ledger, resolved, log)
     return outcome
@@ -258,7 +258,7 @@ def _drop_settings(
   return [setting for setting in alive if setting.id in kept]
 
 
-def _summarize(entries: Sequence[UnitState], log: Log) -> Outcome:
+def _summarize(entries: Sequence[UnitState], retry: bool, log: Log) -> Outcome:
   """Logs every failed unit with its error, and counts."""
   failed = [entry for entry in entries if entry.state == FAILED]
   for entry in failed:
@@ -266,7 +266,8 @@ def _summarize(entries: Sequence[UnitState], log: Log) -> Outcome:
   finished = sum(entry.state == FINISHED for entry in entries)
   outcome = Outcome(finished, len(failed), len(entries) - finished - len(failed))
   hint = '; --retry runs the failed ones again' if failed else ''
-  hint += '; the same command continues' if outcome.unfinished else ''
+  if outcome.unfinished:
+    hint += f'; the same command{" without --retry" if retry else ""} continues'
   log(f'{outcome.finished} finished, {outcome.failed} failed, {outcome.unfinished} unfinished{hint}')
   return outcome
 

@@ -212,7 +212,9 @@ def test_settings_are_compared_when_all_runs_of_a_rung_have_ended(folder, monkey
   first_failure = next(i for i, line in enumerate(lines) if '"event": "failed"' in line)
   (folder / LEDGER).write_text(''.join(lines[: first_failure + 1]))  # killed before the other units were started
   monkeypatch.delenv('FAKE_FAIL')
-  assert run(request._replace(retry=True))[0] == (1, 0, 7)
+  outcome, lines = run(request._replace(retry=True))
+  assert outcome == (1, 0, 7)
+  assert lines[-1] == '1 finished, 0 failed, 7 unfinished; the same command without --retry continues'
   assert read_state(folder).dropped == {} and read_state(folder).rungs == ()
   outcome, _ = run(request)
   assert outcome == (8, 0, 0) and 'score=dot' in starts(folder)[-1]
