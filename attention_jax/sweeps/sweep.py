@@ -222,40 +222,46 @@ def _run_rungs(
   stop: StopRequest,
   log: Log,
 ) -> None:
-  """Trains all settings up to the first rung, the best of them up to the second, and so on."""
+  """Trains all settings up to the first rung, the best of them up to the second, and so on.
+
+  Settings that extend the sweep start at the first rung too, and are compared with those that were compared there.
+  """
   first, factor = halving.parse_halving(request.halving)
   total = max(setting.config['training']['steps'] for setting in resolved)
   alive = [setting for setting in resolved if setting.id not in ledger.state.dropped]
   for rung in halving.rungs(total, first, factor):
-    if rung in ledger.state.rungs:
+    compared = ledger.state.compared.get(rung, {})
+    new = [setting for setting in alive if setting.id not in compared]
+    if not new:
       continue
-    steps = {setting.id: min(rung, setting.config['training']['steps']) for setting in alive}
-    driver.run(_pending(ledger.state, alive, seeds, request.retry, steps), lambda unit: steps[unit.setting_id])  # noqa: B023
+    steps = {setting.id: min(rung, setting.config['training']['steps']) for setting in new}
+    driver.run(_pending(ledger.state, new, seeds, request.retry, steps), lambda unit: steps[unit.setting_id])  # noqa: B023
     # Settings are compared when every run of the rung has ended; with `retry`, or after an interruption, some have not.
-    if stop.reason or rung == total or _pending(ledger.state, alive, seeds, False, steps):
+    if stop.reason or rung == total or _pending(ledger.state, new, seeds, False, steps):
       return
-    alive = _drop_settings(alive, seeds, ledger, rung, factor, log)
+    _drop_settings(new, seeds, ledger, rung, factor, log)
+    alive = [setting for setting in alive if setting.id not in ledger.state.dropped]
 
 
 def _drop_settings(
-  alive: Sequence[Resolved], seeds: Sequence[int], ledger: Ledger, rung: int, factor: int, log: Log
-) -> list[Resolved]:
-  """Records which settings are not trained further after a rung; returns the others."""
-  select = alive[0].config['training']['select']
-  higher_is_better = selectable_metrics(alive[0].config)[select]
+  new: Sequence[Resolved], seeds: Sequence[int], ledger: Ledger, rung: int, factor: int, log: Log
+) -> None:
+  """Records which settings that have not been compared after a rung before are not trained further."""
+  select = new[0].config['training']['select']
+  higher_is_better = selectable_metrics(new[0].config)[select]
   values = {}
-  for setting in alive:
+  for setting in new:
     folders = []
     for entry in requested_units(ledger.state, [setting], seeds):
       folders += run_folders(entry.unit, ledger.folder).values()
     values[setting.id] = halving.best_validation(folders, select, rung, higher_is_better)
-  kept = halving.survivors(values, factor, higher_is_better)
-  dropped = [setting.id for setting in alive if setting.id not in kept]
+  earlier = ledger.state.compared.get(rung, {})
+  kept = halving.survivors({**earlier, **values}, factor, higher_is_better)
+  dropped = [setting.id for setting in new if setting.id not in kept]
   ledger.append(RUNG, steps=rung, select=select, values=values, dropped=dropped)
-  for setting in alive:
+  for setting in new:
     if setting.id in dropped:
       log(f'not continued after {rung} updates: {label(setting.setting)}, validation {select} {values[setting.id]:.4g}')
-  return [setting for setting in alive if setting.id in kept]
 
 
 def _summarize(entries: Sequence[UnitState], retry: bool, log: Log) -> Outcome:
