@@ -34,7 +34,7 @@ class TrainingClock:
     self._lap_start += time.monotonic() - pause_start
 
   def timed_stream(self, stream: Callable[[int, int], Iterable]) -> Callable[[int, int], Iterator]:
-    """Returns `stream`, (start, stop) -> batches, with the time until each batch is there counted as DATA."""
+    """Returns `stream`, (start, stop) -> batches, and counts the time until each batch is available as DATA."""
 
     def timed(start: int, stop: int) -> Iterator:
       batches = iter(stream(start, stop))
